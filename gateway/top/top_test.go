@@ -31,6 +31,12 @@ func document(ranks int) *live.Document {
 		Proxy:    live.Proxy{ID: "proxy-a", Version: "v1.2.3", UptimeS: 7300, Ready: true, Places: 1024, PlacesUsed: 17, Open: 512},
 		Traffic:  live.Traffic{RequestsPerS: 14.2, TokensPerS: 12_345, TTFT: live.Latency{P50Ms: 692.4, P99Ms: 2628, Samples: 9}},
 		Problems: []live.Problem{{Severity: "bad", Where: "p2:8100", What: "prefill engine is down: connection refused"}},
+		Incidents: []live.Incident{
+			{ID: 2, Severity: "bad", What: "p2:8100: prefill engine is down: connection refused", SinceMs: 1_767_225_588_000, Clients: "Prompts go elsewhere."},
+			{ID: 1, Severity: "warn", What: "dp: 1 rank draining", SinceMs: 1_767_225_000_000, UntilMs: 1_767_225_030_000},
+		},
+		Failures: []live.Failed{{Outcome: "queue_full", Status: 429, Last5Min: 12, LastHour: 1200, SinceStart: 34_000}},
+		Advice:   []live.Advice{{Model: "big-moe", Says: "2 more decode ranks would keep up"}},
 		Models: []live.Model{{
 			Name: "big-moe", Pool: live.Pool{Entries: 17, OldestS: 2.8, UpToS: []float64{1, 2}, Ages: []int{8, 4, 5}},
 			Groups: []live.Group{{
@@ -52,7 +58,7 @@ func document(ranks int) *live.Document {
 	}
 	g := &d.Models[0].Groups[0]
 	for i := range ranks {
-		r := live.Rank{ID: int32(i), Name: fmt.Sprintf("decode-%d.engines.svc:8200", i), State: live.RankUp, KVTokens: int64(50_000 + 100*i), Capacity: 100_000, Used: 20, Slots: 32}
+		r := live.Rank{ID: int32(i), Name: fmt.Sprintf("decode-%d.engines.svc:8200/%d", i/16, i%16), State: live.RankUp, Steps: true, KVTokens: int64(50_000 + 100*i), Capacity: 100_000, Used: 20, Slots: 32}
 		if i == 1 {
 			r.State = live.RankDraining
 		}
@@ -97,9 +103,9 @@ func TestEveryPageFitsTheTerminal(t *testing.T) {
 }
 
 func TestTheOverviewAnswersTheFirstQuestions(t *testing.T) {
-	_, view := shown(80, 40, seen{document(144), time.Now()})
+	_, view := shown(80, 60, seen{document(144), time.Now()})
 	for _, want := range []string{
-		"proxy-a v1.2.3  up 2h  ready", "14.2 req/s", "12k tok/s", "692/2628", "! bad: p2:8100: prefill engine is down", "pool 17 of 1024, oldest 2.8 s",
+		"proxy-a v1.2.3  up 2h  ready", "14.2 req/s", "12k tok/s", "692/2628", "! bad for 12s: p2:8100: prefill engine is down: connection refused", "✓ over after 30s: dp: 1 rank draining", "failures 5 min/1 h/start  queue_full 12/1200/34k", "advice  big-moe: 2 more decode ranks would keep up", "pool 17 of 1024, oldest 2.8 s",
 		"main  144 ranks  evenkeel  imbalance 9744  idle 5.4%  5.1% of 9.2 ms lost", "jsq 32k ×3.20", "1 draining",
 		"\n  against jsq-kv: 3.1 ms of every 44 ms step saved, 2.6 rank-hours saved today\n  Replayed: the 4.0 min until 12 s ago; error 0.8 % of a step.\n", "prefill finish  3 waiting of 1000", "50% of 90% KV",
 		"prefill p2:8100", "connection refused", "p1:8100 → d0:8200  waited 120ms  ok", "p1:8100 → –  has waited 4s  runs", "20 tok  – → –  runs",
@@ -108,7 +114,7 @@ func TestTheOverviewAnswersTheFirstQuestions(t *testing.T) {
 	}
 	require.NotContains(t, view, "prefill p1:8100 ", "what is well is not listed")
 	well := document(8)
-	well.Problems = nil
+	well.Problems, well.Incidents = nil, nil
 	_, view = shown(80, 40, seen{well, time.Now()})
 	require.Contains(t, view, "nothing is wrong")
 }
@@ -130,12 +136,12 @@ func TestDeadRanksAreShownAsDead(t *testing.T) {
 	g := &d.Models[0].Groups[0]
 	for i := 3; i < 5; i++ {
 		r := &g.Ranks[i]
-		r.State, r.KVTokens, r.Capacity = live.RankDown, 1_000_000, 0
+		r.State, r.Steps, r.KVTokens, r.Capacity = live.RankDown, false, 1_000_000, 0
 	}
 	g.SteppingRanks, g.MostTokens = 3, g.Ranks[2].KVTokens
 	g.Ranks[2].Capacity = 0
 	_, view := shown(80, 40, seen{d, time.Now()})
-	for _, want := range []string{"main  3 of 5 ranks  evenkeel", "\n  █x█xx\n", "2 down, 1 draining"} {
+	for _, want := range []string{"main  3 of 5 ranks  evenkeel", "\n              D       x   x\n", "\n  1 draining\n", "\n  2 down\n"} {
 		require.Contains(t, view, want)
 	}
 	_, view = shown(100, 40, seen{d, time.Now()}, key("2"))
@@ -157,11 +163,11 @@ func TestKeys(t *testing.T) {
 	see := seen{document(144), time.Now()}
 	_, view := shown(80, 24, see, key("2"))
 	require.Contains(t, view, "decode-0.engines")
-	require.NotContains(t, view, "decode-143.")
+	require.NotContains(t, view, "decode-8.engines.svc:8200/15")
 	_, view = shown(80, 24, see, key("2"), key("s"))
-	require.Contains(t, view, "decode-143.", "the fullest first")
+	require.Contains(t, view, "decode-8.engines.svc:8200/15", "the fullest first")
 	_, view = shown(80, 24, see, key("2"), key("G"))
-	require.Contains(t, view, "decode-143.")
+	require.Contains(t, view, "decode-8.engines.svc:8200/15")
 	s, _ := shown(80, 24, see, key("2"), key("pgdown"), key("k"))
 	require.Equal(t, s.room()-1, s.scroll)
 	s, _ = shown(80, 24, see, key("2"), key("k"))
@@ -197,7 +203,7 @@ func TestNamesDoNotSpeakToTheTerminal(t *testing.T) {
 	require.NoError(t, err)
 	quoted, err := json.Marshal(evil)
 	require.NoError(t, err)
-	for _, name := range []string{"proxy-a", "v1.2.3", "big-moe", "main", "evenkeel", "jsq", "p1:8100/0", "p2:8100", "connection refused", "d0:8200", "best F 12", "decode-0.engines.svc:8200", "finish", "open", "down", "prefill", "up", "ok", "bad"} {
+	for _, name := range []string{"proxy-a", "v1.2.3", "big-moe", "main", "evenkeel", "jsq", "p1:8100/0", "p2:8100", "connection refused", "d0:8200", "best F 12", "decode-0.engines.svc:8200/0", "finish", "open", "down", "prefill", "up", "ok", "bad"} {
 		text = bytes.ReplaceAll(text, []byte(`"`+name+`"`), quoted)
 	}
 	d, err := read(text)
@@ -298,3 +304,51 @@ type locked struct {
 
 func (l *locked) Write(p []byte) (int, error) { l.mu.Lock(); defer l.mu.Unlock(); return l.b.Write(p) }
 func (l *locked) String() string              { l.mu.Lock(); defer l.mu.Unlock(); return ansi.Strip(l.b.String()) }
+
+// The picture uses the width there is: in 200 columns all ranks stand side by side.
+func TestThePicture(t *testing.T) {
+	g := func(ranks int) live.Group {
+		g := document(ranks).Models[0].Groups[0]
+		g.Ghosts = []live.Ghost{{Policy: "jsq-kv", MostTokens: 90_000, SavedMs: 3.1}}
+		for i := range g.Ranks {
+			g.Ranks[i].KVTokens = int64(10_000 * (1 + i%8))
+		}
+		g.MostTokens = 80_000
+		return g
+	}
+	draw := func(width, ranks int) []string {
+		var lines []string
+		for _, l := range (screen{width: width}).picture(g(ranks)) {
+			lines = append(lines, ansi.Strip(l))
+		}
+		return lines
+	}
+	require.Equal(t, []string{
+		"    90k ┄ jsq-kv would have the line here: 3.1 ms more a step",
+		"    80k ─ ░░░ ░░░ ░░░ ░░░ ░░░ ░░░ ▂▂▂ ███ ",
+		"          ░░░ ░░░ ░░░ ░░░ ░░░ ▄▄▄ ███ ███ ",
+		"          ░░░ ░░░ ░░░ ░░░ ▆▆▆ ███ ███ ███ ",
+		"          ░░░ ░░░ ▂▂▂ ███ ███ ███ ███ ███ ",
+		"          ░░░ ▄▄▄ ███ ███ ███ ███ ███ ███ ",
+		"      0 ─ ▆▆▆ ███ ███ ███ ███ ███ ███ ███ ",
+		"              D",
+		"          decode-0.engines.svc",
+	}, draw(80, 8))
+	for width, lines := range map[int]int{200: 1 + 6 + 2, 80: 1 + 3*(3+1) + 1} {
+		got := draw(width, 144)
+		require.Len(t, got, lines, "%d columns:\n%s", width, strings.Join(got, "\n"))
+		for _, l := range got {
+			require.LessOrEqual(t, ansi.StringWidth(l), width)
+		}
+	}
+	require.Empty(t, (screen{width: 80}).picture(live.Group{}))
+}
+
+// A proxy of an earlier version has problems, and no incidents.
+func TestProblemsOfAnEarlierProxyAreShown(t *testing.T) {
+	d := document(2)
+	d.Incidents = nil
+	_, view := shown(80, 24, seen{d, time.Now()})
+	require.Contains(t, view, "! bad: p2:8100: prefill engine is down: connection refused")
+	require.NotContains(t, view, "nothing is wrong")
+}

@@ -69,18 +69,20 @@ func (s screen) head() []string {
 		fmt.Sprintf("%.1f req/s %s fail/s %s tok/s %s open  TTFT %s TPOT %s ms", d.Traffic.RequestsPerS, warn(fmt.Sprintf("%.1f", d.Traffic.FailuresPerS), d.Traffic.FailuresPerS > 0),
 			count(int64(d.Traffic.TokensPerS)), count(p.Open), latency(d.Traffic.TTFT), latency(d.Traffic.TPOT)),
 	}
-	for i, problem := range d.Problems {
-		if i == 3 && len(d.Problems) > 4 {
-			lines = append(lines, bad.Render(fmt.Sprintf("! %d more", len(d.Problems)-i)))
+	lasting, over := s.incidents()
+	most := max(1, min(6, s.height/4))
+	for i, line := range lasting {
+		if i == most-1 && len(lasting) > most {
+			lines = append(lines, bad.Render(fmt.Sprintf("! %d more", len(lasting)-i)))
 			break
 		}
-		text := "! " + problem.Severity + ": " + strings.TrimPrefix(problem.Where+": ", ": ") + problem.What
-		for _, line := range strings.Split(ansi.Wrap(text, max(20, s.width-2), ""), "\n") {
-			lines = append(lines, bad.Render(line))
-		}
+		lines = append(lines, line)
 	}
-	if len(d.Problems) == 0 {
+	if len(lasting) == 0 {
 		lines = append(lines, good.Render("✓ nothing is wrong that can be seen from here"))
+	}
+	if s.height > 20 {
+		lines = append(lines, over[:min(3, len(over))]...)
 	}
 	return s.fitAll(append(lines, ""))
 }
@@ -147,7 +149,8 @@ var help = []string{
 	"against a policy: the last minutes replayed under it, with requests as they came.",
 	"A rank's line: state, KV bar, KV tokens, share of the bar's whole, slots used/all.",
 	"TTFT and TPOT: p50/p99 of the last minute.",
-	"A row of blocks has a rank each, as high as its load beside the fullest.",
+	"The picture has a column for each rank, by host, up to the line at the fullest,",
+	"which every step waits for: ░ is what is waited. x is down, D drains, O is out.",
 }
 
 // overview is one line or two for everything.
@@ -157,18 +160,18 @@ func (s screen) overview() (lines []string) {
 		lines = append(lines, strong.Render(m.Name)+"   "+pool(m.Pool, d.Proxy))
 		for _, g := range m.Groups {
 			lines = append(lines, group(g))
-			for few := range slices.Chunk(strip(g), max(8, s.width-4)) {
-				lines = append(lines, "  "+filled.Render(strings.Join(few, "")))
-			}
+			lines = append(lines, s.picture(g)...)
+			lines = append(lines, gone(g, d.Engines)...)
 			if len(g.Compared) > 1 {
 				lines = append(lines, "  "+compared(g.Compared))
 			}
 			lines = append(lines, s.twin(g.Twin)...)
-			if out := notUp(g.Ranks); out != "" {
-				lines = append(lines, "  "+bad.Render(out))
-			}
 		}
 		lines = append(lines, "")
+	}
+	lines = append(lines, s.failures()...)
+	for _, a := range d.Advice {
+		lines = append(lines, strong.Render("advice")+"  "+a.Model+": "+a.Says)
 	}
 	lines = append(lines, s.prefill()...)
 	lines = append(lines, s.engines(true)...)
@@ -241,37 +244,8 @@ func (s screen) twin(t live.Twin) (lines []string) {
 	return lines
 }
 
-func notUp(ranks []live.Rank) string {
-	by := map[string]int{}
-	for _, r := range ranks {
-		if r.State != live.RankUp {
-			by[r.State]++
-		}
-	}
-	var parts []string
-	for _, state := range []string{live.RankDown, live.RankOut, live.RankDraining, live.RankRemoved, live.RankForeign} {
-		if by[state] > 0 {
-			parts = append(parts, fmt.Sprintf("%d %s", by[state], state))
-		}
-	}
-	return strings.Join(parts, ", ")
-}
-
 func pool(p live.Pool, proxy live.Proxy) string {
 	return fmt.Sprintf("pool %d of %d, oldest %.1f s  %s", p.Entries, proxy.Places, p.OldestS, blocks(p.Ages, slices.Max(append([]int{1}, p.Ages...))))
-}
-
-// strip is a block a rank.
-func strip(g live.Group) (list []string) {
-	most := max(1, g.MostTokens)
-	for _, r := range g.Ranks {
-		if r.State == live.RankUp {
-			list = append(list, block(float64(r.KVTokens)/float64(most)))
-		} else {
-			list = append(list, "x")
-		}
-	}
-	return list
 }
 
 func blocks(list []int, most int) string {
