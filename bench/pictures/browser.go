@@ -59,10 +59,6 @@ func (b *browser) visit(url, scheme string, width, height int64) error {
 		chromedp.Navigate(url))
 }
 
-func (b *browser) resize(width, height int64) error {
-	return chromedp.Do(b.tab, chromedp.EmulateViewport(width, height))
-}
-
 // await waits until JavaScript says true.
 func (b *browser) await(script string) error {
 	for range 300 {

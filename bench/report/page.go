@@ -6,6 +6,7 @@ import (
 	"html/template"
 	"io"
 	"math"
+	"strings"
 	"sync"
 )
 
@@ -18,12 +19,13 @@ var page = sync.OnceValue(func() *template.Template { return template.Must(templ
 type (
 	view struct {
 		*Report
-		Columns []column
-		Rows    []viewRow
-		Level   []string // the balanced row
-		Loads   []viewPlot
-		Lines   []viewPlot
-		Legend  []legend
+		Columns   []column
+		Rows      []viewRow
+		Level     []string // the balanced row
+		Waterline template.HTML
+		Loads     []viewPlot
+		Lines     []viewPlot
+		Legend    []legend
 	}
 	viewRow struct {
 		Policy string
@@ -45,7 +47,7 @@ type (
 
 // HTML writes one page with table and plots. It loads nothing from anywhere.
 func (r *Report) HTML(w io.Writer) error {
-	v := view{Report: r, Columns: r.present()}
+	v := view{Report: r, Columns: r.present(), Waterline: template.HTML(strings.Replace(r.Waterline(), ` xmlns="http://www.w3.org/2000/svg"`, "", 1))}
 	for i, run := range r.Runs {
 		color := template.CSS(seriesVar(i))
 		row := viewRow{Policy: run.Policy, Color: color}

@@ -247,7 +247,7 @@ func TestThePageNeedsNothingBesideItself(t *testing.T) {
 func TestEveryPlotShowsWhatItIsOf(t *testing.T) {
 	var b bytes.Buffer
 	require.NoError(t, example().HTML(&b))
-	plots := regexp.MustCompile(`(?s)<svg.*?</svg>`).FindAllString(b.String(), -1)
+	plots := regexp.MustCompile(`(?s)<svg viewBox="[^"]*" role.*?</svg>`).FindAllString(b.String(), -1)
 	require.Len(t, plots, 3+2, "one a policy, imbalance, step time")
 	for _, svg := range plots {
 		dec := xml.NewDecoder(strings.NewReader(svg))

@@ -229,10 +229,11 @@ func writeWrapped(b *bytes.Buffer, text string) {
 	b.WriteByte('\n')
 }
 
-// writeReport leaves the page and its numbers in dir and returns where the page is.
+// writeReport leaves the page, its numbers and its animation in dir and returns where the
+// page is.
 func writeReport(r *report.Report, dir string) (string, error) {
 	page := filepath.Join(dir, "report.html")
-	for path, write := range map[string]func(io.Writer) error{page: r.HTML, filepath.Join(dir, "report.json"): r.JSON} {
+	for path, write := range map[string]func(io.Writer) error{page: r.HTML, filepath.Join(dir, "report.json"): r.JSON, filepath.Join(dir, "waterline.svg"): r.WriteWaterline} {
 		var b bytes.Buffer
 		if err := write(&b); err != nil {
 			return "", err
