@@ -63,7 +63,10 @@ type Book struct {
 type open struct {
 	id           int
 	since, until time.Time // until is zero while it lasts
+	again        time.Time // since when it lasts, without the times before it was over
+	closed       time.Time // when it was over the last time; zero: it never was
 	members      []member  // those that last; when none does, the last ones that did
+	peak         []member  // when there were most of them
 }
 
 type member struct {
@@ -94,15 +97,24 @@ func (b *Book) Observe(now time.Time, found []Finding) {
 	for i := range found {
 		f := &found[i]
 		o := home[f.subject()]
-		if o == nil || !o.until.IsZero() && now.Sub(o.until) > flap {
-			o = b.place(f, now, next)
+		if o != nil && now.Sub(o.until) > flap && !o.until.IsZero() {
+			o = nil
+		}
+		if o == nil || !o.until.IsZero() && kinds[f.Kind].effect { // clients see the same of another cause
+			o = b.place(f, o, now, home, next)
+		}
+		if !o.until.IsZero() {
+			o.again, o.closed, o.until = now, o.until, time.Time{}
 		}
 		next[o] = append(next[o], member{*f, len(next[o]) > 0 && kinds[f.Kind].effect && !kinds[next[o][0].Kind].effect})
 	}
 	for _, o := range b.list {
 		switch m := next[o]; {
 		case len(m) > 0:
-			o.members, o.until = m, time.Time{}
+			o.members = m
+			if len(m) >= len(o.peak) {
+				o.peak = m
+			}
 		case o.until.IsZero():
 			o.until = now
 		}
@@ -110,42 +122,69 @@ func (b *Book) Observe(now time.Time, found []Finding) {
 	b.forget(now)
 }
 
-// place finds the incident of something new, or opens one.
-func (b *Book) place(f *Finding, now time.Time, next map[*open][]member) *open {
+// place finds the incident of something new; else it is the one that it was of before,
+// or another one.
+func (b *Book) place(f *Finding, before *open, now time.Time, home map[subject]*open, next map[*open][]member) *open {
 	since := now.Add(-f.For)
 	var best *open
 	most := 0
 	for _, o := range b.list {
-		if len(next[o]) == 0 && (!o.until.IsZero() || len(o.members) == 0) {
+		over := len(next[o]) == 0 && (!o.until.IsZero() || len(o.members) == 0)
+		if over && (kinds[f.Kind].effect || len(o.members) == 0 || now.Sub(o.until) > flap) {
 			continue
 		}
 		members := next[o]
 		if len(members) == 0 {
 			members = o.members
 		}
-		apart := since.Sub(o.since).Abs()
+		apart := since.Sub(o.again).Abs()
 		switch {
 		case kinds[f.Kind].effect:
-			lead, late := kinds[members[0].Kind], since.Sub(o.since)
+			lead, late := kinds[members[0].Kind], since.Sub(o.again)
 			if lead.alone || lead.harm == nothing || late < -moment || late > follow || lead.effect && late > moment {
 				continue
 			}
-		case apart > moment || !slices.ContainsFunc(members, func(m member) bool { return !m.effect && together(&m.Finding, f) }):
+		case apart > moment && !over || !slices.ContainsFunc(members, func(m member) bool { return !m.effect && together(&m.Finding, f) }):
 			continue
 		}
-		if h := members[0].harm(); best == nil || h > most || h == most && apart < since.Sub(best.since).Abs() {
+		if h := members[0].harm(); best == nil || h > most || h == most && apart < since.Sub(best.again).Abs() {
 			best, most = o, h
 		}
 	}
+	if best == nil && before != nil {
+		return before
+	}
 	if best == nil {
 		b.last++
-		best = &open{id: b.last, since: since}
+		best = &open{id: b.last, since: since, again: since}
 		b.list = append(b.list, best)
+		b.claim(best, f.Kind, home, next)
 	}
 	if since.Before(best.since) {
 		best.since = since
 	}
 	return best
+}
+
+// claim takes over what clients saw of a cause before it was found: it takes a while
+// until an engine counts as down.
+func (b *Book) claim(o *open, cause Kind, home map[subject]*open, next map[*open][]member) {
+	if k := kinds[cause]; k.effect || k.alone || k.harm == nothing {
+		return
+	}
+	b.list = slices.DeleteFunc(b.list, func(seen *open) bool {
+		if seen == o || !seen.until.IsZero() || len(next[seen]) > 0 || len(seen.members) == 0 || !kinds[seen.members[0].Kind].effect || o.since.Sub(seen.again).Abs() > moment {
+			return false
+		}
+		for i := range seen.members {
+			home[seen.members[i].subject()] = o
+		}
+		if seen.again.Before(o.since) {
+			o.since = seen.again
+		}
+		seen.until = seen.closed // it was over before, and something else
+		return seen.closed.IsZero()
+	})
 }
 
 // together says that two findings of one moment have one cause.
@@ -154,6 +193,9 @@ func together(a, b *Finding) bool {
 		return false
 	}
 	if host := hostOf(a.Where); host != "" && host == hostOf(b.Where) {
+		return true
+	}
+	if family := kinds[a.Kind].family; family != "" && family == kinds[b.Kind].family {
 		return true
 	}
 	return a.Kind == b.Kind && reasonOf(a.Reason) == reasonOf(b.Reason)
@@ -212,7 +254,11 @@ func (f *Finding) harm() int {
 }
 
 func (o *open) say() Incident {
-	lead := &o.members[0]
+	members := o.members
+	if !o.until.IsZero() && len(o.peak) > 0 {
+		members = o.peak
+	}
+	lead := &members[0]
 	k := kinds[lead.Kind]
 	in := Incident{ID: o.id, Severity: Warn, Panel: lead.Panel, Where: []string{}, SinceMs: o.since.UnixMilli(), Clients: k.clients, Next: k.next, Runbook: k.runbook}
 	if !o.until.IsZero() {
@@ -220,8 +266,8 @@ func (o *open) say() Incident {
 	}
 	same, host := 0, hostOf(lead.Where)
 	var effects []string
-	for i := range o.members {
-		m := &o.members[i]
+	for i := range members {
+		m := &members[i]
 		if m.Severity == Bad {
 			in.Severity = Bad
 		}
@@ -243,8 +289,8 @@ func (o *open) say() Incident {
 	}
 	in.What = lead.What
 	if same > 1 {
-		in.What = k.say(same, host, lead.Reason)
-	} else if lead.Where != "" {
+		in.What = k.say(same, host, strings.TrimPrefix(lead.Reason, "engine "+lead.Where+": "))
+	} else if lead.Where != "" && !strings.Contains(lead.What, lead.Where) {
 		in.What = lead.Where + ": " + lead.What
 	}
 	if len(effects) > 0 {

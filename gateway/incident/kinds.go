@@ -48,6 +48,7 @@ const (
 type kind struct {
 	harm    harm
 	effect  bool   // it follows from something else, where there is something else
+	family  string // kinds of one say the same of engines and of ranks
 	alone   bool   // somebody wants it so, or it is told of a group already: nothing else shares its cause
 	many    string // several of them, after their number
 	clients string
@@ -94,11 +95,11 @@ var kinds = map[Kind]kind{
 		next: "Read the engine's own log; a restart is safe, nothing new is sent there.", command: workers,
 	},
 	EngineDrains: {
-		harm: nothing, many: "engines drain", clients: "Nothing, as long as the other engines can take their load.",
+		harm: nothing, family: "drains", many: "engines drain", clients: "Nothing, as long as the other engines can take their load.",
 		next: "Restart it when nothing runs there any more, then take the drain back.", command: undrain,
 	},
 	EngineAmiss: {
-		harm: slower, many: "engines are up, and something is amiss", clients: "They may wait longer.", command: workers, runbook: "EvenkeelGaugesFrozen",
+		harm: slower, many: "engines are up, and something is amiss", clients: "They may wait longer.", command: workers, runbook: "EvenkeelScrapeStale",
 		next: "Read what is amiss, and the engine's log.",
 	},
 	SourceFails: {
@@ -154,7 +155,7 @@ var kinds = map[Kind]kind{
 		next: "Set kv_tokens of the engine to what its cache really holds.",
 	},
 	RanksDrain: {
-		harm: nothing, alone: true, clients: "Nothing, as long as the other ranks can take their load.", command: drains,
+		harm: nothing, family: "drains", many: "groups have ranks that drain", clients: "Nothing, as long as the other ranks can take their load.", command: drains,
 		next: "Wait until they are empty. They still take part in the steps of their group.",
 	},
 	PeerDown: {

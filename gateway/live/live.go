@@ -176,12 +176,12 @@ func (l *Live) strip() Strip {
 // judge says what is wrong, and what was.
 func (l *Live) judge(d *Document) {
 	l.history.rate(&d.Traffic)
-	found := findingsOf(d)
-	d.Problems = problems(found)
 	l.judging.Lock()
 	defer l.judging.Unlock()
+	d.Failures = l.timeline.Failures()
+	found := findingsOf(d)
 	l.book.Observe(time.Now(), found)
-	d.Incidents, d.Failures = l.book.Incidents(), l.timeline.Failures()
+	d.Problems, d.Incidents = problems(found), l.book.Incidents()
 }
 
 // Document is how the proxy is now.

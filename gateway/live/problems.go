@@ -71,7 +71,11 @@ func findingsOf(d *Document) (all findings) {
 		say(incident.ConfigRefused, Warn, "proxy", "", "", "the config file was refused and is not in force: %s", firstLine(p.ConfigError))
 	}
 	if t := &d.Traffic; t.FailuresPerS > failShare*t.RequestsPerS {
-		say(incident.RequestsFail, Bad, "traffic", "", "", "%.1f of %.1f requests/s fail", t.FailuresPerS, t.RequestsPerS)
+		how := ""
+		if len(d.Failures) > 0 && d.Failures[0].Last5Min > 0 {
+			how = ", most of the last minutes with " + d.Failures[0].Outcome
+		}
+		say(incident.RequestsFail, Bad, "traffic", "", "", "%.1f of %.1f requests/s fail%s", t.FailuresPerS, t.RequestsPerS, how)
 	}
 	for i := range d.Engines {
 		e := &d.Engines[i]

@@ -22,6 +22,9 @@ func TestProblemsSayWhatIsWrongAndWhere(t *testing.T) {
 			[]Problem{{Bad, "proxy", "", "the audit is off by 1 slots and 0 KV tokens: a bug, report it"}}},
 		"some failures are the world's": {func(d *Document) { d.Traffic.RequestsPerS, d.Traffic.FailuresPerS = 100, 1 }, []Problem{}},
 		"more are not":                  {func(d *Document) { d.Traffic.RequestsPerS, d.Traffic.FailuresPerS = 100, 2 }, []Problem{{Bad, "traffic", "", "2.0 of 100.0 requests/s fail"}}},
+		"how they fail": {func(d *Document) {
+			d.Traffic.RequestsPerS, d.Traffic.FailuresPerS, d.Failures = 100, 2, []Failed{{Outcome: "queue_full", Last5Min: 9}, {Outcome: "upstream_broken", Last5Min: 2}}
+		}, []Problem{{Bad, "traffic", "", "2.0 of 100.0 requests/s fail, most of the last minutes with queue_full"}}},
 		"an engine is out, and what is bad comes first": {func(d *Document) {
 			rank(d, 3).State = RankDraining
 			d.Engines[12].State, d.Engines[12].Why = "out", "three requests failed in a row"

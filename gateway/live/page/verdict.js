@@ -13,7 +13,7 @@ export function verdictOf(d) {
   if (rest) words.push(`${rest} worth a look`);
   const up = d.engines.filter((e) => e.state === 'up').length;
   if (!words.length) return { bad, tone: 'ok', title: `✓ Nothing is wrong: ${up} of ${d.engines.length} engines up, ${whole(d.proxy.open_requests)} requests open`, aloud: 'Nothing is wrong' };
-  return { bad, tone: bad ? 'bad' : 'warn', title: `${bad ? '✕' : '!'} ${words.join(', ')}`, aloud: `${words.join(', ')}: ${lasting[0].what.replace(/[\d.]+ of [\d.]+ requests\/s/, 'requests')}`, spoken: lasting.map((i) => i.id).join() };
+  return { bad, tone: bad ? 'bad' : 'warn', title: `${bad ? '✕' : '!'} ${words.join(', ')}`, aloud: `${words.join(', ')}: ${lasting[0].what.replace(/[\d.]+ of [\d.]+ requests\/s/, 'requests')}`, spoken: lasting.map((i) => i.id + i.what.replace(/[\d.]+/g, '#')).join() };
 }
 
 // gainOf is what the policy in force saves or loses, where the twin claims most; empty
