@@ -99,7 +99,7 @@ var kinds = map[Kind]kind{
 		next: "Restart it when nothing runs there any more, then take the drain back.", command: undrain,
 	},
 	EngineAmiss: {
-		harm: slower, many: "engines are up, and something is amiss", clients: "They may wait longer.", command: workers, runbook: "EvenkeelScrapeStale",
+		harm: slower, family: "late", many: "engines are up, and something is amiss", clients: "They may wait longer.", command: workers, runbook: "EvenkeelScrapeStale",
 		next: "Read what is amiss, and the engine's log.",
 	},
 	SourceFails: {
@@ -119,7 +119,7 @@ var kinds = map[Kind]kind{
 		next: "Read the engine's own log, and restart it.", command: workers,
 	},
 	MetricsOld: {
-		harm: slower, many: "prefill engines have not told their load lately", clients: "They may wait longer: prompts go there by our own accounts alone.", runbook: "EvenkeelScrapeStale",
+		harm: slower, family: "late", many: "prefill engines have not told their load lately", clients: "They may wait longer: prompts go there by our own accounts alone.", runbook: "EvenkeelScrapeStale",
 		next: "Ask the engine for its metrics, and see how long it takes.", command: "curl -sm 5 -o /dev/null -w '%{time_total} s\\n' http://{engine}/metrics",
 	},
 	NoPrefill: {

@@ -16,6 +16,7 @@ import (
 
 	"evenkeel/dispatcher"
 	"evenkeel/dispatcher/board"
+	"evenkeel/gateway/incident"
 	"evenkeel/gateway/receipt"
 	"evenkeel/pool"
 )
@@ -28,7 +29,8 @@ import (
 // history, once a second, always) and a status (once a second while somebody
 // watches) are made by the dispatcher's goroutine, and share-% is what both
 // take of its time; a document is made beside it and compressed for one
-// watcher, with the last decisions of as many requests that run.
+// watcher, and kept for who wants to see it later, with the last decisions of as many
+// requests that run.
 func BenchmarkCost(b *testing.B) {
 	f := newFloor(b)
 	var took [2][]float64 // µs a step: unwatched, watched
@@ -64,6 +66,8 @@ type floor struct {
 	told  []int // tokens
 	ids   uint64
 	zip   *gzip.Writer
+	book  incident.Book
+	past  past
 	looks atomic.Bool // somebody watches
 	stop  func()      // nobody does any more
 }
@@ -139,11 +143,14 @@ func (f *floor) document() {
 	for i := range s.Models {
 		d.Models = append(d.Models, model(&s.Models[i], rankStates{}, 0, true))
 	}
-	d.Problems = problems(findingsOf(&d))
+	found := findingsOf(&d)
+	f.book.Observe(time.Now(), found)
+	d.Problems, d.Incidents = problems(found), f.book.Incidents()
 	data, err := json.Marshal(&d)
 	if err != nil {
 		f.Error(err)
 	}
+	f.past.keep(time.Now().UnixMilli(), data)
 	_, _ = f.zip.Write(data) // to nobody
 	_ = f.zip.Flush()
 }

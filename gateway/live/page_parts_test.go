@@ -5,11 +5,16 @@ import (
 	"fmt"
 	"os"
 	"testing"
+	"time"
 
+	"github.com/chromedp/cdproto/cdp"
+	"github.com/chromedp/cdproto/heapprofiler"
 	"github.com/chromedp/chromedp"
 	"github.com/chromedp/chromedp/kb"
 	"github.com/stretchr/testify/require"
 )
+
+var soak = flag.Duration("soak", 0, "how long a page is kept open to see whether it grows")
 
 var axe = flag.String("axe", "", "file axe.min.js of axe-core, which looks for what keeps people from using the page")
 
@@ -285,6 +290,36 @@ func (b *browser) accessible(what string) {
 		b.eventually("axe", "window.told !== undefined")
 		require.Empty(b.t, b.eval("window.told"), "%s, %s", what, theme)
 	}
+}
+
+// A page that is open for long, with -soak 12m.
+func TestPageIsOpenForLong(t *testing.T) {
+	if *soak == 0 {
+		t.Skip("it takes minutes: -soak 12m")
+	}
+	b, s := chromium(t), newSite(t, 144).open()
+	states := []string{"well", "half-dead", "flood", "draining"}
+	b.visit(s)
+	b.eventually("the first document", "!!evenkeel.document")
+	heap := func() float64 {
+		b.do(command(heapprofiler.CollectGarbage, cdp.Empty{}))
+		var used, nodes float64
+		_, err := fmt.Sscanf(b.eval("performance.memory.usedJSHeapSize + ' ' + document.querySelectorAll('*').length"), "%g %g", &used, &nodes)
+		require.NoError(t, err)
+		t.Logf("%.1f MiB, %.0f elements", used/(1<<20), nodes)
+		return used
+	}
+	var first float64
+	for began, i := time.Now(), 0; time.Since(began) < *soak; i++ {
+		s.fake.set(hurt[states[i%len(states)]])
+		b.do(chromedp.Sleep(15 * time.Second))
+		if used := heap(); i == 7 { // every state has been seen twice
+			first = used
+		} else if i > 7 {
+			require.Less(t, used, first+8<<20, "it grows")
+		}
+	}
+	b.calm(s)
 }
 
 // An open page does not grow with time.

@@ -16,7 +16,17 @@ function why(r, engines) {
   if (r.state === 'removed') return 'removed from the fleet';
   if (r.state === 'foreign') return 'served by another dispatcher';
   if (r.state === 'draining') return 'drains';
-  return e && e.state !== 'up' ? `${e.state} for ${span(e.since_s)}: ${e.why || 'no reason told'}` : r.state;
+  return e && e.state !== 'up' ? `${e.state} for ${span(e.since_s)}: ${reasonOf(e)}` : r.state;
+}
+
+// reasonOf leaves the engine's own address out of its reason.
+const reasonOf = (e) => (e.why || 'no reason told').replace(/\b(engine|dial tcp) \S+:\d+: /g, '').replace(/^connect: connect: /, 'connect: ');
+
+// cause is the same for ranks that are gone for the same reason; null for the others.
+function cause(r, engines) {
+  if (r.steps) return null;
+  const e = engines.get(r.name.split('/')[0]);
+  return e && e.state !== 'up' ? e.state + reasonOf(e) : r.state;
 }
 
 // lost is what the waste costs, in words; empty while that is not known.
@@ -87,7 +97,7 @@ function paint(x, g, engines, w, chosen) {
       if (g.barrier) ghosts(x, g, y, axis, end, base - high, b);
       if (b === 0 && lost(g)) tellLost(x, g, columns, line, y, axis, end);
     }
-    for (const h of hosts) for (const run of runs(h.columns, (r) => (r.steps ? null : why(r, engines)))) tellDead(x, run, base - high, high);
+    for (const h of hosts) for (const run of runs(h.columns, (r) => cause(r, engines))) tellDead(x, { ...run, what: why(run.columns[0].rank, engines) }, base - high, high);
     const pick = map.find((m) => m.id === chosen);
     if (pick && pick.bottom === base + slots) { x.strokeStyle = ink.ink; x.lineWidth = 1.5; x.strokeRect(pick.x - 1, base - high - 1, pick.w + 2, high + slots + 2); }
   });
