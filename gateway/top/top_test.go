@@ -352,3 +352,16 @@ func TestProblemsOfAnEarlierProxyAreShown(t *testing.T) {
 	require.Contains(t, view, "! bad: p2:8100: prefill engine is down: connection refused")
 	require.NotContains(t, view, "nothing is wrong")
 }
+
+// A host that dies is an incident, and not a screen of engines.
+func TestTheOverviewNamesAFewEngines(t *testing.T) {
+	d := document(2)
+	for i := range 20 {
+		d.Engines = append(d.Engines, live.Engine{ID: fmt.Sprintf("d%d:8200", i), Role: "decode", State: "down", Why: "connection refused"})
+	}
+	_, view := shown(80, 60, seen{d, time.Now()})
+	require.Equal(t, 4, strings.Count(view, "connection refused")-1, "the incident has it, too")
+	require.Contains(t, view, "17 more on page 3")
+	_, view = shown(80, 60, seen{d, time.Now()}, key("3"))
+	require.Contains(t, view, "d19:8200")
+}

@@ -310,11 +310,18 @@ func (s screen) prefill() []string {
 	return append(lines, "")
 }
 
-// engines is a line an engine, or only those with something amiss.
+// engines is a line an engine, or only the first ones with something amiss: incidents
+// tell of all of them.
 func (s screen) engines(amiss bool) (lines []string) {
+	const most = 4
+	more := 0
 	for _, e := range s.doc.Engines {
 		fine := e.State == "up" && !e.Draining && e.Why == ""
 		if amiss && fine {
+			continue
+		}
+		if amiss && len(lines) == most {
+			more++
 			continue
 		}
 		state := e.State
@@ -322,6 +329,9 @@ func (s screen) engines(amiss bool) (lines []string) {
 			state += ", draining"
 		}
 		lines = append(lines, fmt.Sprintf("  %-7s %-24s %s %s  %s", e.Role, tail(e.ID, 24), warn(state, !fine), span(e.SinceS), e.Why))
+	}
+	if more > 0 {
+		lines = append(lines, faint.Render(fmt.Sprintf("  %d more on page 3", more)))
 	}
 	return lines
 }
