@@ -71,7 +71,8 @@ type open struct {
 
 type member struct {
 	Finding
-	effect bool // of the cause; it is not the cause
+	host, why string // where it is, and its reason without what differs between engines
+	effect    bool   // of the cause; it is not the cause
 }
 
 type subject struct {
@@ -95,7 +96,7 @@ func (b *Book) Observe(now time.Time, found []Finding) {
 	}
 	next := map[*open][]member{}
 	for i := range found {
-		f := &found[i]
+		f := &member{Finding: found[i], host: hostOf(found[i].Where), why: reasonOf(found[i].Reason)}
 		o := home[f.subject()]
 		if o != nil && now.Sub(o.until) > flap && !o.until.IsZero() {
 			o = nil
@@ -106,7 +107,8 @@ func (b *Book) Observe(now time.Time, found []Finding) {
 		if !o.until.IsZero() {
 			o.again, o.closed, o.until = now, o.until, time.Time{}
 		}
-		next[o] = append(next[o], member{*f, len(next[o]) > 0 && kinds[f.Kind].effect && !kinds[next[o][0].Kind].effect})
+		f.effect = len(next[o]) > 0 && kinds[f.Kind].effect && !kinds[next[o][0].Kind].effect
+		next[o] = append(next[o], *f)
 	}
 	for _, o := range b.list {
 		switch m := next[o]; {
@@ -124,7 +126,7 @@ func (b *Book) Observe(now time.Time, found []Finding) {
 
 // place finds the incident of something new; else it is the one that it was of before,
 // or another one.
-func (b *Book) place(f *Finding, before *open, now time.Time, home map[subject]*open, next map[*open][]member) *open {
+func (b *Book) place(f *member, before *open, now time.Time, home map[subject]*open, next map[*open][]member) *open {
 	since := now.Add(-f.For)
 	var best *open
 	most := 0
@@ -144,7 +146,7 @@ func (b *Book) place(f *Finding, before *open, now time.Time, home map[subject]*
 			if lead.alone || lead.harm == nothing || late < -moment || late > follow || lead.effect && late > moment {
 				continue
 			}
-		case apart > moment && !over || !slices.ContainsFunc(members, func(m member) bool { return !m.effect && together(&m.Finding, f) }):
+		case apart > moment && !over || !joins(members, f):
 			continue
 		}
 		if h := members[0].harm(); best == nil || h > most || h == most && apart < since.Sub(best.again).Abs() {
@@ -187,18 +189,28 @@ func (b *Book) claim(o *open, cause Kind, home map[subject]*open, next map[*open
 	})
 }
 
+// joins says that a finding has the cause of one of these.
+func joins(members []member, f *member) bool {
+	for i := range members {
+		if m := &members[i]; !m.effect && together(m, f) {
+			return true
+		}
+	}
+	return false
+}
+
 // together says that two findings of one moment have one cause.
-func together(a, b *Finding) bool {
+func together(a, b *member) bool {
 	if kinds[a.Kind].alone || kinds[b.Kind].alone {
 		return false
 	}
-	if host := hostOf(a.Where); host != "" && host == hostOf(b.Where) {
+	if a.host != "" && a.host == b.host {
 		return true
 	}
 	if family := kinds[a.Kind].family; family != "" && family == kinds[b.Kind].family {
 		return true
 	}
-	return a.Kind == b.Kind && reasonOf(a.Reason) == reasonOf(b.Reason)
+	return a.Kind == b.Kind && a.why == b.why
 }
 
 // forget drops what was resolved long ago, and the oldest beyond what is kept.
@@ -264,7 +276,7 @@ func (o *open) say() Incident {
 	if !o.until.IsZero() {
 		in.UntilMs = o.until.UnixMilli()
 	}
-	same, host := 0, hostOf(lead.Where)
+	same, host := 0, lead.host
 	var effects []string
 	for i := range members {
 		m := &members[i]
@@ -278,7 +290,7 @@ func (o *open) say() Incident {
 		if m.Kind == lead.Kind {
 			same++
 		}
-		if hostOf(m.Where) != host {
+		if m.host != host {
 			host = ""
 		}
 		if m.Where != "" && !slices.Contains(in.Where, m.Where) {
