@@ -299,11 +299,12 @@ func (o *open) say() Incident {
 			}
 		}
 	}
-	in.What = lead.What
+	itself := "engine " + lead.Where + ": " // engines' errors begin so
+	in.What = strings.Replace(lead.What, itself, "", 1)
 	if same > 1 {
-		in.What = k.say(same, host, strings.TrimPrefix(lead.Reason, "engine "+lead.Where+": "))
-	} else if lead.Where != "" && !strings.Contains(lead.What, lead.Where) {
-		in.What = lead.Where + ": " + lead.What
+		in.What = k.say(same, host, strings.TrimPrefix(lead.Reason, itself))
+	} else if lead.Where != "" {
+		in.What = lead.Where + ": " + in.What
 	}
 	if len(effects) > 0 {
 		in.Clients = strings.Join(effects, "; ") + ". " + in.Clients

@@ -188,14 +188,3 @@ func (k kind) say(n int, host, reason string) string {
 	}
 	return s
 }
-
-// Entries are the runbook's that incidents name.
-func Entries() []string {
-	var all []string
-	for _, k := range kinds {
-		if k.runbook != "" {
-			all = append(all, k.runbook)
-		}
-	}
-	return all
-}

@@ -59,6 +59,7 @@ function take(name, data) {
 let asking = false, wanted;
 async function seek(to) {
   moment = wanted = to;
+  seekFault = '';
   if (to === null) { shown = latest; draw(); return; }
   draw();
   if (asking) return;
