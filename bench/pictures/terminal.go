@@ -42,7 +42,7 @@ func drawTop(ctx context.Context, o options, w *world.World, admin string, b *br
 		if screen, err = tmux("capture-pane", "-p", "-e"); err != nil {
 			return err
 		}
-		if strings.Contains(string(screen), "127.0.0.1:") {
+		if strings.Contains(string(screen), "tok/s") {
 			break
 		}
 	}

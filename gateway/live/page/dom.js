@@ -18,13 +18,17 @@ export function put(e, text, className) {
   if (className !== undefined && e.className !== className) e.className = className;
 }
 
-// keyed has one child of a parent for each item, by its key, in their order.
+// keyed has one child of a parent for each item, by its key, in their order. Items may
+// have one key by mistake; each still has a child of its own.
 export function keyed(parent, items, key, make, update) {
   const was = [...parent.children], old = new Map(was.map((c) => [c.dataset.key, c]));
   const had = parent.contains(document.activeElement) ? document.activeElement : null;
+  const used = new Set();
   let at = parent.firstElementChild;
   for (const item of items) {
-    const k = String(key(item));
+    let k = String(key(item));
+    while (used.has(k)) k += '\0';
+    used.add(k);
     let c = old.get(k);
     old.delete(k);
     if (!c) { c = make(item); c.dataset.key = k; }

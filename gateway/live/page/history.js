@@ -46,7 +46,7 @@ export function addToHistory(d) {
     if (!v) { v = fresh ? fresh() : []; map.set(key, v); }
     const values = Array.isArray(v) ? v : v.values;
     while (values.length < at.length - 1) values.push(-1);
-    values.push(Math.round(value));
+    values[at.length - 1] = Math.round(value);
   };
   for (const m of d.models) {
     for (const g of m.groups) {
