@@ -12,6 +12,7 @@ import (
 
 	"evenkeel/bench/refengine/cache"
 	"evenkeel/bench/refengine/group"
+	"evenkeel/bench/refengine/plain"
 	"evenkeel/bench/refengine/prompts"
 )
 
@@ -36,10 +37,11 @@ type Config struct {
 	DPMode    string // external (default): one port a rank; internal: one port, header X-data-parallel-rank
 	Group     string // name in the step trace, default "main"
 
-	Model       string // default "ref"
-	MaxModelLen int    // tokens, default 131072
-	Version     string // default 0.27.1
-	APIKey      string // empty: none is asked for
+	Model       string     // default "ref"
+	MaxModelLen int        // tokens, default 131072
+	Version     string     // default 0.27.1
+	Task        plain.Task // what the model is for; default completions
+	APIKey      string     // empty: none is asked for
 
 	Slots     int // requests that decode at once on a rank (max_num_seqs), default 32
 	KVTokens  int // KV capacity of a rank, default 524288; with role both its prefill and its decode half have as much each

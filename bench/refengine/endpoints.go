@@ -7,8 +7,10 @@ import (
 	"net/http"
 	"slices"
 	"strconv"
+	"time"
 
 	"evenkeel/bench/refengine/bind"
+	"evenkeel/bench/refengine/plain"
 	"evenkeel/bench/reftext"
 )
 
@@ -52,6 +54,11 @@ func (l *life) handle(x *exchange) bool {
 	if own, of := sglangEndpoints[path]; of && l.engine.cfg.Connector == SGLang {
 		to, ok = own, own.method != ""
 	}
+	if serve, has := plain.Has(l.engine.cfg.Task, path); has {
+		to, ok = endpoint{http.MethodPost, false, func(l *life, x *exchange) bool { return l.servePlain(x, serve) }}, true
+	} else if l.engine.cfg.Task != plain.Generate && (path == "/v1/chat/completions" || path == "/v1/completions") {
+		ok = false
+	}
 	switch {
 	case !ok:
 		return x.Answer(404, typeJSON, []byte(`{"detail":"Not Found"}`))
@@ -61,6 +68,27 @@ func (l *life) handle(x *exchange) bool {
 		return x.Answer(401, typeJSON, []byte(`{"error":"Unauthorized"}`))
 	}
 	return to.serve(l, x)
+}
+
+// servePlain answers a request that makes no completion. It takes as long as the prefill of
+// as many tokens.
+func (l *life) servePlain(x *exchange, serve func(plain.Request) plain.Answer) bool {
+	a := serve(plain.Request{Model: l.engine.cfg.Model, Header: x.Req.Header, Body: x.Body})
+	if path := x.Req.URL.Path; a.Status == http.StatusOK && path != "/detokenize" && !x.Pause(l.engine.cfg.PrefillBase+time.Duration(a.Tokens)*l.engine.cfg.PrefillPerToken) {
+		return false
+	}
+	if a.Events == nil {
+		return x.Answer(a.Status, a.Type, a.Body, a.Header...)
+	}
+	if !x.Stream(a.Type) {
+		return false
+	}
+	for _, e := range append(a.Events, "[DONE]") {
+		if !x.Event(func(dst []byte) []byte { return append(append(append(dst, "data: "...), e...), "\n\n"...) }) || !x.Pause(l.engine.cfg.C0) {
+			return false
+		}
+	}
+	return x.EndStream()
 }
 
 func (l *life) serveHealth(x *exchange) bool { return l.holdPage(x) && serveOK(l, x) }

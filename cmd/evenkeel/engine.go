@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"evenkeel/bench/refengine"
+	"evenkeel/bench/refengine/plain"
 )
 
 // engineCmd is the reference engine: it speaks what vLLM and vllm-ascend speak,
@@ -29,6 +30,7 @@ type engineCmd struct {
 	Model       string `default:"ref" help:"Name of the model."`
 	MaxModelLen int    `default:"131072" help:"Context length in tokens."`
 	Version     string `default:"0.27.1" help:"What /version says."`
+	Task        string `enum:"generate,pooling,transcription" default:"generate" help:"What the model is for: generate (completions), pooling (embeddings, scores, classes) or transcription."`
 	APIKey      string `name:"api-key" help:"Ask for this bearer token."`
 
 	Slots     int `default:"32" help:"Requests a rank decodes at once (max_num_seqs)."`
@@ -92,7 +94,7 @@ func (c *engineCmd) Run(std streams) (err error) {
 func (c *engineCmd) config() (refengine.Config, error) {
 	cfg := refengine.Config{
 		Role: refengine.Role(c.Role), Listen: c.Listen, Advertise: c.Advertise, DPSize: c.DPSize, DPMode: c.DPMode, Group: c.Group,
-		Model: c.Model, MaxModelLen: c.MaxModelLen, Version: c.Version, APIKey: c.APIKey,
+		Model: c.Model, MaxModelLen: c.MaxModelLen, Version: c.Version, APIKey: c.APIKey, Task: plain.Task(strings.TrimPrefix(c.Task, "generate")),
 		Slots: c.Slots, KVTokens: c.KVTokens, MaxQueued: c.MaxQueued,
 		C0: c.C0, C1: c.C1, TokensPerChunk: c.TokensPerChunk, StreamInterval: c.StreamInterval, RecomputeEnable: c.Recompute,
 		PrefillBase: c.PrefillBase, PrefillPerToken: c.PrefillPerToken, PrefixCache: c.PrefixCache, KVEventsEncoding: c.KVEventsEncoding,
