@@ -17,7 +17,8 @@ type Facts struct {
 	Policy       string    `json:"policy"`
 	PromptTokens int       `json:"prompt_tokens"`
 	CachedTokens int       `json:"cached_tokens"`
-	Route        string    `json:"route,omitempty"`                // Disaggregated or Local; empty: no engine began
+	Route        string    `json:"route,omitempty"`                // Disaggregated, Local or Passed; empty: no engine began
+	Engine       string    `json:"engine,omitempty"`               // Passed: which one
 	LocalTokens  int       `json:"local_prefill_tokens,omitempty"` // that the decode rank had to compute, as predicted
 	OutputTokens int       `json:"output_tokens"`
 	ProbeBS      int       `json:"probe_bs"` // other probes on the prefill engine when this one was sent
@@ -45,6 +46,7 @@ type Facts struct {
 const (
 	Disaggregated = "disaggregated"
 	Local         = "local-prefill"
+	Passed        = "passed-through" // whole, to one engine
 )
 
 // When a request was bound to its decode rank, as Facts.Bind names it.

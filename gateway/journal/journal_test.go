@@ -23,7 +23,7 @@ import (
 // life is what a request tells of itself from its arrival to its end.
 func life(g *Journal, header func(string) string, req *openai.Request, lease *prefill.Lease, slot *dispatcher.Slot) {
 	r := g.Request(Facts{ID: "r", Arrival: time.Unix(0, 1)})
-	r.Witness(header, false, mooncake.Chat)
+	r.Witness(header, false, mooncake.Chat.Path())
 	r.Parsing()
 	r.attempt.step.End()
 	r.attempt.step = nil
@@ -73,7 +73,7 @@ func TestARequestThatNobodyWatchesCostsNothing(t *testing.T) {
 	got := &mooncake.ProbeAnswer{}
 	header := func(string) string { return "" }
 	require.Zero(t, testing.AllocsPerRun(100, func() {
-		r.Witness(header, false, mooncake.Chat)
+		r.Witness(header, false, mooncake.Chat.Path())
 		r.Parsing()
 		r.tellParsed(req, 1)
 		r.startAttempt()

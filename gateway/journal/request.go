@@ -19,6 +19,7 @@ type Request struct {
 	Reached Phase // how far it is, or was when its client left
 
 	journal *Journal
+	path    string        // of its endpoint; empty before Witness
 	leg     string        // which leg it is; empty: the whole request
 	live    *receipt.Live // nil: no receipts are kept
 	span    *tracing.Span // nil: there are no traces
@@ -40,18 +41,19 @@ func (r *Request) Leg(name string) *Request {
 func (r *Request) watched() bool { return r.live != nil || r.span != nil }
 
 // Witness opens the receipt and the span of a request whose sender is known. header
-// reads a header of the request; trusted callers decide what is sampled.
-func (r *Request) Witness(header func(name string) string, trusted bool, ep mooncake.Endpoint) {
-	r.span = r.journal.tracer.Load().Start(header, trusted, operation(ep), r.Arrival)
+// reads a header of the request; trusted callers decide what is sampled. path is that of the endpoint.
+func (r *Request) Witness(header func(name string) string, trusted bool, path string) {
+	r.path = path
+	r.span = r.journal.tracer.Load().Start(header, trusted, operation(path), r.Arrival)
 	r.TraceID = r.span.TraceID()
 	if r.journal.Receipts != nil {
 		r.live = r.journal.Receipts.Open(&receipt.Receipt{
-			ID: r.ID, ClientID: r.ClientID, TraceID: r.TraceID, Key: r.Key, Endpoint: ep.Path(), Arrival: r.Arrival, Origin: r.Origin, State: stageNames[parse],
+			ID: r.ID, ClientID: r.ClientID, TraceID: r.TraceID, Key: r.Key, Endpoint: path, Arrival: r.Arrival, Origin: r.Origin, State: stageNames[parse],
 			Attempts: make([]receipt.Attempt, 0, 1),
 		})
 	}
 	if r.span.Recording() {
-		spanArrived(r, ep)
+		spanArrived(r)
 	}
 }
 
@@ -75,7 +77,7 @@ func (r *Request) tellParsed(req *openai.Request, took float64) {
 		r.live.Edit(func(x *receipt.Receipt) { x.Model, x.Stream, x.Waits.Parse = receipt.Clip(req.Model), req.Stream, took })
 	}
 	if r.span.Recording() {
-		spanParsed(r.span, req)
+		spanParsed(r, req)
 	}
 }
 
@@ -139,6 +141,15 @@ func (r *Request) PlacedLocally(s *dispatcher.Slot, hit int) {
 	r.LocalTokens, r.HitTokens = int(s.NewTokens), hit
 	r.tellBound(s)
 }
+
+// PassedTo records which engine a request was passed through to.
+func (r *Request) PassedTo(engine string) {
+	r.Route, r.Engine = Passed, engine
+	r.edit(func(a *receipt.Attempt) { a.Engine = engine })
+}
+
+// Counted records the tokens that an engine says a request had that was passed through.
+func (r *Request) Counted(prompt, output int) { r.PromptTokens, r.OutputTokens = prompt, output }
 
 // SentTo records which other dispatcher is asked for the answer.
 func (r *Request) SentTo(peer string) {

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"net/http"
 	"strconv"
+	"strings"
 
 	"go.opentelemetry.io/otel/attribute"
 
@@ -18,20 +19,23 @@ import (
 // conventions (GenAI as of 1.41); what these have no word for is ours.
 
 // operation is gen_ai.operation.name.
-func operation(ep mooncake.Endpoint) string {
-	if ep == mooncake.Completions {
+func operation(path string) string {
+	switch path {
+	case "/v1/chat/completions":
+		return "chat"
+	case "/v1/completions":
 		return "text_completion"
 	}
-	return "chat"
+	return path[strings.LastIndexByte(path, '/')+1:] // embeddings is one of the conventions' names; they have none for the others
 }
 
-func spanArrived(r *Request, ep mooncake.Endpoint) {
+func spanArrived(r *Request) {
 	r.span.Set(
-		attribute.String("gen_ai.operation.name", operation(ep)),
+		attribute.String("gen_ai.operation.name", operation(r.path)),
 		attribute.String("gen_ai.provider.name", "evenkeel"),
 		attribute.String("http.request.method", "POST"),
-		attribute.String("http.route", ep.Path()),
-		attribute.String("url.path", ep.Path()),
+		attribute.String("http.route", r.path),
+		attribute.String("url.path", r.path),
 		attribute.String("evenkeel.request.id", r.ID),
 	)
 	for name, value := range map[string]string{"evenkeel.client.request.id": r.ClientID, "evenkeel.key": r.Key, "evenkeel.geo.origin": r.Origin} {
@@ -41,8 +45,8 @@ func spanArrived(r *Request, ep mooncake.Endpoint) {
 	}
 }
 
-func spanParsed(s *tracing.Span, req *openai.Request) {
-	operation, model := operation(req.Endpoint), receipt.Clip(req.Model)
+func spanParsed(r *Request, req *openai.Request) {
+	s, operation, model := r.span, operation(r.path), receipt.Clip(req.Model)
 	s.Name(operation + " " + model)
 	s.Set(attribute.String("gen_ai.request.model", model), attribute.Bool("gen_ai.request.stream", req.Stream))
 	if req.MaxTokens > 0 {
@@ -147,7 +151,7 @@ func spanEnded(r *Request, fail *openai.Error, status int) {
 	)
 	for name, value := range map[string]string{
 		"gen_ai.response.model": receipt.Clip(r.Model), "evenkeel.prefill.engine": r.Prefill, "evenkeel.decode.rank": r.Rank, "evenkeel.decode.policy": r.Policy,
-		"evenkeel.route": r.Route, "evenkeel.geo.peer": r.Peer,
+		"evenkeel.engine": r.Engine, "evenkeel.route": r.Route, "evenkeel.geo.peer": r.Peer,
 	} {
 		if value != "" {
 			r.span.Set(attribute.String(name, value))

@@ -30,7 +30,7 @@ type Receipt struct {
 	Outcome  string    `json:"outcome,omitempty"` // ok, client_closed, or the error's code
 	Status   int       `json:"status,omitempty"`  // of an error
 
-	Route  string `json:"route,omitempty"`  // disaggregated or local-prefill
+	Route  string `json:"route,omitempty"`  // disaggregated, local-prefill or passed-through
 	Peer   string `json:"peer,omitempty"`   // dispatcher that it was sent to
 	Origin string `json:"origin,omitempty"` // dispatcher that it came from
 
@@ -77,6 +77,7 @@ type Attempt struct {
 	Waits   Waits    `json:"waits_ms"` // the steps that are over
 	Prefill *Prefill `json:"prefill,omitempty"`
 	Decode  *Decode  `json:"decode,omitempty"`
+	Engine  string   `json:"engine,omitempty"` // the one that a request was passed through to
 	Peer    string   `json:"peer,omitempty"`   // it was sent to another region; GET /geo/receipts has the rest
 	Cause   string   `json:"cause,omitempty"`  // why it failed
 	Status  int      `json:"status,omitempty"` // the engine's answer, 0: none
@@ -169,7 +170,7 @@ func (r *Receipt) close() {
 // ring needs to find it.
 const (
 	sizeReceipt = 640
-	sizeAttempt = 256
+	sizeAttempt = 272
 	sizePrefill = 144
 	sizeDecode  = 208
 	sizeChoice  = 56
@@ -185,7 +186,7 @@ func (r *Receipt) size() int64 {
 	}
 	for i := range r.Attempts {
 		a := &r.Attempts[i]
-		n += len(a.Cause) + len(a.Peer)
+		n += len(a.Cause) + len(a.Peer) + len(a.Engine)
 		if a.Prefill != nil {
 			n += sizePrefill + len(a.Prefill.Candidate)
 			choices(a.Prefill.Best)

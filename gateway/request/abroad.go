@@ -155,7 +155,7 @@ func (f *forwarded) inOnePiece(ctx *fasthttp.RequestCtx, whole *geo.Relay) {
 		j.told.PromptTokens, j.told.OutputTokens = says.Usage.Prompt, says.Usage.Completion
 	}
 	j.told.EndAttempt(nil)
-	j.srv.account(j.in, nil)
+	j.srv.Account(j.in, nil)
 	ctx.SetStatusCode(whole.Status)
 	ctx.SetContentType(whole.ContentType)
 	ctx.SetBody(whole.Body)
@@ -189,7 +189,7 @@ func (f *forwarded) relayed() {
 	}
 	j.told.Relayed(time.Since(f.FirstAt()), tokens)
 	j.told.EndAttempt(fail)
-	j.srv.account(j.in, fail)
+	j.srv.Account(j.in, fail)
 }
 
 // passage is a peer's stream as a pump needs it.

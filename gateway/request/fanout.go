@@ -261,5 +261,5 @@ func (f *fanned) settle(fail *openai.Error) {
 	for _, l := range f.legs {
 		f.in.Told.Sum(&l.told.Facts)
 	}
-	f.srv.account(f.in, fail)
+	f.srv.Account(f.in, fail)
 }

@@ -122,19 +122,19 @@ func (srv *Server) Refuse(ctx *fasthttp.RequestCtx, in *Incoming, e *openai.Erro
 	if in.From != nil {
 		srv.explain(ctx, in, e)
 	}
-	srv.account(in, e)
+	srv.Account(in, e)
 	srv.Fail(ctx, e)
 }
 
 // Broken ends a request whose handler panics. Whoever recovers answers it.
 func (srv *Server) Broken(in *Incoming) {
-	srv.account(in, failure.Broken())
+	srv.Account(in, failure.Broken())
 }
 
-// account gives back what a finished request holds of its caller's limits, and has
+// Account gives back what a finished request holds of its caller's limits, and has
 // the journal write what became of it: its very end, once for each. fail is nil for
 // an answer that was whole.
-func (srv *Server) account(in *Incoming, fail *openai.Error) {
+func (srv *Server) Account(in *Incoming, fail *openai.Error) {
 	if !in.over.CompareAndSwap(false, true) {
 		return // it was Broken, and then its answer was closed
 	}

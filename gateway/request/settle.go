@@ -38,7 +38,7 @@ func (s *stream) account() {
 	s.reportLocal()
 	j.told.EndAttempt(s.broken)
 	if !j.client.isLeg() {
-		j.srv.account(j.in, s.broken)
+		j.srv.Account(j.in, s.broken)
 	}
 }
 
