@@ -40,7 +40,18 @@ func NotOurs() *openai.Error {
 
 // BadGateway says that an engine failed and no retry is left.
 func BadGateway(side, why string) *openai.Error {
-	return openai.NewError(http.StatusBadGateway, side+"_failed", "the "+side+" engine failed: "+why)
+	return openai.NewError(http.StatusBadGateway, side+"_failed", the(side)+" failed: "+why)
+}
+
+// Engine is the side of an engine that serves a request alone.
+const Engine = "engine"
+
+// the names a side in a sentence.
+func the(side string) string {
+	if side == Engine {
+		return "the engine"
+	}
+	return "the " + side + " engine"
 }
 
 // Transport is BadGateway for a call that broke, 504 where the engine was
@@ -49,9 +60,9 @@ func Transport(side string, err error) *openai.Error {
 	var ee *engine.Error
 	switch isCall := errors.As(err, &ee); {
 	case isCall && ee.Phase == engine.PhaseConnect:
-		return openai.Unavailable(side+"_unavailable", "the "+side+" engine cannot be reached; retry later", 1)
+		return openai.Unavailable(side+"_unavailable", the(side)+" cannot be reached; retry later", 1)
 	case isCall && ee.Timeout, errors.Is(err, sse.ErrSilent):
-		return openai.NewError(http.StatusGatewayTimeout, side+"_timeout", "the "+side+" engine was silent for too long")
+		return openai.NewError(http.StatusGatewayTimeout, side+"_timeout", the(side)+" was silent for too long")
 	}
 	return BadGateway(side, cause(err))
 }
@@ -129,7 +140,7 @@ func Refused(log *zap.Logger, side, id string, resp *engine.Response, body []byt
 	case status/100 == 4:
 		return Relayed(status, resp, body), status != http.StatusTooManyRequests
 	case status == http.StatusServiceUnavailable:
-		return openai.Unavailable(side+"_unavailable", "the "+side+" engine is overloaded; retry later", max(1, RetryAfter(resp))), false
+		return openai.Unavailable(side+"_unavailable", the(side)+" is overloaded; retry later", max(1, RetryAfter(resp))), false
 	default:
 		return BadGateway(side, fmt.Sprintf("it answered %d", status)), false
 	}

@@ -237,3 +237,25 @@ func (f *Fleet) partners(role string) (list []config.Engine) {
 	}
 	return list
 }
+
+// Whole is an engine that may serve a request of a model alone.
+type Whole struct {
+	Instance string // the monitor's id
+	ID       string // host:port
+	Target   *engine.Target
+	Traffic  *engine.Traffic
+}
+
+// Wholes are the engines of this region, of either side, that serve a model now.
+func (f *Fleet) Wholes(model string) (list []Whole) {
+	f.mu.RLock()
+	defer f.mu.RUnlock()
+	serves := func(m engine.Model) bool { return m.ID == model }
+	for _, key := range f.order {
+		in := f.instances[key]
+		if in.serving && !in.paused && f.abroad(in) == "" && f.accepts(in, -1) && slices.ContainsFunc(in.status.Models, serves) {
+			list = append(list, Whole{Instance: key, ID: in.id, Target: in.target(-1), Traffic: f.host.Monitor.Traffic(key)})
+		}
+	}
+	return list
+}

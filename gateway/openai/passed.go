@@ -1,0 +1,173 @@
+package openai
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"io"
+	"mime"
+	"mime/multipart"
+	"strconv"
+	"strings"
+
+	"evenkeel/mooncake"
+	"evenkeel/rawjson"
+)
+
+// passedRules are those of a request that one engine serves whole. All other keys
+// belong to the engine.
+var passedRules = map[string]rule{
+	"model":                model,
+	"priority":             rules["priority"],
+	"prompt_embeds":        rules["prompt_embeds"],
+	"chat_template":        chatTemplate,
+	"chat_template_kwargs": chatTemplateArgs,
+}
+
+// ParsePassed reads and checks the body of a request that goes to one engine as it came, but
+// for the keys that no client may set. The request points into raw.
+func ParsePassed(raw []byte, lim Limits) (*Request, *Error) {
+	body, err := mooncake.ScanBody(raw, lim.MaxDepth)
+	if err != nil {
+		return nil, bad(CodeInvalidJSON, "", "the request body is not acceptable: %v", err)
+	}
+	p := parser{lim: lim, req: &Request{Body: body, N: 1}}
+	for key, v := range body.All() {
+		rule, ok := passedRules[key]
+		if (ok || mooncake.Reserved(key)) && body.Count(key) > 1 {
+			return nil, bad(CodeDuplicateKey, key, "the key %q appears more than once; send it once", key)
+		}
+		var e *Error
+		switch {
+		case ok:
+			e = rule(&p, key, v)
+		case key != "tools": // they describe parameters, which may have the name of a medium
+			e = p.mediaIn(key, v)
+		}
+		if e != nil {
+			return nil, e
+		}
+	}
+	p.req.PromptBytes = len(raw) - p.mediaBytes
+	return p.req, p.named()
+}
+
+// named refuses a request without a model: nobody would know which engine it is for.
+func (p *parser) named() *Error {
+	if p.req.Model == "" {
+		return bad(CodeMissing, "model", "the request names no model; set \"model\"")
+	}
+	return nil
+}
+
+// mediaIn checks the media that stand anywhere in a value, for the engine would fetch them
+// from inside the cluster's network.
+func (p *parser) mediaIn(path string, v json.RawMessage) *Error {
+	fetched := path == "data" || strings.HasPrefix(path, "data.") || strings.HasPrefix(path, "data[") // by a plugin of the engine
+	switch {
+	case isArray(v):
+		n := 0
+		for item := range rawjson.Elements(v) {
+			if isArray(item) || isObject(item) || fetched { // a list of token ids needs no path for each
+				if e := p.mediaIn(path+"["+strconv.Itoa(n)+"]", item); e != nil {
+					return e
+				}
+			}
+			n++
+		}
+	case isObject(v):
+		part := false
+		for key := range rawjson.Members(v) {
+			part = part || mediaKeys[key]
+		}
+		if part {
+			if e := p.part(v); e != nil {
+				return e.within(path + ".")
+			}
+			return nil
+		}
+		for key, inner := range rawjson.Members(v) {
+			if e := p.mediaIn(path+"."+shorten(key), inner); e != nil {
+				return e
+			}
+		}
+	case isString(v) && fetched:
+		if text := rawjson.Unquote(v); strings.Contains(text, "://") && !p.allowed(text) {
+			return bad(CodeInvalidValue, path, "%q must not name an address%s", path, p.orFrom())
+		}
+	}
+	return nil
+}
+
+// mediaKeys are the keys by which a part of a message has a medium.
+var mediaKeys = map[string]bool{
+	"image_url": true, "audio_url": true, "video_url": true, "file_url": true, "input_audio": true,
+	"image_embeds": true, "audio_embeds": true, "video_embeds": true, "image_pil": true, "prompt_embeds": true,
+}
+
+// A form has so many fields at most, and a field that is no file so many bytes.
+const (
+	maxFields     = 64
+	maxFieldBytes = 64 << 10
+)
+
+// ParseForm reads and checks a form with files, which goes to one engine byte for byte. So a
+// field that no client may set is refused here, where JSON would go on without it.
+func ParseForm(raw []byte, contentType string) (*Request, *Error) {
+	kind, params, err := mime.ParseMediaType(contentType)
+	if err != nil || kind != "multipart/form-data" || params["boundary"] == "" {
+		return nil, bad(CodeInvalidType, "", "the body must be a form; send Content-Type: multipart/form-data with its boundary")
+	}
+	p := parser{req: &Request{N: 1}}
+	parts := multipart.NewReader(bytes.NewReader(raw), params["boundary"])
+	seen := map[string]bool{}
+	for n := 0; ; n++ {
+		part, err := parts.NextRawPart()
+		if errors.Is(err, io.EOF) {
+			return p.req, p.named()
+		}
+		if err != nil {
+			return nil, bad(CodeInvalidValue, "", "the form cannot be read: it is cut off, or its boundary is not the one of Content-Type")
+		}
+		if n == maxFields {
+			return nil, bad(CodeInvalidValue, "", "the form has more than %d fields", maxFields)
+		}
+		if e := p.field(part, seen); e != nil {
+			return nil, e
+		}
+	}
+}
+
+// field checks one field of a form.
+func (p *parser) field(part *multipart.Part, seen map[string]bool) *Error {
+	name := part.FormName()
+	if name == "" || strings.Contains(part.Header.Get("Content-Disposition"), "name*") { // another parser might find another name there
+		return bad(CodeInvalidValue, "", "a field of the form has no plain name")
+	}
+	if mooncake.Reserved(name) {
+		return bad(CodeUnsupported, name, "%q is not supported: it belongs to the proxy", shorten(name))
+	}
+	if part.FileName() != "" {
+		if name == "model" {
+			return bad(CodeInvalidType, name, "%q is a file; it must be the name of a model", name)
+		}
+		return nil
+	}
+	value, err := io.ReadAll(io.LimitReader(part, maxFieldBytes+1))
+	if err != nil || len(value) > maxFieldBytes {
+		return bad(CodeInvalidValue, shorten(name), "the field %q is cut off, or has more than %d bytes", shorten(name), maxFieldBytes)
+	}
+	if name != "model" && name != "stream" {
+		return nil
+	}
+	if seen[name] {
+		return bad(CodeDuplicateKey, name, "the field %q appears more than once; send it once", name)
+	}
+	seen[name] = true
+	if name == "model" {
+		p.req.Model = string(value)
+		return nil
+	}
+	p.req.Stream, _ = strconv.ParseBool(string(value)) // the engine says what it thinks of another word
+	return nil
+}
