@@ -33,6 +33,7 @@ import (
 	"evenkeel/gateway/reload"
 	"evenkeel/gateway/request"
 	"evenkeel/gateway/service"
+	"evenkeel/gateway/through"
 	"evenkeel/pool"
 	"evenkeel/prefill"
 	"evenkeel/prefill/local"
@@ -152,6 +153,10 @@ func New(cfg *config.Config, log *zap.Logger) (g *Gateway, err error) {
 	g.door = door.New(door.Host{
 		Started: g.started, Ready: g.Ready, Config: g.config, Service: g.service, Fleet: g.fleet, Tier: g.tier, Owner: g.owner, Node: g.peers.Node(),
 		Journal: g.journal, Requests: g.requests,
+		Through: through.New(through.Env{
+			Log: log, Registerer: g.reg, Buckets: secondsBuckets, Settings: func() *fleet.Settings { return g.conf().Settings }, Serving: g.service.Context,
+			Client: g.client, Monitor: g.monitor, Fleet: g.fleet, Requests: g.requests,
+		}),
 	})
 	g.registerMetrics()
 	g.server = edge.NewServer(edge.Options{

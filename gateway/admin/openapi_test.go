@@ -29,6 +29,7 @@ import (
 	"go.uber.org/zap"
 
 	"evenkeel/bench/refengine"
+	"evenkeel/bench/refengine/plain"
 	"evenkeel/gateway"
 	"evenkeel/gateway/config"
 	"evenkeel/gateway/live"
@@ -175,6 +176,17 @@ func region(t *testing.T) func(*config.Config) {
 	}
 }
 
+// embeds adds an engine of an embedding model.
+func embeds(t *testing.T, configure func(*config.Config)) func(*config.Config) {
+	e, err := refengine.Start(refengine.Config{Model: "emb", Task: plain.Pooling, PrefillBase: time.Millisecond})
+	require.NoError(t, err)
+	t.Cleanup(e.Close)
+	return func(cfg *config.Config) {
+		configure(cfg)
+		cfg.Engines.Decode = append(cfg.Engines.Decode, config.Engine{URL: e.URLs()[0], Slots: 4})
+	}
+}
+
 const (
 	chatPath       = "/v1/chat/completions"
 	completionPath = "/v1/completions"
@@ -192,8 +204,17 @@ type sent struct {
 
 func TestOpenAPIAnswersAreAsDocumented(t *testing.T) {
 	doc := documented(t)
-	p := proxy(t, region(t))
+	p := proxy(t, embeds(t, region(t)))
 	id := p.engine
+	for _, ask := range [][2]string{{chatPath, aChat}, {"/v1/embeddings", `{"model":"emb","input":"one"}`}} {
+		for end := time.Now().Add(time.Minute); ; time.Sleep(5 * time.Millisecond) {
+			resp, _ := p.call(http.MethodPost, "http://"+p.g.Addr()+ask[0], ask[1])
+			if resp.StatusCode == http.StatusOK {
+				break
+			}
+			require.True(t, time.Now().Before(end), ask[0])
+		}
+	}
 	seen := map[string]bool{"GET /debug/pprof/profile": true, "GET /debug/pprof/trace": true} // take seconds
 	for _, s := range []sent{
 		{"POST " + chatPath, "", aChat, 200, ""},
@@ -204,6 +225,17 @@ func TestOpenAPIAnswersAreAsDocumented(t *testing.T) {
 		{"POST " + completionPath, "", strings.Replace(aCompletion, "ref", "gone", 1), 503, "no_region_available"},
 		{"POST " + completionPath, "", strings.Replace(aCompletion, "4", `"4"`, 1), 400, "invalid_type"},
 		{"POST " + completionPath, "", strings.Replace(aCompletion, "4", "4000000", 1), 400, "context_length_exceeded"},
+		{"POST /tokenize", "", `{"model":"ref","prompt":"one two"}`, 200, ""},
+		{"POST /tokenize", "", `{"prompt":"one two"}`, 400, "missing_required_parameter"},
+		{"POST /detokenize", "", `{"model":"ref","tokens":[1]}`, 200, ""},
+		{"POST /v1/embeddings", "", `{"model":"emb","input":"one"}`, 200, ""},
+		{"POST /v1/embeddings", "", `{"model":"emb","input":"one","encoding_format":"bytes"}`, 200, ""},
+		{"POST /v1/embeddings", "", `{"model":"ref","input":"one"}`, 404, "no_such_route"},
+		{"POST /v1/rerank", "", `{"model":"emb","query":"one","documents":["two"]}`, 200, ""},
+		{"POST /v1/score", "", `{"model":"emb","text_1":"one","text_2":"two"}`, 200, ""},
+		{"POST /classify", "", `{"model":"emb","input":"one"}`, 200, ""},
+		{"POST /pooling", "", `{"model":"emb","input":"one"}`, 200, ""},
+		{"POST /v1/audio/transcriptions", "", `{"model":"emb"}`, 400, "invalid_type"},
 		{"GET /v1/models", "", "", 200, ""},
 		{"GET /v1/models/{model}", "/v1/models/ref", "", 200, ""},
 		{"GET /v1/models/{model}", "/v1/models/gone", "", 404, "model_not_found"},
@@ -381,7 +413,7 @@ func TestOpenAPIHasEveryErrorCode(t *testing.T) {
 	require.ElementsMatch(t, unique(operator), codes(doc, operators))
 
 	client := codesIn(t, "gateway/door", "peers.go")
-	for _, pkg := range []string{"gateway/request", "gateway/failure", "gateway/prompt", "gateway/openai", "gateway/edge"} {
+	for _, pkg := range []string{"gateway/request", "gateway/failure", "gateway/prompt", "gateway/openai", "gateway/edge", "gateway/through"} {
 		client = append(client, codesIn(t, pkg)...)
 	}
 	require.ElementsMatch(t, unique(client), codes(doc, clients))
@@ -492,7 +524,7 @@ func (c consts) pairs(where, code ast.Expr) []string {
 	n := c.status(where)
 	if sum, ok := code.(*ast.BinaryExpr); ok {
 		tail, _ := strconv.Unquote(sum.Y.(*ast.BasicLit).Value)
-		return []string{n + " prefill" + tail, n + " decode" + tail}
+		return []string{n + " prefill" + tail, n + " decode" + tail, n + " engine" + tail}
 	}
 	text := c[nameOf(code)]
 	if lit, ok := code.(*ast.BasicLit); ok {

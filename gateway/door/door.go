@@ -25,6 +25,7 @@ import (
 	"evenkeel/gateway/reload"
 	"evenkeel/gateway/request"
 	"evenkeel/gateway/service"
+	"evenkeel/gateway/through"
 	"evenkeel/geo"
 	"evenkeel/mooncake"
 	"evenkeel/prefill"
@@ -48,6 +49,7 @@ type Host struct {
 	Node     *geo.Node  // nil: there are no other regions
 	Journal  *journal.Journal
 	Requests *request.Server
+	Through  *through.Server
 }
 
 // New makes the door of a proxy.
@@ -83,7 +85,7 @@ type handler struct {
 }
 
 func (d *Door) publicRoutes() map[string]handler {
-	return map[string]handler{
+	all := map[string]handler{
 		"/v1/chat/completions": {http.MethodPost, func(ctx *fasthttp.RequestCtx) { d.complete(ctx, mooncake.Chat) }},
 		"/v1/completions":      {http.MethodPost, func(ctx *fasthttp.RequestCtx) { d.complete(ctx, mooncake.Completions) }},
 		"/v1/models":           {http.MethodGet, d.listModels},
@@ -91,6 +93,10 @@ func (d *Door) publicRoutes() map[string]handler {
 		"/health":              {http.MethodGet, d.health},
 		"/healthcheck":         {http.MethodGet, d.healthcheck},
 	}
+	for _, path := range through.Paths {
+		all[path] = handler{http.MethodPost, func(ctx *fasthttp.RequestCtx) { d.pass(ctx, path) }}
+	}
+	return all
 }
 
 // Routes lists what the public listener serves, as GET /path.
@@ -103,16 +109,21 @@ func (d *Door) Routes() (all []string) {
 
 // complete serves both completion endpoints: check, then one job or a fan-out.
 func (d *Door) complete(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint) {
+	d.receive(ctx, ep.Path(), func(in *incoming) *openai.Error { return d.answer(ctx, ep, in) })
+}
+
+// receive serves a request of a client, once it is known who sent it and that they may.
+func (d *Door) receive(ctx *fasthttp.RequestCtx, path string, serve func(*incoming) *openai.Error) {
 	arrive := time.Now()
 	clientID := string(ctx.Request.Header.Peek("X-Request-Id"))
 	in := d.newIncoming(journal.Facts{ID: request.NewID(), ClientID: receipt.Clip(clientID), Arrival: arrive})
 	ctx.Response.Header.Set("X-Request-Id", cmp.Or(clientID, in.Told.ID))
 
 	d.end(ctx, in, func() *openai.Error {
-		if fail := d.checkSender(ctx, ep, in); fail != nil {
+		if fail := d.checkSender(ctx, path, in); fail != nil {
 			return fail
 		}
-		return d.answer(ctx, ep, in)
+		return serve(in)
 	})
 }
 
@@ -139,7 +150,7 @@ func (d *Door) newIncoming(facts journal.Facts) *incoming {
 }
 
 // checkSender finds out who sends a request and whether they may now.
-func (d *Door) checkSender(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, in *incoming) *openai.Error {
+func (d *Door) checkSender(ctx *fasthttp.RequestCtx, path string, in *incoming) *openai.Error {
 	key, fail := d.authenticate(ctx)
 	if fail != nil {
 		return fail
@@ -148,7 +159,7 @@ func (d *Door) checkSender(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, in *i
 		return fail
 	}
 	in.Told.Key = key.Name
-	in.Told.Witness(headersOf(ctx), key.Trusted, ep)
+	in.Told.Witness(headersOf(ctx), key.Trusted, path)
 	if key.Trusted {
 		in.Explain, _ = strconv.ParseBool(string(ctx.Request.Header.Peek(explainHeader)))
 	}
@@ -166,7 +177,7 @@ func encoded(ctx *fasthttp.RequestCtx) *openai.Error {
 	if len(how) == 0 || bytes.EqualFold(how, []byte("identity")) {
 		return nil
 	}
-	return &openai.Error{Status: http.StatusUnsupportedMediaType, Code: "unsupported_encoding", Message: "the body has a Content-Encoding; send it without, as JSON"}
+	return &openai.Error{Status: http.StatusUnsupportedMediaType, Code: "unsupported_encoding", Message: "the body has a Content-Encoding; send it without"}
 }
 
 // answer serves a request whose sender may send it: a client, or another
@@ -202,11 +213,8 @@ func (d *Door) answer(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, in *incomi
 
 // admit checks a request against what can be served at all.
 func (d *Door) admit(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, in *incoming) (*openai.Request, fleet.Route, *openai.Error) {
-	if d.host.Service.Draining() {
-		ctx.SetConnectionClose() // so that the client's next request goes where the load balancer sends it
-	}
-	if d.host.Service.Refusing() {
-		return nil, fleet.Route{}, failure.Leaving()
+	if fail := d.leaving(ctx); fail != nil {
+		return nil, fleet.Route{}, fail
 	}
 	raw, charge := edge.TakeBody(ctx)
 	in.Body = charge
@@ -231,6 +239,17 @@ func (d *Door) admit(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, in *incomin
 		return req, m, openai.Unavailable("decode_unavailable", "no healthy decode engine serves "+strconv.Quote(req.Model), 1)
 	}
 	return req, m, nil
+}
+
+// leaving refuses a request if the proxy shuts down.
+func (d *Door) leaving(ctx *fasthttp.RequestCtx) *openai.Error {
+	if d.host.Service.Draining() {
+		ctx.SetConnectionClose() // so that the client's next request goes where the load balancer sends it
+	}
+	if d.host.Service.Refusing() {
+		return failure.Leaving()
+	}
+	return nil
 }
 
 func noSuchModel(name string) *openai.Error {

@@ -20,7 +20,7 @@ func (d *Door) Receive(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, from *geo
 	in := d.newIncoming(journal.Facts{ID: request.NewID(), ClientID: from.RID, Arrival: came, Key: tenant, Origin: from.Origin})
 	in.From = from
 	ctx.Response.Header.Set("X-Request-Id", from.RID)
-	in.Told.Witness(headersOf(ctx), true, ep) // another dispatcher has decided what is sampled
+	in.Told.Witness(headersOf(ctx), true, ep.Path()) // another dispatcher has decided what is sampled
 	d.end(ctx, in, func() *openai.Error { return d.answer(ctx, ep, in) })
 }
 

@@ -1,0 +1,234 @@
+package through
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+
+	"go.uber.org/zap"
+
+	"evenkeel/engine"
+	"evenkeel/gateway/edge"
+	"evenkeel/gateway/failure"
+	"evenkeel/gateway/fleet"
+	"evenkeel/gateway/journal"
+	"evenkeel/gateway/openai"
+	"evenkeel/gateway/request"
+	"evenkeel/mooncake"
+)
+
+// A job is one request.
+type job struct {
+	srv   *Server
+	in    *request.Incoming
+	req   *openai.Request
+	path  string
+	conn  *edge.Conn
+	raw   []byte
+	kind  string // Content-Type of a form
+	tried []string
+}
+
+// maxTries is how many engines may fail a request before its client gets an error. What an
+// engine has computed can be computed again: nothing of it is left there.
+const maxTries = 3
+
+// notice is how long an engine may take to notice that we left.
+const notice = 250 * time.Millisecond
+
+// fault is a failed attempt.
+type fault struct {
+	answer *openai.Error
+	status int // the engine's answer, 0: none
+	err    error
+	again  bool // another engine may answer otherwise
+	lacks  bool // the engine does not have the endpoint
+}
+
+// serve tries engines until one answers.
+func (j *job) serve() (*answer, *openai.Error) {
+	told := j.in.Told
+	var last *openai.Error
+	for failed := 0; failed < maxTries; {
+		to, none := j.srv.choose(j.req.Model, j.path, j.tried)
+		if none != nil {
+			if last != nil && none != errNoRoute {
+				return nil, last
+			}
+			return nil, none
+		}
+		told.Attempt()
+		a, f := j.attempt(to)
+		if f == nil {
+			return a, nil
+		}
+		told.Fails(cause(f), f.status, f.answer)
+		j.tried = append(j.tried, to.Instance)
+		switch {
+		case j.left():
+			told.EndAttempt(failure.Gone())
+			return nil, failure.Gone()
+		case f.lacks:
+			j.srv.without(to.Instance, j.path)
+		case f.answer.Status/100 == 4 && !f.again: // the request's fault
+			return nil, f.answer
+		default:
+			failed++
+			j.srv.Log.Warn("an engine did not answer a request that is passed through", zap.String("request_id", told.ID), zap.String("endpoint", j.path),
+				zap.String("engine", to.Instance), zap.Int("attempt", told.Attempts), zap.Int("status", f.status), zap.Error(f.err))
+		}
+		last = f.answer
+		if !f.again {
+			break
+		}
+		told.Retries()
+	}
+	return nil, last
+}
+
+func cause(f *fault) string {
+	if f.err == nil {
+		return f.answer.Code
+	}
+	return f.err.Error()
+}
+
+// left says whether nobody reads any more.
+func (j *job) left() bool {
+	select {
+	case <-j.conn.Gone():
+		return true
+	default:
+		return false
+	}
+}
+
+// reach begins a phase. A client that has left stays in the phase in which it left.
+func (j *job) reach(p journal.Phase) {
+	told := j.in.Told
+	told.Enter(p)
+	if told.Reached == "" || !j.left() {
+		told.Reached = p
+	}
+}
+
+// attempt has one engine answer. Without a fault the answer has the engine until it is closed.
+func (j *job) attempt(to fleet.Whole) (_ *answer, f *fault) {
+	j.in.Told.Calls("pass")
+	j.reach(journal.Transfer)
+	j.in.Told.PassedTo(to.ID)
+	a := &answer{job: j, to: to, call: j.srv.Client.NewCall(to.Target), began: time.Now()}
+	a.run = j.srv.Fleet.Track(fleet.Place{Instance: to.Instance, Rank: -1}, a.call, notice, true)
+	if computes(j.path) {
+		a.expects = int64(len(j.raw))
+		to.Traffic.Beyond(1)
+		to.Traffic.Sends(a.expects)
+	}
+	done := false
+	defer func() {
+		if !done {
+			a.release()
+		}
+	}()
+	j.conn.OnGone(func() { a.call.Leave(notice) })
+	if f = a.open(); f == nil {
+		done = a.whole == nil
+		return a, nil
+	}
+	if a.run.Moved() && !j.left() {
+		return nil, &fault{answer: j.drained(), err: errMoved, again: true}
+	}
+	return nil, f
+}
+
+// drained is the answer to a request whose engine was taken out of service.
+func (j *job) drained() *openai.Error {
+	if j.srv.Serving().Err() != nil {
+		return failure.Leaving()
+	}
+	return openai.Unavailable("engine_drained", "its engine was taken out of service; send the request again", 1)
+}
+
+// settle ends a request that was answered. fail is nil for an answer that was whole.
+func (j *job) settle(fail *openai.Error) {
+	j.in.Told.EndAttempt(fail)
+	j.srv.took.WithLabelValues(j.path).Observe(time.Since(j.in.Told.Arrival).Seconds())
+	j.srv.Requests.Account(j.in, fail)
+}
+
+// send is the request as the engine gets it.
+func (j *job) send() (headers []engine.Header, body [][]byte) {
+	id := "ek-" + j.in.Told.ID + "-x" + strconv.Itoa(j.in.Told.Attempts)
+	headers = engine.JSONHeaders(id)
+	if j.path == Transcriptions {
+		headers[0].Value = j.kind
+		return headers, [][]byte{j.raw}
+	}
+	return headers, j.req.Body.Splice(nil, mooncake.Reserved, nil)
+}
+
+// open sends the request and reads its answer, or of a stream the first event.
+func (a *answer) open() *fault {
+	j, limits := a.job, &a.job.srv.Settings().Limits
+	headers, body := j.send()
+	resp, err := a.call.Do(http.MethodPost, j.path, j.in.Told.Carry(headers), body, engine.Deadlines{
+		Connect: limits.ConnectTimeout, FirstByte: limits.ProbeTimeout, Idle: limits.EventTimeout,
+	})
+	if err != nil {
+		return a.broke(err)
+	}
+	a.resp = resp
+	if status := resp.StatusCode(); status != http.StatusOK {
+		refusal := failure.Body(resp)
+		f := &fault{status: status, err: fmt.Errorf("engine %s answered %d", a.to.ID, status)}
+		f.lacks = lacksRoute(status, refusal)
+		f.answer, _ = failure.Refused(j.srv.Log, failure.Engine, a.to.ID, resp, refusal)
+		f.again = f.lacks || status == http.StatusServiceUnavailable || status == http.StatusTooManyRequests
+		return f
+	}
+	a.kind = string(resp.ContentType())
+	if strings.HasPrefix(a.kind, "text/event-stream") {
+		return a.begin()
+	}
+	return a.readWhole()
+}
+
+// broke is the fault of a call that broke.
+func (a *answer) broke(err error) *fault {
+	if !a.job.left() {
+		a.job.srv.Monitor.Report(a.to.Instance, err)
+	}
+	var ee *engine.Error
+	unheard := errors.As(err, &ee) && (!ee.Sent || ee.Stale())
+	return &fault{answer: failure.Transport(failure.Engine, err), err: err, again: unheard}
+}
+
+// readWhole reads an answer that comes in one piece.
+func (a *answer) readWhole() *fault {
+	limits := &a.job.srv.Settings().Limits
+	a.metadata = string(a.resp.Header(metadataHeader))
+	a.resp.SetDeadline(a.began.Add(limits.ProbeTimeout))
+	whole, err := a.resp.ReadAll(limits.AnswerBytes)
+	switch {
+	case errors.Is(err, engine.ErrTooLarge):
+		return &fault{answer: failure.BadGateway(failure.Engine, "its answer is larger than limits.answer_bytes; ask for less at once"), err: err}
+	case err != nil:
+		return a.broke(err)
+	}
+	if strings.HasPrefix(a.kind, "application/json") {
+		body, err := mooncake.ScanBody(whole, 0)
+		if err != nil && !json.Valid(whole) {
+			return &fault{answer: failure.BadGateway(failure.Engine, "its answer is not JSON"), err: err, status: http.StatusOK}
+		}
+		if err == nil {
+			a.job.in.Told.Counted(usageOf(&body))
+		}
+	}
+	a.whole = whole
+	a.job.srv.Monitor.Heard(a.to.Instance)
+	return nil
+}

@@ -1,0 +1,276 @@
+// Package through serves requests that are not split into prefill and decode: token counts,
+// embeddings, scores, transcriptions. Each goes as it came to one engine that has its model
+// and its endpoint, and the engine's answer goes to the client as it comes.
+package through
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"math/rand/v2"
+	"net/http"
+	"slices"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/valyala/fasthttp"
+	"go.uber.org/zap"
+
+	"evenkeel/engine"
+	"evenkeel/gateway/edge"
+	"evenkeel/gateway/fleet"
+	"evenkeel/gateway/openai"
+	"evenkeel/gateway/request"
+	"evenkeel/mooncake"
+)
+
+// Transcriptions takes a form with a file. All other endpoints take JSON.
+const Transcriptions = "/v1/audio/transcriptions"
+
+// Paths are the endpoints that are passed through.
+var Paths = []string{"/tokenize", "/detokenize", "/v1/embeddings", "/v1/rerank", "/v1/score", "/classify", "/pooling", Transcriptions}
+
+// computes says whether an engine runs its model for a request. To count tokens it does not.
+func computes(path string) bool { return path != "/tokenize" && path != "/detokenize" }
+
+// mostOpen is how many requests are passed through at once. Nothing else bounds what they
+// hold, because no queue and no pool knows them.
+const mostOpen = 1024
+
+// Env is what these requests need of the proxy.
+type Env struct {
+	Log        *zap.Logger
+	Registerer prometheus.Registerer
+	Buckets    []float64 // of histograms of seconds
+	Settings   func() *fleet.Settings
+	Serving    func() context.Context // ends when what has no answer yet must end
+	Client     *engine.Client
+	Monitor    *engine.Monitor
+	Fleet      *fleet.Fleet
+	Requests   *request.Server // which settles with callers, and writes errors
+}
+
+// A Server passes requests through.
+type Server struct {
+	Env
+	took *prometheus.HistogramVec
+
+	mu    sync.Mutex
+	open  int
+	busy  map[string]int     // calls under way, by engine
+	lacks map[lack]time.Time // endpoints that engines do not have, and when they said so
+}
+
+// lack is an endpoint that an engine does not have.
+type lack struct{ instance, path string }
+
+// lackMemory is how long an engine is not asked again for an endpoint that it does not have.
+// It may come back as another one.
+const lackMemory = time.Minute
+
+// New makes the server of a proxy.
+func New(env Env) *Server {
+	s := &Server{Env: env, busy: map[string]int{}, lacks: map[lack]time.Time{}}
+	s.took = prometheus.NewHistogramVec(prometheus.HistogramOpts{
+		Name: "evenkeel_passed_seconds", Help: "From a request's arrival to the end of its answer, for requests that are passed through to one engine.", Buckets: env.Buckets,
+	}, []string{"endpoint"})
+	for _, path := range Paths {
+		s.took.WithLabelValues(path)
+	}
+	env.Registerer.MustRegister(s.took)
+	return s
+}
+
+// Parse reads and checks the body of a request to one of the endpoints.
+func Parse(path string, raw []byte, contentType string, lim openai.Limits) (*openai.Request, *openai.Error) {
+	if path == Transcriptions {
+		return openai.ParseForm(raw, contentType)
+	}
+	return openai.ParsePassed(raw, lim)
+}
+
+// Estimate is how many tokens of its key's minute a request takes before an engine has
+// counted them.
+func Estimate(path string, req *openai.Request) int {
+	if !computes(path) {
+		return 0
+	}
+	return req.PromptBytes / bytesPerToken
+}
+
+const bytesPerToken = 4
+
+// Serve has an engine answer a request. raw is its body. An error it returns has not been
+// answered yet.
+func (s *Server) Serve(ctx *fasthttp.RequestCtx, in *request.Incoming, req *openai.Request, path string, raw []byte) *openai.Error {
+	conn, ok := edge.ConnOf(ctx)
+	if !ok {
+		return openai.NewError(http.StatusInternalServerError, "internal_error", "the connection is not watched")
+	}
+	if !s.enter() {
+		return &openai.Error{Status: http.StatusTooManyRequests, Code: "queue_full", RetryAfter: 1, Message: "too many requests are passed through to engines already; retry later"}
+	}
+	j := &job{srv: s, in: in, req: req, path: path, conn: conn, raw: raw, kind: string(ctx.Request.Header.ContentType())}
+	handed := false
+	defer func() {
+		if !handed {
+			s.leave()
+		}
+	}()
+	a, fail := j.serve()
+	if fail != nil {
+		return fail
+	}
+	in.Body.Give()
+	s.head(ctx, a)
+	if a.whole == nil {
+		handed = true
+		edge.NewPull(a, a.close, s.Log).Answer(ctx)
+		return nil
+	}
+	j.settle(nil)
+	ctx.SetBody(a.whole)
+	return nil
+}
+
+// head writes the head of an answer.
+func (s *Server) head(ctx *fasthttp.RequestCtx, a *answer) {
+	h, told := &ctx.Response.Header, a.job.in.Told
+	h.SetContentType(a.kind)
+	if a.whole == nil {
+		h.Set("Cache-Control", "no-cache")
+		h.Set("X-Accel-Buffering", "no") // an nginx in front must not gather events
+	}
+	if about := a.metadata; about != "" {
+		h.Set(metadataHeader, about)
+	}
+	if s.Settings().ExposeRoute || a.job.in.Explain {
+		h.Set("X-Evenkeel-Route", told.Route)
+		h.Set("X-Evenkeel-Engine", told.Engine)
+		h.Set("X-Evenkeel-Attempts", strconv.Itoa(told.Attempts))
+	}
+}
+
+// metadataHeader is where vLLM says what the bytes of an answer are that is not JSON.
+const metadataHeader = "Metadata"
+
+// enter counts a request; false: there are too many.
+func (s *Server) enter() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.open == mostOpen {
+		return false
+	}
+	s.open++
+	return true
+}
+
+func (s *Server) leave() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.open--
+}
+
+var (
+	errNoEngine = openai.Unavailable("engine_unavailable", "no healthy engine of this proxy serves the model; retry later", 1)
+	errNoRoute  = openai.NewError(http.StatusNotFound, "no_such_route", "no engine that serves the model has this endpoint; it is one of another kind of model")
+)
+
+// choose takes the engine with the fewest calls of ours that may have the endpoint and was
+// not tried. The caller gives it back.
+func (s *Server) choose(model, path string, tried []string) (fleet.Whole, *openai.Error) {
+	all := s.Fleet.Wholes(model)
+	if len(all) == 0 {
+		return fleet.Whole{}, errNoEngine
+	}
+	now := time.Now()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	found, from := -1, rand.IntN(len(all))
+	lacking := 0
+	for i := range all {
+		i = (i + from) % len(all) // of those alike not always the first
+		if at, ok := s.lacks[lack{all[i].Instance, path}]; ok && now.Sub(at) < lackMemory {
+			lacking++
+			continue
+		}
+		if slices.Contains(tried, all[i].Instance) {
+			continue
+		}
+		if found < 0 || s.busy[all[i].Instance] < s.busy[all[found].Instance] {
+			found = i
+		}
+	}
+	switch {
+	case found >= 0:
+		s.busy[all[found].Instance]++
+		return all[found], nil
+	case lacking == len(all):
+		return fleet.Whole{}, errNoRoute
+	}
+	return fleet.Whole{}, errNoEngine
+}
+
+// giveBack ends a call to an engine.
+func (s *Server) giveBack(instance string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.busy[instance]--; s.busy[instance] <= 0 {
+		delete(s.busy, instance)
+	}
+}
+
+// without notes that an engine does not have an endpoint.
+func (s *Server) without(instance, path string) {
+	now := time.Now()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for l, at := range s.lacks {
+		if now.Sub(at) >= lackMemory {
+			delete(s.lacks, l)
+		}
+	}
+	s.lacks[lack{instance, path}] = now
+}
+
+// lacksRoute says whether an engine's refusal means that it does not have the endpoint, or not
+// for its model. An engine that has it says 404 in other words, of a model for example.
+func lacksRoute(status int, body []byte) bool {
+	switch status {
+	case http.StatusNotFound:
+		return bytes.Contains(body, []byte(`"detail":"Not Found"`)) || len(bytes.TrimSpace(body)) == 0
+	case http.StatusMethodNotAllowed, http.StatusNotImplemented:
+		return true
+	}
+	return false
+}
+
+// errMoved is why a call ended whose engine was taken out of service.
+var errMoved = errors.New("the engine was taken out of service")
+
+// usageOf reads the tokens that an engine counted. Counts that no model could have are not
+// believed.
+func usageOf(body *mooncake.Body) (prompt, output int) {
+	raw, ok := body.Get("usage")
+	if !ok {
+		return 0, 0
+	}
+	usage, err := mooncake.ScanBody(raw, 0)
+	if err != nil {
+		return 0, 0
+	}
+	count := func(key string) int {
+		v, _ := usage.Get(key)
+		n, err := strconv.Atoi(string(v))
+		if err != nil || n < 0 || n > mostTokens {
+			return 0
+		}
+		return n
+	}
+	return count("prompt_tokens"), count("completion_tokens")
+}
+
+// mostTokens bounds an engine's counts. A request may have many prompts, but not so many.
+const mostTokens = 64 << 20

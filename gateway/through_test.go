@@ -1,0 +1,502 @@
+package gateway_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"mime/multipart"
+	"net/http"
+	"net/http/httptest"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/openai/openai-go/v3"
+	"github.com/stretchr/testify/require"
+
+	"evenkeel/bench/refengine"
+	"evenkeel/bench/refengine/plain"
+	"evenkeel/bench/reftext"
+	"evenkeel/gateway/config"
+	"evenkeel/mooncake"
+)
+
+const transcriptions = "/v1/audio/transcriptions"
+
+// pooling is an engine of an embedding model, which has no prefill engine.
+func pooling() refengine.Config { return refengine.Config{Model: "emb", Task: plain.Pooling} }
+
+// form is a request to transcribe a file.
+func form(t *testing.T, file string, fields ...string) (body, kind string) {
+	t.Helper()
+	var b bytes.Buffer
+	w := multipart.NewWriter(&b)
+	for i := 0; i+1 < len(fields); i += 2 {
+		require.NoError(t, w.WriteField(fields[i], fields[i+1]))
+	}
+	part, err := w.CreateFormFile("file", "speech.wav")
+	require.NoError(t, err)
+	_, err = io.WriteString(part, file)
+	require.NoError(t, err)
+	require.NoError(t, w.Close())
+	return b.String(), w.FormDataContentType()
+}
+
+func TestPassedThrough(t *testing.T) {
+	t.Parallel()
+	c := start(t, options{
+		decode:    []refengine.Config{{}, pooling(), {Model: "ears", Task: plain.Transcription}},
+		configure: func(cfg *config.Config) { cfg.ExposeRoute = true },
+	})
+	vector := func(text string) string {
+		b, err := json.Marshal(plain.Vector(text))
+		require.NoError(t, err)
+		return string(b)
+	}
+	for _, row := range []struct {
+		name, path, body, want string
+		prompt                 int // tokens, as told
+	}{
+		{"a text is counted", "/tokenize", `{"model":"ref","prompt":"one two three"}`, `"count":3`, 0},
+		{"a chat is counted", "/tokenize", `{"model":"ref","messages":[{"role":"user","content":"one two"}],"tools":[{"type":"function","function":{"name":"f","parameters":{"properties":{"image_url":{"type":"string"}}}}}]}`, `"count":`, 0},
+		{"ids become text", "/detokenize", fmt.Sprintf(`{"model":"ref","tokens":[%d]}`, reftext.FirstAnswerID), `"prompt":"`, 0},
+		{"a model without a prefill engine is embedded", "/v1/embeddings", `{"model":"emb","input":"one two"}`, vector("one two"), 2},
+		{"several texts are embedded", "/v1/embeddings", `{"model":"emb","input":["one","two"]}`, vector("two"), 2},
+		{"documents are put in an order", "/v1/rerank", `{"model":"emb","query":"q","documents":["a","b","c"]}`, `"relevance_score":`, 4},
+		{"texts are compared", "/v1/score", `{"model":"emb","text_1":"a","text_2":"b"}`, fmt.Sprintf(`"score":%v`, plain.Alike("a", "b")), 2},
+		{"a text is classified", "/classify", `{"model":"emb","input":"a"}`, `"num_classes":2`, 1},
+		{"a text is pooled", "/pooling", `{"model":"emb","input":"a b c"}`, vector("a b c"), 3},
+		{"embeddings come as base64", "/v1/embeddings", `{"model":"emb","input":"a","encoding_format":"base64"}`, `"embedding":"`, 1},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			id := strings.ReplaceAll(row.name, " ", "-")
+			r := c.post(row.path, row.body, "X-Request-Id", id)
+			require.Equal(t, http.StatusOK, r.status, r.body)
+			require.Contains(t, r.body, row.want)
+			require.Equal(t, "application/json", r.header.Get("Content-Type"))
+			require.Equal(t, "passed-through", r.header.Get("X-Evenkeel-Route"))
+			require.NotEmpty(t, r.header.Get("X-Evenkeel-Engine"))
+			require.Equal(t, "1", r.header.Get("X-Evenkeel-Attempts"))
+			kept := c.receipt(id)
+			require.Equal(t, "ok", kept.Outcome)
+			require.Equal(t, row.path, kept.Endpoint)
+			require.Equal(t, "passed-through", kept.Route)
+			require.Equal(t, row.prompt, kept.PromptTokens)
+			require.Len(t, kept.Attempts, 1)
+			require.Equal(t, r.header.Get("X-Evenkeel-Engine"), kept.Attempts[0].Engine)
+		})
+	}
+	t.Run("bytes come with the header that says what they are", func(t *testing.T) {
+		r := c.post("/v1/embeddings", `{"model":"emb","input":"a b","encoding_format":"bytes"}`)
+		require.Equal(t, http.StatusOK, r.status)
+		require.Equal(t, "application/octet-stream", r.header.Get("Content-Type"))
+		require.Len(t, r.body, 16)
+		require.Contains(t, r.header.Get("Metadata"), `"prompt_tokens":2`)
+	})
+	t.Run("the official client", func(t *testing.T) {
+		client := c.client()
+		got, err := client.Embeddings.New(t.Context(), openai.EmbeddingNewParams{Model: "emb", Input: openai.EmbeddingNewParamsInputUnion{OfString: openai.String("one two")}})
+		require.NoError(t, err)
+		require.Len(t, got.Data, 1)
+		require.InDelta(t, plain.Vector("one two")[0], got.Data[0].Embedding[0], 1e-6)
+		require.EqualValues(t, 2, got.Usage.PromptTokens)
+
+		file := func() io.Reader { return openai.File(strings.NewReader("speech of today"), "speech.wav", "audio/wav") }
+		heard, err := client.Audio.Transcriptions.New(t.Context(), openai.AudioTranscriptionNewParams{Model: "ears", File: file()})
+		require.NoError(t, err)
+		require.Equal(t, plain.Heard([]byte("speech of today")), heard.Text)
+	})
+	t.Run("a transcription is streamed", func(t *testing.T) {
+		body, kind := form(t, "speech", "model", "ears", "stream", "true")
+		r := c.post(transcriptions, body, "Content-Type", kind, "X-Request-Id", "streamed")
+		require.Equal(t, http.StatusOK, r.status, r.body)
+		require.NoError(t, r.err)
+		require.Contains(t, r.header.Get("Content-Type"), "text/event-stream")
+		require.Equal(t, 7, strings.Count(r.body, "data: "))
+		require.True(t, strings.HasSuffix(r.body, doneEvent))
+		require.True(t, c.receipt("streamed").Stream)
+	})
+	c.eventually("each is in the request log", func() bool { return len(c.outcomes()) >= 14 })
+	for _, outcome := range c.outcomes() {
+		require.Equal(t, "ok", outcome)
+	}
+	require.EqualValues(t, 5, c.metric(`evenkeel_passed_seconds_count{endpoint="/v1/embeddings"}`))
+	require.EqualValues(t, 2, c.metric(`evenkeel_passed_seconds_count{endpoint="/v1/audio/transcriptions"}`))
+}
+
+func TestAPassedRequestThatIsRefused(t *testing.T) {
+	t.Parallel()
+	c := start(t, options{decode: []refengine.Config{{}, pooling()}, configure: func(cfg *config.Config) { cfg.Limits.Body = 64 << 10; cfg.Limits.Bodies = 1 << 20 }})
+	plainForm := func(fields ...string) [2]string { b, k := form(t, "x", fields...); return [2]string{b, k} }
+	big, bigKind := form(t, strings.Repeat("x", 65<<10), "model", "emb")
+	withModel := plainForm("model", "emb")
+	priority := plainForm("model", "emb", "priority", "-1")
+	twice := plainForm("model", "emb", "model", "ref")
+	for _, row := range []struct {
+		name, path, body, kind string
+		status                 int
+		code                   string
+	}{
+		{"no JSON", "/tokenize", `{"model":`, "", 400, "invalid_json"},
+		{"no model", "/v1/embeddings", `{"input":"a"}`, "", 400, "missing_required_parameter"},
+		{"a model that is no text", "/v1/embeddings", `{"model":1,"input":"a"}`, "", 400, "invalid_type"},
+		{"a model twice", "/v1/embeddings", `{"model":"emb","model":"ref","input":"a"}`, "", 400, "duplicate_key"},
+		{"a key of ours twice", "/v1/embeddings", `{"model":"emb","request_id":1,"request_id":2,"input":"a"}`, "", 400, "duplicate_key"},
+		{"a model that nobody has", "/v1/embeddings", `{"model":"other","input":"a"}`, "", 404, "model_not_found"},
+		{"an endpoint that no engine of the model has", "/classify", `{"model":"ref","input":"a"}`, "", 404, "no_such_route"},
+		{"an endpoint of completions for an embedding model", "/v1/chat/completions", `{"model":"emb","messages":[{"role":"user","content":"a"}]}`, "", 503, "prefill_unavailable"},
+		{"a turn before others", "/v1/embeddings", `{"model":"emb","input":"a","priority":-5}`, "", 400, "invalid_value"},
+		{"a template of the client's", "/tokenize", `{"model":"ref","messages":[],"chat_template":"x"}`, "", 400, "unsupported_parameter"},
+		{"a medium that the engine would fetch", "/v1/embeddings", `{"model":"emb","messages":[{"role":"user","content":[{"type":"image_url","image_url":{"url":"http://10.0.0.1/"}}]}]}`, "", 400, "invalid_value"},
+		{"a medium deep in a query", "/v1/score", `{"model":"emb","data_1":{"content":[{"type":"image_url","image_url":{"url":"http://10.0.0.1/"}}]},"data_2":"a"}`, "", 400, "invalid_value"},
+		{"an address for a plugin", "/pooling", `{"model":"emb","data":{"data":["http://10.0.0.1/"],"data_format":"url"}}`, "", 400, "invalid_value"},
+		{"what the engine refuses", "/v1/embeddings", `{"model":"emb"}`, "", 400, "400"},
+		{"JSON where a form belongs", transcriptions, `{"model":"emb"}`, "", 400, "invalid_type"},
+		{"a form without a model", transcriptions, plainForm()[0], plainForm()[1], 400, "missing_required_parameter"},
+		{"a form that is cut", transcriptions, withModel[0][:len(withModel[0])-70], withModel[1], 400, "invalid_value"},
+		{"a form with a field of ours", transcriptions, priority[0], priority[1], 400, "unsupported_parameter"},
+		{"a form with two models", transcriptions, twice[0], twice[1], 400, "duplicate_key"},
+		{"a form for a model that hears nothing", transcriptions, withModel[0], withModel[1], 404, "no_such_route"},
+		{"a form that is too large", transcriptions, big, bigKind, 413, "body_too_large"},
+		{"a body in another coding", "/tokenize", `x`, "gzip", 415, "unsupported_encoding"},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			header := []string{"Content-Type", row.kind}
+			switch row.kind {
+			case "":
+				header = nil
+			case "gzip":
+				header = []string{"Content-Encoding", "gzip"}
+			}
+			r := c.post(row.path, row.body, header...)
+			require.Equal(t, row.status, r.status, r.body)
+			var e struct {
+				Error struct {
+					Message string `json:"message"`
+					Code    any    `json:"code"`
+				} `json:"error"`
+			}
+			require.NoError(t, json.Unmarshal([]byte(r.body), &e), r.body)
+			require.Equal(t, row.code, fmt.Sprint(e.Error.Code), r.body)
+			require.NotEmpty(t, e.Error.Message)
+		})
+	}
+	r := c.ask(http.MethodGet, c.url+"/v1/embeddings", "")
+	require.Equal(t, http.StatusMethodNotAllowed, r.status)
+	require.Equal(t, http.MethodPost, r.header.Get("Allow"))
+}
+
+// odd is an engine of an embedding model whose answers a test writes.
+type odd struct {
+	mu     sync.Mutex
+	answer http.HandlerFunc
+	bodies []string
+}
+
+func (o *odd) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	switch r.URL.Path {
+	case "/health":
+	case "/v1/models":
+		_, _ = io.WriteString(w, `{"object":"list","data":[{"id":"emb"}]}`)
+	case "/v1/embeddings", "/tokenize":
+		body, _ := io.ReadAll(r.Body)
+		o.mu.Lock()
+		o.bodies = append(o.bodies, string(body))
+		answer := o.answer
+		o.mu.Unlock()
+		answer(w, r)
+	default:
+		w.Header().Set("Content-Type", "application/json")
+		w.WriteHeader(http.StatusNotFound)
+		_, _ = io.WriteString(w, `{"detail":"Not Found"}`)
+	}
+}
+
+func (o *odd) answers(f http.HandlerFunc) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.answer, o.bodies = f, nil
+}
+
+func (o *odd) got() []string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.bodies
+}
+
+// beside starts a cluster with odd engines of an embedding model.
+func beside(t *testing.T, change func(*config.Config), engines ...*odd) *cluster {
+	t.Helper()
+	return start(t, options{partly: true, configure: func(cfg *config.Config) {
+		for _, o := range engines {
+			server := httptest.NewServer(o)
+			t.Cleanup(server.Close)
+			cfg.Engines.Decode = append(cfg.Engines.Decode, config.Engine{URL: server.URL, Slots: 4})
+		}
+		if change != nil {
+			change(cfg)
+		}
+	}})
+}
+
+// served waits until an engine of the model is up.
+func (c *cluster) served(model string, engines int) {
+	c.Helper()
+	c.eventually("engines of "+model+" are up", func() bool { return c.sum("evenkeel_engine_up") >= float64(2+engines) })
+	c.eventually(model+" is listed", func() bool { return strings.Contains(c.ask(http.MethodGet, c.url+"/v1/models", "").body, `"`+model+`"`) })
+}
+
+const embedding = `{"model":"emb","input":"a"}`
+
+func says(status int, kind, body string) http.HandlerFunc {
+	return func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", kind)
+		w.WriteHeader(status)
+		_, _ = io.WriteString(w, body)
+	}
+}
+
+func hangUp(w http.ResponseWriter, _ *http.Request) {
+	conn, _, err := http.NewResponseController(w).Hijack()
+	if err == nil {
+		_ = conn.Close()
+	}
+}
+
+func TestEnginesThatFailAPassedRequest(t *testing.T) {
+	t.Parallel()
+	o := &odd{answer: says(200, "application/json", `{}`)}
+	c := beside(t, func(cfg *config.Config) {
+		cfg.Limits.AnswerBytes, cfg.Limits.EventBytes = 4<<10, 1<<10
+		cfg.Limits.EventTimeout, cfg.Limits.ProbeTimeout = 3*time.Second, 3*time.Second
+	}, o)
+	c.served("emb", 1)
+	event := func(all ...string) http.HandlerFunc {
+		return func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Content-Type", "text/event-stream")
+			for _, e := range all {
+				_, _ = io.WriteString(w, e)
+				_ = http.NewResponseController(w).Flush()
+			}
+		}
+	}
+	hang := func(before http.HandlerFunc) http.HandlerFunc {
+		return func(w http.ResponseWriter, r *http.Request) {
+			before(w, r)
+			select {
+			case <-r.Context().Done():
+			case <-time.After(patience):
+			}
+		}
+	}
+	cut := func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Length", "100")
+		_, _ = io.WriteString(w, `{"data":`)
+	}
+	const one = "data: {\"x\":1}\n\n"
+	for _, row := range []struct {
+		name   string
+		answer http.HandlerFunc
+		status int
+		want   string // in the answer
+		code   string // outcome
+	}{
+		{"its refusal is passed on", says(422, "text/plain", "no"), 422, "no", "engine_refused"},
+		{"it refuses our credential", says(401, "text/plain", "no"), 502, "refused the proxy's credential", "engine_failed"},
+		{"it fails", says(500, "text/plain", "secret"), 502, "it answered 500", "engine_failed"},
+		{"it is overloaded", says(503, "text/plain", "secret"), 503, "overloaded", "engine_unavailable"},
+		{"it does not know the model", says(404, "application/json", `{"error":{"message":"The model does not exist."}}`), 404, "does not exist", "engine_refused"},
+		{"its model cannot", says(501, "application/json", `{"error":{"message":"The model does not support Embeddings API"}}`), 404, "no_such_route", "no_such_route"},
+		{"its answer is no JSON", says(200, "application/json", `{"data":[`), 502, "not JSON", "engine_failed"},
+		{"its answer is too large", says(200, "application/json", `"`+strings.Repeat("x", 8<<10)+`"`), 502, "limits.answer_bytes", "engine_failed"},
+		{"its answer is cut", cut, 502, "connection was lost", "engine_failed"},
+		{"it is silent", hang(func(http.ResponseWriter, *http.Request) {}), 504, "silent", "engine_timeout"},
+		{"a list is JSON", says(200, "application/json", `[1,2]`), 200, "[1,2]", "ok"},
+		{"a text is no JSON", says(200, "text/plain", "hello"), 200, "hello", "ok"},
+		{"counts that cannot be are not believed", says(200, "application/json", `{"usage":{"prompt_tokens":99999999999}}`), 200, "usage", "ok"},
+		{"a stream without an end of its own is whole", event(one, one), 200, one + one, "ok"},
+		{"a stream that fails at once", event("data: {\"error\":{\"message\":\"secret\"}}\n\n"), 502, "with an error", "engine_failed"},
+		{"a stream that is empty", event(": hello\n\n"), 502, "engine failed", "engine_failed"},
+		{"a stream that fails later", event(one, "data: {\"error\":{\"message\":\"secret\"}}\n\n"), 200, one + `data: {"error":{"message":"the engine ended its answer with an error`, "engine_failed"},
+		{"a stream that is cut in an event", event(one, "data: {"), 200, `"code":"upstream_broken"`, "upstream_broken"},
+		{"a stream that is silent", hang(event(one)), 200, `"code":"upstream_broken"`, "upstream_broken"},
+		{"a stream that has too much", event(one, "data: "+strings.Repeat("x", 6<<10)+"\n\n"), 200, `"code":"upstream_broken"`, "upstream_broken"},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			if row.code != "no_such_route" { // else it is remembered
+				o.answers(row.answer)
+			}
+			path := "/v1/embeddings"
+			if row.code == "no_such_route" {
+				path = "/tokenize"
+				o.answers(row.answer)
+			}
+			c.served("emb", 1)
+			id := strings.ReplaceAll(row.name, " ", "-")
+			r := c.post(path, embedding, "X-Request-Id", id)
+			require.Equal(t, row.status, r.status, r.body)
+			require.Contains(t, r.body, row.want)
+			require.NotContains(t, r.body, "secret")
+			require.Equal(t, row.code, c.receipt(id).Outcome)
+			require.Len(t, o.got(), 1, "it was sent once")
+			if strings.Contains(r.body, "data: ") && row.code != "ok" {
+				require.True(t, strings.HasSuffix(r.body, doneEvent), r.body)
+			}
+		})
+	}
+}
+
+func TestKeysThatNoClientSetsReachNoEngine(t *testing.T) {
+	t.Parallel()
+	o := &odd{answer: says(200, "application/json", `{"usage":{"prompt_tokens":1}}`)}
+	c := beside(t, nil, o)
+	c.served("emb", 1)
+	body := `{ "model" : "emb", "request_id":"x","input":  ["a"],"kv_transfer_params":{"a":1},"data_parallel_rank":3, "unknown":{"b": 2}}`
+	require.Equal(t, http.StatusOK, c.post("/v1/embeddings", body).status)
+	require.Equal(t, []string{`{ "model" : "emb","input":  ["a"], "unknown":{"b": 2}}`}, o.got())
+}
+
+func TestAnotherEngineServesAPassedRequest(t *testing.T) {
+	t.Parallel()
+	broken, good := &odd{answer: hangUp}, &odd{answer: says(200, "application/json", `{"ok":true}`)}
+	c := beside(t, nil, broken, good)
+	c.served("emb", 2)
+	t.Run("where one does not have the endpoint", func(t *testing.T) {
+		broken.answers(says(404, "application/json", `{"detail":"Not Found"}`))
+		for range 20 {
+			require.Equal(t, http.StatusOK, c.post("/v1/embeddings", embedding).status)
+		}
+		require.LessOrEqual(t, len(broken.got()), 1, "it is asked once")
+	})
+	t.Run("where one is overloaded, and the receipt says so", func(t *testing.T) {
+		broken.answers(says(503, "text/plain", ""))
+		two := 0
+		for i := range 20 {
+			id := fmt.Sprintf("overloaded-%d", i)
+			require.Equal(t, http.StatusOK, c.post("/tokenize", embedding, "X-Request-Id", id).status)
+			kept := c.receipt(id)
+			if len(kept.Attempts) == 2 {
+				two++
+				require.True(t, kept.Attempts[0].Again)
+				require.Equal(t, 503, kept.Attempts[0].Status)
+			}
+		}
+		require.Equal(t, len(broken.got()), two)
+	})
+}
+
+func TestAClientThatLeavesAPassedRequest(t *testing.T) {
+	t.Parallel()
+	slow := pooling()
+	slow.PrefillBase = time.Hour
+	c := start(t, options{decode: []refengine.Config{{}, slow, {Model: "ears", Task: plain.Transcription, C0: time.Hour}}})
+	body, kind := form(t, "speech", "model", "ears", "stream", "true")
+	for _, row := range []struct{ name, path, body, kind, phase string }{
+		{"before the answer", "/v1/embeddings", embedding, "application/json", "transfer"},
+		{"in the middle of a stream", transcriptions, body, kind, "streaming"},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			ctx, leave := context.WithCancel(t.Context())
+			req, err := http.NewRequestWithContext(ctx, http.MethodPost, c.url+row.path, strings.NewReader(row.body))
+			require.NoError(t, err)
+			req.Header.Set("Content-Type", row.kind)
+			req.Header.Set("X-Request-Id", row.phase)
+			gone := make(chan struct{})
+			go func() {
+				defer close(gone)
+				if resp, err := c.http.Do(req); err == nil {
+					_, _ = io.Copy(io.Discard, resp.Body)
+					_ = resp.Body.Close()
+				}
+			}()
+			c.eventually("it has come so far", func() bool {
+				r := c.get("/decisions?id=" + row.phase)
+				return r.status == http.StatusOK && c.decisions("?id=" + row.phase)[0].State == row.phase
+			})
+			leave()
+			<-gone
+			require.Equal(t, "client_closed", c.receipt(row.phase).Outcome)
+			require.Equal(t, 1.0, c.metric(fmt.Sprintf("evenkeel_cancels_total{phase=%q}", row.phase)))
+		})
+	}
+}
+
+func TestAKeyPaysForPassedRequests(t *testing.T) {
+	t.Parallel()
+	file := filepath.Join(t.TempDir(), "keys.yaml")
+	keyFile(t, file, "rare ek-rare , rpm: 2", "short ek-short , tpm: 40", "one ek-one , max_concurrent: 1")
+	slow := pooling()
+	slow.Model, slow.PrefillBase = "slow", time.Hour
+	c := start(t, options{decode: []refengine.Config{{}, pooling(), slow}, configure: func(cfg *config.Config) { cfg.KeysFile = file }})
+	ask := func(key, path, body string) (int, string) {
+		r := c.post(path, body, "Authorization", "Bearer "+key)
+		code := ""
+		if r.status != http.StatusOK {
+			code, _, _ = failure(t, r)
+		}
+		return r.status, code
+	}
+	status, code := ask("ek-nobody", "/v1/embeddings", embedding)
+	require.Equal(t, "401 invalid_api_key", fmt.Sprint(status, " ", code))
+	for range 2 {
+		status, _ = ask("ek-rare", "/tokenize", `{"model":"ref","prompt":"a"}`)
+		require.Equal(t, http.StatusOK, status)
+	}
+	_, code = ask("ek-rare", "/tokenize", `{"model":"ref","prompt":"a"}`)
+	require.Equal(t, "rate_limit_exceeded", code)
+
+	status, _ = ask("ek-short", "/v1/embeddings", `{"model":"emb","input":"`+strings.Repeat("w ", 30)+`"}`)
+	require.Equal(t, http.StatusOK, status, "22 tokens by estimate, 30 as counted")
+	_, code = ask("ek-short", "/v1/embeddings", `{"model":"emb","input":"`+strings.Repeat("w ", 30)+`"}`)
+	require.Equal(t, "rate_limit_exceeded", code)
+	status, _ = ask("ek-short", "/tokenize", `{"model":"ref","prompt":"`+strings.Repeat("w ", 300)+`"}`)
+	require.Equal(t, http.StatusOK, status, "to count tokens costs none")
+
+	ctx, leave := context.WithCancel(t.Context())
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, c.url+"/v1/embeddings", strings.NewReader(`{"model":"slow","input":"a"}`))
+	require.NoError(t, err)
+	req.Header.Set("Authorization", "Bearer ek-one")
+	gone := make(chan struct{})
+	go func() {
+		defer close(gone)
+		if resp, err := c.http.Do(req); err == nil {
+			_ = resp.Body.Close()
+		}
+	}()
+	c.eventually("it runs", func() bool { return c.metric("evenkeel_requests_open") == 1 })
+	_, code = ask("ek-one", "/v1/embeddings", embedding)
+	require.Equal(t, "queue_full", code)
+	leave()
+	<-gone
+	c.eventually("it has given its place back", func() bool { status, _ := ask("ek-one", "/v1/embeddings", embedding); return status == http.StatusOK })
+}
+
+func TestADrainMovesAPassedRequest(t *testing.T) {
+	t.Parallel()
+	slow, quick := pooling(), pooling()
+	slow.PrefillBase = time.Hour
+	c := start(t, options{decode: []refengine.Config{{}, slow}, profile: mooncake.Profile{}})
+	answer := make(chan reply, 1)
+	go func() { answer <- c.post("/v1/embeddings", embedding, "X-Request-Id", "moved") }()
+	c.eventually("it runs", func() bool { return c.metric("evenkeel_requests_open") == 1 })
+	other := c.engine(quick)
+	t.Cleanup(other.Close)
+	r := c.ask(http.MethodPost, c.admin+"/workers", fmt.Sprintf(`{"role":"decode","url":%q,"slots":4}`, other.URLs()[0]))
+	require.Less(t, r.status, 300, r.body)
+	c.eventually("the other one is up", func() bool { return c.sum("evenkeel_engine_up") >= 4 })
+	require.Equal(t, http.StatusNoContent, c.ask(http.MethodPost, c.admin+"/workers/"+addressOf(c.decode[1])+"/drain", `{"deadline":"10ms"}`).status)
+	got := <-answer
+	require.Equal(t, http.StatusOK, got.status, got.body)
+	require.Len(t, c.receipt("moved").Attempts, 2)
+
+	require.Equal(t, http.StatusNoContent, c.ask(http.MethodPost, c.admin+"/workers/"+addressOf(other)+"/drain", "").status)
+	r = c.post("/v1/embeddings", embedding)
+	require.Equal(t, http.StatusServiceUnavailable, r.status)
+	code, _, _ := failure(t, r)
+	require.Equal(t, "engine_unavailable", code)
+	require.Equal(t, "1", r.header.Get("Retry-After"))
+}
