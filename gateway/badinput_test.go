@@ -82,7 +82,7 @@ func TestRequestsThatAreNotAnswered(t *testing.T) {
 		"an empty prompt":                     {completionPath, `{"model":"ref","prompt":[]}`, 400, "invalid_value", "prompt"},
 		"a prompt of mixed kinds":             {completionPath, `{"model":"ref","prompt":["a",1]}`, 400, "invalid_type", "prompt"},
 		"too large":                           {chatPath, chat(strings.Repeat("a", 100_000), ""), 413, "body_too_large", ""},
-		"an unknown path":                     {"/v1/embeddings", `{}`, 404, "not_found", ""},
+		"an unknown path":                     {"/v1/nothing", `{}`, 404, "not_found", ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := c.post(row.path, row.body)
