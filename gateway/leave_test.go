@@ -24,6 +24,12 @@ func (c *cluster) send(body string) (leave, wait func()) {
 	if strings.Contains(body, `"prompt":`) {
 		path = "/v1/completions"
 	}
+	return c.sendTo(path, body)
+}
+
+// sendTo is send for any endpoint.
+func (c *cluster) sendTo(path, body string) (leave, wait func()) {
+	c.Helper()
 	ctx, cancel := context.WithCancel(c.Context())
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, c.url+path, strings.NewReader(body))
 	require.NoError(c, err)

@@ -247,7 +247,9 @@ func beside(t *testing.T, change func(*config.Config), engines ...*odd) *cluster
 func (c *cluster) served(model string, engines int) {
 	c.Helper()
 	c.eventually("engines of "+model+" are up", func() bool { return c.sum("evenkeel_engine_up") >= float64(2+engines) })
-	c.eventually(model+" is listed", func() bool { return strings.Contains(c.ask(http.MethodGet, c.url+"/v1/models", "").body, `"`+model+`"`) })
+	c.eventually(model+" is listed", func() bool {
+		return strings.Contains(c.ask(http.MethodGet, c.url+"/v1/models", "").body, `"`+model+`"`)
+	})
 }
 
 const embedding = `{"model":"emb","input":"a"}`

@@ -101,7 +101,7 @@ func (p *Profile) ReadProbe(answer []byte, x *Exchange, knownHost func(host stri
 }
 
 // scanned is the values of an answer that count; what it lacks is nil.
-type scanned struct{ err, kv, usage, choices, ids json.RawMessage }
+type scanned struct{ err, kv, usage, choices, ids, status json.RawMessage }
 
 // scanAnswer validates an answer as ScanBody does. Of a key that is repeated the last
 // value counts, as in Body.Get.
@@ -121,6 +121,8 @@ func scanAnswer(answer []byte) (s scanned, err error) {
 			s.usage = value
 		case "choices":
 			s.choices = value
+		case "status": // of a response
+			s.status = value
 		case "prompt_token_ids": // of a chat; completions have it in the choice
 			s.ids = value
 		}
@@ -133,9 +135,9 @@ func (s *scanned) read() ProbeAnswer {
 	a := ProbeAnswer{CachedTokens: -1, PromptTokenIDs: tokenList(s.ids)}
 	for key, value := range rawjson.Members(s.usage) {
 		switch key {
-		case "prompt_tokens":
+		case "prompt_tokens", "input_tokens":
 			a.PromptTokens, _ = rawjson.Int(value, 0, len(value))
-		case "prompt_tokens_details":
+		case "prompt_tokens_details", "input_tokens_details":
 			a.CachedTokens = -1
 			for key, value := range rawjson.Members(value) {
 				if key != "cached_tokens" {
@@ -161,6 +163,12 @@ func (s *scanned) read() ProbeAnswer {
 		if a.PromptTokenIDs == nil {
 			a.PromptTokenIDs = ids
 		}
+	}
+	switch string(s.status) {
+	case `"incomplete"`:
+		a.FinishReason = "length"
+	case `"completed"`:
+		a.FinishReason = "stop"
 	}
 	return a
 }

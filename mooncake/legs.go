@@ -10,19 +10,23 @@ import (
 	"evenkeel/rawjson"
 )
 
-// Endpoint is one of the two calls that are split into prefill and decode.
+// Endpoint is one of the calls that are split into prefill and decode.
 type Endpoint uint8
 
 // The endpoints.
 const (
 	Chat Endpoint = iota
 	Completions
+	Responses
 )
 
 // Path is the endpoint's URL path, with us and with the engines.
 func (e Endpoint) Path() string {
-	if e == Chat {
+	switch e {
+	case Chat:
 		return "/v1/chat/completions"
+	case Responses:
+		return "/v1/responses"
 	}
 	return "/v1/completions"
 }
@@ -93,10 +97,13 @@ var (
 // ProbeBody appends the segments of the prefill request: one token, not
 // streamed, asking for a handoff. The prompt and all that shapes
 // it stay byte for byte what DecodeBody sends. x is for vllm-mooncake only.
-func (p *Profile) ProbeBody(b *Body, _ Endpoint, leg *Leg, x *Exchange, dst [][]byte) [][]byte {
+func (p *Profile) ProbeBody(b *Body, ep Endpoint, leg *Leg, x *Exchange, dst [][]byte) [][]byte {
 	params := pullProbe
 	if p.Connector == VLLMMooncake && x != nil {
 		params = x.probeParams()
+	}
+	if ep == Responses {
+		return p.responsesProbe(b, leg, params, dst)
 	}
 	return p.probeWith(b, leg, params, dst)
 }
@@ -123,7 +130,10 @@ func (p *Profile) probeWith(b *Body, leg *Leg, params json.RawMessage, dst [][]b
 // own answer goes to the client, so nothing is asked for that the
 // client did not ask for. A nil kv makes the engine prefill by itself, which
 // only a profile with AllowLocalPrefill should let happen.
-func (p *Profile) DecodeBody(b *Body, _ Endpoint, leg *Leg, kv json.RawMessage, stream bool, dst [][]byte) [][]byte {
+func (p *Profile) DecodeBody(b *Body, ep Endpoint, leg *Leg, kv json.RawMessage, stream bool, dst [][]byte) [][]byte {
+	if ep == Responses {
+		return p.responsesDecode(b, kv, stream, dst)
+	}
 	members, drop := p.answer(b, leg, stream)
 	if kv != nil {
 		members = append(members, Member{"kv_transfer_params", leg.resume().params(kv)})
@@ -159,7 +169,10 @@ func (p *Profile) answer(b *Body, leg *Leg, stream bool) (members []Member, drop
 // pull the handoff, so that the prefill engine frees it. What it
 // pulls may be another prompt's blocks by then, so the salt, new for every discard,
 // keeps them apart in the engine's prefix cache, where nothing else finds them.
-func (p *Profile) DiscardBody(b *Body, _ Endpoint, leg *Leg, kv json.RawMessage, salt string, dst [][]byte) [][]byte {
+func (p *Profile) DiscardBody(b *Body, ep Endpoint, leg *Leg, kv json.RawMessage, salt string, dst [][]byte) [][]byte {
+	if ep == Responses {
+		return responsesDiscard(b, leg, kv, salt, dst)
+	}
 	members := oneToken(b, leg, make([]Member, 0, 7))
 	members = append(members, Member{"cache_salt", appendString(nil, salt)}, Member{"kv_transfer_params", leg.resume().params(kv)})
 	return b.Splice(dst, leg.resume().drop(dropOnProbe), members)

@@ -49,6 +49,12 @@ func (p *Profile) alwaysEarly() bool { return alwaysEarly[p.Connector] != "" }
 // nixl says whether the hand-off is vLLM's NIXL, whose hold is a lease that the queue of a decode engine renews.
 func (p *Profile) nixl() bool { return p.Connector == NIXLPull || p.Connector == NIXLPush }
 
+// Ascend says whether the engine is one of vllm-ascend, which may end an answer for want of
+// memory and say so only in stop_reason.
+func (p *Profile) Ascend() bool {
+	return p.Connector == AscendMooncakeV1 || p.Connector == AscendLayerwise
+}
+
 // How a probe makes sure that the end-of-sequence token does not end it: such
 // an end returns no handoff.
 const (

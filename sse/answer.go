@@ -100,6 +100,10 @@ func (a *Answer) Event(dst []byte, e Event) ([]byte, Effects) {
 		if e.Kind == KindComment && !a.Mirror.Started() {
 			dst = dst[:mark] // it would commit us to a 200
 		}
+		if a.Mirror.over() {
+			a.Reader.finish()
+			fx.End = Whole
+		}
 	case Overrun:
 		a.err, fx.End = a.Mirror.Fault(), Broken
 	case Failed:

@@ -10,6 +10,8 @@ import (
 // Ask is what the client asked for, where it differs from what decode was asked,
 // and what a fan-out changes in the events of one of its legs.
 type Ask struct {
+	Responses bool // the events are those of /v1/responses
+
 	Usage           bool // stream_options.include_usage
 	ContinuousUsage bool // stream_options.continuous_usage_stats; means nothing without Usage
 	TokenIDs        bool // return_token_ids
@@ -92,6 +94,11 @@ type Mirror struct {
 	failure    Failure
 	fault      error
 	owed       []byte // the event of a final usage that the engine has not sent so far
+
+	// Of /v1/responses only:
+	held   []byte // events that wait for the first that tells of a token
+	opened int    // of them
+	events int    // for the client so far
 }
 
 // NewMirror returns a mirror for one leg.
@@ -103,7 +110,10 @@ func NewMirror(a Ask) *Mirror {
 
 // Reset makes the mirror ready for another leg; it keeps its memory.
 func (m *Mirror) Reset(a Ask) {
-	id, marks, owed, details := m.id[:0], m.marks[:0], m.owed[:0], m.details[:0]
+	id, marks, owed, details, held := m.id[:0], m.marks[:0], m.owed[:0], m.details[:0], m.held[:0]
+	if cap(held) > keepBuffer {
+		held = nil
+	}
 	if cap(marks) > 256 {
 		marks = make([]mark, 0, 16)
 	}
@@ -113,7 +123,7 @@ func (m *Mirror) Reset(a Ask) {
 	case a.Seam != nil:
 		id = append(id, a.Seam.Head.ID...)
 	}
-	*m = Mirror{ask: a, continuous: a.Usage && a.ContinuousUsage, id: id, marks: marks, owed: owed, details: details}
+	*m = Mirror{ask: a, continuous: a.Usage && a.ContinuousUsage, id: id, marks: marks, owed: owed, details: details, held: held}
 }
 
 // Event takes the next event of the stream and returns the bytes the client
@@ -131,6 +141,9 @@ func (m *Mirror) Event(e Event, dst []byte) (out []byte, v Verdict) {
 			return nil, Ended
 		}
 		return e.Raw, Ended
+	}
+	if m.ask.Responses && e.Kind == KindData {
+		return m.response(e, dst)
 	}
 	m.f = facts{choices: -1}
 	m.marks = m.marks[:0]

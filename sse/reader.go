@@ -140,13 +140,15 @@ func (r *Reader) Next() (Event, bool) {
 	r.torn = e.Kind == KindOpaque && r.framer.handed > 0
 	switch {
 	case e.Kind == KindDone:
-		r.done, r.bytes = true, int64(r.framer.held())
-		r.quiet = 0
+		r.finish()
 	case e.Kind == KindData, e.Kind == KindOpaque && !r.torn: // the last piece
 		r.begun, r.quiet = true, 0
 	}
 	return e, true
 }
+
+// finish says that the event just returned was the last, as [DONE] does.
+func (r *Reader) finish() { r.done, r.bytes, r.quiet = true, int64(r.framer.held()), 0 }
 
 // over tells whether so many bytes more are too many.
 func (r *Reader) over(more int64) bool {

@@ -11,6 +11,7 @@ import (
 
 	"evenkeel/bench/refengine/bind"
 	"evenkeel/bench/refengine/plain"
+	"evenkeel/bench/refengine/responses"
 	"evenkeel/bench/reftext"
 )
 
@@ -26,6 +27,7 @@ type endpoint struct {
 var endpoints = map[string]endpoint{
 	"/v1/chat/completions": {http.MethodPost, false, func(l *life, x *exchange) bool { return l.generate(x, true) }},
 	"/v1/completions":      {http.MethodPost, false, func(l *life, x *exchange) bool { return l.generate(x, false) }},
+	"/v1/responses":        {http.MethodPost, false, (*life).serveResponse},
 	"/v1/models":           {http.MethodGet, false, (*life).serveModels},
 	"/health":              {http.MethodGet, true, (*life).serveHealth},
 	"/ping":                {http.MethodGet, true, serveOK},
@@ -56,7 +58,7 @@ func (l *life) handle(x *exchange) bool {
 	}
 	if serve, has := plain.Has(l.engine.cfg.Task, path); has {
 		to, ok = endpoint{http.MethodPost, false, func(l *life, x *exchange) bool { return l.servePlain(x, serve) }}, true
-	} else if l.engine.cfg.Task != plain.Generate && (path == "/v1/chat/completions" || path == "/v1/completions") {
+	} else if l.engine.cfg.Task != plain.Generate && (path == "/v1/chat/completions" || path == "/v1/completions" || path == "/v1/responses") {
 		ok = false
 	}
 	switch {
@@ -68,6 +70,16 @@ func (l *life) handle(x *exchange) bool {
 		return x.Answer(401, typeJSON, []byte(`{"error":"Unauthorized"}`))
 	}
 	return to.serve(l, x)
+}
+
+// serveResponse answers the chat that a response means.
+func (l *life) serveResponse(x *exchange) bool {
+	chat, err := responses.Chat(x.Body)
+	if err != nil {
+		return x.fail(refuse(400, "%v", err).of("input"))
+	}
+	x.Body, x.response = chat, &responses.Writer{Model: l.engine.cfg.Model}
+	return l.generate(x, true)
 }
 
 // servePlain answers a request that makes no completion. It takes as long as the prefill of

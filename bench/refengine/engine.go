@@ -175,9 +175,9 @@ func (e *Engine) Revive() error {
 	shape := e.cfg.ErrorShape
 	l.server = wire.Server{
 		KeepAlive: e.cfg.KeepAlive, MaxBody: e.cfg.MaxBody,
-		Handle: func(x *wire.Exchange) bool { return l.handle(&exchange{x, shape}) },
+		Handle: func(x *wire.Exchange) bool { return l.handle(&exchange{Exchange: x, shape: shape}) },
 		TooLarge: func(x *wire.Exchange) {
-			(&exchange{x, shape}).fail(refuse(413, "Request body is larger than %d bytes.", e.cfg.MaxBody))
+			(&exchange{Exchange: x, shape: shape}).fail(refuse(413, "Request body is larger than %d bytes.", e.cfg.MaxBody))
 		},
 	}
 	var err error

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"strconv"
 
+	"evenkeel/bench/refengine/responses"
 	"evenkeel/bench/refengine/wire"
 	"evenkeel/rawjson"
 )
@@ -82,7 +83,36 @@ func (e *apiError) body(shape ErrorShape) (body []byte, contentType string) {
 // exchange is a request on a connection, and how its errors look.
 type exchange struct {
 	*wire.Exchange
-	shape ErrorShape
+	shape    ErrorShape
+	response *responses.Writer // turns what is answered into a response; nil: it is a chat or a completion
+}
+
+// Answer, Stream and Event are those of the wire, in a response's words if that was asked for.
+func (x *exchange) Answer(status int, contentType string, body []byte, extra ...string) bool {
+	if x.response != nil && status == 200 {
+		if whole, ok := x.response.Whole(x.Req.Header.Get("X-Request-Id"), body); ok {
+			body = whole
+		}
+	}
+	return x.Exchange.Answer(status, contentType, body, extra...)
+}
+
+func (x *exchange) Stream(contentType string) bool {
+	if !x.Exchange.Stream(contentType) {
+		return false
+	}
+	if x.response == nil {
+		return true
+	}
+	return x.Exchange.Event(func(dst []byte) []byte { return append(dst, x.response.Begin(x.Req.Header.Get("X-Request-Id"))...) })
+}
+
+func (x *exchange) Event(build func(dst []byte) []byte) bool {
+	if x.response == nil {
+		return x.Exchange.Event(build)
+	}
+	events := x.response.Events(build(nil))
+	return len(events) == 0 || x.Exchange.Event(func(dst []byte) []byte { return append(dst, events...) })
 }
 
 const typeJSON = "application/json"

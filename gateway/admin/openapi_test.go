@@ -225,6 +225,8 @@ func TestOpenAPIAnswersAreAsDocumented(t *testing.T) {
 		{"POST " + completionPath, "", strings.Replace(aCompletion, "ref", "gone", 1), 503, "no_region_available"},
 		{"POST " + completionPath, "", strings.Replace(aCompletion, "4", `"4"`, 1), 400, "invalid_type"},
 		{"POST " + completionPath, "", strings.Replace(aCompletion, "4", "4000000", 1), 400, "context_length_exceeded"},
+		{"POST /v1/responses", "", `{"model":"ref","input":"one"}`, 404, "no_such_route"},
+		{"POST /v1/responses", "", `{"model":"ref","input":"one","store":true}`, 400, "unsupported_parameter"},
 		{"POST /tokenize", "", `{"model":"ref","prompt":"one two"}`, 200, ""},
 		{"POST /tokenize", "", `{"prompt":"one two"}`, 400, "missing_required_parameter"},
 		{"POST /detokenize", "", `{"model":"ref","tokens":[1]}`, 200, ""},

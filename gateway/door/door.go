@@ -88,6 +88,7 @@ func (d *Door) publicRoutes() map[string]handler {
 	all := map[string]handler{
 		"/v1/chat/completions": {http.MethodPost, func(ctx *fasthttp.RequestCtx) { d.complete(ctx, mooncake.Chat) }},
 		"/v1/completions":      {http.MethodPost, func(ctx *fasthttp.RequestCtx) { d.complete(ctx, mooncake.Completions) }},
+		"/v1/responses":        {http.MethodPost, func(ctx *fasthttp.RequestCtx) { d.complete(ctx, mooncake.Responses) }},
 		"/v1/models":           {http.MethodGet, d.listModels},
 		oneModel:               {http.MethodGet, d.showModel},
 		"/health":              {http.MethodGet, d.health},
@@ -107,7 +108,7 @@ func (d *Door) Routes() (all []string) {
 	return all
 }
 
-// complete serves both completion endpoints: check, then one job or a fan-out.
+// complete serves the endpoints that are split: check, then one job or a fan-out.
 func (d *Door) complete(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint) {
 	d.receive(ctx, ep.Path(), func(in *incoming) *openai.Error { return d.answer(ctx, ep, in) })
 }
@@ -223,7 +224,16 @@ func (d *Door) admit(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, in *incomin
 		return nil, fleet.Route{}, fail
 	}
 	m, ok, known := d.host.Fleet.Lookup(req.Model)
-	far := in.From == nil && d.host.Node != nil && d.host.Node.Offered(req.Model)
+	if ep == mooncake.Responses {
+		if fail := d.here(ep.Path(), req.Model); fail != nil {
+			return req, m, fail
+		}
+		if m.Blind {
+			return req, m, openai.NewError(http.StatusNotFound, "no_such_route", "responses are not served by engines of vllm-ascend: one that they give back for want of memory looks whole; use /v1/chat/completions")
+		}
+		in.Whole = m.Whole
+	}
+	far := ep != mooncake.Responses && in.From == nil && d.host.Node != nil && d.host.Node.Offered(req.Model)
 	if !ok && far {
 		m = fleet.Route{Name: req.Model, Board: req.Model}
 	}

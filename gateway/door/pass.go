@@ -37,13 +37,19 @@ func (d *Door) admitWhole(ctx *fasthttp.RequestCtx, path string, in *incoming) (
 	if fail != nil {
 		return nil, nil, fail
 	}
-	if _, ok, known := d.host.Fleet.Lookup(req.Model); !ok {
-		switch {
-		case d.host.Node != nil && d.host.Node.Offered(req.Model):
-			return req, raw, openai.Unavailable("no_region_available", "no engine of this region serves "+strconv.Quote(req.Model)+", and requests to "+path+" are not sent to other regions; send it to a proxy there", 1)
-		case known:
-			return req, raw, noSuchModel(req.Model)
-		}
+	return req, raw, d.here(path, req.Model)
+}
+
+// here refuses a request of an endpoint that is served here or not at all, if no engine of
+// this region has its model.
+func (d *Door) here(path, model string) *openai.Error {
+	_, ok, known := d.host.Fleet.Lookup(model)
+	switch {
+	case ok:
+	case d.host.Node != nil && d.host.Node.Offered(model):
+		return openai.Unavailable("no_region_available", "no engine of this region serves "+strconv.Quote(model)+", and requests to "+path+" are not sent to other regions; send it to a proxy there", 1)
+	case known:
+		return noSuchModel(model)
 	}
-	return req, raw, nil
+	return nil
 }

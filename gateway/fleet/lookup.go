@@ -211,6 +211,16 @@ func (i *instance) clamps() bool {
 	return i.reaches(clampsMinor, true)
 }
 
+// responsesMinor is the first 0.x of vLLM of which it is sure that it takes hand-offs at
+// /v1/responses (vLLM PR 37424, of March 2026). An earlier one would drop them without a word.
+const responsesMinor = 20
+
+// takesResponses says whether an engine takes hand-offs at /v1/responses. There vLLM does not
+// call a request by its X-Request-Id, by which an engine that pushes finds where its KV goes.
+func (i *instance) takesResponses() bool {
+	return !i.profile.Early() && i.profile.Connector != mooncake.NIXLPush && i.reaches(responsesMinor, false)
+}
+
 // AnyPrefill is a prefill engine that serves a model, nil if none is up.
 func (f *Fleet) AnyPrefill(model string) *engine.Target {
 	f.mu.Lock()

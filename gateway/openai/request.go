@@ -71,7 +71,10 @@ func Parse(ep mooncake.Endpoint, raw []byte, lim Limits) (*Request, *Error) {
 	if err != nil {
 		return nil, bad(CodeInvalidJSON, "", "the request body is not acceptable: %v", err)
 	}
-	p := parser{lim: lim, req: &Request{Endpoint: ep, Body: body, N: 1}}
+	p, rules := parser{lim: lim, req: &Request{Endpoint: ep, Body: body, N: 1}}, rules
+	if ep == mooncake.Responses {
+		rules = responsesRules
+	}
 	for key, v := range body.All() {
 		rule, ok := rules[key]
 		if !ok && !mooncake.Reserved(key) {
@@ -132,6 +135,9 @@ func (p *parser) together() *Error {
 	if r.Endpoint == mooncake.Chat && p.maxCompletionTokens > 0 {
 		r.MaxTokens, r.MaxTokensKey = p.maxCompletionTokens, "max_completion_tokens"
 	}
+	if r.Endpoint == mooncake.Responses {
+		r.MaxTokensKey = "max_output_tokens"
+	}
 	r.Limit = r.MaxTokens
 	if r.MaxTokens == 0 {
 		r.MaxTokensKey = ""
@@ -150,7 +156,7 @@ func (p *parser) together() *Error {
 		return bad(CodeInvalidValue, PromptKey(r.Endpoint), "%d prompts with \"n\" %d ask for %d answers, more than %d", len(r.Prompts), r.N, legs, MaxLegs)
 	}
 	r.ContinuousUsage = r.ContinuousUsage && r.IncludeUsage
-	r.Passthrough = !r.Stream && p.echo && p.logprobs
+	r.Passthrough = !r.Stream && (p.echo && p.logprobs || r.Endpoint == mooncake.Responses)
 	tools, _ := r.Body.Get("tools")
 	r.PromptBytes += len(tools) - p.mediaBytes
 	return nil
@@ -158,8 +164,11 @@ func (p *parser) together() *Error {
 
 // PromptKey is the key of the body that holds the prompt.
 func PromptKey(ep mooncake.Endpoint) string {
-	if ep == mooncake.Chat {
+	switch ep {
+	case mooncake.Chat:
 		return "messages"
+	case mooncake.Responses:
+		return "input"
 	}
 	return "prompt"
 }

@@ -108,18 +108,28 @@ func (r *Reader) Recognize(p *Parts) prefill.Prompt {
 	tokens := scope.Root(index.Tokens, ids)
 	salted := scope.Salt != ""
 	var text index.Text
-	if p.Req.Endpoint == mooncake.Completions {
-		written := p.written()
+	switch written := p.written(); {
+	case p.Req.Endpoint == mooncake.Responses:
+		if said, ok := body.Get("instructions"); ok { // they stand before the input
+			scope.Salt += string(said)
+			bytes = scope.Root(index.Bytes, size)
+		}
+		if len(written) > 0 && written[0] == '"' {
+			text = h.Prompt(nil, bytes, written)
+			break
+		}
+		listed, _ := body.Get("tools")
+		text = h.Chat(nil, bytes, written, listed)
+	case p.Req.Endpoint == mooncake.Completions:
 		if list, ok := index.PromptTokens(nil, written); ok {
 			return prefill.Prompt{Keys: h.Tokens(nil, tokens, list, ids), BlockTokens: ids, Tokens: len(list), Salted: salted}
 		}
 		text = h.Prompt(nil, bytes, written)
-	} else {
-		messages, _ := body.Get("messages")
+	default:
 		listed, _ := body.Get("tools")
-		text = h.Chat(nil, bytes, messages, listed)
+		text = h.Chat(nil, bytes, written, listed)
 	}
-	if conf.Tokenize == prefill.TokenizeEngine && !text.Media && !p.Resumed && text.Bytes > 0 {
+	if conf.Tokenize == prefill.TokenizeEngine && p.Req.Endpoint != mooncake.Responses && !text.Media && !p.Resumed && text.Bytes > 0 {
 		if keys, n, ok := r.tokenize(p, h, tokens, ids); ok {
 			return prefill.Prompt{Keys: keys, BlockTokens: ids, Tokens: n, Salted: salted}
 		}
@@ -135,7 +145,7 @@ func (r *Reader) length(p *Parts, room int) (tokens int, ok bool) {
 	if ids, ok := index.PromptTokens(nil, p.written()); ok && p.Req.Endpoint == mooncake.Completions {
 		return len(ids), true
 	}
-	if Bytes(p.Req, p.Leg) <= room || openai.HasMedia(p.Body, p.Req.Endpoint) {
+	if Bytes(p.Req, p.Leg) <= room || p.Req.Endpoint == mooncake.Responses || openai.HasMedia(p.Body, p.Req.Endpoint) { // engines do not count the tokens of a response
 		return 0, false
 	}
 	body, _ := p.templated(index.Key{})

@@ -47,6 +47,7 @@ type Wishes struct {
 	Session       uint64    // hash of its name; 0: none
 	Patience      time.Time // when the client gives up by itself, for an answer that has not begun; zero: unknown
 	PrefillPolicy string    // the policy that chooses its prefill engine; empty: the default
+	Whole         bool      // its endpoint takes no hand-off: a decode rank computes it alone, or nobody does
 	Disaggregate  string    // DisaggregateAuto, Always or Never; empty: as configured
 	ToPrefill     string    // the candidate that has to prefill; empty: any
 	ToDecode      []int32   // the decode rank that has to decode; nil: any
@@ -83,7 +84,7 @@ func (srv *Server) Serve(ctx *fasthttp.RequestCtx, in *Incoming, req *openai.Req
 		return srv.fanOut(ctx, conn, j, legs)
 	}
 	j.leg = &legs[0].Leg
-	j.ask = sse.Ask{Usage: req.IncludeUsage || !req.Stream, ContinuousUsage: req.ContinuousUsage, TokenIDs: req.ReturnTokenIDs, Choice: -1, Cached: -1}
+	j.ask = sse.Ask{Usage: req.IncludeUsage || !req.Stream, ContinuousUsage: req.ContinuousUsage, TokenIDs: req.ReturnTokenIDs, Choice: -1, Cached: -1, Responses: req.Endpoint == mooncake.Responses}
 	s, fail := j.serve(ctx)
 	if s == nil && fail == nil {
 		return nil // another dispatcher answers

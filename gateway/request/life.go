@@ -103,6 +103,9 @@ func (j *job) serve(ctx *fasthttp.RequestCtx) (_ *stream, fail *openai.Error) {
 		j.told.Attempt()
 		var fault *fault
 		slot := j.bindLocal(held) // to a rank that needs no hand-off
+		if slot == nil && j.in.Whole {
+			return nil, openai.Unavailable("decode_unavailable", "no decode engine that may compute this prompt alone has room for it; retry later", 1)
+		}
 		if slot == nil && held == nil {
 			lease, away, err := j.choose()
 			switch {
@@ -183,7 +186,7 @@ func onPanic(giveBack func()) {
 // its stay here holds is given back then.
 func (j *job) leaves(ctx *fasthttp.RequestCtx, why move) bool {
 	node := j.srv.Node
-	if ctx == nil || node == nil || j.client.left() || why == lostGroup && j.in.aimed() || why == failed && !node.Offered(j.model.Name) || !j.history.moves(why) {
+	if ctx == nil || node == nil || j.req.Endpoint == mooncake.Responses || j.client.left() || why == lostGroup && j.in.aimed() || why == failed && !node.Offered(j.model.Name) || !j.history.moves(why) {
 		return false
 	}
 	q := j.elsewhere(false)

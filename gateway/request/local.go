@@ -19,9 +19,10 @@ import (
 
 // Why a prompt was computed whole by a decode rank, as metrics label it.
 const (
-	localShort = "short" // little of it is new there
-	localAsked = "asked" // a trusted caller wants no hand-off
-	localEnded = "ended" // its probes end with the answer's end and hand nothing off
+	localShort = "short"    // little of it is new there
+	localAsked = "asked"    // a trusted caller wants no hand-off
+	localWhole = "endpoint" // its endpoint takes no hand-off
+	localEnded = "ended"    // its probes end with the answer's end and hand nothing off
 )
 
 // Values of Wishes.Disaggregate.
@@ -115,6 +116,8 @@ func (l *locally) why(conf *prefill.Disaggregation, in *Incoming, resumed bool) 
 		return ""
 	case l.ended > 0:
 		return localEnded
+	case in.Whole:
+		return localWhole
 	case l.asked:
 		return ""
 	}

@@ -47,7 +47,7 @@ func newMetrics(reg prometheus.Registerer, buckets []float64, open *atomic.Int64
 		miscounted: counter("evenkeel_miscounted_answers_total",
 			"Answers whose tokens, as they were counted while the answer came, differ by more than 1 % from the engine's final usage. The load of decode ranks is this count."),
 		localRequests: counters("evenkeel_local_prefill_requests_total",
-			"Requests, and legs of a fan-out, that a decode rank was given without a hand-off, by why.", "reason", []string{localShort, localAsked, localEnded}),
+			"Requests, and legs of a fan-out, that a decode rank was given without a hand-off, by why.", "reason", []string{localShort, localAsked, localEnded, localWhole}),
 		localTokens: counter("evenkeel_local_prefill_tokens_total",
 			"Prompt tokens that decode ranks were to compute themselves, as predicted."),
 		localFailures: counter("evenkeel_local_prefill_failures_total",

@@ -293,10 +293,8 @@ func (s *stream) end(fail *openai.Error) {
 	if s.Assembler != nil || s.whole || s.job.client.isLeg() {
 		return // whoever puts the answer together says how it ended
 	}
-	if fail != nil {
-		s.out = sse.ErrorEvent(s.out, fail.Message, cmp.Or(fail.Type, "server_error"), fail.Code)
-	}
-	s.out = append(s.out, sse.Done...)
+	fail = cmp.Or(fail, &openai.Error{})
+	s.out = s.Ending(s.out, s.broken != nil, fail.Message, cmp.Or(fail.Type, "server_error"), fail.Code)
 }
 
 // forLog is why a stream failed, without the words of the engine. Only the client

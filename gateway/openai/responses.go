@@ -1,0 +1,105 @@
+package openai
+
+import (
+	"encoding/json"
+	"fmt"
+	"math"
+
+	"evenkeel/rawjson"
+)
+
+// responsesRules are those of /v1/responses.
+var responsesRules = map[string]rule{
+	"model":        model,
+	"input":        input,
+	"instructions": optional(instructions),
+	"stream":       flag(func(p *parser, on bool) { p.req.Stream = on }),
+	"tools":        optional(functions),
+
+	"store":                refuse("no engine keeps responses here, because the next request may go to another; leave it out or send false", "false"),
+	"background":           refuse("no engine keeps responses here, so nobody could fetch it; wait for the answer", "false"),
+	"previous_response_id": refuse("no engine keeps responses here; send the whole conversation as \"input\""),
+	"conversation":         refuse("no engine keeps conversations here; send the whole conversation as \"input\""),
+	"prompt":               refuse("no engine has prompt templates; send \"input\""),
+	"truncation":           refuse("both engines would cut the prompt, each in its own way", `"disabled"`),
+
+	"max_output_tokens":    integers(1, math.MaxInt32, func(p *parser, n int) { p.maxTokens = n }),
+	"top_logprobs":         integers(0, 20, nil),
+	"seed":                 integers(math.MinInt64, math.MaxInt64, nil),
+	"stop":                 rules["stop"],
+	"stop_token_ids":       rules["stop_token_ids"],
+	"logit_bias":           logitBias,
+	"min_p":                rules["min_p"],
+	"presence_penalty":     rules["presence_penalty"],
+	"frequency_penalty":    rules["frequency_penalty"],
+	"repetition_penalty":   rules["repetition_penalty"],
+	"ignore_eos":           rules["ignore_eos"],
+	"priority":             rules["priority"],
+	"prompt_embeds":        rules["prompt_embeds"],
+	"logits_processors":    rules["logits_processors"],
+	"chat_template":        chatTemplate,
+	"chat_template_kwargs": chatTemplateArgs,
+}
+
+// input is a text, or the items of a conversation.
+func input(p *parser, key string, v json.RawMessage) *Error {
+	switch {
+	case isString(v):
+	case !isArray(v):
+		return wrong(key, v, isArray, "a text or a list of items")
+	default:
+		n := 0
+		for item := range rawjson.Elements(v) {
+			at := fmt.Sprintf("%s[%d]", key, n)
+			if n++; !isObject(item) {
+				return wrong(at, item, isObject, "an item of a conversation")
+			}
+			for field, kind := range rawjson.Members(item) {
+				if field == "type" && isString(kind) && rawjson.Unquote(kind) == "item_reference" {
+					return bad(CodeUnsupported, at+".type", "an item_reference is not supported: no engine keeps items here; send the item itself")
+				}
+			}
+			if e := p.mediaIn(at, item); e != nil {
+				return e
+			}
+		}
+		if n == 0 {
+			return bad(CodeInvalidValue, key, "%q is empty; send at least one item", key)
+		}
+	}
+	p.hasPrompt = true
+	p.req.PromptBytes += len(v)
+	return nil
+}
+
+func instructions(p *parser, key string, v json.RawMessage) *Error {
+	if !isString(v) {
+		return wrong(key, v, isString, "a text")
+	}
+	p.req.PromptBytes += len(v)
+	return nil
+}
+
+// functions refuses tools that an engine would run by itself: it would generate again with
+// what they say, and use the hand-off a second time.
+func functions(_ *parser, key string, v json.RawMessage) *Error {
+	if !isArray(v) {
+		return wrong(key, v, isArray, "a list of tools")
+	}
+	n := 0
+	for tool := range rawjson.Elements(v) {
+		at := fmt.Sprintf("%s[%d]", key, n)
+		if n++; !isObject(tool) {
+			return wrong(at, tool, isObject, "a tool")
+		}
+		for field, kind := range rawjson.Members(tool) {
+			if field != "type" { // all of them: a parser may take either of two
+				continue
+			}
+			if name := rawjson.Unquote(kind); !isString(kind) || name != "function" && name != "custom" {
+				return bad(CodeUnsupported, at+".type", "a tool of type %q is not supported: only tools of type function or custom, which the client runs", shorten(name))
+			}
+		}
+	}
+	return nil
+}

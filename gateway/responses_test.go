@@ -1,0 +1,409 @@
+package gateway_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/openai/openai-go/v3"
+	"github.com/openai/openai-go/v3/responses"
+	"github.com/stretchr/testify/require"
+
+	"evenkeel/bench/refengine"
+	"evenkeel/bench/reftext"
+	"evenkeel/gateway/config"
+	"evenkeel/mooncake"
+)
+
+const responsesPath = "/v1/responses"
+
+// respond is the body of a response to a prompt, with more members.
+func respond(prompt, more string) string {
+	return fmt.Sprintf(`{%s"model":%q,"input":%q}`, more, model, prompt)
+}
+
+// nixl are engines of vLLM. Those of vllm-ascend do not serve responses.
+func nixl(o options) options {
+	o.profile.Connector = mooncake.NIXLPull
+	if o.prefill == nil {
+		o.prefill = []refengine.Config{{PrefixCache: 4096, PromptTokensDetails: true}}
+	}
+	if o.decode == nil {
+		o.decode = []refengine.Config{{DPSize: 2, PromptTokensDetails: true}}
+	}
+	for _, list := range [][]refengine.Config{o.prefill, o.decode} {
+		for i := range list {
+			list[i].Connector = refengine.NIXLPull
+		}
+	}
+	return o
+}
+
+// responded is what came of a stream of /v1/responses.
+type responded struct {
+	text, args string
+	kinds      []string
+	last       struct {
+		Status string
+		Model  string
+		Output []struct {
+			Type, Name, Arguments string
+			Content               []struct{ Text string }
+		}
+		Usage struct {
+			Input   int `json:"input_tokens"`
+			Output  int `json:"output_tokens"`
+			Details struct {
+				Cached  int   `json:"cached_tokens"`
+				PerTurn []int `json:"cached_tokens_per_turn"`
+			} `json:"input_tokens_details"`
+		}
+	}
+	fail string // code of its error event
+}
+
+// readResponse reads a stream, and holds it to what clients rest on.
+func readResponse(t *testing.T, body string) (got responded) {
+	t.Helper()
+	require.True(t, strings.HasSuffix(strings.ReplaceAll(body, "\r\n", "\n"), "\n\n"), "it ends behind an event: %q", body)
+	require.NotContains(t, body, "[DONE]")
+	require.NotContains(t, body, "kv_transfer_params")
+	body = strings.ReplaceAll(body, "\r\n", "\n")
+	for i, block := range strings.Split(strings.TrimSuffix(body, "\n\n"), "\n\n") {
+		for strings.HasPrefix(block, ":") { // a comment
+			_, block, _ = strings.Cut(block, "\n")
+		}
+		if block == "" {
+			continue
+		}
+		head, data, ok := strings.Cut(block, "\ndata: ")
+		require.True(t, ok, block)
+		var e struct {
+			Type, Delta, Code string
+			Sequence          int `json:"sequence_number"`
+			Response          json.RawMessage
+		}
+		require.NoError(t, json.Unmarshal([]byte(data), &e), data)
+		require.Equal(t, "event: "+e.Type, head)
+		if i == len(got.kinds) { // no comment came before
+			require.Equal(t, i, e.Sequence, block)
+		}
+		got.kinds = append(got.kinds, e.Type)
+		switch e.Type {
+		case "response.output_text.delta":
+			got.text += e.Delta
+		case "response.function_call_arguments.delta":
+			got.args += e.Delta
+		case "response.completed":
+			require.NoError(t, json.Unmarshal(e.Response, &got.last))
+		case "error":
+			got.fail = e.Code
+			require.NotEmpty(t, e.Code)
+		}
+	}
+	ends := got.kinds[len(got.kinds)-1]
+	require.Contains(t, []string{"response.completed", "error"}, ends, "an end that says how it ended")
+	require.Equal(t, 1, len(slices.DeleteFunc(slices.Clone(got.kinds), func(k string) bool { return k != "response.completed" && k != "error" })), "%v", got.kinds)
+	return got
+}
+
+func TestResponses(t *testing.T) {
+	t.Parallel()
+	c := start(t, nixl(options{configure: func(cfg *config.Config) { cfg.ExposeRoute = true }}))
+	client := c.client()
+	prompt := reftext.MakePrompt(1, 300)
+	key := reftext.OfUser(prompt).Answer
+	natural := reftext.NaturalLength(key)
+	ask := func() responses.ResponseNewParams {
+		return responses.ResponseNewParams{Model: model, Input: responses.ResponseNewParamsInputUnion{OfString: openai.String(prompt)}}
+	}
+	t.Run("not streamed, by the official client", func(t *testing.T) {
+		got, err := client.Responses.New(t.Context(), ask())
+		require.NoError(t, err)
+		require.Equal(t, "completed", string(got.Status))
+		wholeText(t, key, got.OutputText())
+		require.EqualValues(t, 300, got.Usage.InputTokens)
+		require.EqualValues(t, natural, got.Usage.OutputTokens)
+		require.NotContains(t, got.RawJSON(), "kv_transfer_params")
+	})
+	t.Run("streamed, by the official client", func(t *testing.T) {
+		stream := client.Responses.NewStreaming(t.Context(), ask())
+		text, whole := "", ""
+		for stream.Next() {
+			switch e := stream.Current().AsAny().(type) {
+			case responses.ResponseTextDeltaEvent:
+				text += e.Delta
+			case responses.ResponseCompletedEvent:
+				whole = e.Response.OutputText()
+			}
+		}
+		require.NoError(t, stream.Err())
+		wholeText(t, key, text)
+		require.Equal(t, text, whole)
+	})
+	t.Run("each event comes once and in order, with prefill's cached_tokens, and both engines had a part in it", func(t *testing.T) {
+		r := c.post(responsesPath, respond(prompt, `"stream":true,"store":false,`), "X-Request-Id", "response")
+		require.Equal(t, http.StatusOK, r.status, r.body)
+		require.Equal(t, "disaggregated", r.header.Get("X-Evenkeel-Route"))
+		got := readResponse(t, r.body)
+		require.Equal(t, []string{"response.created", "response.in_progress", "response.output_item.added", "response.content_part.added", "response.output_text.delta"}, got.kinds[:5])
+		wholeText(t, key, got.text)
+		require.Equal(t, got.text, got.last.Output[0].Content[0].Text)
+		require.Equal(t, natural, got.last.Usage.Output)
+		require.Equal(t, 256, got.last.Usage.Details.Cached, "two blocks that the first request left in prefill's prefix cache")
+		require.Equal(t, []int{256}, got.last.Usage.Details.PerTurn)
+		kept := c.receipt("response")
+		require.Equal(t, responsesPath, kept.Endpoint)
+		require.Equal(t, 300, kept.PromptTokens)
+		require.Equal(t, natural, kept.OutputTokens)
+	})
+	t.Run("an answer that is cut says so", func(t *testing.T) {
+		p := ask()
+		p.MaxOutputTokens = openai.Int(5)
+		got, err := client.Responses.New(t.Context(), p)
+		require.NoError(t, err)
+		require.Equal(t, "incomplete", string(got.Status))
+		require.Equal(t, reftext.Text(key, 5), got.OutputText())
+	})
+	t.Run("a conversation with instructions", func(t *testing.T) {
+		body := fmt.Sprintf(`{"model":%q,"instructions":"be short","input":[{"role":"user","content":"one two"},{"type":"message","role":"assistant","content":[{"type":"output_text","text":"three"}]},{"role":"user","content":[{"type":"input_text","text":"four"}]}]}`, model)
+		p, err := reftext.Render(true, []byte(`{"messages":[{"role":"system","content":"be short"},{"role":"user","content":"one two"},{"role":"assistant","content":"three"},{"role":"user","content":"four"}]}`))
+		require.NoError(t, err)
+		r := c.post(responsesPath, body)
+		require.Equal(t, http.StatusOK, r.status, r.body)
+		require.Contains(t, r.body, strings.Trim(fmt.Sprintf("%q", reftext.Text(p.Answer, reftext.NaturalLength(p.Answer))), `"`))
+	})
+	t.Run("tools", func(t *testing.T) {
+		p := ask()
+		p.Tools = []responses.ToolUnionParam{{OfFunction: &responses.FunctionToolParam{Name: "look_up", Strict: openai.Bool(false), Parameters: map[string]any{"type": "object"}}}}
+		p.ToolChoice = responses.ResponseNewParamsToolChoiceUnion{OfFunctionTool: &responses.ToolChoiceFunctionParam{Name: "look_up"}}
+		got, err := client.Responses.New(t.Context(), p)
+		require.NoError(t, err)
+		require.Equal(t, "look_up", got.Output[0].Name)
+		want := got.Output[0].Arguments.OfString
+		require.NotEmpty(t, want)
+		stream := client.Responses.NewStreaming(t.Context(), p)
+		args := ""
+		for stream.Next() {
+			if e, ok := stream.Current().AsAny().(responses.ResponseFunctionCallArgumentsDeltaEvent); ok {
+				args += e.Delta
+			}
+		}
+		require.NoError(t, stream.Err())
+		require.Equal(t, want, args)
+	})
+}
+
+func TestResponsesThatAreRefused(t *testing.T) {
+	t.Parallel()
+	c := start(t, nixl(options{}))
+	for name, row := range map[string]struct{ more, code, param, says string }{
+		"a stored response":      {`"store":true,`, "unsupported_parameter", "store", "no engine keeps responses"},
+		"background mode":        {`"background":true,`, "unsupported_parameter", "background", "wait for the answer"},
+		"a response before":      {`"previous_response_id":"resp_1",`, "unsupported_parameter", "previous_response_id", "send the whole conversation"},
+		"a conversation":         {`"conversation":"conv_1",`, "unsupported_parameter", "conversation", "send the whole conversation"},
+		"a template":             {`"prompt":{"id":"p"},`, "unsupported_parameter", "prompt", "send"},
+		"a prompt that is cut":   {`"truncation":"auto",`, "unsupported_parameter", "truncation", "each in its own way"},
+		"a tool of the engine's": {`"tools":[{"type":"web_search"}],`, "unsupported_parameter", "tools[0].type", "which the client runs"},
+		"a tool twice over":      {`"tools":[{"type":"function","type":"mcp"}],`, "unsupported_parameter", "tools[0].type", "which the client runs"},
+		"no tokens":              {`"max_output_tokens":0,`, "invalid_value", "max_output_tokens", "integer"},
+		"a model twice":          {`"model":"ref",`, "duplicate_key", "model", "once"},
+		"instructions of a list": {`"instructions":[],`, "invalid_type", "instructions", "a text"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := c.post(responsesPath, respond("a", row.more))
+			require.Equal(t, http.StatusBadRequest, r.status, r.body)
+			code, param, _ := failure(t, r)
+			require.Equal(t, row.code, code)
+			require.Equal(t, row.param, param)
+			require.Contains(t, r.body, row.says)
+		})
+	}
+	for name, row := range map[string]struct{ input, code string }{
+		"no input":               {``, "missing_required_parameter"},
+		"an empty input":         {`,"input":[]`, "invalid_value"},
+		"an input of a number":   {`,"input":5`, "invalid_type"},
+		"an item that is kept":   {`,"input":[{"type":"item_reference","id":"msg_1"}]`, "unsupported_parameter"},
+		"a medium from anywhere": {`,"input":[{"role":"user","content":[{"type":"input_image","image_url":"http://10.0.0.1/"}]}]`, "invalid_value"},
+		"a medium of a tool's":   {`,"input":[{"type":"function_call_output","call_id":"1","output":[{"type":"input_image","image_url":"http://10.0.0.1/"}]}]`, "invalid_value"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := c.post(responsesPath, `{"model":"ref"`+row.input+`}`)
+			require.Equal(t, http.StatusBadRequest, r.status, r.body)
+			code, _, _ := failure(t, r)
+			require.Equal(t, row.code, code)
+		})
+	}
+	require.Zero(t, c.prefill[0].Stats().Requests)
+	require.Equal(t, http.StatusNotFound, c.ask(http.MethodGet, c.url+responsesPath+"/resp_1", "").status)
+	require.Equal(t, http.StatusOK, c.post(responsesPath, respond("a", `"background":false,"store":null,"previous_response_id":null,`)).status)
+}
+
+// An engine that does not know hand-offs at /v1/responses would drop them without a word.
+func TestAResponseGoesWholeToAnEngineThatTakesNoHandOffForIt(t *testing.T) {
+	t.Parallel()
+	for _, allowed := range []bool{true, false} {
+		t.Run(fmt.Sprint(allowed), func(t *testing.T) {
+			t.Parallel()
+			c := start(t, nixl(options{
+				decode:    []refengine.Config{{Version: "0.18.0"}},
+				profile:   mooncake.Profile{AllowLocalPrefill: allowed},
+				configure: func(cfg *config.Config) { cfg.ExposeRoute = true },
+			}))
+			prompt := reftext.MakePrompt(3, 500)
+			r := c.post(responsesPath, respond(prompt, `"stream":true,`))
+			if !allowed {
+				require.Equal(t, http.StatusServiceUnavailable, r.status, r.body)
+				code, _, _ := failure(t, r)
+				require.Equal(t, "decode_unavailable", code)
+				require.Zero(t, c.decode[0].Stats().Requests)
+				require.Zero(t, c.prefill[0].Stats().Requests)
+				return
+			}
+			require.Equal(t, http.StatusOK, r.status, r.body)
+			wholeText(t, reftext.OfUser(prompt).Answer, readResponse(t, r.body).text)
+			require.Equal(t, "local-prefill", r.header.Get("X-Evenkeel-Route"))
+			require.EqualValues(t, 1, c.metric(`evenkeel_local_prefill_requests_total{reason="endpoint"}`))
+			require.Zero(t, c.prefill[0].Stats().Requests)
+			require.Equal(t, http.StatusOK, c.post(responsesPath, respond(prompt, "")).status)
+			require.Equal(t, http.StatusOK, c.post(chatPath, chat("a", "")).status)
+			require.EqualValues(t, 1, c.prefill[0].Stats().Requests, "a chat is split as before")
+		})
+	}
+}
+
+// judgeResponse is judge for a response.
+func (c *cluster) judgeResponse(prompt string, stream bool) string {
+	c.Helper()
+	r := c.post(responsesPath, respond(prompt, fmt.Sprintf(`"stream":%t,`, stream)))
+	key := reftext.OfUser(prompt).Answer
+	require.NoError(c, r.err, "an answer ends as HTTP says, whatever it says")
+	if r.status != http.StatusOK {
+		require.Contains(c, []int{400, 422, 429, 500, 501, 502, 503, 504}, r.status, r.body)
+		return fmt.Sprint(r.status)
+	}
+	if !stream {
+		var got struct {
+			Status string
+			Output []struct{ Content []struct{ Text string } }
+		}
+		require.NoError(c, json.Unmarshal([]byte(r.body), &got), r.body)
+		require.Equal(c, "completed", got.Status)
+		wholeText(c.T, key, got.Output[0].Content[0].Text)
+		return "right"
+	}
+	got := readResponse(c.T, r.body)
+	rightText(c.T, key, got.text)
+	if got.fail != "" {
+		return got.fail
+	}
+	wholeText(c.T, key, got.text)
+	require.Equal(c, got.text, got.last.Output[0].Content[0].Text)
+	return "right"
+}
+
+// Whatever an engine does wrong, on either side: as TestEveryFault, of responses.
+func TestEveryFaultOfAResponse(t *testing.T) {
+	t.Parallel()
+	for _, name := range refengine.FaultNames() {
+		fault := refengine.Fault(name)
+		if fault == refengine.WrongKey {
+			continue // KV of another prompt: only the engine could tell
+		}
+		if fault == refengine.Recomputed {
+			continue // of vllm-ascend alone: see TestEnginesOfAscendDoNotServeResponses
+		}
+		for i, rule := range fault.Forms() {
+			for _, side := range []string{"prefill", "decode"} {
+				t.Run(fmt.Sprintf("%s %d on %s", name, i, side), func(t *testing.T) {
+					t.Parallel()
+					within := func(silence time.Duration) func(*config.Config) {
+						return func(cfg *config.Config) {
+							cfg.Profiles = map[string]mooncake.Profile{config.DefaultProfile: {Connector: mooncake.NIXLPull, FirstEventTimeout: silence, RejectReleases: new(true)}}
+							cfg.Limits.ProbeTimeout, cfg.Limits.EventTimeout = silence, silence
+						}
+					}
+					o := options{dirty: true, configure: within(patience)}
+					if fault == refengine.Hang { // an answer that is right needs its time, too: later
+						o.configure, o.later = within(250*time.Millisecond), within(patience)
+					}
+					c := start(t, nixl(o))
+					e := map[string]*refengine.Engine{"prefill": c.prefill[0], "decode": c.decode[0]}[side]
+					for j := range 4 {
+						rule := rule
+						rule.Count = 1 + j%2
+						require.NoError(t, e.SetFaults(rule))
+						got := c.judgeResponse(fmt.Sprintf("p%d words to prefill", j), j < 2)
+						if slices.Contains(harmless, fault) && fault != refengine.MissingDone {
+							require.Equal(t, "right", got)
+						}
+					}
+					require.NoError(t, e.SetFaults())
+					if o.later != nil {
+						r, _ := c.reload("")
+						require.Equal(t, "used", r.Outcome, r.Error)
+					}
+					c.eventually("all is well again", func() bool { return c.judgeResponse("and now", true) == "right" })
+				})
+			}
+		}
+	}
+}
+
+// The events that tell of the request come before the engine has the KV. They are no answer.
+func TestAResponseBeginsWithItsFirstToken(t *testing.T) {
+	t.Parallel()
+	within := func(silence time.Duration) func(*config.Config) {
+		return func(cfg *config.Config) {
+			cfg.Profiles = map[string]mooncake.Profile{config.DefaultProfile: {Connector: mooncake.NIXLPull, FirstEventTimeout: silence}}
+		}
+	}
+	c := start(t, nixl(options{dirty: true, configure: within(250 * time.Millisecond), prefill: []refengine.Config{{}}, decode: []refengine.Config{{DPSize: 1}}}))
+	require.NoError(t, c.decode[0].SetFaults(refengine.Rule{Fault: refengine.Hang, Phase: refengine.PhaseAfterHeaders}))
+	r := c.post(responsesPath, respond("a", `"stream":true,`))
+	require.Equal(t, http.StatusGatewayTimeout, r.status, r.body)
+	require.NoError(t, c.decode[0].SetFaults())
+}
+
+func TestClientsThatLeaveAResponse(t *testing.T) {
+	t.Parallel()
+	for _, stream := range []bool{true, false} {
+		more := fmt.Sprintf(`"stream":%t,"ignore_eos":true,"max_output_tokens":4000,`, stream)
+		t.Run(fmt.Sprintf("in prefill, streamed %t", stream), func(t *testing.T) {
+			t.Parallel()
+			c := start(t, nixl(options{prefill: []refengine.Config{{PrefillBase: time.Hour}}}))
+			leave, wait := c.sendTo(responsesPath, respond("a b", more))
+			c.eventually("it is prefilled", func() bool { return c.prefill[0].Stats().Probes == 1 })
+			leave()
+			wait()
+			c.eventually("it is over", func() bool { return c.metric(`evenkeel_cancels_total{phase="prefill"}`) == 1 })
+		})
+		t.Run(fmt.Sprintf("in its answer, streamed %t", stream), func(t *testing.T) {
+			t.Parallel()
+			c := start(t, nixl(options{decode: []refengine.Config{{C0: 20 * time.Millisecond}}}))
+			leave, wait := c.sendTo(responsesPath, respond("a b", more))
+			c.eventually("it runs", func() bool { return c.decode[0].Stats().Running == 1 })
+			if stream {
+				c.eventually("it has begun", func() bool { return c.metric("evenkeel_ttft_seconds_count") == 1 })
+			}
+			leave()
+			wait()
+			c.eventually("it is over", func() bool { return c.sum("evenkeel_cancels_total") == 1 })
+		})
+	}
+}
+
+// A response that vllm-ascend gives back for want of memory cannot be told from a whole one.
+func TestEnginesOfAscendDoNotServeResponses(t *testing.T) {
+	t.Parallel()
+	c := start(t, options{})
+	r := c.post(responsesPath, respond("a", ""))
+	require.Equal(t, http.StatusNotFound, r.status, r.body)
+	code, _, _ := failure(t, r)
+	require.Equal(t, "no_such_route", code)
+	require.Zero(t, c.prefill[0].Stats().Requests)
+}

@@ -1,0 +1,79 @@
+package sse
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+const (
+	created   = "event: response.created\ndata: {\"type\":\"response.created\",\"response\":{\"id\":\"r\",\"status\":\"in_progress\",\"kv_transfer_params\":null,\"usage\":null},\"sequence_number\":0}\n\n"
+	delta     = "event: response.output_text.delta\ndata: {\"type\":\"response.output_text.delta\",\"delta\":\"a\",\"sequence_number\":1}\n\n"
+	completed = "event: response.completed\ndata: {\"type\":\"response.completed\",\"response\":{\"id\":\"r\",\"status\":\"completed\",\"usage\":{\"input_tokens\":9,\"input_tokens_details\":{\"cached_tokens\":9,\"cached_tokens_per_turn\":[9]},\"output_tokens\":3,\"total_tokens\":12},\"kv_transfer_params\":{\"a\":1}},\"sequence_number\":2}\n\n"
+)
+
+// respond feeds a stream to an answer, so many bytes at once.
+func respond(stream string, ask Ask, pieces int) (out string, end End, a *Answer) {
+	a = &Answer{}
+	ask.Responses = true
+	a.Reset(ask)
+	a.Reader.Reset(Limits{})
+	var dst []byte
+	for len(stream) > 0 && end == Runs {
+		n := min(pieces, len(stream))
+		var fx Effects
+		dst, fx = a.Feed(dst, []byte(stream[:n]), time.Time{})
+		stream, end = stream[n:], fx.End
+	}
+	if end == Runs {
+		end = a.Closed()
+	}
+	return string(dst), end, a
+}
+
+func TestAResponseIsMirrored(t *testing.T) {
+	for _, pieces := range []int{1, 7, 1 << 20} {
+		out, end, a := respond(created+delta+completed, Ask{Cached: 4}, pieces)
+		require.Equal(t, Whole, end)
+		require.Equal(t, 3, a.Mirror.Tokens())
+		require.Equal(t, 9, a.Mirror.Prompt())
+		require.NotContains(t, out, "kv_transfer_params")
+		require.Contains(t, out, `"cached_tokens":4,"cached_tokens_per_turn":[4]`)
+		require.Contains(t, out, delta)
+		require.Less(t, strings.Index(out, "response.created"), strings.Index(out, "output_text.delta"))
+		require.Empty(t, a.Ending(nil, false, "", "", ""))
+	}
+}
+
+func TestAResponseThatIsNotWhole(t *testing.T) {
+	for name, row := range map[string]struct {
+		stream string
+		end    End
+		out    string
+	}{
+		"nothing is an answer before a token":       {created, Short, ""},
+		"an end without response.completed":         {created + delta, Short, delta},
+		"an event of an error":                      {created + delta + "event: error\ndata: {\"type\":\"error\",\"code\":\"x\",\"message\":\"no\"}\n\n", Refused, delta},
+		"a response that failed":                    {created + strings.NewReplacer("completed", "failed", ".completed", ".failed").Replace(completed), Refused, ""},
+		"a chat's error":                            {"data: {\"error\":{\"message\":\"no\",\"code\":400}}\n\n", Refused, ""},
+		"too many events that tell of no answer":    {strings.Repeat(created, maxHeld+1), Broken, ""},
+		"[DONE] does not stand for what is missing": {created + delta + Done, Short, delta},
+	} {
+		t.Run(name, func(t *testing.T) {
+			out, end, a := respond(row.stream, Ask{}, 1<<20)
+			require.Equal(t, row.end, end)
+			require.True(t, strings.HasSuffix(out, row.out) && (row.out != "" || out == ""), out)
+			said := string(a.Ending(nil, true, "it \"broke\"", "server_error", "upstream_broken"))
+			require.True(t, strings.HasPrefix(said, "event: error\ndata: {\"type\":\"error\",\"code\":\"upstream_broken\",\"message\":\"it \\\"broke\\\"\""), said)
+		})
+	}
+}
+
+func TestWholeResponses(t *testing.T) {
+	for status, want := range map[string]string{"completed": "stop", "incomplete": "length", "in_progress": "", "failed": ""} {
+		_, _, a := respond("data: {\"object\":\"response\",\"status\":\""+status+"\",\"output\":[],\"kv_transfer_params\":null}\n\n", Ask{}, 1<<20)
+		require.Equal(t, want, a.Mirror.FinishReason(), status)
+	}
+}
