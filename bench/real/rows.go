@@ -18,7 +18,7 @@ func rowsOf(connector string) (all []row) {
 	}
 	all = slices.Concat(all, clients, caches, loads, troubles, promptLogprobs)
 	if connector != mooncake.NIXLPush {
-		return slices.Concat(all, handoffs, dataParallel)
+		return slices.Concat(all, endpoints, handoffs, dataParallel)
 	}
 	return slices.Concat(all, atArrival(all), dataParallel, atArrival(dataParallel))
 }

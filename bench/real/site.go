@@ -57,6 +57,8 @@ func newSite(ctx context.Context, o options, installed *vllm.Installation, said 
 		"d0":    {port: w.at(12), side: w.at(64), flags: o.handsOver("kv_consumer")},
 		"d1":    {port: w.at(13), side: w.at(66), flags: o.handsOver("kv_consumer")},
 		"dp":    {port: w.at(14), side: w.at(68), flags: append(o.handsOver("kv_consumer"), "--data-parallel-size", "2")},
+
+		embedding: {port: w.at(15), side: w.at(72), flags: []string{"--runner", "pooling", "--served-model-name", embedder}},
 	}
 	for name, e := range w.engines {
 		e.name, e.installed, e.log = name, installed, w.File(name+".log")
