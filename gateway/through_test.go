@@ -91,11 +91,12 @@ func TestPassedThrough(t *testing.T) {
 		})
 	}
 	t.Run("bytes come with the header that says what they are", func(t *testing.T) {
-		r := c.post("/v1/embeddings", `{"model":"emb","input":"a b","encoding_format":"bytes"}`)
+		r := c.post("/v1/embeddings", `{"model":"emb","input":"a b","encoding_format":"bytes"}`, "X-Request-Id", "bytes")
 		require.Equal(t, http.StatusOK, r.status)
 		require.Equal(t, "application/octet-stream", r.header.Get("Content-Type"))
 		require.Len(t, r.body, 16)
 		require.Contains(t, r.header.Get("Metadata"), `"prompt_tokens":2`)
+		require.Equal(t, 2, c.receipt("bytes").PromptTokens)
 	})
 	t.Run("the official client", func(t *testing.T) {
 		client := c.client()

@@ -1,6 +1,7 @@
 package through
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -37,6 +38,10 @@ type job struct {
 // engine has computed can be computed again: nothing of it is left there.
 const maxTries = 3
 
+// maxAsked is how many engines are asked for one request, those included that do not have its
+// endpoint. The next request asks others.
+const maxAsked = 8
+
 // notice is how long an engine may take to notice that we left.
 const notice = 250 * time.Millisecond
 
@@ -53,7 +58,10 @@ type fault struct {
 func (j *job) serve() (*answer, *openai.Error) {
 	told := j.in.Told
 	var last *openai.Error
-	for failed := 0; failed < maxTries; {
+	for failed, asked := 0, 0; failed < maxTries; asked++ {
+		if asked == maxAsked {
+			return nil, cmp.Or(last, errNoRoute)
+		}
 		to, none := j.srv.choose(j.req.Model, j.path, j.tried)
 		if none != nil {
 			if last != nil && none != errNoRoute {
@@ -74,6 +82,8 @@ func (j *job) serve() (*answer, *openai.Error) {
 			return nil, failure.Gone()
 		case f.lacks:
 			j.srv.without(to.Instance, j.path)
+			told.Retries()
+			continue
 		case f.answer.Status/100 == 4 && !f.again: // the request's fault
 			return nil, f.answer
 		default:
@@ -227,6 +237,11 @@ func (a *answer) readWhole() *fault {
 		if err == nil {
 			a.job.in.Told.Counted(usageOf(&body))
 		}
+	} else if about, err := mooncake.ScanBody([]byte(a.metadata), 0); err == nil {
+		a.job.in.Told.Counted(usageOf(&about))
+	}
+	if told := a.job.in.Told; told.PromptTokens+told.OutputTokens == 0 { // what no engine counts is not free
+		told.Counted(Estimate(a.job.path, a.job.req), 0)
 	}
 	a.whole = whole
 	a.job.srv.Monitor.Heard(a.to.Instance)
