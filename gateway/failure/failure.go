@@ -23,6 +23,9 @@ import (
 	"evenkeel/sse"
 )
 
+// None stands for the error of an answer that was whole.
+var None = new(openai.Error)
+
 // Gone stands for an answer that no client reads any more.
 func Gone() *openai.Error {
 	return openai.NewError(journal.StatusClientClosed, "client_closed", "the client left")

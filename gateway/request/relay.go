@@ -293,7 +293,7 @@ func (s *stream) end(fail *openai.Error) {
 	if s.Assembler != nil || s.whole || s.job.client.isLeg() {
 		return // whoever puts the answer together says how it ended
 	}
-	fail = cmp.Or(fail, &openai.Error{})
+	fail = cmp.Or(fail, failure.None)
 	s.out = s.Ending(s.out, s.broken != nil, fail.Message, cmp.Or(fail.Type, "server_error"), fail.Code)
 }
 
