@@ -354,12 +354,14 @@ func TestEveryFaultOfAResponse(t *testing.T) {
 	}
 }
 
-// The events that tell of the request come before the engine has the KV. They are no answer.
+// The events that tell of the request come before the engine has the KV. They are no answer, and the
+// time to pull it goes on behind them.
 func TestAResponseBeginsWithItsFirstToken(t *testing.T) {
 	t.Parallel()
 	within := func(silence time.Duration) func(*config.Config) {
 		return func(cfg *config.Config) {
 			cfg.Profiles = map[string]mooncake.Profile{config.DefaultProfile: {Connector: mooncake.NIXLPull, FirstEventTimeout: silence}}
+			cfg.Limits.EventTimeout = time.Hour // between two events of an answer
 		}
 	}
 	c := start(t, nixl(options{dirty: true, configure: within(250 * time.Millisecond), prefill: []refengine.Config{{}}, decode: []refengine.Config{{DPSize: 1}}}))

@@ -104,6 +104,10 @@ func (a *Answer) Event(dst []byte, e Event) ([]byte, Effects) {
 			a.Reader.finish()
 			fx.End = Whole
 		}
+	case Drop:
+		if !a.Mirror.Started() {
+			a.Reader.unheard()
+		}
 	case Overrun:
 		a.err, fx.End = a.Mirror.Fault(), Broken
 	case Failed:

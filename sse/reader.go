@@ -43,6 +43,7 @@ type Reader struct {
 
 	bytes int64         // of the events returned; behind [DONE] of all that came
 	quiet time.Duration // waited since the last data event
+	until time.Duration // of quiet, what was waited when the last event came
 	since time.Time     // when the present wait began; zero: there is no wait
 	begun bool          // a data event came
 	done  bool          // [DONE] came
@@ -142,10 +143,14 @@ func (r *Reader) Next() (Event, bool) {
 	case e.Kind == KindDone:
 		r.finish()
 	case e.Kind == KindData, e.Kind == KindOpaque && !r.torn: // the last piece
-		r.begun, r.quiet = true, 0
+		r.begun, r.quiet, r.until = true, 0, r.quiet
 	}
 	return e, true
 }
+
+// unheard takes back that the event just returned has begun the answer: it tells of nothing that
+// the engine has computed. The wait for the first event goes on as if it had not come.
+func (r *Reader) unheard() { r.begun, r.quiet = false, r.until }
 
 // finish says that the event just returned was the last, as [DONE] does.
 func (r *Reader) finish() { r.done, r.bytes, r.quiet = true, int64(r.framer.held()), 0 }

@@ -77,3 +77,30 @@ func TestWholeResponses(t *testing.T) {
 		require.Equal(t, want, a.Mirror.FinishReason(), status)
 	}
 }
+
+// An engine sends what tells of the request at once, and only then waits for the KV.
+func TestEventsThatOpenAResponseDoNotEndTheWaitForItsFirst(t *testing.T) {
+	const first, gap = 5 * time.Second, time.Minute
+	var a Answer
+	a.Reset(Ask{Responses: true, Choice: -1})
+	a.Reader.Reset(Limits{First: first, Gap: gap})
+	now := time.Unix(1, 0)
+	step := func(d time.Duration, sent string) time.Duration {
+		now = now.Add(d)
+		_, fx := a.Feed(nil, []byte(sent), now)
+		require.Equal(t, Runs, fx.End)
+		return a.Reader.Wait(now)
+	}
+	require.Equal(t, first, a.Reader.Wait(now))
+	require.Equal(t, 4*time.Second, step(time.Second, created), "the wait goes on, and does not begin anew")
+	require.Equal(t, 2*time.Second, step(2*time.Second, created[:9]))
+	require.Equal(t, time.Second, step(time.Second, created[9:]))
+	a.Feed(nil, nil, now.Add(time.Second))
+	require.ErrorIs(t, a.Err(), ErrSilent)
+
+	a.Reset(Ask{Responses: true, Choice: -1})
+	a.Reader.Reset(Limits{First: 0, Gap: gap})
+	require.Zero(t, a.Reader.Wait(now))
+	require.Zero(t, step(time.Hour, created), "a wait for ever stays one")
+	require.Equal(t, gap, step(time.Hour, delta), "the first token ends it")
+}
