@@ -99,3 +99,11 @@ func (e *Error) within(path string) *Error {
 	e.Param = path + e.Param
 	return e
 }
+
+// under puts the name of a member, or the place in a list, before what the error names.
+func (e *Error) under(name string) *Error {
+	if e.Param != "" && e.Param[0] != '[' {
+		name += "."
+	}
+	return e.within(name)
+}

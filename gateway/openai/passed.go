@@ -7,6 +7,7 @@ import (
 	"io"
 	"mime"
 	"mime/multipart"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -61,40 +62,76 @@ func (p *parser) named() *Error {
 }
 
 // mediaIn checks the media that stand anywhere in a value, for the engine would fetch them
-// from inside the cluster's network.
+// from inside the cluster's network. A plugin of the engine's would do so with what is in data.
 func (p *parser) mediaIn(path string, v json.RawMessage) *Error {
-	fetched := path == "data" || strings.HasPrefix(path, "data.") || strings.HasPrefix(path, "data[") // by a plugin of the engine
+	if _, e := p.mediaAt(v, 0, path == "data"); e != nil {
+		return e.under(path)
+	}
+	return nil
+}
+
+// mediaAt checks the value at i, and returns the position after it. So each byte is passed
+// once, however deep it stands.
+func (p *parser) mediaAt(b json.RawMessage, i int, data bool) (end int, e *Error) {
 	switch {
-	case isArray(v):
-		n := 0
-		for item := range rawjson.Elements(v) {
-			if isArray(item) || isObject(item) || fetched { // a list of token ids needs no path for each
-				if e := p.mediaIn(path+"["+strconv.Itoa(n)+"]", item); e != nil {
-					return e
-				}
+	case b[i] == '{':
+		return p.mediaOf(b, i, data)
+	case b[i] == '[':
+		a := rawjson.ArrayAt(b, i)
+		for a.Next() {
+			if c := b[a.Val]; c != '{' && c != '[' && !data { // a list of token ids is long
+				continue
 			}
-			n++
-		}
-	case isObject(v):
-		part := false
-		for key := range rawjson.Members(v) {
-			part = part || mediaKeys[key]
-		}
-		if part {
-			if e := p.part(v); e != nil {
-				return e.within(path + ".")
-			}
-			return nil
-		}
-		for key, inner := range rawjson.Members(v) {
-			if e := p.mediaIn(path+"."+shorten(key), inner); e != nil {
-				return e
+			if a.Pos, e = p.mediaAt(b, a.Val, data); e != nil {
+				return 0, e.under("[" + strconv.Itoa(a.N-1) + "]")
 			}
 		}
-	case isString(v) && fetched:
-		if text := rawjson.Unquote(v); strings.Contains(text, "://") && !p.allowed(text) {
-			return bad(CodeInvalidValue, path, "%q must not name an address%s", path, p.orFrom())
+		return a.Pos, nil
+	}
+	end = rawjson.ValueEnd(b, i)
+	if data && b[i] == '"' {
+		e = p.datum(rawjson.Unquote(b[i:end]))
+	}
+	return end, e
+}
+
+// mediaOf is mediaAt of an object. It may be a part of a message, and have parts in any member.
+func (p *parser) mediaOf(b json.RawMessage, i int, data bool) (end int, e *Error) {
+	o, part := rawjson.ObjectAt(b, i), false
+	for o.Next() {
+		key, counted := rawjson.Key(o.Key), p.mediaBytes
+		if o.Pos, e = p.mediaAt(b, o.Val, data); e != nil {
+			return 0, e.under(shorten(key))
 		}
+		switch v := o.Value(); {
+		case mediaKeys[key]:
+			part, p.mediaBytes = true, counted // the part counts all of it
+		case key == "type" && isString(v):
+			kind := rawjson.Unquote(v)
+			part = part || mediaKeys[kind] || kind == "input_image"
+		case data && strings.HasSuffix(key, "data_format") && !isNull(v):
+			if !isString(v) || !slices.Contains(dataFormats, rawjson.Unquote(v)) {
+				return 0, bad(CodeUnsupported, shorten(key), "%q must be one of %s", shorten(key), strings.Join(dataFormats, ", "))
+			}
+		}
+	}
+	if part {
+		e = p.part(b[i:o.Pos])
+	}
+	return o.Pos, e
+}
+
+// dataFormats are what data may be for a plugin. With others it reads or writes files of the engine's machine.
+var dataFormats = []string{"b64_json", "base64", "bytes", "url"}
+
+// datum checks a text in data.
+func (p *parser) datum(text string) *Error {
+	jpeg := strings.HasPrefix(text, "/9j/") && !strings.Contains(text, ".") // in base64
+	switch {
+	case strings.HasPrefix(text, "/") && !jpeg, strings.HasPrefix(strings.ToLower(text), "file:"):
+		return bad(CodeInvalidValue, "", "data must not name a file of the engine's machine; send what is in it")
+	case strings.Contains(text, "://") && !p.allowed(text):
+		return bad(CodeInvalidValue, "", "data must not name an address%s", p.orFrom())
 	}
 	return nil
 }

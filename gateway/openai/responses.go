@@ -16,12 +16,18 @@ var responsesRules = map[string]rule{
 	"stream":       flag(func(p *parser, on bool) { p.req.Stream = on }),
 	"tools":        optional(functions),
 
-	"store":                refuse("no engine keeps responses here, because the next request may go to another; leave it out or send false", "false"),
-	"background":           refuse("no engine keeps responses here, so nobody could fetch it; wait for the answer", "false"),
-	"previous_response_id": refuse("no engine keeps responses here; send the whole conversation as \"input\""),
-	"conversation":         refuse("no engine keeps conversations here; send the whole conversation as \"input\""),
-	"prompt":               refuse("no engine has prompt templates; send \"input\""),
-	"truncation":           refuse("both engines would cut the prompt, each in its own way", `"disabled"`),
+	"store":                   refuse("no engine keeps responses here, because the next request may go to another; leave it out or send false", "false"),
+	"background":              refuse("no engine keeps responses here, so nobody could fetch it; wait for the answer", "false"),
+	"previous_response_id":    refuse("no engine keeps responses here; send the whole conversation as \"input\""),
+	"previous_input_messages": refuse("it has messages of another kind; send the whole conversation as \"input\""),
+	"n":                       integers(1, 1, nil), // a response has one output
+	"best_of":                 integers(1, 1, nil),
+	"min_tokens":              rules["min_tokens"],
+	"use_beam_search":         rules["use_beam_search"],
+	"prompt_logprobs":         rules["prompt_logprobs"],
+	"conversation":            refuse("no engine keeps conversations here; send the whole conversation as \"input\""),
+	"prompt":                  refuse("no engine has prompt templates; send \"input\""),
+	"truncation":              refuse("both engines would cut the prompt, each in its own way", `"disabled"`),
 
 	"max_output_tokens":    integers(1, math.MaxInt32, func(p *parser, n int) { p.maxTokens = n }),
 	"top_logprobs":         integers(0, 20, nil),
@@ -96,7 +102,10 @@ func functions(_ *parser, key string, v json.RawMessage) *Error {
 			if field != "type" { // all of them: a parser may take either of two
 				continue
 			}
-			if name := rawjson.Unquote(kind); !isString(kind) || name != "function" && name != "custom" {
+			if !isString(kind) {
+				return wrong(at+".type", kind, isString, "a string")
+			}
+			if name := rawjson.Unquote(kind); name != "function" && name != "custom" {
 				return bad(CodeUnsupported, at+".type", "a tool of type %q is not supported: only tools of type function or custom, which the client runs", shorten(name))
 			}
 		}
