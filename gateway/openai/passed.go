@@ -177,6 +177,9 @@ func ParseForm(raw []byte, contentType string) (*Request, *Error) {
 
 // field checks one field of a form.
 func (p *parser) field(part *multipart.Part, seen map[string]bool) *Error {
+	if e := plainHeaders(part.Header); e != nil {
+		return e
+	}
 	name := part.FormName()
 	if name == "" || strings.Contains(part.Header.Get("Content-Disposition"), "name*") { // another parser might find another name there
 		return bad(CodeInvalidValue, "", "a field of the form has no plain name")
@@ -206,5 +209,19 @@ func (p *parser) field(part *multipart.Part, seen map[string]bool) *Error {
 		return nil
 	}
 	p.req.Stream, _ = strconv.ParseBool(string(value)) // the engine says what it thinks of another word
+	return nil
+}
+
+// plainHeaders refuses headers of a field that another parser may read otherwise: of two of a
+// kind one takes the first, and one the last.
+func plainHeaders(h map[string][]string) *Error {
+	for name, values := range h {
+		switch {
+		case name != "Content-Disposition" && name != "Content-Type" && name != "Content-Transfer-Encoding":
+			return bad(CodeUnsupported, "", "a field of the form has the header %q; send Content-Disposition and Content-Type only", shorten(name))
+		case len(values) > 1:
+			return bad(CodeDuplicateKey, "", "a field of the form has the header %q more than once; send it once", name)
+		}
+	}
 	return nil
 }

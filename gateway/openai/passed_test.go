@@ -81,3 +81,50 @@ func TestMediaOfAResponse(t *testing.T) {
 	_, e := Parse(mooncake.Responses, []byte(`{"model":"m","input":"x","previous_input_messages":null,"n":1,"min_tokens":1,"use_beam_search":false}`), Limits{})
 	require.Nil(t, e)
 }
+
+// form is a form of a model and of one field with the headers.
+func form(headers string) []byte {
+	return []byte("--b\r\nContent-Disposition: form-data; name=\"model\"\r\n\r\nm\r\n--b\r\n" + headers + "\r\n{}\r\n--b--\r\n")
+}
+
+const formKind = "multipart/form-data; boundary=b"
+
+// Parsers of forms differ in what they make of headers that are odd.
+func TestAFieldThatTwoParsersMayReadOtherwiseIsRefused(t *testing.T) {
+	const plain = "Content-Disposition: form-data; name=\"x\"\r\n"
+	for _, headers := range []string{
+		plain + "Content-Disposition: form-data; name=\"vllm_xargs\"\r\n",
+		plain + "content-disposition: form-data; name=\"priority\"\r\n",
+		plain + "Content-Type: text/plain\r\nContent-Type: text/html\r\n",
+		plain + "X-Other: 1\r\n",
+		plain + " folded; name=\"priority\"\r\n",
+		"Content-Type: text/plain\r\n",
+		"Content-Disposition: form-data; name=\"x\"; NAME*0=\"vllm_\"; NAME*1=\"xargs\"\r\n",
+		"Content-Disposition: form-data; name=\"x\"; NAME*=utf-8''vllm_xargs\r\n",
+		"Content-Disposition: form-data; name=\"x\"; name=\"priority\"\r\n",
+		"Content-Disposition: form-data; name=x\"\"vllm_xargs\r\n",
+	} {
+		_, e := ParseForm(form(headers), formKind)
+		require.NotNil(t, e, headers)
+		require.Equal(t, 400, e.Status)
+	}
+	for _, headers := range []string{plain, plain + "Content-Type: text/plain\r\nContent-Transfer-Encoding: 8bit\r\n"} {
+		_, e := ParseForm(form(headers), formKind)
+		require.Nil(t, e, headers)
+	}
+}
+
+func FuzzParseForm(f *testing.F) {
+	f.Add(form("Content-Disposition: form-data; name=\"x\"\r\n"))
+	f.Add(form("Content-Disposition: form-data; name=\"x\"; filename=\"a\"\r\n"))
+	f.Add(form("Content-Disposition: form-data; name=\"x\"\r\nContent-Disposition: form-data; name=\"priority\"\r\n"))
+	f.Fuzz(func(t *testing.T, raw []byte) {
+		req, e := ParseForm(raw, formKind)
+		if e != nil {
+			require.Equal(t, 400, e.Status)
+			return
+		}
+		require.NotEmpty(t, req.Model)
+		require.GreaterOrEqual(t, req.PromptBytes, 0)
+	})
+}
