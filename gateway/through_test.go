@@ -203,7 +203,7 @@ func (o *odd) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case "/health":
 	case "/v1/models":
 		_, _ = io.WriteString(w, `{"object":"list","data":[{"id":"emb"}]}`)
-	case "/v1/embeddings", "/tokenize":
+	case "/v1/embeddings", "/tokenize", "/pooling":
 		body, _ := io.ReadAll(r.Body)
 		o.mu.Lock()
 		o.bodies = append(o.bodies, string(body))
@@ -313,7 +313,8 @@ func TestEnginesThatFailAPassedRequest(t *testing.T) {
 		{"it fails", says(500, "text/plain", "secret"), 502, "it answered 500", "engine_failed"},
 		{"it is overloaded", says(503, "text/plain", "secret"), 503, "overloaded", "engine_unavailable"},
 		{"it does not know the model", says(404, "application/json", `{"error":{"message":"The model does not exist."}}`), 404, "does not exist", "engine_refused"},
-		{"its model cannot", says(501, "application/json", `{"error":{"message":"The model does not support Embeddings API"}}`), 404, "no_such_route", "no_such_route"},
+		{"it cannot do what this one asks for", says(501, "application/json", `{"error":{"message":"no such dimensions"}}`), 501, "no such dimensions", "engine_refused"},
+		{"it does not have the model's endpoint", says(404, "application/json", `{"detail":"Not Found","more":1}`), 404, `"more"`, "engine_refused"},
 		{"its answer is no JSON", says(200, "application/json", `{"data":[`), 502, "not JSON", "engine_failed"},
 		{"its answer is too large", says(200, "application/json", `"`+strings.Repeat("x", 8<<10)+`"`), 502, "limits.answer_bytes", "engine_failed"},
 		{"its answer is cut", cut, 502, "connection was lost", "engine_failed"},
@@ -330,17 +331,10 @@ func TestEnginesThatFailAPassedRequest(t *testing.T) {
 		{"a stream that has too much", event(one, "data: "+strings.Repeat("x", 6<<10)+"\n\n"), 200, `"code":"upstream_broken"`, "upstream_broken"},
 	} {
 		t.Run(row.name, func(t *testing.T) {
-			if row.code != "no_such_route" { // else it is remembered
-				o.answers(row.answer)
-			}
-			path := "/v1/embeddings"
-			if row.code == "no_such_route" {
-				path = "/tokenize"
-				o.answers(row.answer)
-			}
+			o.answers(row.answer) // nothing of it is remembered: the next row asks it again
 			c.served("emb", 1)
 			id := strings.ReplaceAll(row.name, " ", "-")
-			r := c.post(path, embedding, "X-Request-Id", id)
+			r := c.post("/v1/embeddings", embedding, "X-Request-Id", id)
 			require.Equal(t, row.status, r.status, r.body)
 			require.Contains(t, r.body, row.want)
 			require.NotContains(t, r.body, "secret")
@@ -372,6 +366,13 @@ func TestAnotherEngineServesAPassedRequest(t *testing.T) {
 		broken.answers(says(404, "application/json", `{"detail":"Not Found"}`))
 		for range 20 {
 			require.Equal(t, http.StatusOK, c.post("/v1/embeddings", embedding).status)
+		}
+		require.LessOrEqual(t, len(broken.got()), 1, "it is asked once")
+	})
+	t.Run("where the router of one takes another method", func(t *testing.T) {
+		broken.answers(says(405, "application/json", `{"detail":"Method Not Allowed"}`))
+		for range 20 {
+			require.Equal(t, http.StatusOK, c.post("/pooling", embedding).status)
 		}
 		require.LessOrEqual(t, len(broken.got()), 1, "it is asked once")
 	})

@@ -196,7 +196,9 @@ func (a *answer) open() *fault {
 		refusal := failure.Body(resp)
 		f := &fault{status: status, err: fmt.Errorf("engine %s answered %d", a.to.ID, status)}
 		f.lacks = lacksRoute(status, refusal)
-		f.answer, _ = failure.Refused(j.srv.Log, failure.Engine, a.to.ID, resp, refusal)
+		if f.answer, _ = failure.Refused(j.srv.Log, failure.Engine, a.to.ID, resp, refusal); status == http.StatusNotImplemented { // its model cannot do what this one asks for
+			f.answer = failure.Relayed(status, resp, refusal)
+		}
 		f.again = f.lacks || status == http.StatusServiceUnavailable || status == http.StatusTooManyRequests
 		return f
 	}

@@ -4,7 +4,6 @@
 package through
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"math/rand/v2"
@@ -235,16 +234,11 @@ func (s *Server) without(instance, path string) {
 	s.lacks[lack{instance, path}] = now
 }
 
-// lacksRoute says whether an engine's refusal means that it does not have the endpoint, or not
-// for its model. An engine that has it says 404 in other words, of a model for example.
+// lacksRoute says whether an engine's refusal is the one of its router, which does not have the
+// endpoint. All other words are about one request, a 404 of a model for example.
 func lacksRoute(status int, body []byte) bool {
-	switch status {
-	case http.StatusNotFound:
-		return bytes.Contains(body, []byte(`"detail":"Not Found"`)) || len(bytes.TrimSpace(body)) == 0
-	case http.StatusMethodNotAllowed, http.StatusNotImplemented:
-		return true
-	}
-	return false
+	return status == http.StatusNotFound && string(body) == `{"detail":"Not Found"}` ||
+		status == http.StatusMethodNotAllowed && string(body) == `{"detail":"Method Not Allowed"}`
 }
 
 // errMoved is why a call ended whose engine was taken out of service.
