@@ -479,6 +479,47 @@ func TestAKeyPaysForPassedRequests(t *testing.T) {
 	c.eventually("it has given its place back", func() bool { status, _ := ask("ek-one", "/v1/embeddings", embedding); return status == http.StatusOK })
 }
 
+// What an engine may have computed is not free, whether or not it says how much that was.
+func TestAKeyPaysForWhatNoEngineCounts(t *testing.T) {
+	t.Parallel()
+	file := filepath.Join(t.TempDir(), "keys.yaml")
+	keyFile(t, file, "stream ek-stream , tpm: 40", "gone ek-gone , tpm: 40", "refused ek-refused , tpm: 40", "form ek-form , tpm: 40")
+	o := &odd{answer: says(200, "text/event-stream", "data: {\"x\":1}\n\ndata: [DONE]\n\n")}
+	c := beside(t, func(cfg *config.Config) { cfg.KeysFile = file }, o)
+	c.eventually("all are up", func() bool { return c.sum("evenkeel_engine_up") >= 3 })
+	body := `{"model":"emb","input":"` + strings.Repeat("w ", 50) + `"}`
+	const about = 31
+	ask := func(key string) int { return c.post("/v1/embeddings", body, "Authorization", "Bearer "+key).status }
+	c.eventually("the model is known", func() bool { return ask("ek-stream") == http.StatusOK })
+	require.Equal(t, http.StatusTooManyRequests, ask("ek-stream"), "a stream without usage")
+
+	o.answers(says(400, "application/json", `{"error":{"message":"no"}}`))
+	for range 3 {
+		require.Equal(t, http.StatusBadRequest, ask("ek-refused"), "a refusal costs nothing")
+	}
+
+	came := make(chan struct{})
+	o.answers(func(w http.ResponseWriter, r *http.Request) { close(came); <-r.Context().Done(); hangUp(w, r) })
+	ctx, leave := context.WithCancel(t.Context())
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, c.url+"/v1/embeddings", strings.NewReader(body))
+	require.NoError(t, err)
+	req.Header.Set("Authorization", "Bearer ek-gone")
+	req.Header.Set("X-Request-Id", "gone")
+	go func() { <-came; leave() }()
+	_, err = c.http.Do(req) //nolint:bodyclose // there is none
+	require.Error(t, err)
+	kept := c.receipt("gone")
+	require.Equal(t, "client_closed", kept.Outcome)
+	require.Equal(t, about, kept.PromptTokens)
+	require.Equal(t, http.StatusTooManyRequests, ask("ek-gone"), "a client that left")
+
+	speech, kind := form(t, strings.Repeat("x", 50<<10), "model", "emb")
+	r := c.post(transcriptions, speech, "Content-Type", kind, "Authorization", "Bearer ek-form")
+	require.Equal(t, http.StatusTooManyRequests, r.status, r.body)
+	code, _, _ := failure(t, r)
+	require.Equal(t, "rate_limit_exceeded", code)
+}
+
 func TestADrainMovesAPassedRequest(t *testing.T) {
 	t.Parallel()
 	slow, quick := pooling(), pooling()

@@ -155,7 +155,7 @@ func ParseForm(raw []byte, contentType string) (*Request, *Error) {
 	if err != nil || kind != "multipart/form-data" || params["boundary"] == "" {
 		return nil, bad(CodeInvalidType, "", "the body must be a form; send Content-Type: multipart/form-data with its boundary")
 	}
-	p := parser{req: &Request{N: 1}}
+	p := parser{req: &Request{N: 1, PromptBytes: len(raw)}}
 	parts := multipart.NewReader(bytes.NewReader(raw), params["boundary"])
 	seen := map[string]bool{}
 	for n := 0; ; n++ {

@@ -1,6 +1,7 @@
 package through
 
 import (
+	"cmp"
 	"errors"
 	"io"
 	"net/http"
@@ -25,6 +26,8 @@ type answer struct {
 	resp    *engine.Response
 	began   time.Time
 	expects int64 // tokens that the engine computes at most
+	prompt  int64 // tokens of the prompt, as the engine counted them; 0: it did not
+	taken   bool  // the engine may have computed it
 
 	kind     string // Content-Type
 	metadata string
@@ -122,12 +125,18 @@ func (a *answer) event(e sse.Event) {
 			a.end(openai.NewError(http.StatusBadGateway, "engine_failed", "the engine ended its answer with an error; its log says why"))
 			return
 		}
-		if prompt, output := usageOf(&body); prompt+output > 0 {
-			a.job.in.Told.Counted(prompt, output)
-		}
+		a.counted(usageOf(&body))
 	}
 	a.begun = true
 	a.out = append(a.out, e.Raw...)
+}
+
+// counted takes note of the tokens that the engine counted, if it did.
+func (a *answer) counted(prompt, output int) {
+	if prompt+output > 0 {
+		a.prompt = int64(prompt)
+		a.job.in.Told.Counted(prompt, output)
+	}
 }
 
 // end closes the stream: as whole when fail is nil, else with an error event, never as if
@@ -191,16 +200,20 @@ func (a *answer) release() {
 		a.resp.Close()
 	}
 	j.srv.Fleet.Untrack(a.run)
-	if a.expects > 0 {
-		computed := a.expects
-		if n := j.in.Told.PromptTokens; n > 0 {
-			computed = int64(n)
+	told := j.in.Told
+	if a.taken && told.PromptTokens+told.OutputTokens == 0 { // what no engine counts is not free
+		told.Counted(Estimate(j.path, j.req), 0)
+	}
+	if computes(j.path) {
+		computed := cmp.Or(a.prompt, a.expects)
+		if !a.taken {
+			computed = 0
 		}
 		a.to.Traffic.Settles(a.expects, computed)
 		a.to.Traffic.Beyond(-1)
 	}
 	j.srv.giveBack(a.to.Instance)
 	if j.left() {
-		j.in.Told.Freed(j.conn.GoneAt())
+		told.Freed(j.conn.GoneAt())
 	}
 }

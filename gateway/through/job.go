@@ -134,7 +134,7 @@ func (j *job) attempt(to fleet.Whole) (_ *answer, f *fault) {
 	a := &answer{job: j, to: to, call: j.srv.Client.NewCall(to.Target), began: time.Now()}
 	a.run = j.srv.Fleet.Track(fleet.Place{Instance: to.Instance, Rank: -1}, a.call, notice, true)
 	if computes(j.path) {
-		a.expects = int64(len(j.raw))
+		a.expects = int64(len(j.raw)) // no token has less than a byte
 		to.Traffic.Beyond(1)
 		to.Traffic.Sends(a.expects)
 	}
@@ -188,11 +188,12 @@ func (a *answer) open() *fault {
 	resp, err := a.call.Do(http.MethodPost, j.path, j.in.Told.Carry(headers), body, engine.Deadlines{
 		Connect: limits.ConnectTimeout, FirstByte: limits.ProbeTimeout, Idle: limits.EventTimeout,
 	})
-	if err != nil {
+	if a.taken = !unsent(err); err != nil {
 		return a.broke(err)
 	}
 	a.resp = resp
 	if status := resp.StatusCode(); status != http.StatusOK {
+		a.taken = false
 		refusal := failure.Body(resp)
 		f := &fault{status: status, err: fmt.Errorf("engine %s answered %d", a.to.ID, status)}
 		f.lacks = lacksRoute(status, refusal)
@@ -214,9 +215,19 @@ func (a *answer) broke(err error) *fault {
 	if !a.job.left() {
 		a.job.srv.Monitor.Report(a.to.Instance, err)
 	}
+	return &fault{answer: failure.Transport(failure.Engine, err), err: err, again: unsent(err)}
+}
+
+// unsent says whether a call broke before an engine had the request.
+func unsent(err error) bool {
 	var ee *engine.Error
-	unheard := errors.As(err, &ee) && (!ee.Sent || ee.Stale())
-	return &fault{answer: failure.Transport(failure.Engine, err), err: err, again: unheard}
+	return errors.As(err, &ee) && (!ee.Sent || ee.Stale())
+}
+
+// drop lets go of the request's body, which no engine is sent any more.
+func (j *job) drop() {
+	j.raw, j.req.Body = nil, mooncake.Body{}
+	j.in.Body.Give()
 }
 
 // readWhole reads an answer that comes in one piece.
@@ -237,13 +248,10 @@ func (a *answer) readWhole() *fault {
 			return &fault{answer: failure.BadGateway(failure.Engine, "its answer is not JSON"), err: err, status: http.StatusOK}
 		}
 		if err == nil {
-			a.job.in.Told.Counted(usageOf(&body))
+			a.counted(usageOf(&body))
 		}
 	} else if about, err := mooncake.ScanBody([]byte(a.metadata), 0); err == nil {
-		a.job.in.Told.Counted(usageOf(&about))
-	}
-	if told := a.job.in.Told; told.PromptTokens+told.OutputTokens == 0 { // what no engine counts is not free
-		told.Counted(Estimate(a.job.path, a.job.req), 0)
+		a.counted(usageOf(&about))
 	}
 	a.whole = whole
 	a.job.srv.Monitor.Heard(a.to.Instance)

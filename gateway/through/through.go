@@ -96,10 +96,18 @@ func Estimate(path string, req *openai.Request) int {
 	if !computes(path) {
 		return 0
 	}
+	if path == Transcriptions {
+		return req.PromptBytes / bytesPerHeard
+	}
 	return req.PromptBytes / bytesPerToken
 }
 
-const bytesPerToken = 4
+// A token is about so many bytes of text, and of a form with speech: a second of it has a few
+// tokens, and from 3 to 32 KiB.
+const (
+	bytesPerToken = 4
+	bytesPerHeard = 1 << 10
+)
 
 // Serve has an engine answer a request. raw is its body. An error it returns has not been
 // answered yet.
@@ -122,7 +130,7 @@ func (s *Server) Serve(ctx *fasthttp.RequestCtx, in *request.Incoming, req *open
 	if fail != nil {
 		return fail
 	}
-	in.Body.Give()
+	j.drop()
 	s.head(ctx, a)
 	if a.whole == nil {
 		handed = true
