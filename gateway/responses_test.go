@@ -371,6 +371,19 @@ func TestAResponseBeginsWithItsFirstToken(t *testing.T) {
 	require.NoError(t, c.decode[0].SetFaults())
 }
 
+// What opens a response, and what ends it, repeats what the client sent.
+func TestAnEventOfAResponseThatIsTooLarge(t *testing.T) {
+	t.Parallel()
+	c := start(t, nixl(options{configure: func(cfg *config.Config) { cfg.Limits.EventBytes = 1 << 10 }}))
+	prompt := reftext.MakePrompt(5, 30)
+	r := c.post(responsesPath, respond(prompt, `"stream":true,"ignore_eos":true,"max_output_tokens":2000,`))
+	require.Equal(t, http.StatusOK, r.status, r.body)
+	got := readResponse(t, r.body)
+	require.Equal(t, "upstream_broken", got.fail)
+	rightText(t, reftext.OfUser(prompt).Answer, got.text)
+	require.Contains(t, r.body, "limits.event_bytes")
+}
+
 func TestClientsThatLeaveAResponse(t *testing.T) {
 	t.Parallel()
 	for _, stream := range []bool{true, false} {

@@ -203,7 +203,7 @@ func (o *odd) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case "/health":
 	case "/v1/models":
 		_, _ = io.WriteString(w, `{"object":"list","data":[{"id":"emb"}]}`)
-	case "/v1/embeddings", "/tokenize", "/pooling":
+	case "/v1/embeddings", "/tokenize", "/pooling", transcriptions:
 		body, _ := io.ReadAll(r.Body)
 		o.mu.Lock()
 		o.bodies = append(o.bodies, string(body))
@@ -514,7 +514,10 @@ func TestAKeyPaysForWhatNoEngineCounts(t *testing.T) {
 	require.Equal(t, http.StatusTooManyRequests, ask("ek-gone"), "a client that left")
 
 	speech, kind := form(t, strings.Repeat("x", 50<<10), "model", "emb")
+	o.answers(says(200, "application/json", `{"text":"hello"}`))
 	r := c.post(transcriptions, speech, "Content-Type", kind, "Authorization", "Bearer ek-form")
+	require.Equal(t, http.StatusOK, r.status, r.body)
+	r = c.post(transcriptions, speech, "Content-Type", kind, "Authorization", "Bearer ek-form")
 	require.Equal(t, http.StatusTooManyRequests, r.status, r.body)
 	code, _, _ := failure(t, r)
 	require.Equal(t, "rate_limit_exceeded", code)

@@ -142,7 +142,11 @@ func (m *Mirror) Event(e Event, dst []byte) (out []byte, v Verdict) {
 		}
 		return e.Raw, Ended
 	}
-	if m.ask.Responses && e.Kind == KindData {
+	switch {
+	case m.ask.Responses && e.Kind == KindOpaque: // it may be one that opens the response, or the last, with what is not for the client
+		m.fault = ErrLargeEvent
+		return nil, Overrun
+	case m.ask.Responses:
 		return m.response(e, dst)
 	}
 	m.f = facts{choices: -1}
@@ -174,6 +178,7 @@ func (m *Mirror) Event(e Event, dst []byte) (out []byte, v Verdict) {
 var (
 	ErrTooManyTokens = errors.New("the engine sent more tokens than were asked for")
 	ErrBadCount      = errors.New("the engine counts more tokens than there can be")
+	ErrLargeEvent    = errors.New("the engine sent an event that is larger than limits.event_bytes")
 )
 
 const (

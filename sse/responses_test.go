@@ -104,3 +104,33 @@ func TestEventsThatOpenAResponseDoNotEndTheWaitForItsFirst(t *testing.T) {
 	require.Zero(t, step(time.Hour, created), "a wait for ever stays one")
 	require.Equal(t, gap, step(time.Hour, delta), "the first token ends it")
 }
+
+// A piece of an event tells neither what the event is nor what must be taken out of it.
+func TestAnEventOfAResponseThatIsTooLargeIsAFault(t *testing.T) {
+	long := strings.Repeat("x", 5000)
+	for name, row := range map[string]struct{ stream, out string }{
+		"the first":             {strings.Replace(created, `"id":"r"`, `"id":"`+long+`"`, 1), ""},
+		"the first with tokens": {created + strings.Replace(delta, `"a"`, `"`+long+`"`, 1), ""},
+		"the last":              {created + delta + strings.Replace(completed, `"id":"r"`, `"id":"`+long+`"`, 1), delta},
+		"the last, KV first":    {created + delta + strings.Replace(completed, `"id":"r"`, `"kv_transfer_params":{"remote_host":"h"},"id":"`+long+`"`, 1), delta},
+	} {
+		for _, pieces := range []int{1, 700, 1 << 20} {
+			var a Answer
+			a.Reset(Ask{Responses: true, Choice: -1})
+			a.Reader.Reset(Limits{Event: 1 << 10})
+			var out []byte
+			var fx Effects
+			for rest := row.stream; fx.End == Runs; {
+				n := min(pieces, len(rest))
+				require.NotZero(t, n, name)
+				out, fx = a.Feed(out, []byte(rest[:n]), time.Time{})
+				rest = rest[n:]
+			}
+			require.Equal(t, Broken, fx.End, name)
+			require.ErrorIs(t, a.Err(), ErrLargeEvent)
+			require.True(t, strings.HasSuffix(string(out), row.out) && (len(out) > 0) == (row.out != ""), name)
+			require.Equal(t, row.out != "", a.Mirror.Started(), name)
+			require.False(t, a.Mirror.Finished())
+		}
+	}
+}

@@ -92,8 +92,8 @@ func (s *stream) tooLong(err error) bool { return s.whole && errors.Is(err, engi
 // failure is the fault of a decode that forwarded nothing: a refusal that came
 // late is the client's to see, all else the engine's failure.
 func (s *stream) failure(err error) *fault {
-	if s.tooLong(err) {
-		return &fault{answer: failure.BadGateway("decode", "its answer, which comes in one piece, is larger than limits.event_bytes; ask for less of it, or for a stream"), err: err, spent: true, final: true}
+	if s.tooLong(err) || errors.Is(s.Err(), sse.ErrLargeEvent) {
+		return &fault{answer: failure.BadGateway("decode", "its answer, or the event that begins it, is larger than limits.event_bytes; ask for less, or for a stream"), err: err, spent: true, final: true}
 	}
 	if s.broken == nil {
 		s.unheard = true
