@@ -2,6 +2,7 @@ package sse
 
 import (
 	"bytes"
+	"slices"
 	"strconv"
 
 	"evenkeel/rawjson"
@@ -74,10 +75,10 @@ type cut struct {
 func (m *Mirror) cut(e Event, cuts []cut, dst []byte) []byte {
 	dst, at := appendHead(dst, e), 0
 	for _, c := range cuts {
-		if c.cached && m.ask.Cached == OwnCached {
+		if c.cached && m.ask.Cached == OwnCached || c.to <= at {
 			continue
 		}
-		dst = appendPart(dst, e, e.Data[at:c.from])
+		dst = appendPart(dst, e, e.Data[at:max(c.from, at)])
 		if c.cached {
 			n := strconv.Itoa(max(0, m.ask.Cached)) // clients want a number
 			if c.listed {
@@ -108,7 +109,6 @@ type responseFacts struct {
 
 func readResponse(b []byte) (s responseFacts) {
 	var kind, object string
-	var whole rawjson.Object
 	at := rawjson.Space(b, 0)
 	o := rawjson.ObjectAt(b, at)
 	for o.NextValue() {
@@ -120,8 +120,8 @@ func readResponse(b []byte) (s responseFacts) {
 		case "error":
 			s.failed = s.failed || !rawjson.IsNull(o.Value())
 		case "response":
-			if v := o.Value(); len(v) > 0 && v[0] == '{' {
-				whole = rawjson.ObjectAt(b, o.Val)
+			if b[o.Val] == '{' { // each of several, for a client may take any of them
+				s.read(rawjson.ObjectAt(b, o.Val))
 			}
 		}
 	}
@@ -130,7 +130,9 @@ func readResponse(b []byte) (s responseFacts) {
 	switch {
 	case !s.ok:
 	case object == "response":
-		s.last, whole = true, rawjson.ObjectAt(b, at)
+		s.last = true
+		s.read(rawjson.ObjectAt(b, at))
+		slices.SortFunc(s.cuts, func(a, b cut) int { return a.from - b.from })
 	case kind == "response.completed", kind == "response.incomplete":
 		s.last = true
 	case kind == "response.failed", kind == "error", object == "error":
@@ -140,16 +142,21 @@ func readResponse(b []byte) (s responseFacts) {
 	default:
 		s.delta = len(kind) > len(".delta") && kind[len(kind)-len(".delta"):] == ".delta"
 	}
-	if whole.Text != nil {
-		s.read(&whole)
-	}
 	return s
 }
 
 // read takes in a response.
-func (s *responseFacts) read(o *rawjson.Object) {
+func (s *responseFacts) read(o rawjson.Object) {
+	kept := false // a member before
 	for o.NextValue() {
-		switch v := o.Value(); string(o.Key) {
+		key, v := rawjson.Key(o.Key), o.Value()
+		if key == "kv_transfer_params" || key == "ec_transfer_params" {
+			from, to := rawjson.Cut(o.Text, o.Comma, o.Quote, o.Pos, !kept)
+			s.cuts = append(s.cuts, cut{from: from, to: to})
+			continue
+		}
+		kept = true
+		switch key {
 		case "status":
 			switch string(v) {
 			case `"completed"`:
@@ -167,9 +174,6 @@ func (s *responseFacts) read(o *rawjson.Object) {
 			if v[0] == '{' {
 				s.readUsage(rawjson.ObjectAt(o.Text, o.Val))
 			}
-		case "kv_transfer_params", "ec_transfer_params":
-			from, to := rawjson.Cut(o.Text, o.Comma, o.Quote, o.Pos, o.N == 1)
-			s.cuts = append(s.cuts, cut{from: from, to: to})
 		}
 	}
 }

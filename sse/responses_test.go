@@ -1,11 +1,14 @@
 package sse
 
 import (
+	"encoding/json"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"evenkeel/rawjson"
 )
 
 const (
@@ -133,4 +136,54 @@ func TestAnEventOfAResponseThatIsTooLargeIsAFault(t *testing.T) {
 			require.False(t, a.Mirror.Finished())
 		}
 	}
+}
+
+func TestWhatIsTakenOutOfAResponse(t *testing.T) {
+	for in, want := range map[string]string{
+		`{"kv_transfer_params":1,"ec_transfer_params":2}`:                       `{}`,
+		`{"kv_transfer_params":1,"ec_transfer_params":2,"status":"completed"}`:  `{"status":"completed"}`,
+		`{"kv_transfer_params":1,"status":"completed","ec_transfer_params":2}`:  `{"status":"completed"}`,
+		`{"status":"completed","kv_transfer_params":1,"ec_transfer_params":2}`:  `{"status":"completed"}`,
+		`{"kv_transfer_params":1,"kv_transfer_params":2,"status":"completed"}`:  `{"status":"completed"}`,
+		`{"kv\u005ftransfer_params":1,"status":"completed"}`:                    `{"status":"completed"}`,
+		`{"status":"completed"},"response":{"kv_transfer_params":1}`:            `{"status":"completed"},"response":{}`,
+		`{"kv_transfer_params":1},"response":{"status":"completed","usage":{}}`: `{},"response":{"status":"completed","usage":{}}`,
+	} {
+		frame := func(response string) string {
+			return "data: {\"type\":\"response.completed\",\"response\":" + response + "}\n\n"
+		}
+		out, _, _ := respond(frame(in), Ask{}, 1<<20)
+		require.Equal(t, frame(want), out)
+	}
+	out, _, _ := respond(`data: {"response":{"kv_transfer_params":1},"kv_transfer_params":1,"object":"response","status":"completed","ec_transfer_params":2}`+"\n\n", Ask{}, 1<<20)
+	require.Equal(t, `data: {"response":{},"object":"response","status":"completed"}`+"\n\n", out)
+}
+
+func FuzzResponse(f *testing.F) {
+	for _, stream := range []string{created, delta, completed} {
+		for _, e := range frames(f, stream) {
+			f.Add(e.Data)
+		}
+	}
+	f.Add([]byte(`{"type":"response.completed","response":{"kv_transfer_params":1,"ec_transfer_params":2}}`))
+	f.Add([]byte(`{"object":"response","kv_transfer_params":1,"response":{"ec_transfer_params":2},"usage":{"total_tokens":1,"input_tokens_details":{"cached_tokens":5,"cached_tokens_per_turn":[5]}}}`))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		stream := "data: " + strings.ReplaceAll(strings.ReplaceAll(string(data), "\n", " "), "\r", " ") + "\n\n"
+		out, end, a := respond(stream, Ask{Cached: 7}, 1<<20)
+		if !json.Valid(data) || len(out) == 0 || end == Refused {
+			return
+		}
+		require.True(t, a.Mirror.Started())
+		_, sent, ok := strings.Cut(out, "data: ")
+		require.True(t, ok, out)
+		require.True(t, json.Valid([]byte(sent)), "%s -> %s", data, sent)
+		for key, response := range rawjson.Members([]byte(strings.TrimSpace(sent))) {
+			if key != "response" {
+				continue
+			}
+			for inner := range rawjson.Members(response) {
+				require.NotContains(t, []string{"kv_transfer_params", "ec_transfer_params"}, inner, "%s -> %s", data, sent)
+			}
+		}
+	})
 }
