@@ -523,6 +523,49 @@ func TestAKeyPaysForWhatNoEngineCounts(t *testing.T) {
 	require.Equal(t, "rate_limit_exceeded", code)
 }
 
+func TestNoCallerHoldsAllTheMemoryOfAnswers(t *testing.T) {
+	t.Parallel()
+	file := filepath.Join(t.TempDir(), "keys.yaml")
+	keyFile(t, file, "greedy ek-greedy ", "other ek-other ")
+	o := &odd{answer: says(200, "application/json", `{}`)}
+	c := beside(t, func(cfg *config.Config) {
+		cfg.KeysFile = file
+		cfg.Limits.Body, cfg.Limits.Bodies, cfg.Limits.AnswerBytes = 64<<10, 256<<10, 256<<10
+	}, o)
+	ask := func(key string) reply { return c.post("/v1/embeddings", embedding, "Authorization", "Bearer "+key) }
+	c.eventually("the model is known", func() bool { return ask("ek-other").status == http.StatusOK })
+	text := func(n int) string { return `"` + strings.Repeat("x", n) + `"` }
+
+	sent, end := make(chan struct{}), make(chan struct{})
+	o.answers(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		_, _ = io.WriteString(w, text(100<<10)[:100<<10])
+		_ = http.NewResponseController(w).Flush()
+		close(sent)
+		<-end
+		_, _ = io.WriteString(w, `xx"`)
+	})
+	got := make(chan reply, 1)
+	go func() { got <- ask("ek-greedy") }()
+	<-sent
+	o.answers(says(200, "application/json", text(100<<10)))
+	c.eventually("the greedy caller has its share", func() bool { return ask("ek-greedy").status == http.StatusServiceUnavailable })
+	code, _, _ := failure(t, ask("ek-greedy"))
+	require.Equal(t, "overloaded", code)
+	o.answers(says(200, "application/json", text(40<<10)))
+	require.Equal(t, http.StatusOK, ask("ek-other").status, "there is room for another one")
+	o.answers(says(200, "application/json", text(100)))
+	require.Equal(t, http.StatusOK, ask("ek-greedy").status, "and for what is small")
+	close(end)
+	first := <-got
+	require.Equal(t, http.StatusOK, first.status)
+	require.Len(t, first.body, 100<<10+3)
+	o.answers(says(200, "application/json", text(100<<10)))
+	for range 5 {
+		require.Equal(t, http.StatusOK, ask("ek-greedy").status, "all is given back")
+	}
+}
+
 func TestADrainMovesAPassedRequest(t *testing.T) {
 	t.Parallel()
 	slow, quick := pooling(), pooling()

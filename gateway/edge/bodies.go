@@ -42,6 +42,15 @@ type Charge struct {
 	n      int64 // under the account's lock
 }
 
+// For is an empty charge to the caller of another one, on this account.
+func (b *Bodies) For(other *Charge) *Charge {
+	c := &Charge{bodies: b}
+	if other != nil {
+		c.who = other.who
+	}
+	return c
+}
+
 // fits says whether n bytes more would be granted now.
 func (c *Charge) fits(n int) bool {
 	c.bodies.mu.Lock()
@@ -49,8 +58,8 @@ func (c *Charge) fits(n int) bool {
 	return c.allowed(int64(n))
 }
 
-// take takes n bytes more, if it may.
-func (c *Charge) take(n int) bool {
+// Take takes n bytes more, if it may.
+func (c *Charge) Take(n int) bool {
 	b := c.bodies
 	b.mu.Lock()
 	defer b.mu.Unlock()

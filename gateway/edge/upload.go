@@ -115,7 +115,7 @@ func (o *Options) callerOf(h *fasthttp.RequestHeader, w *wire) (c caller) {
 func (u *upload) read() error {
 	if w := u.w; !u.f.chunked && len(w.rest) == u.f.length { // it came with the head, and nothing after it
 		u.buf, w.rest = w.rest, nil
-		if !u.charge.take(len(u.buf)) {
+		if !u.charge.Take(len(u.buf)) {
 			return errNoRoom
 		}
 		return nil
@@ -169,7 +169,7 @@ func (u *upload) grow() error {
 	if !u.f.chunked {
 		room = min(u.f.length, max(firstRoom, 8*len(u.buf)))
 	}
-	if !u.charge.take(room - cap(u.buf)) {
+	if !u.charge.Take(room - cap(u.buf)) {
 		return errNoRoom
 	}
 	if err := u.w.SetReadDeadline(u.began.Add(u.o.uploadTime(room))); err != nil {

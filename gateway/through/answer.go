@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"evenkeel/engine"
+	"evenkeel/gateway/edge"
 	"evenkeel/gateway/failure"
 	"evenkeel/gateway/fleet"
 	"evenkeel/gateway/journal"
@@ -31,7 +32,8 @@ type answer struct {
 
 	kind     string // Content-Type
 	metadata string
-	whole    []byte // nil: it is a stream
+	whole    []byte       // nil: it is a stream
+	room     *edge.Charge // of whole
 
 	reader sse.Reader
 	out    []byte // for the client
@@ -211,6 +213,9 @@ func (a *answer) release() {
 		}
 		a.to.Traffic.Settles(a.expects, computed)
 		a.to.Traffic.Beyond(-1)
+	}
+	if a.whole == nil {
+		a.room.Give()
 	}
 	j.srv.giveBack(a.to.Instance)
 	if j.left() {

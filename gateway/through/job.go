@@ -5,7 +5,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -235,8 +237,10 @@ func (a *answer) readWhole() *fault {
 	limits := &a.job.srv.Settings().Limits
 	a.metadata = string(a.resp.Header(metadataHeader))
 	a.resp.SetDeadline(a.began.Add(limits.ProbeTimeout))
-	whole, err := a.resp.ReadAll(limits.AnswerBytes)
+	whole, err := a.readAll(limits.AnswerBytes)
 	switch {
+	case errors.Is(err, errNoRoom):
+		return &fault{answer: openai.Unavailable("overloaded", "the proxy holds as many bytes of answers as it may, from all callers or from you; retry later", 1), err: err}
 	case errors.Is(err, engine.ErrTooLarge):
 		return &fault{answer: failure.BadGateway(failure.Engine, "its answer is larger than limits.answer_bytes; ask for less at once"), err: err}
 	case err != nil:
@@ -257,3 +261,32 @@ func (a *answer) readWhole() *fault {
 	a.job.srv.Monitor.Heard(a.to.Instance)
 	return nil
 }
+
+// errNoRoom is why an answer in one piece is not read any further.
+var errNoRoom = errors.New("the caller has as many bytes of answers in memory as it may")
+
+// readAll reads the body, and charges its caller for the memory as it grows.
+func (a *answer) readAll(limit int) (whole []byte, err error) {
+	a.room = a.job.srv.wholes.For(a.job.in.Body)
+	for {
+		if len(whole) == cap(whole) {
+			more := max(firstRoom, cap(whole))
+			if !a.room.Take(more) {
+				return nil, errNoRoom
+			}
+			whole = slices.Grow(whole, more)
+		}
+		n, err := a.resp.Read(whole[len(whole):cap(whole)])
+		switch whole = whole[:len(whole)+n]; {
+		case len(whole) > limit:
+			return nil, engine.ErrTooLarge
+		case errors.Is(err, io.EOF):
+			return whole, nil
+		case err != nil:
+			return nil, err
+		}
+	}
+}
+
+// firstRoom is what every caller may have.
+const firstRoom = 4 << 10

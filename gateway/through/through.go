@@ -4,6 +4,7 @@
 package through
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"math/rand/v2"
@@ -54,7 +55,8 @@ type Env struct {
 // A Server passes requests through.
 type Server struct {
 	Env
-	took *prometheus.HistogramVec
+	took   *prometheus.HistogramVec
+	wholes *edge.Bodies // answers in one piece that are in memory
 
 	mu    sync.Mutex
 	open  int
@@ -72,8 +74,13 @@ const lackMemory = time.Minute
 // New makes the server of a proxy.
 func New(env Env) *Server {
 	s := &Server{Env: env, busy: map[string]int{}, lacks: map[lack]time.Time{}}
+	if most := env.Settings().Limits; most.Bodies > 0 {
+		s.wholes = edge.NewBodies(int64(max(most.Bodies, most.AnswerBytes)))
+	} else {
+		s.wholes = edge.NewBodies(0)
+	}
 	s.took = prometheus.NewHistogramVec(prometheus.HistogramOpts{
-		Name: "evenkeel_passed_seconds", Help: "From a request's arrival to the end of its answer, for requests that are passed through to one engine.", Buckets: env.Buckets,
+		Name: "evenkeel_passed_seconds", Help: "From a request's arrival to the end of its answer, for requests that are passed through to one engine. Those that got no answer are not among them.", Buckets: env.Buckets,
 	}, []string{"endpoint"})
 	for _, path := range Paths {
 		s.took.WithLabelValues(path)
@@ -138,7 +145,18 @@ func (s *Server) Serve(ctx *fasthttp.RequestCtx, in *request.Incoming, req *open
 		return nil
 	}
 	j.settle(nil)
-	ctx.SetBody(a.whole)
+	ctx.SetBodyStream(&piece{bytes.NewReader(a.whole), a.room}, len(a.whole))
+	return nil
+}
+
+// piece is an answer in one piece, which is charged to its caller until it is written.
+type piece struct {
+	*bytes.Reader
+	room *edge.Charge
+}
+
+func (p *piece) Close() error {
+	p.room.Give()
 	return nil
 }
 
