@@ -276,6 +276,17 @@ func TestAResponseGoesWholeToAnEngineThatTakesNoHandOffForIt(t *testing.T) {
 	}
 }
 
+// With no other engine left the client learns what the last one did.
+func TestAWholeResponseThatItsOnlyEngineFails(t *testing.T) {
+	t.Parallel()
+	c := start(t, nixl(options{dirty: true, decode: []refengine.Config{{Version: "0.18.0"}}, profile: mooncake.Profile{AllowLocalPrefill: true}}))
+	require.NoError(t, c.decode[0].SetFaults(refengine.Rule{Fault: refengine.Internal}))
+	r := c.post(responsesPath, respond("a", ""))
+	require.Equal(t, http.StatusBadGateway, r.status, r.body)
+	code, _, _ := failure(t, r)
+	require.Equal(t, "decode_failed", code)
+}
+
 // judgeResponse is judge for a response.
 func (c *cluster) judgeResponse(prompt string, stream bool) string {
 	c.Helper()

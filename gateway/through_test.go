@@ -539,7 +539,7 @@ func TestNoCallerHoldsAllTheMemoryOfAnswers(t *testing.T) {
 	sent, end := make(chan struct{}), make(chan struct{})
 	o.answers(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
-		_, _ = io.WriteString(w, text(100<<10)[:100<<10])
+		_, _ = io.WriteString(w, text(100 << 10)[:100<<10])
 		_ = http.NewResponseController(w).Flush()
 		close(sent)
 		<-end

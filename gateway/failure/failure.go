@@ -31,6 +31,18 @@ func Gone() *openai.Error {
 	return openai.NewError(journal.StatusClientClosed, "client_closed", "the client left")
 }
 
+// Alone is the answer to a request that only a decode rank alone may serve, and that got none.
+// last is what came of its last attempt, nil if there was none.
+func Alone(left bool, last *openai.Error) *openai.Error {
+	switch {
+	case left:
+		return Gone()
+	case last != nil:
+		return last
+	}
+	return openai.Unavailable("decode_unavailable", "no decode engine that may compute this prompt alone has room for it; retry later", 1)
+}
+
 // Leaving ends what the proxy has no time for any more.
 func Leaving() *openai.Error {
 	return openai.Unavailable("draining", "this proxy is shutting down; use another", 1)

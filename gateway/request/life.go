@@ -95,16 +95,18 @@ func (j *job) serve(ctx *fasthttp.RequestCtx) (_ *stream, fail *openai.Error) {
 		}
 	}()
 	var held *handoff.Handoff // prefilled and not yet consumed
+	var last *openai.Error    // of the attempt before
 	j.tries.Forget()
 	for {
 		if ctx != nil && j.history.open() && j.question == nil {
 			j.question = j.elsewhere(false)
 		}
 		j.told.Attempt()
+		var s *stream
 		var fault *fault
 		slot := j.bindLocal(held) // to a rank that needs no hand-off
 		if slot == nil && j.in.Whole {
-			return nil, openai.Unavailable("decode_unavailable", "no decode engine that may compute this prompt alone has room for it; retry later", 1)
+			return nil, failure.Alone(j.client.left(), last)
 		}
 		if slot == nil && held == nil {
 			lease, away, err := j.choose()
@@ -127,7 +129,6 @@ func (j *job) serve(ctx *fasthttp.RequestCtx) (_ *stream, fail *openai.Error) {
 			}
 			j.tries.Prefill = append(j.tries.Prefill, lease.Candidate.ID)
 			if j.srv.early(lease.Candidate) {
-				var s *stream
 				if s, fault = j.together(lease); fault == nil {
 					return s.begun(), nil
 				}
@@ -139,7 +140,6 @@ func (j *job) serve(ctx *fasthttp.RequestCtx) (_ *stream, fail *openai.Error) {
 			slot, fault = j.wait(held)
 		}
 		if fault == nil {
-			var s *stream
 			if s, fault = j.decode(held, slot); fault == nil {
 				return s.begun(), nil
 			}
@@ -150,7 +150,7 @@ func (j *job) serve(ctx *fasthttp.RequestCtx) (_ *stream, fail *openai.Error) {
 		if fault.spent {
 			held = nil
 		}
-		if j.again(fault) {
+		if last = fault.answer; j.again(fault) {
 			continue
 		}
 		j.doubts.add(held, false) // no engine has it, but no answer needs it any more
