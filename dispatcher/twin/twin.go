@@ -82,7 +82,7 @@ type Verdict struct {
 	Policy   string  // in force
 	Fresh    uint64  // steps of the group that no verdict before was about
 	Ranks    int     // of the group
-	StepMs   float64 // in the mean over the groups of the model, really
+	StepMs   float64 // in the mean over the groups of the model, really, of steps that were told one by one
 	TwinMs   float64 // likewise, as replayed under the policy in force
 	Error    float64 // by what share of a step the twin is wrong
 	Sure     bool    // enough windows were judged to know how wrong the twin is
@@ -255,10 +255,10 @@ func (t *Twin) real(j *judging) (found []Verdict) {
 	maps.DeleteFunc(t.models, func(name string, _ *account) bool { return !slices.Contains(t.end.Models(), name) })
 	begun, _ := w.Measured().Boards.Groups(model)
 	ended, _ := w.End.Groups(model)
-	seconds, steps := 0.0, uint64(0)
+	ms, steps := 0.0, 0.0
 	for _, to := range ended {
-		if from := viewOf(begun, to.Key); from != nil {
-			seconds, steps = seconds+to.Seconds-from.Seconds, steps+to.Steps-from.Steps
+		if from := viewOf(begun, to.Key); from != nil { // steps that were told as one, and those in which an engine stood still, are no policy's
+			ms, steps = ms+to.Line.Taught.Ms-from.Line.Taught.Ms, steps+to.Line.Taught.Steps-from.Line.Taught.Steps
 		}
 	}
 	step := j.replay.Steps.Mean()
@@ -274,7 +274,7 @@ func (t *Twin) real(j *judging) (found []Verdict) {
 	about.lag = w.fates(model).lag
 	j.own = j.replay.Steps
 	v := Verdict{
-		From: w.Measured().From, To: w.To(), Policy: j.replay.Boards.Policy(), StepMs: seconds * 1000 / float64(steps), TwinMs: step, Sure: about.judged >= leastJudged,
+		From: w.Measured().From, To: w.To(), Policy: j.replay.Boards.Policy(), StepMs: ms / steps, TwinMs: step, Sure: about.judged >= leastJudged,
 		Owed: w.owed(model, j.replay.work), TwinOwed: j.replay.Owed(),
 	}
 	v.Error, v.OwedError = about.step.add(apart(step, v.StepMs)), about.owed.add(apart(v.TwinOwed, v.Owed))
