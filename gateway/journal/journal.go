@@ -97,10 +97,14 @@ func (g *Journal) Close() error {
 	return g.lines.close()
 }
 
-// Refused counts a request that has no record, because no handler saw it.
+// Refused counts a request that has no record, because no handler saw it. The mistakes
+// of strangers stay out of the recent figures: a flood of them would hide that the
+// requests of others fail.
 func (g *Journal) Refused(fail *openai.Error) {
 	g.requests.WithLabelValues(Outcome(fail)).Inc()
-	g.recent.end(fail)
+	if failed(fail) {
+		g.recent.end(fail)
+	}
 }
 
 // stage is a part of a request's life, as evenkeel_stage_seconds labels it.

@@ -30,7 +30,7 @@ type Failure struct {
 // end counts a request; fail is nil for an answer that was whole.
 func (r *recent) end(fail *openai.Error) {
 	r.ended.Add(1)
-	if fail != nil && (fail.Status/100 == 5 || fail.Status == http.StatusTooManyRequests) {
+	if failed(fail) {
 		r.failed.Add(1)
 		r.mu.Lock()
 		defer r.mu.Unlock()
@@ -39,6 +39,11 @@ func (r *recent) end(fail *openai.Error) {
 		}
 		r.failures[Failure{Outcome(fail), fail.Status}]++
 	}
+}
+
+// failed leaves out what clients did wrong themselves.
+func failed(fail *openai.Error) bool {
+	return fail != nil && (fail.Status/100 == 5 || fail.Status == http.StatusTooManyRequests)
 }
 
 // fails are the failures since the start; what it returns is the caller's.

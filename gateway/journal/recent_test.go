@@ -5,7 +5,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/require"
+	"go.uber.org/zap"
 
 	"evenkeel/gateway/openai"
 )
@@ -48,4 +50,18 @@ func TestFailuresAreKeptByTheirOutcome(t *testing.T) {
 	}
 	require.Equal(t, map[Failure]uint64{{"queue_full", 429}: 2, {"engine_error", 503}: 1}, r.fails(), "the client's own mistakes are none")
 	require.Equal(t, uint64(5), r.ended.Load())
+}
+
+// A flood of strangers must not hide that the requests of others fail.
+func TestMistakesOfStrangersAreNoRequestsThatEnded(t *testing.T) {
+	g, err := New(Config{Registerer: prometheus.NewRegistry(), Log: zap.NewNop()})
+	require.NoError(t, err)
+	for _, status := range []int{http.StatusUnauthorized, http.StatusBadRequest, http.StatusRequestTimeout} {
+		g.Refused(&openai.Error{Status: status, Code: "invalid_api_key"})
+	}
+	g.Refused(&openai.Error{Status: http.StatusServiceUnavailable, Code: "overloaded"})
+	g.Refused(&openai.Error{Status: http.StatusTooManyRequests, Code: "rate_limit_exceeded"})
+	r := g.Recent()
+	require.Equal(t, []uint64{2, 2}, []uint64{r.Ended, r.Failed})
+	require.Equal(t, map[Failure]uint64{{"overloaded", 503}: 1, {"rate_limit_exceeded", 429}: 1}, r.Failures)
 }
