@@ -97,8 +97,8 @@ func (g *Journal) Close() error {
 	return g.lines.close()
 }
 
-// Refused counts a request that has no record, because no handler saw it. The mistakes
-// of strangers stay out of the recent figures: a flood of them would hide that the
+// Refused counts a request that has no record, because no handler saw it. The recent
+// figures have it where it failed: a flood of malformed requests would hide that the
 // requests of others fail.
 func (g *Journal) Refused(fail *openai.Error) {
 	g.requests.WithLabelValues(Outcome(fail)).Inc()

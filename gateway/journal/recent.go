@@ -29,6 +29,9 @@ type Failure struct {
 
 // end counts a request; fail is nil for an answer that was whole.
 func (r *recent) end(fail *openai.Error) {
+	if fail != nil && fail.Status == http.StatusUnauthorized { // a stranger: a flood of them would hide that the requests of others fail
+		return
+	}
 	r.ended.Add(1)
 	if failed(fail) {
 		r.failed.Add(1)

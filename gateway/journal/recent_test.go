@@ -59,6 +59,7 @@ func TestMistakesOfStrangersAreNoRequestsThatEnded(t *testing.T) {
 	for _, status := range []int{http.StatusUnauthorized, http.StatusBadRequest, http.StatusRequestTimeout} {
 		g.Refused(&openai.Error{Status: status, Code: "invalid_api_key"})
 	}
+	g.recent.end(&openai.Error{Status: http.StatusUnauthorized, Code: "invalid_api_key"}) // with a record
 	g.Refused(&openai.Error{Status: http.StatusServiceUnavailable, Code: "overloaded"})
 	g.Refused(&openai.Error{Status: http.StatusTooManyRequests, Code: "rate_limit_exceeded"})
 	r := g.Recent()
