@@ -5,6 +5,7 @@ package incident
 
 import (
 	"cmp"
+	"fmt"
 	"slices"
 	"strings"
 	"time"
@@ -88,6 +89,7 @@ func (b *Book) Observe(now time.Time, found []Finding) {
 	slices.SortStableFunc(found, func(x, y Finding) int { // causes before what follows from them
 		return cmp.Or(cmp.Compare(kinds[x.Kind].order(), kinds[y.Kind].order()), cmp.Compare(y.For, x.For))
 	})
+	found = merged(found)
 	home := map[subject]*open{}
 	for _, o := range b.list {
 		for i := range o.members {
@@ -122,6 +124,22 @@ func (b *Book) Observe(now time.Time, found []Finding) {
 		}
 	}
 	b.forget(now)
+}
+
+// merged has every subject once.
+func merged(found []Finding) []Finding {
+	at, once := map[subject]int{}, found[:0]
+	for _, f := range found {
+		i, ok := at[f.subject()]
+		switch {
+		case !ok:
+			at[f.subject()] = len(once)
+			once = append(once, f)
+		case f.Severity == Bad:
+			once[i].Severity = Bad
+		}
+	}
+	return once
 }
 
 // place finds the incident of something new; else it is the one that it was of before,
@@ -276,42 +294,72 @@ func (o *open) say() Incident {
 	if !o.until.IsZero() {
 		in.UntilMs = o.until.UnixMilli()
 	}
-	same, host := 0, lead.host
-	var effects []string
+	host := lead.host
+	names := map[string]bool{}
+	groups := [][]*member{}
 	for i := range members {
 		m := &members[i]
 		if m.Severity == Bad {
 			in.Severity = Bad
 		}
-		if m.effect {
-			effects = append(effects, m.What)
-			continue
+		at := slices.IndexFunc(groups, func(g []*member) bool { return g[0].Kind == m.Kind })
+		if at < 0 {
+			groups = append(groups, []*member{m})
+		} else {
+			groups[at] = append(groups[at], m)
 		}
-		if m.Kind == lead.Kind {
-			same++
+		if m.effect {
+			continue
 		}
 		if m.host != host {
 			host = ""
 		}
-		if m.Where != "" && !slices.Contains(in.Where, m.Where) {
-			if in.Count++; len(in.Where) < mostListed {
+		if m.Where != "" && !names[m.Where] {
+			if names[m.Where] = true; len(in.Where) < mostListed {
 				in.Where = append(in.Where, m.Where)
 			}
 		}
 	}
-	itself := "engine " + lead.Where + ": " // engines' errors begin so
-	in.What = strings.Replace(lead.What, itself, "", 1)
-	if same > 1 {
-		in.What = k.say(same, host, strings.TrimPrefix(lead.Reason, itself))
-	} else if lead.Where != "" {
-		in.What = lead.Where + ": " + in.What
+	in.Count = len(names)
+	in.What = title(groups[0], host)
+	for _, g := range slices.Backward(groups[1:]) {
+		in.Clients = title(g, "") + ". " + in.Clients
 	}
-	if len(effects) > 0 {
-		in.Clients = strings.Join(effects, "; ") + ". " + in.Clients
-	}
-	in.Command = strings.ReplaceAll(k.command, "{where}", lead.Where)
-	in.Command = strings.ReplaceAll(in.Command, "{engine}", engineOf(lead.Where))
+	in.Command = command(k.command, lead.Where)
 	return in
+}
+
+// title says what is wrong of one kind.
+func title(same []*member, host string) string {
+	lead := same[0]
+	itself := "engine " + lead.Where + ": " // engines' errors begin so
+	if k := kinds[lead.Kind]; len(same) > 1 && k.many != "" {
+		return k.say(len(same), host, strings.TrimPrefix(lead.Reason, itself))
+	}
+	what := strings.Replace(lead.What, itself, "", 1)
+	if lead.Where != "" {
+		what = lead.Where + ": " + what
+	}
+	if more := len(same) - 1; more > 0 {
+		what += fmt.Sprintf(", and %d more", more)
+	}
+	return what
+}
+
+// command is what an operator may copy into a shell, so an odd name has none.
+func command(text, where string) string {
+	engine := engineOf(where)
+	if strings.Contains(text, "{where}") && !plain(where) || strings.Contains(text, "{engine}") && !plain(engine) {
+		return ""
+	}
+	return strings.NewReplacer("{where}", where, "{engine}", engine).Replace(text)
+}
+
+// plain says that a name means nothing to a shell.
+func plain(name string) bool {
+	return name != "" && !strings.ContainsFunc(name, func(r rune) bool {
+		return (r < 'a' || r > 'z') && (r < 'A' || r > 'Z') && (r < '0' || r > '9') && !strings.ContainsRune(".:_[]/-", r)
+	})
 }
 
 // engineOf is the host:port of an engine or of a rank of it.

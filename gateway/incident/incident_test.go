@@ -213,3 +213,57 @@ func TestHostsAndReasons(t *testing.T) {
 	}
 	require.Equal(t, "dial tcp connection refused", reasonOf("dial tcp 10.0.0.1:80: connection refused"))
 }
+
+// A title has words, whatever there is several of.
+func TestTitlesOfTwoOfEachKind(t *testing.T) {
+	alone := map[Kind]bool{NotReady: true, Drains: true, AuditDrift: true, ConfigRefused: true, RequestsFail: true, NoPrefill: true, QueueFull: true, QueueWaits: true} // of the proxy
+	for name, k := range kinds {
+		var b Book
+		b.Observe(noon, []Finding{{Kind: name, Severity: Warn, Where: "a:1", What: "x", Reason: "why"}, {Kind: name, Severity: Bad, Where: "b:1", What: "y", Reason: "why"}, {Kind: name, Severity: Bad, Where: "a:1", What: "z", Reason: "why"}})
+		require.Equal(t, alone[name], k.many == "", name)
+		switch list := b.Incidents(); {
+		case k.alone:
+			require.Len(t, list, 2, name)
+			require.Equal(t, []string{"a:1: x", "b:1: y"}, []string{list[0].What, list[1].What}, "one of them is told twice")
+		default:
+			require.Len(t, list, 1, name)
+			require.NotRegexp(t, `^2 ( |:|$)`, list[0].What, name)
+			require.Equal(t, 2, list[0].Count, "one of them is told twice")
+			require.Equal(t, Bad, list[0].Severity)
+		}
+	}
+}
+
+func TestAllThatIsWrongIsTold(t *testing.T) {
+	var b Book
+	b.Observe(noon, []Finding{failing2(), {Kind: QueueFull, Severity: Bad, What: "the arrival queue is full"}, {Kind: NoPrefill, Severity: Bad, What: "no prefill engine takes prompts"}, {Kind: PoolLate, Severity: Bad, Where: "m", What: "one has waited 31 s"}, {Kind: PoolLate, Severity: Bad, Where: "n", What: "one has waited 32 s"}})
+	in := b.Incidents()
+	require.Len(t, in, 1)
+	require.Equal(t, "the arrival queue is full", in[0].What)
+	require.Equal(t, "no prefill engine takes prompts. 2.0 of 30.0 requests/s fail. 2 models have finished prefills that wait too long for a decode rank. "+kinds[QueueFull].clients, in[0].Clients)
+}
+
+func TestEveryNameIsCountedOnce(t *testing.T) {
+	var b Book
+	var found []Finding
+	for i := range 60 {
+		where := fmt.Sprintf("h%d:80", i)
+		found = append(found, Finding{Kind: MetricsOld, Severity: Warn, Where: where, What: "old"}, Finding{Kind: EngineAmiss, Severity: Warn, Where: where, What: "slow"})
+	}
+	b.Observe(noon, found)
+	in := b.Incidents()
+	require.Len(t, in, 1)
+	require.Equal(t, 60, in[0].Count)
+	require.Len(t, in[0].Where, mostListed)
+	require.Contains(t, in[0].Clients, "60 engines are up, and something is amiss")
+}
+
+func TestACommandHasOnlyPlainNames(t *testing.T) {
+	for where, want := range map[string]string{
+		"10.0.0.1:8000/3": "curl -sm 3 -i http://10.0.0.1:8000/health", "[::1]:80": "curl -sm 3 -i http://[::1]:80/health", "$(reboot):80": "", "a b:80": "", "a'b:80": "", "a;b:80": "", "é:80": "", "": "",
+	} {
+		var b Book
+		b.Observe(noon, []Finding{down(where, refused)})
+		require.Equal(t, want, b.Incidents()[0].Command, where)
+	}
+}

@@ -48,9 +48,10 @@ const (
 type kind struct {
 	harm    harm
 	effect  bool   // it follows from something else, where there is something else
+	vague   bool   // others that harm as much say more
 	family  string // kinds of one say the same of engines and of ranks
 	alone   bool   // somebody wants it so, or it is told of a group already: nothing else shares its cause
-	many    string // several of them, after their number
+	many    string // several of them, after their number; empty where only the proxy has it
 	clients string
 	next    string
 	command string // {where} and {engine} are put in
@@ -83,7 +84,7 @@ var kinds = map[Kind]kind{
 		next: "Mend the file; the proxy reads it again by itself.",
 	},
 	RequestsFail: {
-		harm: failing, effect: true, clients: "Their requests end with an error.", runbook: "EvenkeelErrorBudgetBurnsFast", command: receipt,
+		harm: failing, effect: true, vague: true, clients: "Their requests end with an error.", runbook: "EvenkeelErrorBudgetBurnsFast", command: receipt,
 		next: "Look by which outcome they fail, and at the receipts of those.",
 	},
 	EngineDown: {
@@ -103,11 +104,11 @@ var kinds = map[Kind]kind{
 		next: "Read what is amiss, and the engine's log.",
 	},
 	SourceFails: {
-		harm: nothing, alone: true, clients: "Nothing until engines change.", runbook: "EvenkeelDiscoveryStale", command: log,
+		harm: nothing, alone: true, many: "sources of engines fail", clients: "Nothing until engines change.", runbook: "EvenkeelDiscoveryStale", command: log,
 		next: "Mend the source; its last list stays in force meanwhile.",
 	},
 	EnginesUnfit: {
-		harm: nothing, alone: true, clients: "Nothing: these engines get no requests.", runbook: "EvenkeelEnginesUnfit", command: workers,
+		harm: nothing, alone: true, many: "sources have engines that are not used", clients: "Nothing: these engines get no requests.", runbook: "EvenkeelEnginesUnfit", command: workers,
 		next: "Read why each is unfit, and start it with the profile's connector.",
 	},
 	GateClosed: {
@@ -135,23 +136,23 @@ var kinds = map[Kind]kind{
 		next: "Add prefill ranks, or free the KV of one that is full.",
 	},
 	PoolLate: {
-		harm: waiting, effect: true, clients: "They wait for their first token; who waits too long gets an error.", runbook: "EvenkeelDecodeBacklog", command: workers,
+		harm: waiting, effect: true, many: "models have finished prefills that wait too long for a decode rank", clients: "They wait for their first token; who waits too long gets an error.", runbook: "EvenkeelDecodeBacklog", command: workers,
 		next: "See which ranks are down, drain or are full, and add decode ranks.",
 	},
 	PolicySlow: {
-		harm: slower, alone: true, clients: "Tokens come a little later: a simpler policy decides.", runbook: "EvenkeelTickFallback", command: log,
+		harm: slower, alone: true, many: "groups have a policy that was too slow", clients: "Tokens come a little later: a simpler policy decides.", runbook: "EvenkeelTickFallback", command: log,
 		next: "See what else uses this machine's cores, or choose a simpler policy.",
 	},
 	Imbalance: {
-		harm: slower, alone: true, clients: "Every token of the group comes later.", runbook: "EvenkeelStepLost",
+		harm: slower, alone: true, many: "groups lose much of every step to imbalance", clients: "Every token of the group comes later.", runbook: "EvenkeelStepLost",
 		next: "See which rank is the fullest, and what another policy would have cost.", command: `curl -s -H "Authorization: Bearer $TOKEN" "$ADMIN/live?once" | jq '.models[].groups[].twin.says'`,
 	},
 	RanksFull: {
-		harm: slower, alone: true, clients: "They may wait for a decode rank.", runbook: "EvenkeelDecodeBacklog", command: workers,
+		harm: slower, alone: true, many: "groups have ranks with a full KV cache", clients: "They may wait for a decode rank.", runbook: "EvenkeelDecodeBacklog", command: workers,
 		next: "Add decode ranks, or lower the slots of a rank.",
 	},
 	RanksTight: {
-		harm: slower, alone: true, clients: "Answers there were stopped and computed again.", runbook: "EvenkeelCapacitySuspect", command: workers,
+		harm: slower, alone: true, many: "groups have ranks that are kept emptier", clients: "Answers there were stopped and computed again.", runbook: "EvenkeelCapacitySuspect", command: workers,
 		next: "Set kv_tokens of the engine to what its cache really holds.",
 	},
 	RanksDrain: {
@@ -171,6 +172,9 @@ var kinds = map[Kind]kind{
 // order has causes first, those that say most before the others.
 func (k kind) order() int {
 	n := 10 * int(failing-k.harm)
+	if k.vague {
+		n++
+	}
 	if k.effect {
 		n += 1000
 	}

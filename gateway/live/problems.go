@@ -98,7 +98,7 @@ func findingsOf(d *Document) (all findings) {
 	}
 	prefillProblems(&d.Prefill, say)
 	for i := range d.Models {
-		modelProblems(&d.Models[i], say)
+		modelProblems(&d.Models[i], len(d.Models) > 1 || len(d.Models[i].Groups) > 1, say)
 	}
 	if d.Geo != nil {
 		for _, peer := range d.Geo.Peers {
@@ -162,7 +162,8 @@ func prefillProblems(p *Prefill, say find) {
 	}
 }
 
-func modelProblems(m *Model, say find) {
+// modelProblems names groups with their model where there are several.
+func modelProblems(m *Model, several bool, say find) {
 	late := lateSeconds
 	if m.Pool.TTLS > 0 {
 		late = lateShare * m.Pool.TTLS
@@ -173,6 +174,9 @@ func modelProblems(m *Model, say find) {
 	for i := range m.Groups {
 		g := &m.Groups[i]
 		name := cmp.Or(g.Name, m.Name)
+		if several && g.Name != "" {
+			name = m.Name + " · " + g.Name
+		}
 		if g.FallbackRounds > 0 {
 			say(incident.PolicySlow, Warn, "balance", name, "", "the policy was too slow: %s decides for now", g.Policy)
 		}

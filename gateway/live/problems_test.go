@@ -5,6 +5,9 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"evenkeel/dispatcher/board"
+	"evenkeel/gateway/incident"
 )
 
 func TestProblemsSayWhatIsWrongAndWhere(t *testing.T) {
@@ -72,4 +75,30 @@ func TestProblemsSayWhatIsWrongAndWhere(t *testing.T) {
 			require.Equal(t, tt.want, problems(findingsOf(&d)))
 		})
 	}
+}
+
+// The default group of every model has the same name.
+func TestGroupsAreNamedWithTheirModelWhereThereAreSeveral(t *testing.T) {
+	group := func(name string, lost float64) Group {
+		return Group{GroupLoads: board.GroupLoads{Name: name, Barrier: name != ""}, LostShare: lost}
+	}
+	d := Document{Proxy: Proxy{Ready: true}, Models: []Model{
+		{Name: "llama", Groups: []Group{group("main", 0.2)}}, {Name: "qwen", Groups: []Group{group("main", 0.3), group("", 0.4)}},
+	}}
+	where := func() (names []string) {
+		for _, p := range problems(findingsOf(&d)) {
+			names = append(names, p.Where)
+		}
+		return names
+	}
+	require.Equal(t, []string{"llama · main", "qwen · main", "qwen"}, where())
+	var b incident.Book
+	for range 3 {
+		b.Observe(time.Unix(1, 0), findingsOf(&d))
+		require.Len(t, b.Incidents(), 3)
+	}
+	d.Models = d.Models[1:]
+	require.Equal(t, []string{"qwen · main", "qwen"}, where())
+	d.Models[0].Groups = d.Models[0].Groups[:1]
+	require.Equal(t, []string{"main"}, where())
 }
