@@ -109,7 +109,7 @@ func (l *Live) sample(ctx context.Context) {
 		return
 	}
 	l.note(&d, &s, time.Now())
-	l.judge(&d)
+	l.judge(&d, true)
 	data, err := json.Marshal(d)
 	if err != nil { // a number that JSON has not: a bug in whoever told it
 		l.log.Error("live: the document cannot be written", zap.Error(err))
@@ -173,21 +173,26 @@ func (l *Live) strip() Strip {
 	return l.timeline.Strip()
 }
 
-// judge says what is wrong, and what was.
-func (l *Live) judge(d *Document) {
+// judge says what is wrong, and what was. Only Run has the book observe: a document that
+// somebody else asked for may be cut short when they leave.
+func (l *Live) judge(d *Document, observe bool) {
 	l.history.rate(&d.Traffic)
 	l.judging.Lock()
 	defer l.judging.Unlock()
 	d.Failures = l.timeline.Failures()
 	found := findingsOf(d)
-	l.book.Observe(time.Now(), found)
+	if observe {
+		l.book.Observe(time.Now(), found)
+	}
 	d.Problems, d.Incidents = problems(found), l.book.Incidents()
 }
 
 // Document is how the proxy is now.
 func (l *Live) Document(ctx context.Context) Document {
 	d := l.source.Document(ctx)
-	l.judge(&d)
+	if ctx.Err() == nil {
+		l.judge(&d, false)
+	}
 	return d
 }
 

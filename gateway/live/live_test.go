@@ -3,6 +3,7 @@ package live
 import (
 	"bufio"
 	"compress/gzip"
+	"context"
 	"encoding/json"
 	"io"
 	"net/http"
@@ -261,4 +262,19 @@ func TestIncidentsAreNotedThoughNobodyWatches(t *testing.T) {
 		kinds = append(kinds, e.Kind)
 	}
 	require.Equal(t, []string{"down", "up"}, kinds)
+}
+
+// A reader that leaves gets a document without models, and nothing follows from it.
+func TestAReaderThatLeavesEndsNoIncident(t *testing.T) {
+	f := newFake(16)
+	l, _ := serve(t, f)
+	f.set(func(d *Document) { d.Engines[12].State = "down" })
+	l.sample(t.Context())
+	f.set(func(d *Document) { d.Models, d.Engines = []Model{}, []Engine{} })
+	gone, leave := context.WithCancel(t.Context())
+	leave()
+	require.Empty(t, l.Document(gone).Incidents)
+	d := l.Document(t.Context())
+	require.Len(t, d.Incidents, 1)
+	require.Zero(t, d.Incidents[0].UntilMs, "only Run says that it is over")
 }
