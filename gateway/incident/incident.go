@@ -56,8 +56,10 @@ const (
 
 // Book is the incidents of the last minutes. The zero value is an empty one.
 type Book struct {
-	last int // id
-	list []*open
+	last        int // id
+	list        []*open
+	beyond      int       // findings that found no room among those that harm more
+	beyondSince time.Time // zero: all did
 }
 
 // open is an incident and what it is made of.
@@ -90,21 +92,35 @@ func (b *Book) Observe(now time.Time, found []Finding) {
 		return cmp.Or(cmp.Compare(kinds[x.Kind].order(), kinds[y.Kind].order()), cmp.Compare(y.For, x.For))
 	})
 	found = merged(found)
-	home := map[subject]*open{}
+	home, lost := map[subject]*open{}, map[string]*open{} // lost: by engine, where nothing is sent there
 	for _, o := range b.list {
 		for i := range o.members {
-			home[o.members[i].subject()] = o
+			s := o.members[i].subject()
+			if was := home[s]; was == nil || o.after(was) {
+				home[s] = o
+			}
+			if o.until.IsZero() && gone[s.kind] {
+				lost[engineOf(s.where)] = o
+			}
 		}
 	}
+	b.beyond = 0
 	next := map[*open][]member{}
 	for i := range found {
 		f := &member{Finding: found[i], host: hostOf(found[i].Where), why: reasonOf(found[i].Reason)}
 		o := home[f.subject()]
+		if is := lost[engineOf(f.Where)]; is != nil && gone[f.Kind] && (o == nil || !o.until.IsZero()) {
+			o = is
+		}
 		if o != nil && now.Sub(o.until) > flap && !o.until.IsZero() {
 			o = nil
 		}
 		if o == nil || !o.until.IsZero() && kinds[f.Kind].effect { // clients see the same of another cause
 			o = b.place(f, o, now, home, next)
+		}
+		if o == nil {
+			b.beyond++
+			continue
 		}
 		if !o.until.IsZero() {
 			o.again, o.closed, o.until = now, o.until, time.Time{}
@@ -142,8 +158,17 @@ func merged(found []Finding) []Finding {
 	return once
 }
 
+// after says that an incident tells more of its members than another one does, which
+// had them, too.
+func (o *open) after(was *open) bool {
+	if o.until.IsZero() || was.until.IsZero() {
+		return !was.until.IsZero()
+	}
+	return o.until.After(was.until)
+}
+
 // place finds the incident of something new; else it is the one that it was of before,
-// or another one.
+// or another one. It is none where the book is full of what harms as much.
 func (b *Book) place(f *member, before *open, now time.Time, home map[subject]*open, next map[*open][]member) *open {
 	since := now.Add(-f.For)
 	var best *open
@@ -173,6 +198,9 @@ func (b *Book) place(f *member, before *open, now time.Time, home map[subject]*o
 	}
 	if best == nil && before != nil {
 		return before
+	}
+	if best == nil && b.full(f.harm(), next) {
+		return nil
 	}
 	if best == nil {
 		b.last++
@@ -231,18 +259,55 @@ func together(a, b *member) bool {
 	return a.Kind == b.Kind && a.why == b.why
 }
 
-// forget drops what was resolved long ago, and the oldest beyond what is kept.
+// full says that there is no room for a new incident: all that are kept last, and harm
+// as much.
+func (b *Book) full(harm int, next map[*open][]member) bool {
+	if len(b.list) < mostKept {
+		return false
+	}
+	lasting := 0
+	for _, o := range b.list {
+		m := next[o]
+		if len(m) == 0 && o.until.IsZero() {
+			m = o.members
+		}
+		if len(m) > 0 && mostHarm(m) >= harm {
+			lasting++
+		}
+	}
+	return lasting >= mostKept
+}
+
+// forget drops what was resolved long ago and, beyond what is kept, what was resolved
+// first. Of those that last it drops the newest that harm least, so that the others
+// stay as they are.
 func (b *Book) forget(now time.Time) {
 	b.list = slices.DeleteFunc(b.list, func(o *open) bool { return !o.until.IsZero() && now.Sub(o.until) >= keep })
 	for len(b.list) > mostKept {
-		oldest := 0
+		least := 0
 		for i, o := range b.list {
-			if was := b.list[oldest]; !o.until.IsZero() && (was.until.IsZero() || o.until.Before(was.until)) {
-				oldest = i
+			if o.before(b.list[least]) {
+				least = i
 			}
 		}
-		b.list = slices.Delete(b.list, oldest, oldest+1)
+		if o := b.list[least]; o.until.IsZero() {
+			b.beyond += len(o.members)
+		}
+		b.list = slices.Delete(b.list, least, least+1)
 	}
+	if b.beyond == 0 {
+		b.beyondSince = time.Time{}
+	} else if b.beyondSince.IsZero() {
+		b.beyondSince = now
+	}
+}
+
+// before says that an incident is dropped before another one.
+func (o *open) before(other *open) bool {
+	if over := !o.until.IsZero(); over || !other.until.IsZero() {
+		return over && (other.until.IsZero() || o.until.Before(other.until))
+	}
+	return cmp.Or(cmp.Compare(o.harm(), other.harm()), cmp.Compare(other.id, o.id)) < 0
 }
 
 // Incidents lists them: those that last first, the one that harms clients most before
@@ -261,16 +326,33 @@ func (b *Book) Incidents() []Incident {
 		return cmp.Or(cmp.Compare(y.harm(), x.harm()), cmp.Compare(len(y.members), len(x.members)), x.since.Compare(y.since))
 	})
 	list := make([]Incident, 0, len(sorted))
+	told := b.beyond == 0
 	for _, o := range sorted {
+		if !told && !o.until.IsZero() {
+			list, told = append(list, b.rest()), true
+		}
 		list = append(list, o.say())
+	}
+	if !told {
+		list = append(list, b.rest())
 	}
 	return list
 }
 
+// rest tells of what lasts and found no room. Its id is that of no other.
+func (b *Book) rest() Incident {
+	return Incident{
+		Severity: Warn, Panel: "problems", What: fmt.Sprintf("%d more findings than are told one by one", b.beyond), Where: []string{}, SinceMs: b.beyondSince.UnixMilli(),
+		Clients: "They see no more of these than of those that are told.", Next: "Look at those that are told first; the list of problems of GET /live?once has all.",
+	}
+}
+
 // harm is how much clients see of it.
-func (o *open) harm() (most int) {
-	for i := range o.members {
-		most = max(most, o.members[i].harm())
+func (o *open) harm() int { return mostHarm(o.members) }
+
+func mostHarm(members []member) (most int) {
+	for i := range members {
+		most = max(most, members[i].harm())
 	}
 	return most
 }

@@ -267,3 +267,84 @@ func TestACommandHasOnlyPlainNames(t *testing.T) {
 		require.Equal(t, want, b.Incidents()[0].Command, where)
 	}
 }
+
+// More incidents last than are kept: those that are told stay as they are, and what harms
+// most is among them.
+func TestAFullBookStaysAsItIs(t *testing.T) {
+	var b Book
+	found := []Finding{}
+	for i := range 70 {
+		found = append(found, Finding{Kind: Imbalance, Severity: Warn, Where: fmt.Sprint("g", i), What: "x"})
+	}
+	b.Observe(noon, nil)
+	b.Observe(noon, []Finding{down("h8:80", refused)}) // it is over soon, and makes room
+	ids := func() (all []int) {
+		for _, in := range b.Incidents() {
+			all = append(all, in.ID)
+		}
+		return all
+	}
+	b.Observe(noon.Add(time.Second), found)
+	b.Observe(noon.Add(2*time.Second), found)
+	before := ids()
+	require.Len(t, before, mostKept+1)
+	rest := b.Incidents()[mostKept]
+	require.Equal(t, "6 more findings than are told one by one", rest.What)
+	require.Equal(t, 0, rest.ID)
+	for s := range 20 {
+		b.Observe(noon.Add(time.Duration(3+s)*time.Second), found)
+		require.Equal(t, before, ids())
+	}
+	found = append(found, down("h9:80", refused))
+	for s := range 3 {
+		b.Observe(noon.Add(time.Duration(30+s)*time.Second), found)
+		in := b.Incidents()
+		require.Len(t, in, mostKept+1)
+		require.Equal(t, "h9:80: decode engine is down: "+refused, in[0].What)
+		require.Equal(t, "7 more findings than are told one by one", in[mostKept].What)
+	}
+	b.Observe(noon.Add(time.Minute), nil)
+	for _, in := range b.Incidents() {
+		require.NotZero(t, in.ID)
+		require.NotZero(t, in.UntilMs)
+	}
+}
+
+// A subject that was of a later incident, too, stays with the one that lasts.
+func TestWhatCameBackToAnIncidentStaysThere(t *testing.T) {
+	var b Book
+	full := func(where string) Finding {
+		return Finding{Kind: GateClosed, Severity: Warn, Where: where, What: "full"}
+	}
+	for s := range 400 {
+		var f []Finding
+		if s < 200 || s >= 220 {
+			f = append(f, full("h1:8000"))
+		}
+		if s >= 100 && s < 130 || s >= 221 {
+			f = append(f, full("h2:8000"))
+		}
+		b.Observe(noon.Add(time.Duration(s)*time.Second), f)
+		if s > 221 {
+			lasting := 0
+			for _, in := range b.Incidents() {
+				if in.UntilMs == 0 {
+					lasting++
+				}
+			}
+			require.Equal(t, 1, lasting, s)
+		}
+	}
+}
+
+// An engine that fails requests is often found dead later.
+func TestAnEngineThatIsOutAndThenDownIsOneIncident(t *testing.T) {
+	var b Book
+	b.Observe(noon, []Finding{{Kind: PrefillOut, Severity: Bad, Where: "h1:80/0", What: "takes no prompts"}})
+	b.Observe(noon.Add(time.Minute), []Finding{{Kind: EngineOut, Severity: Bad, Where: "h1:80", What: "prefill engine is out"}, {Kind: PrefillOut, Severity: Bad, Where: "h1:80/0", What: "takes no prompts"}})
+	b.Observe(noon.Add(3*time.Minute), []Finding{down("h1:80", refused)})
+	in := b.Incidents()
+	require.Len(t, in, 1)
+	require.Equal(t, noon.UnixMilli(), in[0].SinceMs)
+	require.Equal(t, "h1:80: decode engine is down: "+refused, in[0].What)
+}

@@ -169,6 +169,10 @@ var kinds = map[Kind]kind{
 	},
 }
 
+// gone are the kinds that say that an engine gets nothing: one of them may follow the
+// other.
+var gone = map[Kind]bool{EngineDown: true, EngineOut: true, PrefillOut: true}
+
 // order has causes first, those that say most before the others.
 func (k kind) order() int {
 	n := 10 * int(failing-k.harm)
