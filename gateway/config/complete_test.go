@@ -51,13 +51,13 @@ engines:
 
 func TestInstanceID(t *testing.T) {
 	for url, want := range map[string]string{
-		"http://p0:8100": "p0:8100", "http://p0": "p0:80", "https://p0/": "p0:443", "http://[fd00::1]:8100": "[fd00::1]:8100",
+		"http://p0:8100": "p0:8100", "http://p0": "p0:80", "https://p0/": "p0:443", "http://[fd00::1]:8100": "[fd00::1]:8100", "http://my_engine-0.svc:1": "my_engine-0.svc:1",
 	} {
 		id, err := InstanceID(url)
 		require.NoError(t, err)
 		require.Equal(t, want, id)
 	}
-	for _, url := range []string{"", "p0:8100", "tcp://p0:8100", "http://", "http://p0:8100/v1", "http://p0:8100?a=b", "http://p0:8100#f", "http://u@p0:8100", "http://p0:70000", "http://p0:x"} {
+	for _, url := range []string{"", "p0:8100", "tcp://p0:8100", "http://", "http://p0:8100/v1", "http://p0:8100?a=b", "http://p0:8100#f", "http://u@p0:8100", "http://p0:70000", "http://p0:x", "http://$(reboot):80", "http://a;b:80", "http://a&b:80", "http://a'b:80", "http://a\u202eb:80"} {
 		_, err := InstanceID(url)
 		require.Error(t, err, url)
 	}

@@ -23,6 +23,9 @@ func InstanceID(raw string) (string, error) {
 	if err != nil || (u.Scheme != "http" && u.Scheme != "https") || u.Hostname() == "" {
 		return "", fmt.Errorf("%q is not an engine's URL; write http://host:port", raw)
 	}
+	if strings.ContainsFunc(u.Hostname(), oddInHost) {
+		return "", fmt.Errorf("%q has a host with other characters than letters, digits and .-_:; write its name or its address", raw)
+	}
 	if strings.Trim(u.Path, "/") != "" || u.RawQuery != "" || u.Fragment != "" || u.User != nil {
 		return "", fmt.Errorf("%q has more than a host and a port; write http://host:port alone (a key goes into the environment, see the profile's api_key_env)", raw)
 	}
@@ -31,6 +34,12 @@ func InstanceID(raw string) (string, error) {
 		return "", fmt.Errorf("%q has no port from 1 to 65535; write http://host:port", raw)
 	}
 	return net.JoinHostPort(u.Hostname(), port), nil
+}
+
+// oddInHost says that no host has this character; % stands before the zone of an IPv6
+// address. People copy the names of engines into shells.
+func oddInHost(r rune) bool {
+	return (r < 'a' || r > 'z') && (r < 'A' || r > 'Z') && (r < '0' || r > '9') && !strings.ContainsRune(".-_:%", r)
 }
 
 // Target is where calls to an engine go, without a rank. The engine's key

@@ -107,7 +107,7 @@ func (b *Book) Observe(now time.Time, found []Finding) {
 	b.beyond = 0
 	next := map[*open][]member{}
 	for i := range found {
-		f := &member{Finding: found[i], host: hostOf(found[i].Where), why: reasonOf(found[i].Reason)}
+		f := &member{Finding: found[i], host: hostOf(found[i].Where), why: reasonOf(found[i].Reason, hostOf(found[i].Where))}
 		o := home[f.subject()]
 		if is := lost[engineOf(f.Where)]; is != nil && gone[f.Kind] && (o == nil || !o.until.IsZero()) {
 			o = is
@@ -460,13 +460,15 @@ func hostOf(where string) string {
 	return engine[:i]
 }
 
-// reasonOf is a reason without what differs from one engine to the next: addresses
-// and numbers.
-func reasonOf(why string) string {
+// reasonOf is a reason without what differs from one engine to the next: its own host,
+// addresses and numbers.
+func reasonOf(why, host string) string {
+	host = strings.ToLower(host)
 	words := strings.Fields(strings.ToLower(why))
 	kept := words[:0]
 	for _, w := range words {
-		if !strings.ContainsAny(w, "0123456789") {
+		name := strings.Trim(w, `:;,."'()`)
+		if !strings.ContainsAny(w, "0123456789") && (host == "" || name != host && !strings.HasPrefix(name, host+".") && !strings.HasPrefix(name, host+":")) {
 			kept = append(kept, w)
 		}
 	}

@@ -54,6 +54,10 @@ func TestOneCauseIsOneIncident(t *testing.T) {
 			[]told{{0, []Finding{down("h1:8000", refused)}}, {5 * time.Minute, []Finding{down("h1:8000", refused), down("h1:8001", refused)}}},
 			[]string{"h1:8000: decode engine is down: " + refused, "h1:8001: decode engine is down: " + refused},
 		},
+		"two names that cannot be resolved": {
+			[]told{{0, []Finding{down("decode-a:80", "lookup decode-a on 10.0.0.1:53: no such host"), down("decode-b:80", "lookup decode-b on 10.0.0.1:53: no such host")}}},
+			[]string{"2 engines are down: lookup decode-a on 10.0.0.1:53: no such host"},
+		},
 		"another reason on another host": {
 			[]told{{0, []Finding{down("h1:8000", refused), down("h2:8000", "no such host")}}}, []string{"h1:8000: decode engine is down: " + refused, "h2:8000: decode engine is down: no such host"},
 		},
@@ -211,7 +215,8 @@ func TestHostsAndReasons(t *testing.T) {
 	for where, want := range map[string]string{"10.0.0.1:8000/3": "10.0.0.1", "h:1": "h", "[::1]:80": "[::1]", "group": "", "file:a.yaml": "", "": "", ":80": "", "h:": ""} {
 		require.Equal(t, want, hostOf(where), where)
 	}
-	require.Equal(t, "dial tcp connection refused", reasonOf("dial tcp 10.0.0.1:80: connection refused"))
+	require.Equal(t, "dial tcp connection refused", reasonOf("dial tcp 10.0.0.1:80: connection refused", "10.0.0.1"))
+	require.Equal(t, "engine dial tcp: lookup on no such host", reasonOf("engine decode-a:80: dial tcp: lookup decode-a.ns.svc on 10.0.0.1:53: no such host", "Decode-A"))
 }
 
 // A title has words, whatever there is several of.
