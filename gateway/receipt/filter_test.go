@@ -47,3 +47,14 @@ func TestFilter(t *testing.T) {
 	}
 	require.Len(t, g.Last(1, Filter{Model: "n"}, false), 1, "and no more than are asked for")
 }
+
+func TestRequestsThatRunAreSlowSinceTheyCame(t *testing.T) {
+	g := NewRing(10, 1<<20)
+	for id, r := range map[string]Receipt{"stuck": {Arrival: time.Now().Add(-time.Hour)}, "new": {Arrival: time.Now()}, "answered": {Arrival: time.Now().Add(-time.Hour), TTFT: 90}} {
+		r.ID = id
+		g.Open(&r)
+	}
+	list := g.Last(9, Filter{SlowMs: 600_000}, true)
+	require.Len(t, list, 1)
+	require.Equal(t, "stuck", list[0].ID)
+}

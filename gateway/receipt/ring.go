@@ -4,6 +4,7 @@ import (
 	"maps"
 	"slices"
 	"sync"
+	"time"
 )
 
 // A Ring keeps the receipts of the last requests that ended, and of all that
@@ -145,9 +146,10 @@ func (g *Ring) Last(n int, f Filter, running bool) []*Receipt {
 	if g == nil {
 		return list
 	}
+	now := time.Now()
 	if running {
 		for _, l := range g.open() {
-			if r := l.copy(); f.passes(r) {
+			if r := l.copy(); f.passes(r, now) {
 				list = append(list, r)
 			}
 		}
@@ -155,7 +157,7 @@ func (g *Ring) Last(n int, f Filter, running bool) []*Receipt {
 		return list[:min(n, len(list))]
 	}
 	for _, r := range g.last(n, f) {
-		if len(list) < n && f.passes(r) {
+		if len(list) < n && f.passes(r, now) {
 			list = append(list, r)
 		}
 	}
