@@ -50,8 +50,8 @@ func TestModulesOfThePage(t *testing.T) {
 		{"strip.js", "[m.stepped(null, -5000, 1e6), m.stepped(999000, 5000, 1e6), m.stepped(101000, -5000, 1e6)]", `[995000,null,100000]`},
 		{"verdict.js", "[m.entryOf('# R\\n\\n## A\\n\\none\\n\\n## B\\ntwo', 'A'), m.entryOf('\\n## B\\ntwo', 'B'), m.entryOf('', 'C')]", `["one","two",""]`},
 		{"verdict.js", "m.blocks('**Means** a `code` [link](x.md).\\n\\n1. one\\n2. *two*').map((e) => e.tagName + e.textContent)", `["PMeans a code link.","OLonetwo"]`},
-		{"requests.js", "[m.query({ find: '', outcome: '' }), m.query({ find: ' ab ', outcome: 'failed', slow: '500' }), m.query({ outcome: 'running' })]", `["","/decisions?brief=1&n=200&find=ab&outcome=failed&slow_ms=500","/decisions?brief=1&n=200&running=1"]`},
-		{"requests.js", "m.bars({ attempts: [{ n: 1, at_ms: 5, state: 'ended', waits_ms: { queue: 10, pool: 2 } }, { n: 2, at_ms: 20, since_ms: 30, state: 'pool', waits_ms: { prefill: 10 } }] }).map((b) => [b.n, b.name, b.from, b.ms])", `[[1,"queue",5,10],[1,"pool",15,2],[2,"prefill",20,10],[2,"pool",30,0]]`},
+		{"requests.js", "[m.query({ find: '', outcome: '' }), m.query({ find: ' ab ', outcome: 'failed', slow: '500' }), m.query({ outcome: 'running' }), m.query({ find: '  ', key: ' ' })]", `["","/decisions?brief=1&n=200&find=ab&outcome=failed&slow_ms=500","/decisions?brief=1&n=200&running=1",""]`},
+		{"requests.js", "m.bars({ attempts: [{ n: 1, at_ms: 5, state: 'ended', waits_ms: { queue: 10, pool: 2 } }, { n: 2, at_ms: 20, since_ms: 30, state: 'pool', waits_ms: { prefill: 10 } }] }, 35.5).map((b) => [b.n, b.name, b.from, b.ms])", `[[1,"queue",5,10],[1,"pool",15,2],[2,"prefill",20,10],[2,"pool",30,5.5]]`},
 		{"requests.js", "m.runnerUp([{ name: 'a', score: 5, chosen: true }, { name: 'b', score: 9 }, { name: 'c', score: null }], true)", `"a scored 5.00; the runner-up b 9.00, worse by 4.00 (less is better)"`},
 		{"requests.js", "m.runnerUp([{ name: 'a', score: 5, chosen: true }], true)", `""`},
 		{"verdict.js", "[m.gainOf({ models: [] }), m.gainOf({ models: [{ groups: [{ policy: 'p', twin: { verdict: { against: [{ claimed: true, saved_ms: 1, says: 'a' }, { claimed: true, saved_ms: -3, says: 'b' }, { saved_ms: 9, says: 'c' }] } } }] }] })]", `["","p b"]`},
@@ -138,6 +138,7 @@ func TestStripMovesThePage(t *testing.T) {
 	b.eventually("back to now", text+".includes('222,222') && !document.body.classList.contains('then')")
 	b.press(kb.Home)
 	b.eventually("too long ago", "document.getElementById('seen').textContent.includes('nothing is kept of that moment')")
+	require.Equal(t, "true", b.eval("!document.body.classList.contains('then') && "+text+".includes('222,222')"), "what is shown is not told to be of that moment")
 	b.press(kb.End)
 	b.eventually("now again", "!document.body.classList.contains('then')")
 

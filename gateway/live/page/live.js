@@ -57,23 +57,32 @@ function take(name, data) {
 // seek shows the page as it was at a moment; null: now. While one is asked for, the
 // last one that was wanted comes next.
 let asking = false, wanted;
+let good = null; // the moment that is shown; null: now
 async function seek(to) {
+  if (!latest) return;
   moment = wanted = to;
   seekFault = '';
-  if (to === null) { shown = latest; draw(); return; }
+  if (to === null) { good = null; shown = latest; draw(); return; }
   draw();
   if (asking) return;
   asking = true;
   while (wanted !== null && wanted !== undefined) {
     const at = wanted;
     wanted = undefined;
+    const fault = (text) => { // what is shown stays, under its own time
+      if (moment === null) return;
+      seekFault = `${clock(at)}: ${text}`;
+      if (wanted === undefined) moment = good;
+      if (moment === null) shown = latest;
+      draw();
+    };
     try {
       const r = await ask('/live?at=' + at);
       if (r.ok) {
         const d = await r.json();
-        if (moment !== null) { shown = d; seekFault = ''; draw(); }
-      } else seekFault = r.status === 404 ? 'nothing is kept of that moment' : `the proxy answers ${r.status}`;
-    } catch (e) { seekFault = e.message; }
+        if (moment !== null) { shown = d; good = at; seekFault = ''; draw(); }
+      } else fault(r.status === 404 ? 'nothing is kept of that moment' : `the proxy answers ${r.status}`);
+    } catch (e) { fault(e.message); }
     tell();
   }
   asking = false;
@@ -89,7 +98,7 @@ function tell() {
   document.body.classList.toggle('held', held && !stale);
   document.body.classList.toggle('then', then);
   $('to-now').disabled = !then;
-  put($('seen'), then ? `The page as it was at ${clock(seekFault ? moment : shown.at_ms)}${seekFault ? ': ' + seekFault : ''}` : 'Drag on the strip, or use its arrow keys, to see the page as it was.');
+  put($('seen'), (seekFault ? seekFault + '. ' : '') + (then ? `The page as it was at ${clock(shown.at_ms)}.` : 'Drag on the strip, or use its arrow keys, to see the page as it was.'));
   const ago = latest ? `what is shown is ${span(age)} old` : 'nothing was shown yet';
   put($('link-word'), stale ? `lost: ${why || 'no news'}; ${ago}` : held ? `held still, ${ago}` : then ? `as it was at ${clock(moment)}` : latest ? 'live' : 'connecting');
   if (latest) say('link', stale ? `lost: ${why || 'no news'}` : held ? 'held still' : then ? 'an earlier moment' : 'live');
@@ -129,7 +138,7 @@ const keys = {
 document.addEventListener('keydown', (e) => {
   if (e.ctrlKey || e.metaKey || e.altKey || e.target.matches('input, textarea, select') || document.querySelector('dialog[open]')) return;
   const f = keys[e.key];
-  if (f) { f(); e.preventDefault(); }
+  if (f && (latest || '?t'.includes(e.key))) { f(); e.preventDefault(); }
 });
 $('theme').onclick = nextTheme;
 $('keys').onclick = keys['?'];

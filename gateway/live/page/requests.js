@@ -11,12 +11,13 @@ let asked = ''; // the filter it was asked
 let timer = 0, number = 0;
 
 // query is the question that the filter's fields ask; empty: all of them are empty.
-export function query(f) {
+export function query(fields) {
+  const f = Object.fromEntries(Object.entries(fields).map(([name, value]) => [name, value.trim()]));
   const q = new URLSearchParams();
-  if (f.find) q.set('find', f.find.trim());
+  if (f.find) q.set('find', f.find);
   if (f.outcome === 'running') q.set('running', '1'); else if (f.outcome) q.set('outcome', f.outcome);
   if (Number(f.slow) > 0) q.set('slow_ms', f.slow);
-  for (const name of ['key', 'engine', 'model']) if (f[name]) q.set(name, f[name].trim());
+  for (const name of ['key', 'engine', 'model']) if (f[name]) q.set(name, f[name]);
   return q.size ? `/decisions?brief=1&n=200&${q}` : '';
 }
 
@@ -70,8 +71,9 @@ export function showRequests(d, anew) {
 
 const phases = [['parse', 'parse'], ['queue', 'queue'], ['prefill', 'prefill'], ['pool', 'pool'], ['transfer', 'pull'], ['relay', 'decode'], ['backoff', 'backoff']];
 
-// bars are the steps of a receipt on one time line: {n, name, from, ms}.
-export function bars(r) {
+// bars are the steps of a receipt on one time line: {n, name, from, ms}; now is in ms
+// since its arrival.
+export function bars(r, now) {
   const list = [];
   for (const a of r.attempts) {
     let at = a.at_ms;
@@ -79,7 +81,7 @@ export function bars(r) {
       const ms = a.waits_ms[field] || 0;
       if (ms > 0) { list.push({ n: a.n, name, from: at, ms }); at += ms; }
     }
-    if (a.state !== 'ended') list.push({ n: a.n, name: a.state, from: a.since_ms, ms: Math.max(0, (r.now_ms ?? a.since_ms) - a.since_ms), runs: true });
+    if (a.state !== 'ended') list.push({ n: a.n, name: a.state, from: a.since_ms, ms: Math.max(0, (now || 0) - a.since_ms), runs: true });
   }
   return list;
 }
@@ -108,7 +110,7 @@ function reasons(a) {
 }
 
 export function drawReceipt(r) {
-  const all = bars(r), end = Math.max(1, r.total_ms || 0, ...all.map((b) => b.from + b.ms));
+  const all = bars(r, latest ? latest.at_ms - Date.parse(r.arrival) : 0), end = Math.max(1, r.total_ms || 0, ...all.map((b) => b.from + b.ms));
   const several = r.attempts.length > 1;
   $('receipt-bars').replaceChildren(...all.map((b) => {
     const bar = el('i', { class: 'phase ' + (phases.some(([, n]) => n === b.name) ? b.name : 'relay') });
