@@ -129,16 +129,17 @@ func (l *Live) sample(ctx context.Context) {
 // note adds a second to the timeline.
 func (l *Live) note(d *Document, s *gateway.Sample, at time.Time) {
 	now := timeline.Now{
-		Ended: s.Ended, Failures: map[timeline.Outcome]uint64{}, Engines: map[string]string{}, Drains: d.Proxy.Draining, Policy: d.Proxy.Policy, Reload: time.UnixMilli(d.Proxy.ReloadedMs),
+		Ended: s.Ended, Failures: map[timeline.Outcome]uint64{}, Engines: map[timeline.Engine]string{}, Drains: d.Proxy.Draining, Policy: d.Proxy.Policy, Reload: time.UnixMilli(d.Proxy.ReloadedMs),
 	}
 	for f, n := range s.Failures {
 		now.Failures[timeline.Outcome{Name: f.Outcome, Status: f.Status}] = n
 	}
 	for i := range d.Engines {
 		e := &d.Engines[i]
-		now.Engines[e.ID] = e.State
+		at := timeline.Engine{Role: e.Role, Name: e.ID}
+		now.Engines[at] = e.State
 		if e.State == "up" && e.Draining {
-			now.Engines[e.ID] = "drain"
+			now.Engines[at] = "drain"
 		}
 	}
 	for i := range d.Models {
@@ -155,13 +156,14 @@ func (l *Live) note(d *Document, s *gateway.Sample, at time.Time) {
 }
 
 // ranksThatDrain adds ranks that drain without their engine.
-func ranksThatDrain(g *Group, states map[string]string) {
+func ranksThatDrain(g *Group, states map[timeline.Engine]string) {
 	for i := range g.Ranks {
 		r := &g.Ranks[i]
-		if engine, _, several := strings.Cut(r.Name, "/"); several && states[engine] != "drain" {
-			states[r.Name] = "up"
+		if engine, _, several := strings.Cut(r.Name, "/"); several && states[timeline.Engine{Role: "decode", Name: engine}] != "drain" {
+			at := timeline.Engine{Role: "decode", Name: r.Name}
+			states[at] = "up"
 			if r.State == RankDraining {
-				states[r.Name] = "drain"
+				states[at] = "drain"
 			}
 		}
 	}

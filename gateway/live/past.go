@@ -13,6 +13,7 @@ import (
 const (
 	pastFor   = 15 * time.Minute
 	pastBytes = 16 << 20
+	pastStep  = judgeEvery * sampleEvery // by which the clock may be set back
 )
 
 // past is the documents of the last minutes, one for each time they were judged, so
@@ -39,6 +40,13 @@ func (p *past) keep(at int64, document []byte) {
 	p.zip.Reset(&b)
 	if _, err := p.zip.Write(document); err != nil || p.zip.Close() != nil { // memory takes all
 		return
+	}
+	if n := len(p.list); n > 0 {
+		if last := p.list[n-1].at; at < last-pastStep.Milliseconds() { // the clock was set back: these are of times to come
+			p.list, p.bytes = nil, 0
+		} else {
+			at = max(at, last) // the list is sorted
+		}
 	}
 	p.list = append(p.list, pastDocument{at, bytes.Clone(b.Bytes())})
 	p.bytes += b.Len()

@@ -38,3 +38,18 @@ func TestThePastIsBoundedInBytes(t *testing.T) {
 	}
 	require.Len(t, p.list, 9)
 }
+
+func TestThePastBeginsAnewWhenTheClockIsSetBack(t *testing.T) {
+	var p past
+	for _, at := range []int64{10_000_000, 10_005_000, 10_003_000, 6_000_000, 6_001_000} {
+		p.keep(at, fmt.Append(nil, at))
+		data, ok := p.find(10_006_000)
+		require.True(t, ok)
+		var b bytes.Buffer
+		require.NoError(t, unzip(data, &b))
+		require.Equal(t, fmt.Sprint(at), b.String(), "the last one")
+	}
+	require.Len(t, p.list, 2)
+	_, ok := p.find(6_000_000)
+	require.True(t, ok)
+}

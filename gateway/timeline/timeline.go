@@ -34,11 +34,15 @@ type Now struct {
 	Ended    uint64
 	Failures map[Outcome]uint64
 	Lines    []Line
-	Engines  map[string]string // state by name, and whether it drains
+	Engines  map[Engine]string // up, drain, or a state of those that get nothing
 	Drains   bool              // the proxy
 	Policy   string
 	Reload   time.Time // last one that was used; zero: none
 }
+
+// Engine is an engine, or a rank of it; a prefill engine and a decode engine may share a
+// name.
+type Engine struct{ Role, Name string }
 
 // Line is how high a group stands.
 type Line struct {
@@ -108,7 +112,10 @@ type Failed struct {
 func (t *Timeline) Add(n Now, at time.Time) {
 	number := at.UnixNano() / int64(every)
 	fresh := t.last == 0
-	b := t.bin(max(number, t.last)) // a clock that was set back fills the bin there is
+	if number < t.last-1 { // the clock was set back: all bins and events are of times to come
+		*t = Timeline{was: t.was}
+	}
+	b := t.bin(max(number, t.last)) // a clock that was set back a little fills the bin there is
 	if !fresh {
 		b.ended += n.Ended - min(n.Ended, t.was.Ended)
 		for o, count := range n.Failures {
@@ -169,13 +176,10 @@ func (t *Timeline) flag(n *Now, b *bin, at time.Time) {
 		t.flags = append(t.flags, Event{at.UnixMilli(), kind, fmt.Sprintf(format, args...)})
 	}
 	came := map[string][]string{}
-	for _, name := range slices.Sorted(maps.Keys(n.Engines)) {
-		if was, ok := t.was.Engines[name]; ok && was != n.Engines[name] {
-			to := n.Engines[name]
-			if was == "up" && to != "drain" && to != "up" {
-				to = "down"
-			}
-			came[to] = append(came[to], name)
+	for _, e := range slices.SortedFunc(maps.Keys(n.Engines), func(a, b Engine) int { return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.Role, b.Role)) }) {
+		if was, ok := t.was.Engines[e]; ok && event(was) != event(n.Engines[e]) {
+			to := event(n.Engines[e])
+			came[to] = append(came[to], e.Name)
 		}
 	}
 	for _, k := range []struct{ kind, one string }{{"down", "went down"}, {"up", "came back"}, {"drain", "began to drain"}} {
@@ -199,6 +203,14 @@ func (t *Timeline) flag(n *Now, b *bin, at time.Time) {
 		t.burst = true
 		say("refused", "a burst of requests is refused with a 429")
 	}
+}
+
+// event is the kind of the event that brings a state.
+func event(state string) string {
+	if state == "up" || state == "drain" {
+		return state
+	}
+	return "down"
 }
 
 func refusals(b *bin) (n uint64) {

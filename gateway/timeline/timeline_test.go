@@ -2,6 +2,7 @@ package timeline
 
 import (
 	"fmt"
+	"slices"
 	"testing"
 	"time"
 
@@ -54,10 +55,13 @@ func TestTheStripHasAQuarterOfAnHour(t *testing.T) {
 
 func TestEvents(t *testing.T) {
 	at := func(s int) time.Time { return noon.Add(time.Duration(s) * time.Second) }
-	base := Now{Policy: "evenkeel", Engines: map[string]string{"a:1": "up", "b:1": "up", "c:1": "up"}}
+	engines := func() map[Engine]string {
+		return map[Engine]string{{"decode", "a:1"}: "up", {"decode", "b:1"}: "up", {"decode", "c:1"}: "up", {"prefill", "c:1"}: "up"}
+	}
+	base := Now{Policy: "evenkeel", Engines: engines()}
 	change := func(f func(*Now)) Now {
 		n := base
-		n.Engines = map[string]string{"a:1": "up", "b:1": "up", "c:1": "up"}
+		n.Engines = engines()
 		f(&n)
 		return n
 	}
@@ -65,15 +69,17 @@ func TestEvents(t *testing.T) {
 		then []Now
 		want []string
 	}{
-		"nothing":          {[]Now{base}, nil},
-		"one goes":         {[]Now{change(func(n *Now) { n.Engines["b:1"] = "down" })}, []string{"down: b:1 went down"}},
-		"a host goes":      {[]Now{change(func(n *Now) { n.Engines["b:1"], n.Engines["c:1"] = "down", "out" })}, []string{"down: b:1 and 1 more went down"}},
-		"it comes back":    {[]Now{change(func(n *Now) { n.Engines["b:1"] = "down" }), base}, []string{"down: b:1 went down", "up: b:1 came back"}},
-		"one drains":       {[]Now{change(func(n *Now) { n.Engines["a:1"] = "drain" })}, []string{"drain: a:1 began to drain"}},
-		"a new engine":     {[]Now{change(func(n *Now) { n.Engines["d:1"] = "down" })}, nil},
-		"another policy":   {[]Now{change(func(n *Now) { n.Policy = "br0" })}, []string{"policy: br0 took over from evenkeel"}},
-		"another config":   {[]Now{change(func(n *Now) { n.Reload = at(1) })}, []string{"reload: another config came into force"}},
-		"the proxy drains": {[]Now{change(func(n *Now) { n.Drains = true })}, []string{"drain: the proxy began to drain"}},
+		"nothing":              {[]Now{base}, nil},
+		"one goes":             {[]Now{change(func(n *Now) { n.Engines[Engine{"decode", "b:1"}] = "down" })}, []string{"down: b:1 went down"}},
+		"a host goes":          {[]Now{change(func(n *Now) { n.Engines[Engine{"decode", "b:1"}], n.Engines[Engine{"decode", "c:1"}] = "down", "out" })}, []string{"down: b:1 and 1 more went down"}},
+		"it comes back":        {[]Now{change(func(n *Now) { n.Engines[Engine{"decode", "b:1"}] = "down" }), base}, []string{"down: b:1 went down", "up: b:1 came back"}},
+		"one drains":           {[]Now{change(func(n *Now) { n.Engines[Engine{"decode", "a:1"}] = "drain" })}, []string{"drain: a:1 began to drain"}},
+		"it drains and dies":   {[]Now{change(func(n *Now) { n.Engines[Engine{"decode", "a:1"}] = "drain" }), change(func(n *Now) { n.Engines[Engine{"decode", "a:1"}] = "wedged" })}, []string{"drain: a:1 began to drain", "down: a:1 went down"}},
+		"out and down are one": {[]Now{change(func(n *Now) { n.Engines[Engine{"prefill", "c:1"}] = "out" }), change(func(n *Now) { n.Engines[Engine{"prefill", "c:1"}] = "down" })}, []string{"down: c:1 went down"}},
+		"a new engine":         {[]Now{change(func(n *Now) { n.Engines[Engine{"decode", "d:1"}] = "down" })}, nil},
+		"another policy":       {[]Now{change(func(n *Now) { n.Policy = "br0" })}, []string{"policy: br0 took over from evenkeel"}},
+		"another config":       {[]Now{change(func(n *Now) { n.Reload = at(1) })}, []string{"reload: another config came into force"}},
+		"the proxy drains":     {[]Now{change(func(n *Now) { n.Drains = true })}, []string{"drain: the proxy began to drain"}},
 		"a burst, told once": {[]Now{
 			change(func(n *Now) { n.Ended, n.Failures = 50, map[Outcome]uint64{full: 40} }),
 			change(func(n *Now) { n.Ended, n.Failures = 100, map[Outcome]uint64{full: 80} }),
@@ -108,9 +114,32 @@ func TestTheTimelineIsBounded(t *testing.T) {
 		}
 		tl.Add(Now{Policy: fmt.Sprint(i), Lines: lines}, noon.Add(time.Duration(i)*10*time.Millisecond))
 	}
-	tl.Add(Now{}, noon.Add(-time.Hour)) // the clock was set back
 	s := tl.Strip()
 	require.Len(t, s.Events, mostFlags)
 	require.Len(t, s.Lines, mostLines)
 	require.LessOrEqual(t, len(s.AtMs), stripBins)
+}
+
+func TestAClockThatWasSetBackBeginsAnew(t *testing.T) {
+	var tl Timeline
+	ended := uint64(0)
+	add := func(at time.Time, drains bool) {
+		ended++
+		tl.Add(Now{Ended: ended, Failures: map[Outcome]uint64{broken: ended}, Drains: drains}, at)
+	}
+	for i := range 60 {
+		add(noon.Add(time.Duration(i)*time.Second), false)
+	}
+	add(noon.Add(58*time.Second), false)
+	require.Len(t, tl.Strip().AtMs, 12, "a step back within a bin is none")
+	back := noon.Add(-time.Hour)
+	for i := range 60 {
+		add(back.Add(time.Duration(i)*time.Second), i > 50)
+	}
+	s := tl.Strip()
+	require.Len(t, s.AtMs, 12)
+	require.Equal(t, back.UnixMilli(), s.AtMs[0])
+	require.Equal(t, slices.Repeat([]int64{5}, 12), s.Requests)
+	require.Equal(t, []Event{{back.Add(51 * time.Second).UnixMilli(), "drain", "the proxy began to drain"}}, s.Events)
+	require.Equal(t, []Failed{{"upstream_broken", 502, 60, 60, 121}}, tl.Failures())
 }
