@@ -365,3 +365,15 @@ func TestTheOverviewNamesAFewEngines(t *testing.T) {
 	_, view = shown(80, 60, seen{d, time.Now()}, key("3"))
 	require.Contains(t, view, "d19:8200")
 }
+
+// A low terminal names what harms most.
+func TestALowTerminalNamesTheFirstIncident(t *testing.T) {
+	d := document(2)
+	for range 3 {
+		d.Incidents = append([]live.Incident{{Severity: "bad", What: "a rather long sentence of what is wrong with it", SinceMs: 1}}, d.Incidents...)
+	}
+	_, view := shown(40, 7, seen{d, time.Now()})
+	require.Contains(t, view, "a rather")
+	require.Contains(t, view, "(+3)")
+	require.NotContains(t, view, "! 4 more")
+}

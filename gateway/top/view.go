@@ -71,6 +71,10 @@ func (s screen) head() []string {
 	}
 	lasting, over := s.incidents()
 	most := max(1, min(6, s.height/4))
+	if most == 1 && len(lasting) > 1 {
+		more := fmt.Sprintf(" (+%d)", len(lasting)-1)
+		lasting = []string{ansi.Truncate(lasting[0], max(0, s.width-len(more)), "…") + bad.Render(more)}
+	}
 	for i, line := range lasting {
 		if i == most-1 && len(lasting) > most {
 			lines = append(lines, bad.Render(fmt.Sprintf("! %d more", len(lasting)-i)))
