@@ -156,9 +156,10 @@ func (p *pane) draw(s *strings.Builder, pane int, top float64, model StepModel) 
 	s.WriteString(`"/>`)
 	ranks := len(p.frames[0])
 	wide := float64(paneWide) / float64(max(1, ranks))
+	gap := min(2, wide/4)
 	for rank := range ranks {
 		fmt.Fprintf(s, `<rect class="r" x="%.1f" width="%.1f" height="%d" fill="#4a90c2" stroke="var(--paper,#fff)" style="transform:scaleY(%.3f);animation-name:wl%d-%d"/>`,
-			float64(rank)*wide+1, wide-2, paneHigh, p.height(still, rank, top), pane, rank)
+			float64(rank)*wide+gap/2, max(0.5, wide-gap), paneHigh, p.height(still, rank, top), pane, rank)
 	}
 	fmt.Fprintf(s, `<g class="l" style="transform:translateY(%.1fpx);animation-name:wl%d-l"><rect y="-%d" width="%d" height="%d" fill="var(--shade,#f6f8fa)"/><rect y="-1" width="%d" height="2.5" fill="#0062a0"/></g></svg>`,
 		p.line(still, top), pane, paneHigh, paneWide, paneHigh, paneWide)

@@ -51,5 +51,8 @@ func TestTheWaterlineOfManyRanksStaysSmall(t *testing.T) {
 		}
 		r.Runs = append(r.Runs, Run{Policy: policy, Steps: steps, Window: Window{steps[50].Start, steps[350].Start}})
 	}
-	require.Less(t, len(r.Waterline()), 300<<10)
+	svg := r.Waterline()
+	require.Less(t, len(svg), 300<<10)
+	require.Contains(t, svg, `width="0.6"`, "a column is seen")
+	require.NotContains(t, svg, `width="-`)
 }

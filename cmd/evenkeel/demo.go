@@ -238,6 +238,9 @@ func writeReport(r *report.Report, dir string) (string, error) {
 		if err := write(&b); err != nil {
 			return "", err
 		}
+		if b.Len() == 0 { // one run has no animation
+			continue
+		}
 		if err := os.WriteFile(path, b.Bytes(), 0o644); err != nil {
 			return "", err
 		}
