@@ -135,6 +135,8 @@ func TestABadConfigIsRefusedWhole(t *testing.T) {
 		require.Equal(t, 1024, c.gw.Status(t.Context()).PoolPlaces)
 		require.NotContains(t, c.get("/workers").body, addressOf(c.decode[1]))
 	}
+	status := c.gw.Status(t.Context())
+	require.Equal(t, status.Started, status.Config.Since, "the config of the start is in force")
 	require.Zero(t, c.metric("evenkeel_config_last_reload_successful"))
 	require.Positive(t, c.metric(`evenkeel_reloads_total{key="config",outcome="refused"}`))
 	require.Equal(t, "right", c.judge("a story", ""))

@@ -11,7 +11,6 @@ import (
 	"evenkeel/engine/discover"
 	"evenkeel/gateway"
 	"evenkeel/gateway/journal"
-	"evenkeel/gateway/reload"
 	"evenkeel/prefill"
 )
 
@@ -31,7 +30,7 @@ func (p *proxy) Document(ctx context.Context) Document {
 		Proxy: Proxy{
 			ID: cmp.Or(conf.Geo.Self.ID, p.host), Region: conf.Geo.Self.Region, Version: p.version, UptimeS: now.Sub(s.Started).Seconds(),
 			Ready: s.Ready, Why: s.Why, Draining: s.Drain != nil, Policy: s.Dispatch.Policy, PrefillPolicy: tier.Policy,
-			ReloadedMs: reloaded(s.Config.Last),
+			ReloadedMs: reloaded(s.Config.Since, s.Started),
 			Open:       s.Open, Places: s.PoolPlaces, PlacesUsed: s.PoolUsed, DriftSlots: s.Dispatch.Drift.Slots, DriftTokens: s.Dispatch.Drift.KVTokens,
 		},
 		Traffic: Traffic{TTFT: latency(recent.TTFT), TPOT: latency(recent.TPOT)},
@@ -178,11 +177,12 @@ func prefillEngine(c *prefill.CandidateStatus, gate float64) PrefillEngine {
 	return p
 }
 
-func reloaded(r *reload.Reload) int64 {
-	if r == nil || r.Outcome != "used" {
+// reloaded is since when the config is in force; 0: since the start.
+func reloaded(since, started time.Time) int64 {
+	if !since.After(started) {
 		return 0
 	}
-	return r.At.UnixMilli()
+	return since.UnixMilli()
 }
 
 func latency(l journal.Latency) Latency {

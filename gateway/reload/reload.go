@@ -202,7 +202,10 @@ func (r *Reloader) reload(dry bool) (got Reload) {
 		return got
 	}
 	if r.source.seen = seen; err == nil {
-		r.source.used, r.source.at = seen, got.At
+		r.source.used = seen
+		if got.Outcome == used {
+			r.source.at = got.At
+		}
 	}
 	r.source.last = &got
 	r.tell(&got)
