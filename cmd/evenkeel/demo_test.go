@@ -223,3 +223,11 @@ func TestDemoKVShareOfKnownTraces(t *testing.T) {
 	require.InDelta(t, 0.08, azure, 0.015)
 	require.InDelta(t, 0.43, fullScale.KVShare(16*mooncakeResident), 0.005)
 }
+
+func TestAReportOfNoTwoRunsHasNoAnimation(t *testing.T) {
+	dir := t.TempDir()
+	_, err := writeReport(&report.Report{}, dir)
+	require.NoError(t, err)
+	require.FileExists(t, filepath.Join(dir, "report.html"))
+	require.NoFileExists(t, filepath.Join(dir, "waterline.svg"))
+}
