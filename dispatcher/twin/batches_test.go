@@ -25,11 +25,12 @@ func TestBatchesTellHowUnsteadyADifferenceIs(t *testing.T) {
 
 func TestAnErrorIsTwiceTheDeviationAndAtLeastWhatItIsNow(t *testing.T) {
 	var s scatter
-	require.InDelta(t, 0.02, s.add(0.01), 1e-9)
+	require.InDelta(t, 0.02, s.add(0.01, 60), 1e-9)
 	for range 100 {
-		s.add(-0.01)
+		s.add(-0.01, 60)
 	}
-	require.InDelta(t, 0.02, s.add(0.01), 1e-6)
-	require.InDelta(t, 0.2, s.add(0.2), 0.05)
-	require.Greater(t, s.add(0), 0.05, "it is not forgotten at once")
+	require.InDelta(t, 0.02, s.add(0.01, 60), 1e-6)
+	require.InDelta(t, 0.01, s.add(0.005, 240), 1e-6, "a window that is four times as long is off by half as much")
+	require.InDelta(t, 0.2, s.add(0.2, 60), 0.05)
+	require.Greater(t, s.add(0, 60), 0.05, "it is not forgotten at once")
 }

@@ -41,20 +41,22 @@ type account struct {
 	lag     int32 // steps from a bind to the first token, as it was seen last; 0: never
 }
 
-// scatter is how far something is off, the past fading: the mean of its square.
+// scatter is how far something is off by chance, the past fading: the mean of its square over windows of a second.
+// Over longer ones it is off by less.
 type scatter struct {
 	square float64
 	seen   bool
 }
 
-// add takes in how far it is off now, and says how far it may be off in one of twenty cases: twice the
-// deviation, and at least what it is now.
-func (s *scatter) add(off float64) float64 {
+// add takes in how far it is off over a window of so many seconds, and says how far it may be off in one of twenty
+// cases: twice the deviation, and at least what it is now.
+func (s *scatter) add(off, seconds float64) float64 {
+	now := off * off * seconds
 	if !s.seen {
-		s.square, s.seen = off*off, true
+		s.square, s.seen = now, true
 	}
-	s.square += scatterWeight * (off*off - s.square)
-	return max(math.Abs(off), 2*math.Sqrt(s.square))
+	s.square += scatterWeight * (now - s.square)
+	return max(math.Abs(off), 2*math.Sqrt(s.square/seconds))
 }
 
 // leastJudged is after how many windows anything is claimed: one alone may be right by chance.
@@ -242,12 +244,15 @@ func (t *Twin) book(j *judging) {
 	if about.against[name] == nil {
 		about.against[name] = &scatter{}
 	}
-	a.Error = max(first.Error, about.against[name].add(j.replay.Steps.apart(&j.own)/first.TwinMs))
+	a.Error = max(first.Error, about.against[name].add(j.replay.Steps.apart(&j.own)/first.TwinMs, lasts(first)))
 	a.Claimed = first.Sure && step > 0 && math.Abs(a.SavedMs) > a.Error*first.StepMs
 	for i := range j.found {
 		j.found[i].Against = append(j.found[i].Against, a)
 	}
 }
+
+// lasts is how many seconds the measured part of a window has.
+func lasts(v *Verdict) float64 { return max(1, v.To.Sub(v.From).Seconds()) }
 
 // real compares the replay of the policy in force with what was.
 func (t *Twin) real(j *judging) (found []Verdict) {
@@ -277,7 +282,8 @@ func (t *Twin) real(j *judging) (found []Verdict) {
 		From: w.Measured().From, To: w.To(), Policy: j.replay.Boards.Policy(), StepMs: ms / steps, TwinMs: step, Sure: about.judged >= leastJudged,
 		Owed: w.owed(model, j.replay.work), TwinOwed: j.replay.Owed(),
 	}
-	v.Error, v.OwedError = about.step.add(apart(step, v.StepMs)), about.owed.add(apart(v.TwinOwed, v.Owed))
+	v.Error = about.step.add(apart(step, v.StepMs), lasts(&v))
+	v.OwedError = about.owed.add(apart(v.TwinOwed, v.Owed), 1) // it adds up: over a longer window it is off by no less
 	fresh := w.since(about.until, v.From, model)
 	for _, to := range ended {
 		v.Group, v.Ranks, v.Fresh = to.Key, len(to.Workers), 0
