@@ -157,10 +157,10 @@ vulncheck: ## govulncheck; says so where its database cannot be reached
 	  || { s=$$?; [ $$s -eq 3 ] && exit $$s; echo "govulncheck did not run: it could not be installed"; }
 
 .PHONY: ci
-# Tests mostly wait, so that three packages at once suit two cores. Vet ran with the linters.
+# Tests mostly wait, so that three packages at once suit two cores; gateway takes longest, and so begins. Vet ran with the linters.
 ci: ## what CI runs: lint, vulnerabilities, fuzz seeds, short benchmarks, and every test under race and without
 	@bench/ci-tools.sh
 	$(MAKE) --no-print-directory build lint vulncheck
 	$(MAKE) --no-print-directory bench BENCHTIME=1x >/dev/null
-	go test -race -vet=off -p 3 -timeout 20m ./...
-	go test -count=1 -vet=off -p 3 -timeout 20m ./...
+	go test -race -vet=off -p 3 -timeout 20m ./gateway ./...
+	go test -count=1 -vet=off -p 3 -timeout 20m ./gateway ./...
