@@ -383,10 +383,18 @@ func (g *Gateway) Ready() (ok bool, why string) {
 	case !g.meta.Listening():
 		return false, "nothing listens for callbacks of decode engines at bind.listen"
 	case (p == 0 || d == 0) && g.peers != nil && len(g.peers.Node().Models()) > 0: // another region serves
+	case p == 0 && d > 0 && g.passesOnly():
 	case p == 0:
 		return false, "no healthy prefill engine" + g.discovery.Failure()
 	case d == 0:
 		return false, "no healthy decode engine" + g.discovery.Failure()
 	}
 	return true, ""
+}
+
+// passesOnly says whether prefill engines are not wanted: requests are passed through to one engine each, as those
+// for embeddings are.
+func (g *Gateway) passesOnly() bool {
+	known, _ := g.fleet.Count()
+	return known == 0 && len(g.conf().Engines.Prefill) == 0 && g.discovery == nil
 }

@@ -38,7 +38,11 @@ func (d *doubts) engines(c *Config) {
 		role string
 		list []Engine
 	}{{"prefill", c.Engines.Prefill}, {"decode", c.Engines.Decode}} {
-		if len(side.list) == 0 {
+		switch {
+		case len(side.list) > 0:
+		case side.role == "prefill" && len(c.Engines.Decode) > 0:
+			d.add("$.engines.prefill", "no prefill engine is listed, and none is discovered: only what one engine serves alone is served, such as embeddings; list prefill engines under engines.prefill for chats and completions")
+		default:
 			d.add("$.engines."+side.role, "no %s engine is listed, and none is discovered: no request is served until one is added; list them under engines.%[1]s", side.role)
 		}
 	}
