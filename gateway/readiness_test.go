@@ -138,3 +138,12 @@ func TestEnginesWhosePagesAreSlowServeOn(t *testing.T) {
 	c.eventually("they tell their gauges again", func() bool { return stale() == 0 })
 	require.Empty(t, c.logs.FilterMessage("engine is down").All())
 }
+
+// A proxy before an embedding model alone is ready without a prefill engine.
+func TestAProxyWithoutPrefillEnginesIsReady(t *testing.T) {
+	t.Parallel()
+	c := start(t, options{decode: []refengine.Config{pooling()}, partly: true, configure: func(cfg *config.Config) { cfg.Engines.Prefill = nil }})
+	c.eventually("it is ready", func() bool { ok, _ := c.gw.Ready(); return ok })
+	c.decode[0].Kill()
+	c.eventually("it is not without its engine", func() bool { ok, why := c.gw.Ready(); return !ok && why != "" })
+}

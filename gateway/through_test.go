@@ -591,12 +591,3 @@ func TestADrainMovesAPassedRequest(t *testing.T) {
 	require.Equal(t, "engine_unavailable", code)
 	require.Equal(t, "1", r.header.Get("Retry-After"))
 }
-
-// A proxy before an embedding model alone is ready without a prefill engine.
-func TestAProxyWithoutPrefillEnginesIsReady(t *testing.T) {
-	t.Parallel()
-	c := start(t, options{decode: []refengine.Config{pooling()}, partly: true, configure: func(cfg *config.Config) { cfg.Engines.Prefill = nil }})
-	c.eventually("it is ready", func() bool { ok, _ := c.gw.Ready(); return ok })
-	c.decode[0].Kill()
-	c.eventually("it is not without its engine", func() bool { ok, why := c.gw.Ready(); return !ok && why != "" })
-}

@@ -4,8 +4,6 @@ import (
 	"cmp"
 	"slices"
 	"time"
-
-	"evenkeel/dispatcher/board"
 )
 
 // fates are what became of a model's requests in a window, so far as it is known at its end. A request that lost
@@ -143,25 +141,4 @@ func (f *fates) rest(id uint64, age int32) int32 {
 	default:
 		return max(1, a.tokens-age)
 	}
-}
-
-// owed is how much work was owed to a model's requests in the mean of the looks.
-func (w *Window) owed(model string, k work) float64 {
-	f, sum, n := w.fates(model), 0.0, 0
-	look := func(b *board.Boards) {
-		for _, c := range b.Charges(model) {
-			sum += k.of(f.rest(c.ID, c.Age+c.Generated), c.Prompt+c.Generated)
-		}
-		for _, e := range b.Waiting(model) {
-			sum += k.of(f.rest(e.ID, int32(e.Age)), int32(e.Prompt))
-		}
-		n++
-	}
-	for _, s := range w.Stretches {
-		if s.From.After(w.Measured().From) {
-			look(s.Boards)
-		}
-	}
-	look(w.End)
-	return sum / float64(n)
 }

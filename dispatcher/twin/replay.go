@@ -85,8 +85,8 @@ func NewReplay(w *Window, model, spec string) (*Replay, error) {
 	r.Length, r.Token, r.Seated, r.Finished, r.Preempted = r.step, func(*virtual.Leg) {}, func(*virtual.Leg) {}, func(_ *virtual.Group, l virtual.Leg) { r.left(l.Job) }, r.preempted
 	r.Stepped = func(*virtual.Group, int) {}
 	r.resume(b.Policy() != inForce)
-	for _, at := range w.looks() {
-		r.looks = append(r.looks, ms(at.Sub(w.From())))
+	for _, l := range w.looks() {
+		r.looks = append(r.looks, ms(l.at.Sub(w.From())))
 	}
 	r.n = len(r.looks)
 	return r, nil

@@ -31,14 +31,34 @@ func (w *work) of(tokens, holds int32) float64 {
 	return (n*w.token + (n*float64(holds)+n*(n+1)/2)*w.perKV) / float64(w.ranks)
 }
 
-// looks are the moments of the window at which it is looked how much work is owed: those of which boards were kept.
-func (w *Window) looks() (all []time.Time) {
+// look is a moment of the window at which it is looked how much work is owed, and the boards as they were.
+type look struct {
+	at     time.Time
+	boards *board.Boards
+}
+
+// looks are those after the run-in of which boards were kept.
+func (w *Window) looks() (all []look) {
 	for _, s := range w.Stretches {
 		if s.From.After(w.Measured().From) {
-			all = append(all, s.From)
+			all = append(all, look{s.From, s.Boards})
 		}
 	}
-	return append(all, w.To())
+	return append(all, look{w.To(), w.End})
+}
+
+// owed is how much work was owed to a model's requests in the mean of the looks.
+func (w *Window) owed(model string, k work) float64 {
+	f, looks, sum := w.fates(model), w.looks(), 0.0
+	for _, l := range looks {
+		for _, c := range l.boards.Charges(model) {
+			sum += k.of(f.rest(c.ID, c.Age+c.Generated), c.Prompt+c.Generated)
+		}
+		for _, e := range l.boards.Waiting(model) {
+			sum += k.of(f.rest(e.ID, int32(e.Age)), int32(e.Prompt))
+		}
+	}
+	return sum / float64(len(looks))
 }
 
 // owes is how much work is owed now.

@@ -404,8 +404,12 @@ func (o *open) say() Incident {
 	}
 	in.Count = len(names)
 	in.What = title(groups[0], host)
-	for _, g := range slices.Backward(groups[1:]) {
-		in.Clients = title(g, "") + ". " + in.Clients
+	var also []string
+	for _, g := range groups[1:] {
+		also = append(also, title(g, ""))
+	}
+	if len(also) > 0 {
+		in.Clients += " Also: " + strings.Join(also, "; ") + "."
 	}
 	in.Command = command(k.command, lead.Where)
 	return in

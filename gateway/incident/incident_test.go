@@ -137,7 +137,7 @@ func TestAnIncidentSaysWhatToDo(t *testing.T) {
 	b.Observe(noon, []Finding{old, failing2()})
 	require.Equal(t, []Incident{{
 		ID: 1, Severity: Bad, Panel: "engines", What: "10.0.0.1:8000/3: decode engine is down: " + refused, Where: []string{"10.0.0.1:8000/3"}, Count: 1, SinceMs: noon.Add(-time.Minute).UnixMilli(),
-		Clients: "2.0 of 30.0 requests/s fail. " + kinds[EngineDown].clients, Next: kinds[EngineDown].next, Command: "curl -sm 3 -i http://10.0.0.1:8000/health", Runbook: "EvenkeelEngineDown",
+		Clients: kinds[EngineDown].clients + " Also: 2.0 of 30.0 requests/s fail.", Next: kinds[EngineDown].next, Command: "curl -sm 3 -i http://10.0.0.1:8000/health", Runbook: "EvenkeelEngineDown",
 	}}, b.Incidents())
 }
 
@@ -245,7 +245,7 @@ func TestAllThatIsWrongIsTold(t *testing.T) {
 	in := b.Incidents()
 	require.Len(t, in, 1)
 	require.Equal(t, "the arrival queue is full", in[0].What)
-	require.Equal(t, "no prefill engine takes prompts. 2.0 of 30.0 requests/s fail. 2 models have finished prefills that wait too long for a decode rank. "+kinds[QueueFull].clients, in[0].Clients)
+	require.Equal(t, kinds[QueueFull].clients+" Also: no prefill engine takes prompts; 2.0 of 30.0 requests/s fail; 2 models have finished prefills that wait too long for a decode rank.", in[0].Clients)
 }
 
 func TestEveryNameIsCountedOnce(t *testing.T) {

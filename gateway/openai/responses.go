@@ -54,20 +54,16 @@ func input(p *parser, key string, v json.RawMessage) *Error {
 	case !isArray(v):
 		return wrong(key, v, isArray, "a text or a list of items")
 	default:
-		n := 0
-		for item := range rawjson.Elements(v) {
-			at := fmt.Sprintf("%s[%d]", key, n)
-			if n++; !isObject(item) {
-				return wrong(at, item, isObject, "an item of a conversation")
-			}
+		n, e := objects(key, v, "an item of a conversation", func(at string, item json.RawMessage) *Error {
 			for field, kind := range rawjson.Members(item) {
 				if field == "type" && isString(kind) && rawjson.Unquote(kind) == "item_reference" {
 					return bad(CodeUnsupported, at+".type", "an item_reference is not supported: no engine keeps items here; send the item itself")
 				}
 			}
-			if e := p.mediaIn(at, item); e != nil {
-				return e
-			}
+			return p.mediaIn(at, item)
+		})
+		if e != nil {
+			return e
 		}
 		if n == 0 {
 			return bad(CodeInvalidValue, key, "%q is empty; send at least one item", key)
@@ -92,12 +88,7 @@ func functions(_ *parser, key string, v json.RawMessage) *Error {
 	if !isArray(v) {
 		return wrong(key, v, isArray, "a list of tools")
 	}
-	n := 0
-	for tool := range rawjson.Elements(v) {
-		at := fmt.Sprintf("%s[%d]", key, n)
-		if n++; !isObject(tool) {
-			return wrong(at, tool, isObject, "a tool")
-		}
+	_, e := objects(key, v, "a tool", func(at string, tool json.RawMessage) *Error {
 		for field, kind := range rawjson.Members(tool) {
 			if field != "type" { // all of them: a parser may take either of two
 				continue
@@ -109,6 +100,21 @@ func functions(_ *parser, key string, v json.RawMessage) *Error {
 				return bad(CodeUnsupported, at+".type", "a tool of type %q is not supported: only tools of type function or custom, which the client runs", shorten(name))
 			}
 		}
+		return nil
+	})
+	return e
+}
+
+// objects checks each element of a list, which must be an object, and counts them.
+func objects(key string, list json.RawMessage, what string, check func(at string, item json.RawMessage) *Error) (n int, e *Error) {
+	for item := range rawjson.Elements(list) {
+		at := fmt.Sprintf("%s[%d]", key, n)
+		if n++; !isObject(item) {
+			return n, wrong(at, item, isObject, what)
+		}
+		if e := check(at, item); e != nil {
+			return n, e
+		}
 	}
-	return nil
+	return n, nil
 }
