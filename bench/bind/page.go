@@ -27,24 +27,42 @@ func (b *book) page() string {
 	}
 	fmt.Fprintf(&t, `# Ranks that are bound before the prefill
 
-Written by `+"`%s`"+`, in the barrier simulator.
+This page is for people who use a connector that needs the decode
+[DP rank](../glossary.md#dp-rank) before the prefill. It shows what this early choice costs.
+`+"`%s`"+` wrote it, with the barrier simulator.
 
-Most connectors let the decode rank be chosen last, when a prompt is prefilled. Some want it before: the request then has its slot and the room for its KV while it is prefilled.
-That costs two things. Slots stand empty during the prefill, which shows in the tokens per second of a closed loop. And the choice is as old as the prefill is long when the request starts to decode.
+With most connectors, evenkeel chooses the decode rank last, when the prompt is prefilled. Some
+connectors need the rank before the prefill. The request then has its slot and the room for its KV
+while it is prefilled. That costs two things:
 
-- **Steps** is how long a prefill takes in the mean, in mean steps of the same fleet without prefills. A prefill grows with its prompt, as in `+"`simulate`"+`, and there are always engines enough for it.
-- **Late** is bound after the prefill, **arrival** before it. In a closed loop late requests wait in the pool and are prefilled already, so that their prefill does not count at all: there, TTFT late and at arrival are not the same thing.
-- **Idle** is the share of the decode steps that ranks spend waiting for the fullest one. Slots that stand empty are not in it.
-- **Kept** is by how much `+"`evenkeel`"+` is less idle than `+"`jsq-kv`"+` at arrival, as a share of the same late. %s stands where the late difference is below half a point.
-- **Slots ahead** lets a rank have requests beyond its slots, as many as are on their way in the mean (`+"`bind.ahead: auto`"+`). `+"`jsq-kv`"+` needs none: it sends every request to a rank as it comes, where they are prefilled while they wait, and KV is not limited here.
-- **Starts not told**: policies do not know when a request starts to decode. **Starts off by 0.3** or **1**: each predicted time is wrong by a factor of its own, log-normal with that deviation of its logarithm.
-- `+"`evenkeel`"+` does not look ahead, so that starts do not change what it does but for the length of steps that it learns; `+"`%s`"+` looks ahead, and uses them. Policies that name no hold hold nothing back at arrival, and do late.
-- All arms get the same requests. ± is the deviation between seeds, each on a part of the trace of its own, or on another drawn one.
+- Slots stand empty during the prefill. In a closed loop, this lowers the tokens per second.
+- When the request starts to decode, the choice of its rank is as old as the prefill was long.
+
+| word | meaning |
+|---|---|
+| steps | How long a prefill takes in the mean, in mean steps of the same ranks without prefills. A prefill grows with its prompt, as in `+"`simulate`"+`, and there are always enough prefill engines. |
+| late, arrival | A request is bound to its rank after its prefill (late) or before it (arrival). |
+| idle | The share of the decode steps that ranks spend waiting for the fullest one. Slots that stand empty are not in it. |
+| kept | By how much `+"`evenkeel`"+` is less idle than `+"`jsq-kv`"+` at arrival, as a share of the same difference late. %s stands where the difference late is below half a point. |
+| slots ahead | A rank may have requests beyond its slots, as many as are on their way in the mean (`+"`bind.ahead: auto`"+`). |
+| starts not told | Policies do not know when a request starts to decode. |
+| starts off by 0.3 or by 1 | Each predicted start is wrong by a factor of its own. The factors are log-normal, and this is the deviation of their logarithm. |
+| closed loop, rho 0.9 | In a closed loop, the number of requests in the system stays the same. With rho 0.9, requests arrive so densely that level ranks would be busy to that share. |
+| ± | The deviation between seeds. Each seed has a part of the trace of its own, or draws another one. |
+
+- In a closed loop, late requests wait in the pool and are already prefilled, so their prefill does
+  not count at all. There, the TTFT late and the TTFT at arrival are not the same thing.
+- `+"`jsq-kv`"+` needs no slots ahead. It sends every request to a rank as it comes, and the request is
+  prefilled while it waits there. KV is not limited here.
+- `+"`evenkeel`"+` does not look ahead, so starts change only the step times that it learns.
+  `+"`%s`"+` looks ahead and uses them.
+- Policies whose name has no `+"`hold`"+` hold requests back late, and do not at arrival.
+- All rows of a table get the same requests.
 
 %s
 ## What was asked, and what came out
 
-The bounds stood before the runs.
+The bounds were set before the runs.
 
 %s
 ![What is kept over the length of a prefill, by load](../img/bind-kept.svg)
@@ -53,21 +71,28 @@ The bounds stood before the runs.
 
 ## What is kept
 
+A column is the length of a prefill, in steps.
+
 `, command, unknown, sampled, b.extent(), b.verdicts())
 	t.WriteString(b.keptTable("evenkeel", nowArms))
-	t.WriteString("\nThe same with what `evenkeel` holds back late held back at arrival, too:\n\n")
+	t.WriteString("\nIn the next table, `evenkeel` holds back requests at arrival too (`hold=0.5`), as it does late:\n\n")
 	t.WriteString(b.keptTable("evenkeel:hold=0.5", holdArms))
 	t.WriteByte('\n')
 	t.WriteString(b.keptTable(sampled, sampledArms))
-	t.WriteString("\n## What empty slots cost\n\nTokens per second of a closed loop that `evenkeel` loses at arrival, in % of those late: as they were foreseen / lost / lost with slots ahead. A slot is foreseen to stand empty " +
-		"for steps / (steps + mean answer).\n\n")
+	t.WriteString("\n## What empty slots cost\n\nThis table has the tokens per second that `evenkeel` loses at arrival in a closed loop, in % of\n" +
+		"those late. Each cell has three figures: the loss that was foreseen / the loss / the loss with\n" +
+		"slots ahead. It was foreseen that slots stand empty for steps / (steps + mean answer) of the time.\n\n")
 	t.WriteString(b.lossTable())
-	t.WriteString("\n## What clients wait for\n\nTTFT p99 in an open loop, in seconds: `evenkeel` late / at arrival / at arrival with slots ahead / `jsq-kv` at arrival. All four have the prefill in it. Where the arrivals would need the slots that stand empty, the queue " +
-		"grows for as long as the run lasts.\n\n")
+	t.WriteString("\n## What clients wait for\n\nThis table has the TTFT p99 in an open loop, in seconds. Each cell has four figures: `evenkeel`\n" +
+		"late / at arrival / at arrival with slots ahead / `jsq-kv` at arrival. All four include the\n" +
+		"prefill. Where the arrivals would need the slots that stand empty, the queue grows for as long as\n" +
+		"the run lasts.\n\n")
 	t.WriteString(b.waitTable())
-	t.WriteString("\n## From when on late binding is worth a change\n\nThe shortest prefill, in steps, from which on all longer ones lose so much. A connector that pulls loses nothing of it.\n\n")
+	t.WriteString("\n## From when on late binding is worth a change\n\nThis table has the shortest prefill, in steps, that loses this much and beyond which all longer ones\n" +
+		"do too. A connector that pulls binds late and loses nothing of this.\n\n")
 	t.WriteString(b.worthTable())
-	fmt.Fprintf(&t, "\n## Starts that are wrong\n\nPrefills of %d steps: idle share in points above that of the same policy to which starts are not told. Below 0 is better.\n\n", misjudgedAt)
+	fmt.Fprintf(&t, "\n## Starts that are wrong\n\nHere a prefill takes %d steps. The table has the idle share, in points above that of the same policy\n"+
+		"without being told the starts. A figure below 0 is better.\n\n", misjudgedAt)
 	t.WriteString(b.misjudgedTable())
 	for _, s := range b.scenarios {
 		if table := b.table(s); table != "" {
@@ -92,12 +117,12 @@ func (b *book) extent() string {
 		fmt.Fprintf(&t, "- %s; %s ranks x %s slots; loads %s; prefills of %s steps; %s of %s\n",
 			strings.Join(p.traces, ", "), list(p.ranks), list(p.slots), strings.Join(p.loads, ", "), strings.ReplaceAll(list(p.steps), ",", ", "), seeds, requests)
 	}
-	what, rest := "all", ""
+	what, rest := "All", ""
 	if b.missing > 0 {
 		what = fmt.Sprintf("**%s**", report.Grouped(float64(b.runs-b.missing), 0))
-		rest = " Each row below says of how many seeds it is; what has no row was not run."
+		rest = " Each row below says of how many seeds it is. A scenario without a row was not run."
 	}
-	return fmt.Sprintf("The grid, of which %s of %s runs were done.%s\n\n%s", what, report.Grouped(float64(b.runs), 0), rest, t.String())
+	return fmt.Sprintf("%s of the %s runs of this grid were done.%s\n\n%s", what, report.Grouped(float64(b.runs), 0), rest, t.String())
 }
 
 // unknown stands where nothing can be said.

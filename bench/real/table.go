@@ -145,17 +145,24 @@ func (t *table) keep(earlier string) {
 // head stands above the table in the file.
 const head = `# Real engines
 
-This page is written by the commands that stand below. It shows what evenkeel did before real engines: vLLM on a CPU, with the NIXL connectors that GPUs use as well. [Testing](../testing.md) says how to run it.
+This page is for people who ask whether evenkeel answers as a real engine does. It shows what
+evenkeel did in front of vLLM on a CPU, with the NIXL connectors that GPUs use as well. The
+commands below wrote it; [Testing](../testing.md) says how to run them.
 
-The answers are compared with those of a plain engine, which has no connector and is asked directly: status, content type, and every field of the parsed documents. The events of a stream are joined first.
-The plain engine is asked twice. *Not deterministic* is a row where its two answers differ, and evenkeel's differs from them by no more. *Engine's fault* is what the engine does without evenkeel, too.
+Each row compares evenkeel's answers with those of a plain engine. The plain engine has no connector
+and is asked directly. The comparison covers the status, the content type, and every field of the
+parsed documents. The events of a stream are joined first. Two results need a word:
+
+- *Not deterministic*: the plain engine is asked twice, its two answers differ, and evenkeel's
+  answer differs from them by no more.
+- *Engine's fault*: the engine does the same without evenkeel.
 `
 
 // sections are the tables of the file, by connector.
 var sections = []struct{ connector, title, text string }{
 	{mooncake.NIXLPull, "The decode engine pulls", ""},
-	{mooncake.NIXLPush, "The prefill engine pushes", "vLLM's `NixlPushConnector` writes the KV into the decode engine. Rows that begin with *" + strings.TrimSpace(boundEarly) +
-		"* have `bind: arrival`: the decode rank is chosen before the prefill, and both engines get the request at once. In the others it is chosen after the prefill.\n"},
+	{mooncake.NIXLPush, "The prefill engine pushes", "vLLM's `NixlPushConnector` writes the KV into the decode engine. Rows that begin with\n*" + strings.TrimSpace(boundEarly) +
+		"* use `bind: arrival`: evenkeel chooses the decode rank before the prefill, and both engines get the\nrequest at once. In the other rows, evenkeel chooses the rank after the prefill.\n\n"},
 }
 
 // save writes the table into a file of docs. What stands there for other connectors stays, and so do rows

@@ -19,13 +19,34 @@ import (
 
 const head = `# What a relayed token costs
 
-This page is written by ` + "`make bench-relay`" + `. It compares evenkeel with other proxies on the same engines under the same load, on one machine that they share with engines and clients: compare the ratios, not the times. [Testing](../testing.md) says how to run it.
+This page is for people who ask how much CPU time and memory a proxy costs. It compares evenkeel
+with other proxies, on the same engines and under the same load. All programs share one machine,
+so compare the ratios and not the times. ` + "`make bench-relay`" + ` wrote it; [Testing](../testing.md)
+says how to run it.
 
-**nginx** copies bytes and **net/http** is Go's own reverse proxy; both send a request to one engine, which prefills for itself. **vllm-router** and **evenkeel** send it to a prefill engine and then to a decode engine. evenkeel also reads each event of an answer, counts its tokens and can go on with it elsewhere.
+| proxy | what it does with a request |
+|---|---|
+| nginx | It sends the request to one engine, which prefills for itself, and copies the bytes of the answer. |
+| net/http | It does the same. It is Go's own reverse proxy. |
+| vllm-router | It sends the request to a prefill engine and then to a decode engine. |
+| evenkeel | It does the same. It also reads each event of the answer, counts its tokens, and can continue the answer on another engine. |
 
-Engines are reference engines: each decode rank is a clock of its own that gives all its requests a token every step, the first one at once; the prefill engine computes 64 prompts at once, which evenkeel is told (` + "`prefill.push.max_unanswered`" + `). Clients read on one thread and check each answer: status 200, as many events as tokens, and ` + "`[DONE]`" + `. A row with one core gives the proxy a core of its own, and engines and clients the others; with two cores on a machine of two, all share both.
+The engines are reference engines. Each decode rank is a clock of its own: at every step it gives a
+token to each of its requests, and it gives the first token at once. The prefill engine computes 64
+prompts at once, and evenkeel is told so (` + "`prefill.push.max_unanswered`" + `).
 
-CPU time is user and system time of all the proxy's processes while all streams are there, for each event. Memory is the most that was resident; a stream's is what is beyond the process before its first request. What is added to the time to the first token and to the gaps between events is a percentile behind the proxy less the same percentile without one, in the same round, as clients see it. Without a proxy, clients ask a decode engine; beside a proxy that makes two requests of each, they make the two themselves, one after the other, so that engines have the same work. A measurement beside which other programs used more than a tenth of the CPUs is made again. Figures are medians over rounds; ratios are made in each round, and stand with the least and the most of the rounds.
+Clients read on one thread and check each answer: its status is 200, it has as many events as
+tokens, and it has ` + "`[DONE]`" + `. In a row with one core, the proxy has a core of its own, and engines
+and clients have the others. In a row with two cores on a machine of two, all programs share both.
+
+| figure | what it is |
+|---|---|
+| CPU time | The user and system time of all processes of the proxy, per event, while all streams are there. |
+| memory | The most that was resident. Per stream, it is what was resident beyond the process before its first request, divided by the streams. |
+| what is added | A percentile of what clients see behind the proxy, less the same percentile without a proxy in the same round. Without a proxy, clients ask a decode engine. To compare with a proxy that makes two requests of each, clients make these two requests themselves, one after the other, so that the engines have the same work. |
+| every figure | The median over the rounds. A ratio is made within each round, and stands with the smallest and the largest of the rounds. |
+
+A measurement is made again if other programs used more than a tenth of the CPUs during it.
 `
 
 // report prints what is in the store, and writes the page and its plots if wanted.
@@ -72,7 +93,8 @@ func (s *store) write(out io.Writer, b *bench) {
 	for _, m := range s.Samples {
 		rounds, others = max(rounds, m.Round+1), max(others, m.Others)
 	}
-	fmt.Fprintf(out, "%d CPUs, %s, Linux on %s, %d rounds of %v. A process may open %s files here, and a proxy needs two a stream. Other programs used at most %.0f %% of the CPUs during a measurement.\n\n",
+	fmt.Fprintf(out, "%d CPUs, %s, Linux on %s, %d rounds of %v. A process may open %s files here, and a\n"+
+		"proxy needs two per stream. Other programs used at most %.0f %% of the CPUs during a measurement.\n\n",
 		runtime.NumCPU(), runtime.Version(), runtime.GOARCH, rounds, b.window, grouped(b.files), others*100)
 	fmt.Fprint(out, "| proxy | version |\n|---|---|\n")
 	for _, name := range []string{nginxName, bareName, routerName, beforeName, evenkeelName} {

@@ -189,11 +189,11 @@ func fitLaw(rows []pinned) (l law) {
 }
 
 func writeLaw(out io.Writer, rows []pinned, l law) {
-	fmt.Fprintf(out, "## The law of the step\n\nstep = %.1f ms + %.3f ms per 1,000 KV tokens of the fullest rank, R2 %.4f, fitted to %d measurements of the first rows. "+
-		"This is what evenkeel learns.\n\n",
-		l.line.Intercept, 1000*l.line.Slope, l.line.R2, l.line.N)
-	fmt.Fprintf(out, "The cores share the memory's bandwidth, so that a rank is slower where the other reads much KV, too: step = %.1f ms + %.3f ms per 1,000 KV tokens "+
-		"of the fullest rank + %.3f ms per 1,000 of both.\n\n", l.both[0], l.both[1], l.both[2])
+	fmt.Fprintf(out, "## The law of the step\n\nThis is the law that evenkeel learns, fitted to the %d measurements of the first rows, with R2\n"+
+		"%.4f:\n\nstep = %.1f ms + %.3f ms per 1,000 KV tokens of the fullest rank\n\n",
+		l.line.N, l.line.R2, l.line.Intercept, 1000*l.line.Slope)
+	fmt.Fprintf(out, "The cores share the bandwidth of the memory, so a rank is slower while the other one reads much KV\n"+
+		"too. This law counts that:\n\nstep = %.1f ms + %.3f ms per 1,000 KV tokens of the fullest rank + %.3f ms per 1,000 of both\n\n", l.both[0], l.both[1], l.both[2])
 	fmt.Fprint(out, "| placement | requests | KV tokens | of the fullest rank | measured ms, each run | by the fullest rank, ms | off | by both ranks, ms | off | seen by "+
 		"the fits |\n|---|--:|--:|--:|---|--:|--:|--:|--:|---|\n")
 	var worst [2]float64
@@ -211,5 +211,5 @@ func writeLaw(out io.Writer, rows []pinned, l law) {
 		fmt.Fprintf(out, "| %s | %d | %.0f | %.0f | %s| %.1f | %+.1f %% | %.1f | %+.1f %% | %s |\n", r.name, r.requests, r.all, r.fullest, runs, line, off(mean, line), both,
 			off(mean, both), seen)
 	}
-	fmt.Fprintf(out, "\nThe rows that the fits did not see are off by at most %.1f %% from the first law, %.1f %% from the second.\n", worst[0], worst[1])
+	fmt.Fprintf(out, "\nThe rows that the fits did not see are at most %.1f %% off the first law, and %.1f %% off the second.\n", worst[0], worst[1])
 }

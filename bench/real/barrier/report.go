@@ -20,16 +20,21 @@ const reference = "pjsq-kv"
 func writeHead(out io.Writer, o options) {
 	fmt.Fprintf(out, `# A real barrier
 
-Written by %s, seed %d, on %d cores of a %s/%s machine.
+This page is for people who ask whether a real engine behaves as the simulator says.
+%s wrote it, with seed %d, on %d cores of a %s/%s machine.
 
-The engine is vLLM %s on a CPU: a MoE model of two layers with random weights on %d data-parallel ranks, each bound to a core, with %d slots a rank.
-The ranks wait for each other in every MoE layer. That is the barrier of the real thing, and so are the engine's scheduler, its batches and its streams.
-It is small, and these parts are not real:
+The engine is vLLM %s on a CPU. Its model is a mixture of experts (MoE) of two layers with
+random weights. It runs on %d data-parallel ranks with %d slots each, and each rank is bound to a
+core. The ranks wait for each other in every MoE layer. This barrier is real, and so are the
+engine's scheduler, its batches and its streams. These parts are not real:
 
-- The model is tiny, and what it says means nothing. It has 64 query heads on 2 KV heads, so that a core's time goes into attention and not into weights.
-- No KV is transferred. vLLM's DecodeBenchConnector takes every prompt as transferred, and the prefill engine is evenkeel's reference engine, which makes hand-offs at once.
-- A plugin adds two collective operations to vLLM's CPU communicator, which MoE data parallel wants and which vLLM %s lacks there.
-- Engine, proxy and clients share the cores, which data centres avoid.
+- The model is tiny, and its answers mean nothing. It has 64 query heads on 2 KV heads, so that a
+  core spends its time on attention and not on weights.
+- No KV is transferred. vLLM's DecodeBenchConnector takes every prompt as transferred. The prefill
+  engine is evenkeel's reference engine, which makes hand-offs at once.
+- A plugin adds two collective operations to vLLM's CPU communicator. MoE with data parallelism
+  needs them, and vLLM %s lacks them there.
+- Engine, proxy and clients share the cores. Data centres avoid that.
 
 `, "`make real-barrier`", o.seed, runtime.NumCPU(), runtime.GOOS, runtime.GOARCH, vllm.Version, ranks, slots, vllm.Version)
 }
@@ -50,9 +55,10 @@ func (r *run) String() string {
 // writeRuns prints the policies beside each other, by rounds of runs.
 func writeRuns(out io.Writer, rounds [][]*run, requests int, l law) {
 	n := len(rounds)
-	fmt.Fprintf(out, "\n## The policies\n\n%d rounds, each with a list of %d requests of its own, the same for all policies; %d requests in the system. Mean ± standard "+
-		"deviation over the rounds.\n", n, requests, clients)
-	fmt.Fprint(out, "The full part is from the first request that ended until the list is empty.\n\n")
+	fmt.Fprintf(out, "\n## The policies\n\nThere were %d rounds. Each round has a list of %d requests of its own, the same for all policies,\n"+
+		"and %d requests are in the system. The figures are the mean ± the standard deviation over the\n"+
+		"rounds. The full part of a run begins when the first request ends, and lasts until the list is\n"+
+		"empty.\n\n", n, requests, clients)
 	fmt.Fprint(out, "| policy | tokens/s, whole list | tokens/s, full part | mean gap, ms | p50 | p99 | mean wait for the first token, ms | failed "+
 		"|\n|---|--:|--:|--:|--:|--:|--:|--:|\n")
 	for i, r := range rounds[0] {
@@ -64,7 +70,9 @@ func writeRuns(out io.Writer, rounds [][]*run, requests int, l law) {
 		fmt.Fprintf(out, "| `%s` | %s | %s | %s | %s | %s | %s | %d |\n", r.policy, show(m[wholeTokens], 0), show(m[report.TokensPerS], 0), show(m[gapMean], 1),
 			show(m[gapP50], 1), show(m[gapP99], 0), show(m[report.TTFTMean], 0), failed)
 	}
-	fmt.Fprintf(out, "\nKV tokens in the full part, by vLLM's gauges every %v beside evenkeel's. Imbalance is what all ranks together lack to the fullest.\n\n", every)
+	fmt.Fprintf(out, "\nThe next table has the KV tokens in the full part: by vLLM's gauges, read every %v, and by\n"+
+		"evenkeel's own account. Imbalance is how many tokens all ranks together have less than the fullest\n"+
+		"one.\n\n", every)
 	fmt.Fprint(out, "| policy | imbalance, vLLM | imbalance, evenkeel | fullest rank, vLLM | running, vLLM | waiting, vLLM |\n|---|--:|--:|--:|--:|--:|\n")
 	for i, r := range rounds[0] {
 		m := summary(rounds, i)
@@ -81,8 +89,8 @@ func writeDifferences(out io.Writer, rounds [][]*run) {
 	if base < 0 || len(rounds) < 2 {
 		return
 	}
-	fmt.Fprintf(out, "\nDifference to `%s` in the same round, %%, with the interval of 95 %% over %d rounds. An interval without 0 is a difference.\n\n", reference,
-		len(rounds))
+	fmt.Fprintf(out, "\nThe next table has the difference to `%s` in the same round, in %%, with the 95 %% interval over\n"+
+		"%d rounds. Where the interval does not contain 0, the policies differ.\n\n", reference, len(rounds))
 	fmt.Fprint(out, "| policy | tokens/s, whole list | tokens/s, full part | mean gap |\n|---|--:|--:|--:|\n")
 	var widths []float64
 	for i, r := range rounds[0] {
@@ -107,15 +115,16 @@ func writeDifferences(out io.Writer, rounds [][]*run) {
 		}
 		fmt.Fprintln(out)
 	}
-	fmt.Fprintf(out, "\nWith so many rounds, a difference in tokens/s of the full part is seen from %.1f to %.1f %% on, depending on the policy.\n", slices.Min(widths),
-		slices.Max(widths))
+	fmt.Fprintf(out, "\nWith this number of rounds, a difference in tokens/s of the full part can be seen if it is larger\n"+
+		"than %.1f to %.1f %%, depending on the policy.\n", slices.Min(widths), slices.Max(widths))
 }
 
 // writeModels compares what evenkeel learned with the law of the pinned placements.
 func writeModels(out io.Writer, rounds [][]*run, l law) {
-	fmt.Fprintf(out, "\n## What evenkeel learned of the step\n\nFrom its streams alone, in each run from nothing, against %.1f ms + %.3f ms per 1,000 KV tokens of the "+
-		"fullest rank. A step is one at the mean KV tokens of the fullest rank and of both in the same run, "+
-		"by vLLM's gauges; the law by both ranks says how long it takes.\n\n", l.line.Intercept, 1e3*l.line.Slope)
+	fmt.Fprintf(out, "\n## What evenkeel learned of the step\n\nIn each run, evenkeel began with nothing and learned from its streams alone. The table compares\n"+
+		"what it learned with %.1f ms + %.3f ms per 1,000 KV tokens of the fullest rank. \"Off, a step\" is\n"+
+		"about a step at the mean KV tokens of the fullest rank and of both ranks in the same run, by\n"+
+		"vLLM's gauges. The law by both ranks says how long that step takes.\n\n", l.line.Intercept, 1e3*l.line.Slope)
 	fmt.Fprint(out, "| policy | learned in | c0, ms | c1, ms per 1,000 | off, c0 | off, c1 | off, a step | R2 | steps |\n|---|--:|--:|--:|--:|--:|--:|--:|--:|\n")
 	for i, r := range rounds[0] {
 		var c0, c1, step, r2, steps []float64
