@@ -22,7 +22,7 @@ func TestThePageHasEveryArmAndSaysWhatWasRun(t *testing.T) {
 	require.NoError(t, err)
 	var page strings.Builder
 	require.NoError(t, o.run(context.Background(), &page, io.Discard))
-	for _, want := range []string{"synth:code, 2 x 4, closed loop", "synth:code, 2 x 4, rho 0.8", "-seeds 2", "-requests 200", "all of 58 runs"} {
+	for _, want := range []string{"synth:code, 2 x 4, closed loop", "synth:code, 2 x 4, rho 0.8", "-seeds 2", "-requests 200", "All of the 58 runs"} {
 		require.Contains(t, page.String(), want)
 	}
 	for _, a := range arms {
@@ -59,7 +59,7 @@ func TestRunsAreFoundAgain(t *testing.T) {
 	end()
 	text, _, err := page(ended)
 	require.ErrorIs(t, err, context.Canceled)
-	require.Contains(t, text, "**0** of 58 runs")
+	require.Contains(t, text, "**0** of the 58 runs")
 
 	whole, runs, err := page(context.Background())
 	require.NoError(t, err)

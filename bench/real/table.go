@@ -151,7 +151,7 @@ commands below wrote it; [Testing](../testing.md) says how to run them.
 
 Each row compares evenkeel's answers with those of a plain engine. The plain engine has no connector
 and is asked directly. The comparison covers the status, the content type, and every field of the
-parsed documents. The events of a stream are joined first. Two results need a word:
+parsed documents. The events of a stream are joined first. Two results need an explanation:
 
 - *Not deterministic*: the plain engine is asked twice, its two answers differ, and evenkeel's
   answer differs from them by no more.

@@ -30,6 +30,7 @@ says how to run it.
 | net/http | It does the same. It is Go's own reverse proxy. |
 | vllm-router | It sends the request to a prefill engine and then to a decode engine. |
 | evenkeel | It does the same. It also reads each event of the answer, counts its tokens, and can continue the answer on another engine. |
+| evenkeel before | It is another build of evenkeel, such as that of the last release. |
 
 The engines are reference engines. Each decode rank is a clock of its own: at every step it gives a
 token to each of its requests, and it gives the first token at once. The prefill engine computes 64

@@ -61,7 +61,7 @@ func TestTheLawIsFittedToSomeRowsAndHeldAgainstTheOthers(t *testing.T) {
 	writeLaw(&out, rows, l)
 	require.Contains(t, out.String(), "| 34.0 | +10.0 % | **no** |")
 	require.Contains(t, out.String(), "| 32.0 | ")
-	require.Contains(t, out.String(), "10.0 % from the second.")
+	require.Contains(t, out.String(), "10.0 % off the second.")
 }
 
 func TestTheFullPartOfARun(t *testing.T) {
