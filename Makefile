@@ -104,11 +104,11 @@ bind: ## what it costs to bind decode ranks before the prefill, simulated: docs/
 	go run ./bench/bind $(if $(ARGS),$(ARGS),-samples bench/out/bind.jsonl -out docs/results/bind.md)
 
 .PHONY: reproduce-prefill
-reproduce-prefill: ## the tables of docs/prefill.md, 5 minutes on two idle cores; TRACES="a.jsonl": on those, into out/reproduce-prefill.md
+reproduce-prefill: ## the tables of docs/results/prefill-policies.md, 5 minutes on two idle cores; TRACES="a.jsonl": on those, into out/reproduce-prefill.md
 	go run ./bench/reproduce --tier prefill $(TRACES)
 
 .PHONY: reproduce-geo
-reproduce-geo: ## the tables of docs/geo.md: regions that forward to each other, simulated, 10 to 30 minutes
+reproduce-geo: ## the tables of docs/results/regions.md: regions that forward to each other, simulated, 10 to 30 minutes
 	go run ./bench/geosim/reproduce
 
 .PHONY: bench-relay

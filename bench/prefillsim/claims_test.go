@@ -35,7 +35,7 @@ func of(t *testing.T, p *Plan, m report.Metric) []float64 {
 	return values
 }
 
-// What the tables of docs/prefill.md show, in a run of each.
+// What the tables of docs/results/prefill-policies.md show, in a run of each.
 func TestFinishBeatsTheProductOnPurePrefillers(t *testing.T) {
 	for _, tt := range []struct{ load, most float64 }{{0.7, 0.97}, {0.85, 0.95}} {
 		p := mooncake(tt.load, "lmetric", "finish")

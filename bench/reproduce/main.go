@@ -1,7 +1,7 @@
 // Command reproduce writes the tables of docs/policies.md: policies side by side
 // on real and drawn traces in the barrier simulator, what BalanceRoute says they
 // should show, and how good the predictors are; with --tier prefill those of
-// docs/prefill.md. Other traces of the same formats may be given in place of the
+// docs/results/prefill-policies.md. Other traces of the same formats may be given in place of the
 // two embedded ones.
 //
 // The same program gives the same tables to the bit; nothing outside the marked
@@ -27,7 +27,7 @@ import (
 const (
 	document        = "docs/policies.md"
 	scratch         = "out/reproduce.md"
-	prefillDocument = "docs/prefill.md"
+	prefillDocument = "docs/results/prefill-policies.md"
 	prefillScratch  = "out/reproduce-prefill.md"
 )
 

@@ -13,7 +13,7 @@ import (
 	"evenkeel/stats"
 )
 
-// prefillBlocks are the tables of docs/prefill.md.
+// prefillBlocks are the tables of docs/results/prefill-policies.md.
 var prefillBlocks = []report.Block[*book]{
 	{Name: "prefill-claims", Title: "What should be seen", Tables: (*book).prefillClaims},
 	{Name: "prefill-loads", Title: "Policies at four loads", Tables: (*book).prefillLoads},

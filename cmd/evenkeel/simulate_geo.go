@@ -51,7 +51,7 @@ func (c *simulateCmd) simulateGeo(ctx context.Context, std streams) error {
 	return err
 }
 
-// geoTable shows what the tables of docs/geo.md show, and what went wrong.
+// geoTable shows what the tables of docs/results/regions.md show, and what went wrong.
 func geoTable(b *bytes.Buffer, runs []report.Run, seeds int) {
 	w := tabwriter.NewWriter(b, 0, 0, 2, ' ', tabwriter.AlignRight)
 	fmt.Fprintln(w, "policy\ttokens/s\tTTFT mean\tp50\tp90\tp99, ms\tE2E mean, s\tp99\thits\tforwards\tegress, MB\tUSD\tspread\tfell back\tlost\tfailed\tviolations\t")

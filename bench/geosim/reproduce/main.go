@@ -1,4 +1,4 @@
-// Command reproduce writes the tables of docs/geo.md: the claims of both papers
+// Command reproduce writes the tables of docs/results/regions.md: the claims of both papers
 // and our own (C1 to C10 of its table), each with what was measured and whether it
 // reproduces, what forwarding saves in replicas, and what faults break.
 //
@@ -23,7 +23,7 @@ import (
 )
 
 func main() {
-	out := flag.String("out", "docs/geo.md", "document to write")
+	out := flag.String("out", "docs/results/regions.md", "document to write")
 	seeds := flag.Int("seeds", 5, "runs of every arm")
 	only := flag.String("only", "", "comma-separated names of the tables to write: "+strings.Join(report.Names(blocks), ", "))
 	flag.Parse()
