@@ -40,9 +40,8 @@ type chooser struct {
 }
 
 // tryServe chooses a candidate and charges the request to it, in one step: two
-// requests at once never see the same state. The order of the
-// filters is live, circuit, KV gate, tried before, stale, stalled; all but
-// liveness and the gate give way when they would leave no candidate.
+// requests at once never see the same state. The filters stand in serve, in their
+// order. All but liveness and the gate give way when they would leave no candidate.
 //
 // All that are left are scored, the busy ones too. If the best cannot start the
 // request, it waits for that one rather than go to a worse one that is free.
