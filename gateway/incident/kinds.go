@@ -72,7 +72,7 @@ var kinds = map[Kind]kind{
 		next: "Look which side has no engine that answers, and start one.",
 	},
 	Drains: {
-		harm: nothing, alone: true, clients: "Those that are served are answered to their end; new ones go to other proxies.",
+		harm: nothing, alone: true, clients: "Those that are served are answered to their end; new ones go to other proxies.", runbook: "Drains",
 		next: "Wait for the last request, or take the drain back.", command: `curl -s -H "Authorization: Bearer $TOKEN" -X DELETE "$ADMIN/drain"`,
 	},
 	AuditDrift: {
@@ -96,7 +96,7 @@ var kinds = map[Kind]kind{
 		next: "Read the engine's own log; a restart is safe, nothing new is sent there.", command: workers,
 	},
 	EngineDrains: {
-		harm: nothing, family: "drains", many: "engines drain", clients: "Nothing, as long as the other engines can take their load.",
+		harm: nothing, family: "drains", many: "engines drain", clients: "Nothing, as long as the other engines can take their load.", runbook: "Drains",
 		next: "Restart it when nothing runs there any more, then take the drain back.", command: undrain,
 	},
 	EngineAmiss: {
@@ -136,7 +136,7 @@ var kinds = map[Kind]kind{
 		next: "Add prefill ranks, or free the KV of one that is full.",
 	},
 	PoolLate: {
-		harm: waiting, effect: true, many: "models have finished prefills that wait too long for a decode rank", clients: "They wait for their first token; who waits too long gets an error.", runbook: "EvenkeelDecodeBacklog", command: workers,
+		harm: waiting, effect: true, many: "models have finished prefills that wait too long for a decode rank", clients: "They wait for their first token; those that wait too long get an error.", runbook: "EvenkeelDecodeBacklog", command: workers,
 		next: "See which ranks are down, drain or are full, and add decode ranks.",
 	},
 	PolicySlow: {
@@ -156,7 +156,7 @@ var kinds = map[Kind]kind{
 		next: "Set kv_tokens of the engine to what its cache really holds.",
 	},
 	RanksDrain: {
-		harm: nothing, family: "drains", many: "groups have ranks that drain", clients: "Nothing, as long as the other ranks can take their load.", command: drains,
+		harm: nothing, family: "drains", many: "groups have ranks that drain", clients: "Nothing, as long as the other ranks can take their load.", runbook: "Drains", command: drains,
 		next: "Wait until they are empty. They still take part in the steps of their group.",
 	},
 	PeerDown: {

@@ -49,7 +49,7 @@ func TestModulesOfThePage(t *testing.T) {
 		{"strip.js", "[[44, 1044, 900000], [540, 1044, 900000], [1036, 1044, 900000], [0, 1044, 900000]].map((a) => m.momentAt(...a))", `[0,450000,null,0]`},
 		{"strip.js", "[m.stepped(null, -5000, 1e6), m.stepped(999000, 5000, 1e6), m.stepped(101000, -5000, 1e6)]", `[995000,null,100000]`},
 		{"verdict.js", "[m.entryOf('# R\\n\\n## A\\n\\none\\n\\n## B\\ntwo', 'A'), m.entryOf('\\n## B\\ntwo', 'B'), m.entryOf('', 'C')]", `["one","two",""]`},
-		{"verdict.js", "m.blocks('**Means** a `code` [link](x.md).\\n\\n1. one\\n2. *two*').map((e) => e.tagName + e.textContent)", `["PMeans a code link.","OLonetwo"]`},
+		{"verdict.js", "m.blocks('**Means** a `code` [link](x.md).\\n\\n1. one\\n   more\\n2. *two*').map((e) => e.tagName + e.textContent)", `["PMeans a code link.","OLone moretwo"]`},
 		{"requests.js", "[m.query({ find: '', outcome: '' }), m.query({ find: ' ab ', outcome: 'failed', slow: '500' }), m.query({ outcome: 'running' }), m.query({ find: '  ', key: ' ' })]", `["","/decisions?brief=1&n=200&find=ab&outcome=failed&slow_ms=500","/decisions?brief=1&n=200&running=1",""]`},
 		{"requests.js", "m.bars({ attempts: [{ n: 1, at_ms: 5, state: 'ended', waits_ms: { queue: 10, pool: 2 } }, { n: 2, at_ms: 20, since_ms: 30, state: 'pool', waits_ms: { prefill: 10 } }] }, 35.5).map((b) => [b.n, b.name, b.from, b.ms])", `[[1,"queue",5,10],[1,"pool",15,2],[2,"prefill",20,10],[2,"pool",30,5.5]]`},
 		{"requests.js", "m.runnerUp([{ name: 'a', score: 5, chosen: true }, { name: 'b', score: 9 }, { name: 'c', score: null }], true)", `"a scored 5.00; the runner-up b 9.00, worse by 4.00 (less is better)"`},

@@ -81,10 +81,10 @@ export function entryOf(text, name) {
   return (to < 0 ? rest : rest.slice(0, to)).trim();
 }
 
-// blocks are an entry's paragraphs and lists, as elements.
+// blocks are an entry's paragraphs and lists, as elements. An indented line goes on with the one before.
 export function blocks(text) {
   return text.split(/\n\s*\n/).flatMap((block) => {
-    const lines = block.split('\n'), items = lines.filter((l) => /^\d+\. /.test(l)), before = lines.filter((l) => !/^\d+\. /.test(l)).join(' ');
+    const lines = block.replace(/\n +/g, ' ').split('\n'), items = lines.filter((l) => /^\d+\. /.test(l)), before = lines.filter((l) => !/^\d+\. /.test(l)).join(' ');
     return [...(before ? [el('p', null, ...inline(before))] : []), ...(items.length ? [el('ol', null, ...items.map((l) => el('li', null, ...inline(l.replace(/^\d+\. /, '')))))] : [])];
   });
 }
