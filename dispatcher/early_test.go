@@ -55,7 +55,7 @@ func TestAStartIsToldUntilTheFirstEvent(t *testing.T) {
 		other := put(2, 0)
 		require.Equal(t, []int32{0, 9}, []int32{<-starts, <-starts})
 		require.NoError(t, testutil.CollectAndCompare(gauges{d}, strings.NewReader(`
-# HELP evenkeel_rank_bound Requests on the rank that were bound before their prefill and have no event yet. Only ranks that are bound so early have the series.
+# HELP evenkeel_rank_bound Requests on the rank that were bound before their prefill and have no event yet. Only ranks whose connector binds so early have this series.
 # TYPE evenkeel_rank_bound gauge
 evenkeel_rank_bound{group="main",rank="d0"} 2
 `), bound()))

@@ -16,41 +16,41 @@ type gauges struct{ d *Dispatcher }
 
 var (
 	rankLabels     = []string{"group", "rank"}
-	descKVTokens   = prometheus.NewDesc("evenkeel_rank_kv_tokens", "KV tokens that the requests of this proxy hold on the rank, by its own count. A rank whose engine is down has no series.", rankLabels, nil)
-	descCapacity   = prometheus.NewDesc("evenkeel_rank_kv_capacity_tokens", "KV tokens that the rank has room for, as configured or as its engine says. A rank of which nobody knows has no series.", rankLabels, nil)
-	descSlots      = prometheus.NewDesc("evenkeel_rank_slots", "Slots of the rank by state: used by requests of this proxy, and free for more. A rank that takes nothing new has no free slots.", append(rankLabels, "state"), nil)
-	descRunning    = prometheus.NewDesc("evenkeel_rank_running", "Requests on the rank whose first event this proxy has seen.", rankLabels, nil)
-	descBeyond     = prometheus.NewDesc("evenkeel_rank_beyond_slots", "Requests in the queue of the rank's engine: sent ahead of a slot that comes free, or bound at their hand-offs' deadlines although the rank had no slot or no KV room for them.", rankLabels, nil)
-	descBound      = prometheus.NewDesc("evenkeel_rank_bound", "Requests on the rank that were bound before their prefill and have no event yet. Only ranks that are bound so early have the series.", rankLabels, nil)
-	descOrphans    = prometheus.NewDesc("evenkeel_bind_orphan_tokens", "KV tokens of requests that left the rank before their prefill had written them, which its engine may keep until it restarts. Only ranks that are bound before the prefill have the series.", rankLabels, nil)
-	descImbalance  = prometheus.NewDesc("evenkeel_imbalance_tokens", "Sum over the ranks of the group whose engine is not down: the largest KV load less their own.", rankLabels[:1], nil)
-	descIdle       = prometheus.NewDesc("evenkeel_idle_share_ratio", "Imbalance divided by the number of ranks whose engine is not down, times the largest load: the share of a step that ranks wait for the fullest one.", rankLabels[:1], nil)
-	descPool       = prometheus.NewDesc("evenkeel_pool_entries", "Requests that wait for a decode rank: their prefill has finished, or waits for the rank.", nil, nil)
-	descPoolOldest = prometheus.NewDesc("evenkeel_pool_oldest_seconds", "Longest time that any finished prefill in the pool has waited.", nil, nil)
+	descKVTokens   = prometheus.NewDesc("evenkeel_rank_kv_tokens", "KV tokens that the requests of this proxy hold on the rank, by the proxy's own count: the prompts, and what their streams brought so far. A rank whose engine is down has no series of evenkeel_rank_*.", rankLabels, nil)
+	descCapacity   = prometheus.NewDesc("evenkeel_rank_kv_capacity_tokens", "KV tokens that the rank has room for, as configured or as its engine says. If neither is known, there is no series.", rankLabels, nil)
+	descSlots      = prometheus.NewDesc("evenkeel_rank_slots", "Slots of the rank, by state. used can be above the configured slots under an immediate policy, and by a few where requests are sent ahead of slots that come free. free is 0 on a rank that takes nothing new, because it drains or its engine is out.", append(rankLabels, "state"), nil)
+	descRunning    = prometheus.NewDesc("evenkeel_rank_running", "Requests on the rank whose first event has come. The others still pull their KV.", rankLabels, nil)
+	descBeyond     = prometheus.NewDesc("evenkeel_rank_beyond_slots", "Requests in the queue of the rank's engine. They were sent ahead of a slot that comes free, or they were bound at their hand-offs' deadlines although the rank had no slot or no KV room for them (dispatch.beyond_slots). They are among the used slots.", rankLabels, nil)
+	descBound      = prometheus.NewDesc("evenkeel_rank_bound", "Requests on the rank that were bound before their prefill and have no event yet. Only ranks whose connector binds so early have this series.", rankLabels, nil)
+	descOrphans    = prometheus.NewDesc("evenkeel_bind_orphan_tokens", "KV tokens of requests that left the rank before their prefill had written them. The engine may keep them until it restarts. The proxy does not use this room until the engine's process is another one, or its gauges show that less is in use.", rankLabels, nil)
+	descImbalance  = prometheus.NewDesc("evenkeel_imbalance_tokens", "Sum over the group's ranks whose engine is not down of the largest KV load less the rank's own.", rankLabels[:1], nil)
+	descIdle       = prometheus.NewDesc("evenkeel_idle_share_ratio", "evenkeel_imbalance_tokens divided by the number of ranks times the largest load: the share of a step that ranks wait for the fullest rank.", rankLabels[:1], nil)
+	descPool       = prometheus.NewDesc("evenkeel_pool_entries", "Requests that wait for a decode rank. Their prefill has finished, or it waits for the rank.", nil, nil)
+	descPoolOldest = prometheus.NewDesc("evenkeel_pool_oldest_seconds", "Longest time that one of the requests in the pool has waited.", nil, nil)
 	descDriftSlots = describeDrift("slots")
 	descDriftKV    = describeDrift("kv_tokens")
 
-	descHeld   = prometheus.NewDesc("evenkeel_held_entries", "Entries the policy held back in its last round though they had a slot.", rankLabels[:1], nil)
-	descStep   = prometheus.NewDesc("evenkeel_step_seconds", "Time between two steps of the group, as its streams tell.", rankLabels[:1], nil)
-	descLost   = prometheus.NewDesc("evenkeel_step_lost_ratio", "Share of a step lost to imbalance, by the step model.", rankLabels[:1], nil)
-	descC0     = prometheus.NewDesc("evenkeel_step_model_c0_seconds", "Step model: time of a step whatever the load.", modelLabels, nil)
-	descC1     = prometheus.NewDesc("evenkeel_step_model_c1_seconds", "Step model: time a KV token of the fullest rank adds to a step.", modelLabels, nil)
-	descR2     = prometheus.NewDesc("evenkeel_step_model_r2_ratio", "Share of the variance of step times that the learned step model explains; it is used from 0.3 on.", rankLabels[:1], nil)
-	descBudget = prometheus.NewDesc("evenkeel_tick_budget_evaluations", "Evaluations the policy may spend on the next tick.", rankLabels[:1], nil)
+	descHeld   = prometheus.NewDesc("evenkeel_held_entries", "Requests that the policy held back in its last round, although they had a slot.", rankLabels[:1], nil)
+	descStep   = prometheus.NewDesc("evenkeel_step_seconds", "Time between two steps of the group, as measured from its streams.", rankLabels[:1], nil)
+	descLost   = prometheus.NewDesc("evenkeel_step_lost_ratio", "Share of a step that is lost to imbalance, by the step model. There is no series while there is no step model.", rankLabels[:1], nil)
+	descC0     = prometheus.NewDesc("evenkeel_step_model_c0_seconds", "Step model: the part of a step's time that does not depend on the load.", modelLabels, nil)
+	descC1     = prometheus.NewDesc("evenkeel_step_model_c1_seconds", "Step model: the time that one KV token of the fullest rank adds to a step.", modelLabels, nil)
+	descR2     = prometheus.NewDesc("evenkeel_step_model_r2_ratio", "Share of the variance of step times that the learned step model explains. The model is used from 0.3 on.", rankLabels[:1], nil)
+	descBudget = prometheus.NewDesc("evenkeel_tick_budget_evaluations", "Evaluations that the policy may spend on the next tick.", rankLabels[:1], nil)
 
-	descPairs = prometheus.NewDesc("evenkeel_pairs_quarantined", "Pairs of prefiller and decode engine whose hand-offs fail though both serve others.", nil, nil)
+	descPairs = prometheus.NewDesc("evenkeel_pairs_quarantined", "Pairs of a prefill and a decode engine whose hand-offs fail although both serve with other engines.", nil, nil)
 
-	descTwinStep  = prometheus.NewDesc("evenkeel_twin_step_seconds", "Mean time of a step of the last minutes, over all groups of the model, as they are replayed under a policy; the policy in force is among them.", shadowLabels, nil)
-	descTwinError = prometheus.NewDesc("evenkeel_twin_error_ratio", "By what share of a step the replay under the policy in force may be wrong: twice the deviation from the steps that the engines really made. No smaller difference is counted as saved or lost.", rankLabels[:1], nil)
-	descTwinAge   = prometheus.NewDesc("evenkeel_twin_age_seconds", "Time since the end of the minutes that were replayed last.", rankLabels[:1], nil)
-	descTwinSaved = prometheus.NewDesc("evenkeel_twin_saved_seconds_total", "Time of steps that the policy in force saved against another one, as replays tell; differences no larger than the error of the replay are not counted.", againstLabels, nil)
-	descTwinLost  = prometheus.NewDesc("evenkeel_twin_lost_seconds_total", "Time of steps that the policy in force lost against another one, as replays tell; differences no larger than the error of the replay are not counted.", againstLabels, nil)
+	descTwinStep  = prometheus.NewDesc("evenkeel_twin_step_seconds", "Mean time of a step of the last minutes, over all groups of the model, as the twin replays them under a policy. The policy in force is among them (what the twin is).", shadowLabels, nil)
+	descTwinError = prometheus.NewDesc("evenkeel_twin_error_ratio", "Share of a step by which the replay under the policy in force may be wrong. It is twice the deviation from the steps that the engines really made. Smaller differences do not count as saved or lost.", rankLabels[:1], nil)
+	descTwinAge   = prometheus.NewDesc("evenkeel_twin_age_seconds", "Time since the end of the minutes that the twin replayed last.", rankLabels[:1], nil)
+	descTwinSaved = prometheus.NewDesc("evenkeel_twin_saved_seconds_total", "Time of steps that the policy in force saved against another policy, by the twin's replays. Each step counts once. Differences no larger than the error of the replay do not count.", againstLabels, nil)
+	descTwinLost  = prometheus.NewDesc("evenkeel_twin_lost_seconds_total", "Time of steps that the policy in force lost against another policy, by the twin's replays. Each step counts once. Differences no larger than the error of the replay do not count.", againstLabels, nil)
 
-	descOutputs  = prometheus.NewDesc("evenkeel_predictor_outputs", "Finished outputs that predictions come from.", predictorLabels, nil)
-	descBrier    = prometheus.NewDesc("evenkeel_predictor_brier", "Mean squared error of the probabilities used: will the request end within the horizon.", predictorLabels, nil)
+	descOutputs  = prometheus.NewDesc("evenkeel_predictor_outputs", "Finished answers that predictions come from.", predictorLabels, nil)
+	descBrier    = prometheus.NewDesc("evenkeel_predictor_brier", "Mean squared error of the probabilities that were used for the question whether the request ends within the horizon.", predictorLabels, nil)
 	descAUC      = prometheus.NewDesc("evenkeel_predictor_auc", "Probability that a request that ended within the horizon had been given a larger probability than one that did not.", predictorLabels, nil)
-	descMAE      = prometheus.NewDesc("evenkeel_predictor_mae_tokens", "Mean error of the remaining length predicted, of requests that ended within the horizon.", predictorLabels, nil)
-	descDrift    = prometheus.NewDesc("evenkeel_predictor_drift_ratio", "Largest difference between the distributions of the last 256 outputs and of the table in force (against table) or the fit file (against fit).", append(predictorLabels, "against"), nil)
+	descMAE      = prometheus.NewDesc("evenkeel_predictor_mae_tokens", "Mean error of the predicted remaining length, for requests that ended within the horizon.", predictorLabels, nil)
+	descDrift    = prometheus.NewDesc("evenkeel_predictor_drift_ratio", "Largest difference between two distributions: that of the last 256 outputs, and that of the table in force (against table) or of the fit file (against fit).", append(predictorLabels, "against"), nil)
 	descDriftMax = prometheus.NewDesc("evenkeel_predictor_drift_critical_ratio", "Drift that chance alone exceeds once in a thousand times.", append(predictorLabels, "against"), nil)
 )
 
@@ -63,7 +63,7 @@ var (
 // describeDrift fixes the kind, because the prefill tier exports the same
 // metric for its own.
 func describeDrift(kind string) *prometheus.Desc {
-	return prometheus.NewDesc("evenkeel_audit_drift", "Charged minus released minus held; anything but 0 is a bug.", nil, prometheus.Labels{"kind": kind})
+	return prometheus.NewDesc("evenkeel_audit_drift", "Load that was charged, less load that was released, less load that is held, by the proxy's own accounts. A hand-off counts as drift if its request has ended without giving it back. Any value but 0 is a bug in evenkeel.", nil, prometheus.Labels{"kind": kind})
 }
 
 // Describe implements prometheus.Collector.

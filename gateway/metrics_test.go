@@ -18,8 +18,8 @@ import (
 
 // documented is a row of docs/metrics.md: name, type, labels, unit, meaning.
 type documented struct {
-	kind, unit string
-	labels     map[string][]string // with the values they can have, where those are few
+	kind, unit, meaning string
+	labels              map[string][]string // with the values they can have, where those are few
 }
 
 func metricsDoc(t *testing.T) map[string]documented {
@@ -39,7 +39,7 @@ func metricsDoc(t *testing.T) map[string]documented {
 		require.Len(t, cells, 5, "name, type, labels, unit, meaning: %s", line)
 		require.NotContains(t, rows, name, "twice")
 		require.NotEmpty(t, cells[4], name)
-		row := documented{kind: cells[1], unit: cells[3], labels: map[string][]string{}}
+		row := documented{kind: cells[1], unit: cells[3], meaning: strings.ReplaceAll(link.ReplaceAllString(cells[4], "$1"), "`", ""), labels: map[string][]string{}}
 		for _, l := range label.FindAllStringSubmatch(cells[2], -1) {
 			row.labels[l[1]] = strings.FieldsFunc(l[2], func(r rune) bool { return r == ',' || r == ' ' })
 		}
@@ -49,6 +49,8 @@ func metricsDoc(t *testing.T) map[string]documented {
 }
 
 var label = regexp.MustCompile("`([a-z_]+)`(?:: ([a-z0-9_., ]+))?")
+
+var link = regexp.MustCompile(`\[([^\]]*)\]\([^)]*\)`)
 
 var desc = regexp.MustCompile(`fqName: "([^"]+)".*constLabels: {([^}]*)}, variableLabels: {([^}]*)}`)
 
@@ -98,7 +100,7 @@ func (c *cluster) described() map[string][]string {
 	return exists
 }
 
-// asDocumented holds labels, units, types and values against their rows.
+// asDocumented holds labels, units, types, values and help texts against their rows.
 func (c *cluster) asDocumented(exists map[string][]string, docs map[string]documented) {
 	t := c.T
 	for name, labels := range exists {
@@ -117,6 +119,7 @@ func (c *cluster) asDocumented(exists map[string][]string, docs map[string]docum
 			continue
 		}
 		require.Equal(t, strings.ToLower(f.GetType().String()), row.kind, f.GetName())
+		require.Equal(t, row.meaning, f.GetHelp(), "%s: the page and the help text say the same", f.GetName())
 		for _, m := range f.GetMetric() {
 			for _, l := range m.GetLabel() {
 				if values := row.labels[l.GetName()]; len(values) > 0 {

@@ -52,37 +52,37 @@ func newMetrics(policies []string) *metrics {
 	}
 	m := &metrics{
 		decisions: prometheus.NewCounterVec(counter("prefill_decisions_total",
-			"Prefiller choices by policy, and whether it chose, had only one candidate, or sent a canary."), []string{"policy", "reason"}),
+			"Choices of a prefill engine. policy: the policy chose. only: there was one candidate. canary: a trial probe. affinity: its session was there. fallback: no score was a number, so lmetric chose."), []string{"policy", "reason"}),
 		decisionSeconds: prometheus.NewHistogram(histogram("prefill_decision_seconds",
-			"Time to choose a prefiller and charge it.", prometheus.ExponentialBucketsRange(1e-6, 1e-2, 13))),
+			"Time to choose a prefill engine and charge it.", prometheus.ExponentialBucketsRange(1e-6, 1e-2, 13))),
 		canaries: prometheus.NewCounterVec(counter("prefill_canaries_total",
-			"Probes sent through a KV gate that only orphans keep closed."), []string{"candidate", "outcome"}),
+			"Probes that were sent to an engine whose KV gate only orphans keep closed."), []string{"candidate", "outcome"}),
 		probeSeconds: prometheus.NewHistogramVec(histogram("prefill_probe_seconds",
-			"Time from the choice of a prefiller to the end of its probe.", prometheus.ExponentialBuckets(0.005, 2, 16)), []string{"candidate", "outcome"}),
+			"Time from the choice of a prefill engine to the end of the probe.", prometheus.ExponentialBuckets(0.005, 2, 16)), []string{"candidate", "outcome"}),
 		queueWait: prometheus.NewHistogram(histogram("prefill_queue_wait_seconds",
-			"Time in the arrival queue of requests that got a prefiller.", prometheus.ExponentialBuckets(0.0001, 3, 13))),
+			"Time in the arrival queue of requests that got an engine.", prometheus.ExponentialBuckets(0.0001, 3, 13))),
 		displaced: prometheus.NewCounter(counter("prefill_queue_displaced_total",
-			"Requests that left a full arrival queue for one of a higher priority, or of a key that had fewer there.")),
+			"Requests that left a full arrival queue with a 429, for a request of a higher priority or of a key that had fewer there.")),
 		attempts: prometheus.NewCounterVec(counter("prefill_attempts_total",
-			"Probes by how they ended: answered, failed, lost (written, no answer), dropped (client left or request refused)."), []string{"outcome"}),
+			"Probes, by how they ended. lost: written and never answered. dropped: the client left, or the engine refused the request."), []string{"outcome"}),
 		filterSkipped: prometheus.NewCounterVec(counter("prefill_filter_skipped_total",
-			"Advisory filters that would have left no candidate."), []string{"filter"}),
+			"Choices in which a filter was ignored because it would have left no candidate."), []string{"filter"}),
 		policyErrors: prometheus.NewCounterVec(counter("prefill_policy_errors_total",
-			"Candidates whose score was no finite number, and so ranked last."), []string{"policy"}),
+			"Candidates whose score was not a finite number, for example after a division by 0. They ranked last."), []string{"policy"}),
 		budgetExhausted: prometheus.NewCounter(counter("prefill_retry_budget_exhausted_total",
-			"Retries refused because retries are too large a share of all requests.")),
+			"Retries that were refused because retries are too large a share of all requests (prefill.retry.budget).")),
 		misprediction: prometheus.NewHistogramVec(histogram("prefix_misprediction_tokens",
-			"How far the hit that was predicted is from what the engine found, where it is at all.", prometheus.ExponentialBuckets(16, 2, 14)), []string{"direction"}),
+			"Difference between the predicted and the actual cache hits of a prompt, where there is one.", prometheus.ExponentialBuckets(16, 2, 14)), []string{"direction"}),
 		hotFiltered: prometheus.NewCounter(counter("hotspot_filtered_requests_total",
-			"Requests that were kept off the prefillers that hold their prefix.")),
+			"Requests that were kept off the engines that hold their prefix.")),
 		hotTransitions: prometheus.NewCounterVec(counter("hotspot_transitions_total",
-			"Changes of state of request classes."), []string{"to"}),
+			"Changes of state of request classes. Each is logged with the class's share and its engines."), []string{"to"}),
 		affinity: prometheus.NewCounterVec(counter("affinity_total",
-			"Requests of a session, by whether they went where it was last."), []string{"outcome"}),
+			"Requests of a session, by whether they went to the engine of the session's last request."), []string{"outcome"}),
 		shadowDisagreements: prometheus.NewCounterVec(counter("prefill_shadow_disagreements_total",
-			"Choices that a shadow policy would have made otherwise."), []string{"policy"}),
+			"Choices that a policy of prefill.shadow would have made otherwise."), []string{"policy"}),
 		shadowRegret: prometheus.NewHistogramVec(histogram("prefill_shadow_regret_ratio",
-			"How much worse the choice scores than a shadow policy's own, by that policy, as a share of its own.", prometheus.ExponentialBuckets(0.01, 2, 12)), []string{"policy"}),
+			"How much worse the choice scores by a shadow policy than that policy's own choice, as a share of its own score.", prometheus.ExponentialBuckets(0.01, 2, 12)), []string{"policy"}),
 	}
 	m.createSeries(policies)
 	return m
@@ -186,38 +186,38 @@ func describe(name, help string, labels ...string) *prometheus.Desc {
 }
 
 var (
-	candidatesDesc = describe("prefill_candidates", "Prefill candidates by state.", "state")
-	inflightDesc   = describe("prefill_inflight_requests", "Our unanswered probes.", "candidate")
-	newTokensDesc  = describe("prefill_queued_new_tokens", "Tokens that our unanswered probes compute, cache hits aside.", "candidate")
-	heldDesc       = describe("prefill_held_tokens", "Prompt tokens of hand-offs that hold KV, by where they are.", "candidate", "state")
-	usageDesc      = describe("prefill_kv_usage_ratio", "Share of the KV cache in use, by our accounts and by the engine.", "candidate", "source")
+	candidatesDesc = describe("prefill_candidates", "Prefill ranks, by state. closed: the KV gate is closed. out: the circuit breaker is open. unknown: the engine has not named its models yet.", "state")
+	inflightDesc   = describe("prefill_inflight_requests", "Probes that have no answer yet.", "candidate")
+	newTokensDesc  = describe("prefill_queued_new_tokens", "Tokens that the unanswered probes compute: their prompts less the cache hits.", "candidate")
+	heldDesc       = describe("prefill_held_tokens", "Prompt tokens whose KV the engine holds for hand-offs, by where the hand-offs are. orphan: no decode engine will fetch it.", "candidate", "state")
+	usageDesc      = describe("prefill_kv_usage_ratio", "Share of the KV cache in use. own: by the proxy's own accounts. scraped: by the engine's gauge. There is no scraped series while the gauge cannot be read.", "candidate", "source")
 	gateDesc       = describe("prefill_gate_open", "1 while new probes may be sent.", "candidate")
-	staleDesc      = describe("prefill_gauges_stale", "1 while an engine does not tell its gauges: the proxy uses its own accounts, and prefers engines that tell their gauges.", "candidate")
-	missesDesc     = describe("prefill_scrape_misses_total", "Scrapes of a prefill engine's gauges that failed or came too late.", "candidate")
-	handoffsDesc   = describe("handoffs", "Hand-offs that hold KV on a prefiller, by where they are.", "state")
-	queueDesc      = describe("prefill_queue_requests", "Requests in the arrival queue by priority, retries not counted.", "priority")
-	expiredDesc    = describe("handoffs_expired_total", "Hand-offs whose engine freed their KV by its own timeout.")
-	misusesDesc    = describe("prefill_double_releases_total", "Calls on a lease after its last one; any is a bug.")
-	promptDesc     = describe("prefix_prompt_tokens_total", "Prompt tokens of requests that got a prefiller.")
-	hitDesc        = describe("prefix_hit_tokens_total", "Of them, in the prefix cache: as predicted, and as engines counted.", "source")
-	feedbackDesc   = describe("prefix_feedback_available", "1 where engines say how much of a prompt they found in their cache.", "model")
+	staleDesc      = describe("prefill_gauges_stale", "1 while an engine's gauges cannot be read. The proxy uses its own accounts then, and prefers engines whose gauges it can read.", "candidate")
+	missesDesc     = describe("prefill_scrape_misses_total", "Scrapes of a prefill engine's gauges that failed or took longer than prefill.scrape.timeout.", "candidate")
+	handoffsDesc   = describe("handoffs", "Hand-offs whose KV prefill engines hold, by where they are. orphan: no decode engine will fetch it, so it stays until the engine's timeout.", "state")
+	queueDesc      = describe("prefill_queue_requests", "Requests in the arrival queue, by priority. Each leg of a request counts. Retries do not count.", "priority")
+	expiredDesc    = describe("handoffs_expired_total", "Hand-offs whose engine freed their KV at its own timeout.")
+	misusesDesc    = describe("prefill_double_releases_total", "Calls on the lease of a prefill after its last call. The call changes nothing, but it is a bug in evenkeel.")
+	promptDesc     = describe("prefix_prompt_tokens_total", "Prompt tokens of requests that got a prefill engine.")
+	hitDesc        = describe("prefix_hit_tokens_total", "Prompt tokens in the engine's prefix cache. predicted: by the proxy's index. actual: by the engines' own count.", "source")
+	feedbackDesc   = describe("prefix_feedback_available", "1 if the model's engines report cached tokens. If 0, start them with --enable-prompt-tokens-details.", "model")
 	indexBytesDesc = describe("prefix_index_bytes", "Memory of the prefix index.")
 	entriesDesc    = describe("prefix_index_entries", "Blocks in the prefix index.")
-	evictionsDesc  = describe("prefix_index_evictions_total", "Claims of prefillers on blocks that were dropped.", "reason")
-	ratioDesc      = describe("prefix_bytes_per_token", "Bytes of rendered prompt a token, as learned.", "model")
-	tpDesc         = describe("calibration_prefill_seconds_per_token", "Fitted time of a new prompt token.", "model", "hardware")
-	t0Desc         = describe("calibration_intercept_seconds", "Fitted time of a prefill without new tokens.", "model", "hardware")
-	r2Desc         = describe("calibration_r2_ratio", "Share of prefill times that the fit explains.", "model", "hardware")
-	hotDesc        = describe("hotspot_classes", "Classes of requests that ask for more than the prefillers that hold their prefix.", "state")
-	suspectDesc    = describe("prefix_capacity_suspect", "1 where an engine's prefix cache looks smaller or larger than its capacity says.", "candidate", "holds")
-	offDesc        = describe("prefix_misprediction_ratio", "Predicted hit tokens that were not there and those there that were not predicted, as a share of the predicted, lately.")
-	preciseDesc    = describe("kv_events_precise", "1 while a candidate's KV events can be relied on, 0 while its cache is known from answers alone.", "candidate")
+	evictionsDesc  = describe("prefix_index_evictions_total", "Blocks of one engine that the index dropped. bytes: the index had no memory. capacity: the engine cannot hold more. ttl: the outcome stayed unknown. removed: the engine said so, or restarted. cold: a gap in its events. failed: the probe failed.", "reason")
+	ratioDesc      = describe("prefix_bytes_per_token", "Bytes of a rendered prompt per token, as learned.", "model")
+	tpDesc         = describe("calibration_prefill_seconds_per_token", "Fitted time of a new prompt token. hardware is the profile.", "model", "hardware")
+	t0Desc         = describe("calibration_intercept_seconds", "Fitted time of a prefill without new tokens. hardware is the profile.", "model", "hardware")
+	r2Desc         = describe("calibration_r2_ratio", "Share of the prefill times that the fit explains.", "model", "hardware")
+	hotDesc        = describe("hotspot_classes", "Classes of requests that ask for more than the engines that hold their prefix can give. filter: kept off these engines.", "state")
+	suspectDesc    = describe("prefix_capacity_suspect", "1 if the engine's prefix cache holds less or more than its capacity says: more than a fifth of the predicted hits were not there, or more than a fifth of the hits were not predicted because the index had forgotten them. Logged once, with the shares.", "candidate", "holds")
+	offDesc        = describe("prefix_misprediction_ratio", "Predicted hits that were not there, plus hits that were not predicted, as a share of the predicted tokens, of recent prompts. Above 0.1, the capacity, the block size or the token counts of prompts are wrong.")
+	preciseDesc    = describe("kv_events_precise", "1 while a candidate's KV events can be relied on. 0: not connected, not readable, or 30 s of answers without an event. Then its cache is known from answers alone.", "candidate")
 	batchesDesc    = describe("kv_events_batches_total", "Batches of KV events that were taken in.", "candidate")
-	gapsDesc       = describe("kv_events_gaps_total", "Gaps in KV events: made good by a replay, or not, so that all that was known of the candidate was dropped.", "candidate", "result")
+	gapsDesc       = describe("kv_events_gaps_total", "Gaps in the numbers of KV events. replayed: the engine sent them again. cold: it could not, and all that was known of its cache was dropped.", "candidate", "result")
 	unreadableDesc = describe("kv_events_decode_errors_total", "Batches and events that could not be read.", "candidate")
-	lagDesc        = describe("kv_events_lag_seconds", "Age of the last batch when it was taken in, by the engine's clock.", "candidate")
+	lagDesc        = describe("kv_events_lag_seconds", "Age of the last batch of KV events when it was taken in, by the engine's clock.", "candidate")
 	driftDesc      = prometheus.NewDesc("evenkeel_audit_drift",
-		"Charged minus released minus held; anything but 0 is a bug.", nil, prometheus.Labels{"kind": "handoffs"})
+		"Load that was charged, less load that was released, less load that is held, by the proxy's own accounts. A hand-off counts as drift if its request has ended without giving it back. Any value but 0 is a bug in evenkeel.", nil, prometheus.Labels{"kind": "handoffs"})
 )
 
 // Describe implements prometheus.Collector.

@@ -26,18 +26,18 @@ func TestStatesAreReadFromTheAccounts(t *testing.T) {
 		acquire(t, tier, Request{PromptTokens: 85_000}).Failed(true, time.Minute)
 
 		require.NoError(t, testutil.GatherAndCompare(r, strings.NewReader(`
-# HELP evenkeel_audit_drift Charged minus released minus held; anything but 0 is a bug.
+# HELP evenkeel_audit_drift Load that was charged, less load that was released, less load that is held, by the proxy's own accounts. A hand-off counts as drift if its request has ended without giving it back. Any value but 0 is a bug in evenkeel.
 # TYPE evenkeel_audit_drift gauge
 evenkeel_audit_drift{kind="handoffs"} 0
-# HELP evenkeel_handoffs Hand-offs that hold KV on a prefiller, by where they are.
+# HELP evenkeel_handoffs Hand-offs whose KV prefill engines hold, by where they are. orphan: no decode engine will fetch it, so it stays until the engine's timeout.
 # TYPE evenkeel_handoffs gauge
 evenkeel_handoffs{state="dispatched"} 2
 evenkeel_handoffs{state="orphan"} 1
 evenkeel_handoffs{state="pooled"} 1
-# HELP evenkeel_handoffs_expired_total Hand-offs whose engine freed their KV by its own timeout.
+# HELP evenkeel_handoffs_expired_total Hand-offs whose engine freed their KV at its own timeout.
 # TYPE evenkeel_handoffs_expired_total counter
 evenkeel_handoffs_expired_total 0
-# HELP evenkeel_prefill_candidates Prefill candidates by state.
+# HELP evenkeel_prefill_candidates Prefill ranks, by state. closed: the KV gate is closed. out: the circuit breaker is open. unknown: the engine has not named its models yet.
 # TYPE evenkeel_prefill_candidates gauge
 evenkeel_prefill_candidates{state="closed"} 1
 evenkeel_prefill_candidates{state="down"} 1
@@ -45,7 +45,7 @@ evenkeel_prefill_candidates{state="open"} 0
 evenkeel_prefill_candidates{state="out"} 0
 evenkeel_prefill_candidates{state="removed"} 0
 evenkeel_prefill_candidates{state="unknown"} 1
-# HELP evenkeel_prefill_held_tokens Prompt tokens of hand-offs that hold KV, by where they are.
+# HELP evenkeel_prefill_held_tokens Prompt tokens whose KV the engine holds for hand-offs, by where the hand-offs are. orphan: no decode engine will fetch it.
 # TYPE evenkeel_prefill_held_tokens gauge
 evenkeel_prefill_held_tokens{candidate="a",state="dispatched"} 7000
 evenkeel_prefill_held_tokens{candidate="a",state="orphan"} 85000

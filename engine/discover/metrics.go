@@ -34,12 +34,12 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 		return with.NewCounterVec(prometheus.CounterOpts{Name: "evenkeel_discovery_" + name, Help: help}, labels)
 	}
 	return &metrics{
-		engines: gauge("engines", "Engines that a source tells of, by what they are to us.", "source", "state"),
-		answers: counter("answers_total", "What sources told, by outcome: used, or failed, which leaves the last list in force.", "source", "outcome"),
-		at:      gauge("last_answer_timestamp_seconds", "When the source last told a list that was used.", "source"),
-		stale:   gauge("stale", "1 while the source fails and what it told before stays in force.", "source"),
-		changes: counter("changes_total", "What discovery told the fleet.", "source", "change"),
-		probes:  counter("probes_total", "Engines that were tried before their first request, by how they did.", "role", "outcome"),
+		engines: gauge("engines", "Engines that the source lists. away: gets no new work, because it is not ready or is leaving. trying: its trial runs. unfit: it failed the trial. listed: it is also in engines of the config and is left alone.", "source", "state"),
+		answers: counter("answers_total", "Lists that a source sent. A failed one changes nothing.", "source", "outcome"),
+		at:      gauge("last_answer_timestamp_seconds", "Unix time of the last list that was used.", "source"),
+		stale:   gauge("stale", "1 while the source fails and its last list stays in force.", "source"),
+		changes: counter("changes_total", "Changes that a source made to the engines in use.", "source", "change"),
+		probes:  counter("probes_total", "Trials of engines before their first request.", "role", "outcome"),
 	}
 }
 

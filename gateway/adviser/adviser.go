@@ -174,13 +174,13 @@ func (a *Adviser) boardOfCandidate(c *prefill.CandidateStatus, boards map[string
 
 var (
 	adviceModel       = []string{"model"}
-	descAdvice        = prometheus.NewDesc("evenkeel_advice", "1 for what is advised on the number of ranks now, and why.", []string{"model", "kind", "reason"}, nil)
-	descAdvised       = prometheus.NewDesc("evenkeel_advised_ranks", "Ranks that a side should have; as many as there are while nothing is advised.", []string{"model", "role"}, nil)
-	descLive          = prometheus.NewDesc("evenkeel_live_ranks", "Ranks of a side that answer.", []string{"model", "role"}, nil)
-	descRatio         = prometheus.NewDesc("evenkeel_pd_ratio_advice", "Prefill ranks for each decode rank, as advised.", adviceModel, nil)
-	descPrefillWait   = prometheus.NewDesc("evenkeel_prefill_backlog_seconds", "Until a prompt that comes now would begin, by what is queued and how fast prefills are.", adviceModel, nil)
-	descDecodeWait    = prometheus.NewDesc("evenkeel_decode_backlog_seconds", "Until a hand-off that comes now would get a slot, by what is pooled and how fast slots get free.", adviceModel, nil)
-	descUtilisation   = prometheus.NewDesc("evenkeel_utilisation_ratio", "Share of a side's time, slots or KV budget in use, mean of advice.window.", []string{"model", "role", "resource"}, nil)
+	descAdvice        = prometheus.NewDesc("evenkeel_advice", "1 for what is advised now, of every kind and reason. Up to two are advised at once.", []string{"model", "kind", "reason"}, nil)
+	descAdvised       = prometheus.NewDesc("evenkeel_advised_ranks", "Ranks that the side should have. It is the number of ranks while nothing is advised.", []string{"model", "role"}, nil)
+	descLive          = prometheus.NewDesc("evenkeel_live_ranks", "Ranks of the side that answer.", []string{"model", "role"}, nil)
+	descRatio         = prometheus.NewDesc("evenkeel_pd_ratio_advice", "Advised prefill ranks for each advised decode rank.", adviceModel, nil)
+	descPrefillWait   = prometheus.NewDesc("evenkeel_prefill_backlog_seconds", "Time until a prompt that comes now would begin: the arrival queue and the unanswered probes, by the learned prefill times, divided by the number of ranks.", adviceModel, nil)
+	descDecodeWait    = prometheus.NewDesc("evenkeel_decode_backlog_seconds", "Time until a hand-off that comes now would get a slot: the hand-offs in the pool, divided by the answers that end per second.", adviceModel, nil)
+	descUtilisation   = prometheus.NewDesc("evenkeel_utilisation_ratio", "Share in use, a mean of advice.window. time: prefill ranks with a probe. slots: decode slots. kv: KV budgets. 1 less the share of slots is the idle share of decode.", []string{"model", "role", "resource"}, nil)
 	adviceDescriptors = []*prometheus.Desc{descAdvice, descAdvised, descLive, descRatio, descPrefillWait, descDecodeWait, descUtilisation}
 )
 

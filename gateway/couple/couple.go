@@ -57,13 +57,13 @@ const (
 // NewMaker makes the one of a proxy.
 func NewMaker(c Config) *Maker {
 	m := &Maker{Config: c, drains: prometheus.NewCounterVec(prometheus.CounterOpts{
-		Name: "evenkeel_bind_drains_total", Help: "Prefills that were run although nobody wants their answer any more, because only their end frees the blocks of a decode engine, by why nobody does.",
+		Name: "evenkeel_bind_drains_total", Help: "Prefills that ran for a request that was bound to a decode rank and that no client waits for any more, because only the end of the prefill frees the decode engine's blocks. By why no client waits.",
 	}, []string{"cause"})}
 	for _, cause := range []string{drainLeft, drainLate} {
 		m.drains.WithLabelValues(cause)
 	}
 	m.rebinds = prometheus.NewCounterVec(prometheus.CounterOpts{
-		Name: "evenkeel_bind_rebinds_total", Help: "Requests that were bound to a decode rank before their prefill and lost it before their first token, so that they need another one, by why.",
+		Name: "evenkeel_bind_rebinds_total", Help: "Requests that were bound to a decode rank before their prefill and lost it before their first token. decode: the decode engine refused or broke off. prefill: the prefill engine did. callback: no callback came, or a bad one. silent: the prefill ended, and no event came.",
 	}, []string{"cause"})
 	for _, cause := range causes {
 		m.rebinds.WithLabelValues(cause)

@@ -138,7 +138,7 @@ const defaultSlots = 32
 func New(h Host) *Fleet {
 	f := &Fleet{
 		host: h, slowStart: prometheus.NewGaugeVec(prometheus.GaugeOpts{
-			Name: "evenkeel_engine_slow_start_ratio", Help: "Share of the engine's slots that may be used now; below 1 while it is fresh in service.",
+			Name: "evenkeel_engine_slow_start_ratio", Help: "Share of the engine's slots that may be used now. It is below 1 while the engine is newly in service.",
 		}, []string{"engine", "role"}),
 		instances: map[string]*instance{}, ranks: map[int32]*Rank{}, ids: map[string]int32{},
 		differing: map[[2]string][2]string{}, routes: map[string]Route{}, hosts: map[string]trust{}, stops: map[string]*stopped{},

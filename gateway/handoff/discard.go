@@ -56,7 +56,7 @@ type Discarder struct {
 // NewDiscarder makes the one of a proxy.
 func NewDiscarder(c Config) *Discarder {
 	d := &Discarder{Config: c, outcomes: prometheus.NewCounterVec(prometheus.CounterOpts{
-		Name: "evenkeel_drains_total", Help: "Hand-offs nobody will decode, by what became of them: pulled and thrown away (drained), or left to the prefiller's hold timeout.",
+		Name: "evenkeel_drains_total", Help: "Hand-offs that no client waits for any more, by what became of them. drained: a decode engine pulled the KV and the answer was thrown away, so that the prefill engine frees the KV. The others wait for the engine's hold timeout: unplaced found no rank in time, crowded had too many others before them, expired came too late, failed and refused ended so on a decode engine.",
 	}, []string{"outcome"})}
 	for _, outcome := range []string{discardDone, discardUnplaced, discardCrowded, discardExpired, discardFailed, discardRefused} {
 		d.outcomes.WithLabelValues(outcome)

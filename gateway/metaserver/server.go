@@ -71,13 +71,13 @@ const (
 func New(c Config) *Server {
 	s := &Server{Config: c, desk: newDesk(), served: make(chan struct{}), results: prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "evenkeel_bind_callbacks_total",
-		Help: "Callbacks of layerwise decode engines: ok; duplicate, a second one of a request; unknown, of no request or of one that is over; bad, refused; late, its request was given up, and the prefill ran for nothing but to free the blocks.",
+		Help: "Callbacks of layerwise decode engines, where bind.listen is set. duplicate: a second callback of one request. unknown: of no request, or of one that is over. bad: refused for its content, its size or its sender. late: its request was given up, and the prefill only frees the blocks.",
 	}, []string{"result"})}
 	for _, result := range []string{resultOK, resultDuplicate, resultUnknown, resultBad, resultLate} {
 		s.results.WithLabelValues(result)
 	}
 	c.Registerer.MustRegister(s.results, prometheus.NewGaugeFunc(prometheus.GaugeOpts{
-		Name: "evenkeel_bind_callbacks_expected", Help: "Callbacks of layerwise decode engines that are answered if they come now; 0 while no request runs.",
+		Name: "evenkeel_bind_callbacks_expected", Help: "Callbacks of layerwise decode engines that are answered if they come now: one for each bound request, and for a moment after it. It is 0 while no request runs.",
 	}, func() float64 { return float64(s.Expected()) }))
 	errorLog, err := zap.NewStdLogAt(c.Log, zap.DebugLevel)
 	if err != nil { // there is such a level

@@ -145,7 +145,7 @@ func TestOnlyANewEpochIsATakeover(t *testing.T) {
 # HELP evenkeel_ha_lease_store_away 1 while the store of the lease fails, or answers too slowly for an owner to renew in time.
 # TYPE evenkeel_ha_lease_store_away gauge
 evenkeel_ha_lease_store_away{group="us"} 0
-# HELP evenkeel_ha_pledged 1 while this proxy admits by the promises of all other members alone, for the store of the lease confirms nothing.
+# HELP evenkeel_ha_pledged 1 while this proxy admits requests only because all other members have promised not to take over (ha.members), and the store of the lease confirms nothing.
 # TYPE evenkeel_ha_pledged gauge
 evenkeel_ha_pledged{group="us"} 0
 `), "evenkeel_ha_lease_store_away", "evenkeel_ha_pledged"))

@@ -107,20 +107,20 @@ func newMetrics(s *Set) *metrics {
 	const away = "1 while the store of the lease fails, or answers too slowly for an owner to renew in time."
 	if s.kind == Regions {
 		return &metrics{
-			set: s, admits: desc("evenkeel_geo_owner", "1 while this proxy admits requests to the region's engines."),
-			epoch:    desc("evenkeel_geo_epoch", "Epoch of the region's ownership, as known here; 0 with a static order."),
+			set: s, admits: desc("evenkeel_geo_owner", "1 while this proxy admits requests to the region's engines. Only with geo.ownership."),
+			epoch:    desc("evenkeel_geo_epoch", "Epoch of the region's ownership, the highest known here. It is 0 with a static order."),
 			away:     desc("evenkeel_geo_lease_store_away", away),
-			takeover: desc("evenkeel_geo_takeover_active", "1 while this proxy serves the engines of another's region."),
+			takeover: desc("evenkeel_geo_takeover_active", "1 while this proxy serves the engines of a region that is not its own."),
 		}
 	}
 	return &metrics{
 		set: s, admits: desc("evenkeel_ha_owner", "1 while this proxy admits requests to the decode group."),
-		epoch:   desc("evenkeel_ha_epoch", "Epoch of the decode group's ownership, as known here."),
+		epoch:   desc("evenkeel_ha_epoch", "Epoch of the decode group's ownership, the highest known here."),
 		away:    desc("evenkeel_ha_lease_store_away", away),
-		pledged: desc("evenkeel_ha_pledged", "1 while this proxy admits by the promises of all other members alone, for the store of the lease confirms nothing."),
-		taken:   prometheus.NewCounterVec(prometheus.CounterOpts{Name: "evenkeel_ha_acquired_total", Help: "Times that the decode group became this proxy's."}, []string{"group"}),
+		pledged: desc("evenkeel_ha_pledged", "1 while this proxy admits requests only because all other members have promised not to take over (ha.members), and the store of the lease confirms nothing."),
+		taken:   prometheus.NewCounterVec(prometheus.CounterOpts{Name: "evenkeel_ha_acquired_total", Help: "Times that the decode group became this proxy's, with a new epoch."}, []string{"group"}),
 		after: prometheus.NewHistogram(prometheus.HistogramOpts{
-			Name: "evenkeel_ha_takeover_seconds", Help: "From when another owner of a decode group was heard of last until this proxy admitted to it.", Buckets: s.host.Buckets,
+			Name: "evenkeel_ha_takeover_seconds", Help: "Time from the last sign of a group's former owner until this proxy admitted requests to the group. It is short after a hand-over, and longer than a lease after the owner died.", Buckets: s.host.Buckets,
 		}),
 	}
 }

@@ -71,7 +71,7 @@ type Reader struct {
 // NewReader makes a reader.
 func NewReader(c Config) *Reader {
 	r := &Reader{Config: c, asked: prometheus.NewCounterVec(prometheus.CounterOpts{
-		Name: "evenkeel_prefix_tokenize_total", Help: "Prompts whose token ids were wanted, by who told them: an engine had, an engine, or nobody.",
+		Name: "evenkeel_prefix_tokenize_total", Help: "Prompts whose token ids were needed. cached: an engine had told them before. engine: an engine was asked. failed: no engine answered, so the prompt is looked up by its bytes.",
 	}, []string{"outcome"})}
 	for _, outcome := range []string{tokenizeKnown, tokenizeAsked, tokenizeFailed} {
 		r.asked.WithLabelValues(outcome)

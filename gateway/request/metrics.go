@@ -30,29 +30,29 @@ func newMetrics(reg prometheus.Registerer, buckets []float64, open *atomic.Int64
 		return c
 	}
 	auto.NewGaugeFunc(prometheus.GaugeOpts{
-		Name: "evenkeel_requests_open", Help: "Client requests being served now.",
+		Name: "evenkeel_requests_open", Help: "Client requests that are being served now, from the first byte of the request to the last byte of the answer.",
 	}, func() float64 { return float64(open.Load()) })
 	return &metrics{
-		itl: auto.NewHistogram(prometheus.HistogramOpts{Name: "evenkeel_itl_seconds", Help: "Gap between two events that carry tokens.", Buckets: buckets}),
+		itl: auto.NewHistogram(prometheus.HistogramOpts{Name: "evenkeel_itl_seconds", Help: "Time between two events that carry tokens.", Buckets: buckets}),
 		recomputes: counters("evenkeel_recomputes_total",
-			"Requests that a decode engine gave back for want of KV memory, by how they went on.", "tier", tiers),
+			"Requests that a decode engine gave back because it had no KV memory left, by how they went on. 0: from the start, because the client had nothing of the answer yet. 1: a completion, by its token ids. 2: a chat, by its token ids. 3: by its text, which is not exact to the token. 4: not at all, it ended with an error. finished: no token was left to compute.", "tier", tiers),
 		losses: counters("evenkeel_decode_losses_total",
-			"Answers whose decode engine died or failed after the client had some of it, by how they went on.", "tier", tiers),
+			"Answers whose decode engine died or failed after the client had a part of them, by how they went on. The tiers are those of evenkeel_recomputes_total.", "tier", tiers),
 		moves: counters("evenkeel_drained_answers_total",
-			"Answers under way on a rank at the deadline of its drain, by how they went on.", "tier", tiers),
+			"Answers that ran on a rank at the deadline of its drain, by how they went on. The tiers are those of evenkeel_recomputes_total.", "tier", tiers),
 		heedless: counter("evenkeel_heedless_engines_total",
-			"Decode calls that we left and that the engine had not closed 250 ms later. Their slots were given to others all the same, so a rank may have had one request too many."),
+			"Decode calls that the proxy closed and that the engine had not closed 250 ms later. Their slots were given to others all the same, so a rank may have had one request too many."),
 		latePulls: counter("evenkeel_late_pulls_total",
-			"Answers given up because they had not begun when the prefill engine may have freed their KV: a later one could be somebody else's."),
+			"Answers that were withheld because they had not begun when the prefill engine may have freed their KV. A later answer could be made of another request's KV."),
 		miscounted: counter("evenkeel_miscounted_answers_total",
-			"Answers whose tokens, as they were counted while the answer came, differ by more than 1 % from the engine's final usage. The load of decode ranks is this count."),
+			"Answers whose tokens, as counted while the answer came, differ by more than 1 % from the engine's final usage. This count is the load of decode ranks."),
 		localRequests: counters("evenkeel_local_prefill_requests_total",
-			"Requests, and legs of a fan-out, that a decode rank was given without a hand-off, by why.", "reason", []string{localShort, localAsked, localEnded, localWhole}),
+			"Requests that a decode rank got without a hand-off. short: little of the prompt was new there. asked: a trusted caller wanted it. ended: probes return no hand-off. endpoint: an engine takes no hand-off at this endpoint.", "reason", []string{localShort, localAsked, localEnded, localWhole}),
 		localTokens: counter("evenkeel_local_prefill_tokens_total",
 			"Prompt tokens that decode ranks were to compute themselves, as predicted."),
 		localFailures: counter("evenkeel_local_prefill_failures_total",
-			"Of those requests, the ones whose rank failed before the first event; each is prefilled then."),
+			"Requests that a decode rank got without a hand-off and failed before the first event. A prefill engine gets them."),
 		localDeclined: counter("evenkeel_local_prefill_declined_total",
-			"Requests that a decode rank might have served whole, but none had room."),
+			"Requests that were short enough for a decode rank to compute, but no rank had room or could be reached."),
 	}
 }

@@ -80,7 +80,7 @@ func New(env Env) *Server {
 		s.wholes = edge.NewBodies(0)
 	}
 	s.took = prometheus.NewHistogramVec(prometheus.HistogramOpts{
-		Name: "evenkeel_passed_seconds", Help: "From a request's arrival to the end of its answer, for requests that are passed through to one engine. Those that got no answer are not among them.", Buckets: env.Buckets,
+		Name: "evenkeel_passed_seconds", Help: "Time from arrival to the end of the answer, for requests that one engine serves alone. Requests without an answer do not count.", Buckets: env.Buckets,
 	}, []string{"endpoint"})
 	for _, path := range Paths {
 		s.took.WithLabelValues(path)
