@@ -34,13 +34,13 @@ const (
 )
 
 var phases = []struct{ name, about string }{
-	{inChoice, "It waits in the arrival queue. No engine knows of it."},
+	{inChoice, "The request waits in the arrival queue. No engine knows of it."},
 	{inProbe, "A prefill engine computes the prompt."},
-	{inPool, "The hand-off waits for a decode rank. The prefill engine holds its KV; no call is under way."},
-	{dispatched, "A decode engine was sent the request and has not answered. Unless the connection was refused, the engine may have read the hand-off, so evenkeel makes no answer of this hand-off any more. With `reject_releases`, which vLLM has from 0.25 on, a 429, 500 or 503 releases its KV tokens at once."},
-	{opened, "The decode engine has taken the hand-off, and pulls the KV. Nothing has reached the client."},
-	{streaming, "The client has part of the answer. One that is not streamed is the same here, but nothing of it is out: where it cannot be taken up in the middle it begins anew."},
-	{finishing, "The last token is out, the end is not."},
+	{inPool, "The hand-off waits for a decode rank. The prefill engine holds its KV. No call is under way."},
+	{dispatched, "A decode engine was sent the request and has not answered. If the connection was refused, the engine has not read the hand-off, and another rank can use it. In all other cases the engine may have read it, so evenkeel does not use it again. With `reject_releases`, which vLLM has from 0.25 on, a 429, 500 or 503 releases its KV tokens at once."},
+	{opened, "The decode engine has taken the hand-off and pulls the KV. The client has received nothing."},
+	{streaming, "The client has part of the answer. For an answer that is not streamed the rows are the same, but the client has nothing of it yet: where such an answer cannot go on in the middle, it begins again."},
+	{finishing, "The last token has been sent. The end has not."},
 }
 
 var faultsInOrder = []string{"refused", "reset", "timeout", "4xx", "429", "500", "503", "garbage", "wrong content type", "error event", "missing finish", "silent end", "hang",
@@ -52,8 +52,8 @@ const (
 	sameHandoff = "the same hand-off on another rank"
 	elsewhere   = "a new prefill on another engine"
 	both        = "a new prefill, and decode on another rank"
-	resumed     = "the rest, by a new prefill (tiers 0 to 3 below)"
-	waits       = "it waits on"
+	resumed     = "the rest of the answer, after a new prefill (tiers 0 to 3 below)"
+	waits       = "it keeps waiting"
 )
 
 // What becomes of the KV on the prefill engine and of its budget. Slots, places
@@ -62,7 +62,7 @@ const (
 	none       = "nothing is held"
 	atOnce     = "KV tokens at once"
 	firstEvent = "KV tokens with the first event"
-	drained    = "KV tokens when it is discarded: one token is decoded and thrown away"
+	drained    = "KV tokens when the hand-off is discarded: one token is decoded and thrown away"
 	holds      = "KV tokens of the failed attempt at the hold timeout"
 )
 
@@ -85,10 +85,10 @@ type cell struct {
 }
 
 // as says that a fault is the same as another one in its phase.
-func as(fault string) string { return "as " + fault }
+func as(fault string) string { return "the same as " + fault }
 
 const (
-	noCall = "no call is under way"
+	noCall = "cannot happen: no call is under way"
 	right  = "a right answer"
 )
 
@@ -100,8 +100,8 @@ func cells() []cell {
 	whole := func(f refengine.Fault, phase string) refengine.Rule {
 		return refengine.Rule{Fault: f, Phase: phase, AfterTokens: 16}
 	}
-	head := "the head of an answer tells; before it there are none"
-	past := "the status is out"
+	head := "cannot be seen before the head of the answer"
+	past := "cannot happen: the engine has answered 200 already"
 	two := func(phase string, atP, atD bool) []cell { // of the phases before an answer
 		side, again, lost, kv, lostKV := "decode", both, both, drained, drained
 		if atP {
@@ -137,7 +137,7 @@ func cells() []cell {
 			setup: func(o *options) { o.with(func(c *config.Config) { c.Prefill.Queue.Timeout = time.Second }) }},
 		cell{phase: inChoice, fault: "drain", other: right, again: waits + " for another engine", kv: none, attempts: 1, probes: 1, act: whileQueued((*cluster).drainPrefill)},
 
-		cell{phase: inPool, fault: "restart", other: right, again: waits + "; where the prefill engine died, decode fails and " + both, kv: firstEvent, attempts: 1, probes: 1, act: whilePooled((*cluster).killDecode)},
+		cell{phase: inPool, fault: "restart", other: right, again: waits + "; if the prefill engine died, decode fails, and then " + both, kv: firstEvent, attempts: 1, probes: 1, act: whilePooled((*cluster).killDecode)},
 		cell{phase: inPool, fault: "client gone", other: "", again: nothing, kv: drained, attempts: 1, probes: 1, act: whilePooled(nil)},
 		cell{phase: inPool, fault: "deadline", other: "503 `pool_timeout`", again: nothing, kv: drained, attempts: 1, probes: 1, act: whilePooled(nil),
 			setup: func(o *options) { o.profile.KVHoldTimeout, o.profile.HoldMargin = 122*time.Second, 2*time.Minute }},
@@ -146,10 +146,10 @@ func cells() []cell {
 	all = append(all, two(inProbe, true, false)...)
 	all = append(all,
 		cell{phase: inProbe, fault: "garbage", rule: rule(refengine.Garbage, ""), other: right, alone: "502 `prefill_failed`", again: elsewhere, kv: holds, attempts: 2, probes: 2},
-		cell{phase: inProbe, fault: "wrong content type", never: "the body alone counts; with a hand-off in it, it is one"},
+		cell{phase: inProbe, fault: "wrong content type", never: "does not matter: only the body counts, and a body with a hand-off is a good answer"},
 		cell{phase: inProbe, fault: "error event", rule: rule(refengine.Error200, ""), other: right, alone: "502 `prefill_failed`", again: elsewhere, kv: holds, attempts: 2, probes: 2},
 		cell{phase: inProbe, fault: "missing finish", rule: rule(refengine.NullHandoff, ""), other: right, alone: "502 `prefill_failed`", again: elsewhere, kv: atOnce, attempts: 2, probes: 2},
-		cell{phase: inProbe, fault: "silent end", never: "the answer has a length: " + as("reset")},
+		cell{phase: inProbe, fault: "silent end", never: as("reset") + ": the answer has a length"},
 		cell{phase: inProbe, fault: "hang", never: as("timeout") + ": the answer comes in one piece"},
 		cell{phase: inProbe, fault: "restart", other: right, again: elsewhere, kv: holds + ", or when the restart is noticed", attempts: 2, probes: 2, act: whileProbed((*cluster).killPrefill)},
 		cell{phase: inProbe, fault: "client gone", other: "", again: nothing, kv: "KV tokens at once: the engine aborts with the connection; what ends within 100 ms is discarded", attempts: 1, probes: 1, act: whileProbed(nil)},
@@ -165,14 +165,14 @@ func cells() []cell {
 		cell{phase: dispatched, fault: "silent end", never: head},
 		cell{phase: dispatched, fault: "hang", never: as("timeout")},
 		cell{phase: dispatched, fault: "restart", never: as("reset")},
-		cell{phase: dispatched, fault: "client gone", never: "as after the 200"},
-		cell{phase: dispatched, fault: "deadline", never: "a hand-off past its deadline is not sent; " + both},
-		cell{phase: dispatched, fault: "drain", never: "as after the 200"},
+		cell{phase: dispatched, fault: "client gone", never: "the same as after the 200"},
+		cell{phase: dispatched, fault: "deadline", never: "a hand-off past its deadline is not sent; the request gets " + both},
+		cell{phase: dispatched, fault: "drain", never: "the same as after the 200"},
 	)
 	for _, f := range []string{"refused", "4xx", "429", "500", "503"} {
 		why := past
 		if f == "refused" {
-			why = "it is connected"
+			why = "cannot happen: the connection is open"
 		}
 		all = append(all, cell{phase: opened, fault: f, never: why}, cell{phase: streaming, fault: f, never: why}, cell{phase: finishing, fault: f, never: why})
 	}
@@ -185,15 +185,15 @@ func cells() []cell {
 		cell{phase: opened, fault: "error event", rule: rule(refengine.ErrorEvent, ""), other: right, alone: failed, again: both + ", once", kv: drained, attempts: 2, probes: 2},
 		cell{phase: opened, fault: "missing finish", rule: rule(refengine.MissingFinish, ""), never: as("silent end")},
 		cell{phase: opened, fault: "silent end", rule: rule(refengine.SilentEnd, ""), other: right, alone: failed, again: both, kv: drained, attempts: 2, probes: 2},
-		cell{phase: opened, fault: "hang", never: as("timeout") + "; comments are no events"},
+		cell{phase: opened, fault: "hang", never: as("timeout") + ": comments do not count as events"},
 		cell{phase: opened, fault: "restart", never: as("reset")},
-		cell{phase: opened, fault: "client gone", other: "", again: nothing, kv: firstEvent + ", for which the connection stays open; so does the slot", attempts: 1, probes: 1, act: whileOpened(nil)},
+		cell{phase: opened, fault: "client gone", other: "", again: nothing, kv: firstEvent + "; until then the connection stays open and the slot is taken", attempts: 1, probes: 1, act: whileOpened(nil)},
 		cell{phase: opened, fault: "deadline", never: as("timeout") + " (`first_event_timeout`)"},
 		cell{phase: opened, fault: "drain", other: right, again: resumed + ", once its first event is there", kv: firstEvent, attempts: 2, probes: 2, act: whileOpened((*cluster).drainDecode)},
 
 		cell{phase: streaming, fault: "reset", rule: after(refengine.Reset, refengine.PhaseMidStream), other: right, alone: "event `upstream_broken`", again: resumed, kv: firstEvent, attempts: 2, probes: 2},
 		cell{phase: streaming, fault: "timeout", never: as("hang")},
-		cell{phase: streaming, fault: "garbage", never: "what is no event ends as a missing finish"},
+		cell{phase: streaming, fault: "garbage", never: "the same as missing finish: the bytes are not an event"},
 		cell{phase: streaming, fault: "wrong content type", never: past},
 		cell{phase: streaming, fault: "error event", rule: after(refengine.ErrorEvent, ""), other: right, alone: "event of the engine", again: resumed + ", once", kv: firstEvent, attempts: 2, probes: 2},
 		cell{phase: streaming, fault: "missing finish", rule: after(refengine.MissingFinish, ""), other: right, alone: "event `upstream_incomplete`", again: resumed, kv: firstEvent, attempts: 2, probes: 2},
@@ -201,21 +201,21 @@ func cells() []cell {
 		cell{phase: streaming, fault: "hang", rule: after(refengine.Hang, refengine.PhaseMidStream), other: right, alone: "event `upstream_broken`", again: resumed, kv: firstEvent, attempts: 2, probes: 2},
 		cell{phase: streaming, fault: "restart", other: right, again: resumed, kv: firstEvent, attempts: 2, probes: 2, act: whileStreaming((*cluster).killDecode)},
 		cell{phase: streaming, fault: "client gone", other: "", again: nothing, kv: firstEvent + "; the slot when the engine has noticed", attempts: 1, probes: 1, act: whileStreaming(nil)},
-		cell{phase: streaming, fault: "deadline", never: "an answer has none but `limits.event_timeout` between events: as hang"},
+		cell{phase: streaming, fault: "deadline", never: as("hang") + ": the only deadline is `limits.event_timeout` between two events"},
 		cell{phase: streaming, fault: "drain", other: right, again: resumed + ", at the drain's deadline", kv: firstEvent, attempts: 2, probes: 2, act: whileStreaming((*cluster).drainDecode)},
 
 		cell{phase: finishing, fault: "reset", rule: whole(refengine.Reset, refengine.PhaseMidStream), other: right, again: "nothing: the proxy writes the end", kv: firstEvent, attempts: 1, probes: 1},
 		cell{phase: finishing, fault: "timeout", never: as("hang")},
-		cell{phase: finishing, fault: "garbage", never: "behind a finish_reason nothing more is read as part of the answer"},
+		cell{phase: finishing, fault: "garbage", never: "does not matter: after a finish_reason nothing is read as part of the answer"},
 		cell{phase: finishing, fault: "wrong content type", never: past},
 		cell{phase: finishing, fault: "error event", rule: whole(refengine.ErrorEvent, ""), other: right, again: "nothing: the proxy writes the end", kv: firstEvent, attempts: 1, probes: 1},
 		cell{phase: finishing, fault: "missing finish", rule: rule(refengine.MissingDone, ""), other: right, again: nothing, kv: firstEvent, attempts: 1, probes: 1},
 		cell{phase: finishing, fault: "silent end", rule: whole(refengine.SilentEnd, ""), other: right, again: nothing, kv: firstEvent, attempts: 1, probes: 1},
 		cell{phase: finishing, fault: "hang", rule: whole(refengine.Hang, refengine.PhaseMidStream), other: right, again: "nothing: the proxy writes the end", kv: firstEvent, attempts: 1, probes: 1},
 		cell{phase: finishing, fault: "restart", never: as("reset")},
-		cell{phase: finishing, fault: "client gone", never: "as while streaming"},
+		cell{phase: finishing, fault: "client gone", never: "the same as while streaming"},
 		cell{phase: finishing, fault: "deadline", never: as("hang")},
-		cell{phase: finishing, fault: "drain", never: "it ends before any deadline"},
+		cell{phase: finishing, fault: "drain", never: "cannot happen: the answer ends before any deadline"},
 	)
 	return all
 }
@@ -225,21 +225,32 @@ func (o *options) with(change func(*config.Config)) {
 	o.configure = func(c *config.Config) { before(c); change(c) }
 }
 
-// table is what docs/failures.md shows of the cells.
+// table is what docs/failures.md shows of the cells: a row for each that is run, and a
+// list of the others by why they have none.
 func table(all []cell) string {
 	var b strings.Builder
 	for _, p := range phases {
-		fmt.Fprintf(&b, "### %s\n\n%s\n\n| fault | the client gets | and with no other engine | tried again | released |\n|---|---|---|---|---|\n", strings.ToUpper(p.name[:1])+p.name[1:], p.about)
+		fmt.Fprintf(&b, "### %s\n\n%s\n\n", strings.ToUpper(p.name[:1])+p.name[1:], p.about)
+		fmt.Fprintf(&b, "| fault | the client gets | and if no other engine works | tried again | released |\n|---|---|---|---|---|\n")
+		var reasons []string
+		faults := map[string][]string{}
 		for _, f := range faultsInOrder {
 			for _, c := range all {
 				switch {
 				case c.phase != p.name || c.fault != f:
 				case c.never != "":
-					fmt.Fprintf(&b, "| %s | %s | | | |\n", f, "– "+c.never)
+					if faults[c.never] == nil {
+						reasons = append(reasons, c.never)
+					}
+					faults[c.never] = append(faults[c.never], f)
 				default:
-					fmt.Fprintf(&b, "| %s | %s | %s | %s | %s |\n", f, cmp.Or(c.other, "it has left"), c.alone, c.again, c.kv)
+					fmt.Fprintf(&b, "| %s | %s | %s | %s | %s |\n", f, cmp.Or(c.other, "nothing: it has left"), c.alone, c.again, c.kv)
 				}
 			}
+		}
+		b.WriteString("\nFaults without a row:\n\n")
+		for _, why := range reasons {
+			fmt.Fprintf(&b, "- %s: %s\n", strings.Join(faults[why], ", "), why)
 		}
 		b.WriteString("\n")
 	}
