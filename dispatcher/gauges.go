@@ -23,7 +23,7 @@ var (
 	descBeyond     = prometheus.NewDesc("evenkeel_rank_beyond_slots", "Requests in the queue of the rank's engine. They were sent ahead of a slot that comes free, or they were bound at their hand-offs' deadlines although the rank had no slot or no KV room for them (dispatch.beyond_slots). They are among the used slots.", rankLabels, nil)
 	descBound      = prometheus.NewDesc("evenkeel_rank_bound", "Requests on the rank that were bound before their prefill and have no event yet. Only ranks whose connector binds so early have this series.", rankLabels, nil)
 	descOrphans    = prometheus.NewDesc("evenkeel_bind_orphan_tokens", "KV tokens of requests that left the rank before their prefill had written them. The engine may keep them until it restarts. The proxy does not use this room until the engine's process is another one, or its gauges show that less is in use.", rankLabels, nil)
-	descImbalance  = prometheus.NewDesc("evenkeel_imbalance_tokens", "Sum over the group's ranks whose engine is not down of the largest KV load less the rank's own.", rankLabels[:1], nil)
+	descImbalance  = prometheus.NewDesc("evenkeel_imbalance_tokens", "Sum, over the ranks of the group, of the largest KV load less the rank's own load. Ranks whose engine is down do not count.", rankLabels[:1], nil)
 	descIdle       = prometheus.NewDesc("evenkeel_idle_share_ratio", "evenkeel_imbalance_tokens divided by the number of ranks times the largest load: the share of a step that ranks wait for the fullest rank.", rankLabels[:1], nil)
 	descPool       = prometheus.NewDesc("evenkeel_pool_entries", "Requests that wait for a decode rank. Their prefill has finished, or it waits for the rank.", nil, nil)
 	descPoolOldest = prometheus.NewDesc("evenkeel_pool_oldest_seconds", "Longest time that one of the requests in the pool has waited.", nil, nil)
@@ -47,7 +47,7 @@ var (
 	descTwinLost  = prometheus.NewDesc("evenkeel_twin_lost_seconds_total", "Time of steps that the policy in force lost against another policy, by the twin's replays. Each step counts once. Differences no larger than the error of the replay do not count.", againstLabels, nil)
 
 	descOutputs  = prometheus.NewDesc("evenkeel_predictor_outputs", "Finished answers that predictions come from.", predictorLabels, nil)
-	descBrier    = prometheus.NewDesc("evenkeel_predictor_brier", "Mean squared error of the probabilities that were used for the question whether the request ends within the horizon.", predictorLabels, nil)
+	descBrier    = prometheus.NewDesc("evenkeel_predictor_brier", "Mean squared error of the predicted probabilities that a request ends within the horizon.", predictorLabels, nil)
 	descAUC      = prometheus.NewDesc("evenkeel_predictor_auc", "Probability that a request that ended within the horizon had been given a larger probability than one that did not.", predictorLabels, nil)
 	descMAE      = prometheus.NewDesc("evenkeel_predictor_mae_tokens", "Mean error of the predicted remaining length, for requests that ended within the horizon.", predictorLabels, nil)
 	descDrift    = prometheus.NewDesc("evenkeel_predictor_drift_ratio", "Largest difference between two distributions: that of the last 256 outputs, and that of the table in force (against table) or of the fit file (against fit).", append(predictorLabels, "against"), nil)

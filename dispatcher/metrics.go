@@ -59,7 +59,7 @@ func newMetrics() *metrics {
 		fallbacks: counters("evenkeel_tick_fallbacks_total",
 			"Ticks in which the decode policy panicked, chose an impossible rank, or took longer than dispatch.tick_limit. "+board.FallbackSpec+" decided in its place.", "reason"),
 		invalid: counters("evenkeel_invalid_assignments_total",
-			"Assignments that a decode policy wanted and that no rank can take, by what is wrong. The request was not bound.", "fault"),
+			"Assignments that a decode policy wanted and that no rank can take, by fault. The request was not bound.", "fault"),
 		doubleReleases: counter("evenkeel_double_releases_total",
 			"Decode slots that were released a second time. The second release changes nothing, but it is a bug in evenkeel."),
 		beyond: counter("evenkeel_beyond_slots_total",

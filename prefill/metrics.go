@@ -82,7 +82,7 @@ func newMetrics(policies []string) *metrics {
 		shadowDisagreements: prometheus.NewCounterVec(counter("prefill_shadow_disagreements_total",
 			"Choices that a policy of prefill.shadow would have made otherwise."), []string{"policy"}),
 		shadowRegret: prometheus.NewHistogramVec(histogram("prefill_shadow_regret_ratio",
-			"How much worse the choice scores by a shadow policy than that policy's own choice, as a share of its own score.", prometheus.ExponentialBuckets(0.01, 2, 12)), []string{"policy"}),
+			"Difference between the score of the real choice and the score of the shadow policy's own choice, both by that policy, as a share of the latter.", prometheus.ExponentialBuckets(0.01, 2, 12)), []string{"policy"}),
 	}
 	m.createSeries(policies)
 	return m

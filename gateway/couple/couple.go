@@ -57,7 +57,7 @@ const (
 // NewMaker makes the one of a proxy.
 func NewMaker(c Config) *Maker {
 	m := &Maker{Config: c, drains: prometheus.NewCounterVec(prometheus.CounterOpts{
-		Name: "evenkeel_bind_drains_total", Help: "Prefills that ran for a request that was bound to a decode rank and that no client waits for any more, because only the end of the prefill frees the decode engine's blocks. By why no client waits.",
+		Name: "evenkeel_bind_drains_total", Help: "Prefills that ran although no client waits for the answer any more, because only the end of the prefill frees the blocks of the decode engine that the request was bound to. client_left: the client left. late_callback: the request was given up before its callback came.",
 	}, []string{"cause"})}
 	for _, cause := range []string{drainLeft, drainLate} {
 		m.drains.WithLabelValues(cause)
