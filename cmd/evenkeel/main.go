@@ -37,6 +37,7 @@ type commands struct {
 
 	Completion completionCmd `cmd:"" help:"Print what teaches a shell to complete evenkeel's words."`
 	Complete   completeCmd   `cmd:"" hidden:""`
+	Man        manCmd        `cmd:"" hidden:""`
 }
 
 // streams are what a subcommand writes to: results to out, progress to err.

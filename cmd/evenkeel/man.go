@@ -1,0 +1,64 @@
+package main
+
+import (
+	"bytes"
+	"fmt"
+	"regexp"
+	"strings"
+
+	"github.com/alecthomas/kong"
+)
+
+// manCmd writes the manual page. It says what --help says, of every command, so that it
+// cannot differ from the program.
+type manCmd struct{}
+
+func (manCmd) Run(ctx *kong.Context, std streams) error {
+	var b bytes.Buffer
+	root := ctx.Model.Node
+	v, _ := buildInfo()
+	fmt.Fprintf(&b, ".TH EVENKEEL 1 \"\" \"evenkeel %s\" \"User Commands\"\n", roff(v))
+	fmt.Fprintf(&b, ".SH NAME\nevenkeel \\- proxy between prefill and decode engines\n")
+	fmt.Fprintf(&b, ".SH SYNOPSIS\n.B evenkeel\n.I command\n[\\fIflags\\fR]\n")
+	fmt.Fprintf(&b, ".SH DESCRIPTION\n%s\n", roff(root.Help))
+	b.WriteString(".SH COMMANDS\n")
+	for _, c := range root.Leaves(true) {
+		manCommand(&b, c)
+	}
+	b.WriteString(".SH EXIT STATUS\n0: the command did its work. 1: the work failed. 2: the command line is wrong.\n")
+	b.WriteString(".SH FILES\n.TP\n.I /etc/evenkeel/evenkeel.yaml\nThe configuration that the service of the packages reads.\n")
+	_, err := b.WriteTo(std.out)
+	return err
+}
+
+// manCommand is the part of one command.
+func manCommand(b *bytes.Buffer, c *kong.Node) {
+	fmt.Fprintf(b, ".SS \"%s\"\n%s\n", roff(c.Summary()), roff(c.Help))
+	if c.Detail != "" {
+		fmt.Fprintf(b, ".PP\n%s\n", examples.ReplaceAllString(roff(c.Detail)+"\n", ".nf\n$0.fi\n"))
+	}
+	for _, p := range c.Positional {
+		fmt.Fprintf(b, ".TP\n.I %s\n%s\n", roff(p.Name), roff(p.Help))
+	}
+	for _, f := range c.Flags {
+		if f.Hidden || f.Name == "help" {
+			continue
+		}
+		fmt.Fprintf(b, ".TP\n.B %s\n%s\n", roff(f.String()), roff(f.Help))
+	}
+}
+
+// examples are lines that begin with a space: they stay as they are.
+var examples = regexp.MustCompile(`(?m)(^ .*\n)+`)
+
+// roff writes text so that the formatter shows it letter by letter.
+func roff(text string) string {
+	text = strings.NewReplacer(`\`, `\e`, `-`, `\-`).Replace(strings.TrimSpace(text))
+	lines := strings.Split(text, "\n")
+	for i, l := range lines {
+		if strings.HasPrefix(l, ".") || strings.HasPrefix(l, "'") {
+			lines[i] = `\&` + l
+		}
+	}
+	return strings.Join(lines, "\n")
+}
