@@ -42,21 +42,46 @@ type manifest struct {
 	bindings []*rbac.RoleBinding
 }
 
-// applied is what kubectl apply -k would send, read as strictly as an API server reads.
-func applied(t *testing.T, folder string) *manifest {
+// documents are what kubectl apply -k or helm would send.
+func documents(t *testing.T, folder string) (all [][]byte) {
 	t.Helper()
+	if folder == "chart" {
+		return rendered(t, nil)
+	}
 	made, err := krusty.MakeKustomizer(krusty.MakeDefaultOptions()).Run(filesys.MakeFsOnDisk(), filepath.Join(manifests, folder))
 	require.NoError(t, err)
-	decoder := json.NewSerializerWithOptions(json.DefaultMetaFactory, scheme.Scheme, scheme.Scheme, json.SerializerOptions{Yaml: true, Strict: true})
-	m := &manifest{}
 	for _, r := range made.Resources() {
 		text, err := r.AsYAML()
 		require.NoError(t, err)
-		object, _, err := decoder.Decode(text, nil, nil)
-		require.NoError(t, err, "%s %s", r.GetKind(), r.GetName())
-		m.add(t, object)
+		all = append(all, text)
+	}
+	return all
+}
+
+// object reads a document as strictly as an API server reads.
+func object(t *testing.T, document []byte) runtime.Object {
+	t.Helper()
+	decoder := json.NewSerializerWithOptions(json.DefaultMetaFactory, scheme.Scheme, scheme.Scheme, json.SerializerOptions{Yaml: true, Strict: true})
+	o, _, err := decoder.Decode(document, nil, nil)
+	require.NoError(t, err, string(document))
+	return o
+}
+
+// applied is all that a folder describes.
+func applied(t *testing.T, folder string) *manifest {
+	t.Helper()
+	m := &manifest{}
+	for _, d := range documents(t, folder) {
+		m.add(t, object(t, d))
 	}
 	return m
+}
+
+// each runs a test for the Kustomize base and for the Helm chart.
+func each(t *testing.T, test func(*testing.T, *manifest)) {
+	for _, folder := range []string{"base", "chart"} {
+		t.Run(folder, func(t *testing.T) { test(t, applied(t, folder)) })
+	}
 }
 
 func (m *manifest) add(t *testing.T, object runtime.Object) {
@@ -94,8 +119,9 @@ func selects(t *testing.T, s *meta.LabelSelector, pod map[string]string) bool {
 	return selector.Matches(labels.Set(pod))
 }
 
-func TestTheManifestsFitTogether(t *testing.T) {
-	m := applied(t, "base")
+func TestTheManifestsFitTogether(t *testing.T) { each(t, fitTogether) }
+
+func fitTogether(t *testing.T, m *manifest) {
 	pod := m.proxy.Spec.Template
 	require.True(t, selects(t, m.proxy.Spec.Selector, pod.Labels))
 	require.Len(t, pod.Spec.Containers, 1)
@@ -146,7 +172,7 @@ func TestTheManifestsFitTogether(t *testing.T) {
 
 // TestThePodHasNoMoreThanItNeeds is the restricted standard for pods.
 func TestThePodHasNoMoreThanItNeeds(t *testing.T) {
-	for _, folder := range []string{"base", "reference"} {
+	for _, folder := range []string{"base", "reference", "chart"} {
 		m := applied(t, folder)
 		pods := map[string]core.PodSpec{"evenkeel": m.proxy.Spec.Template.Spec}
 		for _, e := range m.engines {
@@ -167,13 +193,14 @@ func TestThePodHasNoMoreThanItNeeds(t *testing.T) {
 
 // TestTheConfigInTheManifestsIsOne reads the pods' config as serve does, its
 // secrets beside it.
-func TestTheConfigInTheManifestsIsOne(t *testing.T) {
-	m := applied(t, "base")
+func TestTheConfigInTheManifestsIsOne(t *testing.T) { each(t, configIsOne) }
+
+func configIsOne(t *testing.T, m *manifest) {
 	pod := m.proxy.Spec.Template.Spec
 	require.Len(t, m.configs, 1)
 	text := m.configs[0].Data["evenkeel.yaml"]
 	require.NotEmpty(t, text)
-	require.Equal(t, m.configs[0].Name, pod.Volumes[0].ConfigMap.Name, "by the name with its hash, so that a change rolls the pods")
+	require.Equal(t, m.configs[0].Name, pod.Volumes[0].ConfigMap.Name, "in the base by the name with its hash, so that a change rolls the pods")
 	mounts := map[string]string{}
 	for _, v := range pod.Containers[0].VolumeMounts {
 		mounts[v.Name] = v.MountPath
