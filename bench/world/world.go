@@ -56,8 +56,9 @@ func build(ctx context.Context, named, folder string, flags []string) (string, e
 	}
 	binary := filepath.Join(folder, "evenkeel")
 	cmd := exec.CommandContext(ctx, "go", append(append([]string{"build", "-o", binary}, flags...), "evenkeel/cmd/evenkeel")...)
-	if !slices.Contains(flags, race) {
-		cmd.Env = append(os.Environ(), "CGO_ENABLED=0") // as releases are built
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0") // as releases are built
+	if slices.Contains(flags, race) {
+		cmd.Env = append(os.Environ(), "CGO_ENABLED=1")
 	}
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("go build: %w: %s", err, out)

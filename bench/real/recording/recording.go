@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"runtime"
 	"strings"
 )
 
@@ -67,10 +66,16 @@ type Events struct {
 	Replay   [][][]byte `json:"replay"` // the answer to a request for all batches from 0 on
 }
 
-// Dir is where the recordings of this version stand, from any package's tests.
+// Dir is where the recordings of this version stand, from any folder of the repository.
 func Dir() string {
-	_, file, _, _ := runtime.Caller(0)
-	return filepath.Join(filepath.Dir(file), "testdata", "vllm-0.32.0")
+	root := "."
+	for range 8 {
+		if _, err := os.Stat(filepath.Join(root, "go.mod")); err == nil {
+			break
+		}
+		root = filepath.Join(root, "..")
+	}
+	return filepath.Join(root, "bench", "real", "recording", "testdata", "vllm-0.32.0")
 }
 
 // KVEventsFile is the one file that is no Recording.
