@@ -83,17 +83,15 @@ func (c *demoCmd) run(ctx context.Context, std streams) error {
 			c.Requests, least)
 	}
 	began := time.Now()
-	trials := make([]*trial, 0, len(policies))
-	for i, p := range policies {
-		t, err := c.try(ctx, p, requests, fitFile, filepath.Join(dir, "requests-"+fileName(p.name)+".jsonl"), fmt.Sprintf("%d/%d %s", i+1, len(policies), p.name), std.err)
-		if err != nil {
-			return fmt.Errorf("policy %s: %w", p.name, err)
-		}
-		if ctx.Err() != nil {
-			fmt.Fprintln(std.err, "ended by a signal; what was measured so far is not shown")
-			return errFailed
-		}
-		trials = append(trials, t)
+	trials, err := c.tryAll(ctx, policies, func(p demoPolicy, title string, sent func()) (*trial, error) {
+		return c.try(ctx, p, requests, fitFile, filepath.Join(dir, "requests-"+fileName(p.name)+".jsonl"), title, std.err, sent)
+	})
+	if err != nil {
+		return err
+	}
+	if ctx.Err() != nil {
+		fmt.Fprintln(std.err, "ended by a signal; what was measured so far is not shown")
+		return errFailed
 	}
 	r := c.report(trials, requests, source, began)
 	page, err := writeReport(r, dir)

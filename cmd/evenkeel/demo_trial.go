@@ -11,6 +11,7 @@ import (
 	"os"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"go.uber.org/zap"
@@ -44,8 +45,39 @@ type audit struct {
 
 func (a audit) bad() bool { return a.leaks != 0 || a.pins != 0 || a.wrong != 0 || a.drift != 0 }
 
-// try runs one policy on engines and a proxy of its own.
-func (c *demoCmd) try(ctx context.Context, p demoPolicy, requests []trace.Request, fitFile, logFile, title string, progress io.Writer) (*trial, error) {
+// tryAll runs one policy after another. The next one begins when all requests of the one
+// before have been sent: from then on that one is not measured, and its answers end while the
+// next one fills its slots, which is not measured either.
+func (c *demoCmd) tryAll(ctx context.Context, policies []demoPolicy, try func(p demoPolicy, title string, sent func()) (*trial, error)) ([]*trial, error) {
+	trials, errs := make([]*trial, len(policies)), make([]error, len(policies))
+	var before chan struct{} // closed when the one before has ended
+	for i, p := range policies {
+		sent, ended := make(chan struct{}), make(chan struct{})
+		go func() {
+			defer close(ended)
+			if trials[i], errs[i] = try(p, fmt.Sprintf("%d/%d %s", i+1, len(policies), p.name), func() { close(sent) }); errs[i] != nil {
+				errs[i] = fmt.Errorf("policy %s: %w", p.name, errs[i])
+			}
+		}()
+		select {
+		case <-sent:
+		case <-ended:
+		}
+		if before != nil {
+			<-before // two at most
+		}
+		before = ended
+		if ctx.Err() != nil || i > 0 && errs[i-1] != nil {
+			break
+		}
+	}
+	<-before
+	return trials, errors.Join(errs...)
+}
+
+// try runs one policy on engines and a proxy of its own. It calls sent when its last
+// request was sent.
+func (c *demoCmd) try(ctx context.Context, p demoPolicy, requests []trace.Request, fitFile, logFile, title string, progress io.Writer, sent func()) (*trial, error) {
 	if err := os.Remove(logFile); err != nil && !errors.Is(err, fs.ErrNotExist) { // the proxy appends
 		return nil, err
 	}
@@ -66,12 +98,23 @@ func (c *demoCmd) try(ctx context.Context, p demoPolicy, requests []trace.Reques
 	}
 	fmt.Fprintln(progress, title)
 	show := newProgress(progress)
+	allSent := sync.OnceFunc(func() {
+		show.finish() // the next policy shows its own progress
+		sent()
+	})
+	tell := func(now load.Progress) {
+		if now.Sent < now.Total {
+			show.load(now)
+		} else {
+			allSent()
+		}
+	}
 	result, err := load.Run(ctx, load.Config{
 		URLs: []string{"http://" + g.Addr()}, Requests: requests, Concurrency: c.concurrency(),
-		Chat: 0.5, Stream: 1, Usage: 0.5, Seed: c.Seed, OnProgress: show.load,
+		Chat: 0.5, Stream: 1, Usage: 0.5, Seed: c.Seed, OnProgress: tell,
 		Warm: func(p load.Progress) bool { return p.Ended >= c.Workers*c.Slots }, // every slot refilled once
 	})
-	show.finish()
+	allSent()
 	t := &trial{policy: p, load: result}
 	sample := report.Sample{}
 	if err == nil {
