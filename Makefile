@@ -3,7 +3,10 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 
 BIN      := bin
-VERSION  ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
+# The tag of the commit, or how far it is after one. Before the first tag it is what the top
+# of CHANGELOG.md is to become.
+NEXT     := $(shell awk '/^.. [0-9]/ {print $$2; exit}' CHANGELOG.md)
+VERSION  ?= $(shell git describe --tags --dirty --match 'v*' 2>/dev/null || echo $(NEXT)-dev.$$(git describe --always --exclude '*' --dirty 2>/dev/null || echo 0))
 COMMIT   ?= $(shell git rev-parse HEAD 2>/dev/null || echo unknown)
 LDFLAGS  := -s -w -X main.version=$(VERSION) -X main.commit=$(COMMIT)
 FUZZTIME ?= 30s
@@ -13,7 +16,14 @@ PLATFORMS ?= linux/amd64 linux/arm64
 # Tools are built by `go install`, at these versions.
 GOLANGCI := v2.15.0
 VULNCHECK := latest
+NFPM     := v2.45.0
+HELM     := v3.22.0
 TOOLS    := $(CURDIR)/$(BIN)/tools
+
+# Every target compiles with the same flags, so that each package is compiled once for all of
+# them: without cgo, as releases are, and without the paths of this machine.
+export CGO_ENABLED := 0
+export GOFLAGS := $(strip $(shell go env GOFLAGS) -trimpath)
 
 .PHONY: help
 help: ## print this
@@ -21,19 +31,20 @@ help: ## print this
 
 .PHONY: build
 build: ## one static binary: bin/evenkeel
-	CGO_ENABLED=0 go build -trimpath -ldflags '$(LDFLAGS)' -o $(BIN)/evenkeel ./cmd/evenkeel
+	@echo "Compiling bin/evenkeel. The first time this takes about 2 minutes on two cores, later a few seconds."
+	@go build -ldflags '$(LDFLAGS)' -o $(BIN)/evenkeel ./cmd/evenkeel && echo "Compiled in $$SECONDS s."
 
 .PHONY: demo
-demo: ## engines, proxy and load in one process: policies side by side on a real trace (under 90 s)
-	go run -ldflags '$(LDFLAGS)' ./cmd/evenkeel demo
+demo: build ## engines, proxy and load in one process: policies side by side on a real trace (under 90 s)
+	@$(BIN)/evenkeel demo
 
 .PHONY: test
 test: ## every test
-	go test -timeout 20m ./...
+	@TIMEFORMAT='The tests took %1R s, and %1U s of CPU besides %1S s in the kernel.'; time go test -timeout 20m ./...
 
 .PHONY: race
-race: ## every test under the race detector
-	go test -race -timeout 20m ./...
+race: ## every test under the race detector, which wants cgo
+	CGO_ENABLED=1 go test -race -timeout 20m ./...
 
 .PHONY: fuzz
 fuzz: ## each fuzz target for FUZZTIME (30s)
@@ -133,22 +144,24 @@ book: ## docs/ as static pages: out/book/index.html
 	go run ./docs/book -version $(VERSION)
 
 .PHONY: image
-image: ## the container image evenkeel:VERSION (scratch, not root), by docker
-	docker build -f configs/container/Dockerfile --build-arg VERSION=$(VERSION) --build-arg COMMIT=$(COMMIT) -t evenkeel:$(VERSION) .
+image: build ## the container image evenkeel:VERSION (from scratch, not root, nothing is pulled), by docker, podman or buildah
+	go run ./bench/image -bin $(BIN)/evenkeel -tag evenkeel:$(VERSION)
+
+.PHONY: image-check
+image-check: build ## the image built and run before reference engines, read-only and not root; says so where no tool can
+	go run ./bench/image -bin $(BIN)/evenkeel -check
+
+.PHONY: chart-check
+chart-check: ## the Helm chart against the Kustomize base and the API's schemas; linted and rendered by helm, too, where it can be installed
+	@[ -x $(TOOLS)/helm ] || GOBIN=$(TOOLS) go install -ldflags '-s -w' helm.sh/helm/v3/cmd/helm@$(HELM) \
+	  || echo "helm could not be installed: that it lints and renders the chart is left out"
+	@[ ! -x $(TOOLS)/helm ] || $(TOOLS)/helm lint --strict configs/kubernetes/chart
+	HELM=$(TOOLS)/helm go test -count=1 -vet=off ./cmd/evenkeel -run 'Chart|Helm|Manifest|PodHas'
 
 .PHONY: release
-release: ## out/release: an archive a platform and SHA256SUMS, the same bytes from the same commit on every machine
+release: build ## out/release: an archive, a deb, an rpm and a bill of materials for each platform, and SHA256SUMS: the same bytes from the same commit on every machine
 	@test -z "$$(git status --porcelain)" || { echo "the work tree has changes: a release is made from a commit"; exit 1; }
-	@rm -rf out/release && mkdir -p out/release
-	@set -e; for platform in $(PLATFORMS); do \
-	  name=evenkeel_$(VERSION)_$${platform/\//_}; dir=out/release/$$name; mkdir -p $$dir/completion; \
-	  CGO_ENABLED=0 GOOS=$${platform%/*} GOARCH=$${platform#*/} go build -trimpath -buildvcs=false -ldflags '$(LDFLAGS) -buildid=' -o $$dir/evenkeel ./cmd/evenkeel; \
-	  cp -r README.md CHANGELOG.md SECURITY.md docs configs $$dir; \
-	  for shell in bash zsh fish; do go run ./cmd/evenkeel completion $$shell >$$dir/completion/evenkeel.$$shell; done; \
-	  tar -C out/release --sort=name --mtime=@$$(git log -1 --format=%ct) --owner=0 --group=0 --numeric-owner --mode=go-w -cf - $$name | gzip -9n >$$dir.tar.gz; \
-	  rm -rf $$dir; echo $$name.tar.gz; \
-	done
-	@cd out/release && sha256sum *.tar.gz >SHA256SUMS && cat SHA256SUMS
+	@VERSION='$(VERSION)' LDFLAGS='$(LDFLAGS)' PLATFORMS='$(PLATFORMS)' TOOLS='$(TOOLS)' NFPM='$(NFPM)' bench/release.sh
 
 .PHONY: vulncheck
 vulncheck: ## govulncheck; says so where its database cannot be reached
@@ -162,5 +175,6 @@ ci: ## what CI runs: lint, vulnerabilities, fuzz seeds, short benchmarks, and ev
 	@bench/ci-tools.sh
 	$(MAKE) --no-print-directory build lint vulncheck
 	$(MAKE) --no-print-directory bench BENCHTIME=1x >/dev/null
-	go test -race -vet=off -p 3 -timeout 20m ./gateway ./...
+	$(MAKE) --no-print-directory image-check chart-check
+	CGO_ENABLED=1 go test -race -vet=off -p 3 -timeout 20m ./gateway ./...
 	go test -count=1 -vet=off -p 3 -timeout 20m ./gateway ./...
