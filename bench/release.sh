@@ -47,7 +47,7 @@ for platform in $PLATFORMS; do
 		sed '1,/^\[Unit\]/ { /^\[Unit\]/!d }; s|/usr/local/bin/|/usr/bin/|; s|^Documentation=.*|Documentation=man:evenkeel(1)|' configs/systemd/evenkeel.service >"$dir/evenkeel.service"
 		find "$dir" -exec touch -d "@$SOURCE_DATE_EPOCH" {} +
 		export ARCH DIR=$dir
-		for kind in deb rpm; do "$TOOLS/nfpm" package -f configs/packages/nfpm.yaml -p $kind -t $out/ >/dev/null; done
+		for kind in deb rpm; do "$TOOLS/nfpm" package -f configs/packages/nfpm.yaml -p $kind -t $out/ >"$work/said" || { cat "$work/said"; exit 1; }; done
 	fi
 done
 (cd $out && sha256sum -- *[!S] >SHA256SUMS && cat SHA256SUMS)
