@@ -35,7 +35,7 @@ build: ## one static binary: bin/evenkeel
 	@go build -ldflags '$(LDFLAGS)' -o $(BIN)/evenkeel ./cmd/evenkeel && echo "Compiled in $$SECONDS s."
 
 .PHONY: demo
-demo: build ## engines, proxy and load in one process: policies side by side on a real trace (under 90 s)
+demo: build ## engines, proxy and load in one process: policies side by side on a real trace, in a minute
 	@$(BIN)/evenkeel demo
 
 .PHONY: test

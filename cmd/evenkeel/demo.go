@@ -25,7 +25,7 @@ import (
 // and load in this process, over loopback HTTP, all fresh for every policy.
 type demoCmd struct {
 	Trace    string `placeholder:"FILE" help:"Requests to send: Azure CSV or Mooncake JSON lines, gzipped or not (default: Azure's conversation trace of 2023)."`
-	Requests int    `default:"700" placeholder:"N" help:"Requests for each policy (default: ${default})."`
+	Requests int    `default:"640" placeholder:"N" help:"Requests for each policy (default: ${default})."`
 	Workers  int    `default:"8" placeholder:"G" help:"Decode ranks, which step together (default: ${default})."`
 	Slots    int    `default:"16" placeholder:"B" help:"Requests a rank decodes at once (default: ${default})."`
 	Extra    int    `default:"32" placeholder:"N" help:"Requests in the system beyond the slots (default: ${default})."`
