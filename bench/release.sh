@@ -45,6 +45,7 @@ for platform in $PLATFORMS; do
 	if [ -x "$TOOLS/nfpm" ] && [ "${platform%/*}" = linux ]; then
 		gzip -9n "$dir/evenkeel.1"
 		sed '1,/^\[Unit\]/ { /^\[Unit\]/!d }; s|/usr/local/bin/|/usr/bin/|; s|^Documentation=.*|Documentation=man:evenkeel(1)|' configs/systemd/evenkeel.service >"$dir/evenkeel.service"
+		chmod -R u=rwX,go=rX "$dir"
 		find "$dir" -exec touch -d "@$SOURCE_DATE_EPOCH" {} +
 		export ARCH DIR=$dir
 		for kind in deb rpm; do "$TOOLS/nfpm" package -f configs/packages/nfpm.yaml -p $kind -t $out/ >"$work/said" || { cat "$work/said"; exit 1; }; done
