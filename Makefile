@@ -31,7 +31,7 @@ help: ## print this
 
 .PHONY: build
 build: ## one static binary: bin/evenkeel
-	@echo "Compiling bin/evenkeel. The first time this takes about 2 minutes on two cores, later a few seconds."
+	@echo "Compiling bin/evenkeel. The first time this takes about 70 seconds on two cores, later a few seconds."
 	@go build -ldflags '$(LDFLAGS)' -o $(BIN)/evenkeel ./cmd/evenkeel && echo "Compiled in $$SECONDS s."
 
 .PHONY: demo
