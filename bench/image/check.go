@@ -102,23 +102,32 @@ func ask(ctx context.Context, p *world.Process, at []string) (string, error) {
 func (b builder) command(ctx context.Context, tag, config, folder string) (cmd *exec.Cmd, how string, err error) {
 	if b.name() != "buildah" {
 		flags := []string{"run", "--rm", "--read-only", "--network", "host", "--cap-drop", "ALL", "--security-opt", "no-new-privileges"}
-		if _, err = b.do(ctx, append(flags[:len(flags):len(flags)], tag, "version")...); err == nil {
+		why := b.refuses(ctx, append(flags[:len(flags):len(flags)], tag, "version"))
+		if why == "" {
 			flags = append(flags, "-v", config+":"+configPath+":ro", tag)
 			return exec.CommandContext(ctx, b[0], append(b[1:len(b):len(b)], flags...)...), "by " + b.name() + ", read-only", nil
 		}
 		tool := builder{"buildah"}.inside(folder)
-		if _, missing := exec.LookPath(tool.name()); missing != nil || b.name() == "docker" {
-			return nil, err.Error(), nil
+		if b.name() == "docker" || tool.refuses(ctx, []string{"info"}) != "" {
+			return nil, why, nil
 		}
 		b = tool // it reads podman's storage
 	}
 	return b.chroot(ctx, tag, config)
 }
 
+// refuses is why a command of the tool fails; empty: it works.
+func (b builder) refuses(ctx context.Context, args []string) string {
+	if _, err := b.do(ctx, args...); err != nil {
+		return err.Error()
+	}
+	return ""
+}
+
 // chroot runs the image's command as its user in its root filesystem, which is mounted
 // read-only for this process alone. It wants root's rights, and Linux.
 func (b builder) chroot(ctx context.Context, tag, config string) (cmd *exec.Cmd, how string, err error) {
-	if err := exec.CommandContext(ctx, "unshare", "--mount", "true").Run(); err != nil || os.Getuid() != 0 {
+	if os.Getuid() != 0 || (builder{"unshare"}).refuses(ctx, []string{"--mount", "true"}) != "" {
 		return nil, "no container can be started here, and without root's rights neither can chroot", nil
 	}
 	text, err := b.do(ctx, "inspect", "--type", "image", tag)
