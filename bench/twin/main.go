@@ -33,6 +33,7 @@ type options struct {
 	world.Options
 	lasts time.Duration
 	share float64
+	price bool
 	only  string
 	out   string
 }
@@ -45,10 +46,14 @@ func main() {
 		f.StringVar(&o.Keep, "keep", "", "folder for configs and logs; empty: a temporary one")
 		f.DurationVar(&o.lasts, "for", 7*time.Minute, "how long each run lasts")
 		f.Float64Var(&o.share, "share", 0.01, "dispatch.twin_share")
+		f.BoolVar(&o.price, "price", false, "what the twin costs at 144 ranks of 40 slots: two proxies at once, one of them without a twin")
 		f.StringVar(&o.only, "only", "", "only the scenes whose names contain this")
 		f.StringVar(&o.out, "out", "", "document to write the table into; empty: it is printed")
 		if err := f.Parse(args); err != nil {
 			return false, err
+		}
+		if o.price {
+			return o.prices(ctx, out)
 		}
 		return o.run(ctx, out)
 	}))
@@ -161,6 +166,7 @@ type found struct {
 	began   time.Time
 	last    *verdict // of the model
 	seen    int      // verdicts
+	oldest  float64  // seconds, that a verdict was old before the next one came
 	cpu     float64  // of a core, that the twin used
 	rss     float64  // MiB
 }
@@ -188,47 +194,18 @@ func (o options) play(ctx context.Context, s scene, policy, other string) (f *fo
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, w.Close(err == nil)) }()
-	prefill, err := w.Engines(refengine.Config{Role: refengine.Prefill, Model: "m", PrefillBase: 5 * time.Millisecond, PrefillPerToken: time.Microsecond, PrefillConcurrency: 64, PromptTokensDetails: true})
+	p, engines, err := serve(ctx, w, s, "evenkeel", fmt.Sprintf("policy: %q, twin: [%q], twin_share: %g", policy, other, o.share))
 	if err != nil {
 		return nil, err
 	}
-	f = &found{policy: policy}
-	decode := []string{}
-	for _, g := range s.fleet.Groups {
-		e, err := w.Engines(refengine.Config{
-			Role: refengine.Decode, Model: "m", Group: g.Name, DPSize: len(g.Ranks), Slots: g.Ranks[0].Slots, KVTokens: int(g.Ranks[0].Capacity), KVHoldTimeout: time.Hour,
-			C0: millis(g.C0Ms), C1: millis(g.C1Ms), TransferBase: time.Duration(s.fleet.Transfer) * millis(g.C0Ms), PromptTokensDetails: true, StepLog: 1 << 20,
-		})
-		if err != nil {
-			return nil, err
-		}
-		f.engines = append(f.engines, e...)
-		kv := ""
-		if c := g.Ranks[0].Capacity; c > 0 {
-			kv = fmt.Sprintf(", kv_tokens: %d", c)
-		}
-		decode = append(decode, world.EnginesAt(e[0].URLs(), ", group: %q, slots: %d%s", g.Name, g.Ranks[0].Slots, kv)...)
-	}
-	p := w.Proxies("evenkeel")[0]
-	if err := p.ServeWith(ctx, fmt.Sprintf(`listen: %q
-admin: {listen: %q}
-dispatch: {policy: %q, twin: [%q], twin_share: %g}
-pool: {size: 100000}
-limits: {body_bytes: 67108864}
-%s`, p.Clients, p.Address, policy, other, o.share, world.Engines(world.EnginesAt(prefill[0].URLs(), ""), decode))); err != nil {
-		return nil, err
-	}
-	watched := make(chan struct{})
-	watching, stop := context.WithCancel(ctx)
-	f.began = time.Now()
-	go func() { defer close(watched); f.watch(watching, p) }()
+	f = &found{policy: policy, engines: engines}
+	stop := f.watching(ctx, p)
 	pid := p.Pid
 	r, err := load.Run(ctx, load.Config{
 		URLs: []string{p.URL()}, Requests: s.requests, Rate: s.rate, Duration: o.lasts, Chat: 0.5, Stream: 1, Usage: 0.5, Seed: 1, Check: load.CheckShape,
 	})
 	f.rss = world.MiB(world.RSS(pid))
 	stop()
-	<-watched
 	if err != nil {
 		return nil, err
 	}
@@ -240,7 +217,47 @@ limits: {body_bytes: 67108864}
 	return f, err
 }
 
+// serve starts a proxy with engines of its own. The engines returned are those of the decode groups.
+func serve(ctx context.Context, w *world.World, s scene, name, dispatch string) (p *world.Proxy, engines []*refengine.Engine, err error) {
+	prefill, err := w.Engines(refengine.Config{Role: refengine.Prefill, Model: "m", PrefillBase: 5 * time.Millisecond, PrefillPerToken: time.Microsecond, PrefillConcurrency: 64, PromptTokensDetails: true})
+	if err != nil {
+		return nil, nil, err
+	}
+	decode := []string{}
+	for _, g := range s.fleet.Groups {
+		e, err := w.Engines(refengine.Config{
+			Role: refengine.Decode, Model: "m", Group: g.Name, DPSize: len(g.Ranks), Slots: g.Ranks[0].Slots, KVTokens: int(g.Ranks[0].Capacity), KVHoldTimeout: time.Hour,
+			C0: millis(g.C0Ms), C1: millis(g.C1Ms), TransferBase: time.Duration(s.fleet.Transfer) * millis(g.C0Ms), PromptTokensDetails: true, StepLog: 1 << 20,
+		})
+		if err != nil {
+			return nil, nil, err
+		}
+		engines = append(engines, e...)
+		kv := ""
+		if c := g.Ranks[0].Capacity; c > 0 {
+			kv = fmt.Sprintf(", kv_tokens: %d", c)
+		}
+		decode = append(decode, world.EnginesAt(e[0].URLs(), ", group: %q, slots: %d%s", g.Name, g.Ranks[0].Slots, kv)...)
+	}
+	p = w.Proxies(name)[0]
+	return p, engines, p.ServeWith(ctx, fmt.Sprintf(`listen: %q
+admin: {listen: %q}
+dispatch: {%s}
+pool: {size: 100000}
+limits: {body_bytes: 67108864}
+%s`, p.Clients, p.Address, dispatch, world.Engines(world.EnginesAt(prefill[0].URLs(), ""), decode)))
+}
+
 func millis(ms float64) time.Duration { return time.Duration(ms * float64(time.Millisecond)) }
+
+// watching reads the verdicts until the function that it returns is called.
+func (f *found) watching(ctx context.Context, p *world.Proxy) (stop func()) {
+	ctx, cancel := context.WithCancel(ctx)
+	done := make(chan struct{})
+	f.began = time.Now()
+	go func() { defer close(done); f.watch(ctx, p) }()
+	return func() { cancel(); <-done }
+}
 
 // watch reads the verdicts.
 func (f *found) watch(ctx context.Context, p *world.Proxy) {
@@ -267,6 +284,7 @@ func (f *found) watch(ctx context.Context, p *world.Proxy) {
 				}
 				to := now.Add(-seconds(g.Twin.AgeSeconds))
 				g.Twin.to, g.Twin.from = to.Sub(f.began), to.Add(-seconds(g.Twin.WindowSeconds)).Sub(f.began)
+				f.oldest = max(f.oldest, g.Twin.AgeSeconds)
 				if f.last = g.Twin; to.Sub(last) > time.Second {
 					f.seen, last = f.seen+1, to
 				}

@@ -174,6 +174,6 @@ func measure(ctx context.Context, p *proxy, o options, seed uint64) (s sample, e
 	if err != nil {
 		return s, err
 	}
-	s.live, err = p.memory()
+	s.live, err = p.InUse()
 	return s, err
 }

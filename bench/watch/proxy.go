@@ -3,7 +3,6 @@ package main
 import (
 	"bufio"
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -135,19 +134,4 @@ func (p *proxy) hear() (string, error) {
 		return "", fmt.Errorf("the idle clients' process ended: %w", err)
 	}
 	return strings.TrimSpace(text), nil
-}
-
-// memory is what the proxy's last collection of garbage left, by its own metrics:
-// the next one is due when that has doubled, and stacks count once.
-func (p *proxy) memory() (int64, error) {
-	all, err := p.Series()
-	if err != nil {
-		return 0, err
-	}
-	next, there := all["go_memstats_next_gc_bytes"]
-	stacks, too := all["go_memstats_stack_inuse_bytes"]
-	if !there || !too {
-		return 0, errors.New("its metrics do not say how much memory it has in use")
-	}
-	return int64((next + stacks) / 2), nil
 }

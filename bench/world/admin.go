@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -103,4 +104,19 @@ func (a Admin) Held(who string) []string {
 func (a Admin) Metric(prefix string) float64 {
 	page, _ := a.Page() // an error page has no series
 	return Sum(page, prefix)
+}
+
+// InUse is how many bytes the proxy's last collection of garbage left, by its own metrics. The next collection is due
+// when they have doubled, and stacks count once.
+func (a Admin) InUse() (int64, error) {
+	all, err := a.Series()
+	if err != nil {
+		return 0, err
+	}
+	next, there := all["go_memstats_next_gc_bytes"]
+	stacks, too := all["go_memstats_stack_inuse_bytes"]
+	if !there || !too {
+		return 0, errors.New("its metrics do not say how much memory it has in use")
+	}
+	return int64((next + stacks) / 2), nil
 }
