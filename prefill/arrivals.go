@@ -87,7 +87,7 @@ func (a *arrivals) full(m *model) error {
 	if m.early() {
 		key = "pool.size"
 	}
-	return fmt.Errorf("%w: %d requests wait for model %q; send fewer, or raise %s", ErrQueueFull, a.bounds(m).Max, m.name, key)
+	return &FullError{m.name, a.bounds(m).Max, key}
 }
 
 // makeRoom displaces those that yield to n requests like this one, none unless

@@ -1,6 +1,9 @@
 package prefill
 
-import "errors"
+import (
+	"errors"
+	"fmt"
+)
 
 // What Acquire can fail with, next to the context's own error. The gateway
 // turns each into the status and code that stand beside it.
@@ -13,3 +16,17 @@ var (
 	ErrBadTarget     = errors.New("prefill: no such candidate")                        // 400 bad_target
 	ErrBadPolicy     = errors.New("prefill")                                           // 400 bad_policy; policy.Parse says what is wrong
 )
+
+// FullError is an ErrQueueFull with what is full.
+type FullError struct {
+	Model string
+	Max   int    // requests that may wait for it
+	Key   string // of the config, which sets that
+}
+
+func (e *FullError) Error() string {
+	return fmt.Sprintf("%v: %d requests wait for model %q; send fewer, or raise %s", ErrQueueFull, e.Max, e.Model, e.Key)
+}
+
+// Unwrap makes it an ErrQueueFull.
+func (e *FullError) Unwrap() error { return ErrQueueFull }

@@ -163,9 +163,13 @@ func Refused(log *zap.Logger, side, id string, resp *engine.Response, body []byt
 
 // Queue maps what the prefill tier says.
 func Queue(err error, model string) *openai.Error {
+	var full *prefill.FullError
 	switch {
-	case errors.Is(err, prefill.ErrQueueFull):
-		return &openai.Error{Status: http.StatusTooManyRequests, Code: "queue_full", Message: "too many requests wait already; retry later", RetryAfter: 1}
+	case errors.As(err, &full):
+		return &openai.Error{
+			Status: http.StatusTooManyRequests, Code: "queue_full", Message: "too many requests wait already; retry later", RetryAfter: 1,
+			Why: fmt.Sprintf("the arrival queue of model %s takes %d requests (%s)", full.Model, full.Max, full.Key),
+		}
 	case errors.Is(err, prefill.ErrKVExhausted):
 		return openai.Unavailable("prefill_kv_exhausted", "every prefill engine's KV memory is taken; retry later", 2)
 	case errors.Is(err, prefill.ErrQueueTimeout):

@@ -19,6 +19,7 @@ type recent struct {
 
 	mu       sync.Mutex // only requests that failed take it
 	failures map[Failure]uint64
+	whys     map[Failure]string
 }
 
 // Failure is how requests fail: with an outcome of a fixed set, and its status.
@@ -38,9 +39,13 @@ func (r *recent) end(fail *openai.Error) {
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		if r.failures == nil {
-			r.failures = map[Failure]uint64{}
+			r.failures, r.whys = map[Failure]uint64{}, map[Failure]string{}
 		}
-		r.failures[Failure{Outcome(fail), fail.Status}]++
+		f := Failure{Outcome(fail), fail.Status}
+		r.failures[f]++
+		if fail.Why != "" {
+			r.whys[f] = fail.Why
+		}
 	}
 }
 
@@ -49,11 +54,12 @@ func failed(fail *openai.Error) bool {
 	return fail != nil && (fail.Status/100 == 5 || fail.Status == http.StatusTooManyRequests)
 }
 
-// fails are the failures since the start; what it returns is the caller's.
-func (r *recent) fails() map[Failure]uint64 {
+// fails are the failures since the start, and why the last one of each was; what it
+// returns is the caller's.
+func (r *recent) fails() (map[Failure]uint64, map[Failure]string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return maps.Clone(r.failures)
+	return maps.Clone(r.failures), maps.Clone(r.whys)
 }
 
 // A minute is a histogram of the last minute, in parts that are forgotten one by
@@ -138,10 +144,12 @@ type Recent struct {
 	TTFT, TPOT    Latency
 	Ended, Failed uint64             // requests since the start; failed: 5xx and 429
 	Failures      map[Failure]uint64 // those that failed, by how
+	Whys          map[Failure]string // of the last one of each, where somebody told it
 }
 
 // Recent tells what clients got lately.
 func (g *Journal) Recent() Recent {
 	r, now := &g.recent, time.Now()
-	return Recent{r.ttft.latency(now), r.tpot.latency(now), r.ended.Load(), r.failed.Load(), r.fails()}
+	failures, whys := r.fails()
+	return Recent{r.ttft.latency(now), r.tpot.latency(now), r.ended.Load(), r.failed.Load(), failures, whys}
 }

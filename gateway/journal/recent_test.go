@@ -41,14 +41,17 @@ func TestObservingAMinuteDoesNotAllocate(t *testing.T) {
 
 func TestFailuresAreKeptByTheirOutcome(t *testing.T) {
 	var r recent
-	require.Empty(t, r.fails())
+	counts, _ := r.fails()
+	require.Empty(t, counts)
 	for _, fail := range []*openai.Error{
-		nil, {Status: http.StatusBadRequest, Code: "invalid_json"}, {Status: http.StatusTooManyRequests, Code: "queue_full"}, {Status: http.StatusTooManyRequests, Code: "queue_full"},
+		nil, {Status: http.StatusBadRequest, Code: "invalid_json"}, {Status: http.StatusTooManyRequests, Code: "queue_full", Why: "it takes 40"}, {Status: http.StatusTooManyRequests, Code: "queue_full"},
 		{Status: http.StatusServiceUnavailable, Code: "an engine wrote this"},
 	} {
 		r.end(fail)
 	}
-	require.Equal(t, map[Failure]uint64{{"queue_full", 429}: 2, {"engine_error", 503}: 1}, r.fails(), "the client's own mistakes are none")
+	counts, whys := r.fails()
+	require.Equal(t, map[Failure]uint64{{"queue_full", 429}: 2, {"engine_error", 503}: 1}, counts, "the client's own mistakes are none")
+	require.Equal(t, map[Failure]string{{"queue_full", 429}: "it takes 40"}, whys)
 	require.Equal(t, uint64(5), r.ended.Load())
 }
 

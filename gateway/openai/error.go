@@ -24,7 +24,8 @@ type Error struct {
 	Code       string
 	Param      string // the key at fault; empty: null
 	Message    string
-	RetryAfter int // seconds for a Retry-After header; 0: none
+	RetryAfter int    // seconds for a Retry-After header; 0: none
+	Why        string // for operators, never sent: what was full, its limit and the key that sets it; empty: there is no more to say
 
 	// An engine's own refusal reaches the client byte for byte:
 	// Raw replaces the object above, of the type ContentType.

@@ -7,6 +7,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"math/rand/v2"
 	"net/http"
 	"slices"
@@ -124,7 +125,7 @@ func (s *Server) Serve(ctx *fasthttp.RequestCtx, in *request.Incoming, req *open
 		return openai.NewError(http.StatusInternalServerError, "internal_error", "the connection is not watched")
 	}
 	if !s.enter() {
-		return &openai.Error{Status: http.StatusTooManyRequests, Code: "queue_full", RetryAfter: 1, Message: "too many requests are passed through to engines already; retry later"}
+		return &openai.Error{Status: http.StatusTooManyRequests, Code: "queue_full", RetryAfter: 1, Message: "too many requests are passed through to engines already; retry later", Why: fmt.Sprintf("the proxy passes %d requests through to engines at once, which no key changes", mostOpen)}
 	}
 	j := &job{srv: s, in: in, req: req, path: path, conn: conn, raw: raw, kind: string(ctx.Request.Header.ContentType())}
 	handed := false

@@ -1,0 +1,18 @@
+package failure
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"evenkeel/prefill"
+)
+
+// Operators are told which queue is full, and clients are not.
+func TestAFullQueueIsNamedToOperators(t *testing.T) {
+	e := Queue(fmt.Errorf("request 7: %w", &prefill.FullError{Model: "m", Max: 40, Key: "prefill.queue.max"}), "m")
+	require.Equal(t, 429, e.Status)
+	require.Equal(t, "the arrival queue of model m takes 40 requests (prefill.queue.max)", e.Why)
+	require.NotContains(t, string(e.JSON()), "prefill.queue.max")
+}
