@@ -93,6 +93,20 @@ func TestAdviceNamesTheNarrowSide(t *testing.T) {
 	}
 }
 
+// While an engine is down it is not known whether there are enough.
+func TestAdviceKnowsOfRanksThatAreDown(t *testing.T) {
+	t.Parallel()
+	c := start(t, options{dirty: true, prefill: []refengine.Config{{}, {}}, decode: []refengine.Config{{DPSize: 1}, {DPSize: 1}}, configure: func(cfg *config.Config) {
+		cfg.Advice.Interval, cfg.Advice.Window = 10*time.Millisecond, 100*time.Millisecond
+	}})
+	c.decode[1].Kill()
+	c.prefill[1].Kill()
+	c.eventually("it says so", func() bool {
+		given := c.gw.Status(t.Context()).Advice
+		return len(given) == 1 && given[0].Steps[0] == advice.Step{Kind: advice.None, Reason: advice.ReasonRanksDown} && given[0].Decode.Down == 1 && given[0].Prefill.Down == 1
+	})
+}
+
 func TestNoAdviceWhereItIsOff(t *testing.T) {
 	t.Parallel()
 	c := start(t, options{configure: func(cfg *config.Config) { cfg.Advice.Interval = 0 }})

@@ -2,6 +2,7 @@ package advice
 
 import (
 	"fmt"
+	"strings"
 	"time"
 )
 
@@ -28,6 +29,7 @@ const (
 	ReasonTooLittleData = "too_little_data"   // none
 	ReasonPrefillDown   = "prefill_down"      // none: no rank answers, which more ranks do not mend
 	ReasonDecodeDown    = "decode_down"
+	ReasonRanksDown     = "ranks_down" // none: those that answer are enough, and whether all would be is not known
 )
 
 // Step is one thing to do.
@@ -43,13 +45,14 @@ func Steps() []Step {
 		{AddDecode, ReasonPoolWait}, {AddDecode, ReasonBusy}, {AddDecode, ReasonKV},
 		{RemovePrefill, ReasonIdle}, {RemoveDecode, ReasonIdle},
 		{Rebalance, ReasonToPrefill}, {Rebalance, ReasonToDecode},
-		{None, ReasonBalanced}, {None, ReasonTooLittleData}, {None, ReasonPrefillDown}, {None, ReasonDecodeDown},
+		{None, ReasonBalanced}, {None, ReasonTooLittleData}, {None, ReasonPrefillDown}, {None, ReasonDecodeDown}, {None, ReasonRanksDown},
 	}
 }
 
 // Side is what was seen of one side, mean of the window, and what it should be.
 type Side struct {
 	Live           int     `json:"live_ranks"` // now
+	Down           int     `json:"down_ranks"` // now; they do not answer
 	Advised        int     `json:"advised_ranks"`
 	BacklogSeconds float64 `json:"backlog_seconds"` // until what comes now would begin
 	Busy           float64 `json:"busy_share"`      // prefill: of time; decode: of slots
@@ -101,7 +104,7 @@ func (a *Advisor) Observe(s Sample) Advice {
 	out := a.seen()
 	if s.At.Sub(a.since) < a.set.Window {
 		out.Steps = []Step{{None, ReasonTooLittleData}}
-		out.Says = fmt.Sprintf("watched for less than %v", a.set.Window)
+		out.Says = fmt.Sprintf("How many ranks are needed is not known yet: both sides have been watched for less than %v.", a.set.Window)
 		return out
 	}
 	a.needs = append(keepAfter(a.needs, s.At.Add(-a.set.Calm), func(n need) time.Time { return n.at }), a.mean())
@@ -116,9 +119,9 @@ func (a *Advisor) down(s Sample) Advice {
 	out := a.seen()
 	a.samples = a.samples[:0]
 	step := Step{None, ReasonPrefillDown}
-	out.Says = "no prefill rank answers; see /workers"
+	out.Says = "How many ranks are needed is not known while no prefill rank answers; see /workers."
 	if s.Prefill.Live > 0 {
-		step.Reason, out.Says = ReasonDecodeDown, "no decode rank answers; see /workers"
+		step.Reason, out.Says = ReasonDecodeDown, "How many ranks are needed is not known while no decode rank answers; see /workers."
 	}
 	out.Steps = []Step{step}
 	if most := a.most(s.At.Add(-a.set.Calm)); most.at != (time.Time{}) {
@@ -132,8 +135,8 @@ func (a *Advisor) down(s Sample) Advice {
 func (a *Advisor) seen() Advice {
 	var out Advice
 	now := &a.samples[len(a.samples)-1]
-	out.Prefill = Side{Live: now.Prefill.Live, Advised: now.Prefill.Live}
-	out.Decode = Side{Live: now.Decode.Live, Advised: now.Decode.Live}
+	out.Prefill = Side{Live: now.Prefill.Live, Down: now.Prefill.Down, Advised: now.Prefill.Live}
+	out.Decode = Side{Live: now.Decode.Live, Down: now.Decode.Down, Advised: now.Decode.Live}
 	n := float64(len(a.samples))
 	for i := range a.samples {
 		p, d := &a.samples[i].Prefill, &a.samples[i].Decode
@@ -220,7 +223,8 @@ func (a *Advisor) advise(out *Advice) {
 	lately, calm := a.most(now.at.Add(-a.set.Window)), a.most(now.at.Add(-a.set.Calm))
 	a.short.prefill = isShort(a.short.prefill, now.prefill, out.Prefill.Live)
 	a.short.decode = isShort(a.short.decode, now.decode, out.Decode.Live)
-	whole := now.at.Sub(a.since) >= a.set.Window+a.set.Calm
+	lost := out.Prefill.Down + out.Decode.Down
+	whole := now.at.Sub(a.since) >= a.set.Window+a.set.Calm && lost == 0 // what ranks that are down would be needed for is not known
 	sparePrefill := whole && !a.short.prefill && ranks(calm.prefillThen) < out.Prefill.Live
 	spareDecode := whole && !a.short.decode && ranks(calm.decodeThen) < out.Decode.Live
 	if a.short.prefill {
@@ -255,10 +259,41 @@ func (a *Advisor) advise(out *Advice) {
 			out.Steps = append(out.Steps, Step{RemoveDecode, ReasonIdle})
 		}
 	}
-	out.Says = fmt.Sprintf("prefill: %d ranks, %d advised; decode: %d ranks, %d advised", out.Prefill.Live, out.Prefill.Advised, out.Decode.Live, out.Decode.Advised)
-	if len(out.Steps) == 0 {
+	out.Says = fmt.Sprintf("Prefill has %s, and %d are advised. Decode has %s, and %d are advised.", count(out.Prefill.Live), out.Prefill.Advised, count(out.Decode.Live), out.Decode.Advised)
+	switch {
+	case lost > 0 && len(out.Steps) == 0:
+		out.Steps = []Step{{None, ReasonRanksDown}}
+		out.Says = down(out) + " Those that answer are enough for what comes now. Whether there are enough ranks for what came before is not known until all answer."
+	case lost > 0:
+		out.Says += " " + down(out) + " Mend them first: how many more are needed then is not known."
+	case len(out.Steps) == 0:
 		out.Steps = []Step{{None, ReasonBalanced}}
 	}
+}
+
+// down says which ranks do not answer.
+func down(out *Advice) string {
+	var parts []string
+	for _, s := range []struct {
+		name string
+		side Side
+	}{{"prefill", out.Prefill}, {"decode", out.Decode}} {
+		if s.side.Down > 0 {
+			parts = append(parts, fmt.Sprintf("%d of %d %s ranks", s.side.Down, s.side.Down+s.side.Live, s.name))
+		}
+	}
+	is := "do"
+	if out.Prefill.Down+out.Decode.Down == 1 {
+		is = "does"
+	}
+	return strings.Join(parts, " and ") + " " + is + " not answer."
+}
+
+func count(ranks int) string {
+	if ranks == 1 {
+		return "1 rank"
+	}
+	return fmt.Sprintf("%d ranks", ranks)
 }
 
 func isShort(was bool, need float64, live int) bool {

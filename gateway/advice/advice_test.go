@@ -100,6 +100,14 @@ func TestAdvice(t *testing.T) {
 			"no rank that answers is an outage, not a want of ranks", with(sides(0, 0), func(s *advice.Sample) { s.Decode.Live = 0 }),
 			5 * time.Minute, []advice.Step{{Kind: advice.None, Reason: advice.ReasonDecodeDown}}, 4, 0,
 		},
+		{
+			"while ranks are down it is not known whether there are enough", with(sides(0.5, 0.5), func(s *advice.Sample) { s.Decode.Down = 4 }),
+			5 * time.Minute, []advice.Step{{Kind: advice.None, Reason: advice.ReasonRanksDown}}, 4, 8,
+		},
+		{
+			"and none is spared", with(sides(0.25, 0.25), func(s *advice.Sample) { s.Prefill.Down = 1 }),
+			12 * time.Minute, []advice.Step{{Kind: advice.None, Reason: advice.ReasonRanksDown}}, 4, 8,
+		},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			got := watch().see(row.sample, row.seen, 5)
@@ -112,6 +120,15 @@ func TestAdvice(t *testing.T) {
 			require.NotEmpty(t, got.Says+got.Steps[0].Reason)
 		})
 	}
+}
+
+func TestAdviceSaysWhatIsNotKnownWhileRanksAreDown(t *testing.T) {
+	s := with(sides(0.5, 0.5), func(s *advice.Sample) { s.Decode.Down, s.Prefill.Down = 4, 1 })
+	require.Equal(t, "1 of 5 prefill ranks and 4 of 12 decode ranks do not answer. Those that answer are enough for what comes now. Whether there are enough ranks for what came before is not known until all answer.", watch().see(s, 5*time.Minute, 5).Says)
+	s = with(sides(0.5, 1), func(s *advice.Sample) { s.Decode.Down = 1 })
+	got := watch().see(s, 5*time.Minute, 5)
+	require.Equal(t, advice.AddDecode, got.Steps[0].Kind)
+	require.Equal(t, "Prefill has 4 ranks, and 4 are advised. Decode has 8 ranks, and 10 are advised. 1 of 9 decode ranks does not answer. Mend them first: how many more are needed then is not known.", got.Says)
 }
 
 func TestBacklogsAreSeconds(t *testing.T) {

@@ -19,6 +19,7 @@ type Sample struct {
 // Prefill is the side that computes prompts.
 type Prefill struct {
 	Live     int     // ranks that answer
+	Down     int     // ranks that do not
 	Busy     int     // of them, those with a probe unanswered
 	Requests int     // in the arrival queue
 	Waiting  float64 // seconds one rank would compute for: the arrival queue, and what stands behind the probe that runs
@@ -29,7 +30,8 @@ type Prefill struct {
 
 // Decode is the side that makes answers.
 type Decode struct {
-	Live     int // ranks
+	Live     int // ranks that answer
+	Down     int // ranks that do not
 	Slots    int // of them all
 	Used     int
 	KVTokens int64

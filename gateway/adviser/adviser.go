@@ -103,8 +103,12 @@ func (a *Adviser) samples(now time.Time, boards []board.ModelStatus) map[string]
 	inflight := 0
 	for _, c := range a.host.Tier.Status() {
 		inflight += c.Inflight
-		if s := all[a.boardOfCandidate(&c, all)]; s != nil && (c.State == "open" || c.State == "closed") {
+		switch s := all[a.boardOfCandidate(&c, all)]; {
+		case s == nil:
+		case c.State == "open" || c.State == "closed":
 			addPrefill(&s.Prefill, &c)
+		case c.State == "down":
+			s.Prefill.Down++
 		}
 	}
 	full := a.host.Places.Used() >= a.host.Places.Size() && pooled > inflight
@@ -126,6 +130,9 @@ func decodeSide(m *board.ModelStatus) advice.Decode {
 	d := advice.Decode{Pool: m.Pool, Oldest: time.Duration(m.OldestSeconds * float64(time.Second)), Ended: m.Finished + m.Cancelled + m.Failed}
 	known := true
 	for _, w := range m.Workers {
+		if w.Down {
+			d.Down++
+		}
 		if !w.Up {
 			continue
 		}
