@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"time"
 )
 
@@ -16,6 +17,8 @@ const (
 	stripBins = int(15 * time.Minute / every)
 	hourBins  = int(time.Hour / every)
 	fewBins   = int(5 * time.Minute / every)
+	minute    = int(time.Minute / every)
+	lately    = 2 // bins
 	mostFlags = 64
 	mostLines = 32 // groups that have a line
 
@@ -33,6 +36,7 @@ type Outcome struct {
 type Now struct {
 	Ended    uint64
 	Failures map[Outcome]uint64
+	Whys     map[Outcome]string // of the last request that failed so, where somebody told it
 	Lines    []Line
 	Engines  map[Engine]string // up, drain, or a state of those that get nothing
 	Drains   bool              // the proxy
@@ -43,6 +47,15 @@ type Now struct {
 // Engine is an engine, or a rank of it; a prefill engine and a decode engine may share a
 // name.
 type Engine struct{ Role, Name string }
+
+// String is what it is, at the begin of a sentence.
+func (e Engine) String() string {
+	is := e.Role + " engine "
+	if strings.Contains(e.Name, "/") {
+		is = e.Role + " rank "
+	}
+	return strings.ToUpper(is[:1]) + is[1:] + e.Name
+}
 
 // Line is how high a group stands.
 type Line struct {
@@ -102,11 +115,17 @@ type Event struct {
 // Failed is how many requests failed in one way.
 type Failed struct {
 	Outcome    string `json:"outcome"`
-	Status     int    `json:"status"` // of the answer
+	Status     int    `json:"status"`    // of the answer
+	Last10S    uint64 `json:"last_10_s"` // of the last 5 s to 10 s, in bins as those of the strip
+	LastMinute uint64 `json:"last_minute"`
 	Last5Min   uint64 `json:"last_5_min"`
 	LastHour   uint64 `json:"last_hour"`
 	SinceStart uint64 `json:"since_start"`
+	Why        string `json:"why,omitempty"` // of the last one, for operators
 }
+
+// Ended is how many requests ended, and how many of them failed.
+type Ended struct{ All, Failed uint64 }
 
 // Add takes in how things stand.
 func (t *Timeline) Add(n Now, at time.Time) {
@@ -175,33 +194,33 @@ func (t *Timeline) flag(n *Now, b *bin, at time.Time) {
 	say := func(kind, format string, args ...any) {
 		t.flags = append(t.flags, Event{at.UnixMilli(), kind, fmt.Sprintf(format, args...)})
 	}
-	came := map[string][]string{}
+	came := map[string][]Engine{}
 	for _, e := range slices.SortedFunc(maps.Keys(n.Engines), func(a, b Engine) int { return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.Role, b.Role)) }) {
 		if was, ok := t.was.Engines[e]; ok && event(was) != event(n.Engines[e]) {
 			to := event(n.Engines[e])
-			came[to] = append(came[to], e.Name)
+			came[to] = append(came[to], e)
 		}
 	}
 	for _, k := range []struct{ kind, one string }{{"down", "went down"}, {"up", "came back"}, {"drain", "began to drain"}} {
-		switch names := came[k.kind]; {
-		case len(names) == 1:
-			say(k.kind, "%s %s", names[0], k.one)
-		case len(names) > 1:
-			say(k.kind, "%s and %d more %s", names[0], len(names)-1, k.one)
+		switch list := came[k.kind]; {
+		case len(list) == 1:
+			say(k.kind, "%s %s", list[0], k.one)
+		case len(list) > 1:
+			say(k.kind, "%s and %d more %s", list[0], len(list)-1, k.one)
 		}
 	}
 	if n.Drains && !t.was.Drains {
-		say("drain", "the proxy began to drain")
+		say("drain", "The proxy began to drain")
 	}
 	if n.Policy != t.was.Policy {
-		say("policy", "%s took over from %s", n.Policy, t.was.Policy)
+		say("policy", "Policy %s took over from %s", n.Policy, t.was.Policy)
 	}
 	if n.Reload.After(t.was.Reload) {
-		t.flags = append(t.flags, Event{n.Reload.UnixMilli(), "reload", "another config came into force"})
+		t.flags = append(t.flags, Event{n.Reload.UnixMilli(), "reload", "Another config came into force"})
 	}
 	if refused := refusals(b); !t.burst && refused >= burstLeast && float64(refused) >= burstShare*float64(b.ended) {
 		t.burst = true
-		say("refused", "a burst of requests is refused with a 429")
+		say("refused", "A burst of requests was refused with a 429")
 	}
 }
 
@@ -265,27 +284,54 @@ func (t *Timeline) Strip() Strip {
 	return s
 }
 
-// Failures are all ways in which requests failed, those of the last minutes first.
-func (t *Timeline) Failures() []Failed {
-	few, hour := map[Outcome]uint64{}, map[Outcome]uint64{}
+// LastMinute is what ended in it.
+func (t *Timeline) LastMinute() (e Ended) {
 	for i := range t.bins {
-		b := &t.bins[i]
-		if b.number <= t.last-int64(hourBins) {
-			continue
-		}
-		for o, count := range b.failed {
-			hour[o] += count
-			if b.number > t.last-int64(fewBins) {
-				few[o] += count
+		if b := &t.bins[i]; b.number > t.last-int64(minute) {
+			e.All += b.ended
+			for _, count := range b.failed {
+				e.Failed += count
 			}
 		}
 	}
-	list := make([]Failed, 0, len(t.was.Failures))
+	return e
+}
+
+// Failures are all ways in which requests failed, those of the last seconds first.
+func (t *Timeline) Failures() []Failed {
+	by := map[Outcome]*Failed{}
 	for o, count := range t.was.Failures {
-		list = append(list, Failed{o.Name, o.Status, few[o], hour[o], count})
+		by[o] = &Failed{Outcome: o.Name, Status: o.Status, SinceStart: count, Why: t.was.Whys[o]}
+	}
+	for i := range t.bins {
+		b := &t.bins[i]
+		age := t.last - b.number // in bins
+		if age >= int64(hourBins) {
+			continue
+		}
+		for o, count := range b.failed {
+			f := by[o]
+			if f == nil {
+				continue
+			}
+			f.LastHour += count
+			if age < int64(fewBins) {
+				f.Last5Min += count
+			}
+			if age < int64(minute) {
+				f.LastMinute += count
+			}
+			if age < int64(lately) {
+				f.Last10S += count
+			}
+		}
+	}
+	list := make([]Failed, 0, len(by))
+	for _, f := range by {
+		list = append(list, *f)
 	}
 	slices.SortFunc(list, func(a, b Failed) int {
-		return cmp.Or(cmp.Compare(b.Last5Min, a.Last5Min), cmp.Compare(b.LastHour, a.LastHour), cmp.Compare(b.SinceStart, a.SinceStart), cmp.Compare(a.Outcome, b.Outcome), cmp.Compare(a.Status, b.Status))
+		return cmp.Or(cmp.Compare(b.Last10S, a.Last10S), cmp.Compare(b.LastMinute, a.LastMinute), cmp.Compare(b.Last5Min, a.Last5Min), cmp.Compare(b.LastHour, a.LastHour), cmp.Compare(b.SinceStart, a.SinceStart), cmp.Compare(a.Outcome, b.Outcome), cmp.Compare(a.Status, b.Status))
 	})
 	return list
 }

@@ -23,10 +23,10 @@ func TestFailuresStay(t *testing.T) {
 		tl.Add(Now{Failures: f}, noon.Add(at))
 		return tl.Failures()
 	}
-	require.Equal(t, []Failed{{"upstream_broken", 502, 0, 0, 3}}, add(0, map[Outcome]uint64{broken: 3}), "when they failed is not known")
-	require.Equal(t, []Failed{{"upstream_broken", 502, 2, 2, 5}}, add(time.Second, map[Outcome]uint64{broken: 5}))
-	require.Equal(t, []Failed{{"queue_full", 429, 1, 1, 1}, {"upstream_broken", 502, 0, 2, 5}}, add(6*time.Minute, map[Outcome]uint64{broken: 5, full: 1}), "the last ones first")
-	require.Equal(t, []Failed{{"upstream_broken", 502, 0, 0, 5}, {"queue_full", 429, 0, 0, 1}}, add(2*time.Hour, map[Outcome]uint64{broken: 5, full: 1}))
+	require.Equal(t, []Failed{{Outcome: "upstream_broken", Status: 502, SinceStart: 3}}, add(0, map[Outcome]uint64{broken: 3}), "when they failed is not known")
+	require.Equal(t, []Failed{{Outcome: "upstream_broken", Status: 502, Last10S: 2, LastMinute: 2, Last5Min: 2, LastHour: 2, SinceStart: 5}}, add(time.Second, map[Outcome]uint64{broken: 5}))
+	require.Equal(t, []Failed{{Outcome: "queue_full", Status: 429, Last10S: 1, LastMinute: 1, Last5Min: 1, LastHour: 1, SinceStart: 1}, {Outcome: "upstream_broken", Status: 502, Last10S: 0, LastMinute: 0, Last5Min: 0, LastHour: 2, SinceStart: 5}}, add(6*time.Minute, map[Outcome]uint64{broken: 5, full: 1}), "the last ones first")
+	require.Equal(t, []Failed{{Outcome: "upstream_broken", Status: 502, SinceStart: 5}, {Outcome: "queue_full", Status: 429, SinceStart: 1}}, add(2*time.Hour, map[Outcome]uint64{broken: 5, full: 1}))
 }
 
 func TestTheStripHasAQuarterOfAnHour(t *testing.T) {
@@ -70,20 +70,20 @@ func TestEvents(t *testing.T) {
 		want []string
 	}{
 		"nothing":              {[]Now{base}, nil},
-		"one goes":             {[]Now{change(func(n *Now) { n.Engines[Engine{"decode", "b:1"}] = "down" })}, []string{"down: b:1 went down"}},
-		"a host goes":          {[]Now{change(func(n *Now) { n.Engines[Engine{"decode", "b:1"}], n.Engines[Engine{"decode", "c:1"}] = "down", "out" })}, []string{"down: b:1 and 1 more went down"}},
-		"it comes back":        {[]Now{change(func(n *Now) { n.Engines[Engine{"decode", "b:1"}] = "down" }), base}, []string{"down: b:1 went down", "up: b:1 came back"}},
-		"one drains":           {[]Now{change(func(n *Now) { n.Engines[Engine{"decode", "a:1"}] = "drain" })}, []string{"drain: a:1 began to drain"}},
-		"it drains and dies":   {[]Now{change(func(n *Now) { n.Engines[Engine{"decode", "a:1"}] = "drain" }), change(func(n *Now) { n.Engines[Engine{"decode", "a:1"}] = "wedged" })}, []string{"drain: a:1 began to drain", "down: a:1 went down"}},
-		"out and down are one": {[]Now{change(func(n *Now) { n.Engines[Engine{"prefill", "c:1"}] = "out" }), change(func(n *Now) { n.Engines[Engine{"prefill", "c:1"}] = "down" })}, []string{"down: c:1 went down"}},
+		"one goes":             {[]Now{change(func(n *Now) { n.Engines[Engine{"decode", "b:1"}] = "down" })}, []string{"down: Decode engine b:1 went down"}},
+		"a host goes":          {[]Now{change(func(n *Now) { n.Engines[Engine{"decode", "b:1"}], n.Engines[Engine{"decode", "c:1"}] = "down", "out" })}, []string{"down: Decode engine b:1 and 1 more went down"}},
+		"it comes back":        {[]Now{change(func(n *Now) { n.Engines[Engine{"decode", "b:1"}] = "down" }), base}, []string{"down: Decode engine b:1 went down", "up: Decode engine b:1 came back"}},
+		"one drains":           {[]Now{change(func(n *Now) { n.Engines[Engine{"decode", "a:1"}] = "drain" })}, []string{"drain: Decode engine a:1 began to drain"}},
+		"it drains and dies":   {[]Now{change(func(n *Now) { n.Engines[Engine{"decode", "a:1"}] = "drain" }), change(func(n *Now) { n.Engines[Engine{"decode", "a:1"}] = "wedged" })}, []string{"drain: Decode engine a:1 began to drain", "down: Decode engine a:1 went down"}},
+		"out and down are one": {[]Now{change(func(n *Now) { n.Engines[Engine{"prefill", "c:1"}] = "out" }), change(func(n *Now) { n.Engines[Engine{"prefill", "c:1"}] = "down" })}, []string{"down: Prefill engine c:1 went down"}},
 		"a new engine":         {[]Now{change(func(n *Now) { n.Engines[Engine{"decode", "d:1"}] = "down" })}, nil},
-		"another policy":       {[]Now{change(func(n *Now) { n.Policy = "br0" })}, []string{"policy: br0 took over from evenkeel"}},
-		"another config":       {[]Now{change(func(n *Now) { n.Reload = at(1) })}, []string{"reload: another config came into force"}},
-		"the proxy drains":     {[]Now{change(func(n *Now) { n.Drains = true })}, []string{"drain: the proxy began to drain"}},
+		"another policy":       {[]Now{change(func(n *Now) { n.Policy = "br0" })}, []string{"policy: Policy br0 took over from evenkeel"}},
+		"another config":       {[]Now{change(func(n *Now) { n.Reload = at(1) })}, []string{"reload: Another config came into force"}},
+		"the proxy drains":     {[]Now{change(func(n *Now) { n.Drains = true })}, []string{"drain: The proxy began to drain"}},
 		"a burst, told once": {[]Now{
 			change(func(n *Now) { n.Ended, n.Failures = 50, map[Outcome]uint64{full: 40} }),
 			change(func(n *Now) { n.Ended, n.Failures = 100, map[Outcome]uint64{full: 80} }),
-		}, []string{"refused: a burst of requests is refused with a 429"}},
+		}, []string{"refused: A burst of requests was refused with a 429"}},
 		"a few are no burst": {[]Now{change(func(n *Now) { n.Ended, n.Failures = 1000, map[Outcome]uint64{full: 20} })}, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -140,6 +140,34 @@ func TestAClockThatWasSetBackBeginsAnew(t *testing.T) {
 	require.Len(t, s.AtMs, 12)
 	require.Equal(t, back.UnixMilli(), s.AtMs[0])
 	require.Equal(t, slices.Repeat([]int64{5}, 12), s.Requests)
-	require.Equal(t, []Event{{back.Add(51 * time.Second).UnixMilli(), "drain", "the proxy began to drain"}}, s.Events)
-	require.Equal(t, []Failed{{"upstream_broken", 502, 60, 60, 121}}, tl.Failures())
+	require.Equal(t, []Event{{back.Add(51 * time.Second).UnixMilli(), "drain", "The proxy began to drain"}}, s.Events)
+	require.Equal(t, []Failed{{Outcome: "upstream_broken", Status: 502, Last10S: 10, LastMinute: 60, Last5Min: 60, LastHour: 60, SinceStart: 121}}, tl.Failures())
+}
+
+// The last minute and the table of failures count by the same bins as the strip.
+func TestAllCountsAgree(t *testing.T) {
+	var tl Timeline
+	for i := range 200 {
+		n := uint64(i)
+		if i > 150 { // what failed goes on no longer
+			n = 150
+		}
+		tl.Add(Now{Ended: uint64(3 * i), Failures: map[Outcome]uint64{full: 2 * n, broken: n / 2}, Whys: map[Outcome]string{full: "the queue takes 40"}}, noon.Add(time.Duration(i)*time.Second))
+	}
+	list, s, sums := tl.Failures(), tl.Strip(), map[string]uint64{}
+	for _, f := range s.Failures {
+		for _, n := range f.Counts {
+			sums[f.Outcome] += uint64(n)
+		}
+	}
+	require.Equal(t, "queue_full", list[0].Outcome)
+	require.Equal(t, "the queue takes 40", list[0].Why)
+	require.Zero(t, list[0].Last10S, "none fails now")
+	last := tl.LastMinute()
+	require.Equal(t, list[0].LastMinute+list[1].LastMinute, last.Failed)
+	require.Equal(t, uint64(3*60), last.All)
+	for _, f := range list {
+		require.Equal(t, sums[f.Outcome], f.Last5Min)
+		require.Equal(t, sums[f.Outcome], f.LastHour)
+	}
 }
