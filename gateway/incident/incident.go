@@ -7,7 +7,6 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
-	"strings"
 	"time"
 )
 
@@ -22,8 +21,9 @@ type Finding struct {
 	Kind     Kind
 	Severity string
 	Panel    string        // of the page that shows more
+	Of       string        // what Where names: "prefill engine", "group"
 	Where    string        // name of the engine, rank, group or model; empty: the proxy
-	What     string        // a sentence, its numbers included
+	What     string        // a whole sentence with what Where names and all numbers, without a full stop
 	Reason   string        // why, as an engine or a file told it; empty: there is no more to say
 	For      time.Duration // it has been so, as far as somebody else knows; 0: since it is told
 }
@@ -32,12 +32,15 @@ type Finding struct {
 type Incident struct {
 	ID       int      `json:"id"` // while the process lives
 	Severity string   `json:"severity"`
-	Panel    string   `json:"panel"` // that shows more
-	What     string   `json:"what"`  // the cause
-	Where    []string `json:"where"` // names of engines, ranks, groups or models, the first ones; empty: the proxy
-	Count    int      `json:"count"` // of them in all
+	Panel    string   `json:"panel"`    // that shows more
+	Headline string   `json:"headline"` // the cause in a few words
+	What     string   `json:"what"`     // the cause, a sentence
+	Where    []string `json:"where"`    // names of engines, ranks, groups or models, the first ones; empty: the proxy
+	Named    string   `json:"named"`    // the same with what they are, a sentence; empty: What names them
+	Count    int      `json:"count"`    // of them in all
 	SinceMs  int64    `json:"since_ms"`
 	UntilMs  int64    `json:"until_ms"` // 0: it lasts
+	LastMs   int64    `json:"last_ms"`  // when it was found last, of what comes and goes and is away for the moment; 0: it is so now
 	Clients  string   `json:"clients"`  // what they see of it
 	Next     string   `json:"next"`     // what to do
 	Command  string   `json:"command"`  // to copy; empty: there is none
@@ -57,6 +60,7 @@ const (
 // Book is the incidents of the last minutes. The zero value is an empty one.
 type Book struct {
 	last        int // id
+	now         time.Time
 	list        []*open
 	beyond      int       // findings that found no room among those that harm more
 	beyondSince time.Time // zero: all did
@@ -76,6 +80,7 @@ type member struct {
 	Finding
 	host, why string // where it is, and its reason without what differs between engines
 	effect    bool   // of the cause; it is not the cause
+	found     time.Time
 }
 
 type subject struct {
@@ -92,6 +97,7 @@ func (b *Book) Observe(now time.Time, found []Finding) {
 		return cmp.Or(cmp.Compare(kinds[x.Kind].order(), kinds[y.Kind].order()), cmp.Compare(y.For, x.For))
 	})
 	found = merged(found)
+	b.now = now
 	home, lost := map[subject]*open{}, map[string]*open{} // lost: by engine, where nothing is sent there
 	for _, o := range b.list {
 		for i := range o.members {
@@ -107,7 +113,7 @@ func (b *Book) Observe(now time.Time, found []Finding) {
 	b.beyond = 0
 	next := map[*open][]member{}
 	for i := range found {
-		f := &member{Finding: found[i], host: hostOf(found[i].Where), why: reasonOf(found[i].Reason, hostOf(found[i].Where))}
+		f := &member{Finding: found[i], host: hostOf(found[i].Where), why: reasonOf(found[i].Reason, hostOf(found[i].Where)), found: now}
 		o := home[f.subject()]
 		if is := lost[engineOf(f.Where)]; is != nil && gone[f.Kind] && (o == nil || !o.until.IsZero()) {
 			o = is
@@ -129,7 +135,7 @@ func (b *Book) Observe(now time.Time, found []Finding) {
 		next[o] = append(next[o], *f)
 	}
 	for _, o := range b.list {
-		switch m := next[o]; {
+		switch m := o.withResting(next[o], now, found); {
 		case len(m) > 0:
 			o.members = m
 			if len(m) >= len(o.peak) {
@@ -137,9 +143,47 @@ func (b *Book) Observe(now time.Time, found []Finding) {
 			}
 		case o.until.IsZero():
 			o.until = now
+			if at := o.found(); len(o.members) > 0 && kinds[o.members[0].Kind].rests > 0 {
+				o.until = at
+			}
 		}
 	}
 	b.forget(now)
+}
+
+// withResting adds to the members that were found those that come and go and were found
+// lately; not those of engines that are lost now.
+func (o *open) withResting(members []member, now time.Time, found []Finding) []member {
+	if !o.until.IsZero() {
+		return members
+	}
+	rested := false
+	for i := range o.members {
+		m := &o.members[i]
+		lost := func(f Finding) bool { return gone[f.Kind] && engineOf(f.Where) == engineOf(m.Where) }
+		if k := kinds[m.Kind]; k.rests == 0 || m.found.Equal(now) || now.Sub(m.found) >= k.rests || slices.ContainsFunc(found, lost) {
+			continue
+		}
+		if !slices.ContainsFunc(members, func(is member) bool { return is.subject() == m.subject() }) {
+			members, rested = append(members, *m), true
+		}
+	}
+	if rested { // the lead stays the same one
+		slices.SortStableFunc(members, func(x, y member) int {
+			return cmp.Or(cmp.Compare(kinds[x.Kind].order(), kinds[y.Kind].order()), cmp.Compare(x.Where, y.Where))
+		})
+	}
+	return members
+}
+
+// found is when something of it was found last.
+func (o *open) found() (last time.Time) {
+	for i := range o.members {
+		if at := o.members[i].found; at.After(last) {
+			last = at
+		}
+	}
+	return last
 }
 
 // merged has every subject once.
@@ -186,10 +230,10 @@ func (b *Book) place(f *member, before *open, now time.Time, home map[subject]*o
 		switch {
 		case kinds[f.Kind].effect:
 			lead, late := kinds[members[0].Kind], since.Sub(o.again)
-			if lead.alone || lead.harm == nothing || late < -moment || late > follow || lead.effect && late > moment {
+			if lead.alone || lead.harm == nothing || late < -moment || late > follow && !lead.load || lead.effect && !lead.load && late > moment || kinds[f.Kind].load && lead.harm < waiting {
 				continue
 			}
-		case apart > moment && !over || !joins(members, f):
+		case apart > moment && !over && kinds[f.Kind].rests == 0 || !joins(members, f):
 			continue
 		}
 		if h := members[0].harm(); best == nil || h > most || h == most && apart < since.Sub(best.again).Abs() {
@@ -217,7 +261,7 @@ func (b *Book) place(f *member, before *open, now time.Time, home map[subject]*o
 // claim takes over what clients saw of a cause before it was found: it takes a while
 // until an engine counts as down.
 func (b *Book) claim(o *open, cause Kind, home map[subject]*open, next map[*open][]member) {
-	if k := kinds[cause]; k.effect || k.alone || k.harm == nothing {
+	if k := kinds[cause]; k.effect && !k.load || k.alone || k.harm == nothing {
 		return
 	}
 	b.list = slices.DeleteFunc(b.list, func(seen *open) bool {
@@ -331,7 +375,7 @@ func (b *Book) Incidents() []Incident {
 		if !told && !o.until.IsZero() {
 			list, told = append(list, b.rest()), true
 		}
-		list = append(list, o.say())
+		list = append(list, o.say(b.now))
 	}
 	if !told {
 		list = append(list, b.rest())
@@ -342,8 +386,8 @@ func (b *Book) Incidents() []Incident {
 // rest tells of what lasts and found no room. Its id is that of no other.
 func (b *Book) rest() Incident {
 	return Incident{
-		Severity: Warn, Panel: "problems", What: fmt.Sprintf("%d more findings than are told one by one", b.beyond), Where: []string{}, SinceMs: b.beyondSince.UnixMilli(),
-		Clients: "They see no more of these than of those that are told.", Next: "Look at those that are told first; the list of problems of GET /live?once has all.",
+		Severity: Warn, Panel: "problems", Headline: "Too much is wrong", What: fmt.Sprintf("There are %d more findings than are told one by one", b.beyond), Where: []string{}, SinceMs: b.beyondSince.UnixMilli(),
+		Clients: "Clients see no more of these than of those that are told.", Next: "Look at those that are told first. The list of problems of GET /live?once has all of them.",
 	}
 }
 
@@ -363,118 +407,4 @@ func (f *Finding) harm() int {
 		n++
 	}
 	return n
-}
-
-func (o *open) say() Incident {
-	members := o.members
-	if !o.until.IsZero() && len(o.peak) > 0 {
-		members = o.peak
-	}
-	lead := &members[0]
-	k := kinds[lead.Kind]
-	in := Incident{ID: o.id, Severity: Warn, Panel: lead.Panel, Where: []string{}, SinceMs: o.since.UnixMilli(), Clients: k.clients, Next: k.next, Runbook: k.runbook}
-	if !o.until.IsZero() {
-		in.UntilMs = o.until.UnixMilli()
-	}
-	host := lead.host
-	names := map[string]bool{}
-	groups := [][]*member{}
-	for i := range members {
-		m := &members[i]
-		if m.Severity == Bad {
-			in.Severity = Bad
-		}
-		at := slices.IndexFunc(groups, func(g []*member) bool { return g[0].Kind == m.Kind })
-		if at < 0 {
-			groups = append(groups, []*member{m})
-		} else {
-			groups[at] = append(groups[at], m)
-		}
-		if m.effect {
-			continue
-		}
-		if m.host != host {
-			host = ""
-		}
-		if m.Where != "" && !names[m.Where] {
-			if names[m.Where] = true; len(in.Where) < mostListed {
-				in.Where = append(in.Where, m.Where)
-			}
-		}
-	}
-	in.Count = len(names)
-	in.What = title(groups[0], host)
-	var also []string
-	for _, g := range groups[1:] {
-		also = append(also, title(g, ""))
-	}
-	if len(also) > 0 {
-		in.Clients += " Also: " + strings.Join(also, "; ") + "."
-	}
-	in.Command = command(k.command, lead.Where)
-	return in
-}
-
-// title says what is wrong of one kind.
-func title(same []*member, host string) string {
-	lead := same[0]
-	itself := "engine " + lead.Where + ": " // engines' errors begin so
-	if k := kinds[lead.Kind]; len(same) > 1 && k.many != "" {
-		return k.say(len(same), host, strings.TrimPrefix(lead.Reason, itself))
-	}
-	what := strings.Replace(lead.What, itself, "", 1)
-	if lead.Where != "" {
-		what = lead.Where + ": " + what
-	}
-	if more := len(same) - 1; more > 0 {
-		what += fmt.Sprintf(", and %d more", more)
-	}
-	return what
-}
-
-// command is what an operator may copy into a shell, so an odd name has none.
-func command(text, where string) string {
-	engine := engineOf(where)
-	if strings.Contains(text, "{where}") && !plain(where) || strings.Contains(text, "{engine}") && !plain(engine) {
-		return ""
-	}
-	return strings.NewReplacer("{where}", where, "{engine}", engine).Replace(text)
-}
-
-// plain says that a name means nothing to a shell.
-func plain(name string) bool {
-	return name != "" && !strings.ContainsFunc(name, func(r rune) bool {
-		return (r < 'a' || r > 'z') && (r < 'A' || r > 'Z') && (r < '0' || r > '9') && !strings.ContainsRune(".:_[]/-", r)
-	})
-}
-
-// engineOf is the host:port of an engine or of a rank of it.
-func engineOf(where string) string {
-	engine, _, _ := strings.Cut(where, "/")
-	return engine
-}
-
-// hostOf is the machine of an engine or a rank; empty where the name has none.
-func hostOf(where string) string {
-	engine := engineOf(where)
-	i := strings.LastIndexByte(engine, ':')
-	if i <= 0 || i == len(engine)-1 || strings.Trim(engine[i+1:], "0123456789") != "" {
-		return ""
-	}
-	return engine[:i]
-}
-
-// reasonOf is a reason without what differs from one engine to the next: its own host,
-// addresses and numbers.
-func reasonOf(why, host string) string {
-	host = strings.ToLower(host)
-	words := strings.Fields(strings.ToLower(why))
-	kept := words[:0]
-	for _, w := range words {
-		name := strings.Trim(w, `:;,."'()`)
-		if !strings.ContainsAny(w, "0123456789") && (host == "" || name != host && !strings.HasPrefix(name, host+".") && !strings.HasPrefix(name, host+":")) {
-			kept = append(kept, w)
-		}
-	}
-	return strings.Join(kept, " ")
 }

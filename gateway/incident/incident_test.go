@@ -13,22 +13,22 @@ import (
 var noon = time.Date(2026, 1, 1, 12, 0, 0, 0, time.UTC)
 
 func down(where, why string) Finding {
-	return Finding{Kind: EngineDown, Severity: Bad, Panel: "engines", Where: where, What: "decode engine is down: " + why, Reason: why}
+	return Finding{Kind: EngineDown, Severity: Bad, Panel: "engines", Of: "decode engine", Where: where, What: "Decode engine " + where + " is down: " + why, Reason: why}
 }
 
 func failing2() Finding {
-	return Finding{Kind: RequestsFail, Severity: Bad, Panel: "traffic", What: "2.0 of 30.0 requests/s fail"}
+	return Finding{Kind: RequestsFail, Severity: Bad, Panel: "traffic", What: "20 of the 300 requests that ended in the last minute failed"}
 }
 
 func amiss(where string) Finding {
-	return Finding{Kind: EngineAmiss, Severity: Warn, Panel: "engines", Where: where, What: "engine " + where + ": no answer", Reason: "engine " + where + ": no answer"}
+	return Finding{Kind: EngineAmiss, Severity: Warn, Panel: "engines", Of: "prefill engine", Where: where, What: "Prefill engine " + where + " is up, but something is amiss: no answer", Reason: "engine " + where + ": no answer"}
 }
 
 const refused = "dial tcp: connection refused"
 
 func TestOneCauseIsOneIncident(t *testing.T) {
 	slow := func(where string) Finding {
-		return Finding{Kind: MetricsOld, Severity: Warn, Panel: "prefill", Where: where, What: "has not told its load for 9 s"}
+		return Finding{Kind: MetricsOld, Severity: Warn, Panel: "prefill", Of: "prefill engine", Where: where, What: "Prefill engine " + where + " answers too late when it is asked for its metrics"}
 	}
 	type told struct {
 		at    time.Duration
@@ -39,79 +39,79 @@ func TestOneCauseIsOneIncident(t *testing.T) {
 		want []string // What of each that lasts
 	}{
 		"nothing":                            {[]told{{0, nil}}, nil},
-		"one engine is told as it was found": {[]told{{0, []Finding{down("10.0.0.1:8000", refused)}}}, []string{"10.0.0.1:8000: decode engine is down: " + refused}},
+		"one engine is told as it was found": {[]told{{0, []Finding{down("10.0.0.1:8000", refused)}}}, []string{"Decode engine 10.0.0.1:8000 is down: " + refused}},
 		"engines of a host die for different reasons": {
-			[]told{{0, []Finding{down("10.0.0.1:8000", refused), down("10.0.0.1:8001", "no answer")}}}, []string{"10.0.0.1: 2 engines are down: " + refused},
+			[]told{{0, []Finding{down("10.0.0.1:8000", refused), down("10.0.0.1:8001", "no answer")}}}, []string{"2 decode engines on host 10.0.0.1 are down: " + refused},
 		},
 		"they are noticed one after the other": {
-			[]told{{0, []Finding{down("h1:8000", refused)}}, {9 * time.Second, []Finding{down("h1:8000", refused), down("h1:8001", refused)}}}, []string{"h1: 2 engines are down: " + refused},
+			[]told{{0, []Finding{down("h1:8000", refused)}}, {9 * time.Second, []Finding{down("h1:8000", refused), down("h1:8001", refused)}}}, []string{"2 decode engines on host h1 are down: " + refused},
 		},
 		"the same reason at one moment on different hosts": {
 			[]told{{0, []Finding{down("h1:8000", "dial tcp h1:8000: connection refused"), down("h2:8000", "dial tcp h2:8000: connection refused")}}},
-			[]string{"2 engines are down: dial tcp h1:8000: connection refused"},
+			[]string{"2 decode engines are down: connection refused"},
 		},
 		"another moment": {
 			[]told{{0, []Finding{down("h1:8000", refused)}}, {5 * time.Minute, []Finding{down("h1:8000", refused), down("h1:8001", refused)}}},
-			[]string{"h1:8000: decode engine is down: " + refused, "h1:8001: decode engine is down: " + refused},
+			[]string{"Decode engine h1:8000 is down: " + refused, "Decode engine h1:8001 is down: " + refused},
 		},
 		"two names that cannot be resolved": {
 			[]told{{0, []Finding{down("decode-a:80", "lookup decode-a on 10.0.0.1:53: no such host"), down("decode-b:80", "lookup decode-b on 10.0.0.1:53: no such host")}}},
-			[]string{"2 engines are down: lookup decode-a on 10.0.0.1:53: no such host"},
+			[]string{"2 decode engines are down: lookup decode-a on 10.0.0.1:53: no such host"},
 		},
 		"another reason on another host": {
-			[]told{{0, []Finding{down("h1:8000", refused), down("h2:8000", "no such host")}}}, []string{"h1:8000: decode engine is down: " + refused, "h2:8000: decode engine is down: no such host"},
+			[]told{{0, []Finding{down("h1:8000", refused), down("h2:8000", "no such host")}}}, []string{"Decode engine h1:8000 is down: " + refused, "Decode engine h2:8000 is down: no such host"},
 		},
-		"the metrics of many engines are slow": {[]told{{0, []Finding{slow("p1:1/0"), slow("p2:1/0"), slow("p3:1/0")}}}, []string{"3 prefill engines have not told their load lately"}},
+		"the metrics of many engines are slow": {[]told{{0, []Finding{slow("p1:1/0"), slow("p2:1/0"), slow("p3:1/0")}}}, []string{"3 prefill engines answer too late when they are asked for their metrics"}},
 		"what clients see belongs to its cause": {
-			[]told{{0, []Finding{failing2(), down("h1:8000", refused)}}}, []string{"h1:8000: decode engine is down: " + refused},
+			[]told{{0, []Finding{failing2(), down("h1:8000", refused)}}}, []string{"Decode engine h1:8000 is down: " + refused},
 		},
 		"it may follow": {
-			[]told{{0, []Finding{down("h1:8000", refused)}}, {time.Minute, []Finding{down("h1:8000", refused), failing2()}}}, []string{"h1:8000: decode engine is down: " + refused},
+			[]told{{0, []Finding{down("h1:8000", refused)}}, {time.Minute, []Finding{down("h1:8000", refused), failing2()}}}, []string{"Decode engine h1:8000 is down: " + refused},
 		},
 		"but not an hour later, and then it harms most": {
 			[]told{{0, []Finding{down("h1:8000", refused)}}, {time.Hour, []Finding{down("h1:8000", refused), failing2()}}},
-			[]string{"2.0 of 30.0 requests/s fail", "h1:8000: decode engine is down: " + refused},
+			[]string{"20 of the 300 requests that ended in the last minute failed", "Decode engine h1:8000 is down: " + refused},
 		},
 		"what clients see at one moment is one incident": {
 			[]told{{0, []Finding{{Kind: QueueWaits, Severity: Bad, What: "9 requests wait"}, {Kind: NoPrefill, Severity: Bad, What: "no prefill engine takes prompts"}}}}, []string{"no prefill engine takes prompts"},
 		},
 		"engines that are full are why the queue is": {
-			[]told{{0, []Finding{{Kind: QueueFull, Severity: Bad, What: "the arrival queue is full"}, {Kind: GateClosed, Severity: Warn, Where: "p1:1/0"}, {Kind: GateClosed, Severity: Warn, Where: "p2:1/0"}}}},
-			[]string{"2 prefill engines are full"},
+			[]told{{0, []Finding{{Kind: QueueFull, Severity: Bad, What: "the arrival queue is full"}, {Kind: GateClosed, Severity: Warn, Of: "prefill engine", Where: "p1:1/0"}, {Kind: GateClosed, Severity: Warn, Of: "prefill engine", Where: "p2:1/0"}}}},
+			[]string{"2 prefill engines take no prompts, because their KV caches are full"},
 		},
 		"clients see it before the engine counts as down": {
-			[]told{{0, []Finding{failing2()}}, {4 * time.Second, []Finding{failing2(), down("h1:1", refused), down("h1:2", refused)}}}, []string{"h1: 2 engines are down: " + refused},
+			[]told{{0, []Finding{failing2()}}, {4 * time.Second, []Finding{failing2(), down("h1:1", refused), down("h1:2", refused)}}}, []string{"2 decode engines on host h1 are down: " + refused},
 		},
 		"what they saw once more is of this cause": {
-			[]told{{0, []Finding{failing2()}}, {9 * time.Second, nil}, {50 * time.Second, []Finding{failing2()}}, {55 * time.Second, []Finding{failing2(), down("h1:1", refused)}}}, []string{"h1:1: decode engine is down: " + refused},
+			[]told{{0, []Finding{failing2()}}, {9 * time.Second, nil}, {50 * time.Second, []Finding{failing2()}}, {55 * time.Second, []Finding{failing2(), down("h1:1", refused)}}}, []string{"Decode engine h1:1 is down: " + refused},
 		},
 		"engines that answer late now and then": {
 			[]told{{0, []Finding{amiss("p1:1")}}, {9 * time.Second, nil}, {40 * time.Second, []Finding{amiss("p2:1")}}, {50 * time.Second, nil}, {100 * time.Second, []Finding{amiss("p1:1"), amiss("p3:1")}}},
-			[]string{"2 engines are up, and something is amiss: no answer"},
+			[]string{"3 prefill engines are up, but something is amiss: no answer"},
 		},
 		"an engine drains with its ranks": {
 			[]told{{0, []Finding{{Kind: EngineDrains, Severity: Warn, Where: "d1:1", What: "decode engine drains"}, {Kind: RanksDrain, Severity: Warn, Where: "main", What: "1 rank draining: d1:1"}}}},
-			[]string{"d1:1: decode engine drains"},
+			[]string{"decode engine drains"},
 		},
 		"clients see of another cause what they saw of the first": {
 			[]told{{0, []Finding{failing2()}}, {20 * time.Second, nil}, {30 * time.Second, []Finding{down("h1:1", refused)}}, {31 * time.Second, []Finding{down("h1:1", refused), failing2()}}},
-			[]string{"h1:1: decode engine is down: " + refused},
+			[]string{"Decode engine h1:1 is down: " + refused},
 		},
 		"what they saw was over": {
-			[]told{{0, []Finding{failing2()}}, {9 * time.Second, nil}, {12 * time.Second, []Finding{down("h1:1", refused)}}}, []string{"h1:1: decode engine is down: " + refused},
+			[]told{{0, []Finding{failing2()}}, {9 * time.Second, nil}, {12 * time.Second, []Finding{down("h1:1", refused)}}}, []string{"Decode engine h1:1 is down: " + refused},
 		},
 		"they saw something else": {
-			[]told{{0, []Finding{failing2()}}, {time.Minute, []Finding{failing2(), down("h1:1", refused)}}}, []string{"2.0 of 30.0 requests/s fail", "h1:1: decode engine is down: " + refused},
+			[]told{{0, []Finding{failing2()}}, {time.Minute, []Finding{failing2(), down("h1:1", refused)}}}, []string{"20 of the 300 requests that ended in the last minute failed", "Decode engine h1:1 is down: " + refused},
 		},
 		"of two causes the one that harms more": {
 			[]told{{0, []Finding{{Kind: PoolLate, Severity: Bad, Where: "m", What: "one has waited 31 s"}, {Kind: GateClosed, Severity: Warn, Where: "p1:1/0", What: "full"}, down("d1:1", refused)}}},
-			[]string{"d1:1: decode engine is down: " + refused, "p1:1/0: full"},
+			[]string{"Decode engine d1:1 is down: " + refused, "full"},
 		},
 		"nothing follows from what somebody wants": {
-			[]told{{0, []Finding{failing2(), {Kind: RanksDrain, Severity: Warn, Where: "dp", What: "1 rank draining"}}}}, []string{"2.0 of 30.0 requests/s fail", "dp: 1 rank draining"},
+			[]told{{0, []Finding{failing2(), {Kind: RanksDrain, Severity: Warn, Where: "dp", What: "1 rank draining"}}}}, []string{"20 of the 300 requests that ended in the last minute failed", "1 rank draining"},
 		},
 		"it stays with a cause that is gone": {
-			[]told{{0, []Finding{down("h1:8000", refused), failing2()}}, {time.Second, []Finding{failing2()}}}, []string{"2.0 of 30.0 requests/s fail"},
+			[]told{{0, []Finding{down("h1:8000", refused), failing2()}}, {time.Second, []Finding{failing2()}}}, []string{"20 of the 300 requests that ended in the last minute failed"},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -136,8 +136,8 @@ func TestAnIncidentSaysWhatToDo(t *testing.T) {
 	old.For = time.Minute
 	b.Observe(noon, []Finding{old, failing2()})
 	require.Equal(t, []Incident{{
-		ID: 1, Severity: Bad, Panel: "engines", What: "10.0.0.1:8000/3: decode engine is down: " + refused, Where: []string{"10.0.0.1:8000/3"}, Count: 1, SinceMs: noon.Add(-time.Minute).UnixMilli(),
-		Clients: kinds[EngineDown].clients + " Also: 2.0 of 30.0 requests/s fail.", Next: kinds[EngineDown].next, Command: "curl -sm 3 -i http://10.0.0.1:8000/health", Runbook: "EvenkeelEngineDown",
+		ID: 1, Severity: Bad, Panel: "engines", Headline: "Engine outage", What: "Decode engine 10.0.0.1:8000/3 is down: " + refused, Where: []string{"10.0.0.1:8000/3"}, Count: 1, SinceMs: noon.Add(-time.Minute).UnixMilli(),
+		Clients: kinds[EngineDown].clients + " Also: 20 of the 300 requests that ended in the last minute failed.", Next: kinds[EngineDown].next, Command: "curl -sm 3 -i http://10.0.0.1:8000/health", Runbook: "EvenkeelEngineDown",
 	}}, b.Incidents())
 }
 
@@ -152,7 +152,7 @@ func TestResolvedIncidentsStayForAWhile(t *testing.T) {
 	in := at(time.Minute, nil)
 	require.Len(t, in, 1)
 	require.Equal(t, noon.Add(time.Minute).UnixMilli(), in[0].UntilMs)
-	require.Equal(t, "h1:8000: decode engine is down: "+refused, in[0].What, "it is still told")
+	require.Equal(t, "Decode engine h1:8000 is down: "+refused, in[0].What, "it is still told")
 	in = at(90*time.Second, f)
 	require.Len(t, in, 1)
 	require.Zero(t, in[0].UntilMs, "it was back at once: the same one")
@@ -172,12 +172,12 @@ func TestResolvedIncidentsTellTheirPeak(t *testing.T) {
 	for i, found := range [][]Finding{{down("h1:1", refused)}, {down("h1:1", refused), down("h1:2", refused), down("h1:3", refused)}, {down("h1:3", refused)}, nil} {
 		b.Observe(noon.Add(time.Duration(i)*time.Second), found)
 		if i == 2 {
-			require.Equal(t, "h1:3: decode engine is down: "+refused, b.Incidents()[0].What, "two are back")
+			require.Equal(t, "Decode engine h1:3 is down: "+refused, b.Incidents()[0].What, "two are back")
 		}
 	}
 	in := b.Incidents()
 	require.Len(t, in, 1)
-	require.Equal(t, "h1: 3 engines are down: "+refused, in[0].What)
+	require.Equal(t, "3 decode engines on host h1 are down: "+refused, in[0].What)
 	require.Equal(t, 3, in[0].Count)
 }
 
@@ -203,8 +203,11 @@ func TestKindsAreWhole(t *testing.T) {
 	text, err := os.ReadFile("../../docs/runbook.md")
 	require.NoError(t, err)
 	for name, k := range kinds {
-		require.NotEmpty(t, k.clients, name)
-		require.NotEmpty(t, k.next, name)
+		for _, text := range []string{k.clients, k.next} {
+			require.Regexp(t, `^[A-Z][^:]+( |,).*\.$`, text, "%s: whole sentences", name)
+		}
+		require.Contains(t, strings.ToLower(k.clients), "clients", "%s: who it is that sees it", name)
+		require.NotEmpty(t, k.headline, name)
 		require.NotEmpty(t, k.command, name)
 		require.True(t, k.runbook == "" || strings.Contains(string(text), "\n## "+k.runbook+"\n"), "the runbook has no entry %s", k.runbook)
 		require.True(t, k.alone || k.effect || k.many != "", "%s: several of it have no words", name)
@@ -224,15 +227,16 @@ func TestTitlesOfTwoOfEachKind(t *testing.T) {
 	alone := map[Kind]bool{NotReady: true, Drains: true, AuditDrift: true, ConfigRefused: true, RequestsFail: true, NoPrefill: true, QueueFull: true, QueueWaits: true} // of the proxy
 	for name, k := range kinds {
 		var b Book
-		b.Observe(noon, []Finding{{Kind: name, Severity: Warn, Where: "a:1", What: "x", Reason: "why"}, {Kind: name, Severity: Bad, Where: "b:1", What: "y", Reason: "why"}, {Kind: name, Severity: Bad, Where: "a:1", What: "z", Reason: "why"}})
-		require.Equal(t, alone[name], k.many == "", name)
+		b.Observe(noon, []Finding{{Kind: name, Severity: Warn, Of: "thing", Where: "a:1", What: "x", Reason: "why"}, {Kind: name, Severity: Bad, Of: "thing", Where: "b:1", What: "y", Reason: "why"}, {Kind: name, Severity: Bad, Of: "thing", Where: "a:1", What: "z", Reason: "why"}})
+		require.Equal(t, alone[name] || k.alone, k.many == "", name)
 		switch list := b.Incidents(); {
 		case k.alone:
 			require.Len(t, list, 2, name)
-			require.Equal(t, []string{"a:1: x", "b:1: y"}, []string{list[0].What, list[1].What}, "one of them is told twice")
+			require.Equal(t, []string{"x", "y"}, []string{list[0].What, list[1].What}, "one of them is told twice")
 		default:
 			require.Len(t, list, 1, name)
 			require.NotRegexp(t, `^2 ( |:|$)`, list[0].What, name)
+			require.Equal(t, "These are the things a:1, b:1.", list[0].Named)
 			require.Equal(t, 2, list[0].Count, "one of them is told twice")
 			require.Equal(t, Bad, list[0].Severity)
 		}
@@ -241,11 +245,11 @@ func TestTitlesOfTwoOfEachKind(t *testing.T) {
 
 func TestAllThatIsWrongIsTold(t *testing.T) {
 	var b Book
-	b.Observe(noon, []Finding{failing2(), {Kind: QueueFull, Severity: Bad, What: "the arrival queue is full"}, {Kind: NoPrefill, Severity: Bad, What: "no prefill engine takes prompts"}, {Kind: PoolLate, Severity: Bad, Where: "m", What: "one has waited 31 s"}, {Kind: PoolLate, Severity: Bad, Where: "n", What: "one has waited 32 s"}})
+	b.Observe(noon, []Finding{failing2(), {Kind: QueueFull, Severity: Bad, What: "the arrival queue is full"}, {Kind: NoPrefill, Severity: Bad, What: "no prefill engine takes prompts"}, {Kind: PoolLate, Severity: Bad, Of: "model", Where: "m", What: "one has waited 31 s"}, {Kind: PoolLate, Severity: Bad, Of: "model", Where: "n", What: "one has waited 32 s"}})
 	in := b.Incidents()
 	require.Len(t, in, 1)
 	require.Equal(t, "the arrival queue is full", in[0].What)
-	require.Equal(t, kinds[QueueFull].clients+" Also: no prefill engine takes prompts; 2.0 of 30.0 requests/s fail; 2 models have finished prefills that wait too long for a decode rank.", in[0].Clients)
+	require.Equal(t, kinds[QueueFull].clients+" Also: no prefill engine takes prompts. 20 of the 300 requests that ended in the last minute failed. 2 models have finished prefills that wait too long for a decode rank.", in[0].Clients)
 }
 
 func TestEveryNameIsCountedOnce(t *testing.T) {
@@ -253,14 +257,16 @@ func TestEveryNameIsCountedOnce(t *testing.T) {
 	var found []Finding
 	for i := range 60 {
 		where := fmt.Sprintf("h%d:80", i)
-		found = append(found, Finding{Kind: MetricsOld, Severity: Warn, Where: where, What: "old"}, Finding{Kind: EngineAmiss, Severity: Warn, Where: where, What: "slow"})
+		found = append(found, Finding{Kind: MetricsOld, Severity: Warn, Of: "prefill engine", Where: where, What: "old"}, Finding{Kind: EngineAmiss, Severity: Warn, Of: "prefill engine", Where: where, What: "slow"})
 	}
 	b.Observe(noon, found)
 	in := b.Incidents()
 	require.Len(t, in, 1)
 	require.Equal(t, 60, in[0].Count)
 	require.Len(t, in[0].Where, mostListed)
-	require.Contains(t, in[0].Clients, "60 engines are up, and something is amiss")
+	require.Contains(t, in[0].Named, "These are the prefill engines h0:80, h1:80, ")
+	require.Contains(t, in[0].Named, ", h47:80, and 12 more.")
+	require.Contains(t, in[0].Clients, " Also: 60 prefill engines are up, but something is amiss.")
 }
 
 func TestACommandHasOnlyPlainNames(t *testing.T) {
@@ -294,7 +300,7 @@ func TestAFullBookStaysAsItIs(t *testing.T) {
 	before := ids()
 	require.Len(t, before, mostKept+1)
 	rest := b.Incidents()[mostKept]
-	require.Equal(t, "6 more findings than are told one by one", rest.What)
+	require.Equal(t, "There are 6 more findings than are told one by one", rest.What)
 	require.Equal(t, 0, rest.ID)
 	for s := range 20 {
 		b.Observe(noon.Add(time.Duration(3+s)*time.Second), found)
@@ -305,8 +311,8 @@ func TestAFullBookStaysAsItIs(t *testing.T) {
 		b.Observe(noon.Add(time.Duration(30+s)*time.Second), found)
 		in := b.Incidents()
 		require.Len(t, in, mostKept+1)
-		require.Equal(t, "h9:80: decode engine is down: "+refused, in[0].What)
-		require.Equal(t, "7 more findings than are told one by one", in[mostKept].What)
+		require.Equal(t, "Decode engine h9:80 is down: "+refused, in[0].What)
+		require.Equal(t, "There are 7 more findings than are told one by one", in[mostKept].What)
 	}
 	b.Observe(noon.Add(time.Minute), nil)
 	for _, in := range b.Incidents() {
@@ -351,5 +357,93 @@ func TestAnEngineThatIsOutAndThenDownIsOneIncident(t *testing.T) {
 	in := b.Incidents()
 	require.Len(t, in, 1)
 	require.Equal(t, noon.UnixMilli(), in[0].SinceMs)
-	require.Equal(t, "h1:80: decode engine is down: "+refused, in[0].What)
+	require.Equal(t, "Decode engine h1:80 is down: "+refused, in[0].What)
+}
+
+// A busy engine's pages are slow while it works and quick while it rests.
+func TestSlowMetricsAreOneIncidentThatLasts(t *testing.T) {
+	var b Book
+	slow := func(where string) Finding {
+		return Finding{Kind: MetricsOld, Severity: Warn, Panel: "prefill", Of: "prefill engine", Where: where, What: "Prefill engine " + where + " answers too late when it is asked for its metrics"}
+	}
+	at := func(s int) time.Time { return noon.Add(time.Duration(s) * time.Second) }
+	for s := 0; s <= 200; s += 5 {
+		var found []Finding
+		if s%40 < 15 {
+			found = append(found, amiss("p1:1"), slow("p1:1"))
+		}
+		if s > 70 && s%60 < 10 {
+			found = append(found, slow("p2:1"))
+		}
+		b.Observe(at(s), found)
+		in := b.Incidents()
+		require.Len(t, in, 1, s)
+		require.Zero(t, in[0].UntilMs, s)
+		require.Equal(t, noon.UnixMilli(), in[0].SinceMs)
+		require.Equal(t, "Slow prefill metrics", in[0].Headline, "what is amiss at large says less")
+		switch {
+		case s == 35:
+			require.Equal(t, "Prefill engine p1:1 answers too late when it is asked for its metrics", in[0].What)
+			require.Equal(t, at(10).UnixMilli(), in[0].LastMs)
+			require.Contains(t, in[0].Clients, "Clients see nothing yet.")
+		case s == 150:
+			require.Equal(t, "2 prefill engines answer too late when they are asked for their metrics", in[0].What)
+			require.Equal(t, "These are the prefill engines p1:1, p2:1.", in[0].Named)
+			require.Equal(t, at(130).UnixMilli(), in[0].LastMs)
+		case s == 160:
+			require.Zero(t, in[0].LastMs, "it is so now")
+		}
+	}
+	b.Observe(at(330), nil)
+	in := b.Incidents()
+	require.Equal(t, at(200).UnixMilli(), in[0].UntilMs, "it was over when it was seen last")
+}
+
+// What an engine did before it died is no news.
+func TestAnEngineThatDiedIsNotLate(t *testing.T) {
+	var b Book
+	b.Observe(noon, []Finding{amiss("p1:1"), amiss("p2:1")})
+	b.Observe(noon.Add(5*time.Second), []Finding{down("p1:1", refused)})
+	in := b.Incidents()
+	require.Len(t, in, 1)
+	require.Equal(t, "Decode engine p1:1 is down: "+refused, in[0].What)
+	require.Contains(t, in[0].Clients, " Also: Prefill engine p2:1 is up, but something is amiss: no answer.")
+}
+
+func TestOverloadIsTheCauseOfWhatClientsSee(t *testing.T) {
+	over := Finding{Kind: Overload, Severity: Bad, Panel: "pool", Of: "model", Where: "m", What: "All 96 decode slots of model m are taken, and 527 requests wait in the pool"}
+	full := Finding{Kind: QueueFull, Severity: Bad, What: "Requests are refused, because a queue is full"}
+	late := Finding{Kind: PoolLate, Severity: Bad, Of: "model", Where: "m", What: "A finished prefill has waited 31 s"}
+	gate := Finding{Kind: GateClosed, Severity: Warn, Of: "prefill engine", Where: "p1:1", What: "Prefill engine p1:1 takes no prompts"}
+	type told struct {
+		at    time.Duration
+		found []Finding
+	}
+	for name, tt := range map[string]struct {
+		told []told
+		want []string // headlines
+	}{
+		"at once":                                 {[]told{{0, []Finding{over, failing2(), full}}}, []string{"Overload"}},
+		"clients see it first":                    {[]told{{0, []Finding{failing2(), full}}, {5 * time.Second, []Finding{over, failing2(), full}}}, []string{"Overload"}},
+		"what comes later follows from it":        {[]told{{0, []Finding{over}}, {10 * time.Minute, []Finding{over, late}}}, []string{"Overload"}},
+		"prefill engines that are full harm less": {[]told{{0, []Finding{gate, over, full}}}, []string{"Overload", "Full prefill engines"}},
+		"too few are left":                        {[]told{{0, []Finding{down("d1:1", refused)}}, {time.Minute, []Finding{down("d1:1", refused), over}}}, []string{"Engine outage"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var b Book
+			var got []string
+			for _, o := range tt.told {
+				b.Observe(noon.Add(o.at), o.found)
+			}
+			for _, in := range b.Incidents() {
+				got = append(got, in.Headline)
+			}
+			require.Equal(t, tt.want, got)
+		})
+	}
+}
+
+func TestReasonsLeaveTheAddressOut(t *testing.T) {
+	require.Equal(t, "connect: connection refused", WithoutAddress("engine d1:80: connect: dial tcp d1:80: connect: connection refused", "d1:80"))
+	require.Equal(t, "engine d2:80: no answer", WithoutAddress("engine d2:80: no answer", "d1:80"))
 }

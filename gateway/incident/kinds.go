@@ -1,6 +1,9 @@
 package incident
 
-import "fmt"
+import (
+	"fmt"
+	"time"
+)
 
 // Kind is what sort of thing is wrong.
 type Kind string
@@ -24,6 +27,7 @@ const (
 	NoPrefill     Kind = "no_prefill"
 	QueueFull     Kind = "queue_full"
 	QueueWaits    Kind = "queue_waits"
+	Overload      Kind = "overload"
 	PoolLate      Kind = "pool_late"
 	PolicySlow    Kind = "policy_slow"
 	Imbalance     Kind = "imbalance"
@@ -46,17 +50,24 @@ const (
 
 // kind is what is said of a kind.
 type kind struct {
-	harm    harm
-	effect  bool   // it follows from something else, where there is something else
-	vague   bool   // others that harm as much say more
-	family  string // kinds of one say the same of engines and of ranks
-	alone   bool   // somebody wants it so, or it is told of a group already: nothing else shares its cause
-	many    string // several of them, after their number; empty where only the proxy has it
-	clients string
-	next    string
-	command string // {where} and {engine} are put in
-	runbook string
+	harm     harm
+	effect   bool          // it follows from something else, where there is something else
+	load     bool          // an effect of what harms as much, and else the cause of what clients see
+	vague    bool          // others that harm as much say more
+	family   string        // kinds of one say the same of engines and of ranks
+	alone    bool          // somebody wants it so, or it is told of a group already: nothing else shares its cause
+	rests    time.Duration // it comes and goes: it lasts until it was not found for so long
+	headline string        // the first words of the verdict
+	many     string        // what several of them do, after their number and noun; empty where there is one at most
+	clients  string
+	next     string
+	command  string // {where} and {engine} are put in
+	runbook  string
 }
+
+// again is how long what comes and goes may be away: a busy engine answers late, then in
+// time while it rests, then late again.
+const again = 2 * time.Minute
 
 const (
 	workers = `curl -s -H "Authorization: Bearer $TOKEN" "$ADMIN/workers" | jq '.engines[] | {id, role, state, since, error}'`
@@ -64,108 +75,140 @@ const (
 	undrain = `curl -s -H "Authorization: Bearer $TOKEN" -X DELETE "$ADMIN/workers/{where}/drain"`
 	drains  = `curl -s -H "Authorization: Bearer $TOKEN" "$ADMIN/workers" | jq .drains`
 	receipt = `curl -s -H "Authorization: Bearer $TOKEN" "$ADMIN/decisions?outcome=failed&n=20" | jq '.receipts[] | {id, outcome, attempts}'`
+	advised = `curl -s -H "Authorization: Bearer $TOKEN" "$ADMIN/status" | jq '.advice[] | {model, says, prefill, decode}'`
 )
 
 var kinds = map[Kind]kind{
 	NotReady: {
-		harm: failing, effect: true, clients: "New requests are refused with a 503.", runbook: "EvenkeelSideDown", command: workers,
-		next: "Look which side has no engine that answers, and start one.",
+		harm: failing, effect: true, headline: "The proxy is not ready", runbook: "EvenkeelSideDown", command: workers,
+		clients: "Clients get a 503 for new requests.",
+		next:    "Look which side has no engine that answers, and start one.",
 	},
 	Drains: {
-		harm: nothing, alone: true, clients: "Those that are served are answered to their end; new ones go to other proxies.", runbook: "Drains",
-		next: "Wait for the last request, or take the drain back.", command: `curl -s -H "Authorization: Bearer $TOKEN" -X DELETE "$ADMIN/drain"`,
+		harm: nothing, alone: true, headline: "The proxy drains", runbook: "Drains", command: `curl -s -H "Authorization: Bearer $TOKEN" -X DELETE "$ADMIN/drain"`,
+		clients: "Clients that are served get their answers to the end. New requests go to other proxies.",
+		next:    "Wait until the last request has ended, or take the drain back.",
 	},
 	AuditDrift: {
-		harm: waiting, alone: true, clients: "Ranks may look fuller or emptier than they are.", runbook: "EvenkeelAuditDrift", command: log,
-		next: "Keep the log and report the bug. Restart the proxy after a drain.",
+		harm: waiting, alone: true, headline: "The accounts are wrong", runbook: "EvenkeelAuditDrift", command: log,
+		clients: "Clients may wait longer, because ranks may look fuller or emptier to the proxy than they are.",
+		next:    "Keep the log and report the bug. Restart the proxy after a drain.",
 	},
 	ConfigRefused: {
-		harm: nothing, alone: true, clients: "Nothing: the config before is in force.", runbook: "EvenkeelReloadFailed", command: "evenkeel check --config FILE",
-		next: "Mend the file; the proxy reads it again by itself.",
+		harm: nothing, alone: true, headline: "The config was refused", runbook: "EvenkeelReloadFailed", command: "evenkeel check --config FILE",
+		clients: "Clients see nothing, because the config before is in force.",
+		next:    "Mend the file. The proxy reads it again by itself.",
 	},
 	RequestsFail: {
-		harm: failing, effect: true, vague: true, clients: "Their requests end with an error.", runbook: "EvenkeelErrorBudgetBurnsFast", command: receipt,
-		next: "Look by which outcome they fail, and at the receipts of those.",
+		harm: failing, effect: true, vague: true, headline: "Requests fail", runbook: "EvenkeelErrorBudgetBurnsFast", command: receipt,
+		clients: "The clients of these requests get an error.",
+		next:    "Look with which outcome they fail, and read the receipts of such requests.",
 	},
 	EngineDown: {
-		harm: waiting, many: "engines are down", clients: "Answers that ran there go on elsewhere where they can; the others end with an error.", runbook: "EvenkeelEngineDown",
-		next: "Look whether the machine and the process live, and restart the engine.", command: "curl -sm 3 -i http://{engine}/health",
+		harm: waiting, headline: "Engine outage", many: "are down", runbook: "EvenkeelEngineDown", command: "curl -sm 3 -i http://{engine}/health",
+		clients: "Clients whose requests ran there get the rest from other engines where that is possible, and else an error.",
+		next:    "Look whether the machine and the process are alive, and restart the engine.",
 	},
 	EngineOut: {
-		harm: waiting, many: "engines fail requests and get none", clients: "Those that failed there were tried elsewhere, as long as the retry budget lasts.", runbook: "EvenkeelBreakerOpen",
-		next: "Read the engine's own log; a restart is safe, nothing new is sent there.", command: workers,
+		harm: waiting, headline: "Failing engine", many: "get no requests, because those before failed", runbook: "EvenkeelBreakerOpen", command: workers,
+		clients: "Clients wait longer. Requests that failed there were tried elsewhere, as long as the retry budget lasted.",
+		next:    "Read the engine's own log. You may restart it at any time, because nothing new is sent there.",
 	},
 	EngineDrains: {
-		harm: nothing, family: "drains", many: "engines drain", clients: "Nothing, as long as the other engines can take their load.", runbook: "Drains",
-		next: "Restart it when nothing runs there any more, then take the drain back.", command: undrain,
+		harm: nothing, family: "drains", headline: "Drain", many: "drain", runbook: "Drains", command: undrain,
+		clients: "Clients see nothing, as long as the other engines can take the load.",
+		next:    "Restart the engine when nothing runs there any more, then take the drain back.",
 	},
 	EngineAmiss: {
-		harm: slower, family: "late", many: "engines are up, and something is amiss", clients: "They may wait longer.", command: workers, runbook: "EvenkeelScrapeStale",
-		next: "Read what is amiss, and the engine's log.",
+		harm: slower, vague: true, family: "late", rests: again, headline: "Engine trouble", many: "are up, but something is amiss", command: workers, runbook: "EvenkeelScrapeStale",
+		clients: "Clients may wait longer.",
+		next:    "Read what is amiss, and the engine's own log.",
 	},
 	SourceFails: {
-		harm: nothing, alone: true, many: "sources of engines fail", clients: "Nothing until engines change.", runbook: "EvenkeelDiscoveryStale", command: log,
-		next: "Mend the source; its last list stays in force meanwhile.",
+		harm: nothing, alone: true, headline: "Discovery fails", runbook: "EvenkeelDiscoveryStale", command: log,
+		clients: "Clients see nothing until engines come or go.",
+		next:    "Mend the source. Its last list stays in force until then.",
 	},
 	EnginesUnfit: {
-		harm: nothing, alone: true, many: "sources have engines that are not used", clients: "Nothing: these engines get no requests.", runbook: "EvenkeelEnginesUnfit", command: workers,
-		next: "Read why each is unfit, and start it with the profile's connector.",
+		harm: nothing, alone: true, headline: "Unfit engines", runbook: "EvenkeelEnginesUnfit", command: workers,
+		clients: "Clients see nothing, because these engines get no requests.",
+		next:    "Read why each engine is unfit, and start it with the connector of its profile.",
 	},
 	GateClosed: {
-		harm: slower, many: "prefill engines are full", clients: "They wait longer for their first token.", runbook: "EvenkeelGateClosed", command: workers,
-		next: "See whether hand-offs wait in the pool: then decode is short; else prefill is.",
+		harm: slower, headline: "Full prefill engines", many: "take no prompts, because their KV caches are full", runbook: "EvenkeelGateClosed", command: workers,
+		clients: "Clients wait longer for their first token.",
+		next:    "Look whether finished prefills wait in the pool. If so, add decode ranks, else add prefill ranks.",
 	},
 	PrefillOut: {
-		harm: waiting, many: "prefill engines fail prompts and get none", clients: "Prompts that failed there were tried elsewhere.", runbook: "EvenkeelBreakerOpen",
-		next: "Read the engine's own log, and restart it.", command: workers,
+		harm: waiting, headline: "Failing prefill engine", many: "take no prompts, because those before failed", runbook: "EvenkeelBreakerOpen", command: workers,
+		clients: "Clients wait longer for their first token. Prompts that failed there were tried elsewhere.",
+		next:    "Read the engine's own log, and restart it.",
 	},
 	MetricsOld: {
-		harm: slower, family: "late", many: "prefill engines have not told their load lately", clients: "They may wait longer: prompts go there by our own accounts alone.", runbook: "EvenkeelScrapeStale",
-		next: "Ask the engine for its metrics, and see how long it takes.", command: "curl -sm 5 -o /dev/null -w '%{time_total} s\\n' http://{engine}/metrics",
+		harm: slower, family: "late", rests: again, headline: "Slow prefill metrics", many: "answer too late when they are asked for their metrics", runbook: "EvenkeelScrapeStale",
+		clients: "Clients see nothing yet. Prompts are placed by older figures of these engines and by the proxy's own accounts.",
+		next:    "Look how long the page takes and what keeps the engine's API server busy. If the page is only slow, raise prefill.scrape.timeout.",
+		command: "curl -sm 20 -o /dev/null -w '%{time_total} s\\n' http://{engine}/metrics",
 	},
 	NoPrefill: {
-		harm: failing, effect: true, clients: "They wait, and get a 503 when prefill.queue.timeout is over.", runbook: "EvenkeelSideDown", command: workers,
-		next: "Start a prefill engine, or free the KV of one that is full.",
+		harm: failing, effect: true, headline: "No prefill", runbook: "EvenkeelSideDown", command: workers,
+		clients: "Clients wait, and get a 503 when prefill.queue.timeout is over.",
+		next:    "Start a prefill engine, or free the KV memory of one that is full.",
 	},
 	QueueFull: {
-		harm: failing, effect: true, clients: "New requests are refused with a 429.", runbook: "EvenkeelRefuses", command: receipt,
-		next: "Add prefill ranks, or find the caller that sends too much.",
+		harm: failing, effect: true, headline: "Full queue", runbook: "EvenkeelRefuses", command: receipt,
+		clients: "Clients get a 429 for new requests, and are told to try again.",
+		next:    "Bring back engines that are down, add ranks to the side that is short, or find the caller that sends too much. A larger limit helps against short peaks only.",
 	},
 	QueueWaits: {
-		harm: waiting, effect: true, clients: "They wait for their first token.", runbook: "EvenkeelPrefillBacklog", command: workers,
-		next: "Add prefill ranks, or free the KV of one that is full.",
+		harm: waiting, effect: true, headline: "No prefill", runbook: "EvenkeelPrefillBacklog", command: workers,
+		clients: "Clients wait for their first token.",
+		next:    "Bring prefill engines back, or free the KV memory of one that is full.",
+	},
+	Overload: {
+		harm: failing, effect: true, load: true, headline: "Overload", many: "are overloaded: all their decode slots are taken, and many requests wait", runbook: "EvenkeelDecodeBacklog", command: advised,
+		clients: "Clients wait for their first token until a slot is free.",
+		next:    "Add decode ranks, or find the caller that sends too much and limit its key. A larger pool.size or prefill.queue.max only lets more clients wait.",
 	},
 	PoolLate: {
-		harm: waiting, effect: true, many: "models have finished prefills that wait too long for a decode rank", clients: "They wait for their first token; those that wait too long get an error.", runbook: "EvenkeelDecodeBacklog", command: workers,
-		next: "See which ranks are down, drain or are full, and add decode ranks.",
+		harm: waiting, effect: true, headline: "Long waits", many: "have finished prefills that wait too long for a decode rank", runbook: "EvenkeelDecodeBacklog", command: workers,
+		clients: "Clients wait for their first token. Those that wait too long get an error.",
+		next:    "Look which decode ranks are down, drain or are full, and add decode ranks.",
 	},
 	PolicySlow: {
-		harm: slower, alone: true, many: "groups have a policy that was too slow", clients: "Tokens come a little later: a simpler policy decides.", runbook: "EvenkeelTickFallback", command: log,
-		next: "See what else uses this machine's cores, or choose a simpler policy.",
+		harm: slower, alone: true, headline: "Slow policy", runbook: "EvenkeelTickFallback", command: log,
+		clients: "Clients get their tokens a little later, because a simpler policy decides.",
+		next:    "Look what else uses the cores of this machine, or choose a simpler policy.",
 	},
 	Imbalance: {
-		harm: slower, alone: true, many: "groups lose much of every step to imbalance", clients: "Every token of the group comes later.", runbook: "EvenkeelStepLost",
-		next: "See which rank is the fullest, and what another policy would have cost.", command: `curl -s -H "Authorization: Bearer $TOKEN" "$ADMIN/live?once" | jq '.models[].groups[].twin.says'`,
+		harm: slower, alone: true, headline: "Imbalance", runbook: "EvenkeelStepLost",
+		clients: "Clients of this group get every token later.",
+		next:    "Look which rank is the fullest, and what another policy would have cost.", command: `curl -s -H "Authorization: Bearer $TOKEN" "$ADMIN/live?once" | jq '.models[].groups[].twin.says'`,
 	},
 	RanksFull: {
-		harm: slower, alone: true, many: "groups have ranks with a full KV cache", clients: "They may wait for a decode rank.", runbook: "EvenkeelDecodeBacklog", command: workers,
-		next: "Add decode ranks, or lower the slots of a rank.",
+		harm: slower, alone: true, headline: "Full decode ranks", runbook: "EvenkeelDecodeBacklog", command: workers,
+		clients: "Clients may wait for a decode rank.",
+		next:    "Add decode ranks, or lower the slots of a rank.",
 	},
 	RanksTight: {
-		harm: slower, alone: true, many: "groups have ranks that are kept emptier", clients: "Answers there were stopped and computed again.", runbook: "EvenkeelCapacitySuspect", command: workers,
-		next: "Set kv_tokens of the engine to what its cache really holds.",
+		harm: slower, alone: true, headline: "Too little KV memory", runbook: "EvenkeelCapacitySuspect", command: workers,
+		clients: "Clients wait longer, because answers there were stopped and computed again.",
+		next:    "Set kv_tokens of the engine to what its cache really holds.",
 	},
 	RanksDrain: {
-		harm: nothing, family: "drains", many: "groups have ranks that drain", clients: "Nothing, as long as the other ranks can take their load.", runbook: "Drains", command: drains,
-		next: "Wait until they are empty. They still take part in the steps of their group.",
+		harm: nothing, family: "drains", headline: "Drain", many: "have ranks that drain", runbook: "Drains", command: drains,
+		clients: "Clients see nothing, as long as the other ranks can take the load.",
+		next:    "Wait until the ranks are empty. They still take part in the steps of their group.",
 	},
 	PeerDown: {
-		harm: nothing, many: "peers are not up", clients: "Nothing, as long as this region has room.", runbook: "EvenkeelPeerDown", command: `curl -s -H "Authorization: Bearer $TOKEN" "$ADMIN/geo" | jq .peers`,
-		next: "See whether the other proxy lives, and then the link.",
+		harm: nothing, headline: "Peer outage", many: "are not up", runbook: "EvenkeelPeerDown", command: `curl -s -H "Authorization: Bearer $TOKEN" "$ADMIN/geo" | jq .peers`,
+		clients: "Clients see nothing, as long as this region has room.",
+		next:    "Look whether the other proxy is alive, and then at the link.",
 	},
 	NoOwner: {
-		harm: failing, many: "areas have no owner", clients: "Requests for its engines wait or are refused.", runbook: "EvenkeelNoOwner", command: `curl -s -H "Authorization: Bearer $TOKEN" "$ADMIN/live?once" | jq .areas`,
-		next: "See whether the lease store answers, and which proxies live.",
+		harm: failing, headline: "No owner", many: "have no owner, so that their engines get no requests", runbook: "EvenkeelNoOwner", command: `curl -s -H "Authorization: Bearer $TOKEN" "$ADMIN/live?once" | jq .areas`,
+		clients: "Clients of these engines wait or are refused.",
+		next:    "Look whether the lease store answers, and which proxies are alive.",
 	},
 }
 
@@ -185,12 +228,13 @@ func (k kind) order() int {
 	return n
 }
 
-// say tells of several findings of a kind.
-func (k kind) say(n int, host, reason string) string {
-	s := fmt.Sprintf("%d %s", n, k.many)
+// say tells of several findings of a kind; noun is what they are.
+func (k kind) say(n int, noun, host, reason string) string {
+	s := fmt.Sprintf("%d %ss", n, noun)
 	if host != "" {
-		s = host + ": " + s
+		s += " on host " + host
 	}
+	s += " " + k.many
 	if reason != "" {
 		s += ": " + reason
 	}

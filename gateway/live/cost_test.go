@@ -18,6 +18,7 @@ import (
 	"evenkeel/dispatcher/board"
 	"evenkeel/gateway/incident"
 	"evenkeel/gateway/receipt"
+	"evenkeel/gateway/timeline"
 	"evenkeel/pool"
 )
 
@@ -143,7 +144,7 @@ func (f *floor) document() {
 	for i := range s.Models {
 		d.Models = append(d.Models, model(&s.Models[i], rankStates{}, 0, true))
 	}
-	found := findingsOf(&d)
+	found := findingsOf(&d, timeline.Ended{})
 	f.book.Observe(time.Now(), found)
 	d.Problems, d.Incidents = problems(found), f.book.Incidents()
 	data, err := json.Marshal(&d)

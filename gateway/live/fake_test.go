@@ -23,6 +23,8 @@ type fake struct {
 	asked  int           // documents made
 	ahead  time.Duration // of the clock
 	failed map[journal.Failure]uint64
+	whys   map[journal.Failure]string
+	fails  uint64 // requests in all, of which rates are made
 	change func(*Document)
 }
 
@@ -85,7 +87,7 @@ func (f *fake) at(seconds float64) (s gateway.Sample) {
 	s.TTFT = journal.Latency{P50: ms(310 + 40*math.Sin(seconds/11)), P99: ms(1450 + 300*math.Sin(seconds/8)), Samples: 900}
 	s.TPOT = journal.Latency{P50: ms(31 + 2*math.Sin(seconds/12)), P99: ms(48 + 5*math.Sin(seconds/6)), Samples: 880}
 	s.OutputTokens, s.Ended, s.Pool = int64(150_000*(seconds+1000)), uint64(410*(seconds+1000)), int(12+10*math.Sin(seconds/10))
-	s.Failures = f.failed
+	s.Failures, s.Whys, s.Failed = f.failed, f.whys, f.fails
 	return s
 }
 

@@ -12,6 +12,8 @@ import (
 	"github.com/chromedp/chromedp"
 	"github.com/chromedp/chromedp/kb"
 	"github.com/stretchr/testify/require"
+
+	"evenkeel/gateway/journal"
 )
 
 var soak = flag.Duration("soak", 0, "how long a page is kept open to see whether it grows")
@@ -54,8 +56,9 @@ func TestModulesOfThePage(t *testing.T) {
 		{"requests.js", "m.bars({ attempts: [{ n: 1, at_ms: 5, state: 'ended', waits_ms: { queue: 10, pool: 2 } }, { n: 2, at_ms: 20, since_ms: 30, state: 'pool', waits_ms: { prefill: 10 } }] }, 35.5).map((b) => [b.n, b.name, b.from, b.ms])", `[[1,"queue",5,10],[1,"pool",15,2],[2,"prefill",20,10],[2,"pool",30,5.5]]`},
 		{"requests.js", "m.runnerUp([{ name: 'a', score: 5, chosen: true }, { name: 'b', score: 9 }, { name: 'c', score: null }], true)", `"a scored 5.00; the runner-up b 9.00, worse by 4.00 (less is better)"`},
 		{"requests.js", "m.runnerUp([{ name: 'a', score: 5, chosen: true }], true)", `""`},
-		{"verdict.js", "[m.gainOf({ models: [] }), m.gainOf({ models: [{ groups: [{ policy: 'p', twin: { verdict: { against: [{ claimed: true, saved_ms: 1, says: 'a' }, { claimed: true, saved_ms: -3, says: 'b' }, { saved_ms: 9, says: 'c' }] } } }] }] })]", `["","p b"]`},
-		{"verdict.js", "m.verdictOf({ incidents: [{ id: 3, severity: 'bad', until_ms: 0, what: '2.0 of 30.0 requests/s fail' }, { id: 2, severity: 'bad', until_ms: 9, what: 'x' }], engines: [], proxy: {} }).aloud", `"1 thing is wrong: requests fail"`},
+		{"verdict.js", "[m.gainOf({ models: [] }), m.gainOf({ models: [{ groups: [{ policy: 'p', twin: { verdict: { against: [{ claimed: true, saved_ms: 1, policy: 'a' }, { claimed: true, saved_ms: -3, policy: 'b' }, { saved_ms: 9, policy: 'c' }] } } }] }] })]", `["","Replayed under b, a step of the last minutes takes 3.0 ms less than under p, which is in force."]`},
+		{"verdict.js", "m.verdictOf({ incidents: [{ id: 3, severity: 'bad', until_ms: 0, headline: 'Requests fail', what: '1,200 of the 3,000 requests that ended in the last minute failed' }, { id: 2, severity: 'bad', until_ms: 9, what: 'x' }], engines: [], proxy: {} }).aloud", `"Requests fail: 1 thing is wrong. Requests that ended in the last minute failed"`},
+		{"panels.js", "[m.stepOf({ kind: 'none', reason: 'balanced' }), m.stepOf({ kind: 'none', reason: 'ranks_down' }), m.stepOf({ kind: 'add_decode', reason: 'busy' }), m.stepOf({ kind: 'none', reason: 'new' })]", `["There are enough ranks","Not known while ranks are down","Add decode ranks","none, new"]`},
 	} {
 		require.Equal(t, tt.want, b.module(tt.module, tt.expression), "%s: %s", tt.module, tt.expression)
 	}
@@ -231,7 +234,8 @@ var hurt = map[string]func(*Document){
 			g.Ranks[i].Used, g.Ranks[i].Running = g.Ranks[i].Slots, g.Ranks[i].Slots
 		}
 		d.Traffic.RequestsPerS, d.Traffic.FailuresPerS = 2100, 1500
-		d.Advice = []Advice{{Model: "deepseek-r1", Says: "prompts wait 41 s; 4 more prefill ranks would keep up"}}
+		d.Models[0].Pool.Entries = 9000
+		d.Advice = []Advice{{Model: "deepseek-r1", Says: "Prefill has 12 ranks, and 16 are advised. Decode has 32 ranks, and 32 are advised."}}
 		d.Advice[0].Steps = append(d.Advice[0].Steps, struct {
 			Kind   string `json:"kind"`
 			Reason string `json:"reason"`
@@ -345,5 +349,56 @@ func TestPageDoesNotGrow(t *testing.T) {
 	}
 	nodes := news()
 	require.Equal(t, nodes, news())
+	b.calm(s)
+}
+
+// A flood is called so in the first words, and which queue is full is told; when it is over,
+// its failures are history.
+func TestPageTellsOfAFlood(t *testing.T) {
+	b, s := chromium(t), newSite(t, 32).open()
+	b.visit(s)
+	b.eventually("history", `document.getElementById('problems').className === 'ok' && document.getElementById('failures-now').textContent === 'No request fails now. These numbers are history.'`)
+	require.Equal(t, "0", b.eval(`document.querySelectorAll('#failure-rows .bad').length`), "nothing is red while nothing fails")
+	s.fake.mu.Lock()
+	s.fake.fails = 82_800
+	s.fake.failed = map[journal.Failure]uint64{{Outcome: "queue_full", Status: 429}: 90_000, {Outcome: "upstream_broken", Status: 502}: 1080}
+	s.fake.whys = map[journal.Failure]string{{Outcome: "queue_full", Status: 429}: "the arrival queue of model deepseek-r1 takes 1000 requests (prefill.queue.max)"}
+	s.fake.mu.Unlock()
+	s.fake.set(hurt["flood"])
+	b.eventually("the verdict", `document.getElementById('problems-title').textContent.startsWith('✕ Overload: ')`)
+	first := func() string { return b.eval("document.getElementById('problem-list').children[0].innerText") }
+	b.eventually("the queue", `document.getElementById('problem-list').children[0].innerText.includes('prefill.queue.max')`)
+	require.Contains(t, first(), "All 1,536 decode slots of model deepseek-r1 are taken, and 10,000 requests wait in the pool and in the arrival queue")
+	require.Contains(t, first(), "Requests are refused, because the arrival queue of model deepseek-r1 takes 1000 requests (prefill.queue.max). Just now 1,000 requests wait in the arrival queue, and 37 of 400 places of the pool are taken.")
+	b.eventually("they are marked", `document.querySelectorAll('#failure-rows .bad').length === 1 && document.getElementById('failures-now').textContent === 'Requests fail now.'`)
+	require.Equal(t, "true", b.eval(`!document.getElementById('problems').contains(document.getElementById('gain')) && document.getElementById('gain').textContent !== ''`), "what the policy gains is no alert")
+	b.calm(s)
+}
+
+// A column that drains looks like nothing else, and the legend says so.
+func TestPageShowsWhatDrains(t *testing.T) {
+	b, s := chromium(t), newSite(t, 8)
+	s.open()
+	b.visit(s)
+	b.eventually("the picture", "!!evenkeel.document && !!document.querySelector('canvas.map')")
+	orange := `(() => { // pixels of the colour that warns
+		const c = document.querySelector('canvas.map'), p = document.createElement('canvas');
+		p.width = c.width; p.height = c.height + 1;
+		const x = p.getContext('2d', { willReadFrequently: true });
+		x.drawImage(c, 0, 1);
+		x.fillStyle = getComputedStyle(document.documentElement).getPropertyValue('--warn').trim(); x.fillRect(0, 0, 1, 1);
+		const w = x.getImageData(0, 0, 1, 1).data, d = x.getImageData(0, 1, c.width, c.height).data;
+		let n = 0;
+		for (let i = 0; i < d.length; i += 4) if (d[i] === w[0] && d[i + 1] === w[1] && d[i + 2] === w[2]) n++;
+		return n;
+	})()`
+	require.Equal(t, "0", b.eval(orange))
+	height := b.eval("document.querySelector('canvas.map').clientHeight")
+	s.fake.set(func(d *Document) {
+		d.Models[0].Groups[0].Ranks[3].State, d.Models[0].Groups[0].Ranks[3].KVTokens = RankDraining, 9000
+	})
+	b.eventually("it is drawn", orange+" > 400")
+	require.Equal(t, height, b.eval("document.querySelector('canvas.map').clientHeight"), "the legend has room for it")
+	b.shoot("drains")
 	b.calm(s)
 }

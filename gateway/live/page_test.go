@@ -68,7 +68,7 @@ func (s *site) open() *site {
 	}
 	for i := range 900 { // a quarter of an hour, with a bad time in it
 		at := time.Now().Add(time.Duration(i-900) * time.Second)
-		sample, d := s.fake.at(3600-float64(900-i)), Document{Proxy: Proxy{Policy: "evenkeel"}, Engines: []Engine{{ID: "10.0.3.13:8000", State: "up"}}}
+		sample, d := s.fake.at(3600-float64(900-i)), Document{Proxy: Proxy{Policy: "evenkeel"}, Engines: []Engine{{ID: "10.0.3.13:8000", Role: "decode", State: "up"}}}
 		if i > 300 {
 			d.Proxy.Policy = "br0"
 		}
@@ -272,7 +272,7 @@ const text = "document.body.innerText"
 func TestPageShows144RanksAndKeepsUp(t *testing.T) {
 	b, s := chromium(t), newSite(t, 144).open()
 	b.visit(s)
-	b.eventually("the verdict", `document.getElementById('problems-title').textContent.startsWith('✓ Nothing is wrong: 21 of 21 engines up')`)
+	b.eventually("the verdict", `document.getElementById('problems-title').textContent.startsWith('✓ Nothing is wrong: 21 of 21 engines are up')`)
 	for _, says := range []string{"144 of 144 ranks up", "deepseek-r1 · dp", "eu-1", "decode evenkeel", "prefill finish", "pjsq-kv", "10.0.1.10:8000/0", "10.0.3.18:8000"} {
 		require.Equal(t, "true", b.eval(text+`.includes(`+fmt.Sprintf("%q", says)+`)`), says)
 	}
@@ -305,8 +305,8 @@ func TestPageSaysWhatIsWrong(t *testing.T) {
 	b.visit(s)
 	b.eventually("the verdict", `document.getElementById('problems').className === 'bad' && document.getElementById('problem-list').children.length === 4`)
 	first := b.eval("document.getElementById('problem-list').children[0].innerText")
-	require.Contains(t, first, "10.0.3.13:8000: decode engine is out: three requests failed in a row")
-	require.Contains(t, first, "a finished prefill has waited 33.0 s", "what clients see stands with its cause")
+	require.Contains(t, first, "Decode engine 10.0.3.13:8000 is out and gets no requests: three requests failed in a row")
+	require.Contains(t, first, "A finished prefill of model deepseek-r1 has waited 33.0 s", "what clients see stands with its cause")
 	require.Equal(t, "true", b.eval("document.title.startsWith('(1) ')"))
 	require.Equal(t, "✕ out", b.eval("document.getElementById('engine-rows').children[0].children[2].textContent"), "who is not well stands first")
 	b.scheme("light")
@@ -423,15 +423,13 @@ func TestPageSpeaksOnlyOfWhatChanged(t *testing.T) {
 	for i := range 3 {
 		open := int64(1000 + i)
 		s.fake.set(func(d *Document) { d.Proxy.Open = open })
-		b.eventually("another document", fmt.Sprintf("evenkeel.document.proxy.open_requests === %d && document.getElementById('problems-title').textContent.includes('%s')", open, grouped(open)))
+		b.eventually("another document", fmt.Sprintf("evenkeel.document.proxy.open_requests === %d && document.getElementById('problems-title').textContent.includes('%s')", open, grouped(uint64(open))))
 	}
 	require.Equal(t, "0", b.eval("spoken.length"), "%s", b.eval("spoken.join(' | ')"))
 	s.fake.set(troubledFew)
-	b.eventually("the verdict is said", `document.getElementById('said').textContent.startsWith('1 thing is wrong, 1 worth a look: 10.0.1.12:8000')`)
+	b.eventually("the verdict is said", `document.getElementById('said').textContent.startsWith('Engine outage: 1 thing is wrong, and 1 is worth a look. Prefill engine 10.0.1.12:8000 is down')`)
 	b.calm(s)
 }
-
-func grouped(n int64) string { return fmt.Sprintf("%d,%03d", n/1000, n%1000) }
 
 // What is lost is told of one step: its share and its length are by the model, and
 // so is the step they are of.

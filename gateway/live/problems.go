@@ -4,10 +4,12 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
 	"evenkeel/gateway/incident"
+	"evenkeel/gateway/timeline"
 )
 
 // Severities of a Problem.
@@ -21,7 +23,7 @@ type Problem struct {
 	Severity string `json:"severity"`
 	Panel    string `json:"panel"` // that shows more: proxy, traffic, ranks, pool, balance, prefill, engines, geo
 	Where    string `json:"where"` // name of the engine, rank, group or model; empty: the proxy
-	What     string `json:"what"`
+	What     string `json:"what"`  // a sentence
 }
 
 // At which a number becomes a problem.
@@ -33,16 +35,35 @@ const (
 	failShare   = 0.01 // of requests
 	oldScrapes  = 3    // intervals without a scrape
 	oldMs       = 5000 // and at least so long
+	takenShare  = 0.95 // of the slots: one that was just given back is taken in the next round
 )
 
 // findings are what is wrong.
 type findings []incident.Finding
 
-// find notes one of them.
-type find func(kind incident.Kind, severity, panel, where, reason, format string, args ...any)
+// at is where something is wrong: what it is, its name, and the panel that shows more.
+type at struct{ of, where, panel string }
 
-func (f *findings) say(kind incident.Kind, severity, panel, where, reason, format string, args ...any) {
-	*f = append(*f, incident.Finding{Kind: kind, Severity: severity, Panel: panel, Where: where, Reason: reason, What: fmt.Sprintf(format, args...)})
+// proxyAt is the proxy as a whole.
+func proxyAt(panel string) at { return at{panel: panel} }
+
+func (a at) String() string { return a.of + " " + a.where }
+
+// begin is its name at the begin of a sentence.
+func (a at) begin() string { return capital(a.String()) }
+
+func capital(s string) string {
+	if s == "" {
+		return s
+	}
+	return strings.ToUpper(s[:1]) + s[1:]
+}
+
+// find notes one of them, in a whole sentence.
+type find func(kind incident.Kind, severity string, where at, reason, format string, args ...any)
+
+func (f *findings) say(kind incident.Kind, severity string, where at, reason, format string, args ...any) {
+	*f = append(*f, incident.Finding{Kind: kind, Severity: severity, Panel: where.panel, Of: where.of, Where: where.where, Reason: reason, What: fmt.Sprintf(format, args...)})
 }
 
 // problems lists them.
@@ -54,78 +75,144 @@ func problems(all findings) []Problem {
 	return list
 }
 
-// findingsOf reads a document as an operator would, first things first.
-func findingsOf(d *Document) (all findings) {
+// findingsOf reads a document as an operator would, first things first. last is what
+// ended in the last minute.
+func findingsOf(d *Document, last timeline.Ended) (all findings) {
 	say := all.say
 	p := &d.Proxy
 	switch {
 	case p.Draining:
-		say(incident.Drains, Warn, "proxy", "", "", "drains: %s", cmp.Or(p.Why, "no new requests soon"))
+		say(incident.Drains, Warn, proxyAt("proxy"), "", "The proxy drains: it is being taken out of service")
 	case !p.Ready:
-		say(incident.NotReady, Bad, "proxy", "", p.Why, "not ready: %s", p.Why)
+		say(incident.NotReady, Bad, proxyAt("proxy"), p.Why, "The proxy is not ready: %s", p.Why)
 	}
 	if p.DriftSlots != 0 || p.DriftTokens != 0 {
-		say(incident.AuditDrift, Bad, "proxy", "", "", "the audit is off by %d slots and %d KV tokens: a bug, report it", p.DriftSlots, p.DriftTokens)
+		say(incident.AuditDrift, Bad, proxyAt("proxy"), "", "The proxy's accounts are off by %s and %d KV tokens, which is a bug that you should report", count(int(p.DriftSlots), "slot"), p.DriftTokens)
 	}
 	if p.ConfigError != "" {
-		say(incident.ConfigRefused, Warn, "proxy", "", "", "the config file was refused and is not in force: %s", firstLine(p.ConfigError))
+		say(incident.ConfigRefused, Warn, proxyAt("proxy"), "", "The config file was refused and is not in force: %s", firstLine(p.ConfigError))
 	}
-	if t := &d.Traffic; t.FailuresPerS > failShare*t.RequestsPerS {
-		how := ""
-		if len(d.Failures) > 0 && d.Failures[0].Last5Min > 0 {
-			how = ", most of the last minutes with " + d.Failures[0].Outcome
-		}
-		say(incident.RequestsFail, Bad, "traffic", "", "", "%.1f of %.1f requests/s fail%s", t.FailuresPerS, t.RequestsPerS, how)
+	fails := d.Traffic.FailuresPerS > failShare*d.Traffic.RequestsPerS
+	for i := range d.Models {
+		overload(d, &d.Models[i], fails, say)
+	}
+	if fails {
+		requestsFail(d, last, say)
 	}
 	for i := range d.Engines {
-		e := &d.Engines[i]
-		switch {
-		case e.State != "up":
-			kind := incident.EngineOut
-			if e.State == "down" {
-				kind = incident.EngineDown
-			}
-			say(kind, Bad, "engines", e.ID, e.Why, "%s engine is %s: %s", e.Role, e.State, cmp.Or(e.Why, "no reason told"))
+		if e := &d.Engines[i]; engineProblem(e, say) {
 			all[len(all)-1].For = time.Duration(e.SinceS * float64(time.Second))
-		case e.Draining:
-			say(incident.EngineDrains, Warn, "engines", e.ID, "", "%s engine drains", e.Role)
-		case e.Why != "":
-			say(incident.EngineAmiss, Warn, "engines", e.ID, e.Why, "%s", e.Why)
 		}
 	}
 	for i := range d.Sources {
 		sourceProblems(&d.Sources[i], say)
 	}
-	prefillProblems(&d.Prefill, say)
+	prefillProblems(d, fails, say)
 	for i := range d.Models {
 		modelProblems(&d.Models[i], len(d.Models) > 1 || len(d.Models[i].Groups) > 1, say)
 	}
 	if d.Geo != nil {
 		for _, peer := range d.Geo.Peers {
 			if !peer.Up {
-				say(incident.PeerDown, Warn, "geo", peer.ID, peer.Fault, "peer in %s is not up: %s", peer.Region, cmp.Or(peer.Fault, "no probe was answered"))
+				say(incident.PeerDown, Warn, at{"peer", peer.ID, "geo"}, peer.Fault, "Peer %s in region %s is not up: %s", peer.ID, peer.Region, cmp.Or(peer.Fault, "it answered no probe"))
 			}
 		}
 	}
 	for _, a := range d.Areas {
 		if a.Holder == "" && !a.Admits {
-			say(incident.NoOwner, Bad, "geo", cmp.Or(a.Group, a.Region), "", "no dispatcher owns it, nobody sends its engines requests")
+			where := at{"region", a.Region, "geo"}
+			if a.Group != "" {
+				where.of, where.where = "group", a.Group
+			}
+			say(incident.NoOwner, Bad, where, "", "%s has no owner, so that its engines get no requests", where.begin())
 		}
 	}
 	slices.SortStableFunc(all, func(a, b incident.Finding) int { return cmp.Compare(a.Severity, b.Severity) }) // bad before warn
 	return all
 }
 
+// requestsFail counts over the last minute, as the strip and the table of failures do
+// over longer times: a rate of ten seconds would agree with neither.
+func requestsFail(d *Document, last timeline.Ended, say find) {
+	how := ""
+	if len(d.Failures) > 0 && d.Failures[0].Last5Min > 0 {
+		how = ", most of them with " + d.Failures[0].Outcome
+		if d.Failures[0].LastMinute >= last.Failed {
+			how = ", all of them with " + d.Failures[0].Outcome
+		}
+	}
+	say(incident.RequestsFail, Bad, proxyAt("traffic"), "", "%s of the %s requests that ended in the last minute failed%s", grouped(last.Failed), grouped(last.All), how)
+}
+
+// overload says that a model has no free slot, and so many wait for one that each has to
+// wait for about one answer, or others are refused.
+func overload(d *Document, m *Model, fails bool, say find) {
+	used, slots := 0, 0
+	for i := range m.Groups {
+		for j := range m.Groups[i].Ranks {
+			if r := &m.Groups[i].Ranks[j]; r.State == RankUp {
+				used, slots = used+r.Used, slots+r.Slots
+			}
+		}
+	}
+	waiting, where := m.Pool.Entries, "in the pool"
+	if len(d.Models) == 1 && d.Prefill.Waiting > 0 {
+		waiting, where = waiting+d.Prefill.Waiting, "in the pool and in the arrival queue"
+	}
+	if slots == 0 || float64(used) < takenShare*float64(slots) || waiting == 0 || waiting < slots && !(fails && refused(d) != nil) {
+		return
+	}
+	say(incident.Overload, Bad, at{"model", m.Name, "pool"}, "", "All %s decode slots of model %s are taken, and %s %s", grouped(uint64(slots)), m.Name, waits(waiting), where)
+}
+
+// refused is how requests are refused because a queue is full; nil: none is lately.
+func refused(d *Document) *Failed {
+	for i := range d.Failures {
+		if f := &d.Failures[i]; f.Outcome == "queue_full" && f.Last10S > 0 {
+			return f
+		}
+	}
+	return nil
+}
+
+// engineProblem reports whether an engine is not up.
+func engineProblem(e *Engine, say find) (away bool) {
+	where := at{e.Role + " engine", e.ID, "engines"}
+	why := incident.WithoutAddress(e.Why, e.ID)
+	switch {
+	case e.State == "down":
+		say(incident.EngineDown, Bad, where, e.Why, "%s is down: %s", where.begin(), cmp.Or(why, "no reason is known"))
+	case e.State == "odd":
+		say(incident.EngineOut, Bad, where, e.Why, "%s is not used: %s", where.begin(), why)
+	case e.State == "wedged":
+		say(incident.EngineOut, Bad, where, e.Why, "%s answers, but computes nothing: %s", where.begin(), cmp.Or(why, "no reason is known"))
+	case e.State != "up":
+		say(incident.EngineOut, Bad, where, e.Why, "%s is %s and gets no requests: %s", where.begin(), e.State, cmp.Or(why, "no reason is known"))
+	case e.Draining:
+		say(incident.EngineDrains, Warn, where, "", "%s drains: it takes no new requests", where.begin())
+		return false
+	case e.Why != "":
+		say(incident.EngineAmiss, Warn, where, e.Why, "%s is up, but something is amiss: %s", where.begin(), why)
+		return false
+	}
+	return e.State != "up"
+}
+
 func sourceProblems(s *Source, say find) {
+	where := at{"source", s.Name, "engines"}
 	if s.Error != "" {
-		say(incident.SourceFails, Warn, "engines", s.Name, "", "discovery fails, its last list of %s stays in force: %s", count(s.Engines, "engine"), firstLine(s.Error))
+		say(incident.SourceFails, Warn, where, "", "Discovery by %s fails, and its last list of %s stays in force: %s", s.Name, count(s.Engines, "engine"), firstLine(s.Error))
 	}
 	if n := len(s.Unfit); n > 0 {
 		names := make([]string, n)
 		for i, e := range s.Unfit {
-			names[i] = e.ID
+			names[i] = e.Role + " engine " + e.ID
 		}
-		say(incident.EnginesUnfit, Warn, "engines", s.Name, "", "%s found and not used: %s; %s: %s", count(n, "engine"), listed(names), names[0], firstLine(s.Unfit[0].Why))
+		is := "are"
+		if n == 1 {
+			is = "is"
+		}
+		say(incident.EnginesUnfit, Warn, where, "", "%s of %s %s not used: %s. The first one is unfit: %s", count(n, "engine"), s.Name, is, listed(names), firstLine(s.Unfit[0].Why))
 	}
 }
 
@@ -135,31 +222,46 @@ func firstLine(text string) string {
 	return line
 }
 
-func prefillProblems(p *Prefill, say find) {
+func prefillProblems(d *Document, fails bool, say find) {
+	p := &d.Prefill
 	open := 0
 	for i := range p.Engines {
 		e := &p.Engines[i]
+		where := at{"prefill engine", e.ID, "prefill"}
 		switch e.State {
 		case "open":
 			open++
 		case "closed":
-			say(incident.GateClosed, Warn, "prefill", e.ID, "", "takes no prompts: its KV cache is %.0f %% full", 100*e.KVShare)
+			say(incident.GateClosed, Warn, where, "", "%s takes no prompts, because its KV cache is %.0f %% full", where.begin(), 100*e.KVShare)
 		case "out":
-			say(incident.PrefillOut, Bad, "prefill", e.ID, "", "takes no prompts: those before failed")
+			say(incident.PrefillOut, Bad, where, "", "%s takes no prompts, because those before failed", where.begin())
 		}
 		if old := max(oldMs, oldScrapes*p.ScrapeEveryMs); (e.State == "open" || e.State == "closed") && p.ScrapeEveryMs > 0 && e.ScrapeAgeMs > old {
-			say(incident.MetricsOld, Warn, "prefill", e.ID, "", "has not told its load for %s", span(e.ScrapeAgeMs/1000))
+			say(incident.MetricsOld, Warn, where, "", "%s answers too late when it is asked for its metrics", where.begin())
 		}
 	}
 	if open == 0 && len(p.Engines) > 0 {
-		say(incident.NoPrefill, Bad, "prefill", "", "", "no prefill engine takes prompts")
+		say(incident.NoPrefill, Bad, proxyAt("prefill"), "", "No prefill engine takes prompts")
 	}
-	switch {
+	switch f := refused(d); {
+	case fails && f != nil && f.Why != "":
+		say(incident.QueueFull, Bad, proxyAt("prefill"), "", "Requests are refused, because %s. Just now %s in the arrival queue, and %s of %s places of the pool are taken", f.Why, waits(p.Waiting), grouped(uint64(max(0, d.Proxy.PlacesUsed))), grouped(uint64(max(0, d.Proxy.Places))))
 	case p.QueueMax > 0 && p.Waiting >= p.QueueMax:
-		say(incident.QueueFull, Bad, "prefill", "", "", "the arrival queue is full: %d requests", p.Waiting)
+		say(incident.QueueFull, Bad, proxyAt("prefill"), "", "The arrival queue is full: %s in it, and it takes %s of a model (prefill.queue.max)", waits(p.Waiting), grouped(uint64(p.QueueMax)))
 	case p.Waiting > 0 && open == 0:
-		say(incident.QueueWaits, Bad, "prefill", "", "", "%d requests wait for a prefill engine", p.Waiting)
+		say(incident.QueueWaits, Bad, proxyAt("prefill"), "", "%s for a prefill engine", capital(waits(p.Waiting)))
 	}
+}
+
+// waits says how many requests wait.
+func waits(n int) string {
+	switch n {
+	case 0:
+		return "no request waits"
+	case 1:
+		return "1 request waits"
+	}
+	return grouped(uint64(max(0, n))) + " requests wait"
 }
 
 // modelProblems names groups with their model where there are several.
@@ -169,19 +271,23 @@ func modelProblems(m *Model, several bool, say find) {
 		late = lateShare * m.Pool.TTLS
 	}
 	if m.Pool.OldestS > late {
-		say(incident.PoolLate, Bad, "pool", m.Name, "", "a finished prefill has waited %.1f s for a decode rank; %d wait", m.Pool.OldestS, m.Pool.Entries)
+		say(incident.PoolLate, Bad, at{"model", m.Name, "pool"}, "", "A finished prefill of model %s has waited %.1f s for a decode rank, and %s in the pool", m.Name, m.Pool.OldestS, waits(m.Pool.Entries))
 	}
 	for i := range m.Groups {
 		g := &m.Groups[i]
-		name := cmp.Or(g.Name, m.Name)
-		if several && g.Name != "" {
+		of, name := "group", g.Name
+		switch {
+		case g.Name == "":
+			of, name = "model", m.Name
+		case several:
 			name = m.Name + " · " + g.Name
 		}
+		on := func(panel string) at { return at{of, name, panel} }
 		if g.FallbackRounds > 0 {
-			say(incident.PolicySlow, Warn, "balance", name, "", "the policy was too slow: %s decides for now", g.Policy)
+			say(incident.PolicySlow, Warn, on("balance"), "", "The decode policy of %s %s was too slow, so that %s decides for now", of, name, g.Policy)
 		}
 		if g.LostShare > lostShare {
-			say(incident.Imbalance, Warn, "balance", name, "", "imbalance costs %.0f %% of every step", 100*g.LostShare)
+			say(incident.Imbalance, Warn, on("balance"), "", "Imbalance costs %s %s %.0f %% of every step", of, name, 100*g.LostShare)
 		}
 		full, tight, draining := []string{}, []string{}, []string{}
 		for j := range g.Ranks {
@@ -195,14 +301,16 @@ func modelProblems(m *Model, several bool, say find) {
 				tight = append(tight, r.Name)
 			}
 		}
-		some := func(kind incident.Kind, names []string, what string) {
-			if n := len(names); n > 0 {
-				say(kind, Warn, "ranks", name, "", "%s %s: %s", count(n, "rank"), what, listed(names))
+		some := func(kind incident.Kind, names []string, one, many string) {
+			if n := len(names); n == 1 {
+				say(kind, Warn, on("ranks"), "", "Decode rank %s of %s %s %s", names[0], of, name, one)
+			} else if n > 1 {
+				say(kind, Warn, on("ranks"), "", "%d decode ranks of %s %s %s: %s", n, of, name, many, listed(names))
 			}
 		}
-		some(incident.RanksFull, full, "with a full KV cache")
-		some(incident.RanksTight, tight, "kept emptier, the engine ran out of KV memory")
-		some(incident.RanksDrain, draining, "draining")
+		some(incident.RanksFull, full, "has a full KV cache", "have full KV caches")
+		some(incident.RanksTight, tight, "ran out of KV memory and is kept emptier", "ran out of KV memory and are kept emptier")
+		some(incident.RanksDrain, draining, "drains: it takes no new requests", "drain and take no new requests")
 	}
 }
 
@@ -226,4 +334,13 @@ func count(n int, what string) string {
 		return "1 " + what
 	}
 	return fmt.Sprintf("%d %ss", n, what)
+}
+
+// grouped is a number with a comma at each thousand.
+func grouped(n uint64) string {
+	s := strconv.FormatUint(n, 10)
+	for i := len(s) - 3; i > 0; i -= 3 {
+		s = s[:i] + "," + s[i:]
+	}
+	return s
 }

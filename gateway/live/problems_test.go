@@ -8,6 +8,7 @@ import (
 
 	"evenkeel/dispatcher/board"
 	"evenkeel/gateway/incident"
+	"evenkeel/gateway/timeline"
 )
 
 func TestProblemsSayWhatIsWrongAndWhere(t *testing.T) {
@@ -18,63 +19,90 @@ func TestProblemsSayWhatIsWrongAndWhere(t *testing.T) {
 	}{
 		"nothing is wrong": {func(*Document) {}, []Problem{}},
 		"the proxy cannot serve": {func(d *Document) { d.Proxy.Ready, d.Proxy.Why = false, "no healthy decode engine" },
-			[]Problem{{Bad, "proxy", "", "not ready: no healthy decode engine"}}},
+			[]Problem{{Bad, "proxy", "", "The proxy is not ready: no healthy decode engine"}}},
 		"a proxy that drains is as somebody wants it": {func(d *Document) { d.Proxy.Ready, d.Proxy.Draining, d.Proxy.Why = false, true, "draining" },
-			[]Problem{{Warn, "proxy", "", "drains: draining"}}},
+			[]Problem{{Warn, "proxy", "", "The proxy drains: it is being taken out of service"}}},
 		"an audit is never off": {func(d *Document) { d.Proxy.DriftSlots = 1 },
-			[]Problem{{Bad, "proxy", "", "the audit is off by 1 slots and 0 KV tokens: a bug, report it"}}},
+			[]Problem{{Bad, "proxy", "", "The proxy's accounts are off by 1 slot and 0 KV tokens, which is a bug that you should report"}}},
 		"some failures are the world's": {func(d *Document) { d.Traffic.RequestsPerS, d.Traffic.FailuresPerS = 100, 1 }, []Problem{}},
-		"more are not":                  {func(d *Document) { d.Traffic.RequestsPerS, d.Traffic.FailuresPerS = 100, 2 }, []Problem{{Bad, "traffic", "", "2.0 of 100.0 requests/s fail"}}},
+		"more are not":                  {func(d *Document) { d.Traffic.RequestsPerS, d.Traffic.FailuresPerS = 100, 2 }, []Problem{{Bad, "traffic", "", "1,200 of the 6,000 requests that ended in the last minute failed"}}},
 		"how they fail": {func(d *Document) {
 			d.Traffic.RequestsPerS, d.Traffic.FailuresPerS, d.Failures = 100, 2, []Failed{{Outcome: "queue_full", Last5Min: 9}, {Outcome: "upstream_broken", Last5Min: 2}}
-		}, []Problem{{Bad, "traffic", "", "2.0 of 100.0 requests/s fail, most of the last minutes with queue_full"}}},
+		}, []Problem{{Bad, "traffic", "", "1,200 of the 6,000 requests that ended in the last minute failed, most of them with queue_full"}}},
 		"an engine is out, and what is bad comes first": {func(d *Document) {
 			rank(d, 3).State = RankDraining
 			d.Engines[12].State, d.Engines[12].Why = "out", "three requests failed in a row"
 		}, []Problem{
-			{Bad, "engines", "10.0.3.10:8000", "decode engine is out: three requests failed in a row"},
-			{Warn, "ranks", "dp", "1 rank draining: 10.0.3.10:8000/3"},
+			{Bad, "engines", "10.0.3.10:8000", "Decode engine 10.0.3.10:8000 is out and gets no requests: three requests failed in a row"},
+			{Warn, "ranks", "dp", "Decode rank 10.0.3.10:8000/3 of group dp drains: it takes no new requests"},
 		}},
 		"ranks are named, the first few": {func(d *Document) {
 			for i := range 5 {
 				rank(d, i).KVTokens = rank(d, i).Capacity
 			}
-		}, []Problem{{Warn, "ranks", "dp", "5 ranks with a full KV cache: 10.0.3.10:8000/0, 10.0.3.10:8000/1, 10.0.3.10:8000/2 and 2 more"}}},
+		}, []Problem{{Warn, "ranks", "dp", "5 decode ranks of group dp have full KV caches: 10.0.3.10:8000/0, 10.0.3.10:8000/1, 10.0.3.10:8000/2 and 2 more"}}},
+		"all of them fail so": {func(d *Document) {
+			d.Traffic.RequestsPerS, d.Traffic.FailuresPerS, d.Failures = 100, 2, []Failed{{Outcome: "upstream_broken", LastMinute: 1200, Last5Min: 1200}}
+		}, []Problem{{Bad, "traffic", "", "1,200 of the 6,000 requests that ended in the last minute failed, all of them with upstream_broken"}}},
+		"which queue is full": {func(d *Document) {
+			d.Traffic.RequestsPerS, d.Traffic.FailuresPerS, d.Proxy.PlacesUsed, d.Prefill.Waiting = 100, 20, 327, 0
+			d.Failures = []Failed{{Outcome: "upstream_broken", Last5Min: 1}, {Outcome: "queue_full", Last10S: 9, Last5Min: 9, Why: "the arrival queue of model m takes 40 requests (prefill.queue.max)"}}
+		}, []Problem{
+			{Bad, "traffic", "", "1,200 of the 6,000 requests that ended in the last minute failed, most of them with upstream_broken"},
+			{Bad, "prefill", "", "Requests are refused, because the arrival queue of model m takes 40 requests (prefill.queue.max). Just now no request waits in the arrival queue, and 327 of 400 places of the pool are taken"},
+		}},
+		"a busy model is no overload": {func(d *Document) { taken(d, 300) }, []Problem{}},
+		"as many wait as there are slots": {func(d *Document) { taken(d, 768) }, []Problem{
+			{Bad, "pool", "deepseek-r1", "All 768 decode slots of model deepseek-r1 are taken, and 772 requests wait in the pool and in the arrival queue"},
+		}},
+		"the metrics of a prefill engine are slow": {func(d *Document) { d.Prefill.ScrapeEveryMs, d.Prefill.Engines[1].ScrapeAgeMs = 500, 5200 },
+			[]Problem{{Warn, "prefill", "10.0.1.11:8000/0", "Prefill engine 10.0.1.11:8000/0 answers too late when it is asked for its metrics"}}},
+		"an engine is up and not well": {func(d *Document) { d.Engines[1].Why = "engine 10.0.1.11:8000: no answer" },
+			[]Problem{{Warn, "engines", "10.0.1.11:8000", "Prefill engine 10.0.1.11:8000 is up, but something is amiss: no answer"}}},
 		"a prefiller is full": {func(d *Document) { d.Prefill.Engines[1].State, d.Prefill.Engines[1].KVShare = "closed", 0.93 },
-			[]Problem{{Warn, "prefill", "10.0.1.11:8000/0", "takes no prompts: its KV cache is 93 % full"}}},
+			[]Problem{{Warn, "prefill", "10.0.1.11:8000/0", "Prefill engine 10.0.1.11:8000/0 takes no prompts, because its KV cache is 93 % full"}}},
 		"nobody prefills": {func(d *Document) {
 			d.Prefill.Engines = d.Prefill.Engines[:1]
 			d.Prefill.Engines[0].State = "down"
-		}, []Problem{{Bad, "prefill", "", "no prefill engine takes prompts"}, {Bad, "prefill", "", "4 requests wait for a prefill engine"}}},
-		"the arrival queue is full": {func(d *Document) { d.Prefill.Waiting = 1000 }, []Problem{{Bad, "prefill", "", "the arrival queue is full: 1000 requests"}}},
-		"the pool is old":           {func(d *Document) { d.Models[0].Pool.OldestS, d.Models[0].Pool.Entries = 31, 7 }, []Problem{{Bad, "pool", "deepseek-r1", "a finished prefill has waited 31.0 s for a decode rank; 7 wait"}}},
-		"the policy is too slow":    {func(d *Document) { d.Models[0].Groups[0].FallbackRounds = 9 }, []Problem{{Warn, "balance", "dp", "the policy was too slow: evenkeel decides for now"}}},
-		"imbalance costs":           {func(d *Document) { d.Models[0].Groups[0].LostShare = 0.2 }, []Problem{{Warn, "balance", "dp", "imbalance costs 20 % of every step"}}},
+		}, []Problem{{Bad, "prefill", "", "No prefill engine takes prompts"}, {Bad, "prefill", "", "4 requests wait for a prefill engine"}}},
+		"the arrival queue is full": {func(d *Document) { d.Prefill.Waiting = 1000 }, []Problem{{Bad, "prefill", "", "The arrival queue is full: 1,000 requests wait in it, and it takes 1,000 of a model (prefill.queue.max)"}}},
+		"the pool is old":           {func(d *Document) { d.Models[0].Pool.OldestS, d.Models[0].Pool.Entries = 31, 7 }, []Problem{{Bad, "pool", "deepseek-r1", "A finished prefill of model deepseek-r1 has waited 31.0 s for a decode rank, and 7 requests wait in the pool"}}},
+		"the policy is too slow":    {func(d *Document) { d.Models[0].Groups[0].FallbackRounds = 9 }, []Problem{{Warn, "balance", "dp", "The decode policy of group dp was too slow, so that evenkeel decides for now"}}},
+		"imbalance costs":           {func(d *Document) { d.Models[0].Groups[0].LostShare = 0.2 }, []Problem{{Warn, "balance", "dp", "Imbalance costs group dp 20 % of every step"}}},
 		"the config is refused: what is wrong, without the file's lines": {func(d *Document) { d.Proxy.ConfigError = "ek.yaml:1:2: wrong\n> 1 | x" },
-			[]Problem{{Warn, "proxy", "", "the config file was refused and is not in force: ek.yaml:1:2: wrong"}}},
+			[]Problem{{Warn, "proxy", "", "The config file was refused and is not in force: ek.yaml:1:2: wrong"}}},
 		"a source fails and engines are unfit": {func(d *Document) {
 			d.Sources = []Source{
 				{Name: "file:a.yaml", Engines: 2, Error: "a.yaml:1:2: wrong\n> 1 | x", Unfit: []Unfit{{"10.0.9.1:8000", "decode", "gives no hand-off"}, {"10.0.9.2:8000", "decode", "is silent"}}},
 				{Name: "file:b.yaml", Engines: 1},
 			}
 		}, []Problem{
-			{Warn, "engines", "file:a.yaml", "discovery fails, its last list of 2 engines stays in force: a.yaml:1:2: wrong"},
-			{Warn, "engines", "file:a.yaml", "2 engines found and not used: 10.0.9.1:8000, 10.0.9.2:8000; 10.0.9.1:8000: gives no hand-off"},
+			{Warn, "engines", "file:a.yaml", "Discovery by file:a.yaml fails, and its last list of 2 engines stays in force: a.yaml:1:2: wrong"},
+			{Warn, "engines", "file:a.yaml", "2 engines of file:a.yaml are not used: decode engine 10.0.9.1:8000, decode engine 10.0.9.2:8000. The first one is unfit: gives no hand-off"},
 		}},
 		"nobody owns a group": {func(d *Document) {
 			d.Areas = []Area{{Group: "dp", Phase: "watching"}, {Group: "other", Holder: "eu-2"}, {Group: "mine", Admits: true}}
 		},
-			[]Problem{{Bad, "geo", "dp", "no dispatcher owns it, nobody sends its engines requests"}}},
-		"a peer is gone": {func(d *Document) { d.Geo = &Geo{Peers: []Peer{{ID: "us-1", Region: "us"}}} }, []Problem{{Warn, "geo", "us-1", "peer in us is not up: no probe was answered"}}},
+			[]Problem{{Bad, "geo", "dp", "Group dp has no owner, so that its engines get no requests"}}},
+		"a peer is gone": {func(d *Document) { d.Geo = &Geo{Peers: []Peer{{ID: "us-1", Region: "us"}}} }, []Problem{{Warn, "geo", "us-1", "Peer us-1 in region us is not up: it answered no probe"}}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := newFake(16)
 			f.began = time.Now()
 			d := f.Document(t.Context())
 			tt.change(&d)
-			require.Equal(t, tt.want, problems(findingsOf(&d)))
+			require.Equal(t, tt.want, problems(findingsOf(&d, timeline.Ended{All: 6000, Failed: 1200})))
 		})
 	}
+}
+
+// taken has every slot taken, and so many wait in the pool.
+func taken(d *Document, waiting int) {
+	g := &d.Models[0].Groups[0]
+	for i := range g.Ranks {
+		g.Ranks[i].Used = g.Ranks[i].Slots
+	}
+	d.Models[0].Pool.Entries = waiting
 }
 
 // The default group of every model has the same name.
@@ -86,7 +114,7 @@ func TestGroupsAreNamedWithTheirModelWhereThereAreSeveral(t *testing.T) {
 		{Name: "llama", Groups: []Group{group("main", 0.2)}}, {Name: "qwen", Groups: []Group{group("main", 0.3), group("", 0.4)}},
 	}}
 	where := func() (names []string) {
-		for _, p := range problems(findingsOf(&d)) {
+		for _, p := range problems(findingsOf(&d, timeline.Ended{All: 6000, Failed: 1200})) {
 			names = append(names, p.Where)
 		}
 		return names
@@ -94,7 +122,7 @@ func TestGroupsAreNamedWithTheirModelWhereThereAreSeveral(t *testing.T) {
 	require.Equal(t, []string{"llama · main", "qwen · main", "qwen"}, where())
 	var b incident.Book
 	for range 3 {
-		b.Observe(time.Unix(1, 0), findingsOf(&d))
+		b.Observe(time.Unix(1, 0), findingsOf(&d, timeline.Ended{All: 6000, Failed: 1200}))
 		require.Len(t, b.Incidents(), 3)
 	}
 	d.Models = d.Models[1:]

@@ -19,6 +19,7 @@ const (
 	lowRows   = 3 // of each band where there are several
 	wideCell  = 4 // a rank's column is no wider
 	waste     = "░"
+	drains    = "·" // above a rank that drains: it is meant to be empty
 )
 
 // column is a rank in the picture.
@@ -75,11 +76,11 @@ func bands(ranks []live.Rank, width int) (list [][]column, cells int) {
 func (s screen) picture(g live.Group) (lines []string) {
 	list, cells := bands(g.Ranks, s.width-2)
 	for _, o := range g.Ghosts[:min(3, len(g.Ghosts))] {
-		word := "more"
+		word := "longer"
 		if o.SavedMs < 0 {
-			word = "less"
+			word = "shorter"
 		}
-		lines = append(lines, "  "+faint.Render(fmt.Sprintf("%*s ┄ %s would have the line here: %.1f ms %s a step", axisCells-2, count(o.MostTokens), o.Policy, max(o.SavedMs, -o.SavedMs), word)))
+		lines = append(lines, "  "+faint.Render(fmt.Sprintf("%*s ┄ with %s the line would be here, and a step %.1f ms %s", axisCells-2, count(o.MostTokens), o.Policy, max(o.SavedMs, -o.SavedMs), word)))
 	}
 	high := tallRows
 	if len(list) > 1 {
@@ -132,6 +133,8 @@ func cell(r *live.Rank, barrier bool, most float64, row, high, cells int) string
 		return filled.Render(text("█"))
 	case eighths > 0:
 		return filled.Render(text(string([]rune("▁▂▃▄▅▆▇")[eighths-1])))
+	case r.State == live.RankDraining:
+		return faint.Render(text(drains))
 	case barrier:
 		return faint.Render(text(waste))
 	}
@@ -204,7 +207,7 @@ func (s screen) incidents() (lasting, over []string) {
 		}
 		text := fmt.Sprintf("! %s for %s: %s", in.Severity, span(float64(max(0, s.doc.AtMs-in.SinceMs))/1000), in.What)
 		if room := s.width - ansi.StringWidth(text); room > 30 {
-			text += "; clients: " + in.Clients
+			text += ". " + in.Clients
 		}
 		lasting = append(lasting, bad.Render(text))
 	}
@@ -220,10 +223,10 @@ func (s screen) incidents() (lasting, over []string) {
 func (s screen) failures() (lines []string) {
 	var parts []string
 	for _, f := range s.doc.Failures {
-		parts = append(parts, fmt.Sprintf("%s %s/%s/%s", f.Outcome, count(int64(f.Last5Min)), count(int64(f.LastHour)), count(int64(f.SinceStart))))
+		parts = append(parts, fmt.Sprintf("%s %s/%s/%s/%s", f.Outcome, count(int64(f.Last10S)), count(int64(f.Last5Min)), count(int64(f.LastHour)), count(int64(f.SinceStart))))
 	}
 	if len(parts) > 0 {
-		lines = append(lines, strong.Render("failures")+" 5 min/1 h/start  "+strings.Join(parts, "  "))
+		lines = append(lines, strong.Render("failures")+" 10 s/5 min/1 h/start  "+strings.Join(parts, "  "))
 	}
 	return lines
 }

@@ -32,11 +32,11 @@ func document(ranks int) *live.Document {
 		Traffic:  live.Traffic{RequestsPerS: 14.2, TokensPerS: 12_345, TTFT: live.Latency{P50Ms: 692.4, P99Ms: 2628, Samples: 9}},
 		Problems: []live.Problem{{Severity: "bad", Where: "p2:8100", What: "prefill engine is down: connection refused"}},
 		Incidents: []live.Incident{
-			{ID: 2, Severity: "bad", What: "p2:8100: prefill engine is down: connection refused", SinceMs: 1_767_225_588_000, Clients: "Prompts go elsewhere."},
-			{ID: 1, Severity: "warn", What: "dp: 1 rank draining", SinceMs: 1_767_225_000_000, UntilMs: 1_767_225_030_000},
+			{ID: 2, Severity: "bad", What: "Prefill engine p2:8100 is down: connection refused", SinceMs: 1_767_225_588_000, Clients: "Prompts go elsewhere."},
+			{ID: 1, Severity: "warn", What: "Decode rank d0:8200/1 of group dp drains", SinceMs: 1_767_225_000_000, UntilMs: 1_767_225_030_000},
 		},
 		Failures: []live.Failed{{Outcome: "queue_full", Status: 429, Last5Min: 12, LastHour: 1200, SinceStart: 34_000}},
-		Advice:   []live.Advice{{Model: "big-moe", Says: "2 more decode ranks would keep up"}},
+		Advice:   []live.Advice{{Model: "big-moe", Says: "Decode has 2 ranks, and 4 are advised."}},
 		Models: []live.Model{{
 			Name: "big-moe", Pool: live.Pool{Entries: 17, OldestS: 2.8, UpToS: []float64{1, 2}, Ages: []int{8, 4, 5}},
 			Groups: []live.Group{{
@@ -105,7 +105,7 @@ func TestEveryPageFitsTheTerminal(t *testing.T) {
 func TestTheOverviewAnswersTheFirstQuestions(t *testing.T) {
 	_, view := shown(80, 60, seen{document(144), time.Now()})
 	for _, want := range []string{
-		"proxy-a v1.2.3  up 2h  ready", "14.2 req/s", "12k tok/s", "692/2628", "! bad for 12s: p2:8100: prefill engine is down: connection refused", "✓ over after 30s: dp: 1 rank draining", "failures 5 min/1 h/start  queue_full 12/1200/34k", "advice  big-moe: 2 more decode ranks would keep up", "pool 17 of 1024, oldest 2.8 s",
+		"proxy-a v1.2.3  up 2h  ready", "14.2 req/s", "12k tok/s", "692/2628", "! bad for 12s: Prefill engine p2:8100 is down: connection refused", "✓ over after 30s: Decode rank d0:8200/1 of group dp drains", "failures 10 s/5 min/1 h/start  queue_full 0/12/1200/34k", "advice  big-moe: Decode has 2 ranks, and 4 are advised.", "pool 17 of 1024, oldest 2.8 s",
 		"main  144 ranks  evenkeel  imbalance 9744  idle 5.4%  5.1% of 9.2 ms lost", "jsq 32k ×3.20", "1 draining",
 		"\n  against jsq-kv: 3.1 ms of every 44 ms step saved, 2.6 rank-hours saved today\n  Replayed: the 4.0 min until 12 s ago; error 0.8 % of a step.\n", "prefill finish  3 waiting of 1000", "50% of 90% KV",
 		"prefill p2:8100", "connection refused", "p1:8100 → d0:8200  waited 120ms  ok", "p1:8100 → –  has waited 4s  runs", "20 tok  – → –  runs",
@@ -324,11 +324,11 @@ func TestThePicture(t *testing.T) {
 		return lines
 	}
 	require.Equal(t, []string{
-		"    90k ┄ jsq-kv would have the line here: 3.1 ms more a step",
-		"    80k ─ ░░░ ░░░ ░░░ ░░░ ░░░ ░░░ ▂▂▂ ███ ",
-		"          ░░░ ░░░ ░░░ ░░░ ░░░ ▄▄▄ ███ ███ ",
-		"          ░░░ ░░░ ░░░ ░░░ ▆▆▆ ███ ███ ███ ",
-		"          ░░░ ░░░ ▂▂▂ ███ ███ ███ ███ ███ ",
+		"    90k ┄ with jsq-kv the line would be here, and a step 3.1 ms longer",
+		"    80k ─ ░░░ ··· ░░░ ░░░ ░░░ ░░░ ▂▂▂ ███ ",
+		"          ░░░ ··· ░░░ ░░░ ░░░ ▄▄▄ ███ ███ ",
+		"          ░░░ ··· ░░░ ░░░ ▆▆▆ ███ ███ ███ ",
+		"          ░░░ ··· ▂▂▂ ███ ███ ███ ███ ███ ",
 		"          ░░░ ▄▄▄ ███ ███ ███ ███ ███ ███ ",
 		"      0 ─ ▆▆▆ ███ ███ ███ ███ ███ ███ ███ ",
 		"              D",

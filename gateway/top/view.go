@@ -154,7 +154,8 @@ var help = []string{
 	"A rank's line: state, KV bar, KV tokens, share of the bar's whole, slots used/all.",
 	"TTFT and TPOT: p50/p99 of the last minute.",
 	"The picture has a column for each rank, by host, up to the line at the fullest,",
-	"which every step waits for: ░ is what is waited. x is down, D drains, O is out.",
+	"which every step waits for: ░ is what is lost to that, · is empty because the rank",
+	"drains. x is down, D drains, O is out.",
 }
 
 // overview is one line or two for everything.

@@ -12,15 +12,15 @@ export function showTiles(d) {
   const latency = (l, name) => {
     const [p99, unit] = inMs(l.p99_ms), p50 = inMs(l.p50_ms);
     return l.samples ? [p99, unit + ' p99', `p50 ${p50.join(' ')}`, [line(name + '_p99_us', 'l1'), line(name + '_p50_us', 'l0', [3, 2])]]
-      : ['–', '', 'none in the last minute', []];
+      : ['–', '', 'no request in the last minute', []];
   };
   const tiles = [
     ['Time to first token', ...latency(t.ttft, 'ttft')],
     ['Time per token', ...latency(t.tpot, 'tpot')],
-    ['Requests', short(t.requests_per_s), '/s', `${short(t.failures_per_s)} /s fail, ${whole(d.proxy.open_requests)} open`, [line('requests_per_ks', 'l0')]],
+    ['Requests, mean of 10 s', short(t.requests_per_s), '/s', `${short(t.failures_per_s)} /s fail, ${whole(d.proxy.open_requests)} open`, [line('requests_per_ks', 'l0')]],
     ['Tokens out', short(t.tokens_per_s), '/s', worst && worst.step_ms ? `a step takes ${worst.step_ms.toFixed(1)} ms` : 'step time not known', [line('tokens_per_s', 'l0')]],
-    ['Pool', whole(pool), 'wait', pool ? `oldest ${span(oldest)}` : `${whole(d.proxy.pool_places_used)} of ${whole(d.proxy.pool_places)} places`, [line('pool_entries', 'l0')]],
-    ['Arrival queue', whole(d.prefill.waiting_requests), 'wait', d.prefill.queue_max ? `of ${whole(d.prefill.queue_max)} that may` : '', []],
+    ['Pool', whole(pool), 'wait', pool ? `the oldest for ${span(oldest)}` : `${whole(d.proxy.pool_places_used)} of ${whole(d.proxy.pool_places)} places taken`, [line('pool_entries', 'l0')]],
+    ['Arrival queue', whole(d.prefill.waiting_requests), 'wait', d.prefill.queue_max ? `of ${whole(d.prefill.queue_max)} per model` : '', []],
     ['Lost to imbalance', worst && worst.model_ms ? percent(worst.lost_share, 1) : '–', 'of a step', worst && worst.model_ms ? `${worst.lost_ms.toFixed(1)} ms of ${worst.model_ms.toFixed(1)} ms, by the step model` : 'step model not known', []],
   ];
   keyed($('tiles'), tiles, (x) => x[0],
@@ -77,7 +77,7 @@ export function showPools(d) {
     () => el('div', { class: 'group' }, el('h3'), el('div', { class: 'ages' })),
     (e, m) => {
       const p = m.pool, top = Math.max(1, ...p.ages), late = p.ttl_s ? p.ttl_s / 2 : 10;
-      put(e.children[0], `${m.name}: ${p.entries ? `${whole(p.entries)} wait, the oldest for ${span(p.oldest_s)}` : 'nobody waits'}${p.ttl_s ? ` (of ${span(p.ttl_s)} at most)` : ''}`);
+      put(e.children[0], `${m.name}: ${p.entries === 1 ? `1 request waits, for ${span(p.oldest_s)}` : p.entries ? `${whole(p.entries)} requests wait, the oldest for ${span(p.oldest_s)}` : 'no request waits'}${p.ttl_s ? `; one may wait for ${span(p.ttl_s)}` : ''}`);
       const items = p.ages.map((n, i) => ({ n, i, word: i < p.up_to_s.length ? `up to ${p.up_to_s[i]} s` : 'older', old: (i ? p.up_to_s[i - 1] : 0) >= late })).flatMap((a) => [{ ...a, part: 0 }, { ...a, part: 1 }, { ...a, part: 2 }]);
       keyed(e.children[1], items, (a) => a.i + '/' + a.part,
         (a) => el('div', { class: ['soft', '', 'n'][a.part] }),
@@ -96,12 +96,12 @@ export function showPrefill(d) {
   put($('prefill-note'), `policy ${p.policy} · ${whole(p.waiting_requests)} in the arrival queue · ${percent(p.hit_share, 1)} of all prompt tokens found in caches`);
   keyed($('prefill-rows'), p.engines, (e) => e.id,
     () => {
-      const row = cells('id', '', '', 'n', 'n', 'n', 'n', 'n', 'n');
+      const row = cells('id', '', '', 'n', 'n', 'n', 'n', 'n', 'n', 'n');
       row.children[2].append(el('span', { class: 'gauge', role: 'img' }, el('i'), el('s')));
       return row;
     },
     (row, e) => {
-      fill(row, e.id, null, null, e.budget_tokens ? `${short(e.kv_tokens)} of ${short(e.budget_tokens)}` : short(e.kv_tokens), String(e.inflight_requests), whole(e.queued_new_tokens), e.scrape_age_ms < 0 ? '–' : e.waiting.toFixed(0), String(e.pooled + e.dispatched), percent(e.hit_share));
+      fill(row, e.id, null, null, e.budget_tokens ? `${short(e.kv_tokens)} of ${short(e.budget_tokens)}` : short(e.kv_tokens), String(e.inflight_requests), whole(e.queued_new_tokens), e.scrape_age_ms < 0 ? '–' : e.waiting.toFixed(0), String(e.pooled + e.dispatched), percent(e.hit_share), e.scrape_age_ms < 0 ? 'none' : span(e.scrape_age_ms / 1000));
       put(row.children[1], ...gates[e.state] || [e.state, '']);
       const gauge = row.children[2].firstElementChild;
       gauge.className = e.kv_share >= e.gate_share ? 'gauge over' : 'gauge';
@@ -139,25 +139,34 @@ export function showGeo(d) {
   });
 }
 
-// showFailures has every way in which requests failed; none is forgotten.
+// showFailures has every way in which requests failed; none is forgotten. Only what fails
+// now, and as often as the verdict counts as wrong, is marked: the rest is history.
 export function showFailures(d) {
+  const t = d.traffic, now = t.failures_per_s > 0.01 * t.requests_per_s;
   $('failures-none').hidden = d.failures.length > 0;
   $('failures-table').hidden = !d.failures.length;
-  keyed($('failure-rows'), d.failures, (f) => f.outcome + f.status, () => cells('id', 'n', 'n', 'n', 'n'), (row, f) => {
-    fill(row, f.outcome, String(f.status), whole(f.last_5_min), whole(f.last_hour), whole(f.since_start));
-    row.children[2].className = f.last_5_min ? 'n bad' : 'n';
+  put($('failures-now'), !d.failures.length ? '' : now ? 'Requests fail now.' : d.failures.some((f) => f.last_10_s) ? 'Less than 1 % of the requests fail now. The other columns are history.' : 'No request fails now. These numbers are history.');
+  keyed($('failure-rows'), d.failures, (f) => f.outcome + f.status, () => cells('id', 'n', 'n', 'n', 'n', 'n'), (row, f) => {
+    fill(row, f.outcome, String(f.status), whole(f.last_10_s), whole(f.last_5_min), whole(f.last_hour), whole(f.since_start));
+    row.className = f.last_10_s ? '' : 'past';
+    row.title = f.why ? 'The last one: ' + f.why : '';
+    row.children[2].className = f.last_10_s && now ? 'n bad' : 'n';
   });
 }
 
-const steps = { add_prefill: 'Add prefill ranks', add_decode: 'Add decode ranks', remove_prefill: 'Prefill ranks can be spared', remove_decode: 'Decode ranks can be spared', rebalance: 'Turn ranks of one side into the other', none: 'Nothing to do' };
+const steps = { add_prefill: 'Add prefill ranks', add_decode: 'Add decode ranks', remove_prefill: 'Prefill ranks can be spared', remove_decode: 'Decode ranks can be spared', rebalance: 'Turn ranks of one side into the other' };
+const none = { balanced: 'There are enough ranks', too_little_data: 'Not known yet', prefill_down: 'Not known while no prefill rank answers', decode_down: 'Not known while no decode rank answers', ranks_down: 'Not known while ranks are down' };
+
+// stepOf is a step of an advice in words.
+export const stepOf = (s) => (s.kind === 'none' ? none[s.reason] : steps[s.kind]) || `${s.kind}, ${s.reason}`;
 
 // showAdvice is how many ranks of each side there should be.
 export function showAdvice(d) {
   $('advice-none').hidden = d.advice.length > 0;
   keyed($('advices'), d.advice, (a) => a.model, () => el('div', { class: 'group' }, el('h3'), el('p', { class: 'fine' }), el('p', { class: 'fine' })), (e, a) => {
-    put(e.children[0], `${a.model}: ${a.steps.map((s) => steps[s.kind] || s.kind).join(', ')}`);
-    const side = (name, s) => `${name}: ${s.live_ranks} live, ${s.advised_ranks} advised, ${percent(s.busy_share)} busy`;
-    put(e.children[1], `${side('Prefill', a.prefill)}. ${side('Decode', a.decode)}.`);
-    put(e.children[2], a.says);
+    put(e.children[0], `${a.model}: ${a.steps.map(stepOf).join(', ')}`);
+    const side = (name, s) => `${name}: ${s.live_ranks} ${s.live_ranks === 1 ? 'rank answers' : 'ranks answer'}${s.down_ranks ? `, ${s.down_ranks} ${s.down_ranks === 1 ? 'does' : 'do'} not` : `, ${s.advised_ranks} ${s.advised_ranks === 1 ? 'is' : 'are'} advised`}, ${percent(s.busy_share)} busy`;
+    put(e.children[1], a.says);
+    put(e.children[2], `${side('Prefill', a.prefill)}. ${side('Decode', a.decode)}.`);
   });
 }

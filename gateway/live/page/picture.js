@@ -32,7 +32,7 @@ function cause(r, engines) {
 // lost is what the waste costs, in words; empty while that is not known.
 function lost(g) {
   if (!g.barrier || g.stepping_ranks < 2) return '';
-  if (g.model_ms > 0) return `${g.lost_ms.toFixed(1)} ms of every ${g.model_ms.toFixed(0)} ms step are waited for the fullest rank`;
+  if (g.model_ms > 0) return `${g.lost_ms.toFixed(1)} ms of every ${g.model_ms.toFixed(0)} ms step are spent waiting for the fullest rank`;
   return `${percent(g.idle_share, 1)} of what the ranks could hold is empty below the line`;
 }
 
@@ -51,7 +51,7 @@ function paint(x, g, engines, w, chosen) {
   const axis = w > 700 ? 52 : 38, right = 4;
   const bands = place(g.ranks, axis, w - axis - right), top = 22 + 13 * Math.min(3, g.ghosts.length), slots = 20, names = 16;
   const high = bands.length > 1 ? 120 : w > 700 ? 230 : 190, each = high + slots + names + 10, map = [];
-  const scale = ceiling(g), total = top + bands.length * each;
+  const keys = legend(g, w - axis - right), scale = ceiling(g), total = top + bands.length * each + (keys[keys.length - 1].row + 1) * keyRow;
   if (!x) return { height: total };
   x.font = font; x.lineJoin = 'round';
   const waste = hatch(x, ink.waste), dead = hatch(x, ink.line);
@@ -66,7 +66,8 @@ function paint(x, g, engines, w, chosen) {
       x.fillStyle = ink.faint;
       if (lives) {
         x.fillRect(c.x, base - high, c.w, high);
-        if (g.barrier) { x.fillStyle = ink.panel; x.fillRect(c.x, line, c.w, level - line); x.fillStyle = waste; x.fillRect(c.x, line, c.w, level - line); }
+        if (r.state === 'draining') drains(x, c, base - high, high, level, line);
+        else if (g.barrier) { x.fillStyle = ink.panel; x.fillRect(c.x, line, c.w, level - line); x.fillStyle = waste; x.fillRect(c.x, line, c.w, level - line); }
         x.fillStyle = r.state === 'up' ? ink.fill : r.state === 'draining' || r.state === 'foreign' ? ink.warn : ink.bad;
         x.fillRect(c.x, level, c.w, base - level);
         if (r.capacity_tokens && r.capacity_tokens <= scale) {
@@ -79,7 +80,7 @@ function paint(x, g, engines, w, chosen) {
       }
       if (letters[r.state] && c.w >= 6) {
         x.textAlign = 'center'; x.fillStyle = r.state === 'draining' || r.state === 'foreign' ? ink.warn : ink.bad;
-        x.font = 'bold ' + font; x.fillText(letters[r.state], c.x + c.w / 2, lives ? Math.max(base - high + 7, level - 7) : base - 7); x.font = font;
+        x.font = 'bold ' + font; x.fillText(letters[r.state], c.x + c.w / 2, r.state === 'draining' ? base - high + 8 : lives ? Math.max(base - high + 7, level - 7) : base - 7); x.font = font;
       }
     }
     for (const h of hosts) {
@@ -101,8 +102,57 @@ function paint(x, g, engines, w, chosen) {
     const pick = map.find((m) => m.id === chosen);
     if (pick && pick.bottom === base + slots) { x.strokeStyle = ink.ink; x.lineWidth = 1.5; x.strokeRect(pick.x - 1, base - high - 1, pick.w + 2, high + slots + 2); }
   });
+  x.textBaseline = 'middle';
+  for (const k of keys) { k.draw(x, axis + k.x, top + bands.length * each + k.row * keyRow, waste, dead); x.fillStyle = ink.soft; x.textAlign = 'left'; x.fillText(k.words, axis + k.x + 18, top + bands.length * each + k.row * keyRow + 6); }
   x.textBaseline = 'alphabetic';
   return { height: total, map };
+}
+
+// drains is the look of a rank that drains: an outline and dots, and the word where there
+// is room. What is empty above it is meant to be.
+function drains(x, c, top, high, level, line) {
+  x.fillStyle = ink.panel; x.fillRect(c.x, top, c.w, level - top);
+  x.fillStyle = dots(x, ink.warn); x.fillRect(c.x, top, c.w, level - top);
+  x.strokeStyle = ink.warn; x.lineWidth = 1.5; x.strokeRect(c.x + 0.75, top + 0.75, Math.max(1, c.w - 1.5), high - 1.5);
+  const word = 'drains', wide = x.measureText(word).width;
+  if (c.w < 12 || level - line < wide + 28) return; // below what is written into the waste
+  x.save();
+  x.translate(c.x + c.w / 2, line + 24); x.rotate(-Math.PI / 2); x.textAlign = 'right';
+  x.fillStyle = ink.panel; x.fillRect(-wide - 3, -7, wide + 6, 14);
+  x.fillStyle = ink.warn; x.fillText(word, 0, 0);
+  x.restore();
+}
+
+function dots(x, colour) {
+  const p = document.createElement('canvas');
+  p.width = p.height = 6;
+  const c = p.getContext('2d');
+  c.fillStyle = colour; c.fillRect(2, 2, 1.5, 1.5);
+  return x.createPattern(p, 'repeat');
+}
+
+// legend says what the looks in a group's picture mean, in rows as wide as there is room:
+// {words, x, row, draw}.
+const keyRow = 16, ruler = document.createElement('canvas').getContext('2d');
+const box = (fill) => (x, at, y, waste, dead) => { x.fillStyle = ink.faint; x.fillRect(at, y, 12, 12); x.fillStyle = fill(waste, dead); x.fillRect(at, y, 12, 12); };
+function legend(g, wide) {
+  const has = (s) => g.ranks.some((r) => r.state === s);
+  const list = [
+    { words: 'KV tokens', draw: box(() => ink.fill) },
+    ...(g.barrier && g.stepping_ranks ? [{ words: 'the fullest rank, which every step waits for', draw: (x, at, y) => { x.fillStyle = ink.accent; x.fillRect(at, y + 5, 12, 2); } }, { words: 'time lost to waiting for it', draw: box((waste) => waste) }] : []),
+    ...(has('draining') ? [{ words: 'D drains: takes no new requests', draw: (x, at, y) => drains(x, { x: at, w: 11 }, y, 12, y + 12, y) }] : []),
+    ...(g.ranks.some((r) => !r.steps) ? [{ words: 'does not step: X down, O out, R removed', draw: box((waste, dead) => dead) }] : []),
+    ...(has('foreign') ? [{ words: 'F is served by another proxy', draw: box(() => ink.warn) }] : []),
+  ];
+  let at = 0, row = 0;
+  ruler.font = font;
+  for (const k of list) {
+    const need = 18 + ruler.measureText(k.words).width;
+    if (at > 0 && at + need > wide) { at = 0; row++; }
+    k.x = at; k.row = row;
+    at += need + 14;
+  }
+  return list;
 }
 
 // tickSlots shows the slots of a rank below its column: those in use are filled, with
@@ -122,7 +172,7 @@ function ghosts(x, g, y, axis, end, top, band) {
     x.strokeStyle = ink['l' + (1 + i)]; x.lineWidth = 1.5; x.setLineDash([7, 4]);
     x.beginPath(); x.moveTo(axis - 4, at); x.lineTo(end, at); x.stroke(); x.setLineDash([]);
     if (band > 0) return;
-    const words = `${o.policy} would have it at ${short(o.most_tokens)}: ${Math.abs(o.saved_ms).toFixed(1)} ms ${o.saved_ms < 0 ? 'less' : 'more'} a step`;
+    const words = `with ${o.policy} the line would be at ${short(o.most_tokens)}, and a step ${Math.abs(o.saved_ms).toFixed(1)} ms ${o.saved_ms < 0 ? 'shorter' : 'longer'}`;
     const low = 8 + 13 * (Math.min(3, g.ghosts.length) - 1 - i);
     x.textAlign = 'left'; x.fillStyle = ink['l' + (1 + i)]; x.fillText(fit(x, '┄ ' + words, end - axis, true), axis, low);
   });
@@ -130,7 +180,7 @@ function ghosts(x, g, y, axis, end, top, band) {
 
 // tellLost writes what the waste costs into it, where there is most of it.
 function tellLost(x, g, columns, line, y, axis, end) {
-  const words = fit(x, end - axis < 500 ? lost(g).replace('are waited for the fullest rank', 'are lost') : lost(g), end - axis - 12, true), wide = x.measureText(words).width + 10;
+  const words = fit(x, end - axis < 500 ? lost(g).replace('spent waiting for the fullest rank', 'lost') : lost(g), end - axis - 12, true), wide = x.measureText(words).width + 10;
   let best = axis, most = -1;
   for (const c of columns) {
     const from = Math.min(Math.max(axis, c.x), Math.max(axis, end - wide));

@@ -2,7 +2,7 @@
 // flags for what happened. Who drags on it sees the page as it was then.
 import { $, el, keyed, put } from './dom.js';
 import { ink, canvasFor, dashes } from './charts.js';
-import { clock, nice, short, span } from './words.js';
+import { clock, nice, short, span, whole } from './words.js';
 
 const length = 15 * 60 * 1000;
 const flags = { down: '▼', up: '▲', drain: 'D', reload: 'R', policy: 'P', refused: '429' };
@@ -115,7 +115,7 @@ export function showStrip(latest, moment) {
   c.setAttribute('aria-valuenow', String(-ago));
   c.setAttribute('aria-valuetext', seen === null ? 'now' : `${clock(seen)}, ${span(ago)} ago`);
   const sums = strip.failures.map((f) => [f, inside.reduce((n, i) => n + f.counts[i], 0)]).filter(([, n]) => n);
-  put($('strip-note'), [strip.lines.length ? 'line: fullest rank' : '', 'grey: requests in 5 s, up to ' + short(most), ...sums.map(([f, n]) => `${f.outcome} ${short(n)}`)].filter(Boolean).join(' · '));
+  put($('strip-note'), [strip.lines.length ? 'line: the fullest rank' : '', `grey: requests that ended in 5 s, ${short(most)} at most`, sums.length ? 'failed in these 15 minutes: ' + sums.map(([f, n]) => `${f.outcome} ${whole(n)}`).join(', ') : ''].filter(Boolean).join(' · '));
   keyed($('events'), strip.events.slice().reverse(), (e) => e.at_ms + e.what, (e) => el('li', null, el('button', { type: 'button', class: 'link', onclick: () => go(e.at_ms) })),
     (li, e) => put(li.firstElementChild, `${flags[e.kind] || '•'} ${clock(e.at_ms)} ${e.what}`));
   put($('events-title'), strip.events.length ? `Events: ${strip.events.length}` : 'Events: none');

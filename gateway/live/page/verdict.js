@@ -5,15 +5,16 @@ import { clock, span, whole } from './words.js';
 const marks = { bad: ['✕ bad', 'sev bad'], warn: ['! look', 'sev warn'], over: ['✓ over', 'sev soft'] };
 
 // verdictOf is the title: its words, its tone, and what is said aloud, which has no
-// number that changes with every document.
+// number that changes with every document. The first words name the worst cause.
 export function verdictOf(d) {
   const lasting = d.incidents.filter((i) => !i.until_ms), bad = lasting.filter((i) => i.severity === 'bad').length, rest = lasting.length - bad;
-  const words = [];
-  if (bad) words.push(`${bad} ${bad === 1 ? 'thing is' : 'things are'} wrong`);
-  if (rest) words.push(`${rest} worth a look`);
+  const are = (n) => (n === 1 ? 'is' : 'are'), words = [];
+  if (bad) words.push(`${bad} ${bad === 1 ? 'thing' : 'things'} ${are(bad)} wrong`);
+  if (rest) words.push(bad ? `${rest} ${are(rest)} worth a look` : `${rest} ${rest === 1 ? 'thing' : 'things'} ${are(rest)} worth a look`);
   const up = d.engines.filter((e) => e.state === 'up').length;
-  if (!words.length) return { bad, tone: 'ok', title: `✓ Nothing is wrong: ${up} of ${d.engines.length} engines up, ${whole(d.proxy.open_requests)} requests open`, aloud: 'Nothing is wrong' };
-  return { bad, tone: bad ? 'bad' : 'warn', title: `${bad ? '✕' : '!'} ${words.join(', ')}`, aloud: `${words.join(', ')}: ${lasting[0].what.replace(/[\d.]+ of [\d.]+ requests\/s/, 'requests')}`, spoken: lasting.map((i) => i.id + i.what.replace(/[\d.]+/g, '#')).join() };
+  if (!words.length) return { bad, tone: 'ok', title: `✓ Nothing is wrong: ${up} of ${d.engines.length} engines are up, and ${d.proxy.open_requests === 1 ? '1 request is' : whole(d.proxy.open_requests) + ' requests are'} open`, aloud: 'Nothing is wrong' };
+  const says = `${lasting[0].headline ? lasting[0].headline + ': ' : ''}${words.join(', and ')}`;
+  return { bad, tone: bad ? 'bad' : 'warn', title: `${bad ? '✕' : '!'} ${says}`, aloud: `${says}. ${lasting[0].what.replace(/^[\d,]+ of the [\d,]+ requests/, 'Requests')}`, spoken: lasting.map((i) => i.id + i.what.replace(/[\d.,]+/g, '#')).join() };
 }
 
 // gainOf is what the policy in force saves or loses, where the twin claims most; empty
@@ -25,7 +26,7 @@ export function gainOf(d) {
       for (const a of g.twin.verdict?.against || []) if (a.claimed && (!best || Math.abs(a.saved_ms) > Math.abs(best.saved_ms))) { best = a; group = g; }
     }
   }
-  return best ? `${group.policy} ${best.says}` : '';
+  return best ? `Replayed under ${best.policy}, a step of the last minutes takes ${Math.abs(best.saved_ms).toFixed(1)} ms ${best.saved_ms < 0 ? 'less' : 'more'} than under ${group.policy}, which is in force.` : '';
 }
 
 let spoken = null;
@@ -60,10 +61,10 @@ function update(li, i, now) {
   li.dataset.runbook = i.runbook;
   put(summary.children[0], ...marks[i.until_ms ? 'over' : i.severity] || [i.severity, 'sev']);
   put(summary.children[1], i.what);
-  put(summary.children[2], i.until_ms ? `${clock(i.since_ms)} to ${clock(i.until_ms)}` : `since ${clock(i.since_ms)}, ${span(Math.max(0, now - i.since_ms) / 1000)}`);
-  put(summary.children[3], 'Clients: ' + i.clients);
-  where.hidden = i.count < 2;
-  put(where, `${i.where.join(', ')}${i.count > i.where.length ? ` and ${whole(i.count - i.where.length)} more` : ''}`);
+  put(summary.children[2], i.until_ms ? `${clock(i.since_ms)} to ${clock(i.until_ms)}` : `since ${clock(i.since_ms)}, ${span(Math.max(0, now - i.since_ms) / 1000)}${i.last_ms ? `; seen last at ${clock(i.last_ms)}` : ''}`);
+  put(summary.children[3], i.clients);
+  where.hidden = !i.named;
+  put(where, i.named);
   put(next, 'Next: ' + i.next);
   command.hidden = !i.command;
   put(command.firstElementChild, i.command);

@@ -1,0 +1,172 @@
+package incident
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+)
+
+// say tells of an incident as it was now.
+func (o *open) say(now time.Time) Incident {
+	members := o.members
+	if !o.until.IsZero() && len(o.peak) > 0 {
+		members = o.peak
+	}
+	lead := &members[0]
+	k := kinds[lead.Kind]
+	in := Incident{ID: o.id, Severity: Warn, Panel: lead.Panel, Headline: k.headline, Where: []string{}, SinceMs: o.since.UnixMilli(), Clients: k.clients, Next: k.next, Runbook: k.runbook}
+	if !o.until.IsZero() {
+		in.UntilMs = o.until.UnixMilli()
+	} else if at := o.found(); k.rests > 0 && at.Before(now) {
+		in.LastMs = at.UnixMilli()
+	}
+	host := lead.host
+	names := map[string]bool{}
+	groups := [][]*member{}
+	var told []*member // those in Where
+	for i := range members {
+		m := &members[i]
+		if m.Severity == Bad {
+			in.Severity = Bad
+		}
+		at := slices.IndexFunc(groups, func(g []*member) bool { return g[0].Kind == m.Kind })
+		if at < 0 {
+			groups = append(groups, []*member{m})
+		} else {
+			groups[at] = append(groups[at], m)
+		}
+		if m.effect {
+			continue
+		}
+		if m.host != host {
+			host = ""
+		}
+		if m.Where != "" && !names[m.Where] {
+			if names[m.Where] = true; len(in.Where) < mostListed {
+				in.Where, told = append(in.Where, m.Where), append(told, m)
+			}
+		}
+	}
+	in.Count = len(names)
+	if in.Count > 1 {
+		in.Named = named(told, in.Count)
+	}
+	in.What = title(groups[0], host)
+	for i, g := range groups[1:] {
+		if i == 0 {
+			in.Clients += " Also:"
+		}
+		in.Clients += " " + title(g, "") + "."
+	}
+	in.Command = command(k.command, lead.Where)
+	return in
+}
+
+// title says what is wrong of one kind, as a sentence without a full stop.
+func title(same []*member, host string) string {
+	lead := same[0]
+	if k := kinds[lead.Kind]; len(same) > 1 && k.many != "" {
+		return k.say(len(same), nounOf(same), host, WithoutAddress(lead.Reason, lead.Where))
+	}
+	if more := len(same) - 1; more > 0 {
+		return fmt.Sprintf("%s, and there are %d more of this kind", lead.What, more)
+	}
+	return lead.What
+}
+
+// named lists the names of these by what they are; all is how many there are with those
+// that are not among them.
+func named(told []*member, all int) string {
+	var nouns []string
+	by := map[string][]string{}
+	for _, m := range told {
+		if by[m.Of] == nil {
+			nouns = append(nouns, m.Of)
+		}
+		by[m.Of] = append(by[m.Of], m.Where)
+	}
+	parts := make([]string, 0, len(nouns))
+	for _, noun := range nouns {
+		parts = append(parts, "the "+plural(noun, len(by[noun]))+" "+strings.Join(by[noun], ", "))
+	}
+	s := "These are " + strings.Join(parts, ", and ")
+	if more := all - len(told); more > 0 {
+		s += fmt.Sprintf(", and %d more", more)
+	}
+	return s + "."
+}
+
+func plural(noun string, n int) string {
+	if n == 1 {
+		return noun
+	}
+	return noun + "s"
+}
+
+// nounOf is what all of these are.
+func nounOf(same []*member) string {
+	noun := same[0].Of
+	for _, m := range same {
+		if m.Of != noun && strings.HasSuffix(m.Of, "engine") && strings.HasSuffix(noun, "engine") {
+			noun = "engine"
+		} else if m.Of != noun {
+			return "area" // a group and a region
+		}
+	}
+	return noun
+}
+
+// WithoutAddress is a reason without the address of the engine that it is told of.
+func WithoutAddress(why, where string) string {
+	engine := engineOf(where)
+	why = strings.NewReplacer("engine "+engine+": ", "", "dial tcp "+engine+": ", "").Replace(why)
+	return strings.Replace(why, "connect: connect: ", "connect: ", 1)
+}
+
+// command is what an operator may copy into a shell, so an odd name has none.
+func command(text, where string) string {
+	engine := engineOf(where)
+	if strings.Contains(text, "{where}") && !plain(where) || strings.Contains(text, "{engine}") && !plain(engine) {
+		return ""
+	}
+	return strings.NewReplacer("{where}", where, "{engine}", engine).Replace(text)
+}
+
+// plain says that a name means nothing to a shell.
+func plain(name string) bool {
+	return name != "" && !strings.ContainsFunc(name, func(r rune) bool {
+		return (r < 'a' || r > 'z') && (r < 'A' || r > 'Z') && (r < '0' || r > '9') && !strings.ContainsRune(".:_[]/-", r)
+	})
+}
+
+// engineOf is the host:port of an engine or of a rank of it.
+func engineOf(where string) string {
+	engine, _, _ := strings.Cut(where, "/")
+	return engine
+}
+
+// hostOf is the machine of an engine or a rank; empty where the name has none.
+func hostOf(where string) string {
+	engine := engineOf(where)
+	i := strings.LastIndexByte(engine, ':')
+	if i <= 0 || i == len(engine)-1 || strings.Trim(engine[i+1:], "0123456789") != "" {
+		return ""
+	}
+	return engine[:i]
+}
+
+// reasonOf is a reason without what differs from one engine to the next: its own host,
+// addresses and numbers.
+func reasonOf(why, host string) string {
+	host = strings.ToLower(host)
+	words := strings.Fields(strings.ToLower(why))
+	kept := words[:0]
+	for _, w := range words {
+		name := strings.Trim(w, `:;,."'()`)
+		if !strings.ContainsAny(w, "0123456789") && (host == "" || name != host && !strings.HasPrefix(name, host+".") && !strings.HasPrefix(name, host+":")) {
+			kept = append(kept, w)
+		}
+	}
+	return strings.Join(kept, " ")
+}
