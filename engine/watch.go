@@ -152,7 +152,7 @@ func (w *watch) check(ctx context.Context) {
 		}
 		w.failed = 0
 		next := w.status
-		next.Up, next.Err = true, fmt.Errorf("its health check was answered too late, while its requests go on: %w", err)
+		next.Up, next.Err = true, fmt.Errorf("a health check was answered too late, while requests go on: %w", err)
 		w.become(next)
 	default:
 		w.failed++

@@ -57,7 +57,7 @@ func TestTheLiveDocumentTellsTheProxy(t *testing.T) {
 	require.Empty(t, d.Problems)
 	require.Equal(t, "ok", d.Decisions[0].Outcome)
 	require.Contains(t, d.Decisions[0].Why, "prefill ")
-	require.Contains(t, d.Decisions[0].Why, "decode evenkeel, one of 4 with room")
+	require.Contains(t, d.Decisions[0].Why, "Decode policy evenkeel chose among 4 ranks with room.")
 	ranked := d.Decisions[0].Rank
 	require.Equal(t, http.StatusOK, c.get("/decisions?id="+d.Decisions[0].ID).status)
 	ranks, held := 0, false

@@ -104,7 +104,7 @@ func (a *Advisor) Observe(s Sample) Advice {
 	out := a.seen()
 	if s.At.Sub(a.since) < a.set.Window {
 		out.Steps = []Step{{None, ReasonTooLittleData}}
-		out.Says = fmt.Sprintf("How many ranks are needed is not known yet: both sides have been watched for less than %v.", a.set.Window)
+		out.Says = fmt.Sprintf("How many ranks are needed is not known yet: both sides have been watched for less than %g s.", a.set.Window.Seconds())
 		return out
 	}
 	a.needs = append(keepAfter(a.needs, s.At.Add(-a.set.Calm), func(n need) time.Time { return n.at }), a.mean())

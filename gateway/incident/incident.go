@@ -230,7 +230,7 @@ func (b *Book) place(f *member, before *open, now time.Time, home map[subject]*o
 		switch {
 		case kinds[f.Kind].effect:
 			lead, late := kinds[members[0].Kind], since.Sub(o.again)
-			if lead.alone || lead.harm == nothing || late < -moment || late > follow && !lead.load || lead.effect && !lead.load && late > moment || kinds[f.Kind].load && lead.harm < waiting {
+			if lead.alone || lead.harm == nothing || late < -moment || late > follow && !lead.load || lead.effect && !lead.load && !kinds[f.Kind].load && late > moment || kinds[f.Kind].load && lead.harm < waiting {
 				continue
 			}
 		case apart > moment && !over && kinds[f.Kind].rests == 0 || !joins(members, f):

@@ -1,9 +1,6 @@
 package incident
 
-import (
-	"fmt"
-	"time"
-)
+import "time"
 
 // Kind is what sort of thing is wrong.
 type Kind string
@@ -166,7 +163,7 @@ var kinds = map[Kind]kind{
 		next:    "Bring prefill engines back, or free the KV memory of one that is full.",
 	},
 	Overload: {
-		harm: failing, effect: true, load: true, headline: "Overload", many: "are overloaded: all their decode slots are taken, and many requests wait", runbook: "EvenkeelDecodeBacklog", command: advised,
+		harm: failing, effect: true, load: true, rests: moment, headline: "Overload", many: "are overloaded: all their decode slots are taken, and many requests wait", runbook: "EvenkeelDecodeBacklog", command: advised,
 		clients: "Clients wait for their first token until a slot is free.",
 		next:    "Add decode ranks, or find the caller that sends too much and limit its key. A larger pool.size or prefill.queue.max only lets more clients wait.",
 	},
@@ -228,13 +225,9 @@ func (k kind) order() int {
 	return n
 }
 
-// say tells of several findings of a kind; noun is what they are.
-func (k kind) say(n int, noun, host, reason string) string {
-	s := fmt.Sprintf("%d %ss", n, noun)
-	if host != "" {
-		s += " on host " + host
-	}
-	s += " " + k.many
+// say tells of several findings of a kind.
+func (k kind) say(which, reason string) string {
+	s := which + " " + k.many
 	if reason != "" {
 		s += ": " + reason
 	}

@@ -49,10 +49,10 @@ func (o *open) say(now time.Time) Incident {
 		}
 	}
 	in.Count = len(names)
-	if in.Count > 1 {
+	in.What = title(groups[0], host)
+	if in.Count > 1 && slices.ContainsFunc(in.Where, func(name string) bool { return !strings.Contains(in.What, name) }) {
 		in.Named = named(told, in.Count)
 	}
-	in.What = title(groups[0], host)
 	for i, g := range groups[1:] {
 		if i == 0 {
 			in.Clients += " Also:"
@@ -67,12 +67,24 @@ func (o *open) say(now time.Time) Incident {
 func title(same []*member, host string) string {
 	lead := same[0]
 	if k := kinds[lead.Kind]; len(same) > 1 && k.many != "" {
-		return k.say(len(same), nounOf(same), host, WithoutAddress(lead.Reason, lead.Where))
+		return k.say(whichOf(same, host), WithoutAddress(lead.Reason, lead.Where))
 	}
 	if more := len(same) - 1; more > 0 {
-		return fmt.Sprintf("%s, and there are %d more of this kind", lead.What, more)
+		return fmt.Sprintf("%s, and %d more of this kind", lead.What, more)
 	}
 	return lead.What
+}
+
+// whichOf says which several are: by their names where they are two of different hosts.
+func whichOf(same []*member, host string) string {
+	noun := nounOf(same) + "s"
+	switch {
+	case host != "":
+		return fmt.Sprintf("%d %s on host %s", len(same), noun, host)
+	case len(same) == 2 && same[0].Where != same[1].Where:
+		return fmt.Sprintf("%s%s %s and %s", strings.ToUpper(noun[:1]), noun[1:], same[0].Where, same[1].Where)
+	}
+	return fmt.Sprintf("%d %s", len(same), noun)
 }
 
 // named lists the names of these by what they are; all is how many there are with those
@@ -88,13 +100,21 @@ func named(told []*member, all int) string {
 	}
 	parts := make([]string, 0, len(nouns))
 	for _, noun := range nouns {
-		parts = append(parts, "the "+plural(noun, len(by[noun]))+" "+strings.Join(by[noun], ", "))
+		parts = append(parts, "the "+plural(noun, len(by[noun]))+" "+listed(by[noun]))
 	}
 	s := "These are " + strings.Join(parts, ", and ")
 	if more := all - len(told); more > 0 {
 		s += fmt.Sprintf(", and %d more", more)
 	}
 	return s + "."
+}
+
+// listed joins names as people do.
+func listed(names []string) string {
+	if n := len(names) - 1; n > 0 && n < mostListed-1 {
+		return strings.Join(names[:n], ", ") + " and " + names[n]
+	}
+	return strings.Join(names, ", ")
 }
 
 func plural(noun string, n int) string {

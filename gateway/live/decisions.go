@@ -40,51 +40,51 @@ func Decisions(last []*receipt.Receipt, now time.Time) []Decision {
 	return all
 }
 
-// why is what the last attempt was decided on, in a line.
+// why is what the last attempt was decided on, in short sentences.
 func why(r *receipt.Receipt) string {
-	var words []string
-	say := func(format string, args ...any) { words = append(words, fmt.Sprintf(format, args...)) }
+	var all []string
+	say := func(format string, args ...any) { all = append(all, fmt.Sprintf(format, args...)+".") }
 	if n := len(r.Attempts); n > 0 {
 		a := &r.Attempts[n-1]
 		if n += r.LeftOut; n > 1 {
-			say("%d attempts or legs", n)
+			say("It had %d attempts or legs", n)
 		}
 		if a.Peer != "" {
-			say("sent to %s", a.Peer)
+			say("It was sent to %s", a.Peer)
 		}
 		if p := a.Prefill; p != nil {
 			switch p.Reason {
 			case "", "policy":
-				say("prefill %s, best of %d", p.Policy, p.Eligible)
+				say("Prefill policy %s chose among %s", p.Policy, count(p.Eligible, "engine"))
 			case "only":
-				say("prefill the only one left")
+				say("The prefill engine was the only one left")
 			default:
-				say("prefill by %s, of %d", p.Reason, p.Eligible)
+				say("The prefill engine was chosen by %s among %d", p.Reason, p.Eligible)
 			}
 			if p.Hit > 0 {
-				say("%d tokens cached", p.Hit)
+				say("%s tokens were thought to be cached there", grouped(uint64(p.Hit)))
 			}
 		}
 		if d := a.Decode; d != nil {
-			say("decode %s, %s", d.Policy, decoded(d))
+			all = append(all, decoded(d)...)
 		}
 		if a.Cause != "" {
-			say("failed: %s", a.Cause)
+			say("It failed: %s", a.Cause)
 		}
 	}
-	if len(words) == 0 && r.State != receipt.Ended {
-		return r.State
+	if len(all) == 0 && r.State != receipt.Ended {
+		return "It is in this phase: " + r.State + "."
 	}
-	return strings.Join(words, "; ")
+	return strings.Join(all, " ")
 }
 
-func decoded(d *receipt.Decode) string {
+func decoded(d *receipt.Decode) []string {
 	if d.Able == 0 { // nobody noted the grounds
-		return cmp.Or(d.Stage, "bound")
+		return []string{fmt.Sprintf("Decode policy %s chose the rank in its stage %s.", d.Policy, cmp.Or(d.Stage, "bound"))}
 	}
-	s := fmt.Sprintf("one of %d with room, held %d KV tokens, the fullest %d", d.Able, d.KVTokens, d.Fullest)
+	s := []string{fmt.Sprintf("Decode policy %s chose among %s with room. This one held %s KV tokens, the fullest %s.", d.Policy, count(d.Able, "rank"), grouped(uint64(max(0, d.KVTokens))), grouped(uint64(max(0, d.Fullest))))}
 	if d.Stage == "guard" {
-		s = "waited longest; " + s
+		s = append([]string{"It had waited longest."}, s...)
 	}
 	return s
 }

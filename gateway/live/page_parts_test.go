@@ -369,7 +369,7 @@ func TestPageTellsOfAFlood(t *testing.T) {
 	first := func() string { return b.eval("document.getElementById('problem-list').children[0].innerText") }
 	b.eventually("the queue", `document.getElementById('problem-list').children[0].innerText.includes('prefill.queue.max')`)
 	require.Contains(t, first(), "All 1,536 decode slots of model deepseek-r1 are taken, and 10,000 requests wait in the pool and in the arrival queue")
-	require.Contains(t, first(), "Requests are refused, because the arrival queue of model deepseek-r1 takes 1000 requests (prefill.queue.max). Just now 1,000 requests wait in the arrival queue, and 37 of 400 places of the pool are taken.")
+	require.Contains(t, first(), "Requests are refused, because the arrival queue of model deepseek-r1 takes 1000 requests (prefill.queue.max). At the last look 1,000 requests waited in the arrival queue, and 37 of 400 places of the pool were taken.")
 	b.eventually("they are marked", `document.querySelectorAll('#failure-rows .bad').length === 1 && document.getElementById('failures-now').textContent === 'Requests fail now.'`)
 	require.Equal(t, "true", b.eval(`!document.getElementById('problems').contains(document.getElementById('gain')) && document.getElementById('gain').textContent !== ''`), "what the policy gains is no alert")
 	b.calm(s)

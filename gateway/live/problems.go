@@ -99,9 +99,13 @@ func findingsOf(d *Document, last timeline.Ended) (all findings) {
 	if fails {
 		requestsFail(d, last, say)
 	}
+	drained := map[string]bool{} // decode engines that are told to drain
 	for i := range d.Engines {
-		if e := &d.Engines[i]; engineProblem(e, say) {
+		e := &d.Engines[i]
+		if engineProblem(e, say) {
 			all[len(all)-1].For = time.Duration(e.SinceS * float64(time.Second))
+		} else if e.Draining && e.Role == "decode" {
+			drained[e.ID] = true
 		}
 	}
 	for i := range d.Sources {
@@ -109,7 +113,7 @@ func findingsOf(d *Document, last timeline.Ended) (all findings) {
 	}
 	prefillProblems(d, fails, say)
 	for i := range d.Models {
-		modelProblems(&d.Models[i], len(d.Models) > 1 || len(d.Models[i].Groups) > 1, say)
+		modelProblems(&d.Models[i], len(d.Models) > 1 || len(d.Models[i].Groups) > 1, drained, say)
 	}
 	if d.Geo != nil {
 		for _, peer := range d.Geo.Peers {
@@ -225,9 +229,18 @@ func firstLine(text string) string {
 func prefillProblems(d *Document, fails bool, say find) {
 	p := &d.Prefill
 	open := 0
+	alone := map[string]bool{} // engines of one rank: that has the engine's name
+	for i := range d.Engines {
+		if e := &d.Engines[i]; e.Role == "prefill" && e.Ranks == 1 {
+			alone[e.ID] = true
+		}
+	}
 	for i := range p.Engines {
 		e := &p.Engines[i]
 		where := at{"prefill engine", e.ID, "prefill"}
+		if engine, found := strings.CutSuffix(e.ID, "/0"); found && alone[engine] {
+			where.where = engine
+		}
 		switch e.State {
 		case "open":
 			open++
@@ -245,7 +258,7 @@ func prefillProblems(d *Document, fails bool, say find) {
 	}
 	switch f := refused(d); {
 	case fails && f != nil && f.Why != "":
-		say(incident.QueueFull, Bad, proxyAt("prefill"), "", "Requests are refused, because %s. Just now %s in the arrival queue, and %s of %s places of the pool are taken", f.Why, waits(p.Waiting), grouped(uint64(max(0, d.Proxy.PlacesUsed))), grouped(uint64(max(0, d.Proxy.Places))))
+		say(incident.QueueFull, Bad, proxyAt("prefill"), "", "Requests are refused, because %s. At the last look %s waited in the arrival queue, and %s of %s places of the pool were taken", f.Why, requests(p.Waiting), grouped(uint64(max(0, d.Proxy.PlacesUsed))), grouped(uint64(max(0, d.Proxy.Places))))
 	case p.QueueMax > 0 && p.Waiting >= p.QueueMax:
 		say(incident.QueueFull, Bad, proxyAt("prefill"), "", "The arrival queue is full: %s in it, and it takes %s of a model (prefill.queue.max)", waits(p.Waiting), grouped(uint64(p.QueueMax)))
 	case p.Waiting > 0 && open == 0:
@@ -255,17 +268,26 @@ func prefillProblems(d *Document, fails bool, say find) {
 
 // waits says how many requests wait.
 func waits(n int) string {
-	switch n {
-	case 0:
-		return "no request waits"
-	case 1:
+	if n == 1 {
 		return "1 request waits"
 	}
-	return grouped(uint64(max(0, n))) + " requests wait"
+	return requests(n) + " wait"
 }
 
-// modelProblems names groups with their model where there are several.
-func modelProblems(m *Model, several bool, say find) {
+// requests says how many there are.
+func requests(n int) string {
+	switch n {
+	case 0:
+		return "no requests"
+	case 1:
+		return "1 request"
+	}
+	return grouped(uint64(max(0, n))) + " requests"
+}
+
+// modelProblems names groups with their model where there are several. Ranks of engines that
+// drain are told of with those.
+func modelProblems(m *Model, several bool, drained map[string]bool, say find) {
 	late := lateSeconds
 	if m.Pool.TTLS > 0 {
 		late = lateShare * m.Pool.TTLS
@@ -294,7 +316,9 @@ func modelProblems(m *Model, several bool, say find) {
 			r := &g.Ranks[j]
 			switch {
 			case r.State == RankDraining:
-				draining = append(draining, r.Name)
+				if engine, _, _ := strings.Cut(r.Name, "/"); !drained[engine] {
+					draining = append(draining, r.Name)
+				}
 			case r.State == RankUp && r.Capacity > 0 && float64(r.KVTokens) >= fullShare*float64(r.Capacity):
 				full = append(full, r.Name)
 			case r.Tight:

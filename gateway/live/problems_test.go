@@ -36,6 +36,12 @@ func TestProblemsSayWhatIsWrongAndWhere(t *testing.T) {
 			{Bad, "engines", "10.0.3.10:8000", "Decode engine 10.0.3.10:8000 is out and gets no requests: three requests failed in a row"},
 			{Warn, "ranks", "dp", "Decode rank 10.0.3.10:8000/3 of group dp drains: it takes no new requests"},
 		}},
+		"an engine that drains, once for all of its ranks": {func(d *Document) {
+			d.Engines[12].Draining = true
+			for i := range 16 {
+				rank(d, i).State = RankDraining
+			}
+		}, []Problem{{Warn, "engines", "10.0.3.10:8000", "Decode engine 10.0.3.10:8000 drains: it takes no new requests"}}},
 		"ranks are named, the first few": {func(d *Document) {
 			for i := range 5 {
 				rank(d, i).KVTokens = rank(d, i).Capacity
@@ -49,18 +55,18 @@ func TestProblemsSayWhatIsWrongAndWhere(t *testing.T) {
 			d.Failures = []Failed{{Outcome: "upstream_broken", Last5Min: 1}, {Outcome: "queue_full", Last10S: 9, Last5Min: 9, Why: "the arrival queue of model m takes 40 requests (prefill.queue.max)"}}
 		}, []Problem{
 			{Bad, "traffic", "", "1,200 of the 6,000 requests that ended in the last minute failed, most of them with upstream_broken"},
-			{Bad, "prefill", "", "Requests are refused, because the arrival queue of model m takes 40 requests (prefill.queue.max). Just now no request waits in the arrival queue, and 327 of 400 places of the pool are taken"},
+			{Bad, "prefill", "", "Requests are refused, because the arrival queue of model m takes 40 requests (prefill.queue.max). At the last look no requests waited in the arrival queue, and 327 of 400 places of the pool were taken"},
 		}},
 		"a busy model is no overload": {func(d *Document) { taken(d, 300) }, []Problem{}},
 		"as many wait as there are slots": {func(d *Document) { taken(d, 768) }, []Problem{
 			{Bad, "pool", "deepseek-r1", "All 768 decode slots of model deepseek-r1 are taken, and 772 requests wait in the pool and in the arrival queue"},
 		}},
 		"the metrics of a prefill engine are slow": {func(d *Document) { d.Prefill.ScrapeEveryMs, d.Prefill.Engines[1].ScrapeAgeMs = 500, 5200 },
-			[]Problem{{Warn, "prefill", "10.0.1.11:8000/0", "Prefill engine 10.0.1.11:8000/0 answers too late when it is asked for its metrics"}}},
+			[]Problem{{Warn, "prefill", "10.0.1.11:8000", "Prefill engine 10.0.1.11:8000 answers too late when it is asked for its metrics"}}},
 		"an engine is up and not well": {func(d *Document) { d.Engines[1].Why = "engine 10.0.1.11:8000: no answer" },
 			[]Problem{{Warn, "engines", "10.0.1.11:8000", "Prefill engine 10.0.1.11:8000 is up, but something is amiss: no answer"}}},
 		"a prefiller is full": {func(d *Document) { d.Prefill.Engines[1].State, d.Prefill.Engines[1].KVShare = "closed", 0.93 },
-			[]Problem{{Warn, "prefill", "10.0.1.11:8000/0", "Prefill engine 10.0.1.11:8000/0 takes no prompts, because its KV cache is 93 % full"}}},
+			[]Problem{{Warn, "prefill", "10.0.1.11:8000", "Prefill engine 10.0.1.11:8000 takes no prompts, because its KV cache is 93 % full"}}},
 		"nobody prefills": {func(d *Document) {
 			d.Prefill.Engines = d.Prefill.Engines[:1]
 			d.Prefill.Engines[0].State = "down"

@@ -165,7 +165,7 @@ export function showAdvice(d) {
   $('advice-none').hidden = d.advice.length > 0;
   keyed($('advices'), d.advice, (a) => a.model, () => el('div', { class: 'group' }, el('h3'), el('p', { class: 'fine' }), el('p', { class: 'fine' })), (e, a) => {
     put(e.children[0], `${a.model}: ${a.steps.map(stepOf).join(', ')}`);
-    const side = (name, s) => `${name}: ${s.live_ranks} ${s.live_ranks === 1 ? 'rank answers' : 'ranks answer'}${s.down_ranks ? `, ${s.down_ranks} ${s.down_ranks === 1 ? 'does' : 'do'} not` : `, ${s.advised_ranks} ${s.advised_ranks === 1 ? 'is' : 'are'} advised`}, ${percent(s.busy_share)} busy`;
+    const side = (name, s) => `${name}: ${s.live_ranks} ${s.live_ranks === 1 ? 'rank answers' : 'ranks answer'}${s.down_ranks ? `, ${s.down_ranks} ${s.down_ranks === 1 ? 'does' : 'do'} not` : ''}, ${percent(s.busy_share)} busy`;
     put(e.children[1], a.says);
     put(e.children[2], `${side('Prefill', a.prefill)}. ${side('Decode', a.decode)}.`);
   });

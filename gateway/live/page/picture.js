@@ -185,7 +185,7 @@ function tellLost(x, g, columns, line, y, axis, end) {
   for (const c of columns) {
     const from = Math.min(Math.max(axis, c.x), Math.max(axis, end - wide));
     let sum = 0;
-    for (const o of columns) if (o.rank.steps && o.x + o.w > from && o.x < from + wide) sum += g.most_tokens - o.rank.kv_tokens;
+    for (const o of columns) if (o.rank.steps && o.rank.state !== 'draining' && o.x + o.w > from && o.x < from + wide) sum += g.most_tokens - o.rank.kv_tokens;
     if (sum > most) { most = sum; best = from; }
   }
   const at = line + 4;

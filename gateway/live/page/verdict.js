@@ -44,8 +44,8 @@ export function showVerdict(d) {
 function make() {
   const command = el('code'), entry = el('div', { class: 'entry', hidden: '' }), open = el('button', { type: 'button' }, 'Runbook');
   const li = el('li', null, el('details', null,
-    el('summary', null, el('span'), el('span', { class: 'what' }), el('span', { class: 'since' }), el('span', { class: 'clients' })),
-    el('p', { class: 'where' }), el('p', { class: 'next' }), el('p', { class: 'command' }, command, copyButton(() => command.textContent)), el('p', null, open, el('a', { class: 'panel-link' }, 'Its panel')), entry));
+    el('summary', null, el('span'), el('span', { class: 'what' }), el('span', { class: 'since' }), el('span', { class: 'clients' }), el('span', { class: 'clients next' })),
+    el('p', { class: 'where' }), el('p', { class: 'command' }, command, copyButton(() => command.textContent)), el('p', null, open, el('a', { class: 'panel-link' }, 'Its panel')), entry));
   open.onclick = () => {
     entry.hidden = !entry.hidden;
     open.setAttribute('aria-expanded', String(!entry.hidden));
@@ -56,7 +56,7 @@ function make() {
 }
 
 function update(li, i, now) {
-  const [summary, where, next, command, buttons] = li.firstElementChild.children;
+  const [summary, where, command, buttons] = li.firstElementChild.children;
   li.className = i.until_ms ? 'over' : '';
   li.dataset.runbook = i.runbook;
   put(summary.children[0], ...marks[i.until_ms ? 'over' : i.severity] || [i.severity, 'sev']);
@@ -65,7 +65,7 @@ function update(li, i, now) {
   put(summary.children[3], i.clients);
   where.hidden = !i.named;
   put(where, i.named);
-  put(next, 'Next: ' + i.next);
+  put(summary.children[4], 'Next: ' + i.next);
   command.hidden = !i.command;
   put(command.firstElementChild, i.command);
   buttons.children[0].hidden = !i.runbook;
