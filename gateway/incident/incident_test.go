@@ -449,6 +449,6 @@ func TestOverloadIsTheCauseOfWhatClientsSee(t *testing.T) {
 }
 
 func TestReasonsLeaveTheAddressOut(t *testing.T) {
-	require.Equal(t, "connect: connection refused", WithoutAddress("engine d1:80: connect: dial tcp d1:80: connect: connection refused", "d1:80"))
+	require.Equal(t, "connection refused", WithoutAddress("engine d1:80: connect: dial tcp d1:80: connect: connection refused", "d1:80"))
 	require.Equal(t, "engine d2:80: no answer", WithoutAddress("engine d2:80: no answer", "d1:80"))
 }

@@ -141,7 +141,7 @@ func nounOf(same []*member) string {
 func WithoutAddress(why, where string) string {
 	engine := engineOf(where)
 	why = strings.NewReplacer("engine "+engine+": ", "", "dial tcp "+engine+": ", "").Replace(why)
-	return strings.Replace(why, "connect: connect: ", "connect: ", 1)
+	return strings.Replace(why, "connect: connect: ", "", 1)
 }
 
 // command is what an operator may copy into a shell, so an odd name has none.

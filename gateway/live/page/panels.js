@@ -164,7 +164,8 @@ export const stepOf = (s) => (s.kind === 'none' ? none[s.reason] : steps[s.kind]
 export function showAdvice(d) {
   $('advice-none').hidden = d.advice.length > 0;
   keyed($('advices'), d.advice, (a) => a.model, () => el('div', { class: 'group' }, el('h3'), el('p', { class: 'fine' }), el('p', { class: 'fine' })), (e, a) => {
-    put(e.children[0], `${a.model}: ${a.steps.map(stepOf).join(', ')}`);
+    const down = a.prefill.down_ranks + a.decode.down_ranks > 0 && a.steps[0].kind !== 'none';
+    put(e.children[0], `${a.model}: ${down ? 'Bring back the ranks that are down first' : a.steps.map(stepOf).join(', ')}`);
     const side = (name, s) => `${name}: ${s.live_ranks} ${s.live_ranks === 1 ? 'rank answers' : 'ranks answer'}${s.down_ranks ? `, ${s.down_ranks} ${s.down_ranks === 1 ? 'does' : 'do'} not` : ''}, ${percent(s.busy_share)} busy`;
     put(e.children[1], a.says);
     put(e.children[2], `${side('Prefill', a.prefill)}. ${side('Decode', a.decode)}.`);

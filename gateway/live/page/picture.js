@@ -20,7 +20,7 @@ function why(r, engines) {
 }
 
 // reasonOf leaves the engine's own address out of its reason.
-const reasonOf = (e) => (e.why || 'no reason told').replace(/\b(engine|dial tcp) \S+:\d+: /g, '').replace(/^connect: connect: /, 'connect: ');
+const reasonOf = (e) => (e.why || 'no reason told').replace(/\b(engine|dial tcp) \S+:\d+: /g, '').replace(/^connect: connect: /, '');
 
 // cause is the same for ranks that are gone for the same reason; null for the others.
 function cause(r, engines) {
@@ -141,7 +141,7 @@ function legend(g, wide) {
     { words: 'KV tokens', draw: box(() => ink.fill) },
     ...(g.barrier && g.stepping_ranks ? [{ words: 'the fullest rank, which every step waits for', draw: (x, at, y) => { x.fillStyle = ink.accent; x.fillRect(at, y + 5, 12, 2); } }, { words: 'time lost to waiting for it', draw: box((waste) => waste) }] : []),
     ...(has('draining') ? [{ words: 'D drains: takes no new requests', draw: (x, at, y) => drains(x, { x: at, w: 11 }, y, 12, y + 12, y) }] : []),
-    ...(g.ranks.some((r) => !r.steps) ? [{ words: 'does not step: X down, O out, R removed', draw: box((waste, dead) => dead) }] : []),
+    ...(g.ranks.some((r) => !r.steps) ? [{ words: 'does not step: ' + Object.keys(letters).filter((s) => g.ranks.some((r) => !r.steps && r.state === s)).map((s) => `${letters[s]} ${s}`).join(', '), draw: box((waste, dead) => dead) }] : []),
     ...(has('foreign') ? [{ words: 'F is served by another proxy', draw: box(() => ink.warn) }] : []),
   ];
   let at = 0, row = 0;
