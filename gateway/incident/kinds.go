@@ -144,7 +144,7 @@ var kinds = map[Kind]kind{
 	MetricsOld: {
 		harm: slower, family: "late", rests: again, headline: "Slow prefill metrics", many: "answer too late when they are asked for their metrics", runbook: "EvenkeelScrapeStale",
 		clients: "Clients see nothing yet. Prompts are placed by older figures of these engines and by the proxy's own accounts.",
-		next:    "Look how long the page takes and what keeps the engine's API server busy. If the page is only slow, raise prefill.scrape.timeout.",
+		next:    "Look how long /metrics of each engine takes, and what keeps its API server busy. If it is only slow, raise prefill.scrape.timeout.",
 		command: "curl -sm 20 -o /dev/null -w '%{time_total} s\\n' http://{engine}/metrics",
 	},
 	NoPrefill: {
