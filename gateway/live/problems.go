@@ -306,7 +306,7 @@ func modelProblems(m *Model, several bool, drained map[string]bool, say find) {
 		}
 		on := func(panel string) at { return at{of, name, panel} }
 		if g.FallbackRounds > 0 {
-			say(incident.PolicySlow, Warn, on("balance"), "", "The decode policy of %s %s was too slow, so that %s decides for now", of, name, g.Policy)
+			say(incident.PolicySlow, Warn, on("balance"), "", "The decode policy of %s %s is too slow at times, and %s decides instead", of, name, g.Policy)
 		}
 		if g.LostShare > lostShare {
 			say(incident.Imbalance, Warn, on("balance"), "", "Imbalance costs %s %s %.0f %% of every step", of, name, 100*g.LostShare)

@@ -73,7 +73,7 @@ func TestProblemsSayWhatIsWrongAndWhere(t *testing.T) {
 		}, []Problem{{Bad, "prefill", "", "No prefill engine takes prompts"}, {Bad, "prefill", "", "4 requests wait for a prefill engine"}}},
 		"the arrival queue is full": {func(d *Document) { d.Prefill.Waiting = 1000 }, []Problem{{Bad, "prefill", "", "The arrival queue is full: 1,000 requests wait in it, and it takes 1,000 of a model (prefill.queue.max)"}}},
 		"the pool is old":           {func(d *Document) { d.Models[0].Pool.OldestS, d.Models[0].Pool.Entries = 31, 7 }, []Problem{{Bad, "pool", "deepseek-r1", "A finished prefill of model deepseek-r1 has waited 31.0 s for a decode rank, and 7 requests wait in the pool"}}},
-		"the policy is too slow":    {func(d *Document) { d.Models[0].Groups[0].FallbackRounds = 9 }, []Problem{{Warn, "balance", "dp", "The decode policy of group dp was too slow, so that evenkeel decides for now"}}},
+		"the policy is too slow":    {func(d *Document) { d.Models[0].Groups[0].FallbackRounds = 9 }, []Problem{{Warn, "balance", "dp", "The decode policy of group dp is too slow at times, and evenkeel decides instead"}}},
 		"imbalance costs":           {func(d *Document) { d.Models[0].Groups[0].LostShare = 0.2 }, []Problem{{Warn, "balance", "dp", "Imbalance costs group dp 20 % of every step"}}},
 		"the config is refused: what is wrong, without the file's lines": {func(d *Document) { d.Proxy.ConfigError = "ek.yaml:1:2: wrong\n> 1 | x" },
 			[]Problem{{Warn, "proxy", "", "The config file was refused and is not in force: ek.yaml:1:2: wrong"}}},
