@@ -58,7 +58,7 @@ func TestModulesOfThePage(t *testing.T) {
 		{"requests.js", "m.runnerUp([{ name: 'a', score: 5, chosen: true }], true)", `""`},
 		{"verdict.js", "[m.gainOf({ models: [] }), m.gainOf({ models: [{ groups: [{ policy: 'p', twin: { verdict: { against: [{ claimed: true, saved_ms: 1, policy: 'a' }, { claimed: true, saved_ms: -3, policy: 'b' }, { saved_ms: 9, policy: 'c' }] } } }] }] })]", `["","Replayed under b, a step of the last minutes takes 3.0 ms less than under p, which is in force."]`},
 		{"verdict.js", "m.verdictOf({ incidents: [{ id: 3, severity: 'bad', until_ms: 0, headline: 'Requests fail', what: '1,200 of the 3,000 requests that ended in the last minute failed' }, { id: 2, severity: 'bad', until_ms: 9, what: 'x' }], engines: [], proxy: {} }).aloud", `"Requests fail: 1 thing is wrong. Requests that ended in the last minute failed"`},
-		{"panels.js", "[m.stepOf({ kind: 'none', reason: 'balanced' }), m.stepOf({ kind: 'none', reason: 'ranks_down' }), m.stepOf({ kind: 'add_decode', reason: 'busy' }), m.stepOf({ kind: 'none', reason: 'new' })]", `["There are enough ranks","Not known while ranks are down","Add decode ranks","none, new"]`},
+		{"panels.js", "[m.stepOf({ kind: 'none', reason: 'balanced' }), m.stepOf({ kind: 'none', reason: 'ranks_down' }), m.stepOf({ kind: 'add_decode', reason: 'busy' }), m.stepOf({ kind: 'none', reason: 'new' })]", `["There are enough ranks, by the mean of advice.window","Not known while ranks are down","Add decode ranks","none, new"]`},
 	} {
 		require.Equal(t, tt.want, b.module(tt.module, tt.expression), "%s: %s", tt.module, tt.expression)
 	}
