@@ -2,6 +2,7 @@ package trace
 
 import (
 	"bytes"
+	"encoding/csv"
 	"fmt"
 	"strconv"
 	"strings"
@@ -10,75 +11,88 @@ import (
 
 // columns says where in a CSV line the three values stand.
 type columns struct {
-	at, prompt, output int
-	count              int
-	named              bool // there was a header line
-}
-
-// aliases are the header names in use, lower case, without '_', '-' and space.
-var aliases = map[string]int{
-	"timestamp": 0, "arrivaltime": 0, "arrivedat": 0, "time": 0,
-	"contexttokens": 1, "prompttokens": 1, "inputtokens": 1, "inputlength": 1, "numprefilltokens": 1, "requesttokens": 1,
-	"generatedtokens": 2, "outputtokens": 2, "completiontokens": 2, "outputlength": 2, "numdecodetokens": 2, "responsetokens": 2,
+	at    [3]int // of when, prompt, output
+	names [3]string
+	unit  time.Duration // of a time that is a plain number
+	sep   byte
+	count int
+	named bool // there was a header line
 }
 
 // azureHeader finds the columns. A first line that holds data already stands
 // for Azure's own order.
 func azureHeader(line []byte) (*columns, error) {
-	fields := splitCSV(line)
-	if asData := (&columns{at: 0, prompt: 1, output: 2, count: len(fields)}); len(fields) >= 3 {
-		if _, err := asData.row(line); err == nil {
-			return asData, nil
+	c := &columns{names: azureNames, unit: time.Second, sep: ','}
+	for _, sep := range []byte{',', '\t', ';'} {
+		if bytes.IndexByte(line, sep) >= 0 {
+			c.sep = sep
+			break
 		}
 	}
-	found := [3]int{-1, -1, -1}
+	fields := splitCSV(line, c.sep)
+	c.count = len(fields)
+	if c.at = [3]int{0, 1, 2}; len(fields) >= 3 {
+		if _, err := c.row(line); err == nil {
+			return c, nil
+		}
+	}
+	c.named, c.at = true, [3]int{-1, -1, -1}
 	for i, f := range fields {
-		which, ok := aliases[strings.NewReplacer("_", "", "-", "", " ", "").Replace(strings.ToLower(f))]
+		which, unit, ok := meaning(f)
 		if !ok {
 			continue // a column of somebody else's
 		}
-		if found[which] >= 0 {
-			return nil, fmt.Errorf("columns %d and %d of the header both name the same value: %q and %q", found[which]+1, i+1, fields[found[which]], f)
+		if c.at[which] >= 0 {
+			return nil, fmt.Errorf("columns %d and %d of the header both name the same value: %q and %q", c.at[which]+1, i+1, fields[c.at[which]], f)
 		}
-		found[which] = i
-	}
-	for which, name := range [3]string{"TIMESTAMP", "ContextTokens", "GeneratedTokens"} {
-		if found[which] < 0 {
-			return nil, fmt.Errorf("no column %s; the header of an Azure trace is TIMESTAMP,ContextTokens,GeneratedTokens, and a line of a Mooncake trace begins with {", name)
+		c.at[which], c.names[which] = i, f
+		if unit > 0 {
+			c.unit = unit
 		}
 	}
-	return &columns{at: found[0], prompt: found[1], output: found[2], count: len(fields), named: true}, nil
+	for which, name := range azureNames {
+		if c.at[which] < 0 {
+			return nil, fmt.Errorf("no column %s, nor one of another name that says %s; call it %s (docs/traces.md has every name); a line of JSON begins with {", name, says[which], natural[which])
+		}
+	}
+	return c, nil
 }
 
 func (c *columns) row(line []byte) (row, error) {
-	fields := splitCSV(line)
+	fields := splitCSV(line, c.sep)
 	if len(fields) != c.count {
 		return row{}, fmt.Errorf("%d columns instead of %d", len(fields), c.count)
 	}
-	at, err := azureTime(fields[c.at])
+	at, err := clock(fields[c.at[when]], c.unit)
 	if err != nil {
 		return row{}, err
 	}
 	r := row{at: at}
-	if r.req.Prompt, err = tokenField("ContextTokens", fields[c.prompt]); err != nil {
+	if r.req.Prompt, err = tokenField(c.names[prompt], fields[c.at[prompt]]); err != nil {
 		return row{}, err
 	}
-	if r.req.Output, err = tokenField("GeneratedTokens", fields[c.output]); err != nil {
+	if r.req.Output, err = tokenField(c.names[output], fields[c.at[output]]); err != nil {
 		return row{}, err
 	}
 	return r, nil
 }
 
-// splitCSV splits a line of times and numbers: quotes may stand around a
-// field, commas and quotes never in it.
-func splitCSV(line []byte) []string {
-	fields := make([]string, 0, 4)
-	for f := range bytes.SplitSeq(line, []byte{','}) {
-		f = bytes.TrimSpace(f)
-		if len(f) >= 2 && f[0] == '"' && f[len(f)-1] == '"' {
-			f = f[1 : len(f)-1]
+// splitCSV splits a line. Quotes may stand around a field, and keep what is in
+// them together; a field never goes on in the next line.
+func splitCSV(line []byte, sep byte) []string {
+	if bytes.IndexByte(line, '"') >= 0 {
+		r := csv.NewReader(bytes.NewReader(line))
+		r.Comma, r.LazyQuotes, r.TrimLeadingSpace = rune(sep), true, sep != '\t'
+		if fields, err := r.Read(); err == nil {
+			for i := range fields {
+				fields[i] = strings.TrimSpace(fields[i])
+			}
+			return fields
 		}
-		fields = append(fields, string(f))
+	}
+	fields := make([]string, 0, 4)
+	for f := range bytes.SplitSeq(line, []byte{sep}) {
+		fields = append(fields, string(bytes.TrimSpace(f)))
 	}
 	return fields
 }
@@ -100,8 +114,8 @@ func tokenField(name, s string) (int, error) {
 // any number of second decimals with each. Without a zone it is UTC.
 var azureTimes = []string{"2006-01-02 15:04:05", "2006-01-02 15:04:05Z07:00", "2006-01-02T15:04:05", time.RFC3339}
 
-// azureTime returns a date as Unix time, or a plain number as seconds.
-func azureTime(s string) (time.Duration, error) {
+// clock returns a date as Unix time, or a plain number in its unit.
+func clock(s string, unit time.Duration) (time.Duration, error) {
 	for _, layout := range azureTimes {
 		t, err := time.Parse(layout, s)
 		if err != nil {
@@ -112,10 +126,10 @@ func azureTime(s string) (time.Duration, error) {
 		}
 		return time.Duration(t.UnixNano()), nil
 	}
-	if f, err := strconv.ParseFloat(s, 64); err == nil && f >= 0 && f <= maxSeconds {
-		return time.Duration(f * float64(time.Second)), nil
+	if f, err := strconv.ParseFloat(s, 64); err == nil && f >= 0 && f <= maxSeconds*float64(time.Second/unit) {
+		return time.Duration(f * float64(unit)), nil
 	}
-	return 0, fmt.Errorf("time %q is neither a date like 2023-11-16 18:15:46.6805900 nor a number of seconds", s)
+	return 0, fmt.Errorf("time %q is neither a date like 2023-11-16 18:15:46.6805900 nor a number of seconds; a column of milliseconds is called timestamp_ms", s)
 }
 
 const maxSeconds = 8e9 // year 2223, as a Unix time

@@ -3,6 +3,7 @@ package trace
 import (
 	"bytes"
 	"cmp"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -15,9 +16,9 @@ type Format string
 
 // The formats. The zero Format is Auto.
 const (
-	Auto          Format = "auto" // by content: a line that begins with { is Mooncake's
-	AzureCSV      Format = "azure"
-	MooncakeJSONL Format = "mooncake"
+	Auto          Format = "auto"     // by content: a line that begins with { is JSON
+	AzureCSV      Format = "azure"    // columns of any names that are known, as Azure's and BurstGPT's
+	MooncakeJSONL Format = "mooncake" // a JSON object a line, as Mooncake's and the request log
 )
 
 // Options of Read and Parse.
@@ -95,8 +96,13 @@ func (p *parser) all(r io.Reader) (err error) {
 func (p *parser) one(line []byte) error {
 	if p.format == "" || p.format == Auto {
 		p.format = AzureCSV
-		if line[0] == '{' {
+		switch {
+		case line[0] == '{':
 			p.format = MooncakeJSONL
+		case line[0] == '[':
+			return errors.New("a list in JSON is not read; write an object on a line of its own for each request, as `jq -c '.[]'` does")
+		case bytes.HasPrefix(line, []byte("PAR1")):
+			return errors.New("a Parquet file is not read; write it as CSV, as `duckdb -csv` or pandas' to_csv do")
 		}
 	}
 	var (
@@ -152,7 +158,10 @@ func (p *parser) finish() (*Trace, error) {
 		p.out.Requests[i] = r.req
 	}
 	p.out.Format = p.format
-	if p.format == AzureCSV && first >= oldestUnix {
+	if n := len(p.rows); p.columns != nil && p.columns.unit == time.Second && first < oldestUnix && n >= 20 {
+		p.out.Slow = p.out.Requests[n-1].At > time.Duration(n)*time.Minute
+	}
+	if first >= oldestUnix {
 		p.out.Start = time.Unix(0, int64(first)).UTC()
 	}
 	return &p.out, nil

@@ -1,10 +1,11 @@
 // Package trace reads request traces: when requests arrived, how long their
 // prompts and answers were, and, where known, which blocks prompts share.
 //
-// Two formats are read, gzipped or not: Azure's CSV (TIMESTAMP, ContextTokens,
-// GeneratedTokens) and Mooncake's JSON lines (timestamp in ms, input_length,
-// output_length, hash_ids). A file is read whole or not at all: whatever is
-// not understood is an error with file and line.
+// Two formats are read, gzipped or not: CSV with a header, such as Azure's (TIMESTAMP,
+// ContextTokens, GeneratedTokens) or BurstGPT's, and a JSON object a line, such as
+// Mooncake's (timestamp in ms, input_length, output_length, hash_ids) or evenkeel's
+// request log. names.go has the names that are known. A file is read whole or not at
+// all: whatever is not understood is an error with file and line.
 package trace
 
 import (
@@ -39,6 +40,7 @@ type Trace struct {
 	CutHashes int  // requests that had more hash ids than blocks; the ids beyond were dropped
 	Unsorted  bool // rows were out of order and were sorted; equal times kept their order
 	Cut       bool // there was more than Options.Max allowed
+	Slow      bool // plain numbers were read as seconds, and more than a minute lies between two requests in the mean
 }
 
 // Notes says in a sentence each what was changed on reading, for a report.
@@ -55,6 +57,9 @@ func (t *Trace) Notes() []string {
 	}
 	if t.Unsorted {
 		notes = append(notes, "rows were not in order of arrival and were sorted")
+	}
+	if t.Slow {
+		notes = append(notes, "times that are plain numbers were read as seconds, which makes more than a minute between two requests; if they are milliseconds, call the column timestamp_ms")
 	}
 	if t.Cut {
 		notes = append(notes, fmt.Sprintf("only the first %d requests were read", len(t.Requests)))

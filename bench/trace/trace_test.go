@@ -43,6 +43,15 @@ func TestParse(t *testing.T) {
 		{"the zone of Azure's 2024 release", azureHead + "2024-05-10 00:00:00.009930+00:00,374,44\n2024-05-10 02:00:04.324509+02:00,396,109\n", AzureCSV, azureWant},
 		{"RFC 3339 with and without a zone", azureHead + "2024-05-10T00:00:00.5Z,374,44\n2024-05-10T00:00:04.814579,396,109\n", AzureCSV, azureWant},
 		{"seconds in place of dates, floats in place of counts", azureHead + "10.0,374.0,44\n14.314579,396,109.0\n", AzureCSV, azureWant},
+		{"BurstGPT's own header", "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n5,ChatGPT,374,44,418,Conversation log\n9.314579,GPT-4,396,109,505,API log\n", AzureCSV, azureWant},
+		{"natural names, as Mooncake has them", "timestamp,input_length,output_length\n0,374,44\n4.314579,396,109\n", AzureCSV, azureWant},
+		{"milliseconds, as the name of the column says", "timestamp_ms,prompt_len,output_len\n100,374,44\n4414.579,396,109\n", AzureCSV, azureWant},
+		{"a unit in brackets", "arrival time (ms),ISL,OSL\n100,374,44\n4414.579,396,109\n", AzureCSV, azureWant},
+		{"tabs", "ts\tprompt_tokens\tcompletion_tokens\n0\t374\t44\n4.314579\t396\t109\n", AzureCSV, azureWant},
+		{"semicolons", "time;input_tokens;output_tokens\n0;374;44\n4.314579;396;109\n", AzureCSV, azureWant},
+		{"commas and quotes in a text beside the values", "timestamp,prompt,input_length,output_length\n0,\"Say \"\"hello\"\", please\",374,44\n4.314579,\"and, now\",396,109\n", AzureCSV, azureWant},
+		{"evenkeel's request log", `{"request":"r1","arrival":"2026-01-02T15:04:05Z","model":"m","prompt_tokens":374,"cached_tokens":9,"output_tokens":44}` + "\n" + `{"request":"r2","arrival":"2026-01-02T15:04:09.314579Z","model":"m","prompt_tokens":396,"output_tokens":109}`, MooncakeJSONL, azureWant},
+		{"seconds in JSON, as the name says", `{"arrival_s": 1.5, "prompt_len": 374, "output_len": 44}` + "\n" + `{"arrival_s": "5.814579", "prompt_len": "396", "output_len": 109.0}`, MooncakeJSONL, azureWant},
 		{"Mooncake's own file", lineA + "\n" + lineB + "\n", MooncakeJSONL, moonWant},
 		{"CRLF and empty lines", "\n" + lineA + "\r\n\r\n" + lineB + "\r\n", MooncakeJSONL, moonWant},
 		{"members of other releases", `{"type":"chat","chat_id":4,"timestamp":1500.5,"input_length":1,"output_length":2,"hash_ids":null}`, MooncakeJSONL, []Request{{Prompt: 1, Output: 2}}},
@@ -86,6 +95,12 @@ func TestParseSaysWhereAndWhat(t *testing.T) {
 		{"two records on a line", lineA + lineB, Auto, []string{"f:1", "more than one record"}},
 		{"CSV read as Mooncake", azureHead + azureRows, MooncakeJSONL, []string{"f:1", "Mooncake record"}},
 		{"Mooncake read as CSV", lineA, AzureCSV, []string{"f:1", "begins with {"}},
+		{"a list in JSON", `[{"timestamp":0,"input_length":1,"output_length":2}]`, Auto, []string{"f:1", "jq -c '.[]'"}},
+		{"Parquet", "PAR1\x15\x00", Auto, []string{"f:1", "Parquet", "as CSV"}},
+		{"another JSON", `{"question": 1}`, Auto, []string{"f:1", "no timestamp", "when a request arrived", "docs/traces.md"}},
+		{"a member twice", `{"arrival":1,"timestamp":"x","prompt_len":1,"isl":1,"osl":2}`, Auto, []string{"f:1"}},
+		{"two members for one value", `{"arrival":1,"prompt_len":1,"isl":1,"osl":2}`, Auto, []string{"f:1", `"isl" and "prompt_len" both name the same value`}},
+		{"words for a count, under its own name", "timestamp,input_length,output_length\n0,many,4\n", Auto, []string{"f:2", `input_length is "many"`}},
 		{"a format nobody knows", azureHead, "parquet", []string{"f:1", `"parquet"`, "azure", "mooncake"}},
 		{"gzip that is none", "\x1f\x8bxx", Auto, []string{"f:", "damaged"}},
 	} {
@@ -115,6 +130,19 @@ func TestWhatIsChangedOnReadingIsSaid(t *testing.T) {
 	require.Equal(t, []uint64{0, 1}, got.Requests[0].HashIDs, "513 tokens are two blocks")
 	require.Equal(t, 1, got.CutHashes)
 	require.Len(t, got.Notes(), 1)
+}
+
+func TestMillisecondsWithoutTheirUnitAreDoubted(t *testing.T) {
+	for name, doubted := range map[string]bool{"timestamp": true, "timestamp_ms": false} {
+		in := strings.Builder{}
+		in.WriteString(name + ",input_length,output_length\n")
+		for i := range 30 {
+			fmt.Fprintf(&in, "%d,10,5\n", i*3000)
+		}
+		got, err := Parse(strings.NewReader(in.String()), Options{})
+		require.NoError(t, err)
+		require.Equal(t, doubted, got.Slow, name)
+	}
 }
 
 func TestMaxStopsReading(t *testing.T) {
