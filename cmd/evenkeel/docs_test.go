@@ -142,7 +142,7 @@ func parses(args []string) error {
 	if len(args) > 0 && isServeFlag(parser.Model.Node, args[0]) {
 		args = append([]string{"serve"}, args...)
 	}
-	_, err = parser.Parse(spreadLists(args, listFlags(serveCmd{})))
+	_, err = parser.Parse(spreadLists(args, listsOf(args)))
 	return err
 }
 

@@ -44,6 +44,14 @@ func isFlag(word string) bool {
 	return err != nil
 }
 
+// listsOf are the flags of a command line that take lists.
+func listsOf(args []string) map[string]bool {
+	if len(args) > 0 && args[0] == "init" {
+		return listFlags(initCmd{})
+	}
+	return listFlags(serveCmd{})
+}
+
 // listFlags are the flags of a command whose field is a slice, by the names kong
 // gives them.
 func listFlags(command any) map[string]bool {

@@ -23,6 +23,7 @@ import (
 // commands is the whole command line; one file a subcommand.
 type commands struct {
 	Serve    serveCmd    `cmd:"" help:"Run the proxy."`
+	Init     initCmd     `cmd:"" help:"Write a first config file, from flags or from what engines tell of themselves."`
 	Check    checkCmd    `cmd:"" help:"Check a config file, and with --probe the engines it names."`
 	Demo     demoCmd     `cmd:"" help:"Run reference engines, proxy and load in one process and compare policies."`
 	Simulate simulateCmd `cmd:"" help:"Replay a trace through the barrier simulator and compare policies, or replay a decision log."`
@@ -86,7 +87,7 @@ func run(args []string, std streams) int {
 	case isServeFlag(parser.Model.Node, args[0]): // the example proxy's command line, only its name replaced
 		args = append([]string{"serve"}, args...)
 	}
-	ctx, err := parser.Parse(spreadLists(args, listFlags(serveCmd{})))
+	ctx, err := parser.Parse(spreadLists(args, listsOf(args)))
 	if said {
 		return 0
 	}

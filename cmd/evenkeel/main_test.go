@@ -72,6 +72,7 @@ func TestHelp(t *testing.T) {
 			"--config", "--admin", "--request-log", "--log-level", "--[no-]self-test", "--host", "--port", "--prefiller-hosts=HOST ...", "--prefiller-ports=PORT ...",
 			"--decoder-hosts=HOST ...", "--decoder-ports=PORT ...", "--max-retries", "--retry-delay", "--slots", "--connector", "SIGTERM",
 		}, policy.Names()...)},
+		{"init", []string{"--probe=[ROLE=]ADDR ...", "--out", "--prefiller-hosts", "--slots", "OPENAI_API_KEY"}},
 		{"check", []string{"--config", "--probe", "--json"}},
 		{"decide", append([]string{"--snapshot", "--policy", "--json"}, policy.Names()...)},
 		{"vectors", []string{"<path>"}},

@@ -16,6 +16,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
 )
 
 // whole asks for a short answer and requires that it comes.
@@ -120,7 +122,7 @@ func TestAClosedStderrEndsNothing(t *testing.T) {
 func TestLostLinesAreCountedOnce(t *testing.T) {
 	var out bytes.Buffer
 	broken := true
-	o := &logOutput{out: writerFunc(func(p []byte) (int, error) {
+	o := &logOutput{enc: logEncoder(false), out: writerFunc(func(p []byte) (int, error) {
 		if broken {
 			return 0, syscall.ENOSPC
 		}
@@ -138,4 +140,30 @@ func TestLostLinesAreCountedOnce(t *testing.T) {
 	require.Equal(t, 1, strings.Count(out.String(), `"lines_lost":5`), out.String())
 	require.Equal(t, 2, strings.Count(out.String(), "kept\n"))
 	require.Contains(t, out.String(), syscall.ENOSPC.Error())
+}
+
+// A terminal shows a log to people; whatever reads a file or a pipe gets JSON.
+func TestTheLogOfATerminalIsForPeople(t *testing.T) {
+	require.False(t, isTerminal(&bytes.Buffer{}))
+	reader, writer, err := os.Pipe()
+	require.NoError(t, err)
+	defer reader.Close()
+	defer writer.Close()
+	require.False(t, isTerminal(writer))
+	entry := zapcore.Entry{Level: zapcore.WarnLevel, Time: time.Date(2026, 1, 2, 3, 4, 5, 6e6, time.UTC), Message: "engine is down", Caller: zapcore.NewEntryCaller(0, "watch.go", 7, true)}
+	fields := []zapcore.Field{zap.String("engine", "d0:8200"), zap.Duration("after", 1500*time.Millisecond)}
+	for _, tt := range []struct {
+		name      string
+		forPeople bool
+		want      string
+	}{
+		{"a terminal", true, "03:04:05.006  WARN  engine is down  {\"engine\": \"d0:8200\", \"after\": \"1.5s\"}\n"},
+		{"anything else", false, `{"level":"warn","ts":"2026-01-02T03:04:05.006Z","caller":"watch.go:7","msg":"engine is down","engine":"d0:8200","after":1.5}` + "\n"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			line, err := logEncoder(tt.forPeople).EncodeEntry(entry, fields)
+			require.NoError(t, err)
+			require.Equal(t, tt.want, line.String())
+		})
+	}
 }

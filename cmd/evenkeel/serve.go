@@ -22,14 +22,21 @@ import (
 // serveCmd is the proxy. Without --config it takes the command line of
 // vllm-ascend's load_balance_proxy_server_example.py as its users type it.
 type serveCmd struct {
-	Config     string `short:"c" placeholder:"FILE" help:"Config file; configs/evenkeel.yaml has every key."`
-	Policy     string `placeholder:"NAME" help:"Decode policy (default: evenkeel). There are: ${policies}."`
-	Admin      string `placeholder:"ADDR" help:"Admin listener, for metrics, health and status (default: 127.0.0.1:9090)."`
-	RequestLog string `placeholder:"FILE" help:"Write a JSON line for every request; - is stdout."`
-	LogLevel   string `placeholder:"LEVEL" help:"debug, info, warn or error (default: info)."`
-	SelfTest   bool   `default:"true" negatable:"" help:"Send one tiny request through every pair of engines after the start and log what is wrong (default: yes)."`
+	Config string `short:"c" placeholder:"FILE" help:"Read the config from FILE. docs/configuration.md lists every key."`
+
+	overrides
+
+	SelfTest bool `default:"true" negatable:"" help:"Send one tiny request through every pair of engines after the start, and log what is wrong (default: yes)."`
 
 	dialect
+}
+
+// overrides are the flags that go with a file, too.
+type overrides struct {
+	Policy     string `placeholder:"NAME" help:"The policy that chooses decode ranks (default: evenkeel). There are: ${policies}."`
+	Admin      string `placeholder:"ADDR" help:"Listen here for operators: metrics, health and status (default: 127.0.0.1:9090)."`
+	RequestLog string `placeholder:"FILE" help:"Write one JSON line for every request to FILE; - is stdout."`
+	LogLevel   string `placeholder:"LEVEL" help:"Log lines of this level and above: debug, info, warn or error (default: info)."`
 }
 
 // Help is what `serve --help` says below its first line.
@@ -47,6 +54,7 @@ Without one, in place of vllm-ascend's example proxy:
 SIGHUP reads the file again, as does every change of it; what is wrong with it is logged and changes nothing.
 SIGTERM drains: /readyz turns false, after limits.drain_grace no new request is taken, and running streams have limits.drain_timeout to finish. SIGINT is the same without the grace; a second
 signal ends at once. The exit status is 0 when everything finished, 1 when something was cut.
+The log goes to stderr: as lines for people where that is a terminal, as JSON anywhere else.
 It goes on if stdout or stderr is closed: lines that cannot be written are lost, and their number is logged once lines can be written again.`
 }
 
@@ -170,7 +178,7 @@ func (c *serveCmd) config() (*config.Config, error) {
 		if err != nil {
 			return nil, err
 		}
-		c.override(cfg)
+		c.apply(cfg)
 		if err := cfg.Validate(); err != nil {
 			return nil, usageError{err}
 		}
@@ -183,12 +191,17 @@ func (c *serveCmd) config() (*config.Config, error) {
 	if err != nil {
 		return nil, err
 	}
-	c.override(cfg)
+	c.apply(cfg)
 	return cfg, cfg.Validate()
 }
 
-// override applies the flags that go with a file, too.
-func (c *serveCmd) override(cfg *config.Config) {
+func (c *serveCmd) apply(cfg *config.Config) {
+	c.override(cfg)
+	cfg.SelfTest = cfg.SelfTest && c.SelfTest
+}
+
+// override has a config say what the flags say.
+func (c *overrides) override(cfg *config.Config) {
 	for _, f := range []struct {
 		flag, value string
 		path        string
@@ -204,7 +217,6 @@ func (c *serveCmd) override(cfg *config.Config) {
 			cfg.Flag(f.path, f.flag)
 		}
 	}
-	cfg.SelfTest = cfg.SelfTest && c.SelfTest
 }
 
 // pythonLevel takes the levels of vllm-ascend's proxy for ours.

@@ -1,0 +1,148 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/signal"
+	"strings"
+	"syscall"
+
+	"evenkeel/gateway/config"
+	"evenkeel/gateway/draft"
+)
+
+// initCmd writes the file that serve would be started with.
+type initCmd struct {
+	Out   string   `short:"o" placeholder:"FILE" help:"Write the config to FILE, which must not be there yet (default: stdout)."`
+	Probe []string `sep:"none" placeholder:"[ROLE=]ADDR ..." help:"Ask the engines at these addresses what they are, in place of the flags that list engines. ROLE is prefill or decode, for engines that do not tell it."`
+
+	overrides
+	dialect
+}
+
+// Help is what `init --help` says below its first line.
+func (initCmd) Help() string {
+	return `From the flags of serve:
+
+    evenkeel init --prefiller-hosts 10.0.0.1 --prefiller-ports 8100 --decoder-hosts 10.0.0.3 10.0.0.3 --decoder-ports 8200 8201 --slots 32 --out evenkeel.yaml
+
+From engines that run. Each is asked for /health, /version, /server_info, /v1/models and /metrics, and has 5 s for each answer:
+
+    evenkeel init --probe prefill=10.0.0.1:8100 decode=10.0.0.3:8200 decode=10.0.0.3:8201 --out evenkeel.yaml
+
+Comments in the file say what each engine told, and what it did not tell: vLLM tells its role and its connector only with VLLM_SERVER_DEV_MODE=1, and its --max-num-seqs never. An API key of the engines is taken from the variable OPENAI_API_KEY.
+Go on with evenkeel check --config evenkeel.yaml --probe.`
+}
+
+// Run writes the file, and says on stderr what comes next.
+func (c *initCmd) Run(std streams) error {
+	if c.Out != "" {
+		if _, err := os.Lstat(c.Out); err == nil {
+			return thereAlready(c.Out)
+		}
+	}
+	cfg, err := c.asConfig()
+	if err != nil {
+		return err
+	}
+	c.override(cfg)
+	entries, err := c.entries(cfg)
+	if err != nil {
+		return err
+	}
+	if c.Slots != nil {
+		for i := range entries {
+			entries[i].Slots = *c.Slots
+		}
+	}
+	if len(c.Probe) > 0 {
+		ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+		defer stop()
+		fmt.Fprintf(std.err, "asking %d engines\n", len(entries))
+		draft.Ask(ctx, entries, cfg.Profiles[config.DefaultProfile].APIKeyEnv)
+		if ctx.Err() != nil {
+			return errors.New("ended by a signal; nothing was written")
+		}
+	}
+	text, err := draft.File(cfg, entries)
+	if err != nil {
+		return usageError{err}
+	}
+	if c.Out == "" {
+		_, err = std.out.Write(text)
+		return err
+	}
+	if err := writeNew(c.Out, text); err != nil {
+		return err
+	}
+	fmt.Fprintf(std.err, "%s is written; read its comments, then try it with: evenkeel check --config %[1]s --probe\n", c.Out)
+	return nil
+}
+
+// entries are the engines of the flags, or those to be asked.
+func (c *initCmd) entries(cfg *config.Config) (list []draft.Entry, err error) {
+	if len(c.Probe) == 0 {
+		for role, e := range cfg.Engines.All() {
+			entry := draft.Entry{Engine: e, Role: role}
+			if named := map[string]int{"prefill": len(c.PrefillerHosts) + len(c.PrefillerPorts), "decode": len(c.DecoderHosts) + len(c.DecoderPorts)}; named[role] == 0 {
+				entry.Notes = []string{"No " + role + " engine was named, so this is where one on this machine would be. Write the address of yours."}
+			}
+			list = append(list, entry)
+		}
+		return list, nil
+	}
+	if len(c.PrefillerHosts)+len(c.PrefillerPorts)+len(c.DecoderHosts)+len(c.DecoderPorts) > 0 {
+		return nil, usageError{errors.New("--probe and the flags that list engines (--prefiller-hosts and others): take one; --probe prefill=HOST:PORT says the role, too")}
+	}
+	if c.RetryDelay == nil { // that of the example proxy is for those who replace it
+		cfg.Prefill.Retry.Base = config.Default().Prefill.Retry.Base
+	}
+	known := map[string]bool{}
+	for _, text := range c.Probe {
+		role, addr, ok := strings.Cut(text, "=")
+		switch {
+		case !ok:
+			role, addr = "", text
+		case role != "prefill" && role != "decode":
+			return nil, usageError{fmt.Errorf("--probe %s: %q is no role; write prefill or decode, or the address alone", text, role)}
+		}
+		if !strings.Contains(addr, "://") {
+			addr = "http://" + addr
+		}
+		id, err := config.InstanceID(addr)
+		if err != nil {
+			return nil, usageError{fmt.Errorf("--probe %s: %w", text, err)}
+		}
+		if known[id] {
+			return nil, usageError{fmt.Errorf("--probe %s: the address is given twice; remove one", text)}
+		}
+		known[id] = true
+		e := draft.Entry{Engine: config.Engine{URL: strings.TrimRight(addr, "/")}, Role: role}
+		e.Ranks = map[string]int{"prefill": c.PrefillDataParallelSize, "decode": c.DecodeDataParallelSize}[role]
+		list = append(list, e)
+	}
+	return list, nil
+}
+
+// writeNew writes a file that is not there yet.
+func writeNew(path string, text []byte) error {
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
+	if errors.Is(err, fs.ErrExist) {
+		return thereAlready(path)
+	}
+	if err != nil {
+		return fmt.Errorf("--out: %w", err)
+	}
+	_, err = f.Write(text)
+	if err = errors.Join(err, f.Close()); err != nil {
+		return fmt.Errorf("--out: %w", err)
+	}
+	return nil
+}
+
+func thereAlready(path string) error {
+	return fmt.Errorf("--out: %s is there already, and is not overwritten; name another file, or move it away", path)
+}

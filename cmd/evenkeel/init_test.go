@@ -1,0 +1,112 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"evenkeel/bench/refengine"
+	"evenkeel/gateway/config"
+)
+
+// The file that init writes from flags is the config that serve has with them, and check takes it.
+func TestInitWritesWhatServeWouldRunWith(t *testing.T) {
+	for _, tt := range []struct{ name, flags string }{
+		{"nothing", ""},
+		{"engines", "--prefiller-hosts 10.0.0.1 10.0.0.2 --prefiller-ports 8100 8100 --decoder-hosts 10.0.0.3 10.0.0.3 --decoder-ports 8200 8201 --slots 16"},
+		{"an IPv6 address", "--prefiller-hosts fd00::1 --prefiller-ports 8100 --decoder-hosts [fd00::2] --decoder-ports 8200"},
+		{"another connector", "--connector nixl-pull --slots 4"},
+		{"a connector that calls back", "--connector ascend-layerwise --host 10.0.0.9"},
+		{"a place for callbacks", "--connector ascend-layerwise --host 10.0.0.9 --metaserver 10.0.0.9:7000"},
+		{"engines of several ranks", "--prefill-data-parallel-size 2 --decode-data-parallel-size 4"},
+		{"the flags beside a file", "--policy br0 --admin 127.0.0.1:9999 --request-log - --log-level warning"},
+		{"retries", "--max-retries 5 --retry-delay 0.25"},
+		{"no retries", "--max-retries 1 --retry-delay 0"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			out := filepath.Join(t.TempDir(), "evenkeel.yaml")
+			status, _, errs := line(append([]string{"init", "--out", out}, strings.Fields(tt.flags)...)...)
+			require.Equal(t, 0, status, errs)
+			require.Contains(t, errs, "evenkeel check --config "+out+" --probe")
+			got, err := config.Load(out)
+			require.NoError(t, err)
+
+			serving := flags(t, "serve "+tt.flags)
+			want, err := serving.config()
+			require.NoError(t, err)
+			for i := range want.Engines.Decode { // 32, which serve warns of and the file says
+				if want.Engines.Decode[i].Slots == 0 {
+					want.Engines.Decode[i].Slots = 32
+				}
+			}
+			require.Empty(t, config.Diff(want, got))
+			status, said, errs := line("check", "--config", out)
+			require.Equal(t, 0, status, errs)
+			require.Contains(t, said, ": ok, ")
+		})
+	}
+}
+
+func TestInitAsksEngines(t *testing.T) {
+	start := func(c refengine.Config) (addr string) {
+		c.C0, c.PrefillBase = time.Millisecond, time.Millisecond
+		e, err := refengine.Start(c)
+		require.NoError(t, err)
+		t.Cleanup(e.Close)
+		return strings.TrimPrefix(e.URLs()[0], "http://")
+	}
+	p, d, locked := start(refengine.Config{Role: refengine.Prefill}), start(refengine.Config{Role: refengine.Decode}), start(refengine.Config{Role: refengine.Decode, APIKey: "secret"})
+	status, out, errs := line("init", "--probe", "prefill="+p, "decode=http://"+d, locked, "127.0.0.1:1", "--port", "9000")
+	require.Equal(t, 0, status, errs)
+	cfg, err := config.Parse("init", []byte(out))
+	require.NoError(t, err, out)
+	require.Equal(t, "localhost:9000", cfg.Listen)
+	require.Len(t, cfg.Engines.Prefill, 1)
+	require.Len(t, cfg.Engines.Decode, 1)
+	require.Equal(t, 32, cfg.Engines.Decode[0].Slots)
+	for _, want := range []string{
+		`# Its version is 0.27.1.`, `# It serves "ref", with a context of 131072 tokens.`, `# Its KV cache has room for 524288 tokens in all.`,
+		"Nothing tells how many requests the rank runs at once", "It wants an API key. Export it as OPENAI_API_KEY", "#   - url: http://" + locked,
+		"# Nothing that it answers says whether it prefills or decodes.", "It did not answer GET /health", "#   - url: http://127.0.0.1:1\n",
+	} {
+		require.Contains(t, out, want)
+	}
+}
+
+func TestInitRefuses(t *testing.T) {
+	dir := t.TempDir()
+	there := filepath.Join(dir, "there.yaml")
+	require.NoError(t, os.WriteFile(there, []byte("mine\n"), 0o600))
+	require.NoError(t, os.Symlink(filepath.Join(dir, "nowhere"), filepath.Join(dir, "link.yaml")))
+	for _, tt := range []struct {
+		name, flags string
+		status      int
+		says        string
+	}{
+		{"to overwrite", "--out " + there, 1, there + " is there already, and is not overwritten"},
+		{"to write through a link", "--out " + filepath.Join(dir, "link.yaml"), 1, "is there already"},
+		{"a folder that is not there", "--out " + filepath.Join(dir, "none", "e.yaml"), 1, "--out: open"},
+		{"addresses and lists of engines", "--probe 127.0.0.1:1 --decoder-hosts a", 2, "--probe and the flags that list engines"},
+		{"a role that is none", "--probe router=127.0.0.1:1", 2, `"router" is no role; write prefill or decode`},
+		{"an address without a port", "--probe decode=http://10.0.0.1:port", 2, "--probe decode=http://10.0.0.1:port"},
+		{"a path", "--probe http://10.0.0.1:8000/v1", 2, "more than a host and a port"},
+		{"an address twice", "--probe 127.0.0.1:1 decode=127.0.0.1:1", 2, "the address is given twice"},
+		{"a list with commas", "--probe 127.0.0.1:1,127.0.0.1:2", 2, "names more than one engine"},
+		{"a policy that is none", "--policy fastest", 2, "fastest"},
+		{"a port that is none", "--port 80800", 2, "--port: 80800 is no port"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			status, out, errs := line(append([]string{"init"}, strings.Fields(tt.flags)...)...)
+			require.Equal(t, tt.status, status, out+errs)
+			require.Empty(t, out)
+			require.Contains(t, errs, tt.says)
+		})
+	}
+	text, err := os.ReadFile(there)
+	require.NoError(t, err)
+	require.Equal(t, "mine\n", string(text))
+}

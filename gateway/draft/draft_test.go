@@ -1,0 +1,142 @@
+package draft
+
+import (
+	"context"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"evenkeel/gateway/config"
+	"evenkeel/mooncake"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// stub is an engine that answers these paths, and 404 to others.
+func stub(t *testing.T, answers map[string]string) (url string) {
+	t.Helper()
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		answer, ok := answers[r.URL.Path]
+		if !ok {
+			http.NotFound(w, r)
+			return
+		}
+		_, _ = io.WriteString(w, answer)
+	}))
+	t.Cleanup(server.Close)
+	return server.URL
+}
+
+const models = `{"object":"list","data":[{"id":"m","max_model_len":4096}]}`
+
+func TestAsk(t *testing.T) {
+	for _, tt := range []struct {
+		name    string
+		answers map[string]string
+		given   string // role
+		want    Entry
+		says    []string
+	}{
+		{
+			"SGLang tells all", map[string]string{"/health": "", "/v1/models": models, "/server_info": `{"version":"0.5.4","disaggregation_mode":"decode","max_running_requests":128,"dp_size":4,"disaggregation_bootstrap_port":8998}`, "/metrics": "sglang:max_total_num_tokens 90000\n"}, "",
+			Entry{Engine: config.Engine{Ranks: 4, Slots: 32}, Role: "decode", Connector: mooncake.SGLang, Bootstrap: 8998},
+			[]string{"It is SGLang 0.5.4.", "It is a decode engine: its disaggregation_mode is decode.", "room for 90000 tokens in all"},
+		},
+		{
+			"an older SGLang", map[string]string{"/health": "", "/get_server_info": `{"version":"0.4.9","disaggregation_mode":"prefill"}`}, "",
+			Entry{Role: "prefill", Connector: mooncake.SGLang},
+			[]string{"It is SGLang 0.4.9.", "GET /v1/models did not tell its models", "GET /metrics could not be read"},
+		},
+		{
+			"an SGLang that does both", map[string]string{"/health": "", "/server_info": `{"version":"0.5.4","disaggregation_mode":"null"}`}, "",
+			Entry{Connector: mooncake.SGLang}, []string{"Nothing that it answers says whether it prefills or decodes."},
+		},
+		{
+			"vLLM tells neither", map[string]string{"/health": "", "/version": `{"version":"0.27.1"}`, "/v1/models": models, "/metrics": "vllm:cache_config_info{num_gpu_blocks=\"10\",block_size=\"16\",engine=\"0\"} 1\n"}, "decode",
+			Entry{Role: "decode"}, []string{"Its version is 0.27.1.", `It serves "m", with a context of 4096 tokens.`, "room for 160 tokens in all"},
+		},
+		{
+			"vLLM in developer mode", map[string]string{"/health": "", "/version": `{"version":"0.27.1"}`, "/server_info": `{"vllm_config":"... kv_transfer_config=KVTransferConfig(kv_connector='NixlConnector', engine_id='x', kv_role='kv_producer') ..."}`}, "",
+			Entry{Role: "prefill", Connector: mooncake.NIXLPull}, []string{"It is a prefill engine: its kv_role is kv_producer."},
+		},
+		{
+			"vLLM with both roles", map[string]string{"/health": "", "/server_info": `{"kv_transfer_config":{"kv_connector":"MyConnector","kv_role":"kv_both"}}`}, "",
+			Entry{}, []string{"Its version is unknown.", "Nothing that it answers says", "Its kv_connector is MyConnector, for which there is no profile"},
+		},
+		{
+			"another role than a person gave", map[string]string{"/health": "", "/server_info": `{"version":"0.5.4","disaggregation_mode":"decode"}`}, "prefill",
+			Entry{Role: "prefill", Connector: mooncake.SGLang}, []string{"You call it a prefill engine, but its disaggregation_mode is decode, which makes it a decode engine."},
+		},
+		{
+			"several ranks in the metrics", map[string]string{"/health": "", "/metrics": "vllm:kv_cache_usage_perc{engine=\"0\"} 0\nvllm:kv_cache_usage_perc{engine=\"1\"} 0\n"}, "decode",
+			Entry{Engine: config.Engine{Ranks: 2}, Role: "decode"}, []string{"Its metrics name 2 DP ranks."},
+		},
+		{
+			"a web server", map[string]string{"/": "<html>"}, "decode",
+			Entry{Role: "decode"}, []string{"It answered GET /health with status 404", "did not tell its models"},
+		},
+		{
+			"lines that would leave their comment", map[string]string{"/health": "", "/version": `{"version":"1\nlisten: evil"}`, "/v1/models": `{"data":[{"id":"a\n\u2028b: c"},{"id":"2"},{"id":"3"},{"id":"4"},{"id":"5"}]}`}, "decode",
+			Entry{Role: "decode"}, []string{"Its version is 1 listen: evil.", `It serves "a  b: c".`, "It serves 2 more models."},
+		},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			entries := []Entry{{Engine: config.Engine{URL: stub(t, tt.answers)}, Role: tt.given}}
+			Ask(t.Context(), entries, "")
+			notes := strings.Join(entries[0].Notes, "\n")
+			for _, want := range tt.says {
+				require.Contains(t, notes, want)
+			}
+			for _, n := range entries[0].Notes {
+				require.NotContains(t, n, "\n")
+			}
+			tt.want.URL = entries[0].URL
+			text, err := File(config.Default(), entries)
+			require.NoError(t, err)
+			cfg, err := config.Parse("t", text)
+			require.NoError(t, err)
+			require.Equal(t, ":8000", cfg.Listen)
+			require.Equal(t, tt.want.Role == "prefill", len(cfg.Engines.Prefill) == 1)
+			require.Equal(t, tt.want.Role == "decode", len(cfg.Engines.Decode) == 1)
+			entries[0].Notes = nil
+			require.Equal(t, tt.want, entries[0])
+		})
+	}
+}
+
+func TestAskEndsWithItsContext(t *testing.T) {
+	hangs := make(chan struct{})
+	server := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { <-hangs }))
+	defer server.Close()
+	defer close(hangs)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	entries := make([]Entry, 40)
+	for i := range entries {
+		entries[i].URL = server.URL
+	}
+	Ask(ctx, entries, "")
+	for _, e := range entries {
+		require.Contains(t, e.Notes[0], "It did not answer GET /health")
+	}
+}
+
+func TestConnectorsThatDiffer(t *testing.T) {
+	entries := []Entry{{Engine: config.Engine{URL: "http://p:1"}, Role: "prefill", Connector: mooncake.NIXLPull}, {Engine: config.Engine{URL: "http://d:1"}, Role: "decode", Connector: mooncake.NIXLPush}}
+	text, err := File(config.Default(), entries)
+	require.NoError(t, err)
+	require.Contains(t, string(text), "The engines have several connectors (nixl-pull, nixl-push).")
+	cfg := config.Default()
+	cfg.Profiles = map[string]mooncake.Profile{config.DefaultProfile: {Connector: mooncake.NIXLPull}}
+	text, err = File(cfg, entries)
+	require.NoError(t, err)
+	require.Contains(t, string(text), "You chose this connector, but the engines say that they have nixl-pull, nixl-push.")
+	text, err = File(config.Default(), nil)
+	require.NoError(t, err)
+	require.Contains(t, string(text), "No decode engine is known.")
+}

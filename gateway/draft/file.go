@@ -1,0 +1,189 @@
+package draft
+
+import (
+	"bytes"
+	"cmp"
+	"fmt"
+	"net"
+	"slices"
+	"strconv"
+	"strings"
+
+	"evenkeel/gateway/config"
+	"evenkeel/mooncake"
+)
+
+// defaultSlots is what serve takes where nothing says how many requests a decode rank runs.
+const defaultSlots = 32
+
+// File is the text of a config file with these engines, and with what cfg has otherwise than
+// an empty file. It is read back before it is returned: check takes what it says.
+func File(cfg *config.Config, entries []Entry) ([]byte, error) {
+	w := &writer{}
+	w.comment("", "evenkeel's config, written by `evenkeel init`.",
+		"`evenkeel check --config FILE` reads it as serve does, and with --probe it sends one tiny request through every pair of engines.",
+		"Keys that are not here have their defaults; docs/configuration.md lists every key.",
+		"A running proxy reads this file again when it changes.")
+	w.line("")
+	clients := "Clients send their requests here."
+	if host, _, err := net.SplitHostPort(cfg.Listen); err == nil && config.Loopback(host) {
+		clients += " Only this machine reaches it; without the host, every address of the machine does."
+	}
+	w.key("listen", quote(cfg.Listen), clients)
+	w.line("")
+	w.line("admin:")
+	w.key("  listen", quote(cfg.Admin.Listen), "Operators find /metrics, /readyz and the live page here. Another address than loopback needs token_file.")
+	w.profile(cfg, entries)
+	w.engines(entries)
+	w.rest(cfg)
+	text := w.Bytes()
+	if _, err := config.Parse("the new file", text); err != nil {
+		return nil, err
+	}
+	return text, nil
+}
+
+type writer struct{ bytes.Buffer }
+
+func (w *writer) line(format string, args ...any) { fmt.Fprintf(w, format+"\n", args...) }
+
+// key writes a key with its sentence behind it.
+func (w *writer) key(key, value, sentence string) { w.line("%-30s # %s", key+": "+value, sentence) }
+
+// comment writes sentences, each on a line.
+func (w *writer) comment(indent string, sentences ...string) {
+	for _, s := range sentences {
+		w.line("%s# %s", indent, s)
+	}
+}
+
+func (w *writer) profile(cfg *config.Config, entries []Entry) {
+	p := cfg.Profiles[config.DefaultProfile]
+	var told []string
+	for _, e := range entries {
+		if e.Connector != "" && !slices.Contains(told, e.Connector) {
+			told = append(told, e.Connector)
+		}
+	}
+	given := p.Connector
+	connector, sentence := given, "The KV connector that the engines were started with."
+	switch {
+	case given == "" && len(told) == 1:
+		connector = told[0]
+	case given == "":
+		connector = mooncake.AscendMooncakeV1
+		sentence = "No engine told its connector, and this is the default. Write the one that the engines were started with: " + strings.Join(mooncake.Connectors(), ", ") + "."
+		if len(told) > 1 {
+			sentence = "The engines have several connectors (" + strings.Join(told, ", ") + "). Give each kind a profile of its own, and name it in the engines' profile key."
+		}
+	case len(told) > 0 && !slices.Equal(told, []string{given}):
+		sentence = "You chose this connector, but the engines say that they have " + strings.Join(told, ", ") + "."
+	}
+	w.line("")
+	w.comment("", "What cannot be asked of an engine, by kind of engine. Engines that name no profile have this one.")
+	w.line("profiles:\n  %s:", config.DefaultProfile)
+	w.key("    connector", connector, sentence)
+	if p.APIKeyEnv != "" {
+		w.key("    api_key_env", p.APIKeyEnv, "The environment variable with the key that the engines want.")
+	}
+	for _, e := range entries {
+		if e.Bootstrap > 0 && connector == mooncake.SGLang {
+			w.key("    bootstrap_port", strconv.Itoa(e.Bootstrap), "The port of the bootstrap server on a prefill engine's host.")
+			break
+		}
+	}
+	if connector == mooncake.AscendLayerwise {
+		listen, sentence := cfg.Bind.Listen, "Decode engines call back here, and nobody else may reach it."
+		if listen == "" {
+			listen, sentence = "127.0.0.1:8010", "Decode engines call back here. Write an address of this machine that they reach, and nobody else does."
+		}
+		w.line("\nbind:")
+		w.key("  listen", quote(listen), sentence)
+	}
+}
+
+func (w *writer) engines(entries []Entry) {
+	w.line("\nengines:")
+	for _, side := range []struct{ role, empty, about string }{
+		{"prefill", "No prefill engine is known. Without one, every request is refused.", "They compute prompts and hand their KV over."},
+		{"decode", "No decode engine is known. Without one, every request is refused.", "They write answers. List every rank of a group: one that is missing still slows the others."},
+	} {
+		list := ofRole(entries, side.role)
+		if len(list) == 0 {
+			w.key("  "+side.role, "[]", side.empty)
+			continue
+		}
+		w.key("  "+side.role, "", side.about)
+		for _, e := range list {
+			w.comment("    ", e.Notes...)
+			w.entry("    ", side.role, e)
+		}
+	}
+	unknown := ofRole(entries, "")
+	if len(unknown) == 0 {
+		return
+	}
+	w.line("")
+	w.comment("", "It is not known whether these prefill or decode. Move each to engines.prefill or engines.decode,",
+		"or run init again and write the role before the address: --probe prefill=HOST:PORT decode=HOST:PORT.")
+	for _, e := range unknown {
+		w.comment("", e.Notes...)
+		var entry writer
+		entry.entry("  ", "", e)
+		w.comment("", strings.Split(strings.TrimRight(entry.String(), "\n"), "\n")...)
+	}
+}
+
+func ofRole(entries []Entry, role string) (list []Entry) {
+	for _, e := range entries {
+		if e.Role == role {
+			list = append(list, e)
+		}
+	}
+	return list
+}
+
+func (w *writer) entry(indent, role string, e Entry) {
+	w.line("%s- url: %s", indent, e.URL)
+	if e.Ranks > 0 {
+		w.key(indent+"  ranks", strconv.Itoa(e.Ranks), "So many DP ranks stand behind this URL.")
+	}
+	if role != "decode" {
+		return
+	}
+	sentence := "The rank runs so many requests at once, as its --max-num-seqs says."
+	if e.Slots == 0 {
+		sentence = "Nothing tells how many requests the rank runs at once. Write its --max-num-seqs: with more, requests wait inside the engine; with less, it idles."
+	}
+	w.key(indent+"  slots", strconv.Itoa(cmp.Or(e.Slots, defaultSlots)), sentence)
+}
+
+// rest is what flags of serve set besides, and what most proxies need sooner or later.
+func (w *writer) rest(cfg *config.Config) {
+	d := config.Default()
+	if cfg.Dispatch.Policy != d.Dispatch.Policy {
+		w.line("\ndispatch:")
+		w.key("  policy", quote(cfg.Dispatch.Policy), "The policy that chooses decode ranks (docs/policies.md).")
+	}
+	if r := cfg.Prefill.Retry; r != d.Prefill.Retry {
+		w.line("\nprefill:\n  retry:")
+		w.key("    attempts", strconv.Itoa(r.Attempts), "A prefill is tried so often in all.")
+		w.key("    base", r.Base.String(), "The first backoff is a random time up to this one.")
+	}
+	if cfg.Log != d.Log {
+		w.line("\nlog:")
+		w.key("  level", cfg.Log.Level, "Or debug, info, warn, error.")
+		w.key("  requests", quote(cfg.Log.Requests), "A file for one JSON line for each request, without the text of prompts; \"-\" is stdout, \"\" is none.")
+	}
+	w.line("")
+	w.comment("", "What most proxies need sooner or later. Take the # away to use it.")
+	w.line(`# keys_file: keys.yaml         # API keys of clients, as ` + "`evenkeel keys new --name NAME`" + ` writes them.
+# tls: {cert_file: cert.pem, key_file: key.pem}   # HTTPS for clients.
+# tracing: {endpoint: "http://collector:4318"}    # OpenTelemetry spans (docs/tracing.md).`)
+	if cfg.Log.Requests == "" {
+		w.line(`# log: {requests: requests.jsonl}                # One JSON line for each request.`)
+	}
+}
+
+// quote writes a text so that YAML reads it as one.
+func quote(s string) string { return strconv.Quote(s) }
