@@ -9,6 +9,7 @@ import (
 	"os"
 	"slices"
 	"time"
+	"unicode/utf8"
 )
 
 // Format names a file format, in the words of the command line.
@@ -103,6 +104,8 @@ func (p *parser) one(line []byte) error {
 			return errors.New("a list in JSON is not read; write an object on a line of its own for each request, as `jq -c '.[]'` does")
 		case bytes.HasPrefix(line, []byte("PAR1")):
 			return errors.New("a Parquet file is not read; write it as CSV, as `duckdb -csv` or pandas' to_csv do")
+		case !utf8.Valid(line) || bytes.IndexByte(line, 0) >= 0:
+			return errors.New("the file is no text; a trace is CSV or JSON lines, gzipped or not (docs/traces.md)")
 		}
 	}
 	var (

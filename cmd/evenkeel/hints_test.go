@@ -97,6 +97,8 @@ func TestWhatCannotWorkIsSaidFirst(t *testing.T) {
 	require.NoError(t, err)
 	log := filepath.Join(dir, "log.jsonl")
 	require.NoError(t, os.WriteFile(log, []byte(string(vector)+"\n"+string(vector)+"\n"), 0o600))
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "words"), []byte("hello\n"), 0o600))
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "evenkeel.test"), []byte("\x7fELF\x02\x01\x00\xff\n"), 0o600))
 	for _, tt := range []struct {
 		name, line string
 		status     int
@@ -105,6 +107,9 @@ func TestWhatCannotWorkIsSaidFirst(t *testing.T) {
 		{"twice what can be served", "simulate --load 2 --seeds 500", 1, "--load 2 is 2 times what the ranks can serve: the pool would only grow"},
 		{"per cent", "simulate --load 90 --seeds 500", 1, "write a share up to 1, like 0.9, or closed"},
 		{"too few requests", "simulate --requests 5 --seeds 500", 1, "5 requests are too few: nothing is measured before 160 of them are in the system"},
+		{"a drawn trace that is none", "simulate --trace synth:none --seeds 500", 1, "--trace: there is no drawn trace \"synth:none\"; there are synth:lognormal,"},
+		{"a trace that is no text", "simulate --trace evenkeel.test --seeds 500", 1, "evenkeel.test:1: the file is no text"},
+		{"a snapshot that is none", "decide --policy br0 --snapshot words", 1, "words: snapshot: invalid character 'h' looking for beginning of value; it must hold JSON"},
 		{"a page that cannot be written", "simulate --seeds 500 --out " + file, 1, "--out: mkdir " + file + ": not a directory"},
 		{"a demo that cannot be written", "demo --out " + file, 1, "--out: mkdir " + file + ": not a directory"},
 		{"a fit in no folder", "fit --trace " + azure + " --kind learned --out " + dir + "/none/fit.json", 1, "--out: " + dir + "/none/fit.json cannot be written: "},
@@ -121,5 +126,5 @@ func TestWhatCannotWorkIsSaidFirst(t *testing.T) {
 	}
 	left, err := os.ReadDir(dir)
 	require.NoError(t, err)
-	require.Len(t, left, 2, "a look at what can be written leaves nothing behind")
+	require.Len(t, left, 4, "a look at what can be written leaves nothing behind")
 }

@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -266,6 +267,9 @@ func synthNames() string {
 // source opens the trace and names it.
 func (c *simulateCmd) source(plan *sim.Plan) (string, error) {
 	if name, ok := strings.CutPrefix(c.Trace, trace.SynthPrefix); ok {
+		if !slices.Contains(trace.SynthNames(), name) {
+			return "", fmt.Errorf("--trace: there is no drawn trace %q; there are %s", c.Trace, synthNames())
+		}
 		plan.Source.Synth = name
 		return c.Trace, nil
 	}

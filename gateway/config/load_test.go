@@ -272,3 +272,11 @@ func TestTheTwinCanBeTurnedOff(t *testing.T) {
 		require.Len(t, c.Dispatch.Twin, want, text)
 	}
 }
+
+// A terminal is shown what is wrong with a file that is no text, and nothing else of it.
+func TestWhatIsNoTextIsNotShownToATerminal(t *testing.T) {
+	_, err := Parse("f.yaml", []byte("\x1b[2J\x00\xff"+strings.Repeat("x", 500)+"\n"))
+	require.Error(t, err)
+	require.NotContains(t, err.Error(), "\x1b")
+	require.Less(t, len(err.Error()), 500)
+}

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"unicode"
 
 	"github.com/goccy/go-yaml/token"
 )
@@ -146,7 +147,22 @@ func (s *source) excerpt(line int) string {
 		if n == line {
 			mark = '>'
 		}
-		fmt.Fprintf(&b, "%c %4d | %s\n", mark, n, bytes.TrimRight(lines[n-1], "\r"))
+		fmt.Fprintf(&b, "%c %4d | %s\n", mark, n, printable(bytes.TrimRight(lines[n-1], "\r")))
 	}
 	return strings.TrimRight(b.String(), "\n")
+}
+
+// printable is what a terminal may be shown of a line of a file, which may be no text at all.
+func printable(line []byte) string {
+	const most = 200
+	text := strings.Map(func(r rune) rune {
+		if r != '\t' && !unicode.IsPrint(r) {
+			return unicode.ReplacementChar
+		}
+		return r
+	}, string(line))
+	if runes := []rune(text); len(runes) > most {
+		text = string(runes[:most]) + "..."
+	}
+	return text
 }
