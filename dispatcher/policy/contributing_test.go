@@ -1,0 +1,62 @@
+package policy
+
+import (
+	"os"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// The policy that CONTRIBUTING.md shows keeps the rules that every registered policy must keep.
+func TestTheExamplePolicyKeepsTheRules(t *testing.T) {
+	before := forms
+	forms = append(slices.Clone(forms), bestFitForm)
+	defer func() { forms = before }()
+	require.Contains(t, Names(), "bestfit")
+	t.Run("rules", TestEveryPolicyKeepsTheRules)
+	t.Run("slots", TestNoPooledPolicyLeavesASlotIdleThatSomeoneFits)
+	t.Run("allocations", TestDecideDoesNotAllocate)
+
+	p, err := Parse("bestfit")
+	require.NoError(t, err)
+	s := &Snapshot{
+		Workers: []Worker{
+			{ID: 0, Free: 0, Up: true, Running: []Request{{Prompt: 5000}}},
+			{ID: 1, Free: 1, Up: true, Running: []Request{{Prompt: 3000}}},
+			{ID: 2, Free: 1, Up: true, Running: []Request{{Prompt: 1000}}},
+		},
+		Pool: []Entry{{ID: 1, Prompt: 1500}, {ID: 2, Prompt: 6000}},
+	}
+	got := p.Decide(s, nil)
+	require.Equal(t, []Assignment{{Entry: 1, Worker: 1, Score: 4500, Stage: stageSingle}, {Entry: 2, Worker: 2, Score: 7000, Stage: stageSingle}}, got)
+}
+
+// A policy that is registered stands in the table of policies.
+func TestThePoliciesPageHasEveryPolicy(t *testing.T) {
+	text, err := os.ReadFile("../../docs/policies.md")
+	require.NoError(t, err)
+	for _, name := range Names() {
+		require.Contains(t, string(text), "`"+name+"`")
+	}
+}
+
+func TestContributingNamesFilesThatThereAre(t *testing.T) {
+	text, err := os.ReadFile("../../CONTRIBUTING.md")
+	require.NoError(t, err)
+	n := 0
+	for i, quoted := range strings.Split(string(text), "`") {
+		if i%2 == 0 || strings.ContainsAny(quoted, " <>*\n") || !strings.Contains(quoted, "/") || strings.HasPrefix(quoted, "./") || strings.HasPrefix(quoted, "/") {
+			continue
+		}
+		path := strings.TrimSuffix(quoted, "/…")
+		if path == "dispatcher/policy/mine.go" { // what it has you write
+			continue
+		}
+		_, err := os.Stat("../../" + path)
+		require.NoError(t, err, "CONTRIBUTING.md names %s", quoted)
+		n++
+	}
+	require.Greater(t, n, 15)
+}
