@@ -17,10 +17,10 @@ import (
 )
 
 type checkCmd struct {
-	Config  string `required:"" short:"c" placeholder:"FILE" help:"Config file."`
-	Against string `placeholder:"FILE" help:"Also print what a reload would change in a proxy that runs with this file."`
-	Probe   bool   `help:"Send one tiny request through every pair of engines and tell what their profiles promise but they do not do."`
-	Fixture string `placeholder:"FILE" help:"Also decide the cases of FILE with the file's prefill policies, as configs/prefill-cases.json has them; fails where another engine is chosen."`
+	Config  string `required:"" short:"c" placeholder:"FILE" help:"Check this config file."`
+	Against string `placeholder:"FILE" help:"Also print what a reload would change in a proxy that runs with FILE."`
+	Probe   bool   `help:"Send one tiny request through every pair of engines, and tell what their profiles promise but they do not do."`
+	Fixture string `placeholder:"FILE" help:"Also decide the cases of FILE with the config's prefill policies, as configs/prefill-cases.json has them. The check fails where another engine is chosen."`
 	JSON    bool   `name:"json" help:"Print one JSON document, with the errors in it."`
 }
 

@@ -14,7 +14,7 @@ import (
 
 // completionCmd prints a script that teaches a shell to ask completeCmd.
 type completionCmd struct {
-	Shell string `arg:"" enum:"bash,zsh,fish" help:"bash, zsh or fish."`
+	Shell string `arg:"" enum:"bash,zsh,fish" help:"Write it for this shell: bash, zsh or fish."`
 }
 
 // Help is the page of `evenkeel completion --help`.

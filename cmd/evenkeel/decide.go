@@ -12,8 +12,8 @@ import (
 )
 
 type decideCmd struct {
-	Snapshot string `required:"" placeholder:"FILE" help:"The in object of a br0 vector, a whole vector, or a line of the decision log; - reads stdin."`
-	Policy   string `required:"" placeholder:"NAME" help:"One of: ${policies}."`
+	Snapshot string `required:"" placeholder:"FILE" help:"Read the round from FILE: the in object of a br0 vector, a whole vector, or a line of the decision log; - is stdin."`
+	Policy   string `required:"" placeholder:"NAME" help:"Run this policy. There are: ${policies}."`
 	JSON     bool   `name:"json" help:"Print one JSON document."`
 }
 

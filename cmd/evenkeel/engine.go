@@ -20,48 +20,48 @@ import (
 // steps its ranks behind a barrier, and fails on demand. It generates a
 // language of its own, so that a wrong token is seen.
 type engineCmd struct {
-	Role      string `enum:"prefill,decode,both" default:"both" help:"prefill, decode or both."`
-	Listen    string `default:"127.0.0.1:8200" help:"Address of rank 0; rank i listens i ports above."`
-	Advertise string `help:"Host in hand-offs (default: the host of --listen)."`
-	DPSize    int    `name:"dp-size" default:"1" help:"Data-parallel ranks. Those of a decode engine step together."`
-	DPMode    string `name:"dp-mode" enum:"external,internal" default:"external" help:"external: one port a rank; internal: one port, rank by header."`
-	Group     string `default:"main" help:"Name of the barrier group in the step trace."`
+	Role      string `enum:"prefill,decode,both" default:"both" help:"Do this: prefill, decode or both (default: ${default})."`
+	Listen    string `default:"127.0.0.1:8200" help:"Listen here with rank 0; rank i listens i ports above (default: ${default})."`
+	Advertise string `help:"Name this host in hand-offs (default: the host of --listen)."`
+	DPSize    int    `name:"dp-size" default:"1" help:"Have so many data-parallel ranks. Those of a decode engine step together (default: ${default})."`
+	DPMode    string `name:"dp-mode" enum:"external,internal" default:"external" help:"external has one port for each rank; internal has one port, and the rank in a header (default: ${default})."`
+	Group     string `default:"main" help:"Name the barrier group in the step trace (default: ${default})."`
 
-	Model       string `default:"ref" help:"Name of the model."`
-	MaxModelLen int    `default:"131072" help:"Context length in tokens."`
-	Version     string `default:"0.27.1" help:"What /version says."`
-	Task        string `enum:"generate,pooling,transcription" default:"generate" help:"What the model is for: generate (completions), pooling (embeddings, scores, classes) or transcription."`
+	Model       string `default:"ref" help:"Serve a model of this name (default: ${default})."`
+	MaxModelLen int    `default:"131072" help:"Take so many tokens of context (default: ${default})."`
+	Version     string `default:"0.27.1" help:"Answer this to /version (default: ${default})."`
+	Task        string `enum:"generate,pooling,transcription" default:"generate" help:"Serve a model for this: generate (completions), pooling (embeddings, scores, classes) or transcription (default: ${default})."`
 	APIKey      string `name:"api-key" help:"Ask for this bearer token."`
 
-	Slots     int `default:"32" help:"Requests a rank decodes at once (max_num_seqs)."`
-	KVTokens  int `name:"kv-tokens" default:"524288" help:"KV capacity of a rank in tokens."`
-	MaxQueued int `help:"Requests on a rank beyond which it answers 503; 0: no limit."`
+	Slots     int `default:"32" help:"Decode so many requests at once on a rank, as max_num_seqs (default: ${default})."`
+	KVTokens  int `name:"kv-tokens" default:"524288" help:"Hold so many KV tokens on a rank (default: ${default})."`
+	MaxQueued int `help:"Answer 503 beyond so many requests on a rank; 0 is no limit."`
 
-	C0             time.Duration `name:"c0" default:"5ms" help:"Fixed time of a decode step."`
-	C1             time.Duration `name:"c1" default:"200ns" help:"Time of a step per KV token of the fullest rank."`
-	TokensPerChunk int           `default:"1" help:"Tokens a request gets in one step, as with speculative decoding."`
-	StreamInterval int           `default:"1" help:"Steps between two chunks."`
-	Recompute      bool          `help:"A preempted request ends with stop_reason recomputed, as with vllm-ascend's recompute scheduler."`
+	C0             time.Duration `name:"c0" default:"5ms" help:"Take this time for a decode step, whatever its load (default: ${default})."`
+	C1             time.Duration `name:"c1" default:"200ns" help:"Take this time more per KV token of the fullest rank (default: ${default})."`
+	TokensPerChunk int           `default:"1" help:"Give a request so many tokens in one step, as with speculative decoding (default: ${default})."`
+	StreamInterval int           `default:"1" help:"Send a chunk every so many steps (default: ${default})."`
+	Recompute      bool          `help:"End a preempted request with stop_reason recomputed, as vllm-ascend's recompute scheduler does."`
 
-	PrefillBase     time.Duration `default:"9ms" help:"Fixed time of a prefill."`
-	PrefillPerToken time.Duration `default:"9us" help:"Time of a prefill per uncached prompt token."`
-	PrefixCache     int           `placeholder:"BLOCKS" help:"Blocks of 128 tokens that a rank's prefix cache keeps; 0: none. As many as --kv-tokens holds is what an engine has."`
+	PrefillBase     time.Duration `default:"9ms" help:"Take this time for a prefill, however short (default: ${default})."`
+	PrefillPerToken time.Duration `default:"9us" help:"Take this time more per prompt token that is not cached (default: ${default})."`
+	PrefixCache     int           `placeholder:"BLOCKS" help:"Keep so many blocks of 128 tokens in a rank's prefix cache; 0 is none. An engine has as many as --kv-tokens holds."`
 
-	KVEvents         int    `name:"kv-events" placeholder:"PORT" help:"Publish KV events of rank 0 at this port, of rank i at i above; replays are as many ports above as there are ranks."`
-	KVEventsEncoding string `name:"kv-events-encoding" enum:"array,map" default:"array" help:"Shape of KV events: array or map."`
+	KVEvents         int    `name:"kv-events" placeholder:"PORT" help:"Publish KV events of rank 0 at this port, and of rank i at i above. Replays are as many ports above as there are ranks."`
+	KVEventsEncoding string `name:"kv-events-encoding" enum:"array,map" default:"array" help:"Write KV events in this shape: array or map (default: ${default})."`
 
-	Connector        string        `enum:"ascend-mooncake-v1,nixl-pull,vllm-mooncake,opaque,ascend-layerwise,sglang,nixl-push" default:"ascend-mooncake-v1" help:"How KV is handed over: ascend-mooncake-v1, nixl-pull, vllm-mooncake or opaque; with ascend-layerwise, sglang and nixl-push the prefill engine writes it to the decode engine."`
-	FlatBlockIDs     bool          `name:"flat-block-ids" help:"One flat list of block ids, as old versions."`
-	KVHoldTimeout    time.Duration `name:"kv-hold-timeout" help:"How long a prefill keeps KV that nobody pulls (default: 480s; nixl-pull and nixl-push 30s)."`
-	BootstrapTimeout time.Duration `placeholder:"300s" help:"sglang: how long a prefill waits for its decode engine (default: 300s)."`
-	WaitingTimeout   time.Duration `placeholder:"300s" help:"sglang: how long a decode engine waits for KV (default: 300s)."`
-	RejectReleases   bool          `help:"A decode request that fails validation frees the prefill's KV."`
-	ErrorShape       string        `enum:"new,old,rust," default:"" help:"Shape of error bodies: new (default), old (default with sglang) or rust."`
-	OldMetricNames   bool          `help:"Metric names of old versions."`
+	Connector        string        `enum:"ascend-mooncake-v1,nixl-pull,vllm-mooncake,opaque,ascend-layerwise,sglang,nixl-push" default:"ascend-mooncake-v1" help:"Hand KV over in this way: ascend-mooncake-v1, nixl-pull, vllm-mooncake or opaque; with ascend-layerwise, sglang and nixl-push the prefill engine writes it to the decode engine (default: ${default})."`
+	FlatBlockIDs     bool          `name:"flat-block-ids" help:"Write one flat list of block ids, as old versions do."`
+	KVHoldTimeout    time.Duration `name:"kv-hold-timeout" help:"Keep KV that nobody pulls for so long (default: 480s; nixl-pull and nixl-push 30s)."`
+	BootstrapTimeout time.Duration `placeholder:"300s" help:"sglang: let a prefill wait so long for its decode engine (default: 300s)."`
+	WaitingTimeout   time.Duration `placeholder:"300s" help:"sglang: let a decode engine wait so long for KV (default: 300s)."`
+	RejectReleases   bool          `help:"Free the prefill's KV when a decode request fails validation."`
+	ErrorShape       string        `enum:"new,old,rust," default:"" help:"Write error bodies in this shape: new (default), old (default with sglang) or rust."`
+	OldMetricNames   bool          `help:"Use the metric names of old versions."`
 
-	Fault     []string `sep:"none" placeholder:"JSON" help:"A fault rule, as POST /faults takes it; may be repeated. Faults: ${faults}."`
-	StepTrace string   `placeholder:"FILE" help:"Write a JSON line for every rank and step."`
-	Seed      uint64   `help:"Of request ids and fault probabilities."`
+	Fault     []string `sep:"none" placeholder:"JSON" help:"Break in this way: a fault rule, as POST /faults takes it. The flag may be repeated. Faults: ${faults}."`
+	StepTrace string   `placeholder:"FILE" help:"Write a JSON line for every rank and step to FILE."`
+	Seed      uint64   `help:"Draw request ids and faults with this seed."`
 }
 
 // Run serves until SIGTERM or SIGINT.

@@ -14,8 +14,8 @@ import (
 // predictor of output lengths.
 type fitCmd struct {
 	Predictor fitPredictorCmd `cmd:"" default:"withargs" help:"Fit a predictor of output lengths (the default)."`
-	TTFT      fitTTFTCmd      `cmd:"" name:"ttft" help:"Fit prefill time = a + b*tokens, for each prefill engine."`
-	Step      fitStepCmd      `cmd:"" help:"Fit step time = c0 + c1*KV tokens, for each barrier group."`
+	TTFT      fitTTFTCmd      `cmd:"" name:"ttft" help:"Fit the time of a prefill, a + b × tokens, for each prefill engine."`
+	Step      fitStepCmd      `cmd:"" help:"Fit the time of a step, c0 + c1 × KV tokens, for each barrier group."`
 }
 
 // Help stands under the usage of `evenkeel fit --help`, which knows only the
@@ -26,12 +26,12 @@ func (fitCmd) Help() string {
 }
 
 type fitPredictorCmd struct {
-	Trace   string  `placeholder:"FILE" help:"Learn from a trace: Azure CSV or Mooncake JSON lines, gzipped or not."`
+	Trace   string  `placeholder:"FILE" help:"Learn from a trace: CSV or JSON lines, gzipped or not (docs/traces.md has the columns)."`
 	Log     string  `placeholder:"FILE" help:"Learn from evenkeel's request log."`
-	Kind    string  `default:"auto" enum:"survival,exact,learned,auto" help:"One of ${enum}; auto takes the one with the lowest Brier score (default: ${default})."`
-	Horizon int     `default:"80" placeholder:"H" help:"Steps to look ahead (default: ${default}). learned serves this horizon only."`
-	Holdout float64 `default:"0.25" placeholder:"F" help:"Share of the requests, the last, that scores and does not train (default: ${default})."`
-	Out     string  `required:"" placeholder:"FILE" help:"The fit file; the reliability plot goes beside it as .svg."`
+	Kind    string  `default:"auto" enum:"survival,exact,learned,auto" help:"Fit this kind: ${enum}. With auto, the one with the lowest Brier score is taken (default: ${default})."`
+	Horizon int     `default:"80" placeholder:"H" help:"Look so many steps ahead (default: ${default}). The kind learned serves this horizon only."`
+	Holdout float64 `default:"0.25" placeholder:"F" help:"Hold back this share of the requests, the last ones, to score with (default: ${default})."`
+	Out     string  `required:"" placeholder:"FILE" help:"Write the fit to FILE. The reliability plot goes beside it as .svg."`
 	JSON    bool    `name:"json" help:"Print one JSON document."`
 }
 
@@ -65,7 +65,7 @@ func (c *fitPredictorCmd) Run(std streams) error {
 }
 
 type fitTTFTCmd struct {
-	Log  string `required:"" placeholder:"FILE" help:"evenkeel's request log."`
+	Log  string `required:"" placeholder:"FILE" help:"Learn from evenkeel's request log."`
 	JSON bool   `name:"json" help:"Print one JSON document."`
 }
 
@@ -83,9 +83,9 @@ func (c *fitTTFTCmd) Run(std streams) error {
 }
 
 type fitStepCmd struct {
-	Log       string  `required:"" placeholder:"FILE" help:"A step trace: of evenkeel engine --step-trace, or of vLLM with configs/vllm."`
-	Decisions string  `placeholder:"FILE" help:"evenkeel's decision log of the same time: compares its account of KV tokens with the trace."`
-	Shift     float64 `placeholder:"MS" help:"With --decisions: added to the trace's t_ms, where they do not count from 1970 or clocks differ."`
+	Log       string  `required:"" placeholder:"FILE" help:"Learn from a step trace, of evenkeel engine --step-trace or of vLLM with configs/vllm."`
+	Decisions string  `placeholder:"FILE" help:"Compare the trace with evenkeel's decision log of the same time: its account of KV tokens."`
+	Shift     float64 `placeholder:"MS" help:"With --decisions, add this to the trace's t_ms, where it does not count from 1970 or the clocks differ."`
 	JSON      bool    `name:"json" help:"Print one JSON document."`
 }
 

@@ -3,12 +3,12 @@ package main
 import "evenkeel/gateway/keys"
 
 type keysCmd struct {
-	New keysNewCmd `cmd:"" help:"Make a key and print it with its entry for keys_file."`
+	New keysNewCmd `cmd:"" help:"Make a key, and print it with its entry for keys_file."`
 }
 
 type keysNewCmd struct {
-	Name    string `required:"" help:"Who the key is for: its name in logs and metrics."`
-	Trusted bool   `help:"The caller may send x-evenkeel-* headers."`
+	Name    string `required:"" help:"Name the caller. The name stands in logs and metrics."`
+	Trusted bool   `help:"Let the caller send x-evenkeel-* headers."`
 }
 
 func (c *keysNewCmd) Run(std streams) error { return keys.WriteNew(std.out, c.Name, c.Trusted) }

@@ -17,32 +17,32 @@ import (
 // loadCmd paces by a trace's own times (--trace), by a rate (--rate, with the
 // trace's lengths where one is given), or closed loop (--concurrency).
 type loadCmd struct {
-	URL []string `name:"url" required:"" sep:"none" placeholder:"URL" help:"Server to send to, as http://127.0.0.1:8000; several are taken in turn."`
+	URL []string `name:"url" required:"" sep:"none" placeholder:"URL" help:"Send to this server, such as http://127.0.0.1:8000. Several are taken in turn."`
 
-	Trace         string        `placeholder:"FILE" help:"Requests to send: Azure CSV or Mooncake JSON lines, gzipped or not (default: Azure's conversation trace of 2023)."`
-	Format        string        `default:"auto" enum:"auto,azure,mooncake" help:"Format of --trace: ${enum}."`
-	Rate          float64       `placeholder:"R" help:"Open loop: scale arrival times to R requests a second."`
+	Trace         string        `placeholder:"FILE" help:"Send the requests of a trace: CSV or JSON lines, gzipped or not (default: Azure's conversation trace of 2023; docs/traces.md has the columns)."`
+	Format        string        `default:"auto" enum:"auto,azure,mooncake" help:"The trace has this format: ${enum}. azure is any CSV, mooncake any JSON lines (default: ${default})."`
+	Rate          float64       `placeholder:"R" help:"Open loop: scale the arrival times to R requests per second."`
 	Concurrency   int           `placeholder:"N" help:"Closed loop: keep N requests in the system."`
-	Requests      int           `placeholder:"N" help:"Requests to send (default: the trace once, without one 1000, with --duration no limit)."`
-	Duration      time.Duration `placeholder:"D" help:"Stop sending after D; requests in flight may finish."`
-	PromptTokens  int           `placeholder:"N" help:"Without --trace: prompts of N tokens each, with --output-tokens."`
-	OutputTokens  int           `placeholder:"N" help:"Without --trace: answers of N tokens each, with --prompt-tokens."`
+	Requests      int           `placeholder:"N" help:"Send N requests (default: the trace once; without one 1000; with --duration no limit)."`
+	Duration      time.Duration `placeholder:"D" help:"Stop sending after D. Requests in flight may finish."`
+	PromptTokens  int           `placeholder:"N" help:"Without --trace, send prompts of N tokens each, with --output-tokens."`
+	OutputTokens  int           `placeholder:"N" help:"Without --trace, ask for answers of N tokens each, with --prompt-tokens."`
 	SharePrefixes bool          `help:"Give equal hash ids of a Mooncake trace equal text, so that prefix caches can hit."`
 	MaxPrompt     int           `placeholder:"N" help:"Cut longer prompts to N tokens."`
 	MaxOutput     int           `placeholder:"N" help:"Cut longer answers to N tokens."`
 
-	Chat         float64  `default:"0.5" placeholder:"SHARE" help:"Share of chat completions, the rest are completions (default: ${default})."`
-	Stream       float64  `default:"1" placeholder:"SHARE" help:"Share of streamed answers (default: ${default})."`
-	Usage        float64  `default:"0.5" placeholder:"SHARE" help:"Share of the streams that ask for usage (default: ${default})."`
-	Cancel       float64  `placeholder:"SHARE" help:"Share of requests whose client leaves."`
-	CancelPhases []string `placeholder:"PHASE" enum:"waiting,pooled,transferring,streaming" help:"Where it leaves: ${enum} (default: all)."`
+	Chat         float64  `default:"0.5" placeholder:"SHARE" help:"Send this share as chat completions, and the rest as completions (default: ${default})."`
+	Stream       float64  `default:"1" placeholder:"SHARE" help:"Ask for this share of the answers as streams (default: ${default})."`
+	Usage        float64  `default:"0.5" placeholder:"SHARE" help:"Ask for usage in this share of the streams (default: ${default})."`
+	Cancel       float64  `placeholder:"SHARE" help:"Have this share of the clients leave before the end."`
+	CancelPhases []string `placeholder:"PHASE" enum:"waiting,pooled,transferring,streaming" help:"Have them leave in these phases: ${enum} (default: all)."`
 
-	Seed           uint64        `default:"1" help:"Of prompts and of who is what (default: ${default})."`
-	Model          string        `default:"auto" help:"Model to ask for; auto: the first of /v1/models."`
-	APIKeyEnv      string        `name:"api-key-env" placeholder:"VAR" help:"Environment variable that holds the API key."`
-	Timeout        time.Duration `default:"10m" help:"Of one request as a whole (default: ${default})."`
-	MaxOutstanding int           `placeholder:"N" help:"Open loop: requests in flight at most; beyond it they are sent late, which is reported (default: 8192)."`
-	Check          string        `default:"text" enum:"text,shape" help:"text compares every token, for reference engines; shape checks structure and counts only, for any other."`
+	Seed           uint64        `default:"1" help:"Draw prompts and shares with this seed (default: ${default})."`
+	Model          string        `default:"auto" help:"Ask for this model. With auto, it is the first of /v1/models (default: ${default})."`
+	APIKeyEnv      string        `name:"api-key-env" placeholder:"VAR" help:"Send the API key that this environment variable holds."`
+	Timeout        time.Duration `default:"10m" help:"Give up a request after this time (default: ${default})."`
+	MaxOutstanding int           `placeholder:"N" help:"Open loop: have at most N requests in flight. Beyond it they are sent late, which is reported (default: 8192)."`
+	Check          string        `default:"text" enum:"text,shape" help:"text compares every token, for reference engines; shape checks structure and counts only, for any other (default: ${default})."`
 	JSON           bool          `name:"json" help:"Print one JSON document."`
 }
 

@@ -24,19 +24,19 @@ import (
 type commands struct {
 	Serve    serveCmd    `cmd:"" help:"Run the proxy."`
 	Init     initCmd     `cmd:"" help:"Write a first config file, from flags or from what engines tell of themselves."`
-	Check    checkCmd    `cmd:"" help:"Check a config file, and with --probe the engines it names."`
-	Demo     demoCmd     `cmd:"" help:"Run reference engines, proxy and load in one process and compare policies."`
-	Simulate simulateCmd `cmd:"" help:"Replay a trace through the barrier simulator and compare policies, or replay a decision log."`
-	Decide   decideCmd   `cmd:"" help:"Run one round of a policy on a dumped snapshot and say why."`
-	Vectors  vectorsCmd  `cmd:"" help:"Run golden vectors."`
-	Fit      fitCmd      `cmd:"" help:"Fit a predictor to a trace or a request log; fit ttft and fit step: prefill and step time."`
-	Engine   engineCmd   `cmd:"" help:"Run a reference engine."`
-	Load     loadCmd     `cmd:"" help:"Send load and check every stream token by token."`
-	Top      topCmd      `cmd:"" help:"Show a running proxy in the terminal: ranks, pool, prefill engines, decisions."`
+	Check    checkCmd    `cmd:"" help:"Check a config file, and with --probe the engines that it names."`
+	Demo     demoCmd     `cmd:"" help:"Run reference engines, the proxy and load in one process, and compare policies."`
+	Simulate simulateCmd `cmd:"" help:"Replay a trace through the simulator and compare policies, or replay a decision log."`
+	Decide   decideCmd   `cmd:"" help:"Run one round of a policy on a recorded snapshot, and say why it decides so."`
+	Vectors  vectorsCmd  `cmd:"" help:"Run golden vectors: recorded inputs with the outcome that is wanted."`
+	Fit      fitCmd      `cmd:"" help:"Fit a predictor to a trace or a request log; fit ttft and fit step fit the time of prefills and of steps."`
+	Engine   engineCmd   `cmd:"" help:"Run a reference engine, which behaves like vLLM or SGLang but needs no GPU."`
+	Load     loadCmd     `cmd:"" help:"Send load to a server, and check every stream token by token."`
+	Top      topCmd      `cmd:"" help:"Show a running proxy in the terminal: ranks, pool, prefill engines and decisions."`
 	Keys     keysCmd     `cmd:"" help:"Make API keys for keys_file."`
-	Version  versionCmd  `cmd:"" help:"Print version, commit and Go."`
+	Version  versionCmd  `cmd:"" help:"Print the version, the commit and the version of Go."`
 
-	Completion completionCmd `cmd:"" help:"Print what teaches a shell to complete evenkeel's words."`
+	Completion completionCmd `cmd:"" help:"Print a script that teaches a shell to complete the words of evenkeel."`
 	Complete   completeCmd   `cmd:"" hidden:""`
 	Man        manCmd        `cmd:"" hidden:""`
 }
@@ -63,13 +63,13 @@ func run(args []string, std streams) int {
 	said := false // --help was answered
 	parser, err := kong.New(&cli,
 		kong.Name("evenkeel"),
-		kong.Description("The proxy between prefill and decode engines that keeps data-parallel ranks level. `evenkeel demo` shows it on a real trace."),
+		kong.Description("The proxy between prefill and decode engines that keeps data-parallel ranks level. `evenkeel demo` shows it on a real trace, `evenkeel help COMMAND` explains a command, and `evenkeel --version` says which version this is."),
 		kong.Writers(std.out, std.err),
 		kong.Exit(func(int) { said = true }),
 		kong.ConfigureHelp(kong.HelpOptions{Compact: true, WrapUpperBound: 100}),
 		kong.ExplicitGroups([]kong.Group{
 			{Key: "ascend", Title: "In place of a file, the flags of vllm-ascend's example proxy (lists are separated by spaces):"},
-			{Key: "engines", Title: "and, beside those, what it does not know about engines:"},
+			{Key: "engines", Title: "Beside those flags, what the example proxy does not know about engines:"},
 		}),
 		helpWords(),
 	)

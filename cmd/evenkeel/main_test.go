@@ -3,9 +3,11 @@ package main
 import (
 	"bytes"
 	"os"
+	"regexp"
 	"strings"
 	"testing"
 
+	"github.com/alecthomas/kong"
 	"github.com/stretchr/testify/require"
 
 	"evenkeel/bench/refengine"
@@ -83,7 +85,7 @@ func TestHelp(t *testing.T) {
 		{"completion", []string{"bash", "zsh", "fish", "source <("}},
 		{"keys", []string{"keys new"}},
 		{"keys new", []string{"--name", "--trusted"}},
-		{"version", []string{"Print version"}},
+		{"version", []string{"Print the version"}},
 	} {
 		t.Run("evenkeel "+tc.command, func(t *testing.T) {
 			status, out, errs := line(append(strings.Fields(tc.command), "--help")...)
@@ -98,4 +100,30 @@ func TestHelp(t *testing.T) {
 	status, out, _ := line()
 	require.Equal(t, 0, status)
 	require.Contains(t, out, "Usage: evenkeel <command>", "evenkeel alone says what there is")
+}
+
+// Who reads help reads sentences.
+func TestHelpIsWholeSentences(t *testing.T) {
+	var cli commands
+	parser, err := kong.New(&cli, helpWords())
+	require.NoError(t, err)
+	sentence := regexp.MustCompile(`(?s)^([A-Z]|\w+ (is|has|holds|compares) |sglang: ).*\.$`)
+	n := 0
+	require.NoError(t, kong.Visit(parser.Model, func(node kong.Visitable, next kong.Next) error {
+		switch node := node.(type) {
+		case *kong.Node:
+			if node.Type == kong.CommandNode && !node.Hidden {
+				require.Regexp(t, sentence, node.Help, node.FullPath())
+				n++
+			}
+		case *kong.Flag:
+			if !node.Hidden && node.Name != "help" {
+				require.Regexp(t, sentence, node.Help, "--%s", node.Name)
+				require.Greater(t, len(strings.Fields(node.Help)), 2, "--%s", node.Name)
+				n++
+			}
+		}
+		return next(nil)
+	}))
+	require.Greater(t, n, 150)
 }

@@ -30,34 +30,34 @@ import (
 // simulateCmd compares policies on a trace in the barrier simulator, or on the
 // snapshots of a decision log.
 type simulateCmd struct {
-	Trace     string        `tier:"decode,prefill" placeholder:"FILE|synth:NAME" help:"Requests to replay: Azure CSV or Mooncake JSON lines, gzipped or not, or a drawn trace, one of ${synths} (default: Azure's conversation trace of 2023)."`
-	Format    string        `tier:"decode,prefill" enum:"auto,azure,mooncake" default:"auto" help:"Format of the trace: auto, azure or mooncake (default: ${default})."`
-	Workers   int           `tier:"decode" default:"8" placeholder:"G" help:"Decode ranks, which step together (default: ${default})."`
-	Slots     int           `tier:"decode" default:"16" placeholder:"B" help:"Requests a rank decodes at once (default: ${default})."`
-	Capacity  int64         `tier:"decode,prefill" placeholder:"TOKENS" help:"KV tokens a rank can hold (default: unlimited; a prefill engine 1000000)."`
-	Load      string        `tier:"decode,prefill" default:"closed" placeholder:"closed|RHO" help:"closed: hold the number of requests in the system; a number: arrivals as in the trace, at that share of what the ranks could serve if they were level (default: ${default}). --tier prefill: shares of time in which engines prefill under lmetric, like 0.5,0.85 (default: 0.7)."`
-	Pool      *int          `tier:"decode" placeholder:"N" help:"Closed loop: requests in the system beyond the slots (default: 4 a rank)."`
-	Policies  string        `placeholder:"LIST" help:"Policies to compare, the first is the reference (default: ${decodepolicies}; --tier prefill: all; --tier geo: ${geodefault}). There are: ${policies}; for prefill: ${prefillpolicies}; for geo: ${geopolicies}."`
-	Predictor string        `tier:"decode" placeholder:"FILE|KIND" help:"What policies that predict and name none predict with: a file that evenkeel fit wrote, none, survival, exact, learned or oracle (default: survival)."`
-	Seeds     int           `default:"5" placeholder:"N" help:"Runs of every policy, each on a part of the trace of its own, or on another drawn one (default: ${default})."`
-	Requests  int           `tier:"decode,prefill" placeholder:"N" help:"Requests of a run (default: its part of the trace, repeated where the ranks need more; --tier prefill: all of the trace; 12000 drawn ones)."`
-	Stale     int           `tier:"decode" placeholder:"N" help:"Policies see the progress of requests N steps late."`
-	Transfer  int           `tier:"decode" placeholder:"N" help:"Steps between an admission and the first token, slot and KV taken meanwhile."`
-	Bind      string        `tier:"decode" enum:"late,arrival" default:"late" help:"When a request gets its rank: late, once it is prefilled, or on arrival, as connectors want it that must know the rank before the prefill; its slot and the room for its KV are taken from then on (default: ${default})."`
-	PrefillMs float64       `tier:"decode" default:"50" placeholder:"MS" help:"Fixed time of a prefill. In a closed loop with --bind late only requests that are prefilled again spend it: the others wait in the pool and are prefilled already (default: ${default})."`
-	PerToken  float64       `tier:"decode" name:"prefill-per-token" default:"0.05" placeholder:"MS" help:"Time of a prefill per token of the prompt (default: ${default})."`
-	Prefills  *int          `tier:"decode,prefill" placeholder:"P" help:"Prefill engines, each of which has one prompt at a time, first come first served (default: as many as are asked for; --tier prefill: 8)."`
-	Ahead     string        `tier:"decode" default:"0" placeholder:"N|auto" help:"With --bind arrival: requests that a rank may have beyond its slots, because one that is being prefilled needs none; auto: as many as are on their way to their first token in the mean, a quarter of the slots at most (default: ${default})."`
-	Scenario  string        `tier:"decode,geo" placeholder:"FILE" help:"YAML or JSON with groups and their ranks, unequal ones, joining and leaving, in place of --workers. --tier geo: a file with regions, or one of ${geoscenarios} (default: skew)."`
-	C0        time.Duration `tier:"decode,prefill" name:"c0" default:"55ms" help:"Fixed time of a decode step (default: ${default})."`
-	C1        time.Duration `tier:"decode,prefill" name:"c1" default:"200ns" help:"Time of a step per KV token of the fullest rank (default: ${default})."`
-	Window    time.Duration `tier:"decode" default:"3ms" help:"How long the first slot of a burst of freed ones waits for the others, as dispatch.window (default: ${default})."`
-	Law       string        `tier:"decode" enum:"learned,told" default:"learned" help:"What a step takes: learned by policies from the steps, as in the server, or told to them, which the table then says (default: ${default})."`
-	Tier      string        `enum:"decode,prefill,geo" default:"decode" help:"What is simulated: decode, prefill or geo (default: ${default})."`
+	Trace     string        `tier:"decode,prefill" placeholder:"FILE|synth:NAME" help:"Replay the requests of FILE, CSV or JSON lines, gzipped or not (docs/traces.md has the columns), or a drawn trace, one of ${synths} (default: Azure's conversation trace of 2023)."`
+	Format    string        `tier:"decode,prefill" enum:"auto,azure,mooncake" default:"auto" help:"The trace has this format: auto, azure (any CSV) or mooncake (any JSON lines) (default: ${default})."`
+	Workers   int           `tier:"decode" default:"8" placeholder:"G" help:"Have so many decode ranks, which step together (default: ${default})."`
+	Slots     int           `tier:"decode" default:"16" placeholder:"B" help:"Decode so many requests at once on a rank (default: ${default})."`
+	Capacity  int64         `tier:"decode,prefill" placeholder:"TOKENS" help:"Hold so many KV tokens on a rank (default: unlimited; a prefill engine 1000000)."`
+	Load      string        `tier:"decode,prefill" default:"closed" placeholder:"closed|RHO" help:"closed holds the number of requests in the system; a number has them arrive as in the trace, at that share of what the ranks could serve if they were level (default: ${default}). With --tier prefill, give shares of time in which engines prefill under lmetric, like 0.5,0.85 (default: 0.7)."`
+	Pool      *int          `tier:"decode" placeholder:"N" help:"Closed loop: keep so many requests in the system beyond the slots (default: 4 for each rank)."`
+	Policies  string        `placeholder:"LIST" help:"Compare these policies; the first is the reference (default: ${decodepolicies}; --tier prefill: all; --tier geo: ${geodefault}). There are: ${policies}; for prefill: ${prefillpolicies}; for geo: ${geopolicies}."`
+	Predictor string        `tier:"decode" placeholder:"FILE|KIND" help:"Have policies that predict, and name no predictor, use this one: a file that evenkeel fit wrote, none, survival, exact, learned or oracle (default: survival)."`
+	Seeds     int           `default:"5" placeholder:"N" help:"Run every policy so many times, each time on another part of the trace, or on another drawn one (default: ${default})."`
+	Requests  int           `tier:"decode,prefill" placeholder:"N" help:"Take so many requests for a run (default: its part of the trace, repeated where the ranks need more; --tier prefill: all of the trace; 12000 drawn ones)."`
+	Stale     int           `tier:"decode" placeholder:"N" help:"Let policies see the progress of requests N steps late."`
+	Transfer  int           `tier:"decode" placeholder:"N" help:"Let N steps pass between an admission and the first token; slot and KV are taken meanwhile."`
+	Bind      string        `tier:"decode" enum:"late,arrival" default:"late" help:"Give a request its rank late, once it is prefilled, or on arrival, as connectors want it that must know the rank before the prefill; its slot and the room for its KV are taken from then on (default: ${default})."`
+	PrefillMs float64       `tier:"decode" default:"50" placeholder:"MS" help:"A prefill takes this time, however short. In a closed loop with --bind late only requests that are prefilled again spend it: the others wait in the pool and are prefilled already (default: ${default})."`
+	PerToken  float64       `tier:"decode" name:"prefill-per-token" default:"0.05" placeholder:"MS" help:"A prefill takes this time more per token of the prompt (default: ${default})."`
+	Prefills  *int          `tier:"decode,prefill" placeholder:"P" help:"Have P prefill engines, each of which has one prompt at a time, first come first served (default: as many as are asked for; --tier prefill: 8)."`
+	Ahead     string        `tier:"decode" default:"0" placeholder:"N|auto" help:"With --bind arrival, let a rank have N requests beyond its slots, because one that is being prefilled needs none. auto takes as many as are on their way to their first token in the mean, a quarter of the slots at most (default: ${default})."`
+	Scenario  string        `tier:"decode,geo" placeholder:"FILE" help:"Read groups and their ranks from FILE, as YAML or JSON: unequal ones, joining and leaving, in place of --workers. With --tier geo, read regions, or take one of ${geoscenarios} (default: skew)."`
+	C0        time.Duration `tier:"decode,prefill" name:"c0" default:"55ms" help:"A decode step takes this time, whatever its load (default: ${default})."`
+	C1        time.Duration `tier:"decode,prefill" name:"c1" default:"200ns" help:"A decode step takes this time more per KV token of the fullest rank (default: ${default})."`
+	Window    time.Duration `tier:"decode" default:"3ms" help:"The first slot of a burst of freed ones waits so long for the others, as dispatch.window (default: ${default})."`
+	Law       string        `tier:"decode" enum:"learned,told" default:"learned" help:"Policies know what a step takes as learned from the steps, as in the server, or as told to them, which the table then says (default: ${default})."`
+	Tier      string        `enum:"decode,prefill,geo" default:"decode" help:"Simulate this: decode, prefill or geo (default: ${default})."`
 	Prefill   prefillFlags  `embed:"" group:"With --tier prefill"`
 	Geo       geoFlags      `embed:"" group:"With --tier geo"`
 	Log       string        `tier:"decode" placeholder:"FILE" help:"Replay a decision log: every policy decides on the recorded snapshots."`
-	Out       string        `tier:"decode" placeholder:"DIR" help:"Write a page with plots and the numbers there."`
+	Out       string        `tier:"decode" placeholder:"DIR" help:"Write a page with plots, and the numbers, to DIR."`
 	JSON      bool          `name:"json" help:"Print one JSON document."`
 }
 
@@ -268,7 +268,7 @@ func synthNames() string {
 func (c *simulateCmd) source(plan *sim.Plan) (string, error) {
 	if name, ok := strings.CutPrefix(c.Trace, trace.SynthPrefix); ok {
 		if !slices.Contains(trace.SynthNames(), name) {
-			return "", fmt.Errorf("--trace: there is no drawn trace %q; there are %s", c.Trace, synthNames())
+			return "", fmt.Errorf("--trace: there is no synthetic trace %q; there are %s", c.Trace, synthNames())
 		}
 		plan.Source.Synth = name
 		return c.Trace, nil

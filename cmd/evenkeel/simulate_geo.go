@@ -18,7 +18,7 @@ import (
 // geoFlags are those of --tier geo alone. Scenario, policies and seeds it shares
 // with the other tiers.
 type geoFlags struct {
-	Preset string `tier:"geo" placeholder:"NAME" help:"Engines of the scenario: ${geopresets} (default: l4-llama8b, or what the scenario's file says)."`
+	Preset string `tier:"geo" placeholder:"NAME" help:"Give the scenario these engines: ${geopresets} (default: l4-llama8b, or what the scenario's file says)."`
 }
 
 // geoPolicies are those that are compared unless told otherwise.

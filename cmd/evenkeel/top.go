@@ -15,8 +15,8 @@ import (
 
 // topCmd shows a running proxy in a terminal.
 type topCmd struct {
-	Admin     string `default:"http://127.0.0.1:9090" placeholder:"URL" help:"Admin listener of the proxy (default: ${default})."`
-	TokenFile string `placeholder:"FILE" help:"File with the listener's token, as admin.token_file of its config."`
+	Admin     string `default:"http://127.0.0.1:9090" placeholder:"URL" help:"Read from this admin listener of the proxy (default: ${default})."`
+	TokenFile string `placeholder:"FILE" help:"Read the listener's token from FILE, which is admin.token_file of its config."`
 	Once      bool   `help:"Print what is to be seen now, without colours, and end."`
 }
 

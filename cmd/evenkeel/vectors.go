@@ -5,7 +5,7 @@ import (
 )
 
 type vectorsCmd struct {
-	Paths []string `arg:"" name:"path" help:"Vector files, or folders of *.jsonl."`
+	Paths []string `arg:"" name:"path" help:"Run these vector files, or folders of *.jsonl."`
 }
 
 // Run fails if any vector does, an unknown kind included.

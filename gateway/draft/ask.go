@@ -120,24 +120,23 @@ func (e *Entry) server(get func(path string) (int, []byte, error), version strin
 		return
 	}
 	e.note("Its version is %s.", orUnknown(version))
-	role, connector := "", ""
-	if m := kvRole.FindSubmatch(body); m != nil {
-		role = map[string]string{"producer": "prefill", "consumer": "decode"}[string(m[1])]
-		connector = "its kv_role is kv_" + string(m[1])
-	}
-	e.is(role, connector)
-	if m := kvConnector.FindSubmatch(body); m != nil {
-		if e.Connector = connectors[string(m[1])]; e.Connector == "" {
-			e.note("Its kv_connector is %s, for which there is no profile (docs/engines.md).", clean(string(m[1])))
+	role := vllmSays(body, "kv_role")
+	e.is(map[string]string{"kv_producer": "prefill", "kv_consumer": "decode"}[role], "its kv_role is "+role)
+	if name := vllmSays(body, "kv_connector"); name != "" {
+		if e.Connector = connectors[name]; e.Connector == "" {
+			e.note("Its kv_connector is %s, for which there is no profile (docs/engines.md).", name)
 		}
 	}
 }
 
-// What vLLM's config says of KV transfer, as text or as JSON.
-var (
-	kvRole      = regexp.MustCompile(`kv_role["']?\s*[:=]\s*["']?kv_(producer|consumer|both)`)
-	kvConnector = regexp.MustCompile(`kv_connector["']?\s*[:=]\s*["']?(\w{1,60})`)
-)
+// vllmSays finds a value in vLLM's config, as text or as JSON.
+func vllmSays(body []byte, key string) string {
+	m := regexp.MustCompile(key + `["']?\s*[:=]\s*["']?(\w+)`).FindSubmatch(body)
+	if m == nil {
+		return ""
+	}
+	return clean(string(m[1]))
+}
 
 // connectors are the profiles' names for those of the engines.
 var connectors = map[string]string{
