@@ -62,7 +62,7 @@ func (g *Gateway) prepare(old, next *reload.Settings, fit *predictor.Fit) (apply
 		commit()
 		if !reflect.DeepEqual(old.Tracing, next.Tracing) {
 			if err := beginTraces(); err != nil {
-				g.log.Error("tracing stays as it was", zap.Error(err))
+				g.log.Error("the new tracing settings cannot be used; tracing stays as it was", zap.Error(err))
 			}
 		}
 		g.places.Resize(next.Pool.Size)

@@ -218,7 +218,7 @@ func (g *Gateway) Start(admin http.Handler) error {
 	}
 	enter()
 	if _, err := edge.RaiseFileLimit(g.log, uint64(2*g.conf().Limits.Connections)); err != nil {
-		g.log.Warn("file limit", zap.Error(err))
+		g.log.Warn("the limit of open files could not be raised", zap.Error(err))
 	}
 	g.listener, err = edge.Listen(g.conf().Listen, edge.ListenOptions{
 		WriteTimeout: g.conf().Limits.WriteTimeout, MaxConns: g.conf().Limits.Connections, MaxConnsPerIP: g.conf().Limits.PerIP,
@@ -263,7 +263,7 @@ func (g *Gateway) Start(admin http.Handler) error {
 	}
 	g.background.Go(func() {
 		if err := g.server.Serve(g.config.Certificate(reload.Public).Listener(g.listener)); err != nil && !errors.Is(err, net.ErrClosed) {
-			g.log.Error("public listener", zap.Error(err))
+			g.log.Error("the public listener has failed", zap.Error(err))
 		}
 	})
 	errorLog, err := zap.NewStdLogAt(g.log, zap.DebugLevel) // handshakes that fail, mostly scanners'
@@ -276,7 +276,7 @@ func (g *Gateway) Start(admin http.Handler) error {
 	}
 	g.background.Go(func() {
 		if err := adminServer.Serve(g.config.Certificate(reload.Admin).Listener(g.admin)); err != nil && !errors.Is(err, http.ErrServerClosed) && !errors.Is(err, net.ErrClosed) {
-			g.log.Error("admin listener", zap.Error(err))
+			g.log.Error("the admin listener has failed", zap.Error(err))
 		}
 	})
 	g.background.Go(func() {

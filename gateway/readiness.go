@@ -28,7 +28,7 @@ func (g *Gateway) tellReadiness(ctx context.Context) {
 		ok, why := g.Ready()
 		switch {
 		case ok && said != "":
-			g.log.Info("ready again", zap.String("was", said))
+			g.log.Info("the proxy is ready again", zap.String("was", said))
 			said = ""
 		case ok:
 		case why != said || time.Since(at) >= readyAgain:

@@ -55,12 +55,12 @@ func TestTheLogSaysWhyTheProxyIsNotReady(t *testing.T) {
 	require.Equal(t, "down", c.status(web).State)
 
 	said := func() int { return c.logs.FilterMessageSnippet("not ready: ").Len() }
-	c.eventually("what it said before its engines were up is over", func() bool { return c.logs.FilterMessage("ready again").Len() == said() })
+	c.eventually("what it said before its engines were up is over", func() bool { return c.logs.FilterMessage("the proxy is ready again").Len() == said() })
 	before := said()
 	c.prefill[0].Kill()
 	c.eventually("it says why it is not ready", func() bool { return said() > before })
 	require.NoError(t, c.prefill[0].Revive())
-	c.eventually("and that it is again", func() bool { return c.logs.FilterMessage("ready again").Len() > before })
+	c.eventually("and that it is again", func() bool { return c.logs.FilterMessage("the proxy is ready again").Len() > before })
 	require.Equal(t, before+1, said(), "not every second")
 	l := c.logs.FilterMessage("not ready: no healthy prefill engine").All()
 	engines := fmt.Sprint(l[len(l)-1].ContextMap()["engines"])

@@ -63,7 +63,7 @@ func TestHandoffsFromBeforeARestartAreNotUsed(t *testing.T) {
 			require.Zero(t, c.decode[0].Stats().Unknown, "no decode engine was sent for KV that is gone")
 			require.Zero(t, c.prefill[0].Stats().Unknown)
 			require.EqualValues(t, row.restarts, c.logs.FilterMessageSnippet("another process than before").Len(), "signs of one restart are one restart")
-			require.Equal(t, 1, c.logs.FilterMessageSnippet("trying again").Len(), "what was prefilled after the restart is used")
+			require.Equal(t, 1, c.logs.FilterMessageSnippet("tried again").Len(), "what was prefilled after the restart is used")
 		})
 	}
 }

@@ -339,7 +339,7 @@ func TestTheLogOfARetryIsTrue(t *testing.T) {
 	c := start(t, options{dirty: true})
 	require.NoError(t, c.decode[0].SetFaults(refengine.Rule{Fault: refengine.ErrorEvent, Leg: refengine.LegDecode, Count: 1}))
 	require.Equal(t, "right", c.judge("a prompt", `"stream":true,`))
-	l := c.logs.FilterMessage("attempt failed, trying again").All()
+	l := c.logs.FilterMessage("an attempt failed, and the request is tried again").All()
 	require.Len(t, l, 1)
 	require.Contains(t, l[0].ContextMap()["error"], "the engine's log has its text")
 	require.NotContains(t, l[0].ContextMap()["error"], "client")

@@ -162,7 +162,7 @@ func TestARetryIsASpanOfItsOwn(t *testing.T) {
 	probe := named(t, all, "probe")
 	require.Contains(t, probe.Error, "503")
 	require.Equal(t, "prefill_unavailable", probe.Attributes["error.type"])
-	line := c.logs.FilterMessage("attempt failed, trying again").All()
+	line := c.logs.FilterMessage("an attempt failed, and the request is tried again").All()
 	require.NotEmpty(t, line)
 	require.NotEmpty(t, line[0].ContextMap()["trace_id"], "the log says which trace it is of")
 }

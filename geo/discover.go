@@ -88,7 +88,7 @@ func (n *Node) found(c *PeerConfig, addresses []string) {
 		p := n.newPeer(c, id, &target)
 		n.peers = append(n.peers, p)
 		n.probeLoop(p)
-		n.cfg.Log.Info("peer found", zap.String("peer", id))
+		n.cfg.Log.Info("another proxy was found", zap.String("peer", id))
 	}
 	for _, s := range n.models {
 		s.round = 0

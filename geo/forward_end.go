@@ -223,7 +223,7 @@ func (f *Forward) end(outcome, cause string) {
 		n.metrics.fallbacks.WithLabelValues(p.id, cause).Inc()
 	}
 	n.papers.add(rec)
-	n.cfg.Log.Info("forward", rec.fields()...)
+	n.cfg.Log.Info("a forwarded request has ended", rec.fields()...)
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.bury(p)

@@ -24,11 +24,11 @@ func (s *clamour) result(log *zap.Logger, r result, now time.Time, soon time.Dur
 	failed := r.err != nil
 	switch was := s.failing[r.call]; {
 	case failed && was:
-		log.Debug("ownership: still", zap.Stringer("call", r.call), zap.Error(r.err))
+		log.Debug("ownership: the call still fails", zap.Stringer("call", r.call), zap.Error(r.err))
 	case failed:
 		log.Warn("ownership: a call of the lease's store or holder fails; said again once it succeeds", zap.Stringer("call", r.call), zap.Error(r.err))
 	case was:
-		log.Info("ownership: succeeds again", zap.Stringer("call", r.call))
+		log.Info("ownership: the call succeeds again", zap.Stringer("call", r.call))
 	}
 	s.failing[r.call] = failed
 	if r.call == AskBack {

@@ -57,7 +57,7 @@ func (r runner) follow() {
 		r.lock()
 		c.cache.Follow(s.Stream)
 		r.unlock()
-		r.cfg.Log.Info("following the KV events of a prefiller", zap.String("candidate", c.ID), zap.String("events", source.Events))
+		r.cfg.Log.Info("the KV events of a prefill engine are followed", zap.String("candidate", c.ID), zap.String("events", source.Events))
 	}
 }
 

@@ -106,7 +106,7 @@ func TestAClosedStderrEndsNothing(t *testing.T) {
 	reader, lines = open()
 	defer reader.Close()
 	policy("rr")
-	require.Contains(t, next("policy changed"), `"to":"rr"`)
+	require.Contains(t, next("an operator changed the policy"), `"to":"rr"`)
 	var told struct {
 		Lost  int `json:"lines_lost"`
 		Error string
@@ -115,7 +115,7 @@ func TestAClosedStderrEndsNothing(t *testing.T) {
 	require.GreaterOrEqual(t, told.Lost, 2)
 	require.Contains(t, told.Error, "broken pipe")
 	require.NoError(t, cmd.Process.Signal(syscall.SIGTERM))
-	next("ended: every request had finished")
+	next("the proxy has ended: every request had finished")
 	require.Equal(t, 0, proxy.wait(t))
 }
 

@@ -118,16 +118,16 @@ func (c *serveCmd) Run(streams) error {
 	tell(log, daemon.SdNotifyStopping)
 	endSelfTest()
 	limit := g.Config().Limits.DrainTimeout
-	log.Info("ending by a signal: running requests may finish", zap.Stringer("signal", s), zap.Duration("at_most", limit))
+	log.Info("a signal ends the proxy: running requests may finish", zap.Stringer("signal", s), zap.Duration("at_most", limit))
 	grace := g.Service().Drain(0)
 	if s == syscall.SIGINT { // somebody waits at a terminal
 		grace = 0
 	}
 	if err := shutDown(g, grace, limit, signals, log); err != nil {
-		log.Error("ended, but not everything had finished", zap.Error(err))
+		log.Error("the proxy has ended, but not everything had finished", zap.Error(err))
 		return errFailed
 	}
-	log.Info("ended: every request had finished")
+	log.Info("the proxy has ended: every request had finished")
 	return nil
 }
 
@@ -144,7 +144,7 @@ func shutDown(g *gateway.Gateway, grace, limit time.Duration, signals <-chan os.
 	ctx, cancel := context.WithTimeout(context.Background(), grace+limit)
 	defer cancel()
 	atOnce := func(s os.Signal) {
-		log.Warn("ending at once, streams are cut", zap.Stringer("signal", s))
+		log.Warn("the proxy ends at once, and streams are cut", zap.Stringer("signal", s))
 		cancel()
 	}
 	select {

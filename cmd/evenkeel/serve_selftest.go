@@ -99,5 +99,5 @@ func logFindings(log *zap.Logger, findings []selftest.Finding) {
 		}
 		say("self-test: "+f.Msg, zap.String("engine", f.Engine))
 	}
-	log.Info("self-test done", zap.Int("ok", count[selftest.OK]), zap.Int("warnings", count[selftest.Warn]), zap.Int("bad", count[selftest.Bad]))
+	log.Info("the self-test is done", zap.Int("ok", count[selftest.OK]), zap.Int("warnings", count[selftest.Warn]), zap.Int("bad", count[selftest.Bad]))
 }

@@ -220,8 +220,8 @@ func TestServeDrainsOnSIGTERM(t *testing.T) {
 	require.Equal(t, reftext.Text(reftext.Of(prompt).Key, 5), answer.Choices[0].Text)
 	require.Equal(t, 5, answer.Usage.Completion)
 
-	require.Eventually(t, func() bool { return proxy.find("self-test done") != "" }, patience, 5*time.Millisecond, "the engines are tested once they are up")
-	require.Contains(t, proxy.find("self-test done"), `"ok":4,"warnings":0,"bad":0`)
+	require.Eventually(t, func() bool { return proxy.find("the self-test is done") != "" }, patience, 5*time.Millisecond, "the engines are tested once they are up")
+	require.Contains(t, proxy.find("the self-test is done"), `"ok":4,"warnings":0,"bad":0`)
 
 	const tokens = 500 // 2.5 s
 	prompt = reftext.MakePrompt(2, 40)
@@ -243,7 +243,7 @@ func TestServeDrainsOnSIGTERM(t *testing.T) {
 	require.Equal(t, reftext.Text(reftext.Of(prompt).Key, tokens), text(t, rest))
 	require.Equal(t, 0, proxy.wait(t))
 	require.NotEmpty(t, proxy.find("draining"))
-	require.NotEmpty(t, proxy.find("ended: every request had finished"), "the last line says how it ended")
+	require.NotEmpty(t, proxy.find("the proxy has ended: every request had finished"), "the last line says how it ended")
 
 	require.Eventually(t, func() bool { return engineP.Stats().Pins == 0 }, patience, 5*time.Millisecond)
 	p, d := engineP.Stats(), engineD.Stats()
@@ -260,8 +260,8 @@ func TestASecondSignalEndsServeAtOnce(t *testing.T) {
 	require.Equal(t, 1, proxy.wait(t), "what was cut is not a clean end")
 	rest, _ := io.ReadAll(stream)
 	require.NotContains(t, string(rest), `"finish_reason":"`, "a cut stream does not look whole")
-	require.NotEmpty(t, proxy.find("ending at once"))
-	require.NotEmpty(t, proxy.find("ended, but not everything had finished"))
+	require.NotEmpty(t, proxy.find("the proxy ends at once"))
+	require.NotEmpty(t, proxy.find("the proxy has ended, but not everything had finished"))
 	require.Contains(t, proxy.log(), "requests had not finished")
 	require.Empty(t, proxy.find("self-test"))
 	require.Eventually(t, func() bool { return engineD.Stats().Running == 0 }, patience, 5*time.Millisecond, "the engine is not left decoding")

@@ -147,7 +147,7 @@ func (r *Peers) Start() error {
 	}
 	h.Go(func() {
 		if err := r.server.Serve(ln); err != nil && !errors.Is(err, net.ErrClosed) {
-			h.Log.Error("peer listener", zap.Error(err))
+			h.Log.Error("the listener for other proxies has failed", zap.Error(err))
 		}
 	})
 	h.Go(func() { r.followDecoding(h.Context) })

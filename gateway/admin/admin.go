@@ -185,7 +185,7 @@ func (h *handler) addWorker(w http.ResponseWriter, r *http.Request) {
 		fail(w, http.StatusBadRequest, "bad_worker", err.Error())
 		return
 	}
-	h.log.Info("engine added", zap.String("role", e.Role), zap.String("url", url))
+	h.log.Info("an operator added an engine", zap.String("role", e.Role), zap.String("url", url))
 	w.WriteHeader(http.StatusCreated)
 }
 
@@ -374,7 +374,7 @@ func (h *handler) choose(w http.ResponseWriter, r *http.Request, what string, of
 		fail(w, http.StatusBadRequest, "bad_policy", err.Error())
 		return
 	}
-	h.log.Info(what+" changed", zap.String("from", before), zap.String("to", of.Policy()))
+	h.log.Info("an operator changed the "+what, zap.String("from", before), zap.String("to", of.Policy()))
 	reply(w, map[string]string{"policy": of.Policy()})
 }
 

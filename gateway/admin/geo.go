@@ -47,7 +47,7 @@ func (h *handler) tuneGeo(w http.ResponseWriter, r *http.Request) {
 		fail(w, http.StatusBadRequest, "bad_policy", err.Error())
 		return
 	}
-	h.log.Info("geo policy changed", zap.String("from", before), zap.String("to", n.PolicyText()), zap.Any("tuning", t))
+	h.log.Info("an operator changed the geo policy", zap.String("from", before), zap.String("to", n.PolicyText()), zap.Any("tuning", t))
 	reply(w, n.Status())
 }
 

@@ -46,6 +46,6 @@ func (h *handler) forgetPrefixes(w http.ResponseWriter, r *http.Request) {
 		fail(w, http.StatusNotFound, "not_found", "no prefill candidate is named "+id+"; GET /prefill lists them")
 		return
 	}
-	h.log.Info("prefix index emptied by an operator", zap.String("candidate", id))
+	h.log.Info("an operator emptied the prefix index", zap.String("candidate", id))
 	w.WriteHeader(http.StatusNoContent)
 }

@@ -161,7 +161,7 @@ func (l *Listener) Accept() (net.Conn, error) {
 // pause waits before the next accept; false: closed meanwhile.
 func (l *Listener) pause(err error, d time.Duration) bool {
 	l.acceptErrors.Add(1)
-	l.log.Warn("edge: accept failed, trying again", zap.Error(err), zap.Duration("in", d), zap.Stringer("listen", l.Addr()))
+	l.log.Warn("a connection could not be accepted; the listener goes on", zap.Error(err), zap.Duration("in", d), zap.Stringer("listen", l.Addr()))
 	t := time.NewTimer(d)
 	defer t.Stop()
 	select {
@@ -195,7 +195,7 @@ func (l *Listener) admit(raw net.Conn) (*Conn, error) {
 	if err != nil {
 		l.forget(c)
 		l.watchErrors.Add(1)
-		l.log.Warn("edge: connection closed, it cannot be watched", zap.Error(err))
+		l.log.Warn("a connection was closed, because it cannot be watched", zap.Error(err))
 		return nil, err
 	}
 	return c, nil
@@ -251,7 +251,7 @@ func (l *Listener) logRefusal(why error) {
 	l.mu.Unlock()
 	if again {
 		s := l.Stats()
-		l.log.Warn("edge: refusing connections; raise the limit, or find out who opens them", zap.Error(why),
+		l.log.Warn("connections are refused, because there are as many as there may be; raise the limit, or find out who opens them", zap.Error(why),
 			zap.Int("open", s.Open), zap.Uint64("refused_total", s.RefusedTotal), zap.Uint64("refused_by_address", s.RefusedByAddr))
 	}
 }

@@ -211,7 +211,7 @@ func TestServeGoesOnAfterTooManyOpenFiles(t *testing.T) {
 	}
 	failure, err := lines.ReadString('\n') // logged while the rest waits
 	require.NoError(t, err)
-	require.Contains(t, failure, "accept failed")
+	require.Contains(t, failure, "could not be accepted")
 	for i, c := range clients {
 		if i >= 30 {
 			c.answer(t)

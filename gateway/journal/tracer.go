@@ -45,7 +45,7 @@ func (g *Journal) trace(t *tracing.Tracer) {
 			ctx, cancel := context.WithTimeout(context.Background(), flushTime)
 			defer cancel()
 			if err := old.Shutdown(ctx); err != nil {
-				g.log.Warn("tracing: the last spans were not taken", zap.Error(err))
+				g.log.Warn("the collector did not take the last spans", zap.Error(err))
 			}
 		})
 	}

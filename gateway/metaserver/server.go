@@ -105,7 +105,7 @@ func (s *Server) Start() error {
 		err := s.http.Serve(s.listener)
 		s.listening.Store(false)
 		if !errors.Is(err, http.ErrServerClosed) {
-			s.Log.Error("listener for callbacks", zap.Error(err))
+			s.Log.Error("the listener for callbacks has failed", zap.Error(err))
 		}
 	}()
 	return nil

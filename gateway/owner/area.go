@@ -73,7 +73,7 @@ func (s *Set) changed(a *Area, v lease.View) {
 		}
 		a.mu.Unlock()
 		if a.view.Store(&v); was.Phase != v.Phase {
-			log.Info("ownership")
+			log.Info("ownership: a lease is in another phase, and this proxy admits as before")
 		}
 		return
 	}

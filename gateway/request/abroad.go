@@ -79,10 +79,10 @@ func (j *job) cameBack(x *geo.Failure) *openai.Error {
 		if x.Ran {
 			j.ran++
 		}
-		log.Info("another proxy gave a request back, its decode group's owner is asked for again")
+		log.Info("another proxy gave a request back, and the owner of its decode group is looked up again")
 		j.history.moves(askAgain)
 	} else {
-		log.Info("another region gave a request back, it is served here")
+		log.Info("another region gave a request back, and it is served here")
 		j.history.moves(gaveBack)
 		j.question = j.elsewhere(true)
 	}

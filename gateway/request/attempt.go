@@ -62,10 +62,10 @@ func (j *job) again(f *fault) bool {
 	// has begun has none.
 	late := j.resume.times == 0 && !j.in.Patience.IsZero() && time.Now().Add(wait).After(j.in.Patience)
 	if !ok || late {
-		log.Warn("request failed, no retry is left")
+		log.Warn("a request failed, and no retry is left")
 		return false
 	}
-	log.Info("attempt failed, trying again")
+	log.Info("an attempt failed, and the request is tried again")
 	t := time.NewTimer(wait)
 	defer t.Stop()
 	select {

@@ -241,7 +241,7 @@ func (f *fanned) collect(ctx *fasthttp.RequestCtx) {
 func (f *fanned) guard(serve func() *openai.Error) (fail *openai.Error) {
 	defer func() {
 		if v := recover(); v != nil {
-			f.srv.Log.Error("panic in a leg of a request", zap.Any("panic", v), zap.ByteString("stack", debug.Stack()))
+			f.srv.Log.Error("a leg of a request ended with a panic, which is a bug", zap.Any("panic", v), zap.ByteString("stack", debug.Stack()))
 			fail = failure.Broken()
 		}
 	}()

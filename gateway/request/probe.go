@@ -125,7 +125,7 @@ func (j *job) accept(lease *prefill.Lease, born fleet.Birth, x *mooncake.Exchang
 		}
 		err = fmt.Errorf("prefill %s answered without a usable hand-off: %w", c.ID, err)
 		if !errors.Is(err, mooncake.ErrNoHandoff) { // wrong connector, or an engine that points elsewhere
-			j.srv.Log.Error("hand-off refused", zap.Inline(j), zap.Error(err))
+			j.srv.Log.Error("a hand-off cannot be used, and is refused", zap.Inline(j), zap.Error(err))
 		}
 		return nil, &fault{answer: failure.BadGateway("prefill", "it gave no usable hand-off"), status: http.StatusOK, err: err}
 	}

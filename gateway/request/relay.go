@@ -286,7 +286,7 @@ func (s *stream) end(fail *openai.Error) {
 	default:
 		s.release(board.Failed)
 		if !s.firstAt.IsZero() {
-			s.job.srv.Log.Warn("answer broke off", zap.Inline(s.job), zap.String("engine", s.rank.Target.ID),
+			s.job.srv.Log.Warn("an answer broke off", zap.Inline(s.job), zap.String("engine", s.rank.Target.ID),
 				zap.Int("tokens", s.tokens()), zap.String("outcome", journal.Outcome(fail)), zap.String("cause", s.forLog(fail)))
 		}
 	}

@@ -100,12 +100,12 @@ func (s *stream) goOn() {
 	counter.WithLabelValues(tier).Inc()
 	switch {
 	case tier != tierNone:
-		j.srv.Log.Info("answer goes on", zap.Inline(j), zap.String("lost", lost.Code), zap.String("tier", tier), zap.Bool("token_exact", tier != tierText), zap.Int("tokens", s.tokens()), zap.String("engine", s.rank.Target.ID))
+		j.srv.Log.Info("an answer that was lost goes on", zap.Inline(j), zap.String("lost", lost.Code), zap.String("tier", tier), zap.Bool("token_exact", tier != tierText), zap.Int("tokens", s.tokens()), zap.String("engine", s.rank.Target.ID))
 	case cause != nil && cause.Status == journal.StatusClientClosed:
 		s.end(failure.Gone())
 	default:
 		if cause != nil {
-			j.srv.Log.Warn("answer could not go on", zap.Inline(j), zap.String("cause", cause.Message))
+			j.srv.Log.Warn("an answer that was lost could not go on", zap.Inline(j), zap.String("cause", cause.Message))
 		}
 		s.end(lost)
 	}
@@ -279,7 +279,7 @@ func (j *job) verify(want, got int) *openai.Error {
 	case r.times == 0 || got == 0:
 		return nil
 	case want > 0 && got != want, want == 0 && r.before > 0 && got <= r.alone:
-		j.srv.Log.Warn("resume refused", zap.Inline(j), zap.Int("prompt_tokens", got), zap.Int("want", max(want, r.alone+1)), zap.Error(errIgnoredResume))
+		j.srv.Log.Warn("an engine ignored the answer so far, so that the answer ends here", zap.Inline(j), zap.Int("prompt_tokens", got), zap.Int("want", max(want, r.alone+1)), zap.Error(errIgnoredResume))
 		return openai.NewError(http.StatusBadGateway, "recompute_unresumable", errIgnoredResume.Error())
 	}
 	return nil

@@ -92,7 +92,7 @@ func (s *Service) Undrain() {
 	if s.ctx.Err() != nil {
 		s.ctx, s.end = context.WithCancel(s.host.Context)
 	}
-	s.host.Log.Info("in service again")
+	s.host.Log.Info("the proxy is in service again")
 }
 
 // EndAll ends what runs, each answer with an error event.
