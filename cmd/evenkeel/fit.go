@@ -14,8 +14,8 @@ import (
 // predictor of output lengths.
 type fitCmd struct {
 	Predictor fitPredictorCmd `cmd:"" default:"withargs" help:"Fit a predictor of output lengths (the default)."`
-	TTFT      fitTTFTCmd      `cmd:"" name:"ttft" help:"Fit the time of a prefill, a + b × tokens, for each prefill engine."`
-	Step      fitStepCmd      `cmd:"" help:"Fit the time of a step, c0 + c1 × KV tokens, for each barrier group."`
+	TTFT      fitTTFTCmd      `cmd:"" name:"ttft" help:"Fit the time of a prefill, a + b * tokens, for each prefill engine."`
+	Step      fitStepCmd      `cmd:"" help:"Fit the time of a step, c0 + c1 * KV tokens, for each barrier group."`
 }
 
 // Help stands under the usage of `evenkeel fit --help`, which knows only the

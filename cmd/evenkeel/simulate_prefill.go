@@ -23,7 +23,7 @@ import (
 type prefillFlags struct {
 	Tp            float64           `tier:"prefill" default:"0.0938" placeholder:"MS" help:"A prefill takes this time per token that is not cached (default: ${default})."`
 	T0            float64           `tier:"prefill" name:"t0" default:"150.72" placeholder:"MS" help:"A prefill takes this time, however short (default: ${default})."`
-	Beta2         float64           `tier:"prefill" name:"beta2" placeholder:"MS" help:"A prefill takes this time per pair of tokens that attention looks at: N×(H+N/2) pairs for N new tokens behind H cached ones (default: 0)."`
+	Beta2         float64           `tier:"prefill" name:"beta2" placeholder:"MS" help:"A prefill takes this time per pair of tokens that attention looks at: N*(H+N/2) pairs for N new tokens behind H cached ones (default: 0)."`
 	Learn         bool              `tier:"prefill" default:"true" negatable:"" help:"Let the tier learn what a prefill takes from answers, as in the server; else it is told, which the table says (default: yes)."`
 	Hold          time.Duration     `tier:"prefill" default:"500ms" help:"A decode rank has fetched the KV so long after the end of a prefill (default: ${default})."`
 	WrongCapacity float64           `tier:"prefill" default:"1" placeholder:"FACTOR" help:"Tell the tier so many times the engines' capacity (default: ${default})."`
