@@ -33,30 +33,37 @@ This page is for people who use a connector that needs the decode
 
 With most connectors, evenkeel chooses the decode rank last, when the prompt is prefilled. Some
 connectors need the rank before the prefill. The request then has its slot and the room for its KV
-while it is prefilled. That costs two things:
+while it is prefilled. This has two costs:
 
 - Slots stand empty during the prefill. In a closed loop, this lowers the tokens per second.
-- When the request starts to decode, the choice of its rank is as old as the prefill was long.
+- evenkeel chooses the rank by loads that change during the prefill. So the choice fits less well
+  when the request starts to decode.
+
+You can win back a part of the first cost with requests beyond the slots (`+"`bind.ahead`"+`).
+[What empty slots cost](#what-empty-slots-cost) has the figures, and [Engine
+versions](../engines.md#what-it-costs) says what to set.
 
 | word | meaning |
 |---|---|
-| steps | How long a prefill takes in the mean, in mean steps of the same ranks without prefills. A prefill grows with its prompt, as in `+"`simulate`"+`, and there are always enough prefill engines. |
+| steps | The mean time of a prefill, as a number of decode steps. A step counts as long as the mean step of the same ranks in a run without prefills. A longer prompt takes longer, as in `+"`simulate`"+`, and there are always enough prefill engines. |
 | late, arrival | A request is bound to its rank after its prefill (late) or before it (arrival). |
 | idle | The share of the decode steps that ranks spend waiting for the fullest one. Slots that stand empty are not in it. |
-| kept | By how much `+"`evenkeel`"+` is less idle than `+"`jsq-kv`"+` at arrival, as a share of the same difference late. %s stands where the difference late is below half a point. |
-| slots ahead | A rank may have requests beyond its slots, as many as are on their way in the mean (`+"`bind.ahead: auto`"+`). |
+| kept | How much is left of what `+"`evenkeel`"+` gains over `+"`jsq-kv`"+`: the idle share of `+"`jsq-kv`"+` less that of `+"`evenkeel`"+`, at arrival, as a share of the same difference late. Below 0, `+"`evenkeel`"+` idles more than `+"`jsq-kv`"+`. %s stands where the difference late is below half a point. |
+| slots ahead | A rank may have more requests than slots: as many more as wait for their first token in the mean, and at most a quarter of its slots (`+"`bind.ahead: auto`"+`). |
 | starts not told | Policies do not know when a request starts to decode. |
 | starts off by 0.3 or by 1 | Each predicted start is wrong by a factor of its own. The factors are log-normal, and this is the deviation of their logarithm. |
-| closed loop, rho 0.9 | In a closed loop, the number of requests in the system stays the same. With rho 0.9, requests arrive so densely that level ranks would be busy to that share. |
-| ± | The deviation between seeds. Each seed has a part of the trace of its own, or draws another one. |
+| closed loop, rho 0.9 | In a closed loop, the number of requests in the system stays the same. With rho 0.9, requests arrive at a rate that would keep level ranks busy for 90 % of the time. |
+| ± | The standard deviation between seeds. Each seed has a part of the trace of its own, or draws a trace of its own. |
 
-- In a closed loop, late requests wait in the pool and are already prefilled, so their prefill does
-  not count at all. There, the TTFT late and the TTFT at arrival are not the same thing.
-- `+"`jsq-kv`"+` needs no slots ahead. It sends every request to a rank as it comes, and the request is
-  prefilled while it waits there. KV is not limited here.
-- `+"`evenkeel`"+` does not look ahead, so starts change only the step times that it learns.
-  `+"`%s`"+` looks ahead and uses them.
-- Policies whose name has no `+"`hold`"+` hold requests back late, and do not at arrival.
+Read the tables with these facts in mind:
+
+- In a closed loop, requests that are bound late wait in the pool and are already prefilled. So
+  their TTFT does not include the prefill. Do not compare TTFT late with TTFT at arrival there.
+- `+"`jsq-kv`"+` needs no slots ahead. It sends every request to a rank as soon as it comes, and the
+  request is prefilled while it waits there. The KV of ranks is not limited in these runs.
+- `+"`evenkeel`"+` does not look ahead, so the starts that it is told change only the step times that it
+  learns. `+"`%s`"+` looks ahead and uses them.
+- A policy whose name has no `+"`hold`"+` holds requests back late, and holds none back at arrival.
 - All rows of a table get the same requests.
 
 %s
@@ -77,22 +84,24 @@ A column is the length of a prefill, in steps.
 	t.WriteString(b.keptTable("evenkeel", nowArms))
 	t.WriteString("\nIn the next table, `evenkeel` holds back requests at arrival too (`hold=0.5`), as it does late:\n\n")
 	t.WriteString(b.keptTable("evenkeel:hold=0.5", holdArms))
-	t.WriteByte('\n')
+	t.WriteString("\nThe last of these tables is about the policy that looks ahead:\n\n")
 	t.WriteString(b.keptTable(sampled, sampledArms))
 	t.WriteString("\n## What empty slots cost\n\nThis table has the tokens per second that `evenkeel` loses at arrival in a closed loop, in % of\n" +
-		"those late. Each cell has three figures: the loss that was foreseen / the loss / the loss with\n" +
-		"slots ahead. It was foreseen that slots stand empty for steps / (steps + mean answer) of the time.\n\n")
+		"its tokens per second late. Each cell has three figures: the expected loss / the loss / the loss\n" +
+		"with slots ahead. The expected loss is the share of the time in which a slot stands empty:\n" +
+		"steps / (steps + mean answer).\n\n")
 	t.WriteString(b.lossTable())
 	t.WriteString("\n## What clients wait for\n\nThis table has the TTFT p99 in an open loop, in seconds. Each cell has four figures: `evenkeel`\n" +
 		"late / at arrival / at arrival with slots ahead / `jsq-kv` at arrival. All four include the\n" +
-		"prefill. Where the arrivals would need the slots that stand empty, the queue grows for as long as\n" +
-		"the run lasts.\n\n")
+		"prefill. Where the slots that do not stand empty are too few for the arrivals, the queue grows for\n" +
+		"as long as the run lasts.\n\n")
 	t.WriteString(b.waitTable())
-	t.WriteString("\n## From when on late binding is worth a change\n\nThis table has the shortest prefill, in steps, that loses this much and beyond which all longer ones\n" +
-		"do too. A connector that pulls binds late and loses nothing of this.\n\n")
+	t.WriteString("\n## From when on late binding is worth a change\n\nWith a connector whose decode engine pulls the KV, ranks are bound late, and none of this is lost.\n" +
+		"The table has the shortest prefill, in steps, from which on binding at arrival loses this much. All\n" +
+		"longer prefills lose as much or more. – stands where no prefill of the grid loses so much.\n\n")
 	t.WriteString(b.worthTable())
-	fmt.Fprintf(&t, "\n## Starts that are wrong\n\nHere a prefill takes %d steps. The table has the idle share, in points above that of the same policy\n"+
-		"without being told the starts. A figure below 0 is better.\n\n", misjudgedAt)
+	fmt.Fprintf(&t, "\n## Starts that are wrong\n\nHere a prefill takes %d steps. The table compares each policy with the same policy that is not told\n"+
+		"the starts: the difference of their idle shares, in points. A figure below 0 is better.\n\n", misjudgedAt)
 	t.WriteString(b.misjudgedTable())
 	for _, s := range b.scenarios {
 		if table := b.table(s); table != "" {

@@ -71,7 +71,7 @@ func (b *book) shortIsKept() (expected, found string, met, known bool) {
 		share, ok := b.kept(s, steps, nowArms)
 		return share, ok && steps <= shortPrefill
 	})
-	expected = fmt.Sprintf("and keeps at least %.0f %% of what `evenkeel` gains over `jsq-kv`", 100*nearlyAll)
+	expected = fmt.Sprintf("a prefill of %d step keeps at least %.0f %% of what `evenkeel` gains over `jsq-kv`", shortPrefill, 100*nearlyAll)
 	if len(kept) == 0 {
 		return expected, "", false, false
 	}
@@ -84,12 +84,12 @@ func (b *book) emptySlots() (expected, found string, met, known bool) {
 		lost, ok := b.lost(s, steps, arrivalNow)
 		return lost / foreseen(s, steps), ok && s.load == closed && foreseen(s, steps) >= someLost
 	})
-	expected = fmt.Sprintf("slots stand empty for steps / (steps + mean answer): what is lost is off by at most %.0f %% of that, in three of four cases", 100*tooFar)
+	expected = fmt.Sprintf("slots stand empty for steps / (steps + mean answer) of the time: the loss is within %.0f %% of this share, in three of four cases", 100*tooFar)
 	if len(of) == 0 {
 		return expected, "", false, false
 	}
 	near := count(of, func(x float64) bool { return x >= 1-tooFar && x <= 1+tooFar })
-	return expected, fmt.Sprintf("%d of %d cases; %.2f times what was foreseen in the median, %.2f to %.2f", near, len(of), stats.Median(of), slices.Min(of), slices.Max(of)), 4*near >= 3*len(of), true
+	return expected, fmt.Sprintf("%d of %d cases; %.2f times the expected loss in the median, %.2f to %.2f", near, len(of), stats.Median(of), slices.Min(of), slices.Max(of)), 4*near >= 3*len(of), true
 }
 
 func (b *book) aheadHelps() (expected, found string, met, known bool) {
@@ -98,7 +98,7 @@ func (b *book) aheadHelps() (expected, found string, met, known bool) {
 		ahead, also := b.lost(s, steps, arrivalAhead)
 		return 1 - ahead/lost, ok && also && s.load == closed && lost >= someLost
 	})
-	expected = fmt.Sprintf("slots ahead win back at least %.0f %% of it in the median, and never lose more", 100*wonBack)
+	expected = fmt.Sprintf("slots ahead win back at least %.0f %% of this loss in the median, and never make it larger", 100*wonBack)
 	if len(of) == 0 {
 		return expected, "", false, false
 	}
@@ -129,7 +129,7 @@ func (b *book) startsHelp() (expected, found string, met, known bool) {
 
 func (b *book) wrongStarts() (expected, found string, met, known bool) {
 	of, _ := b.differences(misjudgedAt, muchMisjudged, untoldSampled)
-	expected = "starts that are off by 1 are not worse than none beyond the interval"
+	expected = "a policy that is told starts which are off by 1 does not idle more than one that is told none, within the interval"
 	if len(of) == 0 {
 		return expected, "", false, false
 	}
@@ -146,7 +146,7 @@ func (b *book) holdHelps() (expected, found string, met, known bool) {
 		}
 		return ttft[0] / ttft[1], true
 	})
-	expected = fmt.Sprintf("holding back at arrival (`hold=0.5`) takes idle share away, and the TTFT p99 is at most %.0f %% longer in the median", 100*(samePatience-1))
+	expected = fmt.Sprintf("holding back at arrival (`hold=0.5`) lowers the idle share, and the TTFT p99 is at most %.0f %% longer in the median", 100*(samePatience-1))
 	if len(idle) == 0 {
 		return expected, "", false, false
 	}
