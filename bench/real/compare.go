@@ -24,15 +24,15 @@ var mayDiffer = []rule{
 	{regexp.MustCompile(`^body\.created$`), nil, "it is the time of the request"},
 	{regexp.MustCompile(`^body\.system_fingerprint$`), nil, "it names an engine and its settings, and the engines have other settings"},
 	{regexp.MustCompile(`^body\.usage\.prompt_tokens_details\.cached_tokens$`), nil,
-		"evenkeel tells what the prefill engine had cached; the plain engine has a cache of its own"},
-	{regexp.MustCompile(`^body\.kv_transfer_params$`), nil, "a hand-off is between the engines, and the plain engine has none"},
+		"evenkeel reports what the prefill engine had cached; the plain engine has a cache of its own"},
+	{regexp.MustCompile(`^body\.kv_transfer_params$`), nil, "a [hand-off](../glossary.md#hand-off) is between a prefill engine and a decode engine; the plain engine has none"},
 	{regexp.MustCompile(`\.tool_calls\[\d+\]\.id$`), nil, "vLLM draws it at random"},
 	{
 		regexp.MustCompile(`^body\.(service_tier|prompt_logprobs|prompt_token_ids|prompt_text|ec_transfer_params|metrics|choices\[\d+\]\.(token_ids|prompt_token_ids|prompt_logprobs|routed_experts)` +
 			`|choices\[\d+\]\.message\.(refusal|annotations|audio|function_call|reasoning)|usage\.(completion_tokens_details|prompt_tokens_details\.(multimodal_tokens|created_cache_tokens)))$`),
 		func(d difference, _ map[string]any) bool { return d.plain == nil && d.got == missing{} },
-		"null in the plain engine's answer and absent in evenkeel's: evenkeel puts an answer in one piece together from the engine's stream, where vLLM leaves these out, " +
-			"and takes token ids out of a stream whose client did not ask for them",
+		"it is null in the plain engine's answer and absent in evenkeel's: evenkeel puts an answer in one piece together from the engine's stream, where vLLM leaves these fields out, " +
+			"and evenkeel removes token ids from a stream whose client did not ask for them",
 	},
 	{
 		regexp.MustCompile(`^body\.choices\[\d+\]\.message\.content$`),
@@ -40,7 +40,7 @@ var mayDiffer = []rule{
 			_, calls := leaves("", got, map[string]any{})[strings.TrimSuffix(d.path, "content")+"tool_calls[0].type"]
 			return calls && d.plain == "" && d.got == nil
 		},
-		"an empty text beside tool calls is null, as with OpenAI; in vLLM's stream the two look alike",
+		"evenkeel sends null for an empty text beside tool calls, as OpenAI does; in vLLM's stream, null and an empty text look alike",
 	},
 	{
 		regexp.MustCompile(`^body\.choices\[\d+\]\.prompt_token_ids\[\d+\]$`),
@@ -48,7 +48,7 @@ var mayDiffer = []rule{
 			_, asked := leaves("", got, map[string]any{})[d.path[:strings.LastIndex(d.path, ".")]+".token_ids[0]"]
 			return !asked && d.got == missing{}
 		},
-		"vLLM tells them in the stream of an echo; evenkeel only tells token ids to clients who asked for them",
+		"vLLM sends them in the stream of an answer with `echo`; evenkeel sends token ids only to clients that asked for them",
 	},
 	{
 		regexp.MustCompile(`^body\.error\.(message|type|param|code)$`),
@@ -56,7 +56,7 @@ var mayDiffer = []rule{
 			_, own := leaves("", got, map[string]any{})["body.error.code"].(string)
 			return own
 		},
-		"a request that evenkeel itself refuses is refused in its own words, with OpenAI's codes, which are no numbers; the status is the engine's",
+		"where evenkeel itself refuses a request, the text is its own, and the code is OpenAI's, which is a word and not a number; the status is the same as the engine's",
 	},
 }
 

@@ -156,13 +156,19 @@ parsed documents. The events of a stream are joined first. Two results need an e
 - *Not deterministic*: the plain engine is asked twice, its two answers differ, and evenkeel's
   answer differs from them by no more.
 - *Engine's fault*: the engine does the same without evenkeel.
+
+A row that begins with *completion*, *chat*, *context* or *error* shows how many fields were
+compared, in an answer in one piece (*JSON*) and in a stream. [What may
+differ](#what-may-differ) lists the fields that may be different.
 `
 
 // sections are the tables of the file, by connector.
 var sections = []struct{ connector, title, text string }{
 	{mooncake.NIXLPull, "The decode engine pulls", ""},
 	{mooncake.NIXLPush, "The prefill engine pushes", "vLLM's `NixlPushConnector` writes the KV into the decode engine. Rows that begin with\n*" + strings.TrimSpace(boundEarly) +
-		"* use `bind: arrival`: evenkeel chooses the decode rank before the prefill, and both engines get the\nrequest at once. In the other rows, evenkeel chooses the rank after the prefill.\n\n"},
+		"* use `bind: arrival`: evenkeel chooses the decode rank before the\nprefill, and both engines get the request at once. In the other rows, evenkeel chooses the rank\nafter the prefill. Two limits show in the rows with `bind: arrival`:\n\n" +
+		"- An answer may end before the prefill engine has answered. Its `cached_tokens` is then what the\n  decode engine found in its own cache ([Flags](../engines.md#flags)). So the row of KV events fails.\n" +
+		"- A decode engine whose prefill never comes keeps its blocks until it is restarted ([lost\n  blocks](../connector-nixl-push.md)).\n\n"},
 }
 
 // save writes the table into a file of docs. What stands there for other connectors stays, and so do rows
@@ -191,7 +197,7 @@ func (t *table) save(file string) error {
 			fmt.Fprintf(&b, "\n## %s\n\n%s%s%s\n%s", s.title, s.text, opening, earlier, closing)
 		}
 	}
-	b.WriteString("\n## What may differ\n\n| field | because |\n|---|---|\n")
+	b.WriteString("\n## What may differ\n\nThese fields may differ from the plain engine's without a failure. Each expression names the\nplace of a field in the parsed answer.\n\n| field | because |\n|---|---|\n")
 	for _, m := range mayDiffer {
 		fmt.Fprintf(&b, "| `%s` | %s |\n", strings.ReplaceAll(m.path.String(), "|", `\|`), m.why)
 	}

@@ -2,7 +2,7 @@
 
 // Command relay measures what a proxy costs: evenkeel beside nginx, a bare net/http
 // reverse proxy and vLLM's router, on the same engines under the same load in one
-// run. It prints CPU time a chunk, memory a stream and what is added to the times
+// run. It prints CPU time per chunk, memory a stream and what is added to the times
 // that clients see; compare the ratios, machines are noisy.
 //
 // nginx and the bare proxy send each request to one engine, which prefills for

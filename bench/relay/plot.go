@@ -20,7 +20,7 @@ type drawing struct {
 }
 
 var figures = []drawing{
-	{"relay-cpu.svg", "CPU time a chunk over the number of streams, for each proxy", "CPU µs a chunk", chunkCPU},
+	{"relay-cpu.svg", "CPU time per chunk over the number of streams, for each proxy", "CPU µs per chunk", chunkCPU},
 	{"relay-memory.svg", "Resident memory over the number of streams, for each proxy", "resident MiB", resident},
 }
 

@@ -27,14 +27,14 @@ says how to run it.
 | proxy | what it does with a request |
 |---|---|
 | nginx | It sends the request to one engine, which prefills for itself, and copies the bytes of the answer. |
-| net/http | It does the same. It is Go's own reverse proxy. |
+| net/http | It is Go's own reverse proxy, and does the same as nginx. |
 | vllm-router | It sends the request to a prefill engine and then to a decode engine. |
-| evenkeel | It does the same. It also reads each event of the answer, counts its tokens, and can continue the answer on another engine. |
+| evenkeel | It does the same as vllm-router. It also reads each event of the answer, counts its tokens, and can continue the answer on another engine. |
 | evenkeel before | It is another build of evenkeel, such as that of the last release. |
 
-The engines are reference engines. Each decode rank is a clock of its own: at every step it gives a
-token to each of its requests, and it gives the first token at once. The prefill engine computes 64
-prompts at once, and evenkeel is told so (` + "`prefill.push.max_unanswered`" + `).
+The engines are [reference engines](../glossary.md#reference-engine). At every step, a decode rank
+gives a token to each of its requests. It gives the first token at once. The prefill engine computes
+64 prompts at once, and evenkeel is told so (` + "`prefill.push.max_unanswered`" + `).
 
 Clients read on one thread and check each answer: its status is 200, it has as many events as
 tokens, and it has ` + "`[DONE]`" + `. In a row with one core, the proxy has a core of its own, and engines
@@ -42,12 +42,18 @@ and clients have the others. In a row with two cores on a machine of two, all pr
 
 | figure | what it is |
 |---|---|
-| CPU time | The user and system time of all processes of the proxy, per event, while all streams are there. |
-| memory | The most that was resident. Per stream, it is what was resident beyond the process before its first request, divided by the streams. |
-| what is added | A percentile of what clients see behind the proxy, less the same percentile without a proxy in the same round. Without a proxy, clients ask a decode engine. To compare with a proxy that makes two requests of each, clients make these two requests themselves, one after the other, so that the engines have the same work. |
-| every figure | The median over the rounds. A ratio is made within each round, and stands with the smallest and the largest of the rounds. |
+| streams | The number of answers that are open at the same time. *2,500 chunks/s* is the rate of all of them together. *Unpaced*: engines write as fast as they can. |
+| chunk | The event of an answer that carries one token. |
+| CPU time | The user and system time of all processes of the proxy, per chunk, while all streams are open. |
+| memory | The largest resident memory. Per stream, it is this memory less that of the process before its first request, divided by the number of streams. |
+| what is added | A percentile of what clients see behind the proxy, less the same percentile without a proxy in the same round. Below 0, clients saw the token sooner behind the proxy. Without a proxy, clients ask a decode engine. vllm-router and evenkeel make two requests of each. To compare with these, clients make the two requests themselves, one after the other, so that the engines have the same work. |
+| gap | The time between two chunks of one stream. |
+| to nginx, × 1.09 (1.08 to 1.25) | evenkeel's figure divided by that of nginx. The ratio is made within each round. The first number is the median of the rounds; the smallest and the largest stand in brackets. |
+| every other figure | The median of the rounds. |
+| the limit of files allows 9,700 streams | The row was run with 9,700 streams and not with the number that it names. |
 
-A measurement is made again if other programs used more than a tenth of the CPUs during it.
+A measurement is made again if other programs used more than a tenth of the CPUs during it. The
+fourth try stands, however much they used.
 `
 
 // report prints what is in the store, and writes the page and its plots if wanted.
@@ -144,7 +150,7 @@ func (s *store) streams(r row, cores int, proxy string) (text string) {
 
 func (s *store) writeCPU(out io.Writer) {
 	proxies := s.measured()
-	table(out, "CPU time a chunk, µs", "streams", append(append([]string{"cores"}, proxies...), "evenkeel to nginx", "to net/http", "to vllm-router")...)
+	table(out, "CPU time per chunk, µs", "streams", append(append([]string{"cores"}, proxies...), "evenkeel to nginx", "to net/http", "to vllm-router")...)
 	s.each(func(r row, n int) {
 		if r.shape == single || r.shape == turning {
 			return
@@ -175,7 +181,7 @@ func (v spread) cell(ok bool) string {
 
 func (s *store) writeMemory(out io.Writer) {
 	proxies := s.measured()
-	table(out, "Resident memory, MiB (KiB a stream)", "streams", append([]string{"cores"}, proxies...)...)
+	table(out, "Resident memory, MiB (KiB per stream)", "streams", append([]string{"cores"}, proxies...)...)
 	s.each(func(r row, n int) {
 		if r.shape != standing && r.shape != turning {
 			return
@@ -275,9 +281,9 @@ func (s *store) writeRequests(out io.Writer) {
 		for _, p := range proxies {
 			v, ok := s.median(r.name, n, p, of)
 			rate, _ := s.median(r.name, n, p, func(m Sample) float64 { return m.Requests })
-			format := "%.0f µs a request, %.0f %s/s"
+			format := "%.0f µs per request, %.0f %s/s"
 			if r.shape == unpaced {
-				format = "%.1f µs a token, %.0f %s/s"
+				format = "%.1f µs per token, %.0f %s/s"
 			}
 			cells = append(cells, cell(ok, format, v, rate, what))
 		}

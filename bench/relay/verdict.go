@@ -19,20 +19,20 @@ type aim struct {
 
 // aims are what evenkeel must show.
 var aims = []aim{
-	{what: "CPU a chunk, 100 streams, to nginx", most: 1.35, is: cpuTo("100", nginxName, chunkCPU)},
-	{what: "CPU a chunk, 1,000 streams, to nginx", most: 1.25, is: cpuTo("1000", nginxName, chunkCPU)},
-	{what: "CPU a chunk, 100 streams, to net/http", most: 1, is: cpuTo("100", bareName, chunkCPU)},
-	{what: "CPU a chunk, 1,000 streams, to net/http", most: 1, is: cpuTo("1000", bareName, chunkCPU)},
-	{what: "CPU a chunk, 100 streams, to vllm-router", most: 1, is: cpuTo("100", routerName, chunkCPU)},
-	{what: "CPU a chunk, 1,000 streams, to vllm-router", most: 1, is: cpuTo("1000", routerName, chunkCPU)},
-	{what: "CPU a token, unpaced, to evenkeel before", most: 1, is: cpuTo("unpaced", beforeName, chunkCPU)},
-	{what: "CPU a request of one token, to vllm-router", most: 0.75, is: cpuTo("single", routerName, requestCPU)},
+	{what: "CPU per chunk, 100 streams, to nginx", most: 1.35, is: cpuTo("100", nginxName, chunkCPU)},
+	{what: "CPU per chunk, 1,000 streams, to nginx", most: 1.25, is: cpuTo("1000", nginxName, chunkCPU)},
+	{what: "CPU per chunk, 100 streams, to net/http", most: 1, is: cpuTo("100", bareName, chunkCPU)},
+	{what: "CPU per chunk, 1,000 streams, to net/http", most: 1, is: cpuTo("1000", bareName, chunkCPU)},
+	{what: "CPU per chunk, 100 streams, to vllm-router", most: 1, is: cpuTo("100", routerName, chunkCPU)},
+	{what: "CPU per chunk, 1,000 streams, to vllm-router", most: 1, is: cpuTo("1000", routerName, chunkCPU)},
+	{what: "CPU per token, unpaced, to evenkeel before", most: 1, is: cpuTo("unpaced", beforeName, chunkCPU)},
+	{what: "CPU per request of one token, to vllm-router", most: 0.75, is: cpuTo("single", routerName, requestCPU)},
 	{what: "resident, 1,000 streams", most: 60, unit: " MiB", is: figure("1000", resident), row: "1000"},
 	{what: "resident, 10,000 streams", most: 160, unit: " MiB", is: figure("10000", resident), row: "10000"},
 	{what: "added to the first token, 2,000 streams, p99", most: 8, unit: " ms", is: func(s *store) (spread, bool) {
 		return s.compare("ttft", 1, evenkeelName, without(evenkeelName), func(m Sample) float64 { return m.TTFT.P99 / 1e3 }, difference)
 	}},
-	{what: "growth of CPU a chunk from 1,000 streams to 30,000, to nginx's", most: 1.2, is: growth, row: "30000"},
+	{what: "growth of CPU per chunk from 1,000 streams to 30,000, to nginx's", most: 1.2, is: growth, row: "30000"},
 }
 
 func cpuTo(row, peer string, of func(Sample) float64) func(s *store) (spread, bool) {

@@ -20,7 +20,9 @@ const reference = "pjsq-kv"
 func writeHead(out io.Writer, o options) {
 	fmt.Fprintf(out, `# A real barrier
 
-This page is for people who ask whether a real engine behaves as the simulator says.
+This page is for people who ask whether a real engine behaves as the simulator says. It compares
+the steps of the engine with the law `+"`c0 + c1 * M`"+`, and policies with each other. With two ranks,
+policies have little to gain: [Decode policies](../policies.md#what-came-out) has more ranks.
 %s wrote it, with seed %d, on %d cores of a %s/%s machine.
 
 The engine is vLLM %s on a CPU. Its model is a mixture of experts (MoE) of two layers with
@@ -30,11 +32,12 @@ engine's scheduler, its batches and its streams. These parts are not real:
 
 - The model is tiny, and its answers mean nothing. It has 64 query heads on 2 KV heads, so that a
   core spends its time on attention and not on weights.
-- No KV is transferred. vLLM's DecodeBenchConnector takes every prompt as transferred. The prefill
-  engine is evenkeel's reference engine, which makes hand-offs at once.
+- No KV is transferred. With vLLM's DecodeBenchConnector, the engine takes every prompt as
+  transferred. The prefill engine is evenkeel's
+  [reference engine](../glossary.md#reference-engine), which makes hand-offs at once.
 - A plugin adds two collective operations to vLLM's CPU communicator. MoE with data parallelism
   needs them, and vLLM %s lacks them there.
-- Engine, proxy and clients share the cores. Data centres avoid that.
+- Engine, proxy and clients share the cores. In a data centre they have machines of their own.
 
 `, "`make real-barrier`", o.seed, runtime.NumCPU(), runtime.GOOS, runtime.GOARCH, vllm.Version, ranks, slots, vllm.Version)
 }
@@ -56,9 +59,9 @@ func (r *run) String() string {
 func writeRuns(out io.Writer, rounds [][]*run, requests int, l law) {
 	n := len(rounds)
 	fmt.Fprintf(out, "\n## The policies\n\nThere were %d rounds. Each round has a list of %d requests of its own, the same for all policies,\n"+
-		"and %d requests are in the system. The figures are the mean ± the standard deviation over the\n"+
-		"rounds. The full part of a run begins when the first request ends, and lasts until the list is\n"+
-		"empty.\n\n", n, requests, clients)
+		"and %d requests are in the system at a time. The figures are the mean ± the standard deviation over\n"+
+		"the rounds. The full part of a run begins when the first request ends, and lasts until the list is\n"+
+		"empty. A gap is the time between two tokens of one answer.\n\n", n, requests, clients)
 	fmt.Fprint(out, "| policy | tokens/s, whole list | tokens/s, full part | mean gap, ms | p50 | p99 | mean wait for the first token, ms | failed "+
 		"|\n|---|--:|--:|--:|--:|--:|--:|--:|\n")
 	for i, r := range rounds[0] {
@@ -70,9 +73,9 @@ func writeRuns(out io.Writer, rounds [][]*run, requests int, l law) {
 		fmt.Fprintf(out, "| `%s` | %s | %s | %s | %s | %s | %s | %d |\n", r.policy, show(m[wholeTokens], 0), show(m[report.TokensPerS], 0), show(m[gapMean], 1),
 			show(m[gapP50], 1), show(m[gapP99], 0), show(m[report.TTFTMean], 0), failed)
 	}
-	fmt.Fprintf(out, "\nThe next table has the KV tokens in the full part: by vLLM's gauges, read every %v, and by\n"+
-		"evenkeel's own account. Imbalance is how many tokens all ranks together have less than the fullest\n"+
-		"one.\n\n", every)
+	fmt.Fprintf(out, "\nThe next table has the KV tokens in the full part, by vLLM's gauges (read every %v) and by\n"+
+		"evenkeel's own account. [Imbalance](../glossary.md#imbalance) is the number of tokens that all ranks\n"+
+		"together have less than the fullest one.\n\n", every)
 	fmt.Fprint(out, "| policy | imbalance, vLLM | imbalance, evenkeel | fullest rank, vLLM | running, vLLM | waiting, vLLM |\n|---|--:|--:|--:|--:|--:|\n")
 	for i, r := range rounds[0] {
 		m := summary(rounds, i)
@@ -123,8 +126,8 @@ func writeDifferences(out io.Writer, rounds [][]*run) {
 func writeModels(out io.Writer, rounds [][]*run, l law) {
 	fmt.Fprintf(out, "\n## What evenkeel learned of the step\n\nIn each run, evenkeel began with nothing and learned from its streams alone. The table compares\n"+
 		"what it learned with %.1f ms + %.3f ms per 1,000 KV tokens of the fullest rank. \"Off, a step\" is\n"+
-		"about a step at the mean KV tokens of the fullest rank and of both ranks in the same run, by\n"+
-		"vLLM's gauges. The law by both ranks says how long that step takes.\n\n", l.line.Intercept, 1e3*l.line.Slope)
+		"about the step at the mean load of the run, by vLLM's gauges: it compares the time that evenkeel's\n"+
+		"model gives for this step with the time that the second law gives.\n\n", l.line.Intercept, 1e3*l.line.Slope)
 	fmt.Fprint(out, "| policy | learned in | c0, ms | c1, ms per 1,000 | off, c0 | off, c1 | off, a step | R2 | steps |\n|---|--:|--:|--:|--:|--:|--:|--:|--:|\n")
 	for i, r := range rounds[0] {
 		var c0, c1, step, r2, steps []float64
