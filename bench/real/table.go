@@ -168,7 +168,7 @@ var sections = []struct{ connector, title, text string }{
 	{mooncake.NIXLPush, "The prefill engine pushes", "vLLM's `NixlPushConnector` writes the KV into the decode engine. Rows that begin with\n*" + strings.TrimSpace(boundEarly) +
 		"* use `bind: arrival`: evenkeel chooses the decode rank before the\nprefill, and both engines get the request at once. In the other rows, evenkeel chooses the rank\nafter the prefill. Two limits show in the rows with `bind: arrival`:\n\n" +
 		"- An answer may end before the prefill engine has answered. Its `cached_tokens` is then what the\n  decode engine found in its own cache ([Flags](../engines.md#flags)). So the row of KV events fails.\n" +
-		"- A decode engine whose prefill never comes keeps its blocks until it is restarted ([lost\n  blocks](../connector-nixl-push.md)).\n\n"},
+		"- A decode engine whose prefill never comes keeps its blocks until it is restarted ([lost\n  blocks](../connector-nixl-push.md#when-something-fails)).\n\n"},
 }
 
 // save writes the table into a file of docs. What stands there for other connectors stays, and so do rows
