@@ -52,7 +52,7 @@ versions](../engines.md#what-it-costs) says what to set.
 | slots ahead | A rank may have more requests than slots: as many more as wait for their first token in the mean, and at most a quarter of its slots (`+"`bind.ahead: auto`"+`). |
 | starts not told | Policies do not know when a request starts to decode. |
 | starts off by 0.3 or by 1 | Each predicted start is wrong by a factor of its own. The factors are log-normal, and this is the deviation of their logarithm. |
-| closed loop, rho 0.9 | In a closed loop, the number of requests in the system stays the same. With rho 0.9, requests arrive at a rate that would keep level ranks busy for 90 % of the time. |
+| closed loop, rho 0.9 | In a closed loop, the number of requests in the system stays the same. With rho 0.9, requests arrive at a rate that would keep level ranks busy for 90 %% of the time. |
 | ± | The standard deviation between seeds. Each seed has a part of the trace of its own, or draws a trace of its own. |
 
 Read the tables with these facts in mind:
