@@ -101,7 +101,7 @@ func (p *Profile) ReadProbe(answer []byte, x *Exchange, knownHost func(host stri
 }
 
 // scanned is the values of an answer that count; what it lacks is nil.
-type scanned struct{ err, kv, usage, choices, ids, status json.RawMessage }
+type scanned struct{ err, kv, usage, choices, ids, status, stop json.RawMessage }
 
 // scanAnswer validates an answer as ScanBody does. Of a key that is repeated the last
 // value counts, as in Body.Get.
@@ -123,6 +123,8 @@ func scanAnswer(answer []byte) (s scanned, err error) {
 			s.choices = value
 		case "status": // of a response
 			s.status = value
+		case "stop_reason": // of a message
+			s.stop = value
 		case "prompt_token_ids": // of a chat; completions have it in the choice
 			s.ids = value
 		}
@@ -133,8 +135,16 @@ func scanAnswer(answer []byte) (s scanned, err error) {
 
 func (s *scanned) read() ProbeAnswer {
 	a := ProbeAnswer{CachedTokens: -1, PromptTokenIDs: tokenList(s.ids)}
+	read, created := 0, 0 // tokens of a message's prompt that its input_tokens leave out
 	for key, value := range rawjson.Members(s.usage) {
 		switch key {
+		case "cache_creation_input_tokens":
+			created, _ = rawjson.Int(value, 0, len(value))
+		case "cache_read_input_tokens":
+			read, a.CachedTokens = 0, -1
+			if n, ok := rawjson.Int(value, 0, len(value)); ok {
+				read, a.CachedTokens = n, n
+			}
 		case "prompt_tokens", "input_tokens":
 			a.PromptTokens, _ = rawjson.Int(value, 0, len(value))
 		case "prompt_tokens_details", "input_tokens_details":
@@ -150,6 +160,7 @@ func (s *scanned) read() ProbeAnswer {
 			}
 		}
 	}
+	a.PromptTokens += read + created
 	if choices := rawjson.ArrayAt(s.choices, 0); choices.Next() { // a probe has one
 		ids := json.RawMessage(nil)
 		for o := rawjson.ObjectAt(s.choices, choices.Val); o.NextValue(); {
@@ -168,6 +179,13 @@ func (s *scanned) read() ProbeAnswer {
 	case `"incomplete"`:
 		a.FinishReason = "length"
 	case `"completed"`:
+		a.FinishReason = "stop"
+	}
+	switch string(s.stop) {
+	case "", "null":
+	case `"max_tokens"`:
+		a.FinishReason = "length"
+	default:
 		a.FinishReason = "stop"
 	}
 	return a

@@ -36,7 +36,7 @@ type Coordinates struct {
 // RequestID is what an engine calls the request that has id as its X-Request-Id, less
 // the random suffix that it adds.
 func (e Endpoint) RequestID(id string) string {
-	if e == Chat {
+	if e == Chat || e == Messages {
 		return "chatcmpl-" + id
 	}
 	return "cmpl-" + id + "-0" // each of our requests has one prompt

@@ -17,19 +17,20 @@ type Endpoint uint8
 const (
 	Chat Endpoint = iota
 	Completions
-	Responses
+	Responses // of OpenAI's second API
+	Messages  // of Anthropic's
+
+	Endpoints = iota // how many there are
 )
 
+var paths = [Endpoints]string{"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"}
+
 // Path is the endpoint's URL path, with us and with the engines.
-func (e Endpoint) Path() string {
-	switch e {
-	case Chat:
-		return "/v1/chat/completions"
-	case Responses:
-		return "/v1/responses"
-	}
-	return "/v1/completions"
-}
+func (e Endpoint) Path() string { return paths[e] }
+
+// Common says whether every engine takes hand-offs there and knows how long its prompts are,
+// and every dispatcher how its streams end.
+func (e Endpoint) Common() bool { return shapes[e] == nil }
 
 // Leg is what one PD request differs in from the client's body. A nil Leg
 // differs in nothing; a request for several choices or with several prompts
@@ -102,8 +103,8 @@ func (p *Profile) ProbeBody(b *Body, ep Endpoint, leg *Leg, x *Exchange, dst [][
 	if p.Connector == VLLMMooncake && x != nil {
 		params = x.probeParams()
 	}
-	if ep == Responses {
-		return p.responsesProbe(b, leg, params, dst)
+	if s := shapes[ep]; s != nil {
+		return s.probe(p, b, leg, params, dst)
 	}
 	return p.probeWith(b, leg, params, dst)
 }
@@ -116,7 +117,7 @@ func (p *Profile) probeWith(b *Body, leg *Leg, params json.RawMessage, dst [][]b
 	if (p.ProbeMinTokens == MinTokensOne || p.ProbeMinTokens == "") && !p.alwaysEarly() {
 		members = append(members, Member{"min_tokens", jsonOne})
 	}
-	if p.ProbeIgnoreEOS || p.ProbeMinTokens == MinTokensIgnoreEOS || leg != nil && leg.IgnoreEOS {
+	if p.ProbeIgnoreEOS || p.ProbeMinTokens == MinTokensIgnoreEOS || leg.ignoresEOS() {
 		members = append(members, Member{"ignore_eos", jsonTrue})
 	}
 	if p.returnTokenIDs() {
@@ -131,8 +132,8 @@ func (p *Profile) probeWith(b *Body, leg *Leg, params json.RawMessage, dst [][]b
 // client did not ask for. A nil kv makes the engine prefill by itself, which
 // only a profile with AllowLocalPrefill should let happen.
 func (p *Profile) DecodeBody(b *Body, ep Endpoint, leg *Leg, kv json.RawMessage, stream bool, dst [][]byte) [][]byte {
-	if ep == Responses {
-		return p.responsesDecode(b, kv, stream, dst)
+	if s := shapes[ep]; s != nil {
+		return s.decode(p, b, kv, stream, dst)
 	}
 	members, drop := p.answer(b, leg, stream)
 	if kv != nil {
@@ -170,8 +171,8 @@ func (p *Profile) answer(b *Body, leg *Leg, stream bool) (members []Member, drop
 // pulls may be another prompt's blocks by then, so the salt, new for every discard,
 // keeps them apart in the engine's prefix cache, where nothing else finds them.
 func (p *Profile) DiscardBody(b *Body, ep Endpoint, leg *Leg, kv json.RawMessage, salt string, dst [][]byte) [][]byte {
-	if ep == Responses {
-		return responsesDiscard(b, leg, kv, salt, dst)
+	if s := shapes[ep]; s != nil {
+		return s.discard(b, leg, kv, salt, dst)
 	}
 	members := oneToken(b, leg, make([]Member, 0, 7))
 	members = append(members, Member{"cache_salt", appendString(nil, salt)}, Member{"kv_transfer_params", leg.resume().params(kv)})
