@@ -100,7 +100,7 @@ func (a *Answer) Event(dst []byte, e Event) ([]byte, Effects) {
 		if e.Kind == KindComment && !a.Mirror.Started() {
 			dst = dst[:mark] // it would commit us to a 200
 		}
-		if a.Mirror.over() {
+		if a.Mirror.over {
 			a.Reader.finish()
 			fx.End = Whole
 		}

@@ -10,7 +10,7 @@ import (
 // Ask is what the client asked for, where it differs from what decode was asked,
 // and what a fan-out changes in the events of one of its legs.
 type Ask struct {
-	Responses bool // the events are those of /v1/responses
+	Form Form // of the events
 
 	Usage           bool // stream_options.include_usage
 	ContinuousUsage bool // stream_options.continuous_usage_stats; means nothing without Usage
@@ -95,10 +95,11 @@ type Mirror struct {
 	fault      error
 	owed       []byte // the event of a final usage that the engine has not sent so far
 
-	// Of /v1/responses only:
+	// Of the other forms than chunks:
 	held   []byte // events that wait for the first that tells of a token
 	opened int    // of them
 	events int    // for the client so far
+	over   bool   // nothing comes behind the last event, although it is not [DONE]
 }
 
 // NewMirror returns a mirror for one leg.
@@ -142,12 +143,8 @@ func (m *Mirror) Event(e Event, dst []byte) (out []byte, v Verdict) {
 		}
 		return e.Raw, Ended
 	}
-	switch {
-	case m.ask.Responses && e.Kind == KindOpaque: // it may be one that opens the response, or the last, with what is not for the client
-		m.fault = ErrLargeEvent
-		return nil, Overrun
-	case m.ask.Responses:
-		return m.response(e, dst)
+	if m.ask.Form != Chunks {
+		return m.take(e, dst)
 	}
 	m.f = facts{choices: -1}
 	m.marks = m.marks[:0]

@@ -19,8 +19,12 @@ const (
 
 // respond feeds a stream to an answer, so many bytes at once.
 func respond(stream string, ask Ask, pieces int) (out string, end End, a *Answer) {
+	return feed(stream, Responses, ask, pieces)
+}
+
+func feed(stream string, form Form, ask Ask, pieces int) (out string, end End, a *Answer) {
 	a = &Answer{}
-	ask.Responses = true
+	ask.Form = form
 	a.Reset(ask)
 	a.Reader.Reset(Limits{})
 	var dst []byte
@@ -85,7 +89,7 @@ func TestWholeResponses(t *testing.T) {
 func TestEventsThatOpenAResponseDoNotEndTheWaitForItsFirst(t *testing.T) {
 	const first, gap = 5 * time.Second, time.Minute
 	var a Answer
-	a.Reset(Ask{Responses: true, Choice: -1})
+	a.Reset(Ask{Form: Responses, Choice: -1})
 	a.Reader.Reset(Limits{First: first, Gap: gap})
 	now := time.Unix(1, 0)
 	step := func(d time.Duration, sent string) time.Duration {
@@ -101,7 +105,7 @@ func TestEventsThatOpenAResponseDoNotEndTheWaitForItsFirst(t *testing.T) {
 	a.Feed(nil, nil, now.Add(time.Second))
 	require.ErrorIs(t, a.Err(), ErrSilent)
 
-	a.Reset(Ask{Responses: true, Choice: -1})
+	a.Reset(Ask{Form: Responses, Choice: -1})
 	a.Reader.Reset(Limits{First: 0, Gap: gap})
 	require.Zero(t, a.Reader.Wait(now))
 	require.Zero(t, step(time.Hour, created), "a wait for ever stays one")
@@ -119,7 +123,7 @@ func TestAnEventOfAResponseThatIsTooLargeIsAFault(t *testing.T) {
 	} {
 		for _, pieces := range []int{1, 700, 1 << 20} {
 			var a Answer
-			a.Reset(Ask{Responses: true, Choice: -1})
+			a.Reset(Ask{Form: Responses, Choice: -1})
 			a.Reader.Reset(Limits{Event: 1 << 10})
 			var out []byte
 			var fx Effects

@@ -84,7 +84,7 @@ func (srv *Server) Serve(ctx *fasthttp.RequestCtx, in *Incoming, req *openai.Req
 		return srv.fanOut(ctx, conn, j, legs)
 	}
 	j.leg = &legs[0].Leg
-	j.ask = sse.Ask{Usage: req.IncludeUsage || !req.Stream, ContinuousUsage: req.ContinuousUsage, TokenIDs: req.ReturnTokenIDs, Choice: -1, Cached: -1, Responses: req.Endpoint == mooncake.Responses}
+	j.ask = sse.Ask{Usage: req.IncludeUsage || !req.Stream, ContinuousUsage: req.ContinuousUsage, TokenIDs: req.ReturnTokenIDs, Choice: -1, Cached: -1, Form: sse.FormOf(req.Endpoint.Path())}
 	s, fail := j.serve(ctx)
 	if s == nil && fail == nil {
 		return nil // another dispatcher answers

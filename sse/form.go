@@ -1,0 +1,198 @@
+package sse
+
+import (
+	"slices"
+	"strconv"
+
+	"evenkeel/rawjson"
+)
+
+// A Form is what the events of an endpoint are like.
+type Form uint8
+
+// The forms. Chat and completions share the first, which the rest of the mirror reads.
+const (
+	Chunks    Form = iota
+	Responses      // of /v1/responses
+	Messages       // of /v1/messages
+)
+
+// FormOf is the form of a path's events.
+func FormOf(path string) Form {
+	switch path {
+	case "/v1/responses":
+		return Responses
+	case "/v1/messages":
+		return Messages
+	}
+	return Chunks
+}
+
+// forms are what differs between the forms that are not chunks. Each reads an event, or a whole
+// answer, and writes what ends a stream for its client.
+var forms = [...]struct {
+	read   func(b []byte, cached int) told
+	failed func(dst []byte, events int, message, typ, code string) []byte
+	end    string // the last event of an answer that is whole; empty: the one that has its finish_reason
+}{
+	Responses: {read: readResponse, failed: failedResponse},
+	Messages:  {read: readMessage, failed: failedMessage, end: messageStop},
+}
+
+// told is what an event says, or a whole answer.
+type told struct {
+	ok      bool
+	opening bool // it tells of the request, not of the answer
+	idle    bool // it tells of nothing
+	delta   bool // it has what a token became
+	last    bool // it has the final usage
+	over    bool // nothing comes behind it
+	failed  bool
+	why     []byte // the event, or its error
+	finish  string
+	usage   Usage
+	cuts    []cut
+}
+
+// maxHeld is how many events may come before the answer begins.
+const maxHeld = 4
+
+// take takes the next event, or a whole answer, of an endpoint with a form of its own. An engine
+// may send events that tell of the request itself at once. They wait here for the first that tells
+// of a token: until then the engine may not have the KV, and the client no status.
+func (m *Mirror) take(e Event, dst []byte) (out []byte, v Verdict) {
+	if e.Kind == KindOpaque {
+		if m.ask.Form == Responses { // it may be one that opens the response, or the last, with what is not for the client
+			m.fault = ErrLargeEvent
+			return nil, Overrun
+		}
+		m.started = true
+		return e.Raw, Forward
+	}
+	r := forms[m.ask.Form].read(e.Data, m.ask.Cached)
+	switch {
+	case !r.ok: // not ours to judge
+		m.started = true
+		return m.release(e.Raw, dst), Forward
+	case r.failed:
+		m.failure = parseFailure(r.why)
+		return e.Raw, Failed
+	case r.idle && !m.started:
+		return nil, Drop
+	case r.over && !r.last && m.finish == "": // an end without a reason is none
+		return nil, Ended
+	}
+	m.events++
+	if r.opening && !m.started {
+		if m.opened++; m.opened > maxHeld {
+			m.fault = ErrBadCount
+			return nil, Overrun
+		}
+		m.held = m.cut(e, r.cuts, m.held)
+		return nil, Drop
+	}
+	m.f = facts{choices: -1, content: r.delta, hasUsage: r.usage.Total > 0, usage: r.usage}
+	if r.last {
+		m.f.choices = 0
+	}
+	if fault := m.overrun(); fault != nil {
+		m.fault = fault
+		return nil, Overrun
+	}
+	m.count(e.Data)
+	m.started = true
+	if r.last {
+		m.finish = r.finish
+	}
+	m.over = r.over && m.finish != ""
+	if len(r.cuts) == 0 {
+		return m.release(e.Raw, dst), Forward
+	}
+	dst = append(dst, m.held...)
+	m.held = m.held[:0]
+	return m.cut(e, r.cuts, dst), Forward
+}
+
+// release puts what was held back before an event.
+func (m *Mirror) release(raw, dst []byte) []byte {
+	if len(m.held) == 0 {
+		return raw
+	}
+	dst = append(append(dst, m.held...), raw...)
+	m.held = m.held[:0]
+	return dst
+}
+
+// cut is a place of an event that the client gets otherwise.
+type cut struct {
+	from, to int
+	put      string // stands there instead
+}
+
+// cut writes an event with its cuts, which are in the order of their places.
+func (m *Mirror) cut(e Event, cuts []cut, dst []byte) []byte {
+	dst, at := appendHead(dst, e), 0
+	for _, c := range cuts {
+		if c.to <= at {
+			continue
+		}
+		dst = append(appendPart(dst, e, e.Data[at:max(c.from, at)]), c.put...)
+		at = c.to
+	}
+	return appendTail(appendPart(dst, e, e.Data[at:]), e)
+}
+
+// without cuts out the current member of an object, of which kept says that members before it stay.
+func without(o *rawjson.Object, kept bool) cut {
+	from, to := rawjson.Cut(o.Text, o.Comma, o.Quote, o.Pos, !kept)
+	return cut{from: from, to: to}
+}
+
+// order puts the cuts in the order of their places.
+func (s *told) order() {
+	if len(s.cuts) > 1 {
+		slices.SortFunc(s.cuts, func(a, b cut) int { return a.from - b.from })
+	}
+}
+
+// foreignKey says whether a member of an answer is for engines alone.
+func foreignKey(key string) bool { return key == "kv_transfer_params" || key == "ec_transfer_params" }
+
+// text is what a JSON string says; empty: it is none.
+func text(v []byte) string {
+	if len(v) == 0 || v[0] != '"' {
+		return ""
+	}
+	return rawjson.Unquote(v)
+}
+
+// countOf reads the current member of an object as a number of tokens.
+func countOf(o *rawjson.Object) int {
+	n, _ := rawjson.Int(o.Text, o.Val, o.Pos)
+	return max(0, n)
+}
+
+// Ending appends what ends a stream for its client: the error, if there is one, and [DONE]
+// where the endpoint has it. typ and code are the error's in the words of the endpoint.
+func (a *Answer) Ending(dst []byte, failed bool, message, typ, code string) []byte {
+	m := &a.Mirror
+	form := &forms[m.ask.Form]
+	switch {
+	case m.ask.Form == Chunks && failed:
+		return append(ErrorEvent(dst, message, typ, code), Done...)
+	case m.ask.Form == Chunks:
+		return append(dst, Done...)
+	case failed:
+		return form.failed(dst, m.events, message, typ, code)
+	case !m.over:
+		return append(dst, form.end...)
+	}
+	return dst
+}
+
+// failedResponse appends the error event of /v1/responses.
+func failedResponse(dst []byte, events int, message, _, code string) []byte {
+	dst = rawjson.AppendString(append(dst, "event: error\ndata: {\"type\":\"error\",\"code\":"...), code)
+	dst = rawjson.AppendString(append(dst, `,"message":`...), message)
+	return append(strconv.AppendInt(append(dst, `,"param":null,"sequence_number":`...), int64(events), 10), "}\n\n"...)
+}

@@ -1,0 +1,151 @@
+package sse
+
+import (
+	"strconv"
+
+	"evenkeel/rawjson"
+)
+
+// Anthropic's events. The first one, message_start, comes with the first token. Text, thinking and
+// the arguments of tools come as deltas of content blocks. message_delta has the stop_reason
+// and the usage, and message_stop is the end.
+
+const messageStop = "event: message_stop\ndata: {\"type\":\"message_stop\"}\n\n"
+
+// noReason is an end that the engine gives no reason for: vLLM ends an aborted answer so.
+const noReason = `{"error":"the decode engine ended the answer without a stop_reason"}`
+
+// readMessage reads an event of /v1/messages, or its whole answer. cached is what to tell of
+// prompt tokens that were cached, as in Ask.
+func readMessage(b []byte, cached int) (s told) {
+	var kind string
+	s.why = b
+	at := rawjson.Space(b, 0)
+	o := rawjson.ObjectAt(b, at)
+	for o.NextValue() {
+		switch string(o.Key) {
+		case "type":
+			kind = text(o.Value())
+		case "error":
+			s.failed = s.failed || !rawjson.IsNull(o.Value())
+		case "message":
+			if b[o.Val] == '{' { // each of several, for a client may take any of them
+				s.readAnswer(rawjson.ObjectAt(b, o.Val), cached)
+			}
+		case "usage":
+			s.readSpent(&o, cached)
+		case "delta":
+			if b[o.Val] == '{' {
+				s.readDelta(rawjson.ObjectAt(b, o.Val))
+			}
+		}
+	}
+	s.ok = o.Pos > 0 && rawjson.Space(b, o.Pos) == len(b)
+	switch {
+	case !s.ok:
+	case kind == "error":
+		s.failed = true
+	case kind == "message":
+		s.last, s.over = true, true
+		s.readAnswer(rawjson.ObjectAt(b, at), cached)
+	case kind == "message_delta":
+		s.last = true
+		if s.finish == "" && !s.failed {
+			s.failed, s.why = true, []byte(noReason)
+		}
+	case kind == "message_stop":
+		s.over = true
+	case kind == "ping":
+		s.idle = true
+	}
+	s.order()
+	return s
+}
+
+// readAnswer takes in a message.
+func (s *told) readAnswer(o rawjson.Object, cached int) {
+	kept := false // a member before
+	for o.NextValue() {
+		key := rawjson.Key(o.Key)
+		if foreignKey(key) {
+			s.cuts = append(s.cuts, without(&o, kept))
+			continue
+		}
+		kept = true
+		switch key {
+		case "stop_reason":
+			s.finish = stopReason(o.Value())
+		case "usage":
+			s.readSpent(&o, cached)
+		}
+	}
+}
+
+// readDelta takes in what an event adds.
+func (s *told) readDelta(o rawjson.Object) {
+	for o.NextValue() {
+		switch string(o.Key) {
+		case "type":
+			switch string(o.Value()) {
+			case `"text_delta"`, `"thinking_delta"`, `"input_json_delta"`:
+				s.delta = true
+			}
+		case "stop_reason":
+			s.finish = stopReason(o.Value())
+		}
+	}
+}
+
+// stopReason is a stop_reason as a finish_reason; empty: there is none.
+func stopReason(v []byte) string {
+	switch string(v) {
+	case `"end_turn"`, `"stop_sequence"`:
+		return "stop"
+	case `"max_tokens"`:
+		return "length"
+	case `"tool_use"`:
+		return "tool_calls"
+	}
+	return text(v)
+}
+
+// readSpent takes in the usage at o. Its input_tokens are those that were not cached, and decode
+// counts what it pulled as cached.
+func (s *told) readSpent(at *rawjson.Object, cached int) {
+	if at.Text[at.Val] != '{' {
+		return
+	}
+	var input, read, created, output int
+	var inputs, reads []cut // where they stand: each of several, for a client may take any of them
+	for o := rawjson.ObjectAt(at.Text, at.Val); o.NextValue(); {
+		switch n, place := countOf(&o), (cut{from: o.Val, to: o.Pos}); string(o.Key) {
+		case "input_tokens":
+			input, inputs = n, append(inputs, place)
+		case "cache_read_input_tokens":
+			read, reads = n, append(reads, place)
+		case "cache_creation_input_tokens":
+			created = n
+		case "output_tokens":
+			output = n
+		}
+	}
+	prompt := input + read + created
+	s.usage = Usage{Prompt: prompt, Completion: output, Total: prompt + output, Cached: read}
+	if cached == OwnCached || len(reads) == 0 {
+		return
+	}
+	cached = min(max(0, cached), prompt)
+	for i := range inputs {
+		inputs[i].put = strconv.Itoa(prompt - cached)
+	}
+	for i := range reads {
+		reads[i].put = strconv.Itoa(cached)
+	}
+	s.cuts = append(append(s.cuts, inputs...), reads...)
+}
+
+// failedMessage appends the error event of /v1/messages.
+func failedMessage(dst []byte, _ int, message, typ, _ string) []byte {
+	dst = rawjson.AppendString(append(dst, "event: error\ndata: {\"type\":\"error\",\"error\":{\"type\":"...), typ)
+	return append(rawjson.AppendString(append(dst, `,"message":`...), message), "}}\n\n"...)
+}

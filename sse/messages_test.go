@@ -1,0 +1,154 @@
+package sse
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"evenkeel/rawjson"
+)
+
+const (
+	messageStart = "event: message_start\ndata: {\"type\":\"message_start\",\"message\":{\"id\":\"m\",\"type\":\"message\",\"content\":[],\"stop_reason\":null,\"usage\":{\"input_tokens\":9,\"output_tokens\":0}}}\n\n"
+	blockStart   = "event: content_block_start\ndata: {\"index\":0,\"type\":\"content_block_start\",\"content_block\":{\"type\":\"text\",\"text\":\"\"}}\n\n"
+	blockDelta   = "event: content_block_delta\ndata: {\"index\":0,\"type\":\"content_block_delta\",\"delta\":{\"type\":\"text_delta\",\"text\":\"a\"}}\n\n"
+	signature    = "event: content_block_delta\ndata: {\"index\":0,\"type\":\"content_block_delta\",\"delta\":{\"type\":\"signature_delta\",\"signature\":\"s\"}}\n\n"
+	messageDelta = "event: message_delta\ndata: {\"type\":\"message_delta\",\"delta\":{\"stop_reason\":\"end_turn\",\"stop_sequence\":null},\"usage\":{\"input_tokens\":1,\"output_tokens\":3,\"cache_read_input_tokens\":8}}\n\n"
+	ping         = "event: ping\ndata: {\"type\":\"ping\"}\n\n"
+)
+
+// message feeds a stream to an answer, so many bytes at once.
+func message(stream string, ask Ask, pieces int) (out string, end End, a *Answer) {
+	return feed(stream, Messages, ask, pieces)
+}
+
+func TestAMessageIsMirrored(t *testing.T) {
+	for _, pieces := range []int{1, 7, 1 << 20} {
+		out, end, a := message(messageStart+ping+blockStart+blockDelta+blockDelta+signature+messageDelta+messageStop, Ask{Cached: 4}, pieces)
+		require.Equal(t, Whole, end)
+		require.Equal(t, 3, a.Mirror.Tokens())
+		require.Equal(t, 9, a.Mirror.Prompt())
+		require.Equal(t, "stop", a.Mirror.FinishReason())
+		drift, told := a.Mirror.Drift()
+		require.True(t, told)
+		require.Equal(t, -1, drift, "two chunks were three tokens, and a signature is none")
+		require.Equal(t, messageStart+ping+blockStart+blockDelta+blockDelta+signature+
+			strings.Replace(messageDelta, `"input_tokens":1,"output_tokens":3,"cache_read_input_tokens":8`, `"input_tokens":5,"output_tokens":3,"cache_read_input_tokens":4`, 1)+messageStop, out)
+		require.Empty(t, a.Ending(nil, false, "", "", ""))
+	}
+}
+
+func TestWhatAMessageTellsOfCachedTokens(t *testing.T) {
+	for cached, want := range map[int]string{
+		4:         `"input_tokens":5,"output_tokens":3,"cache_read_input_tokens":4`,
+		-1:        `"input_tokens":9,"output_tokens":3,"cache_read_input_tokens":0`,
+		99:        `"input_tokens":0,"output_tokens":3,"cache_read_input_tokens":9`,
+		OwnCached: `"input_tokens":1,"output_tokens":3,"cache_read_input_tokens":8`,
+	} {
+		out, _, a := message(messageStart+messageDelta, Ask{Cached: cached}, 1<<20)
+		require.Contains(t, out, want)
+		require.Equal(t, 9, a.Mirror.Prompt())
+	}
+	out, _, _ := message(messageStart, Ask{Cached: 4}, 1<<20)
+	require.Equal(t, messageStart, out, "an engine that does not tell keeps its count")
+}
+
+func TestAMessageThatIsNotWhole(t *testing.T) {
+	for name, row := range map[string]struct {
+		stream string
+		end    End
+		out    string
+		begun  bool
+	}{
+		"nothing":                                {"", Short, "", false},
+		"a ping is no answer":                    {ping, Short, "", false},
+		"an end without a message_delta":         {messageStart + blockDelta, Short, messageStart + blockDelta, true},
+		"a message_stop alone":                   {messageStart + messageStop, Short, messageStart, true},
+		"an error first":                         {"event: error\ndata: {\"type\":\"error\",\"error\":{\"type\":\"internal_error\",\"message\":\"no\"}}\n\n", Refused, "", false},
+		"an error in the middle":                 {messageStart + "event: error\ndata: {\"type\":\"error\",\"error\":{\"type\":\"internal_error\",\"message\":\"no\"}}\n\n", Refused, messageStart, true},
+		"an end without a reason":                {messageStart + strings.Replace(messageDelta, `"end_turn"`, "null", 1) + messageStop, Refused, messageStart, true},
+		"a chat's error":                         {"data: {\"error\":{\"message\":\"no\",\"code\":400}}\n\n", Refused, "", false},
+		"[DONE] does not stand for the rest":     {messageStart + Done, Short, messageStart, true},
+		"a reason that begins is none that ends": {strings.Replace(messageStart, `"stop_reason":null`, `"stop_reason":"end_turn"`, 1), Short, strings.Replace(messageStart, `"stop_reason":null`, `"stop_reason":"end_turn"`, 1), true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			out, end, a := message(row.stream, Ask{}, 1<<20)
+			require.Equal(t, row.end, end)
+			require.Equal(t, row.out, out)
+			require.Equal(t, row.begun, a.Mirror.Started())
+			require.Equal(t, "event: error\ndata: {\"type\":\"error\",\"error\":{\"type\":\"api_error\",\"message\":\"it \\\"broke\\\"\"}}\n\n",
+				string(a.Ending(nil, true, `it "broke"`, "api_error", "upstream_broken")))
+		})
+	}
+}
+
+// An engine that ends its body behind the reason has said all, and the client waits for message_stop.
+func TestAMessageWithoutItsLastEventGetsIt(t *testing.T) {
+	out, end, a := message(messageStart+blockDelta+messageDelta, Ask{Cached: OwnCached}, 1<<20)
+	require.Equal(t, Whole, end)
+	require.Equal(t, messageStart+blockDelta+messageDelta, out)
+	require.Equal(t, messageStop, string(a.Ending(nil, false, "", "", "")))
+}
+
+func TestWholeMessages(t *testing.T) {
+	for reason, want := range map[string]string{`"end_turn"`: "stop", `"stop_sequence"`: "stop", `"max_tokens"`: "length", `"tool_use"`: "tool_calls", `"refusal"`: "refusal", `null`: ""} {
+		out, _, a := message(`data: {"id":"m","type":"message","stop_reason":`+reason+`,"usage":{"cache_read_input_tokens":8,"input_tokens":1,"output_tokens":3},"kv_transfer_params":{"a":1},"ec_transfer_params":null}`+"\n\n", Ask{Cached: 2}, 1<<20)
+		require.Equal(t, want, a.Mirror.FinishReason(), reason)
+		require.Equal(t, 3, a.Mirror.Tokens())
+		require.Equal(t, `data: {"id":"m","type":"message","stop_reason":`+reason+`,"usage":{"cache_read_input_tokens":2,"input_tokens":7,"output_tokens":3}}`+"\n\n", out)
+	}
+}
+
+// A ping does not end the wait for the first event, and a large event is passed on as it comes.
+func TestPingsAndLargeEventsOfAMessage(t *testing.T) {
+	var a Answer
+	a.Reset(Ask{Form: Messages})
+	a.Reader.Reset(Limits{First: 5 * time.Second, Gap: time.Minute, Event: 1 << 10})
+	now := time.Unix(1, 0)
+	require.Equal(t, 5*time.Second, a.Reader.Wait(now))
+	_, fx := a.Feed(nil, []byte(ping), now.Add(time.Second))
+	require.Equal(t, Runs, fx.End)
+	require.Equal(t, 4*time.Second, a.Reader.Wait(now.Add(time.Second)))
+	large := strings.Replace(blockDelta, `"a"`, `"`+strings.Repeat("x", 5000)+`"`, 1)
+	out, fx := a.Feed(nil, []byte(messageStart+large+messageDelta+messageStop), now.Add(2*time.Second))
+	require.Equal(t, Whole, fx.End)
+	require.Contains(t, string(out), large)
+}
+
+func TestFormsOfPaths(t *testing.T) {
+	for path, want := range map[string]Form{"/v1/messages": Messages, "/v1/responses": Responses, "/v1/chat/completions": Chunks, "/v1/completions": Chunks} {
+		require.Equal(t, want, FormOf(path))
+	}
+}
+
+func FuzzMessage(f *testing.F) {
+	for _, stream := range []string{messageStart, blockStart, blockDelta, signature, messageDelta, messageStop, ping} {
+		for _, e := range frames(f, stream) {
+			f.Add(e.Data)
+		}
+	}
+	f.Add([]byte(`{"type":"message","kv_transfer_params":1,"message":{"ec_transfer_params":2},"stop_reason":"end_turn","usage":{"input_tokens":1,"cache_read_input_tokens":5,"input_tokens":2}}`))
+	f.Add([]byte(`{"type":"message_start","message":{"kv_transfer_params":1,"usage":{"cache_read_input_tokens":5}}}`))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		stream := "data: " + strings.ReplaceAll(strings.ReplaceAll(string(data), "\n", " "), "\r", " ") + "\n\n"
+		out, end, a := message(stream, Ask{Cached: 7}, 1<<20)
+		if !json.Valid(data) || len(out) == 0 || end == Refused {
+			return
+		}
+		require.True(t, a.Mirror.Started())
+		_, sent, ok := strings.Cut(out, "data: ")
+		require.True(t, ok, out)
+		require.True(t, json.Valid([]byte(sent)), "%s -> %s", data, sent)
+		for key, message := range rawjson.Members([]byte(strings.TrimSpace(sent))) {
+			if key != "message" {
+				continue
+			}
+			for inner := range rawjson.Members(message) {
+				require.NotContains(t, []string{"kv_transfer_params", "ec_transfer_params"}, inner, "%s -> %s", data, sent)
+			}
+		}
+	})
+}
