@@ -7,9 +7,11 @@ import (
 	"net/http"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"evenkeel/bench/refengine/bind"
+	"evenkeel/bench/refengine/messages"
 	"evenkeel/bench/refengine/plain"
 	"evenkeel/bench/refengine/responses"
 	"evenkeel/bench/reftext"
@@ -27,15 +29,19 @@ type endpoint struct {
 var endpoints = map[string]endpoint{
 	"/v1/chat/completions": {http.MethodPost, false, func(l *life, x *exchange) bool { return l.generate(x, true) }},
 	"/v1/completions":      {http.MethodPost, false, func(l *life, x *exchange) bool { return l.generate(x, false) }},
-	"/v1/responses":        {http.MethodPost, false, (*life).serveResponse},
-	"/v1/models":           {http.MethodGet, false, (*life).serveModels},
-	"/health":              {http.MethodGet, true, (*life).serveHealth},
-	"/ping":                {http.MethodGet, true, serveOK},
-	"/version":             {http.MethodGet, true, (*life).serveVersion},
-	"/metrics":             {http.MethodGet, true, (*life).serveMetrics},
-	"/tokenize":            {http.MethodPost, true, (*life).serveTokenize},
-	"/reset_prefix_cache":  {http.MethodPost, true, (*life).serveReset},
-	"/query":               {http.MethodGet, true, (*life).serveQuery},
+	"/v1/responses": {http.MethodPost, false, func(l *life, x *exchange) bool {
+		return l.translate(x, responses.Chat, &responses.Writer{Model: l.engine.cfg.Model})
+	}},
+	"/v1/messages":              {http.MethodPost, false, func(l *life, x *exchange) bool { return l.translate(x, messages.Chat, new(messages.Writer)) }},
+	"/v1/messages/count_tokens": {http.MethodPost, false, (*life).serveCount},
+	"/v1/models":                {http.MethodGet, false, (*life).serveModels},
+	"/health":                   {http.MethodGet, true, (*life).serveHealth},
+	"/ping":                     {http.MethodGet, true, serveOK},
+	"/version":                  {http.MethodGet, true, (*life).serveVersion},
+	"/metrics":                  {http.MethodGet, true, (*life).serveMetrics},
+	"/tokenize":                 {http.MethodPost, true, (*life).serveTokenize},
+	"/reset_prefix_cache":       {http.MethodPost, true, (*life).serveReset},
+	"/query":                    {http.MethodGet, true, (*life).serveQuery},
 
 	pullPath:          {http.MethodPost, true, (*life).servePull},
 	bind.RegisterPath: {http.MethodPost, true, func(l *life, x *exchange) bool { return l.bound.serveRegister(x) }},
@@ -58,7 +64,7 @@ func (l *life) handle(x *exchange) bool {
 	}
 	if serve, has := plain.Has(l.engine.cfg.Task, path); has {
 		to, ok = endpoint{http.MethodPost, false, func(l *life, x *exchange) bool { return l.servePlain(x, serve) }}, true
-	} else if l.engine.cfg.Task != plain.Generate && (path == "/v1/chat/completions" || path == "/v1/completions" || path == "/v1/responses") {
+	} else if l.engine.cfg.Task != plain.Generate && (strings.HasPrefix(path, "/v1/chat/") || path == "/v1/completions" || path == "/v1/responses" || strings.HasPrefix(path, "/v1/messages")) {
 		ok = false
 	}
 	switch {
@@ -72,14 +78,34 @@ func (l *life) handle(x *exchange) bool {
 	return to.serve(l, x)
 }
 
-// serveResponse answers the chat that a response means.
-func (l *life) serveResponse(x *exchange) bool {
-	chat, err := responses.Chat(x.Body)
+// translate answers the chat that a request of another endpoint means, in its words.
+func (l *life) translate(x *exchange, chat func(body []byte) ([]byte, error), in words) bool {
+	x.words = in
+	body, err := chat(x.Body)
 	if err != nil {
 		return x.fail(refuse(400, "%v", err).of("input"))
 	}
-	x.Body, x.response = chat, &responses.Writer{Model: l.engine.cfg.Model}
+	x.Body = body
 	return l.generate(x, true)
+}
+
+// serveCount counts the tokens of the chat that a message means.
+func (l *life) serveCount(x *exchange) bool {
+	x.words = new(messages.Writer)
+	body, err := messages.Count(x.Body)
+	if err != nil {
+		return x.fail(refuse(400, "%v", err))
+	}
+	var members map[string]json.RawMessage
+	if err := json.Unmarshal(body, &members); err != nil {
+		return x.fail(refuse(400, "body: %v", err))
+	}
+	p, err := reftext.RenderMembers(true, members)
+	if err != nil {
+		return x.fail(refuse(400, "%v", err))
+	}
+	n := p.Tokens()
+	return x.answerJSON(map[string]any{"input_tokens": n, "context_management": map[string]int{"original_input_tokens": n}})
 }
 
 // servePlain answers a request that makes no completion. It takes as long as the prefill of

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"strconv"
 
-	"evenkeel/bench/refengine/responses"
 	"evenkeel/bench/refengine/wire"
 	"evenkeel/rawjson"
 )
@@ -83,16 +82,26 @@ func (e *apiError) body(shape ErrorShape) (body []byte, contentType string) {
 // exchange is a request on a connection, and how its errors look.
 type exchange struct {
 	*wire.Exchange
-	shape    ErrorShape
-	response *responses.Writer // turns what is answered into a response; nil: it is a chat or a completion
+	shape ErrorShape
+	words words // of its endpoint; nil: those of a chat or a completion
 }
 
-// Answer, Stream and Event are those of the wire, in a response's words if that was asked for.
+// words turn what a chat is answered into the answer of another endpoint.
+type words interface {
+	Begin(id string) (events []byte)                      // what comes before anything is computed
+	Events(chat []byte) (events []byte)                   // for some of the chat's
+	Whole(id string, chat []byte) (whole []byte, ok bool) // ok is false for what is no chat
+	Error(chat []byte) []byte
+}
+
+// Answer, Stream and Event are those of the wire, in the words of the endpoint.
 func (x *exchange) Answer(status int, contentType string, body []byte, extra ...string) bool {
-	if x.response != nil && status == 200 {
-		if whole, ok := x.response.Whole(x.Req.Header.Get("X-Request-Id"), body); ok {
+	if x.words != nil && status == 200 {
+		if whole, ok := x.words.Whole(x.Req.Header.Get("X-Request-Id"), body); ok {
 			body = whole
 		}
+	} else if x.words != nil {
+		body = x.words.Error(body)
 	}
 	return x.Exchange.Answer(status, contentType, body, extra...)
 }
@@ -101,17 +110,18 @@ func (x *exchange) Stream(contentType string) bool {
 	if !x.Exchange.Stream(contentType) {
 		return false
 	}
-	if x.response == nil {
+	if x.words == nil {
 		return true
 	}
-	return x.Exchange.Event(func(dst []byte) []byte { return append(dst, x.response.Begin(x.Req.Header.Get("X-Request-Id"))...) })
+	events := x.words.Begin(x.Req.Header.Get("X-Request-Id"))
+	return len(events) == 0 || x.Exchange.Event(func(dst []byte) []byte { return append(dst, events...) })
 }
 
 func (x *exchange) Event(build func(dst []byte) []byte) bool {
-	if x.response == nil {
+	if x.words == nil {
 		return x.Exchange.Event(build)
 	}
-	events := x.response.Events(build(nil))
+	events := x.words.Events(build(nil))
 	return len(events) == 0 || x.Exchange.Event(func(dst []byte) []byte { return append(dst, events...) })
 }
 

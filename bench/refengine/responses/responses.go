@@ -295,3 +295,6 @@ func (w *Writer) Whole(id string, chat []byte) (response []byte, ok bool) {
 	response, err := json.Marshal(w.response(w.status(), whole.KV))
 	return response, err == nil
 }
+
+// Error is an error as a chat has it.
+func (w *Writer) Error(chat []byte) []byte { return chat }
