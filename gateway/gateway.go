@@ -163,7 +163,7 @@ func New(cfg *config.Config, log *zap.Logger) (g *Gateway, err error) {
 		Handler: g.door.Handle, Log: log, MaxBody: cfg.Limits.Body, MaxHead: cfg.Limits.Head,
 		Concurrency: cfg.Limits.Connections + 1, // the listener's limit answers first, without blocking accept
 		ReadTimeout: cfg.Limits.ReadTimeout, IdleTimeout: cfg.Limits.IdleTimeout,
-		Stranger: g.door.Stranger, Caller: g.door.Caller, Bodies: g.bodies, Refused: g.door.Refused,
+		Stranger: g.door.Stranger, Caller: g.door.Caller, Bodies: g.bodies, Refused: g.door.Refused, Answer: g.door.TurnAway,
 	})
 	return g, beginTraces()
 }

@@ -18,12 +18,22 @@ import (
 // strange is the refusal of a caller we do not know.
 var strange = edge.Refusal{
 	Status: http.StatusUnauthorized, Code: "invalid_api_key",
-	Message: "no or unknown API key; send Authorization: Bearer KEY",
+	Message: "no or unknown API key; send Authorization: Bearer KEY, or x-api-key: KEY",
+}
+
+// keyOf finds the key in a request's head. Anthropic's clients send it as x-api-key; beside an
+// Authorization that is not looked at.
+func (d *Door) keyOf(h *fasthttp.RequestHeader) (keys.Key, bool) {
+	set := d.host.Config.Keys()
+	if said := h.Peek("Authorization"); len(said) > 0 {
+		return set.Authenticate(said)
+	}
+	return set.Find(h.Peek("X-Api-Key"))
 }
 
 // Stranger refuses a request by its head, before its body is read.
 func (d *Door) Stranger(h *fasthttp.RequestHeader) *edge.Refusal {
-	if _, ok := d.host.Config.Keys().Authenticate(h.Peek("Authorization")); ok {
+	if _, ok := d.keyOf(h); ok {
 		return nil
 	}
 	return &strange
@@ -31,13 +41,13 @@ func (d *Door) Stranger(h *fasthttp.RequestHeader) *edge.Refusal {
 
 // Caller is the name of the caller's key. Bodies are charged to that name.
 func (d *Door) Caller(h *fasthttp.RequestHeader) string {
-	key, _ := d.host.Config.Keys().Authenticate(h.Peek("Authorization"))
+	key, _ := d.keyOf(h)
 	return key.Name
 }
 
 // authenticate finds the caller's key.
 func (d *Door) authenticate(ctx *fasthttp.RequestCtx) (keys.Key, *openai.Error) {
-	key, ok := d.host.Config.Keys().Authenticate(ctx.Request.Header.Peek("Authorization"))
+	key, ok := d.keyOf(&ctx.Request.Header)
 	if !ok {
 		ctx.Response.Header.Set("WWW-Authenticate", "Bearer")
 		return keys.Key{}, &openai.Error{Status: strange.Status, Type: "authentication_error", Code: strange.Code, Message: strange.Message}

@@ -89,6 +89,7 @@ func (d *Door) publicRoutes() map[string]handler {
 		"/v1/chat/completions": {http.MethodPost, func(ctx *fasthttp.RequestCtx) { d.complete(ctx, mooncake.Chat) }},
 		"/v1/completions":      {http.MethodPost, func(ctx *fasthttp.RequestCtx) { d.complete(ctx, mooncake.Completions) }},
 		"/v1/responses":        {http.MethodPost, func(ctx *fasthttp.RequestCtx) { d.complete(ctx, mooncake.Responses) }},
+		"/v1/messages":         {http.MethodPost, func(ctx *fasthttp.RequestCtx) { d.complete(ctx, mooncake.Messages) }},
 		"/v1/models":           {http.MethodGet, d.listModels},
 		oneModel:               {http.MethodGet, d.showModel},
 		"/health":              {http.MethodGet, d.health},
@@ -224,16 +225,16 @@ func (d *Door) admit(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, in *incomin
 		return nil, fleet.Route{}, fail
 	}
 	m, ok, known := d.host.Fleet.Lookup(req.Model)
-	if ep == mooncake.Responses {
+	if !ep.Common() {
 		if fail := d.here(ep.Path(), req.Model); fail != nil {
 			return req, m, fail
 		}
 		if m.Blind {
-			return req, m, openai.NewError(http.StatusNotFound, "no_such_route", "responses are not served by engines of vllm-ascend: one that they give back for want of memory looks whole; use /v1/chat/completions")
+			return req, m, openai.NewError(http.StatusNotFound, "no_such_route", ep.Path()+" is not served by engines of vllm-ascend: an answer that they give back for want of memory looks whole there; use /v1/chat/completions")
 		}
-		in.Whole = m.Whole
+		in.Whole = m.Whole[ep]
 	}
-	far := ep != mooncake.Responses && in.From == nil && d.host.Node != nil && d.host.Node.Offered(req.Model)
+	far := ep.Common() && in.From == nil && d.host.Node != nil && d.host.Node.Offered(req.Model)
 	if !ok && far {
 		m = fleet.Route{Name: req.Model, Board: req.Model}
 	}
@@ -271,10 +272,18 @@ func noSuchModel(name string) *openai.Error {
 
 // Refused counts a request that no handler saw, in its key's minute, too.
 func (d *Door) Refused(h *fasthttp.RequestHeader, r edge.Refusal) {
-	if key, ok := d.host.Config.Keys().Authenticate(h.Peek("Authorization")); ok {
+	if key, ok := d.keyOf(h); ok {
 		key.Request(time.Now())
 	}
 	d.host.Journal.Refused(&openai.Error{Status: r.Status, Code: r.Code})
+}
+
+// TurnAway answers a request that no handler saw, in the words of its endpoint.
+func (d *Door) TurnAway(ctx *fasthttp.RequestCtx, r edge.Refusal) {
+	edge.AnswerJSON(ctx, r)
+	if path := string(ctx.Path()); openai.Anthropics(path) {
+		ctx.SetBody((&openai.Error{Status: r.Status, Code: r.Code, Message: r.Message}).In(path))
+	}
 }
 
 // servedModel is a model as OpenAI shows it.

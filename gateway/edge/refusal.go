@@ -50,8 +50,8 @@ func (o *Options) tooLarge() *Refusal {
 		"the request body is limited to " + strconv.Itoa(o.MaxBody) + " bytes; send less"}
 }
 
-// answerJSON is the default Answer: OpenAI's error object.
-func answerJSON(ctx *fasthttp.RequestCtx, r Refusal) {
+// AnswerJSON is the default Answer: OpenAI's error object.
+func AnswerJSON(ctx *fasthttp.RequestCtx, r Refusal) {
 	if r.Status == fasthttp.StatusUnauthorized {
 		ctx.Response.Header.Set("WWW-Authenticate", "Bearer")
 	}

@@ -61,7 +61,7 @@ func (o Options) withDefaults() Options {
 	o.Log = cmp.Or(o.Log, zap.NewNop())
 	o.Bodies = cmp.Or(o.Bodies, NewBodies(0))
 	if o.Answer == nil {
-		o.Answer = answerJSON
+		o.Answer = AnswerJSON
 	}
 	if o.Refused == nil {
 		o.Refused = func(*fasthttp.RequestHeader, Refusal) {}

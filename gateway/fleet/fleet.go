@@ -126,8 +126,9 @@ type Route struct {
 	Clamps  bool   // some decode engine cuts max_tokens to what the prompt leaves of it
 	Prefill bool   // some prefill engine that is up has it
 	Decode  bool   // some decode rank that is up has it
-	Whole   bool   // some engine that is up takes no hand-off at /v1/responses
-	Blind   bool   // some engine that is up could give a response back without a word
+	Blind   bool   // some engine that is up could give an answer back without a word, on an endpoint that is not common
+
+	Whole [mooncake.Endpoints]bool // some engine that is up takes no hand-off there
 }
 
 // defaultSlots is what a rank is given when nobody says its max_num_seqs, which

@@ -211,14 +211,16 @@ func (i *instance) clamps() bool {
 	return i.reaches(clampsMinor, true)
 }
 
-// responsesMinor is the first 0.x of vLLM of which it is sure that it takes hand-offs at
-// /v1/responses (vLLM PR 37424, of March 2026). An earlier one would drop them without a word.
-const responsesMinor = 20
+// handOffMinor is the first 0.x of vLLM of which it is sure that it takes hand-offs at an endpoint,
+// where not every one does. An earlier one would drop them without a word. Responses have them
+// since PR 37424, of March 2026. Messages have them since PR 37535, of the same month, but
+// cache_salt, by which a discard keeps its KV apart, since PR 49498, of July 2026.
+var handOffMinor = map[mooncake.Endpoint]int{mooncake.Responses: 20, mooncake.Messages: 32}
 
-// takesResponses says whether an engine takes hand-offs at /v1/responses. There vLLM does not
-// call a request by its X-Request-Id, by which an engine that pushes finds where its KV goes.
-func (i *instance) takesResponses() bool {
-	return !i.profile.Early() && i.profile.Connector != mooncake.NIXLPush && i.reaches(responsesMinor, false)
+// takesHandOff says whether an engine takes hand-offs at an endpoint. vLLM does not call a response
+// by its X-Request-Id, by which an engine that pushes finds where its KV goes.
+func (i *instance) takesHandOff(ep mooncake.Endpoint) bool {
+	return ep.Common() || !i.profile.Early() && i.profile.Connector != mooncake.NIXLPush && i.reaches(handOffMinor[ep], false)
 }
 
 // AnyPrefill is a prefill engine that serves a model, nil if none is up.

@@ -171,7 +171,9 @@ func (f *Fleet) route(routes map[string]Route, in *instance, up bool) {
 		if !ok {
 			r = Route{Name: m.ID, Board: boardOf(in.status.Models)}
 		}
-		r.Whole = r.Whole || up && !in.takesResponses()
+		for ep := range r.Whole {
+			r.Whole[ep] = r.Whole[ep] || up && !in.takesHandOff(mooncake.Endpoint(ep))
+		}
 		r.Blind = r.Blind || up && in.profile.Ascend()
 		if in.role == Prefill {
 			r.Prefill = r.Prefill || up

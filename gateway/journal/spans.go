@@ -21,7 +21,7 @@ import (
 // operation is gen_ai.operation.name.
 func operation(path string) string {
 	switch path {
-	case "/v1/chat/completions", "/v1/responses":
+	case "/v1/chat/completions", "/v1/responses", "/v1/messages":
 		return "chat"
 	case "/v1/completions":
 		return "text_completion"

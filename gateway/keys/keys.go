@@ -121,18 +121,22 @@ func (s *Set) Succeed(old *Set) {
 	}
 }
 
-// Authenticate finds the key of an Authorization header, "Bearer KEY". ok is
-// false for a missing or unknown key: answer 401. When no key is required
-// everybody is the zero Key.
+// Authenticate finds the key of an Authorization header, "Bearer KEY", as Find does.
+func (s *Set) Authenticate(authorization []byte) (key Key, ok bool) {
+	secret, _ := bearer(authorization)
+	return s.Find(secret)
+}
+
+// Find finds a key. ok is false for a missing or unknown one: answer 401. When no key
+// is required everybody is the zero Key.
 //
 // It compares with every hash, each in constant time: how long it takes tells
 // neither which key came close nor where one stands in the file.
-func (s *Set) Authenticate(authorization []byte) (key Key, ok bool) {
+func (s *Set) Find(secret []byte) (key Key, ok bool) {
 	if !s.required {
 		return Key{}, true
 	}
-	secret, ok := bearer(authorization)
-	if !ok {
+	if len(secret) == 0 {
 		return Key{}, false
 	}
 	sum := sha256.Sum256(secret)

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 
+	"evenkeel/mooncake"
 	"evenkeel/rawjson"
 )
 
@@ -15,8 +16,12 @@ import (
 // inside the cluster's network and at different times: it must be a data: URL
 // or name a host that the operator trusts.
 func (p *parser) content(v json.RawMessage) *Error {
+	check := (*parser).part
+	if p.req.Endpoint == mooncake.Messages {
+		check = (*parser).block
+	}
 	if isObject(v) {
-		if e := p.part(v); e != nil {
+		if e := check(p, v); e != nil {
 			return e.within(".")
 		}
 		return nil
@@ -24,7 +29,7 @@ func (p *parser) content(v json.RawMessage) *Error {
 	n := 0
 	for part := range rawjson.Elements(v) {
 		if isObject(part) {
-			if e := p.part(part); e != nil {
+			if e := check(p, part); e != nil {
 				return e.within(fmt.Sprintf("[%d].", n))
 			}
 		}

@@ -19,6 +19,7 @@ import (
 // belong to the engine.
 var passedRules = map[string]rule{
 	"model":                model,
+	"tools":                nil, // they describe parameters, which may have the name of a medium
 	"priority":             rules["priority"],
 	"prompt_embeds":        rules["prompt_embeds"],
 	"chat_template":        chatTemplate,
@@ -28,21 +29,26 @@ var passedRules = map[string]rule{
 // ParsePassed reads and checks the body of a request that goes to one engine as it came, but
 // for the keys that no client may set. The request points into raw.
 func ParsePassed(raw []byte, lim Limits) (*Request, *Error) {
+	return parsePassed(raw, lim, mooncake.Chat, passedRules)
+}
+
+// parsePassed is ParsePassed by rules, of a body whose messages are those of an endpoint.
+func parsePassed(raw []byte, lim Limits, ep mooncake.Endpoint, rules map[string]rule) (*Request, *Error) {
 	body, err := mooncake.ScanBody(raw, lim.MaxDepth)
 	if err != nil {
 		return nil, bad(CodeInvalidJSON, "", "the request body is not acceptable: %v", err)
 	}
-	p := parser{lim: lim, req: &Request{Body: body, N: 1}}
+	p := parser{lim: lim, req: &Request{Endpoint: ep, Body: body, N: 1}}
 	for key, v := range body.All() {
-		rule, ok := passedRules[key]
+		rule, ok := rules[key]
 		if (ok || mooncake.Reserved(key)) && body.Count(key) > 1 {
 			return nil, bad(CodeDuplicateKey, key, "the key %q appears more than once; send it once", key)
 		}
 		var e *Error
 		switch {
-		case ok:
+		case rule != nil:
 			e = rule(&p, key, v)
-		case key != "tools": // they describe parameters, which may have the name of a medium
+		case !ok:
 			e = p.mediaIn(key, v)
 		}
 		if e != nil {

@@ -31,7 +31,7 @@ func (p *parser) messages(key string, v json.RawMessage) *Error {
 		return bad(CodeInvalidValue, key, "%q is empty; send at least one message", key)
 	}
 	p.hasPrompt = true
-	p.req.PromptBytes = len(v)
+	p.req.PromptBytes += len(v)
 	return nil
 }
 

@@ -71,12 +71,9 @@ func Parse(ep mooncake.Endpoint, raw []byte, lim Limits) (*Request, *Error) {
 	if err != nil {
 		return nil, bad(CodeInvalidJSON, "", "the request body is not acceptable: %v", err)
 	}
-	p, rules := parser{lim: lim, req: &Request{Endpoint: ep, Body: body, N: 1}}, rules
-	if ep == mooncake.Responses {
-		rules = responsesRules
-	}
+	p, d := parser{lim: lim, req: &Request{Endpoint: ep, Body: body, N: 1}}, &dialects[ep]
 	for key, v := range body.All() {
-		rule, ok := rules[key]
+		rule, ok := d.rules[key]
 		if !ok && !mooncake.Reserved(key) {
 			continue
 		}
@@ -108,6 +105,7 @@ type parser struct {
 	echo, logprobs                 bool
 	topLogprobs                    int
 	mediaBytes                     int
+	thinking                       int // tokens that the answer may think for
 }
 
 // DefaultCompletionTokens is what a completion without the key max_tokens gets, as in
@@ -117,13 +115,12 @@ const DefaultCompletionTokens = 16
 
 // together checks what no key can tell by itself, and completes the request.
 func (p *parser) together() *Error {
-	r := p.req
+	r, d := p.req, &dialects[p.req.Endpoint]
 	if r.Model == "" {
 		return bad(CodeMissing, "model", "the request names no model; set \"model\"")
 	}
 	if !p.hasPrompt {
-		key := PromptKey(r.Endpoint)
-		return bad(CodeMissing, key, "the request has no %q", key)
+		return bad(CodeMissing, d.prompt, "the request has no %q", d.prompt)
 	}
 	if p.streamOptions && !r.Stream {
 		return bad(CodeInvalidValue, "stream_options", "\"stream_options\" is only allowed when \"stream\" is true")
@@ -131,18 +128,20 @@ func (p *parser) together() *Error {
 	if p.topLogprobs > 0 && !p.logprobs {
 		return bad(CodeInvalidValue, "top_logprobs", "\"top_logprobs\" needs \"logprobs\" to be true")
 	}
-	r.MaxTokens, r.MaxTokensKey = p.maxTokens, "max_tokens"
+	r.MaxTokens, r.MaxTokensKey = p.maxTokens, d.length
 	if r.Endpoint == mooncake.Chat && p.maxCompletionTokens > 0 {
 		r.MaxTokens, r.MaxTokensKey = p.maxCompletionTokens, "max_completion_tokens"
-	}
-	if r.Endpoint == mooncake.Responses {
-		r.MaxTokensKey = "max_output_tokens"
 	}
 	r.Limit = r.MaxTokens
 	if r.MaxTokens == 0 {
 		r.MaxTokensKey = ""
 		if r.Endpoint == mooncake.Completions && r.Body.Count("max_tokens") == 0 {
 			r.Limit = DefaultCompletionTokens
+		}
+	}
+	if d.check != nil {
+		if e := d.check(p); e != nil {
+			return e
 		}
 	}
 	if r.Limit > 0 && p.minTokens > r.Limit { // the decode engine would refuse it, after a whole prefill
@@ -153,22 +152,11 @@ func (p *parser) together() *Error {
 			"\"stop_token_ids\" together with \"min_tokens\" needs a model whose vocabulary size is configured here")
 	}
 	if legs := max(1, len(r.Prompts)) * r.N; legs > MaxLegs {
-		return bad(CodeInvalidValue, PromptKey(r.Endpoint), "%d prompts with \"n\" %d ask for %d answers, more than %d", len(r.Prompts), r.N, legs, MaxLegs)
+		return bad(CodeInvalidValue, d.prompt, "%d prompts with \"n\" %d ask for %d answers, more than %d", len(r.Prompts), r.N, legs, MaxLegs)
 	}
 	r.ContinuousUsage = r.ContinuousUsage && r.IncludeUsage
-	r.Passthrough = !r.Stream && (p.echo && p.logprobs || r.Endpoint == mooncake.Responses)
+	r.Passthrough = !r.Stream && (p.echo && p.logprobs || !r.Endpoint.Common())
 	tools, _ := r.Body.Get("tools")
 	r.PromptBytes += len(tools) - p.mediaBytes
 	return nil
-}
-
-// PromptKey is the key of the body that holds the prompt.
-func PromptKey(ep mooncake.Endpoint) string {
-	switch ep {
-	case mooncake.Chat:
-		return "messages"
-	case mooncake.Responses:
-		return "input"
-	}
-	return "prompt"
 }

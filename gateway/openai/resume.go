@@ -12,8 +12,8 @@ import (
 // budget, a stop string that begins in what went before, media that the token
 // ids of the prompt do not hold.
 func Unresumable(b *mooncake.Body, ep mooncake.Endpoint) bool {
-	if ep == mooncake.Responses {
-		return true // its events number the parts of the answer, and its last one has them all
+	if !ep.Common() {
+		return true // its events number the parts of the answer, or its last one has them all
 	}
 	for key, v := range b.All() {
 		if isNull(v) {

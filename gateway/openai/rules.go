@@ -33,7 +33,7 @@ var rules = map[string]rule{
 	"logprobs":              logprobs,
 	"top_logprobs":          integers(0, 20, func(p *parser, n int) { p.topLogprobs = n }),
 
-	"stop":                  stringList(16, true),
+	"stop":                  stringList(mostStops, true),
 	"bad_words":             stringList(1024, false),
 	"stop_token_ids":        tokenIDs(128, func(p *parser, n int) { p.stopTokens = n > 0 }),
 	"allowed_token_ids":     tokenIDs(math.MaxInt32, nil),

@@ -109,9 +109,9 @@ func (r *Reader) Recognize(p *Parts) prefill.Prompt {
 	salted := scope.Salt != ""
 	var text index.Text
 	switch written := p.written(); {
-	case p.Req.Endpoint == mooncake.Responses:
-		if said, ok := body.Get("instructions"); ok { // they stand before the input
-			scope.Salt += string(said)
+	case !p.Req.Endpoint.Common():
+		if lead := openai.Lead(body, p.Req.Endpoint); lead != "" {
+			scope.Salt += lead
 			bytes = scope.Root(index.Bytes, size)
 		}
 		if len(written) > 0 && written[0] == '"' {
@@ -129,7 +129,7 @@ func (r *Reader) Recognize(p *Parts) prefill.Prompt {
 		listed, _ := body.Get("tools")
 		text = h.Chat(nil, bytes, written, listed)
 	}
-	if conf.Tokenize == prefill.TokenizeEngine && p.Req.Endpoint != mooncake.Responses && !text.Media && !p.Resumed && text.Bytes > 0 {
+	if conf.Tokenize == prefill.TokenizeEngine && p.Req.Endpoint.Common() && !text.Media && !p.Resumed && text.Bytes > 0 {
 		if keys, n, ok := r.tokenize(p, h, tokens, ids); ok {
 			return prefill.Prompt{Keys: keys, BlockTokens: ids, Tokens: n, Salted: salted}
 		}
@@ -145,7 +145,7 @@ func (r *Reader) length(p *Parts, room int) (tokens int, ok bool) {
 	if ids, ok := index.PromptTokens(nil, p.written()); ok && p.Req.Endpoint == mooncake.Completions {
 		return len(ids), true
 	}
-	if Bytes(p.Req, p.Leg) <= room || p.Req.Endpoint == mooncake.Responses || openai.HasMedia(p.Body, p.Req.Endpoint) { // engines do not count the tokens of a response
+	if Bytes(p.Req, p.Leg) <= room || !p.Req.Endpoint.Common() || openai.HasMedia(p.Body, p.Req.Endpoint) { // engines count the tokens of the others
 		return 0, false
 	}
 	body, _ := p.templated(index.Key{})

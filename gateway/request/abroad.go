@@ -91,9 +91,9 @@ func (j *job) cameBack(x *geo.Failure) *openai.Error {
 	return nil
 }
 
-// elsewhere is what the arrival queue asks about the request; nil: nothing. No other dispatcher gets a response, whose stream has no [DONE].
+// elsewhere is what the arrival queue asks about the request; nil: nothing. No other dispatcher gets one whose stream has no [DONE].
 func (j *job) elsewhere(stay bool) *geo.Question {
-	if j.srv.Node == nil || j.req.Endpoint == mooncake.Responses {
+	if j.srv.Node == nil || !j.req.Endpoint.Common() {
 		return nil
 	}
 	a := geo.Ask{

@@ -47,7 +47,7 @@ func (srv *Server) Fail(ctx *fasthttp.RequestCtx, e *openai.Error) {
 	if srv.Settings().ExposeRoute {
 		markReason(ctx, e)
 	}
-	ctx.SetBody(e.JSON())
+	ctx.SetBody(e.In(string(ctx.Path())))
 }
 
 // markReason says in an answer's headers which error it is.

@@ -80,7 +80,7 @@ func (j *job) howToResume(p *mooncake.Profile) string {
 		how, byText = mooncake.ResumePrompt, mooncake.ResumeText
 	}
 	switch {
-	case how == mooncake.ChatResumeNone:
+	case how == mooncake.ChatResumeNone, !j.req.Endpoint.Common():
 		return ""
 	case mooncake.ByText(how):
 	case j.resume.ids == nil, openai.Echoes(&j.body): // beside an echo the decode engine is not asked for ids

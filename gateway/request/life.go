@@ -186,7 +186,7 @@ func onPanic(giveBack func()) {
 // its stay here holds is given back then.
 func (j *job) leaves(ctx *fasthttp.RequestCtx, why move) bool {
 	node := j.srv.Node
-	if ctx == nil || node == nil || j.req.Endpoint == mooncake.Responses || j.client.left() || why == lostGroup && j.in.aimed() || why == failed && !node.Offered(j.model.Name) || !j.history.moves(why) {
+	if ctx == nil || node == nil || !j.req.Endpoint.Common() || j.client.left() || why == lostGroup && j.in.aimed() || why == failed && !node.Offered(j.model.Name) || !j.history.moves(why) {
 		return false
 	}
 	q := j.elsewhere(false)

@@ -294,7 +294,7 @@ func (s *stream) end(fail *openai.Error) {
 		return // whoever puts the answer together says how it ended
 	}
 	fail = cmp.Or(fail, failure.None)
-	s.out = s.Ending(s.out, s.broken != nil, fail.Message, cmp.Or(fail.Type, "server_error"), fail.Code)
+	s.out = s.Ending(s.out, s.broken != nil, fail.Message, fail.TypeIn(s.job.req.Endpoint.Path()), fail.Code)
 }
 
 // forLog is why a stream failed, without the words of the engine. Only the client

@@ -31,10 +31,12 @@ import (
 const Transcriptions = "/v1/audio/transcriptions"
 
 // Paths are the endpoints that are passed through.
-var Paths = []string{"/tokenize", "/detokenize", "/v1/embeddings", "/v1/rerank", "/v1/score", "/classify", "/pooling", Transcriptions}
+var Paths = []string{"/tokenize", "/detokenize", "/v1/embeddings", "/v1/rerank", "/v1/score", "/classify", "/pooling", Transcriptions, openai.CountPath}
 
 // computes says whether an engine runs its model for a request. To count tokens it does not.
-func computes(path string) bool { return path != "/tokenize" && path != "/detokenize" }
+func computes(path string) bool {
+	return path != "/tokenize" && path != "/detokenize" && path != openai.CountPath
+}
 
 // mostOpen is how many requests are passed through at once. Nothing else bounds what they
 // hold, because no queue and no pool knows them.
@@ -92,8 +94,11 @@ func New(env Env) *Server {
 
 // Parse reads and checks the body of a request to one of the endpoints.
 func Parse(path string, raw []byte, contentType string, lim openai.Limits) (*openai.Request, *openai.Error) {
-	if path == Transcriptions {
+	switch path {
+	case Transcriptions:
 		return openai.ParseForm(raw, contentType)
+	case openai.CountPath:
+		return openai.ParseCount(raw, lim)
 	}
 	return openai.ParsePassed(raw, lim)
 }

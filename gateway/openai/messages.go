@@ -1,0 +1,228 @@
+package openai
+
+import (
+	"encoding/json"
+	"fmt"
+	"math"
+	"net/http"
+	"slices"
+	"strings"
+
+	"evenkeel/mooncake"
+	"evenkeel/rawjson"
+)
+
+// messagesRules are those of /v1/messages, in Anthropic's dialect.
+var messagesRules = map[string]rule{
+	"model":          model,
+	"messages":       (*parser).messages,
+	"system":         optional((*parser).system),
+	"stream":         flag(func(p *parser, on bool) { p.req.Stream = on }),
+	"max_tokens":     integers(1, math.MaxInt32, func(p *parser, n int) { p.maxTokens = n }),
+	"thinking":       optional(thinking),
+	"stop_sequences": stringList(mostStops, false),
+	"top_k":          integers(-1, math.MaxInt32, nil),
+
+	"chat_template_kwargs": chatTemplateArgs,
+}
+
+// mostStops is how many stop strings an engine takes.
+const mostStops = 16
+
+// leastThinking is the least budget for thinking, as in Anthropic's API and vLLM.
+const leastThinking = 1024
+
+// message checks what the keys of a message mean for each other.
+func (p *parser) message() *Error {
+	switch {
+	case p.maxTokens == 0:
+		return bad(CodeMissing, "max_tokens", "the request has no \"max_tokens\"; set how long the answer may be")
+	case p.thinking >= p.maxTokens: // the decode engine would refuse it, after a whole prefill
+		return bad(CodeInvalidValue, "thinking.budget_tokens", "\"thinking.budget_tokens\" is %d; it must be below \"max_tokens\", which is %d", p.thinking, p.maxTokens)
+	}
+	return nil
+}
+
+// thinking takes each key once: a prompt may depend on its type, and both engines must see one.
+func thinking(p *parser, key string, v json.RawMessage) *Error {
+	if !isObject(v) {
+		return wrong(key, v, isObject, "an object")
+	}
+	seen := map[string]bool{}
+	for inner, v := range rawjson.Members(v) {
+		at := key + "." + inner
+		if seen[inner] {
+			return bad(CodeDuplicateKey, shorten(at), "the key %q appears more than once; send it once", shorten(at))
+		}
+		seen[inner] = true
+		if inner != "budget_tokens" {
+			continue
+		}
+		n, ok := integer(v, leastThinking, math.MaxInt32)
+		if !ok {
+			return wrong(at, v, isInteger, fmt.Sprintf("an integer of %d or more", leastThinking))
+		}
+		p.thinking = int(n)
+	}
+	return nil
+}
+
+// system is a text, or blocks of text.
+func (p *parser) system(key string, v json.RawMessage) *Error {
+	if !isString(v) && !isArray(v) {
+		return wrong(key, v, isString, "a text or a list of blocks")
+	}
+	if e := p.content(v); e != nil {
+		return e.within(key)
+	}
+	p.req.PromptBytes += len(v)
+	return nil
+}
+
+// blockTypes are the types that a block of content may have. Any other is refused, as of a part.
+var blockTypes = []string{
+	"text", "image", "tool_use", "tool_result", "tool_reference", "thinking", "redacted_thinking", "tool_addition", "tool_removal",
+}
+
+// block checks a block of content. Its medium is its source, and a tool's result has
+// blocks of its own.
+func (p *parser) block(block json.RawMessage) *Error {
+	kind := ""
+	for key, v := range rawjson.Members(block) {
+		if key != "type" { // all of them: a parser may take either of two
+			continue
+		}
+		if !isString(v) {
+			return wrong(key, v, isString, "a string")
+		}
+		if kind = rawjson.Unquote(v); !slices.Contains(blockTypes, kind) {
+			return bad(CodeUnsupported, key, "a block of type %q is not supported", shorten(kind))
+		}
+	}
+	if kind == "" {
+		return bad(CodeMissing, "type", "the block has no \"type\"")
+	}
+	for key, v := range rawjson.Members(block) {
+		var e *Error
+		switch key {
+		case "source":
+			e = p.source(v)
+		case "content":
+			e = p.result(v)
+		}
+		if e != nil {
+			return e.under(key)
+		}
+	}
+	return nil
+}
+
+// result checks the blocks in a tool's result. Engines leave out those that they do not know,
+// so only their media are looked at.
+func (p *parser) result(list json.RawMessage) *Error {
+	n := 0
+	for block := range rawjson.Elements(list) {
+		for key, v := range rawjson.Members(block) {
+			if key != "source" {
+				continue
+			}
+			if e := p.source(v); e != nil {
+				return e.under(key).within(fmt.Sprintf("[%d].", n))
+			}
+		}
+		n++
+	}
+	return nil
+}
+
+// source checks where a medium comes from: it is in the request, or at a URL.
+func (p *parser) source(v json.RawMessage) *Error {
+	for key, inner := range rawjson.Members(v) {
+		switch {
+		case key == "data":
+			p.mediaBytes += len(inner)
+		case key != "url" || isNull(inner): // all of them: a parser may take either of two
+		case !isString(inner):
+			return wrong(key, inner, isString, "a URL")
+		default:
+			if e := p.mediaURL(key, inner); e != nil {
+				return e
+			}
+		}
+	}
+	return nil
+}
+
+// countRules are those of a request to count the tokens of a message, which one engine serves whole.
+var countRules = map[string]rule{
+	"model":                model,
+	"messages":             (*parser).messages,
+	"system":               optional((*parser).system),
+	"thinking":             optional(thinking),
+	"tools":                nil, // they describe parameters, which may have the name of a medium
+	"chat_template":        chatTemplate,
+	"chat_template_kwargs": chatTemplateArgs,
+}
+
+// ParseCount is ParsePassed of a request to count the tokens of a message.
+func ParseCount(raw []byte, lim Limits) (*Request, *Error) {
+	return parsePassed(raw, lim, mooncake.Messages, countRules)
+}
+
+// In says an error in the words of an endpoint, given its path: Anthropic's for messages, else OpenAI's.
+func (e *Error) In(path string) []byte {
+	if e.Raw != nil || !Anthropics(path) {
+		return e.JSON()
+	}
+	message := e.Message
+	if e.Param != "" && !strings.Contains(message, e.Param) { // there is no other place for it
+		message = e.Param + ": " + message
+	}
+	var in struct {
+		Type    string `json:"type"`
+		Message string `json:"message"`
+	}
+	in.Type, in.Message = e.TypeIn(path), message
+	body, _ := json.Marshal(struct { // strings always marshal
+		Type  string `json:"type"`
+		Error any    `json:"error"`
+	}{"error", in})
+	return body
+}
+
+// CountPath is where the tokens of a message are counted.
+const CountPath = "/v1/messages/count_tokens"
+
+// Anthropics says whether a path is one of Anthropic's API.
+func Anthropics(path string) bool { return path == mooncake.Messages.Path() || path == CountPath }
+
+// TypeIn is the type of the error in the words of an endpoint, given its path.
+func (e *Error) TypeIn(path string) string {
+	switch {
+	case Anthropics(path):
+	case e.Type != "":
+		return e.Type
+	default:
+		return typeOf(e.Status)
+	}
+	switch e.Status {
+	case http.StatusUnauthorized:
+		return "authentication_error"
+	case http.StatusForbidden:
+		return "permission_error"
+	case http.StatusNotFound:
+		return "not_found_error"
+	case http.StatusRequestEntityTooLarge:
+		return "request_too_large"
+	case http.StatusTooManyRequests:
+		return "rate_limit_error"
+	case http.StatusServiceUnavailable:
+		return "overloaded_error"
+	case http.StatusGatewayTimeout:
+		return "timeout_error"
+	}
+	if e.Status >= 500 {
+		return "api_error"
+	}
+	return "invalid_request_error"
+}
