@@ -52,7 +52,7 @@ func pythonExamples(ctx context.Context, w *site) (outcome, error) {
 		}
 		programs = append(programs, program{name, []string{filepath.Join(w.cache, "venv/bin/python"), file}, dir})
 	}
-	return runClients(ctx, w, programs)
+	return runClients(ctx, w, "plain", programs)
 }
 
 // block is a piece of code in the README.
@@ -98,7 +98,7 @@ func nodeExamples(ctx context.Context, w *site) (outcome, error) {
 	if err := errors.Join(append(errs, write("client", string(nodeScript)))...); err != nil {
 		return outcome{}, err
 	}
-	return runClients(ctx, w, programs)
+	return runClients(ctx, w, "plain", programs)
 }
 
 // program is a client's.
@@ -138,18 +138,17 @@ func shorn(text string) string {
 	return text
 }
 
-// runClients runs each program against the plain engine, twice, and against
-// evenkeel.
-func runClients(ctx context.Context, w *site, programs []program) (outcome, error) {
+// runClients runs each program against an engine, twice, and against evenkeel.
+func runClients(ctx context.Context, w *site, engine string, programs []program) (outcome, error) {
 	o := outcome{verdict: pass}
 	var seen []string
 	for _, p := range programs {
 		var out [3]string
-		for i, url := range []string{w.engines["plain"].url(), w.engines["plain"].url(), w.proxy.URL()} {
+		for i, url := range []string{w.engines[engine].url(), w.engines[engine].url(), w.proxy.URL()} {
 			ctx, cancel := context.WithTimeout(ctx, 3*time.Minute)
 			cmd := exec.CommandContext(ctx, p.args[0], p.args[1:]...)
 			cmd.Dir = p.dir
-			cmd.Env = append(os.Environ(), "OPENAI_BASE_URL="+url+"/v1", "OPENAI_API_KEY=none", "NO_COLOR=1")
+			cmd.Env = append(os.Environ(), "OPENAI_BASE_URL="+url+"/v1", "OPENAI_API_KEY=none", "ANTHROPIC_BASE_URL="+url, "ANTHROPIC_API_KEY=none", "NO_COLOR=1")
 			said, err := cmd.CombinedOutput()
 			cancel()
 			out[i] = shorn(string(said)) + fmt.Sprint("exit: ", err)
@@ -172,7 +171,7 @@ func runClients(ctx context.Context, w *site, programs []program) (outcome, erro
 			seen = append(seen, p.name+": "+firstDifference(out[0], out[2]))
 		}
 	}
-	o.seen = fmt.Sprintf("%d programs, the same output as with the plain engine: %s", len(programs), strings.Join(seen, "; "))
+	o.seen = fmt.Sprintf("%d programs, the same output as with the %s engine: %s", len(programs), engine, strings.Join(seen, "; "))
 	if o.verdict == fail {
 		o.seen = strings.Join(seen, "; ")
 	}

@@ -2,18 +2,15 @@ package main
 
 import (
 	"context"
-	_ "embed"
+	"embed"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
 )
 
-//go:embed client/responses.py
-var pythonResponses []byte
-
-//go:embed client/responses.mjs
-var nodeResponses []byte
+//go:embed client
+var scripts embed.FS
 
 // embedder is the name of the model by which the engine that embeds serves it.
 const embedder = "tiny-embed"
@@ -21,46 +18,61 @@ const embedder = "tiny-embed"
 // endpoints are rows of what engines serve besides chats and completions. An engine of the
 // same model of two layers embeds; models that classify or hear are not there.
 var endpoints = []row{
-	usually("responses, by the Python client", pythonResponded),
-	usually("responses, by the Node client", nodeResponded),
+	usually("responses, by the Python client", of("plain", "responses.py")),
+	usually("responses, by the Node client", of("plain", "responses.mjs")),
+	usually("messages, by Anthropic's Python client", of("plain", "messages.py")),
 	usually("tokens are counted, and become text again", func(ctx context.Context, w *site) (outcome, error) {
 		return sameOf(ctx, w, "plain", map[string]body{
 			"/tokenize":   {"model": model, "messages": talk},
 			"/detokenize": {"model": model, "tokens": ids(20, 7)},
 		}), nil
 	}),
-	scene("embeddings, pooling, scores and an order, of a model without a prefill engine", append([]string{embedding}, everyone...), embedded),
+	scene("embeddings, pooling, scores and an order, of a model without a prefill engine", withEmbedder, besideEmbedder(embedded)),
+	scene("embeddings, by the Python client", withEmbedder, besideEmbedder(of(embedding, "embeddings.py"))),
+	scene("embeddings, by the Node client", withEmbedder, besideEmbedder(of(embedding, "embeddings.mjs"))),
 }
 
 // embedding is the engine that embeds.
 const embedding = "embed"
 
-func pythonResponded(ctx context.Context, w *site) (outcome, error) {
-	file := filepath.Join(w.Dir, "responses.py")
-	if err := os.WriteFile(file, pythonResponses, 0o600); err != nil {
-		return outcome{}, err
+var withEmbedder = append([]string{embedding}, everyone...)
+
+// of runs a script of the folder client against an engine and against evenkeel.
+func of(engine, script string) func(context.Context, *site) (outcome, error) {
+	return func(ctx context.Context, w *site) (outcome, error) {
+		text, err := scripts.ReadFile("client/" + script)
+		if err != nil {
+			return outcome{}, err
+		}
+		name, kind, _ := strings.Cut(script, ".")
+		dir, with := w.Dir, filepath.Join(w.cache, "venv/bin/python")
+		if kind == "mjs" {
+			dir, with = filepath.Join(w.cache, "node"), "node"
+			if !exists(filepath.Join(dir, "node_modules/openai/package.json")) {
+				return failed("the Node client is not installed; the row of its README installs it"), nil
+			}
+		}
+		file := filepath.Join(dir, script)
+		if err := os.WriteFile(file, text, 0o600); err != nil {
+			return outcome{}, err
+		}
+		return runClients(ctx, w, engine, []program{{name, []string{with, file}, dir}})
 	}
-	return runClients(ctx, w, []program{{"responses", []string{filepath.Join(w.cache, "venv/bin/python"), file}, w.Dir}})
 }
 
-func nodeResponded(ctx context.Context, w *site) (outcome, error) {
-	dir := filepath.Join(w.cache, "node")
-	if !exists(filepath.Join(dir, "node_modules/openai/package.json")) {
-		return failed("the Node client is not installed; the row of its README installs it"), nil
+// besideEmbedder runs with an evenkeel that has the engine that embeds, too.
+func besideEmbedder(run func(context.Context, *site) (outcome, error)) func(context.Context, *site) (outcome, error) {
+	return func(ctx context.Context, w *site) (outcome, error) {
+		s := w.usual()
+		s.decode = append(s.decode, w.engines[embedding].url())
+		if err := w.evenkeel(ctx, s); err != nil {
+			return outcome{}, err
+		}
+		return run(ctx, w)
 	}
-	file := filepath.Join(dir, "responses.mjs")
-	if err := os.WriteFile(file, nodeResponses, 0o600); err != nil {
-		return outcome{}, err
-	}
-	return runClients(ctx, w, []program{{"responses", []string{"node", file}, dir}})
 }
 
 func embedded(ctx context.Context, w *site) (outcome, error) {
-	s := w.usual()
-	s.decode = append(s.decode, w.engines[embedding].url())
-	if err := w.evenkeel(ctx, s); err != nil {
-		return outcome{}, err
-	}
 	return sameOf(ctx, w, embedding, map[string]body{
 		"/v1/embeddings": {"model": embedder, "input": []string{"hello there", "what is a proxy?"}},
 		"/pooling":       {"model": embedder, "input": "hello there"},

@@ -366,6 +366,9 @@ func (w *Writer) Whole(_ string, chat []byte) (message []byte, ok bool) {
 		blocks = append(blocks, map[string]any{"type": "text", "text": text})
 	}
 	for _, call := range one.Message.Calls {
+		if !json.Valid([]byte(call.Function.Arguments)) { // they were cut off
+			call.Function.Arguments = "{}"
+		}
 		blocks = append(blocks, map[string]any{"type": "tool_use", "id": call.ID, "name": call.Function.Name, "input": json.RawMessage(call.Function.Arguments)})
 	}
 	if blocks == nil {
