@@ -383,21 +383,6 @@ func TestAnEnginesRefusalOfAMessage(t *testing.T) {
 	require.Equal(t, "BadRequestError", kind)
 }
 
-// A decode engine that dies in the middle ends the message with an error: it cannot go on elsewhere.
-func TestAMessageWhoseDecodeEngineDies(t *testing.T) {
-	t.Parallel()
-	c := start(t, takesMessages(options{dirty: true, decode: []refengine.Config{{}, {}}}))
-	for _, e := range c.decode {
-		require.NoError(t, e.SetFaults(refengine.Rule{Fault: refengine.Reset, Phase: refengine.PhaseMidStream, AfterTokens: 3}))
-	}
-	r := c.post(messagesPath, wordsOf("words to prefill", `"stream":true,`))
-	require.Equal(t, http.StatusOK, r.status, r.body)
-	got := readMessage(t, r.body)
-	require.Equal(t, "api_error", got.fail)
-	require.Equal(t, []string{"upstream_broken"}, c.outcomes())
-	require.EqualValues(t, 1, c.metric(`evenkeel_decode_losses_total{tier="4"}`))
-}
-
 func TestClientsThatLeaveAMessage(t *testing.T) {
 	t.Parallel()
 	long := "a long answer"

@@ -33,8 +33,10 @@ func sibling(t *testing.T, id string, serve http.HandlerFunc) (at string) {
 }
 
 // standby is us-1, which has the engines and reaches no store: others own them.
-func standby(t *testing.T, serve http.HandlerFunc) *cluster {
-	us := start(t, options{configure: func(cfg *config.Config) {
+func standby(t *testing.T, serve http.HandlerFunc) *cluster { return standbyOf(t, options{}, serve) }
+
+func standbyOf(t *testing.T, o options, serve http.HandlerFunc) *cluster {
+	o.configure = func(cfg *config.Config) {
 		region(t, cfg, "us-1", "127.0.0.1:0", "us-2", sibling(t, "us-2", serve), "us-3", sibling(t, "us-3", serve))
 		h := &cfg.HA
 		h.Mode, h.Engine, h.Etcd.Endpoints = geo.HAStandby, geo.OwnEtcd, []string{"http://" + freePorts(t, 1)[0]}
@@ -42,7 +44,8 @@ func standby(t *testing.T, serve http.HandlerFunc) *cluster {
 		for i := range cfg.Engines.Decode {
 			cfg.Engines.Decode[i].Group = "main"
 		}
-	}})
+	}
+	us := start(t, o)
 	us.eventually("both siblings are there", func() bool { return us.availability("us-2") == "available" && us.availability("us-3") == "available" })
 	return us
 }

@@ -16,6 +16,7 @@ import (
 	"evenkeel/bench/refengine"
 	"evenkeel/bench/reftext"
 	"evenkeel/gateway/config"
+	"evenkeel/geo"
 	"evenkeel/mooncake"
 )
 
@@ -257,9 +258,15 @@ func TestAResponseGoesWholeToAnEngineThatTakesNoHandOffForIt(t *testing.T) {
 			prompt := reftext.MakePrompt(3, 500)
 			r := c.post(responsesPath, respond(prompt, `"stream":true,`))
 			if !allowed {
-				require.Equal(t, http.StatusServiceUnavailable, r.status, r.body)
+				require.Equal(t, http.StatusNotFound, r.status, "another try would not help: %s", r.body)
+				require.Empty(t, r.header.Get("Retry-After"))
 				code, _, _ := failure(t, r)
-				require.Equal(t, "decode_unavailable", code)
+				require.Equal(t, "no_such_route", code)
+				r = c.post(messagesPath, wordsOf(prompt, ""))
+				require.Equal(t, http.StatusNotFound, r.status, r.body)
+				kind, says := refused(t, r.body)
+				require.Equal(t, "not_found_error", kind)
+				require.Contains(t, says, "allow_local_prefill")
 				require.Zero(t, c.decode[0].Stats().Requests)
 				require.Zero(t, c.prefill[0].Stats().Requests)
 				return
@@ -285,6 +292,105 @@ func TestAWholeResponseThatItsOnlyEngineFails(t *testing.T) {
 	require.Equal(t, http.StatusBadGateway, r.status, r.body)
 	code, _, _ := failure(t, r)
 	require.Equal(t, "decode_failed", code)
+}
+
+// A client that leaves while a decode rank computes its prompt ends that at once: no pull is under way.
+func TestClientsThatLeaveARequestThatGoesWhole(t *testing.T) {
+	t.Parallel()
+	for _, stream := range []bool{true, false} {
+		for path, body := range map[string]string{
+			responsesPath: respond("a b", fmt.Sprintf(`"stream":%t,`, stream)), messagesPath: wordsOf("a b", fmt.Sprintf(`"stream":%t,`, stream)),
+		} {
+			t.Run(fmt.Sprintf("%s, streamed %t", path, stream), func(t *testing.T) {
+				t.Parallel()
+				c := start(t, nixl(options{decode: []refengine.Config{{Version: "0.18.0", PrefillBase: time.Hour}}, profile: mooncake.Profile{AllowLocalPrefill: true}}))
+				leave, wait := c.sendTo(path, body)
+				c.eventually("it is computed", func() bool { return c.decode[0].Stats().Running == 1 })
+				leave()
+				wait()
+				c.eventually("it is over", func() bool { return c.sum("evenkeel_cancels_total") == 1 && c.decode[0].Stats().Running == 0 })
+				require.EqualValues(t, 1, c.metric(`evenkeel_cancels_total{phase="prefill"}`))
+				require.Zero(t, c.metric("evenkeel_local_prefill_failures_total"), "the engine did not fail")
+				require.Equal(t, []string{"client_closed"}, c.outcomes())
+				require.Zero(t, c.prefill[0].Stats().Requests)
+			})
+		}
+	}
+}
+
+// What is lost in the middle cannot go on at the other rank, as a chat would: the client has parts of it that are numbered.
+func TestAResponseOrAMessageThatIsLostInTheMiddle(t *testing.T) {
+	t.Parallel()
+	after := func(f refengine.Fault, phase string) refengine.Rule {
+		return refengine.Rule{Fault: f, Phase: phase, AfterTokens: 3}
+	}
+	for name, row := range map[string]struct {
+		rule refengine.Rule
+		code string // of a response's event, and of the request log
+	}{
+		"reset":      {after(refengine.Reset, refengine.PhaseMidStream), "upstream_broken"},
+		"silent end": {after(refengine.SilentEnd, ""), "upstream_incomplete"},
+		"drain":      {refengine.Rule{}, "engine_drained"},
+	} {
+		for _, path := range []string{responsesPath, messagesPath} {
+			t.Run(name+" of "+path, func(t *testing.T) {
+				t.Parallel()
+				slow := refengine.Config{C0: 20 * time.Millisecond}
+				c := start(t, takesMessages(options{dirty: true, decode: []refengine.Config{slow, slow}}))
+				for _, e := range c.decode {
+					if name != "drain" {
+						require.NoError(t, e.SetFaults(row.rule))
+					}
+				}
+				body := wordsOf("words to prefill", `"stream":true,`)
+				if path == responsesPath {
+					body = respond("words to prefill", `"stream":true,`)
+				}
+				done := make(chan reply, 1)
+				go func() { done <- c.post(path, body) }()
+				if name == "drain" {
+					c.eventually("it has begun", func() bool { return c.metric("evenkeel_ttft_seconds_count") == 1 })
+					for _, e := range c.decode {
+						if e.Stats().Running > 0 {
+							c.drainOut(e)
+						}
+					}
+				}
+				r := <-done
+				require.Equal(t, http.StatusOK, r.status, r.body)
+				tier := `evenkeel_decode_losses_total{tier="4"}`
+				if name == "drain" {
+					tier = `evenkeel_drained_answers_total{tier="4"}`
+				}
+				c.eventually("it is counted", func() bool { return c.metric(tier) == 1 })
+				if path == responsesPath {
+					require.Equal(t, row.code, readResponse(t, r.body).fail)
+				} else {
+					require.Contains(t, []string{"api_error", "overloaded_error"}, readMessage(t, r.body).fail)
+				}
+				require.Equal(t, []string{row.code}, c.outcomes())
+				require.EqualValues(t, 1, c.prefill[0].Stats().Probes, "nothing is prefilled again")
+			})
+		}
+	}
+}
+
+// A proxy that does not admit to the decode group refuses what it may not send to the one that does.
+func TestAStandbyRefusesResponsesAndMessages(t *testing.T) {
+	t.Parallel()
+	us := standbyOf(t, takesMessages(options{}), func(http.ResponseWriter, *http.Request) { t.Error("it was forwarded") })
+	r := us.post(responsesPath, respond("a", ""))
+	require.Equal(t, http.StatusServiceUnavailable, r.status, r.body)
+	code, _, _ := failure(t, r)
+	require.Equal(t, geo.RejectOwner, code)
+	require.NotEmpty(t, r.header.Get("Retry-After"))
+	r = us.post(messagesPath, wordsOf("a", `"stream":true,`))
+	require.Equal(t, http.StatusServiceUnavailable, r.status, r.body)
+	kind, says := refused(t, r.body)
+	require.Equal(t, "overloaded_error", kind)
+	require.Contains(t, says, "another proxy")
+	require.Zero(t, us.decode[0].Stats().Requests)
+	require.Zero(t, us.prefill[0].Stats().Requests)
 }
 
 // judgeResponse is judge for a response.

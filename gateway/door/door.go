@@ -248,6 +248,10 @@ func (d *Door) admit(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, in *incomin
 		return req, m, openai.Unavailable("prefill_unavailable", "no healthy prefill engine serves "+strconv.Quote(req.Model), 1)
 	case !m.Decode:
 		return req, m, openai.Unavailable("decode_unavailable", "no healthy decode engine serves "+strconv.Quote(req.Model), 1)
+	case !ep.Common() && !d.host.Fleet.Owned(m.Board): // before a prefill whose KV no rank of ours would fetch
+		return req, m, failure.NotOurs()
+	case in.Whole && !d.host.Requests.Locals.Serve(m.Board): // no retry could help
+		return req, m, openai.NewError(http.StatusNotFound, "no_such_route", "an engine of "+strconv.Quote(req.Model)+" takes no hand-off at "+ep.Path()+", and no decode engine may compute a prompt alone; use /v1/chat/completions, or ask the operator for allow_local_prefill")
 	}
 	return req, m, nil
 }
