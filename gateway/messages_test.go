@@ -383,6 +383,36 @@ func TestAnEnginesRefusalOfAMessage(t *testing.T) {
 	require.Equal(t, "BadRequestError", kind)
 }
 
+// A message has no word that keeps an engine from ending at once. vLLM 0.32 hands its prefill off all the same, to a
+// decode engine that pulls by NIXL. An engine that does not is asked twice.
+func TestAMessageWithAnEmptyAnswer(t *testing.T) {
+	t.Parallel()
+	for _, row := range []struct {
+		name    string
+		fault   refengine.Fault
+		allowed bool // decode ranks may compute prompts
+		probes  int64
+	}{{"handed off", refengine.EOSFirst, false, 1}, {"whole", refengine.NullHandoff, true, 2}, {"refused", refengine.NullHandoff, false, 0}} {
+		t.Run(row.name, func(t *testing.T) {
+			t.Parallel()
+			c := start(t, takesMessages(options{dirty: true, profile: mooncake.Profile{AllowLocalPrefill: row.allowed}}))
+			require.NoError(t, c.prefill[0].SetFaults(refengine.Rule{Fault: refengine.EOSFirst}, refengine.Rule{Fault: row.fault}))
+			r := c.post(messagesPath, wordsOf("ends at once", `"stream":true,`))
+			if row.probes == 0 {
+				require.Equal(t, http.StatusBadGateway, r.status, r.body)
+				kind, says := refused(t, r.body)
+				require.Equal(t, "api_error", kind)
+				require.Contains(t, says, "no usable hand-off")
+				return
+			}
+			require.Equal(t, http.StatusOK, r.status, r.body)
+			wholeText(t, reftext.OfUser("ends at once").Answer, readMessage(t, r.body).text())
+			require.EqualValues(t, row.probes, c.prefill[0].Stats().Probes)
+			require.Equal(t, row.allowed, c.metric(`evenkeel_local_prefill_requests_total{reason="ended"}`) == 1)
+		})
+	}
+}
+
 func TestClientsThatLeaveAMessage(t *testing.T) {
 	t.Parallel()
 	long := "a long answer"
