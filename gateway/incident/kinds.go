@@ -93,7 +93,7 @@ var kinds = map[Kind]kind{
 	},
 	ConfigRefused: {
 		harm: nothing, alone: true, headline: "The config was refused", runbook: "EvenkeelReloadFailed", command: "evenkeel check --config FILE",
-		clients: "Clients see nothing, because the config before is in force.",
+		clients: "Clients notice nothing, because the config before is in force.",
 		next:    "Mend the file. The proxy reads it again by itself.",
 	},
 	RequestsFail: {
@@ -113,7 +113,7 @@ var kinds = map[Kind]kind{
 	},
 	EngineDrains: {
 		harm: nothing, family: "drains", headline: "Drain", many: "drain", runbook: "Drains", command: undrain,
-		clients: "Clients see nothing, as long as the other engines can take the load.",
+		clients: "Clients notice nothing, as long as the other engines can take the load.",
 		next:    "Restart the engine when nothing runs there any more, then take the drain back.",
 	},
 	EngineAmiss: {
@@ -123,12 +123,12 @@ var kinds = map[Kind]kind{
 	},
 	SourceFails: {
 		harm: nothing, alone: true, headline: "Discovery fails", runbook: "EvenkeelDiscoveryStale", command: log,
-		clients: "Clients see nothing until engines come or go.",
+		clients: "Clients notice nothing until engines come or go.",
 		next:    "Mend the source. Its last list stays in force until then.",
 	},
 	EnginesUnfit: {
 		harm: nothing, alone: true, headline: "Unfit engines", runbook: "EvenkeelEnginesUnfit", command: workers,
-		clients: "Clients see nothing, because these engines get no requests.",
+		clients: "Clients notice nothing, because these engines get no requests.",
 		next:    "Read why each engine is unfit, and start it with the connector of its profile.",
 	},
 	GateClosed: {
@@ -143,7 +143,7 @@ var kinds = map[Kind]kind{
 	},
 	MetricsOld: {
 		harm: slower, family: "late", rests: again, headline: "Slow prefill metrics", many: "answer too late when they are asked for their metrics", runbook: "EvenkeelScrapeStale",
-		clients: "Clients see nothing yet. Prompts are placed by older figures of these engines and by the proxy's own accounts.",
+		clients: "Clients notice nothing yet. Prompts are placed by older figures of these engines and by the proxy's own accounts.",
 		next:    "Look how long /metrics of each engine takes, and what keeps its API server busy. If it is only slow, raise prefill.scrape.timeout.",
 		command: "curl -sm 20 -o /dev/null -w '%{time_total} s\\n' http://{engine}/metrics",
 	},
@@ -194,12 +194,12 @@ var kinds = map[Kind]kind{
 	},
 	RanksDrain: {
 		harm: nothing, family: "drains", headline: "Drain", many: "have ranks that drain", runbook: "Drains", command: drains,
-		clients: "Clients see nothing, as long as the other ranks can take the load.",
+		clients: "Clients notice nothing, as long as the other ranks can take the load.",
 		next:    "Wait until the ranks are empty. They still take part in the steps of their group.",
 	},
 	PeerDown: {
 		harm: nothing, headline: "Peer outage", many: "are not up", runbook: "EvenkeelPeerDown", command: `curl -s -H "Authorization: Bearer $TOKEN" "$ADMIN/geo" | jq .peers`,
-		clients: "Clients see nothing, as long as this region has room.",
+		clients: "Clients notice nothing, as long as this region has room.",
 		next:    "Look whether the other proxy is alive, and then at the link.",
 	},
 	NoOwner: {

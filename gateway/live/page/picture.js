@@ -33,7 +33,9 @@ function cause(r, engines) {
 function lost(g) {
   if (!g.barrier || g.stepping_ranks < 2) return '';
   if (g.model_ms > 0) return `${g.lost_ms.toFixed(1)} ms of every ${g.model_ms.toFixed(0)} ms step are spent waiting for the fullest rank`;
-  return `${percent(g.idle_share, 1)} of what the ranks could hold is empty below the line`;
+  const taking = g.ranks.filter((r) => r.steps && r.state !== 'draining'); // a rank that drains is meant to be empty
+  const held = taking.reduce((sum, r) => sum + r.kv_tokens, 0), most = taking.length * g.most_tokens;
+  return most ? `${percent(Math.max(0, 1 - held / most), 1)} of what the ranks could hold is empty below the line` : '';
 }
 
 function hatch(x, colour) {
@@ -140,6 +142,7 @@ function legend(g, wide) {
   const list = [
     { words: 'KV tokens', draw: box(() => ink.fill) },
     ...(g.barrier && g.stepping_ranks ? [{ words: 'the fullest rank, which every step waits for', draw: (x, at, y) => { x.fillStyle = ink.accent; x.fillRect(at, y + 5, 12, 2); } }, { words: 'time lost to waiting for it', draw: box((waste) => waste) }] : []),
+    ...(g.ranks.some((r) => r.steps && r.slots && r.slots_used >= r.slots) ? [{ words: 'all slots of a rank are taken', draw: box(() => ink.warn) }] : []),
     ...(has('draining') ? [{ words: 'D drains: takes no new requests', draw: (x, at, y) => drains(x, { x: at, w: 11 }, y, 12, y + 12, y) }] : []),
     ...(g.ranks.some((r) => !r.steps) ? [{ words: 'does not step: ' + Object.keys(letters).filter((s) => g.ranks.some((r) => !r.steps && r.state === s)).map((s) => `${letters[s]} ${s}`).join(', '), draw: box((waste, dead) => dead) }] : []),
     ...(has('foreign') ? [{ words: 'F is served by another proxy', draw: box(() => ink.warn) }] : []),
