@@ -71,6 +71,7 @@ const (
 	log     = "journalctl -u evenkeel --since -1h -o cat | tail -50"
 	undrain = `curl -s -H "Authorization: Bearer $TOKEN" -X DELETE "$ADMIN/workers/{where}/drain"`
 	drains  = `curl -s -H "Authorization: Bearer $TOKEN" "$ADMIN/workers" | jq .drains`
+	tight   = `curl -s -H "Authorization: Bearer $TOKEN" "$ADMIN/status" | jq '.dispatch.models[].workers[] | select(.tight) | {name, slots, used, kv_tokens, capacity}'`
 	receipt = `curl -s -H "Authorization: Bearer $TOKEN" "$ADMIN/decisions?outcome=failed&n=20" | jq '.receipts[] | {id, outcome, attempts}'`
 	advised = `curl -s -H "Authorization: Bearer $TOKEN" "$ADMIN/status" | jq '.advice[] | {model, says, prefill, decode}'`
 )
@@ -188,9 +189,9 @@ var kinds = map[Kind]kind{
 		next:    "Add decode ranks, or lower the slots of a rank.",
 	},
 	RanksTight: {
-		harm: slower, alone: true, headline: "Too little KV memory", runbook: "EvenkeelCapacitySuspect", command: workers,
-		clients: "Clients wait longer, because answers there were stopped and computed again.",
-		next:    "Set kv_tokens of the engine to what its cache really holds.",
+		harm: slower, alone: true, headline: "Too little KV memory", runbook: "Preemptions", command: tight,
+		clients: "Clients wait longer, because answers there were stopped and go on elsewhere. Answers that cannot go on end with an error.",
+		next:    "Compare the capacity with what the engine logs, and set kv_tokens. If it is right, lower slots or add decode ranks.",
 	},
 	RanksDrain: {
 		harm: nothing, family: "drains", headline: "Drain", many: "have ranks that drain", runbook: "Drains", command: drains,
