@@ -77,7 +77,7 @@ func New(c Config) *Server {
 		s.results.WithLabelValues(result)
 	}
 	c.Registerer.MustRegister(s.results, prometheus.NewGaugeFunc(prometheus.GaugeOpts{
-		Name: "evenkeel_bind_callbacks_expected", Help: "Callbacks of layerwise decode engines that are answered if they come now: one for each bound request, and for a moment after it. It is 0 while no request runs.",
+		Name: "evenkeel_bind_callbacks_expected", Help: "Callbacks of layerwise decode engines that the proxy would accept now: one for each bound request, until a moment after it has ended. It is 0 while no request runs.",
 	}, func() float64 { return float64(s.Expected()) }))
 	errorLog, err := zap.NewStdLogAt(c.Log, zap.DebugLevel)
 	if err != nil { // there is such a level
