@@ -164,7 +164,8 @@ func TestRequests(t *testing.T) {
 	b, s := chromium(t), newSite(t, 16).open()
 	b.visit(s)
 	b.eventually("rows", "document.querySelectorAll('#decision-rows button').length === 12")
-	b.press("/")
+	const slash = "document.body.dispatchEvent(new KeyboardEvent('keydown', { key: '/', bubbles: true, cancelable: true })) === false"
+	require.Equal(t, "true", b.eval(slash), "the key is taken: the browser does not type it into the field")
 	require.Equal(t, "filter-find", b.eval("document.activeElement.id"))
 	b.do(chromedp.SetValue("#filter-find", "abc"))
 	b.eval(`(() => { const o = document.getElementById('filter-outcome'); o.value = 'failed'; o.dispatchEvent(new Event('input', { bubbles: true })); })()`)
