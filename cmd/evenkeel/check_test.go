@@ -7,9 +7,11 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
+	"evenkeel/gateway/certs/certtest"
 	"evenkeel/gateway/selftest"
 )
 
@@ -142,4 +144,35 @@ func TestCheckLeavesNothingBehind(t *testing.T) {
 	text, err := os.ReadFile(there)
 	require.NoError(t, err)
 	require.Equal(t, "before\n", string(text))
+}
+
+// Every example that is shipped passes where the files are that it names: only their folders are others here.
+func TestCheckPassesEveryExample(t *testing.T) {
+	dir := t.TempDir()
+	authority := certtest.New(t)
+	cert, key := authority.Issue(t, "localhost", time.Now().Add(time.Hour))
+	_, entry, errs := line("keys", "new", "--name", "team")
+	keys := entry[strings.Index(entry, "  - name"):]
+	require.NotEmpty(t, keys, errs)
+	for name, text := range map[string]string{
+		"admin.token": strings.Repeat("t", 40), "keys.yaml": "keys:\n" + keys, "peers.key": "k1 " + strings.Repeat("0123456789abcdef", 4), "engines.yaml": "{}",
+		"kubeconfig": `{apiVersion: v1, kind: Config, current-context: c, contexts: [{name: c, context: {cluster: c, user: u}}],
+clusters: [{name: c, cluster: {server: "http://127.0.0.1:1"}}], users: [{name: u, user: {}}]}`,
+	} {
+		require.NoError(t, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600))
+	}
+	there := strings.NewReplacer(
+		"/etc/evenkeel/tls.crt", cert, "/etc/evenkeel/tls.key", key, "/etc/evenkeel/ca.crt", cert, "/etc/evenkeel", dir, "/var/log/evenkeel", dir, "ENGINE_API_KEY", "HOME", `kubeconfig: ""`, "kubeconfig: "+filepath.Join(dir, "kubeconfig"),
+		"  engine: kubernetes\n", "  engine: kubernetes\n  kubernetes: {kubeconfig: "+filepath.Join(dir, "kubeconfig")+"}\n")
+	examples, err := filepath.Glob("../../configs/*.yaml")
+	require.NoError(t, err)
+	require.Greater(t, len(examples), 4)
+	for _, example := range examples {
+		text, err := os.ReadFile(example)
+		require.NoError(t, err)
+		file := filepath.Join(dir, "example.yaml")
+		require.NoError(t, os.WriteFile(file, []byte(there.Replace(string(text))), 0o600))
+		status, out, errs := evenkeel(t, dir, "check", "--config", file)
+		require.Equal(t, 0, status, example+"\n"+out+errs)
+	}
 }
