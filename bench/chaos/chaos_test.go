@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"net/http"
+	"os"
 	"testing"
 	"time"
 
@@ -14,20 +15,27 @@ import (
 	"evenkeel/bench/world"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+// program is what all tests run.
+var program world.Program
+
+func TestMain(m *testing.M) {
+	goleak.VerifyTestMain(m, goleak.Cleanup(func(code int) {
+		_ = program.Remove()
+		os.Exit(code)
+	}))
+}
 
 // eachDriver plays a scene with event loops and with a goroutine per answer, both at the same time.
 func eachDriver(t *testing.T, s scenario, seed uint64, judge func(t *testing.T, r *report)) {
 	if testing.Short() {
 		t.Skip("takes 10 to 20 s")
 	}
-	w, err := world.New(t.Context(), "chaos", world.Options{Keep: t.TempDir()})
+	binary, err := program.Binary()
 	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, w.Close(true)) })
 	for name, loops := range map[string]int{"event loops": 1, "goroutines": -1} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			r, err := play(t.Context(), s, options{Options: world.Options{Bin: w.Binary}, seed: seed, loops: loops})
+			r, err := play(t.Context(), s, options{Options: world.Options{Bin: binary}, seed: seed, loops: loops})
 			require.NoError(t, err)
 			require.NoError(t, r.writeTable(t.Output()))
 			require.Empty(t, r.Breaches)
@@ -55,16 +63,15 @@ func TestLivesOfBoundRequests(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes 20 s")
 	}
-	w, err := world.New(t.Context(), "chaos", world.Options{Keep: t.TempDir()})
+	binary, err := program.Binary()
 	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, w.Close(true)) })
 	for _, c := range []refengine.Connector{refengine.AscendLayerwise, refengine.SGLang, refengine.NIXLPush} {
 		t.Run(string(c), func(t *testing.T) {
 			t.Parallel()
 			s, err := scenarioOf("lives")
 			require.NoError(t, err)
 			s.connector, s.count, s.streams, s.wide, s.lag, s.hold = c, 150, 30, 1, 1, 4*time.Second
-			r, err := play(t.Context(), s, options{Options: world.Options{Bin: w.Binary}, seed: 9})
+			r, err := play(t.Context(), s, options{Options: world.Options{Bin: binary}, seed: 9})
 			require.NoError(t, err)
 			require.NoError(t, r.writeTable(t.Output()))
 			require.Empty(t, r.Breaches)

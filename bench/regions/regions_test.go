@@ -2,52 +2,35 @@ package main
 
 import (
 	"errors"
-	"fmt"
 	"io"
 	"net"
 	"os"
-	"os/exec"
-	"path/filepath"
-	"sync"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
-
-	"evenkeel/bench/world"
 	"go.uber.org/goleak"
 
 	"evenkeel/bench/load"
+	"evenkeel/bench/world"
 )
 
+// program is what all tests run.
+var program world.Program
+
 func TestMain(m *testing.M) {
-	folder, err := os.MkdirTemp("", "evenkeel-regions-test-")
-	if err != nil {
-		panic(err)
-	}
-	build = sync.OnceValues(func() (string, error) {
-		binary := filepath.Join(folder, "evenkeel")
-		out, err := exec.Command("go", "build", "-o", binary, "evenkeel/cmd/evenkeel").CombinedOutput()
-		if err != nil {
-			err = fmt.Errorf("go build: %w: %s", err, out)
-		}
-		return binary, err
-	})
 	goleak.VerifyTestMain(m, goleak.Cleanup(func(code int) {
-		_ = os.RemoveAll(folder)
+		_ = program.Remove()
 		os.Exit(code)
 	}))
 }
-
-// build makes the binary of all tests, once.
-var build func() (string, error)
 
 // short is `make regions` in a few seconds.
 func short(t *testing.T, on string) options {
 	t.Helper()
 	o := defaults
 	var err error
-	o.Bin, err = build()
+	o.Bin, err = program.Binary()
 	require.NoError(t, err)
 	o.on, o.load, o.count, o.deadAfter, o.absence = on, time.Second, 6, 2*time.Second, 6*time.Second
 	o.delays = [3]time.Duration{5 * time.Millisecond, 10 * time.Millisecond, 20 * time.Millisecond}
