@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"io"
 	"math"
 	"math/rand/v2"
 	"os"
@@ -104,12 +105,15 @@ func serve(t *testing.T, g Group, w *workload, spec string, twins ...string) (lo
 			ws = append(ws, board.Worker{ID: int32(i), Model: model, Group: "0", Barrier: true, Slots: r.Slots, Capacity: r.Capacity, Cost: 1, Up: true})
 		}
 		d.SetWorkers(ws)
+		decisions, err := os.Open(file)
+		require.NoError(t, err)
+		defer func() { require.NoError(t, decisions.Close()) }()
 		read := 0 // bytes of the log
 		rounds := func() (fresh []logged) {
 			synctest.Wait()
-			text, err := os.ReadFile(file)
+			text, err := io.ReadAll(decisions) // what is new
 			require.NoError(t, err)
-			for lines := bufio.NewScanner(bytes.NewReader(text[read:])); lines.Scan(); {
+			for lines := bufio.NewScanner(bytes.NewReader(text)); lines.Scan(); {
 				var line logged
 				require.NoError(t, json.Unmarshal(lines.Bytes(), &line))
 				line.At -= start.UnixMilli()
@@ -118,7 +122,7 @@ func serve(t *testing.T, g Group, w *workload, spec string, twins ...string) (lo
 				}
 				fresh = append(fresh, line)
 			}
-			read = len(text)
+			read += len(text)
 			log = append(log, fresh...)
 			return fresh
 		}
@@ -203,7 +207,7 @@ func serve(t *testing.T, g Group, w *workload, spec string, twins ...string) (lo
 				}
 				time.Sleep(time.Until(start.Add(at)))
 				synctest.Wait()
-				if info, err := os.Stat(file); err == nil && int(info.Size()) > read {
+				if info, err := decisions.Stat(); err == nil && int(info.Size()) > read {
 					now = float64(time.Since(start)) / float64(time.Millisecond)
 					break
 				}
