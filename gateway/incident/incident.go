@@ -134,11 +134,18 @@ func (b *Book) Observe(now time.Time, found []Finding) {
 		f.effect = len(next[o]) > 0 && kinds[f.Kind].effect && !kinds[next[o][0].Kind].effect
 		next[o] = append(next[o], *f)
 	}
+	away, seen := map[string]bool{}, map[subject]bool{} // engines that get nothing now, and all that is found now
+	for i := range found {
+		seen[found[i].subject()] = true
+		if gone[found[i].Kind] {
+			away[engineOf(found[i].Where)] = true
+		}
+	}
 	for _, o := range b.list {
-		switch m := o.withResting(next[o], now, found); {
+		switch m := o.withResting(next[o], now, seen, away); {
 		case len(m) > 0:
 			o.members = m
-			if len(m) >= len(o.peak) {
+			if cmp.Or(cmp.Compare(mostHarm(m), mostHarm(o.peak)), cmp.Compare(len(m), len(o.peak))) >= 0 {
 				o.peak = m
 			}
 		case o.until.IsZero():
@@ -152,26 +159,29 @@ func (b *Book) Observe(now time.Time, found []Finding) {
 }
 
 // withResting adds to the members that were found those that come and go and were found
-// lately; not those of engines that are lost now.
-func (o *open) withResting(members []member, now time.Time, found []Finding) []member {
+// lately: not those that another incident has now, nor those of engines that are away.
+func (o *open) withResting(members []member, now time.Time, seen map[subject]bool, away map[string]bool) []member {
 	if !o.until.IsZero() {
 		return members
 	}
-	rested := false
+	is, rested := map[subject]bool{}, false
+	for i := range members {
+		is[members[i].subject()] = true
+	}
 	for i := range o.members {
 		m := &o.members[i]
-		lost := func(f Finding) bool { return gone[f.Kind] && engineOf(f.Where) == engineOf(m.Where) }
-		if k := kinds[m.Kind]; k.rests == 0 || m.found.Equal(now) || now.Sub(m.found) >= k.rests || slices.ContainsFunc(found, lost) {
-			continue
-		}
-		if !slices.ContainsFunc(members, func(is member) bool { return is.subject() == m.subject() }) {
-			members, rested = append(members, *m), true
+		s, rests := m.subject(), kinds[m.Kind].rests
+		if now.Sub(m.found) < rests && !is[s] && !seen[s] && !away[engineOf(m.Where)] && len(members) < mostFound {
+			members, is[s], rested = append(members, *m), true, true
 		}
 	}
 	if rested { // the lead stays the same one
 		slices.SortStableFunc(members, func(x, y member) int {
 			return cmp.Or(cmp.Compare(kinds[x.Kind].order(), kinds[y.Kind].order()), cmp.Compare(x.Where, y.Where))
 		})
+		for i := range members {
+			members[i].effect = i > 0 && kinds[members[i].Kind].effect && !kinds[members[0].Kind].effect
+		}
 	}
 	return members
 }
@@ -230,11 +240,12 @@ func (b *Book) place(f *member, before *open, now time.Time, home map[subject]*o
 		switch {
 		case kinds[f.Kind].effect:
 			lead, late := kinds[members[0].Kind], since.Sub(o.again)
-			if lead.alone || lead.harm == nothing || late < -moment || late > follow && !lead.load || lead.effect && !lead.load && !kinds[f.Kind].load && late > moment || kinds[f.Kind].load && lead.harm < waiting {
+			if lead.alone || lead.harm == nothing || lead.load && f.Kind == NotReady || // of engines that are gone, not of many requests
+				late < -moment || late > follow && !lead.load || lead.effect && !lead.load && !kinds[f.Kind].load && late > moment || kinds[f.Kind].load && lead.harm < waiting {
 				continue
 			}
-		case apart > moment && !over && kinds[f.Kind].rests == 0 || !joins(members, f):
-			continue
+		case apart > moment && (kinds[f.Kind].rests > 0 && kinds[members[0].Kind].rests == 0 || kinds[f.Kind].rests == 0 && !over) || !joins(members, f):
+			continue // what comes and goes joins at any time what does so, too
 		}
 		if h := members[0].harm(); best == nil || h > most || h == most && apart < since.Sub(best.again).Abs() {
 			best, most = o, h
