@@ -164,9 +164,9 @@ var kinds = map[Kind]kind{
 		next:    "Bring prefill engines back, or free the KV memory of one that is full.",
 	},
 	Overload: {
-		harm: failing, effect: true, load: true, rests: moment, headline: "Overload", many: "are overloaded: all their decode slots are taken, and many requests wait", runbook: "EvenkeelDecodeBacklog", command: advised,
-		clients: "Clients wait for their first token until a slot is free.",
-		next:    "Add decode ranks, or find the caller that sends too much and limit its key. A larger pool.size or prefill.queue.max only lets more clients wait.",
+		harm: failing, effect: true, load: true, rests: moment, headline: "Overload", many: "are overloaded: their decode slots are taken, and many requests wait", runbook: "Overload", command: advised,
+		clients: "Clients wait for their first token until a slot is free. Those that wait too long get a 503, and new ones get a 429 while a queue is full.",
+		next:    "Bring back engines that are down, add decode ranks, or find the caller that sends too much and limit its key. A larger pool.size or prefill.queue.max only lets more clients wait.",
 	},
 	PoolLate: {
 		harm: waiting, effect: true, headline: "Long waits", many: "have finished prefills that wait too long for a decode rank", runbook: "EvenkeelDecodeBacklog", command: workers,
@@ -222,6 +222,9 @@ func (k kind) order() int {
 	}
 	if k.effect {
 		n += 1000
+	}
+	if k.load {
+		n -= 500 // the cause of other effects
 	}
 	return n
 }
