@@ -84,6 +84,7 @@ const band = 1.1
 type Advisor struct {
 	set     Settings
 	since   time.Time // of the first sample since a side was down
+	lost    time.Time // of the last sample in which a rank was down
 	samples []Sample  // of the window, oldest first
 	needs   []need    // means of the window, over calm
 	short   struct{ prefill, decode bool }
@@ -94,6 +95,9 @@ func New(set Settings) *Advisor { return &Advisor{set: set} }
 
 // Observe takes in a sample, later than the ones before, and advises.
 func (a *Advisor) Observe(s Sample) Advice {
+	if s.Prefill.Down+s.Decode.Down > 0 {
+		a.lost = s.At
+	}
 	if s.Prefill.Live == 0 || s.Decode.Live == 0 {
 		return a.down(s)
 	}
@@ -224,7 +228,8 @@ func (a *Advisor) advise(out *Advice) {
 	a.short.prefill = isShort(a.short.prefill, now.prefill, out.Prefill.Live)
 	a.short.decode = isShort(a.short.decode, now.decode, out.Decode.Live)
 	lost := out.Prefill.Down + out.Decode.Down
-	whole := now.at.Sub(a.since) >= a.set.Window+a.set.Calm && lost == 0 // what ranks that are down would be needed for is not known
+	watched := a.set.Window + a.set.Calm
+	whole := now.at.Sub(a.since) >= watched && now.at.Sub(a.lost) >= watched // while ranks are down, less work gets to the others, too
 	sparePrefill := whole && !a.short.prefill && ranks(calm.prefillThen) < out.Prefill.Live
 	spareDecode := whole && !a.short.decode && ranks(calm.decodeThen) < out.Decode.Live
 	if a.short.prefill {
@@ -259,13 +264,17 @@ func (a *Advisor) advise(out *Advice) {
 			out.Steps = append(out.Steps, Step{RemoveDecode, ReasonIdle})
 		}
 	}
-	out.Says = fmt.Sprintf("Prefill has %s, and %d are advised. Decode has %s, and %d are advised.", count(out.Prefill.Live), out.Prefill.Advised, count(out.Decode.Live), out.Decode.Advised)
+	out.Says = fmt.Sprintf("Prefill has %s, and %s advised. Decode has %s, and %s advised.", count(out.Prefill.Live), are(out.Prefill.Advised), count(out.Decode.Live), are(out.Decode.Advised))
 	switch {
 	case lost > 0 && len(out.Steps) == 0:
 		out.Steps = []Step{{None, ReasonRanksDown}}
 		out.Says = down(out) + " Those that answer are enough for what comes now. Whether there are enough ranks for what came before is not known until all answer."
 	case lost > 0:
-		out.Says += " " + down(out) + " Mend them first: how many more are needed then is not known."
+		them := "them"
+		if lost == 1 {
+			them = "it"
+		}
+		out.Says += " " + down(out) + " Mend " + them + " first: how many more are needed then is not known."
 	case len(out.Steps) == 0:
 		out.Steps = []Step{{None, ReasonBalanced}}
 	}
@@ -294,6 +303,14 @@ func count(ranks int) string {
 		return "1 rank"
 	}
 	return fmt.Sprintf("%d ranks", ranks)
+}
+
+// are says how many ranks are advised, before that word.
+func are(ranks int) string {
+	if ranks == 1 {
+		return "1 is"
+	}
+	return fmt.Sprintf("%d are", ranks)
 }
 
 func isShort(was bool, need float64, live int) bool {

@@ -128,7 +128,7 @@ func TestAdviceSaysWhatIsNotKnownWhileRanksAreDown(t *testing.T) {
 	s = with(sides(0.5, 1), func(s *advice.Sample) { s.Decode.Down = 1 })
 	got := watch().see(s, 5*time.Minute, 5)
 	require.Equal(t, advice.AddDecode, got.Steps[0].Kind)
-	require.Equal(t, "Prefill has 4 ranks, and 4 are advised. Decode has 8 ranks, and 10 are advised. 1 of 9 decode ranks does not answer. Mend them first: how many more are needed then is not known.", got.Says)
+	require.Equal(t, "Prefill has 4 ranks, and 4 are advised. Decode has 8 ranks, and 10 are advised. 1 of 9 decode ranks does not answer. Mend it first: how many more are needed then is not known.", got.Says)
 }
 
 func TestBacklogsAreSeconds(t *testing.T) {
@@ -239,4 +239,22 @@ func BenchmarkObserve(b *testing.B) {
 	for b.Loop() {
 		w.see(s, tick, 5)
 	}
+}
+
+// While ranks were down, less work got to the others: what they did then does not tell
+// that they can be spared.
+func TestNoneIsSparedSoonAfterRanksWereDown(t *testing.T) {
+	w := watch()
+	idle := sides(0.25, 0.25)
+	require.Equal(t, advice.ReasonRanksDown, w.see(with(idle, func(s *advice.Sample) { s.Decode.Down = 4 }), time.Hour, 5).Steps[0].Reason)
+	require.Equal(t, []advice.Step{{Kind: advice.None, Reason: advice.ReasonBalanced}}, w.see(idle, settings.Calm, 5).Steps)
+	require.Equal(t, []advice.Step{{Kind: advice.RemovePrefill, Reason: advice.ReasonIdle}, {Kind: advice.RemoveDecode, Reason: advice.ReasonIdle}}, w.see(idle, 2*settings.Window, 5).Steps)
+}
+
+func TestOneRankIsAdvised(t *testing.T) {
+	s := with(sides(0.5, 0.5), func(s *advice.Sample) {
+		s.Prefill.Live, s.Prefill.Busy, s.Prefill.Capacity = 1, 0, 1_000_000
+		s.Decode.Live, s.Decode.Used, s.Decode.Slots = 1, 8, 32
+	})
+	require.Equal(t, "Prefill has 1 rank, and 1 is advised. Decode has 1 rank, and 1 is advised.", watch().see(s, 5*time.Minute, 5).Says)
 }
