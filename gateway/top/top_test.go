@@ -49,11 +49,11 @@ func document(ranks int) *live.Document {
 			}},
 		}},
 		Prefill: live.Prefill{Policy: "finish", Waiting: 3, QueueMax: 1000, HitShare: .41, Engines: []live.PrefillEngine{{ID: "p1:8100/0", State: "open", KVShare: .5, GateShare: .9, Inflight: 2, NewTokens: 4096}}},
-		Engines: []live.Engine{{ID: "p1:8100", Role: "prefill", State: "up", SinceS: 7000}, {ID: "p2:8100", Role: "prefill", State: "down", Why: "connection refused", SinceS: 12}},
+		Engines: []live.Engine{{ID: "p1:8100", Role: "prefill", State: "up", SinceS: 7000, Ranks: 1}, {ID: "p2:8100", Role: "prefill", State: "down", Why: "connection refused", SinceS: 12}},
 		Decisions: []live.Decision{
 			{ID: "r3", AtMs: 1_767_225_600_000, Prompt: 20, Why: "queue"},
 			{ID: "r2", AtMs: 1_767_225_600_000, Prompt: 10, Prefill: "p1:8100", WaitMs: 4200, Why: "best F 12"},
-			{ID: "r1", AtMs: 1_767_225_600_000, Prompt: 4000, Prefill: "p1:8100", Rank: "d0:8200", WaitMs: 120, Outcome: "ok", Why: "best F 12"},
+			{ID: "r1", AtMs: 1_767_225_600_000, Prompt: 4000, Prefill: "p1:8100/0", Rank: "d0:8200", WaitMs: 120, Outcome: "ok", Why: "best F 12"},
 		},
 	}
 	g := &d.Models[0].Groups[0]
@@ -376,4 +376,10 @@ func TestALowTerminalNamesTheFirstIncident(t *testing.T) {
 	require.Contains(t, view, "a rather")
 	require.Contains(t, view, "(+3)")
 	require.NotContains(t, view, "! 4 more")
+}
+
+func TestHelpFitsATerminalOf80Columns(t *testing.T) {
+	for _, line := range help {
+		require.LessOrEqual(t, ansi.StringWidth(line), 80, line)
+	}
 }

@@ -146,16 +146,17 @@ var help = []string{
 	"KV bars are of a rank's capacity, or of the fullest rank where it is not known.",
 	"imbalance: sum over ranks of the fullest rank's KV tokens less their own;",
 	"idle: that as a share, which every step of the group waits for.",
-	"lost: the share of a step that imbalance costs, by the step model; step: measured.",
+	"lost: the share of a step that imbalance costs, by the step model.",
+	"step: what a step takes, measured.",
 	"Ranks whose engine is down do not count in these.",
 	"imbalance by policy: every one starts each round from the real ranks, so this",
 	"tells how level a round would be, and not what a policy is worth.",
-	"against a policy: the last minutes replayed under it, with requests as they came.",
-	"A rank's line: state, KV bar, KV tokens, share of the bar's whole, slots used/all.",
+	"against a policy: the last minutes replayed under it, with the same requests.",
+	"A rank's line: state, KV bar, KV tokens, share of the whole bar, slots used/all.",
 	"TTFT and TPOT: p50/p99 of the last minute.",
 	"The picture has a column for each rank, by host, up to the line at the fullest,",
-	"which every step waits for: ░ is what is lost to that, · is empty because the rank",
-	"drains. x is down, D drains, O is out.",
+	"which every step waits for: ░ is what is lost to that. A rank that drains is",
+	"meant to be empty: it has · there. x is down, D drains, O is out.",
 }
 
 // overview is one line or two for everything.
@@ -344,9 +345,15 @@ func (s screen) engines(amiss bool) (lines []string) {
 // decisions are the last ones, latest first.
 func (s screen) decisions() []string {
 	lines := []string{strong.Render("last decisions")}
+	alone := map[string]string{} // prefill engines of one rank, which has the engine's name, as in incidents
+	for _, e := range s.doc.Engines {
+		if e.Role == "prefill" && e.Ranks == 1 {
+			alone[e.ID+"/0"] = e.ID
+		}
+	}
 	for _, d := range s.doc.Decisions {
 		lines = append(lines, fmt.Sprintf("  %s %7s tok  %s → %s%s  %s  %s", time.UnixMilli(d.AtMs).Format("15:04:05"), count(int64(d.Prompt)),
-			cmp.Or(d.Prefill, "–"), cmp.Or(d.Rank, "–"), waited(d), cmp.Or(d.Outcome, "runs"), faint.Render(d.Why)))
+			cmp.Or(alone[d.Prefill], d.Prefill, "–"), cmp.Or(d.Rank, "–"), waited(d), cmp.Or(d.Outcome, "runs"), faint.Render(d.Why)))
 	}
 	return lines
 }
