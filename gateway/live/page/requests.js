@@ -46,13 +46,20 @@ async function askAgain() {
   if (n === number) showRequests(latest, true);
 }
 
+// engineNames gives the rank of a prefill engine the engine's name where it is its only
+// one, as incidents do.
+export function engineNames(d) {
+  const alone = new Set(d.engines.filter((e) => e.role === 'prefill' && e.ranks === 1).map((e) => e.id + '/0'));
+  return (rank) => (alone.has(rank) ? rank.slice(0, -2) : rank);
+}
+
 export function showRequests(d, anew) {
   if (!d) return;
   latest = d;
   const still = !anew && held();
   put($('decisions-note'), still ? 'held still while you look at them' : found ? found.error || `${whole(found.list.length)}${found.list.length === 200 ? ' or more' : ''} of ${whole(found.kept)} that ended and ${whole(found.running)} that run` : 'the last ones; choose one for its waterfall');
   if (still) return;
-  const list = found ? found.list : d.decisions;
+  const list = found ? found.list : d.decisions, alone = engineNames(d);
   $('decisions-none').hidden = list.length > 0;
   put($('decisions-none'), found ? 'No receipt passes the filter.' : 'No request has been decided yet.');
   keyed($('decision-rows'), list, (c) => c.id,
@@ -64,7 +71,7 @@ export function showRequests(d, anew) {
     },
     (row, c) => {
       const wait = words(c.wait_ms);
-      fill(row, clock(c.at_ms), null, c.model, c.prompt_tokens ? whole(c.prompt_tokens) : '–', c.prefill || '–', c.rank || '–', c.rank ? wait : c.wait_ms && !c.outcome ? wait + ' so far' : '–', c.outcome || 'runs', c.why);
+      fill(row, clock(c.at_ms), null, c.model, c.prompt_tokens ? whole(c.prompt_tokens) : '–', alone(c.prefill) || '–', c.rank || '–', c.rank ? wait : c.wait_ms && !c.outcome ? wait + ' so far' : '–', c.outcome || 'runs', c.why);
       row.children[7].className = !c.outcome || c.outcome === 'ok' ? '' : 'bad';
     });
 }
@@ -98,7 +105,7 @@ function reasons(a) {
   const list = [];
   if (a.prefill) {
     const p = a.prefill, up = runnerUp(p.best, true);
-    list.push(`Prefill on ${p.candidate}: ${{ only: 'the only one left', affinity: 'its conversation was there', canary: 'a trial of an engine that is back', fallback: 'the policy failed' }[p.reason] || `${p.policy} chose it of ${p.eligible || 1}`}, ${whole(p.hit_tokens)} tokens thought to be cached, ${p.probes_ahead} prompts ahead.${up ? ` ${up}.` : ''}`);
+    list.push(`Prefill on ${latest ? engineNames(latest)(p.candidate) : p.candidate}: ${{ only: 'the only one left', affinity: 'its conversation was there', canary: 'a trial of an engine that is back', fallback: 'the policy failed' }[p.reason] || `${p.policy} chose it of ${p.eligible || 1}`}, ${whole(p.hit_tokens)} tokens thought to be cached, ${p.probes_ahead} prompts ahead.${up ? ` ${up}.` : ''}`);
   }
   if (a.decode) {
     const d = a.decode, up = runnerUp(d.best, d.better !== 'more');
