@@ -109,7 +109,7 @@ func (r *caller) book(n int) *openai.Error {
 		}
 	default:
 		e := openai.NewError(http.StatusTooManyRequests, "queue_full", fmt.Sprintf("key %s may have %d answers at once, and has them or too many for this request; try again when some have ended", r.key.Name, limit))
-		e.RetryAfter, e.Why = 1, fmt.Sprintf("key %s may have %d answers at once (max_concurrent in keys_file)", r.key.Name, limit)
+		e.RetryAfter, e.Own, e.Why = 1, true, fmt.Sprintf("key %s has all the answers that it may have at once (max_concurrent in keys_file: %d)", r.key.Name, limit)
 		return e
 	}
 }

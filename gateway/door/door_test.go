@@ -38,3 +38,19 @@ func TestAPanicGivesBackWhatTheRequestHolds(t *testing.T) {
 		require.Zero(t, d.host.Requests.Open())
 	}
 }
+
+// Operators tell a key at its own limit from a queue that is full for all, and its client
+// reads no key of the config.
+func TestAKeyAtItsLimitIsToldAsItsOwn(t *testing.T) {
+	set, err := keys.Parse("keys.yaml", []byte("keys:\n  - name: k\n    sha256: "+keys.Hash("ek-k")+"\n    max_concurrent: 1\n"))
+	require.NoError(t, err)
+	r := caller{}
+	r.key, _ = set.Authenticate([]byte("Bearer ek-k"))
+	require.Nil(t, r.book(1))
+	other := caller{key: r.key}
+	fail := other.book(1)
+	require.Equal(t, "queue_full", fail.Code)
+	require.True(t, fail.Own)
+	require.Equal(t, "key k has all the answers that it may have at once (max_concurrent in keys_file: 1)", fail.Why)
+	require.NotContains(t, string(fail.JSON())+fail.Error(), "keys_file")
+}

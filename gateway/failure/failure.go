@@ -168,7 +168,7 @@ func Queue(err error, model string) *openai.Error {
 	case errors.As(err, &full):
 		return &openai.Error{
 			Status: http.StatusTooManyRequests, Code: "queue_full", Message: "too many requests wait already; retry later", RetryAfter: 1,
-			Why: fmt.Sprintf("the arrival queue of model %s takes %d requests (%s)", full.Model, full.Max, full.Key),
+			Why: fmt.Sprintf("the arrival queue of model %s is full (%s: %d)", full.Model, full.Key, full.Max),
 		}
 	case errors.Is(err, prefill.ErrKVExhausted):
 		return openai.Unavailable("prefill_kv_exhausted", "every prefill engine's KV memory is taken; retry later", 2)

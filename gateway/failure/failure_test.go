@@ -13,6 +13,6 @@ import (
 func TestAFullQueueIsNamedToOperators(t *testing.T) {
 	e := Queue(fmt.Errorf("request 7: %w", &prefill.FullError{Model: "m", Max: 40, Key: "prefill.queue.max"}), "m")
 	require.Equal(t, 429, e.Status)
-	require.Equal(t, "the arrival queue of model m takes 40 requests (prefill.queue.max)", e.Why)
+	require.Equal(t, "the arrival queue of model m is full (prefill.queue.max: 40)", e.Why)
 	require.NotContains(t, string(e.JSON()), "prefill.queue.max")
 }

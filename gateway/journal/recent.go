@@ -19,8 +19,18 @@ type recent struct {
 
 	mu       sync.Mutex // only requests that failed take it
 	failures map[Failure]uint64
-	whys     map[Failure]string
+	whys     map[Failure]Why
 }
+
+// Why is what an operator is told of the last failure of a sort.
+type Why struct {
+	Text string
+	Own  bool // it is a limit of one key
+	at   time.Time
+}
+
+// shared is how long a limit of one key hides no limit of all.
+const shared = 10 * time.Second
 
 // Failure is how requests fail: with an outcome of a fixed set, and its status.
 type Failure struct {
@@ -39,12 +49,13 @@ func (r *recent) end(fail *openai.Error) {
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		if r.failures == nil {
-			r.failures, r.whys = map[Failure]uint64{}, map[Failure]string{}
+			r.failures, r.whys = map[Failure]uint64{}, map[Failure]Why{}
 		}
 		f := Failure{Outcome(fail), fail.Status}
 		r.failures[f]++
-		if fail.Why != "" {
-			r.whys[f] = fail.Why
+		was, now := r.whys[f], time.Now()
+		if fail.Why != "" && !(fail.Own && was.Text != "" && !was.Own && now.Sub(was.at) < shared) {
+			r.whys[f] = Why{fail.Why, fail.Own, now}
 		}
 	}
 }
@@ -56,7 +67,7 @@ func failed(fail *openai.Error) bool {
 
 // fails are the failures since the start, and why the last one of each was; what it
 // returns is the caller's.
-func (r *recent) fails() (map[Failure]uint64, map[Failure]string) {
+func (r *recent) fails() (map[Failure]uint64, map[Failure]Why) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return maps.Clone(r.failures), maps.Clone(r.whys)
@@ -144,7 +155,7 @@ type Recent struct {
 	TTFT, TPOT    Latency
 	Ended, Failed uint64             // requests since the start; failed: 5xx and 429
 	Failures      map[Failure]uint64 // those that failed, by how
-	Whys          map[Failure]string // of the last one of each, where somebody told it
+	Whys          map[Failure]Why    // of the last one of each, where somebody told it
 }
 
 // Recent tells what clients got lately.

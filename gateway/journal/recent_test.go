@@ -3,6 +3,7 @@ package journal
 import (
 	"net/http"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -51,7 +52,8 @@ func TestFailuresAreKeptByTheirOutcome(t *testing.T) {
 	}
 	counts, whys := r.fails()
 	require.Equal(t, map[Failure]uint64{{"queue_full", 429}: 2, {"engine_error", 503}: 1}, counts, "the client's own mistakes are none")
-	require.Equal(t, map[Failure]string{{"queue_full", 429}: "it takes 40"}, whys)
+	require.Equal(t, "it takes 40", whys[Failure{"queue_full", 429}].Text)
+	require.Len(t, whys, 1)
 	require.Equal(t, uint64(5), r.ended.Load())
 }
 
@@ -68,4 +70,30 @@ func TestMistakesOfStrangersAreNoRequestsThatEnded(t *testing.T) {
 	r := g.Recent()
 	require.Equal(t, []uint64{2, 2}, []uint64{r.Ended, r.Failed})
 	require.Equal(t, map[Failure]uint64{{"overloaded", 503}: 1, {"rate_limit_exceeded", 429}: 1}, r.Failures)
+}
+
+// A key at its own limit must not hide which queue is full for all.
+func TestALimitOfAllIsToldBeforeThatOfOneKey(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var r recent
+		own := &openai.Error{Status: http.StatusTooManyRequests, Code: "queue_full", Why: "key a has all its answers", Own: true}
+		of := func() (string, bool) {
+			_, whys := r.fails()
+			why := whys[Failure{"queue_full", 429}]
+			return why.Text, why.Own
+		}
+		told := func(text string, own bool) {
+			gotText, gotOwn := of()
+			require.Equal(t, text, gotText)
+			require.Equal(t, own, gotOwn)
+		}
+		r.end(own)
+		told(own.Why, true)
+		r.end(&openai.Error{Status: http.StatusTooManyRequests, Code: "queue_full", Why: "the arrival queue is full"})
+		r.end(own)
+		told("the arrival queue is full", false)
+		time.Sleep(shared)
+		r.end(own)
+		told(own.Why, true)
+	})
 }

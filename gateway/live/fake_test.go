@@ -23,7 +23,7 @@ type fake struct {
 	asked  int           // documents made
 	ahead  time.Duration // of the clock
 	failed map[journal.Failure]uint64
-	whys   map[journal.Failure]string
+	whys   map[journal.Failure]journal.Why
 	fails  uint64 // requests in all, of which rates are made
 	change func(*Document)
 }

@@ -58,6 +58,7 @@ func TestModulesOfThePage(t *testing.T) {
 		{"requests.js", "m.runnerUp([{ name: 'a', score: 5, chosen: true }], true)", `""`},
 		{"verdict.js", "[m.gainOf({ models: [] }), m.gainOf({ models: [{ groups: [{ policy: 'p', twin: { verdict: { against: [{ claimed: true, saved_ms: 1, policy: 'a' }, { claimed: true, saved_ms: -3, policy: 'b' }, { saved_ms: 9, policy: 'c' }] } } }] }] })]", `["","Replayed under b, a step of the last minutes takes 3.0 ms less than under p, which is in force."]`},
 		{"verdict.js", "m.verdictOf({ incidents: [{ id: 3, severity: 'bad', until_ms: 0, headline: 'Requests fail', what: '1,200 of the 3,000 requests that ended in the last minute failed' }, { id: 2, severity: 'bad', until_ms: 9, what: 'x' }], engines: [], proxy: {} }).aloud", `"Requests fail: 1 thing is wrong. Requests that ended in the last minute failed"`},
+		{"requests.js", "['p:1/0', 'q:1/0', 'd:1/0', '', undefined].map(m.engineNames({ engines: [{ id: 'p:1', role: 'prefill', ranks: 1 }, { id: 'q:1', role: 'prefill', ranks: 2 }, { id: 'd:1', role: 'decode', ranks: 1 }] })).join('|')", `"p:1|q:1/0|d:1/0||"`},
 		{"panels.js", "[m.stepOf({ kind: 'none', reason: 'balanced' }), m.stepOf({ kind: 'none', reason: 'ranks_down' }), m.stepOf({ kind: 'add_decode', reason: 'busy' }), m.stepOf({ kind: 'none', reason: 'new' })]", `["There are enough ranks, by the mean of advice.window","Not known while ranks are down","Add decode ranks","none, new"]`},
 	} {
 		require.Equal(t, tt.want, b.module(tt.module, tt.expression), "%s: %s", tt.module, tt.expression)
@@ -363,14 +364,14 @@ func TestPageTellsOfAFlood(t *testing.T) {
 	s.fake.mu.Lock()
 	s.fake.fails = 82_800
 	s.fake.failed = map[journal.Failure]uint64{{Outcome: "queue_full", Status: 429}: 90_000, {Outcome: "upstream_broken", Status: 502}: 1080}
-	s.fake.whys = map[journal.Failure]string{{Outcome: "queue_full", Status: 429}: "the arrival queue of model deepseek-r1 takes 1000 requests (prefill.queue.max)"}
+	s.fake.whys = map[journal.Failure]journal.Why{{Outcome: "queue_full", Status: 429}: {Text: "the arrival queue of model deepseek-r1 is full (prefill.queue.max: 1000)"}}
 	s.fake.mu.Unlock()
 	s.fake.set(hurt["flood"])
 	b.eventually("the verdict", `document.getElementById('problems-title').textContent.startsWith('✕ Overload: ')`)
 	first := func() string { return b.eval("document.getElementById('problem-list').children[0].innerText") }
 	b.eventually("the queue", `document.getElementById('problem-list').children[0].innerText.includes('prefill.queue.max')`)
 	require.Contains(t, first(), "All 1,536 decode slots of model deepseek-r1 are taken, and 10,000 requests wait in the pool and in the arrival queue")
-	require.Contains(t, first(), "Requests are refused, because the arrival queue of model deepseek-r1 takes 1000 requests (prefill.queue.max). At the last look 1,000 requests waited in the arrival queue, and 37 of 400 places of the pool were taken.")
+	require.Contains(t, first(), "Requests are refused, because the arrival queue of model deepseek-r1 is full (prefill.queue.max: 1000). At the last look 1,000 requests waited in the arrival queue, and 37 of 400 places of the pool were taken.")
 	b.eventually("they are marked", `document.querySelectorAll('#failure-rows .bad').length === 1 && document.getElementById('failures-now').textContent === 'Requests fail now.'`)
 	require.Equal(t, "true", b.eval(`!document.getElementById('problems').contains(document.getElementById('gain')) && document.getElementById('gain').textContent !== ''`), "what the policy gains is no alert")
 	b.calm(s)

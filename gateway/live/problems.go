@@ -138,12 +138,25 @@ func findingsOf(d *Document, last timeline.Ended) (all findings) {
 // requestsFail counts over the last minute, as the strip and the table of failures do
 // over longer times: a rate of ten seconds would agree with neither.
 func requestsFail(d *Document, last timeline.Ended, say find) {
-	how := ""
-	if len(d.Failures) > 0 && d.Failures[0].Last5Min > 0 {
-		how = ", most of them with " + d.Failures[0].Outcome
-		if d.Failures[0].LastMinute >= last.Failed {
-			how = ", all of them with " + d.Failures[0].Outcome
+	how, most := "", &Failed{}
+	for i := range d.Failures {
+		if f := &d.Failures[i]; f.LastMinute > most.LastMinute {
+			most = f
 		}
+	}
+	switch {
+	case most.LastMinute == 0:
+	case last.Failed == 1:
+		how = " with " + most.Outcome
+	case most.LastMinute >= last.Failed:
+		how = ", all of them with " + most.Outcome
+	case 2*most.LastMinute > last.Failed:
+		how = ", most of them with " + most.Outcome
+	default:
+		how = fmt.Sprintf(", %s of them with %s", grouped(most.LastMinute), most.Outcome)
+	}
+	if most.Own && most.LastMinute > 0 {
+		how += ", the last one because " + most.Why
 	}
 	say(incident.RequestsFail, Bad, proxyAt("traffic"), "", "%s of the %s requests that ended in the last minute failed%s", grouped(last.Failed), grouped(last.All), how)
 }
@@ -160,19 +173,31 @@ func overload(d *Document, m *Model, fails bool, say find) {
 		}
 	}
 	waiting, where := m.Pool.Entries, "in the pool"
-	if len(d.Models) == 1 && d.Prefill.Waiting > 0 {
-		waiting, where = waiting+d.Prefill.Waiting, "in the pool and in the arrival queue"
+	if len(d.Models) == 1 && d.Prefill.Waiting > 0 && (waiting > 0 || d.Proxy.PlacesUsed >= d.Proxy.Places) { // else they wait for prefill
+		where = "in the arrival queue"
+		if waiting > 0 {
+			where = "in the pool and in the arrival queue"
+		}
+		waiting += d.Prefill.Waiting
 	}
 	if slots == 0 || float64(used) < takenShare*float64(slots) || waiting == 0 || waiting < slots && !(fails && refused(d) != nil) {
 		return
 	}
-	say(incident.Overload, Bad, at{"model", m.Name, "pool"}, "", "All %s decode slots of model %s are taken, and %s %s", grouped(uint64(slots)), m.Name, waits(waiting), where)
+	taken := fmt.Sprintf("All %s decode slots of model %s are", grouped(uint64(slots)), m.Name)
+	switch {
+	case used < slots:
+		taken = fmt.Sprintf("%s of the %s decode slots of model %s are", grouped(uint64(used)), grouped(uint64(slots)), m.Name)
+	case slots == 1:
+		taken = fmt.Sprintf("The only decode slot of model %s is", m.Name)
+	}
+	say(incident.Overload, Bad, at{"model", m.Name, "pool"}, "", "%s taken, and %s %s", taken, waits(waiting), where)
 }
 
-// refused is how requests are refused because a queue is full; nil: none is lately.
+// refused is how requests are refused because a queue is full; nil: none is lately, or
+// only by the limit of a key.
 func refused(d *Document) *Failed {
 	for i := range d.Failures {
-		if f := &d.Failures[i]; f.Outcome == "queue_full" && f.Last10S > 0 {
+		if f := &d.Failures[i]; f.Outcome == "queue_full" && f.Last10S > 0 && !f.Own {
 			return f
 		}
 	}
@@ -259,8 +284,8 @@ func prefillProblems(d *Document, fails bool, say find) {
 	switch f := refused(d); {
 	case fails && f != nil && f.Why != "":
 		say(incident.QueueFull, Bad, proxyAt("prefill"), "", "Requests are refused, because %s. At the last look %s waited in the arrival queue, and %s of %s places of the pool were taken", f.Why, requests(p.Waiting), grouped(uint64(max(0, d.Proxy.PlacesUsed))), grouped(uint64(max(0, d.Proxy.Places))))
-	case p.QueueMax > 0 && p.Waiting >= p.QueueMax:
-		say(incident.QueueFull, Bad, proxyAt("prefill"), "", "The arrival queue is full: %s in it, and it takes %s of a model (prefill.queue.max)", waits(p.Waiting), grouped(uint64(p.QueueMax)))
+	case p.QueueMax > 0 && p.Waiting >= p.QueueMax && len(d.Models) == 1: // it is the sum over all models
+		say(incident.QueueFull, Bad, proxyAt("prefill"), "", "The arrival queue is full: %s in it, and its limit is %s (prefill.queue.max)", waits(p.Waiting), grouped(uint64(p.QueueMax)))
 	case p.Waiting > 0 && open == 0:
 		say(incident.QueueWaits, Bad, proxyAt("prefill"), "", "%s for a prefill engine", capital(waits(p.Waiting)))
 	}

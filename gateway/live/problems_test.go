@@ -27,8 +27,8 @@ func TestProblemsSayWhatIsWrongAndWhere(t *testing.T) {
 		"some failures are the world's": {func(d *Document) { d.Traffic.RequestsPerS, d.Traffic.FailuresPerS = 100, 1 }, []Problem{}},
 		"more are not":                  {func(d *Document) { d.Traffic.RequestsPerS, d.Traffic.FailuresPerS = 100, 2 }, []Problem{{Bad, "traffic", "", "1,200 of the 6,000 requests that ended in the last minute failed"}}},
 		"how they fail": {func(d *Document) {
-			d.Traffic.RequestsPerS, d.Traffic.FailuresPerS, d.Failures = 100, 2, []Failed{{Outcome: "queue_full", Last5Min: 9}, {Outcome: "upstream_broken", Last5Min: 2}}
-		}, []Problem{{Bad, "traffic", "", "1,200 of the 6,000 requests that ended in the last minute failed, most of them with queue_full"}}},
+			d.Traffic.RequestsPerS, d.Traffic.FailuresPerS, d.Failures = 100, 2, []Failed{{Outcome: "queue_full", Last10S: 9, LastMinute: 300}, {Outcome: "upstream_broken", LastMinute: 900}}
+		}, []Problem{{Bad, "traffic", "", "1,200 of the 6,000 requests that ended in the last minute failed, most of them with upstream_broken"}}},
 		"an engine is out, and what is bad comes first": {func(d *Document) {
 			rank(d, 3).State = RankDraining
 			d.Engines[12].State, d.Engines[12].Why = "out", "three requests failed in a row"
@@ -52,11 +52,34 @@ func TestProblemsSayWhatIsWrongAndWhere(t *testing.T) {
 		}, []Problem{{Bad, "traffic", "", "1,200 of the 6,000 requests that ended in the last minute failed, all of them with upstream_broken"}}},
 		"which queue is full": {func(d *Document) {
 			d.Traffic.RequestsPerS, d.Traffic.FailuresPerS, d.Proxy.PlacesUsed, d.Prefill.Waiting = 100, 20, 327, 0
-			d.Failures = []Failed{{Outcome: "upstream_broken", Last5Min: 1}, {Outcome: "queue_full", Last10S: 9, Last5Min: 9, Why: "the arrival queue of model m takes 40 requests (prefill.queue.max)"}}
+			d.Failures = []Failed{{Outcome: "upstream_broken", LastMinute: 500}, {Outcome: "queue_full", Last10S: 9, LastMinute: 300, Why: "the arrival queue of model m is full (prefill.queue.max: 40)"}}
 		}, []Problem{
-			{Bad, "traffic", "", "1,200 of the 6,000 requests that ended in the last minute failed, most of them with upstream_broken"},
-			{Bad, "prefill", "", "Requests are refused, because the arrival queue of model m takes 40 requests (prefill.queue.max). At the last look no requests waited in the arrival queue, and 327 of 400 places of the pool were taken"},
+			{Bad, "traffic", "", "1,200 of the 6,000 requests that ended in the last minute failed, 500 of them with upstream_broken"},
+			{Bad, "prefill", "", "Requests are refused, because the arrival queue of model m is full (prefill.queue.max: 40). At the last look no requests waited in the arrival queue, and 327 of 400 places of the pool were taken"},
 		}},
+		"a key at its own limit is no overload, and no full queue": {func(d *Document) {
+			taken(d, 1)
+			d.Traffic.RequestsPerS, d.Traffic.FailuresPerS = 100, 20
+			d.Failures = []Failed{{Outcome: "queue_full", Last10S: 200, LastMinute: 1200, Why: "key a has all the answers that it may have at once", Own: true}}
+		}, []Problem{{Bad, "traffic", "", "1,200 of the 6,000 requests that ended in the last minute failed, all of them with queue_full, the last one because key a has all the answers that it may have at once"}}},
+		"prompts that wait for prefill are no overload of decode": {func(d *Document) { taken(d, 0); d.Prefill.Waiting = 900 }, []Problem{}},
+		"with a full pool the arrival queue waits for decode": {func(d *Document) { taken(d, 0); d.Prefill.Waiting, d.Proxy.PlacesUsed = 900, d.Proxy.Places }, []Problem{
+			{Bad, "pool", "deepseek-r1", "All 768 decode slots of model deepseek-r1 are taken, and 900 requests wait in the arrival queue"},
+		}},
+		"one slot": {func(d *Document) {
+			g := &d.Models[0].Groups[0]
+			g.Ranks = g.Ranks[:1]
+			g.Ranks[0].Slots = 1
+			taken(d, 1)
+		}, []Problem{
+			{Bad, "pool", "deepseek-r1", "The only decode slot of model deepseek-r1 is taken, and 5 requests wait in the pool and in the arrival queue"},
+		}},
+		"some slots were just given back": {func(d *Document) { taken(d, 768); d.Models[0].Groups[0].Ranks[0].Used = 40 }, []Problem{
+			{Bad, "pool", "deepseek-r1", "760 of the 768 decode slots of model deepseek-r1 are taken, and 772 requests wait in the pool and in the arrival queue"},
+		}},
+		"the queues of several models are not one": {func(d *Document) {
+			d.Models, d.Prefill.Waiting = append(d.Models, Model{Name: "other"}), 1000
+		}, []Problem{}},
 		"a busy model is no overload": {func(d *Document) { taken(d, 300) }, []Problem{}},
 		"as many wait as there are slots": {func(d *Document) { taken(d, 768) }, []Problem{
 			{Bad, "pool", "deepseek-r1", "All 768 decode slots of model deepseek-r1 are taken, and 772 requests wait in the pool and in the arrival queue"},
@@ -71,7 +94,7 @@ func TestProblemsSayWhatIsWrongAndWhere(t *testing.T) {
 			d.Prefill.Engines = d.Prefill.Engines[:1]
 			d.Prefill.Engines[0].State = "down"
 		}, []Problem{{Bad, "prefill", "", "No prefill engine takes prompts"}, {Bad, "prefill", "", "4 requests wait for a prefill engine"}}},
-		"the arrival queue is full": {func(d *Document) { d.Prefill.Waiting = 1000 }, []Problem{{Bad, "prefill", "", "The arrival queue is full: 1,000 requests wait in it, and it takes 1,000 of a model (prefill.queue.max)"}}},
+		"the arrival queue is full": {func(d *Document) { d.Prefill.Waiting = 1000 }, []Problem{{Bad, "prefill", "", "The arrival queue is full: 1,000 requests wait in it, and its limit is 1,000 (prefill.queue.max)"}}},
 		"the pool is old":           {func(d *Document) { d.Models[0].Pool.OldestS, d.Models[0].Pool.Entries = 31, 7 }, []Problem{{Bad, "pool", "deepseek-r1", "A finished prefill of model deepseek-r1 has waited 31.0 s for a decode rank, and 7 requests wait in the pool"}}},
 		"the policy is too slow":    {func(d *Document) { d.Models[0].Groups[0].FallbackRounds = 9 }, []Problem{{Warn, "balance", "dp", "The decode policy of group dp is too slow at times, and evenkeel decides instead"}}},
 		"imbalance costs":           {func(d *Document) { d.Models[0].Groups[0].LostShare = 0.2 }, []Problem{{Warn, "balance", "dp", "Imbalance costs group dp 20 % of every step"}}},

@@ -26,6 +26,7 @@ type Error struct {
 	Message    string
 	RetryAfter int    // seconds for a Retry-After header; 0: none
 	Why        string // for operators, never sent: what was full, its limit and the key that sets it; empty: there is no more to say
+	Own        bool   // Why is a limit of the caller's key: others are served
 
 	// An engine's own refusal reaches the client byte for byte:
 	// Raw replaces the object above, of the type ContentType.

@@ -130,7 +130,7 @@ func (s *Server) Serve(ctx *fasthttp.RequestCtx, in *request.Incoming, req *open
 		return openai.NewError(http.StatusInternalServerError, "internal_error", "the connection is not watched")
 	}
 	if !s.enter() {
-		return &openai.Error{Status: http.StatusTooManyRequests, Code: "queue_full", RetryAfter: 1, Message: "too many requests are passed through to engines already; retry later", Why: fmt.Sprintf("the proxy passes %d requests through to engines at once, which no key changes", mostOpen)}
+		return &openai.Error{Status: http.StatusTooManyRequests, Code: "queue_full", RetryAfter: 1, Message: "too many requests are passed through to engines already; retry later", Why: fmt.Sprintf("the proxy passes %d requests through to engines at once, and no key of the config changes that", mostOpen)}
 	}
 	j := &job{srv: s, in: in, req: req, path: path, conn: conn, raw: raw, kind: string(ctx.Request.Header.ContentType())}
 	handed := false

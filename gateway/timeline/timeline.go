@@ -36,12 +36,18 @@ type Outcome struct {
 type Now struct {
 	Ended    uint64
 	Failures map[Outcome]uint64
-	Whys     map[Outcome]string // of the last request that failed so, where somebody told it
+	Whys     map[Outcome]Why // of the last request that failed so, where somebody told it
 	Lines    []Line
 	Engines  map[Engine]string // up, drain, or a state of those that get nothing
 	Drains   bool              // the proxy
 	Policy   string
 	Reload   time.Time // last one that was used; zero: none
+}
+
+// Why is what an operator is told of a failure.
+type Why struct {
+	Text string
+	Own  bool // it is a limit of one key
 }
 
 // Engine is an engine, or a rank of it; a prefill engine and a decode engine may share a
@@ -122,6 +128,7 @@ type Failed struct {
 	LastHour   uint64 `json:"last_hour"`
 	SinceStart uint64 `json:"since_start"`
 	Why        string `json:"why,omitempty"` // of the last one, for operators
+	Own        bool   `json:"-"`             // that is a limit of one key: others are served
 }
 
 // Ended is how many requests ended, and how many of them failed.
@@ -301,7 +308,7 @@ func (t *Timeline) LastMinute() (e Ended) {
 func (t *Timeline) Failures() []Failed {
 	by := map[Outcome]*Failed{}
 	for o, count := range t.was.Failures {
-		by[o] = &Failed{Outcome: o.Name, Status: o.Status, SinceStart: count, Why: t.was.Whys[o]}
+		by[o] = &Failed{Outcome: o.Name, Status: o.Status, SinceStart: count, Why: t.was.Whys[o].Text, Own: t.was.Whys[o].Own}
 	}
 	for i := range t.bins {
 		b := &t.bins[i]

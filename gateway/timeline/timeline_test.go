@@ -152,7 +152,7 @@ func TestAllCountsAgree(t *testing.T) {
 		if i > 150 { // what failed goes on no longer
 			n = 150
 		}
-		tl.Add(Now{Ended: uint64(3 * i), Failures: map[Outcome]uint64{full: 2 * n, broken: n / 2}, Whys: map[Outcome]string{full: "the queue takes 40"}}, noon.Add(time.Duration(i)*time.Second))
+		tl.Add(Now{Ended: uint64(3 * i), Failures: map[Outcome]uint64{full: 2 * n, broken: n / 2}, Whys: map[Outcome]Why{full: {Text: "the queue takes 40", Own: true}}}, noon.Add(time.Duration(i)*time.Second))
 	}
 	list, s, sums := tl.Failures(), tl.Strip(), map[string]uint64{}
 	for _, f := range s.Failures {
@@ -162,6 +162,7 @@ func TestAllCountsAgree(t *testing.T) {
 	}
 	require.Equal(t, "queue_full", list[0].Outcome)
 	require.Equal(t, "the queue takes 40", list[0].Why)
+	require.True(t, list[0].Own)
 	require.Zero(t, list[0].Last10S, "none fails now")
 	last := tl.LastMinute()
 	require.Equal(t, list[0].LastMinute+list[1].LastMinute, last.Failed)
