@@ -41,7 +41,7 @@ func TestOneCauseIsOneIncident(t *testing.T) {
 		"nothing":                            {[]told{{0, nil}}, nil},
 		"one engine is told as it was found": {[]told{{0, []Finding{down("10.0.0.1:8000", refused)}}}, []string{"Decode engine 10.0.0.1:8000 is down: " + refused}},
 		"engines of a host die for different reasons": {
-			[]told{{0, []Finding{down("10.0.0.1:8000", refused), down("10.0.0.1:8001", "no answer")}}}, []string{"2 decode engines on host 10.0.0.1 are down: " + refused},
+			[]told{{0, []Finding{down("10.0.0.1:8000", refused), down("10.0.0.1:8001", "no answer")}}}, []string{"2 decode engines on host 10.0.0.1 are down: " + refused + " (at the first one)"},
 		},
 		"they are noticed one after the other": {
 			[]told{{0, []Finding{down("h1:8000", refused)}}, {9 * time.Second, []Finding{down("h1:8000", refused), down("h1:8001", refused)}}}, []string{"2 decode engines on host h1 are down: " + refused},

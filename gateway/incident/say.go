@@ -67,7 +67,11 @@ func (o *open) say(now time.Time) Incident {
 func title(same []*member, host string) string {
 	lead := same[0]
 	if k := kinds[lead.Kind]; len(same) > 1 && k.many != "" {
-		return k.say(whichOf(same, host), WithoutAddress(lead.Reason, lead.Where))
+		reason := WithoutAddress(lead.Reason, lead.Where)
+		if reason != "" && slices.ContainsFunc(same, func(m *member) bool { return m.why != lead.why }) {
+			reason += " (at the first one)"
+		}
+		return k.say(whichOf(same, host), reason)
 	}
 	if more := len(same) - 1; more > 0 {
 		return fmt.Sprintf("%s, and %d more of this kind", lead.What, more)
