@@ -114,6 +114,6 @@ func readTrailer(br *bufio.Reader) error {
 var notInTrailer = map[string]bool{
 	"authorization": true, "connection": true, "content-encoding": true, "content-length": true, "content-range": true, "content-type": true, "cookie": true,
 	"expect": true, "host": true, "keep-alive": true, "max-forwards": true, "proxy-authenticate": true, "proxy-authorization": true, "proxy-connection": true,
-	"range": true, "te": true, "trailer": true, "transfer-encoding": true,
+	"range": true, "te": true, "trailer": true, "transfer-encoding": true, "x-api-key": true,
 	"x-forwarded-for": true, "x-forwarded-host": true, "x-forwarded-proto": true, "x-real-ip": true,
 }

@@ -22,7 +22,7 @@ func parseHead(protocol, raw []byte) (f framing, why string) {
 	if !http11 && string(protocol) != "HTTP/1.0" { // v1.73.0 serves anything, the HTTP/2 preface too
 		return f, "the protocol is neither HTTP/1.1 nor HTTP/1.0"
 	}
-	var length, authorized bool
+	var length, authorized, keyed bool
 	for len(raw) > 0 {
 		end := bytes.IndexByte(raw, '\n')
 		if end < 1 || raw[end-1] != '\r' {
@@ -53,6 +53,11 @@ func parseHead(protocol, raw []byte) (f framing, why string) {
 				return f, "there are two Authorization headers"
 			}
 			authorized = true
+		case is(name, "X-Api-Key"):
+			if keyed {
+				return f, "there are two x-api-key headers"
+			}
+			keyed = true
 		case is(name, "Expect"):
 			f.expect = http11 && is(value, "100-continue")
 		}

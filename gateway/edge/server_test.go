@@ -64,6 +64,8 @@ func TestRequestsThatCouldBeReadInTwoWaysAreRefused(t *testing.T) {
 		{"a trailer without end", chunked + "0\r\n" + strings.Repeat("X: y\r\n", 1000) + "\r\n"},
 		{"the coding identity", post + "Transfer-Encoding: identity\r\n\r\n"},
 		{"two keys", post + "Authorization: Bearer a\r\nAuthorization: Bearer b\r\nContent-Length: 2\r\n" + body},
+		{"two keys of Anthropic's", post + "X-Api-Key: a\r\nx-api-key: b\r\nContent-Length: 2\r\n" + body},
+		{"a key in a trailer", chunked + "0\r\nX-Api-Key: a\r\n\r\n"},
 		{"a request line that ends in LF", "GET / HTTP/1.1\nHost: x\r\n\r\n"},
 		{"a head that ends in LF", "GET / HTTP/1.1\r\nHost: x\r\n\n"},
 		{"a protocol of another name", "GET / HTPT/1.1\r\nHost: x\r\n\r\n"},
