@@ -134,9 +134,9 @@ func (s *told) readSpent(at *rawjson.Object, cached int) {
 	if cached == OwnCached || len(reads) == 0 {
 		return
 	}
-	cached = min(max(0, cached), prompt)
+	cached = min(max(0, cached), input+read) // a client adds up all three
 	for i := range inputs {
-		inputs[i].put = strconv.Itoa(prompt - cached)
+		inputs[i].put = strconv.Itoa(input + read - cached)
 	}
 	for i := range reads {
 		reads[i].put = strconv.Itoa(cached)

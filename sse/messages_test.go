@@ -52,6 +52,15 @@ func TestWhatAMessageTellsOfCachedTokens(t *testing.T) {
 		require.Contains(t, out, want)
 		require.Equal(t, 9, a.Mirror.Prompt())
 	}
+	created := strings.Replace(messageDelta, `"cache_read`, `"cache_creation_input_tokens":2,"cache_read`, 1)
+	for cached, want := range map[int]string{
+		4:  `"input_tokens":5,"output_tokens":3,"cache_creation_input_tokens":2,"cache_read_input_tokens":4`,
+		99: `"input_tokens":0,"output_tokens":3,"cache_creation_input_tokens":2,"cache_read_input_tokens":9`,
+	} {
+		out, _, a := message(messageStart+created, Ask{Cached: cached}, 1<<20)
+		require.Contains(t, out, want, "the three counts are those of the prompt")
+		require.Equal(t, 11, a.Mirror.Prompt())
+	}
 	out, _, _ := message(messageStart, Ask{Cached: 4}, 1<<20)
 	require.Equal(t, messageStart, out, "an engine that does not tell keeps its count")
 }
