@@ -1,6 +1,7 @@
 package openai
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"math"
@@ -170,11 +171,22 @@ func ParseCount(raw []byte, lim Limits) (*Request, *Error) {
 }
 
 // In says an error in the words of an endpoint, given its path: Anthropic's for messages, else OpenAI's.
+// An engine's own words stay as they are if they have that shape: where a body does not fit its types, vLLM
+// says so in OpenAI's, and an engine without the endpoint in no one's.
 func (e *Error) In(path string) []byte {
-	if e.Raw != nil || !Anthropics(path) {
+	if !Anthropics(path) {
 		return e.JSON()
 	}
 	message := e.Message
+	if e.Raw != nil {
+		said, anthropics := saidIn(e.Raw)
+		if anthropics {
+			return e.Raw
+		}
+		if said != "" {
+			message = said
+		}
+	}
 	if e.Param != "" && !strings.Contains(message, e.Param) { // there is no other place for it
 		message = e.Param + ": " + message
 	}
@@ -188,6 +200,25 @@ func (e *Error) In(path string) []byte {
 		Error any    `json:"error"`
 	}{"error", in})
 	return body
+}
+
+// Typed is In and its type: an engine's own, unless the words are ours.
+func (e *Error) Typed(path string) (body []byte, contentType string) {
+	body = e.In(path)
+	if e.ContentType != "" && bytes.Equal(body, e.Raw) {
+		return body, e.ContentType
+	}
+	return body, "application/json"
+}
+
+// saidIn is the message in the error of an engine, and whether that has Anthropic's shape.
+func saidIn(raw []byte) (message string, anthropics bool) {
+	var said struct {
+		Type  string
+		Error struct{ Type, Message string }
+	}
+	_ = json.Unmarshal(raw, &said) // what it is not has no message
+	return said.Error.Message, said.Type == "error" && said.Error.Type != "" && said.Error.Message != ""
 }
 
 // CountPath is where the tokens of a message are counted.

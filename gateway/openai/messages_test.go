@@ -2,6 +2,7 @@ package openai
 
 import (
 	"encoding/json"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -60,7 +61,19 @@ func TestErrorsOfMessagesHaveAnthropicsShape(t *testing.T) {
 	require.Contains(t, string(e.In("/v1/messages")), `"a.b: it must be 1"`)
 	e.Message = "a.b is 2"
 	require.Contains(t, string(e.In("/v1/messages")), `"a.b is 2"`)
-	require.Equal(t, "raw", string((&Error{Raw: []byte("raw")}).In("/v1/messages")))
+	for raw, want := range map[string]string{
+		`{"type":"error","error":{"type":"BadRequestError","message":"no"}}`:         `{"type":"error","error":{"type":"BadRequestError","message":"no"}}`,
+		`{"error":{"message":"1 validation error","type":"Bad Request","code":400}}`: `{"type":"error","error":{"type":"invalid_request_error","message":"1 validation error"}}`,
+		`{"detail":"Not Found"}`: `{"type":"error","error":{"type":"invalid_request_error","message":"an engine refused"}}`,
+		``:                       `{"type":"error","error":{"type":"invalid_request_error","message":"an engine refused"}}`,
+	} {
+		e := &Error{Status: 400, Message: "an engine refused", Raw: []byte(raw)}
+		require.JSONEq(t, want, string(e.In("/v1/messages")), raw)
+		require.Equal(t, raw, string(e.In("/v1/chat/completions")))
+		e.ContentType = "text/html"
+		_, contentType := e.Typed("/v1/messages")
+		require.Equal(t, contentType == "text/html", strings.HasPrefix(raw, `{"type"`))
+	}
 	require.Equal(t, "server_error", (&Error{Status: 502}).TypeIn("/v1/completions"))
 }
 

@@ -1,7 +1,6 @@
 package request
 
 import (
-	"cmp"
 	"fmt"
 	"net/http"
 	"strconv"
@@ -40,14 +39,15 @@ const (
 // Fail writes an error answer.
 func (srv *Server) Fail(ctx *fasthttp.RequestCtx, e *openai.Error) {
 	ctx.SetStatusCode(e.Status)
-	ctx.SetContentType(cmp.Or(e.ContentType, "application/json"))
+	body, contentType := e.Typed(string(ctx.Path()))
+	ctx.SetContentType(contentType)
 	if e.RetryAfter > 0 {
 		ctx.Response.Header.Set("Retry-After", strconv.Itoa(e.RetryAfter))
 	}
 	if srv.Settings().ExposeRoute {
 		markReason(ctx, e)
 	}
-	ctx.SetBody(e.In(string(ctx.Path())))
+	ctx.SetBody(body)
 }
 
 // markReason says in an answer's headers which error it is.
