@@ -311,6 +311,7 @@ func (c *cluster) judgeMessage(prompt string, stream bool) string {
 	require.NoError(c, r.err, "an answer ends as HTTP says, whatever it says")
 	if r.status != http.StatusOK {
 		require.Contains(c, []int{400, 422, 429, 500, 501, 502, 503, 504}, r.status, r.body)
+		refused(c.T, r.body)
 		return fmt.Sprint(r.status)
 	}
 	if !stream {
@@ -434,7 +435,7 @@ func TestClientsThatLeaveAMessage(t *testing.T) {
 			t.Parallel()
 			c := start(t, takesMessages(options{decode: []refengine.Config{{Slots: 1}}}))
 			blocker := c.endless()
-			leave, wait := c.sendTo(messagesPath, wordsOf("to be thrown away", more+`"thinking":{"type":"enabled","budget_tokens":1024},`))
+			leave, wait := c.sendTo(messagesPath, wordsOf("to be thrown away", more+`"thinking":{"type":"enabled","budget_tokens":1024},"tools":[{"name":"f","input_schema":{"type":"object"}}],"tool_choice":{"type":"tool","name":"f"},`))
 			c.eventually("it is pooled", func() bool { return c.metric("evenkeel_pool_entries") == 1 })
 			leave()
 			wait()

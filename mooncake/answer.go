@@ -183,7 +183,7 @@ func (s *scanned) read() ProbeAnswer {
 	}
 	switch string(s.stop) {
 	case "", "null":
-	case `"max_tokens"`:
+	case `"max_tokens"`, `"stop_sequence"`: // of the stop string that a probe has: the engine itself ran into the limit
 		a.FinishReason = "length"
 	default:
 		a.FinishReason = "stop"

@@ -30,9 +30,11 @@ var shapes = [Endpoints]*shape{
 			return dropOnProbe(key)
 		},
 	},
-	// vLLM makes a chat of it, and has no word here for a least number of tokens.
+	// vLLM makes a chat of it, and has no word here for a least number of tokens. Of a tool that the client
+	// demands by name it reads the arguments, and refuses those that one token cuts short. The stop string leaves
+	// none of them. It does not shape the prompt, as tool_choice may, and the engine has the KV by then.
 	Messages: {
-		once:  []Member{{"max_tokens", jsonOne}},
+		once:  []Member{{"max_tokens", jsonOne}, {"stop_sequences", []byte(`["{"]`)}},
 		drops: Reserved,
 		aside: func(key string) bool { return key == "stop_sequences" || key == "watermarking" },
 	},
@@ -43,7 +45,7 @@ var shapes = [Endpoints]*shape{
 func thinksFor(b *Body) bool {
 	thinking, _ := b.Get("thinking")
 	for key, v := range rawjson.Members(thinking) {
-		if key == "type" && string(v) == `"enabled"` {
+		if key == "type" && v[0] == '"' && rawjson.Unquote(v) == "enabled" {
 			return true
 		}
 	}

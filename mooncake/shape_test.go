@@ -56,18 +56,21 @@ func TestLegsOfAMessage(t *testing.T) {
 		want string
 	}{
 		"the probe makes one token": {p.ProbeBody(&b, Messages, &Leg{}, nil, nil),
-			`{` + kept + `,"thinking":{"type":"enabled","budget_tokens":1024},"stream":false,"max_tokens":1,"kv_transfer_params":` + string(pullProbe) + `}`},
+			`{` + kept + `,"thinking":{"type":"enabled","budget_tokens":1024},"stream":false,"max_tokens":1,"stop_sequences":["{"],"kv_transfer_params":` + string(pullProbe) + `}`},
 		"a probe again has no word for the end": {p.ProbeBody(&b, Messages, &Leg{IgnoreEOS: true}, nil, nil),
-			`{` + kept + `,"thinking":{"type":"enabled","budget_tokens":1024},"stream":false,"max_tokens":1,"kv_transfer_params":` + string(pullProbe) + `}`},
+			`{` + kept + `,"thinking":{"type":"enabled","budget_tokens":1024},"stream":false,"max_tokens":1,"stop_sequences":["{"],"kv_transfer_params":` + string(pullProbe) + `}`},
 		"the answer": {p.DecodeBody(&b, Messages, nil, json.RawMessage(`{"k":1}`), true, nil),
 			`{` + kept + `,"max_tokens":2000,"stop_sequences":["x"],"thinking":{"type":"enabled","budget_tokens":1024},"stream":true,"kv_transfer_params":{"k":1}}`},
 		"the answer in one piece, computed there": {p.DecodeBody(&b, Messages, nil, nil, false, nil),
 			`{` + kept + `,"max_tokens":2000,"stop_sequences":["x"],"thinking":{"type":"enabled","budget_tokens":1024},"stream":false}`},
 		"a discard has no budget for thinking": {p.DiscardBody(&b, Messages, nil, json.RawMessage(`{"k":1}`), "s", nil),
-			`{` + kept + `,"stream":false,"max_tokens":1,"cache_salt":"s","kv_transfer_params":{"k":1}}`},
+			`{` + kept + `,"stream":false,"max_tokens":1,"stop_sequences":["{"],"cache_salt":"s","kv_transfer_params":{"k":1}}`},
 	} {
 		t.Run(name, func(t *testing.T) { require.JSONEq(t, row.want, string(bytes.Join(row.got, nil))) })
 	}
+	written, err := ScanBody([]byte(`{"thinking":{"type":"en\u0061bled","budget_tokens":2000}}`), 0)
+	require.NoError(t, err)
+	require.NotContains(t, string(bytes.Join(p.DiscardBody(&written, Messages, nil, nil, "s", nil), nil)), "thinking", "however it is written")
 	still, err := ScanBody([]byte(`{"thinking":{"type":"disabled"}}`), 0)
 	require.NoError(t, err)
 	require.Contains(t, string(bytes.Join(p.DiscardBody(&still, Messages, nil, nil, "s", nil), nil)), "disabled", "it shapes the prompt")
@@ -77,6 +80,7 @@ func TestTheProbeOfAMessageIsRead(t *testing.T) {
 	p := Profile{Name: "p", Connector: Opaque}.WithDefaults()
 	for answer, want := range map[string]ProbeAnswer{
 		`{"type":"message","content":[],"stop_reason":"max_tokens","usage":{"input_tokens":3,"cache_read_input_tokens":4,"output_tokens":1},"kv_transfer_params":{"x":1}}`: {PromptTokens: 7, CachedTokens: 4, FinishReason: "length"},
+		`{"type":"message","stop_reason":"stop_sequence","stop_sequence":"{","usage":{"input_tokens":3},"kv_transfer_params":{"x":1}}`:                                     {PromptTokens: 3, CachedTokens: -1, FinishReason: "length"},
 		`{"type":"message","stop_reason":"end_turn","usage":{"input_tokens":3,"cache_read_input_tokens":0,"cache_creation_input_tokens":2},"kv_transfer_params":{"x":1}}`:  {PromptTokens: 5, FinishReason: "stop"},
 		`{"type":"message","usage":{"input_tokens":3,"output_tokens":1},"kv_transfer_params":{"x":1}}`:                                                                     {PromptTokens: 3, CachedTokens: -1},
 		`{"type":"message","stop_reason":null,"usage":{"cache_read_input_tokens":9,"input_tokens":3,"cache_read_input_tokens":-1},"kv_transfer_params":{"x":1}}`:           {PromptTokens: 3, CachedTokens: -1},

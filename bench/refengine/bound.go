@@ -137,7 +137,7 @@ func (b *bound) writeHalf(r *request) {
 
 // firstOf is a plan of which only the first token is told.
 func (r *request) firstOf(p plan) plan {
-	p.want, p.finish, p.stopReason = 1, "length", "null"
+	p.want, p.finish, p.core, p.stopReason = 1, "length", "length", "null"
 	if p.ends != nil {
 		p.text = p.text[:min(len(p.text), p.ends[0])]
 	}

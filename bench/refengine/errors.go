@@ -88,17 +88,17 @@ type exchange struct {
 
 // words turn what a chat is answered into the answer of another endpoint.
 type words interface {
-	Begin(id string) (events []byte)                      // what comes before anything is computed
-	Events(chat []byte) (events []byte)                   // for some of the chat's
-	Whole(id string, chat []byte) (whole []byte, ok bool) // ok is false for what is no chat
+	Begin(id string) (events []byte)                         // what comes before anything is computed
+	Events(chat []byte) (events []byte)                      // for some of the chat's
+	Whole(id string, chat []byte) (whole []byte, status int) // status is 0 for what is no chat
 	Error(chat []byte) []byte
 }
 
 // Answer, Stream and Event are those of the wire, in the words of the endpoint.
 func (x *exchange) Answer(status int, contentType string, body []byte, extra ...string) bool {
 	if x.words != nil && status == 200 {
-		if whole, ok := x.words.Whole(x.Req.Header.Get("X-Request-Id"), body); ok {
-			body = whole
+		if whole, now := x.words.Whole(x.Req.Header.Get("X-Request-Id"), body); now != 0 {
+			body, status = whole, now
 		}
 	} else if x.words != nil {
 		body = x.words.Error(body)

@@ -248,7 +248,7 @@ func (r *request) contentType() string {
 func (l *life) probe(x *exchange, r *request) bool {
 	p := r.plan(r.prompt.Answer)
 	if r.troubles.has(EOSFirst) && r.minTokens == 0 && !r.ignoreEOS {
-		p.want, p.finish = 1, "stop"
+		p.want, p.finish, p.core = 1, "stop", "stop"
 	}
 	type outcome struct {
 		cached  int
@@ -288,7 +288,7 @@ func (l *life) probe(x *exchange, r *request) bool {
 
 // keep pins a finished prefill and returns its hand-off, or frees it where an engine hands nothing off.
 func (l *life) keep(r *request, p plan, cached int, free func()) []byte {
-	if p.finish != "length" && !l.engine.cfg.keepsEnded() || r.troubles.has(NullHandoff) {
+	if p.core != "length" && !l.engine.cfg.keepsEnded() || r.troubles.has(NullHandoff) {
 		free()
 		l.engine.count.NullHandoffs.Add(1)
 		return []byte("null")

@@ -3,6 +3,7 @@ package refengine
 import (
 	"encoding/json"
 	"math"
+	"slices"
 	"strings"
 	"unicode/utf8"
 
@@ -335,6 +336,8 @@ type plan struct {
 	from       int // index of its first token, > 0 when it resumes another
 	want       int // tokens
 	finish     string
+	core       string // the same without stop strings, which the engine's core does not see: it decides on the hand-off
+	noCall     bool   // a stop string leaves nothing of the tool's arguments
 	stopReason string // JSON
 	text       string // all visible text, only with stop strings
 	ends       []int  // bytes of text that tokens 1..i make, only with stop strings
@@ -357,10 +360,18 @@ func (r *request) plan(answer uint64) plan {
 			}
 		}
 	}
+	p.core = p.finish
 	if len(r.stop) > 0 {
+		want := p.want
 		p.stopAt(r.stop, r.minTokens)
+		if r.tool != "" && slices.Contains(r.stop, reftext.ToolPrefix[:1]) { // nothing of the call is left
+			p.want, p.finish, p.stopReason, p.noCall = 1, "stop", `"`+reftext.ToolPrefix[:1]+`"`, true
+		}
+		if p.want < want {
+			p.core = "stop"
+		}
 	}
-	if r.tool != "" && p.finish == "stop" {
+	if r.tool != "" && p.finish == "stop" && !p.noCall {
 		p.finish = "tool_calls"
 	}
 	return p

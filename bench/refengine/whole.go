@@ -71,7 +71,7 @@ func (a *answer) appendMessage(dst []byte, n int, finish string) []byte {
 	if !a.sglang() {
 		dst = append(dst, `,"refusal":null,"annotations":null,"audio":null,"function_call":null`...)
 	}
-	if a.r.tool != "" {
+	if a.r.tool != "" && !a.noCall {
 		dst = append(rawjson.AppendEscaped(append(dst, `,"tool_calls":[{"id":"call_`...), a.r.id), `","type":"function","function":{"name":"`...)
 		dst = append(rawjson.AppendEscaped(dst, a.r.tool), `","arguments":"`...)
 		dst = append(a.appendArguments(dst, thought, n, finish == "tool_calls"), `"}}]`...)

@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net/http"
 )
 
 // request is a message as vLLM reads it: it leaves out what it does not know.
@@ -349,11 +350,13 @@ func (w *Writer) close(events []byte) []byte {
 	return events
 }
 
-// Whole is the message for a chat's whole answer; ok is false for what is none, such as an error.
-func (w *Writer) Whole(_ string, chat []byte) (message []byte, ok bool) {
+// Whole is the message for a chat's whole answer, or why there is none; status is 0 for what is no
+// answer, such as an error. vLLM reads the arguments of a tool that was demanded by name, and refuses a
+// request whose arguments were cut short, when all is computed.
+func (w *Writer) Whole(_ string, chat []byte) (message []byte, status int) {
 	var c chunk
 	if json.Unmarshal(chat, &c) != nil || len(c.Choices) == 0 {
-		return nil, false
+		return nil, 0
 	}
 	one := &c.Choices[0]
 	w.finish, w.called = one.Finish, len(one.Message.Calls) > 0
@@ -366,8 +369,8 @@ func (w *Writer) Whole(_ string, chat []byte) (message []byte, ok bool) {
 		blocks = append(blocks, map[string]any{"type": "text", "text": text})
 	}
 	for _, call := range one.Message.Calls {
-		if !json.Valid([]byte(call.Function.Arguments)) { // they were cut off
-			call.Function.Arguments = "{}"
+		if !json.Valid([]byte(call.Function.Arguments)) {
+			return []byte(`{"type":"error","error":{"type":"BadRequestError","message":"Expecting property name enclosed in double quotes: line 1 column 2 (char 1)"}}`), http.StatusBadRequest
 		}
 		blocks = append(blocks, map[string]any{"type": "tool_use", "id": call.ID, "name": call.Function.Name, "input": json.RawMessage(call.Function.Arguments)})
 	}
@@ -386,7 +389,10 @@ func (w *Writer) Whole(_ string, chat []byte) (message []byte, ok bool) {
 		told["kv_transfer_params"] = c.KV
 	}
 	message, err := json.Marshal(told)
-	return message, err == nil
+	if err != nil {
+		return nil, 0
+	}
+	return message, http.StatusOK
 }
 
 // Error is an error of a chat in a message's words. What is not the chat's own stays as it is.

@@ -73,12 +73,14 @@ func TestWholeMessages(t *testing.T) {
 		`{"id":"c","model":"m","choices":[{"message":{"content":"","reasoning_content":"hm"},"finish_reason":"abort"}]}`:                                                                             `{"id":"c","model":"m","type":"message","role":"assistant","content":[{"type":"thinking","thinking":"hm","signature":"signed"}],"usage":{"input_tokens":0,"output_tokens":0}}`,
 		`{"id":"c","model":"m","choices":[{"message":{"content":""},"finish_reason":"length"}]}`:                                                                                                     `{"id":"c","model":"m","type":"message","role":"assistant","content":[{"type":"text","text":""}],"stop_reason":"max_tokens","usage":{"input_tokens":0,"output_tokens":0}}`,
 	} {
-		got, ok := new(Writer).Whole("", []byte(chat))
-		require.True(t, ok)
+		got, status := new(Writer).Whole("", []byte(chat))
+		require.Equal(t, 200, status)
 		require.JSONEq(t, want, string(got))
 	}
-	_, ok := new(Writer).Whole("", []byte(`{"error":{}}`))
-	require.False(t, ok)
+	_, status := new(Writer).Whole("", []byte(`{"error":{}}`))
+	require.Zero(t, status)
+	_, status = new(Writer).Whole("", []byte(`{"choices":[{"message":{"content":"","tool_calls":[{"id":"1","function":{"name":"f","arguments":"{"}}]},"finish_reason":"length"}]}`))
+	require.Equal(t, 400, status, "arguments that were cut short")
 	require.JSONEq(t, `{"type":"error","error":{"type":"BadRequestError","message":"no"}}`, string(new(Writer).Error([]byte(`{"error":{"type":"BadRequestError","message":"no","code":400}}`))))
 	require.Equal(t, "text", string(new(Writer).Error([]byte("text"))))
 }

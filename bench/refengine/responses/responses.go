@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net/http"
 )
 
 type object = map[string]json.RawMessage
@@ -277,15 +278,15 @@ func (w *Writer) status() string {
 	return "completed"
 }
 
-// Whole is the response for a chat's whole answer; ok is false for what is none, such as an error.
-func (w *Writer) Whole(id string, chat []byte) (response []byte, ok bool) {
+// Whole is the response for a chat's whole answer; status is 0 for what is none, such as an error.
+func (w *Writer) Whole(id string, chat []byte) (response []byte, status int) {
 	var whole struct {
 		Choices []choice
 		Usage   json.RawMessage
 		KV      json.RawMessage `json:"kv_transfer_params"`
 	}
 	if json.Unmarshal(chat, &whole) != nil || len(whole.Choices) == 0 {
-		return nil, false
+		return nil, 0
 	}
 	c := whole.Choices[0]
 	w.id, w.text, w.finish, w.usage = "resp_"+id, c.Message.Content, c.Finish, whole.Usage
@@ -293,7 +294,10 @@ func (w *Writer) Whole(id string, chat []byte) (response []byte, ok bool) {
 		w.call, w.args = call.Function.Name, call.Function.Arguments
 	}
 	response, err := json.Marshal(w.response(w.status(), whole.KV))
-	return response, err == nil
+	if err != nil {
+		return nil, 0
+	}
+	return response, http.StatusOK
 }
 
 // Error is an error as a chat has it.
