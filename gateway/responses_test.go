@@ -335,7 +335,7 @@ func TestAResponseOrAMessageThatIsLostInTheMiddle(t *testing.T) {
 		for _, path := range []string{responsesPath, messagesPath} {
 			t.Run(name+" of "+path, func(t *testing.T) {
 				t.Parallel()
-				slow := refengine.Config{C0: 20 * time.Millisecond}
+				slow := refengine.Config{C0: 100 * time.Millisecond}
 				c := start(t, takesMessages(options{dirty: true, decode: []refengine.Config{slow, slow}}))
 				for _, e := range c.decode {
 					if name != "drain" {
