@@ -152,10 +152,10 @@ func TestCheckPassesEveryExample(t *testing.T) {
 	authority := certtest.New(t)
 	cert, key := authority.Issue(t, "localhost", time.Now().Add(time.Hour))
 	_, entry, errs := line("keys", "new", "--name", "team")
-	keys := entry[strings.Index(entry, "  - name"):]
-	require.NotEmpty(t, keys, errs)
+	_, keys, ok := strings.Cut(entry, "  - name")
+	require.True(t, ok, errs)
 	for name, text := range map[string]string{
-		"admin.token": strings.Repeat("t", 40), "keys.yaml": "keys:\n" + keys, "peers.key": "k1 " + strings.Repeat("0123456789abcdef", 4), "engines.yaml": "{}",
+		"admin.token": strings.Repeat("t", 40), "keys.yaml": "keys:\n  - name" + keys, "peers.key": "k1 " + strings.Repeat("0123456789abcdef", 4), "engines.yaml": "{}",
 		"kubeconfig": `{apiVersion: v1, kind: Config, current-context: c, contexts: [{name: c, context: {cluster: c, user: u}}],
 clusters: [{name: c, cluster: {server: "http://127.0.0.1:1"}}], users: [{name: u, user: {}}]}`,
 	} {
