@@ -73,7 +73,7 @@ func describedIn(t *testing.T, file string) (list []described) {
 }
 
 // examples are values of configs/evenkeel.yaml that are no defaults.
-var examples = regexp.MustCompile(`\.url$|^geo\.self\.|^geo\.peers\[\]\.(id|region|san|price_out|price_in)$|\.(name|selector|port)$|^discovery\.dns\[\]\.role$`)
+var examples = regexp.MustCompile(`\.url$|^geo\.self\.|^geo\.peers\[\]\.(id|region|san|price_out|price_in)$|^discovery\..*\.(name|selector|port)$|^discovery\.dns\[\]\.role$`)
 
 // typeAt finds the field of a path such as geo.peers[].url, or of profiles.ascend.bind.
 func typeAt(t *testing.T, path string) reflect.Type {
