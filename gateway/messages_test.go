@@ -332,46 +332,7 @@ func (c *cluster) judgeMessage(prompt string, stream bool) string {
 // Whatever an engine does wrong, on either side: as TestEveryFault, of messages.
 func TestEveryFaultOfAMessage(t *testing.T) {
 	t.Parallel()
-	for _, name := range refengine.FaultNames() {
-		fault := refengine.Fault(name)
-		if fault == refengine.WrongKey || fault == refengine.Recomputed { // as of a response
-			continue
-		}
-		for i, rule := range fault.Forms() {
-			for _, side := range []string{"prefill", "decode"} {
-				t.Run(fmt.Sprintf("%s %d on %s", name, i, side), func(t *testing.T) {
-					t.Parallel()
-					within := func(silence time.Duration) func(*config.Config) {
-						return func(cfg *config.Config) {
-							cfg.Profiles = map[string]mooncake.Profile{config.DefaultProfile: {Connector: mooncake.NIXLPull, FirstEventTimeout: silence, RejectReleases: new(true)}}
-							cfg.Limits.ProbeTimeout, cfg.Limits.EventTimeout = silence, silence
-						}
-					}
-					o := options{dirty: true, configure: within(patience)}
-					if fault == refengine.Hang { // an answer that is right needs its time, too: later
-						o.configure, o.later = within(250*time.Millisecond), within(patience)
-					}
-					c := start(t, takesMessages(o))
-					e := map[string]*refengine.Engine{"prefill": c.prefill[0], "decode": c.decode[0]}[side]
-					for j := range 4 {
-						rule := rule
-						rule.Count = 1 + j%2
-						require.NoError(t, e.SetFaults(rule))
-						got := c.judgeMessage(fmt.Sprintf("p%d words to prefill", j), j < 2)
-						if slices.Contains(harmless, fault) && fault != refengine.MissingDone {
-							require.Equal(t, "right", got)
-						}
-					}
-					require.NoError(t, e.SetFaults())
-					if o.later != nil {
-						r, _ := c.reload("")
-						require.Equal(t, "used", r.Outcome, r.Error)
-					}
-					c.eventually("all is well again", func() bool { return c.judgeMessage("and now", true) == "right" })
-				})
-			}
-		}
-	}
+	judgeEveryFault(t, takesMessages, (*cluster).judgeMessage)
 }
 
 // What an engine refuses reaches the client in the engine's words.

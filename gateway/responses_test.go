@@ -426,6 +426,13 @@ func (c *cluster) judgeResponse(prompt string, stream bool) string {
 // Whatever an engine does wrong, on either side: as TestEveryFault, of responses.
 func TestEveryFaultOfAResponse(t *testing.T) {
 	t.Parallel()
+	judgeEveryFault(t, nixl, (*cluster).judgeResponse)
+}
+
+// judgeEveryFault has engines fail in every way that they can, and judges what a client gets of a prompt, streamed
+// and whole.
+func judgeEveryFault(t *testing.T, with func(options) options, judge func(c *cluster, prompt string, stream bool) string) {
+	t.Helper()
 	for _, name := range refengine.FaultNames() {
 		fault := refengine.Fault(name)
 		if fault == refengine.WrongKey {
@@ -448,13 +455,13 @@ func TestEveryFaultOfAResponse(t *testing.T) {
 					if fault == refengine.Hang { // an answer that is right needs its time, too: later
 						o.configure, o.later = within(250*time.Millisecond), within(patience)
 					}
-					c := start(t, nixl(o))
+					c := start(t, with(o))
 					e := map[string]*refengine.Engine{"prefill": c.prefill[0], "decode": c.decode[0]}[side]
 					for j := range 4 {
 						rule := rule
 						rule.Count = 1 + j%2
 						require.NoError(t, e.SetFaults(rule))
-						got := c.judgeResponse(fmt.Sprintf("p%d words to prefill", j), j < 2)
+						got := judge(c, fmt.Sprintf("p%d words to prefill", j), j < 2)
 						if slices.Contains(harmless, fault) && fault != refengine.MissingDone {
 							require.Equal(t, "right", got)
 						}
@@ -464,7 +471,7 @@ func TestEveryFaultOfAResponse(t *testing.T) {
 						r, _ := c.reload("")
 						require.Equal(t, "used", r.Outcome, r.Error)
 					}
-					c.eventually("all is well again", func() bool { return c.judgeResponse("and now", true) == "right" })
+					c.eventually("all is well again", func() bool { return judge(c, "and now", true) == "right" })
 				})
 			}
 		}
