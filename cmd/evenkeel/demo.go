@@ -25,10 +25,10 @@ import (
 // and load in this process, over loopback HTTP, all fresh for every policy.
 type demoCmd struct {
 	Trace    string `placeholder:"FILE" help:"Send the requests of a trace: CSV or JSON lines, gzipped or not (default: Azure's conversation trace of 2023; docs/traces.md has the columns)."`
-	Requests int    `default:"640" placeholder:"N" help:"Send so many requests for each policy (default: ${default})."`
-	Workers  int    `default:"8" placeholder:"G" help:"Have so many decode ranks, which step together (default: ${default})."`
-	Slots    int    `default:"16" placeholder:"B" help:"Decode so many requests at once on a rank (default: ${default})."`
-	Extra    int    `default:"32" placeholder:"N" help:"Keep so many requests in the system beyond the slots (default: ${default})."`
+	Requests int    `default:"640" placeholder:"N" help:"Send this many requests for each policy (default: ${default})."`
+	Workers  int    `default:"8" placeholder:"G" help:"Have this many decode ranks, which step together (default: ${default})."`
+	Slots    int    `default:"16" placeholder:"B" help:"Decode this many requests at once on a rank (default: ${default})."`
+	Extra    int    `default:"32" placeholder:"N" help:"Keep this many requests in the system beyond the slots (default: ${default})."`
 	Policies string `default:"jsq,jsq-kv,br0,brh,evenkeel" placeholder:"LIST" help:"Compare these policies; the first is the reference (default: ${default}). There are: ${policies}."`
 	Out      string `placeholder:"DIR" help:"Write the report to DIR (default: a new folder, evenkeel-demo-NUMBER, in the folder for temporary files)."`
 	JSON     bool   `name:"json" help:"Print one JSON document."`
@@ -37,10 +37,10 @@ type demoCmd struct {
 	Connector       string        `enum:"ascend-mooncake-v1,nixl-pull,nixl-push,vllm-mooncake,ascend-layerwise,sglang" default:"ascend-mooncake-v1" placeholder:"NAME" help:"Have the engines hand KV over in this way (default: ${default}). ascend-layerwise and sglang want the decode rank before the prefill."`
 	C0              time.Duration `name:"c0" default:"5ms" help:"A decode step takes this time, whatever its load (default: ${default})."`
 	C1              time.Duration `name:"c1" default:"200ns" help:"A decode step takes this time more per KV token of the fullest rank (default: ${default})."`
-	Prefills        int           `default:"2" placeholder:"N" help:"Have so many prefill engines (default: ${default})."`
+	Prefills        int           `default:"2" placeholder:"N" help:"Have this many prefill engines (default: ${default})."`
 	PrefillBase     time.Duration `default:"9ms" help:"A prefill takes this time, however short (default: ${default})."`
 	PrefillPerToken time.Duration `default:"9us" help:"A prefill takes this time more per prompt token (default: ${default})."`
-	Window          time.Duration `default:"1ms" help:"The dispatcher collects a burst of freed slots for so long (default: ${default})."`
+	Window          time.Duration `default:"1ms" help:"The dispatcher collects a burst of freed slots for this long (default: ${default})."`
 	MaxAge          time.Duration `default:"3s" help:"Policies that have max_age_ms and were given none get this one: a request that waited longer goes first (default: ${default})."`
 }
 

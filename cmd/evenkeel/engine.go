@@ -23,38 +23,38 @@ type engineCmd struct {
 	Role      string `enum:"prefill,decode,both" default:"both" help:"Do this: prefill, decode or both (default: ${default})."`
 	Listen    string `default:"127.0.0.1:8200" help:"Listen here with rank 0; rank i listens i ports above (default: ${default})."`
 	Advertise string `help:"Name this host in hand-offs (default: the host of --listen)."`
-	DPSize    int    `name:"dp-size" default:"1" help:"Have so many data-parallel ranks. Those of a decode engine step together (default: ${default})."`
+	DPSize    int    `name:"dp-size" default:"1" help:"Have this many data-parallel ranks. Those of a decode engine step together (default: ${default})."`
 	DPMode    string `name:"dp-mode" enum:"external,internal" default:"external" help:"external has one port for each rank; internal has one port, and the rank in a header (default: ${default})."`
 	Group     string `default:"main" help:"Name the barrier group in the step trace (default: ${default})."`
 
 	Model       string `default:"ref" help:"Serve a model of this name (default: ${default})."`
-	MaxModelLen int    `default:"131072" help:"Take so many tokens of context (default: ${default})."`
+	MaxModelLen int    `default:"131072" help:"Take this many tokens of context (default: ${default})."`
 	Version     string `default:"0.27.1" help:"Answer this to /version (default: ${default})."`
 	Task        string `enum:"generate,pooling,transcription" default:"generate" help:"Serve a model for this: generate (completions), pooling (embeddings, scores, classes) or transcription (default: ${default})."`
 	APIKey      string `name:"api-key" help:"Ask for this bearer token."`
 
-	Slots     int `default:"32" help:"Decode so many requests at once on a rank, as max_num_seqs (default: ${default})."`
-	KVTokens  int `name:"kv-tokens" default:"524288" help:"Hold so many KV tokens on a rank (default: ${default})."`
-	MaxQueued int `help:"Answer 503 beyond so many requests on a rank; 0 is no limit."`
+	Slots     int `default:"32" help:"Decode this many requests at once on a rank, as max_num_seqs (default: ${default})."`
+	KVTokens  int `name:"kv-tokens" default:"524288" help:"Hold this many KV tokens on a rank (default: ${default})."`
+	MaxQueued int `help:"Answer 503 beyond this many requests on a rank; 0 is no limit."`
 
 	C0             time.Duration `name:"c0" default:"5ms" help:"Take this time for a decode step, whatever its load (default: ${default})."`
 	C1             time.Duration `name:"c1" default:"200ns" help:"Take this time more per KV token of the fullest rank (default: ${default})."`
-	TokensPerChunk int           `default:"1" help:"Give a request so many tokens in one step, as with speculative decoding (default: ${default})."`
-	StreamInterval int           `default:"1" help:"Send a chunk every so many steps (default: ${default})."`
+	TokensPerChunk int           `default:"1" help:"Give a request this many tokens in one step, as with speculative decoding (default: ${default})."`
+	StreamInterval int           `default:"1" help:"Send a chunk once in this many steps (default: ${default})."`
 	Recompute      bool          `help:"End a preempted request with stop_reason recomputed, as vllm-ascend's recompute scheduler does."`
 
 	PrefillBase     time.Duration `default:"9ms" help:"Take this time for a prefill, however short (default: ${default})."`
 	PrefillPerToken time.Duration `default:"9us" help:"Take this time more per prompt token that is not cached (default: ${default})."`
-	PrefixCache     int           `placeholder:"BLOCKS" help:"Keep so many blocks of 128 tokens in a rank's prefix cache; 0 is none. An engine has as many as --kv-tokens holds."`
+	PrefixCache     int           `placeholder:"BLOCKS" help:"Keep this many blocks of 128 tokens in a rank's prefix cache; 0 is none. An engine has as many as --kv-tokens holds."`
 
 	KVEvents         int    `name:"kv-events" placeholder:"PORT" help:"Publish KV events of rank 0 at this port, and of rank i at i above. Replays are as many ports above as there are ranks."`
 	KVEventsEncoding string `name:"kv-events-encoding" enum:"array,map" default:"array" help:"Write KV events in this shape: array or map (default: ${default})."`
 
 	Connector        string        `enum:"ascend-mooncake-v1,nixl-pull,vllm-mooncake,opaque,ascend-layerwise,sglang,nixl-push" default:"ascend-mooncake-v1" help:"Hand KV over in this way: ascend-mooncake-v1, nixl-pull, vllm-mooncake or opaque; with ascend-layerwise, sglang and nixl-push the prefill engine writes it to the decode engine (default: ${default})."`
 	FlatBlockIDs     bool          `name:"flat-block-ids" help:"Write one flat list of block ids, as old versions do."`
-	KVHoldTimeout    time.Duration `name:"kv-hold-timeout" help:"Keep KV that nobody pulls for so long (default: 480s; nixl-pull and nixl-push 30s)."`
-	BootstrapTimeout time.Duration `placeholder:"300s" help:"sglang: let a prefill wait so long for its decode engine (default: 300s)."`
-	WaitingTimeout   time.Duration `placeholder:"300s" help:"sglang: let a decode engine wait so long for KV (default: 300s)."`
+	KVHoldTimeout    time.Duration `name:"kv-hold-timeout" help:"Keep KV that nobody pulls for this long (default: 480s; nixl-pull and nixl-push 30s)."`
+	BootstrapTimeout time.Duration `placeholder:"300s" help:"sglang: let a prefill wait this long for its decode engine (default: 300s)."`
+	WaitingTimeout   time.Duration `placeholder:"300s" help:"sglang: let a decode engine wait this long for KV (default: 300s)."`
 	RejectReleases   bool          `help:"Free the prefill's KV when a decode request fails validation."`
 	ErrorShape       string        `enum:"new,old,rust," default:"" help:"Write error bodies in this shape: new (default), old (default with sglang) or rust."`
 	OldMetricNames   bool          `help:"Use the metric names of old versions."`

@@ -25,14 +25,14 @@ type dialect struct {
 	PrefillerPorts []string `group:"ascend" sep:"none" aliases:"prefiller-port" placeholder:"PORT ..." help:"These are their ports, one for each host (default: 8001)."`
 	DecoderHosts   []string `group:"ascend" sep:"none" aliases:"decoder-host" placeholder:"HOST ..." help:"These are the hosts of the decode engines, each a rank of one barrier group (default: localhost)."`
 	DecoderPorts   []string `group:"ascend" sep:"none" aliases:"decoder-port" placeholder:"PORT ..." help:"These are their ports, one for each host (default: 8002)."`
-	MaxRetries     *int     `group:"ascend" placeholder:"N" help:"Try a request at most so many times in all (default: 3)."`
-	RetryDelay     *float64 `group:"ascend" placeholder:"SECONDS" help:"Wait so long before the first retry (default: 0.001)."`
+	MaxRetries     *int     `group:"ascend" placeholder:"N" help:"Try a request at most this many times in all (default: 3)."`
+	RetryDelay     *float64 `group:"ascend" placeholder:"SECONDS" help:"Wait this long before the first retry (default: 0.001)."`
 
 	Workers              int     `group:"ascend" hidden:""` // of uvicorn
 	MaxWaitingRetries    int     `group:"ascend" hidden:""` // engines that are down are asked for as long as they are listed
 	WaitingRetryInterval float64 `group:"ascend" hidden:""`
 
-	Slots                   *int   `group:"engines" placeholder:"B" help:"A decode rank runs so many requests at once, its --max-num-seqs (default: 32, with a warning)."`
+	Slots                   *int   `group:"engines" placeholder:"B" help:"A decode rank runs this many requests at once, its --max-num-seqs (default: 32, with a warning)."`
 	Connector               string `group:"engines" placeholder:"NAME" help:"The engines have this KV connector: ascend-mooncake-v1, ascend-layerwise, nixl-pull, nixl-push, sglang, vllm-mooncake or opaque (default: ascend-mooncake-v1)."`
 	Metaserver              string `group:"engines" placeholder:"HOST:PORT" help:"With ascend-layerwise, decode engines call back here, and must reach it (default: --host, and --port + 1)."`
 	PrefillDataParallelSize int    `group:"engines" placeholder:"N" help:"So many DP ranks stand behind each prefill address, told apart by header (default: one, without a header)."`

@@ -32,15 +32,15 @@ import (
 type simulateCmd struct {
 	Trace     string        `tier:"decode,prefill" placeholder:"FILE|synth:NAME" help:"Replay the requests of FILE, CSV or JSON lines, gzipped or not (docs/traces.md has the columns), or a drawn trace, one of ${synths} (default: Azure's conversation trace of 2023)."`
 	Format    string        `tier:"decode,prefill" enum:"auto,azure,mooncake" default:"auto" help:"The trace has this format: auto, azure (any CSV) or mooncake (any JSON lines) (default: ${default})."`
-	Workers   int           `tier:"decode" default:"8" placeholder:"G" help:"Have so many decode ranks, which step together (default: ${default})."`
-	Slots     int           `tier:"decode" default:"16" placeholder:"B" help:"Decode so many requests at once on a rank (default: ${default})."`
-	Capacity  int64         `tier:"decode,prefill" placeholder:"TOKENS" help:"Hold so many KV tokens on a rank (default: unlimited; a prefill engine 1000000)."`
+	Workers   int           `tier:"decode" default:"8" placeholder:"G" help:"Have this many decode ranks, which step together (default: ${default})."`
+	Slots     int           `tier:"decode" default:"16" placeholder:"B" help:"Decode this many requests at once on a rank (default: ${default})."`
+	Capacity  int64         `tier:"decode,prefill" placeholder:"TOKENS" help:"Hold this many KV tokens on a rank (default: unlimited; a prefill engine 1000000)."`
 	Load      string        `tier:"decode,prefill" default:"closed" placeholder:"closed|RHO" help:"closed holds the number of requests in the system; a number has them arrive as in the trace, at that share of what the ranks could serve if they were level (default: ${default}). With --tier prefill, give shares of time in which engines prefill under lmetric, like 0.5,0.85 (default: 0.7)."`
-	Pool      *int          `tier:"decode" placeholder:"N" help:"Closed loop: keep so many requests in the system beyond the slots (default: 4 for each rank)."`
+	Pool      *int          `tier:"decode" placeholder:"N" help:"Closed loop: keep this many requests in the system beyond the slots (default: 4 for each rank)."`
 	Policies  string        `placeholder:"LIST" help:"Compare these policies; the first is the reference (default: ${decodepolicies}; --tier prefill: all; --tier geo: ${geodefault}). There are: ${policies}; for prefill: ${prefillpolicies}; for geo: ${geopolicies}."`
 	Predictor string        `tier:"decode" placeholder:"FILE|KIND" help:"Have policies that predict, and name no predictor, use this one: a file that evenkeel fit wrote, none, survival, exact, learned or oracle (default: survival)."`
-	Seeds     int           `default:"5" placeholder:"N" help:"Run every policy so many times, each time on another part of the trace, or on another drawn one (default: ${default})."`
-	Requests  int           `tier:"decode,prefill" placeholder:"N" help:"Take so many requests for a run (default: its part of the trace, repeated where the ranks need more; --tier prefill: all of the trace; 12000 drawn ones)."`
+	Seeds     int           `default:"5" placeholder:"N" help:"Run every policy this many times, each time on another part of the trace, or on another drawn one (default: ${default})."`
+	Requests  int           `tier:"decode,prefill" placeholder:"N" help:"Take this many requests for a run (default: its part of the trace, repeated where the ranks need more; --tier prefill: all of the trace; 12000 drawn ones)."`
 	Stale     int           `tier:"decode" placeholder:"N" help:"Let policies see the progress of requests N steps late."`
 	Transfer  int           `tier:"decode" placeholder:"N" help:"Let N steps pass between an admission and the first token; slot and KV are taken meanwhile."`
 	Bind      string        `tier:"decode" enum:"late,arrival" default:"late" help:"Give a request its rank late, once it is prefilled, or on arrival, as connectors want it that must know the rank before the prefill; its slot and the room for its KV are taken from then on (default: ${default})."`
@@ -51,7 +51,7 @@ type simulateCmd struct {
 	Scenario  string        `tier:"decode,geo" placeholder:"FILE" help:"Read groups and their ranks from FILE, as YAML or JSON: unequal ones, joining and leaving, in place of --workers. With --tier geo, read regions, or take one of ${geoscenarios} (default: skew)."`
 	C0        time.Duration `tier:"decode,prefill" name:"c0" default:"55ms" help:"A decode step takes this time, whatever its load (default: ${default})."`
 	C1        time.Duration `tier:"decode,prefill" name:"c1" default:"200ns" help:"A decode step takes this time more per KV token of the fullest rank (default: ${default})."`
-	Window    time.Duration `tier:"decode" default:"3ms" help:"The first slot of a burst of freed ones waits so long for the others, as dispatch.window (default: ${default})."`
+	Window    time.Duration `tier:"decode" default:"3ms" help:"The first slot of a burst of freed ones waits this long for the others, as dispatch.window (default: ${default})."`
 	Law       string        `tier:"decode" enum:"learned,told" default:"learned" help:"Policies know what a step takes as learned from the steps, as in the server, or as told to them, which the table then says (default: ${default})."`
 	Tier      string        `enum:"decode,prefill,geo" default:"decode" help:"Simulate this: decode, prefill or geo (default: ${default})."`
 	Prefill   prefillFlags  `embed:"" group:"With --tier prefill"`
