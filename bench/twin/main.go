@@ -121,7 +121,7 @@ var policies = []string{"jsq-kv", "evenkeel"}
 
 func (o options) run(ctx context.Context, out io.Writer) (ok bool, err error) {
 	m := report.Markdown{Head: []string{
-		"load", "in force", "its step, ms", "by its engines", "as replayed", "the other's step, as told", "really", "off by, %", "error, %", "within", "the policies differ by, %",
+		"load", "in force", "its step, ms", "by its engines", "as replayed", "error of that, %", "the other's step, as told", "really", "off by, %", "error, %", "within", "of all verdicts", "the policies differ by, %",
 		"claimed", "sign", "error is at most a third of that", "a verdict every", "its share of a core, %", "memory of the proxy, MiB",
 	}, Text: 2}
 	ok = true
@@ -164,11 +164,12 @@ type found struct {
 	policy  string
 	engines []*refengine.Engine // of decode groups
 	began   time.Time
-	last    *verdict // of the model
-	seen    int      // verdicts
-	oldest  float64  // seconds, that a verdict was old before the next one came
-	cpu     float64  // of a core, that the twin used
-	rss     float64  // MiB
+	lasts   time.Duration // for which requests come
+	all     []*verdict    // of the model, of windows that end while requests come
+	seen    int           // verdicts
+	oldest  float64       // seconds, that a verdict was old before the next one came
+	cpu     float64       // of a core, that the twin used
+	rss     float64       // MiB
 }
 
 // verdict is what GET /status says of a group.
@@ -177,6 +178,7 @@ type verdict struct {
 	WindowSeconds float64 `json:"window_seconds"`
 	StepMs        float64 `json:"step_ms"`
 	TwinStepMs    float64 `json:"twin_step_ms"`
+	ErrorRatio    float64 `json:"error_ratio"`
 	Against       []struct {
 		StepMs     float64 `json:"step_ms"`
 		SavedMs    float64 `json:"saved_ms"`
@@ -198,7 +200,7 @@ func (o options) play(ctx context.Context, s scene, policy, other string) (f *fo
 	if err != nil {
 		return nil, err
 	}
-	f = &found{policy: policy, engines: engines}
+	f = &found{policy: policy, engines: engines, lasts: o.lasts}
 	stop := f.watching(ctx, p)
 	pid := p.Pid
 	r, err := load.Run(ctx, load.Config{
@@ -285,8 +287,11 @@ func (f *found) watch(ctx context.Context, p *world.Proxy) {
 				to := now.Add(-seconds(g.Twin.AgeSeconds))
 				g.Twin.to, g.Twin.from = to.Sub(f.began), to.Add(-seconds(g.Twin.WindowSeconds)).Sub(f.began)
 				f.oldest = max(f.oldest, g.Twin.AgeSeconds)
-				if f.last = g.Twin; to.Sub(last) > time.Second {
-					f.seen, last = f.seen+1, to
+				if to.Sub(last) <= time.Second {
+					continue
+				}
+				if f.seen, last = f.seen+1, to; g.Twin.to <= f.lasts {
+					f.all = append(f.all, g.Twin)
 				}
 			}
 		}
@@ -308,13 +313,22 @@ func (f *found) mean(from, to time.Duration) float64 {
 	return float64(sum) / float64(n) / float64(time.Millisecond)
 }
 
+// off is by what share of it a verdict is off from what the other run had in the same minutes, and that.
+func (v *verdict) off(other *found) (off, really float64) {
+	really = other.mean(v.from, v.to)
+	return math.Abs(v.Against[0].StepMs/really - 1), really
+}
+
+// leastWindow is how long the window of a verdict is that counts among all.
+const leastWindow = 100
+
 // against holds what a run foretold of another against that, and says whether it held.
 func (f *found) against(other *found, name string, m *report.Markdown) (ok bool) {
-	v := f.last
-	if v == nil {
+	if len(f.all) == 0 {
 		m.Add(name, f.policy, "no verdict")
 		return false
 	}
+	v := f.all[len(f.all)-1]
 	ok = true
 	yes := func(held bool) string {
 		if !held {
@@ -324,14 +338,24 @@ func (f *found) against(other *found, name string, m *report.Markdown) (ok bool)
 		return "yes"
 	}
 	a := v.Against[0]
-	own, really := f.mean(v.from, v.to), other.mean(v.from, v.to)
-	off, apart := math.Abs(a.StepMs/really-1), (really-own)/own
+	own := f.mean(v.from, v.to)
+	off, really := v.off(other)
+	apart := (really - own) / own
 	sign, third := "–", "–"
 	if math.Abs(apart) > differ {
 		sign, third = yes((a.SavedMs > 0) == (apart > 0)), yes(a.ErrorRatio <= math.Abs(apart)/3)
 	}
-	m.Add(name, f.policy, fmt.Sprintf("%.2f", v.StepMs), fmt.Sprintf("%.2f", own), fmt.Sprintf("%.2f", v.TwinStepMs), fmt.Sprintf("%.2f", a.StepMs), fmt.Sprintf("%.2f", really),
-		fmt.Sprintf("%.1f", 100*off), fmt.Sprintf("%.1f", 100*a.ErrorRatio), yes(off <= a.ErrorRatio), fmt.Sprintf("%+.1f", 100*apart), fmt.Sprint(a.Claimed), sign, third,
-		fmt.Sprintf("%.0f s", v.to.Seconds()/float64(max(1, f.seen))), fmt.Sprintf("%.2f", 100*f.cpu), fmt.Sprintf("%.0f", f.rss))
+	counted, within := 0, 0
+	for _, v := range f.all {
+		if v.WindowSeconds >= leastWindow {
+			counted++
+			if off, _ := v.off(other); off <= v.Against[0].ErrorRatio {
+				within++
+			}
+		}
+	}
+	m.Add(name, f.policy, fmt.Sprintf("%.2f", v.StepMs), fmt.Sprintf("%.2f", own), fmt.Sprintf("%.2f", v.TwinStepMs), fmt.Sprintf("%.1f", 100*v.ErrorRatio), fmt.Sprintf("%.2f", a.StepMs), fmt.Sprintf("%.2f", really),
+		fmt.Sprintf("%.1f", 100*off), fmt.Sprintf("%.1f", 100*a.ErrorRatio), yes(off <= a.ErrorRatio), fmt.Sprintf("%d of %d", within, counted), fmt.Sprintf("%+.1f", 100*apart), fmt.Sprint(a.Claimed), sign, third,
+		fmt.Sprintf("%.0f s", v.to.Seconds()/float64(len(f.all))), fmt.Sprintf("%.2f", 100*f.cpu), fmt.Sprintf("%.0f", f.rss))
 	return ok
 }
