@@ -218,6 +218,7 @@ func (t *twins) status(key board.GroupKey, policy string, now time.Time) *verdic
 	v := &j.verdict
 	s := &verdict.Twin{
 		AgeSeconds: now.Sub(v.To).Seconds(), WindowSeconds: v.To.Sub(v.From).Seconds(), Policy: v.Policy, StepMs: v.StepMs, TwinStepMs: v.TwinMs, ErrorRatio: v.Error,
+		Replays: v.Replays,
 		Against: []verdict.Against{},
 	}
 	for _, found := range v.Against {
@@ -228,7 +229,7 @@ func (t *twins) status(key board.GroupKey, policy string, now time.Time) *verdic
 		a := verdict.Against{
 			Policy: found.Policy, StepMs: found.StepMs, SavedMs: found.SavedMs, ErrorRatio: found.Error, Claimed: found.Claimed, SavedSeconds: kept.saved, LostSeconds: kept.lost, Today: kept.today,
 		}
-		if a.Say(s, found.Failed); v.Policy != policy || s.AgeSeconds > (2*twin.Span).Seconds() {
+		if a.Say(s, found.Failed); v.Policy != policy || s.AgeSeconds > twin.Stale.Seconds() {
 			a.Claimed, a.Says = false, "against "+a.Policy+": nothing was replayed lately"
 		}
 		s.Against = append(s.Against, a)

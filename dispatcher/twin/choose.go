@@ -96,7 +96,7 @@ func (c *Chooser) Hear(fresh []Verdict, now time.Time) (choice Choice, change bo
 func (c *Chooser) gain(spec, inForce string, now time.Time) (gain, bound float64) {
 	all := 0.0
 	for key, v := range c.latest {
-		if now.Sub(v.To) > 2*Span || v.Policy != inForce {
+		if now.Sub(v.To) > Stale || v.Policy != inForce {
 			delete(c.latest, key) // the group is gone
 			continue
 		}

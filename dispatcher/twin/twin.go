@@ -12,6 +12,9 @@ import (
 // Span is how long the window is that is replayed.
 const Span = 5 * time.Minute
 
+// Stale is how long after the end of its window a verdict says nothing any more.
+const Stale = 3 * Span
+
 // mostKept bounds the requests of all stretches that are kept.
 const mostKept = 200_000
 
@@ -28,42 +31,8 @@ type Twin struct {
 
 	judging *judging
 	models  map[string]*account
-	whole   bool // a window was judged since the last stretch came
+	current bool // the judgement of the last window that is whole has begun
 }
-
-// account is what is kept of a model from verdict to verdict.
-type account struct {
-	until   time.Time // steps before are accounted for
-	judged  int       // windows
-	step    scatter   // of the replay of the policy in force, beside what was: of the mean step
-	owed    scatter   // likewise of the work that is owed
-	against map[string]*scatter
-	lag     int32 // steps from a bind to the first token, as it was seen last; 0: never
-}
-
-// scatter is how far something is off by chance, the past fading: the mean of its square over windows of a second.
-// Over longer ones it is off by less.
-type scatter struct {
-	square float64
-	seen   bool
-}
-
-// add takes in how far it is off over a window of so many seconds, and says how far it may be off in one of twenty
-// cases: twice the deviation, and at least what it is now.
-func (s *scatter) add(off, seconds float64) float64 {
-	now := off * off * seconds
-	if !s.seen {
-		s.square, s.seen = now, true
-	}
-	s.square += scatterWeight * (now - s.square)
-	return max(math.Abs(off), 2*math.Sqrt(s.square/seconds))
-}
-
-// leastJudged is after how many windows anything is claimed: one alone may be right by chance.
-const leastJudged = 4
-
-// scatterWeight is by how much of the difference each window moves that mean.
-const scatterWeight = 1. / 8
 
 // apart is by what share one thing is more than another; nothing is not known to be apart from nothing.
 func apart(replayed, really float64) float64 {
@@ -86,8 +55,9 @@ type Verdict struct {
 	Ranks    int     // of the group
 	StepMs   float64 // in the mean over the groups of the model, really, of steps that were told one by one
 	TwinMs   float64 // likewise, as replayed under the policy in force
-	Error    float64 // by what share of a step the twin is wrong
+	Error    float64 // by what share of a step the replay of the policy in force is wrong
 	Sure     bool    // enough windows were judged to know how wrong the twin is
+	Replays  int     // how many of each policy were made; the figures are their means
 
 	// Work that is owed to the requests of the model that are inside, in ms of a rank. The sooner they are served the
 	// less it is.
@@ -103,21 +73,38 @@ type Against struct {
 	Policy  string  // its name
 	StepMs  float64 // in the mean, as replayed
 	SavedMs float64 // of every step, by the policy in force; below 0 it loses
-	Error   float64 // by what share of a step that may be wrong: as the replay of the policy in force is, or more where it is unsteady in the window
-	Claimed bool    // it is more than that
+	Error   float64 // by what share of a step StepMs may be wrong
+	Claimed bool    // the difference is more than that, and more than the error of the policy in force
 	Owed    float64 // as replayed
 	Failed  error
 }
+
+// A verdict is made of so many rounds of replays at most, each with other draws. If the next window is ready earlier,
+// it is made of one, and now and then of two, which tell how much is by chance.
+const (
+	mostRounds  = 4
+	chanceEvery = 4 // verdicts
+)
 
 // judging is a window of which replays are made, one after the other.
 type judging struct {
 	whole  *Window
 	window *Window // the part of it in which the model had all its groups
 	models []string
-	spec   int // of the replay under way; -1: the policy in force
-	replay *Replay
-	found  []Verdict // of the model
-	own    Batches   // of the policy in force
+	tried  []tried // for the model; the first is the policy in force
+	at     int     // of them
+	round  uint64
+	replay *Replay // under way
+	work   work    // what tokens cost in them
+}
+
+// tried is a policy of which replays are made.
+type tried struct {
+	spec   string // empty: in force
+	policy string // its name; empty: not known yet
+	failed error
+	again  bool // it is another of them under another spec
+	tally
 }
 
 // New judges these policies, beside the one in force.
@@ -131,7 +118,7 @@ func (t *Twin) Take(s *Stretch, end *board.Boards) {
 		t.kept, t.judging = nil, nil
 	}
 	s.came, s.left = slices.Clip(slices.Clone(s.came)), slices.Clip(slices.Clone(s.left)) // the tape had left room
-	t.kept, t.end, t.whole = append(t.kept, s), end, false
+	t.kept, t.end, t.current = append(t.kept, s), end, false
 	sum := 0
 	for i := len(t.kept) - 1; i >= 0; i-- {
 		sum += len(t.kept[i].came) + len(t.kept[i].left)
@@ -147,116 +134,96 @@ func (t *Twin) Take(s *Stretch, end *board.Boards) {
 func (t *Twin) Work(turns int) (fresh []Verdict, more bool) {
 	j := t.judging
 	if j == nil {
-		if t.whole || len(t.kept) == 0 {
+		if t.current || len(t.kept) == 0 {
 			return nil, false
 		}
-		j = &judging{whole: &Window{Stretches: slices.Clone(t.kept), End: t.end}, models: t.end.Models(), spec: -1}
-		t.judging, t.whole = j, true
+		t.judging, t.current = &judging{whole: &Window{Stretches: slices.Clone(t.kept), End: t.end}, models: t.end.Models()}, true
 		return nil, true
 	}
 	if len(j.models) == 0 {
 		t.judging = nil
-		return nil, !t.whole
+		return nil, !t.current
 	}
 	if j.replay == nil {
 		if t.begin(j) {
 			return nil, true
 		}
-		if len(j.found) > 0 { // of those before
-			return t.after(j), true
-		}
-		j.next()
-		return nil, true
+		return t.ends(j), true
 	}
 	over, err := j.replay.Run(turns)
-	switch {
-	case err != nil && j.spec < 0:
-		j.next()
-	case err != nil:
-		t.fails(j, err)
-		return t.after(j), true
+	switch p := &j.tried[j.at]; {
+	case err != nil && p.n == 0:
+		p.failed = err
+	case err != nil: // others of them did not fail
 	case over:
-		t.book(j)
-		return t.after(j), true
+		p.policy = j.replay.Boards.Policy()
+		p.again = slices.ContainsFunc(j.tried[:j.at], func(o tried) bool { return o.policy == p.policy })
+		p.add(j.replay.StepMs(), j.replay.Owed())
+		j.work = j.replay.work
+	default:
+		return nil, true
 	}
+	j.at, j.replay = j.at+1, nil
 	return nil, true
 }
 
-// next is the next model.
-func (j *judging) next() { j.models, j.spec, j.replay, j.found = j.models[1:], -1, nil, nil }
-
 // begin begins the replay that is next, and says whether there is one.
 func (t *Twin) begin(j *judging) bool {
-	spec := ""
-	if j.spec >= 0 {
-		spec = t.specs[j.spec]
-	} else if j.window = j.whole.of(j.models[0]); j.window == nil {
-		return false
-	}
-	if a := t.models[j.models[0]]; a != nil {
-		j.window.Lag = a.lag
-	}
-	r, err := NewReplay(j.window, j.models[0], spec)
-	switch {
-	case err != nil && j.spec < 0:
-		return false
-	case err != nil:
-		t.fails(j, err)
-		j.spec++
-		return j.spec < len(t.specs) && t.begin(j)
-	}
-	j.replay = r
-	return true
-}
-
-func (t *Twin) fails(j *judging, err error) {
-	for i := range j.found {
-		if slices.ContainsFunc(j.found[i].Against, func(a Against) bool { return a.Policy == t.specs[j.spec] }) {
-			continue
+	if j.tried == nil {
+		if j.window = j.whole.of(j.models[0]); j.window == nil {
+			return false
 		}
-		j.found[i].Against = append(j.found[i].Against, Against{Spec: t.specs[j.spec], Policy: t.specs[j.spec], Failed: err})
+		if a := t.models[j.models[0]]; a != nil {
+			j.window.Lag = a.lag
+		}
+		j.tried = make([]tried, 1, 1+len(t.specs))
+		for _, spec := range t.specs {
+			j.tried = append(j.tried, tried{spec: spec})
+		}
 	}
+	for j.tried[0].failed == nil {
+		if j.at == len(j.tried) {
+			j.at, j.round = 0, j.round+1
+		}
+		if j.at == 0 && t.enough(j) {
+			return false
+		}
+		p := &j.tried[j.at]
+		if p.failed == nil && !p.again {
+			if j.replay, p.failed = NewReplay(j.window, j.models[0], p.spec, j.round); p.failed == nil {
+				return true
+			}
+		}
+		j.at++
+	}
+	return false
 }
 
-// after goes on to the next policy, or ends with the model's verdicts.
-func (t *Twin) after(j *judging) (fresh []Verdict) {
-	j.replay = nil
-	if j.spec++; j.spec < len(t.specs) && len(j.found) > 0 {
-		return nil
+// enough says whether a verdict can be made of the rounds so far.
+func (t *Twin) enough(j *judging) bool {
+	if newer := !t.current; j.round == 0 || j.round < mostRounds && !newer {
+		return false
 	}
-	fresh = j.found
-	j.next()
+	a := t.models[j.models[0]]
+	chanceKnown := a != nil && a.judged%chanceEvery != 0 && !slices.ContainsFunc(j.tried, func(p tried) bool { return p.n > 0 && !p.again && !a.knows(p.policy) })
+	return j.round > 1 || chanceKnown
+}
+
+// ends ends the judgement of a model, and goes on to the next one.
+func (t *Twin) ends(j *judging) (fresh []Verdict) {
+	if len(j.tried) > 0 && j.tried[0].failed == nil {
+		fresh = t.judge(j)
+	}
+	j.models, j.tried, j.at, j.round, j.replay = j.models[1:], nil, 0, 0, nil
 	return fresh
-}
-
-// book takes in a replay that has come to its end.
-func (t *Twin) book(j *judging) {
-	if j.spec < 0 {
-		j.found = t.real(j)
-		return
-	}
-	name, step := j.replay.Boards.Policy(), j.replay.Steps.Mean()
-	if len(j.found) == 0 || name == j.found[0].Policy || slices.ContainsFunc(j.found[0].Against, func(a Against) bool { return a.Policy == name }) {
-		return
-	}
-	first, about := &j.found[0], t.models[j.models[0]]
-	a := Against{Spec: t.specs[j.spec], Policy: name, StepMs: step, SavedMs: step - first.TwinMs, Owed: j.replay.Owed()}
-	if about.against[name] == nil {
-		about.against[name] = &scatter{}
-	}
-	a.Error = max(first.Error, about.against[name].add(j.replay.Steps.apart(&j.own)/first.TwinMs, lasts(first)))
-	a.Claimed = first.Sure && step > 0 && math.Abs(a.SavedMs) > a.Error*first.StepMs
-	for i := range j.found {
-		j.found[i].Against = append(j.found[i].Against, a)
-	}
 }
 
 // lasts is how many seconds the measured part of a window has.
 func lasts(v *Verdict) float64 { return max(1, v.To.Sub(v.From).Seconds()) }
 
-// real compares the replay of the policy in force with what was.
-func (t *Twin) real(j *judging) (found []Verdict) {
-	w, model := j.window, j.models[0]
+// judge compares the replays of the policy in force with what was, and with those of the others.
+func (t *Twin) judge(j *judging) (found []Verdict) {
+	w, model, own := j.window, j.models[0], &j.tried[0]
 	maps.DeleteFunc(t.models, func(name string, _ *account) bool { return !slices.Contains(t.end.Models(), name) })
 	begun, _ := w.Measured().Boards.Groups(model)
 	ended, _ := w.End.Groups(model)
@@ -266,25 +233,35 @@ func (t *Twin) real(j *judging) (found []Verdict) {
 			ms, steps = ms+to.Line.Taught.Ms-from.Line.Taught.Ms, steps+to.Line.Taught.Steps-from.Line.Taught.Steps
 		}
 	}
-	step := j.replay.Steps.Mean()
-	if steps == 0 || step == 0 {
+	if steps == 0 || own.stepMs() == 0 {
 		return nil
 	}
-	about := t.models[model]
-	if about == nil {
-		about = &account{against: map[string]*scatter{}}
-		t.models[model] = about
+	a := t.models[model]
+	if a == nil {
+		a = &account{chance: map[string]*fading{}}
+		t.models[model] = a
 	}
-	about.judged++
-	about.lag = w.fates(model).lag
-	j.own = j.replay.Steps
+	maps.DeleteFunc(a.chance, func(policy string, _ *fading) bool {
+		return !slices.ContainsFunc(j.tried, func(p tried) bool { return p.policy == policy })
+	})
+	a.judged++
+	a.lag = w.fates(model).lag
 	v := Verdict{
-		From: w.Measured().From, To: w.To(), Policy: j.replay.Boards.Policy(), StepMs: ms / steps, TwinMs: step, Sure: about.judged >= leastJudged,
-		Owed: w.owed(model, j.replay.work), TwinOwed: j.replay.Owed(),
+		From: w.Measured().From, To: w.To(), Policy: own.policy, StepMs: ms / steps, TwinMs: own.stepMs(), Sure: a.judged >= leastJudged,
+		Owed: w.owed(model, j.work), TwinOwed: own.owes(), Replays: int(own.n),
 	}
-	v.Error = about.step.add(apart(step, v.StepMs), lasts(&v))
-	v.OwedError = about.owed.add(apart(v.TwinOwed, v.Owed), 1) // it adds up: over a longer window it is off by no less
-	fresh := w.since(about.until, v.From, model)
+	off := apart(v.TwinMs, v.StepMs)
+	v.Error = a.step.add(off, lasts(&v))
+	v.OwedError = a.owed.add(apart(v.TwinOwed, v.Owed), 1) // it adds up: over a longer window it is off by no less
+	if chance, known := a.chanceOf(own.policy, &own.tally, lasts(&v)); known {
+		a.own(off, own.beside(chance))
+	}
+	for i := range j.tried[1:] {
+		if p := &j.tried[1+i]; !p.again {
+			v.Against = append(v.Against, t.against(p, &v, a))
+		}
+	}
+	fresh := w.since(a.until, v.From, model)
 	for _, to := range ended {
 		v.Group, v.Ranks, v.Fresh = to.Key, len(to.Workers), 0
 		if then := viewOf(fresh, to.Key); then != nil {
@@ -292,6 +269,18 @@ func (t *Twin) real(j *judging) (found []Verdict) {
 		}
 		found = append(found, v)
 	}
-	about.until = w.To()
+	a.until = w.To()
+	return found
+}
+
+// against compares the replays of another policy with those of the policy in force.
+func (t *Twin) against(p *tried, v *Verdict, a *account) Against {
+	if p.failed != nil {
+		return Against{Spec: p.spec, Policy: p.spec, Failed: p.failed}
+	}
+	found := Against{Spec: p.spec, Policy: p.policy, StepMs: p.stepMs(), SavedMs: p.stepMs() - v.TwinMs, Owed: p.owes()}
+	chance, known := a.chanceOf(p.policy, &p.tally, lasts(v))
+	found.Error = a.forecast(p.beside(chance))
+	found.Claimed = known && v.Sure && lasts(v) >= leastClaimed.Seconds() && found.StepMs > 0 && math.Abs(found.SavedMs) > max(found.Error, v.Error)*v.StepMs
 	return found
 }

@@ -43,6 +43,7 @@ type Twin struct {
 	StepMs        float64   `json:"step_ms"`        // mean of the steps that the engines made in the window, over all groups of the model: which of them gets a request is up to the policy
 	TwinStepMs    float64   `json:"twin_step_ms"`   // mean step of the window as it is replayed under the policy in force
 	ErrorRatio    float64   `json:"error_ratio"`    // by what share of a step that replay may be wrong: twice the deviation of the last windows, or that of this one if it is more
+	Replays       int       `json:"replays"`        // how many of each policy were made; the figures are their means
 	Against       []Against `json:"against"`        // one for each other policy of dispatch.twin
 }
 
@@ -51,8 +52,8 @@ type Against struct {
 	Policy       string  `json:"policy"`
 	StepMs       float64 `json:"step_ms"`          // mean step of the window as it is replayed under this policy; 0: it cannot be replayed
 	SavedMs      float64 `json:"saved_ms"`         // how much longer that is than the replay under the policy in force; below 0: that one loses
-	ErrorRatio   float64 `json:"error_ratio"`      // by what share of a step that may be wrong: as the replay of the policy in force is, or more where the difference is unsteady in the window
-	Claimed      bool    `json:"claimed"`          // the difference is larger than its error; others count in no sum
+	ErrorRatio   float64 `json:"error_ratio"`      // by what share of a step step_ms may be wrong, by chance or as the policy in force was
+	Claimed      bool    `json:"claimed"`          // the difference is larger than its error, and than that of the policy in force; others count in no sum
 	SavedSeconds float64 `json:"saved_seconds"`    // time of steps that the policy in force saved since the start, where that was claimed
 	LostSeconds  float64 `json:"lost_seconds"`     // time of steps that it lost, likewise
 	Today        float64 `json:"rank_hours_today"` // saved since midnight UTC, the time of steps times the ranks of the group; below 0: lost
@@ -66,7 +67,7 @@ func (a *Against) Say(t *Twin, failed error) {
 		a.Says = fmt.Sprintf("against %s: it cannot be replayed: %v", a.Policy, failed)
 		return
 	case !a.Claimed:
-		a.Says = fmt.Sprintf("against %s: no difference beyond the twin's error of %.1f %% of a step", a.Policy, 100*a.ErrorRatio)
+		a.Says = fmt.Sprintf("against %s: no difference beyond the twin's error of %.1f %% of a step", a.Policy, 100*max(a.ErrorRatio, t.ErrorRatio))
 		return
 	}
 	word := func(v float64) string {

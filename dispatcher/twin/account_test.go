@@ -1,0 +1,114 @@
+package twin
+
+import (
+	"math"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+func TestAnErrorIsTwiceTheDeviationAndAtLeastWhatItIsNow(t *testing.T) {
+	var s scatter
+	require.InDelta(t, 0.02, s.add(0.01, 60), 1e-9)
+	for range 100 {
+		s.add(-0.01, 60)
+	}
+	require.InDelta(t, 0.02, s.add(0.01, 60), 1e-6)
+	require.InDelta(t, 0.01, s.add(0.005, 240), 1e-6, "a window that is four times as long is off by half as much")
+	require.InDelta(t, 0.2, s.add(0.2, 60), 0.05)
+	require.Greater(t, s.add(0, 60), 0.05, "it is not forgotten at once")
+}
+
+// Replays and reality differ by chance, by 1 % under the policy in force and by so much under the other one, and
+// perhaps by something that is no chance: the error covers what a forecast is off by in 19 of 20 cases, about.
+func TestTheErrorOfAForecast(t *testing.T) {
+	const windows, seconds = 4000, 240
+	for name, c := range map[string]struct {
+		rounds           int
+		chance, wrong    float64 // of the other policy
+		covers, mostSize float64
+	}{
+		"the other is steadier":              {3, 0.003, 0, 0.98, 0.015},
+		"the other is as unsteady":           {3, 0.01, 0, 0.93, 0.027},
+		"the other is more unsteady":         {3, 0.02, 0, 0.93, 0.05},
+		"after two replays":                  {2, 0.01, 0, 0.93, 0.03},
+		"both are a little wrong":            {2, 0.003, 0.01, 0.90, 0.025},
+		"both are wrong by a bit more":       {2, 0.003, 0.015, 0.93, 0.035},
+		"both are wrong by 2 %, four rounds": {4, 0.003, 0.02, 0.96, 0.045},
+		"both are very wrong":                {3, 0.003, 0.04, 0.99, 0.09},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := rand.New(rand.NewPCG(1, 2))
+			at := func(chance, wrong float64) float64 { return 50 * (1 + wrong + chance*r.NormFloat64()) }
+			a := account{chance: map[string]*fading{}}
+			within, size := 0., 0.
+			for range windows {
+				var own, other tally
+				for range c.rounds {
+					own.add(at(0.01, c.wrong), 0)
+					other.add(at(c.chance, c.wrong), 0)
+				}
+				chance, known := a.chanceOf("own", &own, seconds)
+				require.True(t, known)
+				a.own(own.stepMs()/at(0.01, 0)-1, own.beside(chance))
+				chance, _ = a.chanceOf("other", &other, seconds)
+				e := a.forecast(other.beside(chance))
+				if math.Abs(other.stepMs()/at(c.chance, 0)-1) <= e {
+					within += 1. / windows
+				}
+				size += e / windows
+			}
+			t.Logf("%.1f %% within %.2f %%", 100*within, 100*size)
+			require.Greater(t, within, c.covers)
+			require.Less(t, size, c.mostSize)
+		})
+	}
+}
+
+func TestTalliesOfFewReplays(t *testing.T) {
+	var none, one tally
+	require.Zero(t, none.stepMs())
+	require.Zero(t, none.variance())
+	one.add(50, 7)
+	require.Equal(t, 7., one.owes())
+	require.Zero(t, one.variance(), "one tells nothing of chance")
+	require.InDelta(t, 0.014, one.beside(0.01), 1e-3)
+	a := account{chance: map[string]*fading{}}
+	_, known := a.chanceOf("p", &one, 60)
+	require.False(t, known, "there never were two")
+	two := one
+	two.add(51, 7)
+	chance, known := a.chanceOf("p", &two, 60)
+	require.True(t, known)
+	require.InDelta(t, 0.014, chance, 1e-3)
+	again, _ := a.chanceOf("p", &one, 240)
+	require.InDelta(t, chance/2, again, 1e-9, "one alone changes nothing, and a longer window is less by chance")
+}
+
+// What is claimed is more than what both errors allow, from so many and so long windows on.
+func TestWhatIsClaimed(t *testing.T) {
+	for name, c := range map[string]struct {
+		v    Verdict
+		n    float64
+		want bool
+	}{
+		"more than both errors":                        {Verdict{Sure: true, Error: 0.02}, 2, true},
+		"more than its own error only":                 {Verdict{Sure: true, Error: 0.06}, 2, false},
+		"of too few windows":                           {Verdict{Error: 0.02}, 2, false},
+		"nobody knows what is by chance":               {Verdict{Sure: true, Error: 0.02}, 1, false},
+		"of a window in which replays have not parted": {Verdict{Sure: true, Error: 0.02, From: noon.Add(-90 * time.Second)}, 2, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if c.v.To, c.v.StepMs, c.v.TwinMs = noon, 50, 50; c.v.From.IsZero() {
+				c.v.From = noon.Add(-240 * time.Second)
+			}
+			p := tried{spec: "other", policy: "other", tally: tally{n: c.n, step: 52.5 * c.n, squares: 52.5 * 52.5 * c.n}}
+			got := (&Twin{}).against(&p, &c.v, &account{chance: map[string]*fading{}})
+			require.Equal(t, c.want, got.Claimed)
+			require.InDelta(t, 2.5, got.SavedMs, 1e-9)
+			require.InDelta(t, 0.01, got.Error, 1e-9, "half a percent, twice")
+		})
+	}
+}
