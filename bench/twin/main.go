@@ -21,6 +21,7 @@ import (
 	"evenkeel/bench/trace"
 	"evenkeel/bench/world"
 	"evenkeel/dispatcher/board"
+	"evenkeel/dispatcher/twin"
 )
 
 // most tokens a second that engines, proxy and clients serve on two cores without being late.
@@ -319,9 +320,6 @@ func (v *verdict) off(other *found) (off, really float64) {
 	return math.Abs(v.Against[0].StepMs/really - 1), really
 }
 
-// leastWindow is how long the window of a verdict is that counts among all.
-const leastWindow = 100
-
 // against holds what a run foretold of another against that, and says whether it held.
 func (f *found) against(other *found, name string, m *report.Markdown) (ok bool) {
 	if len(f.all) == 0 {
@@ -347,15 +345,18 @@ func (f *found) against(other *found, name string, m *report.Markdown) (ok bool)
 	}
 	counted, within := 0, 0
 	for _, v := range f.all {
-		if v.WindowSeconds >= leastWindow {
+		if v.WindowSeconds >= twin.LeastClaimed.Seconds() {
 			counted++
 			if off, _ := v.off(other); off <= v.Against[0].ErrorRatio {
 				within++
 			}
 		}
 	}
-	m.Add(name, f.policy, fmt.Sprintf("%.2f", v.StepMs), fmt.Sprintf("%.2f", own), fmt.Sprintf("%.2f", v.TwinStepMs), fmt.Sprintf("%.1f", 100*v.ErrorRatio), fmt.Sprintf("%.2f", a.StepMs), fmt.Sprintf("%.2f", really),
-		fmt.Sprintf("%.1f", 100*off), fmt.Sprintf("%.1f", 100*a.ErrorRatio), yes(off <= a.ErrorRatio), fmt.Sprintf("%d of %d", within, counted), fmt.Sprintf("%+.1f", 100*apart), fmt.Sprint(a.Claimed), sign, third,
-		fmt.Sprintf("%.0f s", v.to.Seconds()/float64(len(f.all))), fmt.Sprintf("%.2f", 100*f.cpu), fmt.Sprintf("%.0f", f.rss))
+	two, one := func(x float64) string { return fmt.Sprintf("%.2f", x) }, func(x float64) string { return fmt.Sprintf("%.1f", x) }
+	m.Add(name, f.policy,
+		two(v.StepMs), two(own), two(v.TwinStepMs), one(100*v.ErrorRatio), two(a.StepMs), two(really),
+		one(100*off), one(100*a.ErrorRatio), yes(off <= a.ErrorRatio), fmt.Sprintf("%d of %d", within, counted),
+		fmt.Sprintf("%+.1f", 100*apart), fmt.Sprint(a.Claimed), sign, third,
+		fmt.Sprintf("%.0f s", v.to.Seconds()/float64(len(f.all))), two(100*f.cpu), fmt.Sprintf("%.0f", f.rss))
 	return ok
 }

@@ -44,9 +44,9 @@ func (s *scatter) add(off, seconds float64) float64 {
 // leastJudged is after how many windows the twin is believed: one alone may be right by chance.
 const leastJudged = 4
 
-// leastClaimed is how long a window is at least of which anything is claimed. In a shorter one the ranks still hold much
+// LeastClaimed is how long a window is at least of which anything is claimed. In a shorter one the ranks still hold much
 // of what the policy in force gave them, and replays have not parted yet.
-const leastClaimed = Span / 3
+const LeastClaimed = Span / 3
 
 // leastOff is by what share of a step a forecast may be off where nothing is by chance. The replay of the policy in
 // force does not show it: it begins with what that policy itself left on the ranks. In the simulator the forecasts of

@@ -281,6 +281,6 @@ func (t *Twin) against(p *tried, v *Verdict, a *account) Against {
 	found := Against{Spec: p.spec, Policy: p.policy, StepMs: p.stepMs(), SavedMs: p.stepMs() - v.TwinMs, Owed: p.owes()}
 	chance, known := a.chanceOf(p.policy, &p.tally, lasts(v))
 	found.Error = a.forecast(p.beside(chance))
-	found.Claimed = known && v.Sure && lasts(v) >= leastClaimed.Seconds() && found.StepMs > 0 && math.Abs(found.SavedMs) > max(found.Error, v.Error)*v.StepMs
+	found.Claimed = known && v.Sure && lasts(v) >= LeastClaimed.Seconds() && found.StepMs > 0 && math.Abs(found.SavedMs) > max(found.Error, v.Error)*v.StepMs
 	return found
 }
