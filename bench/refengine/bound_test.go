@@ -214,6 +214,7 @@ func TestARankHas32CallbacksAtOnce(t *testing.T) {
 		<-m.came
 	}
 	eventually(t, "all have blocks", func() bool { return p.d.Stats().Waiting == 40 })
+	eventually(t, "32 callbacks are held", func() bool { return atOnce.Load() == 32 })
 	close(release)
 	for range 8 {
 		<-m.came
