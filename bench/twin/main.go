@@ -4,6 +4,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"flag"
@@ -220,16 +221,22 @@ func (o options) play(ctx context.Context, s scene, policy, other string) (f *fo
 	return f, err
 }
 
+// unlimited is the KV room of an engine that has no limit. A prefill engine that is full of KV which nobody pulls yet
+// begins no other prompt: when requests come to the pool would depend on the policy.
+const unlimited = 1 << 30
+
 // serve starts a proxy with engines of its own. The engines returned are those of the decode groups.
 func serve(ctx context.Context, w *world.World, s scene, name, dispatch string) (p *world.Proxy, engines []*refengine.Engine, err error) {
-	prefill, err := w.Engines(refengine.Config{Role: refengine.Prefill, Model: "m", PrefillBase: 5 * time.Millisecond, PrefillPerToken: time.Microsecond, PrefillConcurrency: 64, PromptTokensDetails: true})
+	prefill, err := w.Engines(refengine.Config{
+		Role: refengine.Prefill, Model: "m", KVTokens: unlimited, PrefillBase: 5 * time.Millisecond, PrefillPerToken: time.Microsecond, PrefillConcurrency: 64, PromptTokensDetails: true,
+	})
 	if err != nil {
 		return nil, nil, err
 	}
 	decode := []string{}
 	for _, g := range s.fleet.Groups {
 		e, err := w.Engines(refengine.Config{
-			Role: refengine.Decode, Model: "m", Group: g.Name, DPSize: len(g.Ranks), Slots: g.Ranks[0].Slots, KVTokens: int(g.Ranks[0].Capacity), KVHoldTimeout: time.Hour,
+			Role: refengine.Decode, Model: "m", Group: g.Name, DPSize: len(g.Ranks), Slots: g.Ranks[0].Slots, KVTokens: cmp.Or(int(g.Ranks[0].Capacity), unlimited), KVHoldTimeout: time.Hour,
 			C0: millis(g.C0Ms), C1: millis(g.C1Ms), TransferBase: time.Duration(s.fleet.Transfer) * millis(g.C0Ms), PromptTokensDetails: true, StepLog: 1 << 20,
 		})
 		if err != nil {
