@@ -254,7 +254,7 @@ func (t *Twin) judge(j *judging) (found []Verdict) {
 	v.Error = a.step.add(off, lasts(&v))
 	v.OwedError = a.owed.add(apart(v.TwinOwed, v.Owed), 1) // it adds up: over a longer window it is off by no less
 	if chance, known := a.chanceOf(own.policy, &own.tally, lasts(&v)); known {
-		a.own(off, own.beside(chance))
+		a.wrong.add(off, own.beside(chance), lasts(&v), min(lasts(&v), v.To.Sub(a.until).Seconds()))
 	}
 	for i := range j.tried[1:] {
 		if p := &j.tried[1+i]; !p.again {
