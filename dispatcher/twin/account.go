@@ -13,7 +13,7 @@ type account struct {
 	owed   scatter
 	chance map[string]*fading // by policy: the variance of the mean step over a second, as share of the step
 	wrong  wrong
-	lag    int32              // steps from a bind to the first token, as it was seen last; 0: never
+	lag    int32 // steps from a bind to the first token, as it was seen last; 0: never
 }
 
 // fading is a mean in which the past fades.
