@@ -386,10 +386,7 @@ func (f *found) against(other *found, chance float64, name string, m *report.Mar
 	apart := (really - own) / own
 	sign, third := "–", "–"
 	if math.Abs(apart) > differ {
-		sign = yes((a.SavedMs > 0) == (apart > 0))
-		if third = "no, nor chance"; a.ErrorRatio <= math.Abs(apart)/3 || chance <= math.Abs(apart)/3 {
-			third = yes(a.ErrorRatio <= math.Abs(apart)/3)
-		}
+		sign, third = yes((a.SavedMs > 0) == (apart > 0)), yes(a.ErrorRatio <= math.Abs(apart)/3)
 	}
 	counted, within := 0, 0
 	for _, v := range f.all {

@@ -73,8 +73,8 @@ func (a *account) chanceOf(policy string, t *tally, seconds float64) (chance flo
 }
 
 // wrong is by what share of a step the replays of the policy in force are off where that is not by chance. It is what
-// they are off by in the mean over an hour, or in the last window, if chance explains that in less than one of twenty
-// cases.
+// they are off by in the mean over an hour, if chance explains that in less than one of twenty cases, or in the last
+// window, if chance explains neither that nor how far it is from that mean.
 type wrong struct {
 	mean  float64
 	seen  float64 // seconds it is of, an hour at most
@@ -84,12 +84,12 @@ type wrong struct {
 // add takes in by how much they are off in the mean over a window of so many seconds, fresh of which were in no window
 // before, and by how much they would be by chance.
 func (w *wrong) add(off, chance, seconds, fresh float64) {
-	w.seen = min(w.seen+fresh, time.Hour.Seconds())
-	w.mean += min(1, fresh/w.seen) * (off - w.mean)
 	w.share = 0
-	if math.Abs(off) > 2*chance {
+	if math.Abs(off) > 2*chance && math.Abs(off-w.mean) > 2*chance { // else the mean tells it better
 		w.share = math.Abs(off)
 	}
+	w.seen = min(w.seen+fresh, time.Hour.Seconds())
+	w.mean += min(1, fresh/w.seen) * (off - w.mean)
 	if windows := max(1, w.seen/seconds); math.Abs(w.mean) > 2*chance/math.Sqrt(windows) {
 		w.share = max(w.share, math.Abs(w.mean))
 	}

@@ -34,10 +34,10 @@ func TestTheErrorOfAForecast(t *testing.T) {
 		"the other is as unsteady":           {3, 0.01, 0, 0.93, 0.027},
 		"the other is more unsteady":         {3, 0.02, 0, 0.93, 0.05},
 		"after two replays":                  {2, 0.01, 0, 0.93, 0.03},
-		"both are a little wrong":            {2, 0.003, 0.01, 0.95, 0.028},
-		"both are wrong by a bit more":       {2, 0.003, 0.015, 0.95, 0.04},
-		"both are wrong by 2 %, four rounds": {4, 0.003, 0.02, 0.96, 0.052},
-		"both are very wrong":                {3, 0.003, 0.04, 0.99, 0.095},
+		"both are a little wrong":            {2, 0.003, 0.01, 0.95, 0.025},
+		"both are wrong by a bit more":       {2, 0.003, 0.015, 0.95, 0.035},
+		"both are wrong by 2 %, four rounds": {4, 0.003, 0.02, 0.96, 0.045},
+		"both are very wrong":                {3, 0.003, 0.04, 0.99, 0.09},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := rand.New(rand.NewPCG(1, 2))
