@@ -49,7 +49,7 @@ func main() {
 		f := flag.NewFlagSet("twin", flag.ContinueOnError)
 		f.StringVar(&o.Bin, "bin", "", "the proxy to run; empty: it is built")
 		f.StringVar(&o.Keep, "keep", "", "folder for configs and logs; empty: a temporary one")
-		f.DurationVar(&o.lasts, "for", 7*time.Minute, "how long each run lasts")
+		f.DurationVar(&o.lasts, "for", 15*time.Minute, "how long each run lasts")
 		f.Float64Var(&o.share, "share", 0.01, "dispatch.twin_share")
 		f.BoolVar(&o.price, "price", false, "what the twin costs at 144 ranks of 40 slots: two proxies at once, one of them without a twin")
 		f.StringVar(&o.only, "only", "", "only the scenes whose names contain this")
@@ -130,7 +130,7 @@ func (s scene) chance(ctx context.Context, policy string, lasts time.Duration) (
 		}
 		slices.SortStableFunc(requests, func(a, b trace.Request) int { return cmp.Compare(a.At, b.At) })
 		p := sim.Plan{
-			Source: sim.Source{Drawn: &sim.Drawn{Requests: requests, Warm: 2 * len(requests) / 5}}, Policies: []string{policy}, Seeds: 1, Window: board.DefaultWindow, Fleet: s.fleet,
+			Source: sim.Source{Drawn: &sim.Drawn{Requests: requests, Warm: len(requests) / 10}}, Policies: []string{policy}, Seeds: 1, Window: board.DefaultWindow, Fleet: s.fleet,
 			Load: sim.Load{Rho: s.rate / s.fleet.Rate(1, requests)},
 		}
 		got, err := p.Run(ctx)
@@ -157,8 +157,8 @@ var policies = []string{"jsq-kv", "evenkeel"}
 
 func (o options) run(ctx context.Context, out io.Writer) (ok bool, err error) {
 	m := report.Markdown{Head: []string{
-		"load", "in force", "its step, ms", "by its engines", "as replayed", "error of that, %", "the other's step, as told", "really", "off by, %", "error, %", "by chance, %", "within", "of all verdicts", "the policies differ by, %",
-		"claimed", "sign", "error is at most a third of that", "a verdict every", "its share of a core, %", "memory of the proxy, MiB",
+		"load", "in force", "minutes", "its step, ms", "as replayed", "the other's step, as told", "really", "off by, %", "error, %", "by chance, %", "within", "of the windows", "the policies differ by, %",
+		"sign", "error is at most a third of that", "a verdict every", "its share of a core, %", "memory of the proxy, MiB",
 	}, Text: 2}
 	ok = true
 	list, err := o.scenes(ctx)
@@ -223,10 +223,18 @@ type verdict struct {
 		StepMs     float64 `json:"step_ms"`
 		SavedMs    float64 `json:"saved_ms"`
 		ErrorRatio float64 `json:"error_ratio"`
-		Claimed    bool    `json:"claimed"`
+		Hour       *hour   `json:"hour"`
 	} `json:"against"`
 
 	from, to time.Duration // since the load began
+}
+
+// hour is the mean over the verdicts of the run.
+type hour struct {
+	Seconds    float64 `json:"seconds"`
+	StepMs     float64 `json:"step_ms"`
+	SavedMs    float64 `json:"saved_ms"`
+	ErrorRatio float64 `json:"error_ratio"`
 }
 
 // play runs a load under a policy, with another one in the twin.
@@ -359,15 +367,9 @@ func (f *found) mean(from, to time.Duration) float64 {
 	return float64(sum) / float64(n) / float64(time.Millisecond)
 }
 
-// off is by what share of it a verdict is off from what the other run had in the same minutes, and that.
-func (v *verdict) off(other *found) (off, really float64) {
-	really = other.mean(v.from, v.to)
-	return math.Abs(v.Against[0].StepMs/really - 1), really
-}
-
 // against holds what a run foretold of another against that, and says whether it held.
 func (f *found) against(other *found, chance float64, name string, m *report.Markdown) (ok bool) {
-	if len(f.all) == 0 {
+	if len(f.all) == 0 || f.all[len(f.all)-1].Against[0].Hour == nil {
 		m.Add(name, f.policy, "no verdict")
 		return false
 	}
@@ -380,28 +382,28 @@ func (f *found) against(other *found, chance float64, name string, m *report.Mar
 		}
 		return "yes"
 	}
-	a := v.Against[0]
-	own := f.mean(v.from, v.to)
-	off, really := v.off(other)
-	apart := (really - own) / own
+	h := v.Against[0].Hour
+	from := v.to - seconds(h.Seconds)
+	own, really := f.mean(from, v.to), other.mean(from, v.to)
+	off, apart := math.Abs(h.StepMs/really-1), (really-own)/own
 	sign, third := "–", "–"
 	if math.Abs(apart) > differ {
-		sign, third = yes((a.SavedMs > 0) == (apart > 0)), yes(a.ErrorRatio <= math.Abs(apart)/3)
+		sign, third = yes((h.SavedMs > 0) == (apart > 0)), yes(h.ErrorRatio <= math.Abs(apart)/3)
 	}
 	counted, within := 0, 0
 	for _, v := range f.all {
 		if v.WindowSeconds >= twin.LeastClaimed.Seconds() {
 			counted++
-			if off, _ := v.off(other); off <= v.Against[0].ErrorRatio {
+			if off := math.Abs(v.Against[0].StepMs/other.mean(v.from, v.to) - 1); off <= v.Against[0].ErrorRatio {
 				within++
 			}
 		}
 	}
 	two, one := func(x float64) string { return fmt.Sprintf("%.2f", x) }, func(x float64) string { return fmt.Sprintf("%.1f", x) }
-	m.Add(name, f.policy,
-		two(v.StepMs), two(own), two(v.TwinStepMs), one(100*v.ErrorRatio), two(a.StepMs), two(really),
-		one(100*off), one(100*a.ErrorRatio), one(100*chance), yes(off <= a.ErrorRatio), fmt.Sprintf("%d of %d", within, counted),
-		fmt.Sprintf("%+.1f", 100*apart), fmt.Sprint(a.Claimed), sign, third,
+	m.Add(name, f.policy, fmt.Sprintf("%.1f", h.Seconds/60),
+		two(own), two(h.StepMs-h.SavedMs), two(h.StepMs), two(really),
+		one(100*off), one(100*h.ErrorRatio), one(100*chance), yes(off <= h.ErrorRatio), fmt.Sprintf("%d of %d", within, counted),
+		fmt.Sprintf("%+.1f", 100*apart), sign, third,
 		fmt.Sprintf("%.0f s", v.to.Seconds()/float64(len(f.all))), two(100*f.cpu), fmt.Sprintf("%.0f", f.rss))
 	return ok
 }

@@ -13,7 +13,9 @@ type account struct {
 	owed   scatter
 	chance map[string]*fading // by policy: the variance of the mean step over a second, as share of the step
 	wrong  wrong
-	lag    int32 // steps from a bind to the first token, as it was seen last; 0: never
+	policy string           // in force
+	hours  map[string]*hour // since that is in force, by another policy
+	lag    int32            // steps from a bind to the first token, as it was seen last; 0: never
 }
 
 // fading is a mean in which the past fades.
@@ -72,55 +74,44 @@ func (a *account) chanceOf(policy string, t *tally, seconds float64) (chance flo
 	return math.Sqrt(a.chance[policy].mean / seconds), true
 }
 
-// wrong is by what share of a step the replays of the policy in force are off where that is not by chance. It is what
-// they are off by in the mean over an hour, if chance explains that in less than one of twenty cases, or in the last
-// window, if chance explains neither that nor how far it is from that mean.
+// wrong is by what share of a step the replays of the policy in force are off where that is not by chance.
 type wrong struct {
-	mean  float64
-	seen  float64 // seconds it is of, an hour at most
-	share float64
+	mean float64
+	seen float64 // seconds it is of, an hour at most
+	hour float64 // in the mean over an hour, if chance explains that in less than one of twenty cases
+	now  float64 // in the last window, if chance explains neither that nor how far it is from that mean
 }
 
 // add takes in by how much they are off in the mean over a window of so many seconds, fresh of which were in no window
 // before, and by how much they would be by chance.
 func (w *wrong) add(off, chance, seconds, fresh float64) {
-	w.share = 0
+	w.now, w.hour = 0, 0
 	if math.Abs(off) > 2*chance && math.Abs(off-w.mean) > 2*chance { // else the mean tells it better
-		w.share = math.Abs(off)
+		w.now = math.Abs(off)
 	}
 	w.seen = min(w.seen+fresh, time.Hour.Seconds())
 	w.mean += min(1, fresh/w.seen) * (off - w.mean)
 	if windows := max(1, w.seen/seconds); math.Abs(w.mean) > 2*chance/math.Sqrt(windows) {
-		w.share = max(w.share, math.Abs(w.mean))
+		w.hour = math.Abs(w.mean)
 	}
 }
 
 // forecast is by what share of a step a forecast is wrong at most in nineteen of twenty cases. chance is by how much
 // it would be by chance.
-func (a *account) forecast(chance float64) float64 {
-	return 2 * math.Hypot(chance, max(leastOff, a.wrong.share))
+func (w *wrong) forecast(chance float64) float64 {
+	return 2 * math.Hypot(chance, max(leastOff, w.hour, w.now))
 }
 
 // tally is what several replays of a window come to, each with other draws.
-type tally struct {
-	n             float64
-	step, squares float64 // sums of the mean steps, in ms
-	owed          float64 // sum
-}
+type tally struct{ n, sum, squares float64 }
 
-func (t *tally) add(step, owed float64) {
-	t.n, t.step, t.squares, t.owed = t.n+1, t.step+step, t.squares+step*step, t.owed+owed
-}
+func (t *tally) add(x float64) { t.n, t.sum, t.squares = t.n+1, t.sum+x, t.squares+x*x }
 
-// stepMs is the mean step.
-func (t *tally) stepMs() float64 { return t.step / max(1, t.n) }
+func (t *tally) mean() float64 { return t.sum / max(1, t.n) }
 
-// owes is how much work is owed in the mean.
-func (t *tally) owes() float64 { return t.owed / max(1, t.n) }
-
-// variance is that of a replay's mean step, as share of the step.
+// variance is that of one replay, as share of the mean.
 func (t *tally) variance() float64 {
-	mean := t.stepMs()
+	mean := t.mean()
 	if t.n < 2 || mean == 0 {
 		return 0
 	}

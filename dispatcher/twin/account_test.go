@@ -47,15 +47,15 @@ func TestTheErrorOfAForecast(t *testing.T) {
 			for range windows {
 				var own, other tally
 				for range c.rounds {
-					own.add(at(0.01, c.wrong), 0)
-					other.add(at(c.chance, c.wrong), 0)
+					own.add(at(0.01, c.wrong))
+					other.add(at(c.chance, c.wrong))
 				}
 				chance, known := a.chanceOf("own", &own, seconds)
 				require.True(t, known)
-				a.wrong.add(own.stepMs()/at(0.01, 0)-1, own.beside(chance), seconds, seconds)
+				a.wrong.add(own.mean()/at(0.01, 0)-1, own.beside(chance), seconds, seconds)
 				chance, _ = a.chanceOf("other", &other, seconds)
-				e := a.forecast(other.beside(chance))
-				if math.Abs(other.stepMs()/at(c.chance, 0)-1) <= e {
+				e := a.wrong.forecast(other.beside(chance))
+				if math.Abs(other.mean()/at(c.chance, 0)-1) <= e {
 					within += 1. / windows
 				}
 				size += e / windows
@@ -72,38 +72,38 @@ func TestWhenTheReplaysOfThePolicyInForceAreWrong(t *testing.T) {
 	const chance, window, fresh = 0.01, 240, 15
 	var w wrong
 	w.add(0.019, chance, window, window)
-	require.Zero(t, w.share, "it is by chance")
+	require.Zero(t, max(w.now, w.hour), "it is by chance")
 	w.add(-0.03, chance, window, fresh)
-	require.InDelta(t, 0.03, w.share, 1e-9, "too much for chance")
+	require.InDelta(t, 0.03, max(w.now, w.hour), 1e-9, "too much for chance")
 	w.add(0, chance, window, fresh)
-	require.Zero(t, w.share)
+	require.Zero(t, max(w.now, w.hour))
 
 	w = wrong{}
 	windows := 0
-	for ; w.share == 0 && windows < 1000; windows++ {
+	for ; max(w.now, w.hour) == 0 && windows < 1000; windows++ {
 		w.add(0.01, chance, window, fresh)
 	}
 	require.InDelta(t, 4*window/fresh, windows, 1, "four windows that do not overlap halve what is by chance")
-	require.InDelta(t, 0.01, w.share, 1e-9)
+	require.InDelta(t, 0.01, w.hour, 1e-9)
 	for range 1000 {
 		w.add(0, chance, window, fresh)
 	}
-	require.Zero(t, w.share, "it is over")
+	require.Zero(t, w.hour, "it is over")
 }
 
 func TestTalliesOfFewReplays(t *testing.T) {
 	var none, one tally
-	require.Zero(t, none.stepMs())
+	require.Zero(t, none.mean())
 	require.Zero(t, none.variance())
-	one.add(50, 7)
-	require.Equal(t, 7., one.owes())
+	one.add(50)
+	require.Equal(t, 50., one.mean())
 	require.Zero(t, one.variance(), "one tells nothing of chance")
 	require.InDelta(t, 0.014, one.beside(0.01), 1e-3)
 	a := account{chance: map[string]*fading{}}
 	_, known := a.chanceOf("p", &one, 60)
 	require.False(t, known, "there never were two")
 	two := one
-	two.add(51, 7)
+	two.add(51)
 	chance, known := a.chanceOf("p", &two, 60)
 	require.True(t, known)
 	require.InDelta(t, 0.014, chance, 1e-3)
@@ -128,7 +128,7 @@ func TestWhatIsClaimed(t *testing.T) {
 			if c.v.To, c.v.StepMs, c.v.TwinMs = noon, 50, 50; c.v.From.IsZero() {
 				c.v.From = noon.Add(-240 * time.Second)
 			}
-			p := tried{spec: "other", policy: "other", tally: tally{n: c.n, step: 52.5 * c.n, squares: 52.5 * 52.5 * c.n}}
+			p := tried{spec: "other", policy: "other", step: tally{n: c.n, sum: 52.5 * c.n, squares: 52.5 * 52.5 * c.n}}
 			got := (&Twin{}).against(&p, &c.v, &account{chance: map[string]*fading{}})
 			require.Equal(t, c.want, got.Claimed)
 			require.InDelta(t, 2.5, got.SavedMs, 1e-9)

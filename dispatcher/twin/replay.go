@@ -24,9 +24,10 @@ type Replay struct {
 	unused []int32          // of these
 	live   map[uint64]int32 // jobs that wait, by id
 	begins float64          // ms; steps before are not measured
+	lately float64          // ms, when the last part of the window begins
 	ends   float64          // ms
-	steps  float64          // that are measured
-	ms     float64          // of these
+	all    steps            // that are measured
+	last   steps            // of the last part
 	chance *rand.Rand       // how unsteady steps are
 	work   work
 	owed   float64   // sum over the looks so far
@@ -36,6 +37,10 @@ type Replay struct {
 	over   bool
 	failed error
 }
+
+type steps struct{ n, ms float64 }
+
+func (s *steps) mean() float64 { return s.ms / max(1, s.n) }
 
 type rank struct {
 	*virtual.Rank
@@ -83,7 +88,7 @@ func NewReplay(w *Window, model, spec string, draw uint64) (*Replay, error) {
 	b.Only(model)
 	r := &Replay{
 		Engines: virtual.Engines{Driver: virtual.NewDriver(b, w.From(), model)}, ranks: map[int32]*rank{}, fates: w.fates(model), live: map[uint64]int32{},
-		begins: ms(w.Measured().From.Sub(w.From())), ends: ms(w.To().Sub(w.From())), chance: rand.New(rand.NewPCG(draw, 0)),
+		begins: ms(w.Measured().From.Sub(w.From())), lately: ms(w.Last().From.Sub(w.From())), ends: ms(w.To().Sub(w.From())), chance: rand.New(rand.NewPCG(draw, 0)),
 	}
 	r.collect(w, model)
 	if err := r.build(groups, w.End); err != nil {
@@ -442,10 +447,13 @@ func (r *Replay) step(g *virtual.Group) float64 {
 	}
 	length := (g.C0Ms + g.C1Ms*most) * (1 + unsteady*(2*r.chance.Float64()-1))
 	if r.Now >= r.begins {
-		r.steps, r.ms = r.steps+1, r.ms+length
+		r.all.n, r.all.ms = r.all.n+1, r.all.ms+length
+	}
+	if r.Now >= r.lately {
+		r.last.n, r.last.ms = r.last.n+1, r.last.ms+length
 	}
 	return length
 }
 
 // StepMs is the mean step; 0: there was none.
-func (r *Replay) StepMs() float64 { return r.ms / max(1, r.steps) }
+func (r *Replay) StepMs() float64 { return r.all.mean() }

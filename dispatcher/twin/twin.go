@@ -76,6 +76,7 @@ type Against struct {
 	Error   float64 // by what share of a step StepMs may be wrong
 	Claimed bool    // the difference is more than that, and more than the error of the policy in force
 	Owed    float64 // as replayed
+	Hour    Hour
 	Failed  error
 }
 
@@ -104,7 +105,9 @@ type tried struct {
 	policy string // its name; empty: not known yet
 	failed error
 	again  bool // it is another of them under another spec
-	tally
+
+	step, late tally // ms, of the measured part of the window and of its last part
+	owed       tally
 }
 
 // New judges these policies, beside the one in force.
@@ -152,13 +155,15 @@ func (t *Twin) Work(turns int) (fresh []Verdict, more bool) {
 	}
 	over, err := j.replay.Run(turns)
 	switch p := &j.tried[j.at]; {
-	case err != nil && p.n == 0:
+	case err != nil && p.step.n == 0:
 		p.failed = err
 	case err != nil: // others of them did not fail
 	case over:
 		p.policy = j.replay.Boards.Policy()
 		p.again = slices.ContainsFunc(j.tried[:j.at], func(o tried) bool { return o.policy == p.policy })
-		p.add(j.replay.StepMs(), j.replay.Owed())
+		p.step.add(j.replay.StepMs())
+		p.late.add(j.replay.last.mean())
+		p.owed.add(j.replay.Owed())
 		j.work = j.replay.work
 	default:
 		return nil, true
@@ -205,7 +210,7 @@ func (t *Twin) enough(j *judging) bool {
 		return false
 	}
 	a := t.models[j.models[0]]
-	chanceKnown := a != nil && a.judged%chanceEvery != 0 && !slices.ContainsFunc(j.tried, func(p tried) bool { return p.n > 0 && !p.again && !a.knows(p.policy) })
+	chanceKnown := a != nil && a.judged%chanceEvery != 0 && !slices.ContainsFunc(j.tried, func(p tried) bool { return p.step.n > 0 && !p.again && !a.knows(p.policy) })
 	return j.round > 1 || chanceKnown
 }
 
@@ -233,7 +238,7 @@ func (t *Twin) judge(j *judging) (found []Verdict) {
 			ms, steps = ms+to.Line.Taught.Ms-from.Line.Taught.Ms, steps+to.Line.Taught.Steps-from.Line.Taught.Steps
 		}
 	}
-	if steps == 0 || own.stepMs() == 0 {
+	if steps == 0 || own.step.mean() == 0 {
 		return nil
 	}
 	a := t.models[model]
@@ -247,18 +252,33 @@ func (t *Twin) judge(j *judging) (found []Verdict) {
 	a.judged++
 	a.lag = w.fates(model).lag
 	v := Verdict{
-		From: w.Measured().From, To: w.To(), Policy: own.policy, StepMs: ms / steps, TwinMs: own.stepMs(), Sure: a.judged >= leastJudged,
-		Owed: w.owed(model, j.work), TwinOwed: own.owes(), Replays: int(own.n),
+		From: w.Measured().From, To: w.To(), Policy: own.policy, StepMs: ms / steps, TwinMs: own.step.mean(), Sure: a.judged >= leastJudged,
+		Owed: w.owed(model, j.work), TwinOwed: own.owed.mean(), Replays: int(own.step.n),
 	}
 	off := apart(v.TwinMs, v.StepMs)
 	v.Error = a.step.add(off, lasts(&v))
 	v.OwedError = a.owed.add(apart(v.TwinOwed, v.Owed), 1) // it adds up: over a longer window it is off by no less
-	if chance, known := a.chanceOf(own.policy, &own.tally, lasts(&v)); known {
-		a.wrong.add(off, own.beside(chance), lasts(&v), min(lasts(&v), v.To.Sub(a.until).Seconds()))
+	if chance, known := a.chanceOf(own.policy, &own.step, lasts(&v)); known {
+		a.wrong.add(off, own.step.beside(chance), lasts(&v), min(lasts(&v), v.To.Sub(a.until).Seconds()))
 	}
+	if a.policy != own.policy {
+		a.policy, a.hours = own.policy, map[string]*hour{}
+	}
+	last := v.To.Sub(w.Last().From).Seconds()
 	for i := range j.tried[1:] {
-		if p := &j.tried[1+i]; !p.again {
-			v.Against = append(v.Against, t.against(p, &v, a))
+		p := &j.tried[1+i]
+		if p.again {
+			continue
+		}
+		v.Against = append(v.Against, t.against(p, &v, a))
+		if p.failed == nil {
+			h := a.hours[p.policy]
+			if h == nil {
+				h = &hour{}
+				a.hours[p.policy] = h
+			}
+			h.add(p, own, last, min(last, v.To.Sub(a.until).Seconds()))
+			v.Against[len(v.Against)-1].Hour = h.tells(&a.wrong)
 		}
 	}
 	fresh := w.since(a.until, v.From, model)
@@ -278,9 +298,9 @@ func (t *Twin) against(p *tried, v *Verdict, a *account) Against {
 	if p.failed != nil {
 		return Against{Spec: p.spec, Policy: p.spec, Failed: p.failed}
 	}
-	found := Against{Spec: p.spec, Policy: p.policy, StepMs: p.stepMs(), SavedMs: p.stepMs() - v.TwinMs, Owed: p.owes()}
-	chance, known := a.chanceOf(p.policy, &p.tally, lasts(v))
-	found.Error = a.forecast(p.beside(chance))
+	found := Against{Spec: p.spec, Policy: p.policy, StepMs: p.step.mean(), SavedMs: p.step.mean() - v.TwinMs, Owed: p.owed.mean()}
+	chance, known := a.chanceOf(p.policy, &p.step, lasts(v))
+	found.Error = a.wrong.forecast(p.step.beside(chance))
 	found.Claimed = known && v.Sure && lasts(v) >= LeastClaimed.Seconds() && found.StepMs > 0 && math.Abs(found.SavedMs) > max(found.Error, v.Error)*v.StepMs
 	return found
 }

@@ -90,13 +90,19 @@ func viewOf(all []board.GroupView, key board.GroupKey) *board.GroupView {
 
 // Measured is the first stretch that is measured. A fifth of the window before it is only run in: what
 // another policy would have sent elsewhere is on the ranks until it ends.
-func (w *Window) Measured() *Stretch {
+func (w *Window) Measured() *Stretch { return w.after(20) }
+
+// Last is the first stretch of the last part, which is a quarter of the window, or one stretch if that is longer.
+func (w *Window) Last() *Stretch { return w.after(75) }
+
+// after is the first stretch that begins when so many percent of the window are over; the last one if none does.
+func (w *Window) after(percent time.Duration) *Stretch {
 	for _, s := range w.Stretches {
-		if 5*s.From.Sub(w.From()) >= w.To().Sub(w.From()) {
+		if 100*s.From.Sub(w.From()) >= percent*w.To().Sub(w.From()) {
 			return s
 		}
 	}
-	return w.Stretches[0]
+	return w.Stretches[len(w.Stretches)-1]
 }
 
 // To is the end.

@@ -57,17 +57,22 @@ type Against struct {
 	SavedSeconds float64 `json:"saved_seconds"`    // time of steps that the policy in force saved since the start, where that was claimed
 	LostSeconds  float64 `json:"lost_seconds"`     // time of steps that it lost, likewise
 	Today        float64 `json:"rank_hours_today"` // saved since midnight UTC, the time of steps times the ranks of the group; below 0: lost
+	Hour         *Hour   `json:"hour,omitempty"`   // nil while too little is known
 	Says         string  `json:"says"`             // the same in words
+}
+
+// Hour is the mean over the verdicts of the last hour, or over those since the policy in force came into force.
+type Hour struct {
+	Seconds    float64 `json:"seconds"`     // of traffic that it is of, an hour at most
+	StepMs     float64 `json:"step_ms"`     // mean step as replayed under this policy
+	SavedMs    float64 `json:"saved_ms"`    // how much longer that is than as replayed under the policy in force; below 0: that one loses
+	ErrorRatio float64 `json:"error_ratio"` // by what share of a step step_ms may be wrong
 }
 
 // Say puts a comparison into a sentence. failed is why there is none.
 func (a *Against) Say(t *Twin, failed error) {
-	switch {
-	case failed != nil:
+	if failed != nil {
 		a.Says = fmt.Sprintf("against %s: it cannot be replayed: %v", a.Policy, failed)
-		return
-	case !a.Claimed:
-		a.Says = fmt.Sprintf("against %s: no difference beyond the twin's error of %.1f %% of a step", a.Policy, 100*max(a.ErrorRatio, t.ErrorRatio))
 		return
 	}
 	word := func(v float64) string {
@@ -76,8 +81,15 @@ func (a *Against) Say(t *Twin, failed error) {
 		}
 		return "saved"
 	}
-	a.Says = fmt.Sprintf("against %s: %.1f ms of every %.0f ms step %s", a.Policy, math.Abs(a.SavedMs), t.StepMs, word(a.SavedMs))
-	if math.Abs(a.Today) >= 0.05 {
-		a.Says += fmt.Sprintf(", %.1f rank-hours %s today", math.Abs(a.Today), word(a.Today))
+	if a.Claimed {
+		a.Says = fmt.Sprintf("against %s: %.1f ms of every %.0f ms step %s", a.Policy, math.Abs(a.SavedMs), t.StepMs, word(a.SavedMs))
+		if math.Abs(a.Today) >= 0.05 {
+			a.Says += fmt.Sprintf(", %.1f rank-hours %s today", math.Abs(a.Today), word(a.Today))
+		}
+	} else {
+		a.Says = fmt.Sprintf("against %s: no difference beyond the twin's error of %.1f %% of a step", a.Policy, 100*max(a.ErrorRatio, t.ErrorRatio))
+	}
+	if h := a.Hour; h != nil && h.Seconds > t.WindowSeconds {
+		a.Says += fmt.Sprintf("; over %.0f min: %.1f ms %s, give or take %.1f", h.Seconds/60, math.Abs(h.SavedMs), word(h.SavedMs), h.ErrorRatio*h.StepMs)
 	}
 }

@@ -1,0 +1,53 @@
+package twin
+
+import (
+	"math"
+	"time"
+)
+
+// hour is what the verdicts of an hour come to for a policy that is not in force, each with the last part of its
+// window: there its replay has run for so long that little is left of what the policy in force gave the ranks. What
+// is by chance in one window is so to a lesser extent in many.
+type hour struct {
+	seconds  float64 // that it is of, an hour at most
+	step     float64 // ms
+	own      float64 // likewise, as replayed under the policy in force
+	variance float64 // by chance, as share of a step
+	drift    float64 // by what share steps are longer in the last part than in the mean of the measured part, beside those under the policy in force
+	chance   fading  // the variance of a replay's mean step over a second, as share of the step
+}
+
+// add takes in the replays of a window, the last part of which has so many seconds; fresh of them were in no window
+// before.
+func (h *hour) add(other, own *tried, seconds, fresh float64) {
+	if other.late.n > 1 {
+		h.chance.add(other.late.variance() * seconds)
+	}
+	if fresh <= 0 || own.late.mean() == 0 {
+		return
+	}
+	h.seconds = min(h.seconds+fresh, time.Hour.Seconds())
+	share := fresh / h.seconds
+	h.step += share * (other.late.mean() - h.step)
+	h.own += share * (own.late.mean() - h.own)
+	h.drift += share * (apart(other.late.mean()/own.late.mean(), other.step.mean()/own.step.mean()) - h.drift)
+	byChance := h.chance.mean * (1/fresh + 1/(other.late.n*seconds)) // of what really happens, and of the replays
+	h.variance += share*share*byChance - share*(2-share)*h.variance
+}
+
+// Hour is what another policy would have had in the mean over an hour.
+type Hour struct {
+	Seconds float64 // of traffic that it is of; 0: nothing is known
+	StepMs  float64
+	SavedMs float64 // of every step, by the policy in force
+	Error   float64 // by what share of a step StepMs may be wrong
+}
+
+// tells says what is known.
+func (h *hour) tells(w *wrong) Hour {
+	if h.seconds < LeastClaimed.Seconds() || h.chance.n == 0 {
+		return Hour{}
+	}
+	chance := 2 * math.Hypot(math.Sqrt(h.variance), max(leastOff, w.hour))
+	return Hour{h.seconds, h.step, h.step - h.own, math.Hypot(chance, h.drift)}
+}
