@@ -106,7 +106,7 @@ regret: ## how far each policy is from the best on 64 loads drawn at random, 25 
 	$(if $(SEED)$(LOADS),,go run ./bench/regret -auto auto:br0,evenkeel,evenkeel:hold=0 -out docs/evidence.md)
 
 .PHONY: twin
-twin: ## what the twin foretells and what happens, on reference engines over sockets: docs/results/twin.md; three loads under two policies, 45 minutes of two idle cores
+twin: ## what the twin foretells and what happens, on reference engines over sockets: docs/results/twin.md; three loads side by side under two policies, 35 minutes of two idle cores
 	go run ./bench/twin -out docs/results/twin.md
 
 .PHONY: bind

@@ -12,8 +12,11 @@ import (
 	"io"
 	"math"
 	"math/rand/v2"
+	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"evenkeel/bench/load"
@@ -165,25 +168,23 @@ func (o options) run(ctx context.Context, out io.Writer) (ok bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	for _, s := range list {
-		if !strings.Contains(s.name, o.only) {
-			continue
-		}
-		var runs []*found
-		for i, p := range policies {
-			fmt.Fprintf(out, "%s, %s\n", s.name, p)
-			f, err := o.play(ctx, s, p, policies[1-i])
+	list = slices.DeleteFunc(list, func(s scene) bool { return !strings.Contains(s.name, o.only) })
+	runs, errs := make([][2]*found, len(list)), make([]error, len(list))
+	var all sync.WaitGroup
+	for i, s := range list { // side by side, each before a proxy and engines of its own
+		all.Go(func() { runs[i], errs[i] = o.both(ctx, s, i) })
+	}
+	all.Wait()
+	if err := errors.Join(errs...); err != nil {
+		return false, err
+	}
+	for i, s := range list {
+		for k, f := range runs[i] {
+			chance, err := s.chance(ctx, policies[1-k], o.lasts)
 			if err != nil {
 				return false, err
 			}
-			runs = append(runs, f)
-		}
-		for i, f := range runs {
-			chance, err := s.chance(ctx, policies[1-i], o.lasts)
-			if err != nil {
-				return false, err
-			}
-			ok = f.against(runs[1-i], chance, s.name, &m) && ok
+			ok = f.against(runs[i][1-k], chance, s.name, &m) && ok
 		}
 	}
 	fmt.Fprintf(out, "\n%s\n", m.String())
@@ -235,6 +236,19 @@ type hour struct {
 	StepMs     float64 `json:"step_ms"`
 	SavedMs    float64 `json:"saved_ms"`
 	ErrorRatio float64 `json:"error_ratio"`
+}
+
+// both runs a load under each policy, one after the other.
+func (o options) both(ctx context.Context, s scene, number int) (runs [2]*found, err error) {
+	if o.Keep != "" {
+		o.Keep = filepath.Join(o.Keep, strconv.Itoa(number))
+	}
+	for i, p := range policies {
+		if runs[i], err = o.play(ctx, s, p, policies[1-i]); err != nil {
+			return runs, fmt.Errorf("%s under %s: %w", s.name, p, err)
+		}
+	}
+	return runs, nil
 }
 
 // play runs a load under a policy, with another one in the twin.

@@ -17,13 +17,31 @@ type hour struct {
 	chance   fading  // the variance of a replay's mean step over a second, as share of the step
 }
 
+// over takes in the replays of a window under another policy and under the policy in force, and says what they and those
+// before come to.
+func (a *account) over(p, own *tried, seconds, fresh float64) Hour {
+	if a.policy != own.policy {
+		a.policy, a.hours = own.policy, map[string]*hour{}
+	}
+	if p.failed != nil {
+		return Hour{}
+	}
+	h := a.hours[p.policy]
+	if h == nil {
+		h = &hour{}
+		a.hours[p.policy] = h
+	}
+	h.add(p, own, seconds, fresh)
+	return h.tells(&a.wrong)
+}
+
 // add takes in the replays of a window, the last part of which has so many seconds; fresh of them were in no window
 // before.
 func (h *hour) add(other, own *tried, seconds, fresh float64) {
 	if other.late.n > 1 {
 		h.chance.add(other.late.variance() * seconds)
 	}
-	if fresh <= 0 || own.late.mean() == 0 {
+	if fresh <= 0 || own.late.mean() == 0 || other.late.mean() == 0 {
 		return
 	}
 	h.seconds = min(h.seconds+fresh, time.Hour.Seconds())

@@ -261,24 +261,12 @@ func (t *Twin) judge(j *judging) (found []Verdict) {
 	if chance, known := a.chanceOf(own.policy, &own.step, lasts(&v)); known {
 		a.wrong.add(off, own.step.beside(chance), lasts(&v), min(lasts(&v), v.To.Sub(a.until).Seconds()))
 	}
-	if a.policy != own.policy {
-		a.policy, a.hours = own.policy, map[string]*hour{}
-	}
 	last := v.To.Sub(w.Last().From).Seconds()
 	for i := range j.tried[1:] {
-		p := &j.tried[1+i]
-		if p.again {
-			continue
-		}
-		v.Against = append(v.Against, t.against(p, &v, a))
-		if p.failed == nil {
-			h := a.hours[p.policy]
-			if h == nil {
-				h = &hour{}
-				a.hours[p.policy] = h
-			}
-			h.add(p, own, last, min(last, v.To.Sub(a.until).Seconds()))
-			v.Against[len(v.Against)-1].Hour = h.tells(&a.wrong)
+		if p := &j.tried[1+i]; !p.again {
+			against := t.against(p, &v, a)
+			against.Hour = a.over(p, own, last, min(last, v.To.Sub(a.until).Seconds()))
+			v.Against = append(v.Against, against)
 		}
 	}
 	fresh := w.since(a.until, v.From, model)
