@@ -285,7 +285,8 @@ func (o options) play(ctx context.Context, s scene, policy, other string) (f *fo
 // begins no other prompt: when requests come to the pool would depend on the policy.
 const unlimited = 1 << 30
 
-// serve starts a proxy with engines of its own. The engines returned are those of the decode groups.
+// serve starts a proxy with engines of its own. The engines returned are those of the decode groups. Where a policy
+// lets requests wait in engines, they may wait as long as they do in the simulator.
 func serve(ctx context.Context, w *world.World, s scene, name, dispatch string) (p *world.Proxy, engines []*refengine.Engine, err error) {
 	prefill, err := w.Engines(refengine.Config{
 		Role: refengine.Prefill, Model: "m", KVTokens: unlimited, PrefillBase: 5 * time.Millisecond, PrefillPerToken: time.Microsecond, PrefillConcurrency: 64, PromptTokensDetails: true,
@@ -315,6 +316,7 @@ admin: {listen: %q}
 dispatch: {%s}
 pool: {size: 100000}
 limits: {body_bytes: 67108864}
+profiles: {ascend: {first_event_timeout: 1h, kv_hold_timeout: 1h}}
 %s`, p.Clients, p.Address, dispatch, world.Engines(world.EnginesAt(prefill[0].URLs(), ""), decode)))
 }
 

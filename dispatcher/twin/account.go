@@ -102,6 +102,18 @@ func (w *wrong) forecast(chance float64) float64 {
 	return 2 * math.Hypot(chance, max(leastOff, w.hour, w.now))
 }
 
+// steps are how many there were and how long they took.
+type steps struct{ n, ms float64 }
+
+func (s *steps) add(ms float64) { s.n, s.ms = s.n+1, s.ms+ms }
+
+func (s *steps) mean() float64 { return s.ms / max(1, s.n) }
+
+// fade keeps a share of them, and adds a share of others.
+func (s *steps) fade(keep float64, others *steps, share float64) {
+	s.n, s.ms = keep*s.n+share*others.n, keep*s.ms+share*others.ms
+}
+
 // tally is what several replays of a window come to, each with other draws.
 type tally struct{ n, sum, squares float64 }
 

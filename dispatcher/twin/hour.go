@@ -10,9 +10,9 @@ import (
 // is by chance in one window is so to a lesser extent in many.
 type hour struct {
 	seconds  float64 // that it is of, an hour at most
-	step     float64 // ms
-	own      float64 // likewise, as replayed under the policy in force
-	variance float64 // by chance, as share of a step
+	steps    steps   // of the replays
+	own      steps   // of the replays under the policy in force
+	variance float64 // of the mean step by chance, as share of it
 	drift    float64 // by what share steps are longer in the last part than in the mean of the measured part, beside those under the policy in force
 	chance   fading  // the variance of a replay's mean step over a second, as share of the step
 }
@@ -41,16 +41,18 @@ func (h *hour) add(other, own *tried, seconds, fresh float64) {
 	if other.late.n > 1 {
 		h.chance.add(other.late.variance() * seconds)
 	}
-	if fresh <= 0 || own.late.mean() == 0 || other.late.mean() == 0 {
+	if fresh <= 0 || own.last.n == 0 || other.last.n == 0 {
 		return
 	}
-	h.seconds = min(h.seconds+fresh, time.Hour.Seconds())
-	share := fresh / h.seconds
-	h.step += share * (other.late.mean() - h.step)
-	h.own += share * (own.late.mean() - h.own)
-	h.drift += share * (apart(other.late.mean()/own.late.mean(), other.step.mean()/own.step.mean()) - h.drift)
+	const whole = float64(time.Hour / time.Second)
+	keep := min(1, (whole-fresh)/max(1, h.seconds))
+	h.seconds = keep*h.seconds + fresh
+	h.own.fade(keep, &own.last, fresh/(seconds*own.step.n))
+	h.steps.fade(keep, &other.last, fresh/(seconds*other.step.n))
+	share := fresh / (seconds * other.step.n) * other.last.ms / h.steps.ms
 	byChance := h.chance.mean * (1/fresh + 1/(other.late.n*seconds)) // of what really happens, and of the replays
 	h.variance += share*share*byChance - share*(2-share)*h.variance
+	h.drift += share * (apart(other.last.mean()/own.last.mean(), other.step.mean()/own.step.mean()) - h.drift)
 }
 
 // Hour is what another policy would have had in the mean over an hour.
@@ -66,6 +68,6 @@ func (h *hour) tells(w *wrong) Hour {
 	if h.seconds < LeastClaimed.Seconds() || h.chance.n == 0 {
 		return Hour{}
 	}
-	chance := 2 * math.Hypot(math.Sqrt(h.variance), max(leastOff, w.hour))
-	return Hour{h.seconds, h.step, h.step - h.own, math.Hypot(chance, h.drift)}
+	settled := 2 * math.Hypot(math.Sqrt(h.variance), max(leastOff, w.hour))
+	return Hour{h.seconds, h.steps.mean(), h.steps.mean() - h.own.mean(), math.Hypot(settled, h.drift)}
 }

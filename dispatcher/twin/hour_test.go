@@ -10,6 +10,13 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
+// replayed is one more replay, with steps of these means in the measured part and in the last part.
+func (p *tried) replayed(all, late, seconds float64) {
+	p.step.add(all)
+	p.late.add(late)
+	p.last.fade(1, &steps{1000 * seconds / late, 1000 * seconds}, 1)
+}
+
 // An hour of windows covers what its forecast is off by in 19 of 20 cases, about, with an error that is a fraction of
 // that of a window.
 func TestTheErrorOfAnHour(t *testing.T) {
@@ -38,10 +45,8 @@ func TestTheErrorOfAnHour(t *testing.T) {
 						replays = 1
 					}
 					for range replays {
-						own.step.add(50)
-						own.late.add(50)
-						other.step.add(48)
-						other.late.add(48 * (1 + c.drift) * (1 + c.chance*r.NormFloat64()))
+						own.replayed(50, 50, seconds)
+						other.replayed(48, 48*(1+c.drift)*(1+c.chance*r.NormFloat64()), seconds)
 					}
 					h.add(&other, &own, seconds, seconds)
 					really += 48 * (1 + 1.5*c.drift) * (1 + c.chance*r.NormFloat64()) / windows
@@ -66,10 +71,8 @@ func TestTheErrorOfAnHour(t *testing.T) {
 func TestWhatAnHourIsOf(t *testing.T) {
 	window := func(step float64, replays int) (own, other tried) {
 		for range replays {
-			own.step.add(50)
-			own.late.add(50)
-			other.step.add(step)
-			other.late.add(step)
+			own.replayed(50, 50, 60)
+			other.replayed(step, step, 60)
 		}
 		return own, other
 	}
@@ -92,6 +95,14 @@ func TestWhatAnHourIsOf(t *testing.T) {
 	require.InDelta(t, 55, h.tells(&wrong{}).StepMs, 0.01)
 
 	h = hour{}
+	for range 10 {
+		add(20, 2, 60)
+		add(60, 2, 60)
+	}
+	require.InDelta(t, 30, h.tells(&wrong{}).StepMs, 0.01, "each step counts once: of short ones there are more")
+	require.InDelta(t, 50, h.tells(&wrong{}).StepMs-h.tells(&wrong{}).SavedMs, 0.01)
+
+	h = hour{}
 	add(45, 1, 600)
 	require.Zero(t, h.tells(&wrong{}), "one replay tells nothing of chance")
 }
@@ -101,8 +112,7 @@ func TestAnHourEndsWithThePolicyInForce(t *testing.T) {
 	replays := func(policy string, step float64) *tried {
 		p := &tried{policy: policy}
 		for range 2 {
-			p.step.add(step)
-			p.late.add(step)
+			p.replayed(step, step, 60)
 		}
 		return p
 	}

@@ -38,10 +38,6 @@ type Replay struct {
 	failed error
 }
 
-type steps struct{ n, ms float64 }
-
-func (s *steps) mean() float64 { return s.ms / max(1, s.n) }
-
 type rank struct {
 	*virtual.Rank
 	up bool
@@ -447,10 +443,10 @@ func (r *Replay) step(g *virtual.Group) float64 {
 	}
 	length := (g.C0Ms + g.C1Ms*most) * (1 + unsteady*(2*r.chance.Float64()-1))
 	if r.Now >= r.begins {
-		r.all.n, r.all.ms = r.all.n+1, r.all.ms+length
+		r.all.add(length)
 	}
 	if r.Now >= r.lately {
-		r.last.n, r.last.ms = r.last.n+1, r.last.ms+length
+		r.last.add(length)
 	}
 	return length
 }

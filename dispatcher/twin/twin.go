@@ -106,7 +106,8 @@ type tried struct {
 	failed error
 	again  bool // it is another of them under another spec
 
-	step, late tally // ms, of the measured part of the window and of its last part
+	step, late tally // ms in the mean, of the measured part of the window and of its last part
+	last       steps // of that, of all replays
 	owed       tally
 }
 
@@ -163,6 +164,7 @@ func (t *Twin) Work(turns int) (fresh []Verdict, more bool) {
 		p.again = slices.ContainsFunc(j.tried[:j.at], func(o tried) bool { return o.policy == p.policy })
 		p.step.add(j.replay.StepMs())
 		p.late.add(j.replay.last.mean())
+		p.last.fade(1, &j.replay.last, 1)
 		p.owed.add(j.replay.Owed())
 		j.work = j.replay.work
 	default:
