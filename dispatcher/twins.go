@@ -230,7 +230,7 @@ func (t *twins) status(key board.GroupKey, policy string, now time.Time) *verdic
 			Policy: found.Policy, StepMs: found.StepMs, SavedMs: found.SavedMs, ErrorRatio: found.Error, Claimed: found.Claimed, SavedSeconds: kept.saved, LostSeconds: kept.lost, Today: kept.today,
 		}
 		if h := found.Hour; h.Seconds > 0 {
-			a.Hour = &verdict.Hour{Seconds: h.Seconds, StepMs: h.StepMs, SavedMs: h.SavedMs, ErrorRatio: h.Error}
+			a.Hour = &verdict.Hour{AgeSeconds: now.Sub(h.To).Seconds(), Seconds: h.Seconds, StepMs: h.StepMs, SavedMs: h.SavedMs, ErrorRatio: h.Error}
 		}
 		if a.Say(s, found.Failed); v.Policy != policy || s.AgeSeconds > twin.Stale.Seconds() {
 			a.Claimed, a.Says = false, "against "+a.Policy+": nothing was replayed lately"

@@ -144,7 +144,7 @@ func TestOverManyWindowsTheTwinIsSurer(t *testing.T) {
 				}
 			}
 		}
-		told, to := v.Against[0].Hour, v.To.Sub(tapes[in][0].From)
+		told, to := v.Against[0].Hour, v.Against[0].Hour.To.Sub(tapes[in][0].From)
 		require.Greater(t, told.Seconds, 600.)
 		from := to - time.Duration(told.Seconds*float64(time.Second))
 		under := func(tape []*twin.Stretch) float64 { return mean(t, at(t, tape, from), at(t, tape, to)) }

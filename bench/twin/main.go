@@ -232,6 +232,7 @@ type verdict struct {
 
 // hour is the mean over the verdicts of the run.
 type hour struct {
+	AgeSeconds float64 `json:"age_seconds"`
 	Seconds    float64 `json:"seconds"`
 	StepMs     float64 `json:"step_ms"`
 	SavedMs    float64 `json:"saved_ms"`
@@ -399,8 +400,9 @@ func (f *found) against(other *found, chance float64, name string, m *report.Mar
 		return "yes"
 	}
 	h := v.Against[0].Hour
-	from := v.to - seconds(h.Seconds)
-	own, really := f.mean(from, v.to), other.mean(from, v.to)
+	to := v.to - seconds(h.AgeSeconds-v.AgeSeconds)
+	from := to - seconds(h.Seconds)
+	own, really := f.mean(from, to), other.mean(from, to)
 	off, apart := math.Abs(h.StepMs/really-1), (really-own)/own
 	sign, third := "–", "–"
 	if math.Abs(apart) > differ {

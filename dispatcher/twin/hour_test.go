@@ -10,51 +10,46 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// replayed is one more replay, with steps of these means in the measured part and in the last part.
-func (p *tried) replayed(all, late, seconds float64) {
+// replayed is one more replay, with steps of these means in the window and in the seconds of it that are fresh.
+func (p *tried) replayed(all, fresh, seconds float64) {
 	p.step.add(all)
-	p.late.add(late)
-	p.last.fade(1, &steps{1000 * seconds / late, 1000 * seconds}, 1)
+	p.fresh.fade(1, &steps{1000 * seconds / fresh, 1000 * seconds}, 1)
 }
 
-// An hour of windows covers what its forecast is off by in 19 of 20 cases, about, with an error that is a fraction of
-// that of a window.
+// An hour of windows covers what its forecast is off by in 19 of 20 cases, with an error that is a fraction of that of a
+// window.
 func TestTheErrorOfAnHour(t *testing.T) {
 	const hours, windows, seconds = 400, 40, 60
 	for name, c := range map[string]struct {
-		once             bool    // one replay of most windows
+		replays          int
 		chance           float64 // of a window of the other policy
-		drift            float64
+		wrong            float64 // replays under both policies are off by so much
 		covers, mostSize float64
 	}{
-		"by chance only":                  {false, 0.02, 0, 0.95, 0.0125},
-		"of one replay a window":          {true, 0.02, 0, 0.95, 0.014},
-		"the other is steadier":           {false, 0.003, 0, 0.99, 0.0085},
-		"steps of the other grow, and on": {false, 0.02, 0.02, 0.9, 0.025},
+		"two replays":           {2, 0.02, 0, 0.95, 0.0125},
+		"one replay":            {1, 0.02, 0, 0.95, 0.014},
+		"the other is steadier": {2, 0.003, 0, 0.99, 0.0085},
+		"replays are wrong":     {2, 0.02, 0.01, 0.95, 0.025},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := rand.New(rand.NewPCG(3, 4))
 			within, size := 0., 0.
 			for range hours {
 				var h hour
-				really := 0.
-				for w := range windows {
+				took, n := 0., 0.
+				for range windows {
 					var own, other tried
-					replays := 2
-					if c.once && w%chanceEvery > 0 {
-						replays = 1
-					}
-					for range replays {
+					for range c.replays {
 						own.replayed(50, 50, seconds)
-						other.replayed(48, 48*(1+c.drift)*(1+c.chance*r.NormFloat64()), seconds)
+						other.replayed(48, 48*(1+c.wrong+c.chance*r.NormFloat64()), seconds)
 					}
-					h.add(&other, &own, seconds, seconds)
-					really += 48 * (1 + 1.5*c.drift) * (1 + c.chance*r.NormFloat64()) / windows
+					h.add(&other, &own, seconds, c.chance*math.Sqrt(seconds))
+					took, n = took+seconds*1000, n+seconds*1000/(48*(1+c.chance*r.NormFloat64()))
 				}
-				told := h.tells(&wrong{})
+				told := h.tells(&wrong{hour: c.wrong})
 				require.InDelta(t, windows*seconds, told.Seconds, 1e-9)
 				require.InDelta(t, told.StepMs-50, told.SavedMs, 1e-9)
-				if math.Abs(told.StepMs/really-1) <= told.Error {
+				if math.Abs(told.StepMs/(took/n)-1) <= told.Error {
 					within += 1. / hours
 				}
 				size += told.Error / hours
@@ -66,63 +61,57 @@ func TestTheErrorOfAnHour(t *testing.T) {
 	}
 }
 
-// Little is known of few seconds, and nothing where no two replays tell what is by chance. What was more than an hour
-// ago fades, and what was in a window before counts once.
+// Little is known of few seconds, and nothing where nobody knows what is by chance. What was more than an hour ago
+// fades, and what was in a window before counts once.
 func TestWhatAnHourIsOf(t *testing.T) {
-	window := func(step float64, replays int) (own, other tried) {
-		for range replays {
-			own.replayed(50, 50, 60)
-			other.replayed(step, step, 60)
-		}
-		return own, other
-	}
 	var h hour
-	add := func(step float64, replays int, fresh float64) {
-		own, other := window(step, replays)
-		h.add(&other, &own, 60, fresh)
+	add := func(step, seconds, chance float64) {
+		var own, other tried
+		own.replayed(50, 50, max(1, seconds))
+		other.replayed(step, step, max(1, seconds))
+		h.add(&other, &own, seconds, chance)
 	}
-	add(45, 2, 60)
+	add(45, 60, 0.01)
 	require.Zero(t, h.tells(&wrong{}), "of a minute")
-	add(45, 2, 0)
+	add(45, 0, 0.01)
 	require.InDelta(t, 60, h.seconds, 1e-9, "nothing of it is new")
-	add(45, 2, 60)
-	require.Equal(t, Hour{120, 45, -5, 2 * leastOff}, h.tells(&wrong{}))
-	require.InDelta(t, 0.04, h.tells(&wrong{hour: 0.02, now: 0.3}).Error, 1e-9, "one window in which the replay of what was is wrong is one of many")
+	add(45, 60, 0.01)
+	told := h.tells(&wrong{})
+	require.InDeltaSlice(t, []float64{120, 45, -5, 2 * leastOff}, []float64{told.Seconds, told.StepMs, told.SavedMs, told.Error}, 1e-3)
+	require.InDelta(t, 0.04, h.tells(&wrong{hour: 0.02, now: 0.3}).Error, 1e-3, "one window in which the replay of what was is wrong is one of many")
 	for range 10 * 60 {
-		add(55, 1, 60)
+		add(55, 60, 0.01)
 	}
 	require.InDelta(t, time.Hour.Seconds(), h.seconds, 1e-9)
 	require.InDelta(t, 55, h.tells(&wrong{}).StepMs, 0.01)
 
 	h = hour{}
 	for range 10 {
-		add(20, 2, 60)
-		add(60, 2, 60)
+		add(20, 60, 0.01)
+		add(60, 60, 0.01)
 	}
 	require.InDelta(t, 30, h.tells(&wrong{}).StepMs, 0.01, "each step counts once: of short ones there are more")
 	require.InDelta(t, 50, h.tells(&wrong{}).StepMs-h.tells(&wrong{}).SavedMs, 0.01)
 
 	h = hour{}
-	add(45, 1, 600)
-	require.Zero(t, h.tells(&wrong{}), "one replay tells nothing of chance")
+	add(45, 600, 0)
+	require.Zero(t, h.tells(&wrong{}), "what is by chance is not known")
 }
 
 // Another policy in force begins another hour, and each of the others has one.
 func TestAnHourEndsWithThePolicyInForce(t *testing.T) {
 	replays := func(policy string, step float64) *tried {
 		p := &tried{policy: policy}
-		for range 2 {
-			p.replayed(step, step, 60)
-		}
+		p.replayed(step, step, 60)
 		return p
 	}
 	a := &account{}
 	for range 2 {
-		a.over(replays("a", 45), replays("own", 50), 60, 60)
+		a.over(replays("a", 45), replays("own", 50), 60, 0.01)
 	}
-	require.Equal(t, Hour{180, 45, -5, 2 * leastOff}, a.over(replays("a", 45), replays("own", 50), 60, 60))
-	require.Zero(t, a.over(replays("b", 40), replays("own", 50), 60, 60))
-	require.Zero(t, a.over(&tried{policy: "a", failed: errors.New("it fails")}, replays("own", 50), 60, 60))
-	require.InDelta(t, 240, a.over(replays("a", 45), replays("own", 50), 60, 60).Seconds, 1e-9)
-	require.Zero(t, a.over(replays("a", 45), replays("b", 50), 60, 60))
+	require.InDelta(t, 180, a.over(replays("a", 45), replays("own", 50), 60, 0.01).Seconds, 1e-9)
+	require.Zero(t, a.over(replays("b", 40), replays("own", 50), 60, 0.01))
+	require.Zero(t, a.over(&tried{policy: "a", failed: errors.New("it fails")}, replays("own", 50), 60, 0.01))
+	require.InDelta(t, 240, a.over(replays("a", 45), replays("own", 50), 60, 0.01).Seconds, 1e-9)
+	require.Zero(t, a.over(replays("a", 45), replays("b", 50), 60, 0.01))
 }

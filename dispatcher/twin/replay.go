@@ -24,11 +24,15 @@ type Replay struct {
 	unused []int32          // of these
 	live   map[uint64]int32 // jobs that wait, by id
 	begins float64          // ms; steps before are not measured
-	lately float64          // ms, when the last part of the window begins
+	newly  [2]float64       // ms; the part between them is fresh
 	ends   float64          // ms
 	all    steps            // that are measured
-	last   steps            // of the last part
-	chance *rand.Rand       // how unsteady steps are
+	fresh  steps            // of these, of what is fresh
+	spec   string
+	begun  *Begun     // where it began; nil: with the real boards
+	marks  []float64  // ms at which is kept how far it is, the next first
+	Marked []*Begun   // that
+	chance *rand.Rand // how unsteady steps are
 	work   work
 	owed   float64   // sum over the looks so far
 	looks  []float64 // ms at which it is looked how much work is owed, the next first
@@ -70,9 +74,13 @@ const unsteady = 0.01
 // NewReplay prepares a replay of a model; spec empty: under the policy that was in force. Those of one draw have equally
 // unsteady steps. It says why not where nothing can be told.
 func NewReplay(w *Window, model, spec string, draw uint64) (*Replay, error) {
-	b := w.Stretches[0].Boards.Clone()
+	real, begun := w.Stretches[0].Boards, w.begun(spec)
+	b := real.Clone()
+	if begun != nil {
+		b = begun.boards.Clone()
+	}
 	inForce := b.Policy()
-	if spec != "" {
+	if spec != "" && begun == nil {
 		if err := rejected(b.Apply(board.SetPolicy{Spec: spec}, w.From())); err != nil {
 			return nil, err
 		}
@@ -84,10 +92,14 @@ func NewReplay(w *Window, model, spec string, draw uint64) (*Replay, error) {
 	b.Only(model)
 	r := &Replay{
 		Engines: virtual.Engines{Driver: virtual.NewDriver(b, w.From(), model)}, ranks: map[int32]*rank{}, fates: w.fates(model), live: map[uint64]int32{},
-		begins: ms(w.Measured().From.Sub(w.From())), lately: ms(w.Last().From.Sub(w.From())), ends: ms(w.To().Sub(w.From())), chance: rand.New(rand.NewPCG(draw, 0)),
+		begins: ms(w.Measured().From.Sub(w.From())), ends: ms(w.To().Sub(w.From())), chance: rand.New(rand.NewPCG(draw, 0)),
+		spec: spec, begun: begun,
+	}
+	if draw == 0 && spec != "" {
+		r.marks = w.marks()
 	}
 	r.collect(w, model)
-	if err := r.build(groups, w.End); err != nil {
+	if err := r.build(groups, real, w.End); err != nil {
 		return nil, err
 	}
 	r.Bound, r.Refused, r.Other = r.placed, r.refused, r.other
@@ -98,6 +110,8 @@ func NewReplay(w *Window, model, spec string, draw uint64) (*Replay, error) {
 		r.looks = append(r.looks, ms(l.at.Sub(w.From())))
 	}
 	r.n = len(r.looks)
+	from, to := w.fresh()
+	r.newly = [2]float64{ms(from.Sub(w.From())), ms(to.Sub(w.From()))}
 	return r, nil
 }
 
@@ -126,14 +140,15 @@ func (r *Replay) collect(w *Window, model string) {
 
 // build makes engines of the groups. Their steps follow the line that they had taught by the end, through the mean
 // of those of the window.
-func (r *Replay) build(groups []board.GroupView, end *board.Boards) error {
+func (r *Replay) build(groups []board.GroupView, begin, end *board.Boards) error {
+	untaught, _ := begin.Groups(r.Model)
 	taught, _ := end.Groups(r.Model)
 	for _, v := range groups {
-		t := viewOf(taught, v.Key)
-		if t == nil || t.Line.Taught.Steps == 0 {
+		f, t := viewOf(untaught, v.Key), viewOf(taught, v.Key)
+		if f == nil || t == nil || t.Line.Taught.Steps == 0 {
 			return fmt.Errorf("nobody knows yet how long a step of %s takes", v.Key.Name)
 		}
-		law := t.Line.Taught.Through(t.Line.Model, v.Line.Taught)
+		law := t.Line.Taught.Through(t.Line.Model, f.Line.Taught)
 		g := virtual.NewGroup(v.Key, law.C0Ms, law.C1Ms)
 		g.Number = max(1, v.Last)
 		r.Groups = append(r.Groups, g)
@@ -204,7 +219,7 @@ func (r *Replay) resume(another bool) {
 				l.Pulled, l.Begin, l.Lag = false, virtual.NotBegun, int64(r.fates.lag)
 			}
 		}
-		l.Job = r.job(job{id: c.ID, prompt: c.Prompt, age: c.Age, left: r.fates.rest(c.ID, c.Age+c.Generated), lag: r.fates.lag})
+		l.Job = r.job(job{id: c.ID, prompt: c.Prompt, age: c.Age, left: r.rest(c.ID, c.Age+c.Generated), lag: r.fates.lag})
 		l.Left = r.jobs[l.Job].left
 		if c.Started { // the boards learn from its end how long after the bind its first token came
 			l.Begin, l.Joined = 0, first
@@ -267,7 +282,7 @@ func (r *Replay) lagOf(id uint64) int32 {
 
 // wait notes a request that waits for a rank.
 func (r *Replay) wait(id uint64, c came) *job {
-	j := job{id: id, age: c.age, prompt: c.prompt, left: r.fates.rest(id, c.age), lag: r.lagOf(id), came: c}
+	j := job{id: id, age: c.age, prompt: c.prompt, left: r.rest(id, c.age), lag: r.lagOf(id), came: c}
 	if a := r.fates.of(id); a != nil {
 		if a.tokens < 0 {
 			at, _ := slices.BinarySearchFunc(r.quits, ms(a.left), func(q quit, at float64) int { return cmp.Compare(q.at, at) })
@@ -295,6 +310,10 @@ func (r *Replay) Run(turns int) (over bool, err error) {
 		}
 		if len(r.fleet) > 0 {
 			next = min(next, ms(r.fleet[0].at))
+		}
+		for len(r.marks) > 0 && r.marks[0] <= next {
+			r.mark(r.marks[0])
+			r.marks = r.marks[1:]
 		}
 		for len(r.looks) > 0 && r.looks[0] <= next {
 			r.owed += r.owes()
@@ -445,8 +464,8 @@ func (r *Replay) step(g *virtual.Group) float64 {
 	if r.Now >= r.begins {
 		r.all.add(length)
 	}
-	if r.Now >= r.lately {
-		r.last.add(length)
+	if r.newly[0] <= r.Now && r.Now < r.newly[1] {
+		r.fresh.add(length)
 	}
 	return length
 }

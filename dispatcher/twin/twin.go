@@ -95,8 +95,9 @@ type judging struct {
 	tried  []tried // for the model; the first is the policy in force
 	at     int     // of them
 	round  uint64
-	replay *Replay // under way
-	work   work    // what tokens cost in them
+	replay *Replay  // under way
+	marked []*Begun // of the replays of this round
+	work   work     // what tokens cost in them
 }
 
 // tried is a policy of which replays are made.
@@ -106,9 +107,8 @@ type tried struct {
 	failed error
 	again  bool // it is another of them under another spec
 
-	step, late tally // ms in the mean, of the measured part of the window and of its last part
-	last       steps // of that, of all replays
-	owed       tally
+	step, owed tally // of replays: the mean step, in ms, and the work that is owed
+	fresh      steps // of all replays, where the window is fresh
 }
 
 // New judges these policies, beside the one in force.
@@ -163,8 +163,8 @@ func (t *Twin) Work(turns int) (fresh []Verdict, more bool) {
 		p.policy = j.replay.Boards.Policy()
 		p.again = slices.ContainsFunc(j.tried[:j.at], func(o tried) bool { return o.policy == p.policy })
 		p.step.add(j.replay.StepMs())
-		p.late.add(j.replay.last.mean())
-		p.last.fade(1, &j.replay.last, 1)
+		p.fresh.fade(1, &j.replay.fresh, 1)
+		j.marked = append(j.marked, j.replay.Marked...)
 		p.owed.add(j.replay.Owed())
 		j.work = j.replay.work
 	default:
@@ -181,7 +181,7 @@ func (t *Twin) begin(j *judging) bool {
 			return false
 		}
 		if a := t.models[j.models[0]]; a != nil {
-			j.window.Lag = a.lag
+			j.window.Lag, j.window.Heard, j.window.Begun = a.lag, a.heard, a.begun
 		}
 		j.tried = make([]tried, 1, 1+len(t.specs))
 		for _, spec := range t.specs {
@@ -221,7 +221,7 @@ func (t *Twin) ends(j *judging) (fresh []Verdict) {
 	if len(j.tried) > 0 && j.tried[0].failed == nil {
 		fresh = t.judge(j)
 	}
-	j.models, j.tried, j.at, j.round, j.replay = j.models[1:], nil, 0, 0, nil
+	j.models, j.tried, j.marked, j.at, j.round, j.replay = j.models[1:], nil, nil, 0, 0, nil
 	return fresh
 }
 
@@ -263,12 +263,23 @@ func (t *Twin) judge(j *judging) (found []Verdict) {
 	if chance, known := a.chanceOf(own.policy, &own.step, lasts(&v)); known {
 		a.wrong.add(off, own.step.beside(chance), lasts(&v), min(lasts(&v), v.To.Sub(a.until).Seconds()))
 	}
-	last := v.To.Sub(w.Last().From).Seconds()
+	from, to := w.fresh()
+	if to.After(from) {
+		a.heard = to
+	}
 	for i := range j.tried[1:] {
 		if p := &j.tried[1+i]; !p.again {
 			against := t.against(p, &v, a)
-			against.Hour = a.over(p, own, last, min(last, v.To.Sub(a.until).Seconds()))
+			chance, _ := a.chanceOf(p.policy, &tally{}, 1)
+			against.Hour = a.over(p, own, to.Sub(from).Seconds(), chance)
+			against.Hour.To = a.heard
 			v.Against = append(v.Against, against)
+		}
+	}
+	a.begun = j.marked
+	for _, b := range w.Begun {
+		if b.at.Equal(w.From()) { // the next window may begin with this one
+			a.begun = append(a.begun, b)
 		}
 	}
 	fresh := w.since(a.until, v.From, model)

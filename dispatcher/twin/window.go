@@ -11,7 +11,9 @@ import (
 type Window struct {
 	Stretches []*Stretch
 	End       *board.Boards
-	Lag       int32 // steps from a bind to the first token where nobody's is known in the window; 0: not known either
+	Heard     time.Time // what came before is in the hour of a verdict already
+	Begun     []*Begun  // where replays under other policies begin
+	Lag       int32     // steps from a bind to the first token where nobody's is known in the window; 0: not known either
 
 	learned map[string]*fates // by model
 }
@@ -90,19 +92,27 @@ func viewOf(all []board.GroupView, key board.GroupKey) *board.GroupView {
 
 // Measured is the first stretch that is measured. A fifth of the window before it is only run in: what
 // another policy would have sent elsewhere is on the ranks until it ends.
-func (w *Window) Measured() *Stretch { return w.after(20) }
-
-// Last is the first stretch of the last part, which is a quarter of the window, or one stretch if that is longer.
-func (w *Window) Last() *Stretch { return w.after(75) }
-
-// after is the first stretch that begins when so many percent of the window are over; the last one if none does.
-func (w *Window) after(percent time.Duration) *Stretch {
+func (w *Window) Measured() *Stretch {
 	for _, s := range w.Stretches {
-		if 100*s.From.Sub(w.From()) >= percent*w.To().Sub(w.From()) {
+		if 5*s.From.Sub(w.From()) >= w.To().Sub(w.From()) {
 			return s
 		}
 	}
-	return w.Stretches[len(w.Stretches)-1]
+	return w.Stretches[0]
+}
+
+// fresh is the part that the hours do not have yet. It ends well before the window does: in the last part, answers run of
+// which nobody knows how long they get.
+func (w *Window) fresh() (from, to time.Time) {
+	if from = w.Measured().From; from.Before(w.Heard) {
+		from = w.Heard
+	}
+	for _, s := range w.Stretches {
+		if 10*s.From.Sub(w.From()) <= 7*w.To().Sub(w.From()) {
+			to = s.From
+		}
+	}
+	return from, to
 }
 
 // To is the end.

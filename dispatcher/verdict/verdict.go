@@ -63,7 +63,8 @@ type Against struct {
 
 // Hour is the mean over the verdicts of the last hour, or over those since the policy in force came into force.
 type Hour struct {
-	Seconds    float64 `json:"seconds"`     // of traffic that it is of, an hour at most
+	AgeSeconds float64 `json:"age_seconds"` // since the end of the traffic that it is of
+	Seconds    float64 `json:"seconds"`     // how long that was, an hour at most
 	StepMs     float64 `json:"step_ms"`     // mean step as replayed under this policy
 	SavedMs    float64 `json:"saved_ms"`    // how much longer that is than as replayed under the policy in force; below 0: that one loses
 	ErrorRatio float64 `json:"error_ratio"` // by what share of a step step_ms may be wrong

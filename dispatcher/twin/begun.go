@@ -1,0 +1,64 @@
+package twin
+
+import (
+	"time"
+
+	"evenkeel/dispatcher/board"
+)
+
+// Begun is how far a replay under another policy was at a moment. The replay of a later window begins there, as if that
+// policy had been in force all along. If it began with what the policy in force has left, it would have to work off
+// requests that have piled up under that one, or would lack those that pile up under it, for longer than a window
+// lasts.
+type Begun struct {
+	spec   string
+	at     time.Time
+	boards *board.Boards
+	rest   map[uint64]int32 // tokens that requests still get
+}
+
+// begun is where the replay under a policy begins; nil: with the real boards.
+func (w *Window) begun(spec string) *Begun {
+	for _, b := range w.Begun {
+		if b.spec == spec && b.at.Equal(w.From()) {
+			return b
+		}
+	}
+	return nil
+}
+
+// marks are when later windows may begin, in ms: where stretches do, in the first half.
+func (w *Window) marks() (at []float64) {
+	for _, s := range w.Stretches[1:] {
+		if after := s.From.Sub(w.From()); 2*after <= w.To().Sub(w.From()) {
+			at = append(at, ms(after))
+		}
+	}
+	return at
+}
+
+// mark keeps how far the replay is at a moment.
+func (r *Replay) mark(at float64) {
+	r.Count(at)
+	b := &Begun{spec: r.spec, at: r.Instant(at), boards: r.Boards.Clone(), rest: make(map[uint64]int32, len(r.jobs))}
+	for _, k := range r.ranks {
+		for i := range k.Legs {
+			b.rest[r.jobs[k.Legs[i].Job].id] = k.Legs[i].Left
+		}
+	}
+	for id, at := range r.live {
+		b.rest[id] = r.jobs[at].left
+	}
+	r.Marked = append(r.Marked, b)
+}
+
+// rest is how many tokens a request gets from an age on. Of one that really left before the window began, nothing is
+// known in it.
+func (r *Replay) rest(id uint64, age int32) int32 {
+	if r.begun != nil && r.fates.of(id) == nil {
+		if left, known := r.begun.rest[id]; known {
+			return max(1, left)
+		}
+	}
+	return r.fates.rest(id, age)
+}
