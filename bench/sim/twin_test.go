@@ -159,6 +159,36 @@ func TestOverManyWindowsTheTwinIsSurer(t *testing.T) {
 	}
 }
 
+// Where requests pile up under the policy in force, a replay of a better one that begins with them works them off for
+// longer than its window lasts. One that goes on from where the last one was never had them.
+func TestAReplayGoesOnFromWhereTheLastOneWas(t *testing.T) {
+	race.Alone(t)
+	const span, spec = 20, "evenkeel"
+	f := ranksOf(8, 8)
+	all := azureTrace().Requests
+	tapes := tapedUnder(t, &f, all[:4300], f.Rate(0.85, all[:6000]), []string{"jsq-kv", spec})
+	last := min(len(tapes[0]), len(tapes[1])) - 2
+	var begun []*twin.Begun
+	n, onOff, anewOff := 0., 0., 0.
+	for i := 1; i+span < last; i++ {
+		w := &twin.Window{Stretches: tapes[0][i : i+span], End: tapes[0][i+span].Boards}
+		anew := replay(t, w, spec, 0)
+		w.Begun = begun
+		on := replay(t, w, spec, 0)
+		begun = on.Marked
+		require.InDelta(t, 0.7*span, len(begun), 1)
+		if i == 1 {
+			require.Equal(t, anew.StepMs(), on.StepMs(), "there was no replay before")
+		}
+		from, to := w.Measured().From.Sub(tapes[0][0].From), w.To().Sub(tapes[0][0].From)
+		really := mean(t, at(t, tapes[1], from), at(t, tapes[1], to))
+		n, onOff, anewOff = n+1, onOff+on.StepMs()/really-1, anewOff+anew.StepMs()/really-1
+	}
+	t.Logf("%.0f windows: off by %.1f %% in the mean, and by %.1f %% if each begins anew", n, 100*onOff/n, 100*anewOff/n)
+	require.InDelta(t, 0, onOff/n, 0.01)
+	require.Greater(t, anewOff/n, 0.01)
+}
+
 // at is the stretch that begins so long after the first, to within a step or two.
 func at(t testing.TB, all []*twin.Stretch, after time.Duration) *twin.Stretch {
 	off := func(s *twin.Stretch) time.Duration { return (s.From.Sub(all[0].From) - after).Abs() }
@@ -346,13 +376,18 @@ func TestTheTwinReplaysWhatWas(t *testing.T) {
 }
 
 func replayed(t testing.TB, w *twin.Window, spec string, draw uint64) (ms float64) {
+	return replay(t, w, spec, draw).StepMs()
+}
+
+// replay is one that is over.
+func replay(t testing.TB, w *twin.Window, spec string, draw uint64) *twin.Replay {
 	r, err := twin.NewReplay(w, model, spec, draw)
 	require.NoError(t, err)
 	over, err := r.Run(math.MaxInt)
 	require.NoError(t, err)
 	require.True(t, over)
 	require.Positive(t, r.StepMs())
-	return r.StepMs()
+	return r
 }
 
 // mean is the mean step between the beginnings of two stretches.

@@ -17,21 +17,28 @@ type Begun struct {
 	rest   map[uint64]int32 // tokens that requests still get
 }
 
+// Where a replay holds more than mostPiled times the requests that are really there, and more than that of fewPiled, the
+// next one begins with the real ones: what a replay costs is bounded.
+const (
+	mostPiled = 2
+	fewPiled  = 1000
+)
+
 // begun is where the replay under a policy begins; nil: with the real boards.
 func (w *Window) begun(spec string) *Begun {
 	for _, b := range w.Begun {
-		if b.spec == spec && b.at.Equal(w.From()) {
+		if b.spec == spec && b.at.Equal(w.From()) && b.boards.Held() <= mostPiled*max(fewPiled, w.Stretches[0].Boards.Held()) {
 			return b
 		}
 	}
 	return nil
 }
 
-// marks are when later windows may begin, in ms: where stretches do, in the first half.
+// marks are when later windows may begin, in ms.
 func (w *Window) marks() (at []float64) {
 	for _, s := range w.Stretches[1:] {
-		if after := s.From.Sub(w.From()); 2*after <= w.To().Sub(w.From()) {
-			at = append(at, ms(after))
+		if w.settled(s) {
+			at = append(at, ms(s.From.Sub(w.From())))
 		}
 	}
 	return at

@@ -164,8 +164,10 @@ func (t *Twin) Work(turns int) (fresh []Verdict, more bool) {
 		p.again = slices.ContainsFunc(j.tried[:j.at], func(o tried) bool { return o.policy == p.policy })
 		p.step.add(j.replay.StepMs())
 		p.fresh.fade(1, &j.replay.fresh, 1)
-		j.marked = append(j.marked, j.replay.Marked...)
 		p.owed.add(j.replay.Owed())
+		if !p.again {
+			j.marked = append(j.marked, j.replay.Marked...)
+		}
 		j.work = j.replay.work
 	default:
 		return nil, true

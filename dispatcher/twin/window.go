@@ -101,14 +101,17 @@ func (w *Window) Measured() *Stretch {
 	return w.Stretches[0]
 }
 
-// fresh is the part that the hours do not have yet. It ends well before the window does: in the last part, answers run of
-// which nobody knows how long they get.
+// settled says whether a stretch begins well before the window ends: in the last part, answers run of which nobody knows
+// yet how long they get.
+func (w *Window) settled(s *Stretch) bool { return 10*s.From.Sub(w.From()) <= 7*w.To().Sub(w.From()) }
+
+// fresh is the part that is measured and settled, and that the hours do not have yet.
 func (w *Window) fresh() (from, to time.Time) {
 	if from = w.Measured().From; from.Before(w.Heard) {
 		from = w.Heard
 	}
 	for _, s := range w.Stretches {
-		if 10*s.From.Sub(w.From()) <= 7*w.To().Sub(w.From()) {
+		if w.settled(s) {
 			to = s.From
 		}
 	}
