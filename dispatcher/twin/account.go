@@ -13,9 +13,8 @@ type account struct {
 	owed   scatter
 	chance map[string]*fading // by policy: the variance of the mean step over a second, as share of the step
 	wrong  wrong
-	policy string           // in force
 	heard  time.Time        // the hours have what was before
-	hours  map[string]*hour // since that is in force, by another policy
+	hours  map[string]*hour // by another policy
 	begun  []*Begun         // where the next window's replays under other policies begin
 	lag    int32            // steps from a bind to the first token, as it was seen last; 0: never
 }

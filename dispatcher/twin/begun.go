@@ -24,10 +24,11 @@ const (
 	fewPiled  = 1000
 )
 
-// begun is where the replay under a policy begins; nil: with the real boards.
-func (w *Window) begun(spec string) *Begun {
+// begun is where the replay of a model under a policy begins; nil: with the real boards.
+func (w *Window) begun(model, spec string) *Begun {
+	held := func(b *board.Boards) int { return len(b.Charges(model)) + len(b.Waiting(model)) }
 	for _, b := range w.Begun {
-		if b.spec == spec && b.at.Equal(w.From()) && b.boards.Held() <= mostPiled*max(fewPiled, w.Stretches[0].Boards.Held()) {
+		if b.spec == spec && b.at.Equal(w.From()) && held(b.boards) <= mostPiled*max(fewPiled, held(w.Stretches[0].Boards)) {
 			return b
 		}
 	}
@@ -37,9 +38,7 @@ func (w *Window) begun(spec string) *Begun {
 // marks are when later windows may begin, in ms.
 func (w *Window) marks() (at []float64) {
 	for _, s := range w.Stretches[1:] {
-		if w.settled(s) {
-			at = append(at, ms(s.From.Sub(w.From())))
-		}
+		at = append(at, ms(s.From.Sub(w.From())))
 	}
 	return at
 }

@@ -5,10 +5,10 @@ import (
 	"time"
 )
 
-// hour is what the verdicts of an hour come to for a policy that is not in force, each with what is fresh of its window.
-// What is by chance in one window is so to a lesser extent in many.
+// hour is what verdicts come to for a policy that is not in force, each with what is fresh of its window. What is by
+// chance in one window is so to a lesser extent in many. It begins anew where the policy in force or the settings change.
 type hour struct {
-	seconds  float64 // that it is of, an hour at most
+	seconds  float64 // that it is of, an hour at most: from then on, what is older counts less and less
 	steps    steps   // of the replays
 	own      steps   // of the replays under the policy in force
 	variance float64 // of the mean step by chance, as share of it
@@ -17,9 +17,6 @@ type hour struct {
 // over takes in the replays of a window under another policy and under the policy in force, and says what they and those
 // before come to. So many seconds of the window are fresh, and chance is by how much a replay of one second differs.
 func (a *account) over(p, own *tried, seconds, chance float64) Hour {
-	if a.policy != own.policy {
-		a.policy, a.hours = own.policy, map[string]*hour{}
-	}
 	if p.failed != nil {
 		return Hour{}
 	}
@@ -29,7 +26,9 @@ func (a *account) over(p, own *tried, seconds, chance float64) Hour {
 		a.hours[p.policy] = h
 	}
 	h.add(p, own, seconds, chance)
-	return h.tells(&a.wrong)
+	found := h.tells(&a.wrong)
+	found.To = a.heard
+	return found
 }
 
 // add takes in the replays of a window, so many seconds of which are fresh: each counts once.

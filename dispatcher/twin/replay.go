@@ -74,7 +74,7 @@ const unsteady = 0.01
 // NewReplay prepares a replay of a model; spec empty: under the policy that was in force. Those of one draw have equally
 // unsteady steps. It says why not where nothing can be told.
 func NewReplay(w *Window, model, spec string, draw uint64) (*Replay, error) {
-	real, begun := w.Stretches[0].Boards, w.begun(spec)
+	real, begun := w.Stretches[0].Boards, w.begun(model, spec)
 	b := real.Clone()
 	if begun != nil {
 		b = begun.boards.Clone()
@@ -225,6 +225,7 @@ func (r *Replay) resume(another bool) {
 			l.Begin, l.Joined = 0, first
 		}
 		r.Put(k.Rank, l)
+		r.leaves(c.ID)
 	}
 	for _, k := range r.ranks {
 		slices.SortStableFunc(k.Legs, func(a, b virtual.Leg) int { return cmp.Compare(a.Begin, b.Begin) }) // those that decode first
@@ -283,15 +284,18 @@ func (r *Replay) lagOf(id uint64) int32 {
 // wait notes a request that waits for a rank.
 func (r *Replay) wait(id uint64, c came) *job {
 	j := job{id: id, age: c.age, prompt: c.prompt, left: r.rest(id, c.age), lag: r.lagOf(id), came: c}
-	if a := r.fates.of(id); a != nil {
-		if a.tokens < 0 {
-			at, _ := slices.BinarySearchFunc(r.quits, ms(a.left), func(q quit, at float64) int { return cmp.Compare(q.at, at) })
-			r.quits = slices.Insert(r.quits, at, quit{ms(a.left), id})
-		}
-	}
+	r.leaves(id)
 	at := r.job(j)
 	r.live[id] = at
 	return &r.jobs[at]
+}
+
+// leaves notes when a request leaves at its own time, if it does: it really had no slot by then.
+func (r *Replay) leaves(id uint64) {
+	if a := r.fates.of(id); a != nil && a.tokens < 0 {
+		at, _ := slices.BinarySearchFunc(r.quits, ms(a.left), func(q quit, at float64) int { return cmp.Compare(q.at, at) })
+		r.quits = slices.Insert(r.quits, at, quit{ms(a.left), id})
+	}
 }
 
 // Run goes on for so many turns at most, and says whether the end is reached.

@@ -120,6 +120,9 @@ func New(specs []string) *Twin {
 func (t *Twin) Take(s *Stretch, end *board.Boards) {
 	if s.First {
 		t.kept, t.judging = nil, nil
+		for _, a := range t.models {
+			clear(a.hours)
+		}
 	}
 	s.came, s.left = slices.Clip(slices.Clone(s.came)), slices.Clip(slices.Clone(s.left)) // the tape had left room
 	t.kept, t.end, t.current = append(t.kept, s), end, false
@@ -247,7 +250,7 @@ func (t *Twin) judge(j *judging) (found []Verdict) {
 	}
 	a := t.models[model]
 	if a == nil {
-		a = &account{chance: map[string]*fading{}}
+		a = &account{chance: map[string]*fading{}, hours: map[string]*hour{}}
 		t.models[model] = a
 	}
 	maps.DeleteFunc(a.chance, func(policy string, _ *fading) bool {
@@ -273,8 +276,9 @@ func (t *Twin) judge(j *judging) (found []Verdict) {
 		if p := &j.tried[1+i]; !p.again {
 			against := t.against(p, &v, a)
 			chance, _ := a.chanceOf(p.policy, &tally{}, 1)
-			against.Hour = a.over(p, own, to.Sub(from).Seconds(), chance)
-			against.Hour.To = a.heard
+			if hour := a.over(p, own, to.Sub(from).Seconds(), chance); v.Sure {
+				against.Hour = hour
+			}
 			v.Against = append(v.Against, against)
 		}
 	}

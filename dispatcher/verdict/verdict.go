@@ -61,10 +61,10 @@ type Against struct {
 	Says         string  `json:"says"`             // the same in words
 }
 
-// Hour is the mean over the verdicts of the last hour, or over those since the policy in force came into force.
+// Hour is the mean over the verdicts since the policy in force or the settings changed, over about an hour at most.
 type Hour struct {
 	AgeSeconds float64 `json:"age_seconds"` // since the end of the traffic that it is of
-	Seconds    float64 `json:"seconds"`     // how long that was, an hour at most
+	Seconds    float64 `json:"seconds"`     // how long that was, an hour at most: from then on, what is older counts less and less
 	StepMs     float64 `json:"step_ms"`     // mean step as replayed under this policy
 	SavedMs    float64 `json:"saved_ms"`    // how much longer that is than as replayed under the policy in force; below 0: that one loses
 	ErrorRatio float64 `json:"error_ratio"` // by what share of a step step_ms may be wrong
@@ -91,6 +91,10 @@ func (a *Against) Say(t *Twin, failed error) {
 		a.Says = fmt.Sprintf("against %s: no difference beyond the twin's error of %.1f %% of a step", a.Policy, 100*max(a.ErrorRatio, t.ErrorRatio))
 	}
 	if h := a.Hour; h != nil && h.Seconds > t.WindowSeconds {
-		a.Says += fmt.Sprintf("; over %.0f min: %.1f ms %s, give or take %.1f", h.Seconds/60, math.Abs(h.SavedMs), word(h.SavedMs), h.ErrorRatio*h.StepMs)
+		if wrong := h.ErrorRatio * h.StepMs; math.Abs(h.SavedMs) > wrong {
+			a.Says += fmt.Sprintf("; over %.0f min: %.1f ms %s, with an error of %.1f ms", h.Seconds/60, math.Abs(h.SavedMs), word(h.SavedMs), wrong)
+		} else {
+			a.Says += fmt.Sprintf("; over %.0f min: no difference beyond the error of %.1f ms", h.Seconds/60, wrong)
+		}
 	}
 }

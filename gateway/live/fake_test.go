@@ -101,11 +101,11 @@ func (f *fake) Document(context.Context) Document {
 	s := f.at(seconds)
 	g := Group{GroupLoads: board.GroupLoads{Name: "dp", Barrier: true, Policy: "evenkeel"}, StepMs: 31.4, ModelMs: 30.6, LostShare: 0.062, LostMs: 1.9, Held: 3, Compared: []Compared{}}
 	g.Twin = Twin{
-		Says: []string{"against jsq-kv: 3.1 ms of every 31 ms step saved, 2.6 rank-hours saved today; over 52 min: 3.0 ms saved, give or take 0.4", "against brh: no difference beyond the twin's error of 0.8 % of a step"},
+		Says: []string{"against jsq-kv: 3.1 ms of every 31 ms step saved, 2.6 rank-hours saved today; over 52 min: 3.0 ms saved, with an error of 0.4 ms", "against brh: no difference beyond the twin's error of 0.8 % of a step"},
 		Note: "Replayed: the 4.0 min until 12 s ago; error 0.8 % of a step.",
 		Verdict: &verdict.Twin{
 			AgeSeconds: 12, WindowSeconds: 240, Policy: "evenkeel", StepMs: 31.4, TwinStepMs: 31.2, ErrorRatio: 0.008,
-			Against: []verdict.Against{{Policy: "jsq-kv", StepMs: 34.3, SavedMs: 3.1, Claimed: true, Hour: &verdict.Hour{Seconds: 3120, StepMs: 34.2, SavedMs: 3, ErrorRatio: 0.012}, Says: "against jsq-kv: 3.1 ms of every 31 ms step saved, 2.6 rank-hours saved today; over 52 min: 3.0 ms saved, give or take 0.4"}, {Policy: "brh", StepMs: 31.3, SavedMs: 0.1}},
+			Against: []verdict.Against{{Policy: "jsq-kv", StepMs: 34.3, SavedMs: 3.1, Claimed: true, Hour: &verdict.Hour{Seconds: 3120, StepMs: 34.2, SavedMs: 3, ErrorRatio: 0.012}, Says: "against jsq-kv: 3.1 ms of every 31 ms step saved, 2.6 rank-hours saved today; over 52 min: 3.0 ms saved, with an error of 0.4 ms"}, {Policy: "brh", StepMs: 31.3, SavedMs: 0.1}},
 		},
 	}
 	for _, p := range s.Compared[0].Policies {

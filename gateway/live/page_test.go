@@ -455,7 +455,7 @@ func TestPageTellsWhatAnotherPolicyWouldHaveCost(t *testing.T) {
 	b, s := chromium(t), newSite(t, 16).open()
 	b.visit(s)
 	b.eventually("the verdict", `document.querySelectorAll('.twin li').length === 2`)
-	require.Equal(t, "against jsq-kv: 3.1 ms of every 31 ms step saved, 2.6 rank-hours saved today; over 52 min: 3.0 ms saved, give or take 0.4", b.eval("document.querySelector('.twin li').textContent"))
+	require.Equal(t, "against jsq-kv: 3.1 ms of every 31 ms step saved, 2.6 rank-hours saved today; over 52 min: 3.0 ms saved, with an error of 0.4 ms", b.eval("document.querySelector('.twin li').textContent"))
 	for _, says := range []string{"Replayed: the 4.0 min until 12 s ago; error 0.8 % of a step. Requests are replayed as they came: ", "not what the policy is worth"} {
 		require.Contains(t, b.eval("document.getElementById('balances').innerText"), says)
 	}
