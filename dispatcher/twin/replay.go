@@ -74,8 +74,8 @@ const unsteady = 0.01
 // NewReplay prepares a replay of a model; spec empty: under the policy that was in force. Those of one draw have equally
 // unsteady steps. It says why not where nothing can be told.
 func NewReplay(w *Window, model, spec string, draw uint64) (*Replay, error) {
-	real, begun := w.Stretches[0].Boards, w.begun(model, spec)
-	b := real.Clone()
+	were, begun := w.Stretches[0].Boards, w.begun(model, spec)
+	b := were.Clone()
 	if begun != nil {
 		b = begun.boards.Clone()
 	}
@@ -99,7 +99,7 @@ func NewReplay(w *Window, model, spec string, draw uint64) (*Replay, error) {
 		r.marks = w.marks()
 	}
 	r.collect(w, model)
-	if err := r.build(groups, real, w.End); err != nil {
+	if err := r.build(groups, were, w.End); err != nil {
 		return nil, err
 	}
 	r.Bound, r.Refused, r.Other = r.placed, r.refused, r.other
