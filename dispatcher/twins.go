@@ -59,6 +59,9 @@ type saved struct {
 // mostFresh bounds the stretches that wait to be judged.
 const mostFresh = 20
 
+// costs is how much processor time a second of replays costs: the collection of its garbage is not in that second.
+const costs = 1.1
+
 // lateFor is how long the twin rests after a tick that was late.
 const lateFor = time.Second
 
@@ -133,7 +136,7 @@ func (t *twins) run(ctx context.Context, specs, chosen []string) {
 					t.choices(choice)
 				}
 			}
-			if !rest(time.Duration(float64(took) * (1/t.share - 1))) {
+			if !rest(time.Duration(float64(took) * (costs/t.share - 1))) {
 				return
 			}
 			turns = nextTurns(turns, took)
