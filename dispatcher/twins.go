@@ -94,7 +94,7 @@ func (r *runner) record() {
 
 // run judges until ctx ends.
 func (t *twins) run(ctx context.Context, specs, chosen []string) {
-	judge, chooser, turns := twin.New(specs), twin.NewChooser(chosen), 1
+	judge, chooser, turns := twin.New(specs, chosen...), twin.NewChooser(chosen), 1
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	rest := func(d time.Duration) bool {
@@ -124,7 +124,7 @@ func (t *twins) run(ctx context.Context, specs, chosen []string) {
 			verdicts, again, failure := work(judge, turns)
 			if more = again; failure != nil {
 				t.log.Error("dispatcher: the twin failed at these minutes; it goes on with the next", zap.Error(failure))
-				judge = twin.New(specs)
+				judge = twin.New(specs, chosen...)
 			}
 			took := time.Since(start)
 			t.work.Add(took.Seconds())

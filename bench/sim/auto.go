@@ -15,7 +15,7 @@ type auto struct {
 
 // chooses has the twin choose the policy of the run.
 func (r *run) chooses(specs []string) {
-	r.auto = &auto{judge: twin.New(specs), chooser: twin.NewChooser(specs)}
+	r.auto = &auto{judge: twin.New(specs, specs...), chooser: twin.NewChooser(specs)}
 	r.Hears, r.Does = r.auto.tape.Hear, r.auto.tape.Done
 }
 

@@ -184,6 +184,20 @@ func TestAReplayGoesOnFromWhereTheLastOneWas(t *testing.T) {
 		really := mean(t, at(t, tapes[1], from), at(t, tapes[1], to))
 		n, onOff, anewOff = n+1, onOff+on.StepMs()/really-1, anewOff+anew.StepMs()/really-1
 	}
+	told := func(judge *twin.Twin) (ms float64) {
+		for i := range 2 * span {
+			judge.Take(tapes[0][1+i], tapes[0][2+i].Boards)
+			for more := i >= 2*span-2; more; { // the last two windows
+				var fresh []twin.Verdict
+				if fresh, more = judge.Work(1 << 20); len(fresh) > 0 {
+					ms = fresh[0].Against[0].StepMs
+				}
+			}
+		}
+		return ms
+	}
+	goesOn, begins := told(twin.New([]string{spec})), told(twin.New([]string{spec}, spec))
+	require.NotEqual(t, goesOn, begins, "for one that may be chosen")
 	t.Logf("%.0f windows: off by %.1f %% in the mean, and by %.1f %% if each begins anew", n, 100*onOff/n, 100*anewOff/n)
 	require.InDelta(t, 0, onOff/n, 0.01)
 	require.Greater(t, anewOff/n, 0.01)

@@ -26,6 +26,7 @@ func Every(held int) time.Duration {
 // Twin judges policies by what the last minutes would have been under them.
 type Twin struct {
 	specs []string
+	anew  []string      // of these
 	kept  []*Stretch    // whole ones that follow each other, the oldest first
 	end   *board.Boards // at the end of the last one
 
@@ -111,9 +112,10 @@ type tried struct {
 	fresh      steps // of all replays, where the window is fresh
 }
 
-// New judges these policies, beside the one in force.
-func New(specs []string) *Twin {
-	return &Twin{specs: slices.Compact(slices.Clone(specs)), models: map[string]*account{}}
+// New judges these policies, beside the one in force. Replays under those of anew all begin with the real boards: they
+// tell what a change of the policy would do.
+func New(specs []string, anew ...string) *Twin {
+	return &Twin{anew: anew, specs: slices.Compact(slices.Clone(specs)), models: map[string]*account{}}
 }
 
 // Take takes in a stretch that is whole, and the boards as they were at its end.
@@ -168,7 +170,7 @@ func (t *Twin) Work(turns int) (fresh []Verdict, more bool) {
 		p.step.add(j.replay.StepMs())
 		p.fresh.fade(1, &j.replay.fresh, 1)
 		p.owed.add(j.replay.Owed())
-		if !p.again {
+		if !p.again && !slices.Contains(t.anew, p.spec) {
 			j.marked = append(j.marked, j.replay.Marked...)
 		}
 		j.work = j.replay.work
