@@ -59,7 +59,8 @@ type saved struct {
 // mostFresh bounds the stretches that wait to be judged.
 const mostFresh = 20
 
-// costs is how much processor time a second of replays costs: the collection of its garbage is not in that second.
+// costs is how much processor time a second of replays costs: the collection of its garbage is not in that second. With
+// 144 ranks, a proxy with a twin took 1.03 % of a core more than one without, and the twin counted 0.95 % itself.
 const costs = 1.1
 
 // lateFor is how long the twin rests after a tick that was late.
