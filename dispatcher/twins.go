@@ -237,7 +237,7 @@ func (t *twins) status(key board.GroupKey, policy string, now time.Time) *verdic
 			a.Hour = &verdict.Hour{AgeSeconds: now.Sub(h.To).Seconds(), Seconds: h.Seconds, StepMs: h.StepMs, SavedMs: h.SavedMs, ErrorRatio: h.Error}
 		}
 		if a.Say(s, found.Failed); v.Policy != policy || s.AgeSeconds > twin.Stale.Seconds() {
-			a.Claimed, a.Says = false, "against "+a.Policy+": nothing was replayed lately"
+			a.Claimed, a.Hour, a.Says = false, nil, "against "+a.Policy+": nothing was replayed lately"
 		}
 		s.Against = append(s.Against, a)
 	}

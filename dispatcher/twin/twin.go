@@ -170,9 +170,7 @@ func (t *Twin) Work(turns int) (fresh []Verdict, more bool) {
 		p.step.add(j.replay.StepMs())
 		p.fresh.fade(1, &j.replay.fresh, 1)
 		p.owed.add(j.replay.Owed())
-		if !p.again && !slices.Contains(t.anew, p.spec) {
-			j.marked = append(j.marked, j.replay.Marked...)
-		}
+		j.marked = append(j.marked, j.replay.Marked...)
 		j.work = j.replay.work
 	default:
 		return nil, true
@@ -205,6 +203,9 @@ func (t *Twin) begin(j *judging) bool {
 		p := &j.tried[j.at]
 		if p.failed == nil && !p.again {
 			if j.replay, p.failed = NewReplay(j.window, j.models[0], p.spec, j.round); p.failed == nil {
+				if slices.Contains(t.anew, p.spec) {
+					j.replay.marks = nil
+				}
 				return true
 			}
 		}
