@@ -107,6 +107,7 @@ func TestWhatAPeerCannotServeIsServedHereOnce(t *testing.T) {
 			us := toStub(t, honest, row.serve)
 			us.eventually("eu-1 is available", func() bool { return us.availability("eu-1") == "available" })
 			require.Equal(t, "right", us.judge("one two three", `"stream":true,`))
+			us.accounted()
 			require.Equal(t, 1.0, us.metric(fmt.Sprintf(`evenkeel_geo_fallbacks_total{cause=%q,peer="eu-1"}`, row.cause)))
 			require.Len(t, us.receipts(), 1, "it is forwarded once")
 			require.Equal(t, geo.OutcomeFallback, us.receipts()[0].Outcome)
@@ -126,6 +127,7 @@ func TestTheClientSeesItsOwnFaults(t *testing.T) {
 	got := us.post("/v1/chat/completions", chat("one", `"stream":true,`))
 	require.Equal(t, 400, got.status)
 	require.Equal(t, `{"error":{"message":"too hot"}}`, got.body)
+	us.accounted()
 	require.Equal(t, geo.OutcomeRelayed, us.receipts()[0].Outcome)
 }
 
@@ -146,7 +148,8 @@ func TestAPeerThatIsLostInTheMiddleIsSaidSo(t *testing.T) {
 	require.Equal(t, 200, got.status)
 	require.Error(t, got.err, "the connection is closed in the middle of the body")
 	require.Equal(t, event(0)+event(1)+event(2)+`data: {"error":{"message":"upstream region lost","type":"server_error","param":null,"code":"peer_lost"}}`+"\n\n", got.body)
-	us.eventually("it is accounted", func() bool { return len(us.receipts()) == 1 })
+	us.accounted()
+	require.Len(t, us.receipts(), 1)
 	require.Equal(t, geo.OutcomeLost, us.receipts()[0].Outcome)
 	require.Equal(t, []string{"peer_lost"}, us.outcomes())
 }
@@ -188,7 +191,8 @@ func TestAPeersEventsAreRelayedAsTheyCome(t *testing.T) {
 			require.NoError(t, err)
 			require.Equal(t, "data: [DONE]\n\n", string(rest))
 		}
-		us.eventually("both are accounted", func() bool { return len(us.receipts()) == 2 })
+		us.accounted()
+		require.Len(t, us.receipts(), 2)
 		require.Equal(t, []string{"ok", "ok"}, us.outcomes())
 	})
 }
@@ -331,6 +335,7 @@ func TestThreeRequestsAndOneThatComesBack(t *testing.T) {
 	require.Equal(t, "fallback", (<-r1).header.Get("X-Evenkeel-Route"))
 	require.Equal(t, "local", (<-r2).header.Get("X-Evenkeel-Route"))
 	require.Equal(t, "local", (<-r3).header.Get("X-Evenkeel-Route"))
+	us.accounted()
 	var order []int
 	for _, r := range us.records() {
 		if r.Outcome == "ok" {

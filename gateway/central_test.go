@@ -40,6 +40,7 @@ func (c *cluster) crowd(n int) (us, eu int) {
 		})
 	}
 	wg.Wait()
+	c.accounted()
 	in := func(e *refengine.Engine, id string) bool {
 		return strings.HasPrefix(id, strings.TrimPrefix(e.URLs()[0], "http://"))
 	}

@@ -180,6 +180,7 @@ func TestARolloutLosesNothing(t *testing.T) {
 		c.decode = append(c.decode, replace(c.decode[i], "decode", fmt.Sprintf("d%d", i)))
 	}
 	require.Greater(t, stop(), int64(20))
+	c.accounted()
 	for _, outcome := range c.outcomes() {
 		require.Equal(t, "ok", outcome)
 	}

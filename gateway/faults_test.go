@@ -1,6 +1,7 @@
 package gateway_test
 
 import (
+	"context"
 	"fmt"
 	"net/http"
 	"slices"
@@ -221,6 +222,13 @@ func TestDecodeIsTriedElsewhere(t *testing.T) {
 			require.Positive(t, again, "some request met the bad rank")
 		})
 	}
+}
+
+// accounted waits until every request is in the request log and in all counts: a client has the last byte of
+// its answer a moment before.
+func (c *cluster) accounted() {
+	c.Helper()
+	c.eventually("all requests are accounted for", func() bool { return c.gw.Status(context.Background()).Open == 0 })
 }
 
 // settledRequests waits for the request log.

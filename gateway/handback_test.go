@@ -93,6 +93,7 @@ func TestAHandOffThatIsHandedBackIsPrefilledAgainAtHome(t *testing.T) {
 			}
 		}
 	}
+	c.accounted()
 	var attempts []int
 	for _, r := range c.records() {
 		if r.Outcome == "ok" {
@@ -174,6 +175,7 @@ func TestWhereNothingCanBeDecodedNothingIsPrefilled(t *testing.T) {
 	for range 6 { // in turn, were it not for the slots
 		require.Equal(t, http.StatusOK, c.post(chatPath, chat("one two three", `"max_tokens":3,`)).status)
 	}
+	c.eventually("all six are logged", func() bool { return strings.Count(strings.Join(c.outcomes(), " "), "ok") == 6 })
 	for _, r := range c.records() {
 		require.True(t, at(c.prefill[1], r.Prefill) && at(c.decode[1], r.Rank), "%s, %s", r.Prefill, r.Rank)
 	}

@@ -138,6 +138,8 @@ func TestAForwardedAnswerIsTheLocalOneByteForByte(t *testing.T) {
 			require.Equal(t, "local", local.header.Get("X-Evenkeel-Route"), name)
 		}
 	}
+	us.accounted()
+	eu.accounted()
 	require.Equal(t, 4.0, us.metric(`evenkeel_geo_forwards_total{outcome="ok",peer="eu-1"}`))
 	require.Equal(t, 4.0, eu.metric(`evenkeel_geo_received_total{origin="us-1",outcome="ok"}`))
 	for _, c := range []*cluster{us, eu} {
@@ -312,6 +314,7 @@ func TestARequestForSeveralAnswersIsForwardedWhole(t *testing.T) {
 		}
 		require.Equal(t, len(local.body), len(got.body), name)
 	}
+	eu.accounted()
 	require.Equal(t, 3.0, eu.metric(`evenkeel_geo_received_total{origin="us-1",outcome="ok"}`))
 	us.settled(false)
 	eu.settled(false)

@@ -31,6 +31,7 @@ func TestFinishGoesWhereTheAnswerBeginsSooner(t *testing.T) {
 	us.eventually("it goes to the faster region", func() bool {
 		return us.post("/v1/chat/completions", chat("one two", `"stream":true,`)).header.Get("X-Evenkeel-Route") == "forwarded"
 	})
+	us.accounted()
 	r := us.receipts()[0]
 	require.Equal(t, "eu-1", r.Peer)
 	require.Positive(t, us.metric(`evenkeel_geo_cost_error_seconds_count{peer="eu-1"}`), "what a forward cost beyond its prediction is counted")
@@ -83,6 +84,7 @@ func TestThreeRegions(t *testing.T) {
 		require.Equal(t, http.StatusOK, got.status, got.body)
 		require.Equal(t, "forwarded", got.header.Get("X-Evenkeel-Route"))
 	}
+	us.accounted()
 	receipts := us.receipts()
 	require.Len(t, receipts, 4)
 	for _, r := range receipts {

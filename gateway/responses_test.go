@@ -311,6 +311,7 @@ func TestClientsThatLeaveARequestThatGoesWhole(t *testing.T) {
 				c.eventually("it is over", func() bool { return c.sum("evenkeel_cancels_total") == 1 && c.decode[0].Stats().Running == 0 })
 				require.EqualValues(t, 1, c.metric(`evenkeel_cancels_total{phase="prefill"}`))
 				require.Zero(t, c.metric("evenkeel_local_prefill_failures_total"), "the engine did not fail")
+				c.accounted()
 				require.Equal(t, []string{"client_closed"}, c.outcomes())
 				require.Zero(t, c.prefill[0].Stats().Requests)
 			})
@@ -368,6 +369,7 @@ func TestAResponseOrAMessageThatIsLostInTheMiddle(t *testing.T) {
 				} else {
 					require.Contains(t, []string{"api_error", "overloaded_error"}, readMessage(t, r.body).fail)
 				}
+				c.accounted()
 				require.Equal(t, []string{row.code}, c.outcomes())
 				require.EqualValues(t, 1, c.prefill[0].Stats().Probes, "nothing is prefilled again")
 			})

@@ -266,6 +266,7 @@ func TestAnEngineOfEachSideDiesUnderManyRequests(t *testing.T) {
 	require.EqualValues(t, requests, right.Load()+broken.Load())
 	require.Greater(t, right.Load(), int64(requests/2))
 	t.Log(right.Load(), "right,", broken.Load(), "had begun")
+	c.accounted()
 	again := 0
 	for _, r := range c.records() {
 		again += r.Attempts - 1

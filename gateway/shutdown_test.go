@@ -48,6 +48,7 @@ func TestShutdownCutsWhatTakesTooLong(t *testing.T) {
 	require.NoError(t, r.err)
 	require.Equal(t, "draining", read(t, r.body).fail)
 	c.eventually("the engine stops", func() bool { return c.decode[0].Stats().Running == 0 })
+	c.accounted()
 	require.Equal(t, []string{"draining"}, c.outcomes())
 }
 
