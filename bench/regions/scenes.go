@@ -21,9 +21,7 @@ var scenes = []world.Scene[*site]{
 	{Name: "afterwards", Play: playAfter},
 }
 
-// promptTokens is how long prompts are, nearly: from those of one length nobody
-// can learn how long a prefill takes, so that the configured calibrations, which
-// make regions forward, stay in force.
+// promptTokens is how long prompts are, nearly: all cost the same.
 const promptTokens = 60
 
 // lengths is a repeatable mix; an answer takes 5 ms a token.

@@ -97,7 +97,10 @@ func (w *site) writeConfigs() error {
 func (r *region) config() string { return r.site.File(r.name + ".yaml") }
 
 // settings is the region's config file. A region's own engines are told to be so slow that another
-// stays the better place even when the quarter is left of it that corrections leave.
+// stays the better place even when the quarter is left of it that corrections leave. And they are told to need
+// so much for attention (beta2_ms) that what else takes their time falls with a prompt's length: no line of
+// prefill times is like that, so a proxy never learns how fast they really are. On a busy machine it did, from
+// prompts that were answered together and count as one of twice the length.
 func (r *region) settings() string {
 	w := r.site
 	var b strings.Builder
@@ -109,18 +112,18 @@ self_test: false
 profiles:
   ascend: {kv_hold_timeout: 8s, first_event_timeout: 10s, reject_releases: true, api_key_env: EVENKEEL_REGION}
 prefill:
-  calibration: {tp_ms: %g, t0_ms: %g}
+  calibration: {tp_ms: %g, t0_ms: %g, beta2_ms: %g}
   scrape: {interval: 200ms}
 limits: {connect_timeout: 1s, probe_timeout: 10s, event_timeout: 3s, write_timeout: 3s, drain_timeout: 5s}
 health: {interval: 500ms, slow_start: 0s}
 geo:
   mode: distributed
-  self: {id: %s-1, region: %[7]s}
-  listen: %[8]q
-  hmac: {keys_file: %[9]q}
+  self: {id: %s-1, region: %[8]s}
+  listen: %[9]q
+  hmac: {keys_file: %[10]q}
   probe: {interval: 200ms, misses: 5}
 `, r.place.clients, r.place.admin, w.File("admin.token"), w.File("keys.yaml"),
-		[...]float64{1, 0.5, 0.01}[r.index], [...]float64{40_000, 2500, 0.1}[r.index], r.name, r.place.peers, w.File("peers.key"))
+		[...]float64{1, 0.5, 0.01}[r.index], [...]float64{400_000, 2500, 0.1}[r.index], [...]float64{1, 0.5, 0}[r.index], r.name, r.place.peers, w.File("peers.key"))
 	if w.owns {
 		engine := "engine: static"
 		if w.lease != "" { // a third of the usual times and less
