@@ -64,7 +64,7 @@ func (l *life) fetchKV(x *exchange, r *request, j *group.Job, a *answer, right u
 		return 0, false, nil
 	}
 	for {
-		reply, failure := l.sendPull(x.Ctx, r.kv.remote, pullRequest{ID: r.kv.remote.id, Engine: r.kv.remote.engine, Blocks: r.kv.remote.blocks, Drain: r.drains()})
+		reply, failure := l.pullOnce(x, r.kv.remote, pullRequest{ID: r.kv.remote.id, Engine: r.kv.remote.engine, Blocks: r.kv.remote.blocks, Drain: r.drains()})
 		if x.Ctx.Err() != nil {
 			return 0, false, nil //nolint:nilerr // the client left: there is nobody to tell
 		}
@@ -97,6 +97,18 @@ func (l *life) fetchKV(x *exchange, r *request, j *group.Job, a *answer, right u
 			return right ^ badKV, false, nil
 		}
 	}
+}
+
+// pullEnds is how long a pull that is under way may go on once its client has left.
+const pullEnds = 5 * time.Second
+
+// pullOnce sends a pull and waits for its end even if the client leaves: what an engine still reads when it has
+// let go of a request could be another prompt's KV by then.
+func (l *life) pullOnce(x *exchange, to remote, q pullRequest) (pullReply, error) {
+	ctx, cancel := context.WithCancel(l.ctx)
+	defer cancel()
+	defer context.AfterFunc(x.Ctx, func() { time.AfterFunc(pullEnds, cancel) })()
+	return l.sendPull(ctx, to, q)
 }
 
 // renew has the prefill keep the KV of a request that waits in our queue, as NIXL's

@@ -8,14 +8,18 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
+	"net/http/httptest"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
+	"evenkeel/bench/refengine/pins"
 	"evenkeel/bench/reftext"
 )
 
@@ -411,6 +415,38 @@ func TestAClientThatLeavesInTransferLeaksThePin(t *testing.T) {
 	_ = resp.Body.Close()
 	eventually(t, "the decode engine lets go", func() bool { return d.Stats().InTransfer == 1 && d.Stats().KVUsed == 0 })
 	require.Equal(t, 1, p.Stats().Pins, "until its timeout")
+}
+
+// Who sees that an engine has let go of a request may have its hand-off pulled by another: no pull comes after that.
+func TestAPullUnderWayEndsBeforeItsRequestIsLetGo(t *testing.T) {
+	asked, leave := make(chan struct{}), make(chan struct{})
+	var pulled atomic.Bool
+	p := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		close(asked)
+		<-leave
+		pulled.Store(true)
+		_, _ = fmt.Fprintf(w, `{"state":%q,"key":"1"}`, pins.OK)
+	}))
+	defer p.Close()
+	at := p.Listener.Addr().(*net.TCPAddr)
+	d := start(t, Config{Role: Decode})
+	body := chatBody("a b", decodeMore(fmt.Appendf(nil, `{"do_remote_prefill":true,"remote_block_ids":[[1]],"remote_engine_id":"e","remote_host":%q,"remote_port":%d,"remote_request_id":"r"}`, at.IP, at.Port), `"stream":true,`))
+	conn, err := net.Dial("tcp", strings.TrimPrefix(d.URLs()[0], "http://"))
+	require.NoError(t, err)
+	defer conn.Close()
+	_, err = fmt.Fprintf(conn, "POST /v1/chat/completions HTTP/1.1\r\nHost: d\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s", len(body), body)
+	require.NoError(t, err)
+	<-asked
+	before := make(chan bool, 1)
+	go func() {
+		_, _ = io.Copy(io.Discard, conn)
+		before <- pulled.Load()
+	}()
+	require.NoError(t, conn.(*net.TCPConn).CloseWrite())
+	time.Sleep(50 * time.Millisecond) // for the engine to notice
+	close(leave)
+	require.True(t, <-before, "the connection ends after the pull")
+	eventually(t, "the KV is free", func() bool { return d.Stats().KVUsed == 0 })
 }
 
 func TestAClientThatLeavesFreesItsSlot(t *testing.T) {
