@@ -3,10 +3,12 @@ package gateway_test
 import (
 	"encoding/json"
 	"fmt"
+	"io"
 	"net/http"
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -333,6 +335,59 @@ func (c *cluster) judgeMessage(prompt string, stream bool) string {
 func TestEveryFaultOfAMessage(t *testing.T) {
 	t.Parallel()
 	judgeEveryFault(t, takesMessages, (*cluster).judgeMessage)
+}
+
+// An engine says how an answer begins, and is lost before the first token. Another answers, and the client reads one
+// beginning. Where an engine has said so much that it did not wait for the token, the answer ends with an error.
+func TestAnAnswerThatIsLostBeforeItsFirstTokenBeginsOnce(t *testing.T) {
+	t.Parallel()
+	begins := func(kind, more string, n int) (all []string) {
+		for i := range n {
+			all = append(all, fmt.Sprintf("event: %s\ndata: {\"type\":%q,\"index\":%d,\"sequence_number\":%d%s}\n\n", kind, kind, i, i, more))
+		}
+		return all
+	}
+	message := begins("message_start", `,"message":{"id":"x","type":"message","role":"assistant","content":[],"usage":{"input_tokens":4,"output_tokens":0}}`, 1)
+	block := `,"content_block":{"type":"text","text":""}`
+	response := append(begins("response.created", `,"response":{"id":"x","output":[]}`, 1), begins("response.output_item.added", `,"item":{}`, 1)...)
+	for _, row := range []struct {
+		name  string
+		sent  []string
+		judge func(c *cluster, prompt string, stream bool) string
+		want  string
+	}{
+		{"a message", message, (*cluster).judgeMessage, "right"},
+		{"a message's block", append(message, begins("content_block_start", block, 1)...), (*cluster).judgeMessage, "right"},
+		{"many blocks", append(message, begins("content_block_start", block, 5)...), (*cluster).judgeMessage, "api_error"},
+		{"a response", response, (*cluster).judgeResponse, "right"},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			t.Parallel()
+			var birds atomic.Pointer[parrot]
+			c := start(t, takesMessages(options{dirty: true, configure: func(cfg *config.Config) { inFront(t, &cfg.Engines.Decode[0], &birds) }}))
+			c.allUp()
+			var spoke atomic.Bool
+			bird := parrot(func(w http.ResponseWriter, body string) bool {
+				if !strings.Contains(body, "do_remote_prefill") || !strings.Contains(body, `"stream":true`) || spoke.Swap(true) {
+					return false
+				}
+				w.Header().Set("Content-Type", "text/event-stream")
+				for _, event := range row.sent { // each is read by itself
+					_, _ = io.WriteString(w, event)
+					w.(http.Flusher).Flush()
+					time.Sleep(10 * time.Millisecond)
+				}
+				return true
+			})
+			birds.Store(&bird)
+			for n := 0; !spoke.Load(); n++ {
+				got := row.judge(c, fmt.Sprintf("prompt %d", n), true)
+				if spoke.Load() {
+					require.Equal(t, row.want, got)
+				}
+			}
+		})
+	}
 }
 
 // What an engine refuses reaches the client in the engine's words.

@@ -57,9 +57,10 @@ type told struct {
 // maxHeld is how many events may come before the answer begins.
 const maxHeld = 4
 
-// take takes the next event, or a whole answer, of an endpoint with a form of its own. An engine
-// may send events that tell of the request itself at once. They wait here for the first that tells
-// of a token: until then the engine may not have the KV, and the client no status.
+// take takes the next event, or a whole answer, of an endpoint with a form of its own. Some events
+// tell of the request, or of what begins, before the first that tells of a token. They wait here for
+// that one: until then the engine may not have the KV, and the client no status. If the engine fails
+// meanwhile, another can answer, because the client has nothing yet.
 func (m *Mirror) take(e Event, dst []byte) (out []byte, v Verdict) {
 	if e.Kind == KindOpaque {
 		if m.ask.Form == Responses { // it may be one that opens the response, or the last, with what is not for the client
@@ -67,7 +68,7 @@ func (m *Mirror) take(e Event, dst []byte) (out []byte, v Verdict) {
 			return nil, Overrun
 		}
 		m.started = true
-		return e.Raw, Forward
+		return m.release(e.Raw, dst), Forward
 	}
 	r := forms[m.ask.Form].read(e.Data, m.ask.Cached)
 	switch {
@@ -77,20 +78,12 @@ func (m *Mirror) take(e Event, dst []byte) (out []byte, v Verdict) {
 	case r.failed:
 		m.failure = parseFailure(r.why)
 		return e.Raw, Failed
-	case r.idle && !m.started:
+	case r.idle && !m.started && (m.opened == 0 || m.opened == maxHeld):
 		return nil, Drop
 	case r.over && !r.last && m.finish == "": // an end without a reason is none
 		return nil, Ended
 	}
 	m.events++
-	if r.opening && !m.started {
-		if m.opened++; m.opened > maxHeld {
-			m.fault = ErrBadCount
-			return nil, Overrun
-		}
-		m.held = m.cut(e, r.cuts, m.held)
-		return nil, Drop
-	}
 	m.f = facts{choices: -1, content: r.delta, hasUsage: r.usage.Total > 0, usage: r.usage}
 	if r.last {
 		m.f.choices = 0
@@ -98,6 +91,15 @@ func (m *Mirror) take(e Event, dst []byte) (out []byte, v Verdict) {
 	if fault := m.overrun(); fault != nil {
 		m.fault = fault
 		return nil, Overrun
+	}
+	if !m.started && !r.delta && !r.last && (r.opening || m.opened < maxHeld) {
+		if m.opened++; m.opened > maxHeld {
+			m.fault = ErrBadCount
+			return nil, Overrun
+		}
+		m.count(e.Data)
+		m.held = m.cut(e, r.cuts, m.held)
+		return nil, Drop
 	}
 	m.count(e.Data)
 	m.started = true

@@ -6,9 +6,9 @@ import (
 	"evenkeel/rawjson"
 )
 
-// Anthropic's events. The first one, message_start, comes with the first token. Text, thinking and
-// the arguments of tools come as deltas of content blocks. message_delta has the stop_reason
-// and the usage, and message_stop is the end.
+// Anthropic's events. The first one is message_start, and then content blocks begin. Text, thinking
+// and the arguments of tools come as deltas of these blocks. message_delta has the stop_reason and
+// the usage, and message_stop is the end.
 
 const messageStop = "event: message_stop\ndata: {\"type\":\"message_stop\"}\n\n"
 

@@ -61,8 +61,8 @@ func TestWhatAMessageTellsOfCachedTokens(t *testing.T) {
 		require.Contains(t, out, want, "the three counts are those of the prompt")
 		require.Equal(t, 11, a.Mirror.Prompt())
 	}
-	out, _, _ := message(messageStart, Ask{Cached: 4}, 1<<20)
-	require.Equal(t, messageStart, out, "an engine that does not tell keeps its count")
+	out, _, _ := message(messageStart+blockDelta, Ask{Cached: 4}, 1<<20)
+	require.Equal(t, messageStart+blockDelta, out, "an engine that does not tell keeps its count")
 }
 
 func TestAMessageThatIsNotWhole(t *testing.T) {
@@ -74,14 +74,20 @@ func TestAMessageThatIsNotWhole(t *testing.T) {
 	}{
 		"nothing":                                {"", Short, "", false},
 		"a ping is no answer":                    {ping, Short, "", false},
+		"an end before a token":                  {messageStart, Short, "", false},
+		"an end before a token, in a block":      {messageStart + ping + blockStart, Short, "", false},
 		"an end without a message_delta":         {messageStart + blockDelta, Short, messageStart + blockDelta, true},
-		"a message_stop alone":                   {messageStart + messageStop, Short, messageStart, true},
+		"a message_stop alone":                   {messageStart + messageStop, Short, "", false},
+		"a message_stop behind a token":          {messageStart + blockDelta + messageStop, Short, messageStart + blockDelta, true},
 		"an error first":                         {"event: error\ndata: {\"type\":\"error\",\"error\":{\"type\":\"internal_error\",\"message\":\"no\"}}\n\n", Refused, "", false},
-		"an error in the middle":                 {messageStart + "event: error\ndata: {\"type\":\"error\",\"error\":{\"type\":\"internal_error\",\"message\":\"no\"}}\n\n", Refused, messageStart, true},
-		"an end without a reason":                {messageStart + strings.Replace(messageDelta, `"end_turn"`, "null", 1) + messageStop, Refused, messageStart, true},
+		"an error before a token":                {messageStart + "event: error\ndata: {\"type\":\"error\",\"error\":{\"type\":\"internal_error\",\"message\":\"no\"}}\n\n", Refused, "", false},
+		"an error in the middle":                 {messageStart + blockDelta + "event: error\ndata: {\"type\":\"error\",\"error\":{\"type\":\"internal_error\",\"message\":\"no\"}}\n\n", Refused, messageStart + blockDelta, true},
+		"an end without a reason":                {messageStart + blockDelta + strings.Replace(messageDelta, `"end_turn"`, "null", 1) + messageStop, Refused, messageStart + blockDelta, true},
+		"an end without a reason or a token":     {messageStart + strings.Replace(messageDelta, `"end_turn"`, "null", 1) + messageStop, Refused, "", false},
 		"a chat's error":                         {"data: {\"error\":{\"message\":\"no\",\"code\":400}}\n\n", Refused, "", false},
-		"[DONE] does not stand for the rest":     {messageStart + Done, Short, messageStart, true},
-		"a reason that begins is none that ends": {strings.Replace(messageStart, `"stop_reason":null`, `"stop_reason":"end_turn"`, 1), Short, strings.Replace(messageStart, `"stop_reason":null`, `"stop_reason":"end_turn"`, 1), true},
+		"[DONE] does not stand for the rest":     {messageStart + blockDelta + Done, Short, messageStart + blockDelta, true},
+		"[DONE] before a token":                  {messageStart + Done, Short, "", false},
+		"a reason that begins is none that ends": {strings.Replace(messageStart, `"stop_reason":null`, `"stop_reason":"end_turn"`, 1) + blockDelta, Short, strings.Replace(messageStart, `"stop_reason":null`, `"stop_reason":"end_turn"`, 1) + blockDelta, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			out, end, a := message(row.stream, Ask{}, 1<<20)
@@ -124,7 +130,33 @@ func TestPingsAndLargeEventsOfAMessage(t *testing.T) {
 	large := strings.Replace(blockDelta, `"a"`, `"`+strings.Repeat("x", 5000)+`"`, 1)
 	out, fx := a.Feed(nil, []byte(messageStart+large+messageDelta+messageStop), now.Add(2*time.Second))
 	require.Equal(t, Whole, fx.End)
-	require.Contains(t, string(out), large)
+	require.True(t, strings.HasPrefix(string(out), messageStart+large), "what waited for it stands before it")
+}
+
+// What a message begins with waits for its first token: an engine that fails before that has told the client nothing.
+func TestWhatAMessageBeginsWithWaitsForItsFirstToken(t *testing.T) {
+	for _, row := range []struct{ held, first string }{
+		{messageStart, blockDelta},
+		{messageStart + blockStart, blockDelta},
+		{messageStart + ping + blockStart, blockDelta},
+		{messageStart + ping + ping + ping, blockStart},                 // not more than so many
+		{messageStart + blockStart, messageDelta},                       // an empty answer
+		{messageStart, "event: x\ndata: no JSON\n\n"},                   // nobody knows what it tells
+		{messageStart, ": a comment\n" + blockDelta},                    // a line of the event
+		{"", strings.Replace(blockDelta, `"text":"a"`, `"text":""`, 1)}, // a token without text
+	} {
+		var a Answer
+		a.Reset(Ask{Form: Messages, Cached: OwnCached})
+		out, fx := a.Feed(nil, []byte(row.held), time.Unix(1, 0))
+		require.Empty(t, out, row.held)
+		require.Equal(t, Runs, fx.End)
+		require.False(t, a.Mirror.Started())
+		out, _ = a.Feed(nil, []byte(row.first), time.Unix(1, 0))
+		require.Equal(t, row.held+row.first, string(out))
+		require.True(t, a.Mirror.Started())
+		out, _ = a.Feed(nil, []byte(blockStart+ping), time.Unix(1, 0))
+		require.Equal(t, blockStart+ping, string(out), "nothing waits any more")
+	}
 }
 
 func TestFormsOfPaths(t *testing.T) {
@@ -141,13 +173,15 @@ func FuzzMessage(f *testing.F) {
 	}
 	f.Add([]byte(`{"type":"message","kv_transfer_params":1,"message":{"ec_transfer_params":2},"stop_reason":"end_turn","usage":{"input_tokens":1,"cache_read_input_tokens":5,"input_tokens":2}}`))
 	f.Add([]byte(`{"type":"message_start","message":{"kv_transfer_params":1,"usage":{"cache_read_input_tokens":5}}}`))
+	f.Add([]byte(`{"type":"\0"`))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		stream := "data: " + strings.ReplaceAll(strings.ReplaceAll(string(data), "\n", " "), "\r", " ") + "\n\n"
-		out, end, a := message(stream, Ask{Cached: 7}, 1<<20)
+		out, end, a := message(stream+blockDelta, Ask{Cached: 7}, 1<<20) // with the token that it may wait for
 		if !json.Valid(data) || len(out) == 0 || end == Refused {
 			return
 		}
 		require.True(t, a.Mirror.Started())
+		out, _, _ = strings.Cut(out, "\n\n")
 		_, sent, ok := strings.Cut(out, "data: ")
 		require.True(t, ok, out)
 		require.True(t, json.Valid([]byte(sent)), "%s -> %s", data, sent)

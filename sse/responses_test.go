@@ -13,6 +13,7 @@ import (
 
 const (
 	created   = "event: response.created\ndata: {\"type\":\"response.created\",\"response\":{\"id\":\"r\",\"status\":\"in_progress\",\"kv_transfer_params\":null,\"usage\":null},\"sequence_number\":0}\n\n"
+	added     = "event: response.output_item.added\ndata: {\"type\":\"response.output_item.added\",\"item\":{\"type\":\"message\"},\"sequence_number\":1}\n\n"
 	delta     = "event: response.output_text.delta\ndata: {\"type\":\"response.output_text.delta\",\"delta\":\"a\",\"sequence_number\":1}\n\n"
 	completed = "event: response.completed\ndata: {\"type\":\"response.completed\",\"response\":{\"id\":\"r\",\"status\":\"completed\",\"usage\":{\"input_tokens\":9,\"input_tokens_details\":{\"cached_tokens\":9,\"cached_tokens_per_turn\":[9]},\"output_tokens\":3,\"total_tokens\":12},\"kv_transfer_params\":{\"a\":1}},\"sequence_number\":2}\n\n"
 )
@@ -62,6 +63,7 @@ func TestAResponseThatIsNotWhole(t *testing.T) {
 	}{
 		"nothing is an answer before a token":       {created, Short, ""},
 		"an end without response.completed":         {created + delta, Short, delta},
+		"an item that begins is no token":           {created + added, Short, ""},
 		"an event of an error":                      {created + delta + "event: error\ndata: {\"type\":\"error\",\"code\":\"x\",\"message\":\"no\"}\n\n", Refused, delta},
 		"a response that failed":                    {created + strings.NewReplacer("completed", "failed", ".completed", ".failed").Replace(completed), Refused, ""},
 		"a chat's error":                            {"data: {\"error\":{\"message\":\"no\",\"code\":400}}\n\n", Refused, ""},

@@ -127,7 +127,7 @@ func (s *stream) plan() string {
 		s.conclude("")
 		return tierFinished
 	}
-	if r.keeping == keepNothing || r.times+r.bounced >= recomputeMax(s.rank.Profile) {
+	if r.keeping == keepNothing || r.times+r.bounced >= recomputeMax(s.rank.Profile) || !j.req.Endpoint.Common() { // its beginning is out
 		return tierNone
 	}
 	anew := func() string {
