@@ -57,12 +57,16 @@ func Unquote(quoted []byte) string {
 	return string(AppendUnescaped(nil, inside))
 }
 
-// AppendUnescaped appends what the inside of a valid JSON string says.
+// AppendUnescaped appends what the inside of a JSON string says. An escape that JSON does not have means U+FFFD:
+// what engines send is read before anybody knows that it is valid.
 func AppendUnescaped(dst, inside []byte) []byte {
 	for {
 		i := bytes.IndexByte(inside, '\\')
 		if i < 0 {
 			return append(dst, inside...)
+		}
+		if i == len(inside)-1 {
+			return utf8.AppendRune(append(dst, inside[:i]...), utf8.RuneError)
 		}
 		dst, inside = append(dst, inside[:i]...), inside[i:]
 		if c := Escaped(inside[1]); c != 0 {
@@ -79,10 +83,14 @@ func Escaped(c byte) byte { return escapes[c] }
 
 var escapes = [256]byte{'n': '\n', 't': '\t', 'r': '\r', 'b': '\b', 'f': '\f', '"': '"', '\\': '\\', '/': '/'}
 
-// CodePoint returns what the valid \uXXXX at the start of text means, and how
-// many bytes it takes: twelve for a surrogate pair. Half a pair means U+FFFD.
+// CodePoint returns what the \uXXXX at the start of text means, and how many bytes
+// it takes: twelve for a surrogate pair. Half a pair means U+FFFD, as does anything
+// else behind a backslash.
 func CodePoint(text []byte) (r rune, n int) {
-	if r = unit(text); utf16.IsSurrogate(r) {
+	if r = unit(text); r < 0 {
+		return utf8.RuneError, min(2, len(text))
+	}
+	if utf16.IsSurrogate(r) {
 		if r = utf16.DecodeRune(r, unit(text[6:])); r != utf8.RuneError {
 			return r, 12
 		}
