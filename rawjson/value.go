@@ -83,7 +83,7 @@ func Escaped(c byte) byte { return escapes[c] }
 
 var escapes = [256]byte{'n': '\n', 't': '\t', 'r': '\r', 'b': '\b', 'f': '\f', '"': '"', '\\': '\\', '/': '/'}
 
-// CodePoint returns what the \uXXXX at the start of text means, and how many bytes
+// CodePoint returns what the \u escape at the start of text means, and how many bytes
 // it takes: twelve for a surrogate pair. Half a pair means U+FFFD, as does anything
 // else behind a backslash.
 func CodePoint(text []byte) (r rune, n int) {
