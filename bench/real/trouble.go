@@ -15,6 +15,8 @@ var troubles = []row{
 	usually("SIGSTOP of a decode engine for 20 s", standing(72, "d0")),
 	usually("SIGSTOP of all decode engines for 20 s", standing(81, "d0", "d1")),
 	usually("SIGSTOP of the only prefill engine for 20 s", standing(74, "p0")),
+	usually("the core of a decode engine stands still for 40 s, longer than the lease", coreStands(90, "d0")),
+	usually("the cores of all decode engines stand still for 40 s, longer than the lease", coreStands(92, "d0", "d1")),
 	usually("kill -9 of a decode engine under streams, and its restart", decodeDies),
 	usually("kill -9 of the only prefill engine, and its restart", prefillDies),
 }
@@ -99,6 +101,59 @@ func standing(seed uint64, names ...string) func(ctx context.Context, w *site) (
 			return failed("streams: %v; asked meanwhile: %v", streams, meanwhile), nil
 		}
 		return passed("streams: %v; asked meanwhile: %v (the longest wait was %.0f s)", streams, meanwhile, meanwhile.longest.Seconds()), nil
+	}
+}
+
+// coreStands is a scene in which engines that have been sent requests compute nothing for
+// longer than a prefill engine keeps KV without a sign of them, while their API servers
+// answer on. The prefill engine gives the blocks to other prompts meanwhile. An answer is
+// right or refused; what is asked afterwards is right, whatever the engines have kept.
+func coreStands(seed uint64, names ...string) func(ctx context.Context, w *site) (outcome, error) {
+	return func(ctx context.Context, w *site) (outcome, error) {
+		signal := func(s syscall.Signal) (err error) {
+			for _, name := range names {
+				err = errors.Join(err, w.engines[name].SignalCore(s))
+			}
+			return err
+		}
+		list := prompts(8, 60, seed)
+		if err := w.know(ctx, list); err != nil {
+			return outcome{}, err
+		}
+		if err := signal(syscall.SIGSTOP); err != nil {
+			return outcome{}, err
+		}
+		defer signal(syscall.SIGCONT) //nolint:errcheck // an engine that is gone cannot go on
+		others := 0
+		during := func() error {
+			if err := world.Pause(ctx, 2*time.Second); err != nil {
+				return err
+			}
+			// They pass through every block that the engine has.
+			for end := time.Now().Add(38 * time.Second); time.Now().Before(end) && ctx.Err() == nil; others++ {
+				other := greedy.with(body{"prompt": ids(600, seed*100_000+uint64(others)), "max_tokens": 2})
+				if got := ask(ctx, "POST", w.engines["p0"].url()+completions, other); got.status != 200 {
+					return fmt.Errorf("the prefill engine answered %v", got)
+				}
+			}
+			return signal(syscall.SIGCONT)
+		}
+		t, err := w.crowd(ctx, list, nil, during)
+		if err := errors.Join(err, ctx.Err()); err != nil {
+			return outcome{}, err
+		}
+		again, err := w.crowd(ctx, list, nil, nil)
+		if err := errors.Join(err, ctx.Err()); err != nil {
+			return outcome{}, err
+		}
+		said := fmt.Sprintf("%v; the prefill engine computed %d other prompts meanwhile; the same prompts again: %v", t, others, again)
+		if err := errors.Join(w.ready(ctx), w.idle(ctx, three...)); err != nil {
+			return failed("%s; %v", said, err), nil
+		}
+		if len(t.wrong) > 0 || !again.all() || len(names) == 1 && !t.all() {
+			return failed("%s", said), nil
+		}
+		return passed("%s", said), nil
 	}
 }
 

@@ -255,7 +255,7 @@ func (r *recorder) probe(ctx context.Context, name, path, about, client string) 
 // decode records the decode leg with a hand-off.
 func (r *recorder) decode(ctx context.Context, name, path, about, client string, kv json.RawMessage, stream bool) {
 	body, err := leg(client, func(p *mooncake.Profile, b *mooncake.Body) [][]byte {
-		return p.DecodeBody(b, endpoint(path), nil, kv, stream, nil)
+		return p.DecodeBody(b, endpoint(path), nil, kv, "", stream, nil)
 	})
 	if err != nil {
 		r.err = errors.Join(r.err, err)

@@ -119,3 +119,34 @@ func (e *Engine) Stop() {
 	}
 	e.Kill()
 }
+
+// SignalCore goes to the processes of the engine that compute, and not to its API server,
+// which goes on answering /health and /metrics. It fails where the engine has none.
+func (e *Engine) SignalCore(s syscall.Signal) error {
+	found := false
+	names, err := filepath.Glob("/proc/[0-9]*/comm")
+	if err != nil {
+		return err
+	}
+	for _, name := range names {
+		comm, err := os.ReadFile(name)
+		if err != nil || !strings.HasPrefix(string(comm), "VLLM") {
+			continue // a process that has ended, or another program's
+		}
+		pid, err := strconv.Atoi(filepath.Base(filepath.Dir(name)))
+		if err != nil {
+			return err
+		}
+		if group, err := syscall.Getpgid(pid); err != nil || group != e.Pid {
+			continue
+		}
+		if err := syscall.Kill(pid, s); err != nil {
+			return fmt.Errorf("process %d of the engine: %w", pid, err)
+		}
+		found = true
+	}
+	if !found {
+		return fmt.Errorf("the engine with process group %d has no process whose name begins with VLLM", e.Pid)
+	}
+	return nil
+}
