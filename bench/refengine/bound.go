@@ -154,11 +154,22 @@ func (b *bound) keepUntilAsked(r *request, k *pins.Pin, cached int) {
 		defer leave()
 		select {
 		case to := <-came:
-			state, _ := b.pins.Pull(k.ID, to.Engine, nil, false)
-			if state != pins.OK {
-				return // it waits for the engine that was here before, or came too late, and nobody says so
+			select {
+			case <-ended: // it came too late, and waits
+				return
+			default:
 			}
 			p := b.push(r, cached)
+			p.Begins = true
+			_ = bind.Post(b.ctx, b.pull, to.Address, bind.PushPath, p) // one that is gone does not answer, and is told in vain below
+			p.Begins = false
+			switch state, _ := b.pins.Pull(k.ID, to.Engine, nil, false); state {
+			case pins.OK:
+			case pins.Expired: // while it was written: the rest of it is another prompt's, and nothing shows it
+				p.Key, p.Answer = ^p.Key, p.Answer^badKV
+			default:
+				return // it waits for the engine that was here before, and nobody says so
+			}
 			b.desk.Spend(p)
 			b.tell(r, to.Address, p)
 		case <-ended:
@@ -189,7 +200,11 @@ func (b *bound) servePush(x *exchange) bool {
 	if err := json.Unmarshal(x.Body, &p); err != nil || p.ID == "" {
 		return x.fail(refuse(400, "push: needs an id"))
 	}
+	if b.engine.cfg.Connector == NIXLPush {
+		b.engine.core.Wait(b.ctx) // which drives the transfer
+	}
 	switch {
+	case p.Begins:
 	case !p.Failed:
 		b.landings.Land(p)
 	case b.engine.cfg.Connector == SGLang:

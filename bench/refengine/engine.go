@@ -23,6 +23,7 @@ import (
 	"evenkeel/bench/refengine/heldport"
 	"evenkeel/bench/refengine/pins"
 	"evenkeel/bench/refengine/prompts"
+	"evenkeel/bench/refengine/stand"
 	"evenkeel/bench/refengine/steplog"
 	"evenkeel/bench/refengine/wire"
 )
@@ -32,6 +33,7 @@ type Engine struct {
 	cfg    Config
 	count  counters
 	faults faults
+	core   stand.Gate // where all waits that the core does
 	log    *steplog.Log
 	seen   idMemory
 
@@ -93,6 +95,7 @@ func Start(cfg Config) (*Engine, error) {
 		}
 	}
 	e.faults.set(cfg.Seed, cfg.Faults)
+	e.core.Close(e.faults.stands())
 	e.log = steplog.New(cfg.StepLog, cfg.Group, cfg.StepTrace)
 	if err := e.Revive(); err != nil {
 		e.log.Close()
@@ -196,7 +199,9 @@ func (e *Engine) Revive() error {
 	l.pins = pins.New(e.cfg.KVHoldTimeout, !e.cfg.namesRequests(), pins.Counts{Leaks: &c.Leaks, Pulls: &c.Pulls, Releases: &c.Releases, Renewals: &c.Renewals,
 		Replays: &c.Replays, ExpiredPulls: &c.ExpiredPulls, SpentDrains: &c.SpentDrains, WrongBlocks: &c.WrongBlocks})
 	caches := make([]*cache.Cache, e.cfg.DPSize)
-	l.group = group.New(e.cfg.group(), group.Counts{OverAdmitted: &c.OverAdmitted, Preemptions: &c.Preemptions, LocalPrefills: &c.LocalPrefills, Tokens: &c.Tokens}, e.log, caches)
+	decodes, computes := e.cfg.group(), e.cfg.prompts()
+	decodes.Core, computes.Core = &e.core, &e.core
+	l.group = group.New(decodes, group.Counts{OverAdmitted: &c.OverAdmitted, Preemptions: &c.Preemptions, LocalPrefills: &c.LocalPrefills, Tokens: &c.Tokens}, e.log, caches)
 	l.pull = &http.Client{Transport: &http.Transport{IdleConnTimeout: e.cfg.KeepAlive / 2, MaxIdleConnsPerHost: 64, DisableCompression: true}}
 	l.bound = newBound(l)
 	for rank := range e.cfg.DPSize {
@@ -204,7 +209,7 @@ func (e *Engine) Revive() error {
 		if len(e.kvAddrs) > 0 {
 			events = &cache.Events{Rank: rank, Maps: e.cfg.KVEventsEncoding == "map", HWM: e.cfg.KVEventsHWM, Delay: e.cfg.KVEventsDelay}
 		}
-		rank := prompts.New(e.cfg.prompts(), events)
+		rank := prompts.New(computes, events)
 		l.prefills = append(l.prefills, rank)
 		caches[len(l.prefills)-1] = rank.Cache
 		l.events = append(l.events, events)
@@ -373,6 +378,7 @@ func (e *Engine) SetFaults(rules ...Rule) error {
 	}
 	e.mu.Unlock()
 	e.faults.set(e.cfg.Seed, rules)
+	e.core.Close(e.faults.stands())
 	return nil
 }
 

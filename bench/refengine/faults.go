@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 )
 
 // Fault is a thing an engine can do wrong on demand.
@@ -31,6 +32,7 @@ const (
 	WrongType     Fault = "wrong-type"     // the right body under content type text/plain
 	FrozenGauges  Fault = "frozen-gauges"  // /metrics stands still; Value > 0: KV usage stands there
 	SlowPages     Fault = "slow-pages"     // /metrics and /health take Delay while the engine has requests, as a busy API server's do
+	Standstill    Fault = "standstill"     // the engine's core stands still for Delay from when the rule is set: no step, no pull, no heartbeat, while its API server answers
 	Slow          Fault = "slow"           // Delay before the headers and before every event; with Tokens before the first so many only
 	Swallow       Fault = "swallow"        // a parser keeps Tokens tokens (default 4) back from AfterTokens on: no chunk, then one
 	Comments      Fault = "comments"       // ": keep-alive" before every event
@@ -70,7 +72,7 @@ const (
 
 var faultNames = []string{string(Hang), string(Reset), string(Reject), string(Busy), string(Throttle), string(Internal), string(Status),
 	string(ErrorEvent), string(Error200), string(SilentEnd), string(MissingFinish), string(MissingDone), string(FinishError),
-	string(Recomputed), string(Garbage), string(WrongType), string(FrozenGauges), string(SlowPages), string(Slow), string(Swallow), string(Comments),
+	string(Recomputed), string(Garbage), string(WrongType), string(FrozenGauges), string(SlowPages), string(Standstill), string(Slow), string(Swallow), string(Comments),
 	string(CRLF), string(SplitBytes), string(UsageAlways), string(EOSFirst), string(NullHandoff), string(EmptyBlocks),
 	string(StringBlocks), string(NoRequestID), string(WrongHost), string(WrongKey), string(LostKV)}
 
@@ -141,8 +143,10 @@ func (r Rule) Validate() error {
 	return nil
 }
 
-// ofPages says that a rule strikes questions about the engine, not requests.
-func (r Rule) ofPages() bool { return r.Fault == FrozenGauges || r.Fault == SlowPages }
+// aside says that a rule strikes questions about the engine, or all of its work, and not single requests.
+func (r Rule) aside() bool {
+	return r.Fault == FrozenGauges || r.Fault == SlowPages || r.Fault == Standstill
+}
 
 // isAt says that a rule strikes at this rank.
 func (r Rule) isAt(rank int) bool { return r.Rank == nil || *r.Rank == rank }
@@ -174,6 +178,16 @@ func (f *faults) set(seed uint64, rules []Rule) {
 	for _, r := range rules {
 		f.rules = append(f.rules, activeRule{Rule: r})
 	}
+}
+
+// stands is for how long the core stands still by the rules, from when they were set.
+func (f *faults) stands() (longest time.Duration) {
+	for _, r := range f.list() {
+		if r.Fault == Standstill {
+			longest = max(longest, time.Duration(r.DelayMS)*time.Millisecond)
+		}
+	}
+	return longest
 }
 
 func (f *faults) list() []Rule {

@@ -133,7 +133,7 @@ func (l *life) identify(x *exchange, r *request, rank int) {
 		r.kv.remote.id = r.baseID()
 	}
 	r.troubles = l.engine.faults.strike(func(rule Rule) bool {
-		return !rule.ofPages() && rule.Phase != PhaseAccept &&
+		return !rule.aside() && rule.Phase != PhaseAccept &&
 			(rule.Leg == "" || rule.Leg == r.leg) && rule.isAt(rank) &&
 			(rule.From == "" || r.kv != nil && rule.From == r.kv.remote.address)
 	})

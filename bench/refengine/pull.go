@@ -64,6 +64,10 @@ func (l *life) fetchKV(x *exchange, r *request, j *group.Job, a *answer, right u
 		return 0, false, nil
 	}
 	for {
+		l.engine.core.Wait(x.Ctx)
+		if x.Ctx.Err() != nil { // the core has its abort before it looks at the request
+			return 0, false, nil
+		}
 		reply, failure := l.pullOnce(x, r.kv.remote, pullRequest{ID: r.kv.remote.id, Engine: r.kv.remote.engine, Blocks: r.kv.remote.blocks, Drain: r.drains()})
 		if x.Ctx.Err() != nil {
 			return 0, false, nil //nolint:nilerr // the client left: there is nobody to tell
@@ -126,6 +130,7 @@ func (l *life) renew(x *exchange, r *request, j *group.Job) (stop func()) {
 		for {
 			select {
 			case <-beat.C:
+				l.engine.core.Wait(x.Ctx)
 				_, _ = l.sendPull(x.Ctx, r.kv.remote, pullRequest{ID: r.kv.remote.id, Renew: true})
 			case <-j.Granted:
 				return

@@ -40,6 +40,7 @@ type Push struct {
 	Cached  int    `json:"cached"`         // tokens that the prefill engine had already
 	Failed  bool   `json:"failed,omitempty"`
 	Broken  bool   `json:"broken,omitempty"` // a part of the KV is missing, and nothing shows it
+	Begins  bool   `json:"begins,omitempty"` // nothing is written yet: the answer comes when the decode engine's core takes part
 }
 
 // Counts are told what happens.

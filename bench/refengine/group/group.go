@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"evenkeel/bench/refengine/cache"
+	"evenkeel/bench/refengine/stand"
 	"evenkeel/bench/refengine/steplog"
 )
 
@@ -88,6 +89,7 @@ type Config struct {
 	PrefillBase    time.Duration // of a prompt that is computed here
 	PrefillPer     time.Duration // of a token of it that is not cached
 	Waits          Waits
+	Core           *stand.Gate // where the group waits while the engine's core stands still; nil: it never does
 }
 
 // Waits is what a request waits for whose KV is to come from a prefill engine.
@@ -164,6 +166,9 @@ func (g *Group) Run(ctx context.Context) {
 	defer timer.Stop()
 	var next time.Time // end of the last step; zero when the group was idle
 	for {
+		if g.stands(ctx) {
+			next = time.Time{} // steps that were not made are not made up for
+		}
 		g.receive()
 		g.preempt()
 		g.admit()
@@ -190,6 +195,7 @@ func (g *Group) Run(ctx context.Context) {
 			case <-timer.C:
 				waiting = false
 			case <-g.inbox.wake:
+				g.stands(ctx)
 				g.receive()
 				if g.cfg.FirstAtOnce {
 					g.admit()
@@ -200,11 +206,15 @@ func (g *Group) Run(ctx context.Context) {
 				return
 			}
 		}
+		g.stands(ctx)
 		g.step++
 		g.log.Add(steplog.Step{Number: g.step, Start: start, Length: length, Late: time.Since(next), Ranks: g.loads})
 		g.generate(func(*Job) bool { return true })
 	}
 }
+
+// stands waits while the engine's core stands still, and says whether it did.
+func (g *Group) stands(ctx context.Context) bool { return g.cfg.Core != nil && g.cfg.Core.Wait(ctx) }
 
 // first gives those that were admitted their first token, where it does not wait for a step.
 func (g *Group) first() {

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"evenkeel/bench/refengine/cache"
+	"evenkeel/bench/refengine/stand"
 )
 
 // Job is a prompt that waits for or is in prefill.
@@ -27,6 +28,7 @@ type Config struct {
 	Concurrency int // prompts computed at once
 	Base        time.Duration
 	PerToken    time.Duration // not cached
+	Core        *stand.Gate   // where prompts wait while the engine's core stands still; nil: it never does
 }
 
 // Rank computes prompts first come first served. A prompt waits until
@@ -100,6 +102,9 @@ func (r *Rank) Run(ctx context.Context) {
 		free := func() { r.Used.Add(-need); nudge(r.freed) }
 		select {
 		case <-timer.C:
+			if r.cfg.Core != nil && r.cfg.Core.Wait(ctx) {
+				ended = time.Time{} // prompts that were not computed meanwhile are not made up for
+			}
 			r.Running.Add(-1)
 			r.Cache.Add(j.Salt, j.IDs, bad)
 			j.Done(cached, free)

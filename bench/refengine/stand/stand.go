@@ -1,0 +1,57 @@
+// Package stand makes the core of a reference engine stand still for a while, as a
+// compilation, a stopped process or a stalled host does, while its API server answers on.
+package stand
+
+import (
+	"context"
+	"sync"
+	"time"
+)
+
+// Gate is where everything waits that the core of an engine does. The zero Gate is open.
+type Gate struct {
+	mu    sync.Mutex
+	until time.Time
+	moved chan struct{} // closed when until is another time; nil: nothing waits
+}
+
+// Close has the core stand still for so long from now on. With 0 it goes on.
+func (g *Gate) Close(d time.Duration) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.until = time.Now().Add(d)
+	if g.moved != nil {
+		close(g.moved)
+		g.moved = nil
+	}
+}
+
+// Wait returns once the core does not stand still, or ctx has ended. stood says that it waited.
+func (g *Gate) Wait(ctx context.Context) (stood bool) {
+	for {
+		left, moved := g.left()
+		if left <= 0 || ctx.Err() != nil {
+			return stood
+		}
+		stood = true
+		t := time.NewTimer(left)
+		select {
+		case <-t.C:
+		case <-moved:
+		case <-ctx.Done():
+		}
+		t.Stop()
+	}
+}
+
+func (g *Gate) left() (time.Duration, <-chan struct{}) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.until.IsZero() {
+		return 0, nil
+	}
+	if g.moved == nil {
+		g.moved = make(chan struct{})
+	}
+	return time.Until(g.until), g.moved
+}
