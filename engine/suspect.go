@@ -60,13 +60,25 @@ func (m *Monitor) accused(id string, n int) {
 	s := &w.suspect
 	s.accused = max(0, s.accused+n) // those of before a restart were forgiven
 	next := w.status
-	if next.Accused = nil; s.accused >= maxAccused {
-		next.Accused = errAccused
-	}
+	next.Accused = s.accusation()
 	w.become(next)
 }
 
-var errAccused = fmt.Errorf("%d requests failed with 500, and no other engine has had them yet", maxAccused)
+var (
+	errAccused = fmt.Errorf("%d requests failed with 500, and no other engine has had them yet", maxAccused)
+	errQuiet   = errors.New("its core gave no sign of life for so long that the KV of what waits there may be lost: no event on any stream, and no gauge that moved")
+)
+
+// accusation is why nothing new should go to the engine for a moment.
+func (s *suspicion) accusation() error {
+	switch {
+	case s.accused >= maxAccused:
+		return errAccused
+	case s.quiet:
+		return errQuiet
+	}
+	return nil
+}
 
 // suspicion is what is held against an instance that answers its health check.
 type suspicion struct {
@@ -76,6 +88,7 @@ type suspicion struct {
 	tried   time.Time
 	why     error // of the outage
 	accused int   // failures of which it is open whose they are
+	quiet   bool  // requests wait there for KV, and its core gives no sign of life
 }
 
 // judge needs m.mu.

@@ -2,7 +2,9 @@ package engine
 
 import (
 	"math"
+	"sync"
 	"sync/atomic"
+	"time"
 
 	"go.uber.org/zap"
 )
@@ -15,6 +17,9 @@ type Traffic struct {
 	heard   atomic.Uint64
 	chunk   atomic.Uint64 // tokens of a chunk, a float64's bits
 	beyond  atomic.Int64
+
+	mu    sync.Mutex
+	signs map[int]*Signs // by rank, as a Target has it
 
 	computes atomic.Int64 // prompt tokens that the engine was to compute itself, at most
 	open     atomic.Int64 // of these, tokens of requests that the engine may not have counted yet
@@ -30,6 +35,31 @@ func (t *Traffic) Heard() { t.heard.Add(1) }
 // for it, and with -1 that it is gone: an engine may run it although the slots we
 // count are taken.
 func (t *Traffic) Beyond(n int64) { t.beyond.Add(n) }
+
+// Signs are those of a rank's core.
+func (t *Traffic) Signs(rank int) *Signs {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	s := t.signs[rank]
+	if s == nil {
+		if t.signs == nil {
+			t.signs = map[int]*Signs{}
+		}
+		s = NewSigns()
+		t.signs[rank] = s
+	}
+	return s
+}
+
+// quiet is how much of its patience the request has used up that has waited for the longest for a sign of life, as a share.
+func (t *Traffic) quiet(now time.Time) (most float64) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, s := range t.signs {
+		most = max(most, s.quiet(now))
+	}
+	return most
+}
 
 // Sends tells of a request right before it is sent, and of how many tokens of its
 // prompt the engine is to compute at most.
@@ -83,18 +113,20 @@ const frozenScrapes = 3
 // vitals are the gauges of which at least one moves while an engine computes.
 type vitals struct{ generated, running, waiting, kv float64 }
 
-func vitalsOf(s *Sample) vitals {
+func vitalsOf(s *Sample, rank int) vitals {
 	known := func(v float64, ok bool) float64 {
 		if !ok {
 			return -1
 		}
 		return v
 	}
-	return vitals{known(s.Generated(-1)), known(s.Running(-1)), known(s.Waiting(-1)), known(s.KVUsage(-1))}
+	return vitals{known(s.Generated(rank)), known(s.Running(rank)), known(s.Waiting(rank)), known(s.KVUsage(rank))}
 }
 
 // pulse is what the scrapes of an instance showed; only run's goroutine has it.
 type pulse struct {
+	at     time.Time // the last scrape began
+	ranks  map[int]vitals
 	last   vitals
 	busy   bool // streams of ours ran at the last scrape
 	alike  int  // scrapes that were as the one before, with streams of ours running
@@ -129,16 +161,17 @@ func (p *pulse) allow(slots int, running float64) {
 // while streams run make the engine a suspect, for a wedged one reports healthy
 // numbers for ever; more requests in its batch than it has slots
 // means that slots are configured wrong, or that others use it too.
-func (w *watch) feel(s *Sample) {
+func (w *watch) feel(s *Sample, at time.Time) {
 	if len(w.in.Canaries) == 0 {
 		return
 	}
 	if f := w.m.sampled; f != nil {
 		f(w.in.ID, s)
 	}
+	w.feelRanks(s, at)
 	w.m.mu.Lock()
 	defer w.m.mu.Unlock()
-	p, now, busy := &w.pulse, vitalsOf(s), w.traffic.running.Load() > 0
+	p, now, busy := &w.pulse, vitalsOf(s, -1), w.traffic.running.Load() > 0
 	if busy && p.busy && now == p.last {
 		p.alike++
 	} else {
@@ -176,6 +209,24 @@ func (w *watch) feel(s *Sample) {
 			zap.Int("slots", p.slots), zap.Float64("running", running))
 	}
 	p.over = most > 0
+}
+
+// feelRanks takes a gauge of a rank that moved since the scrape before for a sign of life of its core, as of that scrape:
+// all that is known is that the core made a step after it. at is when this scrape began.
+func (w *watch) feelRanks(s *Sample, at time.Time) {
+	p := &w.pulse
+	before := p.ranks
+	p.ranks = make(map[int]vitals, len(w.in.Canaries))
+	for _, t := range w.in.Canaries {
+		now := vitalsOf(s, t.Rank)
+		signs := w.traffic.Signs(t.Rank)
+		signs.gauge.Store(now != vitals{-1, -1, -1, -1})
+		if old, known := before[t.Rank]; known && now != old {
+			signs.Seen(p.at)
+		}
+		p.ranks[t.Rank] = now
+	}
+	p.at = at
 }
 
 // pulls compare two counts: the prompt tokens that an engine says it did not get

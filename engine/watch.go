@@ -122,8 +122,12 @@ func (w *watch) check(ctx context.Context) {
 		w.learnRTT(now.Sub(began), now)
 	}
 	unknown := w.facts.err != nil && len(w.facts.models) == 0
-	if err == nil && (!up || unknown || time.Since(w.factsAt) >= w.m.cfg.FactsInterval) {
+	switch {
+	case err != nil:
+	case !up || unknown || time.Since(w.factsAt) >= w.m.cfg.FactsInterval:
 		w.readFacts(ctx, !up, !up || unknown)
+	case w.traffic.quiet(began) > 0.5:
+		w.lookForSigns(ctx)
 	}
 	if ctx.Err() != nil { // stopped: what failed, failed by that
 		return
@@ -133,6 +137,7 @@ func (w *watch) check(ctx context.Context) {
 	if w.gone {
 		return
 	}
+	w.suspect.quiet = w.traffic.quiet(time.Now()) > 1
 	refused := errors.Is(err, ErrCredential) || (err == nil && errors.Is(w.facts.err, ErrCredential))
 	w.alarm(refused)
 	strange := err == nil && errors.Is(w.facts.err, ErrNotAnEngine)
@@ -152,6 +157,7 @@ func (w *watch) check(ctx context.Context) {
 		}
 		w.failed = 0
 		next := w.status
+		next.Accused = w.suspect.accusation()
 		next.Up, next.Err = true, fmt.Errorf("a health check was answered too late, while requests go on: %w", err)
 		w.become(next)
 	default:
@@ -175,7 +181,7 @@ func (w *watch) learned(up bool) Status {
 	return Status{
 		Up: up, Err: f.err, Since: w.status.Since,
 		Models: f.models, Version: f.version, CapacityTokens: f.capacity, StartTime: f.start,
-		Out: w.status.Out, Wedged: w.status.Wedged,
+		Out: w.status.Out, Wedged: w.status.Wedged, Accused: w.suspect.accusation(),
 	}
 }
 
@@ -278,9 +284,10 @@ func (w *watch) readFacts(ctx context.Context, full, hurry bool) {
 		patience = min(patience, time.Second)
 	}
 	w.pulse.pulls.before(w.traffic)
+	began := time.Now()
 	s, err := w.scrape(ctx, patience)
 	if err == nil {
-		w.feel(s)
+		w.feel(s, began)
 	}
 	if err == nil && s.StartTime != 0 && s.StartTime != f.start {
 		full, f.start = true, s.StartTime
@@ -301,6 +308,14 @@ func (w *watch) readFacts(ctx context.Context, full, hurry bool) {
 		f.models = models // else those known before stay
 	}
 	w.facts, w.factsAt = f, time.Now()
+}
+
+// lookForSigns reads the gauges out of turn: the streams are quiet, and the gauges may tell that the core is not.
+func (w *watch) lookForSigns(ctx context.Context) {
+	began := time.Now()
+	if s, err := w.scrape(ctx, min(w.m.cfg.Timeout, time.Second)); err == nil {
+		w.feelRanks(s, began)
+	}
 }
 
 func (w *watch) models(ctx context.Context) ([]Model, error) {

@@ -198,7 +198,7 @@ func TestBothEnginesGetTheClientsBytes(t *testing.T) {
 	b := scan(t, string(raw))
 	p := Profile{}.WithDefaults()
 	probe := join(p.ProbeBody(b, Chat, nil, nil, nil))
-	decode := join(p.DecodeBody(b, Chat, nil, json.RawMessage(`{"do_remote_prefill":true}`), true, nil))
+	decode := join(p.DecodeBody(b, Chat, nil, json.RawMessage(`{"do_remote_prefill":true}`), "", true, nil))
 	theirs := func(raw string) string {
 		return join(scan(t, raw).Splice(nil, func(key string) bool { return ownKeys[key] }, nil))
 	}
@@ -219,7 +219,7 @@ func TestABodyIsSplicedWithoutCopyingIt(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		dst = p.DecodeBody(&b, Chat, nil, kv, true, p.ProbeBody(&b, Chat, nil, nil, dst[:0]))
+		dst = p.DecodeBody(&b, Chat, nil, kv, "", true, p.ProbeBody(&b, Chat, nil, nil, dst[:0]))
 	})
 	require.LessOrEqual(t, allocs, 8.0)
 }
@@ -253,7 +253,7 @@ func BenchmarkSpliceRatio(b *testing.B) {
 		if err != nil {
 			b.Fatal(err)
 		}
-		dst = p.DecodeBody(&body, Chat, nil, kv, true, dst[:0])
+		dst = p.DecodeBody(&body, Chat, nil, kv, "", true, dst[:0])
 		middle := b.Elapsed()
 		var m map[string]any
 		if err := json.Unmarshal(bytes.Replace(raw, []byte("1e400"), []byte("1e300"), 1), &m); err != nil {

@@ -56,12 +56,12 @@ func (p *Profile) EarlyProbe(b *Body, leg *Leg, m *Meeting, stream bool, dst [][
 }
 
 // EarlyDecode appends the segments of the decode request of a profile that is Early.
-func (p *Profile) EarlyDecode(b *Body, leg *Leg, m *Meeting, stream bool, dst [][]byte) [][]byte {
+func (p *Profile) EarlyDecode(b *Body, leg *Leg, m *Meeting, salt string, stream bool, dst [][]byte) [][]byte {
 	if p.Connector == SGLang {
 		return p.roomBody(b, leg, m, stream, dst, true)
 	}
 	members, drop := p.answer(b, leg, stream)
-	members = append(members, Member{"kv_transfer_params", leg.resume().params(p.decodeParams(m))})
+	members = append(salted(b, salt, members), Member{"kv_transfer_params", leg.resume().params(p.decodeParams(m))})
 	return b.Splice(dst, leg.resume().drop(drop), members)
 }
 

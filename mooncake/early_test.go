@@ -32,14 +32,14 @@ func TestBodiesOfEarlyBinds(t *testing.T) {
 	lw, sgl, push := profileOf(AscendLayerwise), profileOf(SGLang), profileOf(NIXLPush)
 	for name, segments := range map[string][][]byte{
 		"early-layerwise-probe":  lw.EarlyProbe(b, nil, m, true, nil),
-		"early-layerwise-decode": lw.EarlyDecode(b, nil, m, true, nil),
-		"early-layerwise-whole":  lw.EarlyDecode(b, nil, m, false, nil),
+		"early-layerwise-decode": lw.EarlyDecode(b, nil, m, "", true, nil),
+		"early-layerwise-whole":  lw.EarlyDecode(b, nil, m, "", false, nil),
 		"early-sglang-probe":     sgl.EarlyProbe(b, nil, m, true, nil),
-		"early-sglang-decode":    sgl.EarlyDecode(b, nil, m, true, nil),
+		"early-sglang-decode":    sgl.EarlyDecode(b, nil, m, "", true, nil),
 		"early-sglang-alone":     sgl.EarlyProbe(b, &Leg{SeedOffset: 2}, &alone, true, nil),
-		"early-sglang-whole":     sgl.EarlyDecode(b, nil, &alone, false, nil),
+		"early-sglang-whole":     sgl.EarlyDecode(b, nil, &alone, "", false, nil),
 		"early-push-probe":       push.EarlyProbe(b, nil, m, true, nil),
-		"early-push-decode":      push.EarlyDecode(b, nil, m, true, nil),
+		"early-push-decode":      push.EarlyDecode(b, nil, m, "", true, nil),
 	} {
 		t.Run(name, func(t *testing.T) {
 			got := join(segments)
@@ -66,12 +66,12 @@ func TestTheLegsOfSGLangDifferInTheirRanksOnly(t *testing.T) {
 	for _, stream := range []bool{true, false} {
 		m := &Meeting{RID: "r", Host: "h", Port: 1, Room: 6, PrefillRank: 2, DecodeRank: 1}
 		const ranks = `,"routed_dp_rank":`
-		prefill, decode := join(p.EarlyProbe(b, leg, m, stream, nil)), join(p.EarlyDecode(b, leg, m, stream, nil))
+		prefill, decode := join(p.EarlyProbe(b, leg, m, stream, nil)), join(p.EarlyDecode(b, leg, m, "", stream, nil))
 		same, found := strings.CutSuffix(prefill, ranks+"2}\n")
 		require.True(t, found, prefill)
 		require.Equal(t, same+ranks+`1,"disagg_prefill_dp_rank":2}`+"\n", decode)
 		m.PrefillRank, m.DecodeRank = -1, -1
-		require.Equal(t, join(p.EarlyProbe(b, leg, m, stream, nil)), join(p.EarlyDecode(b, leg, m, stream, nil)))
+		require.Equal(t, join(p.EarlyProbe(b, leg, m, stream, nil)), join(p.EarlyDecode(b, leg, m, "", stream, nil)))
 		require.NotContains(t, join(p.EarlyProbe(b, leg, m, stream, nil)), "dp_rank")
 	}
 }
@@ -84,7 +84,7 @@ func TestALayerwiseChatGoesOnOnBothLegs(t *testing.T) {
 	m := &Meeting{Metaserver: "http://m/1", Callback: json.RawMessage(callbackJSON)}
 	p := profileOf(AscendLayerwise)
 	require.Contains(t, join(p.EarlyProbe(b, leg, m, true, nil)), `"kv_transfer_params":`+strings.TrimSuffix(callbackJSON, "}")+`,"prompt_token_ids":[1,2,3]}}`)
-	require.Contains(t, join(p.EarlyDecode(b, leg, m, true, nil)),
+	require.Contains(t, join(p.EarlyDecode(b, leg, m, "", true, nil)),
 		`"kv_transfer_params":{"do_remote_decode":false,"do_remote_prefill":true,"metaserver":"http://m/1","prompt_token_ids":[1,2,3]}}`)
 	require.Contains(t, join(p.EarlyProbe(b, nil, m, true, nil)), `"kv_transfer_params":`+callbackJSON+`}`, "as it came")
 }

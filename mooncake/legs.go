@@ -131,15 +131,28 @@ func (p *Profile) probeWith(b *Body, leg *Leg, params json.RawMessage, dst [][]b
 // own answer goes to the client, so nothing is asked for that the
 // client did not ask for. A nil kv makes the engine prefill by itself, which
 // only a profile with AllowLocalPrefill should let happen.
-func (p *Profile) DecodeBody(b *Body, ep Endpoint, leg *Leg, kv json.RawMessage, stream bool, dst [][]byte) [][]byte {
+func (p *Profile) DecodeBody(b *Body, ep Endpoint, leg *Leg, kv json.RawMessage, salt string, stream bool, dst [][]byte) [][]byte {
 	if s := shapes[ep]; s != nil {
-		return s.decode(p, b, kv, stream, dst)
+		return s.decode(p, b, kv, salt, stream, dst)
 	}
 	members, drop := p.answer(b, leg, stream)
+	members = salted(b, salt, members)
 	if kv != nil {
 		members = append(members, Member{"kv_transfer_params", leg.resume().params(kv)})
 	}
 	return b.Splice(dst, leg.resume().drop(drop), members)
+}
+
+// salted adds the cache_salt that keeps a request from blocks of a decode engine's prefix cache which may be wrong, beside
+// the client's own. Empty changes nothing.
+func salted(b *Body, salt string, members []Member) []Member {
+	if salt == "" {
+		return members
+	}
+	if own, ok := b.Get("cache_salt"); ok && len(own) > 2 && own[0] == '"' {
+		salt = rawjson.Unquote(own) + " " + salt
+	}
+	return append(members, Member{"cache_salt", appendString(nil, salt)})
 }
 
 // answer returns what is set and what is dropped for an answer that the client gets.

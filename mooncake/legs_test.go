@@ -65,10 +65,10 @@ func TestBodies(t *testing.T) {
 		"probe-both":         both.ProbeBody(b, Chat, nil, nil, nil),
 		"probe-again":        vocab.ProbeBody(b, Chat, &Leg{IgnoreEOS: true}, nil, nil),
 		"probe-upstream":     upstream.ProbeBody(b, Chat, nil, x, nil),
-		"decode":             vocab.DecodeBody(b, Chat, nil, kv, true, nil),
-		"decode-bare":        bare.DecodeBody(b, Chat, nil, kv, true, nil),
-		"decode-sample":      vocab.DecodeBody(b, Chat, &Leg{SeedOffset: 2}, kv, true, nil),
-		"decode-passthrough": vocab.DecodeBody(b, Chat, nil, kv, false, nil),
+		"decode":             vocab.DecodeBody(b, Chat, nil, kv, "", true, nil),
+		"decode-bare":        bare.DecodeBody(b, Chat, nil, kv, "", true, nil),
+		"decode-sample":      vocab.DecodeBody(b, Chat, &Leg{SeedOffset: 2}, kv, "", true, nil),
+		"decode-passthrough": vocab.DecodeBody(b, Chat, nil, kv, "", false, nil),
 		"drain":              vocab.DiscardBody(b, Chat, nil, kv, "salt of the drain", nil),
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -87,14 +87,14 @@ func TestBodies(t *testing.T) {
 func TestDecodeRelaysTheHandoffByteForByte(t *testing.T) {
 	p := Profile{}.WithDefaults()
 	for _, stream := range []bool{true, false} {
-		got := join(p.DecodeBody(scan(t, `{"model":"m"}`), Chat, nil, json.RawMessage(handoffJSON), stream, nil))
+		got := join(p.DecodeBody(scan(t, `{"model":"m"}`), Chat, nil, json.RawMessage(handoffJSON), "", stream, nil))
 		require.Contains(t, got, `"kv_transfer_params":`+handoffJSON+`}`)
 	}
 }
 
 func TestDecodeWithoutAHandoffHasNoParams(t *testing.T) { // local prefill, where a profile allows it
 	p := Profile{}.WithDefaults()
-	got := join(p.DecodeBody(scan(t, `{"model":"m","kv_transfer_params":{"do_remote_prefill":true}}`), Chat, nil, nil, true, nil))
+	got := join(p.DecodeBody(scan(t, `{"model":"m","kv_transfer_params":{"do_remote_prefill":true}}`), Chat, nil, nil, "", true, nil))
 	require.NotContains(t, got, "kv_transfer_params")
 	require.True(t, json.Valid([]byte(got)))
 }
@@ -115,7 +115,7 @@ func TestAnEchoIsNotAskedForWithTokenIDs(t *testing.T) {
 		{"ids that the client wants stay", `{"prompt":"one","echo":true,"return_token_ids":true}`, nil, true},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			after := scan(t, join(p.DecodeBody(scan(t, tc.body), Completions, tc.leg, json.RawMessage(`{}`), true, nil)))
+			after := scan(t, join(p.DecodeBody(scan(t, tc.body), Completions, tc.leg, json.RawMessage(`{}`), "", true, nil)))
 			ids, _ := after.Get("return_token_ids")
 			require.Equal(t, tc.want, string(ids) == "true")
 		})
@@ -128,7 +128,7 @@ func TestALegOfAListPrompt(t *testing.T) {
 	leg := &Leg{Prompt: json.RawMessage(`"two"`), SeedOffset: 1}
 	for _, segments := range [][][]byte{
 		p.ProbeBody(b, Completions, leg, nil, nil),
-		p.DecodeBody(b, Completions, leg, json.RawMessage(`{}`), true, nil),
+		p.DecodeBody(b, Completions, leg, json.RawMessage(`{}`), "", true, nil),
 		p.DiscardBody(b, Completions, leg, json.RawMessage(`{}`), "salt", nil),
 	} {
 		after := scan(t, join(segments))
@@ -137,7 +137,7 @@ func TestALegOfAListPrompt(t *testing.T) {
 		require.Equal(t, 1, after.Count("prompt"))
 		require.Zero(t, after.Count("n"))
 	}
-	decode := scan(t, join(p.DecodeBody(b, Completions, leg, json.RawMessage(`{}`), true, nil)))
+	decode := scan(t, join(p.DecodeBody(b, Completions, leg, json.RawMessage(`{}`), "", true, nil)))
 	seed, _ := decode.Get("seed")
 	require.Equal(t, "8", string(seed))
 }
@@ -155,7 +155,7 @@ func TestSeedsOfSamplesDiffer(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			p := Profile{}.WithDefaults()
 			b := scan(t, `{"seed":`+tc.seed+`}`)
-			after := scan(t, join(p.DecodeBody(b, Chat, &Leg{SeedOffset: 2}, nil, true, nil)))
+			after := scan(t, join(p.DecodeBody(b, Chat, &Leg{SeedOffset: 2}, nil, "", true, nil)))
 			got, _ := after.Get("seed")
 			require.Equal(t, tc.want, string(got))
 		})
@@ -183,7 +183,7 @@ func TestStopTokensThatCouldEndTheEngineAreDropped(t *testing.T) {
 			p := Profile{VocabSize: tc.vocab}.WithDefaults()
 			b := scan(t, tc.body)
 			for _, stream := range []bool{true, false} {
-				got := join(p.DecodeBody(b, Chat, nil, nil, stream, nil))
+				got := join(p.DecodeBody(b, Chat, nil, nil, "", stream, nil))
 				require.Equal(t, tc.kept, strings.Contains(got, "stop_token_ids"), got)
 			}
 			require.NotContains(t, join(p.ProbeBody(b, Chat, nil, nil, nil)), "stop_token_ids")

@@ -42,7 +42,7 @@ func TestAResumedRequestOnTheWire(t *testing.T) {
 				want map[string]string
 			}{
 				"probe":  {p.ProbeBody(&b, tc.ep, leg, nil, nil), tc.probe},
-				"decode": {p.DecodeBody(&b, tc.ep, leg, kv, true, nil), tc.decode},
+				"decode": {p.DecodeBody(&b, tc.ep, leg, kv, "", true, nil), tc.decode},
 			} {
 				text := bytes.Join(side.got, nil)
 				sent, err := ScanBody(text, 0)

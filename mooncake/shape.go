@@ -83,8 +83,8 @@ func (s *shape) discard(b *Body, leg *Leg, kv []byte, salt string, dst [][]byte)
 }
 
 // decode is DecodeBody for the shape.
-func (s *shape) decode(p *Profile, b *Body, kv []byte, stream bool, dst [][]byte) [][]byte {
-	members := s.begin(stream)
+func (s *shape) decode(p *Profile, b *Body, kv []byte, salt string, stream bool, dst [][]byte) [][]byte {
+	members := salted(b, salt, s.begin(stream))
 	if kv != nil {
 		members = append(members, Member{"kv_transfer_params", kv})
 	}

@@ -205,6 +205,7 @@ var (
 	ErrNoCallback = errors.New("the decode engine did not say in time where the KV goes")
 	ErrRestarted  = errors.New("the prefill engine is another process than the decode engine was told of")
 	ErrSilent     = errors.New("the prompt was prefilled, and the decode engine did not begin its answer")
+	ErrLate       = errors.New("the decode engine did not begin its answer while the prefill engine certainly kept the KV; what came afterwards could be made of another prompt's")
 	ErrBroken     = errors.New("the prefill engine broke off while it handed the KV over")
 	errLeft       = errors.New("the client left")
 	errDrained    = errors.New("the engine was taken out of service")
@@ -260,13 +261,32 @@ func (p *Partner) awaitFirst() {
 	if p.started || p.closed {
 		return
 	}
-	p.silence = time.AfterFunc(p.FirstEvent, func() {
+	limit, why := p.FirstEvent, ErrSilent
+	if kept := p.kept(); kept < limit {
+		limit, why = kept, ErrLate
+	}
+	p.silence = time.AfterFunc(limit, func() {
 		p.mu.Lock()
 		defer p.mu.Unlock()
 		if !p.started {
-			p.fail(&Failure{Err: ErrSilent, Answer: openai.NewError(http.StatusGatewayTimeout, "decode_timeout", ErrSilent.Error()), Silent: true, Decode: true})
+			p.failSilent(why)
 		}
 	})
+}
+
+// failSilent ends a decode leg whose first event did not come in time. It is called with p.mu held.
+func (p *Partner) failSilent(why error) {
+	p.fail(&Failure{Err: why, Answer: openai.NewError(http.StatusGatewayTimeout, "decode_timeout", why.Error()), Silent: true, Decode: true})
+}
+
+// kept is for how long after its answer the prefill engine certainly keeps the KV, where that matters and the first event
+// tells when it was read. No decode engine renews that time: the hold has the prefill engine's name of the request, which
+// nobody knew when the decode engine got its own.
+func (p *Partner) kept() time.Duration {
+	if !p.keeps || p.Whole {
+		return math.MaxInt64
+	}
+	return p.last.Candidate.Profile.PulledWithin()
 }
 
 // Started is told of the decode leg's first event. prompt is how many tokens of the prompt the decode
@@ -274,6 +294,9 @@ func (p *Partner) awaitFirst() {
 // a moment for the prefill engine's answer. It returns why the answer cannot be believed, or nil.
 func (p *Partner) Started(prompt int) *Failure {
 	p.mu.Lock()
+	if p.answered && time.Since(p.ended) > p.kept() {
+		p.failSilent(ErrLate)
+	}
 	p.started, p.counted = true, prompt
 	p.moved()
 	if p.callsBack && !p.called { // it needed nothing, and has not said so

@@ -111,9 +111,10 @@ type Rank struct {
 	Target   *engine.Target
 	Profile  *mooncake.Profile
 	Traffic  *engine.Traffic
-	Region   string      // empty: ours
-	Context  int         // tokens of prompt and answer, of its longest model; 0: unknown
-	Area     *owner.Area // who admits to it; nil: this proxy, which is alone
+	Signs    *engine.Signs // of life of the rank's core
+	Region   string        // empty: ours
+	Context  int           // tokens of prompt and answer, of its longest model; 0: unknown
+	Area     *owner.Area   // who admits to it; nil: this proxy, which is alone
 
 	gone time.Time // its engine is, since then; under the fleet's mu
 }

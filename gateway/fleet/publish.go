@@ -136,8 +136,9 @@ func capacityOf(in *instance, r int) int64 {
 func (f *Fleet) worker(in *instance, r int, up bool) board.Worker {
 	t := in.target(r)
 	id := f.number(in, t.ID)
+	traffic := f.host.Monitor.Traffic(in.key())
 	f.ranks[id] = &Rank{
-		Worker: id, Instance: in.key(), Target: t, Profile: in.profile, Traffic: f.host.Monitor.Traffic(in.key()),
+		Worker: id, Instance: in.key(), Target: t, Profile: in.profile, Traffic: traffic, Signs: traffic.Signs(t.Rank),
 		Region: f.abroad(in), Context: in.context(), Area: f.Admission.Of(f.areaOf(in)),
 	}
 	w := board.Worker{

@@ -85,12 +85,11 @@ func (h *Handoff) Orphan() {
 	}
 }
 
-// PulledBy is until when a first event is believed: the KV it was made of was
-// read while the prefiller still had the blocks. What comes later may be made of
-// blocks that are somebody else's by then. A quarter of the margin
-// is for what the two clocks disagree on: the engine counts from the end of the
-// prefill, we from its answer. An answer in one piece does not tell when its pull
-// was, and is not held to it.
+// PulledBy is until when a first event is believed without a sign that the hold was renewed: the KV it was made of
+// was read while the prefiller still had the blocks. What comes later may be made of blocks that are somebody else's
+// by then. A quarter of the margin is for what the two clocks disagree on: the engine counts from the end of the
+// prefill, we from its answer. An answer in one piece does not tell when its pull was, and is not held to it where
+// nothing renews the hold.
 func (h *Handoff) PulledBy() time.Time {
 	return h.Expires().Add(-h.Expires().Sub(h.Deadline()) / 4)
 }
@@ -107,6 +106,9 @@ func (h *Handoff) discardBy() time.Time { return h.PulledBy() }
 
 // ErrOutlived ends what a hand-off was for whose prefill engine is another process now.
 var ErrOutlived = errors.New("the prefill engine's process that made the hand-off is gone, and its KV with it")
+
+// ErrLate ends an answer whose KV was perhaps another prompt's when it was read.
+var ErrLate = errors.New("the decode engine gave no sign of life for longer than the prefill engine certainly keeps the KV, and began its answer after that: it may be made of another prompt's KV")
 
 // BlockTokens is the largest block of KV that engines use. A pull may end with the
 // last whole block, so that an engine computes less than one block of a prompt that

@@ -97,7 +97,7 @@ func FuzzMessages(f *testing.F) {
 		require.Len(t, legs, 1)
 		kv := json.RawMessage(`{"a":1}`)
 		for name, segments := range map[string][][]byte{
-			"probe": p.ProbeBody(&r.Body, mooncake.Messages, &legs[0].Leg, nil, nil), "decode": p.DecodeBody(&r.Body, mooncake.Messages, &legs[0].Leg, kv, true, nil),
+			"probe": p.ProbeBody(&r.Body, mooncake.Messages, &legs[0].Leg, nil, nil), "decode": p.DecodeBody(&r.Body, mooncake.Messages, &legs[0].Leg, kv, "", true, nil),
 			"discard": p.DiscardBody(&r.Body, mooncake.Messages, &legs[0].Leg, kv, "s", nil),
 		} {
 			var sent []byte

@@ -117,7 +117,7 @@ func TestWhatAClientAsksFor(t *testing.T) {
 		{"reserved keys are dropped later, whatever they hold", chat(`"kv_transfer_params":{"do_remote_prefill":true},"request_id":[],"vllm_xargs":{},"_vllm_ascend_x":1,"prompt_token_ids":[7],"priority":0`), mooncake.Chat, func(t *testing.T, r *Request) {
 			p := mooncake.Profile{}.WithDefaults()
 			var sent []byte
-			for _, s := range p.DecodeBody(&r.Body, mooncake.Chat, nil, nil, true, nil) {
+			for _, s := range p.DecodeBody(&r.Body, mooncake.Chat, nil, nil, "", true, nil) {
 				sent = append(sent, s...)
 			}
 			for _, key := range []string{"kv_transfer_params", "request_id", "vllm_xargs", "_vllm_ascend_x", "prompt_token_ids", "priority"} {
@@ -434,7 +434,7 @@ func FuzzParse(f *testing.F) {
 		require.LessOrEqual(t, len(legs), MaxLegs)
 		for i := range legs { // what goes out is JSON with every key of ours once
 			var sent []byte
-			for _, s := range p.DecodeBody(&r.Body, ep, &legs[i].Leg, json.RawMessage(`{"a":1}`), true, nil) {
+			for _, s := range p.DecodeBody(&r.Body, ep, &legs[i].Leg, json.RawMessage(`{"a":1}`), "", true, nil) {
 				sent = append(sent, s...)
 			}
 			b, err := mooncake.ScanBody(sent, 0)

@@ -79,6 +79,8 @@ func (j *job) open(h *handoff.Handoff, s *stream) *fault {
 	}
 	s.call.OnWritten(sent)
 	s.call.Guard(s.rank.Area.Ours)
+	s.wait = h.Await(s.rank, s.began, s.whole)
+	defer s.wait.End()
 	var kv json.RawMessage
 	if h == nil {
 		j.client.OnGone(func() { s.call.Leave(notice) }) // no pull of KV is under way
@@ -103,6 +105,9 @@ func (j *job) open(h *handoff.Handoff, s *stream) *fault {
 	switch {
 	case h != nil && profile.Renews():
 		h.Lease.Renewed()
+		if !s.whole { // no first event tells that its pull was over
+			s.wait.Limit(s.call.Expire)
+		}
 	case h != nil:
 		silence = min(silence, h.PulledBy().Sub(s.began))
 	}
@@ -113,8 +118,8 @@ func (j *job) open(h *handoff.Handoff, s *stream) *fault {
 		s.beyond = true
 		s.rank.Traffic.Beyond(1)                      // so that the alarm about ranks with too many requests expects one more
 		if h != nil && !s.whole && profile.Renews() { // else its KV must be pulled in time, queue or not
-			defer s.watchQueue(silence)()
-			silence = forEver
+			defer handoff.LimitFromSlot(s.slot, s.call, silence)()
+			silence = handoff.Forever
 		}
 	}
 	if s.whole { // nothing comes before all of it has
@@ -124,7 +129,7 @@ func (j *job) open(h *handoff.Handoff, s *stream) *fault {
 		silence = limits.ProbeTimeout
 		s.slot.Progress(min(j.req.Limit, wholeCharge)) // in advance: no event will tell
 	}
-	resp, err := s.call.Do(http.MethodPost, j.req.Endpoint.Path(), j.told.Carry(s.rank.Area.Mark(h.Identify(headers))), profile.DecodeBody(&j.body, j.req.Endpoint, j.leg, kv, !s.whole, nil),
+	resp, err := s.call.Do(http.MethodPost, j.req.Endpoint.Path(), j.told.Carry(s.rank.Area.Mark(h.Identify(headers))), profile.DecodeBody(&j.body, j.req.Endpoint, j.leg, kv, s.wait.Salt(), !s.whole, nil),
 		engine.Deadlines{Connect: limits.ConnectTimeout, FirstByte: silence, Idle: silence})
 	switch {
 	case errors.Is(err, owner.ErrNotOwner): // nothing was sent, and the engine is not to blame
@@ -155,6 +160,10 @@ func (j *job) open(h *handoff.Handoff, s *stream) *fault {
 			j.doubts.add(h, true)
 		}
 		return s.failure(err)
+	}
+	if !s.believed() {
+		h.Release() // nobody pulls it any more
+		return &fault{answer: failure.Late(), err: handoff.ErrLate, spent: true}
 	}
 	if fail := j.verify(j.resume.atD, s.Mirror.Prompt()); fail != nil {
 		h.Release()

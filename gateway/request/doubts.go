@@ -48,7 +48,18 @@ func (d *doubts) settle(j *job) {
 // overdue counts an answer that was given up because what came then would not
 // have been believed.
 func (s *stream) overdue(h *handoff.Handoff) {
-	if h != nil && !s.whole && !s.rank.Profile.Renews() && !time.Now().Before(h.PulledBy()) {
+	if h != nil && !s.whole && s.wait.Over(time.Now()) {
 		s.job.srv.metrics.latePulls.Inc()
 	}
+}
+
+// believed says whether the KV of an answer whose first event has come was certainly kept until it was read. One in
+// one piece does not tell when that was: where no gauge tells that the engine went on meanwhile, it is believed.
+func (s *stream) believed() bool {
+	held := s.wait.Arrived(s.now)
+	if held || s.whole && !s.rank.Signs.Gauged() {
+		return true
+	}
+	s.job.srv.metrics.latePulls.Inc()
+	return false
 }

@@ -80,7 +80,7 @@ func TestARequestIsNotWrittenOnAConnectionThatCameTooLate(t *testing.T) {
 	handshake.VerifyConnection = func(tls.ConnectionState) error {
 		return claim.GiveBack(2, func() {})
 	}
-	fault := opened(t, &fleet.Rank{Target: &engine.Target{URL: at(t, engineServer), TLS: handshake}, Profile: &mooncake.Profile{}, Area: a})
+	fault := opened(t, &fleet.Rank{Signs: engine.NewSigns(), Target: &engine.Target{URL: at(t, engineServer), TLS: handshake}, Profile: &mooncake.Profile{}, Area: a})
 	require.ErrorIs(t, fault.err, owner.ErrNotOwner)
 	require.True(t, fault.moved, "it goes to who has the group now")
 	require.False(t, fault.spent, "with its hand-off, if the group is ours again")
@@ -100,7 +100,7 @@ func TestTheEpochOfARefusalReachesTheClaim(t *testing.T) {
 	defer shim.Close()
 	a, claim := owned(t)
 	frees := true
-	fault := opened(t, &fleet.Rank{Target: &engine.Target{URL: at(t, shim)}, Profile: &mooncake.Profile{RejectReleases: &frees}, Area: a})
+	fault := opened(t, &fleet.Rank{Signs: engine.NewSigns(), Target: &engine.Target{URL: at(t, shim)}, Profile: &mooncake.Profile{RejectReleases: &frees}, Area: a})
 	require.Equal(t, http.StatusConflict, fault.status)
 	require.Equal(t, "2", sent.Load())
 	require.EqualValues(t, 17, claim.Seen())

@@ -61,6 +61,8 @@ type source struct {
 	partner  *couple.Partner // the prefill leg that runs beside it; nil: its prompt was prefilled before
 	stranded bool            // its engine may keep blocks for ever
 
+	wait *engine.Wait // for the first event
+
 	mayHave int           // tokens
 	idle    time.Duration // how long the engine may be silent, as the connection has it
 	may     int64         // tokens of the prompt that the engine was to compute at most; 0: that is settled
@@ -243,6 +245,7 @@ func (s *stream) progress(tokens, events int) {
 	s.slot.Progress(tokens)
 	if s.heard {
 		s.rank.Traffic.Heard()
+		s.rank.Signs.Seen(s.now)
 	}
 	s.shed()
 	if s.tokenFrom.IsZero() {

@@ -109,6 +109,8 @@ func (b bound) open() *fault {
 	}
 	s.call.OnWritten(sent)
 	s.call.Guard(s.rank.Area.Ours)
+	s.wait = (*handoff.Handoff)(nil).Await(s.rank, s.began, s.whole) // the legs' partner limits it
+	defer s.wait.End()
 	headers := engine.JSONHeaders(s.partner.ID)
 	if s.slot.Beyond {
 		headers = append(headers, engine.Header{Name: handoff.BeyondHeader, Value: "1"})
@@ -119,8 +121,8 @@ func (b bound) open() *fault {
 		s.slot.Progress(min(j.req.Limit, wholeCharge)) // in advance: no event will tell
 	}
 	// The legs' partner ends the wait: how long it may take depends on the prefill.
-	resp, err := s.call.Do(http.MethodPost, j.req.Endpoint.Path(), j.told.Carry(s.rank.Area.Mark(headers)), s.rank.Profile.EarlyDecode(&j.body, j.leg, s.partner.Meeting, !s.whole, nil),
-		engine.Deadlines{Connect: j.srv.Settings().Limits.ConnectTimeout, FirstByte: forEver, Idle: forEver})
+	resp, err := s.call.Do(http.MethodPost, j.req.Endpoint.Path(), j.told.Carry(s.rank.Area.Mark(headers)), s.rank.Profile.EarlyDecode(&j.body, j.leg, s.partner.Meeting, s.wait.Salt(), !s.whole, nil),
+		engine.Deadlines{Connect: j.srv.Settings().Limits.ConnectTimeout, FirstByte: handoff.Forever, Idle: handoff.Forever})
 	switch {
 	case errors.Is(err, owner.ErrNotOwner):
 		return b.lost(couple.Refused, &fault{answer: failure.NotOurs(), err: owner.ErrNotOwner, moved: true})
@@ -148,6 +150,9 @@ func (b bound) open() *fault {
 		}
 		return b.lost(how, f)
 	}
+	if !s.believed() {
+		return b.lost(couple.Died, &fault{answer: failure.Late(), err: handoff.ErrLate, spent: true})
+	}
 	f := s.partner.Started(s.Mirror.Prompt())
 	if s.ended {
 		f = s.partner.Believe(s.Mirror.Prompt())
@@ -165,7 +170,7 @@ func (b bound) open() *fault {
 // first reads up to the first event; where an aborted transfer is known by how much of the prompt the prefill
 // engine counts, up to the decode engine's count, which its first event may lack.
 func (b bound) first() error {
-	err := b.stream.first(time.Now().Add(forEver))
+	err := b.stream.first(time.Now().Add(handoff.Forever))
 	for err == nil && b.rank.Profile.Connector == mooncake.SGLang && b.tokenFrom.IsZero() && b.Mirror.Prompt() == 0 && !b.ended {
 		err = b.fill()
 	}
@@ -188,6 +193,10 @@ func (b bound) lost(how couple.Ended, f *fault) *fault {
 		return f
 	}
 	s.unheard = other.Silent
+	if errors.Is(other.Err, couple.ErrLate) {
+		s.wait.Lose()
+		j.srv.metrics.latePulls.Inc()
+	}
 	if other.Status == http.StatusInternalServerError {
 		c := s.partner.Prefiller()
 		j.blame.Hold(c.Instance, func(f suspect.Finding) {

@@ -113,7 +113,7 @@ func (t *tester) boundPrefill(ctx context.Context, p subject, body *mooncake.Bod
 
 // boundDecode sends the decode leg and reads its answer.
 func (t *tester) boundDecode(ctx context.Context, d subject, body *mooncake.Body, m *mooncake.Meeting) error {
-	resp, end, err := t.leg(ctx, d, m.RID, d.profile.EarlyDecode(body, nil, m, true, nil))
+	resp, end, err := t.leg(ctx, d, m.RID, d.profile.EarlyDecode(body, nil, m, "", true, nil))
 	if err != nil {
 		return err
 	}

@@ -134,7 +134,7 @@ func decodeLeg(a mooncake.ProbeAnswer) string {
 func (t *tester) decode(ctx context.Context, d subject, body *mooncake.Body, a mooncake.ProbeAnswer, id string) error {
 	call := t.client.NewCall(d.target)
 	defer context.AfterFunc(ctx, call.Abort)()
-	leg := d.profile.DecodeBody(body, mooncake.Completions, nil, a.KV, true, nil)
+	leg := d.profile.DecodeBody(body, mooncake.Completions, nil, a.KV, "", true, nil)
 	resp, err := call.Do(http.MethodPost, mooncake.Completions.Path(), engine.JSONHeaders(id+"-"+decodeLeg(a)), leg, t.deadlines())
 	if err != nil {
 		return err

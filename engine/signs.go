@@ -1,0 +1,205 @@
+package engine
+
+import (
+	"crypto/rand"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"evenkeel/mooncake"
+)
+
+// Signs of life of a decode rank's core: events of its streams, and gauges that moved. Requests whose KV is on its way to
+// the rank wait here, because the prefill engines keep that KV only as long as the core goes on. Methods may be called from
+// any goroutine.
+type Signs struct {
+	begin time.Time    // what times are counted from, so that they fit into an atomic and no clock that is set matters
+	last  atomic.Int64 // the last sign, ns after begin
+	grain atomic.Int64 // ns; a gap that is not longer cannot matter to what waits
+	gauge atomic.Bool  // the engine's gauges tell of the rank
+
+	mu    sync.Mutex
+	waits []*Wait
+	salt  string // of requests from now on; empty: none
+	salts int    // so many salts there were
+}
+
+// NewSigns are those of a rank of which nothing is known.
+func NewSigns() *Signs { return &Signs{begin: time.Now()} }
+
+func (s *Signs) since(t time.Time) int64 { return int64(t.Sub(s.begin)) }
+
+func (s *Signs) at(ns int64) time.Time { return s.begin.Add(time.Duration(ns)) }
+
+// Seen tells of a sign of life. It is called for every event, and allocates nothing.
+func (s *Signs) Seen(at time.Time) {
+	to := s.since(at)
+	for {
+		from := s.last.Load()
+		switch {
+		case to <= from:
+			return
+		case to-from > s.grain.Load():
+			s.mu.Lock()
+			s.wake(to)
+			s.mu.Unlock()
+			return
+		case s.last.CompareAndSwap(from, to):
+			return
+		}
+	}
+}
+
+// wake ends a gap between signs. It needs mu.
+func (s *Signs) wake(to int64) {
+	from := s.last.Load()
+	if to <= from {
+		return
+	}
+	s.last.Store(to)
+	lost := false
+	for _, w := range s.waits {
+		w.kept.Quiet(s.at(from), s.at(to))
+		lost = lost || w.kept.Lost() && !w.told
+		w.told = w.kept.Lost()
+	}
+	if lost {
+		s.resalt()
+	}
+	// What was lost may be in the rank's prefix cache by now, and these might find it there.
+	for _, w := range s.waits {
+		if w.salts < s.salts {
+			w.kept.Lose()
+			w.told = true
+		}
+	}
+}
+
+// resalt has later requests find nothing that the rank's prefix cache holds now. It needs mu.
+func (s *Signs) resalt() {
+	s.salt = rand.Text()
+	s.salts++
+}
+
+// Wait is a request that was sent to a rank and whose first event has not come.
+type Wait struct {
+	signs *Signs
+	sent  time.Time
+	kept  mooncake.Kept
+	salt  string
+	salts int
+	told  bool // its loss has changed the salt
+	timer *time.Timer
+}
+
+// Await begins a wait, before the request is written.
+func (s *Signs) Await(now time.Time, kept mooncake.Kept) *Wait {
+	w := &Wait{signs: s, sent: now, kept: kept}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	w.salt, w.salts = s.salt, s.salts
+	if p := kept.Patience(); p > 0 {
+		s.grain.Store(int64(p / 16))
+	}
+	s.waits = append(s.waits, w)
+	return w
+}
+
+// Salt is the cache_salt with which the request finds nothing in the rank's prefix cache that may be wrong;
+// empty: all that is there is right.
+func (w *Wait) Salt() string { return w.salt }
+
+// Limit has the wait end once the KV is not certainly kept any more. expire is called then, from another goroutine.
+func (w *Wait) Limit(expire func()) {
+	w.signs.mu.Lock()
+	defer w.signs.mu.Unlock()
+	w.timer = time.AfterFunc(time.Until(w.until()), func() {
+		w.signs.mu.Lock()
+		left := time.Until(w.until())
+		over := left <= 0 && w.timer != nil
+		switch {
+		case over:
+			w.lose()
+		case w.timer != nil:
+			w.timer.Reset(left)
+		}
+		w.signs.mu.Unlock()
+		if over {
+			expire()
+		}
+	})
+}
+
+// until needs mu of the signs.
+func (w *Wait) until() time.Time {
+	return w.kept.Until(w.signs.at(w.signs.last.Load()))
+}
+
+// Gauged says that the engine's gauges tell of the rank, so that its core is known to be quiet where no stream tells it.
+func (s *Signs) Gauged() bool { return s.gauge.Load() }
+
+// Over says whether the time is over for which the KV was certainly kept. Then nothing of it may be found in the rank's
+// prefix cache.
+func (w *Wait) Over(now time.Time) bool {
+	w.signs.mu.Lock()
+	defer w.signs.mu.Unlock()
+	if !now.Before(w.until()) {
+		w.lose()
+	}
+	return w.kept.Lost()
+}
+
+// Lose says that the KV may have been read too late: nothing of it may be found in the rank's prefix cache.
+func (w *Wait) Lose() {
+	w.signs.mu.Lock()
+	defer w.signs.mu.Unlock()
+	w.lose()
+}
+
+func (w *Wait) lose() {
+	if w.kept.Lose(); !w.told {
+		w.told = true
+		w.signs.resalt()
+	}
+}
+
+// Arrived is told that the first event has come, and says whether its KV was certainly kept until it was read.
+func (w *Wait) Arrived(at time.Time) (held bool) {
+	w.signs.mu.Lock()
+	defer w.signs.mu.Unlock()
+	w.signs.wake(max(w.signs.since(at), w.signs.last.Load()+1))
+	return !w.kept.Lost()
+}
+
+// End ends the wait, however the request went on. A second call does nothing.
+func (w *Wait) End() {
+	w.signs.mu.Lock()
+	defer w.signs.mu.Unlock()
+	if w.timer != nil {
+		w.timer.Stop()
+		w.timer = nil
+	}
+	if i := slices.Index(w.signs.waits, w); i >= 0 {
+		last := len(w.signs.waits) - 1
+		w.signs.waits[i], w.signs.waits[last] = w.signs.waits[last], nil
+		w.signs.waits = w.signs.waits[:last]
+	}
+}
+
+// quiet is how much of their patience those that wait for the longest have used up, as a share; 0: nothing waits.
+func (s *Signs) quiet(now time.Time) (most float64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	last := s.at(s.last.Load())
+	for _, w := range s.waits {
+		if p := w.kept.Patience(); p > 0 {
+			begin := last
+			if w.sent.After(begin) {
+				begin = w.sent
+			}
+			most = max(most, float64(now.Sub(begin))/float64(p))
+		}
+	}
+	return most
+}

@@ -1,0 +1,137 @@
+package engine
+
+import (
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/stretchr/testify/require"
+
+	"evenkeel/mooncake"
+)
+
+// kept is a hand-off of vLLM's NIXL that is sent as soon as it is prefilled: certainly kept for 26.25 s by itself, and for
+// 11.25 s after a sign of life.
+func kept() mooncake.Kept {
+	p := mooncake.Profile{Connector: mooncake.NIXLPull}.WithDefaults()
+	now := time.Now()
+	return p.Kept(now, now.Add(p.PulledWithin()))
+}
+
+// seen gives signs of life for so long, and returns with the last one.
+func seen(s *Signs, d time.Duration) {
+	for end := time.Now().Add(d); time.Now().Before(end); time.Sleep(100 * time.Millisecond) {
+		s.Seen(time.Now())
+	}
+	s.Seen(time.Now())
+}
+
+func TestAWaitEndsWhenTheCoreHasBeenQuietForTooLong(t *testing.T) {
+	for _, row := range []struct {
+		name         string
+		alive        time.Duration // it gives signs for so long, and none later
+		after, limit time.Duration // the wait ends
+	}{
+		{"without any sign, with the hold", 0, 26 * time.Second, 26250 * time.Millisecond},
+		{"after a minute of signs, when their renewal is over", time.Minute, 71 * time.Second, 71250 * time.Millisecond},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := NewSigns()
+				began, expired := time.Now(), make(chan struct{})
+				w := s.Await(began, kept())
+				w.Limit(func() { close(expired) })
+				if row.alive > 0 {
+					seen(s, row.alive)
+				}
+				<-expired
+				require.GreaterOrEqual(t, time.Since(began), row.after)
+				require.LessOrEqual(t, time.Since(began), row.limit)
+				require.True(t, w.Over(time.Now()))
+				w.End()
+				require.NotEmpty(t, s.Await(time.Now(), kept()).Salt(), "what it may have left in the prefix cache is not found again")
+			})
+		})
+	}
+}
+
+func TestAnAnswerIsBelievedIfTheCoreWasAlive(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := NewSigns()
+		w := s.Await(time.Now(), kept())
+		w.Limit(func() { t.Error("it was given up") })
+		seen(s, 5*time.Minute)
+		require.True(t, w.Arrived(time.Now()))
+		w.End()
+		require.Empty(t, s.Await(time.Now(), kept()).Salt())
+	})
+}
+
+// The engine caches what it read too late, where other requests that it holds by then may find it. What is sent later
+// cannot, for it has another salt.
+func TestOneLossIsThatOfAllThatWait(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := NewSigns()
+		first := s.Await(time.Now(), kept())
+		time.Sleep(20 * time.Second)
+		second := s.Await(time.Now(), kept())
+		time.Sleep(10 * time.Second)
+		require.False(t, first.Arrived(time.Now()), "its hold is over")
+		third := s.Await(time.Now(), kept())
+		require.NotEqual(t, first.Salt(), third.Salt())
+		require.False(t, second.Arrived(time.Now()), "its own hold is not over")
+		require.True(t, third.Arrived(time.Now()))
+		for _, w := range []*Wait{first, second, third, third} {
+			w.End()
+		}
+		require.Empty(t, s.waits)
+	})
+}
+
+func TestASignOfLifeAllocatesNothing(t *testing.T) {
+	s := NewSigns()
+	w := s.Await(time.Now(), kept())
+	defer w.End()
+	at := time.Now()
+	require.Zero(t, testing.AllocsPerRun(100, func() {
+		at = at.Add(20 * time.Millisecond)
+		s.Seen(at)
+		s.Seen(at.Add(time.Second)) // a gap
+	}))
+}
+
+// An engine for whose core nothing speaks gets nothing new while a hand-off waits there. A token of any stream speaks for
+// it, and so does a gauge that moves, which is looked at more often then.
+func TestAnEngineThatGivesNoSignOfLifeGetsNothingNew(t *testing.T) {
+	f := decodes()
+	doubted(t, f, func(t *testing.T, m *Monitor, _ *prometheus.Registry) {
+		s := m.Traffic("d0").Signs(-1)
+		w := s.Await(time.Now(), kept())
+		time.Sleep(7 * time.Second)
+		require.NoError(t, m.Status("d0").Accused)
+		time.Sleep(2 * time.Second)
+		require.ErrorIs(t, m.Status("d0").Accused, errQuiet)
+		require.True(t, m.Status("d0").Up)
+		s.Seen(time.Now())
+		time.Sleep(2 * time.Second)
+		require.NoError(t, m.Status("d0").Accused, "a token came")
+		time.Sleep(10 * time.Second)
+		require.ErrorIs(t, m.Status("d0").Accused, errQuiet)
+		w.End()
+		time.Sleep(2 * time.Second)
+		require.NoError(t, m.Status("d0").Accused, "nothing waits there any more")
+	})
+	doubted(t, f, func(t *testing.T, m *Monitor, _ *prometheus.Registry) {
+		w := m.Traffic("d0").Signs(-1).Await(time.Now(), kept())
+		w.Limit(func() { t.Error("it was given up") })
+		for n := range 60 {
+			f.set("/metrics", ok(gauges(n, 1)))
+			time.Sleep(time.Second)
+			require.NoError(t, m.Status("d0").Accused)
+		}
+		require.True(t, m.Traffic("d0").Signs(-1).Gauged())
+		require.True(t, w.Arrived(time.Now()))
+		w.End()
+	})
+}

@@ -1,0 +1,110 @@
+package gateway_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"evenkeel/bench/refengine"
+	"evenkeel/gateway/config"
+	"evenkeel/mooncake"
+)
+
+const latePulls = "evenkeel_late_pulls_total"
+
+// standsStill is a fault of an engine whose core stands still for so long, while its API server answers.
+func standsStill(d time.Duration) refengine.Rule {
+	return refengine.Rule{Fault: refengine.Standstill, DelayMS: int(d.Milliseconds())}
+}
+
+// leased is a cluster of engines whose holds are leases that decode engines renew.
+func leased(t *testing.T, connector refengine.Connector, hold time.Duration, decodes int, p mooncake.Profile) *cluster {
+	p.Connector, p.KVHoldTimeout = string(connector), hold
+	o := options{
+		dirty: true, late: true, profile: p,
+		prefill:   []refengine.Config{{Connector: connector, KVHoldTimeout: hold}},
+		configure: func(cfg *config.Config) { cfg.Health.Interval = 100 * time.Millisecond },
+	}
+	for range decodes {
+		o.decode = append(o.decode, refengine.Config{Connector: connector, KVHoldTimeout: hold, PrefixCache: 1000})
+	}
+	return start(t, o)
+}
+
+// A decode engine whose core stands still for longer than the lease renews no hold, and decodes another prompt's KV when it
+// goes on. What was sent to it goes to another engine in time, and it gets nothing new meanwhile.
+func TestAnEngineThatStandsStillForLongerThanTheLease(t *testing.T) {
+	t.Parallel()
+	c := leased(t, refengine.NIXLPull, 3*time.Second, 2, mooncake.Profile{})
+	require.NoError(t, c.decode[0].SetFaults(standsStill(12*time.Second)))
+	require.Equal(t, map[string]int{"right": 8}, c.judgeAll(8, streamed))
+	require.NotZero(t, c.metric(latePulls), "some were sent to the engine that stood still")
+	sent := c.decode[0].Stats().Requests
+	require.Equal(t, map[string]int{"right": 8}, c.judgeAll(8, streamed))
+	require.LessOrEqual(t, c.decode[0].Stats().Requests-sent, int64(1), "it gets nothing new while it is silent")
+	require.NoError(t, c.decode[0].SetFaults())
+	c.eventually("it gets requests again", func() bool {
+		require.Equal(t, "right", c.judge("another prompt", streamed))
+		return c.decode[0].Stats().Requests > sent+1
+	})
+	require.Zero(t, c.prefill[0].Stats().ExpiredPulls, "nothing pulled what was given away")
+}
+
+// An answer in one piece has no first event that could come in time. If the engine stood still, it is thrown away when it
+// comes. The engine has cached the wrong KV by then, and no later request may find it there.
+func TestWhatAnEngineCachedAfterItStoodStillIsNotFoundAgain(t *testing.T) {
+	t.Parallel()
+	const hold = time.Second
+	c := leased(t, refengine.NIXLPull, hold, 1, mooncake.Profile{NonStream: mooncake.NonStreamPassthrough})
+	require.NoError(t, c.decode[0].SetFaults(standsStill(3*hold)))
+	const prompt = "a prompt whose blocks the decode engine caches"
+	require.Equal(t, "right", c.judge(prompt, ""))
+	require.NotZero(t, c.prefill[0].Stats().ExpiredPulls, "the engine has decoded another prompt's KV")
+	require.NotZero(t, c.metric(latePulls))
+	for range 3 {
+		require.Equal(t, "right", c.judge(prompt, streamed))
+	}
+	require.Zero(t, c.decode[0].Stats().BadHits)
+}
+
+// A decode engine that steps renews the hold of what waits in its queue, and such an answer is believed however late it begins.
+func TestAnEngineThatIsOnlyFullIsBelieved(t *testing.T) {
+	t.Parallel()
+	const hold = time.Second
+	c := start(t, options{
+		profile: mooncake.Profile{Connector: mooncake.NIXLPull, KVHoldTimeout: hold},
+		prefill: []refengine.Config{{Connector: refengine.NIXLPull, KVHoldTimeout: hold}},
+		decode:  []refengine.Config{{Connector: refengine.NIXLPull, KVHoldTimeout: hold, Slots: 1}},
+		dirty:   true,
+		configure: func(cfg *config.Config) {
+			cfg.Engines.Decode[0].Slots = 4 // more than it runs, so the others wait in its queue
+		},
+	})
+	leave := c.endless()
+	got := make(chan string)
+	go func() { got <- c.judge("one two three", streamed) }()
+	c.eventually("it waits in the engine's queue", func() bool { return c.decode[0].Stats().Waiting == 1 })
+	time.Sleep(4 * hold) // several leases, which the engine's heartbeats renew
+	leave()
+	require.Equal(t, "right", <-got)
+	require.Zero(t, c.metric(latePulls))
+	require.EqualValues(t, 2, c.prefill[0].Stats().Requests, "it was prefilled once")
+}
+
+// A prefill engine that pushes frees the blocks at its lease though it is still writing them, because the decode engine
+// stands still. Its decode engine does not renew what was bound before the prefill.
+func TestAPushIntoAnEngineThatStandsStill(t *testing.T) {
+	t.Parallel()
+	const hold = 2 * time.Second
+	c := leased(t, refengine.NIXLPush, hold, 1, mooncake.Profile{Bind: mooncake.BindArrival})
+	require.Equal(t, "right", c.judge("where the prefill engine is reached is learned with this", streamed))
+	require.NoError(t, c.prefill[0].SetFaults(refengine.Rule{Fault: refengine.Slow, DelayMS: 500, Count: 1}))
+	got := make(chan string)
+	go func() { got <- c.judge("one two three", streamed) }()
+	c.eventually("the decode engine has blocks for it", func() bool { return c.decode[0].Stats().KVUsed > 0 })
+	require.NoError(t, c.decode[0].SetFaults(standsStill(2*hold)))
+	require.Equal(t, "right", <-got)
+	require.NotZero(t, c.metric(latePulls))
+	require.Equal(t, "right", c.judge("one two three", streamed))
+}

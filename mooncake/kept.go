@@ -1,0 +1,89 @@
+package mooncake
+
+import "time"
+
+// Kept is until when the prefill engine certainly keeps the KV of a hand-off, as far as that can be known from outside.
+// It is a value: it is told when the core of the decode engine gave no sign of life.
+//
+// A prefill engine of NIXL keeps KV for the time of its lease, and longer only while the decode engine asks for it: from
+// its scheduler's steps that engine sends a heartbeat every sixth of the lease, for every request whose KV has not come,
+// and each lets the KV live for two thirds of the lease from then on. The first heartbeat to a prefill engine may only
+// open the connection. A core that stands still sends none. Then the blocks are another prompt's, and the decode engine
+// reads them without an error when it goes on. Source: vLLM 0.32, nixl/base_scheduler.py and base_worker.py.
+type Kept struct {
+	until time.Time     // it is certainly kept up to then
+	sign  time.Duration // for so long a sign of life lets the KV live, once heartbeats are known to go out; 0: nothing renews it
+	beat  time.Duration // between heartbeats
+	begin time.Time     // of the signs without a gap that last came
+	next  time.Time     // a sign from then on is the next that counts,
+	left  int           // and so many must count before heartbeats are known to go out
+	lost  bool
+}
+
+// Kept is that of a hand-off which the prefill engine keeps until a time by itself, and which a decode engine is sent now.
+// A quarter of the hold's margin is for what the clocks disagree on and for the way of a heartbeat.
+func (p *Profile) Kept(now, until time.Time) Kept {
+	k := Kept{until: until, begin: now}
+	if p.Renews() {
+		k.sign, k.beat = p.KVHoldTimeout/2-p.slack(), p.KVHoldTimeout/6
+		k.next, k.left = now.Add(p.slack()/6), 3 // a moment to take the request in; between three signs lie two heartbeats
+	}
+	return k
+}
+
+// PulledWithin is how long after a prefill the first event of its answer is believed, where no decode engine renews the hold.
+func (p *Profile) PulledWithin() time.Duration { return p.KVHoldTimeout - p.slack() }
+
+// slack is a quarter of the time that a decode engine has to queue and pull.
+func (p *Profile) slack() time.Duration {
+	margin := p.HoldMargin
+	if margin == 0 {
+		margin = min(p.KVHoldTimeout/2, maxHoldMargin)
+	}
+	return margin / 4
+}
+
+// Quiet says that the decode engine's core gave no sign of life between two signs, or since the last one.
+func (k *Kept) Quiet(from, to time.Time) {
+	k.until, k.next, k.left = k.after(from)
+	k.begin = to
+	k.lost = k.lost || to.After(k.until)
+}
+
+// Until is until when the KV is certainly kept if a moment was the last sign of life, and none was missing before it.
+func (k *Kept) Until(last time.Time) time.Time {
+	until, _, _ := k.after(last)
+	return until
+}
+
+// after is what is known after signs without a gap up to a moment. A core that makes steps has sent a heartbeat at most
+// one beat before each of them.
+func (k *Kept) after(last time.Time) (until, next time.Time, left int) {
+	until, next, left = k.until, k.next, k.left
+	if k.sign == 0 {
+		return until, next, left
+	}
+	for left > 0 {
+		at := k.begin
+		if next.After(at) {
+			at = next
+		}
+		if at.After(last) {
+			return until, next, left
+		}
+		next, left = at.Add(k.beat), left-1
+	}
+	if renewed := last.Add(k.sign); renewed.After(until) {
+		until = renewed
+	}
+	return until, next, left
+}
+
+// Lost says whether the KV may have been given to another prompt before it was read.
+func (k *Kept) Lost() bool { return k.lost }
+
+// Lose has it count as lost.
+func (k *Kept) Lose() { k.lost = true }
+
+// Patience is how long the core may be quiet before that speaks against sending it more; 0: its engine renews nothing.
+func (k *Kept) Patience() time.Duration { return k.sign * 2 / 3 }
