@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"errors"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -101,37 +102,54 @@ func TestASignOfLifeAllocatesNothing(t *testing.T) {
 	}))
 }
 
-// An engine for whose core nothing speaks gets nothing new while a hand-off waits there. A token of any stream speaks for
-// it, and so does a gauge that moves, which is looked at more often then.
+// An engine for whose core nothing speaks gets nothing new while a hand-off waits there, and afterwards, until something
+// does: a token of any stream, a gauge that moves, or the canary.
 func TestAnEngineThatGivesNoSignOfLifeGetsNothingNew(t *testing.T) {
-	f := decodes()
-	doubted(t, f, func(t *testing.T, m *Monitor, _ *prometheus.Registry) {
-		s := m.Traffic("d0").Signs(-1)
-		w := s.Await(time.Now(), kept())
-		time.Sleep(7 * time.Second)
-		require.NoError(t, m.Status("d0").Accused)
-		time.Sleep(2 * time.Second)
-		require.ErrorIs(t, m.Status("d0").Accused, errQuiet)
-		require.True(t, m.Status("d0").Up)
-		s.Seen(time.Now())
-		time.Sleep(2 * time.Second)
-		require.NoError(t, m.Status("d0").Accused, "a token came")
-		time.Sleep(10 * time.Second)
-		require.ErrorIs(t, m.Status("d0").Accused, errQuiet)
-		w.End()
-		time.Sleep(2 * time.Second)
-		require.NoError(t, m.Status("d0").Accused, "nothing waits there any more")
+	quiet := func(m *Monitor) bool { return errors.Is(m.Status("d0").Accused, errQuiet) }
+	t.Run("until a token comes", func(t *testing.T) {
+		f := decodes()
+		f.set("/v1/completions", "") // the canary is not answered
+		doubted(t, f, func(t *testing.T, m *Monitor, _ *prometheus.Registry) {
+			s := m.Traffic("d0").Signs(-1)
+			w := s.Await(time.Now(), kept())
+			time.Sleep(7 * time.Second)
+			require.False(t, quiet(m))
+			time.Sleep(2 * time.Second)
+			require.True(t, quiet(m))
+			require.True(t, m.Status("d0").Up)
+			w.End()
+			time.Sleep(3 * time.Second)
+			require.True(t, quiet(m), "nothing waits there any more, and nothing has spoken for it")
+			s.Seen(time.Now())
+			time.Sleep(2 * time.Second)
+			require.False(t, quiet(m))
+		})
 	})
-	doubted(t, f, func(t *testing.T, m *Monitor, _ *prometheus.Registry) {
-		w := m.Traffic("d0").Signs(-1).Await(time.Now(), kept())
-		w.Limit(func() { t.Error("it was given up") })
-		for n := range 60 {
-			f.set("/metrics", ok(gauges(n, 1)))
-			time.Sleep(time.Second)
-			require.NoError(t, m.Status("d0").Accused)
-		}
-		require.True(t, m.Traffic("d0").Signs(-1).Gauged())
-		require.True(t, w.Arrived(time.Now()))
-		w.End()
+	t.Run("until the canary passes", func(t *testing.T) {
+		f := decodes()
+		doubted(t, f, func(t *testing.T, m *Monitor, _ *prometheus.Registry) {
+			w := m.Traffic("d0").Signs(-1).Await(time.Now(), kept())
+			w.Limit(func() { t.Error("it was given up") })
+			time.Sleep(time.Minute)
+			require.True(t, w.Arrived(time.Now()), "its canaries were answered all the time")
+			w.End()
+			require.Greater(t, f.count("/v1/completions"), 3)
+		})
+	})
+	t.Run("and not while gauges move", func(t *testing.T) {
+		f := decodes()
+		doubted(t, f, func(t *testing.T, m *Monitor, _ *prometheus.Registry) {
+			w := m.Traffic("d0").Signs(-1).Await(time.Now(), kept())
+			w.Limit(func() { t.Error("it was given up") })
+			for n := range 60 {
+				f.set("/metrics", ok(gauges(n, 1)))
+				time.Sleep(time.Second)
+				require.False(t, quiet(m))
+			}
+			require.True(t, m.Traffic("d0").Signs(-1).Gauged())
+			require.True(t, w.Arrived(time.Now()))
+			w.End()
+			require.Zero(t, f.count("/v1/completions"))
+		})
 	})
 }

@@ -74,7 +74,7 @@ func (s *suspicion) accusation() error {
 	switch {
 	case s.accused >= maxAccused:
 		return errAccused
-	case s.quiet:
+	case !s.quiet.IsZero():
 		return errQuiet
 	}
 	return nil
@@ -88,7 +88,30 @@ type suspicion struct {
 	tried   time.Time
 	why     error // of the outage
 	accused int   // failures of which it is open whose they are
-	quiet   bool  // requests wait there for KV, and its core gives no sign of life
+	// Requests wait there for KV, and its core gives no sign of life, since then; zero: it does. It counts until a sign
+	// comes or the canary passes, though nothing may wait there any more.
+	quiet time.Time
+}
+
+// listen looks whether what waits on the engine for KV gets signs of life from its core. It needs m.mu.
+func (w *watch) listen(now time.Time) {
+	s := &w.suspect
+	switch quiet := w.traffic.quiet(now) > 1; {
+	case !s.quiet.IsZero() && !quiet && w.traffic.seenSince(s.quiet):
+		s.quiet = time.Time{}
+		w.m.cfg.Log.Info("engine gives signs of life again", zap.String("engine", w.in.ID))
+	case s.quiet.IsZero() && quiet:
+		s.quiet = now
+		s.doubted = s.circuit.In()
+		w.m.cfg.Log.Warn("engine gets nothing new for a moment; a request of one token will tell whether it computes", zap.String("engine", w.in.ID), zap.Error(errQuiet))
+	}
+}
+
+// alive takes what every rank answered for a sign of life of their cores.
+func (w *watch) alive(now time.Time) {
+	for _, t := range w.in.Canaries {
+		w.traffic.Signs(t.Rank).Seen(now)
+	}
 }
 
 // judge needs m.mu.
@@ -214,6 +237,9 @@ func (w *watch) tryNow(ctx context.Context) {
 		return
 	}
 	w.m.metrics.canaries.WithLabelValues(w.in.ID, outcome).Inc()
+	if outcome == canaryPassed {
+		w.alive(time.Now())
+	}
 	switch in := s.circuit.In(); {
 	case outcome == canaryFailed:
 		s.circuit.Trip(time.Now())

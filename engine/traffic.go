@@ -61,6 +61,18 @@ func (t *Traffic) quiet(now time.Time) (most float64) {
 	return most
 }
 
+// seenSince says whether the core of some rank has given a sign of life since then.
+func (t *Traffic) seenSince(at time.Time) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, s := range t.signs {
+		if !s.at(s.last.Load()).Before(at) {
+			return true
+		}
+	}
+	return false
+}
+
 // Sends tells of a request right before it is sent, and of how many tokens of its
 // prompt the engine is to compute at most.
 func (t *Traffic) Sends(tokens int64) { t.computes.Add(tokens); t.open.Add(tokens) }

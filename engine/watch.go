@@ -137,7 +137,7 @@ func (w *watch) check(ctx context.Context) {
 	if w.gone {
 		return
 	}
-	w.suspect.quiet = w.traffic.quiet(time.Now()) > 1
+	w.listen(time.Now())
 	refused := errors.Is(err, ErrCredential) || (err == nil && errors.Is(w.facts.err, ErrCredential))
 	w.alarm(refused)
 	strange := err == nil && errors.Is(w.facts.err, ErrNotAnEngine)

@@ -1,6 +1,7 @@
 package gateway_test
 
 import (
+	"strings"
 	"testing"
 	"time"
 
@@ -58,7 +59,7 @@ func TestWhatAnEngineCachedAfterItStoodStillIsNotFoundAgain(t *testing.T) {
 	const hold = time.Second
 	c := leased(t, refengine.NIXLPull, hold, 1, mooncake.Profile{NonStream: mooncake.NonStreamPassthrough})
 	require.NoError(t, c.decode[0].SetFaults(standsStill(3*hold)))
-	const prompt = "a prompt whose blocks the decode engine caches"
+	prompt := strings.Repeat("a prompt whose blocks the decode engine caches ", 40)
 	require.Equal(t, "right", c.judge(prompt, ""))
 	require.NotZero(t, c.prefill[0].Stats().ExpiredPulls, "the engine has decoded another prompt's KV")
 	require.NotZero(t, c.metric(latePulls))

@@ -200,15 +200,16 @@ type Failure struct {
 
 // Why the legs of a request did not come together.
 var (
-	ErrUnknown    = errors.New("nobody knows yet where the prefill engine is reached by decode engines")
-	ErrUnheard    = errors.New("nothing listens for callbacks of decode engines; bind.listen takes effect with a restart")
-	ErrNoCallback = errors.New("the decode engine did not say in time where the KV goes")
-	ErrRestarted  = errors.New("the prefill engine is another process than the decode engine was told of")
-	ErrSilent     = errors.New("the prompt was prefilled, and the decode engine did not begin its answer")
-	ErrLate       = errors.New("the decode engine did not begin its answer while the prefill engine certainly kept the KV; what came afterwards could be made of another prompt's")
-	ErrBroken     = errors.New("the prefill engine broke off while it handed the KV over")
-	errLeft       = errors.New("the client left")
-	errDrained    = errors.New("the engine was taken out of service")
+	ErrUnknown     = errors.New("nobody knows yet where the prefill engine is reached by decode engines")
+	ErrUnheard     = errors.New("nothing listens for callbacks of decode engines; bind.listen takes effect with a restart")
+	ErrNoCallback  = errors.New("the decode engine did not say in time where the KV goes")
+	ErrRestarted   = errors.New("the prefill engine is another process than the decode engine was told of")
+	ErrSilent      = errors.New("the prompt was prefilled, and the decode engine did not begin its answer")
+	ErrLate        = errors.New("the decode engine did not begin its answer while the prefill engine certainly kept the KV; what came afterwards could be made of another prompt's")
+	ErrUnconfirmed = errors.New("the prefill engine did not say in time whether the KV is complete")
+	ErrBroken      = errors.New("the prefill engine broke off while it handed the KV over")
+	errLeft        = errors.New("the client left")
+	errDrained     = errors.New("the engine was taken out of service")
 )
 
 // Start sends the prefill leg, or has it wait for the decode engine's callback. On error nothing was
@@ -244,12 +245,15 @@ func (p *Partner) serve() {
 }
 
 // fail ends the decode leg, once. It does nothing if that leg has ended by itself, or if its answer has
-// begun and the connector is one where this means that the KV is complete. It is called with p.mu held.
+// begun and the connector is one where this means that the KV is complete. Of one where it does not, an answer
+// that has ended is not believed. It is called with p.mu held.
 func (p *Partner) fail(f *Failure) {
-	if p.failed != nil || p.closed || p.started && !p.aborts {
+	if p.failed != nil || p.closed && !(p.started && p.aborts) || p.started && !p.aborts {
 		return
 	}
-	p.failed = f
+	if p.failed = f; p.closed {
+		return
+	}
 	if p.aborts {
 		p.abort(p.Rank.Target)
 	}
@@ -324,24 +328,44 @@ func (p *Partner) Started(prompt int) *Failure {
 	return p.failed
 }
 
-// Believe returns why an answer that is whole is not handed out as one; nil: nothing speaks against it. Where
-// the KV may be broken although both legs go on, it waits for the prefill engine's answer: the client could not
-// tell a wrong answer that ends like a right one. prompt is what the decode engine has counted by now.
-func (p *Partner) Believe(prompt int) *Failure {
+// Believe returns why an answer that has ended is not handed out as whole; nil: nothing speaks against it. Where the KV may be
+// broken although both legs go on, it waits for the prefill engine's answer, for at most bind.grace: the client could not
+// tell a wrong answer that ends like a right one. The wait ends with the client, and with the prefill engine. The decode
+// leg needs no slot meanwhile. prompt is what the decode engine has counted by now.
+func (p *Partner) Believe(prompt int, gone <-chan struct{}) *Failure {
 	if p == nil {
 		return nil
 	}
 	if p.aborts {
-		<-p.over
+		late := time.NewTimer(p.maker.Settings().Bind.Grace)
+		defer late.Stop()
+		select {
+		case <-p.over:
+		case <-gone:
+			p.abandon(&Failure{Err: errLeft, Answer: failure.Gone(), Final: true})
+		case <-late.C:
+			p.abandon(&Failure{Err: ErrUnconfirmed, Answer: openai.NewError(http.StatusGatewayTimeout, "prefill_timeout", ErrUnconfirmed.Error())})
+		}
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.counted = max(p.counted, prompt)
 	p.compare()
-	if p.failed == nil && p.broken() { // of a decode leg that has ended
-		return whyBroken()
-	}
 	return p.failed
+}
+
+// abandon ends a prefill leg whose answer is not waited for any longer. It does nothing if that leg has ended.
+func (p *Partner) abandon(f *Failure) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.call == nil {
+		return
+	}
+	if p.failed == nil {
+		p.failed = f
+	}
+	p.abort(p.last.Candidate.Target)
+	p.hangUp()
 }
 
 // compare ends a decode leg that has more of the prompt than was prefilled. It is called with p.mu held.
@@ -483,11 +507,31 @@ func (p *Partner) ClientLeft() {
 			p.fail(&Failure{Err: errLeft, Answer: failure.Gone(), Final: true})
 		})
 	}
-	// Else only the first event says that both engines' blocks can be freed: who reads the decode leg ends it then.
+	if p.failed == nil && !p.aborts {
+		// Only the first event says that both engines' blocks can be freed: who reads the decode leg ends it then. If none
+		// comes for too long, because a prefill engine stands still, the blocks are left to the engines.
+		time.AfterFunc(p.maker.Settings().Bind.Grace, func() {
+			p.mu.Lock()
+			defer p.mu.Unlock()
+			p.fail(&Failure{Err: errLeft, Answer: failure.Gone(), Final: true})
+		})
+	}
 }
 
-// Wait waits for the end of the prefill leg.
-func (p *Partner) Wait() { <-p.over }
+// Wait waits for the end of the prefill leg of a client that has left, for at most bind.grace. stranded says that the leg may
+// still write to blocks that the decode engine keeps for it. An engine of SGLang keeps none, and ends a leg that was aborted.
+func (p *Partner) Wait() (stranded bool) {
+	late := time.NewTimer(p.maker.Settings().Bind.Grace)
+	defer late.Stop()
+	select {
+	case <-p.over:
+		return false
+	case <-late.C:
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.strands && (p.called || p.keeps) && !p.idle
+}
 
 // Prefiller is the last engine that was to prefill.
 func (p *Partner) Prefiller() prefill.Candidate {
@@ -507,6 +551,13 @@ func (p *Partner) Lost() *openai.Error {
 		return nil
 	}
 	return p.failed.Answer
+}
+
+// Abandon ends the prefill leg of an answer that has begun and that its client does not wait for any more.
+func (p *Partner) Abandon() {
+	if p.aborts {
+		p.abandon(&Failure{Err: errLeft, Answer: failure.Gone(), Final: true})
+	}
 }
 
 // Close is told that the decode leg has ended after its first event.

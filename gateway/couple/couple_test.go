@@ -8,6 +8,8 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/zap"
 
+	"evenkeel/gateway/config"
+	"evenkeel/gateway/fleet"
 	"evenkeel/gateway/metaserver"
 	"evenkeel/mooncake"
 )
@@ -74,10 +76,11 @@ func TestALostAnswerIsNotBelievedEither(t *testing.T) {
 		wrong     bool
 	}{{"whole", 10, false, false}, {"lost", 10, true, false}, {"lost, and its prefill aborted", 5, true, true}} {
 		t.Run(row.name, func(t *testing.T) {
-			p := &Partner{dialect: dialects[mooncake.SGLang], over: make(chan struct{}), started: true, answered: true, closed: row.closed}
+			maker := &Maker{Config: Config{Settings: func() *fleet.Settings { return fleet.NewSettings(config.Default()) }}}
+			p := &Partner{maker: maker, dialect: dialects[mooncake.SGLang], over: make(chan struct{}), started: true, answered: true, closed: row.closed}
 			p.got.PromptTokens = row.prefilled
 			close(p.over)
-			f := p.Believe(10)
+			f := p.Believe(10, nil)
 			require.Equal(t, row.wrong, f != nil)
 			if f != nil {
 				require.ErrorIs(t, f.Err, ErrBroken)

@@ -265,8 +265,10 @@ func (s *stream) end(fail *openai.Error) {
 	if s.ended {
 		return
 	}
-	if fail == nil && !s.firstAt.IsZero() {
-		if f := s.partner.Believe(s.Mirror.Prompt()); f != nil {
+	if fail == nil && s.partner != nil && !s.firstAt.IsZero() {
+		s.judge(nil)
+		s.release(board.Finished) // the decode engine is done with it, whatever the prefill engine says
+		if f := s.partner.Believe(s.Mirror.Prompt(), s.job.client.Gone()); f != nil {
 			fail = f.Answer
 		}
 	}

@@ -70,7 +70,7 @@ func (s *stream) goOn() {
 		s.end(failure.Gone())
 		return
 	}
-	if f := s.partner.Believe(s.Mirror.Prompt()); f != nil { // nothing is built on wrong text
+	if f := s.partner.Believe(s.Mirror.Prompt(), j.client.Gone()); f != nil { // nothing is built on wrong text
 		s.end(f.Answer)
 		return
 	}

@@ -113,6 +113,9 @@ func (s *stream) release(kind board.Kind) {
 		}
 	}
 	if s.partner != nil && !s.firstAt.IsZero() {
+		if kind == board.Cancelled {
+			s.partner.Abandon()
+		}
 		s.partner.Close()
 	}
 	s.job.srv.Dispatcher.Release(s.slot, s.outcome(kind))

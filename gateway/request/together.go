@@ -155,7 +155,7 @@ func (b bound) open() *fault {
 	}
 	f := s.partner.Started(s.Mirror.Prompt())
 	if s.ended {
-		f = s.partner.Believe(s.Mirror.Prompt())
+		f = s.partner.Believe(s.Mirror.Prompt(), j.client.Gone())
 	}
 	if f != nil {
 		return b.lost(couple.Died, &fault{answer: f.Answer, err: f.Err, spent: true})
@@ -229,7 +229,7 @@ func (b bound) giveUp(f *fault) {
 	case errors.Is(f.err, owner.ErrNotOwner):
 		kind = board.Cancelled
 	case j.client.left():
-		s.partner.Wait()
+		s.stranded = s.partner.Wait() || s.stranded
 		kind = board.Cancelled
 	}
 	s.settle(kind)
