@@ -220,6 +220,33 @@ func unreachable(err error) bool {
 	return errors.As(err, &e) && e.Phase == PhaseConnect && !e.Timeout
 }
 
+// Expired is how many hand-offs a prefill engine has given away before anything had fetched them, as it said when its gauges
+// were last read.
+func (m *Monitor) Expired(id string) (n float64, known bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	w := m.watches[id]
+	if w == nil || w.expired < 0 {
+		return 0, false
+	}
+	return w.expired, true
+}
+
+// ExpiredNow asks the engine again, for at most a second.
+func (m *Monitor) ExpiredNow(ctx context.Context, id string) (n float64, known bool) {
+	m.mu.Lock()
+	w := m.watches[id]
+	m.mu.Unlock()
+	if w == nil {
+		return 0, false
+	}
+	s, err := w.scrape(ctx, time.Second)
+	if err != nil {
+		return 0, false
+	}
+	return w.countExpired(s)
+}
+
 // Heard tells that an instance answered something other than a check of the
 // monitor: it lives, however late its health check comes.
 func (m *Monitor) Heard(id string) {

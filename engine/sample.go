@@ -26,6 +26,7 @@ var (
 	outputNames   = []string{"vllm:generation_tokens_total", "sglang:generation_tokens_total"}
 	askedNames    = []string{"vllm:external_prefix_cache_queries_total"}
 	pulledNames   = []string{"vllm:external_prefix_cache_hits_total"}
+	expiredNames  = []string{"vllm:nixl_num_kv_expired_reqs_total"}
 )
 
 const (
@@ -52,7 +53,7 @@ type Sample struct {
 	// BlockTokens is the size of a KV block, 0 unknown.
 	BlockTokens int
 
-	kvUsage, running, waiting, capacity, generated, asked, pulled map[string]float64
+	kvUsage, running, waiting, capacity, generated, asked, pulled, expired map[string]float64
 }
 
 // Scrape reads GET /metrics, bounded by ctx. ctx should have a deadline.
@@ -78,7 +79,7 @@ func (n MetricNames) Scrape(ctx context.Context, c *Client, t *Target) (*Sample,
 // broken line among them must not blind us.
 func (n MetricNames) Parse(page []byte) (*Sample, error) {
 	kv, running, waiting := orDefault(n.KVUsage, kvUsageNames), orDefault(n.Running, runningNames), orDefault(n.Waiting, waitingNames)
-	wanted := slices.Concat(kv, running, waiting, capacityNames, outputNames, askedNames, pulledNames, []string{cacheConfigName, startTimeName})
+	wanted := slices.Concat(kv, running, waiting, capacityNames, outputNames, askedNames, pulledNames, expiredNames, []string{cacheConfigName, startTimeName})
 	parser := expfmt.NewTextParser(model.UTF8Validation)
 	families, err := parser.TextToMetricFamilies(bytes.NewReader(onlyNamed(page, wanted)))
 	if err != nil {
@@ -96,6 +97,7 @@ func (n MetricNames) Parse(page []byte) (*Sample, error) {
 		generated: byEngine(families, outputNames),
 		asked:     byEngine(families, askedNames),
 		pulled:    byEngine(families, pulledNames),
+		expired:   byEngine(families, expiredNames),
 	}
 	configs := families[cacheConfigName].GetMetric()
 	for _, m := range configs {
@@ -130,6 +132,9 @@ func (s *Sample) Waiting(rank int) (float64, bool) { return total(s.waiting, ran
 
 // Generated counts the output tokens of all requests since the start.
 func (s *Sample) Generated(rank int) (float64, bool) { return total(s.generated, rank) }
+
+// Expired counts the hand-offs, since the start, whose KV the instance gave away before anything had fetched it.
+func (s *Sample) Expired() (float64, bool) { return total(s.expired, -1) }
 
 // NotPulled counts the prompt tokens, since the start, whose KV the instance looked
 // for in other engines and did not get: it computed them.

@@ -86,6 +86,7 @@ func (s *Signs) resalt() {
 type Wait struct {
 	signs *Signs
 	sent  time.Time
+	alone time.Time // the KV is kept until then though nothing renews the hold
 	kept  mooncake.Kept
 	salt  string
 	salts int
@@ -95,7 +96,7 @@ type Wait struct {
 
 // Await begins a wait, before the request is written.
 func (s *Signs) Await(now time.Time, kept mooncake.Kept) *Wait {
-	w := &Wait{signs: s, sent: now, kept: kept}
+	w := &Wait{signs: s, sent: now, alone: kept.Until(time.Time{}), kept: kept}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	w.salt, w.salts = s.salt, s.salts
@@ -138,6 +139,9 @@ func (w *Wait) until() time.Time {
 
 // Gauged says that the engine's gauges tell of the rank, so that its core is known to be quiet where no stream tells it.
 func (s *Signs) Gauged() bool { return s.gauge.Load() }
+
+// Renewed says whether the KV was kept up to a moment only because the core went on.
+func (w *Wait) Renewed(at time.Time) bool { return at.After(w.alone) }
 
 // Over says whether the time is over for which the KV was certainly kept. Then nothing of it may be found in the rank's
 // prefix cache.

@@ -67,11 +67,12 @@ type watch struct {
 	status  Status
 	suspect suspicion
 	rtt     time.Duration
-	failed  int    // checks in a row
-	reports uint64 // failures to connect that callers told of
-	broke   bool   // a caller lost its connection since the last check began
-	alarmed bool   // the credential alarm was given and stands
-	gone    bool   // not watched any more: a check still under way changes nothing
+	failed  int     // checks in a row
+	expired float64 // hand-offs that nothing had fetched, as it last said; below 0: it does not say
+	reports uint64  // failures to connect that callers told of
+	broke   bool    // a caller lost its connection since the last check began
+	alarmed bool    // the credential alarm was given and stands
+	gone    bool    // not watched any more: a check still under way changes nothing
 }
 
 // facts change only with the process, or with a LoRA adapter loaded.
@@ -87,7 +88,7 @@ type facts struct {
 func newWatch(m *Monitor, in Instance) *watch {
 	return &watch{
 		m: m, in: in, kick: make(chan struct{}, 1), doubt: make(chan struct{}, 1), stop: func() {},
-		traffic: m.trafficOf(in.ID), status: Status{Since: time.Now()},
+		traffic: m.trafficOf(in.ID), expired: -1, status: Status{Since: time.Now()},
 	}
 }
 
@@ -287,6 +288,7 @@ func (w *watch) readFacts(ctx context.Context, full, hurry bool) {
 	began := time.Now()
 	s, err := w.scrape(ctx, patience)
 	if err == nil {
+		w.countExpired(s)
 		w.feel(s, began)
 	}
 	if err == nil && s.StartTime != 0 && s.StartTime != f.start {
@@ -308,6 +310,17 @@ func (w *watch) readFacts(ctx context.Context, full, hurry bool) {
 		f.models = models // else those known before stay
 	}
 	w.facts, w.factsAt = f, time.Now()
+}
+
+// countExpired keeps what the engine says of hand-offs that it gave away.
+func (w *watch) countExpired(s *Sample) (n float64, known bool) {
+	n, known = s.Expired()
+	w.m.mu.Lock()
+	defer w.m.mu.Unlock()
+	if w.expired = -1; known {
+		w.expired = n
+	}
+	return n, known
 }
 
 // lookForSigns reads the gauges out of turn: the streams are quiet, and the gauges may tell that the core is not.

@@ -200,6 +200,15 @@ func (l *Lease) fail(written bool, hold time.Duration) (out time.Duration) {
 	return out
 }
 
+// Unfetched is how many prompts the candidate holds that nobody will fetch, and how many there were since the start.
+func (l *Lease) Unfetched() (held, ever int) {
+	t := l.tier
+	t.lock()
+	defer t.unlock()
+	a := &l.c.account
+	return a.Leases[ledger.Orphaned], a.Unfetched
+}
+
 // Orphan says that nobody will fetch the KV. It stays charged until the
 // engine frees it by itself.
 func (l *Lease) Orphan() {

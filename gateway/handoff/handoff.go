@@ -24,6 +24,7 @@ type Handoff struct {
 	Avoid []int32         // workers that failed at it
 	Live  bool            // one of them may work on it still
 	kv    json.RawMessage // the taken params, while no engine can have read them
+	seen  witness
 }
 
 // Origin is the attempt that prefilled it. Its request may be at another by then.

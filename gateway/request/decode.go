@@ -105,6 +105,7 @@ func (j *job) open(h *handoff.Handoff, s *stream) *fault {
 	switch {
 	case h != nil && profile.Renews():
 		h.Lease.Renewed()
+		h.Witness(j.srv.Monitor)
 		if !s.whole { // no first event tells that its pull was over
 			s.wait.Limit(s.call.Expire)
 		}
@@ -161,7 +162,7 @@ func (j *job) open(h *handoff.Handoff, s *stream) *fault {
 		}
 		return s.failure(err)
 	}
-	if !s.believed() {
+	if !s.believed(h) {
 		h.Release() // nobody pulls it any more
 		return &fault{answer: failure.Late(), err: handoff.ErrLate, spent: true}
 	}

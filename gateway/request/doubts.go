@@ -54,12 +54,14 @@ func (s *stream) overdue(h *handoff.Handoff) {
 }
 
 // believed says whether the KV of an answer whose first event has come was certainly kept until it was read. One in
-// one piece does not tell when that was: where no gauge tells that the engine went on meanwhile, it is believed.
-func (s *stream) believed() bool {
-	held := s.wait.Arrived(s.now)
-	if held || s.whole && !s.rank.Signs.Gauged() {
+// one piece does not tell when that was: where no gauge tells that the engine went on meanwhile, it is believed. If only
+// renewals can have kept the KV, the prefill engine is asked, too.
+func (s *stream) believed(h *handoff.Handoff) bool {
+	held := s.wait.Arrived(s.now) || s.whole && !s.rank.Signs.Gauged()
+	if held && (h == nil || !s.wait.Renewed(s.now) || !h.Denied(s.job.srv.Serving(), s.job.srv.Monitor)) {
 		return true
 	}
+	s.wait.Lose()
 	s.job.srv.metrics.latePulls.Inc()
 	return false
 }

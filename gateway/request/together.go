@@ -150,7 +150,7 @@ func (b bound) open() *fault {
 		}
 		return b.lost(how, f)
 	}
-	if !s.believed() {
+	if !s.believed(nil) {
 		return b.lost(couple.Died, &fault{answer: failure.Late(), err: handoff.ErrLate, spent: true})
 	}
 	f := s.partner.Started(s.Mirror.Prompt())

@@ -72,6 +72,7 @@ type Account struct {
 	Waiting    Sums      // what waits for the candidate while one round of decisions runs
 	Shared     Share     // of other dispatchers; SetShared changes it
 	AnsweredAt time.Time // the last of our probes
+	Unfetched  int       // prompts that were left to the engine's own timeout, since the start
 
 	ledger     *Ledger
 	freed      freed

@@ -174,6 +174,7 @@ func (c *Charge) Orphan(hold time.Duration, now time.Time) {
 	if c.phase == Probing || c.renewed {
 		c.renewed, c.expires = false, now.Add(hold)
 	}
+	c.account.Unfetched++
 	c.move(Orphaned, c.Weight.Tokens, now)
 }
 
