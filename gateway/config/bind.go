@@ -24,7 +24,7 @@ type Bind struct {
 	Lead            time.Duration `yaml:"lead"`  // before a prefill engine can start
 	Ahead           string        `yaml:"ahead"` // a number, or auto
 	CallbackTimeout time.Duration `yaml:"callback_timeout"`
-	Grace           time.Duration `yaml:"grace"`   // for a callback after the timeout, or after the client has left
+	Grace           time.Duration `yaml:"grace"`   // for a callback after the timeout; for a prefill leg whose client has left, or whose answer is not confirmed yet
 	Confirm         time.Duration `yaml:"confirm"` // of sglang: a first token is held back so long for the end of its prefill
 }
 
