@@ -53,6 +53,7 @@ type Config struct {
 	TokensPerChunk  int           // tokens a request gets in one step, as with MTP, default 1
 	StreamInterval  int           // steps between two chunks after the first, default 1
 	FirstAtOnce     bool          // a request's first token comes when its KV is there, not at the end of a step: for measurements of what lies before the engine
+	Spread          bool          // a step's tokens come one after the other while it runs, as if each request had a clock of its own, and not all at the step's end
 	RecomputeEnable bool          // a preempted request ends with stop_reason "recomputed" instead of being recomputed in place
 
 	PrefillBase        time.Duration // default 9 ms
@@ -224,7 +225,7 @@ func (c Config) group() group.Config {
 		waits = group.WaitsForPlace
 	}
 	return group.Config{Ranks: c.DPSize, Slots: c.Slots, Blocks: c.KVTokens / blockSize, TokensPerChunk: c.TokensPerChunk, C0: c.C0, C1: c.C1, Phase: c.Phase,
-		FirstAtOnce: c.FirstAtOnce, Recompute: c.RecomputeEnable, PrefillBase: c.PrefillBase, PrefillPer: c.PrefillPerToken, Waits: waits}
+		FirstAtOnce: c.FirstAtOnce, Spread: c.Spread, Recompute: c.RecomputeEnable, PrefillBase: c.PrefillBase, PrefillPer: c.PrefillPerToken, Waits: waits}
 }
 
 // before tells whether the engine is older than a 0.x of vLLM. An engine whose

@@ -4,6 +4,7 @@ package group
 
 import (
 	"context"
+	"math"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -33,6 +34,7 @@ type Job struct {
 	phase phase
 	want  int // tokens after which it is finished
 	local bool
+	turn  float64 // when in a step it gets its token: 1 at the end
 }
 
 type phase uint8
@@ -85,6 +87,7 @@ type Config struct {
 	C0, C1         time.Duration // of a step, and of each KV token of the fullest rank
 	Phase          time.Duration // steps end so long after whole multiples of C0; 0: the first begins when a request comes
 	FirstAtOnce    bool          // a first token does not wait for the end of a step
+	Spread         bool          // the tokens of a step come one after the other while it runs, and not all at its end
 	Recompute      bool          // a preempted request is given back
 	PrefillBase    time.Duration // of a prompt that is computed here
 	PrefillPer     time.Duration // of a token of it that is not cached
@@ -119,6 +122,7 @@ type Group struct {
 	caches   []*cache.Cache     // by rank; nil: none
 	loads    []steplog.RankLoad // scratch of a step
 	step     int64
+	turns    int           // requests that have been given one
 	prefills time.Duration // local prefill time of the step being put together
 }
 
@@ -189,11 +193,16 @@ func (g *Group) Run(ctx context.Context) {
 		}
 		start := next
 		next = start.Add(length)
-		timer.Reset(time.Until(next))
+		at := 0.0 // requests whose turn is not later have their token of this step
 		for waiting := true; waiting; {
+			to := g.turnAfter(at)
+			timer.Reset(time.Until(start.Add(time.Duration(to * float64(length)))))
 			select {
 			case <-timer.C:
-				waiting = false
+				if waiting = to < 1; waiting {
+					g.generate(func(j *Job) bool { return j.turn > at && j.turn <= to })
+					at = to
+				}
 			case <-g.inbox.wake:
 				g.stands(ctx)
 				g.receive()
@@ -209,7 +218,31 @@ func (g *Group) Run(ctx context.Context) {
 		g.stands(ctx)
 		g.step++
 		g.log.Add(steplog.Step{Number: g.step, Start: start, Length: length, Late: time.Since(next), Ranks: g.loads})
-		g.generate(func(*Job) bool { return true })
+		g.generate(func(j *Job) bool { return j.turn > at })
+	}
+}
+
+// turnAfter is the next turn in a step: 1 is its end.
+func (g *Group) turnAfter(at float64) float64 {
+	next := 1.0
+	if g.cfg.Spread {
+		for i := range g.ranks {
+			for _, j := range g.ranks[i].running {
+				if j.turn > at {
+					next = min(next, j.turn)
+				}
+			}
+		}
+	}
+	return next
+}
+
+// giveTurn says when in each step a request gets its token. Multiples of the golden ratio leave no large gap between the turns of
+// requests that run together, however many these are.
+func (g *Group) giveTurn(j *Job) {
+	if j.turn = 1; g.cfg.Spread {
+		g.turns++
+		_, j.turn = math.Modf(float64(g.turns) * math.Phi)
 	}
 }
 
@@ -369,6 +402,7 @@ func (g *Group) admit() {
 				j.local = false
 			}
 			j.phase = running
+			g.giveTurn(j)
 			r.running = append(r.running, j)
 		}
 		clear(r.waiting[len(kept):])

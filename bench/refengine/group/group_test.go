@@ -234,3 +234,33 @@ func TestAPhaseSaysWhenStepsEnd(t *testing.T) {
 		require.EqualValues(t, 3, j.Made.Load())
 	})
 }
+
+func TestTokensOfAStepMayComeOneAfterTheOther(t *testing.T) {
+	const requests = 20
+	step := 20 * time.Millisecond
+	clocked(t, Config{FirstAtOnce: true, Spread: true, C0: step, C1: 1, PrefillBase: 1, PrefillPer: 1}, func(g *Group) {
+		var jobs []*Job
+		for range requests {
+			jobs = append(jobs, g.put(0, 10, 4))
+		}
+		var came [requests]time.Duration // when each had its second token
+		began := time.Now()
+		for tick := range 80 { // four steps
+			time.Sleep(time.Millisecond)
+			synctest.Wait()
+			together := 0
+			for i, j := range jobs {
+				if made := j.Made.Load(); made == 2 && came[i] == 0 {
+					came[i] = time.Since(began)
+					together++
+				} else if made == 3 {
+					require.GreaterOrEqual(t, time.Since(began)-came[i], step-time.Millisecond, "a step lies between two tokens of request %d", i)
+				}
+			}
+			require.LessOrEqual(t, together, 3, "second tokens in millisecond %d", tick)
+		}
+		for i, j := range jobs {
+			require.Equal(t, Finished, j.End.Load(), "request %d", i)
+		}
+	})
+}
