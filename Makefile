@@ -123,7 +123,7 @@ reproduce-geo: ## the tables of docs/results/regions.md: regions that forward to
 	go run ./bench/geosim/reproduce
 
 .PHONY: bench-relay
-bench-relay: ## evenkeel beside nginx, a bare Go proxy and vllm-router (it is installed) on the same engines: CPU, memory, latency a chunk, to 30,000 streams, 25 minutes; ROWS='1000|single': some rows, printed
+bench-relay: ## evenkeel beside nginx, a bare Go proxy and vllm-router (it is installed) on the same engines: CPU, memory, latency per chunk, to 9,500 streams, 40 minutes; ROWS='spread.*': some rows, printed
 	go run ./bench/relay $(if $(BEFORE),-before $(BEFORE)) $(if $(ROWS),-rows '$(ROWS)',-page docs/results/relay.md)
 
 .PHONY: bench-watch

@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"os"
 	"runtime"
+	"slices"
 	"strings"
 	"time"
 
@@ -21,7 +22,6 @@ import (
 type Job struct {
 	Targets []string // host:port, in turn
 	Prefill []string // host:port, in turn: clients have each prompt prefilled there first, as a proxy would; none: they do not
-	First   int      // number of its first stream, which makes prompts differ
 	Streams int
 	Rate    float64 // streams that are opened a second
 	Prompt  int     // tokens
@@ -30,6 +30,9 @@ type Job struct {
 	// Lasts is set where each stream is one answer: all end so long after the first
 	// began, having got a token every Step.
 	Lasts, Step time.Duration
+
+	// Every is the time between two requests of a stream; 0: one follows when the other's answer ends.
+	Every time.Duration
 }
 
 // Order is what is told to clients that run.
@@ -61,10 +64,9 @@ type client struct {
 	started time.Time
 	poll    int
 	streams []stream
-	opened  int   // streams that were opened
-	heard   int   // streams that have had a first token, or failed before it
-	again   []int // streams that failed, in the order in which they are opened again
-	againAt []time.Time
+	opened  int    // streams that were opened
+	heard   int    // streams that have had a first token, or failed before it
+	later   []turn // in the order of their times
 	live    int
 	marked  bool // between the marks
 	stopped bool
@@ -88,7 +90,14 @@ type stream struct {
 	want       int  // events
 	begun      bool // this request has had a token
 	heard      bool // the stream has
+	waits      bool // it has no request, and asks at its next turn
 	sent, last time.Time
+}
+
+// turn is when a stream asks again.
+type turn struct {
+	at     time.Time
+	stream int
 }
 
 // nap is how long clients let bytes gather before they read. Where they are woken for
@@ -189,7 +198,12 @@ func (c *client) obey(o Order) error {
 	if o == stop {
 		c.stopped = true
 		c.opened = c.job.Streams
-		c.again, c.againAt = nil, nil
+		for _, t := range c.later {
+			if c.streams[t.stream].fd >= 0 {
+				c.close(t.stream)
+			}
+		}
+		c.later = nil
 		return nil
 	}
 	c.marked = !c.marked
@@ -207,19 +221,27 @@ func (c *client) open() (wait time.Duration) {
 		c.connect(c.opened)
 		c.opened++
 	}
-	for len(c.again) > 0 && !c.stopped {
-		if left := c.againAt[0].Sub(c.now); left > 0 {
-			return min(wait, left)
+	for len(c.later) > 0 && !c.stopped {
+		t := c.later[0]
+		if left := t.at.Sub(c.now); left > 0 {
+			return min(max(0, wait), left)
 		}
-		i := c.again[0]
-		c.again, c.againAt = c.again[1:], c.againAt[1:]
-		c.connect(i)
+		c.later = c.later[1:]
+		if c.streams[t.stream].fd < 0 {
+			c.connect(t.stream)
+		} else {
+			c.streams[t.stream].sent = time.Now()
+			c.ask(t.stream)
+		}
 	}
 	return max(0, wait)
 }
 
-// number is that of a stream among those of all processes.
-func (c *client) number(i int) int { return c.job.First + i }
+// asksAt has a stream ask again at a time.
+func (c *client) asksAt(i int, at time.Time) {
+	n, _ := slices.BinarySearchFunc(c.later, at, func(t turn, at time.Time) int { return t.at.Compare(at) })
+	c.later = slices.Insert(c.later, n, turn{at, i})
+}
 
 // connect opens a stream.
 func (c *client) connect(i int) {
@@ -262,23 +284,23 @@ func (c *client) want(fd, event int, out bool) {
 // ask makes the next request of a stream.
 func (c *client) ask(i int) {
 	s := &c.streams[i]
-	number := c.number(i)
+	s.waits = false
 	s.tokens = c.job.Tokens
 	switch {
 	case c.job.Lasts > 0:
 		s.tokens = 1 + int((c.job.Lasts-s.sent.Sub(c.started))/c.job.Step)
 	case s.requests == 0: // streams that were opened together do not end together
-		s.tokens = 1 + number*7919%c.job.Tokens
+		s.tokens = 1 + i*7919%c.job.Tokens
 	}
 	head := s.answer.head[:0]
 	s.answer = answer{head: head}
 	s.requests++
 	s.begun = false
 	s.want = s.tokens
-	s.id = fmt.Sprintf("relay-%d-%d", number, s.requests)
-	prompt := string(reftext.AppendPrompt(nil, uint64(number)<<32|uint64(s.requests), c.job.Prompt))
+	s.id = fmt.Sprintf("relay-%d-%d", i, s.requests)
+	prompt := string(reftext.AppendPrompt(nil, uint64(i)<<32|uint64(s.requests), c.job.Prompt))
 	s.path, s.body = "/v1/completions", fmt.Sprintf(`{"model":"ref","prompt":"%s"`, prompt)
-	if number%2 == 0 {
+	if i%2 == 0 {
 		s.path, s.body = "/v1/chat/completions", fmt.Sprintf(`{"model":"ref","messages":[{"role":"user","content":"%s"}]`, prompt)
 		s.want++ // a chat begins with an event for the role
 	}
@@ -292,10 +314,10 @@ func (c *client) ask(i int) {
 // decode asks for the answer, with more members than both legs have.
 func (c *client) decode(i int, more string) {
 	s := &c.streams[i]
-	target := c.job.Targets[c.number(i)%len(c.job.Targets)]
+	target := c.job.Targets[i%len(c.job.Targets)]
 	s.out = post(s.path, target, s.id, s.body+fmt.Sprintf(`,"max_tokens":%d,"ignore_eos":true,"stream":true%s}`, s.tokens, more))
 	if s.fd < 0 {
-		if err := c.dial(&s.fd, target, c.number(i), i); err != nil {
+		if err := c.dial(&s.fd, target, i, i); err != nil {
 			c.lost(i, fmt.Errorf("connect: %w", err))
 		}
 		return // the connection says when it can be written to
@@ -352,6 +374,9 @@ func (c *client) read(i int) {
 		return
 	case err != nil:
 		c.lost(i, fmt.Errorf("read: %w", err))
+		return
+	case n == 0 && s.waits: // between two requests
+		c.close(i)
 		return
 	case n == 0:
 		c.lost(i, s.answer.whole(s.want))
@@ -413,13 +438,20 @@ func (c *client) ended(i int) {
 		c.close(i)
 		return
 	}
+	next := s.sent.Add(c.job.Every)
 	if s.answer.closes {
 		c.close(i)
-		c.connect(i)
-		return
 	}
-	s.sent = time.Now()
-	c.ask(i)
+	switch {
+	case c.job.Every > 0 && time.Until(next) > 0:
+		s.waits = true
+		c.asksAt(i, next)
+	case s.answer.closes:
+		c.connect(i)
+	default:
+		s.sent = time.Now()
+		c.ask(i)
+	}
 }
 
 func (c *client) close(i int) {
@@ -439,7 +471,8 @@ func (c *client) lost(i int, why error) {
 	text, _, _ := strings.Cut(why.Error(), "\n")
 	c.result.Failed[text]++
 	c.close(i)
-	if c.job.Lasts == 0 && !c.stopped {
-		c.again, c.againAt = append(c.again, i), append(c.againAt, time.Now().Add(reopenAfter))
+	if c.job.Lasts == 0 && !c.stopped && !s.waits {
+		s.waits = true
+		c.asksAt(i, time.Now().Add(reopenAfter))
 	}
 }

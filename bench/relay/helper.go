@@ -116,8 +116,7 @@ type engineJob struct {
 	Listen string
 	Slots  int
 	Step   time.Duration
-	First  int // number of the first, of so many in all processes
-	All    int
+	Spread bool
 }
 
 // phase of an engine: steps of all end one after the other.
@@ -125,7 +124,7 @@ func (j engineJob) phase(i int) time.Duration {
 	if j.Step == 0 {
 		return 0
 	}
-	return 1 + j.Step*time.Duration(j.First+i)/time.Duration(j.All)
+	return 1 + j.Step*time.Duration(i)/time.Duration(j.Count)
 }
 
 // prefills is how many prompts the prefill engine computes at once. evenkeel, which would send it 8 before
@@ -140,10 +139,14 @@ func runEngines() error {
 	if err := in.Decode(&job); err != nil {
 		return err
 	}
+	if job.Spread {
+		go tick()
+	}
 	var urls []string
 	for i := range job.Count {
 		e, err := refengine.Start(refengine.Config{
-			Role: job.Role, Listen: job.Listen, Slots: job.Slots, C0: max(job.Step, time.Nanosecond), C1: time.Nanosecond, FirstAtOnce: true, Phase: job.phase(i),
+			Role: job.Role, Listen: job.Listen, Slots: job.Slots, C0: max(job.Step, time.Nanosecond), C1: time.Nanosecond,
+			FirstAtOnce: true, Spread: job.Spread, Phase: job.phase(i),
 			PrefillBase: time.Nanosecond, PrefillPerToken: time.Nanosecond, PrefillConcurrency: prefills, TransferBase: time.Nanosecond, TransferPer: time.Nanosecond,
 			KVTokens: 1 << 24, StepLog: 1,
 			KeepAlive: 75 * time.Second, // longer than a proxy keeps one that is idle: none is closed as it is used
@@ -160,4 +163,14 @@ func runEngines() error {
 	var end struct{}
 	_ = in.Decode(&end) // returns when stdin is closed
 	return nil
+}
+
+// tick has this process look at its timers every 100 µs. Otherwise an idle Go program wakes in whole milliseconds, and tokens
+// whose times are 50 µs apart would leave together.
+func tick() {
+	runtime.LockOSThread()
+	for {
+		_ = unix.Nanosleep(&unix.Timespec{Nsec: int64(100 * time.Microsecond)}, nil) // an error: it was shorter
+		runtime.Gosched()
+	}
 }

@@ -28,10 +28,10 @@ const toPrefill = `,"max_tokens":1,"stream":false,"kv_transfer_params":{"do_remo
 func (c *client) prefill(i int) {
 	s := &c.streams[i]
 	l := &s.leg
-	target := c.job.Prefill[c.number(i)%len(c.job.Prefill)]
+	target := c.job.Prefill[i%len(c.job.Prefill)]
 	l.out, l.in = post(s.path, target, s.id, s.body+toPrefill), l.in[:0]
 	if l.fd < 0 {
-		if err := c.dial(&l.fd, target, c.number(i), len(c.streams)+i); err != nil {
+		if err := c.dial(&l.fd, target, i, len(c.streams)+i); err != nil {
 			c.lost(i, fmt.Errorf("connect to the prefill engine: %w", err))
 		}
 		return // the connection says when it can be written to

@@ -112,37 +112,26 @@ func (o options) run(ctx context.Context) (err error) {
 // row measures all proxies under a row, in turn.
 func (b *bench) row(ctx context.Context, r row, n int, kinds []*kind, s *store) error {
 	_, rest := share(b.cores, n)
-	// A proxy that cannot have all streams is measured with fewer, and before as many engines as that wants.
-	sites := map[int]*site{}
-	defer func() {
-		for _, at := range sites {
-			at.end()
-		}
-	}()
 	fmt.Fprintf(b.out, "\n%s, %d %s for the proxy\n", r.title(), n, map[bool]string{true: "core", false: "cores"}[n == 1])
+	if r.files() > b.files {
+		fmt.Fprintf(b.out, "  not run: a proxy needs %s files for it, and a process may open %s; raise the limit (ulimit -n)\n", grouped(r.files()), grouped(b.files))
+		return nil
+	}
+	at, err := b.engines(r, rest)
+	if err != nil {
+		return err
+	}
+	defer at.end()
 	first := s.next(r.name, n)
 	for round := first; round < first+b.rounds; round++ {
 		for _, k := range kinds {
 			if k.version == "" || !b.proxies.MatchString(k.name) {
 				continue
 			}
-			streams, workers := b.allowed(k, r.streams)
-			if m, ok := s.same(r, k.name, n, round, streams); ok { // the limit of files makes two rows one
-				s.Samples = append(s.Samples, m)
-				continue
-			}
-			at := sites[streams]
-			if at == nil {
-				var err error
-				if at, err = b.engines(r, streams, rest); err != nil {
-					return err
-				}
-				sites[streams] = at
-			}
 			var m Sample
 			for range tries {
 				var err error
-				if m, err = b.measure(ctx, r, k, at, streams, workers, n, round); err != nil {
+				if m, err = b.measure(ctx, r, k, at, n, round); err != nil {
 					return err
 				}
 				fmt.Fprintf(b.out, "  %d %-18s %s\n", round+1, k.name, m)

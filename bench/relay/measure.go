@@ -4,7 +4,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -19,7 +18,7 @@ type Sample struct {
 	Cores   int
 	Proxy   string
 	Round   int
-	Streams int // of the row, or what the limit of files allows
+	Streams int
 
 	Chunk, Request time.Duration // of CPU
 	Chunks         float64       // a second
@@ -55,24 +54,6 @@ type bench struct {
 // spare is how many files a process has open beside its streams.
 const spare = 600
 
-// allowed is how many streams a proxy can have: it needs two sockets for each.
-func (b *bench) allowed(k *kind, streams int) (most, workers int) {
-	perProcess := (b.files - spare) / 2
-	switch k.name {
-	case direct, twoLegs:
-		return streams, 0
-	case nginxName: // its workers share the streams evenly, but for chance
-		if workers = 1; streams > perProcess {
-			workers = 1 + streams/(perProcess*9/10)
-		}
-		return streams, workers
-	}
-	if streams > perProcess {
-		streams = perProcess / 100 * 100
-	}
-	return streams, 1
-}
-
 // site is the engines of a row.
 type site struct {
 	prefill, decode []string
@@ -85,11 +66,8 @@ func (s *site) end() {
 	}
 }
 
-// processes is how many are needed for so many sockets.
-func (b *bench) processes(sockets int) int { return 1 + sockets/(b.files-5*spare) }
-
-// engines starts the engines of a row for so many streams.
-func (b *bench) engines(r row, streams int, on cores) (s *site, err error) {
+// engines starts the engines of a row.
+func (b *bench) engines(r row, on cores) (s *site, err error) {
 	s = &site{}
 	start := func(j engineJob) (urls []string, err error) {
 		h, err := b.help("engines", on)
@@ -106,27 +84,20 @@ func (b *bench) engines(r row, streams int, on cores) (s *site, err error) {
 		s.end()
 		return nil, fmt.Errorf("prefill engines: %w", err)
 	}
-	n, all := b.processes(streams), ranks(streams)
-	for i := range n {
-		list, err := start(engineJob{Role: refengine.Both, First: all * i / n, Count: all*(i+1)/n - all*i/n, All: all,
-			Listen: fmt.Sprintf("127.0.0.%d:0", 21+i), Slots: b.slots(streams), Step: r.step(streams)})
-		if err != nil {
-			s.end()
-			return nil, fmt.Errorf("decode engines: %w", err)
-		}
-		s.decode = append(s.decode, list...)
+	if s.decode, err = start(engineJob{
+		Role: refengine.Both, Count: r.ranks(), Listen: "127.0.0.21:0", Slots: r.slots(), Step: r.step(), Spread: r.spread && r.shape != single,
+	}); err != nil {
+		s.end()
+		return nil, fmt.Errorf("decode engines: %w", err)
 	}
 	return s, nil
 }
 
-// slots of a rank: more than its share, so that nobody waits for one.
-func (*bench) slots(streams int) int { return streams/ranks(streams)*5/4 + 8 }
-
 // measure measures a proxy once.
-func (b *bench) measure(ctx context.Context, r row, k *kind, s *site, streams, workers, n, round int) (m Sample, err error) {
-	m = Sample{Row: r.name, Cores: n, Proxy: k.name, Round: round, Streams: streams}
+func (b *bench) measure(ctx context.Context, r row, k *kind, s *site, n, round int) (m Sample, err error) {
+	m = Sample{Row: r.name, Cores: n, Proxy: k.name, Round: round, Streams: r.streams}
 	on, rest := share(b.cores, n)
-	p, err := k.run(ctx, b, place{s.prefill, s.decode, b.slots(streams), streams, on, max(n, workers)})
+	p, err := k.run(ctx, b, place{s.prefill, s.decode, r.slots(), on})
 	if err != nil {
 		return m, err
 	}
@@ -142,15 +113,15 @@ func (b *bench) measure(ctx context.Context, r row, k *kind, s *site, streams, w
 	pids := p.pids()
 	most := world.PeakRSS(func() []int { return pids })
 	defer func() { m.RSS = most() }()
-	job := r.job(streams, b.window)
+	job := r.job(b.window)
 	job.Targets, job.Prefill = p.targets, p.prefill
 	c, err := b.clients(job, rest)
 	if err != nil {
 		return m, err
 	}
 	defer c.end()
-	var load []int
-	for _, h := range append(slices.Clone(c), s.helpers...) {
+	load := []int{c.process.Pid}
+	for _, h := range s.helpers {
 		load = append(load, h.process.Pid)
 	}
 	if _, err := c.told(); err != nil { // all streams are there
@@ -189,7 +160,7 @@ func (b *bench) measure(ctx context.Context, r row, k *kind, s *site, streams, w
 	lasted, loaded := time.Since(began).Seconds(), (loadAfter.cpu - loadBefore.cpu).Seconds()
 	m.Load = loaded / lasted / float64(len(rest))
 	m.Others = max(0, (allAfter-allBefore).Seconds()-loaded-(after.cpu-before.cpu).Seconds()) / lasted / float64(len(b.cores))
-	if err := c.order(stop); err != nil {
+	if err := c.send.Encode(stop); err != nil {
 		return m, err
 	}
 	last, err := c.told()
@@ -212,70 +183,33 @@ func (b *bench) measure(ctx context.Context, r row, k *kind, s *site, streams, w
 	return m, nil
 }
 
-// crowd is the processes of clients.
-type crowd []*helper
-
-func (c crowd) end() {
-	for _, h := range c {
-		h.end()
-	}
-}
+// crowd is the process of clients.
+type crowd struct{ *helper }
 
 // clients starts the clients of a job.
-func (b *bench) clients(j Job, on cores) (c crowd, err error) {
-	n := b.processes(j.Streams)
-	all := j.Streams
-	j.Rate /= float64(n)
-	for i := range n {
-		j.First, j.Streams = all*i/n, all*(i+1)/n-all*i/n
-		h, err := b.help("clients", on)
-		if err != nil {
-			c.end()
-			return nil, err
-		}
-		c = append(c, h)
-		if err := h.send.Encode(j); err != nil {
-			c.end()
-			return nil, err
-		}
+func (b *bench) clients(j Job, on cores) (crowd, error) {
+	h, err := b.help("clients", on)
+	if err != nil {
+		return crowd{}, err
 	}
-	return c, nil
+	if err := h.send.Encode(j); err != nil {
+		h.end()
+		return crowd{}, err
+	}
+	return crowd{h}, nil
 }
 
-// told adds up what the clients tell next.
-func (c crowd) told() (sum Told, err error) {
-	for _, h := range c {
-		var t Told
-		if err := h.receive.Decode(&t); err != nil {
-			return sum, fmt.Errorf("clients: %w", err)
-		}
-		sum.Events += t.Events
-		sum.Requests += t.Requests
-		if t.Result == nil {
-			continue
-		}
-		if sum.Result == nil {
-			sum.Result = &Result{Failed: map[string]int{}}
-		}
-		r := sum.Result
-		r.TTFT, r.Gaps, r.Whole = append(r.TTFT, t.Result.TTFT...), append(r.Gaps, t.Result.Gaps...), r.Whole+t.Result.Whole
-		for why, n := range t.Result.Failed {
-			r.Failed[why] += n
-		}
+// told is what the clients tell next.
+func (c crowd) told() (t Told, err error) {
+	if err := c.receive.Decode(&t); err != nil {
+		return t, fmt.Errorf("clients: %w", err)
 	}
-	return sum, nil
-}
-
-func (c crowd) order(o Order) (err error) {
-	for _, h := range c {
-		err = errors.Join(err, h.send.Encode(o))
-	}
-	return err
+	return t, nil
 }
 
 // mark reads what was used and what came.
 func (c crowd) mark(p *proxy) (u usage, t Told, at time.Time, err error) {
-	if err := c.order(mark); err != nil {
+	if err := c.send.Encode(mark); err != nil {
 		return u, t, at, err
 	}
 	if t, err = c.told(); err != nil {

@@ -37,9 +37,7 @@ const (
 type place struct {
 	prefill, decode []string // URLs
 	slots           int      // of a decode engine
-	streams         int      // that will come
 	on              cores
-	workers         int // of nginx
 }
 
 // kind is a proxy that can be measured.
@@ -187,14 +185,14 @@ func findNginx(ctx context.Context) *kind {
 	return k
 }
 
-// nginxConfig passes requests on to the engines in turn. Workers that share the
-// streams evenly need a socket each.
+// nginxConfig passes requests on to the engines in turn. It has a worker for each core, and workers
+// that share the streams evenly need a socket each.
 func nginxConfig(listen string, p place, files int) string {
 	servers, reuse := "", ""
 	for _, e := range p.decode {
 		servers += fmt.Sprintf("    server %s;\n", strings.TrimPrefix(e, "http://"))
 	}
-	if p.workers > 1 {
+	if len(p.on) > 1 {
 		reuse = " reuseport"
 	}
 	return fmt.Sprintf(`daemon off;
@@ -220,7 +218,7 @@ http {
     }
   }
 }
-`, p.workers, files-spare/2, servers, listen, reuse)
+`, len(p.on), files-spare/2, servers, listen, reuse)
 }
 
 // routerVersion is the one that is installed and measured.

@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -149,6 +150,38 @@ func TestClientsAskAgainOnTheSameConnection(t *testing.T) {
 	require.GreaterOrEqual(t, r.Whole, 3)
 }
 
+func TestClientsAskAtTheirTurns(t *testing.T) {
+	c, now := &client{}, time.Now()
+	for i, ms := range []int{30, 10, 20} {
+		c.asksAt(i, now.Add(time.Duration(ms)*time.Millisecond))
+	}
+	var order []int
+	for _, x := range c.later {
+		order = append(order, x.stream)
+	}
+	require.Equal(t, []int{1, 2, 0}, order, "the earliest stands first")
+
+	all := clientsOf(t, Job{Streams: 3, Rate: 1000, Prompt: 8, Tokens: 1, Every: time.Hour}, mark, mark, stop)
+	r := all[len(all)-1].Result
+	require.Empty(t, r.Failed)
+	require.Equal(t, 3, r.Whole, "no stream asks again before its turn")
+}
+
+func TestAConnectionThatEndsBetweenTwoRequestsIsNoFailure(t *testing.T) {
+	ends, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_NONBLOCK, 0)
+	require.NoError(t, err)
+	require.NoError(t, unix.Close(ends[1]))
+	c := &client{streams: []stream{{fd: ends[0], leg: leg{fd: -1}, answer: answer{at: atEnd}, waits: true}}, live: 1}
+	c.asksAt(0, time.Now().Add(time.Hour))
+	c.read(0)
+	require.Empty(t, c.result.Failed)
+	require.Zero(t, c.live)
+	require.Equal(t, -1, c.streams[0].fd)
+	require.Len(t, c.later, 1, "it connects at its turn")
+	require.NoError(t, c.obey(stop))
+	require.Zero(t, c.live, "what is closed is not closed again")
+}
+
 func TestClientsMakeBothRequestsThemselves(t *testing.T) {
 	for _, x := range []struct {
 		what string
@@ -228,24 +261,46 @@ func TestAProxyHasCoresOfItsOwnWhereThereAreEnough(t *testing.T) {
 	}
 }
 
-func TestTheLimitOfFilesBoundsStreams(t *testing.T) {
-	b := &bench{files: 20_000}
-	for _, x := range []struct {
-		proxy                  string
-		asked, streams, worker int
-	}{
-		{evenkeelName, 4_000, 4_000, 1}, {evenkeelName, 30_000, 9_700, 1}, {nginxName, 4_000, 4_000, 1}, {nginxName, 30_000, 30_000, 4}, {direct, 30_000, 30_000, 0},
-	} {
-		streams, workers := b.allowed(&kind{name: x.proxy}, x.asked)
-		require.Equal(t, x.streams, streams, "%s, %d", x.proxy, x.asked)
-		require.Equal(t, x.worker, workers, "%s, %d", x.proxy, x.asked)
+func TestARowIsRunWithTheStreamsThatItNamesOrNotAtAll(t *testing.T) {
+	many := rows[slices.IndexFunc(rows, func(r row) bool { return r.name == "9500" })]
+	require.Equal(t, 19_600, many.files())
+	var said strings.Builder
+	b := &bench{options: options{out: &said}, files: 4_096, cores: cores{0}}
+	s := &store{}
+	require.NoError(t, b.row(t.Context(), many, 1, nil, s))
+	require.Contains(t, said.String(), "not run: a proxy needs 19,600 files for it, and a process may open 4,096; raise the limit (ulimit -n)")
+	require.Empty(t, s.Samples)
+	said.Reset()
+	s.write(&said, b)
+	require.Contains(t, said.String(), "The row of 9,500 streams was not run: a proxy needs 19,600 files for it.")
+	require.NotContains(t, said.String(), "The row of 1,000 streams was not run")
+}
+
+func TestARowNamesItsRegime(t *testing.T) {
+	var titles []string
+	for _, r := range rows {
+		titles = append(titles, r.title())
 	}
-	require.Equal(t, 1, b.processes(10_000))
-	require.Equal(t, 2, b.processes(30_000))
+	require.Equal(t, []string{
+		"100, 2,500 chunks/s, in steps",
+		"1,000, 20,000 chunks/s, in steps",
+		"4,000, 20,000 chunks/s, in steps",
+		"9,500, 20,000 chunks/s, in steps",
+		"2,000, 20,000 chunks/s, in steps, 100 tokens per answer",
+		"100, 2,500 chunks/s, spread, 64 tokens per answer",
+		"1,000, 20,000 chunks/s, spread, 96 tokens per answer",
+		"2,000, 20,000 chunks/s, spread, 96 tokens per answer",
+		"64, unpaced",
+		"32, one token each, one after the other",
+		"100, one token each, 400 requests/s, spread",
+	}, titles)
+	for _, a := range aims {
+		require.Regexp(t, "in steps|spread|unpaced|one after the other", a.what)
+	}
 }
 
 func TestNginxTakesItsConfig(t *testing.T) {
-	config := nginxConfig("127.0.0.1:8000", place{decode: []string{"http://127.0.0.21:1", "http://127.0.0.21:2"}, workers: 4}, 20_000)
+	config := nginxConfig("127.0.0.1:8000", place{decode: []string{"http://127.0.0.21:1", "http://127.0.0.21:2"}, on: cores{0, 1, 2, 3}}, 20_000)
 	require.Contains(t, config, "worker_processes 4;")
 	require.Contains(t, config, "    server 127.0.0.21:2;\n")
 	require.Contains(t, config, "listen 127.0.0.1:8000 backlog=4096 reuseport;")
@@ -265,17 +320,20 @@ func sitting(times float64) *store {
 	s := &store{Peers: map[string]peer{nginxName: {Version: "1.22.1"}, routerName: {Missing: "not installed"}, evenkeelName: {Version: "dev"}}}
 	for round := range 2 {
 		for _, name := range []string{direct, twoLegs, nginxName, evenkeelName} {
-			for _, r := range []string{"100", "1000", "4000", "30000"} {
+			for _, r := range []string{"100", "1000", "4000", "spread-1000"} {
 				m := Sample{Row: r, Cores: 1, Proxy: name, Round: round, Streams: 1000, Chunk: 10 * time.Microsecond, RSS: 50 << 20, Whole: 1000, TTFT: Times{P99: 1000}}
 				if name == evenkeelName {
 					m.Chunk = time.Duration(times * float64(m.Chunk))
 					m.TTFT.P99 += 500
+					if r == "spread-1000" {
+						m.RSS = 74 << 20
+					}
 				}
 				if name == twoLegs {
 					m.TTFT.P99 += 300
 				}
-				if r == "30000" {
-					m.Streams = 9_700
+				if r == "4000" && name == nginxName {
+					m.Requests = 3
 				}
 				s.Samples = append(s.Samples, m)
 			}
@@ -296,7 +354,9 @@ func TestThePageSaysWhatIsMetAndWhatWasNotMeasured(t *testing.T) {
 		require.Contains(t, string(text), x.verdict)
 		require.Contains(t, string(text), "| vllm-router | not measured: not installed |")
 		require.Contains(t, string(text), "× 1.00 | – | not measured |")
-		require.Contains(t, string(text), "(the limit of files allows 9,700 streams)")
+		require.Contains(t, string(text), "| 10.0 (overloaded: streams ended before all were open) |")
+		require.Contains(t, string(text), "| resident, 1,000 streams spread, requests included | 60.0 MiB | 74.0 MiB (74.0 MiB to 74.0 MiB) | **not met** |")
+		require.Contains(t, string(text), "| 1,000, 20,000 chunks/s, spread, 96 tokens per answer | 1 | 10.0 |", "what a chunk costs with its requests")
 		require.Contains(t, string(text), "| evenkeel | 0.0 / 0.2 / 0.0 |", "what is added to the first token, beside clients that make both requests")
 		require.Contains(t, string(text), "| no proxy, two legs, the times themselves | 0.0 / 1.3 / 0.0 |")
 	}
@@ -307,24 +367,17 @@ func TestThePageSaysWhatIsMetAndWhatWasNotMeasured(t *testing.T) {
 	}
 }
 
-func TestGrowthIsComparedAtEqualStreams(t *testing.T) {
+func TestGrowthIsThatOfBothFromFewStreamsToMany(t *testing.T) {
 	s := &store{}
 	for _, x := range []struct {
 		row, proxy string
-		streams    int
 		chunk      time.Duration
-	}{
-		{"1000", nginxName, 1_000, 10}, {"10000", nginxName, 10_000, 20}, {"30000", nginxName, 30_000, 40},
-		{"1000", evenkeelName, 1_000, 10}, {"10000", evenkeelName, 9_700, 30}, {"30000", evenkeelName, 9_700, 30},
-	} {
-		s.Samples = append(s.Samples, Sample{Row: x.row, Cores: 1, Proxy: x.proxy, Streams: x.streams, Chunk: x.chunk * time.Microsecond})
+	}{{"1000", nginxName, 10}, {"9500", nginxName, 20}, {"1000", evenkeelName, 10}, {"9500", evenkeelName, 30}} {
+		s.Samples = append(s.Samples, Sample{Row: x.row, Cores: 1, Proxy: x.proxy, Chunk: x.chunk * time.Microsecond})
 	}
 	v, ok := growth(s)
 	require.True(t, ok)
 	require.InDelta(t, 1.5, v.median, 1e-9)
-	s.Samples[len(s.Samples)-1].Streams = 30_000
-	v, _ = growth(s)
-	require.InDelta(t, 0.75, v.median, 1e-9)
 }
 
 func TestRoundsAreComparedWithThemselves(t *testing.T) {

@@ -36,13 +36,26 @@ The engines are [reference engines](../glossary.md#reference-engine). At every s
 gives a token to each of its requests. It gives the first token at once. The prefill engine computes
 64 prompts at once, and evenkeel is told so (` + "`prefill.push.max_unanswered`" + `).
 
+Each row names its regime. How much a chunk costs depends on it, so no figure of one regime stands
+for another one.
+
+| regime | what engines and clients do |
+|---|---|
+| in steps | A rank writes the tokens of a step all at once, at its end. The proxy wakes once and passes many chunks on, so a chunk costs less. |
+| spread | Each stream gets its tokens at times of its own, spread over the step, as from an engine whose server writes a step's tokens one after the other. The proxy wakes for nearly every chunk. |
+| no number of tokens is named | All streams are open before the measurement begins, and none ends in it. No request is in the figure. |
+| 64 tokens per answer | A request follows each answer that ends. The CPU time per chunk includes the requests: here one for every 64 chunks. |
+| unpaced | Engines write as fast as they can. A request follows each answer. |
+| one token each, one after the other | Each client sends its next request when it has the answer, so that the proxy is never idle. |
+| one token each, 400 requests/s, spread | Requests come one by one at this rate, and the proxy is idle between them. |
+
 Clients read on one thread and check each answer: its status is 200, it has as many events as
 tokens, and it has ` + "`[DONE]`" + `. In a row with one core, the proxy has a core of its own, and engines
 and clients have the others. In a row with two cores on a machine of two, all programs share both.
 
 | figure | what it is |
 |---|---|
-| streams | The number of answers that are open at the same time. *2,500 chunks/s* is the rate of all of them together. *Unpaced*: engines write as fast as they can. |
+| streams | The number of answers that are open at the same time. *2,500 chunks/s* is the rate of all of them together. |
 | chunk | The event of an answer that carries one token. |
 | CPU time | The user and system time of all processes of the proxy, per chunk, while all streams are open. |
 | memory | The largest resident memory. Per stream, it is this memory less that of the process before its first request, divided by the number of streams. |
@@ -50,7 +63,6 @@ and clients have the others. In a row with two cores on a machine of two, all pr
 | gap | The time between two chunks of one stream. |
 | to nginx, × 1.09 (1.08 to 1.25) | evenkeel's figure divided by that of nginx. The ratio is made within each round. The first number is the median of the rounds; the smallest and the largest stand in brackets. |
 | every other figure | The median of the rounds. |
-| the limit of files allows 9,700 streams | The row was run with 9,700 streams and not with the number that it names. |
 
 A measurement is made again if other programs used more than a tenth of the CPUs during it. The
 fourth try stands, however much they used.
@@ -117,6 +129,16 @@ func (s *store) write(out io.Writer, b *bench) {
 	s.writeMemory(out)
 	s.writeTimes(out)
 	s.writeRequests(out)
+	s.writeMissing(out, b)
+}
+
+// writeMissing names the rows for which a process may not open enough files.
+func (s *store) writeMissing(out io.Writer, b *bench) {
+	for _, r := range rows {
+		if r.files() > b.files && !slices.ContainsFunc(s.Samples, func(m Sample) bool { return m.Row == r.name }) {
+			fmt.Fprintf(out, "\nThe row of %s streams was not run: a proxy needs %s files for it.\n", grouped(r.streams), grouped(r.files()))
+		}
+	}
 }
 
 // each calls f for every row and number of cores that was measured.
@@ -135,30 +157,26 @@ func table(out io.Writer, title, first string, columns ...string) {
 	fmt.Fprintf(out, "\n## %s\n\n| %s | %s |\n|---|%s\n", title, first, strings.Join(columns, " | "), strings.Repeat("--:|", len(columns)))
 }
 
-// streams says with how many streams a proxy was measured, where it is not the row's,
-// and that it was so late that some had ended by then.
-func (s *store) streams(r row, cores int, proxy string) (text string) {
-	n, _ := s.median(r.name, cores, proxy, func(m Sample) float64 { return float64(m.Streams) })
-	if int(n) != r.streams && n > 0 {
-		text = fmt.Sprintf(" (the limit of files allows %s streams)", grouped(int(n)))
+// late says that a proxy was so late that some streams had ended by the time that all were open.
+func (s *store) late(r row, cores int, proxy string) string {
+	ended := s.values(r.name, cores, proxy, func(m Sample) float64 { return m.Requests })
+	if r.shape == standing && len(ended) > 0 && slices.Max(ended) > 0 {
+		return " (overloaded: streams ended before all were open)"
 	}
-	if late := s.values(r.name, cores, proxy, func(m Sample) float64 { return m.Requests }); r.shape == standing && len(late) > 0 && slices.Max(late) > 0 {
-		text += " (overloaded: streams ended before all were open)"
-	}
-	return text
+	return ""
 }
 
 func (s *store) writeCPU(out io.Writer) {
 	proxies := s.measured()
 	table(out, "CPU time per chunk, µs", "streams", append(append([]string{"cores"}, proxies...), "evenkeel to nginx", "to net/http", "to vllm-router")...)
 	s.each(func(r row, n int) {
-		if r.shape == single || r.shape == turning {
+		if r.shape == single {
 			return
 		}
 		cells := []string{fmt.Sprint(n)}
 		for _, p := range proxies {
 			v, ok := s.median(r.name, n, p, chunkCPU)
-			cells = append(cells, cell(ok, "%.1f%s", v, s.streams(r, n, p)))
+			cells = append(cells, cell(ok, "%.1f%s", v, s.late(r, n, p)))
 		}
 		for _, p := range []string{nginxName, bareName, routerName} {
 			v, ok := s.compare(r.name, n, evenkeelName, p, chunkCPU, ratio)
@@ -190,7 +208,7 @@ func (s *store) writeMemory(out io.Writer) {
 		for _, p := range proxies {
 			v, ok := s.median(r.name, n, p, resident)
 			one, _ := s.median(r.name, n, p, perStream)
-			cells = append(cells, cell(ok, "%.0f (%.1f)%s", v, one, s.streams(r, n, p)))
+			cells = append(cells, cell(ok, "%.0f (%.1f)%s", v, one, s.late(r, n, p)))
 		}
 		fmt.Fprintf(out, "| %s | %s |\n", r.title(), strings.Join(cells, " | "))
 	})
@@ -235,7 +253,7 @@ func (s *store) writeTimes(out io.Writer) {
 				}
 				return strings.Join(parts, " / ")
 			}
-			name := p + s.streams(r, n, p)
+			name := p + s.late(r, n, p)
 			if without(p) == p {
 				name += ", the times themselves"
 			}

@@ -11,9 +11,11 @@ import (
 type row struct {
 	name    string // for -rows
 	streams int
-	rate    int // chunks a second of all streams together
+	rate    int // chunks per second of all streams together, of single: requests per second; 0: as fast as they go
 	shape   shape
-	cores   []int // for the proxy, one run each
+	tokens  int  // of an answer; of standing ones, as many as its time lasts
+	spread  bool // each stream gets its tokens at times of its own, and not all of a rank together
+	cores   []int
 }
 
 // shape is what clients do.
@@ -28,65 +30,87 @@ const (
 
 // rows are what is measured.
 var rows = []row{
-	{"100", 100, 2_500, standing, []int{1}},
-	{"1000", 1_000, 20_000, standing, []int{1, 2}},
-	{"4000", 4_000, 20_000, standing, []int{1}},
-	{"10000", 10_000, 20_000, standing, []int{1}},
-	{"30000", 30_000, 20_000, standing, []int{1}},
-	{"ttft", 2_000, 20_000, turning, []int{1, 2}},
-	{"unpaced", 64, 0, unpaced, []int{1}},
-	{"single", 32, 0, single, []int{1, 2}},
+	{"100", 100, 2_500, standing, 0, false, []int{1}},
+	{"1000", 1_000, 20_000, standing, 0, false, []int{1, 2}},
+	{"4000", 4_000, 20_000, standing, 0, false, []int{1}},
+	{"9500", 9_500, 20_000, standing, 0, false, []int{1}}, // what a limit of 20,000 files allows a proxy
+	{"ttft", 2_000, 20_000, turning, 100, false, []int{1}},
+	{"spread-100", 100, 2_500, turning, 64, true, []int{1}},
+	{"spread-1000", 1_000, 20_000, turning, 96, true, []int{1}},
+	{"spread-2000", 2_000, 20_000, turning, 96, true, []int{1}},
+	{"unpaced", 64, 0, unpaced, 150, false, []int{1}},
+	{"single", 32, 0, single, 1, false, []int{1}},
+	{"spread-single", 100, 400, single, 1, true, []int{1}},
 }
 
 const (
-	promptTokens  = 64
-	turningTokens = 100 // of an answer
-	unpacedTokens = 150
-	settle        = time.Second
-	slack         = 2 * time.Second // a proxy may be so late to have opened all streams, and a fifth of what opening should take
+	promptTokens = 64
+	settle       = time.Second
+	slack        = 2 * time.Second // a proxy may be so late to have opened all streams, and a fifth of what opening should take
 )
 
 // opening is how long it takes to open all streams.
-func opening(streams int) time.Duration {
-	return time.Duration(float64(streams) / max(500, float64(streams)/30) * float64(time.Second))
+func (r row) opening() time.Duration {
+	return time.Duration(float64(r.streams) / max(500, float64(r.streams)/30) * float64(time.Second))
 }
 
-// step is the time between two chunks of a stream.
-func (r row) step(streams int) time.Duration {
+// each is the time in which every stream has its turn once.
+func (r row) each() time.Duration {
 	if r.rate == 0 {
 		return 0
 	}
-	return time.Duration(float64(streams) / float64(r.rate) * float64(time.Second))
+	return time.Duration(float64(r.streams) / float64(r.rate) * float64(time.Second))
 }
 
-// ranks is the number of decode engines: a rank has at most so many requests.
-func ranks(streams int) int { return max(8, (streams+249)/250) }
+// step is the time between two chunks of a stream.
+func (r row) step() time.Duration {
+	if r.shape == single {
+		return 0
+	}
+	return r.each()
+}
 
-// job is what clients do for a row, with so many streams and a window of that length.
-func (r row) job(streams int, window time.Duration) Job {
-	j := Job{Streams: streams, Rate: float64(streams) / opening(streams).Seconds(), Prompt: promptTokens, Step: r.step(streams)}
+// ranks is the number of decode engines: a rank has at most 250 requests.
+func (r row) ranks() int { return max(8, (r.streams+249)/250) }
+
+// slots of a rank: more than its share, so that no request waits for one.
+func (r row) slots() int { return r.streams/r.ranks()*5/4 + 8 }
+
+// files is how many a proxy has open: two sockets for each stream, and some beside them.
+func (r row) files() int { return 2*r.streams + spare }
+
+// job is what clients do for a row, with a window of that length.
+func (r row) job(window time.Duration) Job {
+	j := Job{Streams: r.streams, Rate: float64(r.streams) / r.opening().Seconds(), Prompt: promptTokens, Tokens: r.tokens, Step: r.step()}
 	switch r.shape {
 	case standing:
-		j.Lasts = opening(streams)*6/5 + settle + window + slack + j.Step
-	case turning:
-		j.Tokens = turningTokens
-	case unpaced:
-		j.Tokens = unpacedTokens
+		j.Lasts = r.opening()*6/5 + settle + window + slack + j.Step
 	case single:
-		j.Tokens = 1
+		j.Every = r.each()
 	}
 	return j
 }
 
-// title names a row in tables.
+// title names a row in tables, with its regime.
 func (r row) title() string {
-	switch r.shape {
-	case unpaced:
+	switch {
+	case r.shape == unpaced:
 		return fmt.Sprintf("%d, unpaced", r.streams)
-	case single:
-		return fmt.Sprintf("%d, one token each", r.streams)
+	case r.shape == single && r.rate == 0:
+		return fmt.Sprintf("%d, one token each, one after the other", r.streams)
+	case r.shape == single:
+		return fmt.Sprintf("%d, one token each, %d requests/s, spread", r.streams, r.rate)
 	}
-	return fmt.Sprintf("%s, %s chunks/s", grouped(r.streams), grouped(r.rate))
+	text := fmt.Sprintf("%s, %s chunks/s, ", grouped(r.streams), grouped(r.rate))
+	if r.spread {
+		text += "spread"
+	} else {
+		text += "in steps"
+	}
+	if r.shape == turning {
+		text += fmt.Sprintf(", %d tokens per answer", r.tokens)
+	}
+	return text
 }
 
 // grouped writes 12500 as 12,500.

@@ -62,22 +62,6 @@ func (s *store) next(row string, cores int) (round int) {
 	return round
 }
 
-// same finds a measurement of another row that is this one's, too.
-func (s *store) same(r row, proxy string, cores, round, streams int) (m Sample, ok bool) {
-	for _, other := range rows {
-		if other.name == r.name || other.shape != r.shape || other.rate != r.rate {
-			continue
-		}
-		for _, m := range s.Samples {
-			if m.Row == other.name && m.Proxy == proxy && m.Cores == cores && m.Round == round && m.Streams == streams {
-				m.Row = r.name
-				return m, true
-			}
-		}
-	}
-	return m, false
-}
-
 // values are what each round says of a proxy under a row; nil: it was not measured.
 func (s *store) values(row string, cores int, proxy string, of func(Sample) float64) (list []float64) {
 	for _, m := range s.Samples {
