@@ -516,6 +516,7 @@ func TestEnginesOfAscendDoNotServeMessages(t *testing.T) {
 	require.Equal(t, http.StatusNotFound, r.status, r.body)
 	kind, says := refused(t, r.body)
 	require.Equal(t, "not_found_error", kind)
-	require.Contains(t, says, "/v1/chat/completions")
+	require.Equal(t, `/v1/messages is not served for "ref": it needs engines of vLLM, and this model has engines of vllm-ascend; `+
+		"use /v1/chat/completions, or ask the operator whether the connector of the engines is right", says)
 	require.Zero(t, c.prefill[0].Stats().Requests)
 }

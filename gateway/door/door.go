@@ -230,7 +230,7 @@ func (d *Door) admit(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, in *incomin
 			return req, m, fail
 		}
 		if m.Blind {
-			return req, m, openai.NewError(http.StatusNotFound, "no_such_route", ep.Path()+" is not served by engines of vllm-ascend: an answer that they give back for want of memory looks whole there; use /v1/chat/completions")
+			return req, m, openai.NewError(http.StatusNotFound, "no_such_route", ep.Path()+" is not served for "+strconv.Quote(req.Model)+": it needs engines of vLLM, and this model has engines of vllm-ascend; use /v1/chat/completions, or ask the operator whether the connector of the engines is right")
 		}
 		in.Whole = m.Whole[ep]
 	}
