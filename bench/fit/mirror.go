@@ -9,6 +9,7 @@ import (
 	"math"
 	"slices"
 	"sort"
+	"strings"
 	"text/tabwriter"
 
 	"evenkeel/predictor"
@@ -76,7 +77,7 @@ func CompareMirror(t *StepTrace, decisions string, shift float64) (*Mirror, erro
 			}
 		}
 		if len(of) == 0 {
-			m.Notes = append(m.Notes, fmt.Sprintf("group %s has no ticks in %s, which has %v", g.Name, decisions, slices.Sorted(maps.Keys(ticks))))
+			m.Notes = append(m.Notes, fmt.Sprintf("group %s has no ticks in %s, which has %s", g.Name, decisions, strings.Join(slices.Sorted(maps.Keys(ticks)), ", ")))
 			continue
 		}
 		got, err := g.compare(of, shift)
@@ -86,7 +87,7 @@ func CompareMirror(t *StepTrace, decisions string, shift float64) (*Mirror, erro
 		m.Groups = append(m.Groups, got)
 	}
 	if len(m.Groups) == 0 {
-		return nil, fmt.Errorf("%s: no group of the trace is in it; it has %v", decisions, slices.Sorted(maps.Keys(ticks)))
+		return nil, fmt.Errorf("%s: no group of the trace is in it; it has %s", decisions, strings.Join(slices.Sorted(maps.Keys(ticks)), ", "))
 	}
 	return m, nil
 }

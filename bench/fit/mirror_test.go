@@ -95,7 +95,7 @@ func TestGroupsAreMatchedByName(t *testing.T) {
 	require.Equal(t, 1, m.Groups[0].Matched)
 
 	_, err = CompareMirror(steps, write(t, "d", tickOf(wall+25, "a", 1, 1)+tickOf(wall+25, "b", 1, 1)), 0)
-	require.ErrorContains(t, err, "no group of the trace is in it; it has [a b]")
+	require.ErrorContains(t, err, "no group of the trace is in it; it has a, b")
 }
 
 func TestMirrorErrors(t *testing.T) {

@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"strings"
 	"text/tabwriter"
 	"time"
 
@@ -62,7 +63,7 @@ func FromLog(path string) (*History, error) {
 		h.Notes = append(h.Notes, cutNote)
 	}
 	if names := models(log.Requests); len(names) > 1 {
-		h.Notes = append(h.Notes, fmt.Sprintf("the log has %d models, %v; they were fitted together", len(names), names))
+		h.Notes = append(h.Notes, fmt.Sprintf("the log has %d models, %s; they were fitted together", len(names), strings.Join(names, ", ")))
 	}
 	first := log.Requests[0].Arrival
 	ended, several, keys := 0, 0, 0

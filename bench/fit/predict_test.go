@@ -122,7 +122,7 @@ func TestALogTeachesWhatEndedByItself(t *testing.T) {
 	}, h.Samples)
 	require.Equal(t, []string{"2026-11-20T10:00:00Z", "2026-11-20T10:00:03Z"}, []string{h.Source.From, h.Source.To})
 	require.Equal(t, []string{
-		"the log has 2 models, [m n]; they were fitted together",
+		"the log has 2 models, m, n; they were fitted together",
 		"2 requests were cancelled, failed or made no token, and were left out",
 		"1 requests of several attempts were left out: their tokens may be those of several answers",
 	}, h.Notes)

@@ -50,7 +50,7 @@ type engineCmd struct {
 	KVEvents         int    `name:"kv-events" placeholder:"PORT" help:"Publish KV events of rank 0 at this port, and of rank i at i above. Replays are as many ports above as there are ranks."`
 	KVEventsEncoding string `name:"kv-events-encoding" enum:"array,map" default:"array" help:"Write KV events in this shape: array or map (default: ${default})."`
 
-	Connector        string        `enum:"ascend-mooncake-v1,nixl-pull,vllm-mooncake,opaque,ascend-layerwise,sglang,nixl-push" default:"ascend-mooncake-v1" help:"Hand KV over in this way: ascend-mooncake-v1, nixl-pull, vllm-mooncake or opaque; with ascend-layerwise, sglang and nixl-push the prefill engine writes it to the decode engine (default: ${default})."`
+	Connector        string        `enum:"ascend-mooncake-v1,nixl-pull,vllm-mooncake,opaque,ascend-layerwise,sglang,nixl-push" default:"ascend-mooncake-v1" help:"Hand KV over in this way: ascend-mooncake-v1, nixl-pull, vllm-mooncake or opaque; with ascend-layerwise, sglang and nixl-push the prefill engine writes it to the decode engine (default: ${default}). The bootstrap server of vllm-mooncake and sglang is at the port of --listen: set bootstrap_port of the profile to it."`
 	FlatBlockIDs     bool          `name:"flat-block-ids" help:"Write one flat list of block ids, as old versions do."`
 	KVHoldTimeout    time.Duration `name:"kv-hold-timeout" help:"Keep KV that nobody pulls for this long (default: 480s; nixl-pull and nixl-push 30s)."`
 	BootstrapTimeout time.Duration `placeholder:"300s" help:"sglang: let a prefill wait this long for its decode engine (default: 300s)."`
@@ -59,7 +59,7 @@ type engineCmd struct {
 	ErrorShape       string        `enum:"new,old,rust," default:"" help:"Write error bodies in this shape: new (default), old (default with sglang) or rust."`
 	OldMetricNames   bool          `help:"Use the metric names of old versions."`
 
-	Fault     []string `sep:"none" placeholder:"JSON" help:"Break in this way: a fault rule, as POST /faults takes it. The flag may be repeated. Faults: ${faults}."`
+	Fault     []string `sep:"none" placeholder:"JSON" help:"Break in this way: one fault rule, such as {\"fault\":\"busy\",\"count\":2}. The flag may be repeated. POST /faults takes a list of such rules. Faults: ${faults}."`
 	StepTrace string   `placeholder:"FILE" help:"Write a JSON line for every rank and step to FILE."`
 	Seed      uint64   `help:"Draw request ids and faults with this seed."`
 }

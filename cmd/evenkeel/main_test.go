@@ -64,6 +64,16 @@ func TestAWrongCommandLineEndsWith2AndSaysWhereToLook(t *testing.T) {
 	}
 }
 
+func TestTheHelpShowsAFaultAsTheFlagTakesIt(t *testing.T) {
+	_, out, _ := line("engine", "--help")
+	_, rest, ok := strings.Cut(strings.Join(strings.Fields(out), " "), "one fault rule, such as ")
+	require.True(t, ok, "the help of --fault")
+	rule, _, _ := strings.Cut(rest, ". The flag")
+	cfg, err := (&engineCmd{Fault: []string{rule}, Role: "both", Listen: "127.0.0.1:0", DPMode: "external", Connector: "nixl-pull", KVEventsEncoding: "array"}).config()
+	require.NoError(t, err)
+	require.Len(t, cfg.Faults, 1)
+}
+
 func TestHelp(t *testing.T) {
 	for _, tc := range []struct {
 		command string
@@ -78,7 +88,7 @@ func TestHelp(t *testing.T) {
 		{"check", []string{"--config", "--probe", "--json"}},
 		{"decide", append([]string{"--snapshot", "--policy", "--json"}, policy.Names()...)},
 		{"vectors", []string{"<path>"}},
-		{"engine", append([]string{"--role", "--listen", "--dp-size", "--slots", "--step-trace", "--fault"}, refengine.FaultNames()...)},
+		{"engine", append([]string{"--role", "--listen", "--dp-size", "--slots", "--step-trace", "--fault", "bootstrap_port"}, refengine.FaultNames()...)},
 		{"load", []string{"--url", "--trace", "--rate", "--concurrency", "--json"}},
 		{"demo", append([]string{"--trace", "--requests", "--workers", "--slots", "--policies", "--out", "--json"}, policy.Names()...)},
 		{"top", []string{"--admin", "--token-file", "--once", "80 columns"}},

@@ -25,7 +25,7 @@ func WriteNew(out io.Writer, name string, trusted bool) error {
 	}
 	_, err := fmt.Fprintf(out, `# Give this to the caller; it is shown only once:
 #   %s
-# Append this to the key file, below "keys:"; it is read again within seconds:
+# Append this to the key file, which begins with the line "keys:". The proxy reads it again within seconds.
   - name: %s
     sha256: %s
     trusted: %t

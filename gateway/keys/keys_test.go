@@ -128,6 +128,7 @@ func TestWhatNewPrintsIsAnEntryOfTheFile(t *testing.T) {
 	for _, name := range []string{"ops", `od"d: name #1`} {
 		var out bytes.Buffer
 		require.NoError(t, WriteNew(&out, name, true))
+		require.Contains(t, out.String(), `begins with the line "keys:"`, "a first file needs it")
 		s := parse(t, "keys:\n"+out.String())
 		_, rest, ok := strings.Cut(out.String(), "#   ")
 		require.True(t, ok)
