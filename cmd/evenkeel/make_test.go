@@ -1,0 +1,46 @@
+package main
+
+import (
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+func TestACompileSaysHowFarItIs(t *testing.T) {
+	if _, err := exec.LookPath("bash"); err != nil {
+		t.Skip("bash is not installed")
+	}
+	said, err := exec.Command("../../bench/counted.sh", "150", "bash", "-c",
+		`for i in {1..120}; do echo pkg/$i; done >&2; echo "# pkg/120" >&2; echo "pkg/120/a.go:1:2: undefined: x" >&2; exit 3`).CombinedOutput()
+	var failed *exec.ExitError
+	require.ErrorAs(t, err, &failed)
+	require.Equal(t, 3, failed.ExitCode(), "what the compiler returned")
+	lines := strings.Split(strings.TrimSpace(string(said)), "\n")
+	require.Len(t, lines, 3, string(said))
+	require.Regexp(t, `^100 of 150 packages compiled, \d+ s$`, lines[0])
+	require.Equal(t, []string{"# pkg/120", "pkg/120/a.go:1:2: undefined: x"}, lines[1:])
+}
+
+// A command with other flags than make's compiles every package again.
+func TestTheInstallationCompilesWithTheFlagsOfMake(t *testing.T) {
+	readme, err := os.ReadFile("../../README.md")
+	require.NoError(t, err)
+	require.NotRegexp(t, "go (build|install|run) ", string(readme))
+	for _, page := range []string{"../../CONTRIBUTING.md", "../../docs/testing.md"} {
+		text, err := os.ReadFile(page)
+		require.NoError(t, err)
+		require.Contains(t, string(text), "export CGO_ENABLED=0 GOFLAGS=-trimpath", page)
+	}
+	if _, err := exec.LookPath("make"); err != nil {
+		t.Skip("make is not installed")
+	}
+	cmd := exec.Command("make", "-n", "test")
+	cmd.Dir = "../.."
+	said, err := cmd.Output()
+	require.NoError(t, err)
+	begin, tests := strings.Index(string(said), "The tests begin. They take about "), strings.Index(string(said), "go test ")
+	require.True(t, begin >= 0 && begin < tests, "it says how long the tests take before it starts them:\n%s", said)
+}
