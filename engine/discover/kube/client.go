@@ -3,6 +3,7 @@ package kube
 import (
 	"context"
 	"fmt"
+	"net/http"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -54,6 +55,7 @@ func NewClient(cfg *rest.Config) (Client, error) {
 		}
 		one := rest.CopyConfig(cfg)
 		one.APIPath, one.GroupVersion, one.NegotiatedSerializer = group.path, &group.of, serializer.NewCodecFactory(types).WithoutConversion()
+		one.Wrap(func(rt http.RoundTripper) http.RoundTripper { return telltale{rt} })
 		var err error
 		if *group.into, err = rest.RESTClientFor(one); err != nil {
 			return nil, fmt.Errorf("kubernetes: %w", err)
@@ -66,15 +68,41 @@ func (s *server) List(ctx context.Context, kind, namespace string, o metav1.List
 	return s.get(kind, namespace, &o).Do(ctx).Get()
 }
 
+// Watch fails if no connection could be made. client-go takes that for a watch that ended at once in peace, and says so
+// by an empty watch without an error: whoever believed it would hear nothing more, and nothing of that.
 func (s *server) Watch(ctx context.Context, kind, namespace string, o metav1.ListOptions) (watch.Interface, error) {
 	o.Watch = true
-	return s.get(kind, namespace, &o).Watch(ctx)
+	var failed error
+	w, err := s.get(kind, namespace, &o).Watch(context.WithValue(ctx, failureKey{}, &failed))
+	if err == nil && failed != nil {
+		w.Stop()
+		return nil, failed
+	}
+	return w, err
 }
 
+// get is a request that is made once. client-go would repeat it for up to 41 s where the server says that it may, which
+// is longer than a list may take, and keep the answer from those that know better what to ask next: a server whose data
+// were restored refuses every version that it does not have yet.
 func (s *server) get(kind, namespace string, o *metav1.ListOptions) *rest.Request {
 	of := s.core
 	if kind == Slices {
 		of = s.discovery
 	}
-	return of.Get().Namespace(namespace).Resource(kind).VersionedParams(o, s.params)
+	return of.Get().MaxRetries(0).Namespace(namespace).Resource(kind).VersionedParams(o, s.params)
+}
+
+// telltale is a transport that leaves what became of a round trip with the caller that asked for it.
+type telltale struct{ http.RoundTripper }
+
+// failureKey is of the context value with which a caller asks for it: the place where the failure goes.
+type failureKey struct{}
+
+// RoundTrip implements http.RoundTripper.
+func (t telltale) RoundTrip(r *http.Request) (*http.Response, error) {
+	answer, err := t.RoundTripper.RoundTrip(r)
+	if failed, ok := r.Context().Value(failureKey{}).(*error); ok {
+		*failed = err
+	}
+	return answer, err
 }

@@ -61,7 +61,7 @@ func (s *Source) mirror(kind string, object runtime.Object, selector string) *mi
 				}
 				return nil, errors.New(err.Error()) // of some kinds the reflector would try the watch again and again without a list
 			}
-			return watch.Filter(w, func(e watch.Event) (watch.Event, bool) { return m.heard(ctx, e), true }), nil
+			return overhear(w, func(e watch.Event) watch.Event { return m.heard(ctx, e) }), nil
 		},
 	}
 	backoff := pauses
@@ -106,6 +106,39 @@ func (m *mirror) heard(ctx context.Context, e watch.Event) watch.Event {
 	}
 	m.keepFailure(ctx, "watch", err)
 	return watch.Event{Type: watch.Error, Object: &metav1.Status{Status: metav1.StatusFailure, Message: err.Error()}} // without its reason, for the same reason
+}
+
+// overheard is a watch whose events pass a function. watch.Filter would do, but its goroutine stays for ever if it holds an
+// event when the watch is stopped, like the last one of a watch whose context has ended.
+type overheard struct {
+	watch.Interface
+	events  chan watch.Event
+	stop    sync.Once
+	stopped chan struct{}
+}
+
+func overhear(w watch.Interface, each func(watch.Event) watch.Event) *overheard {
+	o := &overheard{Interface: w, events: make(chan watch.Event), stopped: make(chan struct{})}
+	go func() {
+		defer close(o.events)
+		for e := range w.ResultChan() {
+			select {
+			case o.events <- each(e):
+			case <-o.stopped:
+				return
+			}
+		}
+	}()
+	return o
+}
+
+// ResultChan implements watch.Interface.
+func (o *overheard) ResultChan() <-chan watch.Event { return o.events }
+
+// Stop implements watch.Interface.
+func (o *overheard) Stop() {
+	o.stop.Do(func() { close(o.stopped) })
+	o.Interface.Stop()
 }
 
 // Replace takes over a list.
