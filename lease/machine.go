@@ -75,7 +75,11 @@ type Machine struct {
 	stale   bool      // it has been written since
 	changed time.Time // when another Stamp or Term was last seen
 	try     time.Time // no call before
-	bare    bool      // an acquisition of a lease that was not there may still come to pass
+	bare    bool      // an acquisition may still come to pass that was made when the store was vague
+	gave    struct {  // the lease that we released last
+		epoch int64 // its epoch; 0: none
+		seen  int64 // the highest that was seen by then
+	}
 
 	held    bool
 	epoch   int64     // ours, while held
@@ -148,7 +152,7 @@ func (m *Machine) Next(now time.Time) (call Call, wake time.Time) {
 }
 
 func (m *Machine) acquire() Call {
-	m.bare = m.bare || m.absent()
+	m.bare = m.bare || m.vague()
 	return Acquire
 }
 
@@ -166,11 +170,21 @@ func (m *Machine) until(now, at time.Time) time.Time {
 
 // released says whether the last holder gave the lease back. It had stopped
 // before.
-func (m *Machine) released() bool { return m.rec.Holder == "" && m.rec.Epoch > 0 }
+func (m *Machine) released() bool {
+	return m.rec.Holder == "" && m.rec.Epoch > 0 && (!m.forgotten() || m.rec.Epoch == m.gave.epoch && m.seen == m.gave.seen)
+}
 
 // absent says whether there was no lease. Nobody knows then whether one was deleted,
 // and when: another may have acquired it, and admit, between any two looks of ours.
 func (m *Machine) absent() bool { return m.rec.Holder == "" && m.rec.Epoch == 0 }
+
+// forgotten says whether the store knows less than was seen: its lease was deleted, or its
+// data were restored from a copy. The lease that it has says nothing of the last holder,
+// who may have renewed a moment before.
+func (m *Machine) forgotten() bool { return m.rec.Epoch < m.seen }
+
+// vague says whether what the store has tells nothing of the last holder.
+func (m *Machine) vague() bool { return m.absent() || m.forgotten() && !m.released() }
 
 // untouched says whether nobody ever held the lease, for all this dispatcher has heard.
 func (m *Machine) untouched() bool { return m.absent() && m.seen == 0 }
@@ -207,12 +221,12 @@ func (m *Machine) mayAcquire() (at time.Time, ok bool) {
 
 // mayAdmit is when who acquires now what was looked at may admit. Who creates the
 // lease waits a whole one from then on: until that moment somebody may have renewed
-// one that was deleted.
+// one that was deleted, or is later than what the store has.
 func (m *Machine) mayAdmit(now time.Time) time.Time {
 	switch {
 	case m.released():
 		return m.changed
-	case m.absent():
+	case m.vague():
 		return now.Add(m.duration() + m.startDelay())
 	}
 	return m.expiry().Add(m.startDelay())

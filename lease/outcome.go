@@ -24,9 +24,9 @@ func (m *Machine) Looked(sent, now time.Time, rec Record, err error) {
 		m.try = now
 	case m.reclaim:
 		m.lose(now)
-	case rec.Holder == m.cfg.Self && rec.Term != Over && rec.Epoch > m.epoch && !m.held: // an acquisition whose answer was lost
+	case rec.Holder == m.cfg.Self && rec.Term != Over && rec.Epoch > m.epoch && !m.forgotten() && !m.held: // an acquisition whose answer was lost
 		start := now.Add(m.startDelay())
-		if m.bare { // perhaps nothing was there when it came to pass
+		if m.bare { // perhaps the store told nothing of the last holder when it came to pass
 			start = start.Add(m.duration())
 		}
 		m.hold(sent, start, rec.Epoch)
@@ -112,6 +112,9 @@ func (m *Machine) Renewed(sent, now time.Time, err error) {
 // Released tells what came of Release.
 func (m *Machine) Released(sent, now time.Time, err error) {
 	m.answered(sent, now, err)
+	if err == nil {
+		m.gave.epoch, m.gave.seen = m.epoch, m.seen
+	}
 	expired := m.leaving && now.Sub(m.renewed) > m.cfg.Duration // there is nothing to release any more
 	if err == nil || errors.Is(err, ErrLost) || expired {
 		m.lose(now)

@@ -199,7 +199,8 @@ func TestASlowStoreIsAway(t *testing.T) {
 
 // Never two admit, whatever becomes of pledges and of those who give them: they are
 // lost, late, from processes that died since, from newcomers and from dispatchers with
-// another list; the store is away for all, or for some; it loses its data.
+// another list; the store is away for all, or for some; it loses its data, or has those of
+// an earlier moment.
 func TestNeverTwoAdmitByPledges(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		ttl := stores[rapid.SampledFrom([]string{"kubernetes", "etcd"}).Draw(t, "store")]
@@ -237,12 +238,13 @@ func TestNeverTwoAdmitByPledges(t *testing.T) {
 			list []string
 			dies bool
 			gone bool // the lease is deleted
+			back bool // the store is restored from a copy
 		}
 		var changes []change
 		for range rapid.IntRange(0, 6).Draw(t, "changes") {
 			c := change{
 				at: rapid.IntRange(0, int(trouble/tickOfWorld)).Draw(t, "at"), node: rapid.IntRange(0, 3).Draw(t, "of"),
-				dies: rapid.Bool().Draw(t, "dies"), gone: rapid.IntRange(0, 5).Draw(t, "deleted") == 0, list: three,
+				dies: rapid.Bool().Draw(t, "dies"), gone: rapid.IntRange(0, 5).Draw(t, "deleted") == 0, back: rapid.IntRange(0, 5).Draw(t, "restored") == 0, list: three,
 			}
 			if !same {
 				c.list = list("it")
@@ -271,6 +273,8 @@ func TestNeverTwoAdmitByPledges(t *testing.T) {
 				case c.at != int(w.t/tickOfWorld):
 				case c.gone:
 					w.rec = Record{}
+				case c.back:
+					w.restore(w.rng.Float64())
 				case c.dies:
 					n.dead = true
 				default:
@@ -287,6 +291,7 @@ func TestNeverTwoAdmitByPledges(t *testing.T) {
 			}
 		}
 		for w.t < trouble+3*time.Minute {
+			w.probe()
 			w.step()
 			check()
 		}

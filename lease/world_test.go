@@ -30,6 +30,8 @@ type world struct {
 	limbo bool          // what is sent into a partition may arrive, one day
 	deny  Call          // the store refuses these
 	asked []*plea       // for pledges, under way
+	past  []Record      // all that the store ever had
+	lost  int64         // the highest epoch that it had when it was restored; 0: never
 }
 
 // plea is a pledge that is asked for, and its answer.
@@ -111,6 +113,45 @@ func (w *world) begin(n *node, members ...string) {
 	cfg.Self, cfg.Members, cfg.Begun = Identity(n.name, fmt.Sprint("b", n.runs)), members, n.now(w.t)
 	n.m = NewMachine(cfg)
 	n.m.fit = true
+	n.m.Heard(w.lost) // from the others, before it takes anything
+}
+
+// restore brings the store back from a copy: it has what it had once. All that live have heard of the epoch of the moment,
+// and so of a lease that nobody but its holder knew. A copy in which a process holds what it still believes to hold is left
+// out: it goes on where it was cut off, and nothing tells it that there was another.
+func (w *world) restore(share float64) {
+	if len(w.past) == 0 {
+		return
+	}
+	old := w.past[int(share*float64(len(w.past)-1))]
+	for _, n := range w.nodes {
+		if !n.dead && n.m.held && n.m.cfg.Self == old.Holder && n.m.epoch == old.Epoch {
+			return
+		}
+	}
+	for _, r := range w.past {
+		w.lost = max(w.lost, r.Epoch)
+	}
+	w.rec = old
+	if w.ttl > 0 && w.rec.Holder != "" {
+		w.rec.Term, w.ends = Running, w.t+max(w.ttl, w.rec.Duration)
+	}
+	for _, n := range w.nodes {
+		n.m.Heard(w.lost)
+	}
+}
+
+// probe has all that live tell each other which epochs they have seen.
+func (w *world) probe() {
+	seen := int64(0)
+	for _, n := range w.nodes {
+		if !n.dead {
+			seen = max(seen, n.m.seen)
+		}
+	}
+	for _, n := range w.nodes {
+		n.m.Heard(seen)
+	}
 }
 
 // pledges carries what owners ask of others, and their answers.
@@ -293,6 +334,7 @@ func (w *world) exec(n *node, f *flight, waits bool) {
 func (w *world) put(holder string, epoch int64) {
 	w.write++
 	w.rec = Record{Holder: holder, Epoch: epoch, Stamp: fmt.Sprint(w.write), Duration: w.rec.Duration, Members: w.rec.Members}
+	w.past = append(w.past, w.rec)
 	if w.ttl > 0 && holder != "" {
 		w.rec.Term, w.ends = Running, w.t+max(w.ttl, w.rec.Duration)
 	}
@@ -445,6 +487,36 @@ func TestALeaseThatIsDeletedBeforeItWasSeenMakesNoSecondOwner(t *testing.T) {
 	}
 }
 
+// The store is restored from a copy of a moment at which nobody held the lease, while an owner renewed it a moment ago.
+func TestAReleaseThatTheStoreRemembersFromEarlierIsNotBelieved(t *testing.T) {
+	for name, ttl := range stores {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(ttl)
+			home, owner := w.join("us-1", 1), w.join("eu-1", 1)
+			w.until(60 * time.Second)
+			home.m.Leave(home.now(w.t))
+			w.until(w.t + 5*time.Second)
+			free := w.rec
+			require.Empty(t, free.Holder)
+			w.until(w.t + time.Minute)
+			require.Equal(t, "eu-1", w.owners())
+			w.deny = AskBack // the holder does not hear it
+			w.begin(home)
+			home.m.Heard(owner.m.seen) // but its probes are answered
+			w.until(w.t + time.Minute)
+			require.Equal(t, "eu-1", w.owners())
+			w.rec = free
+			owner.shut = []span{{w.t, w.t + 30*time.Second}} // and does not hear of it
+			for end := w.t + 2*time.Minute; w.t < end; {
+				w.step()
+				require.NotContains(t, w.owners(), "and")
+			}
+			require.Equal(t, "us-1", w.owners())
+			require.Greater(t, w.rec.Epoch, owner.m.epoch)
+		})
+	}
+}
+
 // Who has created a lease that was deleted, and leaves before it may admit, does not release it: whoever finds it
 // released admits at once, and the owner before has not stopped yet.
 func TestALeaseThatWasDeletedIsNotReleasedTooEarly(t *testing.T) {
@@ -499,6 +571,7 @@ func TestNeverTwoAdmit(t *testing.T) {
 				n.cut = append(n.cut, span{from, min(trouble, from+time.Duration(rapid.IntRange(0, int(60*time.Second)).Draw(t, "for")))})
 			}
 		}
+		restores := rapid.SliceOfN(rapid.IntRange(0, int(trouble/tickOfWorld)), 0, 3).Draw(t, "restored at")
 		claims := rapid.SliceOfN(rapid.IntRange(0, int(trouble/tickOfWorld)), 0, 4).Draw(t, "false epochs at")
 		admitted := false
 		for w.t < trouble {
@@ -506,6 +579,9 @@ func TestNeverTwoAdmit(t *testing.T) {
 				for _, n := range w.nodes {
 					n.m.Claimed(n.now(w.t), int64(w.rng.IntN(20)))
 				}
+			}
+			if slices.Contains(restores, int(w.t/tickOfWorld)) {
+				w.restore(w.rng.Float64())
 			}
 			w.step()
 			if o := w.owners(); strings.Contains(o, "and") {
@@ -516,6 +592,7 @@ func TestNeverTwoAdmit(t *testing.T) {
 		}
 		w.late, w.lose = 100*time.Millisecond, 0
 		for w.t < trouble+3*time.Minute {
+			w.probe()
 			w.step()
 			if o := w.owners(); strings.Contains(o, "and") {
 				t.Fatalf("at %v %s admit, epoch %d", w.t, o, w.rec.Epoch)
