@@ -92,7 +92,7 @@ type Machine struct {
 	promise promise              // to an owner that cannot reach the store
 	pledges map[string]time.Time // to us, by member: when the last one that was given was asked for
 	ask     time.Time            // no pledge is asked for before
-	reclaim bool                 // the store knows nothing of our lease any more, and pledges show that nobody else admits
+	reclaim bool                 // the store knows nothing of our lease any more: it is ours again if pledges show that nobody else admits
 
 	claimed   int64 // an epoch above ours that somebody named; 0: none
 	claimedAt time.Time
@@ -122,7 +122,9 @@ func (m *Machine) Next(now time.Time) (call Call, wake time.Time) {
 		return None, m.until(now, m.try)
 	}
 	if m.reclaim && !now.Before(m.lasts) {
+		looked := m.looked
 		m.lose(now)
+		m.looked = looked // what was found then still counts
 	}
 	if m.held && m.leaving && now.Before(m.admitsFrom()) {
 		m.lose(now) // who finds it released may admit at once, and the one before us may not have stopped yet
@@ -131,7 +133,7 @@ func (m *Machine) Next(now time.Time) (call Call, wake time.Time) {
 	case m.held && (m.leaving || now.Before(m.giveBy)):
 		return Release, now
 	case m.reclaim:
-		if m.looked && !m.stale && m.mine() {
+		if m.looked && !m.stale && m.mine() && m.pledged(now) {
 			return m.acquire(), now
 		}
 		return Look, now
@@ -350,7 +352,7 @@ func (m *Machine) View(now time.Time) View {
 	switch {
 	case m.held && (m.leaving || !m.giveBy.IsZero()):
 		v.Phase = Giving
-	case m.held && !now.Before(m.lasts):
+	case m.held && (!now.Before(m.lasts) || m.reclaim && !m.pledged(now)):
 		v.Phase = Fenced
 	case m.held && now.Before(m.admitsFrom()):
 		v.Phase = Starting

@@ -21,7 +21,9 @@ func (m *Machine) Looked(sent, now time.Time, rec Record, err error) {
 	m.again(sent, now)
 	switch {
 	case m.reclaim && m.mine():
-		m.try = now
+		if m.pledged(now) {
+			m.try = now
+		}
 	case m.reclaim:
 		m.lose(now)
 	case rec.Holder == m.cfg.Self && rec.Term != Over && rec.Epoch > m.epoch && !m.forgotten() && !m.held: // an acquisition whose answer was lost
@@ -94,8 +96,8 @@ func (m *Machine) Renewed(sent, now time.Time, err error) {
 	m.again(sent, now)
 	switch {
 	case !m.held: // it was lost meanwhile
-	case errors.Is(err, ErrLost) && m.pledged(now):
-		m.reclaim, m.looked, m.try = true, false, now
+	case errors.Is(err, ErrLost) && m.mayReclaim(now):
+		m.reclaim, m.looked, m.try, m.ask = true, false, now, now
 	case errors.Is(err, ErrLost):
 		m.lose(now)
 	case err == nil && m.claimed > 0 && !sent.After(m.claimedAt): // it says nothing of what was claimed since

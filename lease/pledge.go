@@ -15,8 +15,7 @@ import (
 // has stopped by the time it may take the lease itself.
 //
 // A promise lasts as long as a lease, ends early when its owner gives the lease
-// back, and counts for the owner from when it asked:
-// the same waits that make two owners by leases impossible make two owners by
+// back, and counts for the owner from when it asked: the same waits that make two owners by leases impossible make two owners by
 // promises impossible. It says nothing of the store. A member whose acquisition
 // was under way when it promised holds the lease then, and does not admit before
 // its promise is over.
@@ -74,10 +73,14 @@ func (m *Machine) Promise(now time.Time, ask Pledge) error {
 }
 
 // askAt is when the other members are to be asked for pledges, zero for never: the
-// store has not confirmed a renewal for a while, and our time is not over yet.
+// store has not confirmed a renewal for a while, or knows nothing of our lease, and
+// our time is not over yet.
 func (m *Machine) askAt() time.Time {
-	if !m.closed() || !m.held || m.leaving || !m.giveBy.IsZero() {
+	switch {
+	case !m.closed() || !m.held || m.leaving || !m.giveBy.IsZero():
 		return time.Time{}
+	case m.reclaim:
+		return m.ask
 	}
 	return later(m.ask, m.renewed.Add(2*m.cfg.Retry))
 }
@@ -98,6 +101,9 @@ func (m *Machine) Pledges(sent, now time.Time, member string, epoch int64) {
 	}
 	m.pledges[member] = later(m.pledges[member], sent)
 	m.lasts = later(m.lasts, m.pledgedUntil())
+	if m.reclaim && m.pledged(now) {
+		m.try = now
+	}
 }
 
 // pledgedUntil is until when every other member's promise counts.
@@ -124,6 +130,12 @@ func (m *Machine) pledgedUntil() time.Time {
 // pledged says whether every other member has promised not to admit now.
 func (m *Machine) pledged(now time.Time) bool {
 	return m.held && m.closed() && !m.leaving && m.giveBy.IsZero() && now.Before(m.lasts) && now.Before(m.pledgedUntil())
+}
+
+// mayReclaim says whether the lease, of which the store knows nothing any more, may be
+// asked for by pledges. Until they have come nothing is admitted.
+func (m *Machine) mayReclaim(now time.Time) bool {
+	return m.closed() && len(m.cfg.Members) > 1 && !m.leaving && m.giveBy.IsZero() && now.Before(m.lasts) && !now.Before(m.admitsFrom())
 }
 
 // mine says whether nobody but us has held the lease since we did.

@@ -54,6 +54,34 @@ func TestAnOwnerGoesOnByPledgesWhileTheStoreIsAway(t *testing.T) {
 	}
 }
 
+// All members live and promise at once that they do not take the lease that somebody deleted.
+func TestAnOwnerWhoseLeaseIsDeletedGoesOnByPledges(t *testing.T) {
+	for name, ttl := range stores {
+		t.Run(name, func(t *testing.T) {
+			w := fellows(ttl)
+			w.until(60 * time.Second)
+			epoch := w.rec.Epoch
+			w.rec = Record{}
+			from := w.t
+			for range 5 {
+				w.until(w.t + time.Second)
+			}
+			require.Equal(t, "a", w.owners(), "its next renewal, and a round of promises: not a lease and two waits")
+			require.Greater(t, w.rec.Epoch, epoch)
+			require.Empty(t, w.until(from+time.Minute))
+
+			w.nodes[2].dead = true
+			w.rec = Record{}
+			from = w.t
+			require.Empty(t, w.until(from+time.Second), "it cannot know yet")
+			w.until(from + 30*time.Second)
+			require.Empty(t, w.owners(), "one member may admit, for all that is known")
+			w.until(from + 40*time.Second)
+			require.Equal(t, "a", w.owners(), "after a lease, and another one and a start delay")
+		})
+	}
+}
+
 func TestAnOwnerWithoutAllPledgesStopsAsBefore(t *testing.T) {
 	for name, disturb := range map[string]func(w *world){
 		"one is dead":       func(w *world) { w.nodes[2].dead = true },
@@ -239,33 +267,39 @@ func TestNeverTwoAdmitByPledges(t *testing.T) {
 			dies bool
 			gone bool // the lease is deleted
 			back bool // the store is restored from a copy
+			goes bool // it leaves, as a process that drains does
+			home bool // it becomes the first in order
 		}
 		var changes []change
-		for range rapid.IntRange(0, 6).Draw(t, "changes") {
+		for range rapid.IntRange(0, 8).Draw(t, "changes") {
 			c := change{
 				at: rapid.IntRange(0, int(trouble/tickOfWorld)).Draw(t, "at"), node: rapid.IntRange(0, 3).Draw(t, "of"),
-				dies: rapid.Bool().Draw(t, "dies"), gone: rapid.IntRange(0, 5).Draw(t, "deleted") == 0, back: rapid.IntRange(0, 5).Draw(t, "restored") == 0, list: three,
+				dies: rapid.Bool().Draw(t, "dies"), gone: rapid.IntRange(0, 5).Draw(t, "deleted") == 0, back: rapid.IntRange(0, 5).Draw(t, "restored") == 0,
+				goes: rapid.IntRange(0, 3).Draw(t, "leaves") == 0, home: rapid.IntRange(0, 3).Draw(t, "first") == 0, list: three,
 			}
 			if !same {
 				c.list = list("it")
 			}
 			changes = append(changes, c)
 		}
-		epoch := int64(0)
+		epoch, tenure := int64(0), ""
 		check := func() {
 			o := w.owners()
 			if strings.Contains(o, "and") {
 				t.Fatalf("at %v %s admit; lease %+v", w.t, o, w.rec)
 			}
-			if i := slices.IndexFunc(w.nodes, func(n *node) bool { return n.name == o }); i >= 0 {
-				e := w.nodes[i].m.epoch
-				if same && w.nodes[i].m.seen < epoch && e < epoch {
-					t.Logf("at %v %s admits with epoch %d after %d, which it never heard of", w.t, o, e, epoch)
-				} else if e < epoch && w.nodes[i].m.seen >= epoch {
+			i := slices.IndexFunc(w.nodes, func(n *node) bool { return n.name == o })
+			if i < 0 {
+				return
+			}
+			e := w.nodes[i].m.epoch
+			if is := fmt.Sprint(o, e); is != tenure { // later it may hear of epochs that were before
+				tenure = is
+				if e < epoch && w.nodes[i].m.seen >= epoch {
 					t.Fatalf("at %v %s admits with epoch %d and knows of %d", w.t, o, e, w.nodes[i].m.seen)
 				}
-				epoch = max(epoch, e)
 			}
+			epoch = max(epoch, e)
 		}
 		for w.t < trouble {
 			for _, c := range changes {
@@ -275,6 +309,10 @@ func TestNeverTwoAdmitByPledges(t *testing.T) {
 					w.rec = Record{}
 				case c.back:
 					w.restore(w.rng.Float64())
+				case c.home:
+					w.favour(c.node)
+				case c.goes:
+					n.m.Leave(n.now(w.t))
 				case c.dies:
 					n.dead = true
 				default:
@@ -285,8 +323,9 @@ func TestNeverTwoAdmitByPledges(t *testing.T) {
 			check()
 		}
 		w.late, w.lose = 100*time.Millisecond, 0
+		w.favour(0)
 		for i, n := range w.nodes[:3] {
-			if same && (n.dead || i == 0 && w.rec.Holder == "") {
+			if same && (n.dead || n.m.leaving || i == 0 && w.rec.Holder == "") {
 				w.begin(n, three...)
 			}
 		}

@@ -53,7 +53,7 @@ func (s *clamour) change(log *zap.Logger, was, v View) {
 	case was.Pledged && !v.Pledged && v.Admits:
 		log.Info("ownership: the lease's store confirms renewals again", zap.Int64("epoch", v.Epoch))
 	case v.Phase == Fenced && was.Admits:
-		log.Info("ownership: nothing is admitted any more, for the lease's store confirmed no renewal in time", zap.Int64("epoch", v.Epoch))
+		log.Info("ownership: nothing is admitted any more, because the lease's store confirmed no renewal in time or knows nothing of the lease", zap.Int64("epoch", v.Epoch))
 	}
 }
 

@@ -102,6 +102,13 @@ func (w *world) join(name string, rate float64) *node {
 	return n
 }
 
+// favour makes a node the first in order, and the others those after it.
+func (w *world) favour(first int) {
+	for i, n := range w.nodes {
+		n.m.Stand(n.now(w.t), i == first, max(0, (i-first+len(w.nodes))%len(w.nodes)-1), true)
+	}
+}
+
 // begin starts a node, for the first time or again, with a list of members.
 func (w *world) begin(n *node, members ...string) {
 	if n.call != nil {
