@@ -256,9 +256,10 @@ func (m *Machine) wantsBack() bool {
 }
 
 // mayAsk says whether the holder is to be asked now: never by who could not admit
-// yet because of a promise.
+// yet because of a promise. One that the process before may have given ends when the
+// holder lets go.
 func (m *Machine) mayAsk(now time.Time) bool {
-	return m.wantsBack() && !m.asking && !now.Before(m.asked) && !now.Before(m.promise.until.Add(m.startDelay()))
+	return m.wantsBack() && !m.asking && !now.Before(m.asked) && (m.promise.to == "" || !now.Before(m.promise.until.Add(m.startDelay())))
 }
 
 // GiveBack stops admission and begins the release, on behalf of who names the

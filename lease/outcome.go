@@ -42,9 +42,10 @@ func (m *Machine) see(now time.Time, rec Record) {
 	if !m.looked || rec.Stamp != m.rec.Stamp || rec.Term != m.rec.Term || rec.Term == Running {
 		m.changed = now
 	}
+	gave := m.looked && m.rec.Holder != "" && rec.Epoch == m.rec.Epoch // if it is released now: it was held since we began
 	m.rec, m.looked, m.stale = rec, true, false
 	m.seen = max(m.seen, rec.Epoch)
-	if m.promise.to != "" && m.released() && rec.Epoch == m.promise.epoch { // that owner has stopped
+	if m.released() && (rec.Epoch == m.promise.epoch || gave && m.promise.to == "") { // whoever was promised something has stopped
 		m.promise = promise{}
 	}
 }

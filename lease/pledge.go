@@ -16,7 +16,11 @@ import (
 //
 // A promise lasts as long as a lease, ends early when its owner gives the lease
 // back, and counts for the owner from when it asked: the same waits that make two owners by leases impossible make two owners by
-// promises impossible. It says nothing of the store. A member whose acquisition
+// promises impossible. A process that has just started keeps a promise, too, for the
+// one before it may have given one. It ends as early if this process has seen who holds
+// the lease, and then that this one gave it back: a holder releases only what it may
+// admit by, so that every owner before it has stopped, and whoever was promised something
+// was that holder or one of those. It says nothing of the store. A member whose acquisition
 // was under way when it promised holds the lease then, and does not admit before
 // its promise is over.
 //

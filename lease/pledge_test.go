@@ -82,6 +82,49 @@ func TestAnOwnerWhoseLeaseIsDeletedGoesOnByPledges(t *testing.T) {
 	}
 }
 
+// What the process before may have promised holds nobody up when the owner hands over: no other owner is possible.
+func TestAMemberThatHasJustStartedTakesWhatTheOwnerHandsOver(t *testing.T) {
+	for name, ttl := range stores {
+		t.Run(name, func(t *testing.T) {
+			for _, leaves := range []bool{true, false} {
+				w := fellows(ttl)
+				w.until(60 * time.Second)
+				require.Equal(t, "a", w.owners())
+				a, b := w.nodes[0], w.nodes[1]
+				w.begin(b, three...)
+				w.until(w.t + 3*time.Second)
+				a.m.Stand(a.now(w.t), false, 3, false) // it drains, and b is the first of those that stay
+				b.m.Stand(b.now(w.t), true, 0, true)
+				if leaves {
+					a.m.Leave(a.now(w.t))
+				}
+				log := w.until(w.t + 3*time.Second)
+				require.Equal(t, "b", w.owners(), "%v", log)
+				require.NotContains(t, fmt.Sprint(log), "and")
+			}
+		})
+	}
+}
+
+// A process that finds the lease released has not seen who held it.
+func TestAMemberThatStartsWhenNobodyHoldsTheLeaseKeepsItsPromise(t *testing.T) {
+	w := fellows(0)
+	w.until(60 * time.Second)
+	a, b := w.nodes[0], w.nodes[1]
+	b.dead, w.nodes[2].dead = true, true
+	a.m.Leave(a.now(w.t))
+	w.until(w.t + time.Second)
+	a.dead = true
+	require.Empty(t, w.rec.Holder)
+	w.begin(b, three...)
+	b.m.Stand(b.now(w.t), true, 0, true)
+	from := w.t
+	w.until(from + 19*time.Second)
+	require.Empty(t, w.owners())
+	w.until(from + 22*time.Second)
+	require.Equal(t, "b", w.owners())
+}
+
 func TestAnOwnerWithoutAllPledgesStopsAsBefore(t *testing.T) {
 	for name, disturb := range map[string]func(w *world){
 		"one is dead":       func(w *world) { w.nodes[2].dead = true },
