@@ -302,6 +302,7 @@ func (g *Gateway) AdminAddr() string { return g.admin.Addr().String() }
 // ctx is cancelled before, its connections are cut. Either is an error, and then
 // every goroutine is stopped.
 func (g *Gateway) Shutdown(ctx context.Context) error {
+	g.owner.HandOver(ctx)
 	g.service.Refuse()
 	cut, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancel()

@@ -344,6 +344,32 @@ func TestAStandbyTakesOver(t *testing.T) {
 	f.oneOwner()
 }
 
+// An owner ends while nobody can take over from it. It refuses clients, and goes on with what the others forward until one of
+// them can.
+func TestAnOwnerThatEndsWaitsForTheNext(t *testing.T) {
+	f := proxies(t, geo.HAStandby, 2, "main")
+	a, b := f.all[0], f.all[1]
+	a.eventually("a owns all", func() bool { return f.owner("main") == 0 })
+	b.eventually("b knows its owner", func() bool { return b.post(chatPath, chat("one", "")).status == http.StatusOK })
+	f.store[1].set(true)
+	b.eventually("b cannot take anything", func() bool { return groupOf(b, "main").Away })
+	endWatch := f.watch("main")
+	a.gw.Service().Drain(0)
+	a.eventually("a refuses clients", func() bool { return a.gw.Service().Refusing() })
+	ended := make(chan error, 1)
+	go func() { ended <- a.gw.Shutdown(context.Background()) }()
+	require.Equal(t, http.StatusServiceUnavailable, a.post(chatPath, chat("one", "")).status)
+	got := b.post(chatPath, chat("one two", ""))
+	require.Equal(t, http.StatusOK, got.status, got.body)
+	require.Equal(t, "forwarded", got.header.Get("X-Evenkeel-Route"), "to a, which drains")
+	f.store[1].set(false)
+	b.eventually("b owns all", func() bool { return groupOf(b, "main").Admits })
+	endWatch()
+	f.dead[0] = true
+	require.NoError(t, <-ended)
+	require.Equal(t, http.StatusOK, b.post(chatPath, chat("one two", "")).status)
+}
+
 // Where no proxy can own the engines, requests could only wait. Then no proxy is ready,
 // each says why, and they are ready again with the next owner.
 func TestWithoutAnyOwnerNoProxyIsReady(t *testing.T) {

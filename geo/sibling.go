@@ -38,9 +38,12 @@ func (p *peer) decodes(model string) bool {
 }
 
 // owner is the sibling that decodes the request's model, as nobody here does; -1: none
-// does, as far as we know. It may be full, for it has the queue of all.
+// does, as far as we know. It may be full, for it has the queue of all, and it may drain,
+// for it goes on until another owns what it has.
 func (q *Question) owner(s *modelState) int {
-	return q.soonest(s, func(p *peer, x *policy.Place) bool { return p.sibling && x.Why.Passing() })
+	return q.soonest(s, func(p *peer, x *policy.Place) bool {
+		return p.sibling && (x.Why.Passing() || x.Why == policy.Draining && p.decodes(q.ask.Model))
+	})
 }
 
 // disown notes that a sibling is no owner, or none that answers, until its next

@@ -61,8 +61,21 @@ func TestWhatNobodyHereDecodesGoesToItsOwner(t *testing.T) {
 	says()
 	eventually(t, func() bool { return !n.Offered("m") })
 	require.False(t, goes(Ask{}), "nobody decodes it: it waits")
-	f.says(func(a *answer) { a.ID, a.Draining = "us-2", true })
+	drains := func(decodes ...string) {
+		f.says(func(a *answer) {
+			a.ID, a.Draining, a.Decodes, a.Models = "us-2", true, decodes, map[string]policy.Offer{"m": {Replicas: 1}}
+		})
+	}
+	drains("m")
 	eventually(t, func() bool { live, stay = n.Siblings(); return len(live) == 1 && len(stay) == 0 })
+	require.True(t, goes(Ask{}), "it drains, and nobody has taken its ranks yet")
+	seqs.Store(8)
+	require.False(t, goes(Ask{}), "they are ours now")
+	seqs.Store(0)
+	drains()
+	probed := f.asked.Load()
+	eventually(t, func() bool { return f.asked.Load() > probed+2 })
+	require.False(t, goes(Ask{}), "it has let them go: it waits")
 }
 
 // A proxy that is no owner says so, and is not asked again before its next probe;

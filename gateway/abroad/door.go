@@ -158,7 +158,7 @@ func (r *Peers) open(ctx *fasthttp.RequestCtx, now time.Time) (*Hop, *geo.Refusa
 func (r *Peers) receive(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, from *Hop, came time.Time) {
 	left := time.UnixMilli(from.Deadline).Sub(came)
 	switch {
-	case r.host.Service.Refusing():
+	case r.refusing():
 		r.reject(ctx, &geo.Refusal{Status: http.StatusServiceUnavailable, Reject: geo.RejectDraining, Message: "this region takes no new requests"})
 		return
 	case left <= 0:
@@ -171,6 +171,10 @@ func (r *Peers) receive(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, from *Ho
 	}
 	r.host.Serve(ctx, ep, from, came)
 }
+
+// refusing says whether requests of other dispatchers are turned away: later than those of clients where this proxy still
+// owns what nobody else serves.
+func (r *Peers) refusing() bool { return r.host.Service.Refusing() && !r.host.Owner.HandsOver() }
 
 // reject answers another dispatcher so that it serves the request itself.
 func (r *Peers) reject(ctx *fasthttp.RequestCtx, x *geo.Refusal) {

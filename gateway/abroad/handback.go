@@ -56,7 +56,9 @@ func (r *Peers) underWay(boards []string) bool {
 func (r *Peers) tenure() geo.Tenure {
 	t := r.host.Owner.Tenure()
 	if r.host.Owner.Has(owner.Groups) {
-		t.Decodes, t.Prefill = r.decodes(), r.host.Tier.Shares()
+		if t.Prefill = r.host.Tier.Shares(); !r.refusing() {
+			t.Decodes = r.decodes()
+		}
 	}
 	return t
 }

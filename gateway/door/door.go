@@ -215,7 +215,7 @@ func (d *Door) answer(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, in *incomi
 
 // admit checks a request against what can be served at all.
 func (d *Door) admit(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, in *incoming) (*openai.Request, fleet.Route, *openai.Error) {
-	if fail := d.leaving(ctx); fail != nil {
+	if fail := d.leaving(ctx, in); fail != nil {
 		return nil, fleet.Route{}, fail
 	}
 	raw, charge := edge.TakeBody(ctx)
@@ -257,11 +257,11 @@ func (d *Door) admit(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, in *incomin
 }
 
 // leaving refuses a request if the proxy shuts down.
-func (d *Door) leaving(ctx *fasthttp.RequestCtx) *openai.Error {
+func (d *Door) leaving(ctx *fasthttp.RequestCtx, in *incoming) *openai.Error {
 	if d.host.Service.Draining() {
 		ctx.SetConnectionClose() // so that the client's next request goes where the load balancer sends it
 	}
-	if d.host.Service.Refusing() {
+	if d.host.Service.Refusing() && !(in.From != nil && d.host.Owner.HandsOver()) {
 		return failure.Leaving()
 	}
 	return nil

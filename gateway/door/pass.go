@@ -28,7 +28,7 @@ func (d *Door) pass(ctx *fasthttp.RequestCtx, path string) {
 
 // admitWhole checks such a request against what can be served at all.
 func (d *Door) admitWhole(ctx *fasthttp.RequestCtx, path string, in *incoming) (*openai.Request, []byte, *openai.Error) {
-	if fail := d.leaving(ctx); fail != nil {
+	if fail := d.leaving(ctx, in); fail != nil {
 		return nil, nil, fail
 	}
 	raw, charge := edge.TakeBody(ctx)

@@ -3,6 +3,7 @@ package owner
 import (
 	"fmt"
 	"hash/fnv"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -65,6 +66,11 @@ func (o *siblings) yields(a *Area, sender string, ask geo.HandBack) error {
 		return fmt.Errorf("group %s: %w, and %s is not before us in its order", a.Name, lease.ErrNotHolder, sender)
 	}
 	return nil
+}
+
+func (o *siblings) heirs(a *Area) bool {
+	o.see(time.Now())
+	return slices.ContainsFunc(o.order(a.Name), func(id string) bool { return id != o.set.node.ID() })
 }
 
 func (o *siblings) hear(all map[string]*Area, h geo.Heard) {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"evenkeel/geo"
 	"evenkeel/lease"
@@ -46,6 +47,42 @@ func (s *Set) HandBack(a *Area, ask geo.HandBack) (geo.HandedBack, error) {
 	})
 	return h, err
 }
+
+// HandOver waits until the others have taken what a proxy that drains owns. They ask for it by themselves; one that has just
+// started does so only once it may admit. Until then what they forward is served here, for at most the time after which a
+// member that starts now may admit.
+func (s *Set) HandOver(ctx context.Context) {
+	if !s.Has(Groups) || !s.host.Leaving() {
+		return
+	}
+	s.handsOver.Store(true)
+	defer s.handsOver.Store(false)
+	ctx, cancel := context.WithTimeout(ctx, s.times.Duration+s.times.StartDelay+s.times.Step)
+	defer cancel()
+	look := time.NewTicker(standEvery)
+	defer look.Stop()
+	for lost := s.Losses(); s.wanted(); lost = s.Losses() {
+		select {
+		case <-lost:
+		case <-look.C:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// wanted says whether another proxy could take something that is ours.
+func (s *Set) wanted() bool {
+	for _, a := range *s.all.Load() {
+		if v := a.view.Load(); v.Admits && !v.Away && s.heirs(a) {
+			return true
+		}
+	}
+	return false
+}
+
+// HandsOver says whether this proxy, which drains, still serves what others forward to it.
+func (s *Set) HandsOver() bool { return s != nil && s.handsOver.Load() }
 
 // askBack asks the holder for an area that should be ours, and keeps what it says
 // runs there: of ranks that it does not name nothing does.

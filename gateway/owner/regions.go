@@ -125,6 +125,9 @@ func (n *neighbours) yields(a *Area, sender string, _ geo.HandBack) error {
 	return nil
 }
 
+// heirs is false: a region that is released goes to whoever finds it so.
+func (n *neighbours) heirs(*Area) bool { return false }
+
 func (n *neighbours) hear(all map[string]*Area, h geo.Heard) {
 	for region, epoch := range h.Epochs {
 		if a := all[region]; a != nil && a.claim != nil {

@@ -72,6 +72,8 @@ type standing interface {
 	stand(all map[string]*Area, reach map[string]Reach, now time.Time)
 	// yields is nil if an area goes from here to who asks for it.
 	yields(a *Area, sender string, ask geo.HandBack) error
+	// heirs says whether a proxy lives that should own an area once this one has left.
+	heirs(a *Area) bool
 	// hear takes what a peer's probe told.
 	hear(all map[string]*Area, h geo.Heard)
 }
@@ -91,6 +93,8 @@ type Set struct {
 	node    *geo.Node
 	standing
 	metrics *metrics
+
+	handsOver atomic.Bool
 
 	ctx    context.Context
 	claims sync.WaitGroup // that run

@@ -288,6 +288,47 @@ func (alwaysOurs) stand(all map[string]*Area, _ map[string]Reach, _ time.Time) {
 	}
 }
 
+// heir is an order in which somebody else may be.
+type heir struct {
+	standing
+	lives atomic.Bool
+}
+
+func (h *heir) heirs(*Area) bool { return h.lives.Load() }
+
+// An owner that drains waits for whoever could own what it has, and not for ever.
+func TestAnOwnerThatDrainsWaitsForTheNext(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, a := setOf(t, Groups, &lent{})
+		next := &heir{}
+		s.standing, s.host.Leaving = next, func() bool { return true }
+		owns := func(admits, away bool) { a.view.Store(&lease.View{Admits: admits, Away: away}) }
+		waits := func() time.Duration {
+			begun := time.Now()
+			s.HandOver(t.Context())
+			require.False(t, s.HandsOver())
+			return time.Since(begun)
+		}
+		owns(true, false)
+		require.Zero(t, waits(), "nobody else is there")
+		next.lives.Store(true)
+		owns(true, true)
+		require.Zero(t, waits(), "nobody reaches the store")
+		owns(true, false)
+		time.AfterFunc(4*time.Second+standEvery/2, func() {
+			if !s.HandsOver() {
+				t.Error("what others forward is not served any more")
+			}
+			owns(false, false)
+		})
+		require.Equal(t, 4*time.Second+standEvery, waits(), "until it has been taken")
+		owns(true, false)
+		require.Equal(t, 30*time.Second, waits(), "a process that starts now may admit after 20 s, if it could at all")
+		s.host.Leaving = func() bool { return false }
+		require.Zero(t, waits(), "nobody was told that it leaves")
+	})
+}
+
 // A group whose engines vanish and come back is claimed anew once the claim before has
 // let go of it: the release of one must not be that of what the other admits to.
 func TestAGroupThatComesBackHasOneClaim(t *testing.T) {
