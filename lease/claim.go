@@ -306,6 +306,13 @@ func (c *Claim) Seen() int64 {
 	return c.machine.seen
 }
 
+// Members are those that alone may take the lease, as its holder wrote; none: anybody.
+func (c *Claim) Members() []string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.machine.rec.Members
+}
+
 // Refused tells of an epoch that something before an engine has seen, and refuses
 // ours for it.
 func (c *Claim) Refused(epoch int64) {

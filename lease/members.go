@@ -33,9 +33,13 @@ func (m *Members) See(live []string, now time.Time) {
 	}
 }
 
-// Order is who should own an area, first to last.
-func (m *Members) Order(area string) []string {
+// Order is who should own an area, first to last: of those that live, the ones on every list of members. A list without
+// anybody leaves nobody out.
+func (m *Members) Order(area string, lists ...[]string) []string {
 	ids := slices.AppendSeq(make([]string, 0, len(m.since)), maps.Keys(m.since)) // a status shows none as []
+	ids = slices.DeleteFunc(ids, func(id string) bool {
+		return slices.ContainsFunc(lists, func(list []string) bool { return len(list) > 0 && !slices.Contains(list, id) })
+	})
 	slices.SortFunc(ids, func(a, b string) int {
 		if m.spread {
 			if by := cmp.Compare(weight(area, b), weight(area, a)); by != 0 {
@@ -57,9 +61,9 @@ func (m *Members) here(id string, least time.Duration, now time.Time) bool {
 // be asked back from its holder. From one that lives and stays only who is here
 // for long asks, so that one that comes and goes moves nothing; from one that
 // leaves, or is gone, who has had the time to see the others. Who leaves comes
-// last.
-func (m *Members) Place(area, holder string, now time.Time) (rank int, home bool) {
-	order := m.Order(area)
+// last, and so does who is not on a list.
+func (m *Members) Place(area, holder string, now time.Time, lists ...[]string) (rank int, home bool) {
+	order := m.Order(area, lists...)
 	if rank = slices.Index(order, m.self); rank < 0 {
 		return len(order), false
 	}
@@ -71,8 +75,8 @@ func (m *Members) Place(area, holder string, now time.Time) (rank int, home bool
 }
 
 // Yields says whether an area goes from here to who asks for it.
-func (m *Members) Yields(area, asker string, now time.Time) bool {
-	order := m.Order(area)
+func (m *Members) Yields(area, asker string, now time.Time, lists ...[]string) bool {
+	order := m.Order(area, lists...)
 	theirs, ours := slices.Index(order, asker), slices.Index(order, m.self)
 	if ours < 0 {
 		return theirs >= 0

@@ -37,6 +37,23 @@ func TestMembersOwnInOrder(t *testing.T) {
 	require.True(t, m.Yields("main", "a", seconds(48)))
 }
 
+// A proxy that the lease does not list never takes it: whoever comes after it does not wait for it.
+func TestWhoIsNotOnAListIsInNoOrder(t *testing.T) {
+	lists := [][]string{{"a", "b", "c"}, {"b", "c"}}
+	m := members(false, "b", "a", "b", "c")
+	require.Equal(t, []string{"b", "c"}, m.Order("main", lists...))
+	require.Equal(t, []string{"a", "b", "c"}, m.Order("main", nil, nil), "nobody listed anybody")
+	rank, home := m.Place("main", "", seconds(20), lists...)
+	require.Zero(t, rank)
+	require.True(t, home)
+	require.False(t, m.Yields("main", "a", seconds(20), lists...), "it could not take it")
+	m = members(false, "a", "a", "b", "c")
+	rank, home = m.Place("main", "", seconds(20), lists...)
+	require.Equal(t, 2, rank)
+	require.False(t, home)
+	require.True(t, m.Yields("main", "c", seconds(20), lists...))
+}
+
 func TestMemberThatLeavesYieldsToAll(t *testing.T) {
 	m := members(true, "a", "b", "c")
 	rank, home := m.Place("main", "a", seconds(60))

@@ -33,18 +33,28 @@ func (o *siblings) see(now time.Time) (leaving bool) {
 	return leaving
 }
 
-// order is who should own a group, first to last.
-func (o *siblings) order(group string) []string {
+// live are all proxies that live and stay.
+func (o *siblings) live() []string {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	return o.members.Order(group)
+	return o.members.Order("")
+}
+
+// order is who should own a group, first to last: nobody who may not, by our list of
+// members or by that of the lease.
+func (o *siblings) order(a *Area) []string {
+	listed := a.claim.Members()
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.members.Order(a.Name, o.set.members, listed)
 }
 
 func (o *siblings) stand(all map[string]*Area, reach map[string]Reach, now time.Time) {
 	leaving := o.see(now)
 	for name, a := range all {
+		listed := a.claim.Members()
 		o.mu.Lock()
-		rank, home := o.members.Place(name, lease.Dispatcher(a.view.Load().Holder), now)
+		rank, home := o.members.Place(name, lease.Dispatcher(a.view.Load().Holder), now, o.set.members, listed)
 		o.mu.Unlock()
 		a.claim.Stand(home, rank, !leaving && reach[name].enough())
 	}
@@ -58,11 +68,11 @@ func (o *siblings) yields(a *Area, sender string, ask geo.HandBack) error {
 	if v.Away { // before anything here stops for it
 		return fmt.Errorf("group %s: %w: the store of its lease does not answer, so that nobody could take it", a.Name, lease.ErrNotHolder)
 	}
-	now := time.Now()
+	now, listed := time.Now(), a.claim.Members()
 	o.see(now)
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if !o.members.Yields(a.Name, sender, now) {
+	if !o.members.Yields(a.Name, sender, now, o.set.members, listed) {
 		return fmt.Errorf("group %s: %w, and %s is not before us in its order", a.Name, lease.ErrNotHolder, sender)
 	}
 	return nil
@@ -70,7 +80,7 @@ func (o *siblings) yields(a *Area, sender string, ask geo.HandBack) error {
 
 func (o *siblings) heirs(a *Area) bool {
 	o.see(time.Now())
-	return slices.ContainsFunc(o.order(a.Name), func(id string) bool { return id != o.set.node.ID() })
+	return slices.ContainsFunc(o.order(a), func(id string) bool { return id != o.set.node.ID() })
 }
 
 func (o *siblings) hear(all map[string]*Area, h geo.Heard) {

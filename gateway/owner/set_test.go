@@ -218,6 +218,37 @@ func TestAProxyWithoutOwnersAndStoreIsNotReady(t *testing.T) {
 	})
 }
 
+// listed is a lease of another whose holder listed who may take it.
+type listed struct {
+	free
+	members []string
+}
+
+func (l *listed) Look(context.Context) (lease.Record, error) {
+	return lease.Record{Holder: "us-2_y", Epoch: 3, Stamp: "a", Members: l.members}, nil
+}
+
+// A proxy that was added to the config is not on the lease's list before its holder has the new one, too.
+func TestTheOrderOfAGroupLeavesOutWhomTheLeaseDoesNotList(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, a := setOf(t, Groups, &listed{members: []string{"us-1", "us-2"}})
+		o := &siblings{set: s, members: lease.NewMembers("us-1", false, time.Minute)}
+		o.members.See([]string{"us-0", "us-1", "us-2"}, time.Now())
+		require.Equal(t, []string{"us-0", "us-1", "us-2"}, o.order(a), "it has not been read yet")
+		a.claim.Stand(false, 1, true)
+		ctx, stop := context.WithCancel(t.Context())
+		var running sync.WaitGroup
+		running.Go(func() { a.claim.Run(ctx) })
+		synctest.Wait()
+		require.Equal(t, []string{"us-1", "us-2"}, o.order(a))
+		require.Equal(t, []string{"us-0", "us-1", "us-2"}, o.live())
+		s.members = []string{"us-1"}
+		require.Equal(t, []string{"us-1"}, o.order(a), "nor whom our own list leaves out")
+		stop()
+		running.Wait()
+	})
+}
+
 // Pledges are given by members to members, and to nobody in another's name.
 func TestPromisesAreForWhoAsksInItsOwnName(t *testing.T) {
 	s, a := setOf(t, Groups, &lent{})

@@ -74,14 +74,15 @@ func (s *Set) GroupsStatus() *HAStatus {
 		return nil
 	}
 	o, all, reach := s.standing.(*siblings), *s.all.Load(), s.host.Engines()
-	h := &HAStatus{Mode: s.conf.HA.Mode, Role: geo.HAStandby, Members: o.order(""), Groups: []GroupStatus{}}
+	h := &HAStatus{Mode: s.conf.HA.Mode, Role: geo.HAStandby, Members: o.live(), Groups: []GroupStatus{}}
 	slices.Sort(h.Members)
 	for _, name := range slices.Sorted(maps.Keys(all)) {
-		v := all[name].view.Load()
+		a := all[name]
+		v := a.view.Load()
 		if v.Admits {
 			h.Role = "owner"
 		}
-		h.Groups = append(h.Groups, GroupStatus{Group: name, AreaStatus: statusOf(v, reach[name]), Order: o.order(name), Pledged: v.Pledged})
+		h.Groups = append(h.Groups, GroupStatus{Group: name, AreaStatus: statusOf(v, reach[name]), Order: o.order(a), Pledged: v.Pledged})
 	}
 	return h
 }
