@@ -347,6 +347,31 @@ func TestASlowStoreIsSaidOnce(t *testing.T) {
 	})
 }
 
+// A list of members that differs from the holder's is said when it is seen, and not only when the store is away.
+func TestOtherMembersThanTheHoldersAreSaidOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &shelf{rec: Record{Holder: "b_x", Epoch: 6, Stamp: "z", Term: Running, Members: []string{"a", "b"}}}
+		core, logs := observer.New(zapcore.InfoLevel)
+		c := NewClaim(Config{Self: "a_x", Times: DefaultTimes, Members: []string{"a", "b", "c"}}, &hand{shelf: s, self: "a_x"}, Hooks{OnChange: func(View) {}}, zap.New(core))
+		ctx, stop := context.WithCancel(t.Context())
+		var running sync.WaitGroup
+		running.Go(func() { c.Run(ctx) })
+		time.Sleep(10 * time.Second)
+		require.True(t, c.View().Differs)
+		warned := logs.FilterMessageSnippet("ha.members differ from ours")
+		require.Equal(t, 1, warned.Len())
+		require.Equal(t, []any{"a", "b"}, warned.All()[0].ContextMap()["holders"])
+		s.mu.Lock()
+		s.rec.Members, s.rec.Stamp = []string{"a", "b", "c"}, "y"
+		s.mu.Unlock()
+		time.Sleep(10 * time.Second)
+		require.False(t, c.View().Differs)
+		require.Equal(t, 1, logs.FilterMessageSnippet("ha.members are ours again").Len())
+		stop()
+		running.Wait()
+	})
+}
+
 // While the store hangs for all, the owner asks the other members, and they promise.
 func TestClaimsPledgeWhileTheStoreHangs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

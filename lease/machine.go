@@ -53,6 +53,7 @@ type View struct {
 	Phase   Phase
 	Admits  bool   // may bind new requests to the area's engines
 	Pledged bool   // admits by the pledges of the other members alone, for the store confirms nothing
+	Differs bool   // the holder lists other members than we do: it gets no promise from us, and we none from it
 	Away    bool   // the store fails, or answers too slowly for an owner to renew in time
 	Holder  string // identity, as last read; empty: nobody
 	Epoch   int64  // ours while we hold the lease, else as last read
@@ -346,7 +347,7 @@ func (m *Machine) Jumped(now time.Time) {
 
 // View is what holds now.
 func (m *Machine) View(now time.Time) View {
-	v := View{Phase: Watching, Away: m.away, Holder: m.rec.Holder, Epoch: m.rec.Epoch}
+	v := View{Phase: Watching, Differs: m.differs(), Away: m.away, Holder: m.rec.Holder, Epoch: m.rec.Epoch}
 	if m.held {
 		v.Epoch = m.epoch
 	}

@@ -55,6 +55,11 @@ func (m *Machine) excluded() bool {
 	return m.closed() && !slices.Contains(m.cfg.Members, self) || len(m.rec.Members) > 0 && !slices.Contains(m.rec.Members, self)
 }
 
+// differs says whether the holder that was seen last lists other members.
+func (m *Machine) differs() bool {
+	return !m.held && m.rec.Holder != "" && m.rec.Holder != m.cfg.Self && !slices.Equal(m.rec.Members, m.cfg.Members)
+}
+
 // Promise is asked by an owner that cannot reach the store. Without an error this
 // dispatcher does not admit before a lease and a start delay from now are over.
 func (m *Machine) Promise(now time.Time, ask Pledge) error {

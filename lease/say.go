@@ -1,6 +1,7 @@
 package lease
 
 import (
+	"slices"
 	"time"
 
 	"go.uber.org/zap"
@@ -11,6 +12,8 @@ type clamour struct {
 	failing  [AskBack + 1]bool // calls that failed last
 	slow     bool              // the store answered too late last
 	duration time.Duration     // of another's lease that was said to differ from ours
+	members  []string          // of another's lease, which were said to differ
+	differ   bool              // they do
 }
 
 // result says what is new about a call that came back.
@@ -57,10 +60,22 @@ func (s *clamour) change(log *zap.Logger, was, v View) {
 	}
 }
 
-// looked says that the holder of a lease has another duration, or does not list
-// this dispatcher.
+// looked says that the holder of a lease has another duration, or other members,
+// than this dispatcher.
 func (s *clamour) looked(log *zap.Logger, cfg *Config, rec Record) {
-	if rec.Duration == s.duration || rec.Duration == 0 || rec.Holder == "" || rec.Holder == cfg.Self {
+	if rec.Holder == "" || rec.Holder == cfg.Self {
+		return
+	}
+	differ := !slices.Equal(rec.Members, cfg.Members)
+	switch {
+	case differ && !(s.differ && slices.Equal(rec.Members, s.members)):
+		log.Warn("ownership: the holder's ha.members differ from ours: while the lease's store is away, no owner goes on; write the same list into the config of every proxy",
+			zap.String("holder", rec.Holder), zap.Strings("holders", rec.Members), zap.Strings("ours", cfg.Members))
+	case !differ && s.differ:
+		log.Info("ownership: the holder's ha.members are ours again")
+	}
+	s.differ, s.members = differ, rec.Members
+	if rec.Duration == s.duration || rec.Duration == 0 {
 		return
 	}
 	if s.duration = rec.Duration; rec.Duration != cfg.Duration {

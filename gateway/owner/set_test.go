@@ -242,6 +242,13 @@ func TestTheOrderOfAGroupLeavesOutWhomTheLeaseDoesNotList(t *testing.T) {
 		synctest.Wait()
 		require.Equal(t, []string{"us-1", "us-2"}, o.order(a))
 		require.Equal(t, []string{"us-0", "us-1", "us-2"}, o.live())
+		reg := prometheus.NewPedanticRegistry()
+		require.NoError(t, reg.Register(s.metrics))
+		require.NoError(t, testutil.GatherAndCompare(reg, strings.NewReader(`
+# HELP evenkeel_ha_members_differ 1 while the holder of the decode group's lease has another list in ha.members than this proxy. While that is so, no owner goes on when the store of the lease is away.
+# TYPE evenkeel_ha_members_differ gauge
+evenkeel_ha_members_differ{group="us"} 1
+`), "evenkeel_ha_members_differ"), "we have no list")
 		s.members = []string{"us-1"}
 		require.Equal(t, []string{"us-1"}, o.order(a), "nor whom our own list leaves out")
 		stop()

@@ -42,8 +42,9 @@ type HAStatus struct {
 type GroupStatus struct {
 	Group string `json:"group"`
 	AreaStatus
-	Order   []string `json:"order"`             // of those that should own it
-	Pledged bool     `json:"pledged,omitempty"` // it is ours by the promises of all other members alone
+	Order   []string `json:"order"`                    // of those that should own it
+	Pledged bool     `json:"pledged,omitempty"`        // it is ours by the promises of all other members alone
+	Differs bool     `json:"members_differ,omitempty"` // its holder has another list in ha.members than this proxy
 }
 
 func statusOf(v *lease.View, r Reach) AreaStatus {
@@ -82,7 +83,7 @@ func (s *Set) GroupsStatus() *HAStatus {
 		if v.Admits {
 			h.Role = "owner"
 		}
-		h.Groups = append(h.Groups, GroupStatus{Group: name, AreaStatus: statusOf(v, reach[name]), Order: o.order(a), Pledged: v.Pledged})
+		h.Groups = append(h.Groups, GroupStatus{Group: name, AreaStatus: statusOf(v, reach[name]), Order: o.order(a), Pledged: v.Pledged, Differs: v.Differs})
 	}
 	return h
 }
@@ -97,6 +98,7 @@ type metrics struct {
 	takeover *prometheus.Desc // regions
 
 	pledged *prometheus.Desc // groups
+	differs *prometheus.Desc
 	taken   *prometheus.CounterVec
 	after   prometheus.Histogram
 }
@@ -119,6 +121,7 @@ func newMetrics(s *Set) *metrics {
 		epoch:   desc("evenkeel_ha_epoch", "Epoch of the decode group's ownership, the highest known here."),
 		away:    desc("evenkeel_ha_lease_store_away", away),
 		pledged: desc("evenkeel_ha_pledged", "1 while this proxy admits requests only because all other members have promised not to take over (ha.members), and the store of the lease confirms nothing."),
+		differs: desc("evenkeel_ha_members_differ", "1 while the holder of the decode group's lease has another list in ha.members than this proxy. While that is so, no owner goes on when the store of the lease is away."),
 		taken:   prometheus.NewCounterVec(prometheus.CounterOpts{Name: "evenkeel_ha_acquired_total", Help: "Times that the decode group became this proxy's, with a new epoch."}, []string{"group"}),
 		after: prometheus.NewHistogram(prometheus.HistogramOpts{
 			Name: "evenkeel_ha_takeover_seconds", Help: "Time from the last sign of a group's former owner until this proxy admitted requests to the group. It is short after a hand-over, and longer than a lease after the owner died.", Buckets: s.host.Buckets,
@@ -139,7 +142,7 @@ func (m *metrics) took(area string, after time.Duration, before bool) {
 
 // Describe implements prometheus.Collector.
 func (m *metrics) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{m.admits, m.epoch, m.away, m.takeover, m.pledged} {
+	for _, d := range []*prometheus.Desc{m.admits, m.epoch, m.away, m.takeover, m.pledged, m.differs} {
 		if d != nil {
 			ch <- d
 		}
@@ -156,7 +159,7 @@ func (m *metrics) Collect(ch chan<- prometheus.Metric) {
 	for name, a := range *m.set.all.Load() {
 		v := a.view.Load()
 		for desc, value := range map[*prometheus.Desc]float64{
-			m.admits: bit[v.Admits], m.epoch: float64(v.Epoch), m.away: bit[v.Away], m.takeover: bit[v.Admits && !a.home], m.pledged: bit[v.Pledged],
+			m.admits: bit[v.Admits], m.epoch: float64(v.Epoch), m.away: bit[v.Away], m.takeover: bit[v.Admits && !a.home], m.pledged: bit[v.Pledged], m.differs: bit[v.Differs],
 		} {
 			if desc != nil {
 				ch <- prometheus.MustNewConstMetric(desc, prometheus.GaugeValue, value, name)
