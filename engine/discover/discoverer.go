@@ -81,7 +81,7 @@ type Discoverer struct {
 
 	lists   [][]Engine // by source, the last good ones
 	sources []SourceStatus
-	said    []string // by source, the kind of failure that was logged; empty: it works
+	said    []map[string]bool // by source, the causes of failure that were logged since it worked last
 	records map[string]*record
 	running int // probes
 }
@@ -116,7 +116,7 @@ func New(cfg Config) *Discoverer {
 	}
 	d := &Discoverer{
 		cfg: cfg, metrics: newMetrics(cfg.Registerer), news: make(chan news), tried: make(chan verdict), again: make(chan struct{}, 1),
-		lists: make([][]Engine, len(cfg.Sources)), said: make([]string, len(cfg.Sources)), records: map[string]*record{},
+		lists: make([][]Engine, len(cfg.Sources)), said: make([]map[string]bool, len(cfg.Sources)), records: map[string]*record{},
 	}
 	for _, s := range cfg.Sources {
 		d.sources = append(d.sources, SourceStatus{Name: s.Name()})
@@ -172,56 +172,67 @@ func (d *Discoverer) Run(ctx context.Context) {
 	}
 }
 
-// hear takes over what a source says. A failure leaves its list in force.
+// hear takes over what a source says. A failure leaves in force whatever does not come
+// with it.
 func (d *Discoverer) hear(n news, now time.Time) {
 	s := &d.sources[n.source]
 	d.metrics.answered(s.Name, n.err, now)
-	if n.err != nil {
-		if kind := kindOf(n.err); kind != d.said[n.source] {
-			d.said[n.source], s.Error = kind, n.err.Error()
-			d.cfg.Log.Warn("discovery fails; what it found last stays in force", zap.String("source", s.Name), zap.Int("engines", s.Engines), zap.Error(n.err))
+	if n.err == nil || n.engines != nil {
+		s.At, s.Engines = now, len(n.engines)
+		d.lists[n.source] = slices.Clone(n.engines)
+		for i := range d.lists[n.source] {
+			d.lists[n.source][i].Source = s.Name
 		}
+	}
+	if n.err != nil {
+		d.complain(n.source, n.err)
 		return
 	}
 	if s.Error != "" {
 		d.cfg.Log.Info("discovery works again", zap.String("source", s.Name), zap.Int("engines", len(n.engines)))
 	}
-	d.said[n.source] = ""
-	s.Error, s.At, s.Engines = "", now, len(n.engines)
-	d.lists[n.source] = slices.Clone(n.engines)
-	for i := range d.lists[n.source] {
-		d.lists[n.source][i].Source = s.Name
+	d.said[n.source], s.Error = nil, ""
+}
+
+// complain logs a failure that has a cause which was not logged since the source worked
+// last. Where an outage begins and ends, the causes alternate.
+func (d *Discoverer) complain(source int, err error) {
+	s, said := &d.sources[source], d.said[source]
+	if said == nil {
+		said = map[string]bool{}
+		d.said[source] = said
+	}
+	fresh := false
+	for _, cause := range causesOf(err) {
+		fresh = fresh || !said[cause]
+		said[cause] = true
+	}
+	if fresh {
+		s.Error = err.Error()
+		d.cfg.Log.Warn("discovery fails; what it found last stays in force", zap.String("source", s.Name), zap.Int("engines", s.Engines), zap.Error(err))
 	}
 }
 
-// kindOf tells failures apart. A text names the call that failed, ports and times,
+// causesOf tells failures apart. A text names the call that failed, ports and times,
 // which differ at every try, so the causes are compared without their numbers.
-func kindOf(err error) string {
-	var causes []string
-	var walk func(error)
-	walk = func(err error) {
-		switch e := err.(type) { //nolint:errorlint // it looks at each link of the chain itself
-		case interface{ Unwrap() []error }:
-			for _, one := range e.Unwrap() {
-				walk(one)
-			}
-			return
-		case interface{ Unwrap() error }:
-			if cause := e.Unwrap(); cause != nil {
-				walk(cause)
-				return
-			}
+func causesOf(err error) (causes []string) {
+	switch e := err.(type) { //nolint:errorlint // it looks at each link of the chain itself
+	case interface{ Unwrap() []error }:
+		for _, one := range e.Unwrap() {
+			causes = append(causes, causesOf(one)...)
 		}
-		causes = append(causes, strings.Map(func(r rune) rune {
-			if r >= '0' && r <= '9' {
-				return -1
-			}
-			return r
-		}, err.Error()))
+		return causes
+	case interface{ Unwrap() error }:
+		if cause := e.Unwrap(); cause != nil {
+			return causesOf(cause)
+		}
 	}
-	walk(err)
-	slices.Sort(causes)
-	return strings.Join(slices.Compact(causes), "; ")
+	return []string{strings.Map(func(r rune) rune {
+		if r >= '0' && r <= '9' {
+			return -1
+		}
+		return r
+	}, err.Error())}
 }
 
 // settle brings the fleet to what the sources say, as far as it was tried.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"maps"
 	"net"
 	"os"
@@ -226,6 +227,9 @@ func TestAFailureIsSaidOnce(t *testing.T) {
 		{errors.Join(refused(4), refused(5)), ""},
 		{fmt.Errorf("list pods: %w", context.DeadlineExceeded), "discovery fails; what it found last stays in force"},
 		{fmt.Errorf("Get https://api/?timeoutSeconds=%d: %w", 423, context.DeadlineExceeded), ""},
+		{refused(6), ""},
+		{errors.Join(refused(7), fmt.Errorf("list pods: %w", context.DeadlineExceeded)), ""},
+		{errors.Join(refused(7), io.ErrUnexpectedEOF), "discovery fails; what it found last stays in force"},
 		{nil, "discovery works again"},
 		{nil, ""},
 		{fmt.Errorf("Get https://api/?timeoutSeconds=%d: %w", 512, context.DeadlineExceeded), "discovery fails; what it found last stays in force"},
@@ -237,6 +241,19 @@ func TestAFailureIsSaidOnce(t *testing.T) {
 		}
 		require.Equal(t, step.said, strings.Join(said, ", "), "step %d", i)
 	}
+}
+
+// One half of a source may know of engines while the other half fails: they are used, and the failure stays.
+func TestAListThatComesWithAFailureIsUsed(t *testing.T) {
+	core, logs := observer.New(zap.InfoLevel)
+	d := New(Config{Sources: []Source{&told{name: "a"}}, Log: zap.New(core)})
+	d.hear(news{0, []Engine{at("x:1")}, nil}, time.Now())
+	d.hear(news{0, nil, io.ErrUnexpectedEOF}, time.Now())
+	require.Len(t, d.lists[0], 1, "it stays in force")
+	d.hear(news{0, []Engine{}, io.ErrUnexpectedEOF}, time.Now())
+	require.Empty(t, d.lists[0])
+	require.NotEmpty(t, d.sources[0].Error)
+	require.Equal(t, 1, logs.Len(), "nothing works again")
 }
 
 func TestOfTwoSourcesTheFirstCounts(t *testing.T) {

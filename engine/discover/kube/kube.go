@@ -100,15 +100,15 @@ func (s *Source) Run(ctx context.Context, tell func([]discover.Engine, error)) {
 			listed, err := m.state()
 			complete, failure = complete && listed, errors.Join(failure, err)
 		}
+		var news []discover.Engine // nil beside a failure: as before
 		if complete {
 			// One mirror may tell of a pod that leaves while the other is behind.
 			if list := s.list(); failure == nil || !slices.Equal(list, last) {
-				tell(list, nil)
-				last = list
+				news, last = append([]discover.Engine{}, list...), list
 			}
 		}
-		if failure != nil {
-			tell(nil, failure)
+		if complete || failure != nil {
+			tell(news, failure)
 		}
 	}
 }

@@ -84,7 +84,7 @@ func open(t *testing.T, cfg Config, away bool, objects ...runtime.Object) *site 
 		New(cfg).Run(ctx, func(list []discover.Engine, err error) {
 			s.mu.Lock()
 			defer s.mu.Unlock()
-			if s.err = err; err == nil {
+			if s.err = err; err == nil || list != nil {
 				s.list = list
 				s.good++
 			}
