@@ -208,12 +208,18 @@ func TestEveryExpressionFitsTheMetrics(t *testing.T) {
 		}
 	}
 	require.Greater(t, n, 100)
-	hpa, err := os.ReadFile(filepath.Join(configs, "kubernetes", "hpa.yaml"))
-	require.NoError(t, err)
-	followed := regexp.MustCompile(`(?:name: |seriesQuery: ')(evenkeel_\w+)`).FindAllStringSubmatch(string(hpa), -1)
+	followed := map[string][]string{}
+	for _, f := range []string{"hpa.yaml", "adapter.yaml"} {
+		text, err := os.ReadFile(filepath.Join(configs, "kubernetes", f))
+		require.NoError(t, err)
+		for _, m := range regexp.MustCompile(`(?:name: |seriesQuery: ')(evenkeel_\w+)`).FindAllStringSubmatch(string(text), -1) {
+			require.Contains(t, there, m[1], "the autoscaler follows it")
+			followed[m[1]] = append(followed[m[1]], f)
+		}
+	}
 	require.NotEmpty(t, followed)
-	for _, m := range followed {
-		require.Contains(t, there, m[1], "the autoscaler follows it")
+	for name, files := range followed {
+		require.Subset(t, files, []string{"hpa.yaml", "adapter.yaml"}, name)
 	}
 }
 

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	gojson "encoding/json"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -10,9 +11,12 @@ import (
 	"testing"
 	"time"
 
+	"github.com/goccy/go-yaml"
 	"github.com/stretchr/testify/require"
 	apps "k8s.io/api/apps/v1"
+	autoscaling "k8s.io/api/autoscaling/v2"
 	core "k8s.io/api/core/v1"
+	flowcontrol "k8s.io/api/flowcontrol/v1"
 	networking "k8s.io/api/networking/v1"
 	disruption "k8s.io/api/policy/v1"
 	rbac "k8s.io/api/rbac/v1"
@@ -145,10 +149,15 @@ func fitTogether(t *testing.T, m *manifest) {
 	require.Len(t, m.budgets, 1)
 	guarded := false
 	for _, p := range m.policies {
-		guarded = guarded || selects(t, &p.Spec.PodSelector, pod.Labels)
+		ours := selects(t, &p.Spec.PodSelector, pod.Labels)
+		guarded = guarded || ours
 		for _, rule := range p.Spec.Ingress {
 			for _, p := range rule.Ports {
-				require.Contains(t, ports, p.Port.StrVal)
+				if ours {
+					require.Contains(t, ports, p.Port.StrVal)
+				} else {
+					require.Contains(t, m.configs[0].Data["evenkeel.yaml"], "port: "+p.Port.StrVal+",", "the port of engines that discovery looks for")
+				}
 			}
 		}
 	}
@@ -245,4 +254,60 @@ func configIsOne(t *testing.T, m *manifest) {
 	require.NoError(t, err)
 	require.Contains(t, string(unit), fmt.Sprint("TimeoutStopSec=", *pod.TerminationGracePeriodSeconds))
 	require.NotContains(t, string(unit), "ProcSubset=pid", "Go reads /proc/sys/net/core/somaxconn, and without it only 128 connections may wait to be accepted")
+}
+
+// TestWhatStandsBesideTheBaseFitsIt holds the examples that a cluster may want, and the base cannot bring, against it.
+func TestWhatStandsBesideTheBaseFitsIt(t *testing.T) {
+	base, reference := applied(t, "base"), applied(t, "reference")
+	pod := base.proxy.Spec.Template
+	read := func(name string) (documents [][]byte) {
+		text, err := os.ReadFile(filepath.Join(manifests, name))
+		require.NoError(t, err)
+		return split("\n" + string(text))
+	}
+
+	scaled := map[string]bool{}
+	for _, d := range read("hpa.yaml") {
+		h, ok := object(t, d).(*autoscaling.HorizontalPodAutoscaler)
+		require.True(t, ok, "it is applied in the engines' namespace as it is")
+		require.Empty(t, h.Namespace)
+		of := h.Spec.ScaleTargetRef
+		scaled[of.Name] = slices.ContainsFunc(reference.engines, func(e *apps.StatefulSet) bool {
+			return of == autoscaling.CrossVersionObjectReference{APIVersion: "apps/v1", Kind: "StatefulSet", Name: e.Name}
+		})
+	}
+	require.Equal(t, map[string]bool{"prefill": true, "decode": true}, scaled)
+
+	flow, ok := object(t, read("flowschema.yaml")[0]).(*flowcontrol.FlowSchema)
+	require.True(t, ok)
+	rule := flow.Spec.Rules[0]
+	require.Equal(t, base.accounts[0].Name, rule.Subjects[0].ServiceAccount.Name)
+	require.True(t, slices.ContainsFunc(base.roles[0].Rules, func(r rbac.PolicyRule) bool {
+		may := rule.ResourceRules[0]
+		return slices.Equal(r.APIGroups, may.APIGroups) && slices.Equal(r.Resources, may.Resources) && slices.Equal(r.Verbs, may.Verbs)
+	}), "all that the role allows with leases")
+
+	var monitor struct {
+		Spec struct {
+			Selector            meta.LabelSelector
+			JobLabel            string `json:"jobLabel"`
+			PodMetricsEndpoints []struct {
+				Port, Path    string
+				Authorization struct {
+					Type        string
+					Credentials core.SecretKeySelector
+				}
+			} `json:"podMetricsEndpoints"`
+		}
+	}
+	text, err := yaml.YAMLToJSON(read("podmonitor.yaml")[0])
+	require.NoError(t, err)
+	require.NoError(t, gojson.Unmarshal(text, &monitor))
+	require.True(t, selects(t, &monitor.Spec.Selector, pod.Labels))
+	require.Equal(t, "evenkeel", pod.Labels[monitor.Spec.JobLabel], "the job's name in alerts and dashboards")
+	at := monitor.Spec.PodMetricsEndpoints[0]
+	require.Equal(t, []string{"admin", "/metrics", "Bearer"}, []string{at.Port, at.Path, at.Authorization.Type})
+	require.Equal(t, pod.Spec.Volumes[1].Secret.SecretName, at.Authorization.Credentials.Name)
+	require.Contains(t, base.configs[0].Data["evenkeel.yaml"], "/"+at.Authorization.Credentials.Key+"\n", "the admin token")
+	require.NotContains(t, pod.Annotations, "prometheus.io/scrape", "no token can be written there")
 }
