@@ -95,7 +95,7 @@ func (t *trouble) operate(ctx context.Context, rng *rand.Rand) {
 		claims bool // the engine to which it does something
 		do     func(ctx context.Context, m *member, pause time.Duration, rng *rand.Rand)
 	}{
-		{4, true, t.kill}, {3, true, t.remove}, {4, true, t.drain}, {2, true, t.surge}, {2, false, t.policy}, {1, false, t.keys}, {2, false, t.reload},
+		{4, true, t.kill}, {3, true, t.remove}, {4, true, t.drain}, {2, true, t.surge}, {2, false, t.policy}, {1, false, t.keys}, {2, false, t.reload}, {1, true, t.stand},
 	}
 	sum := 0
 	for _, a := range actions {
@@ -128,6 +128,19 @@ func (t *trouble) kill(ctx context.Context, m *member, span time.Duration, _ *ra
 	pause(ctx, span)
 	t.revive(m)
 	pause(ctx, time.Second) // it is up for a while before another of its side goes
+}
+
+// stand has the core of an engine stand still, half the time for longer than prefill engines keep KV without a sign of it.
+func (t *trouble) stand(ctx context.Context, m *member, span time.Duration, rng *rand.Rand) {
+	if hold := m.Config().KVHoldTimeout; rng.IntN(2) == 0 {
+		span = hold * 5 / 4
+		t.count("the core of a " + m.role + " engine stood still for longer than KV is kept")
+	} else {
+		t.count("the core of a " + m.role + " engine stood still for a moment")
+	}
+	m.StandStill(span)
+	pause(ctx, span)
+	m.StandStill(0) // also if the run is over
 }
 
 func (t *trouble) revive(m *member) {

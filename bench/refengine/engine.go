@@ -382,6 +382,9 @@ func (e *Engine) SetFaults(rules ...Rule) error {
 	return nil
 }
 
+// StandStill has the engine's core stand still for so long from now on, as the fault of that name does.
+func (e *Engine) StandStill(d time.Duration) { e.core.Close(d) }
+
 // Steps are the last steps of the decode group, oldest first.
 func (e *Engine) Steps() []steplog.Step { return e.log.All() }
 
