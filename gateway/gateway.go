@@ -64,7 +64,7 @@ type Gateway struct {
 	advice     *adviser.Adviser
 
 	door     *door.Door
-	bodies   *edge.Bodies
+	bodies   *edge.Account
 	server   *edge.Server
 	listener *edge.Listener
 	admin    net.Listener
@@ -155,7 +155,7 @@ func New(cfg *config.Config, log *zap.Logger) (g *Gateway, err error) {
 		Journal: g.journal, Requests: g.requests,
 		Through: through.New(through.Env{
 			Log: log, Registerer: g.reg, Buckets: secondsBuckets, Settings: func() *fleet.Settings { return g.conf().Settings }, Serving: g.service.Context,
-			Client: g.client, Monitor: g.monitor, Fleet: g.fleet, Requests: g.requests,
+			Client: g.client, Monitor: g.monitor, Fleet: g.fleet, Requests: g.requests, Bodies: g.bodies,
 		}),
 	})
 	g.registerMetrics()

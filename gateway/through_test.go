@@ -530,24 +530,27 @@ func TestNoCallerHoldsAllTheMemoryOfAnswers(t *testing.T) {
 	o := &odd{answer: says(200, "application/json", `{}`)}
 	c := beside(t, func(cfg *config.Config) {
 		cfg.KeysFile = file
-		cfg.Limits.Body, cfg.Limits.Bodies, cfg.Limits.AnswerBytes = 64<<10, 256<<10, 256<<10
+		cfg.Limits.Body, cfg.Limits.Bodies, cfg.Limits.AnswerBytes = 64<<10, 257<<10, 256<<10 // a KiB for the requests' own bodies
 	}, o)
 	ask := func(key string) reply { return c.post("/v1/embeddings", embedding, "Authorization", "Bearer "+key) }
 	c.eventually("the model is known", func() bool { return ask("ek-other").status == http.StatusOK })
 	text := func(n int) string { return `"` + strings.Repeat("x", n) + `"` }
 
-	sent, end := make(chan struct{}), make(chan struct{})
+	sent, ended := make(chan struct{}), make(chan struct{})
+	end := sync.OnceFunc(func() { close(ended) })
+	t.Cleanup(end)
 	o.answers(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
 		_, _ = io.WriteString(w, text(100 << 10)[:100<<10])
 		_ = http.NewResponseController(w).Flush()
 		close(sent)
-		<-end
+		<-ended
 		_, _ = io.WriteString(w, `xx"`)
 	})
 	got := make(chan reply, 1)
 	go func() { got <- ask("ek-greedy") }()
 	<-sent
+	c.eventually("it is on the account of bodies", func() bool { return c.metric("evenkeel_bodies_bytes") >= 100<<10 })
 	o.answers(says(200, "application/json", text(100<<10)))
 	c.eventually("the greedy caller has its share", func() bool { return ask("ek-greedy").status == http.StatusServiceUnavailable })
 	code, _, _ := failure(t, ask("ek-greedy"))
@@ -556,14 +559,59 @@ func TestNoCallerHoldsAllTheMemoryOfAnswers(t *testing.T) {
 	require.Equal(t, http.StatusOK, ask("ek-other").status, "there is room for another one")
 	o.answers(says(200, "application/json", text(100)))
 	require.Equal(t, http.StatusOK, ask("ek-greedy").status, "and for what is small")
-	close(end)
+	end()
 	first := <-got
 	require.Equal(t, http.StatusOK, first.status)
 	require.Len(t, first.body, 100<<10+3)
+	c.eventually("its memory is given back", func() bool { return c.metric("evenkeel_bodies_bytes") == 0 })
 	o.answers(says(200, "application/json", text(100<<10)))
 	for range 5 {
 		require.Equal(t, http.StatusOK, ask("ek-greedy").status, "all is given back")
 	}
+}
+
+func TestNoCallerHasAllPlacesForPassedRequests(t *testing.T) {
+	t.Parallel()
+	file := filepath.Join(t.TempDir(), "keys.yaml")
+	keyFile(t, file, "greedy ek-greedy ", "other ek-other ")
+	o := &odd{}
+	c := beside(t, func(cfg *config.Config) { cfg.KeysFile = file }, o)
+	o.answers(says(200, "application/json", `{}`))
+	c.eventually("the model is known", func() bool {
+		return c.post("/tokenize", embedding, "Authorization", "Bearer ek-other").status == http.StatusOK
+	})
+	ended := make(chan struct{})
+	end := sync.OnceFunc(func() { close(ended) })
+	t.Cleanup(end)
+	o.answers(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/v1/embeddings" {
+			<-ended
+		}
+		says(200, "application/json", `{}`)(w, r)
+	})
+	const share, over = 1024, 16
+	refused, answered := make(chan reply, share+over), make(chan reply, share+over)
+	for range share + over {
+		go func() {
+			r := c.post("/v1/embeddings", embedding, "Authorization", "Bearer ek-greedy")
+			if r.status == http.StatusTooManyRequests {
+				refused <- r
+				return
+			}
+			answered <- r
+		}()
+	}
+	for range over {
+		code, _, _ := failure(t, <-refused)
+		require.Equal(t, "queue_full", code)
+	}
+	c.eventually("the greedy caller has its share", func() bool { return c.metric("evenkeel_requests_open") == share })
+	require.Equal(t, http.StatusOK, c.post("/tokenize", embedding, "Authorization", "Bearer ek-other").status)
+	end()
+	for range share {
+		require.Equal(t, http.StatusOK, (<-answered).status)
+	}
+	require.Equal(t, http.StatusOK, c.post("/tokenize", embedding, "Authorization", "Bearer ek-greedy").status)
 }
 
 func TestADrainMovesAPassedRequest(t *testing.T) {

@@ -56,7 +56,7 @@ type Host struct {
 	Tier       *prefill.Tier
 	Dispatcher *dispatcher.Dispatcher
 	Owner      *owner.Set // nil: everything is ours
-	Bodies     *edge.Bodies
+	Bodies     *edge.Account
 	Fail       func(*fasthttp.RequestCtx, *openai.Error) // answers with an error
 	// Serve answers a request that another dispatcher sent: its origin has checked who sent it
 	// and what they may.

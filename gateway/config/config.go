@@ -146,7 +146,7 @@ type Health struct {
 // Limits bound what a client or an engine may cost us.
 type Limits struct {
 	Body           int           `yaml:"body_bytes"`
-	Bodies         int           `yaml:"bodies_bytes"` // of all requests that no engine has taken over yet; 0: unlimited
+	Bodies         int           `yaml:"bodies_bytes"` // of all requests that no engine has taken over yet, and of whole answers passed through; 0: unlimited
 	Head           int           `yaml:"head_bytes"`
 	Connections    int           `yaml:"connections"`
 	PerIP          int           `yaml:"connections_per_ip"`   // 0: unlimited

@@ -29,9 +29,9 @@ type Options struct {
 	// Without a name the address of the connection is charged.
 	Caller func(h *fasthttp.RequestHeader) string
 
-	// Bodies, if set, bounds the memory of all bodies together, and the share of
-	// each caller.
-	Bodies *Bodies
+	// Bodies, if set, is charged for each body: it bounds their memory in all, and the
+	// share of each caller.
+	Bodies *Account
 	// Refused, if set, hears of every refusal that the handler never saw. The head
 	// is empty if it could not be read.
 	Refused func(h *fasthttp.RequestHeader, r Refusal)

@@ -60,7 +60,7 @@ func (o *Options) receive(ctx *fasthttp.RequestCtx, w *wire, f framing) *Refusal
 	if o.Stranger != nil && (f.chunked || f.length > smallBody || f.expect) {
 		stranger = o.Stranger(h)
 	}
-	u := upload{o: o, w: w, f: f, limit: o.MaxBody, began: time.Now(), charge: &Charge{bodies: o.Bodies, who: o.callerOf(h, w)}}
+	u := upload{o: o, w: w, f: f, limit: o.MaxBody, began: time.Now(), charge: &Charge{account: o.Bodies, who: o.callerOf(h, w)}}
 	if stranger != nil {
 		u.limit = min(smallBody, o.MaxBody)
 	}

@@ -83,7 +83,7 @@ func FuzzChunks(f *testing.F) {
 	f.Fuzz(func(t *testing.T, in []byte) {
 		w := &wire{Conn: &deaf{&pieces{in: in, size: 100}}}
 		o := Options{}.withDefaults()
-		u := upload{o: &o, w: w, f: framing{chunked: true}, limit: 1 << 20, charge: &Charge{bodies: o.Bodies}}
+		u := upload{o: &o, w: w, f: framing{chunked: true}, limit: 1 << 20, charge: &Charge{account: o.Bodies}}
 		if u.read() != nil {
 			return
 		}

@@ -191,7 +191,7 @@ func (a *answer) close(error) {
 	}
 	a.release()
 	a.job.settle(a.fail)
-	a.job.srv.leave()
+	a.job.place.Give()
 }
 
 // release gives back what the call took.

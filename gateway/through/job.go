@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -34,6 +33,7 @@ type job struct {
 	raw   []byte
 	kind  string // Content-Type of a form
 	tried []string
+	place *edge.Charge
 }
 
 // maxTries is how many engines may fail a request before its client gets an error. What an
@@ -240,9 +240,9 @@ func (a *answer) readWhole() *fault {
 	whole, err := a.readAll(limits.AnswerBytes)
 	switch {
 	case errors.Is(err, errNoRoom):
-		return &fault{answer: openai.Unavailable("overloaded", "the proxy holds as many bytes of answers as it may, from all callers or from you; retry later", 1), err: err}
+		return &fault{answer: openai.Unavailable("overloaded", "the proxy holds as many bytes of requests and answers as it may, from all callers or from you; retry later", 1), err: err}
 	case errors.Is(err, engine.ErrTooLarge):
-		return &fault{answer: failure.BadGateway(failure.Engine, "its answer is larger than limits.answer_bytes; ask for less at once"), err: err}
+		return &fault{answer: failure.BadGateway(failure.Engine, "its answer is larger than limits.answer_bytes, or than limits.bodies_bytes has room for; ask for less at once"), err: err}
 	case err != nil:
 		return a.broke(err)
 	}
@@ -263,18 +263,21 @@ func (a *answer) readWhole() *fault {
 }
 
 // errNoRoom is why an answer in one piece is not read any further.
-var errNoRoom = errors.New("the caller has as many bytes of answers in memory as it may")
+var errNoRoom = errors.New("the caller has as many bytes of requests and answers in memory as it may")
 
 // readAll reads the body, and charges its caller for the memory as it grows.
 func (a *answer) readAll(limit int) (whole []byte, err error) {
-	a.room = a.job.srv.wholes.For(a.job.in.Body)
+	a.room = a.job.srv.Bodies.For(a.job.in.Body)
+	limit = a.room.Most(limit+1) - 1 // one byte more shows that the answer is too large
 	for {
 		if len(whole) == cap(whole) {
-			more := max(firstRoom, cap(whole))
+			more := min(max(firstRoom, cap(whole)), limit+1-cap(whole))
 			if !a.room.Take(more) {
 				return nil, errNoRoom
 			}
-			whole = slices.Grow(whole, more)
+			larger := make([]byte, len(whole), cap(whole)+more) // not a byte more than was taken
+			copy(larger, whole)
+			whole = larger
 		}
 		n, err := a.resp.Read(whole[len(whole):cap(whole)])
 		switch whole = whole[:len(whole)+n]; {

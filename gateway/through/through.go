@@ -39,8 +39,8 @@ func computes(path string) bool {
 }
 
 // mostOpen is how many requests are passed through at once. Nothing else bounds what they
-// hold, because no queue and no pool knows them.
-const mostOpen = 1024
+// hold, because no queue and no pool knows them. A caller that is alone may have half of them.
+const mostOpen = 2048
 
 // Env is what these requests need of the proxy.
 type Env struct {
@@ -53,16 +53,16 @@ type Env struct {
 	Monitor    *engine.Monitor
 	Fleet      *fleet.Fleet
 	Requests   *request.Server // which settles with callers, and writes errors
+	Bodies     *edge.Account   // of requests, and of answers in one piece
 }
 
 // A Server passes requests through.
 type Server struct {
 	Env
 	took   *prometheus.HistogramVec
-	wholes *edge.Bodies // answers in one piece that are in memory
+	places *edge.Account // of requests that are passed through now
 
 	mu    sync.Mutex
-	open  int
 	busy  map[string]int     // calls under way, by engine
 	lacks map[lack]time.Time // endpoints that engines do not have, and when they said so
 }
@@ -76,12 +76,7 @@ const lackMemory = time.Minute
 
 // New makes the server of a proxy.
 func New(env Env) *Server {
-	s := &Server{Env: env, busy: map[string]int{}, lacks: map[lack]time.Time{}}
-	if most := env.Settings().Limits; most.Bodies > 0 {
-		s.wholes = edge.NewBodies(int64(max(most.Bodies, most.AnswerBytes)))
-	} else {
-		s.wholes = edge.NewBodies(0)
-	}
+	s := &Server{Env: env, places: edge.NewPlaces(mostOpen), busy: map[string]int{}, lacks: map[lack]time.Time{}}
 	s.took = prometheus.NewHistogramVec(prometheus.HistogramOpts{
 		Name: "evenkeel_passed_seconds", Help: "Time from arrival to the end of the answer, for requests that one engine serves alone. Requests without an answer do not count.", Buckets: env.Buckets,
 	}, []string{"endpoint"})
@@ -129,14 +124,15 @@ func (s *Server) Serve(ctx *fasthttp.RequestCtx, in *request.Incoming, req *open
 	if !ok {
 		return openai.NewError(http.StatusInternalServerError, "internal_error", "the connection is not watched")
 	}
-	if !s.enter() {
-		return &openai.Error{Status: http.StatusTooManyRequests, Code: "queue_full", RetryAfter: 1, Message: "too many requests are passed through to engines already; retry later", Why: fmt.Sprintf("the proxy passes %d requests through to engines at once, and no key of the config changes that", mostOpen)}
+	place := s.places.For(in.Body)
+	if !place.Take(1) {
+		return s.full()
 	}
-	j := &job{srv: s, in: in, req: req, path: path, conn: conn, raw: raw, kind: string(ctx.Request.Header.ContentType())}
+	j := &job{srv: s, in: in, req: req, path: path, conn: conn, raw: raw, kind: string(ctx.Request.Header.ContentType()), place: place}
 	handed := false
 	defer func() {
 		if !handed {
-			s.leave()
+			place.Give()
 		}
 	}()
 	a, fail := j.serve()
@@ -187,21 +183,18 @@ func (s *Server) head(ctx *fasthttp.RequestCtx, a *answer) {
 // metadataHeader is where vLLM says what the bytes of an answer are that is not JSON.
 const metadataHeader = "Metadata"
 
-// enter counts a request; false: there are too many.
-func (s *Server) enter() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.open == mostOpen {
-		return false
+// full refuses a request for which there is no place.
+func (s *Server) full() *openai.Error {
+	e := &openai.Error{
+		Status: http.StatusTooManyRequests, Code: "queue_full", RetryAfter: 1, Own: !s.places.Full(),
+		Message: "too many requests are passed through to engines already; retry later",
+		Why:     fmt.Sprintf("the proxy passes %d requests through to engines at once, and no key of the config changes that", mostOpen),
 	}
-	s.open++
-	return true
-}
-
-func (s *Server) leave() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.open--
+	if e.Own {
+		e.Message = "too many of your requests are passed through to engines already; send the next when some have ended"
+		e.Why = fmt.Sprintf("one caller has its share of the %d requests that the proxy passes through at once: as many as are free beside it", mostOpen)
+	}
+	return e
 }
 
 var (

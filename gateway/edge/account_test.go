@@ -231,3 +231,46 @@ func BenchmarkUpload(b *testing.B) {
 		})
 	}
 }
+
+func TestACallerLeavesPlacesToOthers(t *testing.T) {
+	places := NewPlaces(12)
+	taken := func(name string) (n int, all []*Charge) {
+		for {
+			c := places.For(&Charge{who: caller{name: name}})
+			if !c.Take(1) {
+				return n, all
+			}
+			n, all = n+1, append(all, c)
+		}
+	}
+	alone, greedy := taken("greedy")
+	require.Equal(t, 6, alone, "half of them")
+	require.False(t, places.Full())
+	second, _ := taken("second")
+	require.Equal(t, 3, second, "half of the rest")
+	last, _ := taken("third")
+	require.Equal(t, 1, last)
+	for _, c := range greedy {
+		c.Give()
+		c.Give()
+	}
+	require.EqualValues(t, 4, places.Held())
+	again, _ := taken("greedy")
+	require.Equal(t, 4, again)
+}
+
+// The only request of a caller may have an answer that fills, beside its body, all that there is.
+func TestTheAnswerToACallersOnlyRequestMayFillTheLimit(t *testing.T) {
+	bodies := NewBodies(64 << 10)
+	body := &Charge{account: bodies, who: caller{name: "a"}}
+	require.True(t, body.Take(10<<10))
+	answer := bodies.For(body)
+	require.Equal(t, 54<<10, answer.Most(64<<10))
+	require.True(t, answer.Take(54<<10))
+	body.Give()
+	require.Equal(t, 64<<10, answer.Most(1<<20))
+	require.False(t, bodies.For(body).Take(16<<10), "a second one leaves room")
+	answer.Give()
+	require.Zero(t, bodies.Held())
+	require.Empty(t, bodies.callers)
+}

@@ -1,0 +1,128 @@
+package edge
+
+import (
+	"net/netip"
+	"sync"
+)
+
+// An Account bounds what callers hold together of something that runs out: bytes of memory, or
+// places.
+//
+// One caller may hold as much as is free beside it: half of the limit if it is
+// alone, a third if there are two. So there is always room for one caller more.
+type Account struct {
+	limit int64 // 0: no limit
+	small int64 // a charge up to this is always allowed
+
+	mu      sync.Mutex
+	held    int64
+	callers map[caller]int64
+}
+
+// caller is charged. It is a name, or an address if there is no name.
+type caller struct {
+	name string
+	addr netip.Addr
+}
+
+// NewBodies returns an empty account of so many bytes of requests and answers; 0: no limit. A
+// charge up to 4 KiB is always allowed, because it is no larger than a connection's own buffers.
+func NewBodies(bytes int64) *Account {
+	return &Account{limit: bytes, small: smallBody, callers: map[caller]int64{}}
+}
+
+// NewPlaces returns an empty account of so many places.
+func NewPlaces(n int64) *Account { return &Account{limit: n, callers: map[caller]int64{}} }
+
+// Held is how much is taken now.
+func (a *Account) Held() int64 {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.held
+}
+
+// Full says whether nothing is free.
+func (a *Account) Full() bool { return a.limit > 0 && a.Held() >= a.limit }
+
+// Charge is what one request takes of an account, until Give.
+type Charge struct {
+	account *Account
+	who     caller
+	body    *Charge // of the same request on the same account; nil: there is none
+	n       int64   // under the account's lock
+}
+
+// For is an empty charge on this account to the caller whose body has been charged.
+func (a *Account) For(body *Charge) *Charge {
+	c := &Charge{account: a}
+	if body == nil {
+		return c
+	}
+	c.who = body.who
+	if body.account == a {
+		c.body = body
+	}
+	return c
+}
+
+// fits says whether n more would be granted now.
+func (c *Charge) fits(n int) bool {
+	c.account.mu.Lock()
+	defer c.account.mu.Unlock()
+	return c.allowed(int64(n))
+}
+
+// Take takes n more, if it may.
+func (c *Charge) Take(n int) bool {
+	a := c.account
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if !c.allowed(int64(n)) {
+		return false
+	}
+	c.n += int64(n)
+	a.held += int64(n)
+	a.callers[c.who] += int64(n)
+	return true
+}
+
+// allowed is the rule. A caller's only request may take all that is free, because otherwise a
+// body as large as the limit could never be read.
+func (c *Charge) allowed(n int64) bool {
+	a := c.account
+	mine, free, request := a.callers[c.who]+n, a.limit-a.held-n, c.n+n
+	if c.body != nil {
+		request += c.body.n
+	}
+	return a.limit <= 0 || c.n+n <= a.small || free >= 0 && (mine <= free || mine == request)
+}
+
+// Most is how much the charge could hold if no other request held anything, and at most n.
+func (c *Charge) Most(n int) int {
+	a := c.account
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.limit <= 0 {
+		return n
+	}
+	most := a.limit
+	if c.body != nil {
+		most -= c.body.n
+	}
+	return int(min(int64(n), max(most, a.small)))
+}
+
+// Give gives everything back. It may be called more than once.
+func (c *Charge) Give() {
+	if c == nil {
+		return
+	}
+	a := c.account
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.held -= c.n
+	if a.callers[c.who] -= c.n; a.callers[c.who] == 0 {
+		delete(a.callers, c.who)
+	}
+	c.n = 0
+}
