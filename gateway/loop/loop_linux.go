@@ -30,6 +30,8 @@ type Loop struct {
 	events [256]unix.EpollEvent
 
 	watches []*Watch // by slot; nil: free
+	again   []*Watch // that have used up their turn, and go on behind the others
+	turn    []*Watch // again of the round before, while it is called
 	free    []uint32
 	ages    uint32
 	wheel   wheel
@@ -49,6 +51,8 @@ type Watch struct {
 	fd      int
 	index   uint32
 	age     uint32 // tells it from an earlier watch in the same place
+	again   bool   // it is in the loop's list of that name
+	ended   bool   // what Ready is told then
 
 	at         int64 // ns since the loop's base; 0: never
 	tick       int64 // of the slot it is in; 0: in none
@@ -159,8 +163,8 @@ func (l *Loop) rearm() {
 	}
 }
 
-// poll asks which sockets are ready, and calls their handlers. It is through if there may be more: what was posted, and
-// what is due, has its turn before them.
+// poll asks which sockets are ready, and calls their handlers, and behind them those that were not through with their last
+// turn. It is through itself if there may be more: what was posted, and what is due, has its turn before them.
 func (l *Loop) poll(uintptr) bool {
 	ready, _, errno := unix.RawSyscall6(unix.SYS_EPOLL_PWAIT, uintptr(l.fd), uintptr(unsafe.Pointer(&l.events[0])), uintptr(len(l.events)), 0, 0, 0)
 	if errno != 0 && errno != unix.EINTR {
@@ -170,17 +174,31 @@ func (l *Loop) poll(uintptr) bool {
 		return true // it is asked again
 	}
 	n, now := int(ready), time.Now()
+	l.turn, l.again = l.again, l.turn[:0]
 	for i := range l.events[:n] {
 		ev := &l.events[i]
-		if w := l.watches[uint32(ev.Fd)]; w != nil && w.age == uint32(ev.Pad) {
-			l.ready(w, ev.Events&(unix.EPOLLRDHUP|unix.EPOLLHUP|unix.EPOLLERR) != 0, now)
+		w := l.watches[uint32(ev.Fd)]
+		if w == nil || w.age != uint32(ev.Pad) {
+			continue
+		}
+		ended := ev.Events&(unix.EPOLLRDHUP|unix.EPOLLHUP|unix.EPOLLERR) != 0
+		if w.again {
+			w.ended = w.ended || ended // its turn comes below
+			continue
+		}
+		l.ready(w, ended, now)
+	}
+	for i, w := range l.turn {
+		l.turn[i] = nil
+		if w.again = false; w.loop != nil { // else a handler has removed it
+			l.ready(w, w.ended, now)
 		}
 	}
-	if n > len(l.events)/8 {
-		runtime.Gosched() // many sockets are busy: the rest of the program has its turn between two rounds
+	if n > len(l.events)/8 || len(l.again) > 0 {
+		runtime.Gosched() // many sockets are busy, or one is very much: the rest of the program has its turn between two rounds
 	}
 	l.rearm()
-	return n == len(l.events)
+	return n == len(l.events) || len(l.again) > 0
 }
 
 func (l *Loop) ready(w *Watch, ended bool, now time.Time) {
@@ -246,6 +264,16 @@ func (w *Watch) control(op int, events uint32) error {
 
 // Loop is where the socket is watched.
 func (w *Watch) Loop() *Loop { return w.loop }
+
+// Again has Ready called once more, behind all sockets that are ready now, though nothing else may arrive. A handler that
+// leaves bytes in the socket asks for it.
+func (w *Watch) Again(ended bool) {
+	w.ended = ended
+	if !w.again {
+		w.again = true
+		w.loop.again = append(w.loop.again, w)
+	}
+}
 
 // Pause has Ready called no more, until Resume. What comes meanwhile stays in the kernel.
 func (w *Watch) Pause() error { return w.control(unix.EPOLL_CTL_MOD, 0) }

@@ -13,6 +13,7 @@ import (
 	"go.uber.org/goleak"
 	"go.uber.org/zap"
 	"go.uber.org/zap/zaptest/observer"
+	"golang.org/x/sys/unix"
 
 	"evenkeel/socket"
 )
@@ -320,4 +321,71 @@ func TestAnArrivalAllocatesNothing(t *testing.T) {
 		_, _ = there.Write(x)
 		<-got
 	}))
+}
+
+// A handler that is not through with its turn goes on behind the sockets that became ready meanwhile, however
+// much it has to do, and it is told again that its socket has ended.
+func TestWhoIsNotThroughGoesOnBehindTheOthers(t *testing.T) {
+	l, busy, other := start(t), newEar(), newEar()
+	const turns = 5
+	var order []string
+	ends := func() (fds [2]int) { // what one of them sends is there at once
+		fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
+		require.NoError(t, err)
+		t.Cleanup(func() { _, _ = unix.Close(fds[0]), unix.Close(fds[1]) })
+		return fds
+	}
+	a, b := ends(), ends()
+	done := make(chan struct{})
+	busy.ready = func(w *Watch) {
+		order = append(order, "busy")
+		switch len(order) {
+		case 2*turns - 1:
+			close(done)
+			return
+		case 1:
+			w.Again(true)
+			w.Again(true) // is as good as once
+		default:
+			w.Again(false)
+		}
+		_, _ = unix.Write(b[1], []byte("x"))
+	}
+	other.ready = func(w *Watch) {
+		_, _ = w.Read(l.Buffer[:])
+		order = append(order, "other")
+	}
+	on(t, l, func() {
+		for h, fd := range map[Handler]int{busy: a[0], other: b[0]} {
+			_, err := l.Add(fd, h, false)
+			require.NoError(t, err)
+		}
+	})
+	_, _ = unix.Write(a[1], []byte("x"))
+	await(t, done)
+	on(t, l, func() {
+		for i, who := range order {
+			require.Equal(t, []string{"busy", "other"}[i%2], who, "%v", order)
+		}
+	})
+}
+
+func TestAWatchThatIsRemovedHasNoTurnLeft(t *testing.T) {
+	l, e := start(t), newEar()
+	here, there := pair(t)
+	turns := 0
+	e.ready = func(w *Watch) {
+		turns++
+		w.Again(false)
+		w.Remove()
+	}
+	watch(t, l, here, e, false)
+	_, _ = there.Write([]byte("x"))
+	require.Eventually(t, func() bool {
+		n := 0
+		on(t, l, func() { n = turns })
+		return n > 0
+	}, patience, time.Millisecond)
+	on(t, l, func() { require.Empty(t, l.again) })
+	on(t, l, func() { require.Equal(t, 1, turns) })
 }

@@ -37,6 +37,7 @@ func (l *Loop) Add(int, Handler, bool) (*Watch, error) { return nil, errors.ErrU
 
 // These are never called.
 func (w *Watch) Loop() *Loop              { return nil }
+func (w *Watch) Again(bool)               {}
 func (w *Watch) Pause() error             { return errors.ErrUnsupported }
 func (w *Watch) Resume() error            { return errors.ErrUnsupported }
 func (w *Watch) Wake(time.Time)           {}

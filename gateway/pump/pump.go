@@ -164,6 +164,10 @@ type arrival struct {
 	gone   bool   // nothing can be written to the client any more
 }
 
+// perTurn is how many bytes of one engine are read before the loop looks at its other streams. An engine that sends faster
+// than we read would hold them all up.
+const perTurn = 256 << 10
+
 // Ready reads what has come from the engine, or writes what the client has room for.
 func (p *pump) Ready(w *loop.Watch, ended bool, now time.Time) {
 	defer p.recovered()
@@ -171,7 +175,11 @@ func (p *pump) Ready(w *loop.Watch, ended bool, now time.Time) {
 		p.flush(now)
 		return
 	}
-	for p.in != nil && p.room == nil {
+	for read := 0; p.in != nil && p.room == nil; {
+		if read >= perTurn {
+			p.in.Again(ended)
+			return
+		}
 		buf := p.loop.Buffer[:]
 		n, err := p.in.Read(buf)
 		if err != nil {
@@ -186,6 +194,7 @@ func (p *pump) Ready(w *loop.Watch, ended bool, now time.Time) {
 			return
 		}
 		p.arrive(buf[:n], now)
+		read += n
 		if n < len(buf) && !ended {
 			return
 		}
