@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"runtime/debug"
 	"slices"
 	"strconv"
@@ -62,11 +63,43 @@ func (p *Pull) ended() bool { return p.ends != nil && p.ends.Ended() }
 
 // Answer makes p the body of ctx's answer.
 func (p *Pull) Answer(ctx *fasthttp.RequestCtx) {
+	if !ctx.Request.Header.IsHTTP11() {
+		p.writePlain(ctx)
+		return
+	}
 	p.conn, p.wire = ctx.Conn(), wireOf(ctx)
 	p.head = p.pending() > smallChunk // it leaves by itself, so that nothing stands before the first chunk
 	ctx.Response.ImmediateHeaderFlush = p.head
 	ctx.Response.SetBodyStream(p, -1)
 }
+
+// writePlain writes the answer to a client of HTTP/1.0 and waits until it is out. That protocol has no chunks: the
+// body ends with the connection. A reset says that it is not whole.
+func (p *Pull) writePlain(ctx *fasthttp.RequestCtx) {
+	defer func() { _ = p.Close() }()
+	ctx.Response.Header.SetContentLength(identity)
+	conn := ctx.Conn()
+	ctx.HijackSetNoResponse(true) // fasthttp would write chunks
+	ctx.Hijack(func(net.Conn) { _ = conn.Close() })
+	out := ctx.Response.Header.AppendBytes(nil)
+	buf := make([]byte, smallChunk)
+	for p.err == nil {
+		n, _ := p.Read(buf)
+		if out = append(out, buf[:n]...); len(out) > 0 {
+			if _, err := conn.Write(out); err != nil {
+				return
+			}
+			out = out[:0]
+		}
+	}
+	if c, ok := ConnOf(ctx); ok && p.err != io.EOF { //nolint:errorlint // as Close compares
+		c.abandon()
+		c.cut()
+	}
+}
+
+// identity is fasthttp's length of a body that ends with its connection.
+const identity = -2
 
 const (
 	smallChunk = 4<<10 - 64 // with its frame it fits fasthttp's buffer
