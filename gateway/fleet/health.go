@@ -17,6 +17,8 @@ type standing struct {
 	fresh   time.Time
 	share   float64 // of its slots that may be used now; below 1 while it is fresh
 	odd     string  // why it cannot serve beside the others of its model; empty: it can
+
+	deserted bool // it is down, and another engine could have its probes
 }
 
 // appraise decides for every engine whether it takes requests and how many.

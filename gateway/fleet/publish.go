@@ -46,6 +46,7 @@ func (f *Fleet) Publish() {
 		}
 	}
 	onlyWhereDecoded(candidates, workers)
+	f.desert(candidates)
 	ready := f.tally(func(in *instance) bool { return in.serving && f.accepts(in, -1) && len(in.status.Models) > 0 })
 	f.forgetRanks(time.Now())
 	f.mu.Unlock()
@@ -53,6 +54,7 @@ func (f *Fleet) Publish() {
 	f.mu.Lock()
 	f.routes, f.ready = routes, ready
 	f.mu.Unlock()
+	f.rescue()
 }
 
 // onlyWhereDecoded takes out of service the prefillers of other regions in

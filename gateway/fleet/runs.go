@@ -1,28 +1,53 @@
 package fleet
 
 import (
+	"errors"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"evenkeel/engine"
+	"evenkeel/prefill"
 )
 
-// Run is a call to an engine that a drain's deadline may end.
+// Run is a call to an engine that a drain's deadline may end, and of a probe also its engine's end.
 type Run struct {
 	at     Place
 	call   *engine.Call
 	notice time.Duration // the engine has so long to close its side
-	moved  atomic.Bool   // it has to go on elsewhere
+	probe  bool
+	leaves atomic.Uint32 // why it has to go on elsewhere
 	safe   atomic.Bool   // it may be aborted: no pull of KV is under way
 }
 
-// Moved says whether the call has to go on elsewhere.
-func (r *Run) Moved() bool { return r.moved.Load() }
+// Why a call has to go on elsewhere.
+const (
+	stays   uint32 = iota
+	drained        // its engine was taken out of service
+	died           // its engine was declared down, beside one that is up
+)
+
+// Moved says whether the call has to go on elsewhere because its engine was taken out of service.
+func (r *Run) Moved() bool { return r.leaves.Load() == drained }
+
+// Cause is why the call failed with err. A call that was ended because its engine was declared down broke with that
+// engine: it is charged to the engine, and counts as an attempt of the request, which may be what the engine died of.
+func (r *Run) Cause(err error) error {
+	var failed *engine.Error
+	if r.leaves.Load() != died || !errors.As(err, &failed) || !failed.Aborted {
+		return err
+	}
+	broke := *failed
+	broke.Aborted, broke.Err = false, errDown
+	return &broke
+}
+
+var errDown = errors.New("the engine was declared down before it answered")
 
 // move ends the call, at once or as soon as that leaks nothing.
-func (r *Run) move() {
-	r.moved.Store(true)
+func (r *Run) move(why uint32) {
+	r.leaves.CompareAndSwap(stays, why)
 	if r.safe.Load() {
 		r.call.Leave(r.notice)
 	}
@@ -31,7 +56,7 @@ func (r *Run) move() {
 // Settle says that the call may be aborted from now on.
 func (r *Run) Settle() {
 	r.safe.Store(true)
-	if r.moved.Load() {
+	if r.leaves.Load() != stays {
 		r.call.Leave(r.notice)
 	}
 }
@@ -47,13 +72,29 @@ type runs struct {
 func (f *Fleet) Track(at Place, call *engine.Call, notice time.Duration, safe bool) *Run {
 	r := &Run{at: at, call: call, notice: notice}
 	r.safe.Store(safe)
+	f.keep(r)
+	return r
+}
+
+// TrackProbe is Track for a probe, which keeps nothing when it is aborted. It ends also where its engine is declared down
+// and another one could prefill the prompt.
+func (f *Fleet) TrackProbe(c *prefill.Candidate, call *engine.Call, notice time.Duration) *Run {
+	r := &Run{at: Place{Instance: c.Instance, Rank: c.Target.Rank}, call: call, notice: notice, probe: true}
+	r.safe.Store(true)
+	f.keep(r)
+	if f.deserted(c.Instance) {
+		r.move(died)
+	}
+	return r
+}
+
+func (f *Fleet) keep(r *Run) {
 	f.runs.mu.Lock()
 	f.runs.all[r] = struct{}{}
 	f.runs.mu.Unlock()
-	if f.host.Serving().Err() != nil || f.overdue(at) { // after it was kept, so that either side sees the other
-		r.move()
+	if f.host.Serving().Err() != nil || f.overdue(r.at) { // after it was kept, so that either side sees the other
+		r.move(drained)
 	}
-	return r
 }
 
 // Untrack forgets a call that has ended.
@@ -70,9 +111,40 @@ func (f *Fleet) Move(meant func(Place) bool) (n int) {
 	defer f.runs.mu.Unlock()
 	for r := range f.runs.all {
 		if meant(r.at) {
-			r.move()
+			r.move(drained)
 			n++
 		}
 	}
 	return n
+}
+
+// desert finds the prefill engines that are down while another one serves one of their models. It is called with f.mu held.
+func (f *Fleet) desert(candidates []prefill.Candidate) {
+	live := map[string]bool{}
+	for i := range candidates {
+		for _, m := range candidates[i].Models {
+			live[m] = live[m] || candidates[i].Live
+		}
+	}
+	for _, in := range f.instances {
+		in.deserted = in.role == Prefill && !in.status.Up && slices.ContainsFunc(in.status.Models, func(m engine.Model) bool { return live[m.ID] })
+	}
+}
+
+func (f *Fleet) deserted(instance string) bool {
+	f.mu.RLock()
+	defer f.mu.RUnlock()
+	in := f.instances[instance]
+	return in != nil && in.deserted
+}
+
+// rescue ends the probes at engines that are down, so that other engines are asked.
+func (f *Fleet) rescue() {
+	f.runs.mu.Lock()
+	defer f.runs.mu.Unlock()
+	for r := range f.runs.all {
+		if r.probe && f.deserted(r.at.Instance) {
+			r.move(died)
+		}
+	}
 }

@@ -45,7 +45,7 @@ func (j *job) probe(lease *prefill.Lease) (*handoff.Handoff, *fault) {
 	}
 	born := j.srv.Fleet.Born(c.Instance)
 	call := j.srv.Client.NewCall(c.Target)
-	run := j.srv.Fleet.Track(fleet.Place{Instance: c.Instance, Rank: c.Target.Rank}, call, notice, true) // an aborted probe keeps nothing
+	run := j.srv.Fleet.TrackProbe(&c, call, notice)
 	defer j.srv.Fleet.Untrack(run)
 	if c.Profile.Early() { // nobody can name it to a decode engine yet
 		lease.Send()
@@ -56,7 +56,7 @@ func (j *job) probe(lease *prefill.Lease) (*handoff.Handoff, *fault) {
 	})
 	leaving.stop()
 	if err != nil {
-		return nil, j.probeFailed(lease, run, err)
+		return nil, j.probeFailed(lease, run, run.Cause(err))
 	}
 	answered := time.Now() // the hold timeout counts from the response headers
 	defer resp.Close()
@@ -72,7 +72,7 @@ func (j *job) probe(lease *prefill.Lease) (*handoff.Handoff, *fault) {
 			}
 		}()
 		if answer, err = resp.ReadInto(*room, mooncake.MaxProbeAnswer); err != nil {
-			return nil, j.probeFailed(lease, run, err)
+			return nil, j.probeFailed(lease, run, run.Cause(err))
 		}
 	}
 	j.srv.Monitor.Heard(c.Instance)

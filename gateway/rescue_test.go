@@ -1,0 +1,77 @@
+package gateway_test
+
+import (
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"net/http/httputil"
+	"net/url"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"evenkeel/bench/refengine"
+	"evenkeel/gateway/config"
+)
+
+// A prefill engine that stands still may keep its probes for minutes. Once it is declared down, they are asked again at
+// an engine that is up, and what the first one may hold stays charged to it.
+func TestProbesLeaveAnEngineThatIsDeclaredDown(t *testing.T) {
+	t.Parallel()
+	var still, down atomic.Bool
+	held := make(chan struct{}, 8)
+	var first string
+	c := start(t, options{dirty: true, prefill: []refengine.Config{{}, {}}, configure: func(cfg *config.Config) {
+		behind, err := url.Parse(cfg.Engines.Prefill[0].URL)
+		require.NoError(t, err)
+		through := httputil.NewSingleHostReverseProxy(behind)
+		front := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			switch {
+			case r.URL.Path == "/health" && down.Load():
+				w.WriteHeader(http.StatusServiceUnavailable)
+			case r.Method == http.MethodPost && still.Load():
+				_, _ = io.Copy(io.Discard, r.Body) // net/http notices only behind it that the client left
+				held <- struct{}{}
+				<-r.Context().Done()
+			default:
+				through.ServeHTTP(w, r)
+			}
+		}))
+		t.Cleanup(front.Close)
+		cfg.Engines.Prefill[0].URL, first = front.URL, strings.TrimPrefix(front.URL, "http://")
+		cfg.Health.Interval, cfg.Health.SlowStart = 20*time.Millisecond, 0
+	}})
+	c.allUp()
+	second := addressOf(c.prefill[1])
+	require.Equal(t, http.StatusNoContent, c.ask("POST", c.admin+"/workers/"+second+"/drain?role=prefill", "").status)
+	still.Store(true)
+	got := make(chan string, 1)
+	go func() { got <- c.judge("its prefill stands still", `"stream":true,`) }()
+	<-held
+	down.Store(true)
+	c.eventually("the engine is down", func() bool {
+		for _, s := range c.gw.Status(t.Context()).Engines {
+			if s.ID == first && s.State == "down" {
+				return true
+			}
+		}
+		return false
+	})
+	require.Empty(t, got, "no other engine could have it")
+	require.Equal(t, http.StatusNoContent, c.ask("DELETE", c.admin+"/workers/"+second+"/drain?role=prefill", "").status)
+	select {
+	case answer := <-got:
+		require.Equal(t, "right", answer)
+	case <-time.After(patience):
+		t.Fatal("the probe waits on at an engine that is down")
+	}
+	for _, p := range c.gw.Status(t.Context()).Prefill {
+		if strings.HasPrefix(p.ID, first) {
+			require.Zero(t, p.Inflight)
+			require.Equal(t, 1, p.Orphans, "it may have finished the prefill")
+		}
+	}
+}
