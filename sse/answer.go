@@ -15,7 +15,8 @@ const (
 	Short                // [DONE] came, or the body ended, without a finish_reason
 	Refused              // the engine says that it failed: see Mirror.Failure
 	GivenBack            // the engine ran out of KV memory and wants a new prefill
-	Broken               // it has more than it may have, or cannot be read: see Err
+	Broken               // it has more than it may have, or cannot be put together: see Err
+	Garbled              // an event of it cannot be read, which another engine may send as it should be: see Err
 )
 
 // Effects are what an arrival was, besides bytes for the client.
@@ -110,6 +111,8 @@ func (a *Answer) Event(dst []byte, e Event) ([]byte, Effects) {
 		}
 	case Overrun:
 		a.err, fx.End = a.Mirror.Fault(), Broken
+	case Unreadable:
+		a.err, fx.End = a.Mirror.Fault(), Garbled
 	case Failed:
 		dst, fx.End = dst[:mark], Refused // whoever ends the answer says it in words of ours, whatever the engine's dialect
 	case Recomputed:

@@ -112,3 +112,57 @@ func TestAnArrivalCostsNoAllocation(t *testing.T) {
 		require.Zero(t, testing.AllocsPerRun(100, one))
 	}
 }
+
+// No engine sends an event that is not a JSON object: the answer is damaged, and the client gets nothing of the event.
+// What the client has until then is known, so that another engine can go on.
+func TestAnEventThatIsNoObjectBreaksTheAnswer(t *testing.T) {
+	const token = `{"choices":[{"delta":{"content":"x"},"token_ids":[1]}]}`
+	const finish = `{"choices":[{"delta":{},"finish_reason":"stop"}]}`
+	for _, row := range []struct {
+		name, bad string
+		form      Form
+		before    string
+		end       End
+	}{
+		{"half an object", `{"choices":[{"delta":{"con`, Chunks, token, Garbled},
+		{"before the first token", `{"choices":`, Chunks, "", Garbled},
+		{"a text", `"ok"`, Chunks, token, Garbled},
+		{"a list", `[1]`, Chunks, token, Garbled},
+		{"no JSON", `Internal Server Error`, Chunks, token, Garbled},
+		{"two objects", `{}{}`, Chunks, token, Garbled},
+		{"no JSON in a message", `x`, Messages, "", Garbled},
+		{"no JSON in a response", `{"type":`, Responses, "", Garbled},
+		{"nothing", ` `, Chunks, token, Runs},
+		{"no JSON behind the end of the answer", `{"choices":`, Chunks, finish, Runs},
+	} {
+		for _, whole := range []bool{false, true} {
+			t.Run(row.name, func(t *testing.T) {
+				var a Answer
+				var trail Trail
+				ask := Ask{Choice: -1, Form: row.form, Trail: &trail}
+				if row.form != Chunks {
+					ask.Trail = nil
+				}
+				a.Reset(ask)
+				if whole && row.form == Chunks {
+					a.Assembler = NewAssembler(true, 1<<20)
+				}
+				if row.before != "" {
+					_, fx := a.Feed(nil, []byte("data: "+row.before+BlankLine), time.Unix(1, 0))
+					require.Equal(t, Runs, fx.End)
+				}
+				exact := trail.Exact()
+				out, fx := a.Feed(nil, []byte("data: "+row.bad+BlankLine+Done), time.Unix(1, 0))
+				require.NotContains(t, string(out), strings.TrimSpace(row.bad)+"\n")
+				require.Equal(t, exact, trail.Exact())
+				if row.end == Runs {
+					require.Equal(t, row.before == finish, fx.End == Whole)
+					return
+				}
+				require.Equal(t, row.end, fx.End)
+				require.ErrorIs(t, a.Err(), ErrNotJSON)
+				require.Equal(t, row.before != "", a.Mirror.Started())
+			})
+		}
+	}
+}

@@ -72,9 +72,8 @@ func (m *Mirror) take(e Event, dst []byte) (out []byte, v Verdict) {
 	}
 	r := forms[m.ask.Form].read(e.Data, m.ask.Cached)
 	switch {
-	case !r.ok: // not ours to judge
-		m.started = true
-		return m.release(e.Raw, dst), Forward
+	case !r.ok:
+		return m.unreadable(e.Data)
 	case r.failed:
 		m.failure = parseFailure(r.why)
 		return e.Raw, Failed

@@ -59,10 +59,11 @@ const (
 	Recomputed                // decode gave up its KV and wants a new prefill; out is held-back text, if any
 	Ended                     // [DONE]; without Finished a failure all the same
 	Overrun                   // it has or says more than the answer may have: see Fault; nothing of it is for the client
+	Unreadable                // it is no JSON object: see Fault; nothing of it is for the client
 )
 
 func (v Verdict) String() string {
-	return [...]string{"forward", "drop", "failed", "recomputed", "ended", "overrun"}[v]
+	return [...]string{"forward", "drop", "failed", "recomputed", "ended", "overrun", "unreadable"}[v]
 }
 
 // Mirror follows one decode leg: it counts its tokens, edits its
@@ -148,12 +149,15 @@ func (m *Mirror) Event(e Event, dst []byte) (out []byte, v Verdict) {
 	}
 	m.f = facts{choices: -1}
 	m.marks = m.marks[:0]
-	if e.Kind == KindOpaque || !m.read(e.Data) { // not JSON as a whole: not ours to judge
+	if e.Kind == KindOpaque { // larger than we read: not ours to judge
 		m.started = true
 		if m.ask.Trail != nil {
 			m.ask.Trail.Unread = true
 		}
 		return e.Raw, Forward
+	}
+	if !m.read(e.Data) {
+		return m.unreadable(e.Data)
 	}
 	if m.f.isError {
 		m.failure = parseFailure(e.Data)
@@ -171,10 +175,21 @@ func (m *Mirror) Event(e Event, dst []byte) (out []byte, v Verdict) {
 	return out, v
 }
 
+// unreadable judges an event that is no JSON object. No engine sends one: its answer is damaged, unless it has ended
+// already, or the event says nothing.
+func (m *Mirror) unreadable(data []byte) ([]byte, Verdict) {
+	if m.finish != "" || rawjson.Space(data, 0) == len(data) {
+		return nil, Drop
+	}
+	m.fault = ErrNotJSON
+	return nil, Unreadable
+}
+
 // What is wrong with an event that a mirror does not take.
 var (
 	ErrTooManyTokens = errors.New("the engine sent more tokens than were asked for")
 	ErrBadCount      = errors.New("the engine counts more tokens than there can be")
+	ErrNotJSON       = errors.New("the engine sent an event that is not a JSON object")
 	ErrLargeEvent    = errors.New("the engine sent an event that is larger than limits.event_bytes")
 )
 

@@ -218,6 +218,8 @@ func (s *stream) effect(fx sse.Effects) {
 		s.end(nil)
 	case sse.Short:
 		s.lose(failure.Stream("upstream_incomplete", errNotWhole))
+	case sse.Garbled:
+		s.lose(failure.Stream("upstream_broken", s.Err()))
 	case sse.Broken:
 		s.end(failure.Stream("upstream_broken", s.Err()))
 	case sse.Refused:
