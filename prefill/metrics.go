@@ -1,8 +1,11 @@
 package prefill
 
 import (
+	"cmp"
 	"fmt"
+	"maps"
 	"math"
+	"slices"
 	"strconv"
 	"time"
 
@@ -200,11 +203,11 @@ var (
 	misusesDesc    = describe("prefill_double_releases_total", "Calls that would end or move a prefill that has ended already. Such a call changes nothing, but it is a bug in evenkeel.")
 	promptDesc     = describe("prefix_prompt_tokens_total", "Prompt tokens of requests that got a prefill engine.")
 	hitDesc        = describe("prefix_hit_tokens_total", "Prompt tokens in the engine's prefix cache. predicted: by the proxy's index. actual: by the engines' own count.", "source")
-	feedbackDesc   = describe("prefix_feedback_available", "1 if the model's engines report cached tokens. If 0, start them with --enable-prompt-tokens-details.", "model")
+	feedbackDesc   = describe("prefix_feedback_available", "1 if the model's engines report cached tokens. If 0, start them with --enable-prompt-tokens-details. At most 64 models are named; model other is the mean of the rest.", "model")
 	indexBytesDesc = describe("prefix_index_bytes", "Memory of the prefix index.")
 	entriesDesc    = describe("prefix_index_entries", "Blocks in the prefix index.")
 	evictionsDesc  = describe("prefix_index_evictions_total", "Blocks of one engine that the index dropped. bytes: the index had no memory. capacity: the engine cannot hold more. ttl: the outcome stayed unknown. removed: the engine said so, or restarted. cold: a gap in its events. failed: the probe failed.", "reason")
-	ratioDesc      = describe("prefix_bytes_per_token", "Bytes of a rendered prompt per token, as learned.", "model")
+	ratioDesc      = describe("prefix_bytes_per_token", "Bytes of a rendered prompt per token, as learned. At most 64 models are named; model other is the mean of the rest.", "model")
 	tpDesc         = describe("calibration_prefill_seconds_per_token", "Fitted time of a new prompt token. hardware is the profile.", "model", "hardware")
 	t0Desc         = describe("calibration_intercept_seconds", "Fitted time of a prefill without new tokens. hardware is the profile.", "model", "hardware")
 	r2Desc         = describe("calibration_r2_ratio", "Share of the prefill times that the fit explains.", "model", "hardware")
@@ -306,6 +309,28 @@ func (s series) caches(status []CandidateStatus) {
 	s.gauge(offDesc, all.Off())
 }
 
+// mostNamed is how many models have series of their own. LoRA adapters are models, too, and there may be thousands.
+const mostNamed = 64
+
+// other stands for those that have none.
+const other = "other"
+
+// byModel exports a value of each model, by rank and name. Those for which there is no room are one, with their mean.
+func (s series) byModel(d *prometheus.Desc, rank map[string]int, values map[string]float64) {
+	names := slices.SortedFunc(maps.Keys(values), func(a, b string) int { return cmp.Or(cmp.Compare(rank[a], rank[b]), cmp.Compare(a, b)) })
+	room := min(len(names), mostNamed)
+	for _, name := range names[:room] {
+		s.gauge(d, values[name], name)
+	}
+	if rest := names[room:]; len(rest) > 0 {
+		sum := 0.0
+		for _, name := range rest {
+			sum += values[name]
+		}
+		s.gauge(d, sum/float64(len(rest)), other)
+	}
+}
+
 func one(b bool) float64 {
 	if b {
 		return 1
@@ -324,12 +349,19 @@ func (s series) learned(of *state, now time.Time) {
 	for reason, n := range stats.Evictions {
 		s.count(evictionsDesc, float64(n), index.Reason(reason).String())
 	}
+	rank := map[string]int{other: 1} // base models first
+	for _, c := range of.candidates {
+		rank[c.Board] = -1
+	}
+	feedback, ratios := map[string]float64{}, map[string]float64{}
 	for model, told := range of.cache.Feedback() {
-		s.gauge(feedbackDesc, one(told), model)
+		feedback[model] = one(told)
 	}
 	for model, ratio := range of.cache.Ratios() {
-		s.gauge(ratioDesc, ratio.BytesPerToken(), model)
+		ratios[model] = ratio.BytesPerToken()
 	}
+	s.byModel(feedbackDesc, rank, feedback)
+	s.byModel(ratioDesc, rank, ratios)
 	for _, l := range of.fit.All() {
 		if line, known := l.Law(); known {
 			s.gauge(tpDesc, line.TPMs/1000, l.Model, l.Hardware)

@@ -1,6 +1,7 @@
 package prefill
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -12,6 +13,44 @@ import (
 
 	"evenkeel/prefill/ledger"
 )
+
+// LoRA adapters are models, and a server may have thousands of them.
+func TestAdaptersBeyondANumberShareASeries(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := prometheus.NewRegistry()
+		candidates := up("a")
+		names := []string{"zz-base", "other"}
+		for i := range 3000 {
+			names = append(names, fmt.Sprintf("lora-%04d", i))
+		}
+		candidates[0].Models, candidates[0].Board = names, "zz-base"
+		tier := newTier(t, candidates, func(c *Config) { c.Registerer = r })
+		for _, name := range names {
+			l := acquire(t, tier, Request{Model: name, PromptTokens: 10, Prompt: Prompt{Bytes: 40}})
+			l.Answered(Usage{PromptTokens: 10, CachedTokens: 0}, time.Now().Add(time.Minute))
+			l.Release()
+		}
+		families, err := r.Gather()
+		require.NoError(t, err)
+		seen := 0
+		for _, f := range families {
+			if n := f.GetName(); n != "evenkeel_prefix_feedback_available" && n != "evenkeel_prefix_bytes_per_token" {
+				require.Less(t, len(f.GetMetric()), 100, n)
+				continue
+			}
+			seen++
+			labels := map[string]bool{}
+			for _, m := range f.GetMetric() {
+				labels[m.GetLabel()[0].GetValue()] = true
+			}
+			require.Len(t, labels, mostNamed+1, f.GetName())
+			require.True(t, labels["zz-base"], "the base model has its own")
+			require.True(t, labels["lora-0000"])
+			require.True(t, labels[other])
+		}
+		require.Equal(t, 2, seen)
+	})
+}
 
 func TestStatesAreReadFromTheAccounts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -54,7 +55,7 @@ func (p *proxy) Document(ctx context.Context) Document {
 	}
 	for _, e := range s.Engines {
 		d.Engines = append(d.Engines, Engine{
-			ID: e.ID, Role: e.Role, Models: e.Models, Group: e.Group, State: e.State, Why: e.Error, SinceS: age(now, e.Since), Draining: e.Draining,
+			ID: e.ID, Role: e.Role, Models: named(e.Models), Group: e.Group, State: e.State, Why: e.Error, SinceS: age(now, e.Since), Draining: e.Draining,
 			Share: e.Share, Ranks: e.Ranks, Version: e.Version,
 		})
 	}
@@ -97,6 +98,17 @@ func sources(s *discover.Status) []Source {
 		all = append(all, source)
 	}
 	return all
+}
+
+// mostNamed is how many models of an engine the document names. LoRA adapters are models, too, and there may be thousands.
+const mostNamed = 16
+
+// named are the first of an engine's models, which begin with the base model, and "other" for the rest.
+func named(models []string) []string {
+	if len(models) <= mostNamed {
+		return models
+	}
+	return append(slices.Clone(models[:mostNamed]), "other")
 }
 
 func model(m *board.ModelStatus, states rankStates, ttl float64, twin bool) Model {

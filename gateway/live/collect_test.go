@@ -1,6 +1,7 @@
 package live
 
 import (
+	"strings"
 	"testing"
 	"time"
 
@@ -11,4 +12,17 @@ func TestTheConfigOfTheStartIsNoReload(t *testing.T) {
 	began := time.UnixMilli(5000)
 	require.Zero(t, reloaded(began, began))
 	require.Equal(t, int64(7000), reloaded(time.UnixMilli(7000), began))
+}
+
+func TestAnEngineWithManyAdaptersHasFewNames(t *testing.T) {
+	many := make([]string, 3000)
+	for i := range many {
+		many[i] = strings.Repeat("x", 20)
+	}
+	many[0] = "base"
+	got := named(many)
+	require.Len(t, got, mostNamed+1)
+	require.Equal(t, "base", got[0])
+	require.Equal(t, "other", got[mostNamed])
+	require.Equal(t, many[:mostNamed], named(many[:mostNamed]))
 }

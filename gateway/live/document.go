@@ -195,7 +195,7 @@ type PrefillEngine struct {
 type Engine struct {
 	ID       string   `json:"id"` // host:port
 	Role     string   `json:"role"`
-	Models   []string `json:"models"`
+	Models   []string `json:"models"` // at most so many, and other
 	Group    string   `json:"group,omitempty"`
 	State    string   `json:"state"`         // up, out, wedged, down
 	Why      string   `json:"why,omitempty"` // it is not up, or what is amiss though it is
