@@ -50,7 +50,8 @@ type source interface {
 
 // watcher is somebody who reads the stream.
 type watcher struct {
-	news chan news // room for one; closed on one that is too slow
+	since time.Time
+	news  chan news // room for one; closed on one that is too slow, or that gives way
 }
 
 // news is what a second brings.
@@ -62,6 +63,7 @@ const (
 	judgeEvery   = 5 // samples, while nobody watches, and between two strips
 	mostWatchers = 16
 	writeTimeout = 5 * time.Second // of one event to one watcher
+	watchAtLeast = time.Minute     // before a watcher gives way to another one
 )
 
 // New prepares the view of a proxy; Run has to run beside it.
@@ -222,13 +224,25 @@ func (l *Live) send(n news) {
 	}
 }
 
-func (l *Live) join() (w *watcher, ok bool) {
+// join admits a watcher. If there are as many as may be, the oldest one gives way: the buffers of its connection may take
+// documents for a long time though nobody reads them.
+func (l *Live) join(now time.Time) (w *watcher, ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if len(l.watchers) >= mostWatchers {
-		return nil, false
+		var oldest *watcher
+		for o := range l.watchers {
+			if oldest == nil || o.since.Before(oldest.since) {
+				oldest = o
+			}
+		}
+		if now.Sub(oldest.since) < watchAtLeast {
+			return nil, false
+		}
+		close(oldest.news)
+		delete(l.watchers, oldest)
 	}
-	w = &watcher{news: make(chan news, 1)}
+	w = &watcher{since: now, news: make(chan news, 1)}
 	l.watchers[w] = struct{}{}
 	return w, true
 }
@@ -252,11 +266,11 @@ func (l *Live) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		_ = json.NewEncoder(w).Encode(l.Document(r.Context())) // the operator left
 		return
 	}
-	watcher, ok := l.join()
+	watcher, ok := l.join(time.Now())
 	if !ok {
 		w.Header().Set("Content-Type", "application/json")
 		w.WriteHeader(http.StatusServiceUnavailable)
-		_, _ = w.Write(openai.NewError(http.StatusServiceUnavailable, "too_many_watchers", "as many watch as may; close another page, or use /live?once").JSON())
+		_, _ = w.Write(openai.NewError(http.StatusServiceUnavailable, "too_many_watchers", "as many watch as may; close another page, come back in a minute, or use /live?once").JSON())
 		return
 	}
 	defer l.unwatch(watcher)

@@ -123,9 +123,9 @@ func TestOnceIsOneDocumentWithoutNulls(t *testing.T) {
 
 func TestAWatcherThatReadsNothingIsLetGo(t *testing.T) {
 	l, _ := serve(t, newFake(1))
-	slow, ok := l.join()
+	slow, ok := l.join(time.Now())
 	require.True(t, ok)
-	fast, ok := l.join()
+	fast, ok := l.join(time.Now())
 	require.True(t, ok)
 	l.sample(t.Context())
 	<-fast.news
@@ -139,10 +139,32 @@ func TestAWatcherThatReadsNothingIsLetGo(t *testing.T) {
 	l.unwatch(slow)
 }
 
+// Watchers that never read look like others until their connections' buffers are full.
+func TestTheOldestWatcherGivesWay(t *testing.T) {
+	l, url := serve(t, newFake(1))
+	var all []*watcher
+	for i := range mostWatchers {
+		w, ok := l.join(time.Now().Add(-watchAtLeast - time.Duration(mostWatchers-i)*time.Second))
+		require.True(t, ok)
+		all = append(all, w)
+	}
+	stream := watch(t, url, "")
+	var h History
+	require.Equal(t, "history", stream.next(t, &h))
+	_, open := <-all[0].news
+	require.False(t, open, "the oldest one is let go")
+	for _, w := range all[1:] {
+		require.Contains(t, l.watchers, w)
+		l.unwatch(w)
+	}
+	require.NoError(t, stream.body.Close())
+	require.Eventually(t, func() bool { return !l.watched() }, time.Minute, time.Millisecond)
+}
+
 func TestThereAreSoManyWatchersAndNoMore(t *testing.T) {
 	l, url := serve(t, newFake(1))
 	for range mostWatchers {
-		_, ok := l.join()
+		_, ok := l.join(time.Now())
 		require.True(t, ok)
 	}
 	resp, err := http.Get(url)

@@ -503,7 +503,7 @@ func TestPageSaysThatTheStreamIsLostAndComesBack(t *testing.T) {
 func TestPageSaysWhyItGetsNoStream(t *testing.T) {
 	b, s := chromium(t), newSite(t, 16).open()
 	for range mostWatchers {
-		w, ok := s.live.join()
+		w, ok := s.live.join(time.Now())
 		require.True(t, ok)
 		go func() {
 			for ok := true; ok; {
