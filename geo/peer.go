@@ -131,3 +131,9 @@ func (p *peer) view(n *Node, model string, now time.Time) policy.Peer {
 
 func ms(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
 func us(d time.Duration) float64 { return float64(d) / float64(time.Microsecond) }
+
+// expire drops the reservations that no probe will answer any more.
+func (p *peer) expire(n *Node, now time.Time) {
+	rtt, _ := p.rtt.Ms()
+	p.reserved.Expire(n.at(now), ms(n.cfg.Probe.Interval), rtt)
+}

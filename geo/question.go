@@ -184,7 +184,7 @@ func (n *Node) startRound(s *modelState, h *prefill.Here, running float64, decod
 	s.places = localPlaces(s.places[:0], &s.push, &h.Local, running, decodes)
 	s.local, s.peers = len(s.places), s.peers[:0]
 	for _, p := range n.peers {
-		p.reserved.Expire(n.at(h.Now), ms(n.cfg.Probe.Interval))
+		p.expire(n, h.Now)
 		v := p.view(n, h.Model, h.Now)
 		place := s.policy.PeerPlace(&v)
 		n.countReason(p, h.Model, place.Why)

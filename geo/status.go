@@ -57,7 +57,7 @@ func (n *Node) Status() Status {
 		return s
 	}
 	for _, p := range n.peers {
-		p.reserved.Expire(n.at(now), ms(n.cfg.Probe.Interval))
+		p.expire(n, now)
 		rtt, _ := p.rtt.Ms()
 		reserved, _ := p.reserved.Reserved()
 		one := PeerStatus{

@@ -248,9 +248,9 @@ func TestAForwardIsReservedUntilAProbeHasSeenIt(t *testing.T) {
 	v.Withdrawn(8)
 	require.Equal(t, Available, state(1), "and what is never written is reserved no longer")
 	forwarded(300, 1)
-	v.Expire(1299, 500)
+	v.Expire(1379, 500, 80)
 	require.Equal(t, Full, state(1), "an answer that does not come: for two intervals")
-	v.Expire(1301, 500)
+	v.Expire(1381, 500, 80)
 	require.Equal(t, Available, state(1), "and no longer")
 }
 

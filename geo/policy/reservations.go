@@ -44,8 +44,10 @@ func (r *Reservations) Answered(sentAt float64) {
 	r.forwards = slices.DeleteFunc(r.forwards, func(f forward) bool { return f.writtenAt < sentAt })
 }
 
-// Expire drops what has waited two probe intervals for an answer.
-func (r *Reservations) Expire(nowAt, intervalMs float64) { r.Answered(nowAt - 2*intervalMs) }
+// Expire drops what has waited two probe intervals for an answer, and the round trip that an answer takes.
+func (r *Reservations) Expire(nowAt, intervalMs, rttMs float64) {
+	r.Answered(nowAt - 2*intervalMs - rttMs)
+}
 
 // Forget drops all: the peer is another process.
 func (r *Reservations) Forget() { r.forwards = r.forwards[:0] }
