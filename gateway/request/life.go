@@ -356,8 +356,8 @@ func (j *job) place(c prefill.Candidate, tokens int, more func(*pool.Entry)) (*d
 	j.reach(journal.Pooled)
 	if !j.stay.place { // a hand-off that comes back for another rank
 		j.srv.Places.Reserve()
+		j.stay.place = true
 	}
-	j.stay.place = false // the entry has it now
 	region := j.srv.Fleet.RegionFor(c.Instance)
 	e := &pool.Entry{
 		ID: j.srv.nextID(), Model: fleet.BoardIn(j.model.Board, region), Prompt: tokens, Age: j.resume.before, Key: j.promptHash(), Arrival: j.arrive, Entered: time.Now(),
@@ -365,20 +365,25 @@ func (j *job) place(c prefill.Candidate, tokens int, more func(*pool.Entry)) (*d
 	}
 	more(e)
 	got, lost := j.srv.Dispatcher.Enqueue(e), j.srv.Owner.Losses()
+	j.stay.place = false // the entry has it now
 	var r dispatcher.Result
+	waits, unowned := true, false
 	withdraw := func(why *openai.Error) (*dispatcher.Slot, *fault) {
-		j.srv.Dispatcher.Withdraw(e)
-		if r = <-got; r.Err == nil { // the slot came first: ours to give back
+		if waits {
+			j.srv.Dispatcher.Withdraw(e)
+			r, waits = <-got, false
+		}
+		if r.Err == nil { // the slot came first: ours to give back
 			j.srv.Dispatcher.Release(r.Slot, board.Outcome{Kind: board.Cancelled})
 		}
 		return nil, &fault{answer: why, final: true, spent: true}
 	}
-	var unowned bool
-	for waits := true; waits; {
+	defer onPanic(func() { withdraw(nil) })
+	for waits {
 		if unowned = !j.srv.Fleet.Owned(j.model.Board); unowned || region != "" && !j.srv.Owner.Admits(region) {
 			j.srv.Dispatcher.Withdraw(e)
-			r = <-got // the slot may have come first: it is looked at again before it is used
-			break
+			r, waits = <-got, false // the slot may have come first: it is looked at again before it is used
+			continue
 		}
 		select {
 		case r = <-got:

@@ -1,6 +1,7 @@
 package request
 
 import (
+	"context"
 	"testing"
 	"time"
 
@@ -44,4 +45,21 @@ func TestAPanicGivesBackWhatAStepHasTaken(t *testing.T) {
 	require.Zero(t, srv.Tier.Status()[0].Inflight)
 	require.Equal(t, 1, srv.Tier.Status()[0].Orphans, "its engine may hold the prompt")
 	require.Zero(t, srv.Dispatcher.Status(t.Context()).Models[0].Workers[0].Used)
+}
+
+// A request that waits in the pool leaves it when it panics, and takes its place along.
+func TestAPanicInThePoolGivesThePlaceBack(t *testing.T) {
+	srv := newServer(t)
+	kid, in := edge.NewDeparture(zap.NewNop()), &Incoming{Told: srv.Journal.Request(journal.Facts{ID: "x"})}
+	j := &job{srv: srv, req: &openai.Request{}, client: reader{kid}, model: fleet.Route{Name: "m", Board: "m"}, in: in, told: in.Told}
+	waits := func(more func(*pool.Entry)) {
+		require.PanicsWithValue(t, "on purpose", func() { _, _ = j.place(prefill.Candidate{}, 7, more) })
+		j.stay.end(srv.Tier, srv.Places) // as the end of its request does
+		require.Zero(t, srv.Places.Used())
+	}
+	waits(func(*pool.Entry) { panic("on purpose") })
+	serving := srv.Serving
+	srv.Serving = func() context.Context { panic("on purpose") }
+	waits(func(*pool.Entry) {})
+	srv.Serving = serving
 }
