@@ -128,7 +128,9 @@ func TestAFailedPrefillEndsItsDecode(t *testing.T) {
 		} {
 			t.Run(string(connector)+" "+string(fault.Fault)+" "+fault.Phase, func(t *testing.T) {
 				t.Parallel()
-				c := early(t, connector, options{prefill: []refengine.Config{{}, {}}, dirty: true})
+				c := early(t, connector, options{prefill: []refengine.Config{{}, {}}, dirty: true, configure: func(cfg *config.Config) {
+					cfg.Bind.Confirm = patience // no token goes out before the prefill's answer, however busy the machine is
+				}})
 				for i := range c.prefill {
 					require.Equal(t, "right", c.judge(fmt.Sprintf("warm %d", i), `"stream":true,`))
 				}

@@ -21,6 +21,25 @@ import (
 // an engine that is up, and what the first one may hold stays charged to it.
 func TestProbesLeaveAnEngineThatIsDeclaredDown(t *testing.T) {
 	t.Parallel()
+	t.Run("which is to keep the KV", func(t *testing.T) {
+		t.Parallel()
+		leavesWhatIsDown(t, start, 1)
+	})
+	for _, connector := range earlyConnectors {
+		t.Run("of a request that is bound before: "+string(connector), func(t *testing.T) {
+			t.Parallel()
+			kept := 0
+			if connector == refengine.NIXLPush {
+				kept = 1
+			}
+			leavesWhatIsDown(t, func(t *testing.T, o options) *cluster { return early(t, connector, o) }, kept)
+		})
+	}
+}
+
+// leavesWhatIsDown has a probe wait at an engine that stands still and is declared down, while another engine drains. It goes
+// there once that is possible. kept: prompts that the first engine may keep.
+func leavesWhatIsDown(t *testing.T, start func(*testing.T, options) *cluster, kept int) {
 	var still, down atomic.Bool
 	held := make(chan struct{}, 8)
 	var first string
@@ -45,6 +64,9 @@ func TestProbesLeaveAnEngineThatIsDeclaredDown(t *testing.T) {
 		cfg.Health.Interval, cfg.Health.SlowStart = 20*time.Millisecond, 0
 	}})
 	c.allUp()
+	for range 4 { // where engines are reached is learned from answers
+		require.Equal(t, "right", c.judge("one of the first", streamed))
+	}
 	second := addressOf(c.prefill[1])
 	require.Equal(t, http.StatusNoContent, c.ask("POST", c.admin+"/workers/"+second+"/drain?role=prefill", "").status)
 	still.Store(true)
@@ -71,7 +93,7 @@ func TestProbesLeaveAnEngineThatIsDeclaredDown(t *testing.T) {
 	for _, p := range c.gw.Status(t.Context()).Prefill {
 		if strings.HasPrefix(p.ID, first) {
 			require.Zero(t, p.Inflight)
-			require.Equal(t, 1, p.Orphans, "it may have finished the prefill")
+			require.Equal(t, kept, p.Orphans, "what it may have finished, and keeps for a decode engine")
 		}
 	}
 }

@@ -160,7 +160,7 @@ func (p *Partner) probe() (again bool) {
 	}
 	p.call, p.sent = call, true
 	p.mu.Unlock()
-	run := m.Fleet.Track(fleet.Place{Instance: c.Instance, Rank: c.Target.Rank}, call, notice, true)
+	run := m.Fleet.TrackProbe(&c, call, notice)
 	defer m.Fleet.Untrack(run)
 	began := time.Now()
 	p.born = m.Fleet.Born(c.Instance)
@@ -186,7 +186,7 @@ func (p *Partner) probe() (again bool) {
 	p.times.Probe = answered.Sub(began)
 	switch {
 	case err != nil:
-		return p.broke(run, err)
+		return p.broke(run, run.Cause(err))
 	case status != http.StatusOK:
 		m.Monitor.Heard(c.Instance)
 		return p.refused(resp, status, answer)
