@@ -52,3 +52,23 @@ func Beyond(m fleet.Route, req *openai.Request, tokens, answered int) *openai.Er
 func tooLong(req *openai.Request, message string) *openai.Error {
 	return &openai.Error{Status: http.StatusBadRequest, Code: "context_length_exceeded", Param: req.MaxTokensKey, Message: message}
 }
+
+// mostTokens bounds an engine's counts where the length of its model's context is
+// not known. No model's context is near it.
+const mostTokens = 16 << 20
+
+// Longest is how many tokens prompt and answer may have together on an engine,
+// as the engine says; 0: it does not say.
+func Longest(said int) int {
+	if said <= 0 {
+		return mostTokens
+	}
+	return said
+}
+
+// Credible says whether a prompt and its answer can have so many tokens together,
+// as an engine or another proxy counts them.
+func Credible(prompt, completion, context int) bool {
+	most := Longest(context)
+	return prompt >= 0 && prompt <= most && completion >= 0 && completion <= most-prompt
+}

@@ -15,6 +15,7 @@ import (
 	"evenkeel/gateway/journal"
 	"evenkeel/gateway/openai"
 	"evenkeel/gateway/owner"
+	"evenkeel/gateway/prompt"
 	"evenkeel/gateway/pump"
 	"evenkeel/geo"
 	"evenkeel/mooncake"
@@ -214,10 +215,10 @@ func (f *forwarded) mayRelay() int64 {
 
 // believes says whether the answer that another proxy gave in one piece can have
 // so many tokens.
-func (f *forwarded) believes(prompt, completion int) bool {
+func (f *forwarded) believes(prompted, completion int) bool {
 	j := f.job
 	if j.leg == nil { // several answers of several prompts
-		return credible(prompt, completion, mostTokens)
+		return prompt.Credible(prompted, completion, 0)
 	}
-	return credible(prompt, completion, j.model.MaxLen) && completion <= j.mayHave(j.model.MaxLen)
+	return prompt.Credible(prompted, completion, j.model.MaxLen) && completion <= j.mayHave(j.model.MaxLen)
 }

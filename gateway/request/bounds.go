@@ -9,27 +9,14 @@ import (
 	"evenkeel/sse"
 )
 
-// mostTokens bounds an engine's counts where the length of its model's context is
-// not known. No model's context is near it.
-const mostTokens = 16 << 20
-
 // tokenBytes is how much of a stream one token may take: with the twenty
 // likeliest tokens beside it, each as text and bytes, it is some 3 KiB.
 const tokenBytes = 16 << 10
 
-// contextOf is how many tokens prompt and answer may have together on an engine,
-// as the engine says.
-func contextOf(said int) int {
-	if said <= 0 {
-		return mostTokens
-	}
-	return said
-}
-
 // mayHave is how many tokens the rest of the job's answer may have on an engine
 // whose context is so long.
 func (j *job) mayHave(context int) int {
-	most := contextOf(context)
+	most := prompt.Longest(context)
 	if limit := j.req.Limit; limit > 0 {
 		most = min(most, max(1, limit-j.resume.before))
 	}
@@ -50,13 +37,6 @@ func (j *job) echoed() int {
 // mayTake is how many bytes a stream of so many tokens may have.
 func mayTake(tokens, event int) int64 {
 	return int64(event) + int64(tokens)*tokenBytes
-}
-
-// credible says whether a prompt and its answer can have so many tokens together,
-// as an engine or another proxy counts them.
-func credible(prompt, completion, context int) bool {
-	most := contextOf(context)
-	return prompt >= 0 && prompt <= most && completion >= 0 && completion <= most-prompt
 }
 
 // finishBody reads the rest of the body behind [DONE], within the reader's limits,

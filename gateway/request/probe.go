@@ -101,7 +101,7 @@ func (j *job) probe(lease *prefill.Lease) (*handoff.Handoff, *fault) {
 func (j *job) accept(lease *prefill.Lease, born fleet.Birth, x *mooncake.Exchange, answer []byte, answered time.Time) (*handoff.Handoff, *fault) {
 	c := lease.Candidate
 	got, err := c.Profile.ReadProbe(answer, x, j.srv.Fleet.KnownHost)
-	if err == nil && !credible(got.PromptTokens, 0, j.srv.Fleet.Context(c.Instance)) {
+	if err == nil && !prompt.Credible(got.PromptTokens, 0, j.srv.Fleet.Context(c.Instance)) {
 		err = fmt.Errorf("it counts %d tokens of the prompt, more than its model's context has", got.PromptTokens)
 	}
 	if err == nil && got.PromptTokens == 0 {

@@ -20,6 +20,7 @@ import (
 	"evenkeel/gateway/fleet"
 	"evenkeel/gateway/journal"
 	"evenkeel/gateway/openai"
+	"evenkeel/gateway/prompt"
 	"evenkeel/mooncake"
 	"evenkeel/sse"
 )
@@ -98,7 +99,7 @@ func (j *job) newStream(slot *dispatcher.Slot) *stream {
 	s.whole = !resumed && !j.req.Stream && (j.req.Passthrough || rank.Profile.NonStream == mooncake.NonStreamPassthrough)
 	ask := j.ask
 	ask.TokensPerChunk = rank.Traffic.TokensPerChunk()
-	ask.MaxTokens, ask.Context = s.mayHave, contextOf(rank.Context)
+	ask.MaxTokens, ask.Context = s.mayHave, prompt.Longest(rank.Context)
 	if ask.Cached = j.cached; s.local || rank.Profile.Connector == mooncake.SGLang {
 		ask.Cached = sse.OwnCached
 	}

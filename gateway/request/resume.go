@@ -12,6 +12,7 @@ import (
 	"evenkeel/gateway/failure"
 	"evenkeel/gateway/journal"
 	"evenkeel/gateway/openai"
+	"evenkeel/gateway/prompt"
 	"evenkeel/mooncake"
 	"evenkeel/prefill"
 	"evenkeel/sse"
@@ -187,7 +188,7 @@ func (s *stream) plan() string {
 
 // most is how many tokens the whole answer may have.
 func (j *job) most() int {
-	most := contextOf(j.model.MaxLen)
+	most := prompt.Longest(j.model.MaxLen)
 	if j.model.MaxLen > 0 {
 		most -= j.resume.alone
 	}
