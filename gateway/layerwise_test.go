@@ -71,6 +71,7 @@ func TestCallbacksOfEveryKind(t *testing.T) {
 	}{
 		{refengine.CallbackTwice, "right", 1, "duplicate"},
 		{refengine.CallbackShortID, "right", 1, "ok"},
+		{refengine.CallbackNewKey, "right", 1, "ok"},
 		{refengine.CallbackEmpty, "right", 0, "ok"},
 		{refengine.CallbackBadHost, "502", 0, "bad"},
 	} {

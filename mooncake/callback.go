@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 
 	"evenkeel/rawjson"
 )
@@ -42,11 +43,13 @@ type Callback struct {
 	KV      json.RawMessage // for the prefill engine, byte for byte; a copy
 	Empty   bool            // nothing is needed: the whole prompt is in the decode engine's prefix cache
 	ShortID bool            // its engine adds no suffix to ids, and has cut the end of ours
+	Unknown []string        // keys of it that we do not know; they hold no address
 }
 
 // ReadCallback checks what came to a metaserver. Nothing in it is believed: it must have
-// the keys that we know and no other, name the request id (of Endpoint.RequestID) and
-// hosts that are known, and no more blocks than the prompt can have. prompt and block
+// the keys that every callback has, name the request id (of Endpoint.RequestID) and
+// hosts that are known, and no more blocks than the prompt can have. A key that we do not
+// know passes if a prefill engine cannot do harm by it: see unknownKey. prompt and block
 // are those of MaxCallback.
 func (p *Profile) ReadCallback(body []byte, id string, prompt, block int, known func(host string) bool) (Callback, error) {
 	bad := func(format string, args ...any) (Callback, error) {
@@ -55,7 +58,7 @@ func (p *Profile) ReadCallback(body []byte, id string, prompt, block int, known 
 	if most := MaxCallback(prompt, block); len(body) > most {
 		return bad("it has %d bytes, more than %d", len(body), most)
 	}
-	var c scannedCallback
+	c := scannedCallback{plain: p.KVPlainKeys}
 	if _, err := rawjson.Scan(body, callbackDepth, func(at rawjson.Place) string {
 		return c.add(rawjson.Key(body[at.Key+1:at.KeyEnd-1]), body[at.Val:at.ValEnd:at.ValEnd])
 	}); err != nil {
@@ -64,21 +67,21 @@ func (p *Profile) ReadCallback(body []byte, id string, prompt, block int, known 
 	if wrong := c.wrong(); wrong != "" {
 		return bad("%s", wrong)
 	}
-	blocks, ok := mostBlocks(c[atBlockIDs])
+	blocks, ok := mostBlocks(c.values[atBlockIDs])
 	switch most := maxBlocks(prompt, block); {
 	case !ok:
-		return bad("remote_block_ids is %s, not a list of block numbers or a list of such lists", kindOf(c[atBlockIDs]))
+		return bad("remote_block_ids is %s, not a list of block numbers or a list of such lists", kindOf(c.values[atBlockIDs]))
 	case most > 0 && blocks > most:
 		return bad("remote_block_ids has %d blocks in a group, and the prompt at most %d", blocks, most)
 	}
-	got := Callback{Empty: blocks == 0}
-	if named := text(c[atRequestID]); named != id {
+	got := Callback{Empty: blocks == 0, Unknown: c.unknown}
+	if named := text(c.values[atRequestID]); named != id {
 		if got.ShortID = len(id) > suffixLength && named == id[:len(id)-suffixLength]; !got.ShortID {
 			return Callback{}, fmt.Errorf("%w: a request_id of %d bytes", ErrOtherRequest, len(named))
 		}
 	}
 	got.KV = bytes.Clone(bytes.TrimSpace(body))
-	if host, _ := hostIn(text(c[atHost])); known == nil || !known(host) { // also of what checkHosts takes for a list of none
+	if host, _ := hostIn(text(c.values[atHost])); known == nil || !known(host) { // also of what checkHosts takes for a list of none
 		return Callback{}, fmt.Errorf("%w: %s under remote_host; if it is one of yours, add it to kv_hosts of the engine's profile", ErrUnknownHost, shownHost(host))
 	}
 	if err := p.checkHosts(got.KV, known); err != nil {
@@ -118,8 +121,31 @@ const (
 	maxCount = 1 << 31
 )
 
-// scannedCallback is the values of a callback by their places in callbackKeys.
-type scannedCallback [len(callbackKeys)]json.RawMessage
+// actedOn are the keys that no callback has, and by which a prefill engine would do something else than to
+// write the KV of this request to the engine that called: a decode engine may not send them. They are read in
+// vllm-ascend 182b75ea, but for the last two, which are read in vLLM 0.32.0.
+var actedOn = []string{
+	"metaserver",               // a URL to post to
+	"do_virtual",               // no KV is written
+	"batch_kv_transfer_params", // replaces all of these parameters (SfaRemoteD2HConnector)
+	"remote_te_rpc_port",       // the port of the transfer engine, which the prefill engine asks the decode engine for
+	"remote_layer_metadata",    // memory addresses that are written to, which it asks for, too
+	"prompt_token_ids",         // another prompt; evenkeel itself adds it to a callback
+	"hidden_states_path",       // a file that is written (ExampleHiddenStatesConnector)
+}
+
+const (
+	mostUnknown = 32 // keys of a callback
+	keyBytes    = 64 // of a key's name
+)
+
+// scannedCallback is the members of a callback: the values of the known ones by their places in callbackKeys,
+// and the names of the others.
+type scannedCallback struct {
+	plain   []string // Profile.KVPlainKeys
+	values  [len(callbackKeys)]json.RawMessage
+	unknown []string
+}
 
 // add keeps a member, or says why the callback is refused for it.
 func (c *scannedCallback) add(key string, value json.RawMessage) (refused string) {
@@ -127,18 +153,51 @@ func (c *scannedCallback) add(key string, value json.RawMessage) (refused string
 		if callbackKeys[i].name != key {
 			continue
 		}
-		if c[i] != nil {
+		if c.values[i] != nil {
 			return key + " stands there twice"
 		}
-		c[i] = value
+		c.values[i] = value
 		return ""
 	}
-	return "a key that a callback does not have"
+	return c.unknownKey(key, value)
+}
+
+// unknownKey says why a key that we do not know is refused. It passes if its name is that of a variable (so that a
+// log may show it), and if it holds no address. A name that begins with '_' is refused: so engines call what they
+// note in the parameters of a request for themselves.
+func (c *scannedCallback) unknownKey(key string, value json.RawMessage) (refused string) {
+	address := hostCheck{plain: c.plain, known: func(string) bool { return false }}
+	switch {
+	case slices.Contains(actedOn, key):
+		return "a decode engine may not send " + key
+	case !isVariable(key):
+		return "a key whose name is not a letter and then at most 63 letters, digits and underscores"
+	case slices.Contains(c.unknown, key):
+		return key + " stands there twice"
+	case len(c.unknown) == mostUnknown:
+		return fmt.Sprintf("more than %d keys that this evenkeel does not know", mostUnknown)
+	case slices.Contains(c.plain, key): // the operator says so
+	case namesAddress(key), address.value(key, value, false) != nil:
+		return key + " seems to hold an address, and this evenkeel does not know it; add it to kv_plain_keys of the engine's profile if it is right"
+	}
+	c.unknown = append(c.unknown, key)
+	return ""
+}
+
+// isVariable says whether a key is a name as programs give them.
+func isVariable(key string) bool {
+	for i := range len(key) {
+		c := key[i]
+		if letter := c|0x20 >= 'a' && c|0x20 <= 'z'; !letter && (i == 0 || c != '_' && (c < '0' || c > '9')) {
+			return false
+		}
+	}
+	return key != "" && len(key) <= keyBytes
 }
 
 // wrong says what is missing or of another type than it must be; empty: nothing.
 func (c *scannedCallback) wrong() string {
-	for i, v := range c {
+	for i, v := range c.values {
 		if k := &callbackKeys[i]; v == nil && i < needed || v != nil && !k.ok(v) {
 			return k.name + " is " + kindOf(v) + ", which it cannot be"
 		}

@@ -2,6 +2,7 @@ package mooncake
 
 import (
 	"encoding/json"
+	"fmt"
 	"strings"
 	"testing"
 
@@ -123,11 +124,24 @@ func TestReadCallback(t *testing.T) {
 		{"an empty object", `{}`, ErrBadCallback, "remote_block_ids is missing"},
 		{"nested too deep", with(blocks, `[[[[[[[[[1]]]]]]]]]`), ErrBadCallback, "nested deeper than 8 levels"},
 		{"nested deep", with(blocks, `[[[1]]]`), ErrBadCallback, "remote_block_ids is a list of 7 bytes, not"},
-		{"a metaserver", with(first, `"metaserver":"http://evil"`), ErrBadCallback, "a key that a callback does not have"},
-		{"do_virtual", with(first, `"do_virtual":true`), ErrBadCallback, "a key that a callback does not have"},
-		{"other requests' parameters", with(first, `"batch_kv_transfer_params":{}`), ErrBadCallback, "a key that a callback does not have"},
-		{"another prompt", with(first, `"prompt_token_ids":[1]`), ErrBadCallback, "a key that a callback does not have"},
-		{"a key that is written in escapes", with(first, `"do_virtu\u0061l":true`), ErrBadCallback, "a key that a callback does not have"},
+		{"a metaserver", with(first, `"metaserver":"x"`), ErrBadCallback, "a decode engine may not send metaserver"},
+		{"do_virtual", with(first, `"do_virtual":true`), ErrBadCallback, "a decode engine may not send do_virtual"},
+		{"other requests' parameters", with(first, `"batch_kv_transfer_params":{}`), ErrBadCallback, "a decode engine may not send batch_kv_transfer_params"},
+		{"the port of a transfer engine", with(first, `"remote_te_rpc_port":1`), ErrBadCallback, "a decode engine may not send remote_te_rpc_port"},
+		{"places in memory", with(first, `"remote_layer_metadata":{}`), ErrBadCallback, "a decode engine may not send remote_layer_metadata"},
+		{"another prompt", with(first, `"prompt_token_ids":[1]`), ErrBadCallback, "a decode engine may not send prompt_token_ids"},
+		{"a file to write", with(first, `"hidden_states_path":"/x"`), ErrBadCallback, "a decode engine may not send hidden_states_path"},
+		{"a key that is written in escapes", with(first, `"do_virtu\u0061l":true`), ErrBadCallback, "a decode engine may not send do_virtual"},
+		{"what an engine notes for itself", with(first, `"_p_side_truncated":true`), ErrBadCallback, "a key whose name is not a letter and then"},
+		{"a key with a text for a name", with(first, `"the prompt":1`), ErrBadCallback, "a key whose name is not a letter and then"},
+		{"a key with a long name", with(first, `"`+strings.Repeat("k", 65)+`":1`), ErrBadCallback, "a key whose name is not a letter and then"},
+		{"a key without a name", with(first, `"":1`), ErrBadCallback, "a key whose name is not a letter and then"},
+		{"an unknown key that is called like an address", with(first, `"remote_addr":[1]`), ErrBadCallback, "remote_addr seems to hold an address"},
+		{"an unknown key with an address of the engine", with(first, `"remote_peers":["10.0.0.5:7"]`), ErrBadCallback, "remote_peers seems to hold an address"},
+		{"an unknown key with a URL", with(first, `"later":"http://d1/x"`), ErrBadCallback, "later seems to hold an address"},
+		{"an unknown key with a host in it", with(first, `"later":{"0":{"host":"d1"}}`), ErrBadCallback, "later seems to hold an address"},
+		{"an unknown key twice", with(first, `"later":1,"later":2`), ErrBadCallback, "later stands there twice"},
+		{"many unknown keys", with(first, unknownKeys(mostUnknown+1)), ErrBadCallback, "more than 32 keys that this evenkeel does not know"},
 		{"a key twice", with(first, `"remote_host":"10.0.0.5"`), ErrBadCallback, "remote_host stands there twice"},
 		{"tokens that are none", with(first, `"token_ids":["a"]`), ErrBadCallback, "token_ids is a list of 5 bytes"},
 		{"blocks of text", with(blocks, `[["a"]]`), ErrBadCallback, "remote_block_ids is a list of"},
@@ -168,6 +182,34 @@ func TestReadCallback(t *testing.T) {
 	require.ErrorIs(t, err, ErrUnknownHost, "nobody is known")
 }
 
+// unknownKeys are members k1 to kn.
+func unknownKeys(n int) string {
+	members := make([]string, n)
+	for i := range members {
+		members[i] = fmt.Sprintf(`"k%d":1`, i+1)
+	}
+	return strings.Join(members, ",")
+}
+
+// A later version of the engine may tell the prefill engine more.
+func TestAnUnknownKeyOfACallbackPasses(t *testing.T) {
+	p := profileOf(AscendLayerwise)
+	p.KVPlainKeys = []string{"remote_url"}
+	for members, want := range map[string][]string{
+		`"remote_pp_size":2`:                        {"remote_pp_size"},
+		`"later":{"blocks":[[1,2],null]},"a1":"é"`:  {"later", "a1"},
+		`"remote_url":"http://10.6.6.6","Later":""`: {"remote_url", "Later"}, // which the operator calls plain
+	} {
+		body := strings.Replace(callbackJSON, `"token_ids":[]`, members, 1)
+		got, err := p.ReadCallback([]byte(body), "chatcmpl-ek-1", 300, 128, known)
+		require.NoError(t, err)
+		require.Equal(t, Callback{KV: json.RawMessage(body), Unknown: want}, got)
+	}
+	got, err := p.ReadCallback([]byte(strings.Replace(callbackJSON, `"token_ids":[]`, unknownKeys(mostUnknown), 1)), "chatcmpl-ek-1", 300, 128, known)
+	require.NoError(t, err)
+	require.Len(t, got.Unknown, mostUnknown)
+}
+
 func TestACallbackForAPromptInTheCacheNeedsNothing(t *testing.T) {
 	for _, none := range []string{`[]`, `[[]]`, `[[],[]]`} {
 		got, err := profileOf(AscendLayerwise).ReadCallback([]byte(strings.Replace(callbackJSON, `[[7,8,9]]`, none, 1)), "chatcmpl-ek-1", 300, 128, known)
@@ -199,7 +241,7 @@ func TestHowLongACallbackMayBe(t *testing.T) {
 func FuzzReadCallback(f *testing.F) {
 	for _, s := range []string{
 		callbackJSON, strings.Replace(callbackJSON, `[[7,8,9]]`, `[]`, 1), strings.Replace(callbackJSON, `"10.0.0.5"`, `"evil"`, 1),
-		strings.Replace(callbackJSON, `"token_ids":[]`, `"do_virtual":true`, 1), `{}`, `{"remote_block_ids":[[1]}`, strings.Repeat("[", 20), ` {"request_id":"\u0063hatcmpl-ek-1"}`,
+		strings.Replace(callbackJSON, `"token_ids":[]`, `"do_virtual":true`, 1), strings.Replace(callbackJSON, `"token_ids":[]`, `"later":[1]`, 1), `{}`, `{"remote_block_ids":[[1]}`, strings.Repeat("[", 20), ` {"request_id":"\u0063hatcmpl-ek-1"}`,
 	} {
 		f.Add([]byte(s))
 	}
@@ -215,10 +257,14 @@ func FuzzReadCallback(f *testing.F) {
 		require.True(t, known(m["remote_host"].(string)) || strings.ContainsAny(m["remote_host"].(string), ".:"))
 		require.Equal(t, true, m["do_remote_decode"])
 		require.Equal(t, false, m["do_remote_prefill"])
-		for _, key := range []string{"metaserver", "do_virtual", "batch_kv_transfer_params", "prompt_token_ids"} {
+		for _, key := range actedOn {
 			require.NotContains(t, m, key)
 		}
-		require.LessOrEqual(t, len(m), len(callbackKeys))
+		for _, key := range got.Unknown {
+			require.Contains(t, m, key)
+			require.False(t, namesAddress(key))
+		}
+		require.LessOrEqual(t, len(m), len(callbackKeys)+mostUnknown)
 	})
 }
 

@@ -112,7 +112,7 @@ func (s *settings) profiles() string {
 // ownFaults are those that only requests of a connector meet, by the leg that they strike.
 var ownFaults = map[refengine.Connector]map[string][]refengine.Fault{
 	refengine.AscendLayerwise: {
-		refengine.LegDecode: {refengine.NoCallback, refengine.CallbackTwice, refengine.CallbackLate, refengine.CallbackBadHost, refengine.CallbackShortID, refengine.CallbackEmpty},
+		refengine.LegDecode: {refengine.NoCallback, refengine.CallbackTwice, refengine.CallbackLate, refengine.CallbackBadHost, refengine.CallbackShortID, refengine.CallbackNewKey, refengine.CallbackEmpty},
 		refengine.LegProbe:  {refengine.DoneLost, refengine.FailedSent},
 	},
 	refengine.SGLang:   {refengine.LegProbe: {refengine.DoneLost, refengine.FailedSent, refengine.PrefillAbort200, refengine.BootstrapSlow}},

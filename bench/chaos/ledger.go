@@ -40,7 +40,7 @@ func (l *ledger) reset() {
 // answer that is lost after it cannot go on by its ids.
 var harmless = []refengine.Fault{
 	refengine.MissingDone, refengine.FrozenGauges, refengine.SlowPages, refengine.Slow, refengine.Comments, refengine.CRLF, refengine.SplitBytes,
-	refengine.UsageAlways, refengine.EOSFirst, refengine.CallbackTwice, refengine.CallbackShortID, refengine.CallbackEmpty,
+	refengine.UsageAlways, refengine.EOSFirst, refengine.CallbackTwice, refengine.CallbackShortID, refengine.CallbackNewKey, refengine.CallbackEmpty,
 }
 
 // final tells faults that say no to the request itself: the answer is the

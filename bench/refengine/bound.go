@@ -325,7 +325,11 @@ func (b *bound) callBack(r *request, blocks []int) {
 	case r.troubles.has(CallbackTwice):
 		times = 2
 	}
-	body, _ := json.Marshal(bind.NewCallback(id, b.engineID(r.rank), host, b.ports[b.portOf(r.rank)], blockSize, blocks)) // strings and numbers always marshal
+	callback := bind.NewCallback(id, b.engineID(r.rank), host, b.ports[b.portOf(r.rank)], blockSize, blocks)
+	if r.troubles.has(CallbackNewKey) {
+		callback.RemotePPSize = 1
+	}
+	body, _ := json.Marshal(callback) // strings and numbers always marshal
 	late, _ := r.troubles.find(CallbackLate, "")
 	b.wg.Go(func() { // it goes out though the client leaves
 		select {

@@ -54,6 +54,7 @@ const (
 	CallbackLate    Fault = "callback-late"     // it calls back Delay after it has the blocks
 	CallbackBadHost Fault = "callback-bad-host" // its callback names 203.0.113.7
 	CallbackShortID Fault = "callback-short-id" // its callback's request id lacks its last nine characters
+	CallbackNewKey  Fault = "callback-new-key"  // its callback has a key that only later versions send
 	CallbackEmpty   Fault = "callback-empty"    // it needs nothing, as if it had the whole prompt: no block ids, and no wait
 	PrefillAbort200 Fault = "prefill-abort-200" // a prefill of SGLang is aborted in its transfer and answers 200, length, after delay_ms; the KV is incomplete
 	DoneLost        Fault = "done-lost"         // the prefill engine's last word that the KV is written gets lost
@@ -76,7 +77,7 @@ var faultNames = []string{string(Hang), string(Reset), string(Reject), string(Bu
 	string(CRLF), string(SplitBytes), string(UsageAlways), string(EOSFirst), string(NullHandoff), string(EmptyBlocks),
 	string(StringBlocks), string(NoRequestID), string(WrongHost), string(WrongKey), string(LostKV)}
 
-var boundFaultNames = []string{string(NoCallback), string(CallbackTwice), string(CallbackLate), string(CallbackBadHost), string(CallbackShortID),
+var boundFaultNames = []string{string(NoCallback), string(CallbackTwice), string(CallbackLate), string(CallbackBadHost), string(CallbackShortID), string(CallbackNewKey),
 	string(CallbackEmpty), string(PrefillAbort200), string(DoneLost), string(FailedSent), string(BootstrapSlow)}
 
 // BoundFaultNames lists the faults that only requests meet which are bound to their decode engine before the prefill.

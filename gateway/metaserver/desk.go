@@ -63,10 +63,13 @@ type desk struct {
 	mu       sync.Mutex
 	expected map[key]*Expectation
 	short    map[string]bool // ranks of which it was said that they cut ids
+	keys     map[string]bool // unknown keys of callbacks that were named in the log; at most mostKeys
 	closed   bool
 }
 
-func newDesk() desk { return desk{expected: map[key]*Expectation{}, short: map[string]bool{}} }
+func newDesk() desk {
+	return desk{expected: map[key]*Expectation{}, short: map[string]bool{}, keys: map[string]bool{}}
+}
 
 var (
 	errSpent   = errors.New("metaserver: the callback has come")
@@ -169,6 +172,25 @@ func (d *desk) first(rank string) bool {
 	again := d.short[rank]
 	d.short[rank] = true
 	return !again
+}
+
+// mostKeys is how many unknown keys of callbacks the log names.
+const mostKeys = 32
+
+// newKeys returns which of a callback's unknown keys are to be named in the log, and whether no other will be.
+func (d *desk) newKeys(keys []string) (named []string, last bool) {
+	if len(keys) == 0 {
+		return nil, false
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, key := range keys {
+		if len(d.keys) < mostKeys && !d.keys[key] {
+			d.keys[key] = true
+			named = append(named, key)
+		}
+	}
+	return named, len(named) > 0 && len(d.keys) == mostKeys
 }
 
 // close forgets all.

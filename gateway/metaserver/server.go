@@ -210,8 +210,20 @@ func (s *Server) deliver(w http.ResponseWriter, e *Expectation, body []byte) {
 		s.Log.Warn("a decode engine adds no random suffix to the ids of requests, and cuts the end of ours in its callbacks; that works, but two requests with one id would not be told apart",
 			zap.String("engine", e.wanted.Rank))
 	}
+	s.warnOfKeys(e.wanted.Rank, got.Unknown)
 	w.Header().Set("Content-Type", "application/json")
 	_, _ = io.WriteString(w, `{"status":"ok"}`) // the engine does not look at it
+}
+
+// warnOfKeys names each key once that this evenkeel does not know.
+func (s *Server) warnOfKeys(rank string, keys []string) {
+	named, last := s.desk.newKeys(keys)
+	for _, key := range named {
+		s.Log.Warn("a decode engine's callback has a key that this evenkeel does not know; it holds no address, and the prefill engine gets it as it is", zap.String("engine", rank), zap.String("key", key))
+	}
+	if last {
+		s.Log.Warn("callbacks had so many keys that this evenkeel does not know that the log names no more of them", zap.Int("keys", mostKeys))
+	}
 }
 
 // spoilt refuses a callback and tells its request, which needs another rank: nobody knows where the KV

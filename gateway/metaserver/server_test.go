@@ -2,6 +2,7 @@ package metaserver
 
 import (
 	"bufio"
+	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -64,6 +65,9 @@ func read(body []byte) (mooncake.Callback, error) {
 		return mooncake.Callback{}, mooncake.ErrUnknownHost
 	case "short":
 		return mooncake.Callback{ShortID: true}, nil
+	}
+	if keys, ok := bytes.CutPrefix(body, []byte("keys ")); ok {
+		return mooncake.Callback{Unknown: strings.Fields(string(keys))}, nil
 	}
 	return mooncake.Callback{KV: body}, nil
 }
@@ -273,6 +277,32 @@ func TestAnEngineThatCutsIDsIsNamedOnce(t *testing.T) {
 		require.True(t, (<-e.Came()).ShortID)
 	}
 	require.Equal(t, 1, r.log.FilterMessageSnippet("no random suffix").Len())
+}
+
+func TestAnUnknownKeyIsNamedOnce(t *testing.T) {
+	r := start(t)
+	call := func(keys string) {
+		t.Helper()
+		e := r.expect()
+		require.Equal(t, 200, r.post(e.URL, "keys "+keys))
+		require.Equal(t, strings.Fields(keys), (<-e.Came()).Unknown)
+	}
+	for range 3 {
+		call("pp_size layers")
+	}
+	named := func() (keys []string) {
+		for _, line := range r.log.FilterMessageSnippet("a decode engine's callback has a key").All() {
+			require.Equal(t, "d0/1", line.ContextMap()["engine"])
+			keys = append(keys, line.ContextMap()["key"].(string))
+		}
+		return keys
+	}
+	require.Equal(t, []string{"pp_size", "layers"}, named())
+	for i := range mostKeys { // any number may come
+		call(fmt.Sprintf("a%d b%d pp_size", i, i))
+	}
+	require.Len(t, named(), mostKeys)
+	require.Equal(t, 1, r.log.FilterMessageSnippet("the log names no more of them").Len())
 }
 
 func TestCloseForgetsAll(t *testing.T) {

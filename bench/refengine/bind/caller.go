@@ -56,6 +56,7 @@ type Callback struct {
 	RemotePCPSize    int     `json:"remote_pcp_size"`
 	RemoteDCPSize    int     `json:"remote_dcp_size"`
 	RemoteCachedToks int     `json:"remote_cached_tokens"`
+	RemotePPSize     int     `json:"remote_pp_size,omitempty"` // of no version that there is
 }
 
 // NewCallback is the callback for a request. Without blocks it needs nothing.
