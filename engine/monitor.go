@@ -40,7 +40,7 @@ type Status struct {
 	Since          time.Time
 	Models         []Model
 	Version        string
-	CapacityTokens map[string]int64 // by `engine` label; empty where unknown
+	CapacityTokens map[string]int64 // by rank, see Sample.Capacities; empty where unknown
 	StartTime      float64          // of the process in Unix seconds, 0 unknown; another value is a restart
 
 	// Out is why no request should go there though the engine is up: those

@@ -52,6 +52,9 @@ type Sample struct {
 	StartTime float64
 	// BlockTokens is the size of a KV block, 0 unknown.
 	BlockTokens int
+	// FirstRank is the number of the first rank in its deployment. A node of vLLM under hybrid load balancing may
+	// count from another number than 0; here its ranks are counted from 0.
+	FirstRank int
 
 	kvUsage, running, waiting, capacity, generated, asked, pulled, expired map[string]float64
 }
@@ -90,6 +93,7 @@ func (n MetricNames) Parse(page []byte) (*Sample, error) {
 		return nil, fmt.Errorf("metrics page: line %d of the gauges in it is not in the text format", line)
 	}
 	s := &Sample{
+		FirstRank: firstRank(families),
 		kvUsage:   byEngine(families, kv),
 		running:   byEngine(families, running),
 		waiting:   byEngine(families, waiting),
@@ -121,57 +125,59 @@ func (s *Sample) KVUsage(rank int) (float64, bool) {
 	if rank < 0 {
 		return fold(s.kvUsage, math.Max)
 	}
-	return at(s.kvUsage, rank)
+	return s.at(s.kvUsage, rank)
 }
 
 // Running is the number of requests in the engine's batch.
-func (s *Sample) Running(rank int) (float64, bool) { return total(s.running, rank) }
+func (s *Sample) Running(rank int) (float64, bool) { return s.total(s.running, rank) }
 
 // Waiting is the number of requests the engine holds back.
-func (s *Sample) Waiting(rank int) (float64, bool) { return total(s.waiting, rank) }
+func (s *Sample) Waiting(rank int) (float64, bool) { return s.total(s.waiting, rank) }
 
 // Generated counts the output tokens of all requests since the start.
-func (s *Sample) Generated(rank int) (float64, bool) { return total(s.generated, rank) }
+func (s *Sample) Generated(rank int) (float64, bool) { return s.total(s.generated, rank) }
 
 // Expired counts the hand-offs, since the start, whose KV the instance gave away before anything had fetched it.
-func (s *Sample) Expired() (float64, bool) { return total(s.expired, -1) }
+func (s *Sample) Expired() (float64, bool) { return s.total(s.expired, -1) }
 
 // NotPulled counts the prompt tokens, since the start, whose KV the instance looked
 // for in other engines and did not get: it computed them.
 func (s *Sample) NotPulled() (tokens float64, ok bool) {
-	asked, ok := total(s.asked, -1)
-	pulled, both := total(s.pulled, -1)
+	asked, ok := s.total(s.asked, -1)
+	pulled, both := s.total(s.pulled, -1)
 	return asked - pulled, ok && both
 }
 
 // CacheTokens is the KV capacity in tokens: num_gpu_blocks x block_size.
 func (s *Sample) CacheTokens(rank int) (int64, bool) {
-	v, ok := total(s.capacity, rank)
+	v, ok := s.total(s.capacity, rank)
 	return int64(v), ok
 }
 
-// Capacities is CacheTokens of every engine label.
+// Capacities is CacheTokens of every rank, by its number from 0 on, or without a number where the engine has none.
 func (s *Sample) Capacities() map[string]int64 {
 	out := make(map[string]int64, len(s.capacity))
 	for e, v := range s.capacity {
+		if n, err := strconv.Atoi(e); err == nil {
+			e = strconv.Itoa(n - s.FirstRank)
+		}
 		out[e] = int64(v)
 	}
 	return out
 }
 
-// Engines lists the `engine` labels that have a KV usage, by number. A node
-// under hybrid load balancing may count from another rank than 0.
+// Engines lists the `engine` labels that have a KV usage, by number, from FirstRank on.
 func (s *Sample) Engines() []string {
 	return slices.SortedFunc(maps.Keys(s.kvUsage), func(a, b string) int {
 		return cmp.Or(cmp.Compare(len(a), len(b)), cmp.Compare(a, b))
 	})
 }
 
-func total(values map[string]float64, rank int) (float64, bool) {
+func (s *Sample) total(values map[string]float64, rank int) (float64, bool) {
 	if rank < 0 {
 		return fold(values, func(a, b float64) float64 { return a + b })
 	}
-	return at(values, rank)
+	return s.at(values, rank)
 }
 
 func fold(values map[string]float64, f func(a, b float64) float64) (sum float64, ok bool) {
@@ -182,12 +188,28 @@ func fold(values map[string]float64, f func(a, b float64) float64) (sum float64,
 }
 
 // at finds a rank's value. An engine too old to label its series has one rank.
-func at(values map[string]float64, rank int) (float64, bool) {
-	if v, ok := values[strconv.Itoa(rank)]; ok {
+func (s *Sample) at(values map[string]float64, rank int) (float64, bool) {
+	if v, ok := values[strconv.Itoa(s.FirstRank+rank)]; ok {
 		return v, true
 	}
 	v, ok := values[""]
 	return v, ok && rank == 0
+}
+
+// firstRank is the lowest engine label of a page, whether its value is known or not.
+func firstRank(families map[string]*dto.MetricFamily) int {
+	first := math.MaxInt
+	for _, f := range families {
+		for _, m := range f.GetMetric() {
+			if n, err := strconv.Atoi(label(m, "engine")); err == nil && n >= 0 {
+				first = min(first, n)
+			}
+		}
+	}
+	if first == math.MaxInt {
+		return 0
+	}
+	return first
 }
 
 // byEngine takes, for each engine label, the first name with a value. Other
