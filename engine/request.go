@@ -61,7 +61,7 @@ func appendHead(dst []byte, t *Target, method, path string, hdr []Header, length
 	}
 	if t.Rank >= 0 {
 		dst = append(dst, "X-data-parallel-rank: "...)
-		dst = strconv.AppendInt(dst, int64(t.Rank), 10)
+		dst = strconv.AppendInt(dst, int64(t.First+t.Rank), 10)
 		dst = append(dst, "\r\n"...)
 	}
 	for _, h := range hdr {

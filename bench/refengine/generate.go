@@ -86,6 +86,11 @@ func (l *life) rankOf(x *exchange) (int, *apiError) {
 	cfg, count := l.engine.cfg, &l.engine.count
 	rank, err := strconv.Atoi(x.Req.Header.Get("X-Data-Parallel-Rank"))
 	given := err == nil
+	if cfg.ErrorShape == ShapeRust {
+		if rank -= cfg.DPFirst; given && (rank < 0 || rank >= cfg.DPSize) {
+			return 0, refuse(400, "engine-core error")
+		}
+	}
 	if given && (rank < 0 || rank >= cfg.DPSize) {
 		return 0, refuse(400, "data_parallel_rank %d is out of range [0, %d).", rank, cfg.DPSize)
 	}

@@ -41,7 +41,7 @@ func (l *life) metrics(first, last int, usage float64) []byte {
 	family := func(name, kind string, value func(rank int) float64, labels string) {
 		out = fmt.Appendf(out, "# HELP %s %s of the reference engine.\n# TYPE %s %s\n", name, kind, name, kind)
 		for rank := first; rank <= last; rank++ {
-			out = fmt.Appendf(out, "%s{engine=\"%d\",%smodel_name=%q} %g\n", name, rank, labels, cfg.Model, value(rank))
+			out = fmt.Appendf(out, "%s{engine=\"%d\",%smodel_name=%q} %g\n", name, cfg.DPFirst+rank, labels, cfg.Model, value(rank))
 		}
 	}
 	kvUsage, queries, hits := "vllm:kv_cache_usage_perc", "vllm:prefix_cache_queries_total", "vllm:prefix_cache_hits_total"
@@ -71,11 +71,11 @@ func (l *life) metrics(first, last int, usage float64) []byte {
 		family("vllm:nixl_num_kv_expired_reqs_total", "counter", func(int) float64 { return float64(l.engine.count.Leaks.Load()) }, "")
 	}
 	out = append(out, "# HELP vllm:num_preemptions_total counter of the reference engine.\n# TYPE vllm:num_preemptions_total counter\n"...)
-	out = fmt.Appendf(out, "vllm:num_preemptions_total{engine=\"%d\",model_name=%q} %d\n", first, cfg.Model, l.engine.count.Preemptions.Load())
+	out = fmt.Appendf(out, "vllm:num_preemptions_total{engine=\"%d\",model_name=%q} %d\n", cfg.DPFirst+first, cfg.Model, l.engine.count.Preemptions.Load())
 	out = append(out, "# HELP vllm:cache_config_info Information of the LLMEngine CacheConfig\n# TYPE vllm:cache_config_info gauge\n"...)
 	for rank := first; rank <= last; rank++ {
 		// vLLM's API server tells the sum of its engines
-		out = fmt.Appendf(out, "vllm:cache_config_info{block_size=\"%d\",engine=\"%d\",num_gpu_blocks=\"%d\"} 1\n", blockSize, rank, (last-first+1)*(cfg.KVTokens/blockSize))
+		out = fmt.Appendf(out, "vllm:cache_config_info{block_size=\"%d\",engine=\"%d\",num_gpu_blocks=\"%d\"} 1\n", blockSize, cfg.DPFirst+rank, (last-first+1)*(cfg.KVTokens/blockSize))
 	}
 	out = append(out, "# HELP process_start_time_seconds Start time of the process since unix epoch in seconds.\n# TYPE process_start_time_seconds gauge\n"...)
 	return fmt.Appendf(out, "process_start_time_seconds %.3f\n", float64(l.began.UnixMilli())/1e3)

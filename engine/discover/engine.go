@@ -38,7 +38,7 @@ func (e Engine) Key() string { return e.Role + " " + e.Address }
 type Attributes struct {
 	Profile, Region            string
 	Group, Barrier             string
-	Ranks, Slots               int
+	Ranks, FirstRank, Slots    int
 	KVTokens                   int64
 	Cost                       float32
 	KVEventsPort, KVReplayPort int

@@ -96,7 +96,8 @@ type Engine struct {
 	URL     string `yaml:"url"`
 	Profile string `yaml:"profile"`
 	Ranks   int    `yaml:"ranks"`
-	Region  string `yaml:"region"` // of another dispatcher: served only while this one owns it; empty: our own
+	First   int    `yaml:"first_rank"` // what the header says for the first of them
+	Region  string `yaml:"region"`     // of another dispatcher: served only while this one owns it; empty: our own
 	// Prefill only.
 	KVEventsPort int `yaml:"kv_events_port"` // of its first rank, where prefill.kv_events.port is not its own; 0: it is
 	KVReplayPort int `yaml:"kv_replay_port"`

@@ -53,7 +53,7 @@ func Target(e Engine, p *mooncake.Profile) (*engine.Target, error) {
 	if err != nil {
 		return nil, fmt.Errorf("engine %s: %w", id, err)
 	}
-	t := &engine.Target{ID: id, URL: &url.URL{Scheme: u.Scheme, Host: id}, Rank: -1}
+	t := &engine.Target{ID: id, URL: &url.URL{Scheme: u.Scheme, Host: id}, Rank: -1, First: e.First}
 	if u.Scheme == "https" {
 		if t.TLS, err = certs.Client(cmp.Or(p.ServerName, u.Hostname()), p.CAFile, p.CertFile, p.KeyFile); err != nil {
 			return nil, fmt.Errorf("engine %s: profile %s: %w", id, p.Name, err)

@@ -187,6 +187,12 @@ func (c *Config) checkEngine(path, role string, e *Engine, bad report) {
 	if e.Ranks < 0 || e.Ranks > maxRanks {
 		bad(path+".ranks", "%d is no number of DP ranks; write 0 for one rank without a header, or 1 to %d", e.Ranks, maxRanks)
 	}
+	switch {
+	case e.First < 0:
+		bad(path+".first_rank", "%d is no number of a DP rank; write what the header X-data-parallel-rank must say for the first rank behind this URL", e.First)
+	case known && e.First > 0 && profile.DPMode != mooncake.DPHybrid:
+		bad(path+".first_rank", "its profile %s has dp_mode %s, and only the nodes of a hybrid deployment may count their ranks from another number than 0; remove it, or set dp_mode: hybrid", e.Profile, profile.DPMode)
+	}
 	for key, port := range map[string]int{"kv_events_port": e.KVEventsPort, "kv_replay_port": e.KVReplayPort} {
 		if port < 0 || port > 65535 {
 			bad(path+"."+key, "%d is no port; write the one in the engine's --kv-events-config, or 0 for that of prefill.kv_events", port)

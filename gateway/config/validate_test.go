@@ -76,6 +76,8 @@ func TestValidateRefuses(t *testing.T) {
 		{"negative KV", "engines: {decode: [{url: \"http://d0:1\", kv_tokens: -1}]}", "engines.decode[0].kv_tokens", "0 to ask the engine"},
 		{"a negative cost", "engines: {decode: [{url: \"http://d0:1\", cost: -1}]}", "engines.decode[0].cost", "1 is that of a usual rank"},
 		{"too many ranks", "engines: {decode: [{url: \"http://d0:1\", ranks: 5000}]}", "engines.decode[0].ranks", "1 to 4096"},
+		{"ranks that begin below 0", "engines: {decode: [{url: \"http://d0:1\", ranks: 2, first_rank: -1}]}", "engines.decode[0].first_rank", "-1 is no number of a DP rank"},
+		{"ranks that begin above 0 where all are behind one address", "profiles: {a: {dp_mode: internal}}\nengines: {prefill: [{url: \"http://p0:1\", profile: a, ranks: 2, first_rank: 2}]}", "engines.prefill[0].first_rank", "only the nodes of a hybrid deployment"},
 		{"several ranks behind an address that is not told how many", "profiles: {a: {dp_mode: internal}}\nengines: {decode: [{url: \"http://d0:1\", profile: a}]}", "engines.decode[0]", "set ranks"},
 		{"slots of a prefill engine", "engines: {prefill: [{url: \"http://p0:1\", slots: 4}]}", "engines.prefill[0].slots", "only decode engines"},
 		{"no body at all", "limits: {body_bytes: 0}", "limits.body_bytes", "at least 1"},

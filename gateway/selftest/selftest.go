@@ -106,7 +106,7 @@ func (t *tester) subjects(ctx context.Context, role string, engines []config.Eng
 			t.report(s.name, Bad, "%v", err)
 			continue
 		}
-		t.metrics(ctx, role, e, s)
+		t.numbering(ctx, &s, e, t.metrics(ctx, role, e, s))
 		ok = append(ok, s)
 		for rank := 1; rank < e.Ranks; rank++ {
 			ok = append(ok, s.rank(rank))
@@ -167,13 +167,13 @@ func (t *tester) models(ctx context.Context, target *engine.Target) (ids []strin
 	return ids, err
 }
 
-func (t *tester) metrics(ctx context.Context, role string, e config.Engine, s subject) {
+func (t *tester) metrics(ctx context.Context, role string, e config.Engine, s subject) *engine.Sample {
 	ctx, cancel := context.WithTimeout(ctx, stepTimeout)
 	defer cancel()
 	sample, err := engine.MetricNames(s.profile.Metrics).Scrape(ctx, t.client, s.target)
 	if err != nil {
 		t.report(s.name, Warn, "no metrics: %v; only our own requests count towards its KV then", err)
-		return
+		return nil
 	}
 	if _, known := sample.KVUsage(s.target.Rank); !known && role == "prefill" {
 		t.report(s.name, Warn, "no KV usage under a known metric name; set the profile's metrics.kv_usage")
@@ -181,6 +181,7 @@ func (t *tester) metrics(ctx context.Context, role string, e config.Engine, s su
 	if _, known := sample.CacheTokens(s.target.Rank); !known && s.profile.KVTokensPerRank == 0 && e.KV == 0 {
 		t.report(s.name, Warn, "its KV capacity is not in its metrics; set the profile's kv_tokens_per_rank, or only slots limit what it is given")
 	}
+	return sample
 }
 
 // compareModels tells of engines that cannot work with the other side: one

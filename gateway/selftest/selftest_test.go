@@ -128,6 +128,39 @@ func TestRanksBehindOneAddress(t *testing.T) {
 	}
 }
 
+// Of a node of a hybrid deployment the front end says whether its ranks are counted in the node or in the deployment.
+func TestHowANodeCountsItsRanks(t *testing.T) {
+	for _, tc := range []struct {
+		name  string
+		shape refengine.ErrorShape
+		first int
+		want  []string
+	}{
+		{"in the node", refengine.ShapeNew, 0, nil},
+		{"in the node, and the config says otherwise", refengine.ShapeNew, 4, []string{"decode: it refuses the ranks that evenkeel names: its ranks begin at 0 in the header X-data-parallel-rank, and not at 4; set first_rank: 0 of this engine"}},
+		{"in the deployment", refengine.ShapeRust, 4, nil},
+		{"in the deployment, and the config says otherwise", refengine.ShapeRust, 0, []string{"decode: it refuses the ranks that evenkeel names: its ranks begin at 4 in the header X-data-parallel-rank, and not at 0; set first_rank: 4 of this engine"}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			p := start(t, refengine.Config{Role: refengine.Prefill})
+			d := start(t, refengine.Config{Role: refengine.Decode, DPSize: 2, DPMode: "internal", DPFirst: 4, ErrorShape: tc.shape})
+			c := cluster(t, mooncake.Profile{}, p.URLs(), d.URLs()[:1])
+			node := c.Profiles[config.DefaultProfile]
+			node.DPMode = mooncake.DPHybrid
+			c.Profiles["node"] = node
+			c.Engines.Decode[0].Profile, c.Engines.Decode[0].Ranks, c.Engines.Decode[0].First = "node", 2, tc.first
+			require.NoError(t, c.Validate())
+			found := Run(t.Context(), c, nil)
+			require.Equal(t, tc.want, pick(found, Bad), "%v", found)
+			require.Empty(t, pick(found, Warn), "its gauges are known by the number of each rank")
+			require.Contains(t, strings.Join(pick(found, OK), "\n"), "decode: decoded 4 tokens")
+			for rank := range 2 {
+				require.EqualValues(t, 1, d.Stats().Ranks[rank].Concurrent, "rank %d was tried", rank)
+			}
+		})
+	}
+}
+
 func TestEveryEngineGetsAPartner(t *testing.T) {
 	var prefills, decodes []string
 	for range 2 {

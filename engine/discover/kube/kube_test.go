@@ -327,6 +327,7 @@ func TestWhatAPodSaysOfItself(t *testing.T) {
 		{"a group", note("group", "g2"), func(e *discover.Engine) { e.Group = "g2" }, ""},
 		{"slots", note("slots", "64"), func(e *discover.Engine) { e.Slots = 64 }, ""},
 		{"ranks behind one port", note("ranks", "4"), func(e *discover.Engine) { e.Ranks = 4 }, ""},
+		{"ranks that begin above 0", note("first-rank", "4"), func(e *discover.Engine) { e.FirstRank = 4 }, ""},
 		{"KV tokens", note("kv-tokens", "1000"), func(e *discover.Engine) { e.KVTokens = 1000 }, ""},
 		{"a cost", note("cost", "2"), func(e *discover.Engine) { e.Cost = 2 }, ""},
 		{"a port of its own", note("port", "9000"), func(e *discover.Engine) { e.Address, e.URL = "10.0.0.1:9000", "http://10.0.0.1:9000" }, ""},

@@ -20,6 +20,7 @@ const (
 	annPort, annProfile, annRegion           = prefix + "port", prefix + "profile", prefix + "region"
 	annGroup, annBarrier, annRanks, annSlots = prefix + "group", prefix + "barrier", prefix + "ranks", prefix + "slots"
 	annKVTokens, annCost                     = prefix + "kv-tokens", prefix + "cost"
+	annFirstRank                             = prefix + "first-rank"
 	annEventsPort, annReplayPort             = prefix + "kv-events-port", prefix + "kv-replay-port"
 )
 
@@ -154,7 +155,7 @@ func (c *Config) attributes(pod *corev1.Pod) (discover.Attributes, error) {
 	a.Group, a.Barrier = cmp.Or(said[annGroup], a.Group), cmp.Or(said[annBarrier], a.Barrier)
 	kvTokens := int(a.KVTokens)
 	for name, into := range map[string]*int{
-		annRanks: &a.Ranks, annSlots: &a.Slots, annKVTokens: &kvTokens, annEventsPort: &a.KVEventsPort, annReplayPort: &a.KVReplayPort,
+		annRanks: &a.Ranks, annFirstRank: &a.FirstRank, annSlots: &a.Slots, annKVTokens: &kvTokens, annEventsPort: &a.KVEventsPort, annReplayPort: &a.KVReplayPort,
 	} {
 		if text, ok := said[name]; ok {
 			n, err := strconv.Atoi(text)
