@@ -141,12 +141,17 @@ func TestWhatIsBoundBeforeItsPrefillHasItsRoomButIsNoLoad(t *testing.T) {
 }
 
 func TestARankMayHaveMoreThanItsSlotsWhileSomePrefill(t *testing.T) {
-	for _, c := range []struct{ ahead, want int }{{0, 4}, {2, 6}} {
+	for _, c := range []struct {
+		ahead, want int
+		atOnce      bool
+	}{{0, 4, false}, {2, 6, false}, {2, 4, true}, {AheadAuto, 4, true}} {
 		cfg := realConfig("pjsq-kv")
 		cfg.BindAhead = c.ahead
 		h := newHand(t, cfg)
 		h.lead = time.Second
-		h.fleet(early(ranks(1, 4, 1000)))
+		fleet := early(ranks(1, 4, 1000))
+		fleet[0].AtOnce = c.atOnce
+		h.fleet(fleet)
 		for range 9 {
 			h.put(pool.Entry{Prompt: 50})
 		}

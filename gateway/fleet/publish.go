@@ -146,7 +146,7 @@ func (f *Fleet) worker(in *instance, r int, up bool) board.Worker {
 	w := board.Worker{
 		ID: id, Name: t.ID, Model: BoardIn(boardOf(in.status.Models), f.abroad(in)), Group: in.conf.Group, Barrier: in.conf.Barrier == "dp",
 		Engine: in.id, Slots: in.conf.Slots, Limit: in.limit(in.conf.Slots), Capacity: cmp.Or(in.conf.KV, capacityOf(in, r)), Cost: in.conf.Cost, Up: up,
-		Down: !in.status.Up || in.status.Wedged, Process: math.Float64bits(in.status.StartTime), Early: in.profile.Early(),
+		Down: !in.status.Up || in.status.Wedged, Process: math.Float64bits(in.status.StartTime), Early: in.profile.Early(), AtOnce: in.profile.Early() && in.profile.Connector == mooncake.NIXLPush,
 	}
 	if in.profile.Renews() {
 		w.Beyond = f.host.Settings().Dispatch.Beyond
