@@ -418,3 +418,27 @@ func TestAPushedPrefillWaitsForItsRank(t *testing.T) {
 		require.EqualValues(t, 3, c.prefill[0].Stats().Requests)
 	})
 }
+
+// As long as nobody knows where a prefill engine that pushes is reached, its requests are bound after their prefill. Their
+// KV has a lease then, as any hand-off's: they wait for a slot in the decode engine's own queue, which renews it.
+func TestAHandOffOfAPushHasALease(t *testing.T) {
+	t.Parallel()
+	const lease = 4 * time.Second
+	c := early(t, refengine.NIXLPush, options{
+		dirty:   true, // a machine that stands still at a deadline loses a hand-off, not an answer
+		prefill: []refengine.Config{{KVHoldTimeout: lease}, {KVHoldTimeout: lease}}, decode: []refengine.Config{{Slots: 1, KVHoldTimeout: lease}},
+		profile:   mooncake.Profile{KVHoldTimeout: lease},
+		configure: func(cfg *config.Config) { cfg.Dispatch.Beyond, cfg.Prefill.Policy = 4, "round-robin" },
+	})
+	c.allUp()
+	leave := c.endless() // tells where one of the prefill engines is reached
+	got := make(chan string)
+	go func() { got <- c.judge(strings.Repeat("waits ", 300), streamed) }()
+	c.eventually("it is in the decode engine's queue", func() bool { return c.sum("evenkeel_rank_beyond_slots") > 0 })
+	time.Sleep(lease + time.Second) // beyond the lease: that is what is tested
+	require.Positive(t, c.prefill[0].Stats().Renewals+c.prefill[1].Stats().Renewals)
+	leave()
+	require.Equal(t, "right", <-got)
+	require.EqualValues(t, 2, c.prefill[0].Stats().Pulls+c.prefill[1].Stats().Pulls)
+	require.Zero(t, c.sum("evenkeel_bind_orphan_tokens"))
+}

@@ -286,9 +286,6 @@ func (p Profile) HoldBudget() (time.Duration, error) {
 	if margin >= timeout {
 		return 0, fmt.Errorf("hold_margin %v leaves nothing of kv_hold_timeout %v; lower it or raise the engine's timeout", margin, timeout)
 	}
-	if p.Early() {
-		return math.MaxInt64, nil
-	}
 	return timeout - margin, nil
 }
 

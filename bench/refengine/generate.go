@@ -135,7 +135,7 @@ func (l *life) identify(x *exchange, r *request, rank int) {
 	case r.leg == LegDecode && !l.engine.cfg.namesRequests():
 		r.kv.remote.id = r.id
 	case r.leg == LegDecode && l.engine.cfg.Connector == NIXLPush:
-		r.kv.remote.id = r.baseID()
+		r.kv.remote.name, r.kv.remote.id = r.kv.remote.id, r.baseID()
 	}
 	r.troubles = l.engine.faults.strike(func(rule Rule) bool {
 		return !rule.aside() && rule.Phase != PhaseAccept &&
@@ -301,6 +301,7 @@ func (l *life) keep(r *request, p plan, cached int, free func()) []byte {
 	k := &pins.Pin{ID: r.kv.transferID, Engine: l.engineID(r.rank), Key: r.prompt.Key, Tokens: r.prompt.Tokens(), Free: free, Blocks: l.newBlocks(r.prompt.Tokens())}
 	if l.engine.cfg.Connector == NIXLPush {
 		k.ID = r.baseID()
+		k.Name = k.ID + "-" + l.engine.suffix()
 		l.bound.keepUntilAsked(r, k, cached)
 		return l.handoffOf(r.rank, r, k, cached, reftext.TokenID(p.answer, p.from))
 	}

@@ -1,6 +1,7 @@
 package refengine
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"net"
@@ -41,7 +42,8 @@ type kvParams struct {
 type remote struct {
 	address string // host:port
 	id      string
-	blocks  []int // nil: this connector names none
+	name    string // of the request at a prefill engine that pushes, as the proxy says
+	blocks  []int  // nil: this connector names none
 	engine  string
 	missing string // a field without which the pull cannot start
 
@@ -143,11 +145,7 @@ func (l *life) handoffOf(rank int, r *request, k *pins.Pin, cached int, first in
 	}
 	named := ""
 	if cfg.namesRequests() && !r.troubles.has(NoRequestID) {
-		full := k.ID
-		if cfg.Connector == NIXLPush { // its pins are known by what both legs have in common
-			full += "-" + l.engine.suffix()
-		}
-		id, _ := json.Marshal(full) // a string always marshals
+		id, _ := json.Marshal(cmp.Or(k.Name, k.ID)) // a string always marshals
 		named = fmt.Sprintf(`"remote_request_id":%s,`, id)
 	}
 	engine := l.engineID(rank)

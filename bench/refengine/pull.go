@@ -2,6 +2,7 @@ package refengine
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -131,7 +132,7 @@ func (l *life) renew(x *exchange, r *request, j *group.Job) (stop func()) {
 			select {
 			case <-beat.C:
 				l.engine.core.Wait(x.Ctx)
-				_, _ = l.sendPull(x.Ctx, r.kv.remote, pullRequest{ID: r.kv.remote.id, Renew: true})
+				_, _ = l.sendPull(x.Ctx, r.kv.remote, pullRequest{ID: cmp.Or(r.kv.remote.name, r.kv.remote.id), Renew: true})
 			case <-j.Granted:
 				return
 			case <-done:

@@ -242,7 +242,7 @@ func (c *Config) checkPool(bad report) {
 	}
 	outlives := func(engine, profile string) bool {
 		p, ok := c.Profiles[profile]
-		if !ok {
+		if !ok || p.Early() { // what waits for a rank there is not prefilled yet
 			return false
 		}
 		budget, err := p.HoldBudget()

@@ -50,6 +50,7 @@ func (s *Settings) PoolTTL() time.Duration {
 		p := s.Profiles[name]
 		if p.Early() {
 			shortest = min(shortest, s.Prefill.Queue.Timeout)
+			continue
 		}
 		if b, err := p.HoldBudget(); err == nil && b < shortest {
 			shortest = b

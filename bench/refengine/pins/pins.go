@@ -12,6 +12,7 @@ import (
 // Pin is KV that a finished prefill keeps for a decode engine.
 type Pin struct {
 	ID     string
+	Name   string // by which alone a heartbeat finds it; empty: its ID
 	Engine string // id of the rank's engine
 	Key    uint64 // of the content
 	Blocks []int
@@ -136,7 +137,12 @@ func (p *Pins) Renew(id string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	k := p.live[id]
-	if k == nil {
+	for _, other := range p.live {
+		if other.Name == id {
+			k = other
+		}
+	}
+	if k == nil || k.Name != "" && k.Name != id {
 		return
 	}
 	if until := time.Now().Add(p.hold / 3 * 2); until.After(k.until) {
