@@ -206,7 +206,7 @@ type handoff struct {
 	raw     json.RawMessage
 	members int
 
-	doPrefill, mode, blockIDs, engineID, host, requestID, port, tpSize, ppSize json.RawMessage
+	doPrefill, mode, blockIDs, engineID, host, requestID, port, tpSize, ppSize, dcpSize json.RawMessage
 }
 
 // readHandoff finds the members of a value that is valid JSON, for it stands in an answer
@@ -235,6 +235,8 @@ func readHandoff(kv json.RawMessage) (h handoff, ok bool) {
 			h.tpSize = value
 		case "pp_size":
 			h.ppSize = value
+		case "dcp_size":
+			h.dcpSize = value
 		}
 	}
 	return h, kv[0] == '{' && h.members <= maxMembers

@@ -27,10 +27,10 @@ type Meeting struct {
 // Coordinates are where a prefill engine that pushes is reached by decode engines.
 // They are good until it restarts.
 type Coordinates struct {
-	EngineID       string
-	Host           string
-	Port           int
-	TPSize, PPSize int // 0 is 1
+	EngineID                string
+	Host                    string
+	Port                    int
+	TPSize, PPSize, DCPSize int // 0 is 1
 }
 
 // RequestID is what an engine calls the request that has id as its X-Request-Id, less
@@ -77,7 +77,8 @@ func (p *Profile) decodeParams(m *Meeting) []byte {
 	out = append(appendString(out, c.Host), `,"remote_port":`...)
 	out = append(strconv.AppendInt(out, int64(c.Port), 10), `,"tp_size":`...)
 	out = append(strconv.AppendInt(out, int64(max(1, c.TPSize)), 10), `,"pp_size":`...)
-	out = append(strconv.AppendInt(out, int64(max(1, c.PPSize)), 10), `,"remote_request_id":`...)
+	out = append(strconv.AppendInt(out, int64(max(1, c.PPSize)), 10), `,"dcp_size":`...)
+	out = append(strconv.AppendInt(out, int64(max(1, c.DCPSize)), 10), `,"remote_request_id":`...)
 	return append(appendString(out, m.RequestID), '}')
 }
 

@@ -80,5 +80,6 @@ func (h *handoff) coordinates() *Coordinates {
 	c.Port, _ = rawjson.Int(h.port, 0, len(h.port))
 	c.TPSize, _ = rawjson.Int(h.tpSize, 0, len(h.tpSize))
 	c.PPSize, _ = rawjson.Int(h.ppSize, 0, len(h.ppSize))
+	c.DCPSize, _ = rawjson.Int(h.dcpSize, 0, len(h.dcpSize))
 	return c
 }

@@ -211,7 +211,7 @@ func (c *Config) manner(e Engine) string {
 
 // checkCoordinates looks at where decode engines reach a prefill engine that writes to them.
 func (e *Engine) checkCoordinates(path, role string, p *mooncake.Profile, bad report) {
-	set := map[string]bool{"kv_engine_id": e.KVEngineID != "", "kv_host": e.KVHost != "", "kv_port": e.KVPort != 0, "tp_size": e.TPSize != 0, "pp_size": e.PPSize != 0}
+	set := map[string]bool{"kv_engine_id": e.KVEngineID != "", "kv_host": e.KVHost != "", "kv_port": e.KVPort != 0, "tp_size": e.TPSize != 0, "pp_size": e.PPSize != 0, "dcp_size": e.DCPSize != 0}
 	told := set["kv_engine_id"] || set["kv_host"] || set["kv_port"]
 	for key, is := range set {
 		needed := strings.HasPrefix(key, "kv_")
@@ -229,7 +229,7 @@ func (e *Engine) checkCoordinates(path, role string, p *mooncake.Profile, bad re
 	if e.KVPort < 0 || e.KVPort > 65535 {
 		bad(path+".kv_port", "%d is no port; write that of the engine's NIXL side channel", e.KVPort)
 	}
-	for key, n := range map[string]int{"tp_size": e.TPSize, "pp_size": e.PPSize} {
+	for key, n := range map[string]int{"tp_size": e.TPSize, "pp_size": e.PPSize, "dcp_size": e.DCPSize} {
 		if n < 0 {
 			bad(path+"."+key, "%d; write how many ranks share the model, or 0 for 1", n)
 		}
@@ -242,5 +242,5 @@ func (e *Engine) Coordinates() *mooncake.Coordinates {
 	if e.KVEngineID == "" {
 		return nil
 	}
-	return &mooncake.Coordinates{EngineID: e.KVEngineID, Host: e.KVHost, Port: e.KVPort, TPSize: e.TPSize, PPSize: e.PPSize}
+	return &mooncake.Coordinates{EngineID: e.KVEngineID, Host: e.KVHost, Port: e.KVPort, TPSize: e.TPSize, PPSize: e.PPSize, DCPSize: e.DCPSize}
 }

@@ -104,9 +104,10 @@ type Engine struct {
 	// Of nixl-push with bind: arrival, where decode engines reach it; empty: its first answer tells.
 	KVEngineID string `yaml:"kv_engine_id"`
 	KVHost     string `yaml:"kv_host"`
-	KVPort     int    `yaml:"kv_port"` // of its side channel
-	TPSize     int    `yaml:"tp_size"` // 0: 1
-	PPSize     int    `yaml:"pp_size"` // 0: 1
+	KVPort     int    `yaml:"kv_port"`  // of its side channel
+	TPSize     int    `yaml:"tp_size"`  // 0: 1
+	PPSize     int    `yaml:"pp_size"`  // 0: 1
+	DCPSize    int    `yaml:"dcp_size"` // 0: 1
 	// Decode only.
 	Group   string  `yaml:"group"`
 	Barrier string  `yaml:"barrier"`   // dp: the group steps together; none: dense ranks

@@ -96,7 +96,7 @@ func keysBelow(t reflect.Type, path string) (keys []string) {
 		if path == "$.engines.prefill[0]" && (name == "group" || name == "barrier" || name == "slots" || name == "kv_tokens" || name == "cost") {
 			continue // decode only
 		}
-		if path == "$.engines.decode[0]" && slices.Contains([]string{"kv_events_port", "kv_replay_port", "kv_engine_id", "kv_host", "kv_port", "tp_size", "pp_size"}, name) {
+		if path == "$.engines.decode[0]" && slices.Contains([]string{"kv_events_port", "kv_replay_port", "kv_engine_id", "kv_host", "kv_port", "tp_size", "pp_size", "dcp_size"}, name) {
 			continue // prefill only
 		}
 		keys = append(keys, at)
