@@ -99,7 +99,7 @@ func (s *Server) Expect(w Wanted) *Expectation {
 // Came is where the callback is told. At most one is.
 func (e *Expectation) Came() <-chan Callback { return e.came }
 
-// Forgotten is closed when no callback can come any more.
+// Forgotten is closed when no callback can come any more. It stays open if the last one came in the time of grace.
 func (e *Expectation) Forgotten() <-chan struct{} { return e.forgotten }
 
 // Forget ends the expectation after a time of grace, in which a callback is still handed over. It ends
@@ -120,11 +120,16 @@ func (e *Expectation) forget() {
 	if e.desk.expected[e.key] != e {
 		return
 	}
+	e.drop()
+	close(e.forgotten)
+}
+
+// drop is called with the desk's mu held.
+func (e *Expectation) drop() {
 	delete(e.desk.expected, e.key)
 	if e.timer != nil {
 		e.timer.Stop()
 	}
-	close(e.forgotten)
 }
 
 // find returns the expectation of a token. The caller calls done when it has read the callback.
@@ -161,8 +166,11 @@ func (e *Expectation) spend(c Callback) (late bool, err error) {
 		return false, errSpent
 	}
 	e.spent = true
-	e.came <- c // it has room for one
-	return e.timer != nil, nil
+	e.came <- c                      // it has room for one
+	if late = e.timer != nil; late { // nothing else is waited for
+		e.drop()
+	}
+	return late, nil
 }
 
 // first says whether no short id of this rank was seen before.

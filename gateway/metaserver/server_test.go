@@ -260,6 +260,8 @@ func TestALateCallbackIsToldInItsTimeOfGrace(t *testing.T) {
 	require.Equal(t, 200, r.post(e.URL, "here"))
 	require.Equal(t, "here", string((<-e.Came()).KV))
 	require.Equal(t, "ok 0, duplicate 0, unknown 0, bad 0, late 1", r.counts())
+	require.Zero(t, r.Expected(), "nothing is expected for the rest of the grace")
+	require.Equal(t, 404, r.post(e.URL, "again"))
 
 	e = r.expect()
 	e.Forget(time.Millisecond)
