@@ -19,7 +19,7 @@ import (
 type checkCmd struct {
 	Config  string `required:"" short:"c" placeholder:"FILE" help:"Check this config file."`
 	Against string `placeholder:"FILE" help:"Also print what a reload would change in a proxy that runs with FILE."`
-	Probe   bool   `help:"Send one tiny request through every pair of engines, and tell what their profiles promise but they do not do."`
+	Probe   bool   `help:"Send one tiny request through every pair of a prefill and a decode engine, and tell what their profiles promise but they do not do."`
 	Fixture string `placeholder:"FILE" help:"Also decide the cases of FILE with the config's prefill policies, as configs/prefill-cases.json has them. The check fails where another engine is chosen."`
 	JSON    bool   `name:"json" help:"Print one JSON document, with the errors in it."`
 }
@@ -28,6 +28,8 @@ type checkCmd struct {
 func (checkCmd) Help() string {
 	return `It does what serve does before its first socket: it also reads the files that the config names, and tries whether the files that serve writes can be written. It prints what serve would warn of; what serve would
 refuse is an error. Run it as the user that serve runs as, in the same working directory and environment: relative paths start at the working directory, and variables such as an api_key_env are read.
+
+--probe tries at most 4,096 pairs, and every rank at least once. No engine has two of its requests at the same time. An engine whose first three pairs fail is not tried further.
 
 The exit status is 0 when serve would start, 1 when it would not, or when a probe or a case failed.`
 }
@@ -122,7 +124,7 @@ func (c *checkCmd) look(found *checked) error {
 	if c.Probe {
 		ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 		defer stop()
-		found.Findings = append(found.Findings, selftest.Run(ctx, found.cfg, nil)...)
+		found.Findings = append(found.Findings, selftest.Run(ctx, found.cfg, selftest.Options{EveryPair: true})...)
 	}
 	return nil
 }

@@ -26,7 +26,7 @@ type serveCmd struct {
 
 	overrides
 
-	SelfTest bool `default:"true" negatable:"" help:"Send one tiny request through every pair of engines after the start, and log what is wrong (default: yes)."`
+	SelfTest bool `default:"true" negatable:"" help:"Send one tiny request through every rank after the start, with one partner of the other side, and log what is wrong (default: yes)."`
 
 	dialect
 }

@@ -32,7 +32,7 @@ type Config struct {
 	Tracing  Tracing                     `yaml:"tracing"`
 	// ExposeRoute puts x-evenkeel-* headers into answers: engine, policy, hit, attempts.
 	ExposeRoute bool `yaml:"expose_route_headers"`
-	SelfTest    bool `yaml:"self_test"` // after the start, one tiny request through every pair of engines
+	SelfTest    bool `yaml:"self_test"` // after the start, one tiny request through every rank, with one partner
 
 	EventLoops int `yaml:"event_loops"` // that carry streamed answers; 0: as many as suit the machine; -1: none, each answer has a goroutine
 

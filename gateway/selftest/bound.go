@@ -46,7 +46,7 @@ func (t *tester) bound(ctx context.Context, p, d subject, body *mooncake.Body, i
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		if answer, prefill = t.boundPrefill(ctx, p, body, m, callback); prefill != nil {
+		if answer, prefill = t.boundPrefill(ctx, p, d, body, m, callback); prefill != nil {
 			cancel(errLeg)
 		}
 	}()
@@ -78,7 +78,7 @@ func room(p subject) int64 {
 }
 
 // boundPrefill sends the prefill leg, once the decode engine has called back if it does, and reads its answer to the end.
-func (t *tester) boundPrefill(ctx context.Context, p subject, body *mooncake.Body, m *mooncake.Meeting, callback <-chan metaserver.Callback) (none mooncake.ProbeAnswer, err error) {
+func (t *tester) boundPrefill(ctx context.Context, p, d subject, body *mooncake.Body, m *mooncake.Meeting, callback <-chan metaserver.Callback) (none mooncake.ProbeAnswer, err error) {
 	if callback != nil {
 		late := time.NewTimer(t.cfg.Bind.CallbackTimeout)
 		defer late.Stop()
@@ -86,6 +86,9 @@ func (t *tester) boundPrefill(ctx context.Context, p subject, body *mooncake.Bod
 		case came := <-callback:
 			if came.Err != nil {
 				return none, fmt.Errorf("%w is of no use: %w", errCallback, came.Err)
+			}
+			for _, key := range came.Unknown {
+				t.report(d.name, Warn, "its callback has the key %q, which this evenkeel does not know; it holds no address, and the prefill engine gets it as it is", key)
 			}
 			m.Callback = came.KV
 		case <-late.C:
@@ -132,8 +135,11 @@ func (t *tester) leg(ctx context.Context, s subject, id string, body [][]byte) (
 		target = target.Unranked()
 	}
 	call := t.client.NewCall(target)
+	if s.seat.Guard != nil {
+		call.Guard(s.seat.Guard)
+	}
 	stop := context.AfterFunc(ctx, call.Abort)
-	resp, err = call.Do(http.MethodPost, mooncake.Completions.Path(), engine.JSONHeaders(id), body, t.deadlines())
+	resp, err = call.Do(http.MethodPost, mooncake.Completions.Path(), append(engine.JSONHeaders(id), s.seat.Headers...), body, t.deadlines())
 	if err != nil {
 		stop()
 		if ctx.Err() != nil {

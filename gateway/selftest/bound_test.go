@@ -40,7 +40,7 @@ func TestEnginesThatWorkTogetherAreTried(t *testing.T) {
 		t.Run(string(connector), func(t *testing.T) {
 			p := start(t, refengine.Config{Role: refengine.Prefill, Connector: connector})
 			d := start(t, refengine.Config{Role: refengine.Decode, Connector: connector})
-			found := Run(t.Context(), meeting(t, connector, p, d), nil)
+			found := Run(t.Context(), meeting(t, connector, p, d), Options{})
 			require.Empty(t, pick(found, Bad))
 			require.Empty(t, pick(found, Warn))
 			require.Len(t, pick(found, OK), 2)
@@ -94,7 +94,7 @@ func TestRanksThatWorkTogether(t *testing.T) {
 	d := start(t, refengine.Config{Role: refengine.Decode, Connector: refengine.SGLang, DPSize: 4, DPMode: "internal"})
 	c := meeting(t, refengine.SGLang, p, d)
 	c.Engines.Prefill[0].Ranks, c.Engines.Decode[0].Ranks = 2, 4
-	found := Run(t.Context(), c, nil)
+	found := Run(t.Context(), c, Options{})
 	require.Empty(t, pick(found, Bad))
 	require.Empty(t, pick(found, Warn))
 	for rank := range 4 {
@@ -129,7 +129,7 @@ func TestWhatIsWrongBetweenEnginesThatWorkTogether(t *testing.T) {
 			if row.change != nil {
 				row.change(c)
 			}
-			found := Run(t.Context(), c, nil)
+			found := Run(t.Context(), c, Options{})
 			require.Len(t, pick(found, Bad), 1, "%v", found)
 			require.Contains(t, pick(found, Bad)[0], row.want)
 			require.Eventually(t, func() bool { return p.Stats().Running+p.Stats().Waiting+d.Stats().Running+d.Stats().Waiting == 0 }, 30*time.Second, 5*time.Millisecond, "neither leg is left alone")
@@ -146,7 +146,7 @@ func TestCallbacksThatCannotBeHeard(t *testing.T) {
 	require.NoError(t, err)
 	defer func() { _ = taken.Close() }()
 	c.Bind.Listen = taken.Addr().String()
-	found := Run(t.Context(), c, nil)
+	found := Run(t.Context(), c, Options{})
 	require.Empty(t, pick(found, Bad))
 	require.Contains(t, strings.Join(pick(found, OK), "\n"), "callbacks cannot be heard (")
 	require.Zero(t, p.Stats().Requests+d.Stats().Requests)

@@ -18,7 +18,7 @@ const (
 	tokens      = 4 // asked for
 )
 
-// pair sends one prompt through both engines.
+// pair sends one request through a pair. id makes its prompt and its hand-off unlike any other's.
 func (t *tester) pair(ctx context.Context, p, d subject, n int) {
 	model, _ := common(p, d)
 	id := fmt.Sprintf("ek-%s-%d", t.run, n)
@@ -27,35 +27,67 @@ func (t *tester) pair(ctx context.Context, p, d subject, n int) {
 		t.report(p.name, Bad, "%v", err)
 		return
 	}
+	if t.seat != nil {
+		switch d.seat, err = t.seat(ctx, d.fleet, promptTokens); {
+		case errors.Is(err, ErrNotOurs):
+			return
+		case err != nil:
+			t.report(d.name, OK, "was not tried: %v", err)
+			return
+		}
+		defer d.seat.Leave()
+	}
+	var prefill, decode error
+	with := "with the hand-off of %s: %v"
 	if together, _ := meets(p, d); together {
-		t.together(ctx, p, d, body, id)
-		return
+		with = "with the KV of %s: %v"
+		prefill, decode = t.together(ctx, p, d, body, id)
+	} else {
+		prefill, decode = t.inTurn(ctx, p, d, body, id)
 	}
-	answer, err := t.prefill(ctx, p, body, id)
-	if err != nil {
-		t.report(p.name, Bad, "%v", err)
-		return
-	}
-	t.report(p.name, OK, "a probe of %d tokens returned a usable hand-off", answer.PromptTokens)
-	t.counts(p, answer)
-	if err := t.decode(ctx, d, body, answer, id); err != nil {
-		t.report(d.name, Bad, "with the hand-off of %s: %v", p.name, err)
+	switch {
+	case prefill != nil:
+		t.blame(p, d, &p, "%v", prefill)
+	case decode != nil:
+		t.blame(p, d, &d, with, p.name, decode)
+	default:
+		t.score(p, d, nil)
 	}
 }
 
-// together sends it through both at once.
-func (t *tester) together(ctx context.Context, p, d subject, body *mooncake.Body, id string) {
-	answer, prefill, decode := t.bound(ctx, p, d, body, id)
-	if prefill != nil {
-		t.report(p.name, Bad, "%v", prefill)
-		return
+// promptTokens is more than the prompt has, with what is generated.
+const promptTokens = 512
+
+// blame reports a failure of one side of a pair. The first failures of a rank are told one by one, the others are counted.
+func (t *tester) blame(p, d subject, of *subject, format string, args ...any) {
+	t.score(p, d, of)
+	t.mu.Lock()
+	told := t.recordOf(*of).blamed <= mostFails
+	t.mu.Unlock()
+	if told {
+		t.report(of.name, Bad, format, args...)
 	}
-	if decode != nil {
-		t.report(d.name, Bad, "with the KV of %s: %v", p.name, decode)
-		return
+}
+
+// inTurn prefills first and has the hand-off decoded.
+func (t *tester) inTurn(ctx context.Context, p, d subject, body *mooncake.Body, id string) (prefill, decode error) {
+	answer, err := t.prefill(ctx, p, body, id)
+	if err != nil {
+		return err, nil
 	}
-	t.report(p.name, OK, "prefilled %d tokens for a decode engine that was there before", answer.PromptTokens)
+	t.report(p.name, OK, "a probe of %d tokens returned a usable hand-off", answer.PromptTokens)
 	t.counts(p, answer)
+	return nil, t.decode(ctx, d, body, answer, id)
+}
+
+// together has both work on the request at the same time.
+func (t *tester) together(ctx context.Context, p, d subject, body *mooncake.Body, id string) (prefill, decode error) {
+	answer, prefill, decode := t.bound(ctx, p, d, body, id)
+	if prefill == nil && decode == nil {
+		t.report(p.name, OK, "prefilled %d tokens for a decode engine that was there before", answer.PromptTokens)
+		t.counts(p, answer)
+	}
+	return prefill, decode
 }
 
 // counts warns of a prefill engine that does not tell what its prefix cache had.
@@ -134,8 +166,11 @@ func decodeLeg(a mooncake.ProbeAnswer) string {
 func (t *tester) decode(ctx context.Context, d subject, body *mooncake.Body, a mooncake.ProbeAnswer, id string) error {
 	call := t.client.NewCall(d.target)
 	defer context.AfterFunc(ctx, call.Abort)()
+	if d.seat.Guard != nil {
+		call.Guard(d.seat.Guard)
+	}
 	leg := d.profile.DecodeBody(body, mooncake.Completions, nil, a.KV, "", true, nil)
-	resp, err := call.Do(http.MethodPost, mooncake.Completions.Path(), engine.JSONHeaders(id+"-"+decodeLeg(a)), leg, t.deadlines())
+	resp, err := call.Do(http.MethodPost, mooncake.Completions.Path(), append(engine.JSONHeaders(id+"-"+decodeLeg(a)), d.seat.Headers...), leg, t.deadlines())
 	if err != nil {
 		return err
 	}

@@ -1,14 +1,16 @@
-// Package selftest runs one tiny request through engines of both sides and
+// Package selftest runs tiny requests through engines of both sides and
 // tells what the profiles promise but the engines do not do. It
 // uses the bodies and readers that serve uses.
 package selftest
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"evenkeel/engine"
@@ -40,26 +42,54 @@ const stepTimeout = 30 * time.Second
 type tester struct {
 	cfg       *config.Config
 	client    *engine.Client
-	callbacks *metaserver.Server // nil: nobody hears decode engines that call back
-	deaf      error              // why
-	hosts     map[string]bool    // where a hand-off may send a decode engine, or a callback a prefill engine
-	run       string             // in request ids and prompts: no cache answers for the engines
-	findings  []Finding
+	callbacks *metaserver.Server                                               // nil: nobody hears decode engines that call back
+	deaf      error                                                            // why
+	hosts     map[string]bool                                                  // where a hand-off may send a decode engine, or a callback a prefill engine
+	run       string                                                           // in request ids and prompts: no cache answers for the engines
+	seat      func(ctx context.Context, rank string, tokens int) (Seat, error) // nil: nobody is asked
+
+	mu       sync.Mutex // held for the rest while pairs are tried
+	findings []Finding
+	said     map[[2]string]bool // of which rank which kind of finding was reported
+	records  map[string]*record // by the names of ranks
 }
 
 type subject struct {
 	name    string
+	fleet   string // as the fleet names it
+	seat    Seat   // that the request of this pair has
 	target  *engine.Target
 	ranks   int // behind its URL; 0: one
 	profile *mooncake.Profile
 	models  []string
 }
 
-// Run pairs every rank of every engine with one of the other side and tests the
-// pairs one after the other, until ctx ends. The config must be valid. callbacks is where decode engines
-// call back that do so; nil: we listen for them ourselves while the test runs.
-func Run(ctx context.Context, cfg *config.Config, callbacks *metaserver.Server) []Finding {
-	t := newTester(cfg, callbacks)
+// Options of Run.
+type Options struct {
+	// Callbacks is where decode engines call back that do so; nil: we listen for them ourselves while the test runs.
+	Callbacks *metaserver.Server
+	// EveryPair has every prefill engine meet every decode engine. Without it each rank has one partner.
+	EveryPair bool
+	// Seat takes a slot of a decode rank before a request of the test is sent there, and tells with what it is sent. Without
+	// it nobody is asked.
+	Seat func(ctx context.Context, rank string, tokens int) (Seat, error)
+}
+
+// Seat is a slot of a decode rank.
+type Seat struct {
+	Headers []engine.Header
+	Guard   func() error // the last look before a request is written
+	Leave   func()       // gives the slot back
+}
+
+// ErrNotOurs says that another proxy sends requests to a rank.
+var ErrNotOurs = errors.New("selftest: the rank is another proxy's")
+
+// Run sends tiny requests through pairs of a prefill and a decode engine and tells what is wrong, until ctx ends. The config
+// must be valid.
+func Run(ctx context.Context, cfg *config.Config, o Options) []Finding {
+	t := newTester(cfg, o.Callbacks)
+	t.seat = o.Seat
 	defer t.client.Close()
 	defer t.listen(ctx)()
 	prefills := t.subjects(ctx, "prefill", cfg.Engines.Prefill)
@@ -69,29 +99,43 @@ func Run(ctx context.Context, cfg *config.Config, callbacks *metaserver.Server) 
 	for _, s := range append(engines(prefills), engines(decodes)...) {
 		t.learnHosts(ctx, s)
 	}
-	for n, pair := range t.pairs(prefills, decodes) {
-		if ctx.Err() != nil {
-			break
+	told := len(t.findings)
+	prefills, decodes = slices.DeleteFunc(prefills, t.unpaired), slices.DeleteFunc(decodes, t.unpaired)
+	if o.EveryPair {
+		rounds, left := everyPair(prefills, decodes)
+		t.try(ctx, rounds)
+		if left > 0 {
+			t.report("engines", Warn, "%d pairs are tried at most; %d others were not", mostPairs, left)
 		}
-		if alone := t.unpaired(pair[0]); t.unpaired(pair[1]) || alone {
-			continue
-		}
-		if _, ever := meets(pair[0], pair[1]); !ever {
-			continue
-		}
-		t.pair(ctx, pair[0], pair[1], n)
+	} else {
+		t.try(ctx, partners(prefills, decodes))
 	}
+	t.sum(prefills)
+	t.sum(decodes)
+	place := map[string]int{}
+	for i, s := range append(prefills, decodes...) {
+		place[s.name] = i
+	}
+	slices.SortStableFunc(t.findings[told:], func(a, b Finding) int { return place[a.Engine] - place[b.Engine] })
 	return t.findings
 }
 
 func newTester(cfg *config.Config, callbacks *metaserver.Server) *tester {
 	return &tester{
-		cfg: cfg, callbacks: callbacks, client: engine.NewClient(engine.Options{}), hosts: map[string]bool{},
+		cfg: cfg, callbacks: callbacks, client: engine.NewClient(engine.Options{}), hosts: map[string]bool{}, said: map[[2]string]bool{}, records: map[string]*record{},
 		run: fmt.Sprintf("selftest-%x", time.Now().UnixNano()),
 	}
 }
 
+// report adds a finding. Of one rank, what is well or odd is told once, whatever it was found with.
 func (t *tester) report(s string, l Level, format string, args ...any) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	kind := [2]string{s, format}
+	if l != Bad && t.said[kind] && !strings.Contains(format, "%q") {
+		return
+	}
+	t.said[kind] = true
 	t.findings = append(t.findings, Finding{s, l, fmt.Sprintf(format, args...)})
 }
 
@@ -121,6 +165,7 @@ func (s subject) rank(n int) subject {
 	target.Rank = n
 	s.target = &target
 	s.name = fmt.Sprintf("%s/%d", strings.TrimSuffix(s.name, "/0"), n)
+	s.fleet = fmt.Sprintf("%s/%d", target.ID, n)
 	return s
 }
 
@@ -146,6 +191,9 @@ func (t *tester) subject(ctx context.Context, role string, e config.Engine) (s s
 	}
 	if e.Ranks > 0 || p.Connector == mooncake.VLLMMooncake {
 		s.target.Rank = 0
+	}
+	if s.fleet = id; e.Ranks > 0 {
+		s.fleet += "/0"
 	}
 	if e.Ranks > 1 {
 		s.name += "/0"
@@ -216,32 +264,6 @@ func common(a, b subject) (model string, ok bool) {
 		}
 	}
 	return "", false
-}
-
-// pairs gives every engine a partner with a common model, and spreads partners.
-func (t *tester) pairs(prefills, decodes []subject) (pairs [][2]subject) {
-	partner := func(s subject, others []subject, i int) (subject, bool) {
-		for k := range others {
-			o := others[(i+k)%len(others)]
-			if _, ok := common(s, o); ok {
-				return o, true
-			}
-		}
-		return subject{}, false
-	}
-	met := map[string]bool{}
-	for i, p := range prefills {
-		if d, ok := partner(p, decodes, i); ok {
-			met[d.name] = true
-			pairs = append(pairs, [2]subject{p, d})
-		}
-	}
-	for i, d := range decodes {
-		if p, ok := partner(d, prefills, i); ok && !met[d.name] {
-			pairs = append(pairs, [2]subject{p, d})
-		}
-	}
-	return pairs
 }
 
 // learnHosts knows what serve will know: a hand-off that names any other host

@@ -3,6 +3,7 @@ package selftest
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
@@ -18,6 +19,7 @@ import (
 	"go.uber.org/goleak"
 
 	"evenkeel/bench/refengine"
+	"evenkeel/engine"
 	"evenkeel/gateway/config"
 	"evenkeel/mooncake"
 )
@@ -74,7 +76,7 @@ func TestAGoodPairIsOK(t *testing.T) {
 			p := start(t, refengine.Config{Role: refengine.Prefill, Connector: tc.connector})
 			d := start(t, refengine.Config{Role: refengine.Decode, Connector: tc.connector})
 			profile := mooncake.Profile{Connector: string(tc.connector), BootstrapPort: port(t, p.URLs()[0])}
-			found := Run(t.Context(), cluster(t, profile, p.URLs(), d.URLs()), nil)
+			found := Run(t.Context(), cluster(t, profile, p.URLs(), d.URLs()), Options{})
 			require.Empty(t, pick(found, Bad))
 			require.Empty(t, pick(found, Warn))
 			require.Len(t, pick(found, OK), 2)
@@ -110,7 +112,7 @@ func TestRanksBehindOneAddress(t *testing.T) {
 	d := start(t, refengine.Config{Role: refengine.Decode, DPSize: 4, DPMode: "internal"})
 	c := cluster(t, mooncake.Profile{}, p.URLs(), d.URLs()[:1])
 	c.Engines.Decode[0].Ranks = 4
-	found := Run(t.Context(), c, nil)
+	found := Run(t.Context(), c, Options{})
 	require.Empty(t, pick(found, Bad))
 	require.Empty(t, pick(found, Warn))
 	for rank := range 4 {
@@ -119,7 +121,7 @@ func TestRanksBehindOneAddress(t *testing.T) {
 
 	two := 2
 	require.NoError(t, d.SetFaults(refengine.Rule{Fault: refengine.Internal, Rank: &two}))
-	found = Run(t.Context(), c, nil)
+	found = Run(t.Context(), c, Options{})
 	require.Len(t, pick(found, Bad), 1, "one rank that fails is found")
 	for _, f := range found {
 		if f.Level == Bad {
@@ -150,7 +152,7 @@ func TestHowANodeCountsItsRanks(t *testing.T) {
 			c.Profiles["node"] = node
 			c.Engines.Decode[0].Profile, c.Engines.Decode[0].Ranks, c.Engines.Decode[0].First = "node", 2, tc.first
 			require.NoError(t, c.Validate())
-			found := Run(t.Context(), c, nil)
+			found := Run(t.Context(), c, Options{})
 			require.Equal(t, tc.want, pick(found, Bad), "%v", found)
 			require.Empty(t, pick(found, Warn), "its gauges are known by the number of each rank")
 			require.Contains(t, strings.Join(pick(found, OK), "\n"), "decode: decoded 4 tokens")
@@ -167,7 +169,7 @@ func TestEveryEngineGetsAPartner(t *testing.T) {
 		prefills = append(prefills, start(t, refengine.Config{Role: refengine.Prefill}).URLs()...)
 	}
 	decodes = start(t, refengine.Config{Role: refengine.Decode, DPSize: 5}).URLs()
-	found := Run(t.Context(), cluster(t, mooncake.Profile{}, prefills, decodes), nil)
+	found := Run(t.Context(), cluster(t, mooncake.Profile{}, prefills, decodes), Options{})
 	seen := map[string]int{}
 	for _, f := range found {
 		require.Equal(t, OK, f.Level, f)
@@ -181,7 +183,7 @@ func TestTwoModelsAreTestedApart(t *testing.T) {
 	pb := start(t, refengine.Config{Role: refengine.Prefill, Model: "b"})
 	da := start(t, refengine.Config{Role: refengine.Decode, Model: "a"})
 	db := start(t, refengine.Config{Role: refengine.Decode, Model: "b"})
-	found := Run(t.Context(), cluster(t, mooncake.Profile{}, []string{pa.URLs()[0], pb.URLs()[0]}, []string{db.URLs()[0], da.URLs()[0]}), nil)
+	found := Run(t.Context(), cluster(t, mooncake.Profile{}, []string{pa.URLs()[0], pb.URLs()[0]}, []string{db.URLs()[0], da.URLs()[0]}), Options{})
 	require.Empty(t, pick(found, Bad))
 	require.Empty(t, pick(found, Warn))
 	require.Len(t, pick(found, OK), 4)
@@ -247,7 +249,7 @@ func TestWhatIsWrongIsTold(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			tc.prefill.Role, tc.decode.Role = refengine.Prefill, refengine.Decode
 			p, d := start(t, tc.prefill), start(t, tc.decode)
-			found := Run(t.Context(), cluster(t, tc.profile, p.URLs(), d.URLs()), nil)
+			found := Run(t.Context(), cluster(t, tc.profile, p.URLs(), d.URLs()), Options{})
 			text := strings.Join(pick(found, tc.level), "\n")
 			for _, want := range tc.want {
 				require.Contains(t, text, want, "%v", found)
@@ -261,7 +263,7 @@ func TestCachedTokensThatAreNotReported(t *testing.T) {
 	require.NoError(t, err)
 	t.Cleanup(p.Close)
 	d := start(t, refengine.Config{Role: refengine.Decode})
-	found := Run(t.Context(), cluster(t, mooncake.Profile{}, p.URLs(), d.URLs()), nil)
+	found := Run(t.Context(), cluster(t, mooncake.Profile{}, p.URLs(), d.URLs()), Options{})
 	require.Equal(t, []string{"prefill: cached_tokens are not reported; start it with --enable-prompt-tokens-details"}, pick(found, Warn))
 }
 
@@ -312,16 +314,16 @@ func TestWhatMetricsLack(t *testing.T) {
 	d := start(t, refengine.Config{Role: refengine.Decode})
 	none := func([]byte) []byte { return nil }
 
-	found := Run(t.Context(), cluster(t, mooncake.Profile{}, p.URLs(), []string{between(t, d, "/metrics", without("cache_config_info"))}), nil)
+	found := Run(t.Context(), cluster(t, mooncake.Profile{}, p.URLs(), []string{between(t, d, "/metrics", without("cache_config_info"))}), Options{})
 	require.Equal(t, []string{"decode: its KV capacity is not in its metrics; set the profile's kv_tokens_per_rank, or only slots limit what it is given"}, pick(found, Warn))
 
-	found = Run(t.Context(), cluster(t, mooncake.Profile{KVTokensPerRank: 1000}, p.URLs(), []string{between(t, d, "/metrics", without("cache_config_info"))}), nil)
+	found = Run(t.Context(), cluster(t, mooncake.Profile{KVTokensPerRank: 1000}, p.URLs(), []string{between(t, d, "/metrics", without("cache_config_info"))}), Options{})
 	require.Empty(t, pick(found, Warn), "who sets the capacity need not be told")
 
-	found = Run(t.Context(), cluster(t, mooncake.Profile{}, []string{between(t, p, "/metrics", without("cache_usage_perc"))}, d.URLs()), nil)
+	found = Run(t.Context(), cluster(t, mooncake.Profile{}, []string{between(t, p, "/metrics", without("cache_usage_perc"))}, d.URLs()), Options{})
 	require.Equal(t, []string{"prefill: no KV usage under a known metric name; set the profile's metrics.kv_usage"}, pick(found, Warn))
 
-	found = Run(t.Context(), cluster(t, mooncake.Profile{}, []string{between(t, p, "/metrics", none)}, d.URLs()), nil)
+	found = Run(t.Context(), cluster(t, mooncake.Profile{}, []string{between(t, p, "/metrics", none)}, d.URLs()), Options{})
 	require.Len(t, pick(found, Warn), 1)
 	require.Contains(t, pick(found, Warn)[0], "prefill: no metrics: ")
 	require.Empty(t, pick(found, Bad))
@@ -333,12 +335,12 @@ func TestAnEngineThatLacksOneModelOfItsPartners(t *testing.T) {
 	lora := func(body []byte) []byte {
 		return bytes.Replace(body, []byte(`"data":[`), []byte(`"data":[{"id":"lora","object":"model","parent":"ref"},`), 1)
 	}
-	found := Run(t.Context(), cluster(t, mooncake.Profile{}, []string{between(t, p, "/v1/models", lora)}, d.URLs()), nil)
+	found := Run(t.Context(), cluster(t, mooncake.Profile{}, []string{between(t, p, "/v1/models", lora)}, d.URLs()), Options{})
 	require.Len(t, pick(found, Warn), 1)
 	require.Contains(t, pick(found, Warn)[0], `decode: does not serve "lora", which prefill `)
 
 	empty := func([]byte) []byte { return []byte(`{"object":"list","data":[]}`) }
-	found = Run(t.Context(), cluster(t, mooncake.Profile{}, p.URLs(), []string{between(t, d, "/v1/models", empty)}), nil)
+	found = Run(t.Context(), cluster(t, mooncake.Profile{}, p.URLs(), []string{between(t, d, "/v1/models", empty)}), Options{})
 	require.Len(t, pick(found, Bad), 1)
 	require.Contains(t, pick(found, Bad)[0], "serves no model")
 }
@@ -350,7 +352,7 @@ func TestADeadEngineIsBadAndTheOthersAreTested(t *testing.T) {
 	require.NoError(t, err)
 	address := dead.Addr().String()
 	require.NoError(t, dead.Close())
-	found := Run(t.Context(), cluster(t, mooncake.Profile{}, p.URLs(), append(d.URLs(), "http://"+address)), nil)
+	found := Run(t.Context(), cluster(t, mooncake.Profile{}, p.URLs(), append(d.URLs(), "http://"+address)), Options{})
 	require.Len(t, pick(found, Bad), 1)
 	require.Contains(t, pick(found, Bad)[0], "connect")
 	require.Len(t, pick(found, OK), 2)
@@ -358,13 +360,13 @@ func TestADeadEngineIsBadAndTheOthersAreTested(t *testing.T) {
 
 func TestAKeyThatIsNotInTheEnvironment(t *testing.T) {
 	p := start(t, refengine.Config{Role: refengine.Prefill})
-	found := Run(t.Context(), cluster(t, mooncake.Profile{APIKeyEnv: "EK_SELFTEST_NO_KEY"}, p.URLs(), p.URLs()), nil)
+	found := Run(t.Context(), cluster(t, mooncake.Profile{APIKeyEnv: "EK_SELFTEST_NO_KEY"}, p.URLs(), p.URLs()), Options{})
 	require.Len(t, pick(found, Bad), 2)
 	require.Contains(t, pick(found, Bad)[0], "EK_SELFTEST_NO_KEY, which is empty; export it")
 }
 
 func TestAConfigWithoutEngines(t *testing.T) {
-	found := Run(t.Context(), cluster(t, mooncake.Profile{}, nil, nil), nil)
+	found := Run(t.Context(), cluster(t, mooncake.Profile{}, nil, nil), Options{})
 	require.Equal(t, []string{
 		"prefill: the config lists none; until some are added nothing can be served",
 		"decode: the config lists none; until some are added nothing can be served",
@@ -376,7 +378,7 @@ func TestTheTestEndsWithItsContext(t *testing.T) {
 	d := start(t, refengine.Config{Role: refengine.Decode})
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan []Finding)
-	go func() { done <- Run(ctx, cluster(t, mooncake.Profile{}, p.URLs(), d.URLs()), nil) }()
+	go func() { done <- Run(ctx, cluster(t, mooncake.Profile{}, p.URLs(), d.URLs()), Options{}) }()
 	require.Eventually(t, func() bool { return p.Stats().Probes == 1 }, 5*time.Second, time.Millisecond)
 	cancel()
 	select {
@@ -385,4 +387,99 @@ func TestTheTestEndsWithItsContext(t *testing.T) {
 	case <-time.After(10 * time.Second):
 		t.Fatal("still waiting for the engine")
 	}
+}
+
+func TestEveryPairIsTried(t *testing.T) {
+	var prefills, decodes []string
+	var ps, ds []*refengine.Engine
+	for range 3 {
+		ps = append(ps, start(t, refengine.Config{Role: refengine.Prefill}))
+		prefills = append(prefills, ps[len(ps)-1].URLs()...)
+	}
+	for range 5 {
+		ds = append(ds, start(t, refengine.Config{Role: refengine.Decode, DPSize: 2, DPMode: "internal"}))
+		decodes = append(decodes, ds[len(ds)-1].URLs()[0])
+	}
+	c := cluster(t, mooncake.Profile{}, prefills, decodes)
+	for i := range c.Engines.Decode {
+		c.Engines.Decode[i].Ranks = 2
+	}
+	found := Run(t.Context(), c, Options{EveryPair: true})
+	require.Empty(t, pick(found, Bad), "%v", found)
+	require.Empty(t, pick(found, Warn))
+	require.Len(t, pick(found, OK), 3+5*2, "what is well is told once for each rank")
+	for _, p := range ps {
+		require.EqualValues(t, 5, p.Stats().Requests)
+	}
+	for _, d := range ds {
+		require.EqualValues(t, 3, d.Stats().Requests)
+		for rank := range 2 {
+			require.EqualValues(t, 1, d.Stats().Ranks[rank].Concurrent, "rank %d was tried", rank)
+		}
+	}
+}
+
+func TestTooManyPairsAreNotTried(t *testing.T) {
+	ranks := func(role string, n int) (list []subject) {
+		for i := range n {
+			list = append(list, subject{name: fmt.Sprint(role, i), target: &engine.Target{Rank: -1}, profile: &mooncake.Profile{Connector: mooncake.NIXLPull}, models: []string{"m"}})
+		}
+		return list
+	}
+	for _, tc := range []struct{ prefills, decodes, rounds, left int }{{1, 1, 1, 0}, {8, 144, 144, 0}, {144, 8, 144, 0}, {65, 64, 65, 64}, {20, 1000, 1000, 20*1000 - mostPairs}, {0, 3, 3, 0}, {3, 0, 3, 0}} {
+		rounds, left := everyPair(ranks("p", tc.prefills), ranks("d", tc.decodes))
+		require.Equal(t, tc.left, left)
+		met, tried := map[string]bool{}, 0
+		for _, round := range rounds {
+			now := map[string]bool{}
+			for _, p := range round {
+				require.False(t, now[p.prefill.name] || now[p.decode.name], "no engine is twice in a round")
+				now[p.prefill.name], now[p.decode.name] = true, true
+				require.False(t, met[p.prefill.name+p.decode.name], "no pair is tried twice")
+				met[p.prefill.name+p.decode.name], met[p.prefill.name], met[p.decode.name] = true, true, true
+				tried++
+			}
+		}
+		if tc.prefills > 0 && tc.decodes > 0 {
+			require.Len(t, met, tried+tc.prefills+tc.decodes, "every engine has met another one")
+			require.GreaterOrEqual(t, tried+left, tc.prefills*tc.decodes)
+		}
+	}
+}
+
+// An engine that fails with its first partners is left alone: each of its failures may take half a minute.
+func TestAnEngineThatFailsIsLeftAlone(t *testing.T) {
+	var prefills []string
+	for range 6 {
+		prefills = append(prefills, start(t, refengine.Config{Role: refengine.Prefill}).URLs()...)
+	}
+	good := start(t, refengine.Config{Role: refengine.Decode})
+	bad := start(t, refengine.Config{Role: refengine.Decode, Faults: []refengine.Rule{{Fault: refengine.Reject, Leg: refengine.LegDecode, Cleanup: true}}})
+	found := Run(t.Context(), cluster(t, mooncake.Profile{}, prefills, []string{good.URLs()[0], bad.URLs()[0]}), Options{EveryPair: true})
+	require.Len(t, pick(found, Bad), mostFails, "%v", found)
+	require.Equal(t, []string{"decode: its first 3 pairs failed, so 3 others were not tried; mend it, and run the check again"}, pick(found, Warn))
+	require.EqualValues(t, mostFails, bad.Stats().Requests)
+	require.EqualValues(t, 6, good.Stats().Requests)
+}
+
+// A rank that another proxy sends requests to is left alone, and the others are sent requests as one who owns them does.
+func TestOthersRanksAreLeftAlone(t *testing.T) {
+	p := start(t, refengine.Config{Role: refengine.Prefill})
+	ours, theirs := start(t, refengine.Config{Role: refengine.Decode}), start(t, refengine.Config{Role: refengine.Decode})
+	c := cluster(t, mooncake.Profile{}, p.URLs(), []string{theirs.URLs()[0], ours.URLs()[0]})
+	own, err := config.InstanceID(ours.URLs()[0])
+	require.NoError(t, err)
+	var taken, left int
+	found := Run(t.Context(), c, Options{Seat: func(_ context.Context, rank string, _ int) (Seat, error) {
+		if rank != own {
+			return Seat{}, ErrNotOurs
+		}
+		taken++
+		return Seat{Headers: []engine.Header{{Name: "X-Evenkeel-Epoch", Value: "7"}}, Leave: func() { left++ }}, nil
+	}})
+	require.Empty(t, pick(found, Bad))
+	require.Equal(t, []int{1, 1}, []int{taken, left})
+	require.EqualValues(t, 7, ours.Stats().Epoch)
+	require.Zero(t, theirs.Stats().Requests)
+	require.EqualValues(t, 1, p.Stats().Requests, "no hand-off is made for a rank that gets none")
 }

@@ -1,0 +1,187 @@
+package selftest
+
+import (
+	"context"
+	"sync"
+)
+
+const (
+	mostPairs = 4096 // are tried
+	pairsOnce = 16   // at the same time, and none of them with an engine of another one
+	mostFails = 3    // of an engine that has not passed, with partners of its own; then it is left alone
+)
+
+// pair is a rank of each side.
+type pair struct{ prefill, decode subject }
+
+// partners gives every rank a partner with a common model, and spreads partners. Each pair is a round of its own.
+func partners(prefills, decodes []subject) (rounds [][]pair) {
+	partner := func(s subject, others []subject, i int) (subject, bool) {
+		for k := range others {
+			if o := others[(i+k)%len(others)]; fits(s, o) {
+				return o, true
+			}
+		}
+		return subject{}, false
+	}
+	met := map[string]bool{}
+	for i, p := range prefills {
+		if d, ok := partner(p, decodes, i); ok {
+			met[d.name] = true
+			rounds = append(rounds, []pair{{p, d}})
+		}
+	}
+	for i, d := range decodes {
+		if p, ok := partner(d, prefills, i); ok && !met[d.name] {
+			rounds = append(rounds, []pair{{p, d}})
+		}
+	}
+	return rounds
+}
+
+// everyPair has each engine of one side meet each of the other side that it can work with, in rounds in which no engine
+// is twice. Of an engine with several ranks each meeting is another rank's turn, and ranks whose turn has not come
+// then get a partner. left is how many pairs are too many.
+func everyPair(prefills, decodes []subject) (rounds [][]pair, left int) {
+	sides := [2][][]subject{ofEngines(prefills), ofEngines(decodes)}
+	few, many := 0, 1
+	if len(sides[0]) > len(sides[1]) {
+		few, many = 1, 0
+	}
+	met, tried := map[string]int{}, 0
+	turn := func(ranks []subject) subject {
+		name := ranks[0].name
+		met[name]++
+		s := ranks[(met[name]-1)%len(ranks)]
+		met[s.name+" itself"]++
+		return s
+	}
+	for r := range sides[many] {
+		var round []pair
+		for i, one := range sides[few] {
+			other := sides[many][(i+r)%len(sides[many])]
+			switch {
+			case !fits(one[0], other[0]):
+				continue
+			case tried == mostPairs:
+				left++
+				continue
+			}
+			tried++
+			both := [2]subject{}
+			both[few], both[many] = turn(one), turn(other)
+			round = append(round, pair{both[0], both[1]})
+		}
+		rounds = append(rounds, round)
+	}
+	for _, round := range partners(prefills, decodes) {
+		if p := round[0]; met[p.prefill.name+" itself"] == 0 || met[p.decode.name+" itself"] == 0 {
+			rounds = append(rounds, round)
+		}
+	}
+	return rounds, left
+}
+
+// ofEngines are the ranks by their engines.
+func ofEngines(ranks []subject) (engines [][]subject) {
+	for _, s := range ranks {
+		if s.target.Rank <= 0 {
+			engines = append(engines, nil)
+		}
+		engines[len(engines)-1] = append(engines[len(engines)-1], s)
+	}
+	return engines
+}
+
+// fits says whether a request could go through both, whichever of them prefills.
+func fits(a, b subject) bool {
+	_, same := common(a, b)
+	_, ever := meets(a, b)
+	return same && ever
+}
+
+// try sends one request through each pair, a round after the other.
+func (t *tester) try(ctx context.Context, rounds [][]pair) {
+	n := 0
+	for _, round := range rounds {
+		var all sync.WaitGroup
+		free := make(chan struct{}, pairsOnce)
+		for _, p := range round {
+			if ctx.Err() != nil || t.givenUp(p.prefill) || t.givenUp(p.decode) {
+				continue
+			}
+			number := n
+			n++
+			free <- struct{}{}
+			all.Go(func() {
+				defer func() { <-free }()
+				t.pair(ctx, p.prefill, p.decode, number)
+			})
+		}
+		all.Wait()
+	}
+}
+
+// record is what became of the pairs of a rank.
+type record struct {
+	passed  bool
+	failed  int // pairs that failed, with any partner
+	blamed  int // of these, for its own failure
+	skipped int // pairs that were not tried any more
+}
+
+// score notes what became of a pair. blamed is the side that failed; nil: none did.
+func (t *tester) score(p, d subject, blamed *subject) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, s := range []subject{p, d} {
+		r := t.recordOf(s)
+		switch {
+		case blamed == nil:
+			r.passed = true
+		case blamed.name == s.name:
+			r.failed++
+			r.blamed++
+		default:
+			r.failed++
+		}
+	}
+}
+
+// recordOf is called with t.mu held.
+func (t *tester) recordOf(s subject) *record {
+	r := t.records[s.name]
+	if r == nil {
+		r = &record{}
+		t.records[s.name] = r
+	}
+	return r
+}
+
+// givenUp says whether a rank has failed so often, and never passed, that it is not tried again.
+func (t *tester) givenUp(s subject) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	r := t.recordOf(s)
+	if r.passed || r.failed < mostFails {
+		return false
+	}
+	r.skipped++
+	return true
+}
+
+// sum reports of each rank what was not said pair by pair.
+func (t *tester) sum(ranks []subject) {
+	for _, s := range ranks {
+		r := t.records[s.name]
+		if r == nil {
+			continue
+		}
+		if more := r.blamed - mostFails; more > 0 {
+			t.report(s.name, Bad, "it fails with %d more engines of the other side", more)
+		}
+		if r.skipped > 0 {
+			t.report(s.name, Warn, "its first %d pairs failed, so %d others were not tried; mend it, and run the check again", r.failed, r.skipped)
+		}
+	}
+}
