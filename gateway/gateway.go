@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"net/netip"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -62,6 +63,7 @@ type Gateway struct {
 	loops      loop.Set // that carry streamed answers
 	requests   *request.Server
 	advice     *adviser.Adviser
+	seats      atomic.Uint64 // that were asked for; no request's id has the highest bit, which theirs have
 
 	door     *door.Door
 	bodies   *edge.Account

@@ -33,7 +33,7 @@ func startSelfTest(g *gateway.Gateway, cfg *config.Config, log *zap.Logger) (end
 		}
 		limited, cancel := context.WithTimeout(ctx, selfTestLimit)
 		defer cancel()
-		findings := selftest.Run(limited, atHome(cfg), selftest.Options{Callbacks: g.Callbacks()})
+		findings := selftest.Run(limited, atHome(cfg), selftest.Options{Callbacks: g.Callbacks(), Seat: g.Seat})
 		if ctx.Err() == nil { // what was cut by the end of serve says nothing about engines
 			logFindings(log, findings)
 		}

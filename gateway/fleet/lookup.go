@@ -65,6 +65,21 @@ func (f *Fleet) Rank(worker int32) *Rank {
 	return f.ranks[worker]
 }
 
+// Named finds the decode rank of a name, and the board that it serves; nil: there is none that serves one.
+func (f *Fleet) Named(name string) (r *Rank, board string) {
+	f.mu.RLock()
+	defer f.mu.RUnlock()
+	id, ok := f.ids[name]
+	if r = f.ranks[id]; !ok || r == nil {
+		return nil, ""
+	}
+	in := f.instances[r.Instance]
+	if in == nil || len(in.status.Models) == 0 {
+		return nil, ""
+	}
+	return r, BoardIn(boardOf(in.status.Models), f.abroad(in))
+}
+
 // RankOf finds the decode rank of a name that serves a board.
 func (f *Fleet) RankOf(name, board string) (worker int32, ok bool) {
 	f.mu.RLock()

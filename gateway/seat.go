@@ -1,0 +1,52 @@
+package gateway
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"time"
+
+	"evenkeel/dispatcher/board"
+	"evenkeel/gateway/selftest"
+	"evenkeel/pool"
+)
+
+// seatPatience is how long a test waits for a slot of a rank.
+const seatPatience = 10 * time.Second
+
+// seatLook is the time between two looks whether a rank has a slot.
+const seatLook = 100 * time.Millisecond
+
+// Seat takes a slot of a decode rank for a request of the self-test, as clients' requests have one: it is charged, counted
+// and sent with the epoch of our ownership. If another proxy sends requests to the rank, it is selftest.ErrNotOurs.
+func (g *Gateway) Seat(ctx context.Context, name string, tokens int) (selftest.Seat, error) {
+	look := time.NewTicker(seatLook)
+	defer look.Stop()
+	for end := time.Now().Add(seatPatience); ; {
+		rank, serves := g.fleet.Named(name)
+		switch {
+		case rank == nil:
+			return selftest.Seat{}, fmt.Errorf("rank %s serves no requests now", name)
+		case rank.Area.Ours() != nil:
+			return selftest.Seat{}, selftest.ErrNotOurs
+		}
+		rule := &board.Local{Ranks: []board.LocalRank{{Worker: rank.Worker, Tokens: tokens}}, Threshold: tokens, InFlight: math.MaxInt}
+		got := <-g.dispatcher.EnqueueLocal(&pool.Entry{ID: 1<<63 | g.seats.Add(1), Model: serves, Prompt: tokens, Arrival: time.Now()}, rule)
+		switch {
+		case got.Err == nil:
+			return selftest.Seat{Headers: rank.Area.Mark(nil), Guard: rank.Area.Ours, Leave: func() {
+				g.dispatcher.Release(got.Slot, board.Outcome{Kind: board.Cancelled}) // nothing is learned from it
+			}}, nil
+		case !errors.Is(got.Err, board.ErrNotLocal):
+			return selftest.Seat{}, got.Err
+		case time.Now().After(end):
+			return selftest.Seat{}, fmt.Errorf("rank %s has no free slot", name)
+		}
+		select {
+		case <-look.C:
+		case <-ctx.Done():
+			return selftest.Seat{}, ctx.Err()
+		}
+	}
+}

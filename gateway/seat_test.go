@@ -1,0 +1,66 @@
+package gateway_test
+
+import (
+	"context"
+	"net"
+	"net/url"
+	"strconv"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"evenkeel/bench/refengine"
+	"evenkeel/gateway/config"
+	"evenkeel/gateway/owner"
+	"evenkeel/gateway/selftest"
+	"evenkeel/geo"
+)
+
+func nameOf(t *testing.T, raw string) string {
+	t.Helper()
+	u, err := url.Parse(raw)
+	require.NoError(t, err)
+	return net.JoinHostPort(u.Hostname(), u.Port())
+}
+
+// The self-test of the start is one more client of a rank: it waits for a slot, and the slot is charged.
+func TestASeatOfTheSelfTestIsASlot(t *testing.T) {
+	t.Parallel()
+	c := start(t, options{decode: []refengine.Config{{Slots: 1}}, configure: func(cfg *config.Config) { cfg.SelfTest = false }})
+	c.allUp()
+	rank := nameOf(t, c.decode[0].URLs()[0])
+	s, err := c.gw.Seat(t.Context(), rank, 100)
+	require.NoError(t, err)
+	require.NoError(t, s.Guard())
+	require.Empty(t, s.Headers, "nobody owns what one proxy has alone")
+	used := func() int { return c.gw.Status(context.Background()).Dispatch.Models[0].Workers[0].Used }
+	c.eventually("it is charged", func() bool { return used() == 1 })
+	soon, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, err = c.gw.Seat(soon, rank, 100)
+	require.ErrorIs(t, err, context.Canceled, "the rank has one slot")
+	s.Leave()
+	c.eventually("it is given back", func() bool { return used() == 0 })
+	_, err = c.gw.Seat(t.Context(), "127.0.0.1:1", 100)
+	require.ErrorContains(t, err, "serves no requests now")
+}
+
+// Two proxies have two groups: each of them tests only the ranks of its own groups, with the epoch of its ownership.
+func TestTheSelfTestLeavesOthersGroupsAlone(t *testing.T) {
+	t.Parallel()
+	f := proxies(t, geo.HAShard, 2, "g1", "g2")
+	for i, group := range []string{"g1", "g2"} {
+		f.owned(group)
+		f.all[0].eventually("it is where it belongs", func() bool { return f.rests(group) })
+		theirs := f.owner(group)
+		rank := nameOf(t, f.all[0].decode[i].URLs()[1])
+		s, err := f.all[theirs].gw.Seat(t.Context(), rank, 100)
+		require.NoError(t, err)
+		require.Len(t, s.Headers, 1)
+		require.Equal(t, owner.EpochHeader, s.Headers[0].Name)
+		require.Equal(t, strconv.FormatInt(groupOf(f.all[theirs], group).Epoch, 10), s.Headers[0].Value)
+		s.Leave()
+		_, err = f.all[1-theirs].gw.Seat(t.Context(), rank, 100)
+		require.ErrorIs(t, err, selftest.ErrNotOurs)
+	}
+}
