@@ -128,7 +128,13 @@ func (t *tester) prefill(ctx context.Context, p subject, body *mooncake.Body, id
 	if resp.StatusCode() != http.StatusOK {
 		return mooncake.ProbeAnswer{}, fmt.Errorf("a probe was answered with %d: %s", resp.StatusCode(), clip(text))
 	}
+	if is := mooncake.ConnectorOf(text); is != "" && is != p.profile.Connector && p.profile.Connector != mooncake.Opaque {
+		return mooncake.ProbeAnswer{}, fmt.Errorf("its profile %s has connector %s, but its hand-off is that of %s; set connector: %[3]s in the profile of both sides' engines", p.profile.Name, p.profile.Connector, is)
+	}
 	answer, err := p.profile.ReadProbe(text, x, func(host string) bool { return t.hosts[host] })
+	if errors.Is(err, mooncake.ErrNoHandoff) {
+		err = fmt.Errorf("%w; or is %s the wrong connector? Engines of %s and %s hand nothing off", err, p.profile.Connector, mooncake.VLLMMooncake, mooncake.AscendLayerwise)
+	}
 	if errors.Is(err, mooncake.ErrUnknownHost) {
 		err = fmt.Errorf("%w; add it to the profile's kv_hosts if it is right", err)
 	}

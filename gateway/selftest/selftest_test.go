@@ -211,7 +211,7 @@ func TestWhatIsWrongIsTold(t *testing.T) {
 		},
 		{
 			name: "a prefill engine that hands nothing off", prefill: refengine.Config{Faults: []refengine.Rule{{Fault: refengine.NullHandoff}}},
-			level: Bad, want: []string{"kv_transfer_params"},
+			level: Bad, want: []string{"kv_transfer_params", "or is ascend-mooncake-v1 the wrong connector? Engines of vllm-mooncake and ascend-layerwise hand nothing off"},
 		},
 		{
 			name: "a hand-off that points elsewhere", prefill: refengine.Config{Faults: []refengine.Rule{{Fault: refengine.WrongHost}}},
@@ -482,4 +482,27 @@ func TestOthersRanksAreLeftAlone(t *testing.T) {
 	require.EqualValues(t, 7, ours.Stats().Epoch)
 	require.Zero(t, theirs.Stats().Requests)
 	require.EqualValues(t, 1, p.Stats().Requests, "no hand-off is made for a rank that gets none")
+}
+
+// The hold of a hand-off, and what may be done with it, are the connector's: an engine that passes under another one's name
+// would fail later.
+func TestAWrongConnectorIsNamed(t *testing.T) {
+	for _, tc := range []struct {
+		engines refengine.Connector
+		profile string
+		want    string
+	}{
+		{refengine.NIXLPull, mooncake.AscendMooncakeV1, "has connector ascend-mooncake-v1, but its hand-off is that of nixl-pull; set connector: nixl-pull"},
+		{refengine.NIXLPush, mooncake.AscendMooncakeV1, "has connector ascend-mooncake-v1, but its hand-off is that of nixl-push; set connector: nixl-push"},
+		{refengine.NIXLPush, mooncake.NIXLPull, "has connector nixl-pull, but its hand-off is that of nixl-push; set connector: nixl-push"},
+		{refengine.AscendMooncake, mooncake.NIXLPull, "has connector nixl-pull, but its hand-off is that of ascend-mooncake-v1; set connector: ascend-mooncake-v1"},
+	} {
+		t.Run(string(tc.engines)+" as "+tc.profile, func(t *testing.T) {
+			p, d := start(t, refengine.Config{Role: refengine.Prefill, Connector: tc.engines}), start(t, refengine.Config{Role: refengine.Decode, Connector: tc.engines, DPSize: 5})
+			found := Run(t.Context(), cluster(t, mooncake.Profile{Connector: tc.profile}, p.URLs(), d.URLs()), Options{EveryPair: true})
+			require.Len(t, pick(found, Bad), mostFails, "%v", found)
+			require.Contains(t, pick(found, Bad)[0], tc.want)
+			require.Zero(t, d.Stats().Requests, "no decode engine waits for KV that does not come")
+		})
+	}
 }

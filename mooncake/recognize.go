@@ -1,0 +1,27 @@
+package mooncake
+
+import "evenkeel/rawjson"
+
+// ConnectorOf names the connector whose hand-off is in a probe's answer; empty: there is no hand-off, or it may be that of
+// several. Each connector has keys that no other one has: see testdata/handoffs.
+func ConnectorOf(answer []byte) string {
+	got, err := scanAnswer(answer)
+	if err != nil || len(got.kv) == 0 || got.kv[0] != '{' {
+		return ""
+	}
+	found := ""
+	for key, value := range rawjson.Members(got.kv) {
+		switch key {
+		case "transfer_mode": // from vLLM 0.32 on
+			if string(value) == `"push"` {
+				return NIXLPush
+			}
+			found = NIXLPull
+		case "tp_size":
+			found = NIXLPull
+		case "last_token_id", "remote_ptp_size", "num_prompt_blocks":
+			return AscendMooncakeV1
+		}
+	}
+	return found
+}
