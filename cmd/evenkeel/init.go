@@ -67,9 +67,16 @@ func (c *initCmd) Run(std streams) error {
 			return errors.New("ended by a signal; nothing was written")
 		}
 	}
+	silent := withoutRole(entries)
+	if len(silent) > 0 && len(silent) == len(entries) {
+		return fmt.Errorf("no engine told whether it prefills or decodes (%s), and nothing was written; run init again with the role before each address: --probe prefill=HOST:PORT decode=HOST:PORT", shortList(silent))
+	}
 	text, err := draft.File(cfg, entries)
 	if err != nil {
 		return usageError{err}
+	}
+	if len(silent) > 0 {
+		fmt.Fprintf(std.err, "%d of %d engines did not tell whether they prefill or decode, and stand in comments only: %s; run init again with the role before their addresses (prefill=HOST:PORT), or move them in the file\n", len(silent), len(entries), shortList(silent))
 	}
 	if c.Out == "" {
 		_, err = std.out.Write(text)
@@ -80,6 +87,25 @@ func (c *initCmd) Run(std streams) error {
 	}
 	fmt.Fprintf(std.err, "%s is written; read its comments, then try it with: evenkeel check --config %[1]s --probe\n", c.Out)
 	return nil
+}
+
+// withoutRole are the addresses of engines whose role nobody knows.
+func withoutRole(entries []draft.Entry) (urls []string) {
+	for _, e := range entries {
+		if e.Role == "" {
+			urls = append(urls, e.URL)
+		}
+	}
+	return urls
+}
+
+// shortList names the first of many.
+func shortList(names []string) string {
+	const most = 8
+	if len(names) <= most {
+		return strings.Join(names, ", ")
+	}
+	return fmt.Sprintf("%s and %d more", strings.Join(names[:most], ", "), len(names)-most)
 }
 
 // entries are the engines of the flags, or those to be asked.

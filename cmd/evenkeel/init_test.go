@@ -75,6 +75,13 @@ func TestInitAsksEngines(t *testing.T) {
 	} {
 		require.Contains(t, out, want)
 	}
+	require.Contains(t, errs, "2 of 4 engines did not tell whether they prefill or decode, and stand in comments only: http://"+locked+", http://127.0.0.1:1; run init again with the role before their addresses")
+
+	file := filepath.Join(t.TempDir(), "e.yaml")
+	status, _, errs = line("init", "--probe", p, d, "--out", file)
+	require.Equal(t, 1, status)
+	require.Contains(t, errs, "no engine told whether it prefills or decodes (http://"+p+", http://"+d+"), and nothing was written; run init again with the role before each address")
+	require.NoFileExists(t, file)
 }
 
 func TestInitRefuses(t *testing.T) {

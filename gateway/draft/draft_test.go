@@ -2,6 +2,7 @@ package draft
 
 import (
 	"context"
+	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptest"
@@ -139,4 +140,22 @@ func TestConnectorsThatDiffer(t *testing.T) {
 	text, err = File(config.Default(), nil)
 	require.NoError(t, err)
 	require.Contains(t, string(text), "No decode engine is known.")
+}
+
+// Of many ranks that say the same, it is written once.
+func TestWhatIsTrueOfAllRanksIsSaidOnce(t *testing.T) {
+	var entries []Entry
+	for i := range 144 {
+		entries = append(entries, Entry{Engine: config.Engine{URL: fmt.Sprintf("http://d:%d", 8000+i)}, Role: "decode", Notes: []string{"Its version is 0.32.0.", "It serves \"m\"."}})
+	}
+	text, err := File(config.Default(), entries)
+	require.NoError(t, err)
+	for _, once := range []string{"Its version is 0.32.0.", "Nothing tells how many requests", "Ranks of one DP deployment step together and have one group."} {
+		require.Equal(t, 1, strings.Count(string(text), once), once)
+	}
+	require.Less(t, strings.Count(string(text), "\n"), 3*144+40)
+	cfg, err := config.Parse("new", text)
+	require.NoError(t, err)
+	require.Len(t, cfg.Engines.Decode, 144)
+	require.Equal(t, "main", cfg.Engines.Decode[143].Group)
 }

@@ -43,12 +43,33 @@ func File(cfg *config.Config, entries []Entry) ([]byte, error) {
 	return text, nil
 }
 
-type writer struct{ bytes.Buffer }
+type writer struct {
+	bytes.Buffer
+	said map[string]bool // sentences of engines' keys; each is written once
+}
+
+// once is a sentence that was not written yet, else nothing.
+func (w *writer) once(sentence string) string {
+	if w.said[sentence] {
+		return ""
+	}
+	if w.said == nil {
+		w.said = map[string]bool{}
+	}
+	w.said[sentence] = true
+	return sentence
+}
 
 func (w *writer) line(format string, args ...any) { fmt.Fprintf(w, format+"\n", args...) }
 
 // key writes a key with its sentence behind it.
-func (w *writer) key(key, value, sentence string) { w.line("%-30s # %s", key+": "+value, sentence) }
+func (w *writer) key(key, value, sentence string) {
+	if sentence == "" {
+		w.line("%s: %s", key, value)
+		return
+	}
+	w.line("%-30s # %s", key+": "+value, sentence)
+}
 
 // comment writes sentences, each on a line.
 func (w *writer) comment(indent string, sentences ...string) {
@@ -114,8 +135,10 @@ func (w *writer) engines(entries []Entry) {
 			continue
 		}
 		w.key("  "+side.role, "", side.about)
-		for _, e := range list {
-			w.comment("    ", e.Notes...)
+		for i, e := range list {
+			if i == 0 || !slices.Equal(e.Notes, list[i-1].Notes) { // what is said of an engine is true of those below it, too
+				w.comment("    ", e.Notes...)
+			}
 			w.entry("    ", side.role, e)
 		}
 	}
@@ -146,7 +169,7 @@ func ofRole(entries []Entry, role string) (list []Entry) {
 func (w *writer) entry(indent, role string, e Entry) {
 	w.line("%s- url: %s", indent, e.URL)
 	if e.Ranks > 0 {
-		w.key(indent+"  ranks", strconv.Itoa(e.Ranks), "So many DP ranks stand behind this URL.")
+		w.key(indent+"  ranks", strconv.Itoa(e.Ranks), w.once("So many DP ranks stand behind this URL."))
 	}
 	if role != "decode" {
 		return
@@ -155,7 +178,8 @@ func (w *writer) entry(indent, role string, e Entry) {
 	if e.Slots == 0 {
 		sentence = "Nothing tells how many requests the rank runs at once. Write its --max-num-seqs: with more, requests wait inside the engine; with less, it idles."
 	}
-	w.key(indent+"  slots", strconv.Itoa(cmp.Or(e.Slots, defaultSlots)), sentence)
+	w.key(indent+"  group", "main", w.once("Ranks of one DP deployment step together and have one group. Give each deployment a name of its own."))
+	w.key(indent+"  slots", strconv.Itoa(cmp.Or(e.Slots, defaultSlots)), w.once(sentence))
 }
 
 // rest is what flags of serve set besides, and what most proxies need sooner or later.
