@@ -150,7 +150,9 @@ func (t *tester) subjects(ctx context.Context, role string, engines []config.Eng
 			t.report(s.name, Bad, "%v", err)
 			continue
 		}
-		t.numbering(ctx, &s, e, t.metrics(ctx, role, e, s))
+		if sample := t.metrics(ctx, role, e, s); role == "prefill" || t.seat == nil { // no slot is taken for this
+			t.numbering(ctx, &s, e, sample)
+		}
 		ok = append(ok, s)
 		for rank := 1; rank < e.Ranks; rank++ {
 			ok = append(ok, s.rank(rank))

@@ -159,6 +159,9 @@ func TestHowANodeCountsItsRanks(t *testing.T) {
 			for rank := range 2 {
 				require.EqualValues(t, 1, d.Stats().Ranks[rank].Concurrent, "rank %d was tried", rank)
 			}
+			before := d.Stats().Requests
+			Run(t.Context(), c, Options{Seat: func(context.Context, string, int) (Seat, error) { return Seat{}, ErrNotOurs }})
+			require.Equal(t, before, d.Stats().Requests, "another proxy's node is asked nothing")
 		})
 	}
 }
