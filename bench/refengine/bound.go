@@ -24,12 +24,15 @@ type bound struct {
 	landings *bind.Landings
 	callers  []*bind.Caller // of the ranks
 	rids     bind.Running
+
+	controller bind.Controller
 }
 
 func newBound(l *life) *bound {
 	c := &l.engine.count
 	counts := bind.Counts{Callbacks: &c.Callbacks, Pushes: &c.Pushes, LostPushes: &c.LostPushes, MixedPushes: &c.MixedPushes, FreedWrites: &c.FreedWrites, RoomTimeouts: &c.RoomTimeouts}
 	b := &bound{life: l, desk: bind.NewDesk(), landings: bind.NewLandings(counts)}
+	b.controller.Ranks, b.controller.Follows = l.engine.cfg.DPSize, l.engine.cfg.LoadBalance == followRoom
 	for range l.engine.cfg.DPSize {
 		b.callers = append(b.callers, bind.NewCaller(l.pull, counts))
 	}
@@ -218,6 +221,9 @@ func (b *bound) servePush(x *exchange) bool {
 func (b *bound) awaitKV(x *exchange, r *request, j *group.Job, a *answer, right uint64) (key uint64, local bool, err *apiError) {
 	if !waitFor(a, j.Granted) {
 		return 0, false, nil
+	}
+	if r.room != nil && r.room.Fake { // it decodes on pages that nobody has written, after a token that nobody has sampled
+		return right ^ badKV, false, nil
 	}
 	connector := b.engine.cfg.Connector
 	cached, _ := b.prefills[r.rank].Cache.Match(r.salt, r.prompt.IDs)

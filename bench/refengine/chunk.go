@@ -5,6 +5,7 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"evenkeel/bench/refengine/bind"
 	"evenkeel/bench/reftext"
 	"evenkeel/rawjson"
 )
@@ -159,7 +160,7 @@ func (a *answer) endChoice(dst []byte, finish string) []byte {
 // appendReason tells why the answer ends. In the chunks of a chat before the end, there is no stop_reason.
 func (a *answer) appendReason(dst []byte, finish, stopReason string, always bool) []byte {
 	if a.sglang() {
-		return appendSGLangReason(dst, finish, stopReason)
+		return bind.AppendReason(dst, finish, stopReason)
 	}
 	dst = append(dst, `,"finish_reason":`...)
 	if finish == "" {

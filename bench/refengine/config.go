@@ -76,6 +76,8 @@ type Config struct {
 	KVLoadFailure    string        // when the prefill cannot be reached: fail (default), recompute or hang
 	BootstrapTimeout time.Duration // how long a prefill of SGLang waits for its decode engine, default 300 s
 	WaitingTimeout   time.Duration // how long a decode engine of SGLang waits for KV, default 300 s
+	LoadBalance      string        // which rank of SGLang behind one port gets a request that names none: follow_bootstrap_room (default of prefill) or round_robin (default of decode)
+	Replicas         bool          // the ranks of SGLang are replicas without DP attention
 	Heartbeat        time.Duration // between two looks of it at a prefill engine that it waits for, default 5 s
 	RejectReleases   bool          // a decode request that fails validation frees the prefill's KV (vllm#41269)
 
@@ -102,6 +104,12 @@ type Config struct {
 }
 
 const blockSize = cache.BlockSize
+
+// How a server of SGLang chooses a rank, as its --load-balance-method.
+const (
+	followRoom = "follow_bootstrap_room"
+	roundRobin = "round_robin"
+)
 
 // prompts is the part that says how prompts are computed.
 func (c Config) prompts() prompts.Config {
@@ -150,6 +158,10 @@ func (c Config) WithDefaults() Config {
 		c.ReasoningField = cmp.Or(c.ReasoningField, "reasoning_content")
 		c.ErrorShape = cmp.Or(c.ErrorShape, ShapeOld)
 		c.NoTokenIDs = true
+		if c.Role == Prefill {
+			c.LoadBalance = cmp.Or(c.LoadBalance, followRoom)
+		}
+		c.LoadBalance = cmp.Or(c.LoadBalance, roundRobin)
 	}
 	c.ReasoningField = cmp.Or(c.ReasoningField, "reasoning")
 	c.ErrorShape = cmp.Or(c.ErrorShape, ShapeNew)
@@ -174,6 +186,9 @@ func (c Config) Validate() error {
 		string(AscendLayerwise), string(SGLang), string(NIXLPush))
 	if c.Connector == SGLang && c.Role == Both {
 		bad("connector %s: an engine is for prefill or for decode, because its requests do not say which leg they are", c.Connector)
+	}
+	if c.Connector == SGLang {
+		oneOf("load balance", c.LoadBalance, followRoom, roundRobin)
 	}
 	oneOf("KV events encoding", c.KVEventsEncoding, "array", "map")
 	oneOf("kv load failure", c.KVLoadFailure, "fail", "recompute", "hang")

@@ -35,7 +35,7 @@ type Engine struct {
 	faults faults
 	core   stand.Gate // where all waits that the core does
 	log    *steplog.Log
-	seen   idMemory
+	seen   pins.IDs
 
 	mu      sync.Mutex
 	rng     *rand.Rand
@@ -44,6 +44,7 @@ type Engine struct {
 	ports   []*os.File // hold those that the kernel chose, also while the engine is dead
 	life    *life      // nil after Kill and Close
 	closed  bool
+	dying   sync.WaitGroup // crashes that a request has caused
 }
 
 // life is an engine between a start and its end. What a crash loses is here.
@@ -168,6 +169,7 @@ func (e *Engine) KVEvents(rank int) (events, replay string) {
 // Revive starts a killed engine again on the same ports: empty, but its
 // counters, step log and faults go on.
 func (e *Engine) Revive() error {
+	e.dying.Wait()
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.life != nil || e.closed {
@@ -338,10 +340,18 @@ func (e *Engine) stop(abrupt bool) bool {
 // Kill crashes the engine: connections are reset, requests, pins and caches are lost.
 func (e *Engine) Kill() { e.stop(true) }
 
+// die has a request crash the engine. It gets no answer.
+func (e *Engine) die(x *exchange) bool {
+	e.count.Crashes.Add(1)
+	e.dying.Go(e.Kill)
+	return x.Hang()
+}
+
 // Close ends the engine for good. Every goroutine has ended and the step
 // trace is written when it returns.
 func (e *Engine) Close() {
 	e.stop(false)
+	e.dying.Wait()
 	e.mu.Lock()
 	e.closed = true
 	e.freePorts()

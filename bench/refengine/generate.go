@@ -17,7 +17,7 @@ import (
 func (l *life) generate(x *exchange, chat bool) bool {
 	e := l.engine
 	e.count.Requests.Add(1)
-	if id := x.Req.Header.Get("X-Request-Id"); id != "" && e.seen.repeated(id) {
+	if id := x.Req.Header.Get("X-Request-Id"); id != "" && e.seen.Repeated(id) {
 		e.count.DuplicateIDs.Add(1)
 	}
 	e.count.admitted(x.Req.Header.Get("X-Evenkeel-Epoch"))
@@ -30,7 +30,10 @@ func (l *life) generate(x *exchange, chat bool) bool {
 	}
 	r, refused := l.parse(chat, x.Body)
 	if r != nil && r.room != nil && refused == nil {
-		rank, refused = l.bound.rankOfRoom(x, r)
+		var lost func() bool
+		if rank, refused, lost = l.bound.dispatch(x, *r.room); lost != nil {
+			return lost()
+		}
 	}
 	if r != nil {
 		l.identify(x, r, rank)
@@ -51,7 +54,7 @@ func (l *life) generate(x *exchange, chat bool) bool {
 	}
 	if done, ok := l.troubleEarly(x, r); done {
 		if r.troubles.has(Busy) || r.troubles.has(Throttle) { // it took nothing, and may be asked again
-			e.seen.forget(x.Req.Header.Get("X-Request-Id"))
+			e.seen.Forget(x.Req.Header.Get("X-Request-Id"))
 		}
 		return ok
 	}
@@ -128,7 +131,7 @@ func (l *life) identify(x *exchange, r *request, rank int) {
 	case r.room != nil:
 		if r.id = id; r.room.RID != "" && r.room.RID != id {
 			r.id = r.room.RID
-			if l.engine.seen.repeated(r.id) {
+			if l.engine.seen.Repeated(r.id) {
 				l.engine.count.DuplicateIDs.Add(1)
 			}
 		}
@@ -138,7 +141,7 @@ func (l *life) identify(x *exchange, r *request, rank int) {
 		r.kv.remote.name, r.kv.remote.id = r.kv.remote.id, r.baseID()
 	}
 	r.troubles = l.engine.faults.strike(func(rule Rule) bool {
-		return !rule.aside() && rule.Phase != PhaseAccept &&
+		return !rule.aside() && rule.Fault != MaskedRank && rule.Phase != PhaseAccept &&
 			(rule.Leg == "" || rule.Leg == r.leg) && rule.isAt(rank) &&
 			(rule.From == "" || r.kv != nil && rule.From == r.kv.remote.address)
 	})
@@ -365,7 +368,7 @@ func (l *life) decode(x *exchange, r *request) bool {
 		}
 		a.plan = r.plan(answer)
 		from.Asked.Add(tokens)
-		if !local { // its blocks are in the prefix cache like any others
+		if !local && !(r.room != nil && r.room.Fake) { // its blocks are in the prefix cache like any others
 			from.Pulled.Add(tokens)
 			cache.Add(r.salt, r.prompt.IDs, answer != r.prompt.Answer)
 		}

@@ -15,6 +15,10 @@ var sglangEndpoints = map[string]endpoint{
 	"/health_generate":    {"GET", true, (*life).serveHealth},
 	"/get_model_info":     {"GET", true, (*life).serveModelInfo},
 	"/abort_request":      {"POST", false, func(l *life, x *exchange) bool { return l.bound.serveAbort(x) }},
+	"/v1/score":           {"POST", false, func(l *life, x *exchange) bool { return l.bound.serveScore(x) }},
+	"/v1/rerank":          {"POST", false, func(l *life, x *exchange) bool { return l.bound.serveScore(x) }},
+	"/v1/embeddings":      {"POST", false, (*life).serveNoEmbedding},
+	"/classify":           {"POST", false, (*life).serveNoEmbedding},
 	"/version":            {},
 	"/ping":               {},
 	"/query":              {},
@@ -72,24 +76,57 @@ func (r *request) enter(m map[string]json.RawMessage, role Role) *apiError {
 	return nil
 }
 
-// rankOfRoom says which rank a leg is for: its port's, or behind one port that of the header, or else
-// that of the body, or else that of the room.
-func (b *bound) rankOfRoom(x *exchange, r *request) (int, *apiError) {
+// dispatch says which rank a leg is for: its port's, or behind one port the one that the controller chooses, if the
+// server has one. A header names a rank before the body does. lost is set if no answer comes.
+func (b *bound) dispatch(x *exchange, room bind.Room) (rank int, refused *apiError, lost func() bool) {
 	cfg := b.engine.cfg
-	rank := int(r.room.ID % int64(cfg.DPSize))
-	if r.room.Rank >= 0 {
-		rank = r.room.Rank
-	}
+	named := room.Rank
 	if header, err := strconv.Atoi(x.Req.Header.Get("X-Data-Parallel-Rank")); err == nil {
-		rank = header
+		named = header
 	}
+	masked := func(rank int) bool {
+		return b.engine.faults.strike(func(r Rule) bool { return r.Fault == MaskedRank && r.isAt(rank) }) != nil
+	}
+	var err error
 	switch {
 	case cfg.DPMode == "external":
-		return x.Port, nil
-	case rank < 0 || rank >= cfg.DPSize:
-		return 0, refuse(400, "routed_dp_rank %d is out of range [0, %d).", rank, cfg.DPSize)
+		rank = x.Port
+	case room.Rank >= cfg.DPSize || named != -1 && (named < 0 || named >= cfg.DPSize):
+		refused = refuse(400, "routed_dp_rank=%d out of range [0, %d)", named, cfg.DPSize)
+	case cfg.DPSize > 1:
+		if rank, err = b.controller.Dispatch(named, room.ID, masked); err == nil && named < 0 && masked(rank) {
+			lost = x.Hang // nobody takes the request out of that rank's socket
+		}
 	}
-	return rank, nil
+	switch {
+	case err != nil:
+		lost = func() bool { return b.engine.die(x) }
+	case refused == nil && room.ID < 0:
+		refused = refuse(400, "Invalid request: Disaggregated request received without bootstrap room id.")
+	}
+	return rank, refused, lost
+}
+
+// serveScore makes a request of one token of what is to be scored, and gives it no room.
+func (b *bound) serveScore(x *exchange) bool {
+	_, refused, lost := b.dispatch(x, bind.Room{ID: -1, Rank: -1})
+	if lost != nil {
+		return lost()
+	}
+	return x.fail(refused)
+}
+
+// serveNoEmbedding refuses what only a model that embeds can answer.
+func (l *life) serveNoEmbedding(x *exchange) bool {
+	return x.fail(refuse(400, "This model does not appear to be an embedding model by default. Please add `--is-embedding` when launching the server or try another model."))
+}
+
+// attnRank is the rank that a rank takes itself for: replicas without DP attention all believe that they are the first.
+func (b *bound) attnRank(rank int) int {
+	if b.engine.cfg.Replicas {
+		return 0
+	}
+	return rank
 }
 
 // finds says whether a registration reaches a request: it is meant for an engine that runs, and for the rank that has the room.
@@ -134,14 +171,23 @@ func (a *answer) aborted() bool {
 func (b *bound) prefillRoom(x *exchange, r *request) bool {
 	cfg := b.engine.cfg
 	a := b.newAnswer(x, r, r.firstOf(r.plan(r.prompt.Answer)))
-	if rank := int(r.room.ID % int64(cfg.DPSize)); rank != r.rank {
-		return a.failed(refuse(500, "bootstrap room %d belongs to dp rank %d, not %d", r.room.ID, rank, r.rank), cfg.ErrorShape)
+	switch rank := int(r.room.ID % int64(cfg.DPSize)); {
+	case cfg.DPSize == 1 || r.room.PrefillRank >= 0:
+	case !b.controller.Follows: // it tells its bootstrap server, and all of the rank waits meanwhile
+		b.engine.count.RankPosts.Add(1)
+	case rank != b.attnRank(r.rank):
+		return a.failed(refuse(500, "Prefill bootstrap failed for request with exception KVTransferError(bootstrap_room=%d): follow_bootstrap_room conflict: dispatched to dp_rank %d but bootstrap_room %d implies dp_rank %d.",
+			r.room.ID, b.attnRank(r.rank), r.room.ID, rank), cfg.ErrorShape)
 	}
 	late, _ := r.troubles.find(BootstrapSlow, "")
 	rank := b.prefills[r.rank]
-	rank.Bootstrap.Add(1)
-	to, err := b.desk.Meet(x.Ctx, r.baseID(), cfg.BootstrapTimeout, late.delay())
-	rank.Bootstrap.Add(-1)
+	var to bind.Registration
+	var err error
+	if !r.room.Fake {
+		rank.Bootstrap.Add(1)
+		to, err = b.desk.Meet(x.Ctx, r.baseID(), cfg.BootstrapTimeout, late.delay())
+		rank.Bootstrap.Add(-1)
+	}
 	switch {
 	case errors.Is(err, bind.ErrLate):
 		b.engine.count.RoomTimeouts.Add(1)
@@ -155,20 +201,7 @@ func (b *bound) prefillRoom(x *exchange, r *request) bool {
 	}
 	defer free()
 	a.cached = cached
-	rank.Inflight.Add(1)
-	ok = b.transfer(x, r)
-	rank.Inflight.Add(-1)
-	if !ok {
-		return false
-	}
-	p := b.push(r, cached)
-	late, p.Broken = r.troubles.find(PrefillAbort200, "")
-	if p.Broken {
-		a.prompt = r.prompt.Tokens() / 2
-	}
-	b.desk.Spend(p)
-	b.tell(r, to.Address, p)
-	if p.Broken && !x.Pause(late.delay()) {
+	if !r.room.Fake && !b.writeRoom(x, r, a, to.Address) {
 		return false
 	}
 	switch {
@@ -178,6 +211,25 @@ func (b *bound) prefillRoom(x *exchange, r *request) bool {
 		return a.whole(1, a.finish, a.stopReason, nil)
 	}
 	return (!r.chat || a.send(a.appendRole)) && a.sendTokens(1, a.finish) && a.close()
+}
+
+// writeRoom writes the KV of a prompt to its decode engine; false: the client has left.
+func (b *bound) writeRoom(x *exchange, r *request, a *answer, to string) bool {
+	rank := b.prefills[r.rank]
+	rank.Inflight.Add(1)
+	ok := b.transfer(x, r)
+	rank.Inflight.Add(-1)
+	if !ok {
+		return false
+	}
+	p := b.push(r, a.cached)
+	late, broken := r.troubles.find(PrefillAbort200, "")
+	if p.Broken = broken; broken {
+		a.prompt = r.prompt.Tokens() / 2
+	}
+	b.desk.Spend(p)
+	b.tell(r, to, p)
+	return !broken || x.Pause(late.delay())
 }
 
 // joinRoom tells the prefill engine where the KV goes, and gives the request up when that takes too long or
@@ -194,17 +246,6 @@ func (b *bound) joinRoom(x *exchange, r *request, landing *bind.Landing) {
 
 // sglang says whose dialect an answer is in.
 func (a *answer) sglang() bool { return a.r.room != nil }
-
-// appendSGLangReason tells why the answer ends: in every chunk, and by the token or text that matched.
-func appendSGLangReason(dst []byte, finish, matched string) []byte {
-	if finish == "" {
-		return append(dst, `,"finish_reason":null,"matched_stop":null`...)
-	}
-	if finish == "stop" && matched == "null" {
-		matched = "2" // the end of the sequence
-	}
-	return fmt.Appendf(dst, `,"finish_reason":%q,"matched_stop":%s`, finish, matched)
-}
 
 // appendSGLangUsage closes a usage object that has the counts.
 func (a *answer) appendSGLangUsage(dst []byte, made int, final bool) []byte {

@@ -119,7 +119,7 @@ func TestARoomBelongsToOneRank(t *testing.T) {
 func TestARequestToSGLangNeedsARoom(t *testing.T) {
 	p := sglang(t, patient, Config{})
 	for more, says := range map[string]string{
-		``:                       "disaggregated request received without bootstrap room id",
+		``:                       "Disaggregated request received without bootstrap room id",
 		`"bootstrap_room":1,`:    "bootstrap_host",
 		`"bootstrap_room":"a",`:  "of the wrong type",
 		`"bootstrap_room":-1,`:   "without bootstrap room",
@@ -287,4 +287,105 @@ func TestSGLangHasPlacesForRequestsWhoseKVIsOnItsWay(t *testing.T) {
 		return strings.Contains(do(p.c, "GET", p.d.URLs()[0]+"/metrics", "").body, `decode_transfer_queue_reqs{model_name="ref",engine_type="decode",tp_rank="0",pp_rank="0",dp_rank="0"} 3`) &&
 			p.d.Stats().Waiting == 4
 	})
+}
+
+// sglangRanks is a server of SGLang with several ranks behind one port.
+func sglangRanks(t *testing.T, cfg Config) (*Engine, pair) {
+	cfg.Connector, cfg.DPMode = SGLang, "internal"
+	e := start(t, cfg)
+	return e, pair{t, e, e, client(t)}
+}
+
+const scores = `{"model":"ref","query":"a","items":["b"],"label_token_ids":[1]}`
+
+// Read in 0.5.23: managers/data_parallel_controller.py, follow_bootstrap_room_scheduler and maybe_external_dp_rank_routing.
+// Its controller catches nothing, and its parent ends all of the server.
+func TestWhatEndsAServerOfSGLang(t *testing.T) {
+	masked := []Rule{{Fault: MaskedRank, Rank: new(1)}}
+	for _, row := range []struct {
+		name       string
+		cfg        Config
+		path, body string
+		status     int // 0: it is gone
+	}{
+		{"a score has no room", Config{Role: Prefill, DPSize: 2}, "/v1/score", scores, 0},
+		{"an order has no room", Config{Role: Prefill, DPSize: 2}, "/v1/rerank", `{"model":"ref","query":"a","documents":["b"]}`, 0},
+		{"a completion without a room", Config{Role: Prefill, DPSize: 2}, "/v1/completions", `{"model":"ref","prompt":"a"}`, 0},
+		{"a rank is named instead", Config{Role: Prefill, DPSize: 2}, "/v1/completions", `{"model":"ref","prompt":"a","routed_dp_rank":1}`, 400},
+		{"a rank that is not there", Config{Role: Prefill, DPSize: 2}, "/v1/completions", `{"model":"ref","prompt":"a","routed_dp_rank":2}`, 400},
+		{"one rank has no controller", Config{Role: Prefill}, "/v1/score", scores, 400},
+		{"the ranks of a decode server take turns", Config{Role: Decode, DPSize: 2}, "/v1/completions", `{"model":"ref","prompt":"a"}`, 400},
+		{"unless they follow the room", Config{Role: Decode, DPSize: 2, LoadBalance: "follow_bootstrap_room"}, "/v1/completions", `{"model":"ref","prompt":"a"}`, 0},
+		{"a vector is not made", Config{Role: Prefill, DPSize: 2}, "/v1/embeddings", `{"model":"ref","input":"a"}`, 400},
+		{"a rank without a GPU is named", Config{Role: Decode, DPSize: 2, Faults: masked}, "/v1/completions", `{"model":"ref","prompt":"a","routed_dp_rank":1}`, 0},
+		{"another one is named", Config{Role: Decode, DPSize: 2, Faults: masked}, "/v1/completions", `{"model":"ref","prompt":"a","routed_dp_rank":0}`, 400},
+		{"none is named", Config{Role: Decode, DPSize: 2, Faults: masked}, "/v1/completions", `{"model":"ref","prompt":"a"}`, 400},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			e, p := sglangRanks(t, row.cfg)
+			resp, err := p.c.Post(e.URLs()[0]+row.path, "application/json", strings.NewReader(row.body))
+			if err == nil {
+				_ = resp.Body.Close()
+			}
+			if row.status != 0 {
+				require.NoError(t, err)
+				require.Equal(t, row.status, resp.StatusCode)
+				require.Equal(t, 200, do(p.c, "GET", e.URLs()[0]+"/health", "").status)
+				return
+			}
+			require.Error(t, err, "nothing answers")
+			require.EqualValues(t, 1, e.Stats().Crashes)
+			require.NoError(t, e.Revive())
+			require.Equal(t, 200, do(p.c, "GET", e.URLs()[0]+"/health", "").status)
+		})
+	}
+}
+
+// Read in 0.5.23: disaggregation/common/conn.py, CommonKVSender.
+func TestARankOfSGLangChecksItsRoom(t *testing.T) {
+	for _, row := range []struct {
+		name    string
+		prefill Config
+		rank    string // in the prefill leg, besides routed_dp_rank
+		right   bool
+		posts   int64
+	}{
+		{"with DP attention each rank knows its number", Config{}, ``, true, 0},
+		{"a replica takes itself for the first", Config{Replicas: true}, ``, false, 0},
+		{"and does not look where the leg says the rank", Config{Replicas: true}, `"disagg_prefill_dp_rank":3,`, true, 0},
+		{"ranks that take turns tell the bootstrap server", Config{LoadBalance: "round_robin"}, ``, true, 1},
+		{"unless the leg says the rank", Config{LoadBalance: "round_robin"}, `"disagg_prefill_dp_rank":3,`, true, 0},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			limit := 60 * time.Millisecond
+			if row.right {
+				limit = patient
+			}
+			cfg := row.prefill
+			cfg.Role, cfg.DPSize, cfg.WaitingTimeout = Prefill, 4, limit
+			e, p := sglangRanks(t, cfg)
+			p.d, _ = sglangRanks(t, Config{Role: Decode, WaitingTimeout: limit})
+			first := p.post(e, "p", "a b", p.inRoom(7, streaming+`"routed_dp_rank":3,`+row.rank))
+			second := p.post(p.d, "d", "a b", p.inRoom(7, streaming+`"disagg_prefill_dp_rank":3,`))
+			says := p.stream(first).errorMessage
+			require.Equal(t, row.right, says == "", says)
+			require.Equal(t, row.right, p.right("a b", p.stream(second)))
+			require.Equal(t, row.posts, e.Stats().RankPosts)
+		})
+	}
+}
+
+// Read in 0.5.23: disaggregation/fake/conn.py. SGLang warms its ranks up in this way.
+func TestSGLangRunsARequestAloneWithItsFakeHost(t *testing.T) {
+	p := sglang(t, 100*time.Millisecond, Config{PrefixCache: 8})
+	prompt := reftext.MakePrompt(1, 300)
+	for _, e := range []*Engine{p.p, p.d} {
+		r := <-p.post(e, "alone", prompt, `"bootstrap_host":"2.2.2.2","bootstrap_port":1,"bootstrap_room":0,"max_tokens":2,"ignore_eos":true,`).got
+		require.Equal(t, 200, r.status, r.body)
+		require.Contains(t, r.body, `"finish_reason":"length"`)
+	}
+	_, s := p.both(prompt, p.inRoom(1, streaming))
+	require.True(t, p.right(prompt, s), "the pages of the other one are in no cache")
+	require.Zero(t, p.d.Stats().BadHits)
+	p.nothingHeld()
 }

@@ -3,10 +3,7 @@ package refengine
 import (
 	"reflect"
 	"strconv"
-	"sync"
 	"sync/atomic"
-
-	"evenkeel/bench/refengine/pins"
 )
 
 // Events are counted over crashes, each on one engine: what happens to a pin on the
@@ -37,7 +34,7 @@ type Events[N any] struct {
 	InTransfer    N `json:"aborted_in_transfer"`   // clients that left between admission and the first token's KV
 	OverAdmitted  N `json:"over_admitted"`         // requests that found more than the rank's slots
 	Preemptions   N `json:"preemptions"`           //
-	Crashes       N `json:"crashes"`               // requests that would have killed a real engine
+	Crashes       N `json:"crashes"`               // requests that would have killed a real engine; one of SGLang they do
 	DuplicateIDs  N `json:"duplicate_request_ids"` // X-Request-Id seen before
 	RankMismatch  N `json:"rank_mismatches"`       // header for another rank than the port's
 	Unpinned      N `json:"unpinned"`              // internal balancing without a header
@@ -55,6 +52,7 @@ type Writes[N any] struct {
 	MixedPushes  N `json:"mixed_pushes"`  // requests with KV of two prefill engines: wrong text
 	FreedWrites  N `json:"freed_writes"`  // requests whose pages were given to them while another's KV was written into them: wrong text
 	SampledApart N `json:"sampled_apart"` // requests whose legs sample the first token differently: wrong text
+	RankPosts    N `json:"rank_posts"`    // prefills of SGLang that told a bootstrap server first which rank has their room
 	RoomTimeouts N `json:"room_timeouts"` // legs of SGLang that waited too long for the other one
 }
 
@@ -167,26 +165,4 @@ func (c *counters) admitted(header string) {
 			return
 		}
 	}
-}
-
-// idMemory remembers the last request ids.
-type idMemory struct {
-	mu  sync.Mutex
-	ids pins.Recent[struct{}]
-}
-
-// repeated keeps an id and says whether it was there.
-func (m *idMemory) repeated(id string) bool {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	_, there := m.ids.Get(id)
-	m.ids.Put(id, struct{}{})
-	return there
-}
-
-// forget drops an id.
-func (m *idMemory) forget(id string) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.ids.Drop(id)
 }

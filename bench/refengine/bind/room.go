@@ -15,11 +15,12 @@ import (
 
 // Room is where the two legs of a request to SGLang meet.
 type Room struct {
-	ID          int64
+	ID          int64  // -1: the request has no room
 	Address     string // of the prefill engine's bootstrap server
 	Rank        int    // that the leg names, -1 = none
 	PrefillRank int    // of the prefill engine, as the decode leg names it, -1 = none
 	RID         string
+	Fake        bool   // no other engine takes part
 	Sampled     uint64 // of the members that have a part in the first token
 }
 
@@ -47,10 +48,11 @@ func ReadRoom(body map[string]json.RawMessage) (*Room, error) {
 	}
 	switch {
 	case r.ID < 0:
-		return nil, errors.New("disaggregated request received without bootstrap room id")
+		return r, nil
 	case host == "" || port <= 0:
 		return nil, errors.New("bootstrap_host or bootstrap_port is missing")
 	}
+	r.Fake = host == FakeHost
 	r.Address = net.JoinHostPort(host, strconv.Itoa(port))
 	hash := fnv.New64a()
 	for _, key := range shaping {
@@ -92,4 +94,15 @@ func (l *Running) Abort(prefix string) {
 		}
 		return true
 	})
+}
+
+// AppendReason tells why the answer ends: in every chunk, and by the token or text that matched.
+func AppendReason(dst []byte, finish, matched string) []byte {
+	if finish == "" {
+		return append(dst, `,"finish_reason":null,"matched_stop":null`...)
+	}
+	if finish == "stop" && matched == "null" {
+		matched = "2" // the end of the sequence
+	}
+	return fmt.Appendf(dst, `,"finish_reason":%q,"matched_stop":%s`, finish, matched)
 }

@@ -1,5 +1,7 @@
 package pins
 
+import "sync"
+
 // Recent remembers the last values by id: the older half is forgotten at times.
 type Recent[V any] struct{ last, older map[string]V }
 
@@ -25,4 +27,26 @@ func (r *Recent[V]) Put(id string, v V) {
 func (r *Recent[V]) Drop(id string) {
 	delete(r.last, id)
 	delete(r.older, id)
+}
+
+// IDs remembers the last request ids. Several goroutines may use it.
+type IDs struct {
+	mu  sync.Mutex
+	ids Recent[struct{}]
+}
+
+// Repeated keeps an id and says whether it was there.
+func (m *IDs) Repeated(id string) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	_, there := m.ids.Get(id)
+	m.ids.Put(id, struct{}{})
+	return there
+}
+
+// Forget drops an id.
+func (m *IDs) Forget(id string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.ids.Drop(id)
 }
