@@ -108,6 +108,7 @@ type Profile struct {
 	MaxModelLen       int           `yaml:"max_model_len"`          // 0: from the engine's /v1/models
 	AllowLocalPrefill bool          `yaml:"allow_local_prefill"`    // decode engines may get prompts without a handoff
 	MaxBatchedTokens  int           `yaml:"max_num_batched_tokens"` // of a decode engine's step; 0: unknown
+	PassThrough       bool          `yaml:"pass_through"`           // an engine that is half of a pair also computes requests that are passed through
 	NonStream         string        `yaml:"nonstream"`
 	Metrics           MetricNames   `yaml:"metrics"`
 	RecomputeMax      *int          `yaml:"recompute_max"`
@@ -253,6 +254,7 @@ func (p *Profile) refuseMeaningless(bad func(format string, args ...any)) {
 		{"probe_min_tokens", p.ProbeMinTokens != "", "it does not matter which token ends the prefill"},
 		{"probe_ignore_eos", p.ProbeIgnoreEOS, "it does not matter which token ends the prefill"},
 		{"allow_local_prefill", p.AllowLocalPrefill && p.Connector == SGLang, "its decode engines compute no prompts"},
+		{"pass_through", p.PassThrough && p.Connector == SGLang, "its server ends when it gets a request that is computed without a room"},
 	} {
 		if key.set {
 			bad("%s has no meaning with connector %s, because %s; remove it", key.name, p.Connector, key.why)

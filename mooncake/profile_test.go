@@ -141,6 +141,7 @@ func TestKeysThatAConnectorCannotHeedAreRefused(t *testing.T) {
 		{"probe_min_tokens", func(p *Profile) { p.ProbeMinTokens = MinTokensOne }, true},
 		{"probe_ignore_eos", func(p *Profile) { p.ProbeIgnoreEOS = true }, true},
 		{"allow_local_prefill", func(p *Profile) { p.AllowLocalPrefill = true }, false},
+		{"pass_through", func(p *Profile) { p.PassThrough = true }, false},
 		{"chat_resume", func(p *Profile) { p.ChatResume = ChatResumeVLLM }, false},
 	} {
 		t.Run(tc.key, func(t *testing.T) {

@@ -245,8 +245,7 @@ func (f *Fleet) AnyPrefill(model string) *engine.Target {
 	f.asked++ // the next time another
 	for i := range f.order {
 		in := f.instances[f.order[(i+f.asked)%len(f.order)]]
-		serves := func(m engine.Model) bool { return m.ID == model }
-		if in.role == Prefill && in.serving && slices.ContainsFunc(in.status.Models, serves) {
+		if in.role == Prefill && in.serving && in.has(model) {
 			return in.target(-1)
 		}
 	}
@@ -273,16 +272,52 @@ type Whole struct {
 	Traffic  *engine.Traffic
 }
 
-// Wholes are the engines of this region, of either side, that serve a model now.
-func (f *Fleet) Wholes(model string) (list []Whole) {
+// Wholes are the engines of this region, of either side, that serve a model now. computes says
+// that the model runs for the request; paired says that then none of the model's engines may
+// serve it, now or later.
+func (f *Fleet) Wholes(model string, computes bool) (list []Whole, paired bool) {
 	f.mu.RLock()
 	defer f.mu.RUnlock()
-	serves := func(m engine.Model) bool { return m.ID == model }
+	known, may := false, false
 	for _, key := range f.order {
 		in := f.instances[key]
-		if in.serving && !in.paused && f.abroad(in) == "" && f.accepts(in, -1) && slices.ContainsFunc(in.status.Models, serves) {
+		if !in.has(model) || f.abroad(in) != "" {
+			continue
+		}
+		known = true
+		if computes && !f.computesAlone(in, model) {
+			continue
+		}
+		may = true
+		if in.serving && !in.paused && f.accepts(in, -1) {
 			list = append(list, Whole{Instance: key, ID: in.id, Target: in.target(-1), Traffic: f.host.Monitor.Traffic(key)})
 		}
 	}
-	return list
+	return list, known && !may
+}
+
+// has says whether an engine serves a model, as far as is known.
+func (i *instance) has(model string) bool {
+	return slices.ContainsFunc(i.status.Models, func(m engine.Model) bool { return m.ID == model })
+}
+
+// computesAlone says whether an engine may compute a request of a model without another one. An
+// engine that is half of a pair may not, unless its profile says so: it was started for its
+// half, and some wait for their counterpart. One of SGLang never may: its server ends when its
+// DP controller gets a request without a room. It is called with f.mu held.
+func (f *Fleet) computesAlone(in *instance, model string) bool {
+	switch {
+	case in.profile.Connector == mooncake.SGLang:
+		return false
+	case in.profile.PassThrough:
+		return true
+	case in.role == Prefill:
+		return false
+	}
+	for _, other := range f.instances {
+		if other.role == Prefill && other.has(model) {
+			return false
+		}
+	}
+	return true
 }

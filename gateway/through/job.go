@@ -54,6 +54,7 @@ type fault struct {
 	err    error
 	again  bool // another engine may answer otherwise
 	lacks  bool // the engine does not have the endpoint
+	stale  bool // a connection that had been kept alive ended under the request
 }
 
 // serve tries engines until one answers.
@@ -71,12 +72,10 @@ func (j *job) serve() (*answer, *openai.Error) {
 			}
 			return nil, none
 		}
-		told.Attempt()
-		a, f := j.attempt(to)
+		a, f := j.offer(to)
 		if f == nil {
 			return a, nil
 		}
-		told.Fails(cause(f), f.status, f.answer)
 		j.tried = append(j.tried, to.Instance)
 		switch {
 		case j.left():
@@ -128,12 +127,40 @@ func (j *job) reach(p journal.Phase) {
 	}
 }
 
-// attempt has one engine answer. Without a fault the answer has the engine until it is closed.
-func (j *job) attempt(to fleet.Whole) (_ *answer, f *fault) {
+// offer has one engine answer. If the engine ends a connection that was kept alive, it most
+// likely did so before it saw the request, and gets it once more. If nothing answers then, the
+// engine may have died of the request, which goes to no other one.
+func (j *job) offer(to fleet.Whole) (*answer, *fault) {
+	a, f := j.attempt(to, false)
+	if f == nil || !f.stale || j.left() {
+		return a, f
+	}
+	j.in.Told.Retries()
+	j.srv.take(to.Instance)
+	a, second := j.attempt(to, true)
+	if second != nil && second.status == 0 && !errors.Is(second.err, errMoved) {
+		f.again = false
+		return nil, f
+	}
+	return a, second
+}
+
+// attempt has one engine answer, over a new connection if fresh is set. Without a fault the
+// answer has the engine until it is closed.
+func (j *job) attempt(to fleet.Whole, fresh bool) (_ *answer, f *fault) {
+	j.in.Told.Attempt()
+	defer func() {
+		if f != nil {
+			j.in.Told.Fails(cause(f), f.status, f.answer)
+		}
+	}()
 	j.in.Told.Calls("pass")
 	j.reach(journal.Transfer)
 	j.in.Told.PassedTo(to.ID)
 	a := &answer{job: j, to: to, call: j.srv.Client.NewCall(to.Target), began: time.Now()}
+	if fresh {
+		a.call = a.call.Fresh()
+	}
 	a.run = j.srv.Fleet.Track(fleet.Place{Instance: to.Instance, Rank: -1}, a.call, notice, true)
 	if computes(j.path) {
 		a.expects = int64(len(j.raw)) // no token has less than a byte
@@ -190,9 +217,12 @@ func (a *answer) open() *fault {
 	resp, err := a.call.Do(http.MethodPost, j.path, j.in.Told.Carry(headers), body, engine.Deadlines{
 		Connect: limits.ConnectTimeout, FirstByte: limits.ProbeTimeout, Idle: limits.EventTimeout,
 	})
-	if a.taken = !unsent(err); err != nil {
-		return a.broke(err)
+	if err != nil {
+		f := a.broke(err)
+		a.taken = !f.again && !f.stale
+		return f
 	}
+	a.taken = true
 	a.resp = resp
 	if status := resp.StatusCode(); status != http.StatusOK {
 		a.taken = false
@@ -217,13 +247,8 @@ func (a *answer) broke(err error) *fault {
 	if !a.job.left() {
 		a.job.srv.Monitor.Report(a.to.Instance, err)
 	}
-	return &fault{answer: failure.Transport(failure.Engine, err), err: err, again: unsent(err)}
-}
-
-// unsent says whether a call broke before an engine had the request.
-func unsent(err error) bool {
 	var ee *engine.Error
-	return errors.As(err, &ee) && (!ee.Sent || ee.Stale())
+	return &fault{answer: failure.Transport(failure.Engine, err), err: err, again: errors.As(err, &ee) && !ee.Sent, stale: ee != nil && ee.Stale()}
 }
 
 // drop lets go of the request's body, which no engine is sent any more.

@@ -199,14 +199,21 @@ func (s *Server) full() *openai.Error {
 
 var (
 	errNoEngine = openai.Unavailable("engine_unavailable", "no healthy engine of this proxy serves the model; retry later", 1)
-	errNoRoute  = openai.NewError(http.StatusNotFound, "no_such_route", "no engine that serves the model has this endpoint; it is one of another kind of model")
+	errPaired   = &openai.Error{
+		Status: http.StatusNotFound, Type: "invalid_request_error", Code: "no_such_route", Message: "no engine of this model computes what this endpoint asks for: each of its engines does one half of the work for completions",
+		Why: "all engines of the model are prefill engines, or decode engines beside prefill engines; pass_through: true in the profile lets them compute such requests, but not with connector sglang",
+	}
+	errNoRoute = openai.NewError(http.StatusNotFound, "no_such_route", "no engine that serves the model has this endpoint; it is one of another kind of model")
 )
 
 // choose takes the engine with the fewest calls of ours that may have the endpoint and was
 // not tried. The caller gives it back.
 func (s *Server) choose(model, path string, tried []string) (fleet.Whole, *openai.Error) {
-	all := s.Fleet.Wholes(model)
-	if len(all) == 0 {
+	all, paired := s.Fleet.Wholes(model, computes(path))
+	switch {
+	case paired:
+		return fleet.Whole{}, errPaired
+	case len(all) == 0:
 		return fleet.Whole{}, errNoEngine
 	}
 	now := time.Now()
@@ -235,6 +242,13 @@ func (s *Server) choose(model, path string, tried []string) (fleet.Whole, *opena
 		return fleet.Whole{}, errNoRoute
 	}
 	return fleet.Whole{}, errNoEngine
+}
+
+// take begins one more call to an engine.
+func (s *Server) take(instance string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.busy[instance]++
 }
 
 // giveBack ends a call to an engine.
