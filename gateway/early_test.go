@@ -105,15 +105,27 @@ func TestARequestIsBoundBeforeItsPrefill(t *testing.T) {
 // Ranks of SGLang meet in rooms: the room belongs to the prefill rank, and the decode rank is told it.
 func TestRoomsBelongToRanks(t *testing.T) {
 	t.Parallel()
-	c := early(t, refengine.SGLang, options{
-		prefill: []refengine.Config{{DPSize: 4, DPMode: "internal"}}, decode: []refengine.Config{{DPSize: 8, DPMode: "internal", Slots: 4}},
-		configure: func(cfg *config.Config) { cfg.Engines.Prefill[0].Ranks = 4 },
-	})
-	require.Equal(t, map[string]int{"right": 100}, c.judgeAll(100, `"stream":true,`))
-	p, d := c.prefill[0].Stats(), c.decode[0].Stats()
-	require.EqualValues(t, 100, p.Requests)
-	require.EqualValues(t, 100, d.Requests)
-	require.EqualValues(t, 100, d.Pushes)
+	for name, prefill := range map[string]refengine.Config{
+		"with DP attention":        {},
+		"of replicas":              {Replicas: true},             // each checks the room as if it were the first one
+		"that share requests out":  {LoadBalance: "round_robin"}, // each tells its bootstrap server first whose room it is
+		"of replicas that do both": {LoadBalance: "round_robin", Replicas: true},
+	} {
+		t.Run("ranks "+name, func(t *testing.T) {
+			t.Parallel()
+			prefill.DPSize, prefill.DPMode = 4, "internal"
+			c := early(t, refengine.SGLang, options{
+				prefill: []refengine.Config{prefill}, decode: []refengine.Config{{DPSize: 8, DPMode: "internal", Slots: 4}},
+				configure: func(cfg *config.Config) { cfg.Engines.Prefill[0].Ranks = 4 },
+			})
+			require.Equal(t, map[string]int{"right": 100}, c.judgeAll(100, `"stream":true,`))
+			p, d := c.prefill[0].Stats(), c.decode[0].Stats()
+			require.EqualValues(t, 100, p.Requests, "no attempt is refused")
+			require.EqualValues(t, 100, d.Requests)
+			require.EqualValues(t, 100, d.Pushes)
+			require.Zero(t, p.RankPosts, "no rank waits for its bootstrap server")
+		})
+	}
 }
 
 // A prefill engine that fails ends the decode leg at once: SGLang's would wait for 300 s.

@@ -84,6 +84,11 @@ func (p *Profile) decodeParams(m *Meeting) []byte {
 
 // roomBody is either leg of SGLang. The prefill engine samples the first token and hands
 // it over, so the legs are the same, byte for byte, up to the ranks, which come last.
+//
+// Both legs name the prefill engine's rank. Without it, a rank of the prefill engine refuses a
+// room that is not its own by its own count, and replicas without DP attention all count
+// themselves as rank 0; or it first tells its bootstrap server of the room, while all else that
+// it does stands still (SGLang 0.5.23, CommonKVSender in disaggregation/common/conn.py).
 func (p *Profile) roomBody(b *Body, leg *Leg, m *Meeting, stream bool, dst [][]byte, decode bool) [][]byte {
 	members, drop := p.answer(b, leg, stream)
 	members = append(members, Member{"rid", appendString(nil, m.RID)}, Member{"bootstrap_host", appendString(nil, m.Host)},
@@ -95,9 +100,9 @@ func (p *Profile) roomBody(b *Body, leg *Leg, m *Meeting, stream bool, dst [][]b
 	}
 	if decode {
 		rank("routed_dp_rank", m.DecodeRank)
-		rank("disagg_prefill_dp_rank", m.PrefillRank)
 	} else {
 		rank("routed_dp_rank", m.PrefillRank)
 	}
+	rank("disagg_prefill_dp_rank", m.PrefillRank)
 	return b.Splice(dst, leg.resume().drop(drop), members)
 }

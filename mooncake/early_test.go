@@ -68,7 +68,7 @@ func TestTheLegsOfSGLangDifferInTheirRanksOnly(t *testing.T) {
 		m := &Meeting{RID: "r", Host: "h", Port: 1, Room: 6, PrefillRank: 2, DecodeRank: 1}
 		const ranks = `,"routed_dp_rank":`
 		prefill, decode := join(p.EarlyProbe(b, leg, m, stream, nil)), join(p.EarlyDecode(b, leg, m, "", stream, nil))
-		same, found := strings.CutSuffix(prefill, ranks+"2}\n")
+		same, found := strings.CutSuffix(prefill, ranks+`2,"disagg_prefill_dp_rank":2}`+"\n")
 		require.True(t, found, prefill)
 		require.Equal(t, same+ranks+`1,"disagg_prefill_dp_rank":2}`+"\n", decode)
 		m.PrefillRank, m.DecodeRank = -1, -1
