@@ -159,3 +159,26 @@ func TestAConnectionThatWasClosedWhileIdleIsReplaced(t *testing.T) {
 	require.Len(t, c.receipt("replaced").Attempts, 2)
 	require.EqualValues(t, 3, asked.Load())
 }
+
+// With elastic EP a server of SGLang goes on without a rank whose GPU has failed, and ends when a request names it.
+func TestRanksThatAreNotNamedMayFail(t *testing.T) {
+	t.Parallel()
+	never := false
+	c := early(t, refengine.SGLang, options{
+		dirty:   true, // one rank may get more than its part, because SGLang chooses
+		prefill: []refengine.Config{{DPSize: 2, DPMode: "internal", LoadBalance: "round_robin"}}, decode: []refengine.Config{{DPSize: 2, DPMode: "internal"}},
+		configure: func(cfg *config.Config) {
+			cfg.Engines.Prefill[0].Ranks = 2
+			p := cfg.Profiles[config.DefaultProfile]
+			p.NameRanks = &never
+			cfg.Profiles[config.DefaultProfile] = p
+		},
+	})
+	for _, e := range append(c.prefill, c.decode...) {
+		require.NoError(t, e.SetFaults(refengine.Rule{Fault: refengine.MaskedRank, Rank: new(1)}))
+	}
+	require.Equal(t, map[string]int{"right": 40}, c.judgeAll(40, `"stream":true,`))
+	for _, e := range append(c.prefill, c.decode...) {
+		require.Zero(t, e.Stats().Crashes)
+	}
+}

@@ -17,7 +17,7 @@ type Meeting struct {
 	Host                    string // of the prefill engine's bootstrap server
 	Port                    int
 	Room                    int64 // new for every attempt; modulo the prefill engine's ranks it is PrefillRank
-	PrefillRank, DecodeRank int   // -1: its engine has one
+	PrefillRank, DecodeRank int   // -1: its engine has one, or is to choose one itself
 
 	// Of nixl-push.
 	Coordinates *Coordinates // of the prefill engine

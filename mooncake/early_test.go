@@ -71,6 +71,9 @@ func TestTheLegsOfSGLangDifferInTheirRanksOnly(t *testing.T) {
 		same, found := strings.CutSuffix(prefill, ranks+`2,"disagg_prefill_dp_rank":2}`+"\n")
 		require.True(t, found, prefill)
 		require.Equal(t, same+ranks+`1,"disagg_prefill_dp_rank":2}`+"\n", decode)
+		unnamed := *p
+		unnamed.NameRanks = new(false)
+		require.Equal(t, []int{-1, 2}, []int{unnamed.NamedRank(2), p.NamedRank(2)})
 		m.PrefillRank, m.DecodeRank = -1, -1
 		require.Equal(t, join(p.EarlyProbe(b, leg, m, stream, nil)), join(p.EarlyDecode(b, leg, m, "", stream, nil)))
 		require.NotContains(t, join(p.EarlyProbe(b, leg, m, stream, nil)), "dp_rank")

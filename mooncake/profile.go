@@ -124,6 +124,7 @@ type Profile struct {
 	RejectReleases    *bool         `yaml:"reject_releases"`   // nil: by the engine's version
 	ClampsMaxTokens   *bool         `yaml:"clamps_max_tokens"` // nil: by the decode engine's version
 	BootstrapPort     int           `yaml:"bootstrap_port"`    // vllm-mooncake and sglang
+	NameRanks         *bool         `yaml:"name_ranks"`        // sglang: requests say which rank is meant; nil: they do
 }
 
 // MetricNames are the engine's gauges; an empty name is looked for under the
@@ -232,6 +233,9 @@ func (p Profile) Validate() error {
 	if p.BootstrapPort < 1 || p.BootstrapPort > 65535 {
 		bad("bootstrap_port is %d; ports are 1 to 65535", p.BootstrapPort)
 	}
+	if p.NameRanks != nil && p.Connector != SGLang {
+		bad("name_ranks has no meaning with connector %s: only requests to SGLang name ranks in their bodies; remove it", p.Connector)
+	}
 	for _, h := range p.KVHosts {
 		if strings.TrimSpace(h) == "" {
 			bad("kv_hosts has an empty entry; remove it")
@@ -289,6 +293,16 @@ func (p Profile) HoldBudget() (time.Duration, error) {
 		return 0, fmt.Errorf("hold_margin %v leaves nothing of kv_hold_timeout %v; lower it or raise the engine's timeout", margin, timeout)
 	}
 	return timeout - margin, nil
+}
+
+// NamedRank is a rank as requests to SGLang name it, -1: they do not. With elastic EP they must
+// not: a request for a rank that has lost its GPU ends the whole server (SGLang 0.5.23,
+// maybe_external_dp_rank_routing in managers/data_parallel_controller.py).
+func (p *Profile) NamedRank(rank int) int {
+	if p.NameRanks != nil && !*p.NameRanks {
+		return -1
+	}
+	return rank
 }
 
 // The two switches below are on unless the operator turned them off.

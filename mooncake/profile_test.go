@@ -158,3 +158,14 @@ func TestKeysThatAConnectorCannotHeedAreRefused(t *testing.T) {
 		})
 	}
 }
+
+func TestOnlyRequestsToSGLangNameRanks(t *testing.T) {
+	for _, connector := range Connectors() {
+		err := Profile{Name: "mine", Connector: connector, NameRanks: new(false)}.WithDefaults().Validate()
+		if connector == SGLang {
+			require.NoError(t, err)
+		} else {
+			require.ErrorContains(t, err, `profile "mine": name_ranks has no meaning with connector `+connector)
+		}
+	}
+}

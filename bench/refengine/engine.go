@@ -12,7 +12,6 @@ import (
 	"net"
 	"net/http"
 	"os"
-	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -84,10 +83,10 @@ func Start(cfg Config) (*Engine, error) {
 	if cfg.DPMode == "internal" {
 		ports = 1
 	}
-	if e.addrs, err = portsFrom(cfg.Listen, ports, "listen address"); err != nil {
+	if e.addrs, err = heldport.From(cfg.Listen, ports, "listen address"); err != nil {
 		return nil, err
 	}
-	if e.kvAddrs, err = portsFrom(cfg.KVEvents, 2*cfg.DPSize, "KV events address"); err != nil {
+	if e.kvAddrs, err = heldport.From(cfg.KVEvents, 2*cfg.DPSize, "KV events address"); err != nil {
 		return nil, err
 	}
 	for _, addrs := range [][]string{e.addrs, e.kvAddrs} {
@@ -131,30 +130,6 @@ func (e *Engine) freePorts() {
 	e.ports = nil
 }
 
-// portsFrom are n addresses with one port after the other; port 0 stays that. Without
-// an address there are none.
-func portsFrom(address string, n int, what string) (addrs []string, err error) {
-	if address == "" {
-		return nil, nil
-	}
-	host, port, err := net.SplitHostPort(address)
-	if err != nil {
-		return nil, fmt.Errorf("refengine: %s: %w", what, err)
-	}
-	first, err := net.LookupPort("tcp", port)
-	if err != nil {
-		return nil, fmt.Errorf("refengine: %s %q: %w", what, address, err)
-	}
-	for i := range n {
-		p := first
-		if p != 0 {
-			p += i
-		}
-		addrs = append(addrs, net.JoinHostPort(host, strconv.Itoa(p)))
-	}
-	return addrs, nil
-}
-
 // KVEvents are the addresses of a rank's publisher and of its replays, empty
 // when it has none.
 func (e *Engine) KVEvents(rank int) (events, replay string) {
@@ -186,11 +161,11 @@ func (e *Engine) Revive() error {
 		},
 	}
 	var err error
-	if l.listeners, err = listen(e.addrs); err != nil {
+	if l.listeners, err = heldport.Listen(e.addrs); err != nil {
 		l.end(false)
 		return fmt.Errorf("refengine: rank %d: %w; choose another listen address", len(l.listeners), err)
 	}
-	if l.kvListeners, err = listen(e.kvAddrs); err != nil {
+	if l.kvListeners, err = heldport.Listen(e.kvAddrs); err != nil {
 		l.end(false)
 		return fmt.Errorf("refengine: KV events of rank %d: %w; choose another address", len(l.kvListeners)%e.cfg.DPSize, err)
 	}
@@ -219,20 +194,6 @@ func (e *Engine) Revive() error {
 	l.start()
 	e.life = l
 	return nil
-}
-
-// listen listens at addresses, which become what they are then. After an error it
-// returns those before the one that failed.
-func listen(addrs []string) (list []net.Listener, err error) {
-	for i, addr := range addrs {
-		ln, err := net.Listen("tcp", addr)
-		if err != nil {
-			return list, err
-		}
-		list = append(list, ln)
-		addrs[i] = ln.Addr().String()
-	}
-	return list, nil
 }
 
 func (l *life) start() {

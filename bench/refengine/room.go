@@ -14,6 +14,7 @@ import (
 var sglangEndpoints = map[string]endpoint{
 	"/health_generate":    {"GET", true, (*life).serveHealth},
 	"/get_model_info":     {"GET", true, (*life).serveModelInfo},
+	"/server_info":        {"GET", false, (*life).serveServerInfo},
 	"/abort_request":      {"POST", false, func(l *life, x *exchange) bool { return l.bound.serveAbort(x) }},
 	"/v1/score":           {"POST", false, func(l *life, x *exchange) bool { return l.bound.serveScore(x) }},
 	"/v1/rerank":          {"POST", false, func(l *life, x *exchange) bool { return l.bound.serveScore(x) }},
@@ -28,6 +29,12 @@ var sglangEndpoints = map[string]endpoint{
 
 func (l *life) serveModelInfo(x *exchange) bool {
 	return x.answerJSON(map[string]any{"model_path": l.engine.cfg.Model, "tokenizer_path": l.engine.cfg.Model, "is_generation": true})
+}
+
+func (l *life) serveServerInfo(x *exchange) bool {
+	cfg := l.engine.cfg
+	return x.answerJSON(map[string]any{"version": "0.5.23", "disaggregation_mode": cfg.Role, "dp_size": cfg.DPSize, "max_running_requests": cfg.Slots * cfg.DPSize,
+		"disaggregation_bootstrap_port": l.ports[0], "load_balance_method": cfg.LoadBalance, "elastic_ep_backend": cfg.ElasticEP})
 }
 
 // serveAbort ends all requests whose rid begins with the one that is given.

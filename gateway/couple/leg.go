@@ -31,7 +31,7 @@ func ID(request string, attempt int) string {
 // meet says how the legs will meet.
 func (p *Partner) meet() error {
 	m, c, rank := p.maker, p.lease.Candidate, p.Rank
-	p.Meeting = &mooncake.Meeting{RID: p.ID, PrefillRank: c.Target.Rank, DecodeRank: rank.Target.Rank, RequestID: p.Endpoint.RequestID(p.ID)}
+	p.Meeting = &mooncake.Meeting{RID: p.ID, PrefillRank: c.Profile.NamedRank(c.Target.Rank), DecodeRank: rank.Profile.NamedRank(rank.Target.Rank), RequestID: p.Endpoint.RequestID(p.ID)}
 	switch {
 	case p.callsBack && m.Meta == nil:
 		return ErrUnheard

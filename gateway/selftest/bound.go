@@ -30,7 +30,7 @@ var (
 // bound sends one prompt through two engines that work on it at the same time. The error of the engine that failed
 // first is returned, and only that: the other one was told to end.
 func (t *tester) bound(ctx context.Context, p, d subject, body *mooncake.Body, id string) (answer mooncake.ProbeAnswer, prefill, decode error) {
-	m := &mooncake.Meeting{RID: id, PrefillRank: p.target.Rank, DecodeRank: d.target.Rank, RequestID: mooncake.Completions.RequestID(id)}
+	m := &mooncake.Meeting{RID: id, PrefillRank: p.profile.NamedRank(p.target.Rank), DecodeRank: d.profile.NamedRank(d.target.Rank), RequestID: mooncake.Completions.RequestID(id)}
 	var callback <-chan metaserver.Callback
 	if p.profile.Connector == mooncake.SGLang {
 		m.Host, m.Port, m.Room = p.target.URL.Hostname(), p.profile.BootstrapPort, room(p)

@@ -153,6 +153,7 @@ func (t *tester) subjects(ctx context.Context, role string, engines []config.Eng
 		if sample := t.metrics(ctx, role, e, s); role == "prefill" || t.seat == nil { // no slot is taken for this
 			t.numbering(ctx, &s, e, sample)
 		}
+		t.elastic(ctx, s)
 		ok = append(ok, s)
 		for rank := 1; rank < e.Ranks; rank++ {
 			ok = append(ok, s.rank(rank))
