@@ -21,13 +21,13 @@ const (
 // longer computes still answers GET /health. A refusal of the
 // request itself, 4xx, passes: it says nothing about the engine. It is bounded
 // by limit and asks nothing of other engines: no hand-off is involved.
-func (w *watch) canary(ctx context.Context, model string, limit time.Duration) error {
+func (w *watch) canary(ctx context.Context, ask question, limit time.Duration) error {
 	ctx, stop := context.WithTimeout(ctx, limit)
 	defer stop()
 	failures := make(chan error, len(w.in.Canaries))
 	for _, t := range w.in.Canaries {
 		w.traffic.Sends(canaryTokens)
-		go func() { failures <- oneToken(ctx, w.m.cfg.Client, t, model) }()
+		go func() { failures <- oneToken(ctx, w.m.cfg.Client, t, ask) }()
 	}
 	var all []error
 	for range w.in.Canaries {
@@ -40,17 +40,27 @@ func (w *watch) canary(ctx context.Context, model string, limit time.Duration) e
 // canaryTokens is more tokens than a canary's prompt has.
 const canaryTokens = 16
 
-func oneToken(ctx context.Context, c *Client, t *Target, model string) error {
-	body, err := json.Marshal(map[string]any{
-		"model": model, "prompt": "a", "max_tokens": 1, "temperature": 0, "stream": false,
-	})
-	if err != nil {
-		return err
+// question is what a rank is asked, and where.
+type question func(t *Target) (to *Target, body []byte)
+
+// asks needs m.mu.
+func (w *watch) asks(model string) question {
+	if own := w.in.Canary; own != nil {
+		return func(t *Target) (*Target, []byte) { return t.Unranked(), own(model, t.Rank) }
 	}
-	call := c.NewCall(t)
+	return func(t *Target) (*Target, []byte) {
+		body, _ := json.Marshal(map[string]any{"model": model, "prompt": "a", "max_tokens": 1, "temperature": 0, "stream": false}) // text and numbers always marshal
+		return t, body
+	}
+}
+
+func oneToken(ctx context.Context, c *Client, t *Target, ask question) error {
+	to, asked := ask(t)
+	call := c.NewCall(to)
 	defer context.AfterFunc(ctx, call.Abort)()
 	id := Header{"X-Request-Id", fmt.Sprintf("ek-canary-%016x", rand.Uint64())}
-	resp, err := call.Do(http.MethodPost, completionsPath, []Header{{"Content-Type", "application/json"}, id}, [][]byte{body}, Deadlines{})
+	resp, err := call.Do(http.MethodPost, completionsPath, []Header{{"Content-Type", "application/json"}, id}, [][]byte{asked}, Deadlines{})
+	var body []byte
 	if err == nil {
 		defer resp.Close()
 		body, err = resp.ReadAll(answerLimit)

@@ -22,6 +22,9 @@ type Instance struct {
 	// Canaries are the ranks to try with a request of one token when it is in
 	// doubt whether the engine still computes; none: nobody is to doubt it here.
 	Canaries []*Target
+	// Canary is the body of that request, which names the rank itself; nil: a plain completion
+	// does.
+	Canary func(model string, rank int) []byte
 }
 
 // Model is an entry of an engine's /v1/models.
@@ -133,7 +136,7 @@ func (m *Monitor) Set(instances []Instance) {
 		if w == nil || !w.in.same(in) {
 			w = newWatch(m, in)
 		}
-		w.in.Slots = in.Slots
+		w.in.Slots, w.in.Canary = in.Slots, in.Canary
 		stay[in.ID] = w
 	}
 	for id, w := range m.watches {

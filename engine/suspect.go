@@ -214,11 +214,12 @@ func (w *watch) tryNow(ctx context.Context) {
 	s.doubted, s.tried = false, time.Now()
 	s.circuit.Send(theCanary, time.Now())
 	heard := w.traffic.heard.Load()
+	ask := w.asks(model)
 	w.m.mu.Unlock()
 
 	outcome, err := canaryPassed, error(nil)
 	if limit := w.m.cfg.Canary; limit > 0 && model != "" {
-		err = w.canary(ctx, model, limit)
+		err = w.canary(ctx, ask, limit)
 	}
 	if ctx.Err() != nil { // stopped: what failed, failed by that
 		return

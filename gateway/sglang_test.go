@@ -8,6 +8,7 @@ import (
 	"net/http/httptest"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -180,5 +181,40 @@ func TestRanksThatAreNotNamedMayFail(t *testing.T) {
 	require.Equal(t, map[string]int{"right": 40}, c.judgeAll(40, `"stream":true,`))
 	for _, e := range append(c.prefill, c.decode...) {
 		require.Zero(t, e.Stats().Crashes)
+	}
+}
+
+// Whether a rank of SGLang computes is tried with SGLang's fake host: a request without a room is refused whatever the
+// rank does, or ends the whole server.
+func TestACanaryOfSGLangIsComputed(t *testing.T) {
+	t.Parallel()
+	for _, balance := range []string{"round_robin", "follow_bootstrap_room"} {
+		t.Run(balance, func(t *testing.T) {
+			t.Parallel()
+			c := early(t, refengine.SGLang, options{
+				dirty: true, decode: []refengine.Config{{DPSize: 2, DPMode: "internal", LoadBalance: balance}},
+				configure: func(cfg *config.Config) {
+					if balance != "round_robin" { // the server chooses the rank of each request
+						cfg.Engines.Decode[0].Ranks = 0
+					}
+					cfg.Prefill.Retry.Attempts = 1
+					cfg.Health.Interval, cfg.Health.Canary, cfg.Health.SlowStart = 20*time.Millisecond, 3*time.Second, 0
+				},
+			})
+			d := c.decode[0]
+			canaries := func(outcome string) float64 {
+				return c.metric(fmt.Sprintf(`evenkeel_engine_canaries_total{engine=%q,outcome=%q}`, "decode "+addressOf(d), outcome))
+			}
+			require.NoError(t, d.SetFaults(refengine.Rule{Fault: refengine.Reset, Leg: refengine.LegDecode}))
+			for i := 0; canaries("failed") == 0; i++ {
+				require.Less(t, i, 200)
+				require.Zero(t, canaries("passed"), "no rank computes")
+				require.NotEqual(t, "right", c.judge(fmt.Sprint("prompt ", i), `"stream":true,`))
+			}
+			require.NoError(t, d.SetFaults())
+			c.eventually("a canary brings it back", func() bool { return canaries("passed") > 0 && c.engineStatus(d).State == "up" })
+			require.Zero(t, d.Stats().Crashes)
+			require.Equal(t, "right", c.judge("one two three", `"stream":true,`))
+		})
 	}
 }

@@ -271,6 +271,7 @@ func (f *Fleet) watch() {
 		watched := engine.Instance{ID: k, Role: in.role, Target: in.target(-1)}
 		if in.role == Decode { // the prefill tier tries its own with requests
 			watched.Slots = in.conf.Slots
+			watched.Canary = in.profile.Canary()
 			for _, r := range ranksOf(in) {
 				watched.Canaries = append(watched.Canaries, in.target(r))
 			}
