@@ -349,7 +349,7 @@ func TestRandomLivesOfBoundRequests(t *testing.T) {
 // boundFaults are what engines of a connector can do wrong besides.
 var boundFaults = map[refengine.Connector][]refengine.Fault{
 	refengine.AscendLayerwise: {refengine.NoCallback, refengine.CallbackTwice, refengine.CallbackLate, refengine.CallbackBadHost, refengine.CallbackShortID, refengine.CallbackNewKey, refengine.CallbackEmpty, refengine.DoneLost, refengine.FailedSent},
-	refengine.SGLang:          {refengine.PrefillAbort200, refengine.DoneLost, refengine.FailedSent, refengine.BootstrapSlow},
+	refengine.SGLang:          {refengine.PrefillAbort200, refengine.DoneLost, refengine.FailedSent, refengine.TransferFails, refengine.BootstrapSlow},
 	refengine.NIXLPush:        {refengine.DoneLost},
 }
 

@@ -251,6 +251,10 @@ func (b *bound) awaitKV(x *exchange, r *request, j *group.Job, a *answer, right 
 		_ = bind.Post(b.ctx, b.pull, r.kv.remote.address, bind.RegisterPath,
 			bind.Registration{ID: r.baseID(), Engine: r.kv.remote.engine, Address: b.address(r.rank), Rank: -1})
 	case SGLang:
+		if r.troubles.has(TransferFails) {
+			b.landings.Fail(landing, errors.New("Failed to send kv chunk"))
+			break
+		}
 		b.joinRoom(x, r, landing)
 	}
 	if !waitFor(a, landing.Done()) {
@@ -271,6 +275,9 @@ func (b *bound) landed(a *answer, landing *bind.Landing, blocks []int, right uin
 	switch {
 	case failure != nil:
 		count.FailedPulls.Add(1)
+		if r.room != nil {
+			return 0, false, refuse(500, "Decode transfer failed for request with exception KVTransferError(bootstrap_room=%d): %v", r.room.ID, failure)
+		}
 		return 0, false, refuse(500, "KV load failure: %v", failure)
 	case p.Key != r.prompt.Key: // the other request's answer
 		count.KeyMismatches.Add(1)

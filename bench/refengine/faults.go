@@ -59,6 +59,7 @@ const (
 	PrefillAbort200 Fault = "prefill-abort-200" // a prefill of SGLang is aborted in its transfer and answers 200, length, after delay_ms; the KV is incomplete
 	DoneLost        Fault = "done-lost"         // the prefill engine's last word that the KV is written gets lost
 	FailedSent      Fault = "failed-sent"       // the prefill engine tells the decode engine that it failed
+	TransferFails   Fault = "transfer-fails"    // KV cannot be written to a decode engine of SGLang
 	MaskedRank      Fault = "masked-rank"       // elastic EP has taken the rank out of SGLang's service: a request that names it ends the server
 	BootstrapSlow   Fault = "bootstrap-slow"    // a prefill engine of SGLang looks for its decode engine after Delay only
 )
@@ -79,7 +80,7 @@ var faultNames = []string{string(Hang), string(Reset), string(Reject), string(Bu
 	string(StringBlocks), string(NoRequestID), string(WrongHost), string(WrongKey), string(LostKV)}
 
 var boundFaultNames = []string{string(NoCallback), string(CallbackTwice), string(CallbackLate), string(CallbackBadHost), string(CallbackShortID), string(CallbackNewKey),
-	string(CallbackEmpty), string(PrefillAbort200), string(DoneLost), string(FailedSent), string(MaskedRank), string(BootstrapSlow)}
+	string(CallbackEmpty), string(PrefillAbort200), string(DoneLost), string(FailedSent), string(TransferFails), string(MaskedRank), string(BootstrapSlow)}
 
 // BoundFaultNames lists the faults that only requests meet which are bound to their decode engine before the prefill.
 func BoundFaultNames() []string { return slices.Clone(boundFaultNames) }

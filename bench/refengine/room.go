@@ -198,7 +198,7 @@ func (b *bound) prefillRoom(x *exchange, r *request) bool {
 	switch {
 	case errors.Is(err, bind.ErrLate):
 		b.engine.count.RoomTimeouts.Add(1)
-		return a.failed(refuse(500, "Request timed out after %v in KVPoll.Bootstrapping", cfg.BootstrapTimeout), cfg.ErrorShape)
+		return a.failed(refuse(500, "Prefill bootstrap failed for request with exception KVTransferError(bootstrap_room=%d): Request %d timed out after %v in KVPoll.Bootstrapping", r.room.ID, r.room.ID, cfg.BootstrapTimeout), cfg.ErrorShape)
 	case err != nil:
 		return false
 	}

@@ -82,7 +82,7 @@ func TestAPrefillOfSGLangDoesNotBeginBeforeItsDecodeEngineIsThere(t *testing.T) 
 	p := sglang(t, 50*time.Millisecond, Config{})
 	r := <-p.post(p.p, "p", "a b", p.inRoom(1, "")).got // a proxy that awaits the prefill before it sends the decode
 	require.Equal(t, 500, r.status)
-	require.Contains(t, r.body, `{"object":"error","message":"Request timed out after 50ms in KVPoll.Bootstrapping"`)
+	require.Contains(t, r.body, `timed out after 50ms in KVPoll.Bootstrapping"`)
 	require.Zero(t, p.p.Stats().Tokens)
 	require.EqualValues(t, 1, p.p.Stats().RoomTimeouts)
 }
@@ -110,7 +110,7 @@ func TestARoomBelongsToOneRank(t *testing.T) {
 			s := p.stream(second)
 			require.Equal(t, row.right, p.right("a b", s))
 			if !row.right {
-				require.Contains(t, s.errorMessage, "KV load failure", "it waited as long as it may, for nobody told it")
+				require.Contains(t, s.errorMessage, "KVTransferError", "it waited as long as it may, for nobody told it")
 			}
 		})
 	}

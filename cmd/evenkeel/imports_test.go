@@ -81,7 +81,7 @@ var mayImport = map[string][]string{
 	"gateway":             {"dispatcher", "dispatcher/board", "engine", "engine/discover", "gateway/abroad", "gateway/advice", "gateway/adviser", "gateway/config", "gateway/door", "gateway/edge", "gateway/fleet", "gateway/journal", "gateway/loop", "gateway/metaserver", "gateway/openai", "gateway/owner", "gateway/receipt", "gateway/reload", "gateway/request", "gateway/selftest", "gateway/service", "gateway/through", "geo", "mooncake", "pool", "predictor", "prefill", "prefill/local"},
 	"gateway/handoff":     {"gateway/fleet", "gateway/owner", "gateway/service", "dispatcher", "dispatcher/board", "pool", "prefill", "engine", "mooncake"},
 	"gateway/couple":      {"dispatcher", "gateway/failure", "gateway/fleet", "gateway/metaserver", "gateway/openai", "gateway/service", "engine", "mooncake", "prefill"},
-	"gateway/suspect":     {"gateway/fleet", "engine", "prefill"},
+	"gateway/suspect":     {"gateway/failure", "gateway/fleet", "engine", "prefill"},
 	"gateway/failure":     {"gateway/journal", "gateway/openai", "geo", "prefill", "dispatcher/board", "pool", "engine", "sse"},
 	"gateway/request":     {"gateway/edge", "gateway/failure", "gateway/fleet", "gateway/handoff", "gateway/journal", "gateway/loop", "gateway/metaserver", "gateway/openai", "gateway/owner", "gateway/prompt", "gateway/pump", "gateway/service", "geo", "prefill", "prefill/local", "dispatcher", "dispatcher/board", "pool", "engine", "sse", "mooncake", "gateway/couple", "gateway/suspect"},
 	"gateway/selftest":    {"gateway/config", "gateway/metaserver", "engine", "sse", "mooncake"},

@@ -274,7 +274,7 @@ func (p *Partner) refused(resp *engine.Response, status int, body []byte) (again
 	lease, c := p.lease, p.lease.Candidate
 	p.lease = nil
 	f := &Failure{
-		Err: fmt.Errorf("prefill engine %s answered %d", c.ID, status), Status: status,
+		Err: failure.Undelivered(fmt.Errorf("prefill engine %s answered %d", c.ID, status), string(body)), Status: status,
 		RetryAfter: time.Duration(failure.RetryAfter(resp)) * time.Second, Refusal: status == http.StatusServiceUnavailable || status == http.StatusTooManyRequests,
 	}
 	if status/100 == 4 && !f.Refusal || status == http.StatusNotImplemented {

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -120,6 +121,22 @@ func cause(err error) string {
 		return "not valid HTTP"
 	}
 	return "the connection was lost"
+}
+
+// ErrUndelivered is in the error of an attempt whose KV did not get from one engine to the other.
+// That is never the request's fault, however many engines say so.
+var ErrUndelivered = errors.New("KV did not arrive")
+
+// undelivered are the words of SGLang 0.5.23 for it: of prepare_abort in disaggregation/prefill.py
+// and decode.py, and of KVTransferError in disaggregation/common/conn.py.
+var undelivered = []string{"KVTransferError", "transfer failed", "handshake failed", "bootstrap failed", "KVPoll.Bootstrapping"}
+
+// Undelivered marks the error of an attempt with ErrUndelivered, if the engine said that.
+func Undelivered(err error, said string) error {
+	if slices.ContainsFunc(undelivered, func(words string) bool { return strings.Contains(said, words) }) {
+		return fmt.Errorf("%w: %w", err, ErrUndelivered)
+	}
+	return err
 }
 
 // Relayed is an engine's own answer, byte for byte.

@@ -189,7 +189,7 @@ func (j *job) decodeRefused(h *handoff.Handoff, s *stream) *fault {
 func (srv *Server) refused(side, id string, resp *engine.Response, body []byte) *fault {
 	status := resp.StatusCode()
 	f := &fault{
-		status: status, err: fmt.Errorf("%s engine %s answered %d", side, id, status),
+		status: status, err: failure.Undelivered(fmt.Errorf("%s engine %s answered %d", side, id, status), string(body)),
 		retryAfter: time.Duration(failure.RetryAfter(resp)) * time.Second,
 	}
 	f.answer, f.final = failure.Refused(srv.Log, side, id, resp, body)

@@ -102,7 +102,7 @@ func (s *stream) failure(err error) *fault {
 	if errors.Is(err, errRefusal) {
 		err = fmt.Errorf("decode engine %s: %w: %s", s.rank.Target.ID, err, s.forLog(s.broken))
 	}
-	f := &fault{answer: s.broken, status: s.Mirror.Failure().Status, err: err, engine: s.rank.Instance, spent: true, givenBack: s.givenBack, most: recomputeMax(s.rank.Profile)}
+	f := &fault{answer: s.broken, status: s.Mirror.Failure().Status, err: failure.Undelivered(err, s.Mirror.Failure().Message), engine: s.rank.Instance, spent: true, givenBack: s.givenBack, most: recomputeMax(s.rank.Profile)}
 	var call *engine.Error
 	switch {
 	case s.broken.Status/100 == 4: // a client that left is one of them

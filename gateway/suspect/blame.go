@@ -1,6 +1,11 @@
 package suspect
 
-import "evenkeel/engine"
+import (
+	"errors"
+
+	"evenkeel/engine"
+	"evenkeel/gateway/failure"
+)
 
 // Blame is a 500 whose cause is open: old vLLM answers so to prompts that are
 // too long, and every engine would.
@@ -20,8 +25,13 @@ const (
 	Innocent                // another engine failed at it, too
 )
 
-// Accuse holds a 500 against a decode engine, unless another gives it too.
+// Accuse holds a 500 against a decode engine, unless another gives it too. KV that did not arrive
+// is held against it at once.
 func (b *Blame) Accuse(monitor *engine.Monitor, instance string, err error) {
+	if errors.Is(err, failure.ErrUndelivered) {
+		monitor.Judge(instance, engine.Faulted, err)
+		return
+	}
 	settle := monitor.Accuse(instance)
 	b.Hold(instance, func(f Finding) {
 		settle()

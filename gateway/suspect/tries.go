@@ -2,10 +2,12 @@
 package suspect
 
 import (
+	"errors"
 	"net/http"
 	"strings"
 	"time"
 
+	"evenkeel/gateway/failure"
 	"evenkeel/gateway/fleet"
 	"evenkeel/prefill"
 )
@@ -52,8 +54,11 @@ func (t *Tries) Shun(f *fleet.Fleet, worker int32) {
 }
 
 // Breaks tells whether a request may be what breaks engines: two answered it
-// with 500, or died under it.
+// with 500, or died under it. For want of KV any request fails.
 func (t *Tries) Breaks(engines *fleet.Fleet, status int, engine string, err error) bool {
+	if errors.Is(err, failure.ErrUndelivered) {
+		return false
+	}
 	if status == http.StatusInternalServerError {
 		return t.Suspected()
 	}
