@@ -243,3 +243,26 @@ func TestTransfersThatFailAreNotTheRequestsFault(t *testing.T) {
 		})
 	}
 }
+
+// What SGLang would obey, and no client may say to it. Other engines ignore these keys.
+func TestKeysThatNoClientSetsForSGLang(t *testing.T) {
+	t.Parallel()
+	c := early(t, refengine.SGLang, options{})
+	other := start(t, options{})
+	for key, v := range map[string]string{
+		"custom_logit_processor": `"gASVAAAA"`, "custom_params": `{"a":1}`, "session_params": `{"id":"x"}`, "lora_path": `"/tmp/x"`,
+		"input_ids": `[1,2]`, "input_embeds": `[[0.5]]`, "stop_regex": `"(a+)+$"`,
+	} {
+		for path, body := range map[string]string{"/v1/chat/completions": `{"model":"ref","messages":[{"role":"user","content":"a b"}],%s"max_tokens":2}`, "/v1/completions": `{"model":"ref","prompt":"a b",%s"max_tokens":2}`} {
+			set := fmt.Sprintf(body, fmt.Sprintf("%q:%s,", key, v))
+			r := c.post(path, set)
+			require.Equal(t, http.StatusBadRequest, r.status, r.body)
+			require.Contains(t, r.body, fmt.Sprintf(`"param":%q,"code":"unsupported_parameter"`, key))
+			require.Equal(t, http.StatusOK, c.post(path, fmt.Sprintf(body, fmt.Sprintf("%q:null,", key))).status)
+			require.Equal(t, http.StatusOK, other.post(path, set).status)
+		}
+	}
+	r := c.post("/v1/chat/completions", `{"model":"ref","messages":[{"role":"user","content":"a b"}],"return_token_ids":true,"max_tokens":2}`)
+	require.Equal(t, http.StatusBadRequest, r.status, r.body)
+	require.Contains(t, r.body, `"param":"return_token_ids","code":"unsupported_parameter"`)
+}

@@ -234,6 +234,11 @@ func (d *Door) admit(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, in *incomin
 		}
 		in.Whole = m.Whole[ep]
 	}
+	if m.SGLang {
+		if fail := req.ForSGLang(); fail != nil {
+			return req, m, fail
+		}
+	}
 	far := ep.Common() && in.From == nil && d.host.Node != nil && d.host.Node.Offered(req.Model)
 	if !ok && far {
 		m = fleet.Route{Name: req.Model, Board: req.Model}

@@ -127,6 +127,7 @@ type Route struct {
 	Clamps  bool   // some decode engine cuts max_tokens to what the prompt leaves of it
 	Prefill bool   // some prefill engine that is up has it
 	Decode  bool   // some decode rank that is up has it
+	SGLang  bool   // some engine obeys what only SGLang does
 	Blind   bool   // some engine that is up could give an answer back without a word, on an endpoint that is not common
 
 	Whole [mooncake.Endpoints]bool // some engine that is up takes no hand-off there

@@ -177,6 +177,7 @@ func (f *Fleet) route(routes map[string]Route, in *instance, up bool) {
 		for ep := range r.Whole {
 			r.Whole[ep] = r.Whole[ep] || up && !in.takesHandOff(mooncake.Endpoint(ep))
 		}
+		r.SGLang = r.SGLang || in.profile.Connector == mooncake.SGLang
 		r.Blind = r.Blind || up && in.profile.Ascend()
 		if in.role == Prefill {
 			r.Prefill = r.Prefill || up

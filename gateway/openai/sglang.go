@@ -1,0 +1,28 @@
+package openai
+
+import "evenkeel/mooncake"
+
+// sglang has the keys of a chat or completion that engines of SGLang obey and others ignore, and
+// that no client may set, each with the reason (SGLang 0.5.23, entrypoints/openai/protocol.py).
+var sglang = map[string]string{
+	"custom_logit_processor": "it is code that the engine would run",
+	"custom_params":          "it is for code that the engine would run",
+	"session_params":         "a session keeps KV on one engine, and another client could name it",
+	"lora_path":              "a LoRA adapter is chosen by the model's name, which the proxy checks",
+	"input_ids":              "the prompt is in prompt or messages, and only that is counted and checked",
+	"input_embeds":           "prompts are text or token ids here",
+	"stop_regex":             "an expression can keep the engine's scheduler busy for all; use stop",
+}
+
+// ForSGLang refuses what a request must not say to engines of SGLang.
+func (r *Request) ForSGLang() *Error {
+	for key, v := range r.Body.All() {
+		if why, ok := sglang[key]; ok && !isNull(v) {
+			return bad(CodeUnsupported, key, "%q is not supported: %s", key, why)
+		}
+	}
+	if r.Endpoint == mooncake.Chat && r.ReturnTokenIDs {
+		return bad(CodeUnsupported, "return_token_ids", "\"return_token_ids\" is not supported for chats by the engines of this model, which have no place for token ids in a stream; completions have one")
+	}
+	return nil
+}
