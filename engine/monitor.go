@@ -19,6 +19,9 @@ type Instance struct {
 	Role   string // prefill or decode: the gauge's label
 	Target *Target
 	Slots  int // requests a rank runs at once; 0 unknown
+	// Ready is a path that says at once whether the engine takes requests, where GET /health
+	// computes something; empty: /health costs nothing.
+	Ready string
 	// Canaries are the ranks to try with a request of one token when it is in
 	// doubt whether the engine still computes; none: nobody is to doubt it here.
 	Canaries []*Target
@@ -312,7 +315,7 @@ func (m *Monitor) tell(id string) {
 // same reports whether the instance is the one already watched.
 func (in Instance) same(other Instance) bool {
 	a, b := in.Target, other.Target
-	return in.Role == other.Role && len(in.Canaries) == len(other.Canaries) && (a == b ||
+	return in.Role == other.Role && in.Ready == other.Ready && len(in.Canaries) == len(other.Canaries) && (a == b ||
 		a.URL.String() == b.URL.String() && a.APIKey == b.APIKey && a.Rank == b.Rank && a.TLS == b.TLS)
 }
 

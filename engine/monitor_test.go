@@ -562,3 +562,41 @@ func TestTwoMonitorsShareTheGauge(t *testing.T) {
 	a, b := NewMonitor(MonitorConfig{Registerer: reg}), NewMonitor(MonitorConfig{Registerer: reg})
 	require.Same(t, a.metrics.up, b.metrics.up)
 }
+
+// Where GET /health computes something, it is asked only if a path that costs nothing is not there or says no.
+func TestAnEngineWhoseHealthCostsSomething(t *testing.T) {
+	for _, row := range []struct {
+		name, ready, health string
+		up, asked           bool // for its health
+	}{
+		{"it says at once that it is ready", status(200), status(503), true, false},
+		{"an older version has no such path", status(404), status(200), true, true},
+		{"it repeats what was found before", status(503), status(200), true, true},
+		{"it is ill", status(503), status(503), false, true},
+		{"it is of another kind", status(500), status(200), false, false},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			f := newFake()
+			f.setDelay(10 * time.Millisecond)
+			f.set("/ready", row.ready)
+			f.set("/health", row.health)
+			synctest.Test(t, func(t *testing.T) {
+				c := NewClient(Options{Dial: f.dial})
+				m := NewMonitor(MonitorConfig{Client: c, Registerer: prometheus.NewPedanticRegistry()})
+				m.Set([]Instance{{ID: "p0", Role: "prefill", Target: target(t, "http://d0:8000"), Ready: "/ready"}})
+				ctx, stop := context.WithCancel(t.Context())
+				done := make(chan struct{})
+				go func() { defer close(done); m.Start(ctx) }()
+				time.Sleep(5 * time.Second)
+				synctest.Wait()
+				require.Equal(t, row.up, m.Status("p0").Up)
+				require.Equal(t, row.asked, f.count("/health") > 0)
+				require.Equal(t, row.up && !row.asked, m.RTT("p0") > 0, "a check that costs something is no round trip")
+				stop()
+				<-done
+				c.Close()
+				time.Sleep(time.Hour) // as in watched
+			})
+		})
+	}
+}

@@ -107,8 +107,8 @@ func (w *watch) listen(now time.Time) {
 	}
 }
 
-// alive takes what every rank answered for a sign of life of their cores.
-func (w *watch) alive(now time.Time) {
+// coresAnswered takes what every rank answered for a sign of life of their cores.
+func (w *watch) coresAnswered(now time.Time) {
 	for _, t := range w.in.Canaries {
 		w.traffic.Signs(t.Rank).Seen(now)
 	}
@@ -239,7 +239,7 @@ func (w *watch) tryNow(ctx context.Context) {
 	}
 	w.m.metrics.canaries.WithLabelValues(w.in.ID, outcome).Inc()
 	if outcome == canaryPassed {
-		w.alive(time.Now())
+		w.coresAnswered(time.Now())
 	}
 	switch in := s.circuit.In(); {
 	case outcome == canaryFailed:

@@ -117,8 +117,8 @@ func (w *watch) check(ctx context.Context) {
 	w.m.mu.Unlock()
 	heard := w.traffic.heard.Load()
 	began := time.Now()
-	_, err := w.get(ctx, "/health", w.m.cfg.Timeout)
-	if err == nil {
+	quick, err := w.alive(ctx)
+	if err == nil && quick {
 		now := time.Now()
 		w.learnRTT(now.Sub(began), now)
 	}
@@ -174,6 +174,21 @@ func (w *watch) check(ctx context.Context) {
 		next.Err = err
 		w.become(next)
 	}
+}
+
+// alive asks an engine whether it serves. quick: the answer cost it nothing. A path that says no
+// at once may repeat what GET /health has found before, or is not there in older versions: then
+// the engine is asked for its health.
+func (w *watch) alive(ctx context.Context) (quick bool, err error) {
+	if w.in.Ready != "" {
+		_, err = w.get(ctx, w.in.Ready, w.m.cfg.Timeout)
+		var answered *StatusError
+		if !errors.As(err, &answered) || answered.Status != http.StatusNotFound && answered.Status != http.StatusServiceUnavailable {
+			return true, err
+		}
+	}
+	_, err = w.get(ctx, "/health", w.m.cfg.Timeout)
+	return w.in.Ready == "", err
 }
 
 // learned is the status that the facts give.

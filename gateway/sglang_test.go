@@ -266,3 +266,17 @@ func TestKeysThatNoClientSetsForSGLang(t *testing.T) {
 	require.Equal(t, http.StatusBadRequest, r.status, r.body)
 	require.Contains(t, r.body, `"param":"return_token_ids","code":"unsupported_parameter"`)
 }
+
+// GET /health of SGLang generates a token and takes a second at least. Nothing but a check every second asks for it.
+func TestAHealthCheckOfSGLangComputesNothing(t *testing.T) {
+	t.Parallel()
+	var health atomic.Int64
+	told := func(path string, _ http.Header) {
+		if path == "/health" {
+			health.Add(1)
+		}
+	}
+	c := early(t, refengine.SGLang, options{prefill: []refengine.Config{{OnRequest: told}}, decode: []refengine.Config{{OnRequest: told}}})
+	require.Equal(t, "right", c.judge("one two three", `"stream":true,`))
+	require.Zero(t, health.Load())
+}

@@ -295,6 +295,16 @@ func (p Profile) HoldBudget() (time.Duration, error) {
 	return timeout - margin, nil
 }
 
+// Ready is the path that says at once whether an engine takes requests; empty: GET /health does.
+// That of SGLang generates a token and takes from 1 to 20 s (0.5.23, health_generate in
+// entrypoints/http_server.py).
+func (p *Profile) Ready() string {
+	if p.Connector == SGLang {
+		return "/ready"
+	}
+	return ""
+}
+
 // NamedRank is a rank as requests to SGLang name it, -1: they do not. With elastic EP they must
 // not: a request for a rank that has lost its GPU ends the whole server (SGLang 0.5.23,
 // maybe_external_dp_rank_routing in managers/data_parallel_controller.py).

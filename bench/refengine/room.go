@@ -6,13 +6,16 @@ import (
 	"fmt"
 	"math"
 	"strconv"
+	"time"
 
 	"evenkeel/bench/refengine/bind"
 )
 
 // sglangEndpoints are the paths of SGLang that vLLM lacks or serves in another way; without a method it has no such path.
 var sglangEndpoints = map[string]endpoint{
-	"/health_generate":    {"GET", true, (*life).serveHealth},
+	"/ready":              {"GET", true, (*life).serveHealth},
+	"/health":             {"GET", true, (*life).serveHealthToken},
+	"/health_generate":    {"GET", true, (*life).serveHealthToken},
 	"/get_model_info":     {"GET", true, (*life).serveModelInfo},
 	"/server_info":        {"GET", false, (*life).serveServerInfo},
 	"/abort_request":      {"POST", false, func(l *life, x *exchange) bool { return l.bound.serveAbort(x) }},
@@ -29,6 +32,11 @@ var sglangEndpoints = map[string]endpoint{
 
 func (l *life) serveModelInfo(x *exchange) bool {
 	return x.answerJSON(map[string]any{"model_path": l.engine.cfg.Model, "tokenizer_path": l.engine.cfg.Model, "is_generation": true})
+}
+
+// serveHealthToken generates a token, and looks once a second whether anything came.
+func (l *life) serveHealthToken(x *exchange) bool {
+	return x.Pause(time.Second) && l.serveHealth(x)
 }
 
 func (l *life) serveServerInfo(x *exchange) bool {

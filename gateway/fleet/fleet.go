@@ -269,7 +269,7 @@ func (f *Fleet) watch() {
 	var list []engine.Instance
 	for _, k := range f.order {
 		in := f.instances[k]
-		watched := engine.Instance{ID: k, Role: in.role, Target: in.target(-1)}
+		watched := engine.Instance{ID: k, Role: in.role, Target: in.target(-1), Ready: in.profile.Ready()}
 		if in.role == Decode { // the prefill tier tries its own with requests
 			watched.Slots = in.conf.Slots
 			watched.Canary = in.profile.Canary()
