@@ -168,7 +168,7 @@ func (p *Profile) answer(b *Body, leg *Leg, stream bool) (members []Member, drop
 			usage = usageEachStep
 		}
 		members = append(members, Member{"stream", jsonTrue}, Member{"stream_options", usage})
-		if p.returnTokenIDs() && (!echoes(b) || leg.resume() != nil) {
+		if p.tellsIDs(b) && (!echoes(b) || leg.resume() != nil) {
 			members = append(members, Member{"return_token_ids", jsonTrue})
 		}
 	} else {
@@ -177,6 +177,17 @@ func (p *Profile) answer(b *Body, leg *Leg, stream bool) (members []Member, drop
 		drop = func(key string) bool { return key == "stream_options" || inner(key) }
 	}
 	return members, drop
+}
+
+// tellsIDs says whether the stream of a body tells token ids when it is asked to. SGLang refuses a
+// chat that asks (0.5.23, entrypoints/openai/serving_chat.py); its completions tell them as vLLM's do.
+func (p *Profile) tellsIDs(b *Body) bool {
+	if p.Connector == SGLang {
+		if _, chat := b.Get("messages"); chat {
+			return false
+		}
+	}
+	return p.returnTokenIDs()
 }
 
 // DiscardBody appends the segments of a request that only makes a decode engine

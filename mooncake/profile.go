@@ -163,7 +163,7 @@ func (p Profile) WithDefaults() Profile {
 		p.ContinuousUsage = new(true)
 	}
 	if p.ReturnTokenIDs == nil {
-		p.ReturnTokenIDs = new(p.Connector != SGLang) // its streams have none
+		p.ReturnTokenIDs = new(true)
 	}
 	if p.RecomputeMax == nil {
 		p.RecomputeMax = new(3)

@@ -66,7 +66,7 @@ func (a *answer) appendRole(dst []byte) []byte {
 }
 
 func (a *answer) appendPromptIDs(dst []byte, told bool) []byte {
-	if a.sglang() {
+	if a.sglang() && (a.r.chat || !told) {
 		return dst[:len(dst)-1] // it has no such member: the comma in front of it goes
 	}
 	if !told {
@@ -138,8 +138,8 @@ func (a *answer) appendTokens(dst []byte, to int, reasoning bool, finish string)
 	}
 	dst = a.appendLogprobs(append(dst, `,"logprobs":`...), a.sent, to)
 	dst = a.appendReason(dst, finish, a.stopReason, !a.r.chat)
-	if !a.r.chat { // an echo tells the prompt's ids to those who did not ask, too
-		dst = a.appendPromptIDs(append(dst, ','), a.sent == 0 && (a.r.returnIDs || a.r.echo))
+	if !a.r.chat { // an echo of vLLM tells the prompt's ids to those who did not ask, too
+		dst = a.appendPromptIDs(append(dst, ','), a.sent == 0 && (a.r.returnIDs || a.r.echo && !a.sglang()))
 	}
 	dst = a.appendIDs(append(dst, ','), a.sent, to)
 	return a.endChunk(a.endChoice(dst, finish), to)
@@ -209,7 +209,7 @@ func (a *answer) heldBack() string {
 }
 
 func (a *answer) appendIDs(dst []byte, from, to int) []byte {
-	if a.sglang() {
+	if a.sglang() && !a.r.returnIDs {
 		return dst[:len(dst)-1] // as in appendPromptIDs
 	}
 	if !a.r.returnIDs {

@@ -158,7 +158,6 @@ func (c Config) WithDefaults() Config {
 	if c.Connector == SGLang {
 		c.ReasoningField = cmp.Or(c.ReasoningField, "reasoning_content")
 		c.ErrorShape = cmp.Or(c.ErrorShape, ShapeOld)
-		c.NoTokenIDs = true
 		if c.Role == Prefill {
 			c.LoadBalance = cmp.Or(c.LoadBalance, followRoom)
 		}

@@ -122,7 +122,9 @@ func (l *life) parse(chat bool, body []byte) (*request, *apiError) {
 			f.fail("cache_salt", "must be a non-empty string")
 		}
 	}
-	r.output(f, cfg)
+	if r.output(f, cfg); r.room != nil && chat && r.stream && r.returnIDs {
+		f.fail("return_token_ids", "not supported with streaming on /v1/chat/completions")
+	}
 	r.sampling(f)
 	r.tools(f)
 	if f.err != nil {
@@ -170,7 +172,7 @@ func (r *request) render(f *fields, chat, ignoreIDs bool) *apiError {
 	}
 	r.prompt = prompt
 	r.echo = f.boolean("echo") && !chat
-	if r.echo && !r.returnIDs { // vLLM leaves the text of the prompt out beside its ids
+	if r.echo && (!r.returnIDs || r.room != nil) { // vLLM leaves the text of the prompt out beside its ids
 		_ = json.Unmarshal(f.m["prompt"], &r.echoText) // a list of ids has no text to echo
 	}
 	return nil

@@ -42,7 +42,7 @@ func TestBothLegsOfSGLangMeetInTheirRoom(t *testing.T) {
 	p := sglang(t, patient, Config{PromptTokensDetails: true, ReasoningTokens: 2})
 	prompt := reftext.MakePrompt(1, 300)
 	key := reftext.OfUser(prompt).Answer
-	r, s := p.both(prompt, p.inRoom(1<<62, streaming+`"rid":"r-1","stream_options":{"include_usage":true,"continuous_usage_stats":true},"return_token_ids":true,`))
+	r, s := p.both(prompt, p.inRoom(1<<62, streaming+`"rid":"r-1","stream_options":{"include_usage":true,"continuous_usage_stats":true},`))
 	require.Equal(t, 200, r.status, r.body)
 	first := parseStream(t, r.body)
 	require.Equal(t, "length", first.finish)
@@ -388,4 +388,34 @@ func TestSGLangRunsARequestAloneWithItsFakeHost(t *testing.T) {
 	require.True(t, p.right(prompt, s), "the pages of the other one are in no cache")
 	require.Zero(t, p.d.Stats().BadHits)
 	p.nothingHeld()
+}
+
+// Read in 0.5.23: entrypoints/openai/serving_completions.py, serving_chat.py.
+func TestOnlyCompletionsOfSGLangTellTokenIDs(t *testing.T) {
+	p := sglang(t, patient, Config{})
+	at := func(e *Engine, path, body string) pending {
+		r := pending{got: make(chan reply, 1)}
+		go func() { r.got <- do(p.c, "POST", e.URLs()[0]+path, body) }()
+		return r
+	}
+	body := func(room int, stream string) string {
+		return fmt.Sprintf(`{"model":"ref","prompt":"a b",%s"return_token_ids":true,"max_tokens":3}`, p.inRoom(room, stream))
+	}
+	first := at(p.p, "/v1/completions", body(1, streaming))
+	s := parseStream(t, (<-at(p.d, "/v1/completions", body(1, streaming)).got).body)
+	ids := fmt.Sprintf(`"prompt_token_ids":[%d,%d]`, reftext.Of("a b").IDs[0], reftext.Of("a b").IDs[1])
+	require.Len(t, s.events, 3)
+	require.Contains(t, s.events[0], ids)
+	require.NotContains(t, s.events[1], "prompt_token_ids")
+	for _, event := range s.events {
+		require.Contains(t, event, `"token_ids":[`)
+	}
+	require.Contains(t, (<-first.got).body, ids)
+	first = at(p.p, "/v1/completions", body(2, ""))
+	require.Contains(t, (<-at(p.d, "/v1/completions", body(2, "")).got).body, ids)
+	<-first.got
+
+	r := <-p.post(p.d, "d", "a b", p.inRoom(3, streaming+`"return_token_ids":true,`)).got
+	require.Equal(t, 400, r.status)
+	require.Contains(t, r.body, "not supported with streaming on /v1/chat/completions")
 }

@@ -26,6 +26,7 @@ func (a *answer) appendWhole(dst []byte, n int, finish, stopReason string, hando
 	dst = a.appendLogprobs(append(dst, `,"logprobs":`...), 0, n)
 	dst = a.appendReason(dst, finish, stopReason, true)
 	if a.sglang() {
+		dst = a.appendPromptIDs(append(a.appendIDs(append(dst, ','), 0, n), ','), a.r.returnIDs)
 		dst = a.appendUsageObject(append(dst, `}],"usage":`...), n, true)
 		return append(dst, `,"metadata":{"weight_version":"default"}}`...)
 	}
