@@ -60,7 +60,7 @@ type Config struct {
 	PrefillBase        time.Duration // default 9 ms
 	PrefillPerToken    time.Duration // of uncached prompt tokens, default 9 µs
 	PrefillConcurrency int           // prompts a rank prefills at once, default 1
-	PrefixCache        int           // blocks of 128 tokens that a rank's prefix cache keeps, 0 = none; on a decode rank prompts that were pulled, and computed there
+	PrefixCache        int           // blocks of 128 tokens that a rank's prefix cache keeps, 0 = none; on a decode rank prompts that were pulled, and computed there. Decode ranks of SGLang have none
 
 	KVEvents         string        // address of rank 0's KV events, empty = none; rank i publishes i ports above, replays are DPSize ports above; port 0 takes free ones
 	KVEventsEncoding string        // array (default) or map
@@ -158,6 +158,9 @@ func (c Config) WithDefaults() Config {
 	if c.Connector == SGLang {
 		c.ReasoningField = cmp.Or(c.ReasoningField, "reasoning_content")
 		c.ErrorShape = cmp.Or(c.ErrorShape, ShapeOld)
+		if c.Role == Decode { // unless --disaggregation-decode-enable-radix-cache is set
+			c.PrefixCache = 0
+		}
 		if c.Role == Prefill {
 			c.LoadBalance = cmp.Or(c.LoadBalance, followRoom)
 		}

@@ -368,7 +368,7 @@ func (l *life) decode(x *exchange, r *request) bool {
 		}
 		a.plan = r.plan(answer)
 		from.Asked.Add(tokens)
-		if !local && !(r.room != nil && r.room.Fake) { // its blocks are in the prefix cache like any others
+		if !local { // its blocks are in the prefix cache like any others
 			from.Pulled.Add(tokens)
 			cache.Add(r.salt, r.prompt.IDs, answer != r.prompt.Answer)
 		}

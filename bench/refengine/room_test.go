@@ -375,6 +375,18 @@ func TestARankOfSGLangChecksItsRoom(t *testing.T) {
 	}
 }
 
+// Read in 0.5.23: arg_groups/pd_disaggregation_hook.py. What an aborted prefill has left is found by no other request.
+func TestADecodeRankOfSGLangKeepsNoPrefixes(t *testing.T) {
+	p := sglang(t, patient, Config{PrefixCache: 64})
+	prompt := reftext.MakePrompt(1, 300)
+	require.NoError(t, p.p.SetFaults(Rule{Fault: PrefillAbort200, Count: 1}))
+	_, s := p.both(prompt, p.inRoom(1, streaming))
+	require.False(t, p.right(prompt, s))
+	_, s = p.both(prompt, p.inRoom(2, streaming))
+	require.True(t, p.right(prompt, s))
+	require.Zero(t, p.d.Stats().BadHits)
+}
+
 // Read in 0.5.23: disaggregation/fake/conn.py. SGLang warms its ranks up in this way.
 func TestSGLangRunsARequestAloneWithItsFakeHost(t *testing.T) {
 	p := sglang(t, 100*time.Millisecond, Config{PrefixCache: 8})
