@@ -115,7 +115,10 @@ var ownFaults = map[refengine.Connector]map[string][]refengine.Fault{
 		refengine.LegDecode: {refengine.NoCallback, refengine.CallbackTwice, refengine.CallbackLate, refengine.CallbackBadHost, refengine.CallbackShortID, refengine.CallbackNewKey, refengine.CallbackEmpty},
 		refengine.LegProbe:  {refengine.DoneLost, refengine.FailedSent},
 	},
-	refengine.SGLang:   {refengine.LegProbe: {refengine.DoneLost, refengine.FailedSent, refengine.PrefillAbort200, refengine.BootstrapSlow}},
+	refengine.SGLang: {
+		refengine.LegDecode: {refengine.TransferFails},
+		refengine.LegProbe:  {refengine.DoneLost, refengine.FailedSent, refengine.PrefillAbort200, refengine.BootstrapSlow},
+	},
 	refengine.NIXLPush: {refengine.LegProbe: {refengine.DoneLost, refengine.FailedSent}},
 }
 
@@ -175,9 +178,13 @@ func (m *member) revive() bool {
 	return false
 }
 
-// shortened has engines that give up do so before the scene is over.
+// shortened has engines that give up do so before the scene is over. A server of SGLang ends with a request that has
+// no room.
 func shortened(c refengine.Config, s scenario) refengine.Config {
 	c.Connector = cmp.Or(s.connector, refengine.AscendMooncake)
+	if c.Connector == refengine.SGLang {
+		c.LoadBalance = "follow_bootstrap_room"
+	}
 	c.BootstrapTimeout, c.WaitingTimeout = enginePatience, enginePatience
 	return c
 }

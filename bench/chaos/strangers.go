@@ -91,6 +91,10 @@ var attacks = []struct {
 			chunked + "5;" + strings.Repeat("x", 60_000) + "\r\n", chunked + strings.Repeat("1;"+strings.Repeat("x", 200)+"\r\na\r\n", 500),
 		}[rng.IntN(9)], answered)
 	}},
+	{"scores that would end an engine of SGLang", func(s *strangers, _ context.Context, rng *randv2.Rand) {
+		path, body := []string{"/v1/score", "/v1/rerank", "/v1/embeddings"}[rng.IntN(3)], fmt.Sprintf(`{"model":%q,"query":"a","items":["b"],"documents":["b"],"input":"a"}`, model)
+		s.send(fmt.Sprintf("POST %s HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nAuthorization: Bearer %s\r\nContent-Length: %d\r\n\r\n%s", path, greedy.key(), len(body), body), answered)
+	}},
 	{"heads that drip", func(s *strangers, ctx context.Context, _ *randv2.Rand) {
 		s.hold(ctx, 16, "POST /v1/completions HTTP/1.1\r\nHost: a\r\nX: ")
 	}},
