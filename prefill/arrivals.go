@@ -119,7 +119,7 @@ func (a *arrivals) timeout(m *model) error {
 		return fmt.Errorf("%w for model %q: all %d take connections and answer nothing, for %v now; check their /health", ErrUnavailable, m.name, len(m.servers), timeout)
 	}
 	for _, c := range m.servers {
-		if c.Live && !c.account.Closed() {
+		if c.Live && !c.account.Closed(a.now) {
 			return fmt.Errorf("%w: model %q found no place in the pool or no prefiller that could start it for %v; add decode slots or prefillers, raise pool.size, or see /prefill", ErrQueueTimeout, m.name, timeout)
 		}
 	}
@@ -192,8 +192,8 @@ func (a *arrivals) moved(m *model, r *Request, entered bool) {
 	}
 }
 
-// wakeAt is when a hold timeout, a canary, the end of an outage or of patience may
-// let somebody pass; zero: time alone does not.
+// wakeAt is when a hold timeout, a canary, a gauge that becomes too old, the end of an
+// outage or of patience may let somebody pass; zero: time alone does not.
 func (a *arrivals) wakeAt() (next time.Time) {
 	sooner := func(at time.Time) {
 		if at.After(a.now) && (next.IsZero() || at.Before(next)) {
@@ -205,7 +205,7 @@ func (a *arrivals) wakeAt() (next time.Time) {
 	}
 	for _, c := range a.candidates {
 		sooner(c.circuit.Until())
-		if at, ok := c.account.CanaryAt(); ok {
+		if at, ok := c.account.PassesAt(); ok {
 			sooner(at)
 		}
 		if at, ok := c.account.StallsAt(); ok {

@@ -62,7 +62,7 @@ func (c *candidate) word(now time.Time) string {
 		return "unknown"
 	case !c.circuit.Allows(now):
 		return "out"
-	case c.account.Closed():
+	case c.account.Closed(now):
 		return "closed"
 	default:
 		return "open"

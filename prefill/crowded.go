@@ -51,7 +51,7 @@ func (d *chooser) closeCrowded(m *model, all []Prefiller) {
 		return
 	}
 	d.countOnTheWay(m)
-	if slices.ContainsFunc(m.servers, func(c *candidate) bool { return c.Live && !c.account.Closed() && !d.crowded(m, c) }) {
+	if slices.ContainsFunc(m.servers, func(c *candidate) bool { return c.Live && !c.account.Closed(d.now) && !d.crowded(m, c) }) {
 		for i, c := range m.servers {
 			full := d.crowded(m, c)
 			all[i].Open, all[i].Filled = all[i].Open && !full, all[i].Filled && !full

@@ -43,6 +43,44 @@ func TestAWaitingRequestBecomesTheCanary(t *testing.T) {
 	})
 }
 
+// An engine that answers prompts while its metrics do not come is full only for as long as
+// it could have said so again, not until the scrape that is under way has ended.
+func TestAGateThatAGaugeClosedOpensWhenTheGaugeIsTooOld(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := &gauges{sample: Sample{KVUsage: .97}}
+		tier := scraped(t, g, up("a"))
+		hold(t, tier, "a", pooled, 10_000) // so that the gauge counts
+		g.set(func(g *gauges) { g.takes = time.Hour })
+		begun := time.Now() // the first scrape has just been answered
+		waits := start(t.Context(), tier, request(1))
+		served := <-waits
+		require.NoError(t, served.err)
+		require.Equal(t, 4*500*time.Millisecond, time.Since(begun), "three more scrapes would have come")
+		require.False(t, served.lease.canary)
+		acquire(t, tier, request(2)).Release()
+		require.True(t, tier.Status()[0].GateOpen)
+		require.Nil(t, tier.Status()[0].ScrapedUsage)
+		served.lease.Release()
+
+		g.set(func(g *gauges) { g.takes = 0 })
+		time.Sleep(10 * time.Second)
+		mustWait(t, tier, request(3)) // it says again that it is full
+	})
+}
+
+// With an interval of 0 the accounts alone move the gate, also when it was closed before.
+func TestAGaugeThatIsReadNoMoreDoesNotKeepTheGateClosed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		tier := scraped(t, &gauges{sample: Sample{KVUsage: .97}}, up("a"))
+		hold(t, tier, "a", pooled, 10_000)
+		mustWait(t, tier, request(1))
+		next := tier.cfg
+		next.Scrape.Interval = 0
+		require.NoError(t, tier.Configure(next))
+		acquire(t, tier, request(2)).Release()
+	})
+}
+
 func TestNoCanaryWhileSomethingIsLive(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		tier := newTier(t, up("p0/0"))

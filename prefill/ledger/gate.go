@@ -17,11 +17,13 @@ type kvState struct {
 	own     float64 // share of the KV cache by our accounts
 	scraped float64 // share by the engine's gauge, NaN: unknown, or too old to count
 	live    int     // prompts in flight or waiting for decode
+
+	until time.Time // when the gauge becomes too old to count; zero: never
 }
 
 // UpdateGate must follow every change of what moves the gate.
 func (a *Account) UpdateGate(now time.Time) {
-	a.update(kvState{own: a.Own(), scraped: a.Told(), live: a.Live() + a.Shared.Unanswered}, a.ledger.cfg.KVThreshold, now)
+	a.update(kvState{own: a.Own(), scraped: a.Told(now), live: a.Live() + a.Shared.Unanswered, until: a.tellsUntil()}, a.ledger.cfg.KVThreshold, now)
 }
 
 // gate keeps new probes from a candidate whose KV cache is full.
@@ -30,9 +32,11 @@ func (a *Account) UpdateGate(now time.Time) {
 // 0.97 for ever. It therefore counts only while we have something there, which
 // makes the engine step. An engine that does not tell its
 // gauge in time is gated by our accounts alone: a busy engine answers prompts while
-// its metrics take seconds, and a slow scrape must not stop its work.
+// its metrics take seconds, and a slow scrape must not stop its work. A gate that
+// the gauge alone closed therefore opens by itself when the gauge becomes too old.
 type gate struct {
-	closed    bool
+	closed    bool      // unless opens has come
+	opens     time.Time // the gauge alone closed it, and is too old from then on; zero otherwise
 	idleSince time.Time // closed with nothing live since, a canary neither; zero otherwise
 }
 
@@ -43,10 +47,13 @@ func (g *gate) update(s kvState, threshold float64, now time.Time) {
 		usage = s.scraped
 	}
 	limit := threshold
-	if g.closed {
+	if g.Closed(now) {
 		limit -= Hysteresis
 	}
-	g.closed = usage >= limit
+	g.closed, g.opens = usage >= limit, time.Time{}
+	if g.closed && s.own < threshold-Hysteresis {
+		g.opens = s.until
+	}
 
 	switch {
 	case !g.closed || s.live > 0:
@@ -57,23 +64,29 @@ func (g *gate) update(s kvState, threshold float64, now time.Time) {
 }
 
 // Closed reports whether new probes are kept from the candidate.
-func (g *gate) Closed() bool { return g.closed }
+func (g *gate) Closed(now time.Time) bool {
+	return g.closed && (g.opens.IsZero() || now.Before(g.opens))
+}
 
-// CanaryAt is when one probe may pass the closed gate; false: none will.
-// Only orphans can be what fills an idle candidate, and whether the engine
-// still has them is known only by trying.
-func (g *gate) CanaryAt() (time.Time, bool) {
-	if !g.closed || g.idleSince.IsZero() {
+// PassesAt is when time alone lets a probe pass the closed gate; false: never. That is
+// when the gauge that closed it becomes too old, or one probe passes as a canary: only
+// orphans can be what fills an idle candidate, and whether the engine still has them is
+// known only by trying.
+func (g *gate) PassesAt() (time.Time, bool) {
+	switch {
+	case !g.closed:
 		return time.Time{}, false
+	case !g.idleSince.IsZero():
+		return g.idleSince.Add(CanaryEvery), true
 	}
-	return g.idleSince.Add(CanaryEvery), true
+	return g.opens, !g.opens.IsZero()
 }
 
 // Passes says whether a probe may go through now, and whether as a canary.
 func (g *gate) Passes(now time.Time) (ok, canary bool) {
-	if !g.closed {
+	if !g.Closed(now) {
 		return true, false
 	}
-	at, ok := g.CanaryAt()
+	at, ok := g.PassesAt()
 	return ok && !now.Before(at), true
 }

@@ -30,7 +30,38 @@ func TestGate(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			g := gate{closed: tt.before}
 			g.update(tt.state, 0.90, time.Unix(0, 0))
-			require.Equal(t, tt.closed, g.closed, "gate.update(%+v) from closed=%v", tt.state, tt.before)
+			require.Equal(t, tt.closed, g.Closed(time.Unix(0, 0)), "gate.update(%+v) from closed=%v", tt.state, tt.before)
+		})
+	}
+}
+
+// What a gauge alone closed opens at the time at which the gauge is too old; what our
+// accounts keep closed does not.
+func TestAGateOpensWhenItsGaugeIsTooOld(t *testing.T) {
+	start := time.Unix(0, 0)
+	until := start.Add(2 * time.Second)
+	for _, tt := range []struct {
+		name  string
+		own   float64
+		opens bool
+	}{
+		{"the gauge alone", .10, true},
+		{"the gauge alone, up to where the gate opens", .8799, true},
+		{"our accounts too, as long as they are above where it opens", .89, false},
+		{"our accounts too", .95, false},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			var g gate
+			g.update(kvState{scraped: .97, live: 3, own: tt.own, until: until}, 0.90, start)
+			require.True(t, g.Closed(until.Add(-1)))
+			require.Equal(t, tt.opens, !g.Closed(until))
+			at, ok := g.PassesAt()
+			require.Equal(t, tt.opens, ok)
+			if tt.opens {
+				require.Equal(t, until, at)
+			}
+			g.update(kvState{scraped: math.NaN(), live: 3, own: tt.own}, 0.90, until)
+			require.Equal(t, tt.opens, !g.Closed(until), "as the next change of the accounts finds it")
 		})
 	}
 }

@@ -36,6 +36,7 @@ type Gauges struct {
 	startTime     float64
 	asked         time.Time     // when the scrape under way was sent; zero: none is
 	took          time.Duration // by the last scrape, failed or not
+	tookGood      time.Duration // by the last good one
 	idle          idle
 }
 
@@ -69,9 +70,22 @@ func (a *Account) Own() float64 {
 	return 0
 }
 
+// tellsUntil is when the engine's own KV usage is too old to count; zero: never. By then
+// so many scrapes as make the gauges stale would have been sent and answered, had each
+// taken as long as the last good one. A scrape that is still under way changes nothing:
+// it may wait for its whole timeout.
+func (a *Account) tellsUntil() time.Time {
+	cfg := &a.ledger.cfg
+	if cfg.Misses == 0 || a.Sampled.IsZero() {
+		return time.Time{}
+	}
+	return a.Sampled.Add(time.Duration(cfg.Misses+1) * max(cfg.Interval, a.tookGood))
+}
+
 // Told is the engine's own KV usage, NaN where it does not tell it any more.
-func (a *Account) Told() float64 {
-	if a.Stale() {
+func (a *Account) Told(now time.Time) float64 {
+	until := a.tellsUntil()
+	if a.Stale() || !until.IsZero() && !now.Before(until) {
 		return math.NaN()
 	}
 	return a.usage
@@ -166,7 +180,7 @@ func (a *Account) Sample(s Sample, at Mark, now time.Time) (restarted bool) {
 			a.settleOne()
 		}
 	}
-	a.Sampled, a.Misses = at.sent, 0
+	a.Sampled, a.tookGood, a.Misses = at.sent, a.took, 0
 	a.UpdateGate(now)
 	return restarted
 }

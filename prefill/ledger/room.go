@@ -62,16 +62,16 @@ func (a *Account) Room(now time.Time) (r Room, known bool) {
 		return r, false
 	}
 	own := float64(a.KVTokens())
-	used, told := own+float64(a.Shared.KVTokens), a.Told()*capacity
+	used, told := own+float64(a.Shared.KVTokens), a.Told(now)*capacity
 	if a.Live() > 0 && !math.IsNaN(told) { // else the gauge is frozen, or there is none
 		used = max(used, told+own-a.sampledTokens)
 	}
 	limit := capacity
-	if a.Closed() {
+	if a.Closed(now) {
 		limit *= a.ledger.cfg.KVThreshold - Hysteresis
 	}
 	r = Room{InMs: (used - limit) / pace, TokenMs: 1 / pace}
-	if a.Closed() { // the engine must also say that it has
+	if a.Closed(now) { // the engine must also say that it has
 		r.InMs = max(r.InMs, float64(a.ledger.cfg.Interval-now.Sub(a.Sampled))/float64(time.Millisecond), 0)
 	}
 	return r, true

@@ -65,7 +65,7 @@ func TestRoomComesAtThePaceAtWhichItWasFreed(t *testing.T) {
 	for range 42 {
 		p.charge(1000)
 	}
-	require.True(t, p.Closed())
+	require.True(t, p.Closed(p.now))
 	require.InDelta(t, 5000, p.room(t).InMs, 250, "93,000 tokens are there, and the gate opens at 88,000")
 	p.now = p.now.Add(freedHalf)
 	require.Greater(t, p.room(t).TokenMs, 1.5, "nothing was freed for long")
@@ -95,10 +95,10 @@ func TestAClosedGateWaitsForTheNextScrape(t *testing.T) {
 	}
 	p.turnOver(60)
 	p.Sample(Sample{KVUsage: 0.91, Running: 51}, p.Ask(p.now), p.now)
-	require.True(t, p.Closed())
+	require.True(t, p.Closed(p.now))
 	for range 10 {
 		p.release()
 	}
-	require.True(t, p.Closed(), "the engine has not said that there is room")
+	require.True(t, p.Closed(p.now), "the engine has not said that there is room")
 	require.InDelta(t, 1000, p.room(t).InMs, 1)
 }
