@@ -28,7 +28,7 @@ func (s *Set) Run(ctx context.Context) {
 	for now := time.Now(); ; {
 		reach := s.host.Engines()
 		if s.kind == Groups {
-			s.enlist(reach)
+			s.enlist(reach, now)
 		}
 		s.stand(*s.all.Load(), reach, now)
 		if now.Sub(counted) >= countEvery {
@@ -63,35 +63,35 @@ func (s *Set) start(a *Area) {
 // enlist claims the groups that engines have come with, and leaves those whose
 // engines have all gone. One that comes back is claimed once it was left: the store
 // cannot tell two claims of one proxy apart.
-func (s *Set) enlist(reach map[string]Reach) {
+func (s *Set) enlist(reach map[string]Reach, now time.Time) {
 	maps.DeleteFunc(s.left, func(_ string, a *Area) bool { return !a.claiming() })
+	maps.DeleteFunc(s.barred, func(name string, _ bar) bool { _, there := reach[name]; return !there })
 	before := *s.all.Load()
-	now := make(map[string]*Area, len(reach))
+	after := make(map[string]*Area, len(reach))
 	changed := false
 	for name := range reach {
-		if now[name] = before[name]; now[name] != nil {
+		if a := before[name]; a != nil {
+			after[name] = a
 			continue
 		}
-		if s.left[name] != nil {
-			delete(now, name)
+		if s.left[name] != nil || now.Before(s.barred[name].until) {
 			continue
 		}
 		a := s.area(name)
 		if err := s.claim(a, 0); err != nil {
-			if why := fmt.Sprintf("ha: %v", err); s.barred[name] != why {
-				s.barred[name] = why
-				s.log.Error("a decode group cannot be owned, and gets nothing from here; said again when it fails otherwise", zap.String("group", name), zap.String("error", why))
-			}
-			delete(now, name)
+			s.bar(name, err, now)
 			continue
 		}
 		delete(s.barred, name)
 		s.start(a)
-		now[name], changed = a, true
+		after[name], changed = a, true
 	}
-	s.all.Store(&now)
+	if changed {
+		s.unbar()
+	}
+	s.all.Store(&after)
 	for name, a := range before {
-		if now[name] != nil {
+		if after[name] != nil {
 			continue
 		}
 		changed = true
@@ -105,6 +105,35 @@ func (s *Set) enlist(reach map[string]Reach) {
 	}
 	if changed {
 		s.host.Publish(s.ctx)
+	}
+}
+
+// bar is why a group cannot be owned, and when that is tried again.
+type bar struct {
+	why   string
+	pause time.Duration // between the last two tries
+	until time.Time
+}
+
+// bar notes that a group cannot be claimed. What is in the way is mostly a file that
+// cannot be read, which nothing tells of once it can: so it is tried again, at most as
+// seldom as a lease runs out.
+func (s *Set) bar(name string, err error, now time.Time) {
+	b := s.barred[name]
+	if why := fmt.Sprintf("ha: %v", err); b.why != why {
+		b.why = why
+		s.log.Error("a decode group cannot be owned, and gets nothing from here; said again when it fails otherwise", zap.String("group", name), zap.String("error", why))
+	}
+	b.pause = min(max(2*b.pause, standEvery), s.times.Duration)
+	b.until = now.Add(b.pause)
+	s.barred[name] = b
+}
+
+// unbar has all groups tried at once, for another could be claimed: they have the same
+// store and the same files.
+func (s *Set) unbar() {
+	for name, b := range s.barred {
+		s.barred[name] = bar{why: b.why}
 	}
 }
 

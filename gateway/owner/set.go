@@ -101,8 +101,8 @@ type Set struct {
 	poke   chan struct{}  // looks at once
 	known  atomic.Bool    // somebody admitted to something since the start
 	all    atomic.Pointer[map[string]*Area]
-	barred map[string]string // of run: areas that cannot be owned, and why
-	left   map[string]*Area  // of run: those whose claim is letting go
+	barred map[string]bar   // of run: areas that cannot be owned
+	left   map[string]*Area // of run: those whose claim is letting go
 
 	mu   sync.Mutex
 	lost chan struct{} // closed when an area is, and another put in its place
@@ -114,7 +114,7 @@ func New(c *config.Config, host Host) (*Set, error) {
 	own, ha := &c.Geo.Ownership, &c.HA
 	s := &Set{
 		host: host, conf: c, log: host.Log, region: c.Geo.Self.Region, ctx: host.Context,
-		poke: make(chan struct{}, 1), barred: map[string]string{}, left: map[string]*Area{}, lost: make(chan struct{}),
+		poke: make(chan struct{}, 1), barred: map[string]bar{}, left: map[string]*Area{}, lost: make(chan struct{}),
 	}
 	s.all.Store(&map[string]*Area{})
 	switch {

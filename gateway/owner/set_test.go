@@ -3,6 +3,7 @@ package owner
 import (
 	"context"
 	"errors"
+	"maps"
 	"strconv"
 	"strings"
 	"sync"
@@ -15,6 +16,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"github.com/stretchr/testify/require"
 	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
 
 	"evenkeel/engine"
 	"evenkeel/gateway/config"
@@ -65,7 +67,7 @@ func (l *lent) Renew(ctx context.Context, _ int64) error {
 func setOf(t *testing.T, kind Kind, store lease.Engine) (*Set, *Area) {
 	s := &Set{
 		kind: kind, conf: config.Default(), log: zap.NewNop(), region: "us", ctx: t.Context(), times: lease.DefaultTimes,
-		poke: make(chan struct{}, 1), lost: make(chan struct{}), left: map[string]*Area{},
+		poke: make(chan struct{}, 1), lost: make(chan struct{}), barred: map[string]bar{}, left: map[string]*Area{},
 		host: Host{Publish: func(context.Context) {}, Hold: func() time.Duration { return time.Minute }, Engines: func() map[string]Reach { return map[string]Reach{"us": {1, 1}} }},
 	}
 	s.metrics = newMetrics(s)
@@ -416,4 +418,71 @@ func (k *kept) set(stuck bool) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.stuck = stuck
+}
+
+// A group whose lease cannot be opened is tried less and less often, as long as nothing has
+// happened that could change the answer.
+func TestAGroupThatCannotBeClaimedIsTriedLessOften(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, _ := setOf(t, Groups, &lent{})
+		core, logs := observer.New(zap.ErrorLevel)
+		ctx, stop := context.WithCancel(t.Context())
+		s.ctx, s.log = ctx, zap.New(core)
+		s.all.Store(&map[string]*Area{})
+		s.standing, s.leases = alwaysOurs{}, &leases{identity: "us-1_x"}
+		s.host.Load = func(context.Context, string, bool) (ours, all []geo.Resident, silent []string) { return nil, nil, nil }
+		var mu sync.Mutex
+		groups := map[string]Reach{"g": {1, 1}}
+		broken := true
+		var tries []time.Time // of g
+		s.host.Engines = func() map[string]Reach {
+			mu.Lock()
+			defer mu.Unlock()
+			return maps.Clone(groups)
+		}
+		s.open = func(name string) (lease.Engine, error) {
+			mu.Lock()
+			defer mu.Unlock()
+			if name == "g" {
+				tries = append(tries, time.Now())
+			}
+			if broken {
+				return nil, errors.New("no such file")
+			}
+			return &kept{rec: lease.Record{Epoch: 1, Stamp: "a"}}, nil
+		}
+		change := func(f func()) {
+			mu.Lock()
+			defer mu.Unlock()
+			f()
+		}
+		pauses := func() (list []time.Duration) {
+			change(func() {
+				for i := range tries[1:] {
+					list = append(list, tries[i+1].Sub(tries[i]))
+				}
+			})
+			return list
+		}
+		var running sync.WaitGroup
+		running.Go(func() { s.Run(ctx) })
+		time.Sleep(50*time.Second + standEvery/2) // between two looks
+		most := s.times.Duration
+		require.Equal(t, []time.Duration{standEvery, 2 * standEvery, 4 * standEvery, 8 * standEvery, 16 * standEvery, 32 * standEvery, most, most}, pauses())
+		require.Equal(t, 1, logs.Len(), "the same is said once")
+
+		change(func() { delete(groups, "g") })
+		time.Sleep(2 * standEvery)
+		change(func() { groups["g"], tries = Reach{1, 1}, nil })
+		time.Sleep(standEvery)
+		change(func() { require.Len(t, tries, 1, "its engines have come back") })
+
+		time.Sleep(50 * time.Second) // the pauses are long again
+		change(func() { groups["h"], broken, tries = Reach{1, 1}, false, nil })
+		time.Sleep(3 * standEvery)
+		change(func() { require.Len(t, tries, 1, "another group could be claimed") })
+		require.NotNil(t, s.Of("g"))
+		stop()
+		running.Wait()
+	})
 }
