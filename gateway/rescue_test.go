@@ -49,7 +49,7 @@ func leavesWhatIsDown(t *testing.T, start func(*testing.T, options) *cluster, ke
 		through := httputil.NewSingleHostReverseProxy(behind)
 		front := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			switch {
-			case r.URL.Path == "/health" && down.Load():
+			case (r.URL.Path == "/health" || r.URL.Path == "/ready") && down.Load():
 				w.WriteHeader(http.StatusServiceUnavailable)
 			case r.Method == http.MethodPost && still.Load():
 				_, _ = io.Copy(io.Discard, r.Body) // net/http notices only behind it that the client left

@@ -94,8 +94,7 @@ func Start(cfg Config) (*Engine, error) {
 			return nil, err
 		}
 	}
-	e.faults.set(cfg.Seed, cfg.Faults)
-	e.core.Close(e.faults.stands())
+	e.core.Close(e.faults.set(cfg.Seed, cfg.Faults))
 	e.log = steplog.New(cfg.StepLog, cfg.Group, cfg.StepTrace)
 	if err := e.Revive(); err != nil {
 		e.log.Close()
@@ -348,8 +347,7 @@ func (e *Engine) SetFaults(rules ...Rule) error {
 		e.life.frozen.Clear()
 	}
 	e.mu.Unlock()
-	e.faults.set(e.cfg.Seed, rules)
-	e.core.Close(e.faults.stands())
+	e.core.Close(e.faults.set(e.cfg.Seed, rules))
 	return nil
 }
 

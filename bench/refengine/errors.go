@@ -4,21 +4,17 @@ import (
 	"fmt"
 	"strconv"
 
+	"evenkeel/bench/refengine/refusal"
 	"evenkeel/bench/refengine/wire"
-	"evenkeel/rawjson"
 )
 
 // ErrorShape is how an error body looks.
-type ErrorShape string
+type ErrorShape = refusal.Shape
 
 // The shapes. The last three occur in rules only.
 const (
-	ShapeNew     ErrorShape = "new"
-	ShapeOld     ErrorShape = "old"
-	ShapeRust    ErrorShape = "rust"
-	ShapeFastAPI ErrorShape = "fastapi"
-	ShapeText    ErrorShape = "text"
-	ShapeHTML    ErrorShape = "html"
+	ShapeNew, ShapeOld, ShapeRust      = refusal.New, refusal.Old, refusal.Rust
+	ShapeFastAPI, ShapeText, ShapeHTML = refusal.FastAPI, refusal.Text, refusal.HTML
 )
 
 // apiError is an answer other than 200.
@@ -41,42 +37,8 @@ func (e *apiError) of(param string) *apiError {
 	return e
 }
 
-var errorTypes = map[int]struct{ python, rust string }{ // the type that Python names, the code that Rust does
-	400: {"BadRequestError", "invalid_request_error"},
-	401: {"Unauthorized", "unauthorized"},
-	404: {"NotFoundError", "model_not_found"},
-	413: {"PayloadTooLargeError", "payload_too_large"},
-	429: {"RateLimitError", "rate_limit_exceeded"},
-	500: {"InternalServerError", "server_error"},
-	503: {"ServiceUnavailable", "service_unavailable"},
-}
-
 func (e *apiError) body(shape ErrorShape) (body []byte, contentType string) {
-	types, ok := errorTypes[e.status]
-	if !ok {
-		types = errorTypes[500]
-	}
-	message, param := rawjson.AppendString(nil, e.message), []byte("null")
-	if e.param != "" {
-		param = rawjson.AppendString(nil, e.param)
-	}
-	switch shape {
-	case ShapeOld:
-		return fmt.Appendf(nil, `{"object":"error","message":%s,"type":%q,"param":%s,"code":%d}`, message, types.python, param, e.status), typeJSON
-	case ShapeRust:
-		kind := "invalid_request_error"
-		if e.status >= 500 {
-			kind = "server_error"
-		}
-		return fmt.Appendf(nil, `{"error":{"message":%s,"type":%q,"param":null,"code":%q}}`, message, kind, types.rust), typeJSON
-	case ShapeFastAPI:
-		return fmt.Appendf(nil, `{"detail":%s}`, message), typeJSON
-	case ShapeText:
-		return []byte(e.message), "text/plain; charset=utf-8"
-	case ShapeHTML:
-		return fmt.Appendf(nil, "<html><body><h1>%s</h1></body></html>\n", e.message), "text/html"
-	}
-	return fmt.Appendf(nil, `{"error":{"message":%s,"type":%q,"param":%s,"code":%d}}`, message, types.python, param, e.status), typeJSON
+	return refusal.Body(shape, e.status, e.message, e.param)
 }
 
 // exchange is a request on a connection, and how its errors look.
@@ -125,7 +87,7 @@ func (x *exchange) Event(build func(dst []byte) []byte) bool {
 	return len(events) == 0 || x.Exchange.Event(func(dst []byte) []byte { return append(dst, events...) })
 }
 
-const typeJSON = "application/json"
+const typeJSON = refusal.JSON
 
 func (x *exchange) fail(e *apiError) bool { return x.failAs(e, x.shape) }
 

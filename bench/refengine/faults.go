@@ -173,24 +173,19 @@ type activeRule struct {
 	passed, struck int
 }
 
-func (f *faults) set(seed uint64, rules []Rule) {
+// set puts rules in force, and returns for how long the core stands still by them.
+func (f *faults) set(seed uint64, rules []Rule) (stands time.Duration) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.rng = rand.New(rand.NewPCG(seed, 0))
 	f.rules = f.rules[:0]
 	for _, r := range rules {
 		f.rules = append(f.rules, activeRule{Rule: r})
-	}
-}
-
-// stands is for how long the core stands still by the rules, from when they were set.
-func (f *faults) stands() (longest time.Duration) {
-	for _, r := range f.list() {
 		if r.Fault == Standstill {
-			longest = max(longest, time.Duration(r.DelayMS)*time.Millisecond)
+			stands = max(stands, r.delay())
 		}
 	}
-	return longest
+	return stands
 }
 
 func (f *faults) list() []Rule {

@@ -151,6 +151,7 @@ func TestEveryFaultOfAStream(t *testing.T) {
 			require.Equal(t, text(8), s.content)
 		}},
 		{"an event cut at every byte", Rule{Fault: SplitBytes}, streaming, func(t *testing.T, s stream, r reply) { require.Equal(t, text(8), s.content) }},
+		{"a core that stands still for a moment", Rule{Fault: Standstill, DelayMS: 50}, streaming, func(t *testing.T, s stream, r reply) { require.Equal(t, text(8), s.content) }},
 		{"usage on every chunk", Rule{Fault: UsageAlways}, streaming, func(t *testing.T, s stream, r reply) { require.Equal(t, 10, s.usages) }},
 	} {
 		seen[row.rule.Fault] = true

@@ -67,7 +67,7 @@ func (l *life) metrics(first, last int, usage float64) []byte {
 		family("vllm:external_prefix_cache_queries_total", "counter", func(r int) float64 { return float64(l.prefills[r].Asked.Load()) }, "")
 		family("vllm:external_prefix_cache_hits_total", "counter", func(r int) float64 { return float64(l.prefills[r].Pulled.Load()) }, "")
 	}
-	if cfg.Connector == NIXLPull || cfg.Connector == NIXLPush {
+	if cfg.Role != Both && (cfg.Connector == NIXLPull || cfg.Connector == NIXLPush) {
 		family("vllm:nixl_num_kv_expired_reqs_total", "counter", func(int) float64 { return float64(l.engine.count.Leaks.Load()) }, "")
 	}
 	out = append(out, "# HELP vllm:num_preemptions_total counter of the reference engine.\n# TYPE vllm:num_preemptions_total counter\n"...)
