@@ -27,7 +27,14 @@ func (w *watch) canary(ctx context.Context, ask question, limit time.Duration) e
 	failures := make(chan error, len(w.in.Canaries))
 	for _, t := range w.in.Canaries {
 		w.traffic.Sends(canaryTokens)
-		go func() { failures <- oneToken(ctx, w.m.cfg.Client, t, ask) }()
+		go func() {
+			asked := time.Now()
+			computed, err := oneToken(ctx, w.m.cfg.Client, t, ask)
+			if computed { // after it was asked, by the core of this rank
+				w.traffic.Signs(t.Rank).Seen(asked)
+			}
+			failures <- err
+		}()
 	}
 	var all []error
 	for range w.in.Canaries {
@@ -54,7 +61,8 @@ func (w *watch) asks(model string) question {
 	}
 }
 
-func oneToken(ctx context.Context, c *Client, t *Target, ask question) error {
+// oneToken has a rank compute a token. computed says that it did: a refusal comes from before the core, and passes.
+func oneToken(ctx context.Context, c *Client, t *Target, ask question) (computed bool, err error) {
 	to, asked := ask(t)
 	call := c.NewCall(to)
 	defer context.AfterFunc(ctx, call.Abort)()
@@ -70,17 +78,17 @@ func oneToken(ctx context.Context, c *Client, t *Target, ask question) error {
 	}
 	switch {
 	case err != nil && ctx.Err() != nil:
-		return fmt.Errorf("engine %s: no completion of one token: %w", t.ID, ctx.Err())
+		return false, fmt.Errorf("engine %s: no completion of one token: %w", t.ID, ctx.Err())
 	case err != nil:
-		return fmt.Errorf("completion of one token: %w", err)
+		return false, fmt.Errorf("completion of one token: %w", err)
 	case resp.StatusCode()/100 == 4:
-		return nil
+		return false, nil
 	case resp.StatusCode() != http.StatusOK:
-		return &StatusError{Target: t.ID, Method: http.MethodPost, Path: completionsPath, Status: resp.StatusCode()}
+		return false, &StatusError{Target: t.ID, Method: http.MethodPost, Path: completionsPath, Status: resp.StatusCode()}
 	case json.Unmarshal(body, &answer) != nil || len(answer.Choices) == 0:
-		return fmt.Errorf("engine %s: its completion of one token is none", t.ID)
+		return false, fmt.Errorf("engine %s: its completion of one token is none", t.ID)
 	}
-	return nil
+	return true, nil
 }
 
 const completionsPath = "/v1/completions"

@@ -149,7 +149,7 @@ func (m *Monitor) Set(instances []Instance) {
 			m.metrics.forget(w.in)
 		}
 		if stay[id] == nil {
-			delete(m.traffic, id) // streams that outlive it hold theirs
+			m.forgetTraffic(id)
 		}
 	}
 	for id, w := range stay {
@@ -238,14 +238,21 @@ func (m *Monitor) Expired(id string) (n float64, known bool) {
 	return w.expired, true
 }
 
-// ExpiredNow asks the engine again, for at most a second.
+// ExpiredNow asks the engine again, for at most a second. Callers that come meanwhile share the next answer.
 func (m *Monitor) ExpiredNow(ctx context.Context, id string) (n float64, known bool) {
+	asked := time.Now()
 	m.mu.Lock()
 	w := m.watches[id]
 	m.mu.Unlock()
 	if w == nil {
 		return 0, false
 	}
+	w.counting.Lock()
+	defer w.counting.Unlock()
+	if w.countedAt.After(asked) { // another caller asked after we came
+		return m.Expired(id)
+	}
+	w.countedAt = time.Now()
 	s, err := w.scrape(ctx, time.Second)
 	if err != nil {
 		return 0, false

@@ -2,6 +2,7 @@ package engine
 
 import (
 	"crypto/rand"
+	"math"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -26,7 +27,11 @@ type Signs struct {
 }
 
 // NewSigns are those of a rank of which nothing is known.
-func NewSigns() *Signs { return &Signs{begin: time.Now()} }
+func NewSigns() *Signs {
+	s := &Signs{begin: time.Now()}
+	s.grain.Store(math.MaxInt64) // no gap matters before something waits that signs renew
+	return s
+}
 
 func (s *Signs) since(t time.Time) int64 { return int64(t.Sub(s.begin)) }
 
@@ -80,6 +85,31 @@ func (s *Signs) wake(to int64) {
 func (s *Signs) resalt() {
 	s.salt = rand.Text()
 	s.salts++
+}
+
+// Arrival is what was read of a stream at one moment.
+type Arrival struct {
+	at    time.Time
+	bytes int
+}
+
+// enough is so much in one arrival that more may have been left behind in the socket.
+const enough = 2 << 10
+
+// Came takes in what was read now, and returns since when at the latest it was made: since the arrival before, which left
+// nothing behind. How late a slow client has it read does not matter then. left: some of what has come was not read. ok is
+// false where nothing is known.
+func (a *Arrival) Came(bytes int, left bool, now time.Time) (made time.Time, ok bool) {
+	if left {
+		bytes += enough
+	}
+	if a.at == now {
+		a.bytes += bytes
+		return now, false
+	}
+	made, ok = a.at, a.bytes < enough && !a.at.IsZero()
+	*a = Arrival{now, bytes}
+	return made, ok
 }
 
 // Wait is a request that was sent to a rank and whose first event has not come.
@@ -152,6 +182,20 @@ func (w *Wait) Over(now time.Time) bool {
 		w.lose()
 	}
 	return w.kept.Lost()
+}
+
+// Resalt has later requests find nothing that the rank's prefix cache holds now, and leaves those that wait alone.
+func (w *Wait) Resalt() {
+	w.signs.mu.Lock()
+	defer w.signs.mu.Unlock()
+	w.signs.salt = rand.Text()
+}
+
+// salted says whether requests to the rank need a salt.
+func (s *Signs) salted() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.salt != ""
 }
 
 // Lose says that the KV may have been read too late: nothing of it may be found in the rank's prefix cache.

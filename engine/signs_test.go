@@ -136,6 +136,20 @@ func TestAnEngineThatGivesNoSignOfLifeGetsNothingNew(t *testing.T) {
 			require.Greater(t, f.count("/v1/completions"), 3)
 		})
 	})
+	t.Run("and a refusal says nothing of its core", func(t *testing.T) {
+		f := decodes()
+		f.set("/v1/completions", "HTTP/1.1 404 Not Found\r\nContent-Length: 2\r\n\r\n{}")
+		doubted(t, f, func(t *testing.T, m *Monitor, _ *prometheus.Registry) {
+			w := m.Traffic("d0").Signs(-1).Await(time.Now(), kept())
+			expired := make(chan struct{})
+			w.Limit(func() { close(expired) })
+			began := time.Now()
+			<-expired
+			require.LessOrEqual(t, time.Since(began), 27*time.Second)
+			require.Positive(t, f.count("/v1/completions"))
+			w.End()
+		})
+	})
 	t.Run("and not while gauges move", func(t *testing.T) {
 		f := decodes()
 		doubted(t, f, func(t *testing.T, m *Monitor, _ *prometheus.Registry) {

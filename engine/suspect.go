@@ -100,17 +100,12 @@ func (w *watch) listen(now time.Time) {
 	case !s.quiet.IsZero() && !quiet && w.traffic.seenSince(s.quiet):
 		s.quiet = time.Time{}
 		w.m.cfg.Log.Info("engine gives signs of life again", zap.String("engine", w.in.ID))
+	case !s.quiet.IsZero() && !quiet: // nothing waits there any more, so only the canary can tell
+		s.doubted = s.circuit.In()
 	case s.quiet.IsZero() && quiet:
 		s.quiet = now
 		s.doubted = s.circuit.In()
 		w.m.cfg.Log.Warn("engine gets nothing new for a moment; a request of one token will tell whether it computes", zap.String("engine", w.in.ID), zap.Error(errQuiet))
-	}
-}
-
-// coresAnswered takes what every rank answered for a sign of life of their cores.
-func (w *watch) coresAnswered(now time.Time) {
-	for _, t := range w.in.Canaries {
-		w.traffic.Signs(t.Rank).Seen(now)
 	}
 }
 
@@ -238,8 +233,8 @@ func (w *watch) tryNow(ctx context.Context) {
 		return
 	}
 	w.m.metrics.canaries.WithLabelValues(w.in.ID, outcome).Inc()
-	if outcome == canaryPassed {
-		w.coresAnswered(time.Now())
+	if outcome == canaryPassed && w.traffic.quiet(time.Now()) <= 1 { // where canaries are off, it is tried with the next requests
+		s.quiet = time.Time{}
 	}
 	switch in := s.circuit.In(); {
 	case outcome == canaryFailed:

@@ -51,6 +51,29 @@ func (t *Traffic) Signs(rank int) *Signs {
 	return s
 }
 
+// Lose says that KV may have been read too late, and that it is not known on which rank.
+func (t *Traffic) Lose() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, s := range t.signs {
+		s.mu.Lock()
+		s.resalt()
+		s.mu.Unlock()
+	}
+}
+
+// salted says whether requests to some rank need a salt.
+func (t *Traffic) salted() bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, s := range t.signs {
+		if s.salted() {
+			return true
+		}
+	}
+	return false
+}
+
 // quiet is how much of its patience the request has used up that has waited for the longest for a sign of life, as a share.
 func (t *Traffic) quiet(now time.Time) (most float64) {
 	t.mu.Lock()
@@ -106,6 +129,14 @@ func (m *Monitor) Traffic(id string) *Traffic {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.trafficOf(id)
+}
+
+// forgetTraffic drops what was told of an instance that has left. Streams that outlive it hold theirs. One whose prefix cache
+// may hold wrong KV may come back, and keeps its salts. It needs mu.
+func (m *Monitor) forgetTraffic(id string) {
+	if t := m.traffic[id]; t != nil && !t.salted() {
+		delete(m.traffic, id)
+	}
 }
 
 // trafficOf needs mu.

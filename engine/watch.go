@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/http"
+	"sync"
 	"time"
 
 	"go.uber.org/zap"
@@ -62,6 +63,9 @@ type watch struct {
 	answered time.Time // the last good health check; only run's goroutine
 	said     string    // what keeps it from serving, as the log has it; under m.mu
 	saidAt   time.Time
+
+	counting  sync.Mutex // held while ExpiredNow asks; m.mu is taken within it, and never the other way round
+	countedAt time.Time  // it began to ask; under counting
 
 	// Under m.mu:
 	status  Status
@@ -124,10 +128,9 @@ func (w *watch) check(ctx context.Context) {
 	}
 	unknown := w.facts.err != nil && len(w.facts.models) == 0
 	switch {
-	case err != nil:
-	case !up || unknown || time.Since(w.factsAt) >= w.m.cfg.FactsInterval:
+	case err == nil && (!up || unknown || time.Since(w.factsAt) >= w.m.cfg.FactsInterval):
 		w.readFacts(ctx, !up, !up || unknown)
-	case w.traffic.quiet(began) > 0.5:
+	case (err == nil || late(err)) && w.traffic.quiet(began) > 0.5:
 		w.lookForSigns(ctx)
 	}
 	if ctx.Err() != nil { // stopped: what failed, failed by that

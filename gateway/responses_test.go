@@ -546,6 +546,6 @@ func TestEnginesOfAscendDoNotServeResponses(t *testing.T) {
 	require.Equal(t, http.StatusNotFound, r.status, r.body)
 	code, _, _ := failure(t, r)
 	require.Equal(t, "no_such_route", code)
-	require.Contains(t, string(r.body), "this model has engines of vllm-ascend; use /v1/chat/completions")
+	require.Contains(t, r.body, "this model has engines of vllm-ascend; use /v1/chat/completions")
 	require.Zero(t, c.prefill[0].Stats().Requests)
 }

@@ -31,6 +31,9 @@ func (p *Profile) Kept(now, until time.Time) Kept {
 	return k
 }
 
+// KeptUntil is that of a hand-off which nothing renews, or of a request that has none.
+func KeptUntil(until time.Time) Kept { return Kept{until: until} }
+
 // PulledWithin is how long after a prefill the first event of its answer is believed, where no decode engine renews the hold.
 func (p *Profile) PulledWithin() time.Duration { return p.KVHoldTimeout - p.slack() }
 

@@ -2,6 +2,8 @@ package mooncake
 
 import (
 	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
 	"encoding/json"
 	"math"
 	"strconv"
@@ -149,8 +151,12 @@ func salted(b *Body, salt string, members []Member) []Member {
 	if salt == "" {
 		return members
 	}
-	if own, ok := b.Get("cache_salt"); ok && len(own) > 2 && own[0] == '"' {
-		salt = rawjson.Unquote(own) + " " + salt
+	if own, ok := b.Get("cache_salt"); ok {
+		if len(own) <= 2 || own[0] != '"' {
+			return members // no engine takes it
+		}
+		both := sha256.Sum256([]byte(rawjson.Unquote(own) + " " + salt)) // vLLM takes 128 characters
+		salt = hex.EncodeToString(both[:])
 	}
 	return append(members, Member{"cache_salt", appendString(nil, salt)})
 }

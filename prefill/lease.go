@@ -200,13 +200,18 @@ func (l *Lease) fail(written bool, hold time.Duration) (out time.Duration) {
 	return out
 }
 
-// Unfetched is how many prompts the candidate holds that nobody will fetch, and how many there were since the start.
+// Unfetched is how many prompts the engine holds that nobody will fetch, and how many there were since the start.
 func (l *Lease) Unfetched() (held, ever int) {
 	t := l.tier
 	t.lock()
 	defer t.unlock()
-	a := &l.c.account
-	return a.Leases[ledger.Orphaned], a.Unfetched
+	for _, c := range t.candidates { // of each of its ranks
+		if a := &c.account; c.Instance == l.Candidate.Instance {
+			held += a.Leases[ledger.Orphaned]
+			ever += a.Unfetched
+		}
+	}
+	return held, ever
 }
 
 // Orphan says that nobody will fetch the KV. It stays charged until the

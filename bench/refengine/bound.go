@@ -252,7 +252,7 @@ func (b *bound) awaitKV(x *exchange, r *request, j *group.Job, a *answer, right 
 			bind.Registration{ID: r.baseID(), Engine: r.kv.remote.engine, Address: b.address(r.rank), Rank: -1})
 	case SGLang:
 		if r.troubles.has(TransferFails) {
-			b.landings.Fail(landing, errors.New("Failed to send kv chunk"))
+			b.landings.Fail(landing, errors.New("Failed to send kv chunk")) //nolint:staticcheck // SGLang's own words
 			break
 		}
 		b.joinRoom(x, r, landing)

@@ -13,8 +13,12 @@ type ErrorShape = refusal.Shape
 
 // The shapes. The last three occur in rules only.
 const (
-	ShapeNew, ShapeOld, ShapeRust      = refusal.New, refusal.Old, refusal.Rust
-	ShapeFastAPI, ShapeText, ShapeHTML = refusal.FastAPI, refusal.Text, refusal.HTML
+	ShapeNew     = refusal.New
+	ShapeOld     = refusal.Old
+	ShapeRust    = refusal.Rust
+	ShapeFastAPI = refusal.FastAPI
+	ShapeText    = refusal.Text
+	ShapeHTML    = refusal.HTML
 )
 
 // apiError is an answer other than 200.

@@ -119,6 +119,26 @@ type Rank struct {
 	gone time.Time // its engine is, since then; under the fleet's mu
 }
 
+// Heeds says whether a request at an endpoint runs on the rank that it names. vLLM 0.32 does not read the name at
+// /v1/responses, where it has several ranks behind one address.
+func (r *Rank) Heeds(ep mooncake.Endpoint) bool { return r.Target.Rank < 0 || ep != mooncake.Responses }
+
+// Vouch takes an arrival of a stream for a sign of life of the rank's core, if it has tokens: an API server alone can send
+// the rest. TLS may keep some of what has come back, so it tells nothing.
+func (r *Rank) Vouch(a *engine.Arrival, ep mooncake.Endpoint, bytes int, left, tokens bool, now time.Time) {
+	if made, ok := a.Came(bytes, left, now); ok && tokens && r.Target.TLS == nil && r.Heeds(ep) {
+		r.Signs.Seen(made)
+	}
+}
+
+// Lost says that KV may have been read too late. Where the rank is not known, no rank of the engine is believed to have cached
+// right KV.
+func (r *Rank) Lost(ep mooncake.Endpoint) {
+	if !r.Heeds(ep) {
+		r.Traffic.Lose()
+	}
+}
+
 // Route is where a model's requests go.
 type Route struct {
 	Name    string // as the client wrote it: a base model or a LoRA

@@ -6,6 +6,7 @@ import (
 	"evenkeel/dispatcher"
 	"evenkeel/engine"
 	"evenkeel/gateway/fleet"
+	"evenkeel/mooncake"
 )
 
 // LimitFromSlot ends a call that waits for its first event when its request has had a slot for limit. A hand-off may be
@@ -36,13 +37,15 @@ func LimitFromSlot(slot *dispatcher.Slot, call *engine.Call, limit time.Duration
 }
 
 // Await begins the wait for the first event of a request that is sent to a rank, with a hand-off or, if h is nil, without
-// one. whole: the answer comes in one piece, so nothing tells when its KV was read.
+// one. whole: the answer comes in one piece, so nothing but gauges tells what the core does until then.
 func (h *Handoff) Await(r *fleet.Rank, now time.Time, whole bool) *engine.Wait {
-	until := now.Add(Forever) // a rank that computes the prompt itself needs nobody to keep it
-	if h != nil && (!whole || r.Profile.Renews()) {
-		until = h.PulledBy()
+	switch {
+	case h == nil || whole && !(r.Profile.Renews() && r.Signs.Gauged()):
+		return r.Signs.Await(now, mooncake.KeptUntil(now.Add(Forever)))
+	case !r.Heeds(h.Endpoint): // the request may be on another rank than the one whose signs these are
+		return r.Signs.Await(now, mooncake.KeptUntil(h.PulledBy()))
 	}
-	return r.Signs.Await(now, r.Profile.Kept(now, until))
+	return r.Signs.Await(now, r.Profile.Kept(now, h.PulledBy()))
 }
 
 // Forever is the limit of a wait that something else ends.

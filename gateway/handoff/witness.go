@@ -2,6 +2,7 @@ package handoff
 
 import (
 	"context"
+	"time"
 
 	"evenkeel/engine"
 )
@@ -20,14 +21,19 @@ func (h *Handoff) Witness(m *engine.Monitor) {
 	h.seen.before = ever - held
 }
 
-// Denied asks the prefill engine whether it may have given this hand-off away since it was sent: it has given away more than
-// those that were left to it. One that does not say denies nothing. A hand-off of another proxy that was left to the
-// engine looks the same; the prompt is prefilled once more then.
-func (h *Handoff) Denied(ctx context.Context, m *engine.Monitor) bool {
-	if !h.seen.known {
+// Refuted says that the first event of an answer has come, and that the prefill engine may have given the KV away before. It
+// is asked where only renewals can have kept the KV: has it given away more, since the hand-off was sent, than what was
+// left to it? An engine that does not say refutes nothing. What another proxy left to it looks the same; the prompt is
+// prefilled once more then.
+func (h *Handoff) Refuted(ctx context.Context, m *engine.Monitor, w *engine.Wait, now time.Time) bool {
+	if h == nil || !h.seen.known || !w.Renewed(now) {
 		return false
 	}
 	n, known := m.ExpiredNow(ctx, h.Lease.Candidate.Instance)
 	_, ever := h.Lease.Unfetched()
-	return known && n-h.seen.expired > float64(ever-h.seen.before)
+	if !known || n-h.seen.expired <= float64(ever-h.seen.before) {
+		return false
+	}
+	w.Resalt() // the decode engine may have cached it
+	return true
 }

@@ -6,6 +6,7 @@ import (
 
 	"evenkeel/dispatcher/board"
 	"evenkeel/engine"
+	"evenkeel/gateway/handoff"
 	"evenkeel/gateway/journal"
 	"evenkeel/gateway/openai"
 	"evenkeel/mooncake"
@@ -20,7 +21,7 @@ func (s *stream) condemn(f *fault) {
 	var ee *engine.Error
 	switch {
 	case f.final || f.givenBack || f.moved || f.status/100 == 4 || f.status == http.StatusNotImplemented || f.answer.Status == journal.StatusClientClosed:
-	case errors.Is(f.err, mooncake.ErrExpired) || errors.Is(f.err, mooncake.ErrTaken):
+	case errors.Is(f.err, mooncake.ErrExpired) || errors.Is(f.err, mooncake.ErrTaken) || errors.Is(f.err, handoff.ErrLate): // it computes, by now
 	case errors.As(f.err, &ee) && ee.Aborted || errors.Is(f.err, engine.ErrClosed):
 	case f.status == http.StatusInternalServerError:
 		s.job.blame.Accuse(monitor, id, f.err)

@@ -49,19 +49,21 @@ func (d *doubts) settle(j *job) {
 // have been believed.
 func (s *stream) overdue(h *handoff.Handoff) {
 	if h != nil && !s.whole && s.wait.Over(time.Now()) {
-		s.job.srv.metrics.latePulls.Inc()
+		s.late()
 	}
 }
 
-// believed says whether the KV of an answer whose first event has come was certainly kept until it was read. One in
-// one piece does not tell when that was: where no gauge tells that the engine went on meanwhile, it is believed. If only
-// renewals can have kept the KV, the prefill engine is asked, too.
+// late counts an answer whose KV may have been another prompt's.
+func (s *stream) late() {
+	s.job.srv.metrics.latePulls.Inc()
+	s.rank.Lost(s.job.req.Endpoint)
+}
+
+// believed says whether the KV of an answer whose first event has come was certainly kept until it was read.
 func (s *stream) believed(h *handoff.Handoff) bool {
-	held := s.wait.Arrived(s.now) || s.whole && !s.rank.Signs.Gauged()
-	if held && (h == nil || !s.wait.Renewed(s.now) || !h.Denied(s.job.srv.Serving(), s.job.srv.Monitor)) {
+	if s.wait.Arrived(s.now) && !h.Refuted(s.job.srv.Serving(), s.job.srv.Monitor, s.wait, s.now) {
 		return true
 	}
-	s.wait.Lose()
-	s.job.srv.metrics.latePulls.Inc()
+	s.late()
 	return false
 }

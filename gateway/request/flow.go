@@ -34,6 +34,7 @@ func (s flow) Flow() *engine.Response {
 func (s flow) Arrive(dst, data []byte, now time.Time) ([]byte, sse.End) {
 	s.now = now
 	dst, fx := s.Feed(dst, data, now)
+	s.rank.Vouch(&s.came, s.job.req.Endpoint, len(data), false, fx.Events > 0, now)
 	if fx.Events > 0 {
 		s.progress(fx.Tokens, fx.Events)
 	}

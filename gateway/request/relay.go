@@ -62,7 +62,8 @@ type source struct {
 	partner  *couple.Partner // the prefill leg that runs beside it; nil: its prompt was prefilled before
 	stranded bool            // its engine may keep blocks for ever
 
-	wait *engine.Wait // for the first event
+	wait *engine.Wait   // for the first event
+	came engine.Arrival // the last one, of a source that has begun
 
 	mayHave int           // tokens
 	idle    time.Duration // how long the engine may be silent, as the connection has it
@@ -172,6 +173,7 @@ func (s *stream) arrived(p []byte, now time.Time) {
 	var fx sse.Effects
 	s.now = now
 	s.out, fx = s.Feed(s.out, p, now)
+	s.rank.Vouch(&s.came, s.job.req.Endpoint, len(p), s.resp.Arrived(), fx.Events > 0, now)
 	s.effect(fx)
 }
 
@@ -248,7 +250,6 @@ func (s *stream) progress(tokens, events int) {
 	s.slot.Progress(tokens)
 	if s.heard {
 		s.rank.Traffic.Heard()
-		s.rank.Signs.Seen(s.now)
 	}
 	s.shed()
 	if s.tokenFrom.IsZero() {
