@@ -47,10 +47,10 @@ func (w *watch) canary(ctx context.Context, ask question, limit time.Duration) e
 // canaryTokens is more tokens than a canary's prompt has.
 const canaryTokens = 16
 
-// question is what a rank is asked, and where.
+// question returns the request with which a rank is tried, and the target that it is sent to.
 type question func(t *Target) (to *Target, body []byte)
 
-// asks needs m.mu.
+// asks returns the question for the engine's ranks. It needs m.mu.
 func (w *watch) asks(model string) question {
 	if own := w.in.Canary; own != nil {
 		return func(t *Target) (*Target, []byte) { return t.Unranked(), own(model, t.Rank) }

@@ -19,14 +19,14 @@ type Instance struct {
 	Role   string // prefill or decode: the gauge's label
 	Target *Target
 	Slots  int // requests a rank runs at once; 0 unknown
-	// Ready is a path that says at once whether the engine takes requests, where GET /health
+	// Ready is a path that says at once whether the engine takes requests. It is used if GET /health
 	// computes something; empty: /health costs nothing.
 	Ready string
 	// Canaries are the ranks to try with a request of one token when it is in
 	// doubt whether the engine still computes; none: nobody is to doubt it here.
 	Canaries []*Target
-	// Canary is the body of that request, which names the rank itself; nil: a plain completion
-	// does.
+	// Canary makes the body of that request, which then names the rank by itself; nil: a plain
+	// completion is enough.
 	Canary func(model string, rank int) []byte
 }
 

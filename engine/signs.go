@@ -11,19 +11,19 @@ import (
 	"evenkeel/mooncake"
 )
 
-// Signs of life of a decode rank's core: events of its streams, and gauges that moved. Requests whose KV is on its way to
-// the rank wait here, because the prefill engines keep that KV only as long as the core goes on. Methods may be called from
-// any goroutine.
+// Signs has the signs of life of a decode rank's core: events of its streams, and gauges that moved. Requests whose KV is on
+// its way to the rank wait here, because the prefill engines keep this KV only as long as the core goes on. Methods may be
+// called from any goroutine.
 type Signs struct {
-	begin time.Time    // what times are counted from, so that they fit into an atomic and no clock that is set matters
+	begin time.Time    // times are counted from here, so that they fit into an atomic and no change of the clock matters
 	last  atomic.Int64 // the last sign, ns after begin
-	grain atomic.Int64 // ns; a gap that is not longer cannot matter to what waits
-	gauge atomic.Bool  // the engine's gauges tell of the rank
+	grain atomic.Int64 // ns; a gap that is not longer cannot matter to the requests that wait
+	gauge atomic.Bool  // the engine's gauges show whether the rank goes on
 
 	mu    sync.Mutex
 	waits []*Wait
-	salt  string // of requests from now on; empty: none
-	salts int    // so many salts there were
+	salt  string // the cache_salt of requests from now on; empty: none
+	salts int    // how many salts there have been
 }
 
 // NewSigns are those of a rank of which nothing is known.
@@ -72,7 +72,7 @@ func (s *Signs) wake(to int64) {
 	if lost {
 		s.resalt()
 	}
-	// What was lost may be in the rank's prefix cache by now, and these might find it there.
+	// KV that was lost may be in the rank's prefix cache by now, and a request with an older salt might find it there.
 	for _, w := range s.waits {
 		if w.salts < s.salts {
 			w.kept.Lose()
@@ -81,7 +81,7 @@ func (s *Signs) wake(to int64) {
 	}
 }
 
-// resalt has later requests find nothing that the rank's prefix cache holds now. It needs mu.
+// resalt changes the salt, so that later requests find nothing that is in the rank's prefix cache now. It needs mu.
 func (s *Signs) resalt() {
 	s.salt = rand.Text()
 	s.salts++
@@ -116,7 +116,7 @@ func (a *Arrival) Came(bytes int, left bool, now time.Time) (made time.Time, ok 
 type Wait struct {
 	signs *Signs
 	sent  time.Time
-	alone time.Time // the KV is kept until then though nothing renews the hold
+	alone time.Time // until then the KV is kept even if nothing renews the hold
 	kept  mooncake.Kept
 	salt  string
 	salts int
@@ -137,11 +137,11 @@ func (s *Signs) Await(now time.Time, kept mooncake.Kept) *Wait {
 	return w
 }
 
-// Salt is the cache_salt with which the request finds nothing in the rank's prefix cache that may be wrong;
-// empty: all that is there is right.
+// Salt is the cache_salt with which the request finds no KV in the rank's prefix cache that may be wrong;
+// empty: all KV there is right.
 func (w *Wait) Salt() string { return w.salt }
 
-// Limit has the wait end once the KV is not certainly kept any more. expire is called then, from another goroutine.
+// Limit ends the wait as soon as the KV is no longer certainly kept: it calls expire then, from another goroutine.
 func (w *Wait) Limit(expire func()) {
 	w.signs.mu.Lock()
 	defer w.signs.mu.Unlock()
@@ -167,14 +167,14 @@ func (w *Wait) until() time.Time {
 	return w.kept.Until(w.signs.at(w.signs.last.Load()))
 }
 
-// Gauged says that the engine's gauges tell of the rank, so that its core is known to be quiet where no stream tells it.
+// Gauged says whether the engine's gauges show if the rank's core goes on, also while no stream shows it.
 func (s *Signs) Gauged() bool { return s.gauge.Load() }
 
-// Renewed says whether the KV was kept up to a moment only because the core went on.
+// Renewed says whether the KV was kept until at only because the core went on.
 func (w *Wait) Renewed(at time.Time) bool { return at.After(w.alone) }
 
-// Over says whether the time is over for which the KV was certainly kept. Then nothing of it may be found in the rank's
-// prefix cache.
+// Over says whether the time is over for which the KV was certainly kept. If so, later requests must not find this KV in
+// the rank's prefix cache.
 func (w *Wait) Over(now time.Time) bool {
 	w.signs.mu.Lock()
 	defer w.signs.mu.Unlock()
@@ -235,7 +235,7 @@ func (w *Wait) End() {
 	}
 }
 
-// quiet is how much of their patience those that wait for the longest have used up, as a share; 0: nothing waits.
+// quiet is the share of its patience that the request which waits longest has used up; 0: nothing waits.
 func (s *Signs) quiet(now time.Time) (most float64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

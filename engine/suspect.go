@@ -66,10 +66,10 @@ func (m *Monitor) accused(id string, n int) {
 
 var (
 	errAccused = fmt.Errorf("%d requests failed with 500, and no other engine has had them yet", maxAccused)
-	errQuiet   = errors.New("its core gave no sign of life for so long that the KV of what waits there may be lost: no event on any stream, and no gauge that moved")
+	errQuiet   = errors.New("its core gave no sign of life for so long that the KV of requests that wait there may be lost: there was no event on any stream, and no gauge moved")
 )
 
-// accusation is why nothing new should go to the engine for a moment.
+// accusation returns the reason why the engine should get nothing new for a moment, or nil.
 func (s *suspicion) accusation() error {
 	switch {
 	case s.accused >= maxAccused:
@@ -88,12 +88,12 @@ type suspicion struct {
 	tried   time.Time
 	why     error // of the outage
 	accused int   // failures of which it is open whose they are
-	// Requests wait there for KV, and its core gives no sign of life, since then; zero: it does. It counts until a sign
-	// comes or the canary passes, though nothing may wait there any more.
+	// quiet is since when requests wait there for KV without a sign of life of its core; zero: the core gives signs. It
+	// counts until a sign comes or the canary passes, even if nothing waits there any more.
 	quiet time.Time
 }
 
-// listen looks whether what waits on the engine for KV gets signs of life from its core. It needs m.mu.
+// listen looks whether the core of an engine on which requests wait for KV gives signs of life. It needs m.mu.
 func (w *watch) listen(now time.Time) {
 	s := &w.suspect
 	switch quiet := w.traffic.quiet(now) > 1; {

@@ -14,7 +14,7 @@ type Target struct {
 	ID     string   // names the engine in errors, logs and metrics
 	URL    *url.URL // http or https; its path is put before every call's path
 	Rank   int      // >= 0 is sent as X-data-parallel-rank; -1 for none
-	First  int      // what that header says for rank 0
+	First  int      // the number for rank 0 in that header
 	APIKey string   // sent as a bearer token; empty for none
 	TLS    *tls.Config
 }

@@ -36,7 +36,7 @@ func (t *Traffic) Heard() { t.heard.Add(1) }
 // count are taken.
 func (t *Traffic) Beyond(n int64) { t.beyond.Add(n) }
 
-// Signs are those of a rank's core.
+// Signs returns the signs of life of a rank's core.
 func (t *Traffic) Signs(rank int) *Signs {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -74,7 +74,7 @@ func (t *Traffic) salted() bool {
 	return false
 }
 
-// quiet is how much of its patience the request has used up that has waited for the longest for a sign of life, as a share.
+// quiet is the share of its patience that the request which waits longest for a sign of life has used up.
 func (t *Traffic) quiet(now time.Time) (most float64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -84,7 +84,7 @@ func (t *Traffic) quiet(now time.Time) (most float64) {
 	return most
 }
 
-// seenSince says whether the core of some rank has given a sign of life since then.
+// seenSince says whether the core of any rank has given a sign of life since at.
 func (t *Traffic) seenSince(at time.Time) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -254,8 +254,8 @@ func (w *watch) feel(s *Sample, at time.Time) {
 	p.over = most > 0
 }
 
-// feelRanks takes a gauge of a rank that moved since the scrape before for a sign of life of its core, as of that scrape:
-// all that is known is that the core made a step after it. at is when this scrape began.
+// feelRanks looks for gauges that moved since the scrape before. Such a gauge is a sign of life of its rank's core at the
+// time of that earlier scrape, because the core made a step at some time after it. at is when this scrape began.
 func (w *watch) feelRanks(s *Sample, at time.Time) {
 	p := &w.pulse
 	before := p.ranks

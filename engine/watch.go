@@ -72,7 +72,7 @@ type watch struct {
 	suspect suspicion
 	rtt     time.Duration
 	failed  int     // checks in a row
-	expired float64 // hand-offs that nothing had fetched, as it last said; below 0: it does not say
+	expired float64 // hand-offs that it gave away unfetched, as it last said; below 0: it does not say
 	reports uint64  // failures to connect that callers told of
 	broke   bool    // a caller lost its connection since the last check began
 	alarmed bool    // the credential alarm was given and stands
@@ -179,9 +179,9 @@ func (w *watch) check(ctx context.Context) {
 	}
 }
 
-// alive asks an engine whether it serves. quick: the answer cost it nothing. A path that says no
-// at once may repeat what GET /health has found before, or is not there in older versions: then
-// the engine is asked for its health.
+// alive asks an engine whether it serves. quick says that the answer cost it nothing. If the quick path
+// says no, it may only repeat what GET /health has found before, or an older version may lack the path.
+// So the engine is then asked for its health.
 func (w *watch) alive(ctx context.Context) (quick bool, err error) {
 	if w.in.Ready != "" {
 		_, err = w.get(ctx, w.in.Ready, w.m.cfg.Timeout)
@@ -341,7 +341,7 @@ func (w *watch) countExpired(s *Sample) (n float64, known bool) {
 	return n, known
 }
 
-// lookForSigns reads the gauges out of turn: the streams are quiet, and the gauges may tell that the core is not.
+// lookForSigns reads the gauges out of turn. The streams are quiet, and the gauges may show that the core goes on.
 func (w *watch) lookForSigns(ctx context.Context) {
 	began := time.Now()
 	if s, err := w.scrape(ctx, min(w.m.cfg.Timeout, time.Second)); err == nil {

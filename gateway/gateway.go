@@ -63,7 +63,7 @@ type Gateway struct {
 	loops      loop.Set // that carry streamed answers
 	requests   *request.Server
 	advice     *adviser.Adviser
-	seats      atomic.Uint64 // that were asked for; no request's id has the highest bit, which theirs have
+	seats      atomic.Uint64 // how many were asked for; their ids have the highest bit, and no request's id has it
 
 	door     *door.Door
 	bodies   *edge.Account

@@ -15,11 +15,11 @@ import (
 // seatPatience is how long a test waits for a slot of a rank.
 const seatPatience = 10 * time.Second
 
-// seatLook is the time between two looks whether a rank has a slot.
+// seatLook is the time between two checks whether a rank has a free slot.
 const seatLook = 100 * time.Millisecond
 
 // Seat takes a slot of a decode rank for a request of the self-test, as clients' requests have one: it is charged, counted
-// and sent with the epoch of our ownership. If another proxy sends requests to the rank, it is selftest.ErrNotOurs.
+// and sent with the epoch of our ownership. If another proxy sends requests to the rank, the error is selftest.ErrNotOurs.
 func (g *Gateway) Seat(ctx context.Context, name string, tokens int) (selftest.Seat, error) {
 	look := time.NewTicker(seatLook)
 	defer look.Stop()

@@ -38,8 +38,8 @@ func (p *peer) decodes(model string) bool {
 }
 
 // owner is the sibling that decodes the request's model, as nobody here does; -1: none
-// does, as far as we know. It may be full, for it has the queue of all, and it may drain,
-// for it goes on until another owns what it has.
+// does, as far as we know. It may be full, because it has the queue of all. It may
+// drain, because it goes on until another proxy owns its groups.
 func (q *Question) owner(s *modelState) int {
 	return q.soonest(s, func(p *peer, x *policy.Place) bool {
 		return p.sibling && (x.Why.Passing() || x.Why == policy.Draining && p.decodes(q.ask.Model))

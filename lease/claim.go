@@ -306,7 +306,7 @@ func (c *Claim) Seen() int64 {
 	return c.machine.seen
 }
 
-// Members are those that alone may take the lease, as its holder wrote; none: anybody.
+// Members returns the only members that may take the lease, as its holder wrote; none: every member may.
 func (c *Claim) Members() []string {
 	c.mu.Lock()
 	defer c.mu.Unlock()

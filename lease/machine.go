@@ -76,7 +76,7 @@ type Machine struct {
 	stale   bool      // it has been written since
 	changed time.Time // when another Stamp or Term was last seen
 	try     time.Time // no call before
-	bare    bool      // an acquisition may still come to pass that was made when the store was vague
+	bare    bool      // an acquisition may still succeed that was sent when the store said nothing of the last holder
 	gave    struct {  // the lease that we released last
 		epoch int64 // its epoch; 0: none
 		seen  int64 // the highest that was seen by then
@@ -93,7 +93,7 @@ type Machine struct {
 	promise promise              // to an owner that cannot reach the store
 	pledges map[string]time.Time // to us, by member: when the last one that was given was asked for
 	ask     time.Time            // no pledge is asked for before
-	reclaim bool                 // the store knows nothing of our lease any more: it is ours again if pledges show that nobody else admits
+	reclaim bool                 // the store has lost our lease: it is ours again if pledges show that no other proxy admits
 
 	claimed   int64 // an epoch above ours that somebody named; 0: none
 	claimedAt time.Time
@@ -182,11 +182,11 @@ func (m *Machine) released() bool {
 func (m *Machine) absent() bool { return m.rec.Holder == "" && m.rec.Epoch == 0 }
 
 // forgotten says whether the store knows less than was seen: its lease was deleted, or its
-// data were restored from a copy. The lease that it has says nothing of the last holder,
-// who may have renewed a moment before.
+// data were restored from a copy. The lease in the store then says nothing of the last
+// holder, which may have renewed it a moment before.
 func (m *Machine) forgotten() bool { return m.rec.Epoch < m.seen }
 
-// vague says whether what the store has tells nothing of the last holder.
+// vague says whether the lease in the store says nothing of the last holder.
 func (m *Machine) vague() bool { return m.absent() || m.forgotten() && !m.released() }
 
 // untouched says whether nobody ever held the lease, for all this dispatcher has heard.
@@ -257,8 +257,8 @@ func (m *Machine) wantsBack() bool {
 }
 
 // mayAsk says whether the holder is to be asked now: never by who could not admit
-// yet because of a promise. One that the process before may have given ends when the
-// holder lets go.
+// yet because of a promise. A promise that the process before may have given ends when
+// the holder lets go.
 func (m *Machine) mayAsk(now time.Time) bool {
 	return m.wantsBack() && !m.asking && !now.Before(m.asked) && (m.promise.to == "" || !now.Before(m.promise.until.Add(m.startDelay())))
 }

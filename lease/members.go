@@ -33,8 +33,8 @@ func (m *Members) See(live []string, now time.Time) {
 	}
 }
 
-// Order is who should own an area, first to last: of those that live, the ones on every list of members. A list without
-// anybody leaves nobody out.
+// Order returns who should own an area, first to last: the living members that are on every list. An empty list leaves
+// no member out.
 func (m *Members) Order(area string, lists ...[]string) []string {
 	ids := slices.AppendSeq(make([]string, 0, len(m.since)), maps.Keys(m.since)) // a status shows none as []
 	ids = slices.DeleteFunc(ids, func(id string) bool {
@@ -60,8 +60,8 @@ func (m *Members) here(id string, least time.Duration, now time.Time) bool {
 // Place is one's own place in the order of an area, and whether the area is to
 // be asked back from its holder. From one that lives and stays only who is here
 // for long asks, so that one that comes and goes moves nothing; from one that
-// leaves, or is gone, who has had the time to see the others. Who leaves comes
-// last, and so does who is not on a list.
+// leaves, or is gone, who has had the time to see the others. A member that
+// leaves comes last, and so does a member that is not on a list.
 func (m *Members) Place(area, holder string, now time.Time, lists ...[]string) (rank int, home bool) {
 	order := m.Order(area, lists...)
 	if rank = slices.Index(order, m.self); rank < 0 {

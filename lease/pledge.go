@@ -15,12 +15,12 @@ import (
 // has stopped by the time it may take the lease itself.
 //
 // A promise lasts as long as a lease, ends early when its owner gives the lease
-// back, and counts for the owner from when it asked: the same waits that make two owners by leases impossible make two owners by
-// promises impossible. A process that has just started keeps a promise, too, for the
-// one before it may have given one. It ends as early if this process has seen who holds
-// the lease, and then that this one gave it back: a holder releases only what it may
-// admit by, so that every owner before it has stopped, and whoever was promised something
-// was that holder or one of those. It says nothing of the store. A member whose acquisition
+// back, and counts for the owner from when it asked. So the waits that prevent two owners
+// by leases also prevent two owners by promises. A process that has just started keeps a
+// promise, too, because the process before it may have given one. This promise ends early
+// if the process has seen a holder of the lease, and then that this holder released it: a
+// holder releases a lease only if it may admit by it, so all owners before it have stopped,
+// and the promise was given to it or to one of them. It says nothing of the store. A member whose acquisition
 // was under way when it promised holds the lease then, and does not admit before
 // its promise is over.
 //

@@ -43,7 +43,7 @@ type Callback struct {
 	KV      json.RawMessage // for the prefill engine, byte for byte; a copy
 	Empty   bool            // nothing is needed: the whole prompt is in the decode engine's prefix cache
 	ShortID bool            // its engine adds no suffix to ids, and has cut the end of ours
-	Unknown []string        // keys of it that we do not know; they hold no address
+	Unknown []string        // its keys that we do not know; they hold no address
 }
 
 // ReadCallback checks what came to a metaserver. Nothing in it is believed: it must have
@@ -121,15 +121,15 @@ const (
 	maxCount = 1 << 31
 )
 
-// actedOn are the keys that no callback has, and by which a prefill engine would do something else than to
-// write the KV of this request to the engine that called: a decode engine may not send them. They are read in
-// vllm-ascend 182b75ea, but for the last two, which are read in vLLM 0.32.0.
+// actedOn has keys that no callback needs, and that would make a prefill engine do something else than write
+// the KV of this request to the engine that called. A decode engine may not send them. vllm-ascend 182b75ea
+// reads them; the last two are read by vLLM 0.32.0.
 var actedOn = []string{
 	"metaserver",               // a URL to post to
 	"do_virtual",               // no KV is written
 	"batch_kv_transfer_params", // replaces all of these parameters (SfaRemoteD2HConnector)
 	"remote_te_rpc_port",       // the port of the transfer engine, which the prefill engine asks the decode engine for
-	"remote_layer_metadata",    // memory addresses that are written to, which it asks for, too
+	"remote_layer_metadata",    // memory addresses to write to; the prefill engine asks the decode engine for them, too
 	"prompt_token_ids",         // another prompt; evenkeel itself adds it to a callback
 	"hidden_states_path",       // a file that is written (ExampleHiddenStatesConnector)
 }
@@ -162,9 +162,9 @@ func (c *scannedCallback) add(key string, value json.RawMessage) (refused string
 	return c.unknownKey(key, value)
 }
 
-// unknownKey says why a key that we do not know is refused. It passes if its name is that of a variable (so that a
-// log may show it), and if it holds no address. A name that begins with '_' is refused: so engines call what they
-// note in the parameters of a request for themselves.
+// unknownKey says why a key that we do not know is refused. A key passes if its name is that of a variable (so that a
+// log may show it), and if it holds no address. A name that begins with '_' is refused, because engines use such
+// names for their own notes in the parameters of a request.
 func (c *scannedCallback) unknownKey(key string, value json.RawMessage) (refused string) {
 	address := hostCheck{plain: c.plain, known: func(string) bool { return false }}
 	switch {

@@ -88,8 +88,8 @@ func (p *Profile) decodeParams(m *Meeting) []byte {
 // disaggregation/utils.py, _is_fake_transfer in disaggregation/decode.py).
 const fakeHost = "2.2.2.2"
 
-// Canary returns what makes the body of a short completion that shows whether a rank computes;
-// nil: any completion does. Without a room, an engine of SGLang refuses a request whatever the
+// Canary returns a function that makes the body of a short completion which shows whether a rank
+// computes; nil: any completion shows it. Without a room, an engine of SGLang refuses a request whatever the
 // rank does, and a server whose ranks follow the room ends. The second token is the first one that
 // a decode rank computes. SGLang's own GET /health_generate asks one rank only, ends with the
 // first token, and says yes when any other answer goes on.
@@ -111,10 +111,10 @@ func (p *Profile) Canary() func(model string, rank int) []byte {
 // roomBody is either leg of SGLang. The prefill engine samples the first token and hands
 // it over, so the legs are the same, byte for byte, up to the ranks, which come last.
 //
-// Both legs name the prefill engine's rank. Without it, a rank of the prefill engine refuses a
-// room that is not its own by its own count, and replicas without DP attention all count
-// themselves as rank 0; or it first tells its bootstrap server of the room, while all else that
-// it does stands still (SGLang 0.5.23, CommonKVSender in disaggregation/common/conn.py).
+// Both legs name the prefill engine's rank. Otherwise a rank of the prefill engine compares the
+// room with its own number, which is 0 in all replicas without DP attention, and refuses a room of
+// another rank; or it first tells its bootstrap server of the room, and all its other work stands
+// still meanwhile (SGLang 0.5.23, CommonKVSender in disaggregation/common/conn.py).
 func (p *Profile) roomBody(b *Body, leg *Leg, m *Meeting, stream bool, dst [][]byte, decode bool) [][]byte {
 	members, drop := p.answer(b, leg, stream)
 	members = append(members, Member{"rid", appendString(nil, m.RID)}, Member{"bootstrap_host", appendString(nil, m.Host)},

@@ -2,26 +2,26 @@ package mooncake
 
 import "time"
 
-// Kept is until when the prefill engine certainly keeps the KV of a hand-off, as far as that can be known from outside.
-// It is a value: it is told when the core of the decode engine gave no sign of life.
+// Kept says until when the prefill engine certainly keeps the KV of a hand-off, as far as this can be known from outside.
+// It is a value: it is told of each time in which the core of the decode engine gave no sign of life.
 //
-// A prefill engine of NIXL keeps KV for the time of its lease, and longer only while the decode engine asks for it: from
-// its scheduler's steps that engine sends a heartbeat every sixth of the lease, for every request whose KV has not come,
-// and each lets the KV live for two thirds of the lease from then on. The first heartbeat to a prefill engine may only
-// open the connection. A core that stands still sends none. Then the blocks are another prompt's, and the decode engine
+// A prefill engine of NIXL keeps KV for the time of its lease. The decode engine prolongs this time by heartbeats: every
+// sixth of the lease, in a step of its scheduler, it sends one for every request whose KV has not come. From each heartbeat
+// on, the KV is kept for two thirds of the lease. The first heartbeat to a prefill engine may only open the connection. A
+// core that stands still sends none. The prefill engine then gives the blocks to another prompt, and the decode engine
 // reads them without an error when it goes on. Source: vLLM 0.32, nixl/base_scheduler.py and base_worker.py.
 type Kept struct {
-	until time.Time     // it is certainly kept up to then
-	sign  time.Duration // for so long a sign of life lets the KV live, once heartbeats are known to go out; 0: nothing renews it
-	beat  time.Duration // between heartbeats
-	begin time.Time     // of the signs without a gap that last came
-	next  time.Time     // a sign from then on is the next that counts,
-	left  int           // and so many must count before heartbeats are known to go out
+	until time.Time     // the KV is certainly kept up to then
+	sign  time.Duration // a sign of life shows that the KV is kept for so long, once heartbeats are known to go out; 0: nothing renews the hold
+	beat  time.Duration // the time between heartbeats
+	begin time.Time     // when the last signs without a gap began
+	next  time.Time     // the first sign after this counts as the next one
+	left  int           // so many more signs must count before heartbeats are known to go out
 	lost  bool
 }
 
-// Kept is that of a hand-off which the prefill engine keeps until a time by itself, and which a decode engine is sent now.
-// A quarter of the hold's margin is for what the clocks disagree on and for the way of a heartbeat.
+// Kept returns the Kept of a hand-off that is sent to a decode engine now, and whose KV the prefill engine keeps until a
+// time by itself. A quarter of the hold's margin is left for clocks that differ and for the way of a heartbeat.
 func (p *Profile) Kept(now, until time.Time) Kept {
 	k := Kept{until: until, begin: now}
 	if p.Renews() {
@@ -53,14 +53,14 @@ func (k *Kept) Quiet(from, to time.Time) {
 	k.lost = k.lost || to.After(k.until)
 }
 
-// Until is until when the KV is certainly kept if a moment was the last sign of life, and none was missing before it.
+// Until returns until when the KV is certainly kept, if last is the last sign of life and no sign was missing before it.
 func (k *Kept) Until(last time.Time) time.Time {
 	until, _, _ := k.after(last)
 	return until
 }
 
-// after is what is known after signs without a gap up to a moment. A core that makes steps has sent a heartbeat at most
-// one beat before each of them.
+// after returns what until, next and left are after signs without a gap up to last. A core that makes steps has sent a
+// heartbeat at most one beat before each of its signs.
 func (k *Kept) after(last time.Time) (until, next time.Time, left int) {
 	until, next, left = k.until, k.next, k.left
 	if k.sign == 0 {
@@ -85,8 +85,8 @@ func (k *Kept) after(last time.Time) (until, next time.Time, left int) {
 // Lost says whether the KV may have been given to another prompt before it was read.
 func (k *Kept) Lost() bool { return k.lost }
 
-// Lose has it count as lost.
+// Lose makes the KV count as lost.
 func (k *Kept) Lose() { k.lost = true }
 
-// Patience is how long the core may be quiet before that speaks against sending it more; 0: its engine renews nothing.
+// Patience is how long the core may be quiet before its engine gets no more requests; 0: the engine renews nothing.
 func (k *Kept) Patience() time.Duration { return k.sign * 2 / 3 }

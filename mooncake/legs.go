@@ -145,8 +145,8 @@ func (p *Profile) DecodeBody(b *Body, ep Endpoint, leg *Leg, kv json.RawMessage,
 	return b.Splice(dst, leg.resume().drop(drop), members)
 }
 
-// salted adds the cache_salt that keeps a request from blocks of a decode engine's prefix cache which may be wrong, beside
-// the client's own. Empty changes nothing.
+// salted adds a cache_salt, so that a request does not find blocks in a decode engine's prefix cache which may be wrong. It
+// is appended to the client's own salt. An empty one changes nothing.
 func salted(b *Body, salt string, members []Member) []Member {
 	if salt == "" {
 		return members
@@ -185,8 +185,8 @@ func (p *Profile) answer(b *Body, leg *Leg, stream bool) (members []Member, drop
 	return members, drop
 }
 
-// tellsIDs says whether the stream of a body tells token ids when it is asked to. SGLang refuses a
-// chat that asks (0.5.23, entrypoints/openai/serving_chat.py); its completions tell them as vLLM's do.
+// tellsIDs says whether a streamed answer to a body may be asked for token ids. SGLang refuses a chat
+// that asks for them (0.5.23, entrypoints/openai/serving_chat.py); its completions have them as vLLM's do.
 func (p *Profile) tellsIDs(b *Body) bool {
 	if p.Connector == SGLang {
 		if _, chat := b.Get("messages"); chat {

@@ -296,7 +296,7 @@ func (p Profile) HoldBudget() (time.Duration, error) {
 }
 
 // Ready is the path that says at once whether an engine takes requests; empty: GET /health does.
-// That of SGLang generates a token and takes from 1 to 20 s (0.5.23, health_generate in
+// GET /health of SGLang generates a token and takes from 1 to 20 s (0.5.23, health_generate in
 // entrypoints/http_server.py).
 func (p *Profile) Ready() string {
 	if p.Connector == SGLang {
@@ -305,8 +305,8 @@ func (p *Profile) Ready() string {
 	return ""
 }
 
-// NamedRank is a rank as requests to SGLang name it, -1: they do not. With elastic EP they must
-// not: a request for a rank that has lost its GPU ends the whole server (SGLang 0.5.23,
+// NamedRank is a rank as requests to SGLang name it; -1: they name none. With elastic EP they must
+// name none, because a request for a rank that has lost its GPU ends the whole server (SGLang 0.5.23,
 // maybe_external_dp_rank_routing in managers/data_parallel_controller.py).
 func (p *Profile) NamedRank(rank int) int {
 	if p.NameRanks != nil && !*p.NameRanks {

@@ -2,8 +2,8 @@ package mooncake
 
 import "evenkeel/rawjson"
 
-// ConnectorOf names the connector whose hand-off is in a probe's answer; empty: there is no hand-off, or it may be that of
-// several. Each connector has keys that no other one has: see testdata/handoffs.
+// ConnectorOf names the connector whose hand-off is in a probe's answer; empty: there is no hand-off, or several connectors
+// could have made it. Each connector has keys that no other one has: see testdata/handoffs.
 func ConnectorOf(answer []byte) string {
 	got, err := scanAnswer(answer)
 	if err != nil || len(got.kv) == 0 || got.kv[0] != '{' {

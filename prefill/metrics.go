@@ -312,10 +312,10 @@ func (s series) caches(status []CandidateStatus) {
 // mostNamed is how many models have series of their own. LoRA adapters are models, too, and there may be thousands.
 const mostNamed = 64
 
-// other stands for those that have none.
+// other stands for the models that have no series.
 const other = "other"
 
-// byModel exports a value of each model, by rank and name. Those for which there is no room are one, with their mean.
+// byModel exports a value of each model, by rank and name. Models for which there is no room share one series, their mean.
 func (s series) byModel(d *prometheus.Desc, rank map[string]int, values map[string]float64) {
 	names := slices.SortedFunc(maps.Keys(values), func(a, b string) int { return cmp.Or(cmp.Compare(rank[a], rank[b]), cmp.Compare(a, b)) })
 	room := min(len(names), mostNamed)

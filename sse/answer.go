@@ -16,7 +16,7 @@ const (
 	Refused              // the engine says that it failed: see Mirror.Failure
 	GivenBack            // the engine ran out of KV memory and wants a new prefill
 	Broken               // it has more than it may have, or cannot be put together: see Err
-	Garbled              // an event of it cannot be read, which another engine may send as it should be: see Err
+	Garbled              // one of its events cannot be read; another engine may send it intact: see Err
 )
 
 // Effects are what an arrival was, besides bytes for the client.

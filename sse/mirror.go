@@ -175,8 +175,8 @@ func (m *Mirror) Event(e Event, dst []byte) (out []byte, v Verdict) {
 	return out, v
 }
 
-// unreadable judges an event that is no JSON object. No engine sends one: its answer is damaged, unless it has ended
-// already, or the event says nothing.
+// unreadable judges an event that is no JSON object. No engine sends one, so the answer is damaged, unless it has ended
+// already, or the event is empty.
 func (m *Mirror) unreadable(data []byte) ([]byte, Verdict) {
 	if m.finish != "" || rawjson.Space(data, 0) == len(data) {
 		return nil, Drop

@@ -89,7 +89,7 @@ func (c *initCmd) Run(std streams) error {
 	return nil
 }
 
-// withoutRole are the addresses of engines whose role nobody knows.
+// withoutRole returns the addresses of engines whose role is not known.
 func withoutRole(entries []draft.Entry) (urls []string) {
 	for _, e := range entries {
 		if e.Role == "" {

@@ -57,7 +57,7 @@ type Worker struct {
 	// Early: its connector wants to know the rank before the prefill, so that entries are bound while they wait
 	// for theirs. All ranks of a model are early, or none is.
 	Early bool
-	// AtOnce: the KV of an early entry does not wait for it in another engine. It must have a slot when its prefill ends.
+	// AtOnce: no other engine keeps the KV of an early entry for long. The entry must have a slot when its prefill ends.
 	AtOnce bool
 	// Process is another number for another process of its engine, which has nothing of what the one
 	// before had; 0: nobody knows.

@@ -172,8 +172,8 @@ func (d *Discoverer) Run(ctx context.Context) {
 	}
 }
 
-// hear takes over what a source says. A failure leaves in force whatever does not come
-// with it.
+// hear takes over what a source says. If a failure comes without engines, the engines
+// that the source found last stay in force.
 func (d *Discoverer) hear(n news, now time.Time) {
 	s := &d.sources[n.source]
 	d.metrics.answered(s.Name, n.err, now)
@@ -194,8 +194,8 @@ func (d *Discoverer) hear(n news, now time.Time) {
 	d.said[n.source], s.Error = nil, ""
 }
 
-// complain logs a failure that has a cause which was not logged since the source worked
-// last. Where an outage begins and ends, the causes alternate.
+// complain logs a failure if one of its causes was not logged since the source last
+// worked. At the begin and at the end of an outage the causes alternate.
 func (d *Discoverer) complain(source int, err error) {
 	s, said := &d.sources[source], d.said[source]
 	if said == nil {

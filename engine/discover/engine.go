@@ -45,8 +45,8 @@ type Attributes struct {
 }
 
 // A Source tells of all its engines whenever they change, until ctx ends. An
-// error means that the source cannot know now. It comes with nil, or with what
-// the source knows all the same.
+// error means that the source does not know all of its engines now. It comes with
+// nil, or with the engines that the source knows all the same.
 type Source interface {
 	Name() string
 	Run(ctx context.Context, tell func([]Engine, error))

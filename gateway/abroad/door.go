@@ -172,8 +172,8 @@ func (r *Peers) receive(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, from *Ho
 	r.host.Serve(ctx, ep, from, came)
 }
 
-// refusing says whether requests of other dispatchers are turned away: later than those of clients where this proxy still
-// owns what nobody else serves.
+// refusing says whether requests of other dispatchers are refused. While this proxy hands its groups over, they are still
+// served, although requests of clients are already refused.
 func (r *Peers) refusing() bool { return r.host.Service.Refusing() && !r.host.Owner.HandsOver() }
 
 // reject answers another dispatcher so that it serves the request itself.

@@ -200,12 +200,12 @@ type Failure struct {
 
 // Why the legs of a request did not come together.
 var (
-	ErrUnknown     = errors.New("nobody knows yet where the prefill engine is reached by decode engines")
+	ErrUnknown     = errors.New("it is not known yet at which address decode engines reach the prefill engine")
 	ErrUnheard     = errors.New("nothing listens for callbacks of decode engines; bind.listen takes effect with a restart")
 	ErrNoCallback  = errors.New("the decode engine did not say in time where the KV goes")
 	ErrRestarted   = errors.New("the prefill engine is another process than the decode engine was told of")
 	ErrSilent      = errors.New("the prompt was prefilled, and the decode engine did not begin its answer")
-	ErrLate        = errors.New("the decode engine did not begin its answer while the prefill engine certainly kept the KV; what came afterwards could be made of another prompt's")
+	ErrLate        = errors.New("the decode engine did not begin its answer while the prefill engine certainly kept the KV; a later answer could be made of another prompt's KV")
 	ErrUnconfirmed = errors.New("the prefill engine did not say in time whether the KV is complete")
 	ErrBroken      = errors.New("the prefill engine broke off while it handed the KV over")
 	errLeft        = errors.New("the client left")
@@ -245,8 +245,8 @@ func (p *Partner) serve() {
 }
 
 // fail ends the decode leg, once. It does nothing if that leg has ended by itself, or if its answer has
-// begun and the connector is one where this means that the KV is complete. Of one where it does not, an answer
-// that has ended is not believed. It is called with p.mu held.
+// begun and the connector is one where this means that the KV is complete. With a connector where it does not mean
+// that, an answer that has ended is then not believed. It is called with p.mu held.
 func (p *Partner) fail(f *Failure) {
 	if p.failed != nil || p.closed && !(p.started && p.aborts) || p.started && !p.aborts {
 		return
@@ -283,9 +283,9 @@ func (p *Partner) failSilent(why error) {
 	p.fail(&Failure{Err: why, Answer: openai.NewError(http.StatusGatewayTimeout, "decode_timeout", why.Error()), Silent: true, Decode: true})
 }
 
-// kept is for how long after its answer the prefill engine certainly keeps the KV, where that matters and the first event
-// tells when it was read. No decode engine renews that time: the hold has the prefill engine's name of the request, which
-// nobody knew when the decode engine got its own.
+// kept is for how long after its answer the prefill engine certainly keeps the KV. It has no limit if nothing is kept, or
+// if the answer comes in one piece and does not show when the KV was read. No decode engine renews this time: a heartbeat
+// has to name the request as the prefill engine does, and that name was not known when the decode leg was sent.
 func (p *Partner) kept() time.Duration {
 	if !p.keeps || p.Whole {
 		return math.MaxInt64
@@ -328,10 +328,10 @@ func (p *Partner) Started(prompt int) *Failure {
 	return p.failed
 }
 
-// Believe returns why an answer that has ended is not handed out as whole; nil: nothing speaks against it. Where the KV may be
-// broken although both legs go on, it waits for the prefill engine's answer, for at most bind.grace: the client could not
-// tell a wrong answer that ends like a right one. The wait ends with the client, and with the prefill engine. The decode
-// leg needs no slot meanwhile. prompt is what the decode engine has counted by now.
+// Believe returns why an answer that has ended must not go out as whole; nil: nothing speaks against it. With a connector
+// whose KV may be broken although both legs go on, it waits for the prefill engine's answer, for at most bind.grace, because
+// the client could not tell a wrong answer that ends like a right one. The wait also ends when the client leaves. The decode
+// leg needs no slot meanwhile. prompt is the number of prompt tokens that the decode engine has counted by now.
 func (p *Partner) Believe(prompt int, gone <-chan struct{}) *Failure {
 	if p == nil {
 		return nil
@@ -508,8 +508,8 @@ func (p *Partner) ClientLeft() {
 		})
 	}
 	if p.failed == nil && !p.aborts {
-		// Only the first event says that both engines' blocks can be freed: who reads the decode leg ends it then. If none
-		// comes for too long, because a prefill engine stands still, the blocks are left to the engines.
+		// Only the first event says that both engines' blocks can be freed; the reader of the decode leg ends it then. If no
+		// event comes for too long, because a prefill engine stands still, the blocks are left to the engines.
 		time.AfterFunc(p.maker.Settings().Bind.Grace, func() {
 			p.mu.Lock()
 			defer p.mu.Unlock()
@@ -553,7 +553,7 @@ func (p *Partner) Lost() *openai.Error {
 	return p.failed.Answer
 }
 
-// Abandon ends the prefill leg of an answer that has begun and that its client does not wait for any more.
+// Abandon ends the prefill leg of an answer that has begun, because the client does not wait for the answer any more.
 func (p *Partner) Abandon() {
 	if p.aborts {
 		p.abandon(&Failure{Err: errLeft, Answer: failure.Gone(), Final: true})

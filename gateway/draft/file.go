@@ -48,7 +48,7 @@ type writer struct {
 	said map[string]bool // sentences of engines' keys; each is written once
 }
 
-// once is a sentence that was not written yet, else nothing.
+// once returns a sentence if it was not written yet, and otherwise nothing.
 func (w *writer) once(sentence string) string {
 	if w.said[sentence] {
 		return ""

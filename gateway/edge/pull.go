@@ -74,7 +74,7 @@ func (p *Pull) Answer(ctx *fasthttp.RequestCtx) {
 }
 
 // writePlain writes the answer to a client of HTTP/1.0 and waits until it is out. That protocol has no chunks: the
-// body ends with the connection. A reset says that it is not whole.
+// body ends with the connection. A reset tells the client that the body is not whole.
 func (p *Pull) writePlain(ctx *fasthttp.RequestCtx) {
 	defer func() { _ = p.Close() }()
 	ctx.Response.Header.SetContentLength(identity)

@@ -127,7 +127,7 @@ func cause(err error) string {
 // That is never the request's fault, however many engines say so.
 var ErrUndelivered = errors.New("KV did not arrive")
 
-// undelivered are the words of SGLang 0.5.23 for it: of prepare_abort in disaggregation/prefill.py
+// undelivered has the words by which SGLang 0.5.23 says so: those of prepare_abort in disaggregation/prefill.py
 // and decode.py, and of KVTransferError in disaggregation/common/conn.py.
 var undelivered = []string{"KVTransferError", "transfer failed", "handshake failed", "bootstrap failed", "KVPoll.Bootstrapping"}
 

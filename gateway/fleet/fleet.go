@@ -111,7 +111,7 @@ type Rank struct {
 	Target   *engine.Target
 	Profile  *mooncake.Profile
 	Traffic  *engine.Traffic
-	Signs    *engine.Signs // of life of the rank's core
+	Signs    *engine.Signs // signs of life of the rank's core
 	Region   string        // empty: ours
 	Context  int           // tokens of prompt and answer, of its longest model; 0: unknown
 	Area     *owner.Area   // who admits to it; nil: this proxy, which is alone
@@ -147,7 +147,7 @@ type Route struct {
 	Clamps  bool   // some decode engine cuts max_tokens to what the prompt leaves of it
 	Prefill bool   // some prefill engine that is up has it
 	Decode  bool   // some decode rank that is up has it
-	SGLang  bool   // some engine obeys what only SGLang does
+	SGLang  bool   // some engine obeys keys that only SGLang knows
 	Blind   bool   // some engine that is up could give an answer back without a word, on an endpoint that is not common
 
 	Whole [mooncake.Endpoints]bool // some engine that is up takes no hand-off there

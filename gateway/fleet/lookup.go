@@ -272,9 +272,9 @@ type Whole struct {
 	Traffic  *engine.Traffic
 }
 
-// Wholes are the engines of this region, of either side, that serve a model now. computes says
-// that the model runs for the request; paired says that then none of the model's engines may
-// serve it, now or later.
+// Wholes returns the engines of this region, of either side, that serve a model now. computes
+// says that the model runs for the request; paired says that all engines of the model work in
+// pairs, so that no engine may serve such a request, now or later.
 func (f *Fleet) Wholes(model string, computes bool) (list []Whole, paired bool) {
 	f.mu.RLock()
 	defer f.mu.RUnlock()

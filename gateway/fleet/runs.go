@@ -11,7 +11,7 @@ import (
 	"evenkeel/prefill"
 )
 
-// Run is a call to an engine that a drain's deadline may end, and of a probe also its engine's end.
+// Run is a call to an engine. A drain's deadline may end it. A probe also ends when its engine is declared down.
 type Run struct {
 	at     Place
 	call   *engine.Call
@@ -76,8 +76,8 @@ func (f *Fleet) Track(at Place, call *engine.Call, notice time.Duration, safe bo
 	return r
 }
 
-// TrackProbe is Track for a probe, which keeps nothing when it is aborted. It ends also where its engine is declared down
-// and another one could prefill the prompt.
+// TrackProbe is Track for a probe. A probe may always be aborted, because its engine then keeps nothing. It also ends when
+// its engine is declared down and another engine could prefill the prompt.
 func (f *Fleet) TrackProbe(c *prefill.Candidate, call *engine.Call, notice time.Duration) *Run {
 	r := &Run{at: Place{Instance: c.Instance, Rank: c.Target.Rank}, call: call, notice: notice, probe: true}
 	r.safe.Store(true)

@@ -86,11 +86,11 @@ func (h *Handoff) Orphan() {
 	}
 }
 
-// PulledBy is until when a first event is believed without a sign that the hold was renewed: the KV it was made of
-// was read while the prefiller still had the blocks. What comes later may be made of blocks that are somebody else's
-// by then. A quarter of the margin is for what the two clocks disagree on: the engine counts from the end of the
-// prefill, we from its answer. An answer in one piece does not tell when its pull was, and is not held to it where
-// nothing renews the hold.
+// PulledBy is until when a first event is believed without a sign that the hold was renewed: its KV was then read
+// while the prefiller still had the blocks. A later event may be made of blocks that belong to another request by then.
+// A quarter of the margin is left for the difference between the two clocks: the engine counts from the end of the
+// prefill, we from its answer. An answer in one piece does not show when its KV was pulled. So if nothing renews the
+// hold, such an answer may come later.
 func (h *Handoff) PulledBy() time.Time {
 	return h.Expires().Add(-h.Expires().Sub(h.Deadline()) / 4)
 }

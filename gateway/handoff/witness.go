@@ -7,7 +7,7 @@ import (
 	"evenkeel/engine"
 )
 
-// witness is what was known of a prefill engine when a hand-off was sent to a decode engine.
+// witness is what a prefill engine had said of its hand-offs when one of them was sent to a decode engine.
 type witness struct {
 	expired float64 // hand-offs that it had given away before anything had fetched them
 	known   bool

@@ -224,8 +224,8 @@ func (l *Live) send(n news) {
 	}
 }
 
-// join admits a watcher. If there are as many as may be, the oldest one gives way: the buffers of its connection may take
-// documents for a long time though nobody reads them.
+// join admits a watcher. If there are mostWatchers already, the oldest one gives way, because the buffers of its connection
+// may take documents for a long time even if no client reads them.
 func (l *Live) join(now time.Time) (w *watcher, ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -270,7 +270,7 @@ func (l *Live) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if !ok {
 		w.Header().Set("Content-Type", "application/json")
 		w.WriteHeader(http.StatusServiceUnavailable)
-		_, _ = w.Write(openai.NewError(http.StatusServiceUnavailable, "too_many_watchers", "as many watch as may; close another page, come back in a minute, or use /live?once").JSON())
+		_, _ = w.Write(openai.NewError(http.StatusServiceUnavailable, "too_many_watchers", "too many callers watch already; close another page, come back in a minute, or use /live?once").JSON())
 		return
 	}
 	defer l.unwatch(watcher)

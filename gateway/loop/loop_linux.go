@@ -30,8 +30,8 @@ type Loop struct {
 	events [256]unix.EpollEvent
 
 	watches []*Watch // by slot; nil: free
-	again   []*Watch // that have used up their turn, and go on behind the others
-	turn    []*Watch // again of the round before, while it is called
+	again   []*Watch // watches that have used up their turn, and go on behind the others
+	turn    []*Watch // the list again of the round before, while its watches are called
 	free    []uint32
 	ages    uint32
 	wheel   wheel
@@ -52,7 +52,7 @@ type Watch struct {
 	index   uint32
 	age     uint32 // tells it from an earlier watch in the same place
 	again   bool   // it is in the loop's list of that name
-	ended   bool   // what Ready is told then
+	ended   bool   // Ready is told this in its next turn
 
 	at         int64 // ns since the loop's base; 0: never
 	tick       int64 // of the slot it is in; 0: in none
@@ -163,8 +163,8 @@ func (l *Loop) rearm() {
 	}
 }
 
-// poll asks which sockets are ready, and calls their handlers, and behind them those that were not through with their last
-// turn. It is through itself if there may be more: what was posted, and what is due, has its turn before them.
+// poll asks which sockets are ready and calls their handlers, and after them the handlers that had not finished in their last
+// turn. It returns true if there may be more to do. Posted functions and expired timers then have their turn first.
 func (l *Loop) poll(uintptr) bool {
 	ready, _, errno := unix.RawSyscall6(unix.SYS_EPOLL_PWAIT, uintptr(l.fd), uintptr(unsafe.Pointer(&l.events[0])), uintptr(len(l.events)), 0, 0, 0)
 	if errno != 0 && errno != unix.EINTR {
@@ -195,7 +195,7 @@ func (l *Loop) poll(uintptr) bool {
 		}
 	}
 	if n > len(l.events)/8 || len(l.again) > 0 {
-		runtime.Gosched() // many sockets are busy, or one is very much: the rest of the program has its turn between two rounds
+		runtime.Gosched() // many sockets are busy, or one is very busy: the rest of the program has its turn between two rounds
 	}
 	l.rearm()
 	return n == len(l.events) || len(l.again) > 0
@@ -265,8 +265,8 @@ func (w *Watch) control(op int, events uint32) error {
 // Loop is where the socket is watched.
 func (w *Watch) Loop() *Loop { return w.loop }
 
-// Again has Ready called once more, behind all sockets that are ready now, though nothing else may arrive. A handler that
-// leaves bytes in the socket asks for it.
+// Again makes the loop call Ready once more, after all sockets that are ready now, even if nothing else arrives. A handler
+// that leaves bytes in the socket asks for it.
 func (w *Watch) Again(ended bool) {
 	w.ended = ended
 	if !w.again {

@@ -167,7 +167,7 @@ func (e *Expectation) spend(c Callback) (late bool, err error) {
 	}
 	e.spent = true
 	e.came <- c                      // it has room for one
-	if late = e.timer != nil; late { // nothing else is waited for
+	if late = e.timer != nil; late { // the expectation waits for nothing else
 		e.drop()
 	}
 	return late, nil
@@ -185,7 +185,7 @@ func (d *desk) first(rank string) bool {
 // mostKeys is how many unknown keys of callbacks the log names.
 const mostKeys = 32
 
-// newKeys returns which of a callback's unknown keys are to be named in the log, and whether no other will be.
+// newKeys returns the unknown keys of a callback that the log is to name, and whether it names no key after these.
 func (d *desk) newKeys(keys []string) (named []string, last bool) {
 	if len(keys) == 0 {
 		return nil, false

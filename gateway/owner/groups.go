@@ -33,15 +33,15 @@ func (o *siblings) see(now time.Time) (leaving bool) {
 	return leaving
 }
 
-// live are all proxies that live and stay.
+// live returns all proxies that live and stay.
 func (o *siblings) live() []string {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return o.members.Order("")
 }
 
-// order is who should own a group, first to last: nobody who may not, by our list of
-// members or by that of the lease.
+// order returns the proxies that should own a group, first to last. It leaves out those
+// that may not own it, by our list of members or by that of the lease.
 func (o *siblings) order(a *Area) []string {
 	listed := a.claim.Members()
 	o.mu.Lock()

@@ -48,9 +48,9 @@ func (s *Set) HandBack(a *Area, ask geo.HandBack) (geo.HandedBack, error) {
 	return h, err
 }
 
-// HandOver waits until the others have taken what a proxy that drains owns. They ask for it by themselves; one that has just
-// started does so only once it may admit. Until then what they forward is served here, for at most the time after which a
-// member that starts now may admit.
+// HandOver waits until the other proxies have taken the areas of this proxy, which drains. They ask for them by themselves;
+// a proxy that has just started asks only once it may admit. Until then the requests that they forward are served here. The
+// wait ends at the latest when a proxy that starts now could admit.
 func (s *Set) HandOver(ctx context.Context) {
 	if !s.Has(Groups) || !s.host.Leaving() {
 		return
@@ -71,7 +71,7 @@ func (s *Set) HandOver(ctx context.Context) {
 	}
 }
 
-// wanted says whether another proxy could take something that is ours.
+// wanted says whether another proxy could take an area that is ours.
 func (s *Set) wanted() bool {
 	for _, a := range *s.all.Load() {
 		if v := a.view.Load(); v.Admits && !v.Away && s.heirs(a) {
@@ -81,7 +81,7 @@ func (s *Set) wanted() bool {
 	return false
 }
 
-// HandsOver says whether this proxy, which drains, still serves what others forward to it.
+// HandsOver says whether this proxy, which drains, still serves requests that others forward to it.
 func (s *Set) HandsOver() bool { return s != nil && s.handsOver.Load() }
 
 // askBack asks the holder for an area that should be ours, and keeps what it says

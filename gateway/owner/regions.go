@@ -125,7 +125,7 @@ func (n *neighbours) yields(a *Area, sender string, _ geo.HandBack) error {
 	return nil
 }
 
-// heirs is false: a region that is released goes to whoever finds it so.
+// heirs is false: a region that is released goes to the first proxy that finds it released.
 func (n *neighbours) heirs(*Area) bool { return false }
 
 func (n *neighbours) hear(all map[string]*Area, h geo.Heard) {

@@ -164,8 +164,8 @@ type arrival struct {
 	gone   bool   // nothing can be written to the client any more
 }
 
-// perTurn is how many bytes of one engine are read before the loop looks at its other streams. An engine that sends faster
-// than we read would hold them all up.
+// perTurn is how many bytes of one engine are read before the loop looks at its other streams. Without this, an
+// engine that sends faster than we read would hold up all other streams.
 const perTurn = 256 << 10
 
 // Ready reads what has come from the engine, or writes what the client has room for.

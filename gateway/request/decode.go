@@ -106,7 +106,7 @@ func (j *job) open(h *handoff.Handoff, s *stream) *fault {
 	case h != nil && profile.Renews():
 		h.Lease.Renewed()
 		h.Witness(j.srv.Monitor)
-		if !s.whole { // no first event tells that its pull was over
+		if !s.whole { // no first event shows when its pull was over
 			s.wait.Limit(s.call.Expire)
 		}
 	case h != nil:

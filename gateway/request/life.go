@@ -382,7 +382,7 @@ func (j *job) place(c prefill.Candidate, tokens int, more func(*pool.Entry)) (*d
 	for waits {
 		if unowned = !j.srv.Fleet.Owned(j.model.Board); unowned || region != "" && !j.srv.Owner.Admits(region) {
 			j.srv.Dispatcher.Withdraw(e)
-			r, waits = <-got, false // the slot may have come first: it is looked at again before it is used
+			r, waits = <-got, false // the slot may have come first, so it is checked again before it is used
 			continue
 		}
 		select {

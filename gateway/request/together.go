@@ -109,7 +109,7 @@ func (b bound) open() *fault {
 	}
 	s.call.OnWritten(sent)
 	s.call.Guard(s.rank.Area.Ours)
-	s.wait = (*handoff.Handoff)(nil).Await(s.rank, s.began, s.whole) // the legs' partner limits it
+	s.wait = (*handoff.Handoff)(nil).Await(s.rank, s.began, s.whole) // couple.Partner limits this wait
 	defer s.wait.End()
 	headers := engine.JSONHeaders(s.partner.ID)
 	if s.slot.Beyond {

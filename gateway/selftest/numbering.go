@@ -12,8 +12,8 @@ import (
 
 // numbering finds out what the header X-data-parallel-rank must say for the first rank of a node under hybrid load
 // balancing. The node's metrics tell the number that this rank has in the deployment. Rust front ends of vLLM want
-// that number, Python ones count the ranks of each node from 0, and both answer 400 to the other one. If the config
-// says otherwise than the engine, the test goes on with what the engine takes.
+// this number, and Python front ends count the ranks of each node from 0. Each answers 400 to the other's number. If the
+// config has another number than the engine takes, the test goes on with the engine's number.
 func (t *tester) numbering(ctx context.Context, s *subject, e config.Engine, sample *engine.Sample) {
 	if sample == nil || sample.FirstRank == 0 || e.Ranks == 0 || s.profile.DPMode != mooncake.DPHybrid || len(s.models) == 0 {
 		return

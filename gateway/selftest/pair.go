@@ -55,7 +55,7 @@ func (t *tester) pair(ctx context.Context, p, d subject, n int) {
 	}
 }
 
-// promptTokens is more than the prompt has, with what is generated.
+// promptTokens is more than the tokens of the prompt and of the answer together.
 const promptTokens = 512
 
 // blame reports a failure of one side of a pair. The first failures of a rank are told one by one, the others are counted.

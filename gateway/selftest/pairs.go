@@ -6,9 +6,9 @@ import (
 )
 
 const (
-	mostPairs = 4096 // are tried
-	pairsOnce = 16   // at the same time, and none of them with an engine of another one
-	mostFails = 3    // of an engine that has not passed, with partners of its own; then it is left alone
+	mostPairs = 4096 // so many are tried
+	pairsOnce = 16   // so many are tried at the same time, and no engine is in two of them
+	mostFails = 3    // so many pairs of an engine may fail before one passes; then it is tried no more
 )
 
 // pair is a rank of each side.
@@ -39,9 +39,9 @@ func partners(prefills, decodes []subject) (rounds [][]pair) {
 	return rounds
 }
 
-// everyPair has each engine of one side meet each of the other side that it can work with, in rounds in which no engine
-// is twice. Of an engine with several ranks each meeting is another rank's turn, and ranks whose turn has not come
-// then get a partner. left is how many pairs are too many.
+// everyPair makes a pair of each engine of one side with each engine of the other side that it can work with. No engine is
+// in two pairs of a round. The ranks of an engine take turns from pair to pair. A rank whose turn has not come by the end
+// gets a partner in a round of its own. left is how many pairs are left out because there are more than mostPairs.
 func everyPair(prefills, decodes []subject) (rounds [][]pair, left int) {
 	sides := [2][][]subject{ofEngines(prefills), ofEngines(decodes)}
 	few, many := 0, 1
@@ -82,7 +82,7 @@ func everyPair(prefills, decodes []subject) (rounds [][]pair, left int) {
 	return rounds, left
 }
 
-// ofEngines are the ranks by their engines.
+// ofEngines groups the ranks by their engines.
 func ofEngines(ranks []subject) (engines [][]subject) {
 	for _, s := range ranks {
 		if s.target.Rank <= 0 {
@@ -122,7 +122,7 @@ func (t *tester) try(ctx context.Context, rounds [][]pair) {
 	}
 }
 
-// record is what became of the pairs of a rank.
+// record counts the results of the pairs of a rank.
 type record struct {
 	passed  bool
 	failed  int // pairs that failed, with any partner
@@ -130,7 +130,7 @@ type record struct {
 	skipped int // pairs that were not tried any more
 }
 
-// score notes what became of a pair. blamed is the side that failed; nil: none did.
+// score notes the result of a pair. blamed is the side that failed; nil: the pair passed.
 func (t *tester) score(p, d subject, blamed *subject) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -170,7 +170,7 @@ func (t *tester) givenUp(s subject) bool {
 	return true
 }
 
-// sum reports of each rank what was not said pair by pair.
+// sum reports the failures of each rank that were not reported pair by pair.
 func (t *tester) sum(ranks []subject) {
 	for _, s := range ranks {
 		r := t.records[s.name]

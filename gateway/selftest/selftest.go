@@ -42,22 +42,22 @@ const stepTimeout = 30 * time.Second
 type tester struct {
 	cfg       *config.Config
 	client    *engine.Client
-	callbacks *metaserver.Server                                               // nil: nobody hears decode engines that call back
-	deaf      error                                                            // why
+	callbacks *metaserver.Server                                               // nil: callbacks of decode engines are not heard
+	deaf      error                                                            // why callbacks is nil
 	hosts     map[string]bool                                                  // where a hand-off may send a decode engine, or a callback a prefill engine
 	run       string                                                           // in request ids and prompts: no cache answers for the engines
-	seat      func(ctx context.Context, rank string, tokens int) (Seat, error) // nil: nobody is asked
+	seat      func(ctx context.Context, rank string, tokens int) (Seat, error) // nil: no slots are taken
 
 	mu       sync.Mutex // held for the rest while pairs are tried
 	findings []Finding
-	said     map[[2]string]bool // of which rank which kind of finding was reported
+	said     map[[2]string]bool // the kinds of findings that were reported, by rank and format
 	records  map[string]*record // by the names of ranks
 }
 
 type subject struct {
 	name    string
 	fleet   string // as the fleet names it
-	seat    Seat   // that the request of this pair has
+	seat    Seat   // the slot of this pair's request
 	target  *engine.Target
 	ranks   int // behind its URL; 0: one
 	profile *mooncake.Profile
@@ -66,12 +66,12 @@ type subject struct {
 
 // Options of Run.
 type Options struct {
-	// Callbacks is where decode engines call back that do so; nil: we listen for them ourselves while the test runs.
+	// Callbacks hears decode engines that call back; nil: the test listens for them itself while it runs.
 	Callbacks *metaserver.Server
-	// EveryPair has every prefill engine meet every decode engine. Without it each rank has one partner.
+	// EveryPair tries every prefill engine with every decode engine. Without it each rank has one partner.
 	EveryPair bool
-	// Seat takes a slot of a decode rank before a request of the test is sent there, and tells with what it is sent. Without
-	// it nobody is asked.
+	// Seat takes a slot of a decode rank before a request of the test is sent there, and returns the headers for the
+	// request. Without Seat, no slots are taken.
 	Seat func(ctx context.Context, rank string, tokens int) (Seat, error)
 }
 
@@ -127,7 +127,7 @@ func newTester(cfg *config.Config, callbacks *metaserver.Server) *tester {
 	}
 }
 
-// report adds a finding. Of one rank, what is well or odd is told once, whatever it was found with.
+// report adds a finding. Findings of a rank that are OK or Warn are told once, whichever partner the rank had.
 func (t *tester) report(s string, l Level, format string, args ...any) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -150,7 +150,7 @@ func (t *tester) subjects(ctx context.Context, role string, engines []config.Eng
 			t.report(s.name, Bad, "%v", err)
 			continue
 		}
-		if sample := t.metrics(ctx, role, e, s); role == "prefill" || t.seat == nil { // no slot is taken for this
+		if sample := t.metrics(ctx, role, e, s); role == "prefill" || t.seat == nil { // this request takes no slot
 			t.numbering(ctx, &s, e, sample)
 		}
 		t.elastic(ctx, s)

@@ -54,7 +54,7 @@ func (t *Tries) Shun(f *fleet.Fleet, worker int32) {
 }
 
 // Breaks tells whether a request may be what breaks engines: two answered it
-// with 500, or died under it. For want of KV any request fails.
+// with 500, or died under it. A request whose KV did not arrive fails in any case.
 func (t *Tries) Breaks(engines *fleet.Fleet, status int, engine string, err error) bool {
 	if errors.Is(err, failure.ErrUndelivered) {
 		return false

@@ -127,9 +127,9 @@ func (j *job) reach(p journal.Phase) {
 	}
 }
 
-// offer has one engine answer. If the engine ends a connection that was kept alive, it most
-// likely did so before it saw the request, and gets it once more. If nothing answers then, the
-// engine may have died of the request, which goes to no other one.
+// offer sends the request to one engine. If the engine ends a connection that was kept alive, it
+// most likely did so before it saw the request, and gets it once more. If it does not answer then,
+// it may have died of the request, which goes to no other engine.
 func (j *job) offer(to fleet.Whole) (*answer, *fault) {
 	a, f := j.attempt(to, false)
 	if f == nil || !f.stale || j.left() {
@@ -145,8 +145,8 @@ func (j *job) offer(to fleet.Whole) (*answer, *fault) {
 	return a, second
 }
 
-// attempt has one engine answer, over a new connection if fresh is set. Without a fault the
-// answer has the engine until it is closed.
+// attempt sends the request to one engine, over a new connection if fresh is set. Without a
+// fault, the call counts for the engine until the answer is closed.
 func (j *job) attempt(to fleet.Whole, fresh bool) (_ *answer, f *fault) {
 	j.in.Told.Attempt()
 	defer func() {
@@ -267,7 +267,7 @@ func (a *answer) readWhole() *fault {
 	case errors.Is(err, errNoRoom):
 		return &fault{answer: openai.Unavailable("overloaded", "the proxy holds as many bytes of requests and answers as it may, from all callers or from you; retry later", 1), err: err}
 	case errors.Is(err, engine.ErrTooLarge):
-		return &fault{answer: failure.BadGateway(failure.Engine, "its answer is larger than limits.answer_bytes, or than limits.bodies_bytes has room for; ask for less at once"), err: err}
+		return &fault{answer: failure.BadGateway(failure.Engine, "its answer is larger than limits.answer_bytes, or than the room in limits.bodies_bytes; ask for less at once"), err: err}
 	case err != nil:
 		return a.broke(err)
 	}
@@ -300,7 +300,7 @@ func (a *answer) readAll(limit int) (whole []byte, err error) {
 			if !a.room.Take(more) {
 				return nil, errNoRoom
 			}
-			larger := make([]byte, len(whole), cap(whole)+more) // not a byte more than was taken
+			larger := make([]byte, len(whole), cap(whole)+more) // exactly as many bytes as the charge has taken
 			copy(larger, whole)
 			whole = larger
 		}

@@ -38,8 +38,8 @@ func computes(path string) bool {
 	return path != "/tokenize" && path != "/detokenize" && path != openai.CountPath
 }
 
-// mostOpen is how many requests are passed through at once. Nothing else bounds what they
-// hold, because no queue and no pool knows them. A caller that is alone may have half of them.
+// mostOpen is how many requests are passed through at once. No queue and no pool knows these
+// requests, so nothing else bounds them. A caller that is alone may have half of the places.
 const mostOpen = 2048
 
 // Env is what these requests need of the proxy.

@@ -68,8 +68,8 @@ func (s *server) List(ctx context.Context, kind, namespace string, o metav1.List
 	return s.get(kind, namespace, &o).Do(ctx).Get()
 }
 
-// Watch fails if no connection could be made. client-go takes that for a watch that ended at once in peace, and says so
-// by an empty watch without an error: whoever believed it would hear nothing more, and nothing of that.
+// Watch fails if no connection could be made. client-go takes this for a watch that ended at once without a fault, and
+// returns an empty watch and no error. A caller that believed it would hear of no more changes, and of no failure.
 func (s *server) Watch(ctx context.Context, kind, namespace string, o metav1.ListOptions) (watch.Interface, error) {
 	o.Watch = true
 	var failed error
@@ -81,9 +81,9 @@ func (s *server) Watch(ctx context.Context, kind, namespace string, o metav1.Lis
 	return w, err
 }
 
-// get is a request that is made once. client-go would repeat it for up to 41 s where the server says that it may, which
-// is longer than a list may take, and keep the answer from those that know better what to ask next: a server whose data
-// were restored refuses every version that it does not have yet.
+// get is a request that is made once. If the server allows it, client-go would repeat the request for up to 41 s. A list may
+// not take so long, and the caller would not see the answer meanwhile, although it knows better what to ask next: a server
+// whose data were restored refuses every version that it does not have yet.
 func (s *server) get(kind, namespace string, o *metav1.ListOptions) *rest.Request {
 	of := s.core
 	if kind == Slices {
@@ -92,10 +92,10 @@ func (s *server) get(kind, namespace string, o *metav1.ListOptions) *rest.Reques
 	return of.Get().MaxRetries(0).Namespace(namespace).Resource(kind).VersionedParams(o, s.params)
 }
 
-// telltale is a transport that leaves what became of a round trip with the caller that asked for it.
+// telltale is a transport that tells the error of a round trip to a caller that asked for it.
 type telltale struct{ http.RoundTripper }
 
-// failureKey is of the context value with which a caller asks for it: the place where the failure goes.
+// failureKey is the key of the context value with which a caller asks for the error: a pointer to which it is written.
 type failureKey struct{}
 
 // RoundTrip implements http.RoundTripper.
