@@ -563,7 +563,7 @@ func TestTwoMonitorsShareTheGauge(t *testing.T) {
 	require.Same(t, a.metrics.up, b.metrics.up)
 }
 
-// Where GET /health computes something, it is asked only if a path that costs nothing is not there or says no.
+// If GET /health computes something, the engine gets it only if the path that costs nothing is missing or says no.
 func TestAnEngineWhoseHealthCostsSomething(t *testing.T) {
 	for _, row := range []struct {
 		name, ready, health string

@@ -69,8 +69,8 @@ func TestAnAnswerIsBelievedIfTheCoreWasAlive(t *testing.T) {
 	})
 }
 
-// The engine caches what it read too late, where other requests that it holds by then may find it. What is sent later
-// cannot, for it has another salt.
+// The engine caches the KV that it read too late, and other requests that it holds by then may find it there. Later ones
+// cannot, because they have another salt.
 func TestOneLossIsThatOfAllThatWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := NewSigns()
@@ -102,8 +102,8 @@ func TestASignOfLifeAllocatesNothing(t *testing.T) {
 	}))
 }
 
-// An engine for whose core nothing speaks gets nothing new while a hand-off waits there, and afterwards, until something
-// does: a token of any stream, a gauge that moves, or the canary.
+// If an engine's core gives no sign of life while a hand-off waits there, the engine gets nothing new until there is one:
+// a token of any stream, a gauge that moves, or the canary.
 func TestAnEngineThatGivesNoSignOfLifeGetsNothingNew(t *testing.T) {
 	quiet := func(m *Monitor) bool { return errors.Is(m.Status("d0").Accused, errQuiet) }
 	t.Run("until a token comes", func(t *testing.T) {

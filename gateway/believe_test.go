@@ -14,8 +14,8 @@ import (
 // unconfirmed is a prefill engine of SGLang that hands its KV over and never ends its answer.
 var unconfirmed = refengine.Rule{Fault: refengine.Hang, Phase: refengine.PhaseMidStream, Leg: refengine.LegProbe}
 
-// A decode engine that has ended an answer has its slot back, though the prefill engine has not said yet that the KV was
-// whole. A client that leaves then leaves nothing behind.
+// When a decode engine has ended an answer, its slot is free, even if the prefill engine has not said yet that the KV was
+// whole. If the client leaves then, nothing stays charged.
 func TestADecodeThatHasEndedHoldsNoSlotForItsPrefill(t *testing.T) {
 	t.Parallel()
 	c := early(t, refengine.SGLang, options{
@@ -40,8 +40,8 @@ func TestADecodeThatHasEndedHoldsNoSlotForItsPrefill(t *testing.T) {
 	}
 }
 
-// The wait for the prefill engine's word has a bound of its own. An answer that has not been confirmed by then does not end
-// as whole.
+// The wait for the prefill engine's confirmation has a bound of its own. An answer that is not confirmed by then ends with
+// an error.
 func TestAnAnswerThatIsNotConfirmedInTimeEndsWithAnError(t *testing.T) {
 	t.Parallel()
 	c := early(t, refengine.SGLang, options{dirty: true, configure: func(cfg *config.Config) { cfg.Bind.Grace, cfg.Bind.Confirm = 200*time.Millisecond, time.Millisecond }})
@@ -56,8 +56,8 @@ func TestAnAnswerThatIsNotConfirmedInTimeEndsWithAnError(t *testing.T) {
 	require.Equal(t, "right", c.judge("one two three", streamed))
 }
 
-// A prefill engine that stands still holds no slot of a client that has left for longer than bind.grace. The decode engine
-// may keep blocks for what comes late, so their room stays charged.
+// If a prefill engine stands still, the slot of a client that has left is free after bind.grace. The decode engine may keep
+// blocks for KV that comes late, so their room stays charged.
 func TestAPrefillThatStandsStillHoldsNoSlotOfAClientThatLeft(t *testing.T) {
 	t.Parallel()
 	for _, connector := range earlyConnectors {

@@ -431,8 +431,8 @@ func TestAPushedPrefillWaitsForItsRank(t *testing.T) {
 	})
 }
 
-// As long as nobody knows where a prefill engine that pushes is reached, its requests are bound after their prefill. Their
-// KV has a lease then, as any hand-off's: they wait for a slot in the decode engine's own queue, which renews it.
+// As long as the address of a prefill engine that pushes is not known, its requests are bound after their prefill. Their KV
+// has a lease then, like that of any hand-off: they wait for a slot in the decode engine's own queue, which renews it.
 func TestAHandOffOfAPushHasALease(t *testing.T) {
 	t.Parallel()
 	const lease = 4 * time.Second

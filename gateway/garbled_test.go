@@ -16,7 +16,7 @@ import (
 	"evenkeel/gateway/config"
 )
 
-// damaged is the body of a stream that has an event between the others which is no JSON object.
+// damaged is the body of a stream in which one event is not a JSON object.
 type damaged struct {
 	io.ReadCloser
 	after  int // events
@@ -37,7 +37,7 @@ func (d *damaged) Read(p []byte) (int, error) {
 	return d.pieces.Read(p)
 }
 
-// An answer in which an event is damaged goes on elsewhere, as one that broke does, and its client sees nothing of it.
+// An answer in which an event is damaged goes on elsewhere, like an answer that broke, and its client sees no damage.
 func TestADamagedEventBreaksItsAnswer(t *testing.T) {
 	t.Parallel()
 	var damage atomic.Int64 // behind so many events; 0: never

@@ -344,8 +344,8 @@ func TestAStandbyTakesOver(t *testing.T) {
 	f.oneOwner()
 }
 
-// An owner ends while nobody can take over from it. It refuses clients, and goes on with what the others forward until one of
-// them can.
+// An owner shuts down while no proxy can take over from it. It refuses clients, and serves requests that the others forward
+// until one of them can take over.
 func TestAnOwnerThatEndsWaitsForTheNext(t *testing.T) {
 	f := proxies(t, geo.HAStandby, 2, "main")
 	a, b := f.all[0], f.all[1]

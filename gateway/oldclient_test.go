@@ -14,7 +14,7 @@ import (
 	"evenkeel/bench/refengine/plain"
 )
 
-// A client of HTTP/1.0, as many proxies are towards us, gets no Transfer-Encoding in whatever way it is answered.
+// A client of HTTP/1.0, such as many reverse proxies, never gets a Transfer-Encoding, in whatever way it is answered.
 func TestClientsOfHTTP10(t *testing.T) {
 	t.Parallel()
 	c := start(t, options{decode: []refengine.Config{{}, pooling(), {Model: "ears", Task: plain.Transcription}}})

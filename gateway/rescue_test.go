@@ -37,8 +37,8 @@ func TestProbesLeaveAnEngineThatIsDeclaredDown(t *testing.T) {
 	}
 }
 
-// leavesWhatIsDown has a probe wait at an engine that stands still and is declared down, while another engine drains. It goes
-// there once that is possible. kept: prompts that the first engine may keep.
+// leavesWhatIsDown lets a probe wait at an engine that stands still and is declared down, while another engine drains. The
+// probe goes to that one once it may. kept is how many prompts the first engine may keep.
 func leavesWhatIsDown(t *testing.T, start func(*testing.T, options) *cluster, kept int) {
 	var still, down atomic.Bool
 	held := make(chan struct{}, 8)

@@ -85,7 +85,7 @@ func (d *deadly) die(http.ResponseWriter, *http.Request) {
 	d.server.CloseClientConnections()
 }
 
-// Each of them has a connection that is kept alive, on which a lost answer looks like one that was closed while idle.
+// Each engine has a connection that is kept alive. A lost answer there looks as if the connection was closed while idle.
 func TestARequestThatEndsAnEngineIsOfferedToNoOther(t *testing.T) {
 	t.Parallel()
 	var struck atomic.Int64
@@ -131,7 +131,7 @@ func TestARequestThatEndsAnEngineIsOfferedToNoOther(t *testing.T) {
 	}
 }
 
-// What was only closed while it was idle is no loss for anybody.
+// If a connection was only closed while it was idle, no request is lost.
 func TestAConnectionThatWasClosedWhileIdleIsReplaced(t *testing.T) {
 	t.Parallel()
 	var asked atomic.Int64
@@ -245,7 +245,7 @@ func TestTransfersThatFailAreNotTheRequestsFault(t *testing.T) {
 	}
 }
 
-// What SGLang would obey, and no client may say to it. Other engines ignore these keys.
+// SGLang would obey these keys, and no client may send them to it. Other engines ignore them.
 func TestKeysThatNoClientSetsForSGLang(t *testing.T) {
 	t.Parallel()
 	c := early(t, refengine.SGLang, options{})

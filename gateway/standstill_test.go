@@ -37,7 +37,7 @@ func leased(t *testing.T, connector refengine.Connector, hold time.Duration, dec
 }
 
 // A decode engine whose core stands still for longer than the lease renews no hold, and decodes another prompt's KV when it
-// goes on. What was sent to it goes to another engine in time, and it gets nothing new meanwhile.
+// goes on. Requests that were sent to it go to another engine in time, and it gets nothing new meanwhile.
 func TestAnEngineThatStandsStillForLongerThanTheLease(t *testing.T) {
 	t.Parallel()
 	c := leased(t, refengine.NIXLPull, 3*time.Second, 2, mooncake.Profile{})
@@ -72,7 +72,7 @@ func TestWhatAnEngineCachedAfterItStoodStillIsNotFoundAgain(t *testing.T) {
 	require.Zero(t, c.decode[0].Stats().BadHits)
 }
 
-// A decode engine that steps renews the hold of what waits in its queue, and such an answer is believed however late it begins.
+// A decode engine that makes steps renews the hold of requests in its queue. Such an answer is believed however late it begins.
 func TestAnEngineThatIsOnlyFullIsBelieved(t *testing.T) {
 	t.Parallel()
 	const hold = time.Second
@@ -96,8 +96,8 @@ func TestAnEngineThatIsOnlyFullIsBelieved(t *testing.T) {
 	require.EqualValues(t, 2, c.prefill[0].Stats().Requests, "it was prefilled once")
 }
 
-// An engine of before the leases renews nothing although its core steps. The prefill engine counts what it has given away,
-// and that is asked before an answer is believed that only renewals can have made right.
+// An engine older than the leases renews nothing although its core makes steps. The prefill engine counts the hand-offs that
+// it has given away, and is asked before an answer is believed that can be right only because of renewals.
 func TestThePrefillEngineIsAskedWhatItGaveAway(t *testing.T) {
 	t.Parallel()
 	const hold = time.Second
@@ -122,7 +122,7 @@ func TestThePrefillEngineIsAskedWhatItGaveAway(t *testing.T) {
 }
 
 // A prefill engine that pushes frees the blocks at its lease though it is still writing them, because the decode engine
-// stands still. Its decode engine does not renew what was bound before the prefill.
+// stands still. The decode engine does not renew the lease of a request that was bound before the prefill.
 func TestAPushIntoAnEngineThatStandsStill(t *testing.T) {
 	t.Parallel()
 	const hold = 2 * time.Second

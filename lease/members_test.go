@@ -37,7 +37,7 @@ func TestMembersOwnInOrder(t *testing.T) {
 	require.True(t, m.Yields("main", "a", seconds(48)))
 }
 
-// A proxy that the lease does not list never takes it: whoever comes after it does not wait for it.
+// A proxy that the lease does not list never takes it, so the next proxy in the order does not wait for it.
 func TestWhoIsNotOnAListIsInNoOrder(t *testing.T) {
 	lists := [][]string{{"a", "b", "c"}, {"b", "c"}}
 	m := members(false, "b", "a", "b", "c")

@@ -54,7 +54,7 @@ func TestAnOwnerGoesOnByPledgesWhileTheStoreIsAway(t *testing.T) {
 	}
 }
 
-// All members live and promise at once that they do not take the lease that somebody deleted.
+// A lease was deleted. All members live, and promise at once that they do not take it.
 func TestAnOwnerWhoseLeaseIsDeletedGoesOnByPledges(t *testing.T) {
 	for name, ttl := range stores {
 		t.Run(name, func(t *testing.T) {
@@ -82,7 +82,7 @@ func TestAnOwnerWhoseLeaseIsDeletedGoesOnByPledges(t *testing.T) {
 	}
 }
 
-// What the process before may have promised holds nobody up when the owner hands over: no other owner is possible.
+// A promise that the process before may have given delays nothing when the owner hands over, because there is no other owner.
 func TestAMemberThatHasJustStartedTakesWhatTheOwnerHandsOver(t *testing.T) {
 	for name, ttl := range stores {
 		t.Run(name, func(t *testing.T) {
@@ -106,7 +106,7 @@ func TestAMemberThatHasJustStartedTakesWhatTheOwnerHandsOver(t *testing.T) {
 	}
 }
 
-// A process that finds the lease released has not seen who held it.
+// A process that finds the lease released has not seen its holder.
 func TestAMemberThatStartsWhenNobodyHoldsTheLeaseKeepsItsPromise(t *testing.T) {
 	w := fellows(0)
 	w.until(60 * time.Second)

@@ -124,8 +124,8 @@ func (w *world) begin(n *node, members ...string) {
 }
 
 // restore brings the store back from a copy: it has what it had once. All that live have heard of the epoch of the moment,
-// and so of a lease that nobody but its holder knew. A copy in which a process holds what it still believes to hold is left
-// out: it goes on where it was cut off, and nothing tells it that there was another.
+// and so of a lease that only its holder knew. A copy that names as holder a process which still believes to be the holder
+// is left out: this process would go on, and nothing would tell it that there was another one.
 func (w *world) restore(share float64) {
 	if len(w.past) == 0 {
 		return

@@ -73,7 +73,7 @@ func TestKVThatWasGivenAwayIsNeverBelieved(t *testing.T) {
 	require.NotZero(t, late, "no case in which the KV was given away")
 }
 
-// A core that goes on keeps the KV for as long as the request waits.
+// As long as the core goes on, the KV is kept while the request waits.
 func TestKVIsBelievedAsLongAsTheCoreGivesSigns(t *testing.T) {
 	zero := time.Unix(1000, 0)
 	p := Profile{Connector: NIXLPull}.WithDefaults()

@@ -178,8 +178,8 @@ func (m *member) revive() bool {
 	return false
 }
 
-// shortened has engines that give up do so before the scene is over. A server of SGLang ends with a request that has
-// no room.
+// shortened lets engines that give up do so before the scene is over. A server of SGLang ends when it gets a request that
+// has no room.
 func shortened(c refengine.Config, s scenario) refengine.Config {
 	c.Connector = cmp.Or(s.connector, refengine.AscendMooncake)
 	if c.Connector == refengine.SGLang {

@@ -104,10 +104,10 @@ func standing(seed uint64, names ...string) func(ctx context.Context, w *site) (
 	}
 }
 
-// coreStands is a scene in which engines that have been sent requests compute nothing for
-// longer than a prefill engine keeps KV without a sign of them, while their API servers
-// answer on. The prefill engine gives the blocks to other prompts meanwhile. An answer is
-// right or refused; what is asked afterwards is right, whatever the engines have kept.
+// coreStands is a scene in which engines with requests compute nothing for longer than a
+// prefill engine keeps KV without a sign of them, while their API servers answer on. The
+// prefill engine gives the blocks to other prompts meanwhile. An answer is right or refused,
+// and later answers are right, whatever KV the engines have kept.
 func coreStands(seed uint64, names ...string) func(ctx context.Context, w *site) (outcome, error) {
 	return func(ctx context.Context, w *site) (outcome, error) {
 		signal := func(s syscall.Signal) (err error) {

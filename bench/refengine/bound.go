@@ -171,7 +171,7 @@ func (b *bound) keepUntilAsked(r *request, k *pins.Pin, cached int) {
 			case pins.Expired: // while it was written: the rest of it is another prompt's, and nothing shows it
 				p.Key, p.Answer = ^p.Key, p.Answer^badKV
 			default:
-				return // it waits for the engine that was here before, and nobody says so
+				return // it waits for the engine that was here before, and does not learn that this one is another
 			}
 			b.desk.Spend(p)
 			b.tell(r, to.Address, p)
@@ -222,7 +222,7 @@ func (b *bound) awaitKV(x *exchange, r *request, j *group.Job, a *answer, right 
 	if !waitFor(a, j.Granted) {
 		return 0, false, nil
 	}
-	if r.room != nil && r.room.Fake { // it decodes on pages that nobody has written, after a token that nobody has sampled
+	if r.room != nil && r.room.Fake { // it decodes on pages that were never written, after a token that was never sampled
 		return right ^ badKV, false, nil
 	}
 	connector := b.engine.cfg.Connector

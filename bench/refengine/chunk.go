@@ -138,7 +138,7 @@ func (a *answer) appendTokens(dst []byte, to int, reasoning bool, finish string)
 	}
 	dst = a.appendLogprobs(append(dst, `,"logprobs":`...), a.sent, to)
 	dst = a.appendReason(dst, finish, a.stopReason, !a.r.chat)
-	if !a.r.chat { // an echo of vLLM tells the prompt's ids to those who did not ask, too
+	if !a.r.chat { // an echo of vLLM has the prompt's ids even if they were not asked for
 		dst = a.appendPromptIDs(append(dst, ','), a.sent == 0 && (a.r.returnIDs || a.r.echo && !a.sglang()))
 	}
 	dst = a.appendIDs(append(dst, ','), a.sent, to)

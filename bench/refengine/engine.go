@@ -351,7 +351,7 @@ func (e *Engine) SetFaults(rules ...Rule) error {
 	return nil
 }
 
-// StandStill has the engine's core stand still for so long from now on, as the fault of that name does.
+// StandStill makes the engine's core stand still for so long from now on, like the fault of that name.
 func (e *Engine) StandStill(d time.Duration) { e.core.Close(d) }
 
 // Steps are the last steps of the decode group, oldest first.

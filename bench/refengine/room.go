@@ -110,7 +110,7 @@ func (b *bound) dispatch(x *exchange, room bind.Room) (rank int, refused *apiErr
 		refused = refuse(400, "routed_dp_rank=%d out of range [0, %d)", named, cfg.DPSize)
 	case cfg.DPSize > 1:
 		if rank, err = b.controller.Dispatch(named, room.ID, masked); err == nil && named < 0 && masked(rank) {
-			lost = x.Hang // nobody takes the request out of that rank's socket
+			lost = x.Hang // no process reads the request from that rank's socket
 		}
 	}
 	switch {
@@ -131,7 +131,7 @@ func (b *bound) serveScore(x *exchange) bool {
 	return x.fail(refused)
 }
 
-// serveNoEmbedding refuses what only a model that embeds can answer.
+// serveNoEmbedding refuses a request that only an embedding model can answer.
 func (l *life) serveNoEmbedding(x *exchange) bool {
 	return x.fail(refuse(400, "This model does not appear to be an embedding model by default. Please add `--is-embedding` when launching the server or try another model."))
 }

@@ -299,7 +299,7 @@ func sglangRanks(t *testing.T, cfg Config) (*Engine, pair) {
 const scores = `{"model":"ref","query":"a","items":["b"],"label_token_ids":[1]}`
 
 // Read in 0.5.23: managers/data_parallel_controller.py, follow_bootstrap_room_scheduler and maybe_external_dp_rank_routing.
-// Its controller catches nothing, and its parent ends all of the server.
+// The controller catches no exception, and its parent process ends the whole server.
 func TestWhatEndsAServerOfSGLang(t *testing.T) {
 	masked := []Rule{{Fault: MaskedRank, Rank: new(1)}}
 	for _, row := range []struct {
@@ -375,7 +375,7 @@ func TestARankOfSGLangChecksItsRoom(t *testing.T) {
 	}
 }
 
-// Read in 0.5.23: arg_groups/pd_disaggregation_hook.py. What an aborted prefill has left is found by no other request.
+// Read in 0.5.23: arg_groups/pd_disaggregation_hook.py. No other request finds KV that an aborted prefill has left.
 func TestADecodeRankOfSGLangKeepsNoPrefixes(t *testing.T) {
 	p := sglang(t, patient, Config{PrefixCache: 64})
 	prompt := reftext.MakePrompt(1, 300)

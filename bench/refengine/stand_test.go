@@ -8,7 +8,7 @@ import (
 )
 
 // A decode engine whose core stands still renews no hold. If that lasts longer than the hold,
-// the prefill engine gives the blocks away, and what is decoded afterwards looks like any answer.
+// the prefill engine gives the blocks away, and a wrong answer looks like any other answer.
 func TestACoreThatStandsStillForLongerThanTheHoldDecodesGarbage(t *testing.T) {
 	const hold = 200 * time.Millisecond
 	for name, stand := range map[string]time.Duration{"not at all": 0, "longer": 4 * hold} {
@@ -32,7 +32,7 @@ func TestACoreThatStandsStillForLongerThanTheHoldDecodesGarbage(t *testing.T) {
 	}
 }
 
-// Health and metrics are the API server's, which goes on: only the tokens do not come.
+// The API server goes on and answers for health and metrics; only the tokens do not come.
 func TestAnEngineWhoseCoreStandsStillAnswersItsHealthCheck(t *testing.T) {
 	e := start(t, Config{Role: Both})
 	c := client(t)

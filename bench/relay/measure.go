@@ -199,7 +199,7 @@ func (b *bench) clients(j Job, on cores) (crowd, error) {
 	return crowd{h}, nil
 }
 
-// told is what the clients tell next.
+// told returns the next report of the clients.
 func (c crowd) told() (t Told, err error) {
 	if err := c.receive.Decode(&t); err != nil {
 		return t, fmt.Errorf("clients: %w", err)

@@ -33,7 +33,7 @@ var rows = []row{
 	{"100", 100, 2_500, standing, 0, false, []int{1}},
 	{"1000", 1_000, 20_000, standing, 0, false, []int{1, 2}},
 	{"4000", 4_000, 20_000, standing, 0, false, []int{1}},
-	{"9500", 9_500, 20_000, standing, 0, false, []int{1}}, // what a limit of 20,000 files allows a proxy
+	{"9500", 9_500, 20_000, standing, 0, false, []int{1}}, // a limit of 20,000 files allows a proxy so many
 	{"ttft", 2_000, 20_000, turning, 100, false, []int{1}},
 	{"spread-100", 100, 2_500, turning, 64, true, []int{1}},
 	{"spread-1000", 1_000, 20_000, turning, 96, true, []int{1}},

@@ -256,7 +256,7 @@ func configIsOne(t *testing.T, m *manifest) {
 	require.NotContains(t, string(unit), "ProcSubset=pid", "Go reads /proc/sys/net/core/somaxconn, and without it only 128 connections may wait to be accepted")
 }
 
-// TestWhatStandsBesideTheBaseFitsIt holds the examples that a cluster may want, and the base cannot bring, against it.
+// TestWhatStandsBesideTheBaseFitsIt compares the base with the examples beside it, which not every cluster can have.
 func TestWhatStandsBesideTheBaseFitsIt(t *testing.T) {
 	base, reference := applied(t, "base"), applied(t, "reference")
 	pod := base.proxy.Spec.Template

@@ -259,7 +259,7 @@ func TestACallerLeavesPlacesToOthers(t *testing.T) {
 	require.Equal(t, 4, again)
 }
 
-// The only request of a caller may have an answer that fills, beside its body, all that there is.
+// If a caller has one request only, its answer may fill all the memory that its body leaves.
 func TestTheAnswerToACallersOnlyRequestMayFillTheLimit(t *testing.T) {
 	bodies := NewBodies(64 << 10)
 	body := &Charge{account: bodies, who: caller{name: "a"}}

@@ -323,8 +323,8 @@ func TestAnArrivalAllocatesNothing(t *testing.T) {
 	}))
 }
 
-// A handler that is not through with its turn goes on behind the sockets that became ready meanwhile, however
-// much it has to do, and it is told again that its socket has ended.
+// A handler that has more to do goes on after the sockets that became ready meanwhile, however much it has to do, and it is
+// told again that its socket has ended.
 func TestWhoIsNotThroughGoesOnBehindTheOthers(t *testing.T) {
 	l, busy, other := start(t), newEar(), newEar()
 	const turns = 5

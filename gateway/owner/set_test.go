@@ -220,7 +220,7 @@ func TestAProxyWithoutOwnersAndStoreIsNotReady(t *testing.T) {
 	})
 }
 
-// listed is a lease of another whose holder listed who may take it.
+// listed is a lease of another proxy, which has listed the members that may take it.
 type listed struct {
 	free
 	members []string
@@ -328,7 +328,7 @@ func (alwaysOurs) stand(all map[string]*Area, _ map[string]Reach, _ time.Time) {
 	}
 }
 
-// heir is an order in which somebody else may be.
+// heir is an order in which another proxy may stand.
 type heir struct {
 	standing
 	lives atomic.Bool
@@ -336,7 +336,7 @@ type heir struct {
 
 func (h *heir) heirs(*Area) bool { return h.lives.Load() }
 
-// An owner that drains waits for whoever could own what it has, and not for ever.
+// An owner that drains waits for a proxy that could own its areas, but not for ever.
 func TestAnOwnerThatDrainsWaitsForTheNext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, a := setOf(t, Groups, &lent{})

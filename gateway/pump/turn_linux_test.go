@@ -81,7 +81,7 @@ func chunked(t *testing.T) *engine.Response {
 	return resp
 }
 
-// An engine that sends faster than it is read does not hold up the streams beside it: after its turn they have theirs.
+// An engine that sends faster than it is read does not hold up the other streams: after its turn they have theirs.
 func TestAnEngineThatFloodsLeavesOthersTheirTurn(t *testing.T) {
 	l, err := loop.New(zap.NewNop())
 	require.NoError(t, err)

@@ -130,7 +130,7 @@ func TestRanksBehindOneAddress(t *testing.T) {
 	}
 }
 
-// Of a node of a hybrid deployment the front end says whether its ranks are counted in the node or in the deployment.
+// The front end of a hybrid deployment's node decides whether ranks are counted in the node or in the deployment.
 func TestHowANodeCountsItsRanks(t *testing.T) {
 	for _, tc := range []struct {
 		name  string
@@ -465,7 +465,7 @@ func TestAnEngineThatFailsIsLeftAlone(t *testing.T) {
 	require.EqualValues(t, 6, good.Stats().Requests)
 }
 
-// A rank that another proxy sends requests to is left alone, and the others are sent requests as one who owns them does.
+// A rank that another proxy sends requests to is left alone. The other ranks get requests as from their owner.
 func TestOthersRanksAreLeftAlone(t *testing.T) {
 	p := start(t, refengine.Config{Role: refengine.Prefill})
 	ours, theirs := start(t, refengine.Config{Role: refengine.Decode}), start(t, refengine.Config{Role: refengine.Decode})

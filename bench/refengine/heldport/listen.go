@@ -6,8 +6,8 @@ import (
 	"strconv"
 )
 
-// From are n addresses with one port after the other; port 0 stays that. Without
-// an address there are none.
+// From returns n addresses with one port after the other; port 0 stays 0. Without
+// an address it returns none.
 func From(address string, n int, what string) (addrs []string, err error) {
 	if address == "" {
 		return nil, nil
@@ -30,8 +30,8 @@ func From(address string, n int, what string) (addrs []string, err error) {
 	return addrs, nil
 }
 
-// Listen listens at addresses, which become what they are then. After an error it
-// returns those before the one that failed.
+// Listen listens at addresses, and replaces each port 0 by the real port. After an error it
+// returns the listeners before the one that failed.
 func Listen(addrs []string) (list []net.Listener, err error) {
 	for i, addr := range addrs {
 		ln, err := net.Listen("tcp", addr)

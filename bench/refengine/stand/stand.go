@@ -8,14 +8,14 @@ import (
 	"time"
 )
 
-// Gate is where everything waits that the core of an engine does. The zero Gate is open.
+// Gate stops the work of an engine's core: all of it waits there. The zero Gate is open.
 type Gate struct {
 	mu    sync.Mutex
 	until time.Time
 	moved chan struct{} // closed when until is another time; nil: nothing waits
 }
 
-// Close has the core stand still for so long from now on. With 0 it goes on.
+// Close makes the core stand still for so long from now on. With 0 the core goes on.
 func (g *Gate) Close(d time.Duration) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -26,7 +26,7 @@ func (g *Gate) Close(d time.Duration) {
 	}
 }
 
-// Wait returns once the core does not stand still, or ctx has ended. stood says that it waited.
+// Wait returns when the core does not stand still, or ctx has ended. stood says that it had to wait.
 func (g *Gate) Wait(ctx context.Context) (stood bool) {
 	for {
 		left, moved := g.left()

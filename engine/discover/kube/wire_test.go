@@ -21,7 +21,7 @@ import (
 	"evenkeel/engine/discover"
 )
 
-// wire is an API server on a real port, over which a source watches it.
+// wire is an API server on a real port.
 type wire struct {
 	*testing.T
 	*httptest.Server
@@ -153,8 +153,8 @@ func (s *wire) hears(what string, good bool) {
 	}
 }
 
-// The connection ends in peace, and what is behind it takes new ones and closes them: client-go makes watches of that which
-// end at once, without an error, again and again.
+// The connection ends without a fault, and the server takes new ones and closes them. client-go then makes one watch after
+// the other that ends at once and without an error.
 func TestAServerThatClosesEveryConnectionIsAway(t *testing.T) {
 	s := newWire(t)
 	s.watch()
@@ -167,7 +167,7 @@ func TestAServerThatClosesEveryConnectionIsAway(t *testing.T) {
 	s.hears("a list, once it answers again", true)
 }
 
-// No connection is made in time: client-go makes an empty watch of that, too.
+// No connection is made in time. In this case, too, client-go returns an empty watch.
 func TestAWatchWithoutAConnectionFails(t *testing.T) {
 	slow := func(context.Context, string, string) (net.Conn, error) {
 		return nil, &net.OpError{Op: "dial", Net: "tcp", Err: os.ErrDeadlineExceeded}
@@ -179,8 +179,8 @@ func TestAWatchWithoutAConnectionFails(t *testing.T) {
 	require.Nil(t, w)
 }
 
-// A server whose data were restored counts versions from an earlier one. What it refuses is asked for once, and then
-// whatever version it has.
+// A server whose data were restored counts versions from an earlier one. A version that it refuses is asked for once, and
+// then any version that it has.
 func TestAfterARestoreWhatTheServerHasIsListed(t *testing.T) {
 	s := newWire(t)
 	s.watch()
