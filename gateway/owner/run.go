@@ -115,9 +115,9 @@ type bar struct {
 	until time.Time
 }
 
-// bar notes that a group cannot be claimed. What is in the way is mostly a file that
-// cannot be read, which nothing tells of once it can: so it is tried again, at most as
-// seldom as a lease runs out.
+// bar notes that a group cannot be claimed. The cause is mostly a file that cannot be
+// read, and nothing reports when it can be read again. So the group is tried again, at
+// least once in the time of a lease.
 func (s *Set) bar(name string, err error, now time.Time) {
 	b := s.barred[name]
 	if why := fmt.Sprintf("ha: %v", err); b.why != why {
@@ -129,8 +129,8 @@ func (s *Set) bar(name string, err error, now time.Time) {
 	s.barred[name] = b
 }
 
-// unbar has all groups tried at once, for another could be claimed: they have the same
-// store and the same files.
+// unbar makes all groups be tried at once, because another group could be claimed, and
+// all groups have the same store and the same files.
 func (s *Set) unbar() {
 	for name, b := range s.barred {
 		s.barred[name] = bar{why: b.why}

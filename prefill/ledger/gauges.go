@@ -71,8 +71,8 @@ func (a *Account) Own() float64 {
 }
 
 // tellsUntil is when the engine's own KV usage is too old to count; zero: never. By then
-// so many scrapes as make the gauges stale would have been sent and answered, had each
-// taken as long as the last good one. A scrape that is still under way changes nothing:
+// as many scrapes as make the gauges stale would have been answered, if each had taken
+// as long as the last good one. A scrape that is still under way changes nothing, because
 // it may wait for its whole timeout.
 func (a *Account) tellsUntil() time.Time {
 	cfg := &a.ledger.cfg
