@@ -40,7 +40,7 @@ func LimitFromSlot(slot *dispatcher.Slot, call *engine.Call, limit time.Duration
 // one. whole: the answer comes in one piece, so nothing but gauges tells what the core does until then.
 func (h *Handoff) Await(r *fleet.Rank, now time.Time, whole bool) *engine.Wait {
 	switch {
-	case h == nil || whole && !(r.Profile.Renews() && r.Signs.Gauged()):
+	case h == nil || whole && !(r.Profile.Renews() && r.Signs.Gauged() && r.Heeds(h.Endpoint)):
 		return r.Signs.Await(now, mooncake.KeptUntil(now.Add(Forever)))
 	case !r.Heeds(h.Endpoint): // the request may be on another rank than the one whose signs these are
 		return r.Signs.Await(now, mooncake.KeptUntil(h.PulledBy()))
