@@ -75,6 +75,9 @@ func appendWorker(dst []byte, w *policy.Worker) []byte {
 		if r.Age != r.Generated {
 			dst = whole(append(dst, `,"age":`...), r.Age)
 		}
+		if r.Away > 0 {
+			dst = whole(append(dst, `,"away":`...), r.Away)
+		}
 		dst = field(dst, `,"rhat":`, r.Rhat)
 		dst = key(dst, r.Key)
 		dst = append(firstStep(whole(append(dst, `,"slot":`...), r.Slot), r.Start), '}')

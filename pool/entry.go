@@ -38,6 +38,8 @@ type Entry struct {
 	Age    int    // tokens already generated for the client; above 0 for a request resumed after a recompute
 	Key    uint64 // exact-match key for predictors, 0 = none
 
+	Response bool // some engines run it on a rank of their own choice, whatever rank it names
+
 	Arrival  time.Time // the client's request reached us; a resumed request keeps it, and so stands at the head
 	Entered  time.Time // the prefill was finished; TTL and waits count from here
 	Deadline time.Time // the hand-off's own, exclusive; zero = none

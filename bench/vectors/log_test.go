@@ -119,6 +119,10 @@ func TestALogLineReadsBackAsItWas(t *testing.T) {
 				})
 				slot++
 			}
+			if n := len(w.Running); n > 0 && rapid.Bool().Draw(t, "strays") {
+				q := &w.Running[n-1]
+				q.Away = whole(q.Prompt+q.Generated, "away")
+			}
 			s.Workers = append(s.Workers, w)
 		}
 		for id := range whole(4, "pool") {

@@ -84,6 +84,7 @@ type requestJSON struct {
 	Prompt    int32   `json:"prompt"`
 	Generated int32   `json:"generated"`
 	Age       *int32  `json:"age"`
+	Away      int32   `json:"away"` // of its KV tokens, those that others_tokens of other workers have
 	Rhat      float32 `json:"rhat"`
 	Key       uint64  `json:"key"`
 	ID        *uint64 `json:"id"`
@@ -173,6 +174,9 @@ func (in *snapshotJSON) snapshot() (policy.Snapshot, error) {
 			if r.Prompt < 0 || r.Generated < 0 {
 				return s, fmt.Errorf("worker %d, running[%d]: prompt and generated cannot be negative", w.ID, i)
 			}
+			if r.Away < 0 || int64(r.Away) > int64(r.Prompt)+int64(r.Generated) {
+				return s, fmt.Errorf("worker %d, running[%d]: away is a part of prompt and generated", w.ID, i)
+			}
 			if r.Start < 0 {
 				return s, fmt.Errorf("worker %d, running[%d]: start cannot be negative", w.ID, i)
 			}
@@ -181,7 +185,7 @@ func (in *snapshotJSON) snapshot() (policy.Snapshot, error) {
 				age = *r.Age
 			}
 			q := policy.Request{
-				Prompt: r.Prompt, Generated: r.Generated, Age: age, Rhat: r.Rhat, Key: r.Key,
+				Prompt: r.Prompt, Generated: r.Generated, Age: age, Away: r.Away, Rhat: r.Rhat, Key: r.Key,
 				ID: deref(r.ID), Slot: deref(r.Slot), Start: r.Start,
 			}
 			if r.ID == nil { // policies tell requests apart by these two

@@ -19,7 +19,7 @@ import (
 // What can be held in the head: so many lines of a package besides its tests, and
 // so many fields and methods of a type.
 const (
-	mostLines   = 4100
+	mostLines   = 4200
 	mostFields  = 35
 	mostMethods = 50
 )

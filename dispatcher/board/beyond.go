@@ -88,7 +88,7 @@ func (b *board) promote(r *rank) {
 	slots, kv := len(r.slots)-r.queued, r.kv
 	for i, slot := range r.slots {
 		if table[slot].waits {
-			kv -= int64(r.running[i].Prompt) + int64(r.running[i].Generated)
+			kv -= r.running[i].Tokens()
 		}
 	}
 	for ; r.queued > 0; r.queued-- {
@@ -103,10 +103,11 @@ func (b *board) promote(r *rank) {
 			return
 		}
 		c := &table[oldest]
-		if slots > 0 && (slots >= r.usable() || r.Capacity > 0 && kv+int64(c.prompt) > r.room()) {
+		tokens := r.running[c.pos].Tokens()
+		if slots > 0 && (slots >= r.usable() || r.Capacity > 0 && kv+tokens > r.room()) {
 			return
 		}
-		slots, kv = slots+1, kv+int64(c.prompt)
+		slots, kv = slots+1, kv+tokens
 		c.waits = false
 		b.emit(Effect{Kind: EffectBegins, Group: GroupKey{Model: b.model}, Slot: oldest})
 	}

@@ -99,6 +99,10 @@ type rank struct {
 	early   int              // of the slots, those that are not prefilled yet, as of the last refresh
 	later   int64            // KV tokens of these, in kv
 
+	engine   []*rank // those of its engine in the fleet; responses that no rank is known of stand on all of them
+	strays   int     // of the slots, such responses
+	parts    int64   // ranks on which each of them stands
+	guests   int64   // KV tokens of those of the other ranks that stand here, in kv
 	orphans  []orphan
 	orphaned int64 // KV tokens of these, not in kv
 
@@ -319,7 +323,7 @@ func (c *Counts) first(slot int32) (at time.Time) {
 
 // refresh takes the counts of the rank's slots in. Without counts, what was told last stands.
 func (b *board) refresh(r *rank) {
-	kv := r.Others
+	kv, lent := r.Others+r.guests, int64(0)
 	for i, slot := range r.slots {
 		q := &r.running[i]
 		if b.counts != nil {
@@ -327,9 +331,13 @@ func (b *board) refresh(r *rank) {
 			q.Age += generated - q.Generated
 			q.Generated = generated
 		}
-		kv += int64(q.Prompt) + int64(q.Generated)
+		if r.strays > 0 && b.ledger.table[slot].strays {
+			lent += r.share(q)
+		}
+		kv += q.Tokens()
 	}
 	r.kv = kv
+	r.lend(lent)
 	if r.Early || r.early > 0 {
 		b.seeStarts(r)
 	}

@@ -65,6 +65,9 @@ func (b *board) clone(r *rules) *board {
 		c.groups[i] = groups[g]
 		c.groups[i].members, c.groups[i].ranks = c.those(g.members), c.those(g.ranks)
 	}
+	for _, r := range c.ranks {
+		r.engine = c.those(r.engine)
+	}
 	c.ledger.table, c.ledger.unused = slices.Clone(b.ledger.table), slices.Clone(b.ledger.unused)
 	for i := range c.ledger.table {
 		if s := &c.ledger.table[i]; s.rank != nil {

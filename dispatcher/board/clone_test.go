@@ -131,7 +131,7 @@ func TestBoardsThatAreToldTheSameStayTheSame(t *testing.T) {
 				ids++
 				e := pool.Entry{
 					ID: ids, Model: "m", Prompt: rapid.IntRange(1, 3000).Draw(t, "prompt"), Discard: rapid.IntRange(0, 9).Draw(t, "drain") == 0,
-					Prefiller: rapid.SampledFrom([]string{"", "p0", "p1"}).Draw(t, "prefiller"), Entered: now,
+					Prefiller: rapid.SampledFrom([]string{"", "p0", "p1"}).Draw(t, "prefiller"), Entered: now, Response: rapid.Bool().Draw(t, "response"),
 				}
 				if e.Early = fleet[0].Early && rapid.Bool().Draw(t, "early"); e.Early {
 					e.Lead = time.Duration(rapid.IntRange(0, 500).Draw(t, "lead")) * time.Millisecond
@@ -203,6 +203,7 @@ func TestBoardsThatAreToldTheSameStayTheSame(t *testing.T) {
 					ws[i].Slots, ws[i].Up = rapid.IntRange(1, 4).Draw(t, "slots"), rapid.IntRange(0, 5).Draw(t, "up") > 0
 					ws[i].Down = !ws[i].Up && rapid.Bool().Draw(t, "down")
 					ws[i].Beyond, ws[i].Engine = rapid.IntRange(0, 2).Draw(t, "beyond"), fmt.Sprint("d", i/2)
+					ws[i].Strays = rapid.Bool().Draw(t, "strays")
 					ws[i].Process = rapid.Uint64Range(0, 2).Draw(t, "process")
 				}
 				all(func(*twin) Event { return SetWorkers{ws} }, 0)

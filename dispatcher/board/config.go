@@ -54,6 +54,8 @@ type Worker struct {
 	Up       bool    // false: takes nothing, but still holds its group's barrier unless it is down
 	Down     bool    // its engine does not answer: it takes no part in the group's steps, sums and means. Never with Up
 
+	// Strays: its engine runs responses on any of its ranks, and does not say which.
+	Strays bool
 	// Early: its connector wants to know the rank before the prefill, so that entries are bound while they wait
 	// for theirs. All ranks of a model are early, or none is.
 	Early bool

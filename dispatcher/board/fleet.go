@@ -46,6 +46,7 @@ func (b *board) setWorkers(ws []Worker) {
 	for _, r := range b.ranks {
 		b.leave(r)
 	}
+	b.relate()
 	b.regroup()
 	b.recheck()
 }

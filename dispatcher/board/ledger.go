@@ -15,6 +15,7 @@ type charge struct {
 	prompt, age int32
 	newTokens   int32 // of the prompt that the rank has to compute
 	discard     bool
+	strays      bool // its engine runs it on any of its ranks: its KV stands on all of them
 	started     bool // its first event has come, as was told last
 	waits       bool // in the engine's queue, beyond the rank's slots or KV room
 	since       time.Time
@@ -60,11 +61,16 @@ func (b *board) charge(r *rank, c charge) (slot int32) {
 	l.charged.add(&c)
 	r.slots = append(r.slots, slot)
 	r.running = append(r.running, policy.Request{Prompt: c.prompt, Age: c.age, Key: c.key, ID: c.id, Slot: slot})
-	r.kv += int64(c.prompt)
+	q := &r.running[c.pos]
+	if c.strays {
+		r.strays++
+		r.lend(r.share(q))
+	}
+	r.kv += q.Tokens()
 	if !c.first.IsZero() {
 		r.early++
 		r.later += int64(c.prompt)
-		r.running[c.pos].Start = 1
+		q.Start = 1
 	}
 	return slot
 }
@@ -73,11 +79,16 @@ func (b *board) charge(r *rank, c charge) (slot int32) {
 func (b *board) recount(slot, prompt int32) {
 	c := &b.ledger.table[slot]
 	b.ledger.charged.kvTokens += int64(prompt - c.prompt)
-	c.rank.kv += int64(prompt - c.prompt)
+	q := &c.rank.running[c.pos]
+	was := q.Tokens()
 	if !c.first.IsZero() {
 		c.rank.later += int64(prompt - c.prompt)
 	}
-	c.prompt, c.rank.running[c.pos].Prompt = prompt, prompt
+	c.prompt, q.Prompt = prompt, prompt
+	if c.strays {
+		c.rank.lend(c.rank.share(q))
+	}
+	c.rank.kv += q.Tokens() - was
 }
 
 func (b *board) discharge(slot int32) {
@@ -87,7 +98,11 @@ func (b *board) discharge(slot int32) {
 	l.unused = append(l.unused, slot)
 	l.released.add(&c)
 	r, last := c.rank, len(c.rank.slots)-1
-	r.kv -= int64(c.prompt) + int64(r.running[c.pos].Generated)
+	r.kv -= r.running[c.pos].Tokens()
+	if c.strays {
+		r.strays--
+		r.lend(-r.each(&r.running[c.pos]))
+	}
 	if !c.first.IsZero() {
 		r.early--
 		r.later -= int64(c.prompt)

@@ -28,6 +28,10 @@ func TestLedgerEqualsARecount(t *testing.T) {
 		var held []*Slot
 		fleet := ranks(4, 2, 200)
 		fleet[2].Group, fleet[3].Group = "other", "other"
+		for i := range fleet {
+			fleet[i].Strays = rapid.Bool().Draw(rt, "strays")
+			fleet[i].Engine = rapid.SampledFrom([]string{"", "e0", "e1"}).Draw(rt, "engine")
+		}
 		most := map[int32]int{} // slots a rank ever had since it was last empty
 		h.fleet(fleet)
 
@@ -48,7 +52,7 @@ func TestLedgerEqualsARecount(t *testing.T) {
 		rt.Repeat(map[string]func(*rapid.T){
 			"enqueue": func(rt *rapid.T) {
 				for range rapid.IntRange(1, 4).Draw(rt, "burst") {
-					waits = append(waits, h.put(pool.Entry{Prompt: rapid.IntRange(0, 250).Draw(rt, "prompt")}))
+					waits = append(waits, h.put(pool.Entry{Prompt: rapid.IntRange(0, 250).Draw(rt, "prompt"), Response: rapid.Bool().Draw(rt, "response")}))
 				}
 			},
 			"withdraw": func(rt *rapid.T) {
@@ -65,6 +69,13 @@ func TestLedgerEqualsARecount(t *testing.T) {
 				s := rapid.SampledFrom(held).Draw(rt, "slot")
 				s.Started()
 				s.Progress(rapid.IntRange(0, 50).Draw(rt, "generated"))
+			},
+			"recount": func(rt *rapid.T) {
+				if len(held) == 0 {
+					rt.Skip()
+				}
+				s := rapid.SampledFrom(held).Draw(rt, "slot")
+				h.do(func(h *hand) { h.apply(Recount{"m", s.index, rapid.IntRange(0, 100).Draw(rt, "prompt")}) })
 			},
 			"release": func(rt *rapid.T) {
 				if len(held) == 0 {
@@ -119,12 +130,20 @@ func checkBooks(rt *rapid.T, h *hand, held []*Slot, pooled bool, most map[int32]
 
 	want := map[int32]int64{}
 	for _, s := range held {
-		want[s.Worker] += int64(s.charge().prompt) + int64(s.Generated())
+		c := s.charge()
+		whole, on := int64(c.prompt)+int64(s.Generated()), h.ranksOf(s)
+		each := whole / int64(len(on))
+		want[s.Worker] += whole - each*int64(len(on))
+		for _, r := range on {
+			want[r.ID] += each
+		}
 		require.Same(rt, s, h.slots[s.index])
 	}
-	for id, r := range b.ranks {
-		h.count()
+	h.count()
+	for _, r := range b.ranks {
 		b.refresh(r)
+	}
+	for id, r := range b.ranks {
 		require.Equal(rt, want[id], r.kv, "KV tokens of rank %d", id)
 		for i, slot := range r.slots {
 			c := b.ledger.table[slot]
@@ -140,4 +159,16 @@ func checkBooks(rt *rapid.T, h *hand, held []*Slot, pooled bool, most map[int32]
 		}
 	}
 	require.Empty(rt, want, "ranks of held slots that are unknown")
+}
+
+// ranksOf are the ranks on which the KV of a slot stands, its own among them.
+func (h *hand) ranksOf(s *Slot) (on []*rank) {
+	own := s.charge().rank
+	on = append(on, own)
+	for _, r := range h.boards["m"].ranks {
+		if s.charge().strays && own.Engine != "" && r != own && r.present && r.Engine == own.Engine {
+			on = append(on, r)
+		}
+	}
+	return on
 }

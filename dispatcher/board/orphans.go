@@ -88,13 +88,14 @@ func (e Gauged) apply(l *Boards) {
 }
 
 // gauged gives back the orphans that are not there any more: our requests that decode and the
-// orphans would need more than is in use. Those that are bound and do not decode may have no blocks yet.
+// orphans would need more than is in use. Those that are bound and do not decode may have no blocks yet,
+// and those that stray may have theirs on another rank.
 func (b *board) gauged(r *rank, e Gauged) {
 	b.refresh(r)
 	missing := r.orphaned - e.KVTokens
 	for i, slot := range r.slots {
-		if b.started(slot) {
-			missing += int64(r.running[i].Prompt) + int64(r.running[i].Generated)
+		if b.started(slot) && !b.ledger.table[slot].strays {
+			missing += r.running[i].Tokens()
 		}
 	}
 	b.forgetOrphans(r, func(o orphan) bool {

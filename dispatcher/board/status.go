@@ -193,6 +193,8 @@ func (l *Boards) Loads() Loads {
 		all.OutputTokens += b.output
 		for _, r := range b.ranks {
 			b.refresh(r)
+		}
+		for _, r := range b.ranks {
 			for i := range r.running {
 				all.OutputTokens += int64(r.running[i].Generated)
 			}
@@ -213,6 +215,8 @@ func (b *board) status(now time.Time) ModelStatus {
 	m.PoolAges = b.poolAges(now)
 	for _, r := range b.ranks {
 		b.refresh(r)
+	}
+	for _, r := range b.ranks {
 		m.Workers = append(m.Workers, b.rankStatus(r, now))
 	}
 	slices.SortFunc(m.Workers, func(x, y WorkerStatus) int { return cmp.Compare(x.ID, y.ID) })

@@ -84,10 +84,10 @@ func (g *group) generated() int64 {
 // cost, and how many requests all ranks had in it.
 func (b *board) inStep(g *group) (most int64, requests int) {
 	for _, r := range g.ranks {
-		kv := r.Others
+		kv := r.Others + r.guests
 		for i, slot := range r.slots {
 			if joined := b.counts.step(slot); joined != 0 && !later(joined, g.last.Number) {
-				kv += int64(r.running[i].Prompt) + int64(r.running[i].Generated)
+				kv += r.running[i].Tokens()
 				requests++
 			}
 		}
@@ -127,10 +127,14 @@ func (b *board) depart(slot, generated int32, first, last uint32) {
 			g.lag.Ended(c.bound, first, last)
 		}
 	}
-	if r := c.rank; len(r.left) == cap(r.left) {
+	r, kv := c.rank, int64(c.prompt)+int64(generated)
+	if c.strays { // what the other ranks had of it is left out of the one step
+		kv /= r.parts
+	}
+	if len(r.left) == cap(r.left) {
 		r.left = r.left[:0]
 	}
-	c.rank.left = append(c.rank.left, departed{first, last, int64(c.prompt) + int64(generated)})
+	r.left = append(r.left, departed{first, last, kv})
 }
 
 // forget drops the departed that were in no step from this one on.

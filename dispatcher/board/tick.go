@@ -123,6 +123,8 @@ func (b *board) refreshGroup(g *group) {
 	g.kv, g.most = 0, 0
 	for _, r := range g.ranks {
 		b.refresh(r)
+	}
+	for _, r := range g.ranks {
 		g.kv += r.kv
 		g.most = max(g.most, r.cost())
 	}
@@ -245,7 +247,7 @@ func (b *board) fill(g *group, p *decider, now time.Time) {
 			free = min(free, 0)
 		}
 		s.Workers = append(s.Workers, policy.Worker{
-			ID: r.ID, Free: int32(free), Up: r.Up, Capacity: r.capacity(watermark, now), Cost: r.Cost, Others: r.Others, Running: r.running,
+			ID: r.ID, Free: int32(free), Up: r.Up, Capacity: r.capacity(watermark, now), Cost: r.Cost, Others: r.Others + r.guests, Running: r.running,
 		})
 	}
 	for _, e := range b.pool.Entries() {
@@ -347,7 +349,7 @@ func (b *board) admit(r *rank, w entrant, how Bound, now time.Time) {
 	e := w.entry
 	c := charge{
 		id: e.ID, key: e.Key, prefiller: e.Prefiller, prompt: w.prompt(), age: tokens(e.Age), newTokens: how.NewTokens, discard: e.Discard, waits: how.Beyond, since: now,
-		early: e.Early,
+		early: e.Early, strays: e.Response && r.Strays && !e.Early, // what is bound before its prefill has its KV where that sends it
 	}
 	if e.Lead > 0 {
 		c.first, c.lead, how.StepMs = now.Add(e.Lead), e.Lead, r.group.stepMs()

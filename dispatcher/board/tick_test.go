@@ -386,6 +386,33 @@ func TestATickDoesNotTouchTheHeap(t *testing.T) {
 	}
 }
 
+func TestATickWithRequestsThatStrayDoesNotTouchTheHeap(t *testing.T) {
+	h := saturated(t, "evenkeel")
+	b := h.boards["m"]
+	for id, r := range b.ranks {
+		r.Engine, r.Strays = "d"+string(rune('0'+id%9)), true
+	}
+	for _, e := range b.pool.Entries() {
+		e.Response = true
+	}
+	for i := range b.ledger.table {
+		c := &b.ledger.table[i]
+		c.strays = true
+		c.rank.strays++
+	}
+	b.relate()
+	var admitted []waiting
+	turn := func() {
+		h.generate()
+		admitted, _ = h.cycle(admitted)
+	}
+	for range 30 {
+		turn()
+	}
+	require.Positive(t, b.ranks[0].guests)
+	require.Zero(t, testing.AllocsPerRun(20, turn))
+}
+
 func TestATickThatIsWatchedDoesNotTouchTheHeap(t *testing.T) {
 	h := saturated(t, "br0")
 	h.shown = &Round{}

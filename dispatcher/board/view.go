@@ -55,7 +55,7 @@ func (l *Boards) Groups(model string) (all []GroupView, dense bool) {
 	return all, dense
 }
 
-// Charge is a request on a rank of the fleet, as far as it was told last.
+// Charge is a request on a rank of the fleet, as far as it was told last. One that strays is shown whole on the rank of its slot.
 type Charge struct {
 	Worker, Slot           int32
 	ID, Key                uint64

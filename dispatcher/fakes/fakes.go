@@ -40,7 +40,7 @@ func LeastKV(immediate bool) func(*policy.Snapshot, []policy.Assignment) []polic
 		for i := range s.Workers {
 			var sum int64
 			for j := range s.Workers[i].Running {
-				sum += int64(s.Workers[i].Running[j].Prompt) + int64(s.Workers[i].Running[j].Generated)
+				sum += s.Workers[i].Running[j].Tokens()
 			}
 			kv, free = append(kv, sum), append(free, s.Workers[i].Free)
 		}

@@ -117,7 +117,7 @@ func (w *Worker) KVTokens() int64 {
 	held := w.Others
 	for i := range w.Running {
 		r := &w.Running[i]
-		held += int64(r.Prompt) + int64(r.Generated)
+		held += r.Tokens()
 	}
 	return held
 }
@@ -144,7 +144,7 @@ func Project(dst []int64, running []Request) {
 				at--
 			}
 		}
-		dst[at] += one + int64(r.Prompt) + int64(r.Generated)
+		dst[at] += one + r.Tokens()
 	}
 	var sum int64
 	for h := last; h >= 0; h-- {
@@ -169,7 +169,7 @@ func addLater(dst []int64, running []Request) {
 			if r.Rhat > 0 && r.Rhat < horizon && float32(since) >= r.Rhat {
 				break
 			}
-			dst[h] += r.tokens() + int64(since)
+			dst[h] += r.Tokens() + int64(since)
 		}
 	}
 }

@@ -30,6 +30,9 @@ func drawSnapshot(t *rapid.T) *Snapshot {
 				Prompt:    rapid.Int32Range(0, longest).Draw(t, "prompt"),
 				Generated: rapid.Int32Range(0, 20).Draw(t, "generated"),
 			})
+			if q := &w.Running[len(w.Running)-1]; rapid.IntRange(0, 3).Draw(t, "strays") == 0 {
+				q.Away = rapid.Int32Range(0, q.Prompt+q.Generated).Draw(t, "away")
+			}
 		}
 		s.Workers = append(s.Workers, w)
 	}
@@ -210,7 +213,7 @@ func TestProjectIsTheSumOfTheText(t *testing.T) {
 		running := rapid.SliceOfN(rapid.Custom(func(t *rapid.T) Request {
 			return Request{
 				Prompt: rapid.Int32Range(0, 1<<20).Draw(t, "prompt"), Generated: rapid.Int32Range(0, 1000).Draw(t, "generated"),
-				Rhat: rapid.Float32Range(1, float32(max(1, horizon))).Draw(t, "rhat"),
+				Rhat: rapid.Float32Range(1, float32(max(1, horizon))).Draw(t, "rhat"), Away: rapid.Int32Range(0, 1).Draw(t, "away"),
 			}
 		}), 0, 12).Draw(t, "running")
 		got := make([]int64, horizon+1)
@@ -219,7 +222,7 @@ func TestProjectIsTheSumOfTheText(t *testing.T) {
 			var want int64
 			for _, r := range running {
 				if float32(h) < r.Rhat || r.Rhat >= float32(horizon) {
-					want += int64(r.Prompt) + int64(r.Generated) + int64(h)
+					want += int64(r.Prompt) + int64(r.Generated) - int64(r.Away) + int64(h)
 				}
 			}
 			require.Equal(t, want, got[h], "step %d", h)

@@ -142,7 +142,7 @@ func (l *lookahead) project(g int, running []Request, row []int64) (held, later 
 		held, later = l.projectSampled(l.draws.of(g), running, row)
 	case modeNow:
 		for i := range running {
-			held += running[i].tokens()
+			held += running[i].Tokens()
 		}
 		row[0] = (held + l.growth*int64(len(running))) << fixedBits
 		return held, 0
@@ -152,7 +152,7 @@ func (l *lookahead) project(g int, running []Request, row []int64) (held, later 
 		clear(row)
 		for i := range running {
 			r := &running[i]
-			tokens := r.tokens()
+			tokens := r.Tokens()
 			held += tokens
 			if r.Start > 0 {
 				later += tokens
@@ -180,20 +180,17 @@ func (l *lookahead) addLater(running []Request, row []int64) {
 		n := len(l.steps)
 		switch l.mode {
 		case modeMean:
-			l.addMean(r.tokens(), r.Age, r.Start, row)
+			l.addMean(r.Tokens(), r.Age, r.Start, row)
 		case modeOracle:
-			l.addResident(r.tokens(), r.Start, l.left(r.ID, r.Age), row)
+			l.addResident(r.Tokens(), r.Start, l.left(r.ID, r.Age), row)
 		default:
 			ends := l.draws.fresh(r.ID, r.Prompt, r.Key, r.Age)
 			for z, end := range ends {
-				l.addResident(r.tokens(), r.Start, end-r.Age, row[z*n:][:n])
+				l.addResident(r.Tokens(), r.Start, end-r.Age, row[z*n:][:n])
 			}
 		}
 	}
 }
-
-// tokens are the KV tokens that the request holds.
-func (r *Request) tokens() int64 { return int64(r.Prompt) + int64(r.Generated) }
 
 // nearest is the step of the grid, by index, that is nearest to a start.
 func (l *lookahead) nearest(start int32) int {
@@ -219,14 +216,14 @@ func (l *lookahead) projectSampled(records []int32, running []Request, row []int
 	for i := range running {
 		r := &running[i]
 		if r.Start > 0 {
-			held, later = held+r.tokens(), later+r.tokens()
+			held, later = held+r.Tokens(), later+r.Tokens()
 			continue
 		}
 		m := records[i*size:][:size]
 		if m[recordLow] != int32(r.ID) || m[recordHigh] != int32(r.ID>>32) || uint32(r.Age-m[recordFrom]) >= uint32(m[recordValid]) {
 			l.draws.draw(m, r.ID, r.Prompt, r.Key, r.Age)
 		}
-		tokens := int64(r.Prompt) + int64(r.Generated)
+		tokens := r.Tokens()
 		held += tokens
 		at := 0
 		for _, end := range m[recordEnds:] {
@@ -263,7 +260,7 @@ func (l *lookahead) projectMean(running []Request, row []int64) (held, later int
 	clear(sums)
 	for i := range running {
 		r := &running[i]
-		tokens := r.tokens()
+		tokens := r.Tokens()
 		held += tokens
 		if r.Start > 0 {
 			later += tokens

@@ -32,7 +32,7 @@ func naiveGreedy(p *greedy, s *Snapshot) []Assignment {
 		for h := range r.load {
 			for _, q := range w.Running {
 				if float32(h) < q.Rhat || q.Rhat >= float32(horizon) || q.Rhat == 0 {
-					r.load[h] += int64(q.Prompt) + int64(q.Generated) + int64(h)
+					r.load[h] += int64(q.Prompt) + int64(q.Generated) - int64(q.Away) + int64(h)
 				}
 			}
 			r.load[h] = subset.Scaled(r.load[h], float64(w.Cost))

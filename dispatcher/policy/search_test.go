@@ -266,7 +266,7 @@ func TestColumnsAreThoseOfTheText(t *testing.T) {
 			for g, w := range s.Workers {
 				loads[g] = make([]float64, len(all))
 				for _, q := range w.Running {
-					add(g, naiveAhead(p, s.Outlook, q.ID, int64(q.Prompt)+int64(q.Generated), q.Age))
+					add(g, naiveAhead(p, s.Outlook, q.ID, int64(q.Prompt)+int64(q.Generated)-int64(q.Away), q.Age))
 				}
 			}
 			for _, a := range p.placed {

@@ -57,7 +57,7 @@ type Worker struct {
 	Up       bool    // false: full, draining or excluded ranks still hold the barrier, but take nothing
 	Capacity int64   // KV tokens, 0 = unlimited
 	Cost     float32 // what a KV token costs on this rank, 1 = the group's mean; 0 reads as 1
-	Others   int64   // KV tokens of requests that are not ours and of which nothing more is known: they stay as they are
+	Others   int64   // KV tokens of requests that are not ours, and what is here of requests that other ranks run: they stay as they are
 	Running  []Request
 }
 
@@ -72,8 +72,12 @@ type Request struct {
 	Key       uint64  // exact-match key, 0 = none
 	ID        uint64
 	Slot      int32 // dense index in the board's slot table, stable while the request runs
+	Away      int32 // of its KV tokens, those that other ranks' Others have, because nobody knows its rank. Policies grow it on its worker alone
 	Start     int32 // predicted steps until its first token; until then no step reads its KV, which has its room already, and policies count it all the same. 0 = it decodes
 }
+
+// Tokens are the KV tokens that the request holds on its worker.
+func (r *Request) Tokens() int64 { return int64(r.Prompt) + int64(r.Generated) - int64(r.Away) }
 
 // Entry is a request that waits for a rank: a finished prefill or, where the
 // rank must be known before the prefill, a request that can be prefilled at once.
