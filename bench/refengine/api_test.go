@@ -319,6 +319,17 @@ func TestRanksAreAddressedByPortOrHeader(t *testing.T) {
 	require.Equal(t, 200, ask(internal.URLs()[0], ""))
 	require.Equal(t, 200, ask(internal.URLs()[0], "two"), "ignored")
 	require.EqualValues(t, 2, internal.Stats().Unpinned)
+
+	for version, pinned := range map[string]bool{"0.32.0": false, "0.33.0": true} {
+		e := start(t, Config{DPSize: 3, DPMode: "internal", Version: version})
+		status := func(rank string) int {
+			return do(c, "POST", e.URLs()[0]+"/v1/responses", `{"input":"a","max_output_tokens":1}`, "X-data-parallel-rank", rank).status
+		}
+		require.Equal(t, 200, status("2"))
+		require.Zero(t, e.Stats().Unpinned, "it did name a rank")
+		require.Equal(t, pinned, e.Stats().Ranks[2].Concurrent == 1, version)
+		require.Equal(t, pinned, status("3") == 400, "%s: nobody looks at the rank", version)
+	}
 }
 
 func TestRequestIDsSeenTwiceAreCounted(t *testing.T) {

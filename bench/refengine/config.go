@@ -34,7 +34,7 @@ type Config struct {
 	Listen    string // address of rank 0, default 127.0.0.1:0; rank i listens i ports above, port 0 takes free ones
 	Advertise string // host in hand-offs and URLs, default the host of Listen, 127.0.0.1 when that is a wildcard
 	DPSize    int    // ranks, default 1
-	DPMode    string // external (default): one port a rank; internal: one port, header X-data-parallel-rank
+	DPMode    string // external (default): one port a rank; internal: one port, header X-data-parallel-rank, which is read at /v1/responses from Version 0.33 on
 	DPFirst   int    // of a node in hybrid mode: the number of its first rank in the deployment. Metrics count from it, and with ShapeRust, the header too
 	Group     string // name in the step trace, default "main"
 

@@ -83,12 +83,12 @@ func (l *life) generate(x *exchange, chat bool) bool {
 	return ok
 }
 
-// rankOf says which rank a request is for: its port's, or with internal
-// balancing the header's. A value that is no number is ignored, as vLLM does.
+// rankOf says which rank a request is for: its port's, or with internal balancing the header's.
+// A value that is no number is ignored, as vLLM does, and before 0.33 any value at /v1/responses.
 func (l *life) rankOf(x *exchange) (int, *apiError) {
 	cfg, count := l.engine.cfg, &l.engine.count
 	rank, err := strconv.Atoi(x.Req.Header.Get("X-Data-Parallel-Rank"))
-	given := err == nil
+	given := err == nil && !(x.Req.URL.Path == "/v1/responses" && cfg.before(33))
 	if cfg.ErrorShape == ShapeRust {
 		if rank -= cfg.DPFirst; given && (rank < 0 || rank >= cfg.DPSize) {
 			return 0, refuse(400, "engine-core error")
@@ -106,7 +106,9 @@ func (l *life) rankOf(x *exchange) (int, *apiError) {
 	if given {
 		return rank, nil
 	}
-	count.Unpinned.Add(1)
+	if err != nil {
+		count.Unpinned.Add(1)
+	}
 	least := 0
 	for i := range cfg.DPSize {
 		a, b := l.rankStats(i), l.rankStats(least)
