@@ -15,6 +15,7 @@ import (
 
 	"evenkeel/bench/refengine"
 	"evenkeel/bench/reftext"
+	"evenkeel/dispatcher/board"
 	"evenkeel/gateway/config"
 	"evenkeel/geo"
 	"evenkeel/mooncake"
@@ -548,4 +549,54 @@ func TestEnginesOfAscendDoNotServeResponses(t *testing.T) {
 	require.Equal(t, "no_such_route", code)
 	require.Contains(t, r.body, "this model has engines of vllm-ascend; use /v1/chat/completions")
 	require.Zero(t, c.prefill[0].Stats().Requests)
+}
+
+// vLLM before 0.33 runs a response on a rank of its own choice, where several are behind one address: its KV is charged to
+// all of them in equal parts. From 0.33 on it runs on the rank that it names.
+func TestResponsesThatDoNotRunOnTheRankTheyName(t *testing.T) {
+	t.Parallel()
+	for _, tc := range []struct {
+		version string
+		pins    bool
+	}{{"0.32.0", false}, {"0.33.0", true}} {
+		t.Run(tc.version, func(t *testing.T) {
+			t.Parallel()
+			c := start(t, nixl(options{
+				decode:  []refengine.Config{{DPSize: 2, DPMode: "internal", Version: tc.version, PromptTokensDetails: true}},
+				prefill: []refengine.Config{{Version: tc.version, PromptTokensDetails: true}},
+				profile: mooncake.Profile{DPMode: mooncake.DPInternal},
+			}))
+			ranks := func() (all [2]board.WorkerStatus) {
+				copy(all[:], c.gw.Status(t.Context()).Dispatch.Models[0].Workers)
+				return all
+			}
+			const n, prompt = 3, 300
+			var leaves []func()
+			for i := range n {
+				leave, _ := c.sendTo(responsesPath, respond(reftext.MakePrompt(uint64(i), prompt), `"stream":true,"ignore_eos":true,`))
+				leaves = append(leaves, leave)
+				c.eventually("one more decodes", func() bool { r := ranks(); return r[0].Running+r[1].Running == i+1 })
+			}
+			r := ranks()
+			slots, kv := []int{r[0].Used, r[1].Used}, []int64{r[0].KVTokens, r[1].KVTokens}
+			require.Equal(t, n, slots[0]+slots[1])
+			require.NotEqual(t, slots[0], slots[1], "the slot of each stands on one rank all the same")
+			if tc.pins {
+				for i := range kv {
+					require.GreaterOrEqual(t, kv[i], int64(prompt*slots[i]))
+				}
+				require.Equal(t, slots[0] > slots[1], kv[0] > kv[1], "more is where more run: %v", kv)
+			} else {
+				require.InDelta(t, kv[0], kv[1], n, "equal parts, and of each the rest: %v", kv)
+				require.GreaterOrEqual(t, kv[0]+kv[1], int64(n*prompt))
+			}
+			for i, leave := range leaves {
+				leave()
+				c.eventually("one less runs", func() bool { r := ranks(); return r[0].Used+r[1].Used == n-1-i })
+			}
+			r = ranks()
+			require.Zero(t, r[0].KVTokens)
+			require.Zero(t, r[1].KVTokens)
+		})
+	}
 }

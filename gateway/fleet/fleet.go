@@ -114,14 +114,17 @@ type Rank struct {
 	Signs    *engine.Signs // signs of life of the rank's core
 	Region   string        // empty: ours
 	Context  int           // tokens of prompt and answer, of its longest model; 0: unknown
+	Pins     bool          // its engine runs a response on the rank that it names
 	Area     *owner.Area   // who admits to it; nil: this proxy, which is alone
 
 	gone time.Time // its engine is, since then; under the fleet's mu
 }
 
-// Heeds says whether a request at an endpoint runs on the rank that it names. vLLM 0.32 does not read the name at
+// Heeds says whether a request at an endpoint runs on the rank that it names. Before 0.33 vLLM does not read the name at
 // /v1/responses, where it has several ranks behind one address.
-func (r *Rank) Heeds(ep mooncake.Endpoint) bool { return r.Target.Rank < 0 || ep != mooncake.Responses }
+func (r *Rank) Heeds(ep mooncake.Endpoint) bool {
+	return r.Target.Rank < 0 || r.Pins || ep != mooncake.Responses
+}
 
 // Vouch takes an arrival of a stream for a sign of life of the rank's core, if it has tokens: an API server alone can send
 // the rest. TLS may keep some of what has come back, so it tells nothing.

@@ -226,6 +226,9 @@ func (i *instance) clamps() bool {
 	return i.reaches(clampsMinor, true)
 }
 
+// pinsMinor is the first 0.x of vLLM that runs a response on the rank that it names.
+const pinsMinor = 33
+
 // handOffMinor is the first 0.x of vLLM of which it is sure that it takes hand-offs at an endpoint,
 // where not every one does. An earlier one would drop them without a word. Responses have them
 // since PR 37424, of March 2026. Messages have them since PR 37535, of the same month, but

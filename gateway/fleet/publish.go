@@ -139,14 +139,16 @@ func (f *Fleet) worker(in *instance, r int, up bool) board.Worker {
 	t := in.target(r)
 	id := f.number(in, t.ID)
 	traffic := f.host.Monitor.Traffic(in.key())
-	f.ranks[id] = &Rank{
+	rank := &Rank{
 		Worker: id, Instance: in.key(), Target: t, Profile: in.profile, Traffic: traffic, Signs: traffic.Signs(t.Rank),
-		Region: f.abroad(in), Context: in.context(), Area: f.Admission.Of(f.areaOf(in)),
+		Region: f.abroad(in), Context: in.context(), Area: f.Admission.Of(f.areaOf(in)), Pins: in.reaches(pinsMinor, false),
 	}
+	f.ranks[id] = rank
 	w := board.Worker{
 		ID: id, Name: t.ID, Model: BoardIn(boardOf(in.status.Models), f.abroad(in)), Group: in.conf.Group, Barrier: in.conf.Barrier == "dp",
 		Engine: in.id, Slots: in.conf.Slots, Limit: in.limit(in.conf.Slots), Capacity: cmp.Or(in.conf.KV, capacityOf(in, r)), Cost: in.conf.Cost, Up: up,
-		Down: !in.status.Up || in.status.Wedged, Process: math.Float64bits(in.status.StartTime), Early: in.profile.Early(), AtOnce: in.profile.Early() && in.profile.Connector == mooncake.NIXLPush,
+		Strays: !rank.Heeds(mooncake.Responses),
+		Down:   !in.status.Up || in.status.Wedged, Process: math.Float64bits(in.status.StartTime), Early: in.profile.Early(), AtOnce: in.profile.Early() && in.profile.Connector == mooncake.NIXLPush,
 	}
 	if in.profile.Renews() {
 		w.Beyond = f.host.Settings().Dispatch.Beyond

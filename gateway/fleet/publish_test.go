@@ -6,6 +6,9 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"evenkeel/dispatcher/board"
+	"evenkeel/engine"
+	"evenkeel/gateway/config"
+	"evenkeel/mooncake"
 	"evenkeel/prefill"
 	"evenkeel/prefill/local"
 )
@@ -30,4 +33,37 @@ func TestTheDispatcherKnowsAnEngineBeforeARequestIsLetIn(t *testing.T) {
 	require.Equal(t, 1, decodes)
 	route, ok, known := f.Lookup("one")
 	require.True(t, ok && known && route.Decode)
+}
+
+// Which engines run a response on the rank that it names is known by their version, where several ranks are behind one
+// address; one whose version cannot be read may not.
+func TestResponsesStrayOnEnginesThatDoNotHeedTheirRank(t *testing.T) {
+	for _, c := range []struct {
+		version string
+		ranks   int
+		strays  bool
+	}{
+		{"0.32.1", 2, true}, {"v0.33.0", 2, false}, {"1.0.0", 2, false}, {"", 2, true}, {"dev", 2, true}, {"0.32.1", 0, false},
+	} {
+		cfg, mode := config.Default(), mooncake.DPInternal
+		if c.ranks == 0 {
+			mode = mooncake.DPExternal
+		}
+		cfg.Profiles = map[string]mooncake.Profile{"pull": {Connector: mooncake.NIXLPull, DPMode: mode}}
+		cfg.Engines.Decode = []config.Engine{{URL: "http://127.0.0.1:3", Profile: "pull", Ranks: c.ranks}}
+		f := of(t, cfg)
+		enter, err := f.Load()
+		require.NoError(t, err)
+		enter()
+		var heard []board.Worker
+		f.host.Publish = func(_ []prefill.Candidate, _ []local.Rank, workers []board.Worker) { heard = workers }
+		f.OnStatus("decode 127.0.0.1:3", engine.Status{Up: true, Version: c.version, Models: []engine.Model{{ID: "one"}}})
+		require.Len(t, heard, max(1, c.ranks))
+		for _, w := range heard {
+			require.Equal(t, c.strays, w.Strays, "%+v", c)
+			rank, _ := f.Named(w.Name)
+			require.Equal(t, !c.strays, rank.Heeds(mooncake.Responses))
+			require.True(t, rank.Heeds(mooncake.Messages))
+		}
+	}
 }

@@ -12,6 +12,7 @@ import (
 	"evenkeel/gateway/fleet"
 	"evenkeel/gateway/handoff"
 	"evenkeel/gateway/journal"
+	"evenkeel/gateway/openai"
 	"evenkeel/mooncake"
 	"evenkeel/prefill"
 )
@@ -40,7 +41,7 @@ func TestASlotThatComesAsTheClientLeavesIsGivenBack(t *testing.T) {
 		lease, err := srv.Tier.Acquire(t.Context(), prefill.Request{Model: "m", PromptTokens: 7})
 		require.NoError(t, err)
 		client := &late{edge.NewDeparture(srv.Log), func() bool { return used() == 1 }}
-		j := &job{srv: srv, client: reader{client}, model: fleet.Route{Board: "m"}, in: &Incoming{}, told: srv.Journal.Request(journal.Facts{}), prompt: 7, stay: stay{place: true}}
+		j := &job{srv: srv, req: &openai.Request{}, client: reader{client}, model: fleet.Route{Board: "m"}, in: &Incoming{}, told: srv.Journal.Request(journal.Facts{}), prompt: 7, stay: stay{place: true}}
 		h := &handoff.Handoff{Handoff: mooncake.NewHandoff(nil, time.Now().Add(time.Minute), time.Now().Add(2*time.Minute)), Lease: lease, Origin: handoff.Origin{Request: j, Prompt: 7}}
 		if slot, _ := j.wait(h); slot != nil {
 			srv.Dispatcher.Release(slot, board.Outcome{})

@@ -12,6 +12,7 @@ import (
 	"evenkeel/dispatcher/board"
 	"evenkeel/gateway/handoff"
 	"evenkeel/gateway/prompt"
+	"evenkeel/mooncake"
 	"evenkeel/pool"
 	"evenkeel/prefill"
 	"evenkeel/prefill/local"
@@ -94,7 +95,7 @@ func (j *job) bindLocal(held *handoff.Handoff) *dispatcher.Slot {
 	if len(rule.Ranks) == 0 {
 		return nil
 	}
-	e := &pool.Entry{ID: j.srv.nextID(), Model: j.model.Board, Prompt: tokens, Key: j.promptHash(), Arrival: j.arrive, Entered: time.Now()}
+	e := &pool.Entry{ID: j.srv.nextID(), Model: j.model.Board, Prompt: tokens, Key: j.promptHash(), Arrival: j.arrive, Entered: time.Now(), Response: j.req.Endpoint == mooncake.Responses}
 	r := <-j.srv.Dispatcher.EnqueueLocal(e, rule)
 	if r.Err != nil {
 		j.srv.metrics.localDeclined.Inc()
