@@ -113,6 +113,7 @@ func (d *Discarder) discardNow(h *Handoff) (outcome string, err error) {
 			Prefiller: h.Lease.Candidate.Instance,
 			Avoid:     h.Avoid,
 			Discard:   true,
+			Response:  h.Endpoint == mooncake.Responses,
 		})
 		if r.Err != nil {
 			return discardUnplaced, errors.Join(r.Err, err)
