@@ -69,6 +69,16 @@ func TestEveryFault(t *testing.T) {
 	}
 }
 
+// judging has judge ask, and gives what it says. The channel is closed without a verdict if it fails.
+func (c *cluster) judging(prompt, more string) <-chan string {
+	got := make(chan string, 1)
+	go func() {
+		defer close(got)
+		got <- c.judge(prompt, more)
+	}()
+	return got
+}
+
 // judge asks and fails if what came is wrong, or looks whole and is not. It
 // says "right", or what the client was told.
 func (c *cluster) judge(prompt, more string) string {

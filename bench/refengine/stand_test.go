@@ -10,24 +10,39 @@ import (
 // A decode engine whose core stands still renews no hold. If that lasts longer than the hold,
 // the prefill engine gives the blocks away, and a wrong answer looks like any other answer.
 func TestACoreThatStandsStillForLongerThanTheHoldDecodesGarbage(t *testing.T) {
-	const hold = 200 * time.Millisecond
-	for name, stand := range map[string]time.Duration{"not at all": 0, "longer": 4 * hold} {
+	for name, row := range map[string]struct {
+		hold   time.Duration
+		stands bool
+	}{"not at all": {time.Minute, false}, "longer": {200 * time.Millisecond, true}} {
+		stand := func(t *testing.T, p pair) {
+			if row.stands {
+				require.NoError(t, p.d.SetFaults(Rule{Fault: Standstill, DelayMS: int(time.Hour.Milliseconds())}))
+			}
+		}
+		goOn := func(t *testing.T, p pair, leases int64) {
+			if row.stands {
+				eventually(t, "the leases end", func() bool { return p.p.Stats().Leaks == leases })
+				require.NoError(t, p.d.SetFaults())
+			}
+		}
 		t.Run("pulled, "+name, func(t *testing.T) {
-			p := pairOf(t, Config{Connector: NIXLPull, KVHoldTimeout: hold})
+			p := pairOf(t, Config{Connector: NIXLPull, KVHoldTimeout: row.hold})
 			kv := probe(t, p.c, p.p, "a b c")
-			require.NoError(t, p.d.SetFaults(Rule{Fault: Standstill, DelayMS: int(stand.Milliseconds())}))
+			stand(t, p)
 			d := p.post(p.d, "one", "a b c", decodeMore(kv, `"stream":true,"max_tokens":8,`))
-			require.Equal(t, stand == 0, p.right("a b c", p.stream(d)))
-			require.Equal(t, stand > 0, p.p.Stats().ExpiredPulls == 1)
+			goOn(t, p, 1)
+			require.Equal(t, !row.stands, p.right("a b c", p.stream(d)))
+			require.Equal(t, row.stands, p.p.Stats().ExpiredPulls == 1)
 		})
 		t.Run("written, "+name, func(t *testing.T) {
-			p := pairOf(t, Config{Connector: NIXLPush, KVHoldTimeout: hold})
+			p := pairOf(t, Config{Connector: NIXLPush, KVHoldTimeout: row.hold})
 			d := p.post(p.d, "one", "a b c", p.decodeBy(p.coordinates(), "one"))
 			eventually(t, "it has blocks", func() bool { return p.d.Stats().KVUsed > 0 })
-			require.NoError(t, p.d.SetFaults(Rule{Fault: Standstill, DelayMS: int(stand.Milliseconds())}))
+			stand(t, p)
 			require.Equal(t, 200, (<-p.post(p.p, "one", "a b c", probeMore).got).status)
-			require.Equal(t, stand == 0, p.right("a b c", p.stream(d)))
-			require.Equal(t, stand > 0, p.p.Stats().ExpiredPulls == 1)
+			goOn(t, p, 2) // that of the probe for the coordinates, too
+			require.Equal(t, !row.stands, p.right("a b c", p.stream(d)))
+			require.Equal(t, row.stands, p.p.Stats().ExpiredPulls == 1)
 		})
 	}
 }
