@@ -1,0 +1,104 @@
+package handoff
+
+import (
+	"context"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"net/url"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/stretchr/testify/require"
+	"go.uber.org/zap"
+
+	"evenkeel/engine"
+	"evenkeel/gateway/fleet"
+	"evenkeel/mooncake"
+)
+
+// gauged are the signs of a rank whose gauges a monitor has read. The monitor has ended.
+func gauged(t *testing.T, rank int) *engine.Signs {
+	e := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch r.URL.Path {
+		case "/metrics":
+			_, _ = io.WriteString(w, "vllm:num_requests_running{engine=\"0\"} 1\nvllm:num_requests_running{engine=\"1\"} 1\n")
+		case "/v1/models":
+			_, _ = io.WriteString(w, `{"data":[{"id":"ref"}]}`)
+		}
+	}))
+	t.Cleanup(e.Close)
+	at, err := url.Parse(e.URL)
+	require.NoError(t, err)
+	target := &engine.Target{ID: "d0", URL: at, Rank: rank}
+	client := engine.NewClient(engine.Options{})
+	m := engine.NewMonitor(engine.MonitorConfig{Client: client, Registerer: prometheus.NewRegistry(), Log: zap.NewNop()})
+	m.Set([]engine.Instance{{ID: "d0", Role: "decode", Target: target, Slots: 4, Canaries: []*engine.Target{target}}})
+	ctx, stop := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() { defer close(done); m.Start(ctx) }()
+	signs := m.Traffic("d0").Signs(rank)
+	require.Eventually(t, signs.Gauged, time.Minute, time.Millisecond)
+	stop()
+	<-done
+	client.Close()
+	return signs
+}
+
+// A hand-off is waited for as long as its KV is certainly kept. Signs of life of a rank lengthen this only if the request is
+// on that rank, and a wait for an answer in one piece ends by them only if something tells of them.
+func TestWhatEndsTheWaitForTheFirstEvent(t *testing.T) {
+	const hold, renewals, other = "its hold", "the end of its renewals", "something else"
+	renews := mooncake.Profile{Connector: mooncake.NIXLPull}.WithDefaults()
+	keeps := mooncake.Profile{Connector: mooncake.AscendMooncakeV1}.WithDefaults()
+	for _, row := range []struct {
+		name     string
+		profile  *mooncake.Profile
+		endpoint mooncake.Endpoint
+		rank     int
+		gauged   bool
+		whole    bool
+		ends     string
+	}{
+		{"a stream", &renews, mooncake.Chat, 1, false, false, renewals},
+		{"a stream of KV that nothing renews", &keeps, mooncake.Chat, 1, true, false, hold},
+		{"a streamed response, which may be on another rank", &renews, mooncake.Responses, 1, true, false, hold},
+		{"a streamed response of an engine of one rank", &renews, mooncake.Responses, -1, false, false, renewals},
+		{"a whole answer while gauges tell", &renews, mooncake.Chat, 1, true, true, renewals},
+		{"a whole answer while nothing tells", &renews, mooncake.Chat, 1, false, true, other},
+		{"a whole answer of KV that nothing renews", &keeps, mooncake.Chat, 1, true, true, other},
+		{"a whole response, which may be on another rank", &renews, mooncake.Responses, 1, true, true, other},
+		{"a whole response of an engine of one rank", &renews, mooncake.Responses, -1, true, true, renewals},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			signs := engine.NewSigns()
+			if row.gauged {
+				signs = gauged(t, row.rank)
+			}
+			r := &fleet.Rank{Signs: signs, Target: &engine.Target{Rank: row.rank}, Profile: row.profile}
+			now := time.Now()
+			kept := now.Add(row.profile.PulledWithin())
+			h := &Handoff{Handoff: mooncake.NewHandoff(nil, kept, kept), Origin: Origin{Endpoint: row.endpoint}}
+			w := h.Await(r, now, row.whole)
+			defer w.End()
+			later := kept.Add(time.Minute)
+			for at := now; !at.After(later); at = at.Add(time.Second) {
+				signs.Seen(at)
+			}
+			ends := other
+			if w.Renewed(later) { // kept by itself until before that
+				if ends = renewals; w.Over(later) {
+					ends = hold
+				}
+			}
+			require.Equal(t, row.ends, ends)
+		})
+	}
+	t.Run("without a hand-off", func(t *testing.T) {
+		now, signs := time.Now(), engine.NewSigns()
+		w := (*Handoff)(nil).Await(&fleet.Rank{Signs: signs, Target: &engine.Target{Rank: 1}, Profile: &renews}, now, false)
+		defer w.End()
+		require.False(t, w.Over(now.Add(time.Hour)))
+	})
+}
