@@ -280,6 +280,9 @@ func TestWhatStandsBesideTheBaseFitsIt(t *testing.T) {
 
 	flow, ok := object(t, read("flowschema.yaml")[0]).(*flowcontrol.FlowSchema)
 	require.True(t, ok)
+	require.Equal(t, "leader-election", flow.Spec.PriorityLevelConfiguration.Name, "the level of Kubernetes' own leases")
+	const serviceAccounts = 9000 // the precedence of the schema that has all of them as workload-low (k8s.io/apiserver, flowcontrol/bootstrap)
+	require.Less(t, flow.Spec.MatchingPrecedence, int32(serviceAccounts), "the first schema that matches counts")
 	rule := flow.Spec.Rules[0]
 	require.Equal(t, base.accounts[0].Name, rule.Subjects[0].ServiceAccount.Name)
 	require.True(t, slices.ContainsFunc(base.roles[0].Rules, func(r rbac.PolicyRule) bool {
