@@ -23,7 +23,7 @@ func TestProbesLeaveAnEngineThatIsDeclaredDown(t *testing.T) {
 	t.Parallel()
 	t.Run("which is to keep the KV", func(t *testing.T) {
 		t.Parallel()
-		leavesWhatIsDown(t, start, 1)
+		leavesWhatIsDown(t, start, false, 1)
 	})
 	for _, connector := range earlyConnectors {
 		t.Run("of a request that is bound before: "+string(connector), func(t *testing.T) {
@@ -32,14 +32,15 @@ func TestProbesLeaveAnEngineThatIsDeclaredDown(t *testing.T) {
 			if connector == refengine.NIXLPush {
 				kept = 1
 			}
-			leavesWhatIsDown(t, func(t *testing.T, o options) *cluster { return early(t, connector, o) }, kept)
+			leavesWhatIsDown(t, func(t *testing.T, o options) *cluster { return early(t, connector, o) }, true, kept)
 		})
 	}
 }
 
 // leavesWhatIsDown lets a probe wait at an engine that stands still and is declared down, while another engine drains. The
-// probe goes to that one once it may. kept is how many prompts the first engine may keep.
-func leavesWhatIsDown(t *testing.T, start func(*testing.T, options) *cluster, kept int) {
+// probe goes to that one once it may. bound: the request has its decode rank by then. kept is how many prompts the first
+// engine may keep.
+func leavesWhatIsDown(t *testing.T, start func(*testing.T, options) *cluster, bound bool, kept int) {
 	var still, down atomic.Bool
 	held := make(chan struct{}, 8)
 	var first string
@@ -64,15 +65,22 @@ func leavesWhatIsDown(t *testing.T, start func(*testing.T, options) *cluster, ke
 		cfg.Health.Interval, cfg.Health.SlowStart = 20*time.Millisecond, 0
 	}})
 	c.allUp()
-	for range 4 { // where engines are reached is learned from answers
-		require.Equal(t, "right", c.judge("one of the first", streamed))
-	}
 	second := addressOf(c.prefill[1])
-	require.Equal(t, http.StatusNoContent, c.ask("POST", c.admin+"/workers/"+second+"/drain?role=prefill", "").status)
+	drain := func(method, engine string) {
+		require.Equal(t, http.StatusNoContent, c.ask(method, c.admin+"/workers/"+engine+"/drain?role=prefill", "").status)
+	}
+	for _, other := range []string{first, second} { // where an engine is reached is learned from its answers
+		drain("POST", other)
+		require.Equal(t, "right", c.judge("one of the first", streamed))
+		drain("DELETE", other)
+	}
+	drain("POST", second)
 	still.Store(true)
-	got := make(chan string, 1)
-	go func() { got <- c.judge("its prefill stands still", `"stream":true,`) }()
+	got := c.judging("its prefill stands still", streamed)
 	<-held
+	if bound {
+		c.eventually("its decode rank is bound", func() bool { return c.decode[0].Stats().Running+c.decode[0].Stats().Waiting == 1 })
+	}
 	down.Store(true)
 	c.eventually("the engine is down", func() bool {
 		for _, s := range c.gw.Status(t.Context()).Engines {
@@ -83,7 +91,7 @@ func leavesWhatIsDown(t *testing.T, start func(*testing.T, options) *cluster, ke
 		return false
 	})
 	require.Empty(t, got, "no other engine could have it")
-	require.Equal(t, http.StatusNoContent, c.ask("DELETE", c.admin+"/workers/"+second+"/drain?role=prefill", "").status)
+	drain("DELETE", second)
 	select {
 	case answer := <-got:
 		require.Equal(t, "right", answer)
