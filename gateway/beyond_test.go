@@ -72,8 +72,7 @@ func TestFirstEventTimeoutCountsFromTheSlot(t *testing.T) {
 	leave := c.endless()
 	before := c.decodes()
 	require.NoError(t, c.decode[0].SetFaults(refengine.Rule{Fault: refengine.Hang, Phase: refengine.PhaseAfterHeaders, Leg: refengine.LegDecode}))
-	got := make(chan string, 1)
-	go func() { got <- c.judge("a prompt", `"stream":true,`) }()
+	got := c.judging("a prompt", `"stream":true,`)
 	c.eventually("it is in the engine's queue", func() bool { return c.sum("evenkeel_rank_beyond_slots") == 1 })
 	time.Sleep(2 * time.Second) // beyond first_event_timeout
 	select {

@@ -302,8 +302,7 @@ func TestHandoffsOfAnEngineThatIsNoMoreAreNotUsed(t *testing.T) {
 		},
 	})
 	leave := c.endless()
-	got := make(chan string, 1)
-	go func() { got <- c.judge("a prompt that waits", `"stream":true,`) }()
+	got := c.judging("a prompt that waits", `"stream":true,`)
 	c.eventually("it waits in the pool", func() bool {
 		return c.metric("evenkeel_pool_entries") == 1
 	})

@@ -399,15 +399,14 @@ func TestTooManyWaitToBeBound(t *testing.T) {
 // longer: past it none is dispatched, and the next request is prefilled anew.
 func TestAPushedPrefillWaitsForItsRank(t *testing.T) {
 	t.Parallel()
-	waiting := func(t *testing.T, hold, margin time.Duration) (c *cluster, leave func(), got chan string) {
+	waiting := func(t *testing.T, hold, margin time.Duration) (c *cluster, leave func(), got <-chan string) {
 		renews := false // else it would go to the decode engine's own queue in time
 		c = start(t, options{
 			prefill: []refengine.Config{{Connector: refengine.NIXLPush, KVHoldTimeout: hold}},
 			decode:  []refengine.Config{{Connector: refengine.NIXLPush, KVHoldTimeout: hold, Slots: 1}},
 			profile: mooncake.Profile{Connector: mooncake.NIXLPush, KVHoldTimeout: hold, HoldMargin: margin, QueueRenews: &renews}, dirty: true,
 		})
-		leave, got = c.endless(), make(chan string, 1)
-		go func() { got <- c.judge("one two three", streamed) }()
+		leave, got = c.endless(), c.judging("one two three", streamed)
 		c.eventually("its prefill waits in the pool", func() bool { return c.metric("evenkeel_pool_entries") == 1 })
 		return c, leave, got
 	}
@@ -444,8 +443,7 @@ func TestAHandOffOfAPushHasALease(t *testing.T) {
 	})
 	c.allUp()
 	leave := c.endless() // tells where one of the prefill engines is reached
-	got := make(chan string)
-	go func() { got <- c.judge(strings.Repeat("waits ", 300), streamed) }()
+	got := c.judging(strings.Repeat("waits ", 300), streamed)
 	c.eventually("it is in the decode engine's queue", func() bool { return c.sum("evenkeel_rank_beyond_slots") > 0 })
 	time.Sleep(lease + time.Second) // beyond the lease: that is what is tested
 	require.Positive(t, c.prefill[0].Stats().Renewals+c.prefill[1].Stats().Renewals)
