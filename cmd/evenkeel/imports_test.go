@@ -79,11 +79,12 @@ var mayImport = map[string][]string{
 	"gateway/config":      {"gateway/certs", "gateway/tracing", "geo", "mooncake", "engine", "prefill", "prefill/policy", "dispatcher", "dispatcher/board", "dispatcher/verdict"},
 	"gateway/owner":       {"gateway/certs", "gateway/cluster", "gateway/config", "geo", "engine", "lease", "lease/kube", "lease/etcd"},
 	"gateway":             {"dispatcher", "dispatcher/board", "engine", "engine/discover", "gateway/abroad", "gateway/advice", "gateway/adviser", "gateway/config", "gateway/door", "gateway/edge", "gateway/fleet", "gateway/journal", "gateway/loop", "gateway/metaserver", "gateway/openai", "gateway/owner", "gateway/receipt", "gateway/reload", "gateway/request", "gateway/selftest", "gateway/service", "gateway/through", "geo", "mooncake", "pool", "predictor", "prefill", "prefill/local"},
-	"gateway/handoff":     {"gateway/fleet", "gateway/owner", "gateway/service", "dispatcher", "dispatcher/board", "pool", "prefill", "engine", "mooncake"},
-	"gateway/couple":      {"dispatcher", "gateway/failure", "gateway/fleet", "gateway/metaserver", "gateway/openai", "gateway/service", "engine", "mooncake", "prefill"},
+	"gateway/life":        {},
+	"gateway/handoff":     {"gateway/fleet", "gateway/life", "gateway/owner", "gateway/service", "dispatcher", "dispatcher/board", "pool", "prefill", "engine", "mooncake"},
+	"gateway/couple":      {"dispatcher", "gateway/failure", "gateway/fleet", "gateway/handoff", "gateway/life", "gateway/metaserver", "gateway/openai", "gateway/service", "engine", "mooncake", "prefill"},
 	"gateway/suspect":     {"gateway/failure", "gateway/fleet", "engine", "prefill"},
-	"gateway/failure":     {"gateway/journal", "gateway/openai", "geo", "prefill", "dispatcher/board", "pool", "engine", "sse"},
-	"gateway/request":     {"gateway/edge", "gateway/failure", "gateway/fleet", "gateway/handoff", "gateway/journal", "gateway/loop", "gateway/metaserver", "gateway/openai", "gateway/owner", "gateway/prompt", "gateway/pump", "gateway/service", "geo", "prefill", "prefill/local", "dispatcher", "dispatcher/board", "pool", "engine", "sse", "mooncake", "gateway/couple", "gateway/suspect"},
+	"gateway/failure":     {"gateway/journal", "gateway/life", "gateway/openai", "geo", "prefill", "dispatcher/board", "pool", "engine", "sse"},
+	"gateway/request":     {"gateway/edge", "gateway/failure", "gateway/fleet", "gateway/handoff", "gateway/journal", "gateway/life", "gateway/loop", "gateway/metaserver", "gateway/openai", "gateway/owner", "gateway/prompt", "gateway/pump", "gateway/service", "geo", "prefill", "prefill/local", "dispatcher", "dispatcher/board", "pool", "engine", "sse", "mooncake", "gateway/couple", "gateway/suspect"},
 	"gateway/selftest":    {"gateway/config", "gateway/metaserver", "engine", "sse", "mooncake"},
 	"gateway/live":        {"gateway", "gateway/advice", "gateway/incident", "gateway/journal", "gateway/openai", "gateway/receipt", "gateway/timeline", "dispatcher/board", "dispatcher/verdict", "docs", "engine/discover", "prefill"},
 	"gateway/incident":    {},
@@ -100,7 +101,7 @@ var mayImport = map[string][]string{
 }
 
 // pure packages are functions of their arguments: no clock, no I/O, no network.
-var pure = []string{"rawjson", "namedargs", "stats", "sse", "mooncake", "predictor", "geo/policy", "prefill/queue", "prefill/ledger", "prefill/cache", "prefill/fit", "prefill/steer", "prefill/policy", "prefill/index", "dispatcher/ahead", "dispatcher/board", "dispatcher/effort", "dispatcher/forecast", "dispatcher/grounds", "dispatcher/policy", "dispatcher/step", "dispatcher/subset", "dispatcher/twin", "dispatcher/verdict", "dispatcher/virtual", "engine/circuit", "gateway/advice", "gateway/incident", "gateway/timeline"}
+var pure = []string{"rawjson", "namedargs", "stats", "sse", "mooncake", "predictor", "geo/policy", "prefill/queue", "prefill/ledger", "prefill/cache", "prefill/fit", "prefill/steer", "prefill/policy", "prefill/index", "dispatcher/ahead", "dispatcher/board", "dispatcher/effort", "dispatcher/forecast", "dispatcher/grounds", "dispatcher/policy", "dispatcher/step", "dispatcher/subset", "dispatcher/twin", "dispatcher/verdict", "dispatcher/virtual", "engine/circuit", "gateway/advice", "gateway/incident", "gateway/life", "gateway/timeline"}
 
 var impure = []string{"os", "net", "net/http", "log", "log/slog", "time/tzdata", "os/exec", "syscall", "sync", "github.com/valyala/fasthttp", "go.uber.org/zap"}
 

@@ -21,6 +21,7 @@ import (
 	"evenkeel/engine"
 	"evenkeel/gateway/failure"
 	"evenkeel/gateway/fleet"
+	"evenkeel/gateway/life"
 	"evenkeel/gateway/metaserver"
 	"evenkeel/gateway/openai"
 	"evenkeel/gateway/service"
@@ -84,16 +85,16 @@ var causes = []string{causeDecode, causePrefill, causeCallback, causeSilent}
 
 // lost counts a rank that a request was bound to and has lost; f is why the prefill leg ended the
 // decode leg, nil if that has ended by itself.
-func (m *Maker) lost(f *Failure) {
+func (m *Maker) lost(f *failure.Fault) {
 	cause := causePrefill
 	switch {
 	case f == nil:
 		cause = causeDecode
-	case f.Final:
+	case f.Verdict().Next == life.Over:
 		return
-	case f.Silent:
+	case f.Why == life.Unbegun:
 		cause = causeSilent
-	case f.Decode:
+	case f.Leg == life.Decode:
 		cause = causeCallback
 	}
 	m.rebinds.WithLabelValues(cause).Inc()
@@ -164,7 +165,7 @@ type Partner struct {
 	mu       sync.Mutex
 	lease    *prefill.Lease // nil once it is settled
 	last     *prefill.Lease // the same, settled or not
-	refusal  *Failure       // of the last engine that took nothing
+	refusal  *failure.Fault // of the last engine that took nothing
 	call     *engine.Call   // the prefill leg's; nil: there is none now
 	called   bool           // the decode engine has blocks for the request
 	idle     bool           // and needs nothing of a prefill engine
@@ -175,7 +176,7 @@ type Partner struct {
 	closed   bool           // the decode leg has ended
 	left     bool           // the client has
 	ended    time.Time      // when it has answered
-	failed   *Failure
+	failed   *failure.Fault // why one leg has ended the other
 	got      mooncake.ProbeAnswer
 	times    Times
 	silence  *time.Timer
@@ -183,20 +184,6 @@ type Partner struct {
 
 // Times are how long the parts of a prefill leg took.
 type Times struct{ Callback, Probe time.Duration }
-
-// Failure is why one leg has ended the other.
-type Failure struct {
-	Err        error
-	Answer     *openai.Error // for the client, if no retry is left
-	Status     int           // that the prefill engine answered; 0: none
-	RetryAfter time.Duration
-	Engine     string // the monitor's id of the prefill engine, if its connection broke; else empty
-	Refusal    bool   // the prefill engine took nothing
-	Moved      bool   // the prefill engine was taken out of service
-	Final      bool   // no other engine would answer otherwise
-	Silent     bool   // both engines took their legs, and nothing came of it: the way between them may be why
-	Decode     bool   // the decode engine is to blame
-}
 
 // Why the legs of a request did not come together.
 var (
@@ -247,7 +234,7 @@ func (p *Partner) serve() {
 // fail ends the decode leg, once. It does nothing if that leg has ended by itself, or if its answer has
 // begun and the connector is one where this means that the KV is complete. With a connector where it does not mean
 // that, an answer that has ended is then not believed. It is called with p.mu held.
-func (p *Partner) fail(f *Failure) {
+func (p *Partner) fail(f *failure.Fault) {
 	if p.failed != nil || p.closed && !(p.started && p.aborts) || p.started && !p.aborts {
 		return
 	}
@@ -280,7 +267,7 @@ func (p *Partner) awaitFirst() {
 
 // failSilent ends a decode leg whose first event did not come in time. It is called with p.mu held.
 func (p *Partner) failSilent(why error) {
-	p.fail(&Failure{Err: why, Answer: openai.NewError(http.StatusGatewayTimeout, "decode_timeout", why.Error()), Silent: true, Decode: true})
+	p.fail(&failure.Fault{Ended: life.Ended{Leg: life.Decode, Far: life.Sent, Why: life.Unbegun}, Answer: openai.NewError(http.StatusGatewayTimeout, "decode_timeout", why.Error()), Err: why})
 }
 
 // kept is for how long after its answer the prefill engine certainly keeps the KV. It has no limit if nothing is kept, or
@@ -296,7 +283,7 @@ func (p *Partner) kept() time.Duration {
 // Started is told of the decode leg's first event. prompt is how many tokens of the prompt the decode
 // engine has counted, 0 if it has not said so. Where the KV may be incomplete all the same, Started waits
 // a moment for the prefill engine's answer. It returns why the answer cannot be believed, or nil.
-func (p *Partner) Started(prompt int) *Failure {
+func (p *Partner) Started(prompt int) *failure.Fault {
 	p.mu.Lock()
 	if p.answered && time.Since(p.ended) > p.kept() {
 		p.failSilent(ErrLate)
@@ -332,7 +319,7 @@ func (p *Partner) Started(prompt int) *Failure {
 // whose KV may be broken although both legs go on, it waits for the prefill engine's answer, for at most bind.grace, because
 // the client could not tell a wrong answer that ends like a right one. The wait also ends when the client leaves. The decode
 // leg needs no slot meanwhile. prompt is the number of prompt tokens that the decode engine has counted by now.
-func (p *Partner) Believe(prompt int, gone <-chan struct{}) *Failure {
+func (p *Partner) Believe(prompt int, gone <-chan struct{}) *failure.Fault {
 	if p == nil {
 		return nil
 	}
@@ -342,9 +329,9 @@ func (p *Partner) Believe(prompt int, gone <-chan struct{}) *Failure {
 		select {
 		case <-p.over:
 		case <-gone:
-			p.abandon(&Failure{Err: errLeft, Answer: failure.Gone(), Final: true})
+			p.abandon(left())
 		case <-late.C:
-			p.abandon(&Failure{Err: ErrUnconfirmed, Answer: openai.NewError(http.StatusGatewayTimeout, "prefill_timeout", ErrUnconfirmed.Error())})
+			p.abandon(&failure.Fault{Ended: life.Ended{Far: life.Sent, Why: life.Unconfirmed}, Answer: openai.NewError(http.StatusGatewayTimeout, "prefill_timeout", ErrUnconfirmed.Error()), Err: ErrUnconfirmed})
 		}
 	}
 	p.mu.Lock()
@@ -355,7 +342,7 @@ func (p *Partner) Believe(prompt int, gone <-chan struct{}) *Failure {
 }
 
 // abandon ends a prefill leg whose answer is not waited for any longer. It does nothing if that leg has ended.
-func (p *Partner) abandon(f *Failure) {
+func (p *Partner) abandon(f *failure.Fault) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.call == nil {
@@ -380,8 +367,13 @@ func (p *Partner) broken() bool {
 	return p.aborts && p.started && p.answered && got > 0 && got < p.counted
 }
 
-func whyBroken() *Failure {
-	return &Failure{Err: ErrBroken, Answer: failure.BadGateway("prefill", ErrBroken.Error())}
+func whyBroken() *failure.Fault {
+	return &failure.Fault{Ended: life.Ended{Far: life.Through, Why: life.Incomplete}, Answer: failure.BadGateway("prefill", ErrBroken.Error()), Err: ErrBroken}
+}
+
+// left is the end of legs whose client has left.
+func left() *failure.Fault {
+	return &failure.Fault{Ended: life.Ended{Why: life.Left}, Answer: failure.Gone(), Err: errLeft}
 }
 
 // moved teaches how long it took from the end of the prefill to the first event, once both are over. It is called with
@@ -414,7 +406,7 @@ const (
 // Ended is told that the decode leg has ended without a first event, and ends the prefill leg where
 // that is of use. f is why the prefill leg has ended the decode leg, nil if that has ended by itself.
 // stranded says that the decode engine may keep blocks for ever.
-func (p *Partner) Ended(how Ended) (f *Failure, stranded bool) {
+func (p *Partner) Ended(how Ended) (f *failure.Fault, stranded bool) {
 	f, stranded = p.conclude(how)
 	if f == nil && how == Died && p.aborts { // whoever calls closes the decode leg, and its pages must not be given away while they are written
 		t := time.NewTimer(abortDelay)
@@ -427,7 +419,7 @@ func (p *Partner) Ended(how Ended) (f *Failure, stranded bool) {
 	return f, stranded
 }
 
-func (p *Partner) conclude(how Ended) (f *Failure, stranded bool) {
+func (p *Partner) conclude(how Ended) (f *failure.Fault, stranded bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.closed = true
@@ -437,7 +429,7 @@ func (p *Partner) conclude(how Ended) (f *Failure, stranded bool) {
 	if f = p.failed; f == nil {
 		stranded = p.part(how)
 	} else {
-		stranded = p.strands && (p.called || p.keeps) && !p.idle && (!p.answered || f.Silent)
+		stranded = p.strands && (p.called || p.keeps) && !p.idle && (!p.answered || f.Why == life.Unbegun)
 	}
 	if p.called {
 		p.forget(0)
@@ -497,14 +489,14 @@ func (p *Partner) ClientLeft() {
 	p.left = true
 	switch {
 	case p.callsBack && !p.called: // no engine has blocks yet, as far as is known
-		p.fail(&Failure{Err: errLeft, Answer: failure.Gone(), Final: true})
+		p.fail(left())
 	case p.aborts: // the prefill engine first: the decode engine must not give blocks away that are written
 		p.abort(p.last.Candidate.Target)
 		p.hangUp()
 		time.AfterFunc(abortDelay, func() {
 			p.mu.Lock()
 			defer p.mu.Unlock()
-			p.fail(&Failure{Err: errLeft, Answer: failure.Gone(), Final: true})
+			p.fail(left())
 		})
 	}
 	if p.failed == nil && !p.aborts {
@@ -513,7 +505,7 @@ func (p *Partner) ClientLeft() {
 		time.AfterFunc(p.maker.Settings().Bind.Grace, func() {
 			p.mu.Lock()
 			defer p.mu.Unlock()
-			p.fail(&Failure{Err: errLeft, Answer: failure.Gone(), Final: true})
+			p.fail(left())
 		})
 	}
 }
@@ -556,7 +548,7 @@ func (p *Partner) Lost() *openai.Error {
 // Abandon ends the prefill leg of an answer that has begun, because the client does not wait for the answer any more.
 func (p *Partner) Abandon() {
 	if p.aborts {
-		p.abandon(&Failure{Err: errLeft, Answer: failure.Gone(), Final: true})
+		p.abandon(left())
 	}
 }
 

@@ -17,6 +17,8 @@ import (
 	"evenkeel/engine"
 	"evenkeel/gateway/failure"
 	"evenkeel/gateway/fleet"
+	"evenkeel/gateway/handoff"
+	"evenkeel/gateway/life"
 	"evenkeel/gateway/metaserver"
 	"evenkeel/mooncake"
 	"evenkeel/prefill"
@@ -75,7 +77,7 @@ func (p *Partner) awaitCallback() bool {
 		return p.calledBack(came, time.Since(began))
 	case <-late.C:
 		p.mu.Lock()
-		p.fail(&Failure{Err: ErrNoCallback, Answer: failure.Transport("decode", ErrNoCallback), Decode: true})
+		p.fail(&failure.Fault{Ended: life.Ended{Leg: life.Decode, Far: life.Sent, Why: life.Uncalled}, Answer: failure.Transport("decode", ErrNoCallback), Err: ErrNoCallback})
 		p.mu.Unlock()
 		<-p.dead // of an answer that has begun although nobody called back, its end
 	case <-p.dead:
@@ -97,7 +99,11 @@ func (p *Partner) calledBack(came metaserver.Callback, took time.Duration) bool 
 	}
 	switch {
 	case came.Err != nil:
-		p.fail(&Failure{Err: came.Err, Answer: failure.BadGateway("decode", "it named no place for the KV"), Decode: true, Final: errors.Is(came.Err, mooncake.ErrUnknownHost)})
+		why := life.Garbled
+		if errors.Is(came.Err, mooncake.ErrUnknownHost) {
+			why = life.Misplaced
+		}
+		p.fail(&failure.Fault{Ended: life.Ended{Leg: life.Decode, Far: life.Sent, Why: why}, Answer: failure.BadGateway("decode", "it named no place for the KV"), Err: came.Err})
 		p.settle()
 		return false
 	case p.lease == nil: // the answer has begun without it
@@ -200,28 +206,24 @@ func (p *Partner) probe() (again bool) {
 func (p *Partner) broke(run *fleet.Run, err error) (again bool) {
 	lease, c := p.lease, p.lease.Candidate
 	p.lease = nil
-	var ee *engine.Error
-	sent := errors.As(err, &ee) && ee.Sent
-	f := &Failure{Err: err, Answer: failure.Transport("prefill", err), Engine: c.Instance}
-	switch {
-	case ee != nil && ee.Aborted: // by us: the engine aborts with the connection
-		lease.Release()
-		f.Err, f.Engine, f.Moved = errDrained, "", run.Moved()
-	case !sent:
-		lease.Failed(false, 0)
-		p.maker.Monitor.Report(c.Instance, err)
-		f.Refusal = true
-	default:
-		lease.Failed(p.keeps, c.Profile.KVHoldTimeout)
+	f := &failure.Fault{Ended: failure.Broke(life.Prefill, err), Answer: failure.Transport("prefill", err), Err: err, Engine: c.Instance}
+	if f.Why == life.HungUp {
+		f.Err, f.Engine = errDrained, ""
+		if run.Moved() {
+			f.Why = life.Moved
+		}
+	} else {
 		p.maker.Monitor.Report(c.Instance, err)
 	}
-	return p.unserved(f)
+	return p.unserved(lease, f)
 }
 
 // unserved is what becomes of the request for want of a prefill. If the engine took nothing, another one may
 // serve the same decode leg.
-func (p *Partner) unserved(f *Failure) (again bool) {
-	if f.Refusal && p.retries && len(p.tried) < p.maker.Settings().Prefill.Retry.Attempts {
+func (p *Partner) unserved(lease *prefill.Lease, f *failure.Fault) (again bool) {
+	f.Kept = p.keeps
+	handoff.Settle(lease, f.Verdict().KV)
+	if f.Untaken() && f.Why != life.HungUp && p.retries && len(p.tried) < p.maker.Settings().Prefill.Retry.Attempts {
 		p.refusal = f
 		return true
 	}
@@ -273,20 +275,11 @@ func (p *Partner) goTo(lease *prefill.Lease) {
 func (p *Partner) refused(resp *engine.Response, status int, body []byte) (again bool) {
 	lease, c := p.lease, p.lease.Candidate
 	p.lease = nil
-	f := &Failure{
-		Err: failure.Undelivered(fmt.Errorf("prefill engine %s answered %d", c.ID, status), string(body)), Status: status,
-		RetryAfter: time.Duration(failure.RetryAfter(resp)) * time.Second, Refusal: status == http.StatusServiceUnavailable || status == http.StatusTooManyRequests,
-	}
-	if status/100 == 4 && !f.Refusal || status == http.StatusNotImplemented {
-		lease.Release() // the request's fault, not the engine's
-	} else {
-		lease.Failed(false, 0)
-	}
-	f.Answer, f.Final = failure.Refused(p.maker.Log, "prefill", c.ID, resp, body)
+	f := failure.Status(p.maker.Log, life.Prefill, c.ID, resp, body)
 	if status == http.StatusNotFound && p.called {
 		p.maker.Fleet.Differ(c.Instance, p.Rank.Instance, p.Model) // the decode engine took what this one refuses
 	}
-	return p.unserved(f)
+	return p.unserved(lease, f)
 }
 
 // accept reads an answer with status 200. It is called with p.mu held.
@@ -295,18 +288,16 @@ func (p *Partner) accept(answer []byte, at time.Time) {
 	got, err := c.Profile.ReadEarlyProbe(answer, p.maker.Fleet.KnownHost)
 	if err != nil {
 		p.lease = nil
-		lease.Failed(p.keeps, c.Profile.KVHoldTimeout)
 		err = fmt.Errorf("prefill %s: %w", c.ID, err)
 		p.maker.Log.Warn("a prefill whose decode rank was bound before it went wrong", zap.Inline(p.Request), zap.Error(err))
-		p.fail(&Failure{Err: err, Status: http.StatusOK, Answer: failure.BadGateway("prefill", "it did not hand the prompt over")})
+		p.unserved(lease, &failure.Fault{Ended: life.Ended{Far: life.Headed, Why: life.Garbled}, Answer: failure.BadGateway("prefill", "it did not hand the prompt over"), Status: http.StatusOK, Err: err})
 		return
 	}
 	if at := got.Coordinates; at != nil {
 		p.maker.Fleet.Learn(c, p.born, at)
 		if at.EngineID != p.Meeting.Coordinates.EngineID {
 			p.lease = nil
-			lease.Orphan()
-			p.fail(&Failure{Err: ErrRestarted, Status: http.StatusOK, Answer: failure.BadGateway("prefill", ErrRestarted.Error())})
+			p.unserved(lease, &failure.Fault{Ended: life.Ended{Far: life.Headed, Why: life.Restarted}, Answer: failure.BadGateway("prefill", ErrRestarted.Error()), Status: http.StatusOK, Err: ErrRestarted})
 			return
 		}
 	}

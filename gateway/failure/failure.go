@@ -167,19 +167,18 @@ const (
 )
 
 // Refused maps an engine's error status: its 4xx reach the client as they came,
-// our own credential's failure and its 5xx do not. final says that no other engine would
-// answer otherwise.
-func Refused(log *zap.Logger, side, id string, resp *engine.Response, body []byte) (answer *openai.Error, final bool) {
+// our own credential's failure and its 5xx do not.
+func Refused(log *zap.Logger, side, id string, resp *engine.Response, body []byte) *openai.Error {
 	switch status := resp.StatusCode(); {
 	case status == http.StatusUnauthorized || status == http.StatusForbidden:
 		log.Error("ALARM: engine refuses our credential; check the profile's api_key_env", zap.String("engine", id), zap.Int("status", status))
-		return BadGateway(side, "it refused the proxy's credential"), true
+		return BadGateway(side, "it refused the proxy's credential")
 	case status/100 == 4:
-		return Relayed(status, resp, body), status != http.StatusTooManyRequests
+		return Relayed(status, resp, body)
 	case status == http.StatusServiceUnavailable:
-		return openai.Unavailable(side+"_unavailable", the(side)+" is overloaded; retry later", max(1, RetryAfter(resp))), false
+		return openai.Unavailable(side+"_unavailable", the(side)+" is overloaded; retry later", max(1, RetryAfter(resp)))
 	default:
-		return BadGateway(side, fmt.Sprintf("it answered %d", status)), false
+		return BadGateway(side, fmt.Sprintf("it answered %d", status))
 	}
 }
 

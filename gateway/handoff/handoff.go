@@ -11,6 +11,7 @@ import (
 
 	"evenkeel/engine"
 	"evenkeel/gateway/fleet"
+	"evenkeel/gateway/life"
 	"evenkeel/mooncake"
 	"evenkeel/prefill"
 )
@@ -115,3 +116,17 @@ var ErrLate = errors.New("the decode engine gave no sign of life for longer than
 // last whole block, so that an engine computes less than one block of a prompt that
 // it did get.
 const BlockTokens = 128
+
+// Settle gives a prompt's lease back as the end of its leg wants it.
+func Settle(l *prefill.Lease, how life.How) {
+	switch how {
+	case life.Free:
+		l.Release()
+	case life.Refuse:
+		l.Failed(false, 0)
+	case life.Lose:
+		l.Failed(true, l.Candidate.Profile.KVHoldTimeout)
+	default: // also of what is not fetched, for want of somebody who does
+		l.Orphan()
+	}
+}

@@ -2,7 +2,6 @@ package request
 
 import (
 	"errors"
-	"fmt"
 	"math/rand/v2"
 	"net/http"
 	"strconv"
@@ -11,10 +10,10 @@ import (
 	"go.uber.org/zap"
 
 	"evenkeel/dispatcher/board"
-	"evenkeel/engine"
 	"evenkeel/gateway/failure"
 	"evenkeel/gateway/fleet"
 	"evenkeel/gateway/handoff"
+	"evenkeel/gateway/life"
 	"evenkeel/gateway/openai"
 	"evenkeel/gateway/owner"
 	"evenkeel/gateway/prompt"
@@ -22,42 +21,16 @@ import (
 	"evenkeel/prefill"
 )
 
-// fault is a failed attempt: what the client sees if it is the last, whether
-// the hand-off is spent, and what the retry rule looks at.
-type fault struct {
-	answer     *openai.Error
-	status     int    // engine's answer, 0: none
-	err        error  // what failed, for the log
-	engine     string // the monitor's id, where a call to it broke
-	retryAfter time.Duration
-	spent      bool
-	final      bool // no other engine would answer otherwise
-	givenBack  bool // for want of KV memory, before a first event
-	most       int  // recompute_max of the engine that did
-	refusal    bool // a prefill engine took nothing of it: 503 or 429
-	moved      bool // what it was at was taken out of service: an engine, or a region
-	unowned    bool // its decode group is another proxy's now
-	prefills   bool // the prefill leg of a request that was bound before it is why: the decode engine is not to blame
-}
-
-// cause is why it failed, for receipts and spans.
-func (f *fault) cause() string {
-	if f.err == nil {
-		return f.answer.Code
-	}
-	return f.err.Error()
-}
-
 // again decides whether to try once more and waits the backoff. The client that
 // left ends it, and so does one that will have left by then.
-func (j *job) again(f *fault) bool {
-	j.told.Fails(f.cause(), f.status, f.answer)
-	if f.final || j.client.left() {
+func (j *job) again(f *failure.Fault) bool {
+	j.told.Fails(f.Cause(), f.Status, f.Answer)
+	if next := f.Verdict().Next; next == life.Over || next == life.Ask || j.client.left() {
 		return false
 	}
 	wait, ok := j.backoff(f)
-	wait = max(wait, min(f.retryAfter, maxRetryAfter))
-	log := j.srv.Log.With(zap.Inline(j), zap.Int("attempt", j.told.Attempts), zap.Int("status", f.status), zap.Error(f.err))
+	wait = max(wait, min(f.RetryAfter, maxRetryAfter))
+	log := j.srv.Log.With(zap.Inline(j), zap.Int("attempt", j.told.Attempts), zap.Int("status", f.Status), zap.Error(f.Err))
 	// The client's own time limit, if it told one, may be over before another attempt could begin. An answer that
 	// has begun has none.
 	late := j.resume.times == 0 && !j.in.Patience.IsZero() && time.Now().Add(wait).After(j.in.Patience)
@@ -78,30 +51,34 @@ func (j *job) again(f *fault) bool {
 }
 
 // backoff says whether a failure is worth another attempt, and after what wait.
-func (j *job) backoff(f *fault) (wait time.Duration, again bool) {
+func (j *job) backoff(f *failure.Fault) (wait time.Duration, again bool) {
 	retry, t := &j.srv.Settings().Prefill.Retry, &j.tries
-	switch {
-	case f.moved: // nothing failed; there are other engines
+	switch f.Verdict().Next {
+	case life.Over, life.Ask, life.Elsewhere:
+		return 0, false
+	case life.Anew:
 		return 0, true
-	case f.givenBack: // nothing failed; the engine is full
-		again = j.resume.times+j.resume.bounced < f.most
+	case life.Room:
+		again = j.resume.times+j.resume.bounced < f.Rooms
 		j.resume.bounced++
 		return rand.N(retry.Base<<min(j.resume.bounced, 8) + 1), again
-	case f.status == 0 && prefill.Unsent(f.err): // nor did anything run
+	case life.Unreached:
 		t.Unsent++
 		return j.srv.Tier.RetryUnsent(t.Unsent)
-	}
-	if f.refusal && t.Refused < suspect.MostRefused {
-		t.Refused++
-		_, again = j.srv.Tier.Retry(max(1, t.Count), f.status, f.err)
-		return rand.N(retry.Base<<t.Refused + 1), again
+	case life.Untaken:
+		if t.Refused < suspect.MostRefused {
+			t.Refused++
+			_, again = j.srv.Tier.Retry(max(1, t.Count), f.Status, f.Err)
+			return rand.N(retry.Base<<t.Refused + 1), again
+		}
+	case life.Again:
 	}
 	t.Count++
-	if t.Breaks(j.srv.Fleet, f.status, f.engine, f.err) {
+	if t.Breaks(j.srv.Fleet, f.Status, f.Engine, f.Err) {
 		return 0, false
 	}
-	wait, again = j.srv.Tier.Retry(t.Count, f.status, f.err)
-	if !again && j.resume.times > 0 && f.status == 0 && t.Count < retry.Attempts {
+	wait, again = j.srv.Tier.Retry(t.Count, f.Status, f.Err)
+	if !again && j.resume.times > 0 && f.Status == 0 && t.Count < retry.Attempts {
 		// Half an answer is out, so the request is not turned away by the budget.
 		return rand.N(retry.Base<<t.Count + 1), true
 	}
@@ -112,25 +89,49 @@ func (j *job) backoff(f *fault) (wait time.Duration, again bool) {
 // another engine may take.
 const maxRetryAfter = 5 * time.Second
 
-// probeFailed settles a probe whose call broke.
-func (j *job) probeFailed(lease *prefill.Lease, run *fleet.Run, err error) *fault {
-	var ee *engine.Error
-	sent := errors.As(err, &ee) && ee.Sent
-	if aborted := !sent || ee.Aborted && !ee.Answered; aborted && (j.client.left() || run.Moved()) { // the engine aborts with the connection
-		if j.client.left() {
-			return j.drop(lease)
-		}
-		lease.Release()
-		return &fault{answer: j.srv.movedOut(), err: errDrained, moved: true}
+// probeFailed settles a probe whose call broke. An engine aborts with the connection, unless its answer had begun.
+func (j *job) probeFailed(lease *prefill.Lease, run *fleet.Run, err error) *failure.Fault {
+	f := &failure.Fault{Ended: failure.Broke(life.Prefill, err), Answer: failure.Transport("prefill", err), Err: err, Engine: lease.Candidate.Instance}
+	ended := f.Why == life.HungUp || f.Far == life.Unsent
+	switch {
+	case ended && j.client.left():
+		f.Why, f.Answer, f.Err = life.Left, failure.Gone(), nil
+	case ended && run.Moved():
+		f.Why = life.Moved
+	case f.Why != life.HungUp:
+		j.srv.Monitor.Report(lease.Candidate.Instance, err)
 	}
-	if ee != nil && ee.Aborted { // in the middle of its answer: the engine may hold a prefill, and has not failed
-		lease.Orphan()
-		return &fault{answer: j.srv.movedOut(), err: errDrained, moved: run.Moved()}
+	if f.Why == life.Moved || f.Why == life.HungUp {
+		f.Answer, f.Err, f.Engine = j.srv.movedOut(), errDrained, ""
 	}
-	// Any other silence may hide a finished prefill and its KV.
-	lease.Failed(sent, lease.Candidate.Profile.KVHoldTimeout)
-	j.srv.Monitor.Report(lease.Candidate.Instance, err)
-	return &fault{answer: failure.Transport("prefill", err), err: err, engine: lease.Candidate.Instance}
+	return j.gaveUp(lease, f)
+}
+
+// gaveUp settles the lease of a probe that has failed.
+func (j *job) gaveUp(lease *prefill.Lease, f *failure.Fault) *failure.Fault {
+	f.Leg, f.Kept = life.Prefill, true
+	handoff.Settle(lease, f.Verdict().KV)
+	if f.Why == life.Left && f.Far < life.Headed {
+		j.freed()
+	}
+	return f
+}
+
+// settle does with a hand-off what the end of a leg wants.
+func (j *job) settle(h *handoff.Handoff, f *failure.Fault) *failure.Fault {
+	if f.Leg == life.Prefill {
+		f.Far, f.Kept = life.Through, true
+	}
+	switch how := f.Verdict().KV; {
+	case h == nil || how == life.Keep:
+	case how == life.Discard:
+		j.discard(h)
+	case how == life.Doubt || how == life.DoubtOn:
+		j.doubts.add(h, how == life.DoubtOn)
+	default:
+		handoff.Settle(h.Lease, how)
+	}
+	return f
 }
 
 // movedOut is the end of an answer that a drain's deadline cut and that no other
@@ -148,51 +149,25 @@ var errDrained = errors.New("the engine was taken out of service")
 // unplaced is what becomes of a request whose hand-off got no rank. KV does not cross
 // regions. So a hand-off in a region whose ranks are gone, most often because the
 // region was handed back, is spent: the prompt is prefilled again elsewhere, once.
-func (j *job) unplaced(err error, region string, unowned bool) *fault {
+func (j *job) unplaced(err error, region string, unowned bool) *failure.Fault {
 	if unowned {
-		return &fault{answer: failure.NotOurs(), err: owner.ErrNotOwner, spent: true, final: true, unowned: true}
+		return &failure.Fault{Ended: life.Ended{Why: life.Unowned}, Answer: failure.NotOurs(), Err: owner.ErrNotOwner}
 	}
-	f := &fault{answer: failure.Pool(err, j.prompt), err: err, spent: true, final: true}
+	f := &failure.Fault{Ended: life.Ended{Why: life.NoRank}, Answer: failure.Pool(err, j.prompt), Err: err}
 	if gone := errors.Is(err, board.ErrNoWorkers) || errors.Is(err, board.ErrWithdrawn); gone && region != "" && j.history.moves(lostRanks) {
-		f.final, f.moved = false, true
+		f.Why = life.RanksLost
 	}
 	return f
 }
 
-// drop settles a probe that its client's leaving ended.
-func (j *job) drop(lease *prefill.Lease) *fault {
-	lease.Release()
-	j.freed()
-	return &fault{answer: failure.Gone(), final: true}
-}
-
-// decodeRefused settles an error status from the decode engine. The hand-off is
-// spent, for a status may also come from something in between or after the pull;
-// where the engine is known to tell the prefiller to free it, it need not be discarded.
-func (j *job) decodeRefused(h *handoff.Handoff, s *stream) *fault {
+// decodeRefused is an error status of the decode engine.
+func (j *job) decodeRefused(h *handoff.Handoff, s *stream) *failure.Fault {
 	s.rank.Area.Refused(string(s.resp.Header(owner.EpochHeader)))
-	f := j.srv.refused("decode", s.rank.Target.ID, s.resp, failure.Body(s.resp))
-	f.spent = true
-	if f.status == http.StatusNotFound && h != nil {
+	f := failure.Status(j.srv.Log, life.Decode, s.rank.Target.ID, s.resp, failure.Body(s.resp))
+	if f.Status == http.StatusNotFound && h != nil {
 		j.srv.Fleet.Differ(h.Lease.Candidate.Instance, s.rank.Instance, j.model.Name)
 	}
-	if j.srv.Fleet.RejectionFrees(s.rank) {
-		h.Release()
-	} else {
-		j.doubts.add(h, false)
-	}
-	return f
-}
-
-// refused maps an engine's error status: its 4xx reach the client as they came,
-// our own credential's failure and its 5xx do not.
-func (srv *Server) refused(side, id string, resp *engine.Response, body []byte) *fault {
-	status := resp.StatusCode()
-	f := &fault{
-		status: status, err: failure.Undelivered(fmt.Errorf("%s engine %s answered %d", side, id, status), string(body)),
-		retryAfter: time.Duration(failure.RetryAfter(resp)) * time.Second,
-	}
-	f.answer, f.final = failure.Refused(srv.Log, side, id, resp, body)
+	f.Frees = j.srv.Fleet.RejectionFrees(s.rank)
 	return f
 }
 

@@ -13,6 +13,7 @@ import (
 	"evenkeel/gateway/edge"
 	"evenkeel/gateway/failure"
 	"evenkeel/gateway/fleet"
+	"evenkeel/gateway/life"
 	"evenkeel/mooncake"
 	"evenkeel/prefill"
 	"evenkeel/sse"
@@ -35,7 +36,7 @@ func TestAProbeThatIsCutInItsAnswerIsNoFailure(t *testing.T) {
 		srv.Places.Release()
 		j := &job{srv: srv, client: reader{kid}}
 		fault := j.probeFailed(lease, &fleet.Run{}, &engine.Error{Sent: true, Answered: true, Aborted: true, Err: errors.New("cut")})
-		require.False(t, fault.moved)
+		require.Equal(t, life.Over, fault.Verdict().Next, "its client has left")
 	}
 	c := srv.Tier.Status()[0]
 	require.Zero(t, c.Failures)

@@ -6,29 +6,25 @@ import (
 
 	"evenkeel/dispatcher/board"
 	"evenkeel/engine"
-	"evenkeel/gateway/handoff"
-	"evenkeel/gateway/journal"
+	"evenkeel/gateway/failure"
+	"evenkeel/gateway/life"
 	"evenkeel/gateway/openai"
-	"evenkeel/mooncake"
 	"evenkeel/sse"
 )
 
 // condemn tells the monitor what a decode that gave nothing says about its
 // engine: a refusal of the request, an engine that is full, a hand-off that was
 // too old and a rank that was drained say nothing.
-func (s *stream) condemn(f *fault) {
+func (s *stream) condemn(f *failure.Fault) {
 	monitor, id := s.job.srv.Monitor, s.rank.Instance
-	var ee *engine.Error
-	switch {
-	case f.final || f.givenBack || f.moved || f.status/100 == 4 || f.status == http.StatusNotImplemented || f.answer.Status == journal.StatusClientClosed:
-	case errors.Is(f.err, mooncake.ErrExpired) || errors.Is(f.err, mooncake.ErrTaken) || errors.Is(f.err, handoff.ErrLate): // it computes, by now
-	case errors.As(f.err, &ee) && ee.Aborted || errors.Is(f.err, engine.ErrClosed):
-	case f.status == http.StatusInternalServerError:
-		s.job.blame.Accuse(monitor, id, f.err)
-	case engine.WasSilent(f.err):
-		monitor.Judge(id, engine.Silent, f.err)
-	default:
-		monitor.Judge(id, engine.Faulted, f.err)
+	switch f.Verdict().Whom {
+	case life.Nobody:
+	case life.Disputed:
+		s.job.blame.Accuse(monitor, id, f.Err)
+	case life.Wedged:
+		monitor.Judge(id, engine.Silent, f.Err)
+	case life.Engine:
+		monitor.Judge(id, engine.Faulted, f.Err)
 	}
 }
 

@@ -12,12 +12,14 @@ import (
 	"evenkeel/gateway/failure"
 	"evenkeel/gateway/handoff"
 	"evenkeel/gateway/journal"
+	"evenkeel/gateway/life"
+	"evenkeel/gateway/openai"
 	"evenkeel/gateway/owner"
 )
 
 // decode consumes the hand-off, if there is one, and returns with the first data event in hand:
 // the engine has the KV then, and only then the client sees a status line.
-func (j *job) decode(h *handoff.Handoff, slot *dispatcher.Slot) (_ *stream, f *fault) {
+func (j *job) decode(h *handoff.Handoff, slot *dispatcher.Slot) (_ *stream, f *failure.Fault) {
 	next := journal.Transfer
 	if h == nil {
 		next = journal.Prefill
@@ -33,7 +35,10 @@ func (j *job) decode(h *handoff.Handoff, slot *dispatcher.Slot) (_ *stream, f *f
 	defer onPanic(func() { s.settle(board.Failed) })
 	s.computes()
 	if f := j.open(h, s); f != nil {
-		return nil, f
+		if f.Verdict().KV == life.DoubtOn {
+			s.overdue(h)
+		}
+		return nil, j.settle(h, f)
 	}
 	h.Release() // the prefiller has its blocks back
 	slot.Started()
@@ -47,15 +52,13 @@ func (j *job) decode(h *handoff.Handoff, slot *dispatcher.Slot) (_ *stream, f *f
 
 // giveBack returns what the stream of a failed attempt took: slot, run, buffers and
 // the account of bytes kept. It judges the engine before.
-func (s *stream) giveBack(h *handoff.Handoff, f *fault) {
+func (s *stream) giveBack(h *handoff.Handoff, f *failure.Fault) {
 	j := s.job
-	if s.run.Moved() && !f.final {
-		f.moved = true
-	}
+	f.Moved = s.run.Moved()
 	s.condemn(f)
 	kind := board.Failed
 	switch {
-	case errors.Is(f.err, owner.ErrNotOwner):
+	case f.Why == life.NotOurs:
 		kind = board.Cancelled
 	case h == nil:
 		kind = j.localFailed(s, f)
@@ -71,11 +74,11 @@ func (s *stream) giveBack(h *handoff.Handoff, f *fault) {
 // open sends the decode request and reads up to the first data event. The
 // connection stays until then even if the client left, for a pull that is cut
 // leaks blocks on both sides.
-func (j *job) open(h *handoff.Handoff, s *stream) *fault {
+func (j *job) open(h *handoff.Handoff, s *stream) *failure.Fault {
 	sent, ok := s.rank.Area.Enter()
 	defer sent()
 	if !ok {
-		return &fault{answer: failure.NotOurs(), err: owner.ErrNotOwner, moved: true}
+		return notOurs()
 	}
 	s.call.OnWritten(sent)
 	s.call.Guard(s.rank.Area.Ours)
@@ -86,17 +89,15 @@ func (j *job) open(h *handoff.Handoff, s *stream) *fault {
 		j.client.OnGone(func() { s.call.Leave(notice) }) // no pull of KV is under way
 	} else {
 		if gone, sure := j.srv.Fleet.Outlived(h.Born); gone {
+			why := life.MayOutlive
 			if sure {
-				h.Release()
-			} else { // the engine may hold it still
-				h.Orphan()
+				why = life.Outlived
 			}
-			return &fault{answer: failure.BadGateway("prefill", "it is gone, and the prefilled prompt with it"), err: handoff.ErrOutlived, spent: true, moved: true}
+			return &failure.Fault{Ended: life.Ended{Leg: life.Decode, Why: why}, Answer: failure.BadGateway("prefill", "it is gone, and the prefilled prompt with it"), Err: handoff.ErrOutlived}
 		}
 		var err error
 		if kv, err = h.Params(s.began); err != nil {
-			h.Orphan()
-			return &fault{answer: failure.BadGateway("decode", "its turn came after the hand-off's deadline"), err: err, spent: true}
+			return &failure.Fault{Ended: life.Ended{Leg: life.Decode, Why: life.Expired}, Answer: failure.BadGateway("decode", "its turn came after the hand-off's deadline"), Err: err}
 		}
 		h.Lease.Dispatched()
 	}
@@ -134,41 +135,42 @@ func (j *job) open(h *handoff.Handoff, s *stream) *fault {
 		engine.Deadlines{Connect: limits.ConnectTimeout, FirstByte: silence, Idle: silence})
 	switch {
 	case errors.Is(err, owner.ErrNotOwner): // nothing was sent, and the engine is not to blame
-		return &fault{answer: failure.NotOurs(), err: owner.ErrNotOwner, moved: true}
+		return notOurs()
 	case err != nil:
 		j.srv.Monitor.Report(s.rank.Instance, err)
-		var ee *engine.Error
-		spent := !errors.As(err, &ee) || ee.Sent // it may have reached the engine: never offer it again
-		switch {
-		case !spent:
-		case s.whole && ee != nil && ee.Aborted && !time.Now().Before(pulled):
-			h.Release() // its answer was not awaited any longer, its pull was over
-		default:
-			s.overdue(h)
-			j.doubts.add(h, true)
+		f := &failure.Fault{Ended: failure.Broke(life.Decode, err), Answer: failure.Transport("decode", err), Err: err, Engine: s.rank.Instance}
+		if s.whole && f.Why == life.HungUp && f.Far != life.Unsent && !time.Now().Before(pulled) {
+			f.Far = life.Through // its answer was not awaited any longer, its pull was over
 		}
-		return &fault{answer: failure.Transport("decode", err), err: err, engine: s.rank.Instance, spent: spent}
+		return f
 	}
 	s.resp = resp
 	if resp.StatusCode() != http.StatusOK {
 		return j.decodeRefused(h, s)
 	}
 	if err := s.first(s.began.Add(silence)); err != nil {
-		if s.Mirror.Started() || s.tooLong(err) {
-			h.Release() // the pull was over when it broke
-		} else {
-			s.overdue(h)
-			j.doubts.add(h, true)
-		}
 		return s.failure(err)
 	}
 	if !s.believed(h) {
-		h.Release() // nobody pulls it any more
-		return &fault{answer: failure.Late(), err: handoff.ErrLate, spent: true}
+		return disbelieved()
 	}
-	if fail := j.verify(j.resume.atD, s.Mirror.Prompt()); fail != nil {
-		h.Release()
-		return &fault{answer: fail, final: true, spent: true}
+	return ignored(life.Decode, j.verify(j.resume.atD, s.Mirror.Prompt()))
+}
+
+// notOurs is the end of a decode leg that another proxy's engines were to run. Nothing was sent.
+func notOurs() *failure.Fault {
+	return &failure.Fault{Ended: life.Ended{Leg: life.Decode, Why: life.NotOurs}, Answer: failure.NotOurs(), Err: owner.ErrNotOwner}
+}
+
+// disbelieved is the end of a decode leg whose KV may have been another prompt's.
+func disbelieved() *failure.Fault {
+	return &failure.Fault{Ended: life.Ended{Leg: life.Decode, Far: life.Through, Why: life.Disbelieved}, Answer: failure.Late(), Err: handoff.ErrLate}
+}
+
+// ignored is the end of a leg whose engine did not take up the answer so far; nil if fail is.
+func ignored(leg life.Leg, fail *openai.Error) *failure.Fault {
+	if fail == nil {
+		return nil
 	}
-	return nil
+	return &failure.Fault{Ended: life.Ended{Leg: leg, Far: life.Through, Why: life.Ignored}, Answer: fail}
 }

@@ -18,8 +18,10 @@ import (
 	"evenkeel/engine"
 	"evenkeel/gateway/config"
 	"evenkeel/gateway/edge"
+	"evenkeel/gateway/failure"
 	"evenkeel/gateway/fleet"
 	"evenkeel/gateway/journal"
+	"evenkeel/gateway/life"
 	"evenkeel/gateway/openai"
 	"evenkeel/gateway/owner"
 	"evenkeel/lease"
@@ -59,7 +61,7 @@ func at(t *testing.T, s *httptest.Server) *url.URL {
 }
 
 // opened is what comes of a decode request without a hand-off to a rank.
-func opened(t *testing.T, to *fleet.Rank) *fault {
+func opened(t *testing.T, to *fleet.Rank) *failure.Fault {
 	to.Target.ID, to.Target.Rank = "d", -1
 	set := fleet.NewSettings(config.Default())
 	srv := &Server{Env: Env{Log: zap.NewNop(), Client: engine.NewClient(engine.Options{}), Settings: func() *fleet.Settings { return set }}}
@@ -81,9 +83,9 @@ func TestARequestIsNotWrittenOnAConnectionThatCameTooLate(t *testing.T) {
 		return claim.GiveBack(2, func() {})
 	}
 	fault := opened(t, &fleet.Rank{Signs: engine.NewSigns(), Target: &engine.Target{URL: at(t, engineServer), TLS: handshake}, Profile: &mooncake.Profile{}, Area: a})
-	require.ErrorIs(t, fault.err, owner.ErrNotOwner)
-	require.True(t, fault.moved, "it goes to who has the group now")
-	require.False(t, fault.spent, "with its hand-off, if the group is ours again")
+	require.ErrorIs(t, fault.Err, owner.ErrNotOwner)
+	require.Equal(t, life.Anew, fault.Verdict().Next, "it goes to who has the group now")
+	require.False(t, fault.Verdict().Spent(), "with its hand-off, if the group is ours again")
 	require.Zero(t, asked.Load())
 	require.Zero(t, a.Sending())
 }
@@ -101,7 +103,7 @@ func TestTheEpochOfARefusalReachesTheClaim(t *testing.T) {
 	a, claim := owned(t)
 	frees := true
 	fault := opened(t, &fleet.Rank{Signs: engine.NewSigns(), Target: &engine.Target{URL: at(t, shim)}, Profile: &mooncake.Profile{RejectReleases: &frees}, Area: a})
-	require.Equal(t, http.StatusConflict, fault.status)
+	require.Equal(t, http.StatusConflict, fault.Status)
 	require.Equal(t, "2", sent.Load())
 	require.EqualValues(t, 17, claim.Seen())
 	require.Equal(t, lease.Giving, claim.View().Phase, "for what is given back can be acquired with a higher one")

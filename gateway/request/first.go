@@ -5,11 +5,12 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"net/http"
 	"time"
 
 	"evenkeel/engine"
 	"evenkeel/gateway/failure"
+	"evenkeel/gateway/journal"
+	"evenkeel/gateway/life"
 	"evenkeel/sse"
 )
 
@@ -91,26 +92,40 @@ func (s *stream) tooLong(err error) bool { return s.whole && errors.Is(err, engi
 
 // failure is the fault of a decode that forwarded nothing: a refusal that came
 // late is the client's to see, all else the engine's failure.
-func (s *stream) failure(err error) *fault {
+func (s *stream) failure(err error) *failure.Fault {
+	f := &failure.Fault{Ended: failure.Broke(life.Decode, err), Answer: failure.Transport("decode", err), Err: err, Engine: s.rank.Instance}
+	if f.Far = life.Headed; s.Mirror.Started() || s.tooLong(err) {
+		f.Far = life.Through // the KV had been read when it broke
+	}
 	if s.tooLong(err) || errors.Is(s.Err(), sse.ErrLargeEvent) {
-		return &fault{answer: failure.BadGateway("decode", "its answer, or the event that begins it, is larger than limits.event_bytes; ask for less, or for a stream"), err: err, spent: true, final: true}
+		f.Why, f.Engine = life.TooLarge, ""
+		f.Answer = failure.BadGateway("decode", "its answer, or the event that begins it, is larger than limits.event_bytes; ask for less, or for a stream")
+		return f
 	}
 	if s.broken == nil {
 		s.unheard = true
-		return &fault{answer: failure.Transport("decode", err), err: err, engine: s.rank.Instance, spent: true}
+		return f
 	}
 	if errors.Is(err, errRefusal) {
 		err = fmt.Errorf("decode engine %s: %w: %s", s.rank.Target.ID, err, s.forLog(s.broken))
 	}
-	f := &fault{answer: s.broken, status: s.Mirror.Failure().Status, err: failure.Undelivered(err, s.Mirror.Failure().Message), engine: s.rank.Instance, spent: true, givenBack: s.givenBack, most: recomputeMax(s.rank.Profile)}
+	said := s.Mirror.Failure()
+	f.Status, f.Err, f.Rooms = said.Status, failure.Undelivered(err, said.Message), recomputeMax(s.rank.Profile)
+	switch {
+	case s.givenBack:
+		f.Why = life.GivenBack
+	case s.broken.Status == journal.StatusClientClosed:
+		f.Why = life.Left
+	case errors.Is(err, errRefusal):
+		f.Why = life.ByStatus(said.Status)
+	}
 	var call *engine.Error
 	switch {
-	case s.broken.Status/100 == 4: // a client that left is one of them
-		f.final = s.broken.Status != http.StatusTooManyRequests
+	case s.broken.Status/100 == 4:
+		f.Answer = s.broken
 	case errors.Is(err, sse.ErrSilent), errors.As(err, &call) && call.Timeout:
-		f.answer = failure.Transport("decode", err)
 	default:
-		f.answer = failure.BadGateway("decode", s.broken.Message)
+		f.Answer = failure.BadGateway("decode", s.broken.Message)
 	}
 	return f
 }

@@ -18,6 +18,7 @@ import (
 	"evenkeel/gateway/fleet"
 	"evenkeel/gateway/handoff"
 	"evenkeel/gateway/journal"
+	"evenkeel/gateway/life"
 	"evenkeel/gateway/openai"
 	"evenkeel/gateway/prompt"
 	"evenkeel/gateway/suspect"
@@ -103,7 +104,7 @@ func (j *job) serve(ctx *fasthttp.RequestCtx) (_ *stream, fail *openai.Error) {
 		}
 		j.told.Attempt()
 		var s *stream
-		var fault *fault
+		var fault *failure.Fault
 		slot := j.bindLocal(held) // to a rank that needs no hand-off
 		if slot == nil && j.in.Whole {
 			return nil, failure.Alone(j.client.left(), last)
@@ -143,14 +144,15 @@ func (j *job) serve(ctx *fasthttp.RequestCtx) (_ *stream, fail *openai.Error) {
 			if s, fault = j.decode(held, slot); fault == nil {
 				return s.begun(), nil
 			}
-			if !fault.givenBack {
+			if fault.Verdict().Next != life.Room {
 				j.tries.Shun(j.srv.Fleet, slot.Worker)
 			}
 		}
-		if fault.spent {
+		verdict := fault.Verdict()
+		if verdict.Spent() {
 			held = nil
 		}
-		if last = fault.answer; j.again(fault) {
+		if last = fault.Answer; j.again(fault) {
 			continue
 		}
 		j.doubts.add(held, false) // no engine has it, but no answer needs it any more
@@ -158,10 +160,10 @@ func (j *job) serve(ctx *fasthttp.RequestCtx) (_ *stream, fail *openai.Error) {
 		switch {
 		case j.client.left():
 			return nil, failure.Gone()
-		case fault.unowned && j.leaves(ctx, lostGroup):
-		case !fault.final && !j.tries.Poisons() && j.leaves(ctx, failed):
+		case verdict.Next == life.Ask && j.leaves(ctx, lostGroup):
+		case verdict.Next > life.Over && verdict.Next < life.Ask && !j.tries.Poisons() && j.leaves(ctx, failed):
 		default:
-			return nil, fault.answer
+			return nil, fault.Answer
 		}
 	}
 }
@@ -254,7 +256,8 @@ func (j *job) acquire() (*prefill.Lease, error) {
 	if j.question != nil {
 		j.question.Stayed(lease.Wait)
 	}
-	j.stays()
+	j.question = nil
+	j.history.moves(turned) // it stays here: no retry leaves
 	return lease, nil
 }
 
@@ -282,12 +285,6 @@ func (j *job) awaitTurn() (*prefill.Lease, error) {
 	j.client.OnGone(cancel)
 	defer j.client.OnGone(nil)
 	return k.Wait(ctx)
-}
-
-// stays has its turn here: no retry leaves.
-func (j *job) stays() {
-	j.question = nil
-	j.history.moves(turned)
 }
 
 // arrival is what the arrival queue knows of a request. A retry has its first
@@ -335,16 +332,12 @@ func (s *stay) end(tier *prefill.Tier, places *pool.Places) {
 }
 
 // wait parks the hand-off in the pool until the dispatcher binds it to a rank.
-func (j *job) wait(h *handoff.Handoff) (*dispatcher.Slot, *fault) {
+func (j *job) wait(h *handoff.Handoff) (*dispatcher.Slot, *failure.Fault) {
 	slot, f := j.place(h.Lease.Candidate, j.prompt, func(e *pool.Entry) { e.Deadline = h.BindBy() })
-	switch {
-	case f == nil:
-	case f.final && !f.unowned:
-		j.discard(h)
-	default: // no rank is left that could pull it
-		h.Orphan()
+	if f != nil {
+		return nil, j.settle(h, f)
 	}
-	return slot, f
+	return slot, nil
 }
 
 // place waits in the pool until the dispatcher binds the request to a rank. more completes what
@@ -352,7 +345,7 @@ func (j *job) wait(h *handoff.Handoff) (*dispatcher.Slot, *fault) {
 // Any other end of the wait ends the request, with two exceptions: if the region's
 // engines were handed back or it lost its ranks, the prompt is prefilled again in
 // another region, and if its decode group is another proxy's now, that proxy is asked.
-func (j *job) place(c prefill.Candidate, tokens int, more func(*pool.Entry)) (*dispatcher.Slot, *fault) {
+func (j *job) place(c prefill.Candidate, tokens int, more func(*pool.Entry)) (*dispatcher.Slot, *failure.Fault) {
 	j.reach(journal.Pooled)
 	if !j.stay.place { // a hand-off that comes back for another rank
 		j.srv.Places.Reserve()
@@ -368,7 +361,7 @@ func (j *job) place(c prefill.Candidate, tokens int, more func(*pool.Entry)) (*d
 	j.stay.place = false // the entry has it now
 	var r dispatcher.Result
 	waits, unowned := true, false
-	withdraw := func(why *openai.Error) (*dispatcher.Slot, *fault) {
+	withdraw := func(why life.Why, answer *openai.Error) (*dispatcher.Slot, *failure.Fault) {
 		if waits {
 			j.srv.Dispatcher.Withdraw(e)
 			r, waits = <-got, false
@@ -376,9 +369,9 @@ func (j *job) place(c prefill.Candidate, tokens int, more func(*pool.Entry)) (*d
 		if r.Err == nil { // the slot came first: ours to give back
 			j.srv.Dispatcher.Release(r.Slot, board.Outcome{Kind: board.Cancelled})
 		}
-		return nil, &fault{answer: why, final: true, spent: true}
+		return nil, &failure.Fault{Ended: life.Ended{Why: why}, Answer: answer}
 	}
-	defer onPanic(func() { withdraw(nil) })
+	defer onPanic(func() { withdraw(life.Leaving, nil) })
 	for waits {
 		if unowned = !j.srv.Fleet.Owned(j.model.Board); unowned || region != "" && !j.srv.Owner.Admits(region) {
 			j.srv.Dispatcher.Withdraw(e)
@@ -391,9 +384,9 @@ func (j *job) place(c prefill.Candidate, tokens int, more func(*pool.Entry)) (*d
 		case <-lost:
 			lost = j.srv.Owner.Losses()
 		case <-j.client.Gone():
-			return withdraw(failure.Gone())
+			return withdraw(life.Left, failure.Gone())
 		case <-j.srv.Serving().Done():
-			return withdraw(failure.Leaving())
+			return withdraw(life.Leaving, failure.Leaving())
 		}
 	}
 	if r.Err != nil {

@@ -10,6 +10,7 @@ import (
 
 	"evenkeel/dispatcher"
 	"evenkeel/dispatcher/board"
+	"evenkeel/gateway/failure"
 	"evenkeel/gateway/handoff"
 	"evenkeel/gateway/prompt"
 	"evenkeel/mooncake"
@@ -103,7 +104,8 @@ func (j *job) bindLocal(held *handoff.Handoff) *dispatcher.Slot {
 	}
 	j.srv.metrics.localRequests.WithLabelValues(why).Inc()
 	j.srv.metrics.localTokens.Add(float64(r.Slot.NewTokens))
-	j.stays()
+	j.question = nil
+	j.history.moves(turned)
 	j.told.PlacedLocally(r.Slot, hits[r.Slot.Worker])
 	return r.Slot
 }
@@ -154,14 +156,14 @@ func (srv *Server) localRule(conf *prefill.Disaggregation, p *local.Prompt, why 
 
 // localFailed takes note of a rank that did not come to a first event with a
 // prompt, and returns how its slot ends.
-func (j *job) localFailed(s *stream, f *fault) board.Kind {
+func (j *job) localFailed(s *stream, f *failure.Fault) board.Kind {
 	j.client.OnGone(nil)
 	if j.client.left() {
 		return board.Cancelled
 	}
 	j.srv.metrics.localFailures.Inc()
 	j.told.Route = ""
-	j.srv.Log.Warn("decode rank failed at a prompt without a hand-off", zap.Inline(j), zap.String("engine", s.rank.Target.ID), zap.Error(f.err))
+	j.srv.Log.Warn("decode rank failed at a prompt without a hand-off", zap.Inline(j), zap.String("engine", s.rank.Target.ID), zap.Error(f.Err))
 	return board.Failed
 }
 

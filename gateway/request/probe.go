@@ -16,6 +16,7 @@ import (
 	"evenkeel/gateway/fleet"
 	"evenkeel/gateway/handoff"
 	"evenkeel/gateway/journal"
+	"evenkeel/gateway/life"
 	"evenkeel/gateway/prompt"
 	"evenkeel/gateway/suspect"
 	"evenkeel/mooncake"
@@ -27,18 +28,17 @@ var answerPool = sync.Pool{New: func() any { return new([]byte) }}
 
 // probe runs the prefill. Once the engine answers, it holds the blocks, so the
 // hand-off is read also of a client that has left, to be discarded by wait.
-func (j *job) probe(lease *prefill.Lease) (*handoff.Handoff, *fault) {
+func (j *job) probe(lease *prefill.Lease) (*handoff.Handoff, *failure.Fault) {
 	defer onPanic(lease.Orphan)
 	if j.client.left() { // before anything is sent
-		return nil, j.drop(lease)
+		return nil, j.gaveUp(lease, &failure.Fault{Ended: life.Ended{Why: life.Left}, Answer: failure.Gone()})
 	}
 	j.reach(journal.Prefill)
 	began := time.Now()
 	c := lease.Candidate
 	x, err := j.srv.Fleet.Exchange(c)
 	if err != nil {
-		lease.Failed(false, 0)
-		return nil, &fault{answer: failure.BadGateway("prefill", "its bootstrap server does not answer"), err: err}
+		return nil, j.gaveUp(lease, &failure.Fault{Ended: life.Ended{Why: life.Unnamed}, Answer: failure.BadGateway("prefill", "its bootstrap server does not answer"), Err: err})
 	}
 	if x != nil {
 		x.TransferID = j.legID("t", j.told.Attempts)
@@ -78,27 +78,15 @@ func (j *job) probe(lease *prefill.Lease) (*handoff.Handoff, *fault) {
 	j.srv.Monitor.Heard(c.Instance)
 	j.told.Probed(time.Since(began))
 	if status := resp.StatusCode(); status != http.StatusOK {
-		if status/100 == 4 && status != http.StatusTooManyRequests || status == http.StatusNotImplemented {
-			lease.Release() // the request's fault, not the engine's
-		} else {
-			lease.Failed(false, 0)
-		}
-		if status == http.StatusInternalServerError {
-			j.blame.Hold(c.Instance, func(f suspect.Finding) {
-				if f == suspect.Innocent {
-					j.srv.Tier.Forgive(lease.Candidate.ID)
-				}
-			})
-		}
-		f := j.srv.refused("prefill", c.ID, resp, answer)
-		f.refusal = status == http.StatusServiceUnavailable || status == http.StatusTooManyRequests
+		f := j.gaveUp(lease, failure.Status(j.srv.Log, life.Prefill, c.ID, resp, answer))
+		j.srv.dispute(&j.blame, c, f)
 		return nil, f
 	}
 	return j.accept(lease, born, x, answer, answered)
 }
 
 // accept makes a hand-off of a probe's answer.
-func (j *job) accept(lease *prefill.Lease, born fleet.Birth, x *mooncake.Exchange, answer []byte, answered time.Time) (*handoff.Handoff, *fault) {
+func (j *job) accept(lease *prefill.Lease, born fleet.Birth, x *mooncake.Exchange, answer []byte, answered time.Time) (*handoff.Handoff, *failure.Fault) {
 	c := lease.Candidate
 	got, err := c.Profile.ReadProbe(answer, x, j.srv.Fleet.KnownHost)
 	if err == nil && !prompt.Credible(got.PromptTokens, 0, j.srv.Fleet.Context(c.Instance)) {
@@ -115,19 +103,19 @@ func (j *job) accept(lease *prefill.Lease, born fleet.Birth, x *mooncake.Exchang
 	}
 	budget, budgetErr := c.Profile.HoldBudget()
 	if err = errors.Join(err, budgetErr); err != nil {
-		// Without a hand-off the engine keeps nothing; blocks that we cannot
-		// name may be held, so they stay on its budget.
-		if errors.Is(err, mooncake.ErrNoHandoff) && got.FinishReason == "stop" {
-			lease.Release() // its first token was the end of the answer: the prompt's doing
+		why := life.Garbled
+		switch {
+		case errors.Is(err, mooncake.ErrNoHandoff) && got.FinishReason == "stop":
+			why = life.Empty
 			j.endsAtOnce(got.PromptTokens)
-		} else {
-			lease.Failed(!errors.Is(err, mooncake.ErrNoHandoff), c.Profile.KVHoldTimeout)
+		case errors.Is(err, mooncake.ErrNoHandoff):
+			why = life.Bare
 		}
 		err = fmt.Errorf("prefill %s answered without a usable hand-off: %w", c.ID, err)
-		if !errors.Is(err, mooncake.ErrNoHandoff) { // wrong connector, or an engine that points elsewhere
+		if why == life.Garbled { // wrong connector, or an engine that points elsewhere
 			j.srv.Log.Error("a hand-off cannot be used, and is refused", zap.Inline(j), zap.Error(err))
 		}
-		return nil, &fault{answer: failure.BadGateway("prefill", "it gave no usable hand-off"), status: http.StatusOK, err: err}
+		return nil, j.gaveUp(lease, &failure.Fault{Ended: life.Ended{Far: life.Headed, Why: why}, Answer: failure.BadGateway("prefill", "it gave no usable hand-off"), Status: http.StatusOK, Err: err})
 	}
 	j.prompt = got.PromptTokens
 	j.told.Prefilled(&got, j.resume.times > 0)
@@ -147,15 +135,25 @@ func (j *job) accept(lease *prefill.Lease, born fleet.Birth, x *mooncake.Exchang
 	if got.ByProbeID {
 		h.ProbeID = j.legID("p", j.told.Attempts)
 	}
-	fail := prompt.Beyond(j.model, j.req, j.prompt, j.resume.before) // the decode engine would refuse it after the pull
-	if fail == nil {
-		fail = j.verify(j.resume.atP, got.PromptTokens)
+	if fail := prompt.Beyond(j.model, j.req, j.prompt, j.resume.before); fail != nil {
+		return nil, j.settle(h, &failure.Fault{Ended: life.Ended{Why: life.TooLong}, Answer: fail})
 	}
-	if fail != nil {
-		j.discard(h)
-		return nil, &fault{answer: fail, final: true}
+	if f := ignored(life.Prefill, j.verify(j.resume.atP, got.PromptTokens)); f != nil {
+		return nil, j.settle(h, f)
 	}
 	return h, nil
+}
+
+// dispute keeps a prefill engine's 500 until it is known whether another engine fails at the request, too.
+func (srv *Server) dispute(blame *suspect.Blame, c prefill.Candidate, f *failure.Fault) {
+	if f.Verdict().Whom != life.Disputed {
+		return
+	}
+	blame.Hold(c.Instance, func(found suspect.Finding) {
+		if found == suspect.Innocent {
+			srv.Tier.Forgive(c.ID)
+		}
+	})
 }
 
 // endsAtOnce notes that the first token was the end of the answer.

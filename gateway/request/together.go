@@ -12,8 +12,8 @@ import (
 	"evenkeel/gateway/failure"
 	"evenkeel/gateway/handoff"
 	"evenkeel/gateway/journal"
+	"evenkeel/gateway/life"
 	"evenkeel/gateway/owner"
-	"evenkeel/gateway/suspect"
 	"evenkeel/mooncake"
 	"evenkeel/pool"
 	"evenkeel/prefill"
@@ -31,7 +31,7 @@ type bound struct{ *stream }
 
 // together serves a request that is bound before its prefill, up to the first event of its answer: a decode
 // rank first, and then both legs at once. Nothing was sent for the lease yet.
-func (j *job) together(lease *prefill.Lease) (*stream, *fault) {
+func (j *job) together(lease *prefill.Lease) (*stream, *failure.Fault) {
 	slot, f := j.place(lease.Candidate, j.estimate(), func(e *pool.Entry) {
 		e.Early = true
 		if in, known := lease.Foresee(); known {
@@ -62,10 +62,14 @@ func (j *job) together(lease *prefill.Lease) (*stream, *fault) {
 	})
 	if err != nil {
 		s.settle(board.Cancelled)
-		if errors.Is(err, couple.ErrUnheard) {
-			return nil, &fault{answer: failure.BadGateway("decode", err.Error()), err: err, final: true}
+		f := &failure.Fault{Ended: life.Ended{Leg: life.Decode, Why: life.Leaving}, Answer: failure.Leaving(), Err: err}
+		switch {
+		case errors.Is(err, couple.ErrUnheard):
+			f.Why, f.Answer = life.Unready, failure.BadGateway("decode", err.Error())
+		case errors.Is(err, couple.ErrUnknown):
+			f.Why = life.Unlearned
 		}
-		return nil, &fault{answer: failure.Leaving(), err: err, moved: errors.Is(err, couple.ErrUnknown)} // else the proxy is about to end
+		return nil, f
 	}
 	j.client.OnGone(s.partner.ClientLeft)
 	f = b.open()
@@ -100,12 +104,12 @@ func (b bound) firstWithin() time.Duration {
 }
 
 // open sends the decode leg and reads up to its first data event.
-func (b bound) open() *fault {
+func (b bound) open() *failure.Fault {
 	s, j := b.stream, b.job
 	sent, ok := s.rank.Area.Enter()
 	defer sent()
 	if !ok {
-		return b.lost(couple.Refused, &fault{answer: failure.NotOurs(), err: owner.ErrNotOwner, moved: true})
+		return b.lost(couple.Refused, notOurs())
 	}
 	s.call.OnWritten(sent)
 	s.call.Guard(s.rank.Area.Ours)
@@ -125,19 +129,19 @@ func (b bound) open() *fault {
 		engine.Deadlines{Connect: j.srv.Settings().Limits.ConnectTimeout, FirstByte: handoff.Forever, Idle: handoff.Forever})
 	switch {
 	case errors.Is(err, owner.ErrNotOwner):
-		return b.lost(couple.Refused, &fault{answer: failure.NotOurs(), err: owner.ErrNotOwner, moved: true})
+		return b.lost(couple.Refused, notOurs())
 	case err != nil:
-		how := couple.Died
-		if prefill.Unsent(err) {
+		f, how := &failure.Fault{Ended: failure.Broke(life.Decode, err), Answer: failure.Transport("decode", err), Err: err, Engine: s.rank.Instance}, couple.Died
+		if f.Why == life.Unreachable {
 			how = couple.Refused
 		}
-		return b.lost(how, &fault{answer: failure.Transport("decode", err), err: err, engine: s.rank.Instance, spent: true})
+		return b.lost(how, f)
 	}
 	s.resp = resp
 	if resp.StatusCode() != http.StatusOK {
 		f := j.decodeRefused(nil, s)
 		how := couple.Refused
-		if f.final {
+		if f.Verdict().Next == life.Over {
 			how = couple.Rejected
 		}
 		return b.lost(how, f)
@@ -145,26 +149,25 @@ func (b bound) open() *fault {
 	if err := b.first(); err != nil {
 		f := s.failure(err)
 		how := couple.Died
-		if s.broken != nil && (f.final || f.givenBack) {
+		if next := f.Verdict().Next; s.broken != nil && (next == life.Over || next == life.Room) {
 			how = couple.Rejected
 		}
 		return b.lost(how, f)
 	}
 	if !s.believed(nil) {
-		return b.lost(couple.Died, &fault{answer: failure.Late(), err: handoff.ErrLate, spent: true})
+		return b.lost(couple.Died, disbelieved())
 	}
 	f := s.partner.Started(s.Mirror.Prompt())
 	if s.ended {
 		f = s.partner.Believe(s.Mirror.Prompt(), j.client.Gone())
 	}
 	if f != nil {
-		return b.lost(couple.Died, &fault{answer: f.Answer, err: f.Err, spent: true})
+		return b.lost(couple.Died, f)
 	}
-	if fail := j.verify(j.resume.atD, s.Mirror.Prompt()); fail != nil {
+	if f = ignored(life.Decode, j.verify(j.resume.atD, s.Mirror.Prompt())); f != nil {
 		s.partner.Close()
-		return &fault{answer: fail, final: true, spent: true}
 	}
-	return nil
+	return f
 }
 
 // first reads up to the first event; where an aborted transfer is known by how much of the prompt the prefill
@@ -182,51 +185,40 @@ func (b bound) first() error {
 
 // lost is the fault of a decode leg without a first event: its own, or that of the prefill leg that has
 // ended it.
-func (b bound) lost(how couple.Ended, f *fault) *fault {
+func (b bound) lost(how couple.Ended, f *failure.Fault) *failure.Fault {
 	s, j := b.stream, b.job
 	other, stranded := s.partner.Ended(how)
 	s.stranded = stranded
 	if other == nil {
-		if f.err != nil && !f.moved && how == couple.Died {
-			j.srv.Monitor.Report(s.rank.Instance, f.err)
+		if f.Err != nil && how == couple.Died {
+			j.srv.Monitor.Report(s.rank.Instance, f.Err)
 		}
 		return f
 	}
-	s.unheard = other.Silent
+	s.unheard = other.Why == life.Unbegun
 	if errors.Is(other.Err, couple.ErrLate) {
 		s.wait.Lose()
 		j.srv.metrics.latePulls.Inc()
 	}
-	if other.Status == http.StatusInternalServerError {
-		c := s.partner.Prefiller()
-		j.blame.Hold(c.Instance, func(f suspect.Finding) {
-			if f == suspect.Innocent {
-				j.srv.Tier.Forgive(c.ID)
-			}
-		})
-	}
-	return &fault{
-		answer: other.Answer, status: other.Status, err: other.Err, engine: other.Engine, retryAfter: other.RetryAfter, spent: true,
-		final: other.Final, refusal: other.Refusal, moved: other.Moved, prefills: !other.Decode,
-	}
+	j.srv.dispute(&j.blame, s.partner.Prefiller(), other)
+	why := *other
+	return &why
 }
 
 // giveUp returns what a failed attempt holds. If the client has left, it first waits for the end of the
 // prefill leg, which may still write to the rank: until then the slot must not go to another request.
-func (b bound) giveUp(f *fault) {
+func (b bound) giveUp(f *failure.Fault) {
 	s, j := b.stream, b.job
-	if s.run.Moved() && !f.final {
-		f.moved = true
-	}
-	if !f.prefills {
+	f.Moved = s.run.Moved()
+	if f.Leg == life.Decode {
 		s.condemn(f)
-		if !f.givenBack {
+		if f.Verdict().Next != life.Room {
 			j.tries.Shun(j.srv.Fleet, s.rank.Worker)
 		}
 	}
 	kind := board.Failed
 	switch {
-	case errors.Is(f.err, owner.ErrNotOwner):
+	case f.Why == life.NotOurs:
 		kind = board.Cancelled
 	case j.client.left():
 		s.stranded = s.partner.Wait() || s.stranded

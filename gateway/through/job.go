@@ -229,7 +229,7 @@ func (a *answer) open() *fault {
 		refusal := failure.Body(resp)
 		f := &fault{status: status, err: fmt.Errorf("engine %s answered %d", a.to.ID, status)}
 		f.lacks = lacksRoute(status, refusal)
-		if f.answer, _ = failure.Refused(j.srv.Log, failure.Engine, a.to.ID, resp, refusal); status == http.StatusNotImplemented { // its model cannot do what this one asks for
+		if f.answer = failure.Refused(j.srv.Log, failure.Engine, a.to.ID, resp, refusal); status == http.StatusNotImplemented { // its model cannot do what this one asks for
 			f.answer = failure.Relayed(status, resp, refusal)
 		}
 		f.again = f.lacks || status == http.StatusServiceUnavailable || status == http.StatusTooManyRequests
