@@ -23,7 +23,6 @@ type Handoff struct {
 	Lease *prefill.Lease
 	Born  fleet.Birth
 	Avoid []int32         // workers that failed at it
-	Live  bool            // one of them may work on it still
 	kv    json.RawMessage // the taken params, while no engine can have read them
 	seen  witness
 }

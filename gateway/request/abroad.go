@@ -13,6 +13,7 @@ import (
 	"evenkeel/gateway/edge"
 	"evenkeel/gateway/failure"
 	"evenkeel/gateway/journal"
+	"evenkeel/gateway/life"
 	"evenkeel/gateway/openai"
 	"evenkeel/gateway/owner"
 	"evenkeel/gateway/prompt"
@@ -24,12 +25,12 @@ import (
 // send has another dispatcher answer. A peer that fails before the client has
 // anything gives the request back: it is not answered then, and there is no error. It
 // takes its old place in the queue and stays, or is asked about again.
-func (j *job) send(ctx *fasthttp.RequestCtx, way *geo.Forward) (answered bool, _ *openai.Error) {
+func (j *job) send(ctx *fasthttp.RequestCtx, way *geo.Forward) (life.What, *openai.Error) {
 	f := &forwarded{way, j}
 	if j.client.left() {
 		f.Drop()
 		j.freed()
-		return false, failure.Gone()
+		return life.PeerRefuses, failure.Gone()
 	}
 	j.told.Calls("forward")
 	j.reach(journal.Transfer)
@@ -42,14 +43,14 @@ func (j *job) send(ctx *fasthttp.RequestCtx, way *geo.Forward) (answered bool, _
 	switch {
 	case failure != nil:
 		j.client.OnGone(nil)
-		return false, j.cameBack(failure)
+		return j.cameBack(failure)
 	case whole != nil:
 		j.client.OnGone(nil)
 		f.inOnePiece(ctx, whole)
 	default:
 		f.relay(ctx)
 	}
-	return true, nil
+	return life.PeerAnswers, nil
 }
 
 // passedOn are the client's headers that mean something in another region.
@@ -62,34 +63,34 @@ func passedOn(ctx *fasthttp.RequestCtx) []engine.Header {
 
 // cameBack handles a forward that gave the client nothing. Without an error the
 // request is served here, or asked about again.
-func (j *job) cameBack(x *geo.Failure) *openai.Error {
+func (j *job) cameBack(x *geo.Failure) (life.What, *openai.Error) {
 	if x.Gone || j.client.left() {
 		j.freed()
-		return failure.Gone()
+		return life.PeerRefuses, failure.Gone()
 	}
 	if x.Relay != nil {
 		j.in.way = wayForwarded
-		return relayedBy(x.Relay)
+		return life.PeerRefuses, relayedBy(x.Relay)
 	}
 	j.in.way = wayFallback
+	what := life.SiblingReturns
 	log := j.srv.Log.With(zap.Inline(j), zap.String("peer", j.told.Peer), zap.String("cause", x.Reason), zap.Error(x.Err))
 	if x.Sibling {
 		if x.Ran && j.ran > 0 { // it may run a second time for nobody, and no third
-			return openai.Unavailable("owner_lost", "the proxy that served it was lost, and so was the one after it; send the request again", 1)
+			return life.PeerRefuses, openai.Unavailable("owner_lost", "the proxy that served it was lost, and so was the one after it; send the request again", 1)
 		}
 		if x.Ran {
 			j.ran++
 		}
 		log.Info("another proxy gave a request back, and the owner of its decode group is looked up again")
-		j.history.moves(askAgain)
 	} else {
 		log.Info("another region gave a request back, and it is served here")
-		j.history.moves(gaveBack)
+		what = life.RegionReturns
 		j.question = j.elsewhere(true)
 	}
 	j.told.Fails("peer "+j.told.Peer+": "+x.Reason, 0, errReturned)
 	j.told.Retries()
-	return nil
+	return what, nil
 }
 
 // elsewhere is what the arrival queue asks about the request; nil: nothing. No other dispatcher gets one whose stream has no [DONE].
@@ -98,7 +99,7 @@ func (j *job) elsewhere(stay bool) *geo.Question {
 		return nil
 	}
 	a := geo.Ask{
-		ID: j.id, Model: j.model.Name, Tenant: j.told.Key, Leave: j.history == triedHere, Stay: stay || j.in.Stays && !j.srv.Owner.Has(owner.Groups), Home: j.in.Stays, RingKey: geo.RingKeyOf(j.in.Session, j.in.Address),
+		ID: j.id, Model: j.model.Name, Tenant: j.told.Key, Leave: j.life.Tried(), Stay: stay || j.in.Stays && !j.srv.Owner.Has(owner.Groups), Home: j.in.Stays, RingKey: geo.RingKeyOf(j.in.Session, j.in.Address),
 	}
 	if from := j.in.From; from != nil {
 		a.Came = from

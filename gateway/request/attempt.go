@@ -9,7 +9,6 @@ import (
 
 	"go.uber.org/zap"
 
-	"evenkeel/dispatcher/board"
 	"evenkeel/gateway/failure"
 	"evenkeel/gateway/fleet"
 	"evenkeel/gateway/handoff"
@@ -24,10 +23,6 @@ import (
 // again decides whether to try once more and waits the backoff. The client that
 // left ends it, and so does one that will have left by then.
 func (j *job) again(f *failure.Fault) bool {
-	j.told.Fails(f.Cause(), f.Status, f.Answer)
-	if next := f.Verdict().Next; next == life.Over || next == life.Ask || j.client.left() {
-		return false
-	}
 	wait, ok := j.backoff(f)
 	wait = max(wait, min(f.RetryAfter, maxRetryAfter))
 	log := j.srv.Log.With(zap.Inline(j), zap.Int("attempt", j.told.Attempts), zap.Int("status", f.Status), zap.Error(f.Err))
@@ -104,33 +99,6 @@ func (j *job) probeFailed(lease *prefill.Lease, run *fleet.Run, err error) *fail
 	if f.Why == life.Moved || f.Why == life.HungUp {
 		f.Answer, f.Err, f.Engine = j.srv.movedOut(), errDrained, ""
 	}
-	return j.gaveUp(lease, f)
-}
-
-// gaveUp settles the lease of a probe that has failed.
-func (j *job) gaveUp(lease *prefill.Lease, f *failure.Fault) *failure.Fault {
-	f.Leg, f.Kept = life.Prefill, true
-	handoff.Settle(lease, f.Verdict().KV)
-	if f.Why == life.Left && f.Far < life.Headed {
-		j.freed()
-	}
-	return f
-}
-
-// settle does with a hand-off what the end of a leg wants.
-func (j *job) settle(h *handoff.Handoff, f *failure.Fault) *failure.Fault {
-	if f.Leg == life.Prefill {
-		f.Far, f.Kept = life.Through, true
-	}
-	switch how := f.Verdict().KV; {
-	case h == nil || how == life.Keep:
-	case how == life.Discard:
-		j.discard(h)
-	case how == life.Doubt || how == life.DoubtOn:
-		j.doubts.add(h, how == life.DoubtOn)
-	default:
-		handoff.Settle(h.Lease, how)
-	}
 	return f
 }
 
@@ -145,20 +113,6 @@ func (srv *Server) movedOut() *openai.Error {
 
 // errDrained ends an answer whose rank was drained and that no other can take up.
 var errDrained = errors.New("the engine was taken out of service")
-
-// unplaced is what becomes of a request whose hand-off got no rank. KV does not cross
-// regions. So a hand-off in a region whose ranks are gone, most often because the
-// region was handed back, is spent: the prompt is prefilled again elsewhere, once.
-func (j *job) unplaced(err error, region string, unowned bool) *failure.Fault {
-	if unowned {
-		return &failure.Fault{Ended: life.Ended{Why: life.Unowned}, Answer: failure.NotOurs(), Err: owner.ErrNotOwner}
-	}
-	f := &failure.Fault{Ended: life.Ended{Why: life.NoRank}, Answer: failure.Pool(err, j.prompt), Err: err}
-	if gone := errors.Is(err, board.ErrNoWorkers) || errors.Is(err, board.ErrWithdrawn); gone && region != "" && j.history.moves(lostRanks) {
-		f.Why = life.RanksLost
-	}
-	return f
-}
 
 // decodeRefused is an error status of the decode engine.
 func (j *job) decodeRefused(h *handoff.Handoff, s *stream) *failure.Fault {

@@ -13,6 +13,7 @@ import (
 	"evenkeel/gateway/edge"
 	"evenkeel/gateway/failure"
 	"evenkeel/gateway/fleet"
+	"evenkeel/gateway/handoff"
 	"evenkeel/gateway/life"
 	"evenkeel/mooncake"
 	"evenkeel/prefill"
@@ -36,9 +37,13 @@ func TestAProbeThatIsCutInItsAnswerIsNoFailure(t *testing.T) {
 		srv.Places.Release()
 		j := &job{srv: srv, client: reader{kid}}
 		fault := j.probeFailed(lease, &fleet.Run{}, &engine.Error{Sent: true, Answered: true, Aborted: true, Err: errors.New("cut")})
-		require.Equal(t, life.Over, fault.Verdict().Next, "its client has left")
+		fault.Kept = true
+		v := fault.Verdict()
+		require.Equal(t, life.Over, v.Next, "its client has left")
+		require.Equal(t, life.Orphan, v.KV, "it may have finished the prefill")
+		handoff.Settle(lease, v.KV)
 	}
 	c := srv.Tier.Status()[0]
 	require.Zero(t, c.Failures)
-	require.Equal(t, 6, c.Orphans, "it may have finished the prefill")
+	require.Equal(t, 6, c.Orphans)
 }

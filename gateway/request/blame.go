@@ -15,9 +15,9 @@ import (
 // condemn tells the monitor what a decode that gave nothing says about its
 // engine: a refusal of the request, an engine that is full, a hand-off that was
 // too old and a rank that was drained say nothing.
-func (s *stream) condemn(f *failure.Fault) {
+func (s *stream) condemn(whom life.Whom, f *failure.Fault) {
 	monitor, id := s.job.srv.Monitor, s.rank.Instance
-	switch f.Verdict().Whom {
+	switch whom {
 	case life.Nobody:
 	case life.Disputed:
 		s.job.blame.Accuse(monitor, id, f.Err)

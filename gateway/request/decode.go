@@ -6,8 +6,6 @@ import (
 	"net/http"
 	"time"
 
-	"evenkeel/dispatcher"
-	"evenkeel/dispatcher/board"
 	"evenkeel/engine"
 	"evenkeel/gateway/failure"
 	"evenkeel/gateway/handoff"
@@ -19,56 +17,30 @@ import (
 
 // decode consumes the hand-off, if there is one, and returns with the first data event in hand:
 // the engine has the KV then, and only then the client sees a status line.
-func (j *job) decode(h *handoff.Handoff, slot *dispatcher.Slot) (_ *stream, f *failure.Fault) {
-	next := journal.Transfer
+func (s *stream) decode(h *handoff.Handoff) *failure.Fault {
+	j, slot, next := s.job, s.slot, journal.Transfer
 	if h == nil {
 		next = journal.Prefill
 	}
 	j.told.Calls("decode")
 	j.reach(next)
-	s := j.newStream(slot)
-	defer func() {
-		if f != nil {
-			s.giveBack(h, f)
-		}
-	}()
-	defer onPanic(func() { s.settle(board.Failed) })
 	s.computes()
 	if f := j.open(h, s); f != nil {
+		if h == nil {
+			j.client.OnGone(nil)
+		}
 		if f.Verdict().KV == life.DoubtOn {
 			s.overdue(h)
 		}
-		return nil, j.settle(h, f)
+		return f
 	}
-	h.Release() // the prefiller has its blocks back
 	slot.Started()
 	j.arrived(h, s)
 	s.opened()
 	s.run.Settle()
 	j.reach(journal.Streaming)
 	j.client.OnGone(func() { s.call.Leave(notice) }) // from here a close aborts cleanly on the engine
-	return s, nil
-}
-
-// giveBack returns what the stream of a failed attempt took: slot, run, buffers and
-// the account of bytes kept. It judges the engine before.
-func (s *stream) giveBack(h *handoff.Handoff, f *failure.Fault) {
-	j := s.job
-	f.Moved = s.run.Moved()
-	s.condemn(f)
-	kind := board.Failed
-	switch {
-	case f.Why == life.NotOurs:
-		kind = board.Cancelled
-	case h == nil:
-		kind = j.localFailed(s, f)
-	case s.whole && j.client.left():
-		kind = board.Cancelled
-	}
-	s.settle(kind)
-	if j.resume.times == 0 {
-		j.forget()
-	}
+	return nil
 }
 
 // open sends the decode request and reads up to the first data event. The

@@ -1,7 +1,6 @@
 package request
 
 import (
-	"slices"
 	"time"
 
 	"evenkeel/gateway/handoff"
@@ -14,35 +13,6 @@ func (j *job) discard(h *handoff.Handoff) {
 	} else {
 		j.srv.discards.Discard(h, nil)
 	}
-}
-
-// doubts are hand-offs that an engine may have read, and no answer was made of them.
-type doubts []*handoff.Handoff
-
-// add keeps a hand-off from which no answer may be made any more, because an
-// engine may have read it: the request was sent to that engine, and it is not known
-// what the engine did with it. Its prompt is prefilled anew. The hand-off is discarded
-// once it is clear that the request is not what breaks engines. live: the engine
-// has not said that it is done with the request.
-func (d *doubts) add(h *handoff.Handoff, live bool) {
-	if h != nil {
-		h.Live = h.Live || live
-		*d = append(*d, h)
-	}
-}
-
-// settle discards what is kept as doubtful, or leaves it to the hold timeout
-// where another engine must not see the request.
-func (d *doubts) settle(j *job) {
-	for _, h := range *d {
-		if j.tries.Poisons() || h.Live && h.ProbeID != "" { // two requests of one id may be the end of an engine
-			h.Orphan()
-			continue
-		}
-		h.Avoid = slices.Clone(j.tries.Decode)
-		j.discard(h)
-	}
-	*d = nil
 }
 
 // overdue counts an answer that was given up because what came then would not

@@ -14,6 +14,7 @@ import (
 	"evenkeel/gateway/edge"
 	"evenkeel/gateway/failure"
 	"evenkeel/gateway/journal"
+	"evenkeel/gateway/life"
 	"evenkeel/gateway/openai"
 	"evenkeel/geo"
 	"evenkeel/mooncake"
@@ -102,11 +103,13 @@ func (f *fanned) goElsewhere(ctx *fasthttp.RequestCtx, whole *job) (answered boo
 			return false, nil
 		}
 		whole.told.Attempt()
-		if answered, fail := whole.send(ctx, away); answered || fail != nil {
-			return answered, fail
+		what, fail := whole.send(ctx, away)
+		if what == life.PeerAnswers || fail != nil {
+			return fail == nil, fail
 		}
+		whole.life.CameBack(what)
 		for _, l := range f.legs {
-			l.history = whole.history
+			l.life.Moved(&whole.life)
 		}
 	}
 }
@@ -118,7 +121,7 @@ func (f *fanned) enter() (away *geo.Forward, err error) {
 	rest := f.legs
 	if !f.srv.Settings().Geo.Follows() {
 		rest = slices.DeleteFunc(slices.Clone(rest), func(l leg) bool {
-			l.local.slot = l.bindLocal(nil)
+			l.local.slot = l.bindLocal()
 			return l.local.slot != nil
 		})
 	}
@@ -149,7 +152,7 @@ func (f *fanned) enter() (away *geo.Forward, err error) {
 // regions.
 func (f *fanned) ask(legs []leg) (head *geo.Question) {
 	first := legs[0]
-	if head = first.elsewhere(first.history == returned || len(legs) < len(f.legs)); head == nil {
+	if head = first.elsewhere(first.life.Stays() || len(legs) < len(f.legs)); head == nil {
 		return nil
 	}
 	head.Legs(len(legs))

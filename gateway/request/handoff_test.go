@@ -12,6 +12,7 @@ import (
 	"evenkeel/gateway/fleet"
 	"evenkeel/gateway/handoff"
 	"evenkeel/gateway/journal"
+	"evenkeel/gateway/life"
 	"evenkeel/gateway/openai"
 	"evenkeel/mooncake"
 	"evenkeel/prefill"
@@ -41,12 +42,15 @@ func TestASlotThatComesAsTheClientLeavesIsGivenBack(t *testing.T) {
 		lease, err := srv.Tier.Acquire(t.Context(), prefill.Request{Model: "m", PromptTokens: 7})
 		require.NoError(t, err)
 		client := &late{edge.NewDeparture(srv.Log), func() bool { return used() == 1 }}
-		j := &job{srv: srv, req: &openai.Request{}, client: reader{client}, model: fleet.Route{Board: "m"}, in: &Incoming{}, told: srv.Journal.Request(journal.Facts{}), prompt: 7, stay: stay{place: true}}
+		j := &job{srv: srv, req: &openai.Request{}, client: reader{client}, model: fleet.Route{Board: "m"}, in: &Incoming{}, told: srv.Journal.Request(journal.Facts{}), prompt: 7}
 		h := &handoff.Handoff{Handoff: mooncake.NewHandoff(nil, time.Now().Add(time.Minute), time.Now().Add(2*time.Minute)), Lease: lease, Origin: handoff.Origin{Request: j, Prompt: 7}}
-		if slot, _ := j.wait(h); slot != nil {
+		slot, f := j.wait(h)
+		if f == nil {
 			srv.Dispatcher.Release(slot, board.Outcome{})
-			lease.Release()
+		} else {
+			require.Equal(t, life.Verdict{KV: life.Discard, Next: life.Over}, f.Verdict())
 		}
+		lease.Release()
 		require.Zero(t, used())
 		require.Zero(t, srv.Places.Used())
 	}

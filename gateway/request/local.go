@@ -61,12 +61,12 @@ func (j *job) recognize() prefill.Prompt {
 // may be and a rank has room. Without a slot the request goes the usual way, as does
 // one with a hand-off, or one whose turn was taken with its siblings'. Where one
 // dispatcher decides for all, it is asked first, and so it is after failures here.
-func (j *job) bindLocal(held *handoff.Handoff) *dispatcher.Slot {
+func (j *job) bindLocal() *dispatcher.Slot {
 	if s := j.local.slot; s != nil {
 		j.local.slot = nil
 		return s
 	}
-	if held != nil || j.stay.ticket != nil || j.question != nil && j.history.open() && (j.srv.Settings().Geo.Follows() || j.history == triedHere) {
+	if j.stay.ticket != nil || j.question != nil && j.life.Open() && (j.srv.Settings().Geo.Follows() || j.life.Tried()) {
 		return nil
 	}
 	conf := &j.srv.Settings().Prefill.Disaggregation
@@ -105,7 +105,6 @@ func (j *job) bindLocal(held *handoff.Handoff) *dispatcher.Slot {
 	j.srv.metrics.localRequests.WithLabelValues(why).Inc()
 	j.srv.metrics.localTokens.Add(float64(r.Slot.NewTokens))
 	j.question = nil
-	j.history.moves(turned)
 	j.told.PlacedLocally(r.Slot, hits[r.Slot.Worker])
 	return r.Slot
 }
@@ -154,17 +153,11 @@ func (srv *Server) localRule(conf *prefill.Disaggregation, p *local.Prompt, why 
 	return rule
 }
 
-// localFailed takes note of a rank that did not come to a first event with a
-// prompt, and returns how its slot ends.
-func (j *job) localFailed(s *stream, f *failure.Fault) board.Kind {
-	j.client.OnGone(nil)
-	if j.client.left() {
-		return board.Cancelled
-	}
+// localFailed takes note of a rank that did not come to a first event with a prompt.
+func (j *job) localFailed(s *stream, f *failure.Fault) {
 	j.srv.metrics.localFailures.Inc()
 	j.told.Route = ""
 	j.srv.Log.Warn("decode rank failed at a prompt without a hand-off", zap.Inline(j), zap.String("engine", s.rank.Target.ID), zap.Error(f.Err))
-	return board.Failed
 }
 
 // arrived notes with the first event that the prompt's KV is on the rank. The

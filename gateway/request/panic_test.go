@@ -14,6 +14,7 @@ import (
 	"evenkeel/gateway/edge"
 	"evenkeel/gateway/fleet"
 	"evenkeel/gateway/journal"
+	"evenkeel/gateway/life"
 	"evenkeel/gateway/openai"
 	"evenkeel/pool"
 	"evenkeel/prefill"
@@ -40,8 +41,13 @@ func TestAPanicGivesBackWhatAStepHasTaken(t *testing.T) {
 	require.Equal(t, 1, srv.Tier.Status()[0].Inflight)
 
 	srv.Settings = func() *fleet.Settings { panic("on purpose") } // both steps ask it for their deadlines
-	require.PanicsWithValue(t, "on purpose", func() { _, _ = j.probe(lease) })
-	require.PanicsWithValue(t, "on purpose", func() { _, _ = j.decode(nil, bound.Slot) })
+	j.life.Step(life.Event{What: life.Begun}, nil)
+	j.life.Step(life.Event{What: life.NoRankTakes}, nil)
+	require.PanicsWithValue(t, "on purpose", func() { _, _ = (&runner{job: j, lease: lease}).run(life.Event{What: life.Turn}) })
+	j.life = life.Life{}
+	j.life.Step(life.Event{What: life.Begun}, nil)
+	require.PanicsWithValue(t, "on purpose", func() { _, _ = (&runner{job: j, slot: bound.Slot}).run(life.Event{What: life.RankTakes}) })
+	require.Zero(t, srv.Places.Used())
 	require.Zero(t, srv.Tier.Status()[0].Inflight)
 	require.Equal(t, 1, srv.Tier.Status()[0].Orphans, "its engine may hold the prompt")
 	require.Zero(t, srv.Dispatcher.Status(t.Context()).Models[0].Workers[0].Used)
@@ -53,8 +59,8 @@ func TestAPanicInThePoolGivesThePlaceBack(t *testing.T) {
 	kid, in := edge.NewDeparture(zap.NewNop()), &Incoming{Told: srv.Journal.Request(journal.Facts{ID: "x"})}
 	j := &job{srv: srv, req: &openai.Request{}, client: reader{kid}, model: fleet.Route{Name: "m", Board: "m"}, in: in, told: in.Told}
 	waits := func(more func(*pool.Entry)) {
+		srv.Places.Reserve()
 		require.PanicsWithValue(t, "on purpose", func() { _, _ = j.place(prefill.Candidate{}, 7, more) })
-		j.stay.end(srv.Tier, srv.Places) // as the end of its request does
 		require.Zero(t, srv.Places.Used())
 	}
 	waits(func(*pool.Entry) { panic("on purpose") })

@@ -27,18 +27,17 @@ import (
 var answerPool = sync.Pool{New: func() any { return new([]byte) }}
 
 // probe runs the prefill. Once the engine answers, it holds the blocks, so the
-// hand-off is read also of a client that has left, to be discarded by wait.
+// hand-off is read also of a client that has left, to be discarded. With a fault, it is of no use.
 func (j *job) probe(lease *prefill.Lease) (*handoff.Handoff, *failure.Fault) {
-	defer onPanic(lease.Orphan)
 	if j.client.left() { // before anything is sent
-		return nil, j.gaveUp(lease, &failure.Fault{Ended: life.Ended{Why: life.Left}, Answer: failure.Gone()})
+		return nil, &failure.Fault{Ended: life.Ended{Why: life.Left}, Answer: failure.Gone()}
 	}
 	j.reach(journal.Prefill)
 	began := time.Now()
 	c := lease.Candidate
 	x, err := j.srv.Fleet.Exchange(c)
 	if err != nil {
-		return nil, j.gaveUp(lease, &failure.Fault{Ended: life.Ended{Why: life.Unnamed}, Answer: failure.BadGateway("prefill", "its bootstrap server does not answer"), Err: err})
+		return nil, &failure.Fault{Ended: life.Ended{Why: life.Unnamed}, Answer: failure.BadGateway("prefill", "its bootstrap server does not answer"), Err: err}
 	}
 	if x != nil {
 		x.TransferID = j.legID("t", j.told.Attempts)
@@ -78,7 +77,7 @@ func (j *job) probe(lease *prefill.Lease) (*handoff.Handoff, *failure.Fault) {
 	j.srv.Monitor.Heard(c.Instance)
 	j.told.Probed(time.Since(began))
 	if status := resp.StatusCode(); status != http.StatusOK {
-		f := j.gaveUp(lease, failure.Status(j.srv.Log, life.Prefill, c.ID, resp, answer))
+		f := failure.Status(j.srv.Log, life.Prefill, c.ID, resp, answer)
 		j.srv.dispute(&j.blame, c, f)
 		return nil, f
 	}
@@ -115,7 +114,7 @@ func (j *job) accept(lease *prefill.Lease, born fleet.Birth, x *mooncake.Exchang
 		if why == life.Garbled { // wrong connector, or an engine that points elsewhere
 			j.srv.Log.Error("a hand-off cannot be used, and is refused", zap.Inline(j), zap.Error(err))
 		}
-		return nil, j.gaveUp(lease, &failure.Fault{Ended: life.Ended{Far: life.Headed, Why: why}, Answer: failure.BadGateway("prefill", "it gave no usable hand-off"), Status: http.StatusOK, Err: err})
+		return nil, &failure.Fault{Ended: life.Ended{Far: life.Headed, Why: why}, Answer: failure.BadGateway("prefill", "it gave no usable hand-off"), Status: http.StatusOK, Err: err}
 	}
 	j.prompt = got.PromptTokens
 	j.told.Prefilled(&got, j.resume.times > 0)
@@ -136,12 +135,9 @@ func (j *job) accept(lease *prefill.Lease, born fleet.Birth, x *mooncake.Exchang
 		h.ProbeID = j.legID("p", j.told.Attempts)
 	}
 	if fail := prompt.Beyond(j.model, j.req, j.prompt, j.resume.before); fail != nil {
-		return nil, j.settle(h, &failure.Fault{Ended: life.Ended{Why: life.TooLong}, Answer: fail})
+		return h, &failure.Fault{Ended: life.Ended{Far: life.Through, Why: life.TooLong}, Answer: fail}
 	}
-	if f := ignored(life.Prefill, j.verify(j.resume.atP, got.PromptTokens)); f != nil {
-		return nil, j.settle(h, f)
-	}
-	return h, nil
+	return h, ignored(life.Prefill, j.verify(j.resume.atP, got.PromptTokens))
 }
 
 // dispute keeps a prefill engine's 500 until it is known whether another engine fails at the request, too.

@@ -6,7 +6,6 @@ import (
 	"net/http"
 	"time"
 
-	"evenkeel/dispatcher/board"
 	"evenkeel/engine"
 	"evenkeel/gateway/couple"
 	"evenkeel/gateway/failure"
@@ -15,7 +14,6 @@ import (
 	"evenkeel/gateway/life"
 	"evenkeel/gateway/owner"
 	"evenkeel/mooncake"
-	"evenkeel/pool"
 	"evenkeel/prefill"
 )
 
@@ -29,25 +27,12 @@ func (srv *Server) early(c prefill.Candidate) bool {
 // bound is the stream of a request that is bound before its prefill, until its first event has come.
 type bound struct{ *stream }
 
-// together serves a request that is bound before its prefill, up to the first event of its answer: a decode
-// rank first, and then both legs at once. Nothing was sent for the lease yet.
-func (j *job) together(lease *prefill.Lease) (*stream, *failure.Fault) {
-	slot, f := j.place(lease.Candidate, j.estimate(), func(e *pool.Entry) {
-		e.Early = true
-		if in, known := lease.Foresee(); known {
-			e.Lead = in
-		}
-	})
-	if f != nil {
-		lease.Release()
-		return nil, f
-	}
+// decode sends both legs at once, and returns with the first event of the answer in hand. Nothing was sent for the lease yet.
+func (b bound) decode(lease *prefill.Lease) *failure.Fault {
+	s, j, slot := b.stream, b.job, b.slot
 	j.told.BoundEarly()
 	j.told.Calls("decode")
 	j.reach(journal.Transfer)
-	s := j.newStream(slot)
-	b := bound{s}
-	defer onPanic(func() { s.settle(board.Failed) })
 	s.computes()
 	body, leg, streamed, tokens := j.body, j.leg, !s.whole, j.estimate()
 	id := couple.ID(j.id, j.told.Attempts)
@@ -61,7 +46,6 @@ func (j *job) together(lease *prefill.Lease) (*stream, *failure.Fault) {
 		EndDecode: func() { s.call.Leave(notice) }, FirstEvent: b.firstWithin(), Whole: s.whole,
 	})
 	if err != nil {
-		s.settle(board.Cancelled)
 		f := &failure.Fault{Ended: life.Ended{Leg: life.Decode, Why: life.Leaving}, Answer: failure.Leaving(), Err: err}
 		switch {
 		case errors.Is(err, couple.ErrUnheard):
@@ -69,15 +53,17 @@ func (j *job) together(lease *prefill.Lease) (*stream, *failure.Fault) {
 		case errors.Is(err, couple.ErrUnknown):
 			f.Why = life.Unlearned
 		}
-		return nil, f
+		return f
 	}
 	j.client.OnGone(s.partner.ClientLeft)
-	f = b.open()
+	f := b.open()
 	j.client.OnGone(nil)
 	if f != nil {
 		b.hear()
-		b.giveUp(f)
-		return nil, f
+		if f.Why != life.NotOurs && j.client.left() { // its prefill leg may still write to the rank
+			s.stranded = s.partner.Wait() || s.stranded
+		}
+		return f
 	}
 	slot.Started()
 	j.arrived(nil, s)
@@ -91,7 +77,7 @@ func (j *job) together(lease *prefill.Lease) (*stream, *failure.Fault) {
 	s.run.Settle()
 	j.reach(journal.Streaming)
 	j.client.OnGone(func() { s.call.Leave(notice) })
-	return s, nil
+	return nil
 }
 
 // firstWithin is how long a decode engine may take for its first event once the prompt is prefilled. An
@@ -203,31 +189,6 @@ func (b bound) lost(how couple.Ended, f *failure.Fault) *failure.Fault {
 	j.srv.dispute(&j.blame, s.partner.Prefiller(), other)
 	why := *other
 	return &why
-}
-
-// giveUp returns what a failed attempt holds. If the client has left, it first waits for the end of the
-// prefill leg, which may still write to the rank: until then the slot must not go to another request.
-func (b bound) giveUp(f *failure.Fault) {
-	s, j := b.stream, b.job
-	f.Moved = s.run.Moved()
-	if f.Leg == life.Decode {
-		s.condemn(f)
-		if f.Verdict().Next != life.Room {
-			j.tries.Shun(j.srv.Fleet, s.rank.Worker)
-		}
-	}
-	kind := board.Failed
-	switch {
-	case f.Why == life.NotOurs:
-		kind = board.Cancelled
-	case j.client.left():
-		s.stranded = s.partner.Wait() || s.stranded
-		kind = board.Cancelled
-	}
-	s.settle(kind)
-	if j.resume.times == 0 {
-		j.forget()
-	}
 }
 
 // hear copies what the prefill engine has said so far into the request.

@@ -1,4 +1,4 @@
-package request
+package life
 
 // history is what a request has behind it, as far as that decides where it may still
 // be served. It is in one state at a time, and these are its legal moves; where the

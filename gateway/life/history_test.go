@@ -1,4 +1,4 @@
-package request
+package life
 
 import (
 	"go/ast"

@@ -1,0 +1,361 @@
+package life
+
+// State is where a request stands: what it waits for.
+type State uint8
+
+// The states.
+const (
+	Fresh     State = iota // nothing: an attempt may begin
+	Placing                // the dispatcher says whether a decode rank computes the prompt alone
+	Queued                 // its turn at a prefill engine
+	Abroad                 // the answer of another dispatcher
+	Probing                // the prefill engine's answer
+	Pooled                 // a slot on a decode rank
+	Opening                // the decode engine's first event
+	Coupled                // the same, of a request that was bound before its prefill: both of its legs are under way
+	Pausing                // the pause before another attempt
+	Offering               // it is known whether another dispatcher should have it now
+	Answering              // the end of its answer, or its loss
+	Done
+	states
+)
+
+// What has happened.
+type What uint8
+
+// What may happen.
+const (
+	Begun          What = iota // a client sends a request, or its answer was lost and is to go on
+	RankTakes                  // a decode rank computes the prompt alone, and has a slot
+	NoRankTakes                // none does
+	Turn                       // its turn at a prefill engine came
+	NoTurn                     // it did not
+	Directed                   // another dispatcher should have it
+	PeerAnswers                // and answers
+	PeerRefuses                // and has a refusal for the client, or cannot be asked again
+	RegionReturns              // a proxy of another region gave it back
+	SiblingReturns             // a proxy of this region did
+	HandedOver                 // the prefill engine has the KV, and a hand-off was made of it
+	Bound                      // a decode rank has a slot for it
+	First                      // the first event of its answer came
+	Fell                       // a leg ended without what it was for
+	Retried                    // it is tried again, and the pause is over
+	GivenUp                    // it is not tried again
+	Offered                    // another dispatcher may have it
+	NotOffered                 // none may
+	Panicked                   // the code that carries effects out did
+)
+
+// An Event is what has happened, and what is known at that moment.
+type Event struct {
+	What   What
+	End    Ended // of Fell
+	Early  bool  // of Turn: the decode rank is bound before the prefill
+	Open   bool  // of NoTurn: for want of engines, so that another region may have some
+	Named  bool  // of HandedOver: a decode request must have the probe's id
+	Left   bool  // the client has left
+	Poison bool  // it may be the request that breaks engines
+	Whole  bool  // its answer comes in one piece, and is ended when its client leaves
+}
+
+// Do is what an effect has to do.
+type Do uint8
+
+// What is to be done. Those from TryAlone on are waited for: the next event tells how they ended.
+const (
+	Question   Do = iota // it is asked about, whether another dispatcher should have it, with its next turn
+	Attempt              // an attempt begins
+	Settle               // a thing is given back
+	Restart              // engines that failed before may be tried again
+	Drop                 // what another dispatcher was to be sent is not
+	Shun                 // next attempts keep off the decode rank
+	Condemn              // a decode engine's failure is held against it
+	Acquit               // no engine is held to have failed at the request, if that is still open
+	TryAlone             // Placing
+	Queue                // Queued
+	Forward              // Abroad
+	SendProbe            // Probing
+	Enqueue              // Pooled
+	SendDecode           // Opening
+	SendBoth             // Coupled
+	Pause                // Pausing
+	Offer                // Offering
+	AnswerIt             // the client gets the answer
+	Fail                 // the client gets an error
+)
+
+// Error is which error the client gets.
+type Error uint8
+
+// The errors.
+const (
+	OfAttempt Error = iota // what the last attempt came to, or its turn
+	OfClient               // it has left
+	OfRanks                // no rank computes the prompt alone
+	OfOwner                // another dispatcher should have it, and it cannot go there
+	OfPeer                 // that of the other dispatcher
+)
+
+// An Effect is something to do.
+type Effect struct {
+	Do    Do
+	Thing Thing // of Settle
+	How   How
+	Whom  Whom  // of Condemn
+	Early bool  // of Enqueue
+	Place bool  // of Enqueue: a place in the pool is to be reserved, because the request has none
+	Group bool  // of Offer: because its decode group is another proxy's now. Else because every attempt here failed
+	Error Error // of Fail
+}
+
+// A Life is how far a request has come, what it holds, and where it may still be served. It is told what happens, and says
+// what is to be done. It belongs to one goroutine at a time.
+//
+//	Placing → Queued → Probing → Pooled → Opening → Answering → Done
+//	   ↑         ↓        early: Pooled → Coupled ↗      ↓
+//	   |       Abroad → Done                            lost
+//	   └──────────── Pausing, Offering ←── Fell ─────────┘
+type Life struct {
+	Bound bool // it is a leg of a fan-out, or its client has a part of its answer: no other dispatcher may have it
+	Alone bool // only a rank that computes the prompt may serve it
+
+	state   State
+	history history
+	early   bool // its rank was bound before its prefill
+	alone   bool // the rank computes the prompt
+	last    Next // what the last attempt came to
+	owed    owed
+}
+
+// State is where the request stands.
+func (l *Life) State() State { return l.state }
+
+// Open says whether another dispatcher may still get the request.
+func (l *Life) Open() bool { return l.history.open() }
+
+// Waited says whether the request has its old place in the arrival queue.
+func (l *Life) Waited() bool { return l.history.waited() }
+
+// Tried says whether every attempt here has failed.
+func (l *Life) Tried() bool { return l.history == triedHere }
+
+// Stays says that the request stays here for good.
+func (l *Life) Stays() bool { return l.history == returned }
+
+// Reserved says whether the request has a place in the pool.
+func (l *Life) Reserved() bool { return l.owed.has[Place] }
+
+// CameBack moves a request that another dispatcher gave back.
+func (l *Life) CameBack(by What) {
+	if by == RegionReturns {
+		l.history.moves(gaveBack)
+	} else {
+		l.history.moves(askAgain)
+	}
+}
+
+// Moved gives a leg the history of the request that it is a part of.
+func (l *Life) Moved(whole *Life) { l.history = whole.history }
+
+// Step takes an event in and appends to dst what is to be done, in this order. What is waited for is the last.
+func (l *Life) Step(e Event, dst []Effect) []Effect {
+	if e.What == Panicked {
+		return l.panicked(dst)
+	}
+	switch l.state {
+	case Fresh, Answering:
+		if e.What == Begun {
+			return l.begin(dst)
+		}
+	case Placing:
+		switch {
+		case e.What == RankTakes:
+			l.history.moves(turned)
+			l.alone = true
+			l.owed.take(Slot)
+			l.state = Opening
+			return append(dst, Effect{Do: SendDecode})
+		case l.Alone:
+			return l.fail(e, OfRanks, dst)
+		}
+		l.state = Queued
+		return append(dst, Effect{Do: Queue})
+	case Queued:
+		return l.queued(e, dst)
+	case Abroad:
+		switch e.What {
+		case PeerAnswers:
+			l.state = Done
+			return append(l.owed.conclude(append(dst, Effect{Do: Acquit}), e.Poison), Effect{Do: AnswerIt})
+		case RegionReturns, SiblingReturns:
+			l.CameBack(e.What)
+			return l.begin(dst)
+		}
+		return l.fail(e, OfPeer, dst)
+	case Probing:
+		if e.What == HandedOver {
+			dst = l.owed.settle(dst, Lease, Pass)
+			l.owed.take(KV)
+			l.owed.named = e.Named
+			return l.enqueue(dst)
+		}
+	case Pooled:
+		if e.What == Bound {
+			l.owed.take(Slot)
+			if l.early {
+				l.state = Coupled
+				dst = l.owed.settle(dst, Lease, Pass)
+				return append(dst, Effect{Do: SendBoth})
+			}
+			l.state = Opening
+			return append(dst, Effect{Do: SendDecode})
+		}
+	case Opening, Coupled:
+		if e.What == First {
+			l.state = Answering
+			dst = l.owed.settle(dst, KV, Free) // the prefill engine has its blocks back
+			dst = l.owed.settle(dst, Slot, Pass)
+			return append(l.owed.conclude(dst, e.Poison), Effect{Do: AnswerIt})
+		}
+	case Pausing:
+		if e.What == Retried {
+			return l.begin(dst)
+		}
+		return l.givenUp(e, dst)
+	case Offering:
+		if e.What == Offered {
+			dst = l.owed.conclude(dst, e.Poison)
+			dst = append(dst, Effect{Do: Acquit}, Effect{Do: Restart})
+			return l.begin(dst)
+		}
+		return l.fail(e, OfAttempt, dst)
+	}
+	if e.What == Fell {
+		return l.fell(e, dst)
+	}
+	return dst
+}
+
+// begin begins an attempt.
+func (l *Life) begin(dst []Effect) []Effect {
+	l.early, l.alone = false, false
+	if !l.Bound && l.history.open() {
+		dst = append(dst, Effect{Do: Question})
+	}
+	dst = append(dst, Effect{Do: Attempt})
+	if l.owed.has[KV] {
+		return l.enqueue(dst)
+	}
+	l.state = Placing
+	return append(dst, Effect{Do: TryAlone})
+}
+
+// enqueue has the pool find a rank. The pool's entry has the request's place from then on.
+func (l *Life) enqueue(dst []Effect) []Effect {
+	l.state = Pooled
+	enqueue := Effect{Do: Enqueue, Early: l.early, Place: !l.owed.has[Place]}
+	return append(l.owed.settle(dst, Place, Pass), enqueue)
+}
+
+// queued goes on from the arrival queue.
+func (l *Life) queued(e Event, dst []Effect) []Effect {
+	switch e.What {
+	case Turn:
+		l.history.moves(turned) // it stays here: no retry leaves
+		l.owed.take(Place)
+		l.owed.take(Lease)
+		if l.early = e.Early; l.early {
+			return l.enqueue(dst)
+		}
+		l.state = Probing
+		return append(dst, Effect{Do: SendProbe})
+	case Directed:
+		if l.Bound { // its question was settled before
+			return l.fail(e, OfOwner, append(dst, Effect{Do: Drop}))
+		}
+		l.state = Abroad
+		return append(dst, Effect{Do: Forward})
+	}
+	l.last = Elsewhere
+	if e.Open && !e.Left && l.offer(failed) {
+		return append(dst, Effect{Do: Offer})
+	}
+	return l.fail(e, OfAttempt, dst)
+}
+
+// fell goes on from the end of a leg: it settles what the leg held.
+func (l *Life) fell(e Event, dst []Effect) []Effect {
+	if e.End.Why == RanksLost && !l.history.moves(lostRanks) {
+		e.End.Why = NoRank
+	}
+	v := e.End.Verdict()
+	dst = append(dst, Effect{Do: Condemn, Whom: v.Whom})
+	if v.KV != Keep {
+		dst = l.owed.settle(dst, Lease, v.KV)
+		dst = l.owed.settle(dst, KV, v.KV)
+	}
+	if l.owed.has[Slot] {
+		dst = l.owed.settle(dst, Slot, l.slot(e))
+		if e.End.Leg == Decode && v.Next != Room {
+			dst = append(dst, Effect{Do: Shun})
+		}
+	}
+	l.last = v.Next
+	if v.Next == Over || v.Next == Ask || e.Left {
+		return l.givenUp(e, dst)
+	}
+	l.state = Pausing
+	return append(dst, Effect{Do: Pause})
+}
+
+// slot is how the slot of a leg that fell is given back.
+func (l *Life) slot(e Event) How {
+	switch e.End.Why {
+	case NotOurs, Unready, Unlearned, Leaving: // nothing was sent
+		return Cancelled
+	}
+	if e.Left && (l.alone || l.early || e.Whole) {
+		return Cancelled
+	}
+	return Failing
+}
+
+// givenUp goes on when there is no other attempt here.
+func (l *Life) givenUp(e Event, dst []Effect) []Effect {
+	dst = l.owed.settle(dst, KV, Doubt) // no engine has it, but no answer needs it any more
+	switch {
+	case e.Left:
+		return l.fail(e, OfClient, dst)
+	case l.last == Ask && l.offer(lostGroup), l.last != Ask && l.last != Over && !e.Poison && l.offer(failed):
+		return append(dst, Effect{Do: Offer, Group: l.last == Ask})
+	}
+	return l.fail(e, OfAttempt, dst)
+}
+
+// offer says whether the request may be asked about again, and then has it asked.
+func (l *Life) offer(why move) bool {
+	if l.Bound || !l.history.moves(why) {
+		return false
+	}
+	l.state = Offering
+	return true
+}
+
+// fail ends the life with an error.
+func (l *Life) fail(e Event, with Error, dst []Effect) []Effect {
+	l.state = Done
+	if e.Left {
+		with = OfClient
+	}
+	dst = append(dst, Effect{Do: Acquit})
+	return append(l.owed.conclude(dst, e.Poison), Effect{Do: Fail, Error: with})
+}
+
+// panicked settles all at once.
+func (l *Life) panicked(dst []Effect) []Effect {
+	l.state = Done
+	dst = l.owed.settle(dst, Slot, Failing)
+	dst = l.owed.settle(dst, Lease, Orphan)
+	dst = l.owed.settle(dst, KV, Orphan)
+	return l.owed.conclude(append(dst, Effect{Do: Acquit}), true)
+}

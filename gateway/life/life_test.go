@@ -1,0 +1,212 @@
+package life
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
+)
+
+// answers are the events that may follow what is waited for in a state. A panic may follow anything.
+var answers = map[State][]What{
+	Fresh:     {Begun},
+	Placing:   {RankTakes, NoRankTakes},
+	Queued:    {Turn, NoTurn, Directed},
+	Abroad:    {PeerAnswers, PeerRefuses, RegionReturns, SiblingReturns},
+	Probing:   {HandedOver, Fell},
+	Pooled:    {Bound, Fell},
+	Opening:   {First, Fell},
+	Coupled:   {First, Fell},
+	Pausing:   {Retried, GivenUp},
+	Offering:  {Offered, NotOffered},
+	Answering: {Begun},
+}
+
+// legs are the ends that a leg may have in a state: those for which the tables have an entry.
+func legs(l *Life) (all []Ended) {
+	early := []Why{Uncalled, Misplaced, Unbegun}                   // only the legs of an early attempt end so
+	pool := []Why{Left, Leaving, Unowned, NoRank, RanksLost}       // only the pool's wait does
+	late := []Why{Unconfirmed, Incomplete, Restarted, Disbelieved} // only an early prefill does
+	ends(func(e Ended, said How) {
+		fits := said != unsaid
+		switch l.state {
+		case Probing:
+			fits = fits && e.Leg == Prefill && e.Far < Through && e.Kept && !slices.Contains(late, e.Why)
+		case Pooled:
+			fits = fits && e.Leg == Prefill && e.Kept && slices.Contains(pool, e.Why) && (e.Far == Through) == !l.early && (e.Far == Unsent) == l.early
+		case Opening:
+			fits = fits && e.Leg == Decode && !slices.Contains(early, e.Why)
+		}
+		if fits {
+			all = append(all, e)
+		}
+	})
+	return all
+}
+
+// engines is what a model of the world knows of a request: what it holds, by the effects alone.
+type engines struct {
+	held    [things]int
+	read    bool // an engine may have read the KV that is held
+	status  int  // answers and errors that the client got
+	awaited int  // effects that are waited for, of one step
+}
+
+// follow takes an effect in.
+func (w *engines) follow(t require.TestingT, x Effect) {
+	if x.Do == Settle {
+		require.Contains(t, settles[x.Thing], x.How, "%d of thing %d", x.How, x.Thing)
+		require.Positive(t, w.held[x.Thing], "thing %d is settled, and is not held", x.Thing)
+		w.held[x.Thing]--
+		if x.How == Doubt || x.How == DoubtOn {
+			w.held[Doubted]++
+		}
+		return
+	}
+	if x.Do >= TryAlone {
+		w.awaited++
+	}
+	switch x.Do {
+	case SendDecode:
+		require.False(t, w.read && w.held[KV] > 0, "a hand-off is sent that may have been read")
+	case AnswerIt, Fail:
+		w.status++
+	}
+}
+
+// happens takes an event in, before it is told.
+func (w *engines) happens(state State, e Event) {
+	switch e.What {
+	case RankTakes, Bound:
+		w.held[Slot]++
+	case Turn:
+		if w.held[Place] == 0 {
+			w.held[Place]++
+		}
+		w.held[Lease]++
+	case HandedOver:
+		w.held[KV]++
+		w.read = false
+	case Fell:
+		if state == Opening && e.End.Far != Unsent {
+			w.read = true
+		}
+	}
+}
+
+// drawn is an event that may come now.
+func drawn(t *rapid.T, l *Life) Event {
+	e := Event{What: rapid.SampledFrom(answers[l.state]).Draw(t, "what"), Left: rapid.IntRange(0, 9).Draw(t, "left") == 0, Poison: rapid.IntRange(0, 9).Draw(t, "poison") == 0}
+	if rapid.IntRange(0, 199).Draw(t, "panic") == 0 {
+		e.What = Panicked
+	}
+	e.Early, e.Open, e.Named, e.Whole = rapid.Bool().Draw(t, "early"), rapid.Bool().Draw(t, "open"), rapid.Bool().Draw(t, "named"), rapid.Bool().Draw(t, "whole")
+	if e.What == Fell {
+		e.End = rapid.SampledFrom(legs(l)).Draw(t, "end")
+	}
+	return e
+}
+
+// In whatever order things happen: what is taken is settled once, in a way that is its own, and nothing is held at the end. No
+// hand-off is sent that may have been read. The client gets one answer or one error. A copy does what the first one does.
+func TestWhatIsTakenIsSettledOnce(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		l := Life{Bound: rapid.Bool().Draw(t, "bound"), Alone: rapid.IntRange(0, 4).Draw(t, "alone") == 0}
+		var w engines
+		var events []Event
+		e := Event{What: Begun}
+		for range 200 {
+			state := l.state
+			w.happens(state, e)
+			events = append(events, e)
+			twin := l
+			twin.owed.doubts = slices.Clone(l.owed.doubts)
+			dst := l.Step(e, nil)
+			require.Equal(t, dst, twin.Step(e, nil), "equal events give equal effects")
+			require.Equal(t, l.state, twin.state)
+			w.awaited = 0
+			for _, x := range dst {
+				w.follow(t, x)
+			}
+			if l.state == Done || l.state == Answering {
+				require.LessOrEqual(t, w.status, 1)
+				require.Zero(t, w.held[Place]+w.held[Lease]+w.held[KV]+w.held[Doubted]+w.held[Slot], "after %v", events)
+				if e.What != Panicked && e.What != PeerAnswers {
+					require.Equal(t, 1, w.status, "after %v", events)
+				}
+				return
+			}
+			require.Equal(t, 1, w.awaited, "something is waited for, in state %d after %v", l.state, events)
+			require.Equal(t, TryAlone, dst[len(dst)-1].Do-Do(l.state-Placing), "and it is what the state waits for")
+			if e.Left && (e.What == Fell || e.What == GivenUp) {
+				require.Fail(t, "a request goes on whose client has left", "%v", events)
+			}
+			e = drawn(t, &l)
+		}
+	})
+}
+
+// The client may leave while anything is waited for. The next event ends the request, but for those that something has begun for
+// that must be settled first.
+func TestARequestWhoseClientLeavesEnds(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		l := Life{}
+		l.Step(Event{What: Begun}, nil)
+		for range rapid.IntRange(0, 20).Draw(t, "events") {
+			if l.state == Done || l.state == Answering {
+				return
+			}
+			l.Step(drawn(t, &l), nil)
+		}
+		for more := 0; l.state != Done && l.state != Answering; more++ {
+			require.Less(t, more, 4, "in state %d", l.state)
+			e := drawn(t, &l)
+			e.Left = true
+			switch e.What { // whatever waits ends with the client
+			case Turn:
+				e.What = NoTurn
+			case RegionReturns, SiblingReturns:
+				e.What = PeerRefuses
+			case Retried:
+				e.What = GivenUp
+			case Offered:
+				e.What = NotOffered
+			}
+			l.Step(e, nil)
+		}
+	})
+}
+
+// An early attempt that comes to the same as a late one owes the same.
+func TestEarlyAndLateOweTheSame(t *testing.T) {
+	for _, end := range []Ended{{Why: Left}, {Why: Leaving}, {Why: Unowned}, {Why: NoRank}} {
+		for _, left := range []bool{false, true} {
+			var after [2][]Effect
+			for i, early := range []bool{false, true} {
+				l := Life{Bound: true}
+				l.Step(Event{What: Begun}, nil)
+				l.Step(Event{What: NoRankTakes}, nil)
+				l.Step(Event{What: Turn, Early: early}, nil)
+				if e := end; !early {
+					l.Step(Event{What: HandedOver}, nil)
+					e.Far, e.Kept = Through, true
+					end = e
+				} else {
+					end.Far = Unsent
+				}
+				after[i] = l.Step(Event{What: Fell, End: end, Left: left}, nil)
+				require.True(t, l.owed.nothing())
+			}
+			require.Equal(t, after[0][len(after[0])-1], after[1][len(after[1])-1], "%+v", end)
+		}
+	}
+}
+
+func TestASettleOfWhatIsNotHeldChangesNothing(t *testing.T) {
+	var o owed
+	for thing := range things {
+		require.Empty(t, o.settle(nil, thing, Free), fmt.Sprint(thing))
+	}
+}

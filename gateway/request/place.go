@@ -1,0 +1,100 @@
+package request
+
+import (
+	"errors"
+	"time"
+
+	"evenkeel/dispatcher"
+	"evenkeel/dispatcher/board"
+	"evenkeel/gateway/failure"
+	"evenkeel/gateway/fleet"
+	"evenkeel/gateway/handoff"
+	"evenkeel/gateway/journal"
+	"evenkeel/gateway/life"
+	"evenkeel/gateway/openai"
+	"evenkeel/gateway/owner"
+	"evenkeel/mooncake"
+	"evenkeel/pool"
+	"evenkeel/prefill"
+)
+
+// wait parks the hand-off in the pool until the dispatcher binds it to a rank.
+func (j *job) wait(h *handoff.Handoff) (*dispatcher.Slot, *failure.Fault) {
+	slot, f := j.place(h.Lease.Candidate, j.prompt, func(e *pool.Entry) { e.Deadline = h.BindBy() })
+	if f != nil {
+		f.Far, f.Kept = life.Through, true
+	}
+	return slot, f
+}
+
+// place waits in the pool until the dispatcher binds the request to a rank. more completes what
+// the dispatcher is told of it.
+// Any other end of the wait ends the request, with two exceptions: if the region's
+// engines were handed back or it lost its ranks, the prompt is prefilled again in
+// another region, and if its decode group is another proxy's now, that proxy is asked.
+func (j *job) place(c prefill.Candidate, tokens int, more func(*pool.Entry)) (*dispatcher.Slot, *failure.Fault) {
+	j.reach(journal.Pooled)
+	region := j.srv.Fleet.RegionFor(c.Instance)
+	e := &pool.Entry{
+		ID: j.srv.nextID(), Model: fleet.BoardIn(j.model.Board, region), Prompt: tokens, Age: j.resume.before, Key: j.promptHash(), Arrival: j.arrive, Entered: time.Now(),
+		Only: j.in.ToDecode, Avoid: j.tries.Decode, Prefiller: c.Instance, Response: j.req.Endpoint == mooncake.Responses,
+	}
+	queued := false
+	defer onPanic(func() {
+		if !queued {
+			j.srv.Places.Release()
+		}
+	})
+	more(e)
+	got, lost := j.srv.Dispatcher.Enqueue(e), j.srv.Owner.Losses() // the entry has the place in the pool now
+	queued = true
+	var r dispatcher.Result
+	waits, unowned := true, false
+	withdraw := func(why life.Why, answer *openai.Error) (*dispatcher.Slot, *failure.Fault) {
+		if waits {
+			j.srv.Dispatcher.Withdraw(e)
+			r, waits = <-got, false
+		}
+		if r.Err == nil { // the slot came first: ours to give back
+			j.srv.Dispatcher.Release(r.Slot, board.Outcome{Kind: board.Cancelled})
+		}
+		return nil, &failure.Fault{Ended: life.Ended{Why: why}, Answer: answer}
+	}
+	defer onPanic(func() { withdraw(life.Leaving, nil) })
+	for waits {
+		if unowned = !j.srv.Fleet.Owned(j.model.Board); unowned || region != "" && !j.srv.Owner.Admits(region) {
+			j.srv.Dispatcher.Withdraw(e)
+			r, waits = <-got, false // the slot may have come first, so it is checked again before it is used
+			continue
+		}
+		select {
+		case r = <-got:
+			waits = false
+		case <-lost:
+			lost = j.srv.Owner.Losses()
+		case <-j.client.Gone():
+			return withdraw(life.Left, failure.Gone())
+		case <-j.srv.Serving().Done():
+			return withdraw(life.Leaving, failure.Leaving())
+		}
+	}
+	if r.Err != nil {
+		return nil, j.unplaced(r.Err, region, unowned)
+	}
+	j.told.Placed(r.Slot, time.Since(e.Entered))
+	return r.Slot, nil
+}
+
+// unplaced is what becomes of a request whose hand-off got no rank. KV does not cross
+// regions. So a hand-off in a region whose ranks are gone, most often because the
+// region was handed back, is spent: the prompt is prefilled again elsewhere, once.
+func (j *job) unplaced(err error, region string, unowned bool) *failure.Fault {
+	if unowned {
+		return &failure.Fault{Ended: life.Ended{Why: life.Unowned}, Answer: failure.NotOurs(), Err: owner.ErrNotOwner}
+	}
+	f := &failure.Fault{Ended: life.Ended{Why: life.NoRank}, Answer: failure.Pool(err, j.prompt), Err: err}
+	if gone := errors.Is(err, board.ErrNoWorkers) || errors.Is(err, board.ErrWithdrawn); gone && region != "" {
+		f.Why = life.RanksLost
+	}
+	return f
+}

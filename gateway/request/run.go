@@ -1,0 +1,316 @@
+package request
+
+import (
+	"errors"
+	"slices"
+
+	"github.com/valyala/fasthttp"
+
+	"evenkeel/dispatcher"
+	"evenkeel/dispatcher/board"
+	"evenkeel/gateway/failure"
+	"evenkeel/gateway/handoff"
+	"evenkeel/gateway/life"
+	"evenkeel/gateway/openai"
+	"evenkeel/gateway/suspect"
+	"evenkeel/geo"
+	"evenkeel/pool"
+	"evenkeel/prefill"
+)
+
+// serve runs a request up to the first event of its answer. It tells the request's life what happens, and carries out what is
+// to be done then.
+//
+// The caller relays the rest and settles by closing the stream. Without a stream and
+// without an error the answer came from another dispatcher and is on its way to ctx.
+// Before the first event nothing has reached the client, so a failure may start over.
+// An answer that is lost afterwards comes here again, from goOn: the prompt is longer
+// by then, the rest is the same. ctx is nil then, and for a leg of a fan-out: neither
+// is sent to another dispatcher.
+func (j *job) serve(ctx *fasthttp.RequestCtx) (*stream, *openai.Error) {
+	j.life.Bound, j.life.Alone = ctx == nil, j.in.Whole
+	j.tries.Forget()
+	r := runner{job: j, ctx: ctx}
+	s, fail := r.run(life.Event{What: life.Begun})
+	j.question = nil
+	j.stay.end(j.srv.Tier)
+	if fail != nil {
+		j.told.EndAttempt(fail)
+	}
+	return s, fail
+}
+
+// A runner has the things that a life only knows of.
+type runner struct {
+	*job
+	ctx *fasthttp.RequestCtx
+
+	away   *geo.Forward  // to another dispatcher
+	asks   *geo.Question // at its next turn
+	lease  *prefill.Lease
+	held   *handoff.Handoff
+	slot   *dispatcher.Slot
+	stream *stream
+	fault  *failure.Fault // that the last leg ended with; nil: no leg did
+	fail   *openai.Error  // what the last attempt came to
+}
+
+// run drives the life from an event on.
+func (r *runner) run(e life.Event) (*stream, *openai.Error) {
+	j := r.job
+	var room [8]life.Effect
+	defer onPanic(func() {
+		for _, x := range j.life.Step(life.Event{What: life.Panicked}, nil) {
+			r.do(x)
+		}
+	})
+	for {
+		e.Left, e.Poison = j.client.left(), j.tries.Poisons()
+		for _, x := range j.life.Step(e, room[:0]) {
+			switch x.Do {
+			case life.AnswerIt:
+				return r.answer(), nil
+			case life.Fail:
+				return nil, r.error(x.Error)
+			}
+			e = r.do(x)
+		}
+	}
+}
+
+// onPanic gives back what a step has taken, if it panics. The panic goes on to the edge.
+func onPanic(giveBack func()) {
+	if v := recover(); v != nil {
+		giveBack()
+		panic(v)
+	}
+}
+
+// do carries an effect out. Of one that is waited for, it returns how it ended.
+func (r *runner) do(x life.Effect) life.Event {
+	j := r.job
+	switch x.Do {
+	case life.Question:
+		if j.question == nil {
+			j.question = j.elsewhere(false)
+		}
+	case life.Attempt:
+		j.told.Attempt()
+		r.fault, r.stream = nil, nil
+	case life.Settle:
+		r.settle(x.Thing, x.How)
+	case life.Restart:
+		j.stay.end(j.srv.Tier)
+		j.tries.Restart()
+		j.question = r.asks
+	case life.Drop:
+		r.away.Drop()
+	case life.Shun:
+		j.tries.Shun(j.srv.Fleet, r.slot.Worker)
+	case life.Condemn:
+		if r.stream != nil {
+			r.stream.condemn(x.Whom, r.fault)
+		}
+	case life.Acquit:
+		j.blame.Find(suspect.Unclear)
+	case life.TryAlone:
+		if r.slot = j.bindLocal(); r.slot == nil {
+			return life.Event{What: life.NoRankTakes}
+		}
+		return life.Event{What: life.RankTakes}
+	case life.Queue:
+		return r.queue()
+	case life.Forward:
+		what, fail := j.send(r.ctx, r.away)
+		r.fail = fail
+		return life.Event{What: what}
+	case life.SendProbe:
+		held, f := j.probe(r.lease)
+		if r.held = held; f != nil {
+			f.Kept = true // until somebody fetches it
+			return r.fell(f)
+		}
+		return life.Event{What: life.HandedOver, Named: held.ProbeID != ""}
+	case life.Enqueue:
+		return r.enqueue(x)
+	case life.SendDecode:
+		r.stream = j.newStream(r.slot)
+		return r.began(r.stream.decode(r.held))
+	case life.SendBoth:
+		r.stream = j.newStream(r.slot)
+		return r.began(bound{r.stream}.decode(r.lease))
+	case life.Pause:
+		if j.again(r.fault) {
+			return life.Event{What: life.Retried}
+		}
+		return life.Event{What: life.GivenUp}
+	case life.Offer:
+		return r.offer(x.Group)
+	case life.AnswerIt, life.Fail:
+	}
+	return life.Event{}
+}
+
+// queue waits for the request's turn.
+func (r *runner) queue() life.Event {
+	j := r.job
+	lease, away, err := j.choose()
+	switch {
+	case away != nil:
+		r.away = away
+		return life.Event{What: life.Directed}
+	case err != nil:
+		r.fail = j.notChosen(err)
+		return life.Event{What: life.NoTurn, Open: errors.Is(err, prefill.ErrUnavailable)}
+	}
+	j.tries.Prefill = append(j.tries.Prefill, lease.Candidate.ID)
+	r.lease = lease
+	return life.Event{What: life.Turn, Early: j.srv.early(lease.Candidate)}
+}
+
+// enqueue waits for a slot.
+func (r *runner) enqueue(x life.Effect) life.Event {
+	j := r.job
+	if x.Place { // a hand-off that comes back for another rank
+		j.srv.Places.Reserve()
+	}
+	var f *failure.Fault
+	if x.Early {
+		r.slot, f = j.place(r.lease.Candidate, j.estimate(), func(e *pool.Entry) {
+			e.Early = true
+			if in, known := r.lease.Foresee(); known {
+				e.Lead = in
+			}
+		})
+	} else {
+		r.slot, f = j.wait(r.held)
+	}
+	if f != nil {
+		return r.fell(f)
+	}
+	return life.Event{What: life.Bound}
+}
+
+// began is how the legs of an attempt ended: with a first event, or a fault.
+func (r *runner) began(f *failure.Fault) life.Event {
+	if f != nil {
+		f.Moved = r.stream.run.Moved()
+		return r.fell(f)
+	}
+	return life.Event{What: life.First}
+}
+
+// fell tells the life of a fault.
+func (r *runner) fell(f *failure.Fault) life.Event {
+	r.fault, r.fail = f, f.Answer
+	r.told.Fails(f.Cause(), f.Status, f.Answer)
+	return life.Event{What: life.Fell, End: f.Ended, Whole: r.stream != nil && r.stream.whole}
+}
+
+// offer asks whether a request that cannot be served here should go to its decode group's owner, or to a region where attempts
+// have not failed yet.
+func (r *runner) offer(group bool) life.Event {
+	j, node := r.job, r.srv.Node
+	no := life.Event{What: life.NotOffered}
+	if node == nil || !j.req.Endpoint.Common() || j.client.left() || group && j.in.aimed() || !group && !node.Offered(j.model.Name) {
+		return no
+	}
+	q := j.elsewhere(false)
+	if !group && !q.Offered() {
+		return no
+	}
+	if r.asks = q; r.fault == nil {
+		j.told.EndAttempt(r.fail)
+	}
+	return life.Event{What: life.Offered}
+}
+
+// answer takes note that the answer has begun. It is nil if another dispatcher has answered.
+func (r *runner) answer() *stream {
+	s := r.stream
+	if s != nil {
+		s.shed()
+		r.blame.Find(suspect.Guilty)
+	}
+	return s
+}
+
+// error is what the client gets.
+func (r *runner) error(which life.Error) *openai.Error {
+	switch which {
+	case life.OfClient:
+		return failure.Gone()
+	case life.OfRanks:
+		return failure.Alone(r.client.left(), r.fail)
+	case life.OfOwner:
+		return failure.NotOurs()
+	case life.OfAttempt, life.OfPeer:
+	}
+	return r.fail
+}
+
+// settle gives a thing back.
+func (r *runner) settle(t life.Thing, how life.How) {
+	j := r.job
+	switch t {
+	case life.Place:
+		if how == life.Back {
+			j.srv.Places.Release()
+		}
+	case life.Lease:
+		switch {
+		case how == life.Pass: // the hand-off has it, or the legs of the attempt
+		case how == life.Discard:
+			j.discard(r.held)
+		default:
+			handoff.Settle(r.lease, how)
+			if how == life.Free && r.fault != nil && r.fault.Why == life.Left {
+				j.freed()
+			}
+		}
+	case life.KV:
+		switch how {
+		case life.Discard:
+			j.discard(r.held)
+		case life.Doubt, life.DoubtOn:
+			j.doubts = append(j.doubts, r.held)
+		default:
+			handoff.Settle(r.held.Lease, how)
+		}
+		r.held = nil
+	case life.Doubted:
+		h := j.doubts[0]
+		j.doubts = j.doubts[1:]
+		if how == life.Orphan {
+			h.Orphan()
+			break
+		}
+		h.Avoid = slices.Clone(j.tries.Decode)
+		j.discard(h)
+	case life.Slot:
+		r.giveSlotBack(how)
+	}
+}
+
+// giveSlotBack does so with the slot of an attempt that failed.
+func (r *runner) giveSlotBack(how life.How) {
+	j, kind := r.job, board.Failed
+	switch how {
+	case life.Pass: // the stream has it
+		return
+	case life.Cancelled:
+		kind = board.Cancelled
+	}
+	s := r.stream
+	if s == nil { // there was none yet when something panicked
+		j.srv.Dispatcher.Release(r.slot, board.Outcome{Kind: kind})
+		return
+	}
+	if s.local && how == life.Failing && r.fault != nil {
+		j.localFailed(s, r.fault)
+	}
+	s.settle(kind)
+	if j.resume.times == 0 {
+		j.forget()
+	}
+}

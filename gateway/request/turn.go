@@ -1,0 +1,127 @@
+package request
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"evenkeel/gateway/failure"
+	"evenkeel/gateway/journal"
+	"evenkeel/gateway/openai"
+	"evenkeel/gateway/prompt"
+	"evenkeel/geo"
+	"evenkeel/prefill"
+)
+
+// choose waits in the arrival queue for a place in the pool and an engine that may
+// take the prompt. It may be that another dispatcher should have the request.
+func (j *job) choose() (*prefill.Lease, *geo.Forward, error) {
+	lease, err := j.acquire()
+	if err == nil {
+		return lease, nil, nil
+	}
+	q := j.question
+	j.question = nil
+	if q == nil || q.Forward() == nil {
+		return nil, nil, err
+	}
+	if errors.Is(err, prefill.ErrElsewhere) {
+		return nil, q.Forward(), nil
+	}
+	q.Forward().Drop()
+	return nil, nil, err
+}
+
+// notChosen is the answer to a request that got no turn.
+func (j *job) notChosen(err error) *openai.Error {
+	if j.client.left() {
+		j.freed()
+		return failure.Gone()
+	}
+	return failure.Queue(err, j.model.Name)
+}
+
+// acquire takes the request's turn.
+func (j *job) acquire() (*prefill.Lease, error) {
+	began := time.Now()
+	j.reach(journal.Queued)
+	lease, err := j.awaitTurn()
+	j.told.Queued(time.Since(began))
+	if err != nil {
+		return nil, err
+	}
+	lease = j.srv.couples.Prefer(lease)
+	j.told.Chose(lease)
+	if j.life.Open() {
+		j.tries.Prefill = nil // of attempts before its question
+	}
+	if j.question != nil {
+		j.question.Stayed(lease.Wait)
+	}
+	j.question = nil
+	return lease, nil
+}
+
+// awaitTurn waits for the request's turn. Most have it at once, and need nobody who ends the wait.
+func (j *job) awaitTurn() (*prefill.Lease, error) {
+	k := j.stay.ticket
+	if j.stay.ticket = nil; k == nil {
+		if err := j.srv.Serving().Err(); err != nil {
+			return nil, err
+		}
+		if j.client.left() {
+			return nil, context.Canceled
+		}
+		entered, err := j.srv.Tier.Enter(j.arrival())
+		if err != nil {
+			return nil, err
+		}
+		k = &entered
+	}
+	if lease := k.Served(); lease != nil {
+		return lease, nil
+	}
+	ctx, cancel := context.WithCancel(j.srv.Serving())
+	defer cancel()
+	j.client.OnGone(cancel)
+	defer j.client.OnGone(nil)
+	return k.Wait(ctx)
+}
+
+// arrival is what the arrival queue knows of a request. A retry has its first
+// arrival.
+func (j *job) arrival() prefill.Request {
+	r := prefill.Request{
+		ID: j.id, Model: j.model.Name, PromptTokens: j.estimate(), Counted: j.prompt > 0 || (j.leg == nil || j.leg.Prompt == nil) && j.req.PromptTokens > 0, PromptBytes: prompt.Bytes(j.req, j.leg), Arrival: j.arrive,
+		Session: j.in.Session, Policy: j.in.PrefillPolicy, Target: j.in.ToPrefill,
+		Key: j.told.Key, Priority: j.in.Priority, Reserved: j.life.Reserved(), Exclude: j.tries.Prefill, Returned: j.life.Waited(),
+	}
+	if j.stay.holder == nil {
+		j.stay.holder = &prefill.Holder{}
+	}
+	r.Holder = j.stay.holder
+	if j.question != nil && !j.life.Reserved() && !j.in.aimed() { // what has a place in the pool stays, and what names engines
+		r.Elsewhere, r.Prompt = j.question, j.question.Prompt()
+	}
+	if r.Prompt.Keys == nil {
+		r.Prompt = j.recognize()
+	}
+	if node := j.srv.Node; node != nil {
+		r.May = node.May(j.told.Key, j.model.Name)
+	}
+	return r
+}
+
+// stay is what a request has of the arrival queue.
+type stay struct {
+	ticket *prefill.Ticket // of a leg that has entered the arrival queue with its siblings
+	holder *prefill.Holder // of the leases that serve is to give back or pass on; nil: it had no turn yet
+}
+
+// end tells the audit that the request no longer has to give back any lease.
+func (s *stay) end(tier *prefill.Tier) {
+	if s.holder != nil {
+		tier.Ended(s.holder)
+		s.holder = nil
+	}
+}
