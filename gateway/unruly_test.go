@@ -477,6 +477,20 @@ func TestTheUsageReachesTheClientHoweverItIsTold(t *testing.T) {
 	require.NotContains(t, c.post(chatPath, chat("a", `"stream":true,`)).body, "usage", "nobody asked for it")
 }
 
+// An engine that ends its answer behind the finish_reason has not told the usage. It is told in the engine's place.
+func TestAUsageThatTheEngineDidNotTell(t *testing.T) {
+	t.Parallel()
+	u := &unruly{probe: tell}
+	u.decode = func(w *script, _ *http.Request) { w.send(oneEvent + lastEvent) }
+	c := misled(t, u)
+	for _, form := range []string{"", `"stream":true,"stream_options":{"include_usage":true},`} {
+		r := c.post(chatPath, chat("a", form))
+		require.Equal(t, http.StatusOK, r.status)
+		require.Contains(t, r.body, `"usage":{"prompt_tokens":7,`, form)
+		require.NotContains(t, r.body, "error")
+	}
+}
+
 // Of several answers the client gets one usage, with every count of the engines in
 // it. The prompt counts once.
 func TestTheUsageOfSeveralAnswersHasAllCounts(t *testing.T) {

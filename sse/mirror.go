@@ -341,6 +341,12 @@ func (m *Mirror) Owed(dst []byte) []byte {
 	return out
 }
 
+// LacksUsage says that the client asked for the usage, that the engine has told none, and that enough is known of the answer,
+// which is not one that goes on, to tell one in the engine's place.
+func (m *Mirror) LacksUsage() bool {
+	return m.ask.Usage && !m.usageSeen && m.ask.Seam == nil && m.ask.Trail != nil && m.ask.Trail.Head.ID != nil
+}
+
 // Untrack ends what Ask.Trail began.
 func (m *Mirror) Untrack() { m.ask.Trail = nil }
 

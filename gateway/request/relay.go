@@ -186,6 +186,9 @@ func (s *stream) broke(err error) bool {
 		s.end(failure.Stream("upstream_broken", err))
 		return true
 	case errors.Is(err, io.EOF) && s.Closed() == sse.Whole:
+		if s.Mirror.LacksUsage() {
+			s.conclude(s.Trail.Head, "")
+		}
 		s.end(nil)
 		return true
 	case s.partner.Lost() != nil:

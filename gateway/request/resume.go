@@ -125,7 +125,7 @@ func (s *stream) plan() string {
 	s.sofar.Join(&s.Trail)
 	said := s.sofar
 	if s.Mirror.Finished() && said.Head.ID != nil { // only its end is missing
-		s.conclude("")
+		s.conclude(said.Head, "")
 		return tierFinished
 	}
 	if r.keeping == keepNothing || r.times+r.bounced >= recomputeMax(s.rank.Profile) || !j.req.Endpoint.Common() { // its beginning is out
@@ -162,7 +162,7 @@ func (s *stream) plan() string {
 	if said.Completed >= most {
 		s.prepare(said, nil)
 		s.before(said.Completed)
-		s.conclude("length")
+		s.conclude(said.Head, "length")
 		return tierFinished
 	}
 	tier := tierText
@@ -261,12 +261,12 @@ func (s *stream) before(tokens int) {
 
 // conclude ends an answer in the engine's place: with its usage, and before
 // that with the finish_reason if none came.
-func (s *stream) conclude(finish string) {
+func (s *stream) conclude(head sse.Head, finish string) {
 	j := s.job
 	u := sse.Usage{Prompt: cmp.Or(s.Mirror.Prompt(), j.prompt), Completion: s.Mirror.Tokens(), Cached: j.cached}
 	u.Total = u.Prompt + u.Completion
 	frames := sse.NewFramer(0)
-	frames.Feed(sse.Ending(nil, j.req.Endpoint == mooncake.Chat, s.sofar.Head, finish, u))
+	frames.Feed(sse.Ending(nil, j.req.Endpoint == mooncake.Chat, head, finish, u))
 	for e, ok := frames.Next(); ok && !s.ended; e, ok = frames.Next() {
 		s.event(e)
 	}
