@@ -142,12 +142,15 @@ func coreStands(seed uint64, names ...string) func(ctx context.Context, w *site)
 		if err := errors.Join(err, ctx.Err()); err != nil {
 			return outcome{}, err
 		}
+		if err := w.ready(ctx); err != nil { // where all stood still, evenkeel refuses until one of them computes again
+			return failed("%v; %v", t, err), nil
+		}
 		again, err := w.crowd(ctx, list, nil, nil)
 		if err := errors.Join(err, ctx.Err()); err != nil {
 			return outcome{}, err
 		}
 		said := fmt.Sprintf("%v; the prefill engine computed %d other prompts meanwhile; the same prompts again: %v", t, others, again)
-		if err := errors.Join(w.ready(ctx), w.idle(ctx, three...)); err != nil {
+		if err := w.idle(ctx, three...); err != nil {
 			return failed("%s; %v", said, err), nil
 		}
 		if len(t.wrong) > 0 || !again.all() || len(names) == 1 && !t.all() {
