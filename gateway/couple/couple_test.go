@@ -10,8 +10,10 @@ import (
 
 	"evenkeel/gateway/config"
 	"evenkeel/gateway/fleet"
+	"evenkeel/gateway/life"
 	"evenkeel/gateway/metaserver"
 	"evenkeel/mooncake"
+	"evenkeel/prefill"
 )
 
 // Each connector that may bind before the prefill has a dialect, and no other.
@@ -22,8 +24,8 @@ func TestConnectorsThatHaveADialect(t *testing.T) {
 		require.Equal(t, p.Early() || name == mooncake.NIXLPush, has, name)
 	}
 	for name, d := range dialects {
-		require.False(t, d.aborts && d.strands, "%s: what ends with an abort keeps nothing for ever", name)
-		require.False(t, d.retries && !d.callsBack, "%s: another prefill engine can only be named to one that has not been named yet", name)
+		require.False(t, d.Aborts && d.Strands, "%s: what ends with an abort keeps nothing for ever", name)
+		require.False(t, d.Retries && !d.CallsBack, "%s: another prefill engine can only be named to one that has not been named yet", name)
 	}
 }
 
@@ -43,30 +45,6 @@ func TestRooms(t *testing.T) {
 	}
 }
 
-// What stays on a decode rank when its leg ends by itself, by connector and phase.
-func TestWhatAnEndedDecodeStrands(t *testing.T) {
-	for _, row := range []struct {
-		name      string
-		connector string
-		p         *Partner
-		how       Ended
-		strands   bool
-	}{
-		{"a layerwise decode that broke while its prefill runs", mooncake.AscendLayerwise, &Partner{called: true, sent: true}, Died, true},
-		{"one whose KV is written", mooncake.AscendLayerwise, &Partner{called: true, sent: true, answered: true}, Died, false},
-		{"one that refused", mooncake.AscendLayerwise, &Partner{}, Refused, false},
-		{"one that broke before its callback", mooncake.AscendLayerwise, &Partner{}, Died, false},
-		{"a pushed one that broke while its prefill runs", mooncake.NIXLPush, &Partner{sent: true}, Died, true},
-		{"a pushed one whose prefill has answered", mooncake.NIXLPush, &Partner{sent: true, answered: true}, Died, false},
-		{"a pushed one that refused", mooncake.NIXLPush, &Partner{sent: true}, Refused, false},
-	} {
-		t.Run(row.name, func(t *testing.T) {
-			row.p.dialect = dialects[row.connector]
-			require.Equal(t, row.strands, row.p.part(row.how))
-		})
-	}
-}
-
 // An answer that is lost before its end was as wrong as one that is whole, if its prefill was aborted.
 func TestALostAnswerIsNotBelievedEither(t *testing.T) {
 	for _, row := range []struct {
@@ -77,8 +55,16 @@ func TestALostAnswerIsNotBelievedEither(t *testing.T) {
 	}{{"whole", 10, false, false}, {"lost", 10, true, false}, {"lost, and its prefill aborted", 5, true, true}} {
 		t.Run(row.name, func(t *testing.T) {
 			maker := &Maker{Config: Config{Settings: func() *fleet.Settings { return fleet.NewSettings(config.Default()) }}}
-			p := &Partner{maker: maker, dialect: dialects[mooncake.SGLang], over: make(chan struct{}), started: true, answered: true, closed: row.closed}
-			p.got.PromptTokens = row.prefilled
+			d := dialects[mooncake.SGLang]
+			p := &Partner{maker: maker, dialect: d, legs: life.NewLegs(d), over: make(chan struct{}), dead: make(chan struct{})}
+			p.lease = &prefill.Lease{}
+			for _, e := range []life.LegEvent{{What: life.ProbeDue}, {What: life.Began}} {
+				p.legs.Step(e, nil)
+			}
+			p.legs.Step(life.LegEvent{What: life.PrefillDone, Prompt: row.prefilled}, nil)
+			if row.closed {
+				p.Close()
+			}
 			close(p.over)
 			f := p.Believe(10, nil)
 			require.Equal(t, row.wrong, f != nil)
@@ -95,7 +81,9 @@ func TestACallbackAtTheEndIsForgotten(t *testing.T) {
 	for name, late := range map[string]bool{"the callback first": false, "the end first": true} {
 		t.Run(name, func(t *testing.T) {
 			meta := metaserver.New(metaserver.Config{Registerer: prometheus.NewRegistry(), Log: zap.NewNop(), Advertise: func() string { return "" }})
-			p := &Partner{dialect: dialects[mooncake.AscendLayerwise], dead: make(chan struct{}), started: true, Meeting: &mooncake.Meeting{}, expect: meta.Expect(metaserver.Wanted{})}
+			d := dialects[mooncake.AscendLayerwise]
+			p := &Partner{dialect: d, legs: life.NewLegs(d), dead: make(chan struct{}), Meeting: &mooncake.Meeting{}, expect: meta.Expect(metaserver.Wanted{})}
+			p.legs.Step(life.LegEvent{What: life.Began}, nil)
 			if late {
 				p.Close()
 			}

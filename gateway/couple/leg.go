@@ -17,7 +17,6 @@ import (
 	"evenkeel/engine"
 	"evenkeel/gateway/failure"
 	"evenkeel/gateway/fleet"
-	"evenkeel/gateway/handoff"
 	"evenkeel/gateway/life"
 	"evenkeel/gateway/metaserver"
 	"evenkeel/mooncake"
@@ -35,15 +34,15 @@ func (p *Partner) meet() error {
 	m, c, rank := p.maker, p.lease.Candidate, p.Rank
 	p.Meeting = &mooncake.Meeting{RID: p.ID, PrefillRank: c.Profile.NamedRank(c.Target.Rank), DecodeRank: rank.Profile.NamedRank(rank.Target.Rank), RequestID: p.Endpoint.RequestID(p.ID)}
 	switch {
-	case p.callsBack && m.Meta == nil:
+	case p.dialect.CallsBack && m.Meta == nil:
 		return ErrUnheard
-	case p.callsBack:
+	case p.dialect.CallsBack:
 		known := m.Fleet.HostsOf(rank.Instance)
 		p.expect = m.Meta.Expect(metaserver.Wanted{Rank: rank.Target.ID, Limit: mooncake.MaxCallback(p.Longest, leastBlock), Read: func(body []byte) (mooncake.Callback, error) {
 			return rank.Profile.ReadCallback(body, p.Meeting.RequestID, p.Longest, leastBlock, known)
 		}})
 		p.Meeting.Metaserver = p.expect.URL
-	case p.aborts:
+	case p.dialect.Aborts:
 		p.Meeting.Host, p.Meeting.Port = c.Target.URL.Hostname(), c.Profile.BootstrapPort
 		p.Meeting.Room = newRoom(m.Fleet.Ranks(c.Instance), max(0, c.Target.Rank))
 	default:
@@ -76,9 +75,7 @@ func (p *Partner) awaitCallback() bool {
 	case came := <-p.expect.Came():
 		return p.calledBack(came, time.Since(began))
 	case <-late.C:
-		p.mu.Lock()
-		p.fail(&failure.Fault{Ended: life.Ended{Leg: life.Decode, Far: life.Sent, Why: life.Uncalled}, Answer: failure.Transport("decode", ErrNoCallback), Err: ErrNoCallback})
-		p.mu.Unlock()
+		p.tell(life.LegEvent{What: life.Overdue}, &failure.Fault{Ended: life.Ended{Leg: life.Decode, Far: life.Sent, Why: life.Uncalled}, Answer: failure.Transport("decode", ErrNoCallback), Err: ErrNoCallback})
 		<-p.dead // of an answer that has begun although nobody called back, its end
 	case <-p.dead:
 	}
@@ -89,32 +86,24 @@ func (p *Partner) awaitCallback() bool {
 func (p *Partner) calledBack(came metaserver.Callback, took time.Duration) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.called, p.idle, p.times.Callback = true, came.Empty, took
-	if p.closed { // at the same moment
-		p.forget(0)
-	}
-	p.Meeting.Callback = came.KV
+	p.times.Callback, p.Meeting.Callback = took, came.KV
 	if came.Err == nil {
 		p.last.CalledBack(took)
 	}
+	e := life.LegEvent{What: life.CalledBack}
+	var f *failure.Fault
 	switch {
 	case came.Err != nil:
-		why := life.Garbled
+		e.What = life.Miscalled
+		f = &failure.Fault{Ended: life.Ended{Leg: life.Decode, Far: life.Sent, Why: life.Garbled}, Answer: failure.BadGateway("decode", "it named no place for the KV"), Err: came.Err}
 		if errors.Is(came.Err, mooncake.ErrUnknownHost) {
-			why = life.Misplaced
+			f.Why = life.Misplaced
 		}
-		p.fail(&failure.Fault{Ended: life.Ended{Leg: life.Decode, Far: life.Sent, Why: why}, Answer: failure.BadGateway("decode", "it named no place for the KV"), Err: came.Err})
-		p.settle()
-		return false
-	case p.lease == nil: // the answer has begun without it
-		return false
 	case came.Empty: // it has the whole prompt
-		p.answered = true
-		p.settle()
-		p.awaitFirst()
-		return false
+		e.What = life.NeedsNothing
 	}
-	return true
+	p.step(e, f)
+	return p.legs.Due()
 }
 
 // lateCallback waits a little longer for the callback of a request that is over. If it comes, the decode
@@ -128,24 +117,15 @@ func (p *Partner) lateCallback() bool {
 	case came := <-p.expect.Came():
 		p.mu.Lock()
 		defer p.mu.Unlock()
-		if came.Err == nil && !came.Empty && p.lease != nil {
-			p.called, p.Meeting.Callback = true, came.KV
-			cause := drainLate
-			if p.left {
-				cause = drainLeft
-			}
-			p.maker.drains.WithLabelValues(cause).Inc()
-			return true
+		if came.Err == nil && !came.Empty {
+			p.Meeting.Callback = came.KV
+			return p.step(life.LegEvent{What: life.CalledLate}, nil)
 		}
-		p.settle()
-		return false
+		return p.step(life.LegEvent{What: life.Uncallable}, nil)
 	case <-t.C:
 	case <-p.expect.Forgotten():
 	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.settle()
-	return false
+	return p.tell(life.LegEvent{What: life.Uncallable}, nil)
 }
 
 // probe sends the prefill leg and reads its answer. It returns whether another engine is to be tried.
@@ -154,17 +134,16 @@ func (p *Partner) probe() (again bool) {
 	c := lease.Candidate
 	limits := &m.Settings().Limits
 	target := c.Target
-	if p.aborts {
+	if p.dialect.Aborts {
 		target = target.Unranked()
 	}
 	call := m.Client.NewCall(target)
 	p.mu.Lock()
-	if p.aborts && (p.closed || p.left) || p.keeps && p.closed {
-		p.settle() // the decode leg has ended before anything was sent
+	if !p.step(life.LegEvent{What: life.ProbeDue}, nil) {
 		p.mu.Unlock()
 		return false
 	}
-	p.call, p.sent = call, true
+	p.call = call
 	p.mu.Unlock()
 	run := m.Fleet.TrackProbe(&c, call, notice)
 	defer m.Fleet.Untrack(run)
@@ -204,8 +183,7 @@ func (p *Partner) probe() (again bool) {
 
 // broke settles a call without an answer, or with a part of one. It is called with p.mu held.
 func (p *Partner) broke(run *fleet.Run, err error) (again bool) {
-	lease, c := p.lease, p.lease.Candidate
-	p.lease = nil
+	c := p.last.Candidate
 	f := &failure.Fault{Ended: failure.Broke(life.Prefill, err), Answer: failure.Transport("prefill", err), Err: err, Engine: c.Instance}
 	if f.Why == life.HungUp {
 		f.Err, f.Engine = errDrained, ""
@@ -215,20 +193,14 @@ func (p *Partner) broke(run *fleet.Run, err error) (again bool) {
 	} else {
 		p.maker.Monitor.Report(c.Instance, err)
 	}
-	return p.unserved(lease, f)
+	return p.unserved(f)
 }
 
 // unserved is what becomes of the request for want of a prefill. If the engine took nothing, another one may
-// serve the same decode leg.
-func (p *Partner) unserved(lease *prefill.Lease, f *failure.Fault) (again bool) {
-	f.Kept = p.keeps
-	handoff.Settle(lease, f.Verdict().KV)
-	if f.Untaken() && f.Why != life.HungUp && p.retries && len(p.tried) < p.maker.Settings().Prefill.Retry.Attempts {
-		p.refusal = f
-		return true
-	}
-	p.fail(f)
-	return false
+// serve the same decode leg. It is called with p.mu held.
+func (p *Partner) unserved(f *failure.Fault) (again bool) {
+	f.Kept, p.refusal = p.dialect.Keeps, f
+	return p.step(life.LegEvent{What: life.PrefillFell, Again: len(p.tried) < p.maker.Settings().Prefill.Retry.Attempts}, f)
 }
 
 // anew has another engine prefill for the same decode leg.
@@ -239,10 +211,10 @@ func (p *Partner) anew() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if err != nil {
-		p.fail(p.refusal)
-		return false
+		return p.step(life.LegEvent{What: life.NotFound}, p.refusal)
 	}
 	p.tried = append(p.tried, lease.Candidate.ID)
+	p.step(life.LegEvent{What: life.Found}, nil)
 	p.goTo(lease)
 	return true
 }
@@ -273,46 +245,34 @@ func (p *Partner) goTo(lease *prefill.Lease) {
 
 // refused settles an answer with an error status. It is called with p.mu held.
 func (p *Partner) refused(resp *engine.Response, status int, body []byte) (again bool) {
-	lease, c := p.lease, p.lease.Candidate
-	p.lease = nil
+	c := p.last.Candidate
 	f := failure.Status(p.maker.Log, life.Prefill, c.ID, resp, body)
-	if status == http.StatusNotFound && p.called {
+	if status == http.StatusNotFound && p.dialect.CallsBack {
 		p.maker.Fleet.Differ(c.Instance, p.Rank.Instance, p.Model) // the decode engine took what this one refuses
 	}
-	return p.unserved(lease, f)
+	return p.unserved(f)
 }
 
 // accept reads an answer with status 200. It is called with p.mu held.
 func (p *Partner) accept(answer []byte, at time.Time) {
-	lease, c := p.lease, p.lease.Candidate
+	lease, c := p.lease, p.last.Candidate
 	got, err := c.Profile.ReadEarlyProbe(answer, p.maker.Fleet.KnownHost)
 	if err != nil {
-		p.lease = nil
 		err = fmt.Errorf("prefill %s: %w", c.ID, err)
 		p.maker.Log.Warn("a prefill whose decode rank was bound before it went wrong", zap.Inline(p.Request), zap.Error(err))
-		p.unserved(lease, &failure.Fault{Ended: life.Ended{Far: life.Headed, Why: life.Garbled}, Answer: failure.BadGateway("prefill", "it did not hand the prompt over"), Status: http.StatusOK, Err: err})
+		p.unserved(&failure.Fault{Ended: life.Ended{Far: life.Headed, Why: life.Garbled}, Answer: failure.BadGateway("prefill", "it did not hand the prompt over"), Status: http.StatusOK, Err: err})
 		return
 	}
 	if at := got.Coordinates; at != nil {
 		p.maker.Fleet.Learn(c, p.born, at)
 		if at.EngineID != p.Meeting.Coordinates.EngineID {
-			p.lease = nil
-			p.unserved(lease, &failure.Fault{Ended: life.Ended{Far: life.Headed, Why: life.Restarted}, Answer: failure.BadGateway("prefill", ErrRestarted.Error()), Status: http.StatusOK, Err: ErrRestarted})
+			p.unserved(&failure.Fault{Ended: life.Ended{Far: life.Headed, Why: life.Restarted}, Answer: failure.BadGateway("prefill", ErrRestarted.Error()), Status: http.StatusOK, Err: ErrRestarted})
 			return
 		}
 	}
-	p.got, p.answered, p.ended = got, true, at
-	p.moved()
+	p.got, p.ended = got, at
 	lease.Answered(prefill.Usage{PromptTokens: cmp.Or(got.PromptTokens, p.Prompt), CachedTokens: got.CachedTokens}, at.Add(c.Profile.KVHoldTimeout))
-	switch {
-	case !p.keeps && !p.aborts, p.started, p.aborts && p.closed: // the KV has been written, or is where it belongs
-		p.settle()
-	case p.closed:
-		p.lease = nil
-		lease.Orphan()
-	}
-	p.compare()
-	p.awaitFirst()
+	p.step(life.LegEvent{What: life.PrefillDone, Prompt: got.PromptTokens}, nil)
 }
 
 // abort has an engine of SGLang end the leg. Nobody waits for the answer.

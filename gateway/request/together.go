@@ -95,7 +95,7 @@ func (b bound) open() *failure.Fault {
 	sent, ok := s.rank.Area.Enter()
 	defer sent()
 	if !ok {
-		return b.lost(couple.Refused, notOurs())
+		return b.lost(life.Refused, notOurs())
 	}
 	s.call.OnWritten(sent)
 	s.call.Guard(s.rank.Area.Ours)
@@ -115,40 +115,40 @@ func (b bound) open() *failure.Fault {
 		engine.Deadlines{Connect: j.srv.Settings().Limits.ConnectTimeout, FirstByte: handoff.Forever, Idle: handoff.Forever})
 	switch {
 	case errors.Is(err, owner.ErrNotOwner):
-		return b.lost(couple.Refused, notOurs())
+		return b.lost(life.Refused, notOurs())
 	case err != nil:
-		f, how := &failure.Fault{Ended: failure.Broke(life.Decode, err), Answer: failure.Transport("decode", err), Err: err, Engine: s.rank.Instance}, couple.Died
+		f, how := &failure.Fault{Ended: failure.Broke(life.Decode, err), Answer: failure.Transport("decode", err), Err: err, Engine: s.rank.Instance}, life.Died
 		if f.Why == life.Unreachable {
-			how = couple.Refused
+			how = life.Refused
 		}
 		return b.lost(how, f)
 	}
 	s.resp = resp
 	if resp.StatusCode() != http.StatusOK {
 		f := j.decodeRefused(nil, s)
-		how := couple.Refused
+		how := life.Refused
 		if f.Verdict().Next == life.Over {
-			how = couple.Rejected
+			how = life.Declined
 		}
 		return b.lost(how, f)
 	}
 	if err := b.first(); err != nil {
 		f := s.failure(err)
-		how := couple.Died
+		how := life.Died
 		if next := f.Verdict().Next; s.broken != nil && (next == life.Over || next == life.Room) {
-			how = couple.Rejected
+			how = life.Declined
 		}
 		return b.lost(how, f)
 	}
 	if !s.believed(nil) {
-		return b.lost(couple.Died, disbelieved())
+		return b.lost(life.Died, disbelieved())
 	}
 	f := s.partner.Started(s.Mirror.Prompt())
 	if s.ended {
 		f = s.partner.Believe(s.Mirror.Prompt(), j.client.Gone())
 	}
 	if f != nil {
-		return b.lost(couple.Died, f)
+		return b.lost(life.Died, f)
 	}
 	if f = ignored(life.Decode, j.verify(j.resume.atD, s.Mirror.Prompt())); f != nil {
 		s.partner.Close()
@@ -171,12 +171,12 @@ func (b bound) first() error {
 
 // lost is the fault of a decode leg without a first event: its own, or that of the prefill leg that has
 // ended it.
-func (b bound) lost(how couple.Ended, f *failure.Fault) *failure.Fault {
+func (b bound) lost(how life.Parting, f *failure.Fault) *failure.Fault {
 	s, j := b.stream, b.job
 	other, stranded := s.partner.Ended(how)
 	s.stranded = stranded
 	if other == nil {
-		if f.Err != nil && how == couple.Died {
+		if f.Err != nil && how == life.Died {
 			j.srv.Monitor.Report(s.rank.Instance, f.Err)
 		}
 		return f

@@ -1,0 +1,343 @@
+package couple
+
+import (
+	"cmp"
+	"math"
+	"net/http"
+	"sync"
+	"time"
+
+	"evenkeel/engine"
+	"evenkeel/gateway/failure"
+	"evenkeel/gateway/fleet"
+	"evenkeel/gateway/handoff"
+	"evenkeel/gateway/life"
+	"evenkeel/gateway/metaserver"
+	"evenkeel/gateway/openai"
+	"evenkeel/mooncake"
+	"evenkeel/prefill"
+)
+
+var dialects = map[string]life.Dialect{
+	mooncake.AscendLayerwise: {CallsBack: true, Strands: true, Retries: true},
+	mooncake.SGLang:          {Aborts: true},
+	mooncake.NIXLPush:        {Keeps: true, Strands: true},
+}
+
+// A Partner is a prefill leg. The goroutine that has the decode leg calls its methods; ClientLeft
+// may be called by any. What becomes of the legs is decided by life.Legs; this carries it out.
+type Partner struct {
+	Plan
+	Meeting *mooncake.Meeting // for the body of the decode leg
+
+	maker   *Maker
+	dialect life.Dialect
+	expect  *metaserver.Expectation // nil: nothing is called back
+	dead    chan struct{}           // closed when the decode leg has ended
+	over    chan struct{}           // closed when the prefill leg has
+	born    fleet.Birth             // of the prefill engine that has the leg
+	tried   []string                // prefill engines
+
+	mu       sync.Mutex
+	legs     life.Legs
+	lease    *prefill.Lease // nil once it is settled
+	last     *prefill.Lease // the same, settled or not
+	refusal  *failure.Fault // of the last engine that took nothing
+	failed   *failure.Fault // why one leg has ended the other
+	call     *engine.Call   // the prefill leg's; nil: there is none now
+	stranded bool           // the decode engine may keep blocks for ever
+	ended    time.Time      // when the prefill engine has answered
+	got      mooncake.ProbeAnswer
+	times    Times
+	silence  *time.Timer
+}
+
+// Times are how long the parts of a prefill leg took.
+type Times struct{ Callback, Probe time.Duration }
+
+// Start sends the prefill leg, or has it wait for the decode engine's callback. On error nothing was
+// sent, and the lease is released.
+func (m *Maker) Start(plan Plan) (*Partner, error) {
+	c := plan.Lease.Candidate
+	d := dialects[c.Profile.Connector]
+	p := &Partner{Plan: plan, maker: m, lease: plan.Lease, last: plan.Lease, dialect: d, legs: life.NewLegs(d), dead: make(chan struct{}), over: make(chan struct{}), tried: []string{c.ID}}
+	err := p.meet()
+	if err == nil {
+		plan.Lease.PassOn()
+		plan.Lease.Follow(plan.Slot.Foresee)
+		err = m.Run(math.MaxInt, p.serve)
+	}
+	if err != nil {
+		p.forget(0)
+		plan.Lease.Release()
+		return nil, err
+	}
+	return p, nil
+}
+
+// serve is the life of the prefill leg.
+func (p *Partner) serve() {
+	defer close(p.over)
+	if p.dialect.CallsBack {
+		if !p.awaitCallback() {
+			return
+		}
+		p.lookAgain()
+	}
+	for p.probe() && p.anew() {
+	}
+}
+
+// step tells the legs what happens, and carries out what is to be done. f is why a leg ends, if that ends the other one. It is called
+// with p.mu held, and returns whether the prefill leg goes on.
+func (p *Partner) step(e life.LegEvent, f *failure.Fault) (on bool) {
+	if f != nil {
+		e.End = f.Ended
+	}
+	was := p.legs.Failed()
+	var room [8]life.LegEffect
+	todo := p.legs.Step(e, room[:0])
+	if !was && p.legs.Failed() {
+		if p.failed = f; f == nil {
+			p.failed = whyBroken()
+		}
+	}
+	for _, x := range todo {
+		on = p.do(x) || on
+	}
+	return on
+}
+
+// do carries an effect out, and says whether it has the prefill leg go on.
+func (p *Partner) do(x life.LegEffect) (on bool) {
+	switch x.Do {
+	case life.EndDecode:
+		p.EndDecode()
+	case life.AbortDecode:
+		p.abort(p.Rank.Target)
+	case life.AbortPrefill:
+		p.abort(p.last.Candidate.Target)
+	case life.HangUp:
+		if p.call != nil {
+			p.call.Leave(notice)
+		}
+	case life.GiveBack:
+		handoff.Settle(p.lease, x.How)
+		p.lease = nil
+	case life.AwaitFirst:
+		p.awaitFirst()
+	case life.StopWaiting:
+		if p.silence != nil {
+			p.silence.Stop()
+		}
+	case life.Forget:
+		p.forget(0)
+	case life.Drain:
+		cause := drainLate
+		if p.legs.Left() {
+			cause = drainLeft
+		}
+		p.maker.drains.WithLabelValues(cause).Inc()
+		return true
+	case life.Learn:
+		if !p.Whole {
+			p.last.Moved(cmp.Or(p.got.PromptTokens, p.Prompt), time.Since(p.ended))
+		}
+	case life.CountLoss:
+		p.maker.lost(p.failed)
+	case life.Strand:
+		p.stranded = true
+	case life.WaitGone:
+		wait := p.maker.Settings().Bind.Grace
+		if p.dialect.Aborts {
+			wait = abortDelay
+		}
+		time.AfterFunc(wait, func() { p.tell(life.LegEvent{What: life.ClientWaited}, left()) })
+	case life.Send, life.Seek:
+		return true
+	}
+	return false
+}
+
+// tell is step for those that do not hold p.mu.
+func (p *Partner) tell(e life.LegEvent, f *failure.Fault) (on bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.step(e, f)
+}
+
+// awaitFirst begins the time for the first event. It is called with p.mu held.
+func (p *Partner) awaitFirst() {
+	limit, why := p.FirstEvent, ErrSilent
+	if kept := p.kept(); kept < limit {
+		limit, why = kept, ErrLate
+	}
+	p.silence = time.AfterFunc(limit, func() { p.tell(life.LegEvent{What: life.Quiet}, unbegun(why)) })
+}
+
+// unbegun is the end of a decode leg whose first event did not come in time.
+func unbegun(why error) *failure.Fault {
+	return &failure.Fault{Ended: life.Ended{Leg: life.Decode, Far: life.Sent, Why: life.Unbegun}, Answer: openai.NewError(http.StatusGatewayTimeout, "decode_timeout", why.Error()), Err: why}
+}
+
+func whyBroken() *failure.Fault {
+	return &failure.Fault{Ended: life.Ended{Far: life.Through, Why: life.Incomplete}, Answer: failure.BadGateway("prefill", ErrBroken.Error()), Err: ErrBroken}
+}
+
+// left is the end of legs whose client has left.
+func left() *failure.Fault {
+	return &failure.Fault{Ended: life.Ended{Why: life.Left}, Answer: failure.Gone(), Err: errLeft}
+}
+
+// kept is for how long after its answer the prefill engine certainly keeps the KV. It has no limit if nothing is kept, or
+// if the answer comes in one piece and does not show when the KV was read. No decode engine renews this time: a heartbeat
+// has to name the request as the prefill engine does, and that name was not known when the decode leg was sent.
+func (p *Partner) kept() time.Duration {
+	if !p.dialect.Keeps || p.Whole {
+		return math.MaxInt64
+	}
+	return p.last.Candidate.Profile.PulledWithin()
+}
+
+// Started is told of the decode leg's first event. prompt is how many tokens of the prompt the decode
+// engine has counted, 0 if it has not said so. Where the KV may be incomplete all the same, Started waits
+// a moment for the prefill engine's answer. It returns why the answer cannot be believed, or nil.
+func (p *Partner) Started(prompt int) *failure.Fault {
+	p.mu.Lock()
+	p.step(life.LegEvent{What: life.Began, Prompt: prompt, Late: time.Since(p.ended) > p.kept()}, unbegun(ErrLate))
+	confirm := p.failed == nil && p.dialect.Aborts && !p.legs.Answered()
+	p.mu.Unlock()
+	if confirm {
+		t := time.NewTimer(p.maker.Settings().Bind.Confirm)
+		defer t.Stop()
+		select {
+		case <-p.over:
+		case <-t.C:
+		}
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.step(life.LegEvent{What: life.Confirmed}, nil)
+	return p.failed
+}
+
+// Believe returns why an answer that has ended must not go out as whole; nil: nothing speaks against it. With a connector
+// whose KV may be broken although both legs go on, it waits for the prefill engine's answer, for at most bind.grace, because
+// the client could not tell a wrong answer that ends like a right one. The wait also ends when the client leaves. The decode
+// leg needs no slot meanwhile. prompt is the number of prompt tokens that the decode engine has counted by now.
+func (p *Partner) Believe(prompt int, gone <-chan struct{}) *failure.Fault {
+	if p == nil {
+		return nil
+	}
+	if p.dialect.Aborts {
+		late := time.NewTimer(p.maker.Settings().Bind.Grace)
+		defer late.Stop()
+		select {
+		case <-p.over:
+		case <-gone:
+			p.tell(life.LegEvent{What: life.Unwanted}, left())
+		case <-late.C:
+			p.tell(life.LegEvent{What: life.Unwanted}, &failure.Fault{Ended: life.Ended{Far: life.Sent, Why: life.Unconfirmed}, Answer: openai.NewError(http.StatusGatewayTimeout, "prefill_timeout", ErrUnconfirmed.Error()), Err: ErrUnconfirmed})
+		}
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.step(life.LegEvent{What: life.Confirmed, Prompt: prompt}, nil)
+	return p.failed
+}
+
+// Ended is told that the decode leg has ended without a first event, and ends the prefill leg where
+// that is of use. f is why the prefill leg has ended the decode leg, nil if that has ended by itself.
+// stranded says that the decode engine may keep blocks for ever.
+func (p *Partner) Ended(how life.Parting) (f *failure.Fault, stranded bool) {
+	p.mu.Lock()
+	p.step(life.LegEvent{What: life.DecodeFell, Parting: how}, nil)
+	f, stranded = p.failed, p.stranded
+	close(p.dead)
+	p.mu.Unlock()
+	if f == nil && how == life.Died && p.dialect.Aborts { // whoever calls closes the decode leg, and its pages must not be given away while they are written
+		t := time.NewTimer(abortDelay)
+		defer t.Stop()
+		select {
+		case <-p.over:
+		case <-t.C:
+		}
+	}
+	return f, stranded
+}
+
+// abortDelay is how long the decode leg outlives an abort of the prefill leg.
+const abortDelay = 200 * time.Millisecond
+
+// notice is how long an engine may take to notice that we left.
+const notice = 250 * time.Millisecond
+
+// ClientLeft is told that the client has left; after the first event it does nothing. It does not block,
+// and may be called from any goroutine.
+func (p *Partner) ClientLeft() { p.tell(life.LegEvent{What: life.ClientGone}, left()) }
+
+// Wait waits for the end of the prefill leg of a client that has left, for at most bind.grace. stranded says that the leg may
+// still write to blocks that the decode engine keeps for it. An engine of SGLang keeps none, and ends a leg that was aborted.
+func (p *Partner) Wait() (stranded bool) {
+	late := time.NewTimer(p.maker.Settings().Bind.Grace)
+	defer late.Stop()
+	select {
+	case <-p.over:
+		return false
+	case <-late.C:
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.legs.Stranded()
+}
+
+// Prefiller is the last engine that was to prefill.
+func (p *Partner) Prefiller() prefill.Candidate {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.last.Candidate
+}
+
+// Lost is why an answer that has begun cannot be believed any more; nil: it can be.
+func (p *Partner) Lost() *openai.Error {
+	if p == nil {
+		return nil
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.failed == nil {
+		return nil
+	}
+	return p.failed.Answer
+}
+
+// Abandon ends the prefill leg of an answer that has begun, because the client does not wait for the answer any more.
+func (p *Partner) Abandon() {
+	if p.dialect.Aborts {
+		p.tell(life.LegEvent{What: life.Unwanted}, left())
+	}
+}
+
+// Close is told that the decode leg has ended after its first event.
+func (p *Partner) Close() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !p.legs.Closed() {
+		p.step(life.LegEvent{What: life.DecodeOver}, nil)
+		close(p.dead)
+	}
+}
+
+// Told is what the prefill engine has said so far; false: it has not answered.
+func (p *Partner) Told() (mooncake.ProbeAnswer, Times, bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.got, p.times, p.legs.Answered()
+}
+
+// forget ends the callback's token after a time.
+func (p *Partner) forget(grace time.Duration) {
+	if p.expect != nil {
+		p.expect.Forget(grace)
+	}
+}
