@@ -188,7 +188,7 @@ func (l *Legs) Step(e LegEvent, dst []LegEffect) []LegEffect {
 		return append(dst, LegEffect{Do: Send})
 	case PrefillFell:
 		dst = l.settle(e.End.Verdict().KV, dst)
-		if e.Again && l.dialect.Retries && e.End.Untaken() && e.End.Why != HungUp && e.End.Why != Moved {
+		if e.Again && l.dialect.Retries && e.End.Untaken() {
 			l.prefill = seeking
 			return append(dst, LegEffect{Do: Seek})
 		}

@@ -55,7 +55,7 @@ type Event struct {
 	Named  bool  // of HandedOver: a decode request must have the probe's id
 	Left   bool  // the client has left
 	Poison bool  // it may be the request that breaks engines
-	Whole  bool  // its answer comes in one piece, and is ended when its client leaves
+	Quit   bool  // of Fell: the client has left, which has ended the leg, and no engine uses the slot any more
 }
 
 // Do is what an effect has to do.
@@ -289,14 +289,20 @@ func (l *Life) fell(e Event, dst []Effect) []Effect {
 		e.End.Why = NoRank
 	}
 	v := e.End.Verdict()
-	dst = append(dst, Effect{Do: Condemn, Whom: v.Whom})
+	if e.End.Leg == Decode && v.Whom != Nobody {
+		dst = append(dst, Effect{Do: Condemn, Whom: v.Whom})
+	}
 	if v.KV != Keep {
 		dst = l.owed.settle(dst, Lease, v.KV)
 		dst = l.owed.settle(dst, KV, v.KV)
 	}
 	if l.owed.has[Slot] {
-		dst = l.owed.settle(dst, Slot, l.slot(e))
-		if e.End.Leg == Decode && v.Next != Room {
+		how, idle := Failing, e.End.Why == Unready || e.End.Why == Unlearned || e.End.Why == Leaving // nothing was sent
+		if idle || e.Quit || e.End.Why == NotOurs {
+			how = Cancelled
+		}
+		dst = l.owed.settle(dst, Slot, how)
+		if e.End.Leg == Decode && !idle && e.End.Why != GivenBack {
 			dst = append(dst, Effect{Do: Shun})
 		}
 	}
@@ -306,18 +312,6 @@ func (l *Life) fell(e Event, dst []Effect) []Effect {
 	}
 	l.state = Pausing
 	return append(dst, Effect{Do: Pause})
-}
-
-// slot is how the slot of a leg that fell is given back.
-func (l *Life) slot(e Event) How {
-	switch e.End.Why {
-	case NotOurs, Unready, Unlearned, Leaving: // nothing was sent
-		return Cancelled
-	}
-	if e.Left && (l.alone || l.early || e.Whole) {
-		return Cancelled
-	}
-	return Failing
 }
 
 // givenUp goes on when there is no other attempt here.

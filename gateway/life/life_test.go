@@ -102,7 +102,7 @@ func drawn(t *rapid.T, l *Life) Event {
 	if rapid.IntRange(0, 199).Draw(t, "panic") == 0 {
 		e.What = Panicked
 	}
-	e.Early, e.Open, e.Named, e.Whole = rapid.Bool().Draw(t, "early"), rapid.Bool().Draw(t, "open"), rapid.Bool().Draw(t, "named"), rapid.Bool().Draw(t, "whole")
+	e.Early, e.Open, e.Named, e.Quit = rapid.Bool().Draw(t, "early"), rapid.Bool().Draw(t, "open"), rapid.Bool().Draw(t, "named"), rapid.Bool().Draw(t, "quit")
 	if e.What == Fell {
 		e.End = rapid.SampledFrom(legs(l)).Draw(t, "end")
 	}
@@ -208,5 +208,53 @@ func TestASettleOfWhatIsNotHeldChangesNothing(t *testing.T) {
 	var o owed
 	for thing := range things {
 		require.Empty(t, o.settle(nil, thing, Free), fmt.Sprint(thing))
+	}
+}
+
+// coupled is a life whose two legs are under way.
+func coupled() Life {
+	l := Life{Bound: true}
+	for _, e := range []Event{{What: Begun}, {What: NoRankTakes}, {What: Turn, Early: true}, {What: Bound}} {
+		l.Step(e, nil)
+	}
+	return l
+}
+
+// What a prefill engine has failed at is held against no decode engine, and keeps no attempt off its rank.
+func TestADecodeEngineIsNotBlamedForItsPrefill(t *testing.T) {
+	l := coupled()
+	got := l.Step(Event{What: Fell, End: Ended{Leg: Prefill, Far: Headed, Why: Failed}}, nil)
+	require.Equal(t, []Effect{{Do: Settle, Thing: Slot, How: Failing}, {Do: Pause}}, got)
+	l = coupled()
+	got = l.Step(Event{What: Fell, End: Ended{Leg: Decode, Far: Headed, Why: Failed}}, nil)
+	require.Equal(t, []Effect{{Do: Condemn, Whom: Disputed}, {Do: Settle, Thing: Slot, How: Failing}, {Do: Shun}, {Do: Pause}}, got)
+}
+
+// An attempt of which nothing was sent, or that its engine gave back, does not keep the next one off the rank.
+func TestWhenARankIsShunned(t *testing.T) {
+	for why, want := range map[Why]bool{Unlearned: false, Unready: false, Leaving: false, GivenBack: false, NotOurs: true, Broke: true} {
+		l := coupled()
+		far := Headed
+		if why < Unreachable {
+			far = Unsent
+		}
+		got := l.Step(Event{What: Fell, End: Ended{Leg: Decode, Far: far, Why: why, Moved: why == GivenBack}}, nil)
+		require.Equal(t, want, slices.Contains(got, Effect{Do: Shun}), "%d", why)
+	}
+}
+
+// The slot of a leg that the client's leaving has ended is free at once; else it may have to cool down.
+func TestHowASlotGoesBack(t *testing.T) {
+	for _, row := range []struct {
+		e    Event
+		want How
+	}{
+		{Event{What: Fell, End: Ended{Leg: Decode, Far: Sent, Why: HungUp}, Left: true, Quit: true}, Cancelled},
+		{Event{What: Fell, End: Ended{Leg: Decode, Far: Sent, Why: HungUp}, Left: true}, Failing}, // it left a moment later
+		{Event{What: Fell, End: Ended{Leg: Decode, Why: NotOurs}}, Cancelled},
+		{Event{What: Fell, End: Ended{Leg: Decode, Far: Sent, Why: Broke}}, Failing},
+	} {
+		l := coupled()
+		require.Contains(t, l.Step(row.e, nil), Effect{Do: Settle, Thing: Slot, How: row.want}, "%+v", row.e)
 	}
 }

@@ -184,7 +184,7 @@ var prefills = [whys]row{
 var decodes = [whys]row{
 	//              Unsent  Sent     Headed   Through
 	Left:        {[...]How{Keep, DoubtOn, DoubtOn, Free}, Over, Nobody},
-	Leaving:     {[...]How{Keep, DoubtOn, DoubtOn, Free}, Over, Nobody},
+	Leaving:     {[...]How{Keep, DoubtOn, DoubtOn, Free}, Elsewhere, Nobody},
 	Moved:       {[...]How{Keep, DoubtOn, DoubtOn, Free}, Anew, Nobody},
 	HungUp:      {[...]How{Keep, DoubtOn, DoubtOn, Free}, Elsewhere, Nobody},
 	NotOurs:     {[...]How{Keep, unsaid, unsaid, unsaid}, Anew, Nobody},
@@ -223,6 +223,7 @@ type Ended struct {
 	Kept  bool // the prefill engine keeps KV until somebody fetches it, and names it in its answer
 	Frees bool // a decode engine that refuses a request has the prefill engine free its KV
 	Moved bool // the engine was taken out of service meanwhile
+	Open  bool // a decode engine has begun an answer with status 200, so that it may work on the request still
 }
 
 // Verdict is what becomes of a request whose leg has ended.
@@ -244,6 +245,8 @@ func (e Ended) Verdict() Verdict {
 		v.KV = Orphan
 	case v.KV == unsaid:
 		v.KV = DoubtOn
+	case v.KV == Doubt && e.Open:
+		v.KV = DoubtOn
 	case v.KV == Doubt && e.Frees:
 		v.KV = Free
 	}
@@ -262,7 +265,9 @@ func (e Ended) Verdict() Verdict {
 }
 
 // Untaken says that the engine of a leg took nothing of the request, so that another one may take its place.
-func (e Ended) Untaken() bool { return e.Far == Unsent || e.Why == Throttled || e.Why == Busy }
+func (e Ended) Untaken() bool {
+	return e.Far == Unsent && e.Why != HungUp && e.Why != Moved || e.Why == Throttled || e.Why == Busy
+}
 
 // Spent says that the KV cannot be offered to another decode engine.
 func (v Verdict) Spent() bool { return v.KV != Keep }

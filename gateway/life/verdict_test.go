@@ -10,8 +10,8 @@ import (
 func ends(f func(e Ended, said How)) {
 	for why := range whys {
 		for far := Unsent; far <= Through; far++ {
-			for flags := range 8 {
-				e := Ended{Far: far, Why: why, Kept: flags&1 > 0, Frees: flags&2 > 0, Moved: flags&4 > 0}
+			for flags := range 16 {
+				e := Ended{Far: far, Why: why, Kept: flags&1 > 0, Frees: flags&2 > 0, Moved: flags&4 > 0, Open: flags&8 > 0}
 				f(e, prefills[why].kv[far])
 				e.Leg = Decode
 				f(e, decodes[why].kv[far])
@@ -72,30 +72,31 @@ func TestVerdicts(t *testing.T) {
 		end  Ended
 		want Verdict
 	}{
-		{"the client leaves before a probe is sent", Ended{Prefill, Unsent, Left, true, false, false}, Verdict{Free, Over, Nobody}},
-		{"the client leaves while a probe runs, which is aborted", Ended{Prefill, Sent, Left, true, false, false}, Verdict{Free, Over, Nobody}},
-		{"the client leaves while a probe is answered", Ended{Prefill, Headed, Left, true, false, false}, Verdict{Orphan, Over, Nobody}},
-		{"the client leaves in the pool", Ended{Prefill, Through, Left, true, false, false}, Verdict{Discard, Over, Nobody}},
-		{"a prefill engine cannot be reached", Ended{Prefill, Unsent, Unreachable, true, false, false}, Verdict{Refuse, Unreached, Nobody}},
-		{"a prefill engine dies with a probe", Ended{Prefill, Sent, Broke, true, false, false}, Verdict{Lose, Again, Nobody}},
-		{"one that keeps nothing does", Ended{Prefill, Sent, Broke, false, false, false}, Verdict{Refuse, Again, Nobody}},
-		{"a prefill engine is full", Ended{Prefill, Headed, Busy, true, false, false}, Verdict{Refuse, Untaken, Nobody}},
-		{"a prefill engine fails with 500", Ended{Prefill, Headed, Failed, true, false, false}, Verdict{Refuse, Again, Disputed}},
-		{"a prefill engine refuses the request", Ended{Prefill, Headed, Rejected, true, false, false}, Verdict{Free, Over, Nobody}},
-		{"a region loses its ranks while the hand-off is in the pool", Ended{Prefill, Through, RanksLost, true, false, false}, Verdict{Orphan, Anew, Nobody}},
-		{"another proxy gets the group then", Ended{Prefill, Through, Unowned, true, false, false}, Verdict{Orphan, Ask, Nobody}},
-		{"the area is lost before the decode is written", Ended{Decode, Unsent, NotOurs, false, false, false}, Verdict{Keep, Anew, Nobody}},
-		{"a decode engine cannot be reached", Ended{Decode, Unsent, Unreachable, false, false, false}, Verdict{Keep, Unreached, Engine}},
-		{"a decode engine dies before its first event", Ended{Decode, Sent, Broke, false, false, false}, Verdict{DoubtOn, Again, Engine}},
-		{"a decode engine is silent", Ended{Decode, Sent, Silent, false, false, false}, Verdict{DoubtOn, Again, Wedged}},
-		{"a decode engine refuses, and the KV may still be held", Ended{Decode, Headed, Rejected, false, false, false}, Verdict{Doubt, Over, Nobody}},
-		{"it refuses, and has the KV freed", Ended{Decode, Headed, Rejected, false, true, false}, Verdict{Free, Over, Nobody}},
-		{"its rank drains at that moment, which changes nothing", Ended{Decode, Headed, Rejected, false, true, true}, Verdict{Free, Over, Nobody}},
-		{"a drain ends a decode before its first event", Ended{Decode, Sent, HungUp, false, false, true}, Verdict{DoubtOn, Anew, Nobody}},
-		{"a decode engine is out of KV memory", Ended{Decode, Headed, GivenBack, false, false, false}, Verdict{Doubt, Room, Nobody}},
-		{"the KV was perhaps another prompt's", Ended{Decode, Through, Disbelieved, false, false, false}, Verdict{Free, Again, Nobody}},
-		{"the slot came too late", Ended{Decode, Unsent, Expired, false, false, false}, Verdict{Orphan, Again, Nobody}},
-		{"a reset after the 200 and before an event", Ended{Decode, Headed, Broke, false, false, false}, Verdict{DoubtOn, Again, Engine}},
+		{"the client leaves before a probe is sent", Ended{Prefill, Unsent, Left, true, false, false, false}, Verdict{Free, Over, Nobody}},
+		{"the client leaves while a probe runs, which is aborted", Ended{Prefill, Sent, Left, true, false, false, false}, Verdict{Free, Over, Nobody}},
+		{"the client leaves while a probe is answered", Ended{Prefill, Headed, Left, true, false, false, false}, Verdict{Orphan, Over, Nobody}},
+		{"the client leaves in the pool", Ended{Prefill, Through, Left, true, false, false, false}, Verdict{Discard, Over, Nobody}},
+		{"a prefill engine cannot be reached", Ended{Prefill, Unsent, Unreachable, true, false, false, false}, Verdict{Refuse, Unreached, Nobody}},
+		{"a prefill engine dies with a probe", Ended{Prefill, Sent, Broke, true, false, false, false}, Verdict{Lose, Again, Nobody}},
+		{"one that keeps nothing does", Ended{Prefill, Sent, Broke, false, false, false, false}, Verdict{Refuse, Again, Nobody}},
+		{"a prefill engine is full", Ended{Prefill, Headed, Busy, true, false, false, false}, Verdict{Refuse, Untaken, Nobody}},
+		{"a prefill engine fails with 500", Ended{Prefill, Headed, Failed, true, false, false, false}, Verdict{Refuse, Again, Disputed}},
+		{"a prefill engine refuses the request", Ended{Prefill, Headed, Rejected, true, false, false, false}, Verdict{Free, Over, Nobody}},
+		{"a region loses its ranks while the hand-off is in the pool", Ended{Prefill, Through, RanksLost, true, false, false, false}, Verdict{Orphan, Anew, Nobody}},
+		{"another proxy gets the group then", Ended{Prefill, Through, Unowned, true, false, false, false}, Verdict{Orphan, Ask, Nobody}},
+		{"the area is lost before the decode is written", Ended{Decode, Unsent, NotOurs, false, false, false, false}, Verdict{Keep, Anew, Nobody}},
+		{"a decode engine cannot be reached", Ended{Decode, Unsent, Unreachable, false, false, false, false}, Verdict{Keep, Unreached, Engine}},
+		{"a decode engine dies before its first event", Ended{Decode, Sent, Broke, false, false, false, false}, Verdict{DoubtOn, Again, Engine}},
+		{"a decode engine is silent", Ended{Decode, Sent, Silent, false, false, false, false}, Verdict{DoubtOn, Again, Wedged}},
+		{"a decode engine refuses, and the KV may still be held", Ended{Decode, Headed, Rejected, false, false, false, false}, Verdict{Doubt, Over, Nobody}},
+		{"it refuses, and has the KV freed", Ended{Decode, Headed, Rejected, false, true, false, false}, Verdict{Free, Over, Nobody}},
+		{"it says so in an event of an answer that it has begun", Ended{Decode, Headed, Rejected, false, true, false, true}, Verdict{DoubtOn, Over, Nobody}},
+		{"its rank drains at that moment, which changes nothing", Ended{Decode, Headed, Rejected, false, true, true, false}, Verdict{Free, Over, Nobody}},
+		{"a drain ends a decode before its first event", Ended{Decode, Sent, HungUp, false, false, true, false}, Verdict{DoubtOn, Anew, Nobody}},
+		{"a decode engine is out of KV memory", Ended{Decode, Headed, GivenBack, false, false, false, false}, Verdict{Doubt, Room, Nobody}},
+		{"the KV was perhaps another prompt's", Ended{Decode, Through, Disbelieved, false, false, false, false}, Verdict{Free, Again, Nobody}},
+		{"the slot came too late", Ended{Decode, Unsent, Expired, false, false, false, false}, Verdict{Orphan, Again, Nobody}},
+		{"a reset after the 200 and before an event", Ended{Decode, Headed, Broke, false, false, false, false}, Verdict{DoubtOn, Again, Engine}},
 	} {
 		require.Equal(t, r.want, r.end.Verdict(), r.what)
 	}

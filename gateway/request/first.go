@@ -94,7 +94,7 @@ func (s *stream) tooLong(err error) bool { return s.whole && errors.Is(err, engi
 // late is the client's to see, all else the engine's failure.
 func (s *stream) failure(err error) *failure.Fault {
 	f := &failure.Fault{Ended: failure.Broke(life.Decode, err), Answer: failure.Transport("decode", err), Err: err, Engine: s.rank.Instance}
-	if f.Far = life.Headed; s.Mirror.Started() || s.tooLong(err) {
+	if f.Far, f.Open = life.Headed, true; s.Mirror.Started() || s.tooLong(err) {
 		f.Far = life.Through // the KV had been read when it broke
 	}
 	if s.tooLong(err) || errors.Is(s.Err(), sse.ErrLargeEvent) {

@@ -13,9 +13,11 @@ import (
 	"evenkeel/gateway/config"
 	"evenkeel/gateway/edge"
 	"evenkeel/gateway/fleet"
+	"evenkeel/gateway/handoff"
 	"evenkeel/gateway/journal"
 	"evenkeel/gateway/life"
 	"evenkeel/gateway/openai"
+	"evenkeel/mooncake"
 	"evenkeel/pool"
 	"evenkeel/prefill"
 )
@@ -51,6 +53,37 @@ func TestAPanicGivesBackWhatAStepHasTaken(t *testing.T) {
 	require.Zero(t, srv.Tier.Status()[0].Inflight)
 	require.Equal(t, 1, srv.Tier.Status()[0].Orphans, "its engine may hold the prompt")
 	require.Zero(t, srv.Dispatcher.Status(t.Context()).Models[0].Workers[0].Used)
+}
+
+// What a step was to give back is given back, although something panics before its turn.
+func TestAPanicBetweenTwoEffectsLosesNone(t *testing.T) {
+	srv := newServer(t)
+	<-srv.discards.Close() // none begins
+	require.NoError(t, srv.Fleet.Add(fleet.Decode, config.Engine{URL: "http://127.0.0.1:9", Slots: 1, Profile: "a"}))
+	srv.Fleet.OnStatus("decode 127.0.0.1:9", engine.Status{Models: []engine.Model{{ID: "m"}}, Up: true})
+	srv.Fleet.Publish()
+	rank := srv.Fleet.Rank(0)
+	srv.Tier.SetCandidates([]prefill.Candidate{{ID: "p/0", Instance: "p", Target: rank.Target, Profile: rank.Profile, Models: []string{"m"}, Live: true}})
+	srv.Dispatcher.SetWorkers([]board.Worker{{Name: "d/0", Model: "m", Engine: "d", Slots: 1, Up: true}})
+	kid, in := edge.NewDeparture(zap.NewNop()), &Incoming{Told: srv.Journal.Request(journal.Facts{ID: "x"})}
+	j := &job{srv: srv, req: &openai.Request{Stream: true}, client: reader{kid}, model: fleet.Route{Name: "m", Board: "m"}, in: in, told: in.Told, prompt: 7}
+	lease, err := srv.Tier.Acquire(t.Context(), prefill.Request{ID: "x", Model: "m", PromptTokens: 7})
+	require.NoError(t, err)
+	lease.Answered(prefill.Usage{PromptTokens: 7}, time.Now().Add(time.Minute))
+	bound := <-srv.Dispatcher.Enqueue(&pool.Entry{ID: 1, Model: "m", Prompt: 7, Arrival: time.Now(), Entered: time.Now(), Deadline: time.Now().Add(time.Minute)})
+	require.NoError(t, bound.Err)
+	for _, e := range []life.Event{{What: life.Begun}, {What: life.NoRankTakes}, {What: life.Turn}, {What: life.HandedOver}, {What: life.Bound}} {
+		j.life.Step(e, nil)
+	}
+	held := &handoff.Handoff{Handoff: mooncake.NewHandoff(nil, time.Now().Add(time.Minute), time.Now().Add(2*time.Minute)), Lease: lease}
+	r := &runner{job: j, lease: lease, held: held, slot: bound.Slot, stream: j.newStream(bound.Slot)} // without the fault, so that it cannot be judged
+	require.Panics(t, func() {
+		_, _ = r.run(life.Event{What: life.Fell, End: life.Ended{Leg: life.Decode, Far: life.Sent, Why: life.Broke}})
+	})
+	require.Equal(t, 1, srv.Tier.Status()[0].Orphans, "an engine may have read it")
+	require.Zero(t, srv.Tier.Status()[0].Inflight)
+	require.Zero(t, srv.Dispatcher.Status(t.Context()).Models[0].Workers[0].Used)
+	require.Zero(t, srv.Places.Used())
 }
 
 // A request that waits in the pool leaves it when it panics, and takes its place along.

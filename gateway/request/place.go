@@ -33,18 +33,18 @@ func (j *job) wait(h *handoff.Handoff) (*dispatcher.Slot, *failure.Fault) {
 // engines were handed back or it lost its ranks, the prompt is prefilled again in
 // another region, and if its decode group is another proxy's now, that proxy is asked.
 func (j *job) place(c prefill.Candidate, tokens int, more func(*pool.Entry)) (*dispatcher.Slot, *failure.Fault) {
-	j.reach(journal.Pooled)
-	region := j.srv.Fleet.RegionFor(c.Instance)
-	e := &pool.Entry{
-		ID: j.srv.nextID(), Model: fleet.BoardIn(j.model.Board, region), Prompt: tokens, Age: j.resume.before, Key: j.promptHash(), Arrival: j.arrive, Entered: time.Now(),
-		Only: j.in.ToDecode, Avoid: j.tries.Decode, Prefiller: c.Instance, Response: j.req.Endpoint == mooncake.Responses,
-	}
 	queued := false
 	defer onPanic(func() {
 		if !queued {
 			j.srv.Places.Release()
 		}
 	})
+	j.reach(journal.Pooled)
+	region := j.srv.Fleet.RegionFor(c.Instance)
+	e := &pool.Entry{
+		ID: j.srv.nextID(), Model: fleet.BoardIn(j.model.Board, region), Prompt: tokens, Age: j.resume.before, Key: j.promptHash(), Arrival: j.arrive, Entered: time.Now(),
+		Only: j.in.ToDecode, Avoid: j.tries.Decode, Prefiller: c.Instance, Response: j.req.Endpoint == mooncake.Responses,
+	}
 	more(e)
 	got, lost := j.srv.Dispatcher.Enqueue(e), j.srv.Owner.Losses() // the entry has the place in the pool now
 	queued = true

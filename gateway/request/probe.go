@@ -37,7 +37,11 @@ func (j *job) probe(lease *prefill.Lease) (*handoff.Handoff, *failure.Fault) {
 	c := lease.Candidate
 	x, err := j.srv.Fleet.Exchange(c)
 	if err != nil {
-		return nil, &failure.Fault{Ended: life.Ended{Why: life.Unnamed}, Answer: failure.BadGateway("prefill", "its bootstrap server does not answer"), Err: err}
+		f := &failure.Fault{Ended: life.Ended{Why: life.Unnamed}, Answer: failure.BadGateway("prefill", "its bootstrap server does not answer"), Err: err}
+		if prefill.Unsent(err) {
+			f.Why = life.Unreachable
+		}
+		return nil, f
 	}
 	if x != nil {
 		x.TransferID = j.legID("t", j.told.Attempts)

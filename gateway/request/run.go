@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"github.com/valyala/fasthttp"
+	"go.uber.org/zap"
 
 	"evenkeel/dispatcher"
 	"evenkeel/dispatcher/board"
@@ -30,10 +31,12 @@ import (
 func (j *job) serve(ctx *fasthttp.RequestCtx) (*stream, *openai.Error) {
 	j.life.Bound, j.life.Alone = ctx == nil, j.in.Whole
 	j.tries.Forget()
+	defer func() {
+		j.question = nil
+		j.stay.end(j.srv.Tier)
+	}()
 	r := runner{job: j, ctx: ctx}
 	s, fail := r.run(life.Event{What: life.Begun})
-	j.question = nil
-	j.stay.end(j.srv.Tier)
 	if fail != nil {
 		j.told.EndAttempt(fail)
 	}
@@ -59,15 +62,23 @@ type runner struct {
 func (r *runner) run(e life.Event) (*stream, *openai.Error) {
 	j := r.job
 	var room [8]life.Effect
-	defer onPanic(func() {
-		for _, x := range j.life.Step(life.Event{What: life.Panicked}, nil) {
-			r.do(x)
+	todo := room[:0]
+	defer onPanic(func() { // what was to be given back when something panicked, and what is held still
+		for _, x := range slices.Concat(todo, j.life.Step(life.Event{What: life.Panicked}, nil)) {
+			if x.Do == life.Settle || x.Do == life.Acquit {
+				r.do(x)
+			}
 		}
 	})
 	for {
 		e.Left, e.Poison = j.client.left(), j.tries.Poisons()
-		for _, x := range j.life.Step(e, room[:0]) {
-			switch x.Do {
+		if todo = j.life.Step(e, room[:0]); len(todo) == 0 {
+			j.srv.Log.Error("a request has come to nothing; this is a bug, please report it", zap.Inline(j))
+			return nil, failure.Broken()
+		}
+		for len(todo) > 0 {
+			x := todo[0]
+			switch todo = todo[1:]; x.Do {
 			case life.AnswerIt:
 				return r.answer(), nil
 			case life.Fail:
@@ -135,7 +146,8 @@ func (r *runner) do(x life.Effect) life.Event {
 		return r.enqueue(x)
 	case life.SendDecode:
 		r.stream = j.newStream(r.slot)
-		return r.began(r.stream.decode(r.held))
+		f := r.stream.decode(r.held)
+		return r.began(f, (r.held == nil || r.stream.whole) && j.client.left())
 	case life.SendBoth:
 		r.stream = j.newStream(r.slot)
 		return r.began(bound{r.stream}.decode(r.lease))
@@ -192,10 +204,12 @@ func (r *runner) enqueue(x life.Effect) life.Event {
 }
 
 // began is how the legs of an attempt ended: with a first event, or a fault.
-func (r *runner) began(f *failure.Fault) life.Event {
+func (r *runner) began(f *failure.Fault, quit bool) life.Event {
 	if f != nil {
 		f.Moved = r.stream.run.Moved()
-		return r.fell(f)
+		e := r.fell(f)
+		e.Quit = quit
+		return e
 	}
 	return life.Event{What: life.First}
 }
@@ -204,7 +218,7 @@ func (r *runner) began(f *failure.Fault) life.Event {
 func (r *runner) fell(f *failure.Fault) life.Event {
 	r.fault, r.fail = f, f.Answer
 	r.told.Fails(f.Cause(), f.Status, f.Answer)
-	return life.Event{What: life.Fell, End: f.Ended, Whole: r.stream != nil && r.stream.whole}
+	return life.Event{What: life.Fell, End: f.Ended}
 }
 
 // offer asks whether a request that cannot be served here should go to its decode group's owner, or to a region where attempts
@@ -279,6 +293,9 @@ func (r *runner) settle(t life.Thing, how life.How) {
 		}
 		r.held = nil
 	case life.Doubted:
+		if len(j.doubts) == 0 { // something panicked before it was noted
+			break
+		}
 		h := j.doubts[0]
 		j.doubts = j.doubts[1:]
 		if how == life.Orphan {

@@ -27,8 +27,9 @@ func (srv *Server) early(c prefill.Candidate) bool {
 // bound is the stream of a request that is bound before its prefill, until its first event has come.
 type bound struct{ *stream }
 
-// decode sends both legs at once, and returns with the first event of the answer in hand. Nothing was sent for the lease yet.
-func (b bound) decode(lease *prefill.Lease) *failure.Fault {
+// decode sends both legs at once, and returns with the first event of the answer in hand. Nothing was sent for the lease yet. quit: the
+// client has left, and the prefill leg has ended, or the engine keeps blocks for it.
+func (b bound) decode(lease *prefill.Lease) (_ *failure.Fault, quit bool) {
 	s, j, slot := b.stream, b.job, b.slot
 	j.told.BoundEarly()
 	j.told.Calls("decode")
@@ -53,17 +54,17 @@ func (b bound) decode(lease *prefill.Lease) *failure.Fault {
 		case errors.Is(err, couple.ErrUnknown):
 			f.Why = life.Unlearned
 		}
-		return f
+		return f, false
 	}
 	j.client.OnGone(s.partner.ClientLeft)
 	f := b.open()
 	j.client.OnGone(nil)
 	if f != nil {
 		b.hear()
-		if f.Why != life.NotOurs && j.client.left() { // its prefill leg may still write to the rank
+		if quit = f.Why != life.NotOurs && j.client.left(); quit { // its prefill leg may still write to the rank
 			s.stranded = s.partner.Wait() || s.stranded
 		}
-		return f
+		return f, quit
 	}
 	slot.Started()
 	j.arrived(nil, s)
@@ -77,7 +78,7 @@ func (b bound) decode(lease *prefill.Lease) *failure.Fault {
 	s.run.Settle()
 	j.reach(journal.Streaming)
 	j.client.OnGone(func() { s.call.Leave(notice) })
-	return nil
+	return nil, false
 }
 
 // firstWithin is how long a decode engine may take for its first event once the prompt is prefilled. An

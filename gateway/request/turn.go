@@ -50,6 +50,12 @@ func (j *job) acquire() (*prefill.Lease, error) {
 	if err != nil {
 		return nil, err
 	}
+	defer onPanic(func() { // before the request's life knows of them
+		lease.Orphan()
+		if !j.life.Reserved() {
+			j.srv.Places.Release()
+		}
+	})
 	lease = j.srv.couples.Prefer(lease)
 	j.told.Chose(lease)
 	if j.life.Open() {
