@@ -29,3 +29,8 @@ func TestWhatARowShows(t *testing.T) {
 	require.Contains(t, page.String(), "\nBREACH broken: told\n")
 	require.Contains(t, page.String(), "\nhere has the configs and logs\n")
 }
+
+func TestMedians(t *testing.T) {
+	require.InDelta(t, 2.0, Median([]float64{3, 1, 2}), 1e-9)
+	require.InDelta(t, 1.5, Median([]float64{2, 1}), 1e-9, "of two it is not the larger one")
+}

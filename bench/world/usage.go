@@ -9,7 +9,6 @@ import (
 	"github.com/prometheus/procfs"
 
 	"evenkeel/bench/load"
-	"evenkeel/stats"
 )
 
 // stat is what Linux's /proc says of a process.
@@ -103,5 +102,9 @@ func Micros(d time.Duration) float64 { return float64(d) / float64(time.Microsec
 // MiB is of bytes.
 func MiB[N int64 | float64](bytes N) float64 { return float64(bytes) / (1 << 20) }
 
-// Median is of values in any order.
-func Median(values []float64) float64 { return stats.Median(slices.Sorted(slices.Values(values))) }
+// Median is of values in any order: of an even number, the mean of the two in the middle.
+func Median(values []float64) float64 {
+	sorted := slices.Sorted(slices.Values(values))
+	n := len(sorted)
+	return (sorted[(n-1)/2] + sorted[n/2]) / 2
+}
