@@ -491,6 +491,17 @@ func TestAUsageThatTheEngineDidNotTell(t *testing.T) {
 	}
 }
 
+// More tokens than the answer may have are not told, however they are estimated.
+func TestAnEstimatedUsageBreaksNoAnswer(t *testing.T) {
+	t.Parallel()
+	u := &unruly{probe: tell}
+	u.decode = func(w *script, _ *http.Request) { w.send(strings.Repeat(oneEvent, 60) + lastEvent) }
+	c := misled(t, u)
+	r := c.post(chatPath, chat("a", `"max_tokens":16,`))
+	require.Equal(t, http.StatusOK, r.status, r.body)
+	require.Contains(t, r.body, `"completion_tokens":16`)
+}
+
 // Of several answers the client gets one usage, with every count of the engines in
 // it. The prompt counts once.
 func TestTheUsageOfSeveralAnswersHasAllCounts(t *testing.T) {

@@ -16,7 +16,7 @@ const (
 	uncalled prefilling = iota // it waits until the decode engine says where the KV goes
 	due                        // it may be sent
 	running                    // a prefill engine may have it
-	seeking                    // its engine took nothing, and another one is looked for
+	seeking                    // its engine took nothing, and another one is looked for, or found
 	answered                   // the prefill engine has answered well
 	gone                       // it has ended without an answer, or there is nothing to prefill
 )
@@ -141,7 +141,7 @@ type LegEffect struct {
 	How How // of GiveBack
 }
 
-// Failed says why one leg has ended the other, or why the answer may not be believed.
+// Failed says whether one leg has ended the other, or the answer may not be believed.
 func (l *Legs) Failed() bool { return l.failed }
 
 // Answered says whether the prefill engine has answered well.
@@ -195,7 +195,7 @@ func (l *Legs) Step(e LegEvent, dst []LegEffect) []LegEffect {
 		l.prefill = gone
 		return l.fail(e.End, dst)
 	case Found:
-		l.prefill, l.leased = due, true
+		l.leased = true
 	case NotFound:
 		l.prefill = gone
 		return l.fail(e.End, dst)
@@ -263,7 +263,9 @@ func (l *Legs) fail(why Ended, dst []LegEffect) []LegEffect {
 
 // called takes in what the decode engine says of the place for the KV, in time.
 func (l *Legs) called(e LegEvent, dst []LegEffect) []LegEffect {
-	l.blocks = waiting
+	if l.blocks = waiting; e.What == NeedsNothing {
+		l.blocks = needless
+	}
 	if l.Closed() { // at the same moment
 		dst = append(dst, LegEffect{Do: Forget})
 	}
@@ -274,7 +276,7 @@ func (l *Legs) called(e LegEvent, dst []LegEffect) []LegEffect {
 	case !l.leased: // the answer has begun without it
 		l.prefill = gone
 	case e.What == NeedsNothing:
-		l.blocks, l.prefill = needless, answered
+		l.prefill = answered
 		return l.await(l.settle(Free, dst))
 	default:
 		l.prefill = due
@@ -334,7 +336,11 @@ func (l *Legs) compare(dst []LegEffect) []LegEffect {
 
 // fell ends the prefill leg after the decode leg has ended without a first event, where that is of use.
 func (l *Legs) fell(how Parting, dst []LegEffect) []LegEffect {
-	l.decode = fell
+	if l.decode == begun { // and its first event is not believed
+		l.decode = over
+	} else {
+		l.decode = fell
+	}
 	dst = append(dst, LegEffect{Do: StopWaiting})
 	stranded := false
 	if l.failed {

@@ -32,7 +32,11 @@ func (w *twoLegs) mayCome() []LegWhat {
 	case running:
 		all = append(all, PrefillFell, PrefillDone)
 	case seeking:
-		all = append(all, Found, NotFound)
+		if l.leased {
+			all = append(all, ProbeDue)
+		} else {
+			all = append(all, Found, NotFound)
+		}
 	case answered, gone:
 	}
 	switch w.legs.decode {
@@ -213,6 +217,15 @@ func TestAnAnswerOfHalfAPromptIsNotBelieved(t *testing.T) {
 	})
 }
 
+// KV whose first event came, and was not believed, was read.
+func TestKVOfAFirstEventThatIsNotBelievedIsFree(t *testing.T) {
+	l := NewLegs(dialects["push"])
+	for _, e := range []LegEvent{{What: ProbeDue}, {What: ClientGone, End: Ended{Why: Left}}, {What: ClientWaited, End: Ended{Why: Left}}, {What: Began}, {What: Confirmed}, {What: DecodeFell, Parting: Died}} {
+		l.Step(e, nil)
+	}
+	require.Contains(t, l.Step(LegEvent{What: PrefillDone}, nil), LegEffect{Do: GiveBack, How: Free})
+}
+
 // What stays on a decode rank when its leg ends by itself, by connector and phase.
 func TestWhatAnEndedDecodeStrands(t *testing.T) {
 	called := []LegEvent{{What: CalledBack}, {What: ProbeDue}}
@@ -226,6 +239,8 @@ func TestWhatAnEndedDecodeStrands(t *testing.T) {
 		{"one whose KV is written", "layerwise", append(slices.Clone(called), LegEvent{What: PrefillDone}), Died, false},
 		{"one that refused", "layerwise", nil, Refused, false},
 		{"one that broke before its callback", "layerwise", nil, Died, false},
+		{"a layerwise one that broke while its prompt goes to another engine", "layerwise", append(slices.Clone(called), LegEvent{What: PrefillFell, Again: true, End: Ended{Far: Headed, Why: Busy}}, LegEvent{What: Found}), Died, true},
+		{"one that says then that it needs nothing", "layerwise", []LegEvent{{What: ClientGone, End: Ended{Why: Left}}, {What: Began}, {What: NeedsNothing}}, Died, false},
 		{"a pushed one that broke while its prefill runs", "push", []LegEvent{{What: ProbeDue}}, Died, true},
 		{"a pushed one whose prefill has answered", "push", []LegEvent{{What: ProbeDue}, {What: PrefillDone}}, Died, false},
 		{"a pushed one that refused", "push", []LegEvent{{What: ProbeDue}}, Refused, false},

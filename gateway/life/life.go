@@ -127,9 +127,6 @@ type Life struct {
 	owed    owed
 }
 
-// State is where the request stands.
-func (l *Life) State() State { return l.state }
-
 // Open says whether another dispatcher may still get the request.
 func (l *Life) Open() bool { return l.history.open() }
 

@@ -17,7 +17,6 @@ const (
 const (
 	Back      How = DoubtOn + 1 + iota // a place is free again
 	Pass                               // somebody else has it now, and settles it: the pool's entry a place, the legs of an early attempt a lease
-	Finished                           // the slot of an answer that is whole
 	Failing                            // the slot of an answer that its engine did not begin, or broke
 	Cancelled                          // the slot of an answer that is not wanted any more, or that was never sent
 )
@@ -28,7 +27,7 @@ var settles = [things][]How{
 	Lease:   {Free, Refuse, Lose, Orphan, Discard, Pass},
 	KV:      {Free, Orphan, Discard, Doubt, DoubtOn},
 	Doubted: {Discard, Orphan},
-	Slot:    {Finished, Failing, Cancelled, Pass},
+	Slot:    {Failing, Cancelled, Pass},
 }
 
 // doubt is a hand-off that an engine may have read.

@@ -1,5 +1,6 @@
-// Package life says what becomes of a request: what it owes when an attempt to serve it has failed, whether it is
-// tried again, and whose fault the failure is. It is values and tables: it knows no clock, socket or engine.
+// Package life is the life of a request as a value: how far it has come, what it holds, what becomes of that when an attempt
+// to serve it fails, whether it is tried again, and whose fault the failure is. It knows no clock, socket or engine; gateway/request
+// and gateway/couple tell it what happens and carry out what it says. life.go is the place to start reading.
 package life
 
 // A Leg is one half of an attempt to serve a request.
@@ -44,7 +45,7 @@ const (
 	Ignored                // the engine did not take up the answer so far
 	TooLong                // the engine counted more tokens than its model takes
 
-	// These are the engine's of the leg.
+	// In these the engine is the one of the leg.
 	Unreachable // no connection could be made
 	Broke       // the connection broke
 	Silent      // the engine said nothing for too long
@@ -147,17 +148,15 @@ type row struct {
 // so whom is only the question of a 500.
 var prefills = [whys]row{
 	//              Unsent  Sent    Headed  Through
-	Left:        {[...]How{Free, Free, Orphan, Discard}, Over, Nobody}, // the engine ends a prefill with its connection, and pins one that it answers
-	Leaving:     {[...]How{Free, Free, Orphan, Discard}, Over, Nobody},
-	Moved:       {[...]How{Free, Free, Orphan, Discard}, Anew, Nobody},
-	HungUp:      {[...]How{Free, Free, Orphan, Discard}, Elsewhere, Nobody},
-	NotOurs:     {[...]How{Free, unsaid, unsaid, Orphan}, Anew, Nobody},
-	Unowned:     {[...]How{Free, unsaid, unsaid, Orphan}, Ask, Nobody}, // the pool's answers come before an early prefill, and after a late one
-	NoRank:      {[...]How{Free, unsaid, unsaid, Discard}, Over, Nobody},
-	RanksLost:   {[...]How{Free, unsaid, unsaid, Orphan}, Anew, Nobody}, // no rank is left that could fetch it
-	Disbelieved: {[...]How{unsaid, unsaid, unsaid, Orphan}, Again, Nobody},
-	Ignored:     {[...]How{unsaid, unsaid, unsaid, Discard}, Over, Nobody},
-	TooLong:     {[...]How{unsaid, unsaid, unsaid, Discard}, Over, Nobody}, // the decode engine would refuse it after it had read the KV
+	Left:      {[...]How{Free, Free, Orphan, Discard}, Over, Nobody}, // the engine ends a prefill with its connection, and pins one that it answers
+	Leaving:   {[...]How{Free, Free, Orphan, Discard}, Over, Nobody},
+	Moved:     {[...]How{Free, Free, Orphan, Discard}, Anew, Nobody},
+	HungUp:    {[...]How{Free, Free, Orphan, Discard}, Elsewhere, Nobody},
+	Unowned:   {[...]How{Free, unsaid, unsaid, Orphan}, Ask, Nobody}, // the pool's answers come before an early prefill, and after a late one
+	NoRank:    {[...]How{Free, unsaid, unsaid, Discard}, Over, Nobody},
+	RanksLost: {[...]How{Free, unsaid, unsaid, Orphan}, Anew, Nobody}, // no rank is left that could fetch it
+	Ignored:   {[...]How{unsaid, unsaid, unsaid, Discard}, Over, Nobody},
+	TooLong:   {[...]How{unsaid, unsaid, unsaid, Discard}, Over, Nobody}, // the decode engine would refuse it after it had read the KV
 
 	Unreachable: {[...]How{Refuse, unsaid, unsaid, unsaid}, Unreached, Nobody},
 	Broke:       {[...]How{Refuse, Lose, Lose, unsaid}, Again, Nobody},

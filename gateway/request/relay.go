@@ -186,7 +186,7 @@ func (s *stream) broke(err error) bool {
 		s.end(failure.Stream("upstream_broken", err))
 		return true
 	case errors.Is(err, io.EOF) && s.Closed() == sse.Whole:
-		if s.Mirror.LacksUsage() {
+		if s.Mirror.LacksUsage() && max(s.Mirror.Prompt(), s.job.prompt) > 0 {
 			s.conclude(s.Trail.Head, "")
 		}
 		s.end(nil)

@@ -260,10 +260,16 @@ func (s *stream) before(tokens int) {
 }
 
 // conclude ends an answer in the engine's place: with its usage, and before
-// that with the finish_reason if none came.
+// that with the finish_reason if none came. Its tokens may be estimated, so no more are told than the answer may have.
 func (s *stream) conclude(head sse.Head, finish string) {
 	j := s.job
-	u := sse.Usage{Prompt: cmp.Or(s.Mirror.Prompt(), j.prompt), Completion: s.Mirror.Tokens(), Cached: j.cached}
+	u := sse.Usage{Prompt: cmp.Or(s.Mirror.Prompt(), j.prompt), Completion: min(s.Mirror.Tokens(), s.mayHave), Cached: j.cached}
+	if s.rank.Context > 0 {
+		u.Completion = min(u.Completion, max(0, s.rank.Context-u.Prompt))
+	}
+	if s.local || s.rank.Profile.Connector == mooncake.SGLang { // only the decode engine knows
+		u.Cached = -1
+	}
 	u.Total = u.Prompt + u.Completion
 	frames := sse.NewFramer(0)
 	frames.Feed(sse.Ending(nil, j.req.Endpoint == mooncake.Chat, head, finish, u))

@@ -64,6 +64,9 @@ func (r *runner) run(e life.Event) (*stream, *openai.Error) {
 	var room [8]life.Effect
 	todo := room[:0]
 	defer onPanic(func() { // what was to be given back when something panicked, and what is held still
+		if r.stream != nil { // it has the slot
+			defer r.stream.settle(board.Failed)
+		}
 		for _, x := range slices.Concat(todo, j.life.Step(life.Event{What: life.Panicked}, nil)) {
 			if x.Do == life.Settle || x.Do == life.Acquit {
 				r.do(x)
