@@ -495,7 +495,10 @@ func TestAUsageThatTheEngineDidNotTell(t *testing.T) {
 func TestAnEstimatedUsageBreaksNoAnswer(t *testing.T) {
 	t.Parallel()
 	u := &unruly{probe: tell}
-	u.decode = func(w *script, _ *http.Request) { w.send(strings.Repeat(oneEvent, 60) + lastEvent) }
+	const event = `data: {"id":"d","object":"chat.completion.chunk","created":1,"model":"m","choices":[{"index":0,"delta":{"content":"x"},"finish_reason":%s}]}` + "\n\n"
+	u.decode = func(w *script, _ *http.Request) {
+		w.send(strings.Repeat(fmt.Sprintf(event, "null"), 60) + fmt.Sprintf(event, `"stop"`))
+	}
 	c := misled(t, u)
 	r := c.post(chatPath, chat("a", `"max_tokens":16,`))
 	require.Equal(t, http.StatusOK, r.status, r.body)
