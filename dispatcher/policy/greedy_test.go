@@ -211,9 +211,10 @@ func TestProjectIsTheSumOfTheText(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		horizon := rapid.IntRange(0, 20).Draw(t, "horizon")
 		running := rapid.SliceOfN(rapid.Custom(func(t *rapid.T) Request {
+			prompt := rapid.Int32Range(0, 1<<20).Draw(t, "prompt")
 			return Request{
-				Prompt: rapid.Int32Range(0, 1<<20).Draw(t, "prompt"), Generated: rapid.Int32Range(0, 1000).Draw(t, "generated"),
-				Rhat: rapid.Float32Range(1, float32(max(1, horizon))).Draw(t, "rhat"), Away: rapid.Int32Range(0, 1).Draw(t, "away"),
+				Prompt: prompt, Generated: rapid.Int32Range(0, 1000).Draw(t, "generated"),
+				Rhat: rapid.Float32Range(1, float32(max(1, horizon))).Draw(t, "rhat"), Away: rapid.Int32Range(0, prompt).Draw(t, "away"),
 			}
 		}), 0, 12).Draw(t, "running")
 		got := make([]int64, horizon+1)
