@@ -75,7 +75,8 @@ func (p *Partner) awaitCallback() bool {
 	case came := <-p.expect.Came():
 		return p.calledBack(came, time.Since(began))
 	case <-late.C:
-		p.tell(life.LegEvent{What: life.Overdue}, &failure.Fault{Ended: life.Ended{Leg: life.Decode, Far: life.Sent, Why: life.Uncalled}, Answer: failure.Transport("decode", ErrNoCallback), Err: ErrNoCallback})
+		why := failure.Of(life.Ended{Leg: life.Decode, Far: life.Sent, Why: life.Uncalled}, failure.Transport("decode", ErrNoCallback), ErrNoCallback)
+		p.tell(life.LegEvent{What: life.Overdue}, why)
 		<-p.dead // of an answer that has begun although nobody called back, its end
 	case <-p.dead:
 	}
@@ -95,7 +96,7 @@ func (p *Partner) calledBack(came metaserver.Callback, took time.Duration) bool 
 	switch {
 	case came.Err != nil:
 		e.What = life.Miscalled
-		f = &failure.Fault{Ended: life.Ended{Leg: life.Decode, Far: life.Sent, Why: life.Garbled}, Answer: failure.BadGateway("decode", "it named no place for the KV"), Err: came.Err}
+		f = failure.Of(life.Ended{Leg: life.Decode, Far: life.Sent, Why: life.Garbled}, failure.BadGateway("decode", "it named no place for the KV"), came.Err)
 		if errors.Is(came.Err, mooncake.ErrUnknownHost) {
 			f.Why = life.Misplaced
 		}

@@ -177,16 +177,16 @@ func (p *Partner) awaitFirst() {
 
 // unbegun is the end of a decode leg whose first event did not come in time.
 func unbegun(why error) *failure.Fault {
-	return &failure.Fault{Ended: life.Ended{Leg: life.Decode, Far: life.Sent, Why: life.Unbegun}, Answer: openai.NewError(http.StatusGatewayTimeout, "decode_timeout", why.Error()), Err: why}
+	return failure.Of(life.Ended{Leg: life.Decode, Far: life.Sent, Why: life.Unbegun}, openai.NewError(http.StatusGatewayTimeout, "decode_timeout", why.Error()), why)
 }
 
 func whyBroken() *failure.Fault {
-	return &failure.Fault{Ended: life.Ended{Far: life.Through, Why: life.Incomplete}, Answer: failure.BadGateway("prefill", ErrBroken.Error()), Err: ErrBroken}
+	return failure.Of(life.Ended{Far: life.Through, Why: life.Incomplete}, failure.BadGateway("prefill", ErrBroken.Error()), ErrBroken)
 }
 
 // left is the end of legs whose client has left.
 func left() *failure.Fault {
-	return &failure.Fault{Ended: life.Ended{Why: life.Left}, Answer: failure.Gone(), Err: errLeft}
+	return failure.Of(life.Ended{Why: life.Left}, failure.Gone(), errLeft)
 }
 
 // kept is for how long after its answer the prefill engine certainly keeps the KV. It has no limit if nothing is kept, or
@@ -237,7 +237,8 @@ func (p *Partner) Believe(prompt int, gone <-chan struct{}) *failure.Fault {
 		case <-gone:
 			p.tell(life.LegEvent{What: life.Unwanted}, left())
 		case <-late.C:
-			p.tell(life.LegEvent{What: life.Unwanted}, &failure.Fault{Ended: life.Ended{Far: life.Sent, Why: life.Unconfirmed}, Answer: openai.NewError(http.StatusGatewayTimeout, "prefill_timeout", ErrUnconfirmed.Error()), Err: ErrUnconfirmed})
+			answer := openai.NewError(http.StatusGatewayTimeout, "prefill_timeout", ErrUnconfirmed.Error())
+			p.tell(life.LegEvent{What: life.Unwanted}, failure.Of(life.Ended{Far: life.Sent, Why: life.Unconfirmed}, answer, ErrUnconfirmed))
 		}
 	}
 	p.mu.Lock()

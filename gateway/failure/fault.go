@@ -24,6 +24,11 @@ type Fault struct {
 	Rooms      int // how often the engine may give a request back for want of KV memory
 }
 
+// Of is a leg that has ended with err, which may be nil.
+func Of(end life.Ended, answer *openai.Error, err error) *Fault {
+	return &Fault{Ended: end, Answer: answer, Err: err}
+}
+
 // Cause is why it failed, for receipts and spans.
 func (f *Fault) Cause() string {
 	if f.Err == nil {

@@ -71,21 +71,6 @@ func (h *Handoff) Identify(headers []engine.Header) []engine.Header {
 	return headers
 }
 
-// Release ends the lease of a hand-off that a decode request consumed;
-// nil is none.
-func (h *Handoff) Release() {
-	if h != nil {
-		h.Lease.Release()
-	}
-}
-
-// Orphan leaves the blocks to the hold timeout; nil is none.
-func (h *Handoff) Orphan() {
-	if h != nil {
-		h.Lease.Orphan()
-	}
-}
-
 // PulledBy is until when a first event is believed without a sign that the hold was renewed: its KV was then read
 // while the prefiller still had the blocks. A later event may be made of blocks that belong to another request by then.
 // A quarter of the margin is left for the difference between the two clocks: the engine counts from the end of the

@@ -122,7 +122,6 @@ type Life struct {
 	state   State
 	history history
 	early   bool // its rank was bound before its prefill
-	alone   bool // the rank computes the prompt
 	last    Next // what the last attempt came to
 	owed    owed
 }
@@ -168,7 +167,6 @@ func (l *Life) Step(e Event, dst []Effect) []Effect {
 		switch {
 		case e.What == RankTakes:
 			l.history.moves(turned)
-			l.alone = true
 			l.owed.take(Slot)
 			l.state = Opening
 			return append(dst, Effect{Do: SendDecode})
@@ -235,7 +233,7 @@ func (l *Life) Step(e Event, dst []Effect) []Effect {
 
 // begin begins an attempt.
 func (l *Life) begin(dst []Effect) []Effect {
-	l.early, l.alone = false, false
+	l.early = false
 	if !l.Bound && l.history.open() {
 		dst = append(dst, Effect{Do: Question})
 	}

@@ -197,7 +197,7 @@ func TestEarlyAndLateOweTheSame(t *testing.T) {
 					end.Far = Unsent
 				}
 				after[i] = l.Step(Event{What: Fell, End: end, Left: left}, nil)
-				require.True(t, l.owed.nothing())
+				require.Equal(t, owed{named: l.owed.named}, l.owed, "nothing is held")
 			}
 			require.Equal(t, after[0][len(after[0])-1], after[1][len(after[1])-1], "%+v", end)
 		}

@@ -70,8 +70,3 @@ func (o *owed) conclude(dst []Effect, poison bool) []Effect {
 	o.doubts = nil
 	return o.settle(dst, Place, Back)
 }
-
-// nothing says whether all is settled but the slot of an answer.
-func (o *owed) nothing() bool {
-	return !o.has[Place] && !o.has[Lease] && !o.has[KV] && len(o.doubts) == 0
-}

@@ -267,6 +267,3 @@ func (e Ended) Verdict() Verdict {
 func (e Ended) Untaken() bool {
 	return e.Far == Unsent && e.Why != HungUp && e.Why != Moved || e.Why == Throttled || e.Why == Busy
 }
-
-// Spent says that the KV cannot be offered to another decode engine.
-func (v Verdict) Spent() bool { return v.KV != Keep }

@@ -65,11 +65,11 @@ func (j *job) open(h *handoff.Handoff, s *stream) *failure.Fault {
 			if sure {
 				why = life.Outlived
 			}
-			return &failure.Fault{Ended: life.Ended{Leg: life.Decode, Why: why}, Answer: failure.BadGateway("prefill", "it is gone, and the prefilled prompt with it"), Err: handoff.ErrOutlived}
+			return failure.Of(life.Ended{Leg: life.Decode, Why: why}, failure.BadGateway("prefill", "it is gone, and the prefilled prompt with it"), handoff.ErrOutlived)
 		}
 		var err error
 		if kv, err = h.Params(s.began); err != nil {
-			return &failure.Fault{Ended: life.Ended{Leg: life.Decode, Why: life.Expired}, Answer: failure.BadGateway("decode", "its turn came after the hand-off's deadline"), Err: err}
+			return failure.Of(life.Ended{Leg: life.Decode, Why: life.Expired}, failure.BadGateway("decode", "its turn came after the hand-off's deadline"), err)
 		}
 		h.Lease.Dispatched()
 	}
@@ -131,12 +131,12 @@ func (j *job) open(h *handoff.Handoff, s *stream) *failure.Fault {
 
 // notOurs is the end of a decode leg that another proxy's engines were to run. Nothing was sent.
 func notOurs() *failure.Fault {
-	return &failure.Fault{Ended: life.Ended{Leg: life.Decode, Why: life.NotOurs}, Answer: failure.NotOurs(), Err: owner.ErrNotOwner}
+	return failure.Of(life.Ended{Leg: life.Decode, Why: life.NotOurs}, failure.NotOurs(), owner.ErrNotOwner)
 }
 
 // disbelieved is the end of a decode leg whose KV may have been another prompt's.
 func disbelieved() *failure.Fault {
-	return &failure.Fault{Ended: life.Ended{Leg: life.Decode, Far: life.Through, Why: life.Disbelieved}, Answer: failure.Late(), Err: handoff.ErrLate}
+	return failure.Of(life.Ended{Leg: life.Decode, Far: life.Through, Why: life.Disbelieved}, failure.Late(), handoff.ErrLate)
 }
 
 // ignored is the end of a leg whose engine did not take up the answer so far; nil if fail is.
@@ -144,5 +144,5 @@ func ignored(leg life.Leg, fail *openai.Error) *failure.Fault {
 	if fail == nil {
 		return nil
 	}
-	return &failure.Fault{Ended: life.Ended{Leg: leg, Far: life.Through, Why: life.Ignored}, Answer: fail}
+	return failure.Of(life.Ended{Leg: leg, Far: life.Through, Why: life.Ignored}, fail, nil)
 }

@@ -85,7 +85,7 @@ func TestARequestIsNotWrittenOnAConnectionThatCameTooLate(t *testing.T) {
 	fault := opened(t, &fleet.Rank{Signs: engine.NewSigns(), Target: &engine.Target{URL: at(t, engineServer), TLS: handshake}, Profile: &mooncake.Profile{}, Area: a})
 	require.ErrorIs(t, fault.Err, owner.ErrNotOwner)
 	require.Equal(t, life.Anew, fault.Verdict().Next, "it goes to who has the group now")
-	require.False(t, fault.Verdict().Spent(), "with its hand-off, if the group is ours again")
+	require.Equal(t, life.Keep, fault.Verdict().KV, "with its hand-off, if the group is ours again")
 	require.Zero(t, asked.Load())
 	require.Zero(t, a.Sending())
 }

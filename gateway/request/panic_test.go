@@ -22,9 +22,8 @@ import (
 	"evenkeel/prefill"
 )
 
-// The edge outlives the panic of a handler, and so do the slot and the lease that its
-// request had taken.
-func TestAPanicGivesBackWhatAStepHasTaken(t *testing.T) {
+// withEngines is a server with a prefill engine and a decode rank, which nothing answers for.
+func withEngines(t *testing.T) *Server {
 	srv := newServer(t)
 	require.NoError(t, srv.Fleet.Add(fleet.Decode, config.Engine{URL: "http://127.0.0.1:9", Slots: 1, Profile: "a"}))
 	srv.Fleet.OnStatus("decode 127.0.0.1:9", engine.Status{Models: []engine.Model{{ID: "m"}}, Up: true})
@@ -32,6 +31,13 @@ func TestAPanicGivesBackWhatAStepHasTaken(t *testing.T) {
 	rank := srv.Fleet.Rank(0)
 	srv.Tier.SetCandidates([]prefill.Candidate{{ID: "p/0", Instance: "p", Target: rank.Target, Profile: rank.Profile, Models: []string{"m"}, Live: true}})
 	srv.Dispatcher.SetWorkers([]board.Worker{{Name: "d/0", Model: "m", Engine: "d", Slots: 1, Up: true}})
+	return srv
+}
+
+// The edge outlives the panic of a handler, and so do the slot and the lease that its
+// request had taken.
+func TestAPanicGivesBackWhatAStepHasTaken(t *testing.T) {
+	srv := withEngines(t)
 
 	kid, in := edge.NewDeparture(zap.NewNop()), &Incoming{Told: srv.Journal.Request(journal.Facts{ID: "x"})}
 	j := &job{srv: srv, req: &openai.Request{Passthrough: true}, client: reader{kid}, model: fleet.Route{Name: "m", Board: "m"}, in: in, told: in.Told}
@@ -57,14 +63,8 @@ func TestAPanicGivesBackWhatAStepHasTaken(t *testing.T) {
 
 // What a step was to give back is given back, although something panics before its turn.
 func TestAPanicBetweenTwoEffectsLosesNone(t *testing.T) {
-	srv := newServer(t)
+	srv := withEngines(t)
 	<-srv.discards.Close() // none begins
-	require.NoError(t, srv.Fleet.Add(fleet.Decode, config.Engine{URL: "http://127.0.0.1:9", Slots: 1, Profile: "a"}))
-	srv.Fleet.OnStatus("decode 127.0.0.1:9", engine.Status{Models: []engine.Model{{ID: "m"}}, Up: true})
-	srv.Fleet.Publish()
-	rank := srv.Fleet.Rank(0)
-	srv.Tier.SetCandidates([]prefill.Candidate{{ID: "p/0", Instance: "p", Target: rank.Target, Profile: rank.Profile, Models: []string{"m"}, Live: true}})
-	srv.Dispatcher.SetWorkers([]board.Worker{{Name: "d/0", Model: "m", Engine: "d", Slots: 1, Up: true}})
 	kid, in := edge.NewDeparture(zap.NewNop()), &Incoming{Told: srv.Journal.Request(journal.Facts{ID: "x"})}
 	j := &job{srv: srv, req: &openai.Request{Stream: true}, client: reader{kid}, model: fleet.Route{Name: "m", Board: "m"}, in: in, told: in.Told, prompt: 7}
 	lease, err := srv.Tier.Acquire(t.Context(), prefill.Request{ID: "x", Model: "m", PromptTokens: 7})

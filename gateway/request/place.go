@@ -58,7 +58,7 @@ func (j *job) place(c prefill.Candidate, tokens int, more func(*pool.Entry)) (*d
 		if r.Err == nil { // the slot came first: ours to give back
 			j.srv.Dispatcher.Release(r.Slot, board.Outcome{Kind: board.Cancelled})
 		}
-		return nil, &failure.Fault{Ended: life.Ended{Why: why}, Answer: answer}
+		return nil, failure.Of(life.Ended{Why: why}, answer, nil)
 	}
 	defer onPanic(func() { withdraw(life.Leaving, nil) })
 	for waits {
@@ -90,9 +90,9 @@ func (j *job) place(c prefill.Candidate, tokens int, more func(*pool.Entry)) (*d
 // region was handed back, is spent: the prompt is prefilled again elsewhere, once.
 func (j *job) unplaced(err error, region string, unowned bool) *failure.Fault {
 	if unowned {
-		return &failure.Fault{Ended: life.Ended{Why: life.Unowned}, Answer: failure.NotOurs(), Err: owner.ErrNotOwner}
+		return failure.Of(life.Ended{Why: life.Unowned}, failure.NotOurs(), owner.ErrNotOwner)
 	}
-	f := &failure.Fault{Ended: life.Ended{Why: life.NoRank}, Answer: failure.Pool(err, j.prompt), Err: err}
+	f := failure.Of(life.Ended{Why: life.NoRank}, failure.Pool(err, j.prompt), err)
 	if gone := errors.Is(err, board.ErrNoWorkers) || errors.Is(err, board.ErrWithdrawn); gone && region != "" {
 		f.Why = life.RanksLost
 	}

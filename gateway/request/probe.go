@@ -30,14 +30,14 @@ var answerPool = sync.Pool{New: func() any { return new([]byte) }}
 // hand-off is read also of a client that has left, to be discarded. With a fault, it is of no use.
 func (j *job) probe(lease *prefill.Lease) (*handoff.Handoff, *failure.Fault) {
 	if j.client.left() { // before anything is sent
-		return nil, &failure.Fault{Ended: life.Ended{Why: life.Left}, Answer: failure.Gone()}
+		return nil, failure.Of(life.Ended{Why: life.Left}, failure.Gone(), nil)
 	}
 	j.reach(journal.Prefill)
 	began := time.Now()
 	c := lease.Candidate
 	x, err := j.srv.Fleet.Exchange(c)
 	if err != nil {
-		f := &failure.Fault{Ended: life.Ended{Why: life.Unnamed}, Answer: failure.BadGateway("prefill", "its bootstrap server does not answer"), Err: err}
+		f := failure.Of(life.Ended{Why: life.Unnamed}, failure.BadGateway("prefill", "its bootstrap server does not answer"), err)
 		if prefill.Unsent(err) {
 			f.Why = life.Unreachable
 		}
@@ -139,7 +139,7 @@ func (j *job) accept(lease *prefill.Lease, born fleet.Birth, x *mooncake.Exchang
 		h.ProbeID = j.legID("p", j.told.Attempts)
 	}
 	if fail := prompt.Beyond(j.model, j.req, j.prompt, j.resume.before); fail != nil {
-		return h, &failure.Fault{Ended: life.Ended{Far: life.Through, Why: life.TooLong}, Answer: fail}
+		return h, failure.Of(life.Ended{Far: life.Through, Why: life.TooLong}, fail, nil)
 	}
 	return h, ignored(life.Prefill, j.verify(j.resume.atP, got.PromptTokens))
 }

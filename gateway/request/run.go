@@ -301,12 +301,12 @@ func (r *runner) settle(t life.Thing, how life.How) {
 		}
 		h := j.doubts[0]
 		j.doubts = j.doubts[1:]
-		if how == life.Orphan {
-			h.Orphan()
-			break
+		if how == life.Discard {
+			h.Avoid = slices.Clone(j.tries.Decode)
+			j.discard(h)
+		} else {
+			handoff.Settle(h.Lease, how)
 		}
-		h.Avoid = slices.Clone(j.tries.Decode)
-		j.discard(h)
 	case life.Slot:
 		r.giveSlotBack(how)
 	}

@@ -47,7 +47,7 @@ func (b bound) decode(lease *prefill.Lease) (_ *failure.Fault, quit bool) {
 		EndDecode: func() { s.call.Leave(notice) }, FirstEvent: b.firstWithin(), Whole: s.whole,
 	})
 	if err != nil {
-		f := &failure.Fault{Ended: life.Ended{Leg: life.Decode, Why: life.Leaving}, Answer: failure.Leaving(), Err: err}
+		f := failure.Of(life.Ended{Leg: life.Decode, Why: life.Leaving}, failure.Leaving(), err)
 		switch {
 		case errors.Is(err, couple.ErrUnheard):
 			f.Why, f.Answer = life.Unready, failure.BadGateway("decode", err.Error())
