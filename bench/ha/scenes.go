@@ -62,7 +62,7 @@ func kinds(r *load.Result) string {
 	for _, f := range r.Failures {
 		kind := string(f.Kind)
 		for _, code := range []string{"peer_lost", "draining", "owner_lost", "not_owner"} {
-			if strings.Contains(f.Detail, code) {
+			if says(f, code) {
 				kind = "`" + code + "`"
 			}
 		}
@@ -88,9 +88,15 @@ func but(r *load.Result, allowed func(load.Failure) bool) string {
 
 func none(load.Failure) bool { return false }
 
+// says: the failure has the code. A refusal has it in its kind, and an event within
+// a stream in its detail.
+func says(f load.Failure, code string) bool {
+	return strings.HasSuffix(string(f.Kind), "/"+code) || strings.Contains(f.Detail, code)
+}
+
 // lost is a stream that had begun at a proxy that is gone.
 func lost(f load.Failure) bool {
-	return f.Kind == load.ErrorEvent && f.Stream && strings.Contains(f.Detail, "peer_lost")
+	return f.Kind == load.ErrorEvent && f.Stream && says(f, "peer_lost")
 }
 
 // cut is a connection that ended with its proxy.
@@ -182,9 +188,7 @@ func playBack(ctx context.Context, w *site, r *world.Report) error {
 	r.Add(scene, "has its groups again after %.1f s, of which it was watched for one lease; clients of all: %s", took.Seconds(), kinds(got))
 	starting := func(f load.Failure) bool { // it was not ready yet
 		return f.Kind == load.Connect || f.Kind == load.Reset || slices.ContainsFunc([]string{"no_region_available", "prefill_unavailable", "decode_unavailable"},
-			func(code string) bool {
-				return strings.Contains(string(f.Kind), code)
-			})
+			func(code string) bool { return says(f, code) })
 	}
 	r.Hold(but(got, starting) == "", scene, "%s", but(got, starting))
 	w.oneOwner(r, scene)
@@ -202,7 +206,7 @@ func playEnd(ctx context.Context, w *site, r *world.Report) error {
 	r.Hold(h.took < w.lease, scene, "handed over after %v", h.took)
 	r.Hold(len(h.others.Failures) == 0, scene, "clients of the others: %s", but(h.others, none))
 	leaving := func(f load.Failure) bool {
-		return f.Kind == load.Connect || f.Kind == load.Reset || strings.Contains(f.Detail, "draining")
+		return f.Kind == load.Connect || f.Kind == load.Reset || says(f, "draining")
 	}
 	r.Hold(but(h.own, leaving) == "", scene, "its own clients: %s", but(h.own, leaving))
 	w.oneOwner(r, scene)
