@@ -5,17 +5,19 @@ type State uint8
 
 // The states.
 const (
-	Fresh     State = iota // nothing: an attempt may begin
-	Placing                // the dispatcher says whether a decode rank computes the prompt alone
-	Queued                 // its turn at a prefill engine
-	Abroad                 // the answer of another dispatcher
-	Probing                // the prefill engine's answer
-	Pooled                 // a slot on a decode rank
-	Opening                // the decode engine's first event
-	Coupled                // the same, of a request that was bound before its prefill: both of its legs are under way
-	Pausing                // the pause before another attempt
-	Offering               // it is known whether another dispatcher should have it now
-	Answering              // the end of its answer, or its loss
+	Fresh      State = iota // nothing: an attempt may begin
+	Placing                 // the dispatcher says whether a decode rank computes the prompt alone
+	Queued                  // its turn at a prefill engine
+	Abroad                  // the answer of another dispatcher
+	Probing                 // the prefill engine's answer
+	Pooled                  // a slot on a decode rank
+	Opening                 // the decode engine's first event
+	Coupled                 // the same, of a request that was bound before its prefill: both of its legs are under way
+	Pausing                 // the pause before another attempt
+	Offering                // it is known whether another dispatcher should have it now
+	Answering               // the end of its answer, or its loss
+	Confirming              // the prefill engine's word that the KV was whole
+	Lost                    // the answer was lost: its client takes what came so far, and then it is known whether it goes on
 	Done
 	states
 )
@@ -25,7 +27,7 @@ type What uint8
 
 // What may happen.
 const (
-	Begun          What = iota // a client sends a request, or its answer was lost and is to go on
+	Begun          What = iota // a client sends a request, or its answer was lost and goes on
 	RankTakes                  // a decode rank computes the prompt alone, and has a slot
 	NoRankTakes                // none does
 	Turn                       // its turn at a prefill engine came
@@ -38,9 +40,11 @@ const (
 	HandedOver                 // the prefill engine has the KV, and a hand-off was made of it
 	Bound                      // a decode rank has a slot for it
 	First                      // the first event of its answer came
+	Ends                       // its last event came: the answer is whole
+	Believed                   // the KV was whole
 	Fell                       // a leg ended without what it was for
 	Retried                    // it is tried again, and the pause is over
-	GivenUp                    // it is not tried again
+	GivenUp                    // it is not tried again, or a lost answer cannot go on
 	Offered                    // another dispatcher may have it
 	NotOffered                 // none may
 	Panicked                   // the code that carries effects out did
@@ -48,14 +52,20 @@ const (
 
 // An Event is what has happened, and what is known at that moment.
 type Event struct {
-	What   What
-	End    Ended // of Fell
-	Early  bool  // of Turn: the decode rank is bound before the prefill
-	Open   bool  // of NoTurn: for want of engines, so that another region may have some
-	Named  bool  // of HandedOver: a decode request must have the probe's id
-	Left   bool  // the client has left
-	Poison bool  // it may be the request that breaks engines
-	Quit   bool  // of Fell: the client has left, which has ended the leg, and no engine uses the slot any more
+	What  What
+	End   Ended // of Fell
+	Early bool  // of Turn: the decode rank is bound before the prefill
+	Open  bool  // of NoTurn: for want of engines, so that another region may have some
+	Named bool  // of HandedOver: a decode request must have the probe's id
+	Left  bool  // the client has left
+
+	// Of Fell.
+	Quit   bool     // the client has left, which has ended the leg, and no engine uses the slot any more
+	Engine string   // that is asked to have failed
+	Faulty bool     // it says itself that it failed: 500, or within an answer any 5xx
+	Breach Breach   // its connection
+	Down   []string // of the engines whose connections broke before: those that went down since
+	Rooms  int      // how often an engine may give a request back for want of KV memory
 }
 
 // Do is what an effect has to do.
@@ -69,8 +79,9 @@ const (
 	Restart              // engines that failed before may be tried again
 	Drop                 // what another dispatcher was to be sent is not
 	Shun                 // next attempts keep off the decode rank
-	Condemn              // a decode engine's failure is held against it
-	Acquit               // no engine is held to have failed at the request, if that is still open
+	Condemn              // an engine's failure is held against it; of a prefill engine, which answers for itself with its lease, only a 500 until it is known whose it is
+	Acclaim              // the decode engine served the request
+	Find                 // it is known whose a 500 was
 	TryAlone             // Placing
 	Queue                // Queued
 	Forward              // Abroad
@@ -80,8 +91,12 @@ const (
 	SendBoth             // Coupled
 	Pause                // Pausing
 	Offer                // Offering
-	AnswerIt             // the client gets the answer
+	AnswerIt             // Answering: the client gets the answer
+	Confirm              // Confirming
+	GoOn                 // Lost
 	Fail                 // the client gets an error
+	EndWhole             // the client gets the end of its answer
+	BreakOff             // its answer ends with an error
 )
 
 // Error is which error the client gets.
@@ -98,14 +113,17 @@ const (
 
 // An Effect is something to do.
 type Effect struct {
-	Do    Do
-	Thing Thing // of Settle
-	How   How
-	Whom  Whom  // of Condemn
-	Early bool  // of Enqueue
-	Place bool  // of Enqueue: a place in the pool is to be reserved, because the request has none
-	Group bool  // of Offer: because its decode group is another proxy's now. Else because every attempt here failed
-	Error Error // of Fail
+	Do      Do
+	Thing   Thing // of Settle
+	How     How
+	Whom    Whom    // of Condemn
+	Leg     Leg     // of Condemn: which leg's engine
+	Finding Finding // of Find
+	Retry   Retry   // of Pause
+	Early   bool    // of Enqueue
+	Place   bool    // of Enqueue: a place in the pool is to be reserved, because the request has none
+	Group   bool    // of Offer: because its decode group is another proxy's now. Else because every attempt here failed
+	Error   Error   // of Fail
 }
 
 // A Life is how far a request has come, what it holds, and where it may still be served. It is told what happens, and says
@@ -115,6 +133,8 @@ type Effect struct {
 //	   ↑         ↓        early: Pooled → Coupled ↗      ↓
 //	   |       Abroad → Done                            lost
 //	   └──────────── Pausing, Offering ←── Fell ─────────┘
+//
+// While an answer flows nothing is waited for here: its stream has the life beside it, and tells how it ends.
 type Life struct {
 	Bound bool // it is a leg of a fan-out, or its client has a part of its answer: no other dispatcher may have it
 	Alone bool // only a rank that computes the prompt may serve it
@@ -123,6 +143,8 @@ type Life struct {
 	history history
 	early   bool // its rank was bound before its prefill
 	last    Next // what the last attempt came to
+	tries   tries
+	blame   blame
 	owed    owed
 }
 
@@ -137,6 +159,15 @@ func (l *Life) Tried() bool { return l.history == triedHere }
 
 // Stays says that the request stays here for good.
 func (l *Life) Stays() bool { return l.history == returned }
+
+// Resumed says whether its answer was lost and goes on elsewhere.
+func (l *Life) Resumed() bool { return l.tries.resumed > 0 }
+
+// Losses is how often a part of its answer was lost, or given back before it began.
+func (l *Life) Losses() int { return l.tries.resumed + l.tries.bounced }
+
+// Breaches are the connections that broke under the request.
+func (l *Life) Breaches() []Breach { return l.tries.broke }
 
 // Reserved says whether the request has a place in the pool.
 func (l *Life) Reserved() bool { return l.owed.has[Place] }
@@ -159,7 +190,7 @@ func (l *Life) Step(e Event, dst []Effect) []Effect {
 		return l.panicked(dst)
 	}
 	switch l.state {
-	case Fresh, Answering:
+	case Fresh:
 		if e.What == Begun {
 			return l.begin(dst)
 		}
@@ -181,7 +212,7 @@ func (l *Life) Step(e Event, dst []Effect) []Effect {
 		switch e.What {
 		case PeerAnswers:
 			l.state = Done
-			return append(l.owed.conclude(append(dst, Effect{Do: Acquit}), e.Poison), Effect{Do: AnswerIt})
+			return append(l.conclude(dst), Effect{Do: AnswerIt})
 		case RegionReturns, SiblingReturns:
 			l.CameBack(e.What)
 			return l.begin(dst)
@@ -209,9 +240,13 @@ func (l *Life) Step(e Event, dst []Effect) []Effect {
 		if e.What == First {
 			l.state = Answering
 			dst = l.owed.settle(dst, KV, Free) // the prefill engine has its blocks back
-			dst = l.owed.settle(dst, Slot, Pass)
-			return append(l.owed.conclude(dst, e.Poison), Effect{Do: AnswerIt})
+			dst = l.owed.conclude(dst, l.tries.poisons())
+			return append(l.blame.find(Guilty, dst), Effect{Do: AnswerIt})
 		}
+	case Answering, Confirming, Lost:
+		return l.answered(e, dst)
+	case Done:
+		return dst
 	case Pausing:
 		if e.What == Retried {
 			return l.begin(dst)
@@ -219,9 +254,8 @@ func (l *Life) Step(e Event, dst []Effect) []Effect {
 		return l.givenUp(e, dst)
 	case Offering:
 		if e.What == Offered {
-			dst = l.owed.conclude(dst, e.Poison)
-			dst = append(dst, Effect{Do: Acquit}, Effect{Do: Restart})
-			return l.begin(dst)
+			l.tries.restart()
+			return l.begin(append(l.conclude(dst), Effect{Do: Restart}))
 		}
 		return l.fail(e, OfAttempt, dst)
 	}
@@ -284,9 +318,7 @@ func (l *Life) fell(e Event, dst []Effect) []Effect {
 		e.End.Why = NoRank
 	}
 	v := e.End.Verdict()
-	if e.End.Leg == Decode && v.Whom != Nobody {
-		dst = append(dst, Effect{Do: Condemn, Whom: v.Whom})
-	}
+	dst = l.condemn(&e, v.Whom, dst)
 	if v.KV != Keep {
 		dst = l.owed.settle(dst, Lease, v.KV)
 		dst = l.owed.settle(dst, KV, v.KV)
@@ -306,7 +338,64 @@ func (l *Life) fell(e Event, dst []Effect) []Effect {
 		return l.givenUp(e, dst)
 	}
 	l.state = Pausing
-	return append(dst, Effect{Do: Pause})
+	return append(dst, Effect{Do: Pause, Retry: l.tries.next(v.Next, &e)})
+}
+
+// condemn holds a failure against the engine of a leg.
+func (l *Life) condemn(e *Event, whom Whom, dst []Effect) []Effect {
+	if whom == Disputed && !e.Faulty { // KV that did not arrive fails at any engine
+		whom = Engine
+	}
+	if whom == Nobody || e.End.Leg == Prefill && whom != Disputed {
+		return dst
+	}
+	dst = append(dst, Effect{Do: Condemn, Whom: whom, Leg: e.End.Leg})
+	if whom == Disputed {
+		return l.blame.accuse(e.Engine, dst)
+	}
+	return dst
+}
+
+// answered goes on from an answer that has begun.
+func (l *Life) answered(e Event, dst []Effect) []Effect {
+	switch {
+	case e.What == Begun && l.state == Lost:
+		l.tries.restart()
+		l.tries.resumed++
+		return l.begin(dst)
+	case e.What == Ends && l.state == Answering:
+		dst = l.owed.settle(append(dst, Effect{Do: Acclaim}), Slot, Finish)
+		if l.early { // its prefill engine may have more to say
+			l.state = Confirming
+			return append(dst, Effect{Do: Confirm})
+		}
+		fallthrough
+	case e.What == Ends, e.What == Believed:
+		l.state = Done
+		return append(l.conclude(dst), Effect{Do: EndWhole})
+	case e.What == Fell && l.state == Answering:
+		return l.broke(e, dst)
+	}
+	l.state = Done
+	return append(l.conclude(dst), Effect{Do: BreakOff})
+}
+
+// broke goes on from the loss of an answer that has begun. Engines may fail at a request twice, not a third time.
+func (l *Life) broke(e Event, dst []Effect) []Effect {
+	v, how := e.End.Verdict(), Failing
+	if e.Left || e.End.Why == Left {
+		v, how = Verdict{Next: Over}, Cancelled
+	}
+	dst = l.owed.settle(l.condemn(&e, v.Whom, dst), Slot, how)
+	if v.Next == Over || l.tries.breaks(&e) {
+		l.state = Done
+		return append(l.conclude(dst), Effect{Do: BreakOff})
+	}
+	l.state = Lost
+	if v.Next != Room {
+		dst = append(dst, Effect{Do: Shun})
+	}
+	return append(dst, Effect{Do: GoOn})
 }
 
 // givenUp goes on when there is no other attempt here.
@@ -315,7 +404,7 @@ func (l *Life) givenUp(e Event, dst []Effect) []Effect {
 	switch {
 	case e.Left:
 		return l.fail(e, OfClient, dst)
-	case l.last == Ask && l.offer(lostGroup), l.last != Ask && l.last != Over && !e.Poison && l.offer(failed):
+	case l.last == Ask && l.offer(lostGroup), l.last != Ask && l.last != Over && !l.tries.poisons() && l.offer(failed):
 		return append(dst, Effect{Do: Offer, Group: l.last == Ask})
 	}
 	return l.fail(e, OfAttempt, dst)
@@ -336,8 +425,12 @@ func (l *Life) fail(e Event, with Error, dst []Effect) []Effect {
 	if e.Left {
 		with = OfClient
 	}
-	dst = append(dst, Effect{Do: Acquit})
-	return append(l.owed.conclude(dst, e.Poison), Effect{Do: Fail, Error: with})
+	return append(l.conclude(dst), Effect{Do: Fail, Error: with})
+}
+
+// conclude settles what is left when the attempts are over.
+func (l *Life) conclude(dst []Effect) []Effect {
+	return l.owed.conclude(l.blame.find(Unclear, dst), l.tries.poisons())
 }
 
 // panicked settles all at once.
@@ -346,5 +439,5 @@ func (l *Life) panicked(dst []Effect) []Effect {
 	dst = l.owed.settle(dst, Slot, Failing)
 	dst = l.owed.settle(dst, Lease, Orphan)
 	dst = l.owed.settle(dst, KV, Orphan)
-	return l.owed.conclude(append(dst, Effect{Do: Acquit}), true)
+	return l.owed.conclude(l.blame.find(Unclear, dst), true)
 }

@@ -11,17 +11,19 @@ import (
 
 // answers are the events that may follow what is waited for in a state. A panic may follow anything.
 var answers = map[State][]What{
-	Fresh:     {Begun},
-	Placing:   {RankTakes, NoRankTakes},
-	Queued:    {Turn, NoTurn, Directed},
-	Abroad:    {PeerAnswers, PeerRefuses, RegionReturns, SiblingReturns},
-	Probing:   {HandedOver, Fell},
-	Pooled:    {Bound, Fell},
-	Opening:   {First, Fell},
-	Coupled:   {First, Fell},
-	Pausing:   {Retried, GivenUp},
-	Offering:  {Offered, NotOffered},
-	Answering: {Begun},
+	Fresh:      {Begun},
+	Placing:    {RankTakes, NoRankTakes},
+	Queued:     {Turn, NoTurn, Directed},
+	Abroad:     {PeerAnswers, PeerRefuses, RegionReturns, SiblingReturns},
+	Probing:    {HandedOver, Fell},
+	Pooled:     {Bound, Fell},
+	Opening:    {First, Fell},
+	Coupled:    {First, Fell},
+	Pausing:    {Retried, GivenUp},
+	Offering:   {Offered, NotOffered},
+	Answering:  {Ends, Fell},
+	Confirming: {Believed, Fell},
+	Lost:       {Begun, Ends, GivenUp, Fell},
 }
 
 // legs are the ends that a leg may have in a state: those for which the tables have an entry.
@@ -38,6 +40,10 @@ func legs(l *Life) (all []Ended) {
 			fits = fits && e.Leg == Prefill && e.Kept && slices.Contains(pool, e.Why) && (e.Far == Through) == !l.early && (e.Far == Unsent) == l.early
 		case Opening:
 			fits = fits && e.Leg == Decode && !slices.Contains(early, e.Why)
+		case Answering:
+			fits = fits && e.Leg == Decode && e.Far == Through && !slices.Contains(early, e.Why)
+		case Confirming, Lost:
+			fits = fits && e.Leg == Prefill && e.Far == Through
 		}
 		if fits {
 			all = append(all, e)
@@ -50,7 +56,9 @@ func legs(l *Life) (all []Ended) {
 type engines struct {
 	held    [things]int
 	read    bool // an engine may have read the KV that is held
-	status  int  // answers and errors that the client got
+	begun   bool // the client has the beginning of an answer
+	ends    int  // of the answer, and errors
+	charged int  // 500s of which it is open whose they are
 	awaited int  // effects that are waited for, of one step
 }
 
@@ -71,8 +79,18 @@ func (w *engines) follow(t require.TestingT, x Effect) {
 	switch x.Do {
 	case SendDecode:
 		require.False(t, w.read && w.held[KV] > 0, "a hand-off is sent that may have been read")
-	case AnswerIt, Fail:
-		w.status++
+	case AnswerIt:
+		w.begun = true
+	case Fail, EndWhole, BreakOff:
+		require.True(t, w.begun || x.Do == Fail, "the end of an answer that has not begun")
+		w.ends++
+	case Condemn:
+		if x.Whom == Disputed {
+			w.charged++
+		}
+	case Find:
+		require.Positive(t, w.charged, "nobody is accused")
+		w.charged = 0
 	}
 }
 
@@ -98,13 +116,18 @@ func (w *engines) happens(state State, e Event) {
 
 // drawn is an event that may come now.
 func drawn(t *rapid.T, l *Life) Event {
-	e := Event{What: rapid.SampledFrom(answers[l.state]).Draw(t, "what"), Left: rapid.IntRange(0, 9).Draw(t, "left") == 0, Poison: rapid.IntRange(0, 9).Draw(t, "poison") == 0}
+	e := Event{What: rapid.SampledFrom(answers[l.state]).Draw(t, "what"), Left: rapid.IntRange(0, 9).Draw(t, "left") == 0}
 	if rapid.IntRange(0, 199).Draw(t, "panic") == 0 {
 		e.What = Panicked
 	}
 	e.Early, e.Open, e.Named, e.Quit = rapid.Bool().Draw(t, "early"), rapid.Bool().Draw(t, "open"), rapid.Bool().Draw(t, "named"), rapid.Bool().Draw(t, "quit")
 	if e.What == Fell {
 		e.End = rapid.SampledFrom(legs(l)).Draw(t, "end")
+		e.Engine = rapid.SampledFrom([]string{"decode a", "decode b"}).Draw(t, "engine")
+		if e.Faulty = rapid.IntRange(0, 3).Draw(t, "faulty") == 0; !e.Faulty && rapid.IntRange(0, 3).Draw(t, "breach") == 0 {
+			e.Breach.Engine, e.Down = e.Engine, rapid.SliceOf(rapid.SampledFrom([]string{"decode a", "decode b"})).Draw(t, "down")
+		}
+		e.Rooms = rapid.IntRange(0, 3).Draw(t, "rooms")
 	}
 	return e
 }
@@ -122,7 +145,7 @@ func TestWhatIsTakenIsSettledOnce(t *testing.T) {
 			w.happens(state, e)
 			events = append(events, e)
 			twin := l
-			twin.owed.doubts = slices.Clone(l.owed.doubts)
+			twin.owed.doubts, twin.tries.broke = slices.Clone(l.owed.doubts), slices.Clone(l.tries.broke)
 			dst := l.Step(e, nil)
 			require.Equal(t, dst, twin.Step(e, nil), "equal events give equal effects")
 			require.Equal(t, l.state, twin.state)
@@ -130,13 +153,18 @@ func TestWhatIsTakenIsSettledOnce(t *testing.T) {
 			for _, x := range dst {
 				w.follow(t, x)
 			}
-			if l.state == Done || l.state == Answering {
-				require.LessOrEqual(t, w.status, 1)
-				require.Zero(t, w.held[Place]+w.held[Lease]+w.held[KV]+w.held[Doubted]+w.held[Slot], "after %v", events)
+			if l.state == Done {
+				require.Zero(t, w.held[Place]+w.held[Lease]+w.held[KV]+w.held[Doubted]+w.held[Slot]+w.charged, "after %v", events)
 				if e.What != Panicked && e.What != PeerAnswers {
-					require.Equal(t, 1, w.status, "after %v", events)
+					require.Equal(t, 1, w.ends, "after %v", events)
 				}
+				require.Empty(t, l.Step(drawn(t, &Life{state: Answering}), nil), "nothing follows")
 				return
+			}
+			require.Zero(t, w.ends, "after %v", events)
+			if l.state == Answering {
+				require.Equal(t, 1, w.held[Slot], "after %v", events)
+				require.Zero(t, w.held[Place]+w.held[Lease]+w.held[KV]+w.held[Doubted], "after %v", events)
 			}
 			require.Equal(t, 1, w.awaited, "something is waited for, in state %d after %v", l.state, events)
 			require.Equal(t, TryAlone, dst[len(dst)-1].Do-Do(l.state-Placing), "and it is what the state waits for")
@@ -155,12 +183,12 @@ func TestARequestWhoseClientLeavesEnds(t *testing.T) {
 		l := Life{}
 		l.Step(Event{What: Begun}, nil)
 		for range rapid.IntRange(0, 20).Draw(t, "events") {
-			if l.state == Done || l.state == Answering {
+			if l.state == Done {
 				return
 			}
 			l.Step(drawn(t, &l), nil)
 		}
-		for more := 0; l.state != Done && l.state != Answering; more++ {
+		for more := 0; l.state != Done; more++ {
 			require.Less(t, more, 4, "in state %d", l.state)
 			e := drawn(t, &l)
 			e.Left = true
@@ -169,7 +197,7 @@ func TestARequestWhoseClientLeavesEnds(t *testing.T) {
 				e.What = NoTurn
 			case RegionReturns, SiblingReturns:
 				e.What = PeerRefuses
-			case Retried:
+			case Retried, Begun:
 				e.What = GivenUp
 			case Offered:
 				e.What = NotOffered
@@ -223,11 +251,15 @@ func coupled() Life {
 // What a prefill engine has failed at is held against no decode engine, and keeps no attempt off its rank.
 func TestADecodeEngineIsNotBlamedForItsPrefill(t *testing.T) {
 	l := coupled()
-	got := l.Step(Event{What: Fell, End: Ended{Leg: Prefill, Far: Headed, Why: Failed}}, nil)
-	require.Equal(t, []Effect{{Do: Settle, Thing: Slot, How: Failing}, {Do: Pause}}, got)
+	again := Effect{Do: Pause, Retry: Retry{Budget: Counted, N: 1}}
+	got := l.Step(Event{What: Fell, Faulty: true, End: Ended{Leg: Prefill, Far: Headed, Why: Failed}}, nil)
+	require.Equal(t, []Effect{{Do: Condemn, Leg: Prefill, Whom: Disputed}, {Do: Settle, Thing: Slot, How: Failing}, again}, got)
 	l = coupled()
-	got = l.Step(Event{What: Fell, End: Ended{Leg: Decode, Far: Headed, Why: Failed}}, nil)
-	require.Equal(t, []Effect{{Do: Condemn, Whom: Disputed}, {Do: Settle, Thing: Slot, How: Failing}, {Do: Shun}, {Do: Pause}}, got)
+	got = l.Step(Event{What: Fell, Faulty: true, End: Ended{Leg: Decode, Far: Headed, Why: Failed}}, nil)
+	require.Equal(t, []Effect{{Do: Condemn, Leg: Decode, Whom: Disputed}, {Do: Settle, Thing: Slot, How: Failing}, {Do: Shun}, again}, got)
+	l = coupled()
+	got = l.Step(Event{What: Fell, End: Ended{Leg: Decode, Far: Headed, Why: Failed}}, nil) // its KV did not arrive
+	require.Equal(t, Effect{Do: Condemn, Leg: Decode, Whom: Engine}, got[0])
 }
 
 // An attempt of which nothing was sent, or that its engine gave back, does not keep the next one off the rank.

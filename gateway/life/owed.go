@@ -19,6 +19,7 @@ const (
 	Pass                               // somebody else has it now, and settles it: the pool's entry a place, the legs of an early attempt a lease
 	Failing                            // the slot of an answer that its engine did not begin, or broke
 	Cancelled                          // the slot of an answer that is not wanted any more, or that was never sent
+	Finish                             // the slot of an answer that is whole
 )
 
 // settles are the ways in which each thing may be settled.
@@ -27,7 +28,7 @@ var settles = [things][]How{
 	Lease:   {Free, Refuse, Lose, Orphan, Discard, Pass},
 	KV:      {Free, Orphan, Discard, Doubt, DoubtOn},
 	Doubted: {Discard, Orphan},
-	Slot:    {Failing, Cancelled, Pass},
+	Slot:    {Failing, Cancelled, Finish},
 }
 
 // doubt is a hand-off that an engine may have read.

@@ -58,6 +58,7 @@ const (
 	Uncalled    // it did not say in time where the KV goes
 	Misplaced   // it named a place that KV may not go to
 	Unbegun     // the prompt was prefilled, and it did not begin its answer
+	Unusable    // what it said cannot be made an answer of, or is more than an answer may be
 	Unconfirmed // it did not say in time whether the KV is complete
 	Incomplete  // it broke off while it handed the KV over
 
@@ -203,6 +204,7 @@ var decodes = [whys]row{
 	Uncalled:    {[...]How{unsaid, Free, unsaid, unsaid}, Again, Engine}, // nothing is prefilled before that
 	Misplaced:   {[...]How{unsaid, Free, unsaid, unsaid}, Over, Nobody},
 	Unbegun:     {[...]How{unsaid, Orphan, Orphan, unsaid}, Again, Engine},
+	Unusable:    {[...]How{unsaid, unsaid, DoubtOn, Free}, Over, Engine},
 
 	Rejected:  {[...]How{unsaid, unsaid, Doubt, Free}, Over, Nobody}, // a status may also come from a proxy before the engine, or after the KV was read
 	Throttled: {[...]How{unsaid, unsaid, Doubt, Free}, Again, Nobody},
@@ -261,6 +263,11 @@ func (e Ended) Verdict() Verdict {
 		v.Next, v.Whom = Anew, Nobody
 	}
 	return v
+}
+
+// Unheard says of the leg of a request that had no first event, that the engine took the request and is why.
+func (e Ended) Unheard() bool {
+	return e.Why == Unbegun || e.Open && e.Verdict().Whom != Nobody
 }
 
 // Untaken says that the engine of a leg took nothing of the request, so that another one may take its place.

@@ -71,10 +71,12 @@ var waits = []wait{
 	{Offering, "where there are other dispatchers", "the answer whether one of them should have it", "no time: what is known of them decides", "–", "it goes there, or gets its error"},
 	{Answering, "", "the next event", "`limits.event_timeout`", "client, a drain's deadline, the connection breaks", "the answer goes on elsewhere, or ends with an error event"},
 	{Answering, "", "a client that reads", "`limits.write_timeout`", "client", "the answer is ended"},
-	{Answering, "`sglang`, with the whole answer; its slot is free", "the prefill engine's confirmation", "`bind.grace`", "client, the prefill leg ends, its engine is declared down or drained", "an error in place of the end"},
+	{Confirming, "`sglang`, with the whole answer; its slot is free", "the prefill engine's confirmation", "`bind.grace`", "client, the prefill leg ends, its engine is declared down or drained", "an error in place of the end"},
+	{Lost, "", "a client that takes what came so far", "`limits.write_timeout`", "client", "it goes on elsewhere, or ends with an error event"},
+	{Lost, "`sglang`", "the prefill engine's confirmation of what came so far", "`bind.grace`", "client, the prefill leg ends, its engine is declared down or drained", "an error event"},
 	{Done, "left by its client", "the decode engine to close its side", "250 ms", "the engine closes it", "the slot is free"},
 	{Done, "", "the end of the engine's body", "the limits of the stream", "that", "the connection is used again, or closed"},
 	{Done, "with a hand-off that is not used", "a rank that pulls it and throws it away", "the hold", "shutdown", "the engine frees it at the hold timeout"},
 }
 
-var stateNames = [states]string{"fresh", "placing", "queued", "abroad", "probing", "pooled", "opening", "coupled", "pausing", "offering", "answering", "done"}
+var stateNames = [states]string{"fresh", "placing", "queued", "abroad", "probing", "pooled", "opening", "coupled", "pausing", "offering", "answering", "confirming", "lost", "done"}

@@ -16,19 +16,18 @@ import (
 	"evenkeel/gateway/openai"
 	"evenkeel/gateway/owner"
 	"evenkeel/gateway/prompt"
-	"evenkeel/gateway/suspect"
 	"evenkeel/prefill"
 )
 
-// again decides whether to try once more and waits the backoff. The client that
+// again asks for another attempt and waits the pause. The client that
 // left ends it, and so does one that will have left by then.
-func (j *job) again(f *failure.Fault) bool {
-	wait, ok := j.backoff(f)
+func (j *job) again(retry life.Retry, f *failure.Fault) bool {
+	wait, ok := j.backoff(retry, f)
 	wait = max(wait, min(f.RetryAfter, maxRetryAfter))
 	log := j.srv.Log.With(zap.Inline(j), zap.Int("attempt", j.told.Attempts), zap.Int("status", f.Status), zap.Error(f.Err))
 	// The client's own time limit, if it told one, may be over before another attempt could begin. An answer that
 	// has begun has none.
-	late := j.resume.times == 0 && !j.in.Patience.IsZero() && time.Now().Add(wait).After(j.in.Patience)
+	late := !j.life.Resumed() && !j.in.Patience.IsZero() && time.Now().Add(wait).After(j.in.Patience)
 	if !ok || late {
 		log.Warn("a request failed, and no retry is left")
 		return false
@@ -45,37 +44,23 @@ func (j *job) again(f *failure.Fault) bool {
 	}
 }
 
-// backoff says whether a failure is worth another attempt, and after what wait.
-func (j *job) backoff(f *failure.Fault) (wait time.Duration, again bool) {
-	retry, t := &j.srv.Settings().Prefill.Retry, &j.tries
-	switch f.Verdict().Next {
-	case life.Over, life.Ask, life.Elsewhere:
-		return 0, false
-	case life.Anew:
-		return 0, true
-	case life.Room:
-		again = j.resume.times+j.resume.bounced < f.Rooms
-		j.resume.bounced++
-		return rand.N(retry.Base<<min(j.resume.bounced, 8) + 1), again
-	case life.Unreached:
-		t.Unsent++
-		return j.srv.Tier.RetryUnsent(t.Unsent)
-	case life.Untaken:
-		if t.Refused < suspect.MostRefused {
-			t.Refused++
-			_, again = j.srv.Tier.Retry(max(1, t.Count), f.Status, f.Err)
-			return rand.N(retry.Base<<t.Refused + 1), again
+// backoff asks the budget of another attempt, and says how long to wait before it.
+func (j *job) backoff(retry life.Retry, f *failure.Fault) (wait time.Duration, again bool) {
+	conf, pause := &j.srv.Settings().Prefill.Retry, retry.Pause
+	switch retry.Budget {
+	case life.NoMore:
+	case life.Freely:
+		again = true
+	case life.OfUnsent:
+		wait, again = j.srv.Tier.RetryUnsent(retry.N)
+	case life.Counted:
+		wait, again = j.srv.Tier.Retry(retry.N, f.Status, f.Err)
+		if !again && retry.Despite && f.Status == 0 && retry.N < conf.Attempts {
+			again, pause = true, retry.N
 		}
-	case life.Again:
 	}
-	t.Count++
-	if t.Breaks(j.srv.Fleet, f.Status, f.Engine, f.Err) {
-		return 0, false
-	}
-	wait, again = j.srv.Tier.Retry(t.Count, f.Status, f.Err)
-	if !again && j.resume.times > 0 && f.Status == 0 && t.Count < retry.Attempts {
-		// Half an answer is out, so the request is not turned away by the budget.
-		return rand.N(retry.Base<<t.Count + 1), true
+	if pause > 0 {
+		wait = rand.N(conf.Base<<pause + 1)
 	}
 	return wait, again
 }

@@ -3,58 +3,75 @@ package request
 import (
 	"errors"
 	"net/http"
+	"time"
 
 	"evenkeel/dispatcher/board"
 	"evenkeel/engine"
 	"evenkeel/gateway/failure"
 	"evenkeel/gateway/life"
-	"evenkeel/gateway/openai"
-	"evenkeel/sse"
+	"evenkeel/prefill"
 )
 
-// condemn tells the monitor what a decode that gave nothing says about its
-// engine: a refusal of the request, an engine that is full, a hand-off that was
-// too old and a rank that was drained say nothing.
-func (s *stream) condemn(whom life.Whom, f *failure.Fault) {
-	monitor, id := s.job.srv.Monitor, s.rank.Instance
-	switch whom {
-	case life.Nobody:
-	case life.Disputed:
-		s.job.blame.Accuse(monitor, id, f.Err)
-	case life.Wedged:
-		monitor.Judge(id, engine.Silent, f.Err)
-	case life.Engine:
-		monitor.Judge(id, engine.Faulted, f.Err)
+// avoided are engines that a request keeps off, because they failed at it.
+type avoided struct {
+	prefill []string // candidates tried since the last start
+	decode  []int32  // workers that failed, and those beside them
+}
+
+// fell is what a request's life is told of a leg that has ended.
+func (j *job) fell(f *failure.Fault) life.Event {
+	e := life.Event{What: life.Fell, End: f.Ended, Rooms: f.Rooms}
+	switch arrived := !errors.Is(f.Err, failure.ErrUndelivered); {
+	case f.Status == http.StatusInternalServerError:
+		e.Faulty = arrived
+	case f.Status == 0 && f.Engine != "" && arrived && prefill.Broke(f.Err):
+		e.Breach = life.Breach{Engine: f.Engine, At: time.Now()}
+		for _, b := range j.life.Breaches() {
+			if j.srv.Fleet.DownSince(b.Engine, b.At) {
+				e.Down = append(e.Down, b.Engine)
+			}
+		}
+	}
+	return e
+}
+
+// judge tells the monitor what an answer, or the lack of one, says about the decode engine, and keeps the next attempts off its rank.
+func (s *stream) judge(x life.Effect) {
+	monitor, id, whom := s.job.srv.Monitor, s.rank.Instance, x.Whom
+	switch {
+	case x.Do == life.Acclaim:
+		monitor.Judge(id, engine.Served, nil)
+	case x.Do == life.Shun:
+		s.job.avoid.decode = s.job.srv.Fleet.Beside(s.rank.Worker, s.job.avoid.decode)
+	case whom == life.Disputed:
+		err, settle := s.fault.Err, monitor.Accuse(id)
+		s.job.charges = append(s.job.charges, func(f life.Finding) {
+			settle()
+			switch f {
+			case life.Guilty:
+				monitor.Judge(id, engine.Faulted, err)
+			case life.Unclear:
+				monitor.Judge(id, engine.Unclear, err)
+			case life.Innocent:
+			}
+		})
+	case whom == life.Wedged:
+		monitor.Judge(id, engine.Silent, s.fault.Err)
+	case whom == life.Engine:
+		monitor.Judge(id, engine.Faulted, s.fault.Err)
 	}
 }
 
-// judge tells the monitor how the source's engine did after its first event,
-// once; fail nil: well.
-func (s *stream) judge(fail *openai.Error) {
-	if s.slot == nil {
-		return // judged before
+// find settles the 500s of which it is known now whose they were.
+func (j *job) find(f life.Finding) {
+	for _, settle := range j.charges {
+		settle(f)
 	}
-	if fail != nil && s.firstAt.IsZero() { // decode judges
-		s.unheard = fail.Status/100 != 4 && !s.givenBack && !s.run.Moved()
-		return
-	}
-	monitor, id := s.job.srv.Monitor, s.rank.Instance
-	switch said := s.Mirror.Failure(); {
-	case fail == nil:
-		monitor.Judge(id, engine.Served, nil)
-	case s.givenBack || s.run.Moved() || fail.Status/100 == 4:
-	case said.Status == http.StatusInternalServerError:
-		s.job.blame.Accuse(monitor, s.rank.Instance, errors.New("its event was an error of status 500"))
-	case s.silent:
-		monitor.Judge(id, engine.Silent, sse.ErrSilent)
-	case s.why != nil:
-		monitor.Judge(id, engine.Faulted, s.why)
-	default:
-		monitor.Judge(id, engine.Faulted, errors.New(fail.Code))
-	}
+	j.charges = nil
 }
 
 // outcome of a request whose KV did or did not come.
 func (s *stream) outcome(kind board.Kind) board.Outcome {
-	return board.Outcome{Kind: kind, Generated: s.Mirror.Tokens(), Lost: s.unheard, Orphaned: s.stranded}
+	unheard := s.fault != nil && s.firstAt.IsZero() && s.fault.Unheard()
+	return board.Outcome{Kind: kind, Generated: s.Mirror.Tokens(), Lost: unheard, Orphaned: s.stranded}
 }

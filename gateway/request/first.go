@@ -9,7 +9,6 @@ import (
 
 	"evenkeel/engine"
 	"evenkeel/gateway/failure"
-	"evenkeel/gateway/journal"
 	"evenkeel/gateway/life"
 	"evenkeel/sse"
 )
@@ -31,7 +30,7 @@ func (s *stream) first(deadline time.Time) error {
 		return s.notAStream(ct)
 	}
 	s.Reader.Reset(s.limits(time.Until(deadline)))
-	for !s.Mirror.Started() && !s.ended {
+	for !s.Mirror.Started() && s.stage == flows {
 		if err := s.fill(); err != nil {
 			return err
 		}
@@ -79,10 +78,10 @@ func (s *stream) readWhole() error {
 	case s.broken != nil:
 		return errRefusal
 	case !s.Mirror.Finished():
-		s.end(failure.Stream("upstream_incomplete", errNotWhole))
+		s.fails(life.Garbled, failure.Stream("upstream_incomplete", errNotWhole), errNotWhole)
 		return errRefusal
 	}
-	s.end(nil)
+	s.ends()
 	return nil
 }
 
@@ -93,39 +92,33 @@ func (s *stream) tooLong(err error) bool { return s.whole && errors.Is(err, engi
 // failure is the fault of a decode that forwarded nothing: a refusal that came
 // late is the client's to see, all else the engine's failure.
 func (s *stream) failure(err error) *failure.Fault {
-	f := &failure.Fault{Ended: failure.Broke(life.Decode, err), Answer: failure.Transport("decode", err), Err: err, Engine: s.rank.Instance}
+	f := s.fault
+	if f == nil || s.tooLong(err) || errors.Is(s.Err(), sse.ErrLargeEvent) {
+		f = &failure.Fault{Ended: failure.Broke(life.Decode, err), Answer: failure.Transport("decode", err), Err: err, Engine: s.rank.Instance}
+	}
 	if f.Far, f.Open = life.Headed, true; s.Mirror.Started() || s.tooLong(err) {
 		f.Far = life.Through // the KV had been read when it broke
 	}
-	if s.tooLong(err) || errors.Is(s.Err(), sse.ErrLargeEvent) {
+	switch {
+	case s.tooLong(err) || errors.Is(s.Err(), sse.ErrLargeEvent):
 		f.Why, f.Engine = life.TooLarge, ""
 		f.Answer = failure.BadGateway("decode", "its answer, or the event that begins it, is larger than limits.event_bytes; ask for less, or for a stream")
 		return f
-	}
-	if s.broken == nil {
-		s.unheard = true
+	case f != s.fault:
 		return f
+	case f.Why == life.Unusable: // of what came so far nothing is out
+		f.Why = life.Garbled
 	}
 	if errors.Is(err, errRefusal) {
 		err = fmt.Errorf("decode engine %s: %w: %s", s.rank.Target.ID, err, s.forLog(s.broken))
 	}
-	said := s.Mirror.Failure()
-	f.Status, f.Err, f.Rooms = said.Status, failure.Undelivered(err, said.Message), recomputeMax(s.rank.Profile)
+	f.Err, f.Rooms = failure.Undelivered(err, s.Mirror.Failure().Message), recomputeMax(s.rank.Profile)
 	switch {
-	case s.givenBack:
-		f.Why = life.GivenBack
-	case s.broken.Status == journal.StatusClientClosed:
-		f.Why = life.Left
-	case errors.Is(err, errRefusal):
-		f.Why = life.ByStatus(said.Status)
-	}
-	var call *engine.Error
-	switch {
-	case s.broken.Status/100 == 4:
-		f.Answer = s.broken
-	case errors.Is(err, sse.ErrSilent), errors.As(err, &call) && call.Timeout:
+	case f.Answer.Status/100 == 4:
+	case f.Why == life.Silent:
+		f.Answer = failure.Transport("decode", err)
 	default:
-		f.Answer = failure.BadGateway("decode", s.broken.Message)
+		f.Answer = failure.BadGateway("decode", f.Answer.Message)
 	}
 	return f
 }

@@ -24,7 +24,7 @@ func (s flow) Close() { s.close(nil) }
 func (s flow) Wait(now time.Time) time.Duration { return s.Reader.Wait(now) }
 
 func (s flow) Flow() *engine.Response {
-	if s.lost != nil || s.slot == nil || s.Assembler != nil || s.resp.Arrived() {
+	if s.stage != flows || s.slot == nil || s.Assembler != nil || s.resp.Arrived() {
 		return nil
 	}
 	s.out = nil

@@ -100,7 +100,7 @@ func (srv *Server) Serve(ctx *fasthttp.RequestCtx, in *Incoming, req *openai.Req
 	}
 	if req.Stream {
 		streamHead(ctx, s.resp.ContentType())
-		if s.ended || s.mayHave <= shortAnswer || !pump.Start(ctx, srv.Log, srv.Loops, flow{s}) {
+		if s.stage == ended || s.mayHave <= shortAnswer || !pump.Start(ctx, srv.Log, srv.Loops, flow{s}) {
 			edge.NewPull(s, s.close, srv.Log).Answer(ctx)
 		}
 		return nil

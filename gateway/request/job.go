@@ -16,7 +16,6 @@ import (
 	"evenkeel/gateway/life"
 	"evenkeel/gateway/openai"
 	"evenkeel/gateway/prompt"
-	"evenkeel/gateway/suspect"
 	"evenkeel/geo"
 	"evenkeel/mooncake"
 	"evenkeel/sse"
@@ -46,12 +45,12 @@ type job struct {
 	question *geo.Question // where it goes, if there are other regions and that is open
 	ran      int           // proxies of this region that may have served it, and gave it back
 
-	tries suspect.Tries
+	avoid avoided
 	local locally
 
-	doubts []*handoff.Handoff // that an engine may have read, and no answer was made of them
-	resume resumption
-	blame  suspect.Blame
+	doubts  []*handoff.Handoff // that an engine may have read, and no answer was made of them
+	resume  resumption
+	charges []func(life.Finding) // 500s of engines, until it is known whose they are
 }
 
 // client is the connection the answer goes to: edge.Conn, or a fan-out's share
@@ -73,7 +72,7 @@ func (j *job) MarshalLogObject(enc zapcore.ObjectEncoder) error {
 
 // parts are what of the request make its prompt.
 func (j *job) parts() *prompt.Parts {
-	return &prompt.Parts{Req: j.req, Body: &j.body, Leg: j.leg, Model: j.model, Resumed: j.resume.times > 0}
+	return &prompt.Parts{Req: j.req, Body: &j.body, Leg: j.leg, Model: j.model, Resumed: j.life.Resumed()}
 }
 
 // promptHash tells prompts apart; 0 where nobody does. The request log has it for

@@ -25,17 +25,15 @@ type resumption struct {
 	ids     json.RawMessage // of the prompt, as the prefill engine had them
 	charged int64           // bytes kept, on the gateway's account
 
-	times   int // resumed so far
-	bounced int // given back before a first event so far
-	alone   int // tokens of the client's prompt as the prefill engine counts them
-	before  int // tokens of the answer that are part of the prompt now
-	atP     int // prompt tokens the prefill engine has to count now; 0: any number
-	atD     int // the same of the decode engine
+	alone  int // tokens of the client's prompt as the prefill engine counts them
+	before int // tokens of the answer that are part of the prompt now
+	atP    int // prompt tokens the prefill engine has to count now; 0: any number
+	atD    int // the same of the decode engine
 }
 
 // keep decides what stays of a request for the case that this rank loses it.
 func (j *job) keep(rank *fleet.Rank) {
-	if j.resume.times > 0 {
+	if j.life.Resumed() {
 		return
 	}
 	j.forget()

@@ -44,7 +44,7 @@ type locally struct {
 
 // recognize hashes the prompt, once where decode ranks may compute prompts.
 func (j *job) recognize() prefill.Prompt {
-	if j.resume.times > 0 {
+	if j.life.Resumed() {
 		return j.srv.Prompts.Recognize(j.parts()) // it is longer now
 	}
 	if j.local.known != nil {
@@ -70,7 +70,7 @@ func (j *job) bindLocal() *dispatcher.Slot {
 		return nil
 	}
 	conf := &j.srv.Settings().Prefill.Disaggregation
-	why := j.local.why(conf, j.in, j.resume.times > 0)
+	why := j.local.why(conf, j.in, j.life.Resumed())
 	if why == "" || j.client.left() || !j.srv.Locals.Serve(j.model.Board) {
 		return nil
 	}
@@ -87,7 +87,7 @@ func (j *job) bindLocal() *dispatcher.Slot {
 	tokens := j.srv.Locals.Length(&p)
 	rule := j.srv.localRule(conf, &p, why, tokens)
 	hits := map[int32]int{}
-	for _, o := range j.srv.Locals.Offers(&p, j.tries.Decode) {
+	for _, o := range j.srv.Locals.Offers(&p, j.avoid.decode) {
 		if rule.Allows(o.New, 0, 0) {
 			rule.Ranks = append(rule.Ranks, board.LocalRank{Worker: o.Rank, Tokens: o.New})
 			hits[o.Rank] = o.Hit
@@ -165,7 +165,7 @@ func (j *job) localFailed(s *stream, f *failure.Fault) {
 // as text that may get other token ids, and a hit that is not one is computed by a
 // rank whose whole group waits. So what is known is never more than what is held.
 func (j *job) arrived(h *handoff.Handoff, s *stream) {
-	if j.resume.times > 0 {
+	if j.life.Resumed() {
 		return // the KV is not the prompt's alone
 	}
 	if h == nil {

@@ -43,7 +43,7 @@ func (j *job) place(c prefill.Candidate, tokens int, more func(*pool.Entry)) (*d
 	region := j.srv.Fleet.RegionFor(c.Instance)
 	e := &pool.Entry{
 		ID: j.srv.nextID(), Model: fleet.BoardIn(j.model.Board, region), Prompt: tokens, Age: j.resume.before, Key: j.promptHash(), Arrival: j.arrive, Entered: time.Now(),
-		Only: j.in.ToDecode, Avoid: j.tries.Decode, Prefiller: c.Instance, Response: j.req.Endpoint == mooncake.Responses,
+		Only: j.in.ToDecode, Avoid: j.avoid.decode, Prefiller: c.Instance, Response: j.req.Endpoint == mooncake.Responses,
 	}
 	more(e)
 	got, lost := j.srv.Dispatcher.Enqueue(e), j.srv.Owner.Losses() // the entry has the place in the pool now

@@ -18,7 +18,6 @@ import (
 	"evenkeel/gateway/journal"
 	"evenkeel/gateway/life"
 	"evenkeel/gateway/prompt"
-	"evenkeel/gateway/suspect"
 	"evenkeel/mooncake"
 	"evenkeel/prefill"
 )
@@ -82,7 +81,6 @@ func (j *job) probe(lease *prefill.Lease) (*handoff.Handoff, *failure.Fault) {
 	j.told.Probed(time.Since(began))
 	if status := resp.StatusCode(); status != http.StatusOK {
 		f := failure.Status(j.srv.Log, life.Prefill, c.ID, resp, answer)
-		j.srv.dispute(&j.blame, c, f)
 		return nil, f
 	}
 	return j.accept(lease, born, x, answer, answered)
@@ -121,8 +119,8 @@ func (j *job) accept(lease *prefill.Lease, born fleet.Birth, x *mooncake.Exchang
 		return nil, &failure.Fault{Ended: life.Ended{Far: life.Headed, Why: why}, Answer: failure.BadGateway("prefill", "it gave no usable hand-off"), Status: http.StatusOK, Err: err}
 	}
 	j.prompt = got.PromptTokens
-	j.told.Prefilled(&got, j.resume.times > 0)
-	if j.resume.times == 0 {
+	j.told.Prefilled(&got, j.life.Resumed())
+	if !j.life.Resumed() {
 		j.resume.alone, j.cached = got.PromptTokens, got.CachedTokens
 		if wantsIDs(j.req, c.Profile) {
 			j.resume.ids = bytes.Clone(got.PromptTokenIDs)
@@ -142,18 +140,6 @@ func (j *job) accept(lease *prefill.Lease, born fleet.Birth, x *mooncake.Exchang
 		return h, failure.Of(life.Ended{Far: life.Through, Why: life.TooLong}, fail, nil)
 	}
 	return h, ignored(life.Prefill, j.verify(j.resume.atP, got.PromptTokens))
-}
-
-// dispute keeps a prefill engine's 500 until it is known whether another engine fails at the request, too.
-func (srv *Server) dispute(blame *suspect.Blame, c prefill.Candidate, f *failure.Fault) {
-	if f.Verdict().Whom != life.Disputed {
-		return
-	}
-	blame.Hold(c.Instance, func(found suspect.Finding) {
-		if found == suspect.Innocent {
-			srv.Tier.Forgive(c.ID)
-		}
-	})
 }
 
 // endsAtOnce notes that the first token was the end of the answer.

@@ -2,7 +2,6 @@ package request
 
 import (
 	"bytes"
-	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -10,15 +9,12 @@ import (
 	"sync"
 	"time"
 
-	"go.uber.org/zap"
-
 	"evenkeel/dispatcher"
-	"evenkeel/dispatcher/board"
 	"evenkeel/engine"
 	"evenkeel/gateway/couple"
 	"evenkeel/gateway/failure"
 	"evenkeel/gateway/fleet"
-	"evenkeel/gateway/journal"
+	"evenkeel/gateway/life"
 	"evenkeel/gateway/openai"
 	"evenkeel/gateway/prompt"
 	"evenkeel/mooncake"
@@ -34,19 +30,26 @@ type stream struct {
 	source
 	whole bool // the engine's own answer in one piece, no events
 
-	unread    []byte        // events the client has not taken yet
-	now       time.Time     // of the last arrival
-	firstAt   time.Time     // first data event; from then on the client may have bytes
-	tokenFrom time.Time     // first event that carried tokens
-	tokenAt   time.Time     // last one
-	lost      *openai.Error // why the source failed of an answer that may go on
-	givenBack bool          // and it was for want of KV memory
-	sofar     *sse.Trail    // what earlier sources gave; nil: none has
-	earlier   int           // tokens of the answer from them
-	ended     bool          // nothing more comes from any engine
+	unread    []byte     // events the client has not taken yet
+	now       time.Time  // of the last arrival
+	firstAt   time.Time  // first data event; from then on the client may have bytes
+	tokenFrom time.Time  // first event that carried tokens
+	tokenAt   time.Time  // last one
+	sofar     *sse.Trail // what earlier sources gave; nil: none has
+	earlier   int        // tokens of the answer from them
+	stage     stage
 	broken    *openai.Error // why it ended before it was whole
-	settled   bool
 }
+
+// stage says how far an answer has come.
+type stage uint8
+
+const (
+	flows   stage = iota // its source may send more
+	lost                 // its source failed, and the answer may go on elsewhere
+	ended                // nothing more comes from any engine
+	settled              // and nothing is held for it any more
+)
 
 // source is the decode call that an answer comes from at the moment. One that
 // is lost in the middle is followed by another.
@@ -65,14 +68,12 @@ type source struct {
 	wait *engine.Wait   // for the first event
 	came engine.Arrival // the last one, of a source that has begun
 
-	mayHave int           // tokens
-	idle    time.Duration // how long the engine may be silent, as the connection has it
-	may     int64         // tokens of the prompt that the engine was to compute at most; 0: that is settled
-	beyond  bool          // the engine's traffic expects it beyond the slots until release
-	heard   bool          // its first event; the engine's traffic counts it until release
-	unheard bool          // the engine took the request, and no first event came
-	silent  bool          // it stopped in the middle without a word
-	why     error         // its connection broke; nil: that is not why it failed
+	mayHave int            // tokens
+	idle    time.Duration  // how long the engine may be silent, as the connection has it
+	may     int64          // tokens of the prompt that the engine was to compute at most; 0: that is settled
+	beyond  bool           // the engine's traffic expects it beyond the slots until release
+	heard   bool           // its first event; the engine's traffic counts it until release
+	fault   *failure.Fault // why it ended before the answer was whole; nil: it has not, or the answer was
 	*buffers
 }
 
@@ -96,7 +97,7 @@ func (j *job) newStream(slot *dispatcher.Slot) *stream {
 	}
 	call := j.srv.Client.NewCall(target)
 	s := &stream{job: j, source: source{slot: slot, rank: rank, call: call, began: time.Now(), local: slot.NewTokens > 0, mayHave: j.mayHave(rank.Context), buffers: buffersPool.Get().(*buffers)}}
-	resumed := j.resume.times > 0
+	resumed := j.life.Resumed()
 	s.whole = !resumed && !j.req.Stream && (j.req.Passthrough || rank.Profile.NonStream == mooncake.NonStreamPassthrough)
 	ask := j.ask
 	ask.TokensPerChunk = rank.Traffic.TokensPerChunk()
@@ -125,12 +126,10 @@ func (j *job) newStream(slot *dispatcher.Slot) *stream {
 func (s *stream) opened() {
 	s.firstAt = time.Now()
 	s.computed()
-	if s.slot != nil { // else all of it came at once
-		s.heard = true
-		s.rank.Traffic.Begin()
-	}
+	s.heard = true
+	s.rank.Traffic.Begin()
 	j := s.job
-	if j.resume.times > 0 {
+	if j.life.Resumed() {
 		return // the client has had its first event
 	}
 	j.told.Transferred(s.firstAt.Sub(s.began))
@@ -144,9 +143,9 @@ func (s *stream) opened() {
 // client. An error is returned only before the first data event; afterwards it
 // becomes the stream's last event.
 func (s *stream) fill() error {
-	if s.lost != nil {
+	if s.stage == lost {
 		s.goOn()
-		return nil //nolint:nilerr // what was read decides how the answer ends
+		return nil
 	}
 	if wait := s.Reader.Wait(time.Now()); wait != s.idle {
 		s.idle = max(wait, 1)
@@ -159,10 +158,10 @@ func (s *stream) fill() error {
 	if err == nil {
 		err = s.Err()
 	}
-	if err == nil || s.ended || s.lost != nil {
+	if err == nil || s.stage != flows {
 		return nil //nolint:nilerr // the end of the stream is not part of the answer
 	}
-	if s.broke(err) || s.Mirror.Started() {
+	if s.broke(err); s.fault == nil || s.fault.Why == life.Unusable || s.Mirror.Started() {
 		return nil
 	}
 	return err
@@ -177,33 +176,32 @@ func (s *stream) arrived(p []byte, now time.Time) {
 	s.effect(fx)
 }
 
-// broke ends the source, whose body ended with err or is not read any further, and says
-// whether that ends the answer, too, wherever it was.
-func (s *stream) broke(err error) bool {
+// broke ends the source, whose body ended with err or is not read any further.
+func (s *stream) broke(err error) {
 	s.out = s.Mend(s.out) // the error or the end must be an event of its own
-	switch {
+	whole := errors.Is(err, io.EOF) && s.Closed() == sse.Whole
+	switch wrong := s.partner.Lost(); {
 	case s.TooMuch():
-		s.end(failure.Stream("upstream_broken", err))
-		return true
-	case errors.Is(err, io.EOF) && s.Closed() == sse.Whole:
+		s.fails(life.Unusable, failure.Stream("upstream_broken", err), err)
+	case whole:
 		if s.Mirror.LacksUsage() && max(s.Mirror.Prompt(), s.job.prompt) > 0 {
 			s.conclude(s.Trail.Head, "")
 		}
-		s.end(nil)
-		return true
-	case s.partner.Lost() != nil:
-		s.end(s.partner.Lost())
-		return true
+		s.ends()
+	case wrong != nil:
+		s.fails(life.Unusable, wrong, errors.New(wrong.Code))
 	case s.run.Moved():
-		s.lose(s.job.srv.movedOut())
+		s.fails(life.Moved, s.job.srv.movedOut(), errDrained)
 	case errors.Is(err, io.EOF):
-		s.lose(failure.Stream("upstream_incomplete", errNotWhole))
+		s.fails(life.Garbled, failure.Stream("upstream_incomplete", errNotWhole), errNotWhole)
 	default:
-		s.silent, s.why = engine.WasSilent(err), err
 		s.job.srv.Monitor.Report(s.rank.Instance, err)
-		s.cut(err)
+		why := failure.Broke(life.Decode, err).Why
+		if why == life.HungUp { // not for a drain, and not yet for a client
+			why = life.Broke
+		}
+		s.fails(why, failure.Stream("upstream_broken", err), err)
 	}
-	return false
 }
 
 // event takes in one event that comes from no socket.
@@ -221,29 +219,29 @@ func (s *stream) effect(fx sse.Effects) {
 	switch fx.End {
 	case sse.Runs:
 	case sse.Whole:
-		s.end(nil)
+		s.ends()
 	case sse.Short:
-		s.lose(failure.Stream("upstream_incomplete", errNotWhole))
+		s.fails(life.Garbled, failure.Stream("upstream_incomplete", errNotWhole), errNotWhole)
 	case sse.Garbled:
-		s.lose(failure.Stream("upstream_broken", s.Err()))
+		s.fails(life.Garbled, failure.Stream("upstream_broken", s.Err()), s.Err())
 	case sse.Broken:
-		s.end(failure.Stream("upstream_broken", s.Err()))
+		s.fails(life.Unusable, failure.Stream("upstream_broken", s.Err()), s.Err())
 	case sse.Refused:
-		fail := failure.Told(s.Mirror.Failure())
-		// Engines may fail at a request twice, not a third time. Before the first event `again` judges it.
-		if fail.Status/100 == 5 && (s.firstAt.IsZero() || !s.job.tries.Suspected()) {
-			s.lose(fail)
-		} else {
-			s.end(fail)
+		said := s.Mirror.Failure()
+		fail := failure.Told(said)
+		why := life.ByStatus(said.Status)
+		if fail.Status/100 == 4 {
+			why = life.Rejected
 		}
+		s.fails(why, fail, fmt.Errorf("its event was an error of status %d", said.Status))
 	case sse.GivenBack:
 		if s.firstAt.IsZero() { // serve begins anew
 			s.job.srv.metrics.recomputes.WithLabelValues(tierAnew).Inc()
 		}
 		s.job.srv.Dispatcher.Preempted(s.slot.Worker)
-		s.givenBack = true
-		s.lose(openai.NewError(http.StatusBadGateway, "recompute_unresumable",
-			"the decode engine ran out of KV memory and gave the request back; it cannot be resumed"))
+		answer := openai.NewError(http.StatusBadGateway, "recompute_unresumable",
+			"the decode engine ran out of KV memory and gave the request back; it cannot be resumed")
+		s.fails(life.GivenBack, answer, errRefusal)
 	}
 }
 
@@ -266,58 +264,6 @@ func (s *stream) progress(tokens, events int) {
 	s.tokenAt = s.now
 }
 
-// end closes the stream's contents: whole when fail is nil, else with an error
-// event, never as if whole. The slot is free from here on.
-func (s *stream) end(fail *openai.Error) {
-	if s.ended {
-		return
-	}
-	if fail == nil && s.partner != nil && !s.firstAt.IsZero() {
-		s.judge(nil)
-		s.release(board.Finished) // the decode engine is done with it, whatever the prefill engine says
-		if f := s.partner.Believe(s.Mirror.Prompt(), s.job.client.Gone()); f != nil {
-			fail = f.Answer
-		}
-	}
-	if fail != nil && s.job.client.left() {
-		fail = failure.Gone() // that is why it broke
-	}
-	s.ended, s.broken = true, fail
-	if fail == nil {
-		s.out = s.Owed(s.out)
-	}
-	s.judge(fail)
-	switch {
-	case fail == nil:
-		s.release(board.Finished)
-	case s.partner != nil && s.firstAt.IsZero():
-		return // what becomes of the slot depends on the prefill leg
-	case fail.Status == journal.StatusClientClosed:
-		s.release(board.Cancelled)
-		return
-	default:
-		s.release(board.Failed)
-		if !s.firstAt.IsZero() {
-			s.job.srv.Log.Warn("an answer broke off", zap.Inline(s.job), zap.String("engine", s.rank.Target.ID),
-				zap.Int("tokens", s.tokens()), zap.String("outcome", journal.Outcome(fail)), zap.String("cause", s.forLog(fail)))
-		}
-	}
-	if s.Assembler != nil || s.whole || s.job.client.isLeg() {
-		return // whoever puts the answer together says how it ended
-	}
-	fail = cmp.Or(fail, failure.None)
-	s.out = s.Ending(s.out, s.broken != nil, fail.Message, fail.TypeIn(s.job.req.Endpoint.Path()), fail.Code)
-}
-
-// forLog is why a stream failed, without the words of the engine. Only the client
-// may get those, because many engines repeat what they were sent.
-func (s *stream) forLog(fail *openai.Error) string {
-	if said := s.Mirror.Failure(); said.Status != 0 && said.Message == fail.Message {
-		return fmt.Sprintf("an error event of status %d; the engine's log has its text", said.Status)
-	}
-	return fail.Message
-}
-
 // Read hands out what has arrived, waiting for the first bytes only.
 func (s *stream) Read(p []byte) (int, error) {
 	if len(s.unread) == 0 {
@@ -336,13 +282,13 @@ func (s *stream) Read(p []byte) (int, error) {
 func (s *stream) Pending() int { return len(s.unread) + len(s.out) }
 
 // Ended says that behind what Read has nothing comes.
-func (s *stream) Ended() bool { return s.ended }
+func (s *stream) Ended() bool { return s.stage >= ended }
 
 // next returns the whole events that have arrived, waiting for the first; they
 // are valid until the next call. io.EOF ends the answer, whole or not.
 func (s *stream) next() ([]byte, error) {
 	for len(s.out) == 0 || s.more() {
-		if s.ended {
+		if s.stage >= ended {
 			return nil, io.EOF
 		}
 		if err := s.fill(); err != nil {
@@ -356,7 +302,7 @@ func (s *stream) next() ([]byte, error) {
 
 // more says that more of the arrival is left, which the client is to get at once.
 func (s *stream) more() bool {
-	return !s.ended && s.lost == nil && len(s.out) < mostAtOnce && s.resp.Arrived()
+	return s.stage == flows && len(s.out) < mostAtOnce && s.resp.Arrived()
 }
 
 const mostAtOnce = 64 << 10
@@ -365,7 +311,7 @@ const mostAtOnce = 64 << 10
 // its JSON.
 func (s *stream) collect() ([]byte, *openai.Error) {
 	defer s.close(nil)
-	for !s.ended {
+	for s.stage < ended {
 		if err := s.fill(); err != nil {
 			return nil, failure.Stream("upstream_broken", err)
 		}

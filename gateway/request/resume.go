@@ -8,13 +8,12 @@ import (
 
 	"go.uber.org/zap"
 
-	"evenkeel/dispatcher/board"
 	"evenkeel/gateway/failure"
 	"evenkeel/gateway/journal"
+	"evenkeel/gateway/life"
 	"evenkeel/gateway/openai"
 	"evenkeel/gateway/prompt"
 	"evenkeel/mooncake"
-	"evenkeel/prefill"
 	"evenkeel/sse"
 )
 
@@ -36,64 +35,38 @@ var tiers = []string{tierAnew, tierPrompt, tierIDs, tierText, tierNone, tierFini
 
 var errIgnoredResume = errors.New("the engine did not take up the answer so far; set chat_resume: none in its profile, or upgrade it")
 
-// lose ends the decode call, not yet the answer, if the request may go on: fill
-// then calls goOn, once the client has what came so far. Else fail is the end.
-func (s *stream) lose(fail *openai.Error) {
-	j := s.job
-	if s.firstAt.IsZero() || j.client.left() { // serve tries again, or nobody wants it
-		s.end(fail)
-		return
-	}
-	s.lost = fail
-	s.judge(fail)
-	s.release(board.Failed)
-}
-
-// cut ends the decode call whose connection broke, and the answer with it if
-// engines die under this request.
-func (s *stream) cut(err error) {
-	fail := failure.Stream("upstream_broken", err)
-	if !s.firstAt.IsZero() && prefill.Broke(err) && s.job.tries.Died(s.job.srv.Fleet, s.rank.Instance) {
-		s.end(fail)
-		return
-	}
-	s.lose(fail)
-}
-
 // goOn takes the answer up where it was lost: served anew, the prompt longer by
 // what the client has, and spliced so that the client reads one answer.
 func (s *stream) goOn() {
-	j, lost := s.job, s.lost
-	s.lost = nil
-	given, moved := s.givenBack, s.run.Moved()
-	s.givenBack = false
-	if j.client.left() {
-		s.end(failure.Gone())
+	j, f, moved := s.job, s.fault, s.run.Moved()
+	if !j.client.left() {
+		if wrong := s.partner.Believe(s.Mirror.Prompt(), j.client.Gone()); wrong != nil { // nothing is built on wrong text
+			s.fault, f = wrong, nil
+		}
+	}
+	if f == nil || j.client.left() {
+		s.step(life.Event{What: life.GivenUp})
 		return
 	}
-	if f := s.partner.Believe(s.Mirror.Prompt(), j.client.Gone()); f != nil { // nothing is built on wrong text
-		s.end(f.Answer)
-		return
-	}
-	if !given {
-		j.tries.Shun(j.srv.Fleet, s.rank.Worker)
-	}
-	j.told.Fails("lost in the middle: "+lost.Code, 0, lost)
+	j.told.Fails("lost in the middle: "+f.Answer.Code, 0, f.Answer)
 	tier := s.plan()
 	var cause *openai.Error
-	if tier != tierNone && tier != tierFinished {
+	switch tier {
+	case tierNone:
+		s.step(life.Event{What: life.GivenUp})
+	case tierFinished:
+	default:
 		j.told.Retries()
 		var next *stream
 		if next, cause = j.serve(nil); cause == nil {
 			s.adopt(next)
+		} else {
+			tier = tierNone
 		}
-	}
-	if cause != nil {
-		tier = tierNone
 	}
 	counter := j.srv.metrics.losses
 	switch {
-	case given:
+	case f.Why == life.GivenBack:
 		counter = j.srv.metrics.recomputes
 	case moved:
 		counter = j.srv.metrics.moves
@@ -101,14 +74,12 @@ func (s *stream) goOn() {
 	counter.WithLabelValues(tier).Inc()
 	switch {
 	case tier != tierNone:
-		j.srv.Log.Info("an answer that was lost goes on", zap.Inline(j), zap.String("lost", lost.Code), zap.String("tier", tier), zap.Bool("token_exact", tier != tierText), zap.Int("tokens", s.tokens()), zap.String("engine", s.rank.Target.ID))
+		j.srv.Log.Info("an answer that was lost goes on", zap.Inline(j), zap.String("lost", f.Answer.Code), zap.String("tier", tier), zap.Bool("token_exact", tier != tierText), zap.Int("tokens", s.tokens()), zap.String("engine", s.rank.Target.ID))
 	case cause != nil && cause.Status == journal.StatusClientClosed:
-		s.end(failure.Gone())
-	default:
-		if cause != nil {
-			j.srv.Log.Warn("an answer that was lost could not go on", zap.Inline(j), zap.String("cause", cause.Message))
-		}
-		s.end(lost)
+		s.finish(failure.Gone())
+	case cause != nil:
+		j.srv.Log.Warn("an answer that was lost could not go on", zap.Inline(j), zap.String("cause", cause.Message))
+		s.finish(f.Answer)
 	}
 }
 
@@ -128,7 +99,7 @@ func (s *stream) plan() string {
 		s.conclude(said.Head, "")
 		return tierFinished
 	}
-	if r.keeping == keepNothing || r.times+r.bounced >= recomputeMax(s.rank.Profile) || !j.req.Endpoint.Common() { // its beginning is out
+	if r.keeping == keepNothing || j.life.Losses() >= recomputeMax(s.rank.Profile) || !j.req.Endpoint.Common() { // its beginning is out
 		return tierNone
 	}
 	anew := func() string {
@@ -202,7 +173,6 @@ func (j *job) most() int {
 func (s *stream) prepare(said *sse.Trail, resume *mooncake.Resume) {
 	j, r := s.job, &s.job.resume
 	s.sofar = said
-	r.times++
 	r.before, r.atP, r.atD = said.Completed, 0, 0
 	if resume != nil && mooncake.ByText(resume.How) {
 		j.told.Inexact = true
@@ -231,12 +201,11 @@ func (s *stream) adopt(next *stream) {
 	s.detach()
 	s.source = next.source
 	s.Assembler = assembler
-	next.settled = true // what it held is ours
+	s.stage, s.broken, next.stage = next.stage, next.broken, settled // what it held is ours
 	s.earlier = s.job.resume.before
 	if !next.tokenAt.IsZero() {
 		s.tokenAt = next.tokenAt
 	}
-	s.ended, s.broken = next.ended, next.broken
 	if s.Assembler == nil {
 		return
 	}
@@ -244,7 +213,7 @@ func (s *stream) adopt(next *stream) {
 	frames.Feed(s.out)
 	for e, ok := frames.Next(); ok; e, ok = frames.Next() {
 		if err := s.Assembler.Add(e.Raw); err != nil {
-			s.end(failure.Stream("upstream_broken", err))
+			s.fails(life.Unusable, failure.Stream("upstream_broken", err), err)
 		}
 	}
 	s.out = s.out[:0]
@@ -273,7 +242,7 @@ func (s *stream) conclude(head sse.Head, finish string) {
 	u.Total = u.Prompt + u.Completion
 	frames := sse.NewFramer(0)
 	frames.Feed(sse.Ending(nil, j.req.Endpoint == mooncake.Chat, head, finish, u))
-	for e, ok := frames.Next(); ok && !s.ended; e, ok = frames.Next() {
+	for e, ok := frames.Next(); ok && s.stage < ended; e, ok = frames.Next() {
 		s.event(e)
 	}
 }
@@ -283,7 +252,7 @@ func (s *stream) conclude(head sse.Head, finish string) {
 func (j *job) verify(want, got int) *openai.Error {
 	r := &j.resume
 	switch {
-	case r.times == 0 || got == 0:
+	case !j.life.Resumed() || got == 0:
 		return nil
 	case want > 0 && got != want, want == 0 && r.before > 0 && got <= r.alone:
 		j.srv.Log.Warn("an engine ignored the answer so far, so that the answer ends here", zap.Inline(j), zap.Int("prompt_tokens", got), zap.Int("want", max(want, r.alone+1)), zap.Error(errIgnoredResume))

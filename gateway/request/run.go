@@ -13,7 +13,6 @@ import (
 	"evenkeel/gateway/handoff"
 	"evenkeel/gateway/life"
 	"evenkeel/gateway/openai"
-	"evenkeel/gateway/suspect"
 	"evenkeel/geo"
 	"evenkeel/pool"
 	"evenkeel/prefill"
@@ -30,7 +29,7 @@ import (
 // is sent to another dispatcher.
 func (j *job) serve(ctx *fasthttp.RequestCtx) (*stream, *openai.Error) {
 	j.life.Bound, j.life.Alone = ctx == nil, j.in.Whole
-	j.tries.Forget()
+	j.avoid.prefill = nil
 	defer func() {
 		j.question = nil
 		j.stay.end(j.srv.Tier)
@@ -68,13 +67,13 @@ func (r *runner) run(e life.Event) (*stream, *openai.Error) {
 			defer r.stream.settle(board.Failed)
 		}
 		for _, x := range slices.Concat(todo, j.life.Step(life.Event{What: life.Panicked}, nil)) {
-			if x.Do == life.Settle || x.Do == life.Acquit {
+			if x.Do == life.Settle || x.Do == life.Find {
 				r.do(x)
 			}
 		}
 	})
 	for {
-		e.Left, e.Poison = j.client.left(), j.tries.Poisons()
+		e.Left = j.client.left()
 		if todo = j.life.Step(e, room[:0]); len(todo) == 0 {
 			j.srv.Log.Error("a request has come to nothing; this is a bug, please report it", zap.Inline(j))
 			return nil, failure.Broken()
@@ -115,18 +114,13 @@ func (r *runner) do(x life.Effect) life.Event {
 		r.settle(x.Thing, x.How)
 	case life.Restart:
 		j.stay.end(j.srv.Tier)
-		j.tries.Restart()
 		j.question = r.asks
 	case life.Drop:
 		r.away.Drop()
-	case life.Shun:
-		j.tries.Shun(j.srv.Fleet, r.slot.Worker)
-	case life.Condemn:
-		if r.stream != nil {
-			r.stream.condemn(x.Whom, r.fault)
-		}
-	case life.Acquit:
-		j.blame.Find(suspect.Unclear)
+	case life.Shun, life.Condemn, life.Acclaim:
+		r.judge(x)
+	case life.Find:
+		j.find(x.Finding)
 	case life.TryAlone:
 		if r.slot = j.bindLocal(); r.slot == nil {
 			return life.Event{What: life.NoRankTakes}
@@ -155,7 +149,7 @@ func (r *runner) do(x life.Effect) life.Event {
 		r.stream = j.newStream(r.slot)
 		return r.began(bound{r.stream}.decode(r.lease))
 	case life.Pause:
-		if j.again(r.fault) {
+		if j.again(x.Retry, r.fault) {
 			return life.Event{What: life.Retried}
 		}
 		return life.Event{What: life.GivenUp}
@@ -178,7 +172,7 @@ func (r *runner) queue() life.Event {
 		r.fail = j.notChosen(err)
 		return life.Event{What: life.NoTurn, Open: errors.Is(err, prefill.ErrUnavailable)}
 	}
-	j.tries.Prefill = append(j.tries.Prefill, lease.Candidate.ID)
+	j.avoid.prefill = append(j.avoid.prefill, lease.Candidate.ID)
 	r.lease = lease
 	return life.Event{What: life.Turn, Early: j.srv.early(lease.Candidate)}
 }
@@ -221,7 +215,36 @@ func (r *runner) began(f *failure.Fault, quit bool) life.Event {
 func (r *runner) fell(f *failure.Fault) life.Event {
 	r.fault, r.fail = f, f.Answer
 	r.told.Fails(f.Cause(), f.Status, f.Answer)
-	return life.Event{What: life.Fell, End: f.Ended}
+	e := r.job.fell(f)
+	switch {
+	case f.Leg == life.Prefill && r.lease != nil:
+		e.Engine = r.prefiller().Instance
+	case r.stream != nil:
+		r.stream.fault, e.Engine = f, r.stream.rank.Instance
+	}
+	return e
+}
+
+// prefiller is the engine that was to prefill last.
+func (r *runner) prefiller() prefill.Candidate {
+	if r.stream != nil && r.stream.partner != nil {
+		return r.stream.partner.Prefiller()
+	}
+	return r.lease.Candidate
+}
+
+// judge takes note of an engine that failed. A prefill engine's 500 may be forgiven.
+func (r *runner) judge(x life.Effect) {
+	if x.Do == life.Condemn && x.Leg == life.Prefill {
+		tier, id := r.srv.Tier, r.prefiller().ID
+		r.charges = append(r.charges, func(f life.Finding) {
+			if f == life.Innocent {
+				tier.Forgive(id)
+			}
+		})
+		return
+	}
+	r.stream.judge(x)
 }
 
 // offer asks whether a request that cannot be served here should go to its decode group's owner, or to a region where attempts
@@ -247,7 +270,9 @@ func (r *runner) answer() *stream {
 	s := r.stream
 	if s != nil {
 		s.shed()
-		r.blame.Find(suspect.Guilty)
+		if s.stage == ended { // all of it came at once
+			s.step(life.Event{What: life.Ends})
+		}
 	}
 	return s
 }
@@ -302,7 +327,7 @@ func (r *runner) settle(t life.Thing, how life.How) {
 		h := j.doubts[0]
 		j.doubts = j.doubts[1:]
 		if how == life.Discard {
-			h.Avoid = slices.Clone(j.tries.Decode)
+			h.Avoid = slices.Clone(j.avoid.decode)
 			j.discard(h)
 		} else {
 			handoff.Settle(h.Lease, how)
@@ -314,13 +339,7 @@ func (r *runner) settle(t life.Thing, how life.How) {
 
 // giveSlotBack does so with the slot of an attempt that failed.
 func (r *runner) giveSlotBack(how life.How) {
-	j, kind := r.job, board.Failed
-	switch how {
-	case life.Pass: // the stream has it
-		return
-	case life.Cancelled:
-		kind = board.Cancelled
-	}
+	j, kind := r.job, kinds[how]
 	s := r.stream
 	if s == nil { // there was none yet when something panicked
 		j.srv.Dispatcher.Release(r.slot, board.Outcome{Kind: kind})
@@ -330,7 +349,7 @@ func (r *runner) giveSlotBack(how life.How) {
 		j.localFailed(s, r.fault)
 	}
 	s.settle(kind)
-	if j.resume.times == 0 {
+	if !j.life.Resumed() {
 		j.forget()
 	}
 }

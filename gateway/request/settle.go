@@ -5,7 +5,7 @@ import (
 
 	"evenkeel/dispatcher/board"
 	"evenkeel/gateway/failure"
-	"evenkeel/gateway/suspect"
+	"evenkeel/gateway/life"
 	"evenkeel/sse"
 )
 
@@ -14,16 +14,13 @@ import (
 // reach a connection that is somebody else's by then, so its callback goes
 // first.
 func (s *stream) close(error) {
-	if s.settled {
+	if s.stage == settled {
 		return
 	}
 	s.job.client.OnGone(nil)
-	if !s.ended { // the client's side ended first
-		s.end(failure.Gone())
-	}
+	s.fails(life.Left, failure.Gone(), nil) // where the client's side ended first
 	s.account()
 	s.job.forget()
-	s.job.blame.Find(suspect.Unclear)
 	s.settle(board.Cancelled)
 }
 
@@ -62,10 +59,10 @@ func (s *stream) tokens() int {
 
 // settle gives back everything the stream holds.
 func (s *stream) settle(kind board.Kind) {
-	if s.settled {
+	if s.stage == settled {
 		return
 	}
-	s.settled = true
+	s.stage = settled
 	s.release(kind)
 	s.detach()
 }

@@ -72,9 +72,6 @@ func (b bound) decode(lease *prefill.Lease) (_ *failure.Fault, quit bool) {
 	_, times, _ := s.partner.Told()
 	j.told.Coupled(times.Callback, slot)
 	s.opened()
-	if s.slot == nil { // all of it came at once
-		s.partner.Close()
-	}
 	s.run.Settle()
 	j.reach(journal.Streaming)
 	j.client.OnGone(func() { s.call.Leave(notice) })
@@ -145,7 +142,7 @@ func (b bound) open() *failure.Fault {
 		return b.lost(life.Died, disbelieved())
 	}
 	f := s.partner.Started(s.Mirror.Prompt())
-	if s.ended {
+	if s.stage == ended {
 		f = s.partner.Believe(s.Mirror.Prompt(), j.client.Gone())
 	}
 	if f != nil {
@@ -161,7 +158,7 @@ func (b bound) open() *failure.Fault {
 // engine counts, up to the decode engine's count, which its first event may lack.
 func (b bound) first() error {
 	err := b.stream.first(time.Now().Add(handoff.Forever))
-	for err == nil && b.rank.Profile.Connector == mooncake.SGLang && b.tokenFrom.IsZero() && b.Mirror.Prompt() == 0 && !b.ended {
+	for err == nil && b.rank.Profile.Connector == mooncake.SGLang && b.tokenFrom.IsZero() && b.Mirror.Prompt() == 0 && b.stage == flows {
 		err = b.fill()
 	}
 	if err == nil && b.broken != nil {
@@ -182,12 +179,10 @@ func (b bound) lost(how life.Parting, f *failure.Fault) *failure.Fault {
 		}
 		return f
 	}
-	s.unheard = other.Why == life.Unbegun
 	if errors.Is(other.Err, couple.ErrLate) {
 		s.wait.Lose()
 		j.srv.metrics.latePulls.Inc()
 	}
-	j.srv.dispute(&j.blame, s.partner.Prefiller(), other)
 	why := *other
 	return &why
 }
@@ -202,8 +197,8 @@ func (b bound) hear() {
 	j.told.Probed(times.Probe)
 	j.told.Prefill = s.partner.Prefiller().ID
 	j.prompt = cmp.Or(got.PromptTokens, j.prompt)
-	j.told.Prefilled(&got, j.resume.times > 0)
-	if j.resume.times > 0 {
+	j.told.Prefilled(&got, j.life.Resumed())
+	if j.life.Resumed() {
 		return
 	}
 	j.resume.alone = j.prompt

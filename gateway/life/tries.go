@@ -1,0 +1,143 @@
+package life
+
+import (
+	"slices"
+	"strings"
+	"time"
+)
+
+// A Breach is a connection that broke under a request as that of an engine that dies.
+type Breach struct {
+	Engine string // "role address"; empty: none broke
+	At     time.Time
+}
+
+// Budget says who is asked whether there is another attempt.
+type Budget uint8
+
+// The budgets.
+const (
+	NoMore   Budget = iota // there is none
+	Freely                 // nobody: nothing failed
+	OfUnsent               // the one of attempts that reached no engine
+	Counted                // the one of attempts
+)
+
+// A Retry is whether and how another attempt begins.
+type Retry struct {
+	Budget  Budget
+	N       int  // which attempt of its kind it is
+	Pause   int  // the pause before it doubles so often; 0: the budget says how long it is
+	Despite bool // half an answer is out, so that an empty budget does not turn it away as long as no engine answered
+}
+
+// tries is what is remembered of a request's failed attempts: how many there were, and whether the engines or the request itself
+// are why they failed.
+type tries struct {
+	count, unsent int // since the last start: of an answer that goes on, those of its next part
+	refused       int // by prefill engines, attempts that do not count
+	bounced       int // given back by an engine without room before its first event
+	resumed       int // lost answers that went on
+	suspect       int // engines that the request may have broken
+	broke         []Breach
+}
+
+// mostRefused is how many refusals of prefill engines do not count as attempts, because the engines ran nothing. If engines refuse
+// a fifth of their probes, three attempts alone would fail one request in a hundred.
+const mostRefused = 3
+
+// poison is how many engines a request may have broken before it is stopped.
+const poison = 2
+
+// restart drops the attempts before, as far as they count against the next ones.
+func (t *tries) restart() { t.count, t.unsent, t.refused = 0, 0, 0 }
+
+// poisons tells whether the request is taken for what breaks engines.
+func (t *tries) poisons() bool { return t.suspect >= poison }
+
+// next counts a failed attempt and says how another one begins.
+func (t *tries) next(follows Next, e *Event) Retry {
+	switch follows {
+	case Over, Ask, Elsewhere:
+		return Retry{}
+	case Anew:
+		return Retry{Budget: Freely}
+	case Room:
+		t.bounced++
+		if t.resumed+t.bounced > e.Rooms {
+			return Retry{}
+		}
+		return Retry{Budget: Freely, Pause: min(t.bounced, 8)}
+	case Unreached:
+		t.unsent++
+		return Retry{Budget: OfUnsent, N: t.unsent}
+	case Untaken:
+		if t.refused < mostRefused {
+			t.refused++
+			return Retry{Budget: Counted, N: max(1, t.count), Pause: t.refused}
+		}
+	case Again:
+	}
+	t.count++
+	if t.breaks(e) {
+		return Retry{}
+	}
+	return Retry{Budget: Counted, N: t.count, Despite: t.resumed > 0}
+}
+
+// breaks tells whether the request may be what breaks engines: two failed at it, or died under it.
+func (t *tries) breaks(e *Event) bool {
+	if e.Faulty {
+		t.suspect++
+		return t.poisons()
+	}
+	return e.Breach.Engine != "" && t.died(e.Breach, e.Down)
+}
+
+// died notes an engine whose connection broke under the request, and tells whether another one of its side broke before and went
+// down then. A connection that broke with its engine alive is no sign, and a cluster may lose one engine of each side at once.
+func (t *tries) died(b Breach, down []string) bool {
+	role, _, _ := strings.Cut(b.Engine, " ")
+	for _, other := range t.broke {
+		if other.Engine != b.Engine && strings.HasPrefix(other.Engine, role+" ") && slices.Contains(down, other.Engine) {
+			return true
+		}
+	}
+	t.broke = append(t.broke, b)
+	return t.suspect+1 >= poison // it failed elsewhere
+}
+
+// blame is an engine's 500 whose cause is open: old vLLM answers so to prompts that are too long, and every engine would.
+type blame struct {
+	accused string // that said it; empty: none, or it is known whose it was
+	cleared bool   // two engines said it: it is the request
+}
+
+// Finding is whose a 500 was.
+type Finding uint8
+
+// The findings.
+const (
+	Unclear  Finding = iota // no other engine had the request
+	Guilty                  // another engine answered it
+	Innocent                // another engine failed at it, too
+)
+
+// accuse takes note of an engine that answered 500. If another one did before, it is the request.
+func (b *blame) accuse(engine string, dst []Effect) []Effect {
+	if b.cleared = b.cleared || b.accused != "" && b.accused != engine; b.cleared {
+		b.accused = ""
+		return append(dst, Effect{Do: Find, Finding: Innocent})
+	}
+	b.accused = engine
+	return dst
+}
+
+// find settles a 500 that no other engine confirmed.
+func (b *blame) find(f Finding, dst []Effect) []Effect {
+	if b.accused == "" {
+		return dst
+	}
+	b.accused = ""
+	return append(dst, Effect{Do: Find, Finding: f})
+}
