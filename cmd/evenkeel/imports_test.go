@@ -79,7 +79,7 @@ var mayImport = map[string][]string{
 	"gateway/config":      {"gateway/certs", "gateway/tracing", "geo", "mooncake", "engine", "prefill", "prefill/policy", "dispatcher", "dispatcher/board", "dispatcher/verdict"},
 	"gateway/owner":       {"gateway/certs", "gateway/cluster", "gateway/config", "geo", "engine", "lease", "lease/kube", "lease/etcd"},
 	"gateway":             {"dispatcher", "dispatcher/board", "engine", "engine/discover", "gateway/abroad", "gateway/advice", "gateway/adviser", "gateway/config", "gateway/door", "gateway/edge", "gateway/fleet", "gateway/journal", "gateway/loop", "gateway/metaserver", "gateway/openai", "gateway/owner", "gateway/receipt", "gateway/reload", "gateway/request", "gateway/selftest", "gateway/service", "gateway/through", "geo", "mooncake", "pool", "predictor", "prefill", "prefill/local"},
-	"gateway/life":        {},
+	"gateway/life":        {"mooncake", "sse"},
 	"gateway/handoff":     {"gateway/fleet", "gateway/life", "gateway/owner", "gateway/service", "dispatcher", "dispatcher/board", "pool", "prefill", "engine", "mooncake"},
 	"gateway/couple":      {"dispatcher", "gateway/failure", "gateway/fleet", "gateway/handoff", "gateway/life", "gateway/metaserver", "gateway/openai", "gateway/service", "engine", "mooncake", "prefill"},
 	"gateway/failure":     {"gateway/journal", "gateway/life", "gateway/openai", "geo", "prefill", "dispatcher/board", "pool", "engine", "sse"},

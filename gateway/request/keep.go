@@ -4,23 +4,15 @@ import (
 	"encoding/json"
 
 	"evenkeel/gateway/fleet"
+	"evenkeel/gateway/life"
 	"evenkeel/gateway/openai"
 	"evenkeel/mooncake"
-)
-
-// keeping says what of a request stays in memory while its answer runs.
-type keeping uint8
-
-const (
-	keepNothing keeping = iota
-	keepStart           // body until the first token: it may still begin anew
-	keepAll             // body, the prompt's token ids and the answer's
 )
 
 // resumption is a job's share of going on: what it keeps for that, and what its
 // next attempt starts from.
 type resumption struct {
-	keeping keeping
+	keeping life.Keeping
 	how     string          // a chat_resume or mooncake.ResumePrompt; empty: only anew
 	ids     json.RawMessage // of the prompt, as the prefill engine had them
 	charged int64           // bytes kept, on the gateway's account
@@ -38,17 +30,17 @@ func (j *job) keep(rank *fleet.Rank) {
 	}
 	j.forget()
 	r := &j.resume
-	r.keeping, r.how = keepStart, j.howToResume(rank.Profile)
+	r.keeping, r.how = life.KeepStart, j.howToResume(rank.Profile)
 	switch {
 	case recomputeMax(rank.Profile) == 0:
-		r.keeping = keepNothing
+		r.keeping = life.KeepNothing
 	case r.how != "" || !j.req.Stream:
 		size := int64(len(j.body.Raw()) + len(r.ids))
 		if j.srv.resumeBytes.Add(size) > int64(j.srv.Settings().Limits.ResumeBytes) {
 			j.srv.resumeBytes.Add(-size)
 			break
 		}
-		r.keeping, r.charged = keepAll, size
+		r.keeping, r.charged = life.KeepAll, size
 	}
 }
 
@@ -62,11 +54,11 @@ func (j *job) forget() {
 // stay for a long answer.
 func (s *stream) shed() {
 	j := s.job
-	if s.firstAt.IsZero() || j.resume.keeping == keepAll || j.resume.keeping == keepStart && s.Mirror.Tokens() == 0 {
+	if s.firstAt.IsZero() || j.resume.keeping == life.KeepAll || j.resume.keeping == life.KeepStart && s.Mirror.Tokens() == 0 {
 		return
 	}
 	s.Mirror.Untrack()
-	j.body, j.leg, j.resume.ids, j.resume.keeping = mooncake.Body{}, nil, nil, keepNothing
+	j.body, j.leg, j.resume.ids, j.resume.keeping = mooncake.Body{}, nil, nil, life.KeepNothing
 }
 
 // howToResume is the way this request could go on, as far as it is known
@@ -106,16 +98,4 @@ func wantsIDs(req *openai.Request, p *mooncake.Profile) bool {
 // that none of them may be made anew.
 func (j *job) seesTokens() bool {
 	return j.ask.TokenIDs || j.ask.ContinuousUsage || openai.HasLogprobs(&j.body)
-}
-
-// resumable tells whether the answer so far can become part of the prompt.
-func (s *stream) resumable(seen bool) bool {
-	j, r, said := s.job, &s.job.resume, s.sofar
-	switch {
-	case r.how == "", said.Head.ID == nil, said.MoreThan, said.Unread, openai.Unresumable(&j.body, j.req.Endpoint):
-		return false
-	case mooncake.ByText(r.how):
-		return !seen && !openai.HasTools(&j.body)
-	}
-	return said.Exact() && (said.Prompt == 0 || said.Prompt == mooncake.CountIDs(r.ids))
 }

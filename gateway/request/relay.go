@@ -112,7 +112,7 @@ func (j *job) newStream(slot *dispatcher.Slot) *stream {
 		assembler = sse.NewAssembler(j.req.Endpoint == mooncake.Chat, j.srv.Settings().Limits.AnswerBytes)
 	}
 	s.run = j.srv.Fleet.Track(fleet.Place{Instance: rank.Instance, Rank: rank.Target.Rank}, call, notice, s.whole || s.local) // the first event of a whole answer is its last
-	if s.Trail.Reset(mooncake.ByText(j.resume.how)); !s.whole && j.resume.keeping != keepNothing {
+	if s.Trail.Reset(mooncake.ByText(j.resume.how)); !s.whole && j.resume.keeping != life.KeepNothing {
 		s.Trail.KeepPrompt = s.local || rank.Profile.Early()
 		ask.Trail = &s.Trail
 	}
@@ -236,7 +236,7 @@ func (s *stream) effect(fx sse.Effects) {
 		s.fails(why, fail, fmt.Errorf("its event was an error of status %d", said.Status))
 	case sse.GivenBack:
 		if s.firstAt.IsZero() { // serve begins anew
-			s.job.srv.metrics.recomputes.WithLabelValues(tierAnew).Inc()
+			s.job.srv.metrics.recomputes.WithLabelValues(life.Repeated).Inc()
 		}
 		s.job.srv.Dispatcher.Preempted(s.slot.Worker)
 		answer := openai.NewError(http.StatusBadGateway, "recompute_unresumable",

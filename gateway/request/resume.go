@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"errors"
 	"net/http"
-	"slices"
 
 	"go.uber.org/zap"
 
@@ -16,22 +15,6 @@ import (
 	"evenkeel/mooncake"
 	"evenkeel/sse"
 )
-
-// An answer whose decode rank gives it back or dies goes on elsewhere, with a
-// fresh prefill of the prompt and of what the client has. The
-// tiers say how, and label the metrics.
-const (
-	tierAnew     = "0" // nothing of the answer is out: the same request again
-	tierPrompt   = "1" // a completion: its token ids become the prompt
-	tierIDs      = "2" // a chat: its token ids beside the hand-off
-	tierText     = "3" // the text so far: of a chat as a last message, of a completion behind the prompt. Not exact to the token
-	tierNone     = "4" // it ends with an error
-	tierFinished = "finished"
-)
-
-// tiers are the label's values. An answer that was whole but for its end, or has
-// no token left to go, is finished here.
-var tiers = []string{tierAnew, tierPrompt, tierIDs, tierText, tierNone, tierFinished}
 
 var errIgnoredResume = errors.New("the engine did not take up the answer so far; set chat_resume: none in its profile, or upgrade it")
 
@@ -52,16 +35,16 @@ func (s *stream) goOn() {
 	tier := s.plan()
 	var cause *openai.Error
 	switch tier {
-	case tierNone:
+	case life.Broken:
 		s.step(life.Event{What: life.GivenUp})
-	case tierFinished:
+	case life.Concluding:
 	default:
 		j.told.Retries()
 		var next *stream
 		if next, cause = j.serve(nil); cause == nil {
 			s.adopt(next)
 		} else {
-			tier = tierNone
+			tier = life.Broken
 		}
 	}
 	counter := j.srv.metrics.losses
@@ -73,8 +56,8 @@ func (s *stream) goOn() {
 	}
 	counter.WithLabelValues(tier).Inc()
 	switch {
-	case tier != tierNone:
-		j.srv.Log.Info("an answer that was lost goes on", zap.Inline(j), zap.String("lost", f.Answer.Code), zap.String("tier", tier), zap.Bool("token_exact", tier != tierText), zap.Int("tokens", s.tokens()), zap.String("engine", s.rank.Target.ID))
+	case tier != life.Broken:
+		j.srv.Log.Info("an answer that was lost goes on", zap.Inline(j), zap.String("lost", f.Answer.Code), zap.String("tier", tier), zap.Bool("token_exact", tier != life.ByText), zap.Int("tokens", s.tokens()), zap.String("engine", s.rank.Target.ID))
 	case cause != nil && cause.Status == journal.StatusClientClosed:
 		s.finish(failure.Gone())
 	case cause != nil:
@@ -84,8 +67,8 @@ func (s *stream) goOn() {
 }
 
 // plan sets the job up for its next attempt and returns the tier. With
-// tierFinished it has put the end of the answer into the stream.
-func (s *stream) plan() string {
+// life.Concluding it has put the end of the answer into the stream.
+func (s *stream) plan() life.Tier {
 	j, r := s.job, &s.job.resume
 	if s.sofar == nil {
 		s.sofar = &sse.Trail{}
@@ -94,67 +77,43 @@ func (s *stream) plan() string {
 		s.sofar.Head, s.sofar.Prompt = s.Trail.Head, s.Trail.Prompt
 	}
 	s.sofar.Join(&s.Trail)
-	said := s.sofar
-	if s.Mirror.Finished() && said.Head.ID != nil { // only its end is missing
-		s.conclude(said.Head, "")
-		return tierFinished
+	loss := life.Loss{
+		Said: s.sofar, Finished: s.Mirror.Finished(), Keeping: r.keeping, Streamed: j.req.Stream,
+		May: j.life.Losses() < recomputeMax(s.rank.Profile) && j.req.Endpoint.Common(),
+		How: r.how, IDs: r.ids, Alone: r.alone, Most: j.most(), Limit: j.req.Limit, LimitKey: cmp.Or(j.req.MaxTokensKey, "max_tokens"),
 	}
-	if r.keeping == keepNothing || j.life.Losses() >= recomputeMax(s.rank.Profile) || !j.req.Endpoint.Common() { // its beginning is out
-		return tierNone
-	}
-	anew := func() string {
-		s.prepare(&sse.Trail{Head: said.Head, Prompt: said.Prompt}, nil)
-		return tierAnew
-	}
-	seen := j.seesTokens()
-	switch {
-	case !said.Content && !said.Unread && (len(said.IDs) == 0 || !seen):
-		return anew()
-	case r.keeping == keepAll && s.resumable(seen):
-	case r.keeping == keepAll && !j.req.Stream:
-		s.Assembler = sse.NewAssembler(j.req.Endpoint == mooncake.Chat, j.srv.Settings().Limits.AnswerBytes)
-		said.Head = sse.Head{} // nobody has seen it
-		return anew()
-	default:
-		return tierNone
-	}
-	if !seen && !mooncake.ByText(r.how) {
-		said.Cut()
-	}
-	most, limit := j.most(), j.req.Limit
-	if said.Guessed { // the engine would have ended an answer that has no token left
-		said.Completed = min(said.Completed, max(0, most-1))
-	}
-	resume := &mooncake.Resume{How: r.how, Tokens: said.Completed}
-	if limit > 0 {
-		resume.Limit = limit - said.Completed
-		resume.LimitKey = cmp.Or(j.req.MaxTokensKey, "max_tokens")
-	}
-	if said.Completed >= most {
-		s.prepare(said, nil)
-		s.before(said.Completed)
-		s.conclude(said.Head, "length")
-		return tierFinished
-	}
-	tier := tierText
-	switch r.how {
-	case mooncake.ResumePrompt:
-		tier = tierPrompt
-		resume.IDs = mooncake.JoinIDs(r.ids, said.IDs)
-	case mooncake.ChatResumeContinue:
-		resume.Text = slices.Concat([]byte{'"'}, said.Text, []byte{'"'})
-	case mooncake.ResumeText:
-		prompt := j.parts().Text()
-		if openai.Echoes(&j.body) { // the answer begins with it
-			prompt = []byte(`""`)
+	if r.keeping == life.KeepAll {
+		loss.Plain, loss.Tools = !openai.Unresumable(&j.body, j.req.Endpoint), openai.HasTools(&j.body)
+		if r.how == mooncake.ResumeText {
+			if loss.Text = j.parts().Text(); openai.Echoes(&j.body) { // the answer begins with it
+				loss.Text = []byte(`""`)
+			}
 		}
-		resume.Text = slices.Concat(prompt[:len(prompt)-1], said.Text, []byte{'"'})
-	default:
-		tier = tierIDs
-		resume.IDs = mooncake.JoinIDs(r.ids, said.IDs)
 	}
-	s.prepare(said, resume)
-	return tier
+	if r.keeping != life.KeepNothing {
+		loss.Seen = j.seesTokens()
+	}
+	p := loss.Plan()
+	switch {
+	case p.Tier == life.Broken:
+		return p.Tier
+	case p.Tier == life.Concluding && loss.Finished:
+		s.conclude(p.Said.Head, "")
+		return p.Tier
+	case p.Unseen:
+		s.Assembler = sse.NewAssembler(j.req.Endpoint == mooncake.Chat, j.srv.Settings().Limits.AnswerBytes)
+	}
+	s.sofar, j.ask.Seam = p.Said, p.Seam
+	r.before, r.atP, r.atD = p.Said.Completed, p.AtP, p.AtD
+	j.prompt = r.alone + r.before
+	j.told.Inexact = j.told.Inexact || p.Tier == life.ByText
+	leg := *j.leg
+	leg.Resume, j.leg = p.Resume, &leg
+	if p.Tier == life.Concluding {
+		s.before(r.before)
+		s.conclude(p.Said.Head, "length")
+	}
+	return p.Tier
 }
 
 // most is how many tokens the whole answer may have.
@@ -167,32 +126,6 @@ func (j *job) most() int {
 		most = min(most, j.req.Limit)
 	}
 	return most
-}
-
-// prepare makes the job's next attempt go on behind said.
-func (s *stream) prepare(said *sse.Trail, resume *mooncake.Resume) {
-	j, r := s.job, &s.job.resume
-	s.sofar = said
-	r.before, r.atP, r.atD = said.Completed, 0, 0
-	if resume != nil && mooncake.ByText(resume.How) {
-		j.told.Inexact = true
-	} else if resume != nil {
-		r.atP = r.alone + said.Completed
-		if said.Prompt > 0 {
-			r.atD = said.Prompt + said.Completed
-		}
-	}
-	j.prompt = r.alone + said.Completed
-	leg := *j.leg
-	leg.Resume = resume
-	j.leg = &leg
-	j.ask.Seam = nil
-	if said.Head.ID != nil {
-		j.ask.Seam = &sse.Seam{Head: said.Head, Prompt: said.Prompt, Tokens: said.Completed, Runes: said.Runes}
-		if said.Prompt == 0 {
-			j.ask.Seam.Prompt = r.alone
-		}
-	}
 }
 
 // adopt goes on reading from next, whose first events are here.

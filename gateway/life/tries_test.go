@@ -1,0 +1,114 @@
+package life
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// faulty is the end of a leg whose engine says that it failed; broken that of one whose connection broke.
+func faulty(engine string) Event {
+	return Event{What: Fell, Engine: engine, Faulty: true, End: Ended{Leg: Decode, Far: Through, Why: Failed, Open: true}}
+}
+
+func broken(engine string, down ...string) Event {
+	return Event{What: Fell, Engine: engine, Breach: Breach{Engine: engine}, Down: down, End: Ended{Leg: Decode, Far: Through, Why: Broke, Open: true}}
+}
+
+// A request is stopped when two engines failed at it, or died under it, and not before.
+func TestWhenARequestIsTakenForWhatBreaksEngines(t *testing.T) {
+	for _, row := range []struct {
+		name  string
+		falls []Event
+		stops bool // with the last one
+	}{
+		{"one engine says 500", []Event{faulty("decode a")}, false},
+		{"a second one says 500", []Event{faulty("decode a"), faulty("decode b")}, true},
+		{"the same one says 500 twice", []Event{faulty("decode a"), faulty("decode a")}, true},
+		{"a connection breaks", []Event{broken("decode a")}, false},
+		{"two connections break, and both engines live", []Event{broken("decode a"), broken("decode b")}, false},
+		{"two connections break, and the first engine died", []Event{broken("decode a"), broken("decode b", "decode a")}, true},
+		{"the same engine's connections break", []Event{broken("decode a"), broken("decode a", "decode a")}, false},
+		{"an engine of each side dies", []Event{broken("prefill a"), broken("decode b", "prefill a")}, false},
+		{"a connection breaks after a 500", []Event{faulty("decode a"), broken("decode b")}, true},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			var l, streamed Life
+			for i := range row.falls {
+				last := i == len(row.falls)-1
+				l = coupledAfter(l)
+				got := l.Step(row.falls[i], nil)
+				pause := got[len(got)-1]
+				require.Equal(t, Pause, pause.Do)
+				require.Equal(t, last && row.stops, pause.Retry == Retry{}, "before the answer has begun")
+
+				streamed = coupledAfter(streamed)
+				streamed.Step(Event{What: First}, nil)
+				got = streamed.Step(row.falls[i], nil)
+				want := GoOn
+				if last && row.stops {
+					want = BreakOff
+				}
+				require.Equal(t, want, got[len(got)-1].Do, "while it flows")
+			}
+		})
+	}
+}
+
+// coupledAfter is a life whose legs are under way again, with what it remembers.
+func coupledAfter(l Life) Life {
+	next := coupled()
+	next.tries, next.blame = l.tries, l.blame
+	return next
+}
+
+// How attempts count, by what they come to.
+func TestHowAttemptsCount(t *testing.T) {
+	for _, row := range []struct {
+		why   Why
+		rooms int
+		want  []Retry
+	}{
+		{Silent, 0, []Retry{{Budget: Counted, N: 1}, {Budget: Counted, N: 2}, {Budget: Counted, N: 3}}},
+		{Unreachable, 0, []Retry{{Budget: OfUnsent, N: 1}, {Budget: OfUnsent, N: 2}}},
+		{Unlearned, 0, []Retry{{Budget: Freely}, {Budget: Freely}}},
+		{GivenBack, 2, []Retry{{Budget: Freely, Pause: 1}, {Budget: Freely, Pause: 2}, {}}},
+		{Unable, 0, []Retry{{}}},
+	} {
+		l := coupled()
+		for i, want := range row.want {
+			far := Headed
+			if row.why < Broke {
+				far = Unsent
+			}
+			got := l.Step(Event{What: Fell, Rooms: row.rooms, End: Ended{Leg: Decode, Far: far, Why: row.why}}, nil)
+			require.Equal(t, Effect{Do: Pause, Retry: want}, got[len(got)-1], "%d of %d", i, row.why)
+			l = coupledAfter(l)
+		}
+	}
+	l := Life{}
+	for i, want := range []Retry{{Budget: Counted, N: 1, Pause: 1}, {Budget: Counted, N: 1, Pause: 2}, {Budget: Counted, N: 1, Pause: 3}, {Budget: Counted, N: 1}, {Budget: Counted, N: 2}} {
+		for _, e := range []Event{{What: Begun}, {What: NoRankTakes}, {What: Turn}} {
+			l.Step(e, nil)
+		}
+		got := l.Step(Event{What: Fell, End: Ended{Leg: Prefill, Far: Headed, Why: Busy, Kept: true}}, nil)
+		require.Equal(t, want, got[len(got)-1].Retry, "refusal %d of a prefill engine", i)
+		l = Life{tries: l.tries}
+	}
+}
+
+// It is settled once whose a 500 was, and by what came after it.
+func TestWhoseA500Was(t *testing.T) {
+	l := coupled()
+	l.Step(faulty("decode a"), nil)
+	l = coupledAfter(l)
+	require.Contains(t, l.Step(Event{What: First}, nil), Effect{Do: Find, Finding: Guilty}, "another engine answered")
+	l = coupledAfter(Life{})
+	l.Step(faulty("decode a"), nil)
+	l = coupledAfter(l)
+	require.Contains(t, l.Step(faulty("decode b"), nil), Effect{Do: Find, Finding: Innocent}, "another one failed at it, too")
+	require.NotContains(t, l.Step(Event{What: GivenUp}, nil), Effect{Do: Find}, "that was settled")
+	l = coupledAfter(Life{})
+	l.Step(faulty("decode a"), nil)
+	require.Contains(t, l.Step(Event{What: GivenUp}, nil), Effect{Do: Find, Finding: Unclear}, "no other engine had it")
+}
