@@ -56,6 +56,7 @@ type proxy struct {
 	targets []string
 	prefill []string       // that clients ask before them
 	process *world.Process // nil: there is none
+	ready   string         // the address that says so
 }
 
 func (p *proxy) pids() []int {
@@ -85,7 +86,7 @@ func (k *kind) run(ctx context.Context, b *bench, p place) (*proxy, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", k.name, err)
 	}
-	run := &proxy{kind: k, targets: []string{at}, process: process}
+	run := &proxy{kind: k, targets: []string{at}, process: process, ready: ready}
 	if err := process.Answers(ctx, 60*time.Second, ready); err != nil {
 		run.end()
 		return nil, fmt.Errorf("%s: %w; %s has its log", k.name, err, b.world.Dir)
