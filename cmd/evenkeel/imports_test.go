@@ -85,7 +85,7 @@ var mayImport = map[string][]string{
 	"gateway/couple":      {"dispatcher", "gateway/failure", "gateway/fleet", "gateway/handoff", "gateway/leg", "gateway/life", "gateway/metaserver", "gateway/openai", "gateway/service", "engine", "mooncake", "prefill"},
 	"gateway/suspect":     {"gateway/failure", "gateway/fleet", "engine", "prefill"},
 	"gateway/failure":     {"gateway/journal", "gateway/life", "gateway/openai", "geo", "prefill", "dispatcher/board", "pool", "engine", "sse"},
-	"gateway/request":     {"gateway/edge", "gateway/failure", "gateway/fleet", "gateway/handoff", "gateway/journal", "gateway/life", "gateway/loop", "gateway/metaserver", "gateway/openai", "gateway/owner", "gateway/prompt", "gateway/pump", "gateway/service", "geo", "prefill", "prefill/local", "dispatcher", "dispatcher/board", "pool", "engine", "sse", "mooncake", "gateway/couple", "gateway/suspect"},
+	"gateway/request":     {"gateway/edge", "gateway/failure", "gateway/fleet", "gateway/handoff", "gateway/journal", "gateway/leg", "gateway/life", "gateway/loop", "gateway/metaserver", "gateway/openai", "gateway/owner", "gateway/prompt", "gateway/pump", "gateway/service", "geo", "prefill", "prefill/local", "dispatcher", "dispatcher/board", "pool", "engine", "sse", "mooncake", "gateway/couple", "gateway/suspect"},
 	"gateway/selftest":    {"gateway/config", "gateway/metaserver", "engine", "sse", "mooncake"},
 	"gateway/live":        {"gateway", "gateway/advice", "gateway/incident", "gateway/journal", "gateway/openai", "gateway/receipt", "gateway/timeline", "dispatcher/board", "dispatcher/verdict", "docs", "engine/discover", "prefill"},
 	"gateway/incident":    {},

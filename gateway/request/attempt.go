@@ -17,7 +17,6 @@ import (
 	"evenkeel/gateway/owner"
 	"evenkeel/gateway/prompt"
 	"evenkeel/gateway/suspect"
-	"evenkeel/prefill"
 )
 
 // again decides whether to try once more and waits the backoff. The client that
@@ -85,8 +84,7 @@ func (j *job) backoff(f *failure.Fault) (wait time.Duration, again bool) {
 const maxRetryAfter = 5 * time.Second
 
 // probeFailed settles a probe whose call broke. An engine aborts with the connection, unless its answer had begun.
-func (j *job) probeFailed(lease *prefill.Lease, run *fleet.Run, err error) *failure.Fault {
-	f := &failure.Fault{Ended: failure.Broke(life.Prefill, err), Answer: failure.Transport("prefill", err), Err: err, Engine: lease.Candidate.Instance}
+func (j *job) probeFailed(run *fleet.Run, f *failure.Fault) *failure.Fault {
 	ended := f.Why == life.HungUp || f.Far == life.Unsent
 	switch {
 	case ended && j.client.left():
@@ -94,7 +92,7 @@ func (j *job) probeFailed(lease *prefill.Lease, run *fleet.Run, err error) *fail
 	case ended && run.Moved():
 		f.Why = life.Moved
 	case f.Why != life.HungUp:
-		j.srv.Monitor.Report(lease.Candidate.Instance, err)
+		j.srv.Monitor.Report(f.Engine, f.Err)
 	}
 	if f.Why == life.Moved || f.Why == life.HungUp {
 		f.Answer, f.Err, f.Engine = j.srv.movedOut(), errDrained, ""
