@@ -135,7 +135,7 @@ func (p *Partner) probe() (again bool) {
 	c := lease.Candidate
 	limits := &m.Settings().Limits
 	call := leg.Call{
-		Call: leg.New(m.Client, c.Profile, c.Target), Engine: c.Instance, Path: p.Endpoint.Path(), Headers: p.Headers, Log: m.Log,
+		Call: leg.New(m.Client, c.Profile, c.Target), Engine: c.Instance, Path: p.Endpoint.Path(), Log: m.Log,
 		Limits: engine.Deadlines{Connect: limits.ConnectTimeout, FirstByte: limits.ProbeTimeout, Idle: limits.EventTimeout},
 	}
 	p.mu.Lock()
@@ -147,11 +147,11 @@ func (p *Partner) probe() (again bool) {
 	p.mu.Unlock()
 	run := m.Fleet.TrackProbe(&c, call.Call, leg.Notice)
 	defer m.Fleet.Untrack(run)
-	call.Run, call.Body = run, p.Body(c.Profile, p.Meeting)
+	call.Run = run
 	began := time.Now()
 	p.born = m.Fleet.Born(c.Instance)
 	lease.Send()
-	answer, f := call.Whole(nil, mooncake.MaxProbeAnswer, began.Add(limits.ProbeTimeout))
+	answer, f := call.Whole(p.Headers, p.Body(c.Profile, p.Meeting), nil, mooncake.MaxProbeAnswer, began.Add(limits.ProbeTimeout))
 	answered := time.Now()
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -32,17 +32,15 @@ func New(client *engine.Client, profile *mooncake.Profile, target *engine.Target
 // A Call is a request to an engine. Open or Whole sends it, once. Any goroutine may end it meanwhile, by the methods of engine.Call.
 type Call struct {
 	*engine.Call
-	Leg     life.Leg
-	Side    string      // as clients are told of it; empty: the engine is the one of the leg
-	Engine  string      // the monitor's id
-	Area    *owner.Area // the request is sent only while the area is ours; nil: no other proxy sends to the engine
-	Run     Run         // nil: nothing but the engine and we end the call
-	Path    string
-	Headers []engine.Header
-	Beyond  bool // it is sent although the rank has no slot or no KV room for it
-	Body    [][]byte
-	Limits  engine.Deadlines
-	Log     *zap.Logger
+	Leg    life.Leg
+	Side   string      // as clients are told of it; empty: the engine is the one of the leg
+	Engine string      // the monitor's id
+	Area   *owner.Area // the request is sent only while the area is ours; nil: no other proxy sends to the engine
+	Run    Run         // nil: nothing but the engine and we end the call
+	Path   string
+	Beyond bool // it is sent although the rank has no slot or no KV room for it
+	Limits engine.Deadlines
+	Log    *zap.Logger
 
 	Refusal []byte // the beginning of the body that came with an error status
 }
@@ -56,7 +54,7 @@ const BeyondHeader = "X-Evenkeel-Beyond-Slots"
 
 // Open sends the request and returns once the head of its answer has come. The caller closes the response. An error status is a
 // fault, and its response is returned, too.
-func (c *Call) Open() (*engine.Response, *failure.Fault) {
+func (c *Call) Open(headers []engine.Header, body [][]byte) (*engine.Response, *failure.Fault) {
 	sent, ours := c.Area.Enter()
 	defer sent()
 	if !ours {
@@ -66,11 +64,10 @@ func (c *Call) Open() (*engine.Response, *failure.Fault) {
 		c.OnWritten(sent)
 		c.Guard(c.Area.Ours)
 	}
-	headers := c.Headers
 	if c.Beyond {
 		headers = append(headers, engine.Header{Name: BeyondHeader, Value: "1"})
 	}
-	resp, err := c.Do(http.MethodPost, c.Path, c.Area.Mark(headers), c.Body, c.Limits)
+	resp, err := c.Do(http.MethodPost, c.Path, c.Area.Mark(headers), body, c.Limits)
 	if err != nil {
 		return nil, c.Broke(err)
 	}
@@ -82,8 +79,8 @@ func (c *Call) Open() (*engine.Response, *failure.Fault) {
 
 // Whole sends the request and reads its answer to the end. It has until by for that, and the answer may have so many bytes. The
 // answer is in room if that is large enough.
-func (c *Call) Whole(room []byte, most int, by time.Time) ([]byte, *failure.Fault) {
-	resp, f := c.Open()
+func (c *Call) Whole(headers []engine.Header, body [][]byte, room []byte, most int, by time.Time) ([]byte, *failure.Fault) {
+	resp, f := c.Open(headers, body)
 	if f == nil {
 		room, f = c.Read(resp, room, most, by)
 	}

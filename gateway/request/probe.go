@@ -51,7 +51,6 @@ func (j *job) probe(lease *prefill.Lease) (*handoff.Handoff, *failure.Fault) {
 	limits := &j.srv.Settings().Limits
 	call := leg.Call{
 		Call: leg.New(j.srv.Client, c.Profile, c.Target), Engine: c.Instance, Path: j.req.Endpoint.Path(), Log: j.srv.Log,
-		Headers: j.told.Carry(engine.JSONHeaders(j.legID("p", j.told.Attempts))), Body: c.Profile.ProbeBody(&j.body, j.req.Endpoint, j.leg, x, nil),
 		Limits: engine.Deadlines{Connect: limits.ConnectTimeout, FirstByte: limits.ProbeTimeout, Idle: limits.EventTimeout},
 	}
 	run := j.srv.Fleet.TrackProbe(&c, call.Call, leg.Notice)
@@ -61,7 +60,7 @@ func (j *job) probe(lease *prefill.Lease) (*handoff.Handoff, *failure.Fault) {
 		lease.Send()
 	}
 	leaving := j.finishOrLeave(call.Call)
-	resp, f := call.Open()
+	resp, f := call.Open(j.told.Carry(engine.JSONHeaders(j.legID("p", j.told.Attempts))), c.Profile.ProbeBody(&j.body, j.req.Endpoint, j.leg, x, nil))
 	leaving.stop()
 	answered := time.Now() // the hold timeout counts from the response headers
 	if resp != nil {
