@@ -3,7 +3,6 @@ package request
 import (
 	"errors"
 	"math/rand/v2"
-	"net/http"
 	"strconv"
 	"time"
 
@@ -11,10 +10,8 @@ import (
 
 	"evenkeel/gateway/failure"
 	"evenkeel/gateway/fleet"
-	"evenkeel/gateway/handoff"
 	"evenkeel/gateway/life"
 	"evenkeel/gateway/openai"
-	"evenkeel/gateway/owner"
 	"evenkeel/gateway/prompt"
 	"evenkeel/gateway/suspect"
 )
@@ -111,17 +108,6 @@ func (srv *Server) movedOut() *openai.Error {
 
 // errDrained ends an answer whose rank was drained and that no other can take up.
 var errDrained = errors.New("the engine was taken out of service")
-
-// decodeRefused is an error status of the decode engine.
-func (j *job) decodeRefused(h *handoff.Handoff, s *stream) *failure.Fault {
-	s.rank.Area.Refused(string(s.resp.Header(owner.EpochHeader)))
-	f := failure.Status(j.srv.Log, life.Decode, s.rank.Target.ID, s.resp, failure.Body(s.resp))
-	if f.Status == http.StatusNotFound && h != nil {
-		j.srv.Fleet.Differ(h.Lease.Candidate.Instance, s.rank.Instance, j.model.Name)
-	}
-	f.Frees = j.srv.Fleet.RejectionFrees(s.rank)
-	return f
-}
 
 // legID is new for every leg and attempt, so that a retried probe never meets its own
 // first attempt.

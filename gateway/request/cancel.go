@@ -5,6 +5,7 @@ import (
 
 	"evenkeel/engine"
 	"evenkeel/gateway/journal"
+	"evenkeel/gateway/leg"
 )
 
 // reader is who reads the answer: a client's connection, or a leg's share of it.
@@ -27,10 +28,6 @@ func (j *job) reach(p journal.Phase) {
 		j.told.Reached = p
 	}
 }
-
-// notice is how long an engine may take to notice that we left. One that does
-// not close its side by then is cut off.
-const notice = 250 * time.Millisecond
 
 // finishOrLeave says what becomes of a probe whose client leaves. An engine that
 // finishes a prefill pins its KV before anyone hears of it, and closing the
@@ -70,7 +67,7 @@ type leaving struct {
 
 // departed runs once the client has left.
 func (l *leaving) departed() {
-	l.later = time.AfterFunc(max(l.grace, time.Until(l.moment)), func() { l.call.Leave(notice) })
+	l.later = time.AfterFunc(max(l.grace, time.Until(l.moment)), func() { l.call.Leave(leg.Notice) })
 }
 
 // stop has the call go on, whatever becomes of the client.
@@ -87,7 +84,7 @@ func (s *stream) part() {
 	if s.resp == nil || s.resp.Ended() {
 		return
 	}
-	s.call.Leave(notice)
+	s.call.Leave(leg.Notice)
 	var rest [1 << 10]byte
 	for {
 		if _, err := s.resp.Read(rest[:]); err != nil {

@@ -10,6 +10,7 @@ import (
 	"evenkeel/engine"
 	"evenkeel/gateway/failure"
 	"evenkeel/gateway/journal"
+	"evenkeel/gateway/leg"
 	"evenkeel/gateway/life"
 	"evenkeel/sse"
 )
@@ -93,7 +94,7 @@ func (s *stream) tooLong(err error) bool { return s.whole && errors.Is(err, engi
 // failure is the fault of a decode that forwarded nothing: a refusal that came
 // late is the client's to see, all else the engine's failure.
 func (s *stream) failure(err error) *failure.Fault {
-	f := &failure.Fault{Ended: failure.Broke(life.Decode, err), Answer: failure.Transport("decode", err), Err: err, Engine: s.rank.Instance}
+	f := (&leg.Call{Leg: life.Decode, Engine: s.rank.Instance}).Broke(err)
 	if f.Far, f.Open = life.Headed, true; s.Mirror.Started() || s.tooLong(err) {
 		f.Far = life.Through // the KV had been read when it broke
 	}

@@ -19,6 +19,7 @@ import (
 	"evenkeel/gateway/failure"
 	"evenkeel/gateway/fleet"
 	"evenkeel/gateway/journal"
+	"evenkeel/gateway/leg"
 	"evenkeel/gateway/openai"
 	"evenkeel/gateway/prompt"
 	"evenkeel/mooncake"
@@ -90,11 +91,7 @@ var (
 // newStream prepares the answer on the rank of a slot.
 func (j *job) newStream(slot *dispatcher.Slot) *stream {
 	rank := j.srv.Fleet.Rank(slot.Worker)
-	target := rank.Target
-	if rank.Profile.Connector == mooncake.SGLang {
-		target = target.Unranked()
-	}
-	call := j.srv.Client.NewCall(target)
+	call := leg.New(j.srv.Client, rank.Profile, rank.Target)
 	s := &stream{job: j, source: source{slot: slot, rank: rank, call: call, began: time.Now(), local: slot.NewTokens > 0, mayHave: j.mayHave(rank.Context), buffers: buffersPool.Get().(*buffers)}}
 	resumed := j.resume.times > 0
 	s.whole = !resumed && !j.req.Stream && (j.req.Passthrough || rank.Profile.NonStream == mooncake.NonStreamPassthrough)
@@ -110,7 +107,7 @@ func (j *job) newStream(slot *dispatcher.Slot) *stream {
 	} else if j.keep(rank); !resumed && !j.req.Stream { // a resumed source's events go to the assembler of the answer
 		assembler = sse.NewAssembler(j.req.Endpoint == mooncake.Chat, j.srv.Settings().Limits.AnswerBytes)
 	}
-	s.run = j.srv.Fleet.Track(fleet.Place{Instance: rank.Instance, Rank: rank.Target.Rank}, call, notice, s.whole || s.local) // the first event of a whole answer is its last
+	s.run = j.srv.Fleet.Track(fleet.Place{Instance: rank.Instance, Rank: rank.Target.Rank}, call, leg.Notice, s.whole || s.local) // the first event of a whole answer is its last
 	if s.Trail.Reset(mooncake.ByText(j.resume.how)); !s.whole && j.resume.keeping != keepNothing {
 		s.Trail.KeepPrompt = s.local || rank.Profile.Early()
 		ask.Trail = &s.Trail
