@@ -81,7 +81,7 @@ var mayImport = map[string][]string{
 	"gateway":             {"dispatcher", "dispatcher/board", "engine", "engine/discover", "gateway/abroad", "gateway/advice", "gateway/adviser", "gateway/config", "gateway/door", "gateway/edge", "gateway/fleet", "gateway/journal", "gateway/loop", "gateway/metaserver", "gateway/openai", "gateway/owner", "gateway/receipt", "gateway/reload", "gateway/request", "gateway/selftest", "gateway/service", "gateway/through", "geo", "mooncake", "pool", "predictor", "prefill", "prefill/local"},
 	"gateway/life":        {},
 	"gateway/leg":         {"gateway/failure", "gateway/life", "gateway/owner", "engine", "mooncake", "sse"},
-	"gateway/handoff":     {"gateway/fleet", "gateway/life", "gateway/owner", "gateway/service", "dispatcher", "dispatcher/board", "pool", "prefill", "engine", "mooncake"},
+	"gateway/handoff":     {"gateway/failure", "gateway/fleet", "gateway/leg", "gateway/life", "gateway/service", "dispatcher", "dispatcher/board", "pool", "prefill", "engine", "mooncake"},
 	"gateway/couple":      {"dispatcher", "gateway/failure", "gateway/fleet", "gateway/handoff", "gateway/leg", "gateway/life", "gateway/metaserver", "gateway/openai", "gateway/service", "engine", "mooncake", "prefill"},
 	"gateway/suspect":     {"gateway/failure", "gateway/fleet", "engine", "prefill"},
 	"gateway/failure":     {"gateway/journal", "gateway/life", "gateway/openai", "geo", "prefill", "dispatcher/board", "pool", "engine", "sse"},
