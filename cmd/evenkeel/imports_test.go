@@ -77,7 +77,7 @@ var mayImport = map[string][]string{
 	"gateway/receipt":     {},
 	"gateway/tracing":     {},
 	"gateway/config":      {"gateway/certs", "gateway/tracing", "geo", "mooncake", "engine", "prefill", "prefill/policy", "dispatcher", "dispatcher/board", "dispatcher/verdict"},
-	"gateway/owner":       {"gateway/certs", "gateway/cluster", "gateway/config", "geo", "engine", "lease", "lease/kube", "lease/etcd"},
+	"gateway/owner":       {"gateway/certs", "gateway/cluster", "gateway/config", "gateway/owner", "geo", "engine", "lease", "lease/kube", "lease/etcd"}, // ownertest is below it
 	"gateway":             {"dispatcher", "dispatcher/board", "engine", "engine/discover", "gateway/abroad", "gateway/advice", "gateway/adviser", "gateway/config", "gateway/door", "gateway/edge", "gateway/fleet", "gateway/journal", "gateway/loop", "gateway/metaserver", "gateway/openai", "gateway/owner", "gateway/receipt", "gateway/reload", "gateway/request", "gateway/selftest", "gateway/service", "gateway/through", "geo", "mooncake", "pool", "predictor", "prefill", "prefill/local"},
 	"gateway/life":        {},
 	"gateway/leg":         {"gateway/failure", "gateway/life", "gateway/owner", "engine", "mooncake", "sse"},
@@ -86,7 +86,7 @@ var mayImport = map[string][]string{
 	"gateway/suspect":     {"gateway/failure", "gateway/fleet", "engine", "prefill"},
 	"gateway/failure":     {"gateway/journal", "gateway/life", "gateway/openai", "geo", "prefill", "dispatcher/board", "pool", "engine", "sse"},
 	"gateway/request":     {"gateway/edge", "gateway/failure", "gateway/fleet", "gateway/handoff", "gateway/journal", "gateway/leg", "gateway/life", "gateway/loop", "gateway/metaserver", "gateway/openai", "gateway/owner", "gateway/prompt", "gateway/pump", "gateway/service", "geo", "prefill", "prefill/local", "dispatcher", "dispatcher/board", "pool", "engine", "sse", "mooncake", "gateway/couple", "gateway/suspect"},
-	"gateway/selftest":    {"gateway/config", "gateway/metaserver", "engine", "sse", "mooncake"},
+	"gateway/selftest":    {"gateway/config", "gateway/failure", "gateway/leg", "gateway/life", "gateway/metaserver", "gateway/owner", "engine", "sse", "mooncake"},
 	"gateway/live":        {"gateway", "gateway/advice", "gateway/incident", "gateway/journal", "gateway/openai", "gateway/receipt", "gateway/timeline", "dispatcher/board", "dispatcher/verdict", "docs", "engine/discover", "prefill"},
 	"gateway/incident":    {},
 	"gateway/timeline":    {},
