@@ -252,7 +252,7 @@ func (p *Partner) accept(answer []byte, at time.Time) {
 func (p *Partner) abort(t *engine.Target) {
 	m := p.maker
 	_ = m.Run(math.MaxInt, func() { // else the proxy is about to end, and engines notice that
-		if err := leg.Abort(m.Client, t, p.ID); err != nil {
+		if err := leg.Abort(m.Client, t, p.ID, m.Log); err != nil {
 			m.Log.Warn("an engine did not take an abort; it ends the request at its own timeout", zap.Inline(p.Request), zap.String("engine", t.ID), zap.Error(err))
 		}
 	})

@@ -3,9 +3,11 @@
 package leg
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net/http"
+	"strings"
 	"time"
 
 	"go.uber.org/zap"
@@ -58,7 +60,7 @@ func (c *Call) Open(headers []engine.Header, body [][]byte) (*engine.Response, *
 	sent, ours := c.Area.Enter()
 	defer sent()
 	if !ours {
-		return nil, c.notOurs()
+		return nil, c.Broke(owner.ErrNotOwner)
 	}
 	if c.Area != nil {
 		c.OnWritten(sent)
@@ -103,7 +105,7 @@ func (c *Call) Read(resp *engine.Response, room []byte, most int, by time.Time) 
 // Broke is the end of the leg whose call failed with err, before its answer or in the middle of it.
 func (c *Call) Broke(err error) *failure.Fault {
 	if errors.Is(err, owner.ErrNotOwner) { // nothing was sent, and the engine is not to blame
-		return c.notOurs()
+		return failure.Of(life.Ended{Leg: c.Leg, Why: life.NotOurs}, failure.NotOurs(), owner.ErrNotOwner)
 	}
 	if c.Run != nil {
 		err = c.Run.Cause(err)
@@ -138,21 +140,13 @@ func ended(leg life.Leg, err error) life.Ended {
 	return e
 }
 
-// notOurs is the end of a leg that another proxy's engines were to run. Nothing was sent.
-func (c *Call) notOurs() *failure.Fault {
-	return failure.Of(life.Ended{Leg: c.Leg, Why: life.NotOurs}, failure.NotOurs(), owner.ErrNotOwner)
-}
-
 // refused is the end of a leg whose engine answered with an error status. The engine's 4xx reach the client as they came. Its
 // 5xx do not, nor does a refusal of our own credential.
 func (c *Call) refused(resp *engine.Response) *failure.Fault {
 	c.Area.Refused(string(resp.Header(owner.EpochHeader)))
 	c.Refusal = failure.Body(resp)
 	status, side, id := resp.StatusCode(), c.side(), c.Target().ID
-	who := side + " engine"
-	if side == failure.Engine {
-		who = side
-	}
+	who := strings.TrimPrefix(side+" engine", failure.Engine+" ")
 	return &failure.Fault{
 		Ended: life.Ended{Leg: c.Leg, Far: life.Headed, Why: life.ByStatus(status)}, Answer: failure.Refused(c.Log, side, id, resp, c.Refusal), Status: status,
 		Err:        failure.Undelivered(fmt.Errorf("%s %s answered %d", who, id, status), string(c.Refusal)),
@@ -161,25 +155,16 @@ func (c *Call) refused(resp *engine.Response) *failure.Fault {
 }
 
 func (c *Call) side() string {
-	switch {
-	case c.Side != "":
-		return c.Side
-	case c.Leg == life.Prefill:
-		return "prefill"
-	}
-	return "decode"
+	return cmp.Or(c.Side, [...]string{life.Prefill: "prefill", life.Decode: "decode"}[c.Leg])
 }
 
 // Abort has an engine of SGLang end a request: it may not notice by itself that its caller has left.
-func Abort(client *engine.Client, target *engine.Target, id string) error {
-	resp, err := client.NewCall(target.Unranked()).Do(http.MethodPost, "/abort_request", engine.JSONHeaders(id+"-abort"), [][]byte{fmt.Appendf(nil, `{"rid":%q}`, id)},
-		engine.Deadlines{Connect: abortTime, FirstByte: abortTime, Idle: abortTime})
-	if err != nil {
-		return err
+func Abort(client *engine.Client, target *engine.Target, id string, log *zap.Logger) error {
+	c := Call{Call: client.NewCall(target.Unranked()), Path: "/abort_request", Limits: engine.Deadlines{Connect: abortTime, FirstByte: abortTime, Idle: abortTime}, Log: log}
+	_, f := c.Whole(engine.JSONHeaders(id+"-abort"), [][]byte{fmt.Appendf(nil, `{"rid":%q}`, id)}, nil, 1<<10, time.Now().Add(3*abortTime))
+	if f != nil && f.Status == 0 {
+		return f.Err
 	}
-	resp.SetDeadline(time.Now().Add(abortTime))
-	_, _ = resp.ReadAll(1 << 10) // so that the connection can be used again
-	resp.Close()
 	return nil
 }
 

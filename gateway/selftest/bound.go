@@ -60,8 +60,8 @@ func (t *tester) bound(ctx context.Context, p, d subject, body *mooncake.Body, i
 		prefill = nil
 	}
 	if (prefill != nil || decode != nil) && p.profile.Connector == mooncake.SGLang { // whose engines may not notice that we have left
-		_ = leg.Abort(t.client, p.target, id)
-		_ = leg.Abort(t.client, d.target, id)
+		_ = leg.Abort(t.client, p.target, id, zap.NewNop())
+		_ = leg.Abort(t.client, d.target, id, zap.NewNop())
 	}
 	return answer, prefill, decode
 }
