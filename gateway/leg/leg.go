@@ -160,8 +160,8 @@ func (c *Call) side() string {
 
 // Abort has an engine of SGLang end a request: it may not notice by itself that its caller has left.
 func Abort(client *engine.Client, target *engine.Target, id string, log *zap.Logger) error {
-	c := Call{Call: client.NewCall(target.Unranked()), Path: "/abort_request", Limits: engine.Deadlines{Connect: abortTime, FirstByte: abortTime, Idle: abortTime}, Log: log}
-	_, f := c.Whole(engine.JSONHeaders(id+"-abort"), [][]byte{fmt.Appendf(nil, `{"rid":%q}`, id)}, nil, 1<<10, time.Now().Add(3*abortTime))
+	c := Call{Call: client.NewCall(target.Unranked()), Path: "/abort_request", Limits: engine.Deadlines{Connect: abortTime, FirstByte: abortTime}, Log: log}
+	_, f := c.Whole(engine.JSONHeaders(id+"-abort"), [][]byte{fmt.Appendf(nil, `{"rid":%q}`, id)}, nil, 1<<10, time.Now().Add(2*abortTime))
 	if f != nil && f.Status == 0 {
 		return f.Err
 	}
