@@ -115,19 +115,19 @@ func (c *Call) Broke(err error) *failure.Fault {
 
 // ended says how far a leg had come, and why it ended.
 func ended(leg life.Leg, err error) life.Ended {
-	e := life.Ended{Leg: leg, Far: life.Sent, Why: life.Broke}
+	e := life.Ended{Leg: leg, Far: life.Headed, Why: life.Broke}
 	var call *engine.Error
-	switch {
+	switch isCall := errors.As(err, &call); {
 	case errors.Is(err, sse.ErrSilent):
-		e.Far, e.Why = life.Headed, life.Silent
+		e.Why = life.Silent
 		return e
-	case !errors.As(err, &call): // what was read is not what it should be
-		e.Far, e.Why = life.Headed, life.Garbled
+	case !isCall: // what was read is not what it should be
+		e.Why = life.Garbled
 		return e
 	case !call.Sent:
 		e.Far = life.Unsent
-	case call.Answered:
-		e.Far = life.Headed
+	case !call.Answered:
+		e.Far = life.Sent
 	}
 	switch {
 	case call.Aborted || errors.Is(err, engine.ErrClosed):

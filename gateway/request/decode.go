@@ -83,8 +83,8 @@ func (j *job) open(h *handoff.Handoff, s *stream) *failure.Fault {
 		silence = handoff.Forever
 	}
 	if s.whole { // nothing comes before all of it has
-		if h != nil {
-			defer j.client.finishPull(s.call, pulled).stop()
+		if h != nil { // no first event shows that its pull is over, so the call outlives its client until one would have come
+			defer j.client.leaveAfter(s.call, 0, pulled).stop()
 		}
 		silence = limits.ProbeTimeout
 	}

@@ -59,7 +59,12 @@ func (j *job) probe(lease *prefill.Lease) (*handoff.Handoff, *failure.Fault) {
 	if c.Profile.Early() { // nobody can name it to a decode engine yet
 		lease.Send()
 	}
-	leaving := j.finishOrLeave(call.Call)
+	// An engine that finishes a prefill pins its KV before anyone hears of it, and closing the connection then loses the only
+	// name it has: the pin stays until the hold timeout (vllm#50425). So the probe of a client that leaves may still finish for a
+	// moment, and its hand-off is discarded like any other. One that takes longer is aborted, which frees it on the engine at
+	// once. What an engine finishes in the instant in which it notices that cannot be known to anyone. It is not left on the
+	// budget: charging every aborted probe for the whole hold timeout would close the gate on engines that are empty.
+	leaving := j.client.leaveAfter(call.Call, limits.ProbeGrace, time.Time{})
 	resp, f := call.Open(j.told.Carry(engine.JSONHeaders(j.legID("p", j.told.Attempts))), c.Profile.ProbeBody(&j.body, j.req.Endpoint, j.leg, x, nil))
 	leaving.stop()
 	answered := time.Now() // the hold timeout counts from the response headers

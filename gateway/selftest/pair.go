@@ -177,10 +177,8 @@ func why(ctx context.Context, call *leg.Call, f *failure.Fault) error {
 		return context.Cause(ctx)
 	case f.Status == 0:
 		return f.Err
-	case call.Leg == life.Prefill:
-		return fmt.Errorf("a probe was answered with %d: %s", f.Status, clip(call.Refusal))
 	}
-	return fmt.Errorf("the decode request was answered with %d: %s", f.Status, clip(call.Refusal))
+	return fmt.Errorf("%s was answered with %d: %s", [...]string{life.Prefill: "a probe", life.Decode: "the decode request"}[call.Leg], f.Status, clip(call.Refusal))
 }
 
 // decodeLeg ends the id of the decode request: the probe's own where only that
