@@ -31,6 +31,9 @@ type Call struct {
 // NewCall prepares a call; nothing happens before Do.
 func (c *Client) NewCall(t *Target) *Call { return &Call{client: c, target: t} }
 
+// Target is the engine.
+func (k *Call) Target() *Target { return k.target }
+
 // Fresh makes Do dial instead of taking a kept-alive connection: for the one
 // repetition after Error.Stale.
 func (k *Call) Fresh() *Call {

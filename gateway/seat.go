@@ -35,7 +35,7 @@ func (g *Gateway) Seat(ctx context.Context, name string, tokens int) (selftest.S
 		got := <-g.dispatcher.EnqueueLocal(&pool.Entry{ID: 1<<63 | g.seats.Add(1), Model: serves, Prompt: tokens, Arrival: time.Now()}, rule)
 		switch {
 		case got.Err == nil:
-			return selftest.Seat{Headers: rank.Area.Mark(nil), Guard: rank.Area.Ours, Leave: func() {
+			return selftest.Seat{Area: rank.Area, Leave: func() {
 				g.dispatcher.Release(got.Slot, board.Outcome{Kind: board.Cancelled}) // nothing is learned from it
 			}}, nil
 		case !errors.Is(got.Err, board.ErrNotLocal):

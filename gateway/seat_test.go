@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"evenkeel/bench/refengine"
+	"evenkeel/engine"
 	"evenkeel/gateway/config"
 	"evenkeel/gateway/owner"
 	"evenkeel/gateway/selftest"
@@ -31,8 +32,8 @@ func TestASeatOfTheSelfTestIsASlot(t *testing.T) {
 	rank := nameOf(t, c.decode[0].URLs()[0])
 	s, err := c.gw.Seat(t.Context(), rank, 100)
 	require.NoError(t, err)
-	require.NoError(t, s.Guard())
-	require.Empty(t, s.Headers, "nobody owns what one proxy has alone")
+	require.NoError(t, s.Area.Ours())
+	require.Empty(t, s.Area.Mark(nil), "nobody owns what one proxy has alone")
 	used := func() int { return c.gw.Status(context.Background()).Dispatch.Models[0].Workers[0].Used }
 	c.eventually("it is charged", func() bool { return used() == 1 })
 	soon, cancel := context.WithCancel(t.Context())
@@ -56,9 +57,7 @@ func TestTheSelfTestLeavesOthersGroupsAlone(t *testing.T) {
 		rank := nameOf(t, f.all[0].decode[i].URLs()[1])
 		s, err := f.all[theirs].gw.Seat(t.Context(), rank, 100)
 		require.NoError(t, err)
-		require.Len(t, s.Headers, 1)
-		require.Equal(t, owner.EpochHeader, s.Headers[0].Name)
-		require.Equal(t, strconv.FormatInt(groupOf(f.all[theirs], group).Epoch, 10), s.Headers[0].Value)
+		require.Equal(t, []engine.Header{{Name: owner.EpochHeader, Value: strconv.FormatInt(groupOf(f.all[theirs], group).Epoch, 10)}}, s.Area.Mark(nil))
 		s.Leave()
 		_, err = f.all[1-theirs].gw.Seat(t.Context(), rank, 100)
 		require.ErrorIs(t, err, selftest.ErrNotOurs)

@@ -16,7 +16,7 @@ import (
 
 	"evenkeel/engine"
 	"evenkeel/gateway/failure"
-	"evenkeel/gateway/fleet"
+	"evenkeel/gateway/leg"
 	"evenkeel/gateway/life"
 	"evenkeel/gateway/metaserver"
 	"evenkeel/mooncake"
@@ -134,65 +134,47 @@ func (p *Partner) probe() (again bool) {
 	m, lease := p.maker, p.lease
 	c := lease.Candidate
 	limits := &m.Settings().Limits
-	target := c.Target
-	if p.dialect.Aborts {
-		target = target.Unranked()
+	call := leg.Call{
+		Call: leg.New(m.Client, c.Profile, c.Target), Engine: c.Instance, Path: p.Endpoint.Path(), Log: m.Log,
+		Limits: engine.Deadlines{Connect: limits.ConnectTimeout, FirstByte: limits.ProbeTimeout, Idle: limits.EventTimeout},
 	}
-	call := m.Client.NewCall(target)
 	p.mu.Lock()
 	if !p.step(life.LegEvent{What: life.ProbeDue}, nil) {
 		p.mu.Unlock()
 		return false
 	}
-	p.call = call
+	p.call = call.Call
 	p.mu.Unlock()
-	run := m.Fleet.TrackProbe(&c, call, notice)
+	run := m.Fleet.TrackProbe(&c, call.Call, leg.Notice)
 	defer m.Fleet.Untrack(run)
+	call.Run = run
 	began := time.Now()
 	p.born = m.Fleet.Born(c.Instance)
 	lease.Send()
-	resp, err := call.Do(http.MethodPost, p.Endpoint.Path(), p.Headers, p.Body(c.Profile, p.Meeting), engine.Deadlines{
-		Connect: limits.ConnectTimeout, FirstByte: limits.ProbeTimeout, Idle: limits.EventTimeout,
-	})
-	var answer []byte
-	status := 0
-	if err == nil {
-		defer resp.Close()
-		if status = resp.StatusCode(); status != http.StatusOK {
-			answer = failure.Body(resp)
-		} else {
-			resp.SetDeadline(began.Add(limits.ProbeTimeout))
-			answer, err = resp.ReadAll(mooncake.MaxProbeAnswer)
-		}
-	}
+	answer, f := call.Whole(p.Headers, p.Body(c.Profile, p.Meeting), nil, mooncake.MaxProbeAnswer, began.Add(limits.ProbeTimeout))
 	answered := time.Now()
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.call = nil
 	p.times.Probe = answered.Sub(began)
-	switch {
-	case err != nil:
-		return p.broke(run, run.Cause(err))
-	case status != http.StatusOK:
+	if f == nil {
 		m.Monitor.Heard(c.Instance)
-		return p.refused(resp, status, answer)
+		p.accept(answer, answered)
+		return false
 	}
-	m.Monitor.Heard(c.Instance)
-	p.accept(answer, answered)
-	return false
-}
-
-// broke settles a call without an answer, or with a part of one. It is called with p.mu held.
-func (p *Partner) broke(run *fleet.Run, err error) (again bool) {
-	c := p.last.Candidate
-	f := &failure.Fault{Ended: failure.Broke(life.Prefill, err), Answer: failure.Transport("prefill", err), Err: err, Engine: c.Instance}
-	if f.Why == life.HungUp {
+	switch {
+	case f.Status != 0:
+		m.Monitor.Heard(c.Instance)
+		if f.Status == http.StatusNotFound && p.dialect.CallsBack {
+			m.Fleet.Differ(c.Instance, p.Rank.Instance, p.Model) // the decode engine took what this one refuses
+		}
+	case f.Why == life.HungUp:
 		f.Err, f.Engine = errDrained, ""
 		if run.Moved() {
 			f.Why = life.Moved
 		}
-	} else {
-		p.maker.Monitor.Report(c.Instance, err)
+	default:
+		m.Monitor.Report(f.Engine, f.Err)
 	}
 	return p.unserved(f)
 }
@@ -244,16 +226,6 @@ func (p *Partner) goTo(lease *prefill.Lease) {
 	p.lease, p.last = lease, lease
 }
 
-// refused settles an answer with an error status. It is called with p.mu held.
-func (p *Partner) refused(resp *engine.Response, status int, body []byte) (again bool) {
-	c := p.last.Candidate
-	f := failure.Status(p.maker.Log, life.Prefill, c.ID, resp, body)
-	if status == http.StatusNotFound && p.dialect.CallsBack {
-		p.maker.Fleet.Differ(c.Instance, p.Rank.Instance, p.Model) // the decode engine took what this one refuses
-	}
-	return p.unserved(f)
-}
-
 // accept reads an answer with status 200. It is called with p.mu held.
 func (p *Partner) accept(answer []byte, at time.Time) {
 	lease, c := p.lease, p.last.Candidate
@@ -278,18 +250,10 @@ func (p *Partner) accept(answer []byte, at time.Time) {
 
 // abort has an engine of SGLang end the leg. Nobody waits for the answer.
 func (p *Partner) abort(t *engine.Target) {
-	m, id := p.maker, p.ID
+	m := p.maker
 	_ = m.Run(math.MaxInt, func() { // else the proxy is about to end, and engines notice that
-		body := fmt.Appendf(nil, `{"rid":%q}`, id)
-		call := m.Client.NewCall(t.Unranked())
-		resp, err := call.Do(http.MethodPost, "/abort_request", engine.JSONHeaders(id+"-abort"), [][]byte{body}, engine.Deadlines{Connect: abortTime, FirstByte: abortTime, Idle: abortTime})
-		if err != nil {
+		if err := leg.Abort(m.Client, t, p.ID, m.Log); err != nil {
 			m.Log.Warn("an engine did not take an abort; it ends the request at its own timeout", zap.Inline(p.Request), zap.String("engine", t.ID), zap.Error(err))
-			return
 		}
-		_, _ = resp.ReadAll(1 << 10) // so that the connection can be used again
-		resp.Close()
 	})
 }
-
-const abortTime = 2 * time.Second

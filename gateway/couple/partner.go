@@ -11,6 +11,7 @@ import (
 	"evenkeel/gateway/failure"
 	"evenkeel/gateway/fleet"
 	"evenkeel/gateway/handoff"
+	"evenkeel/gateway/leg"
 	"evenkeel/gateway/life"
 	"evenkeel/gateway/metaserver"
 	"evenkeel/gateway/openai"
@@ -119,7 +120,7 @@ func (p *Partner) do(x life.LegEffect) (on bool) {
 		p.abort(p.last.Candidate.Target)
 	case life.HangUp:
 		if p.call != nil {
-			p.call.Leave(notice)
+			p.call.Leave(leg.Notice)
 		}
 	case life.GiveBack:
 		handoff.Settle(p.lease, x.How)
@@ -269,9 +270,6 @@ func (p *Partner) Ended(how life.Parting) (f *failure.Fault, stranded bool) {
 
 // abortDelay is how long the decode leg outlives an abort of the prefill leg.
 const abortDelay = 200 * time.Millisecond
-
-// notice is how long an engine may take to notice that we left.
-const notice = 250 * time.Millisecond
 
 // ClientLeft is told that the client has left; after the first event it does nothing. It does not block,
 // and may be called from any goroutine.

@@ -5,7 +5,6 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
-	"net/http"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -14,8 +13,10 @@ import (
 	"evenkeel/dispatcher"
 	"evenkeel/dispatcher/board"
 	"evenkeel/engine"
+	"evenkeel/gateway/failure"
 	"evenkeel/gateway/fleet"
-	"evenkeel/gateway/owner"
+	"evenkeel/gateway/leg"
+	"evenkeel/gateway/life"
 	"evenkeel/gateway/service"
 	"evenkeel/mooncake"
 	"evenkeel/pool"
@@ -131,10 +132,6 @@ func (d *Discarder) discardNow(h *Handoff) (outcome string, err error) {
 	}
 }
 
-// BeyondHeader tells an engine that the request was sent on purpose although the rank has no slot
-// or no KV room for it. An engine may ignore it; it helps to read logs.
-const BeyondHeader = "X-Evenkeel-Beyond-Slots"
-
 // discardOn has the rank of a slot decode one token. again: it failed, and another
 // rank may still do it. One that was silent all its time is the last: if the hand-off
 // is the cause, the next decode would hold its slot as long.
@@ -146,12 +143,6 @@ func (d *Discarder) discardOn(slot *dispatcher.Slot, h *Handoff, try int) (outco
 		return discardExpired, false, mooncake.ErrExpired
 	}
 	rank := d.Fleet.Rank(slot.Worker)
-	sent, ok := rank.Area.Enter()
-	defer sent()
-	if !ok {
-		end.Kind = board.Cancelled
-		return discardUnplaced, true, owner.ErrNotOwner
-	}
 	if h.kv == nil {
 		if h.kv, err = h.Discard(now); err != nil {
 			return discardExpired, false, err
@@ -160,59 +151,49 @@ func (d *Discarder) discardOn(slot *dispatcher.Slot, h *Handoff, try int) (outco
 	h.Lease.Dispatched()
 	rank.Traffic.Sends(BlockTokens)
 	defer rank.Traffic.Settles(BlockTokens, BlockTokens)
-	body := rank.Profile.DiscardBody(&h.Body, h.Endpoint, h.Leg, h.kv, rand.Text(), nil)
-	call := d.Client.NewCall(rank.Target)
-	call.OnWritten(sent)
-	call.Guard(rank.Area.Ours)
+	silence := rank.Profile.FirstEventTimeout
+	call := leg.Call{
+		Call: leg.New(d.Client, rank.Profile, rank.Target), Leg: life.Decode, Engine: rank.Instance, Area: rank.Area, Path: h.Endpoint.Path(), Beyond: slot.Beyond,
+		Limits: engine.Deadlines{Connect: d.Settings().Limits.ConnectTimeout, FirstByte: silence, Idle: silence}, Log: d.Log,
+	}
 	defer context.AfterFunc(d.Context, call.Abort)() // shutting down does not wait for it
-	headers := engine.JSONHeaders(fmt.Sprintf("ek-%s-x%d-%d", h.ID, h.Attempt, try))
 	if slot.Beyond {
-		headers = append(headers, engine.Header{Name: BeyondHeader, Value: "1"})
 		rank.Traffic.Beyond(1)
 		defer rank.Traffic.Beyond(-1)
 	}
-	resp, err := call.Do(http.MethodPost, h.Endpoint.Path(), rank.Area.Mark(h.Identify(headers)), body, engine.Deadlines{
-		Connect: d.Settings().Limits.ConnectTimeout, FirstByte: rank.Profile.FirstEventTimeout, Idle: rank.Profile.FirstEventTimeout,
-	})
-	if err == nil {
-		defer resp.Close()
-		resp.SetDeadline(now.Add(rank.Profile.FirstEventTimeout))
-		_, err = resp.ReadAll(d.Settings().Limits.EventBytes)
-	}
+	headers := h.Identify(engine.JSONHeaders(fmt.Sprintf("ek-%s-x%d-%d", h.ID, h.Attempt, try)))
+	_, f := call.Whole(headers, rank.Profile.DiscardBody(&h.Body, h.Endpoint, h.Leg, h.kv, rand.Text(), nil), nil, d.Settings().Limits.EventBytes, now.Add(silence))
 	switch {
-	case errors.Is(err, owner.ErrNotOwner): // nothing was sent
-		end.Kind = board.Cancelled
-		return discardUnplaced, true, owner.ErrNotOwner
-	case err != nil:
-		d.Monitor.Report(rank.Instance, err)
-		end.Lost = d.discardLost(rank, err)
-		return discardFailed, !engine.WasSilent(err), err
-	}
-	if resp.StatusCode() != http.StatusOK && !d.Fleet.RejectionFrees(rank) {
-		return discardRefused, true, fmt.Errorf("decode engine %s answered %d", rank.Target.ID, resp.StatusCode())
-	}
-	h.Lease.Release()
-	if resp.StatusCode() == http.StatusOK {
+	case f == nil:
 		slot.Started() // the KV came
 		d.Monitor.Judge(rank.Instance, engine.Served, nil)
+	case f.Why == life.NotOurs:
+		end.Kind = board.Cancelled
+		return discardUnplaced, true, f.Err
+	case f.Status == 0:
+		d.Monitor.Report(f.Engine, f.Err)
+		end.Lost = d.discardLost(f)
+		return discardFailed, f.Why != life.Silent, f.Err
+	case !d.Fleet.RejectionFrees(rank):
+		return discardRefused, true, f.Err
 	}
+	h.Lease.Release()
 	end.Kind = board.Cancelled
 	return discardDone, false, nil
 }
 
 // discardLost judges a decode engine that broke the decode of a discarded hand-off, and tells whether the
 // hand-off may be why.
-func (d *Discarder) discardLost(r *fleet.Rank, err error) bool {
-	var ee *engine.Error
-	switch aborted := errors.As(err, &ee) && ee.Aborted; {
-	case aborted || errors.Is(err, engine.ErrClosed):
+func (d *Discarder) discardLost(f *failure.Fault) bool {
+	switch f.Why {
+	case life.HungUp:
 		return false
-	case engine.WasSilent(err):
-		d.Monitor.Judge(r.Instance, engine.Silent, err)
+	case life.Silent:
+		d.Monitor.Judge(f.Engine, engine.Silent, f.Err)
 	default:
-		d.Monitor.Judge(r.Instance, engine.Faulted, err)
+		d.Monitor.Judge(f.Engine, engine.Faulted, f.Err)
 	}
-	return ee != nil && ee.Sent
+	return f.Far != life.Unsent
 }
 
 var errCrowded = errors.New("as many hand-offs as the pool has places are being discarded already; raise pool.size or add decode capacity")

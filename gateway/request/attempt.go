@@ -3,7 +3,6 @@ package request
 import (
 	"errors"
 	"math/rand/v2"
-	"net/http"
 	"strconv"
 	"time"
 
@@ -11,12 +10,9 @@ import (
 
 	"evenkeel/gateway/failure"
 	"evenkeel/gateway/fleet"
-	"evenkeel/gateway/handoff"
 	"evenkeel/gateway/life"
 	"evenkeel/gateway/openai"
-	"evenkeel/gateway/owner"
 	"evenkeel/gateway/prompt"
-	"evenkeel/prefill"
 )
 
 // again asks for another attempt and waits the pause. The client that
@@ -70,8 +66,7 @@ func (j *job) backoff(retry life.Retry, f *failure.Fault) (wait time.Duration, a
 const maxRetryAfter = 5 * time.Second
 
 // probeFailed settles a probe whose call broke. An engine aborts with the connection, unless its answer had begun.
-func (j *job) probeFailed(lease *prefill.Lease, run *fleet.Run, err error) *failure.Fault {
-	f := &failure.Fault{Ended: failure.Broke(life.Prefill, err), Answer: failure.Transport("prefill", err), Err: err, Engine: lease.Candidate.Instance}
+func (j *job) probeFailed(run *fleet.Run, f *failure.Fault) *failure.Fault {
 	ended := f.Why == life.HungUp || f.Far == life.Unsent
 	switch {
 	case ended && j.client.left():
@@ -79,7 +74,7 @@ func (j *job) probeFailed(lease *prefill.Lease, run *fleet.Run, err error) *fail
 	case ended && run.Moved():
 		f.Why = life.Moved
 	case f.Why != life.HungUp:
-		j.srv.Monitor.Report(lease.Candidate.Instance, err)
+		j.srv.Monitor.Report(f.Engine, f.Err)
 	}
 	if f.Why == life.Moved || f.Why == life.HungUp {
 		f.Answer, f.Err, f.Engine = j.srv.movedOut(), errDrained, ""
@@ -98,17 +93,6 @@ func (srv *Server) movedOut() *openai.Error {
 
 // errDrained ends an answer whose rank was drained and that no other can take up.
 var errDrained = errors.New("the engine was taken out of service")
-
-// decodeRefused is an error status of the decode engine.
-func (j *job) decodeRefused(h *handoff.Handoff, s *stream) *failure.Fault {
-	s.rank.Area.Refused(string(s.resp.Header(owner.EpochHeader)))
-	f := failure.Status(j.srv.Log, life.Decode, s.rank.Target.ID, s.resp, failure.Body(s.resp))
-	if f.Status == http.StatusNotFound && h != nil {
-		j.srv.Fleet.Differ(h.Lease.Candidate.Instance, s.rank.Instance, j.model.Name)
-	}
-	f.Frees = j.srv.Fleet.RejectionFrees(s.rank)
-	return f
-}
 
 // legID is new for every leg and attempt, so that a retried probe never meets its own
 // first attempt.

@@ -14,6 +14,7 @@ import (
 	"evenkeel/gateway/failure"
 	"evenkeel/gateway/fleet"
 	"evenkeel/gateway/handoff"
+	"evenkeel/gateway/leg"
 	"evenkeel/gateway/life"
 	"evenkeel/mooncake"
 	"evenkeel/prefill"
@@ -36,7 +37,8 @@ func TestAProbeThatIsCutInItsAnswerIsNoFailure(t *testing.T) {
 		require.NoError(t, err)
 		srv.Places.Release()
 		j := &job{srv: srv, client: reader{kid}}
-		fault := j.probeFailed(lease, &fleet.Run{}, &engine.Error{Sent: true, Answered: true, Aborted: true, Err: errors.New("cut")})
+		call := leg.Call{Engine: "prefill p"}
+		fault := j.probeFailed(&fleet.Run{}, call.Broke(&engine.Error{Sent: true, Answered: true, Aborted: true, Err: errors.New("cut")}))
 		fault.Kept = true
 		v := fault.Verdict()
 		require.Equal(t, life.Over, v.Next, "its client has left")

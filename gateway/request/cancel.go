@@ -5,6 +5,7 @@ import (
 
 	"evenkeel/engine"
 	"evenkeel/gateway/journal"
+	"evenkeel/gateway/leg"
 )
 
 // reader is who reads the answer: a client's connection, or a leg's share of it.
@@ -28,30 +29,6 @@ func (j *job) reach(p journal.Phase) {
 	}
 }
 
-// notice is how long an engine may take to notice that we left. One that does
-// not close its side by then is cut off.
-const notice = 250 * time.Millisecond
-
-// finishOrLeave says what becomes of a probe whose client leaves. An engine that
-// finishes a prefill pins its KV before anyone hears of it, and closing the
-// connection then loses the only name it has: the pin stays until the hold
-// timeout (vllm#50425). So the probe may still finish for a moment,
-// and its hand-off is discarded like any other; only one that takes longer is
-// aborted, which frees it on the engine at once. What an engine
-// finishes in the instant in which it notices that cannot be known to anyone. It
-// is not left on the budget: charging every aborted probe for the whole hold
-// timeout would close the gate on engines that are empty.
-func (j *job) finishOrLeave(call *engine.Call) *leaving {
-	return j.client.leaveAfter(call, j.srv.Settings().Limits.ProbeGrace, time.Time{})
-}
-
-// finishPull has a call whose answer comes in one piece end with its client, but
-// not before its pull of KV is over: no first event tells that it is, so until
-// the time by which one would have come.
-func (r reader) finishPull(call *engine.Call, over time.Time) *leaving {
-	return r.leaveAfter(call, 0, over)
-}
-
 // leaveAfter has a call end when its client has left, and from then on for so long, and a moment has come.
 func (r reader) leaveAfter(call *engine.Call, grace time.Duration, moment time.Time) *leaving {
 	l := &leaving{reader: r, call: call, grace: grace, moment: moment}
@@ -70,7 +47,7 @@ type leaving struct {
 
 // departed runs once the client has left.
 func (l *leaving) departed() {
-	l.later = time.AfterFunc(max(l.grace, time.Until(l.moment)), func() { l.call.Leave(notice) })
+	l.later = time.AfterFunc(max(l.grace, time.Until(l.moment)), func() { l.call.Leave(leg.Notice) })
 }
 
 // stop has the call go on, whatever becomes of the client.
@@ -87,7 +64,7 @@ func (s *stream) part() {
 	if s.resp == nil || s.resp.Ended() {
 		return
 	}
-	s.call.Leave(notice)
+	s.call.Leave(leg.Notice)
 	var rest [1 << 10]byte
 	for {
 		if _, err := s.resp.Read(rest[:]); err != nil {

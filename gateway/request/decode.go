@@ -2,7 +2,6 @@ package request
 
 import (
 	"encoding/json"
-	"errors"
 	"net/http"
 	"time"
 
@@ -10,9 +9,9 @@ import (
 	"evenkeel/gateway/failure"
 	"evenkeel/gateway/handoff"
 	"evenkeel/gateway/journal"
+	"evenkeel/gateway/leg"
 	"evenkeel/gateway/life"
 	"evenkeel/gateway/openai"
-	"evenkeel/gateway/owner"
 )
 
 // decode consumes the hand-off, if there is one, and returns with the first data event in hand:
@@ -39,7 +38,7 @@ func (s *stream) decode(h *handoff.Handoff) *failure.Fault {
 	s.opened()
 	s.run.Settle()
 	j.reach(journal.Streaming)
-	j.client.OnGone(func() { s.call.Leave(notice) }) // from here a close aborts cleanly on the engine
+	j.client.OnGone(func() { s.call.Leave(leg.Notice) }) // from here a close aborts cleanly on the engine
 	return nil
 }
 
@@ -47,18 +46,11 @@ func (s *stream) decode(h *handoff.Handoff) *failure.Fault {
 // connection stays until then even if the client left, for a pull that is cut
 // leaks blocks on both sides.
 func (j *job) open(h *handoff.Handoff, s *stream) *failure.Fault {
-	sent, ok := s.rank.Area.Enter()
-	defer sent()
-	if !ok {
-		return notOurs()
-	}
-	s.call.OnWritten(sent)
-	s.call.Guard(s.rank.Area.Ours)
 	s.wait = h.Await(s.rank, s.began, s.whole)
 	defer s.wait.End()
 	var kv json.RawMessage
 	if h == nil {
-		j.client.OnGone(func() { s.call.Leave(notice) }) // no pull of KV is under way
+		j.client.OnGone(func() { s.call.Leave(leg.Notice) }) // no pull of KV is under way
 	} else {
 		if gone, sure := j.srv.Fleet.Outlived(h.Born); gone {
 			why := life.MayOutlive
@@ -86,39 +78,26 @@ func (j *job) open(h *handoff.Handoff, s *stream) *failure.Fault {
 		silence = min(silence, h.PulledBy().Sub(s.began))
 	}
 	pulled := s.began.Add(silence)
-	headers := engine.JSONHeaders(j.legID("d", j.told.Attempts))
-	if s.slot.Beyond {
-		headers = append(headers, engine.Header{Name: handoff.BeyondHeader, Value: "1"})
-		s.beyond = true
-		s.rank.Traffic.Beyond(1)                      // so that the alarm about ranks with too many requests expects one more
-		if h != nil && !s.whole && profile.Renews() { // else its KV must be pulled in time, queue or not
-			defer handoff.LimitFromSlot(s.slot, s.call, silence)()
-			silence = handoff.Forever
-		}
+	if s.slot.Beyond && h != nil && !s.whole && profile.Renews() { // else its KV must be pulled in time, queue or not
+		defer handoff.LimitFromSlot(s.slot, s.call, silence)()
+		silence = handoff.Forever
 	}
 	if s.whole { // nothing comes before all of it has
-		if h != nil {
-			defer j.client.finishPull(s.call, pulled).stop()
+		if h != nil { // no first event shows that its pull is over, so the call outlives its client until one would have come
+			defer j.client.leaveAfter(s.call, 0, pulled).stop()
 		}
 		silence = limits.ProbeTimeout
-		s.slot.Progress(min(j.req.Limit, wholeCharge)) // in advance: no event will tell
 	}
-	resp, err := s.call.Do(http.MethodPost, j.req.Endpoint.Path(), j.told.Carry(s.rank.Area.Mark(h.Identify(headers))), profile.DecodeBody(&j.body, j.req.Endpoint, j.leg, kv, s.wait.Salt(), !s.whole, nil),
-		engine.Deadlines{Connect: limits.ConnectTimeout, FirstByte: silence, Idle: silence})
-	switch {
-	case errors.Is(err, owner.ErrNotOwner): // nothing was sent, and the engine is not to blame
-		return notOurs()
-	case err != nil:
-		j.srv.Monitor.Report(s.rank.Instance, err)
-		f := &failure.Fault{Ended: failure.Broke(life.Decode, err), Answer: failure.Transport("decode", err), Err: err, Engine: s.rank.Instance}
-		if s.whole && f.Why == life.HungUp && f.Far != life.Unsent && !time.Now().Before(pulled) {
+	headers := h.Identify(engine.JSONHeaders(j.legID("d", j.told.Attempts)))
+	if f := s.send(headers, profile.DecodeBody(&j.body, j.req.Endpoint, j.leg, kv, s.wait.Salt(), !s.whole, nil), silence); f != nil {
+		j.srv.Monitor.Report(f.Engine, f.Err)
+		switch {
+		case f.Status == http.StatusNotFound && h != nil:
+			j.srv.Fleet.Differ(h.Lease.Candidate.Instance, s.rank.Instance, j.model.Name)
+		case s.whole && f.Why == life.HungUp && f.Far != life.Unsent && !time.Now().Before(pulled):
 			f.Far = life.Through // its answer was not awaited any longer, its pull was over
 		}
 		return f
-	}
-	s.resp = resp
-	if resp.StatusCode() != http.StatusOK {
-		return j.decodeRefused(h, s)
 	}
 	if err := s.first(s.began.Add(silence)); err != nil {
 		return s.failure(err)
@@ -129,9 +108,24 @@ func (j *job) open(h *handoff.Handoff, s *stream) *failure.Fault {
 	return ignored(life.Decode, j.verify(j.resume.atD, s.Mirror.Prompt()))
 }
 
-// notOurs is the end of a decode leg that another proxy's engines were to run. Nothing was sent.
-func notOurs() *failure.Fault {
-	return failure.Of(life.Ended{Leg: life.Decode, Why: life.NotOurs}, failure.NotOurs(), owner.ErrNotOwner)
+// send sends a decode request and returns once the head of its answer has come.
+func (s *stream) send(headers []engine.Header, body [][]byte, silence time.Duration) (f *failure.Fault) {
+	j := s.job
+	if s.slot.Beyond {
+		s.beyond = true
+		s.rank.Traffic.Beyond(1) // so that the alarm about ranks with too many requests expects one more
+	}
+	if s.whole {
+		s.slot.Progress(min(j.req.Limit, wholeCharge)) // in advance: no event will tell
+	}
+	call := leg.Call{
+		Call: s.call, Leg: life.Decode, Engine: s.rank.Instance, Area: s.rank.Area, Path: j.req.Endpoint.Path(), Beyond: s.beyond,
+		Limits: engine.Deadlines{Connect: j.srv.Settings().Limits.ConnectTimeout, FirstByte: silence, Idle: silence}, Log: j.srv.Log,
+	}
+	if s.resp, f = call.Open(j.told.Carry(headers), body); f != nil && f.Status != 0 {
+		f.Frees = j.srv.Fleet.RejectionFrees(s.rank)
+	}
+	return f
 }
 
 // disbelieved is the end of a decode leg whose KV may have been another prompt's.

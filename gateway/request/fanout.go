@@ -31,14 +31,14 @@ type fanned struct {
 	req    *openai.Request
 	in     *Incoming
 	id     []byte // of the whole answer
-	legs   []leg
+	legs   []branch
 	wg     sync.WaitGroup
 	cancel sync.Once
 	stop   chan struct{} // closed by leave
 }
 
-// leg is one of the PD requests.
-type leg struct {
+// A branch is one of the PD requests.
+type branch struct {
 	*job
 	kid    *edge.Departure // its share of the client's connection: gone when the client is, or when a sibling failed
 	prompt int             // index of its prompt
@@ -57,7 +57,7 @@ func (srv *Server) fanOut(ctx *fasthttp.RequestCtx, conn *edge.Conn, whole *job,
 	f := &fanned{srv: srv, conn: conn, req: req, in: in, id: []byte(prefix + in.Told.ID), stop: make(chan struct{})}
 	for i := range legs {
 		kid, name := edge.NewDeparture(srv.Log), letters(i)
-		f.legs = append(f.legs, leg{kid: kid, prompt: legs[i].Prompt, job: &job{
+		f.legs = append(f.legs, branch{kid: kid, prompt: legs[i].Prompt, job: &job{
 			srv: srv, req: req, body: whole.body, leg: &legs[i].Leg, client: reader{kid}, id: in.Told.ID + "-" + name, model: whole.model, arrive: whole.arrive, in: in, told: in.Told.Leg(name),
 			ask: sse.Ask{
 				Usage: req.IncludeUsage || !req.Stream, ContinuousUsage: req.ContinuousUsage, TokenIDs: req.ReturnTokenIDs, Cached: -1,
@@ -120,7 +120,7 @@ func (f *fanned) goElsewhere(ctx *fasthttp.RequestCtx, whole *job) (answered boo
 func (f *fanned) enter() (away *geo.Forward, err error) {
 	rest := f.legs
 	if !f.srv.Settings().Geo.Follows() {
-		rest = slices.DeleteFunc(slices.Clone(rest), func(l leg) bool {
+		rest = slices.DeleteFunc(slices.Clone(rest), func(l branch) bool {
 			l.local.slot = l.bindLocal()
 			return l.local.slot != nil
 		})
@@ -150,7 +150,7 @@ func (f *fanned) enter() (away *geo.Forward, err error) {
 
 // ask gives the legs their question, which is one; nil: there are no other
 // regions.
-func (f *fanned) ask(legs []leg) (head *geo.Question) {
+func (f *fanned) ask(legs []branch) (head *geo.Question) {
 	first := legs[0]
 	if head = first.elsewhere(first.life.Stays() || len(legs) < len(f.legs)); head == nil {
 		return nil

@@ -31,7 +31,7 @@ func TestAClientThatLeavesBeforeTheLegsBegin(t *testing.T) {
 	whole := &job{srv: srv, req: &openai.Request{}, client: reader{kid}, model: fleet.Route{Name: "m", Board: "m"}, in: in, told: in.Told}
 	f := &fanned{srv: srv, conn: kid, req: whole.req, in: in, stop: make(chan struct{})}
 	for i := range 2 {
-		f.legs = append(f.legs, leg{kid: kid, job: &job{srv: srv, req: whole.req, client: reader{kid}, model: whole.model, in: in, told: in.Told.Leg(letters(i))}})
+		f.legs = append(f.legs, branch{kid: kid, job: &job{srv: srv, req: whole.req, client: reader{kid}, model: whole.model, in: in, told: in.Told.Leg(letters(i))}})
 	}
 	f.legs[0].local.slot = r.Slot
 
@@ -54,7 +54,7 @@ func TestAPanicOfALegEndsTheRequestOnly(t *testing.T) {
 		req := &openai.Request{Stream: stream}
 		f := &fanned{srv: srv, conn: kid, req: req, in: in, stop: make(chan struct{})}
 		for i := range 3 { // a leg without a body, which serve does not expect
-			f.legs = append(f.legs, leg{kid: edge.NewDeparture(srv.Log), job: &job{srv: srv, req: req, in: in, told: in.Told.Leg(letters(i))}})
+			f.legs = append(f.legs, branch{kid: edge.NewDeparture(srv.Log), job: &job{srv: srv, req: req, in: in, told: in.Told.Leg(letters(i))}})
 		}
 		var ctx fasthttp.RequestCtx
 		if stream {

@@ -67,7 +67,7 @@ func (f *fanned) stream(ctx *fasthttp.RequestCtx) {
 
 // run serves one leg to its end and sends what it has. That nobody reads any
 // more is told by stop. An error is that of a leg that has no answer.
-func (m *merged) run(i int, l leg) *openai.Error {
+func (m *merged) run(i int, l branch) *openai.Error {
 	s, fail := l.serve(nil)
 	if fail != nil {
 		return fail

@@ -9,6 +9,7 @@ import (
 
 	"evenkeel/engine"
 	"evenkeel/gateway/failure"
+	"evenkeel/gateway/leg"
 	"evenkeel/gateway/life"
 	"evenkeel/sse"
 )
@@ -94,7 +95,7 @@ func (s *stream) tooLong(err error) bool { return s.whole && errors.Is(err, engi
 func (s *stream) failure(err error) *failure.Fault {
 	f := s.fault
 	if f == nil || s.tooLong(err) || errors.Is(s.Err(), sse.ErrLargeEvent) {
-		f = &failure.Fault{Ended: failure.Broke(life.Decode, err), Answer: failure.Transport("decode", err), Err: err, Engine: s.rank.Instance}
+		f = (&leg.Call{Leg: life.Decode, Engine: s.rank.Instance}).Broke(err)
 	}
 	if f.Far, f.Open = life.Headed, true; s.Mirror.Started() || s.tooLong(err) {
 		f.Far = life.Through // the KV had been read when it broke

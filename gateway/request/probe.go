@@ -16,6 +16,7 @@ import (
 	"evenkeel/gateway/fleet"
 	"evenkeel/gateway/handoff"
 	"evenkeel/gateway/journal"
+	"evenkeel/gateway/leg"
 	"evenkeel/gateway/life"
 	"evenkeel/gateway/prompt"
 	"evenkeel/mooncake"
@@ -46,41 +47,45 @@ func (j *job) probe(lease *prefill.Lease) (*handoff.Handoff, *failure.Fault) {
 		x.TransferID = j.legID("t", j.told.Attempts)
 	}
 	born := j.srv.Fleet.Born(c.Instance)
-	call := j.srv.Client.NewCall(c.Target)
-	run := j.srv.Fleet.TrackProbe(&c, call, notice)
+	limits := &j.srv.Settings().Limits
+	call := leg.Call{
+		Call: leg.New(j.srv.Client, c.Profile, c.Target), Engine: c.Instance, Path: j.req.Endpoint.Path(), Log: j.srv.Log,
+		Limits: engine.Deadlines{Connect: limits.ConnectTimeout, FirstByte: limits.ProbeTimeout, Idle: limits.EventTimeout},
+	}
+	run := j.srv.Fleet.TrackProbe(&c, call.Call, leg.Notice)
 	defer j.srv.Fleet.Untrack(run)
+	call.Run = run
 	if c.Profile.Early() { // nobody can name it to a decode engine yet
 		lease.Send()
 	}
-	leaving := j.finishOrLeave(call)
-	resp, err := call.Do(http.MethodPost, j.req.Endpoint.Path(), j.told.Carry(engine.JSONHeaders(j.legID("p", j.told.Attempts))), c.Profile.ProbeBody(&j.body, j.req.Endpoint, j.leg, x, nil), engine.Deadlines{
-		Connect: j.srv.Settings().Limits.ConnectTimeout, FirstByte: j.srv.Settings().Limits.ProbeTimeout, Idle: j.srv.Settings().Limits.EventTimeout,
-	})
+	// An engine that finishes a prefill pins its KV before anyone hears of it, and closing the connection then loses the only
+	// name it has: the pin stays until the hold timeout (vllm#50425). So the probe of a client that leaves may still finish for a
+	// moment, and its hand-off is discarded like any other. One that takes longer is aborted, which frees it on the engine at
+	// once. What an engine finishes in the instant in which it notices that cannot be known to anyone. It is not left on the
+	// budget: charging every aborted probe for the whole hold timeout would close the gate on engines that are empty.
+	leaving := j.client.leaveAfter(call.Call, limits.ProbeGrace, time.Time{})
+	resp, f := call.Open(j.told.Carry(engine.JSONHeaders(j.legID("p", j.told.Attempts))), c.Profile.ProbeBody(&j.body, j.req.Endpoint, j.leg, x, nil))
 	leaving.stop()
-	if err != nil {
-		return nil, j.probeFailed(lease, run, run.Cause(err))
-	}
 	answered := time.Now() // the hold timeout counts from the response headers
-	defer resp.Close()
+	if resp != nil {
+		defer resp.Close()
+	}
 	var answer []byte
-	if resp.StatusCode() != http.StatusOK {
-		answer = failure.Body(resp)
-	} else {
-		resp.SetDeadline(began.Add(j.srv.Settings().Limits.ProbeTimeout))
+	if f == nil {
 		room := answerPool.Get().(*[]byte)
 		defer func() {
 			if *room = answer; cap(answer) <= 64<<10 { // one huge answer must not stay in the pool
 				answerPool.Put(room)
 			}
 		}()
-		if answer, err = resp.ReadInto(*room, mooncake.MaxProbeAnswer); err != nil {
-			return nil, j.probeFailed(lease, run, run.Cause(err))
-		}
+		answer, f = call.Read(resp, *room, mooncake.MaxProbeAnswer, began.Add(limits.ProbeTimeout))
+	}
+	if f != nil && f.Status == 0 {
+		return nil, j.probeFailed(run, f)
 	}
 	j.srv.Monitor.Heard(c.Instance)
 	j.told.Probed(time.Since(began))
-	if status := resp.StatusCode(); status != http.StatusOK {
-		f := failure.Status(j.srv.Log, life.Prefill, c.ID, resp, answer)
+	if f != nil {
 		return nil, f
 	}
 	return j.accept(lease, born, x, answer, answered)

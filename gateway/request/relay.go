@@ -14,6 +14,7 @@ import (
 	"evenkeel/gateway/couple"
 	"evenkeel/gateway/failure"
 	"evenkeel/gateway/fleet"
+	"evenkeel/gateway/leg"
 	"evenkeel/gateway/life"
 	"evenkeel/gateway/openai"
 	"evenkeel/gateway/prompt"
@@ -91,11 +92,7 @@ var (
 // newStream prepares the answer on the rank of a slot.
 func (j *job) newStream(slot *dispatcher.Slot) *stream {
 	rank := j.srv.Fleet.Rank(slot.Worker)
-	target := rank.Target
-	if rank.Profile.Connector == mooncake.SGLang {
-		target = target.Unranked()
-	}
-	call := j.srv.Client.NewCall(target)
+	call := leg.New(j.srv.Client, rank.Profile, rank.Target)
 	s := &stream{job: j, source: source{slot: slot, rank: rank, call: call, began: time.Now(), local: slot.NewTokens > 0, mayHave: j.mayHave(rank.Context), buffers: buffersPool.Get().(*buffers)}}
 	resumed := j.life.Resumed()
 	s.whole = !resumed && !j.req.Stream && (j.req.Passthrough || rank.Profile.NonStream == mooncake.NonStreamPassthrough)
@@ -111,7 +108,7 @@ func (j *job) newStream(slot *dispatcher.Slot) *stream {
 	} else if j.keep(rank); !resumed && !j.req.Stream { // a resumed source's events go to the assembler of the answer
 		assembler = sse.NewAssembler(j.req.Endpoint == mooncake.Chat, j.srv.Settings().Limits.AnswerBytes)
 	}
-	s.run = j.srv.Fleet.Track(fleet.Place{Instance: rank.Instance, Rank: rank.Target.Rank}, call, notice, s.whole || s.local) // the first event of a whole answer is its last
+	s.run = j.srv.Fleet.Track(fleet.Place{Instance: rank.Instance, Rank: rank.Target.Rank}, call, leg.Notice, s.whole || s.local) // the first event of a whole answer is its last
 	if s.Trail.Reset(mooncake.ByText(j.resume.how)); !s.whole && j.resume.keeping != life.KeepNothing {
 		s.Trail.KeepPrompt = s.local || rank.Profile.Early()
 		ask.Trail = &s.Trail
@@ -196,7 +193,7 @@ func (s *stream) broke(err error) {
 		s.fails(life.Garbled, failure.Stream("upstream_incomplete", errNotWhole), errNotWhole)
 	default:
 		s.job.srv.Monitor.Report(s.rank.Instance, err)
-		why := failure.Broke(life.Decode, err).Why
+		why := (&leg.Call{Leg: life.Decode}).Broke(err).Why
 		if why == life.HungUp { // not for a drain, and not yet for a client
 			why = life.Broke
 		}

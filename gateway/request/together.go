@@ -3,7 +3,6 @@ package request
 import (
 	"cmp"
 	"errors"
-	"net/http"
 	"time"
 
 	"evenkeel/engine"
@@ -11,8 +10,8 @@ import (
 	"evenkeel/gateway/failure"
 	"evenkeel/gateway/handoff"
 	"evenkeel/gateway/journal"
+	"evenkeel/gateway/leg"
 	"evenkeel/gateway/life"
-	"evenkeel/gateway/owner"
 	"evenkeel/mooncake"
 	"evenkeel/prefill"
 )
@@ -35,16 +34,16 @@ func (b bound) decode(lease *prefill.Lease) (_ *failure.Fault, quit bool) {
 	j.told.Calls("decode")
 	j.reach(journal.Transfer)
 	s.computes()
-	body, leg, streamed, tokens := j.body, j.leg, !s.whole, j.estimate()
+	body, half, streamed, tokens := j.body, j.leg, !s.whole, j.estimate()
 	id := couple.ID(j.id, j.told.Attempts)
 	var err error
 	s.partner, err = j.srv.couples.Start(couple.Plan{
 		Request: j, ID: id, Lease: lease, Slot: slot, Rank: s.rank, Model: j.model.Name, Endpoint: j.req.Endpoint,
 		Headers: j.told.Carry(engine.JSONHeaders(id)), Prompt: tokens, Longest: s.rank.Context,
 		Body: func(p *mooncake.Profile, m *mooncake.Meeting) [][]byte {
-			return p.EarlyProbe(&body, leg, m, streamed, nil)
+			return p.EarlyProbe(&body, half, m, streamed, nil)
 		},
-		EndDecode: func() { s.call.Leave(notice) }, FirstEvent: b.firstWithin(), Whole: s.whole,
+		EndDecode: func() { s.call.Leave(leg.Notice) }, FirstEvent: b.firstWithin(), Whole: s.whole,
 	})
 	if err != nil {
 		f := failure.Of(life.Ended{Leg: life.Decode, Why: life.Leaving}, failure.Leaving(), err)
@@ -74,7 +73,7 @@ func (b bound) decode(lease *prefill.Lease) (_ *failure.Fault, quit bool) {
 	s.opened()
 	s.run.Settle()
 	j.reach(journal.Streaming)
-	j.client.OnGone(func() { s.call.Leave(notice) })
+	j.client.OnGone(func() { s.call.Leave(leg.Notice) })
 	return nil, false
 }
 
@@ -90,43 +89,16 @@ func (b bound) firstWithin() time.Duration {
 // open sends the decode leg and reads up to its first data event.
 func (b bound) open() *failure.Fault {
 	s, j := b.stream, b.job
-	sent, ok := s.rank.Area.Enter()
-	defer sent()
-	if !ok {
-		return b.lost(life.Refused, notOurs())
-	}
-	s.call.OnWritten(sent)
-	s.call.Guard(s.rank.Area.Ours)
 	s.wait = (*handoff.Handoff)(nil).Await(s.rank, s.began, s.whole) // couple.Partner limits this wait
 	defer s.wait.End()
-	headers := engine.JSONHeaders(s.partner.ID)
-	if s.slot.Beyond {
-		headers = append(headers, engine.Header{Name: handoff.BeyondHeader, Value: "1"})
-		s.beyond = true
-		s.rank.Traffic.Beyond(1)
-	}
-	if s.whole {
-		s.slot.Progress(min(j.req.Limit, wholeCharge)) // in advance: no event will tell
-	}
 	// The legs' partner ends the wait: how long it may take depends on the prefill.
-	resp, err := s.call.Do(http.MethodPost, j.req.Endpoint.Path(), j.told.Carry(s.rank.Area.Mark(headers)), s.rank.Profile.EarlyDecode(&j.body, j.leg, s.partner.Meeting, s.wait.Salt(), !s.whole, nil),
-		engine.Deadlines{Connect: j.srv.Settings().Limits.ConnectTimeout, FirstByte: handoff.Forever, Idle: handoff.Forever})
-	switch {
-	case errors.Is(err, owner.ErrNotOwner):
-		return b.lost(life.Refused, notOurs())
-	case err != nil:
-		f, how := &failure.Fault{Ended: failure.Broke(life.Decode, err), Answer: failure.Transport("decode", err), Err: err, Engine: s.rank.Instance}, life.Died
-		if f.Why == life.Unreachable {
-			how = life.Refused
-		}
-		return b.lost(how, f)
-	}
-	s.resp = resp
-	if resp.StatusCode() != http.StatusOK {
-		f := j.decodeRefused(nil, s)
-		how := life.Refused
-		if f.Verdict().Next == life.Over {
+	if f := s.send(engine.JSONHeaders(s.partner.ID), s.rank.Profile.EarlyDecode(&j.body, j.leg, s.partner.Meeting, s.wait.Salt(), !s.whole, nil), handoff.Forever); f != nil {
+		how := life.Died
+		switch {
+		case f.Status != 0 && f.Verdict().Next == life.Over:
 			how = life.Declined
+		case f.Status != 0 || f.Why == life.NotOurs || f.Why == life.Unreachable:
+			how = life.Refused
 		}
 		return b.lost(how, f)
 	}

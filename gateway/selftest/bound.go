@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net"
-	"net/http"
 	"net/netip"
 	"slices"
 	"time"
@@ -14,13 +13,10 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/zap"
 
-	"evenkeel/engine"
+	"evenkeel/gateway/leg"
 	"evenkeel/gateway/metaserver"
 	"evenkeel/mooncake"
 )
-
-// abortTime is how long an engine may take to end what it is told to end.
-const abortTime = 2 * time.Second
 
 var (
 	errCallback = errors.New("its callback")
@@ -50,7 +46,7 @@ func (t *tester) bound(ctx context.Context, p, d subject, body *mooncake.Body, i
 			cancel(errLeg)
 		}
 	}()
-	decode = t.boundDecode(ctx, d, body, m)
+	decode = t.answer(ctx, d, id, d.profile.EarlyDecode(body, nil, m, "", true, nil))
 	if decode != nil {
 		cancel(errLeg)
 	}
@@ -63,9 +59,9 @@ func (t *tester) bound(ctx context.Context, p, d subject, body *mooncake.Body, i
 	case errors.Is(prefill, errLeg):
 		prefill = nil
 	}
-	if prefill != nil || decode != nil {
-		t.abort(p, id)
-		t.abort(d, id)
+	if (prefill != nil || decode != nil) && p.profile.Connector == mooncake.SGLang { // whose engines may not notice that we have left
+		_ = leg.Abort(t.client, p.target, id, zap.NewNop())
+		_ = leg.Abort(t.client, d.target, id, zap.NewNop())
 	}
 	return answer, prefill, decode
 }
@@ -97,69 +93,11 @@ func (t *tester) boundPrefill(ctx context.Context, p, d subject, body *mooncake.
 			return none, context.Cause(ctx)
 		}
 	}
-	resp, end, err := t.leg(ctx, p, m.RID, p.profile.EarlyProbe(body, nil, m, true, nil))
+	text, err := t.probe(ctx, p, m.RID, p.profile.EarlyProbe(body, nil, m, true, nil))
 	if err != nil {
 		return none, err
-	}
-	defer end()
-	text, err := resp.ReadAll(answerBytes)
-	switch {
-	case ctx.Err() != nil:
-		return none, context.Cause(ctx)
-	case err != nil:
-		return none, err
-	case resp.StatusCode() != http.StatusOK:
-		return none, fmt.Errorf("a probe was answered with %d: %s", resp.StatusCode(), clip(text))
 	}
 	return p.profile.ReadEarlyProbe(text, func(host string) bool { return t.hosts[host] })
-}
-
-// boundDecode sends the decode leg and reads its answer.
-func (t *tester) boundDecode(ctx context.Context, d subject, body *mooncake.Body, m *mooncake.Meeting) error {
-	resp, end, err := t.leg(ctx, d, m.RID, d.profile.EarlyDecode(body, nil, m, "", true, nil))
-	if err != nil {
-		return err
-	}
-	defer end()
-	err = t.answered(d, resp)
-	if err != nil && ctx.Err() != nil {
-		return context.Cause(ctx)
-	}
-	return err
-}
-
-// leg sends one leg under the id that both have.
-func (t *tester) leg(ctx context.Context, s subject, id string, body [][]byte) (resp *engine.Response, end func(), err error) {
-	target := s.target
-	if s.profile.Connector == mooncake.SGLang {
-		target = target.Unranked()
-	}
-	call := t.client.NewCall(target)
-	if s.seat.Guard != nil {
-		call.Guard(s.seat.Guard)
-	}
-	stop := context.AfterFunc(ctx, call.Abort)
-	resp, err = call.Do(http.MethodPost, mooncake.Completions.Path(), append(engine.JSONHeaders(id), s.seat.Headers...), body, t.deadlines())
-	if err != nil {
-		stop()
-		if ctx.Err() != nil {
-			err = context.Cause(ctx)
-		}
-		return nil, nil, err
-	}
-	return resp, func() { stop(); resp.Close() }, nil
-}
-
-// abort has an engine of SGLang end a leg: it may not notice by itself that its caller left.
-func (t *tester) abort(s subject, id string) {
-	if s.profile.Connector != mooncake.SGLang {
-		return
-	}
-	limits := engine.Deadlines{Connect: abortTime, FirstByte: abortTime, Idle: abortTime}
-	resp, err := t.client.NewCall(s.target.Unranked()).Do(http.MethodPost, "/abort_request", engine.JSONHeaders(id+"-abort"), [][]byte{fmt.Appendf(nil, `{"rid":%q}`, id)}, limits)
-	if err == nil {
-		resp.Close()
-	}
 }
 
 // listen has decode engines call back to us, where the config says and no proxy runs.

@@ -3,7 +3,6 @@ package selftest
 import (
 	"context"
 	"fmt"
-	"net/http"
 
 	"evenkeel/engine"
 	"evenkeel/gateway/config"
@@ -36,16 +35,10 @@ func (t *tester) numbering(ctx context.Context, s *subject, e config.Engine, sam
 
 // takes says whether an engine serves a request of one token under this number in the header.
 func (t *tester) takes(ctx context.Context, s *subject, number int) bool {
-	target := *s.target
+	target, named := *s.target, *s
 	target.First, target.Rank = number, 0
-	call := t.client.NewCall(&target)
-	defer context.AfterFunc(ctx, call.Abort)()
+	named.target = &target
 	body := fmt.Appendf(nil, `{"model":%q,"prompt":"evenkeel self test","max_tokens":1}`, s.models[0])
-	resp, err := call.Do(http.MethodPost, mooncake.Completions.Path(), engine.JSONHeaders(fmt.Sprintf("%s-n%d", t.id(), number)), [][]byte{body}, t.deadlines())
-	if err != nil {
-		return false
-	}
-	defer resp.Close()
-	_, err = resp.ReadAll(answerBytes)
-	return err == nil && resp.StatusCode() == http.StatusOK
+	_, err := t.probe(ctx, named, fmt.Sprintf("%s-n%d", t.id(), number), [][]byte{body})
+	return err == nil
 }

@@ -5,10 +5,15 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net/http"
 	"strings"
+	"time"
+
+	"go.uber.org/zap"
 
 	"evenkeel/engine"
+	"evenkeel/gateway/failure"
+	"evenkeel/gateway/leg"
+	"evenkeel/gateway/life"
 	"evenkeel/mooncake"
 	"evenkeel/sse"
 )
@@ -114,19 +119,9 @@ func (t *tester) prefill(ctx context.Context, p subject, body *mooncake.Body, id
 	if err != nil {
 		return mooncake.ProbeAnswer{}, err
 	}
-	call := t.client.NewCall(p.target)
-	defer context.AfterFunc(ctx, call.Abort)()
-	resp, err := call.Do(http.MethodPost, mooncake.Completions.Path(), engine.JSONHeaders(id+"-p"), p.profile.ProbeBody(body, mooncake.Completions, nil, x, nil), t.deadlines())
+	text, err := t.probe(ctx, p, id+"-p", p.profile.ProbeBody(body, mooncake.Completions, nil, x, nil))
 	if err != nil {
 		return mooncake.ProbeAnswer{}, err
-	}
-	defer resp.Close()
-	text, err := resp.ReadAll(answerBytes)
-	if err != nil {
-		return mooncake.ProbeAnswer{}, err
-	}
-	if resp.StatusCode() != http.StatusOK {
-		return mooncake.ProbeAnswer{}, fmt.Errorf("a probe was answered with %d: %s", resp.StatusCode(), clip(text))
 	}
 	if is := mooncake.ConnectorOf(text); is != "" && is != p.profile.Connector && p.profile.Connector != mooncake.Opaque {
 		return mooncake.ProbeAnswer{}, fmt.Errorf("its profile %s has connector %s, but its hand-off is that of %s; set connector: %[3]s in the profile of both sides' engines", p.profile.Name, p.profile.Connector, is)
@@ -155,8 +150,35 @@ func (t *tester) exchange(ctx context.Context, p subject, id string) (*mooncake.
 	return &x, nil
 }
 
-func (t *tester) deadlines() engine.Deadlines {
-	return engine.Deadlines{Connect: t.cfg.Limits.ConnectTimeout, FirstByte: stepTimeout, Idle: stepTimeout}
+// probe sends a prefill request and reads the answer to its end.
+func (t *tester) probe(ctx context.Context, p subject, id string, body [][]byte) ([]byte, error) {
+	call, end := t.call(ctx, p, life.Prefill)
+	defer end()
+	text, f := call.Whole(engine.JSONHeaders(id), body, nil, answerBytes, time.Now().Add(2*stepTimeout))
+	if f != nil {
+		return nil, why(ctx, call, f)
+	}
+	return text, nil
+}
+
+// call prepares a request to an engine, which ends with ctx.
+func (t *tester) call(ctx context.Context, s subject, half life.Leg) (call *leg.Call, end func() bool) {
+	call = &leg.Call{
+		Call: leg.New(t.client, s.profile, s.target), Leg: half, Area: s.seat.Area, Path: mooncake.Completions.Path(), Log: zap.NewNop(),
+		Limits: engine.Deadlines{Connect: t.cfg.Limits.ConnectTimeout, FirstByte: stepTimeout, Idle: stepTimeout},
+	}
+	return call, context.AfterFunc(ctx, call.Abort)
+}
+
+// why says in words for the operator why a request failed.
+func why(ctx context.Context, call *leg.Call, f *failure.Fault) error {
+	switch {
+	case ctx.Err() != nil:
+		return context.Cause(ctx)
+	case f.Status == 0:
+		return f.Err
+	}
+	return fmt.Errorf("%s was answered with %d: %s", [...]string{life.Prefill: "a probe", life.Decode: "the decode request"}[call.Leg], f.Status, clip(call.Refusal))
 }
 
 // decodeLeg ends the id of the decode request: the probe's own where only that
@@ -170,31 +192,29 @@ func decodeLeg(a mooncake.ProbeAnswer) string {
 
 // decode has an engine decode a hand-off.
 func (t *tester) decode(ctx context.Context, d subject, body *mooncake.Body, a mooncake.ProbeAnswer, id string) error {
-	call := t.client.NewCall(d.target)
-	defer context.AfterFunc(ctx, call.Abort)()
-	if d.seat.Guard != nil {
-		call.Guard(d.seat.Guard)
-	}
-	leg := d.profile.DecodeBody(body, mooncake.Completions, nil, a.KV, "", true, nil)
-	resp, err := call.Do(http.MethodPost, mooncake.Completions.Path(), append(engine.JSONHeaders(id+"-"+decodeLeg(a)), d.seat.Headers...), leg, t.deadlines())
-	if err != nil {
-		return err
-	}
-	defer resp.Close()
-	return t.answered(d, resp)
+	return t.answer(ctx, d, id+"-"+decodeLeg(a), d.profile.DecodeBody(body, mooncake.Completions, nil, a.KV, "", true, nil))
 }
 
-// answered reads the answer of a decode engine and compares what it says of itself.
-func (t *tester) answered(d subject, resp *engine.Response) error {
-	if resp.StatusCode() != http.StatusOK {
-		text, err := resp.ReadAll(answerBytes)
-		return errors.Join(fmt.Errorf("the decode request was answered with %d: %s", resp.StatusCode(), clip(text)), err)
+// answer sends a decode request, reads the answer and compares what it says of itself.
+func (t *tester) answer(ctx context.Context, d subject, id string, body [][]byte) error {
+	call, end := t.call(ctx, d, life.Decode)
+	defer end()
+	resp, f := call.Open(engine.JSONHeaders(id), body)
+	if resp != nil {
+		defer resp.Close()
+	}
+	if f != nil {
+		return why(ctx, call, f)
 	}
 	s := stream{mirror: sse.NewMirror(sse.Ask{Usage: true, ContinuousUsage: true, TokenIDs: true, Choice: -1, Cached: -1})}
-	if err := s.read(resp); err != nil {
-		return err
+	err := s.read(resp)
+	if err == nil {
+		err = t.judge(d, &s)
 	}
-	return t.judge(d, &s)
+	if err != nil && ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	return err
 }
 
 // stream is what one answer brought.

@@ -16,6 +16,7 @@ import (
 	"evenkeel/engine"
 	"evenkeel/gateway/config"
 	"evenkeel/gateway/metaserver"
+	"evenkeel/gateway/owner"
 	"evenkeel/mooncake"
 )
 
@@ -70,16 +71,14 @@ type Options struct {
 	Callbacks *metaserver.Server
 	// EveryPair tries every prefill engine with every decode engine. Without it each rank has one partner.
 	EveryPair bool
-	// Seat takes a slot of a decode rank before a request of the test is sent there, and returns the headers for the
-	// request. Without Seat, no slots are taken.
+	// Seat takes a slot of a decode rank before a request of the test is sent there. Without Seat, no slots are taken.
 	Seat func(ctx context.Context, rank string, tokens int) (Seat, error)
 }
 
 // Seat is a slot of a decode rank.
 type Seat struct {
-	Headers []engine.Header
-	Guard   func() error // the last look before a request is written
-	Leave   func()       // gives the slot back
+	Area  *owner.Area // the request is sent only while it is ours; nil: no other proxy sends to the rank
+	Leave func()      // gives the slot back
 }
 
 // ErrNotOurs says that another proxy sends requests to a rank.

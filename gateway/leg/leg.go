@@ -1,0 +1,171 @@
+// Package leg is the one way in which the proxy sends a request to an engine and learns what came of it: an answer, or a fault in the
+// words of gateway/life. It knows nothing of leases, slots and clients.
+package leg
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"net/http"
+	"strings"
+	"time"
+
+	"go.uber.org/zap"
+
+	"evenkeel/engine"
+	"evenkeel/gateway/failure"
+	"evenkeel/gateway/life"
+	"evenkeel/gateway/owner"
+	"evenkeel/mooncake"
+	"evenkeel/sse"
+)
+
+// Notice is how long an engine may take to notice that we left. One that does not close its side by then is cut off.
+const Notice = 250 * time.Millisecond
+
+// New prepares a call to an engine. A request for SGLang names the rank in its body, and not in a header.
+func New(client *engine.Client, profile *mooncake.Profile, target *engine.Target) *engine.Call {
+	if profile.Connector == mooncake.SGLang {
+		target = target.Unranked()
+	}
+	return client.NewCall(target)
+}
+
+// A Call is a request to an engine. Open or Whole sends it, once. Any goroutine may end it meanwhile, by the methods of engine.Call.
+type Call struct {
+	*engine.Call
+	Leg    life.Leg
+	Side   string      // as clients are told of it; empty: the engine is the one of the leg
+	Engine string      // the monitor's id
+	Area   *owner.Area // the request is sent only while the area is ours; nil: no other proxy sends to the engine
+	Run    Run         // nil: nothing but the engine and we end the call
+	Path   string
+	Beyond bool // it is sent although the rank has no slot or no KV room for it
+	Limits engine.Deadlines
+	Log    *zap.Logger
+
+	Refusal []byte // the beginning of the body that came with an error status
+}
+
+// A Run knows of a call that was ended because its engine is down. Such a call has broken with the engine.
+type Run interface{ Cause(err error) error }
+
+// BeyondHeader tells an engine that the request was sent on purpose although the rank has no slot
+// or no KV room for it. An engine may ignore it; it helps to read logs.
+const BeyondHeader = "X-Evenkeel-Beyond-Slots"
+
+// Open sends the request and returns once the head of its answer has come. The caller closes the response. An error status is a
+// fault, and its response is returned, too.
+func (c *Call) Open(headers []engine.Header, body [][]byte) (*engine.Response, *failure.Fault) {
+	sent, ours := c.Area.Enter()
+	defer sent()
+	if !ours {
+		return nil, c.Broke(owner.ErrNotOwner)
+	}
+	if c.Area != nil {
+		c.OnWritten(sent)
+		c.Guard(c.Area.Ours)
+	}
+	if c.Beyond {
+		headers = append(headers, engine.Header{Name: BeyondHeader, Value: "1"})
+	}
+	resp, err := c.Do(http.MethodPost, c.Path, c.Area.Mark(headers), body, c.Limits)
+	if err != nil {
+		return nil, c.Broke(err)
+	}
+	if resp.StatusCode() != http.StatusOK {
+		return resp, c.refused(resp)
+	}
+	return resp, nil
+}
+
+// Whole sends the request and reads its answer to the end. It has until by for that, and the answer may have so many bytes. The
+// answer is in room if that is large enough.
+func (c *Call) Whole(headers []engine.Header, body [][]byte, room []byte, most int, by time.Time) ([]byte, *failure.Fault) {
+	resp, f := c.Open(headers, body)
+	if f == nil {
+		room, f = c.Read(resp, room, most, by)
+	}
+	if resp != nil {
+		resp.Close()
+	}
+	return room, f
+}
+
+// Read reads the answer of an open call to its end, as Whole does.
+func (c *Call) Read(resp *engine.Response, room []byte, most int, by time.Time) ([]byte, *failure.Fault) {
+	resp.SetDeadline(by)
+	answer, err := resp.ReadInto(room, most)
+	if err != nil {
+		return room, c.Broke(err)
+	}
+	return answer, nil
+}
+
+// Broke is the end of the leg whose call failed with err, before its answer or in the middle of it.
+func (c *Call) Broke(err error) *failure.Fault {
+	if errors.Is(err, owner.ErrNotOwner) { // nothing was sent, and the engine is not to blame
+		return failure.Of(life.Ended{Leg: c.Leg, Why: life.NotOurs}, failure.NotOurs(), owner.ErrNotOwner)
+	}
+	if c.Run != nil {
+		err = c.Run.Cause(err)
+	}
+	return &failure.Fault{Ended: ended(c.Leg, err), Answer: failure.Transport(c.side(), err), Err: err, Engine: c.Engine}
+}
+
+// ended says how far a leg had come, and why it ended.
+func ended(leg life.Leg, err error) life.Ended {
+	e := life.Ended{Leg: leg, Far: life.Headed, Why: life.Broke}
+	var call *engine.Error
+	switch isCall := errors.As(err, &call); {
+	case errors.Is(err, sse.ErrSilent):
+		e.Why = life.Silent
+		return e
+	case !isCall: // what was read is not what it should be
+		e.Why = life.Garbled
+		return e
+	case !call.Sent:
+		e.Far = life.Unsent
+	case !call.Answered:
+		e.Far = life.Sent
+	}
+	switch {
+	case call.Aborted || errors.Is(err, engine.ErrClosed):
+		e.Why = life.HungUp
+	case e.Far == life.Unsent && call.Phase == engine.PhaseConnect:
+		e.Why = life.Unreachable
+	case engine.WasSilent(err):
+		e.Why = life.Silent
+	}
+	return e
+}
+
+// refused is the end of a leg whose engine answered with an error status. The engine's 4xx reach the client as they came. Its
+// 5xx do not, nor does a refusal of our own credential.
+func (c *Call) refused(resp *engine.Response) *failure.Fault {
+	c.Area.Refused(string(resp.Header(owner.EpochHeader)))
+	c.Refusal = failure.Body(resp)
+	status, side, id := resp.StatusCode(), c.side(), c.Target().ID
+	who := strings.TrimPrefix(side+" engine", failure.Engine+" ")
+	return &failure.Fault{
+		Ended: life.Ended{Leg: c.Leg, Far: life.Headed, Why: life.ByStatus(status)}, Answer: failure.Refused(c.Log, side, id, resp, c.Refusal), Status: status,
+		Err:        failure.Undelivered(fmt.Errorf("%s %s answered %d", who, id, status), string(c.Refusal)),
+		RetryAfter: time.Duration(failure.RetryAfter(resp)) * time.Second,
+	}
+}
+
+func (c *Call) side() string {
+	return cmp.Or(c.Side, [...]string{life.Prefill: "prefill", life.Decode: "decode"}[c.Leg])
+}
+
+// Abort has an engine of SGLang end a request: it may not notice by itself that its caller has left.
+func Abort(client *engine.Client, target *engine.Target, id string, log *zap.Logger) error {
+	c := Call{Call: client.NewCall(target.Unranked()), Path: "/abort_request", Limits: engine.Deadlines{Connect: abortTime, FirstByte: abortTime}, Log: log}
+	_, f := c.Whole(engine.JSONHeaders(id+"-abort"), [][]byte{fmt.Appendf(nil, `{"rid":%q}`, id)}, nil, 1<<10, time.Now().Add(2*abortTime))
+	if f != nil && f.Status == 0 {
+		return f.Err
+	}
+	return nil
+}
+
+const abortTime = 2 * time.Second

@@ -1,0 +1,43 @@
+// Package ownertest makes areas that are ours, for tests.
+package ownertest
+
+import (
+	"context"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/zap"
+
+	"evenkeel/gateway/owner"
+	"evenkeel/lease"
+)
+
+// free is a lease that whoever asks for it gets, with an epoch.
+type free int64
+
+func (f free) Look(context.Context) (lease.Record, error) {
+	return lease.Record{Epoch: int64(f) - 1, Stamp: "a"}, nil
+}
+
+func (f free) Acquire(context.Context, int64) (lease.Record, error) {
+	return lease.Record{Holder: "us-1_x", Epoch: int64(f), Stamp: "b"}, nil
+}
+func (free) Renew(context.Context, int64) error   { return nil }
+func (free) Release(context.Context, int64) error { return nil }
+
+// Owned is an area that is ours for an hour, with an epoch, and its claim, which does not run any more.
+func Owned(t *testing.T, epoch int64) (*owner.Area, *lease.Claim) {
+	t.Helper()
+	a, times := owner.NewArea("main"), lease.DefaultTimes
+	times.Duration, times.RenewDeadline = time.Hour, time.Hour/2
+	claim := a.Claim(lease.Config{Self: "us-1_x", Home: true, Times: times}, free(epoch), lease.Hooks{}, zap.NewNop())
+	ctx, stop := context.WithCancel(t.Context())
+	var running sync.WaitGroup
+	running.Go(func() { claim.Run(ctx) })
+	require.Eventually(t, a.Admits, time.Minute, time.Millisecond)
+	stop()
+	running.Wait()
+	return a, claim
+}
