@@ -3,13 +3,14 @@
 // and gateway/couple tell it what happens and carry out what it says. life.go is the place to start reading.
 package life
 
-// A Leg is one half of an attempt to serve a request.
+// A Leg is one half of an attempt to serve a request, or all of it.
 type Leg uint8
 
 // The legs.
 const (
 	Prefill Leg = iota // from the request's turn to the hand-off of its KV
 	Decode             // from the hand-off to the first event of the answer. It is the only leg of a request that has no hand-off
+	Sole               // of a request that one engine serves alone, and that is not counted on a decode rank
 )
 
 // Far is how far a leg had come when it ended.
@@ -46,6 +47,7 @@ const (
 	TooLong                // the engine counted more tokens than its model takes
 
 	// In these the engine is the one of the leg.
+	Stale       // a connection that had been kept alive ended before it brought one byte of the answer
 	Unreachable // no connection could be made
 	Broke       // the connection broke
 	Silent      // the engine said nothing for too long
@@ -62,6 +64,7 @@ const (
 	Incomplete  // it broke off while it handed the KV over
 
 	// These are statuses of its answer, or of an event that says that it failed.
+	Lacks     // 404 or 405 of its router: it does not have the endpoint
 	Rejected  // 4xx: the request is refused
 	Throttled // 429
 	Busy      // 503
@@ -109,6 +112,7 @@ const (
 	Discard            // a decode engine fetches it and throws it away
 	Doubt              // an engine may have read it. It is discarded once it is clear that the request is not what breaks engines
 	DoubtOn            // as Doubt, and the engine has not said that it is done with the request
+	Spent              // of a Sole leg there is no KV, but tokens that the engine was to compute: it may have computed them
 )
 
 // Next is what becomes of the request.
@@ -124,6 +128,7 @@ const (
 	Room                  // another attempt, counted with those for which an engine had no room in its KV memory
 	Anew                  // another attempt, not counted: nothing failed
 	Ask                   // its decode group's owner is asked
+	Same                  // the same engine gets it once more, over a new connection
 )
 
 // Whom a failure is held against.
@@ -214,6 +219,44 @@ var decodes = [whys]row{
 	GivenBack: {[...]How{unsaid, unsaid, Doubt, Free}, Room, Nobody},
 }
 
+// passes is what follows the end of a Sole leg. What an engine has computed can be computed again: nothing of it is left there. But
+// a request of which an engine may have died goes to no other one. One of which no byte was sent always does.
+var passes = [whys]row{
+	//           Unsent Sent   Headed
+	HungUp:      {[...]How{Free, Spent, Spent, unsaid}, Elsewhere, Engine},
+	Unreachable: {[...]How{Free, unsaid, unsaid, unsaid}, Again, Engine},
+	Stale:       {[...]How{Free, Free, unsaid, unsaid}, Same, Engine}, // most likely it ended before the engine saw the request
+	Broke:       {[...]How{Free, Spent, Spent, unsaid}, Elsewhere, Engine},
+	Silent:      {[...]How{Free, Spent, Spent, unsaid}, Elsewhere, Engine},
+	Garbled:     {[...]How{unsaid, unsaid, Spent, unsaid}, Elsewhere, Engine},
+	TooLarge:    {[...]How{unsaid, unsaid, Spent, unsaid}, Elsewhere, Engine},
+
+	Lacks:     {[...]How{unsaid, unsaid, Free, unsaid}, Anew, Nobody},
+	Rejected:  {[...]How{unsaid, unsaid, Free, unsaid}, Over, Nobody},
+	Throttled: {[...]How{unsaid, unsaid, Free, unsaid}, Again, Engine},
+	Busy:      {[...]How{unsaid, unsaid, Free, unsaid}, Again, Engine},
+	Failed:    {[...]How{unsaid, unsaid, Free, unsaid}, Elsewhere, Engine},
+	Erred:     {[...]How{unsaid, unsaid, Free, unsaid}, Elsewhere, Engine},
+	Unable:    {[...]How{unsaid, unsaid, Free, unsaid}, Elsewhere, Engine},
+	Odd:       {[...]How{unsaid, unsaid, Free, unsaid}, Elsewhere, Engine},
+}
+
+// sole is Verdict for a Sole leg.
+func (e Ended) sole() Verdict {
+	r := &passes[e.Why]
+	v := Verdict{KV: r.kv[e.Far], Next: r.next, Whom: r.whom}
+	if v.KV == unsaid || e.Open {
+		v.KV = Spent
+	}
+	switch {
+	case e.Moved:
+		v.Next, v.Whom = Again, Nobody
+	case e.Far == Unsent && e.Why != Stale:
+		v.Next = Again
+	}
+	return v
+}
+
 // Ended is what is known of a leg that has ended without what it was for.
 type Ended struct {
 	Leg   Leg
@@ -222,7 +265,7 @@ type Ended struct {
 	Kept  bool // the prefill engine keeps KV until somebody fetches it, and names it in its answer
 	Frees bool // a decode engine that refuses a request has the prefill engine free its KV
 	Moved bool // the engine was taken out of service meanwhile
-	Open  bool // a decode engine has begun an answer with status 200, so that it may work on the request still
+	Open  bool // an engine that answers has begun with status 200, so that it may work on the request still, or has
 }
 
 // Verdict is what becomes of a request whose leg has ended.
@@ -235,8 +278,12 @@ type Verdict struct {
 // Verdict looks the end up.
 func (e Ended) Verdict() Verdict {
 	r := &prefills[e.Why]
-	if e.Leg == Decode {
+	switch e.Leg {
+	case Prefill:
+	case Decode:
 		r = &decodes[e.Why]
+	case Sole:
+		return e.sole()
 	}
 	v := Verdict{KV: r.kv[e.Far], Next: r.next, Whom: r.whom}
 	switch {
