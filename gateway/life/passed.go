@@ -6,19 +6,11 @@ type PassedThing uint8
 // The things.
 const (
 	Seat   PassedThing = iota // among the requests that are passed through at once
-	Body                      // of the request, in memory
-	Call                      // to an engine, which counts it, and is expected to compute its tokens
-	Memory                    // for an answer in one piece
+	Body                      // of the request; one that gets an error passes it on to those who answer with that
+	Call                      // to an engine, which counts it and is expected to compute its tokens: Free or Spent
+	Memory                    // for an answer in one piece, which has it until it is written
 	passedThings
 )
-
-// settlesPassed are the ways in which each thing may be settled.
-var settlesPassed = [passedThings][]How{
-	Seat:   {Back},
-	Body:   {Back, Pass}, // the one who answers with the error has it then
-	Call:   {Free, Spent},
-	Memory: {Back, Pass}, // the answer has it until it is written
-}
 
 // PassedWhat is what may happen to such a request.
 type PassedWhat uint8
@@ -46,19 +38,18 @@ type PassedEvent struct {
 // PassedDo is what is to be done.
 type PassedDo uint8
 
-// What is to be done. Choose, SendOver and SendAnew are waited for: the next event tells how they ended.
+// What is to be done. Those from Choose on are the last of a step: the next event tells how they ended, or the life is over.
 const (
-	GiveUp     PassedDo = iota // a thing is settled
-	AnotherTry                 // another attempt follows
-	Remember                   // the engine does not have the endpoint, and is not asked for it for a while
-	Recall                     // the failure that counts is the one before
-	Complain                   // the log tells of an engine that did not answer
-	Choose                     // an engine is looked for that was not tried
-	SendOver                   // it gets the request
-	SendAnew                   // it gets the request once more, over a new connection
-	Hand                       // the client gets the answer
-	Account                    // the answer has ended, and is accounted for
-	TurnAway                   // the client gets an error
+	GiveUp   PassedDo = iota // a thing is settled
+	Remember                 // the engine does not have the endpoint, and is not asked for it for a while
+	Recall                   // the failure that counts is the one before
+	Complain                 // the log tells of an engine that did not answer
+	Choose                   // an engine is looked for that was not tried
+	SendOver                 // it gets the request
+	SendAnew                 // it gets the request once more, over a new connection
+	Hand                     // the client gets the answer
+	Account                  // a streamed answer has ended, and is accounted for
+	TurnAway                 // the client gets an error
 )
 
 // A PassedEffect is something to do.
@@ -69,139 +60,123 @@ type PassedEffect struct {
 	Error Error // of TurnAway: OfAttempt, OfClient, or OfRanks where no engine was found
 }
 
-// mostFailed is how many engines may fail a request before its client gets an error.
-const mostFailed = 3
-
-// mostAsked is how many engines are asked for one request, those included that do not have its endpoint. The next request asks
-// others.
-const mostAsked = 8
-
-// passing is where such a request stands.
-type passing uint8
-
 const (
-	arriving  passing = iota // nothing has begun
-	choosing                 // an engine is looked for
-	calling                  // an engine has the request
-	recalling                // it has it a second time
-	flowing                  // its answer flows
-	passed
+	mostFailed = 3 // so many engines may fail a request before its client gets an error
+	mostAsked  = 8 // and so many are asked, those included that do not have its endpoint. The next request asks others
 )
 
-// A Passed is the life of a request that goes to one engine as it came, and is not split into prefill and decode.
+// A Passed is the life of a request that goes to one engine as it came, and is not split into prefill and decode. Its state is what
+// it waits for:
 //
-//	choosing → calling → flowing → passed
-//	   ↑       ↓   ↓
-//	   |       recalling
-//	   └───────────┘
+//	Choose → SendOver → Hand → Account
+//	   ↑     ↓      ↓    ↑
+//	   |     | SendAnew ─┘
+//	   └─────┴──────┘
 type Passed struct {
-	state  passing
-	asked  int // engines
-	failed int // of these, those that did not answer
+	waits  PassedDo // GiveUp: it has not begun
+	asked  int      // engines
+	failed int      // of these, those that did not answer
 	holds  [passedThings]bool
 }
 
-// Step takes an event in and appends to dst what is to be done, in this order. What is waited for is the last.
+// Step takes an event in and appends to dst what is to be done, in this order.
 func (p *Passed) Step(e PassedEvent, dst []PassedEffect) []PassedEffect {
-	under := p.state == calling || p.state == recalling
+	sent := p.waits == SendOver || p.waits == SendAnew
 	switch {
 	case e.What == PassPanicked:
-		p.state = passed
-		dst = p.settle(dst, Body, Pass)
-		return p.letGo(dst, Back)
-	case p.state == arriving && e.What == Arrived:
+		return p.turnAway(OfAttempt, dst)
+	case p.waits == GiveUp && e.What == Arrived:
 		p.holds[Seat], p.holds[Body] = true, true
 		return p.choose(dst)
-	case p.state == choosing && e.What == Chosen:
+	case p.waits == Choose && e.What == Chosen:
 		p.asked++
-		return p.call(calling, SendOver, dst)
-	case p.state == choosing && e.What == NoneLeft && p.failed > 0:
-		return p.refuse(OfAttempt, dst)
-	case p.state == choosing && (e.What == NoneLeft || e.What == NoRoute):
-		return p.refuse(OfRanks, dst)
-	case under && e.What == CallFell:
+		return p.send(SendOver, dst)
+	case p.waits == Choose && e.What == NoneLeft:
+		return p.none(dst)
+	case p.waits == Choose && e.What == NoRoute:
+		return p.turnAway(OfRanks, dst)
+	case sent && e.What == CallFell:
 		return p.fell(e, dst)
-	case under && e.What == CameWhole:
-		p.state = passed
-		dst = p.settle(dst, Body, Back)
-		return append(p.letGo(dst, Pass), PassedEffect{Do: Hand})
-	case under && e.What == Streams:
-		p.state = flowing
-		dst = p.settle(dst, Body, Back)
-		return append(p.settle(dst, Memory, Back), PassedEffect{Do: Hand})
-	case p.state == flowing && e.What == StreamEnded:
-		p.state = passed
-		return append(p.letGo(dst, Back), PassedEffect{Do: Account})
+	case sent && e.What == CameWhole:
+		return p.end(Back, Pass, PassedEffect{Do: Hand}, dst)
+	case sent && e.What == Streams:
+		p.waits = Hand
+		dst = p.settle(Body, Back, dst)
+		return append(p.settle(Memory, Back, dst), PassedEffect{Do: Hand})
+	case p.waits == Hand && e.What == StreamEnded && p.holds[Call]:
+		return p.end(Back, Back, PassedEffect{Do: Account}, dst)
 	}
 	return dst
 }
 
 // choose has an engine looked for, if one more may be asked.
 func (p *Passed) choose(dst []PassedEffect) []PassedEffect {
-	switch {
-	case p.asked == mostAsked && p.failed > 0:
-		return p.refuse(OfAttempt, dst)
-	case p.asked == mostAsked:
-		return p.refuse(OfRanks, dst)
-	case p.asked > 0:
-		dst = append(dst, PassedEffect{Do: AnotherTry})
+	if p.asked == mostAsked {
+		return p.none(dst)
 	}
-	p.state = choosing
+	p.waits = Choose
 	return append(dst, PassedEffect{Do: Choose})
 }
 
-// call has the request sent.
-func (p *Passed) call(state passing, do PassedDo, dst []PassedEffect) []PassedEffect {
-	p.state = state
+// none ends a request for which there is no engine any more.
+func (p *Passed) none(dst []PassedEffect) []PassedEffect {
+	if p.failed > 0 {
+		return p.turnAway(OfAttempt, dst)
+	}
+	return p.turnAway(OfRanks, dst)
+}
+
+func (p *Passed) send(how PassedDo, dst []PassedEffect) []PassedEffect {
+	p.waits = how
 	p.holds[Call], p.holds[Memory] = true, true
-	return append(dst, PassedEffect{Do: do})
+	return append(dst, PassedEffect{Do: how})
 }
 
 // fell goes on from the end of a call.
 func (p *Passed) fell(e PassedEvent, dst []PassedEffect) []PassedEffect {
-	v, second := e.End.Verdict(), p.state == recalling
-	dst = p.settle(dst, Memory, Back)
-	dst = p.settle(dst, Call, v.KV)
+	v, second := e.End.Verdict(), p.waits == SendAnew
+	dst = p.settle(Memory, Back, dst)
+	dst = p.settle(Call, v.KV, dst)
 	switch {
 	case e.Left:
-		return p.refuse(OfClient, dst)
-	case second && e.End.Far < Headed && !e.End.Moved: // it may have died of the request, at the first connection or at the second
-		dst = append(dst, PassedEffect{Do: Recall})
+		return p.turnAway(OfClient, dst)
+	case second && e.End.Far < Headed && !e.End.Moved: // it may have died of the request, over the first connection or over the second
 		v.Next = Elsewhere
+		dst = append(dst, PassedEffect{Do: Recall})
 	case v.Next == Same:
-		return p.call(recalling, SendAnew, append(dst, PassedEffect{Do: AnotherTry}))
+		return p.send(SendAnew, dst)
 	case v.Next == Anew:
 		return p.choose(append(dst, PassedEffect{Do: Remember}, PassedEffect{Do: Recall}))
 	case v.Next == Over: // the request's fault
-		return p.refuse(OfAttempt, dst)
+		return p.turnAway(OfAttempt, dst)
 	}
 	p.failed++
 	dst = append(dst, PassedEffect{Do: Complain})
 	if v.Next != Again || p.failed == mostFailed {
-		return p.refuse(OfAttempt, dst)
+		return p.turnAway(OfAttempt, dst)
 	}
 	return p.choose(dst)
 }
 
-// refuse ends the life with an error.
-func (p *Passed) refuse(with Error, dst []PassedEffect) []PassedEffect {
-	p.state = passed
-	dst = p.settle(dst, Body, Pass)
-	return append(p.settle(dst, Seat, Back), PassedEffect{Do: TurnAway, Error: with})
+// turnAway ends the life with an error.
+func (p *Passed) turnAway(with Error, dst []PassedEffect) []PassedEffect {
+	return p.end(Pass, Back, PassedEffect{Do: TurnAway, Error: with}, dst)
 }
 
-// letGo settles a call that was answered, and the seat.
-func (p *Passed) letGo(dst []PassedEffect, memory How) []PassedEffect {
-	dst = p.settle(dst, Memory, memory)
-	dst = p.settle(dst, Call, Spent)
-	return p.settle(dst, Seat, Back)
+// end settles what is held still.
+func (p *Passed) end(body, memory How, last PassedEffect, dst []PassedEffect) []PassedEffect {
+	p.waits = last.Do
+	dst = p.settle(Body, body, dst)
+	dst = p.settle(Memory, memory, dst)
+	dst = p.settle(Call, Spent, dst)
+	return append(p.settle(Seat, Back, dst), last)
 }
 
 // settle ends the hold of a thing; one that is not held is settled.
-func (p *Passed) settle(dst []PassedEffect, t PassedThing, how How) []PassedEffect {
-	if !p.holds[t] {
-		return dst
+func (p *Passed) settle(t PassedThing, how How, dst []PassedEffect) []PassedEffect {
+	if p.holds[t] {
+		p.holds[t] = false
+		dst = append(dst, PassedEffect{Do: GiveUp, Thing: t, How: how})
 	}
-	p.holds[t] = false
-	return append(dst, PassedEffect{Do: GiveUp, Thing: t, How: how})
+	return dst
 }

@@ -1,6 +1,8 @@
 package life
 
 import (
+	"cmp"
+	"fmt"
 	"slices"
 	"testing"
 
@@ -9,24 +11,34 @@ import (
 )
 
 // mayPass are the events that may follow what is waited for in a state. A panic may follow anything.
-var mayPass = map[passing][]PassedWhat{
-	choosing:  {Chosen, NoneLeft, NoRoute},
-	calling:   {CallFell, CameWhole, Streams},
-	recalling: {CallFell, CameWhole, Streams},
-	flowing:   {StreamEnded},
+var mayPass = map[PassedDo][]PassedWhat{
+	Choose:   {Chosen, NoneLeft, NoRoute},
+	SendOver: {CallFell, CameWhole, Streams},
+	SendAnew: {CallFell, CameWhole, Streams},
+	Hand:     {StreamEnded},
 }
 
-// soleEnds are the ends of a Sole leg for which the table has an entry.
+// settlesPassed are the ways in which each thing may be settled.
+var settlesPassed = [passedThings][]How{
+	Seat:   {Back},
+	Body:   {Back, Pass},
+	Call:   {Free, Spent},
+	Memory: {Back, Pass},
+}
+
+// soleEnds are the ends that a Sole leg may have.
 var soleEnds = func() (all []Ended) {
-	for why := range whys {
-		for far := Unsent; far <= Headed; far++ {
+	for why, far := range map[Why][]Far{
+		HungUp: {Unsent, Sent, Headed}, Unreachable: {Unsent}, Stale: {Unsent, Sent}, Broke: {Unsent, Sent, Headed}, Silent: {Unsent, Sent, Headed}, Garbled: {Headed}, TooLarge: {Headed},
+		Lacks: {Headed}, Rejected: {Headed}, Throttled: {Headed}, Busy: {Headed}, Failed: {Headed}, Erred: {Headed}, Unable: {Headed}, Odd: {Headed},
+	} {
+		for _, far := range far {
 			for flags := range 4 {
-				if passes[why].kv[far] != unsaid {
-					all = append(all, Ended{Leg: Sole, Far: far, Why: why, Moved: flags&1 > 0, Open: flags&2 > 0 && far == Headed})
-				}
+				all = append(all, Ended{Leg: Sole, Far: far, Why: why, Moved: flags&1 > 0, Open: flags&2 > 0 && far == Headed})
 			}
 		}
 	}
+	slices.SortFunc(all, func(a, b Ended) int { return cmp.Compare(fmt.Sprint(a), fmt.Sprint(b)) })
 	return all
 }()
 
@@ -44,6 +56,7 @@ type onePassed struct {
 }
 
 func (w *onePassed) tell(t require.TestingT, e PassedEvent) []PassedEffect {
+	require.False(t, w.over())
 	if e.What == Arrived {
 		w.held[Seat]++
 		w.held[Body]++
@@ -79,12 +92,15 @@ func (w *onePassed) tell(t require.TestingT, e PassedEvent) []PassedEffect {
 	return dst
 }
 
+// over says whether the life is.
+func (w *onePassed) over() bool { return w.life.waits != GiveUp && !w.life.holds[Seat] }
+
 // drawn is an event that may come now; of no use when the life is over.
 func (w *onePassed) drawn(t *rapid.T) PassedEvent {
-	if w.life.state == passed {
+	if w.over() {
 		return PassedEvent{}
 	}
-	e := PassedEvent{What: rapid.SampledFrom(mayPass[w.life.state]).Draw(t, "what"), Left: rapid.IntRange(0, 9).Draw(t, "left") == 0}
+	e := PassedEvent{What: rapid.SampledFrom(mayPass[w.life.waits]).Draw(t, "what"), Left: rapid.IntRange(0, 9).Draw(t, "left") == 0}
 	if rapid.IntRange(0, 99).Draw(t, "panic") == 0 {
 		e.What = PassPanicked
 	}
@@ -100,13 +116,13 @@ func TestWhatAPassedRequestTakesIsSettledOnce(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		var w onePassed
 		e := PassedEvent{What: Arrived}
-		for steps := 0; w.life.state != passed; steps++ {
+		for steps := 0; !w.over(); steps++ {
 			require.Less(t, steps, 40, "it comes to an end")
 			dst := w.tell(t, e)
 			require.LessOrEqual(t, w.failures, mostFailed)
 			require.LessOrEqual(t, w.engines, mostAsked)
 			require.LessOrEqual(t, w.calls, 2*w.engines)
-			if w.life.state == passed {
+			if w.over() {
 				require.True(t, e.What == PassPanicked || w.ended == 1 || e.What == CameWhole && slices.Contains(dst, PassedEffect{Do: Hand}), "%+v", dst)
 				break
 			}
@@ -123,8 +139,8 @@ func TestWhatMayHaveKilledAnEngineGoesToNoOther(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		var w onePassed
 		e := PassedEvent{What: Arrived}
-		for w.life.state != passed {
-			second := w.life.state == recalling
+		for !w.over() {
+			second := w.life.waits == SendAnew
 			dst := w.tell(t, e)
 			if e.What == CallFell {
 				killed := e.End.Far > Unsent && slices.Contains([]Why{HungUp, Broke, Silent, Garbled}, e.End.Why) || second && e.End.Far < Headed
@@ -152,7 +168,7 @@ func TestAPassedRequestWhoseClientLeavesEnds(t *testing.T) {
 			for _, e := range slices.Concat([]PassedEvent{{What: Arrived}, {What: Chosen}}, before, []PassedEvent{{What: CallFell, End: end, Left: true}}) {
 				w.tell(t, e)
 			}
-			require.Equal(t, passed, w.life.state)
+			require.True(t, w.over())
 			require.Zero(t, w.held)
 		}
 	}
@@ -235,7 +251,7 @@ func TestWhichFailureCounts(t *testing.T) {
 		w.tell(t, PassedEvent{What: Chosen})
 		row.first.Leg, row.second.Leg = Sole, Sole
 		w.tell(t, PassedEvent{What: CallFell, End: row.first})
-		if w.life.state == choosing {
+		if w.life.waits == Choose {
 			w.tell(t, PassedEvent{What: Chosen})
 		}
 		require.Equal(t, row.recalls, slices.Contains(w.tell(t, PassedEvent{What: CallFell, End: row.second}), PassedEffect{Do: Recall}), name)

@@ -219,44 +219,6 @@ var decodes = [whys]row{
 	GivenBack: {[...]How{unsaid, unsaid, Doubt, Free}, Room, Nobody},
 }
 
-// passes is what follows the end of a Sole leg. What an engine has computed can be computed again: nothing of it is left there. But
-// a request of which an engine may have died goes to no other one. One of which no byte was sent always does.
-var passes = [whys]row{
-	//           Unsent Sent   Headed
-	HungUp:      {[...]How{Free, Spent, Spent, unsaid}, Elsewhere, Engine},
-	Unreachable: {[...]How{Free, unsaid, unsaid, unsaid}, Again, Engine},
-	Stale:       {[...]How{Free, Free, unsaid, unsaid}, Same, Engine}, // most likely it ended before the engine saw the request
-	Broke:       {[...]How{Free, Spent, Spent, unsaid}, Elsewhere, Engine},
-	Silent:      {[...]How{Free, Spent, Spent, unsaid}, Elsewhere, Engine},
-	Garbled:     {[...]How{unsaid, unsaid, Spent, unsaid}, Elsewhere, Engine},
-	TooLarge:    {[...]How{unsaid, unsaid, Spent, unsaid}, Elsewhere, Engine},
-
-	Lacks:     {[...]How{unsaid, unsaid, Free, unsaid}, Anew, Nobody},
-	Rejected:  {[...]How{unsaid, unsaid, Free, unsaid}, Over, Nobody},
-	Throttled: {[...]How{unsaid, unsaid, Free, unsaid}, Again, Engine},
-	Busy:      {[...]How{unsaid, unsaid, Free, unsaid}, Again, Engine},
-	Failed:    {[...]How{unsaid, unsaid, Free, unsaid}, Elsewhere, Engine},
-	Erred:     {[...]How{unsaid, unsaid, Free, unsaid}, Elsewhere, Engine},
-	Unable:    {[...]How{unsaid, unsaid, Free, unsaid}, Elsewhere, Engine},
-	Odd:       {[...]How{unsaid, unsaid, Free, unsaid}, Elsewhere, Engine},
-}
-
-// sole is Verdict for a Sole leg.
-func (e Ended) sole() Verdict {
-	r := &passes[e.Why]
-	v := Verdict{KV: r.kv[e.Far], Next: r.next, Whom: r.whom}
-	if v.KV == unsaid || e.Open {
-		v.KV = Spent
-	}
-	switch {
-	case e.Moved:
-		v.Next, v.Whom = Again, Nobody
-	case e.Far == Unsent && e.Why != Stale:
-		v.Next = Again
-	}
-	return v
-}
-
 // Ended is what is known of a leg that has ended without what it was for.
 type Ended struct {
 	Leg   Leg
@@ -306,6 +268,28 @@ func (e Ended) Verdict() Verdict {
 	}
 	if e.Moved && v.Next != Over {
 		v.Next, v.Whom = Anew, Nobody
+	}
+	return v
+}
+
+// sole is the verdict on a Sole leg. What an engine has computed can be computed again: nothing of it is left there. But a request of
+// which an engine may have died goes to no other one. One of which no byte was sent always does.
+func (e Ended) sole() Verdict {
+	v := Verdict{KV: Spent, Next: Elsewhere, Whom: Engine}
+	if e.Far == Unsent || e.Why == Stale || e.Why >= Lacks && !e.Open {
+		v.KV = Free
+	}
+	switch {
+	case e.Moved:
+		v.Next = Again
+	case e.Why == Stale: // most likely the connection ended before the engine saw the request
+		v.Next = Same
+	case e.Far == Unsent || e.Why == Throttled || e.Why == Busy:
+		v.Next = Again
+	case e.Why == Lacks:
+		v.Next = Anew
+	case e.Why == Rejected:
+		v.Next = Over
 	}
 	return v
 }
