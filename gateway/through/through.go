@@ -49,9 +49,16 @@ type Env struct {
 	Serving    func() context.Context // ends when what has no answer yet must end
 	Client     *engine.Client
 	Monitor    *engine.Monitor
-	Fleet      *fleet.Fleet
+	Fleet      Fleet
 	Requests   *request.Server // which settles with callers, and writes errors
 	Bodies     *edge.Account   // of requests, and of answers in one piece
+}
+
+// Fleet is what these requests need of the fleet.
+type Fleet interface {
+	Wholes(model string, computes bool) (list []fleet.Whole, paired bool)
+	Track(at fleet.Place, call *engine.Call, notice time.Duration, safe bool) *fleet.Run
+	Untrack(r *fleet.Run)
 }
 
 // A Server passes requests through.
