@@ -61,7 +61,7 @@ var mayImport = map[string][]string{
 	"gateway/certs":       {"gateway/certs"}, // certtest is below it
 	"gateway/cluster":     {},
 	"gateway/door":        {"gateway/edge", "gateway/failure", "gateway/fleet", "gateway/journal", "gateway/keys", "gateway/openai", "gateway/owner", "gateway/prompt", "gateway/receipt", "gateway/reload", "gateway/request", "gateway/service", "gateway/through", "geo", "mooncake", "prefill"},
-	"gateway/through":     {"gateway/edge", "gateway/failure", "gateway/fleet", "gateway/journal", "gateway/openai", "gateway/request", "engine", "mooncake", "sse"},
+	"gateway/through":     {"gateway/edge", "gateway/failure", "gateway/fleet", "gateway/journal", "gateway/leg", "gateway/life", "gateway/openai", "gateway/request", "engine", "mooncake", "sse"},
 	"gateway/draft":       {"engine", "gateway/config", "mooncake"},
 	"gateway/edge":        {"socket"},
 	"gateway/loop":        {"socket"},

@@ -28,6 +28,16 @@ func NewDeparture(log *zap.Logger) *Departure {
 // Gone is closed once the client has left or the connection was closed here.
 func (d *Departure) Gone() <-chan struct{} { return d.gone }
 
+// Left says whether the client has left.
+func (d *Departure) Left() bool {
+	select {
+	case <-d.gone:
+		return true
+	default:
+		return false
+	}
+}
+
 // GoneAt is when the client was seen to leave. Ask once Gone is closed.
 func (d *Departure) GoneAt() time.Time { return d.goneAt }
 

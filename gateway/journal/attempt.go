@@ -69,6 +69,14 @@ func (r *Request) edit(add func(*receipt.Attempt)) {
 	})
 }
 
+// Reach begins a phase. A request whose client has left stays in the phase in which the client left.
+func (r *Request) Reach(p Phase, left bool) {
+	r.Enter(p)
+	if r.Reached == "" || !left {
+		r.Reached = p
+	}
+}
+
 // Enter begins a phase.
 func (r *Request) Enter(p Phase) {
 	if !r.watched() {

@@ -132,6 +132,8 @@ func ended(leg life.Leg, err error) life.Ended {
 	switch {
 	case call.Aborted || errors.Is(err, engine.ErrClosed):
 		e.Why = life.HungUp
+	case leg == life.Sole && call.Stale():
+		e.Why = life.Stale
 	case e.Far == life.Unsent && call.Phase == engine.PhaseConnect:
 		e.Why = life.Unreachable
 	case engine.WasSilent(err):
@@ -155,7 +157,7 @@ func (c *Call) refused(resp *engine.Response) *failure.Fault {
 }
 
 func (c *Call) side() string {
-	return cmp.Or(c.Side, [...]string{life.Prefill: "prefill", life.Decode: "decode"}[c.Leg])
+	return cmp.Or(c.Side, [...]string{life.Prefill: "prefill", life.Decode: "decode", life.Sole: failure.Engine}[c.Leg])
 }
 
 // Abort has an engine of SGLang end a request: it may not notice by itself that its caller has left.

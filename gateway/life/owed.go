@@ -15,11 +15,11 @@ const (
 
 // More ways to settle a thing, beside those of verdict.go.
 const (
-	Back      How = DoubtOn + 1 + iota // a place is free again
-	Pass                               // somebody else has it now, and settles it: the pool's entry a place, the legs of an early attempt a lease
-	Failing                            // the slot of an answer that its engine did not begin, or broke
-	Cancelled                          // the slot of an answer that is not wanted any more, or that was never sent
-	Finish                             // the slot of an answer that is whole
+	Back      How = Spent + 1 + iota // a place is free again
+	Pass                             // somebody else has it now, and settles it: the pool's entry a place, the legs of an early attempt a lease
+	Failing                          // the slot of an answer that its engine did not begin, or broke
+	Cancelled                        // the slot of an answer that is not wanted any more, or that was never sent
+	Finish                           // the slot of an answer that is whole
 )
 
 // settles are the ways in which each thing may be settled.

@@ -3,13 +3,14 @@
 // and gateway/couple tell it what happens and carry out what it says. life.go is the place to start reading.
 package life
 
-// A Leg is one half of an attempt to serve a request.
+// A Leg is one half of an attempt to serve a request, or all of it.
 type Leg uint8
 
 // The legs.
 const (
 	Prefill Leg = iota // from the request's turn to the hand-off of its KV
 	Decode             // from the hand-off to the first event of the answer. It is the only leg of a request that has no hand-off
+	Sole               // of a request that one engine serves alone, and that is not counted on a decode rank
 )
 
 // Far is how far a leg had come when it ended.
@@ -46,6 +47,7 @@ const (
 	TooLong                // the engine counted more tokens than its model takes
 
 	// In these the engine is the one of the leg.
+	Stale       // a connection that had been kept alive ended before it brought one byte of the answer
 	Unreachable // no connection could be made
 	Broke       // the connection broke
 	Silent      // the engine said nothing for too long
@@ -63,6 +65,7 @@ const (
 	Incomplete  // it broke off while it handed the KV over
 
 	// These are statuses of its answer, or of an event that says that it failed.
+	Lacks     // 404 or 405 of its router: it does not have the endpoint
 	Rejected  // 4xx: the request is refused
 	Throttled // 429
 	Busy      // 503
@@ -110,6 +113,7 @@ const (
 	Discard            // a decode engine fetches it and throws it away
 	Doubt              // an engine may have read it. It is discarded once it is clear that the request is not what breaks engines
 	DoubtOn            // as Doubt, and the engine has not said that it is done with the request
+	Spent              // of a Sole leg there is no KV, but tokens that the engine was to compute: it may have computed them
 )
 
 // Next is what becomes of the request.
@@ -125,6 +129,7 @@ const (
 	Room                  // another attempt, counted with those for which an engine had no room in its KV memory
 	Anew                  // another attempt, not counted: nothing failed
 	Ask                   // its decode group's owner is asked
+	Same                  // the same engine gets it once more, over a new connection
 )
 
 // Whom a failure is held against.
@@ -224,7 +229,7 @@ type Ended struct {
 	Kept  bool // the prefill engine keeps KV until somebody fetches it, and names it in its answer
 	Frees bool // a decode engine that refuses a request has the prefill engine free its KV
 	Moved bool // the engine was taken out of service meanwhile
-	Open  bool // a decode engine has begun an answer with status 200, so that it may work on the request still
+	Open  bool // an engine that answers has begun with status 200, so that it may work on the request still, or has
 }
 
 // Verdict is what becomes of a request whose leg has ended.
@@ -237,8 +242,12 @@ type Verdict struct {
 // Verdict looks the end up.
 func (e Ended) Verdict() Verdict {
 	r := &prefills[e.Why]
-	if e.Leg == Decode {
+	switch e.Leg {
+	case Prefill:
+	case Decode:
 		r = &decodes[e.Why]
+	case Sole:
+		return e.sole()
 	}
 	v := Verdict{KV: r.kv[e.Far], Next: r.next, Whom: r.whom}
 	switch {
@@ -268,6 +277,28 @@ func (e Ended) Verdict() Verdict {
 // Unheard says of the leg of a request that had no first event, that the engine took the request and is why.
 func (e Ended) Unheard() bool {
 	return e.Why == Unbegun || e.Open && e.Verdict().Whom != Nobody
+}
+
+// sole is the verdict on a Sole leg. What an engine has computed can be computed again: nothing of it is left there. But a request of
+// which an engine may have died goes to no other one. One of which no byte was sent always does.
+func (e Ended) sole() Verdict {
+	v := Verdict{KV: Spent, Next: Elsewhere, Whom: Engine}
+	if e.Far == Unsent || e.Why == Stale || e.Why >= Lacks && !e.Open {
+		v.KV = Free
+	}
+	switch {
+	case e.Moved:
+		v.Next = Again
+	case e.Why == Stale: // most likely the connection ended before the engine saw the request
+		v.Next = Same
+	case e.Far == Unsent || e.Why == Throttled || e.Why == Busy:
+		v.Next = Again
+	case e.Why == Lacks:
+		v.Next = Anew
+	case e.Why == Rejected:
+		v.Next = Over
+	}
+	return v
 }
 
 // Untaken says that the engine of a leg took nothing of the request, so that another one may take its place.

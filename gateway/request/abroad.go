@@ -10,14 +10,12 @@ import (
 	"go.uber.org/zap"
 
 	"evenkeel/engine"
-	"evenkeel/gateway/edge"
 	"evenkeel/gateway/failure"
 	"evenkeel/gateway/journal"
 	"evenkeel/gateway/life"
 	"evenkeel/gateway/openai"
 	"evenkeel/gateway/owner"
 	"evenkeel/gateway/prompt"
-	"evenkeel/gateway/pump"
 	"evenkeel/geo"
 	"evenkeel/mooncake"
 )
@@ -159,18 +157,14 @@ func (f *forwarded) inOnePiece(ctx *fasthttp.RequestCtx, whole *geo.Relay) {
 	j.told.EndAttempt(nil)
 	j.srv.Account(j.in, nil)
 	ctx.SetStatusCode(whole.Status)
-	ctx.SetContentType(whole.ContentType)
-	ctx.SetBody(whole.Body)
+	Piece(ctx, whole.ContentType, whole.Body, nil)
 }
 
 // relay hands the client the peer's stream, event by event as it comes.
 func (f *forwarded) relay(ctx *fasthttp.RequestCtx) {
 	j := f.job
 	f.started(ctx)
-	streamHead(ctx, f.ContentType())
-	if j.mayHave(j.model.MaxLen) <= shortAnswer || !pump.Start(ctx, j.srv.Log, j.srv.Loops, passage{f.Forward, f}) {
-		edge.NewPull(f.Forward, func(error) { f.relayed() }, j.srv.Log).Answer(ctx)
-	}
+	j.srv.Stream(ctx, f.ContentType(), passage{f}, j.mayHave(j.model.MaxLen))
 }
 
 // relayed settles a request whose answer a peer has streamed.
@@ -195,14 +189,11 @@ func (f *forwarded) relayed() {
 }
 
 // passage is a peer's stream as a pump needs it.
-type passage struct {
-	*geo.Forward
-	to *forwarded
-}
+type passage struct{ *forwarded }
 
-func (p passage) Close() { p.to.relayed() }
+func (p passage) Close() { p.relayed() }
 
-func (p passage) Panicked(v any) { p.to.job.panicked(v, p.to.relayed) }
+func (p passage) Panicked(v any) { p.job.panicked(v, p.relayed) }
 
 // mayRelay is how many bytes another proxy's stream may have.
 func (f *forwarded) mayRelay() int64 {

@@ -1,14 +1,18 @@
 package request
 
 import (
+	"bytes"
 	"fmt"
+	"io"
 	"net/http"
 	"strconv"
 
 	"github.com/valyala/fasthttp"
 
+	"evenkeel/gateway/edge"
 	"evenkeel/gateway/journal"
 	"evenkeel/gateway/openai"
+	"evenkeel/gateway/pump"
 	"evenkeel/geo"
 )
 
@@ -40,14 +44,13 @@ const (
 func (srv *Server) Fail(ctx *fasthttp.RequestCtx, e *openai.Error) {
 	ctx.SetStatusCode(e.Status)
 	body, contentType := e.Typed(string(ctx.Path()))
-	ctx.SetContentType(contentType)
 	if e.RetryAfter > 0 {
 		ctx.Response.Header.Set("Retry-After", strconv.Itoa(e.RetryAfter))
 	}
 	if srv.Settings().ExposeRoute {
 		markReason(ctx, e)
 	}
-	ctx.SetBody(body)
+	Piece(ctx, contentType, body, nil)
 }
 
 // markReason says in an answer's headers which error it is.
@@ -104,10 +107,43 @@ func (srv *Server) explain(ctx *fasthttp.RequestCtx, in *Incoming, fail *openai.
 	}
 }
 
-// streamHead writes the head of a streamed answer.
-func streamHead(ctx *fasthttp.RequestCtx, contentType []byte) {
+// Events is an answer that comes event by event. It may know how much of it Read has without waiting, and where it ends, as
+// edge.NewPull says. Close settles its request, however it ended.
+type Events interface {
+	io.Reader
+	Close()
+}
+
+// Stream has the client of ctx answered event by event. The connection's own goroutine reads them once the handler has returned, so
+// that a slow client slows its engine down. If a loop can carry the answer, and it may have more than a few tokens still, a loop does.
+func (srv *Server) Stream(ctx *fasthttp.RequestCtx, contentType []byte, answer Events, tokens int) {
 	ctx.SetStatusCode(http.StatusOK)
-	ctx.Response.Header.SetContentTypeBytes(contentType)
-	ctx.Response.Header.Set("Cache-Control", "no-cache")
-	ctx.Response.Header.Set("X-Accel-Buffering", "no") // an nginx in front must not gather tokens
+	h := &ctx.Response.Header
+	h.SetContentTypeBytes(contentType)
+	h.Set("Cache-Control", "no-cache")
+	h.Set("X-Accel-Buffering", "no") // an nginx in front must not gather tokens
+	if flow, ok := answer.(pump.Stream); !ok || tokens <= shortAnswer || !pump.Start(ctx, srv.Log, srv.Loops, flow) {
+		edge.NewPull(answer, func(error) { answer.Close() }, srv.Log).Answer(ctx)
+	}
+}
+
+// Piece has the client of ctx answered in one piece. room is charged for it until it is written; nil: nothing is.
+func Piece(ctx *fasthttp.RequestCtx, contentType string, body []byte, room *edge.Charge) {
+	ctx.SetContentType(contentType)
+	if room == nil {
+		ctx.SetBody(body)
+		return
+	}
+	ctx.SetBodyStream(&charged{bytes.NewReader(body), room}, len(body))
+}
+
+// charged is an answer in one piece whose memory is given back when it is written.
+type charged struct {
+	*bytes.Reader
+	room *edge.Charge
+}
+
+func (c *charged) Close() error {
+	c.room.Give()
+	return nil
 }

@@ -12,22 +12,10 @@ import (
 type reader struct{ client }
 
 // left says whether nobody reads any more.
-func (r reader) left() bool {
-	select {
-	case <-r.Gone():
-		return true
-	default:
-		return false
-	}
-}
+func (r reader) left() bool { return r.Left() }
 
-// reach begins a phase. A client that has left stays in the phase in which it left.
-func (j *job) reach(p journal.Phase) {
-	j.told.Enter(p)
-	if j.told.Reached == "" || !j.client.left() {
-		j.told.Reached = p
-	}
-}
+// reach begins a phase.
+func (j *job) reach(p journal.Phase) { j.told.Reach(p, j.client.left()) }
 
 // leaveAfter has a call end when its client has left, and from then on for so long, and a moment has come.
 func (r reader) leaveAfter(call *engine.Call, grace time.Duration, moment time.Time) *leaving {

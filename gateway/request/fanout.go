@@ -235,8 +235,7 @@ func (f *fanned) collect(ctx *fasthttp.RequestCtx) {
 	}
 	f.part(nil)
 	f.mark(ctx, nil)
-	ctx.SetContentType("application/json")
-	ctx.SetBody(answer)
+	Piece(ctx, "application/json", answer, nil)
 }
 
 // guard serves a leg. The edge cannot recover a panic on a leg's own goroutine, and it

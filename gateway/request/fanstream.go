@@ -7,7 +7,6 @@ import (
 
 	"github.com/valyala/fasthttp"
 
-	"evenkeel/gateway/edge"
 	"evenkeel/gateway/failure"
 	"evenkeel/gateway/openai"
 	"evenkeel/mooncake"
@@ -56,13 +55,12 @@ func (f *fanned) stream(ctx *fasthttp.RequestCtx) {
 		m.fail = first.fail
 		f.mark(ctx, first.fail)
 		f.srv.Fail(ctx, first.fail)
-		m.close(nil)
+		m.Close()
 		return
 	}
 	m.put(first)
 	f.srv.markRoute(ctx, f.in)
-	streamHead(ctx, first.contentType)
-	edge.NewPull(m, m.close, f.srv.Log).Answer(ctx)
+	f.srv.Stream(ctx, first.contentType, m, 0)
 }
 
 // run serves one leg to its end and sends what it has. That nobody reads any
@@ -72,7 +70,7 @@ func (m *merged) run(i int, l branch) *openai.Error {
 	if fail != nil {
 		return fail
 	}
-	defer s.close(nil)
+	defer s.close()
 	contentType := bytes.Clone(s.resp.ContentType())
 	for {
 		events, err := s.next()
@@ -165,9 +163,8 @@ func (m *merged) Read(p []byte) (int, error) {
 // Pending is how much more Read has without waiting.
 func (m *merged) Pending() int { return len(m.pending) }
 
-// close ends every leg and settles the request. err tells of a client that
-// left; how the legs ended is known already.
-func (m *merged) close(error) {
+// Close ends every leg and settles the request. How the legs ended is known already.
+func (m *merged) Close() {
 	if m.fail == nil && !m.ended {
 		m.fail = failure.Gone()
 	}

@@ -19,7 +19,7 @@ const shortAnswer = 8
 
 func (s flow) Next() ([]byte, error) { return s.next() }
 
-func (s flow) Close() { s.close(nil) }
+func (s flow) Close() { s.close() }
 
 func (s flow) Wait(now time.Time) time.Duration { return s.Reader.Wait(now) }
 
@@ -51,7 +51,7 @@ func (s flow) GoBack(events []byte, end sse.End) {
 	}
 }
 
-func (s flow) Panicked(v any) { s.job.panicked(v, func() { s.close(nil) }) }
+func (s flow) Panicked(v any) { s.job.panicked(v, s.close) }
 
 // panicked settles a request whose stream has panicked.
 func (j *job) panicked(v any, settle func()) {

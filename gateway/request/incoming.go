@@ -14,7 +14,6 @@ import (
 	"evenkeel/gateway/fleet"
 	"evenkeel/gateway/journal"
 	"evenkeel/gateway/openai"
-	"evenkeel/gateway/pump"
 	"evenkeel/geo"
 	"evenkeel/mooncake"
 	"evenkeel/sse"
@@ -99,10 +98,11 @@ func (srv *Server) Serve(ctx *fasthttp.RequestCtx, in *Incoming, req *openai.Req
 		srv.explain(ctx, in, nil)
 	}
 	if req.Stream {
-		streamHead(ctx, s.resp.ContentType())
-		if s.stage == ended || s.mayHave <= shortAnswer || !pump.Start(ctx, srv.Log, srv.Loops, flow{s}) {
-			edge.NewPull(s, s.close, srv.Log).Answer(ctx)
+		tokens := s.mayHave
+		if s.stage == ended {
+			tokens = 0
 		}
+		srv.Stream(ctx, s.resp.ContentType(), flow{s}, tokens)
 		return nil
 	}
 	answer, fail := s.collect()
@@ -110,8 +110,7 @@ func (srv *Server) Serve(ctx *fasthttp.RequestCtx, in *Incoming, req *openai.Req
 		srv.Fail(ctx, fail)
 		return nil
 	}
-	ctx.SetContentType("application/json")
-	ctx.SetBody(answer)
+	Piece(ctx, "application/json", answer, nil)
 	return nil
 }
 

@@ -56,6 +56,7 @@ type job struct {
 // client is the connection the answer goes to: edge.Conn, or a fan-out's share
 // of one.
 type client interface {
+	Left() bool
 	Gone() <-chan struct{}
 	GoneAt() time.Time
 	OnGone(func())

@@ -307,7 +307,7 @@ const mostAtOnce = 64 << 10
 // collect reads an answer that is not streamed to its end, settles the request, and returns
 // its JSON.
 func (s *stream) collect() ([]byte, *openai.Error) {
-	defer s.close(nil)
+	defer s.close()
 	for s.stage < ended {
 		if err := s.fill(); err != nil {
 			return nil, failure.Stream("upstream_broken", err)

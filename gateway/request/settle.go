@@ -9,11 +9,9 @@ import (
 	"evenkeel/sse"
 )
 
-// close settles the request, however it ended; err is why nobody read it to its
-// end, and the stream knows as much by itself. A late FIN of the client must not
-// reach a connection that is somebody else's by then, so its callback goes
-// first.
-func (s *stream) close(error) {
+// close settles the request, however it ended. A late FIN of the client must not reach a connection that is somebody else's by then,
+// so its callback goes first.
+func (s *stream) close() {
 	if s.stage == settled {
 		return
 	}

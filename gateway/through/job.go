@@ -2,13 +2,9 @@ package through
 
 import (
 	"cmp"
-	"encoding/json"
 	"errors"
-	"fmt"
-	"io"
-	"net/http"
+	"slices"
 	"strconv"
-	"strings"
 	"time"
 
 	"go.uber.org/zap"
@@ -18,170 +14,203 @@ import (
 	"evenkeel/gateway/failure"
 	"evenkeel/gateway/fleet"
 	"evenkeel/gateway/journal"
+	"evenkeel/gateway/leg"
+	"evenkeel/gateway/life"
 	"evenkeel/gateway/openai"
 	"evenkeel/gateway/request"
 	"evenkeel/mooncake"
 )
 
-// A job is one request.
+// A job is one request, with the things that its life only knows of.
 type job struct {
-	srv   *Server
-	in    *request.Incoming
-	req   *openai.Request
-	path  string
-	conn  *edge.Conn
-	raw   []byte
-	kind  string // Content-Type of a form
-	tried []string
-	place *edge.Charge
+	srv  *Server
+	in   *request.Incoming
+	req  *openai.Request
+	path string
+	conn *edge.Conn
+	raw  []byte
+	kind string       // Content-Type of a form
+	seat *edge.Charge // among the requests that are passed through at once
+	life life.Passed
+
+	tried  []string
+	to     fleet.Whole // the engine that was chosen last
+	answer *answer     // of the last call
+	fault  *failure.Fault
+	before *failure.Fault // the last but one
+	none   *openai.Error  // why there is no engine
 }
 
-// maxTries is how many engines may fail a request before its client gets an error. What an
-// engine has computed can be computed again: nothing of it is left there.
-const maxTries = 3
-
-// maxAsked is how many engines are asked for one request, those included that do not have its
-// endpoint. The next request asks others.
-const maxAsked = 8
-
-// notice is how long an engine may take to notice that we left.
-const notice = 250 * time.Millisecond
-
-// fault is a failed attempt.
-type fault struct {
-	answer *openai.Error
-	status int // the engine's answer, 0: none
-	err    error
-	again  bool // another engine may answer otherwise
-	lacks  bool // the engine does not have the endpoint
-	stale  bool // a connection that had been kept alive ended under the request
-}
-
-// serve tries engines until one answers.
-func (j *job) serve() (*answer, *openai.Error) {
-	told := j.in.Told
-	var last *openai.Error
-	for failed, asked := 0, 0; failed < maxTries; asked++ {
-		if asked == maxAsked {
-			return nil, cmp.Or(last, errNoRoute)
-		}
-		to, none := j.srv.choose(j.req.Model, j.path, j.tried)
-		if none != nil {
-			if last != nil && none != errNoRoute {
-				return nil, last
+// run tells the request's life of an event, and carries out what is to be done then. It returns once the answer has begun, or has
+// ended. An error is for the client.
+func (j *job) run(e life.PassedEvent) *openai.Error {
+	var room [8]life.PassedEffect
+	todo := room[:0]
+	defer func() { // what was to be given up when something panicked, and what is held still
+		if v := recover(); v != nil {
+			for _, x := range slices.Concat(todo, j.life.Step(life.PassedEvent{What: life.PassPanicked}, nil)) {
+				if x.Do == life.GiveUp {
+					j.do(x)
+				}
 			}
-			return nil, none
+			panic(v)
 		}
-		a, f := j.offer(to)
-		if f == nil {
-			return a, nil
+	}()
+	for {
+		e.Left = j.conn.Left()
+		if todo = j.life.Step(e, room[:0]); len(todo) == 0 {
+			return nil // it has ended before
 		}
-		j.tried = append(j.tried, to.Instance)
-		switch {
-		case j.left():
-			told.EndAttempt(failure.Gone())
-			return nil, failure.Gone()
-		case f.lacks:
-			j.srv.without(to.Instance, j.path)
-			told.Retries()
-			continue
-		case f.answer.Status/100 == 4 && !f.again: // the request's fault
-			return nil, f.answer
+		for len(todo) > 0 {
+			x := todo[0]
+			switch todo = todo[1:]; {
+			case x.Do == life.TurnAway && x.Error == life.OfClient:
+				j.in.Told.EndAttempt(failure.Gone())
+				return failure.Gone()
+			case x.Do == life.TurnAway && x.Error == life.OfAttempt:
+				return j.fault.Answer
+			case x.Do == life.TurnAway:
+				return cmp.Or(j.none, errNoRoute) // no engine was looked for if as many were asked as may be
+			case x.Do == life.Account:
+				j.settle(j.answer.fail)
+				return nil
+			case x.Do == life.Hand:
+				return nil
+			}
+			e = j.do(x)
+		}
+	}
+}
+
+// do carries an effect out. Of one that is waited for, it returns how it ended.
+func (j *job) do(x life.PassedEffect) (e life.PassedEvent) {
+	told := j.in.Told
+	switch x.Do {
+	case life.GiveUp:
+		j.giveUp(x.Thing, x.How)
+	case life.Remember:
+		j.srv.without(j.to.Instance, j.path)
+	case life.Recall:
+		j.fault = j.before
+	case life.Complain:
+		j.srv.Log.Warn("an engine did not answer a request that is passed through", zap.String("request_id", told.ID), zap.String("endpoint", j.path),
+			zap.String("engine", j.to.Instance), zap.Int("attempt", told.Attempts), zap.Int("status", j.fault.Status), zap.Error(j.fault.Err))
+	case life.Choose:
+		j.to, j.none = j.srv.choose(j.req.Model, j.path, j.tried)
+		switch j.none {
+		case nil:
+			j.tried = append(j.tried, j.to.Instance)
+			e.What = life.Chosen
+		case errNoRoute:
+			e.What = life.NoRoute
 		default:
-			failed++
-			j.srv.Log.Warn("an engine did not answer a request that is passed through", zap.String("request_id", told.ID), zap.String("endpoint", j.path),
-				zap.String("engine", to.Instance), zap.Int("attempt", told.Attempts), zap.Int("status", f.status), zap.Error(f.err))
+			e.What = life.NoneLeft
 		}
-		last = f.answer
-		if !f.again {
-			break
-		}
+	case life.SendAnew:
+		j.srv.count(j.to.Instance, 1)
+		return j.call(true)
+	case life.SendOver:
+		return j.call(false)
+	case life.Hand, life.Account, life.TurnAway:
+	}
+	return e
+}
+
+// errMoved is why a call ended whose engine was taken out of service.
+var errMoved = errors.New("the engine was taken out of service")
+
+// call sends the request to the engine that was chosen, over a new connection if anew is set, and says what came of it.
+func (j *job) call(anew bool) life.PassedEvent {
+	j.answer = &answer{job: j}
+	told := j.in.Told
+	if told.Attempts > 0 {
 		told.Retries()
 	}
-	return nil, last
+	told.Attempt()
+	told.Calls("pass")
+	told.Reach(journal.Transfer, j.conn.Left())
+	told.PassedTo(j.to.ID)
+	f := j.open(anew)
+	switch {
+	case f == nil && j.answer.whole != nil:
+		return life.PassedEvent{What: life.CameWhole}
+	case f == nil:
+		return life.PassedEvent{What: life.Streams}
+	case j.answer.run.Moved() && !j.conn.Left():
+		f = failure.Of(f.Ended, j.drained(), errMoved)
+		f.Moved = true
+	}
+	told.Fails(f.Cause(), f.Status, f.Answer)
+	j.before, j.fault = j.fault, f
+	return life.PassedEvent{What: life.CallFell, End: f.Ended}
 }
 
-func cause(f *fault) string {
-	if f.err == nil {
-		return f.answer.Code
+// open sends the request, and reads its answer or the beginning of it.
+func (j *job) open(anew bool) (f *failure.Fault) {
+	began, limits := time.Now(), &j.srv.Settings().Limits
+	headers, body := engine.JSONHeaders("ek-"+j.in.Told.ID+"-x"+strconv.Itoa(j.in.Told.Attempts)), [][]byte{j.raw}
+	if j.path == Transcriptions {
+		headers[0].Value = j.kind
+	} else {
+		body = j.req.Body.Splice(nil, mooncake.Reserved, nil)
 	}
-	return f.err.Error()
-}
-
-// left says whether nobody reads any more.
-func (j *job) left() bool {
-	select {
-	case <-j.conn.Gone():
-		return true
-	default:
-		return false
+	a := j.answer
+	a.call = leg.Call{
+		Call: j.srv.Client.NewCall(j.to.Target), Leg: life.Sole, Engine: j.to.Instance, Path: j.path,
+		Limits: engine.Deadlines{Connect: limits.ConnectTimeout, FirstByte: limits.ProbeTimeout, Idle: limits.EventTimeout}, Log: j.srv.Log,
 	}
-}
-
-// reach begins a phase. A client that has left stays in the phase in which it left.
-func (j *job) reach(p journal.Phase) {
-	told := j.in.Told
-	told.Enter(p)
-	if told.Reached == "" || !j.left() {
-		told.Reached = p
+	if anew {
+		a.call.Fresh()
 	}
-}
-
-// offer sends the request to one engine. If the engine ends a connection that was kept alive, it
-// most likely did so before it saw the request, and gets it once more. If it does not answer then,
-// it may have died of the request, which goes to no other engine.
-func (j *job) offer(to fleet.Whole) (*answer, *fault) {
-	a, f := j.attempt(to, false)
-	if f == nil || !f.stale || j.left() {
-		return a, f
-	}
-	j.in.Told.Retries()
-	j.srv.take(to.Instance)
-	a, second := j.attempt(to, true)
-	if second != nil && second.status == 0 && !errors.Is(second.err, errMoved) {
-		f.again = false
-		return nil, f
-	}
-	return a, second
-}
-
-// attempt sends the request to one engine, over a new connection if fresh is set. Without a
-// fault, the call counts for the engine until the answer is closed.
-func (j *job) attempt(to fleet.Whole, fresh bool) (_ *answer, f *fault) {
-	j.in.Told.Attempt()
-	defer func() {
-		if f != nil {
-			j.in.Told.Fails(cause(f), f.status, f.answer)
-		}
-	}()
-	j.in.Told.Calls("pass")
-	j.reach(journal.Transfer)
-	j.in.Told.PassedTo(to.ID)
-	a := &answer{job: j, to: to, call: j.srv.Client.NewCall(to.Target), began: time.Now()}
-	if fresh {
-		a.call = a.call.Fresh()
-	}
-	a.run = j.srv.Fleet.Track(fleet.Place{Instance: to.Instance, Rank: -1}, a.call, notice, true)
+	a.run = j.srv.Fleet.Track(fleet.Place{Instance: j.to.Instance, Rank: -1}, a.call.Call, leg.Notice, true)
 	if computes(j.path) {
 		a.expects = int64(len(j.raw)) // no token has less than a byte
-		to.Traffic.Beyond(1)
-		to.Traffic.Sends(a.expects)
+		j.to.Traffic.Beyond(1)
+		j.to.Traffic.Sends(a.expects)
 	}
-	done := false
-	defer func() {
-		if !done {
-			a.release()
+	j.conn.OnGone(func() { a.call.Leave(leg.Notice) })
+	switch a.resp, f = a.call.Open(j.in.Told.Carry(headers), body); {
+	case f == nil:
+		return a.read(began)
+	case f.Status > 0:
+		return a.refused(f)
+	}
+	return a.broke(f)
+}
+
+// giveUp settles a thing.
+func (j *job) giveUp(t life.PassedThing, how life.How) {
+	a, told := j.answer, j.in.Told
+	switch {
+	case t == life.Seat:
+		j.seat.Give()
+	case t == life.Body && how == life.Back: // no engine is sent it any more
+		j.raw, j.req.Body = nil, mooncake.Body{}
+		j.in.Body.Give()
+	case t == life.Memory && how == life.Back:
+		a.room.Give()
+	case t == life.Call:
+		j.conn.OnGone(nil)
+		if a.resp != nil {
+			a.resp.Close()
 		}
-	}()
-	j.conn.OnGone(func() { a.call.Leave(notice) })
-	if f = a.open(); f == nil {
-		done = a.whole == nil
-		return a, nil
+		j.srv.Fleet.Untrack(a.run)
+		j.srv.count(j.to.Instance, -1)
+		if how == life.Spent && told.PromptTokens+told.OutputTokens == 0 { // what no engine counts is not free
+			told.Counted(Estimate(j.path, j.req), 0)
+		}
+		if computes(j.path) {
+			computed := cmp.Or(a.prompt, a.expects)
+			if how == life.Free {
+				computed = 0
+			}
+			j.to.Traffic.Settles(a.expects, computed)
+			j.to.Traffic.Beyond(-1)
+		}
+		if j.conn.Left() {
+			told.Freed(j.conn.GoneAt())
+		}
 	}
-	if a.run.Moved() && !j.left() {
-		return nil, &fault{answer: j.drained(), err: errMoved, again: true}
-	}
-	return nil, f
 }
 
 // drained is the answer to a request whose engine was taken out of service.
@@ -198,123 +227,3 @@ func (j *job) settle(fail *openai.Error) {
 	j.srv.took.WithLabelValues(j.path).Observe(time.Since(j.in.Told.Arrival).Seconds())
 	j.srv.Requests.Account(j.in, fail)
 }
-
-// send is the request as the engine gets it.
-func (j *job) send() (headers []engine.Header, body [][]byte) {
-	id := "ek-" + j.in.Told.ID + "-x" + strconv.Itoa(j.in.Told.Attempts)
-	headers = engine.JSONHeaders(id)
-	if j.path == Transcriptions {
-		headers[0].Value = j.kind
-		return headers, [][]byte{j.raw}
-	}
-	return headers, j.req.Body.Splice(nil, mooncake.Reserved, nil)
-}
-
-// open sends the request and reads its answer, or of a stream the first event.
-func (a *answer) open() *fault {
-	j, limits := a.job, &a.job.srv.Settings().Limits
-	headers, body := j.send()
-	resp, err := a.call.Do(http.MethodPost, j.path, j.in.Told.Carry(headers), body, engine.Deadlines{
-		Connect: limits.ConnectTimeout, FirstByte: limits.ProbeTimeout, Idle: limits.EventTimeout,
-	})
-	if err != nil {
-		f := a.broke(err)
-		a.taken = !f.again && !f.stale
-		return f
-	}
-	a.taken = true
-	a.resp = resp
-	if status := resp.StatusCode(); status != http.StatusOK {
-		a.taken = false
-		refusal := failure.Body(resp)
-		f := &fault{status: status, err: fmt.Errorf("engine %s answered %d", a.to.ID, status)}
-		f.lacks = lacksRoute(status, refusal)
-		if f.answer = failure.Refused(j.srv.Log, failure.Engine, a.to.ID, resp, refusal); status == http.StatusNotImplemented { // its model cannot do what this one asks for
-			f.answer = failure.Relayed(status, resp, refusal)
-		}
-		f.again = f.lacks || status == http.StatusServiceUnavailable || status == http.StatusTooManyRequests
-		return f
-	}
-	a.kind = string(resp.ContentType())
-	if strings.HasPrefix(a.kind, "text/event-stream") {
-		return a.begin()
-	}
-	return a.readWhole()
-}
-
-// broke is the fault of a call that broke.
-func (a *answer) broke(err error) *fault {
-	if !a.job.left() {
-		a.job.srv.Monitor.Report(a.to.Instance, err)
-	}
-	var ee *engine.Error
-	return &fault{answer: failure.Transport(failure.Engine, err), err: err, again: errors.As(err, &ee) && !ee.Sent, stale: ee != nil && ee.Stale()}
-}
-
-// drop lets go of the request's body, which no engine is sent any more.
-func (j *job) drop() {
-	j.raw, j.req.Body = nil, mooncake.Body{}
-	j.in.Body.Give()
-}
-
-// readWhole reads an answer that comes in one piece.
-func (a *answer) readWhole() *fault {
-	limits := &a.job.srv.Settings().Limits
-	a.metadata = string(a.resp.Header(metadataHeader))
-	a.resp.SetDeadline(a.began.Add(limits.ProbeTimeout))
-	whole, err := a.readAll(limits.AnswerBytes)
-	switch {
-	case errors.Is(err, errNoRoom):
-		return &fault{answer: openai.Unavailable("overloaded", "the proxy holds as many bytes of requests and answers as it may, from all callers or from you; retry later", 1), err: err}
-	case errors.Is(err, engine.ErrTooLarge):
-		return &fault{answer: failure.BadGateway(failure.Engine, "its answer is larger than limits.answer_bytes, or than the room in limits.bodies_bytes; ask for less at once"), err: err}
-	case err != nil:
-		return a.broke(err)
-	}
-	if strings.HasPrefix(a.kind, "application/json") {
-		body, err := mooncake.ScanBody(whole, 0)
-		if err != nil && !json.Valid(whole) {
-			return &fault{answer: failure.BadGateway(failure.Engine, "its answer is not JSON"), err: err, status: http.StatusOK}
-		}
-		if err == nil {
-			a.counted(usageOf(&body))
-		}
-	} else if about, err := mooncake.ScanBody([]byte(a.metadata), 0); err == nil {
-		a.counted(usageOf(&about))
-	}
-	a.whole = whole
-	a.job.srv.Monitor.Heard(a.to.Instance)
-	return nil
-}
-
-// errNoRoom is why an answer in one piece is not read any further.
-var errNoRoom = errors.New("the caller has as many bytes of requests and answers in memory as it may")
-
-// readAll reads the body, and charges its caller for the memory as it grows.
-func (a *answer) readAll(limit int) (whole []byte, err error) {
-	a.room = a.job.srv.Bodies.For(a.job.in.Body)
-	limit = a.room.Most(limit+1) - 1 // one byte more shows that the answer is too large
-	for {
-		if len(whole) == cap(whole) {
-			more := min(max(firstRoom, cap(whole)), limit+1-cap(whole))
-			if !a.room.Take(more) {
-				return nil, errNoRoom
-			}
-			larger := make([]byte, len(whole), cap(whole)+more) // exactly as many bytes as the charge has taken
-			copy(larger, whole)
-			whole = larger
-		}
-		n, err := a.resp.Read(whole[len(whole):cap(whole)])
-		switch whole = whole[:len(whole)+n]; {
-		case len(whole) > limit:
-			return nil, engine.ErrTooLarge
-		case errors.Is(err, io.EOF):
-			return whole, nil
-		case err != nil:
-			return nil, err
-		}
-	}
-}
-
-// firstRoom is what every caller may have.
-const firstRoom = 4 << 10

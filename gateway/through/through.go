@@ -4,9 +4,7 @@
 package through
 
 import (
-	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"math/rand/v2"
 	"net/http"
@@ -22,9 +20,9 @@ import (
 	"evenkeel/engine"
 	"evenkeel/gateway/edge"
 	"evenkeel/gateway/fleet"
+	"evenkeel/gateway/life"
 	"evenkeel/gateway/openai"
 	"evenkeel/gateway/request"
-	"evenkeel/mooncake"
 )
 
 // Transcriptions takes a form with a file. All other endpoints take JSON.
@@ -39,7 +37,7 @@ func computes(path string) bool {
 }
 
 // mostOpen is how many requests are passed through at once. No queue and no pool knows these
-// requests, so nothing else bounds them. A caller that is alone may have half of the places.
+// requests, so nothing else bounds them. A caller that is alone may have half of the seats.
 const mostOpen = 2048
 
 // Env is what these requests need of the proxy.
@@ -51,16 +49,23 @@ type Env struct {
 	Serving    func() context.Context // ends when what has no answer yet must end
 	Client     *engine.Client
 	Monitor    *engine.Monitor
-	Fleet      *fleet.Fleet
+	Fleet      Fleet
 	Requests   *request.Server // which settles with callers, and writes errors
 	Bodies     *edge.Account   // of requests, and of answers in one piece
+}
+
+// Fleet is what these requests need of the fleet.
+type Fleet interface {
+	Wholes(model string, computes bool) (list []fleet.Whole, paired bool)
+	Track(at fleet.Place, call *engine.Call, notice time.Duration, safe bool) *fleet.Run
+	Untrack(r *fleet.Run)
 }
 
 // A Server passes requests through.
 type Server struct {
 	Env
-	took   *prometheus.HistogramVec
-	places *edge.Account // of requests that are passed through now
+	took  *prometheus.HistogramVec
+	seats *edge.Account // of requests that are passed through now
 
 	mu    sync.Mutex
 	busy  map[string]int     // calls under way, by engine
@@ -76,7 +81,7 @@ const lackMemory = time.Minute
 
 // New makes the server of a proxy.
 func New(env Env) *Server {
-	s := &Server{Env: env, places: edge.NewPlaces(mostOpen), busy: map[string]int{}, lacks: map[lack]time.Time{}}
+	s := &Server{Env: env, seats: edge.NewPlaces(mostOpen), busy: map[string]int{}, lacks: map[lack]time.Time{}}
 	s.took = prometheus.NewHistogramVec(prometheus.HistogramOpts{
 		Name: "evenkeel_passed_seconds", Help: "Time from arrival to the end of the answer, for requests that one engine serves alone. Requests without an answer do not count.", Buckets: env.Buckets,
 	}, []string{"endpoint"})
@@ -124,69 +129,39 @@ func (s *Server) Serve(ctx *fasthttp.RequestCtx, in *request.Incoming, req *open
 	if !ok {
 		return openai.NewError(http.StatusInternalServerError, "internal_error", "the connection is not watched")
 	}
-	place := s.places.For(in.Body)
-	if !place.Take(1) {
+	seat := s.seats.For(in.Body)
+	if !seat.Take(1) {
 		return s.full()
 	}
-	j := &job{srv: s, in: in, req: req, path: path, conn: conn, raw: raw, kind: string(ctx.Request.Header.ContentType()), place: place}
-	handed := false
-	defer func() {
-		if !handed {
-			place.Give()
-		}
-	}()
-	a, fail := j.serve()
-	if fail != nil {
+	j := &job{srv: s, in: in, req: req, path: path, conn: conn, raw: raw, kind: string(ctx.Request.Header.ContentType()), seat: seat}
+	if fail := j.run(life.PassedEvent{What: life.Arrived}); fail != nil {
 		return fail
 	}
-	j.drop()
-	s.head(ctx, a)
+	a, h := j.answer, &ctx.Response.Header
+	if a.metadata != "" {
+		h.Set(metadataHeader, a.metadata)
+	}
+	if s.Settings().ExposeRoute || in.Explain {
+		h.Set("X-Evenkeel-Route", in.Told.Route)
+		h.Set("X-Evenkeel-Engine", in.Told.Engine)
+		h.Set("X-Evenkeel-Attempts", strconv.Itoa(in.Told.Attempts))
+	}
 	if a.whole == nil {
-		handed = true
-		edge.NewPull(a, a.close, s.Log).Answer(ctx)
+		s.Requests.Stream(ctx, []byte(a.kind), a, 0)
 		return nil
 	}
 	j.settle(nil)
-	ctx.SetBodyStream(&piece{bytes.NewReader(a.whole), a.room}, len(a.whole))
+	request.Piece(ctx, a.kind, a.whole, a.room)
 	return nil
-}
-
-// piece is an answer in one piece, which is charged to its caller until it is written.
-type piece struct {
-	*bytes.Reader
-	room *edge.Charge
-}
-
-func (p *piece) Close() error {
-	p.room.Give()
-	return nil
-}
-
-// head writes the head of an answer.
-func (s *Server) head(ctx *fasthttp.RequestCtx, a *answer) {
-	h, told := &ctx.Response.Header, a.job.in.Told
-	h.SetContentType(a.kind)
-	if a.whole == nil {
-		h.Set("Cache-Control", "no-cache")
-		h.Set("X-Accel-Buffering", "no") // an nginx in front must not gather events
-	}
-	if about := a.metadata; about != "" {
-		h.Set(metadataHeader, about)
-	}
-	if s.Settings().ExposeRoute || a.job.in.Explain {
-		h.Set("X-Evenkeel-Route", told.Route)
-		h.Set("X-Evenkeel-Engine", told.Engine)
-		h.Set("X-Evenkeel-Attempts", strconv.Itoa(told.Attempts))
-	}
 }
 
 // metadataHeader is where vLLM says what the bytes of an answer are that is not JSON.
 const metadataHeader = "Metadata"
 
-// full refuses a request for which there is no place.
+// full refuses a request for which there is no seat.
 func (s *Server) full() *openai.Error {
 	e := &openai.Error{
-		Status: http.StatusTooManyRequests, Code: "queue_full", RetryAfter: 1, Own: !s.places.Full(),
+		Status: http.StatusTooManyRequests, Code: "queue_full", RetryAfter: 1, Own: !s.seats.Full(),
 		Message: "too many requests are passed through to engines already; retry later",
 		Why:     fmt.Sprintf("the proxy passes %d requests through to engines at once, and no key of the config changes that", mostOpen),
 	}
@@ -244,18 +219,11 @@ func (s *Server) choose(model, path string, tried []string) (fleet.Whole, *opena
 	return fleet.Whole{}, errNoEngine
 }
 
-// take begins one more call to an engine.
-func (s *Server) take(instance string) {
+// count adds to the calls of ours to an engine.
+func (s *Server) count(instance string, n int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.busy[instance]++
-}
-
-// giveBack ends a call to an engine.
-func (s *Server) giveBack(instance string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.busy[instance]--; s.busy[instance] <= 0 {
+	if s.busy[instance] += n; s.busy[instance] <= 0 {
 		delete(s.busy, instance)
 	}
 }
@@ -279,31 +247,3 @@ func lacksRoute(status int, body []byte) bool {
 	return status == http.StatusNotFound && string(body) == `{"detail":"Not Found"}` ||
 		status == http.StatusMethodNotAllowed && string(body) == `{"detail":"Method Not Allowed"}`
 }
-
-// errMoved is why a call ended whose engine was taken out of service.
-var errMoved = errors.New("the engine was taken out of service")
-
-// usageOf reads the tokens that an engine counted. Counts that no model could have are not
-// believed.
-func usageOf(body *mooncake.Body) (prompt, output int) {
-	raw, ok := body.Get("usage")
-	if !ok {
-		return 0, 0
-	}
-	usage, err := mooncake.ScanBody(raw, 0)
-	if err != nil {
-		return 0, 0
-	}
-	count := func(key string) int {
-		v, _ := usage.Get(key)
-		n, err := strconv.Atoi(string(v))
-		if err != nil || n < 0 || n > mostTokens {
-			return 0
-		}
-		return n
-	}
-	return count("prompt_tokens"), count("completion_tokens")
-}
-
-// mostTokens bounds an engine's counts. A request may have many prompts, but not so many.
-const mostTokens = 64 << 20
