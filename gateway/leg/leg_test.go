@@ -145,6 +145,7 @@ func TestHowALegEnds(t *testing.T) {
 		{name: "it ends in the answer", play: func(f *fake) {
 			f.hears()
 			f.says(begun)
+			synctest.Wait() // until the rest is waited for
 		}, want: ended{Far: life.Headed, Why: life.Broke}, code: "_failed", fails: io.ErrUnexpectedEOF},
 		{name: "the engine does not take the request", play: func(*fake) { time.Sleep(limit + time.Second) }, want: ended{Far: life.Unsent, Why: life.Broke}, code: "_timeout"},
 		{name: "the engine is silent", play: func(f *fake) {
