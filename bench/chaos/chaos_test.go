@@ -1,9 +1,11 @@
 package main
 
 import (
+	"bytes"
 	"errors"
 	"net/http"
 	"os"
+	"path/filepath"
 	"testing"
 	"time"
 
@@ -58,7 +60,7 @@ func TestAWhileOfEverything(t *testing.T) {
 	})
 }
 
-// Requests that are bound before their prefill are as safe as the others.
+// Requests that are bound before their prefill are as safe as the others. One of the runs is recorded.
 func TestLivesOfBoundRequests(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes 20 s")
@@ -71,12 +73,23 @@ func TestLivesOfBoundRequests(t *testing.T) {
 			s, err := scenarioOf("lives")
 			require.NoError(t, err)
 			s.connector, s.count, s.streams, s.wide, s.lag, s.hold = c, 150, 30, 1, 1, 4*time.Second
-			r, err := play(t.Context(), s, options{Options: world.Options{Bin: binary}, seed: 9})
+			o := options{Options: world.Options{Bin: binary}, seed: 9}
+			if c == refengine.SGLang {
+				o.Bin, o.record = "", filepath.Join(t.TempDir(), "recording")
+			}
+			r, err := play(t.Context(), s, o)
 			require.NoError(t, err)
 			require.NoError(t, r.writeTable(t.Output()))
 			require.Empty(t, r.Breaches)
 			require.NotEmpty(t, r.Struck)
 			require.Positive(t, r.Clients.Left)
+			if o.record != "" {
+				text, err := os.ReadFile(o.record)
+				require.NoError(t, err)
+				for _, begins := range []string{`"Value":`, `"Event":`, `"Dialect":`, `"Leg":`} {
+					require.Greater(t, bytes.Count(text, []byte(begins)), s.count, "lines with %s", begins)
+				}
+			}
 		})
 	}
 }

@@ -10,8 +10,10 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
+	"path/filepath"
 	"strings"
 	"time"
 
@@ -31,6 +33,7 @@ func run(ctx context.Context, args []string, out io.Writer) (ok bool, err error)
 	flags.Float64Var(&o.rate, "rate", 0, "share of the engines' requests that a fault strikes; 0: as the scenario has it")
 	flags.Func("connector", "of the engines, instead of the scenario's: "+strings.Join(connectors(), ", "), o.speak)
 	flags.IntVar(&o.loops, "event-loops", 0, "the proxy's event_loops; -1: each answer has a goroutine")
+	flags.StringVar(&o.record, "record", "", "file for what happens to each request, for go test ./gateway/life -recording; the proxy is built for it")
 	flags.BoolVar(&o.race, "race", false, "build the proxy with the race detector")
 	asJSON := flags.Bool("json", false, "print the report as JSON")
 	if err := flags.Parse(args); err != nil {
@@ -48,6 +51,14 @@ func run(ctx context.Context, args []string, out io.Writer) (ok bool, err error)
 	}
 	if o.rate > 0 {
 		s.rate = o.rate
+	}
+	if o.record != "" {
+		if o.Bin != "" {
+			return false, errors.New("only a proxy that is built for it records: leave -bin out")
+		}
+		if o.record, err = filepath.Abs(o.record); err != nil {
+			return false, err
+		}
 	}
 	if o.connector != "" {
 		s.connector = o.connector

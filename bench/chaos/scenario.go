@@ -111,6 +111,7 @@ type options struct {
 	rate      float64
 	count     int
 	race      bool
+	record    string
 	loops     int
 }
 
@@ -120,7 +121,11 @@ const warmUp = 3 * time.Second
 
 // play runs a scenario from the first engine to the verdict.
 func play(ctx context.Context, s scenario, o options) (*report, error) {
-	w, err := world.New(ctx, "chaos", o.Options, fmt.Sprint("-race=", o.race))
+	flags := []string{fmt.Sprint("-race=", o.race)}
+	if o.record != "" {
+		flags = append(flags, fmt.Sprintf("-ldflags=-s -w -X 'evenkeel/gateway/recording.file=%s'", o.record))
+	}
+	w, err := world.New(ctx, "chaos", o.Options, flags...)
 	if err != nil {
 		return nil, err
 	}

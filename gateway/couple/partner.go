@@ -15,6 +15,7 @@ import (
 	"evenkeel/gateway/life"
 	"evenkeel/gateway/metaserver"
 	"evenkeel/gateway/openai"
+	"evenkeel/gateway/recording"
 	"evenkeel/mooncake"
 	"evenkeel/prefill"
 )
@@ -41,6 +42,7 @@ type Partner struct {
 
 	mu       sync.Mutex
 	legs     life.Legs
+	tape     recording.Tape
 	lease    *prefill.Lease // nil once it is settled
 	last     *prefill.Lease // the same, settled or not
 	refusal  *failure.Fault // of the last engine that took nothing
@@ -62,6 +64,7 @@ func (m *Maker) Start(plan Plan) (*Partner, error) {
 	c := plan.Lease.Candidate
 	d := dialects[c.Profile.Connector]
 	p := &Partner{Plan: plan, maker: m, lease: plan.Lease, last: plan.Lease, dialect: d, legs: life.NewLegs(d), dead: make(chan struct{}), over: make(chan struct{}), tried: []string{c.ID}}
+	p.tape.BeginLegs(d)
 	err := p.meet()
 	if err == nil {
 		plan.Lease.PassOn()
@@ -98,6 +101,7 @@ func (p *Partner) step(e life.LegEvent, f *failure.Fault) (on bool) {
 	was := p.legs.Failed()
 	var room [8]life.LegEffect
 	todo := p.legs.Step(e, room[:0])
+	p.tape.StepLegs(e, todo)
 	if !was && p.legs.Failed() {
 		if p.failed = f; f == nil {
 			p.failed = whyBroken()

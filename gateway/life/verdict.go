@@ -36,7 +36,7 @@ const (
 	HungUp                 // we ended the call, for another reason
 	NotOurs                // another proxy admits to the engine now
 	Unowned                // another proxy admits to the whole decode group now
-	NoRank                 // the pool has no rank for it, and will have none
+	NoRank                 // the pool had no rank for it in time, or will have none
 	RanksLost              // the region of its hand-off has no rank any more
 	Unlearned              // it is not known at which address decode engines reach the prefill engine
 	Outlived               // the prefill engine's process is another one, and its KV is gone
@@ -49,7 +49,7 @@ const (
 	// In these the engine is the one of the leg.
 	Stale       // a connection that had been kept alive ended before it brought one byte of the answer
 	Unreachable // no connection could be made
-	Broke       // the connection broke
+	Broke       // the connection broke, or the engine was declared down while a probe was under way
 	Silent      // the engine said nothing for too long
 	Garbled     // what it said cannot be used
 	TooLarge    // its answer is larger than it may be

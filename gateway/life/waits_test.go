@@ -65,6 +65,7 @@ var waits = []wait{
 	{Opening, "", "the first event", "`first_event_timeout`, counted from its slot, and only while its KV is certainly kept ([above](#an-engine-that-stands-still))", "the connection breaks; of a request that pulls nothing, the client", "another prefill, another rank"},
 	{Coupled, "`ascend-layerwise`, before the callback", "the address for the KV, from the decode engine", "`bind.callback_timeout`", "client, the decode leg ends", "bound anew"},
 	{Coupled, "", "the first event", "`limits.probe_timeout` for the prefill, then `first_event_timeout`, with `nixl-push` only until the lease ends", "one leg ends the other; the client, at once or after `bind.grace`", "bound anew"},
+	{Coupled, "`ascend-layerwise`, left by its client before the callback", "a late callback", "`bind.grace`", "the callback", "a prefill that nobody waits for, because only its end frees the decode engine's blocks"},
 	{Coupled, "left by its client", "the end of the prefill leg", "`bind.grace`", "the leg ends", "the slot is free; where the engine keeps blocks, their room counts as lost"},
 	{Coupled, "`sglang`, after the first token", "the prefill engine's answer", "`bind.confirm`", "the answer comes", "the token goes out"},
 	{Pausing, "", "the pause before another attempt", "the engine's `Retry-After`, up to 5 s, and `prefill.retry.base`, doubled with each failure", "client", "the next attempt"},

@@ -52,7 +52,7 @@ func (s *stream) step(e life.Event) {
 	j := s.job
 	e.Left, e.Engine = j.client.left(), s.rank.Instance
 	var room [6]life.Effect
-	for _, x := range j.life.Step(e, room[:0]) {
+	for _, x := range j.tell(e, room[:0]) {
 		switch x.Do {
 		case life.Confirm: // the decode engine is done with it, whatever the prefill engine says
 			e := life.Event{What: life.Believed}

@@ -16,6 +16,7 @@ import (
 	"evenkeel/gateway/life"
 	"evenkeel/gateway/openai"
 	"evenkeel/gateway/prompt"
+	"evenkeel/gateway/recording"
 	"evenkeel/geo"
 	"evenkeel/mooncake"
 	"evenkeel/sse"
@@ -42,6 +43,7 @@ type job struct {
 	stay   stay
 
 	life     life.Life
+	tape     recording.Tape
 	question *geo.Question // where it goes, if there are other regions and that is open
 	ran      int           // proxies of this region that may have served it, and gave it back
 

@@ -29,6 +29,7 @@ import (
 // is sent to another dispatcher.
 func (j *job) serve(ctx *fasthttp.RequestCtx) (*stream, *openai.Error) {
 	j.life.Bound, j.life.Alone = ctx == nil, j.in.Whole
+	j.tape.Begin(&j.life)
 	j.avoid.prefill = nil
 	defer func() {
 		j.question = nil
@@ -66,7 +67,7 @@ func (r *runner) run(e life.Event) (*stream, *openai.Error) {
 		if r.stream != nil { // it has the slot
 			defer r.stream.settle(board.Failed)
 		}
-		for _, x := range slices.Concat(todo, j.life.Step(life.Event{What: life.Panicked}, nil)) {
+		for _, x := range slices.Concat(todo, j.tell(life.Event{What: life.Panicked}, nil)) {
 			if x.Do == life.Settle || x.Do == life.Find {
 				r.do(x)
 			}
@@ -74,7 +75,7 @@ func (r *runner) run(e life.Event) (*stream, *openai.Error) {
 	})
 	for {
 		e.Left = j.client.left()
-		if todo = j.life.Step(e, room[:0]); len(todo) == 0 {
+		if todo = j.tell(e, room[:0]); len(todo) == 0 {
 			j.srv.Log.Error("a request has come to nothing; this is a bug, please report it", zap.Inline(j))
 			return nil, failure.Broken()
 		}
@@ -89,6 +90,13 @@ func (r *runner) run(e life.Event) (*stream, *openai.Error) {
 			e = r.do(x)
 		}
 	}
+}
+
+// tell tells the life of an event.
+func (j *job) tell(e life.Event, dst []life.Effect) []life.Effect {
+	dst = j.life.Step(e, dst)
+	j.tape.Step(e, dst)
+	return dst
 }
 
 // onPanic gives back what a step has taken, if it panics. The panic goes on to the edge.

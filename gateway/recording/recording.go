@@ -1,0 +1,91 @@
+// Package recording writes down what happens to each request, as gateway/life is told of it, and what gateway/life says to that. So a
+// test can drive the lives of a real run again. A program does so only if it was linked with the name of a file, as
+// `go run ./bench/chaos -record FILE` does it. In every other program a recording is one comparison.
+package recording
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"slices"
+	"sync/atomic"
+
+	"evenkeel/gateway/life"
+)
+
+// file is set by the linker. No file of that name may be there yet.
+var file string
+
+const limit = 256 << 20 // bytes
+
+var out = open(file)
+
+var lives, written atomic.Int64
+
+func open(name string) *os.File {
+	if name == "" {
+		return nil
+	}
+	f, err := os.OpenFile(name, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
+	if err != nil {
+		panic(err) // whoever built this program wants nothing else of it
+	}
+	return f
+}
+
+// A Tape is the recording of one life, or of the two legs of one attempt. Whoever has the value has the tape.
+type Tape struct{ id int64 }
+
+// A line is one step. The lines of a tape have its ID, and stand in their order.
+type line struct {
+	ID      int64
+	Value   string           `json:",omitempty"` // of a life that is about to be told that it begins, or goes on: all of it
+	Dialect *life.Dialect    `json:",omitempty"` // of legs that begin
+	Event   *life.Event      `json:",omitempty"`
+	Leg     *life.LegEvent   `json:",omitempty"`
+	Do      []life.Effect    `json:",omitempty"`
+	LegDo   []life.LegEffect `json:",omitempty"`
+}
+
+// Begin records how a life stands before it is told that the request begins, or that its answer is to go on.
+func (t *Tape) Begin(l *life.Life) {
+	if out != nil {
+		t.write(line{Value: fmt.Sprint(*l)})
+	}
+}
+
+// Step records an event of a life, and what is to be done.
+func (t *Tape) Step(e life.Event, todo []life.Effect) {
+	if out != nil {
+		t.write(line{Event: new(e), Do: slices.Clone(todo)})
+	}
+}
+
+// BeginLegs records what the connector of two legs is like.
+func (t *Tape) BeginLegs(d life.Dialect) {
+	if out != nil {
+		t.write(line{Dialect: new(d)})
+	}
+}
+
+// StepLegs records an event of two legs, and what is to be done.
+func (t *Tape) StepLegs(e life.LegEvent, todo []life.LegEffect) {
+	if out != nil {
+		t.write(line{Leg: new(e), LegDo: slices.Clone(todo)})
+	}
+}
+
+// write appends a line. A file that cannot be written ends the program: half a recording must not look like a whole one.
+func (t *Tape) write(l line) {
+	if t.id == 0 {
+		t.id = lives.Add(1)
+	}
+	l.ID = t.id
+	text, err := json.Marshal(l)
+	if err == nil && written.Add(int64(len(text)+1)) <= limit {
+		_, err = out.Write(append(text, '\n'))
+	}
+	if err != nil {
+		panic(err)
+	}
+}

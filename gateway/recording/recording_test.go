@@ -1,0 +1,93 @@
+package recording
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"evenkeel/gateway/life"
+)
+
+// records has the package record into a file until the test ends. It returns what was written so far.
+func records(t *testing.T) (lines func() []line) {
+	name := filepath.Join(t.TempDir(), "recording")
+	out = open(name)
+	t.Cleanup(func() {
+		require.NoError(t, out.Close())
+		out = nil
+		written.Store(0)
+	})
+	return func() (all []line) {
+		text, err := os.ReadFile(name)
+		require.NoError(t, err)
+		for one := range strings.Lines(string(text)) {
+			var l line
+			require.NoError(t, json.Unmarshal([]byte(one), &l))
+			all = append(all, l)
+		}
+		return all
+	}
+}
+
+func TestALineForEachStepInTheOrderOfEachLife(t *testing.T) {
+	lines := records(t)
+	var l life.Life
+	var one, other Tape
+	l.Bound = true
+	value := fmt.Sprint(l)
+	one.Begin(&l)
+	begun := life.Event{What: life.Begun}
+	todo := l.Step(begun, nil)
+	one.Step(begun, todo)
+	d := life.Dialect{Aborts: true}
+	other.BeginLegs(d)
+	due := life.LegEvent{What: life.ProbeDue}
+	sent := new(life.NewLegs(d)).Step(due, nil)
+	other.StepLegs(due, sent)
+	none := life.Event{What: life.NoRankTakes}
+	one.Step(none, nil)
+	id := one.id
+	require.Equal(t, []line{
+		{ID: id, Value: value},
+		{ID: id, Event: &begun, Do: todo},
+		{ID: id + 1, Dialect: &d},
+		{ID: id + 1, Leg: &due, LegDo: sent},
+		{ID: id, Event: &none},
+	}, lines())
+}
+
+func TestAFileIsBounded(t *testing.T) {
+	lines := records(t)
+	var tape Tape
+	tape.BeginLegs(life.Dialect{})
+	written.Store(limit - 10)
+	tape.BeginLegs(life.Dialect{})
+	require.Len(t, lines(), 1)
+}
+
+func TestAFileThatIsThereIsNotMixedWithAnother(t *testing.T) {
+	name := filepath.Join(t.TempDir(), "recording")
+	require.NoError(t, os.WriteFile(name, nil, 0o600))
+	require.Panics(t, func() { open(name) })
+	require.Nil(t, open(""), "and without a name there is none")
+}
+
+// A program that does not record pays a comparison for each step. What an event refers to stays on its stack.
+func TestWhatIsNotRecordedAllocatesNothing(t *testing.T) {
+	var l life.Life
+	var tape Tape
+	require.Zero(t, testing.AllocsPerRun(100, func() {
+		var room [8]life.Effect
+		var legRoom [8]life.LegEffect
+		legs := life.NewLegs(life.Dialect{})
+		tape.Begin(&l)
+		tape.Step(life.Event{}, l.Step(life.Event{What: life.Begun}, room[:0]))
+		tape.BeginLegs(life.Dialect{})
+		tape.StepLegs(life.LegEvent{}, legs.Step(life.LegEvent{What: life.ProbeDue}, legRoom[:0]))
+	}))
+}
