@@ -36,12 +36,14 @@ var knots = []string{"gateway/life", "gateway/request", "gateway/selftest", "gat
 func TestFilesOfAPackageHaveAnOrder(t *testing.T) {
 	described, err := os.ReadFile(filepath.Join("..", "..", "ARCHITECTURE.md"))
 	require.NoError(t, err)
+	_, reasons, _ := bytes.Cut(described, []byte("have no such order:\n"))
+	reasons, _, _ = bytes.Cut(reasons, []byte("\nThe "))
 	for pkg, arrows := range arrowsOfProduct(t) {
 		back := backUp(slices.Collect(maps.Keys(arrows)))
 		ordered := len(back) <= 1 || 10*len(back) < len(arrows)
 		if slices.Contains(knots, pkg) {
 			assert.False(t, ordered, "%s is a knot no more: take it off the list", pkg)
-			assert.True(t, bytes.Contains(described, []byte("`"+pkg+"`")), "%s has no reason in ARCHITECTURE.md", pkg)
+			assert.True(t, bytes.Contains(reasons, []byte("\n| `"+pkg+"` |")), "%s has no reason in ARCHITECTURE.md", pkg)
 			continue
 		}
 		if !ordered {
