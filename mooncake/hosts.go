@@ -12,7 +12,7 @@ import (
 	"evenkeel/rawjson"
 )
 
-// ErrUnknownHost: the handoff names a host that is no prefill engine's.
+// ErrUnknownHost says that the handoff names a host that is no prefill engine's.
 var ErrUnknownHost = errors.New("mooncake: the handoff points to an unknown host")
 
 // checkHosts refuses unknown hosts: a prefill engine that an attacker controls must

@@ -154,9 +154,10 @@ func TestACapacityBoundsWhatIsPromised(t *testing.T) {
 	require.Equal(t, []int{0, 4, 4}, []int{e.holds(blocks(1, 4)), e.holds(blocks(2, 4)), e.holds(blocks(3, 4))}, "the oldest prompt had to go")
 	require.Equal(t, 8, e.Held())
 	p := blocks(3, 4)
-	e.Place(&p, "m", 2050, noon)
-	require.Equal(t, 8, e.slots[byBytes].blocks, "a little more is not worth a change")
-	e.Place(&p, "m", 1000, noon)
+	for _, told := range []struct{ tokens, blocks int }{{8000, 32}, {8500, 32}, {8750, 35}, {8250, 35}, {8000, 32}, {1000, 4}} { // a sixteenth more or less is not worth a change
+		e.Place(&p, "m", int64(told.tokens), noon)
+		require.Equal(t, told.blocks, e.slots[byBytes].blocks)
+	}
 	require.Equal(t, 4, e.Held())
 
 	e.Restarted(noon)
