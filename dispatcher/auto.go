@@ -5,9 +5,6 @@ import (
 	"slices"
 	"time"
 
-	"go.uber.org/zap"
-
-	"evenkeel/dispatcher/board"
 	"evenkeel/dispatcher/twin"
 	"evenkeel/dispatcher/verdict"
 )
@@ -22,23 +19,6 @@ type auto struct {
 	changes uint64
 	at      time.Time // of the last change
 	why     string
-}
-
-// leftToTwin finds in a policy like auto:br0,evenkeel the one to begin with and those that the twin has to
-// replay.
-func (c Config) leftToTwin() (Config, *auto) {
-	specs, ok := twin.Auto(c.Policy)
-	if !ok {
-		return c, nil
-	}
-	replayed := slices.Clone(specs)
-	for _, spec := range c.Twin {
-		if !slices.Contains(specs, spec) {
-			replayed = append(replayed, spec)
-		}
-	}
-	c.Policy, c.Twin = specs[0], replayed
-	return c, &auto{specs: specs, on: true}
 }
 
 // named takes in what an operator wants the policy to be, and returns which one is to be put in force; empty:
@@ -67,20 +47,6 @@ func (a *auto) turn(spec string) {
 	if a != nil && spec != "" {
 		_, a.on = twin.Auto(spec)
 	}
-}
-
-// choose puts a policy in force that the twin found to be better.
-func (r *runner) choose(c twin.Choice) {
-	a := r.auto
-	if a == nil || !a.on || !slices.Contains(a.specs, c.Spec) {
-		return
-	}
-	if err := r.set(board.SetPolicy{Spec: c.Spec}); err != nil {
-		r.log.Warn("dispatcher: the policy that the twin chose cannot be put in force", zap.String("policy", c.Spec), zap.Error(err))
-		return
-	}
-	a.changes, a.at, a.why = a.changes+1, r.now, c.Why
-	r.log.Info("dispatcher: the twin has chosen another policy", zap.String("policy", r.boards.Policy()), zap.String("why", c.Why))
 }
 
 // status is what people see of it; nil: the policy is not left to the twin.

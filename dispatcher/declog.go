@@ -3,7 +3,6 @@ package dispatcher
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -12,18 +11,6 @@ import (
 	"go.uber.org/zap"
 
 	"evenkeel/dispatcher/board"
-)
-
-// DecisionLogConfig has every round recorded, one JSON line each.
-type DecisionLogConfig struct {
-	File     string `yaml:"file"`      // "" = off
-	MaxBytes int64  `yaml:"max_bytes"` // of the file and the older half, FILE.1, together; 0 = DefaultLogBytes
-}
-
-// Bounds of the decision log.
-const (
-	DefaultLogBytes = 256 << 20
-	leastLogBytes   = 1 << 20 // in the config file: a round alone may take 300 KB
 )
 
 // roundsMost are copied and not yet written. A round of 144 ranks with 40
@@ -155,13 +142,4 @@ func (l *decisionLog) append(line []byte) error {
 	n, err := l.file.Write(line)
 	l.size += int64(n)
 	return err
-}
-
-// quoted appends a JSON string.
-func quoted(dst []byte, s string) []byte {
-	text, err := json.Marshal(s)
-	if err != nil { // of a string there is none
-		return append(dst, `""`...)
-	}
-	return append(dst, text...)
 }

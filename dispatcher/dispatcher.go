@@ -6,11 +6,10 @@
 package dispatcher
 
 import (
-	"cmp"
 	"context"
+	"fmt"
+	"math"
 	"slices"
-	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -22,80 +21,6 @@ import (
 	"evenkeel/pool"
 	"evenkeel/predictor"
 )
-
-// Config is `dispatch` of the config file, and what Start needs beside it. The zero value
-// of a field is its default where one is named.
-type Config struct {
-	board.Config `yaml:",inline"`
-	DecisionLog  DecisionLogConfig `yaml:"log"`        // zero: none is written
-	TwinShare    float64           `yaml:"twin_share"` // of one core, that the twin may use; 0 = DefaultTwinShare
-
-	Registerer prometheus.Registerer `yaml:"-"`
-	// Places are those the entries hold, all but drains: Enqueue takes the
-	// entry's over and it is released when the entry leaves the pool, whichever
-	// way. nil = not counted.
-	Places *pool.Places `yaml:"-"`
-	// OnRoom is called at the end of a turn after which Room says more than before. It
-	// must not block. nil = nobody is told.
-	OnRoom func()      `yaml:"-"`
-	Log    *zap.Logger `yaml:"-"`
-}
-
-// Default is what an empty config file says.
-func Default() Config {
-	return Config{Config: board.Default(), DecisionLog: DecisionLogConfig{MaxBytes: DefaultLogBytes}, TwinShare: DefaultTwinShare}
-}
-
-// Check tells bad of every setting of the config file that cannot work, as that of the
-// boards does.
-func (c *Config) Check(bad func(key, format string, args ...any)) {
-	plain, left := c.leftToTwin()
-	if left != nil {
-		if slices.Contains(left.specs, "") {
-			bad("dispatch.policy", "%q has an empty policy; write auto: and the policies to choose from, as in auto:br0,evenkeel", c.Policy)
-			return
-		}
-		for _, spec := range left.specs[1:] {
-			each := plain.Config
-			each.Policy, each.Twin, each.Shadow = spec, nil, nil
-			each.Check(func(key, format string, args ...any) {
-				if key == "dispatch.policy" {
-					bad(key, format, args...)
-				}
-			})
-		}
-		plain.Twin = c.Twin
-	}
-	plain.Config.Check(bad)
-	if c.DecisionLog.MaxBytes < leastLogBytes {
-		bad("dispatch.log.max_bytes", "%d; at least %d is needed", c.DecisionLog.MaxBytes, leastLogBytes)
-	}
-	if !(c.TwinShare >= 0.001 && c.TwinShare <= 1) {
-		bad("dispatch.twin_share", "%v of a core; write 0.001 to 1, or dispatch.twin: off", c.TwinShare)
-	}
-}
-
-func (c Config) withDefaults() Config {
-	c.Config, c.Log, c.TwinShare = c.Config.WithDefaults(), cmp.Or(c.Log, zap.NewNop()), cmp.Or(c.TwinShare, DefaultTwinShare)
-	return c
-}
-
-// Result is the one answer to an Enqueue: a slot, or why there is none.
-type Result struct {
-	Slot *Slot
-	Err  error
-}
-
-// Dispatcher is the handle others hold on the goroutine that decides.
-type Dispatcher struct {
-	cfg     Config
-	inbox   *inbox
-	metrics *metrics
-	policy  atomic.Pointer[string] // canonical name, of barrier groups
-	paces   sync.Map               // of *pace, by board
-	done    chan struct{}
-	last    board.Status // what was left at the end; read after done is closed
-}
 
 // Start runs a dispatcher until ctx is cancelled. Then every waiting entry
 // gets ErrDraining; slots may still be released.
@@ -339,4 +264,61 @@ func (d *Dispatcher) ask(command func(r *runner) error) error {
 		return board.ErrDraining
 	}
 	return <-reply // an accepted command is always run
+}
+
+// run is the goroutine that owns the boards. A turn takes every command that
+// is queued and only then decides, so that a burst is one round.
+func (d *Dispatcher) run(ctx context.Context, r *runner) {
+	defer close(d.done)
+	defer r.start(ctx)()
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	var queue []command
+	for {
+		queue = d.inbox.swap(queue)
+		r.advance(queue, time.Now())
+		clear(queue) // what a command closed over may go
+		if next := r.boards.Next(); next.IsZero() {
+			timer.Stop()
+		} else {
+			timer.Reset(time.Until(next))
+		}
+		select {
+		case <-d.inbox.wake:
+		case <-timer.C:
+		case <-ctx.Done():
+			r.shutDown(d.inbox.close(), time.Now())
+			d.last = r.status(r.now)
+			d.last.Score()
+			return
+		}
+	}
+}
+
+// Room returns how many hand-offs more than those that wait in the pool of a board
+// would get a slot within a time. It is at least one if none waits, so that a
+// hand-off is always on its way.
+func (d *Dispatcher) Room(board string, within time.Duration) int {
+	v, ok := d.paces.Load(board)
+	if !ok {
+		return math.MaxInt // no rank was ever there: it is not the slots that are missing
+	}
+	p := v.(*published)
+	slots := p.slots.Load()
+	if slots == 0 {
+		return math.MaxInt
+	}
+	freed := within.Seconds() * float64(slots) / max(math.Float64frombits(p.seconds.Load()), 1e-3)
+	return max(1, int(min(float64(p.free.Load())+freed, math.MaxInt32))) - int(p.waiting.Load())
+}
+
+func (m *metrics) register(r prometheus.Registerer, d *Dispatcher) error {
+	if r == nil {
+		return nil
+	}
+	m.all.MustRegister(gauges{d})
+	if err := r.Register(m.all); err != nil {
+		return fmt.Errorf("dispatcher: %w; give every dispatcher a registerer of its own", err)
+	}
+	return nil
 }

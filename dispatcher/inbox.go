@@ -2,9 +2,6 @@ package dispatcher
 
 import "sync"
 
-// command is one event for the owner of the boards, run in its goroutine.
-type command func(*runner)
-
 // inbox is the queue of commands to the one goroutine that owns the boards.
 // A push never waits: callers are the goroutines that serve connections. After
 // close every push is refused, so no command is ever left unanswered in a

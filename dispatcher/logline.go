@@ -1,6 +1,7 @@
 package dispatcher
 
 import (
+	"encoding/json"
 	"strconv"
 
 	"evenkeel/dispatcher/policy"
@@ -129,4 +130,13 @@ func comma(dst []byte, i int) []byte {
 		dst = append(dst, ',')
 	}
 	return dst
+}
+
+// quoted appends a JSON string.
+func quoted(dst []byte, s string) []byte {
+	text, err := json.Marshal(s)
+	if err != nil { // of a string there is none
+		return append(dst, `""`...)
+	}
+	return append(dst, text...)
 }

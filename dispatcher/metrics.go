@@ -1,8 +1,6 @@
 package dispatcher
 
 import (
-	"fmt"
-
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promauto"
 
@@ -119,14 +117,3 @@ func (m *metrics) createSeries() {
 }
 
 var shadowLabels = []string{"group", "policy"}
-
-func (m *metrics) register(r prometheus.Registerer, d *Dispatcher) error {
-	if r == nil {
-		return nil
-	}
-	m.all.MustRegister(gauges{d})
-	if err := r.Register(m.all); err != nil {
-		return fmt.Errorf("dispatcher: %w; give every dispatcher a registerer of its own", err)
-	}
-	return nil
-}

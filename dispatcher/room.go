@@ -3,7 +3,6 @@ package dispatcher
 import (
 	"math"
 	"sync/atomic"
-	"time"
 
 	"evenkeel/dispatcher/board"
 )
@@ -31,21 +30,4 @@ func (p *published) publish(now *board.Pace) (more bool) {
 	p.waiting.Store(waiting)
 	p.seconds.Store(math.Float64bits(now.Seconds))
 	return more
-}
-
-// Room returns how many hand-offs more than those that wait in the pool of a board
-// would get a slot within a time. It is at least one if none waits, so that a
-// hand-off is always on its way.
-func (d *Dispatcher) Room(board string, within time.Duration) int {
-	v, ok := d.paces.Load(board)
-	if !ok {
-		return math.MaxInt // no rank was ever there: it is not the slots that are missing
-	}
-	p := v.(*published)
-	slots := p.slots.Load()
-	if slots == 0 {
-		return math.MaxInt
-	}
-	freed := within.Seconds() * float64(slots) / max(math.Float64frombits(p.seconds.Load()), 1e-3)
-	return max(1, int(min(float64(p.free.Load())+freed, math.MaxInt32))) - int(p.waiting.Load())
 }

@@ -8,69 +8,14 @@ import (
 	"sync"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/zap"
 
 	"evenkeel/dispatcher/board"
 	"evenkeel/dispatcher/policy"
+	"evenkeel/dispatcher/twin"
 	"evenkeel/pool"
 	"evenkeel/predictor"
 )
-
-// runner owns the boards. It reads the clock, tells them what others want in its
-// order, and carries out the effects that come back: it answers callers, counts, writes the
-// log, and shows rounds to those who look at them afterwards.
-type runner struct {
-	boards   *board.Boards
-	cfg      Config
-	now      time.Time // of the turn
-	d        *Dispatcher
-	wake     func(command) bool // has a command run in the next turn
-	log      *zap.Logger
-	metrics  *metrics
-	learner  *learner
-	shadows  *shadows     // nil: none
-	twins    *twins       // nil: none
-	auto     *auto        // nil: the policy is not left to the twin
-	declog   *decisionLog // nil: off
-	waiting  map[*pool.Entry]waiting
-	owned    map[string]*owned // by model
-	inOrder  []*owned          // the same, by model
-	students map[board.Subject]*student
-	pulses   map[board.GroupKey]*pulse
-	shadowed map[board.GroupKey]*shadowed
-	rejected error // what the last event changed nothing for
-
-	// Events that are used again and again.
-	decided board.Decided
-	steps   board.Steps
-	release board.Release
-	arrival board.Enqueue
-}
-
-// waiting is an entry with what its caller is answered with. The caller makes the slot, so that
-// the tick allocates nothing.
-type waiting struct {
-	entry  *pool.Entry
-	slot   *Slot
-	result chan Result  // room for one, sent to once
-	local  *board.Local // it has no hand-off, and does not wait; nil: it has one
-}
-
-// owned is what the runner keeps of a board.
-type owned struct {
-	model  string
-	slots  []*Slot      // by index; nil: free
-	beyond int          // of these, bound to their engines' own queues
-	early  bool         // some were bound before their prefill
-	counts board.Counts // of these, as they were read last
-	tick   board.Tick
-	arrive func(*Slot)
-	pace   *published
-
-	since       time.Time // what the slots' times count from
-	startErrors prometheus.Observer
-}
 
 func newRunner(cfg Config, d *Dispatcher, wake func(command) bool) (*runner, error) {
 	l, err := board.New(cfg.Config)
@@ -86,35 +31,6 @@ func newRunner(cfg Config, d *Dispatcher, wake func(command) bool) (*runner, err
 	name := l.Policy() // from the start
 	d.policy.Store(&name)
 	return r, nil
-}
-
-// run is the goroutine that owns the boards. A turn takes every command that
-// is queued and only then decides, so that a burst is one round.
-func (d *Dispatcher) run(ctx context.Context, r *runner) {
-	defer close(d.done)
-	defer r.start(ctx)()
-	timer := time.NewTimer(0)
-	defer timer.Stop()
-	var queue []command
-	for {
-		queue = d.inbox.swap(queue)
-		r.advance(queue, time.Now())
-		clear(queue) // what a command closed over may go
-		if next := r.boards.Next(); next.IsZero() {
-			timer.Stop()
-		} else {
-			timer.Reset(time.Until(next))
-		}
-		select {
-		case <-d.inbox.wake:
-		case <-timer.C:
-		case <-ctx.Done():
-			r.shutDown(d.inbox.close(), time.Now())
-			d.last = r.status(r.now)
-			d.last.Score()
-			return
-		}
-	}
 }
 
 // start runs those who work beside the loop; the function it returns waits for
@@ -476,5 +392,39 @@ func (w waiting) answer(places *pool.Places, r Result) {
 	w.result <- r
 	if places != nil && !w.entry.Discard && w.local == nil {
 		places.Release()
+	}
+}
+
+// choose puts a policy in force that the twin found to be better.
+func (r *runner) choose(c twin.Choice) {
+	a := r.auto
+	if a == nil || !a.on || !slices.Contains(a.specs, c.Spec) {
+		return
+	}
+	if err := r.set(board.SetPolicy{Spec: c.Spec}); err != nil {
+		r.log.Warn("dispatcher: the policy that the twin chose cannot be put in force", zap.String("policy", c.Spec), zap.Error(err))
+		return
+	}
+	a.changes, a.at, a.why = a.changes+1, r.now, c.Why
+	r.log.Info("dispatcher: the twin has chosen another policy", zap.String("policy", r.boards.Policy()), zap.String("why", c.Why))
+}
+
+// record ends a stretch of the tape if it is time.
+func (r *runner) record() {
+	t := r.twins
+	if t == nil || !t.tape.Due(r.now, t.every) {
+		return
+	}
+	r.countAll()
+	copied := r.boards.Clone()
+	t.every = twin.Every(copied.Held())
+	if s := t.tape.Cut(r.now, copied); s != nil {
+		t.mu.Lock()
+		if len(t.fresh) >= mostFresh { // nobody judges for now
+			t.fresh, s.First = nil, true
+		}
+		t.fresh = append(t.fresh, recorded{s, copied})
+		t.mu.Unlock()
+		t.wake.ring()
 	}
 }

@@ -16,9 +16,6 @@ import (
 	"evenkeel/dispatcher/verdict"
 )
 
-// DefaultTwinShare is what of one core the twin may use.
-const DefaultTwinShare = 0.01
-
 // twins keep what happens to the boards, and replay it in a goroutine of their own that rests for most of
 // the time. The loop pays for what it appends to the tape, and for a copy of the boards now and then.
 type twins struct {
@@ -71,26 +68,6 @@ func newTwins(cfg Config, m *metrics) *twins {
 		return nil
 	}
 	return &twins{share: cfg.TwinShare, work: m.twinWork, log: cfg.Log, began: time.Now(), wake: newBell(), judged: map[board.GroupKey]*judged{}}
-}
-
-// record ends a stretch of the tape if it is time.
-func (r *runner) record() {
-	t := r.twins
-	if t == nil || !t.tape.Due(r.now, t.every) {
-		return
-	}
-	r.countAll()
-	copied := r.boards.Clone()
-	t.every = twin.Every(copied.Held())
-	if s := t.tape.Cut(r.now, copied); s != nil {
-		t.mu.Lock()
-		if len(t.fresh) >= mostFresh { // nobody judges for now
-			t.fresh, s.First = nil, true
-		}
-		t.fresh = append(t.fresh, recorded{s, copied})
-		t.mu.Unlock()
-		t.wake.ring()
-	}
 }
 
 // run judges until ctx ends.

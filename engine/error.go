@@ -1,9 +1,11 @@
 package engine
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net"
+	"net/http"
 )
 
 // Sentinels behind an Error; test with errors.Is.
@@ -71,3 +73,31 @@ func isTimeout(err error) bool {
 	var t net.Error
 	return errors.As(err, &t) && t.Timeout()
 }
+
+// StatusError is an answer whose HTTP status was not the wanted one.
+type StatusError struct {
+	Target string
+	Method string // empty: GET
+	Path   string
+	Status int
+}
+
+func (e *StatusError) Error() string {
+	s := fmt.Sprintf("engine %s: %s %s answered %d %s", e.Target, cmp.Or(e.Method, http.MethodGet), e.Path, e.Status, http.StatusText(e.Status))
+	if cause := e.Unwrap(); cause != nil {
+		s += ": " + cause.Error()
+	}
+	return s
+}
+
+// Unwrap makes a 401 or 403 an ErrCredential.
+func (e *StatusError) Unwrap() error {
+	if e.Status == http.StatusUnauthorized || e.Status == http.StatusForbidden {
+		return ErrCredential
+	}
+	return nil
+}
+
+// ErrCredential is in Status.Err while an engine refuses our API key: every
+// request would fail, so it counts as down.
+var ErrCredential = errors.New("engine refused our credential; check the API key of its profile (api_key_env)")

@@ -113,3 +113,10 @@ func (m *metrics) forget(in Instance) {
 	m.over.DeletePartialMatch(gone)
 	m.short.DeletePartialMatch(gone)
 }
+
+func truth(b bool) float64 {
+	if b {
+		return 1
+	}
+	return 0
+}

@@ -2,6 +2,7 @@ package engine
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 )
 
@@ -14,6 +15,26 @@ func Models(ctx context.Context, c *Client, t *Target) ([]Model, error) {
 	models, err := parseModels(body)
 	if err != nil {
 		return nil, fmt.Errorf("engine %s: GET /v1/models: %w", t.ID, err)
+	}
+	return models, nil
+}
+
+func parseModels(body []byte) ([]Model, error) {
+	var list struct {
+		Data []struct {
+			ID          string `json:"id"`
+			Parent      string `json:"parent"`
+			MaxModelLen int    `json:"max_model_len"`
+		} `json:"data"`
+	}
+	if err := json.Unmarshal(body, &list); err != nil || list.Data == nil {
+		return nil, ErrNotAnEngine
+	}
+	models := make([]Model, 0, len(list.Data))
+	for _, d := range list.Data {
+		if d.ID != "" {
+			models = append(models, Model{ID: d.ID, Parent: d.Parent, MaxModelLen: d.MaxModelLen})
+		}
 	}
 	return models, nil
 }

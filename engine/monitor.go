@@ -4,93 +4,10 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"maps"
-	"slices"
-	"sync"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/zap"
 )
-
-// Instance is one engine process to watch: one URL, whatever number of DP ranks.
-type Instance struct {
-	ID     string
-	Role   string // prefill or decode: the gauge's label
-	Target *Target
-	Slots  int // requests a rank runs at once; 0 unknown
-	// Ready is a path that says at once whether the engine takes requests. It is used if GET /health
-	// computes something; empty: /health costs nothing.
-	Ready string
-	// Canaries are the ranks to try with a request of one token when it is in
-	// doubt whether the engine still computes; none: nobody is to doubt it here.
-	Canaries []*Target
-	// Canary makes the body of that request, which then names the rank by itself; nil: a plain
-	// completion is enough.
-	Canary func(model string, rank int) []byte
-}
-
-// Model is an entry of an engine's /v1/models.
-type Model struct {
-	ID          string
-	Parent      string // the base model of a LoRA adapter
-	MaxModelLen int    // 0 unknown
-}
-
-// Status is what is known about an instance. Facts read once (models, version,
-// capacity) stay when it goes down.
-type Status struct {
-	Up             bool
-	Late           bool  // down, but for less than Standstill, and only because its answers do not come: requests wait for it
-	Err            error // why it is down, or what is amiss though it is up
-	Since          time.Time
-	Models         []Model
-	Version        string
-	CapacityTokens map[string]int64 // by rank, see Sample.Capacities; empty where unknown
-	StartTime      float64          // of the process in Unix seconds, 0 unknown; another value is a restart
-
-	// Out is why no request should go there though the engine is up: those
-	// before failed. Wedged: a request of our own failed too.
-	Out    error
-	Wedged bool
-
-	// Accused is why nothing new should go there for a moment: several requests
-	// failed, and whether by their own fault is open.
-	Accused error
-}
-
-// MonitorConfig of a Monitor; Client is required.
-type MonitorConfig struct {
-	Client         *Client
-	HealthInterval time.Duration // GET /health; default 1 s
-	FactsInterval  time.Duration // GET /v1/models and /metrics; default 10 s
-	Timeout        time.Duration // of one GET; default 5 s: a busy API server is slow, not dead
-	Canary         time.Duration // of a completion of one token, on suspicion; 0: an engine that is out comes back by itself
-	Registerer     prometheus.Registerer
-	Log            *zap.Logger
-}
-
-// misses is how many checks in a row must fail to take an instance down. One
-// good check takes it up.
-const misses = 2
-
-// Monitor watches engines: it asks each in turn, one request in flight an
-// instance, and listens to what callers Report. Its methods may be called from
-// any goroutine, before and after Start.
-type Monitor struct {
-	cfg     MonitorConfig
-	metrics *metrics
-	wg      sync.WaitGroup
-	signal  chan struct{}              // something is in changed
-	sampled func(id string, s *Sample) // nil: nobody asks
-
-	mu       sync.Mutex
-	ctx      context.Context // Start's; nil before and after it
-	watches  map[string]*watch
-	traffic  map[string]*Traffic
-	changed  []string // ids whose status the callback has not seen, oldest first
-	onChange func(id string, s Status)
-}
 
 // NewMonitor returns a monitor that watches nothing yet.
 func NewMonitor(cfg MonitorConfig) *Monitor {
@@ -219,13 +136,6 @@ func (m *Monitor) Report(id string, err error) {
 	}
 }
 
-// unreachable says that nobody took the connection: the process is gone, or its
-// machine. An engine that is only busy lets the time pass.
-func unreachable(err error) bool {
-	var e *Error
-	return errors.As(err, &e) && e.Phase == PhaseConnect && !e.Timeout
-}
-
 // Expired is how many hand-offs a prefill engine has given away before anything had fetched them, as it said when its gauges
 // were last read.
 func (m *Monitor) Expired(id string) (n float64, known bool) {
@@ -270,28 +180,6 @@ func (m *Monitor) Heard(id string) {
 	}
 }
 
-// notify calls back for what changed since it was last called.
-func (m *Monitor) notify() {
-	for {
-		m.mu.Lock()
-		if len(m.changed) == 0 {
-			m.mu.Unlock()
-			return
-		}
-		id := m.changed[0]
-		m.changed = m.changed[1:]
-		f, w := m.onChange, m.watches[id]
-		var s Status
-		if w != nil {
-			s = w.status.clone()
-		}
-		m.mu.Unlock()
-		if f != nil && w != nil {
-			f(id, s)
-		}
-	}
-}
-
 // launch begins to watch, if Start was called and ctx lives. It needs mu.
 func (m *Monitor) launch(w *watch) {
 	if m.ctx == nil || m.ctx.Err() != nil {
@@ -306,42 +194,4 @@ func (m *Monitor) launch(w *watch) {
 	if len(w.in.Canaries) > 0 {
 		m.wg.Go(func() { w.tryOut(ctx) })
 	}
-}
-
-// tell queues a change for the callback. It needs mu.
-func (m *Monitor) tell(id string) {
-	if !slices.Contains(m.changed, id) {
-		m.changed = append(m.changed, id)
-	}
-	select {
-	case m.signal <- struct{}{}:
-	default:
-	}
-}
-
-// same reports whether the instance is the one already watched.
-func (in Instance) same(other Instance) bool {
-	a, b := in.Target, other.Target
-	return in.Role == other.Role && in.Ready == other.Ready && len(in.Canaries) == len(other.Canaries) && (a == b ||
-		a.URL.String() == b.URL.String() && a.APIKey == b.APIKey && a.Rank == b.Rank && a.TLS == b.TLS)
-}
-
-func (s Status) clone() Status {
-	s.Models = slices.Clone(s.Models)
-	s.CapacityTokens = maps.Clone(s.CapacityTokens)
-	return s
-}
-
-// equal compares what a callback can see.
-func (s Status) equal(o Status) bool {
-	return s.Up == o.Up && s.Late == o.Late && s.Version == o.Version && s.StartTime == o.StartTime && text(s.Err) == text(o.Err) &&
-		text(s.Out) == text(o.Out) && s.Wedged == o.Wedged && text(s.Accused) == text(o.Accused) &&
-		slices.Equal(s.Models, o.Models) && maps.Equal(s.CapacityTokens, o.CapacityTokens)
-}
-
-func text(err error) string {
-	if err == nil {
-		return ""
-	}
-	return err.Error()
 }

@@ -80,19 +80,6 @@ func (s *suspicion) accusation() error {
 	return nil
 }
 
-// suspicion is what is held against an instance that answers its health check.
-type suspicion struct {
-	circuit circuit.Circuit
-	doubted bool // the canary is to say whether it computes
-	wedged  bool // the canary failed, and nothing was served since
-	tried   time.Time
-	why     error // of the outage
-	accused int   // failures of which it is open whose they are
-	// quiet is since when requests wait there for KV without a sign of life of its core; zero: the core gives signs. It
-	// counts until a sign comes or the canary passes, even if nothing waits there any more.
-	quiet time.Time
-}
-
 // listen looks whether the core of an engine on which requests wait for KV gives signs of life. It needs m.mu.
 func (w *watch) listen(now time.Time) {
 	s := &w.suspect

@@ -5,8 +5,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
-
-	"go.uber.org/zap"
 )
 
 // Traffic is what callers tell of their streams on an instance while they run,
@@ -200,78 +198,6 @@ func (p *pulse) allow(slots int, running float64) {
 	}
 }
 
-// feel holds a scrape against what we know ourselves: gauges that stand still
-// while streams run make the engine a suspect, for a wedged one reports healthy
-// numbers for ever; more requests in its batch than it has slots
-// means that slots are configured wrong, or that others use it too.
-func (w *watch) feel(s *Sample, at time.Time) {
-	if len(w.in.Canaries) == 0 {
-		return
-	}
-	if f := w.m.sampled; f != nil {
-		f(w.in.ID, s)
-	}
-	w.feelRanks(s, at)
-	w.m.mu.Lock()
-	defer w.m.mu.Unlock()
-	p, now, busy := &w.pulse, vitalsOf(s, -1), w.traffic.running.Load() > 0
-	if busy && p.busy && now == p.last {
-		p.alike++
-	} else {
-		p.alike = 0
-	}
-	p.last, p.busy = now, busy
-	if n := p.pulls.fellShort(s, w.traffic); n > 0 {
-		w.m.metrics.short.WithLabelValues(w.in.ID).Add(n)
-	}
-	log := w.m.cfg.Log.With(zap.String("engine", w.in.ID))
-	if frozen := p.alike >= frozenScrapes; frozen != p.frozen {
-		p.frozen = frozen
-		w.m.metrics.frozen.WithLabelValues(w.in.ID).Set(truth(frozen))
-		if frozen {
-			log.Warn("ALARM: the engine's gauges stand still though it has requests of ours; a request of one token will tell whether it computes")
-			if w.suspect.circuit.In() {
-				w.suspect.doubted = true
-				w.judged()
-			}
-		}
-	}
-	most, running := 0.0, 0.0
-	for _, t := range w.in.Canaries {
-		if n, ok := s.Running(t.Rank); ok {
-			running = math.Max(running, n)
-		}
-	}
-	p.allow(w.in.Slots, running)
-	if w.in.Slots > 0 {
-		most = math.Max(0, running-float64(p.slots)-float64(w.traffic.beyond.Load()))
-	}
-	w.m.metrics.over.WithLabelValues(w.in.ID).Set(most)
-	if most > 0 && !p.over {
-		log.Warn("ALARM: a rank runs more requests than it has slots; correct engines.decode[].slots, or keep others off the engine",
-			zap.Int("slots", p.slots), zap.Float64("running", running))
-	}
-	p.over = most > 0
-}
-
-// feelRanks looks for gauges that moved since the scrape before. Such a gauge is a sign of life of its rank's core at the
-// time of that earlier scrape, because the core made a step at some time after it. at is when this scrape began.
-func (w *watch) feelRanks(s *Sample, at time.Time) {
-	p := &w.pulse
-	before := p.ranks
-	p.ranks = make(map[int]vitals, len(w.in.Canaries))
-	for _, t := range w.in.Canaries {
-		now := vitalsOf(s, t.Rank)
-		signs := w.traffic.Signs(t.Rank)
-		signs.gauge.Store(now != vitals{-1, -1, -1, -1})
-		if old, known := before[t.Rank]; known && now != old {
-			signs.Seen(p.at)
-		}
-		p.ranks[t.Rank] = now
-	}
-	p.at = at
-}
-
 // pulls compare two counts: the prompt tokens that an engine says it did not get
 // from others, and those that it was to compute itself. A late count must not look
 // like a pull that fell short. So the tokens of a request count as its own to
@@ -303,11 +229,4 @@ func (p *pulls) fellShort(s *Sample, t *Traffic) float64 {
 	}
 	p.told += more
 	return more
-}
-
-func truth(b bool) float64 {
-	if b {
-		return 1
-	}
-	return 0
 }

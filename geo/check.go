@@ -8,8 +8,6 @@ import (
 	"time"
 )
 
-type report = func(key, format string, args ...any)
-
 // Check tells bad of every setting of the config file that cannot work, by its key below
 // geo. The address of the listener is not looked at.
 func (c *Config) Check(bad report) {
@@ -118,14 +116,4 @@ func (c *Config) checkNumbers(bad report) {
 	if n, ok := c.SnapshotBytes(); !ok || n < leastSnapshot {
 		bad("snapshot.max_bytes_per_peer", "%q is no size of 64KiB or more; write one such as 32MiB", c.Snapshot.MaxBytesPerPeer)
 	}
-}
-
-// checkName tells bad of a name that stands between an id and an address, or is no name
-// at all. It reports whether the name is good.
-func checkName(bad report, key, name, what string) bool {
-	ok := ValidName(name) && !strings.ContainsAny(name, ":/@")
-	if !ok {
-		bad(key, "%q cannot name %s; write up to 64 letters, digits, dots and dashes", name, what)
-	}
-	return ok
 }

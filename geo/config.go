@@ -221,19 +221,3 @@ func (c *Config) ReadKeys() (*Keys, error) {
 	}
 	return keys, nil
 }
-
-func (c Config) withDefaults() Config {
-	if c.Mode != Central { // it decides for nobody then
-		c.Central = ""
-	}
-	if c.Lookup == nil {
-		c.Lookup = lookup
-	}
-	if c.Clock == nil {
-		c.Clock = wallClock{}
-	}
-	if c.Log == nil {
-		c.Log = zap.NewNop()
-	}
-	return c
-}

@@ -94,11 +94,3 @@ func (n *Node) found(c *PeerConfig, addresses []string) {
 		s.round = 0
 	}
 }
-
-// bury drops the series of a peer that is gone, with its last forward: addresses
-// come and go as long as the process lives. Called with n.mu held.
-func (n *Node) bury(p *peer) {
-	if p.gone && len(p.inflight) == 0 && !slices.ContainsFunc(n.peers, func(o *peer) bool { return o != p && o.id == p.id }) {
-		n.metrics.forget(p.id)
-	}
-}

@@ -55,12 +55,6 @@ func (f *Forward) abandon(cause string) {
 	}
 }
 
-// Carrier brings a forward to its peer: a call over HTTP, or a simulation's.
-type Carrier interface {
-	Abort() // the forward is to fail, if the client has nothing of it yet
-	Bytes() (out, in int64)
-}
-
 // Carry makes the carrier one that Leave and the loss of the peer reach; false:
 // they came before. Whoever carries a forward without Send tells it of Written and
 // Begun, and ends it once, by Fail or by End.

@@ -10,25 +10,6 @@ import (
 	"evenkeel/engine"
 )
 
-// Link is the way of probes to one peer: HTTP, or what a simulation makes of it.
-type Link interface {
-	// Ask brings a question to the peer. It calls answered once, before or after it
-	// returns: with the answer, or with an error when there is none within limit or
-	// when ctx ends.
-	Ask(ctx context.Context, question []byte, limit time.Duration, answered func(Echo))
-	// Warm keeps connections ready for the requests that are forwarded to the peer.
-	Warm(ctx context.Context, limit time.Duration) error
-	Close()
-}
-
-// Echo is what came of a question.
-type Echo struct {
-	Text    []byte
-	Trip    time.Duration // from when the question was written
-	Dialled bool          // the connection was dialled for it, so that Trip says nothing of the way
-	Err     error
-}
-
 // httpLink is a peer's listener. Its connection is for probes alone, so that no
 // request stands before one.
 type httpLink struct {

@@ -157,3 +157,10 @@ func (n *Node) Rejected(reason string) { n.metrics.rejects.WithLabelValues(reaso
 func (n *Node) Served(ttft time.Duration) {
 	n.metrics.ttft.WithLabelValues(routeLocal, "").Observe(ttft.Seconds())
 }
+
+func oneIf(b bool) float64 {
+	if b {
+		return 1
+	}
+	return 0
+}

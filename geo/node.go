@@ -2,66 +2,17 @@ package geo
 
 import (
 	"context"
-	"crypto/rand"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"maps"
 	"slices"
-	"sync"
 	"time"
+
+	"go.uber.org/zap"
 
 	"evenkeel/engine"
 	"evenkeel/geo/policy"
-	"evenkeel/prefill"
 )
-
-// Tier is this region's arrival queue.
-type Tier interface {
-	Offers(func(model string, l *prefill.Local))
-	Wake()
-}
-
-// Node is this dispatcher among the others: it knows its peers, decides which
-// request goes to one, and carries it there.
-type Node struct {
-	cfg     Config
-	boot    string
-	started time.Time
-	clock   Clock
-	traffic *engine.Client
-	metrics *metrics
-	door    *Door
-	papers  receipts
-	running sync.WaitGroup  // probers, and ends of forwards that are waited for; begun under mu, or before Start returns
-	ctx     context.Context // of the probers
-	stop    context.CancelFunc
-
-	snapshot int64 // bytes of what is remembered of the prompts sent to a peer
-
-	mu       sync.Mutex
-	text     string // of the policy
-	settings policy.Settings
-	models   map[string]*modelState
-	peers    []*peer
-	number   uint64 // of the last forward
-}
-
-// modelState is how the requests of one model are decided.
-type modelState struct {
-	policy *policy.Policy
-	push   policy.Settings // of the round
-	drain  policy.Drain
-	round  uint64
-	places []policy.Place
-	peers  []*peer // of the places behind the local ones
-	local  int     // how many those are
-	hits   []int32
-	barred []bool
-}
-
-// maxModelStates bounds what requests for models that nobody has could make.
-const maxModelStates = 1024
 
 // New returns a node; nothing is probed before Start.
 func New(cfg Config) (*Node, error) {
@@ -95,12 +46,6 @@ func New(cfg Config) (*Node, error) {
 // trafficIdle is how long a connection to a peer waits for its next request:
 // less than its listener keeps it.
 const trafficIdle = 60 * time.Second
-
-func newBoot() string {
-	var b [16]byte
-	_, _ = rand.Read(b[:]) // never fails, by its documentation
-	return hex.EncodeToString(b[:])
-}
 
 // Start begins to probe the peers.
 func (n *Node) Start() {
@@ -149,23 +94,6 @@ func (n *Node) known(id string) (sans []string, ok bool) {
 		}
 	}
 	return sans, ok
-}
-
-// at is a time as policies count it.
-func (n *Node) at(t time.Time) float64 { return ms(t.Sub(n.started)) }
-
-// model is the state of one model's decisions; nil: there are too many.
-func (n *Node) model(name string) *modelState {
-	s := n.models[name]
-	if s == nil && len(n.models) < maxModelStates {
-		p, err := n.settings.Parse(n.text)
-		if err != nil { // it was parsed before
-			return nil
-		}
-		s = &modelState{policy: p}
-		n.models[name] = s
-	}
-	return s
 }
 
 // Offered says whether some peer that is up serves a model.
@@ -261,4 +189,20 @@ func (n *Node) Accepts(from string, waiting int) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return n.settings.Accepts(waiting)
+}
+
+func (c Config) withDefaults() Config {
+	if c.Mode != Central { // it decides for nobody then
+		c.Central = ""
+	}
+	if c.Lookup == nil {
+		c.Lookup = lookup
+	}
+	if c.Clock == nil {
+		c.Clock = wallClock{}
+	}
+	if c.Log == nil {
+		c.Log = zap.NewNop()
+	}
+	return c
 }

@@ -3,6 +3,7 @@ package geo
 import (
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"evenkeel/lease"
@@ -143,3 +144,15 @@ func checkEtcd(bad report, engine string, e *Etcd) {
 		bad("etcd.endpoints", "none; write the members of the cluster, such as [\"https://etcd-0:2379\"]")
 	}
 }
+
+// checkName tells bad of a name that stands between an id and an address, or is no name
+// at all. It reports whether the name is good.
+func checkName(bad report, key, name, what string) bool {
+	ok := ValidName(name) && !strings.ContainsAny(name, ":/@")
+	if !ok {
+		bad(key, "%q cannot name %s; write up to 64 letters, digits, dots and dashes", name, what)
+	}
+	return ok
+}
+
+type report = func(key, format string, args ...any)

@@ -1,61 +1,14 @@
 package geo
 
 import (
-	"context"
+	"slices"
 	"time"
 
 	"evenkeel/engine"
 	"evenkeel/engine/circuit"
 	"evenkeel/geo/policy"
-	"evenkeel/prefill/fit"
 	"evenkeel/prefill/index"
 )
-
-// peer is what a Node knows of another dispatcher. All of it is under the
-// Node's lock.
-type peer struct {
-	conf   *PeerConfig
-	id     string // of the entry, with the address where that has several
-	target *engine.Target
-
-	// Its prober.
-	ctx    context.Context // ends it
-	cancel func()
-	link   Link
-	unplan func() bool // prevents the next question; false: it is asked already
-
-	sibling bool // of our own region, with the same engines
-	gone    bool // its name leads here no more; forwards may still be on their way
-
-	// From its probes.
-	name     string // that it gave itself
-	boot     string
-	itself   bool // it is ourselves, under a name that leads to all
-	major    int
-	decoded  []string // sibling: models that it decodes
-	probed   bool
-	up       bool
-	misses   int
-	goods    int
-	fault    string    // why the last probe was missed
-	good     time.Time // when the last good one was answered
-	draining bool
-	offers   map[string]policy.Offer
-	rtt      policy.RTT
-
-	// Of our forwards.
-	reserved policy.Reservations
-	circuit  circuit.Circuit
-	distrust policy.Distrust
-	residual fit.Residual
-	trust    policy.Trust
-	open     int // requests that it has not answered
-	spent    spending
-	inflight map[*Forward]struct{}
-	sent     *index.Index // what was forwarded there
-	slot     index.Slot
-	reasons  map[string]policy.Reason // last judged, by model
-}
 
 // misses in a row and good ones in a row that change a peer's standing.
 const goodsUp = 2
@@ -129,11 +82,16 @@ func (p *peer) view(n *Node, model string, now time.Time) policy.Peer {
 	}
 }
 
-func ms(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
-func us(d time.Duration) float64 { return float64(d) / float64(time.Microsecond) }
-
 // expire drops the reservations that no probe will answer any more.
 func (p *peer) expire(n *Node, now time.Time) {
 	rtt, _ := p.rtt.Ms()
 	p.reserved.Expire(n.at(now), ms(n.cfg.Probe.Interval), rtt)
+}
+
+// bury drops the series of a peer that is gone, with its last forward: addresses
+// come and go as long as the process lives. Called with n.mu held.
+func (n *Node) bury(p *peer) {
+	if p.gone && len(p.inflight) == 0 && !slices.ContainsFunc(n.peers, func(o *peer) bool { return o != p && o.id == p.id }) {
+		n.metrics.forget(p.id)
+	}
 }

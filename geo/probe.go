@@ -12,7 +12,6 @@ import (
 
 	"go.uber.org/zap"
 
-	"evenkeel/engine"
 	"evenkeel/geo/policy"
 	"evenkeel/prefill"
 )
@@ -138,34 +137,6 @@ func (n *Node) check(p *peer, a *answer, seq uint64) error {
 	return nil
 }
 
-// address is the run of a dispatcher that a request is for.
-type address struct{ to, boot string }
-
-// addressOf is that of a peer, as its last probe told.
-func (n *Node) addressOf(p *peer) address {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	return address{p.name, p.boot}
-}
-
-// papersOf are the headers that another dispatcher believes; came is how the
-// request came here from one, nil if it did not.
-func (n *Node) papersOf(m *Message, body [][]byte, at address, came *Hop, rid string, now, deadline time.Time) []engine.Header {
-	h := Hop{
-		N: 1, Max: n.cfg.MaxHops, Origin: n.cfg.Self.ID, Via: []string{n.cfg.Self.ID}, RID: rid,
-		Time: now.UnixMilli(), Nonce: newBoot(), Deadline: deadline.UnixMilli(),
-		To: at.to, Boot: at.boot, Digest: DigestOf(body...),
-	}
-	if came != nil {
-		h.N, h.Max, h.Origin, h.Via = came.N+1, came.Max, came.Origin, append(slices.Clone(came.Via), n.cfg.Self.ID)
-	}
-	hdr := []engine.Header{{Name: HopHeader, Value: h.String()}, {Name: TenantHeader, Value: m.Tenant}, {Name: "Content-Type", Value: "application/json"}}
-	if k := n.door.keys.Load(); k != nil {
-		hdr = append(hdr, engine.Header{Name: SignatureHeader, Value: k.Sign(m, &h)})
-	}
-	return hdr
-}
-
 // Answer answers a probe of a peer, which came at that time. The peer's own
 // version is its business: it sees ours.
 func (n *Node) Answer(body []byte, came time.Time) ([]byte, *Refusal) {
@@ -209,5 +180,16 @@ func (n *Node) offers() map[string]policy.Offer {
 		n.metrics.available.WithLabelValues(model).Set(float64(o.NAvail))
 		n.metrics.queue.WithLabelValues(model).Set(float64(l.Waiting))
 	})
+	return all
+}
+
+// rtts are the round trips to the peers, by name. Called with n.mu held.
+func (n *Node) rtts() map[string]float64 {
+	all := map[string]float64{}
+	for _, p := range n.peers {
+		if ms, ok := p.rtt.Ms(); ok && p.name != "" {
+			all[p.name] = ms
+		}
+	}
 	return all
 }

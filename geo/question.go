@@ -401,13 +401,6 @@ func (n *Node) judge(p *peer, now time.Time) {
 	}
 }
 
-func oneIf(b bool) float64 {
-	if b {
-		return 1
-	}
-	return 0
-}
-
 // RingKeyOf is where a request stands on a hash ring: by its session,
 // else the client's address.
 func RingKeyOf(session uint64, address string) uint64 {
@@ -415,4 +408,13 @@ func RingKeyOf(session uint64, address string) uint64 {
 		return policy.RingKey(strconv.FormatUint(session, 16), "", "")
 	}
 	return policy.RingKey("", "", address)
+}
+
+// owner is the sibling that decodes the request's model, as nobody here does; -1: none
+// does, as far as we know. It may be full, because it has the queue of all. It may
+// drain, because it goes on until another proxy owns its groups.
+func (q *Question) owner(s *modelState) int {
+	return q.soonest(s, func(p *peer, x *policy.Place) bool {
+		return p.sibling && (x.Why.Passing() || x.Why == policy.Draining && p.decodes(q.ask.Model))
+	})
 }

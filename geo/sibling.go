@@ -2,8 +2,6 @@ package geo
 
 import (
 	"slices"
-
-	"evenkeel/geo/policy"
 )
 
 // A sibling is a peer of our own region: another dispatcher for the same engines.
@@ -35,15 +33,6 @@ func (n *Node) sibling(id string) bool {
 // not offer it else.
 func (p *peer) decodes(model string) bool {
 	return !p.sibling || slices.Contains(p.decoded, model)
-}
-
-// owner is the sibling that decodes the request's model, as nobody here does; -1: none
-// does, as far as we know. It may be full, because it has the queue of all. It may
-// drain, because it goes on until another proxy owns its groups.
-func (q *Question) owner(s *modelState) int {
-	return q.soonest(s, func(p *peer, x *policy.Place) bool {
-		return p.sibling && (x.Why.Passing() || x.Why == policy.Draining && p.decodes(q.ask.Model))
-	})
 }
 
 // disown notes that a sibling is no owner, or none that answers, until its next

@@ -10,27 +10,7 @@ import (
 
 	"evenkeel/engine"
 	"evenkeel/lease"
-	"evenkeel/prefill"
 )
-
-// Tenure is what a dispatcher says in its probes of what it owns.
-type Tenure struct {
-	Epochs map[string]int64 `json:"epochs,omitempty"`
-	Seen   map[string]int64 `json:"seen,omitempty"` // highest epochs that it has seen or heard of, of regions or groups
-	Lent   map[string]int   `json:"lent,omitempty"` // requests it still runs on engines that it has handed back
-
-	// To siblings.
-	Groups  map[string]int64         `json:"groups,omitempty"`  // epochs of the decode groups that it admits to
-	Decodes []string                 `json:"decodes,omitempty"` // models of these
-	Prefill map[string]prefill.Share `json:"prefill,omitempty"` // what it has on prefill engines
-}
-
-// Heard is what a peer's probe said.
-type Heard struct {
-	Peer, Region string
-	Tenure
-	RTTMs map[string]float64 // to its own peers
-}
 
 // HandBackPath is where who should own a region, or a decode group, asks for it.
 const HandBackPath = "/evenkeel/peer/v1/handback"
@@ -136,15 +116,4 @@ func (n *Node) named(name string) (*engine.Target, address) {
 		}
 	}
 	return nil, address{}
-}
-
-// rtts are the round trips to the peers, by name. Called with n.mu held.
-func (n *Node) rtts() map[string]float64 {
-	all := map[string]float64{}
-	for _, p := range n.peers {
-		if ms, ok := p.rtt.Ms(); ok && p.name != "" {
-			all[p.name] = ms
-		}
-	}
-	return all
 }

@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"evenkeel/geo/policy"
+	"evenkeel/prefill"
 )
 
 // ProbePath is where a dispatcher asks another how it is.
@@ -81,4 +82,23 @@ func major(v string) int {
 		return -1
 	}
 	return n
+}
+
+// Tenure is what a dispatcher says in its probes of what it owns.
+type Tenure struct {
+	Epochs map[string]int64 `json:"epochs,omitempty"`
+	Seen   map[string]int64 `json:"seen,omitempty"` // highest epochs that it has seen or heard of, of regions or groups
+	Lent   map[string]int   `json:"lent,omitempty"` // requests it still runs on engines that it has handed back
+
+	// To siblings.
+	Groups  map[string]int64         `json:"groups,omitempty"`  // epochs of the decode groups that it admits to
+	Decodes []string                 `json:"decodes,omitempty"` // models of these
+	Prefill map[string]prefill.Share `json:"prefill,omitempty"` // what it has on prefill engines
+}
+
+// Heard is what a peer's probe said.
+type Heard struct {
+	Peer, Region string
+	Tenure
+	RTTMs map[string]float64 // to its own peers
 }

@@ -64,17 +64,6 @@ func NewClaim(cfg Config, engine Engine, hooks Hooks, log *zap.Logger) *Claim {
 	}
 }
 
-// result is what a call brought.
-type result struct {
-	call   Call
-	sent   time.Time
-	ahead  time.Duration // of the wall clock, when it was sent
-	rec    Record
-	err    error
-	member string                         // of a pledge
-	tell   func(now time.Time, err error) // the machine
-}
-
 // Run keeps the claim until ctx ends. A lease that is held then is left to
 // expire: Leave releases it.
 func (c *Claim) Run(ctx context.Context) {

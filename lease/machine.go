@@ -117,43 +117,6 @@ func NewMachine(cfg Config) *Machine {
 	return m
 }
 
-// Next is the call to make now, or None and when to ask again.
-func (m *Machine) Next(now time.Time) (call Call, wake time.Time) {
-	if now.Before(m.try) {
-		return None, m.until(now, m.try)
-	}
-	if m.reclaim && !now.Before(m.lasts) {
-		looked := m.looked
-		m.lose(now)
-		m.looked = looked // what was found then still counts
-	}
-	if m.held && m.leaving && now.Before(m.admitsFrom()) {
-		m.lose(now) // who finds it released may admit at once, and the one before us may not have stopped yet
-	}
-	switch {
-	case m.held && (m.leaving || now.Before(m.giveBy)):
-		return Release, now
-	case m.reclaim:
-		if m.looked && !m.stale && m.mine() && m.pledged(now) {
-			return m.acquire(), now
-		}
-		return Look, now
-	case m.held:
-		return Renew, now
-	}
-	if m.leaving {
-		return None, now.Add(m.cfg.Duration)
-	}
-	switch at, ok := m.mayAcquire(); {
-	case ok && !now.Before(at):
-		return m.acquire(), now
-	case m.mayAsk(now):
-		m.asking = true
-		return AskBack, now
-	}
-	return Look, now
-}
-
 func (m *Machine) acquire() Call {
 	m.bare = m.bare || m.vague()
 	return Acquire

@@ -83,3 +83,14 @@ func (s *clamour) looked(log *zap.Logger, cfg *Config, rec Record) {
 			zap.String("holder", rec.Holder), zap.Duration("holders", rec.Duration), zap.Duration("ours", cfg.Duration))
 	}
 }
+
+// result is what a call brought.
+type result struct {
+	call   Call
+	sent   time.Time
+	ahead  time.Duration // of the wall clock, when it was sent
+	rec    Record
+	err    error
+	member string                         // of a pledge
+	tell   func(now time.Time, err error) // the machine
+}

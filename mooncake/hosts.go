@@ -3,6 +3,7 @@ package mooncake
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -10,6 +11,9 @@ import (
 
 	"evenkeel/rawjson"
 )
+
+// ErrUnknownHost says that the handoff names a host that is no prefill engine's.
+var ErrUnknownHost = errors.New("mooncake: the handoff points to an unknown host")
 
 // checkHosts refuses unknown hosts: a prefill engine that an attacker controls must
 // not send decode engines to other hosts. Connectors differ by version in where they name hosts, one for

@@ -10,13 +10,6 @@ import (
 	"evenkeel/prefill/queue"
 )
 
-// arrivals decides which of the requests that wait pass. Its methods are called under
-// the tier's lock.
-type arrivals struct {
-	*state
-	choose *chooser
-}
-
 // enter serves a request at once, refuses it, or returns its waiter.
 func (a *arrivals) enter(r Request) (*waiter, *Lease, error) {
 	m, p, err := a.receive(&r)

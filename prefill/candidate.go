@@ -3,14 +3,8 @@ package prefill
 import (
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
-
 	"evenkeel/engine"
-	"evenkeel/engine/circuit"
 	"evenkeel/mooncake"
-	"evenkeel/prefill/cache"
-	"evenkeel/prefill/fit"
-	"evenkeel/prefill/ledger"
 )
 
 // Candidate is one place a prompt can be prefilled: a DP rank of a prefill
@@ -32,23 +26,6 @@ type Candidate struct {
 	Decodes        bool // its engine also decodes, so that not all it runs is prefill
 	Limit          int  // unanswered probes it may have while it is fresh in service; 0: any number
 	Events         EventSource
-}
-
-// candidate is a Candidate with everything the tier knows about it. It
-// outlives its removal until the last charge ended.
-type candidate struct {
-	Candidate
-	order      int  // position in the configuration
-	configured bool // false: removed, kept for its charges
-	account    ledger.Account
-	ring       []uint64
-	cache      cache.Holdings
-	stretch    fit.Stretch
-	residual   fit.Residual
-	circuit    circuit.Circuit
-	followed   []*Lease            // whose first events are foreseen
-	unbounded  bool                // said that its capacity is not known
-	answered   prometheus.Observer // seconds of its probes that were answered; nil before the first
 }
 
 // word is the candidate's state, in one word for metrics and status.

@@ -24,106 +24,6 @@ const (
 	nobody                     // nor can any other that has no lease yet
 )
 
-// chooser decides where one request goes, on top of all that is known.
-type chooser struct {
-	*state
-	tier      *Tier // of the leases it makes
-	lastLease uint64
-
-	// Scratch of one decision, and of one round of them.
-	holding    []*candidate
-	eligible   []*candidate
-	view       []policy.Candidate
-	found      []int32
-	prefillers []Prefiller
-	onTheWay   map[string]int // by region
-}
-
-// tryServe chooses a candidate and charges the request to it, in one step: two
-// requests at once never see the same state. The filters stand in serve, in their
-// order. All but liveness and the gate give way when they would leave no candidate.
-//
-// All that are left are scored, the busy ones too. If the best cannot start the
-// request, it waits for that one rather than go to a worse one that is free.
-func (d *chooser) tryServe(m *model, p *policy.Policy, r *Request, since time.Time) (*Lease, blocked) {
-	start := time.Now()
-	switch d.elsewhere(m, r, since) {
-	case ToHere:
-	case ToThere:
-		return nil, away
-	case Waits:
-		return nil, held
-	case AllWait:
-		return nil, nobody
-	}
-	lease, why := d.serve(m, p, r, since, start)
-	if why != 0 && (r.Elsewhere != nil || r.Target != "") {
-		why = held // who may go elsewhere must not wait behind it
-	}
-	return lease, why
-}
-
-// serve is tryServe for a request that is served here if at all.
-func (d *chooser) serve(m *model, p *policy.Policy, r *Request, since, start time.Time) (*Lease, blocked) {
-	eligible, skipped := d.filterCircuit(r, m.servers)
-	eligible = d.filterGate(eligible)
-	if len(eligible) == 0 {
-		return nil, noGate
-	}
-	eligible = d.filterFresh(eligible)
-	if !slices.ContainsFunc(eligible, func(c *candidate) bool { return d.canStart(r, c) }) {
-		return nil, noRoom
-	}
-	if skipped {
-		d.metrics.filterSkipped.WithLabelValues(filterCircuit).Inc()
-	}
-	if len(r.Exclude) > 0 {
-		eligible = d.filterTried(eligible, r.Exclude)
-	}
-	eligible = d.filterCrowded(m, r, eligible)
-	eligible = d.filterStale(r, eligible)
-	eligible = d.filterFull(p, r, eligible)
-	known := d.look(m, r, eligible)
-	if !known {
-		p = d.steer.WithoutLine(p)
-	}
-	query := policy.Query{ID: r.ID, Key: r.Session, Cursor: m.cursor}
-	eligible, watch := d.filterHot(p, &query, r, m, eligible)
-	at, kept := d.steer.Affinity.Keep(r.Session, d.view, d.now)
-	choice := policy.Choice{Index: at}
-	if kept != steer.Kept {
-		choice = p.Choose(&query, d.view)
-	}
-	c, v := eligible[choice.Index], &d.view[choice.Index]
-	if !d.canStart(r, c) {
-		if c.account.Waiting == (ledger.Sums{}) {
-			d.holding = append(d.holding, c)
-		}
-		c.account.Wait(ledger.WeightOf(v, r.promptBytes()))
-		return nil, held
-	}
-	if !r.Reserved && d.hopeless(c) {
-		return nil, held
-	}
-	if !r.Reserved && d.cfg.Places != nil && !d.cfg.Places.TryReserve() {
-		return nil, noPlace
-	}
-	if p.Rounds() {
-		m.cursor = c.order
-	}
-	lease := d.reserve(c, p, r, v, since)
-	if kept != "" {
-		d.steer.Affinity.Went(r.Session, c.ID, d.now)
-	}
-	d.metrics.shadow(d.steer.Shadow(&query, d.view, choice.Index))
-	reason := d.count(lease, choice, kept, watch, len(eligible))
-	if d.cfg.Explain {
-		lease.Grounds = d.grounds(p, choice.Index, reason, kept != steer.Kept)
-	}
-	d.metrics.decisionSeconds.Observe(time.Since(start).Seconds())
-	return lease, 0
-}
-
 // look measures the eligible candidates for a request, into d.view, and says
 // whether a line of prefill times is known for all.
 func (d *chooser) look(m *model, r *Request, eligible []*candidate) (known bool) {
@@ -148,13 +48,6 @@ func (d *chooser) tokensOf(r *Request) int {
 		return max(1, r.PromptTokens)
 	}
 	return d.cache.Length(&r.Prompt, r.Model, r.PromptTokens)
-}
-
-// Grounds are what a candidate was chosen on.
-type Grounds struct {
-	Reason   string       // policy, or only, canary, affinity, fallback
-	Eligible int          // candidates
-	Best     []policy.Row // the chosen first, then by score; without scores where none were asked for
 }
 
 // mostGrounds are the candidates that grounds name.
@@ -364,15 +257,34 @@ func (d *chooser) reserve(c *candidate, p *policy.Policy, r *Request, v *policy.
 	return l
 }
 
-// letGo ends a round: what was held is charged nowhere.
-func (d *chooser) letGo() {
-	for _, c := range d.holding {
-		c.account.Waiting = ledger.Sums{}
-	}
-	d.holding = d.holding[:0]
-}
-
 // promptBytes is how long the prompt is, four a token where nobody counted.
 func (r *Request) promptBytes() int {
 	return cmp.Or(r.PromptBytes, 4*r.PromptTokens)
+}
+
+// again is the request as it is charged to another candidate when its turn is over.
+func (r *Request) again() *Request {
+	again := *r
+	again.Reserved, again.Returned, again.Exclude, again.Elsewhere, again.Holder = true, true, nil, nil, nil
+	return &again
+}
+
+// prefiller is what decides how many probes a candidate may have.
+func (d *chooser) prefiller(c *candidate) Prefiller {
+	ran, answered := c.account.SinceIdle()
+	p := Prefiller{
+		Region: c.Region, Unanswered: c.account.Leases[ledger.Probing], Held: c.account.Live(),
+		Ran: int(math.Ceil(ran)), Answered: answered,
+	}
+	if c.Profile != nil {
+		p.MaxSeqs = c.Profile.MaxNumSeqs
+	}
+	if c.Limit > 0 {
+		p.Foreign = max(0, d.cfg.Push.MaxUnanswered-c.Limit) // fresh in service: so many fewer
+	}
+	if foreign, all, ok := c.account.Strangers(d.now); ok {
+		p.Foreign, p.Pending = max(p.Foreign, int(math.Ceil(foreign))), int(math.Ceil(all))
+	}
+	p.Foreign = max(p.Foreign, c.account.Shared.Unanswered)
+	return p
 }

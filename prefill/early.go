@@ -6,29 +6,11 @@ import (
 	"slices"
 	"time"
 
-	"evenkeel/prefill/fit"
 	"evenkeel/prefill/ledger"
 )
 
 // What is foreseen of requests whose decode rank is bound before their prefill: the first event of the decode engine
 // comes so long after a time at which something else ends, or after the present if that is late.
-
-// follower is told what is foreseen of a lease.
-type follower struct {
-	tell     func(at time.Time, rest time.Duration)
-	callback time.Time // when the decode engine is expected to call back, or the bind where it does not
-}
-
-// Foresee is in how long the request's first event is predicted if its decode leg is sent now; false: no law is known
-// yet.
-func (l *Lease) Foresee() (in time.Duration, known bool) {
-	t := l.tier
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	now := t.clock()
-	at, rest := l.foresee(now, now.Add(l.way().Callback()))
-	return max(0, at.Sub(now)) + rest, l.predicted > 0
-}
 
 // Follow has tell told, now and whenever that changes, what is foreseen of the request, whose decode leg is sent now:
 // the first event comes rest after at, or after the present once at is over. tell is called under the tier's lock, and
@@ -59,50 +41,6 @@ func (l *Lease) Moved(tokens int, took time.Duration) {
 	l.tier.mu.Lock()
 	defer l.tier.mu.Unlock()
 	l.way().Moved(tokens, took)
-}
-
-// way is what is learned of the profile.
-func (l *Lease) way() *fit.Way { return l.tier.fit.Way(l.Candidate.Profile.Name) }
-
-// foresee is when the first event is predicted of a request whose prefill is not over.
-func (l *Lease) foresee(now, callback time.Time) (at time.Time, rest time.Duration) {
-	t, a, own := l.tier, &l.c.account, l.charge.Predicted()
-	late := time.Duration(l.c.residual.Ms(now) * float64(time.Millisecond))
-	took := func(predicted time.Duration) time.Duration {
-		return max(time.Duration(leastOfBacklog*float64(predicted)), predicted+late)
-	}
-	at, rest = a.Foresee(&l.charge, took)
-	if l.charge.Sent().IsZero() {
-		line, _ := t.line(l.model, l.c)
-		rest += time.Duration(a.OthersBacklog(line, t.fit.Usual(), l.c.Decodes, now) * float64(time.Millisecond))
-		if waits := callback.Add(took(own) - rest); waits.After(at) {
-			at = waits // the engine has nothing to do until then
-		}
-	}
-	rest += l.c.rtt() + l.way().Transfer(int(l.charge.Weight.Tokens))
-	return at, rest
-}
-
-// foresee tells those that follow requests of a candidate what has become of their prediction. Those whose prefill is
-// over are told so, once.
-func (s *state) foresee(c *candidate) {
-	c.followed = slices.DeleteFunc(c.followed, func(l *Lease) bool {
-		switch l.charge.Phase() {
-		case ledger.Probing:
-			l.follower.tell(l.foresee(s.now, l.follower.callback))
-			return false
-		case ledger.Pooled:
-			l.follower.tell(s.now.Add(l.way().Transfer(int(l.charge.Weight.Tokens))), 0)
-		}
-		return true
-	})
-}
-
-// again is the request as it is charged to another candidate when its turn is over.
-func (r *Request) again() *Request {
-	again := *r
-	again.Reserved, again.Returned, again.Exclude, again.Elsewhere, again.Holder = true, true, nil, nil, nil
-	return &again
 }
 
 // Another waits for a prefiller that was not tried yet, for the request of a lease that has ended because its own took

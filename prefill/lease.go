@@ -11,38 +11,6 @@ import (
 	"evenkeel/prefill/ledger"
 )
 
-// Lease is the charge of one prompt on one candidate, from the moment it was
-// chosen until the engine has its KV blocks back:
-//
-//	Acquire ─▶ probing ─Answered─▶ pooled ─Dispatched─▶ dispatched
-//
-// Where the connector wants the decode rank before the prefill, the probe goes out later, with Send.
-// from each of which one of three calls, the last on the lease, ends it:
-// Release (the KV is free: first decode event, discarded, or never written),
-// Orphan (nobody will fetch it) and Failed (the probe failed). What is answered
-// or orphaned also ends by itself at the engine's hold timeout; the caller's
-// last call then changes nothing. A call after the last is a counted bug.
-type Lease struct {
-	Candidate Candidate     // as it was when it was chosen
-	Policy    string        // that chose it
-	Wait      time.Duration // in the arrival queue
-	HitTokens int           // of the prompt thought to be in the candidate's prefix cache
-	Grounds   *Grounds      // what it was chosen on; nil without Config.Explain
-	Others    int           // probes of ours the candidate had not answered when this one was charged
-
-	tier      *Tier
-	c         *candidate
-	number    uint64
-	canary    bool
-	predicted float64 // ms that its prefill will take; 0: no law is known yet
-	crowded   bool    // prompts of others were on the candidate when it was charged
-	model     string
-	charge    ledger.Charge
-	asked     *Request // the same, while it may still be another candidate's; nil: it may not
-	follower  follower
-	expected  cache.Expectation // of what it finds and leaves in the prefix cache
-}
-
 // defaultHold is how long an engine holds a hand-off whose profile does not
 // say: the longest of those we know, so that its KV is never called free early.
 const defaultHold = 480 * time.Second
@@ -262,11 +230,6 @@ func (l *Lease) PassOn() {
 	defer l.tier.mu.Unlock()
 	l.charge.PassOn()
 }
-
-// Holder stands for one attempt to serve a request, from its turn to its end. The
-// attempt must make the last call on the leases that name its Holder, so the audit
-// sees a lease that was lost on the way.
-type Holder = ledger.Holder
 
 // Ended says that a holder makes no more calls. Leases that it still holds stay
 // charged, because the engine may hold the KV, and count as drift in the audit.

@@ -8,13 +8,6 @@ import (
 	"evenkeel/prefill/policy"
 )
 
-// Ticket is the turn of a request, or of one leg of it, or what it was served at once.
-type Ticket struct {
-	tier  *Tier
-	lease *Lease
-	w     *waiter // nil: served
-}
-
 // Served is the lease of a request that did not have to wait; nil: call Wait.
 func (k *Ticket) Served() *Lease { return k.lease }
 
@@ -97,19 +90,6 @@ func (t *Tier) enterAll(legs []Request) (tickets []Ticket, err error) {
 	return tickets, nil
 }
 
-// decided tells once where a request of several legs goes.
-type decided struct {
-	done   chan struct{}
-	closed bool
-}
-
-func (d *decided) close() {
-	if !d.closed {
-		d.closed = true
-		close(d.done)
-	}
-}
-
 // Elsewhere waits until one leg of the ticket's request was served, which keeps
 // all of it here, or all have gone to another region, so that none is waited
 // for any more. Past ctx or the time it may wait, it stays.
@@ -133,21 +113,6 @@ func (k *Ticket) Elsewhere(ctx context.Context) bool {
 		o.stay()
 	}
 	return false
-}
-
-// keepHere keeps the legs of a request here, one of them being served.
-func keepHere(siblings []*waiter) {
-	for _, o := range siblings {
-		o.entry.Fix() // half a request must not be displaced
-		o.stay()
-		o.decided.close()
-	}
-}
-
-func (r *Request) stay() {
-	if r.Elsewhere != nil {
-		r.Elsewhere.Stay()
-	}
 }
 
 func stay(legs []Request) {

@@ -3,55 +3,7 @@ package prefill
 import (
 	"context"
 	"time"
-
-	"evenkeel/prefill/cache"
-	"evenkeel/prefill/policy"
-	"evenkeel/prefill/queue"
 )
-
-// Request asks for a prefiller.
-type Request struct {
-	ID           string // breaks ties
-	Model        string
-	PromptTokens int                      // estimate
-	Counted      bool                     // it is no estimate
-	Prompt       Prompt                   // to find it in prefix caches
-	Session      uint64                   // hash of its session's key, 0: none
-	PromptBytes  int                      // for vllm-ascend's weight; 0: four a token
-	Arrival      time.Time                // the request's first; zero: now
-	Key          string                   // whose it is: keys of one priority take turns
-	Priority     int                      // higher ones first
-	Reserved     bool                     // it holds a place in the pool already, as a retry does
-	Exclude      []string                 // IDs of the candidates tried before
-	Policy       string                   // empty: the tier's
-	Target       string                   // ID of the one candidate it may go to; empty: any
-	May          func(region string) bool // whether it may go to an engine of another region; nil: to any
-	Returned     bool                     // another region gave it back: a full queue takes it, at its first arrival
-	Elsewhere    Elsewhere                // nil: it is served here
-	Holder       *Holder                  // it is to give the lease back; nil: the audit does not ask
-
-	seen struct { // what the tier remembers from one look to the next
-		counted bool // by the hotspot detector
-		weighed bool
-		cache   cache.Lookup
-	}
-}
-
-// waiter is a request in the arrival queue.
-type waiter struct {
-	Request
-	entry  queue.Entry[*waiter]
-	policy *policy.Policy
-	since  time.Time
-	until  time.Time
-	done   chan struct{}       // closed with lease or err set
-	tell   func(*Lease, error) // the same for who does not wait for it; nil: nobody
-	lease  *Lease
-	err    error
-
-	siblings []*waiter // legs of the same request, itself among them
-	decided  *decided  // of the same; nil: it is no leg
-}
 
 // Acquire waits until a prefiller may take the request and charges it there.
 //
@@ -121,18 +73,6 @@ func (t *Tier) withdraw(w *waiter) {
 	w.lease.Release()
 	if !w.Reserved && t.cfg.Places != nil {
 		t.cfg.Places.Release() // not under the lock: it may call Wake
-	}
-}
-
-// conclude tells the caller that waits what became of its request.
-func (w *waiter) conclude(lease *Lease, err error) {
-	w.lease, w.err = lease, err
-	close(w.done)
-	if w.decided != nil {
-		w.decided.close() // whoever was refused goes nowhere, and its siblings not without it
-	}
-	if w.tell != nil {
-		w.tell(lease, err)
 	}
 }
 

@@ -16,31 +16,6 @@ import (
 // requests must not hold one for ever.
 const maxUnsent = 6
 
-// Retry says whether a request whose k-th attempt failed may be tried again,
-// and after what wait. status is the engine's, 0 without an answer; err is
-// what failed without one, or what is wrong with a 200's hand-off. Wait longer
-// where the engine's Retry-After says so. An attempt that sent nothing is none
-// of k: see RetryUnsent.
-//
-// A yes is taken from the budget that all requests share. The
-// first connection that a request loses is booked there but never refused: with
-// an engine die all its requests at once, and none of them asks more of the
-// others than that engine did.
-func (t *Tier) Retry(k int, status int, err error) (backoff time.Duration, again bool) {
-	retry := t.retries()
-	if k >= retry.Attempts || !retryable(status, err) {
-		return 0, false
-	}
-	t.lock()
-	granted := t.budget.retry(t.now, retry.Budget, k == 1 && status == 0 && Broke(err))
-	t.unlock()
-	if !granted {
-		t.metrics.budgetExhausted.Inc()
-		return 0, false
-	}
-	return jittered(retry.Base, k), true
-}
-
 // RetryUnsent is Retry after an attempt of which no byte was sent, the k-th of
 // its kind. It costs no engine anything, and so nothing of the budget.
 func (t *Tier) RetryUnsent(k int) (backoff time.Duration, again bool) {

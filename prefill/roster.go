@@ -4,9 +4,7 @@ import (
 	"fmt"
 	"slices"
 
-	"evenkeel/prefill/fit"
 	"evenkeel/prefill/policy"
-	"evenkeel/prefill/queue"
 )
 
 // roster is which candidates there are, and what they serve.
@@ -14,16 +12,6 @@ type roster struct {
 	candidates map[string]*candidate // by ID, the removed with charges too
 	models     map[string]*model
 	unknown    bool // a live candidate has not named its models yet, or nobody has
-}
-
-// model is what serves one model name, and who waits for it.
-type model struct {
-	name    string
-	servers []*candidate // in configured order
-	cursor  int          // order of the candidate that round-robin chose last, -1 before the first
-	line    *queue.Line[*waiter]
-	pace    fit.Pace
-	slots   map[string]int // decode slots that were free last, by region; nil: all decode in one
 }
 
 // replace sets the candidates.

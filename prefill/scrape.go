@@ -45,12 +45,6 @@ func (t *Tier) Run(ctx context.Context) {
 	}
 }
 
-// runner is what Run has of its own: the candidates' KV events that are followed.
-type runner struct {
-	*Tier
-	followed map[*candidate]stream
-}
-
 // live are the candidates to be scraped: none where nothing is.
 func (r runner) live() (map[*candidate]bool, ScrapeConfig) {
 	r.lock()

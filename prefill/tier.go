@@ -2,7 +2,6 @@ package prefill
 
 import (
 	"strconv"
-	"sync"
 	"time"
 
 	"go.uber.org/zap"
@@ -14,40 +13,6 @@ import (
 	"evenkeel/prefill/queue"
 	"evenkeel/prefill/steer"
 )
-
-// Tier owns everything that is known about the prefillers: their accounts,
-// gates and circuits, and the requests that wait for one. All of it is behind
-// one lock, which is held for a decision but never for I/O.
-//
-// What is known are values without a clock and a lock (queue, ledger, cache, fit,
-// steer). On top of them chooser decides about one request, and arrivals about all
-// that wait.
-type Tier struct {
-	changed chan struct{} // tells Run of another set of candidates
-	clock   func() time.Time
-
-	mu       sync.Mutex  // over all that follows
-	timer    *time.Timer // wakes the queues when time alone lets one pass; nil: a simulation asks
-	wakeAt   time.Time   // what the timer is set to
-	choose   chooser
-	arrivals arrivals
-	state
-}
-
-// state is what is known. Methods that only look at it, or change who there is, are
-// its own (roster.go).
-type state struct {
-	cfg     Config
-	metrics *metrics
-	now     time.Time // of the present holder of the lock
-	roster
-	queue  *queue.Queue[*waiter]
-	ledger *ledger.Ledger
-	cache  *cache.Cache
-	fit    *fit.Times
-	steer  steer.Steer
-	budget budget
-}
 
 // New returns a tier without candidates.
 func New(cfg Config) (*Tier, error) {
@@ -163,4 +128,29 @@ func (t *Tier) Forgive(id string) {
 	if c := t.candidates[id]; c != nil {
 		c.circuit.Forgive()
 	}
+}
+
+// Retry says whether a request whose k-th attempt failed may be tried again,
+// and after what wait. status is the engine's, 0 without an answer; err is
+// what failed without one, or what is wrong with a 200's hand-off. Wait longer
+// where the engine's Retry-After says so. An attempt that sent nothing is none
+// of k: see RetryUnsent.
+//
+// A yes is taken from the budget that all requests share. The
+// first connection that a request loses is booked there but never refused: with
+// an engine die all its requests at once, and none of them asks more of the
+// others than that engine did.
+func (t *Tier) Retry(k int, status int, err error) (backoff time.Duration, again bool) {
+	retry := t.retries()
+	if k >= retry.Attempts || !retryable(status, err) {
+		return 0, false
+	}
+	t.lock()
+	granted := t.budget.retry(t.now, retry.Budget, k == 1 && status == 0 && Broke(err))
+	t.unlock()
+	if !granted {
+		t.metrics.budgetExhausted.Inc()
+		return 0, false
+	}
+	return jittered(retry.Base, k), true
 }

@@ -164,3 +164,14 @@ func (a *Answer) Err() error {
 
 // TooMuch says that the engine sent more bytes than its answer may have.
 func (a *Answer) TooMuch() bool { return errors.Is(a.Reader.Err(), ErrTooMuch) }
+
+// forms are what differs between the forms that are not chunks. Each reads an event, or a whole
+// answer, and writes what ends a stream for its client.
+var forms = [...]struct {
+	read   func(b []byte, cached int) told
+	failed func(dst []byte, events int, message, typ, code string) []byte
+	end    string // the last event of an answer that is whole; empty: the one that has its finish_reason
+}{
+	Responses: {read: readResponse, failed: failedResponse},
+	Messages:  {read: readMessage, failed: failedMessage, end: messageStop},
+}

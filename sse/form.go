@@ -28,17 +28,6 @@ func FormOf(path string) Form {
 	return Chunks
 }
 
-// forms are what differs between the forms that are not chunks. Each reads an event, or a whole
-// answer, and writes what ends a stream for its client.
-var forms = [...]struct {
-	read   func(b []byte, cached int) told
-	failed func(dst []byte, events int, message, typ, code string) []byte
-	end    string // the last event of an answer that is whole; empty: the one that has its finish_reason
-}{
-	Responses: {read: readResponse, failed: failedResponse},
-	Messages:  {read: readMessage, failed: failedMessage, end: messageStop},
-}
-
 // told is what an event says, or a whole answer.
 type told struct {
 	ok      bool

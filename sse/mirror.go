@@ -66,43 +66,6 @@ func (v Verdict) String() string {
 	return [...]string{"forward", "drop", "failed", "recomputed", "ended", "overrun", "unreadable"}[v]
 }
 
-// Mirror follows one decode leg: it counts its tokens, edits its
-// events for the client, and knows whether it came to a proper end. The choices
-// of a leg count as one; evenkeel never asks a leg for more.
-type Mirror struct {
-	ask        Ask
-	continuous bool   // the client gets the usage of every chunk
-	id         []byte // ask.ID as JSON
-
-	f     facts  // of the event at hand
-	marks []mark // of the event at hand
-
-	tokens     int
-	guessed    bool // some of them are known by their chunks only
-	ids        int  // token ids seen
-	chunks     int  // with content
-	idsSeen    bool
-	usageSeen  bool
-	idsThen    int // ids and chunks when the last usage came, which has counted them
-	chunksThen int
-	started    bool
-	finish     string
-	usage      Usage
-	details    []byte // prompt_tokens_details of usage
-	drift      int
-	reconciled bool
-	promptIDs  int
-	failure    Failure
-	fault      error
-	owed       []byte // the event of a final usage that the engine has not sent so far
-
-	// Of the other forms than chunks:
-	held   []byte // events that wait for the first that tells of a token
-	opened int    // of them
-	events int    // for the client so far
-	over   bool   // nothing comes behind the last event, although it is not [DONE]
-}
-
 // NewMirror returns a mirror for one leg.
 func NewMirror(a Ask) *Mirror {
 	m := &Mirror{marks: make([]mark, 0, 16)}
@@ -440,4 +403,42 @@ func finishReason(b []byte) string {
 		return "content_filter"
 	}
 	return string(b)
+}
+
+// keep adds the event at hand, whose data is b.
+func (t *Trail) keep(m *Mirror, b []byte) {
+	f := &m.f
+	if t.Head.ID == nil {
+		t.Head = readHead(b)
+	}
+	if f.idsAt > 0 {
+		ids := rawjson.ArrayAt(b, f.idsAt)
+		for ids.Next() {
+			ids.Pos = rawjson.ValueEnd(b, ids.Val)
+			id, ok := rawjson.Int(b, ids.Val, ids.Pos)
+			t.Unread = t.Unread || !ok
+			t.IDs = append(t.IDs, int32(id))
+		}
+	}
+	if t.KeepPrompt && f.promptEnd > 0 {
+		t.PromptIDs = append(t.PromptIDs[:0], b[f.promptAt:f.promptEnd]...)
+	}
+	t.Completed, t.Guessed = m.tokens, m.guessed
+	if m.usageSeen {
+		t.Prompt = m.usage.Prompt
+	} else if f.promptIDs > 0 {
+		t.Prompt = f.promptIDs
+	}
+	if !f.content {
+		return
+	}
+	t.Content, t.Shown = true, len(t.IDs)
+	t.MoreThan = t.MoreThan || f.moreThan
+	if f.textEnd > f.textAt {
+		text := b[f.textAt+1 : f.textEnd-1]
+		t.Runes += runes(text)
+		if t.KeepText {
+			t.Text = append(t.Text, text...)
+		}
+	}
 }

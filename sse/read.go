@@ -6,6 +6,43 @@ import (
 	"evenkeel/rawjson"
 )
 
+// Mirror follows one decode leg: it counts its tokens, edits its
+// events for the client, and knows whether it came to a proper end. The choices
+// of a leg count as one; evenkeel never asks a leg for more.
+type Mirror struct {
+	ask        Ask
+	continuous bool   // the client gets the usage of every chunk
+	id         []byte // ask.ID as JSON
+
+	f     facts  // of the event at hand
+	marks []mark // of the event at hand
+
+	tokens     int
+	guessed    bool // some of them are known by their chunks only
+	ids        int  // token ids seen
+	chunks     int  // with content
+	idsSeen    bool
+	usageSeen  bool
+	idsThen    int // ids and chunks when the last usage came, which has counted them
+	chunksThen int
+	started    bool
+	finish     string
+	usage      Usage
+	details    []byte // prompt_tokens_details of usage
+	drift      int
+	reconciled bool
+	promptIDs  int
+	failure    Failure
+	fault      error
+	owed       []byte // the event of a final usage that the engine has not sent so far
+
+	// Of the other forms than chunks:
+	held   []byte // events that wait for the first that tells of a token
+	opened int    // of them
+	events int    // for the client so far
+	over   bool   // nothing comes behind the last event, although it is not [DONE]
+}
+
 // facts is what one event says, found in one pass over its bytes.
 type facts struct {
 	choices             int // -1: not a list of choices

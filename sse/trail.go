@@ -57,44 +57,6 @@ func (t *Trail) Cut() {
 	t.Completed = t.Shown
 }
 
-// keep adds the event at hand, whose data is b.
-func (t *Trail) keep(m *Mirror, b []byte) {
-	f := &m.f
-	if t.Head.ID == nil {
-		t.Head = readHead(b)
-	}
-	if f.idsAt > 0 {
-		ids := rawjson.ArrayAt(b, f.idsAt)
-		for ids.Next() {
-			ids.Pos = rawjson.ValueEnd(b, ids.Val)
-			id, ok := rawjson.Int(b, ids.Val, ids.Pos)
-			t.Unread = t.Unread || !ok
-			t.IDs = append(t.IDs, int32(id))
-		}
-	}
-	if t.KeepPrompt && f.promptEnd > 0 {
-		t.PromptIDs = append(t.PromptIDs[:0], b[f.promptAt:f.promptEnd]...)
-	}
-	t.Completed, t.Guessed = m.tokens, m.guessed
-	if m.usageSeen {
-		t.Prompt = m.usage.Prompt
-	} else if f.promptIDs > 0 {
-		t.Prompt = f.promptIDs
-	}
-	if !f.content {
-		return
-	}
-	t.Content, t.Shown = true, len(t.IDs)
-	t.MoreThan = t.MoreThan || f.moreThan
-	if f.textEnd > f.textAt {
-		text := b[f.textAt+1 : f.textEnd-1]
-		t.Runes += runes(text)
-		if t.KeepText {
-			t.Text = append(t.Text, text...)
-		}
-	}
-}
-
 // readHead copies the head of an event into one piece of memory.
 func readHead(b []byte) (h Head) {
 	o := rawjson.ObjectAt(b, rawjson.Space(b, 0))

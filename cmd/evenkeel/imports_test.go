@@ -2,8 +2,12 @@ package main
 
 import (
 	"errors"
+	"go/ast"
 	"go/build"
+	"go/parser"
+	"go/token"
 	"io/fs"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -137,6 +141,39 @@ func TestImportsPointOneWay(t *testing.T) {
 		return nil
 	})
 	require.NoError(t, err)
+}
+
+// What only runs in a whole proxy is measured nowhere (ARCHITECTURE.md). So whoever starts one stands in PROXIES of the Makefile.
+func TestFewPackagesStartAProxy(t *testing.T) {
+	root, start := filepath.Join("..", ".."), map[string]bool{}
+	err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() || filepath.Ext(path) != ".go" {
+			return err
+		}
+		file, err := parser.ParseFile(token.NewFileSet(), path, nil, parser.SkipObjectResolution)
+		require.NoError(t, err)
+		if !slices.ContainsFunc(file.Imports, func(i *ast.ImportSpec) bool { return i.Path.Value == `"evenkeel/gateway"` }) {
+			return nil
+		}
+		rel, err := filepath.Rel(root, filepath.Dir(path))
+		require.NoError(t, err)
+		ast.Inspect(file, func(n ast.Node) bool {
+			if s, ok := n.(*ast.SelectorExpr); ok && s.Sel.Name == "New" {
+				if of, ok := s.X.(*ast.Ident); ok && of.Name == "gateway" {
+					start[filepath.ToSlash(rel)] = true
+				}
+			}
+			return true
+		})
+		return nil
+	})
+	require.NoError(t, err)
+	require.Equal(t, map[string]bool{"cmd/evenkeel": true, "gateway": true, "gateway/admin": true}, start)
+	makefile, err := os.ReadFile(filepath.Join(root, "Makefile"))
+	require.NoError(t, err)
+	for pkg := range start {
+		require.Regexp(t, `(?m)^PROXIES .* \./`+pkg+`( |$)`, string(makefile))
+	}
 }
 
 // rowOf is the longest row of the table that a package stands under.

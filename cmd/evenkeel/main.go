@@ -3,13 +3,10 @@
 package main
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 
@@ -40,17 +37,6 @@ type commands struct {
 	Complete   completeCmd   `cmd:"" hidden:""`
 	Man        manCmd        `cmd:"" hidden:""`
 }
-
-// streams are what a subcommand writes to: results to out, progress to err.
-type streams struct {
-	out, err io.Writer
-}
-
-// errFailed ends with exit status 1 when everything was said already.
-var errFailed = errors.New("failed")
-
-// usageError is a command line that parses and cannot be meant.
-type usageError struct{ error }
 
 func main() {
 	os.Exit(run(os.Args[1:], streams{os.Stdout, os.Stderr}))
@@ -124,19 +110,6 @@ func meantAsConfig(args []string) string {
 	return fmt.Sprintf("; a config file is given as --config %s", args[1])
 }
 
-// relativeTo says where a file was looked for that is not there.
-func relativeTo(err error) string {
-	var at *fs.PathError
-	if !errors.As(err, &at) || !errors.Is(at, fs.ErrNotExist) || filepath.IsAbs(at.Path) {
-		return ""
-	}
-	dir, err := os.Getwd()
-	if err != nil {
-		return ""
-	}
-	return "; the path is relative to the working directory, " + dir
-}
-
 // isServeFlag tells a command line that begins with a flag only serve has.
 func isServeFlag(root *kong.Node, word string) bool {
 	name, _, _ := strings.Cut(word, "=")
@@ -145,13 +118,6 @@ func isServeFlag(root *kong.Node, word string) bool {
 
 func hint(w io.Writer, command string) {
 	fmt.Fprintf(w, "evenkeel %s --help lists what it takes\n", commandName(command))
-}
-
-// writeJSON writes one document for programs, and people who look at it.
-func writeJSON(w io.Writer, document any) error {
-	enc := json.NewEncoder(w)
-	enc.SetIndent("", "  ")
-	return enc.Encode(document)
 }
 
 // commandName is kong's command without its arguments: "keys new", "vectors".

@@ -44,3 +44,28 @@ func TestTheInstallationCompilesWithTheFlagsOfMake(t *testing.T) {
 	begin, tests := strings.Index(string(said), "The tests begin. They take about "), strings.Index(string(said), "go test ")
 	require.True(t, begin >= 0 && begin < tests, "it says how long the tests take before it starts them:\n%s", said)
 }
+
+func TestAPackageThatItsOwnTestsHardlyRunFails(t *testing.T) {
+	if _, err := exec.LookPath("bash"); err != nil {
+		t.Skip("bash is not installed")
+	}
+	for line, complaint := range map[string]string{
+		"ok  \tevenkeel/sse\t0.85s\tcoverage: 93.8% of statements":                 "",
+		"ok  \tevenkeel/sse\t0.85s\tcoverage: 50.0% of statements":                 "",
+		"ok  \tevenkeel/sse\t0.85s\tcoverage: 49.9% of statements":                 "evenkeel/sse: its own tests run 49.9% of its statements; at least half is wanted\n",
+		"\tevenkeel/sse\t\tcoverage: 0.0% of statements":                           "evenkeel/sse: its own tests run 0% of its statements; at least half is wanted\n",
+		"?   \tevenkeel/docs\t[no test files]":                                     "",
+		"\tevenkeel/dispatcher/fakes\t\tcoverage: 0.0% of statements":              "",
+		"ok  \tevenkeel/dispatcher/fakes\t1.0s\tcoverage: 60.0% of statements":     "evenkeel/dispatcher/fakes: its own tests run 60% of its statements: take it off the table of ARCHITECTURE.md\n",
+		"--- FAIL: TestX (0.00s)\nFAIL\nFAIL\tevenkeel/sse\t0.85s\nFAIL":           "",
+		"ok  \tevenkeel/socket\t0.1s\tcoverage: [no statements] [no tests to run]": "",
+	} {
+		var complaints strings.Builder
+		cmd := exec.Command("../../bench/covered.sh")
+		cmd.Stdin, cmd.Stderr = strings.NewReader(line+"\n"), &complaints
+		said, err := cmd.Output()
+		require.Equal(t, complaint == "", err == nil, line)
+		require.Equal(t, line+"\n", string(said), "it passes on what it reads")
+		require.Equal(t, complaint, complaints.String(), line)
+	}
+}

@@ -15,12 +15,6 @@ import (
 	"evenkeel/namedargs"
 )
 
-// geoFlags are those of --tier geo alone. Scenario, policies and seeds it shares
-// with the other tiers.
-type geoFlags struct {
-	Preset string `tier:"geo" placeholder:"NAME" help:"Give the scenario these engines: ${geopresets} (default: l4-llama8b, or what the scenario's file says)."`
-}
-
 // geoPolicies are those that are compared unless told otherwise.
 const geoPolicies = "skylb:push=sp-p,finish,gorgo,skylb-ch,region-local,central-least-load,rr"
 

@@ -22,3 +22,14 @@ func (r *rank) admits(p *decider) int {
 	}
 	return free
 }
+
+// open says whether the policy in force may admit anything to the group now.
+func (g *group) open() bool {
+	p := g.inForce()
+	for _, r := range g.ranks {
+		if r.Up && (p.Immediate() || r.admits(p) > 0) {
+			return true
+		}
+	}
+	return false
+}

@@ -118,15 +118,6 @@ func (c *charge) before(other *charge) bool {
 	return c.since.Before(other.since) || c.since.Equal(other.since) && c.id < other.id
 }
 
-// Pace is how fast the slots of a board come free, from which Room tells whether a
-// hand-off would get a slot in time.
-type Pace struct {
-	Slots, Free int
-	Waiting     int     // in the pool, discarded hand-offs not counted
-	Seconds     float64 // mean time that a request has its slot
-	tokens      float64 // mean KV tokens of a request at its end; 0: none has ended
-}
-
 // PresumedSeconds is how long a slot is presumed to be taken before any request has ended.
 // Each request that ends moves the mean by paceWeight of the difference.
 const (

@@ -15,33 +15,6 @@ import (
 // FallbackSpec decides for a policy that failed.
 const FallbackSpec = "pjsq-kv"
 
-// Boards are the boards of all models: the mirror of their decode ranks, what these hold, and
-// the pools of entries that wait for them. They have no goroutine, clock, log, metric or lock:
-// whoever owns them tells events with the time, and carries out the effects that come back.
-type Boards struct {
-	*rules
-	boards   map[string]*board // by model
-	inOrder  []*board          // the same, by name
-	round    *board            // whose round was decided, until it is told how long that took
-	draining bool
-}
-
-// rules are the settings all boards share; only the owner changes them.
-type rules struct {
-	cfg    Config
-	spec   string          // policy of barrier groups
-	name   string          // of that policy
-	shared map[string]bool // names of groups that several models have
-
-	shadows []policy.Needs // what the shadows of a group want to know
-
-	fit      *predictor.Fit     // what predictors start from; nil: from nothing
-	subjects map[Subject]*known // outlive the boards
-
-	effects []Effect  // to be carried out
-	now     time.Time // of the last event
-}
-
 // New returns boards without ranks.
 func New(cfg Config) (*Boards, error) {
 	cfg = cfg.WithDefaults()
@@ -62,48 +35,6 @@ func New(cfg Config) (*Boards, error) {
 		l.shadows = append(l.shadows, policy.NeedsOf(l.make(spec).Policy, nil))
 	}
 	return l, l.setPolicy(cfg.Policy)
-}
-
-// Apply changes the boards by one event and returns what must be done now. The effects are
-// good until the next Apply. While Deciding says that a round is due, the next events are
-// Decide and then Decided.
-func (l *Boards) Apply(e Event, now time.Time) []Effect {
-	clear(l.effects) // they hold callers
-	l.effects, l.now = l.effects[:0], now
-	e.apply(l)
-	if _, told := e.(*Counts); !told {
-		l.forgetCounts()
-	}
-	return l.effects
-}
-
-// forgetCounts ends what holds for one event, and for the rounds that follow from it.
-func (l *Boards) forgetCounts() {
-	for _, b := range l.inOrder {
-		if b != l.round && !b.deciding() {
-			b.counts = nil
-		}
-	}
-}
-
-// Deciding says whether a round is due.
-func (l *Boards) Deciding() bool { return l.decides() != nil }
-
-// decides is the board that has a round to decide; nil: none has.
-func (l *Boards) decides() *board {
-	for _, b := range l.inOrder {
-		if b.deciding() {
-			return b
-		}
-	}
-	return nil
-}
-
-// Looks says whether a Tick now would look at what the ranks of a model hold: then Counts
-// come first.
-func (l *Boards) Looks(model string, now time.Time) bool {
-	b := l.boards[model]
-	return b != nil && b.looks(now)
 }
 
 // Config is what is in force.
@@ -229,17 +160,6 @@ func (l *Boards) setPolicy(spec string) error {
 	return nil
 }
 
-// decider is a policy in use: a value of its own for each group, since it
-// keeps scratch and turns.
-type decider struct {
-	policy.Policy
-	spec   string
-	name   string
-	rules  *rules
-	ahead  bool   // it sends requests ahead of the slots they will have
-	source *known // of what it wants to know of the future; nil: nothing
-}
-
 // choose makes the decider of a barrier group, or of ranks without barrier.
 func (b *board) choose(barrier bool) decider {
 	spec := b.cfg.DensePolicy
@@ -252,32 +172,6 @@ func (b *board) choose(barrier bool) decider {
 	p := b.make(spec)
 	p.source = b.source(policy.NeedsOf(p.Policy, nil))
 	return p
-}
-
-// key names a group in effects.
-func (b *board) key(g *group) GroupKey { return GroupKey{b.model, g.name, g.barrier} }
-
-// group is the one that a key names, and its board; nil: it is gone.
-func (l *Boards) group(key GroupKey) (*board, *group) {
-	if b := l.boards[key.Model]; b != nil {
-		for _, g := range b.groups {
-			if b.key(g) == key {
-				return b, g
-			}
-		}
-	}
-	return nil, nil
-}
-
-// label names a group in metrics and in the decision log.
-func (b *board) label(g *group) string {
-	switch {
-	case !g.barrier:
-		return "dense"
-	case b.shared[g.name]:
-		return b.model + "/" + g.name
-	}
-	return g.name
 }
 
 func (r *rules) make(spec string) decider {

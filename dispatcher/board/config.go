@@ -12,6 +12,21 @@ import (
 	"evenkeel/predictor"
 )
 
+// PredictorConfig is `predictor` of the config file: where predictions of output lengths
+// come from. Whoever has the config file reads the files that it names.
+type PredictorConfig struct {
+	// Kind is learned for every model from the start, and is that of policies
+	// whose spec names none. Empty: each policy's own, learned once it decides.
+	Kind       predictor.Kind `yaml:"kind"`
+	File       string         `yaml:"file"`        // what `evenkeel fit` wrote, Fit; read again when it changes
+	SecretFile string         `yaml:"secret_file"` // keys the hashes of prompts, exact only
+	// Fit is what the tables start from; nil: from nothing.
+	Fit *predictor.Fit `yaml:"-"`
+	// Told: entries come with the lengths that their outputs will have, so that predictor
+	// oracle can be had. Only a simulation knows them.
+	Told bool `yaml:"-"`
+}
+
 // Why an entry gets no slot.
 var (
 	ErrPoolTimeout = pool.ErrTimeout

@@ -4,8 +4,6 @@ import (
 	"cmp"
 	"errors"
 	"time"
-
-	"evenkeel/predictor"
 )
 
 // Settings are what a running dispatcher may change.
@@ -17,14 +15,6 @@ type Settings struct {
 	StepModel StepModel
 	BindAhead int             // of ranks that are early; AheadAuto: as has been learned
 	Predictor PredictorConfig // Fit nil: what was learned stays
-}
-
-// examined are settings that work.
-type examined struct {
-	cfg     Config
-	fit     *predictor.Fit
-	spec    string
-	decides bool // policies are made anew
 }
 
 // Accepts says what Settings as an event would do, and changes nothing.

@@ -75,8 +75,6 @@ const (
 	EffectRejected                     // settings cannot work, and all stays as it was
 )
 
-func (r *rules) emit(e Effect) { r.effects = append(r.effects, e) }
-
 // Why the fallback took over.
 const (
 	FallbackPanic   = "panic"
@@ -100,3 +98,17 @@ const (
 	SteerLeft    = "left" // in the pool
 	SteerKept    = "kept"
 )
+
+// Subject is what is learned: the outputs of one model, by one kind of predictor.
+type Subject struct {
+	Model string
+	Kind  predictor.Kind
+}
+
+// Ending is a request that left its rank.
+type Ending struct {
+	Model          string
+	Finished       bool // by itself; else its length is not known (right-censored)
+	Prompt, Output int32
+	Key            uint64
+}

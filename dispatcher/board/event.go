@@ -21,14 +21,8 @@ type Enqueue struct {
 	Output  int32            // tokens it will have generated in the end, with PredictorConfig.Told; 0: nobody knows
 }
 
-func (e Enqueue) apply(b *Boards) {
-	b.enqueue(entrant{entry: e.Entry, local: e.Local, grounds: e.Grounds, output: e.Output})
-}
-
 // Withdraw takes an entry out of the pool, if it is the one that waits there.
 type Withdraw struct{ Entry *pool.Entry }
-
-func (e Withdraw) apply(b *Boards) { b.withdraw(e.Entry) }
 
 // Release gives a slot back.
 type Release struct {
@@ -38,12 +32,6 @@ type Release struct {
 	Generated   int32  // tokens that were seen
 	Started     bool   // the first event was
 	First, Last uint32 // steps of the group that its first and its last tokens came with; 0: none came
-}
-
-func (e *Release) apply(b *Boards) {
-	m := b.boards[e.Model]
-	m.depart(e.Slot, e.Generated, e.First, e.Last)
-	m.release(e.Slot, e.Outcome, e.Generated, e.Started, b.now)
 }
 
 // Outcome is what became of a request that leaves its rank.
@@ -76,8 +64,6 @@ type Recount struct {
 	Prompt int
 }
 
-func (e Recount) apply(b *Boards) { b.boards[e.Model].recount(e.Slot, tokens(e.Prompt)) }
-
 // Rerouted tells that the KV of a slot comes from another prefiller than was known when it was bound.
 type Rerouted struct {
 	Model     string
@@ -85,17 +71,10 @@ type Rerouted struct {
 	Prefiller string
 }
 
-func (e Rerouted) apply(b *Boards) { b.boards[e.Model].rerouted(e.Slot, e.Prefiller, b.now) }
-
 // Reached tells that the first event of a slot has come: the way of its KV works.
 type Reached struct {
 	Model string
 	Slot  int32
-}
-
-func (e Reached) apply(b *Boards) {
-	m := b.boards[e.Model]
-	m.reached(m.ledger.table[e.Slot].pair(), b.now)
 }
 
 // Steps tells the steps of a group, in their order, since the last time.
@@ -110,33 +89,17 @@ type Step struct {
 	Length time.Duration // since the tokens of the one before began to come; 0: it was the first
 }
 
-func (e *Steps) apply(b *Boards) {
-	if m, g := b.group(e.Group); g != nil {
-		m.hear(g, e.Told)
-	}
-}
-
 // Law tells what a step of a group takes, so that no model of it is learned. Only a simulation knows.
 type Law struct {
 	Group GroupKey
 	StepModel
 }
 
-func (e Law) apply(b *Boards) {
-	if _, g := b.group(e.Group); g != nil {
-		g.steps.Law = e.StepModel
-	}
-}
-
 // SetWorkers replaces the fleet, of all models.
 type SetWorkers struct{ Workers []Worker }
 
-func (e SetWorkers) apply(b *Boards) { b.setWorkers(e.Workers) }
-
 // Preempted tells that the engine of a worker ran out of KV room and gave a request back.
 type Preempted struct{ Worker int32 }
-
-func (e Preempted) apply(b *Boards) { b.preempted(e.Worker) }
 
 // Learned are the tables that were built for a subject.
 type Learned struct {
@@ -144,26 +107,11 @@ type Learned struct {
 	*Tables
 }
 
-func (e Learned) apply(b *Boards) { b.subjects[e.Subject].Tables = e.Tables }
-
 // SetPolicy changes the policy of the barrier groups.
 type SetPolicy struct{ Spec string }
 
-func (e SetPolicy) apply(b *Boards) { b.reject(b.setPolicy(e.Spec)) }
-
 // SetFit has all subjects start anew from a fit.
 type SetFit struct{ Fit *predictor.Fit }
-
-func (e SetFit) apply(b *Boards) { b.reject(b.setFit(e.Fit)) }
-
-func (s Settings) apply(b *Boards) { b.reject(b.configure(s)) }
-
-// reject tells of settings that cannot work.
-func (b *Boards) reject(err error) {
-	if err != nil {
-		b.emit(Effect{Kind: EffectRejected, Err: err})
-	}
-}
 
 // Counts is how far the slots of a board are, by index. They hold for the next event that is
 // no Counts, with the rounds that follow from it. Without them, what was told last stands. Of
@@ -180,51 +128,40 @@ type Counts struct {
 	Since time.Time
 }
 
-func (e *Counts) apply(b *Boards) {
-	if m := b.boards[e.Model]; m != nil {
-		m.counts = e
-	}
-}
-
 // Tick ends the waits of a board that are over, and has it decide if anything happened that
 // may let an entry in. A burst of other events before it is one round.
 type Tick struct{ Model string }
 
-func (e *Tick) apply(b *Boards) {
-	m := b.boards[e.Model]
-	if m == nil {
-		return
-	}
-	m.advance(b.now)
-	if m.empty() {
-		b.remove(m)
-		b.emit(Effect{Kind: EffectGone, Group: GroupKey{Model: e.Model}})
-	}
-}
-
 // Decide is one round of one policy, where Deciding says that one is due.
 type Decide struct{}
-
-func (Decide) apply(b *Boards) {
-	if b.round = b.decides(); b.round != nil {
-		b.round.decide(b.now)
-	}
-}
 
 // Decided tells how long the round took: a board has no clock.
 type Decided struct{ Took time.Duration }
 
-func (e *Decided) apply(b *Boards) {
-	if m := b.round; m != nil {
-		b.round = nil
-		m.decided(e.Took, b.now)
-	}
-}
-
 // Shutdown answers everything that waits and all that comes; what runs stays charged.
 type Shutdown struct{}
 
-func (Shutdown) apply(b *Boards) {
-	b.draining = true
-	b.answerAll(ErrDraining)
+func (c *Counts) generated(slot int32) int32 {
+	if int(slot) < len(c.Tokens) {
+		return c.Tokens[slot]
+	}
+	return 0
+}
+
+// step is the one that the first tokens of a slot came with; 0: none has come.
+func (c *Counts) step(slot int32) uint32 {
+	if c != nil && int(slot) < len(c.Joined) {
+		return c.Joined[slot]
+	}
+	return 0
+}
+
+func (c *Counts) started(slot int32) bool { return int(slot) < len(c.Began) && c.Began[slot] }
+
+// first is when the first token of a slot is predicted, if that was told since it was bound.
+func (c *Counts) first(slot int32) (at time.Time) {
+	if c != nil && int(slot) < len(c.First) && c.First[slot] != 0 {
+		at = c.Since.Add(c.First[slot])
+	}
+	return at
 }

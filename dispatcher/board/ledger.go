@@ -1,47 +1,8 @@
 package board
 
 import (
-	"time"
-
 	"evenkeel/dispatcher/policy"
 )
-
-// charge is a request's place on a rank, from its admission until its release.
-type charge struct {
-	rank        *rank // nil: the index is free
-	pos         int   // in rank.slots and rank.running
-	id, key     uint64
-	prefiller   string
-	prompt, age int32
-	newTokens   int32 // of the prompt that the rank has to compute
-	discard     bool
-	strays      bool // its engine runs it on any of its ranks: its KV stands on all of them
-	started     bool // its first event has come, as was told last
-	waits       bool // in the engine's queue, beyond the rank's slots or KV room
-	since       time.Time
-	bound       uint32        // number of the step that was told last before it
-	early       bool          // it was bound before its prefill
-	first       time.Time     // predicted, of its first token; zero: it has come, or nobody knows
-	lead        time.Duration // until then, as predicted at the bind; 0: nobody knew
-}
-
-// ledger is every charge by its dense index, and what was charged and
-// released in all. The two are kept apart so that the program can check one
-// against the other while it runs.
-type ledger struct {
-	table    []charge
-	unused   []int32 // free indices, the last is taken first
-	charged  tally
-	released tally
-}
-
-// tally counts slots and the KV tokens they were admitted with.
-type tally struct{ slots, kvTokens int64 }
-
-func (t *tally) add(c *charge) {
-	t.slots++
-	t.kvTokens += int64(c.prompt)
-}
 
 // charge books c on r until discharge, and returns its index.
 func (b *board) charge(r *rank, c charge) (slot int32) {
@@ -130,4 +91,48 @@ func (b *board) drift() (slots, kvTokens int64) {
 		}
 	}
 	return l.charged.slots - l.released.slots - held.slots, l.charged.kvTokens - l.released.kvTokens - held.kvTokens
+}
+
+// refresh takes the counts of the rank's slots in. Without counts, what was told last stands.
+func (b *board) refresh(r *rank) {
+	kv, lent := r.Others+r.guests, int64(0)
+	for i, slot := range r.slots {
+		q := &r.running[i]
+		if b.counts != nil {
+			generated := b.counts.generated(slot)
+			q.Age += generated - q.Generated
+			q.Generated = generated
+		}
+		if r.strays > 0 && b.ledger.table[slot].strays {
+			lent += r.share(q)
+		}
+		kv += q.Tokens()
+	}
+	r.kv = kv
+	r.lend(lent)
+	if r.Early || r.early > 0 {
+		b.seeStarts(r)
+	}
+	if r.queued == 0 {
+		return
+	}
+	r.queued = 0
+	for _, slot := range r.slots {
+		if c := &b.ledger.table[slot]; c.waits && b.started(slot) {
+			c.waits = false
+		} else if c.waits {
+			r.queued++
+		}
+	}
+}
+
+func (b *board) refreshGroup(g *group) {
+	g.kv, g.most = 0, 0
+	for _, r := range g.ranks {
+		b.refresh(r)
+	}
+	for _, r := range g.ranks {
+		g.kv += r.kv
+		g.most = max(g.most, r.cost())
+	}
 }

@@ -10,28 +10,6 @@ import (
 // ErrNotLocal says that no rank may compute a prompt by itself now.
 var ErrNotLocal = errors.New("dispatcher: no decode rank may prefill the prompt now; let a prefill engine do it")
 
-// Local is what a decode rank may compute of a prompt that comes without a
-// hand-off.
-type Local struct {
-	Ranks []LocalRank // that may, and how much of it each would have to compute
-
-	// Threshold is the longest part that a rank may compute, in tokens. 0: what
-	// takes longer than a hand-off may not be computed, see BreakEven.
-	Threshold int
-	// BreakEven is how many tokens an idle rank computes in the time of a
-	// hand-off. Each request that runs beside it makes that an eighth longer.
-	BreakEven float64
-	// InFlight bounds the tokens that a rank has to compute at once, these
-	// included.
-	InFlight int
-}
-
-// LocalRank is a rank with what it would have to compute.
-type LocalRank struct {
-	Worker int32
-	Tokens int // of the prompt, those that its prefix cache does not have
-}
-
 const (
 	leastThreshold = 64 // what break-even may say
 	mostThreshold  = 1024

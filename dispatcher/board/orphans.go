@@ -10,12 +10,6 @@ import (
 // nothing ever is, for ever. Its slot is free, but the room of its prompt is not. No step reads it, so
 // that it is no load.
 
-// orphan is the prompt of such a request.
-type orphan struct {
-	tokens int64
-	since  time.Time
-}
-
 // Of a rank so many orphans are told apart; what comes then counts with the latest.
 const mostOrphans = 64
 
@@ -67,24 +61,6 @@ func (r *rank) room() int64 {
 		return 0
 	}
 	return max(1, r.Capacity-r.orphaned)
-}
-
-// Gauged tells how many KV tokens are in use on a worker, as its engine's gauges said at an instant.
-type Gauged struct {
-	Worker   int32
-	KVTokens int64
-	At       time.Time
-}
-
-func (e Gauged) apply(l *Boards) {
-	if l.now.Sub(e.At) > gaugeLife {
-		return
-	}
-	for _, b := range l.inOrder {
-		if r := b.ranks[e.Worker]; r != nil && len(r.orphans) > 0 {
-			b.gauged(r, e)
-		}
-	}
 }
 
 // gauged gives back the orphans that are not there any more: our requests that decode and the

@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"evenkeel/dispatcher/policy"
-	"evenkeel/engine/circuit"
 	"evenkeel/pool"
 )
 
@@ -20,35 +19,11 @@ const (
 	pairMemory = 5 * time.Minute
 )
 
-// pairs are the ways of KV from a prefiller to a decode engine that do not
-// work, though both serve others: a connection one of them kept from before a
-// restart, a route that is gone. A quarantined pair gets
-// no hand-off while another rank can take it, for a second and twice as long
-// each time the one hand-off that then tries it fails too, 30 s at most. The
-// board owns it; streams read only how many are watched.
-type pairs struct {
-	suspects map[Pair]*suspect
-	out      int       // of them quarantined; 0: a round pays for nothing here
-	checkAt  time.Time // when to look at entries that were left for a quarantine's end; zero: none were
-}
-
-// Pair is a prefiller and a decode engine.
-type Pair struct{ Prefiller, Engine string }
-
 // inOrder are the suspected pairs in an order that does not change.
 func (p *pairs) inOrder() []Pair {
 	return slices.SortedFunc(maps.Keys(p.suspects), func(x, y Pair) int {
 		return cmp.Or(cmp.Compare(x.Prefiller, y.Prefiller), cmp.Compare(x.Engine, y.Engine))
 	})
-}
-
-// suspect is a pair that has failed since it last worked.
-type suspect struct {
-	circuit circuit.Circuit
-	row     int
-	from    bool // the prefiller's hand-offs reached others since
-	to      bool // others' reached the engine since
-	last    time.Time
 }
 
 // pair is the way the request's KV takes.

@@ -12,21 +12,6 @@ import (
 	"evenkeel/predictor"
 )
 
-// PredictorConfig is `predictor` of the config file: where predictions of output lengths
-// come from. Whoever has the config file reads the files that it names.
-type PredictorConfig struct {
-	// Kind is learned for every model from the start, and is that of policies
-	// whose spec names none. Empty: each policy's own, learned once it decides.
-	Kind       predictor.Kind `yaml:"kind"`
-	File       string         `yaml:"file"`        // what `evenkeel fit` wrote, Fit; read again when it changes
-	SecretFile string         `yaml:"secret_file"` // keys the hashes of prompts, exact only
-	// Fit is what the tables start from; nil: from nothing.
-	Fit *predictor.Fit `yaml:"-"`
-	// Told: entries come with the lengths that their outputs will have, so that predictor
-	// oracle can be had. Only a simulation knows them.
-	Told bool `yaml:"-"`
-}
-
 // parser reads a policy's spec, with the configured predictor and seed where it names none.
 func (c Config) parser() func(spec string) (policy.Policy, error) {
 	kind, seed := c.Predictor.Kind, c.Seed
@@ -107,18 +92,6 @@ func (c *PredictorConfig) kindServes(kind predictor.Kind, fit *predictor.Fit) er
 	return nil
 }
 
-// Subject is what is learned: the outputs of one model, by one kind of predictor.
-type Subject struct {
-	Model string
-	Kind  predictor.Kind
-}
-
-// known is what is known of a subject.
-type known struct {
-	Subject
-	*Tables
-}
-
 // Tables are in force until the next ones; they never change.
 type Tables struct {
 	predictor predictor.Predictor
@@ -145,14 +118,6 @@ func (t *Tables) outlook() policy.Outlook {
 		return k
 	}
 	return t.survival
-}
-
-// Ending is a request that left its rank.
-type Ending struct {
-	Model          string
-	Finished       bool // by itself; else its length is not known (right-censored)
-	Prompt, Output int32
-	Key            uint64
 }
 
 // Subject is what the needs of a policy are met from, or what is learned in advance; ok is
@@ -217,12 +182,6 @@ func (b *board) foresee(g *group, p *decider) {
 	}
 	f.Score()
 	f.Follow(s.Workers, t.predictor)
-}
-
-// foresight is an outlook that knows the ends of requests whose lengths were told.
-type foresight struct {
-	*predictor.Survival
-	lengths map[uint64]int32
 }
 
 // Left is how many tokens a request has still to generate.

@@ -105,12 +105,6 @@ func (b *board) inStep(g *group) (most int64, requests int) {
 // later compares numbers of steps, which begin anew after the largest.
 func later(x, y uint32) bool { return int32(x-y) > 0 }
 
-// departed is a request that was released, and the steps it was in.
-type departed struct {
-	first, last uint32
-	kv          int64
-}
-
 // depart remembers a request that is about to be released for the step that is not
 // known whole yet. It keeps to the room that the rank's slots needed: if more leave
 // in one step, the step teaches little.

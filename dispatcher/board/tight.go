@@ -16,12 +16,6 @@ const (
 	tightMost     = 0.3
 )
 
-// pressure is what a rank's preemptions tell.
-type pressure struct {
-	last  time.Time // preemption
-	until time.Time // kept emptier
-}
-
 func (p *pressure) preempted(now time.Time) {
 	if !p.last.IsZero() && now.Sub(p.last) <= preemptWithin {
 		p.until = now.Add(tightFor)

@@ -1,21 +1,8 @@
 package twin
 
 import (
-	"time"
-
 	"evenkeel/dispatcher/board"
 )
-
-// Begun is how far a replay under another policy was at a moment. The replay of a later window begins there, as if that
-// policy had been in force all along. If it began with what the policy in force has left, it would have to work off
-// requests that have piled up under that one, or would lack those that pile up under it, for longer than a window
-// lasts.
-type Begun struct {
-	spec   string
-	at     time.Time
-	boards *board.Boards
-	rest   map[uint64]int32 // tokens that requests still get
-}
 
 // Where a replay holds more than mostPiled times the requests that are really there, and more than that of fewPiled, the
 // next one begins with the real ones: what a replay costs is bounded.

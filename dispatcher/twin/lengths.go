@@ -6,6 +6,7 @@ import (
 	"math"
 	"math/rand/v2"
 	"slices"
+	"time"
 )
 
 // lengths tell how long answers are, from those that ended in a window and those that were longer than what was
@@ -88,3 +89,5 @@ func (l lengths) draw(least int32, id uint64) int32 {
 
 // endless is the length of an answer that runs on for as long as the replay lasts.
 const endless = math.MaxInt32 / 2
+
+func ms(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }

@@ -11,37 +11,6 @@ import (
 	"evenkeel/dispatcher/virtual"
 )
 
-// Replay is one model's part of a window under one policy. Requests come as they came, whatever became of
-// those before: clients who wait for an answer before they ask again would have come at other times.
-type Replay struct {
-	virtual.Engines
-	ranks  map[int32]*rank
-	fates  *fates
-	came   arrivals
-	quits  []quit // those that leave at their own time, whatever they got by then, the next first
-	fleet  []fleet
-	jobs   []job
-	unused []int32          // of these
-	live   map[uint64]int32 // jobs that wait, by id
-	begins float64          // ms; steps before are not measured
-	newly  [2]float64       // ms; the part between them is fresh
-	ends   float64          // ms
-	all    steps            // that are measured
-	fresh  steps            // of these, of what is fresh
-	spec   string
-	begun  *Begun     // where it began; nil: with the real boards
-	marks  []float64  // ms at which is kept how far it is, the next first
-	Marked []*Begun   // that
-	chance *rand.Rand // how unsteady steps are
-	work   work
-	owed   float64   // sum over the looks so far
-	looks  []float64 // ms at which it is looked how much work is owed, the next first
-	n      int       // of these in all
-	still  int       // turns in which no time passed
-	over   bool
-	failed error
-}
-
 type rank struct {
 	*virtual.Rank
 	up bool
@@ -123,8 +92,6 @@ func rejected(effects []board.Effect) error {
 	}
 	return nil
 }
-
-func ms(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
 
 // collect puts what happened in the stretches on one time.
 func (r *Replay) collect(w *Window, model string) {

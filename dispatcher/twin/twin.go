@@ -9,9 +9,6 @@ import (
 	"evenkeel/dispatcher/board"
 )
 
-// Span is how long the window is that is replayed.
-const Span = 5 * time.Minute
-
 // Stale is how long after the end of its window a verdict says nothing any more.
 const Stale = 3 * Span
 
@@ -99,17 +96,6 @@ type judging struct {
 	replay *Replay  // under way
 	marked []*Begun // of the replays of this round
 	work   work     // what tokens cost in them
-}
-
-// tried is a policy of which replays are made.
-type tried struct {
-	spec   string // empty: in force
-	policy string // its name; empty: not known yet
-	failed error
-	again  bool // it is another of them under another spec
-
-	step, owed tally // of replays: the mean step, in ms, and the work that is owed
-	fresh      steps // of all replays, where the window is fresh
 }
 
 // New judges these policies, beside the one in force. Replays under those of anew all begin with the real boards: they

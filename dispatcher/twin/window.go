@@ -1,6 +1,7 @@
 package twin
 
 import (
+	"cmp"
 	"slices"
 	"time"
 
@@ -162,4 +163,52 @@ func (a *arrivals) take() came {
 	a.at++
 	a.skip()
 	return c
+}
+
+// learn collects what became of a model's requests.
+func (w *Window) learn(model string) *fates {
+	n := 0
+	for _, s := range w.Stretches {
+		n += len(s.came)
+	}
+	l := &learner{fates: &fates{answers: make([]answer, 0, n), at: make(map[uint64]int32, n), again: map[*came]bool{}}, failed: map[failed]int32{}}
+	begin := w.Stretches[0].Boards
+	for _, c := range begin.Charges(model) {
+		l.begin(c.ID, answer{key: c.Key, age: c.Age + c.Generated, first: c.Age})
+	}
+	for _, e := range begin.Waiting(model) {
+		l.begin(e.ID, answer{key: e.Key, age: int32(e.Age), first: int32(e.Age)})
+	}
+	w.each(model, l.comes, l.leaves)
+	for _, c := range w.End.Charges(model) {
+		if a := l.of(c.ID); a != nil {
+			a.tokens = c.Age + c.Generated
+		}
+	}
+	l.lengths = learnLengths(len(l.answers), func(yield func(seen) bool) {
+		for i := range l.answers {
+			if a := &l.answers[i]; a.tokens >= 0 && !yield(seen{a.age, a.tokens, a.left >= 0}) {
+				return
+			}
+		}
+	})
+	if l.lag = cmp.Or(w.Lag, usualLag); len(l.lags) > 0 {
+		slices.Sort(l.lags)
+		l.lag = l.lags[len(l.lags)/2]
+	}
+	return l.fates
+}
+
+// Span is how long the window is that is replayed.
+const Span = 5 * time.Minute
+
+// Begun is how far a replay under another policy was at a moment. The replay of a later window begins there, as if that
+// policy had been in force all along. If it began with what the policy in force has left, it would have to work off
+// requests that have piled up under that one, or would lack those that pile up under it, for longer than a window
+// lasts.
+type Begun struct {
+	spec   string
+	at     time.Time
+	boards *board.Boards
+	rest   map[uint64]int32 // tokens that requests still get
 }

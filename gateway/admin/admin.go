@@ -23,19 +23,12 @@ import (
 	"evenkeel/gateway"
 	"evenkeel/gateway/config"
 	"evenkeel/gateway/live"
-	"evenkeel/gateway/openai"
 )
 
 // Options of the listener.
 type Options struct {
 	Log     *zap.Logger
 	Version string // of the program, for people
-}
-
-// handler serves one proxy.
-type handler struct {
-	g   *gateway.Gateway
-	log *zap.Logger
 }
 
 // New returns the listener's handler. It registers the process's own metrics
@@ -355,49 +348,4 @@ func (h *handler) policy(w http.ResponseWriter, _ *http.Request) {
 
 func (h *handler) setPolicy(w http.ResponseWriter, r *http.Request) {
 	h.choose(w, r, "policy", h.g)
-}
-
-// choose puts the policy of the body in force, for what the log calls so.
-func (h *handler) choose(w http.ResponseWriter, r *http.Request, what string, of interface {
-	Policy() string
-	SetPolicy(text string) error
-},
-) {
-	var in struct {
-		Policy string `json:"policy"`
-	}
-	if !read(w, r, &in) {
-		return
-	}
-	before := of.Policy()
-	if err := of.SetPolicy(in.Policy); err != nil {
-		fail(w, http.StatusBadRequest, "bad_policy", err.Error())
-		return
-	}
-	h.log.Info("an operator changed the "+what, zap.String("from", before), zap.String("to", of.Policy()))
-	reply(w, map[string]string{"policy": of.Policy()})
-}
-
-// read decodes a small JSON body; a wrong one is answered.
-func read(w http.ResponseWriter, r *http.Request, v any) bool {
-	dec := json.NewDecoder(r.Body)
-	dec.DisallowUnknownFields()
-	if err := dec.Decode(v); err != nil {
-		fail(w, http.StatusBadRequest, "bad_body", "the body is not the JSON this takes: "+err.Error())
-		return false
-	}
-	return true
-}
-
-func reply(w http.ResponseWriter, v any) {
-	w.Header().Set("Content-Type", "application/json")
-	enc := json.NewEncoder(w)
-	enc.SetIndent("", "  ")
-	_ = enc.Encode(v) // the operator left
-}
-
-func fail(w http.ResponseWriter, status int, code, message string) {
-	w.Header().Set("Content-Type", "application/json")
-	w.WriteHeader(status)
-	_, _ = w.Write(openai.NewError(status, code, message).JSON())
 }

@@ -1,12 +1,17 @@
 package admin
 
 import (
+	"encoding/json"
 	"mime"
 	"net"
 	"net/http"
 	"strings"
 
+	"go.uber.org/zap"
+
+	"evenkeel/gateway"
 	"evenkeel/gateway/config"
+	"evenkeel/gateway/openai"
 )
 
 // guard lets a request through that an operator meant to send: with the token,
@@ -90,4 +95,55 @@ func keepToOurselves(h http.Header) {
 	h.Set("X-Content-Type-Options", "nosniff")
 	h.Set("X-Frame-Options", "DENY")
 	h.Set("Cross-Origin-Resource-Policy", "same-origin")
+}
+
+func fail(w http.ResponseWriter, status int, code, message string) {
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(status)
+	_, _ = w.Write(openai.NewError(status, code, message).JSON())
+}
+
+// handler serves one proxy.
+type handler struct {
+	g   *gateway.Gateway
+	log *zap.Logger
+}
+
+func reply(w http.ResponseWriter, v any) {
+	w.Header().Set("Content-Type", "application/json")
+	enc := json.NewEncoder(w)
+	enc.SetIndent("", "  ")
+	_ = enc.Encode(v) // the operator left
+}
+
+// read decodes a small JSON body; a wrong one is answered.
+func read(w http.ResponseWriter, r *http.Request, v any) bool {
+	dec := json.NewDecoder(r.Body)
+	dec.DisallowUnknownFields()
+	if err := dec.Decode(v); err != nil {
+		fail(w, http.StatusBadRequest, "bad_body", "the body is not the JSON this takes: "+err.Error())
+		return false
+	}
+	return true
+}
+
+// choose puts the policy of the body in force, for what the log calls so.
+func (h *handler) choose(w http.ResponseWriter, r *http.Request, what string, of interface {
+	Policy() string
+	SetPolicy(text string) error
+},
+) {
+	var in struct {
+		Policy string `json:"policy"`
+	}
+	if !read(w, r, &in) {
+		return
+	}
+	before := of.Policy()
+	if err := of.SetPolicy(in.Policy); err != nil {
+		fail(w, http.StatusBadRequest, "bad_policy", err.Error())
+		return
+	}
+	h.log.Info("an operator changed the "+what, zap.String("from", before), zap.String("to", of.Policy()))
+	reply(w, map[string]string{"policy": of.Policy()})
 }

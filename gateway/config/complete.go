@@ -8,6 +8,37 @@ import (
 	"evenkeel/mooncake"
 )
 
+// Validate fills derived values and refuses what cannot work, all problems at
+// once.
+func (c *Config) Validate() error {
+	c.finish()
+	var found problems
+	bad := func(path, format string, args ...any) {
+		found = append(found, c.source.at(path, format, args...))
+	}
+	c.checkListeners(bad)
+	c.checkTLS(bad)
+	c.checkWorkerHosts(bad)
+	c.checkProfiles(bad)
+	c.checkEngines(bad)
+	c.checkPool(bad)
+	c.checkBind(bad)
+	c.Prefill.Check(func(key, format string, args ...any) { bad("$.prefill."+key, format, args...) })
+	decision := c.Decision()
+	decision.Check(func(key, format string, args ...any) { bad("$."+key, format, args...) })
+	c.checkDisaggregation(bad)
+	c.checkTimes(bad)
+	c.checkNumbers(bad)
+	c.checkGeo(bad)
+	c.checkDiscovery(bad)
+	c.checkAdvice(bad)
+	c.checkTracing(bad)
+	if !slices.Contains([]string{"debug", "info", "warn", "error"}, c.Log.Level) {
+		bad("$.log.level", "%q is not a level; write debug, info, warn or error", c.Log.Level)
+	}
+	return found.join()
+}
+
 // finish fills what depends on other keys. Validate calls it first.
 func (c *Config) finish() {
 	if c.Profiles == nil {
@@ -49,15 +80,6 @@ func (c *Config) aggregated() bool {
 	return slices.ContainsFunc(c.Engines.Prefill, func(p Engine) bool {
 		return slices.ContainsFunc(c.Engines.Decode, func(d Engine) bool { return idOf(p) == idOf(d) })
 	})
-}
-
-func (c *Config) finishDecode(e *Engine) {
-	p := c.Profiles[e.Profile]
-	e.Group = cmp.Or(e.Group, "main")
-	e.Barrier = cmp.Or(e.Barrier, BarrierDP)
-	e.Cost = cmp.Or(e.Cost, 1)
-	e.Slots = cmp.Or(e.Slots, p.MaxNumSeqs)
-	e.KV = cmp.Or(e.KV, p.KVTokensPerRank)
 }
 
 // Complete fills in and checks an engine that is added while the proxy runs, as

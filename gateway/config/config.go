@@ -5,6 +5,8 @@ package config
 
 import (
 	"iter"
+	"maps"
+	"slices"
 	"time"
 
 	"evenkeel/dispatcher"
@@ -230,3 +232,34 @@ func (c *Config) Decision() dispatcher.Config {
 // DefaultProfile is the name an engine without `profile` refers to; it exists
 // without being written down.
 const DefaultProfile = "ascend"
+
+// ProfilesInUse are the profiles an engine of a role may have, of any role for
+// an empty one. Files and pods may name each that is written down.
+func (c *Config) ProfilesInUse(role string) []string {
+	used := map[string]bool{}
+	note := func(of, profile string) {
+		if role == "" || of == role || of == "" || of == "both" {
+			used[profile] = true
+		}
+	}
+	for of, e := range c.Engines.All() {
+		note(of, e.Profile)
+	}
+	for _, d := range c.Discovery.DNS {
+		note(d.Role, d.Profile)
+	}
+	for _, k := range c.Discovery.Kubernetes {
+		note(k.Role, k.Profile)
+	}
+	if len(c.Discovery.Files)+len(c.Discovery.Kubernetes) > 0 {
+		for name := range c.Profiles {
+			if name != DefaultProfile || len(c.Profiles) == 1 {
+				used[name] = true
+			}
+		}
+	}
+	return slices.Sorted(maps.Keys(used))
+}
+
+// On says whether there is anything to discover.
+func (d *Discovery) On() bool { return len(d.Files)+len(d.DNS)+len(d.Kubernetes) > 0 }

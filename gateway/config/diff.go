@@ -181,14 +181,6 @@ func byID(list []Engine) map[string]Engine {
 	return all
 }
 
-func idOf(e Engine) string {
-	id, err := InstanceID(e.URL)
-	if err != nil {
-		return e.URL
-	}
-	return id
-}
-
 func join(path, key string) string {
 	if path == "" {
 		return key

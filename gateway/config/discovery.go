@@ -1,19 +1,15 @@
 package config
 
 import (
-	"bytes"
 	"cmp"
 	"errors"
 	"fmt"
-	"maps"
 	"net"
-	"reflect"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
 
-	"github.com/goccy/go-yaml"
 	"k8s.io/apimachinery/pkg/labels"
 )
 
@@ -62,9 +58,6 @@ type DiscoveryKubernetes struct {
 	Barrier string `yaml:"barrier"`
 	Slots   int    `yaml:"slots"`
 }
-
-// On says whether there is anything to discover.
-func (d *Discovery) On() bool { return len(d.Files)+len(d.DNS)+len(d.Kubernetes) > 0 }
 
 // DefaultRoleLabel tells the role of a pod.
 const DefaultRoleLabel = "evenkeel.io/role"
@@ -178,63 +171,4 @@ func (c *Config) checkFound(path, role, scheme string, e Engine, bad report) {
 	c.checkEngine(path, role, &e, bad)
 }
 
-// ProfilesInUse are the profiles an engine of a role may have, of any role for
-// an empty one. Files and pods may name each that is written down.
-func (c *Config) ProfilesInUse(role string) []string {
-	used := map[string]bool{}
-	note := func(of, profile string) {
-		if role == "" || of == role || of == "" || of == "both" {
-			used[profile] = true
-		}
-	}
-	for of, e := range c.Engines.All() {
-		note(of, e.Profile)
-	}
-	for _, d := range c.Discovery.DNS {
-		note(d.Role, d.Profile)
-	}
-	for _, k := range c.Discovery.Kubernetes {
-		note(k.Role, k.Profile)
-	}
-	if len(c.Discovery.Files)+len(c.Discovery.Kubernetes) > 0 {
-		for name := range c.Profiles {
-			if name != DefaultProfile || len(c.Profiles) == 1 {
-				used[name] = true
-			}
-		}
-	}
-	return slices.Sorted(maps.Keys(used))
-}
-
 var errNoEngines = errors.New("the file is empty; write prefill: and decode:, with [] for a side that is meant to have no engines")
-
-// ParseEngines reads and checks a file that lists engines as `engines` does;
-// file is the name errors carry.
-func (c *Config) ParseEngines(file string, text []byte) (e Engines, err error) {
-	defer func() { // as in Parse
-		if r := recover(); r != nil {
-			e, err = Engines{}, &Error{File: file, Msg: fmt.Sprintf("not readable as YAML (%v)", r)}
-		}
-	}()
-	src := newSource(file, text)
-	root, err := src.root()
-	if err != nil {
-		return Engines{}, err
-	}
-	if root == nil {
-		return Engines{}, fmt.Errorf("%s: %w", file, errNoEngines)
-	}
-	if err := src.checkShape(root, reflect.TypeFor[Engines](), "$.engines"); err != nil {
-		return Engines{}, err
-	}
-	one := &Config{Profiles: maps.Clone(c.Profiles), source: src}
-	if err := yaml.NewDecoder(bytes.NewReader(src.text), yaml.Strict()).Decode(&one.Engines); err != nil {
-		return Engines{}, src.syntaxError(err)
-	}
-	one.finish()
-	var found problems
-	one.checkEngines(func(path, format string, args ...any) {
-		found = append(found, src.at(path, format, args...))
-	})
-	return one.Engines, found.join()
-}

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"reflect"
 	"strings"
@@ -82,4 +83,35 @@ func (s *source) syntaxError(err error) error {
 		e.Msg += "; the line begins with a tab, and YAML is indented with spaces only"
 	}
 	return e
+}
+
+// ParseEngines reads and checks a file that lists engines as `engines` does;
+// file is the name errors carry.
+func (c *Config) ParseEngines(file string, text []byte) (e Engines, err error) {
+	defer func() { // as in Parse
+		if r := recover(); r != nil {
+			e, err = Engines{}, &Error{File: file, Msg: fmt.Sprintf("not readable as YAML (%v)", r)}
+		}
+	}()
+	src := newSource(file, text)
+	root, err := src.root()
+	if err != nil {
+		return Engines{}, err
+	}
+	if root == nil {
+		return Engines{}, fmt.Errorf("%s: %w", file, errNoEngines)
+	}
+	if err := src.checkShape(root, reflect.TypeFor[Engines](), "$.engines"); err != nil {
+		return Engines{}, err
+	}
+	one := &Config{Profiles: maps.Clone(c.Profiles), source: src}
+	if err := yaml.NewDecoder(bytes.NewReader(src.text), yaml.Strict()).Decode(&one.Engines); err != nil {
+		return Engines{}, src.syntaxError(err)
+	}
+	one.finish()
+	var found problems
+	one.checkEngines(func(path, format string, args ...any) {
+		found = append(found, src.at(path, format, args...))
+	})
+	return one.Engines, found.join()
 }

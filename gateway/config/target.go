@@ -66,3 +66,58 @@ func Target(e Engine, p *mooncake.Profile) (*engine.Target, error) {
 	}
 	return t, nil
 }
+
+// listenProblem says why nothing can listen on an address, whatever the machine;
+// empty: something might. Port 0 is any free one.
+func listenProblem(addr string) string {
+	host, port, err := net.SplitHostPort(addr)
+	switch {
+	case strings.Contains(addr, "://"):
+		return "is a URL"
+	case err != nil || port == "":
+		return "is not an address"
+	}
+	if problem := HostProblem(host); host != "" && problem != "" {
+		return "has a host that " + problem
+	}
+	if _, err := net.LookupPort("tcp", port); err != nil { // a number, or a service's name
+		return fmt.Sprintf("has port %s, and ports are 0 to 65535", port)
+	}
+	return ""
+}
+
+// Loopback says whether a host is this machine, whoever resolves it.
+func Loopback(host string) bool {
+	ip := net.ParseIP(host)
+	return host == "localhost" || ip != nil && ip.IsLoopback()
+}
+
+// HostProblem says why a text is not one host's name or address; empty: it may
+// be. IPv6 addresses have no brackets here.
+func HostProblem(host string) string {
+	switch {
+	case strings.Contains(host, "://"):
+		return "is a URL"
+	case strings.Contains(host, ","):
+		return "is a list separated by commas"
+	case strings.ContainsAny(host, " \t/@?#"):
+		return "is not a name or an address"
+	case strings.Contains(host, ":") && net.ParseIP(cutZone(host)) == nil:
+		return "has a port, or is not an IPv6 address"
+	}
+	return ""
+}
+
+// cutZone takes the zone off an IPv6 address: fe80::1%eth0.
+func cutZone(host string) string {
+	address, _, _ := strings.Cut(host, "%")
+	return address
+}
+
+func idOf(e Engine) string {
+	id, err := InstanceID(e.URL)
+	if err != nil {
+		return e.URL
+	}
+	return id
+}

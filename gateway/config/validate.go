@@ -13,37 +13,6 @@ import (
 	"evenkeel/mooncake"
 )
 
-// Validate fills derived values and refuses what cannot work, all problems at
-// once.
-func (c *Config) Validate() error {
-	c.finish()
-	var found problems
-	bad := func(path, format string, args ...any) {
-		found = append(found, c.source.at(path, format, args...))
-	}
-	c.checkListeners(bad)
-	c.checkTLS(bad)
-	c.checkWorkerHosts(bad)
-	c.checkProfiles(bad)
-	c.checkEngines(bad)
-	c.checkPool(bad)
-	c.checkBind(bad)
-	c.Prefill.Check(func(key, format string, args ...any) { bad("$.prefill."+key, format, args...) })
-	decision := c.Decision()
-	decision.Check(func(key, format string, args ...any) { bad("$."+key, format, args...) })
-	c.checkDisaggregation(bad)
-	c.checkTimes(bad)
-	c.checkNumbers(bad)
-	c.checkGeo(bad)
-	c.checkDiscovery(bad)
-	c.checkAdvice(bad)
-	c.checkTracing(bad)
-	if !slices.Contains([]string{"debug", "info", "warn", "error"}, c.Log.Level) {
-		bad("$.log.level", "%q is not a level; write debug, info, warn or error", c.Log.Level)
-	}
-	return found.join()
-}
-
 func (c *Config) checkListeners(bad report) {
 	for path, addr := range map[string]string{"$.listen": c.Listen, "$.admin.listen": c.Admin.Listen} {
 		if problem := listenProblem(addr); problem != "" {
@@ -60,53 +29,6 @@ func (c *Config) checkListeners(bad report) {
 	if c.Admin.Listen == c.Listen && port != "0" {
 		bad("$.admin.listen", "clients and operators need an address each; both are %q", c.Listen)
 	}
-}
-
-// listenProblem says why nothing can listen on an address, whatever the machine;
-// empty: something might. Port 0 is any free one.
-func listenProblem(addr string) string {
-	host, port, err := net.SplitHostPort(addr)
-	switch {
-	case strings.Contains(addr, "://"):
-		return "is a URL"
-	case err != nil || port == "":
-		return "is not an address"
-	}
-	if problem := HostProblem(host); host != "" && problem != "" {
-		return "has a host that " + problem
-	}
-	if _, err := net.LookupPort("tcp", port); err != nil { // a number, or a service's name
-		return fmt.Sprintf("has port %s, and ports are 0 to 65535", port)
-	}
-	return ""
-}
-
-// HostProblem says why a text is not one host's name or address; empty: it may
-// be. IPv6 addresses have no brackets here.
-func HostProblem(host string) string {
-	switch {
-	case strings.Contains(host, "://"):
-		return "is a URL"
-	case strings.Contains(host, ","):
-		return "is a list separated by commas"
-	case strings.ContainsAny(host, " \t/@?#"):
-		return "is not a name or an address"
-	case strings.Contains(host, ":") && net.ParseIP(cutZone(host)) == nil:
-		return "has a port, or is not an IPv6 address"
-	}
-	return ""
-}
-
-// cutZone takes the zone off an IPv6 address: fe80::1%eth0.
-func cutZone(host string) string {
-	address, _, _ := strings.Cut(host, "%")
-	return address
-}
-
-// Loopback says whether a host is this machine, whoever resolves it.
-func Loopback(host string) bool {
-	ip := net.ParseIP(host)
-	return host == "localhost" || ip != nil && ip.IsLoopback()
 }
 
 func (c *Config) checkProfiles(bad report) {
@@ -315,4 +237,13 @@ func (c *Config) checkNumbers(bad report) {
 			bad(fmt.Sprintf("$.limits.media_hosts[%d]", i), "%q is not a host; write a name alone, such as images.example", cmp.Or(host, " "))
 		}
 	}
+}
+
+func (c *Config) finishDecode(e *Engine) {
+	p := c.Profiles[e.Profile]
+	e.Group = cmp.Or(e.Group, "main")
+	e.Barrier = cmp.Or(e.Barrier, BarrierDP)
+	e.Cost = cmp.Or(e.Cost, 1)
+	e.Slots = cmp.Or(e.Slots, p.MaxNumSeqs)
+	e.KV = cmp.Or(e.KV, p.KVTokensPerRank)
 }

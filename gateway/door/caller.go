@@ -10,10 +10,44 @@ import (
 	"github.com/valyala/fasthttp"
 
 	"evenkeel/gateway/edge"
+	"evenkeel/gateway/fleet"
+	"evenkeel/gateway/journal"
 	"evenkeel/gateway/keys"
 	"evenkeel/gateway/openai"
+	"evenkeel/gateway/owner"
+	"evenkeel/gateway/reload"
 	"evenkeel/gateway/request"
+	"evenkeel/gateway/service"
+	"evenkeel/gateway/through"
+	"evenkeel/geo"
+	"evenkeel/prefill"
 )
+
+// Door serves the public listener.
+type Door struct {
+	host   Host
+	routes map[string]handler
+}
+
+// Host is the proxy that has the door.
+type Host struct {
+	Started  time.Time
+	Ready    func() (ok bool, why string)
+	Config   *reload.Reloader
+	Service  *service.Service
+	Fleet    *fleet.Fleet
+	Tier     *prefill.Tier
+	Owner    *owner.Set // nil: everything is ours
+	Node     *geo.Node  // nil: there are no other regions
+	Journal  *journal.Journal
+	Requests *request.Server
+	Through  *through.Server
+}
+
+type handler struct {
+	method string
+	serve  func(*fasthttp.RequestCtx)
+}
 
 // strange is the refusal of a caller we do not know.
 var strange = edge.Refusal{

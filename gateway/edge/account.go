@@ -126,3 +126,7 @@ func (c *Charge) Give() {
 	}
 	c.n = 0
 }
+
+// smallBody is how many bytes of a body are read even if its request is refused.
+// After an honest mistake the connection need not be closed then.
+const smallBody = 4 << 10

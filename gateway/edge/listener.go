@@ -14,6 +14,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/valyala/fasthttp"
 	"go.uber.org/zap"
 
 	"evenkeel/socket"
@@ -351,4 +352,12 @@ func addrOf(c net.Conn) netip.Addr {
 		return netip.PrefixFrom(a, 64).Masked().Addr()
 	}
 	return a
+}
+
+// wireOf returns the connection of a request; nil: our Serve did not accept it.
+func wireOf(ctx *fasthttp.RequestCtx) *wire {
+	if w, ok := ctx.Conn().(interface{ self() *wire }); ok {
+		return w.self()
+	}
+	return nil
 }

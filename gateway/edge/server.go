@@ -10,47 +10,6 @@ import (
 	"go.uber.org/zap"
 )
 
-// Options are the limits of a server; a zero value means the default named.
-type Options struct {
-	// Handler serves one request. It may panic: the client gets a 500, the log the stack.
-	Handler fasthttp.RequestHandler
-	// Answer writes a refusal as the answer of ctx (default: OpenAI's error
-	// object). ctx.Request may be empty or half read.
-	Answer func(ctx *fasthttp.RequestCtx, r Refusal)
-	Log    *zap.Logger // default: none
-
-	// Stranger, if set, tells from the head alone that a request will be refused,
-	// and how; nil lets it pass. It is asked once per request
-	// whose body may be large. A body of more than 4 KiB is then not read: otherwise
-	// every stranger could take MaxBody of memory on each connection. Smaller ones are read
-	// and left to the handler to refuse, so that the connection stays.
-	Stranger func(h *fasthttp.RequestHeader) *Refusal
-	// Caller, if set, returns from the head the name that is charged for the body.
-	// Without a name the address of the connection is charged.
-	Caller func(h *fasthttp.RequestHeader) string
-
-	// Bodies, if set, is charged for each body: it bounds their memory in all, and the
-	// share of each caller.
-	Bodies *Account
-	// Refused, if set, hears of every refusal that the handler never saw. The head
-	// is empty if it could not be read.
-	Refused func(h *fasthttp.RequestHeader, r Refusal)
-
-	MaxHead int // bytes of request line and headers (16 KiB); more: 431
-	MaxBody int // bytes of body (32 MiB); more: 413
-
-	// ReadTimeout bounds a request from its first byte to its last (30 s; 408).
-	// MinUploadRate, in bytes per second (256 KiB), extends it for a large body by
-	// the time that the arrived bytes take at this rate: 32 MiB may take 128 s more.
-	ReadTimeout   time.Duration
-	MinUploadRate int
-	IdleTimeout   time.Duration // of a connection between requests (120 s: longer than common clients keep theirs)
-
-	// Concurrency is how many connections are served at once (65,536). Keep the
-	// listener's MaxConns below it: that one refuses without blocking accept.
-	Concurrency int
-}
-
 func (o Options) withDefaults() Options {
 	o.MaxHead = cmp.Or(max(0, o.MaxHead), 16<<10)
 	o.MaxBody = cmp.Or(max(0, o.MaxBody), 32<<20)

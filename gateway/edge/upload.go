@@ -11,10 +11,6 @@ import (
 	"github.com/valyala/fasthttp"
 )
 
-// smallBody is how many bytes of a body are read even if its request is refused.
-// After an honest mistake the connection need not be closed then.
-const smallBody = 4 << 10
-
 // firstRoom is the memory for a body before any of it has arrived. Most bodies are
 // smaller; they get less, and are read in one go.
 const firstRoom = 64 << 10

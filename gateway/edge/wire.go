@@ -115,14 +115,6 @@ func (w *wire) hear() error {
 	return err
 }
 
-// wireOf returns the connection of a request; nil: our Serve did not accept it.
-func wireOf(ctx *fasthttp.RequestCtx) *wire {
-	if w, ok := ctx.Conn().(interface{ self() *wire }); ok {
-		return w.self()
-	}
-	return nil
-}
-
 // errBeyondHead means that fasthttp and headEnd do not agree where a head ends.
 var errBeyondHead = errors.New("edge: the head has ended and more of it is asked for")
 

@@ -1,20 +1,10 @@
 package fleet
 
 import (
-	"cmp"
 	"slices"
 
 	"evenkeel/gateway/owner"
 )
-
-// areaOf is the area whose owner admits to an engine: its decode group, or its
-// region.
-func (f *Fleet) areaOf(in *instance) string {
-	if f.Admission.Has(owner.Groups) {
-		return in.conf.Group
-	}
-	return cmp.Or(in.conf.Region, f.host.Settings().Geo.Self.Region)
-}
 
 // Areas counts the engines of every area, and those that answer.
 func (f *Fleet) Areas() map[string]owner.Reach {

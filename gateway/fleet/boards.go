@@ -1,5 +1,11 @@
 package fleet
 
+import (
+	"cmp"
+
+	"evenkeel/gateway/owner"
+)
+
 // RegionMark stands between a board and its region, where that is not ours.
 const RegionMark = "@"
 
@@ -40,4 +46,21 @@ func (f *Fleet) decodes(meant func(*instance) bool) (list []*instance) {
 		}
 	}
 	return list
+}
+
+// areaOf is the area whose owner admits to an engine: its decode group, or its
+// region.
+func (f *Fleet) areaOf(in *instance) string {
+	if f.Admission.Has(owner.Groups) {
+		return in.conf.Group
+	}
+	return cmp.Or(in.conf.Region, f.host.Settings().Geo.Self.Region)
+}
+
+// boardOf is the board that an engine's model is on; empty: its models are not known.
+func (f *Fleet) boardOf(in *instance) string {
+	if len(in.status.Models) == 0 {
+		return ""
+	}
+	return BoardIn(boardOf(in.status.Models), f.abroad(in))
 }

@@ -1,25 +1,10 @@
 package fleet
 
 import (
-	"math"
 	"time"
 
 	"go.uber.org/zap"
 )
-
-// standing is an engine's place in the service, as last published. What runs on
-// it and what is charged for that depends on none of it.
-type standing struct {
-	serving bool    // takes requests, drains aside
-	paused  bool    // but nothing new for a moment: what failed there is not settled
-	served  bool    // did once
-	start   float64 // of the process that serves
-	fresh   time.Time
-	share   float64 // of its slots that may be used now; below 1 while it is fresh
-	odd     string  // why it cannot serve beside the others of its model; empty: it can
-
-	deserted bool // it is down, and another engine could have its probes
-}
 
 // appraise decides for every engine whether it takes requests and how many.
 // It is called with f.mu held.
@@ -76,31 +61,4 @@ func (f *Fleet) relieved(in *instance) bool {
 		}
 	}
 	return false
-}
-
-const (
-	firstShare = 0.1 // of its slots an engine gets at once
-	slowSteps  = 30  // of a slow start
-	slowProbes = 8   // unanswered probes a prefill engine may have at the end of one
-)
-
-// shareAt is the share of an engine that is in service for so long.
-func shareAt(age, slow time.Duration) float64 {
-	return min(1, firstShare+(1-firstShare)*max(0, age.Seconds())/slow.Seconds())
-}
-
-// limit is how much of n the engine gets now; 0: all.
-func (s standing) limit(n int) int {
-	if s.share >= 1 {
-		return 0
-	}
-	return max(1, int(math.Ceil(s.share*float64(n))))
-}
-
-// kind is what engines that can stand in for each other have in common.
-func (i *instance) kind() string {
-	if len(i.status.Models) == 0 {
-		return i.role
-	}
-	return i.role + " " + boardOf(i.status.Models)
 }

@@ -8,20 +8,7 @@ import (
 	"time"
 
 	"go.uber.org/zap"
-
-	"evenkeel/mooncake"
 )
-
-// trust is why a hand-off may point decode engines at a host.
-type trust struct {
-	by    int       // prefill engines that stand for it
-	until time.Time // and after the last of them
-}
-
-// callsBack says whether a decode engine tells where the KV of a request goes.
-func (i *instance) callsBack() bool {
-	return i.role == Decode && i.profile.Connector == mooncake.AscendLayerwise
-}
 
 // learnHosts finds the names and addresses a prefiller's hand-offs may point
 // decode engines at, and trusts them while the engine is there. Any other host

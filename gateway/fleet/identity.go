@@ -12,19 +12,6 @@ import (
 // one address after the other: by their incarnation. Then nothing of the first is
 // the second's, least of all its KV.
 
-// found is what discovery says of an engine; the zero value: it found none.
-type found struct {
-	source      string
-	incarnation string // empty: host:port is all the identity there is
-	away        string // why it gets no new work: not ready, leaving; empty: it does
-}
-
-// bygone is a rank's number that waits for its engine.
-type bygone struct {
-	id int32
-	at time.Time
-}
-
 // drop takes an engine out of the lists; its requests finish. dead: there is no
 // such engine any more, and no KV of it. It is called with f.mu held.
 func (f *Fleet) drop(in *instance, dead bool) {

@@ -2,7 +2,6 @@ package fleet
 
 import (
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -36,10 +35,6 @@ func (f *Fleet) Models() []Route {
 	slices.SortFunc(list, func(a, b Route) int { return strings.Compare(a.Name, b.Name) })
 	return list
 }
-
-// rankMemory is how long a rank is known after its engine: far longer than an
-// assignment takes to become a call. Calls hold the rank themselves.
-const rankMemory = 10 * time.Minute
 
 // forgetRanks drops the ranks of engines that are gone for long, for in a cluster
 // that rolls they come under new names for ever. Their numbers stay theirs. It is
@@ -147,19 +142,6 @@ func (f *Fleet) NamesRequests(c prefill.Candidate) bool {
 // vLLM that it is made for, whose hand-offs have a remote_request_id.
 const requestIDsMinor = 14
 
-// reaches says whether an engine's version is 0.minor or a later one; unread is the answer
-// for a version that cannot be read.
-func (i *instance) reaches(minor int, unread bool) bool {
-	first, rest, _ := strings.Cut(strings.TrimPrefix(i.status.Version, "v"), ".")
-	second, _, _ := strings.Cut(rest, ".")
-	major, err1 := strconv.Atoi(first)
-	number, err2 := strconv.Atoi(second)
-	if err1 != nil || err2 != nil {
-		return unread
-	}
-	return major > 0 || number >= minor
-}
-
 // Differ says that a decode engine answered 404 for a model whose prompt the prefill
 // engine had computed: they were started for different models or adapters, or are
 // of versions that name them differently. It is said once for a pair, and again when
@@ -196,9 +178,6 @@ func (f *Fleet) Count() (prefills, decodes int) {
 	return t.prefills, t.decodes
 }
 
-// tally is how many engines there are of each role.
-type tally struct{ prefills, decodes int }
-
 // tally is called with f.mu held.
 func (f *Fleet) tally(of func(*instance) bool) (t tally) {
 	for _, in := range f.instances {
@@ -211,34 +190,6 @@ func (f *Fleet) tally(of func(*instance) bool) (t tally) {
 		}
 	}
 	return t
-}
-
-// clampsMinor is the first 0.x of vLLM that cuts max_tokens to what the prompt
-// leaves of the context; 0.31 answers 400.
-const clampsMinor = 32
-
-// clamps tells whether a decode engine cuts max_tokens to fit. If its version cannot
-// be read, the answer is yes: the engine then decides.
-func (i *instance) clamps() bool {
-	if says := i.profile.ClampsMaxTokens; says != nil {
-		return *says
-	}
-	return i.reaches(clampsMinor, true)
-}
-
-// pinsMinor is the first 0.x of vLLM that runs a response on the rank that it names.
-const pinsMinor = 33
-
-// handOffMinor is the first 0.x of vLLM of which it is sure that it takes hand-offs at an endpoint,
-// where not every one does. An earlier one would drop them without a word. Responses have them
-// since PR 37424, of March 2026. Messages have them since PR 37535, of the same month, but
-// cache_salt, by which a discard keeps its KV apart, since PR 49498, of July 2026.
-var handOffMinor = map[mooncake.Endpoint]int{mooncake.Responses: 20, mooncake.Messages: 32}
-
-// takesHandOff says whether an engine takes hand-offs at an endpoint. vLLM does not call a response
-// by its X-Request-Id, by which an engine that pushes finds where its KV goes.
-func (i *instance) takesHandOff(ep mooncake.Endpoint) bool {
-	return ep.Common() || !i.profile.Early() && i.profile.Connector != mooncake.NIXLPush && i.reaches(handOffMinor[ep], false)
 }
 
 // AnyPrefill is a prefill engine that serves a model, nil if none is up.
@@ -297,11 +248,6 @@ func (f *Fleet) Wholes(model string, computes bool) (list []Whole, paired bool) 
 		}
 	}
 	return list, known && !may
-}
-
-// has says whether an engine serves a model, as far as is known.
-func (i *instance) has(model string) bool {
-	return slices.ContainsFunc(i.status.Models, func(m engine.Model) bool { return m.ID == model })
 }
 
 // computesAlone says whether an engine may compute a request of a model without another one. An

@@ -38,11 +38,3 @@ func (f *Fleet) refuseOdd() {
 		in.odd = why
 	}
 }
-
-// boardOf is the board that an engine's model is on; empty: its models are not known.
-func (f *Fleet) boardOf(in *instance) string {
-	if len(in.status.Models) == 0 {
-		return ""
-	}
-	return BoardIn(boardOf(in.status.Models), f.abroad(in))
-}

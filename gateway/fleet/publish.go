@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"evenkeel/dispatcher/board"
-	"evenkeel/engine"
 	"evenkeel/mooncake"
 	"evenkeel/prefill"
 	"evenkeel/prefill/kvevents"
@@ -72,20 +71,6 @@ func onlyWhereDecoded(candidates []prefill.Candidate, workers []board.Worker) {
 	}
 }
 
-func ranksOf(in *instance) []int {
-	if in.conf.Ranks == 0 {
-		if in.role == Prefill && in.profile.Connector == mooncake.VLLMMooncake {
-			return []int{0} // it wants the header even for its only rank
-		}
-		return []int{-1}
-	}
-	ranks := make([]int, in.conf.Ranks)
-	for i := range ranks {
-		ranks[i] = i
-	}
-	return ranks
-}
-
 func (f *Fleet) candidate(in *instance, r int, up bool) prefill.Candidate {
 	c := prefill.Candidate{
 		ID: in.id + "/" + strconv.Itoa(max(0, r)), Instance: in.key(), Target: in.target(r), Profile: in.profile,
@@ -120,20 +105,6 @@ func eventsOf(in *instance, r int, all prefill.KVEventsConfig) prefill.EventSour
 	return s
 }
 
-// capacityOf is what the engine reports for the rank; the only series of a
-// single-rank server counts whatever its label.
-func capacityOf(in *instance, r int) int64 {
-	if n, ok := in.status.CapacityTokens[strconv.Itoa(max(0, r))]; ok {
-		return n
-	}
-	if r < 0 && len(in.status.CapacityTokens) == 1 {
-		for _, n := range in.status.CapacityTokens {
-			return n
-		}
-	}
-	return 0
-}
-
 // worker is called with f.mu held.
 func (f *Fleet) worker(in *instance, r int, up bool) board.Worker {
 	t := in.target(r)
@@ -158,16 +129,6 @@ func (f *Fleet) worker(in *instance, r int, up bool) board.Worker {
 		w.Limit = limit
 	}
 	return w
-}
-
-// boardOf is the base model an engine serves; its LoRAs share the ranks.
-func boardOf(models []engine.Model) string {
-	for _, m := range models {
-		if m.Parent == "" {
-			return m.ID
-		}
-	}
-	return models[0].ID
 }
 
 func (f *Fleet) route(routes map[string]Route, in *instance, up bool) {
@@ -195,18 +156,6 @@ func (f *Fleet) route(routes map[string]Route, in *instance, up bool) {
 	}
 }
 
-// context is the longest of its models' contexts, 0 where one is unknown.
-func (i *instance) context() (longest int) {
-	for _, m := range i.status.Models {
-		n := i.maxLen(m)
-		if n <= 0 && m.Parent == "" {
-			return 0
-		}
-		longest = max(longest, n)
-	}
-	return longest
-}
-
 // Context is that of an engine by its key.
 func (f *Fleet) Context(key string) int {
 	f.mu.RLock()
@@ -215,12 +164,4 @@ func (f *Fleet) Context(key string) int {
 		return in.context()
 	}
 	return 0
-}
-
-// maxLen is the context length of a model, the profile's word first.
-func (i *instance) maxLen(m engine.Model) int {
-	if i.profile.MaxModelLen > 0 {
-		return i.profile.MaxModelLen
-	}
-	return m.MaxModelLen
 }

@@ -25,36 +25,6 @@ type Birth struct {
 	process     int
 }
 
-// processes counts the processes that were seen at an engine's address. Its start
-// time tells of a new one, and a refused connection does, because then no process
-// listens there. A new engine id in its hand-offs may also be that of another engine
-// behind the same address. So it raises a doubt: what older processes made is not
-// used, as if they were gone, and is not taken for free either, as if they were there.
-type processes struct {
-	number  int       // of the newest
-	gone    int       // those before it are gone
-	doubted int       // those before it may be gone; at least gone
-	since   time.Time // when the last doubt arose
-	start   float64   // in Unix seconds, as its metrics say; 0: not told
-	ahead   bool      // a refused connection told of the process whose start time is not read yet
-	away    bool      // the last connection was refused
-	names   map[string]*names
-}
-
-// names are the engine ids in a candidate's hand-offs.
-type names struct {
-	ids     []name // in the order in which they came first
-	several bool   // ids come back: several engines answer there, so that they tell of no restart
-}
-
-// name is one engine id.
-type name struct {
-	id    string
-	first int     // process that it was seen of
-	last  int     // process that was known to have it
-	start float64 // that was known when it came last
-}
-
 // mostNames bounds the ids that are remembered of one candidate.
 const mostNames = 16
 

@@ -3,23 +3,11 @@ package fleet
 import (
 	"errors"
 	"slices"
-	"sync"
-	"sync/atomic"
 	"time"
 
 	"evenkeel/engine"
 	"evenkeel/prefill"
 )
-
-// Run is a call to an engine. A drain's deadline may end it. A probe also ends when its engine is declared down.
-type Run struct {
-	at     Place
-	call   *engine.Call
-	notice time.Duration // the engine has so long to close its side
-	probe  bool
-	leaves atomic.Uint32 // why it has to go on elsewhere
-	safe   atomic.Bool   // it may be aborted: no pull of KV is under way
-}
 
 // Why a call has to go on elsewhere.
 const (
@@ -59,12 +47,6 @@ func (r *Run) Settle() {
 	if r.leaves.Load() != stays {
 		r.call.Leave(r.notice)
 	}
-}
-
-// runs are the calls under way.
-type runs struct {
-	mu  sync.Mutex
-	all map[*Run]struct{}
 }
 
 // Track keeps a call among those that may be moved, until Untrack. The deadline of its

@@ -8,14 +8,6 @@ import (
 	"evenkeel/mooncake"
 )
 
-// Settings are a config with what follows from it for engines. They never change: a
-// reload puts others in their place.
-type Settings struct {
-	*config.Config
-	Profiles map[string]*mooncake.Profile
-	Listed   map[string]bool // the config's own engines, by role and host:port
-}
-
 // NewSettings works out what follows from a config.
 func NewSettings(cfg *config.Config) *Settings {
 	s := &Settings{Config: cfg, Profiles: map[string]*mooncake.Profile{}}

@@ -2,7 +2,6 @@ package fleet
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -12,9 +11,6 @@ import (
 
 // mostWhy is how many engines the log names that take no requests.
 const mostWhy = 8
-
-// ErrNoSuchEngine is what Remove and Drain answer for an unknown id.
-var ErrNoSuchEngine = errors.New("no such engine")
 
 // EngineStatus is what is known of one engine.
 type EngineStatus struct {

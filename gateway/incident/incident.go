@@ -47,16 +47,6 @@ type Incident struct {
 	Runbook  string   `json:"runbook"`  // entry of the runbook; empty: there is none
 }
 
-const (
-	moment     = 30 * time.Second // what begins within it has begun together
-	follow     = 2 * time.Minute  // what clients see may follow its cause so late
-	flap       = time.Minute      // what is back so soon never went
-	keep       = 15 * time.Minute // resolved incidents stay so long
-	mostKept   = 64               // incidents, open and resolved
-	mostFound  = 2000             // findings that are looked at
-	mostListed = 48               // names in Incident.Where
-)
-
 // Book is the incidents of the last minutes. The zero value is an empty one.
 type Book struct {
 	last        int // id

@@ -2,6 +2,16 @@ package incident
 
 import "time"
 
+const (
+	moment     = 30 * time.Second // what begins within it has begun together
+	follow     = 2 * time.Minute  // what clients see may follow its cause so late
+	flap       = time.Minute      // what is back so soon never went
+	keep       = 15 * time.Minute // resolved incidents stay so long
+	mostKept   = 64               // incidents, open and resolved
+	mostFound  = 2000             // findings that are looked at
+	mostListed = 48               // names in Incident.Where
+)
+
 // Kind is what sort of thing is wrong.
 type Kind string
 

@@ -14,21 +14,6 @@ import (
 	"evenkeel/prefill"
 )
 
-// attempt is the try to serve a request that is under way: one attempt of its
-// receipt, and the spans of it.
-type attempt struct {
-	open   bool      // one is under way
-	number int       // of it, or of the last one
-	index  int       // in the receipt; -1: not kept
-	phase  Phase     // its present step; empty: between two
-	since  time.Time // when the step began, or when the last attempt failed
-	again  bool      // the last attempt failed, and this is the next
-
-	span *tracing.Span
-	call *tracing.Span // to a decode engine or another region; nil: none is under way
-	step *tracing.Span
-}
-
 // Attempt counts one more attempt.
 func (r *Request) Attempt() {
 	r.Attempts++

@@ -4,8 +4,6 @@
 package journal
 
 import (
-	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -15,25 +13,6 @@ import (
 	"evenkeel/gateway/receipt"
 	"evenkeel/gateway/tracing"
 )
-
-// Journal holds everything that facts are written to. The zero value writes nothing
-// and serves tests.
-type Journal struct {
-	Receipts *receipt.Ring                  // nil: none are kept
-	tracer   atomic.Pointer[tracing.Tracer] // nil: there are no traces
-	flushes  sync.WaitGroup                 // of tracers that were replaced
-	lines    *lines                         // nil: there is no request log
-	recent   recent
-	log      *zap.Logger
-
-	requests   *prometheus.CounterVec
-	whole      prometheus.Counter // of requests: ok
-	spans      *prometheus.CounterVec
-	stages     [stages]prometheus.Observer
-	ttft, tpot prometheus.Observer
-	cancels    map[Phase]prometheus.Counter
-	released   map[Phase]prometheus.Observer
-}
 
 // Config says what a journal writes to.
 type Config struct {

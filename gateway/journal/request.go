@@ -7,25 +7,9 @@ import (
 	"evenkeel/dispatcher"
 	"evenkeel/gateway/openai"
 	"evenkeel/gateway/receipt"
-	"evenkeel/gateway/tracing"
 	"evenkeel/mooncake"
 	"evenkeel/prefill"
 )
-
-// A Request is what is told of one request, or of one leg of a fan-out: its facts,
-// and the attempt that is under way. Only the goroutine that serves it writes here.
-type Request struct {
-	Facts
-	Reached Phase // how far it is, or was when its client left
-
-	journal *Journal
-	path    string        // of its endpoint; empty before Witness
-	leg     string        // which leg it is; empty: the whole request
-	live    *receipt.Live // nil: no receipts are kept
-	span    *tracing.Span // nil: there are no traces
-	attempt attempt       // the present one, or the last one
-	counted bool          // among the requests whose client left
-}
 
 // Request begins the record of a request with what is known of it when it comes.
 func (g *Journal) Request(f Facts) *Request { return &Request{Facts: f, journal: g} }

@@ -60,7 +60,6 @@ type news struct {
 }
 
 const (
-	judgeEvery   = 5 // samples, while nobody watches, and between two strips
 	mostWatchers = 16
 	writeTimeout = 5 * time.Second // of one event to one watcher
 	watchAtLeast = time.Minute     // before a watcher gives way to another one

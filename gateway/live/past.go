@@ -9,6 +9,9 @@ import (
 	"time"
 )
 
+// judgeEvery is how many samples lie between two verdicts while nobody watches, and between two strips.
+const judgeEvery = 5
+
 // What is kept of documents, compressed: so long, and never more than so many bytes.
 const (
 	pastFor   = 15 * time.Minute

@@ -15,6 +15,13 @@ import (
 	"evenkeel/lease"
 )
 
+// bar is why a group cannot be owned, and when that is tried again.
+type bar struct {
+	why   string
+	pause time.Duration // between the last two tries
+	until time.Time
+}
+
 // Area is a region or a decode group: its claim, and the fence before its engines.
 // A nil Area is one that this proxy need not share.
 type Area struct {

@@ -108,13 +108,6 @@ func (s *Set) enlist(reach map[string]Reach, now time.Time) {
 	}
 }
 
-// bar is why a group cannot be owned, and when that is tried again.
-type bar struct {
-	why   string
-	pause time.Duration // between the last two tries
-	until time.Time
-}
-
 // bar notes that a group cannot be claimed. The cause is mostly a file that cannot be
 // read, and nothing reports when it can be read again. So the group is tried again, at
 // least once in the time of a lease.

@@ -11,8 +11,6 @@ package owner
 
 import (
 	"context"
-	"fmt"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -106,49 +104,6 @@ type Set struct {
 
 	mu   sync.Mutex
 	lost chan struct{} // closed when an area is, and another put in its place
-}
-
-// New wires the areas of the kind that the config gives owners; nil if it gives
-// none.
-func New(c *config.Config, host Host) (*Set, error) {
-	own, ha := &c.Geo.Ownership, &c.HA
-	s := &Set{
-		host: host, conf: c, log: host.Log, region: c.Geo.Self.Region, ctx: host.Context,
-		poke: make(chan struct{}, 1), barred: map[string]bar{}, left: map[string]*Area{}, lost: make(chan struct{}),
-	}
-	s.all.Store(&map[string]*Area{})
-	switch {
-	case ha.On():
-		s.kind, s.members = Groups, ha.MemberList()
-		s.leases = newLeases(ha.Engine, ha.Lease, ha.Kubernetes.Namespace, ha.Etcd, c.Geo.Self.ID, s.members, s.log)
-		s.open = func(name string) (lease.Engine, error) {
-			return s.leases.open(groupObject(name), ha.Kubernetes.Kubeconfig, name)
-		}
-		s.times = ha.Times()
-		if self := c.Geo.Self.ID; len(s.members) > 0 && !slices.Contains(s.members, self) {
-			s.log.Warn("this proxy is not on ha.members: it never owns a decode group, and forwards everything", zap.String("id", self), zap.Strings("members", s.members))
-		}
-		s.standing = &siblings{set: s, members: lease.NewMembers(c.Geo.Self.ID, ha.Mode == geo.HAShard, ha.Lease)}
-		if _, err := s.open(""); err != nil { // groups come with engines, and later: what is wrong here is said now
-			return nil, fmt.Errorf("ha: %w", err)
-		}
-	case c.Geo.On() && own.On():
-		s.kind = Regions
-		s.leases = newLeases(own.Engine, own.Lease, own.Kubernetes.Namespace, own.Etcd, c.Geo.Self.ID, nil, s.log)
-		s.open = func(name string) (lease.Engine, error) {
-			return s.leases.open(regionObject(name), own.Kubernetes.Kubeconfig[name], name)
-		}
-		s.times = own.Times()
-		n := &neighbours{set: s, nearest: map[string]map[string]map[string]float64{}}
-		s.standing = n
-		if err := n.enter(); err != nil {
-			return nil, err
-		}
-	default:
-		return nil, nil
-	}
-	s.metrics = newMetrics(s)
-	return s, host.Registerer.Register(s.metrics)
 }
 
 // Join gives the node over which proxies talk, before Run.

@@ -3,7 +3,6 @@ package owner
 import (
 	"maps"
 	"slices"
-	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
@@ -86,58 +85,6 @@ func (s *Set) GroupsStatus() *HAStatus {
 		h.Groups = append(h.Groups, GroupStatus{Group: name, AreaStatus: statusOf(v, reach[name]), Order: o.order(a), Pledged: v.Pledged, Differs: v.Differs})
 	}
 	return h
-}
-
-// metrics are a Set's series. It implements prometheus.Collector.
-type metrics struct {
-	set    *Set
-	admits *prometheus.Desc
-	epoch  *prometheus.Desc
-	away   *prometheus.Desc
-
-	takeover *prometheus.Desc // regions
-
-	pledged *prometheus.Desc // groups
-	differs *prometheus.Desc
-	taken   *prometheus.CounterVec
-	after   prometheus.Histogram
-}
-
-func newMetrics(s *Set) *metrics {
-	desc := func(name, help string) *prometheus.Desc {
-		return prometheus.NewDesc(name, help, []string{string(s.kind)}, nil)
-	}
-	const away = "1 while the store of the lease fails, or answers too slowly for an owner to renew in time."
-	if s.kind == Regions {
-		return &metrics{
-			set: s, admits: desc("evenkeel_geo_owner", "1 while this proxy admits requests to the region's engines. Only with geo.ownership."),
-			epoch:    desc("evenkeel_geo_epoch", "Epoch of the region's ownership, the highest known here. It is 0 with a static order."),
-			away:     desc("evenkeel_geo_lease_store_away", away),
-			takeover: desc("evenkeel_geo_takeover_active", "1 while this proxy serves the engines of a region that is not its own."),
-		}
-	}
-	return &metrics{
-		set: s, admits: desc("evenkeel_ha_owner", "1 while this proxy admits requests to the decode group."),
-		epoch:   desc("evenkeel_ha_epoch", "Epoch of the decode group's ownership, the highest known here."),
-		away:    desc("evenkeel_ha_lease_store_away", away),
-		pledged: desc("evenkeel_ha_pledged", "1 while this proxy admits requests only because all other members have promised not to take over (ha.members), and the store of the lease confirms nothing."),
-		differs: desc("evenkeel_ha_members_differ", "1 while the holder of the decode group's lease has another list in ha.members than this proxy. While that is so, no owner goes on when the store of the lease is away."),
-		taken:   prometheus.NewCounterVec(prometheus.CounterOpts{Name: "evenkeel_ha_acquired_total", Help: "Times that the decode group became this proxy's, with a new epoch."}, []string{"group"}),
-		after: prometheus.NewHistogram(prometheus.HistogramOpts{
-			Name: "evenkeel_ha_takeover_seconds", Help: "Time from the last sign of a group's former owner until this proxy admitted requests to the group. It is short after a hand-over, and longer than a lease after the owner died.", Buckets: s.host.Buckets,
-		}),
-	}
-}
-
-// took counts a takeover, and how long it took if there was an owner before.
-func (m *metrics) took(area string, after time.Duration, before bool) {
-	if m.taken == nil {
-		return
-	}
-	m.taken.WithLabelValues(area).Inc()
-	if before {
-		m.after.Observe(after.Seconds())
-	}
 }
 
 // Describe implements prometheus.Collector.

@@ -5,25 +5,11 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"time"
 
 	"go.uber.org/zap"
 
 	"evenkeel/predictor"
 )
-
-// fitFile is the file predictions start from. It is read again whenever it
-// changes; one that cannot be used leaves what was read before in force.
-type fitFile struct {
-	path string
-	seen fileState
-}
-
-// fileState tells versions of a file apart.
-type fileState struct {
-	modified time.Time
-	size     int64
-}
 
 // maxFit bounds what is read: 200 trees of depth 4 and 4096 keys are some MB.
 const maxFit = 256 << 20

@@ -8,95 +8,14 @@ import (
 	"fmt"
 	"os"
 	"strings"
-	"sync"
-	"sync/atomic"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/zap"
 
 	"evenkeel/gateway/certs"
 	"evenkeel/gateway/config"
-	"evenkeel/gateway/keys"
-	"evenkeel/geo"
 	"evenkeel/predictor"
 )
-
-// A Reloader is asked for what is in force with every request, and by handshakes:
-// none of them waits for a reload, which may take long, because files may lie on a slow
-// disk.
-type Reloader struct {
-	host      Host
-	metrics   *metrics
-	settings  atomic.Pointer[Settings]
-	status    atomic.Pointer[ConfigStatus]
-	keys      atomic.Pointer[keys.Set]
-	token     atomic.Pointer[token] // of operators; nil: none is asked for
-	promptKey atomic.Pointer[[]byte]
-	tls       [listeners]*certs.Pair // never replaced, once listeners have them
-	authority *certs.Authority       // who signs the certificates of other dispatchers; nil: they show none
-
-	mu     sync.Mutex // over all below: one at a time reads files
-	source source
-	fit    fitFile
-	seen   map[string]digest // small files, as they were read last
-}
-
-// Host is the proxy as its config sees it.
-type Host struct {
-	Log        *zap.Logger
-	Registerer prometheus.Registerer
-	Started    time.Time
-
-	// Prepare checks what the parts of the proxy make of another config; fit is nil where its
-	// file is still the same. Nothing has changed when Prepare returns. apply puts the config in
-	// force. It calls commit between the parts that may refuse, although Prepare found it good,
-	// and those that read the settings in force.
-	Prepare func(old, next *Settings, fit *predictor.Fit) (apply func(commit func()) error, err error)
-	// ReloadTrust reads again who is trusted to sign the certificates of engines, where changed
-	// says that the file is another.
-	ReloadTrust   func(changed func(file string) bool) (bool, error)
-	SetFit        func(*predictor.Fit) error
-	SetGeoKeys    func(*geo.Keys)
-	LookAtEngines func() // files that list engines may have changed
-}
-
-// Reload is what became of another version of the config.
-type Reload struct {
-	At      time.Time       `json:"at"`
-	Outcome string          `json:"outcome"` // used, refused, unchanged; dry: what would be used
-	Error   string          `json:"error,omitempty"`
-	Line    int             `json:"line,omitempty"` // of the first thing that is wrong
-	Column  int             `json:"column,omitempty"`
-	Changes []config.Change `json:"changes"`
-	Restart []string        `json:"needs_restart,omitempty"` // changed keys that are not in force
-}
-
-// Outcomes of a reload.
-const (
-	used      = "used"
-	refused   = "refused"
-	unchanged = "unchanged"
-	dryRun    = "dry"
-)
-
-// ConfigStatus is what is in force and where it came from.
-type ConfigStatus struct {
-	File   string    `json:"file,omitempty"` // empty: flags
-	SHA256 string    `json:"sha256,omitempty"`
-	Since  time.Time `json:"since"`
-	Last   *Reload   `json:"last_reload,omitempty"`
-}
-
-// source is where the config is read again from.
-type source struct {
-	file string
-	load func() (*config.Config, error) // parses, validates and applies what overrules the file
-	seen digest                         // looked at last
-	used digest
-	at   time.Time // since when it is in force
-	last *Reload
-}
 
 var errEmptyConfig = errors.New("the file is empty, and a proxy without engines is hardly meant; is it being written?")
 
@@ -124,30 +43,6 @@ func New(cfg *config.Config, h Host) (*Reloader, *predictor.Fit, error) {
 	}
 	return r, fit, nil
 }
-
-// Settings are those in force. A caller that needs two of them that belong together
-// asks once.
-func (r *Reloader) Settings() *Settings { return r.settings.Load() }
-
-// Status is what is in force and where it came from.
-func (r *Reloader) Status() *ConfigStatus { return r.status.Load() }
-
-// Keys are those that clients are let in with.
-func (r *Reloader) Keys() *keys.Set { return r.keys.Load() }
-
-// PromptKey keys the hashes that tell prompts apart; nil: there are none.
-func (r *Reloader) PromptKey() []byte {
-	if key := r.promptKey.Load(); key != nil {
-		return *key
-	}
-	return nil
-}
-
-// Certificate is that of a listener; nil: it speaks clear text.
-func (r *Reloader) Certificate(listener int) *certs.Pair { return r.tls[listener] }
-
-// Authority signs the certificates of other dispatchers; nil: they show none.
-func (r *Reloader) Authority() *certs.Authority { return r.authority }
 
 // ReadsFrom says where another version of the config comes from. Call it before
 // Watch; without it the config stays as it is.
@@ -261,15 +156,6 @@ func (r *Reloader) exportStatus() {
 		s.SHA256 = fmt.Sprintf("%x", r.source.used)
 	}
 	r.status.Store(s)
-}
-
-// prepared is a config that was found good, with everything that may fail done.
-type prepared struct {
-	settings *Settings
-	changes  []config.Change
-	secrets  *secrets
-	fit      fitFile
-	apply    func(commit func()) error
 }
 
 // prepare reads and checks the file and all that it names. Nothing has changed

@@ -6,7 +6,11 @@ import (
 	"crypto/subtle"
 	"fmt"
 	"os"
+	"runtime"
+	"slices"
 	"strings"
+
+	"go.uber.org/zap"
 
 	"evenkeel/dispatcher/board"
 	"evenkeel/gateway/certs"
@@ -14,31 +18,6 @@ import (
 	"evenkeel/gateway/keys"
 	"evenkeel/predictor"
 )
-
-// secrets are what files hold that nobody else should know, or is checked against.
-type secrets struct {
-	keys    *keys.Set
-	token   *token
-	prompts []byte                 // the key of hashes that tell prompts apart; nil: nobody does
-	tls     [listeners]*certs.Pair // nil: clear text
-	seen    map[string]digest      // as the files were read
-	ca      map[string]digest      // of authorities; the fleet reads them
-}
-
-// The listeners that may have a certificate.
-const (
-	Public = iota
-	Admin
-	Peers
-	listeners
-)
-
-// tlsKeys are those of the listeners' certificates.
-var tlsKeys = [listeners]string{keyTLS, keyAdminTLS, keyGeoTLS}
-
-// digest tells versions of a small file apart by their contents: some tools
-// keep a file's time when they replace it.
-type digest [sha256.Size]byte
 
 // digestOf is zero for a file that cannot be read.
 func digestOf(file string) digest {
@@ -48,9 +27,6 @@ func digestOf(file string) digest {
 	}
 	return sha256.Sum256(text)
 }
-
-// token is what admin requests are let in with; nil: nothing is asked for.
-type token struct{ sum digest }
 
 func loadToken(file string) (*token, error) {
 	if file == "" {
@@ -165,4 +141,42 @@ func (r *Reloader) exportExpiry() {
 			r.metrics.certEnd.WithLabelValues(key).Set(float64(p.Leaf().NotAfter.Unix()))
 		}
 	}
+}
+
+// warnOfReaders warns of private files that every user of the machine can read.
+func (r *Reloader) warnOfReaders(files ...privateFile) {
+	for _, f := range files {
+		info, err := os.Stat(f.path) // the code that needs the file reports a missing one
+		if err == nil && info.Mode().Perm()&0o004 != 0 && runtime.GOOS != "windows" {
+			r.host.Log.Warn("every user of this machine can read a private file; take the right from others with chmod o-r, or set defaultMode: 0440 where Kubernetes mounts it",
+				zap.String("config", f.key), zap.String("file", f.path))
+		}
+	}
+}
+
+// PromptKey keys the hashes that tell prompts apart; nil: there are none.
+func (r *Reloader) PromptKey() []byte {
+	if key := r.promptKey.Load(); key != nil {
+		return *key
+	}
+	return nil
+}
+
+// privateFile is a file that nobody but this proxy should read.
+type privateFile struct {
+	key  string // in the config
+	path string
+}
+
+// privateFiles are those that a config names.
+func privateFiles(cfg *config.Config) []privateFile {
+	all := []privateFile{
+		{keyKeys, cfg.KeysFile}, {keyToken, cfg.Admin.TokenFile}, {keyPromptKey, cfg.Predictor.SecretFile},
+		{keyTLS + ".key_file", cfg.TLS.KeyFile}, {keyAdminTLS + ".key_file", cfg.Admin.TLS.KeyFile},
+		{keyGeoTLS + ".key", cfg.Geo.TLS.Key}, {keyGeoKeys, cfg.Geo.HMAC.KeysFile},
+	}
+	for name, p := range cfg.Profiles {
+		all = append(all, privateFile{"profiles." + name + ".key_file", p.KeyFile})
+	}
+	return slices.DeleteFunc(all, func(f privateFile) bool { return f.path == "" })
 }

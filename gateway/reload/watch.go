@@ -19,21 +19,6 @@ type watched struct {
 	reload func() (changed bool, err error)
 }
 
-// Keys of the files that change by themselves, as reloads_total labels them.
-const (
-	keyConfig    = "config"
-	keyKeys      = "keys_file"
-	keyToken     = "admin.token_file"
-	keyTLS       = "tls"
-	keyAdminTLS  = "admin.tls"
-	keyAuthority = "ca_file"
-	keyPredictor = "predictor.file"
-	keyPromptKey = "predictor.secret_file"
-	keyGeoTLS    = "geo.tls"
-	keyGeoCA     = "geo.tls.ca"
-	keyGeoKeys   = "geo.hmac.keys_file"
-)
-
 // Watch has every file the proxy was given looked at when it changes, until ctx
 // ends.
 func (r *Reloader) Watch(ctx context.Context) {

@@ -43,30 +43,6 @@ type (
 	tick time.Time
 )
 
-// Pages of the screen.
-const (
-	pageOverview = iota
-	pageRanks
-	pagePrefill
-	pageDecisions
-	pageHelp
-	pages
-)
-
-// screen is what the terminal shows.
-type screen struct {
-	url           string
-	width, height int
-	doc           *live.Document
-	at            time.Time // of doc, by our clock
-	now           time.Time
-	err           error // of the stream; nil while it runs
-	page          int
-	scroll        int
-	byLoad        bool
-	paused        bool
-}
-
 // Init implements tea.Model.
 func (s screen) Init() tea.Cmd { return clock() }
 

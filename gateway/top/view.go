@@ -13,6 +13,30 @@ import (
 	"evenkeel/gateway/live"
 )
 
+// Pages of the screen.
+const (
+	pageOverview = iota
+	pageRanks
+	pagePrefill
+	pageDecisions
+	pageHelp
+	pages
+)
+
+// screen is what the terminal shows.
+type screen struct {
+	url           string
+	width, height int
+	doc           *live.Document
+	at            time.Time // of doc, by our clock
+	now           time.Time
+	err           error // of the stream; nil while it runs
+	page          int
+	scroll        int
+	byLoad        bool
+	paused        bool
+}
+
 // Colours are those of Okabe and Ito, told apart without seeing red or green;
 // nothing is said by colour alone.
 var (

@@ -116,3 +116,47 @@ func (p *Policy) room(r *Request, i int) float64 {
 const near = 1e-9
 
 func same(a, b float64) bool { return math.Abs(a-b) <= near*max(math.Abs(a), math.Abs(b)) }
+
+// Policy decides for one region and one model. It has scratch of its own, so
+// one goroutine at a time may use it; Parse makes as many as are needed.
+type Policy struct {
+	name, spec string
+	rule       rule
+	set        Settings
+
+	// The round.
+	places    []Place
+	charges   []charge // beside places
+	localLeft int      // replicas that still take a request
+	peersLeft int
+	ahead     int // requests that were asked for and still wait
+	drainMs   float64
+	blocked   bool // a forwardable request found nothing: those behind it are not forwarded either
+
+	turn  [2]int  // round-robin: the place after the last, of replicas and of peers
+	rings [2]ring // by replicas and peers
+}
+
+// charge is what this round has put on a place.
+type charge struct {
+	left    int
+	tokens  float64 // new tokens of requests sent to it or held for it
+	prompts float64 // all tokens of the same
+}
+
+// ring is a Ring with the ids it was made of.
+type ring struct {
+	Ring
+	ids    []string
+	places []int // by owner
+}
+
+// rule is what makes one policy another.
+type rule struct {
+	compare bool // all places, always, and wait for the best; the others take a local replica if one is available
+	local   by   // which available replica
+	remote  by   // which available peer
+	stays   bool // it does not go to a peer that costs more than staying
+	never   bool // it does not go to a peer
+	tau     bool // a peer with a longer queue is not available
+}

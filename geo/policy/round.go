@@ -1,40 +1,12 @@
 package policy
 
-import "math"
+import (
+	"fmt"
+	"math"
+	"slices"
 
-// Policy decides for one region and one model. It has scratch of its own, so
-// one goroutine at a time may use it; Parse makes as many as are needed.
-type Policy struct {
-	name, spec string
-	rule       rule
-	set        Settings
-
-	// The round.
-	places    []Place
-	charges   []charge // beside places
-	localLeft int      // replicas that still take a request
-	peersLeft int
-	ahead     int // requests that were asked for and still wait
-	drainMs   float64
-	blocked   bool // a forwardable request found nothing: those behind it are not forwarded either
-
-	turn  [2]int  // round-robin: the place after the last, of replicas and of peers
-	rings [2]ring // by replicas and peers
-}
-
-// charge is what this round has put on a place.
-type charge struct {
-	left    int
-	tokens  float64 // new tokens of requests sent to it or held for it
-	prompts float64 // all tokens of the same
-}
-
-// ring is a Ring with the ids it was made of.
-type ring struct {
-	Ring
-	ids    []string
-	places []int // by owner
-}
+	"evenkeel/namedargs"
+)
 
 // Name is the policy's bounded name, for metrics and headers.
 func (p *Policy) Name() string { return p.name }
@@ -235,4 +207,65 @@ func (p *Policy) patience(r *Request, i int) (untilMs float64, holder int) {
 		}
 	}
 	return p.set.Patience * p.places[i].TPMs * (hit - r.hit(i)), holder
+}
+
+// Names lists the policies.
+func Names() []string {
+	names := make([]string, len(forms))
+	for i := range forms {
+		names[i] = forms[i].name
+	}
+	return names
+}
+
+// Parse makes the policy a user named, as `name` or `name:key=value,...`, on
+// top of what Defaults says.
+func Parse(text string) (*Policy, error) {
+	s := Defaults()
+	return s.Parse(text)
+}
+
+// Parse makes the policy a user named on top of these settings.
+func (s *Settings) Parse(text string) (*Policy, error) {
+	name, set, err := namedargs.Parse(text, Names())
+	if err != nil {
+		return nil, err
+	}
+	f := &forms[slices.IndexFunc(forms, func(f form) bool { return f.name == name })]
+	p := &Policy{name: f.name, rule: f.rule, set: *s}
+	if f.adds != nil {
+		f.adds(&p.set)
+	}
+	before := p.set
+	if err := namedargs.Apply(name, f.keys, &p.set, set...); err != nil {
+		return nil, err
+	}
+	if p.set.Patience > 0 && (p.set.Push != SPP || p.set.Load == 0) {
+		return nil, fmt.Errorf("policy %s: patience=%g needs push=sp-p and a load above 0: without them it waits for replicas that are full for long", name, p.set.Patience)
+	}
+	p.spec = namedargs.Text(name, f.keys, &p.set, &before)
+	return p, nil
+}
+
+// form is a policy: its rule, the keys it takes, and where its settings are
+// not those of all.
+type form struct {
+	name string
+	rule rule
+	keys []setting
+	adds func(s *Settings)
+}
+
+// forms in the order in which they are listed to a user.
+var forms = []form{
+	{name: "finish", rule: rule{compare: true}, keys: slices.Concat(pushKeys, costKeys)},
+	{
+		name: "gorgo", rule: rule{local: byCost, remote: byCost, stays: true}, keys: slices.Concat(pushKeys, costKeys, patienceKeys),
+		adds: func(s *Settings) { s.Load = 0 },
+	},
+	{name: "skylb", rule: rule{local: byHit, remote: byHit, tau: true}, keys: slices.Concat(pushKeys, tauKeys)},
+	{name: "skylb-ch", rule: rule{local: byRing, remote: byRing, tau: true}, keys: slices.Concat(pushKeys, tauKeys)},
+	{name: "least-load", rule: rule{local: byLoad, remote: byLoad}, keys: pushKeys},
+	{name: "round-robin", rule: rule{local: byTurn, remote: byTurn}, keys: pushKeys},
+	{name: "local-only", rule: rule{compare: true, never: true}, keys: slices.Concat(pushKeys, costKeys)},
 }

@@ -1,8 +1,7 @@
 package policy
 
 import (
-	"fmt"
-	"slices"
+	"math"
 
 	"evenkeel/namedargs"
 )
@@ -62,63 +61,86 @@ var (
 	patienceKeys = []setting{namedargs.Number("patience", 0, unbounded, func(s *Settings) *float64 { return &s.Patience })}
 )
 
-// form is a policy: its rule, the keys it takes, and where its settings are
-// not those of all.
-type form struct {
-	name string
-	rule rule
-	keys []setting
-	adds func(s *Settings)
+// Push is when a local replica may be sent one more request.
+type Push uint8
+
+// The modes.
+const (
+	SPE   Push = iota // few of ours have no first token yet
+	SPP               // at the last scrape nothing waited in the engine, and the credit since is not used up
+	SPO               // few of ours are not finished
+	Blind             // always
+)
+
+var pushWords = []string{"sp-e", "sp-p", "sp-o", "blind"}
+
+func (m Push) String() string { return pushWords[m] }
+
+// Replica is what is known of a local replica when a round begins.
+type Replica struct {
+	Healthy  bool
+	GateOpen bool // KV gate, and the decode side has room
+	Filled   bool // only the KV gate is closed, and it is predicted to open
+
+	Unanswered  int // our requests there without a first token
+	Outstanding int // our requests there
+	Foreign     int // what others have waiting there: scraped less ours
+	Pending     int // waiting in the engine at the last scrape, its deferred ones aside
+	Credit      int // SP-P: pushes left since that scrape
 }
 
-// forms in the order in which they are listed to a user.
-var forms = []form{
-	{name: "finish", rule: rule{compare: true}, keys: slices.Concat(pushKeys, costKeys)},
-	{
-		name: "gorgo", rule: rule{local: byCost, remote: byCost, stays: true}, keys: slices.Concat(pushKeys, costKeys, patienceKeys),
-		adds: func(s *Settings) { s.Load = 0 },
-	},
-	{name: "skylb", rule: rule{local: byHit, remote: byHit, tau: true}, keys: slices.Concat(pushKeys, tauKeys)},
-	{name: "skylb-ch", rule: rule{local: byRing, remote: byRing, tau: true}, keys: slices.Concat(pushKeys, tauKeys)},
-	{name: "least-load", rule: rule{local: byLoad, remote: byLoad}, keys: pushKeys},
-	{name: "round-robin", rule: rule{local: byTurn, remote: byTurn}, keys: pushKeys},
-	{name: "local-only", rule: rule{compare: true, never: true}, keys: slices.Concat(pushKeys, costKeys)},
+// unlimited is more requests than any replica takes.
+const unlimited = math.MaxInt32
+
+// Replica says how many more requests a replica takes, and why none.
+func (s *Settings) Replica(x *Replica) (left int, why Reason) {
+	switch {
+	case !x.Healthy:
+		return 0, Unhealthy
+	case !x.GateOpen && x.Filled:
+		return 0, NoRoom
+	case !x.GateOpen:
+		return 0, GateClosed
+	}
+	switch s.Push {
+	case SPE:
+		left = s.MaxUnanswered - x.Unanswered - max(0, x.Foreign)
+	case SPP:
+		if x.Pending > 0 {
+			return 0, Pending
+		}
+		left = x.Credit
+	case SPO:
+		left = s.MaxOutstanding - x.Outstanding
+	case Blind:
+		left = unlimited
+	}
+	if left <= 0 {
+		return 0, Full
+	}
+	return left, Available
 }
 
-// Names lists the policies.
-func Names() []string {
-	names := make([]string, len(forms))
-	for i := range forms {
-		names[i] = forms[i].name
+// Credit is how many pushes a scrape allows under SP-P until the next one. Each
+// push takes one of it, each first token gives one back.
+func (s *Settings) Credit(running, pending, maxNumSeqs int) int {
+	if pending > 0 {
+		return 0
 	}
-	return names
+	return min(max(maxNumSeqs-running, 1), s.CreditMax)
 }
 
-// Parse makes the policy a user named, as `name` or `name:key=value,...`, on
-// top of what Defaults says.
-func Parse(text string) (*Policy, error) {
-	s := Defaults()
-	return s.Parse(text)
-}
+// Auto as MaxUnanswered stands for what AutoUnanswered says: the caller fills it
+// in before it asks.
+const Auto = 0
 
-// Parse makes the policy a user named on top of these settings.
-func (s *Settings) Parse(text string) (*Policy, error) {
-	name, set, err := namedargs.Parse(text, Names())
-	if err != nil {
-		return nil, err
+// AutoUnanswered is max_unanswered: auto, half more than what arrives at a
+// replica while one first token is waited for.
+func AutoUnanswered(arrivalsPerS, medianTTFTMs float64) int {
+	const least, most = 8, 64
+	n := math.Ceil(1.5 * arrivalsPerS * medianTTFTMs / 1000)
+	if !(n > least) {
+		return least
 	}
-	f := &forms[slices.IndexFunc(forms, func(f form) bool { return f.name == name })]
-	p := &Policy{name: f.name, rule: f.rule, set: *s}
-	if f.adds != nil {
-		f.adds(&p.set)
-	}
-	before := p.set
-	if err := namedargs.Apply(name, f.keys, &p.set, set...); err != nil {
-		return nil, err
-	}
-	if p.set.Patience > 0 && (p.set.Push != SPP || p.set.Load == 0) {
-		return nil, fmt.Errorf("policy %s: patience=%g needs push=sp-p and a load above 0: without them it waits for replicas that are full for long", name, p.set.Patience)
-	}
-	p.spec = namedargs.Text(name, f.keys, &p.set, &before)
-	return p, nil
+	return int(min(n, most))
 }

@@ -104,3 +104,20 @@ func (c *Cache) Forget(gone func(model string) bool) {
 	maps.DeleteFunc(c.ratios, func(model string, _ index.Ratio) bool { return gone(model) })
 	maps.DeleteFunc(c.feedback, func(model string, _ bool) bool { return gone(model) })
 }
+
+// Expectation is what one probe's prefill is expected to find in its engine's
+// cache and to leave there. One of Answered, Dropped and Lost ends it.
+type Expectation struct {
+	holdings *Holdings
+	model    string
+	prompt   Prompt
+	hit      int  // tokens thought to be in the cache
+	hung     bool // they were being computed then
+	left     index.Speculation
+}
+
+// Usage is what an engine says it did for a probe.
+type Usage struct {
+	PromptTokens int // by its own count; 0: not told
+	CachedTokens int // of them, found in its prefix cache; -1: not told
+}

@@ -7,23 +7,6 @@ import (
 	"evenkeel/prefill/index"
 )
 
-// Expectation is what one probe's prefill is expected to find in its engine's
-// cache and to leave there. One of Answered, Dropped and Lost ends it.
-type Expectation struct {
-	holdings *Holdings
-	model    string
-	prompt   Prompt
-	hit      int  // tokens thought to be in the cache
-	hung     bool // they were being computed then
-	left     index.Speculation
-}
-
-// Usage is what an engine says it did for a probe.
-type Usage struct {
-	PromptTokens int // by its own count; 0: not told
-	CachedTokens int // of them, found in its prefix cache; -1: not told
-}
-
 // Expect books that a prompt of so many tokens is sent to the candidate, hit of
 // them being predicted to be in its cache. e must not move.
 func (h *Holdings) Expect(e *Expectation, p *Prompt, model string, tokens, hit int, matched []int32, capacity int64, now time.Time) {

@@ -26,22 +26,6 @@ func (x *Index) Add(id string, capacity int) Slot {
 	return Slot{vacant, s.life}
 }
 
-// widen makes the holders of an entry wide enough for all slots.
-func (x *Index) widen() {
-	words := (len(x.slots) + 63) / 64
-	if words == x.words {
-		return
-	}
-	wide := make([]uint64, len(x.keys)*words)
-	for e := range x.keys {
-		copy(wide[e*words:], x.holders[e*x.words:(e+1)*x.words])
-	}
-	x.holders, x.words = wide, words
-	for x.bytes() > x.cfg.MaxBytes {
-		x.evict(x.use.oldest)
-	}
-}
-
 // SetCapacity says how many blocks the candidate's engine can hold. Beyond it
 // the least recent ones are dropped: the index promises no more than is there.
 func (x *Index) SetCapacity(s Slot, blocks int) {
@@ -88,24 +72,6 @@ func (x *Index) Held(s Slot) int {
 func (x *Index) current(s Slot) bool {
 	return s.N >= 0 && s.N < len(x.slots) && x.slots[s.N].inUse && x.slots[s.N].life == s.life
 }
-
-// Reason is why a claim was dropped, as metrics name it.
-type Reason uint8
-
-// The reasons.
-const (
-	ForBytes Reason = iota // the index was full
-	Capacity               // the candidate's engine was, by our count
-	TTL                    // nobody told how the probe ended
-	Removed                // the engine said so, or it is gone
-	Cold                   // its events had a gap
-	Failed                 // the probe did
-	reasons
-)
-
-var reasonNames = [reasons]string{"bytes", "capacity", "ttl", "removed", "cold", "failed"}
-
-func (r Reason) String() string { return reasonNames[r] }
 
 // Stats is what an index holds and has dropped.
 type Stats struct {

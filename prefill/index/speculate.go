@@ -2,21 +2,6 @@ package index
 
 import "time"
 
-// Speculation is the claim of a probe in flight on its prompt's blocks. It is
-// ended once, by Confirm, Drop or Linger; a second end does nothing.
-type Speculation struct {
-	keys  []Key
-	slot  Slot
-	epoch uint32
-	began uint32
-}
-
-// lingering is a speculation whose probe ended without an answer we know.
-type lingering struct {
-	Speculation
-	until time.Time
-}
-
 // Speculate counts a prompt's blocks as the slot's while its probe is in flight.
 // keys must not change before the speculation's end.
 func (x *Index) Speculate(s Slot, keys []Key) Speculation {

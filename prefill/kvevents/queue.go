@@ -3,6 +3,7 @@ package kvevents
 import (
 	"encoding/binary"
 	"sync"
+	"sync/atomic"
 )
 
 // message is one batch as it came.
@@ -74,4 +75,13 @@ func (q *queue) take() (items []message, over bool, err error) {
 	items, over = q.items, q.over
 	q.items, q.bytes, q.over = nil, 0, false
 	return items, over, q.err
+}
+
+// counters are a stream's, for as long as it lives.
+type counters struct {
+	batches, replayed, cold      atomic.Int64
+	decodeErrors, unknownTypes   atomic.Int64
+	unknownParents, skipped      atomic.Int64
+	connects, known, lagInMicros atomic.Int64
+	block                        atomic.Int64 // tokens of the last stored block
 }

@@ -64,15 +64,6 @@ type Stream struct {
 	decode *decoder
 }
 
-// counters are a stream's, for as long as it lives.
-type counters struct {
-	batches, replayed, cold      atomic.Int64
-	decodeErrors, unknownTypes   atomic.Int64
-	unknownParents, skipped      atomic.Int64
-	connects, known, lagInMicros atomic.Int64
-	block                        atomic.Int64 // tokens of the last stored block
-}
-
 // Start begins to follow a rank's events.
 func Start(cfg Config) *Stream {
 	cfg.ReplayTimeout = cmp.Or(cfg.ReplayTimeout, 2*time.Second)

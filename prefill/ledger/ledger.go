@@ -4,7 +4,12 @@
 // lock: its owner gives it the time of each event.
 package ledger
 
-import "time"
+import (
+	"container/heap"
+	"time"
+
+	"evenkeel/prefill/policy"
+)
 
 // Ledger is what all accounts have in common.
 type Ledger struct {
@@ -97,4 +102,212 @@ func (e *expiries) Pop() any {
 	old[len(old)-1] = nil
 	*e = old[:len(old)-1]
 	return c
+}
+
+// Holder stands for one attempt to serve a request, from its turn to its end. The
+// attempt must make the last call on the charges that name its Holder, so the audit
+// sees a charge that was lost on the way.
+type Holder struct {
+	charges int // that it has to make its last call on
+	ended   bool
+}
+
+// Ended says that a holder makes no more calls, and how many charges it still holds.
+// They stay, because the engine may hold the KV, and count as drift in the audit.
+func (l *Ledger) Ended(h *Holder) (lost int) {
+	if !h.ended {
+		h.ended = true
+		l.unheld += h.charges
+	}
+	return h.charges
+}
+
+// PassOn says that other code than the charge's holder makes the last call.
+func (c *Charge) PassOn() {
+	h := c.holder
+	if h == nil {
+		return
+	}
+	c.holder = nil
+	h.charges--
+	if h.ended {
+		c.account.ledger.unheld--
+	}
+}
+
+// Phase is where a prompt's KV blocks are in their life on the prefiller.
+type Phase uint8
+
+// The phases.
+const (
+	Probing    Phase = iota // the probe is not answered yet
+	Pooled                  // answered, waits for a decode rank
+	Dispatched              // a decode rank was asked, no data event yet
+	Orphaned                // nobody will fetch it; the engine frees it at its timeout
+	Phases
+	Ended = Phases // no longer charged
+)
+
+func (p Phase) String() string {
+	return [...]string{"probing", "pooled", "dispatched", "orphan", "ended"}[p]
+}
+
+// Weight is what one prompt weighs.
+type Weight struct {
+	Tokens int64 // of the prompt
+	Work   int64 // vllm-ascend's weight of it, in millionths
+
+	// What its prefill computes; the account has it only while probing.
+	NewTokens   int64
+	PredictedUs int64
+	Attention   int64 // twice policy.Attention
+}
+
+// WeightOf is what a prompt weighs on a candidate as it was measured.
+func WeightOf(v *policy.Candidate, promptBytes int) Weight {
+	line := policy.Line{T0Ms: v.T0Ms, TPMs: v.TPMs, Beta2: v.Beta2}
+	hit, fresh := int64(v.HitTokens), int64(v.NewTokens)
+	return Weight{
+		Tokens:      int64(v.PromptTokens),
+		Work:        ascendWork(promptBytes),
+		NewTokens:   fresh,
+		PredictedUs: int64(1000 * line.Ms(float64(fresh), float64(hit))),
+		Attention:   fresh * (2*hit + fresh),
+	}
+}
+
+// ascendWork is vllm-ascend's weight of a prompt, 0.0345 for every four bytes
+// and 120.0745 a request, in millionths.
+func ascendWork(promptBytes int) int64 { return 8625*int64(promptBytes) + 120_074_500 }
+
+// Charge is one prompt on one account, from the moment a candidate was chosen for
+// it until the engine has its KV blocks back:
+//
+//	Charge ─▶ Probing ─Answer─▶ Pooled ─Dispatch─▶ Dispatched
+//
+// One that is Reserved is Probing, too, and its probe goes out with Send.
+// From each of them Release ends it and Orphan leaves it to the engine's own
+// timeout. Its owner settles before the last call on it. A call after that is a
+// counted bug.
+type Charge struct {
+	Weight  Weight
+	account *Account
+	phase   Phase
+	settled bool // its owner made the last call
+	renewed bool // by the decode engine that has the request
+	holder  *Holder
+	sent    time.Time // when its probe was; zero: it was not yet
+	since   time.Time // when it got into this phase
+	expires time.Time // when the engine frees the KV by itself; zero while probing
+	place   int       // in the heap of expiries
+}
+
+// Send says that the probe is sent now, once.
+func (c *Charge) Send(now time.Time) {
+	if c.settled || c.phase != Probing || !c.sent.IsZero() {
+		c.account.ledger.misuses++
+		return
+	}
+	a := c.account
+	c.sent = now
+	a.unanswered = append(a.unanswered, c)
+	a.sends++
+	a.engineWaits++
+}
+
+// Phase is where the prompt's KV is now.
+func (c *Charge) Phase() Phase { return c.phase }
+
+// Predicted is how long its prefill takes by itself, as predicted when it was charged.
+func (c *Charge) Predicted() time.Duration {
+	return time.Duration(c.Weight.PredictedUs) * time.Microsecond
+}
+
+// Sent is when the probe was sent; zero: it was not yet.
+func (c *Charge) Sent() time.Time { return c.sent }
+
+// MayAnswer reports whether the probe is not answered yet; else it counts a misuse.
+func (c *Charge) MayAnswer() bool {
+	if c.settled || c.phase != Probing || c.sent.IsZero() {
+		c.account.ledger.misuses++
+		return false
+	}
+	return true
+}
+
+// Answer books that the probe came back with a hand-off of so many tokens.
+func (c *Charge) Answer(tokens int64, expires, now time.Time) {
+	c.expires = expires
+	c.move(Pooled, tokens, now)
+}
+
+// Dispatch books that a decode rank was asked for the KV.
+func (c *Charge) Dispatch(now time.Time) {
+	switch {
+	case c.settled || c.phase == Probing:
+		c.account.ledger.misuses++
+	case c.phase == Pooled:
+		c.move(Dispatched, c.Weight.Tokens, now)
+	}
+}
+
+// renewedFor is longer than any request runs.
+const renewedFor = 10_000 * time.Hour
+
+// Renew books that the decode engine keeps the KV held.
+func (c *Charge) Renew(now time.Time) {
+	if c.settled || c.phase != Dispatched {
+		return
+	}
+	c.renewed, c.expires = true, now.Add(renewedFor)
+	heap.Fix(&c.account.ledger.expiries, c.place)
+}
+
+// Settle admits the last call on a charge once. It reports whether that call still
+// changes anything.
+func (c *Charge) Settle() bool {
+	if c.settled {
+		c.account.ledger.misuses++
+		return false
+	}
+	c.settled = true
+	c.PassOn()
+	return c.phase != Ended
+}
+
+// Orphan leaves the KV to the engine, which frees it by itself: after hold, if it was
+// not answered yet or renewed, else when it was to end anyway.
+func (c *Charge) Orphan(hold time.Duration, now time.Time) {
+	if c.phase == Probing || c.renewed {
+		c.renewed, c.expires = false, now.Add(hold)
+	}
+	c.account.Unfetched++
+	c.move(Orphaned, c.Weight.Tokens, now)
+}
+
+// Release books that the prefiller has the KV back.
+func (c *Charge) Release(now time.Time) { c.move(Ended, 0, now) }
+
+// move books a charge into another phase, or out. It is the only place that takes
+// anything off an account.
+func (c *Charge) move(to Phase, tokens int64, now time.Time) {
+	a := c.account
+	a.book(c.phase, c.Weight, -1)
+	if to == Ended {
+		a.freed.add(c.Weight.Tokens, now)
+	}
+	if c.phase == Probing {
+		a.answer(c, now)
+	} else {
+		heap.Remove(&a.ledger.expiries, c.place)
+	}
+	c.phase, c.Weight.Tokens, c.since = to, tokens, now
+	if to == Ended {
+		c.PassOn()
+		a.ledger.released++
+	} else {
+		a.book(to, c.Weight, 1)
+		heap.Push(&a.ledger.expiries, c)
+	}
+	a.UpdateGate(now)
 }

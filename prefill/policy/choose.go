@@ -6,21 +6,6 @@ import (
 	"slices"
 )
 
-// Policy chooses among candidates. It has scratch of its own, so one goroutine
-// at a time may use it; Parse makes as many as are needed.
-type Policy struct {
-	name, spec string
-	ties       []key
-	score      score
-	param      float64
-	rounds     bool
-	loadBlind  bool
-	user       *run // what an expression runs on; nil: built in
-
-	query  Query     // of the last choice, with a key of its own if it had none
-	scores []float64 // of the last choice, in the candidates' order; NaN: ranked last
-}
-
 // Name is the policy's bounded name, for metrics and headers.
 func (p *Policy) Name() string { return p.name }
 

@@ -7,6 +7,21 @@ import (
 	"evenkeel/namedargs"
 )
 
+// Policy chooses among candidates. It has scratch of its own, so one goroutine
+// at a time may use it; Parse makes as many as are needed.
+type Policy struct {
+	name, spec string
+	ties       []key
+	score      score
+	param      float64
+	rounds     bool
+	loadBlind  bool
+	user       *run // what an expression runs on; nil: built in
+
+	query  Query     // of the last choice, with a key of its own if it had none
+	scores []float64 // of the last choice, in the candidates' order; NaN: ranked last
+}
+
 // Names lists the built-in policies.
 func Names() []string {
 	names := make([]string, len(forms))

@@ -19,32 +19,13 @@ import (
 	"go.uber.org/zap"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/tools/cache"
 
 	"evenkeel/engine/discover"
 )
-
-// Config of a Source.
-type Config struct {
-	Client    Client
-	Namespace string
-	Selector  string // of labels
-	Role      string // prefill, decode or both; empty: as RoleLabel of the pod says
-	RoleLabel string
-	Port      string // numbers or names of container ports, with commas between them
-	Scheme    string // empty: http
-	Slices    bool   // heed EndpointSlices
-	Log       *zap.Logger
-	discover.Attributes
-}
-
-// Source watches one namespace. It implements discover.Source.
-type Source struct {
-	cfg    Config
-	pods   *mirror
-	slices *mirror // nil: not heeded
-	signal chan struct{}
-	warned map[string]string // by pod UID: why it is not used, as logged
-}
 
 var _ discover.Source = (*Source)(nil)
 
@@ -143,4 +124,33 @@ func (s *Source) list() (list []discover.Engine) {
 	s.warned = warned
 	slices.SortFunc(list, func(a, b discover.Engine) int { return strings.Compare(a.Key()+a.Incarnation, b.Key()+b.Incarnation) })
 	return list
+}
+
+func (s *Source) mirror(kind string, object runtime.Object, selector string) *mirror {
+	m := &mirror{Store: cache.NewStore(cache.MetaNamespaceKeyFunc), kind: kind, namespace: s.cfg.Namespace, wake: s.wake}
+	lw := &cache.ListWatch{
+		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+			o.LabelSelector = selector
+			limited, cancel := context.WithTimeout(ctx, listPatience)
+			defer cancel()
+			all, err := s.cfg.Client.List(limited, kind, m.namespace, o)
+			m.keepFailure(ctx, "list", err)
+			return all, err
+		},
+		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+			o.LabelSelector = selector
+			w, err := s.cfg.Client.Watch(ctx, kind, m.namespace, o)
+			if err != nil {
+				if o.SendInitialEvents == nil { // a list that is streamed: where it is refused, a plain one is asked for
+					m.keepFailure(ctx, "watch", err)
+				}
+				return nil, errors.New(err.Error()) // of some kinds the reflector would try the watch again and again without a list
+			}
+			return overhear(w, func(e watch.Event) watch.Event { return m.heard(ctx, e) }), nil
+		},
+	}
+	backoff := pauses
+	watched := cache.ToListWatcherWithWatchListSemantics(lw, s.cfg.Client)
+	m.reflector = cache.NewReflectorWithOptions(watched, object, m, cache.ReflectorOptions{Name: kind, Backoff: &backoff})
+	return m
 }

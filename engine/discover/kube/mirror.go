@@ -2,20 +2,44 @@ package kube
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"sync"
 	"time"
 
+	"evenkeel/engine/discover"
+
 	"github.com/go-logr/logr"
+	"go.uber.org/zap"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
 )
+
+// Source watches one namespace. It implements discover.Source.
+type Source struct {
+	cfg    Config
+	pods   *mirror
+	slices *mirror // nil: not heeded
+	signal chan struct{}
+	warned map[string]string // by pod UID: why it is not used, as logged
+}
+
+// Config of a Source.
+type Config struct {
+	Client    Client
+	Namespace string
+	Selector  string // of labels
+	Role      string // prefill, decode or both; empty: as RoleLabel of the pod says
+	RoleLabel string
+	Port      string // numbers or names of container ports, with commas between them
+	Scheme    string // empty: http
+	Slices    bool   // heed EndpointSlices
+	Log       *zap.Logger
+	discover.Attributes
+}
 
 // mirror holds the objects of one kind as the API server last told them. The
 // reflector that fills it does not report its failures, so its calls are noted: from
@@ -40,35 +64,6 @@ var pauses = wait.Backoff{Duration: 200 * time.Millisecond, Factor: 2, Jitter: 0
 // listPatience is how long a list may take. Over a connection that is dead but
 // still open a list would never come.
 const listPatience = 30 * time.Second
-
-func (s *Source) mirror(kind string, object runtime.Object, selector string) *mirror {
-	m := &mirror{Store: cache.NewStore(cache.MetaNamespaceKeyFunc), kind: kind, namespace: s.cfg.Namespace, wake: s.wake}
-	lw := &cache.ListWatch{
-		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
-			o.LabelSelector = selector
-			limited, cancel := context.WithTimeout(ctx, listPatience)
-			defer cancel()
-			all, err := s.cfg.Client.List(limited, kind, m.namespace, o)
-			m.keepFailure(ctx, "list", err)
-			return all, err
-		},
-		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
-			o.LabelSelector = selector
-			w, err := s.cfg.Client.Watch(ctx, kind, m.namespace, o)
-			if err != nil {
-				if o.SendInitialEvents == nil { // a list that is streamed: where it is refused, a plain one is asked for
-					m.keepFailure(ctx, "watch", err)
-				}
-				return nil, errors.New(err.Error()) // of some kinds the reflector would try the watch again and again without a list
-			}
-			return overhear(w, func(e watch.Event) watch.Event { return m.heard(ctx, e) }), nil
-		},
-	}
-	backoff := pauses
-	watched := cache.ToListWatcherWithWatchListSemantics(lw, s.cfg.Client)
-	m.reflector = cache.NewReflectorWithOptions(watched, object, m, cache.ReflectorOptions{Name: kind, Backoff: &backoff})
-	return m
-}
 
 // run fills the mirror until ctx ends. It drops what the reflector would log at
 // each try, because the mirror notes failures itself.

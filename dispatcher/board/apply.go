@@ -1,0 +1,146 @@
+package board
+
+import (
+	"time"
+)
+
+func (e Enqueue) apply(b *Boards) {
+	b.enqueue(entrant{entry: e.Entry, local: e.Local, grounds: e.Grounds, output: e.Output})
+}
+
+func (e Withdraw) apply(b *Boards) { b.withdraw(e.Entry) }
+
+func (e *Release) apply(b *Boards) {
+	m := b.boards[e.Model]
+	m.depart(e.Slot, e.Generated, e.First, e.Last)
+	m.release(e.Slot, e.Outcome, e.Generated, e.Started, b.now)
+}
+
+func (e Recount) apply(b *Boards) { b.boards[e.Model].recount(e.Slot, tokens(e.Prompt)) }
+
+func (e Rerouted) apply(b *Boards) { b.boards[e.Model].rerouted(e.Slot, e.Prefiller, b.now) }
+
+func (e Reached) apply(b *Boards) {
+	m := b.boards[e.Model]
+	m.reached(m.ledger.table[e.Slot].pair(), b.now)
+}
+
+func (e *Steps) apply(b *Boards) {
+	if m, g := b.group(e.Group); g != nil {
+		m.hear(g, e.Told)
+	}
+}
+
+func (e Law) apply(b *Boards) {
+	if _, g := b.group(e.Group); g != nil {
+		g.steps.Law = e.StepModel
+	}
+}
+
+func (e SetWorkers) apply(b *Boards) { b.setWorkers(e.Workers) }
+
+func (e Preempted) apply(b *Boards) { b.preempted(e.Worker) }
+
+func (e Learned) apply(b *Boards) { b.subjects[e.Subject].Tables = e.Tables }
+
+func (e SetPolicy) apply(b *Boards) { b.reject(b.setPolicy(e.Spec)) }
+
+func (e SetFit) apply(b *Boards) { b.reject(b.setFit(e.Fit)) }
+
+func (s Settings) apply(b *Boards) { b.reject(b.configure(s)) }
+
+func (e *Counts) apply(b *Boards) {
+	if m := b.boards[e.Model]; m != nil {
+		m.counts = e
+	}
+}
+
+func (e *Tick) apply(b *Boards) {
+	m := b.boards[e.Model]
+	if m == nil {
+		return
+	}
+	m.advance(b.now)
+	if m.empty() {
+		b.remove(m)
+		b.emit(Effect{Kind: EffectGone, Group: GroupKey{Model: e.Model}})
+	}
+}
+
+func (Decide) apply(b *Boards) {
+	if b.round = b.decides(); b.round != nil {
+		b.round.decide(b.now)
+	}
+}
+
+func (e *Decided) apply(b *Boards) {
+	if m := b.round; m != nil {
+		b.round = nil
+		m.decided(e.Took, b.now)
+	}
+}
+
+func (Shutdown) apply(b *Boards) {
+	b.draining = true
+	b.answerAll(ErrDraining)
+}
+
+// reject tells of settings that cannot work.
+func (b *Boards) reject(err error) {
+	if err != nil {
+		b.emit(Effect{Kind: EffectRejected, Err: err})
+	}
+}
+
+func (e Gauged) apply(l *Boards) {
+	if l.now.Sub(e.At) > gaugeLife {
+		return
+	}
+	for _, b := range l.inOrder {
+		if r := b.ranks[e.Worker]; r != nil && len(r.orphans) > 0 {
+			b.gauged(r, e)
+		}
+	}
+}
+
+// Apply changes the boards by one event and returns what must be done now. The effects are
+// good until the next Apply. While Deciding says that a round is due, the next events are
+// Decide and then Decided.
+func (l *Boards) Apply(e Event, now time.Time) []Effect {
+	clear(l.effects) // they hold callers
+	l.effects, l.now = l.effects[:0], now
+	e.apply(l)
+	if _, told := e.(*Counts); !told {
+		l.forgetCounts()
+	}
+	return l.effects
+}
+
+// Looks says whether a Tick now would look at what the ranks of a model hold: then Counts
+// come first.
+func (l *Boards) Looks(model string, now time.Time) bool {
+	b := l.boards[model]
+	return b != nil && b.looks(now)
+}
+
+// decides is the board that has a round to decide; nil: none has.
+func (l *Boards) decides() *board {
+	for _, b := range l.inOrder {
+		if b.deciding() {
+			return b
+		}
+	}
+	return nil
+}
+
+// Deciding says whether a round is due.
+func (l *Boards) Deciding() bool { return l.decides() != nil }
+
+// forgetCounts ends what holds for one event, and for the rounds that follow from it.
+func (l *Boards) forgetCounts() {
+	for _, b := range l.inOrder {
+		if b != l.round && !b.deciding() {
+			b.counts = nil
+		}
+	}
+}

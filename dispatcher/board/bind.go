@@ -1,0 +1,69 @@
+package board
+
+import (
+	"time"
+
+	"evenkeel/dispatcher/policy"
+)
+
+// bind charges the entry to the rank and hands its caller the slot. It trusts
+// no policy: one that breaks a hard limit is told which, and nothing is bound.
+func (b *board) bind(g *group, p *decider, a policy.Assignment, now time.Time) (fault string) {
+	w, ok := b.waiting[a.Entry]
+	r := g.rank(a.Worker)
+	switch {
+	case !ok:
+		return FaultEntry
+	case r == nil:
+		return FaultWorker
+	case !r.Up:
+		return FaultDown
+	case p.Immediate(): // the engine queues what is beyond the limits below
+	case r.admits(p) <= 0:
+		return FaultSlot
+	case r.Capacity > 0 && r.kv+int64(w.prompt()) > r.room():
+		return FaultRoom
+	}
+	b.pool.Remove(w.entry)
+	how := Bound{Policy: p.name, Stage: a.Stage, Score: a.Score, Beyond: !p.Immediate() && r.free() <= 0}
+	if how.Beyond { // it is sent ahead
+		r.queued++
+	}
+	if w.local != nil {
+		how.NewTokens = int32(b.least)
+	}
+	b.admit(r, w, how, now)
+	return ""
+}
+
+// admit charges an entry that has left the pool, and has its caller told.
+func (b *board) admit(r *rank, w entrant, how Bound, now time.Time) {
+	e := w.entry
+	c := charge{
+		id: e.ID, key: e.Key, prefiller: e.Prefiller, prompt: w.prompt(), age: tokens(e.Age), newTokens: how.NewTokens, discard: e.Discard, waits: how.Beyond, since: now,
+		early: e.Early, strays: e.Response && r.Strays && !e.Early, // what is bound before its prefill has its KV where that sends it
+	}
+	if e.Lead > 0 {
+		c.first, c.lead, how.StepMs = now.Add(e.Lead), e.Lead, r.group.stepMs()
+		how.Start = stepsIn(e.Lead, how.StepMs)
+	}
+	how.Full = how.Beyond || r.free() <= 0 || r.Capacity > 0 && r.kv+int64(w.prompt()) > r.room()
+	how.Slot = b.charge(r, c)
+	how.Step = b.ledger.table[how.Slot].bound
+	if b.pairs.out > 0 {
+		b.pairs.send(&b.ledger.table[how.Slot], now)
+	}
+	how.Worker, how.WorkerName, how.Group, how.Wait = r.ID, r.Name, r.Worker.Group, e.Wait(now)
+	b.waits.add(how.Wait)
+	b.forget(e)
+	b.emit(Effect{Kind: EffectBind, Group: b.key(r.group), Entry: e, Bound: how})
+}
+
+// StartError is by how many steps the first token was predicted too late, below 0 too early, if it
+// came so long after the bind.
+func (b *Bound) StartError(after time.Duration) (steps int, known bool) {
+	if b.Start == 0 || b.StepMs == 0 {
+		return 0, false
+	}
+	return int(b.Start) - int(stepsIn(max(1, after), b.StepMs)), true
+}

@@ -1,0 +1,99 @@
+package board
+
+import (
+	"cmp"
+	"fmt"
+	"runtime/debug"
+	"slices"
+	"time"
+
+	"evenkeel/dispatcher/policy"
+	"evenkeel/pool"
+)
+
+// consult asks a policy about the snapshot.
+func (b *board) consult(g *group, p *decider, now time.Time) {
+	b.foresee(g, p)
+	b.assignments, b.went.failure = propose(p, &b.snapshot, b.assignments[:0])
+	b.explain(g, p)
+	b.round = Round{
+		Tick: b.ticks, At: now, Group: b.label(g), Policy: p.name, Survival: b.survival, GuardMs: guardWaits * b.waits.meanMs(),
+		Snapshot: b.snapshot, Assign: b.assignments,
+	}
+	b.emit(Effect{Kind: EffectRound, Group: b.key(g), Policy: p.name, Err: b.went.failure, Round: &b.round})
+}
+
+// fill writes the group and the pool into the board's one Snapshot. Running
+// lists are the ranks' own, fresh since the tick began. An entry that no rank of
+// the group that is up can ever take waits for another: here the starvation
+// guard would only keep a rank free for it in vain.
+func (b *board) fill(g *group, p *decider, now time.Time) {
+	s := &b.snapshot
+	s.Workers, s.Pool = s.Workers[:0], s.Pool[:0]
+	watermark := policy.Watermark(p.Policy)
+	largest := g.largest(watermark, now)
+	model, _, _ := g.steps.Model()
+	s.C0Ms, s.C1Ms = float32(model.C0Ms), float32(model.C1Ms)
+	s.StepMs = g.steps.Ms(model, g.most)
+	for _, r := range g.ranks {
+		if r.early > 0 {
+			b.foreseeStarts(r, s.StepMs, now)
+		}
+		free := r.admits(p)
+		if !r.Up {
+			free = min(free, 0)
+		}
+		s.Workers = append(s.Workers, policy.Worker{
+			ID: r.ID, Free: int32(free), Up: r.Up, Capacity: r.capacity(watermark, now), Cost: r.Cost, Others: r.Others + r.guests, Running: r.running,
+		})
+	}
+	for _, e := range b.pool.Entries() {
+		if int64(e.Prompt) > largest || b.avoiding > 0 && b.shy(e, now) {
+			continue
+		}
+		s.Pool = append(s.Pool, b.policyEntry(e, s.StepMs, now))
+	}
+	s.MaxAgeMs = p.MaxAgeMs()
+	if s.MaxAgeMs > 0 {
+		s.MaxAgeMs = max(s.MaxAgeMs, guardWaits*b.waits.meanMs())
+	}
+	s.Budget = g.budget.Evaluations()
+}
+
+// policyEntry is what policies see of an entry.
+func (b *board) policyEntry(e *pool.Entry, stepMs float32, now time.Time) policy.Entry {
+	lead := e.Lead
+	if lead > 0 {
+		lead = b.starts.Correct(lead)
+	}
+	return policy.Entry{
+		ID: e.ID, Prompt: tokens(e.Prompt), Age: tokens(e.Age), Key: e.Key,
+		WaitMs: float32(e.GuardWait(now).Seconds() * 1000), Urgent: e.Urgent(now), Start: stepsIn(lead, stepMs),
+	}
+}
+
+// propose asks the policy; what it panics with becomes the failure.
+func propose(p *decider, s *policy.Snapshot, dst []policy.Assignment) (out []policy.Assignment, failure error) {
+	defer func() {
+		if r := recover(); r != nil {
+			out, failure = dst, fmt.Errorf("panic: %v\n%s", r, debug.Stack())
+		}
+	}()
+	return p.Decide(s, dst), nil
+}
+
+// arrange puts the groups that can take an entry in the order in which they
+// decide, their ranks refreshed.
+func (b *board) arrange() {
+	b.order = b.order[:0]
+	for _, g := range b.groups {
+		if g.open() {
+			b.refreshGroup(g)
+			b.order = append(b.order, g)
+		}
+	}
+	slices.SortStableFunc(b.order, func(x, y *group) int { // stable: a tie stays with the lower ID
+		return cmp.Compare(x.kv*int64(len(y.ranks)), y.kv*int64(len(x.ranks)))
+	})
+	b.at = len(b.order) // none of them decides yet
+}

@@ -1,0 +1,102 @@
+package dispatcher
+
+import (
+	"cmp"
+	"slices"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"go.uber.org/zap"
+
+	"evenkeel/dispatcher/board"
+	"evenkeel/dispatcher/twin"
+	"evenkeel/pool"
+)
+
+// Config is `dispatch` of the config file, and what Start needs beside it. The zero value
+// of a field is its default where one is named.
+type Config struct {
+	board.Config `yaml:",inline"`
+	DecisionLog  DecisionLogConfig `yaml:"log"`        // zero: none is written
+	TwinShare    float64           `yaml:"twin_share"` // of one core, that the twin may use; 0 = DefaultTwinShare
+
+	Registerer prometheus.Registerer `yaml:"-"`
+	// Places are those the entries hold, all but drains: Enqueue takes the
+	// entry's over and it is released when the entry leaves the pool, whichever
+	// way. nil = not counted.
+	Places *pool.Places `yaml:"-"`
+	// OnRoom is called at the end of a turn after which Room says more than before. It
+	// must not block. nil = nobody is told.
+	OnRoom func()      `yaml:"-"`
+	Log    *zap.Logger `yaml:"-"`
+}
+
+// Default is what an empty config file says.
+func Default() Config {
+	return Config{Config: board.Default(), DecisionLog: DecisionLogConfig{MaxBytes: DefaultLogBytes}, TwinShare: DefaultTwinShare}
+}
+
+// Check tells bad of every setting of the config file that cannot work, as that of the
+// boards does.
+func (c *Config) Check(bad func(key, format string, args ...any)) {
+	plain, left := c.leftToTwin()
+	if left != nil {
+		if slices.Contains(left.specs, "") {
+			bad("dispatch.policy", "%q has an empty policy; write auto: and the policies to choose from, as in auto:br0,evenkeel", c.Policy)
+			return
+		}
+		for _, spec := range left.specs[1:] {
+			each := plain.Config
+			each.Policy, each.Twin, each.Shadow = spec, nil, nil
+			each.Check(func(key, format string, args ...any) {
+				if key == "dispatch.policy" {
+					bad(key, format, args...)
+				}
+			})
+		}
+		plain.Twin = c.Twin
+	}
+	plain.Config.Check(bad)
+	if c.DecisionLog.MaxBytes < leastLogBytes {
+		bad("dispatch.log.max_bytes", "%d; at least %d is needed", c.DecisionLog.MaxBytes, leastLogBytes)
+	}
+	if !(c.TwinShare >= 0.001 && c.TwinShare <= 1) {
+		bad("dispatch.twin_share", "%v of a core; write 0.001 to 1, or dispatch.twin: off", c.TwinShare)
+	}
+}
+
+func (c Config) withDefaults() Config {
+	c.Config, c.Log, c.TwinShare = c.Config.WithDefaults(), cmp.Or(c.Log, zap.NewNop()), cmp.Or(c.TwinShare, DefaultTwinShare)
+	return c
+}
+
+// leftToTwin finds in a policy like auto:br0,evenkeel the one to begin with and those that the twin has to
+// replay.
+func (c Config) leftToTwin() (Config, *auto) {
+	specs, ok := twin.Auto(c.Policy)
+	if !ok {
+		return c, nil
+	}
+	replayed := slices.Clone(specs)
+	for _, spec := range c.Twin {
+		if !slices.Contains(specs, spec) {
+			replayed = append(replayed, spec)
+		}
+	}
+	c.Policy, c.Twin = specs[0], replayed
+	return c, &auto{specs: specs, on: true}
+}
+
+// DecisionLogConfig has every round recorded, one JSON line each.
+type DecisionLogConfig struct {
+	File     string `yaml:"file"`      // "" = off
+	MaxBytes int64  `yaml:"max_bytes"` // of the file and the older half, FILE.1, together; 0 = DefaultLogBytes
+}
+
+// Bounds of the decision log.
+const (
+	DefaultLogBytes = 256 << 20
+	leastLogBytes   = 1 << 20 // in the config file: a round alone may take 300 KB
+)
+
+// DefaultTwinShare is what of one core the twin may use.
+const DefaultTwinShare = 0.01

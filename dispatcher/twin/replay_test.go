@@ -1,0 +1,107 @@
+package twin
+
+import (
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"evenkeel/dispatcher/board"
+	"evenkeel/dispatcher/virtual"
+	"evenkeel/pool"
+)
+
+// taped runs two ranks of four slots in virtual time for so long, and cuts what happens into stretches of 15 s. Every second a
+// request comes whose prompt is long, if its number is even, or short. A step takes 20 ms and 4 ms for each 1,000 KV tokens of the
+// fullest rank.
+func taped(t *testing.T, policy string, seconds int) (stretches []*Stretch) {
+	t.Helper()
+	b, err := board.New(board.Config{Policy: policy})
+	require.NoError(t, err)
+	var workers []board.Worker
+	g := virtual.NewGroup(board.GroupKey{Model: "m", Name: "main", Barrier: true}, 20, 0.004)
+	for id := range int32(2) {
+		workers = append(workers, board.Worker{ID: id, Model: "m", Group: "main", Barrier: true, Slots: 4, Up: true})
+		g.Ranks = append(g.Ranks, &virtual.Rank{ID: id, Slots: 4, Cost: 1, Group: g})
+	}
+	e := &virtual.Engines{Driver: virtual.NewDriver(b, noon, "m"), Groups: []*virtual.Group{g}}
+	chance, waiting, finished := rand.New(rand.NewPCG(1, 1)), map[*pool.Entry]int32{}, 0
+	e.Length = func(g *virtual.Group) float64 {
+		fullest := int64(0)
+		for _, r := range g.Ranks {
+			fullest = max(fullest, r.KV)
+		}
+		return g.C0Ms + g.C1Ms*float64(fullest)
+	}
+	e.Token, e.Seated, e.Stepped = func(*virtual.Leg) {}, func(*virtual.Leg) {}, func(*virtual.Group, int) {}
+	e.Finished = func(*virtual.Group, virtual.Leg) { finished++ }
+	e.Preempted = func(*virtual.Rank, virtual.Leg) { t.Error("there is no bound on the KV") }
+	e.Refused = func(*board.Effect) { t.Error("nothing is refused") }
+	e.Bound = func(f *board.Effect) {
+		e.Place(g.Ranks[f.Bound.Worker], virtual.Leg{Slot: f.Bound.Slot, Prompt: int32(f.Entry.Prompt), Left: waiting[f.Entry]})
+	}
+	tape := &Tape{}
+	e.Hears, e.Does = tape.Hear, tape.Done
+	e.Apply(board.SetWorkers{Workers: workers}, 0)
+
+	came := 0
+	for e.Now < float64(1000*seconds) {
+		if now := e.Instant(e.Now); tape.Due(now, 15*time.Second) {
+			e.Count(e.Now)
+			if s := tape.Cut(now, b.Clone()); s != nil {
+				stretches = append(stretches, s)
+			}
+		}
+		e.Turn(func() {
+			for ; float64(1000*came) <= e.Now; came++ {
+				prompt := 200
+				if came%2 == 0 {
+					prompt = 2000
+				}
+				entry := &pool.Entry{ID: uint64(came + 1), Model: "m", Prompt: prompt, Arrival: e.Instant(e.Now), Entered: e.Instant(e.Now)}
+				waiting[entry] = 50 + chance.Int32N(100)
+				e.Apply(board.Enqueue{Entry: entry}, e.Now)
+			}
+		})
+		e.Begin()
+		next, _ := e.Due()
+		e.Now = min(next, float64(1000*came))
+	}
+	require.Greater(t, finished, came*9/10)
+	return stretches
+}
+
+// judged is the verdict about the last five minutes.
+func judged(t *testing.T, judge *Twin, stretches []*Stretch) (v Verdict) {
+	t.Helper()
+	for i, s := range stretches[:len(stretches)-1] {
+		judge.Take(s, stretches[i+1].Boards)
+	}
+	for more := true; more && v.Replays == 0; {
+		var fresh []Verdict
+		if fresh, more = judge.Work(1 << 20); len(fresh) > 0 {
+			v = fresh[0]
+		}
+	}
+	require.NotZero(t, v.Replays)
+	return v
+}
+
+// On engines that are what the twin takes them for, a replay of what was comes to what was, and a replay under another policy
+// to what that one really has.
+func TestAReplayComesToWhatReallyWas(t *testing.T) {
+	const seconds = 330
+	v := judged(t, New([]string{"random", "no-such-policy"}), taped(t, "br0", seconds))
+	require.InEpsilon(t, v.StepMs, v.TwinMs, 0.01, "the policy in force")
+	require.InEpsilon(t, v.Owed, v.TwinOwed, 0.1)
+	require.Equal(t, "random", v.Against[0].Policy)
+	require.NoError(t, v.Against[0].Failed)
+	require.Error(t, v.Against[1].Failed)
+	other := judged(t, New([]string{"br0"}), taped(t, "random", seconds))
+	require.InEpsilon(t, other.StepMs, v.Against[0].StepMs, 0.01, "as foretold, and as it was")
+	require.Greater(t, other.StepMs, 1.03*v.StepMs, "or it would say nothing that they are alike")
+	require.InEpsilon(t, v.StepMs, other.Against[0].StepMs, 0.01)
+	t.Logf("br0 %.2f ms, replayed %.2f, foretold %.2f; random %.2f, replayed %.2f, foretold %.2f",
+		v.StepMs, v.TwinMs, other.Against[0].StepMs, other.StepMs, other.TwinMs, v.Against[0].StepMs)
+}

@@ -1,0 +1,38 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"net/http"
+)
+
+// Get reads a whole small answer (health, models, metrics), bounded by ctx. It
+// is idempotent, so a stale connection is replaced once without a word.
+func (c *Client) Get(ctx context.Context, t *Target, path string, limit int, hdr ...Header) (status int, body []byte, err error) {
+	k := c.NewCall(t)
+	stop := context.AfterFunc(ctx, k.Abort)
+	defer stop()
+	defer func() {
+		var e *Error
+		if errors.As(err, &e) && ctx.Err() != nil {
+			e.Err, e.Timeout = ctx.Err(), isTimeout(ctx.Err())
+			e.Aborted = !e.Timeout
+		}
+	}()
+	r, err := k.Do("GET", path, hdr, nil, Deadlines{})
+	if err != nil {
+		return 0, nil, err
+	}
+	defer r.Close()
+	body, err = r.ReadAll(limit)
+	return r.StatusCode(), body, err
+}
+
+// read is Get of an answer that has to be a 200; it returns the body.
+func (c *Client) read(ctx context.Context, t *Target, path string, limit int, hdr ...Header) ([]byte, error) {
+	status, body, err := c.Get(ctx, t, path, limit, hdr...)
+	if err == nil && status != http.StatusOK {
+		err = &StatusError{Target: t.ID, Path: path, Status: status}
+	}
+	return body, err
+}

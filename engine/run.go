@@ -1,0 +1,157 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"go.uber.org/zap"
+)
+
+func (w *watch) run(ctx context.Context) {
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-w.kick:
+		case <-timer.C:
+		}
+		w.check(ctx)
+		timer.Reset(jitter(w.m.cfg.HealthInterval))
+	}
+}
+
+// check asks once and updates the engine's state. A health check that comes too
+// late does not count against an engine that answered something else meanwhile:
+// its API server is busy, and the work goes on.
+func (w *watch) check(ctx context.Context) {
+	w.m.mu.Lock()
+	reports, up, broke := w.reports, w.status.Up, w.broke
+	w.broke = false
+	w.m.mu.Unlock()
+	heard := w.traffic.heard.Load()
+	began := time.Now()
+	quick, err := w.alive(ctx)
+	if err == nil && quick {
+		now := time.Now()
+		w.learnRTT(now.Sub(began), now)
+	}
+	unknown := w.facts.err != nil && len(w.facts.models) == 0
+	switch {
+	case err == nil && (!up || unknown || time.Since(w.factsAt) >= w.m.cfg.FactsInterval):
+		w.readFacts(ctx, !up, !up || unknown)
+	case (err == nil || late(err)) && w.traffic.quiet(began) > 0.5:
+		w.lookForSigns(ctx)
+	}
+	if ctx.Err() != nil { // stopped: what failed, failed by that
+		return
+	}
+	w.m.mu.Lock()
+	defer w.m.mu.Unlock()
+	if w.gone {
+		return
+	}
+	w.listen(time.Now())
+	refused := errors.Is(err, ErrCredential) || (err == nil && errors.Is(w.facts.err, ErrCredential))
+	w.alarm(refused)
+	strange := err == nil && errors.Is(w.facts.err, ErrNotAnEngine)
+	switch {
+	case err == nil && reports != w.reports: // it could not be reached meanwhile: ask again
+	case err == nil:
+		w.failed = 0
+		if w.facts.start != w.status.StartTime {
+			w.forgive() // what it did was done by another process
+		}
+		w.become(w.learned(!refused && !strange))
+		w.judged()
+	case late(err) && w.traffic.heard.Load() != heard && len(w.facts.models) > 0:
+		w.m.metrics.late.WithLabelValues(w.in.ID).Inc()
+		if reports != w.reports { // it could not be reached meanwhile
+			return
+		}
+		w.failed = 0
+		next := w.status
+		next.Accused = w.suspect.accusation()
+		next.Up, next.Err = true, fmt.Errorf("a health check was answered too late, while requests go on: %w", err)
+		w.become(next)
+	default:
+		w.failed++
+		if broke && unreachable(err) { // two signs of one death
+			w.failed = misses
+		}
+		next := w.status
+		if refused || w.failed >= misses {
+			next.Up = false
+		}
+		next.Late = !next.Up && late(err) && time.Since(w.answered) < Standstill
+		next.Err = err
+		w.become(next)
+	}
+}
+
+// alarm tells of a refused credential once, until it is accepted. It needs m.mu.
+func (w *watch) alarm(refused bool) {
+	if refused && !w.alarmed {
+		w.m.cfg.Log.Error("ALARM: engine refuses our API key, no request can reach it",
+			zap.String("engine", w.in.ID), zap.String("role", w.in.Role), zap.Error(ErrCredential))
+	}
+	w.alarmed = refused
+}
+
+// learned is the status that the facts give.
+func (w *watch) learned(up bool) Status {
+	f := w.facts
+	return Status{
+		Up: up, Err: f.err, Since: w.status.Since,
+		Models: f.models, Version: f.version, CapacityTokens: f.capacity, StartTime: f.start,
+		Out: w.status.Out, Wedged: w.status.Wedged, Accused: w.suspect.accusation(),
+	}
+}
+
+// readFacts asks for what /health does not tell. Version and capacity are read
+// again after a restart, which shows as another start time. An engine that has
+// no /version or /metrics (404, or anything but an answer) leaves them unknown:
+// that does not make it worse at serving.
+func (w *watch) readFacts(ctx context.Context, full, hurry bool) {
+	f, patience := w.facts, w.m.cfg.Timeout
+	if hurry { // it could serve already: what only helps must not keep it waiting
+		patience = min(patience, time.Second)
+	}
+	w.pulse.pulls.before(w.traffic)
+	began := time.Now()
+	s, err := w.scrape(ctx, patience)
+	if err == nil {
+		w.countExpired(s)
+		w.feel(s, began)
+	}
+	if err == nil && s.StartTime != 0 && s.StartTime != f.start {
+		full, f.start = true, s.StartTime
+	}
+	if full {
+		f.version, f.capacity = "", nil
+	}
+	if err == nil && len(f.capacity) == 0 {
+		f.capacity = s.Capacities()
+	}
+	if f.version == "" {
+		if body, err := w.get(ctx, "/version", patience); err == nil {
+			f.version = parseVersion(body)
+		}
+	}
+	var models []Model
+	if models, f.err = w.models(ctx); f.err == nil {
+		f.models = models // else those known before stay
+	}
+	w.facts, w.factsAt = f, time.Now()
+}
+
+// lookForSigns reads the gauges out of turn. The streams are quiet, and the gauges may show that the core goes on.
+func (w *watch) lookForSigns(ctx context.Context) {
+	began := time.Now()
+	if s, err := w.scrape(ctx, min(w.m.cfg.Timeout, time.Second)); err == nil {
+		w.feelRanks(s, began)
+	}
+}

@@ -1,0 +1,44 @@
+package geo
+
+import (
+	"crypto/rand"
+	"encoding/hex"
+	"slices"
+	"time"
+
+	"evenkeel/engine"
+)
+
+// address is the run of a dispatcher that a request is for.
+type address struct{ to, boot string }
+
+// addressOf is that of a peer, as its last probe told.
+func (n *Node) addressOf(p *peer) address {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return address{p.name, p.boot}
+}
+
+// papersOf are the headers that another dispatcher believes; came is how the
+// request came here from one, nil if it did not.
+func (n *Node) papersOf(m *Message, body [][]byte, at address, came *Hop, rid string, now, deadline time.Time) []engine.Header {
+	h := Hop{
+		N: 1, Max: n.cfg.MaxHops, Origin: n.cfg.Self.ID, Via: []string{n.cfg.Self.ID}, RID: rid,
+		Time: now.UnixMilli(), Nonce: newBoot(), Deadline: deadline.UnixMilli(),
+		To: at.to, Boot: at.boot, Digest: DigestOf(body...),
+	}
+	if came != nil {
+		h.N, h.Max, h.Origin, h.Via = came.N+1, came.Max, came.Origin, append(slices.Clone(came.Via), n.cfg.Self.ID)
+	}
+	hdr := []engine.Header{{Name: HopHeader, Value: h.String()}, {Name: TenantHeader, Value: m.Tenant}, {Name: "Content-Type", Value: "application/json"}}
+	if k := n.door.keys.Load(); k != nil {
+		hdr = append(hdr, engine.Header{Name: SignatureHeader, Value: k.Sign(m, &h)})
+	}
+	return hdr
+}
+
+func newBoot() string {
+	var b [16]byte
+	_, _ = rand.Read(b[:]) // never fails, by its documentation
+	return hex.EncodeToString(b[:])
+}

@@ -1,0 +1,207 @@
+package cache
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"evenkeel/prefill/index"
+)
+
+var noon = time.Unix(1_000_000, 0)
+
+// blocks are the keys of a prompt that begins like the one of the same seed, of 1,000 bytes and 250 tokens a block.
+func blocks(seed, n int) Prompt {
+	p := Prompt{Bytes: 1000 * n, BlockBytes: 1000}
+	for i := range n {
+		p.Keys = append(p.Keys, index.Scope{Model: "m"}.Root(index.Unit(seed), i+1))
+	}
+	return p
+}
+
+// engine is a cache with one candidate that follows what its probes say.
+type engine struct {
+	*Cache
+	Holdings
+	t        *testing.T
+	capacity int64
+}
+
+func newEngine(t *testing.T, capacity int64) *engine {
+	t.Helper()
+	c := New(index.Config{})
+	return &engine{Cache: c, Holdings: c.Holdings("p0"), t: t, capacity: capacity}
+}
+
+// expect books a probe and says how many blocks of its prompt were thought to be there.
+func (e *engine) expect(x *Expectation, p Prompt) (held int) {
+	matched := e.Match(&p, &Lookup{}, noon)
+	held = e.Blocks(matched, &p)
+	e.Expect(x, &p, "m", 250*len(p.Keys), 250*held, matched, e.capacity, noon)
+	return held
+}
+
+// holds is how many blocks of a prompt the candidate is thought to hold.
+func (e *engine) holds(p Prompt) int { return e.Blocks(e.Match(&p, &Lookup{}, noon), &p) }
+
+// A row is how a probe of four blocks ends on an engine of which nothing is known, and how many blocks of the same prompt it
+// is thought to hold while the probe runs, right after it, and ten minutes later.
+func TestWhatAProbeLeavesInACache(t *testing.T) {
+	answered := func(prompt, cached int) func(*Expectation) {
+		return func(x *Expectation) { x.Answered(Usage{PromptTokens: prompt, CachedTokens: cached}, 0, 0, noon) }
+	}
+	for name, tt := range map[string]struct {
+		end         func(*Expectation)
+		then, later int
+	}{
+		"an answer leaves all of it":                           {answered(1000, 0), 4, 4},
+		"an answer that says nothing of its cache does so too": {answered(1000, -1), 4, 4},
+		"a prefill that did not run leaves nothing":            {(*Expectation).Dropped, 0, 0},
+		"one that may have run is believed for a while":        {func(x *Expectation) { x.Lost(noon) }, 4, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			e, p := newEngine(t, 0), blocks(1, 4)
+			var x Expectation
+			require.Zero(t, e.expect(&x, p))
+			require.Equal(t, 4, e.holds(p), "a probe that runs counts as if it had been answered")
+			tt.end(&x)
+			require.Equal(t, tt.then, e.holds(p))
+			require.Empty(t, e.pending)
+			other := blocks(2, 1)
+			e.Match(&other, &Lookup{}, noon.Add(10*time.Minute)) // a look sweeps what is believed no more
+			require.Equal(t, tt.later, e.holds(p))
+		})
+	}
+}
+
+// A row is what an engine says it found of a prompt of which it was thought to hold all four blocks of 250 tokens, and how many
+// it is thought to hold then, before the prompt itself is in its cache again.
+func TestAnEngineThatHeldLessIsBelieved(t *testing.T) {
+	for name, tt := range map[string]struct {
+		cached, held int
+		wrong        bool
+	}{
+		"it found all":                         {1000, 4, false},
+		"less than a block was missing":        {751, 4, false},
+		"one block was missing":                {750, 3, true},
+		"half a block more was missing":        {600, 2, true},
+		"it found nothing":                     {0, 0, true},
+		"it does not say":                      {-1, 4, false},
+		"it found more than was thought there": {1200, 4, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			e, p := newEngine(t, 0), blocks(1, 4)
+			var x Expectation
+			e.expect(&x, p)
+			x.Answered(Usage{PromptTokens: 1000, CachedTokens: 0}, 0, 0, noon)
+			_, wrong := e.Correct(&p, 1000, 1000, tt.cached)
+			require.Equal(t, tt.wrong, wrong)
+			require.Equal(t, tt.held, e.holds(p))
+		})
+	}
+}
+
+// An engine that finds less than was predicted again and again holds less than it was told to; what is only being computed by
+// another probe says nothing about that.
+func TestACapacityIsSuspected(t *testing.T) {
+	e, p := newEngine(t, 1_000_000), blocks(1, 4)
+	var first Expectation
+	e.expect(&first, p)
+	answer := func(x *Expectation, cached int) Verdict {
+		return x.Answered(Usage{PromptTokens: 1000, CachedTokens: cached}, e.capacity, 0, noon)
+	}
+	var hung Expectation
+	require.Equal(t, 4, e.expect(&hung, p))
+	require.Equal(t, Verdict{Compared: true, Off: 1000}, answer(&hung, 0))
+	require.Zero(t, e.Accuracy.answers, "the first probe computed it then")
+	answer(&first, 0)
+
+	var suspected *Suspected
+	n := 0
+	for suspected == nil && n < 100 {
+		var x Expectation
+		require.Equal(t, 4, e.expect(&x, p))
+		v := answer(&x, 500) // two blocks of four
+		require.Equal(t, 500, v.Off)
+		suspected, n = v.Suspected, n+1
+	}
+	require.Equal(t, HoldsLess, suspected.Suspicion)
+	require.InDelta(t, 0.5, suspected.Over, 1e-9)
+	require.EqualValues(t, 1_000_000, suspected.CapacityTokens)
+	require.GreaterOrEqual(t, n, int(leastAnswers))
+	for range 1000 { // it is trusted again once its answers are right
+		var x Expectation
+		e.expect(&x, p)
+		if v := answer(&x, 1000); v.Suspected != nil {
+			require.Empty(t, v.Suspected.Suspicion)
+			require.Less(t, v.Suspected.Over, trustShare)
+			break
+		}
+	}
+	require.Empty(t, e.Accuracy.Suspect)
+	require.Equal(t, Totals{Prompt: e.Totals.Prompt, Predicted: e.Totals.Prompt - 1000, Actual: e.Totals.Actual}, e.Totals, "all prompts but the first one were predicted whole")
+}
+
+// An index promises no more than an engine can hold, and follows what it is told to hold.
+func TestACapacityBoundsWhatIsPromised(t *testing.T) {
+	e := newEngine(t, 2000) // tokens: eight blocks, at four bytes a token
+	var x [3]Expectation
+	for i := range x {
+		e.expect(&x[i], blocks(i+1, 4))
+		x[i].Answered(Usage{PromptTokens: 1000, CachedTokens: 0}, e.capacity, 0, noon)
+	}
+	require.Equal(t, []int{0, 4, 4}, []int{e.holds(blocks(1, 4)), e.holds(blocks(2, 4)), e.holds(blocks(3, 4))}, "the oldest prompt had to go")
+	require.Equal(t, 8, e.Held())
+	p := blocks(3, 4)
+	for _, told := range []struct{ tokens, blocks int }{{8000, 32}, {8500, 32}, {8750, 35}, {8250, 35}, {8000, 32}, {1000, 4}} { // a sixteenth more or less is not worth a change
+		e.Place(&p, "m", int64(told.tokens), noon)
+		require.Equal(t, told.blocks, e.slots[byBytes].blocks)
+	}
+	require.Equal(t, 4, e.Held())
+
+	e.Restarted(noon)
+	require.Zero(t, e.Held(), "its cache went with the old process")
+}
+
+// A row is a prompt, and how many tokens it is taken for by a model whose tokens were learned to have two bytes.
+func TestTheLengthOfAPrompt(t *testing.T) {
+	c := New(index.Config{})
+	for range 1000 {
+		c.Learn(&Prompt{Bytes: 2000}, "m", 1000)
+	}
+	c.Learn(&Prompt{Bytes: 9000, Media: true}, "m", 1) // says nothing of text
+	c.Learn(&Prompt{Bytes: 9000}, "m", 0)              // the engine did not say
+	for name, tt := range map[string]struct {
+		prompt Prompt
+		model  string
+		tokens int
+	}{
+		"it was counted":                       {Prompt{Tokens: 77, Bytes: 600}, "m", 77},
+		"its bytes tell":                       {Prompt{Bytes: 600}, "m", 300},
+		"nothing was learned of another model": {Prompt{Bytes: 600}, "n", 150},
+		"pictures have tokens without bytes":   {Prompt{Bytes: 600, Media: true}, "m", 42},
+		"nothing is known of it":               {Prompt{}, "m", 42},
+	} {
+		require.InDelta(t, tt.tokens, c.Length(&tt.prompt, tt.model, 42), 3, name)
+	}
+	c.Forget(func(model string) bool { return model == "m" })
+	require.Equal(t, 150, c.Length(&Prompt{Bytes: 600}, "m", 42), "the model is gone")
+}
+
+// A row is how deep a prompt's class is, of ten blocks of a thousand bytes, which are 250 tokens each.
+func TestTheClassOfAPromptIsTheDeepestThatItReaches(t *testing.T) {
+	for name, tt := range map[string]struct {
+		prompt Prompt
+		depths []int
+		blocks int
+	}{
+		"the deepest that it reaches":     {blocks(1, 10), []int{500, 2000, 9000}, 8},
+		"one that it reaches exactly":     {blocks(1, 10), []int{2500}, 10},
+		"it reaches none: all of it":      {blocks(1, 10), []int{9000}, 10},
+		"less than a block is no class":   {blocks(1, 10), []int{100}, 10},
+		"blocks of token ids are counted": {Prompt{Keys: make([]index.Key, 10), BlockTokens: 16}, []int{50, 1000}, 3},
+	} {
+		require.Equal(t, tt.blocks, tt.prompt.ClassDepth(tt.depths), name)
+	}
+}

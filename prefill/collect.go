@@ -1,0 +1,85 @@
+package prefill
+
+import (
+	"strconv"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"evenkeel/prefill/cache"
+	"evenkeel/prefill/ledger"
+)
+
+// Collect implements prometheus.Collector.
+func (t *Tier) Collect(ch chan<- prometheus.Metric) {
+	to := series(ch)
+	states, handoffs := map[string]int{}, [ledger.Phases]int{}
+	status, audit := t.status()
+	for _, c := range status {
+		states[c.State]++
+		to.gauge(inflightDesc, float64(c.Inflight), c.ID)
+		to.gauge(newTokensDesc, float64(c.QueuedNewTokens), c.ID)
+		to.gauge(gateDesc, one(c.GateOpen), c.ID)
+		to.gauge(staleDesc, one(c.Stale), c.ID)
+		to.count(missesDesc, float64(c.missed), c.ID)
+		if c.CapacityTokens > 0 {
+			to.gauge(usageDesc, c.OwnUsage, c.ID, "own")
+		}
+		if c.ScrapedUsage != nil {
+			to.gauge(usageDesc, *c.ScrapedUsage, c.ID, "scraped")
+		}
+		for p := ledger.Pooled; p < ledger.Phases; p++ {
+			to.gauge(heldDesc, float64(c.sums.Tokens[p]), c.ID, p.String())
+			handoffs[p] += c.sums.Leases[p]
+		}
+	}
+	to.caches(status)
+	for _, state := range candidateStates {
+		to.gauge(candidatesDesc, float64(states[state]), state)
+	}
+	for p := ledger.Pooled; p < ledger.Phases; p++ {
+		to.gauge(handoffsDesc, float64(handoffs[p]), p.String())
+	}
+	to.gauge(driftDesc, float64(audit.Drift))
+	to.count(expiredDesc, float64(audit.Expired))
+	to.count(misusesDesc, float64(audit.Misuses))
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	queued := t.queue.ByPriority()
+	queued[0] += 0 // priority 0 has its zero
+	for priority, n := range queued {
+		to.gauge(queueDesc, float64(n), strconv.Itoa(priority))
+	}
+	to.learned(&t.state, t.clock())
+}
+
+// Describe implements prometheus.Collector.
+func (t *Tier) Describe(ch chan<- *prometheus.Desc) {
+	for _, d := range []*prometheus.Desc{candidatesDesc, inflightDesc, newTokensDesc, heldDesc, usageDesc,
+		gateDesc, staleDesc, missesDesc, handoffsDesc, queueDesc, expiredDesc, misusesDesc, driftDesc,
+		suspectDesc, offDesc, preciseDesc, batchesDesc, gapsDesc, unreadableDesc, lagDesc,
+		promptDesc, hitDesc, feedbackDesc, indexBytesDesc, entriesDesc, evictionsDesc, ratioDesc, tpDesc, t0Desc, r2Desc, hotDesc} {
+		ch <- d
+	}
+}
+
+// caches exports how well the candidates' prefix caches are known.
+func (s series) caches(status []CandidateStatus) {
+	var all cache.Accuracy
+	for _, c := range status {
+		all.Sum(&c.accuracy)
+		for _, of := range []cache.Suspicion{cache.HoldsLess, cache.HoldsMore} {
+			s.gauge(suspectDesc, one(c.CapacitySuspect == of), c.ID, string(of))
+		}
+		e := c.Events
+		if e == nil {
+			continue
+		}
+		s.gauge(preciseDesc, one(c.Mode == cache.Precise), c.ID)
+		s.count(batchesDesc, float64(e.Batches), c.ID)
+		s.count(gapsDesc, float64(e.GapsReplayed), c.ID, "replayed")
+		s.count(gapsDesc, float64(e.GapsCold), c.ID, "cold")
+		s.count(unreadableDesc, float64(e.DecodeErrors), c.ID)
+		s.gauge(lagDesc, e.LagMs/1000, c.ID)
+	}
+	s.gauge(offDesc, all.Off())
+}

@@ -1,0 +1,207 @@
+package ledger
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
+)
+
+// Whatever order the calls on charges come in, an account holds what its charges weigh, each is released once, and the audit
+// counts each call that came too late.
+func TestEveryChargeHasOneEnd(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		l := New(Config{KVThreshold: 0.9, Interval: time.Second, Misses: 3})
+		accounts := []Account{l.Account("p0"), l.Account("p1")}
+		now := time.Unix(1000, 0)
+		type held struct {
+			*Charge
+			at      *Account
+			sent    bool
+			settled bool
+		}
+		var all []*held
+		misuses, expired := uint64(0), uint64(0)
+		for range rapid.IntRange(1, 60).Draw(t, "calls") {
+			now = now.Add(time.Duration(rapid.IntRange(0, 3).Draw(t, "seconds")) * time.Second)
+			if len(all) == 0 || rapid.IntRange(0, 3).Draw(t, "new") == 0 {
+				h := &held{Charge: &Charge{}, at: &accounts[rapid.IntRange(0, 1).Draw(t, "account")], sent: rapid.Bool().Draw(t, "sent")}
+				w := Weight{Tokens: int64(rapid.IntRange(1, 1000).Draw(t, "tokens")), Work: 7, NewTokens: 5, PredictedUs: 3, Attention: 2}
+				if h.sent {
+					h.at.Charge(h.Charge, w, nil, now)
+				} else {
+					h.at.Reserve(h.Charge, w, nil, now)
+				}
+				all = append(all, h)
+				continue
+			}
+			h := all[rapid.IntRange(0, len(all)-1).Draw(t, "charge")]
+			was := h.Phase()
+			switch rapid.SampledFrom([]string{"send", "answer", "dispatch", "renew", "orphan", "release", "expire"}).Draw(t, "call") {
+			case "send":
+				if h.settled || h.sent || was != Probing {
+					misuses++
+				} else {
+					h.sent = true
+				}
+				h.Send(now)
+			case "answer":
+				if h.settled || !h.sent || was != Probing {
+					misuses++
+					require.False(t, h.MayAnswer())
+				} else {
+					require.True(t, h.MayAnswer())
+					h.Answer(100, now.Add(5*time.Second), now)
+				}
+			case "dispatch":
+				if h.settled || was == Probing {
+					misuses++
+				}
+				h.Dispatch(now)
+			case "renew":
+				h.Renew(now)
+			case "orphan", "release":
+				if h.settled {
+					misuses++
+					require.False(t, h.Settle())
+					break
+				}
+				h.settled = true
+				if last := h.Settle(); last != (was != Ended) {
+					t.Fatalf("settling in phase %v changes something: %v", was, last)
+				} else if last && rapid.Bool().Draw(t, "leave") {
+					h.Orphan(4*time.Second, now)
+				} else if last {
+					h.Release(now)
+				}
+			case "expire":
+				for l.Expire(now) != nil {
+					expired++
+				}
+			}
+			live := int64(0)
+			for i := range accounts {
+				a, want := &accounts[i], [Phases]int64{}
+				leases := [Phases]int{}
+				for _, h := range all {
+					if h.at == a && h.Phase() != Ended {
+						want[h.Phase()] += h.Weight.Tokens
+						leases[h.Phase()]++
+						live++
+					}
+				}
+				require.Equal(t, want, a.Tokens)
+				require.Equal(t, leases, a.Leases)
+				require.Equal(t, leases[Probing] > 0, a.NewTokens > 0, "what a prefill computes is held as long as it runs")
+			}
+			require.Equal(t, Audit{Drift: live, Misuses: misuses, Expired: expired}, l.Audit())
+		}
+	})
+}
+
+// A charge that its holder has lost stays on the account, and the audit shows it.
+func TestALostChargeIsDrift(t *testing.T) {
+	l, now := New(Config{}), time.Unix(1000, 0)
+	a := l.Account("p0")
+	var kept, lost, passed Charge
+	var h Holder
+	for _, c := range []*Charge{&kept, &lost, &passed} {
+		a.Charge(c, Weight{Tokens: 10}, &h, now)
+	}
+	kept.Settle()
+	kept.Release(now)
+	passed.PassOn()
+	require.Equal(t, 1, l.Ended(&h))
+	require.Equal(t, 1, l.Ended(&h), "again")
+	require.EqualValues(t, 2+1, l.Audit().Drift, "what is held, and once more what was lost")
+	lost.Settle()
+	lost.Release(now)
+	passed.Settle()
+	passed.Release(now)
+	require.Zero(t, l.Audit().Drift)
+}
+
+// A row is three prompts of so many seconds each that were sent one second apart, of which so many were answered since.
+func TestWhenProbesEnd(t *testing.T) {
+	const s = time.Second
+	for name, tt := range map[string]struct {
+		answered   int
+		late       time.Duration // of the last answer after the last was sent
+		ends       time.Duration // after the first was sent
+		known      bool
+		stalls     time.Duration
+		oldest     time.Duration
+		firstOther time.Duration // when the oldest beside the last one was sent
+	}{
+		"none is answered: one after the other":                     {0, 0, 6 * s, true, 9 * s, 0, 0},
+		"the first is answered: the second began then":              {1, 3 * s, 5*s + 4*s, true, 5*s + 9*s, 1 * s, 1 * s},
+		"all but one are":                                           {2, 4 * s, 6*s + 2*s, true, 6*s + 9*s, 2 * s, 0},
+		"all are: nothing ends, and nothing is waited for too long": {3, 4 * s, 0, false, 0, 0, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			begin := time.Unix(1000, 0)
+			a := New(Config{}).Account("p0")
+			charges := make([]Charge, 3)
+			for i := range charges {
+				a.Charge(&charges[i], Weight{Tokens: 10, PredictedUs: 2_000_000}, nil, begin.Add(time.Duration(i)*s))
+			}
+			now := begin.Add(2*s + tt.late)
+			for i := range tt.answered {
+				charges[i].Answer(10, now.Add(time.Hour), now)
+			}
+			ends, known := a.Ends()
+			require.Equal(t, tt.known, known)
+			stalls, waits := a.StallsAt()
+			require.Equal(t, tt.known, waits)
+			if !known {
+				require.True(t, a.OldestSent().IsZero())
+				require.False(t, a.Stalled(now.Add(time.Hour)))
+				require.Zero(t, a.Backlog(now))
+				return
+			}
+			require.Equal(t, tt.ends, ends.Sub(begin))
+			require.Equal(t, tt.stalls, stalls.Sub(begin))
+			require.False(t, a.Stalled(stalls.Add(-1)))
+			require.True(t, a.Stalled(stalls))
+			require.Equal(t, tt.oldest, a.OldestSent().Sub(begin))
+			if next := a.NextSent(&charges[2]); tt.answered < 2 {
+				require.Equal(t, tt.firstOther, next.Sub(begin))
+			} else {
+				require.True(t, next.IsZero(), "it is alone")
+			}
+			current, rest := a.Foresee(&charges[2], func(predicted time.Duration) time.Duration { return predicted })
+			require.Equal(t, tt.ends, current.Add(rest).Sub(begin), "the last one ends when all do")
+		})
+	}
+}
+
+func TestTheEngineFreesWhatNobodyFetches(t *testing.T) {
+	l, now := New(Config{}), time.Unix(1000, 0)
+	a := l.Account("p0")
+	var probing, pooled, renewed Charge
+	for _, c := range []*Charge{&probing, &pooled, &renewed} {
+		a.Charge(c, Weight{Tokens: 10}, nil, now)
+	}
+	pooled.Answer(10, now.Add(30*time.Second), now)
+	renewed.Answer(10, now.Add(30*time.Second), now)
+	renewed.Dispatch(now)
+	renewed.Renew(now)
+	for _, c := range []*Charge{&probing, &pooled, &renewed} {
+		require.True(t, c.Settle())
+		c.Orphan(time.Minute, now.Add(10*time.Second))
+	}
+	require.Equal(t, 3, a.Unfetched)
+	next, ok := l.NextExpiry()
+	require.True(t, ok)
+	require.Equal(t, now.Add(30*time.Second), next, "what was answered ends when it was to end anyway")
+	require.Nil(t, l.Expire(next.Add(-1)))
+	require.Same(t, &a, l.Expire(next))
+	next, _ = l.NextExpiry()
+	require.Equal(t, now.Add(70*time.Second), next, "what was not answered, or renewed, ends after the hold")
+	require.NotNil(t, l.Expire(next))
+	require.NotNil(t, l.Expire(next))
+	require.Nil(t, l.Expire(next))
+	require.Equal(t, Audit{Expired: 3}, l.Audit())
+	require.Zero(t, a.Held())
+}

@@ -1,0 +1,103 @@
+package prefill
+
+import (
+	"slices"
+	"time"
+
+	"evenkeel/prefill/ledger"
+	"evenkeel/prefill/policy"
+	"evenkeel/prefill/steer"
+)
+
+// tryServe chooses a candidate and charges the request to it, in one step: two
+// requests at once never see the same state. The filters stand in serve, in their
+// order. All but liveness and the gate give way when they would leave no candidate.
+//
+// All that are left are scored, the busy ones too. If the best cannot start the
+// request, it waits for that one rather than go to a worse one that is free.
+func (d *chooser) tryServe(m *model, p *policy.Policy, r *Request, since time.Time) (*Lease, blocked) {
+	start := time.Now()
+	switch d.elsewhere(m, r, since) {
+	case ToHere:
+	case ToThere:
+		return nil, away
+	case Waits:
+		return nil, held
+	case AllWait:
+		return nil, nobody
+	}
+	lease, why := d.serve(m, p, r, since, start)
+	if why != 0 && (r.Elsewhere != nil || r.Target != "") {
+		why = held // who may go elsewhere must not wait behind it
+	}
+	return lease, why
+}
+
+// serve is tryServe for a request that is served here if at all.
+func (d *chooser) serve(m *model, p *policy.Policy, r *Request, since, start time.Time) (*Lease, blocked) {
+	eligible, skipped := d.filterCircuit(r, m.servers)
+	eligible = d.filterGate(eligible)
+	if len(eligible) == 0 {
+		return nil, noGate
+	}
+	eligible = d.filterFresh(eligible)
+	if !slices.ContainsFunc(eligible, func(c *candidate) bool { return d.canStart(r, c) }) {
+		return nil, noRoom
+	}
+	if skipped {
+		d.metrics.filterSkipped.WithLabelValues(filterCircuit).Inc()
+	}
+	if len(r.Exclude) > 0 {
+		eligible = d.filterTried(eligible, r.Exclude)
+	}
+	eligible = d.filterCrowded(m, r, eligible)
+	eligible = d.filterStale(r, eligible)
+	eligible = d.filterFull(p, r, eligible)
+	known := d.look(m, r, eligible)
+	if !known {
+		p = d.steer.WithoutLine(p)
+	}
+	query := policy.Query{ID: r.ID, Key: r.Session, Cursor: m.cursor}
+	eligible, watch := d.filterHot(p, &query, r, m, eligible)
+	at, kept := d.steer.Affinity.Keep(r.Session, d.view, d.now)
+	choice := policy.Choice{Index: at}
+	if kept != steer.Kept {
+		choice = p.Choose(&query, d.view)
+	}
+	c, v := eligible[choice.Index], &d.view[choice.Index]
+	if !d.canStart(r, c) {
+		if c.account.Waiting == (ledger.Sums{}) {
+			d.holding = append(d.holding, c)
+		}
+		c.account.Wait(ledger.WeightOf(v, r.promptBytes()))
+		return nil, held
+	}
+	if !r.Reserved && d.hopeless(c) {
+		return nil, held
+	}
+	if !r.Reserved && d.cfg.Places != nil && !d.cfg.Places.TryReserve() {
+		return nil, noPlace
+	}
+	if p.Rounds() {
+		m.cursor = c.order
+	}
+	lease := d.reserve(c, p, r, v, since)
+	if kept != "" {
+		d.steer.Affinity.Went(r.Session, c.ID, d.now)
+	}
+	d.metrics.shadow(d.steer.Shadow(&query, d.view, choice.Index))
+	reason := d.count(lease, choice, kept, watch, len(eligible))
+	if d.cfg.Explain {
+		lease.Grounds = d.grounds(p, choice.Index, reason, kept != steer.Kept)
+	}
+	d.metrics.decisionSeconds.Observe(time.Since(start).Seconds())
+	return lease, 0
+}
+
+// letGo ends a round: what was held is charged nowhere.
+func (d *chooser) letGo() {
+	for _, c := range d.holding {
+		c.account.Waiting = ledger.Sums{}
+	}
+	d.holding = d.holding[:0]
+}

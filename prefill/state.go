@@ -1,0 +1,304 @@
+package prefill
+
+import (
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"evenkeel/engine/circuit"
+	"evenkeel/prefill/cache"
+	"evenkeel/prefill/fit"
+	"evenkeel/prefill/ledger"
+	"evenkeel/prefill/policy"
+	"evenkeel/prefill/queue"
+	"evenkeel/prefill/steer"
+)
+
+// Tier owns everything that is known about the prefillers: their accounts,
+// gates and circuits, and the requests that wait for one. All of it is behind
+// one lock, which is held for a decision but never for I/O.
+//
+// What is known are values without a clock and a lock (queue, ledger, cache, fit,
+// steer). On top of them chooser decides about one request, and arrivals about all
+// that wait.
+type Tier struct {
+	changed chan struct{} // tells Run of another set of candidates
+	clock   func() time.Time
+
+	mu       sync.Mutex  // over all that follows
+	timer    *time.Timer // wakes the queues when time alone lets one pass; nil: a simulation asks
+	wakeAt   time.Time   // what the timer is set to
+	choose   chooser
+	arrivals arrivals
+	state
+}
+
+// state is what is known. Methods that only look at it, or change who there is, are
+// its own (roster.go).
+type state struct {
+	cfg     Config
+	metrics *metrics
+	now     time.Time // of the present holder of the lock
+	roster
+	queue  *queue.Queue[*waiter]
+	ledger *ledger.Ledger
+	cache  *cache.Cache
+	fit    *fit.Times
+	steer  steer.Steer
+	budget budget
+}
+
+// model is what serves one model name, and who waits for it.
+type model struct {
+	name    string
+	servers []*candidate // in configured order
+	cursor  int          // order of the candidate that round-robin chose last, -1 before the first
+	line    *queue.Line[*waiter]
+	pace    fit.Pace
+	slots   map[string]int // decode slots that were free last, by region; nil: all decode in one
+}
+
+// candidate is a Candidate with everything the tier knows about it. It
+// outlives its removal until the last charge ended.
+type candidate struct {
+	Candidate
+	order      int  // position in the configuration
+	configured bool // false: removed, kept for its charges
+	account    ledger.Account
+	ring       []uint64
+	cache      cache.Holdings
+	stretch    fit.Stretch
+	residual   fit.Residual
+	circuit    circuit.Circuit
+	followed   []*Lease            // whose first events are foreseen
+	unbounded  bool                // said that its capacity is not known
+	answered   prometheus.Observer // seconds of its probes that were answered; nil before the first
+}
+
+// chooser decides where one request goes, on top of all that is known.
+type chooser struct {
+	*state
+	tier      *Tier // of the leases it makes
+	lastLease uint64
+
+	// Scratch of one decision, and of one round of them.
+	holding    []*candidate
+	eligible   []*candidate
+	view       []policy.Candidate
+	found      []int32
+	prefillers []Prefiller
+	onTheWay   map[string]int // by region
+}
+
+// arrivals decides which of the requests that wait pass. Its methods are called under
+// the tier's lock.
+type arrivals struct {
+	*state
+	choose *chooser
+}
+
+// Lease is the charge of one prompt on one candidate, from the moment it was
+// chosen until the engine has its KV blocks back:
+//
+//	Acquire ─▶ probing ─Answered─▶ pooled ─Dispatched─▶ dispatched
+//
+// Where the connector wants the decode rank before the prefill, the probe goes out later, with Send.
+// from each of which one of three calls, the last on the lease, ends it:
+// Release (the KV is free: first decode event, discarded, or never written),
+// Orphan (nobody will fetch it) and Failed (the probe failed). What is answered
+// or orphaned also ends by itself at the engine's hold timeout; the caller's
+// last call then changes nothing. A call after the last is a counted bug.
+type Lease struct {
+	Candidate Candidate     // as it was when it was chosen
+	Policy    string        // that chose it
+	Wait      time.Duration // in the arrival queue
+	HitTokens int           // of the prompt thought to be in the candidate's prefix cache
+	Grounds   *Grounds      // what it was chosen on; nil without Config.Explain
+	Others    int           // probes of ours the candidate had not answered when this one was charged
+
+	tier      *Tier
+	c         *candidate
+	number    uint64
+	canary    bool
+	predicted float64 // ms that its prefill will take; 0: no law is known yet
+	crowded   bool    // prompts of others were on the candidate when it was charged
+	model     string
+	charge    ledger.Charge
+	asked     *Request // the same, while it may still be another candidate's; nil: it may not
+	follower  follower
+	expected  cache.Expectation // of what it finds and leaves in the prefix cache
+}
+
+// waiter is a request in the arrival queue.
+type waiter struct {
+	Request
+	entry  queue.Entry[*waiter]
+	policy *policy.Policy
+	since  time.Time
+	until  time.Time
+	done   chan struct{}       // closed with lease or err set
+	tell   func(*Lease, error) // the same for who does not wait for it; nil: nobody
+	lease  *Lease
+	err    error
+
+	siblings []*waiter // legs of the same request, itself among them
+	decided  *decided  // of the same; nil: it is no leg
+}
+
+// conclude tells the caller that waits what became of its request.
+func (w *waiter) conclude(lease *Lease, err error) {
+	w.lease, w.err = lease, err
+	close(w.done)
+	if w.decided != nil {
+		w.decided.close() // whoever was refused goes nowhere, and its siblings not without it
+	}
+	if w.tell != nil {
+		w.tell(lease, err)
+	}
+}
+
+func (d *decided) close() {
+	if !d.closed {
+		d.closed = true
+		close(d.done)
+	}
+}
+
+// keepHere keeps the legs of a request here, one of them being served.
+func keepHere(siblings []*waiter) {
+	for _, o := range siblings {
+		o.entry.Fix() // half a request must not be displaced
+		o.stay()
+		o.decided.close()
+	}
+}
+
+func (r *Request) stay() {
+	if r.Elsewhere != nil {
+		r.Elsewhere.Stay()
+	}
+}
+
+// Holder stands for one attempt to serve a request, from its turn to its end. The
+// attempt must make the last call on the leases that name its Holder, so the audit
+// sees a lease that was lost on the way.
+type Holder = ledger.Holder
+
+// Request asks for a prefiller.
+type Request struct {
+	ID           string // breaks ties
+	Model        string
+	PromptTokens int                      // estimate
+	Counted      bool                     // it is no estimate
+	Prompt       Prompt                   // to find it in prefix caches
+	Session      uint64                   // hash of its session's key, 0: none
+	PromptBytes  int                      // for vllm-ascend's weight; 0: four a token
+	Arrival      time.Time                // the request's first; zero: now
+	Key          string                   // whose it is: keys of one priority take turns
+	Priority     int                      // higher ones first
+	Reserved     bool                     // it holds a place in the pool already, as a retry does
+	Exclude      []string                 // IDs of the candidates tried before
+	Policy       string                   // empty: the tier's
+	Target       string                   // ID of the one candidate it may go to; empty: any
+	May          func(region string) bool // whether it may go to an engine of another region; nil: to any
+	Returned     bool                     // another region gave it back: a full queue takes it, at its first arrival
+	Elsewhere    Elsewhere                // nil: it is served here
+	Holder       *Holder                  // it is to give the lease back; nil: the audit does not ask
+
+	seen struct { // what the tier remembers from one look to the next
+		counted bool // by the hotspot detector
+		weighed bool
+		cache   cache.Lookup
+	}
+}
+
+// Elsewhere is what other regions could do for one request. Every call comes
+// under the tier's lock: none may wait, do I/O or call the tier.
+type Elsewhere interface {
+	// Offered says whether another region serves the request's model.
+	Offered() bool
+	// Where is asked when it is the request's turn, at every event, as long as it
+	// waits.
+	Where(h *Here) Where
+	// Takes says of one that stays whether a prefiller may have one more probe now.
+	Takes(p *Prefiller) bool
+	// Queued tells that a request of its model entered or left the arrival queue,
+	// and how many are there now.
+	Queued(now time.Time, entered bool, waiting int)
+	// Stay tells that part of the request is served here, so that the rest is, too.
+	Stay()
+}
+
+// Where a request goes.
+type Where uint8
+
+// Here is this region as a request finds it. It is valid during the call only.
+type Here struct {
+	Model  string
+	Now    time.Time
+	Round  uint64 // of decisions: nothing but what they charge changes within one
+	Tokens int    // of the prompt
+	Since  time.Time
+	Local
+}
+
+// Local is what prefills a model here.
+type Local struct {
+	Prefillers   []Prefiller
+	Waiting      int     // requests in the arrival queue
+	Tokens       int     // of their prompts
+	ArrivalsPerS float64 // of first attempts
+	TTFTMs       float64 // median from a probe to its answer; 0: none came yet
+}
+
+// Prefiller is one candidate as it was measured.
+type Prefiller struct {
+	policy.Candidate
+	Region     string      // empty: ours
+	Live       bool        // and not out for its failures
+	Open       bool        // its KV gate, the pool has room, and so has the decode side of its region
+	Unanswered int         // our probes
+	Held       int         // the same, and prompts that it still holds
+	Foreign    int         // requests of others that wait there
+	Pending    int         // all that waited there at the last scrape
+	Ran        int         // all that ran there at the last scrape at which none waited
+	Answered   int         // our probes that were answered since, less those sent
+	MaxSeqs    int         // it runs at once; 0: nobody says
+	Samples    int         // prefills that its line was learned from
+	Filled     bool        // only its KV gate keeps it from prompts, and the gate is predicted to open
+	Room       ledger.Room // zero: nobody knows
+	ResidualMs float64     // that its probes, and one more, take beyond what is predicted; below 0: less
+}
+
+// Grounds are what a candidate was chosen on.
+type Grounds struct {
+	Reason   string       // policy, or only, canary, affinity, fallback
+	Eligible int          // candidates
+	Best     []policy.Row // the chosen first, then by score; without scores where none were asked for
+}
+
+// Ticket is the turn of a request, or of one leg of it, or what it was served at once.
+type Ticket struct {
+	tier  *Tier
+	lease *Lease
+	w     *waiter // nil: served
+}
+
+// decided tells once where a request of several legs goes.
+type decided struct {
+	done   chan struct{}
+	closed bool
+}
+
+// runner is what Run has of its own: the candidates' KV events that are followed.
+type runner struct {
+	*Tier
+	followed map[*candidate]stream
+}
+
+// follower is told what is foreseen of a lease.
+type follower struct {
+	tell     func(at time.Time, rest time.Duration)
+	callback time.Time // when the decode engine is expected to call back, or the bind where it does not
+}
