@@ -146,7 +146,7 @@ func (p *Partner) probe() (again bool) {
 	}
 	p.call = call
 	p.mu.Unlock()
-	run := m.Fleet.TrackProbe(&c, call, notice)
+	run := m.Fleet.TrackProbe(&lease.Candidate, call, notice)
 	defer m.Fleet.Untrack(run)
 	began := time.Now()
 	p.born = m.Fleet.Born(c.Instance)

@@ -35,7 +35,7 @@ func TestAProbeThatIsCutInItsAnswerIsNoFailure(t *testing.T) {
 		lease, err := srv.Tier.Acquire(t.Context(), prefill.Request{Model: "m", PromptTokens: 7})
 		require.NoError(t, err)
 		srv.Places.Release()
-		j := &job{srv: srv, client: reader{kid}}
+		j := &job{srv: srv.Server, client: reader{kid}}
 		fault := j.probeFailed(lease, &fleet.Run{}, &engine.Error{Sent: true, Answered: true, Aborted: true, Err: errors.New("cut")})
 		fault.Kept = true
 		v := fault.Verdict()

@@ -47,7 +47,7 @@ func (j *job) probe(lease *prefill.Lease) (*handoff.Handoff, *failure.Fault) {
 	}
 	born := j.srv.Fleet.Born(c.Instance)
 	call := j.srv.Client.NewCall(c.Target)
-	run := j.srv.Fleet.TrackProbe(&c, call, notice)
+	run := j.srv.Fleet.TrackProbe(&lease.Candidate, call, notice)
 	defer j.srv.Fleet.Untrack(run)
 	if c.Profile.Early() { // nobody can name it to a decode engine yet
 		lease.Send()
