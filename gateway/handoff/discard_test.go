@@ -228,7 +228,8 @@ func TestWhatBecomesOfADiscardedHandOff(t *testing.T) {
 			r := &ranks{rank: &fleet.Rank{Target: &engine.Target{ID: "d", URL: at, Rank: -1}, Profile: &profile, Traffic: &engine.Traffic{}}}
 			id := uint64(0)
 			d := NewDiscarder(Config{
-				Context: t.Context(), Settings: func() *fleet.Settings { return set }, Client: client, Monitor: &monitor, Fleet: r, Places: pool.NewPlaces(1), Dispatcher: s,
+				Context: t.Context(), Settings: func() *fleet.Settings { return set }, Client: client, Monitor: &monitor, Fleet: r,
+				Places: pool.NewPlaces(1), Dispatcher: s,
 				NextID: func() uint64 { id++; return id }, Registerer: prometheus.NewRegistry(), Log: zap.NewNop(),
 			})
 			tier, lease := leased(t)
@@ -256,6 +257,8 @@ func TestWhatBecomesOfADiscardedHandOff(t *testing.T) {
 				require.True(t, e.Discard)
 				require.Len(t, e.Avoid, i, "no rank has it twice")
 			}
+			mu.Lock()
+			defer mu.Unlock()
 			salts := map[string]bool{}
 			for _, body := range bodies {
 				_, salt, found := strings.Cut(body, `"cache_salt":"`)
