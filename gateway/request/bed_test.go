@@ -356,6 +356,14 @@ func (b *bed) orphans() (n int) {
 	return n
 }
 
+// pins are the hand-offs that prefill engines still keep for somebody.
+func (b *bed) pins() (n int) {
+	for _, e := range b.p {
+		n += e.Stats().Pins
+	}
+	return n
+}
+
 // probes are those that prefill engines had.
 func (b *bed) probes() (n int) {
 	for _, e := range b.p {

@@ -7,6 +7,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"evenkeel/bench/race"
 	"evenkeel/bench/refengine"
 	"evenkeel/gateway/config"
 	"evenkeel/mooncake"
@@ -20,6 +21,10 @@ const half = 150
 
 // ends are the ways in which an engine can end a leg.
 var ends = map[string]refengine.Rule{
+	"cannot be sent":                     {},
+	"is refused with 422":                {Fault: refengine.Status, Value: 422},
+	"is refused with 501":                {Fault: refengine.Status, Value: 501},
+	"is refused and freed":               {Fault: refengine.Busy, Cleanup: true},
 	"is reset before the head":           {Fault: refengine.Reset},
 	"is reset after the 200":             {Fault: refengine.Reset, Phase: refengine.PhaseAfterHeaders},
 	"is reset in the middle":             {Fault: refengine.Reset, Phase: refengine.PhaseMidStream, AfterTokens: half},
@@ -52,9 +57,16 @@ var ends = map[string]refengine.Rule{
 	"is never called back":               {Fault: refengine.NoCallback},
 	"is called back from somewhere":      {Fault: refengine.CallbackBadHost},
 	"is called back for another request": {Fault: refengine.CallbackShortID},
+	"is called back with a new key":      {Fault: refengine.CallbackNewKey},
 	"is called back twice":               {Fault: refengine.CallbackTwice},
 	"needs nothing":                      {Fault: refengine.CallbackEmpty},
 	"is aborted and answers 200":         {Fault: refengine.PrefillAbort200},
+}
+
+// callbackOf is what is counted of the callback, or of the second one.
+var callbackOf = map[string]string{
+	"is called back twice": "duplicate", "is called back for another request": "ok", "is called back with a new key": "ok", "needs nothing": "ok",
+	"is called back from somewhere": "bad",
 }
 
 // A legEnd is what comes of a request when one of its legs ends so: of a streamed one, and of one whose answer comes in one piece.
@@ -67,17 +79,24 @@ const again = "right, 2 attempts, 2 prefills"
 // proxy has used a hand-off twice, and nothing may be held in the end.
 func TestWhatComesOfTheEndOfALeg(t *testing.T) {
 	t.Parallel()
+	limit := time.Second // of the silent engine, and of the well one
+	if race.Enabled {
+		limit = 5 * time.Second
+	}
 	for _, table := range []struct {
 		name, connector, of string // the leg
 		rows                []legEnd
 	}{
 		{"a probe", "", refengine.LegProbe, []legEnd{
+			{"cannot be sent", "right, 2 attempts, p0 failed, p0 reported", ""},
 			{"is reset before the head", again + ", 1 left to the hold, p0 failed, p0 reported", ""},
 			{"is reset after the 200", again + ", 1 left to the hold, p0 failed, p0 reported", ""},
 			{"is silent before the head", again + ", 1 left to the hold, p0 failed, p0 reported", ""},
 			{"is silent after the 200", again + ", 1 left to the hold, p0 failed, p0 reported", ""},
 			{"is refused with 400", "400", ""},
 			{"is refused with 404", "404", ""},
+			{"is refused with 422", "422", ""},
+			{"is refused with 501", "502", ""},
 			{"is refused with 429", again + ", p0 failed", ""},
 			{"is refused with 500", again + ", p0 failed", ""},
 			{"is refused with 502", again + ", p0 failed", ""},
@@ -92,6 +111,7 @@ func TestWhatComesOfTheEndOfALeg(t *testing.T) {
 			{"ends with its first token", "right", ""},
 		}},
 		{"a decode", "", refengine.LegDecode, []legEnd{
+			{"cannot be sent", "right, 2 attempts, d0 faulted, d0 reported", ""},
 			{"is reset before the head", again + ", drained, d0 faulted, d0 reported", ""},
 			{"is reset after the 200", again + ", drained, d0 faulted, d0 reported", ""},
 			{"is reset in the middle", "upstream_broken, d0 faulted, d0 reported", again + ", d0 faulted, d0 reported"},
@@ -116,6 +136,13 @@ func TestWhatComesOfTheEndOfALeg(t *testing.T) {
 			{"is given back in the middle", "recompute_unresumable", again},
 			{"is garbage", again + ", drained, d0 faulted", ""},
 			{"has another content type", again + ", drained, d0 faulted", ""},
+		}},
+		{"a decode of an engine that frees what it refuses", mooncake.AscendMooncakeV1, refengine.LegDecode, []legEnd{
+			{"cannot be sent", "right, 2 attempts, d0 faulted, d0 reported", ""},
+			{"is refused and freed", again + ", d0 faulted", ""},
+			{"is reset before the head", again + ", drained, d0 faulted, d0 reported", ""},
+			{"begins with an error event", again + ", drained, d0 faulted", ""},
+			{"ends before the first token", again + ", drained, d0 faulted", ""},
 		}},
 		{"a prefill beside its decode, of SGLang", mooncake.SGLang, refengine.LegProbe, []legEnd{
 			{"is reset before the head", again + ", p0 failed, p0 reported", ""},
@@ -194,6 +221,7 @@ func TestWhatComesOfTheEndOfALeg(t *testing.T) {
 			{"is never called back", "right, 2 attempts, d0 faulted", ""},
 			{"is called back from somewhere", "502, no prefill", ""},
 			{"is called back for another request", "right", ""},
+			{"is called back with a new key", "right", ""},
 			{"is called back twice", "right", ""},
 			{"needs nothing", "right, no prefill", ""},
 		}},
@@ -207,26 +235,32 @@ func TestWhatComesOfTheEndOfALeg(t *testing.T) {
 					o := setup{prefill: []refengine.Config{{}, {}}, decode: []refengine.Config{{}, {}}, profile: mooncake.Profile{Connector: table.connector}}
 					hangs := rule.Fault == refengine.Hang || rule.Fault == refengine.NoCallback // nothing else ends it
 					if hangs {
-						o.profile.FirstEventTimeout = 400 * time.Millisecond
+						o.profile.FirstEventTimeout = limit
 					}
 					o.configure = func(c *config.Config, _ *Env) {
 						if hangs {
-							c.Limits.EventTimeout, c.Limits.ProbeTimeout, c.Bind.CallbackTimeout = 400*time.Millisecond, 400*time.Millisecond, 400*time.Millisecond
+							c.Limits.EventTimeout, c.Limits.ProbeTimeout, c.Bind.CallbackTimeout = limit, limit, limit
 						}
 						if table.connector == mooncake.AscendLayerwise {
 							c.Bind.Grace = 100 * time.Millisecond // for callbacks that come late
 						}
 					}
 					b := start(t, o)
+					late := table.connector == "" || table.connector == mooncake.AscendMooncakeV1
+					b.engines.frees = table.connector == mooncake.AscendMooncakeV1
 					rule.Count = 1
-					if table.connector == "" {
-						rule.Leg = table.of // a hand-off that is discarded is a decode, too
+					if late {
+						rule.Leg = table.of
 					}
 					first := b.d[0]
 					if table.of == refengine.LegProbe {
 						first = b.p[0]
 					}
-					require.NoError(t, first.SetFaults(rule))
+					if rule.Fault == "" {
+						first.Kill()
+					} else {
+						require.NoError(t, first.SetFaults(rule))
+					}
 					prompt, want := short, row.streamed
 					if rule.AfterTokens > 0 || rule.Fault == refengine.MissingFinish {
 						prompt = long
@@ -236,7 +270,16 @@ func TestWhatComesOfTheEndOfALeg(t *testing.T) {
 					}
 					got := b.judge(prompt, fmt.Sprintf(`"stream":%t,`, stream))
 					b.settle()
-					leads := table.connector == "" || table.of == refengine.LegProbe
+					leads := late || table.of == refengine.LegProbe
+					if rule.Fault != refengine.EmptyBlocks { // the reference engine keeps what it does not name
+						require.LessOrEqual(t, b.pins(), b.orphans(), "what no engine fetches is on the prefill engine's account")
+					}
+					for _, d := range b.d {
+						require.Zero(t, d.Stats().LocalPrefills)
+					}
+					if result := callbackOf[row.leg]; result != "" && table.connector == mooncake.AscendLayerwise {
+						require.EqualValues(t, 1, b.metric(t, "evenkeel_bind_callbacks_total", result))
+					}
 					require.Equal(t, want, b.fate(got, b.asked[0], leads || table.connector == mooncake.AscendLayerwise, leads))
 				})
 			}
