@@ -13,41 +13,6 @@ import (
 	"evenkeel/gateway/config"
 )
 
-// A decode engine breaks off before it says anything. Whether it has read the
-// hand-off cannot be known, so the answer is made of a new one, and the old one is
-// drained instead of being held until its timeout.
-func TestAHandOffThatMayHaveBeenReadIsDrained(t *testing.T) {
-	t.Parallel()
-	for _, row := range []struct {
-		name string
-		rule refengine.Rule
-	}{
-		{"reset before the head", refengine.Rule{Fault: refengine.Reset, Leg: refengine.LegDecode, Probability: 0.5}},
-		{"reset after the 200", refengine.Rule{Fault: refengine.Reset, Phase: refengine.PhaseAfterHeaders, Leg: refengine.LegDecode, Probability: 0.5}},
-		{"an end without a word, when it was read", refengine.Rule{Fault: refengine.SilentEnd, Leg: refengine.LegDecode, Probability: 0.5}},
-	} {
-		t.Run(row.name, func(t *testing.T) {
-			t.Parallel()
-			c := start(t, options{decode: []refengine.Config{{}, {}, {}}, configure: turns})
-			c.allUp()
-			require.NoError(t, c.decode[0].SetFaults(row.rule)) // drains may meet it, too
-			const requests = 18
-			for i := range requests {
-				require.Equal(t, "right", c.judge(fmt.Sprint("prompt ", i), `"stream":true,`))
-			}
-			c.settledRequests(requests)
-			failed := 0
-			for _, r := range c.records() {
-				failed += r.Attempts - 1
-			}
-			require.Positive(t, failed)
-			c.eventually("each is drained", func() bool { return int(c.metric(`evenkeel_drains_total{outcome="drained"}`)) == failed })
-			require.EqualValues(t, requests+failed, c.probes(), "each attempt has a hand-off of its own")
-			require.Zero(t, c.prefill[0].Stats().Pins)
-		})
-	}
-}
-
 // What a drain pulls of a hand-off that was read before are blocks of somebody
 // else. An engine that keeps them for the prompt would answer the next one wrongly,
 // even one with a hand-off that is right.

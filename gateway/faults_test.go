@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"net/http"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -119,119 +118,6 @@ func (c *cluster) judge(prompt, more string) string {
 		return got.fail
 	}
 	return "right"
-}
-
-// A prefill engine that fails is left for another one, with a new request id.
-func TestPrefillIsTriedElsewhere(t *testing.T) {
-	t.Parallel()
-	for name, spoil := range map[string]func(t *testing.T, e *refengine.Engine){
-		"refused":          func(_ *testing.T, e *refengine.Engine) { e.Kill() },
-		"503":              fault(refengine.Rule{Fault: refengine.Busy}),
-		"429":              fault(refengine.Rule{Fault: refengine.Throttle}),
-		"500":              fault(refengine.Rule{Fault: refengine.Internal}),
-		"reset":            fault(refengine.Rule{Fault: refengine.Reset}),
-		"silent":           fault(refengine.Rule{Fault: refengine.Hang}),
-		"no hand-off":      fault(refengine.Rule{Fault: refengine.NullHandoff}),
-		"a bad hand-off":   fault(refengine.Rule{Fault: refengine.StringBlocks}),
-		"an unknown host":  fault(refengine.Rule{Fault: refengine.WrongHost}),
-		"garbage":          fault(refengine.Rule{Fault: refengine.Garbage}),
-		"an error, as 200": fault(refengine.Rule{Fault: refengine.Error200}),
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			c := start(t, options{
-				prefill: []refengine.Config{{}, {}}, dirty: true,
-				configure: func(cfg *config.Config) {
-					cfg.Prefill.Policy = "round-robin"
-					if name == "silent" {
-						cfg.Limits.ProbeTimeout = 3 * time.Second // the other one answers under it, too
-					}
-				},
-			})
-			c.eventually("both are up", func() bool { return c.metric(`evenkeel_prefill_candidates{state="open"}`) == 2 })
-			spoil(t, c.prefill[0])
-			for i := range 3 {
-				require.Equal(t, "right", c.judge(fmt.Sprint("prompt ", i), `"stream":true,`))
-			}
-			require.EqualValues(t, 3, c.prefill[1].Stats().Probes)
-			require.Zero(t, c.decode[0].Stats().LocalPrefills)
-		})
-	}
-}
-
-// A first token that ends the answer hands nothing off: it is asked for again
-// without that token.
-func TestAnAnswerThatBeginsWithItsEnd(t *testing.T) {
-	t.Parallel()
-	c := start(t, options{profile: mooncake.Profile{ProbeMinTokens: mooncake.MinTokensOmit}})
-	require.NoError(t, c.prefill[0].SetFaults(refengine.Rule{Fault: refengine.EOSFirst}))
-	require.Equal(t, "right", c.judge("one two", `"stream":true,`))
-	c.settled(false)
-	require.Equal(t, 2, c.records()[0].Attempts)
-	require.EqualValues(t, 1, c.prefill[0].Stats().NullHandoffs)
-	require.Zero(t, c.metric(`evenkeel_prefill_attempts_total{outcome="failed"}`), "it is the prompt's doing, and no client may take engines out with it")
-}
-
-// What a client can bring about must not take an engine from all others.
-func TestRefusedRequestsTakeNoPrefillEngineOut(t *testing.T) {
-	t.Parallel()
-	for _, status := range []int{400, 422, 501} {
-		t.Run(strconv.Itoa(status), func(t *testing.T) {
-			t.Parallel()
-			c := start(t, options{})
-			require.NoError(t, c.prefill[0].SetFaults(refengine.Rule{Fault: refengine.Status, Value: float64(status)}))
-			for i := range 6 {
-				require.NotEqual(t, "right", c.judge(fmt.Sprint("prompt ", i), ""))
-			}
-			require.Zero(t, c.metric(`evenkeel_prefill_attempts_total{outcome="failed"}`))
-		})
-	}
-}
-
-func fault(r refengine.Rule) func(*testing.T, *refengine.Engine) {
-	return func(t *testing.T, e *refengine.Engine) { require.NoError(t, e.SetFaults(r)) }
-}
-
-func TestDecodeIsTriedElsewhere(t *testing.T) {
-	t.Parallel()
-	for _, row := range []struct {
-		name           string
-		spoil          func(*testing.T, *refengine.Engine)
-		rejectReleases bool
-		probes         int64 // for one request that meets the bad rank first
-	}{
-		{"a refused connection leaves the hand-off as it was", func(_ *testing.T, e *refengine.Engine) { e.Kill() }, true, 1},
-		{"a 503 does not: it may be of a hop behind which an engine has it", fault(refengine.Rule{Fault: refengine.Busy}), false, 2},
-		{"nor does a 500", fault(refengine.Rule{Fault: refengine.Internal}), false, 2},
-		{"a 503 of an engine that frees the prefiller's blocks does not", fault(refengine.Rule{Fault: refengine.Busy, Cleanup: true}), true, 2},
-		{"a lost connection does not: it may have run", fault(refengine.Rule{Fault: refengine.Reset}), true, 2},
-		{"a first event that is an error does not", fault(refengine.Rule{Fault: refengine.ErrorEvent}), true, 2},
-		{"a stream that ends before it began does not", fault(refengine.Rule{Fault: refengine.SilentEnd}), true, 2},
-	} {
-		t.Run(row.name, func(t *testing.T) {
-			t.Parallel()
-			c := start(t, options{
-				decode: []refengine.Config{{}, {}}, dirty: true, profile: mooncake.Profile{RejectReleases: &row.rejectReleases},
-				configure: func(cfg *config.Config) { cfg.Dispatch.Policy = "rr" },
-			})
-			c.eventually("both are up", func() bool { return len(c.gw.Status(t.Context()).Dispatch.Models[0].Workers) == 2 })
-			row.spoil(t, c.decode[0])
-			again := 0
-			for i := range 4 {
-				before := c.prefill[0].Stats().Probes
-				require.Equal(t, "right", c.judge(fmt.Sprint("prompt ", i), `"stream":true,`))
-				probes := c.prefill[0].Stats().Probes - before
-				c.settledRequests(i + 1)
-				if rec := c.records(); rec[len(rec)-1].Attempts == 2 {
-					again++
-					require.Equal(t, row.probes, probes, "probes of a request that met the bad rank")
-				} else {
-					require.EqualValues(t, 1, probes)
-				}
-			}
-			require.Positive(t, again, "some request met the bad rank")
-		})
-	}
 }
 
 // accounted waits until every request is in the request log and in all counts: a client has the last byte of

@@ -61,62 +61,6 @@ func TestAPrefillWaitsForItsCallback(t *testing.T) {
 	require.Equal(t, "right", <-done)
 }
 
-func TestCallbacksOfEveryKind(t *testing.T) {
-	t.Parallel()
-	for _, row := range []struct {
-		fault    refengine.Fault
-		want     string
-		prefills int64
-		result   string // of the callback, or of the second one
-	}{
-		{refengine.CallbackTwice, "right", 1, "duplicate"},
-		{refengine.CallbackShortID, "right", 1, "ok"},
-		{refengine.CallbackNewKey, "right", 1, "ok"},
-		{refengine.CallbackEmpty, "right", 0, "ok"},
-		{refengine.CallbackBadHost, "502", 0, "bad"},
-	} {
-		t.Run(string(row.fault), func(t *testing.T) {
-			t.Parallel()
-			c := layerwise(t, options{decode: []refengine.Config{{}}}, refengine.Rule{Fault: row.fault})
-			require.Equal(t, row.want, c.judge("one two three", streamed))
-			require.Equal(t, row.prefills, c.prefill[0].Stats().Requests)
-			c.eventually("the callback is counted", func() bool { return callbacks(c, row.result) == 1 })
-		})
-	}
-}
-
-// A rank that does not call back is left for another one.
-func TestARankThatDoesNotCallBack(t *testing.T) {
-	t.Parallel()
-	c := layerwise(t, options{
-		decode: []refengine.Config{{}, {}},
-		configure: func(cfg *config.Config) {
-			cfg.Bind.CallbackTimeout, cfg.Bind.Grace = 2*time.Second, time.Second
-		},
-	}, refengine.Rule{Fault: refengine.NoCallback})
-	for i := range 3 {
-		require.Equal(t, "right", c.judge(fmt.Sprintf("prompt %d", i), streamed))
-	}
-	require.NotZero(t, c.decode[0].Stats().Decodes)
-	require.EqualValues(t, 3, c.prefill[0].Stats().Requests)
-}
-
-// A prefill engine that takes nothing is replaced for the same decode leg.
-func TestAnotherEnginePrefillsForTheSameDecode(t *testing.T) {
-	t.Parallel()
-	c := layerwise(t, options{
-		prefill: []refengine.Config{{}, {}}, decode: []refengine.Config{{}}, dirty: true,
-		configure: func(cfg *config.Config) { cfg.Prefill.Policy = "round-robin" }, // both are asked, however fast they are
-	})
-	require.NoError(t, c.prefill[0].SetFaults(refengine.Rule{Fault: refengine.Busy}))
-	for i := range 4 {
-		require.Equal(t, "right", c.judge(fmt.Sprintf("prompt %d", i), streamed))
-	}
-	require.NotZero(t, c.prefill[0].Stats().Requests)
-	require.EqualValues(t, 4, c.decode[0].Stats().Decodes)
-	require.Zero(t, c.decode[0].Stats().MixedPushes)
-}
-
 // While a decode engine finds room, prefills end earlier or later than predicted: the prompt goes to the engine that
 // is then the first to end it.
 func TestAPrefillerIsChosenAnewAtTheCallback(t *testing.T) {

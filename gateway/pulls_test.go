@@ -3,6 +3,7 @@ package gateway_test
 import (
 	"net/http"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -18,6 +19,12 @@ func TestPullsThatFellShortAreCounted(t *testing.T) {
 	t.Parallel()
 	o := conditional(func(cfg *config.Config) { cfg.Health.Interval = 50 * time.Millisecond })
 	o.dirty = true // a prompt that was lost is computed by the decode engine, as the last step wants it
+	var scraped atomic.Int64
+	o.decode[0].OnRequest = func(path string, _ http.Header) {
+		if path == "/metrics" {
+			scraped.Add(1)
+		}
+	}
 	c := start(t, o)
 	const short = "evenkeel_engine_short_pulled_tokens_total"
 	long := strings.Repeat("a prompt of many words goes here ", 100)
@@ -30,7 +37,8 @@ func TestPullsThatFellShortAreCounted(t *testing.T) {
 	}
 	scrapes := func() {
 		t.Helper()
-		time.Sleep(300 * time.Millisecond) // some scrapes, of which any may be the one that counts wrongly
+		before := scraped.Load()
+		c.eventually("some scrapes, of which any may be the one that counts wrongly", func() bool { return scraped.Load() > before+6 })
 	}
 	scrapes()
 	ask(3, "handed over ")

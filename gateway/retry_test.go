@@ -15,7 +15,6 @@ import (
 	"evenkeel/bench/refengine"
 	"evenkeel/bench/reftext"
 	"evenkeel/gateway/config"
-	"evenkeel/mooncake"
 )
 
 // turns takes engines one after the other, on both sides.
@@ -54,42 +53,6 @@ func (c *cluster) decodes() (n int64) {
 		n += e.Stats().Decodes
 	}
 	return n
-}
-
-// A request that two engines could not bear is not shown to a third.
-func TestARequestThatBreaksEngines(t *testing.T) {
-	t.Parallel()
-	three := []refengine.Config{{}, {}, {}}
-	internal, busy := refengine.Rule{Fault: refengine.Internal}, refengine.Rule{Fault: refengine.Busy}
-	for _, row := range []struct {
-		name            string
-		prefill, decode [3]*refengine.Rule
-		outcome         string
-		probes, decodes int64
-	}{
-		{"500 of two prefill engines", [3]*refengine.Rule{&internal, &internal}, [3]*refengine.Rule{}, "502", 2, 0},
-		{"500 of two decode engines", [3]*refengine.Rule{}, [3]*refengine.Rule{&internal, &internal}, "502", 2, 2},
-		{"500 of one on each side", [3]*refengine.Rule{&internal}, [3]*refengine.Rule{&internal}, "502", 2, 1},
-		{"one 500 and an engine that is full", [3]*refengine.Rule{&internal, &busy}, [3]*refengine.Rule{}, "right", 3, 1},
-		{"an engine that is full and one 500", [3]*refengine.Rule{&busy, &internal}, [3]*refengine.Rule{}, "right", 3, 1},
-	} {
-		t.Run(row.name, func(t *testing.T) {
-			t.Parallel()
-			c := start(t, options{prefill: three, decode: three, dirty: true, configure: turns, profile: mooncake.Profile{RejectReleases: new(false)}})
-			c.allUp()
-			for i := range three {
-				if r := row.prefill[i]; r != nil {
-					require.NoError(t, c.prefill[i].SetFaults(*r))
-				}
-				if r := row.decode[i]; r != nil {
-					require.NoError(t, c.decode[i].SetFaults(*r))
-				}
-			}
-			require.Equal(t, row.outcome, c.judge("poison?", `"stream":true,`))
-			require.Equal(t, row.probes, c.probes())
-			require.Equal(t, row.decodes, c.decodes())
-		})
-	}
 }
 
 // An engine that dies under a request may have died of it; one that only loses
@@ -145,47 +108,6 @@ func TestEnginesThatDieUnderARequest(t *testing.T) {
 			}
 		})
 	}
-}
-
-// Engines that cannot be reached are no attempts: nothing ran there.
-func TestEnginesThatAreGoneCostNoAttempts(t *testing.T) {
-	t.Parallel()
-	for side, spare := range map[string]int{"prefill": 0, "decode": 1} {
-		t.Run(side, func(t *testing.T) {
-			t.Parallel()
-			five := []refengine.Config{{}, {}, {}, {}, {}}
-			c := start(t, options{prefill: five, decode: five, dirty: true, configure: turns})
-			c.allUp()
-			for i := range 4 {
-				[]*refengine.Engine{c.prefill[i], c.decode[i]}[spare].Kill()
-			}
-			require.Equal(t, "right", c.judge("one two", `"stream":true,`))
-			require.EqualValues(t, 1, c.probes(), "a hand-off that no decode engine got is as good as new")
-			require.EqualValues(t, 1, c.decodes())
-			require.Zero(t, c.metric("evenkeel_prefill_retry_budget_exhausted_total"))
-		})
-	}
-}
-
-// A rank that refused a request does not get it again while there is another,
-// whatever the policy would say. Nor does any other rank get the hand-off it came
-// with: who answered 503 is not known for sure, and what became of the KV neither.
-func TestARefusedRequestGoesToAnotherRank(t *testing.T) {
-	t.Parallel()
-	c := start(t, options{decode: []refengine.Config{{}, {}}, dirty: true, profile: mooncake.Profile{RejectReleases: new(false)}})
-	c.allUp()
-	require.NoError(t, c.decode[0].SetFaults(refengine.Rule{Fault: refengine.Busy}))
-	for i := range 20 {
-		require.Equal(t, "right", c.judge(fmt.Sprint("prompt ", i), `"stream":true,`))
-	}
-	c.settledRequests(20)
-	again := 0
-	for _, r := range c.records() {
-		require.LessOrEqual(t, r.Attempts, 2)
-		again += r.Attempts - 1
-	}
-	require.Positive(t, again, "some met the bad rank first")
-	require.EqualValues(t, 20+again, c.probes())
 }
 
 // A client that tells how long it waits is not kept beyond that.
@@ -317,31 +239,4 @@ func TestARefusalAfterASiblingBegan(t *testing.T) {
 	require.Empty(t, got.finish)
 	c.settledRequests(1)
 	require.Equal(t, []string{"engine_refused"}, c.outcomes())
-}
-
-// A refusal has run nothing, so the first few are no attempts; and whatever is
-// logged of a failed attempt is true of one that the client never heard of.
-func TestRefusalsOfPrefillEnginesAreNoAttempts(t *testing.T) {
-	t.Parallel()
-	for _, fault := range []refengine.Fault{refengine.Busy, refengine.Throttle} {
-		c := start(t, options{dirty: true})
-		require.NoError(t, c.prefill[0].SetFaults(refengine.Rule{Fault: fault, Leg: refengine.LegProbe, Count: 4}))
-		require.Equal(t, "right", c.judge("a prompt that is refused", `"stream":true,`))
-		require.NoError(t, c.prefill[0].SetFaults(refengine.Rule{Fault: fault, Leg: refengine.LegProbe}))
-		probes := c.prefill[0].Stats().Requests
-		require.Contains(t, []string{"503", "429"}, c.judge("another", `"stream":true,`))
-		require.EqualValues(t, 6, c.prefill[0].Stats().Requests-probes, "three refusals, and three attempts")
-		require.NoError(t, c.prefill[0].SetFaults())
-	}
-}
-
-func TestTheLogOfARetryIsTrue(t *testing.T) {
-	t.Parallel()
-	c := start(t, options{dirty: true})
-	require.NoError(t, c.decode[0].SetFaults(refengine.Rule{Fault: refengine.ErrorEvent, Leg: refengine.LegDecode, Count: 1}))
-	require.Equal(t, "right", c.judge("a prompt", `"stream":true,`))
-	l := c.logs.FilterMessage("an attempt failed, and the request is tried again").All()
-	require.Len(t, l, 1)
-	require.Contains(t, l[0].ContextMap()["error"], "the engine's log has its text")
-	require.NotContains(t, l[0].ContextMap()["error"], "client")
 }

@@ -29,12 +29,38 @@ type Config struct {
 	Settings   func() *fleet.Settings
 	Serving    func() context.Context // ends when what has no answer yet must end
 	Client     *engine.Client
-	Monitor    *engine.Monitor
-	Fleet      *fleet.Fleet
-	Dispatcher *dispatcher.Dispatcher
+	Monitor    Monitor
+	Fleet      Fleet
+	Dispatcher Dispatcher
 	Meta       *metaserver.Server // nil: no decode engine calls back
 	Registerer prometheus.Registerer
 	Log        *zap.Logger
+}
+
+// Monitor is told how prefill engines did.
+type Monitor interface {
+	Heard(instance string)
+	Report(instance string, err error)
+}
+
+// Fleet says where engines reach each other, and keeps the calls that may have to end.
+type Fleet interface {
+	Ranks(instance string) int
+	HostsOf(instance string) func(host string) bool
+	KnownHost(host string) bool
+	Coordinates(c prefill.Candidate) *mooncake.Coordinates
+	Learn(c prefill.Candidate, b fleet.Birth, at *mooncake.Coordinates)
+	Differ(prefill, decode, model string)
+	Born(instance string) fleet.Birth
+	TrackProbe(c *prefill.Candidate, call *engine.Call, notice time.Duration) *fleet.Run
+	Untrack(r *fleet.Run)
+}
+
+// Dispatcher knows between which engines KV lately did not arrive, and who prefills for a slot.
+type Dispatcher interface {
+	Blocked(board string) (prefillers []string)
+	Shunned(s *dispatcher.Slot) (prefillers []string)
+	Rerouted(s *dispatcher.Slot, prefiller string)
 }
 
 // A Maker couples legs.

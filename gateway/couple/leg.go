@@ -145,7 +145,7 @@ func (p *Partner) probe() (again bool) {
 	}
 	p.call = call.Call
 	p.mu.Unlock()
-	run := m.Fleet.TrackProbe(&c, call.Call, leg.Notice)
+	run := m.Fleet.TrackProbe(&lease.Candidate, call.Call, leg.Notice)
 	defer m.Fleet.Untrack(run)
 	call.Run = run
 	began := time.Now()

@@ -38,13 +38,36 @@ type Config struct {
 	Context    context.Context // ends when the last stream has
 	Settings   func() *fleet.Settings
 	Client     *engine.Client
-	Monitor    *engine.Monitor
-	Fleet      *fleet.Fleet
+	Monitor    Monitor
+	Fleet      Fleet
 	Places     *pool.Places
-	Dispatcher *dispatcher.Dispatcher
+	Dispatcher Dispatcher
 	NextID     func() uint64 // of an entry of the pool
 	Registerer prometheus.Registerer
 	Log        *zap.Logger
+}
+
+// Monitor is told how engines did, and says which hand-offs a prefill engine has given away.
+type Monitor interface {
+	Judge(instance string, v engine.Verdict, why error)
+	Report(instance string, err error)
+	Expired(instance string) (n float64, known bool)
+	ExpiredNow(ctx context.Context, instance string) (n float64, known bool)
+}
+
+// Fleet says where hand-offs can be decoded.
+type Fleet interface {
+	Rank(worker int32) *fleet.Rank
+	Beside(worker int32, list []int32) []int32
+	RegionFor(prefiller string) string
+	Outlived(b fleet.Birth) (gone, sure bool)
+	RejectionFrees(r *fleet.Rank) bool
+}
+
+// Dispatcher gives slots.
+type Dispatcher interface {
+	Enqueue(e *pool.Entry) <-chan dispatcher.Result
+	Release(s *dispatcher.Slot, o board.Outcome)
 }
 
 // A Discarder throws hand-offs away from which no answer is made.

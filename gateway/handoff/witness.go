@@ -15,7 +15,7 @@ type witness struct {
 }
 
 // Witness notes what the prefill engine says of hand-offs that it has given away.
-func (h *Handoff) Witness(m *engine.Monitor) {
+func (h *Handoff) Witness(m Monitor) {
 	h.seen.expired, h.seen.known = m.Expired(h.Lease.Candidate.Instance)
 	held, ever := h.Lease.Unfetched()
 	h.seen.before = ever - held
@@ -25,7 +25,7 @@ func (h *Handoff) Witness(m *engine.Monitor) {
 // is asked where only renewals can have kept the KV: has it given away more, since the hand-off was sent, than what was
 // left to it? An engine that does not say refutes nothing. What another proxy left to it looks the same; the prompt is
 // prefilled once more then.
-func (h *Handoff) Refuted(ctx context.Context, m *engine.Monitor, w *engine.Wait, now time.Time) bool {
+func (h *Handoff) Refuted(ctx context.Context, m Monitor, w *engine.Wait, now time.Time) bool {
 	if h == nil || !h.seen.known || !w.Renewed(now) {
 		return false
 	}

@@ -50,8 +50,10 @@ func (p *Parts) Text() json.RawMessage {
 
 // Config is what a reader needs of the proxy.
 type Config struct {
-	Client     *engine.Client
-	Fleet      *fleet.Fleet
+	Client *engine.Client
+	Fleet  interface {
+		AnyPrefill(model string) *engine.Target // that may tokenize; nil: none
+	}
 	Tier       *prefill.Tier
 	Settings   func() *fleet.Settings // in force now
 	Registerer prometheus.Registerer

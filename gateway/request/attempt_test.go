@@ -36,7 +36,7 @@ func TestAProbeThatIsCutInItsAnswerIsNoFailure(t *testing.T) {
 		lease, err := srv.Tier.Acquire(t.Context(), prefill.Request{Model: "m", PromptTokens: 7})
 		require.NoError(t, err)
 		srv.Places.Release()
-		j := &job{srv: srv, client: reader{kid}}
+		j := &job{srv: srv.Server, client: reader{kid}}
 		call := leg.Call{Engine: "prefill p"}
 		fault := j.probeFailed(&fleet.Run{}, call.Broke(&engine.Error{Sent: true, Answered: true, Aborted: true, Err: errors.New("cut")}))
 		fault.Kept = true

@@ -90,7 +90,9 @@ func (j *job) open(h *handoff.Handoff, s *stream) *failure.Fault {
 	}
 	headers := h.Identify(engine.JSONHeaders(j.legID("d", j.told.Attempts)))
 	if f := s.send(headers, profile.DecodeBody(&j.body, j.req.Endpoint, j.leg, kv, s.wait.Salt(), !s.whole, nil), silence); f != nil {
-		j.srv.Monitor.Report(f.Engine, f.Err)
+		if f.Engine != "" { // the call broke
+			j.srv.Monitor.Report(f.Engine, f.Err)
+		}
 		switch {
 		case f.Status == http.StatusNotFound && h != nil:
 			j.srv.Fleet.Differ(h.Lease.Candidate.Instance, s.rank.Instance, j.model.Name)

@@ -3,11 +3,13 @@ package request
 import (
 	"context"
 	"sync/atomic"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/zap"
 
 	"evenkeel/dispatcher"
+	"evenkeel/dispatcher/board"
 	"evenkeel/engine"
 	"evenkeel/gateway/couple"
 	"evenkeel/gateway/fleet"
@@ -20,12 +22,14 @@ import (
 	"evenkeel/gateway/prompt"
 	"evenkeel/gateway/service"
 	"evenkeel/geo"
+	"evenkeel/mooncake"
 	"evenkeel/pool"
 	"evenkeel/prefill"
 	"evenkeel/prefill/local"
 )
 
-// Env is what requests need of the proxy that serves them.
+// Env is what requests need of the proxy that serves them. What has no socket and no peer of its own is
+// the thing itself: a lease can only come from a Tier.
 type Env struct {
 	Context    context.Context // ends when the last stream has
 	Log        *zap.Logger
@@ -37,17 +41,48 @@ type Env struct {
 	PromptKey func() []byte          // of hashes that tell prompts apart; nil: nobody does
 
 	Client     *engine.Client
-	Monitor    *engine.Monitor
-	Fleet      *fleet.Fleet
+	Monitor    Monitor
+	Fleet      Fleet
 	Tier       *prefill.Tier
 	Locals     *local.Ranks
 	Places     *pool.Places
-	Dispatcher *dispatcher.Dispatcher
+	Dispatcher Dispatcher
 	Journal    *journal.Journal
 	Owner      *owner.Set // nil: everything is ours
 	Node       *geo.Node  // nil: there are no other regions
 	Meta       *metaserver.Server
 	Loops      *loop.Set // that carry streamed answers; empty: each has a goroutine
+}
+
+// Monitor is told how engines did.
+type Monitor interface {
+	couple.Monitor
+	handoff.Monitor
+	Accuse(instance string) (settle func())
+}
+
+// Fleet is which engines there are, and what is known of them.
+type Fleet interface {
+	couple.Fleet
+	handoff.Fleet
+	AnyPrefill(model string) *engine.Target
+	Owned(board string) bool
+	DownSince(instance string, at time.Time) bool
+	Context(instance string) int
+	NamesRequests(c prefill.Candidate) bool
+	Exchange(c prefill.Candidate) (*mooncake.Exchange, error)
+	Made(b fleet.Birth, c prefill.Candidate, id string) fleet.Birth
+	Track(at fleet.Place, call *engine.Call, notice time.Duration, safe bool) *fleet.Run
+}
+
+// Dispatcher gives slots on decode ranks.
+type Dispatcher interface {
+	couple.Dispatcher
+	handoff.Dispatcher
+	EnqueueLocal(e *pool.Entry, l *board.Local) <-chan dispatcher.Result
+	Withdraw(e *pool.Entry)
+	Counted(s *dispatcher.Slot, prompt int)
+	Preempted(worker int32)
 }
 
 // A Server serves requests that were admitted. It has what they share.

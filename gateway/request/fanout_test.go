@@ -28,10 +28,10 @@ func TestAClientThatLeavesBeforeTheLegsBegin(t *testing.T) {
 	kid := edge.NewDeparture(srv.Log)
 	kid.Leave()
 	in := &Incoming{Told: srv.Journal.Request(journal.Facts{ID: "x"})}
-	whole := &job{srv: srv, req: &openai.Request{}, client: reader{kid}, model: fleet.Route{Name: "m", Board: "m"}, in: in, told: in.Told}
-	f := &fanned{srv: srv, conn: kid, req: whole.req, in: in, stop: make(chan struct{})}
+	whole := &job{srv: srv.Server, req: &openai.Request{}, client: reader{kid}, model: fleet.Route{Name: "m", Board: "m"}, in: in, told: in.Told}
+	f := &fanned{srv: srv.Server, conn: kid, req: whole.req, in: in, stop: make(chan struct{})}
 	for i := range 2 {
-		f.legs = append(f.legs, branch{kid: kid, job: &job{srv: srv, req: whole.req, client: reader{kid}, model: whole.model, in: in, told: in.Told.Leg(letters(i))}})
+		f.legs = append(f.legs, branch{kid: kid, job: &job{srv: srv.Server, req: whole.req, client: reader{kid}, model: whole.model, in: in, told: in.Told.Leg(letters(i))}})
 	}
 	f.legs[0].local.slot = r.Slot
 
@@ -52,9 +52,9 @@ func TestAPanicOfALegEndsTheRequestOnly(t *testing.T) {
 		kid, in := edge.NewDeparture(srv.Log), srv.Incoming(journal.Facts{ID: "x", Arrival: time.Now()})
 		in.Limits = unlimited{}
 		req := &openai.Request{Stream: stream}
-		f := &fanned{srv: srv, conn: kid, req: req, in: in, stop: make(chan struct{})}
+		f := &fanned{srv: srv.Server, conn: kid, req: req, in: in, stop: make(chan struct{})}
 		for i := range 3 { // a leg without a body, which serve does not expect
-			f.legs = append(f.legs, branch{kid: edge.NewDeparture(srv.Log), job: &job{srv: srv, req: req, in: in, told: in.Told.Leg(letters(i))}})
+			f.legs = append(f.legs, branch{kid: edge.NewDeparture(srv.Log), job: &job{srv: srv.Server, req: req, in: in, told: in.Told.Leg(letters(i))}})
 		}
 		var ctx fasthttp.RequestCtx
 		if stream {

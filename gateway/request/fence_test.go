@@ -36,7 +36,7 @@ func at(t *testing.T, s *httptest.Server) *url.URL {
 func opened(t *testing.T, to *fleet.Rank) *failure.Fault {
 	to.Target.ID, to.Target.Rank = "d", -1
 	set := fleet.NewSettings(config.Default())
-	srv := &Server{Env: Env{Log: zap.NewNop(), Client: engine.NewClient(engine.Options{}), Settings: func() *fleet.Settings { return set }}}
+	srv := &Server{Env: Env{Log: zap.NewNop(), Client: engine.NewClient(engine.Options{}), Monitor: &monitor{}, Fleet: &engines{frees: true}, Settings: func() *fleet.Settings { return set }}}
 	defer srv.Client.Close()
 	body, err := mooncake.ScanBody([]byte(`{"model":"m","messages":[]}`), 10)
 	require.NoError(t, err)

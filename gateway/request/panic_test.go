@@ -2,6 +2,7 @@ package request
 
 import (
 	"context"
+	"net/url"
 	"testing"
 	"time"
 
@@ -10,7 +11,6 @@ import (
 
 	"evenkeel/dispatcher/board"
 	"evenkeel/engine"
-	"evenkeel/gateway/config"
 	"evenkeel/gateway/edge"
 	"evenkeel/gateway/fleet"
 	"evenkeel/gateway/handoff"
@@ -23,13 +23,12 @@ import (
 )
 
 // withEngines is a server with a prefill engine and a decode rank, which nothing answers for.
-func withEngines(t *testing.T) *Server {
+func withEngines(t *testing.T) *server {
 	srv := newServer(t)
-	require.NoError(t, srv.Fleet.Add(fleet.Decode, config.Engine{URL: "http://127.0.0.1:9", Slots: 1, Profile: "a"}))
-	srv.Fleet.OnStatus("decode 127.0.0.1:9", engine.Status{Models: []engine.Model{{ID: "m"}}, Up: true})
-	srv.Fleet.Publish()
-	rank := srv.Fleet.Rank(0)
-	srv.Tier.SetCandidates([]prefill.Candidate{{ID: "p/0", Instance: "p", Target: rank.Target, Profile: rank.Profile, Models: []string{"m"}, Live: true}})
+	p := (&mooncake.Profile{}).WithDefaults()
+	target := &engine.Target{ID: "d", URL: &url.URL{Scheme: "http", Host: "127.0.0.1:9"}, Rank: -1}
+	srv.engines.ranks = map[int32]*fleet.Rank{0: {Instance: "decode d", Target: target, Profile: &p, Traffic: &engine.Traffic{}, Signs: engine.NewSigns()}}
+	srv.Tier.SetCandidates([]prefill.Candidate{{ID: "p/0", Instance: "p", Target: target, Profile: &p, Models: []string{"m"}, Live: true}})
 	srv.Dispatcher.SetWorkers([]board.Worker{{Name: "d/0", Model: "m", Engine: "d", Slots: 1, Up: true}})
 	return srv
 }
@@ -40,7 +39,7 @@ func TestAPanicGivesBackWhatAStepHasTaken(t *testing.T) {
 	srv := withEngines(t)
 
 	kid, in := edge.NewDeparture(zap.NewNop()), &Incoming{Told: srv.Journal.Request(journal.Facts{ID: "x"})}
-	j := &job{srv: srv, req: &openai.Request{Passthrough: true}, client: reader{kid}, model: fleet.Route{Name: "m", Board: "m"}, in: in, told: in.Told}
+	j := &job{srv: srv.Server, req: &openai.Request{Passthrough: true}, client: reader{kid}, model: fleet.Route{Name: "m", Board: "m"}, in: in, told: in.Told}
 	bound := <-srv.Dispatcher.EnqueueLocal(&pool.Entry{ID: 1, Model: "m", Prompt: 7, Arrival: time.Now(), Entered: time.Now()},
 		&board.Local{Threshold: 100, InFlight: 100, Ranks: []board.LocalRank{{Worker: 0, Tokens: 7}}})
 	require.NoError(t, bound.Err)
@@ -66,7 +65,7 @@ func TestAPanicBetweenTwoEffectsLosesNone(t *testing.T) {
 	srv := withEngines(t)
 	<-srv.discards.Close() // none begins
 	kid, in := edge.NewDeparture(zap.NewNop()), &Incoming{Told: srv.Journal.Request(journal.Facts{ID: "x"})}
-	j := &job{srv: srv, req: &openai.Request{Stream: true}, client: reader{kid}, model: fleet.Route{Name: "m", Board: "m"}, in: in, told: in.Told, prompt: 7}
+	j := &job{srv: srv.Server, req: &openai.Request{Stream: true}, client: reader{kid}, model: fleet.Route{Name: "m", Board: "m"}, in: in, told: in.Told, prompt: 7}
 	lease, err := srv.Tier.Acquire(t.Context(), prefill.Request{ID: "x", Model: "m", PromptTokens: 7})
 	require.NoError(t, err)
 	lease.Answered(prefill.Usage{PromptTokens: 7}, time.Now().Add(time.Minute))
@@ -90,7 +89,7 @@ func TestAPanicBetweenTwoEffectsLosesNone(t *testing.T) {
 func TestAPanicInThePoolGivesThePlaceBack(t *testing.T) {
 	srv := newServer(t)
 	kid, in := edge.NewDeparture(zap.NewNop()), &Incoming{Told: srv.Journal.Request(journal.Facts{ID: "x"})}
-	j := &job{srv: srv, req: &openai.Request{}, client: reader{kid}, model: fleet.Route{Name: "m", Board: "m"}, in: in, told: in.Told}
+	j := &job{srv: srv.Server, req: &openai.Request{}, client: reader{kid}, model: fleet.Route{Name: "m", Board: "m"}, in: in, told: in.Told}
 	waits := func(more func(*pool.Entry)) {
 		srv.Places.Reserve()
 		require.PanicsWithValue(t, "on purpose", func() { _, _ = j.place(prefill.Candidate{}, 7, more) })

@@ -2,12 +2,15 @@ package request
 
 import (
 	"context"
+	"slices"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/require"
 	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
 
 	"evenkeel/dispatcher"
 	"evenkeel/dispatcher/board"
@@ -21,38 +24,191 @@ import (
 	"evenkeel/prefill/local"
 )
 
-// newServer serves requests with a default config's parts, a profile, and no engines.
-func newServer(t *testing.T) *Server {
+// A server is one of a test. Its tier and its dispatcher are real ones, for only they can make a lease and a slot. Its fleet and
+// its monitor are what the test says, and tell it what they were told.
+type server struct {
+	*Server
+	Dispatcher *dispatcher.Dispatcher
+	engines    *engines
+	monitor    *monitor
+	registry   *prometheus.Registry
+	logs       *observer.ObservedLogs
+}
+
+// newServer serves requests with a default config's parts, a profile, and no engines. changes is what of that is otherwise.
+func newServer(t *testing.T, changes ...func(*config.Config, *Env)) *server {
 	cfg := config.Default()
 	cfg.Profiles = map[string]mooncake.Profile{"a": {}}
-	set, reg, log, client := fleet.NewSettings(cfg), prometheus.NewRegistry(), zap.NewNop(), engine.NewClient(engine.Options{})
+	core, logs := observer.New(zap.DebugLevel)
+	reg, log, client := prometheus.NewRegistry(), zap.New(core), engine.NewClient(engine.Options{})
 	t.Cleanup(client.Close)
+	s := &server{engines: &engines{}, monitor: &monitor{}, registry: reg, logs: logs}
 	env := Env{
-		Context: t.Context(), Log: log, Registerer: reg,
-		Settings: func() *fleet.Settings { return set }, Serving: t.Context, PromptKey: func() []byte { return nil },
-		Client: client, Monitor: engine.NewMonitor(engine.MonitorConfig{Client: client, Registerer: reg, Log: log}),
-		Locals: local.New(set.Prefill.Index.MaxBytes), Places: pool.NewPlaces(set.Pool.Size),
+		Context: t.Context(), Log: log, Registerer: reg, Serving: t.Context, PromptKey: func() []byte { return nil },
+		Client: client, Monitor: s.monitor, Fleet: s.engines,
 	}
-	env.Fleet = fleet.New(fleet.Host{
-		Context: t.Context(), Serving: t.Context, Started: time.Now(), Log: log, Registerer: reg, Settings: env.Settings, Monitor: env.Monitor,
-		Publish: func([]prefill.Candidate, []local.Rank, []board.Worker) {},
-	})
-	env.Fleet.Admission = env.Owner
+	for _, change := range changes {
+		change(cfg, &env)
+	}
+	set := fleet.NewSettings(cfg)
+	env.Settings, env.Locals, env.Places = func() *fleet.Settings { return set }, local.New(set.Prefill.Index.MaxBytes), pool.NewPlaces(set.Pool.Size)
 	var err error
 	env.Journal, err = journal.New(journal.Config{Registerer: reg, Log: log})
 	require.NoError(t, err)
 	c := set.Prefill
 	c.Places, c.Registerer, c.Log = env.Places, reg, log
-	c.Decode = func(board string, within time.Duration) int { return env.Dispatcher.Room(board, within) }
+	c.Decode = func(board string, within time.Duration) int { return s.Dispatcher.Room(board, within) }
 	c.Scraper = func(context.Context, prefill.Candidate) (prefill.Sample, error) {
 		return prefill.Sample{}, context.Canceled
 	}
 	env.Tier, err = prefill.New(c)
 	require.NoError(t, err)
-	env.Dispatcher, err = dispatcher.Start(t.Context(), dispatcher.Config{
+	s.Dispatcher, err = dispatcher.Start(t.Context(), dispatcher.Config{
 		Config:     board.Config{Policy: set.Dispatch.Policy, Window: set.Dispatch.Window, TickLimit: set.Dispatch.TickLimit, TTL: set.PoolTTL()},
 		Registerer: reg, Places: env.Places, OnRoom: env.Tier.Wake, Log: log,
 	})
 	require.NoError(t, err)
-	return New(env)
+	env.Dispatcher = s.Dispatcher
+	s.Server = New(env)
+	return s
+}
+
+// metric is the value of a series of one label at most.
+func (s *server) metric(t *testing.T, name, value string) float64 {
+	all, err := s.registry.Gather()
+	require.NoError(t, err)
+	for _, family := range all {
+		if family.GetName() != name {
+			continue
+		}
+		for _, m := range family.GetMetric() {
+			if len(m.GetLabel()) == 0 || m.GetLabel()[0].GetValue() == value {
+				return m.GetCounter().GetValue() + m.GetGauge().GetValue()
+			}
+		}
+	}
+	t.Fatalf("no series %s of %q", name, value)
+	return 0
+}
+
+// engines is a fleet of a test. It does not know anything of engines but what the test says.
+type engines struct {
+	Fleet      // what no test expects to be asked
+	ranks      map[int32]*fleet.Rank
+	unowned    bool   // the decode group is another proxy's
+	region     string // of all prefill engines
+	gone, sure bool   // the process that made a hand-off
+	context    int    // tokens of each engine's model
+	named      bool   // hand-offs of each prefill engine name their request
+	nameless   error  // why a prefill engine cannot be named
+	down       []string
+	frees      bool
+
+	mu       sync.Mutex
+	differed []string              // models that two engines disagree on
+	at       *mooncake.Coordinates // of the prefill engines, as one has told
+	tracked  int
+}
+
+func (f *engines) Rank(worker int32) *fleet.Rank                                 { return f.ranks[worker] }
+func (f *engines) RegionFor(string) string                                       { return f.region }
+func (f *engines) Owned(string) bool                                             { return !f.unowned }
+func (f *engines) Context(string) int                                            { return f.context }
+func (f *engines) NamesRequests(prefill.Candidate) bool                          { return f.named }
+func (f *engines) KnownHost(host string) bool                                    { return host == "127.0.0.1" }
+func (f *engines) HostsOf(string) func(string) bool                              { return f.KnownHost }
+func (f *engines) Ranks(string) int                                              { return 1 }
+func (f *engines) Born(string) fleet.Birth                                       { return fleet.Birth{} }
+func (f *engines) Outlived(fleet.Birth) (gone, sure bool)                        { return f.gone, f.sure }
+func (f *engines) RejectionFrees(*fleet.Rank) bool                               { return f.frees }
+func (f *engines) AnyPrefill(string) *engine.Target                              { return nil }
+func (f *engines) DownSince(engine string, _ time.Time) bool                     { return slices.Contains(f.down, engine) }
+func (f *engines) Exchange(prefill.Candidate) (*mooncake.Exchange, error)        { return nil, f.nameless }
+func (f *engines) Made(b fleet.Birth, _ prefill.Candidate, _ string) fleet.Birth { return b }
+
+func (f *engines) Coordinates(prefill.Candidate) *mooncake.Coordinates {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.at
+}
+
+func (f *engines) Learn(_ prefill.Candidate, _ fleet.Birth, at *mooncake.Coordinates) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.at = at
+}
+
+func (f *engines) Differ(_, _, model string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.differed = append(f.differed, model)
+}
+
+func (f *engines) Beside(worker int32, list []int32) []int32 {
+	if slices.Contains(list, worker) {
+		return list
+	}
+	return append(list, worker)
+}
+
+func (f *engines) Track(fleet.Place, *engine.Call, time.Duration, bool) *fleet.Run {
+	f.count(1)
+	return &fleet.Run{}
+}
+
+func (f *engines) TrackProbe(*prefill.Candidate, *engine.Call, time.Duration) *fleet.Run {
+	f.count(1)
+	return &fleet.Run{}
+}
+
+func (f *engines) Untrack(*fleet.Run) { f.count(-1) }
+
+func (f *engines) count(n int) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.tracked += n
+}
+
+// monitor notes what it is told of engines.
+type monitor struct {
+	mu      sync.Mutex
+	judged  map[string][]engine.Verdict
+	broken  []string // engines whose calls broke
+	accused int
+	expired float64 // hand-offs that each prefill engine had given away when it is asked again
+	counts  bool    // prefill engines tell that
+}
+
+func (m *monitor) Heard(string) {}
+
+func (m *monitor) Report(id string, _ error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.broken = append(m.broken, id)
+}
+
+func (m *monitor) Judge(id string, v engine.Verdict, _ error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.judged == nil {
+		m.judged = map[string][]engine.Verdict{}
+	}
+	m.judged[id] = append(m.judged[id], v)
+}
+
+func (m *monitor) Accuse(string) (settle func()) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.accused++
+	return func() {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		m.accused--
+	}
+}
+
+func (m *monitor) Expired(string) (n float64, known bool) { return 0, m.counts }
+
+func (m *monitor) ExpiredNow(context.Context, string) (n float64, known bool) {
+	return m.expired, m.counts
 }

@@ -1,0 +1,494 @@
+package couple
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"net/netip"
+	"net/url"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	"github.com/stretchr/testify/require"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
+
+	"evenkeel/dispatcher"
+	"evenkeel/engine"
+	"evenkeel/gateway/config"
+	"evenkeel/gateway/failure"
+	"evenkeel/gateway/fleet"
+	"evenkeel/gateway/life"
+	"evenkeel/gateway/metaserver"
+	"evenkeel/mooncake"
+	"evenkeel/pool"
+	"evenkeel/prefill"
+)
+
+// none is the fleet, the monitor and the dispatcher of legs of which nothing is known yet.
+type none struct{ at *mooncake.Coordinates }
+
+func (none) Ranks(string) int                                            { return 1 }
+func (none) HostsOf(string) func(string) bool                            { return none{}.KnownHost }
+func (none) KnownHost(host string) bool                                  { return host == "10.0.0.5" }
+func (n none) Coordinates(prefill.Candidate) *mooncake.Coordinates       { return n.at }
+func (none) Learn(prefill.Candidate, fleet.Birth, *mooncake.Coordinates) {}
+func (none) Differ(string, string, string)                               {}
+func (none) Born(string) fleet.Birth                                     { return fleet.Birth{} }
+func (none) TrackProbe(*prefill.Candidate, *engine.Call, time.Duration) *fleet.Run {
+	return &fleet.Run{}
+}
+func (none) Untrack(*fleet.Run)                           {}
+func (none) Heard(string)                                 {}
+func (none) Report(string, error)                         {}
+func (none) Blocked(string) []string                      { return nil }
+func (none) Shunned(*dispatcher.Slot) []string            { return nil }
+func (none) Rerouted(*dispatcher.Slot, string)            {}
+func (none) MarshalLogObject(zapcore.ObjectEncoder) error { return nil }
+
+// A pair is two legs: a prefill leg as it is, to an engine that does what the test says, and a decode leg that is the test itself.
+type pair struct {
+	t      *testing.T
+	maker  *Maker
+	meta   *metaserver.Server
+	tier   *prefill.Tier
+	answer chan func(http.ResponseWriter) // the prefill engine's, to its next request
+	gone   chan struct{}                  // closed at the end of the test
+
+	*Partner
+	ended chan struct{} // the decode leg was ended
+
+	mu      sync.Mutex
+	aborted []string // engines that were told to abort the request
+	asked   int      // requests that the prefill engine has got
+}
+
+func newPair(t *testing.T, connector string, change func(*config.Config)) *pair {
+	t.Helper()
+	cfg := config.Default()
+	cfg.Bind.Grace, cfg.Bind.Confirm = 50*time.Millisecond, 50*time.Millisecond
+	if change != nil {
+		change(cfg)
+	}
+	set, client, reg := fleet.NewSettings(cfg), engine.NewClient(engine.Options{}), prometheus.NewRegistry()
+	c := &pair{t: t, answer: make(chan func(http.ResponseWriter), 2), gone: make(chan struct{}), ended: make(chan struct{}, 9)}
+	serve := func(name string) *engine.Target {
+		e := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { c.serve(name, w, r) }))
+		t.Cleanup(e.Close)
+		u, err := url.Parse(e.URL)
+		require.NoError(t, err)
+		return &engine.Target{ID: name, URL: u, Rank: -1}
+	}
+	profile := mooncake.Profile{Connector: connector}
+	if connector == mooncake.NIXLPush {
+		profile.Bind = mooncake.BindArrival
+	}
+	profile = profile.WithDefaults()
+	p, d := serve("prefill"), serve("decode")
+	t.Cleanup(client.Close)
+	t.Cleanup(func() { close(c.gone) })
+	c.meta = metaserver.New(metaserver.Config{
+		Listen: "127.0.0.1:0", Advertise: func() string { return "" }, Connections: 10, Allowed: func(netip.Addr) bool { return true },
+		Registerer: reg, Log: zap.NewNop(),
+	})
+	require.NoError(t, c.meta.Start())
+	t.Cleanup(c.meta.Close)
+	at := none{at: &mooncake.Coordinates{EngineID: "e1", Host: "10.0.0.5", Port: 5600, TPSize: 1}}
+	c.maker = NewMaker(Config{
+		Settings: func() *fleet.Settings { return set }, Serving: t.Context, Client: client, Monitor: at, Fleet: at, Dispatcher: at, Meta: c.meta,
+		Registerer: reg, Log: zap.NewNop(),
+	})
+	prefills := cfg.Prefill
+	prefills.Scrape.Interval = 0
+	prefills.Registerer, prefills.Log, prefills.Places = prometheus.NewRegistry(), zap.NewNop(), pool.NewPlaces(10)
+	prefills.Decode = func(string, time.Duration) int { return 1 }
+	var err error
+	c.tier, err = prefill.New(prefills)
+	require.NoError(t, err)
+	var all []prefill.Candidate
+	for _, id := range []string{"a", "b"} {
+		all = append(all, prefill.Candidate{ID: id + "/0", Instance: "prefill " + id, Target: p, Models: []string{"m"}, Live: true, Profile: &profile})
+	}
+	c.tier.SetCandidates(all)
+	lease, err := c.tier.Acquire(t.Context(), prefill.Request{Model: "m", PromptTokens: 7})
+	require.NoError(t, err)
+	body, err := mooncake.ScanBody([]byte(`{"model":"m","messages":[]}`), 10)
+	require.NoError(t, err)
+	c.Partner, err = c.maker.Start(Plan{
+		Request: none{}, ID: "ek-1", Lease: lease, Rank: &fleet.Rank{Instance: "decode d", Target: d, Profile: &profile}, Slot: &dispatcher.Slot{},
+		Model: "m", Endpoint: mooncake.Chat,
+		Headers: engine.JSONHeaders("ek-1"), Prompt: 7, FirstEvent: 100 * time.Millisecond, EndDecode: func() { c.ended <- struct{}{} },
+		Body: func(p *mooncake.Profile, m *mooncake.Meeting) [][]byte { return p.EarlyProbe(&body, nil, m, true, nil) },
+	})
+	require.NoError(t, err)
+	return c
+}
+
+// serve is an engine. The prefill engine says nothing before the test has it answer, or somebody has it abort.
+func (c *pair) serve(name string, w http.ResponseWriter, r *http.Request) {
+	_, _ = io.Copy(io.Discard, r.Body)
+	c.mu.Lock()
+	if r.URL.Path == "/abort_request" {
+		c.aborted = append(c.aborted, name)
+		c.mu.Unlock()
+		return
+	}
+	c.asked++
+	c.mu.Unlock()
+	select {
+	case answer := <-c.answer:
+		answer(w)
+	case <-r.Context().Done():
+	case <-c.gone:
+	}
+}
+
+// says answers a prefill that has counted so many tokens.
+func says(prompt int) func(http.ResponseWriter) {
+	return func(w http.ResponseWriter) {
+		_, _ = fmt.Fprintf(w, `{"choices":[{"finish_reason":"length"}],"usage":{"prompt_tokens":%d,"completion_tokens":1},`+
+			`"kv_transfer_params":{"do_remote_prefill":true,"do_remote_decode":false,"remote_engine_id":"e1","remote_block_ids":[[1]],`+
+			`"remote_host":"10.0.0.5","remote_port":5600,"remote_request_id":"x","tp_size":1}}`, prompt)
+	}
+}
+
+func status(code int) func(http.ResponseWriter) {
+	return func(w http.ResponseWriter) { w.WriteHeader(code) }
+}
+
+func reset(w http.ResponseWriter) {
+	if conn, _, err := http.NewResponseController(w).Hijack(); err == nil {
+		_ = conn.Close()
+	}
+}
+
+// sent waits until the prefill engine has the request.
+func (c *pair) sent() {
+	c.t.Helper()
+	require.Eventually(c.t, func() bool { return c.requests() > 0 }, time.Minute, time.Millisecond)
+}
+
+func (c *pair) requests() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.asked
+}
+
+// calls is what the decode engine says of where the KV goes.
+func (c *pair) calls(change ...string) {
+	c.t.Helper()
+	body := `{"token_ids":[],"request_id":"chatcmpl-ek-1","do_remote_prefill":false,"do_remote_decode":true,"remote_block_ids":[[7,8,9]],"remote_block_size":[128],` +
+		`"remote_engine_id":"d1","remote_host":"10.0.0.5","remote_port":31000,"remote_tp_size":1,"remote_pcp_size":1,"remote_dcp_size":1,"remote_cached_tokens":0}`
+	resp, err := http.Post(c.Meeting.Metaserver, "application/json", strings.NewReader(strings.NewReplacer(change...).Replace(body)))
+	require.NoError(c.t, err)
+	_ = resp.Body.Close()
+}
+
+// isEnded waits until the decode leg is ended, and has it say so.
+func (c *pair) isEnded() *failure.Fault {
+	c.t.Helper()
+	select {
+	case <-c.ended:
+	case <-time.After(time.Minute):
+		c.t.Fatal("the decode leg goes on")
+	}
+	f, _ := c.Ended(life.Died)
+	return f
+}
+
+// Each needs the other: what ends one leg ends the other, says why, and gives the lease back once.
+func TestWhatOneLegDoesToTheOther(t *testing.T) {
+	const sglang, layerwise, push = mooncake.SGLang, mooncake.AscendLayerwise, mooncake.NIXLPush
+	quick := func(c *config.Config) { c.Bind.CallbackTimeout = 20 * time.Millisecond }
+	for _, row := range []struct {
+		name, connector string
+		change          func(*config.Config)
+		do              func(c *pair) *failure.Fault // why there is no answer, or none that is believed
+		why             life.Why
+		leg             life.Leg // of the fault
+		fine            bool     // no fault
+		orphan          bool     // the lease is left to the prefill engine
+		aborted         string   // the engines that are told to abort
+		rebind, drain   string   // what is counted
+	}{
+		{
+			name: "both answer", connector: sglang, fine: true,
+			do: func(c *pair) *failure.Fault {
+				c.answer <- says(7)
+				<-c.over
+				require.Nil(c.t, c.Started(7))
+				f := c.Believe(7, nil)
+				c.Close()
+				return f
+			},
+		},
+		{
+			name: "the prefill engine has counted less of the prompt than the decode engine has", connector: sglang,
+			why: life.Incomplete, aborted: "decode", rebind: "prefill",
+			do: func(c *pair) *failure.Fault {
+				c.answer <- says(5)
+				<-c.over
+				f := c.Started(7)
+				_, _ = c.Ended(life.Died)
+				return f
+			},
+		},
+		{
+			name: "it says so after the first event", connector: sglang, why: life.Incomplete, aborted: "decode",
+			do: func(c *pair) *failure.Fault {
+				require.Nil(c.t, c.Started(7), "the first event is held back for bind.confirm only")
+				c.answer <- says(5)
+				<-c.over
+				require.NotNil(c.t, c.Lost())
+				defer c.Close()
+				return c.Believe(7, nil)
+			},
+		},
+		{
+			name: "it never says so", connector: sglang, why: life.Unconfirmed, aborted: "prefill",
+			do: func(c *pair) *failure.Fault {
+				c.sent()
+				require.Nil(c.t, c.Started(7))
+				c.Close()
+				f := c.Believe(7, nil)
+				<-c.over
+				return f
+			},
+		},
+		{
+			name: "the client leaves while it is waited for", connector: sglang,
+			why: life.Left, aborted: "prefill", change: func(c *config.Config) { c.Bind.Grace = time.Hour },
+			do: func(c *pair) *failure.Fault {
+				c.sent()
+				require.Nil(c.t, c.Started(7))
+				c.Close()
+				gone := make(chan struct{})
+				close(gone)
+				f := c.Believe(7, gone)
+				<-c.over
+				return f
+			},
+		},
+		{
+			name: "the prefill engine breaks off", connector: sglang, why: life.Broke, aborted: "decode", rebind: "prefill",
+			do: func(c *pair) *failure.Fault { c.answer <- reset; return c.isEnded() },
+		},
+		{
+			name: "the prefill engine refuses", connector: sglang, why: life.Busy, aborted: "decode", rebind: "prefill",
+			do: func(c *pair) *failure.Fault { c.answer <- status(503); return c.isEnded() },
+		},
+		{
+			name: "the prefill engine finds a fault of the request", connector: sglang, why: life.Rejected, aborted: "decode",
+			do: func(c *pair) *failure.Fault { c.answer <- status(400); return c.isEnded() },
+		},
+		{
+			name: "no first event follows the prefill", connector: sglang,
+			why: life.Unbegun, leg: life.Decode, aborted: "decode", rebind: "silent",
+			do: func(c *pair) *failure.Fault { c.answer <- says(7); return c.isEnded() },
+		},
+		{
+			name: "the decode engine dies", connector: sglang, fine: true, aborted: "prefill", rebind: "decode",
+			do: func(c *pair) *failure.Fault {
+				c.sent()
+				f, stranded := c.Ended(life.Died)
+				require.False(c.t, stranded, "it gives blocks of what was aborted away at once")
+				<-c.over
+				return f
+			},
+		},
+		{
+			name: "the client leaves before the first event", connector: sglang, why: life.Garbled, aborted: "decode prefill",
+			do: func(c *pair) *failure.Fault {
+				c.sent()
+				c.ClientLeft()
+				<-c.over // its engine has answered what it was told to abort
+				return c.isEnded()
+			},
+		},
+		{
+			name: "both answer", connector: layerwise, fine: true,
+			do: func(c *pair) *failure.Fault {
+				c.calls()
+				c.answer <- says(7)
+				<-c.over
+				require.Nil(c.t, c.Started(7))
+				got, times, answered := c.Told()
+				require.True(c.t, answered)
+				require.Equal(c.t, 7, got.PromptTokens)
+				require.Positive(c.t, times.Callback)
+				c.Close()
+				return c.Believe(7, nil)
+			},
+		},
+		{
+			name: "no callback comes", connector: layerwise, change: quick, why: life.Uncalled, leg: life.Decode, rebind: "callback",
+			do: func(c *pair) *failure.Fault { defer func() { <-c.over }(); return c.isEnded() },
+		},
+		{
+			name: "it comes too late, when only the end of a prefill frees the blocks", connector: layerwise,
+			why: life.Uncalled, leg: life.Decode, rebind: "callback", drain: "late_callback",
+			change: func(c *config.Config) { c.Bind.CallbackTimeout, c.Bind.Grace = 20*time.Millisecond, time.Minute },
+			do: func(c *pair) *failure.Fault {
+				f := c.isEnded()
+				c.calls()
+				c.answer <- says(7)
+				<-c.over
+				return f
+			},
+		},
+		{
+			name: "it names a host that is not known", connector: layerwise, why: life.Misplaced, leg: life.Decode,
+			do: func(c *pair) *failure.Fault {
+				c.calls("10.0.0.5", "10.0.0.6")
+				defer func() { <-c.over }()
+				return c.isEnded()
+			},
+		},
+		{
+			name: "it names another request", connector: layerwise, why: life.Garbled, leg: life.Decode, rebind: "callback",
+			do: func(c *pair) *failure.Fault { c.calls("ek-1", "ek-2"); defer func() { <-c.over }(); return c.isEnded() },
+		},
+		{
+			name: "the decode engine has the whole prompt", connector: layerwise, fine: true,
+			do: func(c *pair) *failure.Fault {
+				c.calls("[[7,8,9]]", "[]")
+				<-c.over
+				require.Nil(c.t, c.Started(7))
+				c.Close()
+				require.Zero(c.t, c.requests(), "nothing is prefilled")
+				return nil
+			},
+		},
+		{
+			name: "another prefill engine takes the place of one that took nothing", connector: layerwise, fine: true,
+			do: func(c *pair) *failure.Fault {
+				c.answer <- status(503)
+				c.answer <- says(7)
+				c.calls()
+				<-c.over
+				require.Nil(c.t, c.Started(7))
+				require.Equal(c.t, 2, c.requests())
+				require.Equal(c.t, c.tried[1], c.Prefiller().ID)
+				c.Close()
+				return nil
+			},
+		},
+		{
+			name: "all prefill engines take nothing", connector: layerwise,
+			why: life.Busy, rebind: "prefill", change: func(c *config.Config) { c.Prefill.Retry.Attempts = 2 },
+			do: func(c *pair) *failure.Fault {
+				c.answer <- status(503)
+				c.answer <- status(503)
+				c.calls()
+				return c.isEnded()
+			},
+		},
+		{
+			name: "the decode engine refuses before it calls back", connector: layerwise, fine: true, rebind: "decode",
+			do: func(c *pair) *failure.Fault {
+				f, stranded := c.Ended(life.Refused)
+				require.False(c.t, stranded)
+				<-c.over
+				return f
+			},
+		},
+		{
+			name: "the decode engine dies while its KV is prefilled, and may keep the blocks", connector: layerwise, fine: true, rebind: "decode",
+			do: func(c *pair) *failure.Fault {
+				c.calls()
+				c.sent()
+				f, stranded := c.Ended(life.Died)
+				require.True(c.t, stranded)
+				<-c.over
+				return f
+			},
+		},
+		{
+			name: "the client leaves before the callback", connector: layerwise, why: life.Left,
+			do: func(c *pair) *failure.Fault { c.ClientLeft(); defer func() { <-c.over }(); return c.isEnded() },
+		},
+		{
+			name: "the client leaves while its KV is on its way, which is let come to its end", connector: layerwise,
+			fine: true, change: func(c *config.Config) { c.Bind.Grace = time.Hour },
+			do: func(c *pair) *failure.Fault {
+				c.calls()
+				c.sent()
+				c.ClientLeft()
+				c.answer <- says(7)
+				require.False(c.t, c.Wait(), "the prefill has ended, and nothing writes any more")
+				f, _ := c.Ended(life.Died)
+				return f
+			},
+		},
+		{
+			name: "both answer", connector: push, fine: true,
+			do: func(c *pair) *failure.Fault {
+				c.answer <- says(7)
+				<-c.over
+				require.Nil(c.t, c.Started(7))
+				c.Close()
+				return nil
+			},
+		},
+		{
+			name: "the prefill engine is another process than the decode engine was told of", connector: push,
+			why: life.Restarted, rebind: "prefill", orphan: true,
+			do: func(c *pair) *failure.Fault {
+				c.Meeting.Coordinates = &mooncake.Coordinates{EngineID: "e0"}
+				c.answer <- says(7)
+				return c.isEnded()
+			},
+		},
+		{
+			name: "the decode engine dies before it has the KV", connector: push, fine: true, rebind: "decode", orphan: true,
+			do: func(c *pair) *failure.Fault {
+				c.sent()
+				f, stranded := c.Ended(life.Died)
+				require.True(c.t, stranded)
+				c.answer <- says(7)
+				<-c.over
+				return f
+			},
+		},
+	} {
+		t.Run(row.connector+": "+row.name, func(t *testing.T) {
+			c := newPair(t, row.connector, row.change)
+			f := row.do(c)
+			require.Equal(t, row.fine, f == nil, "%v", f)
+			if f != nil {
+				require.Equal(t, row.why, f.Why)
+				require.Equal(t, row.leg, f.Leg)
+				require.NotNil(t, f.Answer)
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			defer cancel()
+			select {
+			case <-c.maker.Leftovers.Close():
+			case <-ctx.Done():
+				t.Fatal("a leg goes on")
+			}
+			orphans := 0
+			for _, s := range c.tier.Status() {
+				require.Zero(t, s.Inflight+s.Pooled+s.Dispatched)
+				orphans += s.Orphans
+			}
+			require.Equal(t, row.orphan, orphans == 1)
+			require.Eventually(t, func() bool { return c.meta.Expected() == 0 }, time.Minute, time.Millisecond)
+			c.mu.Lock()
+			defer c.mu.Unlock()
+			require.ElementsMatch(t, strings.Fields(row.aborted), c.aborted)
+			for _, cause := range causes {
+				require.EqualValues(t, map[bool]int{true: 1}[cause == row.rebind], testutil.ToFloat64(c.maker.rebinds.WithLabelValues(cause)), cause)
+			}
+			for _, cause := range []string{drainLeft, drainLate} {
+				require.EqualValues(t, map[bool]int{true: 1}[cause == row.drain], testutil.ToFloat64(c.maker.drains.WithLabelValues(cause)), cause)
+			}
+		})
+	}
+}

@@ -1,0 +1,381 @@
+package request
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"io"
+	"maps"
+	"net/http"
+	"net/netip"
+	"net/url"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"github.com/valyala/fasthttp"
+
+	"evenkeel/bench/refengine"
+	"evenkeel/bench/reftext"
+	"evenkeel/dispatcher/board"
+	"evenkeel/engine"
+	"evenkeel/gateway/config"
+	"evenkeel/gateway/edge"
+	"evenkeel/gateway/fleet"
+	"evenkeel/gateway/journal"
+	"evenkeel/gateway/metaserver"
+	"evenkeel/gateway/openai"
+	"evenkeel/mooncake"
+	"evenkeel/prefill"
+)
+
+func TestMain(m *testing.M) {
+	if err := flag.Set("test.parallel", "8"); err != nil { // these tests wait more than they compute
+		panic(err)
+	}
+	os.Exit(m.Run())
+}
+
+// A bed is a server with reference engines and a listener. No monitor looks at the engines, and no door stands before it: what
+// a request may be is checked elsewhere.
+type bed struct {
+	*server
+	t     *testing.T
+	p, d  []*refengine.Engine // they prefill, and decode
+	route fleet.Route
+	url   string
+
+	mu    sync.Mutex
+	asked []*Incoming
+	wish  Wishes // of the next request
+}
+
+// setup is what a bed is made of. The zero value is one prefill engine and one decode engine of one rank, with the connector that
+// profiles have if nobody says another.
+type setup struct {
+	prefill, decode []refengine.Config
+	profile         mooncake.Profile
+	configure       func(*config.Config, *Env)
+	route           fleet.Route
+}
+
+const refModel = "ref"
+
+// patience is how long a test waits for what takes milliseconds, unless the machine has much else to do.
+const patience = time.Minute
+
+func start(t *testing.T, o setup) *bed {
+	t.Helper()
+	if o.prefill == nil {
+		o.prefill = []refengine.Config{{}}
+	}
+	if o.decode == nil {
+		o.decode = []refengine.Config{{}}
+	}
+	b := &bed{t: t, route: o.route}
+	b.route.Name, b.route.Board, b.route.Prefill, b.route.Decode = refModel, refModel, true, true
+	b.server = newServer(t, func(cfg *config.Config, env *Env) {
+		cfg.Dispatch.Window, cfg.Prefill.Retry.Base = 100*time.Microsecond, time.Millisecond
+		cfg.Prefill.Policy, cfg.Dispatch.Policy = "round-robin", "rr" // whoever failed is not asked again at once
+		if o.profile.Connector == mooncake.AscendLayerwise {
+			env.Meta = metaserver.New(metaserver.Config{
+				Listen: "127.0.0.1:0", Advertise: func() string { return "" }, Allowed: func(netip.Addr) bool { return true }, Connections: 100,
+				Registerer: env.Registerer, Log: env.Log,
+			})
+			require.NoError(t, env.Meta.Start())
+			t.Cleanup(env.Meta.Close)
+		}
+		if o.configure != nil {
+			o.configure(cfg, env)
+		}
+	})
+	if o.profile.Connector == mooncake.NIXLPush {
+		o.profile.Bind = mooncake.BindArrival
+	}
+	profile := o.profile.WithDefaults()
+	for _, c := range o.prefill {
+		c.Role = refengine.Prefill
+		b.p = append(b.p, b.engine(c, &profile))
+	}
+	for _, c := range o.decode {
+		c.Role = refengine.Decode
+		b.d = append(b.d, b.engine(c, &profile))
+	}
+	var candidates []prefill.Candidate
+	for i, e := range b.p {
+		p := profile
+		if p.Connector == mooncake.SGLang { // a reference engine's rooms are at its own port
+			_, port, _ := strings.Cut(strings.TrimPrefix(e.URLs()[0], "http://"), ":")
+			p.BootstrapPort, _ = strconv.Atoi(port)
+		}
+		id := fmt.Sprintf("p%d", i)
+		candidates = append(candidates, prefill.Candidate{
+			ID: id + "/0", Instance: "prefill " + id, Target: b.target(id, e), Profile: &p, Models: []string{refModel}, Board: refModel, Live: true,
+		})
+	}
+	var workers []board.Worker
+	b.engines.ranks = map[int32]*fleet.Rank{}
+	for i, e := range b.d {
+		id := fmt.Sprintf("d%d", i)
+		b.engines.ranks[int32(i)] = &fleet.Rank{
+			Worker: int32(i), Instance: "decode " + id, Target: b.target(id, e), Profile: &profile, Traffic: &engine.Traffic{}, Signs: engine.NewSigns(), Context: 131072,
+		}
+		workers = append(workers, board.Worker{
+			ID: int32(i), Name: id, Model: refModel, Engine: id, Slots: e.Config().Slots, Up: true, Early: profile.Early(),
+		})
+	}
+	b.Tier.SetCandidates(candidates)
+	b.Dispatcher.SetWorkers(workers)
+	b.listen()
+	return b
+}
+
+// engine is a reference engine whose times do not hold a test up.
+func (b *bed) engine(c refengine.Config, p *mooncake.Profile) *refengine.Engine {
+	c.Connector = refengine.Connector(p.Connector)
+	for _, d := range []*time.Duration{&c.C0, &c.PrefillBase} {
+		*d = max(*d, time.Millisecond)
+	}
+	c.C1, c.PrefillPerToken, c.TransferPer = 1, 1, 1
+	c.TransferBase = max(c.TransferBase, 100*time.Microsecond)
+	c.PromptTokensDetails = true
+	e, err := refengine.Start(c)
+	require.NoError(b.t, err)
+	b.t.Cleanup(e.Close)
+	return e
+}
+
+func (b *bed) target(id string, e *refengine.Engine) *engine.Target {
+	u, err := url.Parse(e.URLs()[0])
+	require.NoError(b.t, err)
+	return &engine.Target{ID: id, URL: u, Rank: -1}
+}
+
+// listen serves requests to a path of an endpoint as they come.
+func (b *bed) listen() {
+	ln, err := edge.Listen("127.0.0.1:0", edge.ListenOptions{MaxConns: 100, Log: b.Log})
+	require.NoError(b.t, err)
+	s := edge.NewServer(edge.Options{Handler: b.handle, Log: b.Log, MaxBody: 1 << 20, Concurrency: 100})
+	over := make(chan struct{})
+	go func() { defer close(over); _ = s.Serve(ln) }()
+	b.t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		defer cancel()
+		require.NoError(b.t, edge.Drain(ctx, s, ln))
+		<-over
+	})
+	b.url = "http://" + ln.Addr().String()
+}
+
+func (b *bed) handle(ctx *fasthttp.RequestCtx) {
+	in := b.Incoming(journal.Facts{ID: NewID(), Arrival: time.Now()})
+	b.mu.Lock()
+	in.Limits, in.Wishes = unlimited{}, b.wish
+	b.asked = append(b.asked, in)
+	b.mu.Unlock()
+	endpoint := mooncake.Chat
+	if string(ctx.Path()) == mooncake.Completions.Path() {
+		endpoint = mooncake.Completions
+	}
+	req, fail := openai.Parse(endpoint, bytes.Clone(ctx.PostBody()), openai.Limits{})
+	in.Told.Parsed(req)
+	if fail == nil {
+		fail = b.Serve(ctx, in, req, b.route, req.Legs())
+	}
+	if fail != nil {
+		b.Refuse(ctx, in, fail)
+	}
+}
+
+// chat is the body of a request for a chat.
+func chat(prompt, more string) string {
+	return fmt.Sprintf(`{%s"model":%q,"messages":[{"role":"user","content":%q}]}`, more, refModel, prompt)
+}
+
+// A reply is what a client got.
+type reply struct {
+	status int
+	header http.Header
+	body   string
+}
+
+func (b *bed) post(path, body string) reply {
+	b.t.Helper()
+	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}} // an idle connection would hold the listener's end up
+	resp, err := client.Post(b.url+path, "application/json", strings.NewReader(body))
+	require.NoError(b.t, err)
+	defer func() { _ = resp.Body.Close() }()
+	got, err := io.ReadAll(resp.Body)
+	require.NoError(b.t, err, "an answer ends as HTTP says, whatever it says")
+	return reply{resp.StatusCode, resp.Header, string(got)}
+}
+
+// judge asks for a chat and says whether its answer is "right", and else with which code it failed. What comes before a failure has to be right, too.
+func (b *bed) judge(prompt, more string) string {
+	b.t.Helper()
+	key, err := reftext.Render(true, []byte(chat(prompt, "")))
+	require.NoError(b.t, err)
+	got := b.post(mooncake.Chat.Path(), chat(prompt, more))
+	if got.status != http.StatusOK {
+		return strconv.Itoa(got.status)
+	}
+	text, finished, fail := read(b.t, got)
+	tokens, err := reftext.Check(key.Answer, 0, text)
+	require.NoError(b.t, err)
+	if fail == "" {
+		require.True(b.t, finished, "an end without a reason: %s", got.body)
+		require.Equal(b.t, reftext.NaturalLength(key.Answer), tokens)
+		return "right"
+	}
+	return fail
+}
+
+// read is the text of the first answer that came, whether it said that it is finished, and the code of the error at its end.
+func read(t *testing.T, r reply) (text string, finished bool, fail string) {
+	t.Helper()
+	type event struct {
+		Choices []struct {
+			Index          int
+			Delta, Message struct{ Content string }
+			Finish         string `json:"finish_reason"`
+		}
+		Error *struct{ Code any }
+	}
+	all := []string{r.body}
+	if strings.HasPrefix(r.header.Get("Content-Type"), "text/event-stream") {
+		require.Equal(t, http.StatusOK, r.status)
+		all = strings.Split(strings.TrimSuffix(strings.ReplaceAll(r.body, "\r\n", "\n"), "\n\n"), "\n\n")
+		require.Equal(t, "data: [DONE]", all[len(all)-1], r.body)
+		all = all[:len(all)-1]
+	}
+	for _, data := range all {
+		if strings.HasPrefix(data, ":") {
+			continue
+		}
+		var e event
+		require.NoError(t, json.Unmarshal([]byte(strings.TrimPrefix(data, "data: ")), &e), data)
+		if e.Error != nil {
+			fail = fmt.Sprint(e.Error.Code)
+		}
+		for _, c := range e.Choices {
+			if c.Index == 0 {
+				text += c.Delta.Content + c.Message.Content
+				finished = finished || c.Finish != ""
+			}
+		}
+	}
+	return text, finished, fail
+}
+
+// settle waits until nothing is under way, and holds that nothing is held then.
+func (b *bed) settle() {
+	b.t.Helper()
+	require.Eventually(b.t, func() bool { return b.Open() == 0 }, patience, time.Millisecond)
+	ctx, cancel := context.WithTimeout(b.t.Context(), patience)
+	defer cancel()
+	b.Finish(ctx)()
+	require.NoError(b.t, ctx.Err())
+	require.Zero(b.t, b.Places.Used())
+	require.Zero(b.t, b.engines.tracked)
+	require.Zero(b.t, b.monitor.accused)
+	require.Zero(b.t, b.resumeBytes.Load())
+	require.Eventually(b.t, func() bool { return b.Meta.Expected() == 0 }, patience, time.Millisecond)
+	for _, c := range b.Tier.Status() {
+		require.Zero(b.t, c.Inflight+c.Pooled+c.Dispatched, c.ID)
+	}
+	status := b.Dispatcher.Status(ctx)
+	for _, m := range status.Models {
+		require.Zero(b.t, m.Pool)
+		for _, w := range m.Workers {
+			require.Zero(b.t, w.Used, w.Name)
+		}
+	}
+	require.Zero(b.t, status.Drift)
+	for _, e := range slices.Concat(b.p, b.d) {
+		st := e.Stats()
+		type harm struct{ Replays, ExpiredPulls, WrongBlocks, BadHits, Crashes, DuplicateIDs, RankMismatch int64 }
+		require.Zero(b.t, harm{st.Replays, st.ExpiredPulls, st.WrongBlocks, st.BadHits, st.Crashes, st.DuplicateIDs, st.RankMismatch})
+		type mix struct{ MixedPushes, FreedWrites, SampledApart int64 }
+		require.Zero(b.t, mix{st.MixedPushes, st.FreedWrites, st.SampledApart})
+	}
+}
+
+var verdicts = [...]string{engine.Faulted: "faulted", engine.Silent: "silent", engine.Unclear: "unclear"}
+
+// fate says in words what became of a request, of its hand-offs and of the name of its engines: how often they prefilled only with prefills, and who
+// was reported, or failed at a prefill, only with blame. Of two legs that run at once, either may end first, so that these may differ.
+func (b *bed) fate(got string, in *Incoming, prefills, blame bool) string {
+	words := []string{got}
+	note := func(n int, format string, args ...any) {
+		if n > 0 {
+			words = append(words, fmt.Sprintf(format, args...))
+		}
+	}
+	note(in.Told.Attempts-1, "%d attempts", in.Told.Attempts)
+	if n := b.probes(); prefills {
+		note(n-1, "%d prefills", n)
+		note(1-n, "no prefill")
+	}
+	words = append(words, b.discarded()...)
+	note(b.orphans(), "%d left to the hold", b.orphans())
+	for _, c := range b.Tier.Status() {
+		if !blame {
+			break
+		}
+		note(c.Failures, "%s failed", strings.TrimSuffix(c.ID, "/0"))
+	}
+	for _, id := range slices.Sorted(maps.Keys(b.monitor.judged)) {
+		for _, v := range b.monitor.judged[id] {
+			if v != engine.Served {
+				words = append(words, strings.TrimPrefix(id, "decode ")+" "+verdicts[v])
+			}
+		}
+	}
+	for _, id := range b.monitor.broken {
+		if !blame {
+			break
+		}
+		_, name, _ := strings.Cut(id, " ")
+		words = append(words, name+" reported")
+	}
+	return strings.Join(words, ", ")
+}
+
+// orphans are the hand-offs that were left to prefill engines.
+func (b *bed) orphans() (n int) {
+	for _, c := range b.Tier.Status() {
+		n += c.Orphans
+	}
+	return n
+}
+
+// pins are the hand-offs that prefill engines still keep for somebody.
+func (b *bed) pins() (n int) {
+	for _, e := range b.p {
+		n += e.Stats().Pins
+	}
+	return n
+}
+
+// probes are those that prefill engines had.
+func (b *bed) probes() (n int) {
+	for _, e := range b.p {
+		n += int(e.Stats().Probes)
+	}
+	return n
+}
+
+// discarded says what became of discarded hand-offs.
+func (b *bed) discarded() (all []string) {
+	for _, outcome := range []string{"drained", "unplaced", "crowded", "expired", "failed", "refused"} {
+		all = append(all, slices.Repeat([]string{outcome}, int(b.metric(b.t, "evenkeel_drains_total", outcome)))...)
+	}
+	return all
+}

@@ -1,0 +1,159 @@
+package request
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/zap"
+
+	"evenkeel/bench/refengine"
+	"evenkeel/gateway/config"
+	"evenkeel/mooncake"
+)
+
+// spoil has each engine do what the rule of its place says, nil: nothing.
+func spoil(t *testing.T, engines []*refengine.Engine, rules []*refengine.Rule) {
+	t.Helper()
+	for i, r := range rules {
+		if r != nil {
+			require.NoError(t, engines[i].SetFaults(*r))
+		}
+	}
+}
+
+func (b *bed) decodes() (n int) {
+	for _, e := range b.d {
+		n += int(e.Stats().Decodes)
+	}
+	return n
+}
+
+// A request that two engines could not bear is not shown to a third.
+func TestARequestThatBreaksEngines(t *testing.T) {
+	t.Parallel()
+	internal, busy := &refengine.Rule{Fault: refengine.Internal, Leg: refengine.LegProbe}, &refengine.Rule{Fault: refengine.Busy}
+	decode := &refengine.Rule{Fault: refengine.Internal, Count: 1} // what is discarded is decoded, too
+	for _, row := range []struct {
+		name            string
+		prefill, decode []*refengine.Rule
+		outcome         string
+		probes, decodes int // the discards of hand-offs that may have been read are not in it
+	}{
+		{"500 of two prefill engines", []*refengine.Rule{internal, internal}, nil, "502", 2, 0},
+		{"500 of two decode engines", nil, []*refengine.Rule{decode, decode}, "502", 2, 2},
+		{"500 of one on each side", []*refengine.Rule{internal}, []*refengine.Rule{decode}, "502", 2, 1},
+		{"one 500 and an engine that is full", []*refengine.Rule{internal, busy}, nil, "right", 3, 1},
+		{"an engine that is full and one 500", []*refengine.Rule{busy, internal}, nil, "right", 3, 1},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			t.Parallel()
+			three := []refengine.Config{{}, {}, {}}
+			b := start(t, setup{prefill: three, decode: three})
+			spoil(t, b.p, row.prefill)
+			spoil(t, b.d, row.decode)
+			require.Equal(t, row.outcome, b.judge(short, `"stream":true,`))
+			b.settle()
+			require.Equal(t, row.probes, b.probes())
+			require.Equal(t, row.decodes, b.decodes()-len(b.discarded()))
+		})
+	}
+}
+
+// Engines that cannot be reached are no attempts: nothing ran there.
+func TestEnginesThatAreGoneCostNoAttempts(t *testing.T) {
+	t.Parallel()
+	for _, side := range []string{"prefill", "decode"} {
+		t.Run(side, func(t *testing.T) {
+			t.Parallel()
+			five := []refengine.Config{{}, {}, {}, {}, {}}
+			b := start(t, setup{prefill: five, decode: five})
+			for i := range 4 {
+				map[string][]*refengine.Engine{"prefill": b.p, "decode": b.d}[side][i].Kill()
+			}
+			require.Equal(t, "right", b.judge(short, `"stream":true,`))
+			b.settle()
+			require.Equal(t, 1, b.probes(), "a hand-off that no decode engine got is as good as new")
+			require.Equal(t, 1, b.decodes())
+			require.Zero(t, b.metric(t, "evenkeel_prefill_retry_budget_exhausted_total", ""))
+		})
+	}
+}
+
+// A rank that refused a request does not get it again while there is another, whatever the policy would say. Nor does any other
+// rank get the hand-off it came with: who answered 503 is not known for sure, and what became of the KV neither.
+func TestARefusedRequestGoesToAnotherRank(t *testing.T) {
+	t.Parallel()
+	b := start(t, setup{decode: []refengine.Config{{}, {}}, configure: func(c *config.Config, _ *Env) { c.Dispatch.Policy = config.Default().Dispatch.Policy }})
+	require.NoError(t, b.d[0].SetFaults(refengine.Rule{Fault: refengine.Busy}))
+	for range 20 {
+		require.Equal(t, "right", b.judge(short, `"stream":true,`))
+	}
+	b.settle()
+	again := 0
+	for _, in := range b.asked {
+		require.LessOrEqual(t, in.Told.Attempts, 2)
+		again += in.Told.Attempts - 1
+	}
+	require.Positive(t, again, "some met the bad rank first")
+	require.Equal(t, 20+again, b.probes())
+}
+
+// A refusal has run nothing, so the first few are no attempts.
+func TestRefusalsOfPrefillEnginesAreNoAttempts(t *testing.T) {
+	t.Parallel()
+	for _, status := range []float64{503, 429} {
+		b := start(t, setup{})
+		rule := refengine.Rule{Fault: refengine.Status, Value: status, Leg: refengine.LegProbe, Count: 4}
+		require.NoError(t, b.p[0].SetFaults(rule))
+		require.Equal(t, "right", b.judge(short, `"stream":true,`))
+		rule.Count = 0
+		require.NoError(t, b.p[0].SetFaults(rule))
+		probes := b.p[0].Stats().Requests
+		require.Contains(t, []string{"503", "429"}, b.judge(short, `"stream":true,`))
+		require.EqualValues(t, 6, b.p[0].Stats().Requests-probes, "three refusals, and three attempts")
+		b.settle()
+	}
+}
+
+// What a client can bring about must not take an engine from all others.
+func TestRefusedRequestsTakeNoPrefillEngineOut(t *testing.T) {
+	t.Parallel()
+	for _, status := range []int{400, 422, 501} {
+		t.Run(fmt.Sprint(status), func(t *testing.T) {
+			t.Parallel()
+			b := start(t, setup{})
+			require.NoError(t, b.p[0].SetFaults(refengine.Rule{Fault: refengine.Status, Value: float64(status)}))
+			for range 6 {
+				require.NotEqual(t, "right", b.judge(short, ""))
+			}
+			b.settle()
+			require.Zero(t, b.metric(t, "evenkeel_prefill_attempts_total", "failed"))
+		})
+	}
+}
+
+// A first token that ends the answer hands nothing off: it is asked for again without that token.
+func TestAnAnswerThatBeginsWithItsEnd(t *testing.T) {
+	t.Parallel()
+	b := start(t, setup{profile: mooncake.Profile{ProbeMinTokens: mooncake.MinTokensOmit}})
+	require.NoError(t, b.p[0].SetFaults(refengine.Rule{Fault: refengine.EOSFirst}))
+	require.Equal(t, "right", b.judge(short, `"stream":true,`))
+	b.settle()
+	require.Equal(t, 2, b.asked[0].Told.Attempts)
+	require.EqualValues(t, 1, b.p[0].Stats().NullHandoffs)
+	require.Zero(t, b.metric(t, "evenkeel_prefill_attempts_total", "failed"), "it is the prompt's doing, and no client may take engines out with it")
+}
+
+// Whatever is logged of a failed attempt is true of one that the client never heard of.
+func TestTheLogOfARetryIsTrue(t *testing.T) {
+	t.Parallel()
+	b := start(t, setup{})
+	require.NoError(t, b.d[0].SetFaults(refengine.Rule{Fault: refengine.ErrorEvent, Leg: refengine.LegDecode, Count: 1}))
+	require.Equal(t, "right", b.judge(short, `"stream":true,`))
+	b.settle()
+	l := b.logs.FilterMessage("an attempt failed, and the request is tried again").FilterLevelExact(zap.InfoLevel).All()
+	require.Len(t, l, 1)
+	require.Contains(t, l[0].ContextMap()["error"], "the engine's log has its text")
+	require.NotContains(t, l[0].ContextMap()["error"], "client")
+}
