@@ -1,27 +1,5 @@
 package life
 
-// A Thing is what a request may hold.
-type Thing uint8
-
-// The things.
-const (
-	Place   Thing = iota // in the pool, reserved, and no entry has it yet
-	Lease                // of a prompt on a prefill engine that has not handed its KV over
-	KV                   // a hand-off that may be sent to a decode engine
-	Doubted              // a hand-off that an engine may have read, and from which no answer may be made
-	Slot                 // on a decode rank
-	things
-)
-
-// More ways to settle a thing, beside those of verdict.go.
-const (
-	Back      How = Spent + 1 + iota // a place is free again
-	Pass                             // somebody else has it now, and settles it: the pool's entry a place, the legs of an early attempt a lease
-	Failing                          // the slot of an answer that its engine did not begin, or broke
-	Cancelled                        // the slot of an answer that is not wanted any more, or that was never sent
-	Finish                           // the slot of an answer that is whole
-)
-
 // settles are the ways in which each thing may be settled.
 var settles = [things][]How{
 	Place:   {Back, Pass},

@@ -3,33 +3,7 @@ package life
 import (
 	"slices"
 	"strings"
-	"time"
 )
-
-// A Breach is a connection that broke under a request as that of an engine that dies.
-type Breach struct {
-	Engine string // "role address"; empty: none broke
-	At     time.Time
-}
-
-// Budget says who is asked whether there is another attempt.
-type Budget uint8
-
-// The budgets.
-const (
-	NoMore   Budget = iota // there is none
-	Freely                 // nobody: nothing failed
-	OfUnsent               // the one of attempts that reached no engine
-	Counted                // the one of attempts
-)
-
-// A Retry is whether and how another attempt begins.
-type Retry struct {
-	Budget  Budget
-	N       int  // which attempt of its kind it is
-	Pause   int  // the pause before it doubles so often; 0: the budget says how long it is
-	Despite bool // half an answer is out, so that an empty budget does not turn it away as long as no engine answered
-}
 
 // tries is what is remembered of a request's failed attempts: how many there were, and whether the engines or the request itself
 // are why they failed.
@@ -112,16 +86,6 @@ type blame struct {
 	accused string // that said it; empty: none, or it is known whose it was
 	cleared bool   // two engines said it: it is the request
 }
-
-// Finding is whose a 500 was.
-type Finding uint8
-
-// The findings.
-const (
-	Unclear  Finding = iota // no other engine had the request
-	Guilty                  // another engine answered it
-	Innocent                // another engine failed at it, too
-)
 
 // accuse takes note of an engine that answered 500. If another one did before, it is the request.
 func (b *blame) accuse(engine string, dst []Effect) []Effect {

@@ -1,7 +1,6 @@
 package request
 
 import (
-	"errors"
 	"math/rand/v2"
 	"strconv"
 	"time"
@@ -11,7 +10,6 @@ import (
 	"evenkeel/gateway/failure"
 	"evenkeel/gateway/fleet"
 	"evenkeel/gateway/life"
-	"evenkeel/gateway/openai"
 	"evenkeel/gateway/prompt"
 )
 
@@ -81,18 +79,6 @@ func (j *job) probeFailed(run *fleet.Run, f *failure.Fault) *failure.Fault {
 	}
 	return f
 }
-
-// movedOut is the end of an answer that a drain's deadline cut and that no other
-// engine takes up.
-func (srv *Server) movedOut() *openai.Error {
-	if srv.Serving().Err() != nil {
-		return failure.Leaving()
-	}
-	return openai.Unavailable("engine_drained", "its engine was taken out of service and the answer cannot go on elsewhere; send the request again", 1)
-}
-
-// errDrained ends an answer whose rank was drained and that no other can take up.
-var errDrained = errors.New("the engine was taken out of service")
 
 // legID is new for every leg and attempt, so that a retried probe never meets its own
 // first attempt.

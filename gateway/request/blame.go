@@ -12,12 +12,6 @@ import (
 	"evenkeel/prefill"
 )
 
-// avoided are engines that a request keeps off, because they failed at it.
-type avoided struct {
-	prefill []string // candidates tried since the last start
-	decode  []int32  // workers that failed, and those beside them
-}
-
 // fell is what a request's life is told of a leg that has ended.
 func (j *job) fell(f *failure.Fault) life.Event {
 	e := life.Event{What: life.Fell, End: f.Ended, Rooms: f.Rooms}

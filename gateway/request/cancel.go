@@ -8,12 +8,6 @@ import (
 	"evenkeel/gateway/leg"
 )
 
-// reader is who reads the answer: a client's connection, or a leg's share of it.
-type reader struct{ client }
-
-// left says whether nobody reads any more.
-func (r reader) left() bool { return r.Left() }
-
 // reach begins a phase.
 func (j *job) reach(p journal.Phase) { j.told.Reach(p, j.client.left()) }
 

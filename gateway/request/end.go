@@ -2,6 +2,7 @@ package request
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 
 	"go.uber.org/zap"
@@ -111,4 +112,20 @@ func (s *stream) forLog(fail *openai.Error) string {
 		return fmt.Sprintf("an error event of status %d; the engine's log has its text", said.Status)
 	}
 	return fail.Message
+}
+
+var errNotWhole = errors.New("the engine's stream ended without a finish_reason")
+
+var errRefusal = errors.New("the engine's first event was a failure")
+
+// errDrained ends an answer whose rank was drained and that no other can take up.
+var errDrained = errors.New("the engine was taken out of service")
+
+// movedOut is the end of an answer that a drain's deadline cut and that no other
+// engine takes up.
+func (srv *Server) movedOut() *openai.Error {
+	if srv.Serving().Err() != nil {
+		return failure.Leaving()
+	}
+	return openai.Unavailable("engine_drained", "its engine was taken out of service and the answer cannot go on elsewhere; send the request again", 1)
 }

@@ -17,7 +17,6 @@ import (
 	"evenkeel/gateway/journal"
 	"evenkeel/gateway/loop"
 	"evenkeel/gateway/metaserver"
-	"evenkeel/gateway/openai"
 	"evenkeel/gateway/owner"
 	"evenkeel/gateway/prompt"
 	"evenkeel/gateway/service"
@@ -133,13 +132,6 @@ func (srv *Server) Finish(ctx context.Context) (wait func()) {
 			<-over
 		}
 	}
-}
-
-// Score asks every prefill policy where a request would go, without sending it.
-func (srv *Server) Score(req *openai.Request, m fleet.Route) ([]prefill.Scored, error) {
-	legs := req.Legs()
-	j := &job{srv: srv, req: req, body: req.Body, leg: &legs[0].Leg, model: m, id: NewID(), in: &Incoming{}, told: srv.Journal.Request(journal.Facts{})}
-	return srv.Tier.Score(j.arrival())
 }
 
 func (srv *Server) nextID() uint64 { return srv.ids.Add(1) }

@@ -44,9 +44,6 @@ type branch struct {
 	prompt int             // index of its prompt
 }
 
-// isLeg says whether another record counts for the client's request.
-func (r reader) isLeg() bool { _, ok := r.client.(*edge.Departure); return ok }
-
 // fanOut serves a request of several legs. An error it returns has not been answered.
 func (srv *Server) fanOut(ctx *fasthttp.RequestCtx, conn *edge.Conn, whole *job, legs []openai.Leg) *openai.Error {
 	req, in := whole.req, whole.in

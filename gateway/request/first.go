@@ -15,10 +15,7 @@ import (
 )
 
 // What a decode engine can do wrong beneath a 200.
-var (
-	errNotWhole = errors.New("the engine's stream ended without a finish_reason")
-	errRefusal  = errors.New("the engine's first event was a failure")
-)
+var ()
 
 // first reads up to the first data event.
 func (s *stream) first(deadline time.Time) error {

@@ -4,8 +4,6 @@ import (
 	"crypto/rand"
 	"encoding/hex"
 	"net/http"
-	"sync/atomic"
-	"time"
 
 	"github.com/valyala/fasthttp"
 
@@ -14,46 +12,10 @@ import (
 	"evenkeel/gateway/fleet"
 	"evenkeel/gateway/journal"
 	"evenkeel/gateway/openai"
-	"evenkeel/geo"
 	"evenkeel/mooncake"
+	"evenkeel/prefill"
 	"evenkeel/sse"
 )
-
-// Incoming is a request as it was admitted, and what is told of it.
-type Incoming struct {
-	Told *journal.Request
-	Wishes
-	Limits   Limits       // of its caller
-	Priority int          // in the arrival queue
-	Body     *edge.Charge // what the body takes of the account of bodies in memory
-	Address  string       // of the client
-	From     *geo.Hop     // how it came from another dispatcher; nil: from a client
-	way      string       // where it was served, as routeHeader names it; empty: nowhere
-	over     atomic.Bool  // it was accounted for
-}
-
-// Limits are what a request holds of its caller's limits.
-type Limits interface {
-	// GiveBack settles them with the tokens that prompts and answers had in the end.
-	GiveBack(tokens int)
-}
-
-// Wishes are what a request asks for besides its body. Only a trusted caller is
-// heard on anything but the session, its patience and where the request stays.
-type Wishes struct {
-	Explain       bool      // answer headers name engine, policy and reason
-	Stays         bool      // the request is never forwarded
-	Session       uint64    // hash of its name; 0: none
-	Patience      time.Time // when the client gives up by itself, for an answer that has not begun; zero: unknown
-	PrefillPolicy string    // the policy that chooses its prefill engine; empty: the default
-	Whole         bool      // its endpoint takes no hand-off: a decode rank computes it alone, or nobody does
-	Disaggregate  string    // DisaggregateAuto, Always or Never; empty: as configured
-	ToPrefill     string    // the candidate that has to prefill; empty: any
-	ToDecode      []int32   // the decode rank that has to decode; nil: any
-}
-
-// aimed says whether a trusted caller named an engine.
-func (w *Wishes) aimed() bool { return w.ToPrefill != "" || w.ToDecode != nil }
 
 // Incoming begins the record of a request. It counts as open until Refuse, or the end
 // of its answer.
@@ -131,18 +93,9 @@ func (srv *Server) Broken(in *Incoming) {
 	srv.Account(in, failure.Broken())
 }
 
-// Account gives back what a finished request holds of its caller's limits, and has
-// the journal write what became of it: its very end, once for each. fail is nil for
-// an answer that was whole.
-func (srv *Server) Account(in *Incoming, fail *openai.Error) {
-	if !in.over.CompareAndSwap(false, true) {
-		return // it was Broken, and then its answer was closed
-	}
-	defer srv.open.Add(-1)
-	in.Limits.GiveBack(in.Told.PromptTokens + in.Told.OutputTokens)
-	in.Body.Give()
-	if in.From != nil {
-		srv.Node.Received(in.Told.Origin, journal.Outcome(fail))
-	}
-	in.Told.End(fail)
+// Score asks every prefill policy where a request would go, without sending it.
+func (srv *Server) Score(req *openai.Request, m fleet.Route) ([]prefill.Scored, error) {
+	legs := req.Legs()
+	j := &job{srv: srv, req: req, body: req.Body, leg: &legs[0].Leg, model: m, id: NewID(), in: &Incoming{}, told: srv.Journal.Request(journal.Facts{})}
+	return srv.Tier.Score(j.arrival())
 }

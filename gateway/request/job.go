@@ -5,11 +5,15 @@
 package request
 
 import (
+	"encoding/json"
 	"fmt"
+	"sync/atomic"
 	"time"
 
 	"go.uber.org/zap/zapcore"
 
+	"evenkeel/dispatcher"
+	"evenkeel/gateway/edge"
 	"evenkeel/gateway/fleet"
 	"evenkeel/gateway/handoff"
 	"evenkeel/gateway/journal"
@@ -19,6 +23,7 @@ import (
 	"evenkeel/gateway/recording"
 	"evenkeel/geo"
 	"evenkeel/mooncake"
+	"evenkeel/prefill"
 	"evenkeel/sse"
 )
 
@@ -90,4 +95,98 @@ func (j *job) promptHash() uint64 {
 		j.told.PromptKey = fmt.Sprintf("%016x", hash)
 	}
 	return hash
+}
+
+// stay is what a request has of the arrival queue.
+type stay struct {
+	ticket *prefill.Ticket // of a leg that has entered the arrival queue with its siblings
+	holder *prefill.Holder // of the leases that serve is to give back or pass on; nil: it had no turn yet
+}
+
+// avoided are engines that a request keeps off, because they failed at it.
+type avoided struct {
+	prefill []string // candidates tried since the last start
+	decode  []int32  // workers that failed, and those beside them
+}
+
+// locally is a job's share of being served whole by a decode rank.
+type locally struct {
+	asked bool             // whether that may be was looked at; a failed attempt is not made again
+	ended int              // tokens of a prompt whose probes hand nothing off; 0: they may
+	slot  *dispatcher.Slot // bound beforehand, with the siblings of a leg
+	known *prefill.Prompt  // what prefix caches know the prompt by, until its KV is somewhere; nil: no rank needs it
+}
+
+// resumption is a job's share of going on: what it keeps for that, and what its
+// next attempt starts from.
+type resumption struct {
+	keeping life.Keeping
+	how     string          // a chat_resume or mooncake.ResumePrompt; empty: only anew
+	ids     json.RawMessage // of the prompt, as the prefill engine had them
+	charged int64           // bytes kept, on the gateway's account
+
+	alone  int // tokens of the client's prompt as the prefill engine counts them
+	before int // tokens of the answer that are part of the prompt now
+	atP    int // prompt tokens the prefill engine has to count now; 0: any number
+	atD    int // the same of the decode engine
+}
+
+// reader is who reads the answer: a client's connection, or a leg's share of it.
+type reader struct{ client }
+
+// isLeg says whether another record counts for the client's request.
+func (r reader) isLeg() bool { _, ok := r.client.(*edge.Departure); return ok }
+
+// left says whether nobody reads any more.
+func (r reader) left() bool { return r.Left() }
+
+// Incoming is a request as it was admitted, and what is told of it.
+type Incoming struct {
+	Told *journal.Request
+	Wishes
+	Limits   Limits       // of its caller
+	Priority int          // in the arrival queue
+	Body     *edge.Charge // what the body takes of the account of bodies in memory
+	Address  string       // of the client
+	From     *geo.Hop     // how it came from another dispatcher; nil: from a client
+	way      string       // where it was served, as routeHeader names it; empty: nowhere
+	over     atomic.Bool  // it was accounted for
+}
+
+// Limits are what a request holds of its caller's limits.
+type Limits interface {
+	// GiveBack settles them with the tokens that prompts and answers had in the end.
+	GiveBack(tokens int)
+}
+
+// Wishes are what a request asks for besides its body. Only a trusted caller is
+// heard on anything but the session, its patience and where the request stays.
+type Wishes struct {
+	Explain       bool      // answer headers name engine, policy and reason
+	Stays         bool      // the request is never forwarded
+	Session       uint64    // hash of its name; 0: none
+	Patience      time.Time // when the client gives up by itself, for an answer that has not begun; zero: unknown
+	PrefillPolicy string    // the policy that chooses its prefill engine; empty: the default
+	Whole         bool      // its endpoint takes no hand-off: a decode rank computes it alone, or nobody does
+	Disaggregate  string    // DisaggregateAuto, Always or Never; empty: as configured
+	ToPrefill     string    // the candidate that has to prefill; empty: any
+	ToDecode      []int32   // the decode rank that has to decode; nil: any
+}
+
+// aimed says whether a trusted caller named an engine.
+func (w *Wishes) aimed() bool { return w.ToPrefill != "" || w.ToDecode != nil }
+
+// onPanic gives back what a step has taken, if it panics. The panic goes on to the edge.
+func onPanic(giveBack func()) {
+	if v := recover(); v != nil {
+		giveBack()
+		panic(v)
+	}
+}
+
+// tell tells the life of an event.
+func (j *job) tell(e life.Event, dst []life.Effect) []life.Effect {
+	dst = j.life.Step(e, dst)
+	j.tape.Step(e, dst)
+	return dst
 }

@@ -1,27 +1,11 @@
 package request
 
 import (
-	"encoding/json"
-
 	"evenkeel/gateway/fleet"
 	"evenkeel/gateway/life"
 	"evenkeel/gateway/openai"
 	"evenkeel/mooncake"
 )
-
-// resumption is a job's share of going on: what it keeps for that, and what its
-// next attempt starts from.
-type resumption struct {
-	keeping life.Keeping
-	how     string          // a chat_resume or mooncake.ResumePrompt; empty: only anew
-	ids     json.RawMessage // of the prompt, as the prefill engine had them
-	charged int64           // bytes kept, on the gateway's account
-
-	alone  int // tokens of the client's prompt as the prefill engine counts them
-	before int // tokens of the answer that are part of the prompt now
-	atP    int // prompt tokens the prefill engine has to count now; 0: any number
-	atD    int // the same of the decode engine
-}
 
 // keep decides what stays of a request for the case that this rank loses it.
 func (j *job) keep(rank *fleet.Rank) {

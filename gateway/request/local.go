@@ -34,14 +34,6 @@ const (
 	DisaggregateNever  = "never"
 )
 
-// locally is a job's share of being served whole by a decode rank.
-type locally struct {
-	asked bool             // whether that may be was looked at; a failed attempt is not made again
-	ended int              // tokens of a prompt whose probes hand nothing off; 0: they may
-	slot  *dispatcher.Slot // bound beforehand, with the siblings of a leg
-	known *prefill.Prompt  // what prefix caches know the prompt by, until its KV is somewhere; nil: no rank needs it
-}
-
 // recognize hashes the prompt, once where decode ranks may compute prompts.
 func (j *job) recognize() prefill.Prompt {
 	if j.life.Resumed() {

@@ -92,21 +92,6 @@ func (r *runner) run(e life.Event) (*stream, *openai.Error) {
 	}
 }
 
-// tell tells the life of an event.
-func (j *job) tell(e life.Event, dst []life.Effect) []life.Effect {
-	dst = j.life.Step(e, dst)
-	j.tape.Step(e, dst)
-	return dst
-}
-
-// onPanic gives back what a step has taken, if it panics. The panic goes on to the edge.
-func onPanic(giveBack func()) {
-	if v := recover(); v != nil {
-		giveBack()
-		panic(v)
-	}
-}
-
 // do carries an effect out. Of one that is waited for, it returns how it ended.
 func (r *runner) do(x life.Effect) life.Event {
 	j := r.job

@@ -1,59 +1,10 @@
 package request
 
 import (
-	"time"
-
 	"evenkeel/dispatcher/board"
-	"evenkeel/gateway/failure"
-	"evenkeel/gateway/life"
-	"evenkeel/sse"
+	"evenkeel/gateway/journal"
+	"evenkeel/gateway/openai"
 )
-
-// close settles the request, however it ended. A late FIN of the client must not reach a connection that is somebody else's by then,
-// so its callback goes first.
-func (s *stream) close() {
-	if s.stage == settled {
-		return
-	}
-	s.job.client.OnGone(nil)
-	s.fails(life.Left, failure.Gone(), nil) // where the client's side ended first
-	s.account()
-	s.job.forget()
-	s.settle(board.Cancelled)
-}
-
-// account fills in the job's record and observes the whole answer.
-func (s *stream) account() {
-	now, j, tokens := time.Now(), s.job, s.tokens()
-	j.told.Relayed(now.Sub(s.firstAt), tokens)
-	if tokens > 1 && s.broken == nil && !s.whole {
-		j.told.Paced(s.tokenAt.Sub(s.tokenFrom), tokens)
-	}
-	s.reconcile()
-	s.reportLocal()
-	j.told.EndAttempt(s.broken)
-	if !j.client.isLeg() {
-		j.srv.Account(j.in, s.broken)
-	}
-}
-
-// reconcile learns from a whole answer how well its tokens were counted while they
-// came: that count is the load of the ranks.
-func (s *stream) reconcile() {
-	if s.broken != nil || s.whole {
-		return
-	}
-	s.rank.Traffic.Learn(s.Mirror.TokensPerChunk)
-	u, _ := s.Mirror.Usage()
-	if drift, ok := s.Mirror.Drift(); ok && max(drift, -drift)*100 > u.Completion {
-		s.job.srv.metrics.miscounted.Inc()
-	}
-}
-
-// tokens is how many the answer has, of all its sources.
-func (s *stream) tokens() int {
-	return s.earlier + s.Mirror.Tokens()
-}
 
 // settle gives back everything the stream holds.
 func (s *stream) settle(kind board.Kind) {
@@ -83,16 +34,6 @@ func (s *stream) detach() {
 		resp.Close()
 	}
 	b.putBack()
-}
-
-func (b *buffers) putBack() {
-	b.Assembler = nil
-	if cap(b.Trail.IDs) > 64<<10 {
-		b.Trail = sse.Trail{}
-	}
-	if cap(b.out) <= 64<<10 { // one huge event must not stay in the pool
-		buffersPool.Put(b)
-	}
 }
 
 // release gives the slot back, once; of an answer that is not whole, when the
@@ -128,4 +69,20 @@ func (s *stream) release(kind board.Kind) {
 	if kind == board.Cancelled {
 		s.job.freed()
 	}
+}
+
+// Account gives back what a finished request holds of its caller's limits, and has
+// the journal write what became of it: its very end, once for each. fail is nil for
+// an answer that was whole.
+func (srv *Server) Account(in *Incoming, fail *openai.Error) {
+	if !in.over.CompareAndSwap(false, true) {
+		return // it was Broken, and then its answer was closed
+	}
+	defer srv.open.Add(-1)
+	in.Limits.GiveBack(in.Told.PromptTokens + in.Told.OutputTokens)
+	in.Body.Give()
+	if in.From != nil {
+		srv.Node.Received(in.Told.Origin, journal.Outcome(fail))
+	}
+	in.Told.End(fail)
 }

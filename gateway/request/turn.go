@@ -118,12 +118,6 @@ func (j *job) arrival() prefill.Request {
 	return r
 }
 
-// stay is what a request has of the arrival queue.
-type stay struct {
-	ticket *prefill.Ticket // of a leg that has entered the arrival queue with its siblings
-	holder *prefill.Holder // of the leases that serve is to give back or pass on; nil: it had no turn yet
-}
-
 // end tells the audit that the request no longer has to give back any lease.
 func (s *stay) end(tier *prefill.Tier) {
 	if s.holder != nil {

@@ -142,10 +142,3 @@ func (t *tester) unpaired(s subject) bool {
 	t.report(s.name, OK, "answers; no prompt was sent, because its decode rank would call back, and %s", why)
 	return true
 }
-
-// meets says whether both legs of a request are under way at the same time. Engines of which one
-// does so, and the other one in no way or in another, serve no request together.
-func meets(p, d subject) (together, ever bool) {
-	together = !p.profile.HandsOff()
-	return together, together != d.profile.HandsOff() && (!together || p.profile.Connector == d.profile.Connector)
-}

@@ -125,8 +125,6 @@ func (t *tester) oneDecode(ctx context.Context, s subject, partners []config.Eng
 	return t.decode(ctx, s, body, mooncake.ProbeAnswer{}, t.id())
 }
 
-func (t *tester) id() string { return "ek-" + t.run }
-
 // partner is the first of the other side that answers and has a model of s.
 func (t *tester) partner(ctx context.Context, role string, s subject, engines []config.Engine) (subject, bool) {
 	for _, e := range engines {

@@ -2,7 +2,11 @@ package selftest
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"sync"
+
+	"evenkeel/mooncake"
 )
 
 const (
@@ -10,9 +14,6 @@ const (
 	pairsOnce = 16   // so many are tried at the same time, and no engine is in two of them
 	mostFails = 3    // so many pairs of an engine may fail before one passes; then it is tried no more
 )
-
-// pair is a rank of each side.
-type pair struct{ prefill, decode subject }
 
 // partners gives every rank a partner with a common model, and spreads partners. Each pair is a round of its own.
 func partners(prefills, decodes []subject) (rounds [][]pair) {
@@ -122,14 +123,6 @@ func (t *tester) try(ctx context.Context, rounds [][]pair) {
 	}
 }
 
-// record counts the results of the pairs of a rank.
-type record struct {
-	passed  bool
-	failed  int // pairs that failed, with any partner
-	blamed  int // of these, for its own failure
-	skipped int // pairs that were not tried any more
-}
-
 // score notes the result of a pair. blamed is the side that failed; nil: the pair passed.
 func (t *tester) score(p, d subject, blamed *subject) {
 	t.mu.Lock()
@@ -184,4 +177,87 @@ func (t *tester) sum(ranks []subject) {
 			t.report(s.name, Warn, "its first %d pairs failed, so %d others were not tried; mend it, and run the check again", r.failed, r.skipped)
 		}
 	}
+}
+
+// pair sends one request through a pair. id makes its prompt and its hand-off unlike any other's.
+func (t *tester) pair(ctx context.Context, p, d subject, n int) {
+	model, _ := common(p, d)
+	id := fmt.Sprintf("ek-%s-%d", t.run, n)
+	body, err := prompt(model, id)
+	if err != nil {
+		t.report(p.name, Bad, "%v", err)
+		return
+	}
+	if t.seat != nil {
+		switch d.seat, err = t.seat(ctx, d.fleet, promptTokens); {
+		case errors.Is(err, ErrNotOurs):
+			return
+		case err != nil:
+			t.report(d.name, OK, "was not tried: %v", err)
+			return
+		}
+		defer d.seat.Leave()
+	}
+	var prefill, decode error
+	with := "with the hand-off of %s: %v"
+	if together, _ := meets(p, d); together {
+		with = "with the KV of %s: %v"
+		prefill, decode = t.together(ctx, p, d, body, id)
+	} else {
+		prefill, decode = t.inTurn(ctx, p, d, body, id)
+	}
+	switch {
+	case prefill != nil:
+		t.blame(p, d, &p, "%v", prefill)
+	case decode != nil:
+		t.blame(p, d, &d, with, p.name, decode)
+	default:
+		t.score(p, d, nil)
+	}
+}
+
+// promptTokens is more than the tokens of the prompt and of the answer together.
+const promptTokens = 512
+
+// blame reports a failure of one side of a pair. The first failures of a rank are told one by one, the others are counted.
+func (t *tester) blame(p, d subject, of *subject, format string, args ...any) {
+	t.score(p, d, of)
+	t.mu.Lock()
+	told := t.recordOf(*of).blamed <= mostFails
+	t.mu.Unlock()
+	if told {
+		t.report(of.name, Bad, format, args...)
+	}
+}
+
+// counts warns of a prefill engine that does not tell what its prefix cache had.
+func (t *tester) counts(p subject, answer mooncake.ProbeAnswer) {
+	flag := "--enable-prompt-tokens-details"
+	if p.profile.Connector == mooncake.SGLang {
+		flag = "--enable-cache-report"
+	}
+	if answer.CachedTokens < 0 {
+		t.report(p.name, Warn, "cached_tokens are not reported; start it with %s", flag)
+	}
+}
+
+// inTurn prefills first and has the hand-off decoded.
+func (t *tester) inTurn(ctx context.Context, p, d subject, body *mooncake.Body, id string) (prefill, decode error) {
+	answer, err := t.prefill(ctx, p, body, id)
+	if err != nil {
+		return err, nil
+	}
+	t.report(p.name, OK, "a probe of %d tokens returned a usable hand-off", answer.PromptTokens)
+	t.counts(p, answer)
+	return nil, t.decode(ctx, d, body, answer, id)
+}
+
+// together has both work on the request at the same time.
+func (t *tester) together(ctx context.Context, p, d subject, body *mooncake.Body, id string) (prefill, decode error) {
+	answer, prefill, decode := t.bound(ctx, p, d, body, id)
+	if prefill == nil && decode == nil {
+		t.report(p.name, OK, "prefilled %d tokens for a decode engine that was there before", answer.PromptTokens)
+		t.counts(p, answer)
+	}
+	return prefill, decode
 }

@@ -5,65 +5,16 @@ package selftest
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net"
 	"slices"
 	"strings"
-	"sync"
-	"time"
 
 	"evenkeel/engine"
 	"evenkeel/gateway/config"
 	"evenkeel/gateway/metaserver"
-	"evenkeel/gateway/owner"
 	"evenkeel/mooncake"
 )
-
-// Level of a finding.
-type Level string
-
-// The levels: Bad means that requests will fail.
-const (
-	OK   Level = "ok"
-	Warn Level = "warn"
-	Bad  Level = "bad"
-)
-
-// Finding is one thing learned about one engine.
-type Finding struct {
-	Engine string `json:"engine"` // role and host:port, and /rank where several ranks stand behind it
-	Level  Level  `json:"level"`
-	Msg    string `json:"message"`
-}
-
-// stepTimeout bounds each question to an engine.
-const stepTimeout = 30 * time.Second
-
-type tester struct {
-	cfg       *config.Config
-	client    *engine.Client
-	callbacks *metaserver.Server                                               // nil: callbacks of decode engines are not heard
-	deaf      error                                                            // why callbacks is nil
-	hosts     map[string]bool                                                  // where a hand-off may send a decode engine, or a callback a prefill engine
-	run       string                                                           // in request ids and prompts: no cache answers for the engines
-	seat      func(ctx context.Context, rank string, tokens int) (Seat, error) // nil: no slots are taken
-
-	mu       sync.Mutex // held for the rest while pairs are tried
-	findings []Finding
-	said     map[[2]string]bool // the kinds of findings that were reported, by rank and format
-	records  map[string]*record // by the names of ranks
-}
-
-type subject struct {
-	name    string
-	fleet   string // as the fleet names it
-	seat    Seat   // the slot of this pair's request
-	target  *engine.Target
-	ranks   int // behind its URL; 0: one
-	profile *mooncake.Profile
-	models  []string
-}
 
 // Options of Run.
 type Options struct {
@@ -74,15 +25,6 @@ type Options struct {
 	// Seat takes a slot of a decode rank before a request of the test is sent there. Without Seat, no slots are taken.
 	Seat func(ctx context.Context, rank string, tokens int) (Seat, error)
 }
-
-// Seat is a slot of a decode rank.
-type Seat struct {
-	Area  *owner.Area // the request is sent only while it is ours; nil: no other proxy sends to the rank
-	Leave func()      // gives the slot back
-}
-
-// ErrNotOurs says that another proxy sends requests to a rank.
-var ErrNotOurs = errors.New("selftest: the rank is another proxy's")
 
 // Run sends tiny requests through pairs of a prefill and a decode engine and tells what is wrong, until ctx ends. The config
 // must be valid.
@@ -119,25 +61,6 @@ func Run(ctx context.Context, cfg *config.Config, o Options) []Finding {
 	return t.findings
 }
 
-func newTester(cfg *config.Config, callbacks *metaserver.Server) *tester {
-	return &tester{
-		cfg: cfg, callbacks: callbacks, client: engine.NewClient(engine.Options{}), hosts: map[string]bool{}, said: map[[2]string]bool{}, records: map[string]*record{},
-		run: fmt.Sprintf("selftest-%x", time.Now().UnixNano()),
-	}
-}
-
-// report adds a finding. Findings of a rank that are OK or Warn are told once, whichever partner the rank had.
-func (t *tester) report(s string, l Level, format string, args ...any) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	kind := [2]string{s, format}
-	if l != Bad && t.said[kind] && !strings.Contains(format, "%q") {
-		return
-	}
-	t.said[kind] = true
-	t.findings = append(t.findings, Finding{s, l, fmt.Sprintf(format, args...)})
-}
-
 // subjects are the ranks of the engines that answer, with the models they serve.
 func (t *tester) subjects(ctx context.Context, role string, engines []config.Engine) (ok []subject) {
 	if len(engines) == 0 && !t.cfg.Discovery.On() {
@@ -159,26 +82,6 @@ func (t *tester) subjects(ctx context.Context, role string, engines []config.Eng
 		}
 	}
 	return ok
-}
-
-// rank is another rank of the same engine.
-func (s subject) rank(n int) subject {
-	target := *s.target
-	target.Rank = n
-	s.target = &target
-	s.name = fmt.Sprintf("%s/%d", strings.TrimSuffix(s.name, "/0"), n)
-	s.fleet = fmt.Sprintf("%s/%d", target.ID, n)
-	return s
-}
-
-// engines are the first ranks: what differs between engines is told once.
-func engines(ranks []subject) (list []subject) {
-	for _, s := range ranks {
-		if s.target.Rank <= 0 {
-			list = append(list, s)
-		}
-	}
-	return list
 }
 
 func (t *tester) subject(ctx context.Context, role string, e config.Engine) (s subject, err error) {
@@ -257,15 +160,6 @@ func (t *tester) compareModels(side, others []subject) {
 			t.report(s.name, Bad, "serves %s, and no engine of the other side does", strings.Join(s.models, ", "))
 		}
 	}
-}
-
-func common(a, b subject) (model string, ok bool) {
-	for _, m := range a.models {
-		if slices.Contains(b.models, m) {
-			return m, true
-		}
-	}
-	return "", false
 }
 
 // learnHosts knows what serve will know: a hand-off that names any other host

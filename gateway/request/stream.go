@@ -1,0 +1,95 @@
+package request
+
+import (
+	"sync"
+	"time"
+
+	"evenkeel/dispatcher"
+	"evenkeel/engine"
+	"evenkeel/gateway/couple"
+	"evenkeel/gateway/failure"
+	"evenkeel/gateway/fleet"
+	"evenkeel/gateway/openai"
+	"evenkeel/sse"
+)
+
+// A stream is an answer under way: it reads the decode engine's events, counts
+// their tokens into the slot, edits what the client did not ask for and hands
+// the bytes on. The connection's own goroutine reads it: one Read is one
+// arrival, so backpressure is the client's own.
+type stream struct {
+	job *job
+	source
+	whole bool // the engine's own answer in one piece, no events
+
+	unread    []byte     // events the client has not taken yet
+	now       time.Time  // of the last arrival
+	firstAt   time.Time  // first data event; from then on the client may have bytes
+	tokenFrom time.Time  // first event that carried tokens
+	tokenAt   time.Time  // last one
+	sofar     *sse.Trail // what earlier sources gave; nil: none has
+	earlier   int        // tokens of the answer from them
+	stage     stage
+	broken    *openai.Error // why it ended before it was whole
+}
+
+// stage says how far an answer has come.
+type stage uint8
+
+const (
+	flows   stage = iota // its source may send more
+	lost                 // its source failed, and the answer may go on elsewhere
+	ended                // nothing more comes from any engine
+	settled              // and nothing is held for it any more
+)
+
+// source is the decode call that an answer comes from at the moment. One that
+// is lost in the middle is followed by another.
+type source struct {
+	slot  *dispatcher.Slot // nil once released
+	rank  *fleet.Rank
+	call  *engine.Call
+	run   *fleet.Run // among those a drain may end, while there is a slot
+	resp  *engine.Response
+	began time.Time
+	local bool // it computes the prompt itself
+
+	partner  *couple.Partner // the prefill leg that runs beside it; nil: its prompt was prefilled before
+	stranded bool            // its engine may keep blocks for ever
+
+	wait *engine.Wait   // for the first event
+	came engine.Arrival // the last one, of a source that has begun
+
+	mayHave int            // tokens
+	idle    time.Duration  // how long the engine may be silent, as the connection has it
+	may     int64          // tokens of the prompt that the engine was to compute at most; 0: that is settled
+	beyond  bool           // the engine's traffic expects it beyond the slots until release
+	heard   bool           // its first event; the engine's traffic counts it until release
+	fault   *failure.Fault // why it ended before the answer was whole; nil: it has not, or the answer was
+	*buffers
+}
+
+// buffers are what a stream needs while it runs, reused by the next one.
+type buffers struct {
+	sse.Answer
+	out []byte // for the client
+}
+
+var buffersPool = sync.Pool{New: func() any { return &buffers{} }}
+
+var readPool = sync.Pool{New: func() any { return new([4 << 10]byte) }}
+
+// tokens is how many the answer has, of all its sources.
+func (s *stream) tokens() int {
+	return s.earlier + s.Mirror.Tokens()
+}
+
+func (b *buffers) putBack() {
+	b.Assembler = nil
+	if cap(b.Trail.IDs) > 64<<10 {
+		b.Trail = sse.Trail{}
+	}
+	if cap(b.out) <= 64<<10 { // one huge event must not stay in the pool
+		buffersPool.Put(b)
+	}
+}
