@@ -23,15 +23,20 @@ func TestARequestOfOneTokenAllocatesLittle(t *testing.T) {
 	for range 20 {
 		ask()
 	}
-	const requests = 50
-	before := allocations("evenkeel/gateway/door.(*Door).Handle")
-	for range requests {
-		ask()
+	const requests, most = 50, 57
+	var each int64
+	for range 5 { // what goes on beside it adds to the count, and nothing takes from it
+		before := allocations("evenkeel/gateway/door.(*Door).Handle")
+		for range requests {
+			ask()
+		}
+		if each = (allocations("evenkeel/gateway/door.(*Door).Handle") - before) / requests; each <= most {
+			break
+		}
 	}
-	each := (allocations("evenkeel/gateway/door.(*Door).Handle") - before) / requests
 	t.Log("allocations per request:", each)
 	require.Positive(t, each)
-	require.LessOrEqual(t, each, int64(57))
+	require.LessOrEqual(t, each, int64(most))
 }
 
 // profileAll has the memory profile hold every allocation of the test.

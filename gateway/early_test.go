@@ -434,7 +434,7 @@ func TestAPushedPrefillWaitsForItsRank(t *testing.T) {
 // has a lease then, like that of any hand-off: they wait for a slot in the decode engine's own queue, which renews it.
 func TestAHandOffOfAPushHasALease(t *testing.T) {
 	t.Parallel()
-	const lease = 4 * time.Second
+	const lease = 8 * time.Second
 	c := early(t, refengine.NIXLPush, options{
 		dirty:   true, // a machine that stands still at a deadline loses a hand-off, not an answer
 		prefill: []refengine.Config{{KVHoldTimeout: lease}, {KVHoldTimeout: lease}}, decode: []refengine.Config{{Slots: 1, KVHoldTimeout: lease}},
