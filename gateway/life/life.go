@@ -60,7 +60,7 @@ func (l *Life) Stays() bool { return l.history == returned }
 func (l *Life) Resumed() bool { return l.tries.resumed > 0 }
 
 // Losses is how often a part of its answer was lost, or given back before it began.
-func (l *Life) Losses() int { return l.tries.resumed + l.tries.bounced }
+func (l *Life) Losses() int { return int(l.tries.resumed + l.tries.bounced) }
 
 // Breaches are the connections that broke under the request.
 func (l *Life) Breaches() []Breach { return l.tries.broke }
@@ -133,7 +133,10 @@ func (l *Life) Step(e Event, dst []Effect) []Effect {
 			return append(dst, Effect{Do: SendDecode})
 		}
 	case Opening, Coupled:
-		if e.What == First {
+		switch e.What {
+		case Ends: // all of it came at once. The slot is free, whatever the prefill engine says of it
+			return l.owed.settle(append(dst, Effect{Do: Acclaim}), Slot, Finish)
+		case First:
 			l.state = Answering
 			dst = l.owed.settle(dst, KV, Free) // the prefill engine has its blocks back
 			dst = l.owed.conclude(dst, l.tries.poisons())
@@ -219,15 +222,13 @@ func (l *Life) fell(e Event, dst []Effect) []Effect {
 		dst = l.owed.settle(dst, Lease, v.KV)
 		dst = l.owed.settle(dst, KV, v.KV)
 	}
-	if l.owed.has[Slot] {
-		how, idle := Failing, e.End.Why == Unready || e.End.Why == Unlearned || e.End.Why == Leaving // nothing was sent
-		if idle || e.Quit || e.End.Why == NotOurs {
-			how = Cancelled
-		}
-		dst = l.owed.settle(dst, Slot, how)
-		if e.End.Leg == Decode && !idle && e.End.Why != GivenBack {
-			dst = append(dst, Effect{Do: Shun})
-		}
+	how, idle := Failing, e.End.Why == Unready || e.End.Why == Unlearned || e.End.Why == Leaving // nothing was sent
+	if idle || e.Quit || e.End.Why == NotOurs || e.End.Why == Left && e.End.Open {
+		how = Cancelled
+	}
+	dst = l.owed.settle(dst, Slot, how)
+	if e.End.Leg == Decode && !idle && e.End.Why != GivenBack {
+		dst = append(dst, Effect{Do: Shun})
 	}
 	l.last = v.Next
 	if v.Next == Over || v.Next == Ask || e.Left {
@@ -260,7 +261,9 @@ func (l *Life) answered(e Event, dst []Effect) []Effect {
 		l.tries.resumed++
 		return l.begin(dst)
 	case e.What == Ends && l.state == Answering:
-		dst = l.owed.settle(append(dst, Effect{Do: Acclaim}), Slot, Finish)
+		if l.owed.has[Slot] {
+			dst = l.owed.settle(append(dst, Effect{Do: Acclaim}), Slot, Finish)
+		}
 		if l.early { // its prefill engine may have more to say
 			l.state = Confirming
 			return append(dst, Effect{Do: Confirm})

@@ -8,11 +8,11 @@ import (
 // tries is what is remembered of a request's failed attempts: how many there were, and whether the engines or the request itself
 // are why they failed.
 type tries struct {
-	count, unsent int // since the last start: of an answer that goes on, those of its next part
-	refused       int // by prefill engines, attempts that do not count
-	bounced       int // given back by an engine without room before its first event
-	resumed       int // lost answers that went on
-	suspect       int // engines that the request may have broken
+	count, unsent int32 // since the last start: of an answer that goes on, those of its next part
+	refused       int32 // by prefill engines, attempts that do not count
+	bounced       int32 // given back by an engine without room before its first event
+	resumed       int32 // lost answers that went on
+	suspect       int32 // engines that the request may have broken
 	broke         []Breach
 }
 
@@ -38,17 +38,17 @@ func (t *tries) next(follows Next, e *Event) Retry {
 		return Retry{Budget: Freely}
 	case Room:
 		t.bounced++
-		if t.resumed+t.bounced > e.Rooms {
+		if int(t.resumed+t.bounced) > e.Rooms {
 			return Retry{}
 		}
-		return Retry{Budget: Freely, Pause: min(t.bounced, 8)}
+		return Retry{Budget: Freely, Pause: min(int(t.bounced), 8)}
 	case Unreached:
 		t.unsent++
-		return Retry{Budget: OfUnsent, N: t.unsent}
+		return Retry{Budget: OfUnsent, N: int(t.unsent)}
 	case Untaken:
 		if t.refused < mostRefused {
 			t.refused++
-			return Retry{Budget: Counted, N: max(1, t.count), Pause: t.refused}
+			return Retry{Budget: Counted, N: max(1, int(t.count)), Pause: int(t.refused)}
 		}
 	case Again:
 	}
@@ -56,7 +56,7 @@ func (t *tries) next(follows Next, e *Event) Retry {
 	if t.breaks(e) {
 		return Retry{}
 	}
-	return Retry{Budget: Counted, N: t.count, Despite: t.resumed > 0}
+	return Retry{Budget: Counted, N: int(t.count), Despite: t.resumed > 0}
 }
 
 // breaks tells whether the request may be what breaks engines: two failed at it, or died under it.

@@ -268,8 +268,10 @@ func (e Ended) Verdict() Verdict {
 			v.KV = Free
 		}
 	}
-	if e.Moved && v.Next != Over {
-		v.Next, v.Whom = Anew, Nobody
+	if e.Moved {
+		if v.Whom = Nobody; v.Next != Over {
+			v.Next = Anew
+		}
 	}
 	return v
 }

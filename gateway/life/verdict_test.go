@@ -61,7 +61,7 @@ func TestNobodyIsBlamedForWhatDidNotFail(t *testing.T) {
 			v.Next == Anew || v.Next == Room || v.Next == Ask {
 			require.Equal(t, Nobody, v.Whom, "%+v", e)
 		}
-		if e.Why < Unreachable {
+		if e.Why < Unreachable || e.Moved {
 			require.Equal(t, Nobody, e.Verdict().Whom, "%+v", e)
 		}
 	})

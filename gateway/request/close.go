@@ -18,6 +18,7 @@ func (s *stream) close() {
 	}
 	s.job.client.OnGone(nil)
 	s.fails(life.Left, failure.Gone(), nil) // where the client's side ended first
+	s.finish(failure.Gone())                // and where the life is over, because something panicked
 	s.account()
 	s.job.forget()
 	s.settle(board.Cancelled)

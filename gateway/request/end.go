@@ -23,10 +23,13 @@ func (s *stream) fails(why life.Why, answer *openai.Error, err error) {
 		why, answer = life.Left, failure.Gone()
 	}
 	begun := !s.firstAt.IsZero()
-	if begun && why == life.Throttled {
+	switch {
+	case begun && why == life.Throttled:
 		why = life.Rejected
+	case begun && why == life.Rejected && answer.Status/100 == 5: // it refuses our own credential
+		why = life.Erred
 	}
-	s.fault = failure.Of(life.Ended{Leg: life.Decode, Far: life.Through, Why: why, Open: true}, answer, err)
+	s.fault = failure.Of(life.Ended{Leg: life.Decode, Far: life.Through, Why: why, Open: true, Moved: begun && s.run.Moved()}, answer, err)
 	s.fault.Status, s.fault.Engine = s.Mirror.Failure().Status, s.rank.Instance
 	if !begun {
 		s.stage, s.broken = ended, answer
@@ -39,13 +42,13 @@ func (s *stream) fails(why life.Why, answer *openai.Error, err error) {
 
 // ends ends an answer that is whole.
 func (s *stream) ends() {
-	switch {
-	case s.stage >= ended:
-	case s.firstAt.IsZero(): // all of it came at once: its life is told once it knows of the first event
-		s.finish(nil)
-	default:
-		s.step(life.Event{What: life.Ends})
+	if s.stage >= ended {
+		return
 	}
+	if s.firstAt.IsZero() { // all of it came at once
+		s.finish(nil)
+	}
+	s.step(life.Event{What: life.Ends})
 }
 
 // step tells the life of an answer that has begun what became of it, and carries out what is to be done.

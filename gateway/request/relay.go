@@ -54,8 +54,10 @@ func (j *job) newStream(slot *dispatcher.Slot) *stream {
 func (s *stream) opened() {
 	s.firstAt = time.Now()
 	s.computed()
-	s.heard = true
-	s.rank.Traffic.Begin()
+	if s.slot != nil { // else all of it came at once
+		s.heard = true
+		s.rank.Traffic.Begin()
+	}
 	j := s.job
 	if j.life.Resumed() {
 		return // the client has had its first event
@@ -156,12 +158,7 @@ func (s *stream) effect(fx sse.Effects) {
 		s.fails(life.Unusable, failure.Stream("upstream_broken", s.Err()), s.Err())
 	case sse.Refused:
 		said := s.Mirror.Failure()
-		fail := failure.Told(said)
-		why := life.ByStatus(said.Status)
-		if fail.Status/100 == 4 {
-			why = life.Rejected
-		}
-		s.fails(why, fail, fmt.Errorf("its event was an error of status %d", said.Status))
+		s.fails(life.ByStatus(said.Status), failure.Told(said), fmt.Errorf("its event was an error of status %d", said.Status))
 	case sse.GivenBack:
 		if s.firstAt.IsZero() { // serve begins anew
 			s.job.srv.metrics.recomputes.WithLabelValues(life.Repeated).Inc()

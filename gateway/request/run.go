@@ -199,6 +199,9 @@ func (r *runner) began(f *failure.Fault, quit bool) life.Event {
 		f.Moved = r.stream.run.Moved()
 		e := r.fell(f)
 		e.Quit = quit
+		if r.stream.slot == nil { // all of its answer had come, so that its slot is free
+			r.drop(board.Failed)
+		}
 		return e
 	}
 	return life.Event{What: life.First}
@@ -209,11 +212,11 @@ func (r *runner) fell(f *failure.Fault) life.Event {
 	r.fault, r.fail = f, f.Answer
 	r.told.Fails(f.Cause(), f.Status, f.Answer)
 	e := r.job.fell(f)
-	switch {
-	case f.Leg == life.Prefill && r.lease != nil:
-		e.Engine = r.prefiller().Instance
-	case r.stream != nil:
+	if r.stream != nil {
 		r.stream.fault, e.Engine = f, r.stream.rank.Instance
+	}
+	if f.Leg == life.Prefill && r.lease != nil {
+		e.Engine = r.prefiller().Instance
 	}
 	return e
 }
@@ -341,8 +344,13 @@ func (r *runner) giveSlotBack(how life.How) {
 	if s.local && how == life.Failing && r.fault != nil {
 		j.localFailed(s, r.fault)
 	}
-	s.settle(kind)
-	if !j.life.Resumed() {
-		j.forget()
+	r.drop(kind)
+}
+
+// drop ends the stream of an attempt that failed.
+func (r *runner) drop(kind board.Kind) {
+	r.stream.settle(kind)
+	if !r.life.Resumed() {
+		r.forget()
 	}
 }

@@ -71,6 +71,9 @@ func (b bound) decode(lease *prefill.Lease) (_ *failure.Fault, quit bool) {
 	_, times, _ := s.partner.Told()
 	j.told.Coupled(times.Callback, slot)
 	s.opened()
+	if s.slot == nil { // all of it came at once
+		s.partner.Close()
+	}
 	s.run.Settle()
 	j.reach(journal.Streaming)
 	j.client.OnGone(func() { s.call.Leave(leg.Notice) })
