@@ -1,0 +1,115 @@
+package virtual
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"evenkeel/dispatcher/board"
+	"evenkeel/pool"
+)
+
+// request comes to a group of ranks.
+type request struct {
+	at             float64 // ms
+	prompt, tokens int32
+}
+
+// told runs ranks of so many slots and KV tokens until all requests have ended, and says what became of each. The boards bind twice as many
+// requests as a rank has slots. A step takes 10 ms and
+// 1 ms for each 100 KV tokens of the fullest rank.
+func told(t *testing.T, ranks, slots int, capacity int64, requests ...request) (all []string) {
+	t.Helper()
+	b, err := board.New(board.Config{Policy: "rr", TTL: time.Hour})
+	require.NoError(t, err)
+	g := NewGroup(board.GroupKey{Model: "m", Name: "g", Barrier: true}, 10, 0.01)
+	e := &Engines{Driver: NewDriver(b, time.Unix(0, 0), "m"), Groups: []*Group{g}}
+	var workers []board.Worker
+	for id := range int32(ranks) {
+		workers = append(workers, board.Worker{ID: id, Model: "m", Group: "g", Barrier: true, Slots: 2 * slots, Up: true})
+		g.Ranks = append(g.Ranks, &Rank{ID: id, Slots: slots, Capacity: capacity, Cost: 1, Group: g})
+	}
+	note := func(format string, args ...any) {
+		all = append(all, fmt.Sprintf("%.2f ms: ", e.Now)+fmt.Sprintf(format, args...))
+	}
+	e.Length = func(g *Group) float64 {
+		fullest := int64(0)
+		for _, r := range g.Ranks {
+			kv, _ := r.Load(g.Step)
+			fullest = max(fullest, kv)
+		}
+		return g.C0Ms + g.C1Ms*float64(fullest)
+	}
+	left := len(requests)
+	e.Token, e.Stepped = func(*Leg) {}, func(*Group, int) {}
+	e.Seated = func(l *Leg) { note("%d has a slot", l.Job) }
+	e.Finished = func(_ *Group, l Leg) { left--; note("%d has its %d tokens", l.Job, l.Gen) }
+	e.Preempted = func(r *Rank, l Leg) { left--; note("%d leaves rank %d after %d tokens", l.Job, r.ID, l.Gen) }
+	e.Refused = func(*board.Effect) { t.Error("nothing is refused") }
+	e.Bound = func(f *board.Effect) {
+		job := int32(f.Entry.ID)
+		e.Place(g.Ranks[f.Bound.Worker], Leg{Job: job, Slot: f.Bound.Slot, Prompt: int32(f.Entry.Prompt), Left: requests[job-1].tokens})
+	}
+	e.Apply(board.SetWorkers{Workers: workers}, 0)
+	came := 0
+	for turn := 0; left > 0; turn++ {
+		require.Less(t, turn, 1000, "it stands still after %v", all)
+		e.Turn(func() {
+			for ; came < len(requests) && requests[came].at <= e.Now; came++ {
+				entry := &pool.Entry{ID: uint64(came + 1), Model: "m", Prompt: int(requests[came].prompt)}
+				entry.Arrival, entry.Entered = e.Instant(e.Now), e.Instant(e.Now)
+				e.Apply(board.Enqueue{Entry: entry}, e.Now)
+			}
+		})
+		e.Begin()
+		next, _ := e.Due()
+		if came < len(requests) {
+			next = min(next, requests[came].at)
+		}
+		e.Now = next
+	}
+	for _, r := range g.Ranks {
+		require.Zero(t, r.KV+int64(r.Active+len(r.Legs)), "what has ended holds nothing")
+	}
+	_, busy := e.Due()
+	require.False(t, busy, "nothing decodes, so nothing steps")
+	return all
+}
+
+// Each step of a group takes as long as its fullest rank needs, and a request joins at the end of the step in which it came.
+func TestRanksOfAGroupStepTogether(t *testing.T) {
+	require.Equal(t, []string{
+		"0.00 ms: 1 has a slot",
+		"5.00 ms: 2 has a slot",
+		"40.01 ms: 1 has its 2 tokens", // 20 ms for its prompt alone, then 20.01 ms for that and a token
+		"60.02 ms: 2 has its 2 tokens",
+	}, told(t, 2, 4, 0, request{0, 1000, 2}, request{5, 1000, 2}))
+}
+
+// An engine gives its slots in the order in which requests came, whatever the boards think of them.
+func TestWhoFindsNoSlotWaitsInTheEngine(t *testing.T) {
+	require.Equal(t, []string{
+		"0.00 ms: 1 has a slot",
+		"20.00 ms: 1 has its 1 tokens",
+		"20.00 ms: 2 has a slot",
+		"40.00 ms: 2 has its 1 tokens",
+	}, told(t, 1, 1, 0, request{0, 1000, 1}, request{0, 1000, 1}))
+}
+
+// The KV of a second answer has no room beside the first one's after a few tokens: the last admitted one leaves.
+func TestTheLastAdmittedRequestLeavesIfKVOverflows(t *testing.T) {
+	all := told(t, 1, 2, 205, request{0, 100, 9}, request{0, 100, 9})
+	require.Contains(t, all[2], "2 leaves rank 0 after 3 tokens")
+	require.Contains(t, all[3], "1 has its 9 tokens")
+}
+
+// What has no room for its KV is not pulled, and begins when there is room. A request that is alone is served, however long it is.
+func TestARequestIsPulledWhenItsKVHasRoom(t *testing.T) {
+	all := told(t, 1, 2, 150, request{0, 100, 3}, request{0, 200, 1})
+	require.Equal(t, "0.00 ms: 1 has a slot", all[0])
+	require.Contains(t, all[1], "1 has its 3 tokens")
+	require.Contains(t, all[2], "2 has a slot")
+	require.Contains(t, all[3], "2 has its 1 tokens")
+}

@@ -1,0 +1,171 @@
+package adviser
+
+import (
+	"context"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	"github.com/stretchr/testify/require"
+	"go.uber.org/zap"
+
+	"evenkeel/dispatcher"
+	"evenkeel/dispatcher/board"
+	"evenkeel/engine"
+	"evenkeel/gateway/advice"
+	"evenkeel/gateway/config"
+	"evenkeel/gateway/fleet"
+	"evenkeel/gateway/owner"
+	"evenkeel/mooncake"
+	"evenkeel/pool"
+	"evenkeel/prefill"
+	"evenkeel/prefill/local"
+)
+
+// advised is a proxy with two prefill engines and two decode engines, of which no monitor hears anything: a test says how they are.
+type advised struct {
+	*Adviser
+	t   *testing.T
+	set *config.Advice
+}
+
+func start(t *testing.T) *advised {
+	t.Helper()
+	cfg := config.Default()
+	cfg.Profiles = map[string]mooncake.Profile{"pull": {Connector: mooncake.NIXLPull}}
+	cfg.Engines.Prefill = []config.Engine{{URL: "http://127.0.0.1:1", Profile: "pull"}, {URL: "http://127.0.0.1:2", Profile: "pull"}}
+	cfg.Engines.Decode = []config.Engine{{URL: "http://127.0.0.1:3", Profile: "pull", Slots: 8}, {URL: "http://127.0.0.1:4", Profile: "pull", Slots: 8}}
+	require.NoError(t, cfg.Validate())
+	set, log, reg, places := fleet.NewSettings(cfg), zap.NewNop(), prometheus.NewRegistry(), pool.NewPlaces(2)
+	a := &advised{t: t, set: &config.Advice{Interval: time.Second, Window: 10 * time.Second, Calm: time.Minute, Target: 0.8}}
+	tier, err := prefill.New(prefill.Config{Push: prefill.PushConfig{MaxUnanswered: 1}, Places: places, Log: log})
+	require.NoError(t, err)
+	d, err := dispatcher.Start(t.Context(), dispatcher.Config{Config: board.Config{TTL: time.Hour}, Registerer: reg, Places: places, Log: log})
+	require.NoError(t, err)
+	client := engine.NewClient(engine.Options{})
+	t.Cleanup(client.Close)
+	f := fleet.New(fleet.Host{
+		Context: t.Context(), Serving: t.Context, Started: time.Now(), Log: log, Registerer: reg,
+		Settings: func() *fleet.Settings { return set }, Client: client,
+		Monitor: engine.NewMonitor(engine.MonitorConfig{Client: client, Registerer: reg, Log: log, HealthInterval: time.Hour, FactsInterval: time.Hour}),
+		Publish: func(candidates []prefill.Candidate, _ []local.Rank, workers []board.Worker) {
+			tier.SetCandidates(candidates)
+			d.SetWorkers(workers)
+		},
+	})
+	f.Admission = (*owner.Set)(nil)
+	enter, err := f.Load()
+	require.NoError(t, err)
+	enter()
+	a.Adviser = New(Host{Settings: func() *config.Advice { return a.set }, Fleet: f, Tier: tier, Dispatcher: d, Places: places})
+	for _, one := range []string{"prefill 127.0.0.1:1", "prefill 127.0.0.1:2", "decode 127.0.0.1:3", "decode 127.0.0.1:4"} {
+		a.says(one, true)
+	}
+	return a
+}
+
+// says has an engine be up or down. It serves a model and an adapter, which shares the model's ranks.
+func (a *advised) says(one string, up bool) {
+	a.host.Fleet.OnStatus(one, engine.Status{Up: up, Models: []engine.Model{{ID: "m"}, {ID: "lora", Parent: "m"}}})
+}
+
+// ask begins prefills.
+func (a *advised) ask(model string, n int) {
+	for range n {
+		_, err := a.host.Tier.Enter(prefill.Request{Model: model, Prompt: prefill.Prompt{Tokens: 100}})
+		require.NoError(a.t, err)
+	}
+}
+
+func TestASampleIsBothSidesOfAModel(t *testing.T) {
+	a := start(t)
+	d3, _ := a.host.Fleet.RankOf("127.0.0.1:3", "m")
+	d4, _ := a.host.Fleet.RankOf("127.0.0.1:4", "m")
+	m := board.ModelStatus{Model: "m", Pool: 3, OldestSeconds: 1.5, Finished: 5, Cancelled: 6, Failed: 7, Workers: []board.WorkerStatus{
+		{ID: d3, Up: true, Slots: 8, Used: 2, KVTokens: 100, Capacity: 1000}, {ID: d4, Down: true, Slots: 8, Used: 1, KVTokens: 50, Capacity: 1000},
+	}}
+	of := func() *advice.Sample {
+		all := a.samples(time.Unix(7, 0), []board.ModelStatus{m, {Model: "gone"}})
+		require.Len(t, all, 1, "nothing is advised on a model without ranks")
+		return all["m"]
+	}
+	decode := advice.Decode{Live: 1, Down: 1, Slots: 8, Used: 2, KVTokens: 100, Capacity: 1000, Pool: 3, Oldest: 1500 * time.Millisecond, Ended: 18}
+	require.Equal(t, &advice.Sample{At: time.Unix(7, 0), Prefill: advice.Prefill{Live: 2}, Decode: decode}, of())
+
+	m.Workers[1].Up, m.Workers[1].Down, m.Workers[1].Capacity = true, false, 0
+	require.Equal(t, advice.Decode{Live: 2, Slots: 16, Used: 3, KVTokens: 150, Pool: 3, Oldest: decode.Oldest, Ended: 18}, of().Decode,
+		"one that is unknown makes the sum unknown")
+
+	a.says("prefill 127.0.0.1:2", false)
+	require.Equal(t, advice.Prefill{Live: 1, Down: 1}, of().Prefill)
+	a.ask("m", 1)
+	require.Equal(t, 1, of().Prefill.Busy)
+	a.ask("m", 1)
+	a.ask("lora", 2)
+	got := of()
+	require.Equal(t, 3, got.Prefill.Requests, "an adapter is a part of its model")
+	require.Positive(t, got.Prefill.Waiting)
+}
+
+// What waits for a prefill engine because hand-offs have all places needs decode ranks, not prefill ranks.
+func TestAFullPoolIsTold(t *testing.T) {
+	a := start(t)
+	d3, _ := a.host.Fleet.RankOf("127.0.0.1:3", "m")
+	full := func(pooled int) bool {
+		return a.samples(time.Now(), []board.ModelStatus{{Model: "m", Pool: pooled, Workers: []board.WorkerStatus{{ID: d3, Up: true}}}})["m"].PoolFull
+	}
+	a.ask("m", 3)
+	require.Equal(t, 2, a.host.Places.Used())
+	require.False(t, full(2), "prefills have the places")
+	require.True(t, full(3))
+	a.host.Places.Release()
+	require.False(t, full(3), "there is a place")
+}
+
+// Begun is the probe that runs, and Waiting what stands behind it; what others sent is theirs.
+func TestAPrefillRankIsCountedByWhatIsOurs(t *testing.T) {
+	var p advice.Prefill
+	addPrefill(&p, &prefill.CandidateStatus{Inflight: 4, BacklogMs: 9000, OthersMs: 1000, KVTokens: 10, CapacityTokens: 100})
+	addPrefill(&p, &prefill.CandidateStatus{BacklogMs: 5000, KVTokens: 10})
+	require.Equal(t, advice.Prefill{Live: 2, Busy: 1, Begun: 2, Waiting: 6, KVTokens: 10, Capacity: 100}, p)
+}
+
+// Advice is given at each interval, kept for metrics, and forgotten with its model.
+func TestAdviceIsGivenUntilItsModelIsGone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := start(t)
+		require.Empty(t, a.Latest())
+		ctx, cancel := context.WithCancel(t.Context())
+		over := make(chan struct{})
+		go func() { defer close(over); a.Run(ctx) }()
+		time.Sleep(time.Second + time.Millisecond)
+		synctest.Wait()
+		require.Len(t, a.Latest(), 1)
+		one := a.Latest()[0]
+		require.Equal(t, "m", one.Model)
+		require.Equal(t, []advice.Step{{Kind: advice.None, Reason: advice.ReasonTooLittleData}}, one.Steps)
+		require.NoError(t, testutil.CollectAndCompare(a, strings.NewReader(`
+# HELP evenkeel_live_ranks Ranks of the side that answer.
+# TYPE evenkeel_live_ranks gauge
+evenkeel_live_ranks{model="m",role="decode"} 2
+evenkeel_live_ranks{model="m",role="prefill"} 2
+`), "evenkeel_live_ranks"))
+		require.Equal(t, len(advice.Steps()), testutil.CollectAndCount(a, "evenkeel_advice"), "what is not advised is 0")
+		problems, err := testutil.CollectAndLint(a)
+		require.NoError(t, err)
+		require.Empty(t, problems)
+
+		a.host.Dispatcher.SetWorkers(nil)
+		time.Sleep(time.Second)
+		synctest.Wait()
+		require.Empty(t, a.Latest())
+		require.Empty(t, a.of)
+		cancel()
+		<-over
+		a.set = &config.Advice{}
+		a.Run(t.Context()) // returns at once
+	})
+}
