@@ -34,10 +34,11 @@ import (
 	"evenkeel/gateway/openai"
 	"evenkeel/mooncake"
 	"evenkeel/prefill"
+	"evenkeel/prefill/local"
 )
 
 func TestMain(m *testing.M) {
-	if err := flag.Set("test.parallel", "8"); err != nil { // these tests wait more than they compute
+	if err := flag.Set("test.parallel", "16"); err != nil { // these tests wait more than they compute
 		panic(err)
 	}
 	os.Exit(m.Run())
@@ -133,6 +134,13 @@ func start(t *testing.T, o setup) *bed {
 	}
 	b.Tier.SetCandidates(candidates)
 	b.Dispatcher.SetWorkers(workers)
+	if profile.AllowLocalPrefill {
+		var ranks []local.Rank
+		for _, w := range workers {
+			ranks = append(ranks, local.Rank{ID: w.ID, Name: w.Name, Model: w.Model, Engine: w.Engine, Up: true})
+		}
+		b.Locals.Set(ranks)
+	}
 	b.listen()
 	return b
 }
@@ -274,10 +282,16 @@ func read(t *testing.T, r reply) (text string, finished bool, fail string) {
 	return text, finished, fail
 }
 
-// settle waits until nothing is under way, and holds that nothing is held then.
-func (b *bed) settle() {
+// over waits until every request is told of.
+func (b *bed) over() {
 	b.t.Helper()
 	require.Eventually(b.t, func() bool { return b.Open() == 0 }, patience, time.Millisecond)
+}
+
+// settle waits until nothing is under way, and holds that nothing is held then. The bed takes no requests any more.
+func (b *bed) settle() {
+	b.t.Helper()
+	b.over()
 	ctx, cancel := context.WithTimeout(b.t.Context(), patience)
 	defer cancel()
 	b.Finish(ctx)()
@@ -298,7 +312,9 @@ func (b *bed) settle() {
 		}
 	}
 	require.Zero(b.t, status.Drift)
+	require.Zero(b.t, b.metric(b.t, "evenkeel_double_releases_total", "")+b.metric(b.t, "evenkeel_prefill_double_releases_total", ""))
 	for _, e := range slices.Concat(b.p, b.d) {
+		require.Eventually(b.t, func() bool { st := e.Stats(); return st.Running+st.Waiting == 0 }, patience, time.Millisecond)
 		st := e.Stats()
 		type harm struct{ Replays, ExpiredPulls, WrongBlocks, BadHits, Crashes, DuplicateIDs, RankMismatch int64 }
 		require.Zero(b.t, harm{st.Replays, st.ExpiredPulls, st.WrongBlocks, st.BadHits, st.Crashes, st.DuplicateIDs, st.RankMismatch})
