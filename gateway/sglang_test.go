@@ -220,31 +220,6 @@ func TestACanaryOfSGLangIsComputed(t *testing.T) {
 	}
 }
 
-// KV that does not arrive is no fault of the request: the third decode engine serves what two could not get.
-func TestTransfersThatFailAreNotTheRequestsFault(t *testing.T) {
-	t.Parallel()
-	for name, more := range map[string]string{"in a stream": `"stream":true,`, "as a status": ``} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			c := early(t, refengine.SGLang, options{
-				dirty: true, decode: []refengine.Config{{}, {}, {}},
-				profile: mooncake.Profile{NonStream: mooncake.NonStreamPassthrough},
-				configure: func(cfg *config.Config) {
-					cfg.Prefill.Retry.Attempts, cfg.Prefill.Retry.Budget, cfg.Dispatch.Policy = 3, 1, "rr"
-				},
-			})
-			c.eventually("all are up", func() bool { return c.sum("evenkeel_engine_up") == 4 })
-			for _, d := range c.decode[:2] {
-				require.NoError(t, d.SetFaults(refengine.Rule{Fault: refengine.TransferFails, Count: 2}))
-			}
-			for i := range 6 {
-				require.Equal(t, "right", c.judge(fmt.Sprint("prompt ", i), more))
-			}
-			require.Positive(t, c.decode[0].Stats().FailedPulls+c.decode[1].Stats().FailedPulls)
-		})
-	}
-}
-
 // SGLang would obey these keys, and no client may send them to it. Other engines ignore them.
 func TestKeysThatNoClientSetsForSGLang(t *testing.T) {
 	t.Parallel()

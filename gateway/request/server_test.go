@@ -105,8 +105,8 @@ type engines struct {
 	frees      bool
 
 	mu       sync.Mutex
-	differed []string              // models that two engines disagree on
-	at       *mooncake.Coordinates // of the prefill engines, as one has told
+	differed []string                         // models that two engines disagree on
+	at       map[string]*mooncake.Coordinates // of prefill engines that have told theirs
 	tracked  int
 }
 
@@ -126,16 +126,19 @@ func (f *engines) DownSince(engine string, _ time.Time) bool                    
 func (f *engines) Exchange(prefill.Candidate) (*mooncake.Exchange, error)        { return nil, f.nameless }
 func (f *engines) Made(b fleet.Birth, _ prefill.Candidate, _ string) fleet.Birth { return b }
 
-func (f *engines) Coordinates(prefill.Candidate) *mooncake.Coordinates {
+func (f *engines) Coordinates(c prefill.Candidate) *mooncake.Coordinates {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return f.at
+	return f.at[c.ID]
 }
 
-func (f *engines) Learn(_ prefill.Candidate, _ fleet.Birth, at *mooncake.Coordinates) {
+func (f *engines) Learn(c prefill.Candidate, _ fleet.Birth, at *mooncake.Coordinates) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.at = at
+	if f.at == nil {
+		f.at = map[string]*mooncake.Coordinates{}
+	}
+	f.at[c.ID] = at
 }
 
 func (f *engines) Differ(_, _, model string) {
