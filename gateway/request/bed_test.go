@@ -374,6 +374,24 @@ func (b *bed) settle() {
 	}
 }
 
+// clean settles what no engine was to spoil: no hand-off was lost, and no engine keeps or computed anything that the proxy does not know of.
+func (b *bed) clean() {
+	b.t.Helper()
+	b.settle()
+	locals := int64(b.locals())
+	for _, c := range b.Tier.Status() {
+		require.Zero(b.t, c.KVTokens, c.ID)
+	}
+	for _, e := range slices.Concat(b.p, b.d) {
+		b.eventually("no hand-off is kept", func() bool { return e.Stats().Pins == 0 })
+		st := e.Stats()
+		type loss struct{ Leaks, Unknown, KeyMismatches, InTransfer, Unpinned, OverAdmitted int64 }
+		require.Zero(b.t, loss{st.Leaks, st.Unknown, st.KeyMismatches, st.InTransfer, st.Unpinned, st.OverAdmitted})
+		locals -= st.LocalPrefills
+	}
+	require.GreaterOrEqual(b.t, locals, int64(0), "prompts that decode ranks computed and the proxy did not count")
+}
+
 var verdicts = [...]string{engine.Faulted: "faulted", engine.Silent: "silent", engine.Unclear: "unclear"}
 
 // fate says in words what became of a request, of its hand-offs and of the name of its engines: how often they prefilled only with prefills, and who

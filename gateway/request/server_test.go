@@ -73,7 +73,7 @@ func newServer(t *testing.T, changes ...func(*config.Config, *Env)) *server {
 	return s
 }
 
-// metric is the value of a series of one label at most.
+// metric is the value of a series of one label at most; of a histogram, how many values it has.
 func (s *server) metric(t *testing.T, name, value string) float64 {
 	all, err := s.registry.Gather()
 	require.NoError(t, err)
@@ -83,7 +83,7 @@ func (s *server) metric(t *testing.T, name, value string) float64 {
 		}
 		for _, m := range family.GetMetric() {
 			if len(m.GetLabel()) == 0 || m.GetLabel()[0].GetValue() == value {
-				return m.GetCounter().GetValue() + m.GetGauge().GetValue()
+				return m.GetCounter().GetValue() + m.GetGauge().GetValue() + float64(m.GetHistogram().GetSampleCount())
 			}
 		}
 	}
