@@ -3,7 +3,6 @@ package gateway_test
 import (
 	"fmt"
 	"math/rand/v2"
-	"net/http"
 	"net/url"
 	"strconv"
 	"strings"
@@ -128,99 +127,6 @@ func TestRoomsBelongToRanks(t *testing.T) {
 	}
 }
 
-// A prefill engine that fails ends the decode leg at once: SGLang's would wait for 300 s.
-func TestAFailedPrefillEndsItsDecode(t *testing.T) {
-	t.Parallel()
-	for _, connector := range earlyConnectors {
-		for _, fault := range []refengine.Rule{
-			{Fault: refengine.Internal, Count: 1},
-			{Fault: refengine.Busy, Count: 1},
-			{Fault: refengine.Reset, Count: 1},
-			{Fault: refengine.Reset, Phase: refengine.PhaseAfterHeaders, Count: 1},
-		} {
-			t.Run(string(connector)+" "+string(fault.Fault)+" "+fault.Phase, func(t *testing.T) {
-				t.Parallel()
-				c := early(t, connector, options{prefill: []refengine.Config{{}, {}}, dirty: true, configure: func(cfg *config.Config) {
-					cfg.Bind.Confirm = patience // no token goes out before the prefill's answer, however busy the machine is
-				}})
-				for i := range c.prefill {
-					require.Equal(t, "right", c.judge(fmt.Sprintf("warm %d", i), `"stream":true,`))
-				}
-				for _, p := range c.prefill {
-					require.NoError(t, p.SetFaults(fault))
-				}
-				require.Contains(t, []string{"right", "502"}, c.judge("one two three", `"stream":true,`))
-				for _, p := range c.prefill {
-					require.NoError(t, p.SetFaults())
-				}
-				require.Equal(t, "right", c.judge("four five six", `"stream":true,`))
-			})
-		}
-	}
-}
-
-// A prefill of SGLang that is aborted in its transfer may answer as if it were whole.
-func TestAnAbortedTransferIsNotBelieved(t *testing.T) {
-	t.Parallel()
-	c := early(t, refengine.SGLang, options{dirty: true, configure: func(cfg *config.Config) {
-		cfg.Bind.Confirm = patience // the prefill's answer decides, however busy the machine is
-	}})
-	require.NoError(t, c.prefill[0].SetFaults(refengine.Rule{Fault: refengine.PrefillAbort200}))
-	require.Equal(t, "502", c.judge("one two three four", `"stream":true,`))
-	require.NoError(t, c.prefill[0].SetFaults(refengine.Rule{Fault: refengine.PrefillAbort200, Count: 1}))
-	require.Equal(t, "right", c.judge("one two three four", `"stream":true,`))
-}
-
-// Nor if its answer comes when that of the decode engine is all there.
-func TestAnAbortedTransferThatIsToldLateIsNotBelieved(t *testing.T) {
-	t.Parallel()
-	c := early(t, refengine.SGLang, options{dirty: true})
-	require.NoError(t, c.prefill[0].SetFaults(refengine.Rule{Fault: refengine.PrefillAbort200}, refengine.Rule{Fault: refengine.Slow, DelayMS: 700}))
-	require.Equal(t, "502", c.judge("one two three four", ""))
-	r := c.post(chatPath, chat("one two three four", streamed))
-	require.Equal(t, http.StatusOK, r.status, r.body)
-	require.NotEmpty(t, read(t, r.body).fail)
-}
-
-// A decode engine that cannot be reached leaves no request behind on the prefill engine.
-func TestADecodeThatIsRefusedEndsItsPrefill(t *testing.T) {
-	t.Parallel()
-	for _, connector := range earlyConnectors {
-		t.Run(string(connector), func(t *testing.T) {
-			t.Parallel()
-			c := early(t, connector, options{decode: []refengine.Config{{}, {}}, dirty: true})
-			require.Equal(t, "right", c.judge("warm", `"stream":true,`))
-			for _, d := range c.decode {
-				require.NoError(t, d.SetFaults(refengine.Rule{Fault: refengine.Busy, Count: 1}))
-			}
-			require.Equal(t, "right", c.judge("one two three", `"stream":true,`))
-			c.eventually("nothing runs", func() bool {
-				s := c.prefill[0].Stats()
-				return s.Running+s.Waiting == 0
-			})
-		})
-	}
-}
-
-// What the client's leaving means for both legs, in each phase.
-func TestTheClientOfABoundRequestLeaves(t *testing.T) {
-	t.Parallel()
-	for _, connector := range earlyConnectors {
-		t.Run(string(connector), func(t *testing.T) {
-			t.Parallel()
-			c := early(t, connector, options{prefill: []refengine.Config{{PrefillBase: 30 * time.Millisecond}}, decode: []refengine.Config{{C0: 5 * time.Millisecond}}, dirty: true})
-			require.Equal(t, "right", c.judge("warm", `"stream":true,`))
-			for _, after := range []time.Duration{0, 5, 15, 30, 45, 80} {
-				leave, wait := c.send(`{"model":"m","stream":true,"max_tokens":50,"messages":[{"role":"user","content":"` + strings.Repeat("a b ", int(after)) + `"}]}`)
-				time.Sleep(after * time.Millisecond)
-				leave()
-				wait()
-			}
-			require.Equal(t, "right", c.judge("one two three", `"stream":true,`))
-		})
-	}
-}
-
 // A decode engine that is killed while prefills run for it: every request goes on elsewhere.
 func TestBoundRequestsSurviveTheirDecodeEngine(t *testing.T) {
 	t.Parallel()
@@ -254,27 +160,6 @@ func TestAPrefillEngineThatRestartsIsNamedAnew(t *testing.T) {
 			require.Equal(t, "right", c.judge("seven eight", `"stream":true,`))
 		})
 	}
-}
-
-// A prefill engine may say that late, when tokens have gone out already. The answer never ends as a whole one.
-func TestAnAbortedTransferThatIsKnownLateEndsTheAnswer(t *testing.T) {
-	t.Parallel()
-	c := early(t, refengine.SGLang, options{dirty: true, configure: func(cfg *config.Config) { cfg.Bind.Confirm = 0 }})
-	late := refengine.Rule{Fault: refengine.PrefillAbort200, DelayMS: 500}
-	require.NoError(t, c.prefill[0].SetFaults(late))
-	for _, stream := range []bool{true, false} {
-		r := c.post(chatPath, chat("one two three four", fmt.Sprintf(`"stream":%v,`, stream)))
-		require.NoError(t, r.err)
-		if r.status == http.StatusOK { // tokens had come by then
-			require.True(t, stream, r.body)
-			require.Equal(t, "prefill_failed", read(t, r.body).fail)
-			continue
-		}
-		require.Equal(t, http.StatusBadGateway, r.status, r.body)
-	}
-	late.Count = 1
-	require.NoError(t, c.prefill[0].SetFaults(late))
-	require.Contains(t, []string{"right", "502"}, c.judge("five six seven", ""))
 }
 
 var earlyConnectors = []refengine.Connector{refengine.AscendLayerwise, refengine.SGLang, refengine.NIXLPush}

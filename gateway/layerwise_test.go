@@ -13,9 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"evenkeel/bench/refengine"
-	"evenkeel/bench/reftext"
 	"evenkeel/gateway/config"
-	"evenkeel/mooncake"
 )
 
 const streamed = `"stream":true,`
@@ -137,54 +135,6 @@ func TestALateCallbackIsPrefilledForNobody(t *testing.T) {
 		s := c.decode[0].Stats()
 		return s.Ranks[0].Stranded == 0 && c.prefill[0].Stats().Requests == 1
 	})
-}
-
-// A request that the decode engine gives back gets another id and another token, and goes on: both legs have the prompt
-// with the answer so far. Whether real layerwise engines take a chat's token ids beside what they are told of KV is not
-// known.
-func TestAGivenBackRequestIsBoundAnew(t *testing.T) {
-	t.Parallel()
-	for _, row := range []struct {
-		name string
-		chat bool
-		tier string
-	}{
-		{"a completion", false, "1"},
-		{"a chat by token ids [?]", true, "2"},
-	} {
-		t.Run(row.name, func(t *testing.T) {
-			t.Parallel()
-			given := refengine.Rule{Fault: refengine.Recomputed, AfterTokens: 5, Count: 1}
-			c := layerwise(t, options{profile: mooncake.Profile{ChatResume: mooncake.ChatResumeVLLM}, decode: []refengine.Config{{}}}, given, slow)
-			path, bodyOf := completionPath, completion
-			if row.chat {
-				path, bodyOf = chatPath, chat
-			}
-			var body string
-			var rendered reftext.Prompt
-			for seed := uint64(0); reftext.NaturalLength(rendered.Answer) > 40 || reftext.NaturalLength(rendered.Answer) < 12; seed++ { // slowly sent
-				body = bodyOf(reftext.MakePrompt(seed, 40), `"max_tokens":300,`)
-				var err error
-				rendered, err = reftext.Render(row.chat, []byte(body))
-				require.NoError(t, err)
-			}
-			r := c.post(path, strings.Replace(body, "{", `{"stream":true,"stream_options":{"include_usage":true},`, 1))
-			require.Equal(t, http.StatusOK, r.status, r.body)
-			got := readSeamless(t, r.body)
-			require.Empty(t, got.fail, r.body)
-			wholeText(t, rendered.Answer, got.text)
-			require.Len(t, got.heads, 1, "one answer")
-			require.Equal(t, []string{"stop"}, got.finishes)
-			n := reftext.NaturalLength(rendered.Answer)
-			require.Equal(t, []usage{{rendered.Tokens(), n, rendered.Tokens() + n}}, got.usage)
-			require.EqualValues(t, 1, c.metric(lossOf(given, row.tier)))
-			require.EqualValues(t, 2, callbacks(c, "ok"))
-			p, d := c.prefill[0].Stats(), c.decode[0].Stats()
-			require.EqualValues(t, 2, p.Requests)
-			require.EqualValues(t, 2, d.Decodes)
-			require.Zero(t, p.KeyMismatches+d.KeyMismatches, "of the prompts of the two legs")
-		})
-	}
 }
 
 // Each prompt of a list is a request of its own, with a callback of its own.

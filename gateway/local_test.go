@@ -175,46 +175,6 @@ func TestLegsGiveTheirSlotsBackWhenTheOthersFindNoPlace(t *testing.T) {
 	require.Equal(t, http.StatusOK, (<-queued).status)
 }
 
-func TestARankThatFailsAtAPromptLeavesItToPrefill(t *testing.T) {
-	t.Parallel()
-	for name, rule := range map[string]refengine.Rule{
-		"503":                 {Fault: refengine.Busy},
-		"500":                 {Fault: refengine.Internal},
-		"reset":               {Fault: refengine.Reset},
-		"reset behind a 200":  {Fault: refengine.Reset, Phase: refengine.PhaseAfterHeaders},
-		"garbage":             {Fault: refengine.Garbage},
-		"an error, as 200":    {Fault: refengine.Error200},
-		"given back at once":  {Fault: refengine.Recomputed},
-		"an error event":      {Fault: refengine.ErrorEvent},
-		"an end that is none": {Fault: refengine.SilentEnd},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			o := conditional(nil)
-			o.decode = []refengine.Config{{PrefixCache: 4096, PromptTokensDetails: true}, {PrefixCache: 4096, PromptTokensDetails: true}}
-			c := start(t, o)
-			rule.Leg, rule.Count = refengine.LegPlain, 1
-			for _, e := range c.decode {
-				require.NoError(t, e.SetFaults(rule))
-			}
-			_, route := c.say(talk(`"stream":true,`, "hello"))
-			require.Equal(t, "disaggregated", route)
-			require.EqualValues(t, 1, c.metric("evenkeel_local_prefill_failures_total"))
-			c.settled(false)
-			require.Equal(t, 2, c.records()[0].Attempts)
-		})
-	}
-}
-
-func TestWhatTheEngineRefusesIsNotPrefilledFirst(t *testing.T) {
-	t.Parallel()
-	c := start(t, conditional(nil))
-	require.NoError(t, c.decode[0].SetFaults(refengine.Rule{Fault: refengine.Reject}))
-	r := c.post(chatPath, talk("", "hello"))
-	require.Equal(t, http.StatusBadRequest, r.status)
-	require.Zero(t, c.prefill[0].Stats().Probes)
-}
-
 func TestABusyRankLeavesShortPromptsToPrefill(t *testing.T) {
 	t.Parallel()
 	o := conditional(nil)
@@ -307,21 +267,6 @@ func TestAnEngineWithoutAPrefixCacheIsFoundOut(t *testing.T) {
 		require.Equal(t, "local-prefill", route, "it is short, cache or not")
 	}
 	require.Equal(t, 1, c.logs.FilterMessageSnippet("what a decode engine's prefix cache holds").Len())
-}
-
-func TestAClientThatLeavesALocalPrefillStopsItAtOnce(t *testing.T) {
-	t.Parallel()
-	c := start(t, conditional(nil))
-	require.NoError(t, c.decode[0].SetFaults(refengine.Rule{Fault: refengine.Hang, Leg: refengine.LegPlain}))
-	leave, wait := c.send(talk(`"stream":true,`, "hello"))
-	c.eventually("it is with the engine", func() bool { return c.decode[0].Stats().Plain > 0 })
-	leave()
-	wait()
-	c.settled(false)
-	require.EqualValues(t, 1, c.metric(`evenkeel_cancels_total{phase="prefill"}`))
-	require.EqualValues(t, 1, c.metric(`evenkeel_cancel_release_seconds_count{phase="prefill"}`))
-	require.Zero(t, c.prefill[0].Stats().Probes)
-	require.Zero(t, c.metric("evenkeel_local_prefill_failures_total"))
 }
 
 // Many at once: right answers, and no rank computes more than its bound.

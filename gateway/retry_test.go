@@ -55,61 +55,6 @@ func (c *cluster) decodes() (n int64) {
 	return n
 }
 
-// An engine that dies under a request may have died of it; one that only loses
-// the connection has not.
-func TestEnginesThatDieUnderARequest(t *testing.T) {
-	t.Parallel()
-	for _, row := range []struct {
-		name    string
-		die     bool
-		outcome string
-		probes  int64
-	}{
-		{"two that die are enough", true, "502", 2},
-		{"connections that break are only that", false, "right", 3},
-	} {
-		t.Run(row.name, func(t *testing.T) {
-			t.Parallel()
-			c := start(t, options{
-				prefill: []refengine.Config{{}, {}, {}}, dirty: true,
-				configure: func(cfg *config.Config) {
-					turns(cfg)
-					cfg.Prefill.Retry.Base = 20 * time.Millisecond
-				},
-			})
-			c.allUp()
-			rule := refengine.Rule{Fault: refengine.Reset}
-			if row.die {
-				rule.Fault = refengine.Hang
-			}
-			for _, e := range c.prefill[:2] {
-				require.NoError(t, e.SetFaults(rule))
-			}
-			got := make(chan string, 1)
-			go func() {
-				defer close(got)
-				got <- c.judge("poison?", `"stream":true,`)
-			}()
-			if row.die {
-				for i, e := range c.prefill[:2] {
-					c.eventually("it is there", func() bool { return e.Stats().Probes == 1 })
-					e.Kill()
-					if i == 0 {
-						id := "prefill " + strings.TrimPrefix(e.URLs()[0], "http://")
-						c.eventually("the engine is known to be down", func() bool {
-							return c.metric(fmt.Sprintf(`evenkeel_engine_up{engine=%q,role="prefill"}`, id)) == 0
-						})
-					}
-				}
-			}
-			require.Equal(t, row.outcome, <-got)
-			if !row.die {
-				require.Equal(t, row.probes, c.probes())
-			}
-		})
-	}
-}
-
 // A client that tells how long it waits is not kept beyond that.
 func TestNoRetryAfterTheClientsOwnTime(t *testing.T) {
 	t.Parallel()

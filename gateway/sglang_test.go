@@ -14,7 +14,6 @@ import (
 
 	"evenkeel/bench/refengine"
 	"evenkeel/bench/refengine/plain"
-	"evenkeel/bench/reftext"
 	"evenkeel/gateway/config"
 	"evenkeel/mooncake"
 )
@@ -221,31 +220,6 @@ func TestACanaryOfSGLangIsComputed(t *testing.T) {
 	}
 }
 
-// KV that does not arrive is no fault of the request: the third decode engine serves what two could not get.
-func TestTransfersThatFailAreNotTheRequestsFault(t *testing.T) {
-	t.Parallel()
-	for name, more := range map[string]string{"in a stream": `"stream":true,`, "as a status": ``} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			c := early(t, refengine.SGLang, options{
-				dirty: true, decode: []refengine.Config{{}, {}, {}},
-				profile: mooncake.Profile{NonStream: mooncake.NonStreamPassthrough},
-				configure: func(cfg *config.Config) {
-					cfg.Prefill.Retry.Attempts, cfg.Prefill.Retry.Budget, cfg.Dispatch.Policy = 3, 1, "rr"
-				},
-			})
-			c.eventually("all are up", func() bool { return c.sum("evenkeel_engine_up") == 4 })
-			for _, d := range c.decode[:2] {
-				require.NoError(t, d.SetFaults(refengine.Rule{Fault: refengine.TransferFails, Count: 2}))
-			}
-			for i := range 6 {
-				require.Equal(t, "right", c.judge(fmt.Sprint("prompt ", i), more))
-			}
-			require.Positive(t, c.decode[0].Stats().FailedPulls+c.decode[1].Stats().FailedPulls)
-		})
-	}
-}
-
 // SGLang would obey these keys, and no client may send them to it. Other engines ignore them.
 func TestKeysThatNoClientSetsForSGLang(t *testing.T) {
 	t.Parallel()
@@ -281,30 +255,4 @@ func TestAHealthCheckOfSGLangComputesNothing(t *testing.T) {
 	c := early(t, refengine.SGLang, options{prefill: []refengine.Config{{OnRequest: told}}, decode: []refengine.Config{{OnRequest: told}}})
 	require.Equal(t, "right", c.judge("one two three", `"stream":true,`))
 	require.Zero(t, health.Load())
-}
-
-// An answer that its decode rank loses goes on behind the very tokens that the client has.
-func TestACompletionOfSGLangGoesOnByItsTokens(t *testing.T) {
-	t.Parallel()
-	c := early(t, refengine.SGLang, options{
-		dirty: true, decode: []refengine.Config{{}, {}},
-		configure: func(cfg *config.Config) { cfg.Bind.Confirm = 3 * time.Second },
-	})
-	for i := range 8 {
-		for _, d := range c.decode {
-			require.NoError(t, d.SetFaults(refengine.Rule{Fault: refengine.Reset, Phase: refengine.PhaseMidStream, AfterTokens: 3, Count: 1}))
-		}
-		prompt := reftext.MakePrompt(uint64(i), 40)
-		r := c.post(completionPath, completion(prompt, `"stream":true,"max_tokens":30,`))
-		got := read(t, r.body)
-		require.Empty(t, got.fail)
-		p, err := reftext.Render(false, []byte(completion(prompt, "")))
-		require.NoError(t, err)
-		_, err = reftext.Check(p.Answer, 0, got.text[0])
-		require.NoError(t, err)
-		require.NotContains(t, r.body, "token_ids", "the client has not asked for them")
-	}
-	require.Positive(t, c.metric(`evenkeel_decode_losses_total{tier="1"}`))
-	require.Zero(t, c.metric(`evenkeel_decode_losses_total{tier="3"}`))
-	require.Equal(t, "right", c.judge("one two three", `"stream":true,`), "a chat does not ask for ids")
 }

@@ -34,10 +34,11 @@ import (
 	"evenkeel/gateway/openai"
 	"evenkeel/mooncake"
 	"evenkeel/prefill"
+	"evenkeel/prefill/local"
 )
 
 func TestMain(m *testing.M) {
-	if err := flag.Set("test.parallel", "8"); err != nil { // these tests wait more than they compute
+	if err := flag.Set("test.parallel", "16"); err != nil { // these tests wait more than they compute
 		panic(err)
 	}
 	os.Exit(m.Run())
@@ -55,6 +56,7 @@ type bed struct {
 	mu    sync.Mutex
 	asked []*Incoming
 	wish  Wishes // of the next request
+	met   int    // probes from before the test
 }
 
 // setup is what a bed is made of. The zero value is one prefill engine and one decode engine of one rank, with the connector that
@@ -133,8 +135,27 @@ func start(t *testing.T, o setup) *bed {
 	}
 	b.Tier.SetCandidates(candidates)
 	b.Dispatcher.SetWorkers(workers)
+	if profile.AllowLocalPrefill {
+		var ranks []local.Rank
+		for _, w := range workers {
+			ranks = append(ranks, local.Rank{ID: w.ID, Name: w.Name, Model: w.Model, Engine: w.Engine, Up: true})
+		}
+		b.Locals.Set(ranks)
+	}
 	b.listen()
+	if profile.Connector == mooncake.NIXLPush {
+		b.meet()
+	}
 	return b
+}
+
+// meet has every prefill engine tell where decode engines reach it. As long as it has not, its requests are bound after their prefill.
+func (b *bed) meet() {
+	for len(b.engines.at) < len(b.p) {
+		require.Equal(b.t, "right", b.judge(short, `"stream":true,`))
+		b.over()
+	}
+	b.met, b.asked = b.probes(), nil
 }
 
 // engine is a reference engine whose times do not hold a test up.
@@ -217,6 +238,43 @@ func (b *bed) post(path, body string) reply {
 	return reply{resp.StatusCode, resp.Header, string(got)}
 }
 
+// send asks for a chat in the background. Its client leaves with leave, and wait waits until nothing reads its answer any more.
+func (b *bed) send(body string) (leave, wait func()) {
+	b.t.Helper()
+	ctx, leave := context.WithCancel(b.t.Context())
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, b.url+mooncake.Chat.Path(), strings.NewReader(body))
+	require.NoError(b.t, err)
+	gone := make(chan struct{})
+	go func() {
+		defer close(gone)
+		client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+		if resp, err := client.Do(req); err == nil {
+			_, _ = io.Copy(io.Discard, resp.Body)
+			_ = resp.Body.Close()
+		}
+	}()
+	b.t.Cleanup(leave)
+	return leave, func() { <-gone }
+}
+
+// used are the slots of the decode ranks that are taken.
+func (b *bed) used() (n int) {
+	for _, m := range b.Dispatcher.Status(b.t.Context()).Models {
+		for _, w := range m.Workers {
+			n += w.Used
+		}
+	}
+	return n
+}
+
+// eventually waits until something holds.
+func (b *bed) eventually(what string, ok func() bool) {
+	b.t.Helper()
+	for end := time.Now().Add(patience); !ok(); time.Sleep(time.Millisecond) {
+		require.True(b.t, time.Now().Before(end), "in vain: %s", what)
+	}
+}
+
 // judge asks for a chat and says whether its answer is "right", and else with which code it failed. What comes before a failure has to be right, too.
 func (b *bed) judge(prompt, more string) string {
 	b.t.Helper()
@@ -274,10 +332,16 @@ func read(t *testing.T, r reply) (text string, finished bool, fail string) {
 	return text, finished, fail
 }
 
-// settle waits until nothing is under way, and holds that nothing is held then.
+// over waits until every request is told of.
+func (b *bed) over() {
+	b.t.Helper()
+	b.eventually("no request is open", func() bool { return b.Open() == 0 })
+}
+
+// settle waits until nothing is under way, and holds that nothing is held then. The bed takes no requests any more.
 func (b *bed) settle() {
 	b.t.Helper()
-	require.Eventually(b.t, func() bool { return b.Open() == 0 }, patience, time.Millisecond)
+	b.over()
 	ctx, cancel := context.WithTimeout(b.t.Context(), patience)
 	defer cancel()
 	b.Finish(ctx)()
@@ -286,7 +350,7 @@ func (b *bed) settle() {
 	require.Zero(b.t, b.engines.tracked)
 	require.Zero(b.t, b.monitor.accused)
 	require.Zero(b.t, b.resumeBytes.Load())
-	require.Eventually(b.t, func() bool { return b.Meta.Expected() == 0 }, patience, time.Millisecond)
+	b.eventually("no callback is expected", func() bool { return b.Meta.Expected() == 0 })
 	for _, c := range b.Tier.Status() {
 		require.Zero(b.t, c.Inflight+c.Pooled+c.Dispatched, c.ID)
 	}
@@ -298,7 +362,10 @@ func (b *bed) settle() {
 		}
 	}
 	require.Zero(b.t, status.Drift)
+	require.Zero(b.t, b.metric(b.t, "evenkeel_audit_drift", "handoffs"))
+	require.Zero(b.t, b.metric(b.t, "evenkeel_double_releases_total", "")+b.metric(b.t, "evenkeel_prefill_double_releases_total", ""))
 	for _, e := range slices.Concat(b.p, b.d) {
+		b.eventually("nothing runs on an engine", func() bool { st := e.Stats(); return st.Running+st.Waiting == 0 })
 		st := e.Stats()
 		type harm struct{ Replays, ExpiredPulls, WrongBlocks, BadHits, Crashes, DuplicateIDs, RankMismatch int64 }
 		require.Zero(b.t, harm{st.Replays, st.ExpiredPulls, st.WrongBlocks, st.BadHits, st.Crashes, st.DuplicateIDs, st.RankMismatch})
@@ -307,11 +374,30 @@ func (b *bed) settle() {
 	}
 }
 
+// clean settles what no engine was to spoil: no hand-off was lost, and no engine keeps or computed anything that the proxy does not know of.
+func (b *bed) clean() {
+	b.t.Helper()
+	b.settle()
+	locals := int64(b.locals())
+	for _, c := range b.Tier.Status() {
+		require.Zero(b.t, c.KVTokens, c.ID)
+	}
+	for _, e := range slices.Concat(b.p, b.d) {
+		b.eventually("no hand-off is kept", func() bool { return e.Stats().Pins == 0 })
+		st := e.Stats()
+		type loss struct{ Leaks, Unknown, KeyMismatches, InTransfer, Unpinned, OverAdmitted int64 }
+		require.Zero(b.t, loss{st.Leaks, st.Unknown, st.KeyMismatches, st.InTransfer, st.Unpinned, st.OverAdmitted})
+		locals -= st.LocalPrefills
+	}
+	require.GreaterOrEqual(b.t, locals, int64(0), "prompts that decode ranks computed and the proxy did not count")
+}
+
 var verdicts = [...]string{engine.Faulted: "faulted", engine.Silent: "silent", engine.Unclear: "unclear"}
 
 // fate says in words what became of a request, of its hand-offs and of the name of its engines: how often they prefilled only with prefills, and who
-// was reported, or failed at a prefill, only with blame. Of two legs that run at once, either may end first, so that these may differ.
-func (b *bed) fate(got string, in *Incoming, prefills, blame bool) string {
+// was reported, or failed at a prefill, only with blame, and what is left to prefill engines only with holds. Of two legs that run at once, either may
+// end first, so that these may differ.
+func (b *bed) fate(got string, in *Incoming, prefills, blame, holds bool) string {
 	words := []string{got}
 	note := func(n int, format string, args ...any) {
 		if n > 0 {
@@ -324,7 +410,9 @@ func (b *bed) fate(got string, in *Incoming, prefills, blame bool) string {
 		note(1-n, "no prefill")
 	}
 	words = append(words, b.discarded()...)
-	note(b.orphans(), "%d left to the hold", b.orphans())
+	if holds {
+		note(b.orphans(), "%d left to the hold", b.orphans())
+	}
 	for _, c := range b.Tier.Status() {
 		if !blame {
 			break
@@ -364,12 +452,20 @@ func (b *bed) pins() (n int) {
 	return n
 }
 
+// untold are the hand-offs of which prefill engines could tell nobody.
+func (b *bed) untold() (n int) {
+	for _, e := range b.p {
+		n += int(e.Stats().LostHandoffs)
+	}
+	return n
+}
+
 // probes are those that prefill engines had.
 func (b *bed) probes() (n int) {
 	for _, e := range b.p {
 		n += int(e.Stats().Probes)
 	}
-	return n
+	return n - b.met
 }
 
 // discarded says what became of discarded hand-offs.

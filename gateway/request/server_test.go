@@ -73,7 +73,7 @@ func newServer(t *testing.T, changes ...func(*config.Config, *Env)) *server {
 	return s
 }
 
-// metric is the value of a series of one label at most.
+// metric is the value of a series of one label at most; of a histogram, how many values it has.
 func (s *server) metric(t *testing.T, name, value string) float64 {
 	all, err := s.registry.Gather()
 	require.NoError(t, err)
@@ -83,7 +83,7 @@ func (s *server) metric(t *testing.T, name, value string) float64 {
 		}
 		for _, m := range family.GetMetric() {
 			if len(m.GetLabel()) == 0 || m.GetLabel()[0].GetValue() == value {
-				return m.GetCounter().GetValue() + m.GetGauge().GetValue()
+				return m.GetCounter().GetValue() + m.GetGauge().GetValue() + float64(m.GetHistogram().GetSampleCount())
 			}
 		}
 	}
@@ -105,8 +105,8 @@ type engines struct {
 	frees      bool
 
 	mu       sync.Mutex
-	differed []string              // models that two engines disagree on
-	at       *mooncake.Coordinates // of the prefill engines, as one has told
+	differed []string                         // models that two engines disagree on
+	at       map[string]*mooncake.Coordinates // of prefill engines that have told theirs
 	tracked  int
 }
 
@@ -126,16 +126,19 @@ func (f *engines) DownSince(engine string, _ time.Time) bool                    
 func (f *engines) Exchange(prefill.Candidate) (*mooncake.Exchange, error)        { return nil, f.nameless }
 func (f *engines) Made(b fleet.Birth, _ prefill.Candidate, _ string) fleet.Birth { return b }
 
-func (f *engines) Coordinates(prefill.Candidate) *mooncake.Coordinates {
+func (f *engines) Coordinates(c prefill.Candidate) *mooncake.Coordinates {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return f.at
+	return f.at[c.ID]
 }
 
-func (f *engines) Learn(_ prefill.Candidate, _ fleet.Birth, at *mooncake.Coordinates) {
+func (f *engines) Learn(c prefill.Candidate, _ fleet.Birth, at *mooncake.Coordinates) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.at = at
+	if f.at == nil {
+		f.at = map[string]*mooncake.Coordinates{}
+	}
+	f.at[c.ID] = at
 }
 
 func (f *engines) Differ(_, _, model string) {

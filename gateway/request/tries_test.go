@@ -157,3 +157,37 @@ func TestTheLogOfARetryIsTrue(t *testing.T) {
 	require.Contains(t, l[0].ContextMap()["error"], "the engine's log has its text")
 	require.NotContains(t, l[0].ContextMap()["error"], "client")
 }
+
+// An engine that dies under a request may have died of it; one that only loses the connection has not.
+func TestEnginesThatDieUnderARequest(t *testing.T) {
+	t.Parallel()
+	three := []refengine.Config{{}, {}, {}}
+	t.Run("two that die are enough", func(t *testing.T) {
+		t.Parallel()
+		b := start(t, setup{prefill: three})
+		b.engines.down = []string{"prefill p0"} // as it will be said when the second one has died
+		hang := &refengine.Rule{Fault: refengine.Hang}
+		spoil(t, b.p, []*refengine.Rule{hang, hang})
+		got := make(chan string, 1)
+		go func() {
+			defer close(got)
+			got <- b.judge(short, `"stream":true,`)
+		}()
+		for _, e := range b.p[:2] {
+			b.eventually("it is there", func() bool { return e.Stats().Probes == 1 })
+			e.Kill()
+		}
+		require.Equal(t, "502", <-got)
+		b.settle()
+		require.Zero(t, b.p[2].Stats().Probes)
+	})
+	t.Run("connections that break are only that", func(t *testing.T) {
+		t.Parallel()
+		b := start(t, setup{prefill: three})
+		reset := &refengine.Rule{Fault: refengine.Reset}
+		spoil(t, b.p, []*refengine.Rule{reset, reset})
+		require.Equal(t, "right", b.judge(short, `"stream":true,`))
+		b.settle()
+		require.Equal(t, 3, b.probes())
+	})
+}

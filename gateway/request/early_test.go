@@ -1,0 +1,228 @@
+package request
+
+import (
+	"fmt"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"evenkeel/bench/refengine"
+	"evenkeel/gateway/config"
+	"evenkeel/mooncake"
+)
+
+var earlyConnectors = []string{mooncake.AscendLayerwise, mooncake.SGLang, mooncake.NIXLPush}
+
+// confirm waits so long for the end of a prefill before a token goes out.
+func confirm(d time.Duration) func(*config.Config, *Env) {
+	return func(c *config.Config, _ *Env) { c.Bind.Confirm = d }
+}
+
+// both are two engines of a role.
+var both = []refengine.Config{{}, {}}
+
+// A prefill engine that fails ends the decode leg at once: SGLang's would wait for 300 s. Here the second one fails, too. What
+// comes of one alone is in TestWhatComesOfTheEndOfALeg.
+func TestTwoPrefillEnginesThatFail(t *testing.T) {
+	t.Parallel()
+	for _, connector := range earlyConnectors {
+		for _, name := range []string{"is refused with 500", "is refused with 503", "is reset before the head", "is reset after the 200"} {
+			t.Run(connector+" "+name, func(t *testing.T) {
+				t.Parallel()
+				b := start(t, setup{prefill: both, profile: mooncake.Profile{Connector: connector}, configure: confirm(patience)})
+				rule := ends[name]
+				rule.Count = 1
+				spoil(t, b.p, []*refengine.Rule{&rule, &rule})
+				require.Contains(t, []string{"right", "502"}, b.judge(short, `"stream":true,`))
+				for _, p := range b.p {
+					require.NoError(t, p.SetFaults())
+				}
+				require.Equal(t, "right", b.judge(short, `"stream":true,`))
+				b.settle()
+			})
+		}
+	}
+}
+
+// A decode engine that refuses a request leaves none behind on the prefill engine: settle waits until nothing runs there.
+func TestTwoDecodeEnginesThatRefuse(t *testing.T) {
+	t.Parallel()
+	for _, connector := range earlyConnectors {
+		t.Run(connector, func(t *testing.T) {
+			t.Parallel()
+			b := start(t, setup{decode: both, profile: mooncake.Profile{Connector: connector}})
+			rule := &refengine.Rule{Fault: refengine.Busy, Count: 1}
+			spoil(t, b.d, []*refengine.Rule{rule, rule})
+			require.Equal(t, "right", b.judge(short, `"stream":true,`))
+			b.settle()
+		})
+	}
+}
+
+// A prefill of SGLang that is aborted in its transfer may answer as if it were whole. It is not believed, whether its answer comes
+// before the first token is due, when that of the decode engine is all there, or when tokens have gone out already.
+func TestAnAbortedTransferIsNotBelieved(t *testing.T) {
+	t.Parallel()
+	aborts := refengine.Rule{Fault: refengine.PrefillAbort200}
+	bedOf := func(t *testing.T, d time.Duration) *bed {
+		t.Parallel()
+		return start(t, setup{profile: mooncake.Profile{Connector: mooncake.SGLang}, configure: confirm(d)})
+	}
+	t.Run("in time", func(t *testing.T) {
+		b := bedOf(t, patience)
+		require.NoError(t, b.p[0].SetFaults(aborts))
+		require.Equal(t, "502", b.judge(short, `"stream":true,`))
+		require.NoError(t, b.p[0].SetFaults(refengine.Rule{Fault: refengine.PrefillAbort200, Count: 1}))
+		require.Equal(t, "right", b.judge(short, `"stream":true,`))
+		b.settle()
+	})
+	t.Run("behind the answer of the decode engine", func(t *testing.T) {
+		b := bedOf(t, config.Default().Bind.Confirm)
+		require.NoError(t, b.p[0].SetFaults(aborts, refengine.Rule{Fault: refengine.Slow, DelayMS: 700}))
+		require.Equal(t, "502", b.judge(short, ""))
+		r := b.post(mooncake.Chat.Path(), chat(short, `"stream":true,`))
+		require.Equal(t, http.StatusOK, r.status, r.body)
+		_, _, fail := read(t, r)
+		require.NotEmpty(t, fail)
+		b.settle()
+	})
+	t.Run("when tokens are out", func(t *testing.T) {
+		b := bedOf(t, 0)
+		late := refengine.Rule{Fault: refengine.PrefillAbort200, DelayMS: 500}
+		require.NoError(t, b.p[0].SetFaults(late))
+		for _, stream := range []bool{true, false} {
+			r := b.post(mooncake.Chat.Path(), chat(short, fmt.Sprintf(`"stream":%v,`, stream)))
+			if r.status == http.StatusOK { // tokens had come by then
+				require.True(t, stream, r.body)
+				_, _, fail := read(t, r)
+				require.Equal(t, "prefill_failed", fail)
+				continue
+			}
+			require.Equal(t, http.StatusBadGateway, r.status, r.body)
+		}
+		late.Count = 1
+		require.NoError(t, b.p[0].SetFaults(late))
+		require.Contains(t, []string{"right", "502"}, b.judge(short, ""))
+		b.settle()
+	})
+}
+
+// unconfirmed is a prefill engine of SGLang that hands its KV over and never ends its answer.
+var unconfirmed = refengine.Rule{Fault: refengine.Hang, Phase: refengine.PhaseMidStream, Leg: refengine.LegProbe}
+
+// When a decode engine has ended an answer, its slot is free, even if the prefill engine has not said yet that the KV was
+// whole. If the client leaves then, nothing stays charged.
+func TestADecodeThatHasEndedHoldsNoSlotForItsPrefill(t *testing.T) {
+	t.Parallel()
+	for _, stream := range []bool{true, false} {
+		t.Run(fmt.Sprintf("stream %t", stream), func(t *testing.T) {
+			t.Parallel()
+			b := start(t, setup{profile: mooncake.Profile{Connector: mooncake.SGLang}, configure: func(c *config.Config, _ *Env) {
+				c.Bind.Grace, c.Bind.Confirm = time.Minute, time.Millisecond
+			}})
+			require.NoError(t, b.p[0].SetFaults(unconfirmed))
+			leave, wait := b.send(chat(short, fmt.Sprintf(`"stream":%t,`, stream)))
+			b.eventually("the request has its slot", func() bool { return b.decodes() == 1 })
+			b.eventually("the slot is free again", func() bool { return b.used() == 0 })
+			require.EqualValues(t, 1, b.Open(), "it waits for the prefill engine")
+			leave()
+			wait()
+			b.eventually("nothing is left of it", func() bool { return b.Open() == 0 && b.p[0].Stats().Running == 0 })
+			b.eventually("the prefill leg has ended, too", func() bool { return b.Tier.Status()[0].Inflight == 0 })
+			b.settle()
+		})
+	}
+}
+
+// The wait for the prefill engine's confirmation has a bound of its own. An answer that is not confirmed by then ends with
+// an error.
+func TestAnAnswerThatIsNotConfirmedInTimeEndsWithAnError(t *testing.T) {
+	t.Parallel()
+	const grace = 3 * time.Second // a right answer is confirmed in time on a loaded machine, too
+	b := start(t, setup{profile: mooncake.Profile{Connector: mooncake.SGLang}, configure: func(c *config.Config, _ *Env) {
+		c.Bind.Grace, c.Bind.Confirm = grace, time.Millisecond
+	}})
+	require.NoError(t, b.p[0].SetFaults(unconfirmed))
+	r := b.post(mooncake.Chat.Path(), chat(short, `"stream":true,`))
+	require.Equal(t, http.StatusOK, r.status, r.body)
+	_, _, fail := read(t, r)
+	require.Equal(t, "prefill_timeout", fail)
+	r = b.post(mooncake.Chat.Path(), chat(short, ""))
+	require.Equal(t, http.StatusGatewayTimeout, r.status, r.body)
+	require.Contains(t, r.body, "prefill_timeout")
+	require.NoError(t, b.p[0].SetFaults())
+	require.Equal(t, "right", b.judge(short, `"stream":true,`))
+	b.settle()
+}
+
+// If a prefill engine stands still, the slot of a client that has left is free after bind.grace. The decode engine may keep
+// blocks for KV that comes late, so their room stays charged.
+func TestAPrefillThatStandsStillHoldsNoSlotOfAClientThatLeft(t *testing.T) {
+	t.Parallel()
+	for _, connector := range earlyConnectors {
+		t.Run(connector, func(t *testing.T) {
+			t.Parallel()
+			b := start(t, setup{decode: []refengine.Config{{Slots: 2}}, profile: mooncake.Profile{Connector: connector}, configure: func(c *config.Config, _ *Env) {
+				c.Bind.Grace = 300 * time.Millisecond
+			}})
+			require.NoError(t, b.p[0].SetFaults(refengine.Rule{Fault: refengine.Standstill, DelayMS: int(time.Hour / time.Millisecond)}))
+			for range 2 {
+				leave, wait := b.send(chat(short, `"stream":true,`))
+				b.eventually("its prefill is under way", func() bool { return b.p[0].Stats().Running > 0 })
+				leave()
+				wait()
+			}
+			b.eventually("both slots are free", func() bool { return b.used() == 0 })
+			b.eventually("nothing is open", func() bool { return b.Open() == 0 })
+			require.NoError(t, b.p[0].SetFaults())
+			b.eventually("it serves again", func() bool { return b.judge(short, `"stream":true,`) == "right" })
+			b.settle()
+		})
+	}
+}
+
+// What the client's leaving means for both legs, in each phase.
+func TestTheClientOfABoundRequestLeaves(t *testing.T) {
+	t.Parallel()
+	for _, connector := range earlyConnectors {
+		t.Run(connector, func(t *testing.T) {
+			t.Parallel()
+			b := start(t, setup{
+				prefill: []refengine.Config{{PrefillBase: 30 * time.Millisecond}}, decode: []refengine.Config{{C0: 5 * time.Millisecond}}, profile: mooncake.Profile{Connector: connector},
+			})
+			for _, after := range []time.Duration{0, 5, 15, 30, 45, 80} {
+				leave, wait := b.send(chat(strings.Repeat("a b ", int(after)), `"stream":true,"max_tokens":50,`))
+				time.Sleep(after * time.Millisecond)
+				leave()
+				wait()
+			}
+			require.Equal(t, "right", b.judge(short, `"stream":true,`))
+			b.settle()
+		})
+	}
+}
+
+// KV that does not arrive is no fault of the request: the third decode engine serves what two could not get.
+func TestTransfersThatFailAreNotTheRequestsFault(t *testing.T) {
+	t.Parallel()
+	for name, more := range map[string]string{"in a stream": `"stream":true,`, "as a status": ``} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := start(t, setup{
+				decode: []refengine.Config{{}, {}, {}}, profile: mooncake.Profile{Connector: mooncake.SGLang, NonStream: mooncake.NonStreamPassthrough},
+				configure: func(c *config.Config, _ *Env) { c.Prefill.Retry.Attempts, c.Prefill.Retry.Budget = 3, 1 },
+			})
+			for _, d := range b.d[:2] {
+				require.NoError(t, d.SetFaults(refengine.Rule{Fault: refengine.TransferFails, Count: 2}))
+			}
+			for range 6 {
+				require.Equal(t, "right", b.judge(short, more))
+			}
+			b.settle()
+			require.Positive(t, b.d[0].Stats().FailedPulls+b.d[1].Stats().FailedPulls)
+		})
+	}
+}
