@@ -56,7 +56,7 @@ func (p *proxy) profile(ctx context.Context, w *world.World, window time.Duratio
 	if err != nil {
 		return nil, fmt.Errorf("profile: %w", err)
 	}
-	defer resp.Body.Close()
+	defer func() { _ = resp.Body.Close() }()
 	text, err := io.ReadAll(resp.Body)
 	if err != nil || resp.StatusCode != http.StatusOK {
 		return nil, fmt.Errorf("profile: status %d, %w", resp.StatusCode, err)
