@@ -17,6 +17,7 @@ type Sample struct {
 	Row     string
 	Cores   int
 	Proxy   string
+	Version string // of the proxy
 	Round   int
 	Streams int
 
@@ -97,7 +98,7 @@ func (b *bench) engines(r row, on cores) (s *site, err error) {
 
 // measure measures a proxy once.
 func (b *bench) measure(ctx context.Context, r row, k *kind, s *site, n, round int) (m Sample, err error) {
-	m = Sample{Row: r.name, Cores: n, Proxy: k.name, Round: round, Streams: r.streams}
+	m = Sample{Row: r.name, Cores: n, Proxy: k.name, Version: k.version, Round: round, Streams: r.streams}
 	on, rest := share(b.cores, n)
 	p, err := k.run(ctx, b, place{s.prefill, s.decode, r.slots(), on})
 	if err != nil {

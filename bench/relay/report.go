@@ -118,7 +118,7 @@ func (s *store) write(out io.Writer, b *bench) {
 	fmt.Fprint(out, "| proxy | version |\n|---|---|\n")
 	for _, name := range []string{nginxName, bareName, routerName, beforeName, evenkeelName} {
 		if p, ok := s.Peers[name]; ok {
-			if p.Version == "" {
+			if p.Version = s.versions(name); p.Version == "" {
 				p.Version = "not measured: " + p.Missing
 			}
 			fmt.Fprintf(out, "| %s | %s |\n", name, p.Version)

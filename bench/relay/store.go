@@ -3,12 +3,15 @@
 package main
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 
 	"evenkeel/bench/world"
 )
@@ -36,7 +39,14 @@ func openStore(path string) (*store, error) {
 	if err != nil {
 		return nil, err
 	}
-	return s, json.Unmarshal(text, s)
+	if err := json.Unmarshal(text, s); err != nil {
+		return nil, err
+	}
+	for i := range s.Samples { // of a file from before samples had versions
+		m := &s.Samples[i]
+		m.Version = cmp.Or(m.Version, s.Peers[m.Proxy].Version)
+	}
+	return s, nil
 }
 
 func (s *store) save() error {
@@ -115,3 +125,21 @@ func resident(m Sample) float64   { return world.MiB(m.RSS) }
 
 // perStream is the memory of a stream in KiB, beyond the process that idles.
 func perStream(m Sample) float64 { return float64(m.RSS-m.Idle) / 1024 / float64(m.Streams) }
+
+// versions are those of a proxy whose samples are in the store, with their rows where there are several.
+func (s *store) versions(proxy string) string {
+	rows := map[string][]string{}
+	for _, m := range s.Samples {
+		if m.Proxy == proxy && !slices.Contains(rows[m.Version], m.Row) {
+			rows[m.Version] = append(rows[m.Version], m.Row)
+		}
+	}
+	if len(rows) <= 1 {
+		return cmp.Or(strings.Join(slices.Collect(maps.Keys(rows)), ""), s.Peers[proxy].Version)
+	}
+	var list []string
+	for _, version := range slices.Sorted(maps.Keys(rows)) {
+		list = append(list, version+" (rows "+strings.Join(rows[version], ", ")+")")
+	}
+	return strings.Join(list, "; ")
+}
