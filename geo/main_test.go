@@ -96,10 +96,12 @@ func eventually(t *testing.T, ok func() bool) {
 func first(n *Node) PeerStatus { return n.Status().Peers[0] }
 
 func TestAPeerComesUpGoesDownAndIsForgottenWhenItRestarts(t *testing.T) {
-	f := newFar(t)
+	f, asked := newFar(t), make(chan struct{})
+	f.says(func(*answer) { <-asked })
 	n, q := node(t, nil, entry(t, "eu-1", f.URL))
 	require.Equal(t, -1.0, first(n).AgeMs)
-	require.False(t, n.Offered("m"), "before the first probe")
+	require.False(t, n.Offered("m"), "before the first answer")
+	close(asked)
 	eventually(t, func() bool { return first(n).Up })
 	require.True(t, n.Offered("m"))
 	require.False(t, n.Offered("other"))
