@@ -31,8 +31,8 @@ func (c Cost) String() string { return fmt.Sprintf("%s %.0f %%", c.For, 100*c.Sh
 
 // costs say what a sample is for: the first row one of whose functions stands in its stack, the innermost one first.
 var costs = []struct{ what, functions string }{
-	{"reading sockets", "syscall.read,unix.Read,syscall.recvfrom"},
-	{"writing to sockets", "syscall.write,syscall.writev,syscall.sendto,syscall.sendmsg,unix.Writev,internal/poll.(*FD).Writev"},
+	{"reading sockets", "evenkeel/socket.Read,evenkeel/socket.Socket.Read,syscall.read,unix.Read,syscall.recvfrom"},
+	{"writing to sockets", "evenkeel/socket.Write,evenkeel/socket.writev,evenkeel/socket.Socket.Write,evenkeel/socket.Socket.Ask,syscall.write,syscall.writev,syscall.sendto,syscall.sendmsg,unix.Writev,internal/poll.(*FD).Writev"},
 	{"opening, closing and setting sockets", "syscall.close,syscall.socket,syscall.accept4,syscall.connect,syscall.setsockopt,syscall.shutdown,syscall.fcntl,unix.EpollCtl,unix.fcntl"},
 	{"asking which sockets have bytes", "runtime.netpoll,EpollWait"},
 	{"memory", "runtime.gcBgMarkWorker,runtime.mallocgc,runtime.bgsweep,runtime.bgscavenge,runtime.gcAssistAlloc"},
@@ -150,5 +150,5 @@ func (s *store) writeProfiles(out io.Writer) {
 		}
 		fmt.Fprintf(out, "| %s | %s |\n", c.what, strings.Join(cells, " | "))
 	}
-	fmt.Fprint(out, "\nA profile of one more measurement each, which is in no other figure. A sample counts for the first part whose functions are in its stack.\n")
+	fmt.Fprintf(out, "\nEach is a profile of one more measurement, of evenkeel %s, which is in no other figure. A sample of it\ncounts for the first part whose functions are in its stack.\n", s.Peers[evenkeelName].Version)
 }
