@@ -29,7 +29,7 @@ type Cost struct {
 
 func (c Cost) String() string { return fmt.Sprintf("%s %.0f %%", c.For, 100*c.Share) }
 
-// costs say what a sample is for: the first row one of whose functions stands in its stack, the innermost one first.
+// costs say what a sample is for: the row that has the innermost function of its stack that any row has.
 var costs = []struct{ what, functions string }{
 	{"reading sockets", "evenkeel/socket.Read,evenkeel/socket.Socket.Read,syscall.read,unix.Read,syscall.recvfrom"},
 	{"writing to sockets", "evenkeel/socket.Write,evenkeel/socket.writev,evenkeel/socket.Socket.Write,evenkeel/socket.Socket.Ask,syscall.write,syscall.writev,syscall.sendto,syscall.sendmsg,unix.Writev,internal/poll.(*FD).Writev"},
@@ -113,10 +113,12 @@ func costsOf(stacks []byte) (list []Cost) {
 
 // costOf says what a stack is for.
 func costOf(stack []string) string {
-	for _, c := range costs {
-		for _, name := range strings.Split(c.functions, ",") {
-			if slices.ContainsFunc(stack, func(f string) bool { return strings.HasPrefix(f, name) || strings.HasSuffix(f, name) }) {
-				return c.what
+	for _, f := range stack { // the innermost one first
+		for _, c := range costs {
+			for _, name := range strings.Split(c.functions, ",") {
+				if strings.HasPrefix(f, name) || strings.HasSuffix(f, name) {
+					return c.what
+				}
 			}
 		}
 	}
@@ -150,5 +152,5 @@ func (s *store) writeProfiles(out io.Writer) {
 		}
 		fmt.Fprintf(out, "| %s | %s |\n", c.what, strings.Join(cells, " | "))
 	}
-	fmt.Fprintf(out, "\nEach is a profile of one more measurement, of evenkeel %s, which is in no other figure. A sample of it\ncounts for the first part whose functions are in its stack.\n", s.Peers[evenkeelName].Version)
+	fmt.Fprintf(out, "\nEach is a profile of one more measurement, of evenkeel %s, which is in no other figure. A sample of it\ncounts for the part that has its innermost function.\n", s.Peers[evenkeelName].Version)
 }
