@@ -52,7 +52,7 @@ type Fleet interface {
 	Learn(c prefill.Candidate, b fleet.Birth, at *mooncake.Coordinates)
 	Differ(prefill, decode, model string)
 	Born(instance string) fleet.Birth
-	TrackProbe(c *prefill.Candidate, call *engine.Call, notice time.Duration) *fleet.Run
+	TrackProbe(c *prefill.Candidate, call *engine.Call) *fleet.Run
 	Untrack(r *fleet.Run)
 }
 
@@ -165,5 +165,4 @@ var (
 	ErrUnconfirmed = errors.New("the prefill engine did not say in time whether the KV is complete")
 	ErrBroken      = errors.New("the prefill engine broke off while it handed the KV over")
 	errLeft        = errors.New("the client left")
-	errDrained     = errors.New("the engine was taken out of service")
 )

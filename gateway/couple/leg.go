@@ -145,7 +145,7 @@ func (p *Partner) probe() (again bool) {
 	}
 	p.call = call.Call
 	p.mu.Unlock()
-	run := m.Fleet.TrackProbe(&lease.Candidate, call.Call, leg.Notice)
+	run := m.Fleet.TrackProbe(&lease.Candidate, call.Call)
 	defer m.Fleet.Untrack(run)
 	call.Run = run
 	began := time.Now()
@@ -169,7 +169,7 @@ func (p *Partner) probe() (again bool) {
 			m.Fleet.Differ(c.Instance, p.Rank.Instance, p.Model) // the decode engine took what this one refuses
 		}
 	case f.Why == life.HungUp:
-		f.Err, f.Engine = errDrained, ""
+		f.Err, f.Engine = failure.ErrMoved, ""
 		if run.Moved() {
 			f.Why = life.Moved
 		}

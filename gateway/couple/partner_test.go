@@ -41,7 +41,7 @@ func (n none) Coordinates(prefill.Candidate) *mooncake.Coordinates       { retur
 func (none) Learn(prefill.Candidate, fleet.Birth, *mooncake.Coordinates) {}
 func (none) Differ(string, string, string)                               {}
 func (none) Born(string) fleet.Birth                                     { return fleet.Birth{} }
-func (none) TrackProbe(*prefill.Candidate, *engine.Call, time.Duration) *fleet.Run {
+func (none) TrackProbe(*prefill.Candidate, *engine.Call) *fleet.Run {
 	return &fleet.Run{}
 }
 func (none) Untrack(*fleet.Run)                           {}

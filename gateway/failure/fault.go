@@ -1,6 +1,7 @@
 package failure
 
 import (
+	"errors"
 	"time"
 
 	"evenkeel/gateway/life"
@@ -17,6 +18,9 @@ type Fault struct {
 	RetryAfter time.Duration
 	Rooms      int // how often the engine may give a request back for want of KV memory
 }
+
+// ErrMoved is why a call ended whose engine was taken out of service.
+var ErrMoved = errors.New("the engine was taken out of service")
 
 // Of is a leg that has ended with err, which may be nil.
 func Of(end life.Ended, answer *openai.Error, err error) *Fault {

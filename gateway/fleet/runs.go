@@ -3,9 +3,9 @@ package fleet
 import (
 	"errors"
 	"slices"
-	"time"
 
 	"evenkeel/engine"
+	"evenkeel/gateway/leg"
 	"evenkeel/prefill"
 )
 
@@ -37,7 +37,7 @@ var errDown = errors.New("the engine was declared down before it answered")
 func (r *Run) move(why uint32) {
 	r.leaves.CompareAndSwap(stays, why)
 	if r.safe.Load() {
-		r.call.Leave(r.notice)
+		r.call.Leave(leg.Notice)
 	}
 }
 
@@ -45,14 +45,14 @@ func (r *Run) move(why uint32) {
 func (r *Run) Settle() {
 	r.safe.Store(true)
 	if r.leaves.Load() != stays {
-		r.call.Leave(r.notice)
+		r.call.Leave(leg.Notice)
 	}
 }
 
 // Track keeps a call among those that may be moved, until Untrack. The deadline of its
 // place, or the proxy's own, may have passed since the place was chosen.
-func (f *Fleet) Track(at Place, call *engine.Call, notice time.Duration, safe bool) *Run {
-	r := &Run{at: at, call: call, notice: notice}
+func (f *Fleet) Track(at Place, call *engine.Call, safe bool) *Run {
+	r := &Run{at: at, call: call}
 	r.safe.Store(safe)
 	f.keep(r)
 	return r
@@ -60,8 +60,8 @@ func (f *Fleet) Track(at Place, call *engine.Call, notice time.Duration, safe bo
 
 // TrackProbe is Track for a probe. A probe may always be aborted, because its engine then keeps nothing. It also ends when
 // its engine is declared down and another engine could prefill the prompt.
-func (f *Fleet) TrackProbe(c *prefill.Candidate, call *engine.Call, notice time.Duration) *Run {
-	r := &Run{at: Place{Instance: c.Instance, Rank: c.Target.Rank}, call: call, notice: notice, probe: true}
+func (f *Fleet) TrackProbe(c *prefill.Candidate, call *engine.Call) *Run {
+	r := &Run{at: Place{Instance: c.Instance, Rank: c.Target.Rank}, call: call, probe: true}
 	r.safe.Store(true)
 	f.keep(r)
 	if f.deserted(c.Instance) {

@@ -4,7 +4,6 @@ import (
 	"net/http"
 	"net/url"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -29,7 +28,7 @@ func TestACallIsMovedOnceThatIsSafe(t *testing.T) {
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			call := client.NewCall(&engine.Target{ID: "d", URL: &url.URL{Scheme: "http", Host: "127.0.0.1:1"}, Rank: -1})
-			r := &Run{call: call, notice: time.Second}
+			r := &Run{call: call}
 			for _, step := range row.steps {
 				step(r)
 			}

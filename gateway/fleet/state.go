@@ -297,7 +297,6 @@ type runs struct {
 type Run struct {
 	at     Place
 	call   *engine.Call
-	notice time.Duration // the engine has so long to close its side
 	probe  bool
 	leaves atomic.Uint32 // why it has to go on elsewhere
 	safe   atomic.Bool   // it may be aborted: no pull of KV is under way

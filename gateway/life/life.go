@@ -261,12 +261,12 @@ func (l *Life) answered(e Event, dst []Effect) []Effect {
 		l.tries.resumed++
 		return l.begin(dst)
 	case e.What == Ends && l.state == Answering:
-		if l.owed.has[Slot] {
+		if l.owed.has[Slot] { // else it had ended with its first event, and this was asked before
 			dst = l.owed.settle(append(dst, Effect{Do: Acclaim}), Slot, Finish)
-		}
-		if l.early { // its prefill engine may have more to say
-			l.state = Confirming
-			return append(dst, Effect{Do: Confirm})
+			if l.early { // its prefill engine may have more to say
+				l.state = Confirming
+				return append(dst, Effect{Do: Confirm})
+			}
 		}
 		fallthrough
 	case e.What == Ends, e.What == Believed:

@@ -75,7 +75,7 @@ func (j *job) probeFailed(run *fleet.Run, f *failure.Fault) *failure.Fault {
 		j.srv.Monitor.Report(f.Engine, f.Err)
 	}
 	if f.Why == life.Moved || f.Why == life.HungUp {
-		f.Answer, f.Err, f.Engine = j.srv.movedOut(), errDrained, ""
+		f.Answer, f.Err, f.Engine = j.srv.movedOut(), failure.ErrMoved, ""
 	}
 	return f
 }

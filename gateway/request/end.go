@@ -117,12 +117,11 @@ func (s *stream) forLog(fail *openai.Error) string {
 	return fail.Message
 }
 
-var errNotWhole = errors.New("the engine's stream ended without a finish_reason")
-
-var errRefusal = errors.New("the engine's first event was a failure")
-
-// errDrained ends an answer whose rank was drained and that no other can take up.
-var errDrained = errors.New("the engine was taken out of service")
+// What a decode engine can do wrong beneath a 200.
+var (
+	errNotWhole = errors.New("the engine's stream ended without a finish_reason")
+	errRefusal  = errors.New("the engine's first event was a failure")
+)
 
 // movedOut is the end of an answer that a drain's deadline cut and that no other
 // engine takes up.

@@ -71,7 +71,7 @@ type Fleet interface {
 	NamesRequests(c prefill.Candidate) bool
 	Exchange(c prefill.Candidate) (*mooncake.Exchange, error)
 	Made(b fleet.Birth, c prefill.Candidate, id string) fleet.Birth
-	Track(at fleet.Place, call *engine.Call, notice time.Duration, safe bool) *fleet.Run
+	Track(at fleet.Place, call *engine.Call, safe bool) *fleet.Run
 }
 
 // Dispatcher gives slots on decode ranks.

@@ -52,7 +52,7 @@ func (j *job) probe(lease *prefill.Lease) (*handoff.Handoff, *failure.Fault) {
 		Call: leg.New(j.srv.Client, c.Profile, c.Target), Engine: c.Instance, Path: j.req.Endpoint.Path(), Log: j.srv.Log,
 		Limits: engine.Deadlines{Connect: limits.ConnectTimeout, FirstByte: limits.ProbeTimeout, Idle: limits.EventTimeout},
 	}
-	run := j.srv.Fleet.TrackProbe(&lease.Candidate, call.Call, leg.Notice)
+	run := j.srv.Fleet.TrackProbe(&lease.Candidate, call.Call)
 	defer j.srv.Fleet.Untrack(run)
 	call.Run = run
 	if c.Profile.Early() { // nobody can name it to a decode engine yet

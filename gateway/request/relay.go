@@ -39,7 +39,8 @@ func (j *job) newStream(slot *dispatcher.Slot) *stream {
 	} else if j.keep(rank); !resumed && !j.req.Stream { // a resumed source's events go to the assembler of the answer
 		assembler = sse.NewAssembler(j.req.Endpoint == mooncake.Chat, j.srv.Settings().Limits.AnswerBytes)
 	}
-	s.run = j.srv.Fleet.Track(fleet.Place{Instance: rank.Instance, Rank: rank.Target.Rank}, call, leg.Notice, s.whole || s.local) // the first event of a whole answer is its last
+	at, safe := fleet.Place{Instance: rank.Instance, Rank: rank.Target.Rank}, s.whole || s.local // the first event of a whole answer is its last
+	s.run = j.srv.Fleet.Track(at, call, safe)
 	if s.Trail.Reset(mooncake.ByText(j.resume.how)); !s.whole && j.resume.keeping != life.KeepNothing {
 		s.Trail.KeepPrompt = s.local || rank.Profile.Early()
 		ask.Trail = &s.Trail
@@ -121,7 +122,7 @@ func (s *stream) broke(err error) {
 	case wrong != nil:
 		s.fails(life.Unusable, wrong, errors.New(wrong.Code))
 	case s.run.Moved():
-		s.fails(life.Moved, s.job.srv.movedOut(), errDrained)
+		s.fails(life.Moved, s.job.srv.movedOut(), failure.ErrMoved)
 	case errors.Is(err, io.EOF):
 		s.fails(life.Garbled, failure.Stream("upstream_incomplete", errNotWhole), errNotWhole)
 	default:

@@ -110,7 +110,7 @@ func (r *runner) do(x life.Effect) life.Event {
 		j.question = r.asks
 	case life.Drop:
 		r.away.Drop()
-	case life.Shun, life.Condemn, life.Acclaim:
+	case life.Shun, life.Condemn:
 		r.judge(x)
 	case life.Find:
 		j.find(x.Finding)
@@ -148,7 +148,7 @@ func (r *runner) do(x life.Effect) life.Event {
 		return life.Event{What: life.GivenUp}
 	case life.Offer:
 		return r.offer(x.Group)
-	case life.AnswerIt, life.Fail:
+	case life.Acclaim, life.AnswerIt, life.Fail, life.Confirm, life.GoOn, life.EndWhole, life.BreakOff: // run does these, or the stream of an answer
 	}
 	return life.Event{}
 }

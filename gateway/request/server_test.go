@@ -154,12 +154,12 @@ func (f *engines) Beside(worker int32, list []int32) []int32 {
 	return append(list, worker)
 }
 
-func (f *engines) Track(fleet.Place, *engine.Call, time.Duration, bool) *fleet.Run {
+func (f *engines) Track(fleet.Place, *engine.Call, bool) *fleet.Run {
 	f.count(1)
 	return &fleet.Run{}
 }
 
-func (f *engines) TrackProbe(*prefill.Candidate, *engine.Call, time.Duration) *fleet.Run {
+func (f *engines) TrackProbe(*prefill.Candidate, *engine.Call) *fleet.Run {
 	f.count(1)
 	return &fleet.Run{}
 }

@@ -2,7 +2,6 @@ package through
 
 import (
 	"cmp"
-	"errors"
 	"slices"
 	"strconv"
 	"time"
@@ -116,9 +115,6 @@ func (j *job) do(x life.PassedEffect) (e life.PassedEvent) {
 	return e
 }
 
-// errMoved is why a call ended whose engine was taken out of service.
-var errMoved = errors.New("the engine was taken out of service")
-
 // call sends the request to the engine that was chosen, over a new connection if anew is set, and says what came of it.
 func (j *job) call(anew bool) life.PassedEvent {
 	j.answer = &answer{job: j}
@@ -137,7 +133,7 @@ func (j *job) call(anew bool) life.PassedEvent {
 	case f == nil:
 		return life.PassedEvent{What: life.Streams}
 	case j.answer.run.Moved() && !j.conn.Left():
-		f = failure.Of(f.Ended, j.drained(), errMoved)
+		f = failure.Of(f.Ended, j.drained(), failure.ErrMoved)
 		f.Moved = true
 	}
 	told.Fails(f.Cause(), f.Status, f.Answer)
@@ -162,7 +158,7 @@ func (j *job) open(anew bool) (f *failure.Fault) {
 	if anew {
 		a.call.Fresh()
 	}
-	a.run = j.srv.Fleet.Track(fleet.Place{Instance: j.to.Instance, Rank: -1}, a.call.Call, leg.Notice, true)
+	a.run = j.srv.Fleet.Track(fleet.Place{Instance: j.to.Instance, Rank: -1}, a.call.Call, true)
 	if computes(j.path) {
 		a.expects = int64(len(j.raw)) // no token has less than a byte
 		j.to.Traffic.Beyond(1)

@@ -35,7 +35,7 @@ type Env struct {
 // Fleet is what these requests need of the fleet.
 type Fleet interface {
 	Wholes(model string, computes bool) (list []fleet.Whole, paired bool)
-	Track(at fleet.Place, call *engine.Call, notice time.Duration, safe bool) *fleet.Run
+	Track(at fleet.Place, call *engine.Call, safe bool) *fleet.Run
 	Untrack(r *fleet.Run)
 }
 
