@@ -30,19 +30,38 @@ type Cost struct {
 func (c Cost) String() string { return fmt.Sprintf("%s %.0f %%", c.For, 100*c.Share) }
 
 // costs say what a sample is for: the row that has the innermost function of its stack that any row has.
-var costs = []struct{ what, functions string }{
-	{"reading sockets", "evenkeel/socket.Read,evenkeel/socket.Socket.Read,syscall.read,unix.Read,syscall.recvfrom"},
-	{"writing to sockets", "evenkeel/socket.Write,evenkeel/socket.writev,evenkeel/socket.Socket.Write,evenkeel/socket.Socket.Ask,syscall.write,syscall.writev,syscall.sendto,syscall.sendmsg,unix.Writev,internal/poll.(*FD).Writev"},
-	{"opening, closing and setting sockets", "syscall.close,syscall.socket,syscall.accept4,syscall.connect,syscall.setsockopt,syscall.shutdown,syscall.fcntl,unix.EpollCtl,unix.fcntl"},
-	{"asking which sockets have bytes", "runtime.netpoll,EpollWait"},
-	{"memory", "runtime.gcBgMarkWorker,runtime.mallocgc,runtime.bgsweep,runtime.bgscavenge,runtime.gcAssistAlloc"},
-	{"goroutines: waking, parking, choosing", "runtime.mcall,runtime.schedule,runtime.ready,runtime.futex,runtime.park_m,runtime.goready,runtime.wakep,runtime.mstart,runtime.newproc"},
-	{"events: reading and counting", "evenkeel/sse."},
-	{"streams: the loop and the pump", "evenkeel/gateway/loop.,evenkeel/gateway/pump."},
-	{"HTTP of clients", "github.com/valyala/fasthttp,evenkeel/gateway/edge."},
-	{"HTTP of engines", "evenkeel/engine."},
-	{"dispatcher and prefill tier", "evenkeel/dispatcher,evenkeel/prefill,evenkeel/pool."},
-	{"requests, receipts, metrics", "evenkeel/gateway,github.com/prometheus"},
+var costs = []cost{
+	{"reading sockets", []string{"evenkeel/socket.Read", "evenkeel/socket.Socket.Read", "syscall.read", "unix.Read", "syscall.recvfrom"}},
+	{"writing to sockets", []string{
+		"evenkeel/socket.Write", "evenkeel/socket.writev", "evenkeel/socket.Socket.Write",
+		"evenkeel/socket.Socket.Ask", "syscall.write", "syscall.writev", "syscall.sendto", "syscall.sendmsg",
+		"unix.Writev", "internal/poll.(*FD).Writev",
+	}},
+	{"opening, closing and setting sockets", []string{
+		"syscall.close", "syscall.socket", "syscall.accept4", "syscall.connect", "syscall.setsockopt",
+		"syscall.shutdown", "syscall.fcntl", "unix.EpollCtl", "unix.fcntl",
+	}},
+	{"asking which sockets have bytes", []string{"runtime.netpoll", "EpollWait"}},
+	{"memory", []string{
+		"runtime.gcBgMarkWorker", "runtime.mallocgc", "runtime.bgsweep", "runtime.bgscavenge",
+		"runtime.gcAssistAlloc",
+	}},
+	{"goroutines: waking, parking, choosing", []string{
+		"runtime.mcall", "runtime.schedule", "runtime.ready", "runtime.futex", "runtime.park_m", "runtime.goready",
+		"runtime.wakep", "runtime.mstart", "runtime.newproc",
+	}},
+	{"events: reading and counting", []string{"evenkeel/sse."}},
+	{"streams: the loop and the pump", []string{"evenkeel/gateway/loop.", "evenkeel/gateway/pump."}},
+	{"HTTP of clients", []string{"github.com/valyala/fasthttp", "evenkeel/gateway/edge."}},
+	{"HTTP of engines", []string{"evenkeel/engine."}},
+	{"dispatcher and prefill tier", []string{"evenkeel/dispatcher", "evenkeel/prefill", "evenkeel/pool."}},
+	{"requests, receipts, metrics", []string{"evenkeel/gateway", "github.com/prometheus"}},
+}
+
+// A cost is a part of the CPU time, and the functions that it is spent in: the beginnings or ends of their names.
+type cost struct {
+	what      string
+	functions []string
 }
 
 // profile asks a proxy for a profile of its CPU time.
@@ -115,7 +134,7 @@ func costsOf(stacks []byte) (list []Cost) {
 func costOf(stack []string) string {
 	for _, f := range stack { // the innermost one first
 		for _, c := range costs {
-			for _, name := range strings.Split(c.functions, ",") {
+			for _, name := range c.functions {
 				if strings.HasPrefix(f, name) || strings.HasSuffix(f, name) {
 					return c.what
 				}
@@ -140,7 +159,7 @@ func (s *store) writeProfiles(out io.Writer) {
 		names[i] = r.title()
 	}
 	table(out, "Where the time goes in the rows that miss their aim", "part of evenkeel's CPU time", names...)
-	for _, c := range append(slices.Clone(costs), struct{ what, functions string }{what: "the rest"}) {
+	for _, c := range append(slices.Clone(costs), cost{what: "the rest"}) {
 		cells := make([]string, len(missed))
 		for i, r := range missed {
 			cells[i] = "–"
@@ -152,5 +171,6 @@ func (s *store) writeProfiles(out io.Writer) {
 		}
 		fmt.Fprintf(out, "| %s | %s |\n", c.what, strings.Join(cells, " | "))
 	}
-	fmt.Fprintf(out, "\nEach is a profile of one more measurement, of evenkeel %s, which is in no other figure. A sample of it\ncounts for the part that has its innermost function.\n", s.Peers[evenkeelName].Version)
+	fmt.Fprintf(out, "\nEach is a profile of one more measurement, of evenkeel %s, which is in no other figure. A sample of it\n"+
+		"counts for the part that has its innermost function.\n", s.Peers[evenkeelName].Version)
 }

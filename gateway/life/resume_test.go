@@ -18,13 +18,21 @@ func said() *sse.Trail {
 }
 
 func lost() *Loss {
-	return &Loss{Said: said(), May: true, Keeping: KeepAll, Streamed: true, Plain: true, How: mooncake.ResumePrompt, IDs: json.RawMessage(`[1,2]`), Alone: 2, Most: 100, LimitKey: "max_tokens"}
+	return &Loss{
+		Said: said(), May: true, Keeping: KeepAll, Streamed: true, Plain: true,
+		How: mooncake.ResumePrompt, IDs: json.RawMessage(`[1,2]`), Alone: 2, Most: 100, LimitKey: "max_tokens",
+	}
 }
 
 func TestHowALostAnswerGoesOn(t *testing.T) {
 	ids := func(how, list string, tokens int) *mooncake.Resume {
 		return &mooncake.Resume{How: how, IDs: json.RawMessage(list), Tokens: tokens}
 	}
+	text := func(how, text string, tokens int) *mooncake.Resume {
+		return &mooncake.Resume{How: how, Text: json.RawMessage(text), Tokens: tokens}
+	}
+	limited := ids(mooncake.ResumePrompt, "[1,2,7,8]", 2)
+	limited.Limit, limited.LimitKey = 7, "max_tokens"
 	for _, row := range []struct {
 		name   string
 		change func(*Loss)
@@ -35,9 +43,9 @@ func TestHowALostAnswerGoesOn(t *testing.T) {
 		{"a completion goes on behind the tokens whose text is out", func(*Loss) {}, ByPrompt, ids(mooncake.ResumePrompt, "[1,2,7,8]", 2), 2},
 		{"where the client is told of tokens, none is made anew", func(l *Loss) { l.Seen = true }, ByPrompt, ids(mooncake.ResumePrompt, "[1,2,7,8,9]", 3), 3},
 		{"a chat goes on by its token ids", func(l *Loss) { l.How = mooncake.ChatResumeVLLM }, ByIDs, ids(mooncake.ChatResumeVLLM, "[1,2,7,8]", 2), 2},
-		{"a chat goes on by its text", func(l *Loss) { l.How = mooncake.ChatResumeContinue }, ByText, &mooncake.Resume{How: mooncake.ChatResumeContinue, Text: json.RawMessage(`"ab"`), Tokens: 3}, 3},
-		{"a completion goes on by its text", func(l *Loss) { l.How, l.Text = mooncake.ResumeText, []byte(`"once "`) }, ByText, &mooncake.Resume{How: mooncake.ResumeText, Text: json.RawMessage(`"once ab"`), Tokens: 3}, 3},
-		{"what the client allows is less by what it has", func(l *Loss) { l.Limit, l.Most = 9, 9 }, ByPrompt, &mooncake.Resume{How: mooncake.ResumePrompt, IDs: json.RawMessage("[1,2,7,8]"), Tokens: 2, Limit: 7, LimitKey: "max_tokens"}, 2},
+		{"a chat goes on by its text", func(l *Loss) { l.How = mooncake.ChatResumeContinue }, ByText, text(mooncake.ChatResumeContinue, `"ab"`, 3), 3},
+		{"a completion goes on by its text", func(l *Loss) { l.How, l.Text = mooncake.ResumeText, []byte(`"once "`) }, ByText, text(mooncake.ResumeText, `"once ab"`, 3), 3},
+		{"what the client allows is less by what it has", func(l *Loss) { l.Limit, l.Most = 9, 9 }, ByPrompt, limited, 2},
 		{"nothing is out", func(l *Loss) { l.Said = &sse.Trail{Head: said().Head} }, Repeated, nil, 0},
 		{"ids of tokens without text are out, and nobody was told", func(l *Loss) { l.Said.Content = false }, Repeated, nil, 0},
 		{"an answer in one piece whose tokens are not known begins again", func(l *Loss) { l.Streamed, l.How = false, "" }, Repeated, nil, 0},
@@ -54,7 +62,7 @@ func TestHowALostAnswerGoesOn(t *testing.T) {
 		{"only the body is kept, and text is out", func(l *Loss) { l.Keeping = KeepStart }, Broken, nil, 0},
 		{"only its end is missing", func(l *Loss) { l.Finished, l.Keeping = true, KeepNothing }, Concluding, nil, 3},
 		{"it has no token left", func(l *Loss) { l.Most, l.Seen = 3, true }, Concluding, nil, 3},
-		{"it has none left by a count that was guessed", func(l *Loss) { l.Most, l.How, l.Said.Guessed = 3, mooncake.ChatResumeContinue, true }, ByText, &mooncake.Resume{How: mooncake.ChatResumeContinue, Text: json.RawMessage(`"ab"`), Tokens: 2}, 2},
+		{"it has none left by a count that was guessed", func(l *Loss) { l.Most, l.How, l.Said.Guessed = 3, mooncake.ChatResumeContinue, true }, ByText, text(mooncake.ChatResumeContinue, `"ab"`, 2), 2},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			l := lost()

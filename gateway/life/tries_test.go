@@ -87,7 +87,10 @@ func TestHowAttemptsCount(t *testing.T) {
 		}
 	}
 	l := Life{}
-	for i, want := range []Retry{{Budget: Counted, N: 1, Pause: 1}, {Budget: Counted, N: 1, Pause: 2}, {Budget: Counted, N: 1, Pause: 3}, {Budget: Counted, N: 1}, {Budget: Counted, N: 2}} {
+	for i, want := range []Retry{
+		{Budget: Counted, N: 1, Pause: 1}, {Budget: Counted, N: 1, Pause: 2}, {Budget: Counted, N: 1, Pause: 3},
+		{Budget: Counted, N: 1}, {Budget: Counted, N: 2},
+	} {
 		for _, e := range []Event{{What: Begun}, {What: NoRankTakes}, {What: Turn}} {
 			l.Step(e, nil)
 		}

@@ -23,11 +23,22 @@ func TestEveryWaitHasABound(t *testing.T) {
 		for _, s := range []string{w.For, w.Most, w.Early, w.Then} {
 			assert.NotEmpty(t, s, "%+v", w)
 		}
-		b.WriteString("| " + strings.Join([]string{stateNames[w.State], cmp.Or(w.When, "always"), w.For, w.Most, w.Early, w.Then}, " | ") + " |\n")
+		b.WriteString(w.row(stateNames[w.State]))
 	}
 	for s := range states {
 		assert.True(t, bounded[s], "state %d has no bound", s)
 		assert.NotEmpty(t, stateNames[s])
+	}
+	var passed Passed
+	for _, e := range []PassedEvent{{What: Arrived}, {What: Chosen}, {What: Streams}} { // all that is waited for after an engine is chosen
+		if passed.Step(e, nil); passed.waits == Choose {
+			continue
+		}
+		list := passing[passed.waits]
+		assert.NotEmpty(t, list, "%d has no bound", passed.waits)
+		for _, w := range list {
+			b.WriteString(w.row("passed through"))
+		}
 	}
 	const file, begin, end = "../../docs/failures.md", "<!-- waits -->\n", "<!-- end of waits -->\n"
 	page, err := os.ReadFile(file)
@@ -53,6 +64,30 @@ type wait struct {
 	Most  string
 	Early string
 	Then  string
+}
+
+func (w wait) row(state string) string {
+	return "| " + strings.Join([]string{state, cmp.Or(w.When, "always"), w.For, w.Most, w.Early, w.Then}, " | ") + " |\n"
+}
+
+// passing are the waits of a request that one engine serves alone, by what was done last. A second call to the same engine waits as
+// the first one did.
+var passing = map[PassedDo][]wait{
+	SendOver: {
+		{For: "the connection", Most: "`limits.connect_timeout`", Early: "client, the engine is drained, shutdown", Then: "another engine"},
+		{
+			When: "answered in one piece", For: "the whole answer", Most: "`limits.probe_timeout`, and `limits.event_timeout` between two arrivals",
+			Early: "client, the engine is drained, shutdown, the connection breaks", Then: "an error: the engine may have died of the request",
+		},
+		{
+			When: "streamed", For: "the first event", Most: "`limits.probe_timeout`",
+			Early: "client, the engine is drained, shutdown, the connection breaks", Then: "an error: the engine may have died of the request",
+		},
+	},
+	Hand: {
+		{When: "streamed", For: "the next event", Most: "`limits.event_timeout`", Early: "client, the engine is drained, shutdown, the connection breaks", Then: "an error event"},
+		{When: "streamed", For: "a client that reads", Most: "`limits.write_timeout`", Early: "client", Then: "the answer is ended"},
+	},
 }
 
 // waits are all waits of a request, in the order in which it comes to them.

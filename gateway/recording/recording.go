@@ -75,7 +75,8 @@ func (t *Tape) StepLegs(e life.LegEvent, todo []life.LegEffect) {
 	}
 }
 
-// write appends a line. A file that cannot be written ends the program: half a recording must not look like a whole one.
+// write appends a line. A full file takes no more of them: what it has then are beginnings of lives, which can be driven, too. A file
+// that cannot be written ends the program, because lines would be missing in the middle.
 func (t *Tape) write(l line) {
 	if t.id == 0 {
 		t.id = lives.Add(1)

@@ -191,7 +191,8 @@ func TestTheClientOfABoundRequestLeaves(t *testing.T) {
 		t.Run(connector, func(t *testing.T) {
 			t.Parallel()
 			b := start(t, setup{
-				prefill: []refengine.Config{{PrefillBase: 30 * time.Millisecond}}, decode: []refengine.Config{{C0: 5 * time.Millisecond}}, profile: mooncake.Profile{Connector: connector},
+				prefill: []refengine.Config{{PrefillBase: 30 * time.Millisecond}}, decode: []refengine.Config{{C0: 5 * time.Millisecond}},
+				profile: mooncake.Profile{Connector: connector},
 			})
 			for _, after := range []time.Duration{0, 5, 15, 30, 45, 80} {
 				leave, wait := b.send(chat(strings.Repeat("a b ", int(after)), `"stream":true,"max_tokens":50,`))

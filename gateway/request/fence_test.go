@@ -36,11 +36,15 @@ func at(t *testing.T, s *httptest.Server) *url.URL {
 func opened(t *testing.T, to *fleet.Rank) *failure.Fault {
 	to.Target.ID, to.Target.Rank = "d", -1
 	set := fleet.NewSettings(config.Default())
-	srv := &Server{Env: Env{Log: zap.NewNop(), Client: engine.NewClient(engine.Options{}), Monitor: &monitor{}, Fleet: &engines{frees: true}, Settings: func() *fleet.Settings { return set }}}
+	srv := &Server{Env: Env{
+		Log: zap.NewNop(), Client: engine.NewClient(engine.Options{}), Monitor: &monitor{}, Fleet: &engines{frees: true},
+		Settings: func() *fleet.Settings { return set },
+	}}
 	defer srv.Client.Close()
 	body, err := mooncake.ScanBody([]byte(`{"model":"m","messages":[]}`), 10)
 	require.NoError(t, err)
-	j := &job{srv: srv, req: &openai.Request{Endpoint: mooncake.Chat}, body: body, client: reader{edge.NewDeparture(zap.NewNop())}, in: &Incoming{}, told: new(journal.Journal).Request(journal.Facts{})}
+	j := &job{srv: srv, req: &openai.Request{Endpoint: mooncake.Chat}, body: body, client: reader{edge.NewDeparture(zap.NewNop())}, in: &Incoming{}}
+	j.told = new(journal.Journal).Request(journal.Facts{})
 	return j.open(nil, &stream{job: j, source: source{rank: to, slot: new(dispatcher.Slot), call: srv.Client.NewCall(to.Target), began: time.Now()}})
 }
 

@@ -24,7 +24,10 @@ var ()
 func (j *job) newStream(slot *dispatcher.Slot) *stream {
 	rank := j.srv.Fleet.Rank(slot.Worker)
 	call := leg.New(j.srv.Client, rank.Profile, rank.Target)
-	s := &stream{job: j, source: source{slot: slot, rank: rank, call: call, began: time.Now(), local: slot.NewTokens > 0, mayHave: j.mayHave(rank.Context), buffers: buffersPool.Get().(*buffers)}}
+	s := &stream{job: j, source: source{
+		slot: slot, rank: rank, call: call, began: time.Now(), local: slot.NewTokens > 0, mayHave: j.mayHave(rank.Context),
+		buffers: buffersPool.Get().(*buffers),
+	}}
 	resumed := j.life.Resumed()
 	s.whole = !resumed && !j.req.Stream && (j.req.Passthrough || rank.Profile.NonStream == mooncake.NonStreamPassthrough)
 	ask := j.ask

@@ -57,7 +57,8 @@ func (s *stream) goOn() {
 	counter.WithLabelValues(tier).Inc()
 	switch {
 	case tier != life.Broken:
-		j.srv.Log.Info("an answer that was lost goes on", zap.Inline(j), zap.String("lost", f.Answer.Code), zap.String("tier", tier), zap.Bool("token_exact", tier != life.ByText), zap.Int("tokens", s.tokens()), zap.String("engine", s.rank.Target.ID))
+		j.srv.Log.Info("an answer that was lost goes on", zap.Inline(j), zap.String("lost", f.Answer.Code), zap.String("tier", tier),
+			zap.Bool("token_exact", tier != life.ByText), zap.Int("tokens", s.tokens()), zap.String("engine", s.rank.Target.ID))
 	case cause != nil && cause.Status == journal.StatusClientClosed:
 		s.finish(failure.Gone())
 	case cause != nil:
@@ -188,7 +189,8 @@ func (j *job) verify(want, got int) *openai.Error {
 	case !j.life.Resumed() || got == 0:
 		return nil
 	case want > 0 && got != want, want == 0 && r.before > 0 && got <= r.alone:
-		j.srv.Log.Warn("an engine ignored the answer so far, so that the answer ends here", zap.Inline(j), zap.Int("prompt_tokens", got), zap.Int("want", max(want, r.alone+1)), zap.Error(errIgnoredResume))
+		j.srv.Log.Warn("an engine ignored the answer so far, so that the answer ends here", zap.Inline(j),
+			zap.Int("prompt_tokens", got), zap.Int("want", max(want, r.alone+1)), zap.Error(errIgnoredResume))
 		return openai.NewError(http.StatusBadGateway, "recompute_unresumable", errIgnoredResume.Error())
 	}
 	return nil

@@ -23,7 +23,8 @@ import (
 	"evenkeel/prefill"
 )
 
-const firstEvent = `data: {"id":"x","object":"chat.completion.chunk","created":1,"model":"ref","choices":[{"index":0,"delta":{"role":"assistant","content":"a"},"finish_reason":null}]}` + "\n\n"
+const firstEvent = `data: {"id":"x","object":"chat.completion.chunk","created":1,"model":"ref",` +
+	`"choices":[{"index":0,"delta":{"role":"assistant","content":"a"},"finish_reason":null}]}` + "\n\n"
 
 // speaks has the first decode engine answer 200 with events, and with more of them a little later.
 func (b *bed) speaks(t *testing.T, first, more string) {

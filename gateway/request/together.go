@@ -95,7 +95,8 @@ func (b bound) open() *failure.Fault {
 	s.wait = (*handoff.Handoff)(nil).Await(s.rank, s.began, s.whole) // couple.Partner limits this wait
 	defer s.wait.End()
 	// The legs' partner ends the wait: how long it may take depends on the prefill.
-	if f := s.send(engine.JSONHeaders(s.partner.ID), s.rank.Profile.EarlyDecode(&j.body, j.leg, s.partner.Meeting, s.wait.Salt(), !s.whole, nil), handoff.Forever); f != nil {
+	body := s.rank.Profile.EarlyDecode(&j.body, j.leg, s.partner.Meeting, s.wait.Salt(), !s.whole, nil)
+	if f := s.send(engine.JSONHeaders(s.partner.ID), body, handoff.Forever); f != nil {
 		how := life.Died
 		switch {
 		case f.Status != 0 && f.Verdict().Next == life.Over:

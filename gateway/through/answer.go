@@ -97,9 +97,11 @@ func (a *answer) readWhole(limit int, isJSON bool) *failure.Fault {
 	whole, err := a.readAll(limit)
 	switch {
 	case errors.Is(err, errNoRoom):
-		return useless(life.TooLarge, openai.Unavailable("overloaded", "the proxy holds as many bytes of requests and answers as it may, from all callers or from you; retry later", 1), err)
+		full := openai.Unavailable("overloaded", "the proxy holds as many bytes of requests and answers as it may, from all callers or from you; retry later", 1)
+		return useless(life.TooLarge, full, err)
 	case errors.Is(err, engine.ErrTooLarge):
-		return useless(life.TooLarge, failure.BadGateway(failure.Engine, "its answer is larger than limits.answer_bytes, or than the room in limits.bodies_bytes; ask for less at once"), err)
+		large := failure.BadGateway(failure.Engine, "its answer is larger than limits.answer_bytes, or than the room in limits.bodies_bytes; ask for less at once")
+		return useless(life.TooLarge, large, err)
 	case err != nil:
 		return a.broke(a.call.Broke(err))
 	}

@@ -61,7 +61,8 @@ const lackMemory = time.Minute
 func New(env Env) *Server {
 	s := &Server{Env: env, seats: edge.NewPlaces(mostOpen), busy: map[string]int{}, lacks: map[lack]time.Time{}}
 	s.took = prometheus.NewHistogramVec(prometheus.HistogramOpts{
-		Name: "evenkeel_passed_seconds", Help: "Time from arrival to the end of the answer, for requests that one engine serves alone. Requests without an answer do not count.", Buckets: env.Buckets,
+		Name: "evenkeel_passed_seconds",
+		Help: "Time from arrival to the end of the answer, for requests that one engine serves alone. Requests without an answer do not count.", Buckets: env.Buckets,
 	}, []string{"endpoint"})
 	for _, path := range Paths {
 		s.took.WithLabelValues(path)
@@ -179,6 +180,7 @@ func lacksRoute(status int, body []byte) bool {
 var errNoRoute = openai.NewError(http.StatusNotFound, "no_such_route", "no engine that serves the model has this endpoint; it is one of another kind of model")
 
 var errPaired = &openai.Error{
-	Status: http.StatusNotFound, Type: "invalid_request_error", Code: "no_such_route", Message: "no engine of this model computes what this endpoint asks for: each of its engines does one half of the work for completions",
-	Why: "all engines of the model are prefill engines, or decode engines beside prefill engines; pass_through: true in the profile lets them compute such requests, but not with connector sglang",
+	Status: http.StatusNotFound, Type: "invalid_request_error", Code: "no_such_route",
+	Message: "no engine of this model computes what this endpoint asks for: each of its engines does one half of the work for completions",
+	Why:     "all engines of the model are prefill engines, or decode engines beside prefill engines; pass_through: true in the profile lets them compute such requests, but not with connector sglang",
 }
