@@ -25,7 +25,7 @@ import (
 // takes its old place in the queue and stays, or is asked about again.
 func (j *job) send(ctx *fasthttp.RequestCtx, way *geo.Forward) (life.What, *openai.Error) {
 	f := &forwarded{way, j}
-	if j.client.left() {
+	if j.client.Left() {
 		f.Drop()
 		j.freed()
 		return life.PeerRefuses, failure.Gone()
@@ -62,7 +62,7 @@ func passedOn(ctx *fasthttp.RequestCtx) []engine.Header {
 // cameBack handles a forward that gave the client nothing. Without an error the
 // request is served here, or asked about again.
 func (j *job) cameBack(x *geo.Failure) (life.What, *openai.Error) {
-	if x.Gone || j.client.left() {
+	if x.Gone || j.client.Left() {
 		j.freed()
 		return life.PeerRefuses, failure.Gone()
 	}

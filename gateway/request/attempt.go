@@ -67,7 +67,7 @@ const maxRetryAfter = 5 * time.Second
 func (j *job) probeFailed(run *fleet.Run, f *failure.Fault) *failure.Fault {
 	ended := f.Why == life.HungUp || f.Far == life.Unsent
 	switch {
-	case ended && j.client.left():
+	case ended && j.client.Left():
 		f.Why, f.Answer, f.Err = life.Left, failure.Gone(), nil
 	case ended && run.Moved():
 		f.Why = life.Moved

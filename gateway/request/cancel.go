@@ -9,7 +9,7 @@ import (
 )
 
 // reach begins a phase.
-func (j *job) reach(p journal.Phase) { j.told.Reach(p, j.client.left()) }
+func (j *job) reach(p journal.Phase) { j.told.Reach(p, j.client.Left()) }
 
 // leaveAfter has a call end when its client has left, and from then on for so long, and a moment has come.
 func (r reader) leaveAfter(call *engine.Call, grace time.Duration, moment time.Time) *leaving {
@@ -57,7 +57,7 @@ func (s *stream) part() {
 
 // freed observes that nothing of a request is held any more, if its client left.
 func (j *job) freed() {
-	if j.client.left() {
+	if j.client.Left() {
 		j.told.Freed(j.client.GoneAt())
 	}
 }

@@ -8,7 +8,7 @@ import (
 
 // discard throws away a hand-off from which no answer is made.
 func (j *job) discard(h *handoff.Handoff) {
-	if j.client.left() {
+	if j.client.Left() {
 		j.srv.discards.Discard(h, j.freed)
 	} else {
 		j.srv.discards.Discard(h, nil)

@@ -19,7 +19,7 @@ func (s *stream) fails(why life.Why, answer *openai.Error, err error) {
 	if s.stage >= ended {
 		return
 	}
-	if s.job.client.left() { // that is why it broke
+	if s.job.client.Left() { // that is why it broke
 		why, answer = life.Left, failure.Gone()
 	}
 	begun := !s.firstAt.IsZero()
@@ -54,7 +54,7 @@ func (s *stream) ends() {
 // step tells the life of an answer that has begun what became of it, and carries out what is to be done.
 func (s *stream) step(e life.Event) {
 	j := s.job
-	e.Left, e.Engine = j.client.left(), s.rank.Instance
+	e.Left, e.Engine = j.client.Left(), s.rank.Instance
 	var room [6]life.Effect
 	for _, x := range j.tell(e, room[:0]) {
 		switch x.Do {
@@ -88,7 +88,7 @@ func (s *stream) finish(fail *openai.Error) {
 	if s.stage >= ended {
 		return
 	}
-	if fail != nil && s.job.client.left() {
+	if fail != nil && s.job.client.Left() {
 		fail = failure.Gone()
 	}
 	s.stage, s.broken = ended, fail

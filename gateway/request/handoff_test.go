@@ -25,7 +25,7 @@ type late struct {
 }
 
 func (l *late) Gone() <-chan struct{} {
-	for !(reader{l.Departure}).left() && !l.bound() {
+	for !l.Left() && !l.bound() {
 		runtime.Gosched()
 	}
 	l.Leave()

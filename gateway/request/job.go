@@ -137,9 +137,6 @@ type reader struct{ client }
 // isLeg says whether another record counts for the client's request.
 func (r reader) isLeg() bool { _, ok := r.client.(*edge.Departure); return ok }
 
-// left says whether nobody reads any more.
-func (r reader) left() bool { return r.Left() }
-
 // Incoming is a request as it was admitted, and what is told of it.
 type Incoming struct {
 	Told *journal.Request

@@ -63,7 +63,7 @@ func (j *job) bindLocal() *dispatcher.Slot {
 	}
 	conf := &j.srv.Settings().Prefill.Disaggregation
 	why := j.local.why(conf, j.in, j.life.Resumed())
-	if why == "" || j.client.left() || !j.srv.Locals.Serve(j.model.Board) {
+	if why == "" || j.client.Left() || !j.srv.Locals.Serve(j.model.Board) {
 		return nil
 	}
 	p := local.Prompt{Prompt: j.recognize(), Model: j.model.Board, Tokens: j.local.ended}

@@ -29,7 +29,7 @@ var answerPool = sync.Pool{New: func() any { return new([]byte) }}
 // probe runs the prefill. Once the engine answers, it holds the blocks, so the
 // hand-off is read also of a client that has left, to be discarded. With a fault, it is of no use.
 func (j *job) probe(lease *prefill.Lease) (*handoff.Handoff, *failure.Fault) {
-	if j.client.left() { // before anything is sent
+	if j.client.Left() { // before anything is sent
 		return nil, failure.Of(life.Ended{Why: life.Left}, failure.Gone(), nil)
 	}
 	j.reach(journal.Prefill)

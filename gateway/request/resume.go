@@ -22,12 +22,12 @@ var errIgnoredResume = errors.New("the engine did not take up the answer so far;
 // what the client has, and spliced so that the client reads one answer.
 func (s *stream) goOn() {
 	j, f, moved := s.job, s.fault, s.run.Moved()
-	if !j.client.left() {
+	if !j.client.Left() {
 		if wrong := s.partner.Believe(s.Mirror.Prompt(), j.client.Gone()); wrong != nil { // nothing is built on wrong text
 			s.fault, f = wrong, nil
 		}
 	}
-	if f == nil || j.client.left() {
+	if f == nil || j.client.Left() {
 		s.step(life.Event{What: life.GivenUp})
 		return
 	}

@@ -74,7 +74,7 @@ func (r *runner) run(e life.Event) (*stream, *openai.Error) {
 		}
 	})
 	for {
-		e.Left = j.client.left()
+		e.Left = j.client.Left()
 		if todo = j.tell(e, room[:0]); len(todo) == 0 {
 			j.srv.Log.Error("a request has come to nothing; this is a bug, please report it", zap.Inline(j))
 			return nil, failure.Broken()
@@ -137,7 +137,7 @@ func (r *runner) do(x life.Effect) life.Event {
 	case life.SendDecode:
 		r.stream = j.newStream(r.slot)
 		f := r.stream.decode(r.held)
-		return r.began(f, (r.held == nil || r.stream.whole) && j.client.left())
+		return r.began(f, (r.held == nil || r.stream.whole) && j.client.Left())
 	case life.SendBoth:
 		r.stream = j.newStream(r.slot)
 		return r.began(bound{r.stream}.decode(r.lease))
@@ -248,7 +248,7 @@ func (r *runner) judge(x life.Effect) {
 func (r *runner) offer(group bool) life.Event {
 	j, node := r.job, r.srv.Node
 	no := life.Event{What: life.NotOffered}
-	if node == nil || !j.req.Endpoint.Common() || j.client.left() || group && j.in.aimed() || !group && !node.Offered(j.model.Name) {
+	if node == nil || !j.req.Endpoint.Common() || j.client.Left() || group && j.in.aimed() || !group && !node.Offered(j.model.Name) {
 		return no
 	}
 	q := j.elsewhere(false)
@@ -279,7 +279,7 @@ func (r *runner) error(which life.Error) *openai.Error {
 	case life.OfClient:
 		return failure.Gone()
 	case life.OfRanks:
-		return failure.Alone(r.client.left(), r.fail)
+		return failure.Alone(r.client.Left(), r.fail)
 	case life.OfOwner:
 		return failure.NotOurs()
 	case life.OfAttempt, life.OfPeer:

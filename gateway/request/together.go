@@ -60,7 +60,7 @@ func (b bound) decode(lease *prefill.Lease) (_ *failure.Fault, quit bool) {
 	j.client.OnGone(nil)
 	if f != nil {
 		b.hear()
-		if quit = f.Why != life.NotOurs && j.client.left(); quit { // its prefill leg may still write to the rank
+		if quit = f.Why != life.NotOurs && j.client.Left(); quit { // its prefill leg may still write to the rank
 			s.stranded = s.partner.Wait() || s.stranded
 		}
 		return f, quit

@@ -34,7 +34,7 @@ func (j *job) choose() (*prefill.Lease, *geo.Forward, error) {
 
 // notChosen is the answer to a request that got no turn.
 func (j *job) notChosen(err error) *openai.Error {
-	if j.client.left() {
+	if j.client.Left() {
 		j.freed()
 		return failure.Gone()
 	}
@@ -75,7 +75,7 @@ func (j *job) awaitTurn() (*prefill.Lease, error) {
 		if err := j.srv.Serving().Err(); err != nil {
 			return nil, err
 		}
-		if j.client.left() {
+		if j.client.Left() {
 			return nil, context.Canceled
 		}
 		entered, err := j.srv.Tier.Enter(j.arrival())
