@@ -17,8 +17,9 @@ import (
 // everybody is answered.
 func TestWaitsLongerThanALeaseAreAnswered(t *testing.T) {
 	t.Parallel()
-	// A hand-off that has been bound at its deadline has a quarter of a second to be sent, the longest that there is.
-	const hold, margin = 5 * time.Second, 4 * time.Second
+	// A hand-off that has been bound at its deadline has a quarter of a second to be sent, the longest that there is. Decode
+	// engines that nobody hears for hold-margin are taken for silent, so it is longer than a busy machine stands still.
+	const hold, margin = 9 * time.Second, 4 * time.Second
 	for _, stream := range []string{`"stream":true,`, ""} {
 		t.Run(stream, func(t *testing.T) {
 			t.Parallel()

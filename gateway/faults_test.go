@@ -97,6 +97,7 @@ func (c *cluster) judge(prompt, more string) string {
 	require.NoError(c, r.err, "an answer ends as HTTP says, whatever it says")
 	if r.status != http.StatusOK {
 		require.Contains(c, []int{400, 422, 429, 500, 501, 502, 503, 504}, r.status, r.body)
+		c.Logf("%d: %s", r.status, r.body)
 		return fmt.Sprint(r.status)
 	}
 	if r.header.Get("Content-Type") == "application/json" {

@@ -345,9 +345,9 @@ func (a *answer) countCached(j *group.Job) {
 
 // whole answers in one JSON object. handoff is nil but for probes.
 func (a *answer) whole(n int, finish, stopReason string, handoff []byte) bool {
-	if _, hit := a.r.troubles.find(Reset, PhaseAfterHeaders); hit {
+	if rule, hit := a.r.troubles.find(Reset, PhaseAfterHeaders); hit {
 		a.x.Promise(a.r.contentType(), "")
-		_ = a.x.Pause(20 * time.Millisecond)
+		_ = a.x.Pause(max(20*time.Millisecond, rule.delay()))
 		return a.x.Reset()
 	}
 	if _, hit := a.r.troubles.find(Hang, PhaseAfterHeaders); hit {

@@ -281,6 +281,9 @@ func TestWhatComesOfTheEndOfALeg(t *testing.T) {
 					late := table.connector == "" || table.connector == mooncake.AscendMooncakeV1
 					b.engines.frees = table.connector == mooncake.AscendMooncakeV1
 					rule.Count = 1
+					if rule.Fault == refengine.Reset && !late && table.of == refengine.LegProbe { // the answer made of its KV has begun by then
+						rule.DelayMS = int(limit.Milliseconds())
+					}
 					if late {
 						rule.Leg = table.of
 					}

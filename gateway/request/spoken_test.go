@@ -73,6 +73,7 @@ func TestErrorsWithinAnAnswer(t *testing.T) {
 					b.speaks(t, firstEvent, errorEvent(row.status))
 				}
 				got := b.post(mooncake.Chat.Path(), chat(short, ""))
+				b.settle()
 				said := fmt.Sprintf("%d, %d attempts", got.status, b.asked[0].Told.Attempts)
 				for _, judged := range b.monitor.judged["decode d0"] {
 					if judged == engine.Faulted {

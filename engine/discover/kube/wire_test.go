@@ -66,13 +66,14 @@ func newWire(t *testing.T) *wire {
 	return s
 }
 
-func (s *wire) watchesLast() {
+func (s *wire) watchesLast() (before *context.CancelFunc) {
 	ctx, end := context.WithCancel(context.Background())
 	s.until.Store(&ctx)
-	s.ended.Store(&end)
+	return s.ended.Swap(&end)
 }
 
-func (s *wire) endWatches() { (*s.ended.Load())() }
+// endWatches ends the watches that are open. Later ones last.
+func (s *wire) endWatches() { (*s.watchesLast())() }
 
 // ServeHTTP answers as kube-apiserver 1.37 does: it does not stream lists here, and a version that it does not have yet is
 // refused with the advice to ask again.
@@ -104,12 +105,13 @@ func (s *wire) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			RetryAfterSeconds: 1, Causes: []metav1.StatusCause{{Type: metav1.CauseTypeResourceVersionTooLarge, Message: "Too large resource version"}},
 		})
 	case q.Get("watch") != "":
+		until := *s.until.Load() // before it counts as open: whoever has seen it open may end it
 		s.open.Add(1)
 		defer s.open.Add(-1)
 		w.WriteHeader(http.StatusOK)
 		_ = http.NewResponseController(w).Flush()
 		select {
-		case <-(*s.until.Load()).Done():
+		case <-until.Done():
 		case <-r.Context().Done():
 		}
 	default:
@@ -162,7 +164,6 @@ func TestAServerThatClosesEveryConnectionIsAway(t *testing.T) {
 	s.endWatches()
 	s.CloseClientConnections()
 	s.hears("that it is away", false)
-	s.watchesLast()
 	s.deaf.Store(false)
 	s.hears("a list, once it answers again", true)
 }
@@ -189,7 +190,6 @@ func TestAfterARestoreWhatTheServerHasIsListed(t *testing.T) {
 	s.lists = nil
 	s.mu.Unlock()
 	s.endWatches()
-	s.watchesLast()
 	require.Eventually(t, func() bool {
 		s.mu.Lock()
 		defer s.mu.Unlock()
