@@ -389,7 +389,7 @@ func TestADecodeRankOfSGLangKeepsNoPrefixes(t *testing.T) {
 
 // Read in 0.5.23: disaggregation/fake/conn.py. SGLang warms its ranks up in this way.
 func TestSGLangRunsARequestAloneWithItsFakeHost(t *testing.T) {
-	p := sglang(t, 100*time.Millisecond, Config{PrefixCache: 8})
+	p := sglang(t, patient, Config{PrefixCache: 8})
 	prompt := reftext.MakePrompt(1, 300)
 	for _, e := range []*Engine{p.p, p.d} {
 		r := <-p.post(e, "alone", prompt, `"bootstrap_host":"2.2.2.2","bootstrap_port":1,"bootstrap_room":0,"max_tokens":2,"ignore_eos":true,`).got
