@@ -31,7 +31,7 @@ func TestConfigure(t *testing.T) {
 
 		for _, bad := range []board.Settings{
 			{TTL: -1}, {Policy: "fastest"}, {StepModel: board.StepModel{C0Ms: -1}},
-			{Policy: "brh:horizon=80,predictor=learned"}, {Predictor: board.PredictorConfig{Kind: predictor.KindOracle}},
+			{Policy: "brh:predictor=oracle"}, {Predictor: board.PredictorConfig{Kind: predictor.KindOracle}},
 		} {
 			require.Error(t, d.Accepts(bad), "%+v", bad)
 			require.Error(t, d.Configure(bad), "%+v", bad)

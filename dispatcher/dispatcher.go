@@ -110,8 +110,7 @@ func (d *Dispatcher) SetPolicy(spec string) error {
 	})
 }
 
-// SetFit has predictors start anew from a fit, and learn on from there. One that
-// a policy in use cannot work with is refused, and all stays as it was.
+// SetFit has predictors start anew from a fit, and learn on from there.
 func (d *Dispatcher) SetFit(fit *predictor.Fit) error {
 	return d.ask(func(r *runner) error { return r.set(board.SetFit{Fit: fit}) })
 }

@@ -22,9 +22,9 @@ func TestExactTakesTheNarrowestBucketItBelieves(t *testing.T) {
 			{keyName(8), NewRuns(repeat(50, MinKeyOutputs-1))},
 		},
 	}
-	built, _, err := fit.Build(80)
+	built, _, err := fit.Build()
 	require.NoError(t, err)
-	online, err := NewOnline(OnlineConfig{Kind: KindExact, Horizon: 80, Fit: fit})
+	online, err := NewOnline(OnlineConfig{Kind: KindExact, Fit: fit})
 	require.NoError(t, err)
 	seeded, _ := online.Build()
 	for _, row := range []struct {

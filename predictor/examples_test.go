@@ -31,7 +31,7 @@ func ExampleRules_Advance() {
 }
 
 func ExampleOnline() {
-	online, err := predictor.NewOnline(predictor.OnlineConfig{Kind: predictor.KindSurvival, Horizon: 80})
+	online, err := predictor.NewOnline(predictor.OnlineConfig{Kind: predictor.KindSurvival})
 	if err != nil {
 		fmt.Println(err)
 		return

@@ -14,18 +14,17 @@ const FitVersion = 1
 
 // Fit is what `evenkeel fit` learned, as its file holds it.
 type Fit struct {
-	Version         int        `json:"evenkeel_fit"`
-	Kind            Kind       `json:"kind"`
-	Horizon         int        `json:"horizon"` // scored at; binding for learned only
-	Tau             float64    `json:"tau"`
-	Every           int        `json:"every"`
-	Created         time.Time  `json:"created"`
-	Source          Source     `json:"source"`
-	Outputs         Runs       `json:"outputs"`
-	PromptQuantiles []int32    `json:"prompt_quantiles,omitempty"` // 7, upper bounds of q0 to q6
-	Buckets         []Bucket   `json:"buckets,omitempty"`
-	Trees           *treesJSON `json:"trees,omitempty"`
-	Holdout         Holdout    `json:"holdout"`
+	Version         int       `json:"evenkeel_fit"`
+	Kind            Kind      `json:"kind"`
+	Horizon         int       `json:"horizon"` // steps, at which it was scored; it serves any other as well
+	Tau             float64   `json:"tau"`
+	Every           int       `json:"every"`
+	Created         time.Time `json:"created"`
+	Source          Source    `json:"source"`
+	Outputs         Runs      `json:"outputs"`
+	PromptQuantiles []int32   `json:"prompt_quantiles,omitempty"` // 7, upper bounds of q0 to q6
+	Buckets         []Bucket  `json:"buckets,omitempty"`
+	Holdout         Holdout   `json:"holdout"`
 
 	Compared []Comparison `json:"-"` // every kind Train tried, the simpler first
 }
@@ -66,6 +65,7 @@ func (f *Fit) Encode() ([]byte, error) {
 func ParseFit(b []byte) (*Fit, error) {
 	var head struct {
 		Version *int `json:"evenkeel_fit"`
+		Kind    Kind `json:"kind"`
 	}
 	if err := json.Unmarshal(b, &head); err != nil {
 		return nil, fmt.Errorf("fit file: %w", err)
@@ -75,6 +75,8 @@ func ParseFit(b []byte) (*Fit, error) {
 		return nil, errors.New("fit file: no evenkeel_fit in it: make one with evenkeel fit --out")
 	case *head.Version != FitVersion:
 		return nil, fmt.Errorf("fit file: version %d, this evenkeel reads version %d: fit again", *head.Version, FitVersion)
+	case head.Kind == learned:
+		return nil, fmt.Errorf("fit file: kind %w; fit again with evenkeel fit --kind survival", ErrLearned)
 	}
 	d := json.NewDecoder(bytes.NewReader(b))
 	d.DisallowUnknownFields()
@@ -93,8 +95,8 @@ func ParseFit(b []byte) (*Fit, error) {
 const outputsMost = 2 * requestsMost
 
 func (f *Fit) validate() error {
-	if f.Kind != KindSurvival && f.Kind != KindExact && f.Kind != KindLearned {
-		return fmt.Errorf("kind %q: want survival, exact or learned", f.Kind)
+	if f.Kind != KindSurvival && f.Kind != KindExact {
+		return fmt.Errorf("kind %q: want survival or exact", f.Kind)
 	}
 	if f.Horizon < 1 || f.Every < 1 || !(f.Tau >= 0 && f.Tau <= 1) {
 		return fmt.Errorf("horizon %d, every %d, tau %v: want steps and tokens of at least 1 and a probability", f.Horizon, f.Every, f.Tau)
@@ -134,35 +136,14 @@ func (f *Fit) validate() error {
 			return err
 		}
 	}
-	if f.Kind == KindLearned {
-		if f.Trees == nil {
-			return errors.New("kind learned without trees")
-		}
-		if _, err := f.Trees.restore(); err != nil {
-			return fmt.Errorf("trees: %w", err)
-		}
-	}
-	return nil
-}
-
-// Serves reports why the fit cannot answer for a horizon, nil if it can.
-func (f *Fit) Serves(h int) error {
-	if f.Kind == KindLearned && f.Horizon != h {
-		return fmt.Errorf("fit file: learned for a horizon of %d steps, the policy looks %d ahead: fit again with --horizon %d, or set horizon=%d",
-			f.Horizon, h, h, f.Horizon)
-	}
 	return nil
 }
 
 // Build returns the predictor as fitted, and the survival table of its
 // outputs. Online does the same and goes on learning.
-func (f *Fit) Build(h int) (Predictor, *Survival, error) {
-	if err := f.Serves(h); err != nil {
-		return nil, nil, err
-	}
+func (f *Fit) Build() (Predictor, *Survival, error) {
 	table := NewSurvival(f.Outputs.Lengths())
-	switch f.Kind {
-	case KindExact:
+	if f.Kind == KindExact {
 		e := &Exact{all: table, edges: f.PromptQuantiles, byKey: map[uint64]*history{}}
 		if len(f.PromptQuantiles) > 0 {
 			e.byLength = make([]*Survival, LengthBuckets)
@@ -180,12 +161,6 @@ func (f *Fit) Build(h int) (Predictor, *Survival, error) {
 			}
 		}
 		return e, table, nil
-	case KindLearned:
-		m, err := f.Trees.restore()
-		if err != nil {
-			return nil, nil, fmt.Errorf("fit file: trees: %w", err)
-		}
-		return m.compile(h, table, f.Trees.Outputs.restore(), f.Trees.Prompts.restore()), table, nil
 	}
 	return table, table, nil
 }

@@ -9,7 +9,7 @@ import (
 )
 
 func TestAFitFileHoldsTheFit(t *testing.T) {
-	for _, kind := range []string{"survival", "exact", "learned"} {
+	for _, kind := range []string{"survival", "exact"} {
 		t.Run(kind, func(t *testing.T) {
 			f, err := Train(kind, recurrent(400), Options{
 				Created: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC), Source: Source{File: "a.csv", SHA256: "00", From: "0s", To: "80s"},
@@ -24,9 +24,9 @@ func TestAFitFileHoldsTheFit(t *testing.T) {
 			require.NoError(t, err)
 			require.Equal(t, string(b), string(again))
 
-			p, table, err := f.Build(80)
+			p, table, err := f.Build()
 			require.NoError(t, err)
-			q, qtable, err := back.Build(80)
+			q, qtable, err := back.Build()
 			require.NoError(t, err)
 			require.Equal(t, table.Version(), qtable.Version())
 			for _, query := range []Query{{}, {Prompt: 300, Age: 40, Key: 5}, {Prompt: 9999, Age: 580}, {Prompt: 100, Age: 9999, Key: 99}} {
@@ -34,17 +34,6 @@ func TestAFitFileHoldsTheFit(t *testing.T) {
 			}
 		})
 	}
-}
-
-func TestSurvivalAndExactServeAnyHorizon(t *testing.T) {
-	for _, kind := range []string{"survival", "exact"} {
-		f, err := Train(kind, recurrent(400), Options{})
-		require.NoError(t, err)
-		_, _, err = f.Build(13)
-		require.NoError(t, err, kind)
-	}
-	_, _, err := learnedFit(t).Build(13)
-	require.ErrorContains(t, err, "horizon of 80 steps, the policy looks 13 ahead")
 }
 
 // small is a valid file, with one part replaced.
@@ -79,7 +68,7 @@ func TestAFileIsReadStrictly(t *testing.T) {
 		{"the key that means none", `"00000000000000ff"`, `"0000000000000000"`, "neither"},
 		{"a bucket twice", `"00000000000000ff"`, `"q3"`, "twice"},
 		{"a bucket of nothing", `"outputs":[[20,1]]`, `"outputs":[[20,0]]`, "bucket 00000000000000ff: pair 0"},
-		{"learned without trees", `"exact"`, `"learned"`, "without trees"},
+		{"the kind that is gone", `"exact"`, `"learned"`, "learned is gone, with the boosted trees; write survival instead; fit again with evenkeel fit --kind survival"},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			_, err := ParseFit(small(row.old, row.replacement))
@@ -88,58 +77,21 @@ func TestAFileIsReadStrictly(t *testing.T) {
 	}
 }
 
-func TestTreesAreReadStrictly(t *testing.T) {
-	whole := func() *treesJSON {
-		j := *learnedFit(t).Trees
-		j.Classifier.Nodes = append([]byte(nil), j.Classifier.Nodes...)
-		j.Regressor.Leaves = append([]byte(nil), j.Regressor.Leaves...)
-		j.Edges = append([][]float32(nil), j.Edges...)
-		return &j
-	}
-	_, err := whole().restore()
-	require.NoError(t, err)
-	for _, row := range []struct {
-		name   string
-		damage func(j *treesJSON)
-		want   string
-	}{
-		{"other features", func(j *treesJSON) { j.Features = []string{"mood"} }, "trees over [mood]"},
-		{"edges missing", func(j *treesJSON) { j.Edges = j.Edges[1:] }, "edges of 13 features, want 14"},
-		{"edges out of order", func(j *treesJSON) { j.Edges[2] = []float32{2, 1} }, "2 edges of age"},
-		{"too many edges", func(j *treesJSON) { j.Edges[2] = make([]float32, binsMost) }, "64 edges of age"},
-		{"a tree cut short", func(j *treesJSON) { j.Classifier.Nodes = j.Classifier.Nodes[1:] }, "classifier: "},
-		{"leaves missing", func(j *treesJSON) { j.Regressor.Leaves = nil }, "regressor: "},
-		{"a feature that is none", func(j *treesJSON) { j.Classifier.Nodes[3] = 200 }, "tree 0 splits on feature 200"},
-		{"a leaf that is no number", func(j *treesJSON) { copy(j.Regressor.Leaves, "\xff\xff\xff\xff") }, "leaf of NaN"},
-		{"too long a memory", func(j *treesJSON) { j.Outputs.Last = make([]int32, recentMost+1) }, "257 recent outputs"},
-	} {
-		t.Run(row.name, func(t *testing.T) {
-			j := whole()
-			row.damage(j)
-			_, err := j.restore()
-			require.ErrorContains(t, err, row.want)
-		})
-	}
-}
-
 func FuzzParseFit(f *testing.F) {
 	f.Add(small("", ""))
 	f.Add(small("exact", "survival"))
-	if b, err := learnedFit(f).Encode(); err == nil {
-		f.Add(b)
-	}
 	f.Fuzz(func(t *testing.T, b []byte) {
 		fit, err := ParseFit(b)
 		if err != nil || fit.Outputs.Len() > 100_000 {
 			return
 		}
-		p, table, err := fit.Build(fit.Horizon)
+		p, table, err := fit.Build()
 		require.NoError(t, err, "what is read can be built")
 		for _, q := range []Query{{}, {Prompt: 5, Age: 10, Key: 255}, {Prompt: 1 << 30, Age: 1 << 30}} {
 			got := ask(p, fit.Horizon, q)
 			require.True(t, got.P >= 0 && got.P <= 1, "%+v: %+v", q, got)
 		}
-		online, err := NewOnline(OnlineConfig{Kind: fit.Kind, Horizon: fit.Horizon, Fit: fit})
+		online, err := NewOnline(OnlineConfig{Kind: fit.Kind, Fit: fit})
 		require.NoError(t, err)
 		_, seeded := online.Build()
 		require.Equal(t, min(table.Len(), OutputsMost), seeded.Len())

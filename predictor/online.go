@@ -27,9 +27,8 @@ const (
 
 // OnlineConfig says what Online learns.
 type OnlineConfig struct {
-	Kind    Kind // none, survival, exact or learned
-	Horizon int  // of the policy
-	Fit     *Fit // to start from, nil: from nothing; learned needs one
+	Kind Kind // none, survival or exact
+	Fit  *Fit // to start from, nil: from nothing
 }
 
 // Online learns from requests as they finish. It is not safe for concurrent
@@ -37,8 +36,7 @@ type OnlineConfig struct {
 // and publishes what Rebuild returns. Until anything is known its predictors
 // behave as None.
 type Online struct {
-	kind    Kind
-	horizon int
+	kind Kind
 
 	outputs  ring
 	lengths  [LengthBuckets]ring // by edges; exact only
@@ -46,10 +44,6 @@ type Online struct {
 	prompts  ring // behind edges while no fit gave them
 	fitEdges bool
 	keys     keyBuckets
-
-	model   *model // learned only
-	recentO *recent
-	recentP *recent
 
 	fitted   *Survival // of the file, nil without
 	inForce  *Survival // last rebuilt
@@ -63,34 +57,19 @@ type Online struct {
 // NewOnline starts from a fit, or from nothing.
 func NewOnline(cfg OnlineConfig) (*Online, error) {
 	o := &Online{
-		kind: cfg.Kind, horizon: cfg.Horizon,
+		kind:    cfg.Kind,
 		outputs: newRing(OutputsMost), prompts: newRing(OutputsMost), keys: newKeyBuckets(KeysMost),
-		recentO: newRecent(), recentP: newRecent(),
 	}
 	for k := range o.lengths {
 		o.lengths[k] = newRing(LengthOutputsMost)
 	}
 	switch cfg.Kind {
 	case KindNone, KindSurvival, KindExact:
-	case KindLearned:
-		if cfg.Fit == nil || cfg.Fit.Trees == nil {
-			return nil, fmt.Errorf("predictor learned: no trees: give a file that evenkeel fit --kind learned wrote, or take survival")
-		}
 	default:
-		return nil, fmt.Errorf("predictor %s: cannot learn from finished requests; use none, survival, exact or learned", cfg.Kind)
+		return nil, fmt.Errorf("predictor %s: cannot learn from finished requests; use none, survival or exact", cfg.Kind)
 	}
 	if cfg.Fit == nil {
 		return o, nil
-	}
-	if cfg.Kind == KindLearned {
-		if cfg.Fit.Horizon != cfg.Horizon {
-			return nil, cfg.Fit.Serves(cfg.Horizon)
-		}
-		m, err := cfg.Fit.Trees.restore()
-		if err != nil {
-			return nil, fmt.Errorf("fit file: trees: %w", err)
-		}
-		o.model, o.recentO, o.recentP = m, cfg.Fit.Trees.Outputs.restore(), cfg.Fit.Trees.Prompts.restore()
 	}
 	return o, o.seed(cfg.Fit)
 }
@@ -134,20 +113,17 @@ func (o *Online) Finished(prompt, output int32, key uint64) {
 	o.finished++
 	o.fresh++
 	o.outputs.push(output)
-	switch o.kind {
-	case KindExact:
-		if key != 0 {
-			o.keys.push(key, output)
-		}
-		if !o.fitEdges {
-			o.prompts.push(prompt)
-		}
-		if len(o.edges) > 0 {
-			o.lengths[lengthBucket(o.edges, prompt)].push(output)
-		}
-	case KindLearned:
-		o.recentO.push(output)
-		o.recentP.push(prompt)
+	if o.kind != KindExact {
+		return
+	}
+	if key != 0 {
+		o.keys.push(key, output)
+	}
+	if !o.fitEdges {
+		o.prompts.push(prompt)
+	}
+	if len(o.edges) > 0 {
+		o.lengths[lengthBucket(o.edges, prompt)].push(output)
 	}
 }
 
@@ -156,10 +132,9 @@ func (o *Online) Finished(prompt, output int32, key uint64) {
 func (o *Online) Censored(n int) { o.censored += uint64(n) }
 
 // Rebuild returns new tables when they are due: at once at the start, then
-// after 64 finished requests or, if any finished, after a second. Learned
-// takes longer to work out and is due by the second only.
+// after 64 finished requests or, if any finished, after a second.
 func (o *Online) Rebuild(now time.Time) (p Predictor, table *Survival, due bool) {
-	byCount := o.fresh >= rebuildCount && o.kind != KindLearned
+	byCount := o.fresh >= rebuildCount
 	byTime := o.fresh > 0 && now.Sub(o.built) >= rebuildEvery
 	if o.started && !byCount && !byTime {
 		return nil, nil, false
@@ -186,8 +161,6 @@ func (o *Online) Build() (Predictor, *Survival) {
 			}
 		}
 		return e, o.inForce
-	case KindLearned:
-		return o.model.compile(o.horizon, o.inForce, o.recentO, o.recentP), o.inForce
 	}
 	return o.inForce, o.inForce
 }
@@ -222,8 +195,11 @@ func (o *Online) Counts() Counts {
 type Drift struct {
 	Distance float64
 	Critical float64 // chance alone stays below in 999 of 1000 cases
-	Recent   int     // outputs compared, at most 256
+	Recent   int     // outputs compared, at most recentMost
 }
+
+// recentMost is how many of the last outputs are compared with a table.
+const recentMost = 256
 
 // Drifted reports a distance that is hardly chance.
 func (d Drift) Drifted() bool { return d.Recent > 0 && d.Distance > d.Critical }
@@ -232,8 +208,8 @@ func (d Drift) Drifted() bool { return d.Recent > 0 && d.Distance > d.Critical }
 // the better that keeps up.
 func (o *Online) Drift() Drift { return o.drift(o.inForce) }
 
-// DriftFromFit compares them with the fit file: what tells that trees and
-// prompt lengths want to be fitted again. Zero without a file.
+// DriftFromFit compares them with the fit file: a drift says that a new fit
+// would do better after the next restart. Zero without a file.
 func (o *Online) DriftFromFit() Drift { return o.drift(o.fitted) }
 
 func (o *Online) drift(table *Survival) Drift {

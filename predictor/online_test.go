@@ -10,7 +10,7 @@ import (
 )
 
 func newOnline(t require.TestingT, kind Kind, fit *Fit) *Online {
-	o, err := NewOnline(OnlineConfig{Kind: kind, Horizon: 80, Fit: fit})
+	o, err := NewOnline(OnlineConfig{Kind: kind, Fit: fit})
 	require.NoError(t, err)
 	return o
 }
@@ -130,15 +130,9 @@ func TestRebuildIsDue(t *testing.T) {
 		{"one finished, a second later", KindSurvival, 1, time.Second, true},
 		{"63 in no time", KindSurvival, 63, 0, false},
 		{"64 in no time", KindSurvival, 64, 0, true},
-		{"64 in no time, trees", KindLearned, 64, 0, false},
-		{"a second later, trees", KindLearned, 64, time.Second, true},
 	} {
 		t.Run(row.name, func(t *testing.T) {
-			var fit *Fit
-			if row.kind == KindLearned {
-				fit = learnedFit(t)
-			}
-			o := newOnline(t, row.kind, fit)
+			o := newOnline(t, row.kind, nil)
 			_, _, due := o.Rebuild(start)
 			require.True(t, due, "there is nothing in force yet")
 			for range row.finished {
@@ -223,12 +217,8 @@ func TestDriftIsTheLargestDifference(t *testing.T) {
 }
 
 func TestOnlineRefusesWhatCannotLearn(t *testing.T) {
-	_, err := NewOnline(OnlineConfig{Kind: KindOracle, Horizon: 80})
+	_, err := NewOnline(OnlineConfig{Kind: KindOracle})
 	require.ErrorContains(t, err, "oracle")
-	_, err = NewOnline(OnlineConfig{Kind: KindLearned, Horizon: 80})
-	require.ErrorContains(t, err, "no trees")
-	_, err = NewOnline(OnlineConfig{Kind: KindLearned, Horizon: 40, Fit: learnedFit(t)})
-	require.ErrorContains(t, err, "horizon of 80 steps, the policy looks 40 ahead")
 	none := newOnline(t, KindNone, nil)
 	none.Finished(10, 40, 0)
 	p, table := none.Build()

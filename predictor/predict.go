@@ -12,7 +12,10 @@
 // prepares the next and swaps a pointer.
 package predictor
 
-import "fmt"
+import (
+	"errors"
+	"fmt"
+)
 
 // Query is one running request.
 type Query struct {
@@ -46,16 +49,23 @@ const (
 	KindOracle   Kind = "oracle"   // knows the outcome: simulation only
 	KindSurvival Kind = "survival" // from all past output lengths
 	KindExact    Kind = "exact"    // from those of the same prompt, else of prompts as long
-	KindLearned  Kind = "learned"  // boosted trees over age, prompt and recent traffic
 )
 
-// ParseKind reads one of the five names.
+// learned is the name of a kind that is gone.
+const learned = "learned"
+
+// ErrLearned answers a user who still names it.
+var ErrLearned = errors.New("learned is gone, with the boosted trees; write survival instead")
+
+// ParseKind reads one of the four names.
 func ParseKind(name string) (Kind, error) {
 	switch k := Kind(name); k {
-	case KindNone, KindOracle, KindSurvival, KindExact, KindLearned:
+	case KindNone, KindOracle, KindSurvival, KindExact:
 		return k, nil
+	case learned:
+		return "", fmt.Errorf("predictor %w", ErrLearned)
 	}
-	return "", fmt.Errorf("predictor %q: not one of none, oracle, survival, exact, learned", name)
+	return "", fmt.Errorf("predictor %q: not one of none, oracle, survival, exact", name)
 }
 
 // None knows nothing: r̂ stays at the horizon.

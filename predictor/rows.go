@@ -44,29 +44,24 @@ func agePoints(reqs []Sample, first, every int, step time.Duration) []agePoint {
 	return points
 }
 
-// past replays requests in the order they finished and knows, at any moment,
-// what serve would then know: the last 4096 outputs and recent traffic.
+// past tells an Online of requests in the order in which they finished, so that
+// it knows, at any moment, what serve would then know.
 type past struct {
-	reqs             []Sample
-	step             time.Duration
-	order            []int32 // requests by end
-	next             int     // in order: the first that had not finished
-	window           window
-	outputs, prompts *recent
-	online           *Online // is told of them as well; nil: nobody
+	reqs   []Sample
+	step   time.Duration
+	order  []int32 // requests by end
+	next   int     // in order: the first that had not finished
+	online *Online
 }
 
-func newPast(reqs []Sample, step time.Duration) *past {
-	p := &past{reqs: reqs, step: step, order: make([]int32, len(reqs)), outputs: newRecent(), prompts: newRecent()}
-	longest := int32(0)
+func newPast(reqs []Sample, step time.Duration, online *Online) *past {
+	p := &past{reqs: reqs, step: step, order: make([]int32, len(reqs)), online: online}
 	for i := range p.order {
 		p.order[i] = int32(i)
-		longest = max(longest, reqs[i].Output)
 	}
 	slices.SortStableFunc(p.order, func(a, b int32) int {
 		return cmp.Compare(reqs[a].end(step), reqs[b].end(step))
 	})
-	p.window = newWindow(int(longest))
 	return p
 }
 
@@ -77,66 +72,6 @@ func (p *past) until(t time.Duration) {
 		if r.end(p.step) > t {
 			return
 		}
-		p.window.push(r.Output)
-		p.outputs.push(r.Output)
-		p.prompts.push(r.Prompt)
-		if p.online != nil {
-			p.online.Finished(r.Prompt, r.Output, r.Key)
-		}
-	}
-}
-
-// features are those of a row, at the time past has reached.
-func (p *past) features(prompt, age int32, h int) (v vector) {
-	v.ofRequest(prompt, age)
-	v.ofTable(p.window.predict(int(age), h))
-	v.ofTraffic(p.outputs.features(), p.prompts.features())
-	return v
-}
-
-// window is a survival table over the last 4096 outputs that takes one more in
-// O(log n): Fenwick trees of counts and sums over the lengths.
-type window struct {
-	ring   ring
-	counts []int32
-	sums   []int64
-}
-
-func newWindow(longest int) window {
-	return window{ring: newRing(OutputsMost), counts: make([]int32, longest+1), sums: make([]int64, longest+1)}
-}
-
-func (w *window) push(v int32) {
-	if old, forgot := w.ring.push(v); forgot {
-		w.add(old, -1)
-	}
-	w.add(v, 1)
-}
-
-func (w *window) add(v, n int32) {
-	for i := int(v); i < len(w.counts); i += i & -i {
-		w.counts[i] += n
-		w.sums[i] += int64(v) * int64(n)
-	}
-}
-
-// upTo is how many outputs were at most v, and their sum.
-func (w *window) upTo(v int) (n int, sum int64) {
-	for i := min(v, len(w.counts)-1); i > 0; i -= i & -i {
-		n += int(w.counts[i])
-		sum += w.sums[i]
-	}
-	return n, sum
-}
-
-func (w *window) predict(age, h int) Prediction {
-	i, before := w.upTo(age)
-	j, through := w.upTo(age + h)
-	if i == j {
-		return unknown(h)
-	}
-	return Prediction{
-		P:  float64(j-i) / float64(len(w.ring.buf)-i),
-		Mu: float64(through-before)/float64(j-i) - float64(age),
+		p.online.Finished(r.Prompt, r.Output, r.Key)
 	}
 }

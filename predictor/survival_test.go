@@ -117,7 +117,7 @@ func TestVersionIsTheContents(t *testing.T) {
 }
 
 func TestKinds(t *testing.T) {
-	for _, k := range []Kind{KindNone, KindOracle, KindSurvival, KindExact, KindLearned} {
+	for _, k := range []Kind{KindNone, KindOracle, KindSurvival, KindExact} {
 		got, err := ParseKind(string(k))
 		require.NoError(t, err)
 		require.Equal(t, k, got)

@@ -15,13 +15,12 @@ type Options struct {
 	Every   int           // tokens between the ages of rows, 20
 	Holdout float64       // share of the requests, the last, that scores and does not train, 0.25
 	Step    time.Duration // a token's time where samples carry no End, 55 ms
-	MaxRows int           // training rows of the trees, 200,000; beyond, a fixed draw of them
 	Created time.Time
 	Source  Source
 }
 
 func (o Options) withDefaults() Options {
-	o.Horizon, o.Every, o.MaxRows = cmp.Or(o.Horizon, 80), cmp.Or(o.Every, 20), cmp.Or(o.MaxRows, 200_000)
+	o.Horizon, o.Every = cmp.Or(o.Horizon, 80), cmp.Or(o.Every, 20)
 	o.Tau, o.Holdout, o.Step = cmp.Or(o.Tau, 0.5), cmp.Or(o.Holdout, 0.25), cmp.Or(o.Step, 55*time.Millisecond)
 	return o
 }
@@ -38,8 +37,6 @@ func (o Options) validate() error {
 		return fmt.Errorf("holdout %v: want a share above 0 and below 1", o.Holdout)
 	case o.Step < 0:
 		return fmt.Errorf("step %v: want a positive time a token", o.Step)
-	case o.MaxRows < 1:
-		return fmt.Errorf("%d rows at most: want at least 1", o.MaxRows)
 	}
 	return nil
 }
@@ -57,7 +54,7 @@ const (
 	outputMost   = 1 << 20
 )
 
-// Train fits a kind ("survival", "exact", "learned" or "auto") to requests in
+// Train fits a kind ("survival", "exact" or "auto") to requests in
 // order of arrival: on the earlier part, scored on the rest, never shuffled.
 func Train(kind string, reqs []Sample, opt Options) (*Fit, error) {
 	opt = opt.withDefaults()
@@ -67,11 +64,13 @@ func Train(kind string, reqs []Sample, opt Options) (*Fit, error) {
 	var kinds []Kind
 	switch kind {
 	case Auto:
-		kinds = []Kind{KindSurvival, KindExact, KindLearned}
-	case string(KindSurvival), string(KindExact), string(KindLearned):
+		kinds = []Kind{KindSurvival, KindExact}
+	case string(KindSurvival), string(KindExact):
 		kinds = []Kind{Kind(kind)}
+	case learned:
+		return nil, fmt.Errorf("fit: kind %w", ErrLearned)
 	default:
-		return nil, fmt.Errorf("fit: kind %q cannot be trained: give survival, exact, learned or auto", kind)
+		return nil, fmt.Errorf("fit: kind %q cannot be trained: give survival, exact or auto", kind)
 	}
 	for i := range reqs {
 		if i > 0 && reqs[i].At < reqs[i-1].At {
@@ -142,19 +141,9 @@ func (t *trial) fit(k Kind) (*Fit, error) {
 	if k == KindExact {
 		f.PromptQuantiles, f.Buckets = t.buckets()
 	}
-	var rows []Row
-	if k == KindLearned {
-		m, p, err := t.learn()
-		if err != nil {
-			return nil, err
-		}
-		f.Trees = m.export(p.outputs, p.prompts)
-		rows = t.replay(m)
-	} else {
-		var err error
-		if rows, err = t.ask(k, f.PromptQuantiles); err != nil {
-			return nil, err
-		}
+	rows, err := t.ask(k, f.PromptQuantiles)
+	if err != nil {
+		return nil, err
 	}
 	f.Holdout = Holdout{Scores: Score(rows), Base: ScoreConstant(rows, t.base), Reliability: Calibrate(rows, 10)}
 	return f, nil
@@ -197,15 +186,14 @@ func (t *trial) buckets() (edges []int32, buckets []Bucket) {
 // ask predicts the held-out rows with tables, each from what had finished by then, as the server would
 // have them: rebuilt after so many requests or a second.
 func (t *trial) ask(k Kind, edges []int32) ([]Row, error) {
-	o, err := NewOnline(OnlineConfig{Kind: k, Horizon: t.opt.Horizon})
+	o, err := NewOnline(OnlineConfig{Kind: k})
 	if err != nil {
 		return nil, err
 	}
 	if len(edges) > 0 {
 		o.edges, o.fitEdges = edges, true
 	}
-	p := newPast(t.reqs, t.opt.Step)
-	p.online = o
+	p := newPast(t.reqs, t.opt.Step, o)
 	rows := make([]Row, len(t.points))
 	var table Predictor
 	var out [1]Prediction
@@ -219,84 +207,4 @@ func (t *trial) ask(k Kind, edges []int32) ([]Row, error) {
 		rows[i] = t.row(at, out[0])
 	}
 	return rows, nil
-}
-
-// replay predicts the held-out rows with the trees, each from what had
-// finished by then.
-func (t *trial) replay(m *model) []Row {
-	p := newPast(t.reqs, t.opt.Step)
-	rows := make([]Row, len(t.points))
-	for i, at := range t.points {
-		p.until(at.time)
-		v := p.features(t.reqs[at.request].Prompt, at.age, t.opt.Horizon)
-		rows[i] = t.row(at, m.predict(&v, t.opt.Horizon))
-	}
-	return rows
-}
-
-// learn grows both forests on the training part. The past it returns has seen
-// all of it.
-func (t *trial) learn() (*model, *past, error) {
-	reqs, h := t.reqs[:t.cut], t.opt.Horizon
-	points := agePoints(reqs, 0, t.opt.Every, t.opt.Step)
-	keep := min(float64(t.opt.MaxRows)/float64(len(points)), 1)
-	p := newPast(reqs, t.opt.Step)
-	var vectors []vector
-	var rests []float64
-	for i, at := range points {
-		p.until(at.time)
-		if p.next < minTrain || unit(uint64(i)) >= keep {
-			continue // before, serve does not look ahead either
-		}
-		vectors = append(vectors, p.features(reqs[at.request].Prompt, at.age, h))
-		rests = append(rests, float64(reqs[at.request].Output-at.age))
-	}
-	if len(vectors) < 2*leafRows {
-		return nil, nil, fmt.Errorf("learned: %d rows once %d requests had finished, want at least %d: give a longer trace, or survival",
-			len(vectors), minTrain, 2*leafRows)
-	}
-
-	m := &model{}
-	all, ended := samples{label: make([]float64, len(vectors))}, samples{}
-	values := make([]float32, len(vectors))
-	for f := range features {
-		for i := range vectors {
-			values[i] = vectors[i][f]
-		}
-		m.edges[f] = edgesOf(values, f == fLogPrompt || f == fLogAge)
-		all.bins[f] = make([]uint8, len(vectors))
-		for i, x := range values {
-			b := binOf(m.edges[f], x)
-			all.bins[f][i] = b
-			if rests[i] <= float64(h) {
-				ended.bins[f] = append(ended.bins[f], b)
-			}
-		}
-	}
-	for i, rest := range rests {
-		if rest <= float64(h) {
-			all.label[i] = 1
-			ended.label = append(ended.label, rest)
-		}
-	}
-	rate := (float64(ended.len()) + 0.5) / (float64(all.len()) + 1) // never 0 or 1
-	m.classifier = grow(&all, math.Log(rate/(1-rate)), logLoss)
-	mean := float64(h)
-	if ended.len() > 0 {
-		mean = 0
-		for _, rest := range ended.label {
-			mean += rest / float64(ended.len())
-		}
-	}
-	m.regressor = grow(&ended, mean, squaredLoss)
-	p.until(math.MaxInt64)
-	return m, p, nil
-}
-
-// unit spreads numbers over [0, 1) by splitmix64's finaliser.
-func unit(x uint64) float64 {
-	x += 0x9e3779b97f4a7c15
-	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
-	x = (x ^ x>>27) * 0x94d049bb133111eb
-	return float64((x^x>>31)>>11) / (1 << 53)
 }

@@ -3,7 +3,6 @@ package predictor
 import (
 	"math/rand/v2"
 	"slices"
-	"sync"
 	"testing"
 	"time"
 
@@ -26,20 +25,10 @@ func recurrent(n int) []Sample {
 	return reqs
 }
 
-var learnedOnce = sync.OnceValues(func() (*Fit, error) {
-	return Train("learned", recurrent(1200), Options{})
-})
-
-func learnedFit(t require.TestingT) *Fit {
-	f, err := learnedOnce()
-	require.NoError(t, err)
-	return f
-}
-
 func TestAutoTakesTheBest(t *testing.T) {
 	f, err := Train(Auto, recurrent(1200), Options{Created: time.Unix(0, 0).UTC(), Source: Source{File: "x"}})
 	require.NoError(t, err)
-	require.Len(t, f.Compared, 3)
+	require.Len(t, f.Compared, 2)
 	require.Equal(t, KindExact, f.Kind, "the template tells the length: %+v", f.Compared)
 	require.Equal(t, 1200, f.Source.Rows)
 	base := f.Holdout.Base
@@ -49,7 +38,7 @@ func TestAutoTakesTheBest(t *testing.T) {
 		require.Less(t, float64(c.Brier), float64(base.Brier), "%s", c.Kind)
 		require.Greater(t, float64(c.AUC), 0.6, "%s", c.Kind)
 	}
-	require.Less(t, float64(f.Compared[2].Brier), float64(f.Compared[0].Brier), "trees see the prompt, survival does not")
+	require.Less(t, float64(f.Compared[1].Brier), float64(f.Compared[0].Brier), "exact sees the prompt, survival does not")
 	rows := 0
 	for _, r := range f.Holdout.Reliability {
 		rows += r.Rows
@@ -74,7 +63,7 @@ func TestHeldOutRequestsDoNotTrain(t *testing.T) {
 	for i := 300; i < 400; i++ {
 		other[i].Output = 700
 	}
-	for _, kind := range []string{"survival", "exact", "learned"} {
+	for _, kind := range []string{"survival", "exact"} {
 		t.Run(kind, func(t *testing.T) {
 			a, err := Train(kind, reqs, Options{})
 			require.NoError(t, err)
@@ -88,17 +77,11 @@ func TestHeldOutRequestsDoNotTrain(t *testing.T) {
 	}
 }
 
-func TestTrainingIsDeterministic(t *testing.T) {
-	race.Alone(t)
-	again, err := Train("learned", recurrent(1200), Options{})
-	require.NoError(t, err)
-	require.Equal(t, learnedFit(t), again)
-}
-
 func TestRowsKnowOnlyWhatHadFinished(t *testing.T) {
 	reqs := recurrent(300)
 	const step = 55 * time.Millisecond
-	p := newPast(reqs, step)
+	online := newOnline(t, KindSurvival, nil)
+	p := newPast(reqs, step, online)
 	points := agePoints(reqs, 0, 20, step)
 	require.True(t, slices.IsSortedFunc(points, func(a, b agePoint) int { return int(a.time - b.time) }))
 	rng := rand.New(rand.NewPCG(1, 1))
@@ -107,43 +90,14 @@ func TestRowsKnowOnlyWhatHadFinished(t *testing.T) {
 		if rng.IntN(20) > 0 {
 			continue
 		}
-		type end struct {
-			at     time.Duration
-			output int32
-		}
-		var ended []end
 		var outputs []int32
 		for _, r := range reqs {
-			if done := r.At + time.Duration(r.Output)*step; done <= at.time {
-				ended = append(ended, end{done, r.Output})
+			if r.At+time.Duration(r.Output)*step <= at.time {
 				outputs = append(outputs, r.Output)
 			}
 		}
-		slices.SortStableFunc(ended, func(a, b end) int { return int(a.at - b.at) })
-		recent := newRecent()
-		for _, e := range ended {
-			recent.push(e.output)
-		}
-		v := p.features(reqs[at.request].Prompt, at.age, 80)
-		want := counted(outputs, int(at.age), 80)
-		require.InDelta(t, want.P, v[fP], 1e-5)
-		require.InDelta(t, want.Mu, v[fMu], 1e-3)
-		f := recent.features()
-		require.Equal(t, f[:], v[fOutput:fInput])
-	}
-}
-
-func TestWindowForgets(t *testing.T) {
-	w := newWindow(500)
-	rng := rand.New(rand.NewPCG(7, 8))
-	var outputs []int32
-	for range 2*OutputsMost + 77 {
-		outputs = append(outputs, 1+rng.Int32N(500))
-		w.push(outputs[len(outputs)-1])
-	}
-	s := NewSurvival(outputs[len(outputs)-OutputsMost:])
-	for age := range 520 {
-		requirePrediction(t, ask(s, 80, Query{Age: int32(age)}), w.predict(age, 80), "age %d", age)
+		table, _ := online.Build()
+		requirePrediction(t, counted(outputs, int(at.age), 80), ask(table, 80, Query{Prompt: reqs[at.request].Prompt, Age: at.age}))
 	}
 }
 
@@ -173,9 +127,8 @@ func TestTrainSaysWhatIsWrong(t *testing.T) {
 		{"all held out", "survival", good, Options{Holdout: 1}, "holdout 1"},
 		{"rows that never advance", "survival", good, Options{Every: -20}, "every -20"},
 		{"a threshold past one", "survival", good, Options{Tau: 2}, "tau 2"},
-		{"time that runs back", "learned", good, Options{Step: -1}, "step -1ns"},
-		{"no rows wanted", "learned", good, Options{MaxRows: -1}, "-1 rows"},
-		{"too few rows for trees", "learned", good[:70], Options{MaxRows: 10}, "want at least 100"},
+		{"time that runs back", "survival", good, Options{Step: -1}, "step -1ns"},
+		{"the kind that is gone", "learned", good, Options{}, "learned is gone, with the boosted trees; write survival instead"},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			_, err := Train(row.kind, row.reqs, row.opt)
@@ -184,16 +137,7 @@ func TestTrainSaysWhatIsWrong(t *testing.T) {
 	}
 }
 
-func TestADrawOfRowsIsEnough(t *testing.T) {
-	race.Alone(t)
-	f, err := Train("learned", recurrent(1200), Options{MaxRows: 4000})
-	require.NoError(t, err)
-	require.NotEqual(t, learnedFit(t).Trees, f.Trees)
-	require.InDelta(t, float64(learnedFit(t).Holdout.Brier), float64(f.Holdout.Brier), 0.02)
-}
-
-// Tables are scored as they would serve, and as the trees' features are: they go on learning from what
-// finishes.
+// Tables are scored as they would serve: they go on learning from what finishes.
 func TestTablesLearnWhileTheyAreScored(t *testing.T) {
 	race.Alone(t)
 	reqs := recurrent(1600)
@@ -204,7 +148,7 @@ func TestTablesLearnWhileTheyAreScored(t *testing.T) {
 	require.NoError(t, err)
 	frozen, err := Train("survival", reqs, Options{})
 	require.NoError(t, err)
-	asFitted, _, err := frozen.Build(80)
+	asFitted, _, err := frozen.Build()
 	require.NoError(t, err)
 	var rows []Row
 	for _, at := range agePoints(reqs, 1200, 20, 55*time.Millisecond) {
@@ -213,7 +157,7 @@ func TestTablesLearnWhileTheyAreScored(t *testing.T) {
 		rows = append(rows, Row{P: said.P, Mu: said.Mu, Remaining: float64(rest), Ended: rest <= 80})
 	}
 	was := Score(rows)
-	for _, c := range f.Compared[:2] {
+	for _, c := range f.Compared {
 		require.Equal(t, was.Rows, c.Rows)
 		require.Less(t, float64(c.Brier), 0.9*float64(was.Brier), "%s", c.Kind)
 	}

@@ -14,7 +14,6 @@ import (
 
 	"evenkeel/bench/report"
 	"evenkeel/bench/trace"
-	"evenkeel/dispatcher/policy"
 	"evenkeel/predictor"
 )
 
@@ -34,11 +33,6 @@ func FromTrace(path string) (*History, error) {
 	h := &History{Notes: t.Notes(), Samples: Samples(t.Requests)}
 	err = h.identify(path, t.Start)
 	return h, err
-}
-
-// Trees fits predictor learned to requests, for what a policy needs.
-func Trees(requests []trace.Request, n policy.Needs) (*predictor.Fit, error) {
-	return predictor.Train(string(predictor.KindLearned), Samples(requests), predictor.Options{Horizon: n.Horizon, Tau: n.Tau, Every: n.Every})
 }
 
 // Samples are what predictors learn of requests.

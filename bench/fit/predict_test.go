@@ -58,7 +58,7 @@ func TestAFitFileComesBack(t *testing.T) {
 	h, err := FromTrace(path)
 	require.NoError(t, err)
 	sum := sha256.Sum256([]byte(text))
-	for _, kind := range []string{"survival", "exact", "learned"} {
+	for _, kind := range []string{"survival", "exact"} {
 		t.Run(kind, func(t *testing.T) {
 			p, f := train(t, kind, h)
 			require.Equal(t, predictor.Kind(kind), f.Kind)
@@ -71,7 +71,7 @@ func TestAFitFileComesBack(t *testing.T) {
 			require.Equal(t, p.Scores, f.Holdout.Scores)
 			require.Greater(t, float64(p.Scores.AUC), 0.6)
 			require.Less(t, float64(p.Scores.Brier), float64(p.Base.Brier))
-			got, _, err := f.Build(80)
+			got, _, err := f.Build()
 			require.NoError(t, err)
 			out := make([]predictor.Prediction, 1)
 			got.Predict(80, []predictor.Query{{Prompt: 120, Age: 20}}, out)
@@ -84,7 +84,7 @@ func TestAutoTakesTheBest(t *testing.T) {
 	h, err := FromTrace(write(t, "trace.csv", csv(800)))
 	require.NoError(t, err)
 	p, f := train(t, "auto", h)
-	require.Len(t, p.Compared, 3)
+	require.Len(t, p.Compared, 2)
 	require.Equal(t, p.Kind, f.Kind)
 	for _, c := range p.Compared {
 		require.LessOrEqual(t, float64(p.Scores.Brier), float64(c.Brier))
@@ -165,7 +165,7 @@ func TestPredictionAsTextAndJSON(t *testing.T) {
 	p, _ := train(t, "auto", h)
 	var b bytes.Buffer
 	require.NoError(t, p.WriteText(&b))
-	for _, want := range []string{"800 requests from 2026-11-20T10:00:00Z", "sha256 ", "ROC-AUC", "survival", "exact", "learned", "base rate", "predicted   ended     rows", "plot: "} {
+	for _, want := range []string{"800 requests from 2026-11-20T10:00:00Z", "sha256 ", "ROC-AUC", "survival", "exact", "base rate", "predicted   ended     rows", "plot: "} {
 		require.Contains(t, b.String(), want)
 	}
 	require.Equal(t, 1, strings.Count(b.String(), "<- "+p.File), "the one kind that was written is marked")

@@ -68,8 +68,7 @@ const mostHistory = 2000
 
 // workload is what one seed replays.
 type workload struct {
-	past    []trace.Request // what predictors learn from first, oldest first
-	history []arrival       // the same
+	history []arrival // what predictors learn from first, oldest first
 	jobs    []arrival
 	running int // the first jobs that are there from the start
 	warm    int // jobs to be done before anything is measured; 0: an eighth, and as many as there are slots
@@ -142,7 +141,7 @@ func (p *Plan) draw(seed int) (*workload, error) {
 		from, to := blockOf(seed, p.Seeds, len(p.Source.Trace.Requests), before)
 		all = unroll(p.Source.Trace, from, to, before, replay)
 	}
-	w := &workload{past: all[:before]}
+	w := &workload{}
 	for i := range all {
 		q := &all[i]
 		a := arrival{

@@ -10,7 +10,6 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"evenkeel/bench/fit"
 	"evenkeel/bench/race"
 	"evenkeel/bench/report"
 	"evenkeel/bench/trace"
@@ -39,14 +38,13 @@ func TestASeedGivesTheSameToTheBit(t *testing.T) {
 	get := func(processors int, policies ...string) *Result {
 		defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(processors))
 		p := plan(policies...)
-		p.Source.Trace = azure(900) // predictors learn from 225: trees are slow
+		p.Source.Trace = azure(900) // predictors learn from 225
 		p.Requests, p.Steps = 300, true
 		r, err := p.Run(context.Background())
 		require.NoError(t, err)
 		return r
 	}
-	policies := append(forms(), "brh:predictor=learned")
-	a, b := get(1, policies...), get(4, policies...)
+	a, b := get(1, forms()...), get(4, forms()...)
 	for i := range a.Runs {
 		require.Equal(t, Repeatable(a.Runs[i].Metrics), Repeatable(b.Runs[i].Metrics), a.Runs[i].Policy)
 		require.Equal(t, a.Runs[i].Steps, b.Runs[i].Steps)
@@ -186,31 +184,11 @@ func TestPredictorsComeFromTheHistoryOrAFile(t *testing.T) {
 		"none":    func(p *Plan) { p.Predictor.Kind = "none" },
 		"oracle":  func(p *Plan) { p.Predictor.Kind = "oracle" },
 		"exact":   func(p *Plan) { p.Predictor.Kind = "exact" },
-		"learned": func(p *Plan) { p.Predictor.Kind = "learned" },
 	} {
 		x := run(change)
 		require.Empty(t, got[x], "%s and %s decide alike", name, got[x])
 		got[x] = name
 	}
-}
-
-// Trees are fitted to a part of the history; the rest of it they learn as the tables do, so that all know
-// of the same requests when a run begins.
-func TestPredictorsKnowTheSameHistory(t *testing.T) {
-	f, w := Uniform(4, 8, 0), drawn(t, Source{Trace: azure(1200)}, 900)
-	for spec, fitted := range map[string]int{"brh": 0, "brh:predictor=exact": 0, "brh:predictor=learned": 225} {
-		r, err := newRun(&f, Load{Pool: 16}, w, by(spec))
-		require.NoError(t, err)
-		require.Equal(t, w.history[fitted:], r.history, spec)
-	}
-	cfg := by("brh:predictor=learned")
-	n, err := cfg.Needs()
-	require.NoError(t, err)
-	cfg.Predictor.Fit, err = fit.Trees(w.past, n)
-	require.NoError(t, err)
-	r, err := newRun(&f, Load{Pool: 16}, w, cfg)
-	require.NoError(t, err)
-	require.Empty(t, r.history, "a fit stands in for all of it")
 }
 
 // What balance is worth, where a small run shows it without doubt.

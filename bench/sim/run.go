@@ -9,8 +9,6 @@ import (
 	"slices"
 	"strconv"
 
-	"evenkeel/bench/fit"
-	"evenkeel/bench/trace"
 	"evenkeel/dispatcher/board"
 	"evenkeel/dispatcher/virtual"
 )
@@ -90,11 +88,8 @@ func newRun(fleet *Fleet, load Load, w *workload, cfg board.Config) (*run, error
 	if cfg.Predictor.Fit != nil {
 		history = nil // the fit stands in for it
 	}
-	grown, err := grow(&cfg, w.past)
-	if err != nil {
-		return nil, fmt.Errorf("policy %s: %w", cfg.Policy, err)
-	}
-	if r.driver, err = newDriver(cfg, history[grown:]); err != nil {
+	var err error
+	if r.driver, err = newDriver(cfg, history); err != nil {
 		return nil, err
 	}
 	r.Bound, r.Refused, r.broken, r.Timed = r.placed, r.turnedAway, r.breaks, r.meter.timed
@@ -119,22 +114,6 @@ func (r *run) serve() {
 	r.Token, r.Seated, r.Finished, r.Preempted = r.token, r.seated, r.finished, r.preempted
 	r.Stepped = func(_ *virtual.Group, tokens int) { r.meter.generated(tokens) }
 }
-
-// grow trains the trees of predictor learned on what came before the run, unless a fit has them. It
-// returns how many requests, the oldest, are in them; the others are learned as all predictors learn.
-func grow(cfg *board.Config, past []trace.Request) (trained int, err error) {
-	n, err := cfg.Needs()
-	if err != nil || n.Predictor != learned || cfg.Predictor.Fit != nil {
-		return 0, err
-	}
-	if cfg.Predictor.Fit, err = fit.Trees(past, n); err != nil {
-		return 0, err
-	}
-	return cfg.Predictor.Fit.Outputs.Len(), nil
-}
-
-// learned is the predictor that trees are for.
-const learned = "learned"
 
 // byPrefill orders jobs by the end of their prefill, then by arrival.
 func (r *run) byPrefill(a, b int) int {

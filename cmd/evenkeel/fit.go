@@ -28,8 +28,8 @@ func (fitCmd) Help() string {
 type fitPredictorCmd struct {
 	Trace   string  `placeholder:"FILE" help:"Learn from a trace: CSV or JSON lines, gzipped or not (docs/traces.md has the columns)."`
 	Log     string  `placeholder:"FILE" help:"Learn from evenkeel's request log."`
-	Kind    string  `default:"auto" enum:"survival,exact,learned,auto" help:"Fit this kind: ${enum}. With auto, the one with the lowest Brier score is taken (default: ${default})."`
-	Horizon int     `default:"80" placeholder:"H" help:"Look this many steps ahead (default: ${default}). The kind learned serves this horizon only."`
+	Kind    string  `default:"auto" enum:"survival,exact,auto" help:"Fit this kind: ${enum}. With auto, the one with the lowest Brier score is taken (default: ${default})."`
+	Horizon int     `default:"80" placeholder:"H" help:"Look this many steps ahead when it is scored (default: ${default})."`
 	Holdout float64 `default:"0.25" placeholder:"F" help:"Hold back this share of the requests, the last ones, to score with (default: ${default})."`
 	Out     string  `required:"" placeholder:"FILE" help:"Write the fit to FILE. The reliability plot goes beside it as .svg."`
 	JSON    bool    `name:"json" help:"Print one JSON document."`

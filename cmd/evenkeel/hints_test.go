@@ -112,8 +112,8 @@ func TestWhatCannotWorkIsSaidFirst(t *testing.T) {
 		{"a snapshot that is none", "decide --policy br0 --snapshot words", 1, "words: snapshot: invalid character 'h' looking for beginning of value; it must hold JSON"},
 		{"a page that cannot be written", "simulate --seeds 500 --out " + file, 1, "--out: mkdir " + file + ": not a directory"},
 		{"a demo that cannot be written", "demo --out " + file, 1, "--out: mkdir " + file + ": not a directory"},
-		{"a fit in no folder", "fit --trace " + azure + " --kind learned --out " + dir + "/none/fit.json", 1, "--out: " + dir + "/none/fit.json cannot be written: "},
-		{"a fit in place of a folder", "fit --trace " + azure + " --kind learned --out " + dir, 1, "--out: " + dir + " is a folder; name a file"},
+		{"a fit in no folder", "fit --trace " + azure + " --kind exact --out " + dir + "/none/fit.json", 1, "--out: " + dir + "/none/fit.json cannot be written: "},
+		{"a fit in place of a folder", "fit --trace " + azure + " --kind exact --out " + dir, 1, "--out: " + dir + " is a folder; name a file"},
 		{"a log in place of a round", "decide --policy br0 --snapshot " + log, 1, log + " holds more than one round, as a decision log does; give one of its lines"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

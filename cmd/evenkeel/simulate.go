@@ -38,7 +38,7 @@ type simulateCmd struct {
 	Load      string        `tier:"decode,prefill" default:"closed" placeholder:"closed|RHO" help:"closed holds the number of requests in the system; a number has them arrive as in the trace, at that share of what the ranks could serve if they were level (default: ${default}). With --tier prefill, give shares of time in which engines prefill under lmetric, like 0.5,0.85 (default: 0.7)."`
 	Pool      *int          `tier:"decode" placeholder:"N" help:"Closed loop: keep this many requests in the system beyond the slots (default: 4 for each rank)."`
 	Policies  string        `placeholder:"LIST" help:"Compare these policies; the first is the reference (default: ${decodepolicies}; --tier prefill: all; --tier geo: ${geodefault}). There are: ${policies}; for prefill: ${prefillpolicies}; for geo: ${geopolicies}."`
-	Predictor string        `tier:"decode" placeholder:"FILE|KIND" help:"Have policies that predict, and name no predictor, use this one: a file that evenkeel fit wrote, none, survival, exact, learned or oracle (default: survival)."`
+	Predictor string        `tier:"decode" placeholder:"FILE|KIND" help:"Have policies that predict, and name no predictor, use this one: a file that evenkeel fit wrote, none, survival, exact or oracle (default: survival)."`
 	Seeds     int           `default:"5" placeholder:"N" help:"Run every policy this many times, each time on another part of the trace, or on another drawn one (default: ${default})."`
 	Requests  int           `tier:"decode,prefill" placeholder:"N" help:"Take this many requests for a run (default: its part of the trace, repeated where the ranks need more; --tier prefill: all of the trace; 12000 drawn ones)."`
 	Stale     int           `tier:"decode" placeholder:"N" help:"Let policies see the progress of requests N steps late."`
@@ -243,10 +243,12 @@ func (c *simulateCmd) predictor(plan *sim.Plan) error {
 	if kind, err := predictor.ParseKind(c.Predictor); err == nil {
 		plan.Predictor.Kind = kind
 		return nil
+	} else if errors.Is(err, predictor.ErrLearned) {
+		return usageError{fmt.Errorf("--predictor: %w", predictor.ErrLearned)}
 	}
 	text, err := os.ReadFile(c.Predictor)
 	if err != nil {
-		return fmt.Errorf("--predictor: %w; give a file that evenkeel fit wrote, or none, survival, exact, learned, oracle", err)
+		return fmt.Errorf("--predictor: %w; give a file that evenkeel fit wrote, or none, survival, exact, oracle", err)
 	}
 	if plan.Predictor.Fit, err = predictor.ParseFit(text); err != nil {
 		return fmt.Errorf("--predictor %s: %w", c.Predictor, err)

@@ -45,7 +45,7 @@ func (e Learned) apply(b *Boards) { b.subjects[e.Subject].Tables = e.Tables }
 
 func (e SetPolicy) apply(b *Boards) { b.reject(b.setPolicy(e.Spec)) }
 
-func (e SetFit) apply(b *Boards) { b.reject(b.setFit(e.Fit)) }
+func (e SetFit) apply(b *Boards) { b.setFit(e.Fit) }
 
 func (s Settings) apply(b *Boards) { b.reject(b.configure(s)) }
 

@@ -1,7 +1,6 @@
 package board
 
 import (
-	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -25,7 +24,7 @@ func New(cfg Config) (*Boards, error) {
 		rules:  &rules{cfg: cfg, fit: cfg.Predictor.Fit, subjects: map[Subject]*known{}},
 		boards: map[string]*board{},
 	}
-	if err := l.usable(l.fit); err != nil {
+	if err := l.usable(); err != nil {
 		return nil, err
 	}
 	if _, err := cfg.Parse(FallbackSpec); err != nil {
@@ -43,20 +42,19 @@ func (l *Boards) Config() Config { return l.cfg }
 // Policy is the canonical name of the barrier groups' policy.
 func (l *Boards) Policy() string { return l.name }
 
-// usable says whether what is configured, but for the policy of barrier groups,
-// can work with a fit.
-func (l *Boards) usable(fit *predictor.Fit) error {
-	if err := l.cfg.Predictor.kindServes(l.cfg.Predictor.Kind, fit); err != nil {
+// usable says whether what is configured, but for the policy of barrier groups, can work.
+func (l *Boards) usable() error {
+	if err := l.cfg.Predictor.kindServes(l.cfg.Predictor.Kind); err != nil {
 		return fmt.Errorf("dispatcher: %w", err)
 	}
 	p, err := l.cfg.Parse(l.cfg.DensePolicy)
 	if err != nil {
 		return err
 	}
-	if err := l.cfg.Predictor.serves(p, fit); err != nil {
+	if err := l.cfg.Predictor.serves(p); err != nil {
 		return err
 	}
-	return checkShadows(l.cfg, fit)
+	return checkShadows(l.cfg)
 }
 
 // Next is when a Tick is due even without another event; zero: never.
@@ -131,17 +129,9 @@ func (l *Boards) setWorkers(ws []Worker) {
 	}
 }
 
-func (l *Boards) setFit(fit *predictor.Fit) error {
-	p, err := l.cfg.Parse(l.spec)
-	if err != nil {
-		return err
-	}
-	if err := errors.Join(l.cfg.Predictor.serves(p, fit), l.usable(fit)); err != nil {
-		return err
-	}
+func (l *Boards) setFit(fit *predictor.Fit) {
 	l.fit = fit
 	l.emit(Effect{Kind: EffectFit, Fit: l.fit})
-	return nil
 }
 
 func (l *Boards) setPolicy(spec string) error {
@@ -149,7 +139,7 @@ func (l *Boards) setPolicy(spec string) error {
 	if err != nil {
 		return err
 	}
-	if err := l.cfg.Predictor.serves(p, l.fit); err != nil {
+	if err := l.cfg.Predictor.serves(p); err != nil {
 		return err
 	}
 	l.spec, l.name = spec, p.Name()

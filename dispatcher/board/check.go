@@ -70,21 +70,21 @@ func (c *Config) checkNumbers(bad func(key, format string, args ...any)) {
 func (c *PredictorConfig) check(bad func(key, format string, args ...any)) {
 	kind, err := predictor.ParseKind(string(c.Kind))
 	switch {
+	case errors.Is(err, predictor.ErrLearned):
+		bad("predictor.kind", "%v", predictor.ErrLearned)
 	case err != nil:
-		bad("predictor.kind", "%q predicts nothing; write none, survival, exact or learned", c.Kind)
+		bad("predictor.kind", "%q predicts nothing; write none, survival or exact", c.Kind)
 	case kind == predictor.KindOracle:
 		bad("predictor.kind", "%v", errNoOracle)
-	case kind == predictor.KindLearned && c.File == "":
-		bad("predictor.kind", "learned has its trees from a file; set predictor.file to what `evenkeel fit --kind learned` wrote, or write survival")
 	case kind == predictor.KindExact && c.SecretFile == "":
 		bad("predictor.kind", "exact tells prompts apart by a keyed hash; set predictor.secret_file to a file of random bytes, as `head -c 32 /dev/urandom` writes it")
 	case kind == predictor.KindNone && c.File != "":
-		bad("predictor.file", "the kind is none, so that nobody reads it; write survival, exact or learned, or remove the file")
+		bad("predictor.file", "the kind is none, so that nobody reads it; write survival or exact, or remove the file")
 	}
 }
 
 // errNoOracle is errOracle in the words of the config file.
-var errNoOracle = errors.New("an oracle knows how requests end, which only a replay can; write survival, exact or learned")
+var errNoOracle = errors.New("an oracle knows how requests end, which only a replay can; write survival or exact")
 
 // decider is a policy as New will build it: with the configured predictor where it names
 // none. One that is no predictor was told already.

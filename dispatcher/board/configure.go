@@ -40,7 +40,7 @@ func (l *Boards) examine(s Settings) (*examined, error) {
 	if err != nil {
 		return nil, err
 	}
-	return e, errors.Join(e.cfg.check(), e.cfg.Predictor.serves(p, e.fit), (&Boards{rules: &rules{cfg: e.cfg}}).usable(e.fit))
+	return e, errors.Join(e.cfg.check(), e.cfg.Predictor.serves(p), (&Boards{rules: &rules{cfg: e.cfg}}).usable())
 }
 
 func (l *Boards) configure(s Settings) error {

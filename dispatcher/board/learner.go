@@ -43,13 +43,9 @@ func (l *Learner) Load(fit *predictor.Fit) (refused map[Subject]error) {
 	return refused
 }
 
-// start begins a student's learning. A learned predictor answers for the horizon of its fit.
+// start begins a student's learning.
 func (s *student) start(fit *predictor.Fit) error {
-	c := predictor.OnlineConfig{Kind: s.Kind, Fit: fit}
-	if s.Kind == predictor.KindLearned && fit != nil {
-		c.Horizon = fit.Horizon
-	}
-	o, err := predictor.NewOnline(c)
+	o, err := predictor.NewOnline(predictor.OnlineConfig{Kind: s.Kind, Fit: fit})
 	if err == nil {
 		s.online, s.fresh = o, false
 	}

@@ -89,7 +89,6 @@ func TestAFitIsWhereTablesStartAndCanBeSwapped(t *testing.T) {
 }
 
 func TestPredictorsThatCannotBeHadAreRefused(t *testing.T) {
-	trees := fitOf(t, "learned", lengths(400)...)
 	for _, c := range []struct {
 		name, policy string
 		kind         predictor.Kind
@@ -99,13 +98,8 @@ func TestPredictorsThatCannotBeHadAreRefused(t *testing.T) {
 		{"an oracle in the config", "br0", "oracle", nil, "only a replay can"},
 		{"an oracle in the policy", "brh:predictor=oracle", "", nil, "only a replay can"},
 		{"an oracle by its mode", "evenkeel:mode=oracle", "", nil, "only a replay can"},
-		{"trees without a file", "br0", "learned", nil, "`evenkeel fit --kind learned`"},
-		{"trees from a file without any", "brh:predictor=learned,horizon=80", "", fitOf(t, "survival", lengths(90)...), "`evenkeel fit --kind learned`"},
-		{"trees of another horizon", "brh:predictor=learned,horizon=40", "", trees, "horizon of 80 steps, the policy looks 40 ahead"},
-		{"a policy that cannot use the configured kind", "evenkeel", "learned", trees, "predictor=learned: want survival"},
-		{"trees of the policy's horizon", "brh:predictor=learned,horizon=80", "", trees, ""},
-		{"the configured kind is the policy's", "brh:horizon=80", "learned", trees, ""},
-		{"what the policy names stands", "evenkeel:predictor=survival", "learned", trees, ""},
+		{"the kind that is gone", "brh:predictor=learned", "", nil, "policy brh: predictor=learned is gone, with the boosted trees; write predictor=survival"},
+		{"the configured kind is the policy's", "brh:horizon=80", "exact", nil, ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			cfg := realConfig(c.policy)
@@ -134,15 +128,4 @@ func TestTheAuditSeesALostCharge(t *testing.T) {
 	s := h.put(pool.Entry{Prompt: 40}).slotNow(t)
 	h.boards["m"].ledger.table[s.index] = charge{}
 	require.Equal(t, DriftStatus{Slots: 1, KVTokens: 40}, h.status(h.at).Drift)
-}
-
-func TestAFitThatThePolicyCannotUseChangesNothing(t *testing.T) {
-	cfg := realConfig("brh:predictor=learned,horizon=80")
-	cfg.Predictor.Fit = fitOf(t, "learned", lengths(400)...)
-	h := newHand(t, cfg)
-	require.ErrorContains(t, h.set(SetFit{fitOf(t, "survival", lengths(90)...)}), "has no trees")
-	require.ErrorContains(t, h.setPolicy("brh:predictor=learned,horizon=79"), "the policy looks 79 ahead")
-	require.NoError(t, h.setPolicy("br0"))
-	require.NoError(t, h.set(SetFit{fitOf(t, "survival", lengths(90)...)}), "br0 takes any")
-	require.ErrorContains(t, h.setPolicy("brh:predictor=learned,horizon=80"), "has no trees")
 }

@@ -41,27 +41,20 @@ func specWith(kind predictor.Kind, text, hint string) (policy.Spec, error) {
 	return sp, err
 }
 
-// Predictors that cannot be had.
-var (
-	errOracle  = errors.New("predictor oracle knows how requests end, which only a replay can; take survival, exact or learned")
-	errNoTrees = errors.New("predictor learned has no trees; set predictor.file to what `evenkeel fit --kind learned` wrote, or take survival")
-)
+// errOracle answers who asks a server for a predictor that only a simulation has.
+var errOracle = errors.New("predictor oracle knows how requests end, which only a replay can; take survival or exact")
 
-// serves says whether the predictor a policy needs can be had: with fit, if any.
-func (c *PredictorConfig) serves(p policy.Policy, fit *predictor.Fit) error {
+// serves says whether the predictor a policy needs can be had.
+func (c *PredictorConfig) serves(p policy.Policy) error {
 	n := policy.NeedsOf(p, nil)
-	err := errors.Join(c.kindServes(predictor.Kind(n.Predictor), fit), c.kindServes(predictor.Kind(n.Outlook), fit))
-	if err == nil && predictor.Kind(n.Predictor) == predictor.KindLearned {
-		err = fit.Serves(n.Horizon) // asked for another it could as well be survival
-	}
-	if err != nil {
+	if err := errors.Join(c.kindServes(predictor.Kind(n.Predictor)), c.kindServes(predictor.Kind(n.Outlook))); err != nil {
 		return fmt.Errorf("policy %s: %w", p.Name(), err)
 	}
 	return nil
 }
 
 // checkShadows refuses what cannot be compared, by shadows and by the twin.
-func checkShadows(cfg Config, fit *predictor.Fit) error {
+func checkShadows(cfg Config) error {
 	for i, spec := range slices.Concat(cfg.Shadow, cfg.Twin) {
 		who := "shadow"
 		if i >= len(cfg.Shadow) {
@@ -74,7 +67,7 @@ func checkShadows(cfg Config, fit *predictor.Fit) error {
 		if err := inPool(p); err != nil && who == "shadow" {
 			return fmt.Errorf("dispatcher: shadow %w", err)
 		}
-		if err := cfg.Predictor.serves(p, fit); err != nil {
+		if err := cfg.Predictor.serves(p); err != nil {
 			return fmt.Errorf("dispatcher: %s: %w", who, err)
 		}
 	}
@@ -82,12 +75,9 @@ func checkShadows(cfg Config, fit *predictor.Fit) error {
 }
 
 // kindServes says whether a kind of predictor can be had.
-func (c *PredictorConfig) kindServes(kind predictor.Kind, fit *predictor.Fit) error {
-	switch {
-	case kind == predictor.KindOracle && !c.Told:
+func (c *PredictorConfig) kindServes(kind predictor.Kind) error {
+	if kind == predictor.KindOracle && !c.Told {
 		return errOracle
-	case kind == predictor.KindLearned && (fit == nil || fit.Trees == nil):
-		return errNoTrees
 	}
 	return nil
 }

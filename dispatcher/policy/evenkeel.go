@@ -47,7 +47,7 @@ func newEvenkeel(name string, v *settings) Policy { return &evenkeel{name: name,
 
 func checkEvenkeel(v *settings) error {
 	switch v.predictor {
-	case "learned", "oracle":
+	case "oracle":
 		return errors.New("want survival, exact or none; who knows the end has mode=oracle")
 	case "exact": // with mode=now it does nothing, of which Notes tells
 		if v.mode != modeSampled && v.mode != modeNow {

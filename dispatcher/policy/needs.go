@@ -6,7 +6,7 @@ import "math"
 // the pool. The board and the simulator provide it; a policy does without, at
 // a loss.
 type Needs struct {
-	// Predictor sets Request.Rhat: none, survival, exact, learned or oracle (in
+	// Predictor sets Request.Rhat: none, survival, exact or oracle (in
 	// simulations only). Empty: Rhat is not read and the next four do not count.
 	Predictor       string
 	Horizon         int     // H of Rhat; when it changes, every running request is asked about anew
@@ -67,10 +67,6 @@ func ageWeightFor(weight float64, s *Snapshot) float64 {
 // worth: about 15 tokens on Azure's conversations and 160 on Mooncake's. A
 // third more or less moved idle time there by a few tenths of a point.
 const ageShare = 80
-
-// treeHorizon is what predictor=learned looks ahead unless told otherwise: the
-// horizon that trees are fitted for by default.
-const treeHorizon = 80
 
 // maxHorizon bounds what a user may ask for; scratch grows with it.
 const maxHorizon = 512

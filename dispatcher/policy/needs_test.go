@@ -28,8 +28,8 @@ func TestNeeds(t *testing.T) {
 			Needs{Predictor: "survival", Horizon: 7, Tau: 0.5, Every: 20, Outlook: "survival"},
 		},
 		{
-			"a fixed one does not", "brh:horizon=80,predictor=learned,tau=0.3,every=5", outputs(28),
-			Needs{Predictor: "learned", Horizon: 80, Tau: 0.3, Every: 5},
+			"a fixed one does not", "brh:horizon=80,predictor=exact,tau=0.3,every=5", outputs(28),
+			Needs{Predictor: "exact", Horizon: 80, Tau: 0.3, Every: 5},
 		},
 		{
 			"the paper counts the anchor down", "brh:paper", outputs(28),
@@ -72,20 +72,4 @@ func TestHowFarAheadFollowsTheOutputs(t *testing.T) {
 	}
 	require.Equal(t, 80, horizonFor(auto, nil))
 	require.Equal(t, 0.95, gammaFor(auto, nil))
-}
-
-func TestTreesKeepTheirHorizon(t *testing.T) {
-	short := outputs(40) // horizon=auto would look 10 steps ahead
-	for _, tc := range []struct {
-		spec string
-		want int
-	}{
-		{"brh", 10},
-		{"brh:predictor=learned", 80},
-		{"brh:predictor=learned,horizon=20", 20},
-	} {
-		p, err := Parse(tc.spec)
-		require.NoError(t, err)
-		require.Equal(t, tc.want, NeedsOf(p, short).Horizon, tc.spec)
-	}
 }

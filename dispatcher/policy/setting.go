@@ -86,7 +86,7 @@ var allSettings = []key{
 }
 
 // predictors a policy may ask for; oracle in simulations only.
-var predictors = []string{"none", "survival", "exact", "learned", "oracle"}
+var predictors = []string{"none", "survival", "exact", "oracle"}
 
 // orAuto is a number that may also follow what the policy sees.
 func orAuto(name string, most float64, at func(*settings) *float64) key {

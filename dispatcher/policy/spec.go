@@ -89,12 +89,8 @@ func newBR0(name string, v *settings) Policy {
 
 func newBRH(name string, v *settings) Policy {
 	p := newBR0(name, v).(*greedy)
-	horizon := v.horizon
-	if v.predictor == "learned" && horizon == auto {
-		horizon = treeHorizon // trees answer for one horizon only: it must not move
-	}
 	p.ahead = &ahead{
-		horizon: horizon, alpha: v.alpha, beta: v.beta, gamma: v.gamma,
+		horizon: v.horizon, alpha: v.alpha, beta: v.beta, gamma: v.gamma,
 		want: Needs{Predictor: v.predictor, Tau: v.tau, Every: v.every, DecrementAnchor: v.decrement},
 	}
 	return p
@@ -183,6 +179,9 @@ func (sp Spec) With(key, value string) (Spec, error) {
 	if slices.Contains(sp.form.gone, key) {
 		sp.gone = append(slices.Clone(sp.gone), key)
 		return sp, nil
+	}
+	if key == "predictor" && value == "learned" && sp.Takes(key) {
+		return Spec{}, fmt.Errorf("policy %s: predictor=learned is gone, with the boosted trees; write predictor=survival", sp.form.name)
 	}
 	if err := namedargs.Apply(sp.form.name, sp.form.keys, &sp.values, namedargs.Setting{Key: key, Value: value}); err != nil {
 		return Spec{}, err

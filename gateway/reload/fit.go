@@ -11,7 +11,7 @@ import (
 	"evenkeel/predictor"
 )
 
-// maxFit bounds what is read: 200 trees of depth 4 and 4096 keys are some MB.
+// maxFit bounds what is read: the outputs of 4096 keys are some MB.
 const maxFit = 256 << 20
 
 // read parses the file if it is not the one read last; nil when it is, or when
