@@ -16,7 +16,7 @@ type LogLine struct {
 	Group    string
 	Policy   string // canonical name
 	Snapshot *policy.Snapshot
-	Outputs  []int32 // of the survival table in force, ascending; empty: none. Buckets of predictor exact are not in it
+	Outputs  []int32 // that the mean output in force is of, ascending; empty: none
 	Assign   []policy.Assignment
 }
 

@@ -118,7 +118,7 @@ func (s *shadows) follow(early bool, source func(policy.Needs) *student) *shadow
 		p := s.make(spec)
 		g.shadows = append(g.shadows, &shadow{policy: p, spec: spec, name: p.Name()})
 		s.metrics.shadowFailures.WithLabelValues(p.Name()) // an alert needs the zero before the first
-		g.sources = append(g.sources, source(policy.NeedsOf(p, nil)))
+		g.sources = append(g.sources, source(policy.NeedsOf(p, 0)))
 	}
 	s.mu.Lock()
 	s.groups = append(s.groups, g)

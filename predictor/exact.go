@@ -43,6 +43,16 @@ func (e *Exact) Predict(h int, q []Query, out []Prediction) {
 	}
 }
 
+// table is the one for prompts of about this length, or that of all.
+func (e *Exact) table(prompt int32) *Survival {
+	if len(e.byLength) > 0 {
+		if b := e.byLength[lengthBucket(e.edges, prompt)]; b.Len() >= MinLengthOutputs {
+			return b
+		}
+	}
+	return e.all
+}
+
 // lengthBucket is the index of the bucket a prompt falls in. Up to 7 edges:
 // comparing them all is faster than searching.
 func lengthBucket(edges []int32, prompt int32) int {

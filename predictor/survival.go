@@ -1,7 +1,6 @@
 package predictor
 
 import (
-	"math"
 	"slices"
 	"sort"
 )
@@ -76,35 +75,6 @@ func (s *Survival) Predict(h int, q []Query, out []Prediction) {
 		a := int(q[k].Age)
 		out[k] = s.between(s.rank(a), s.rank(a+h), a, h)
 	}
-}
-
-// Ratio is P(O > age+ahead | O > age): 1 when no output was longer than age,
-// 0 past the longest.
-func (s *Survival) Ratio(age, ahead int) float64 {
-	n := s.Len()
-	if n == 0 {
-		return 1
-	}
-	alive := n - s.rank(age)
-	if alive == 0 {
-		return 1
-	}
-	return float64(n-s.rank(age+ahead)) / float64(alive)
-}
-
-// Resid is the remaining length at quantile u in [0, 1) of the outputs longer
-// than age; +Inf when there is none.
-func (s *Survival) Resid(age int, u float64) float64 {
-	n := s.Len()
-	if n == 0 {
-		return math.Inf(1)
-	}
-	i := s.rank(age)
-	if i == n {
-		return math.Inf(1)
-	}
-	at := min(i+int(u*float64(n-i)), n-1) // the product may round up to n-i
-	return float64(int(s.sorted[at]) - age)
 }
 
 // MeanOutput is the mean of all outputs, 0 without any.

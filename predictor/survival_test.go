@@ -65,41 +65,10 @@ func ageNear(t *rapid.T, outputs []int32) int {
 	return rapid.IntRange(0, 3000).Draw(t, "age")
 }
 
-func TestRatioAndResidAreTheirDefinition(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
-		outputs := lengths(t, "outputs", 0)
-		s := NewSurvival(outputs)
-		age, ahead := ageNear(t, outputs), rapid.IntRange(0, 300).Draw(t, "ahead")
-		u := rapid.OneOf(rapid.Float64Range(0, 0.9999), rapid.SampledFrom([]float64{0, 0.5, math.Nextafter(1, 0)})).Draw(t, "u")
-
-		var rests []int // of those longer than age, ascending
-		outlived := 0
-		for _, o := range outputs {
-			if r := int(o) - age; r > 0 {
-				rests = append(rests, r)
-				if r > ahead {
-					outlived++
-				}
-			}
-		}
-		slices.Sort(rests)
-		if len(rests) == 0 {
-			require.Equal(t, 1.0, s.Ratio(age, ahead))
-			require.Equal(t, math.Inf(1), s.Resid(age, u))
-			return
-		}
-		require.InDelta(t, float64(outlived)/float64(len(rests)), s.Ratio(age, ahead), 1e-12)
-		at := min(int(math.Floor(u*float64(len(rests)))), len(rests)-1)
-		require.Equal(t, float64(rests[at]), s.Resid(age, u))
-	})
-}
-
 func TestSurvivalOfNothing(t *testing.T) {
 	for name, s := range map[string]*Survival{"nil": nil, "zero": {}, "no outputs": NewSurvival(nil), "outputs of no tokens": NewSurvival([]int32{0, -3})} {
 		t.Run(name, func(t *testing.T) {
 			require.Equal(t, Prediction{0, 80}, ask(s, 80, Query{Age: 5}))
-			require.Equal(t, 1.0, s.Ratio(5, 10))
-			require.Equal(t, math.Inf(1), s.Resid(5, 0.3))
 			require.Zero(t, s.MeanOutput())
 			require.Zero(t, s.Len())
 			require.Empty(t, s.Outputs())

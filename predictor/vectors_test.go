@@ -103,18 +103,3 @@ func TestScoreVectors(t *testing.T) {
 		near(t, want.MAE, float64(got.ConditionalMAE), "conditional_mae")
 	})
 }
-
-func TestProfileVectors(t *testing.T) { // what the joint policy reads Ratio for
-	type in struct {
-		Outputs           []int32
-		Prompt, Generated int
-		Steps             []int
-	}
-	type want struct{ Loads []float64 }
-	golden(t, "profile", func(t *testing.T, in in, want want) {
-		s := NewSurvival(in.Outputs)
-		for i, h := range in.Steps {
-			near(t, want.Loads[i], float64(in.Prompt+in.Generated+h)*s.Ratio(in.Generated, h), fmt.Sprintf("loads[%d]", i))
-		}
-	})
-}

@@ -49,22 +49,15 @@ const misjudgedAt = 10
 
 var arrival = sim.Load{AtArrival: true}
 
-const sampled = "evenkeel:mode=sampled"
-
 var arms = []arm{
-	lateKV:          {name: "late, `jsq-kv`", policy: "jsq-kv"},
-	lateNow:         {name: "late, `evenkeel`", policy: "evenkeel"},
-	arrivalKV:       {name: "arrival, `jsq-kv`", policy: "jsq-kv", load: arrival},
-	arrivalNow:      {name: "arrival, `evenkeel`", policy: "evenkeel", load: arrival},
-	arrivalHold:     {name: "arrival, `evenkeel:hold=0.5`", policy: "evenkeel:hold=0.5", load: arrival},
-	arrivalAhead:    {name: "arrival, `evenkeel`, slots ahead", policy: "evenkeel", load: sim.Load{AtArrival: true, Ahead: board.AheadAuto}},
-	lateSampled:     {name: "late, `" + sampled + "`", policy: sampled, second: true},
-	arrivalSampled:  {name: "arrival, `" + sampled + "`", policy: sampled, load: arrival, second: true},
-	untoldSampled:   {name: "arrival, `" + sampled + "`, starts not told", policy: sampled, load: sim.Load{AtArrival: true, Untold: true}, second: true},
-	littleMisjudged: {name: "arrival, `" + sampled + "`, starts off by 0.3", policy: sampled, load: sim.Load{AtArrival: true, Misjudged: 0.3}, second: true, only: misjudgedAt},
-	muchMisjudged:   {name: "arrival, `" + sampled + "`, starts off by 1", policy: sampled, load: sim.Load{AtArrival: true, Misjudged: 1}, second: true, only: misjudgedAt},
-	untoldNow:       {name: "arrival, `evenkeel`, starts not told", policy: "evenkeel", load: sim.Load{AtArrival: true, Untold: true}, second: true, only: misjudgedAt},
-	nowMisjudged:    {name: "arrival, `evenkeel`, starts off by 1", policy: "evenkeel", load: sim.Load{AtArrival: true, Misjudged: 1}, second: true, only: misjudgedAt},
+	lateKV:       {name: "late, `jsq-kv`", policy: "jsq-kv"},
+	lateNow:      {name: "late, `evenkeel`", policy: "evenkeel"},
+	arrivalKV:    {name: "arrival, `jsq-kv`", policy: "jsq-kv", load: arrival},
+	arrivalNow:   {name: "arrival, `evenkeel`", policy: "evenkeel", load: arrival},
+	arrivalHold:  {name: "arrival, `evenkeel:hold=0.5`", policy: "evenkeel:hold=0.5", load: arrival},
+	arrivalAhead: {name: "arrival, `evenkeel`, slots ahead", policy: "evenkeel", load: sim.Load{AtArrival: true, Ahead: board.AheadAuto}},
+	untoldNow:    {name: "arrival, `evenkeel`, starts not told", policy: "evenkeel", load: sim.Load{AtArrival: true, Untold: true}, second: true, only: misjudgedAt},
+	nowMisjudged: {name: "arrival, `evenkeel`, starts off by 1", policy: "evenkeel", load: sim.Load{AtArrival: true, Misjudged: 1}, second: true, only: misjudgedAt},
 }
 
 // Indices of arms, in the order in which tables show them.
@@ -77,11 +70,6 @@ const (
 	arrivalAhead
 	untoldNow
 	nowMisjudged
-	lateSampled
-	arrivalSampled
-	untoldSampled
-	littleMisjudged
-	muchMisjudged
 )
 
 func armOf(name string) *arm {

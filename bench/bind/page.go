@@ -51,7 +51,7 @@ versions](../engines.md#what-it-costs) says what to set.
 | kept | How much is left of what `+"`evenkeel`"+` gains over `+"`jsq-kv`"+`: the idle share of `+"`jsq-kv`"+` less that of `+"`evenkeel`"+`, at arrival, as a share of the same difference late. Below 0, `+"`evenkeel`"+` idles more than `+"`jsq-kv`"+`. %s stands where the difference late is below half a point. |
 | slots ahead | A rank may have more requests than slots: as many more as wait for their first token in the mean, and at most a quarter of its slots (`+"`bind.ahead: auto`"+`). |
 | starts not told | Policies do not know when a request starts to decode. |
-| starts off by 0.3 or by 1 | Each predicted start is wrong by a factor of its own. The factors are log-normal, and this is the deviation of their logarithm. |
+| starts off by 1 | Each predicted start is wrong by a factor of its own. The factors are log-normal, and this is the deviation of their logarithm. |
 | closed loop, rho 0.9 | In a closed loop, the number of requests in the system stays the same. With rho 0.9, requests arrive at a rate that would keep level ranks busy for 90 %% of the time. |
 | ± | The standard deviation between seeds. Each seed has a part of the trace of its own, or draws a trace of its own. |
 
@@ -62,7 +62,7 @@ Read the tables with these facts in mind:
 - `+"`jsq-kv`"+` needs no slots ahead. It sends every request to a rank as soon as it comes, and the
   request is prefilled while it waits there. The KV of ranks is not limited in these runs.
 - `+"`evenkeel`"+` does not look ahead, so the starts that it is told change only the step times that it
-  learns. `+"`%s`"+` looks ahead and uses them.
+  learns.
 - A policy whose name has no `+"`hold`"+` holds requests back late, and holds none back at arrival.
 - All rows of a table get the same requests.
 
@@ -80,12 +80,10 @@ The bounds were set before the runs.
 
 A column is the length of a prefill, in steps.
 
-`, command, unknown, sampled, b.extent(), b.verdicts())
+`, command, unknown, b.extent(), b.verdicts())
 	t.WriteString(b.keptTable("evenkeel", nowArms))
 	t.WriteString("\nIn the next table, `evenkeel` holds back requests at arrival too (`hold=0.5`), as it does late:\n\n")
 	t.WriteString(b.keptTable("evenkeel:hold=0.5", holdArms))
-	t.WriteString("\nThe last of these tables is about the policy that looks ahead:\n\n")
-	t.WriteString(b.keptTable(sampled, sampledArms))
 	t.WriteString("\n## What empty slots cost\n\nThis table has the tokens per second that `evenkeel` loses at arrival in a closed loop, in % of\n" +
 		"its tokens per second late. Each cell has three figures: the expected loss / the loss / the loss\n" +
 		"with slots ahead. The expected loss is the share of the time in which a slot stands empty:\n" +
@@ -171,9 +169,8 @@ func (b *book) means(s *scenario, steps float64, m report.Metric, which ...int) 
 type four struct{ lateKV, late, arrivalKV, arrival int }
 
 var (
-	nowArms     = four{lateKV, lateNow, arrivalKV, arrivalNow}
-	holdArms    = four{lateKV, lateNow, arrivalKV, arrivalHold}
-	sampledArms = four{lateKV, lateSampled, arrivalKV, arrivalSampled}
+	nowArms  = four{lateKV, lateNow, arrivalKV, arrivalNow}
+	holdArms = four{lateKV, lateNow, arrivalKV, arrivalHold}
 )
 
 // gains are by how much a policy is less idle than jsq-kv, late and at arrival.
@@ -329,7 +326,7 @@ func (b *book) worthTable() string {
 
 // misjudgedRows are the arms whose starts are wrong, each beside the one that is told nothing.
 var misjudgedRows = []struct{ arm, beside int }{
-	{arrivalNow, untoldNow}, {nowMisjudged, untoldNow}, {arrivalSampled, untoldSampled}, {littleMisjudged, untoldSampled}, {muchMisjudged, untoldSampled},
+	{arrivalNow, untoldNow}, {nowMisjudged, untoldNow},
 }
 
 func (b *book) misjudgedTable() string {

@@ -16,14 +16,13 @@ const (
 	someLost     = 0.01  // of the tokens/s: from there on it is compared with what was foreseen
 	tooFar       = 0.5   // of what was foreseen, above it or below
 	wonBack      = 0.5   // of what is lost
-	longEnough   = 3     // steps, for starts to matter
 	samePatience = 1.02  // times the TTFT p99
 )
 
 // verdicts are what was expected, what came out, and whether that is it.
 func (b *book) verdicts() string {
 	t := report.Markdown{Head: []string{"expected", "found", "verdict"}, Text: 3}
-	for _, v := range []func() (expected, found string, met, known bool){b.shortIsFree, b.shortIsKept, b.emptySlots, b.aheadHelps, b.startsHelp, b.wrongStarts, b.holdHelps} {
+	for _, v := range []func() (expected, found string, met, known bool){b.shortIsFree, b.shortIsKept, b.emptySlots, b.aheadHelps, b.holdHelps} {
 		expected, found, met, known := v()
 		verdict := "met"
 		switch {
@@ -115,26 +114,6 @@ func (b *book) less(least float64, arm, beside int) []float64 {
 		}
 		return 100 * (idle[0] - idle[1]), true
 	})
-}
-
-func (b *book) startsHelp() (expected, found string, met, known bool) {
-	of := b.less(longEnough, arrivalSampled, untoldSampled)
-	expected = fmt.Sprintf("a policy that looks ahead is less idle if it is told when requests start, from prefills of %d steps on", longEnough)
-	if len(of) == 0 {
-		return expected, "", false, false
-	}
-	low, high := interval(of)
-	return expected, fmt.Sprintf("%+.2f points (95 %% interval %+.2f to %+.2f) in %d cases, %d of them less idle", stats.Mean(of), low, high, len(of), count(of, func(x float64) bool { return x < 0 })), high < 0, true
-}
-
-func (b *book) wrongStarts() (expected, found string, met, known bool) {
-	of, _ := b.differences(misjudgedAt, muchMisjudged, untoldSampled)
-	expected = "a policy that is told starts which are off by 1 does not idle more than one that is told none, within the interval"
-	if len(of) == 0 {
-		return expected, "", false, false
-	}
-	low, high := interval(of)
-	return expected, fmt.Sprintf("%+.2f points of idle share (95 %% interval %+.2f to %+.2f) in %d scenarios", stats.Mean(of), low, high, len(of)), stats.Mean(of) <= 0 || low <= 0, true
 }
 
 func (b *book) holdHelps() (expected, found string, met, known bool) {

@@ -29,14 +29,11 @@ import (
 
 // set is what the best is taken of.
 var set = []string{
-	"rr", "jsq", "jsq-kv", "pjsq-kv", "br0", "br0:window=64", "brh", "brh:window=64",
-	"evenkeel:mode=sampled,objective=max", "evenkeel:mode=sampled,objective=mix,kappa=0.6", "evenkeel:mode=now,objective=mix,kappa=0.6,predictor=none", "evenkeel",
+	"rr", "jsq", "jsq-kv", "pjsq-kv", "br0", "br0:window=64", "brh", "brh:window=64", "evenkeel",
 }
 
-// oracle knows the ends. It and the default without some of its parts are judged beside the set.
-const oracle = "evenkeel:mode=oracle"
-
-var beside = []string{oracle, "evenkeel:hold=0", "evenkeel:ahead=false"}
+// beside the set, the default is judged without some of its parts.
+var beside = []string{"evenkeel:hold=0", "evenkeel:ahead=false"}
 
 // judgement is the seed of the tables in the docs. Policies are developed on other ones.
 const judgement = 20261121

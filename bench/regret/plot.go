@@ -21,7 +21,6 @@ var drawn = []struct {
 	{"jsq-kv", report.Grey},
 	{"br0", report.Ochre},
 	{"brh:window=64", report.Purple},
-	{"evenkeel:mode=sampled,objective=max", report.Green},
 	{"evenkeel", report.Blue},
 }
 

@@ -33,12 +33,9 @@ var compared = []string{"jsq", "jsq-kv", "pjsq-kv", "br0", "brh", "evenkeel"}
 var (
 	widest = []string{ // the first table
 		"random", "rr", "p2c", "jsq", "jsq-kv", "pjsq-kv", "br0", "brh", "brh:predictor=exact", "brh:predictor=oracle",
-		"evenkeel", "evenkeel:mode=sampled", "evenkeel:mode=sampled,predictor=exact", "evenkeel:mode=oracle",
+		"evenkeel",
 	}
-	several    = with("brh:predictor=oracle", "evenkeel:mode=sampled", "evenkeel:mode=oracle")
-	foreseeing = with("brh:predictor=oracle")                  // more ranks, short answers: what looking ahead could gain
-	recurring  = with("evenkeel:mode=sampled,predictor=exact") // drawn traces: prompts may come again
-	hindered   = with("evenkeel:mode=sampled")                 // KV limits, late telemetry
+	foreseeing = with("brh:predictor=oracle") // what looking ahead could gain
 )
 
 // with is the policies of every table and others.
@@ -180,7 +177,7 @@ func (b *book) closedLoop() string {
 	if b.traces.azure200 != nil {
 		others = append(others, b.traces.azure200)
 	}
-	return b.fullTables(first, widest) + "\n" + b.fullTables(others, several)
+	return b.fullTables(first, widest) + "\n" + b.fullTables(others, foreseeing)
 }
 
 func (b *book) drawnTraces() string {
@@ -193,7 +190,7 @@ func (b *book) drawnTraces() string {
 	if sources == nil {
 		return notAsked
 	}
-	return b.fullTables(sources, recurring)
+	return b.fullTables(sources, compared)
 }
 
 func (b *book) fullTables(sources []*source, policies []string) string {
@@ -360,7 +357,7 @@ func (b *book) limits() string {
 	tight.capacity = int64(max(1, tightness*slotsOfRank*trace.Resident(on.from.Trace.Requests)))
 	late := closed(on, 8)
 	late.stale, late.transfer = 16, 4
-	return joined([]scenario{tight, late}, func(sc scenario) string { return b.full(sc, hindered) })
+	return joined([]scenario{tight, late}, func(sc scenario) string { return b.full(sc, compared) })
 }
 
 // tightness is a rank's KV memory in mean loads of a rank.

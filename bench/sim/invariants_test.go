@@ -11,10 +11,10 @@ import (
 	"evenkeel/dispatcher/policy"
 )
 
-// forms are all policies, and those that look ahead by every means.
+// forms are all policies, and one that holds back much.
 func forms() []string {
 	return append(policy.Names(), "brh:predictor=oracle", "brh:predictor=exact,horizon=5", "brh:predictor=none", "brh:decrement_anchor=true,every=3",
-		"evenkeel:mode=oracle", "evenkeel:mode=now", "evenkeel:mode=mean", "evenkeel:predictor=exact", "evenkeel:hold=20,hold_steps=50")
+		"evenkeel:hold=20,hold_steps=50")
 }
 
 func drawFleet(t *rapid.T) Fleet {

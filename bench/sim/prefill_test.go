@@ -175,7 +175,7 @@ func TestStartsAreMisjudged(t *testing.T) {
 // In a closed loop, slots that stand empty for longer bring fewer tokens.
 func TestLongerPrefillsBringNoTokens(t *testing.T) {
 	race.Alone(t)
-	p := plan("jsq-kv", "pjsq-kv", "br0", "evenkeel", "evenkeel:mode=sampled")
+	p := plan("jsq-kv", "pjsq-kv", "br0", "evenkeel")
 	p.Seeds, p.Load.AtArrival = 3, true
 	var before *Result
 	for _, ms := range []float64{0, 500, 5000} {

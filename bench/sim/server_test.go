@@ -25,7 +25,7 @@ import (
 // What the server does, the simulator does: the same requests before the same engines give the
 // same assignments in the same order, round by round.
 func TestTheServersLogIsWhatTheSimulatorDoes(t *testing.T) {
-	for _, spec := range []string{"pjsq-kv", "br0", "brh", "evenkeel", "evenkeel:mode=now"} {
+	for _, spec := range []string{"pjsq-kv", "br0", "brh", "evenkeel"} {
 		t.Run(spec, func(t *testing.T) {
 			f := simple(4, 4, 60_000)
 			w, rng := &workload{}, rand.New(rand.NewPCG(1, 2))

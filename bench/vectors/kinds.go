@@ -22,10 +22,7 @@ var kinds = map[string]func(in, want json.RawMessage) error{
 	"score":     comparing(score),
 	"br0":       comparing(round),
 	"brh":       comparing(round),
-	"profile":   comparing(profile),
-	"weights":   comparing(weights),
 	"cost":      comparing(cost),
-	"joint":     comparing(joint),
 	"hold":      comparing(hold),
 	"imbalance": comparing(imbalance),
 }

@@ -30,8 +30,6 @@ type Params struct {
 	Alpha   *float64 `json:"alpha"`
 	Beta    *float64 `json:"beta"`
 	Gamma   *float64 `json:"gamma"`
-
-	Objective *string `json:"objective"`
 }
 
 // Complete returns the spec with the parameters that it takes and does not set.
@@ -57,7 +55,7 @@ func deref[T any](p *T) (v T) {
 	return v
 }
 
-// snapshotJSON is the `in` object of a br0, brh or joint vector and of a line
+// snapshotJSON is the `in` object of a br0 or brh vector and of a line
 // of the decision log.
 type snapshotJSON struct {
 	Params
@@ -67,7 +65,7 @@ type snapshotJSON struct {
 	C0Ms    float32      `json:"c0_ms"`
 	C1Ms    float32      `json:"c1_ms"`
 	Budget  int32        `json:"budget"`  // evaluations, 0 = the policy's own
-	Outputs []int32      `json:"outputs"` // finished lengths, for the survival table
+	Outputs []int32      `json:"outputs"` // finished lengths, of which the mean counts
 }
 
 type workerJSON struct {
@@ -159,7 +157,7 @@ func (in *snapshotJSON) snapshot() (policy.Snapshot, error) {
 		StepMs:   in.StepMs, C0Ms: in.C0Ms, C1Ms: in.C1Ms, Budget: in.Budget,
 	}
 	if len(in.Outputs) > 0 {
-		s.Outlook = predictor.NewSurvival(in.Outputs)
+		s.MeanOutput = predictor.NewSurvival(in.Outputs).MeanOutput()
 	}
 	running := int32(0)
 	for _, w := range in.Workers {

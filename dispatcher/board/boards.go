@@ -31,7 +31,7 @@ func New(cfg Config) (*Boards, error) {
 		return nil, err
 	}
 	for _, spec := range slices.Concat(cfg.Shadow, cfg.Twin) {
-		l.shadows = append(l.shadows, policy.NeedsOf(l.make(spec).Policy, nil))
+		l.shadows = append(l.shadows, policy.NeedsOf(l.make(spec).Policy, 0))
 	}
 	return l, l.setPolicy(cfg.Policy)
 }
@@ -160,7 +160,7 @@ func (b *board) choose(barrier bool) decider {
 		spec = HoldsNothing(spec)
 	}
 	p := b.make(spec)
-	p.source = b.source(policy.NeedsOf(p.Policy, nil))
+	p.source = b.source(policy.NeedsOf(p.Policy, 0))
 	return p
 }
 

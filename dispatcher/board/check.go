@@ -98,7 +98,7 @@ func (c *Config) decider(text string) (policy.Policy, error) {
 		return nil, err
 	}
 	p := sp.Build()
-	if n := policy.NeedsOf(p, nil); n.Predictor == string(predictor.KindOracle) || n.Outlook == string(predictor.KindOracle) {
+	if policy.NeedsOf(p, 0).Predictor == string(predictor.KindOracle) {
 		return nil, fmt.Errorf("policy %s: %w", p.Name(), errNoOracle)
 	}
 	return p, nil

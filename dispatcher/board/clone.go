@@ -80,7 +80,7 @@ func (b *board) clone(r *rules) *board {
 		c.pairs.suspects[key] = &next
 	}
 	c.snapshot, c.survival, c.assignments, c.weights, c.order, c.expired = policy.Snapshot{}, nil, nil, nil, nil, nil
-	c.asked, c.at, c.round, c.went, c.counts, c.foresight = nil, 0, Round{}, went{}, nil, foresight{}
+	c.asked, c.at, c.round, c.went, c.counts = nil, 0, Round{}, went{}, nil
 	return &c
 }
 

@@ -134,5 +134,5 @@ func (c Config) Needs() (policy.Needs, error) {
 	if err != nil {
 		return policy.Needs{}, err
 	}
-	return policy.NeedsOf(p, nil), nil
+	return policy.NeedsOf(p, 0), nil
 }

@@ -86,7 +86,7 @@ func TestRhatOnTheBoardLivesAsInTheSimulator(t *testing.T) {
 				h.fleet(free)
 				h.put(pool.Entry{Prompt: 100})
 
-				n := policy.NeedsOf(h.boards["m"].groups[0].chosen.Policy, nil)
+				n := policy.NeedsOf(h.boards["m"].groups[0].chosen.Policy, 0)
 				rules := predictor.Rules{H: n.Horizon, Tau: n.Tau, Every: n.Every, DecrementAnchor: n.DecrementAnchor}
 				var p predictor.Predictor = predictor.NewSurvival(lengths(300))
 				if n.Predictor == "none" {
@@ -137,21 +137,21 @@ func TestANewPolicyHasEveryRequestAskedAboutAnew(t *testing.T) {
 	require.Zero(t, h.boards["m"].snapshot.Workers[0].Running[0].Rhat, "of slot 0: it is predicted for the scores, and nobody's to read")
 }
 
-func TestPoliciesSeeTheSurvivalTableFromFiftyOutputsOn(t *testing.T) {
+func TestPoliciesSeeTheMeanOutputFromFiftyOutputsOn(t *testing.T) {
 	h := newHand(t, realConfig("evenkeel"))
 	h.fleet(ranks(1, 99, 0))
-	outlook := func() policy.Outlook {
+	mean := func() float64 {
 		h.put(pool.Entry{}).slotNow(t)
-		return h.boards["m"].snapshot.Outlook
+		return h.boards["m"].snapshot.MeanOutput
 	}
-	require.Nil(t, outlook(), "nothing is known")
+	require.Zero(t, mean(), "nothing is known")
 	h.teach(lengths(49))
-	require.Nil(t, outlook())
+	require.Zero(t, mean())
 	h.teach([]int32{77})
-	require.Equal(t, predictor.NewSurvival(append(lengths(49), 77)).MeanOutput(), outlook().MeanOutput())
+	require.Equal(t, predictor.NewSurvival(append(lengths(49), 77)).MeanOutput(), mean())
 
 	require.NoError(t, h.setPolicy("br0"))
-	require.Nil(t, outlook(), "br0 wants none and the config learns nothing in advance")
+	require.Zero(t, mean(), "br0 wants none and the config learns nothing in advance")
 }
 
 func TestRequestsThatRecurArePredictedByTheirKey(t *testing.T) {
@@ -174,7 +174,7 @@ func TestLiveScoresAreOfThePredictionsUsed(t *testing.T) {
 		rows       int
 	}{
 		{"a policy that reads r-hat", "brh:horizon=80", 40},
-		{"a policy that reads the table: a sample by slot", "evenkeel:hold=0", 20},
+		{"a policy that reads the mean output: a sample by slot", "evenkeel:hold=0", 20},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			h := newHand(t, realConfig(c.spec))

@@ -79,7 +79,7 @@ func TestAFitIsWhereTablesStartAndCanBeSwapped(t *testing.T) {
 	h.learn()
 	mean := func() float64 {
 		h.put(pool.Entry{}).slotNow(t)
-		return h.boards["m"].snapshot.Outlook.MeanOutput()
+		return h.boards["m"].snapshot.MeanOutput
 	}
 	require.EqualValues(t, 500, mean())
 	require.NoError(t, h.set(SetFit{fitOf(t, "survival", repeat(80, 20)...)}))
@@ -97,7 +97,7 @@ func TestPredictorsThatCannotBeHadAreRefused(t *testing.T) {
 	}{
 		{"an oracle in the config", "br0", "oracle", nil, "only a replay can"},
 		{"an oracle in the policy", "brh:predictor=oracle", "", nil, "only a replay can"},
-		{"an oracle by its mode", "evenkeel:mode=oracle", "", nil, "only a replay can"},
+		{"an oracle by its mode", "evenkeel:mode=oracle", "", nil, "mode is gone"},
 		{"the kind that is gone", "brh:predictor=learned", "", nil, "policy brh: predictor=learned is gone, with the boosted trees; write predictor=survival"},
 		{"the configured kind is the policy's", "brh:horizon=80", "exact", nil, ""},
 	} {

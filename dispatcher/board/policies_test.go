@@ -69,7 +69,7 @@ func TestTheRealPoolBypass(t *testing.T) {
 }
 
 func TestWhatOthersHoldIsLoadAndTakesRoom(t *testing.T) {
-	for _, name := range []string{"evenkeel", "evenkeel:mode=now", "brh", "br0", "pjsq-kv", "jsq-kv"} {
+	for _, name := range []string{"evenkeel", "brh", "br0", "pjsq-kv", "jsq-kv"} {
 		t.Run(name, func(t *testing.T) {
 			h := newHand(t, Config{Policy: name, TickLimit: time.Hour})
 			fleet := ranks(2, 3, 20_000)

@@ -46,8 +46,7 @@ var errOracle = errors.New("predictor oracle knows how requests end, which only 
 
 // serves says whether the predictor a policy needs can be had.
 func (c *PredictorConfig) serves(p policy.Policy) error {
-	n := policy.NeedsOf(p, nil)
-	if err := errors.Join(c.kindServes(predictor.Kind(n.Predictor)), c.kindServes(predictor.Kind(n.Outlook))); err != nil {
+	if err := c.kindServes(predictor.Kind(policy.NeedsOf(p, 0).Predictor)); err != nil {
 		return fmt.Errorf("policy %s: %w", p.Name(), err)
 	}
 	return nil
@@ -94,27 +93,22 @@ type Tables struct {
 // NoTables know nothing.
 func NoTables() *Tables { return &Tables{predictor: predictor.None{}} }
 
-// outlookAfter is how many outputs a survival table needs before policies see
-// it.
-const outlookAfter = 50
+// meanAfter is how many outputs there must be before policies see their mean.
+const meanAfter = 50
 
-// outlook is the survival table as policies see it: nil while it knows too
-// little. Of a predictor that tells requests apart it tells them apart too.
-func (t *Tables) outlook() policy.Outlook {
-	if t.survival.Len() < outlookAfter {
-		return nil
+// mean is that of the outputs as policies see it: 0 while too few are known.
+func (t *Tables) mean() float64 {
+	if t.survival.Len() < meanAfter {
+		return 0
 	}
-	if k, ok := t.predictor.(policy.Keyed); ok {
-		return k
-	}
-	return t.survival
+	return t.survival.MeanOutput()
 }
 
 // Subject is what the needs of a policy are met from, or what is learned in advance; ok is
 // false where neither is wanted.
 func (c *PredictorConfig) Subject(model string, n policy.Needs) (s Subject, ok bool) {
-	kind := cmp.Or(predictor.Kind(n.Predictor), predictor.Kind(n.Outlook), c.Kind)
-	if kind == predictor.KindOracle {
+	kind := cmp.Or(predictor.Kind(n.Predictor), c.Kind)
+	if kind == predictor.KindOracle || kind == "" && n.MeanOutput {
 		kind = predictor.KindSurvival // of what is not told
 	}
 	return Subject{model, kind}, kind != ""
@@ -137,32 +131,28 @@ func (b *board) source(n policy.Needs) *known {
 
 // Look writes what a policy that only looks on wants to know of the future into a snapshot.
 func (t *Tables) Look(s *policy.Snapshot, p policy.Policy, f *forecast.Running) {
-	s.Outlook = t.outlook()
-	if n := policy.NeedsOf(p, s.Outlook); n.Predictor != "" {
+	s.MeanOutput = t.mean()
+	if n := policy.NeedsOf(p, s.MeanOutput); n.Predictor != "" {
 		f.Demand(n)
 		f.Follow(s.Workers, t.predictor)
 	}
 }
 
 // foresee writes what the policy in force wants to know of the future into the
-// snapshot: the survival table, and r̂ of every request.
+// snapshot: the mean output, and r̂ of every request.
 func (b *board) foresee(g *group, p *decider) {
 	s := &b.snapshot
-	s.Outlook, b.survival = nil, nil
+	s.MeanOutput, b.survival = 0, nil
 	if p.source == nil {
 		return
 	}
 	t := p.source.Tables
-	if s.Outlook = t.outlook(); s.Outlook != nil {
+	if s.MeanOutput = t.mean(); s.MeanOutput > 0 {
 		b.survival = t.survival
 	}
-	n := policy.NeedsOf(p.Policy, s.Outlook)
-	if s.Outlook != nil && predictor.Kind(n.Outlook) == predictor.KindOracle {
-		b.foresight = foresight{t.survival, b.lengths}
-		s.Outlook = &b.foresight
-	}
-	if n.Predictor == "" && n.Outlook == "" {
-		return
+	n := policy.NeedsOf(p.Policy, s.MeanOutput)
+	if n.Predictor == "" && (!n.MeanOutput || p.source.Kind == predictor.KindNone) {
+		return // nobody predicts, so that there is nothing to score
 	}
 	f := &g.forecast
 	f.Demand(n)
@@ -173,9 +163,6 @@ func (b *board) foresee(g *group, p *decider) {
 	f.Score()
 	f.Follow(s.Workers, t.predictor)
 }
-
-// Left is how many tokens a request has still to generate.
-func (f *foresight) Left(id uint64, age int) int { return max(1, int(f.lengths[id])-age) }
 
 // foretell sets Rhat of the running requests to what is left of them.
 func (b *board) foretell(workers []policy.Worker, horizon int32) {

@@ -56,8 +56,7 @@ type board struct {
 
 	// Of the tick, reused by every one.
 	snapshot    policy.Snapshot
-	survival    *predictor.Survival // of its Outlook; nil: none
-	foresight   foresight           // its Outlook, where lengths were told
+	survival    *predictor.Survival // what its MeanOutput is of; nil: none
 	assignments []policy.Assignment
 	weights     []float64 // see explain
 	order       []*group
@@ -415,10 +414,4 @@ func (b *board) key(g *group) GroupKey { return GroupKey{b.model, g.name, g.barr
 type known struct {
 	Subject
 	*Tables
-}
-
-// foresight is an outlook that knows the ends of requests whose lengths were told.
-type foresight struct {
-	*predictor.Survival
-	lengths map[uint64]int32
 }

@@ -13,7 +13,7 @@ import (
 // holding is a board whose policy holds an entry back: a long prompt would
 // lengthen everybody's step by more than it gives.
 func holding(t *testing.T) (*hand, *Slot, waiting) {
-	cfg := realConfig("evenkeel:mode=now,hold=0")
+	cfg := realConfig("evenkeel:hold=0")
 	cfg.StepModel = StepModel{C0Ms: 10, C1Ms: 1e-3}
 	h := newHand(t, cfg)
 	h.fleet(ranks(2, 8, 0))
@@ -22,7 +22,7 @@ func holding(t *testing.T) (*hand, *Slot, waiting) {
 		h.put(pool.Entry{Prompt: 1000}).slotNow(t).Progress(1)
 	}
 	first.Progress(1)
-	require.NoError(t, h.setPolicy("evenkeel:mode=now"))
+	require.NoError(t, h.setPolicy("evenkeel"))
 	long := h.put(pool.Entry{Prompt: 60_000})
 	require.True(t, long.waits())
 	return h, first, long

@@ -341,7 +341,7 @@ func (h *hand) cycle(admitted []waiting) ([]waiting, time.Duration) {
 }
 
 // tickPolicies are what ticks are measured with.
-var tickPolicies = []string{"pjsq-kv", "br0", "brh", "evenkeel", "evenkeel:mode=sampled,objective=max"}
+var tickPolicies = []string{"pjsq-kv", "br0", "brh", "evenkeel"}
 
 // saturated is a board whose next tick fills 64 slots from a pool of 1000, by a
 // policy that knows how long outputs are and how long a step takes.

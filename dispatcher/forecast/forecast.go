@@ -9,7 +9,7 @@ import (
 	"evenkeel/predictor"
 )
 
-// Live scores. A policy that reads the survival table itself names no horizon:
+// Live scores. A policy that reads the mean output names no horizon:
 // its predictions are scored over the one `fit` scores at, so that the figures
 // compare with the hold-out's, and only one slot in so many is predicted for it.
 const (

@@ -14,22 +14,22 @@ type ahead struct {
 	margins   []int64
 }
 
-func (p *greedy) needs(o Outlook) Needs {
+func (p *greedy) needs(meanOutput float64) Needs {
 	if p.ahead == nil {
 		return Needs{}
 	}
 	n := p.ahead.want
-	n.Horizon = horizonFor(p.ahead.horizon, o)
+	n.Horizon = horizonFor(p.ahead.horizon, meanOutput)
 	if p.ahead.horizon == auto || p.ahead.gamma == auto {
-		n.Outlook = "survival"
+		n.MeanOutput = true
 	}
 	return n
 }
 
 // resolve settles horizon and discounts for the round.
-func (a *ahead) resolve(o Outlook) (horizon int) {
-	horizon = horizonFor(a.horizon, o)
-	gamma := gammaFor(a.gamma, o)
+func (a *ahead) resolve(meanOutput float64) (horizon int) {
+	horizon = horizonFor(a.horizon, meanOutput)
+	gamma := gammaFor(a.gamma, meanOutput)
 	if len(a.discounts) != horizon+1 || a.powersOf != gamma {
 		a.discounts, a.powersOf = sized(a.discounts, horizon+1), gamma
 		x, sum := 1.0, 0.0

@@ -1,24 +1,16 @@
 package policy
 
-import (
-	"math"
-
-	"evenkeel/dispatcher/subset"
-)
+import "math"
 
 // candidates are the entries a round chooses from: those overdue, then the
 // oldest, as many as can be placed and some more.
 type candidates struct {
-	all     []candidate
-	late    int     // of them overdue, in front
-	u       []int64 // contribution of each, columns long
-	n       int     // columns
-	rest    int     // index in the pool of the first entry not looked at
-	taken   []bool  // by index in the pool
-	nothing []int64 // an entry that contributes nothing
-	scratch [4][]int64
+	all   []candidate
+	late  int    // of them overdue, in front
+	rest  int    // index in the pool of the first entry not looked at
+	taken []bool // by index in the pool
 
-	look      *lookahead
+	growth    int64   // KV tokens that each is counted for beyond its prompt
 	ageTokens float64 // tokens of cost an entry is favoured by for each ms it waited
 }
 
@@ -28,22 +20,17 @@ type candidate struct {
 	late   bool  // overdue: must be placed, never replaced
 	placed bool
 	tokens int64 // of KV, unscaled
-	sum    int64 // of its contributions
+	load   int64 // what it adds to a rank where a token costs 1, fixed point
 	age    int64 // what its wait takes off the cost, fixed point
 }
 
 // reset empties the list. stepMs 0 leaves ages out.
-func (k *candidates) reset(s *Snapshot, look *lookahead, ageWeight, stepMs float64) {
-	k.look, k.n = look, look.columns()
-	k.all, k.u = k.all[:0], k.u[:0]
+func (k *candidates) reset(s *Snapshot, growth int64, ageWeight, stepMs float64) {
+	k.all = k.all[:0]
 	k.late, k.rest = 0, 0
-	k.taken, k.nothing = sized(k.taken, len(s.Pool)), sized(k.nothing, k.n)
+	k.taken = sized(k.taken, len(s.Pool))
 	clear(k.taken)
-	clear(k.nothing)
-	for i := range k.scratch {
-		k.scratch[i] = sized(k.scratch[i], k.n)
-	}
-	k.ageTokens = 0
+	k.growth, k.ageTokens = growth, 0
 	if stepMs > 0 {
 		k.ageTokens = ageWeight / stepMs
 	}
@@ -53,19 +40,10 @@ func (k *candidates) reset(s *Snapshot, look *lookahead, ageWeight, stepMs float
 func (k *candidates) add(s *Snapshot, entry int, late bool) {
 	e := &s.Pool[entry]
 	k.taken[entry] = true
-	from := len(k.u)
-	if cap(k.u) < from+k.n {
-		k.u = append(make([]int64, 0, 2*(from+k.n)), k.u...)
-	}
-	k.u = k.u[:from+k.n]
-	row := k.u[from:]
-	k.look.project1(e, row)
-	c := candidate{entry: int32(entry), late: late, tokens: int64(e.Prompt)}
-	for _, x := range row {
-		c.sum += x
-	}
-	c.age = int64(math.Ldexp(min(k.ageTokens*float64(e.WaitMs), 1<<30), fixedBits))
-	k.all = append(k.all, c)
+	k.all = append(k.all, candidate{
+		entry: int32(entry), late: late, tokens: int64(e.Prompt), load: (int64(e.Prompt) + k.growth) << fixedBits,
+		age: int64(math.Ldexp(min(k.ageTokens*float64(e.WaitMs), 1<<30), fixedBits)),
+	})
 }
 
 // choose takes the overdue entries and the oldest others that have a place
@@ -95,25 +73,8 @@ func (k *candidates) beyond(s *Snapshot, room int64) int {
 	return none
 }
 
-// vector is what a candidate contributes where a token costs 1.
-func (k *candidates) vector(who int32) []int64 { return k.u[int(who)*k.n:][:k.n:k.n] }
-
-func (k *candidates) buffer(i int) []int64 { return k.scratch[i] }
-
-// on is what a candidate contributes on rank g and the sum of it; buffer is
-// written to where tokens cost differently there.
-func (k *candidates) on(t *columns, who int32, g int, buffer []int64) ([]int64, int64) {
-	u := k.vector(who)
-	if t.cost[g] == 1 {
-		return u, k.all[who].sum
-	}
-	var sum int64
-	for c, x := range u {
-		buffer[c] = subset.Scaled(x, float64(t.cost[g]))
-		sum += buffer[c]
-	}
-	return buffer, sum
-}
+// on is what a candidate adds to the load of rank g.
+func (k *candidates) on(l *loads, who int32, g int) int64 { return l.scaled(g, k.all[who].load) }
 
 // largestRoom is the most any rank with a free slot can take.
 func (r *ranks) largestRoom() int64 {

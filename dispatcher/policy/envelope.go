@@ -156,7 +156,9 @@ func Project(dst []int64, running []Request) {
 	}
 }
 
-// addLater adds the requests that do not decode yet, see lookahead.addLater.
+// addLater adds the requests that do not decode yet. They count from now on, though no step reads them before their
+// start: counted from there, they would meet ranks that seem to be empty by then, because nobody knows what comes into
+// the slots that are free by then. The simulator says that ranks are idle for longer so.
 func addLater(dst []int64, running []Request) {
 	horizon := float32(len(dst) - 1)
 	for i := range running {

@@ -1,20 +1,15 @@
 package policy
 
-import (
-	"errors"
-	"math"
-)
+import "math"
 
 // evenkeel places all entries of a round together, against the cost itself: the
-// tokens all ranks lack to the fullest one, now and at a grid of steps ahead,
-// over sampled ends of every request.
+// tokens all ranks lack to the fullest one.
 type evenkeel struct {
 	name string
 	set  settings
 
 	// Of the round.
-	look  lookahead
-	cols  columns
+	loads loads
 	ranks ranks
 	pick  candidates
 	start starts
@@ -25,9 +20,8 @@ type evenkeel struct {
 	placed []placement // in the order of placement
 	spare  []int32     // candidates not placed, oldest first after the overdue ones
 
-	hold  []Placed
-	loads []int64 // at a step of the grid, see loadsAt
-	held  []heldBack
+	hold []Placed
+	held []heldBack
 }
 
 // placement is a candidate on a rank.
@@ -39,37 +33,14 @@ type heldBack struct {
 	adds, worthMs float64 // ms of every step
 }
 
-// fewEvaluations is the tick budget below which looking ahead costs more than
-// it can bring.
-const fewEvaluations = 500
-
 func newEvenkeel(name string, v *settings) Policy { return &evenkeel{name: name, set: *v} }
-
-func checkEvenkeel(v *settings) error {
-	switch v.predictor {
-	case "oracle":
-		return errors.New("want survival, exact or none; who knows the end has mode=oracle")
-	case "exact": // with mode=now it does nothing, of which Notes tells
-		if v.mode != modeSampled && v.mode != modeNow {
-			return errors.New("predictor=exact needs mode=sampled")
-		}
-	}
-	return nil
-}
 
 func (p *evenkeel) Name() string      { return p.name }
 func (p *evenkeel) Immediate() bool   { return false }
 func (p *evenkeel) MaxAgeMs() float32 { return float32(p.set.maxAgeMs) }
 
-func (p *evenkeel) needs(Outlook) Needs {
-	n := Needs{StepModel: true, Holds: p.set.hold > 0}
-	switch {
-	case p.set.mode == modeOracle:
-		n.Outlook = "oracle"
-	case p.set.predictor != "none":
-		n.Outlook = p.set.predictor
-	}
-	return n
+func (p *evenkeel) needs(float64) Needs {
+	return Needs{MeanOutput: true, StepModel: true, Holds: p.set.hold > 0}
 }
 
 func (p *evenkeel) limits() limits {
@@ -90,7 +61,7 @@ func (p *evenkeel) Decide(s *Snapshot, dst []Assignment) []Assignment {
 	return p.bind(s, dst)
 }
 
-// measure builds the columns; it reports whether there is anything to decide.
+// measure takes the loads; it reports whether there is anything to decide.
 func (p *evenkeel) measure(s *Snapshot) bool {
 	p.held, p.placed = p.held[:0], p.placed[:0]
 	p.ranks.reserved, p.ranks.reservedFor = none, none
@@ -101,9 +72,8 @@ func (p *evenkeel) measure(s *Snapshot) bool {
 	if !open || len(s.Pool) == 0 {
 		return false
 	}
-	p.look.resolve(&p.set, s)
-	p.cols.build(s, &p.look)
-	p.ranks.load(s, p.cols.held, p.set.watermark, 0)
+	p.loads.build(s)
+	p.ranks.load(s, p.loads.held, p.set.watermark, 0)
 	return true
 }
 
@@ -120,21 +90,19 @@ func (p *evenkeel) stepMs(s *Snapshot) float64 {
 	if s.StepMs > 0 || s.C1Ms <= 0 {
 		return float64(s.StepMs)
 	}
-	return float64(s.C0Ms) + float64(s.C1Ms)*float64(p.cols.fullest())
+	return float64(s.C0Ms) + float64(s.C1Ms)*float64(p.loads.fullest())
 }
 
 // add places candidate who on rank g.
 func (p *evenkeel) add(who int32, g int) {
 	c := &p.pick.all[who]
-	in, sum := p.pick.on(&p.cols, who, g, p.pick.buffer(0))
 	p.ranks.charge(g, c.tokens)
-	p.cols.shift(g, in, p.pick.nothing, sum)
+	p.loads.shift(g, p.pick.on(&p.loads, who, g))
 	p.placed = append(p.placed, placement{who, int32(g)})
 	c.placed = true
 }
 
-// holdBack drops entries that would lengthen every step by more than their use. Each is weighed
-// at the step of the grid that is nearest to its start.
+// holdBack drops entries that would lengthen every step by more than their use.
 func (p *evenkeel) holdBack(s *Snapshot) {
 	rule := HoldRule{C0Ms: float64(s.C0Ms), C1Ms: float64(s.C1Ms), Share: p.set.hold, Steps: p.set.holdSteps}
 	if rule.Share == 0 || rule.C1Ms <= 0 {
@@ -148,72 +116,31 @@ func (p *evenkeel) holdBack(s *Snapshot) {
 		}
 	}
 	step := p.stepMs(s)
-	for at, left := 0, len(p.placed); left > 0; at++ {
-		p.hold = p.hold[:0]
-		for _, a := range p.placed {
-			e := &s.Pool[p.pick.all[a.who].entry]
-			if p.look.nearest(e.Start) != at {
-				continue
-			}
-			h := Placed{Rank: int(a.rank), Tokens: p.cols.scaled(int(a.rank), int64(e.Prompt)), Overdue: isOverdue(s, e)}
-			if step > 0 {
-				h.WaitedSteps = float64(e.WaitMs) / step
-			}
-			p.hold = append(p.hold, h)
+	p.hold = p.hold[:0]
+	for _, a := range p.placed {
+		e := &s.Pool[p.pick.all[a.who].entry]
+		h := Placed{Rank: int(a.rank), Tokens: p.loads.scaled(int(a.rank), int64(e.Prompt)), Overdue: isOverdue(s, e)}
+		if step > 0 {
+			h.WaitedSteps = float64(e.WaitMs) / step
 		}
-		if left -= len(p.hold); len(p.hold) > 0 && rule.Apply(p.loadsAt(s, at), p.hold) > 0 {
-			p.dropHeld(s, at)
-		}
+		p.hold = append(p.hold, h)
+	}
+	if rule.Apply(p.loads.now, p.hold) > 0 {
+		p.dropHeld()
 	}
 }
 
-// loadsAt are the loads of all ranks at a step of the grid, without the entries that are weighed there. What starts
-// at once is weighed against what decodes now.
-func (p *evenkeel) loadsAt(s *Snapshot, at int) []int64 {
-	if at == 0 {
-		return p.cols.now
-	}
-	n := len(p.look.steps)
-	weight := p.look.weight[at] * int64(p.look.scenarios)
-	p.loads = sized(p.loads, p.cols.ranks)
-	for g := range p.loads {
-		p.loads[g] = 0
-		for c := at; c < p.cols.n; c += n {
-			p.loads[g] += p.cols.row(g)[c]
-		}
-	}
-	for _, a := range p.placed {
-		if p.look.nearest(s.Pool[p.pick.all[a.who].entry].Start) == at {
-			own, _ := p.pick.on(&p.cols, a.who, int(a.rank), p.pick.buffer(0))
-			for c := at; c < p.cols.n; c += n {
-				p.loads[a.rank] -= own[c]
-			}
-		}
-	}
-	for g := range p.loads {
-		p.loads[g] /= weight
-	}
-	return p.loads
-}
-
-// dropHeld takes the placements back that are held, of those that were weighed at a step of the grid.
-func (p *evenkeel) dropHeld(s *Snapshot, at int) {
-	kept, weighed := p.placed[:0], 0
-	for _, a := range p.placed {
-		entry := p.pick.all[a.who].entry
-		if p.look.nearest(s.Pool[entry].Start) != at {
-			kept = append(kept, a)
-			continue
-		}
-		h := &p.hold[weighed]
-		weighed++
+// dropHeld takes the placements back that are held.
+func (p *evenkeel) dropHeld() {
+	kept := p.placed[:0]
+	for i, a := range p.placed {
+		h := &p.hold[i]
 		if !h.Held {
 			kept = append(kept, a)
 			continue
 		}
-		p.held = append(p.held, heldBack{entry, h.AddsMs, h.WorthMs})
-		out, sum := p.pick.on(&p.cols, a.who, int(a.rank), p.pick.buffer(0))
-		p.cols.shift(int(a.rank), p.pick.nothing, out, -sum)
+		p.held = append(p.held, heldBack{p.pick.all[a.who].entry, h.AddsMs, h.WorthMs})
+		p.loads.shift(int(a.rank), -p.pick.on(&p.loads, a.who, int(a.rank)))
 	}
 	p.placed = kept
 }
@@ -225,15 +152,15 @@ func (p *evenkeel) bind(s *Snapshot, dst []Assignment) []Assignment {
 	for _, a := range p.placed {
 		c := &p.pick.all[a.who]
 		g := int(a.rank)
-		u, _ := p.pick.on(&p.cols, a.who, g, p.pick.buffer(0))
-		without := p.cols.peakWithout(g, u)
+		rest := p.loads.without(g)
+		without := max(rest.most, p.loads.x[g]-p.pick.on(&p.loads, a.who, g))
 		stage := stageSubset
 		if c.late {
 			stage = stageGuard
 		}
 		dst = append(dst, Assignment{
 			Entry: s.Pool[c.entry].ID, Worker: s.Workers[g].ID, Stage: stage,
-			Score: math.Ldexp(float64(c.sum-group*(p.cols.peak-without)), -fixedBits),
+			Score: math.Ldexp(float64(c.load-group*(p.loads.peak()-without)), -fixedBits),
 		})
 	}
 	return dst

@@ -7,13 +7,11 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
-
-	"evenkeel/predictor"
 )
 
 func TestEvenkeelKeepsTheRulesWhateverItSees(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		s, p := drawOutlook(t), drawEvenkeel(t)
+		s, p := drawMeasured(t), drawEvenkeel(t)
 		before := clone(s)
 		got := p.Decide(s, nil)
 		require.Equal(t, before, s, "the snapshot is the board's")
@@ -40,28 +38,6 @@ func TestADecisionDependsOnTheSnapshotAlone(t *testing.T) {
 	}
 }
 
-func TestUntilItCanLookAheadItLevelsNow(t *testing.T) {
-	l := newClosedLoop(12, 20, 80)
-	for range 8 {
-		l.step()
-	}
-	now := decide(t, "evenkeel:mode=now", &l.s)
-	require.Equal(t, now, decide(t, "evenkeel", &l.s))
-	ahead := decide(t, "evenkeel:mode=sampled", &l.s)
-	require.NotEqual(t, pairs(now), pairs(ahead))
-	require.Equal(t, decide(t, "evenkeel:predictor=none", &l.s), decide(t, "evenkeel:mode=sampled,predictor=none", &l.s))
-	require.Equal(t, now, decide(t, "evenkeel:mode=oracle", &l.s), "nobody knows the ends here")
-
-	s := l.s
-	s.Budget = fewEvaluations
-	require.Equal(t, pairs(decide(t, "evenkeel:mode=sampled,budget=500", &l.s)), pairs(decide(t, "evenkeel:mode=sampled", &s)))
-	s.Budget--
-	require.Equal(t, pairs(decide(t, "evenkeel:mode=now,budget=499", &s)), pairs(decide(t, "evenkeel:mode=sampled", &s)), "ticks are too dear")
-	s.Budget = 0
-	s.Outlook = nil
-	require.Equal(t, decide(t, "evenkeel:predictor=none", &s), decide(t, "evenkeel:mode=sampled", &s), "too few outputs were seen")
-}
-
 // A rank of many requests grows faster than one of few that holds as much.
 func TestARequestCountsForItsGrowthToo(t *testing.T) {
 	many := Worker{ID: 0, Up: true, Free: 1}
@@ -71,31 +47,8 @@ func TestARequestCountsForItsGrowthToo(t *testing.T) {
 	few := Worker{ID: 1, Up: true, Free: 1, Running: []Request{{ID: 90, Prompt: 1000, Generated: 1, Age: 1}}}
 	s := &Snapshot{Workers: []Worker{many, few}, Pool: []Entry{{ID: 100, Prompt: 50}}}
 	require.Equal(t, [][2]int{{100, 0}}, pairs(decide(t, "evenkeel", s)))
-	s.Outlook = predictor.NewSurvival([]int32{400})
+	s.MeanOutput = 400
 	require.Equal(t, [][2]int{{100, 1}}, pairs(decide(t, "evenkeel", s)), "100 tokens each")
-	require.Equal(t, [][2]int{{100, 0}}, pairs(decide(t, "evenkeel:predictor=none", s)))
-}
-
-// known is a table with the true ends.
-type known struct {
-	*predictor.Survival
-	output map[uint64]int32
-}
-
-func (k known) Left(id uint64, age int) int { return int(k.output[id]) - age }
-
-func TestTheOraclePlacesForTheTrueEnds(t *testing.T) {
-	output := map[uint64]int32{1: 2, 2: 500, 7: 500}
-	s := &Snapshot{
-		Outlook: known{predictor.NewSurvival([]int32{100}), output},
-		Workers: []Worker{
-			{ID: 0, Up: true, Free: 1, Running: []Request{{ID: 1, Prompt: 3000, Generated: 1, Age: 1, Slot: 0}}}, // gone after this step
-			{ID: 1, Up: true, Free: 1, Running: []Request{{ID: 2, Prompt: 2900, Generated: 1, Age: 1, Slot: 1}}},
-		},
-		Pool: []Entry{{ID: 7, Prompt: 2500}},
-	}
-	require.Equal(t, [][2]int{{7, 1}}, pairs(decide(t, "evenkeel:mode=now", s)))
-	require.Equal(t, [][2]int{{7, 0}}, pairs(decide(t, "evenkeel:mode=oracle", s)))
 }
 
 func TestAnAdmissionThatCostsMoreThanItGivesWaits(t *testing.T) {
@@ -113,7 +66,7 @@ func TestAnAdmissionThatCostsMoreThanItGivesWaits(t *testing.T) {
 	require.Equal(t, [][2]int{{2, 0}}, pairs(got))
 	require.Equal(t, []Left{{1, "held back: it would lengthen every step by 89.7 ms for 6.03 ms of use"}}, left)
 	require.Equal(t, 1, Held(p), "so that the dispatcher ticks once a step")
-	require.True(t, NeedsOf(p, nil).Holds)
+	require.True(t, NeedsOf(p, 0).Holds)
 
 	for _, c := range []struct {
 		name string
@@ -183,7 +136,7 @@ func TestTheMostOverdueReservesBeforeOthersTakeItsRoom(t *testing.T) {
 
 func TestWhatImprovingMakesRoomForIsPlaced(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		s := &Snapshot{Outlook: predictor.NewSurvival([]int32{3, 30, 300})}
+		s := &Snapshot{MeanOutput: 111}
 		for g := range rapid.IntRange(2, 3).Draw(t, "ranks") {
 			s.Workers = append(s.Workers, Worker{
 				ID: int32(g), Up: true, Free: rapid.Int32Range(1, 3).Draw(t, "free"), Capacity: 100,
@@ -225,8 +178,8 @@ func TestEntriesFurtherBackTakeSlotsThatNoCandidateFits(t *testing.T) {
 	}
 }
 
-func TestLookingAheadDoesNotAllocate(t *testing.T) {
-	for _, spec := range []string{"brh", "brh:paper", "evenkeel", "evenkeel:mode=mean", "evenkeel:mode=sampled", "evenkeel:objective=max", "evenkeel:mode=sampled,objective=max"} {
+func TestDecidingWithAMeanDoesNotAllocate(t *testing.T) {
+	for _, spec := range []string{"brh", "brh:paper", "evenkeel", "evenkeel:kappa=0"} {
 		t.Run(spec, func(t *testing.T) {
 			l := newClosedLoop(24, 16, 200)
 			p, err := Parse(spec)
@@ -251,7 +204,7 @@ func TestLookingAheadDoesNotAllocate(t *testing.T) {
 
 func TestItLevelsBetterThanOneRankAtATime(t *testing.T) {
 	idle := map[string]float64{}
-	for _, spec := range []string{"pjsq-kv", "br0", "evenkeel:mode=now", "evenkeel:mode=mean", "evenkeel"} {
+	for _, spec := range []string{"pjsq-kv", "br0", "evenkeel"} {
 		l := newClosedLoop(16, 16, 64)
 		p, err := Parse(spec)
 		require.NoError(t, err)

@@ -62,7 +62,7 @@ func (p *greedy) Decide(s *Snapshot, dst []Assignment) []Assignment {
 func (p *greedy) start(s *Snapshot) bool {
 	horizon := 0
 	if p.ahead != nil {
-		horizon = p.ahead.resolve(s.Outlook)
+		horizon = p.ahead.resolve(s.MeanOutput)
 	}
 	p.env.build(s, horizon)
 	p.ranks.load(s, p.env.held, p.watermark, 0)

@@ -4,12 +4,11 @@ import "evenkeel/dispatcher/subset"
 
 // climb is the scratch of the improvement: one placement taken out of its rank.
 type climb struct {
-	left int     // evaluations
-	g    int     // its rank
-	own  []int64 // what it contributes there
-	sum  int64
-	base []int64 // the rank's load without it
-	rest rest    // the largest loads of the other ranks
+	left int   // evaluations
+	g    int   // its rank
+	own  int64 // what it adds there
+	base int64 // the rank's load without it
+	rest rest  // the largest loads of the other ranks
 }
 
 // worthwhile is the smallest gain of a move, in units of 2^-20 tokens: 1e-6.
@@ -17,16 +16,10 @@ const worthwhile = 2
 
 // improve makes moves that lower the cost until none does or the budget is
 // spent: for each placement a candidate in its place, a swap with a later one, a
-// free slot elsewhere. Moves that could not pay even if
-// the peak fell by all that their ranks alone hold up are passed by for free.
+// free slot elsewhere.
 func (p *evenkeel) improve(budget int) {
 	p.climb.left = budget
-	p.climb.base = sized(p.climb.base, p.cols.n)
-	p.climb.rest.size(p.cols.n)
-	if p.set.mix {
-		p.cols.startMix(p.set.kappa)
-		defer p.cols.endMix()
-	}
+	p.loads.startMix(p.set.kappa)
 	for a, quiet := 0, 0; quiet < len(p.placed) && p.climb.left > 0; a++ {
 		if a == len(p.placed) {
 			a = 0
@@ -47,30 +40,21 @@ func (p *evenkeel) improve(budget int) {
 func (p *evenkeel) without(a int) {
 	m := &p.climb
 	m.g = int(p.placed[a].rank)
-	m.own, m.sum = p.pick.on(&p.cols, p.placed[a].who, m.g, p.pick.buffer(0))
-	row := p.cols.row(m.g)
-	own, base := m.own[:len(row)], m.base[:len(row)]
-	for c, x := range row {
-		base[c] = x - own[c]
-	}
-	p.cols.without(m.g, &m.rest)
-}
-
-// mayPay says whether a move could lower the cost, given how far the peak could
-// fall at most and what the move adds to the sum of the loads and of the ages.
-func (p *evenkeel) mayPay(fall, gain int64) bool {
-	return p.cols.mix != nil || int64(p.cols.ranks)*fall+gain >= worthwhile
+	m.own = p.pick.on(&p.loads, p.placed[a].who, m.g)
+	m.base = p.loads.x[m.g] - m.own
+	m.rest = p.loads.without(m.g)
 }
 
 // pays spends one evaluation: whether the move to that ceiling lowers the cost.
 func (p *evenkeel) pays(ceiling, gain int64) bool {
 	p.climb.left--
-	return int64(p.cols.ranks)*(ceiling-p.cols.ceiling())-gain <= -worthwhile
+	l := &p.loads
+	return int64(len(l.x))*(ceiling-l.mix.ceiling(l.peak(), l.mix.smooth))-gain <= -worthwhile
 }
 
 // replace tries every spare candidate in the place of a. An overdue one stays.
 func (p *evenkeel) replace(a int) (changed bool) {
-	t, m := &p.cols, &p.climb
+	l, m := &p.loads, &p.climb
 	who := p.placed[a].who
 	old := &p.pick.all[who]
 	if old.late {
@@ -81,12 +65,12 @@ func (p *evenkeel) replace(a int) (changed bool) {
 		if c.tokens-old.tokens > p.ranks.room[m.g] {
 			continue
 		}
-		gain := c.sum + c.age - old.sum - old.age
-		in, sum := p.pick.on(t, p.spare[i], m.g, p.pick.buffer(1))
-		if !p.mayPay(t.lead[m.g], gain) || !p.pays(p.ceilingWith(in), gain) {
+		gain := c.load + c.age - old.load - old.age
+		in := p.pick.on(l, p.spare[i], m.g)
+		if !p.pays(l.mix.ceiling(max(m.rest.most, m.base+in), l.mix.smooth+l.mix.rise(l.x[m.g], m.base+in)), gain) {
 			continue
 		}
-		t.shift(m.g, in, m.own, sum-m.sum)
+		l.shift(m.g, in-m.own)
 		p.ranks.exchange(m.g, old.tokens, c.tokens)
 		old.placed, c.placed = false, true
 		p.placed[a].who, p.spare[i] = p.spare[i], who
@@ -96,29 +80,16 @@ func (p *evenkeel) replace(a int) (changed bool) {
 	return changed
 }
 
-func (p *evenkeel) ceilingWith(in []int64) int64 {
-	t, m := &p.cols, &p.climb
-	peak := peakWith(m.rest.most, m.base, in)
-	if t.mix != nil {
-		return t.mix.ceiling(peak, t.mix.smooth+t.mix.rise(t.row(m.g), m.base, in, p.pick.nothing))
-	}
-	return peak
-}
-
-// ceilingWithTwo also changes rank b.
-func (p *evenkeel) ceilingWithTwo(in []int64, b int, back, out []int64) int64 {
-	t, m := &p.cols, &p.climb
-	peak := peakWithTwo(&m.rest, m.base, in, b, t.row(b), back, out)
-	if t.mix != nil {
-		row := t.row(b)
-		return t.mix.ceiling(peak, t.mix.smooth+t.mix.rise(t.row(m.g), m.base, in, p.pick.nothing)+t.mix.rise(row, row, back, out))
-	}
-	return peak
+// ceilingWithTwo is the ceiling when the load of the rank is base + in, and that of rank b changes, too.
+func (p *evenkeel) ceilingWithTwo(in int64, b int, by int64) int64 {
+	l, m := &p.loads, &p.climb
+	x, y := m.base+in, l.x[b]+by
+	return l.mix.ceiling(max(m.rest.but(b), x, y), l.mix.smooth+l.mix.rise(l.x[m.g], x)+l.mix.rise(l.x[b], y))
 }
 
 // swap tries to exchange a with every later placement on another rank.
 func (p *evenkeel) swap(a int) (changed bool) {
-	t, m := &p.cols, &p.climb
+	l, m := &p.loads, &p.climb
 	for b := a + 1; b < len(p.placed) && m.left > 0; b++ {
 		g := int(p.placed[b].rank)
 		whoA, whoB := p.placed[a].who, p.placed[b].who
@@ -126,21 +97,12 @@ func (p *evenkeel) swap(a int) (changed bool) {
 		if g == m.g || g == p.ranks.reserved || y.tokens-x.tokens > p.ranks.room[m.g] || x.tokens-y.tokens > p.ranks.room[g] {
 			continue
 		}
-		if !p.mayPay(t.lead[m.g]+t.lead[g], 0) {
+		in, by := p.pick.on(l, whoB, m.g), p.pick.on(l, whoA, g)-p.pick.on(l, whoB, g)
+		if !p.pays(p.ceilingWithTwo(in, g, by), 0) {
 			continue
 		}
-		in, inSum := p.pick.on(t, whoB, m.g, p.pick.buffer(1))
-		out, outSum := in, inSum
-		back, backSum := m.own, m.sum
-		if !t.even {
-			out, outSum = p.pick.on(t, whoB, g, p.pick.buffer(2))
-			back, backSum = p.pick.on(t, whoA, g, p.pick.buffer(3))
-		}
-		if !p.pays(p.ceilingWithTwo(in, g, back, out), 0) {
-			continue
-		}
-		t.shift(m.g, in, m.own, inSum-m.sum)
-		t.shift(g, back, out, backSum-outSum)
+		l.shift(m.g, in-m.own)
+		l.shift(g, by)
 		p.ranks.exchange(m.g, x.tokens, y.tokens)
 		p.ranks.exchange(g, y.tokens, x.tokens)
 		p.placed[a].who, p.placed[b].who = whoB, whoA
@@ -152,7 +114,7 @@ func (p *evenkeel) swap(a int) (changed bool) {
 
 // move tries to take a to a free slot of another rank.
 func (p *evenkeel) move(a int) (changed bool) {
-	t, m := &p.cols, &p.climb
+	l, m := &p.loads, &p.climb
 	if p.ranks.open == 0 {
 		return false
 	}
@@ -165,15 +127,12 @@ func (p *evenkeel) move(a int) (changed bool) {
 		if g == m.g || !p.ranks.fits(g, c.tokens) {
 			continue
 		}
-		back, sum := m.own, m.sum
-		if !t.even {
-			back, sum = p.pick.on(t, p.placed[a].who, g, p.pick.buffer(3))
-		}
-		if !p.mayPay(t.lead[m.g], 0) || !p.pays(p.ceilingWithTwo(p.pick.nothing, g, back, p.pick.nothing), 0) {
+		back := p.pick.on(l, p.placed[a].who, g)
+		if !p.pays(p.ceilingWithTwo(0, g, back), 0) {
 			continue
 		}
-		t.shift(m.g, p.pick.nothing, m.own, -m.sum)
-		t.shift(g, back, p.pick.nothing, sum)
+		l.shift(m.g, -m.own)
+		l.shift(g, back)
 		p.ranks.uncharge(m.g, c.tokens)
 		p.ranks.charge(g, c.tokens)
 		p.placed[a].rank = int32(g)

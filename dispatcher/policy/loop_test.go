@@ -45,7 +45,7 @@ func newClosedLoop(ranks, slots, pool int) *closedLoop {
 		l.tables[k] = predictor.NewSurvival(past)
 	}
 	l.table = l.tables[0]
-	l.s = Snapshot{Outlook: l.table, StepMs: 80, C0Ms: 55, C1Ms: 2e-4, MaxAgeMs: 120_000}
+	l.s = Snapshot{MeanOutput: l.table.MeanOutput(), StepMs: 80, C0Ms: 55, C1Ms: 2e-4, MaxAgeMs: 120_000}
 	for g := range ranks {
 		l.s.Workers = append(l.s.Workers, Worker{ID: int32(g), Up: true, Free: int32(slots), Capacity: 1 << 20})
 	}
@@ -138,7 +138,7 @@ func (l *closedLoop) apply(as []Assignment) {
 func (l *closedLoop) swap() {
 	l.tables[0], l.tables[1] = l.tables[1], l.tables[0]
 	l.table = l.tables[0]
-	l.s.Outlook = l.table
+	l.s.MeanOutput = l.table.MeanOutput()
 }
 
 // idle is the idle share now.
@@ -195,7 +195,7 @@ func BenchmarkTick(b *testing.B) {
 		ranks, steps int
 		specs        []string
 	}{
-		{144, 1, []string{"br0", "brh:horizon=80", "evenkeel", "evenkeel:mode=mean", "evenkeel:mode=sampled", "evenkeel:mode=sampled,objective=max"}},
+		{144, 1, []string{"br0", "brh:horizon=80", "evenkeel"}},
 		{144, 3, []string{"br0", "brh:horizon=80", "evenkeel"}},
 		{1024, 1, []string{"br0", "brh:horizon=80", "evenkeel"}},
 	} {

@@ -14,19 +14,21 @@ type Needs struct {
 	Every           int     // tokens between two predictions for a request
 	DecrementAnchor bool    // count a closed gate's r^ = H down too, by the paper's letter
 
-	Outlook   string // kind of Snapshot.Outlook: survival, exact (see Keyed) or oracle (see Oracle); empty: not read
-	StepModel bool   // Snapshot.StepMs, C0Ms and C1Ms
-	Holds     bool   // may hold entries back: while Held says so, a tick is due once a step though nothing changed
+	MeanOutput bool // Snapshot.MeanOutput
+	StepModel  bool // Snapshot.StepMs, C0Ms and C1Ms
+	Holds      bool // may hold entries back: while Held says so, a tick is due once a step though nothing changed
 }
 
 // needy is a policy that wants more than loads.
-type needy interface{ needs(o Outlook) Needs }
+type needy interface {
+	needs(meanOutput float64) Needs
+}
 
-// NeedsOf tells what p wants. The outlook is the one the next Snapshot will
-// hold, nil at first: a horizon=auto follows it.
-func NeedsOf(p Policy, o Outlook) Needs {
+// NeedsOf tells what p wants. The mean output is the one that the next Snapshot will
+// hold, 0 at first: a horizon=auto follows it.
+func NeedsOf(p Policy, meanOutput float64) Needs {
 	if n, ok := p.(needy); ok {
-		return n.needs(o)
+		return n.needs(meanOutput)
 	}
 	return Needs{}
 }
@@ -73,23 +75,23 @@ const maxHorizon = 512
 
 // horizonFor resolves horizon=auto. Far beyond what a slot keeps its request, a
 // look ahead sees only requests that will be gone.
-func horizonFor(horizon int, o Outlook) int {
+func horizonFor(horizon int, meanOutput float64) int {
 	if horizon != auto {
 		return horizon
 	}
-	if o == nil {
+	if meanOutput == 0 {
 		return 80
 	}
-	return int(min(80, max(1, math.Round(o.MeanOutput()/4))))
+	return int(min(80, max(1, math.Round(meanOutput/4))))
 }
 
 // gammaFor resolves gamma=auto.
-func gammaFor(gamma float64, o Outlook) float64 {
+func gammaFor(gamma, meanOutput float64) float64 {
 	if gamma != auto {
 		return gamma
 	}
-	if o == nil {
+	if meanOutput == 0 {
 		return 1 - 1./20
 	}
-	return 1 - 1/min(20, max(2, o.MeanOutput()/15))
+	return 1 - 1/min(20, max(2, meanOutput/15))
 }

@@ -4,47 +4,39 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
-
-	"evenkeel/predictor"
 )
-
-// outputs is a table of equal outputs.
-func outputs(n int32) Outlook { return predictor.NewSurvival([]int32{n}) }
 
 func TestNeeds(t *testing.T) {
 	for _, c := range []struct {
 		name, spec string
-		outlook    Outlook
+		mean       float64
 		want       Needs
 	}{
-		{"BR-0 lives in the present", "br0", nil, Needs{}},
-		{"so do the simple ones", "jsq-kv", nil, Needs{}},
+		{"BR-0 lives in the present", "br0", 0, Needs{}},
+		{"so do the simple ones", "jsq-kv", 0, Needs{}},
 		{
-			"BR-H wants r^, and outputs to set its horizon by", "brh", nil,
-			Needs{Predictor: "survival", Horizon: 80, Tau: 0.5, Every: 20, Outlook: "survival"},
+			"BR-H wants r^, and outputs to set its horizon by", "brh", 0,
+			Needs{Predictor: "survival", Horizon: 80, Tau: 0.5, Every: 20, MeanOutput: true},
 		},
 		{
-			"which follows them", "brh", outputs(28),
-			Needs{Predictor: "survival", Horizon: 7, Tau: 0.5, Every: 20, Outlook: "survival"},
+			"which follows them", "brh", 28,
+			Needs{Predictor: "survival", Horizon: 7, Tau: 0.5, Every: 20, MeanOutput: true},
 		},
 		{
-			"a fixed one does not", "brh:horizon=80,predictor=exact,tau=0.3,every=5", outputs(28),
+			"a fixed one does not", "brh:horizon=80,predictor=exact,tau=0.3,every=5", 28,
 			Needs{Predictor: "exact", Horizon: 80, Tau: 0.3, Every: 5},
 		},
 		{
-			"the paper counts the anchor down", "brh:paper", outputs(28),
+			"the paper counts the anchor down", "brh:paper", 28,
 			Needs{Predictor: "survival", Horizon: 80, Tau: 0.5, Every: 20, DecrementAnchor: true},
 		},
-		{"evenkeel wants the table itself", "evenkeel", nil, Needs{Outlook: "survival", StepModel: true, Holds: true}},
-		{"by key", "evenkeel:predictor=exact,hold=0", nil, Needs{Outlook: "exact", StepModel: true}},
-		{"or the truth", "evenkeel:mode=oracle", nil, Needs{Outlook: "oracle", StepModel: true, Holds: true}},
-		{"or nothing", "evenkeel:mode=now,predictor=none", nil, Needs{StepModel: true, Holds: true}},
-		{"or nothing, since it may not", "evenkeel:predictor=none", nil, Needs{StepModel: true, Holds: true}},
+		{"evenkeel wants their mean alone", "evenkeel", 0, Needs{MeanOutput: true, StepModel: true, Holds: true}},
+		{"and need not hold", "evenkeel:hold=0", 0, Needs{MeanOutput: true, StepModel: true}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			p, err := Parse(c.spec)
 			require.NoError(t, err)
-			require.Equal(t, c.want, NeedsOf(p, c.outlook))
+			require.Equal(t, c.want, NeedsOf(p, c.mean))
 			require.Zero(t, Held(p))
 		})
 	}
@@ -53,7 +45,7 @@ func TestNeeds(t *testing.T) {
 func TestHowFarAheadFollowsTheOutputs(t *testing.T) {
 	for _, c := range []struct {
 		name    string
-		mean    int32
+		mean    float64
 		horizon int
 		gamma   float64
 	}{
@@ -64,12 +56,12 @@ func TestHowFarAheadFollowsTheOutputs(t *testing.T) {
 		{"longer ones change nothing", 4000, 80, 0.95},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			require.Equal(t, c.horizon, horizonFor(auto, outputs(c.mean)))
-			require.InDelta(t, c.gamma, gammaFor(auto, outputs(c.mean)), 1e-9)
-			require.Equal(t, 33, horizonFor(33, outputs(c.mean)))
-			require.Equal(t, 0.7, gammaFor(0.7, outputs(c.mean)))
+			require.Equal(t, c.horizon, horizonFor(auto, c.mean))
+			require.InDelta(t, c.gamma, gammaFor(auto, c.mean), 1e-9)
+			require.Equal(t, 33, horizonFor(33, c.mean))
+			require.Equal(t, 0.7, gammaFor(0.7, c.mean))
 		})
 	}
-	require.Equal(t, 80, horizonFor(auto, nil))
-	require.Equal(t, 0.95, gammaFor(auto, nil))
+	require.Equal(t, 80, horizonFor(auto, 0))
+	require.Equal(t, 0.95, gammaFor(auto, 0))
 }

@@ -13,7 +13,7 @@ const never = -1
 // cost changes least. An entry's ties go to the rank that holds least: a rank that is filled
 // while others are empty grows into the next fullest one.
 func (p *evenkeel) bestPair(_ *Snapshot, from, to int, _ bool) {
-	ranks := p.cols.ranks
+	ranks := len(p.loads.x)
 	pairs := sized(p.start.pairs, (to-from)*ranks)
 	p.start.pairs = pairs
 	for i := range pairs {
@@ -34,9 +34,9 @@ func (p *evenkeel) bestPair(_ *Snapshot, from, to int, _ bool) {
 		if who == none {
 			return
 		}
-		before := p.cols.peak
+		before := p.loads.peak()
 		p.add(int32(who), rank)
-		rise += p.cols.peak - before
+		rise += p.loads.peak() - before
 		for at := rank; at < len(pairs); at += ranks {
 			pairs[at].rise = never
 		}
@@ -47,9 +47,8 @@ func (p *evenkeel) bestPair(_ *Snapshot, from, to int, _ bool) {
 // anew only where it could matter: the envelope's rise since it was is the most
 // that it can have fallen by.
 func (p *evenkeel) bestRank(who int32, pairs []pair, rise int64) (best int, least int64) {
-	t := &p.cols
-	c, group := &p.pick.all[who], int64(t.ranks)
-	in, _ := p.pick.on(t, who, 0, p.pick.buffer(0))
+	l := &p.loads
+	c, group := &p.pick.all[who], int64(len(l.x))
 	best = none
 	for _, rank := range p.ranks.some {
 		g := int(rank)
@@ -61,13 +60,10 @@ func (p *evenkeel) bestRank(who int32, pairs []pair, rise int64) (best int, leas
 			if bound := x.change - group*(rise-x.rise); x.rise != never && best != none && bound > least {
 				continue
 			}
-			if !t.even {
-				in, _ = p.pick.on(t, who, g, p.pick.buffer(0))
-			}
-			x.change = group*(peakWith(t.first.value, t.row(g), in)-t.peak) - c.sum - c.age
+			x.change = group*(max(l.peak(), l.x[g]+p.pick.on(l, who, g))-l.peak()) - c.load - c.age
 			x.rise = rise
 		}
-		if best == none || x.change < least || x.change == least && t.level[g] < t.level[best] {
+		if best == none || x.change < least || x.change == least && l.x[g] < l.x[best] {
 			best, least = g, x.change
 		}
 	}

@@ -31,13 +31,10 @@ type settings struct {
 	tau        float64
 	every      int
 	decrement  bool // decrement_anchor
-	mode       mode
-	samples    int
 	candidates int
 	budget     int
 	pairs      int
 	refill     int
-	mix        bool // objective
 	kappa      float64
 	ageWeight  float64 // or auto
 	hold       float64
@@ -63,8 +60,6 @@ var allSettings = []key{
 		},
 		Show: func(v *settings) string { return strconv.FormatUint(v.seed, 10) },
 	},
-	namedargs.Words("mode", func(v *settings) *mode { return &v.mode }, func(i int) mode { return mode(i) }, modeWords...),
-	namedargs.Whole("samples", 1, 16, func(v *settings) *int { return &v.samples }),
 	namedargs.Or(
 		namedargs.Whole("horizon", 0, maxHorizon, func(v *settings) *int { return &v.horizon }).Meaning(fmt.Sprintf("a whole number of steps from 0 to %d", maxHorizon)),
 		"auto", auto, func(v *settings) *int { return &v.horizon }),
@@ -76,7 +71,6 @@ var allSettings = []key{
 	namedargs.Whole("every", 1, 1<<20, func(v *settings) *int { return &v.every }),
 	namedargs.Either("decrement_anchor", "false", "true", func(v *settings) *bool { return &v.decrement }),
 	namedargs.Whole("budget", 0, 1<<24, func(v *settings) *int { return &v.budget }),
-	namedargs.Either("objective", "max", "mix", func(v *settings) *bool { return &v.mix }),
 	namedargs.Number("kappa", 0, 1, func(v *settings) *float64 { return &v.kappa }),
 	orAuto("age_weight", 1e6, func(v *settings) *float64 { return &v.ageWeight }),
 	namedargs.Number("hold", 0, 100, func(v *settings) *float64 { return &v.hold }),

@@ -10,44 +10,14 @@ package policy
 // the entries that wait for it, at the instant of a tick. The board fills and
 // reuses one; a policy keeps no reference to it and changes nothing in it.
 type Snapshot struct {
-	Workers  []Worker // one barrier group, ascending ID
-	Pool     []Entry  // arrival order, oldest first
-	MaxAgeMs float32  // effective guard age in ms, 0 = off; Urgent still counts
-	StepMs   float32  // mean step time of the group, 0 = unknown
-	C0Ms     float32  // step model of the group: ms a step costs whatever its load
-	C1Ms     float32  // ms per KV token of the fullest rank, 0 = unknown
-	Budget   int32    // evaluations allowed this tick, 0 = the policy's own
-	Outlook  Outlook  // survival table in force, nil before enough outputs were seen
-}
-
-// Outlook tells how much longer requests run, from past output lengths. Some
-// tell more: Keyed, Oracle.
-type Outlook interface {
-	Ratio(age, ahead int) float64     // P(O > age+ahead | O > age)
-	Resid(age int, u float64) float64 // remaining tokens at quantile u in [0,1), +Inf past all history
-	MeanOutput() float64
-	Version() uint64 // changed: drop what was cached from the table
-}
-
-// Keyed is an Outlook that tells more of requests like this one: same exact-match
-// key, or a prompt of about this length.
-type Keyed interface {
-	Outlook
-	RatioOf(prompt int32, key uint64, age, ahead int) float64
-	ResidOf(prompt int32, key uint64, age int, u float64) float64
-}
-
-// sampler is an Outlook that tells a request's drawn ends at once: Resid at
-// phase, phase + 1/n, .. less 1 from 1 on, at most MaxInt32. Half of a tick's
-// preparation is spent asking.
-type sampler interface {
-	Quantiles(age int, phase float64, left []int32)
-}
-
-// Oracle is an Outlook that knows every request's end: in simulations only.
-type Oracle interface {
-	Outlook
-	Left(id uint64, age int) int // remaining tokens, at least 1
+	Workers    []Worker // one barrier group, ascending ID
+	Pool       []Entry  // arrival order, oldest first
+	MaxAgeMs   float32  // effective guard age in ms, 0 = off; Urgent still counts
+	StepMs     float32  // mean step time of the group, 0 = unknown
+	C0Ms       float32  // step model of the group: ms a step costs whatever its load
+	C1Ms       float32  // ms per KV token of the fullest rank, 0 = unknown
+	Budget     int32    // evaluations allowed this tick, 0 = the policy's own
+	MeanOutput float64  // tokens of a finished answer, in the mean; 0 before enough of them were seen
 }
 
 // Worker is one DP rank of the group.

@@ -12,11 +12,11 @@ import (
 // values are when nothing is.
 type form struct {
 	name     string
-	presets  []string // keys the preset itself decides
-	keys     []key    // it takes
-	gone     []string // keys that it took once: they are accepted, and do nothing
+	presets  []string          // keys the preset itself decides
+	keys     []key             // it takes
+	idle     []string          // keys that it took once: they are accepted, and do nothing
+	gone     map[string]string // keys that it took once and refuses: what to do about each
 	defaults settings
-	check    func(v *settings) error // after every change; nil: each value stands alone
 	build    func(name string, v *settings) Policy
 }
 
@@ -28,9 +28,8 @@ var lookingAhead = with(standard, func(v *settings) {
 })
 
 var joint = with(standard, func(v *settings) {
-	v.mode, v.samples, v.horizon, v.gamma, v.predictor = modeNow, 4, 64, auto, "survival"
 	v.candidates, v.budget, v.pairs, v.refill = 128, 4000, 24, 200
-	v.mix, v.kappa, v.ageWeight, v.hold, v.holdSteps = true, 0.6, auto, 0.5, 20
+	v.kappa, v.ageWeight, v.hold, v.holdSteps = 0.6, auto, 0.5, 20
 })
 
 // forms in the order in which they are listed to a user.
@@ -66,14 +65,22 @@ var forms = slices.Concat([]form{
 		},
 	},
 	{
-		name: "evenkeel",
-		keys: takes("mode", "samples", "horizon", "gamma", "predictor", "budget",
-			"objective", "kappa", "age_weight", "hold", "max_age_ms", "ahead", "watermark"),
-		gone:     []string{"candidates", "pairs", "refill", "hold_steps"},
-		defaults: joint, check: checkEvenkeel, build: newEvenkeel,
+		name:     "evenkeel",
+		keys:     takes("budget", "kappa", "age_weight", "hold", "max_age_ms", "ahead", "watermark"),
+		idle:     []string{"candidates", "pairs", "refill", "hold_steps"},
+		gone:     lookedAhead,
+		defaults: joint, build: newEvenkeel,
 	},
 }, simpleForms("random", ruleRandom, "seed"), simpleForms("rr", ruleRR), simpleForms("p2c", ruleP2C, "seed"),
 	simpleForms("jsq", ruleJSQ), simpleForms("jsq-kv", ruleJSQKV))
+
+const noGain = "looking ahead gained nothing, so delete it"
+
+// lookedAhead are the keys with which evenkeel once looked ahead, and what to write in their place.
+var lookedAhead = map[string]string{
+	"mode": noGain, "samples": noGain, "horizon": noGain, "gamma": noGain, "predictor": noGain,
+	"objective": "delete it, or write kappa=0 where it was max",
+}
 
 func with(v settings, change func(*settings)) settings {
 	change(&v)
@@ -147,7 +154,7 @@ type Spec struct {
 	form   *form
 	values settings
 	set    []string // keys given
-	gone   []string // of them, those that do nothing any more
+	idle   []string // of them, those that do nothing any more
 }
 
 // ParseSpec reads one policy in the language of namedargs.
@@ -176,20 +183,18 @@ func (sp Spec) Sets(key string) bool {
 
 // With returns the spec with a key set, in place of what it was.
 func (sp Spec) With(key, value string) (Spec, error) {
-	if slices.Contains(sp.form.gone, key) {
-		sp.gone = append(slices.Clone(sp.gone), key)
+	if slices.Contains(sp.form.idle, key) {
+		sp.idle = append(slices.Clone(sp.idle), key)
 		return sp, nil
+	}
+	if instead, ok := sp.form.gone[key]; ok {
+		return Spec{}, fmt.Errorf("policy %s: %s is gone: %s", sp.form.name, key, instead)
 	}
 	if key == "predictor" && value == "learned" && sp.Takes(key) {
 		return Spec{}, fmt.Errorf("policy %s: predictor=learned is gone, with the boosted trees; write predictor=survival", sp.form.name)
 	}
 	if err := namedargs.Apply(sp.form.name, sp.form.keys, &sp.values, namedargs.Setting{Key: key, Value: value}); err != nil {
 		return Spec{}, err
-	}
-	if sp.form.check != nil {
-		if err := sp.form.check(&sp.values); err != nil {
-			return Spec{}, fmt.Errorf("policy %s: %s=%s: %w", sp.form.name, key, value, err)
-		}
 	}
 	if !slices.Contains(sp.set, key) {
 		sp.set = append(slices.Clone(sp.set), key)
@@ -199,15 +204,8 @@ func (sp Spec) With(key, value string) (Spec, error) {
 
 // Notes says what of the keys that were given does nothing, a sentence each.
 func (sp Spec) Notes() (notes []string) {
-	for _, key := range sp.gone {
+	for _, key := range sp.idle {
 		notes = append(notes, fmt.Sprintf("policy %s: %s does nothing any more, and the next release refuses it: delete it", sp.form.name, key))
-	}
-	if sp.Takes("mode") && sp.values.mode == modeNow {
-		for _, key := range []string{"predictor", "samples", "horizon", "gamma"} {
-			if slices.Contains(sp.set, key) && (key != "predictor" || sp.values.predictor == "exact") {
-				notes = append(notes, fmt.Sprintf("policy %s: %s does nothing, because the policy looks ahead only in another mode, such as mode=sampled: add that, or delete it", sp.form.name, key))
-			}
-		}
 	}
 	return notes
 }

@@ -23,11 +23,11 @@ func TestParse(t *testing.T) {
 		{"or not", "brh:beta=8,horizon=16,predictor=exact,tau=0.7,every=10,decrement_anchor=true", "brh:horizon=16,beta=8,predictor=exact,tau=0.7,every=10,decrement_anchor=true"},
 		{"the paper's form has its own defaults", "brh:paper,horizon=80,gamma=0.8", "brh:paper,gamma=0.8"},
 		{
-			"evenkeel with all that differs", "evenkeel:hold=0,mode=mean,horizon=32,gamma=0.9,candidates=8,budget=1000,pairs=0,refill=9,objective=mix,kappa=0.5,age_weight=0,hold_steps=4,samples=2",
-			"evenkeel:mode=mean,samples=2,horizon=32,gamma=0.9,budget=1000,kappa=0.5,age_weight=0,hold=0",
+			"evenkeel with all that differs", "evenkeel:hold=0,candidates=8,budget=1000,pairs=0,refill=9,kappa=0.5,age_weight=0,hold_steps=4",
+			"evenkeel:budget=1000,kappa=0.5,age_weight=0,hold=0",
 		},
 		{
-			"and with its defaults", "evenkeel:mode=now,samples=4,horizon=64,gamma=auto,budget=4000,objective=mix,kappa=0.6,ahead=true,age_weight=auto,hold=0.5,hold_steps=20,max_age_ms=30000,watermark=0.05,predictor=survival",
+			"and with its defaults", "evenkeel:budget=4000,kappa=0.6,ahead=true,age_weight=auto,hold=0.5,hold_steps=20,max_age_ms=30000,watermark=0.05",
 			"evenkeel",
 		},
 	} {
@@ -40,12 +40,12 @@ func TestParse(t *testing.T) {
 }
 
 func TestKeysThatDoNothingAreTold(t *testing.T) {
-	sp, err := ParseSpec("evenkeel:pairs=3,hold_steps=20,samples=2,predictor=exact,kappa=0.5")
+	sp, err := ParseSpec("evenkeel:pairs=3,hold_steps=20,kappa=0.5")
 	require.NoError(t, err)
-	require.Equal(t, "evenkeel:samples=2,predictor=exact,kappa=0.5", sp.String())
-	const gone, ahead = " does nothing any more, and the next release refuses it: delete it", " does nothing, because the policy looks ahead only in another mode, such as mode=sampled: add that, or delete it"
-	require.Equal(t, []string{"policy evenkeel: pairs" + gone, "policy evenkeel: hold_steps" + gone, "policy evenkeel: predictor" + ahead, "policy evenkeel: samples" + ahead}, sp.Notes())
-	for _, text := range []string{"evenkeel", "evenkeel:predictor=none", "evenkeel:mode=sampled,samples=2,predictor=exact", "br0:window=4", "brh:predictor=exact"} {
+	require.Equal(t, "evenkeel:kappa=0.5", sp.String())
+	const idle = " does nothing any more, and the next release refuses it: delete it"
+	require.Equal(t, []string{"policy evenkeel: pairs" + idle, "policy evenkeel: hold_steps" + idle}, sp.Notes())
+	for _, text := range []string{"evenkeel", "evenkeel:kappa=0.5", "br0:window=4", "brh:predictor=exact"} {
 		sp, err := ParseSpec(text)
 		require.NoError(t, err)
 		require.Empty(t, sp.Notes(), text)
@@ -76,10 +76,13 @@ func TestParseSaysWhatIsWrong(t *testing.T) {
 		{"an unknown predictor", "brh:predictor=magic", "policy brh: predictor=magic: want none, survival, exact, oracle"},
 		{"a word for yes or no", "brh:decrement_anchor=1", "policy brh: decrement_anchor=1: want false or true"},
 		{"what the paper's form decides itself", "brh:paper,queue=margin", "policy brh:paper: unknown key \"queue\"; it takes window, theta, order, horizon, alpha, beta, gamma, predictor, tau, every, watermark"},
-		{"an unknown mode", "evenkeel:mode=later", "policy evenkeel: mode=later: want sampled, mean, now, oracle"},
 		{"a predictor that is gone", "brh:predictor=learned", "policy brh: predictor=learned is gone, with the boosted trees; write predictor=survival"},
-		{"a predictor that needs samples", "evenkeel:predictor=exact,mode=mean", "policy evenkeel: mode=mean: predictor=exact needs mode=sampled"},
-		{"no samples at all", "evenkeel:samples=0", "policy evenkeel: samples=0: want a whole number from 1 to 16"},
+		{"a way to look ahead", "evenkeel:hold=0,mode=sampled", "policy evenkeel: mode is gone: looking ahead gained nothing, so delete it"},
+		{"how many ends to draw", "evenkeel:samples=2", "policy evenkeel: samples is gone: looking ahead gained nothing, so delete it"},
+		{"how far to look", "evenkeel:horizon=32", "policy evenkeel: horizon is gone: looking ahead gained nothing, so delete it"},
+		{"what a step ahead is worth", "evenkeel:gamma=auto", "policy evenkeel: gamma is gone: looking ahead gained nothing, so delete it"},
+		{"what to look ahead with", "evenkeel:predictor=none", "policy evenkeel: predictor is gone: looking ahead gained nothing, so delete it"},
+		{"another objective", "evenkeel:objective=max", "policy evenkeel: objective is gone: delete it, or write kappa=0 where it was max"},
 		{"a negative seed", "random:seed=-1", "policy random: seed=-1: want a whole number from 0"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -140,7 +143,7 @@ func FuzzParse(f *testing.F) {
 	f.Add("br0:window=4,theta=G,queue=capacity,order=desc,max_age_ms=1e3,watermark=.1")
 	f.Add("br0:paper,window=64")
 	f.Add("brh:horizon=auto,alpha=0.5,gamma=auto,predictor=exact,decrement_anchor=true")
-	f.Add("evenkeel:mode=mean,samples=2,objective=mix,hold=1,predictor=none")
+	f.Add("evenkeel:hold=1,kappa=0.2")
 	f.Add("random,seed=18446744073709551615")
 	f.Fuzz(func(t *testing.T, spec string) {
 		p, err := Parse(spec)
@@ -152,7 +155,7 @@ func FuzzParse(f *testing.F) {
 		require.Equal(t, p.Name(), again.Name())
 		require.Equal(t, p.MaxAgeMs(), again.MaxAgeMs())
 		require.Equal(t, Watermark(p), Watermark(again))
-		require.Equal(t, NeedsOf(p, nil), NeedsOf(again, nil))
+		require.Equal(t, NeedsOf(p, 0), NeedsOf(again, 0))
 		all, err := parseList("jsq," + p.Name() + ",rr")
 		require.NoError(t, err)
 		require.Len(t, all, 3)

@@ -37,7 +37,7 @@ func (p *evenkeel) place(s *Snapshot) {
 	scarce := p.ranks.open <= int64(len(s.Pool))
 	n := int(min(p.ranks.open, int64(len(s.Pool))))
 	p.late = overdue(s, p.late[:0])
-	p.pick.reset(s, &p.look, ageWeightFor(p.set.ageWeight, s), p.stepMs(s))
+	p.pick.reset(s, p.loads.growth, ageWeightFor(p.set.ageWeight, s), p.stepMs(s))
 	p.pick.choose(s, p.late, &p.ranks, n, p.beyond(n))
 
 	fill := p.longestFirst
@@ -84,12 +84,12 @@ func (p *evenkeel) reserve(s *Snapshot, before bool) {
 	}
 }
 
-// workerFirst gives the rank with the smallest load over all columns the
+// workerFirst gives the rank with the smallest load the
 // candidate among [from, to) that suits it best, until there are as many as
 // wanted. Where further is set and no candidate fits it goes on in the pool.
 func (p *evenkeel) workerFirst(s *Snapshot, from, to int, further bool) {
 	order := p.sortByGain(from, to)
-	p.start.aside = sized(p.start.aside, p.cols.ranks)
+	p.start.aside = sized(p.start.aside, len(p.loads.x))
 	clear(p.start.aside)
 	for len(p.placed) < p.wanted && (len(order) > 0 || further) {
 		g := p.lowest()
@@ -113,12 +113,12 @@ func (p *evenkeel) workerFirst(s *Snapshot, from, to int, further bool) {
 	}
 }
 
-// lowest is the open rank with the smallest load over all columns.
+// lowest is the open rank with the smallest load.
 func (p *evenkeel) lowest() int {
 	best, least := none, int64(0)
 	for _, rank := range p.ranks.some {
-		if g := int(rank); p.ranks.free[g] > 0 && !p.start.aside[g] && (best == none || p.cols.level[g] < least) {
-			best, least = g, p.cols.level[g]
+		if g := int(rank); p.ranks.free[g] > 0 && !p.start.aside[g] && (best == none || p.loads.x[g] < least) {
+			best, least = g, p.loads.x[g]
 		}
 	}
 	return best
@@ -130,7 +130,7 @@ func (p *evenkeel) sortByGain(from, to int) []ranked {
 	order := p.start.order[:0]
 	for i := from; i < to; i++ {
 		if c := &p.pick.all[i]; !c.placed {
-			order = append(order, ranked{c.sum + c.age, int32(i)})
+			order = append(order, ranked{c.load + c.age, int32(i)})
 		}
 	}
 	p.start.order = order
@@ -143,8 +143,8 @@ func byGain(a, b ranked) int { return cmp.Or(cmp.Compare(b.gain, a.gain), cmp.Co
 // bestFor returns the position in order of the candidate with the smallest
 // change of cost on rank g, none if none fits.
 func (p *evenkeel) bestFor(g int, order []ranked) int {
-	t := &p.cols
-	top, row, group := t.first.value, t.row(g), int64(t.ranks)
+	l := &p.loads
+	top, group := l.peak(), int64(len(l.x))
 	best, least := none, int64(0)
 	room := p.ranks.room[g]
 	for at := range order {
@@ -156,8 +156,7 @@ func (p *evenkeel) bestFor(g int, order []ranked) int {
 		if c.tokens > room {
 			continue
 		}
-		in, _ := p.pick.on(t, o.who, g, p.pick.buffer(0))
-		change := group*(peakWith(top, row, in)-t.peak) - o.gain
+		change := group*(max(top, l.x[g]+p.pick.on(l, o.who, g))-top) - o.gain
 		if best == none || change < least || change == least && o.who < order[best].who {
 			best, least = at, change
 		}
@@ -218,7 +217,7 @@ func (p *evenkeel) leastNow(tokens int64) int {
 }
 
 func (p *evenkeel) lessNow(a, b int) bool {
-	x, y := p.cols.row(a)[0], p.cols.row(b)[0]
+	x, y := p.loads.x[a], p.loads.x[b]
 	return x < y || x == y && a < b
 }
 

@@ -26,20 +26,19 @@ func (p *evenkeel) Weigh(s *Snapshot, i int, _ Assignment, tokens int64, dst []f
 	}
 	unknown(dst)
 	p.without(i)
-	t, m, who := &p.cols, &p.climb, p.placed[i].who
+	l, m, who := &p.loads, &p.climb, p.placed[i].who
 	group := int64(len(s.Workers))
-	without := peakWith(m.rest.most, m.base, p.pick.nothing)
+	without := max(m.rest.most, m.base)
 	for _, rank := range p.ranks.some {
 		g := int(rank)
-		peak := t.peak
+		peak := l.peak()
 		if g != m.g {
 			if !p.ranks.fits(g, tokens) {
 				continue
 			}
-			in, _ := p.pick.on(t, who, g, p.pick.buffer(3))
-			peak = peakWithTwo(&m.rest, m.base, p.pick.nothing, g, t.row(g), in, p.pick.nothing)
+			peak = max(m.rest.but(g), m.base, l.x[g]+p.pick.on(l, who, g))
 		}
-		dst[g] = math.Ldexp(float64(p.pick.all[who].sum-group*(peak-without)), -fixedBits)
+		dst[g] = math.Ldexp(float64(p.pick.all[who].load-group*(peak-without)), -fixedBits)
 	}
 	return false, true
 }

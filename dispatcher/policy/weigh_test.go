@@ -69,7 +69,7 @@ func TestWeighTellsWhyTheEmptierRankWasTaken(t *testing.T) {
 		other    float64 // on worker 3
 		smallest bool
 	}{
-		{"evenkeel:mode=now", 300, 300 - 3*300, false}, // it raises the fullest of three ranks, or none
+		{"evenkeel", 300, 300 - 3*300, false}, // it raises the fullest of three ranks, or none
 		{"br0", 300, 300 - 3*300, false},
 		{"pjsq-kv", 100, 900, true},
 		{"pjsq", 1, 1, true},

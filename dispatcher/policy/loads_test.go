@@ -1,0 +1,71 @@
+package policy
+
+import (
+	"math"
+	"slices"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
+)
+
+// drawLoads makes loads of a few ranks, with ties.
+func drawLoads(t *rapid.T) *loads {
+	l := &loads{x: rapid.SliceOfN(rapid.Int64Range(0, 40), 2, 7).Draw(t, "loads")}
+	l.rescan()
+	return l
+}
+
+func TestACeilingIsThatOfTheChangedLoads(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		l := drawLoads(t)
+		l.startMix(rapid.SampledFrom([]float64{0, 0.3}).Draw(t, "kappa"))
+		n, m := len(l.x), &l.mix
+		a := rapid.IntRange(0, n-1).Draw(t, "a")
+		b := (a + rapid.IntRange(1, n-1).Draw(t, "b")) % n
+		in, by := rapid.Int64Range(0, 25).Draw(t, "in"), rapid.Int64Range(-l.x[b], 25).Draw(t, "by")
+		r := l.without(a)
+		x, y := l.x[a]+in, l.x[b]+by
+		one := m.ceiling(max(r.most, x), m.smooth+m.rise(l.x[a], x))
+		two := m.ceiling(max(r.but(b), x, y), m.smooth+m.rise(l.x[a], x)+m.rise(l.x[b], y))
+
+		l.shift(a, in)
+		require.InDelta(t, m.ceiling(l.peak(), m.smooth), one, 1, "one rank")
+		require.Equal(t, slices.Max(l.x), l.peak())
+		l.shift(b, by)
+		require.InDelta(t, m.ceiling(l.peak(), m.smooth), two, 1, "two ranks")
+		require.Equal(t, slices.Max(l.x), l.peak())
+		kept := l.top
+		l.rescan()
+		for i := range kept {
+			require.Equal(t, l.top[i].load, kept[i].load, "the three largest are kept up to date")
+		}
+		r = l.without(a)
+		l.shift(a, -in)
+		require.Equal(t, max(r.most, l.x[a]), l.peak(), "without an entry")
+	})
+}
+
+// Where the tangent touches, a small change of a load changes the ceiling as the root would.
+func TestTheTangentIsThatOfTheMean(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		l := drawLoads(t)
+		for i := range l.x {
+			l.x[i] = (l.x[i] + 1) << fixedBits
+		}
+		l.rescan()
+		of := func() float64 {
+			power := 0.0
+			for _, x := range l.x {
+				power += math.Pow(float64(x), 8)
+			}
+			return 0.4*float64(l.peak()) + 0.6*math.Pow(power/float64(len(l.x)), 1./8)
+		}
+		ceiling := func() float64 { return float64(l.mix.ceiling(l.peak(), l.mix.smooth)) }
+		l.startMix(0.6)
+		require.InDelta(t, of(), ceiling(), 1)
+		before, exact := ceiling(), of()
+		l.shift(rapid.IntRange(0, len(l.x)-1).Draw(t, "rank"), 1<<8)
+		require.InDelta(t, of()-exact, ceiling()-before, 2)
+	})
+}
