@@ -162,9 +162,10 @@ func (l *loads) startMix(kappa float64) {
 	}
 }
 
-// ceiling is what the mix makes of the largest load.
+// ceiling is what the mix makes of the largest load. A tangent that was laid at loads of a few tokens is
+// beyond all numbers at large ones, so it is cut where a group of 1024 can still multiply it.
 func (m *mix) ceiling(peak int64, smooth float64) int64 {
-	return int64(math.Round((1-m.kappa)*float64(peak) + smooth))
+	return int64(math.Round(min((1-m.kappa)*float64(peak)+smooth, 1<<52)))
 }
 
 // rise is by how much the share rises when the load of a rank becomes another.

@@ -69,3 +69,14 @@ func TestTheTangentIsThatOfTheMean(t *testing.T) {
 		require.InDelta(t, of()-exact, ceiling()-before, 2)
 	})
 }
+
+// A tangent at loads of one token rises beyond all numbers: it may not turn into a gain.
+func TestALargePromptBesideTinyLoadsIsNoGain(t *testing.T) {
+	l := &loads{x: []int64{1 << fixedBits, 0, 0}}
+	l.rescan()
+	l.startMix(0.6)
+	large := int64(2_000_000) << fixedBits
+	const group = 1024
+	got := l.mix.ceiling(large, l.mix.smooth+l.mix.rise(0, large))
+	require.Greater(t, group*got, group*large, "a product that overflows would be negative")
+}
