@@ -145,7 +145,7 @@ bench-relay: ## evenkeel beside nginx, a bare Go proxy and vllm-router (it is in
 	go run ./bench/relay $(if $(BEFORE),-before $(BEFORE)) $(if $(ROWS),-rows '$(ROWS)',-page docs/results/relay.md)
 
 .PHONY: bench-watch
-bench-watch: ## 1,000 busy and 10,000 idle clients with the page open, shadows, traces, receipts: what each costs, 6 minutes
+bench-watch: ## 1,000 busy and 10,000 idle clients with the page open, traces, receipts: what each costs, 6 minutes
 	go run ./bench/watch
 
 .PHONY: lint

@@ -46,7 +46,7 @@ func (c *Config) Check(bad func(key, format string, args ...any)) {
 		}
 		for _, spec := range left.specs[1:] {
 			each := plain.Config
-			each.Policy, each.Twin, each.Shadow = spec, nil, nil
+			each.Policy, each.Twin = spec, nil
 			each.Check(func(key, format string, args ...any) {
 				if key == "dispatch.policy" {
 					bad(key, format, args...)

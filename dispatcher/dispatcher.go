@@ -41,7 +41,7 @@ func Start(ctx context.Context, cfg Config) (*Dispatcher, error) {
 	if r.declog, err = openDecisionLog(cfg.DecisionLog, cfg.Log, d.metrics); err != nil {
 		return nil, err
 	}
-	noteKeys(cfg.Log, cfg.Policy, slices.Concat(cfg.Shadow, cfg.Twin)...)
+	noteKeys(cfg.Log, cfg.Policy, cfg.Twin...)
 	go d.run(ctx, r)
 	return d, nil
 }

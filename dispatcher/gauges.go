@@ -40,7 +40,7 @@ var (
 
 	descPairs = prometheus.NewDesc("evenkeel_pairs_quarantined", "Pairs of a prefill and a decode engine whose hand-offs fail although both serve with other engines.", nil, nil)
 
-	descTwinStep  = prometheus.NewDesc("evenkeel_twin_step_seconds", "Mean time of a step of the last minutes, over all groups of the model, as the twin replays them under a policy. The policy in force is among them (what the twin is).", shadowLabels, nil)
+	descTwinStep  = prometheus.NewDesc("evenkeel_twin_step_seconds", "Mean time of a step of the last minutes, over all groups of the model, as the twin replays them under a policy. The policy in force is among them (what the twin is).", []string{"group", "policy"}, nil)
 	descTwinError = prometheus.NewDesc("evenkeel_twin_error_ratio", "Share of a step by which the replay under the policy in force may be wrong. It is twice the deviation from the steps that the engines really made. Smaller differences do not count as saved or lost.", rankLabels[:1], nil)
 	descTwinAge   = prometheus.NewDesc("evenkeel_twin_age_seconds", "Time since the end of the minutes that the twin replayed last.", rankLabels[:1], nil)
 	descTwinSaved = prometheus.NewDesc("evenkeel_twin_saved_seconds_total", "Time of steps that the policy in force saved against another policy, by the twin's replays. Each step counts once. Differences no larger than the error of the replay do not count.", againstLabels, nil)

@@ -3,7 +3,6 @@ package dispatcher
 import (
 	"context"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -28,35 +27,23 @@ type learner struct {
 	wake    bell
 
 	// The goroutine's.
-	learned  board.Learner
-	students map[board.Subject]*student
+	learned board.Learner
 
 	// tell has the owner of the boards take tables in that are done.
 	tell func(board.Learned)
 }
 
-// student is the tables of a subject, for shadows. Boards are told.
-type student struct{ tables atomic.Pointer[board.Tables] }
-
 func newLearner(log *zap.Logger, m *metrics, tell func(board.Learned)) *learner {
-	return &learner{
-		log: log, tell: tell, dropped: m.endingsDropped, censored: m.censored, wake: newBell(), students: map[board.Subject]*student{},
-	}
+	return &learner{log: log, tell: tell, dropped: m.endingsDropped, censored: m.censored, wake: newBell()}
 }
 
 // follow has a subject learned, from a fit if there is one. Until its first
 // tables are built nothing is known of it.
-func (l *learner) follow(key board.Subject, fit *predictor.Fit) *student {
-	s := &student{}
-	s.tables.Store(board.NoTables())
-	l.order(func() {
-		l.students[key] = s
-		l.refused(key, l.learned.Follow(key, fit))
-	})
-	return s
+func (l *learner) follow(key board.Subject, fit *predictor.Fit) {
+	l.order(func() { l.refused(key, l.learned.Follow(key, fit)) })
 }
 
-// load makes the students start anew from a fit.
+// load makes all subjects start anew from a fit.
 func (l *learner) load(fit *predictor.Fit) {
 	l.order(func() {
 		for key, err := range l.learned.Load(fit) {
@@ -133,7 +120,6 @@ func (l *learner) learn(spare []board.Ending, now time.Time) (read []board.Endin
 	}
 	built, more := l.learned.Rebuild(now)
 	for _, t := range built {
-		l.students[t.Subject].tables.Store(t.Tables)
 		l.tell(t)
 	}
 	return endings, more

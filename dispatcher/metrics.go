@@ -30,12 +30,6 @@ type metrics struct {
 	roundsDropped prometheus.Counter
 	logFailures   prometheus.Counter
 
-	shadowImbalance     *prometheus.GaugeVec
-	shadowRounds        *prometheus.CounterVec
-	shadowDisagreements *prometheus.CounterVec
-	shadowFailures      *prometheus.CounterVec
-	shadowMissed        prometheus.Counter
-
 	twinWork prometheus.Counter
 }
 
@@ -81,17 +75,6 @@ func newMetrics() *metrics {
 			"Rounds that are missing from the decision log, because writing could not keep up."),
 		logFailures: counter("evenkeel_decision_log_failures_total",
 			"Rounds that are missing from the decision log, because it could not be written."),
-		shadowImbalance: own.NewGaugeVec(prometheus.GaugeOpts{
-			Name: "evenkeel_shadow_imbalance_tokens", Help: "Imbalance right after admission as a policy would leave it. It is a mean of about the last 100 rounds that the policy saw. The policy in force is among them.",
-		}, shadowLabels),
-		shadowRounds: counters("evenkeel_shadow_rounds_total",
-			"Rounds that a shadow policy decided. Its decisions are not carried out.", shadowLabels...),
-		shadowDisagreements: counters("evenkeel_shadow_disagreements_total",
-			"Rounds in which a shadow policy would have assigned otherwise than the policy in force.", shadowLabels...),
-		shadowFailures: counters("evenkeel_shadow_failures_total",
-			"Rounds in which a shadow policy failed.", "policy"),
-		shadowMissed: counter("evenkeel_shadow_missed_total",
-			"Rounds that the shadow policies did not see, because they were still busy with the round before."),
 		twinWork: counter("evenkeel_twin_work_seconds_total",
 			"Time that the twin spent on replays. It is at most the share dispatch.twin_share of one core."),
 	}
@@ -115,5 +98,3 @@ func (m *metrics) createSeries() {
 		m.steered.WithLabelValues(outcome)
 	}
 }
-
-var shadowLabels = []string{"group", "policy"}

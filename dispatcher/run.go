@@ -11,10 +11,8 @@ import (
 	"go.uber.org/zap"
 
 	"evenkeel/dispatcher/board"
-	"evenkeel/dispatcher/policy"
 	"evenkeel/dispatcher/twin"
 	"evenkeel/pool"
-	"evenkeel/predictor"
 )
 
 func newRunner(cfg Config, d *Dispatcher, wake func(command) bool) (*runner, error) {
@@ -24,9 +22,8 @@ func newRunner(cfg Config, d *Dispatcher, wake func(command) bool) (*runner, err
 	}
 	built := func(t board.Learned) { wake(func(r *runner) { r.apply(t) }) }
 	r := &runner{
-		boards: l, cfg: cfg, d: d, wake: wake, log: cfg.Log, metrics: d.metrics, learner: newLearner(cfg.Log, d.metrics, built), shadows: newShadows(cfg, d.metrics), twins: newTwins(cfg, d.metrics),
-		waiting: map[*pool.Entry]waiting{}, owned: map[string]*owned{}, students: map[board.Subject]*student{},
-		pulses: map[board.GroupKey]*pulse{}, shadowed: map[board.GroupKey]*shadowed{},
+		boards: l, cfg: cfg, d: d, wake: wake, log: cfg.Log, metrics: d.metrics, learner: newLearner(cfg.Log, d.metrics, built), twins: newTwins(cfg, d.metrics),
+		waiting: map[*pool.Entry]waiting{}, owned: map[string]*owned{}, pulses: map[board.GroupKey]*pulse{},
 	}
 	name := l.Policy() // from the start
 	d.policy.Store(&name)
@@ -38,9 +35,6 @@ func newRunner(cfg Config, d *Dispatcher, wake func(command) bool) (*runner, err
 func (r *runner) start(ctx context.Context) (wait func()) {
 	var beside sync.WaitGroup
 	beside.Go(func() { r.learner.run(ctx) })
-	if r.shadows != nil {
-		beside.Go(func() { r.shadows.run(ctx) })
-	}
 	if r.twins != nil {
 		beside.Go(func() { r.twins.run(ctx, r.cfg.Twin, r.auto.list()) })
 	}
@@ -174,7 +168,7 @@ func (r *runner) shutDown(queue []command, now time.Time) {
 	}
 }
 
-// status is that of the boards, and what the shadows found.
+// status is that of the boards, and what the twin found.
 func (r *runner) status(now time.Time) board.Status {
 	r.countAll()
 	s := r.boards.Status(now)
@@ -183,8 +177,7 @@ func (r *runner) status(now time.Time) board.Status {
 		m := &s.Models[i]
 		for j := range m.Groups {
 			g := &m.Groups[j]
-			key := board.GroupKey{Model: m.Model, Name: g.Name, Barrier: g.Barrier}
-			g.Compared, g.Twin = r.shadows.compared(r.shadowed[key]), r.twins.status(key, r.boards.Policy(), now)
+			g.Twin = r.twins.status(board.GroupKey{Model: m.Model, Name: g.Name, Barrier: g.Barrier}, r.boards.Policy(), now)
 		}
 	}
 	return s
@@ -192,13 +185,7 @@ func (r *runner) status(now time.Time) board.Status {
 
 func (r *runner) loads() board.Loads {
 	r.countAll()
-	all := r.boards.Loads()
-	for key, g := range r.shadowed {
-		if c := r.shadows.compared(g); len(c) > 0 {
-			all.Compared = append(all.Compared, board.GroupCompared{Model: key.Model, Group: key.Name, Policies: c})
-		}
-	}
-	return all
+	return r.boards.Loads()
 }
 
 // carryOut does what the boards want done. took is how long the round took that these
@@ -226,7 +213,9 @@ func (r *runner) do(e *board.Effect, took time.Duration) {
 		if e.Err != nil {
 			r.log.Error("dispatcher: the policy failed", zap.String("policy", e.Policy), zap.Error(e.Err))
 		}
-		r.show(e)
+		if r.declog != nil {
+			r.declog.record(e.Round)
+		}
 	case board.EffectInvalid:
 		m.invalid.WithLabelValues(e.Label).Inc()
 		r.log.Error("dispatcher: the policy made an assignment that cannot be bound", zap.String("policy", e.Policy),
@@ -262,13 +251,13 @@ func (r *runner) do(e *board.Effect, took time.Duration) {
 		name := e.Policy
 		r.d.policy.Store(&name)
 	case board.EffectSubject:
-		r.student(e.Subject, e.Fit)
+		r.learner.follow(e.Subject, e.Fit)
 	case board.EffectFit:
 		r.learner.load(e.Fit)
 	case board.EffectEnding:
 		r.learner.hear(e.Ending)
 	case board.EffectGroup:
-		r.follow(e.Group, e.Early)
+		r.follow(e.Group)
 	case board.EffectRest:
 		if p := r.pulses[e.Group]; p != nil {
 			p.pause()
@@ -278,24 +267,12 @@ func (r *runner) do(e *board.Effect, took time.Duration) {
 			p.least.Store(int64(e.Lasts))
 		}
 	case board.EffectGroupGone:
-		r.shadows.handOver(r.shadowed[e.Group])
 		r.twins.gone(e.Group)
-		delete(r.shadowed, e.Group)
 		delete(r.pulses, e.Group) // its last streams still beat it, and nobody hears
 	case board.EffectGone:
 		r.disown(e.Group.Model)
 	case board.EffectRejected:
 		r.rejected = e.Err
-	}
-}
-
-// show shows a round to those who look at it afterwards. They copy it.
-func (r *runner) show(e *board.Effect) {
-	if r.declog != nil {
-		r.declog.record(e.Round)
-	}
-	if s := r.shadowed[e.Group]; s != nil {
-		r.shadows.show(s, e.Round)
 	}
 }
 
@@ -327,29 +304,13 @@ func (r *runner) disown(model string) {
 }
 
 // follow listens to a group from its beginning.
-func (r *runner) follow(key board.GroupKey, early bool) {
+func (r *runner) follow(key board.GroupKey) {
 	r.own(key.Model)
 	if !key.Barrier {
 		return
 	}
 	heard := func(r *runner) { r.hear(key) } // made once: telling a step allocates nothing
 	r.pulses[key] = newPulse(func() { r.wake(heard) })
-	if r.shadows != nil {
-		cfg := r.boards.Config()
-		r.shadowed[key] = r.shadows.follow(early, func(n policy.Needs) *student {
-			if s, ok := cfg.Predictor.Subject(key.Model, n); ok {
-				return r.students[s]
-			}
-			return nil
-		})
-	}
-}
-
-// student is who learns a subject.
-func (r *runner) student(key board.Subject, fit *predictor.Fit) {
-	if r.students[key] == nil {
-		r.students[key] = r.learner.follow(key, fit)
-	}
 }
 
 // hear tells a board the steps that the streams of a group told of.

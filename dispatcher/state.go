@@ -54,8 +54,8 @@ type owned struct {
 }
 
 // runner owns the boards. It reads the clock, tells them what others want in its
-// order, and carries out the effects that come back: it answers callers, counts, writes the
-// log, and shows rounds to those who look at them afterwards.
+// order, and carries out the effects that come back: it answers callers, counts, and writes the
+// log and the decision log.
 type runner struct {
 	boards   *board.Boards
 	cfg      Config
@@ -65,16 +65,13 @@ type runner struct {
 	log      *zap.Logger
 	metrics  *metrics
 	learner  *learner
-	shadows  *shadows     // nil: none
 	twins    *twins       // nil: none
 	auto     *auto        // nil: the policy is not left to the twin
 	declog   *decisionLog // nil: off
 	waiting  map[*pool.Entry]waiting
 	owned    map[string]*owned // by model
 	inOrder  []*owned          // the same, by model
-	students map[board.Subject]*student
 	pulses   map[board.GroupKey]*pulse
-	shadowed map[board.GroupKey]*shadowed
 	rejected error // what the last event changed nothing for
 
 	// Events that are used again and again.

@@ -22,7 +22,6 @@ import (
 func TestTheLiveDocumentTellsTheProxy(t *testing.T) {
 	t.Parallel()
 	c := start(t, options{token: "secret", decode: []refengine.Config{{DPSize: 2}, {DPSize: 2}}, configure: func(cfg *config.Config) {
-		cfg.Dispatch.Shadow = []string{"pjsq-kv"}
 		cfg.Admin.TokenFile = filepath.Join(t.TempDir(), "token")
 		require.NoError(t, os.WriteFile(cfg.Admin.TokenFile, []byte("secret"), 0o600))
 	}})

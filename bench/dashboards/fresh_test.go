@@ -26,9 +26,7 @@ import (
 // measured are not there before something was measured. No rule asks how much
 // they rose.
 var measured = []string{
-	"evenkeel_kv_events_lag_seconds",   // of the last batch
-	"evenkeel_shadow_imbalance_tokens", // of the last rounds
-	"evenkeel_shadow_rounds_total",     // the rule only asks which policies are shadows: there is one with each imbalance
+	"evenkeel_kv_events_lag_seconds", // of the last batch
 }
 
 // fresh are the series that built proxies export before their first request:
@@ -61,7 +59,7 @@ func fresh(t *testing.T) (all []labels.Labels) {
 		"alone": peers + `peers: [{id: eu-1, region: eu, url: "http://127.0.0.1:9"}], ownership: {engine: static}}
 tls: {cert_file: ` + cert + `, key_file: ` + key + `}
 discovery: {files: [` + write("engines.yaml", "prefill: []\n") + `]}
-dispatch: {shadow: [pjsq-kv], step_model: {c0_ms: 15, c1_ms: 0.0004}}
+dispatch: {step_model: {c0_ms: 15, c1_ms: 0.0004}}
 prefill: {policies: {mine: {score: p_tokens}}, policy: mine, kv_events: {enabled: true}}
 `,
 		"shared": peers + `peers: [{id: us-2, region: us, url: "http://127.0.0.1:9"}]}

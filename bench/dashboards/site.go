@@ -87,7 +87,7 @@ func (w *site) region(i int) (config string, err error) {
 	return fmt.Sprintf(`listen: %q
 admin: {listen: %q}
 self_test: false
-dispatch: {shadow: [pjsq-kv, prr], step_model: {c0_ms: 15, c1_ms: 0.0004}}
+dispatch: {step_model: {c0_ms: 15, c1_ms: 0.0004}}
 advice: {interval: 500ms, window: 10s, calm: 20s}
 health: {slow_start: 0s}
 geo:

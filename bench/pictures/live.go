@@ -97,7 +97,7 @@ func setUp(ctx context.Context, w *world.World) (*setting, error) {
 admin: {listen: %q}
 self_test: false
 health: {slow_start: 0s}
-dispatch: {shadow: [pjsq, pjsq-kv, prr], step_model: {c0_ms: 50, c1_ms: 0.001}}
+dispatch: {step_model: {c0_ms: 50, c1_ms: 0.001}}
 %s`, s.Clients, s.Address, world.Engines(world.EnginesAt(urls, ""), world.EnginesAt(ranks, ", slots: %d, kv_tokens: 40000", slots))))
 }
 

@@ -1,9 +1,9 @@
 // Command watch measures what it costs to be watched: evenkeel with 1,000 busy
 // streams and 10,000 clients that are idle, plain, then with the live page open,
-// with shadow policies, with every request traced to a collector, with receipts,
-// and with all of these. It prints processor time a chunk and memory, each beside
-// the plain proxy's of the same round: compare the ratios, machines are noisy, and
-// two plain proxies show how much.
+// with every request traced to a collector, with receipts, and with all of these.
+// It prints processor time a chunk and memory, each beside the plain proxy's of the
+// same round: compare the ratios, machines are noisy, and two plain proxies show how
+// much.
 //
 // Every proxy has a process, with idle clients and their engine in another one
 // (crowd.go), for each may open so many files. The busy streams, their engines
@@ -38,8 +38,8 @@ func main() { world.Main("watch", run) }
 
 // way is how a proxy is watched.
 type way struct {
-	name                              string
-	page, shadows, tracing, receipted bool
+	name                     string
+	page, tracing, receipted bool
 }
 
 // ways begin with two that are the same: how far these differ is noise.
@@ -47,10 +47,9 @@ var ways = []way{
 	{name: "off"},
 	{name: "off again"},
 	{name: "page open", page: true},
-	{name: "shadow policies", shadows: true},
 	{name: "every request traced", tracing: true},
 	{name: "receipts", receipted: true},
-	{name: "all of these", page: true, shadows: true, tracing: true, receipted: true},
+	{name: "all of these", page: true, tracing: true, receipted: true},
 }
 
 const plain = 2 // ways that are off

@@ -66,22 +66,18 @@ func start(ctx context.Context, site *world.World, o options, n int, w way, engi
 // settings is the proxy's config file.
 func settings(p *proxy, o options, w way, engines []*refengine.Engine, prefill, decode, collector string, slow int) string {
 	var b strings.Builder
-	receipts, shadows := 0, ""
+	receipts := 0
 	if w.receipted {
 		receipts = 10_000 // the default
-	}
-	if w.shadows {
-		shadows = "pjsq-kv, br0"
 	}
 	fmt.Fprintf(&b, `listen: %q
 admin: {listen: %q, receipts: %d}
 self_test: false
-dispatch: {shadow: [%s]}
 pool: {size: 4096}
 prefill: {queue: {max: 20000}}
 health: {slow_start: 0s, canary: 0s}
 limits: {idle_timeout: 2h}
-`, p.Clients, p.Address, receipts, shadows)
+`, p.Clients, p.Address, receipts)
 	if w.tracing {
 		fmt.Fprintf(&b, "tracing: {endpoint: %q, sample: 1}\n", collector)
 	}

@@ -30,8 +30,8 @@ func New(cfg Config) (*Boards, error) {
 	if _, err := cfg.Parse(FallbackSpec); err != nil {
 		return nil, err
 	}
-	for _, spec := range slices.Concat(cfg.Shadow, cfg.Twin) {
-		l.shadows = append(l.shadows, policy.NeedsOf(l.make(spec).Policy, 0))
+	for _, spec := range cfg.Twin {
+		l.replayed = append(l.replayed, policy.NeedsOf(l.make(spec).Policy, 0))
 	}
 	return l, l.setPolicy(cfg.Policy)
 }
@@ -54,7 +54,7 @@ func (l *Boards) usable() error {
 	if err := l.cfg.Predictor.serves(p); err != nil {
 		return err
 	}
-	return checkShadows(l.cfg)
+	return checkTwin(l.cfg)
 }
 
 // Next is when a Tick is due even without another event; zero: never.

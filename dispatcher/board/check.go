@@ -24,15 +24,6 @@ func (c *Config) Check(bad func(key, format string, args ...any)) {
 	if _, err := c.decider(c.Policy); err != nil {
 		bad("dispatch.policy", "%v", err)
 	}
-	for i, spec := range c.Shadow {
-		p, err := c.decider(spec)
-		if err == nil {
-			err = inPool(p)
-		}
-		if err != nil {
-			bad(fmt.Sprintf("dispatch.shadow[%d]", i), "%v", err)
-		}
-	}
 	for i, spec := range c.Twin {
 		if _, err := c.decider(cmp.Or(spec, "?")); err != nil {
 			bad(fmt.Sprintf("dispatch.twin[%d]", i), "%v", err)
@@ -102,12 +93,4 @@ func (c *Config) decider(text string) (policy.Policy, error) {
 		return nil, fmt.Errorf("policy %s: %w", p.Name(), errNoOracle)
 	}
 	return p, nil
-}
-
-// inPool refuses a shadow that leaves nothing in the pool.
-func inPool(p policy.Policy) error {
-	if p.Immediate() {
-		return fmt.Errorf("%s sends everything on at once, so that its rounds do not compare with those of a pool; write p%[1]s", p.Name())
-	}
-	return nil
 }

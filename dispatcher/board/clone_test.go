@@ -87,7 +87,7 @@ func (w *twin) write(effects []Effect) {
 			delete(w.entries, e.Entry.ID)
 		case EffectRound:
 			r := e.Round
-			line += fmt.Sprint(r.Tick, r.At, r.Group, r.GuardMs, r.Snapshot.Workers, r.Snapshot.Pool, r.Snapshot.MaxAgeMs, r.Snapshot.StepMs, r.Snapshot.Budget, r.Assign)
+			line += fmt.Sprint(r.Tick, r.At, r.Group, r.Snapshot.Workers, r.Snapshot.Pool, r.Snapshot.MaxAgeMs, r.Snapshot.StepMs, r.Snapshot.Budget, r.Assign)
 		}
 		w.wrote = append(w.wrote, line)
 	}

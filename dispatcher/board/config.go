@@ -94,8 +94,7 @@ type Config struct {
 	// Beyond is how many hand-offs at their deadline a rank's engine may have in its own queue, beyond its slots or KV room.
 	// Whoever lists the workers gives it to those whose queue renews their hold.
 	Beyond int              `yaml:"beyond_slots"`
-	Shadow []string         `yaml:"shadow"` // policies that decide the same rounds without effect, to be compared
-	Twin   verdict.Policies `yaml:"twin"`   // policies under which the last minutes are replayed, to be compared
+	Twin   verdict.Policies `yaml:"twin"` // policies under which the last minutes are replayed, to be compared
 
 	DensePolicy string          `yaml:"-"` // of ranks without barrier; "" = DefaultDense
 	TTL         time.Duration   `yaml:"-"` // longest time in the pool; 0 = only the hand-off's deadline

@@ -17,7 +17,7 @@ func (b *board) consult(g *group, p *decider, now time.Time) {
 	b.assignments, b.went.failure = propose(p, &b.snapshot, b.assignments[:0])
 	b.explain(g, p)
 	b.round = Round{
-		Tick: b.ticks, At: now, Group: b.label(g), Policy: p.name, Survival: b.survival, GuardMs: guardWaits * b.waits.meanMs(),
+		Tick: b.ticks, At: now, Group: b.label(g), Policy: p.name, Survival: b.survival,
 		Snapshot: b.snapshot, Assign: b.assignments,
 	}
 	b.emit(Effect{Kind: EffectRound, Group: b.key(g), Policy: p.name, Err: b.went.failure, Round: &b.round})

@@ -23,7 +23,6 @@ type Effect struct {
 	Entry *pool.Entry // EffectBind, EffectRefuse
 	Bound Bound
 	Slot  int32 // EffectBegins
-	Early bool  // EffectGroup: its ranks are
 
 	Round *Round // EffectRound: valid until the next event
 

@@ -55,11 +55,11 @@ func (b *board) newGroup(name string, barrier bool) *group {
 	g := &group{name: name, barrier: barrier, chosen: b.choose(barrier), fallback: b.make(FallbackSpec)}
 	if barrier {
 		g.steps.Configured = b.cfg.StepModel
-		for _, needs := range b.shadows {
+		for _, needs := range b.replayed {
 			b.source(needs)
 		}
 	}
-	b.emit(Effect{Kind: EffectGroup, Group: b.key(g), Early: b.early})
+	b.emit(Effect{Kind: EffectGroup, Group: b.key(g)})
 	return g
 }
 

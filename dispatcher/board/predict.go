@@ -4,10 +4,8 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
-	"slices"
 	"strconv"
 
-	"evenkeel/dispatcher/forecast"
 	"evenkeel/dispatcher/policy"
 	"evenkeel/predictor"
 )
@@ -52,22 +50,15 @@ func (c *PredictorConfig) serves(p policy.Policy) error {
 	return nil
 }
 
-// checkShadows refuses what cannot be compared, by shadows and by the twin.
-func checkShadows(cfg Config) error {
-	for i, spec := range slices.Concat(cfg.Shadow, cfg.Twin) {
-		who := "shadow"
-		if i >= len(cfg.Shadow) {
-			who = "twin"
-		}
+// checkTwin refuses what the twin cannot replay.
+func checkTwin(cfg Config) error {
+	for _, spec := range cfg.Twin {
 		p, err := cfg.Parse(spec)
+		if err == nil {
+			err = cfg.Predictor.serves(p)
+		}
 		if err != nil {
-			return fmt.Errorf("dispatcher: %s: %w", who, err)
-		}
-		if err := inPool(p); err != nil && who == "shadow" {
-			return fmt.Errorf("dispatcher: shadow %w", err)
-		}
-		if err := cfg.Predictor.serves(p); err != nil {
-			return fmt.Errorf("dispatcher: %s: %w", who, err)
+			return fmt.Errorf("dispatcher: twin: %w", err)
 		}
 	}
 	return nil
@@ -90,8 +81,8 @@ type Tables struct {
 	fromFit   predictor.Drift // against the fit file
 }
 
-// NoTables know nothing.
-func NoTables() *Tables { return &Tables{predictor: predictor.None{}} }
+// noTables know nothing.
+func noTables() *Tables { return &Tables{predictor: predictor.None{}} }
 
 // meanAfter is how many outputs there must be before policies see their mean.
 const meanAfter = 50
@@ -104,9 +95,9 @@ func (t *Tables) mean() float64 {
 	return t.survival.MeanOutput()
 }
 
-// Subject is what the needs of a policy are met from, or what is learned in advance; ok is
+// subject is what the needs of a policy are met from, or what is learned in advance; ok is
 // false where neither is wanted.
-func (c *PredictorConfig) Subject(model string, n policy.Needs) (s Subject, ok bool) {
+func (c *PredictorConfig) subject(model string, n policy.Needs) (s Subject, ok bool) {
 	kind := cmp.Or(predictor.Kind(n.Predictor), c.Kind)
 	if kind == predictor.KindOracle || kind == "" && n.MeanOutput {
 		kind = predictor.KindSurvival // of what is not told
@@ -116,26 +107,17 @@ func (c *PredictorConfig) Subject(model string, n policy.Needs) (s Subject, ok b
 
 // source is what is known of the subject that a policy's needs are met from; nil: there is none.
 func (b *board) source(n policy.Needs) *known {
-	key, ok := b.cfg.Predictor.Subject(b.model, n)
+	key, ok := b.cfg.Predictor.subject(b.model, n)
 	if !ok {
 		return nil
 	}
 	s := b.subjects[key]
 	if s == nil {
-		s = &known{Subject: key, Tables: NoTables()}
+		s = &known{Subject: key, Tables: noTables()}
 		b.subjects[key] = s
 		b.emit(Effect{Kind: EffectSubject, Subject: key, Fit: b.fit})
 	}
 	return s
-}
-
-// Look writes what a policy that only looks on wants to know of the future into a snapshot.
-func (t *Tables) Look(s *policy.Snapshot, p policy.Policy, f *forecast.Running) {
-	s.MeanOutput = t.mean()
-	if n := policy.NeedsOf(p, s.MeanOutput); n.Predictor != "" {
-		f.Demand(n)
-		f.Follow(s.Workers, t.predictor)
-	}
 }
 
 // foresee writes what the policy in force wants to know of the future into the

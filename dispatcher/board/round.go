@@ -8,8 +8,8 @@ import (
 	"evenkeel/predictor"
 )
 
-// Round is one decision, for those who look at it after the tick: the decision log and the
-// shadows. They copy it, and use the room of the copy again and again.
+// Round is one decision, for the decision log, which looks at it after the tick. It copies the
+// round, and uses the room of the copy again and again.
 type Round struct {
 	Tick     uint64
 	At       time.Time
@@ -17,7 +17,6 @@ type Round struct {
 	Policy   string
 	Snapshot policy.Snapshot
 	Assign   []policy.Assignment
-	GuardMs  float32             // six mean waits, what the starvation guard is at least
 	Survival *predictor.Survival // the table policies saw; nil: none
 
 	running []policy.Request // of all workers, one after the other

@@ -277,7 +277,7 @@ type rules struct {
 	name   string          // of that policy
 	shared map[string]bool // names of groups that several models have
 
-	shadows []policy.Needs // what the shadows of a group want to know
+	replayed []policy.Needs // what the policies that the twin replays want to know
 
 	fit      *predictor.Fit     // what predictors start from; nil: from nothing
 	subjects map[Subject]*known // outlive the boards

@@ -74,8 +74,7 @@ type GroupStatus struct {
 
 	Step *StepStatus `json:"step,omitempty"` // nil without barrier
 
-	Compared []ComparedPolicy `json:"compared,omitempty"` // nil without shadows, and before their first round
-	Twin     *verdict.Twin    `json:"twin,omitempty"`     // nil without dispatch.twin, and before its first verdict
+	Twin *verdict.Twin `json:"twin,omitempty"` // nil without dispatch.twin, and before its first verdict
 
 	Steps StepHistogram `json:"-"`
 }
@@ -136,35 +135,17 @@ type WorkerStatus struct {
 	Orphans      int64  `json:"orphan_kv_tokens,omitempty"` // of requests that left before their prefill ended, which its engine may keep
 }
 
-// ComparedPolicy is how level a group is right after each round under one
-// policy: the one in force, or a shadow's had it decided the same rounds. Both
-// are means in which the past fades over 100 rounds.
-type ComparedPolicy struct {
-	Policy          string  `json:"policy"`
-	InForce         bool    `json:"in_force"`
-	ImbalanceTokens float64 `json:"imbalance_tokens"` // as of GroupStatus
-	IdleShare       float64 `json:"idle_share"`
-	Rounds          uint64  `json:"rounds"`
-}
-
 // Loads is a sample of all boards, as little as one can cost: in no order.
 type Loads struct {
-	Ranks        []Load          // present ones
-	Pool         int             // entries that wait
-	OutputTokens int64           // of all that left and of those that run
-	Compared     []GroupCompared // groups with shadows
+	Ranks        []Load // present ones
+	Pool         int    // entries that wait
+	OutputTokens int64  // of all that left and of those that run
 }
 
 // Load is what one decode rank holds.
 type Load struct {
 	Worker   int32
 	KVTokens int64
-}
-
-// GroupCompared is a group with its shadows.
-type GroupCompared struct {
-	Model, Group string
-	Policies     []ComparedPolicy
 }
 
 // Status is a copy of what the boards hold, by the Counts that came before it.

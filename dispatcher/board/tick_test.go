@@ -454,7 +454,7 @@ func BenchmarkTick(b *testing.B) {
 	}
 }
 
-// BenchmarkShow is what a round costs a tick when it is recorded or shadowed.
+// BenchmarkShow is what a round costs a tick when it is recorded.
 func BenchmarkShow(b *testing.B) {
 	h := saturated(b, "br0")
 	h.cycle(nil)

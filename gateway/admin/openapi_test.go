@@ -115,7 +115,6 @@ func proxy(t *testing.T, configure func(*config.Config)) *running {
 	}
 	cfg.Engines.Prefill = []config.Engine{{URL: at[refengine.Prefill]}}
 	cfg.Engines.Decode = []config.Engine{{URL: at[refengine.Decode], Slots: 16}}
-	cfg.Dispatch.Shadow = []string{"pjsq"}
 	if configure != nil {
 		configure(cfg)
 	}

@@ -46,7 +46,6 @@ var fixed = []func(next, running *Config){
 	func(n, r *Config) { n.Admin.ReceiptsBytes = r.Admin.ReceiptsBytes },
 	func(n, r *Config) { n.SelfTest = r.SelfTest },
 	func(n, r *Config) { n.EventLoops = r.EventLoops },
-	func(n, r *Config) { n.Dispatch.Shadow = r.Dispatch.Shadow },
 	func(n, r *Config) { n.Dispatch.Twin = r.Dispatch.Twin },
 	func(n, r *Config) { n.Dispatch.TwinShare = r.Dispatch.TwinShare },
 	func(n, r *Config) { n.Dispatch.DecisionLog = r.Dispatch.DecisionLog },

@@ -56,8 +56,6 @@ func TestTheFullExampleHasEveryKeyAtItsDefault(t *testing.T) {
 	d.Files, d.DNS, d.Kubernetes = nil, nil, nil
 	require.Empty(t, c.Bind.Allow)
 	c.Bind.Allow = nil
-	require.Empty(t, c.Dispatch.Shadow)
-	c.Dispatch.Shadow = nil
 	require.Empty(t, c.Limits.MediaHosts)
 	c.Limits.MediaHosts = nil
 	require.Empty(t, c.Admin.WorkerHosts)

@@ -107,6 +107,12 @@ func TestErrorsPointAtTheFile(t *testing.T) {
 				">    2 |   sice: 5",
 		},
 		{
+			"a key that is gone says what to write instead", "dispatch:\n  policy: br0\n  shadow: [jsq]\n",
+			"f.yaml:3:3: dispatch.shadow: this key is gone; list the policies in dispatch.twin, which replays the last minutes under each of them and says what a step would have taken\n" +
+				"     2 |   policy: br0\n" +
+				">    3 |   shadow: [jsq]",
+		},
+		{
 			"a key written twice names the first", "pool:\n  size: 5\n  ttl: 1s\n  size: 6\n",
 			"f.yaml:4:3: pool.size: the key is written twice, first in line 2; remove one\n" +
 				"     3 |   ttl: 1s\n" +

@@ -1,6 +1,7 @@
 package config
 
 import (
+	"cmp"
 	"fmt"
 	"iter"
 	"reflect"
@@ -23,6 +24,11 @@ func (s *source) checkShape(root ast.Node, as reflect.Type, path string) error {
 	check := shape{source: s}
 	check.value(root, as, path)
 	return check.found.join()
+}
+
+// removed are keys that are refused, with what to write instead.
+var removed = map[string]string{
+	"$.dispatch.shadow": "this key is gone; list the policies in dispatch.twin, which replays the last minutes under each of them and says what a step would have taken",
 }
 
 type shape struct {
@@ -110,7 +116,7 @@ func (s *shape) mapping(n ast.Node, path string, typeOf func(key string) (reflec
 		seen[key] = t.Position.Line
 		typ, known := typeOf(key)
 		if !known {
-			s.bad(t, at, "no such key; the keys here are %s", strings.Join(names, ", "))
+			s.bad(t, at, "%s", cmp.Or(removed[at], "no such key; the keys here are "+strings.Join(names, ", ")))
 			continue
 		}
 		s.record(at, t)

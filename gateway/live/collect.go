@@ -118,7 +118,7 @@ func model(m *board.ModelStatus, states rankStates, ttl float64, twin bool) Mode
 	}
 	for i := range m.Groups {
 		g := &m.Groups[i]
-		group := Group{GroupLoads: g.GroupLoads, Held: g.Held, Compared: append([]Compared{}, g.Compared...), Twin: twinOf(m, g, twin), Ghosts: ghosts(g), Ranks: []Rank{}}
+		group := Group{GroupLoads: g.GroupLoads, Held: g.Held, Twin: twinOf(m, g, twin), Ghosts: ghosts(g), Ranks: []Rank{}}
 		if g.Step != nil {
 			group.StepMs, group.ModelMs, group.LostShare, group.LostMs = float64(g.Step.MeanMs), g.Step.ModelMs, g.Step.LostShare, g.Step.LostMs
 		}

@@ -111,19 +111,15 @@ type Pool struct {
 // Group is the ranks that step together, or all of a model that have no barrier.
 type Group struct {
 	board.GroupLoads
-	Held      int        `json:"held_entries"` // the last round held back though they had a slot
-	StepMs    float64    `json:"step_ms"`      // measured, mean of the last steps; 0: unknown
-	ModelMs   float64    `json:"model_ms"`     // a step at the present loads by the step model; 0: there is no model
-	LostShare float64    `json:"lost_share"`   // the part of model_ms that imbalance costs
-	LostMs    float64    `json:"lost_ms"`      // the part of model_ms that imbalance costs
-	Compared  []Compared `json:"compared"`     // the policy in force, then each of dispatch.shadow; empty without
-	Twin      Twin       `json:"twin"`
-	Ghosts    []Ghost    `json:"ghosts"` // where other policies would have the line, the lowest first; empty while there is no verdict that claims a difference
-	Ranks     []Rank     `json:"ranks"`
+	Held      int     `json:"held_entries"` // the last round held back though they had a slot
+	StepMs    float64 `json:"step_ms"`      // measured, mean of the last steps; 0: unknown
+	ModelMs   float64 `json:"model_ms"`     // a step at the present loads by the step model; 0: there is no model
+	LostShare float64 `json:"lost_share"`   // the part of model_ms that imbalance costs
+	LostMs    float64 `json:"lost_ms"`      // the part of model_ms that imbalance costs
+	Twin      Twin    `json:"twin"`
+	Ghosts    []Ghost `json:"ghosts"` // where other policies would have the line, the lowest first; empty while there is no verdict that claims a difference
+	Ranks     []Rank  `json:"ranks"`
 }
-
-// Compared is how level a group is after a round under one policy.
-type Compared = board.ComparedPolicy
 
 // Twin is what the last minutes of a group would have been under other policies, in words and in numbers.
 type Twin struct {
@@ -271,7 +267,6 @@ type History struct {
 	EveryMs int64         `json:"every_ms"`
 	AtMs    []int64       `json:"at_ms"` // Unix, of each sample
 	Ranks   []RankLine    `json:"ranks"`
-	Shadows []ShadowLine  `json:"shadows"`
 	Lines   []NumbersLine `json:"lines"`
 }
 
@@ -279,14 +274,6 @@ type History struct {
 type RankLine struct {
 	ID       int32   `json:"id"` // Rank.ID
 	KVTokens []int64 `json:"kv_tokens"`
-}
-
-// ShadowLine is Compared.ImbalanceTokens over time.
-type ShadowLine struct {
-	Model     string  `json:"model"`
-	Group     string  `json:"group"`
-	Policy    string  `json:"policy"`
-	Imbalance []int64 `json:"imbalance_tokens"`
 }
 
 // NumbersLine is one of Lines over time.

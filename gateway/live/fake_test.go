@@ -79,11 +79,6 @@ func (f *fake) at(seconds float64) (s gateway.Sample) {
 	for i := range f.ranks {
 		s.Ranks = append(s.Ranks, board.Load{Worker: int32(i), KVTokens: f.load(i, seconds)})
 	}
-	s.Compared = []board.GroupCompared{{Model: "deepseek-r1", Group: "dp", Policies: []board.ComparedPolicy{
-		{Policy: "evenkeel", InForce: true, ImbalanceTokens: 3.1e6 + 4e5*math.Sin(seconds/9)},
-		{Policy: "pjsq-kv", ImbalanceTokens: 6.2e6 + 7e5*math.Sin(seconds/13)},
-		{Policy: "br0", ImbalanceTokens: 4.4e6 + 5e5*math.Sin(seconds/7)},
-	}}}
 	s.TTFT = journal.Latency{P50: ms(310 + 40*math.Sin(seconds/11)), P99: ms(1450 + 300*math.Sin(seconds/8)), Samples: 900}
 	s.TPOT = journal.Latency{P50: ms(31 + 2*math.Sin(seconds/12)), P99: ms(48 + 5*math.Sin(seconds/6)), Samples: 880}
 	s.OutputTokens, s.Ended, s.Pool = int64(150_000*(seconds+1000)), uint64(410*(seconds+1000)), int(12+10*math.Sin(seconds/10))
@@ -99,7 +94,7 @@ func (f *fake) Document(context.Context) Document {
 	f.asked++
 	seconds := f.seconds()
 	s := f.at(seconds)
-	g := Group{GroupLoads: board.GroupLoads{Name: "dp", Barrier: true, Policy: "evenkeel"}, StepMs: 31.4, ModelMs: 30.6, LostShare: 0.062, LostMs: 1.9, Held: 3, Compared: []Compared{}}
+	g := Group{GroupLoads: board.GroupLoads{Name: "dp", Barrier: true, Policy: "evenkeel"}, StepMs: 31.4, ModelMs: 30.6, LostShare: 0.062, LostMs: 1.9, Held: 3}
 	g.Twin = Twin{
 		Says: []string{"against jsq-kv: 3.1 ms of every 31 ms step saved, 2.6 rank-hours saved today; over 52 min: 3.0 ms saved, with an error of 0.4 ms", "against brh: no difference beyond the twin's error of 0.8 % of a step"},
 		Note: "Replayed: the 4.0 min until 12 s ago; error 0.8 % of a step.",
@@ -107,9 +102,6 @@ func (f *fake) Document(context.Context) Document {
 			AgeSeconds: 12, WindowSeconds: 240, Policy: "evenkeel", StepMs: 31.4, TwinStepMs: 31.2, ErrorRatio: 0.008,
 			Against: []verdict.Against{{Policy: "jsq-kv", StepMs: 34.3, SavedMs: 3.1, Claimed: true, Hour: &verdict.Hour{Seconds: 3120, StepMs: 34.2, SavedMs: 3, ErrorRatio: 0.012}, Says: "against jsq-kv: 3.1 ms of every 31 ms step saved, 2.6 rank-hours saved today; over 52 min: 3.0 ms saved, with an error of 0.4 ms"}, {Policy: "brh", StepMs: 31.3, SavedMs: 0.1}},
 		},
-	}
-	for _, p := range s.Compared[0].Policies {
-		g.Compared = append(g.Compared, Compared{Policy: p.Policy, InForce: p.InForce, ImbalanceTokens: p.ImbalanceTokens, IdleShare: p.ImbalanceTokens / 4e7, Rounds: 5000})
 	}
 	var loads policy.Balance
 	for i, r := range s.Ranks {

@@ -18,15 +18,13 @@ const (
 	rateOver    = 10 // samples that a rate is taken over
 )
 
-// history is a ring of samples. Lines begin when their rank or shadow is seen
-// first and are forgotten when it has not been seen for all of the ring.
+// history is a ring of samples. Lines begin when their rank is seen first and are forgotten when it has not been seen for all of the ring.
 type history struct {
 	mu      sync.Mutex
 	n       int // samples ever
 	at      [samples]int64
 	totals  [samples]totals
 	ranks   map[int32]*line
-	shadows map[shadowKey]*line
 	numbers map[string]*line
 }
 
@@ -36,12 +34,6 @@ type totals struct {
 	ended, failed, tokens int64
 }
 
-type shadowKey struct{ model, group, policy string }
-
-func (k shadowKey) compare(o shadowKey) int {
-	return cmp.Or(cmp.Compare(k.model, o.model), cmp.Compare(k.group, o.group), cmp.Compare(k.policy, o.policy))
-}
-
 // line is the values of one thing, stored one higher: 0 is nothing.
 type line struct {
 	values [samples]int64
@@ -49,7 +41,7 @@ type line struct {
 }
 
 func newHistory() *history {
-	return &history{ranks: map[int32]*line{}, shadows: map[shadowKey]*line{}, numbers: map[string]*line{}}
+	return &history{ranks: map[int32]*line{}, numbers: map[string]*line{}}
 }
 
 func (h *history) add(s *gateway.Sample, now time.Time) {
@@ -61,11 +53,6 @@ func (h *history) add(s *gateway.Sample, now time.Time) {
 	h.totals[at] = totals{now, int64(s.Ended), int64(s.Failed), s.OutputTokens}
 	for _, r := range s.Ranks {
 		put(h, h.ranks, r.Worker, r.KVTokens)
-	}
-	for _, g := range s.Compared {
-		for _, p := range g.Policies {
-			put(h, h.shadows, shadowKey{g.Model, g.Group, p.Policy}, int64(p.ImbalanceTokens))
-		}
 	}
 	var r Traffic
 	h.rates(&r)
@@ -81,7 +68,6 @@ func (h *history) add(s *gateway.Sample, now time.Time) {
 		put(h, h.numbers, LineTPOTP99, s.TPOT.P99.Microseconds())
 	}
 	forget(h, h.ranks)
-	forget(h, h.shadows)
 	forget(h, h.numbers)
 }
 
@@ -131,7 +117,7 @@ func (h *history) copy() History {
 	kept := min(h.n, samples)
 	out := History{
 		Form: Form, EveryMs: sampleEvery.Milliseconds(), AtMs: make([]int64, 0, kept),
-		Ranks: make([]RankLine, 0, len(h.ranks)), Shadows: make([]ShadowLine, 0, len(h.shadows)), Lines: make([]NumbersLine, 0, len(h.numbers)),
+		Ranks: make([]RankLine, 0, len(h.ranks)), Lines: make([]NumbersLine, 0, len(h.numbers)),
 	}
 	for n := h.n - kept; n < h.n; n++ {
 		out.AtMs = append(out.AtMs, h.at[n%samples])
@@ -139,16 +125,10 @@ func (h *history) copy() History {
 	for id, l := range h.ranks {
 		out.Ranks = append(out.Ranks, RankLine{id, h.values(l)})
 	}
-	for k, l := range h.shadows {
-		out.Shadows = append(out.Shadows, ShadowLine{k.model, k.group, k.policy, h.values(l)})
-	}
 	for name, l := range h.numbers {
 		out.Lines = append(out.Lines, NumbersLine{name, h.values(l)})
 	}
 	slices.SortFunc(out.Ranks, func(a, b RankLine) int { return cmp.Compare(a.ID, b.ID) })
-	slices.SortFunc(out.Shadows, func(a, b ShadowLine) int {
-		return shadowKey{a.Model, a.Group, a.Policy}.compare(shadowKey{b.Model, b.Group, b.Policy})
-	})
 	slices.SortFunc(out.Lines, func(a, b NumbersLine) int { return cmp.Compare(a.Name, b.Name) })
 	return out
 }

@@ -329,12 +329,9 @@ func TestPageIsOpenForLong(t *testing.T) {
 	b.calm(s)
 }
 
-// An open page does not grow with time, not even where two lines have one name: a
-// policy that decides instead of a slow one may be a shadow, too.
+// An open page does not grow with time.
 func TestPageDoesNotGrow(t *testing.T) {
-	b, s := chromium(t), newSite(t, 16)
-	s.fake.set(func(d *Document) { g := &d.Models[0].Groups[0]; g.Compared[0].Policy = g.Compared[1].Policy })
-	s.open()
+	b, s := chromium(t), newSite(t, 16).open()
 	b.visit(s)
 	b.eventually("the first document", "!!evenkeel.document")
 	hour := func(from int) string {

@@ -173,8 +173,6 @@ var help = []string{
 	"lost: the share of a step that imbalance costs, by the step model.",
 	"step: what a step takes, measured.",
 	"Ranks whose engine is down do not count in these.",
-	"imbalance by policy: every one starts each round from the real ranks, so this",
-	"tells how level a round would be, and not what a policy is worth.",
 	"against a policy: the last minutes replayed under it, with the same requests.",
 	"A rank's line: state, KV bar, KV tokens, share of the whole bar, slots used/all.",
 	"TTFT and TPOT: p50/p99 of the last minute.",
@@ -192,9 +190,6 @@ func (s screen) overview() (lines []string) {
 			lines = append(lines, group(g))
 			lines = append(lines, s.picture(g)...)
 			lines = append(lines, gone(g, d.Engines)...)
-			if len(g.Compared) > 1 {
-				lines = append(lines, "  "+compared(g.Compared))
-			}
 			lines = append(lines, s.twin(g.Twin)...)
 		}
 		lines = append(lines, "")
@@ -241,21 +236,6 @@ func group(g live.Group) string {
 		text += bad.Render("  policy too slow, another decides")
 	}
 	return text
-}
-
-// compared sets the imbalance in force beside what other policies would have.
-func compared(list []live.Compared) string {
-	var parts []string
-	for _, c := range list {
-		text := fmt.Sprintf("%s %s", c.Policy, count(int64(c.ImbalanceTokens)))
-		if c.InForce {
-			text = strong.Render(text)
-		} else if base := list[0].ImbalanceTokens; base > 0 {
-			text += fmt.Sprintf(" ×%.2f", c.ImbalanceTokens/base)
-		}
-		parts = append(parts, text)
-	}
-	return "imbalance by policy: " + strings.Join(parts, "  ")
 }
 
 // twin is what the last minutes would have been under other policies, in whole lines: the end of a sentence counts.

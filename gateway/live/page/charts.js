@@ -30,13 +30,11 @@ export function fit(x, text, width, end) {
   return end ? t + '…' : '…' + t;
 }
 
-// drawLines draws lines over the last five minutes. A line is {values, colour, dash, wide}.
-export function drawLines(c, all, unit) {
+// drawLine draws a line over the last five minutes. A line is {values, colour, dash, wide}.
+export function drawLine(c, line, unit) {
   const [x, w, h] = canvasFor(c, 0);
   const left = 44, right = 8, top = 8, bottom = 18, wide = w - left - right, high = h - top - bottom;
-  let largest = 0;
-  for (const l of all) for (const v of l.values) if (v > largest) largest = v;
-  const scale = nice(largest);
+  const scale = nice(line.values.reduce((a, v) => Math.max(a, v), 0));
   x.fillStyle = ink.soft; x.strokeStyle = ink.line; x.lineWidth = 1; x.textAlign = 'right'; x.textBaseline = 'middle';
   for (const s of [0, 0.5, 1]) {
     const y = top + high * (1 - s);
@@ -45,7 +43,7 @@ export function drawLines(c, all, unit) {
   }
   x.textBaseline = 'alphabetic';
   x.textAlign = 'left'; x.fillText('−5 min', left, h - 4); x.textAlign = 'right'; x.fillText('now', left + wide, h - 4);
-  for (const l of all.slice().reverse()) stroke(x, l, left, top, wide, high, scale);
+  stroke(x, line, left, top, wide, high, scale);
 }
 
 function stroke(x, l, left, top, wide, high, scale) {

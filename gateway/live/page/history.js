@@ -3,13 +3,11 @@
 const most = 300; // samples
 let at = []; // Unix ms of each sample
 const ranks = new Map(); // id -> KV tokens, as long as at; -1: nothing
-const shadows = new Map(); // key -> {model, group, policy, values}
 const lines = new Map(); // name -> values
 
 export const past = {
   most,
   rank: (id) => ranks.get(id) || [],
-  shadow: (model, group, policy) => (shadows.get([model, group, policy].join('\0')) || { values: [] }).values,
   line: (name) => lines.get(name) || [],
 
   // column is where a sample stands among the columns of five minutes; gaps in the
@@ -17,7 +15,7 @@ export const past = {
   column: (i) => most - 1 - Math.round((at[at.length - 1] - at[i]) / 1000),
 
   // size is how many numbers are kept.
-  size: () => at.length + [...ranks.values(), ...lines.values(), ...[...shadows.values()].map((s) => s.values)].reduce((n, v) => n + v.length, 0),
+  size: () => at.length + [...ranks.values(), ...lines.values()].reduce((n, v) => n + v.length, 0),
 
   // imbalances are a group's over time: what its ranks lack to the fullest.
   imbalances: (g) => at.map((_, i) => {
@@ -32,28 +30,23 @@ export const past = {
 
 export function takeHistory(h) {
   at = h.at_ms.slice();
-  ranks.clear(); shadows.clear(); lines.clear();
+  ranks.clear(); lines.clear();
   for (const r of h.ranks) ranks.set(r.id, r.kv_tokens);
-  for (const s of h.shadows) shadows.set([s.model, s.group, s.policy].join('\0'), { ...s, values: s.imbalance_tokens });
   for (const l of h.lines) lines.set(l.name, l.values);
 }
 
 export function addToHistory(d) {
   if (at.length && d.at_ms - at[at.length - 1] < d.every_ms / 2) return; // the history has it
   at.push(d.at_ms);
-  const append = (map, key, value, fresh) => {
-    let v = map.get(key);
-    if (!v) { v = fresh ? fresh() : []; map.set(key, v); }
-    const values = Array.isArray(v) ? v : v.values;
+  const append = (map, key, value) => {
+    if (!map.has(key)) map.set(key, []);
+    const values = map.get(key);
     while (values.length < at.length - 1) values.push(-1);
     values[at.length - 1] = Math.round(value);
   };
   for (const m of d.models) {
     for (const g of m.groups) {
       for (const r of g.ranks) if (r.steps) append(ranks, r.id, r.kv_tokens);
-      for (const c of g.compared) {
-        append(shadows, [m.name, g.name, c.policy].join('\0'), c.imbalance_tokens, () => ({ model: m.name, group: g.name, policy: c.policy, values: [] }));
-      }
     }
   }
   const t = d.traffic;
@@ -66,9 +59,8 @@ export function addToHistory(d) {
   for (const [name, v] of Object.entries(now)) append(lines, name, v);
   const over = at.length - most;
   if (over > 0) at.splice(0, over);
-  for (const map of [ranks, shadows, lines]) {
-    for (const [key, v] of map) {
-      const values = Array.isArray(v) ? v : v.values;
+  for (const map of [ranks, lines]) {
+    for (const [key, values] of map) {
       while (values.length < at.length + Math.max(0, over)) values.push(-1);
       if (over > 0) values.splice(0, over);
       if (values.every((x) => x < 0)) map.delete(key);

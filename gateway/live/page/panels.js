@@ -1,6 +1,6 @@
 // The other panels of the page.
 import { $, cells, el, fill, keyed, put } from './dom.js';
-import { dashes, drawLines, ink, sparkline } from './charts.js';
+import { drawLine, ink, sparkline } from './charts.js';
 import { past } from './history.js';
 import { groupKey, groupName } from './picture.js';
 import { inMs, percent, short, span, whole } from './words.js';
@@ -34,36 +34,18 @@ export function showTiles(d) {
 
 export function showBalance(d) {
   const groups = d.models.flatMap((m) => m.groups.filter((g) => g.barrier).map((g) => ({ m, g })));
-  const compared = groups.some(({ g }) => g.compared.length);
-  put($('balance-note'), compared ? 'imbalance in KV tokens after each round, mean; shadows decide the same rounds' : 'imbalance in KV tokens; list policies in dispatch.shadow to see how they would have decided the same rounds');
   keyed($('balances'), groups, ({ m, g }) => groupKey(m, g),
-    () => el('div', { class: 'group' }, el('h3'), el('canvas', { class: 'chart', role: 'img' }),
-      el('div', { class: 'scroll', tabindex: '0', role: 'group', 'aria-label': 'Policies' }, el('table', null, el('thead', null, el('tr', null, el('th', null, 'policy'), el('th', { class: 'n' }, 'imbalance'), el('th', { class: 'n' }, 'idle share'), el('th', { class: 'n' }, 'to that in force'))), el('tbody'))),
-      el('p', { class: 'fine' }), el('div', { class: 'twin' }, el('h4', null, 'What another policy would have cost'), el('ul'), el('p', { class: 'fine' }))),
+    () => el('div', { class: 'group' }, el('h3'), el('canvas', { class: 'chart', role: 'img' }), el('p'),
+      el('div', { class: 'twin' }, el('h4', null, 'What another policy would have cost'), el('ul'), el('p', { class: 'fine' }))),
     (e, { m, g }) => {
       put(e.children[0], groupName(m, g));
-      const now = { policy: g.policy, in_force: true, imbalance_tokens: g.imbalance_tokens, idle_share: g.idle_share };
-      const rows = g.compared.length ? g.compared : [now];
-      const all = rows.map((c, i) => ({ colour: ink['l' + i % 5], dash: dashes[i % dashes.length], wide: c.in_force ? 2.2 : 1.5, values: g.compared.length ? past.shadow(m.name, g.name, c.policy) : past.imbalances(g) }));
-      drawLines(e.children[1], all, short);
-      e.children[1].setAttribute('aria-label', rows.map((c) => `${c.policy}: ${short(c.imbalance_tokens)}`).join(', '));
-      const mine = rows[0].imbalance_tokens;
-      keyed(e.querySelector('tbody'), rows, (c) => c.policy,
-        () => el('tr', null, el('td', null, el('span', { class: 'swatch' }), el('span')), ...Array.from({ length: 3 }, () => el('td', { class: 'n' }))),
-        (row, c) => {
-          const i = rows.indexOf(c), swatch = row.children[0].children[0];
-          swatch.style.borderTopColor = ink['l' + i % 5];
-          swatch.style.borderTopStyle = ['solid', 'dashed', 'dotted', 'double', 'dotted'][i % 5];
-          put(row.children[0].children[1], c.policy + (c.in_force ? ', in force' : ''));
-          put(row.children[1], whole(c.imbalance_tokens)); put(row.children[2], percent(c.idle_share, 1));
-          put(row.children[3], c.in_force || !mine ? '' : (c.imbalance_tokens >= mine ? '+' : '−') + percent(Math.abs(c.imbalance_tokens / mine - 1)));
-        });
-      put(e.children[3], g.compared.length ? oneRound : '');
-      showTwin(e.children[4], g.twin);
+      drawLine(e.children[1], { values: past.imbalances(g), colour: ink.l0, wide: 2.2 }, short);
+      e.children[1].setAttribute('aria-label', `${g.policy}: ${short(g.imbalance_tokens)}`);
+      put(e.children[2], `${g.policy}: imbalance ${whole(g.imbalance_tokens)}, idle share ${percent(g.idle_share, 1)}`);
+      showTwin(e.children[3], g.twin);
     });
 }
 
-const oneRound = 'Each shadow starts every round from the real ranks, so it differs by that one round only. This shows where it would decide otherwise, and how level it would leave the ranks at once, but not what the policy is worth.';
 const asTheyCame = 'Requests are replayed as they came: clients that wait for an answer would have sent more or fewer under another policy.';
 
 // showTwin says what the last minutes would have been under other policies.
