@@ -3,7 +3,6 @@ package prefill
 import (
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 	"time"
 
@@ -33,12 +32,6 @@ func (c Config) Validate() error {
 // below prefill. What depends on the engines is not looked at.
 func (c *Config) Check(bad func(key, format string, args ...any)) {
 	c.checkPolicies(bad)
-	if h := c.Hotspot; !slices.IsSorted(h.ClassTokens) || len(h.ClassTokens) > 0 && h.ClassTokens[0] < 1 {
-		bad("hotspot.class_tokens", "%v; write numbers of tokens in ascending order", h.ClassTokens)
-	}
-	if c.Hotspot.Window < time.Second {
-		bad("hotspot.window", "%v is too short to tell shares; write 1m", c.Hotspot.Window)
-	}
 	switch c.Index.Tokenize {
 	case TokenizeOff, TokenizeEngine:
 	case tokenizeLocal:
@@ -48,9 +41,6 @@ func (c *Config) Check(bad func(key, format string, args ...any)) {
 	}
 	if c.Index.TokenizeTimeout <= 0 {
 		bad("index.tokenize_timeout", "%v; write how long a request may wait for its token ids, such as 250ms", c.Index.TokenizeTimeout)
-	}
-	if b := c.Index.BlockBytes; b < 16 || b > 64<<10 {
-		bad("index.block_bytes", "%d; write a size from 16 to 65536, such as 256", b)
 	}
 	for key, port := range map[string]int{"port": c.KVEvents.Port, "replay_port": c.KVEvents.ReplayPort} {
 		if port < 0 || port > 65535 || port == 0 && key == "port" {
@@ -75,8 +65,8 @@ func (c *Config) Check(bad func(key, format string, args ...any)) {
 		bad("scrape.interval", "%v is negative; write 0s or more", c.Scrape.Interval)
 	}
 	for key, d := range map[string]time.Duration{
-		"scrape.timeout": c.Scrape.Timeout, "queue.timeout": c.Queue.Timeout, "retry.base": c.Retry.Base, "index.speculative_ttl": c.Index.SpeculativeTTL,
-		"kv_events.replay_timeout": c.KVEvents.ReplayTimeout, "hotspot.max_filter": c.Hotspot.MaxFilter, "affinity.ttl": c.Affinity.TTL,
+		"scrape.timeout": c.Scrape.Timeout, "queue.timeout": c.Queue.Timeout, "retry.base": c.Retry.Base,
+		"kv_events.replay_timeout": c.KVEvents.ReplayTimeout, "affinity.ttl": c.Affinity.TTL,
 	} {
 		if d <= 0 {
 			bad(key, "%v; a time above 0 is needed", d)
@@ -90,12 +80,8 @@ func (c *Config) Check(bad func(key, format string, args ...any)) {
 	least("queue.max", c.Queue.Max, 1)
 	least("push.max_unanswered", c.Push.MaxUnanswered, 1)
 	least("index.max_bytes", int(c.Index.MaxBytes), 1<<20)
-	least("hotspot.max_classes", c.Hotspot.MaxClasses, 1)
-	least("hotspot.min_requests", c.Hotspot.MinRequests, 1)
 	least("affinity.max_keys", c.Affinity.MaxKeys, 1)
-	least("calibration.half_life", c.Calibration.HalfLife, 1)
 	least("retry.attempts", c.Retry.Attempts, 1)
-	least("scrape.misses", c.Scrape.Misses, 1)
 }
 
 // checkPolicies compiles the user's policies and reads those that are named. Of a

@@ -64,7 +64,6 @@ type PushConfig struct {
 type ScrapeConfig struct {
 	Interval time.Duration `yaml:"interval"` // 0: never, and our own accounts alone move the gate
 	Timeout  time.Duration `yaml:"timeout"`  // of one scrape
-	Misses   int           `yaml:"misses"`   // so many in a row make its gauges stale, so that it stands behind the others
 }
 
 // QueueConfig bounds the arrival queue of each model.
@@ -85,10 +84,8 @@ type CalibrationConfig = fit.Config
 
 // IndexConfig bounds what is remembered of prompts, and says how they are read.
 type IndexConfig struct {
-	MaxBytes       int64         `yaml:"max_bytes"`
-	SpeculativeTTL time.Duration `yaml:"speculative_ttl"` // of the blocks of a probe whose outcome is not known
-	BlockBytes     int           `yaml:"block_bytes"`     // of a prompt whose token ids are not known
-	Tokenize       string        `yaml:"tokenize"`        // who tells a prompt's token ids: off, engine
+	MaxBytes int64  `yaml:"max_bytes"`
+	Tokenize string `yaml:"tokenize"` // who tells a prompt's token ids: off, engine
 
 	TokenizeTimeout time.Duration `yaml:"tokenize_timeout"` // after which a prompt is looked up by its bytes
 }
@@ -110,7 +107,9 @@ type KVEventsConfig struct {
 }
 
 // HotspotConfig says when a key is served by more engines than its own.
-type HotspotConfig = steer.HotspotConfig
+type HotspotConfig struct {
+	Enabled bool `yaml:"enabled"`
+}
 
 // AffinityConfig says how long a session stays with its engine.
 type AffinityConfig = steer.AffinityConfig
@@ -138,15 +137,15 @@ func Default() Config {
 		Work:        "tokens",
 		KVThreshold: 0.90,
 		Push:        PushConfig{MaxUnanswered: 8},
-		Calibration: CalibrationConfig{TPMs: 0.0938, T0Ms: 150.72, HalfLife: 500}, // Mistral-7B on an A100: GORGO's Table 1
-		Index:       IndexConfig{MaxBytes: 256 << 20, SpeculativeTTL: 2 * time.Second, BlockBytes: 256, Tokenize: TokenizeOff, TokenizeTimeout: 250 * time.Millisecond},
+		Calibration: CalibrationConfig{TPMs: 0.0938, T0Ms: 150.72}, // Mistral-7B on an A100: GORGO's Table 1
+		Index:       IndexConfig{MaxBytes: 256 << 20, Tokenize: TokenizeOff, TokenizeTimeout: 250 * time.Millisecond},
 		KVEvents:    KVEventsConfig{Port: 5557, ReplayPort: 5558, ReplayTimeout: 2 * time.Second},
-		Hotspot:     HotspotConfig{Enabled: true, Window: time.Minute, ClassTokens: []int{512, 4096}, MinRequests: 20, MaxClasses: 256, MaxFilter: time.Minute},
+		Hotspot:     HotspotConfig{Enabled: true},
 		Affinity:    AffinityConfig{LoadFactor: 1.25, TTL: 10 * time.Minute, MaxKeys: 100_000},
 
 		Disaggregation: Disaggregation{Mode: DisaggregateAlways, ThresholdTokens: strconv.Itoa(DefaultLocalThreshold), MaxLocalTokens: 512},
 
-		Scrape: ScrapeConfig{Interval: 500 * time.Millisecond, Timeout: 5 * time.Second, Misses: 3}, // a busy Python server is slow, not dead
+		Scrape: ScrapeConfig{Interval: 500 * time.Millisecond, Timeout: 5 * time.Second}, // a busy Python server is slow, not dead
 		Queue:  QueueConfig{Max: 1000, Timeout: time.Minute},
 		Retry:  RetryConfig{Attempts: 3, Base: 50 * time.Millisecond, Budget: 0.5}, // one prefiller of several that fails most of its probes does not use it up
 	}
@@ -160,21 +159,15 @@ func (c Config) withDefaults() Config {
 	if c.Calibration.TPMs == 0 && c.Calibration.T0Ms == 0 {
 		c.Calibration.TPMs, c.Calibration.T0Ms = d.Calibration.TPMs, d.Calibration.T0Ms
 	}
-	c.Calibration.HalfLife = cmp.Or(c.Calibration.HalfLife, d.Calibration.HalfLife)
 	i, j := &c.Index, &d.Index
-	i.MaxBytes, i.SpeculativeTTL, i.BlockBytes = cmp.Or(i.MaxBytes, j.MaxBytes), cmp.Or(i.SpeculativeTTL, j.SpeculativeTTL), cmp.Or(i.BlockBytes, j.BlockBytes)
-	i.Tokenize, i.TokenizeTimeout = cmp.Or(i.Tokenize, j.Tokenize), cmp.Or(i.TokenizeTimeout, j.TokenizeTimeout)
+	i.MaxBytes, i.Tokenize, i.TokenizeTimeout = cmp.Or(i.MaxBytes, j.MaxBytes), cmp.Or(i.Tokenize, j.Tokenize), cmp.Or(i.TokenizeTimeout, j.TokenizeTimeout)
 	if !c.KVEvents.Enabled {
 		c.KVEvents = d.KVEvents
-	}
-	if !c.Hotspot.Enabled {
-		c.Hotspot = d.Hotspot
-		c.Hotspot.Enabled = false
 	}
 	if !c.Affinity.Enabled {
 		c.Affinity = d.Affinity
 	}
-	c.Scrape.Timeout, c.Scrape.Misses = cmp.Or(c.Scrape.Timeout, d.Scrape.Timeout), cmp.Or(c.Scrape.Misses, d.Scrape.Misses)
+	c.Scrape.Timeout = cmp.Or(c.Scrape.Timeout, d.Scrape.Timeout)
 	c.Queue.Max, c.Queue.Timeout = cmp.Or(c.Queue.Max, d.Queue.Max), cmp.Or(c.Queue.Timeout, d.Queue.Timeout)
 	c.Early.Max, c.Early.Timeout = cmp.Or(c.Early.Max, c.Queue.Max), cmp.Or(c.Early.Timeout, c.Queue.Timeout)
 	c.Retry.Attempts, c.Retry.Base, c.Retry.Budget = cmp.Or(c.Retry.Attempts, d.Retry.Attempts), cmp.Or(c.Retry.Base, d.Retry.Base), cmp.Or(c.Retry.Budget, d.Retry.Budget)
@@ -186,5 +179,5 @@ func (c Config) withDefaults() Config {
 
 // ledger is what the accounts go by.
 func (c *Config) ledger() ledger.Config {
-	return ledger.Config{KVThreshold: c.KVThreshold, Interval: c.Scrape.Interval, Misses: c.Scrape.Misses}
+	return ledger.Config{KVThreshold: c.KVThreshold, Interval: c.Scrape.Interval}
 }

@@ -25,7 +25,6 @@ func TestAConfigThatCannotWorkIsRefused(t *testing.T) {
 		{"scraping without a scraper", Config{Scrape: ScrapeConfig{Interval: time.Second}}, "scraper"},
 		{"a negative interval", Config{Scrape: ScrapeConfig{Interval: -1}}, "scrape.interval"},
 		{"a negative scrape timeout", Config{Scrape: ScrapeConfig{Timeout: -1}}, "scrape.timeout"},
-		{"negative misses", Config{Scrape: ScrapeConfig{Misses: -1}}, "scrape.misses"},
 		{"a negative queue", Config{Queue: QueueConfig{Max: -1}}, "queue.max"},
 		{"a negative queue timeout", Config{Queue: QueueConfig{Timeout: -1}}, "queue.timeout"},
 		{"negative attempts", Config{Retry: RetryConfig{Attempts: -1}}, "retry.attempts"},

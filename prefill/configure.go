@@ -22,7 +22,7 @@ func (t *Tier) Configure(c Config) error {
 	}
 	t.lock()
 	t.steer.Policies = policies
-	t.steer.Overrule(c.Hotspot, c.Affinity)
+	t.steer.Overrule(c.Hotspot.Enabled, c.Affinity)
 	t.cfg.Hotspot, t.cfg.Affinity = c.Hotspot, c.Affinity
 	t.cfg.KVThreshold, t.cfg.Push, t.cfg.Calibration = c.KVThreshold, c.Push, c.Calibration
 	t.fit.Configure(c.Calibration)

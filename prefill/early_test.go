@@ -109,7 +109,7 @@ func TestAFirstEventIsForeseenBehindItsCallback(t *testing.T) {
 
 func TestNothingIsForeseenWithoutALaw(t *testing.T) {
 	f := newForetold(t, mooncake.SGLang, "a")
-	f.fit.Configure(CalibrationConfig{HalfLife: 500})
+	f.fit.Configure(CalibrationConfig{})
 	l := acquire(t, f.Tier, Request{PromptTokens: 1000})
 	l.Follow(func(time.Time, time.Duration) { t.Error("it cannot be") })
 	_, known := l.Foresee()

@@ -19,7 +19,7 @@ func (d *chooser) filterHot(p *policy.Policy, q *policy.Query, r *Request, m *mo
 	if d.steer.Hotspots == nil {
 		return eligible, steer.OK
 	}
-	depth := r.Prompt.ClassDepth(d.cfg.Hotspot.ClassTokens)
+	depth := r.Prompt.ClassDepth(steer.ClassTokens)
 	class, holders, others := d.classOf(r, m, depth)
 	if !r.seen.counted && !r.Reserved && len(r.Exclude) == 0 {
 		r.seen.counted = true

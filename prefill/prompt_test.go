@@ -277,7 +277,7 @@ func TestTheNextProbeRunsFromTheAnswerToTheLast(t *testing.T) {
 
 func TestARetryIsNoFurtherRequest(t *testing.T) {
 	tier := newTier(t, up("a", "b"), func(c *Config) {
-		c.Hotspot = HotspotConfig{Enabled: true, Window: time.Minute, MinRequests: 20, MaxClasses: 256, MaxFilter: time.Minute}
+		c.Hotspot = HotspotConfig{Enabled: true}
 	})
 	r := prompt("r", text("rule", 8192))
 	failed := acquire(t, tier, r)
@@ -291,7 +291,7 @@ func TestARetryIsNoFurtherRequest(t *testing.T) {
 
 func TestARequestThatWaitsIsWeighedOnce(t *testing.T) {
 	tier := newTier(t, up("a", "b", "c", "d"), withPolicy("bailian:lambda=1"), withPush(1), func(c *Config) {
-		c.Hotspot = HotspotConfig{Enabled: true, Window: time.Minute, MinRequests: 20, MaxClasses: 256, MaxFilter: time.Minute, ClassTokens: []int{512}}
+		c.Hotspot = HotspotConfig{Enabled: true}
 	})
 	for range 19 {
 		acquire(t, tier, prompt("r", text("rule", 8192))).Answered(Usage{}, time.Time{})
@@ -309,7 +309,7 @@ func TestARequestThatWaitsIsWeighedOnce(t *testing.T) {
 
 func TestAHotClassIsSentToOthers(t *testing.T) {
 	tier := newTier(t, up("a", "b", "c", "d"), withPolicy("bailian:lambda=1"), func(c *Config) {
-		c.Hotspot = HotspotConfig{Enabled: true, Window: time.Minute, MinRequests: 20, MaxClasses: 256, MaxFilter: time.Minute, ClassTokens: []int{512, 4096}}
+		c.Hotspot = HotspotConfig{Enabled: true}
 	})
 	used := map[string]int{}
 	for n := range 60 {

@@ -120,7 +120,7 @@ func (t *Tier) scrape(ctx context.Context, c *candidate, s ScrapeConfig) {
 	switch {
 	case now && !before:
 		t.cfg.Log.Warn("a prefiller does not tell its gauges: the proxy uses its own accounts for it, and prefers prefillers that tell theirs",
-			zap.String("candidate", target.ID), zap.Int("misses", s.Misses), zap.Error(err))
+			zap.String("candidate", target.ID), zap.Error(err))
 	case before && !now:
 		t.cfg.Log.Info("a prefiller tells its gauges again", zap.String("candidate", target.ID))
 	}

@@ -30,13 +30,13 @@ func New(cfg Config) (*Tier, error) {
 		roster:  roster{candidates: map[string]*candidate{}, models: map[string]*model{}, unknown: true},
 		queue:   queue.New[*waiter](),
 		ledger:  ledger.New(cfg.ledger()),
-		cache:   cache.New(index.Config{MaxBytes: cfg.Index.MaxBytes, Linger: cfg.Index.SpeculativeTTL}),
+		cache:   cache.New(index.Config{MaxBytes: cfg.Index.MaxBytes}),
 		fit:     fit.New(cfg.Calibration),
 		steer:   steer.Steer{Policies: policies},
 	}}
 	t.choose = chooser{state: &t.state, tier: t, onTheWay: map[string]int{}}
 	t.arrivals = arrivals{&t.state, &t.choose}
-	t.steer.Overrule(cfg.Hotspot, cfg.Affinity)
+	t.steer.Overrule(cfg.Hotspot.Enabled, cfg.Affinity)
 	if cfg.Clock == nil {
 		t.clock = time.Now
 		t.timer = time.AfterFunc(time.Hour, t.Wake)

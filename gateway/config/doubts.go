@@ -9,9 +9,9 @@ import (
 )
 
 // Doubts are settings of a valid config that are probably a mistake: a proxy that
-// starts with it serves no request, or a number has the wrong unit.
+// starts with it serves no request, a number has the wrong unit, or a key is no more.
 func (c *Config) Doubts() []*Error {
-	d := doubts{source: &c.source}
+	d := doubts{source: &c.source, found: slices.Clone(c.source.gone)}
 	d.engines(c)
 	d.sizes(reflect.ValueOf(c).Elem(), "$")
 	d.numbers(c)

@@ -42,7 +42,7 @@ func Parse(file string, text []byte) (c *Config, err error) {
 		if err := src.checkShape(root, reflect.TypeFor[Config](), "$"); err != nil {
 			return nil, err
 		}
-		if err := yaml.NewDecoder(bytes.NewReader(src.text), yaml.Strict()).Decode(c); err != nil {
+		if err := yaml.NewDecoder(strings.NewReader(""), yaml.Strict()).DecodeFromNode(root, c); err != nil {
 			return nil, src.syntaxError(err)
 		}
 	}

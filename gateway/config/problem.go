@@ -68,6 +68,7 @@ type source struct {
 	text   []byte
 	places map[string]place  // by path
 	flags  map[string]string // path → flag that replaced what the file says
+	gone   []*Error          // keys that are no more, and were written
 }
 
 type place struct{ line, column int }

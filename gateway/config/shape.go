@@ -94,6 +94,7 @@ func (s *shape) mapping(n ast.Node, path string, typeOf func(key string) (reflec
 	var values []*ast.MappingValueNode
 	switch n := n.(type) {
 	case *ast.MappingNode:
+		s.source.dropGone(n, path)
 		values = n.Values
 	case *ast.MappingValueNode:
 		values = []*ast.MappingValueNode{n}

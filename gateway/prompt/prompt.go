@@ -86,7 +86,6 @@ func NewReader(c Config) *Reader {
 // was made for it alone, or it is several prompts.
 func (r *Reader) Recognize(p *Parts) prefill.Prompt {
 	conf, body := &r.Settings().Prefill.Index, p.Body
-	size := conf.BlockBytes
 	scope := index.Scope{Model: p.Model.Board}
 	if p.Model.Name != p.Model.Board {
 		scope.LoRA = p.Model.Name
@@ -104,9 +103,8 @@ func (r *Reader) Recognize(p *Parts) prefill.Prompt {
 	if h == nil {
 		h = new(index.Hasher)
 	}
-	h.BlockBytes = size
 	defer r.hashers.Put(h)
-	ids, bytes := r.Tier.BlockTokens(p.Model.Name), scope.Root(index.Bytes, size)
+	ids, bytes := r.Tier.BlockTokens(p.Model.Name), scope.Root(index.Bytes, index.BlockBytes)
 	tokens := scope.Root(index.Tokens, ids)
 	salted := scope.Salt != ""
 	var text index.Text
@@ -114,7 +112,7 @@ func (r *Reader) Recognize(p *Parts) prefill.Prompt {
 	case !p.Req.Endpoint.Common():
 		if lead := openai.Lead(body, p.Req.Endpoint); lead != "" {
 			scope.Salt += lead
-			bytes = scope.Root(index.Bytes, size)
+			bytes = scope.Root(index.Bytes, index.BlockBytes)
 		}
 		if len(written) > 0 && written[0] == '"' {
 			text = h.Prompt(nil, bytes, written)
@@ -137,7 +135,7 @@ func (r *Reader) Recognize(p *Parts) prefill.Prompt {
 		}
 	}
 	// What a resumed answer adds to the prompt is not in its text.
-	return prefill.Prompt{Keys: text.Keys, Bytes: text.Bytes, BlockBytes: size, Salted: salted, Media: text.Media || p.Resumed}
+	return prefill.Prompt{Keys: text.Keys, Bytes: text.Bytes, Salted: salted, Media: text.Media || p.Resumed}
 }
 
 // length returns how many tokens a prompt has, if that is known. ok is false for a

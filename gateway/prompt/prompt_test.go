@@ -112,7 +112,7 @@ func TestPromptsShareTheBlocksOfTheirBeginning(t *testing.T) {
 	r, _ := newReader(t, nil)
 	first := r.Recognize(parts(t, mooncake.Completions, completion(long)))
 	require.Len(t, first.Keys, 4)
-	require.Equal(t, []int{256, 0, 0}, []int{first.BlockBytes, first.BlockTokens, first.Tokens})
+	require.Equal(t, []int{0, 0}, []int{first.BlockTokens, first.Tokens})
 	require.False(t, first.Salted || first.Media)
 
 	require.Equal(t, first.Keys, r.Recognize(parts(t, mooncake.Completions, completion(long+"And this was not."))).Keys[:4])
@@ -230,7 +230,7 @@ func TestAPromptThatNoEngineTokenizesIsKnownByItsBytes(t *testing.T) {
 			c.breaks(r, e, p)
 			got := r.Recognize(p)
 			require.Len(t, got.Keys, 4)
-			require.Equal(t, 256, got.BlockBytes)
+			require.Zero(t, got.BlockTokens)
 			require.Len(t, e.asked(), c.asked)
 			require.Equal(t, []float64{0, 0, 1}, r.outcomes())
 		})

@@ -144,7 +144,11 @@ func (r *Reloader) tell(got *Reload) {
 // doubt warns of settings that are valid but probably a mistake.
 func (r *Reloader) doubt(cfg *config.Config) {
 	for _, d := range cfg.Doubts() {
-		r.host.Log.Warn(d.Msg, zap.String(keyField, d.Path))
+		at := zap.Skip()
+		if d.Line > 0 {
+			at = zap.String("at", fmt.Sprintf("%s:%d:%d", d.File, d.Line, d.Column))
+		}
+		r.host.Log.Warn(d.Msg, zap.String(keyField, d.Path), at)
 	}
 }
 

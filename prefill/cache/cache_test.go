@@ -11,9 +11,9 @@ import (
 
 var noon = time.Unix(1_000_000, 0)
 
-// blocks are the keys of a prompt that begins like the one of the same seed, of 1,000 bytes and 250 tokens a block.
+// blocks are the keys of a prompt that begins like the one of the same seed, of 256 bytes and 64 tokens a block.
 func blocks(seed, n int) Prompt {
-	p := Prompt{Bytes: 1000 * n, BlockBytes: 1000}
+	p := Prompt{Bytes: index.BlockBytes * n}
 	for i := range n {
 		p.Keys = append(p.Keys, index.Scope{Model: "m"}.Root(index.Unit(seed), i+1))
 	}
@@ -38,7 +38,7 @@ func newEngine(t *testing.T, capacity int64) *engine {
 func (e *engine) expect(x *Expectation, p Prompt) (held int) {
 	matched := e.Match(&p, &Lookup{}, noon)
 	held = e.Blocks(matched, &p)
-	e.Expect(x, &p, "m", 250*len(p.Keys), 250*held, matched, e.capacity, noon)
+	e.Expect(x, &p, "m", 64*len(p.Keys), 64*held, matched, e.capacity, noon)
 	return held
 }
 
@@ -55,8 +55,8 @@ func TestWhatAProbeLeavesInACache(t *testing.T) {
 		end         func(*Expectation)
 		then, later int
 	}{
-		"an answer leaves all of it":                           {answered(1000, 0), 4, 4},
-		"an answer that says nothing of its cache does so too": {answered(1000, -1), 4, 4},
+		"an answer leaves all of it":                           {answered(256, 0), 4, 4},
+		"an answer that says nothing of its cache does so too": {answered(256, -1), 4, 4},
 		"a prefill that did not run leaves nothing":            {(*Expectation).Dropped, 0, 0},
 		"one that may have run is believed for a while":        {func(x *Expectation) { x.Lost(noon) }, 4, 0},
 	} {
@@ -75,27 +75,27 @@ func TestWhatAProbeLeavesInACache(t *testing.T) {
 	}
 }
 
-// A row is what an engine says it found of a prompt of which it was thought to hold all four blocks of 250 tokens, and how many
+// A row is what an engine says it found of a prompt of which it was thought to hold all four blocks of 64 tokens, and how many
 // it is thought to hold then, before the prompt itself is in its cache again.
 func TestAnEngineThatHeldLessIsBelieved(t *testing.T) {
 	for name, tt := range map[string]struct {
 		cached, held int
 		wrong        bool
 	}{
-		"it found all":                         {1000, 4, false},
-		"less than a block was missing":        {751, 4, false},
-		"one block was missing":                {750, 3, true},
-		"half a block more was missing":        {600, 2, true},
+		"it found all":                         {256, 4, false},
+		"less than a block was missing":        {193, 4, false},
+		"one block was missing":                {192, 3, true},
+		"half a block more was missing":        {154, 2, true},
 		"it found nothing":                     {0, 0, true},
 		"it does not say":                      {-1, 4, false},
-		"it found more than was thought there": {1200, 4, false},
+		"it found more than was thought there": {300, 4, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			e, p := newEngine(t, 0), blocks(1, 4)
 			var x Expectation
 			e.expect(&x, p)
-			x.Answered(Usage{PromptTokens: 1000, CachedTokens: 0}, 0, 0, noon)
-			_, wrong := e.Correct(&p, 1000, 1000, tt.cached)
+			x.Answered(Usage{PromptTokens: 256, CachedTokens: 0}, 0, 0, noon)
+			_, wrong := e.Correct(&p, 256, 256, tt.cached)
 			require.Equal(t, tt.wrong, wrong)
 			require.Equal(t, tt.held, e.holds(p))
 		})
@@ -109,11 +109,11 @@ func TestACapacityIsSuspected(t *testing.T) {
 	var first Expectation
 	e.expect(&first, p)
 	answer := func(x *Expectation, cached int) Verdict {
-		return x.Answered(Usage{PromptTokens: 1000, CachedTokens: cached}, e.capacity, 0, noon)
+		return x.Answered(Usage{PromptTokens: 256, CachedTokens: cached}, e.capacity, 0, noon)
 	}
 	var hung Expectation
 	require.Equal(t, 4, e.expect(&hung, p))
-	require.Equal(t, Verdict{Compared: true, Off: 1000}, answer(&hung, 0))
+	require.Equal(t, Verdict{Compared: true, Off: 256}, answer(&hung, 0))
 	require.Zero(t, e.Accuracy.answers, "the first probe computed it then")
 	answer(&first, 0)
 
@@ -122,8 +122,8 @@ func TestACapacityIsSuspected(t *testing.T) {
 	for suspected == nil && n < 100 {
 		var x Expectation
 		require.Equal(t, 4, e.expect(&x, p))
-		v := answer(&x, 500) // two blocks of four
-		require.Equal(t, 500, v.Off)
+		v := answer(&x, 128) // two blocks of four
+		require.Equal(t, 128, v.Off)
 		suspected, n = v.Suspected, n+1
 	}
 	require.Equal(t, HoldsLess, suspected.Suspicion)
@@ -133,28 +133,28 @@ func TestACapacityIsSuspected(t *testing.T) {
 	for range 1000 { // it is trusted again once its answers are right
 		var x Expectation
 		e.expect(&x, p)
-		if v := answer(&x, 1000); v.Suspected != nil {
+		if v := answer(&x, 256); v.Suspected != nil {
 			require.Empty(t, v.Suspected.Suspicion)
 			require.Less(t, v.Suspected.Over, trustShare)
 			break
 		}
 	}
 	require.Empty(t, e.Accuracy.Suspect)
-	require.Equal(t, Totals{Prompt: e.Totals.Prompt, Predicted: e.Totals.Prompt - 1000, Actual: e.Totals.Actual}, e.Totals, "all prompts but the first one were predicted whole")
+	require.Equal(t, Totals{Prompt: e.Totals.Prompt, Predicted: e.Totals.Prompt - 256, Actual: e.Totals.Actual}, e.Totals, "all prompts but the first one were predicted whole")
 }
 
 // An index promises no more than an engine can hold, and follows what it is told to hold.
 func TestACapacityBoundsWhatIsPromised(t *testing.T) {
-	e := newEngine(t, 2000) // tokens: eight blocks, at four bytes a token
+	e := newEngine(t, 512) // tokens: eight blocks, at four bytes a token
 	var x [3]Expectation
 	for i := range x {
 		e.expect(&x[i], blocks(i+1, 4))
-		x[i].Answered(Usage{PromptTokens: 1000, CachedTokens: 0}, e.capacity, 0, noon)
+		x[i].Answered(Usage{PromptTokens: 256, CachedTokens: 0}, e.capacity, 0, noon)
 	}
 	require.Equal(t, []int{0, 4, 4}, []int{e.holds(blocks(1, 4)), e.holds(blocks(2, 4)), e.holds(blocks(3, 4))}, "the oldest prompt had to go")
 	require.Equal(t, 8, e.Held())
 	p := blocks(3, 4)
-	for _, told := range []struct{ tokens, blocks int }{{8000, 32}, {8500, 32}, {8750, 35}, {8250, 35}, {8000, 32}, {1000, 4}} { // a sixteenth more or less is not worth a change
+	for _, told := range []struct{ tokens, blocks int }{{2048, 32}, {2176, 32}, {2240, 35}, {2112, 35}, {2048, 32}, {256, 4}} { // a sixteenth more or less is not worth a change
 		e.Place(&p, "m", int64(told.tokens), noon)
 		require.Equal(t, told.blocks, e.slots[byBytes].blocks)
 	}
@@ -189,17 +189,17 @@ func TestTheLengthOfAPrompt(t *testing.T) {
 	require.Equal(t, 150, c.Length(&Prompt{Bytes: 600}, "m", 42), "the model is gone")
 }
 
-// A row is how deep a prompt's class is, of ten blocks of a thousand bytes, which are 250 tokens each.
+// A row is how deep a prompt's class is, of ten blocks of 64 tokens each.
 func TestTheClassOfAPromptIsTheDeepestThatItReaches(t *testing.T) {
 	for name, tt := range map[string]struct {
 		prompt Prompt
 		depths []int
 		blocks int
 	}{
-		"the deepest that it reaches":     {blocks(1, 10), []int{500, 2000, 9000}, 8},
-		"one that it reaches exactly":     {blocks(1, 10), []int{2500}, 10},
-		"it reaches none: all of it":      {blocks(1, 10), []int{9000}, 10},
-		"less than a block is no class":   {blocks(1, 10), []int{100}, 10},
+		"the deepest that it reaches":     {blocks(1, 10), []int{128, 512, 2304}, 8},
+		"one that it reaches exactly":     {blocks(1, 10), []int{640}, 10},
+		"it reaches none: all of it":      {blocks(1, 10), []int{2304}, 10},
+		"less than a block is no class":   {blocks(1, 10), []int{26}, 10},
 		"blocks of token ids are counted": {Prompt{Keys: make([]index.Key, 10), BlockTokens: 16}, []int{50, 1000}, 3},
 	} {
 		require.Equal(t, tt.blocks, tt.prompt.ClassDepth(tt.depths), name)

@@ -52,7 +52,7 @@ func (h *Holdings) Place(p *Prompt, model string, capacity int64, now time.Time)
 	if capacity > 0 {
 		switch {
 		case unit == byBytes:
-			blocks = h.cache.ratios[model].Blocks(int(capacity), p.blockBytes())
+			blocks = h.cache.ratios[model].Blocks(int(capacity), index.BlockBytes)
 		case h.Mode(now) == Precise:
 			blocks = 2 * int(capacity) / p.BlockTokens // its events say what goes; this only bounds an engine that says nothing of that
 		default:

@@ -1,7 +1,6 @@
 package cache
 
 import (
-	"cmp"
 	"slices"
 
 	"evenkeel/prefill/index"
@@ -13,7 +12,6 @@ type Prompt struct {
 	BlockTokens int         // of each, where they are blocks of token ids
 	Tokens      int         // counted; 0: not
 	Bytes       int         // of the rendering, where they are blocks of that
-	BlockBytes  int         // of each of those; 0: index.BlockBytes
 	Salted      bool        // its blocks are those of a cache_salt, which engines' events do not tell
 	Media       bool        // not all of it is text: its bytes do not tell its tokens
 }
@@ -41,7 +39,7 @@ const classBytes = 4
 func (p *Prompt) ClassDepth(tokens []int) int {
 	depth := len(p.Keys)
 	for _, n := range slices.Backward(tokens) { // ascending
-		at := n * classBytes / p.blockBytes()
+		at := n * classBytes / index.BlockBytes
 		if p.BlockTokens > 0 {
 			at = n / p.BlockTokens
 		}
@@ -58,9 +56,5 @@ func (p *Prompt) BlockSize(tokens int) float64 {
 	if p.BlockTokens > 0 {
 		return float64(p.BlockTokens)
 	}
-	return float64(p.blockBytes()) * float64(tokens) / float64(max(1, p.Bytes))
-}
-
-func (p *Prompt) blockBytes() int {
-	return cmp.Or(p.BlockBytes, index.BlockBytes)
+	return float64(index.BlockBytes) * float64(tokens) / float64(max(1, p.Bytes))
 }

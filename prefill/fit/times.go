@@ -15,17 +15,20 @@ import (
 // Config is where the lines of prefill times start from: t0 + tp * new tokens +
 // beta2 * the token pairs that are looked at.
 type Config struct {
-	TPMs     float64 `yaml:"tp_ms"` // both 0: nothing is known until it was learned
-	T0Ms     float64 `yaml:"t0_ms"`
-	Beta2    float64 `yaml:"beta2_ms"`
-	HalfLife int     `yaml:"half_life"` // samples after which one counts half
-	Known    bool    `yaml:"-"`         // trust the line as it is; else it counts for nothing until it was learned
+	TPMs  float64 `yaml:"tp_ms"` // both 0: nothing is known until it was learned
+	T0Ms  float64 `yaml:"t0_ms"`
+	Beta2 float64 `yaml:"beta2_ms"`
+	Known bool    `yaml:"-"` // trust the line as it is; else it counts for nothing until it was learned
 }
 
 // Line is the one to start from.
 func (c Config) Line() policy.Line {
 	return policy.Line{TPMs: c.TPMs, T0Ms: c.T0Ms, Beta2: c.Beta2}
 }
+
+// halfLife is after how many newer samples one counts half: enough of them to tell the base of a prefill from its slope, and
+// few enough that a line follows an engine whose load or batch has changed within minutes.
+const halfLife = 500
 
 // kind is what shares a line of prefill times.
 type kind struct{ model, hardware string }
@@ -61,7 +64,7 @@ func (t *Times) Learn(model, hardware string, s Sample) {
 	k := kind{model, hardware}
 	fit := t.lines[k]
 	if fit == nil {
-		fit = NewCalibration(t.start.Line(), t.start.HalfLife)
+		fit = NewCalibration(t.start.Line(), halfLife)
 		t.lines[k] = fit
 	}
 	fit.Add(s)
@@ -125,7 +128,7 @@ const callbackWeight = 0.05
 func (t *Times) Way(profile string) *Way {
 	w := t.ways[profile]
 	if w == nil {
-		w = &Way{transfer: NewCalibration(policy.Line{}, t.start.HalfLife)}
+		w = &Way{transfer: NewCalibration(policy.Line{}, halfLife)}
 		t.ways[profile] = w
 	}
 	return w

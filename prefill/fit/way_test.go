@@ -9,7 +9,7 @@ import (
 )
 
 func TestATransferIsALineOfItsPrompt(t *testing.T) {
-	w, rng := New(Config{HalfLife: 500}).Way("p"), rand.New(rand.NewPCG(1, 1))
+	w, rng := New(Config{}).Way("p"), rand.New(rand.NewPCG(1, 1))
 	require.Zero(t, w.Transfer(1000), "nothing is known")
 	for range 300 {
 		tokens := 500 + rng.IntN(8000)
@@ -20,7 +20,7 @@ func TestATransferIsALineOfItsPrompt(t *testing.T) {
 }
 
 func TestATransferThatDoesNotGrowIsTheMean(t *testing.T) {
-	times := New(Config{HalfLife: 500})
+	times := New(Config{})
 	w, rng := times.Way("p"), rand.New(rand.NewPCG(1, 1))
 	w.Moved(100, 4*time.Millisecond)
 	require.Equal(t, 4*time.Millisecond, w.Transfer(9000))
@@ -35,7 +35,7 @@ func TestATransferThatDoesNotGrowIsTheMean(t *testing.T) {
 }
 
 func TestACallbackTakesItsUsualTime(t *testing.T) {
-	w := New(Config{HalfLife: 500}).Way("p")
+	w := New(Config{}).Way("p")
 	require.Zero(t, w.Callback())
 	w.CalledBack(10 * time.Millisecond)
 	require.Equal(t, 10*time.Millisecond, w.Callback())

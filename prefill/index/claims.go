@@ -44,9 +44,8 @@ type Slot struct {
 
 // Config describes an index.
 type Config struct {
-	MaxBytes int64         // of memory, default 256 MiB; at least 64 KiB
-	Evict    Eviction      // default LeastRecent
-	Linger   time.Duration // how long blocks stay of a probe whose outcome is unknown, default 2 s
+	MaxBytes int64    // of memory, default 256 MiB; at least 64 KiB
+	Evict    Eviction // default LeastRecent
 }
 
 // The evictions.
@@ -84,18 +83,14 @@ func New(cfg Config) *Index {
 		cfg.MaxBytes = defaultBytes
 	}
 	cfg.MaxBytes = max(cfg.MaxBytes, leastBytes)
-	if cfg.Linger <= 0 {
-		cfg.Linger = defaultLinger
-	}
 	x := &Index{cfg: cfg}
 	x.Reset()
 	return x
 }
 
 const (
-	defaultBytes  = 256 << 20
-	leastBytes    = 64 << 10
-	defaultLinger = 2 * time.Second
+	defaultBytes = 256 << 20
+	leastBytes   = 64 << 10
 )
 
 // fitting are the blocks of a prompt that the slot can hold at once.

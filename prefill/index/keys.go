@@ -51,14 +51,13 @@ const (
 	Tokens Unit = 't'
 )
 
-// BlockBytes is the usual size of a block of rendered bytes.
+// BlockBytes is the size of a block of rendered bytes: about 64 tokens, so that a prompt of 128,000 has 2,000 blocks, and a
+// shared system prompt of some hundred tokens still has several.
 const BlockBytes = 256
 
 // Hasher turns prompts into keys. It is used again and again, by one goroutine
 // at a time; what it returns does not point into it.
 type Hasher struct {
-	BlockBytes int // of a block of a rendering, 0: the constant; the root must be of the same
-
 	buf   []byte // check and hash of the block before, then the block
 	fill  int    // bytes of buf that are set
 	keys  []Key

@@ -28,7 +28,7 @@ type Text struct {
 // Chat appends the keys of a chat's rendering. messages and tools are members
 // of a scanned mooncake.Body; either may be missing.
 func (h *Hasher) Chat(dst []Key, root Key, messages, tools json.RawMessage) Text {
-	h.start(dst, root, h.blockBytes())
+	h.start(dst, root, BlockBytes)
 	if len(tools) > 0 && tools[0] == '[' {
 		for tool := range rawjson.Elements(tools) {
 			h.compact(tool)
@@ -41,18 +41,11 @@ func (h *Hasher) Chat(dst []Key, root Key, messages, tools json.RawMessage) Text
 	return h.text()
 }
 
-func (h *Hasher) blockBytes() int {
-	if h.BlockBytes > 0 {
-		return h.BlockBytes
-	}
-	return BlockBytes
-}
-
 // Prompt appends the keys of a completion's prompt, a member of a scanned
 // mooncake.Body. Only a string has some; token ids go to PromptTokens, and of a
 // list of prompts nobody can say where it will run.
 func (h *Hasher) Prompt(dst []Key, root Key, prompt json.RawMessage) Text {
-	h.start(dst, root, h.blockBytes())
+	h.start(dst, root, BlockBytes)
 	if len(prompt) > 0 && prompt[0] == '"' {
 		h.unquote(prompt)
 	}

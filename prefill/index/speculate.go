@@ -43,6 +43,10 @@ func (x *Index) Drop(p *Speculation) {
 	*p = Speculation{}
 }
 
+// linger is how long blocks stay of a probe whose outcome nobody knows. An engine's events tell it sooner, and without them a
+// session's next request comes later than this.
+const linger = 2 * time.Second
+
 // Linger says that nobody knows, or that the engine's events will tell: the
 // blocks count until the TTL is over, and then those that were not inserted go.
 // It vouches no more for what was, from the prompt's start: that can be removed.
@@ -50,7 +54,7 @@ func (x *Index) Linger(p *Speculation, now time.Time) {
 	if x.vouches(p) {
 		x.settle(p)
 		if len(p.keys) > 0 {
-			x.lingering = append(x.lingering, lingering{*p, now.Add(x.cfg.Linger)})
+			x.lingering = append(x.lingering, lingering{*p, now.Add(linger)})
 		}
 	}
 	*p = Speculation{}

@@ -124,13 +124,13 @@ func TestSpeculation(t *testing.T) {
 }
 
 func TestSweepAtManyLingering(t *testing.T) {
-	x, now := New(Config{Linger: time.Second}), time.Unix(0, 0)
+	x, now := New(Config{}), time.Unix(0, 0)
 	s := x.Add("a", 0)
 	for i := range int32(100) {
 		p := x.Speculate(s, prompt(i+1, 0, 2))
-		x.Linger(&p, now.Add(time.Duration(i)*10*time.Millisecond))
+		x.Linger(&p, now.Add(time.Duration(i)*20*time.Millisecond))
 	}
-	x.Sweep(now.Add(1500 * time.Millisecond))
+	x.Sweep(now.Add(3 * time.Second))
 	require.Equal(t, 2*49, x.Held(s))
 	require.EqualValues(t, 2*51, x.Stats().Evictions[TTL])
 }

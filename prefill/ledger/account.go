@@ -313,7 +313,7 @@ func (a *Account) UpdateGate(now time.Time) {
 // Stale says that so many scrapes in a row failed that the gauges are no longer
 // believed. The engine may be too busy to tell them, so it stays in service by our
 // own accounts, but engines that tell their gauges are preferred.
-func (a *Account) Stale() bool { return a.ledger.cfg.Misses > 0 && a.Misses >= a.ledger.cfg.Misses }
+func (a *Account) Stale() bool { return a.Misses >= staleAfter }
 
 // Current says whether the last sample still speaks of others' requests: for
 // three intervals, each as long as a scrape really takes.
@@ -339,11 +339,10 @@ func (a *Account) Own() float64 {
 // as long as the last good one. A scrape that is still under way changes nothing, because
 // it may wait for its whole timeout.
 func (a *Account) tellsUntil() time.Time {
-	cfg := &a.ledger.cfg
-	if cfg.Misses == 0 || a.Sampled.IsZero() {
+	if a.Sampled.IsZero() {
 		return time.Time{}
 	}
-	return a.Sampled.Add(time.Duration(cfg.Misses+1) * max(cfg.Interval, a.tookGood))
+	return a.Sampled.Add((staleAfter + 1) * max(a.ledger.cfg.Interval, a.tookGood))
 }
 
 // Told is the engine's own KV usage, NaN where it does not tell it any more.

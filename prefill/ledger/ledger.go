@@ -25,8 +25,11 @@ type Ledger struct {
 type Config struct {
 	KVThreshold float64       // usage of a KV cache at which its gate closes
 	Interval    time.Duration // between two scrapes
-	Misses      int           // scrapes in a row that failed, after which gauges are stale
 }
+
+// staleAfter is how many scrapes in a row fail before an engine's gauges are stale: one or two are lost while a busy engine
+// computes a long prompt.
+const staleAfter = 3
 
 // New returns a ledger without accounts.
 func New(cfg Config) *Ledger { return &Ledger{cfg: cfg} }

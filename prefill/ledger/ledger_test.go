@@ -12,7 +12,7 @@ import (
 // counts each call that came too late.
 func TestEveryChargeHasOneEnd(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		l := New(Config{KVThreshold: 0.9, Interval: time.Second, Misses: 3})
+		l := New(Config{KVThreshold: 0.9, Interval: time.Second})
 		accounts := []Account{l.Account("p0"), l.Account("p1")}
 		now := time.Unix(1000, 0)
 		type held struct {

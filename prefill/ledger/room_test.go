@@ -17,7 +17,7 @@ type prompts struct {
 
 func newPrompts(t *testing.T) *prompts {
 	t.Helper()
-	a := New(Config{KVThreshold: 0.9, Interval: time.Second, Misses: 3}).Account("p0")
+	a := New(Config{KVThreshold: 0.9, Interval: time.Second}).Account("p0")
 	p := &prompts{Account: &a, now: time.Unix(1000, 0)}
 	p.SetCapacity(100_000, p.now)
 	return p

@@ -17,23 +17,27 @@ import (
 // overruled: the class goes to the others (phase 2). Each then holds it too, so
 // that the alarm ends when as many hold it as its share deserves.
 type Hotspots struct {
-	cfg     HotspotConfig
-	bucket  time.Duration
+	most    int // classes at once
 	all     window
 	classes map[uint64]*hotClass
 	changes []Change // since they were last asked for
 }
 
-// HotspotConfig keeps classes of requests that share a prefix off the engines
-// that hold it while these get too many of them.
-type HotspotConfig struct {
-	Enabled     bool          `yaml:"enabled"`
-	Window      time.Duration `yaml:"window"`       // over which shares are taken
-	ClassTokens []int         `yaml:"class_tokens"` // ascending: how much of their prompts requests of a class share; the deepest that fits counts
-	MinRequests int           `yaml:"min_requests"` // in the window, before anything is said
-	MaxClasses  int           `yaml:"max_classes"`
-	MaxFilter   time.Duration `yaml:"max_filter"` // a class is kept off its holders this long at most
-}
+// What the detector goes by. Nobody has had a reason yet to change one of these for a cluster.
+const (
+	// Shares are taken over so long: a minute follows a prompt that gets popular, and a burst of a second alone is no reason.
+	sharesOver = time.Minute
+	// In it there must be so many requests before anything is said: of fewer, chance makes shares.
+	enough = 20
+	// So many classes are told apart. A class that matters has a large share, so the sketch needs no more places.
+	mostClasses = 256
+	// A class is kept off its holders this long at most. Others hold its prefix after a few prefills.
+	mostFilter = time.Minute
+)
+
+// ClassTokens says how many tokens at the start of their prompts requests of a class share, ascending. The deepest that fits
+// a prompt counts: a system prompt has some hundred tokens, a document or a long list of tools some thousand.
+var ClassTokens = []int{512, 4096}
 
 // State is what a class is.
 type State string
@@ -90,16 +94,14 @@ type hotClass struct {
 }
 
 // NewHotspots returns a detector that has seen nothing yet.
-func NewHotspots(cfg HotspotConfig) *Hotspots {
-	return &Hotspots{cfg: cfg, bucket: cfg.Window / windowBuckets, classes: map[uint64]*hotClass{}}
-}
+func NewHotspots() *Hotspots { return &Hotspots{most: mostClasses, classes: map[uint64]*hotClass{}} }
 
-func (h *Hotspots) number(now time.Time) int64 { return now.UnixNano() / int64(h.bucket) }
+func number(now time.Time) int64 { return now.UnixNano() / int64(sharesOver/windowBuckets) }
 
 // Arrive counts a request. class is 0 for one that has none or whose prefix
 // hardly anybody holds: it is not watched, but counts among all.
 func (h *Hotspots) Arrive(now time.Time, hash uint64) {
-	n := h.number(now)
+	n := number(now)
 	h.all.roll(n)
 	h.all.add()
 	if hash == 0 {
@@ -118,7 +120,7 @@ func (h *Hotspots) Arrive(now time.Time, hash uint64) {
 // could ever stay; the inherited count is not counted as its own.
 func (h *Hotspots) watch(hash uint64, n int64, now time.Time) *hotClass {
 	c := &hotClass{hash: hash, since: n, state: OK}
-	if len(h.classes) >= h.cfg.MaxClasses {
+	if len(h.classes) >= h.most {
 		var least *hotClass
 		for _, o := range h.classes {
 			if least == nil || cmp.Or(cmp.Compare(o.rank(n), least.rank(n)), cmp.Compare(o.hash, least.hash)) < 0 {
@@ -148,12 +150,12 @@ func (h *Hotspots) Look(now time.Time, hash uint64, holders, others int) State {
 	if c == nil {
 		return OK
 	}
-	n := h.number(now)
+	n := number(now)
 	h.all.roll(n)
 	c.seen.roll(n)
 	c.holders = holders
 	all, own := h.all.sum, c.seen.sum
-	hot := all >= h.cfg.MinRequests && holders >= 1 && others >= 1 && own*others > (all-own)*holders
+	hot := all >= enough && holders >= 1 && others >= 1 && own*others > (all-own)*holders
 	switch {
 	case !hot || c.state == Filter && !now.Before(c.until):
 		h.enter(c, OK, now)
@@ -176,7 +178,7 @@ func (h *Hotspots) Weigh(now time.Time, hash uint64, best, rest float64) State {
 	}
 	if c.k++; c.k > 2*c.holders {
 		h.enter(c, Filter, now)
-		c.until = now.Add(h.cfg.MaxFilter)
+		c.until = now.Add(mostFilter)
 	}
 	return c.state
 }
@@ -193,7 +195,7 @@ func (h *Hotspots) enter(c *hotClass, to State, now time.Time) {
 	if c.state == to {
 		return
 	}
-	h.all.roll(h.number(now))
+	h.all.roll(number(now))
 	h.changes = append(h.changes, Change{Class: c.hash, To: to, Share: float64(c.seen.sum) / float64(max(1, h.Requests())), Holders: c.holders, K: c.k})
 	c.state = to
 	if to == OK {
@@ -211,7 +213,7 @@ func (h *Hotspots) Changes() []Change {
 // settle ends what only the next request of a class would end, and forgets
 // classes without one in the window.
 func (h *Hotspots) settle(now time.Time) {
-	n := h.number(now)
+	n := number(now)
 	h.all.roll(n)
 	for hash, c := range h.classes {
 		c.seen.roll(n)

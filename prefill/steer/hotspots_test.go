@@ -7,13 +7,11 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-var hotspotConfig = HotspotConfig{Enabled: true, Window: time.Minute, MinRequests: 20, MaxClasses: 256, MaxFilter: time.Minute}
-
 const hot = uint64(7)
 
 // crowd is a detector that has seen n requests, own of them of the hot class.
 func crowd(n, own int) (*Hotspots, time.Time) {
-	h, now := NewHotspots(hotspotConfig), time.Unix(1000, 0)
+	h, now := NewHotspots(), time.Unix(1000, 0)
 	for i := range n {
 		class := uint64(0)
 		if i < own {
@@ -138,9 +136,8 @@ func TestAFilterEndsThoughNobodyIsFiltered(t *testing.T) {
 }
 
 func TestClassesAreBoundedAndTheFrequentStay(t *testing.T) {
-	cfg := hotspotConfig
-	cfg.MaxClasses = 8
-	h, now := NewHotspots(cfg), time.Unix(1000, 0)
+	h, now := NewHotspots(), time.Unix(1000, 0)
+	h.most = 8
 	for n := range 5000 {
 		h.Arrive(now, hot)
 		h.Arrive(now, 1000+uint64(n)) // each only once
@@ -152,9 +149,8 @@ func TestClassesAreBoundedAndTheFrequentStay(t *testing.T) {
 }
 
 func TestAClassThatIsPushedOutIsNotFilteredAnyMore(t *testing.T) {
-	cfg := hotspotConfig
-	cfg.MaxClasses = 1
-	h, now := NewHotspots(cfg), time.Unix(1000, 0)
+	h, now := NewHotspots(), time.Unix(1000, 0)
+	h.most = 1
 	for range 30 {
 		h.Arrive(now, hot)
 	}

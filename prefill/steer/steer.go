@@ -4,8 +4,6 @@
 // metric: its owner gives it the time and tells of its outcomes.
 package steer
 
-import "reflect"
-
 // Steer is all of it. A change of configuration replaces Policies as a whole.
 type Steer struct {
 	*Policies
@@ -15,12 +13,12 @@ type Steer struct {
 
 // Overrule sets what may overrule the policy. What a configuration leaves as it
 // was keeps what it has seen.
-func (s *Steer) Overrule(h HotspotConfig, a AffinityConfig) {
+func (s *Steer) Overrule(hotspots bool, a AffinityConfig) {
 	switch {
-	case !h.Enabled:
+	case !hotspots:
 		s.Hotspots = nil
-	case s.Hotspots == nil || !reflect.DeepEqual(s.Hotspots.cfg, h):
-		s.Hotspots = NewHotspots(h)
+	case s.Hotspots == nil:
+		s.Hotspots = NewHotspots()
 	}
 	switch {
 	case !a.Enabled:
