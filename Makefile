@@ -89,7 +89,7 @@ dashboards: ## configs/grafana/*.json anew from bench/dashboards
 	go run ./bench/dashboards -write configs/grafana
 
 .PHONY: dashboards-check
-dashboards-check: ## every panel and rule against a real Prometheus that scrapes two regions under load, 1 minute; PICTURES=docs/img: draws them, too
+dashboards-check: ## every panel and rule against a real Prometheus that scrapes two regions under load, 2 minutes; PICTURES=docs/img: draws them, too
 	go run ./bench/dashboards $(if $(PICTURES),-pictures $(PICTURES))
 
 .PHONY: pictures

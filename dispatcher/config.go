@@ -16,8 +16,7 @@ import (
 // of a field is its default where one is named.
 type Config struct {
 	board.Config `yaml:",inline"`
-	DecisionLog  DecisionLogConfig `yaml:"log"`        // zero: none is written
-	TwinShare    float64           `yaml:"twin_share"` // of one core, that the twin may use; 0 = DefaultTwinShare
+	DecisionLog  DecisionLogConfig `yaml:"log"` // zero: none is written
 
 	Registerer prometheus.Registerer `yaml:"-"`
 	// Places are those the entries hold, all but drains: Enqueue takes the
@@ -32,7 +31,7 @@ type Config struct {
 
 // Default is what an empty config file says.
 func Default() Config {
-	return Config{Config: board.Default(), DecisionLog: DecisionLogConfig{MaxBytes: DefaultLogBytes}, TwinShare: DefaultTwinShare}
+	return Config{Config: board.Default(), DecisionLog: DecisionLogConfig{MaxBytes: DefaultLogBytes}}
 }
 
 // Check tells bad of every setting of the config file that cannot work, as that of the
@@ -59,13 +58,10 @@ func (c *Config) Check(bad func(key, format string, args ...any)) {
 	if c.DecisionLog.MaxBytes < leastLogBytes {
 		bad("dispatch.log.max_bytes", "%d; at least %d is needed", c.DecisionLog.MaxBytes, leastLogBytes)
 	}
-	if !(c.TwinShare >= 0.001 && c.TwinShare <= 1) {
-		bad("dispatch.twin_share", "%v of a core; write 0.001 to 1, or dispatch.twin: off", c.TwinShare)
-	}
 }
 
 func (c Config) withDefaults() Config {
-	c.Config, c.Log, c.TwinShare = c.Config.WithDefaults(), cmp.Or(c.Log, zap.NewNop()), cmp.Or(c.TwinShare, DefaultTwinShare)
+	c.Config, c.Log = c.Config.WithDefaults(), cmp.Or(c.Log, zap.NewNop())
 	return c
 }
 
@@ -97,6 +93,3 @@ const (
 	DefaultLogBytes = 256 << 20
 	leastLogBytes   = 1 << 20 // in the config file: a round alone may take 300 KB
 )
-
-// DefaultTwinShare is what of one core the twin may use.
-const DefaultTwinShare = 0.01

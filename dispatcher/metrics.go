@@ -76,7 +76,7 @@ func newMetrics() *metrics {
 		logFailures: counter("evenkeel_decision_log_failures_total",
 			"Rounds that are missing from the decision log, because it could not be written."),
 		twinWork: counter("evenkeel_twin_work_seconds_total",
-			"Time that the twin spent on replays. It is at most the share dispatch.twin_share of one core."),
+			"Time that the twin spent on replays. It is at most a hundredth of one core."),
 	}
 	m.createSeries()
 	return m

@@ -21,7 +21,6 @@ import (
 type twins struct {
 	tape  twin.Tape
 	every time.Duration // how long a stretch is
-	share float64
 	wake  bell
 	work  prometheus.Counter
 	log   *zap.Logger
@@ -56,6 +55,9 @@ type saved struct {
 // mostFresh bounds the stretches that wait to be judged.
 const mostFresh = 20
 
+// share is how much of one core the twin may use: so little that nobody has to weigh what it tells against what it costs.
+const share = 0.01
+
 // costs is how much processor time a second of replays costs: the collection of its garbage is not in that second. With
 // 144 ranks, a proxy with a twin took 1.03 % of a core more than one without, and the twin counted 0.95 % itself.
 const costs = 1.1
@@ -67,7 +69,7 @@ func newTwins(cfg Config, m *metrics) *twins {
 	if len(cfg.Twin) == 0 {
 		return nil
 	}
-	return &twins{share: cfg.TwinShare, work: m.twinWork, log: cfg.Log, began: time.Now(), wake: newBell(), judged: map[board.GroupKey]*judged{}}
+	return &twins{work: m.twinWork, log: cfg.Log, began: time.Now(), wake: newBell(), judged: map[board.GroupKey]*judged{}}
 }
 
 // run judges until ctx ends.
@@ -114,7 +116,7 @@ func (t *twins) run(ctx context.Context, specs, chosen []string) {
 					t.choices(choice)
 				}
 			}
-			if !rest(time.Duration(float64(took) * (costs/t.share - 1))) {
+			if !rest(time.Duration(float64(took) * (costs/share - 1))) {
 				return
 			}
 			turns = nextTurns(turns, took)

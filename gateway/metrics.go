@@ -35,7 +35,7 @@ func (g *Gateway) registerMetrics() {
 	gauge("evenkeel_bodies_bytes", "Bytes of request bodies (the arrived part of bodies that are being read, and bodies that no decode engine has taken over yet) and of answers in one piece to requests that are passed through. limits.bodies_bytes bounds them.", func() float64 { return float64(g.bodies.Held()) })
 	const refused, cut = "evenkeel_connections_refused_total", "evenkeel_clients_cut_total"
 	const refusedHelp = "Connections that were closed at once. total: limits.connections were open. address: limits.connections_per_ip of that address were open."
-	const cutHelp = "Connections that were cut because the client did not read its answer. stalled: one write waited for limits.write_timeout. lagging: all writes together waited for limits.client_lag."
+	const cutHelp = "Connections that were cut because the client did not read its answer. stalled: one write waited for limits.write_timeout. lagging: all writes together waited for five minutes."
 	counter(refused, refusedHelp, "total", func() uint64 { return stats().RefusedTotal })
 	counter(refused, refusedHelp, "address", func() uint64 { return stats().RefusedByAddr })
 	counter(cut, cutHelp, "stalled", func() uint64 { return stats().CutStalled })

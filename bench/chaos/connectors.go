@@ -15,7 +15,7 @@ import (
 
 // How long a leg of a bound request waits for the other one, in the proxy and in engines that give up. A first
 // token waits for the answer of its prefill, however late a prefill engine that hangs gives it: an answer that is
-// later than bind.confirm lets the text of an aborted prefill through, up to an error event.
+// later than confirm lets the text of an aborted prefill through, up to an error event.
 const (
 	bindPatience   = 2 * time.Second
 	confirm        = time.Minute
@@ -100,7 +100,7 @@ func (s *settings) profiles() string {
 		}
 	}
 	if of.early() {
-		fmt.Fprintf(&b, "bind: {callback_timeout: %v, grace: %v, confirm: %v", bindPatience, bindPatience, confirm)
+		fmt.Fprintf(&b, "bind: {callback_timeout: %v", bindPatience)
 		if connector == refengine.AscendLayerwise {
 			fmt.Fprintf(&b, ", listen: %q", s.callbacks)
 		}

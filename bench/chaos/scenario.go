@@ -121,10 +121,8 @@ const warmUp = 3 * time.Second
 
 // play runs a scenario from the first engine to the verdict.
 func play(ctx context.Context, s scenario, o options) (*report, error) {
-	flags := []string{fmt.Sprint("-race=", o.race)}
-	if o.record != "" {
-		flags = append(flags, fmt.Sprintf("-ldflags=-s -w -X 'evenkeel/gateway/recording.file=%s'", o.record))
-	}
+	const set = "-X evenkeel/gateway/config.grace=%v -X evenkeel/gateway/config.confirm=%v -X 'evenkeel/gateway/recording.file=%s'"
+	flags := []string{fmt.Sprint("-race=", o.race), fmt.Sprintf("-ldflags=-s -w "+set, bindPatience, confirm, o.record)}
 	w, err := world.New(ctx, "chaos", o.Options, flags...)
 	if err != nil {
 		return nil, err

@@ -26,7 +26,7 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	write := flags.String("write", "", "folder to write the dashboards into, and do nothing else")
 	pictures := flags.String("pictures", "", "folder for a picture of each dashboard; empty: none")
 	rules := flags.String("rules", "configs/prometheus/rules.yaml", "rules that Prometheus evaluates beside")
-	last := flags.Duration("duration", 45*time.Second, "of the load")
+	last := flags.Duration("duration", 90*time.Second, "of the load; advice wants a minute")
 	binary := flags.String("bin", "", "the proxy to run; empty: it is built")
 	if err := flags.Parse(args); err != nil {
 		return err

@@ -82,7 +82,7 @@ var overview = dashboard{
 			}},
 			{title: "Waiting", kind: graph, unit: "short", lines: []line{{`sum by (priority) (evenkeel_prefill_queue_requests)`, "arrival queue, priority {{priority}}"},
 				{`sum(evenkeel_pool_entries)`, "pool"}}},
-			{title: "In use", says: "Mean of advice.window.", kind: graph, unit: "percentunit",
+			{title: "In use", says: "Mean of one minute.", kind: graph, unit: "percentunit",
 				lines: one(`max by (instance, model, role, resource) (evenkeel_utilisation_ratio)`, "{{instance}} {{model}} {{role}} {{resource}}")},
 			{title: "Ranks advised, and there are", kind: graph, unit: "short", lines: []line{
 				{`max by (instance, model, role) (evenkeel_advised_ranks)`, "{{instance}} {{model}} {{role}} advised"},

@@ -88,7 +88,7 @@ func (w *site) region(i int) (config string, err error) {
 admin: {listen: %q}
 self_test: false
 dispatch: {step_model: {c0_ms: 15, c1_ms: 0.0004}}
-advice: {interval: 500ms, window: 10s, calm: 20s}
+advice: {interval: 500ms}
 health: {slow_start: 0s}
 geo:
   mode: distributed

@@ -40,7 +40,6 @@ const judgement = 20261121
 type options struct {
 	world.Options
 	lasts time.Duration
-	share float64
 	price bool
 	only  string
 	out   string
@@ -53,7 +52,6 @@ func main() {
 		f.StringVar(&o.Bin, "bin", "", "the proxy to run; empty: it is built")
 		f.StringVar(&o.Keep, "keep", "", "folder for configs and logs; empty: a temporary one")
 		f.DurationVar(&o.lasts, "for", 15*time.Minute, "how long each run lasts")
-		f.Float64Var(&o.share, "share", 0.01, "dispatch.twin_share")
 		f.BoolVar(&o.price, "price", false, "what the twin costs at 144 ranks of 40 slots: two proxies at once, one of them without a twin")
 		f.StringVar(&o.only, "only", "", "only the scenes whose names contain this")
 		f.StringVar(&o.out, "out", "", "document to write the table into; empty: it is printed")
@@ -263,7 +261,7 @@ func (o options) play(ctx context.Context, s scene, policy, other string) (f *fo
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, w.Close(err == nil)) }()
-	p, engines, err := serve(ctx, w, s, "evenkeel", fmt.Sprintf("policy: %q, twin: [%q], twin_share: %g", policy, other, o.share))
+	p, engines, err := serve(ctx, w, s, "evenkeel", fmt.Sprintf("policy: %q, twin: [%q]", policy, other))
 	if err != nil {
 		return nil, err
 	}

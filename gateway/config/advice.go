@@ -9,10 +9,7 @@ func (c *Config) checkAdvice(bad report) {
 	case a.Interval == 0:
 		return
 	case a.Window < 2*a.Interval:
-		bad("$.advice.window", "%v; a mean wants two looks at least, which take %v by advice.interval", a.Window, 2*a.Interval)
-	}
-	if a.Calm < a.Window {
-		bad("$.advice.calm", "%v is shorter than advice.window, %v; ranks would go that are asked for", a.Calm, a.Window)
+		bad("$.advice.interval", "%v; the mean of the last %v wants two looks at least: write %v or less", a.Interval, a.Window, a.Window/2)
 	}
 	if a.Target <= 0 || a.Target > 1 {
 		bad("$.advice.target", "%v; write a share above 0, at most 1", a.Target)

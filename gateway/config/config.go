@@ -128,9 +128,13 @@ const (
 // Advice is on how many ranks each side should have.
 type Advice struct {
 	Interval time.Duration `yaml:"interval"` // between two looks; 0: none is given
-	Window   time.Duration `yaml:"window"`   // what is shorter than this is no reason for anything
-	Calm     time.Duration `yaml:"calm"`     // ranks are spared that nothing asked for in this long
 	Target   float64       `yaml:"target"`   // share of what ranks can do that is to be used
+
+	// These two are constants but for tests. What is shorter than Window is no reason for anything: an engine takes longer than a
+	// minute to start. Ranks are spared that nothing asked for in Calm: a removed rank that is missed ten minutes later costs more
+	// than it saved.
+	Window time.Duration `yaml:"-"`
+	Calm   time.Duration `yaml:"-"`
 }
 
 // Pool holds what waits for a rank: finished prefills, or requests that are bound before
@@ -153,23 +157,27 @@ type Limits struct {
 	Bodies         int           `yaml:"bodies_bytes"` // of all requests that no engine has taken over yet, and of whole answers passed through; 0: unlimited
 	Head           int           `yaml:"head_bytes"`
 	Connections    int           `yaml:"connections"`
-	PerIP          int           `yaml:"connections_per_ip"`   // 0: unlimited
-	ReadTimeout    time.Duration `yaml:"read_timeout"`         // first byte of a request to its last
-	IdleTimeout    time.Duration `yaml:"idle_timeout"`         // keep-alive
-	WriteTimeout   time.Duration `yaml:"write_timeout"`        // one write to a client that does not read
-	ClientLag      time.Duration `yaml:"client_lag"`           // all writes of one answer together
-	ClientBacklog  int           `yaml:"client_backlog_bytes"` // kept for a client that reads slower than it is answered; 0: the kernel's choice
-	ConnectTimeout time.Duration `yaml:"connect_timeout"`      // to an engine
-	ProbeTimeout   time.Duration `yaml:"probe_timeout"`        // whole prefill; long prompts take minutes
-	ProbeGrace     time.Duration `yaml:"probe_grace"`          // a prefill may still end this long after its client left; 0: it is aborted at once
-	EventTimeout   time.Duration `yaml:"event_timeout"`        // between two events of a decode stream
-	DrainGrace     time.Duration `yaml:"drain_grace"`          // SIGTERM: /readyz is false this long before requests are refused
-	DrainTimeout   time.Duration `yaml:"drain_timeout"`        // then streams may finish this long
+	PerIP          int           `yaml:"connections_per_ip"` // 0: unlimited
+	ReadTimeout    time.Duration `yaml:"read_timeout"`       // first byte of a request to its last
+	IdleTimeout    time.Duration `yaml:"idle_timeout"`       // keep-alive
+	WriteTimeout   time.Duration `yaml:"write_timeout"`      // one write to a client that does not read
+	ConnectTimeout time.Duration `yaml:"connect_timeout"`    // to an engine
+	ProbeTimeout   time.Duration `yaml:"probe_timeout"`      // whole prefill; long prompts take minutes
+	ProbeGrace     time.Duration `yaml:"probe_grace"`        // a prefill may still end this long after its client left; 0: it is aborted at once
+	EventTimeout   time.Duration `yaml:"event_timeout"`      // between two events of a decode stream
+	DrainGrace     time.Duration `yaml:"drain_grace"`        // SIGTERM: /readyz is false this long before requests are refused
+	DrainTimeout   time.Duration `yaml:"drain_timeout"`      // then streams may finish this long
 	EventBytes     int           `yaml:"event_bytes"`
 	AnswerBytes    int           `yaml:"answer_bytes"` // of the events that an answer which is not streamed is put together from
 	ResumeBytes    int           `yaml:"resume_bytes"` // bodies and token ids kept of running requests, so that they can be resumed
 	ChatTemplate   bool          `yaml:"allow_chat_template"`
 	MediaHosts     []string      `yaml:"media_hosts"` // http(s) media URLs are refused unless their host is here
+
+	// These two are constants but for tests. All writes of one answer together may take ClientLag: an answer that waits longer for
+	// its client keeps a slot from others. ClientBacklog bytes are kept for a client that reads slower than it is answered: about a
+	// thousand events, where the kernel would keep megabytes for each.
+	ClientLag     time.Duration `yaml:"-"`
+	ClientBacklog int           `yaml:"-"`
 }
 
 // Log says what is written where.

@@ -47,7 +47,6 @@ var fixed = []func(next, running *Config){
 	func(n, r *Config) { n.SelfTest = r.SelfTest },
 	func(n, r *Config) { n.EventLoops = r.EventLoops },
 	func(n, r *Config) { n.Dispatch.Twin = r.Dispatch.Twin },
-	func(n, r *Config) { n.Dispatch.TwinShare = r.Dispatch.TwinShare },
 	func(n, r *Config) { n.Dispatch.DecisionLog = r.Dispatch.DecisionLog },
 	func(n, r *Config) { n.Bind.Listen = r.Bind.Listen },
 	func(n, r *Config) { n.Prefill.Index = r.Prefill.Index },
@@ -67,8 +66,6 @@ var fixed = []func(next, running *Config){
 	func(n, r *Config) { n.Limits.ReadTimeout = r.Limits.ReadTimeout },
 	func(n, r *Config) { n.Limits.IdleTimeout = r.Limits.IdleTimeout },
 	func(n, r *Config) { n.Limits.WriteTimeout = r.Limits.WriteTimeout },
-	func(n, r *Config) { n.Limits.ClientLag = r.Limits.ClientLag },
-	func(n, r *Config) { n.Limits.ClientBacklog = r.Limits.ClientBacklog },
 }
 
 // unlessOn keeps a listener in clear text or under TLS; which certificate it

@@ -9,6 +9,13 @@ import (
 // gone are the keys that became constants, each with its value. A file that still has one is
 // read as if it had not, and its user is told the value that counts.
 var gone = map[string]string{
+	"$.advice.calm":                   "10m",
+	"$.advice.window":                 "1m",
+	"$.bind.confirm":                  "100ms",
+	"$.bind.grace":                    "5s",
+	"$.dispatch.twin_share":           "0.01",
+	"$.limits.client_backlog_bytes":   "262144",
+	"$.limits.client_lag":             "5m",
 	"$.prefill.calibration.half_life": "500",
 	"$.prefill.hotspot.class_tokens":  "[512, 4096]",
 	"$.prefill.hotspot.max_classes":   "256",

@@ -44,7 +44,7 @@ func TestDefaults(t *testing.T) {
 	require.True(t, c.SelfTest)
 	require.Equal(t, dispatcher.Config{
 		Config:      board.Config{Policy: "evenkeel", Window: 3 * time.Millisecond, TickLimit: 20 * time.Millisecond, Beyond: 16, Twin: []string{"jsq-kv"}},
-		DecisionLog: dispatcher.DecisionLogConfig{MaxBytes: 256 << 20}, TwinShare: 0.01,
+		DecisionLog: dispatcher.DecisionLogConfig{MaxBytes: 256 << 20},
 	}, c.Dispatch)
 	require.Equal(t, board.PredictorConfig{Kind: "survival"}, c.Predictor)
 	require.Equal(t, Pool{Size: 1024, TTL: 0}, c.Pool)

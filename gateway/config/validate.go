@@ -200,7 +200,7 @@ func (c *Config) checkTimes(bad report) {
 	for path, d := range map[string]time.Duration{
 		"$.health.interval":     c.Health.Interval,
 		"$.limits.read_timeout": c.Limits.ReadTimeout, "$.limits.idle_timeout": c.Limits.IdleTimeout,
-		"$.limits.write_timeout": c.Limits.WriteTimeout, "$.limits.client_lag": c.Limits.ClientLag,
+		"$.limits.write_timeout":   c.Limits.WriteTimeout,
 		"$.limits.connect_timeout": c.Limits.ConnectTimeout, "$.limits.probe_timeout": c.Limits.ProbeTimeout, "$.limits.event_timeout": c.Limits.EventTimeout,
 	} {
 		if d <= 0 {
@@ -220,7 +220,6 @@ func (c *Config) checkNumbers(bad report) {
 	if c.Limits.Bodies != 0 {
 		least("$.limits.bodies_bytes", c.Limits.Bodies, c.Limits.Body)
 	}
-	least("$.limits.client_backlog_bytes", c.Limits.ClientBacklog, 0)
 	if most := 64; c.EventLoops < -1 || c.EventLoops > most {
 		bad("$.event_loops", "%d; write 0 for as many as suit the machine, 1 to %d, or -1 for a goroutine per answer", c.EventLoops, most)
 	}

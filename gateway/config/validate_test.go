@@ -88,7 +88,6 @@ func TestValidateRefuses(t *testing.T) {
 		{"a policy to replay that nobody knows", "dispatch: {twin: [br0, fastest]}", "dispatch.twin[1]", "unknown policy \"fastest\""},
 		{"an empty policy to choose from", "dispatch: {policy: \"auto:br0,,evenkeel\"}", "dispatch.policy", "an empty policy"},
 		{"a word for what is replayed", "dispatch: {twin: no}", "dispatch.twin", "a list is needed"},
-		{"no share of a core for replays", "dispatch: {twin_share: 0}", "dispatch.twin_share", "0.001 to 1"},
 		{"an oracle as policy", "dispatch: {policy: \"brh:predictor=oracle\"}", "dispatch.policy", "only a replay can"},
 		{"a policy that looks ahead", "dispatch: {policy: \"evenkeel:mode=sampled\"}", "dispatch.policy", "mode is gone"},
 		{"an oracle as predictor", "predictor: {kind: oracle}", "predictor.kind", "only a replay can"},

@@ -227,7 +227,7 @@ func (p *Partner) Started(prompt int) *failure.Fault {
 }
 
 // Believe returns why an answer that has ended must not go out as whole; nil: nothing speaks against it. With a connector
-// whose KV may be broken although both legs go on, it waits for the prefill engine's answer, for at most bind.grace, because
+// whose KV may be broken although both legs go on, it waits for the prefill engine's answer, for at most the grace, because
 // the client could not tell a wrong answer that ends like a right one. The wait also ends when the client leaves. The decode
 // leg needs no slot meanwhile. prompt is the number of prompt tokens that the decode engine has counted by now.
 func (p *Partner) Believe(prompt int, gone <-chan struct{}) *failure.Fault {
@@ -279,7 +279,7 @@ const abortDelay = 200 * time.Millisecond
 // and may be called from any goroutine.
 func (p *Partner) ClientLeft() { p.tell(life.LegEvent{What: life.ClientGone}, left()) }
 
-// Wait waits for the end of the prefill leg of a client that has left, for at most bind.grace. stranded says that the leg may
+// Wait waits for the end of the prefill leg of a client that has left, for at most the grace. stranded says that the leg may
 // still write to blocks that the decode engine keeps for it. An engine of SGLang keeps none, and ends a leg that was aborted.
 func (p *Partner) Wait() (stranded bool) {
 	late := time.NewTimer(p.maker.Settings().Bind.Grace)

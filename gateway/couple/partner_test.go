@@ -242,7 +242,7 @@ func TestWhatOneLegDoesToTheOther(t *testing.T) {
 		{
 			name: "it says so after the first event", connector: sglang, why: life.Incomplete, aborted: "decode",
 			do: func(c *pair) *failure.Fault {
-				require.Nil(c.t, c.Started(7), "the first event is held back for bind.confirm only")
+				require.Nil(c.t, c.Started(7), "the first event is held back for a moment only")
 				c.answer <- says(5)
 				<-c.over
 				require.NotNil(c.t, c.Lost())

@@ -132,7 +132,7 @@ const (
 	Learn                     // the way of the KV has an end: how long it took is learned
 	CountLoss                 // the rank was lost before the first event
 	Strand                    // the decode engine may keep blocks for ever
-	WaitGone                  // ClientWaited comes a moment after the abort, or after bind.grace
+	WaitGone                  // ClientWaited comes a moment after the abort, or after the grace
 )
 
 // A LegEffect is something to do.

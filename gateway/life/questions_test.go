@@ -212,7 +212,7 @@ func TestWhatHappensToTwoLegsIf(t *testing.T) {
 			"Drain",
 		},
 		{
-			"it comes after bind.grace, or never",
+			"it comes after the grace, or never",
 			"layerwise", "ClientGone End.Why=Left; DecodeFell Parting=Died; Uncallable",
 			"GiveBack How=Free",
 		},

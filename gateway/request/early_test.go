@@ -158,7 +158,7 @@ func TestAnAnswerThatIsNotConfirmedInTimeEndsWithAnError(t *testing.T) {
 	b.settle()
 }
 
-// If a prefill engine stands still, the slot of a client that has left is free after bind.grace. The decode engine may keep
+// If a prefill engine stands still, the slot of a client that has left is free after the grace. The decode engine may keep
 // blocks for KV that comes late, so their room stays charged.
 func TestAPrefillThatStandsStillHoldsNoSlotOfAClientThatLeft(t *testing.T) {
 	t.Parallel()
