@@ -120,7 +120,7 @@ func TestARegionThatIsBusySaysSo(t *testing.T) {
 	at := freePorts(t, 1)[0]
 	eu := start(t, options{dirty: true, configure: func(cfg *config.Config) {
 		region(t, cfg, "eu-1", at, "us-1", freePorts(t, 1)[0])
-		cfg.Geo.Tau, cfg.Pool.Size = 0, 1
+		cfg.Geo.Policy, cfg.Pool.Size = "skylb:tau=0", 1
 	}})
 	eu.hasEngines()
 	require.Equal(t, http.StatusOK, eu.knock("us-1", chatPath, chat("one", "")).status, "nothing waits")

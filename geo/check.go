@@ -94,24 +94,15 @@ func (c *Config) checkNumbers(bad report) {
 	if c.MaxHops > maxVia {
 		bad("max_hops", "%d; the header has room for %d, and 1 is enough where all know all", c.MaxHops, maxVia)
 	}
-	if c.Tau < 0 {
-		bad("tau", "%d; write 0 or more", c.Tau)
-	}
 	for key, d := range map[string]time.Duration{"probe.interval": c.Probe.Interval, "hmac.skew": c.HMAC.Skew} {
 		if d <= 0 {
 			bad(key, "%v; a time above 0 is needed", d)
 		}
 	}
-	for key, v := range map[string]float64{
-		"push.patience": c.Push.Patience, "cost.qs": c.Cost.QS, "cost.w": c.Cost.W, "cost.load": c.Cost.Load, "cost.b_ms": c.Cost.BMs,
-		"cost.min_gain_ms": c.Cost.MinGainMs, "cost.tp_ms": c.Cost.TPMs, "cost.t0_ms": c.Cost.T0Ms, "egress.daily_usd": c.Egress.DailyUSD,
-	} {
+	for key, v := range map[string]float64{"push.patience": c.Push.Patience, "egress.daily_usd": c.Egress.DailyUSD} {
 		if !(v >= 0) {
 			bad(key, "%v; write 0 or more", v)
 		}
-	}
-	if !(c.Cost.RTTAlpha > 0 && c.Cost.RTTAlpha <= 1) {
-		bad("cost.rtt_alpha", "%v is no share of a new sample; write a number up to 1, such as 0.3", c.Cost.RTTAlpha)
 	}
 	if n, ok := c.SnapshotBytes(); !ok || n < leastSnapshot {
 		bad("snapshot.max_bytes_per_peer", "%q is no size of 64KiB or more; write one such as 32MiB", c.Snapshot.MaxBytesPerPeer)

@@ -37,15 +37,10 @@ type Config struct {
 		CreditMax      int     `yaml:"credit_max"`
 		Patience       float64 `yaml:"patience"`
 	} `yaml:"push"`
-	Tau   int `yaml:"tau"`
 	Probe struct {
 		Interval time.Duration `yaml:"interval"` // between two probes of a peer
 		Misses   int           `yaml:"misses"`   // in a row that take it down
 	} `yaml:"probe"`
-	Cost struct {
-		policy.Costs `yaml:",inline"`
-		RTTAlpha     float64 `yaml:"rtt_alpha"`
-	} `yaml:"cost"`
 	Snapshot struct {
 		MaxBytesPerPeer string `yaml:"max_bytes_per_peer"` // of what is remembered of the prompts sent to it: a number, or one with KiB, MiB or GiB
 	} `yaml:"snapshot"`
@@ -142,12 +137,11 @@ const auto = "auto"
 // Default is what an empty config file says.
 func Default() Config {
 	d := policy.Defaults()
-	c := Config{Mode: Off, Listen: ":9443", Policy: "finish", Tau: d.Tau, MaxHops: 1, Ownership: defaultOwnership()}
+	c := Config{Mode: Off, Listen: ":9443", Policy: "finish", MaxHops: 1, Ownership: defaultOwnership()}
 	c.HMAC.Skew = 30 * time.Second
 	c.Push.Mode, c.Push.MaxUnanswered = d.Push.String(), strconv.Itoa(d.MaxUnanswered)
 	c.Push.MaxOutstanding, c.Push.CreditMax, c.Push.Patience = d.MaxOutstanding, d.CreditMax, d.Patience
 	c.Probe.Interval, c.Probe.Misses = 500*time.Millisecond, 3
-	c.Cost.Costs, c.Cost.RTTAlpha = d.Costs, 0.3
 	c.Snapshot.MaxBytesPerPeer = "32MiB"
 	return c
 }
@@ -163,9 +157,8 @@ func (c *Config) Leads() bool { return c.Mode == Central && c.Central == c.Self.
 
 // Settings are the policy's.
 func (c *Config) Settings() policy.Settings {
-	s := policy.Settings{
-		MaxUnanswered: c.unanswered(), MaxOutstanding: c.Push.MaxOutstanding, CreditMax: c.Push.CreditMax, Patience: c.Push.Patience, Tau: c.Tau, Costs: c.Cost.Costs,
-	}
+	s := policy.Defaults()
+	s.MaxUnanswered, s.MaxOutstanding, s.CreditMax, s.Patience = c.unanswered(), c.Push.MaxOutstanding, c.Push.CreditMax, c.Push.Patience
 	for m := policy.SPE; m <= policy.Blind; m++ {
 		if m.String() == c.Push.Mode {
 			s.Push = m

@@ -61,7 +61,7 @@ func TestAnAnswerThatIsTooLargeIsServedHereAndBlamesNobody(t *testing.T) {
 }
 
 func TestTwiceTauMayWaitOfWhatOthersSend(t *testing.T) {
-	n, _ := node(t, func(c *Config) { c.Tau = 3 })
+	n, _ := node(t, func(c *Config) { c.Policy = "skylb:tau=3" })
 	require.True(t, n.Accepts("eu-1", 6))
 	require.False(t, n.Accepts("eu-1", 7))
 	n, _ = node(t, func(c *Config) { c.Mode, c.Central = Central, c.Self.ID })

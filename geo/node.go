@@ -188,8 +188,13 @@ func (n *Node) Accepts(from string, waiting int) bool {
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	return n.settings.Accepts(waiting)
+	p, err := n.settings.Parse(n.text)
+	return err == nil && p.Settings().Accepts(waiting)
 }
+
+// rttAlpha is how much a new round trip weighs: a route that has changed is known after some seconds of probes, and one slow
+// answer hardly counts.
+const rttAlpha = 0.3
 
 func (c Config) withDefaults() Config {
 	if c.Mode != Central { // it decides for nobody then

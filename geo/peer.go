@@ -15,7 +15,7 @@ const goodsUp = 2
 
 func (n *Node) newPeer(conf *PeerConfig, id string, target *engine.Target) *peer {
 	p := &peer{
-		conf: conf, id: id, target: target, rtt: policy.NewRTT(n.cfg.Cost.RTTAlpha), inflight: map[*Forward]struct{}{},
+		conf: conf, id: id, target: target, rtt: policy.NewRTT(rttAlpha), inflight: map[*Forward]struct{}{},
 		offers: map[string]policy.Offer{}, reasons: map[string]policy.Reason{}, major: -1,
 		sibling: n.cfg.Siblings && conf.Region == n.cfg.Self.Region,
 	}

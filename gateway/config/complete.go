@@ -30,6 +30,7 @@ func (c *Config) Validate() error {
 	c.checkTimes(bad)
 	c.checkNumbers(bad)
 	c.checkGeo(bad)
+	found = append(found, c.moved()...)
 	c.checkDiscovery(bad)
 	c.checkAdvice(bad)
 	c.checkTracing(bad)

@@ -2,6 +2,7 @@ package config
 
 import (
 	"slices"
+	"strings"
 
 	"github.com/goccy/go-yaml/ast"
 )
@@ -37,4 +38,70 @@ func (s *source) dropGone(n *ast.MappingNode, path string) {
 		}
 		return is
 	})
+}
+
+// setting is a key of geo that is a setting of geo.policy now.
+type setting struct {
+	at         *Error
+	key, value string
+}
+
+// dropMoved takes geo.tau and geo.cost out of geo, and notes what they said.
+func (s *source) dropMoved(n *ast.MappingNode, path string) {
+	if path != "$.geo" {
+		return
+	}
+	note := func(v *ast.MappingValueNode, path string) {
+		key := v.Key.GetToken()
+		s.moved = append(s.moved, setting{s.atToken(key, path+"."+key.Value, ""), key.Value, v.Value.GetToken().Value})
+	}
+	n.Values = slices.DeleteFunc(n.Values, func(v *ast.MappingValueNode) bool {
+		switch v.Key.GetToken().Value {
+		case "tau":
+			note(v, path)
+			return true
+		case "cost":
+			if costs, ok := v.Value.(*ast.MappingNode); ok {
+				for _, cost := range costs.Values {
+					note(cost, path+".cost")
+				}
+			}
+			return true
+		}
+		return false
+	})
+}
+
+// moved says for each of those what to write instead: the policy with all settings that it takes.
+func (c *Config) moved() (found problems) {
+	settings := c.Geo.Settings()
+	text, taken := c.Geo.Policy, map[string]bool{}
+	name, _, _ := strings.Cut(text, ":")
+	for _, m := range c.source.moved {
+		separator := ":"
+		if strings.Contains(text, ":") {
+			separator = ","
+		}
+		more := text + separator + m.key + "=" + m.value
+		if _, err := settings.Parse(more); err == nil && !(name == "gorgo" && m.key == "load") { // gorgo never looked at this key
+			text, taken[m.key] = more, true
+		}
+	}
+	line := text
+	if p, err := settings.Parse(text); err == nil {
+		line = p.String()
+	}
+	for _, m := range c.source.moved {
+		e := *m.at
+		switch {
+		case taken[m.key] && line != c.Geo.Policy:
+			e.Msg = "this key is gone, it is a setting of the policy now: delete it, and write geo.policy: \"" + line + "\""
+		case taken[m.key]:
+			e.Msg = "this key is gone, and the policy " + name + " has this value without it: delete it"
+		default:
+			e.Msg = "this key is gone, and the policy " + name + " makes nothing of it: delete it"
+		}
+		found = append(found, &e)
+	}
+	return found
 }

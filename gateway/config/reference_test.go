@@ -122,11 +122,11 @@ func typeWord(t reflect.Type) string {
 var units = map[string]string{
 	"bytes": "bytes", "body": "bytes", "_peer": "bytes, as 32MiB", "tokens": "tokens", "tokens_per_rank": "tokens", "_ms": "ms", "usd": "USD", "price_out": "USD", "price_in": "USD",
 	"slots": "requests", "max_num_seqs": "requests", "pool.size": "places", "queue.max": "requests", "receipts": "receipts", "connections": "connections", "per_ip": "connections",
-	"max_unanswered": "requests", "max_outstanding": "requests", "credit_max": "requests", "tau": "requests", "ahead": "requests", "ranks": "ranks", "size": "ranks",
+	"max_unanswered": "requests", "max_outstanding": "requests", "credit_max": "requests", "ahead": "requests", "ranks": "ranks", "size": "ranks",
 	"vocab_size": "token ids", "max_model_len": "tokens", "recompute_max": "times", "attempts": "probes", "misses": "misses", "max_keys": "sessions",
-	"max_hops": "proxies", "event_loops": "goroutines", "patience": "ms per ms", "cost.load": "ms",
-	"sample": "share, 0 to 1", "target": "share, 0 to 1", "share": "share, 0 to 1", "kv_threshold": "share, 0 to 1", "budget": "share of requests", "rtt_alpha": "share, 0 to 1",
-	"cost": "times", "load_factor": "times", "cost.qs": "times", "cost.w": "times", "threshold_tokens": "tokens",
+	"max_hops": "proxies", "event_loops": "goroutines", "patience": "ms per ms",
+	"sample": "share, 0 to 1", "target": "share, 0 to 1", "share": "share, 0 to 1", "kv_threshold": "share, 0 to 1", "budget": "share of requests",
+	"cost": "times", "load_factor": "times", "threshold_tokens": "tokens",
 }
 
 func unitOf(path string, t reflect.Type) string {

@@ -95,6 +95,7 @@ func (s *shape) mapping(n ast.Node, path string, typeOf func(key string) (reflec
 	switch n := n.(type) {
 	case *ast.MappingNode:
 		s.source.dropGone(n, path)
+		s.source.dropMoved(n, path)
 		values = n.Values
 	case *ast.MappingValueNode:
 		values = []*ast.MappingValueNode{n}

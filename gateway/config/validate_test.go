@@ -118,7 +118,13 @@ func TestValidateRefuses(t *testing.T) {
 		{"a policy of another tier", "geo: {policy: lmetric}", "geo.policy", "there are finish"},
 		{"no way to push", "geo: {push: {mode: sp-x}}", "geo.push.mode", "write sp-e, sp-p, sp-o or blind"},
 		{"a snapshot without a size", "geo: {snapshot: {max_bytes_per_peer: many}}", "geo.snapshot.max_bytes_per_peer", "such as 32MiB"},
-		{"an average of nothing", "geo: {cost: {rtt_alpha: 0}}", "geo.cost.rtt_alpha", "up to 1"},
+		{"the threshold of skylb beside it", "geo: {policy: skylb, tau: 6}", "geo.tau", `write geo.policy: "skylb:tau=6"`},
+		{"weights of a policy beside it", "geo: {policy: \"gorgo:qs=2\", cost: {w: 1.5}}", "geo.cost.w", `write geo.policy: "gorgo:qs=2,w=1.5"`},
+		{"a weight that gorgo never looked at", "geo: {policy: gorgo, cost: {load: 20}}", "geo.cost.load", "gorgo makes nothing of it: delete it"},
+		{"weights of the default", "geo: {cost: {load: 20}}", "geo.cost.load", `write geo.policy: "finish:load=20"`},
+		{"a weight that is the default anyway", "geo: {cost: {load: 50}}", "geo.cost.load", "delete it"},
+		{"a weight that no policy has", "geo: {cost: {rtt_alpha: 0.5}}", "geo.cost.rtt_alpha", "delete it"},
+		{"the threshold of skylb with another policy", "geo: {policy: finish, tau: 6}", "geo.tau", "delete it"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			_, err := Parse("f.yaml", []byte(tc.text))

@@ -20,13 +20,13 @@ type Settings struct {
 
 // Costs weigh the terms that `finish` and `gorgo` compare.
 type Costs struct {
-	QS        float64 `yaml:"qs"`          // weight of the wait
-	W         float64 `yaml:"w"`           // of the prefill
-	Load      float64 `yaml:"load"`        // of the batch
-	BMs       float64 `yaml:"b_ms"`        // a decode step grows by, per request in the batch
-	MinGainMs float64 `yaml:"min_gain_ms"` // what a peer must be better by
-	TPMs      float64 `yaml:"tp_ms"`       // of a token, before anything was learned
-	T0Ms      float64 `yaml:"t0_ms"`
+	QS        float64 // weight of the wait
+	W         float64 // of the prefill
+	Load      float64 // of the batch
+	BMs       float64 // a decode step grows by, per request in the batch
+	MinGainMs float64 // what a peer must be better by
+	TPMs      float64 // of a token, before anything was learned
+	T0Ms      float64
 }
 
 // Defaults are those of the config; Load is what `finish` has.
