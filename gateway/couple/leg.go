@@ -69,12 +69,10 @@ func newRoom(ranks, rank int) int64 {
 // something to prefill.
 func (p *Partner) awaitCallback() bool {
 	began := time.Now()
-	late := time.NewTimer(p.maker.Settings().Bind.CallbackTimeout)
-	defer late.Stop()
 	select {
 	case came := <-p.expect.Came():
 		return p.calledBack(came, time.Since(began))
-	case <-late.C:
+	case <-time.After(p.maker.Settings().Bind.CallbackTimeout):
 		why := failure.Of(life.Ended{Leg: life.Decode, Far: life.Sent, Why: life.Uncalled}, failure.Transport("decode", ErrNoCallback), ErrNoCallback)
 		p.tell(life.LegEvent{What: life.Overdue}, why)
 		<-p.dead // of an answer that has begun although nobody called back, its end
@@ -112,8 +110,6 @@ func (p *Partner) calledBack(came metaserver.Callback, took time.Duration) bool 
 func (p *Partner) lateCallback() bool {
 	grace := p.maker.Settings().Bind.Grace
 	p.forget(grace)
-	t := time.NewTimer(grace)
-	defer t.Stop()
 	select {
 	case came := <-p.expect.Came():
 		p.mu.Lock()
@@ -123,7 +119,7 @@ func (p *Partner) lateCallback() bool {
 			return p.step(life.LegEvent{What: life.CalledLate}, nil)
 		}
 		return p.step(life.LegEvent{What: life.Uncallable}, nil)
-	case <-t.C:
+	case <-time.After(grace):
 	case <-p.expect.Forgotten():
 	}
 	return p.tell(life.LegEvent{What: life.Uncallable}, nil)

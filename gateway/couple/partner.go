@@ -213,17 +213,20 @@ func (p *Partner) Started(prompt int) *failure.Fault {
 	confirm := p.failed == nil && p.dialect.Aborts && !p.legs.Answered()
 	p.mu.Unlock()
 	if confirm {
-		t := time.NewTimer(p.maker.Settings().Bind.Confirm)
-		defer t.Stop()
-		select {
-		case <-p.over:
-		case <-t.C:
-		}
+		p.awaitOver(p.maker.Settings().Bind.Confirm)
 	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.step(life.LegEvent{What: life.Confirmed}, nil)
-	return p.failed
+	p.tell(life.LegEvent{What: life.Confirmed}, nil)
+	return p.Lost()
+}
+
+// awaitOver waits for the end of the prefill leg, for at most so long.
+func (p *Partner) awaitOver(limit time.Duration) (ended bool) {
+	select {
+	case <-p.over:
+		return true
+	case <-time.After(limit):
+		return false
+	}
 }
 
 // Believe returns why an answer that has ended must not go out as whole; nil: nothing speaks against it. With a connector
@@ -235,21 +238,17 @@ func (p *Partner) Believe(prompt int, gone <-chan struct{}) *failure.Fault {
 		return nil
 	}
 	if p.dialect.Aborts {
-		late := time.NewTimer(p.maker.Settings().Bind.Grace)
-		defer late.Stop()
 		select {
 		case <-p.over:
 		case <-gone:
 			p.tell(life.LegEvent{What: life.Unwanted}, left())
-		case <-late.C:
+		case <-time.After(p.maker.Settings().Bind.Grace):
 			answer := openai.NewError(http.StatusGatewayTimeout, "prefill_timeout", ErrUnconfirmed.Error())
 			p.tell(life.LegEvent{What: life.Unwanted}, failure.Of(life.Ended{Far: life.Sent, Why: life.Unconfirmed}, answer, ErrUnconfirmed))
 		}
 	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.step(life.LegEvent{What: life.Confirmed, Prompt: prompt}, nil)
-	return p.failed
+	p.tell(life.LegEvent{What: life.Confirmed, Prompt: prompt}, nil)
+	return p.Lost()
 }
 
 // Ended is told that the decode leg has ended without a first event, and ends the prefill leg where
@@ -262,12 +261,7 @@ func (p *Partner) Ended(how life.Parting) (f *failure.Fault, stranded bool) {
 	close(p.dead)
 	p.mu.Unlock()
 	if f == nil && how == life.Died && p.dialect.Aborts { // whoever calls closes the decode leg, and its pages must not be given away while they are written
-		t := time.NewTimer(abortDelay)
-		defer t.Stop()
-		select {
-		case <-p.over:
-		case <-t.C:
-		}
+		p.awaitOver(abortDelay)
 	}
 	return f, stranded
 }
@@ -282,12 +276,8 @@ func (p *Partner) ClientLeft() { p.tell(life.LegEvent{What: life.ClientGone}, le
 // Wait waits for the end of the prefill leg of a client that has left, for at most the grace. stranded says that the leg may
 // still write to blocks that the decode engine keeps for it. An engine of SGLang keeps none, and ends a leg that was aborted.
 func (p *Partner) Wait() (stranded bool) {
-	late := time.NewTimer(p.maker.Settings().Bind.Grace)
-	defer late.Stop()
-	select {
-	case <-p.over:
+	if p.awaitOver(p.maker.Settings().Bind.Grace) {
 		return false
-	case <-late.C:
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -302,16 +292,13 @@ func (p *Partner) Prefiller() prefill.Candidate {
 }
 
 // Lost is why an answer that has begun cannot be believed any more; nil: it can be.
-func (p *Partner) Lost() *openai.Error {
+func (p *Partner) Lost() *failure.Fault {
 	if p == nil {
 		return nil
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.failed == nil {
-		return nil
-	}
-	return p.failed.Answer
+	return p.failed
 }
 
 // Abandon ends the prefill leg of an answer that has begun, because the client does not wait for the answer any more.

@@ -27,10 +27,8 @@ func (j *job) again(retry life.Retry, f *failure.Fault) bool {
 		return false
 	}
 	log.Info("an attempt failed, and the request is tried again")
-	t := time.NewTimer(wait)
-	defer t.Stop()
 	select {
-	case <-t.C:
+	case <-time.After(wait):
 		j.told.Retries()
 		return true
 	case <-j.client.Gone():

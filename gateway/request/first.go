@@ -14,9 +14,6 @@ import (
 	"evenkeel/sse"
 )
 
-// What a decode engine can do wrong beneath a 200.
-var ()
-
 // first reads up to the first data event.
 func (s *stream) first(deadline time.Time) error {
 	if s.whole {

@@ -18,8 +18,6 @@ import (
 	"evenkeel/sse"
 )
 
-var ()
-
 // newStream prepares the answer on the rank of a slot.
 func (j *job) newStream(slot *dispatcher.Slot) *stream {
 	rank := j.srv.Fleet.Rank(slot.Worker)
@@ -123,7 +121,7 @@ func (s *stream) broke(err error) {
 		}
 		s.ends()
 	case wrong != nil:
-		s.fails(life.Unusable, wrong, errors.New(wrong.Code))
+		s.fails(life.Unusable, wrong.Answer, errors.New(wrong.Answer.Code))
 	case s.run.Moved():
 		s.fails(life.Moved, s.job.srv.movedOut(), failure.ErrMoved)
 	case errors.Is(err, io.EOF):
