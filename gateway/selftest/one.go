@@ -30,15 +30,10 @@ func One(ctx context.Context, cfg *config.Config, role string, e config.Engine, 
 	if t.unpaired(s) {
 		return t.findings, nil
 	}
-	if !s.profile.HandsOff() {
-		return t.findings, t.oneTogether(ctx, role, s, partners)
+	if role == "prefill" && s.profile.HandsOff() {
+		return t.findings, t.onePrefill(ctx, s, partners)
 	}
-	if role == "prefill" {
-		err = t.onePrefill(ctx, s, partners)
-	} else {
-		err = t.oneDecode(ctx, s, partners)
-	}
-	return t.findings, err
+	return t.findings, t.oneWith(ctx, role, s, partners)
 }
 
 func (t *tester) onePrefill(ctx context.Context, s subject, partners []config.Engine) error {
@@ -57,8 +52,8 @@ func (t *tester) onePrefill(ctx context.Context, s subject, partners []config.En
 	return nil
 }
 
-// oneTogether tries an engine with the first partners that speak its connector.
-func (t *tester) oneTogether(ctx context.Context, role string, s subject, partners []config.Engine) error {
+// oneWith tries an engine with the first partners that speak its connector.
+func (t *tester) oneWith(ctx context.Context, role string, s subject, partners []config.Engine) error {
 	other := "decode"
 	if role == other {
 		other = "prefill"
@@ -78,44 +73,31 @@ func (t *tester) oneTogether(ctx context.Context, role string, s subject, partne
 		if role == "decode" {
 			p, d = partner, s
 		}
-		if _, ever := meets(p, d); !ever {
+		together, ever := meets(p, d)
+		if !ever {
 			continue
 		}
 		t.learnHosts(ctx, p)
-		t.learnHosts(ctx, d)
-		_, prefill, decode := t.bound(ctx, p, d, body, id)
+		var answer mooncake.ProbeAnswer
+		var prefill, decode error
+		got := "hand-off"
+		if together {
+			got = "KV"
+			t.learnHosts(ctx, d)
+			_, prefill, decode = t.bound(ctx, p, d, body, id)
+		} else if answer, prefill = t.prefill(ctx, p, body, id); prefill == nil {
+			decode = t.decode(ctx, d, body, answer, id)
+		}
 		switch {
 		case role == "prefill" && prefill != nil:
 			return prefill
 		case role == "decode" && decode != nil:
-			return fmt.Errorf("with the KV of %s: %w", p.name, decode)
+			return fmt.Errorf("with the %s of %s: %w", got, p.name, decode)
 		case prefill == nil && decode == nil:
 			return nil
 		}
 	}
-	return nil
-}
-
-func (t *tester) oneDecode(ctx context.Context, s subject, partners []config.Engine) error {
-	for n := range min(partnersTried, len(partners)) {
-		p, ok := t.partner(ctx, "prefill", s, partners[n:])
-		if !ok {
-			break
-		}
-		model, _ := common(p, s)
-		id := fmt.Sprintf("%s-%d", t.id(), n)
-		body, err := prompt(model, id)
-		if err != nil {
-			return err
-		}
-		t.learnHosts(ctx, p)
-		answer, err := t.prefill(ctx, p, body, id)
-		if err != nil {
-			continue
-		}
-		if err := t.decode(ctx, s, body, answer, id); err != nil {
-			return fmt.Errorf("with the hand-off of %s: %w", p.name, err)
-		}
+	if !s.profile.HandsOff() {
 		return nil
 	}
 	body, err := prompt(s.models[0], t.id())
