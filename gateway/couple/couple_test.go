@@ -29,22 +29,6 @@ func TestConnectorsThatHaveADialect(t *testing.T) {
 	}
 }
 
-// A room belongs to the rank of the prefill engine that it names, and no two are the same.
-func TestRooms(t *testing.T) {
-	seen := map[int64]bool{}
-	for _, ranks := range []int{0, 1, 4, 8, 144} {
-		for rank := range max(1, ranks) {
-			for range 50 {
-				room := newRoom(ranks, rank)
-				require.Positive(t, room+1, "0 to 2^63-1")
-				require.EqualValues(t, rank, room%int64(max(1, ranks)))
-				require.False(t, seen[room])
-				seen[room] = true
-			}
-		}
-	}
-}
-
 // An answer that is lost before its end was as wrong as one that is whole, if its prefill was aborted.
 func TestALostAnswerIsNotBelievedEither(t *testing.T) {
 	for _, row := range []struct {

@@ -3,8 +3,6 @@ package couple
 import (
 	"cmp"
 	"context"
-	"crypto/rand"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"math"
@@ -32,7 +30,7 @@ func ID(request string, attempt int) string {
 // meet says how the legs will meet.
 func (p *Partner) meet() error {
 	m, c, rank := p.maker, p.lease.Candidate, p.Rank
-	p.Meeting = &mooncake.Meeting{RID: p.ID, PrefillRank: c.Profile.NamedRank(c.Target.Rank), DecodeRank: rank.Profile.NamedRank(rank.Target.Rank), RequestID: p.Endpoint.RequestID(p.ID)}
+	p.Meeting = leg.Meet(p.ID, p.Endpoint, c.Profile, c.Target, m.Fleet.Ranks(c.Instance), rank.Profile, rank.Target)
 	switch {
 	case p.dialect.CallsBack && m.Meta == nil:
 		return ErrUnheard
@@ -42,10 +40,7 @@ func (p *Partner) meet() error {
 			return rank.Profile.ReadCallback(body, p.Meeting.RequestID, p.Longest, leastBlock, known)
 		}})
 		p.Meeting.Metaserver = p.expect.URL
-	case p.dialect.Aborts:
-		p.Meeting.Host, p.Meeting.Port = c.Target.URL.Hostname(), c.Profile.BootstrapPort
-		p.Meeting.Room = newRoom(m.Fleet.Ranks(c.Instance), max(0, c.Target.Rank))
-	default:
+	case p.dialect.Keeps:
 		if p.Meeting.Coordinates = m.Fleet.Coordinates(c); p.Meeting.Coordinates == nil {
 			return ErrUnknown
 		}
@@ -55,15 +50,6 @@ func (p *Partner) meet() error {
 
 // leastBlock is the least that a KV block of any engine may hold, in tokens. It bounds the blocks of a prompt.
 const leastBlock = 1
-
-// newRoom draws a room that was never used before and that belongs to this rank of a prefill engine with
-// so many ranks: modulo their number it is the rank.
-func newRoom(ranks, rank int) int64 {
-	var b [8]byte
-	_, _ = rand.Read(b[:]) // never fails, by its documentation
-	room, n := int64(binary.BigEndian.Uint64(b[:])>>2), int64(max(1, ranks))
-	return room - room%n + int64(rank)
-}
 
 // awaitCallback waits until the decode engine has said where the KV goes. It returns whether there is
 // something to prefill.

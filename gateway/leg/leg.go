@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net/http"
 	"strings"
 	"time"
@@ -29,6 +30,17 @@ func New(client *engine.Client, profile *mooncake.Profile, target *engine.Target
 		target = target.Unranked()
 	}
 	return client.NewCall(target)
+}
+
+// Meet says how the two legs of a request with this id will meet that are under way at once, as far as that is known beforehand.
+// ranks is how many the prefill engine has.
+func Meet(id string, e mooncake.Endpoint, p *mooncake.Profile, prefill *engine.Target, ranks int, d *mooncake.Profile, decode *engine.Target) *mooncake.Meeting {
+	m := &mooncake.Meeting{RID: id, PrefillRank: p.NamedRank(prefill.Rank), DecodeRank: d.NamedRank(decode.Rank), RequestID: e.RequestID(id)}
+	if p.Connector == mooncake.SGLang {
+		room, n := rand.Int64N(1<<62), int64(max(1, ranks)) // a room that was never used before, and modulo the ranks is that of the engine
+		m.Host, m.Port, m.Room = prefill.URL.Hostname(), p.BootstrapPort, room-room%n+int64(max(0, prefill.Rank))
+	}
+	return m
 }
 
 // A Call is a request to an engine. Open or Whole sends it, once. Any goroutine may end it meanwhile, by the methods of engine.Call.

@@ -352,3 +352,20 @@ func TestWhatSGLangWants(t *testing.T) {
 		require.Equal(t, abortTime, time.Since(began), "an engine that stands still is not waited for any longer")
 	})
 }
+
+// A room belongs to the rank of the prefill engine that it names, and no two are the same.
+func TestRooms(t *testing.T) {
+	seen, p := map[int64]bool{}, &mooncake.Profile{Connector: mooncake.SGLang}
+	for _, ranks := range []int{0, 1, 4, 8, 144} {
+		for rank := range max(1, ranks) {
+			target := &engine.Target{URL: &url.URL{Host: "p:8000"}, Rank: rank}
+			for range 50 {
+				room := Meet("r", mooncake.Completions, p, target, ranks, p, target).Room
+				require.Positive(t, room+1, "0 to 2^63-1")
+				require.EqualValues(t, rank, room%int64(max(1, ranks)))
+				require.False(t, seen[room])
+				seen[room] = true
+			}
+		}
+	}
+}

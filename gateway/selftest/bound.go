@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"net"
 	"net/netip"
 	"slices"
@@ -26,11 +25,9 @@ var (
 // bound sends one prompt through two engines that work on it at the same time. The error of the engine that failed
 // first is returned, and only that: the other one was told to end.
 func (t *tester) bound(ctx context.Context, p, d subject, body *mooncake.Body, id string) (answer mooncake.ProbeAnswer, prefill, decode error) {
-	m := &mooncake.Meeting{RID: id, PrefillRank: p.profile.NamedRank(p.target.Rank), DecodeRank: d.profile.NamedRank(d.target.Rank), RequestID: mooncake.Completions.RequestID(id)}
+	m := leg.Meet(id, mooncake.Completions, p.profile, p.target, p.ranks, d.profile, d.target)
 	var callback <-chan metaserver.Callback
-	if p.profile.Connector == mooncake.SGLang {
-		m.Host, m.Port, m.Room = p.target.URL.Hostname(), p.profile.BootstrapPort, room(p)
-	} else {
+	if p.profile.Connector != mooncake.SGLang {
 		expected := t.callbacks.Expect(metaserver.Wanted{Rank: d.target.ID, Read: func(body []byte) (mooncake.Callback, error) {
 			return d.profile.ReadCallback(body, m.RequestID, 0, 0, func(host string) bool { return t.hosts[host] })
 		}})
@@ -66,18 +63,9 @@ func (t *tester) bound(ctx context.Context, p, d subject, body *mooncake.Body, i
 	return answer, prefill, decode
 }
 
-// room is one that nobody has had, and belongs to the rank of a prefill engine.
-func room(p subject) int64 {
-	n := int64(max(1, p.ranks))
-	r := rand.Int64N(1 << 62)
-	return r - r%n + int64(max(0, p.target.Rank))
-}
-
 // boundPrefill sends the prefill leg, once the decode engine has called back if it does, and reads its answer to the end.
 func (t *tester) boundPrefill(ctx context.Context, p, d subject, body *mooncake.Body, m *mooncake.Meeting, callback <-chan metaserver.Callback) (none mooncake.ProbeAnswer, err error) {
 	if callback != nil {
-		late := time.NewTimer(t.cfg.Bind.CallbackTimeout)
-		defer late.Stop()
 		select {
 		case came := <-callback:
 			if came.Err != nil {
@@ -87,7 +75,7 @@ func (t *tester) boundPrefill(ctx context.Context, p, d subject, body *mooncake.
 				t.report(d.name, Warn, "its callback has the key %q, which this evenkeel does not know; it holds no address, and the prefill engine gets it as it is", key)
 			}
 			m.Callback = came.KV
-		case <-late.C:
+		case <-time.After(t.cfg.Bind.CallbackTimeout):
 			return none, fmt.Errorf("%w did not come within %v; it must reach %s, see bind.advertise", errCallback, t.cfg.Bind.CallbackTimeout, t.callbacks.URL())
 		case <-ctx.Done():
 			return none, context.Cause(ctx)
