@@ -215,13 +215,13 @@ func (p *Partner) accept(answer []byte, at time.Time) {
 	if err != nil {
 		err = fmt.Errorf("prefill %s: %w", c.ID, err)
 		p.maker.Log.Warn("a prefill whose decode rank was bound before it went wrong", zap.Inline(p.Request), zap.Error(err))
-		p.unserved(&failure.Fault{Ended: life.Ended{Far: life.Headed, Why: life.Garbled}, Answer: failure.BadGateway("prefill", "it did not hand the prompt over"), Status: http.StatusOK, Err: err})
+		p.unserved(failure.Useless(life.Prefill, life.Garbled, failure.BadGateway("prefill", "it did not hand the prompt over"), err))
 		return
 	}
 	if at := got.Coordinates; at != nil {
 		p.maker.Fleet.Learn(c, p.born, at)
 		if at.EngineID != p.Meeting.Coordinates.EngineID {
-			p.unserved(&failure.Fault{Ended: life.Ended{Far: life.Headed, Why: life.Restarted}, Answer: failure.BadGateway("prefill", ErrRestarted.Error()), Status: http.StatusOK, Err: ErrRestarted})
+			p.unserved(failure.Useless(life.Prefill, life.Restarted, failure.BadGateway("prefill", ErrRestarted.Error()), ErrRestarted))
 			return
 		}
 	}

@@ -2,6 +2,7 @@ package failure
 
 import (
 	"errors"
+	"net/http"
 	"time"
 
 	"evenkeel/gateway/life"
@@ -25,6 +26,11 @@ var ErrMoved = errors.New("the engine was taken out of service")
 // Of is a leg that has ended with err, which may be nil.
 func Of(end life.Ended, answer *openai.Error, err error) *Fault {
 	return &Fault{Ended: end, Answer: answer, Err: err}
+}
+
+// Useless is a leg whose engine has answered with status 200, and whose answer cannot be used.
+func Useless(leg life.Leg, why life.Why, answer *openai.Error, err error) *Fault {
+	return &Fault{Ended: life.Ended{Leg: leg, Far: life.Headed, Why: why, Open: true}, Answer: answer, Status: http.StatusOK, Err: err}
 }
 
 // Cause is why it failed, for receipts and spans.

@@ -5,7 +5,6 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
-	"net/http"
 	"sync"
 	"time"
 
@@ -121,7 +120,7 @@ func (j *job) accept(lease *prefill.Lease, born fleet.Birth, x *mooncake.Exchang
 		if why == life.Garbled { // wrong connector, or an engine that points elsewhere
 			j.srv.Log.Error("a hand-off cannot be used, and is refused", zap.Inline(j), zap.Error(err))
 		}
-		return nil, &failure.Fault{Ended: life.Ended{Far: life.Headed, Why: why}, Answer: failure.BadGateway("prefill", "it gave no usable hand-off"), Status: http.StatusOK, Err: err}
+		return nil, failure.Useless(life.Prefill, why, failure.BadGateway("prefill", "it gave no usable hand-off"), err)
 	}
 	j.prompt = got.PromptTokens
 	j.told.Prefilled(&got, j.life.Resumed())

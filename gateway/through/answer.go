@@ -49,11 +49,6 @@ var (
 	errNoData = errors.New("the engine's stream ended without an event")
 )
 
-// useless is the end of a call whose answer has status 200 and cannot be used.
-func useless(why life.Why, answer *openai.Error, err error) *failure.Fault {
-	return &failure.Fault{Ended: life.Ended{Leg: life.Sole, Far: life.Headed, Why: why, Open: true}, Answer: answer, Status: http.StatusOK, Err: err}
-}
-
 // broke is the end of a call that broke, of which the monitor is told.
 func (a *answer) broke(f *failure.Fault) *failure.Fault {
 	if !a.job.conn.Left() {
@@ -98,10 +93,10 @@ func (a *answer) readWhole(limit int, isJSON bool) *failure.Fault {
 	switch {
 	case errors.Is(err, errNoRoom):
 		full := openai.Unavailable("overloaded", "the proxy holds as many bytes of requests and answers as it may, from all callers or from you; retry later", 1)
-		return useless(life.TooLarge, full, err)
+		return failure.Useless(life.Sole, life.TooLarge, full, err)
 	case errors.Is(err, engine.ErrTooLarge):
 		large := failure.BadGateway(failure.Engine, "its answer is larger than limits.answer_bytes, or than the room in limits.bodies_bytes; ask for less at once")
-		return useless(life.TooLarge, large, err)
+		return failure.Useless(life.Sole, life.TooLarge, large, err)
 	case err != nil:
 		return a.broke(a.call.Broke(err))
 	}
@@ -115,7 +110,7 @@ func (a *answer) readWhole(limit int, isJSON bool) *failure.Fault {
 	case err == nil:
 		a.counted(&body)
 	case isJSON && !json.Valid(whole):
-		return useless(life.Garbled, failure.BadGateway(failure.Engine, "its answer is not JSON"), err)
+		return failure.Useless(life.Sole, life.Garbled, failure.BadGateway(failure.Engine, "its answer is not JSON"), err)
 	}
 	return nil
 }
@@ -157,7 +152,7 @@ func (a *answer) begin() *failure.Fault {
 		}
 	}
 	if !a.begun {
-		return useless(life.Erred, a.fail, errTold)
+		return failure.Useless(life.Sole, life.Erred, a.fail, errTold)
 	}
 	a.job.in.Told.Reach(journal.Streaming, a.job.conn.Left())
 	return nil
