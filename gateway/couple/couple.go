@@ -7,7 +7,6 @@ import (
 	"context"
 	"errors"
 	"slices"
-	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/zap"
@@ -138,20 +137,18 @@ func (m *Maker) Prefer(lease *prefill.Lease) *prefill.Lease {
 
 // Plan is what a request tells of its two legs.
 type Plan struct {
-	Request    zapcore.ObjectMarshaler // names it in the log
-	ID         string                  // X-Request-Id of both legs, never used before
-	Lease      *prefill.Lease          // not sent yet; the partner settles it
-	Rank       *fleet.Rank             // that decodes
-	Slot       *dispatcher.Slot        // there
-	Model      string
-	Endpoint   mooncake.Endpoint
-	Headers    []engine.Header                                         // of the prefill leg
-	Prompt     int                                                     // tokens, as estimated
-	Longest    int                                                     // as many as the decode engine's context has; 0: unknown
-	Body       func(p *mooncake.Profile, m *mooncake.Meeting) [][]byte // of the prefill leg
-	EndDecode  func()                                                  // ends the decode leg, from any goroutine; may come more than once
-	FirstEvent time.Duration                                           // how long it may take after the prefill
-	Whole      bool                                                    // it is the whole answer
+	Request   zapcore.ObjectMarshaler // names it in the log
+	ID        string                  // X-Request-Id of both legs, never used before
+	Lease     *prefill.Lease          // not sent yet; the partner settles it
+	Rank      *fleet.Rank             // that decodes
+	Slot      *dispatcher.Slot        // there
+	Model     string
+	Endpoint  mooncake.Endpoint
+	Headers   []engine.Header                                         // of the prefill leg
+	Prompt    int                                                     // tokens, as estimated
+	Body      func(p *mooncake.Profile, m *mooncake.Meeting) [][]byte // of the prefill leg
+	EndDecode func()                                                  // ends the decode leg, from any goroutine; may come more than once
+	Whole     bool                                                    // its answer comes in one piece
 }
 
 // Why the legs of a request did not come together.

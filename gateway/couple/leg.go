@@ -29,15 +29,15 @@ func ID(request string, attempt int) string {
 
 // meet says how the legs will meet.
 func (p *Partner) meet() error {
-	m, c, rank := p.maker, p.lease.Candidate, p.Rank
+	m, c, rank, longest := p.maker, p.lease.Candidate, p.Rank, p.Rank.Context
 	p.Meeting = leg.Meet(p.ID, p.Endpoint, c.Profile, c.Target, m.Fleet.Ranks(c.Instance), rank.Profile, rank.Target)
 	switch {
 	case p.dialect.CallsBack && m.Meta == nil:
 		return ErrUnheard
 	case p.dialect.CallsBack:
 		known := m.Fleet.HostsOf(rank.Instance)
-		p.expect = m.Meta.Expect(metaserver.Wanted{Rank: rank.Target.ID, Limit: mooncake.MaxCallback(p.Longest, leastBlock), Read: func(body []byte) (mooncake.Callback, error) {
-			return rank.Profile.ReadCallback(body, p.Meeting.RequestID, p.Longest, leastBlock, known)
+		p.expect = m.Meta.Expect(metaserver.Wanted{Rank: rank.Target.ID, Limit: mooncake.MaxCallback(longest, leastBlock), Read: func(body []byte) (mooncake.Callback, error) {
+			return rank.Profile.ReadCallback(body, p.Meeting.RequestID, longest, leastBlock, known)
 		}})
 		p.Meeting.Metaserver = p.expect.URL
 	case p.dialect.Keeps:

@@ -173,7 +173,10 @@ func (p *Partner) tell(e life.LegEvent, f *failure.Fault) (on bool) {
 
 // awaitFirst begins the time for the first event. It is called with p.mu held.
 func (p *Partner) awaitFirst() {
-	limit, why := p.FirstEvent, ErrSilent
+	limit, why := p.Rank.Profile.FirstEventTimeout, ErrSilent
+	if p.Whole { // it has no event before its end
+		limit = p.maker.Settings().Limits.ProbeTimeout
+	}
 	if kept := p.kept(); kept < limit {
 		limit, why = kept, ErrLate
 	}

@@ -85,7 +85,7 @@ func newPair(t *testing.T, connector string, change func(*config.Config)) *pair 
 		require.NoError(t, err)
 		return &engine.Target{ID: name, URL: u, Rank: -1}
 	}
-	profile := mooncake.Profile{Connector: connector}
+	profile := mooncake.Profile{Connector: connector, FirstEventTimeout: 100 * time.Millisecond}
 	if connector == mooncake.NIXLPush {
 		profile.Bind = mooncake.BindArrival
 	}
@@ -123,7 +123,7 @@ func newPair(t *testing.T, connector string, change func(*config.Config)) *pair 
 	c.Partner, err = c.maker.Start(Plan{
 		Request: none{}, ID: "ek-1", Lease: lease, Rank: &fleet.Rank{Instance: "decode d", Target: d, Profile: &profile}, Slot: &dispatcher.Slot{},
 		Model: "m", Endpoint: mooncake.Chat,
-		Headers: engine.JSONHeaders("ek-1"), Prompt: 7, FirstEvent: 100 * time.Millisecond, EndDecode: func() { c.ended <- struct{}{} },
+		Headers: engine.JSONHeaders("ek-1"), Prompt: 7, EndDecode: func() { c.ended <- struct{}{} },
 		Body: func(p *mooncake.Profile, m *mooncake.Meeting) [][]byte { return p.EarlyProbe(&body, nil, m, true, nil) },
 	})
 	require.NoError(t, err)

@@ -36,9 +36,6 @@ func (s *stream) decode(h *handoff.Handoff) *failure.Fault {
 	slot.Started()
 	j.arrived(h, s)
 	s.opened()
-	s.run.Settle()
-	j.reach(journal.Streaming)
-	j.client.OnGone(func() { s.call.Leave(leg.Notice) }) // from here a close aborts cleanly on the engine
 	return nil
 }
 

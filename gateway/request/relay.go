@@ -10,6 +10,7 @@ import (
 	"evenkeel/dispatcher"
 	"evenkeel/gateway/failure"
 	"evenkeel/gateway/fleet"
+	"evenkeel/gateway/journal"
 	"evenkeel/gateway/leg"
 	"evenkeel/gateway/life"
 	"evenkeel/gateway/openai"
@@ -61,14 +62,16 @@ func (s *stream) opened() {
 		s.rank.Traffic.Begin()
 	}
 	j := s.job
-	if j.life.Resumed() {
-		return // the client has had its first event
+	if !j.life.Resumed() { // else the client has had its first event
+		j.told.Transferred(s.firstAt.Sub(s.began))
+		j.told.First(s.firstAt)
+		if j.srv.Node != nil {
+			j.srv.Node.Served(s.firstAt.Sub(j.arrive))
+		}
 	}
-	j.told.Transferred(s.firstAt.Sub(s.began))
-	j.told.First(s.firstAt)
-	if j.srv.Node != nil {
-		j.srv.Node.Served(s.firstAt.Sub(j.arrive))
-	}
+	s.run.Settle()
+	j.reach(journal.Streaming)
+	j.client.OnGone(func() { s.call.Leave(leg.Notice) }) // from here a close aborts cleanly on the engine
 }
 
 // fill reads one arrival and turns its complete events into bytes for the

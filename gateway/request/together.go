@@ -39,11 +39,11 @@ func (b bound) decode(lease *prefill.Lease) (_ *failure.Fault, quit bool) {
 	var err error
 	s.partner, err = j.srv.couples.Start(couple.Plan{
 		Request: j, ID: id, Lease: lease, Slot: slot, Rank: s.rank, Model: j.model.Name, Endpoint: j.req.Endpoint,
-		Headers: j.told.Carry(engine.JSONHeaders(id)), Prompt: tokens, Longest: s.rank.Context,
+		Headers: j.told.Carry(engine.JSONHeaders(id)), Prompt: tokens,
 		Body: func(p *mooncake.Profile, m *mooncake.Meeting) [][]byte {
 			return p.EarlyProbe(&body, half, m, streamed, nil)
 		},
-		EndDecode: func() { s.call.Leave(leg.Notice) }, FirstEvent: b.firstWithin(), Whole: s.whole,
+		EndDecode: func() { s.call.Leave(leg.Notice) }, Whole: s.whole,
 	})
 	if err != nil {
 		f := failure.Of(life.Ended{Leg: life.Decode, Why: life.Leaving}, failure.Leaving(), err)
@@ -74,19 +74,7 @@ func (b bound) decode(lease *prefill.Lease) (_ *failure.Fault, quit bool) {
 	if s.slot == nil { // all of it came at once
 		s.partner.Close()
 	}
-	s.run.Settle()
-	j.reach(journal.Streaming)
-	j.client.OnGone(func() { s.call.Leave(leg.Notice) })
 	return nil, false
-}
-
-// firstWithin is how long a decode engine may take for its first event once the prompt is prefilled. An
-// answer in one piece has no event before its end, so it has the time of a whole answer.
-func (b bound) firstWithin() time.Duration {
-	if b.whole {
-		return b.job.srv.Settings().Limits.ProbeTimeout
-	}
-	return b.rank.Profile.FirstEventTimeout
 }
 
 // open sends the decode leg and reads up to its first data event.
