@@ -3,7 +3,6 @@
 package leg
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -47,7 +46,6 @@ func Meet(id string, e mooncake.Endpoint, p *mooncake.Profile, prefill *engine.T
 type Call struct {
 	*engine.Call
 	Leg    life.Leg
-	Side   string      // as clients are told of it; empty: the engine is the one of the leg
 	Engine string      // the monitor's id
 	Area   *owner.Area // the request is sent only while the area is ours; nil: no other proxy sends to the engine
 	Run    Run         // nil: nothing but the engine and we end the call
@@ -169,7 +167,7 @@ func (c *Call) refused(resp *engine.Response) *failure.Fault {
 }
 
 func (c *Call) side() string {
-	return cmp.Or(c.Side, [...]string{life.Prefill: "prefill", life.Decode: "decode", life.Sole: failure.Engine}[c.Leg])
+	return [...]string{life.Prefill: "prefill", life.Decode: "decode", life.Sole: failure.Engine}[c.Leg]
 }
 
 // Abort has an engine of SGLang end a request: it may not notice by itself that its caller has left.
