@@ -144,7 +144,7 @@ func (f *forwarded) started(ctx *fasthttp.RequestCtx) {
 func (f *forwarded) inOnePiece(ctx *fasthttp.RequestCtx, whole *geo.Relay) {
 	j := f.job
 	f.started(ctx)
-	f.Close()
+	f.Forward.Close()
 	var says struct {
 		Usage struct {
 			Prompt     int `json:"prompt_tokens"`
@@ -164,11 +164,11 @@ func (f *forwarded) inOnePiece(ctx *fasthttp.RequestCtx, whole *geo.Relay) {
 func (f *forwarded) relay(ctx *fasthttp.RequestCtx) {
 	j := f.job
 	f.started(ctx)
-	j.srv.Stream(ctx, f.ContentType(), passage{f}, j.mayHave(j.model.MaxLen))
+	j.srv.Stream(ctx, f.ContentType(), f, j.mayHave(j.model.MaxLen))
 }
 
-// relayed settles a request whose answer a peer has streamed.
-func (f *forwarded) relayed() {
+// Close settles a request whose answer a peer has streamed.
+func (f *forwarded) Close() {
 	j := f.job
 	j.client.OnGone(nil)
 	var fail *openai.Error
@@ -179,7 +179,7 @@ func (f *forwarded) relayed() {
 		fail = failure.Gone()
 	}
 	tokens := f.Events()
-	f.Close()
+	f.Forward.Close()
 	if !f.Whole() {
 		j.freed()
 	}
@@ -188,12 +188,8 @@ func (f *forwarded) relayed() {
 	j.srv.Account(j.in, fail)
 }
 
-// passage is a peer's stream as a pump needs it.
-type passage struct{ *forwarded }
-
-func (p passage) Close() { p.relayed() }
-
-func (p passage) Panicked(v any) { p.job.panicked(v, p.relayed) }
+// Panicked is Close where the stream has panicked.
+func (f *forwarded) Panicked(v any) { f.job.panicked(v, f.Close) }
 
 // mayRelay is how many bytes another proxy's stream may have.
 func (f *forwarded) mayRelay() int64 {
