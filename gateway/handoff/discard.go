@@ -133,7 +133,7 @@ func (d *Discarder) discardNow(h *Handoff) (outcome string, err error) {
 		}
 		r := <-d.Dispatcher.Enqueue(&pool.Entry{
 			ID: d.NextID(), Model: fleet.BoardIn(h.Model.Board, d.Fleet.RegionFor(h.Lease.Candidate.Instance)), Prompt: h.Prompt, Arrival: h.Arrival, Entered: time.Now(),
-			Deadline:  h.discardBy(),
+			Deadline:  h.PulledBy(),
 			Prefiller: h.Lease.Candidate.Instance,
 			Avoid:     h.Avoid,
 			Discard:   true,
@@ -162,7 +162,7 @@ func (d *Discarder) discardOn(slot *dispatcher.Slot, h *Handoff, try int) (outco
 	end := board.Outcome{Kind: board.Failed}
 	defer func() { d.Dispatcher.Release(slot, end) }()
 	now := time.Now()
-	if !now.Before(h.discardBy()) { // also of one that comes back from another rank
+	if !now.Before(h.PulledBy()) { // the pull needs some time before the prefiller frees the blocks by itself; so does one that comes back from another rank
 		return discardExpired, false, mooncake.ErrExpired
 	}
 	rank := d.Fleet.Rank(slot.Worker)

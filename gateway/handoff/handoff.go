@@ -86,10 +86,6 @@ func (h *Handoff) BindBy() time.Time {
 	return h.Deadline().Add(-min(h.Expires().Sub(h.Deadline())/16, 250*time.Millisecond))
 }
 
-// discardBy is until when its discard may begin: the pull needs some time before the
-// prefiller frees the blocks by itself.
-func (h *Handoff) discardBy() time.Time { return h.PulledBy() }
-
 // ErrOutlived ends what a hand-off was for whose prefill engine is another process now.
 var ErrOutlived = errors.New("the prefill engine's process that made the hand-off is gone, and its KV with it")
 
