@@ -27,7 +27,6 @@ func ID(request string, attempt int) string {
 	return "ek-" + request + "-" + strconv.Itoa(attempt) + "b"
 }
 
-// meet says how the legs will meet.
 func (p *Partner) meet() error {
 	m, c, rank, longest := p.maker, p.lease.Candidate, p.Rank, p.Rank.Context
 	p.Meeting = leg.Meet(p.ID, p.Endpoint, c.Profile, c.Target, m.Fleet.Ranks(c.Instance), rank.Profile, rank.Target)

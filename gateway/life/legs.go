@@ -284,7 +284,6 @@ func (l *Legs) called(e LegEvent, dst []LegEffect) []LegEffect {
 	return dst
 }
 
-// await begins the time for the first event.
 func (l *Legs) await(dst []LegEffect) []LegEffect {
 	if l.decode == opens {
 		return append(dst, LegEffect{Do: AwaitFirst})

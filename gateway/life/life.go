@@ -164,7 +164,6 @@ func (l *Life) Step(e Event, dst []Effect) []Effect {
 	return dst
 }
 
-// begin begins an attempt.
 func (l *Life) begin(dst []Effect) []Effect {
 	l.early = false
 	if !l.Bound && l.history.open() {
@@ -318,7 +317,6 @@ func (l *Life) offer(why move) bool {
 	return true
 }
 
-// fail ends the life with an error.
 func (l *Life) fail(e Event, with Error, dst []Effect) []Effect {
 	l.state = Done
 	if e.Left {

@@ -158,7 +158,6 @@ func (p *Passed) fell(e PassedEvent, dst []PassedEffect) []PassedEffect {
 	return p.choose(dst)
 }
 
-// turnAway ends the life with an error.
 func (p *Passed) turnAway(with Error, dst []PassedEffect) []PassedEffect {
 	return p.end(Pass, Back, PassedEffect{Do: TurnAway, Error: with}, dst)
 }

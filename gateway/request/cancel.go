@@ -8,7 +8,6 @@ import (
 	"evenkeel/gateway/leg"
 )
 
-// reach begins a phase.
 func (j *job) reach(p journal.Phase) { j.told.Reach(p, j.client.Left()) }
 
 // leaveAfter has a call end when its client has left, and from then on for so long, and a moment has come.

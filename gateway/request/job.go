@@ -181,7 +181,6 @@ func onPanic(giveBack func()) {
 	}
 }
 
-// tell tells the life of an event.
 func (j *job) tell(e life.Event, dst []life.Effect) []life.Effect {
 	dst = j.life.Step(e, dst)
 	j.tape.Step(e, dst)

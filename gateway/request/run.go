@@ -58,7 +58,6 @@ type runner struct {
 	fail   *openai.Error  // what the last attempt came to
 }
 
-// run drives the life from an event on.
 func (r *runner) run(e life.Event) (*stream, *openai.Error) {
 	j := r.job
 	var room [8]life.Effect
@@ -153,7 +152,6 @@ func (r *runner) do(x life.Effect) life.Event {
 	return life.Event{}
 }
 
-// queue waits for the request's turn.
 func (r *runner) queue() life.Event {
 	j := r.job
 	lease, away, err := j.choose()
@@ -170,7 +168,6 @@ func (r *runner) queue() life.Event {
 	return life.Event{What: life.Turn, Early: j.srv.early(lease.Candidate)}
 }
 
-// enqueue waits for a slot.
 func (r *runner) enqueue(x life.Effect) life.Event {
 	j := r.job
 	if x.Place { // a hand-off that comes back for another rank
@@ -207,7 +204,6 @@ func (r *runner) began(f *failure.Fault, quit bool) life.Event {
 	return life.Event{What: life.First}
 }
 
-// fell tells the life of a fault.
 func (r *runner) fell(f *failure.Fault) life.Event {
 	r.fault, r.fail = f, f.Answer
 	r.told.Fails(f.Cause(), f.Status, f.Answer)
@@ -287,7 +283,6 @@ func (r *runner) error(which life.Error) *openai.Error {
 	return r.fail
 }
 
-// settle gives a thing back.
 func (r *runner) settle(t life.Thing, how life.How) {
 	j := r.job
 	switch t {

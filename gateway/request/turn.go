@@ -41,7 +41,6 @@ func (j *job) notChosen(err error) *openai.Error {
 	return failure.Queue(err, j.model.Name)
 }
 
-// acquire takes the request's turn.
 func (j *job) acquire() (*prefill.Lease, error) {
 	began := time.Now()
 	j.reach(journal.Queued)

@@ -30,7 +30,6 @@ func prompt(model, id string) (*mooncake.Body, error) {
 	return &body, err
 }
 
-// prefill has an engine prefill the prompt and hand it off.
 func (t *tester) prefill(ctx context.Context, p subject, body *mooncake.Body, id string) (mooncake.ProbeAnswer, error) {
 	x, err := t.exchange(ctx, p, id)
 	if err != nil {
@@ -107,7 +106,6 @@ func decodeLeg(a mooncake.ProbeAnswer) string {
 	return "d"
 }
 
-// decode has an engine decode a hand-off.
 func (t *tester) decode(ctx context.Context, d subject, body *mooncake.Body, a mooncake.ProbeAnswer, id string) error {
 	return t.answer(ctx, d, id+"-"+decodeLeg(a), d.profile.DecodeBody(body, mooncake.Completions, nil, a.KV, "", true, nil))
 }

@@ -83,7 +83,6 @@ func everyPair(prefills, decodes []subject) (rounds [][]pair, left int) {
 	return rounds, left
 }
 
-// ofEngines groups the ranks by their engines.
 func ofEngines(ranks []subject) (engines [][]subject) {
 	for _, s := range ranks {
 		if s.target.Rank <= 0 {

@@ -87,7 +87,6 @@ func (a *answer) read(began time.Time) (f *failure.Fault) {
 	return f
 }
 
-// readWhole reads an answer that comes in one piece.
 func (a *answer) readWhole(limit int, isJSON bool) *failure.Fault {
 	whole, err := a.readAll(limit)
 	switch {

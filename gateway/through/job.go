@@ -174,7 +174,6 @@ func (j *job) open(anew bool) (f *failure.Fault) {
 	return a.broke(f)
 }
 
-// giveUp settles a thing.
 func (j *job) giveUp(t life.PassedThing, how life.How) {
 	a, told := j.answer, j.in.Told
 	switch {
