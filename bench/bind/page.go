@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	"evenkeel/bench/page"
 	"evenkeel/bench/report"
 	"evenkeel/stats"
 )
@@ -218,7 +219,7 @@ func (b *book) steps() (all []float64) {
 
 // across is a table of scenarios over the lengths of prefills; rows without anything are left out.
 func (b *book) across(head string, want func(*scenario) bool, cell func(s *scenario, steps float64) (string, bool)) string {
-	t := report.Markdown{Head: []string{head}}
+	t := page.Markdown{Head: []string{head}}
 	for _, steps := range b.steps() {
 		t.Head = append(t.Head, fmt.Sprint(steps))
 	}
@@ -298,7 +299,7 @@ func (b *book) from(s *scenario, holds func(steps float64) (holds, ok bool)) str
 }
 
 func (b *book) worthTable() string {
-	t := report.Markdown{Head: []string{"", "mean answer", "1 % of tokens/s", "with slots ahead", "half of what is to be kept"}}
+	t := page.Markdown{Head: []string{"", "mean answer", "1 % of tokens/s", "with slots ahead", "half of what is to be kept"}}
 	for _, s := range b.scenarios {
 		src, err := source(s.trace)
 		if err != nil {
@@ -330,7 +331,7 @@ var misjudgedRows = []struct{ arm, beside int }{
 }
 
 func (b *book) misjudgedTable() string {
-	t := report.Markdown{Head: []string{"", "scenarios", "idle, points (95 % interval)", "least", "most", "tokens/s, %"}}
+	t := page.Markdown{Head: []string{"", "scenarios", "idle, points (95 % interval)", "least", "most", "tokens/s, %"}}
 	for _, r := range misjudgedRows {
 		idle, tokens := b.differences(misjudgedAt, r.arm, r.beside)
 		if len(idle) == 0 {
@@ -377,7 +378,7 @@ var columns = []struct {
 
 // table has all arms of a scenario. What is bound late in a closed loop has one row, for all prefills.
 func (b *book) table(s *scenario) string {
-	t := report.Markdown{Head: []string{"steps, bound, policy", "seeds"}}
+	t := page.Markdown{Head: []string{"steps, bound, policy", "seeds"}}
 	for _, c := range columns {
 		t.Head = append(t.Head, c.head)
 	}

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"slices"
 
+	"evenkeel/bench/page"
 	"evenkeel/bench/report"
 	"evenkeel/stats"
 )
@@ -21,7 +22,7 @@ const (
 
 // verdicts are what was expected, what came out, and whether that is it.
 func (b *book) verdicts() string {
-	t := report.Markdown{Head: []string{"expected", "found", "verdict"}, Text: 3}
+	t := page.Markdown{Head: []string{"expected", "found", "verdict"}, Text: 3}
 	for _, v := range []func() (expected, found string, met, known bool){b.shortIsFree, b.shortIsKept, b.emptySlots, b.aheadHelps, b.holdHelps} {
 		expected, found, met, known := v()
 		verdict := "met"

@@ -15,6 +15,7 @@ import (
 	"strings"
 	"time"
 
+	"evenkeel/bench/page"
 	"evenkeel/bench/real/vllm"
 	"evenkeel/bench/report"
 	"evenkeel/mooncake"
@@ -181,7 +182,7 @@ func (t *table) save(file string) error {
 	var b bytes.Buffer
 	b.WriteString(head)
 	for _, s := range sections {
-		opening, closing := report.Markers(s.connector, "real CONNECTOR="+s.connector)
+		opening, closing := page.Markers(s.connector, "real CONNECTOR="+s.connector)
 		_, rest, _ := strings.Cut(string(was), opening)
 		earlier, _, _ := strings.Cut(rest, closing)
 		if s.connector == t.connector {

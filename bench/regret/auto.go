@@ -5,6 +5,7 @@ import (
 	"math"
 	"time"
 
+	"evenkeel/bench/page"
 	"evenkeel/bench/report"
 )
 
@@ -19,7 +20,7 @@ const autoLasts = 10 * time.Minute
 // drift: there no policy of the list need be the best all the time.
 func (t *trials) autoTable() string {
 	choice := len(t.policies) - 1
-	m := report.Markdown{Head: []string{"load"}}
+	m := page.Markdown{Head: []string{"load"}}
 	for _, p := range t.policies {
 		m.Head = append(m.Head, "`"+p+"`")
 	}

@@ -21,6 +21,7 @@ import (
 	"sync"
 	"time"
 
+	"evenkeel/bench/page"
 	"evenkeel/bench/regret/draw"
 	"evenkeel/bench/report"
 	"evenkeel/bench/world"
@@ -135,7 +136,7 @@ func (o options) run(ctx context.Context, out io.Writer) error {
 		}
 	}
 	if o.out != "" && o.auto != "" {
-		return report.Fill(o.out, "regret", t, []report.Block[*trials]{{Name: "auto", Title: "The twin's choice", Tables: (*trials).autoTable}})
+		return page.Fill(o.out, "regret", t, []page.Block[*trials]{{Name: "auto", Title: "The twin's choice", Tables: (*trials).autoTable}})
 	}
 	if o.out != "" {
 		return t.write(o.out)
@@ -215,7 +216,7 @@ func (t *trials) write(path string) error {
 	if err := report.Replace(filepath.Join(pictures, "regret.svg"), picture); err != nil {
 		return err
 	}
-	return report.Fill(path, "regret", t, []report.Block[*trials]{{Name: "regret", Title: "Loads that nobody chose", Tables: (*trials).tables}})
+	return page.Fill(path, "regret", t, []page.Block[*trials]{{Name: "regret", Title: "Loads that nobody chose", Tables: (*trials).tables}})
 }
 
 // raw writes what each policy made of each load.

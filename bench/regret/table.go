@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	"evenkeel/bench/page"
 	"evenkeel/bench/regret/draw"
 	"evenkeel/bench/report"
 	"evenkeel/stats"
@@ -116,7 +117,7 @@ func (t *trials) table(f figure) string {
 	if f.more {
 		beyond = "5th percentile"
 	}
-	m := report.Markdown{Head: []string{f.name + ", times the best", "geometric mean (95 % interval)", beyond, "worst", "its load"}}
+	m := page.Markdown{Head: []string{f.name + ", times the best", "geometric mean (95 % interval)", beyond, "worst", "its load"}}
 	if f.more {
 		m.Head = append(m.Head, "idle share above the least, worst, points", "its load", "loads more than 1 % behind", "preempted, of 1,000 requests", "a tick, times that of `evenkeel`")
 	}
@@ -175,7 +176,7 @@ var theDefault = slices.Index(set, "evenkeel")
 
 // bars is what the default is to reach, and whether it does.
 func (t *trials) bars() string {
-	m := report.Markdown{Head: []string{"`evenkeel` beside the best", "is", "95 % interval", "is to be", "verdict"}, Text: 3}
+	m := page.Markdown{Head: []string{"`evenkeel` beside the best", "is", "95 % interval", "is to be", "verdict"}, Text: 3}
 	for _, bar := range []struct {
 		what  string
 		of    func(policy int, drawn []int) float64
@@ -240,7 +241,7 @@ func (t *trials) losses() string {
 		if k > 0 {
 			title, behind = "where it idles most above the least", t.idleAbove
 		}
-		m := report.Markdown{Head: []string{title, "tokens/s, times the best", "idle, %", "preempted, of 1,000", "best", "its idle, %", "preempted"}}
+		m := page.Markdown{Head: []string{title, "tokens/s, times the best", "idle, %", "preempted, of 1,000", "best", "its idle, %", "preempted"}}
 		order := all(len(t.loads))
 		slices.SortFunc(order, func(a, b int) int { return cmp.Compare(behind(b, theDefault), behind(a, theDefault)) })
 		for _, i := range order[:min(lossesShown, len(order))] {
@@ -262,7 +263,7 @@ const lossesShown = 3
 
 // spread says how far to believe a share: the same requests begun elsewhere.
 func (t *trials) spread() string {
-	m := report.Markdown{Head: []string{"the same requests, begun elsewhere: tokens/s differ by, %", "median", "95th percentile", "most", "its load"}}
+	m := page.Markdown{Head: []string{"the same requests, begun elsewhere: tokens/s differ by, %", "median", "95th percentile", "most", "its load"}}
 	diffs := func(name string, value func(load int) float64) {
 		d := make([]float64, len(t.loads))
 		for i := range d {

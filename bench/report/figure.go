@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"image/color"
+	"os"
 
 	"gonum.org/v1/plot"
 	"gonum.org/v1/plot/plotter"
@@ -57,4 +58,18 @@ func SVG(p *plot.Plot, width, height vg.Length) ([]byte, error) {
 		return nil, fmt.Errorf("drawing a figure: %w", err)
 	}
 	return b.Bytes(), nil
+}
+
+// Replace writes a file so that whoever reads it, as serve does when it changes, sees
+// the old one or the new one.
+func Replace(path string, data []byte) error {
+	temp := fmt.Sprintf("%s.%d.tmp", path, os.Getpid())
+	err := os.WriteFile(temp, data, 0o644)
+	if err == nil {
+		err = os.Rename(temp, path)
+	}
+	if err != nil {
+		_ = os.Remove(temp) // where there is one; err says the rest
+	}
+	return err
 }

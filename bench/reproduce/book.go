@@ -7,21 +7,22 @@ import (
 	"slices"
 	"strings"
 
+	"evenkeel/bench/page"
 	"evenkeel/bench/report"
 	"evenkeel/bench/trace"
 )
 
 // blocks in the order in which they are computed, and stand in a document of
 // their own.
-var blocks = []report.Block[*book]{
+var blocks = []page.Block[*book]{
 	{Name: "closed", Title: "Closed loop", Tables: (*book).closedLoop},
-	{Name: "scaling", Title: "More ranks", Tables: (*book).scaling},
+	{Name: "scaling", Title: "More ranks", Tables: func(b *book) string { return page.Joined(b.traces.real, b.scale) }},
 	{Name: "drawn", Title: "Drawn traces", Tables: (*book).drawnTraces},
 	{Name: "short", Title: "Short answers", Tables: (*book).shortAnswers},
-	{Name: "open", Title: "Open loop", Tables: (*book).openLoop},
-	{Name: "sweeps", Title: "beta and gamma", Tables: (*book).sweeps},
+	{Name: "open", Title: "Open loop", Tables: func(b *book) string { return page.Joined(slices.Concat(b.traces.real, b.traces.long()), b.openTable) }},
+	{Name: "sweeps", Title: "beta and gamma", Tables: func(b *book) string { return page.Joined(b.traces.real, b.sweepOf) }},
 	{Name: "limits", Title: "KV limits, late telemetry", Tables: (*book).limits},
-	{Name: "predictors", Title: "Predictors", Tables: (*book).predictors},
+	{Name: "predictors", Title: "Predictors", Tables: func(b *book) string { return page.Joined(b.traces.real, b.holdOut) }},
 	{Name: "reference", Title: "Beside the reference", Tables: (*book).reference},
 	{Name: "claims", Title: "What should be seen", Tables: (*book).claims},
 }
@@ -49,7 +50,8 @@ const (
 
 // book makes the tables of one run.
 type book struct {
-	simulations
+	page.Runs
+	most   int // requests of a seed; 0: all there are
 	traces *bookSources
 	opts   options
 }
@@ -66,72 +68,47 @@ func newBook(ctx context.Context, o options, progress io.Writer) (*book, error) 
 	if err != nil {
 		return nil, err
 	}
-	b := &book{traces: traces, opts: o, simulations: simulations{ctx: ctx, seeds: fullSeeds, progress: progress, done: map[fmt.Stringer]*outcome{}}}
+	b := &book{traces: traces, opts: o, Runs: page.Runs{Ctx: ctx, Seeds: fullSeeds, Progress: progress, Done: map[string]*page.Outcome{}}}
 	if o.tier == "prefill" {
-		b.seeds = prefillSeeds
+		b.Seeds = prefillSeeds
 	}
 	if o.quick {
-		b.seeds, b.most = 1, quickRequests
+		b.Seeds, b.most = 1, quickRequests
 	}
 	return b, nil
+}
+
+// requests of a seed; 0 is all there are.
+func (b *book) requests(on *source) int {
+	if t := on.from.Trace; t != nil && b.most > len(t.Requests)/2 {
+		return 0
+	}
+	return b.most
 }
 
 // notAsked stands in place of tables that need our own traces.
 const notAsked = "Not made for traces that a user gives."
 
-// under has a block stand under the command that makes it again.
-func (b *book) under(bl report.Block[*book]) report.Block[*book] {
-	line := "go run ./bench/reproduce"
-	if b.opts.tier == "prefill" {
-		line += " --tier prefill"
-	}
-	line += " --only " + bl.Name
-	if b.opts.quick {
-		line += " --quick"
-	}
-	for _, t := range b.opts.traces {
-		line += " " + t
-	}
-	tables := bl.Tables
-	bl.Tables = func(b *book) string {
-		return "`" + line + "`\n\n" + tables(b)
-	}
-	return bl
-}
-
-// joined makes a part of a block of each of a list.
-func joined[T any](list []T, part func(T) string) string {
-	var parts []string
-	for _, x := range list {
-		parts = append(parts, part(x))
-	}
-	return strings.Join(parts, "\n")
-}
-
 // leftOut stands in place of a table that cannot be simulated.
-func leftOut(sc fmt.Stringer, why string) string {
-	return fmt.Sprintf("**%s**\n\nLeft out: %s.\n", sc, why)
+func leftOut(title fmt.Stringer, why string) string {
+	return fmt.Sprintf("**%s**\n\nLeft out: %s.\n", title, why)
 }
 
-// row is a policy's line of a table.
-func row(o *outcome, policy string, columns []column) []string {
-	cells := []string{"`" + policy + "`"}
-	for _, c := range columns {
-		cells = append(cells, c.show(o.of(policy, c.metric)))
-	}
-	return cells
-}
+// How tables show metrics.
+var (
+	imbalance   = page.Column{Metric: report.Imbalance, Title: "imbalance, 1,000 tokens", Scale: 1e-3, Digits: -1}
+	spread      = page.Column{Metric: report.MaxMinusMin, Title: "max - min, 1,000 tokens", Scale: 1e-3, Digits: -1}
+	idle        = page.Column{Metric: report.IdleShare, Title: "idle, %", Scale: 100, Digits: 1}
+	throughput  = page.Column{Metric: report.TokensPerS, Title: "tokens/s", Scale: 1}
+	tpot        = page.Column{Metric: report.TPOTP95, Title: "TPOT p95, ms", Scale: 1, Digits: 1}
+	ttft        = page.Column{Metric: report.TTFTP99, Title: "TTFT p99, s", Scale: 1e-3, Digits: 1}
+	e2e         = page.Column{Metric: report.E2EP99, Title: "E2E p99, s", Scale: 1e-3, Digits: 1}
+	meanWait    = page.Column{Metric: report.WaitMean, Title: "mean wait, s", Scale: 1e-3, Digits: 1}
+	longestWait = page.Column{Metric: report.WaitMax, Title: "longest wait, s", Scale: 1e-3}
+	preempted   = page.Column{Metric: report.Preempted, Title: "preempted", Scale: 1}
+)
 
-// titles are the heads of columns.
-func titles(first string, columns []column) []string {
-	heads := []string{first}
-	for _, c := range columns {
-		heads = append(heads, c.title)
-	}
-	return heads
-}
-
-// sizes are the ranks of a group that are compared.
+// sizes are the ranks of a group that are compared, and sweepSizes those of the sweeps.
 func (b *book) sizes() []int {
 	if b.opts.quick {
 		return []int{4, 8, 64}
@@ -139,37 +116,27 @@ func (b *book) sizes() []int {
 	return []int{4, 8, 16, 32, 64}
 }
 
-// full is the widest table: a line a policy, in one scenario.
-func (b *book) full(sc scenario, policies []string) string {
-	o := b.run(sc, policies)
-	if o.refused != "" {
-		return leftOut(sc, o.refused)
+func (b *book) sweepSizes() []int {
+	if b.opts.quick {
+		return []int{8}
 	}
-	columns := []column{imbalance, spread, idle, throughput, tpot, ttft, meanWait, longestWait}
+	return []int{8, 16}
+}
+
+// full is the widest table: a line for each policy, in one scenario.
+func (b *book) full(sc scenario, policies []string) string {
+	o := b.at(sc, policies...)
+	if o.Refused != "" {
+		return leftOut(sc, o.Refused)
+	}
+	columns := []page.Column{imbalance, spread, idle, throughput, tpot, ttft, meanWait, longestWait}
 	if sc.capacity > 0 {
 		columns = append(columns, preempted)
 	}
-	t := report.Markdown{Head: titles("policy", columns)}
-	for _, p := range policies {
-		t.Add(row(o, p, columns)...)
-	}
-	return fmt.Sprintf("**%s**\n\n%s%s%s", sc, &t, bound(o), fenced(b.command(sc, policies)))
-}
-
-// fenced is a command below a table; none is nothing.
-func fenced(line string) string {
-	if line == "" {
-		return ""
-	}
-	return "\n```\n" + line + "\n```\n"
-}
-
-// bound says how much there was to gain over the baseline.
-func bound(o *outcome) string {
-	share, kv := o.of(baseline, report.IdleShare).Mean, o.of(baseline, report.KVShare).Mean
-	return fmt.Sprintf("\nUnder `%s` reading KV is %.0f %% of a step, and ranks idle %.1f %% of that: level ranks would make its steps %.1f %% shorter, and no policy can "+
-		"do more.\n",
-		baseline, 100*kv, 100*share, 100*share*kv)
+	share, kv := o.Of(baseline, report.IdleShare).Mean, o.Of(baseline, report.KVShare).Mean
+	bound := fmt.Sprintf("\nUnder `%s` reading KV is %.0f %% of a step, and ranks idle %.1f %% of that: level ranks would make its steps %.1f %% shorter, and no policy can "+
+		"do more.\n", baseline, 100*kv, 100*share, 100*share*kv)
+	return fmt.Sprintf("**%s**\n\n%s%s%s", sc, page.Rows("policy", policies, page.Code, o.Columns("", false, columns...)...), bound, page.Fenced(b.command(sc, policies)))
 }
 
 func (b *book) closedLoop() string {
@@ -181,55 +148,54 @@ func (b *book) closedLoop() string {
 }
 
 func (b *book) drawnTraces() string {
-	var sources []*source
-	for _, s := range b.traces.drawn {
-		if s != b.traces.code {
-			sources = append(sources, s)
-		}
-	}
-	if sources == nil {
+	if b.traces.drawn == nil {
 		return notAsked
 	}
-	return b.fullTables(sources, compared)
+	return b.fullTables(b.traces.long(), compared)
 }
 
 func (b *book) fullTables(sources []*source, policies []string) string {
-	return joined(sources, func(s *source) string {
+	return page.Joined(sources, func(s *source) string {
 		return s.describe() + ".\n\n" + b.full(closed(s, 8), policies)
 	})
 }
 
-// scaling has, for each trace, a table a metric and a column a size.
-func (b *book) scaling() string { return joined(b.traces.real, b.scale) }
-
-func (b *book) scale(on *source) string {
-	var (
-		outcomes []*outcome
-		heads    []string
-	)
-	text := ""
-	for _, g := range b.sizes() {
-		o := b.run(closed(on, g), foreseeing)
-		if o.refused != "" {
-			text += fmt.Sprintf("%d ranks are left out: %s.\n\n", g, o.refused)
-			continue
+// across runs policies in several sizes of group, and says which sizes were left out.
+func (b *book) across(on *source, sizes []int, policies []string, each func(g int, o *page.Outcome)) (text string) {
+	for _, g := range sizes {
+		if o := b.at(closed(on, g), policies...); o.Refused != "" {
+			text += fmt.Sprintf("%d ranks are left out: %s.\n\n", g, o.Refused)
+		} else {
+			each(g, o)
 		}
-		outcomes, heads = append(outcomes, o), append(heads, fmt.Sprintf("G = %d", g))
 	}
+	return text
+}
+
+// scale has a table for each metric and a column for each size.
+func (b *book) scale(on *source) string {
+	var outcomes []*page.Outcome
+	metrics := []page.Column{imbalance, idle, throughput}
+	columns := make([][]page.Cells[string], len(metrics))
+	text := b.across(on, b.sizes(), foreseeing, func(g int, o *page.Outcome) {
+		outcomes = append(outcomes, o)
+		for i, c := range metrics {
+			c.Title = fmt.Sprintf("G = %d", g)
+			columns[i] = append(columns[i], o.Columns("", false, c)...)
+		}
+	})
 	if outcomes == nil {
 		return text
 	}
-	for _, c := range []column{imbalance, idle, throughput} {
-		t := report.Markdown{Head: append(append([]string{"policy"}, heads...), "longest wait of any, s")}
-		for _, p := range foreseeing {
-			row, worst := []string{"`" + p + "`"}, 0.0
-			for _, o := range outcomes {
-				row = append(row, c.show(o.of(p, c.metric)))
-				worst = max(worst, o.of(p, report.WaitMax).Mean)
-			}
-			t.Add(append(row, longestWait.alone(report.Value{Mean: worst}))...)
+	longest := page.Cells[string]{Title: "longest wait of any, s", Of: func(p string) string {
+		worst := 0.0
+		for _, o := range outcomes {
+			worst = max(worst, o.Of(p, report.WaitMax).Mean)
 		}
-		text += fmt.Sprintf("**%s, closed, %d slots a rank: %s**\n\n%s\n", on.name, slotsOfRank, c.title, &t)
+		return longestWait.Alone(report.Value{Mean: worst})
+	}}
+	for i, c := range metrics {
+		text += fmt.Sprintf("**%s, closed, %d slots a rank: %s**\n\n%s\n", on.name, slotsOfRank, c.Title, page.Rows("policy", foreseeing, page.Code, append(columns[i], longest)...))
 	}
 	if line := b.command(closed(on, 8), foreseeing); line != "" {
 		line = strings.Replace(line, "--workers 8", "--workers $G", 1)
@@ -238,54 +204,27 @@ func (b *book) scale(on *source) string {
 	return text
 }
 
-func (b *book) openLoop() string {
-	sources := append([]*source(nil), b.traces.real...)
-	for _, s := range b.traces.drawn {
-		if s != b.traces.code {
-			sources = append(sources, s)
-		}
-	}
-	return joined(sources, b.openTable)
-}
-
 // rhos are the loads of an open loop.
 var rhos = []float64{0.7, 0.9}
 
-// openTable is a line a policy: what counts where arrivals do not wait for
+// openTable is a line for each policy: what counts where arrivals do not wait for
 // answers, at both loads.
 func (b *book) openTable(on *source) string {
-	columns := []column{imbalance, idle, throughput, tpot, e2e, longestWait}
-	t := report.Markdown{Head: []string{"policy"}}
-	var outcomes []*outcome
+	var columns []page.Cells[string]
 	for _, rho := range rhos {
-		o := b.run(open(on, 8, rho), compared)
-		if o.refused != "" {
-			return leftOut(open(on, 8, rho), o.refused)
+		o := b.at(open(on, 8, rho), compared...)
+		if o.Refused != "" {
+			return leftOut(open(on, 8, rho), o.Refused)
 		}
-		outcomes = append(outcomes, o)
-		for _, c := range columns {
-			t.Head = append(t.Head, fmt.Sprintf("%g: %s", rho, c.title))
+		for _, c := range []page.Column{imbalance, idle, throughput, tpot, e2e, longestWait} {
+			columns = append(columns, o.Columns(fmt.Sprintf("%g: ", rho), c != idle, c)...)
 		}
-	}
-	for _, p := range compared {
-		row := []string{"`" + p + "`"}
-		for _, o := range outcomes {
-			for _, c := range columns {
-				v := o.of(p, c.metric)
-				if c == idle {
-					row = append(row, c.show(v))
-				} else {
-					row = append(row, c.alone(v))
-				}
-			}
-		}
-		t.Add(row...)
 	}
 	line := b.command(open(on, 8, rhos[0]), compared)
 	if line != "" {
 		line = fmt.Sprintf("for RHO in %g %g; do %s; done", rhos[0], rhos[1], strings.Replace(line, fmt.Sprintf("--load %g", rhos[0]), "--load $RHO", 1))
 	}
-	return fmt.Sprintf("**%s, 8 x %d, open loop**\n\n%s%s", on.name, slotsOfRank, &t, fenced(line))
+	return fmt.Sprintf("**%s, 8 x %d, open loop**\n\n%s%s", on.name, slotsOfRank, page.Rows("policy", compared, page.Code, columns...), page.Fenced(line))
 }
 
 func (b *book) shortAnswers() string {
@@ -296,46 +235,21 @@ func (b *book) shortAnswers() string {
 	return b.fullTables([]*source{on}, foreseeing) + "\n" + b.openTable(on)
 }
 
-// sweeps go through the two weights of BR-H, crosswise around the defaults.
-func (b *book) sweeps() string { return joined(b.traces.real, b.sweepOf) }
-
+// sweepOf goes through the two weights of BR-H, crosswise around the defaults.
 func (b *book) sweepOf(on *source) string {
-	t := report.Markdown{Head: []string{"`brh:predictor=oracle` with"}}
 	policies := append(sweep(), "jsq", baseline, "pjsq-kv")
-	rows := make([][]string, len(policies))
-	for i, p := range policies {
-		rows[i] = []string{"`" + strings.TrimPrefix(p, sweepPrefix+",") + "`"}
+	var columns []page.Cells[string]
+	text := b.across(on, b.sweepSizes(), policies, func(g int, o *page.Outcome) {
+		columns = append(columns, o.Columns(fmt.Sprintf("G = %d: ", g), false, imbalance, idle, throughput, tpot, longestWait)...)
+	})
+	if columns != nil {
+		name := func(p string) string { return page.Code(strings.TrimPrefix(p, sweepPrefix+",")) }
+		text += page.Rows("`"+sweepPrefix+"` with", policies, name, columns...)
 	}
-	text := ""
-	for _, g := range b.sweepSizes() {
-		o := b.run(closed(on, g), policies)
-		if o.refused != "" {
-			text += fmt.Sprintf("%d ranks are left out: %s.\n\n", g, o.refused)
-			continue
-		}
-		for _, c := range sweepColumns {
-			t.Head = append(t.Head, fmt.Sprintf("G = %d: %s", g, c.title))
-		}
-		for i, p := range policies {
-			rows[i] = append(rows[i], row(o, p, sweepColumns)[1:]...)
-		}
-	}
-	if t.Rows = rows; len(t.Head) > 1 {
-		text += t.String()
-	}
-	return fmt.Sprintf("**%s, closed, %d slots a rank**\n\n%s%s", on.name, slotsOfRank, text, fenced(b.command(closed(on, 8), policies)))
-}
-
-func (b *book) sweepSizes() []int {
-	if b.opts.quick {
-		return []int{8}
-	}
-	return []int{8, 16}
+	return fmt.Sprintf("**%s, closed, %d slots a rank**\n\n%s%s", on.name, slotsOfRank, text, page.Fenced(b.command(closed(on, 8), policies)))
 }
 
 const sweepPrefix = "brh:predictor=oracle"
-
-var sweepColumns = []column{imbalance, idle, throughput, tpot, longestWait}
 
 // sweep lists the specs: beta at gamma 0.9, gamma at beta 48.
 func sweep() []string {
@@ -357,7 +271,7 @@ func (b *book) limits() string {
 	tight.capacity = int64(max(1, tightness*slotsOfRank*trace.Resident(on.from.Trace.Requests)))
 	late := closed(on, 8)
 	late.stale, late.transfer = 16, 4
-	return joined([]scenario{tight, late}, func(sc scenario) string { return b.full(sc, compared) })
+	return page.Joined([]scenario{tight, late}, func(sc scenario) string { return b.full(sc, compared) })
 }
 
 // tightness is a rank's KV memory in mean loads of a rank.

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	"evenkeel/bench/page"
 	"evenkeel/bench/report"
 )
 
@@ -20,7 +21,7 @@ const (
 // that do not come out.
 func (b *book) claims() string {
 	items := []func() string{b.shortestQueueLoses, b.lookingAheadHelps, b.imbalanceGrows, b.weightsMatterLittle, baselinesStand, b.defaultHolds}
-	return joined(items, func(item func() string) string { return item() })
+	return page.Joined(items, func(item func() string) string { return item() })
 }
 
 // verdict in words.
@@ -66,25 +67,20 @@ func (b *book) openLoops() []scenario {
 	return all
 }
 
-// ratioOf is a metric's mean under one policy over that under another, as it is written.
-func (o *outcome) ratioOf(policy, other string, m report.Metric) float64 {
-	return rounded(o.of(policy, m).Mean/o.of(other, m).Mean, hundredths)
-}
-
 // shortestQueueLoses is line 1: BR-0 against the shortest queue.
 func (b *book) shortestQueueLoses() string {
-	t := report.Markdown{Head: []string{"closed loop", "imbalance of `br0` / `jsq`", "at most", "verdict"}, Text: 1}
+	t := page.Markdown{Head: []string{"closed loop", "imbalance of `br0` / `jsq`", "at most", "verdict"}, Text: 1}
 	for _, sc := range b.closedLoops() {
-		o := b.run(sc, []string{"jsq", "br0"})
-		if o.refused != "" {
+		o := b.at(sc, "jsq", "br0")
+		if o.Refused != "" {
 			continue
 		}
 		most := 0.75
 		if sc.on == b.traces.moon {
 			most = 0.35
 		}
-		x := o.ratioOf("br0", "jsq", report.Imbalance)
-		t.Add(sc.String(), fmt.Sprintf("%.2f", x), fmt.Sprintf("%.2f", most), verdict(x <= most))
+		x := o.Ratio("br0", "jsq", report.Imbalance)
+		t.Add(sc.String(), page.Ratio(x), page.Ratio(most), verdict(x <= most))
 	}
 	return "**1. BR-0 has at most 0.75 of the imbalance of the shortest queue, 0.35 on Mooncake.** (Paper: 0.24 and 0.52.)\n\n" + t.String()
 }
@@ -92,14 +88,14 @@ func (b *book) shortestQueueLoses() string {
 // lookingAheadHelps is line 2: perfect foresight against none. No gain is
 // expected on Mooncake at G = 8.
 func (b *book) lookingAheadHelps() string {
-	t := report.Markdown{Head: []string{"closed loop", "imbalance of `brh:predictor=oracle` / `br0`", "idle, `br0`, %", "idle, oracle, %", "verdict"}, Text: 1}
+	t := page.Markdown{Head: []string{"closed loop", "imbalance of `brh:predictor=oracle` / `br0`", "idle, `br0`, %", "idle, oracle, %", "verdict"}, Text: 1}
 	add := func(sc scenario, judge func(x float64) string) {
-		o := b.run(sc, []string{"br0", "brh:predictor=oracle"})
-		if o.refused != "" {
+		o := b.at(sc, "br0", "brh:predictor=oracle")
+		if o.Refused != "" {
 			return
 		}
-		x := o.ratioOf("brh:predictor=oracle", "br0", report.Imbalance)
-		t.Add(sc.String(), fmt.Sprintf("%.2f", x), idle.show(o.of("br0", idle.metric)), idle.show(o.of("brh:predictor=oracle", idle.metric)), judge(x))
+		x := o.Ratio("brh:predictor=oracle", "br0", report.Imbalance)
+		t.Add(sc.String(), page.Ratio(x), idle.Show(o.Of("br0", idle.Metric)), idle.Show(o.Of("brh:predictor=oracle", idle.Metric)), judge(x))
 	}
 	below := func(x float64) string { return verdict(x < 1) }
 	only := func(float64) string { return reported }
@@ -131,11 +127,11 @@ func (b *book) lookingAheadHelps() string {
 // of it is judged.
 func (b *book) imbalanceGrows() string {
 	sizes := b.sizes()
-	t := report.Markdown{Head: []string{"trace", "ranks", "grows least", "grows most", "verdict"}, Text: 2}
+	t := page.Markdown{Head: []string{"trace", "ranks", "grows least", "grows most", "verdict"}, Text: 2}
 	for _, s := range b.traces.real {
 		var fits []int
 		for _, g := range sizes {
-			if b.run(closed(s, g), foreseeing).refused == "" {
+			if b.at(closed(s, g), foreseeing...).Refused == "" {
 				fits = append(fits, g)
 			}
 		}
@@ -145,9 +141,9 @@ func (b *book) imbalanceGrows() string {
 		few, many := fits[0], fits[len(fits)-1]
 		growth := func(policy string) float64 {
 			rankOf := func(g int) float64 {
-				return imbalance.shown(b.run(closed(s, g), foreseeing).of(policy, report.Imbalance)) / float64(g)
+				return imbalance.Shown(b.at(closed(s, g), foreseeing...).Of(policy, report.Imbalance)) / float64(g)
 			}
-			return rounded(rankOf(many)/rankOf(few), hundredths)
+			return page.Rounded(rankOf(many)/rankOf(few), 2)
 		}
 		byGrowth := func(p, q string) int { return cmp.Compare(growth(p), growth(q)) }
 		least, most := slices.MinFunc(foreseeing, byGrowth), slices.MaxFunc(foreseeing, byGrowth)
@@ -163,24 +159,24 @@ const pointsOfSweep = 1
 
 // weightsMatterLittle is the second half of line 3.
 func (b *book) weightsMatterLittle() string {
-	t := report.Markdown{Head: []string{"closed loop", "idle over the sweep, %", "points", "tokens/s over the sweep", "idle, `jsq-kv`, %", "verdict"}, Text: 1}
+	t := page.Markdown{Head: []string{"closed loop", "idle over the sweep, %", "points", "tokens/s over the sweep", "idle, `jsq-kv`, %", "verdict"}, Text: 1}
 	for _, s := range b.traces.real {
 		for _, g := range b.sweepSizes() {
 			sc := closed(s, g)
-			o := b.run(sc, append(sweep(), baseline))
-			if o.refused != "" {
+			o := b.at(sc, append(sweep(), baseline)...)
+			if o.Refused != "" {
 				continue
 			}
-			lo, hi := o.of(sweep()[0], report.IdleShare), o.of(sweep()[0], report.IdleShare)
-			slow, fast := o.of(sweep()[0], report.TokensPerS), o.of(sweep()[0], report.TokensPerS)
+			lo, hi := o.Of(sweep()[0], report.IdleShare), o.Of(sweep()[0], report.IdleShare)
+			slow, fast := o.Of(sweep()[0], report.TokensPerS), o.Of(sweep()[0], report.TokensPerS)
 			for _, p := range sweep()[1:] {
-				x, y := o.of(p, report.IdleShare), o.of(p, report.TokensPerS)
+				x, y := o.Of(p, report.IdleShare), o.Of(p, report.TokensPerS)
 				lo.Mean, hi.Mean = min(lo.Mean, x.Mean), max(hi.Mean, x.Mean)
 				slow.Mean, fast.Mean = min(slow.Mean, y.Mean), max(fast.Mean, y.Mean)
 			}
-			points := rounded(idle.shown(hi)-idle.shown(lo), idle.digits)
-			t.Add(sc.String(), idle.alone(lo)+" to "+idle.alone(hi), fmt.Sprintf("%.*f", idle.digits, points), throughput.alone(slow)+" to "+throughput.alone(fast),
-				idle.show(o.of(baseline, idle.metric)), verdict(points < pointsOfSweep))
+			points := page.Rounded(idle.Shown(hi)-idle.Shown(lo), idle.Digits)
+			t.Add(sc.String(), idle.Alone(lo)+" to "+idle.Alone(hi), fmt.Sprintf("%.*f", idle.Digits, points), throughput.Alone(slow)+" to "+throughput.Alone(fast),
+				idle.Show(o.Of(baseline, idle.Metric)), verdict(points < pointsOfSweep))
 		}
 	}
 	return "**3b. beta from 8 to 96 and gamma from 0.5 to 1 move idle time by little**: by less than one point.\n\n" + t.String()
@@ -197,7 +193,7 @@ var rivals = []string{"br0", "brh"}
 // judged are the policies of line 5 as they ran in a scenario.
 type judged struct {
 	sc      scenario
-	o       *outcome
+	o       *page.Outcome
 	ours    string
 	rivals  []string
 	guardMs float64
@@ -215,25 +211,25 @@ func (b *book) judge(sc scenario, guard int) *judged {
 		}
 		j.ours = b.guarded(ours, guard)
 	}
-	j.o = b.run(sc, append([]string{j.ours, baseline}, j.rivals...))
+	j.o = b.at(sc, append([]string{j.ours, baseline}, j.rivals...)...)
 	return j
 }
 
 // defaultHolds is line 5: the product's default against the rest.
 func (b *book) defaultHolds() string {
-	t := report.Markdown{Head: []string{
+	t := page.Markdown{Head: []string{
 		"load", "idle, `evenkeel`, %", "`jsq-kv`", "`br0`", "`brh`", "imbalance / `br0`", "/ `brh`", "longest wait, s", "bound, s", "verdict",
 	}, Text: 1}
 	add := func(sc scenario, guard int) {
 		j := b.judge(sc, guard)
 		o := j.o
-		if o.refused != "" {
+		if o.Refused != "" {
 			return
 		}
-		t.Add(sc.String()+j.tail, idle.show(o.of(j.ours, idle.metric)), idle.show(o.of(baseline, idle.metric)),
-			idle.show(o.of(j.rivals[0], idle.metric)), idle.show(o.of(j.rivals[1], idle.metric)),
-			fmt.Sprintf("%.2f", o.ratioOf(j.ours, j.rivals[0], report.Imbalance)), fmt.Sprintf("%.2f", o.ratioOf(j.ours, j.rivals[1], report.Imbalance)),
-			longestWait.alone(o.of(j.ours, report.WaitMax)), longestWait.alone(j.waitBound()), j.faults())
+		t.Add(sc.String()+j.tail, idle.Show(o.Of(j.ours, idle.Metric)), idle.Show(o.Of(baseline, idle.Metric)),
+			idle.Show(o.Of(j.rivals[0], idle.Metric)), idle.Show(o.Of(j.rivals[1], idle.Metric)),
+			page.Ratio(o.Ratio(j.ours, j.rivals[0], report.Imbalance)), page.Ratio(o.Ratio(j.ours, j.rivals[1], report.Imbalance)),
+			longestWait.Alone(o.Of(j.ours, report.WaitMax)), longestWait.Alone(j.waitBound()), j.faults())
 	}
 	for _, sc := range slices.Concat(b.closedLoops(), b.openLoops()) {
 		add(sc, 0)
@@ -255,9 +251,9 @@ const manyRanks = 64
 // faults says which parts of line 5 a load does not show.
 func (j *judged) faults() string {
 	var found []string
-	mine := j.o.of(j.ours, report.IdleShare)
-	theirs := j.o.of(baseline, report.IdleShare)
-	share := rounded(idle.shown(mine)/idle.shown(theirs), hundredths)
+	mine := j.o.Of(j.ours, report.IdleShare)
+	theirs := j.o.Of(baseline, report.IdleShare)
+	share := page.Rounded(idle.Shown(mine)/idle.Shown(theirs), 2)
 	switch {
 	case j.sc.rho == 0 && share > 0.7:
 		found = append(found, fmt.Sprintf("idle %.2f of `%s`", share, baseline))
@@ -265,14 +261,14 @@ func (j *judged) faults() string {
 		found = append(found, "idles above `"+baseline+"`")
 	}
 	for i, r := range j.rivals {
-		if above(mine, j.o.of(r, report.IdleShare)) {
+		if above(mine, j.o.Of(r, report.IdleShare)) {
 			found = append(found, "idles above `"+rivals[i]+"`")
 		}
-		if x := j.o.ratioOf(j.ours, r, report.Imbalance); j.sc.ranks >= manyRanks && x > 0.75 {
+		if x := j.o.Ratio(j.ours, r, report.Imbalance); j.sc.ranks >= manyRanks && x > 0.75 {
 			found = append(found, fmt.Sprintf("imbalance %.2f of `%s`", x, rivals[i]))
 		}
 	}
-	if longestWait.shown(j.o.of(j.ours, report.WaitMax)) > longestWait.shown(j.waitBound()) {
+	if longestWait.Shown(j.o.Of(j.ours, report.WaitMax)) > longestWait.Shown(j.waitBound()) {
 		found = append(found, "waits too long")
 	}
 	if found == nil {
@@ -283,7 +279,7 @@ func (j *judged) faults() string {
 
 // above is to idle by more than a deviation.
 func above(x, y report.Value) bool {
-	return idle.shown(x) > rounded(idle.shown(y)+max(idle.deviation(x), idle.deviation(y)), idle.digits)
+	return idle.Shown(x) > page.Rounded(idle.Shown(y)+max(idle.Deviation(x), idle.Deviation(y)), idle.Digits)
 }
 
 // The guard's age: max_age_ms by default, or so many mean waits where those are
@@ -295,6 +291,6 @@ const (
 
 // waitBound is how long a request may wait at most, in ms, where KV is plenty.
 func (j *judged) waitBound() report.Value {
-	guard := max(j.guardMs, guardWaits*j.o.of(j.ours, report.WaitMean).Mean)
-	return report.Value{Mean: guard + j.sc.on.mean*j.o.of(j.ours, report.StepMean).Mean}
+	guard := max(j.guardMs, guardWaits*j.o.Of(j.ours, report.WaitMean).Mean)
+	return report.Value{Mean: guard + j.sc.on.mean*j.o.Of(j.ours, report.StepMean).Mean}
 }

@@ -1,13 +1,13 @@
 package main
 
 import (
-	"fmt"
 	"math"
 	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
+	"evenkeel/bench/page"
 	"evenkeel/bench/report"
 )
 
@@ -36,7 +36,7 @@ func TestFaultsOfTheDefault(t *testing.T) {
 		{"30 s and 100 steps of 60 ms is the longest wait", closed(on, 8), shared(0.05, 0, 1, 36_501), shared(0.1, 0, 3, 0), shared(0.06, 0, 2, 0), shared(0.06, 0, 2, 0), "**does not reproduce**: waits too long"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			j := judged{sc: c.sc, ours: ours, rivals: rivals, guardMs: ownGuardMs, o: &outcome{metrics: map[string]report.Metrics{
+			j := judged{sc: c.sc, ours: ours, rivals: rivals, guardMs: ownGuardMs, o: &page.Outcome{Metrics: map[string]report.Metrics{
 				ours: c.mine, baseline: c.kv, "br0": c.br, "brh": c.bh,
 			}}}
 			require.Equal(t, c.want, j.faults())
@@ -48,14 +48,14 @@ func TestFaultsOfTheDefault(t *testing.T) {
 func judging(t *testing.T, gave func(sc scenario, policy string) report.Metrics) *book {
 	t.Helper()
 	on := &source{name: "t"}
-	b := &book{traces: &bookSources{real: []*source{on}}, simulations: simulations{done: map[fmt.Stringer]*outcome{}}}
+	b := &book{traces: &bookSources{real: []*source{on}}, Runs: page.Runs{Done: map[string]*page.Outcome{}}}
 	for _, g := range b.sizes() {
 		sc := closed(on, g)
-		o := &outcome{metrics: map[string]report.Metrics{}}
+		o := &page.Outcome{Metrics: map[string]report.Metrics{}}
 		for _, p := range append(sweep(), foreseeing...) {
-			o.metrics[p] = gave(sc, p)
+			o.Metrics[p] = gave(sc, p)
 		}
-		b.done[sc] = o
+		b.Done[sc.String()] = o
 	}
 	return b
 }
@@ -123,7 +123,7 @@ func TestFiguresAreReadable(t *testing.T) {
 	for want, v := range map[string]report.Value{
 		"9.00 ± 0.25": {Mean: 9000, SD: 250}, "90.0": {Mean: 90_000}, "900 ± 10": {Mean: 900_000, SD: 10_000},
 	} {
-		require.Equal(t, want, imbalance.show(v))
+		require.Equal(t, want, imbalance.Show(v))
 	}
-	require.Equal(t, "12.5 ± 0.2", idle.show(report.Value{Mean: 0.125, SD: 0.002}))
+	require.Equal(t, "12.5 ± 0.2", idle.Show(report.Value{Mean: 0.125, SD: 0.002}))
 }

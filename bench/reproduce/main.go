@@ -19,6 +19,7 @@ import (
 	"strings"
 	"syscall"
 
+	"evenkeel/bench/page"
 	"evenkeel/bench/report"
 )
 
@@ -70,8 +71,8 @@ func parse(args []string, stderr io.Writer) (options, error) {
 	f.StringVar(&o.tier, "tier", "decode", "whose tables: decode or prefill")
 	f.StringVar(&o.out, "out", "", "document to write (default "+document+" or "+prefillDocument+"; below out/ with --quick or TRACE)")
 	f.BoolVar(&o.quick, "quick", false, "one seed of 2,500 requests and fewer sizes, to see that it works")
-	only := f.String("only", "", "comma-separated names of the tables to write: "+strings.Join(report.Names(blocks), ", ")+
-		"; of prefill "+strings.Join(report.Names(prefillBlocks), ", "))
+	only := f.String("only", "", "comma-separated names of the tables to write: "+strings.Join(page.Names(blocks), ", ")+
+		"; of prefill "+strings.Join(page.Names(prefillBlocks), ", "))
 	if err := f.Parse(args); err != nil {
 		return o, err
 	}
@@ -84,7 +85,7 @@ func parse(args []string, stderr io.Writer) (options, error) {
 	if *only != "" {
 		o.only = strings.Split(*only, ",")
 	}
-	if _, err := report.Choose(o.blocks(), o.only); err != nil {
+	if _, err := page.Choose(o.blocks(), o.only); err != nil {
 		err = fmt.Errorf("--only %w", err)
 		fmt.Fprintln(stderr, err)
 		return o, err
@@ -103,7 +104,7 @@ func parse(args []string, stderr io.Writer) (options, error) {
 }
 
 // blocks are those of the tier.
-func (o options) blocks() []report.Block[*book] {
+func (o options) blocks() []page.Block[*book] {
 	if o.tier == "prefill" {
 		return prefillBlocks
 	}
@@ -129,16 +130,28 @@ func run(ctx context.Context, o options, progress io.Writer) error {
 
 // fill writes blocks into a document; nil is all of them.
 func (b *book) fill(path string, only []string) error {
-	chosen, err := report.Choose(b.opts.blocks(), only)
+	chosen, err := page.Choose(b.opts.blocks(), only)
 	if err != nil {
 		return err
 	}
 	for i := range chosen {
-		chosen[i] = b.under(chosen[i])
+		chosen[i].Tables = b.under(chosen[i])
 	}
-	if err := report.Fill(path, b.opts.target(), b, chosen); err != nil {
+	if err := page.Fill(path, b.opts.target(), b, chosen); err != nil {
 		return err
 	}
-	fmt.Fprintf(b.progress, "%s written\n", path)
+	fmt.Fprintf(b.Progress, "%s written\n", path)
 	return nil
+}
+
+// under has a block begin with the command that makes it again.
+func (b *book) under(bl page.Block[*book]) func(*book) string {
+	line := report.Words{Text: "go run ./bench/reproduce", Before: " "}
+	line.Add(b.opts.tier == "prefill", "--tier prefill")
+	line.Add(true, "--only %s", bl.Name)
+	line.Add(b.opts.quick, "--quick")
+	for _, t := range b.opts.traces {
+		line.Add(true, "%s", t)
+	}
+	return func(b *book) string { return page.Code(line.Text) + "\n\n" + bl.Tables(b) }
 }

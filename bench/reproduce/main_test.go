@@ -11,8 +11,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"evenkeel/bench/page"
 	"evenkeel/bench/race"
-	"evenkeel/bench/report"
 	"evenkeel/bench/trace"
 	"evenkeel/dispatcher/policy"
 )
@@ -68,15 +68,15 @@ func small(t *testing.T, o options) (*book, *bytes.Buffer) {
 }
 
 // parts cuts a document into text and blocks.
-func parts(t *testing.T, doc string, blocks []report.Block[*book]) (prose string, tables map[string]string) {
+func parts(t *testing.T, doc string, blocks []page.Block[*book]) (prose string, tables map[string]string) {
 	t.Helper()
 	tables = map[string]string{}
-	for _, name := range report.Names(blocks) {
+	for _, name := range page.Names(blocks) {
 		o := options{}
 		if strings.HasPrefix(name, "prefill-") {
 			o.tier = "prefill"
 		}
-		opening, closing := report.Markers(name, o.target())
+		opening, closing := page.Markers(name, o.target())
 		before, rest, found := strings.Cut(doc, opening)
 		inside, after, closed := strings.Cut(rest, closing)
 		require.True(t, found && closed, "the document has no place for %s", name)
@@ -121,7 +121,7 @@ func TestADocumentIsFilledAndItsTextKept(t *testing.T) {
 	}
 	_, ofDefault, _ := strings.Cut(tables["claims"], "**5.")
 	for _, sc := range append(b.closedLoops(), b.openLoops()...) {
-		require.Equal(t, b.done[sc].refused == "", strings.Contains(ofDefault, "| "+sc.String()+" |"), "%s has a line, if it is not too wide for so few requests", sc)
+		require.Equal(t, b.Done[sc.String()].Refused == "", strings.Contains(ofDefault, "| "+sc.String()+" |"), "%s has a line, if it is not too wide for so few requests", sc)
 	}
 }
 
@@ -184,10 +184,10 @@ func TestTracesOfOneNameAreToldApart(t *testing.T) {
 func TestAScenarioIsSimulatedOnce(t *testing.T) {
 	b, says := small(t, options{})
 	sc := closed(b.traces.code, 4)
-	b.run(sc, []string{"jsq", "br0"})
-	o := b.run(sc, []string{"br0", "jsq-kv"})
+	b.at(sc, "jsq", "br0")
+	o := b.at(sc, "br0", "jsq-kv")
 	require.NoError(t, b.Err())
-	require.Len(t, o.metrics, 3)
+	require.Len(t, o.Metrics, 3)
 	require.Equal(t, 2, strings.Count(says.String(), "\n"))
 	require.Contains(t, says.String(), "synth:code, 4 x 16, closed: 1 policies")
 }

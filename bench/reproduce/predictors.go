@@ -4,6 +4,7 @@ import (
 	"fmt"
 
 	"evenkeel/bench/fit"
+	"evenkeel/bench/page"
 	"evenkeel/bench/report"
 	"evenkeel/predictor"
 )
@@ -11,11 +12,7 @@ import (
 // fitHorizon is the paper's, in decode steps.
 const fitHorizon = 80
 
-// predictors scores every kind on the last quarter of each trace.
-func (b *book) predictors() string {
-	return joined(b.traces.real, b.holdOut)
-}
-
+// holdOut scores every kind of predictor on the last quarter of a trace.
 func (b *book) holdOut(on *source) string {
 	t := on.from.Trace
 	requests := t.Requests
@@ -23,12 +20,12 @@ func (b *book) holdOut(on *source) string {
 		requests = requests[:min(len(requests), 2*b.most)]
 	}
 	samples := fit.Samples(requests)
-	fmt.Fprintf(b.progress, "%s: fitting predictors\n", on.name)
+	fmt.Fprintf(b.Progress, "%s: fitting predictors\n", on.name)
 	f, err := predictor.Train(predictor.Auto, samples, predictor.Options{Horizon: fitHorizon})
 	if err != nil {
 		return fmt.Sprintf("**%s**\n\nLeft out: %s.\n", on.name, err)
 	}
-	tab := report.Markdown{Head: []string{"kind", "AUC", "Brier", "conditional MAE, tokens"}}
+	tab := page.Markdown{Head: []string{"kind", "AUC", "Brier", "conditional MAE, tokens"}}
 	for _, c := range f.Compared {
 		name := "`" + string(c.Kind) + "`"
 		if c.Kind == f.Kind {

@@ -1,27 +1,38 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
 	"time"
 
+	"evenkeel/bench/page"
 	"evenkeel/bench/prefillsim"
 	"evenkeel/bench/report"
 	"evenkeel/bench/trace"
 	"evenkeel/prefill/policy"
-	"evenkeel/stats"
 )
 
 // prefillBlocks are the tables of docs/results/prefill-policies.md.
-var prefillBlocks = []report.Block[*book]{
+var prefillBlocks = []page.Block[*book]{
 	{Name: "prefill-claims", Title: "What should be seen", Tables: (*book).prefillClaims},
-	{Name: "prefill-loads", Title: "Policies at four loads", Tables: (*book).prefillLoads},
-	{Name: "prefill-curve", Title: "Attention over long prompts", Tables: (*book).prefillCurve},
-	{Name: "prefill-slow", Title: "An engine that is slower than its kind", Tables: (*book).prefillSlow},
+	{Name: "prefill-loads", Title: "Policies at four loads", Tables: func(b *book) string {
+		return b.prefillTables(b.prefillSources(), loadsOn, b.prefillPolicies, prefillCols...)
+	}},
+	{Name: "prefill-curve", Title: "Attention over long prompts", Tables: func(b *book) string {
+		return b.prefillTables(b.prefillSources(), curvesOn, these("lmetric", "bailian", "ttft-sim", "gorgo", "finish"), prefillCols...)
+	}},
+	{Name: "prefill-slow", Title: "An engine that is slower than its kind", Tables: func(b *book) string {
+		return b.eachSharing(func(s *source) string {
+			return b.prefillTables([]*source{s}, slowOn, these("lmetric", "vllm-queue", "ttft-sim", "finish"), prefillCols...)
+		})
+	}},
 	{Name: "prefill-caches", Title: "Caches of other sizes, and told wrongly", Tables: (*book).prefillCaches},
 	{Name: "prefill-burst", Title: "A burst of one class", Tables: (*book).prefillBurst},
-	{Name: "prefill-both", Title: "Engines that also decode", Tables: (*book).prefillBoth},
+	{Name: "prefill-both", Title: "Engines that also decode", Tables: func(b *book) string {
+		return b.prefillTables(b.prefillSources(), bothOn, b.prefillPolicies, prefillCols[0], prefillP99, tpotMean, tpot, prefillHits, busy)
+	}},
 	{Name: "prefill-push", Title: "Holding back", Tables: (*book).prefillPush},
 }
 
@@ -61,58 +72,49 @@ const (
 	ownScore = "p_tokens*(bs+1)*(1+kv_usage)"
 )
 
-var prefillLoads = []float64{0.5, 0.7, 0.85, 0.95}
-
 // Columns of the prefill tables.
 var (
-	prefillMean = column{report.TTFTMean, "TTFT mean, ms", 1, 0}
-	prefillCols = []column{
-		{report.TTFTP50, "p50", 1, 0}, {report.TTFTP90, "p90", 1, 0}, {report.TTFTP99, "p99", 1, 0},
-		{report.HitRatio, "hits, %", 100, 1}, {report.Utilisation, "busy, %", 100, 1}, {report.Uneven, "imbalance, 1,000 tokens", 1e-3, 0},
+	prefillMean = page.Column{Metric: report.TTFTMean, Title: "TTFT mean, ms", Scale: 1}
+	prefillP99  = page.Column{Metric: report.TTFTP99, Title: "p99", Scale: 1}
+	prefillHits = page.Column{Metric: report.HitRatio, Title: "hits, %", Scale: 100, Digits: 1}
+	busy        = page.Column{Metric: report.Utilisation, Title: "busy, %", Scale: 100, Digits: 1}
+	prefillCols = []page.Column{
+		{Metric: report.TTFTP50, Title: "p50", Scale: 1}, {Metric: report.TTFTP90, Title: "p90", Scale: 1}, prefillP99,
+		prefillHits, busy, {Metric: report.Uneven, Title: "imbalance, 1,000 tokens", Scale: 1e-3},
 	}
-	hitError   = column{report.HitError, "predicted wrongly, %", 100, 1}
-	tpotMean   = column{report.TPOTMean, "TPOT mean, ms", 1, 1}
-	burstTTFT  = column{report.BurstMean, "TTFT of the class, ms", 1, 0}
-	prefillP99 = prefillCols[2]
+	hitError  = page.Column{Metric: report.HitError, Title: "predicted wrongly, %", Scale: 100, Digits: 1}
+	tpotMean  = page.Column{Metric: report.TPOTMean, Title: "TPOT mean, ms", Scale: 1, Digits: 1}
+	burstTTFT = page.Column{Metric: report.BurstMean, Title: "TTFT of the class, ms", Scale: 1}
 )
 
-// prefill simulates what of the policies was not simulated yet.
-func (b *book) prefill(sc prefillScenario, policies ...string) *outcome {
-	out, lacking := b.known(sc, policies)
-	if lacking == nil {
-		return out
-	}
-	plan := prefillsim.Plan{
-		Policies: lacking, Trace: sc.on.from.Trace, Seeds: b.seeds, Load: sc.load, Pace: out.pace, CapacityFactor: sc.told, Burst: sc.burst, NoHotspots: sc.unwatch, Push: sc.push,
-		Engines: prefillsim.Engines{
-			Ranks: prefillEngines, Capacity: prefillCapacity, Hold: 500 * time.Millisecond, Line: policy.Line{T0Ms: 150.72, TPMs: 0.0938, Beta2: sc.beta2}, Slow: sc.slow,
-		},
-		Definitions: map[string]policy.Definition{own: {Score: ownScore}},
-	}
-	if b.most > 0 && b.most < len(plan.Trace.Requests) {
-		plan.Requests = b.most
-	}
-	if sc.capacity > 0 {
-		plan.Engines.Capacity = sc.capacity
-	}
-	if sc.both {
-		plan.Engines.Decode = &prefillsim.Decode{C0: bothC0, C1: bothC1, Chunk: bothChunk}
-	}
-	if out.refused = b.refuses(&plan); out.refused != "" {
-		return out
-	}
-	began := time.Now()
-	result, err := plan.Run(b.ctx)
-	if err != nil {
-		out.refused = b.fails(fmt.Errorf("%s: %w", sc, err))
-		return out
-	}
-	out.pace = result.Pace
-	for i, r := range result.Runs {
-		out.metrics[r.Policy], out.seeds[r.Policy] = r.Metrics, result.Seeds[i]
-	}
-	fmt.Fprintf(b.progress, "%s: %.0f s\n", sc, time.Since(began).Seconds())
-	return out
+// prefill is what policies did in a scenario.
+func (b *book) prefill(sc prefillScenario, policies ...string) *page.Outcome {
+	return b.In(sc, policies, func(o *page.Outcome, lacking []string) error {
+		plan := prefillsim.Plan{
+			Policies: lacking, Trace: sc.on.from.Trace, Seeds: b.Seeds, Load: sc.load, Pace: o.Pace, CapacityFactor: sc.told, Burst: sc.burst, NoHotspots: sc.unwatch, Push: sc.push,
+			Engines: prefillsim.Engines{
+				Ranks: prefillEngines, Capacity: cmp.Or(sc.capacity, prefillCapacity), Hold: 500 * time.Millisecond,
+				Line: policy.Line{T0Ms: 150.72, TPMs: 0.0938, Beta2: sc.beta2}, Slow: sc.slow,
+			},
+			Definitions: map[string]policy.Definition{own: {Score: ownScore}},
+		}
+		if b.most > 0 && b.most < len(plan.Trace.Requests) {
+			plan.Requests = b.most
+		}
+		if sc.both {
+			plan.Engines.Decode = &prefillsim.Decode{C0: bothC0, C1: bothC1, Chunk: bothChunk}
+		}
+		if err := plan.Validate(); err != nil {
+			return o.Refuse(err)
+		}
+		result, err := plan.Run(b.Ctx)
+		if err != nil {
+			return err
+		}
+		o.Pace = result.Pace
+		o.Sampled(lacking, result.Seeds)
+		return nil
+	})
 }
 
 func (sc prefillScenario) String() string {
@@ -140,7 +142,7 @@ func (b *book) prefillCommand(sc prefillScenario, policies []string) string {
 	line.Add(sc.push > 0, "--push %d", sc.push)
 	line.Add(sc.beta2 > 0, "--beta2 %g", sc.beta2)
 	line.Add(sc.slow > 0, "--slow %g", sc.slow)
-	line.Add(true, "--seeds %d --policies %s", b.seeds, strings.Join(policies, ","))
+	line.Add(true, "--seeds %d --policies %s", b.Seeds, strings.Join(policies, ","))
 	line.Add(slices.Contains(policies, own), "--define '%s=%s'", own, ownScore)
 	return line.Text
 }
@@ -168,7 +170,7 @@ func (b *book) eachSharing(part func(*source) string) string {
 	if len(sources) == 0 {
 		return "No trace says which prompts share blocks."
 	}
-	return joined(sources, part)
+	return page.Joined(sources, part)
 }
 
 // prefillPolicies are those of the widest tables: all on Mooncake's trace, and on a user's. The
@@ -182,43 +184,23 @@ func (b *book) prefillPolicies(s *source) []string {
 
 var ofEachSort = []string{"lmetric", "least-tokens", "vllm-queue", "bailian", "ttft-sim", "finish"}
 
-// versus is the ratio of two policies' mean TTFT, and where it lies at 95 %, over the seeds, which
-// are blocks that no two of them share. All three are as they are written.
-func (o *outcome) versus(p, reference string) (ratio, low, high float64) {
-	mine, theirs := o.seeds[p], o.seeds[reference]
-	low, high = stats.Bootstrap(len(mine), 0.95, func(drawn []int) float64 {
-		var x, y float64
-		for _, i := range drawn {
-			x, y = x+mine[i][report.TTFTMean], y+theirs[i][report.TTFTMean]
-		}
-		return x / y
-	})
-	return o.ratioOf(p, reference, report.TTFTMean), rounded(low, hundredths), rounded(high, hundredths)
-}
-
 // beside is a mean, and its ratio to another with the interval.
-func beside(o *outcome, p, reference string) string {
-	mean := prefillMean.show(o.of(p, report.TTFTMean))
+func beside(o *page.Outcome, p, reference string) string {
+	mean := prefillMean.Show(o.Of(p, report.TTFTMean))
 	if p == reference {
 		return mean
 	}
-	ratio, low, high := o.versus(p, reference)
-	return fmt.Sprintf("%s (%.2f; %.2f to %.2f)", mean, ratio, low, high)
+	low, high := o.Interval(p, reference, report.TTFTMean)
+	return fmt.Sprintf("%s (%.2f; %.2f to %.2f)", mean, o.Ratio(p, reference, report.TTFTMean), low, high)
 }
 
-// prefillTable is a line a policy; the first is what others are measured by.
-func (b *book) prefillTable(sc prefillScenario, policies []string, columns ...column) string {
+// prefillTable is a line for each policy; the first is what others are measured by.
+func (b *book) prefillTable(sc prefillScenario, policies []string, columns ...page.Column) string {
 	o := b.prefill(sc, policies...)
-	if o.refused != "" {
-		return leftOut(sc, o.refused)
+	if o.Refused != "" {
+		return leftOut(sc, o.Refused)
 	}
-	t := report.Markdown{Head: append([]string{"policy"}, titles(prefillMean.title+" (of `"+policies[0]+"`)", columns)...)}
-	for _, p := range policies {
-		row := []string{"`" + p + "`", beside(o, p, policies[0])}
-		for _, c := range columns {
-			row = append(row, c.alone(o.of(p, c.metric)))
-		}
-		t.Add(row...)
-	}
-	return fmt.Sprintf("**%s**\n\n%s%s", sc, &t, fenced(b.prefillCommand(sc, policies)))
+	mean := page.Cells[string]{Title: prefillMean.Title + " (of `" + policies[0] + "`)", Of: func(p string) string { return beside(o, p, policies[0]) }}
+	cells := append([]page.Cells[string]{mean}, o.Columns("", true, columns...)...)
+	return fmt.Sprintf("**%s**\n\n%s%s", sc, page.Rows("policy", policies, page.Code, cells...), page.Fenced(b.prefillCommand(sc, policies)))
 }

@@ -6,6 +6,7 @@ import (
 	"strconv"
 	"strings"
 
+	"evenkeel/bench/page"
 	"evenkeel/bench/report"
 	"evenkeel/dispatcher/policy"
 )
@@ -82,25 +83,25 @@ func guarded(name string, ms int) (string, error) {
 func (b *book) guarded(name string, ms int) string {
 	spec, err := guarded(name, ms)
 	if err != nil {
-		b.fails(err)
+		b.Fail(err)
 	}
 	return spec
 }
 
 // guardOf is the reference's guard in a scenario, in ms by its mean step.
 func (b *book) guardOf(sc scenario) int {
-	o := b.run(sc, []string{ours})
-	if o.refused != "" {
+	o := b.at(sc, ours)
+	if o.Refused != "" {
 		return 0
 	}
-	return 1000 * int(math.Round(referenceGuard*o.of(ours, report.StepMean).Mean/1000))
+	return 1000 * int(math.Round(referenceGuard*o.Of(ours, report.StepMean).Mean/1000))
 }
 
 func (b *book) reference() string {
 	if b.traces.moon == nil {
 		return notAsked
 	}
-	return joined(referenceRuns, b.besideReference)
+	return page.Joined(referenceRuns, b.besideReference)
 }
 
 func (b *book) besideReference(r referenceRun) string {
@@ -110,15 +111,20 @@ func (b *book) besideReference(r referenceRun) string {
 	for i, p := range referenceRows {
 		policies[i] = b.guarded(p, guard)
 	}
-	o := b.run(sc, policies)
-	if o.refused != "" {
-		return leftOut(sc, o.refused)
+	o := b.at(sc, policies...)
+	if o.Refused != "" {
+		return leftOut(sc, o.Refused)
 	}
-	t := report.Markdown{Head: []string{"policy", idle.title, "reference", throughput.title, "reference", imbalance.title, longestWait.title}}
-	for i, p := range policies {
-		t.Add("`"+referenceRows[i]+"`", idle.show(o.of(p, idle.metric)), fmt.Sprintf("%.1f", r.gave[i].idle),
-			throughput.show(o.of(p, throughput.metric)), report.Grouped(r.gave[i].throughput, 0),
-			imbalance.show(o.of(p, imbalance.metric)), longestWait.show(o.of(p, longestWait.metric)))
+	show := func(c page.Column) page.Cells[int] {
+		return page.Cells[int]{Title: c.Title, Of: func(i int) string { return c.Show(o.Of(policies[i], c.Metric)) }}
 	}
-	return fmt.Sprintf("**%s; guard of %d steps, `max_age_ms=%d`**\n\n%s%s", sc, referenceGuard, guard, &t, fenced(b.command(sc, policies)))
+	rows := make([]int, len(policies))
+	for i := range rows {
+		rows[i] = i
+	}
+	table := page.Rows("policy", rows, func(i int) string { return page.Code(referenceRows[i]) },
+		show(idle), page.Cells[int]{Title: "reference", Of: func(i int) string { return fmt.Sprintf("%.1f", r.gave[i].idle) }},
+		show(throughput), page.Cells[int]{Title: "reference", Of: func(i int) string { return report.Grouped(r.gave[i].throughput, 0) }},
+		show(imbalance), show(longestWait))
+	return fmt.Sprintf("**%s; guard of %d steps, `max_age_ms=%d`**\n\n%s%s", sc, referenceGuard, guard, table, page.Fenced(b.command(sc, policies)))
 }

@@ -1,13 +1,10 @@
 package main
 
 import (
-	"cmp"
-	"context"
 	"fmt"
-	"io"
 	"strings"
-	"time"
 
+	"evenkeel/bench/page"
 	"evenkeel/bench/report"
 	"evenkeel/bench/sim"
 	"evenkeel/dispatcher/board"
@@ -73,93 +70,28 @@ func (b *book) command(sc scenario, policies []string) string {
 	line.Add(sc.stale > 0, "--stale %d", sc.stale)
 	line.Add(sc.transfer > 0, "--transfer %d", sc.transfer)
 	line.Add(requests > 0, "--requests %d", requests)
-	line.Add(true, "--seeds %d --policies %s", b.seeds, strings.Join(policies, ","))
+	line.Add(true, "--seeds %d --policies %s", b.Seeds, strings.Join(policies, ","))
 	return line.Text
 }
 
-// outcome is what policies did in a scenario.
-type outcome struct {
-	metrics map[string]report.Metrics  // by policy
-	seeds   map[string][]report.Sample // of a prefill scenario, by policy
-	pace    float64                    // of a prefill scenario, once it is known
-	refused string                     // why it cannot be simulated: the trace is too short for the fleet
-}
-
-func (o *outcome) of(policy string, m report.Metric) report.Value { return o.metrics[policy][m] }
-
-// simulations runs each policy in each scenario once, whoever asks.
-type simulations struct {
-	ctx      context.Context
-	seeds    int
-	most     int // requests of a seed; 0: all there are
-	progress io.Writer
-	done     map[fmt.Stringer]*outcome // by scenario
-	err      error                     // the first; nothing is simulated after it
-}
-
-// Err is report.Book's.
-func (s *simulations) Err() error { return s.err }
-
-// fails keeps an error, and says it.
-func (s *simulations) fails(err error) string {
-	s.err = cmp.Or(s.err, err)
-	return err.Error()
-}
-
-// refuses is why a plan is not run, which tables say.
-func (s *simulations) refuses(plan interface{ Validate() error }) string {
-	if err := cmp.Or(s.err, plan.Validate()); err != nil {
-		return err.Error()
-	}
-	return ""
-}
-
-// requests of a seed; 0 is all there are.
-func (s *simulations) requests(on *source) int {
-	if t := on.from.Trace; t != nil && s.most > len(t.Requests)/2 {
-		return 0
-	}
-	return s.most
-}
-
-// known is what a scenario gave so far, and those of the policies that can be simulated in it and were not yet.
-func (s *simulations) known(sc fmt.Stringer, policies []string) (out *outcome, lacking []string) {
-	if out = s.done[sc]; out == nil {
-		out = &outcome{metrics: map[string]report.Metrics{}, seeds: map[string][]report.Sample{}}
-		s.done[sc] = out
-	}
-	for _, p := range policies {
-		if _, ok := out.metrics[p]; !ok && out.refused == "" {
-			lacking = append(lacking, p)
+// at is what policies did in a scenario.
+func (b *book) at(sc scenario, policies ...string) *page.Outcome {
+	return b.In(sc, policies, func(o *page.Outcome, lacking []string) error {
+		plan := sim.Plan{
+			Policies: lacking, Source: sc.on.from, Requests: b.requests(sc.on), Seeds: b.Seeds,
+			Fleet: sim.Uniform(sc.ranks, sc.slots, sc.capacity), Load: sim.Load{Rho: sc.rho, Pool: sc.pool}, Window: board.DefaultWindow,
 		}
-	}
-	return out, lacking
-}
-
-// run simulates what of the policies was not simulated yet.
-func (s *simulations) run(sc scenario, policies []string) *outcome {
-	out, lacking := s.known(sc, policies)
-	if lacking == nil {
-		return out
-	}
-	plan := sim.Plan{
-		Policies: lacking, Source: sc.on.from, Requests: s.requests(sc.on), Seeds: s.seeds,
-		Fleet: sim.Uniform(sc.ranks, sc.slots, sc.capacity), Load: sim.Load{Rho: sc.rho, Pool: sc.pool}, Window: board.DefaultWindow,
-	}
-	plan.Fleet.Stale, plan.Fleet.Transfer = sc.stale, sc.transfer
-	if out.refused = s.refuses(&plan); out.refused != "" {
-		fmt.Fprintf(s.progress, "%s: left out, %s\n", sc, out.refused)
-		return out
-	}
-	began := time.Now()
-	result, err := plan.Run(s.ctx)
-	if err != nil {
-		out.refused = s.fails(fmt.Errorf("%s: %w", sc, err))
-		return out
-	}
-	for _, r := range result.Runs {
-		out.metrics[r.Policy] = sim.Repeatable(r.Metrics)
-	}
-	fmt.Fprintf(s.progress, "%s: %d policies, %d seeds, %.1f s\n", sc, len(plan.Policies), s.seeds, time.Since(began).Seconds())
-	return out
+		plan.Fleet.Stale, plan.Fleet.Transfer = sc.stale, sc.transfer
+		if err := plan.Validate(); err != nil {
+			return o.Refuse(err)
+		}
+		result, err := plan.Run(b.Ctx)
+		if err != nil {
+			return err
+		}
+		for _, r := range result.Runs {
+			o.Metrics[r.Policy] = sim.Repeatable(r.Metrics)
+		}
+		return nil
+	})
 }

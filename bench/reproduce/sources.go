@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"evenkeel/bench/report"
@@ -100,4 +101,9 @@ func (s *source) describe() string {
 	return fmt.Sprintf("%s: %s requests; prompt tokens: mean %s, median %s; output tokens: mean %.0f, median %d, 99 %% below %s",
 		s.title, report.Grouped(float64(m.Requests), 0), report.Grouped(m.Prompt.Mean, 0), report.Grouped(float64(m.Prompt.P50), 0), m.Output.Mean, m.Output.P50,
 		report.Grouped(float64(m.Output.P99), 0))
+}
+
+// long are the drawn traces but the one of short answers.
+func (s *bookSources) long() []*source {
+	return slices.DeleteFunc(slices.Clone(s.drawn), func(d *source) bool { return d == s.code })
 }

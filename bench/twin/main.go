@@ -20,6 +20,7 @@ import (
 	"time"
 
 	"evenkeel/bench/load"
+	"evenkeel/bench/page"
 	"evenkeel/bench/refengine"
 	"evenkeel/bench/regret/draw"
 	"evenkeel/bench/report"
@@ -161,7 +162,7 @@ const longest = 0.2
 var policies = []string{"jsq-kv", "evenkeel"}
 
 func (o options) run(ctx context.Context, out io.Writer) (ok bool, err error) {
-	m := report.Markdown{Head: []string{
+	m := page.Markdown{Head: []string{
 		"load", "in force", "minutes", "its step, ms", "as replayed", "the other's step, as told", "really", "off by, %", "error, %", "by chance, %", "within", "of the windows", "the policies differ by, %",
 		"sign", "error is at most a third of that", "a verdict every", "its share of a core, %", "memory of the proxy, MiB",
 	}, Text: 2}
@@ -191,7 +192,7 @@ func (o options) run(ctx context.Context, out io.Writer) (ok bool, err error) {
 	}
 	fmt.Fprintf(out, "\n%s\n", m.String())
 	if o.out != "" {
-		err = report.Fill(o.out, "twin", table(m.String()), []report.Block[table]{{Name: "twin", Title: "Foretold and really", Tables: func(t table) string { return string(t) }}})
+		err = page.Fill(o.out, "twin", table(m.String()), []page.Block[table]{{Name: "twin", Title: "Foretold and really", Tables: func(t table) string { return string(t) }}})
 	}
 	return ok, err
 }
@@ -387,7 +388,7 @@ func (f *found) mean(from, to time.Duration) float64 {
 }
 
 // against holds what a run foretold of another against that, and says whether it held.
-func (f *found) against(other *found, chance float64, name string, m *report.Markdown) (ok bool) {
+func (f *found) against(other *found, chance float64, name string, m *page.Markdown) (ok bool) {
 	if len(f.all) == 0 || f.all[len(f.all)-1].Against[0].Hour == nil {
 		m.Add(name, f.policy, "no verdict")
 		return false

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -75,10 +76,11 @@ func init() {
 // ratioOf is a metric of our default over that of a rival in a cell, in the mean over
 // the seeds drawn.
 func (b *book) ratioOf(c cell, rival string, m report.Metric, drawn []int) float64 {
-	mine, theirs := b.samples(c.scenario(), c.preset, ours), b.samples(c.scenario(), c.preset, rival)
-	if b.err != nil {
+	o := b.on(c.scenario(), c.preset, append([]string{ours}, rivals...)...)
+	if o.Refused != "" {
 		return 1
 	}
+	mine, theirs := o.Seeds[ours], o.Seeds[rival]
 	var a, r float64
 	for _, seed := range drawn {
 		a, r = a+mine[seed][m], r+theirs[seed][m]
@@ -98,16 +100,7 @@ func (b *book) median(of []cell, rival string, m report.Metric, drawn []int) flo
 
 // worst is the cell with the largest of the ratios, or with the least.
 func (b *book) worst(of []cell, rival string, m report.Metric, largest bool, drawn []int) (worst cell) {
-	better := func(x, y cell) int {
-		u, v := b.ratioOf(x, rival, m, drawn), b.ratioOf(y, rival, m, drawn)
-		switch {
-		case u < v:
-			return -1
-		case u > v:
-			return 1
-		}
-		return 0
-	}
+	better := func(x, y cell) int { return cmp.Compare(b.ratioOf(x, rival, m, drawn), b.ratioOf(y, rival, m, drawn)) }
 	if largest {
 		return slices.MaxFunc(of, better)
 	}
@@ -123,15 +116,12 @@ var (
 // grid holds our default against its rivals.
 func (b *book) grid() string {
 	all := cells()
-	for _, c := range all {
-		b.need(c.scenario(), c.preset, append([]string{ours}, rivals...)...)
-	}
-	seeds := make([]int, b.seeds)
+	seeds := make([]int, b.Seeds)
 	for i := range seeds {
 		seeds[i] = i
 	}
 	with := func(figure func(drawn []int) float64) string {
-		low, high := stats.Bootstrap(b.seeds, 0.95, figure)
+		low, high := stats.Bootstrap(b.Seeds, 0.95, figure)
 		return fmt.Sprintf("%.2f (%.2f to %.2f)", figure(seeds), low, high)
 	}
 	var rows [][]string
@@ -147,7 +137,7 @@ func (b *book) grid() string {
 		}
 		rows = append(rows, append(row, verdict(inTheMedian.met(medians[0], medians[1]))+", "+verdict(atWorst.met(worsts[0], worsts[1]))))
 	}
-	return fmt.Sprintf("`make reproduce-geo`, `%s`, %d cells, %d seeds. Wanted: in the median %s, at worst %s\n\n", gridScenario, len(all), b.seeds, inTheMedian, atWorst) +
+	return fmt.Sprintf("`make reproduce-geo`, `%s`, %d cells, %d seeds. Wanted: in the median %s, at worst %s\n\n", gridScenario, len(all), b.Seeds, inTheMedian, atWorst) +
 		table("`finish` against | mean TTFT, median | mean TTFT, worst | tokens/s, median | tokens/s, worst | in the median, at worst", rows) + "\n" + b.axes(all, seeds)
 }
 

@@ -13,26 +13,24 @@ import (
 	"io"
 	"os"
 	"slices"
-	"strconv"
 	"strings"
-	"time"
 
 	"evenkeel/bench/geosim"
-	"evenkeel/bench/report"
+	"evenkeel/bench/page"
 	"evenkeel/bench/world"
 )
 
 func main() {
 	out := flag.String("out", "docs/results/regions.md", "document to write")
 	seeds := flag.Int("seeds", 5, "runs of every arm")
-	only := flag.String("only", "", "comma-separated names of the tables to write: "+strings.Join(report.Names(blocks), ", "))
+	only := flag.String("only", "", "comma-separated names of the tables to write: "+strings.Join(page.Names(blocks), ", "))
 	flag.Parse()
 	world.Main("reproduce", func(ctx context.Context, _ []string, _ io.Writer) error {
 		return run(ctx, *out, *seeds, *only)
 	})
 }
 
-var blocks = []report.Block[*book]{
+var blocks = []page.Block[*book]{
 	{Name: "geo-default", Title: "Our default", Tables: (*book).defaults},
 	{Name: "geo-grid", Title: "Our default on a grid", Tables: (*book).grid},
 	{Name: "geo-claims", Title: "Claims", Tables: (*book).claims},
@@ -52,105 +50,60 @@ func run(ctx context.Context, path string, seeds int, only string) error {
 	if only != "" {
 		names = strings.Split(only, ",")
 	}
-	chosen, err := report.Choose(blocks, names)
+	chosen, err := page.Choose(blocks, names)
 	if err != nil {
 		return fmt.Errorf("-only %w", err)
 	}
-	return report.Fill(path, makes, &book{ctx: ctx, seeds: seeds, runs: map[key][]report.Sample{}}, chosen)
+	return page.Fill(path, makes, &book{page.Runs{Ctx: ctx, Seeds: seeds, Progress: os.Stderr, Done: map[string]*page.Outcome{}}}, chosen)
 }
 
-// book has all that was simulated, each once. After its first error it simulates
-// nothing more.
-type book struct {
-	ctx   context.Context
-	seeds int
-	runs  map[key][]report.Sample // by seed
-	err   error
-}
+// book has all that was simulated, each once.
+type book struct{ page.Runs }
 
-// Err is report.Book's.
-func (b *book) Err() error { return b.err }
+// place is a scenario on engines of a preset. A scenario may be a variant: "skew, 300 ms between turns".
+type place struct{ scenario, preset string }
 
-type key struct{ scenario, preset, arm string }
+func (p place) String() string { return p.scenario + " on " + p.preset }
 
-// need simulates what is missing. A scenario may be a variant: "skew, twice the
-// clients".
-func (b *book) need(scenario, preset string, arms ...string) {
-	missing := slices.DeleteFunc(slices.Clone(arms), func(arm string) bool {
-		_, done := b.runs[key{scenario, preset, arm}]
-		return done
-	})
-	if len(missing) == 0 || b.err != nil {
-		return
-	}
-	name, other, _ := strings.Cut(scenario, ", ")
-	sc, err := geosim.Named(name, preset)
-	if err != nil {
-		b.err = err
-		return
-	}
-	for i := range variants {
-		if variants[i].name == other {
-			variants[i].change(sc)
+// on is what policies did in a place.
+func (b *book) on(scenario, preset string, arms ...string) *page.Outcome {
+	return b.In(place{scenario, preset}, arms, func(o *page.Outcome, lacking []string) error {
+		name, other, _ := strings.Cut(scenario, ", ")
+		sc, err := geosim.Named(name, preset)
+		if err != nil {
+			return err
 		}
-	}
-	began := time.Now()
-	samples, err := (&geosim.Plan{Scenario: sc, Arms: missing, Seeds: b.seeds}).Samples(b.ctx)
-	if err != nil {
-		b.err = err
-		return
-	}
-	for i, arm := range missing {
-		b.runs[key{scenario, preset, arm}] = samples[i]
-	}
-	fmt.Fprintf(os.Stderr, "%s on %s: %d arms in %.1f s\n", scenario, preset, len(missing), time.Since(began).Seconds())
+		for _, v := range variants {
+			if v.name == other {
+				v.change(sc)
+			}
+		}
+		samples, err := (&geosim.Plan{Scenario: sc, Arms: lacking, Seeds: b.Seeds}).Samples(b.Ctx)
+		if err != nil {
+			return err
+		}
+		o.Sampled(lacking, samples)
+		return nil
+	})
 }
 
-// of is a mean, 0 after an error; what nobody needed before is a bug.
-func (b *book) of(scenario, preset, arm string, m report.Metric) float64 {
-	return report.Summarize(b.samples(scenario, preset, arm)...)[m].Mean
-}
-
-// samples are what every seed gave.
-func (b *book) samples(scenario, preset, arm string) []report.Sample {
-	samples, ok := b.runs[key{scenario, preset, arm}]
-	if !ok && b.err == nil {
-		panic("not simulated: " + scenario + " " + preset + " " + arm)
-	}
-	return samples
-}
-
-// ratio of a metric under one arm to that under another.
-func (b *book) ratio(scenario, preset, arm, other string, m report.Metric) float64 {
-	return b.of(scenario, preset, arm, m) / b.of(scenario, preset, other, m)
-}
-
-// span is how ratios lie.
+// span is how ratios lie, as they are written.
 type span []float64
 
-func (s *span) add(v float64) { *s = append(*s, v) }
+func (s *span) add(v float64) { *s = append(*s, page.Rounded(v, 2)) }
 func (s span) least() float64 { return slices.Min(s) }
 func (s span) most() float64  { return slices.Max(s) }
 func (s span) String() string { return fmt.Sprintf("%.2f to %.2f", s.least(), s.most()) }
 
 // command makes a table's numbers again.
 func (b *book) command(scenario, preset string, arms ...string) string {
-	return fmt.Sprintf("`evenkeel simulate --tier geo --scenario %s --preset %s --policies %s --seeds %d`", scenario, preset, strings.Join(arms, ","), b.seeds)
+	return fmt.Sprintf("`evenkeel simulate --tier geo --scenario %s --preset %s --policies %s --seeds %d`", scenario, preset, strings.Join(arms, ","), b.Seeds)
 }
 
 func table(head string, rows [][]string) string {
-	t := report.Markdown{Head: strings.Split(head, " | "), Rows: rows}
+	t := page.Markdown{Head: strings.Split(head, " | "), Rows: rows}
 	t.Text = len(t.Head)
 	return t.String()
-}
-
-// atLeast and atMost hold a ratio, as it is printed with two digits, against a limit.
-func atLeast(v, limit float64) bool { return printed(v) >= limit }
-func atMost(v, limit float64) bool  { return printed(v) <= limit }
-
-func printed(v float64) float64 {
-	shown, _ := strconv.ParseFloat(fmt.Sprintf("%.2f", v), 64) // of what was just printed: never fails
-	return shown
 }
 
 // verdict in words.

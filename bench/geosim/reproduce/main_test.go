@@ -8,15 +8,15 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"evenkeel/bench/page"
 	"evenkeel/bench/race"
-	"evenkeel/bench/report"
 )
 
 func TestTheDocumentHasAPlaceForEveryTable(t *testing.T) {
 	text, err := os.ReadFile(filepath.Join("..", "..", "..", "docs", "results", "regions.md"))
 	require.NoError(t, err)
-	for _, name := range report.Names(blocks) {
-		opening, closing := report.Markers(name, makes)
+	for _, name := range page.Names(blocks) {
+		opening, closing := page.Markers(name, makes)
 		_, rest, found := strings.Cut(string(text), opening)
 		require.True(t, found, name)
 		require.Contains(t, rest, closing)

@@ -1,13 +1,13 @@
 package main
 
 import (
-	"cmp"
 	"fmt"
 	"math"
 	"slices"
 	"strings"
 
 	"evenkeel/bench/geosim"
+	"evenkeel/bench/page"
 	"evenkeel/bench/report"
 )
 
@@ -34,30 +34,25 @@ func (b *book) defaults() string {
 	arms := []string{ours, skylb, "region-local", "skylb-local", blind, seldom}
 	for _, name := range []string{"skew", "diurnal", "multi-turn"} {
 		for _, preset := range presets {
-			b.need(name, preset, arms...)
-			r := func(other string, m report.Metric) float64 { return b.ratio(name, preset, ours, other, m) }
-			add := func(what string, ttft, tokens float64, want target) {
-				met := "met"
+			o := b.on(name, preset, arms...)
+			add := func(o *page.Outcome, what, other string, want target) {
+				met, ttft, tokens := "met", o.Ratio(ours, other, report.TTFTMean), o.Ratio(ours, other, report.TokensPerS)
 				if !want.met(ttft, tokens) {
 					met = "**not met**"
 				}
-				rows = append(rows, []string{name, preset, what, fmt.Sprintf("%.2f", ttft), fmt.Sprintf("%.2f", tokens), want.String(), met})
+				rows = append(rows, []string{name, preset, what, page.Ratio(ttft), page.Ratio(tokens), want.String(), met})
 			}
 			if name == "multi-turn" {
 				for _, other := range []string{"region-local", "skylb-local"} {
-					ttft, tokens := r(other, report.TTFTMean), r(other, report.TokensPerS)
-					add(other, ttft, tokens, target{mostTTFT: 1, leastTokens: 0.98})
+					add(o, other, other, target{mostTTFT: 1, leastTokens: 0.98})
 				}
 			} else {
 				for _, as := range []string{name, name + ", " + inPrefill} {
-					b.need(as, preset, ours, skylb)
-					ttft, tokens := b.ratio(as, preset, ours, skylb, report.TTFTMean), b.ratio(as, preset, ours, skylb, report.TokensPerS)
-					add(strings.Replace(as, name, skylb, 1), ttft, tokens, target{mostTTFT: 0.75, leastTokens: 1.05})
+					add(b.on(as, preset, ours, skylb), strings.Replace(as, name, skylb, 1), skylb, target{mostTTFT: 0.75, leastTokens: 1.05})
 				}
 			}
-			ttft, tokens := r(blind, report.TTFTMean), r(blind, report.TokensPerS)
-			add(blind, ttft, tokens, target{leastTTFT: 0.97, mostTTFT: 1.03, leastTokens: 0.97, mostTokens: 1.03})
-			add("itself, probed every 2 s instead of 0.5", r(seldom, report.TTFTMean), r(seldom, report.TokensPerS), target{leastTTFT: 0.87})
+			add(o, blind, blind, target{leastTTFT: 0.97, mostTTFT: 1.03, leastTokens: 0.97, mostTokens: 1.03})
+			add(o, "itself, probed every 2 s instead of 0.5", seldom, target{leastTTFT: 0.87})
 		}
 	}
 	return b.command("skew", presets[0], arms...) + "\n\n" +
@@ -69,7 +64,10 @@ type target struct{ leastTTFT, mostTTFT, leastTokens, mostTokens float64 }
 
 // met holds the ratios, as they are printed, against the limits.
 func (t target) met(ttft, tokens float64) bool {
-	within := func(v, least, most float64) bool { return atLeast(v, least) && (most == 0 || atMost(v, most)) }
+	within := func(v, least, most float64) bool {
+		v = page.Rounded(v, 2)
+		return v >= least && (most == 0 || v <= most)
+	}
 	return within(ttft, t.leastTTFT, t.mostTTFT) && within(tokens, t.leastTokens, t.mostTokens)
 }
 
@@ -129,75 +127,71 @@ func (b *book) claims() string {
 	var roomyBest, roomyWorst span // where memory is not short in all regions
 	for _, name := range crossed {
 		for _, preset := range presets {
-			b.need(name, preset, all...)
-			overRR.add(b.ratio(name, preset, skylb, "rr", report.TokensPerS))
-			overLL.add(b.ratio(name, preset, skylb, "central-least-load", report.TokensPerS))
-			overPrefix.add(b.ratio(name, preset, skylb, "prefix-blind", report.TokensPerS))
-			least, most := b.extremes(name, preset, balancers)
-			mine := b.of(name, preset, ours, report.TTFTMean)
+			o := b.on(name, preset, all...)
+			overRR.add(o.Ratio(skylb, "rr", report.TokensPerS))
+			overLL.add(o.Ratio(skylb, "central-least-load", report.TokensPerS))
+			overPrefix.add(o.Ratio(skylb, "prefix-blind", report.TokensPerS))
+			least, most := extremes(o, balancers)
+			mine := o.Of(ours, report.TTFTMean).Mean
 			best.add(least / mine)
 			worst.add(most / mine)
 			if slices.Contains(original, preset) {
 				roomyBest.add(least / mine)
 				roomyWorst.add(most / mine)
 			}
-			theirs.add(least / b.of(name, preset, skylb, report.TTFTMean))
+			theirs.add(least / o.Of(skylb, report.TTFTMean).Mean)
 
-			paused := name + ", " + pauses
-			b.need(paused, preset, all...)
-			pausedRR.add(b.ratio(paused, preset, skylb, "rr", report.TokensPerS))
-			pausedLL.add(b.ratio(paused, preset, skylb, "central-least-load", report.TokensPerS))
-			least, most = b.extremes(paused, preset, balancers)
-			mine = b.of(paused, preset, ours, report.TTFTMean)
+			o = b.on(name+", "+pauses, preset, all...)
+			pausedRR.add(o.Ratio(skylb, "rr", report.TokensPerS))
+			pausedLL.add(o.Ratio(skylb, "central-least-load", report.TokensPerS))
+			least, most = extremes(o, balancers)
+			mine = o.Of(ours, report.TTFTMean).Mean
 			pausedBest.add(least / mine)
 			pausedWorst.add(most / mine)
 		}
 	}
 	add("C1", "S0: 1.12 to 2.06 times the throughput of single balancers", "skylb ≥ 1.05 of rr and ≥ 0.95 of least-load, in each of 15 cells",
 		fmt.Sprintf("%s of rr, %s of least-load; %s of prefix-blind (no target). With %s %s of rr, %s of least-load", overRR, overLL, overPrefix, pauses, pausedRR, pausedLL),
-		atLeast(overRR.least(), 1.05) && atLeast(overLL.least(), 0.95))
+		overRR.least() >= 1.05 && overLL.least() >= 0.95)
 	add("C2", "S0: 1.74 to 6.30 times lower latency", "TTFT of the best single balancer ≥ 1.2 times that of finish, of the worst ≥ 2",
 		fmt.Sprintf("best %s, worst %s (best over skylb: %s); without the 24k engines best %s, worst %s. With %s best %s, worst %s", best, worst, theirs, roomyBest, roomyWorst,
-			pauses, pausedBest, pausedWorst), atLeast(best.least(), 1.2) && atLeast(worst.least(), 2))
+			pauses, pausedBest, pausedWorst), best.least() >= 1.2 && worst.least() >= 2)
 
 	var p90, p90OnePass span
 	for _, preset := range original {
-		together := "tot, " + onePass
-		b.need(together, preset, ours, "rr", "prefix-blind")
+		o, together := b.on("tot", preset, ours, "rr", "prefix-blind"), b.on("tot, "+onePass, preset, ours, "rr", "prefix-blind")
 		for _, a := range []string{"rr", "prefix-blind"} {
-			p90.add(b.ratio("tot", preset, ours, a, report.TTFTP90))
-			p90OnePass.add(b.ratio(together, preset, ours, a, report.TTFTP90))
+			p90.add(o.Ratio(ours, a, report.TTFTP90))
+			p90OnePass.add(together.Ratio(ours, a, report.TTFTP90))
 		}
 	}
 	add("C3", "S0: P90 TTFT is 10 to 23 % of the baselines'", "finish ≤ 0.50 of rr and prefix-blind on tot", fmt.Sprintf("%s; with %s %s", p90, onePass, p90OnePass),
-		atMost(p90.most(), 0.5))
+		p90.most() <= 0.5)
 
 	one := []string{blindMatch, match, "finish:push=blind", "finish:push=sp-p", "finish:push=sp-e", "finish:push=sp-o,max_outstanding=8", "prefix-blind"}
-	b.need("one-region", presets[0], one...)
-	to := func(a, c string) float64 { return b.ratio("one-region", presets[0], a, c, report.TokensPerS) }
+	alone := b.on("one-region", presets[0], one...)
+	to := func(a, c string) float64 { return alone.Ratio(a, c, report.TokensPerS) }
 	spp, spe, spo8 := to("finish:push=sp-p", "finish:push=blind"), to("finish:push=sp-e", "finish:push=sp-p"), to("finish:push=sp-p", "finish:push=sp-o,max_outstanding=8")
 	add("C4", "S0: SP-P has 1.27 times the throughput of blind, 1.4 times that of SP-O; P90 TTFT 18 times lower than blind",
 		"4 replicas, 30 clients, one region, local choice as in finish: SP-P within 10 % of blind, SP-E ≥ 0.98 of SP-P, SP-P ≥ 1.1 of SP-O(8)",
 		fmt.Sprintf("%.2f, %.2f, %.2f. With the longest match alone as local choice SP-P has %.2f times blind's throughput, and %.2f times that of SGLang's router",
-			spp, spe, spo8, to(match, blindMatch), to(match, "prefix-blind")), atLeast(spp, 0.9) && atMost(spp, 1.1) && atLeast(spe, 0.98) && atLeast(spo8, 1.1))
+			spp, spe, spo8, to(match, blindMatch), to(match, "prefix-blind")), spp >= 0.9 && spp <= 1.1 && spe >= 0.98 && spo8 >= 1.1)
 
-	b.need("skew", presets[0], skylb, "skylb-local", "region-local", "finish:replicas=9")
-	sk := func(a, c string, m report.Metric) float64 { return b.ratio("skew", presets[0], a, c, m) }
+	sk := b.on("skew", presets[0], skylb, "skylb-local", "region-local", "finish:replicas=9").Ratio
 	gain := sk(skylb, "skylb-local", report.TokensPerS)
 	p, tokens := sk("finish:replicas=9", "region-local", report.TTFTP90), sk("finish:replicas=9", "region-local", report.TokensPerS)
 	add("C5", "S0: 1.07 to 1.18 over region-local; 9 replicas do as 12",
 		"skew: skylb ≥ 1.03 of itself without peers; finish on 9: P90 TTFT ≤ region-local's on 12, tokens/s ≥ 0.84",
-		fmt.Sprintf("%.2f; on 9: P90 TTFT %.2f, tokens/s %.2f", gain, p, tokens), atLeast(gain, 1.03) && atMost(p, 1) && atLeast(tokens, 0.84))
+		fmt.Sprintf("%.2f; on 9: P90 TTFT %.2f, tokens/s %.2f", gain, p, tokens), gain >= 1.03 && p <= 1 && tokens >= 0.84)
 
 	var apart, apartOnePass span
 	for _, preset := range original {
 		for scenario, to := range map[string]*span{"tot-uniform": &apart, "tot-uniform, " + onePass: &apartOnePass} {
-			b.need(scenario, preset, ours, "ch")
-			to.add(b.ratio(scenario, preset, "ch", ours, report.TokensPerS))
+			to.add(b.on(scenario, preset, ours, "ch").Ratio("ch", ours, report.TokensPerS))
 		}
 	}
 	add("C6", "S0: uniform trees favour consistent hashing by 2 %", "ch within 10 % of finish in tokens/s", fmt.Sprintf("%s; with %s %s", apart, onePass, apartOnePass),
-		atLeast(apart.least(), 0.9) && atMost(apart.most(), 1.1))
+		apart.least() >= 0.9 && apart.most() <= 1.1)
 
 	share := b.peaks()
 	rows = append(rows, []string{
@@ -205,37 +199,33 @@ func (b *book) claims() string {
 		fmt.Sprintf("%.1f %% fewer clients at the peak of all than at all peaks", 100*(1-share)), "–",
 	})
 
-	a100 := "a100-mistral7b"
-	b.need("gorgo", a100, ours, "gorgo", "central-gorgo", "central-least-load")
-	g := func(a, c string, m report.Metric) float64 { return b.ratio("gorgo", a100, a, c, m) }
+	g := b.on("gorgo", "a100-mistral7b", ours, "gorgo", "central-gorgo", "central-least-load").Ratio
 	central, mine := g("central-least-load", "central-gorgo", report.TTFTP50), g("central-least-load", ours, report.TTFTP50)
 	add("C8", "S1: a central GORGO has 2.5 times lower median TTFT", "least-load over central-gorgo ≥ 1.2, over finish ≥ 2", fmt.Sprintf("%.2f, %.2f", central, mine),
-		atLeast(central, 1.2) && atLeast(mine, 2))
+		central >= 1.2 && mine >= 2)
 	mean, p99, rate := g("central-least-load", "gorgo", report.TTFTMean), g("central-least-load", "gorgo", report.TTFTP99),
 		g("gorgo", "central-least-load", report.TokensPerS)
 	add("C9", "S1: distributed GORGO has 4.0 times lower mean, 15 times lower P99 TTFT, and 43 % fewer requests done",
-		"both ≥ 2, tokens/s ≥ 1.00 at equal limits", fmt.Sprintf("mean %.2f, P99 %.2f, tokens/s %.2f", mean, p99, rate), atLeast(mean, 2) && atLeast(p99, 2) && atLeast(rate, 1))
+		"both ≥ 2, tokens/s ≥ 1.00 at equal limits", fmt.Sprintf("mean %.2f, P99 %.2f, tokens/s %.2f", mean, p99, rate), mean >= 2 && p99 >= 2 && rate >= 1)
 
 	var noWait, noRTT span
 	for _, preset := range presets {
 		for _, name := range []string{"skew", "diurnal"} {
-			b.need(name, preset, "finish:without=wait")
-			noWait.add(b.ratio(name, preset, "finish:without=wait", ours, report.TTFTMean))
+			noWait.add(b.on(name, preset, ours, "finish:without=wait").Ratio("finish:without=wait", ours, report.TTFTMean))
 		}
-		b.need("multi-turn", preset, ours, "finish:without=rtt")
-		noRTT.add(b.ratio("multi-turn", preset, "finish:without=rtt", ours, report.TTFTMean))
+		noRTT.add(b.on("multi-turn", preset, ours, "finish:without=rtt").Ratio("finish:without=rtt", ours, report.TTFTMean))
 	}
 	add("C10", "ours: the peer's wait and the round trip belong into the cost",
 		"without the wait TTFT ≥ 2 times on skew and diurnal; without the round trip ≥ 1.01 times on multi-turn",
-		fmt.Sprintf("without wait %s, without RTT %s", noWait, noRTT), atLeast(noWait.least(), 2) && atLeast(noRTT.least(), 1.01))
-	return fmt.Sprintf("`make reproduce-geo`, %d seeds\n\n", b.seeds) + table("claim | source | in shape if | measured | verdict", rows)
+		fmt.Sprintf("without wait %s, without RTT %s", noWait, noRTT), noWait.least() >= 2 && noRTT.least() >= 1.01)
+	return fmt.Sprintf("`make reproduce-geo`, %d seeds\n\n", b.Seeds) + table("claim | source | in shape if | measured | verdict", rows)
 }
 
 // extremes are the least and the most mean TTFT of these arms.
-func (b *book) extremes(scenario, preset string, arms []string) (least, most float64) {
+func extremes(o *page.Outcome, arms []string) (least, most float64) {
 	least = math.Inf(1)
 	for _, a := range arms {
-		v := b.of(scenario, preset, a, report.TTFTMean)
+		v := o.Of(a, report.TTFTMean).Mean
 		least, most = min(least, v), max(most, v)
 	}
 	return least, most
@@ -245,7 +235,7 @@ func (b *book) extremes(scenario, preset string, arms []string) (least, most flo
 func (b *book) peaks() float64 {
 	s, err := geosim.Named("diurnal", presets[0])
 	if err != nil {
-		b.err = cmp.Or(b.err, err)
+		b.Fail(err)
 		return 0
 	}
 	most, sum := s.Peaks()
@@ -255,27 +245,21 @@ func (b *book) peaks() float64 {
 // sweeps are the parameters that C10 wants printed.
 func (b *book) sweeps() string {
 	var out strings.Builder
-	for _, sweep := range []struct {
-		scenario string
-		arms     []string
-	}{
-		{"skew", []string{"finish:probe_ms=100", ours, seldom, "skylb:push=sp-p,probe_ms=100", skylb, "skylb:push=sp-p,probe_ms=2000"}},
-		{"skew", []string{"skylb:push=sp-p,tau=0", skylb, "skylb:push=sp-p,tau=16", "skylb:push=sp-p,tau=1000"}},
-		{"skew", []string{"finish:max_unanswered=2", "finish:max_unanswered=4", ours, "finish:max_unanswered=16", blind, "finish:push=sp-o,max_outstanding=24",
-			"finish:push=sp-o"}},
-		{"skew", []string{"finish:load=0", ours, "finish:b_ms=0.3", "finish:w=2", "finish:min_gain_ms=0", "finish:min_gain_ms=100"}},
+	for _, arms := range [][]string{
+		{"finish:probe_ms=100", ours, seldom, "skylb:push=sp-p,probe_ms=100", skylb, "skylb:push=sp-p,probe_ms=2000"},
+		{"skylb:push=sp-p,tau=0", skylb, "skylb:push=sp-p,tau=16", "skylb:push=sp-p,tau=1000"},
+		{"finish:max_unanswered=2", "finish:max_unanswered=4", ours, "finish:max_unanswered=16", blind, "finish:push=sp-o,max_outstanding=24", "finish:push=sp-o"},
+		{"finish:load=0", ours, "finish:b_ms=0.3", "finish:w=2", "finish:min_gain_ms=0", "finish:min_gain_ms=100"},
 	} {
 		var rows [][]string
 		for _, preset := range original {
-			b.need(sweep.scenario, preset, sweep.arms...)
-			for _, a := range sweep.arms {
-				rows = append(rows, []string{
-					preset, "`" + a + "`", fmt.Sprintf("%.0f", b.of(sweep.scenario, preset, a, report.TTFTMean)),
-					fmt.Sprintf("%.0f", b.of(sweep.scenario, preset, a, report.TokensPerS)), fmt.Sprintf("%.0f", b.of(sweep.scenario, preset, a, geosim.Forwards)),
-				})
+			o := b.on("skew", preset, arms...)
+			for _, a := range arms {
+				v := func(m report.Metric) string { return fmt.Sprintf("%.0f", o.Of(a, m).Mean) }
+				rows = append(rows, []string{preset, page.Code(a), v(report.TTFTMean), v(report.TokensPerS), v(geosim.Forwards)})
 			}
 		}
-		out.WriteString("\n" + b.command(sweep.scenario, presets[0], sweep.arms...) + "\n\n" + table("engines | policy | TTFT mean, ms | tokens/s | forwards", rows))
+		out.WriteString("\n" + b.command("skew", presets[0], arms...) + "\n\n" + table("engines | policy | TTFT mean, ms | tokens/s | forwards", rows))
 	}
 	return out.String()
 }
@@ -293,25 +277,26 @@ func (b *book) cost() string {
 	}
 	for _, name := range []string{"skew", "diurnal"} {
 		local, shared := arms("region-local", alone), arms(ours, together)
-		b.need(name, presets[0], append(append([]string(nil), local...), shared...)...)
+		o := b.on(name, presets[0], slices.Concat(local, shared)...)
+		p90Of := func(a string) float64 { return o.Of(a, report.TTFTP90).Mean }
 		var rows [][]string
 		for i, a := range shared {
-			p90 := b.of(name, presets[0], a, report.TTFTP90)
+			p90 := p90Of(a)
 			same := fmt.Sprintf("more than %d", alone[len(alone)-1])
 			saved := "-"
 			for k, l := range local {
-				if b.of(name, presets[0], l, report.TTFTP90) <= p90 {
+				if p90Of(l) <= p90 {
 					same, saved = fmt.Sprint(alone[k]), fmt.Sprintf("%.0f %%", 100*(1-float64(together[i])/float64(alone[k])))
 					break
 				}
 			}
-			rows = append(rows, []string{fmt.Sprint(together[i]), fmt.Sprintf("%.0f", p90), fmt.Sprintf("%.0f", b.of(name, presets[0], a, report.TokensPerS)), same, saved})
+			rows = append(rows, []string{fmt.Sprint(together[i]), fmt.Sprintf("%.0f", p90), fmt.Sprintf("%.0f", o.Of(a, report.TokensPerS).Mean), same, saved})
 		}
 		var others []string
 		for k, l := range local {
-			others = append(others, fmt.Sprintf("%d: %.0f ms", alone[k], b.of(name, presets[0], l, report.TTFTP90)))
+			others = append(others, fmt.Sprintf("%d: %.0f ms", alone[k], p90Of(l)))
 		}
-		out.WriteString("\n" + b.command(name, presets[0], append(append([]string(nil), shared...), local...)...) + "\n\n" +
+		out.WriteString("\n" + b.command(name, presets[0], slices.Concat(shared, local)...) + "\n\n" +
 			table("replicas with `finish` | TTFT p90, ms | tokens/s | `region-local` needs | saved", rows) +
 			"\nTTFT p90 of `region-local` by replicas: " + strings.Join(others, ", ") + ".\n")
 	}
@@ -323,10 +308,10 @@ func (b *book) faults() string {
 	arms := []string{ours, "gorgo", skylb}
 	var rows [][]string
 	for _, name := range []string{"dies", "partition", "drains", "version"} {
-		b.need(name, presets[0], arms...)
+		o := b.on(name, presets[0], arms...)
 		for _, a := range arms {
-			v := func(m report.Metric) string { return fmt.Sprintf("%.1f", b.of(name, presets[0], a, m)) }
-			rows = append(rows, []string{name, "`" + a + "`", v(report.OK), v(geosim.Forwards), v(geosim.Fallbacks), v(report.Failed), v(geosim.Lost), v(geosim.Violations)})
+			v := func(m report.Metric) string { return fmt.Sprintf("%.1f", o.Of(a, m).Mean) }
+			rows = append(rows, []string{name, page.Code(a), v(report.OK), v(geosim.Forwards), v(geosim.Fallbacks), v(report.Failed), v(geosim.Lost), v(geosim.Violations)})
 		}
 	}
 	return b.command("dies", presets[0], arms...) + "\n\n" +

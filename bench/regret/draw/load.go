@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"time"
 
+	"evenkeel/bench/page"
 	"evenkeel/bench/report"
 	"evenkeel/bench/sim"
 	"evenkeel/bench/trace"
@@ -97,7 +98,7 @@ const (
 
 // Ranges is the table of them.
 func Ranges() string {
-	t := report.Markdown{Head: []string{"property", "drawn from"}, Text: 1}
+	t := page.Markdown{Head: []string{"property", "drawn from"}, Text: 1}
 	t.Add("length of answers", "bimodal (long ones 4 to 100 times the short, 5 to 50 % of all), heavy-tailed (Pareto, exponent 1.1 to 2.5, cut at 50 times the least), geometric, uniform "+
 		"(±20 to ±100 %), recurrent (50 to 95 % from 100 prompts, each with its own length), drifting (the mean changes 2 to 10 times over the run, up or down): each as often")
 	t.Add("mean answer", fmt.Sprintf("%d to %s tokens", meanFrom, report.Grouped(meanTo, 0)))

@@ -1,4 +1,7 @@
-package report
+// Package page writes tables into a page, between its markers. A table is data: the policies that
+// were run in a scenario, each once (runs.go), and the columns that show them (table.go). The text
+// of a page stands in the page.
+package page
 
 import (
 	"errors"
@@ -8,6 +11,8 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+
+	"evenkeel/bench/report"
 )
 
 // Block is a part of a document: a few tables that answer one question. A book
@@ -104,49 +109,5 @@ func (d *document) save() error {
 	if err := os.MkdirAll(filepath.Dir(d.path), 0o755); err != nil {
 		return err
 	}
-	return Replace(d.path, []byte(d.text))
-}
-
-// Replace writes a file so that whoever reads it, as serve does when it changes, sees
-// the old one or the new one.
-func Replace(path string, data []byte) error {
-	temp := fmt.Sprintf("%s.%d.tmp", path, os.Getpid())
-	err := os.WriteFile(temp, data, 0o644)
-	if err == nil {
-		err = os.Rename(temp, path)
-	}
-	if err != nil {
-		_ = os.Remove(temp) // where there is one; err says the rest
-	}
-	return err
-}
-
-// Markdown is a table for a document: the first column is text, the others are
-// numbers.
-type Markdown struct {
-	Head []string
-	Rows [][]string
-	Text int // columns beyond the first that are text, the last ones
-}
-
-// Add adds a row.
-func (t *Markdown) Add(cells ...string) { t.Rows = append(t.Rows, cells) }
-
-func (t *Markdown) String() string {
-	var b strings.Builder
-	line := func(cells []string) { b.WriteString("| " + strings.Join(cells, " | ") + " |\n") }
-	line(t.Head)
-	b.WriteString("|---|")
-	for i := 1; i < len(t.Head); i++ {
-		if i >= len(t.Head)-t.Text {
-			b.WriteString("---|")
-		} else {
-			b.WriteString("--:|")
-		}
-	}
-	b.WriteByte('\n')
-	for _, r := range t.Rows {
-		line(r)
-	}
-	return b.String()
+	return report.Replace(d.path, []byte(d.text))
 }
