@@ -17,6 +17,7 @@ import (
 	"fmt"
 	"io"
 	"regexp"
+	"slices"
 	"time"
 
 	"evenkeel/bench/world"
@@ -33,6 +34,7 @@ type options struct {
 	cache   string
 	samples string
 	page    string
+	watched bool
 }
 
 func main() { world.Main("relay", run) }
@@ -58,6 +60,7 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	flags.StringVar(&o.cache, "cache", "", "folder for vllm-router; empty: evenkeel/relay in the user's cache folder")
 	flags.StringVar(&o.samples, "samples", "", "file to which measurements are added; the page is made from all that it holds")
 	flags.StringVar(&o.page, "page", "", "page to write; its plots go to ../img")
+	flags.BoolVar(&o.watched, "watched", false, "measure evenkeel as well with the live page open, with every request traced, and without receipts")
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
@@ -85,6 +88,16 @@ func (o options) run(ctx context.Context) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, b.world.Close(err == nil)) }()
+	if o.watched {
+		c, err := openCollector()
+		if err != nil {
+			return err
+		}
+		b.collector = c.url
+		defer func() {
+			err = errors.Join(err, c.close(err == nil && slices.ContainsFunc(watched, func(w way) bool { return w.traced && o.proxies.MatchString(w.name) })))
+		}()
+	}
 	kinds := b.kinds(ctx, o)
 	s, err := openStore(o.samples)
 	if err != nil {

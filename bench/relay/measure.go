@@ -51,6 +51,8 @@ type bench struct {
 	cores cores
 	files int // that a process may open
 
+	collector string // URL that takes traces
+
 	profiled *[]Cost // of the measurement; nil: none is wanted
 }
 

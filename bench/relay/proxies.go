@@ -48,6 +48,7 @@ type kind struct {
 	missing string // why
 	// start starts it; clients find it at an address, and ask says when it is ready.
 	start func(b *bench, at string, p place) (process *world.Process, ready string, err error)
+	page  bool // the stream that the live page reads is open
 }
 
 // proxy is one that runs.
@@ -91,6 +92,12 @@ func (k *kind) run(ctx context.Context, b *bench, p place) (*proxy, error) {
 		run.end()
 		return nil, fmt.Errorf("%s: %w; %s has its log", k.name, err, b.world.Dir)
 	}
+	if k.page {
+		if err := openPage(ctx, strings.TrimSuffix(ready, "/readyz")); err != nil {
+			run.end()
+			return nil, fmt.Errorf("%s: %w", k.name, err)
+		}
+	}
 	return run, nil
 }
 
@@ -108,9 +115,18 @@ func (b *bench) kinds(ctx context.Context, o options) []*kind {
 		{name: bareName, legs: 1, version: runtime.Version(), start: (*bench).startBare}, b.findRouter(ctx, o.cache),
 	}
 	if o.before != "" {
-		list = append(list, &kind{name: beforeName, legs: 2, version: versionOf(ctx, o.before), start: startEvenkeel(o.before)})
+		list = append(list, &kind{name: beforeName, legs: 2, version: versionOf(ctx, o.before), start: startEvenkeel(o.before, receipts, "")})
 	}
-	return append(list, &kind{name: evenkeelName, legs: 2, version: versionOf(ctx, b.world.Binary), start: startEvenkeel(b.world.Binary)})
+	if o.watched {
+		for _, w := range watched {
+			collector := ""
+			if w.traced {
+				collector = b.collector
+			}
+			list = append(list, &kind{name: w.name, legs: 2, version: versionOf(ctx, b.world.Binary), start: startEvenkeel(b.world.Binary, w.receipts, collector), page: w.page})
+		}
+	}
+	return append(list, &kind{name: evenkeelName, legs: 2, version: versionOf(ctx, b.world.Binary), start: startEvenkeel(b.world.Binary, receipts, "")})
 }
 
 func versionOf(ctx context.Context, binary string) string {
@@ -122,10 +138,15 @@ func versionOf(ctx context.Context, binary string) string {
 	return first
 }
 
-func startEvenkeel(binary string) func(b *bench, at string, p place) (*world.Process, string, error) {
+// startEvenkeel keeps that many receipts, and sends spans of every request to a collector unless it is empty.
+func startEvenkeel(binary string, receipts int, collector string) func(b *bench, at string, p place) (*world.Process, string, error) {
 	return func(b *bench, at string, p place) (*world.Process, string, error) {
 		admin := world.FreeAddresses(1)[0]
-		err := b.world.Write("evenkeel.yaml", fmt.Sprintf("listen: %q\nadmin: {listen: %q}\nself_test: false\nprefill: {push: {max_unanswered: %d}}\n", at, admin, prefills)+
+		tracing := ""
+		if collector != "" {
+			tracing = fmt.Sprintf("tracing: {endpoint: %q, sample: 1}\n", collector)
+		}
+		err := b.world.Write("evenkeel.yaml", fmt.Sprintf("listen: %q\nadmin: {listen: %q, receipts: %d}\nself_test: false\nprefill: {push: {max_unanswered: %d}}\n", at, admin, receipts, prefills)+tracing+
 			world.Engines(world.EnginesAt(p.prefill, ""), world.EnginesAt(p.decode, ", slots: %d", p.slots)))
 		if err != nil {
 			return nil, "", err

@@ -7,6 +7,7 @@ import (
 	"encoding/gob"
 	"fmt"
 	"io"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -422,4 +423,19 @@ func TestAProgramStartsOnItsCores(t *testing.T) {
 	after, err := allCores()
 	require.NoError(t, err)
 	require.Equal(t, all, after, "the thread that started it runs where it did")
+}
+
+func TestACollectorThatGotNothingIsAnError(t *testing.T) {
+	c, err := openCollector()
+	require.NoError(t, err)
+	resp, err := http.Post(c.url+"/v1/traces", "application/x-protobuf", strings.NewReader("spans"))
+	require.NoError(t, err)
+	require.NoError(t, resp.Body.Close())
+	require.Equal(t, http.StatusOK, resp.StatusCode)
+	http.DefaultClient.CloseIdleConnections()
+	require.NoError(t, c.close(true))
+
+	c, err = openCollector()
+	require.NoError(t, err)
+	require.ErrorContains(t, c.close(true), "the collector got no trace")
 }

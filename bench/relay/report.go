@@ -97,9 +97,18 @@ func (s *store) report(b *bench) error {
 	return report.Replace(b.page, page.Bytes())
 }
 
+// names are those of all proxies, in the order of the tables.
+func names() []string {
+	list := []string{nginxName, bareName, routerName, beforeName, evenkeelName}
+	for _, w := range watched {
+		list = append(list, w.name)
+	}
+	return list
+}
+
 // measured are the proxies of which there is a sample, direct left out.
 func (s *store) measured() (list []string) {
-	for _, name := range []string{nginxName, bareName, routerName, beforeName, evenkeelName} {
+	for _, name := range names() {
 		if slices.ContainsFunc(s.Samples, func(m Sample) bool { return m.Proxy == name }) {
 			list = append(list, name)
 		}
@@ -116,7 +125,7 @@ func (s *store) write(out io.Writer, b *bench) {
 		"proxy needs two per stream. Other programs used at most %.0f %% of the CPUs during a measurement.\n\n",
 		runtime.NumCPU(), runtime.Version(), runtime.GOARCH, rounds, b.window, grouped(b.files), others*100)
 	fmt.Fprint(out, "| proxy | version |\n|---|---|\n")
-	for _, name := range []string{nginxName, bareName, routerName, beforeName, evenkeelName} {
+	for _, name := range names() {
 		if p, ok := s.Peers[name]; ok {
 			if p.Version = s.versions(name); p.Version == "" {
 				p.Version = "not measured: " + p.Missing

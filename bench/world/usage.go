@@ -1,14 +1,10 @@
 package world
 
 import (
-	"context"
-	"fmt"
 	"slices"
 	"time"
 
 	"github.com/prometheus/procfs"
-
-	"evenkeel/bench/load"
 )
 
 // stat is what Linux's /proc says of a process.
@@ -62,38 +58,6 @@ func PeakRSS(pids func() []int) (most func() int64) {
 		}
 	}()
 	return func() int64 { close(stop); return <-result }
-}
-
-// Wave is what programs took for some streams.
-type Wave struct {
-	*load.Result
-	Chunk time.Duration // of CPU, for each event
-	RSS   int64         // bytes, the most seen
-}
-
-// Measure sends a load, as many streams as there are requests and all at once, and
-// measures the processes that serve it.
-func Measure(ctx context.Context, pids func() []int, c load.Config) (w Wave, err error) {
-	c.Concurrency, c.Stream, c.Chat = len(c.Requests), 1, 0.5
-	before, err := CPU(pids()...)
-	if err != nil {
-		return w, err
-	}
-	most := PeakRSS(pids)
-	w.Result, err = load.Run(ctx, c)
-	w.RSS = most()
-	if err != nil {
-		return w, err
-	}
-	after, err := CPU(pids()...)
-	if err != nil {
-		return w, err
-	}
-	w.Chunk = (after - before) / time.Duration(max(1, w.Events))
-	if w.OK != len(c.Requests) {
-		err = fmt.Errorf("%d of %d streams ended well: %v", w.OK, len(c.Requests), w.Kinds)
-	}
-	return w, err
 }
 
 // Micros and MiB are how tables show time and memory.
