@@ -128,7 +128,7 @@ twin: ## what the twin foretells and what happens, on reference engines over soc
 	go run ./bench/twin -out docs/results/twin.md
 
 .PHONY: bind
-bind: ## what it costs to bind decode ranks before the prefill, simulated: docs/results/bind.md, 10 to 20 minutes on one idle core; one that was ended goes on where it was; ARGS='-ranks 64 -seeds 5': another grid, printed
+bind: ## what it costs to bind decode ranks before the prefill, simulated: docs/results/bind.md and bind.csv, 10 to 20 minutes on one idle core; one that was ended goes on where it was; ARGS='-ranks 64 -seeds 5': another grid, printed
 	@mkdir -p bench/out
 	go run ./bench/bind $(if $(ARGS),$(ARGS),-samples bench/out/bind.jsonl -out docs/results/bind.md)
 

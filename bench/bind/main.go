@@ -1,7 +1,7 @@
 // Command bind says what it costs to bind a request to a decode rank before its prefill, as some
 // connectors want it, and what of the gain over a balance by KV tokens is kept: the same requests in
 // the barrier simulator, bound late and at arrival, with prefills that take more and more steps.
-// The same program gives the same page to the bit.
+// The same program gives the same figures to the bit.
 package main
 
 import (
@@ -15,6 +15,7 @@ import (
 	"strconv"
 	"strings"
 
+	"evenkeel/bench/page"
 	"evenkeel/bench/report"
 	"evenkeel/bench/world"
 )
@@ -24,7 +25,6 @@ type options struct {
 	parts   []part
 	samples string
 	out     string
-	given   []string // flags that choose what is run
 }
 
 func main() {
@@ -48,16 +48,13 @@ func parse(args []string) (o options, err error) {
 	f.IntVar(&p.seeds, "seeds", p.seeds, "runs of each")
 	f.IntVar(&p.requests, "requests", p.requests, "of a run; 0: as many as the ranks need")
 	f.StringVar(&o.samples, "samples", "", "file that every run is written to, and those that it has are not run again; empty: none")
-	f.StringVar(&o.out, "out", "", "page to write, its figures into the folder img beside its folder; empty: it is printed, without figures")
+	f.StringVar(&o.out, "out", "", "page whose verdicts are written, with a CSV of all figures beside it and plots in the folder img beside its folder; empty: verdicts and CSV are printed")
 	if err := f.Parse(args); err != nil {
 		return o, err
 	}
-	f.Visit(func(f *flag.Flag) {
-		if f.Name != "out" && f.Name != "samples" {
-			o.given = append(o.given, "-"+f.Name+" "+f.Value.String())
-		}
-	})
-	if o.parts = usual; len(o.given) == 0 {
+	another := false
+	f.Visit(func(f *flag.Flag) { another = another || f.Name != "out" && f.Name != "samples" })
+	if o.parts = usual; !another {
 		return o, nil
 	}
 	p.traces, p.loads = strings.Split(*traces, ","), strings.Split(*loads, ",")
@@ -93,8 +90,8 @@ func numbers[N int | float64](list string, read func(string) (N, error)) (all []
 	return all, nil
 }
 
-// run runs what is not in the file of samples yet, and writes the page. One that is ended writes the page of
-// what there is.
+// run runs what is not in the file of samples yet, and writes what was found. One that is ended writes what
+// there is.
 func (o options) run(ctx context.Context, out, progress io.Writer) (err error) {
 	s, err := openSamples(o.samples)
 	if err != nil {
@@ -141,11 +138,13 @@ func (s *samples) fill(ctx context.Context, cells []cell, progress io.Writer) (m
 	return missing, nil
 }
 
-// write writes the page and its figures, or prints it.
+// Err is page.Book's: what fails, fails before there is a table.
+func (b *book) Err() error { return nil }
+
+// write puts what was found into the page, and writes the CSV beside it and the figures, or prints all but these.
 func (b *book) write(out io.Writer) error {
-	page := b.page()
 	if b.out == "" {
-		_, err := io.WriteString(out, page)
+		_, err := fmt.Fprintf(out, "%s\n%s", b.found(), b.csv())
 		return err
 	}
 	pictures := filepath.Join(filepath.Dir(b.out), "..", "img")
@@ -161,5 +160,8 @@ func (b *book) write(out io.Writer) error {
 			return err
 		}
 	}
-	return report.Replace(b.out, []byte(page))
+	if err := page.Fill(b.out, "bind", b, []page.Block[*book]{{Name: "bind", Title: "What was asked, and what came out", Tables: (*book).found}}); err != nil {
+		return err
+	}
+	return report.Replace(strings.TrimSuffix(b.out, ".md")+".csv", b.csv())
 }

@@ -39,7 +39,7 @@ var figures = []figure{
 func meanKept(b *book, all []*scenario, steps float64) (float64, bool) {
 	late, arrival := 0.0, 0.0
 	for _, s := range all {
-		l, a, ok := b.gains(s, steps, nowArms)
+		l, a, ok := b.gains(s, steps)
 		if !ok {
 			return 0, false
 		}

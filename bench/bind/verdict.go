@@ -68,7 +68,7 @@ func (b *book) shortIsFree() (expected, found string, met, known bool) {
 
 func (b *book) shortIsKept() (expected, found string, met, known bool) {
 	kept := b.each(func(s *scenario, steps float64) (float64, bool) {
-		share, ok := b.kept(s, steps, nowArms)
+		share, ok := b.kept(s, steps)
 		return share, ok && steps <= shortPrefill
 	})
 	expected = fmt.Sprintf("a prefill of %d step keeps at least %.0f %% of what `evenkeel` gains over `jsq-kv`", shortPrefill, 100*nearlyAll)
