@@ -146,7 +146,7 @@ func TestAnAnswerThatIsNotConfirmedInTimeEndsWithAnError(t *testing.T) {
 		c.Bind.Grace, c.Bind.Confirm = grace, time.Millisecond
 	}})
 	require.NoError(t, b.p[0].SetFaults(unconfirmed))
-	r := b.post(mooncake.Chat.Path(), chat(short, `"stream":true,`))
+	r := b.post(mooncake.Chat.Path(), chat(long, `"stream":true,`)) // one that comes at once has no status before its confirmation
 	require.Equal(t, http.StatusOK, r.status, r.body)
 	_, _, fail := read(t, r)
 	require.Equal(t, "prefill_timeout", fail)
