@@ -64,6 +64,9 @@ func TestTwiceTauMayWaitOfWhatOthersSend(t *testing.T) {
 	n, _ := node(t, func(c *Config) { c.Policy = "skylb:tau=3" })
 	require.True(t, n.Accepts("eu-1", 6))
 	require.False(t, n.Accepts("eu-1", 7))
+	require.NoError(t, n.Tune(Tuning{Policy: new("skylb:tau=4")}))
+	require.True(t, n.Accepts("eu-1", 8), "the policy in force counts")
+	require.False(t, n.Accepts("eu-1", 9))
 	n, _ = node(t, func(c *Config) { c.Mode, c.Central = Central, c.Self.ID })
 	require.True(t, n.Accepts("eu-1", math.MaxInt), "a centre holds the queue of all")
 }

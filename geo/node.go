@@ -21,7 +21,8 @@ func New(cfg Config) (*Node, error) {
 		cfg: cfg, clock: cfg.Clock, boot: newBoot(), started: cfg.Clock.Now(), models: map[string]*modelState{}, text: cfg.Policy, settings: cfg.Settings(),
 		traffic: engine.NewClient(engine.Options{IdleTimeout: trafficIdle}),
 	}
-	if _, err := n.settings.Parse(cfg.Policy); err != nil {
+	var err error
+	if n.policy, err = n.settings.Parse(cfg.Policy); err != nil {
 		return nil, fmt.Errorf("geo.policy: %w", err)
 	}
 	n.snapshot, _ = cfg.SnapshotBytes()
@@ -160,13 +161,13 @@ func (n *Node) Tune(t Tuning) error {
 	if t.Policy != nil {
 		text = *t.Policy
 	}
-	if _, err := set.Parse(text); err != nil {
+	parsed, err := set.Parse(text)
+	if err != nil {
 		return fmt.Errorf("%w: %w", ErrTuning, err)
 	}
-	n.settings, n.text = set, text
+	n.settings, n.text, n.policy = set, text, parsed
 	for _, s := range n.models {
-		s.policy, _ = set.Parse(text)
-		s.round = 0
+		s.policy, s.round = *parsed, 0
 	}
 	return nil
 }
@@ -188,8 +189,7 @@ func (n *Node) Accepts(from string, waiting int) bool {
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	p, err := n.settings.Parse(n.text)
-	return err == nil && p.Settings().Accepts(waiting)
+	return n.policy.Settings().Accepts(waiting)
 }
 
 // rttAlpha is how much a new round trip weighs: a route that has changed is known after some seconds of probes, and one slow

@@ -170,7 +170,7 @@ func (n *Node) offers() map[string]policy.Offer {
 		if s == nil {
 			return
 		}
-		push := pushOf(s.policy, l)
+		push := pushOf(&s.policy, l)
 		places := localPlaces(nil, &push, l, running, seqs > 0)
 		o := policy.NewOffer(places, l.Waiting, float64(l.Tokens), s.drain.Ms(), seqs)
 		for i := range l.Prefillers {

@@ -180,7 +180,7 @@ func (q *Question) Stayed(wait time.Duration) {
 // startRound makes the places of a round. Called with n.mu held, as are those below.
 func (n *Node) startRound(s *modelState, h *prefill.Here, running float64, decodes bool) {
 	s.round = h.Round
-	s.push = pushOf(s.policy, &h.Local)
+	s.push = pushOf(&s.policy, &h.Local)
 	s.places = localPlaces(s.places[:0], &s.push, &h.Local, running, decodes)
 	s.local, s.peers = len(s.places), s.peers[:0]
 	for _, p := range n.peers {

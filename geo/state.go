@@ -33,6 +33,7 @@ type Node struct {
 	mu       sync.Mutex
 	text     string // of the policy
 	settings policy.Settings
+	policy   *policy.Policy // both of them; each model decides by a copy
 	models   map[string]*modelState
 	peers    []*peer
 	number   uint64 // of the last forward
@@ -46,7 +47,7 @@ type Tier interface {
 
 // modelState is how the requests of one model are decided.
 type modelState struct {
-	policy *policy.Policy
+	policy policy.Policy
 	push   policy.Settings // of the round
 	drain  policy.Drain
 	round  uint64
@@ -110,11 +111,7 @@ func (n *Node) at(t time.Time) float64 { return ms(t.Sub(n.started)) }
 func (n *Node) model(name string) *modelState {
 	s := n.models[name]
 	if s == nil && len(n.models) < maxModelStates {
-		p, err := n.settings.Parse(n.text)
-		if err != nil { // it was parsed before
-			return nil
-		}
-		s = &modelState{policy: p}
+		s = &modelState{policy: *n.policy}
 		n.models[name] = s
 	}
 	return s

@@ -52,10 +52,6 @@ func (n *Node) Status() Status {
 		ID: n.cfg.Self.ID, Region: n.cfg.Self.Region, Central: n.cfg.Central, Policy: n.text,
 		QS: n.settings.QS, W: n.settings.W, Load: n.settings.Load, MinGain: n.settings.MinGainMs, Peers: []PeerStatus{},
 	}
-	judge, err := n.settings.Parse(n.text)
-	if err != nil { // it was parsed before
-		return s
-	}
 	for _, p := range n.peers {
 		p.expire(n, now)
 		rtt, _ := p.rtt.Ms()
@@ -74,7 +70,7 @@ func (n *Node) Status() Status {
 		}
 		for _, model := range slices.Sorted(maps.Keys(p.offers)) {
 			v := p.view(n, model, now)
-			one.Available[model] = judge.Judge(&v).String()
+			one.Available[model] = n.policy.Judge(&v).String()
 		}
 		s.Peers = append(s.Peers, one)
 	}
