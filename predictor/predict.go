@@ -77,17 +77,3 @@ func (None) Predict(h int, q []Query, out []Prediction) {
 		out[i] = unknown(h)
 	}
 }
-
-// Oracle tells the output length a request will have reached in the end; only
-// a replay can know. The replay decides what Query.Key identifies.
-type Oracle func(q Query) int32
-
-// Predict answers with certainty.
-func (o Oracle) Predict(h int, q []Query, out []Prediction) {
-	for i := range q {
-		out[i] = unknown(h)
-		if rest := int(o(q[i])) - int(q[i].Age); rest <= h {
-			out[i] = Prediction{P: 1, Mu: float64(rest)}
-		}
-	}
-}

@@ -95,22 +95,24 @@ func TestKinds(t *testing.T) {
 	require.ErrorContains(t, err, "clairvoyant")
 }
 
-func TestNoneAndOracle(t *testing.T) {
+func TestNoneKnowsNothing(t *testing.T) {
 	require.Equal(t, Prediction{0, 80}, ask(None{}, 80, Query{Age: 7}))
-	oracle := Oracle(func(q Query) int32 { return int32(q.Key) })
+}
+
+func TestWhatIsCertainPassesTheGate(t *testing.T) {
 	r := DefaultRules(80)
 	for _, row := range []struct {
 		name string
-		age  int32
+		is   Prediction
 		want float32
 	}{
-		{"ends past the horizon", 100, 80},
-		{"ends at the horizon", 120, 80},
-		{"ends inside", 150, 50},
-		{"is about to end", 199, 1},
-		{"should have ended", 230, 1},
+		{"ends past the horizon", unknown(80), 80},
+		{"ends at the horizon", Prediction{P: 1, Mu: 80}, 80},
+		{"ends inside", Prediction{P: 1, Mu: 50}, 50},
+		{"is about to end", Prediction{P: 1, Mu: 1}, 1},
+		{"should have ended", Prediction{P: 1, Mu: -30}, 1},
 	} {
-		got, _ := r.Gate(ask(oracle, 80, Query{Age: row.age, Key: 200}))
+		got, _ := r.Gate(row.is)
 		require.Equal(t, row.want, got, row.name)
 	}
 }

@@ -85,18 +85,7 @@ type scenario struct {
 	seeds, requests int
 }
 
-func (s *scenario) String() string {
-	return fmt.Sprintf("%s, %d x %d, %s", s.trace, s.ranks, s.slots, loadText(s.load))
-}
-
 const closed = "closed"
-
-func loadText(load string) string {
-	if load == closed {
-		return "closed loop"
-	}
-	return "rho " + load
-}
 
 // rho is the share of a load, 0 for the closed loop.
 func rho(load string) (float64, error) {
