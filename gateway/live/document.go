@@ -19,7 +19,7 @@ import (
 
 // Form is the number of this form of a Document. Fields may be added under it;
 // one that changes its meaning or goes makes another.
-const Form = 1
+const Form = 2
 
 // Document is everything the page shows at one instant. Names end in their unit:
 // _ms, _s, _tokens, _per_s; a _share is of 1. Lists are never null.
