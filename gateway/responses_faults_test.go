@@ -203,7 +203,10 @@ func TestClientsThatLeaveAResponse(t *testing.T) {
 		})
 		t.Run(fmt.Sprintf("in its answer, streamed %t", stream), func(t *testing.T) {
 			t.Parallel()
-			c := start(t, nixl(options{profile: mooncake.Profile{FirstEventTimeout: 2 * time.Second}, decode: []refengine.Config{{C0: 20 * time.Millisecond}}})) // an answer in one piece is left after that time
+			c := start(t, nixl(options{
+				profile: mooncake.Profile{FirstEventTimeout: 2 * time.Second}, // an answer in one piece is left after that time
+				decode:  []refengine.Config{{C0: 20 * time.Millisecond}},
+			}))
 			leave, wait := c.sendTo(responsesPath, respond("a b", more))
 			c.eventually("it runs", func() bool { return c.decode[0].Stats().Running == 1 })
 			if stream {

@@ -48,7 +48,8 @@ func parse(args []string) (o options, err error) {
 	f.IntVar(&p.seeds, "seeds", p.seeds, "runs of each")
 	f.IntVar(&p.requests, "requests", p.requests, "of a run; 0: as many as the ranks need")
 	f.StringVar(&o.samples, "samples", "", "file that every run is written to, and those that it has are not run again; empty: none")
-	f.StringVar(&o.out, "out", "", "page whose verdicts are written, with a CSV of all figures beside it and plots in the folder img beside its folder; empty: verdicts and CSV are printed")
+	f.StringVar(&o.out, "out", "", "page whose verdicts are written, with a CSV of all figures beside it and plots in the folder img beside its folder; "+
+		"empty: verdicts and CSV are printed")
 	if err := f.Parse(args); err != nil {
 		return o, err
 	}

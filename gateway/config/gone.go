@@ -34,7 +34,8 @@ func (s *source) dropGone(n *ast.MappingNode, path string) {
 		at := path + "." + v.Key.GetToken().Value
 		value, is := gone[at]
 		if is {
-			s.gone = append(s.gone, s.atToken(v.Key.GetToken(), at, "this key is gone and has no effect, its value is always %s: delete it, because the next release refuses it", value))
+			s.gone = append(s.gone, s.atToken(v.Key.GetToken(), at,
+				"this key is gone and has no effect, its value is always %s: delete it, because the next release refuses it", value))
 		}
 		return is
 	})

@@ -10,9 +10,12 @@ import (
 
 	"github.com/goccy/go-yaml"
 	"github.com/stretchr/testify/require"
+
+	"evenkeel/prefill/index"
+	"evenkeel/prefill/steer"
 )
 
-var index = regexp.MustCompile(`\[\d+\]`)
+var itemNumber = regexp.MustCompile(`\[\d+\]`)
 
 // testdata/every_key_before.yaml has each key that there was before some became constants. Each of those is named once, and no
 // other is.
@@ -25,7 +28,7 @@ func TestEveryKeyThatIsGoneIsNamedOnce(t *testing.T) {
 	before, now := map[string]bool{}, map[string]bool{}
 	collect(before, "", all)
 	for _, key := range keysBelow(reflect.TypeFor[Config](), "$") {
-		now[index.ReplaceAllString(trimRoot(key), "")] = true
+		now[itemNumber.ReplaceAllString(trimRoot(key), "")] = true
 	}
 	var want []string
 	for key := range before {
@@ -58,9 +61,26 @@ func TestEveryKeyThatIsGoneIsNamedOnce(t *testing.T) {
 	require.Len(t, got, len(gone)+len(removed)+9)
 }
 
+// What a user is told of a key that is gone is the value that the program has.
+func TestValuesOfKeysThatAreGone(t *testing.T) {
+	d := Default()
+	for key, is := range map[string]any{
+		"advice.calm": d.Advice.Calm, "advice.window": d.Advice.Window, "bind.confirm": d.Bind.Confirm, "bind.grace": d.Bind.Grace,
+		"limits.client_backlog_bytes": d.Limits.ClientBacklog, "limits.client_lag": d.Limits.ClientLag,
+		"prefill.hotspot.class_tokens": steer.ClassTokens, "prefill.index.block_bytes": index.BlockBytes,
+	} {
+		says := reflect.New(reflect.TypeOf(is))
+		require.NoError(t, yaml.Unmarshal([]byte(gone["$."+key]), says.Interface()), key)
+		require.Equal(t, is, says.Elem().Interface(), key)
+	}
+}
+
 // A key that is gone does not count, whatever its value, and what stands beside it does.
 func TestAKeyThatIsGoneChangesNothing(t *testing.T) {
-	for _, text := range []string{"prefill: {scrape: {misses: -1, timeout: 1s}}", "prefill:\n  scrape:\n    timeout: 1s\n    misses: [no, number]\n", "prefill: &p {scrape: {timeout: 1s, misses: 1}}"} {
+	for _, text := range []string{
+		"prefill: {scrape: {misses: -1, timeout: 1s}}", "prefill: &p {scrape: {timeout: 1s, misses: 1}}",
+		"prefill:\n  scrape:\n    timeout: 1s\n    misses: [no, number]\n",
+	} {
 		c, err := Parse("f.yaml", []byte(text+"\nengines: {prefill: [{url: \"http://p:1\"}], decode: [{url: \"http://d:1\"}]}\n"))
 		require.NoError(t, err, text)
 		doubts := c.Doubts()

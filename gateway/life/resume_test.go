@@ -62,7 +62,9 @@ func TestHowALostAnswerGoesOn(t *testing.T) {
 		{"only the body is kept, and text is out", func(l *Loss) { l.Keeping = KeepStart }, Broken, nil, 0},
 		{"only its end is missing", func(l *Loss) { l.Finished, l.Keeping = true, KeepNothing }, Concluding, nil, 3},
 		{"it has no token left", func(l *Loss) { l.Most, l.Seen = 3, true }, Concluding, nil, 3},
-		{"it has none left by a count that was guessed", func(l *Loss) { l.Most, l.How, l.Said.Guessed = 3, mooncake.ChatResumeContinue, true }, ByText, text(mooncake.ChatResumeContinue, `"ab"`, 2), 2},
+		{"it has none left by a count that was guessed", func(l *Loss) {
+			l.Most, l.How, l.Said.Guessed = 3, mooncake.ChatResumeContinue, true
+		}, ByText, text(mooncake.ChatResumeContinue, `"ab"`, 2), 2},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			l := lost()

@@ -154,7 +154,8 @@ func TestACapacityBoundsWhatIsPromised(t *testing.T) {
 	require.Equal(t, []int{0, 4, 4}, []int{e.holds(blocks(1, 4)), e.holds(blocks(2, 4)), e.holds(blocks(3, 4))}, "the oldest prompt had to go")
 	require.Equal(t, 8, e.Held())
 	p := blocks(3, 4)
-	for _, told := range []struct{ tokens, blocks int }{{2048, 32}, {2176, 32}, {2240, 35}, {2112, 35}, {2048, 32}, {256, 4}} { // a sixteenth more or less is not worth a change
+	// A sixteenth more or less is not worth a change.
+	for _, told := range []struct{ tokens, blocks int }{{2048, 32}, {2176, 32}, {2240, 35}, {2112, 35}, {2048, 32}, {256, 4}} {
 		e.Place(&p, "m", int64(told.tokens), noon)
 		require.Equal(t, told.blocks, e.slots[byBytes].blocks)
 	}
