@@ -362,7 +362,8 @@ func TestResponsesThatDoNotRunOnTheRankTheyName(t *testing.T) {
 		t.Run(tc.version, func(t *testing.T) {
 			t.Parallel()
 			c := start(t, nixl(options{
-				decode:  []refengine.Config{{DPSize: 2, DPMode: "internal", Version: tc.version, PromptTokensDetails: true}},
+				// Its steps are slow: what the first answer gets before the last one begins must be less than a prompt.
+				decode:  []refengine.Config{{DPSize: 2, DPMode: "internal", Version: tc.version, PromptTokensDetails: true, C0: 100 * time.Millisecond}},
 				prefill: []refengine.Config{{Version: tc.version, PromptTokensDetails: true}},
 				profile: mooncake.Profile{DPMode: mooncake.DPInternal},
 			}))
