@@ -53,6 +53,8 @@ type bed struct {
 	route fleet.Route
 	url   string
 
+	workers []board.Worker // the decode ranks
+
 	mu    sync.Mutex
 	asked []*Incoming
 	wish  Wishes // of the next request
@@ -66,6 +68,7 @@ type setup struct {
 	profile         mooncake.Profile
 	configure       func(*config.Config, *Env)
 	route           fleet.Route
+	waits           bool // requests wait for a free slot; else each goes on to a rank at once
 }
 
 const refModel = "ref"
@@ -93,6 +96,9 @@ func start(t *testing.T, o setup) *bed {
 			})
 			require.NoError(t, env.Meta.Start())
 			t.Cleanup(env.Meta.Close)
+		}
+		if o.waits {
+			cfg.Dispatch.Policy = "pjsq-kv"
 		}
 		if o.configure != nil {
 			o.configure(cfg, env)
@@ -122,22 +128,21 @@ func start(t *testing.T, o setup) *bed {
 			ID: id + "/0", Instance: "prefill " + id, Target: b.target(id, e), Profile: &p, Models: []string{refModel}, Board: refModel, Live: true,
 		})
 	}
-	var workers []board.Worker
 	b.engines.ranks = map[int32]*fleet.Rank{}
 	for i, e := range b.d {
 		id := fmt.Sprintf("d%d", i)
 		b.engines.ranks[int32(i)] = &fleet.Rank{
 			Worker: int32(i), Instance: "decode " + id, Target: b.target(id, e), Profile: &profile, Traffic: &engine.Traffic{}, Signs: engine.NewSigns(), Context: 131072,
 		}
-		workers = append(workers, board.Worker{
-			ID: int32(i), Name: id, Model: refModel, Engine: id, Slots: e.Config().Slots, Up: true, Early: profile.Early(),
+		b.workers = append(b.workers, board.Worker{
+			ID: int32(i), Name: id, Model: refModel, Engine: id, Slots: e.Config().Slots, Up: true, Early: profile.Early(), Barrier: o.waits,
 		})
 	}
 	b.Tier.SetCandidates(candidates)
-	b.Dispatcher.SetWorkers(workers)
+	b.Dispatcher.SetWorkers(b.workers)
 	if profile.AllowLocalPrefill {
 		var ranks []local.Rank
-		for _, w := range workers {
+		for _, w := range b.workers {
 			ranks = append(ranks, local.Rank{ID: w.ID, Name: w.Name, Model: w.Model, Engine: w.Engine, Up: true})
 		}
 		b.Locals.Set(ranks)
@@ -238,11 +243,15 @@ func (b *bed) post(path, body string) reply {
 	return reply{resp.StatusCode, resp.Header, string(got)}
 }
 
-// send asks for a chat in the background. Its client leaves with leave, and wait waits until nothing reads its answer any more.
+// send asks in the background. Its client leaves with leave, and wait waits until nothing reads its answer any more.
 func (b *bed) send(body string) (leave, wait func()) {
 	b.t.Helper()
+	path := mooncake.Chat.Path()
+	if strings.Contains(body, `"prompt":`) {
+		path = mooncake.Completions.Path()
+	}
 	ctx, leave := context.WithCancel(b.t.Context())
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, b.url+mooncake.Chat.Path(), strings.NewReader(body))
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, b.url+path, strings.NewReader(body))
 	require.NoError(b.t, err)
 	gone := make(chan struct{})
 	go func() {
@@ -257,12 +266,46 @@ func (b *bed) send(body string) (leave, wait func()) {
 	return leave, func() { <-gone }
 }
 
+// endless has a stream decoded that does not end before its client leaves.
+func (b *bed) endless() (end func()) {
+	b.t.Helper()
+	before := b.begun()
+	leave, wait := b.send(chat("an endless story", `"stream":true,"ignore_eos":true,`))
+	b.eventually("its first event is here", func() bool { return b.begun() > before })
+	return func() { leave(); wait() }
+}
+
+// begun are the answers of which the first event is here.
+func (b *bed) begun() int { return int(b.metric(b.t, "evenkeel_ttft_seconds", "")) }
+
+// only has these decode ranks take requests, and none of the others.
+func (b *bed) only(ranks ...int) {
+	b.workers = slices.Clone(b.workers)
+	for i := range b.workers {
+		b.workers[i].Up = slices.Contains(ranks, i)
+	}
+	b.Dispatcher.SetWorkers(b.workers)
+}
+
+// move ends the calls at an engine as the deadline of its drain does, "": at all engines, and says how many.
+func (b *bed) move(instance string) int {
+	return b.engines.calls.Move(func(at fleet.Place) bool { return instance == "" || at.Instance == instance })
+}
+
 // used are the slots of the decode ranks that are taken.
 func (b *bed) used() (n int) {
 	for _, m := range b.Dispatcher.Status(b.t.Context()).Models {
 		for _, w := range m.Workers {
 			n += w.Used
 		}
+	}
+	return n
+}
+
+// pooled are the finished prefills that wait for a slot.
+func (b *bed) pooled() (n int) {
+	for _, m := range b.Dispatcher.Status(b.t.Context()).Models {
+		n += m.Pool
 	}
 	return n
 }
@@ -347,7 +390,7 @@ func (b *bed) settle() {
 	b.Finish(ctx)()
 	require.NoError(b.t, ctx.Err())
 	require.Zero(b.t, b.Places.Used())
-	require.Zero(b.t, b.engines.tracked)
+	require.Zero(b.t, b.move(""), "no call is kept")
 	require.Zero(b.t, b.monitor.accused)
 	require.Zero(b.t, b.resumeBytes.Load())
 	b.eventually("no callback is expected", func() bool { return b.Meta.Expected() == 0 })

@@ -37,7 +37,7 @@ func opened(t *testing.T, to *fleet.Rank) *failure.Fault {
 	to.Target.ID, to.Target.Rank = "d", -1
 	set := fleet.NewSettings(config.Default())
 	srv := &Server{Env: Env{
-		Log: zap.NewNop(), Client: engine.NewClient(engine.Options{}), Monitor: &monitor{}, Fleet: &engines{frees: true},
+		Log: zap.NewNop(), Client: engine.NewClient(engine.Options{}), Monitor: &monitor{}, Fleet: &engines{frees: true, calls: calls(t)},
 		Settings: func() *fleet.Settings { return set },
 	}}
 	defer srv.Client.Close()

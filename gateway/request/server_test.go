@@ -42,7 +42,7 @@ func newServer(t *testing.T, changes ...func(*config.Config, *Env)) *server {
 	core, logs := observer.New(zap.DebugLevel)
 	reg, log, client := prometheus.NewRegistry(), zap.New(core), engine.NewClient(engine.Options{})
 	t.Cleanup(client.Close)
-	s := &server{engines: &engines{}, monitor: &monitor{}, registry: reg, logs: logs}
+	s := &server{engines: &engines{calls: calls(t)}, monitor: &monitor{}, registry: reg, logs: logs}
 	env := Env{
 		Context: t.Context(), Log: log, Registerer: reg, Serving: t.Context, PromptKey: func() []byte { return nil },
 		Client: client, Monitor: s.monitor, Fleet: s.engines,
@@ -104,10 +104,11 @@ type engines struct {
 	down       []string
 	frees      bool
 
+	calls *fleet.Fleet // keeps the calls, and knows no engine
+
 	mu       sync.Mutex
 	differed []string                         // models that two engines disagree on
 	at       map[string]*mooncake.Coordinates // of prefill engines that have told theirs
-	tracked  int
 }
 
 func (f *engines) Rank(worker int32) *fleet.Rank                                 { return f.ranks[worker] }
@@ -154,22 +155,19 @@ func (f *engines) Beside(worker int32, list []int32) []int32 {
 	return append(list, worker)
 }
 
-func (f *engines) Track(fleet.Place, *engine.Call, bool) *fleet.Run {
-	f.count(1)
-	return &fleet.Run{}
+func (f *engines) Track(at fleet.Place, call *engine.Call, safe bool) *fleet.Run {
+	return f.calls.Track(at, call, safe)
 }
 
-func (f *engines) TrackProbe(*prefill.Candidate, *engine.Call) *fleet.Run {
-	f.count(1)
-	return &fleet.Run{}
+func (f *engines) TrackProbe(c *prefill.Candidate, call *engine.Call) *fleet.Run {
+	return f.calls.TrackProbe(c, call)
 }
 
-func (f *engines) Untrack(*fleet.Run) { f.count(-1) }
+func (f *engines) Untrack(r *fleet.Run) { f.calls.Untrack(r) }
 
-func (f *engines) count(n int) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.tracked += n
+// calls is a fleet that keeps calls, and can end them as a drain does.
+func calls(t *testing.T) *fleet.Fleet {
+	return fleet.New(fleet.Host{Serving: t.Context, Registerer: prometheus.NewRegistry()})
 }
 
 // monitor notes what it is told of engines.
