@@ -270,42 +270,6 @@ func hangUp(w http.ResponseWriter, _ *http.Request) {
 	}
 }
 
-func TestAClientThatLeavesAPassedRequest(t *testing.T) {
-	t.Parallel()
-	slow := pooling()
-	slow.PrefillBase = time.Hour
-	c := start(t, options{decode: []refengine.Config{{}, slow, {Model: "ears", Task: plain.Transcription, C0: time.Hour}}})
-	body, kind := form(t, "speech", "model", "ears", "stream", "true")
-	for _, row := range []struct{ name, path, body, kind, phase string }{
-		{"before the answer", "/v1/embeddings", embedding, "application/json", "transfer"},
-		{"in the middle of a stream", transcriptions, body, kind, "streaming"},
-	} {
-		t.Run(row.name, func(t *testing.T) {
-			ctx, leave := context.WithCancel(t.Context())
-			req, err := http.NewRequestWithContext(ctx, http.MethodPost, c.url+row.path, strings.NewReader(row.body))
-			require.NoError(t, err)
-			req.Header.Set("Content-Type", row.kind)
-			req.Header.Set("X-Request-Id", row.phase)
-			gone := make(chan struct{})
-			go func() {
-				defer close(gone)
-				if resp, err := c.http.Do(req); err == nil {
-					_, _ = io.Copy(io.Discard, resp.Body)
-					_ = resp.Body.Close()
-				}
-			}()
-			c.eventually("it has come so far", func() bool {
-				r := c.get("/decisions?id=" + row.phase)
-				return r.status == http.StatusOK && c.decisions("?id=" + row.phase)[0].State == row.phase
-			})
-			leave()
-			<-gone
-			require.Equal(t, "client_closed", c.receipt(row.phase).Outcome)
-			require.Equal(t, 1.0, c.metric(fmt.Sprintf("evenkeel_cancels_total{phase=%q}", row.phase)))
-		})
-	}
-}
-
 func TestAKeyPaysForPassedRequests(t *testing.T) {
 	t.Parallel()
 	file := filepath.Join(t.TempDir(), "keys.yaml")

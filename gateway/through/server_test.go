@@ -83,10 +83,13 @@ type engines struct {
 
 func (e *engines) Wholes(string, bool) ([]fleet.Whole, bool) { return e.list, e.paired }
 
-// noLimits are those of a caller that has none.
-type noLimits struct{}
+// account is what a caller pays for, in tokens, by the id of the request.
+type account struct {
+	paid *sync.Map
+	id   string
+}
 
-func (noLimits) GiveBack(int) {}
+func (a account) GiveBack(tokens int) { a.paid.Store(a.id, tokens) }
 
 // proxy serves what is passed through, and nothing else, to callers that are named by a header.
 type proxy struct {
@@ -96,6 +99,8 @@ type proxy struct {
 	url      string
 	logs     *observer.ObservedLogs
 	receipts *receipt.Ring
+	registry *prometheus.Registry
+	paid     sync.Map
 	http     *http.Client
 }
 
@@ -111,7 +116,7 @@ func start(t *testing.T, change func(*config.Config), all ...*odd) *proxy {
 	client := engine.NewClient(engine.Options{})
 	t.Cleanup(client.Close)
 	monitor := engine.NewMonitor(engine.MonitorConfig{Client: client, Registerer: reg, Log: log})
-	p := &proxy{t: t, logs: logs, receipts: receipt.NewRing(3000, 1<<24), http: &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 8}}, engines: &engines{Fleet: fleet.New(fleet.Host{
+	p := &proxy{t: t, logs: logs, registry: reg, receipts: receipt.NewRing(3000, 1<<24), http: &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 8}}, engines: &engines{Fleet: fleet.New(fleet.Host{
 		Context: t.Context(), Serving: t.Context, Started: time.Now(), Log: log, Registerer: reg, Settings: settings, Monitor: monitor,
 		Publish: func([]prefill.Candidate, []local.Rank, []board.Worker) {},
 	})}}
@@ -137,7 +142,7 @@ func start(t *testing.T, change func(*config.Config), all ...*odd) *proxy {
 		Handler: func(ctx *fasthttp.RequestCtx) {
 			path, header := string(ctx.Path()), &ctx.Request.Header
 			in := requests.Incoming(journal.Facts{ID: string(header.Peek("X-Request-Id")), Arrival: time.Now()})
-			in.Limits = noLimits{}
+			in.Limits = account{&p.paid, in.Told.ID}
 			defer func() {
 				if v := recover(); v != nil {
 					requests.Broken(in)
@@ -217,6 +222,21 @@ func (p *proxy) receipt(id string) (r *receipt.Receipt) {
 		return true
 	})
 	return r
+}
+
+// cancels are the clients that left in a phase.
+func (p *proxy) cancels(phase string) (n float64) {
+	p.t.Helper()
+	all, err := p.registry.Gather()
+	require.NoError(p.t, err)
+	for _, f := range all {
+		for _, m := range f.GetMetric() {
+			if f.GetName() == "evenkeel_cancels_total" && m.GetLabel()[0].GetValue() == phase {
+				n += m.GetCounter().GetValue()
+			}
+		}
+	}
+	return n
 }
 
 const embedding = `{"model":"emb","input":"a"}`

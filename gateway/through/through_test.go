@@ -101,6 +101,8 @@ func TestEnginesThatFailAPassedRequest(t *testing.T) {
 			kept := p.receipt(id)
 			require.Equal(t, row.code, kept.Outcome)
 			require.Equal(t, row.tokens, kept.PromptTokens)
+			paid, _ := p.paid.Load(id)
+			require.Equal(t, kept.PromptTokens+kept.OutputTokens, paid)
 			require.Len(t, kept.Attempts, 1)
 			require.Len(t, o.got(), 1, "it was sent once")
 			complaints := p.logs.FilterMessage("an engine did not answer a request that is passed through").Len()
@@ -323,6 +325,9 @@ func TestAClientThatLeavesPaysForWhatMayBeComputed(t *testing.T) {
 		require.Equal(t, "client_closed", kept.Outcome)
 		require.Len(t, kept.Attempts, 1)
 		require.Equal(t, 31, kept.PromptTokens)
+		paid, _ := p.paid.Load(state)
+		require.Equal(t, 31, paid)
+		require.InDelta(t, 1, p.cancels(state), 0)
 	}
 }
 
