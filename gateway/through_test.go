@@ -8,7 +8,6 @@ import (
 	"io"
 	"mime/multipart"
 	"net/http"
-	"net/http/httptest"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -229,21 +228,6 @@ func (o *odd) got() []string {
 	return o.bodies
 }
 
-// beside starts a cluster with odd engines of an embedding model.
-func beside(t *testing.T, change func(*config.Config), engines ...*odd) *cluster {
-	t.Helper()
-	return start(t, options{partly: true, configure: func(cfg *config.Config) {
-		for _, o := range engines {
-			server := httptest.NewServer(o)
-			t.Cleanup(server.Close)
-			cfg.Engines.Decode = append(cfg.Engines.Decode, config.Engine{URL: server.URL, Slots: 4})
-		}
-		if change != nil {
-			change(cfg)
-		}
-	}})
-}
-
 // served waits until an engine of the model is up.
 func (c *cluster) served(model string, engines int) {
 	c.Helper()
@@ -260,13 +244,6 @@ func says(status int, kind, body string) http.HandlerFunc {
 		w.Header().Set("Content-Type", kind)
 		w.WriteHeader(status)
 		_, _ = io.WriteString(w, body)
-	}
-}
-
-func hangUp(w http.ResponseWriter, _ *http.Request) {
-	conn, _, err := http.NewResponseController(w).Hijack()
-	if err == nil {
-		_ = conn.Close()
 	}
 }
 
@@ -318,50 +295,6 @@ func TestAKeyPaysForPassedRequests(t *testing.T) {
 	leave()
 	<-gone
 	c.eventually("it has given its place back", func() bool { status, _ := ask("ek-one", "/v1/embeddings", embedding); return status == http.StatusOK })
-}
-
-// What an engine may have computed is not free, whether or not it says how much that was.
-func TestAKeyPaysForWhatNoEngineCounts(t *testing.T) {
-	t.Parallel()
-	file := filepath.Join(t.TempDir(), "keys.yaml")
-	keyFile(t, file, "stream ek-stream , tpm: 40", "gone ek-gone , tpm: 40", "refused ek-refused , tpm: 40", "form ek-form , tpm: 40")
-	o := &odd{answer: says(200, "text/event-stream", "data: {\"x\":1}\n\ndata: [DONE]\n\n")}
-	c := beside(t, func(cfg *config.Config) { cfg.KeysFile = file }, o)
-	c.eventually("all are up", func() bool { return c.sum("evenkeel_engine_up") >= 3 })
-	body := `{"model":"emb","input":"` + strings.Repeat("w ", 50) + `"}`
-	const about = 31
-	ask := func(key string) int { return c.post("/v1/embeddings", body, "Authorization", "Bearer "+key).status }
-	c.eventually("the model is known", func() bool { return ask("ek-stream") == http.StatusOK })
-	require.Equal(t, http.StatusTooManyRequests, ask("ek-stream"), "a stream without usage")
-
-	o.answers(says(400, "application/json", `{"error":{"message":"no"}}`))
-	for range 3 {
-		require.Equal(t, http.StatusBadRequest, ask("ek-refused"), "a refusal costs nothing")
-	}
-
-	came := make(chan struct{})
-	o.answers(func(w http.ResponseWriter, r *http.Request) { close(came); <-r.Context().Done(); hangUp(w, r) })
-	ctx, leave := context.WithCancel(t.Context())
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, c.url+"/v1/embeddings", strings.NewReader(body))
-	require.NoError(t, err)
-	req.Header.Set("Authorization", "Bearer ek-gone")
-	req.Header.Set("X-Request-Id", "gone")
-	go func() { <-came; leave() }()
-	_, err = c.http.Do(req) //nolint:bodyclose // there is none
-	require.Error(t, err)
-	kept := c.receipt("gone")
-	require.Equal(t, "client_closed", kept.Outcome)
-	require.Equal(t, about, kept.PromptTokens)
-	require.Equal(t, http.StatusTooManyRequests, ask("ek-gone"), "a client that left")
-
-	speech, kind := form(t, strings.Repeat("x", 50<<10), "model", "emb")
-	o.answers(says(200, "application/json", `{"text":"hello"}`))
-	r := c.post(transcriptions, speech, "Content-Type", kind, "Authorization", "Bearer ek-form")
-	require.Equal(t, http.StatusOK, r.status, r.body)
-	r = c.post(transcriptions, speech, "Content-Type", kind, "Authorization", "Bearer ek-form")
-	require.Equal(t, http.StatusTooManyRequests, r.status, r.body)
-	code, _, _ := failure(t, r)
-	require.Equal(t, "rate_limit_exceeded", code)
 }
 
 func TestADrainMovesAPassedRequest(t *testing.T) {

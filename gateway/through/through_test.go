@@ -17,6 +17,7 @@ import (
 	"evenkeel/engine"
 	"evenkeel/gateway/config"
 	"evenkeel/gateway/fleet"
+	"evenkeel/gateway/openai"
 )
 
 const one = "data: {\"x\":1}\n\n"
@@ -293,6 +294,14 @@ func TestADrainEndsCallsThatArePassedThrough(t *testing.T) {
 	r = <-got
 	require.Contains(t, r.body, one)
 	require.Contains(t, r.body, `"engine_drained"`)
+}
+
+// A form with speech takes tokens of its key's minute by its bytes, a text by fewer of them, and to count tokens costs none.
+func TestWhatARequestIsTakenForBeforeItIsCounted(t *testing.T) {
+	t.Parallel()
+	for path, tokens := range map[string]int{Transcriptions: 50, "/v1/embeddings": 12800, "/tokenize": 0} {
+		require.Equal(t, tokens, Estimate(path, &openai.Request{PromptBytes: 50 << 10}), path)
+	}
 }
 
 // What an engine may have computed is not free, although its client has left.
