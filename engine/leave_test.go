@@ -24,45 +24,50 @@ func TestLeave(t *testing.T) {
 		play script
 		body string
 		err  *Error // of Do or of the body; Target, Aborted and Err aside
+		deaf bool   // the engine does not notice
 	}{
 		{"an answer that was on its way comes whole", func(_ int, c net.Conn, br *bufio.Reader) {
 			swallow(br)
 			hear(c, br)
 			_, _ = io.WriteString(c, ok("hello"))
 			_ = c.Close()
-		}, "hello", nil},
+		}, "hello", nil, false},
 		{"also from one that keeps its side open", func(_ int, c net.Conn, br *bufio.Reader) {
 			swallow(br)
 			hear(c, br)
 			_, _ = io.WriteString(c, ok("hello"))
-		}, "hello", nil},
+		}, "hello", nil, false},
 		{"an engine that gives up ends the call", func(_ int, c net.Conn, br *bufio.Reader) {
 			swallow(br)
 			hear(c, br)
 			_ = c.Close()
-		}, "", &Error{Phase: PhaseHead, Sent: true}},
+		}, "", &Error{Phase: PhaseHead, Sent: true}, false},
 		{"one that does not notice is cut off", func(_ int, c net.Conn, br *bufio.Reader) {
 			swallow(br)
 			hear(c, br)
-		}, "", &Error{Phase: PhaseHead, Sent: true}},
+		}, "", &Error{Phase: PhaseHead, Sent: true}, true},
 		{"an answer that has begun ends when the engine gives up", func(_ int, c net.Conn, br *bufio.Reader) {
 			swallow(br)
 			_, _ = io.WriteString(c, half)
 			hear(c, br)
 			_ = c.Close()
-		}, "", &Error{Phase: PhaseBody, Sent: true, Answered: true}},
+		}, "", &Error{Phase: PhaseBody, Sent: true, Answered: true}, false},
 		{"and is cut off where it does not notice", func(_ int, c net.Conn, br *bufio.Reader) {
 			swallow(br)
 			_, _ = io.WriteString(c, half)
 			hear(c, br)
-		}, "", &Error{Phase: PhaseBody, Sent: true, Answered: true}},
+		}, "", &Error{Phase: PhaseBody, Sent: true, Answered: true}, true},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			c, tg := listen(t, tt.play)
 			k := c.NewCall(tg)
+			limit := time.Minute
+			if tt.deaf {
+				limit = 100 * time.Millisecond
+			}
 			go func() {
 				<-asked
-				k.Leave(100 * time.Millisecond)
+				k.Leave(limit)
 				k.Leave(time.Hour) // changes nothing
 			}()
 			r, err := post(k, "{}")
@@ -80,6 +85,7 @@ func TestLeave(t *testing.T) {
 				tt.err.Target, tt.err.Aborted, tt.err.Err = "e0", true, ErrAborted
 				require.Equal(t, *tt.err, *e)
 			}
+			require.Equal(t, tt.deaf, k.Heedless())
 			require.Nil(t, c.idle.take(tg.key()), "a connection we left is never another call's")
 		})
 	}

@@ -61,7 +61,6 @@ func (p parting) leaves(t *testing.T, body string, legs int64) {
 	require.Len(t, b.discarded(), int(want.discarded), "each was pulled")
 	require.EqualValues(t, legs, b.metric(t, "evenkeel_cancels_total", string(p.phase)))
 	require.EqualValues(t, legs, b.metric(t, "evenkeel_cancel_release_seconds", string(p.phase)))
-	require.Zero(t, b.metric(t, "evenkeel_heedless_engines_total", ""))
 }
 
 // Where requests are.
