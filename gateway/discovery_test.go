@@ -346,7 +346,9 @@ func TestAnEngineMustProveItselfFirst(t *testing.T) {
 	require.Contains(t, c.get("/workers").body, discover.Unfit)
 	require.GreaterOrEqual(t, c.metric(`evenkeel_discovery_probes_total{outcome="failed",role="decode"}`), 1.0)
 	require.EqualValues(t, 1, c.metric(`evenkeel_discovery_engines{source="oracle",state="unfit"}`))
-	require.Contains(t, c.get("/live?once").body, "1 engine of oracle is not used: decode engine "+addressOf(bad), "the page says so, too")
+	c.eventually("the page says so, too", func() bool {
+		return strings.Contains(c.get("/live?once").body, "1 engine of oracle is not used: decode engine "+addressOf(bad))
+	})
 	for i := range 4 {
 		require.Equal(t, "right", c.judge(fmt.Sprint("while it is unfit ", i), `"stream":true,`))
 	}

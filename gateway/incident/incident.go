@@ -7,6 +7,7 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 )
 
@@ -36,7 +37,7 @@ type Incident struct {
 	Headline string   `json:"headline"` // the cause in a few words
 	What     string   `json:"what"`     // the cause, a sentence
 	Where    []string `json:"where"`    // names of engines, ranks, groups or models, the first ones; empty: the proxy
-	Named    string   `json:"named"`    // the same with what they are, a sentence; empty: What names them
+	Named    string   `json:"named"`    // the same with what they are, as sentences; empty: What names them
 	Count    int      `json:"count"`    // of them in all
 	SinceMs  int64    `json:"since_ms"`
 	UntilMs  int64    `json:"until_ms"` // 0: it lasts
@@ -52,7 +53,7 @@ type Book struct {
 	last        int // id
 	now         time.Time
 	list        []*open
-	beyond      int       // findings that found no room among those that harm more
+	beyond      []string  // sentences of the findings that found no room among those that harm more
 	beyondSince time.Time // zero: all did
 }
 
@@ -100,7 +101,7 @@ func (b *Book) Observe(now time.Time, found []Finding) {
 			}
 		}
 	}
-	b.beyond = 0
+	b.beyond = nil
 	next := map[*open][]member{}
 	for i := range found {
 		f := &member{Finding: found[i], host: hostOf(found[i].Where), why: reasonOf(found[i].Reason, hostOf(found[i].Where)), found: now}
@@ -115,7 +116,7 @@ func (b *Book) Observe(now time.Time, found []Finding) {
 			o = b.place(f, o, now, home, next)
 		}
 		if o == nil {
-			b.beyond++
+			b.beyond = append(b.beyond, f.What)
 			continue
 		}
 		if !o.until.IsZero() {
@@ -336,11 +337,13 @@ func (b *Book) forget(now time.Time) {
 			}
 		}
 		if o := b.list[least]; o.until.IsZero() {
-			b.beyond += len(o.members)
+			for i := range o.members {
+				b.beyond = append(b.beyond, o.members[i].What)
+			}
 		}
 		b.list = slices.Delete(b.list, least, least+1)
 	}
-	if b.beyond == 0 {
+	if len(b.beyond) == 0 {
 		b.beyondSince = time.Time{}
 	} else if b.beyondSince.IsZero() {
 		b.beyondSince = now
@@ -371,7 +374,7 @@ func (b *Book) Incidents() []Incident {
 		return cmp.Or(cmp.Compare(y.harm(), x.harm()), cmp.Compare(len(y.members), len(x.members)), x.since.Compare(y.since))
 	})
 	list := make([]Incident, 0, len(sorted))
-	told := b.beyond == 0
+	told := len(b.beyond) == 0
 	for _, o := range sorted {
 		if !told && !o.until.IsZero() {
 			list, told = append(list, b.rest()), true
@@ -387,8 +390,9 @@ func (b *Book) Incidents() []Incident {
 // rest tells of what lasts and found no room. Its id is that of no other.
 func (b *Book) rest() Incident {
 	return Incident{
-		Severity: Warn, Panel: "problems", Headline: "Too much is wrong", What: fmt.Sprintf("There are %d more findings than are told one by one", b.beyond), Where: []string{}, SinceMs: b.beyondSince.UnixMilli(),
-		Clients: "Clients see no more of these than of those that are told.", Next: "Look at those that are told first. The list of problems of GET /live?once has all of them.",
+		Severity: Warn, Panel: "problems", Headline: "Too much is wrong", What: fmt.Sprintf("There are %d more findings than are told one by one", len(b.beyond)), Where: []string{}, SinceMs: b.beyondSince.UnixMilli(),
+		Named:   "The first ones: " + strings.Join(b.beyond[:min(mostListed, len(b.beyond))], ". ") + ".",
+		Clients: "Clients see no more of these than of those that are told.", Next: "Look at those that are told first.",
 	}
 }
 

@@ -289,7 +289,7 @@ func TestAFullBookStaysAsItIs(t *testing.T) {
 	var b Book
 	found := []Finding{}
 	for i := range 70 {
-		found = append(found, Finding{Kind: Imbalance, Severity: Warn, Where: fmt.Sprint("g", i), What: "x"})
+		found = append(found, Finding{Kind: Imbalance, Severity: Warn, Where: fmt.Sprint("g", i), What: fmt.Sprint("x", i)})
 	}
 	b.Observe(noon, nil)
 	b.Observe(noon, []Finding{down("h8:80", refused)}) // it is over soon, and makes room
@@ -305,6 +305,7 @@ func TestAFullBookStaysAsItIs(t *testing.T) {
 	require.Len(t, before, mostKept+1)
 	rest := b.Incidents()[mostKept]
 	require.Equal(t, "There are 6 more findings than are told one by one", rest.What)
+	require.Equal(t, "The first ones: x64. x65. x66. x67. x68. x69.", rest.Named)
 	require.Equal(t, 0, rest.ID)
 	for s := range 20 {
 		b.Observe(noon.Add(time.Duration(3+s)*time.Second), found)

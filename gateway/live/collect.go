@@ -21,7 +21,7 @@ type proxy struct {
 	version, host string
 }
 
-// Document asks all parts of the proxy how they are. Rates and problems are not
+// Document asks all parts of the proxy how they are. Rates and incidents are not
 // in it yet.
 func (p *proxy) Document(ctx context.Context) Document {
 	s, tier, now := p.Status(ctx), p.Prefill().Overview(), time.Now()
@@ -40,7 +40,7 @@ func (p *proxy) Document(ctx context.Context) Document {
 			Policy: tier.Policy, Waiting: tier.Waiting, QueueMax: conf.Prefill.Queue.Max, ScrapeEveryMs: float64(conf.Prefill.Scrape.Interval.Milliseconds()),
 			HitShare: share(float64(tier.Index.ActualTokens), float64(tier.Index.PromptTokens)), Engines: make([]PrefillEngine, 0, len(tier.Candidates)),
 		},
-		Problems: []Problem{}, Incidents: []Incident{}, Failures: []Failed{}, Advice: append([]Advice{}, s.Advice...), Engines: make([]Engine, 0, len(s.Engines)),
+		Incidents: []Incident{}, Failures: []Failed{}, Advice: append([]Advice{}, s.Advice...), Engines: make([]Engine, 0, len(s.Engines)),
 		Decisions: Decisions(p.Receipts().Latest(mostDecisions), now), Sources: sources(s.Discovery), Areas: []Area{},
 	}
 	if s.Config.Last != nil {

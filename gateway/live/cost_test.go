@@ -144,9 +144,8 @@ func (f *floor) document() {
 	for i := range s.Models {
 		d.Models = append(d.Models, model(&s.Models[i], rankStates{}, 0, true))
 	}
-	found := findingsOf(&d, timeline.Ended{})
-	f.book.Observe(time.Now(), found)
-	d.Problems, d.Incidents = problems(found), f.book.Incidents()
+	f.book.Observe(time.Now(), findingsOf(&d, timeline.Ended{}))
+	d.Incidents = f.book.Incidents()
 	data, err := json.Marshal(&d)
 	if err != nil {
 		f.Error(err)

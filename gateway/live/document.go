@@ -28,8 +28,7 @@ type Document struct {
 	AtMs      int64      `json:"at_ms"`    // Unix, by the proxy's clock
 	EveryMs   int64      `json:"every_ms"` // between two documents; after three of them without one, what is shown is old
 	Proxy     Proxy      `json:"proxy"`
-	Problems  []Problem  `json:"problems"`  // the worst first; empty: nothing is wrong that can be seen from here
-	Incidents []Incident `json:"incidents"` // the same by cause: those that last, the most harmful first, then those that were resolved in the last 15 minutes
+	Incidents []Incident `json:"incidents"` // what is wrong, by cause: those that last, the most harmful first, then those that were resolved in the last 15 minutes
 	Failures  []Failed   `json:"failures"`  // how requests failed, by outcome; empty: none has since the start
 	Traffic   Traffic    `json:"traffic"`
 	Models    []Model    `json:"models"`

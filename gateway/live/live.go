@@ -186,11 +186,10 @@ func (l *Live) judge(d *Document, observe bool) {
 	l.judging.Lock()
 	defer l.judging.Unlock()
 	d.Failures = l.timeline.Failures()
-	found := findingsOf(d, l.timeline.LastMinute())
 	if observe {
-		l.book.Observe(time.Now(), found)
+		l.book.Observe(time.Now(), findingsOf(d, l.timeline.LastMinute()))
 	}
-	d.Problems, d.Incidents = problems(found), l.book.Incidents()
+	d.Incidents = l.book.Incidents()
 }
 
 // Document is how the proxy is now.

@@ -211,11 +211,6 @@ func (s screen) incidents() (lasting, over []string) {
 		}
 		lasting = append(lasting, bad.Render(text))
 	}
-	if len(s.doc.Incidents) == 0 { // of a proxy that does not group them yet
-		for _, p := range s.doc.Problems {
-			lasting = append(lasting, bad.Render("! "+p.Severity+": "+strings.TrimPrefix(p.Where+": ", ": ")+p.What))
-		}
-	}
 	return lasting, over
 }
 

@@ -28,9 +28,8 @@ import (
 func document(ranks int) *live.Document {
 	d := &live.Document{
 		Form: live.Form, AtMs: 1_767_225_600_000, EveryMs: 1000,
-		Proxy:    live.Proxy{ID: "proxy-a", Version: "v1.2.3", UptimeS: 7300, Ready: true, Places: 1024, PlacesUsed: 17, Open: 512},
-		Traffic:  live.Traffic{RequestsPerS: 14.2, TokensPerS: 12_345, TTFT: live.Latency{P50Ms: 692.4, P99Ms: 2628, Samples: 9}},
-		Problems: []live.Problem{{Severity: "bad", Where: "p2:8100", What: "prefill engine is down: connection refused"}},
+		Proxy:   live.Proxy{ID: "proxy-a", Version: "v1.2.3", UptimeS: 7300, Ready: true, Places: 1024, PlacesUsed: 17, Open: 512},
+		Traffic: live.Traffic{RequestsPerS: 14.2, TokensPerS: 12_345, TTFT: live.Latency{P50Ms: 692.4, P99Ms: 2628, Samples: 9}},
 		Incidents: []live.Incident{
 			{ID: 2, Severity: "bad", What: "Prefill engine p2:8100 is down: connection refused", SinceMs: 1_767_225_588_000, Clients: "Prompts go elsewhere."},
 			{ID: 1, Severity: "warn", What: "Decode rank d0:8200/1 of group dp drains", SinceMs: 1_767_225_000_000, UntilMs: 1_767_225_030_000},
@@ -113,7 +112,7 @@ func TestTheOverviewAnswersTheFirstQuestions(t *testing.T) {
 	}
 	require.NotContains(t, view, "prefill p1:8100 ", "what is well is not listed")
 	well := document(8)
-	well.Problems, well.Incidents = nil, nil
+	well.Incidents = nil
 	_, view = shown(80, 40, seen{well, time.Now()})
 	require.Contains(t, view, "nothing is wrong")
 }
@@ -341,15 +340,6 @@ func TestThePicture(t *testing.T) {
 		}
 	}
 	require.Empty(t, (screen{width: 80}).picture(live.Group{}))
-}
-
-// A proxy of an earlier version has problems, and no incidents.
-func TestProblemsOfAnEarlierProxyAreShown(t *testing.T) {
-	d := document(2)
-	d.Incidents = nil
-	_, view := shown(80, 24, seen{d, time.Now()})
-	require.Contains(t, view, "! bad: p2:8100: prefill engine is down: connection refused")
-	require.NotContains(t, view, "nothing is wrong")
 }
 
 // A host that dies is an incident, and not a screen of engines.

@@ -12,21 +12,13 @@ import (
 	"evenkeel/gateway/timeline"
 )
 
-// Severities of a Problem.
+// Severities of a finding.
 const (
 	Bad  = incident.Bad
 	Warn = incident.Warn
 )
 
-// Problem is one thing that is wrong, and where.
-type Problem struct {
-	Severity string `json:"severity"`
-	Panel    string `json:"panel"` // that shows more: proxy, traffic, ranks, pool, balance, prefill, engines, geo
-	Where    string `json:"where"` // name of the engine, rank, group or model; empty: the proxy
-	What     string `json:"what"`  // a sentence
-}
-
-// At which a number becomes a problem.
+// At which a number becomes a finding.
 const (
 	fullShare   = 0.95 // of a rank's KV tokens
 	lateShare   = 0.5  // of the time an entry may wait, of the oldest
@@ -66,15 +58,6 @@ func (f *findings) say(kind incident.Kind, severity string, where at, reason, fo
 	*f = append(*f, incident.Finding{Kind: kind, Severity: severity, Panel: where.panel, Of: where.of, Where: where.where, Reason: reason, What: fmt.Sprintf(format, args...)})
 }
 
-// problems lists them.
-func problems(all findings) []Problem {
-	list := make([]Problem, 0, len(all))
-	for _, f := range all {
-		list = append(list, Problem{f.Severity, f.Panel, f.Where, f.What})
-	}
-	return list
-}
-
 // findingsOf reads a document as an operator would, first things first. last is what
 // ended in the last minute.
 func findingsOf(d *Document, last timeline.Ended) (all findings) {
@@ -102,18 +85,18 @@ func findingsOf(d *Document, last timeline.Ended) (all findings) {
 	drained := map[string]bool{} // decode engines that are told to drain
 	for i := range d.Engines {
 		e := &d.Engines[i]
-		if engineProblem(e, say) {
+		if engineFinding(e, say) {
 			all[len(all)-1].For = time.Duration(e.SinceS * float64(time.Second))
 		} else if e.Draining && e.Role == "decode" {
 			drained[e.ID] = true
 		}
 	}
 	for i := range d.Sources {
-		sourceProblems(&d.Sources[i], say)
+		sourceFindings(&d.Sources[i], say)
 	}
-	prefillProblems(d, fails, say)
+	prefillFindings(d, fails, say)
 	for i := range d.Models {
-		modelProblems(&d.Models[i], len(d.Models) > 1 || len(d.Models[i].Groups) > 1, drained, say)
+		modelFindings(&d.Models[i], len(d.Models) > 1 || len(d.Models[i].Groups) > 1, drained, say)
 	}
 	if d.Geo != nil {
 		for _, peer := range d.Geo.Peers {
@@ -204,8 +187,8 @@ func refused(d *Document) *Failed {
 	return nil
 }
 
-// engineProblem reports whether an engine is not up.
-func engineProblem(e *Engine, say find) (away bool) {
+// engineFinding reports whether an engine is not up.
+func engineFinding(e *Engine, say find) (away bool) {
 	where := at{e.Role + " engine", e.ID, "engines"}
 	why := incident.WithoutAddress(e.Why, e.ID)
 	switch {
@@ -227,7 +210,7 @@ func engineProblem(e *Engine, say find) (away bool) {
 	return e.State != "up"
 }
 
-func sourceProblems(s *Source, say find) {
+func sourceFindings(s *Source, say find) {
 	where := at{"source", s.Name, "engines"}
 	if s.Error != "" {
 		say(incident.SourceFails, Warn, where, "", "Discovery by %s fails, and its last list of %s stays in force: %s", s.Name, count(s.Engines, "engine"), firstLine(s.Error))
@@ -251,7 +234,7 @@ func firstLine(text string) string {
 	return line
 }
 
-func prefillProblems(d *Document, fails bool, say find) {
+func prefillFindings(d *Document, fails bool, say find) {
 	p := &d.Prefill
 	open := 0
 	alone := map[string]bool{} // engines of one rank: that has the engine's name
@@ -310,9 +293,9 @@ func requests(n int) string {
 	return grouped(uint64(max(0, n))) + " requests"
 }
 
-// modelProblems names groups with their model where there are several. Ranks of engines that
+// modelFindings names groups with their model where there are several. Ranks of engines that
 // drain are told of with those.
-func modelProblems(m *Model, several bool, drained map[string]bool, say find) {
+func modelFindings(m *Model, several bool, drained map[string]bool, say find) {
 	late := lateSeconds
 	if m.Pool.TTLS > 0 {
 		late = lateShare * m.Pool.TTLS

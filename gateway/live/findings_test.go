@@ -11,28 +11,39 @@ import (
 	"evenkeel/gateway/timeline"
 )
 
-func TestProblemsSayWhatIsWrongAndWhere(t *testing.T) {
+// told is what a finding says to an operator.
+type told struct{ severity, panel, where, what string }
+
+func toldOf(d *Document) []told {
+	list := []told{}
+	for _, f := range findingsOf(d, timeline.Ended{All: 6000, Failed: 1200}) {
+		list = append(list, told{f.Severity, f.Panel, f.Where, f.What})
+	}
+	return list
+}
+
+func TestFindingsSayWhatIsWrongAndWhere(t *testing.T) {
 	rank := func(d *Document, i int) *Rank { return &d.Models[0].Groups[0].Ranks[i] }
 	for name, tt := range map[string]struct {
 		change func(*Document)
-		want   []Problem
+		want   []told
 	}{
-		"nothing is wrong": {func(*Document) {}, []Problem{}},
+		"nothing is wrong": {func(*Document) {}, []told{}},
 		"the proxy cannot serve": {func(d *Document) { d.Proxy.Ready, d.Proxy.Why = false, "no healthy decode engine" },
-			[]Problem{{Bad, "proxy", "", "The proxy is not ready: no healthy decode engine"}}},
+			[]told{{Bad, "proxy", "", "The proxy is not ready: no healthy decode engine"}}},
 		"a proxy that drains is as somebody wants it": {func(d *Document) { d.Proxy.Ready, d.Proxy.Draining, d.Proxy.Why = false, true, "draining" },
-			[]Problem{{Warn, "proxy", "", "The proxy drains: it is being taken out of service"}}},
+			[]told{{Warn, "proxy", "", "The proxy drains: it is being taken out of service"}}},
 		"an audit is never off": {func(d *Document) { d.Proxy.DriftSlots = 1 },
-			[]Problem{{Bad, "proxy", "", "The proxy's accounts are off by 1 slot and 0 KV tokens, which is a bug that you should report"}}},
-		"some failures are the world's": {func(d *Document) { d.Traffic.RequestsPerS, d.Traffic.FailuresPerS = 100, 1 }, []Problem{}},
-		"more are not":                  {func(d *Document) { d.Traffic.RequestsPerS, d.Traffic.FailuresPerS = 100, 2 }, []Problem{{Bad, "traffic", "", "1,200 of the 6,000 requests that ended in the last minute failed"}}},
+			[]told{{Bad, "proxy", "", "The proxy's accounts are off by 1 slot and 0 KV tokens, which is a bug that you should report"}}},
+		"some failures are the world's": {func(d *Document) { d.Traffic.RequestsPerS, d.Traffic.FailuresPerS = 100, 1 }, []told{}},
+		"more are not":                  {func(d *Document) { d.Traffic.RequestsPerS, d.Traffic.FailuresPerS = 100, 2 }, []told{{Bad, "traffic", "", "1,200 of the 6,000 requests that ended in the last minute failed"}}},
 		"how they fail": {func(d *Document) {
 			d.Traffic.RequestsPerS, d.Traffic.FailuresPerS, d.Failures = 100, 2, []Failed{{Outcome: "queue_full", Last10S: 9, LastMinute: 300}, {Outcome: "upstream_broken", LastMinute: 900}}
-		}, []Problem{{Bad, "traffic", "", "1,200 of the 6,000 requests that ended in the last minute failed, most of them with upstream_broken"}}},
+		}, []told{{Bad, "traffic", "", "1,200 of the 6,000 requests that ended in the last minute failed, most of them with upstream_broken"}}},
 		"an engine is out, and what is bad comes first": {func(d *Document) {
 			rank(d, 3).State = RankDraining
 			d.Engines[12].State, d.Engines[12].Why = "out", "three requests failed in a row"
-		}, []Problem{
+		}, []told{
 			{Bad, "engines", "10.0.3.10:8000", "Decode engine 10.0.3.10:8000 is out and gets no requests: three requests failed in a row"},
 			{Warn, "ranks", "dp", "Decode rank 10.0.3.10:8000/3 of group dp drains: it takes no new requests"},
 		}},
@@ -41,19 +52,19 @@ func TestProblemsSayWhatIsWrongAndWhere(t *testing.T) {
 			for i := range 16 {
 				rank(d, i).State = RankDraining
 			}
-		}, []Problem{{Warn, "engines", "10.0.3.10:8000", "Decode engine 10.0.3.10:8000 drains: it takes no new requests"}}},
+		}, []told{{Warn, "engines", "10.0.3.10:8000", "Decode engine 10.0.3.10:8000 drains: it takes no new requests"}}},
 		"ranks are named, the first few": {func(d *Document) {
 			for i := range 5 {
 				rank(d, i).KVTokens = rank(d, i).Capacity
 			}
-		}, []Problem{{Warn, "ranks", "dp", "5 decode ranks of group dp have full KV caches: 10.0.3.10:8000/0, 10.0.3.10:8000/1, 10.0.3.10:8000/2 and 2 more"}}},
+		}, []told{{Warn, "ranks", "dp", "5 decode ranks of group dp have full KV caches: 10.0.3.10:8000/0, 10.0.3.10:8000/1, 10.0.3.10:8000/2 and 2 more"}}},
 		"all of them fail so": {func(d *Document) {
 			d.Traffic.RequestsPerS, d.Traffic.FailuresPerS, d.Failures = 100, 2, []Failed{{Outcome: "upstream_broken", LastMinute: 1200, Last5Min: 1200}}
-		}, []Problem{{Bad, "traffic", "", "1,200 of the 6,000 requests that ended in the last minute failed, all of them with upstream_broken"}}},
+		}, []told{{Bad, "traffic", "", "1,200 of the 6,000 requests that ended in the last minute failed, all of them with upstream_broken"}}},
 		"which queue is full": {func(d *Document) {
 			d.Traffic.RequestsPerS, d.Traffic.FailuresPerS, d.Proxy.PlacesUsed, d.Prefill.Waiting = 100, 20, 327, 0
 			d.Failures = []Failed{{Outcome: "upstream_broken", LastMinute: 500}, {Outcome: "queue_full", Last10S: 9, LastMinute: 300, Why: "the arrival queue of model m is full (prefill.queue.max: 40)"}}
-		}, []Problem{
+		}, []told{
 			{Bad, "traffic", "", "1,200 of the 6,000 requests that ended in the last minute failed, 500 of them with upstream_broken"},
 			{Bad, "prefill", "", "Requests are refused, because the arrival queue of model m is full (prefill.queue.max: 40). At the last look no requests waited in the arrival queue, and 327 of 400 places of the pool were taken"},
 		}},
@@ -61,9 +72,9 @@ func TestProblemsSayWhatIsWrongAndWhere(t *testing.T) {
 			taken(d, 1)
 			d.Traffic.RequestsPerS, d.Traffic.FailuresPerS = 100, 20
 			d.Failures = []Failed{{Outcome: "queue_full", Last10S: 200, LastMinute: 1200, Why: "key a has all the answers that it may have at once", Own: true}}
-		}, []Problem{{Bad, "traffic", "", "1,200 of the 6,000 requests that ended in the last minute failed, all of them with queue_full, the last one because key a has all the answers that it may have at once"}}},
-		"prompts that wait for prefill are no overload of decode": {func(d *Document) { taken(d, 0); d.Prefill.Waiting = 900 }, []Problem{}},
-		"with a full pool the arrival queue waits for decode": {func(d *Document) { taken(d, 0); d.Prefill.Waiting, d.Proxy.PlacesUsed = 900, d.Proxy.Places }, []Problem{
+		}, []told{{Bad, "traffic", "", "1,200 of the 6,000 requests that ended in the last minute failed, all of them with queue_full, the last one because key a has all the answers that it may have at once"}}},
+		"prompts that wait for prefill are no overload of decode": {func(d *Document) { taken(d, 0); d.Prefill.Waiting = 900 }, []told{}},
+		"with a full pool the arrival queue waits for decode": {func(d *Document) { taken(d, 0); d.Prefill.Waiting, d.Proxy.PlacesUsed = 900, d.Proxy.Places }, []told{
 			{Bad, "pool", "deepseek-r1", "All 768 decode slots of model deepseek-r1 are taken, and 900 requests wait in the arrival queue"},
 		}},
 		"one slot": {func(d *Document) {
@@ -71,56 +82,56 @@ func TestProblemsSayWhatIsWrongAndWhere(t *testing.T) {
 			g.Ranks = g.Ranks[:1]
 			g.Ranks[0].Slots = 1
 			taken(d, 1)
-		}, []Problem{
+		}, []told{
 			{Bad, "pool", "deepseek-r1", "The only decode slot of model deepseek-r1 is taken, and 5 requests wait in the pool and in the arrival queue"},
 		}},
-		"some slots were just given back": {func(d *Document) { taken(d, 768); d.Models[0].Groups[0].Ranks[0].Used = 40 }, []Problem{
+		"some slots were just given back": {func(d *Document) { taken(d, 768); d.Models[0].Groups[0].Ranks[0].Used = 40 }, []told{
 			{Bad, "pool", "deepseek-r1", "760 of the 768 decode slots of model deepseek-r1 are taken, and 772 requests wait in the pool and in the arrival queue"},
 		}},
 		"the queues of several models are not one": {func(d *Document) {
 			d.Models, d.Prefill.Waiting = append(d.Models, Model{Name: "other"}), 1000
-		}, []Problem{}},
-		"a busy model is no overload": {func(d *Document) { taken(d, 300) }, []Problem{}},
-		"as many wait as there are slots": {func(d *Document) { taken(d, 768) }, []Problem{
+		}, []told{}},
+		"a busy model is no overload": {func(d *Document) { taken(d, 300) }, []told{}},
+		"as many wait as there are slots": {func(d *Document) { taken(d, 768) }, []told{
 			{Bad, "pool", "deepseek-r1", "All 768 decode slots of model deepseek-r1 are taken, and 772 requests wait in the pool and in the arrival queue"},
 		}},
 		"the metrics of a prefill engine are slow": {func(d *Document) { d.Prefill.ScrapeEveryMs, d.Prefill.Engines[1].ScrapeAgeMs = 500, 5200 },
-			[]Problem{{Warn, "prefill", "10.0.1.11:8000", "Prefill engine 10.0.1.11:8000 answers too late when it is asked for its metrics"}}},
+			[]told{{Warn, "prefill", "10.0.1.11:8000", "Prefill engine 10.0.1.11:8000 answers too late when it is asked for its metrics"}}},
 		"an engine is up and not well": {func(d *Document) { d.Engines[1].Why = "engine 10.0.1.11:8000: no answer" },
-			[]Problem{{Warn, "engines", "10.0.1.11:8000", "Prefill engine 10.0.1.11:8000 is up, but something is amiss: no answer"}}},
+			[]told{{Warn, "engines", "10.0.1.11:8000", "Prefill engine 10.0.1.11:8000 is up, but something is amiss: no answer"}}},
 		"a prefiller is full": {func(d *Document) { d.Prefill.Engines[1].State, d.Prefill.Engines[1].KVShare = "closed", 0.93 },
-			[]Problem{{Warn, "prefill", "10.0.1.11:8000", "Prefill engine 10.0.1.11:8000 takes no prompts, because its KV cache is 93 % full"}}},
+			[]told{{Warn, "prefill", "10.0.1.11:8000", "Prefill engine 10.0.1.11:8000 takes no prompts, because its KV cache is 93 % full"}}},
 		"nobody prefills": {func(d *Document) {
 			d.Prefill.Engines = d.Prefill.Engines[:1]
 			d.Prefill.Engines[0].State = "down"
-		}, []Problem{{Bad, "prefill", "", "No prefill engine takes prompts"}, {Bad, "prefill", "", "4 requests wait for a prefill engine"}}},
-		"the arrival queue is full": {func(d *Document) { d.Prefill.Waiting = 1000 }, []Problem{{Bad, "prefill", "", "The arrival queue is full: 1,000 requests wait in it, and its limit is 1,000 (prefill.queue.max)"}}},
-		"the pool is old":           {func(d *Document) { d.Models[0].Pool.OldestS, d.Models[0].Pool.Entries = 31, 7 }, []Problem{{Bad, "pool", "deepseek-r1", "A finished prefill of model deepseek-r1 has waited 31.0 s for a decode rank, and 7 requests wait in the pool"}}},
-		"the policy is too slow":    {func(d *Document) { d.Models[0].Groups[0].FallbackRounds = 9 }, []Problem{{Warn, "balance", "dp", "The decode policy of group dp is too slow at times, and evenkeel decides instead"}}},
-		"imbalance costs":           {func(d *Document) { d.Models[0].Groups[0].LostShare = 0.2 }, []Problem{{Warn, "balance", "dp", "Imbalance costs group dp 20 % of every step"}}},
+		}, []told{{Bad, "prefill", "", "No prefill engine takes prompts"}, {Bad, "prefill", "", "4 requests wait for a prefill engine"}}},
+		"the arrival queue is full": {func(d *Document) { d.Prefill.Waiting = 1000 }, []told{{Bad, "prefill", "", "The arrival queue is full: 1,000 requests wait in it, and its limit is 1,000 (prefill.queue.max)"}}},
+		"the pool is old":           {func(d *Document) { d.Models[0].Pool.OldestS, d.Models[0].Pool.Entries = 31, 7 }, []told{{Bad, "pool", "deepseek-r1", "A finished prefill of model deepseek-r1 has waited 31.0 s for a decode rank, and 7 requests wait in the pool"}}},
+		"the policy is too slow":    {func(d *Document) { d.Models[0].Groups[0].FallbackRounds = 9 }, []told{{Warn, "balance", "dp", "The decode policy of group dp is too slow at times, and evenkeel decides instead"}}},
+		"imbalance costs":           {func(d *Document) { d.Models[0].Groups[0].LostShare = 0.2 }, []told{{Warn, "balance", "dp", "Imbalance costs group dp 20 % of every step"}}},
 		"the config is refused: what is wrong, without the file's lines": {func(d *Document) { d.Proxy.ConfigError = "ek.yaml:1:2: wrong\n> 1 | x" },
-			[]Problem{{Warn, "proxy", "", "The config file was refused and is not in force: ek.yaml:1:2: wrong"}}},
+			[]told{{Warn, "proxy", "", "The config file was refused and is not in force: ek.yaml:1:2: wrong"}}},
 		"a source fails and engines are unfit": {func(d *Document) {
 			d.Sources = []Source{
 				{Name: "file:a.yaml", Engines: 2, Error: "a.yaml:1:2: wrong\n> 1 | x", Unfit: []Unfit{{"10.0.9.1:8000", "decode", "gives no hand-off"}, {"10.0.9.2:8000", "decode", "is silent"}}},
 				{Name: "file:b.yaml", Engines: 1},
 			}
-		}, []Problem{
+		}, []told{
 			{Warn, "engines", "file:a.yaml", "Discovery by file:a.yaml fails, and its last list of 2 engines stays in force: a.yaml:1:2: wrong"},
 			{Warn, "engines", "file:a.yaml", "2 engines of file:a.yaml are not used: decode engine 10.0.9.1:8000, decode engine 10.0.9.2:8000. The first one is unfit: gives no hand-off"},
 		}},
 		"nobody owns a group": {func(d *Document) {
 			d.Areas = []Area{{Group: "dp", Phase: "watching"}, {Group: "other", Holder: "eu-2"}, {Group: "mine", Admits: true}}
 		},
-			[]Problem{{Bad, "geo", "dp", "Group dp has no owner, so that its engines get no requests"}}},
-		"a peer is gone": {func(d *Document) { d.Geo = &Geo{Peers: []Peer{{ID: "us-1", Region: "us"}}} }, []Problem{{Warn, "geo", "us-1", "Peer us-1 in region us is not up: it answered no probe"}}},
+			[]told{{Bad, "geo", "dp", "Group dp has no owner, so that its engines get no requests"}}},
+		"a peer is gone": {func(d *Document) { d.Geo = &Geo{Peers: []Peer{{ID: "us-1", Region: "us"}}} }, []told{{Warn, "geo", "us-1", "Peer us-1 in region us is not up: it answered no probe"}}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := newFake(16)
 			f.began = time.Now()
 			d := f.Document(t.Context())
 			tt.change(&d)
-			require.Equal(t, tt.want, problems(findingsOf(&d, timeline.Ended{All: 6000, Failed: 1200})))
+			require.Equal(t, tt.want, toldOf(&d))
 		})
 	}
 }
@@ -143,8 +154,8 @@ func TestGroupsAreNamedWithTheirModelWhereThereAreSeveral(t *testing.T) {
 		{Name: "llama", Groups: []Group{group("main", 0.2)}}, {Name: "qwen", Groups: []Group{group("main", 0.3), group("", 0.4)}},
 	}}
 	where := func() (names []string) {
-		for _, p := range problems(findingsOf(&d, timeline.Ended{All: 6000, Failed: 1200})) {
-			names = append(names, p.Where)
+		for _, p := range toldOf(&d) {
+			names = append(names, p.where)
 		}
 		return names
 	}
