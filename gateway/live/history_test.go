@@ -18,7 +18,7 @@ var noon = time.Date(2026, 1, 1, 12, 0, 0, 0, time.UTC)
 // kept: what the rank held then, or -1.
 func TestHistoryKeepsTheLastSamples(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		h, said := newHistory(), []map[int32]int64{}
+		h, said := history{}, []map[int32]int64{}
 		for range rapid.IntRange(0, 2*samples).Draw(t, "samples") {
 			seen, s := map[int32]int64{}, gateway.Sample{}
 			if len(said) > 0 {
@@ -65,7 +65,7 @@ func TestHistoryKeepsTheLastSamples(t *testing.T) {
 }
 
 func TestRatesAreOfTheLastTenSeconds(t *testing.T) {
-	h := newHistory()
+	var h history
 	var idle Traffic
 	h.rate(&idle)
 	require.Zero(t, idle)
@@ -80,4 +80,21 @@ func TestRatesAreOfTheLastTenSeconds(t *testing.T) {
 	var got Traffic
 	h.rate(&got)
 	require.Equal(t, Traffic{RequestsPerS: 20, FailuresPerS: 1, TokensPerS: 500}, got)
+}
+
+// A number that was never known has no line.
+func TestHistoryNamesItsNumbers(t *testing.T) {
+	var h history
+	require.Empty(t, h.copy().Lines)
+	for i := range 3 {
+		s := gateway.Sample{Loads: board.Loads{Pool: 4, OutputTokens: int64(70 * i)}, Recent: journal.Recent{Ended: uint64(2 * i)}}
+		if i == 1 {
+			s.TTFT = journal.Latency{P50: 5 * time.Millisecond, P99: 9 * time.Millisecond, Samples: 1}
+		}
+		h.add(&s, noon.Add(time.Duration(i)*time.Second))
+	}
+	require.Equal(t, []NumbersLine{
+		{"pool_entries", []int64{4, 4, 4}}, {"requests_per_ks", []int64{0, 2000, 2000}}, {"tokens_per_s", []int64{0, 70, 70}},
+		{"ttft_p50_us", []int64{-1, 5000, -1}}, {"ttft_p99_us", []int64{-1, 9000, -1}},
+	}, h.copy().Lines)
 }

@@ -30,7 +30,7 @@ type Options struct {
 type Live struct {
 	source  source
 	log     *zap.Logger
-	history *history
+	history history
 	past    past
 	turns   int // samples so far; Run's own
 
@@ -71,7 +71,7 @@ func New(g *gateway.Gateway, opt Options) *Live {
 }
 
 func newLive(s source, log *zap.Logger) *Live {
-	return &Live{source: s, log: log, history: newHistory(), watchers: map[*watcher]struct{}{}}
+	return &Live{source: s, log: log, watchers: map[*watcher]struct{}{}}
 }
 
 // Run samples the proxy, and sends documents while somebody watches, until ctx
