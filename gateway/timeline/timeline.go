@@ -18,7 +18,7 @@ const (
 	hourBins  = int(time.Hour / every)
 	fewBins   = int(5 * time.Minute / every)
 	minute    = int(time.Minute / every)
-	lately    = 2 // bins
+	tenS      = 2 // bins
 	mostFlags = 64
 	mostLines = 32 // groups that have a line
 
@@ -71,8 +71,7 @@ type Line struct {
 
 // Timeline keeps the bins. The zero value is empty.
 type Timeline struct {
-	bins  [hourBins]bin
-	last  int64 // number of the bin that fills; 0: none yet
+	bins  []bin // of the last hour, oldest first; the last one fills
 	was   Now
 	flags []Event
 	burst bool // the bin that fills has had its flag, or the one before
@@ -137,11 +136,12 @@ type Ended struct{ All, Failed uint64 }
 // Add takes in how things stand.
 func (t *Timeline) Add(n Now, at time.Time) {
 	number := at.UnixNano() / int64(every)
-	fresh := t.last == 0
-	if number < t.last-1 { // the clock was set back: all bins and events are of times to come
+	fresh := len(t.bins) == 0
+	if number < t.last()-1 { // the clock was set back: all bins and events are of times to come
 		*t = Timeline{was: t.was}
 	}
-	b := t.bin(max(number, t.last)) // a clock that was set back a little fills the bin there is
+	number = max(number, t.last()) // a clock that was set back a little fills the bin there is
+	b := t.bin(number)
 	if !fresh {
 		b.ended += n.Ended - min(n.Ended, t.was.Ended)
 		for o, count := range n.Failures {
@@ -163,37 +163,36 @@ func (t *Timeline) Add(n Now, at time.Time) {
 		}
 	}
 	t.was = n
-	oldest := (max(number, t.last) - int64(stripBins)) * every.Milliseconds()
+	oldest := (number - int64(stripBins)) * every.Milliseconds()
 	t.flags = slices.DeleteFunc(t.flags, func(e Event) bool { return e.AtMs < oldest })
 	t.flags = t.flags[max(0, len(t.flags)-mostFlags):]
 }
 
-// bin is the one that fills, which may be a new one.
-func (t *Timeline) bin(number int64) *bin {
-	b := &t.bins[number%int64(hourBins)]
-	if b.number == number {
-		return b
+// last is the number of the bin that fills; 0: there is none yet.
+func (t *Timeline) last() int64 {
+	if len(t.bins) == 0 {
+		return 0
 	}
-	if t.last != 0 {
-		t.burst = t.burst && refusals(t.at(t.last)) >= burstLeast
-	}
-	*b = bin{number: number}
-	t.last = number
-	if old := t.at(number - int64(stripBins)); old != nil {
-		old.lines = nil
-	}
-	return b
+	return t.bins[len(t.bins)-1].number
 }
 
-// at is a bin, nil where there is none.
-func (t *Timeline) at(number int64) *bin {
-	if number < 0 {
-		return nil
+// bin is the one that fills, which may be a new one.
+func (t *Timeline) bin(number int64) *bin {
+	if len(t.bins) == 0 || t.last() != number {
+		t.burst = t.burst && refusals(&t.bins[len(t.bins)-1]) >= burstLeast
+		t.bins = slices.DeleteFunc(t.bins, func(b bin) bool { return b.number <= number-int64(hourBins) })
+		t.bins = append(t.bins, bin{number: number})
+		for i := range t.bins[:len(t.bins)-len(t.lately(stripBins))] {
+			t.bins[i].lines = nil
+		}
 	}
-	if b := &t.bins[number%int64(hourBins)]; b.number == number {
-		return b
-	}
-	return nil
+	return &t.bins[len(t.bins)-1]
+}
+
+// lately are the last bins, without those that nothing was added to.
+func (t *Timeline) lately(bins int) []bin {
+	i, _ := slices.BinarySearchFunc(t.bins, t.last()-int64(bins)+1, func(b bin, from int64) int { return cmp.Compare(b.number, from) })
+	return t.bins[i:]
 }
 
 // flag notes what has changed since it was looked last.
@@ -240,9 +239,6 @@ func event(state string) string {
 }
 
 func refusals(b *bin) (n uint64) {
-	if b == nil {
-		return 0
-	}
 	for o, count := range b.failed {
 		if o.Status == 429 {
 			n += count
@@ -254,15 +250,9 @@ func refusals(b *bin) (n uint64) {
 // Strip is the last quarter of an hour.
 func (t *Timeline) Strip() Strip {
 	s := Strip{Form: 1, EveryMs: every.Milliseconds(), AtMs: []int64{}, Requests: []int64{}, Failures: []FailureLine{}, Lines: []GroupLine{}, Events: append([]Event{}, t.flags...)}
-	var shown []*bin
-	if t.last != 0 {
-		for n := t.last - int64(stripBins) + 1; n <= t.last; n++ {
-			if b := t.at(n); b != nil {
-				shown = append(shown, b)
-			}
-		}
-	}
-	for i, b := range shown {
+	shown := t.lately(stripBins)
+	for i := range shown {
+		b := &shown[i]
 		s.AtMs = append(s.AtMs, b.number*every.Milliseconds())
 		s.Requests = append(s.Requests, int64(b.ended))
 		for o, count := range b.failed {
@@ -293,12 +283,10 @@ func (t *Timeline) Strip() Strip {
 
 // LastMinute is what ended in it.
 func (t *Timeline) LastMinute() (e Ended) {
-	for i := range t.bins {
-		if b := &t.bins[i]; b.number > t.last-int64(minute) {
-			e.All += b.ended
-			for _, count := range b.failed {
-				e.Failed += count
-			}
+	for _, b := range t.lately(minute) {
+		e.All += b.ended
+		for _, count := range b.failed {
+			e.Failed += count
 		}
 	}
 	return e
@@ -311,12 +299,8 @@ func (t *Timeline) Failures() []Failed {
 		by[o] = &Failed{Outcome: o.Name, Status: o.Status, SinceStart: count, Why: t.was.Whys[o].Text, Own: t.was.Whys[o].Own}
 	}
 	for i := range t.bins {
-		b := &t.bins[i]
-		age := t.last - b.number // in bins
-		if age >= int64(hourBins) {
-			continue
-		}
-		for o, count := range b.failed {
+		age := t.last() - t.bins[i].number // in bins
+		for o, count := range t.bins[i].failed {
 			f := by[o]
 			if f == nil {
 				continue
@@ -328,7 +312,7 @@ func (t *Timeline) Failures() []Failed {
 			if age < int64(minute) {
 				f.LastMinute += count
 			}
-			if age < int64(lately) {
+			if age < int64(tenS) {
 				f.Last10S += count
 			}
 		}
