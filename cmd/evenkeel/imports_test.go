@@ -72,7 +72,7 @@ var mayImport = map[string][]string{
 	"gateway/pump":        {"gateway/edge", "gateway/loop", "engine", "sse"},
 	"gateway/files":       {},
 	"gateway/fleet":       {"gateway/cluster", "gateway/config", "gateway/leg", "gateway/metaserver", "gateway/owner", "gateway/selftest", "engine", "engine/discover", "engine/discover/dns", "engine/discover/kube", "geo", "prefill", "prefill/kvevents", "prefill/local", "dispatcher/board", "mooncake"},
-	"gateway/journal":     {"gateway/config", "gateway/openai", "gateway/receipt", "gateway/tracing", "geo", "prefill", "prefill/policy", "dispatcher", "dispatcher/board", "engine", "mooncake"},
+	"gateway/journal":     {"gateway/config", "gateway/openai", "gateway/receipt", "gateway/timeline", "gateway/tracing", "geo", "prefill", "prefill/policy", "dispatcher", "dispatcher/board", "engine", "mooncake"},
 	"gateway/keys":        {},
 	"gateway/reload":      {"gateway/certs", "gateway/config", "gateway/files", "gateway/fleet", "gateway/keys", "gateway/openai", "geo", "dispatcher/board", "predictor"},
 	"gateway/service":     {},

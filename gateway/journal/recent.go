@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"evenkeel/gateway/openai"
+	"evenkeel/gateway/timeline"
 )
 
 // recent is what the requests of the last minute came to, for people who look at the
@@ -18,25 +19,12 @@ type recent struct {
 	ended, failed atomic.Uint64
 
 	mu       sync.Mutex // only requests that failed take it
-	failures map[Failure]uint64
-	whys     map[Failure]Why
-}
-
-// Why is what an operator is told of the last failure of a sort.
-type Why struct {
-	Text string
-	Own  bool // it is a limit of one key
-	at   time.Time
+	failures map[timeline.Outcome]uint64
+	whys     map[timeline.Outcome]timeline.Why
 }
 
 // shared is how long a limit of one key hides no limit of all.
 const shared = 10 * time.Second
-
-// Failure is how requests fail: with an outcome of a fixed set, and its status.
-type Failure struct {
-	Outcome string
-	Status  int
-}
 
 // end counts a request; fail is nil for an answer that was whole.
 func (r *recent) end(fail *openai.Error) {
@@ -49,13 +37,13 @@ func (r *recent) end(fail *openai.Error) {
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		if r.failures == nil {
-			r.failures, r.whys = map[Failure]uint64{}, map[Failure]Why{}
+			r.failures, r.whys = map[timeline.Outcome]uint64{}, map[timeline.Outcome]timeline.Why{}
 		}
-		f := Failure{Outcome(fail), fail.Status}
+		f := timeline.Outcome{Name: Outcome(fail), Status: fail.Status}
 		r.failures[f]++
 		was, now := r.whys[f], time.Now()
-		if fail.Why != "" && !(fail.Own && was.Text != "" && !was.Own && now.Sub(was.at) < shared) {
-			r.whys[f] = Why{fail.Why, fail.Own, now}
+		if fail.Why != "" && !(fail.Own && was.Text != "" && !was.Own && now.Sub(was.At) < shared) {
+			r.whys[f] = timeline.Why{Text: fail.Why, Own: fail.Own, At: now}
 		}
 	}
 }
@@ -67,7 +55,7 @@ func failed(fail *openai.Error) bool {
 
 // fails are the failures since the start, and why the last one of each was; what it
 // returns is the caller's.
-func (r *recent) fails() (map[Failure]uint64, map[Failure]Why) {
+func (r *recent) fails() (map[timeline.Outcome]uint64, map[timeline.Outcome]timeline.Why) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return maps.Clone(r.failures), maps.Clone(r.whys)
@@ -153,9 +141,9 @@ func quantile(sum *[classes]uint32, samples int, q float64) time.Duration {
 // Recent is what clients got over the last minute.
 type Recent struct {
 	TTFT, TPOT    Latency
-	Ended, Failed uint64             // requests since the start; failed: 5xx and 429
-	Failures      map[Failure]uint64 // those that failed, by how
-	Whys          map[Failure]Why    // of the last one of each, where somebody told it
+	Ended, Failed uint64                            // requests since the start; failed: 5xx and 429
+	Failures      map[timeline.Outcome]uint64       // those that failed, by how
+	Whys          map[timeline.Outcome]timeline.Why // of the last one of each, where somebody told it
 }
 
 // Recent tells what clients got lately.

@@ -11,6 +11,7 @@ import (
 	"go.uber.org/zap"
 
 	"evenkeel/gateway/openai"
+	"evenkeel/gateway/timeline"
 )
 
 func TestAMinuteRemembersTheLastOne(t *testing.T) {
@@ -51,8 +52,8 @@ func TestFailuresAreKeptByTheirOutcome(t *testing.T) {
 		r.end(fail)
 	}
 	counts, whys := r.fails()
-	require.Equal(t, map[Failure]uint64{{"queue_full", 429}: 2, {"engine_error", 503}: 1}, counts, "the client's own mistakes are none")
-	require.Equal(t, "it takes 40", whys[Failure{"queue_full", 429}].Text)
+	require.Equal(t, map[timeline.Outcome]uint64{{Name: "queue_full", Status: 429}: 2, {Name: "engine_error", Status: 503}: 1}, counts, "the client's own mistakes are none")
+	require.Equal(t, "it takes 40", whys[timeline.Outcome{Name: "queue_full", Status: 429}].Text)
 	require.Len(t, whys, 1)
 	require.Equal(t, uint64(5), r.ended.Load())
 }
@@ -69,7 +70,7 @@ func TestMistakesOfStrangersAreNoRequestsThatEnded(t *testing.T) {
 	g.Refused(&openai.Error{Status: http.StatusTooManyRequests, Code: "rate_limit_exceeded"})
 	r := g.Recent()
 	require.Equal(t, []uint64{2, 2}, []uint64{r.Ended, r.Failed})
-	require.Equal(t, map[Failure]uint64{{"overloaded", 503}: 1, {"rate_limit_exceeded", 429}: 1}, r.Failures)
+	require.Equal(t, map[timeline.Outcome]uint64{{Name: "overloaded", Status: 503}: 1, {Name: "rate_limit_exceeded", Status: 429}: 1}, r.Failures)
 }
 
 // A key at its own limit must not hide which queue is full for all.
@@ -79,7 +80,7 @@ func TestALimitOfAllIsToldBeforeThatOfOneKey(t *testing.T) {
 		own := &openai.Error{Status: http.StatusTooManyRequests, Code: "queue_full", Why: "key a has all its answers", Own: true}
 		of := func() (string, bool) {
 			_, whys := r.fails()
-			why := whys[Failure{"queue_full", 429}]
+			why := whys[timeline.Outcome{Name: "queue_full", Status: 429}]
 			return why.Text, why.Own
 		}
 		told := func(text string, own bool) {

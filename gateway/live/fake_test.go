@@ -12,6 +12,7 @@ import (
 	"evenkeel/dispatcher/verdict"
 	"evenkeel/gateway"
 	"evenkeel/gateway/journal"
+	"evenkeel/gateway/timeline"
 )
 
 // fake is a proxy made up by a test: one group of ranks whose loads move, and
@@ -22,8 +23,8 @@ type fake struct {
 	ranks  int
 	asked  int           // documents made
 	ahead  time.Duration // of the clock
-	failed map[journal.Failure]uint64
-	whys   map[journal.Failure]journal.Why
+	failed map[timeline.Outcome]uint64
+	whys   map[timeline.Outcome]timeline.Why
 	fails  uint64 // requests in all, of which rates are made
 	change func(*Document)
 }
@@ -40,7 +41,7 @@ func (f *fake) set(change func(*Document)) {
 func (f *fake) fail(n uint64) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.failed = map[journal.Failure]uint64{{Outcome: "upstream_broken", Status: 502}: n}
+	f.failed = map[timeline.Outcome]uint64{{Name: "upstream_broken", Status: 502}: n}
 }
 
 // pass lets time go by.

@@ -130,13 +130,7 @@ func (l *Live) sample(ctx context.Context) {
 // note adds a second to the timeline.
 func (l *Live) note(d *Document, s *gateway.Sample, at time.Time) {
 	now := timeline.Now{
-		Ended: s.Ended, Failures: map[timeline.Outcome]uint64{}, Whys: map[timeline.Outcome]timeline.Why{}, Engines: map[timeline.Engine]string{}, Drains: d.Proxy.Draining, Policy: d.Proxy.Policy, Reload: time.UnixMilli(d.Proxy.ReloadedMs),
-	}
-	for f, n := range s.Failures {
-		now.Failures[timeline.Outcome{Name: f.Outcome, Status: f.Status}] = n
-	}
-	for f, why := range s.Whys {
-		now.Whys[timeline.Outcome{Name: f.Outcome, Status: f.Status}] = timeline.Why{Text: why.Text, Own: why.Own}
+		Ended: s.Ended, Failures: s.Failures, Whys: s.Whys, Engines: map[timeline.Engine]string{}, Drains: d.Proxy.Draining, Policy: d.Proxy.Policy, Reload: time.UnixMilli(d.Proxy.ReloadedMs),
 	}
 	for i := range d.Engines {
 		e := &d.Engines[i]

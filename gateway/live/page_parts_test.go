@@ -13,7 +13,7 @@ import (
 	"github.com/chromedp/chromedp/kb"
 	"github.com/stretchr/testify/require"
 
-	"evenkeel/gateway/journal"
+	"evenkeel/gateway/timeline"
 )
 
 var soak = flag.Duration("soak", 0, "how long a page is kept open to see whether it grows")
@@ -360,8 +360,8 @@ func TestPageTellsOfAFlood(t *testing.T) {
 	require.Equal(t, "0", b.eval(`document.querySelectorAll('#failure-rows .bad').length`), "nothing is red while nothing fails")
 	s.fake.mu.Lock()
 	s.fake.fails = 82_800
-	s.fake.failed = map[journal.Failure]uint64{{Outcome: "queue_full", Status: 429}: 90_000, {Outcome: "upstream_broken", Status: 502}: 1080}
-	s.fake.whys = map[journal.Failure]journal.Why{{Outcome: "queue_full", Status: 429}: {Text: "the arrival queue of model deepseek-r1 is full (prefill.queue.max: 1000)"}}
+	s.fake.failed = map[timeline.Outcome]uint64{{Name: "queue_full", Status: 429}: 90_000, {Name: "upstream_broken", Status: 502}: 1080}
+	s.fake.whys = map[timeline.Outcome]timeline.Why{{Name: "queue_full", Status: 429}: {Text: "the arrival queue of model deepseek-r1 is full (prefill.queue.max: 1000)"}}
 	s.fake.mu.Unlock()
 	s.fake.set(hurt["flood"])
 	b.eventually("the verdict", `document.getElementById('problems-title').textContent.startsWith('✕ Overload: ')`)

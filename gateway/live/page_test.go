@@ -30,8 +30,8 @@ import (
 	"go.uber.org/zap"
 
 	"evenkeel/dispatcher/board"
-	"evenkeel/gateway/journal"
 	"evenkeel/gateway/receipt"
+	"evenkeel/gateway/timeline"
 )
 
 var shots = flag.String("shots", "", "folder to write pictures of the page to")
@@ -73,7 +73,7 @@ func (s *site) open() *site {
 			d.Proxy.Policy = "br0"
 		}
 		if bad := uint64(max(0, min(120, i-500))); bad > 0 {
-			s.fake.failed = map[journal.Failure]uint64{{Outcome: "queue_full", Status: 429}: 60 * bad, {Outcome: "upstream_broken", Status: 502}: 9 * bad}
+			s.fake.failed = map[timeline.Outcome]uint64{{Name: "queue_full", Status: 429}: 60 * bad, {Name: "upstream_broken", Status: 502}: 9 * bad}
 			sample.Failures = s.fake.failed
 		}
 		if i > 500 && i < 620 {

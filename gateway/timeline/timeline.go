@@ -26,7 +26,7 @@ const (
 	burstShare = 0.1 // of the requests that ended in it
 )
 
-// Outcome is how requests fail.
+// Outcome is how requests fail: with a name of a fixed set, and a status.
 type Outcome struct {
 	Name   string
 	Status int
@@ -48,6 +48,7 @@ type Now struct {
 type Why struct {
 	Text string
 	Own  bool // it is a limit of one key
+	At   time.Time
 }
 
 // Engine is an engine, or a rank of it; a prefill engine and a decode engine may share a
