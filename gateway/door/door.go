@@ -157,9 +157,9 @@ func encoded(ctx *fasthttp.RequestCtx) *openai.Error {
 // it took of its caller's limits until its end.
 func (d *Door) answer(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, in *incoming) *openai.Error {
 	from := in.From
-	in.Told.Parsing()
+	in.Told.Tell(journal.Event{What: journal.Parsing})
 	req, m, fail := d.admit(ctx, ep, in)
-	in.Told.Parsed(req)
+	in.Told.Tell(journal.Event{What: journal.Parsed, Req: req})
 	if from != nil && fail == nil {
 		fail = d.busy(from, m)
 	}
@@ -360,9 +360,9 @@ func writeJSON(ctx *fasthttp.RequestCtx, status int, v any) {
 // pass serves a request that goes to one engine as it came.
 func (d *Door) pass(ctx *fasthttp.RequestCtx, path string) {
 	d.receive(ctx, path, func(in *incoming) *openai.Error {
-		in.Told.Parsing()
+		in.Told.Tell(journal.Event{What: journal.Parsing})
 		req, raw, fail := d.admitWhole(ctx, path, in)
-		in.Told.Parsed(req)
+		in.Told.Tell(journal.Event{What: journal.Parsed, Req: req})
 		if fail != nil {
 			return fail
 		}

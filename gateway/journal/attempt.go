@@ -9,118 +9,143 @@ import (
 	"evenkeel/engine"
 	"evenkeel/gateway/openai"
 	"evenkeel/gateway/receipt"
-	"evenkeel/gateway/tracing"
-	"evenkeel/mooncake"
 	"evenkeel/prefill"
 )
 
-// Attempt counts one more attempt.
-func (r *Request) Attempt() {
-	r.Attempts++
-	r.startAttempt()
+// show takes an event in as a part of the attempt that is under way: in the receipt and the spans.
+func (r *Request) show(e *Event) {
+	n := &r.attempt
+	if r.live == nil && !r.span.Recording() || e.What == Failed && !n.open {
+		return
+	}
+	switch e.What {
+	case Attempted:
+		r.begin()
+	case Placed, PlacedLocally:
+		r.begin()
+		e.decode = decodeOf(e.Slot)
+	case Chose:
+		e.prefill = prefillOf(e.Lease)
+	case Entered:
+		r.begin()
+		r.step(e)
+	case Failed:
+		r.step(e)
+	}
+	r.live.Edit(func(x *receipt.Receipt) { r.toReceipt(x, e) })
+	if r.span.Recording() {
+		r.toSpans(e)
+	}
+	switch e.What {
+	case Failed:
+		n.open, n.call, n.span = false, nil, nil
+	case Retried:
+		n.again = true
+	}
 }
 
-// startAttempt opens an attempt, unless one is under way.
-func (r *Request) startAttempt() {
+// begin opens an attempt, unless one is under way.
+func (r *Request) begin() {
 	n := &r.attempt
-	if n.open || !r.watched() {
+	if n.open {
 		return
 	}
 	now := time.Now()
 	n.number++
-	if r.live != nil {
-		a := receipt.Attempt{N: n.number, Leg: r.leg, At: ms(now.Sub(r.Arrival))}
-		r.live.Edit(func(x *receipt.Receipt) { n.index = x.Begin(a) })
-		if n.again {
-			r.edit(func(a *receipt.Attempt) { a.Waits.Backoff = ms(now.Sub(n.since)) })
-		}
+	a := receipt.Attempt{N: n.number, Leg: r.leg, At: ms(now.Sub(r.Arrival))}
+	if n.again {
+		a.Waits.Backoff = ms(now.Sub(n.since))
 	}
-	n.span = r.span.Child("attempt", false)
-	if n.span.Recording() {
+	r.live.Edit(func(x *receipt.Receipt) { n.index = x.Begin(a) })
+	if n.span = r.span.Child("attempt", false); n.span.Recording() {
 		spanAttempt(n.span, n.number, r.leg)
 	}
 	n.open, n.again, n.phase, n.since = true, false, "", now
 }
 
-// edit adds to the present attempt of the receipt.
-func (r *Request) edit(add func(*receipt.Attempt)) {
-	if r.live == nil {
-		return
-	}
-	r.live.Edit(func(x *receipt.Receipt) {
-		if a := x.At(r.attempt.index); a != nil {
-			add(a)
-		}
-	})
-}
-
-// Reach begins a phase. A request whose client has left stays in the phase in which the client left.
-func (r *Request) Reach(p Phase, left bool) {
-	r.Enter(p)
-	if r.Reached == "" || !left {
-		r.Reached = p
-	}
-}
-
-// Enter begins a phase.
-func (r *Request) Enter(p Phase) {
-	if !r.watched() {
-		return
-	}
-	r.startAttempt()
-	r.endStep()
-	n := &r.attempt
-	n.phase, n.since = p, time.Now()
-	if r.live != nil {
+// step ends the present step and begins that of the event, which has none if the attempt has failed.
+func (r *Request) step(e *Event) {
+	n, now := &r.attempt, time.Now()
+	if n.phase != "" {
 		r.live.Edit(func(x *receipt.Receipt) {
-			x.State = string(p)
 			if a := x.At(n.index); a != nil {
-				a.State, a.Since = string(p), ms(n.since.Sub(x.Arrival))
+				*waitOf(&a.Waits, n.phase) += ms(now.Sub(n.since))
 			}
 		})
+		spanFailed(n.step, e.Answer, e.Cause)
+		n.step.End()
+		n.step = nil
 	}
-	n.step = spanStep(n, p)
+	n.phase, n.since = e.Phase, now
 }
 
-// endStep ends the present step.
-func (r *Request) endStep() {
+// toReceipt takes an event in as a part of the receipt.
+func (r *Request) toReceipt(x *receipt.Receipt, e *Event) {
+	switch {
+	case e.What == Parsed && e.Req != nil:
+		x.Model, x.Stream, x.Waits.Parse = receipt.Clip(e.Req.Model), e.Req.Stream, ms(e.Took)
+	case e.What == Entered:
+		x.State = string(e.Phase)
+	}
+	a := x.At(r.attempt.index)
+	if a == nil {
+		return
+	}
+	switch e.What {
+	case Entered:
+		a.State, a.Since = string(e.Phase), ms(r.attempt.since.Sub(x.Arrival))
+		a.Engine, a.Peer = cmp.Or(e.Engine, a.Engine), cmp.Or(e.Peer, a.Peer)
+	case Chose:
+		a.Prefill = e.prefill
+	case Prefilled:
+		if a.Prefill != nil {
+			p := *a.Prefill // a reader may have the old one
+			p.Prompt, p.Cached = e.Tokens, max(0, e.Cached)
+			a.Prefill = &p
+		}
+	case Placed, PlacedLocally:
+		a.Decode = e.decode
+	case Failed:
+		a.State, a.Cause, a.Status = receipt.Ended, receipt.Clip(e.Cause), e.Status
+	case Retried:
+		a.Again = true
+	}
+}
+
+// toSpans takes an event in as a span, or as a part of one.
+func (r *Request) toSpans(e *Event) {
 	n := &r.attempt
-	if n.phase == "" {
-		return
+	switch e.What {
+	case Parsing:
+		n.step = r.span.Child("parse", false)
+	case Parsed:
+		n.step.End()
+		n.step = nil
+		if e.Req != nil {
+			spanParsed(r, e.Req)
+		}
+	case Entered:
+		if e.Call != "" {
+			n.call = n.span.Child(e.Call, true)
+		}
+		n.step = spanStep(n, e.Phase)
+	case Chose:
+		spanChose(n.step, e.prefill)
+	case Prefilled:
+		spanPrefilled(n.step, e.Tokens, e.Cached)
+	case Placed, PlacedLocally:
+		spanBound(cmp.Or(n.step, n.span), e.decode) // without a step it is bound at once
+	case First:
+		n.call.Event("first token")
+	case Failed:
+		spanFailed(n.call, e.Answer, e.Cause)
+		n.call.End()
+		spanFailed(n.span, e.Answer, e.Cause)
+		n.span.End()
 	}
-	p, took := n.phase, ms(time.Since(n.since))
-	n.phase = ""
-	if r.live != nil {
-		r.edit(func(a *receipt.Attempt) { *waitOf(&a.Waits, p) += took })
-	}
-	n.step.End()
-	n.step = nil
 }
 
-// Calls begins the call that the next phases are part of.
-func (r *Request) Calls(name string) {
-	if r.span != nil {
-		r.startAttempt()
-		r.endStep()
-		r.attempt.call = r.attempt.span.Child(name, true)
-	}
-}
-
-// Carry adds the trace to the headers of a call: of the one that Calls began, else
-// of the present step.
-func (r *Request) Carry(headers []engine.Header) []engine.Header {
-	if r.span == nil {
-		return headers
-	}
-	from := cmp.Or(r.attempt.call, r.attempt.step)
-	from.Carry(func(name, value string) { headers = append(headers, engine.Header{Name: name, Value: value}) })
-	return headers
-}
-
-func (r *Request) tellChosen(l *prefill.Lease) {
-	if r.live == nil && !r.attempt.step.Recording() {
-		return
-	}
+func prefillOf(l *prefill.Lease) *receipt.Prefill {
 	p := &receipt.Prefill{Candidate: l.Candidate.ID, Policy: l.Policy, Hit: l.HitTokens, Ahead: l.Others}
 	if g := l.Grounds; g != nil {
 		p.Reason, p.Eligible, p.Best = g.Reason, g.Eligible, make([]receipt.Choice, len(g.Best))
@@ -128,40 +153,7 @@ func (r *Request) tellChosen(l *prefill.Lease) {
 			p.Best[i] = receipt.Choice{Name: c.Candidate, Score: c.Score, Chosen: c.Chosen}
 		}
 	}
-	r.edit(func(a *receipt.Attempt) { a.Prefill = p })
-	if r.attempt.step.Recording() {
-		spanChose(r.attempt.step, p)
-	}
-}
-
-func (r *Request) tellPrefilled(got *mooncake.ProbeAnswer) {
-	r.edit(func(a *receipt.Attempt) {
-		if a.Prefill != nil {
-			p := *a.Prefill // a reader may have the old one
-			p.Prompt, p.Cached = got.PromptTokens, max(0, got.CachedTokens)
-			a.Prefill = &p
-		}
-	})
-	if r.attempt.step.Recording() {
-		spanPrefilled(r.attempt.step, got)
-	}
-}
-
-func (r *Request) tellBound(s *dispatcher.Slot) {
-	defer func() { s.Grounds = nil }() // as long as the answer runs only the receipt has them
-	if !r.watched() {
-		return
-	}
-	r.startAttempt()
-	at := cmp.Or(r.attempt.step, r.attempt.span) // without a step it is bound at once
-	if r.live == nil && !at.Recording() {
-		return
-	}
-	d := decodeOf(s)
-	r.edit(func(a *receipt.Attempt) { a.Decode = d })
-	if at.Recording() {
-		spanBound(at, d)
-	}
+	return p
 }
 
 var boardStages = [...]string{"guard", "single", "subset"}
@@ -194,28 +186,11 @@ func decodeOf(s *dispatcher.Slot) *receipt.Decode {
 	return d
 }
 
-// Fails ends an attempt that was in vain, with what a client would get; nil: it was not.
-func (r *Request) Fails(cause string, status int, answer *openai.Error) {
-	n := &r.attempt
-	if !n.open {
-		return
-	}
-	spanFailed(n.step, answer, cause)
-	r.endStep()
-	r.edit(func(a *receipt.Attempt) { a.State, a.Cause, a.Status = receipt.Ended, receipt.Clip(cause), status })
-	for _, s := range [...]*tracing.Span{n.call, n.span} {
-		spanFailed(s, answer, cause)
-		s.End()
-	}
-	n.open, n.call, n.span, n.since = false, nil, nil, time.Now()
-}
-
-// Retries records that another attempt follows.
-func (r *Request) Retries() {
-	if r.watched() {
-		r.edit(func(a *receipt.Attempt) { a.Again = true })
-		r.attempt.again = true
-	}
+// Carry adds the trace to the headers of a call.
+func (r *Request) Carry(headers []engine.Header) []engine.Header {
+	from := cmp.Or(r.attempt.call, r.attempt.step, r.span)
+	from.Carry(func(name, value string) { headers = append(headers, engine.Header{Name: name, Value: value}) })
+	return headers
 }
 
 // EndAttempt closes the attempt with what the client got; nil: its whole answer. A request
@@ -233,5 +208,5 @@ func (r *Request) EndAttempt(fail *openai.Error) {
 	default:
 		cause = Outcome(fail)
 	}
-	r.Fails(cause, 0, fail)
+	r.Tell(Event{What: Failed, Cause: cause, Answer: fail})
 }

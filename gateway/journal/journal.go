@@ -1,6 +1,6 @@
-// Package journal writes what is told of requests. The receipt, the span, the line of
-// the request log, the metrics and the recent figures of a request are all written
-// from one record of facts.
+// Package journal writes what is told of requests. A request reports each event of its life
+// once (Request.Tell). Its facts, of which the request log and the metrics are made, its
+// receipt and its spans take the event in.
 package journal
 
 import (

@@ -24,26 +24,20 @@ import (
 func life(g *Journal, header func(string) string, req *openai.Request, lease *prefill.Lease, slot *dispatcher.Slot) {
 	r := g.Request(Facts{ID: "r", Arrival: time.Unix(0, 1)})
 	r.Witness(header, false, mooncake.Chat.Path())
-	r.Parsing()
-	r.attempt.step.End()
-	r.attempt.step = nil
-	r.tellParsed(req, 1)
 	var headers []engine.Header
-	r.startAttempt()
-	r.Enter(Queued)
-	r.tellChosen(lease)
-	r.Enter(Prefill)
+	for _, e := range []Event{{What: Parsing}, {What: Parsed, Req: req}, {What: Attempted}, {What: Entered, Phase: Queued}, {What: Chose, Lease: lease}, {What: Entered, Phase: Prefill}} {
+		r.show(&e)
+	}
 	headers = r.Carry(headers)
-	r.tellPrefilled(&mooncake.ProbeAnswer{PromptTokens: 10})
-	r.Enter(Pooled)
-	r.tellBound(slot)
-	r.Calls("decode")
-	r.Enter(Transfer)
+	for _, e := range []Event{{What: Prefilled, Tokens: 10}, {What: Entered, Phase: Pooled}, {What: Placed, Slot: slot}, {What: Entered, Phase: Transfer, Call: "decode"}} {
+		r.show(&e)
+	}
 	r.Carry(headers[:0])
-	r.attempt.call.Event("first token")
-	r.Enter(Streaming)
+	for _, e := range []Event{{What: First}, {What: Entered, Phase: Streaming}} {
+		r.show(&e)
+	}
 	r.EndAttempt(nil)
-	r.tellEnd(nil)
+	r.showEnd(nil)
 }
 
 // watching are the ways to watch requests.
@@ -70,25 +64,24 @@ func watching(tb testing.TB) map[string]*Journal {
 func TestARequestThatNobodyWatchesCostsNothing(t *testing.T) {
 	g, req, lease, slot := &Journal{}, &openai.Request{}, &prefill.Lease{}, &dispatcher.Slot{}
 	r := g.Request(Facts{ID: "r", Arrival: time.Unix(0, 1)})
-	got := &mooncake.ProbeAnswer{}
 	header := func(string) string { return "" }
 	require.Zero(t, testing.AllocsPerRun(100, func() {
 		r.Witness(header, false, mooncake.Chat.Path())
-		r.Parsing()
-		r.tellParsed(req, 1)
-		r.startAttempt()
+		r.Tell(Event{What: Parsing})
+		r.show(&Event{What: Parsed, Req: req})
+		r.Tell(Event{What: Attempted})
 		for _, p := range phases {
-			r.Enter(p)
+			r.Tell(Event{What: Entered, Phase: p, Call: "decode"})
 		}
-		r.Chose(lease)
-		r.Prefilled(got, false)
-		r.tellBound(slot)
-		r.Calls("decode")
+		r.Tell(Event{What: Chose, Lease: lease})
+		r.Tell(Event{What: Prefilled, Tokens: 10})
+		r.show(&Event{What: Placed, Slot: slot})
+		r.Tell(Event{What: PlacedLocally, Slot: slot})
 		r.Carry(nil)
-		r.Fails("", 0, nil)
-		r.Retries()
+		r.Tell(Event{What: Failed})
+		r.Tell(Event{What: Retried})
 		r.EndAttempt(nil)
-		r.tellEnd(nil)
+		r.showEnd(nil)
 	}))
 }
 

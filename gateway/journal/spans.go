@@ -11,7 +11,6 @@ import (
 	"evenkeel/gateway/openai"
 	"evenkeel/gateway/receipt"
 	"evenkeel/gateway/tracing"
-	"evenkeel/mooncake"
 )
 
 // What spans say. Everything here but spanFailed is called for spans that are recorded only.
@@ -99,10 +98,10 @@ func scores(best []receipt.Choice) (list []string) {
 	return list
 }
 
-func spanPrefilled(s *tracing.Span, got *mooncake.ProbeAnswer) {
-	s.Set(attribute.Int("gen_ai.usage.input_tokens", got.PromptTokens))
-	if got.CachedTokens >= 0 {
-		s.Set(attribute.Int("gen_ai.usage.cache_read.input_tokens", got.CachedTokens))
+func spanPrefilled(s *tracing.Span, prompt, cached int) {
+	s.Set(attribute.Int("gen_ai.usage.input_tokens", prompt))
+	if cached >= 0 {
+		s.Set(attribute.Int("gen_ai.usage.cache_read.input_tokens", cached))
 	}
 }
 

@@ -105,20 +105,20 @@ func TestAnAttemptThatFailedAndTheNextOneAreToldEverywhere(t *testing.T) {
 		}
 		r := s.begin("r")
 		arrived := r.Arrival
-		r.Parsing()
+		r.Tell(Event{What: Parsing})
 		pass(1)
-		r.Parsed(&openai.Request{Model: "m", Stream: true})
+		r.Tell(Event{What: Parsed, Req: &openai.Request{Model: "m", Stream: true}})
 
-		r.Attempt()
-		r.Reach(Queued, false)
-		r.Queued(pass(2))
-		r.Chose(&prefill.Lease{Candidate: prefill.Candidate{ID: "p0"}, Policy: "prefix", HitTokens: 16, Others: 3, Grounds: &prefill.Grounds{
+		r.Tell(Event{What: Attempted})
+		r.Tell(Event{What: Entered, Phase: Queued})
+		r.Tell(Event{What: Waited, Took: pass(2)})
+		r.Tell(Event{What: Chose, Lease: &prefill.Lease{Candidate: prefill.Candidate{ID: "p0"}, Policy: "prefix", HitTokens: 16, Others: 3, Grounds: &prefill.Grounds{
 			Reason: "policy", Eligible: 4, Best: []policy.Row{{Candidate: "p0", Score: number(1.5), Chosen: true}, {Candidate: "p1"}},
-		}})
-		r.Reach(Prefill, false)
-		r.Probed(pass(4))
-		r.Prefilled(&mooncake.ProbeAnswer{PromptTokens: 100, CachedTokens: 32}, false)
-		r.Reach(Pooled, false)
+		}}})
+		r.Tell(Event{What: Entered, Phase: Prefill})
+		r.Tell(Event{What: Probed, Took: pass(4)})
+		r.Tell(Event{What: Prefilled, Tokens: 100, Cached: 32})
+		r.Tell(Event{What: Entered, Phase: Pooled})
 		waited := pass(8)
 		weighed := &grounds.Grounds{Tick: 7, Waiting: 2, KVTokens: 500, Fullest: 900, Able: 3, Less: true}
 		weighed.Keep(grounds.Weighed{Worker: 1, Name: "d1", Score: 0.25, KVTokens: 500, Free: 6}, 1)
@@ -126,26 +126,24 @@ func TestAnAttemptThatFailedAndTheNextOneAreToldEverywhere(t *testing.T) {
 		slot := &dispatcher.Slot{Decide: time.Millisecond, Grounds: weighed, Bound: board.Bound{
 			Worker: 1, WorkerName: "d1", Group: "g", Policy: "evenkeel", Stage: 2, Score: 0.25, Wait: waited,
 		}}
-		r.Placed(slot, waited)
+		r.Tell(Event{What: Placed, Slot: slot, Took: waited})
 		require.Nil(t, slot.Grounds, "nobody needs them while the answer runs")
-		r.Calls("decode")
-		r.Reach(Transfer, false)
+		r.Tell(Event{What: Entered, Phase: Transfer, Call: "decode"})
 		pass(16)
-		r.Fails("engine d1: connection reset", 502, openai.NewError(502, "decode_failed", "m"))
-		r.Retries()
+		r.Tell(Event{What: Failed, Cause: "engine d1: connection reset", Status: 502, Answer: openai.NewError(502, "decode_failed", "m")})
+		r.Tell(Event{What: Retried})
 		pass(32)
 
-		r.Attempt()
-		r.PlacedLocally(&dispatcher.Slot{Bound: board.Bound{WorkerName: "d2", Policy: "rr", Stage: 9, NewTokens: 84}}, 16)
-		r.Reach(Prefill, false)
+		r.Tell(Event{What: Attempted})
+		r.Tell(Event{What: PlacedLocally, Slot: &dispatcher.Slot{Bound: board.Bound{WorkerName: "d2", Policy: "rr", Stage: 9, NewTokens: 84}}, Tokens: 16})
+		r.Tell(Event{What: Entered, Phase: Prefill})
 		pass(64)
-		r.Prefilled(&mooncake.ProbeAnswer{PromptTokens: 123, CachedTokens: -1}, true)
-		r.Transferred(64 * time.Millisecond)
-		r.First(time.Now())
-		r.Reach(Streaming, false)
+		r.Tell(Event{What: Prefilled, Tokens: 123, Cached: -1, Resumed: true})
+		r.Tell(Event{What: First, At: time.Now(), Sent: time.Now().Add(-64 * time.Millisecond)})
+		r.Tell(Event{What: Entered, Phase: Streaming})
 		took := pass(128)
-		r.Relayed(took, 11)
-		r.Paced(took, 11)
+		r.Tell(Event{What: Relayed, Took: took, Tokens: 11})
+		r.Tell(Event{What: Paced, Took: took, Tokens: 11})
 		r.EndAttempt(nil)
 		r.End(nil)
 		require.NoError(t, s.Close())
@@ -219,16 +217,16 @@ func TestAClientThatLeftIsCountedOnceWhereItLeft(t *testing.T) {
 		s := open(t)
 		gone := openai.NewError(StatusClientClosed, "client_closed", "the client left")
 		r := s.begin("r")
-		r.Parsed(&openai.Request{Model: "m"})
-		r.Attempt()
-		r.Reach(Queued, false)
-		r.Reach(Pooled, false)
+		r.Tell(Event{What: Parsed, Req: &openai.Request{Model: "m"}})
+		r.Tell(Event{What: Attempted})
+		r.Tell(Event{What: Entered, Phase: Queued})
+		r.Tell(Event{What: Entered, Phase: Pooled})
 		left := time.Now()
 		time.Sleep(5 * time.Millisecond)
-		r.Reach(Transfer, true)
+		r.Tell(Event{What: Entered, Phase: Transfer, Left: true})
 		r.EndAttempt(gone)
 		r.EndAttempt(gone)
-		r.Freed(left)
+		r.Tell(Event{What: Freed, At: left})
 		r.End(gone)
 		for _, p := range phases {
 			want := 0.0
@@ -251,7 +249,7 @@ func TestAClientThatLeftIsCountedOnceWhereItLeft(t *testing.T) {
 func TestAnEnginesOwnCodeIsNoOutcome(t *testing.T) {
 	s := open(t)
 	r := s.begin("r")
-	r.Attempt()
+	r.Tell(Event{What: Attempted})
 	fail := openai.NewError(502, "code of an engine", "m")
 	r.EndAttempt(fail)
 	r.End(fail)
@@ -266,13 +264,13 @@ func TestAnEnginesOwnCodeIsNoOutcome(t *testing.T) {
 func TestARequestThatOthersServeNamesThem(t *testing.T) {
 	s := open(t)
 	r := s.begin("through")
-	r.Attempt()
-	r.PassedTo("e0")
-	r.Counted(5, 6)
+	r.Tell(Event{What: Attempted})
+	r.Tell(Event{What: Entered, Phase: Transfer, Engine: "e0"})
+	r.PromptTokens, r.OutputTokens = 5, 6
 	r.End(nil)
 	r = s.begin("abroad")
-	r.Attempt()
-	r.SentTo("eu")
+	r.Tell(Event{What: Attempted})
+	r.Tell(Event{What: Entered, Phase: Transfer, Peer: "eu"})
 	r.End(nil)
 	through, abroad := s.Receipts.Find("through", 1)[0], s.Receipts.Find("abroad", 1)[0]
 	require.Equal(t, []any{Passed, "e0", 5, 6}, []any{through.Route, through.Attempts[0].Engine, through.PromptTokens, through.OutputTokens})
@@ -294,7 +292,7 @@ func TestTheLegsOfARequestAddUp(t *testing.T) {
 		{PromptTokens: 5, TTFTMs: 50, Attempts: 1, LocalTokens: 5, Prefill: "p2", Rank: "d2"},
 	} {
 		leg := r.Leg(string(rune('a' + n)))
-		leg.Attempt()
+		leg.Tell(Event{What: Attempted})
 		leg.EndAttempt(nil)
 		leg.Facts = facts
 		r.Sum(&leg.Facts)

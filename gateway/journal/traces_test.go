@@ -12,7 +12,6 @@ import (
 	"evenkeel/gateway/config"
 	"evenkeel/gateway/openai"
 	"evenkeel/gateway/tracing/tracetest"
-	"evenkeel/mooncake"
 	"evenkeel/prefill"
 )
 
@@ -37,28 +36,26 @@ func traced(t *testing.T) (s *sinks, spans func() []tracetest.Span) {
 func TestASpanStandsWithinTheCallItIsPartOf(t *testing.T) {
 	s, spans := traced(t)
 	r := s.begin("r")
-	r.Parsing()
-	r.Parsed(&openai.Request{Model: "m", Stream: true, MaxTokens: 9})
-	r.Attempt()
-	r.Reach(Queued, false)
-	r.Chose(&prefill.Lease{Candidate: prefill.Candidate{ID: "p0"}, Policy: "prefix", Grounds: &prefill.Grounds{Reason: "only", Eligible: 1}})
-	r.Reach(Prefill, false)
+	r.Tell(Event{What: Parsing})
+	r.Tell(Event{What: Parsed, Req: &openai.Request{Model: "m", Stream: true, MaxTokens: 9}})
+	r.Tell(Event{What: Attempted})
+	r.Tell(Event{What: Entered, Phase: Queued})
+	r.Tell(Event{What: Chose, Lease: &prefill.Lease{Candidate: prefill.Candidate{ID: "p0"}, Policy: "prefix", Grounds: &prefill.Grounds{Reason: "only", Eligible: 1}}})
+	r.Tell(Event{What: Entered, Phase: Prefill})
 	probe := r.Carry([]engine.Header{{Name: "A"}})
-	r.Prefilled(&mooncake.ProbeAnswer{PromptTokens: 100, CachedTokens: 32}, false)
-	r.Reach(Pooled, false)
-	r.Placed(&dispatcher.Slot{Bound: board.Bound{WorkerName: "d1", Policy: "rr"}}, time.Millisecond)
-	r.Calls("decode")
-	r.Reach(Transfer, false)
+	r.Tell(Event{What: Prefilled, Tokens: 100, Cached: 32})
+	r.Tell(Event{What: Entered, Phase: Pooled})
+	r.Tell(Event{What: Placed, Slot: &dispatcher.Slot{Bound: board.Bound{WorkerName: "d1", Policy: "rr"}}, Took: time.Millisecond})
+	r.Tell(Event{What: Entered, Phase: Transfer, Call: "decode"})
 	first := r.Carry(nil)
-	r.Fails("engine d1: connection reset", 0, openai.NewError(502, "decode_failed", "m"))
-	r.Retries()
-	r.Attempt()
-	r.Reach(Queued, false)
-	r.PlacedLocally(&dispatcher.Slot{Bound: board.Bound{WorkerName: "d2", Policy: "rr", NewTokens: 84}}, 0)
-	r.Calls("decode")
-	r.Reach(Prefill, false)
-	r.First(r.Arrival.Add(7 * time.Millisecond))
-	r.Reach(Streaming, false)
+	r.Tell(Event{What: Failed, Cause: "engine d1: connection reset", Status: 0, Answer: openai.NewError(502, "decode_failed", "m")})
+	r.Tell(Event{What: Retried})
+	r.Tell(Event{What: Attempted})
+	r.Tell(Event{What: Entered, Phase: Queued})
+	r.Tell(Event{What: PlacedLocally, Slot: &dispatcher.Slot{Bound: board.Bound{WorkerName: "d2", Policy: "rr", NewTokens: 84}}, Tokens: 0})
+	r.Tell(Event{What: Entered, Phase: Prefill, Call: "decode"})
+	r.Tell(Event{What: First, At: r.Arrival.Add(7 * time.Millisecond)})
+	r.Tell(Event{What: Entered, Phase: Streaming})
 	r.EndAttempt(nil)
 	r.End(nil)
 
@@ -121,7 +118,7 @@ func TestWhatTheClientDidIsNoErrorOfASpan(t *testing.T) {
 		s, spans := traced(t)
 		r := s.begin("r")
 		if c.begun {
-			r.First(r.Arrival.Add(time.Millisecond))
+			r.Tell(Event{What: First, At: r.Arrival.Add(time.Millisecond)})
 		}
 		r.End(c.fail)
 		all := spans()

@@ -30,9 +30,7 @@ func (j *job) send(ctx *fasthttp.RequestCtx, way *geo.Forward) (life.What, *open
 		j.freed()
 		return life.PeerRefuses, failure.Gone()
 	}
-	j.told.Calls("forward")
-	j.reach(journal.Transfer)
-	j.told.SentTo(f.PeerID())
+	j.told.Tell(journal.Event{What: journal.Entered, Phase: journal.Transfer, Left: j.client.Left(), Call: "forward", Peer: f.PeerID()})
 	j.client.OnGone(f.Leave)
 	whole, failure := f.Send(&geo.Request{
 		Method: http.MethodPost, Target: string(ctx.RequestURI()), Headers: j.told.Carry(passedOn(ctx)), Body: j.body.Splice(nil, mooncake.Reserved, nil),
@@ -86,8 +84,8 @@ func (j *job) cameBack(x *geo.Failure) (life.What, *openai.Error) {
 		what = life.RegionReturns
 		j.question = j.elsewhere(true)
 	}
-	j.told.Fails("peer "+j.told.Peer+": "+x.Reason, 0, errReturned)
-	j.told.Retries()
+	j.told.Tell(journal.Event{What: journal.Failed, Cause: "peer " + j.told.Peer + ": " + x.Reason, Answer: errReturned})
+	j.told.Tell(journal.Event{What: journal.Retried})
 	return what, nil
 }
 
@@ -131,8 +129,8 @@ type forwarded struct {
 // started tells of its first event, or all of it.
 func (f *forwarded) started(ctx *fasthttp.RequestCtx) {
 	j := f.job
-	j.reach(journal.Streaming)
-	j.told.First(f.FirstAt())
+	j.enter(journal.Streaming, "")
+	j.told.Tell(journal.Event{What: journal.First, At: f.FirstAt()})
 	j.in.way = wayForwarded
 	j.told.PromptTokens, j.told.CachedTokens = j.estimate(), max(0, f.Cached())
 	j.body = mooncake.Body{} // the peer has it
@@ -183,7 +181,7 @@ func (f *forwarded) Close() {
 	if !f.Whole() {
 		j.freed()
 	}
-	j.told.Relayed(time.Since(f.FirstAt()), tokens)
+	j.told.Tell(journal.Event{What: journal.Relayed, Took: time.Since(f.FirstAt()), Tokens: tokens})
 	j.told.EndAttempt(fail)
 	j.srv.Account(j.in, fail)
 }

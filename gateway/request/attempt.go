@@ -9,6 +9,7 @@ import (
 
 	"evenkeel/gateway/failure"
 	"evenkeel/gateway/fleet"
+	"evenkeel/gateway/journal"
 	"evenkeel/gateway/life"
 	"evenkeel/gateway/prompt"
 )
@@ -29,7 +30,7 @@ func (j *job) again(retry life.Retry, f *failure.Fault) bool {
 	log.Info("an attempt failed, and the request is tried again")
 	select {
 	case <-time.After(wait):
-		j.told.Retries()
+		j.told.Tell(journal.Event{What: journal.Retried})
 		return true
 	case <-j.client.Gone():
 		return false

@@ -211,7 +211,7 @@ func (b *bed) handle(ctx *fasthttp.RequestCtx) {
 		endpoint = mooncake.Completions
 	}
 	req, fail := openai.Parse(endpoint, bytes.Clone(ctx.PostBody()), openai.Limits{})
-	in.Told.Parsed(req)
+	in.Told.Tell(journal.Event{What: journal.Parsed, Req: req})
 	if fail == nil {
 		fail = b.Serve(ctx, in, req, b.route, req.Legs())
 	}

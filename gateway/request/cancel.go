@@ -8,7 +8,10 @@ import (
 	"evenkeel/gateway/leg"
 )
 
-func (j *job) reach(p journal.Phase) { j.told.Reach(p, j.client.Left()) }
+// enter begins a phase, and a call of this name with it unless it is empty.
+func (j *job) enter(p journal.Phase, call string) {
+	j.told.Tell(journal.Event{What: journal.Entered, Phase: p, Left: j.client.Left(), Call: call})
+}
 
 // leaveAfter has a call end when its client has left, and from then on for so long, and a moment has come.
 func (r reader) leaveAfter(call *engine.Call, grace time.Duration, moment time.Time) *leaving {
@@ -57,6 +60,6 @@ func (s *stream) part() {
 // freed observes that nothing of a request is held any more, if its client left.
 func (j *job) freed() {
 	if j.client.Left() {
-		j.told.Freed(j.client.GoneAt())
+		j.told.Tell(journal.Event{What: journal.Freed, At: j.client.GoneAt()})
 	}
 }

@@ -21,8 +21,7 @@ func (s *stream) decode(h *handoff.Handoff) *failure.Fault {
 	if h == nil {
 		next = journal.Prefill
 	}
-	j.told.Calls("decode")
-	j.reach(next)
+	j.enter(next, "decode")
 	s.computes()
 	if f := j.open(h, s); f != nil {
 		if h == nil {

@@ -151,9 +151,9 @@ func (s *stream) close() {
 // account fills in the job's record and observes the whole answer.
 func (s *stream) account() {
 	now, j, tokens := time.Now(), s.job, s.tokens()
-	j.told.Relayed(now.Sub(s.firstAt), tokens)
+	j.told.Tell(journal.Event{What: journal.Relayed, Took: now.Sub(s.firstAt), Tokens: tokens})
 	if tokens > 1 && s.broken == nil && !s.whole {
-		j.told.Paced(s.tokenAt.Sub(s.tokenFrom), tokens)
+		j.told.Tell(journal.Event{What: journal.Paced, Took: s.tokenAt.Sub(s.tokenFrom), Tokens: tokens})
 	}
 	s.reconcile()
 	s.reportLocal()

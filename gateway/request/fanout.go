@@ -99,7 +99,7 @@ func (f *fanned) goElsewhere(ctx *fasthttp.RequestCtx, whole *job) (answered boo
 		default:
 			return false, nil
 		}
-		whole.told.Attempt()
+		whole.told.Tell(journal.Event{What: journal.Attempted})
 		what, fail := whole.send(ctx, away)
 		if what == life.PeerAnswers || fail != nil {
 			return fail == nil, fail

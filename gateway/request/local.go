@@ -12,6 +12,7 @@ import (
 	"evenkeel/dispatcher/board"
 	"evenkeel/gateway/failure"
 	"evenkeel/gateway/handoff"
+	"evenkeel/gateway/journal"
 	"evenkeel/gateway/prompt"
 	"evenkeel/mooncake"
 	"evenkeel/pool"
@@ -97,7 +98,7 @@ func (j *job) bindLocal() *dispatcher.Slot {
 	j.srv.metrics.localRequests.WithLabelValues(why).Inc()
 	j.srv.metrics.localTokens.Add(float64(r.Slot.NewTokens))
 	j.question = nil
-	j.told.PlacedLocally(r.Slot, hits[r.Slot.Worker])
+	j.told.Tell(journal.Event{What: journal.PlacedLocally, Slot: r.Slot, Tokens: hits[r.Slot.Worker]})
 	return r.Slot
 }
 

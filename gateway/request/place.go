@@ -39,7 +39,7 @@ func (j *job) place(c prefill.Candidate, tokens int, more func(*pool.Entry)) (*d
 			j.srv.Places.Release()
 		}
 	})
-	j.reach(journal.Pooled)
+	j.enter(journal.Pooled, "")
 	region := j.srv.Fleet.RegionFor(c.Instance)
 	e := &pool.Entry{
 		ID: j.srv.nextID(), Model: fleet.BoardIn(j.model.Board, region), Prompt: tokens, Age: j.resume.before, Key: j.promptHash(), Arrival: j.arrive, Entered: time.Now(),
@@ -81,7 +81,7 @@ func (j *job) place(c prefill.Candidate, tokens int, more func(*pool.Entry)) (*d
 	if r.Err != nil {
 		return nil, j.unplaced(r.Err, region, unowned)
 	}
-	j.told.Placed(r.Slot, time.Since(e.Entered))
+	j.told.Tell(journal.Event{What: journal.Placed, Slot: r.Slot, Took: time.Since(e.Entered)})
 	return r.Slot, nil
 }
 

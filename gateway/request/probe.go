@@ -31,7 +31,7 @@ func (j *job) probe(lease *prefill.Lease) (*handoff.Handoff, *failure.Fault) {
 	if j.client.Left() { // before anything is sent
 		return nil, failure.Of(life.Ended{Why: life.Left}, failure.Gone(), nil)
 	}
-	j.reach(journal.Prefill)
+	j.enter(journal.Prefill, "")
 	began := time.Now()
 	c := lease.Candidate
 	x, err := j.srv.Fleet.Exchange(c)
@@ -83,7 +83,7 @@ func (j *job) probe(lease *prefill.Lease) (*handoff.Handoff, *failure.Fault) {
 		return nil, j.probeFailed(run, f)
 	}
 	j.srv.Monitor.Heard(c.Instance)
-	j.told.Probed(time.Since(began))
+	j.told.Tell(journal.Event{What: journal.Probed, Took: time.Since(began)})
 	if f != nil {
 		return nil, f
 	}
@@ -123,7 +123,7 @@ func (j *job) accept(lease *prefill.Lease, born fleet.Birth, x *mooncake.Exchang
 		return nil, failure.Useless(life.Prefill, why, failure.BadGateway("prefill", "it gave no usable hand-off"), err)
 	}
 	j.prompt = got.PromptTokens
-	j.told.Prefilled(&got, j.life.Resumed())
+	j.told.Tell(journal.Event{What: journal.Prefilled, Tokens: got.PromptTokens, Cached: got.CachedTokens, Resumed: j.life.Resumed()})
 	if !j.life.Resumed() {
 		j.resume.alone, j.cached = got.PromptTokens, got.CachedTokens
 		if wantsIDs(j.req, c.Profile) {

@@ -63,14 +63,13 @@ func (s *stream) opened() {
 	}
 	j := s.job
 	if !j.life.Resumed() { // else the client has had its first event
-		j.told.Transferred(s.firstAt.Sub(s.began))
-		j.told.First(s.firstAt)
+		j.told.Tell(journal.Event{What: journal.First, At: s.firstAt, Sent: s.began})
 		if j.srv.Node != nil {
 			j.srv.Node.Served(s.firstAt.Sub(j.arrive))
 		}
 	}
 	s.run.Settle()
-	j.reach(journal.Streaming)
+	j.enter(journal.Streaming, "")
 	j.client.OnGone(func() { s.call.Leave(leg.Notice) }) // from here a close aborts cleanly on the engine
 }
 

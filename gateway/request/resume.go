@@ -31,7 +31,7 @@ func (s *stream) goOn() {
 		s.step(life.Event{What: life.GivenUp})
 		return
 	}
-	j.told.Fails("lost in the middle: "+f.Answer.Code, 0, f.Answer)
+	j.told.Tell(journal.Event{What: journal.Failed, Cause: "lost in the middle: " + f.Answer.Code, Answer: f.Answer})
 	tier := s.plan()
 	var cause *openai.Error
 	switch tier {
@@ -39,7 +39,7 @@ func (s *stream) goOn() {
 		s.step(life.Event{What: life.GivenUp})
 	case life.Concluding:
 	default:
-		j.told.Retries()
+		j.told.Tell(journal.Event{What: journal.Retried})
 		var next *stream
 		if next, cause = j.serve(nil); cause == nil {
 			s.adopt(next)

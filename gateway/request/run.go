@@ -11,6 +11,7 @@ import (
 	"evenkeel/dispatcher/board"
 	"evenkeel/gateway/failure"
 	"evenkeel/gateway/handoff"
+	"evenkeel/gateway/journal"
 	"evenkeel/gateway/life"
 	"evenkeel/gateway/openai"
 	"evenkeel/geo"
@@ -100,7 +101,7 @@ func (r *runner) do(x life.Effect) life.Event {
 			j.question = j.elsewhere(false)
 		}
 	case life.Attempt:
-		j.told.Attempt()
+		j.told.Tell(journal.Event{What: journal.Attempted})
 		r.fault, r.stream = nil, nil
 	case life.Settle:
 		r.settle(x.Thing, x.How)
@@ -206,7 +207,7 @@ func (r *runner) began(f *failure.Fault, quit bool) life.Event {
 
 func (r *runner) fell(f *failure.Fault) life.Event {
 	r.fault, r.fail = f, f.Answer
-	r.told.Fails(f.Cause(), f.Status, f.Answer)
+	r.told.Tell(journal.Event{What: journal.Failed, Cause: f.Cause(), Status: f.Status, Answer: f.Answer})
 	e := r.job.fell(f)
 	if r.stream != nil {
 		r.stream.fault, e.Engine = f, r.stream.rank.Instance

@@ -30,9 +30,7 @@ type bound struct{ *stream }
 // client has left, and the prefill leg has ended, or the engine keeps blocks for it.
 func (b bound) decode(lease *prefill.Lease) (_ *failure.Fault, quit bool) {
 	s, j, slot := b.stream, b.job, b.slot
-	j.told.BoundEarly()
-	j.told.Calls("decode")
-	j.reach(journal.Transfer)
+	j.told.Tell(journal.Event{What: journal.Entered, Phase: journal.Transfer, Left: j.client.Left(), Call: "decode", Early: true})
 	s.computes()
 	body, half, streamed, tokens := j.body, j.leg, !s.whole, j.estimate()
 	id := couple.ID(j.id, j.told.Attempts)
@@ -69,7 +67,7 @@ func (b bound) decode(lease *prefill.Lease) (_ *failure.Fault, quit bool) {
 	j.arrived(nil, s)
 	b.hear()
 	_, times, _ := s.partner.Told()
-	j.told.Coupled(times.Callback, slot)
+	j.told.Tell(journal.Event{What: journal.Coupled, Took: times.Callback, Slot: slot})
 	s.opened()
 	if s.slot == nil { // all of it came at once
 		s.partner.Close()
@@ -158,10 +156,10 @@ func (b bound) hear() {
 	if !answered {
 		return
 	}
-	j.told.Probed(times.Probe)
+	j.told.Tell(journal.Event{What: journal.Probed, Took: times.Probe})
 	j.told.Prefill = s.partner.Prefiller().ID
 	j.prompt = cmp.Or(got.PromptTokens, j.prompt)
-	j.told.Prefilled(&got, j.life.Resumed())
+	j.told.Tell(journal.Event{What: journal.Prefilled, Tokens: got.PromptTokens, Cached: got.CachedTokens, Resumed: j.life.Resumed()})
 	if j.life.Resumed() {
 		return
 	}

@@ -43,9 +43,9 @@ func (j *job) notChosen(err error) *openai.Error {
 
 func (j *job) acquire() (*prefill.Lease, error) {
 	began := time.Now()
-	j.reach(journal.Queued)
+	j.enter(journal.Queued, "")
 	lease, err := j.awaitTurn()
-	j.told.Queued(time.Since(began))
+	j.told.Tell(journal.Event{What: journal.Waited, Took: time.Since(began)})
 	if err != nil {
 		return nil, err
 	}
@@ -56,7 +56,7 @@ func (j *job) acquire() (*prefill.Lease, error) {
 		}
 	})
 	lease = j.srv.couples.Prefer(lease)
-	j.told.Chose(lease)
+	j.told.Tell(journal.Event{What: journal.Chose, Lease: lease})
 	if j.life.Open() {
 		j.avoid.prefill = nil // of attempts before its question
 	}

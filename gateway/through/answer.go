@@ -153,7 +153,7 @@ func (a *answer) begin() *failure.Fault {
 	if !a.begun {
 		return failure.Useless(life.Sole, life.Erred, a.fail, errTold)
 	}
-	a.job.in.Told.Reach(journal.Streaming, a.job.conn.Left())
+	a.job.in.Told.Tell(journal.Event{What: journal.Entered, Phase: journal.Streaming, Left: a.job.conn.Left()})
 	return nil
 }
 
@@ -240,7 +240,7 @@ func (a *answer) counted(body *mooncake.Body) {
 	}
 	if usage.Prompt+usage.Output > 0 {
 		a.prompt = int64(usage.Prompt)
-		a.job.in.Told.Counted(usage.Prompt, usage.Output)
+		a.job.in.Told.PromptTokens, a.job.in.Told.OutputTokens = usage.Prompt, usage.Output
 	}
 }
 

@@ -120,12 +120,10 @@ func (j *job) call(anew bool) life.PassedEvent {
 	j.answer = &answer{job: j}
 	told := j.in.Told
 	if told.Attempts > 0 {
-		told.Retries()
+		told.Tell(journal.Event{What: journal.Retried})
 	}
-	told.Attempt()
-	told.Calls("pass")
-	told.Reach(journal.Transfer, j.conn.Left())
-	told.PassedTo(j.to.ID)
+	told.Tell(journal.Event{What: journal.Attempted})
+	told.Tell(journal.Event{What: journal.Entered, Phase: journal.Transfer, Left: j.conn.Left(), Call: "pass", Engine: j.to.ID})
 	f := j.open(anew)
 	switch {
 	case f == nil && j.answer.whole != nil:
@@ -136,7 +134,7 @@ func (j *job) call(anew bool) life.PassedEvent {
 		f = failure.Of(f.Ended, j.drained(), failure.ErrMoved)
 		f.Moved = true
 	}
-	told.Fails(f.Cause(), f.Status, f.Answer)
+	told.Tell(journal.Event{What: journal.Failed, Cause: f.Cause(), Status: f.Status, Answer: f.Answer})
 	j.before, j.fault = j.fault, f
 	return life.PassedEvent{What: life.CallFell, End: f.Ended}
 }
@@ -192,7 +190,7 @@ func (j *job) giveUp(t life.PassedThing, how life.How) {
 		j.srv.Fleet.Untrack(a.run)
 		j.srv.count(j.to.Instance, -1)
 		if how == life.Spent && told.PromptTokens+told.OutputTokens == 0 { // what no engine counts is not free
-			told.Counted(Estimate(j.path, j.req), 0)
+			told.PromptTokens = Estimate(j.path, j.req)
 		}
 		if computes(j.path) {
 			computed := cmp.Or(a.prompt, a.expects)
@@ -203,7 +201,7 @@ func (j *job) giveUp(t life.PassedThing, how life.How) {
 			j.to.Traffic.Beyond(-1)
 		}
 		if j.conn.Left() {
-			told.Freed(j.conn.GoneAt())
+			told.Tell(journal.Event{What: journal.Freed, At: j.conn.GoneAt()})
 		}
 	}
 }
