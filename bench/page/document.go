@@ -65,6 +65,18 @@ func Fill[B Book](path, target string, book B, blocks []Block[B]) error {
 	return d.save()
 }
 
+// Write writes one block that is there already.
+func Write(path, target, name, title, text string) error {
+	d, err := openDocument(path, target)
+	if err != nil {
+		return err
+	}
+	if err := d.set(name, title, text); err != nil {
+		return err
+	}
+	return d.save()
+}
+
 // document has tables between markers. Text around them is never touched.
 type document struct {
 	path, target, text string

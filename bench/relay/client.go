@@ -77,15 +77,23 @@ type client struct {
 	say     *gob.Encoder
 }
 
-// stream is one connection, and the request on it.
+// conn is a connection, and the request on it.
+type conn struct {
+	fd    int
+	event int    // the number that its events bear
+	out   []byte // of the request, still to be written
+	full  bool   // it is to say when there is room to write
+}
+
+// stream is one connection, and the request on it. Prompt is that to a prefill engine, if clients ask one.
 type stream struct {
-	fd         int
-	leg        leg
+	conn
+	prompt     conn
+	handOff    []byte // what came of the prefill engine's answer
 	answer     answer
 	path, id   string // of the request
 	body       string // what both legs ask
 	tokens     int    // of its answer
-	out        []byte // of the request, still to be written
 	requests   int
 	want       int  // events
 	begun      bool // this request has had a token
@@ -148,7 +156,7 @@ func (c *client) run(wake int, orders <-chan Order) (err error) {
 	}
 	c.streams = make([]stream, c.job.Streams)
 	for i := range c.streams {
-		c.streams[i].fd, c.streams[i].leg.fd = -1, -1
+		c.streams[i].conn, c.streams[i].prompt = conn{fd: -1, event: i}, conn{fd: -1, event: len(c.streams) + i}
 	}
 	c.result.Failed = map[string]int{}
 	c.started = time.Now()
@@ -175,12 +183,8 @@ func (c *client) run(wake int, orders <-chan Order) (err error) {
 			n, _ = unix.EpollWait(c.poll, events, 0)
 		}
 		for _, e := range events[:max(0, n)] {
-			switch i := int(e.Fd); {
-			case i >= len(c.streams):
-				c.prefillReady(i-len(c.streams), e.Events)
-				continue
-			case i >= 0:
-				c.ready(i, e.Events)
+			if e.Fd >= 0 {
+				c.ready(int(e.Fd), e.Events)
 				continue
 			}
 			var count [8]byte
@@ -251,34 +255,68 @@ func (c *client) connect(i int) {
 	c.ask(i)
 }
 
-// dial begins a connection of a stream, whose events bear a number.
-func (c *client) dial(fd *int, target string, number, event int) error {
+// dial begins a connection of a stream, which says when it can be written to.
+func (c *client) dial(k *conn, target string) error {
 	to, err := netip.ParseAddrPort(target)
 	if err != nil {
 		return err
 	}
-	if *fd, err = unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0); err != nil {
+	if k.fd, err = unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0); err != nil {
 		return err
 	}
-	_ = unix.SetsockoptInt(*fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1)
-	_ = unix.SetsockoptInt(*fd, unix.IPPROTO_IP, unix.IP_BIND_ADDRESS_NO_PORT, 1) // a port is taken for the pair, not for the address
-	if err := unix.Bind(*fd, &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, byte(2 + number%sources)}}); err != nil {
+	_ = unix.SetsockoptInt(k.fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1)
+	_ = unix.SetsockoptInt(k.fd, unix.IPPROTO_IP, unix.IP_BIND_ADDRESS_NO_PORT, 1) // a port is taken for the pair, not for the address
+	if err := unix.Bind(k.fd, &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, byte(2 + k.event%c.job.Streams%sources)}}); err != nil {
 		return err
 	}
-	err = unix.Connect(*fd, &unix.SockaddrInet4{Addr: to.Addr().As4(), Port: int(to.Port())})
+	err = unix.Connect(k.fd, &unix.SockaddrInet4{Addr: to.Addr().As4(), Port: int(to.Port())})
 	if err != nil && !errors.Is(err, unix.EINPROGRESS) {
 		return err
 	}
-	return unix.EpollCtl(c.poll, unix.EPOLL_CTL_ADD, *fd, &unix.EpollEvent{Events: unix.EPOLLIN | unix.EPOLLOUT, Fd: int32(event)})
+	k.full = true
+	return unix.EpollCtl(c.poll, unix.EPOLL_CTL_ADD, k.fd, &unix.EpollEvent{Events: unix.EPOLLIN | unix.EPOLLOUT, Fd: int32(k.event)})
 }
 
-// want asks for the events of a connection, those of room to write only where there is something to write.
-func (c *client) want(fd, event int, out bool) {
-	events := uint32(unix.EPOLLIN)
-	if out {
-		events |= unix.EPOLLOUT
+// send sends a request on a connection, which is opened if there is none.
+func (c *client) send(k *conn, target string, request []byte) error {
+	k.out = request
+	if k.fd >= 0 {
+		return c.write(k)
 	}
-	_ = unix.EpollCtl(c.poll, unix.EPOLL_CTL_MOD, fd, &unix.EpollEvent{Events: events, Fd: int32(event)})
+	if err := c.dial(k, target); err != nil {
+		return fmt.Errorf("connect: %w", err)
+	}
+	return nil
+}
+
+// write writes what it can of a request, and asks to be told of room for the rest.
+func (c *client) write(k *conn) error {
+	if len(k.out) > 0 {
+		n, err := unix.Write(k.fd, k.out)
+		if err != nil && !errors.Is(err, unix.EAGAIN) && !errors.Is(err, unix.EINTR) {
+			return fmt.Errorf("write: %w", err)
+		}
+		k.out = k.out[max(0, n):]
+	}
+	if len(k.out) == 0 {
+		k.out = nil
+	}
+	if full := len(k.out) > 0; full != k.full {
+		k.full = full
+		events := uint32(unix.EPOLLIN)
+		if full {
+			events |= unix.EPOLLOUT
+		}
+		_ = unix.EpollCtl(c.poll, unix.EPOLL_CTL_MOD, k.fd, &unix.EpollEvent{Events: events, Fd: int32(k.event)})
+	}
+	return nil
+}
+
+func (k *conn) close() {
+	if k.fd >= 0 {
+		_ = unix.Close(k.fd)
+	}
+	k.fd, k.out = -1, nil
 }
 
 // ask makes the next request of a stream.
@@ -315,15 +353,8 @@ func (c *client) ask(i int) {
 func (c *client) decode(i int, more string) {
 	s := &c.streams[i]
 	target := c.job.Targets[i%len(c.job.Targets)]
-	s.out = post(s.path, target, s.id, s.body+fmt.Sprintf(`,"max_tokens":%d,"ignore_eos":true,"stream":true%s}`, s.tokens, more))
-	if s.fd < 0 {
-		if err := c.dial(&s.fd, target, i, i); err != nil {
-			c.lost(i, fmt.Errorf("connect: %w", err))
-		}
-		return // the connection says when it can be written to
-	}
-	if c.write(i) && len(s.out) > 0 {
-		c.want(s.fd, i, true)
+	if err := c.send(&s.conn, target, post(s.path, target, s.id, s.body+fmt.Sprintf(`,"max_tokens":%d,"ignore_eos":true,"stream":true%s}`, s.tokens, more))); err != nil {
+		c.lost(i, err)
 	}
 }
 
@@ -332,38 +363,26 @@ func post(path, host, id, body string) []byte {
 	return fmt.Appendf(nil, "POST %s HTTP/1.1\r\nHost: %s\r\nContent-Type: application/json\r\nX-Request-Id: %s\r\nContent-Length: %d\r\n\r\n%s", path, host, id, len(body), body)
 }
 
-func (c *client) ready(i int, events uint32) {
+// ready goes on with the connection whose events bear a number.
+func (c *client) ready(event int, events uint32) {
+	i := event % len(c.streams)
 	s := &c.streams[i]
-	if s.fd < 0 {
+	k, read := &s.conn, c.read
+	if event != i {
+		k, read = &s.prompt, c.readHandOff
+	}
+	if k.fd < 0 {
 		return
 	}
-	if events&unix.EPOLLOUT != 0 && len(s.out) > 0 {
-		if !c.write(i) {
+	if events&unix.EPOLLOUT != 0 {
+		if err := c.write(k); err != nil {
+			c.lost(i, err)
 			return
-		}
-		if len(s.out) == 0 {
-			c.want(s.fd, i, false)
 		}
 	}
 	if events&(unix.EPOLLIN|unix.EPOLLHUP|unix.EPOLLERR) != 0 {
-		c.read(i)
+		read(i)
 	}
-}
-
-// write writes what it can of a request; false: the stream is lost.
-func (c *client) write(i int) bool {
-	s := &c.streams[i]
-	n, err := unix.Write(s.fd, s.out)
-	switch {
-	case err == nil:
-		if s.out = s.out[n:]; len(s.out) == 0 {
-			s.out = nil
-		}
-	case !errors.Is(err, unix.EAGAIN) && !errors.Is(err, unix.EINTR):
-		c.lost(i, fmt.Errorf("write: %w", err))
-		return false
-	}
-	return true
 }
 
 func (c *client) read(i int) {
@@ -456,11 +475,8 @@ func (c *client) ended(i int) {
 
 func (c *client) close(i int) {
 	s := &c.streams[i]
-	if s.fd >= 0 {
-		_ = unix.Close(s.fd)
-	}
-	s.fd, s.out = -1, nil
-	c.closeLeg(i)
+	s.conn.close()
+	s.prompt.close()
 	c.live--
 }
 

@@ -59,7 +59,7 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	flags.StringVar(&o.before, "before", "", "another evenkeel that is measured as well, such as that of the last release")
 	flags.StringVar(&o.cache, "cache", "", "folder for vllm-router; empty: evenkeel/relay in the user's cache folder")
 	flags.StringVar(&o.samples, "samples", "", "file to which measurements are added; the page is made from all that it holds")
-	flags.StringVar(&o.page, "page", "", "page to write; its plots go to ../img")
+	flags.StringVar(&o.page, "page", "", "page whose tables are written")
 	flags.BoolVar(&o.watched, "watched", false, "measure evenkeel as well with the live page open, with every request traced, and without receipts")
 	if err := flags.Parse(args); err != nil {
 		return err
@@ -119,35 +119,7 @@ func (o options) run(ctx context.Context) (err error) {
 			}
 		}
 	}
-	if err := b.profile(ctx, kinds, s); err != nil {
-		return err
-	}
 	return s.report(b)
-}
-
-// profile measures evenkeel once more under the rows of this run that missed an aim, and asks what the CPU time was for.
-func (b *bench) profile(ctx context.Context, kinds []*kind, s *store) error {
-	for _, r := range rows {
-		if !b.rows.MatchString(r.name+"/1") || !b.proxies.MatchString(evenkeelName) || !s.misses(r.name) {
-			continue
-		}
-		_, rest := share(b.cores, 1)
-		at, err := b.engines(r, rest)
-		if err != nil {
-			return err
-		}
-		var costs []Cost
-		profiled := *b
-		profiled.profiled = &costs
-		m, err := profiled.measure(ctx, r, kinds[len(kinds)-1], at, 1, 0)
-		at.end()
-		if err != nil {
-			return err
-		}
-		fmt.Fprintf(b.out, "\n%s, what evenkeel's CPU time was for\n  %s\n  %v\n", r.title(), m, costs)
-		s.Profiles[r.name] = costs
-	}
-	return s.save()
 }
 
 // row measures all proxies under a row, in turn.

@@ -52,8 +52,6 @@ type bench struct {
 	files int // that a process may open
 
 	collector string // URL that takes traces
-
-	profiled *[]Cost // of the measurement; nil: none is wanted
 }
 
 // spare is how many files a process has open beside its streams.
@@ -110,12 +108,8 @@ func (b *bench) measure(ctx context.Context, r row, k *kind, s *site, n, round i
 	if err := world.Pause(ctx, time.Second); err != nil {
 		return m, err
 	}
-	idle, err := usageOf(p.pids())
-	if err != nil {
-		return m, err
-	}
-	m.Idle = idle.rss
 	pids := p.pids()
+	m.Idle = world.RSS(pids...)
 	most := world.PeakRSS(func() []int { return pids })
 	defer func() { m.RSS = most() }()
 	job := r.job(b.window)
@@ -135,41 +129,17 @@ func (b *bench) measure(ctx context.Context, r row, k *kind, s *site, n, round i
 	if err := world.Pause(ctx, settle); err != nil {
 		return m, err
 	}
-	allBefore, err := machine()
+	from, err := c.mark(p, load)
 	if err != nil {
 		return m, err
 	}
-	loadBefore, err := usageOf(load)
+	if err := world.Pause(ctx, b.window); err != nil {
+		return m, err
+	}
+	to, err := c.mark(p, load)
 	if err != nil {
 		return m, err
 	}
-	before, from, began, err := c.mark(p)
-	if err != nil {
-		return m, err
-	}
-	if b.profiled == nil {
-		err = world.Pause(ctx, b.window)
-	} else {
-		*b.profiled, err = p.profile(ctx, b.world, b.window)
-	}
-	if err != nil {
-		return m, err
-	}
-	after, to, ended, err := c.mark(p)
-	if err != nil {
-		return m, err
-	}
-	loadAfter, err := usageOf(load)
-	if err != nil {
-		return m, err
-	}
-	allAfter, err := machine()
-	if err != nil {
-		return m, err
-	}
-	lasted, loaded := time.Since(began).Seconds(), (loadAfter.cpu - loadBefore.cpu).Seconds()
-	m.Load = loaded / lasted / float64(len(rest))
-	m.Others = max(0, (allAfter-allBefore).Seconds()-loaded-(after.cpu-before.cpu).Seconds()) / lasted / float64(len(b.cores))
 	if err := c.send.Encode(stop); err != nil {
 		return m, err
 	}
@@ -177,14 +147,16 @@ func (b *bench) measure(ctx context.Context, r row, k *kind, s *site, n, round i
 	if err != nil {
 		return m, err
 	}
-	seconds := ended.Sub(began).Seconds()
+	seconds := to.at.Sub(from.at).Seconds()
 	chunks, requests := to.Events-from.Events, to.Requests-from.Requests
 	m.Chunks, m.Requests = float64(chunks)/seconds, float64(requests)/seconds
 	if chunks == 0 {
 		return m, fmt.Errorf("%s: no chunk came in %v; failed: %v", k.name, b.window, last.Result.Failed)
 	}
-	m.Chunk = (after.cpu - before.cpu) / time.Duration(chunks)
-	m.Request = (after.cpu - before.cpu) / time.Duration(max(1, requests))
+	used, loaded := to.proxy-from.proxy, to.load-from.load
+	m.Load = loaded.Seconds() / seconds / float64(len(rest))
+	m.Others = max(0, (to.all-from.all-loaded-used).Seconds()) / seconds / float64(len(b.cores))
+	m.Chunk, m.Request = used/time.Duration(chunks), used/time.Duration(max(1, requests))
 	m.TTFT, m.Gaps = timesOf(last.Result.TTFT), timesOf(last.Result.Gaps)
 	m.Whole, m.Why = last.Result.Whole, last.Result.Failed
 	for _, n := range m.Why {
@@ -217,14 +189,27 @@ func (c crowd) told() (t Told, err error) {
 	return t, nil
 }
 
-// mark reads what was used and what came.
-func (c crowd) mark(p *proxy) (u usage, t Told, at time.Time, err error) {
-	if err := c.send.Encode(mark); err != nil {
-		return u, t, at, err
+// reading is what came so far, and the CPU time that was used for it.
+type reading struct {
+	Told
+	all, load, proxy time.Duration // by all programs, by engines and clients, by the proxy
+	at               time.Time
+}
+
+func (c crowd) mark(p *proxy, load []int) (r reading, err error) {
+	if r.all, err = machine(); err != nil {
+		return r, err
 	}
-	if t, err = c.told(); err != nil {
-		return u, t, at, err
+	if r.load, err = usedBy(load); err != nil {
+		return r, err
 	}
-	u, err = usageOf(p.pids())
-	return u, t, time.Now(), err
+	if err = c.send.Encode(mark); err != nil {
+		return r, err
+	}
+	if r.Told, err = c.told(); err != nil {
+		return r, err
+	}
+	r.proxy, err = usedBy(p.pids())
+	r.at = time.Now()
+	return r, err
 }

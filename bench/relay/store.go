@@ -18,9 +18,8 @@ import (
 
 // store is what was measured, in a file if it has one.
 type store struct {
-	Samples  []Sample
-	Peers    map[string]peer
-	Profiles map[string][]Cost `json:",omitempty"` // of rows that missed an aim, with one core
+	Samples []Sample
+	Peers   map[string]peer
 
 	path string
 }
@@ -28,7 +27,7 @@ type store struct {
 type peer struct{ Version, Missing string }
 
 func openStore(path string) (*store, error) {
-	s := &store{Peers: map[string]peer{}, Profiles: map[string][]Cost{}, path: path}
+	s := &store{Peers: map[string]peer{}, path: path}
 	if path == "" {
 		return s, nil
 	}
@@ -39,14 +38,7 @@ func openStore(path string) (*store, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := json.Unmarshal(text, s); err != nil {
-		return nil, err
-	}
-	for i := range s.Samples { // of a file from before samples had versions
-		m := &s.Samples[i]
-		m.Version = cmp.Or(m.Version, s.Peers[m.Proxy].Version)
-	}
-	return s, nil
+	return s, json.Unmarshal(text, s)
 }
 
 func (s *store) save() error {

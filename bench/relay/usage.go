@@ -12,8 +12,6 @@ import (
 
 	"github.com/prometheus/procfs"
 	"golang.org/x/sys/unix"
-
-	"evenkeel/bench/world"
 )
 
 // used is the processor time of a process so far, user and system, of threads that
@@ -28,22 +26,16 @@ func used(pid int) (time.Duration, error) {
 	return time.Duration(t.Nano()), nil
 }
 
-// usage is what processes have used, and the memory that they hold.
-type usage struct {
-	cpu time.Duration
-	rss int64 // bytes
-}
-
-func usageOf(pids []int) (u usage, err error) {
+// usedBy is what processes have used together.
+func usedBy(pids []int) (all time.Duration, err error) {
 	for _, pid := range pids {
-		cpu, err := used(pid)
+		one, err := used(pid)
 		if err != nil {
-			return u, err
+			return all, err
 		}
-		u.cpu += cpu
+		all += one
 	}
-	u.rss = world.RSS(pids...)
-	return u, nil
+	return all, nil
 }
 
 // machine is the processor time that all programs have used so far, and what other

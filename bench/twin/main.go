@@ -192,16 +192,10 @@ func (o options) run(ctx context.Context, out io.Writer) (ok bool, err error) {
 	}
 	fmt.Fprintf(out, "\n%s\n", m.String())
 	if o.out != "" {
-		err = page.Fill(o.out, "twin", table(m.String()), []page.Block[table]{{Name: "twin", Title: "Foretold and really", Tables: func(t table) string { return string(t) }}})
+		err = page.Write(o.out, "twin", "twin", "Foretold and really", m.String())
 	}
 	return ok, err
 }
-
-// table is the document's book.
-type table string
-
-// Err is report.Book's.
-func (table) Err() error { return nil }
 
 // found is what a run showed.
 type found struct {
