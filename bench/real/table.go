@@ -9,7 +9,6 @@ import (
 	"io/fs"
 	"maps"
 	"os"
-	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -17,8 +16,6 @@ import (
 
 	"evenkeel/bench/page"
 	"evenkeel/bench/real/vllm"
-	"evenkeel/bench/report"
-	"evenkeel/mooncake"
 )
 
 // verdict is what became of a row.
@@ -143,67 +140,25 @@ func (t *table) keep(earlier string) {
 	}
 }
 
-// head stands above the table in the file.
-const head = `# Real engines
-
-This page is for people who ask whether evenkeel answers as a real engine does. It shows what
-evenkeel did in front of vLLM on a CPU, with the NIXL connectors that GPUs use as well. The
-commands below wrote it; [Testing](../testing.md) says how to run them.
-
-Each row compares evenkeel's answers with those of a plain engine. The plain engine has no connector
-and is asked directly. The comparison covers the status, the content type, and every field of the
-parsed documents. The events of a stream are joined first. Two results need an explanation:
-
-- *Not deterministic*: the plain engine is asked twice, its two answers differ, and evenkeel's
-  answer differs from them by no more.
-- *Engine's fault*: the engine does the same without evenkeel.
-
-A row that begins with *completion*, *chat*, *context* or *error* shows how many fields were
-compared, in an answer in one piece (*JSON*) and in a stream. [What may
-differ](#what-may-differ) lists the fields that may be different.
-`
-
-// sections are the tables of the file, by connector.
-var sections = []struct{ connector, title, text string }{
-	{mooncake.NIXLPull, "The decode engine pulls", ""},
-	{mooncake.NIXLPush, "The prefill engine pushes", "vLLM's `NixlPushConnector` writes the KV into the decode engine. Rows that begin with\n*" + strings.TrimSpace(boundEarly) +
-		"* use `bind: arrival`: evenkeel chooses the decode rank before the\nprefill, and both engines get the request at once. In the other rows, evenkeel chooses the rank\nafter the prefill. Two limits show in the rows with `bind: arrival`:\n\n" +
-		"- An answer may end before the prefill engine has answered. Its `cached_tokens` is then what the\n  decode engine found in its own cache ([Flags](../engines.md#flags)). So the row of KV events fails.\n" +
-		"- A decode engine whose prefill never comes keeps its blocks until it is restarted ([lost\n  blocks](../connector-nixl-push.md#when-something-fails)).\n\n"},
-}
-
-// save writes the table into a file of docs. What stands there for other connectors stays, and so do rows
-// of this one that were not run.
+// save writes the table, and the fields that may differ, into a page. Rows of the connector that were not run stay.
 func (t *table) save(file string) error {
-	was, err := os.ReadFile(file)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
-	}
-	var b bytes.Buffer
-	b.WriteString(head)
-	for _, s := range sections {
-		opening, closing := page.Markers(s.connector, "real CONNECTOR="+s.connector)
+	target := "real CONNECTOR=" + t.connector
+	if t.part {
+		was, err := os.ReadFile(file)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+		opening, closing := page.Markers(t.connector, target)
 		_, rest, _ := strings.Cut(string(was), opening)
 		earlier, _, _ := strings.Cut(rest, closing)
-		if s.connector == t.connector {
-			var now bytes.Buffer
-			if t.part {
-				t.keep(earlier)
-				t.command = command(options{connector: t.connector}) // which makes all rows
-			}
-			t.write(&now)
-			earlier = now.String()
-		}
-		if earlier = strings.TrimSpace(earlier); earlier != "" {
-			fmt.Fprintf(&b, "\n## %s\n\n%s%s%s\n%s", s.title, s.text, opening, earlier, closing)
-		}
+		t.keep(earlier)
+		t.command = command(options{connector: t.connector}) // which makes all rows
 	}
-	b.WriteString("\n## What may differ\n\nThese fields may differ from the plain engine's without a failure. Each expression names the\nplace of a field in the parsed answer.\n\n| field | because |\n|---|---|\n")
+	var now bytes.Buffer
+	t.write(&now)
+	rules := page.Markdown{Head: []string{"field", "because"}, Text: 1}
 	for _, m := range mayDiffer {
-		fmt.Fprintf(&b, "| `%s` | %s |\n", strings.ReplaceAll(m.path.String(), "|", `\|`), m.why)
+		rules.Add(page.Code(strings.ReplaceAll(m.path.String(), "|", `\|`)), m.why)
 	}
-	if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
-		return err
-	}
-	return report.Replace(file, b.Bytes())
+	return errors.Join(page.Write(file, target, t.connector, t.connector, now.String()), page.Write(file, "real", "differ", "What may differ", rules.String()))
 }
