@@ -139,9 +139,6 @@ func (s *samples) fill(ctx context.Context, cells []cell, progress io.Writer) (m
 	return missing, nil
 }
 
-// Err is page.Book's: what fails, fails before there is a table.
-func (b *book) Err() error { return nil }
-
 // write puts what was found into the page, and writes the CSV beside it and the figures, or prints all but these.
 func (b *book) write(out io.Writer) error {
 	if b.out == "" {
@@ -161,7 +158,7 @@ func (b *book) write(out io.Writer) error {
 			return err
 		}
 	}
-	if err := page.Fill(b.out, "bind", b, []page.Block[*book]{{Name: "bind", Title: "What was asked, and what came out", Tables: (*book).found}}); err != nil {
+	if err := page.Write(b.out, "bind", "bind", "What was asked, and what came out", b.found()); err != nil {
 		return err
 	}
 	return report.Replace(strings.TrimSuffix(b.out, ".md")+".csv", b.csv())

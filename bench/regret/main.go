@@ -14,11 +14,9 @@ import (
 	"math"
 	"os"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 
 	"evenkeel/bench/page"
@@ -136,7 +134,7 @@ func (o options) run(ctx context.Context, out io.Writer) error {
 		}
 	}
 	if o.out != "" && o.auto != "" {
-		return page.Fill(o.out, "regret", t, []page.Block[*trials]{{Name: "auto", Title: "The twin's choice", Tables: (*trials).autoTable}})
+		return page.Write(o.out, "regret", "auto", "The twin's choice", t.autoTable())
 	}
 	if o.out != "" {
 		return t.write(o.out)
@@ -152,35 +150,15 @@ func (o options) run(ctx context.Context, out io.Writer) error {
 // try runs all, as many at once as there are processors.
 func (t *trials) try(ctx context.Context, progress io.Writer) error {
 	t.of, t.shifted = make([][]outcome, len(t.loads)), make([][]outcome, len(t.loads))
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	var workers sync.WaitGroup
-	var mu sync.Mutex
-	next := 0
-	for range runtime.GOMAXPROCS(0) {
-		workers.Go(func() {
-			for {
-				mu.Lock()
-				i := next
-				next++
-				mu.Unlock()
-				if i >= len(t.loads) || ctx.Err() != nil {
-					return
-				}
-				start := time.Now()
-				err := t.tryLoad(ctx, i)
-				if err != nil {
-					cancel(fmt.Errorf("load %s: %w", t.loads[i], err))
-					return
-				}
-				mu.Lock()
-				fmt.Fprintf(progress, "%5.1f s  load %s\n", time.Since(start).Seconds(), t.loads[i])
-				mu.Unlock()
-			}
-		})
-	}
-	workers.Wait()
-	return context.Cause(ctx)
+	_, err := report.Trials(ctx, len(t.loads), 1, nil, func(ctx context.Context, i int, _ uint64) (struct{}, error) {
+		start := time.Now()
+		if err := t.tryLoad(ctx, i); err != nil {
+			return struct{}{}, fmt.Errorf("load %s: %w", t.loads[i], err)
+		}
+		_, err := fmt.Fprintf(progress, "%5.1f s  load %s\n", time.Since(start).Seconds(), t.loads[i])
+		return struct{}{}, err
+	})
+	return err
 }
 
 func (t *trials) tryLoad(ctx context.Context, i int) error {
@@ -216,7 +194,7 @@ func (t *trials) write(path string) error {
 	if err := report.Replace(filepath.Join(pictures, "regret.svg"), picture); err != nil {
 		return err
 	}
-	return page.Fill(path, "regret", t, []page.Block[*trials]{{Name: "regret", Title: "Loads that nobody chose", Tables: (*trials).tables}})
+	return page.Write(path, "regret", "regret", "Loads that nobody chose", t.tables())
 }
 
 // raw writes what each policy made of each load.
@@ -245,6 +223,3 @@ var rawMetrics = []report.Metric{
 	report.TokensPerS, report.TPOTP50, report.TPOTP95, report.TTFTP50, report.TTFTP99, report.IdleShare, report.Imbalance, report.StepMean, report.Steps, report.OK,
 	report.Preempted, report.Failed, report.TickMean,
 }
-
-// Err is report.Book's: what fails, fails before there are tables.
-func (t *trials) Err() error { return nil }
