@@ -5,9 +5,11 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"runtime"
 	"sync"
 	"time"
 
+	"evenkeel/bench/real/vllm"
 	"evenkeel/stats"
 )
 
@@ -189,15 +191,11 @@ func fitLaw(rows []pinned) (l law) {
 }
 
 func writeLaw(out io.Writer, rows []pinned, l law) {
-	fmt.Fprintf(out, "## The law of the step\n\nThis is the law that evenkeel learns, fitted to the %d measurements of the first rows. It explains\n"+
-		"%.4f of their variation (R2):\n\nstep = %.1f ms + %.3f ms per 1,000 KV tokens of the fullest rank\n\n",
-		l.line.N, l.line.R2, l.line.Intercept, 1000*l.line.Slope)
-	fmt.Fprintf(out, "The cores share the bandwidth of the memory, so a rank is slower while the other one reads much KV\n"+
-		"too. This second law counts that:\n\nstep = %.1f ms + %.3f ms per 1,000 KV tokens of the fullest rank + %.3f ms per 1,000 of both\n\n", l.both[0], l.both[1], l.both[2])
-	fmt.Fprint(out, "In the table, *8 and 8 of 0.5k* means 8 requests of about 500 tokens on each rank. *Off* is by how\n"+
-		"much a law is wrong: the first stands under *by the fullest rank*, the second under *by both ranks*.\n"+
-		"The laws were fitted to the rows that are *seen by the fits*.\n\n"+
-		"| placement | requests | KV tokens | of the fullest rank | measured ms, each run | by the fullest rank, ms | off | by both ranks, ms | off | seen by "+
+	fmt.Fprintf(out, "vLLM %s on %d cores of a %s/%s machine. Fitted to %d measurements, of whose variation the first law explains %.4f (R2):\n\n"+
+		"1. step = %.1f ms + %.3f ms per 1,000 KV tokens of the fullest rank\n"+
+		"2. step = %.1f ms + %.3f ms per 1,000 KV tokens of the fullest rank + %.3f ms per 1,000 of both\n\n",
+		vllm.Version, runtime.NumCPU(), runtime.GOOS, runtime.GOARCH, l.line.N, l.line.R2, l.line.Intercept, 1000*l.line.Slope, l.both[0], l.both[1], l.both[2])
+	fmt.Fprint(out, "| placement | requests | KV tokens | of the fullest rank | measured ms, each run | by the fullest rank, ms | off | by both ranks, ms | off | seen by "+
 		"the fits |\n|---|--:|--:|--:|---|--:|--:|--:|--:|---|\n")
 	var worst [2]float64
 	for _, r := range rows {

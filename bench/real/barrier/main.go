@@ -6,17 +6,16 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"math/rand/v2"
 	"os"
-	"path/filepath"
 	"strings"
 	"time"
 
+	"evenkeel/bench/page"
 	"evenkeel/bench/world"
 )
 
@@ -43,7 +42,7 @@ func play(ctx context.Context, args []string, out io.Writer) (err error) {
 	o := options{began: time.Now()}
 	flags := o.Flags("barrier")
 	flags.StringVar(&o.cache, "cache", os.Getenv("EVENKEEL_REAL_CACHE"), "folder of the installation; empty: evenkeel/real in the user's cache folder")
-	flags.StringVar(&o.out, "out", "", "the file that the tables are written to as well")
+	flags.StringVar(&o.out, "out", "", "the page whose tables are written anew as well")
 	flags.StringVar(&o.engine, "engine", "", "URL of a decode engine that runs already, as this command starts it; empty: it is started")
 	flags.StringVar(&o.policies, "policies", "jsq,pjsq,jsq-kv,pjsq-kv,br0,brh,evenkeel", "to compare, in any order; pjsq-kv is what the others are compared with")
 	flags.IntVar(&o.rounds, "rounds", 5, "how often each policy runs; 0: only the law")
@@ -51,15 +50,6 @@ func play(ctx context.Context, args []string, out io.Writer) (err error) {
 	flags.Uint64Var(&o.seed, "seed", 1, "of the lists and of the order of the policies")
 	if err := flags.Parse(args); err != nil {
 		return err
-	}
-	if o.out != "" {
-		var page bytes.Buffer
-		out = io.MultiWriter(out, &page)
-		defer func() {
-			if err == nil {
-				err = errors.Join(os.MkdirAll(filepath.Dir(o.out), 0o755), os.WriteFile(o.out, page.Bytes(), 0o644)) //nolint:gosec // a page for all
-			}
-		}()
 	}
 	w := &site{options: o}
 	if w.World, err = world.New(ctx, "barrier", o.Options); err != nil {
@@ -69,22 +59,34 @@ func play(ctx context.Context, args []string, out io.Writer) (err error) {
 	if err := w.build(ctx); err != nil {
 		return err
 	}
-	writeHead(out, o)
 	rows, err := w.law(ctx, 3)
 	if err != nil {
 		return err
 	}
 	fitted := fitLaw(rows)
-	writeLaw(out, rows, fitted)
+	var save []func() error // once all is measured
+	show := func(name, title string, write func(io.Writer)) {
+		var text strings.Builder
+		write(&text)
+		fmt.Fprintf(out, "\n## %s\n\n%s", title, &text)
+		save = append(save, func() error { return page.Write(o.out, "real-barrier", name, title, text.String()) })
+	}
+	show("law", "The law of the step", func(out io.Writer) { writeLaw(out, rows, fitted) })
 	all, err := w.rounds(ctx, strings.Split(o.policies, ","))
 	if err != nil {
 		return err
 	}
 	if len(all) > 0 {
-		writeRuns(out, all, o.requests, fitted)
+		show("policies", "The policies", func(out io.Writer) { writeRuns(out, all, o) })
+		show("models", "What evenkeel learned of the step", func(out io.Writer) { writeModels(out, all, fitted) })
 	}
 	o.logf("logs are in %s", w.Dir)
-	return nil
+	for _, write := range save {
+		if o.out != "" {
+			err = errors.Join(err, write())
+		}
+	}
+	return err
 }
 
 // rounds plays every policy in each round on a list of the round's own, in an

@@ -4,10 +4,8 @@ import (
 	"fmt"
 	"io"
 	"math"
-	"runtime"
 	"slices"
 
-	"evenkeel/bench/real/vllm"
 	"evenkeel/bench/report"
 	"evenkeel/stats"
 )
@@ -16,31 +14,6 @@ import (
 // tokens of the ranks and needs no more than that, and like them it sends a
 // request on once a rank has a slot.
 const reference = "pjsq-kv"
-
-func writeHead(out io.Writer, o options) {
-	fmt.Fprintf(out, `# A real barrier
-
-This page is for people who ask whether a real engine behaves as the simulator says. It compares
-the steps of the engine with the law `+"`c0 + c1 * M`"+`, and policies with each other. With two ranks,
-policies have little to gain: [Decode policies](../policies.md#what-came-out) has more ranks.
-%s wrote it, with seed %d, on %d cores of a %s/%s machine.
-
-The engine is vLLM %s on a CPU. Its model is a mixture of experts (MoE) of two layers with
-random weights. It runs on %d data-parallel ranks with %d slots each, and each rank is bound to a
-core. The ranks wait for each other in every MoE layer. This barrier is real, and so are the
-engine's scheduler, its batches and its streams. These parts are not real:
-
-- The model is tiny, and its answers mean nothing. It has 64 query heads on 2 KV heads, so that a
-  core spends its time on attention and not on weights.
-- No KV is transferred. With vLLM's DecodeBenchConnector, the engine takes every prompt as
-  transferred. The prefill engine is evenkeel's
-  [reference engine](../glossary.md#reference-engine), which makes hand-offs at once.
-- A plugin adds two collective operations to vLLM's CPU communicator. MoE with data parallelism
-  needs them, and vLLM %s lacks them there.
-- Engine, proxy and clients share the cores. In a data centre they have machines of their own.
-
-`, "`make real-barrier`", o.seed, runtime.NumCPU(), runtime.GOOS, runtime.GOARCH, vllm.Version, ranks, slots, vllm.Version)
-}
 
 func (r *run) String() string {
 	s := fmt.Sprintf("%-8s %.0f tokens/s (%.0f whole), gap %.1f ms, imbalance %.0f (engine %.0f), full for %.1f s", r.policy,
@@ -56,12 +29,8 @@ func (r *run) String() string {
 }
 
 // writeRuns prints the policies beside each other, by rounds of runs.
-func writeRuns(out io.Writer, rounds [][]*run, requests int, l law) {
-	n := len(rounds)
-	fmt.Fprintf(out, "\n## The policies\n\nThere were %d rounds. Each round has a list of %d requests of its own, the same for all policies,\n"+
-		"and %d requests are in the system at a time. The figures are the mean ± the standard deviation over\n"+
-		"the rounds. The full part of a run begins when the first request ends, and lasts until the list is\n"+
-		"empty. A gap is the time between two tokens of one answer.\n\n", n, requests, clients)
+func writeRuns(out io.Writer, rounds [][]*run, o options) {
+	fmt.Fprintf(out, "%d rounds, seed %d. Each list has %d requests, and %d requests are in the system at a time.\n\n", len(rounds), o.seed, o.requests, clients)
 	fmt.Fprint(out, "| policy | tokens/s, whole list | tokens/s, full part | mean gap, ms | p50 | p99 | mean wait for the first token, ms | failed "+
 		"|\n|---|--:|--:|--:|--:|--:|--:|--:|\n")
 	for i, r := range rounds[0] {
@@ -73,9 +42,7 @@ func writeRuns(out io.Writer, rounds [][]*run, requests int, l law) {
 		fmt.Fprintf(out, "| `%s` | %s | %s | %s | %s | %s | %s | %d |\n", r.policy, show(m[wholeTokens], 0), show(m[report.TokensPerS], 0), show(m[gapMean], 1),
 			show(m[gapP50], 1), show(m[gapP99], 0), show(m[report.TTFTMean], 0), failed)
 	}
-	fmt.Fprintf(out, "\nThe next table has the KV tokens in the full part, by vLLM's gauges (read every %v) and by\n"+
-		"evenkeel's own account. [Imbalance](../glossary.md#imbalance) is the number of tokens that all ranks\n"+
-		"together have less than the fullest one.\n\n", every)
+	fmt.Fprintf(out, "\nIn the full part, by vLLM's gauges, read every %v, and by evenkeel's own account:\n\n", every)
 	fmt.Fprint(out, "| policy | imbalance, vLLM | imbalance, evenkeel | fullest rank, vLLM | running, vLLM | waiting, vLLM |\n|---|--:|--:|--:|--:|--:|\n")
 	for i, r := range rounds[0] {
 		m := summary(rounds, i)
@@ -83,7 +50,6 @@ func writeRuns(out io.Writer, rounds [][]*run, requests int, l law) {
 			show(m[engineWaits], 1))
 	}
 	writeDifferences(out, rounds)
-	writeModels(out, rounds, l)
 }
 
 // writeDifferences compares each policy with the reference in its own round.
@@ -92,8 +58,7 @@ func writeDifferences(out io.Writer, rounds [][]*run) {
 	if base < 0 || len(rounds) < 2 {
 		return
 	}
-	fmt.Fprintf(out, "\nThe next table has the difference to `%s` in the same round, in %%, with the 95 %% interval over\n"+
-		"%d rounds. Where the interval does not contain 0, the policies differ.\n\n", reference, len(rounds))
+	fmt.Fprintf(out, "\nThe difference to `%s` in the same round, in %%, with the 95 %% interval over %d rounds:\n\n", reference, len(rounds))
 	fmt.Fprint(out, "| policy | tokens/s, whole list | tokens/s, full part | mean gap |\n|---|--:|--:|--:|\n")
 	var widths []float64
 	for i, r := range rounds[0] {
@@ -118,16 +83,13 @@ func writeDifferences(out io.Writer, rounds [][]*run) {
 		}
 		fmt.Fprintln(out)
 	}
-	fmt.Fprintf(out, "\nWith this number of rounds, a difference in tokens/s of the full part can be seen if it is larger\n"+
-		"than %.1f to %.1f %%, depending on the policy.\n", slices.Min(widths), slices.Max(widths))
+	fmt.Fprintf(out, "\nWith %d rounds, a difference in tokens/s of the full part can be seen if it is larger than %.1f to\n%.1f %%, depending on the policy.\n",
+		len(rounds), slices.Min(widths), slices.Max(widths))
 }
 
 // writeModels compares what evenkeel learned with the law of the pinned placements.
 func writeModels(out io.Writer, rounds [][]*run, l law) {
-	fmt.Fprintf(out, "\n## What evenkeel learned of the step\n\nIn each run, evenkeel began with nothing and learned from its streams alone. The table compares\n"+
-		"what it learned with %.1f ms + %.3f ms per 1,000 KV tokens of the fullest rank. \"Off, a step\" is\n"+
-		"about the step at the mean load of the run, by vLLM's gauges: it compares the time that evenkeel's\n"+
-		"model gives for this step with the time that the second law gives.\n\n", l.line.Intercept, 1e3*l.line.Slope)
+	fmt.Fprintf(out, "What evenkeel learned, beside %.1f ms + %.3f ms per 1,000 KV tokens of the fullest rank:\n\n", l.line.Intercept, 1e3*l.line.Slope)
 	fmt.Fprint(out, "| policy | learned in | c0, ms | c1, ms per 1,000 | off, c0 | off, c1 | off, a step | R2 | steps |\n|---|--:|--:|--:|--:|--:|--:|--:|--:|\n")
 	for i, r := range rounds[0] {
 		var c0, c1, step, r2, steps []float64
