@@ -18,8 +18,6 @@ type answer struct {
 	sent     int  // tokens whose chunk was written
 	openTool bool // the tool call's first chunk was written
 	usageAll bool // usage on every chunk
-	comment  <-chan time.Time
-	ticker   *time.Ticker
 	breaks   bool
 	rule     Rule // how it breaks
 
@@ -54,24 +52,13 @@ func (a *answer) open() bool {
 	return true
 }
 
-// waitFor waits for ch or for the client to leave (false), and keeps a silent
-// stream alive with comments.
+// waitFor waits for ch or for the client to leave (false).
 func waitFor[T any](a *answer, ch <-chan T) bool {
-	if every := a.life.engine.cfg.CommentInterval; every > 0 && a.r.stream && !a.lazy && a.comment == nil {
-		a.ticker = time.NewTicker(every)
-		a.comment = a.ticker.C
-	}
-	for {
-		select {
-		case <-ch:
-			return true
-		case <-a.comment:
-			if !a.sendComment() {
-				return false
-			}
-		case <-a.x.Ctx.Done():
-			return false
-		}
+	select {
+	case <-ch:
+		return true
+	case <-a.x.Ctx.Done():
+		return false
 	}
 }
 
@@ -95,11 +82,6 @@ func (a *answer) send(build func(dst []byte) []byte) bool {
 
 // relay streams the tokens of a job as the group makes them.
 func (a *answer) relay(j *group.Job) bool {
-	defer func() {
-		if a.ticker != nil {
-			a.ticker.Stop()
-		}
-	}()
 	opened := false
 	for {
 		end := j.End.Load() // before made: an end is stored after the last token

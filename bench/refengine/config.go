@@ -73,7 +73,6 @@ type Config struct {
 	NoRenewals       bool          // like versions of NIXL without leases: a decode engine's queue renews no hold
 	TransferBase     time.Duration // of a pull, default 1 ms
 	TransferPer      time.Duration // of a pull per prompt token, default 100 ns
-	KVLoadFailure    string        // when the prefill cannot be reached: fail (default), recompute or hang
 	BootstrapTimeout time.Duration // how long a prefill of SGLang waits for its decode engine, default 300 s
 	WaitingTimeout   time.Duration // how long a decode engine of SGLang waits for KV, default 300 s
 	LoadBalance      string        // which rank of SGLang behind one port gets a request that names none: follow_bootstrap_room (default of prefill) or round_robin (default of decode)
@@ -89,8 +88,7 @@ type Config struct {
 	NoResumeIDs         bool // as versions that ignore the token ids in kv_transfer_params
 	ReasoningTokens     int  // the first tokens of a chat answer go into ReasoningField
 	ReasoningField      string
-	CommentInterval     time.Duration // ": keep-alive" while a stream is silent, 0 = none
-	ErrorShape          ErrorShape    // default new
+	ErrorShape          ErrorShape // default new
 	OldMetricNames      bool
 
 	KeepAlive time.Duration // an idle connection is closed after it, default 5 s as uvicorn does
@@ -151,7 +149,6 @@ func (c Config) WithDefaults() Config {
 	c.KVHoldTimeout = cmp.Or(c.KVHoldTimeout, 480*time.Second)
 	c.TransferBase = cmp.Or(c.TransferBase, time.Millisecond)
 	c.TransferPer = cmp.Or(c.TransferPer, 100*time.Nanosecond)
-	c.KVLoadFailure = cmp.Or(c.KVLoadFailure, "fail")
 	c.BootstrapTimeout = cmp.Or(c.BootstrapTimeout, 300*time.Second)
 	c.WaitingTimeout = cmp.Or(c.WaitingTimeout, 300*time.Second)
 	c.Heartbeat = cmp.Or(c.Heartbeat, 5*time.Second)
@@ -194,7 +191,6 @@ func (c Config) Validate() error {
 		oneOf("load balance", c.LoadBalance, followRoom, roundRobin)
 	}
 	oneOf("KV events encoding", c.KVEventsEncoding, "array", "map")
-	oneOf("kv load failure", c.KVLoadFailure, "fail", "recompute", "hang")
 	oneOf("error shape", string(c.ErrorShape), string(ShapeNew), string(ShapeOld), string(ShapeRust))
 	if _, _, err := net.SplitHostPort(c.Listen); err != nil {
 		bad("listen address %q: %w; write host:port", c.Listen, err)

@@ -36,7 +36,6 @@ var endpoints = map[string]endpoint{
 	"/v1/messages/count_tokens": {http.MethodPost, false, (*life).serveCount},
 	"/v1/models":                {http.MethodGet, false, (*life).serveModels},
 	"/health":                   {http.MethodGet, true, (*life).serveHealth},
-	"/ping":                     {http.MethodGet, true, serveOK},
 	"/version":                  {http.MethodGet, true, (*life).serveVersion},
 	"/metrics":                  {http.MethodGet, true, (*life).serveMetrics},
 	"/tokenize":                 {http.MethodPost, true, (*life).serveTokenize},

@@ -28,7 +28,6 @@ func TestEveryEndpoint(t *testing.T) {
 	}{
 		{"health", "GET", "/health", "", nil, 200, ""},
 		{"health by HEAD", "HEAD", "/health", "", nil, 200, ""},
-		{"ping", "GET", "/ping", "", nil, 200, ""},
 		{"version", "GET", "/version", "", nil, 200, `"version":"0.27.1"`},
 		{"models", "GET", "/v1/models", "", key, 200, `"max_model_len":4096`},
 		{"models without a key", "GET", "/v1/models", "", nil, 401, ""},

@@ -310,12 +310,6 @@ func TestAFullQueueAnswers503(t *testing.T) {
 	<-busy
 }
 
-func TestCommentsWhileAStreamIsSilent(t *testing.T) {
-	d := start(t, Config{CommentInterval: 5 * time.Millisecond, C0: 60 * time.Millisecond})
-	s, _ := streamOf(t, client(t), d.URLs()[0]+"/v1/chat/completions", chatBody("a b", `"stream":true,"max_tokens":1,`))
-	require.NotZero(t, s.comments)
-}
-
 func TestAProbabilityIsDrawnFromTheSeed(t *testing.T) {
 	draw := func(seed uint64) (hits string) {
 		var f faults

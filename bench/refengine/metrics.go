@@ -70,8 +70,6 @@ func (l *life) metrics(first, last int, usage float64) []byte {
 	if cfg.Role != Both && (cfg.Connector == NIXLPull || cfg.Connector == NIXLPush) {
 		family("vllm:nixl_num_kv_expired_reqs_total", "counter", func(int) float64 { return float64(l.engine.count.Leaks.Load()) }, "")
 	}
-	out = append(out, "# HELP vllm:num_preemptions_total counter of the reference engine.\n# TYPE vllm:num_preemptions_total counter\n"...)
-	out = fmt.Appendf(out, "vllm:num_preemptions_total{engine=\"%d\",model_name=%q} %d\n", cfg.DPFirst+first, cfg.Model, l.engine.count.Preemptions.Load())
 	out = append(out, "# HELP vllm:cache_config_info Information of the LLMEngine CacheConfig\n# TYPE vllm:cache_config_info gauge\n"...)
 	for rank := first; rank <= last; rank++ {
 		// vLLM's API server tells the sum of its engines

@@ -78,13 +78,6 @@ func (l *life) fetchKV(x *exchange, r *request, j *group.Job, a *answer, right u
 			return right, true, nil
 		case failure != nil:
 			count.FailedPulls.Add(1)
-			switch cfg.KVLoadFailure {
-			case "recompute":
-				return right, true, nil
-			case "hang":
-				waitFor[struct{}](a, nil)
-				return 0, false, nil
-			}
 			return 0, false, refuse(500, "KV load failure: %v", failure)
 		case reply.State == pins.OK && reply.Key == r.prompt.Key && !r.troubles.has(WrongKey):
 			return right, false, nil

@@ -358,18 +358,14 @@ func TestAHandoffThatIsNotFreshGivesWrongText(t *testing.T) {
 }
 
 func TestAPrefillThatCannotBeReached(t *testing.T) {
-	for policy, check := range map[string]func(s stream){
-		"fail":      func(s stream) { require.Contains(t, s.errorMessage, "KV load failure"); require.True(t, s.done) },
-		"recompute": func(s stream) { require.Equal(t, reftext.Text(reftext.OfUser("a b").Answer, 8), s.content) },
-	} {
-		p, d := start(t, Config{Role: Prefill}), start(t, Config{Role: Decode, KVLoadFailure: policy})
-		c := client(t)
-		kv := probe(t, c, p, "a b")
-		p.Kill()
-		s, _ := streamOf(t, c, d.URLs()[0]+"/v1/chat/completions", chatBody("a b", decodeMore(kv, `"stream":true,"max_tokens":8,"ignore_eos":true,`)))
-		check(s)
-		require.EqualValues(t, 1, d.Stats().FailedPulls)
-	}
+	p, d := start(t, Config{Role: Prefill}), start(t, Config{Role: Decode})
+	c := client(t)
+	kv := probe(t, c, p, "a b")
+	p.Kill()
+	s, _ := streamOf(t, c, d.URLs()[0]+"/v1/chat/completions", chatBody("a b", decodeMore(kv, `"stream":true,"max_tokens":8,"ignore_eos":true,`)))
+	require.Contains(t, s.errorMessage, "KV load failure")
+	require.True(t, s.done)
+	require.EqualValues(t, 1, d.Stats().FailedPulls)
 }
 
 func TestHandoffsADecodeRefuses(t *testing.T) {

@@ -15,8 +15,6 @@ import (
 var sglangEndpoints = map[string]endpoint{
 	"/ready":              {"GET", true, (*life).serveHealth},
 	"/health":             {"GET", true, (*life).serveHealthToken},
-	"/health_generate":    {"GET", true, (*life).serveHealthToken},
-	"/get_model_info":     {"GET", true, (*life).serveModelInfo},
 	"/server_info":        {"GET", false, (*life).serveServerInfo},
 	"/abort_request":      {"POST", false, func(l *life, x *exchange) bool { return l.bound.serveAbort(x) }},
 	"/v1/score":           {"POST", false, func(l *life, x *exchange) bool { return l.bound.serveScore(x) }},
@@ -24,14 +22,8 @@ var sglangEndpoints = map[string]endpoint{
 	"/v1/embeddings":      {"POST", false, (*life).serveNoEmbedding},
 	"/classify":           {"POST", false, (*life).serveNoEmbedding},
 	"/version":            {},
-	"/ping":               {},
 	"/query":              {},
 	"/reset_prefix_cache": {},
-	"/flush_cache":        {"POST", true, (*life).serveReset},
-}
-
-func (l *life) serveModelInfo(x *exchange) bool {
-	return x.answerJSON(map[string]any{"model_path": l.engine.cfg.Model, "tokenizer_path": l.engine.cfg.Model, "is_generation": true})
 }
 
 // serveHealthToken generates a token, and looks once a second whether anything came.
@@ -63,7 +55,7 @@ func (b *bound) serveAbort(x *exchange) bool {
 
 // sglangMetrics renders the ranks first to last. usage other than NaN stands where the KV usage would.
 func (l *life) sglangMetrics(first, last int, usage float64) []byte {
-	cfg, count := l.engine.cfg, &l.engine.count
+	cfg := l.engine.cfg
 	var ranks []bind.Gauges
 	for rank := first; rank <= last; rank++ {
 		of, g, p := l.rankStats(rank), l.group.Gauges(rank), l.prefills[rank]
@@ -72,8 +64,7 @@ func (l *life) sglangMetrics(first, last int, usage float64) []byte {
 			used = int64(usage * float64(cfg.KVTokens))
 		}
 		ranks = append(ranks, bind.Gauges{Rank: rank, Running: of.Running, Waiting: p.Waiting.Load(), Bootstrap: p.Bootstrap.Load(), Inflight: p.Inflight.Load(),
-			Prealloc: g.Waiting.Load() - g.Deferred.Load(), Transfer: g.Deferred.Load(), Capacity: int64(cfg.KVTokens), Used: used,
-			Queries: p.Queries.Load(), Hits: p.Hits.Load(), Retracted: count.Preemptions.Load(), FailedBoot: count.RoomTimeouts.Load(), FailedKV: count.FailedPulls.Load()})
+			Prealloc: g.Waiting.Load() - g.Deferred.Load(), Transfer: g.Deferred.Load(), Capacity: int64(cfg.KVTokens), Used: used})
 	}
 	return bind.AppendMetrics(nil, cfg.Model, string(cfg.Role), ranks)
 }
