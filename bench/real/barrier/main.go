@@ -25,7 +25,6 @@ func main() { world.Main("barrier", play) }
 type options struct {
 	world.Options
 	cache, out       string
-	engine           string
 	policies         string
 	rounds, requests int
 	seed             uint64
@@ -43,7 +42,6 @@ func play(ctx context.Context, args []string, out io.Writer) (err error) {
 	flags := o.Flags("barrier")
 	flags.StringVar(&o.cache, "cache", os.Getenv("EVENKEEL_REAL_CACHE"), "folder of the installation; empty: evenkeel/real in the user's cache folder")
 	flags.StringVar(&o.out, "out", "", "the page whose tables are written anew as well")
-	flags.StringVar(&o.engine, "engine", "", "URL of a decode engine that runs already, as this command starts it; empty: it is started")
 	flags.StringVar(&o.policies, "policies", "jsq,pjsq,jsq-kv,pjsq-kv,br0,brh,evenkeel", "to compare, in any order; pjsq-kv is what the others are compared with")
 	flags.IntVar(&o.rounds, "rounds", 5, "how often each policy runs; 0: only the law")
 	flags.IntVar(&o.requests, "requests", 100, "of a list; each takes about a sixth of a second")

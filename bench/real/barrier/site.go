@@ -58,10 +58,6 @@ func (w *site) build(ctx context.Context) error {
 // transferred: a rank computes the last token of a prompt and nothing before it,
 // as it does after a real transfer.
 func (w *site) startDecode(ctx context.Context) error {
-	if w.engine != "" { // it runs already
-		w.decode = &vllm.Engine{URL: w.engine}
-		return nil
-	}
 	in, err := vllm.Install(ctx, w.cache, os.Stderr)
 	if err != nil {
 		return err
