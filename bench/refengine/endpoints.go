@@ -46,7 +46,6 @@ var endpoints = map[string]endpoint{
 	bind.RegisterPath: {http.MethodPost, true, func(l *life, x *exchange) bool { return l.bound.serveRegister(x) }},
 	bind.PushPath:     {http.MethodPost, true, func(l *life, x *exchange) bool { return l.bound.servePush(x) }},
 	"/stats":          {http.MethodGet, true, (*life).serveStats},
-	"/steps":          {http.MethodGet, true, (*life).serveSteps},
 }
 
 func (l *life) handle(x *exchange) bool {
@@ -206,15 +205,6 @@ func (l *life) serveQuery(x *exchange) bool {
 }
 
 func (l *life) serveStats(x *exchange) bool { return x.answerJSON(l.engine.Stats()) }
-
-// serveSteps is the step log as the lines of a step trace.
-func (l *life) serveSteps(x *exchange) bool {
-	var out []byte
-	for _, s := range l.engine.log.All() {
-		out = l.engine.log.AppendLines(out, s, float64(s.Start.Sub(l.began).Microseconds())/1e3)
-	}
-	return x.Answer(200, "application/x-ndjson", out)
-}
 
 // serveFaults reads, replaces and clears the rules: GET, POST, DELETE.
 func (l *life) serveFaults(x *exchange) bool {

@@ -34,7 +34,6 @@ func TestEveryEndpoint(t *testing.T) {
 		{"a completion without a key", "POST", "/v1/completions", completionBody("a", ""), nil, 401, ""},
 		{"metrics", "GET", "/metrics", "", nil, 200, "vllm:kv_cache_usage_perc"},
 		{"stats", "GET", "/stats", "", nil, 200, `"unknown_handoffs":0`},
-		{"steps", "GET", "/steps", "", nil, 200, ""},
 		{"faults", "GET", "/faults", "", nil, 200, "recomputed"},
 		{"faults that do not exist", "POST", "/faults", `{"rules":[{"fault":"nope"}]}`, nil, 400, "no fault"},
 		{"faults with an unknown member", "POST", "/faults", `[{"fault":"hang","often":1}]`, nil, 400, "often"},

@@ -86,7 +86,7 @@ func (l *Log) Add(s Step) {
 	// Unix ms, as the decision log has them; by the clock that does not jump.
 	ms := float64(l.began.UnixMilli()) + float64(s.Start.Sub(l.began))/float64(time.Millisecond)
 	select {
-	case l.lines <- l.AppendLines(nil, s, ms):
+	case l.lines <- l.appendLines(nil, s, ms):
 	default:
 		l.dropped.Add(1)
 	}
@@ -106,8 +106,8 @@ func (l *Log) All() []Step {
 	return out
 }
 
-// AppendLines appends a step's lines, one for each rank, as of that time in ms.
-func (l *Log) AppendLines(dst []byte, s Step, ms float64) []byte {
+// appendLines appends a step's lines, one for each rank, as of that time in ms.
+func (l *Log) appendLines(dst []byte, s Step, ms float64) []byte {
 	for rank, load := range s.Ranks {
 		dst = strconv.AppendFloat(append(dst, `{"t_ms":`...), ms, 'f', 3, 64)
 		dst = rawjson.AppendString(append(dst, `,"group":`...), l.group)
