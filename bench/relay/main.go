@@ -119,7 +119,35 @@ func (o options) run(ctx context.Context) (err error) {
 			}
 		}
 	}
+	if err := b.profile(ctx, kinds, s); err != nil {
+		return err
+	}
 	return s.report(b)
+}
+
+// profile measures evenkeel once more under the rows of this run that missed an aim, and asks what the CPU time was for.
+func (b *bench) profile(ctx context.Context, kinds []*kind, s *store) error {
+	for _, r := range rows {
+		if !b.rows.MatchString(r.name+"/1") || !b.proxies.MatchString(evenkeelName) || !s.misses(r.name) {
+			continue
+		}
+		_, rest := share(b.cores, 1)
+		at, err := b.engines(r, rest)
+		if err != nil {
+			return err
+		}
+		var costs []Cost
+		profiled := *b
+		profiled.profiled = &costs
+		m, err := profiled.measure(ctx, r, kinds[len(kinds)-1], at, 1, 0)
+		at.end()
+		if err != nil {
+			return err
+		}
+		fmt.Fprintf(b.out, "\n%s, what evenkeel's CPU time was for\n  %s\n  %v\n", r.title(), m, costs)
+		s.Profiles[r.name] = costs
+	}
+	return s.save()
 }
 
 // row measures all proxies under a row, in turn.

@@ -52,6 +52,8 @@ type bench struct {
 	files int // that a process may open
 
 	collector string // URL that takes traces
+
+	profiled *[]Cost // of the measurement; nil: none is wanted
 }
 
 // spare is how many files a process has open beside its streams.
@@ -133,7 +135,12 @@ func (b *bench) measure(ctx context.Context, r row, k *kind, s *site, n, round i
 	if err != nil {
 		return m, err
 	}
-	if err := world.Pause(ctx, b.window); err != nil {
+	if b.profiled == nil {
+		err = world.Pause(ctx, b.window)
+	} else {
+		*b.profiled, err = p.profile(ctx, b.world, b.window)
+	}
+	if err != nil {
 		return m, err
 	}
 	to, err := c.mark(p, load)

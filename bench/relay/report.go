@@ -64,6 +64,7 @@ func (s *store) write(out io.Writer, b *bench) {
 		}
 	}
 	s.writeVerdicts(out)
+	s.writeProfiles(out)
 	s.writeCPU(out)
 	s.writeMemory(out)
 	s.writeTimes(out)

@@ -18,8 +18,9 @@ import (
 
 // store is what was measured, in a file if it has one.
 type store struct {
-	Samples []Sample
-	Peers   map[string]peer
+	Samples  []Sample
+	Peers    map[string]peer
+	Profiles map[string][]Cost `json:",omitempty"` // of rows that missed an aim, with one core
 
 	path string
 }
@@ -27,7 +28,7 @@ type store struct {
 type peer struct{ Version, Missing string }
 
 func openStore(path string) (*store, error) {
-	s := &store{Peers: map[string]peer{}, path: path}
+	s := &store{Peers: map[string]peer{}, Profiles: map[string][]Cost{}, path: path}
 	if path == "" {
 		return s, nil
 	}
