@@ -117,7 +117,7 @@ func TestPassedThrough(t *testing.T) {
 		require.NoError(t, r.err)
 		require.Contains(t, r.header.Get("Content-Type"), "text/event-stream")
 		require.Equal(t, 7, strings.Count(r.body, "data: "))
-		require.True(t, strings.HasSuffix(r.body, doneEvent))
+		require.True(t, strings.HasSuffix(r.body, "data: [DONE]\n\n"))
 		require.True(t, c.receipt("streamed").Stream)
 	})
 	c.eventually("each is in the request log", func() bool { return len(c.outcomes()) >= 14 })

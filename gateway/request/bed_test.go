@@ -7,8 +7,11 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	stdlog "log"
 	"maps"
 	"net/http"
+	"net/http/httptest"
+	"net/http/httputil"
 	"net/netip"
 	"net/url"
 	"os"
@@ -55,10 +58,11 @@ type bed struct {
 
 	workers []board.Worker // the decode ranks
 
-	mu    sync.Mutex
-	asked []*Incoming
-	wish  Wishes // of the next request
-	met   int    // probes from before the test
+	mu     sync.Mutex
+	asked  []*Incoming
+	limits Limits // of callers
+	wish   Wishes // of the next request
+	met    int    // probes from before the test
 }
 
 // setup is what a bed is made of. The zero value is one prefill engine and one decode engine of one rank, with the connector that
@@ -68,7 +72,8 @@ type setup struct {
 	profile         mooncake.Profile
 	configure       func(*config.Config, *Env)
 	route           fleet.Route
-	waits           bool // requests wait for a free slot; else each goes on to a rank at once
+	waits           bool                                                              // requests wait for a free slot; else each goes on to a rank at once
+	front           func(w http.ResponseWriter, r *http.Request, engine http.Handler) // stands before each engine; nil: nothing does
 }
 
 const refModel = "ref"
@@ -84,7 +89,7 @@ func start(t *testing.T, o setup) *bed {
 	if o.decode == nil {
 		o.decode = []refengine.Config{{}}
 	}
-	b := &bed{t: t, route: o.route}
+	b := &bed{t: t, route: o.route, limits: unlimited{}}
 	b.route.Name, b.route.Board, b.route.Prefill, b.route.Decode = refModel, refModel, true, true
 	b.server = newServer(t, func(cfg *config.Config, env *Env) {
 		cfg.Dispatch.Window, cfg.Prefill.Retry.Base = 100*time.Microsecond, time.Millisecond
@@ -125,14 +130,14 @@ func start(t *testing.T, o setup) *bed {
 		}
 		id := fmt.Sprintf("p%d", i)
 		candidates = append(candidates, prefill.Candidate{
-			ID: id + "/0", Instance: "prefill " + id, Target: b.target(id, e), Profile: &p, Models: []string{refModel}, Board: refModel, Live: true,
+			ID: id + "/0", Instance: "prefill " + id, Target: b.target(id, e, o.front), Profile: &p, Models: []string{refModel}, Board: refModel, Live: true,
 		})
 	}
 	b.engines.ranks = map[int32]*fleet.Rank{}
 	for i, e := range b.d {
 		id := fmt.Sprintf("d%d", i)
 		b.engines.ranks[int32(i)] = &fleet.Rank{
-			Worker: int32(i), Instance: "decode " + id, Target: b.target(id, e), Profile: &profile, Traffic: &engine.Traffic{}, Signs: engine.NewSigns(), Context: 131072,
+			Worker: int32(i), Instance: "decode " + id, Target: b.target(id, e, o.front), Profile: &profile, Traffic: &engine.Traffic{}, Signs: engine.NewSigns(), Context: 131072,
 		}
 		b.workers = append(b.workers, board.Worker{
 			ID: int32(i), Name: id, Model: refModel, Engine: id, Slots: e.Config().Slots, Up: true, Early: profile.Early(), Barrier: o.waits,
@@ -178,9 +183,17 @@ func (b *bed) engine(c refengine.Config, p *mooncake.Profile) *refengine.Engine 
 	return e
 }
 
-func (b *bed) target(id string, e *refengine.Engine) *engine.Target {
+func (b *bed) target(id string, e *refengine.Engine, front func(http.ResponseWriter, *http.Request, http.Handler)) *engine.Target {
 	u, err := url.Parse(e.URLs()[0])
 	require.NoError(b.t, err)
+	if front != nil {
+		through := httputil.NewSingleHostReverseProxy(u)
+		through.Transport, through.FlushInterval, through.ErrorLog = &http.Transport{DisableKeepAlives: true}, -1, stdlog.New(io.Discard, "", 0)
+		srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { front(w, r, through) }))
+		b.t.Cleanup(func() { srv.CloseClientConnections(); srv.Close() })
+		u, err = url.Parse(srv.URL)
+		require.NoError(b.t, err)
+	}
 	return &engine.Target{ID: id, URL: u, Rank: -1}
 }
 
@@ -203,7 +216,7 @@ func (b *bed) listen() {
 func (b *bed) handle(ctx *fasthttp.RequestCtx) {
 	in := b.Incoming(journal.Facts{ID: NewID(), Arrival: time.Now()})
 	b.mu.Lock()
-	in.Limits, in.Wishes = unlimited{}, b.wish
+	in.Limits, in.Wishes = b.limits, b.wish
 	b.asked = append(b.asked, in)
 	b.mu.Unlock()
 	endpoint := mooncake.Chat

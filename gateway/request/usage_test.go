@@ -1,4 +1,4 @@
-package gateway_test
+package request
 
 import (
 	"encoding/json"
@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"evenkeel/mooncake"
 )
 
 // Some engines tell the usage with the last chunk, and report no details of the
@@ -20,13 +22,14 @@ func TestTheUsageReachesTheClientHoweverItIsTold(t *testing.T) {
 	u.decode = func(w *script, _ *http.Request) {
 		w.send(oneEvent + strings.Replace(lastEvent, `}]}`, `}],"usage":`+usage+`}}`, 1) + doneEvent)
 	}
-	c := misled(t, u)
-	r := c.post(chatPath, chat("a", `"stream":true,"stream_options":{"include_usage":true},`))
+	b := misled(t, u)
+	r := b.post(mooncake.Chat.Path(), chat("a", `"stream":true,"stream_options":{"include_usage":true},`))
 	require.Contains(t, r.body, `"choices":[],`+want, "an event of its own")
 	require.Equal(t, 1, strings.Count(r.body, `"prompt_tokens"`), r.body)
 	require.True(t, strings.HasSuffix(r.body, doneEvent))
-	require.Contains(t, c.post(chatPath, chat("a", "")).body, want)
-	require.NotContains(t, c.post(chatPath, chat("a", `"stream":true,`)).body, "usage", "nobody asked for it")
+	require.Contains(t, b.post(mooncake.Chat.Path(), chat("a", "")).body, want)
+	require.NotContains(t, b.post(mooncake.Chat.Path(), chat("a", `"stream":true,`)).body, "usage", "nobody asked for it")
+	b.settle()
 }
 
 // An engine that ends its answer behind the finish_reason has not told the usage. It is told in the engine's place.
@@ -34,13 +37,14 @@ func TestAUsageThatTheEngineDidNotTell(t *testing.T) {
 	t.Parallel()
 	u := &unruly{probe: tell}
 	u.decode = func(w *script, _ *http.Request) { w.send(oneEvent + lastEvent) }
-	c := misled(t, u)
+	b := misled(t, u)
 	for _, form := range []string{"", `"stream":true,"stream_options":{"include_usage":true},`} {
-		r := c.post(chatPath, chat("a", form))
+		r := b.post(mooncake.Chat.Path(), chat("a", form))
 		require.Equal(t, http.StatusOK, r.status)
 		require.Contains(t, r.body, `"usage":{"prompt_tokens":7,`, form)
 		require.NotContains(t, r.body, "error")
 	}
+	b.settle()
 }
 
 // More tokens than the answer may have are not told, however they are estimated.
@@ -51,10 +55,11 @@ func TestAnEstimatedUsageBreaksNoAnswer(t *testing.T) {
 	u.decode = func(w *script, _ *http.Request) {
 		w.send(strings.Repeat(fmt.Sprintf(event, "null"), 60) + fmt.Sprintf(event, `"stop"`))
 	}
-	c := misled(t, u)
-	r := c.post(chatPath, chat("a", `"max_tokens":16,`))
+	b := misled(t, u)
+	r := b.post(mooncake.Chat.Path(), chat("a", `"max_tokens":16,`))
 	require.Equal(t, http.StatusOK, r.status, r.body)
 	require.Contains(t, r.body, `"completion_tokens":16`)
+	b.settle()
 }
 
 // Of several answers the client gets one usage, with every count of the engines in
@@ -65,14 +70,15 @@ func TestTheUsageOfSeveralAnswersHasAllCounts(t *testing.T) {
 	u.decode = func(w *script, _ *http.Request) {
 		w.send(oneEvent + lastEvent + `data: {"id":"d","choices":[],"usage":{"prompt_tokens":7,"total_tokens":9,"completion_tokens":2,"prompt_tokens_details":{"cached_tokens":0,"created_cache_tokens":3}}}` + "\n\n" + doneEvent)
 	}
-	c := misled(t, u)
+	b := misled(t, u)
 	for _, form := range []string{`"n":2,`, `"n":2,"stream":true,"stream_options":{"include_usage":true},`} {
 		var chunk struct{ Usage json.RawMessage }
-		for line := range strings.Lines(c.post(chatPath, chat("a", form)).body) {
+		for line := range strings.Lines(b.post(mooncake.Chat.Path(), chat("a", form)).body) {
 			if at := strings.Index(line, `"usage":{`); at >= 0 {
 				require.NoError(t, json.Unmarshal([]byte(strings.TrimPrefix(line, "data: ")), &chunk))
 			}
 		}
 		require.JSONEq(t, `{"prompt_tokens":7,"total_tokens":11,"completion_tokens":4,"prompt_tokens_details":{"cached_tokens":5,"created_cache_tokens":3}}`, string(chunk.Usage), form)
 	}
+	b.settle()
 }

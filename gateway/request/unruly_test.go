@@ -1,18 +1,13 @@
-package gateway_test
+package request
 
 import (
 	"bufio"
 	"bytes"
-	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
-	"net/http/httptest"
 	"os"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -20,21 +15,20 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
-	"go.uber.org/zap"
 
-	"evenkeel/gateway"
-	"evenkeel/gateway/admin"
+	"evenkeel/dispatcher/board"
 	"evenkeel/gateway/config"
 	"evenkeel/mooncake"
 )
 
 // unruly is an engine of both roles whose answers a test writes.
 type unruly struct {
-	probe  func(w http.ResponseWriter)      // nil: a hand-off
-	decode func(w *script, r *http.Request) // of a stream
-	calls  atomic.Int64                     // to decode, streams only
-	ended  chan struct{}                    // one for each of them whose handler returned
-	change func(*config.Config)             // of the proxy
+	probe   func(w http.ResponseWriter)      // nil: a hand-off
+	decode  func(w *script, r *http.Request) // of a stream
+	calls   atomic.Int64                     // to decode, streams only
+	ended   chan struct{}                    // one for each of them whose handler returned
+	change  func(*config.Config)             // of the proxy
+	profile mooncake.Profile
 }
 
 // script is where an engine writes its stream.
@@ -67,18 +61,13 @@ const (
 	doneEvent   = "data: [DONE]\n\n"
 )
 
-func (u *unruly) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	switch r.URL.Path {
-	case "/health":
-		return
-	case "/v1/models":
-		_, _ = io.WriteString(w, `{"object":"list","data":[{"id":"ref","max_model_len":100000}]}`)
-		return
-	case chatPath, completionPath:
-	default:
-		http.NotFound(w, r)
-		return
-	}
+// handOff is what a prefill engine tells of a prompt of so many tokens; details are other members of its usage.
+func handOff(tokens, details string) string {
+	return `{"id":"p","choices":[{"index":0,"finish_reason":"length"}],"usage":{"prompt_tokens":` + tokens + details + `},"kv_transfer_params":` +
+		`{"do_remote_prefill":true,"do_remote_decode":false,"remote_block_ids":[[1,2],[3]],"remote_engine_id":"e","remote_request_id":"r","remote_host":"127.0.0.1","remote_port":1}}`
+}
+
+func (u *unruly) answer(w http.ResponseWriter, r *http.Request, _ http.Handler) {
 	body, _ := io.ReadAll(r.Body)
 	switch {
 	case bytes.Contains(body, []byte(`"do_remote_decode":true`)):
@@ -87,8 +76,8 @@ func (u *unruly) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			u.probe(w)
 			return
 		}
-		_, _ = io.WriteString(w, `{"id":"p","choices":[{"index":0,"finish_reason":"length"}],"usage":{"prompt_tokens":7},"kv_transfer_params":`+handoffOnTheWire+`}`)
-	case !bytes.Contains(body, []byte(`"stream":true`)):
+		_, _ = io.WriteString(w, handOff("7", ""))
+	case !bytes.Contains(body, []byte(`"stream":true`)): // a hand-off that is discarded
 		w.Header().Set("Content-Type", "application/json")
 		_, _ = io.WriteString(w, `{"id":"x","choices":[{"index":0,"message":{"role":"assistant","content":"a"},"finish_reason":"length"}],"usage":{"prompt_tokens":7,"completion_tokens":1}}`)
 	default:
@@ -98,40 +87,28 @@ func (u *unruly) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// misled is a proxy before such an engine.
-func misled(t *testing.T, u *unruly) *cluster {
+// misled is a bed whose engines all answer like this one.
+func misled(t *testing.T, u *unruly) *bed {
 	t.Helper()
 	u.ended = make(chan struct{}, 1000)
-	engine := httptest.NewServer(u)
-	cfg := config.Default()
-	cfg.Listen, cfg.Admin.Listen, cfg.SelfTest = "127.0.0.1:0", "127.0.0.1:0", false
-	cfg.Prefill.Scrape.Interval, cfg.Health.Canary = 0, 0
-	cfg.Prefill.Retry.Base = time.Millisecond
-	cfg.Engines = config.Engines{Prefill: []config.Engine{{URL: engine.URL}}, Decode: []config.Engine{{URL: engine.URL, Slots: 4}}}
-	if u.change != nil {
-		u.change(cfg)
-	}
-	require.NoError(t, cfg.Validate())
-	g, err := gateway.New(cfg, zap.NewNop())
-	require.NoError(t, err)
-	handler, err := admin.New(g, admin.Options{Log: zap.NewNop()})
-	require.NoError(t, err)
-	require.NoError(t, g.Start(handler))
-	c := &cluster{T: t, gw: g, url: "http://" + g.Addr(), admin: "http://" + g.AdminAddr(), http: &http.Client{Transport: &http.Transport{}, Timeout: patience}}
-	t.Cleanup(func() {
-		if !t.Failed() {
-			c.settled(true)
+	return start(t, setup{front: u.answer, profile: u.profile, configure: func(cfg *config.Config, _ *Env) {
+		if u.change != nil {
+			u.change(cfg)
 		}
-		c.http.CloseIdleConnections()
-		ctx, cancel := context.WithTimeout(context.Background(), patience)
-		defer cancel()
-		require.NoError(t, g.Shutdown(ctx))
-		engine.CloseClientConnections()
-		engine.Close()
-	})
-	c.eventually("ready", func() bool { ok, _ := g.Ready(); return ok })
-	return c
+	}})
 }
+
+// hiWhole says whether an answer is what wholeEvents has, and ends as HTTP and the engine say.
+func hiWhole(t *testing.T, r reply) bool {
+	t.Helper()
+	text, finished, fail := read(t, r)
+	return text == "hi!" && finished && fail == ""
+}
+
+// A bill is what the caller's account was told that requests took.
+type bill struct{ tokens atomic.Int64 }
+
+func (b *bill) GiveBack(tokens int) { b.tokens.Add(int64(tokens)) }
 
 // over waits until the engine's side of so many streams has ended.
 func (u *unruly) over(t *testing.T, n int) {
@@ -149,11 +126,12 @@ func (u *unruly) over(t *testing.T, n int) {
 // an event that does not end hold a client and a slot.
 func TestAnEngineThatOnlySeemsToGoOnIsSilent(t *testing.T) {
 	t.Parallel()
+	const silence = 3 * time.Second // an engine that answers does so within this on a loaded machine, too
 	for name, text := range map[string]string{"comments": ": keep-alive\n\n", "bytes of an event": "x"} {
 		for _, begun := range []bool{true, false} {
 			t.Run(fmt.Sprintf("%s, begun %v", name, begun), func(t *testing.T) {
 				t.Parallel()
-				u := &unruly{change: func(cfg *config.Config) { cfg.Limits.EventTimeout = time.Second }}
+				u := &unruly{change: func(cfg *config.Config) { cfg.Limits.EventTimeout = silence }}
 				u.decode = func(w *script, r *http.Request) {
 					if w.n > 2 {
 						w.send(wholeEvents)
@@ -168,21 +146,20 @@ func TestAnEngineThatOnlySeemsToGoOnIsSilent(t *testing.T) {
 					w.drip(r, text, 20*time.Millisecond)
 				}
 				if !begun {
-					u.change = func(cfg *config.Config) {
-						cfg.Profiles = map[string]mooncake.Profile{config.DefaultProfile: {FirstEventTimeout: time.Second}}
-						cfg.Limits.EventTimeout = time.Second
-					}
+					u.profile.FirstEventTimeout = silence
 				}
-				c := misled(t, u)
-				r := c.post(chatPath, chat("a", `"stream":true,`))
+				b := misled(t, u)
+				r := b.post(mooncake.Chat.Path(), chat("a", `"stream":true,`))
 				require.Equal(t, 200, r.status, r.body)
-				require.Equal(t, "upstream_broken", read(t, r.body).fail)
+				_, _, fail := read(t, r)
+				require.Equal(t, "upstream_broken", fail)
 				u.over(t, int(u.calls.Load()))
 				u.calls.Store(0)
-				r = c.post(chatPath, chat("a", ""))
+				r = b.post(mooncake.Chat.Path(), chat("a", ""))
 				require.Equal(t, 200, r.status, r.body)
-				require.Equal(t, []string{"hi!"}, whole(t, r.body), "an answer nobody has seen begins anew")
+				require.True(t, hiWhole(t, r), "an answer nobody has seen begins anew: %s", r.body)
 				u.over(t, 3)
+				b.settle()
 			})
 		}
 	}
@@ -233,14 +210,15 @@ func TestAnAnswerWithoutEnd(t *testing.T) {
 						}
 					}
 				}
-				c := misled(t, u)
-				r := c.post(chatPath, chat("a", fmt.Sprintf(`"max_tokens":4,"stream":%v,`, stream)))
+				b := misled(t, u)
+				r := b.post(mooncake.Chat.Path(), chat("a", fmt.Sprintf(`"max_tokens":4,"stream":%v,`, stream)))
 				u.over(t, int(u.calls.Load()))
 				require.Less(t, sent.Load(), u.calls.Load()*(16<<20+socketsHold()), "what sockets hold included")
 				if !stream || r.status == http.StatusBadGateway { // all of it may come at once
 					require.Equal(t, http.StatusBadGateway, r.status)
-					code, _, _ := failure(t, r)
-					require.Contains(t, []string{"upstream_broken", "decode_failed"}, code)
+					_, _, fail := read(t, r)
+					require.Contains(t, []string{"upstream_broken", "decode_failed"}, fail)
+					b.settle()
 					return
 				}
 				require.Equal(t, http.StatusOK, r.status)
@@ -248,6 +226,7 @@ func TestAnAnswerWithoutEnd(t *testing.T) {
 				require.LessOrEqual(t, strings.Count(r.body, `"content"`), row.tokens)
 				require.Contains(t, r.body[max(0, len(r.body)-300):], `"code":"upstream_broken"`)
 				require.True(t, strings.HasSuffix(r.body, doneEvent))
+				b.settle()
 			})
 		}
 	}
@@ -272,17 +251,12 @@ func TestTheEndOfABodyIsNotTheAnswers(t *testing.T) {
 					w.send(wholeEvents)
 					w.drip(r, row.text, row.pause)
 				}
-				c := misled(t, u)
-				r := c.post(chatPath, chat("a", fmt.Sprintf(`"stream":%v,`, stream)))
-				require.NoError(t, r.err)
+				b := misled(t, u)
+				r := b.post(mooncake.Chat.Path(), chat("a", fmt.Sprintf(`"stream":%v,`, stream)))
 				require.Equal(t, http.StatusOK, r.status, r.body)
-				if stream {
-					got := read(t, r.body)
-					require.True(t, got.whole(0), r.body)
-				} else {
-					require.Equal(t, []string{"hi!"}, whole(t, r.body))
-				}
+				require.True(t, hiWhole(t, r), r.body)
 				u.over(t, 1)
+				b.settle()
 			})
 		}
 	}
@@ -291,30 +265,25 @@ func TestTheEndOfABodyIsNotTheAnswers(t *testing.T) {
 // What an engine counts beyond what there can be is neither billed nor learned.
 func TestAnEngineThatCountsTooMuch(t *testing.T) {
 	t.Parallel()
-	keys := func(cfg *config.Config) {
-		sum := sha256.Sum256([]byte("ek-secret"))
-		cfg.KeysFile = filepath.Join(t.TempDir(), "keys.yaml")
-		require.NoError(t, os.WriteFile(cfg.KeysFile, fmt.Appendf(nil, "keys:\n  - {name: team, sha256: %s, tpm: 100000}\n", hex.EncodeToString(sum[:])), 0o600))
-	}
 	usage := func(text string) string {
 		return `data: {"id":"d","choices":[],"usage":` + text + `}` + "\n\n"
 	}
 	for name, row := range map[string]struct{ probe, usage string }{
 		"tokens of the answer":      {"7", usage(`{"prompt_tokens":7,"completion_tokens":1000000000000000}`)},
-		"more than the context has": {"7", usage(`{"prompt_tokens":7,"completion_tokens":100500}`)},
+		"more than the context has": {"7", usage(`{"prompt_tokens":7,"completion_tokens":131500}`)},
 		"tokens of the prompt":      {"7", usage(`{"prompt_tokens":1000000000000000,"completion_tokens":2}`)},
 		"a prefill's tokens":        {"1000000000000000", ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			u := &unruly{change: keys}
+			u := &unruly{}
 			probes := 0
 			u.probe = func(w http.ResponseWriter) {
 				count := row.probe
 				if probes++; probes > 3 {
 					count = "7"
 				}
-				_, _ = io.WriteString(w, `{"id":"p","choices":[{"index":0,"finish_reason":"length"}],"usage":{"prompt_tokens":`+count+`},"kv_transfer_params":`+handoffOnTheWire+`}`)
+				_, _ = io.WriteString(w, handOff(count, ""))
 			}
 			u.decode = func(w *script, _ *http.Request) {
 				if w.n == 1 {
@@ -323,23 +292,26 @@ func TestAnEngineThatCountsTooMuch(t *testing.T) {
 					w.send(wholeEvents)
 				}
 			}
-			c := misled(t, u)
-			const key = "Bearer ek-secret"
-			r := c.post(chatPath, chat("a", ""), "Authorization", key)
+			b := misled(t, u)
+			var paid bill
+			b.limits = &paid
+			r := b.post(mooncake.Chat.Path(), chat("a", ""))
 			if r.status != http.StatusOK { // where all of it came at once, it was tried again
 				require.Equal(t, http.StatusBadGateway, r.status, r.body)
 			}
-			c.settled(true)
-			r = c.post(chatPath, chat("a", ""), "Authorization", key)
+			b.over()
+			r = b.post(mooncake.Chat.Path(), chat("a", ""))
 			require.Equal(t, http.StatusOK, r.status, r.body)
-			c.settled(true)
+			b.over()
+			require.Less(t, paid.tokens.Load(), int64(100), "of two requests")
 			right := int(u.calls.Load())
 			if row.usage != "" {
 				right-- // the first
 			}
-			finished := func() int { return int(c.gw.Status(context.Background()).Dispatch.Models[0].Finished) }
-			c.eventually("all that finished is learned", func() bool { return c.predictor().Outputs == finished() })
-			require.Equal(t, right, c.predictor().Outputs, "answers that were right")
+			learned := func() board.ModelStatus { return b.Dispatcher.Status(t.Context()).Models[0] }
+			b.eventually("all that finished is learned", func() bool { m := learned(); return m.Predictors[0].Outputs == int(m.Finished) })
+			require.Equal(t, right, learned().Predictors[0].Outputs, "answers that were right")
+			b.settle()
 		})
 	}
 }
@@ -358,8 +330,9 @@ func TestEventBytesBoundTheEventsOfAStream(t *testing.T) {
 		}
 		w.send(large[4000:] + lastEvent + doneEvent)
 	}
-	c := misled(t, u)
-	resp, err := c.http.Post(c.url+chatPath, "application/json", strings.NewReader(chat("a", `"stream":true,`)))
+	b := misled(t, u)
+	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+	resp, err := client.Post(b.url+mooncake.Chat.Path(), "application/json", strings.NewReader(chat("a", `"stream":true,`)))
 	require.NoError(t, err)
 	got := make([]byte, 3000)
 	_, err = io.ReadFull(resp.Body, got)
@@ -371,9 +344,10 @@ func TestEventBytesBoundTheEventsOfAStream(t *testing.T) {
 	require.Contains(t, string(got)+string(rest), large)
 	require.True(t, bytes.HasSuffix(rest, []byte(doneEvent)))
 
-	r := c.post(chatPath, chat("a", ""))
+	r := b.post(mooncake.Chat.Path(), chat("a", ""))
 	require.Equal(t, http.StatusBadGateway, r.status)
 	u.over(t, 2)
+	b.settle()
 }
 
 // Of a refusal without end its beginning is passed on, as the type it is.
@@ -390,14 +364,15 @@ func TestARefusalIsCut(t *testing.T) {
 		"decode":  {decode: func(w *script, _ *http.Request) { refuse(w) }},
 	} {
 		t.Run(side, func(t *testing.T) {
-			c := misled(t, u)
+			b := misled(t, u)
 			for _, stream := range []string{"true", "false"} {
-				r := c.post(chatPath, chat("a", `"stream":`+stream+`,`))
+				r := b.post(mooncake.Chat.Path(), chat("a", `"stream":`+stream+`,`))
 				require.Equal(t, http.StatusBadRequest, r.status)
 				require.Equal(t, "text/plain; charset=latin1", r.header.Get("Content-Type"))
 				require.Len(t, r.body, 1<<20)
 				require.True(t, strings.HasPrefix(text, r.body))
 			}
+			b.settle()
 		})
 	}
 }
@@ -413,7 +388,9 @@ func TestRetryAfterIsClamped(t *testing.T) {
 				w.Header().Set("Retry-After", said)
 				w.WriteHeader(status)
 			}
-			r := misled(t, u).post(chatPath, chat("a", ""))
+			b := misled(t, u)
+			r := b.post(mooncake.Chat.Path(), chat("a", ""))
+			b.settle()
 			require.Equal(t, code, r.status, r.body)
 			require.Equal(t, want, r.header.Get("Retry-After"), said)
 		}
@@ -440,21 +417,21 @@ func TestARefusedLegIsToldAtOnce(t *testing.T) {
 			w.WriteHeader(http.StatusBadRequest)
 			w.send("too hot")
 		}
-		c := misled(t, u)
-		r := c.post(chatPath, chat("a", `"n":2,"stream":`+stream+`,`))
+		b := misled(t, u)
+		r := b.post(mooncake.Chat.Path(), chat("a", `"n":2,"stream":`+stream+`,`))
 		require.Equal(t, http.StatusBadRequest, r.status, r.body)
 		require.Equal(t, "too hot", r.body)
-		require.Equal(t, 1.0, c.metric("evenkeel_requests_open"), "the other leg has its slot")
+		require.EqualValues(t, 1, b.Open(), "the other leg has its slot")
 		close(free)
 		u.over(t, 2)
-		c.eventually("it is settled", func() bool { return c.metric("evenkeel_requests_open") == 0 })
-		require.Equal(t, 1.0, c.metric(`evenkeel_requests_total{outcome="engine_refused"}`))
+		b.settle()
+		require.Equal(t, 1.0, b.metric(t, "evenkeel_requests_total", "engine_refused"))
 	}
 }
 
 // tell is an engine's hand-off of seven tokens, five of them cached.
 func tell(w http.ResponseWriter) {
-	_, _ = io.WriteString(w, `{"id":"p","choices":[{"index":0,"finish_reason":"length"}],"usage":{"prompt_tokens":7,"prompt_tokens_details":{"cached_tokens":5}},"kv_transfer_params":`+handoffOnTheWire+`}`)
+	_, _ = io.WriteString(w, handOff("7", `,"prompt_tokens_details":{"cached_tokens":5}`))
 }
 
 // An engine that says of its chunks neither ids nor usage is known by what its
@@ -473,11 +450,11 @@ func TestTokensPerChunkAreLearned(t *testing.T) {
 		}
 		w.send(strings.NewReplacer(`"content":"!"`, "", `,"token_ids":[2]`, "").Replace(lastEvent) + `data: {"id":"d","choices":[],"usage":{"prompt_tokens":7,"completion_tokens":12}}` + "\n\n" + doneEvent)
 	}
-	c := misled(t, u)
+	b := misled(t, u)
 	run := func() (miscounted float64) {
-		require.Equal(t, http.StatusOK, c.post(chatPath, chat("a", "")).status)
-		c.settled(true)
-		return c.metric("evenkeel_miscounted_answers_total")
+		require.Equal(t, http.StatusOK, b.post(mooncake.Chat.Path(), chat("a", "")).status)
+		b.over()
+		return b.metric(t, "evenkeel_miscounted_answers_total", "")
 	}
 	require.Equal(t, 1.0, run(), "4 for 12 the first time")
 	before := 0.0
@@ -487,11 +464,12 @@ func TestTokensPerChunkAreLearned(t *testing.T) {
 	require.Less(t, before, runs-1.0)
 	require.Equal(t, before, run(), "12 in the end")
 	got := make(chan reply, 1)
-	go func() { got <- c.post(chatPath, chat("a", `"stream":true,`)) }()
+	go func() { got <- b.post(mooncake.Chat.Path(), chat("a", `"stream":true,`)) }()
 	<-held
-	c.eventually("the rank has the prompt and 12 tokens", func() bool { return c.sum("evenkeel_rank_kv_tokens") == 7+12 })
+	b.eventually("the rank has the prompt and 12 tokens", func() bool { return b.Dispatcher.Status(t.Context()).Models[0].Workers[0].KVTokens == 7+12 })
 	close(free)
 	require.Equal(t, http.StatusOK, (<-got).status)
+	b.settle()
 }
 
 // A large event leaves as one chunk, not in fasthttp's pieces of 4 KiB: also the
@@ -505,12 +483,12 @@ func TestALargeEventIsOneChunk(t *testing.T) {
 		w.send(large)
 		w.send(lastEvent + doneEvent)
 	}
-	c := misled(t, u)
-	conn, err := net.Dial("tcp", strings.TrimPrefix(c.url, "http://"))
+	b := misled(t, u)
+	conn, err := net.Dial("tcp", strings.TrimPrefix(b.url, "http://"))
 	require.NoError(t, err)
 	defer func() { _ = conn.Close() }()
 	body := chat("a", `"stream":true,`)
-	_, err = fmt.Fprintf(conn, "POST %s HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n%s", chatPath, len(body), body)
+	_, err = fmt.Fprintf(conn, "POST %s HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n%s", mooncake.Chat.Path(), len(body), body)
 	require.NoError(t, err)
 	br := bufio.NewReader(conn)
 	for line := ""; line != "\r\n"; {
@@ -531,4 +509,5 @@ func TestALargeEventIsOneChunk(t *testing.T) {
 	}
 	require.GreaterOrEqual(t, largest, 60_000)
 	require.LessOrEqual(t, chunks, 4)
+	b.settle()
 }

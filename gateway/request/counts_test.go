@@ -1,16 +1,17 @@
-package gateway_test
+package request
 
 import (
 	"fmt"
 	"io"
 	"net/http"
-	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
 	"evenkeel/gateway/config"
+	"evenkeel/mooncake"
 )
 
 // textEvent is an event of a completion that tells nothing of its tokens.
@@ -31,15 +32,16 @@ func TestAMaxTokensOfNullIsNoLimit(t *testing.T) {
 		w.send(strings.Repeat(strings.Replace(textEvent, `null}`, `null,"token_ids":[1]}`, 1), tokens))
 		w.send(lastText(tokens))
 	}
-	c := misled(t, u)
-	r := c.post(completionPath, completion("a", `"stream":true,"max_tokens":null,"min_tokens":20,`))
+	b := misled(t, u)
+	r := b.post(mooncake.Completions.Path(), completion("a", `"stream":true,"max_tokens":null,"min_tokens":20,`))
 	require.Equal(t, http.StatusOK, r.status, r.body)
 	require.NotContains(t, r.body, `"error"`)
 	require.Equal(t, tokens, strings.Count(r.body, `"text":"x"`))
-	require.NotContains(t, c.post(completionPath, completion("a", `"max_tokens":null,`)).body, `"error"`)
+	require.NotContains(t, b.post(mooncake.Completions.Path(), completion("a", `"max_tokens":null,`)).body, `"error"`)
 
-	r = c.post(completionPath, completion("a", `"stream":true,`))
+	r = b.post(mooncake.Completions.Path(), completion("a", `"stream":true,`))
 	require.Contains(t, r.body, "upstream_broken", "without the key the limit is 16")
+	b.settle()
 }
 
 // The first event of an echo has the whole prompt, with the logprobs of each token.
@@ -47,21 +49,22 @@ func TestAnAnswerMayBeginWithItsPrompt(t *testing.T) {
 	t.Parallel()
 	u := &unruly{}
 	u.probe = func(w http.ResponseWriter) {
-		_, _ = io.WriteString(w, `{"id":"p","choices":[{"index":0,"finish_reason":"length"}],"usage":{"prompt_tokens":90000},"kv_transfer_params":`+handoffOnTheWire+`}`)
+		_, _ = io.WriteString(w, handOff("90000", ""))
 	}
 	u.decode = func(w *script, _ *http.Request) {
 		w.send(`data: {"id":"d","created":1,"model":"ref","choices":[{"index":0,"text":"prompt","logprobs":{"top_logprobs":[` +
 			strings.Repeat(`{"abcdefghij":-1.25},`, 600_000) + `null]},"finish_reason":null}]}` + "\n\n")
 		w.send(textEvent + lastText(1))
 	}
-	c := misled(t, u)
-	r := c.post(completionPath, completion("hello", `"echo":true,"logprobs":5,"max_tokens":1,"stream":true,`))
+	b := misled(t, u)
+	r := b.post(mooncake.Completions.Path(), completion("hello", `"echo":true,"logprobs":5,"max_tokens":1,"stream":true,`))
 	require.Equal(t, http.StatusOK, r.status)
 	require.NotContains(t, r.body[max(0, len(r.body)-300):], `"error"`)
 	require.Greater(t, len(r.body), 12_600_000)
 
-	r = c.post(completionPath, completion("hello", `"logprobs":5,"max_tokens":1,"stream":true,`))
+	r = b.post(mooncake.Completions.Path(), completion("hello", `"logprobs":5,"max_tokens":1,"stream":true,`))
 	require.Contains(t, r.body[max(0, len(r.body)-300):], `"error"`, "nobody asked for an echo")
+	b.settle()
 }
 
 // An event that is too large to be gathered leaves in pieces. If it breaks off, the
@@ -82,9 +85,11 @@ func TestTheErrorBehindABrokenEventIsReadable(t *testing.T) {
 				w.send(oneEvent + row)
 				panic(http.ErrAbortHandler)
 			}
-			r := misled(t, u).post(chatPath, chat("a", `"max_tokens":4,"stream":true,`))
+			b := misled(t, u)
+			r := b.post(mooncake.Chat.Path(), chat("a", `"max_tokens":4,"stream":true,`))
 			require.Equal(t, http.StatusOK, r.status)
 			require.Regexp(t, `xx\n*\n\ndata: \{"error":.*\n\ndata: \[DONE\]\n\n$`, r.body[max(0, len(r.body)-400):])
+			b.settle()
 		})
 	}
 }
@@ -93,8 +98,7 @@ func TestTheErrorBehindABrokenEventIsReadable(t *testing.T) {
 // what the engine tells of them in the end.
 func TestWhatChunksWereTakenForIsNotBilled(t *testing.T) {
 	t.Parallel()
-	log := filepath.Join(t.TempDir(), "requests.jsonl")
-	u := &unruly{change: func(cfg *config.Config) { cfg.Log.Requests = log }}
+	u := &unruly{}
 	u.decode = func(w *script, _ *http.Request) {
 		if w.n == 1 { // what is learned
 			w.send(strings.Repeat(textEvent, 4) + lastText(400))
@@ -103,14 +107,14 @@ func TestWhatChunksWereTakenForIsNotBilled(t *testing.T) {
 		w.send(strings.Repeat(textEvent, 100))
 		w.send(lastText(100))
 	}
-	c := misled(t, u)
-	c.requestLog = log
+	b := misled(t, u)
 	for i, want := range []int{400, 100} {
-		r := c.post(completionPath, completion("a", `"max_tokens":1000,"stream":true,`))
+		r := b.post(mooncake.Completions.Path(), completion("a", `"max_tokens":1000,"stream":true,`))
 		require.Equal(t, http.StatusOK, r.status, r.body)
-		c.settled(true)
-		require.Equal(t, want, c.records()[i].OutputTokens)
+		b.over()
+		require.Equal(t, want, b.asked[i].Told.OutputTokens)
 	}
+	b.settle()
 }
 
 // Where an engine counts nothing, an answer that was lost has at least one token to
@@ -121,7 +125,7 @@ func TestAGuessedCountEndsNoAnswer(t *testing.T) {
 	prompt := 0
 	u.probe = func(w http.ResponseWriter) {
 		prompt += 7 // longer by what is out
-		_, _ = fmt.Fprintf(w, `{"id":"p","choices":[{"index":0,"finish_reason":"length"}],"usage":{"prompt_tokens":%d},"kv_transfer_params":%s}`, prompt, handoffOnTheWire)
+		_, _ = io.WriteString(w, handOff(strconv.Itoa(prompt), ""))
 	}
 	u.decode = func(w *script, _ *http.Request) {
 		switch w.n {
@@ -135,10 +139,11 @@ func TestAGuessedCountEndsNoAnswer(t *testing.T) {
 			w.send(textEvent + strings.Replace(lastText(1), `"prompt_tokens":7`, `"prompt_tokens":21`, 1))
 		}
 	}
-	c := misled(t, u)
-	require.Equal(t, http.StatusOK, c.post(completionPath, completion("a", `"max_tokens":50,"stream":true,`)).status)
-	c.settled(true)
-	resp, err := c.http.Post(c.url+completionPath, "application/json", strings.NewReader(completion("a", `"max_tokens":20,"stream":true,`)))
+	b := misled(t, u)
+	require.Equal(t, http.StatusOK, b.post(mooncake.Completions.Path(), completion("a", `"max_tokens":50,"stream":true,`)).status)
+	b.over()
+	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+	resp, err := client.Post(b.url+mooncake.Completions.Path(), "application/json", strings.NewReader(completion("a", `"max_tokens":20,"stream":true,`)))
 	require.NoError(t, err)
 	defer func() { _ = resp.Body.Close() }()
 	require.Equal(t, http.StatusOK, resp.StatusCode)
@@ -151,4 +156,5 @@ func TestAGuessedCountEndsNoAnswer(t *testing.T) {
 	require.NotContains(t, string(rest), `"length"`)
 	require.Equal(t, 15, strings.Count(string(rest), `"text":"x"`), "14 of the first engine's, and one of the second's")
 	require.EqualValues(t, 3, u.calls.Load())
+	b.settle()
 }
