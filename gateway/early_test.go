@@ -127,24 +127,6 @@ func TestRoomsBelongToRanks(t *testing.T) {
 	}
 }
 
-// A decode engine that is killed while prefills run for it: every request goes on elsewhere.
-func TestBoundRequestsSurviveTheirDecodeEngine(t *testing.T) {
-	t.Parallel()
-	for _, connector := range earlyConnectors {
-		t.Run(string(connector), func(t *testing.T) {
-			t.Parallel()
-			c := early(t, connector, options{prefill: []refengine.Config{{PrefillBase: 2 * time.Second, PrefillConcurrency: 64}}, decode: []refengine.Config{{}, {}}, dirty: true,
-				configure: func(cfg *config.Config) { cfg.Prefill.Push.MaxUnanswered = 64 }})
-			require.Equal(t, "right", c.judge("warm", `"stream":true,`))
-			done := make(chan map[string]int)
-			go func() { done <- c.judgeAll(16, `"stream":true,`) }()
-			c.eventually("a decode engine has some", func() bool { return c.decode[0].Stats().Decodes >= 4 })
-			c.decode[0].Kill()
-			require.Equal(t, map[string]int{"right": 16}, <-done)
-		})
-	}
-}
-
 // A prefill engine that restarts is another one to decode engines.
 func TestAPrefillEngineThatRestartsIsNamedAnew(t *testing.T) {
 	t.Parallel()
@@ -236,28 +218,6 @@ var boundFaults = map[refengine.Connector][]refengine.Fault{
 	refengine.AscendLayerwise: {refengine.NoCallback, refengine.CallbackTwice, refengine.CallbackLate, refengine.CallbackBadHost, refengine.CallbackShortID, refengine.CallbackNewKey, refengine.CallbackEmpty, refengine.DoneLost, refengine.FailedSent},
 	refengine.SGLang:          {refengine.PrefillAbort200, refengine.DoneLost, refengine.FailedSent, refengine.TransferFails, refengine.BootstrapSlow},
 	refengine.NIXLPush:        {refengine.DoneLost},
-}
-
-// A request waits for a prefill engine that can begin before it takes a slot.
-func TestNothingIsBoundBeforeAPrefillCanBegin(t *testing.T) {
-	t.Parallel()
-	c := early(t, refengine.SGLang, options{
-		prefill: []refengine.Config{{PrefillBase: 200 * time.Millisecond}}, decode: []refengine.Config{{Slots: 8}},
-		configure: func(cfg *config.Config) { cfg.Prefill.Push.MaxUnanswered, cfg.Bind.Lead = 1, 0 },
-	})
-	done := make(chan map[string]int)
-	go func() { done <- c.judgeAll(4, `"stream":true,`) }()
-	for {
-		select {
-		case got := <-done:
-			require.Equal(t, map[string]int{"right": 4}, got)
-			return
-		default: // the decode engine first: what it has meanwhile does not count
-			bound := c.decode[0].Stats().Requests
-			require.LessOrEqual(t, bound, c.prefill[0].Stats().Tokens+1, "bound, and prompts that are prefilled")
-			time.Sleep(time.Millisecond)
-		}
-	}
 }
 
 // As many requests wait to be bound as the pool has places, for pool.ttl.

@@ -8,7 +8,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -140,56 +139,6 @@ func TestLegsDecideForThemselves(t *testing.T) {
 		wholeText(t, p.Answer, text)
 	}
 	require.EqualValues(t, 7, c.metric(`evenkeel_local_prefill_requests_total{reason="short"}`))
-}
-
-// Legs that ranks were to compute give their slots back when the others of the request
-// find no place in the arrival queue.
-func TestLegsGiveTheirSlotsBackWhenTheOthersFindNoPlace(t *testing.T) {
-	t.Parallel()
-	c := start(t, conditional(func(cfg *config.Config) {
-		cfg.Pool.Size, cfg.Prefill.Queue.Max, cfg.Prefill.Queue.Timeout = 1, 1, time.Hour
-	}))
-	require.NoError(t, c.prefill[0].SetFaults(refengine.Rule{Fault: refengine.Slow, DelayMS: 3_600_000})) // until the first client leaves
-	long := func(seed uint64) string { return reftext.MakePrompt(seed, 2000) }
-	leave, wait := c.send(chat(long(50), ""))
-	c.eventually("the only place is taken", func() bool { return c.gw.Status(t.Context()).PoolUsed == 1 })
-	queued := c.queued("none", chat(long(51), ""))
-	for i, stream := range []string{"", `"stream":true,`} {
-		r := c.post(completionPath, fmt.Sprintf(`{%s"model":%q,"max_tokens":8,"prompt":["one two three",%q,"four five six"]}`, stream, model, long(52)))
-		require.Equal(t, http.StatusTooManyRequests, r.status, r.body)
-		code, _, _ := failure(t, r)
-		require.Equal(t, "queue_full", code)
-		require.EqualValues(t, 2*(i+1), c.metric(`evenkeel_local_prefill_requests_total{reason="short"}`), "they had slots")
-		c.eventually("the slots are free", func() bool {
-			for _, w := range c.gw.Status(t.Context()).Dispatch.Models[0].Workers {
-				if w.Used > 0 {
-					return false
-				}
-			}
-			return true
-		})
-	}
-	require.NoError(t, c.prefill[0].SetFaults())
-	leave()
-	wait()
-	require.Equal(t, http.StatusOK, (<-queued).status)
-}
-
-func TestABusyRankLeavesShortPromptsToPrefill(t *testing.T) {
-	t.Parallel()
-	o := conditional(nil)
-	o.decode = []refengine.Config{{Slots: 1, C0: 0, PrefixCache: 4096}}
-	c := start(t, o)
-	leave := c.endless()
-	before := c.prefill[0].Stats().Probes
-	done := make(chan reply, 1)
-	go func() { done <- c.post(chatPath, talk(`"max_tokens":2,`, "hello")) }()
-	c.eventually("it is prefilled", func() bool { return c.prefill[0].Stats().Probes > before })
-	require.EqualValues(t, 1, c.metric("evenkeel_local_prefill_declined_total"))
-	leave()
-	r := <-done
-	require.Equal(t, http.StatusOK, r.status, r.body)
-	require.Equal(t, "disaggregated", r.header.Get("X-Evenkeel-Route"))
 }
 
 func TestATrustedCallerChoosesTheWay(t *testing.T) {

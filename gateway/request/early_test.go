@@ -168,7 +168,7 @@ func TestAPrefillThatStandsStillHoldsNoSlotOfAClientThatLeft(t *testing.T) {
 			b := start(t, setup{decode: []refengine.Config{{Slots: 2}}, profile: mooncake.Profile{Connector: connector}, configure: func(c *config.Config, _ *Env) {
 				c.Bind.Grace = 300 * time.Millisecond
 			}})
-			require.NoError(t, b.p[0].SetFaults(refengine.Rule{Fault: refengine.Standstill, DelayMS: int(time.Hour / time.Millisecond)}))
+			require.NoError(t, b.p[0].SetFaults(standing))
 			for range 2 {
 				leave, wait := b.send(chat(short, `"stream":true,`))
 				b.eventually("its prefill is under way", func() bool { return b.p[0].Stats().Running > 0 })
@@ -225,5 +225,71 @@ func TestTransfersThatFailAreNotTheRequestsFault(t *testing.T) {
 			b.settle()
 			require.Positive(t, b.d[0].Stats().FailedPulls+b.d[1].Stats().FailedPulls)
 		})
+	}
+}
+
+// judgeAll has so many chats at once judged. done says what came of them.
+func (b *bed) judgeAll(n int) (done chan map[string]int) {
+	done = make(chan map[string]int, 1)
+	verdicts := make(chan string, n)
+	for i := range n {
+		go func() { verdicts <- b.judge(fmt.Sprintf("prompt %d of many", i), `"stream":true,`) }()
+	}
+	go func() {
+		got := map[string]int{}
+		for range n {
+			got[<-verdicts]++
+		}
+		done <- got
+	}()
+	return done
+}
+
+// A decode engine that is killed while prefills run for it: every request goes on elsewhere.
+func TestBoundRequestsSurviveTheirDecodeEngine(t *testing.T) {
+	t.Parallel()
+	for _, connector := range earlyConnectors {
+		t.Run(connector, func(t *testing.T) {
+			t.Parallel()
+			b := start(t, setup{
+				prefill: []refengine.Config{{PrefillConcurrency: 64}}, decode: both, profile: mooncake.Profile{Connector: connector},
+				configure: func(c *config.Config, _ *Env) { c.Prefill.Push.MaxUnanswered = 64 },
+			})
+			require.NoError(t, b.p[0].SetFaults(standing))
+			done := b.judgeAll(16)
+			b.eventually("the decode engine has some", func() bool { return b.d[0].Stats().Requests >= 4 })
+			b.d[0].Kill()
+			require.NoError(t, b.p[0].SetFaults())
+			require.Equal(t, map[string]int{"right": 16}, <-done)
+			b.settle()
+		})
+	}
+}
+
+// standing is an engine that computes nothing until its faults are cleared.
+var standing = refengine.Rule{Fault: refengine.Standstill, DelayMS: int(time.Hour / time.Millisecond)}
+
+// A request waits for a prefill engine that can begin before it takes a slot: here one request at a time.
+func TestNothingIsBoundBeforeAPrefillCanBegin(t *testing.T) {
+	t.Parallel()
+	b := start(t, setup{decode: []refengine.Config{{Slots: 8}}, profile: mooncake.Profile{Connector: mooncake.SGLang}, configure: func(c *config.Config, _ *Env) {
+		c.Prefill.Push.MaxUnanswered, c.Bind.Lead = 1, 0
+	}})
+	require.NoError(t, b.p[0].SetFaults(standing))
+	done := b.judgeAll(4)
+	b.eventually("one is bound, and the others wait", func() bool { return b.d[0].Stats().Requests > 0 && b.Open() == 4 && b.Tier.Waiting(refModel) == 3 })
+	require.EqualValues(t, 1, b.d[0].Stats().Requests)
+	require.NoError(t, b.p[0].SetFaults())
+	for {
+		select {
+		case got := <-done:
+			require.Equal(t, map[string]int{"right": 4}, got)
+			b.settle()
+			return
+		default: // the decode engine first: what it has meanwhile does not count
+			bound := b.d[0].Stats().Requests
+			require.LessOrEqual(t, bound, b.p[0].Stats().Tokens+1, "bound, and prompts that are prefilled")
+			time.Sleep(time.Millisecond)
+		}
 	}
 }
