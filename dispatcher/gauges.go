@@ -40,7 +40,6 @@ var (
 
 	descPairs = prometheus.NewDesc("evenkeel_pairs_quarantined", "Pairs of a prefill and a decode engine whose hand-offs fail although both serve with other engines.", nil, nil)
 
-	descTwinStep  = prometheus.NewDesc("evenkeel_twin_step_seconds", "Mean time of a step of the last minutes, over all groups of the model, as the twin replays them under a policy. The policy in force is among them (what the twin is).", []string{"group", "policy"}, nil)
 	descTwinError = prometheus.NewDesc("evenkeel_twin_error_ratio", "Share of a step by which the replay under the policy in force may be wrong. It is twice the deviation from the steps that the engines really made. Smaller differences do not count as saved or lost.", rankLabels[:1], nil)
 	descTwinAge   = prometheus.NewDesc("evenkeel_twin_age_seconds", "Time since the end of the minutes that the twin replayed last.", rankLabels[:1], nil)
 	descTwinSaved = prometheus.NewDesc("evenkeel_twin_saved_seconds_total", "Time of steps that the policy in force saved against another policy, by the twin's replays. Each step counts once. Differences no larger than the error of the replay do not count.", againstLabels, nil)
@@ -70,7 +69,7 @@ func describeDrift(kind string) *prometheus.Desc {
 func (gauges) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
 		descKVTokens, descCapacity, descSlots, descRunning, descBeyond, descBound, descOrphans, descImbalance, descIdle, descPool, descPoolOldest, descDriftSlots, descDriftKV,
-		descHeld, descStep, descLost, descC0, descC1, descR2, descBudget, descPairs, descTwinStep, descTwinError, descTwinAge, descTwinSaved, descTwinLost,
+		descHeld, descStep, descLost, descC0, descC1, descR2, descBudget, descPairs, descTwinError, descTwinAge, descTwinSaved, descTwinLost,
 		descOutputs, descBrier, descAUC, descMAE, descDrift, descDriftMax,
 	} {
 		ch <- d
@@ -133,13 +132,9 @@ func (g gauges) Collect(ch chan<- prometheus.Metric) {
 			ch <- prometheus.MustNewConstHistogram(descStep, q.Steps.Count, q.Steps.Seconds, q.Steps.Buckets, group)
 			gauge(descR2, q.Step.R2, group)
 			if t := q.Twin; t != nil {
-				gauge(descTwinStep, t.TwinStepMs/1000, group, t.Policy)
 				gauge(descTwinError, t.ErrorRatio, group)
 				gauge(descTwinAge, t.AgeSeconds, group)
 				for _, a := range t.Against {
-					if a.StepMs > 0 { // else it could not be replayed
-						gauge(descTwinStep, a.StepMs/1000, group, a.Policy)
-					}
 					ch <- prometheus.MustNewConstMetric(descTwinSaved, prometheus.CounterValue, a.SavedSeconds, group, a.Policy)
 					ch <- prometheus.MustNewConstMetric(descTwinLost, prometheus.CounterValue, a.LostSeconds, group, a.Policy)
 				}

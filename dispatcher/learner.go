@@ -17,9 +17,8 @@ const endingsMost = 4096
 
 // learner runs a board.Learner in a goroutine of its own.
 type learner struct {
-	log      *zap.Logger
-	dropped  prometheus.Counter
-	censored *prometheus.CounterVec
+	log     *zap.Logger
+	dropped prometheus.Counter
 
 	mu      sync.Mutex
 	orders  []func() // for the goroutine to run
@@ -34,7 +33,7 @@ type learner struct {
 }
 
 func newLearner(log *zap.Logger, m *metrics, tell func(board.Learned)) *learner {
-	return &learner{log: log, tell: tell, dropped: m.endingsDropped, censored: m.censored, wake: newBell()}
+	return &learner{log: log, tell: tell, dropped: m.endingsDropped, wake: newBell()}
 }
 
 // follow has a subject learned, from a fit if there is one. Until its first
@@ -113,9 +112,6 @@ func (l *learner) learn(spare []board.Ending, now time.Time) (read []board.Endin
 		f()
 	}
 	for i := range endings {
-		if !endings[i].Finished {
-			l.censored.WithLabelValues(endings[i].Model).Inc()
-		}
 		l.learned.Learn(&endings[i])
 	}
 	built, more := l.learned.Rebuild(now)

@@ -5,7 +5,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promauto"
 
 	"evenkeel/dispatcher/board"
-	"evenkeel/dispatcher/effort"
 )
 
 // metrics are what the loop counts as it goes. Everything that is a state and
@@ -18,14 +17,11 @@ type metrics struct {
 	invalid        *prometheus.CounterVec
 	doubleReleases prometheus.Counter
 	beyond         prometheus.Counter
-	startErrors    prometheus.Histogram
-	budgetChanges  *prometheus.CounterVec
 
 	quarantines *prometheus.CounterVec
 	steered     *prometheus.CounterVec
 
 	endingsDropped prometheus.Counter
-	censored       *prometheus.CounterVec
 
 	roundsDropped prometheus.Counter
 	logFailures   prometheus.Counter
@@ -56,21 +52,12 @@ func newMetrics() *metrics {
 			"Decode slots that were released a second time. The second release changes nothing, but it is a bug in evenkeel."),
 		beyond: counter("evenkeel_beyond_slots_total",
 			"Hand-offs that were bound at their deadlines to a rank without a slot or without KV room for them. If there are many, decode has too few slots."),
-		startErrors: own.NewHistogram(prometheus.HistogramOpts{
-			Name:    "evenkeel_bind_start_error_steps",
-			Help:    "Steps to the first event of a request that was bound before its prefill, as predicted at that time, less the steps that it took. Below 0, the event came later than predicted. Observed with the first event, where the length of a step was known.",
-			Buckets: []float64{-100, -30, -10, -3, -1, 0, 1, 3, 10, 30, 100},
-		}),
-		budgetChanges: counters("evenkeel_tick_budget_changes_total",
-			"Changes of the evaluations that a tick may spend: down after a tick that took more than 1 ms, up again after many quick ticks.", "direction"),
 		quarantines: counters("evenkeel_pair_quarantines_total",
 			"Times that the proxy began to avoid a pair of engines, or began again because the one hand-off that tried the pair failed.", "prefiller", "engine"),
 		steered: counters("evenkeel_pair_assignments_total",
 			"Assignments of a policy to an avoided pair. moved: to another rank. swapped: in exchange with another request. left: the request stays in the pool for another rank. kept: there was no other rank.", "outcome"),
 		endingsDropped: counter("evenkeel_predictor_dropped_total",
 			"Finished requests that the predictor did not learn from, because learning could not keep up."),
-		censored: counters("evenkeel_predictor_censored_total",
-			"Requests that the predictor did not learn from, because they were cancelled or failed, so that their full length is not known.", "model"),
 		roundsDropped: counter("evenkeel_decision_log_dropped_total",
 			"Rounds that are missing from the decision log, because writing could not keep up."),
 		logFailures: counter("evenkeel_decision_log_failures_total",
@@ -90,9 +77,6 @@ func (m *metrics) createSeries() {
 	}
 	for _, fault := range []string{board.FaultEntry, board.FaultWorker, board.FaultDown, board.FaultSlot, board.FaultRoom} {
 		m.invalid.WithLabelValues(fault)
-	}
-	for _, change := range []string{effort.Down, effort.Up} {
-		m.budgetChanges.WithLabelValues(change)
 	}
 	for _, outcome := range []string{board.SteerMoved, board.SteerSwapped, board.SteerLeft, board.SteerKept} {
 		m.steered.WithLabelValues(outcome)

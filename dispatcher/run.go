@@ -228,8 +228,6 @@ func (r *runner) do(e *board.Effect, took time.Duration) {
 			r.log.Warn("dispatcher: a tick was over dispatch.tick_limit, "+board.FallbackSpec+" decides the next ones",
 				zap.String("policy", e.Policy), zap.Duration("took", e.Lasts), zap.Duration("limit", r.boards.Config().TickLimit), zap.Int("ticks", board.SlowRounds))
 		}
-	case board.EffectBudget:
-		m.budgetChanges.WithLabelValues(e.Label).Inc()
 	case board.EffectBeyond:
 		m.beyond.Inc()
 	case board.EffectQuarantine:
@@ -280,7 +278,7 @@ func (r *runner) do(e *board.Effect, took time.Duration) {
 func (r *runner) own(model string) *owned {
 	o := r.owned[model]
 	if o == nil {
-		o = &owned{model: model, pace: newPublished(), tick: board.Tick{Model: model}, since: r.now, startErrors: r.metrics.startErrors}
+		o = &owned{model: model, pace: newPublished(), tick: board.Tick{Model: model}, since: r.now}
 		o.counts = board.Counts{Model: model, Since: o.since}
 		o.arrive = func(s *Slot) {
 			r.wake(func(r *runner) {

@@ -75,7 +75,6 @@ func (s *Slot) Started() {
 	if s.owner != nil && first && s.Start > 0 {
 		if steps, known := s.Bound.StartError(time.Since(s.bound)); known {
 			s.startError.Store(int64(steps)<<1 | 1)
-			s.owner.startErrors.Observe(float64(steps))
 		}
 	}
 	if s.owner != nil && s.handsOff && s.owner.pace.watched.Load() > 0 {

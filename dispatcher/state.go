@@ -5,7 +5,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/zap"
 
 	"evenkeel/dispatcher/board"
@@ -49,8 +48,7 @@ type owned struct {
 	arrive func(*Slot)
 	pace   *published
 
-	since       time.Time // what the slots' times count from
-	startErrors prometheus.Observer
+	since time.Time // what the slots' times count from
 }
 
 // runner owns the boards. It reads the clock, tells them what others want in its

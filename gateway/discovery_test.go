@@ -184,8 +184,8 @@ func TestARolloutLosesNothing(t *testing.T) {
 	for _, outcome := range c.outcomes() {
 		require.Equal(t, "ok", outcome)
 	}
-	require.EqualValues(t, 8, c.metric(`evenkeel_discovery_changes_total{change="added",source="oracle"}`))
-	require.EqualValues(t, 4, c.metric(`evenkeel_discovery_changes_total{change="removed",source="oracle"}`))
+	require.EqualValues(t, 8, c.logs.FilterMessage("discovery: engine added").Len())
+	require.EqualValues(t, 4, c.logs.FilterMessage("discovery: engine removed").Len())
 }
 
 // released says whether the engine at an address gets no work and has none.

@@ -99,7 +99,6 @@ func (f *Forward) Begun(whole bool, cached int) {
 		}
 	}
 	if f.cached >= 0 {
-		n.metrics.hits.WithLabelValues(p.id, "actual").Add(float64(f.cached))
 		if float64(f.hit-f.cached) >= f.blockTokens && len(f.prompt.Keys) > 0 {
 			p.sent.Correct(p.slot, f.prompt.Keys, int(float64(f.cached)/f.blockTokens))
 		}

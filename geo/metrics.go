@@ -17,9 +17,9 @@ const (
 type metrics struct {
 	up, peerAvailable, rtt, age                           *prometheus.GaugeVec
 	unavailable, decisions, forwards, fallbacks, received *prometheus.CounterVec
-	rejects, hits, bytes, dollars, patience               *prometheus.CounterVec
-	queue, inflight, available, snapshot                  *prometheus.GaugeVec
-	probe, wait, ttft, costError                          *prometheus.HistogramVec
+	rejects, bytes, dollars                               *prometheus.CounterVec
+	queue, inflight, available                            *prometheus.GaugeVec
+	ttft, costError                                       *prometheus.HistogramVec
 
 	node *Node
 	all  []vector
@@ -53,10 +53,8 @@ func newMetrics(n *Node) *metrics {
 		peerAvailable: gauge("peer_available", "1 if the peer takes forwards for the model, as last judged.", "peer", "model"),
 		unavailable:   counter("peer_unavailable_total", "Times that the peer became unavailable for a model, by reason.", "peer", "reason"),
 		rtt:           gauge("rtt_seconds", "Round trip to the peer, averaged over its probes.", "peer"),
-		probe:         histogram("probe_seconds", "Time of probes that the peer answered.", secondsBuckets, "peer"),
 		age:           gauge("probe_age_seconds", "Time since the peer's last good probe.", "peer"),
 		queue:         gauge("queue_requests", "Requests in the arrival queue of this proxy.", "model"),
-		wait:          histogram("queue_wait_seconds", "Time in the arrival queue until a request was sent somewhere.", secondsBuckets, "route"),
 		decisions:     counter("decisions_total", "Decisions of the geo policy. A request that waits counts once under wait.", "policy", "route"),
 		forwards:      counter("forwards_total", "Requests that were sent to a peer, by how they ended. lost: in the middle of an answer.", "peer", "outcome"),
 		inflight:      gauge("forwards_inflight", "Requests that are at the peer now.", "peer"),
@@ -65,11 +63,8 @@ func newMetrics(n *Node) *metrics {
 		rejects:       counter("rejects_total", "Requests on the peer listener that were refused, by reason.", "reason"),
 		ttft:          histogram("ttft_seconds", "Time from arrival to the first event, by where the request was served. peer is empty for local.", secondsBuckets, "route", "peer"),
 		costError:     histogram("cost_error_seconds", "Time to the first event at a peer, less the predicted time.", errorBuckets, "peer"),
-		hits:          counter("hit_tokens_total", "Prompt tokens in the peer's prefix caches: as predicted here, and as the peer says.", "peer", "source"),
-		snapshot:      gauge("snapshot_bytes", "Memory that this proxy uses to remember which prompts it sent to the peer.", "peer"),
 		bytes:         counter("egress_bytes_total", "Bytes of forwards with their headers, without TLS. out: to the peer. in: from it.", "peer", "direction"),
 		dollars:       counter("egress_usd_total", "Cost of these bytes by the configured prices.", "peer"),
-		patience:      counter("patience_total", "Requests that waited for the engine that holds their prefix (push.patience), by whether that engine took them.", "outcome"),
 		available:     gauge("n_avail", "Local prefill engines that can take a request, as the last probe was told.", "model"),
 	}
 	m.all = all
@@ -88,9 +83,6 @@ func (m *metrics) createSeries() {
 	for _, reason := range rejects {
 		m.rejects.WithLabelValues(reason)
 	}
-	for _, outcome := range []string{patienceHolder, patienceExpired} {
-		m.patience.WithLabelValues(outcome)
-	}
 }
 
 func (m *metrics) createPeerSeries(peer string) {
@@ -101,12 +93,6 @@ func (m *metrics) createPeerSeries(peer string) {
 		m.fallbacks.WithLabelValues(peer, cause)
 	}
 }
-
-// Whether a request's patience paid.
-const (
-	patienceHolder  = "holder"
-	patienceExpired = "expired"
-)
 
 // Describe is prometheus.Collector's.
 func (m *metrics) Describe(ch chan<- *prometheus.Desc) {
@@ -123,7 +109,6 @@ func (m *metrics) Collect(ch chan<- prometheus.Metric) {
 		m.up.WithLabelValues(p.id).Set(oneIf(p.up && p.major == policy.Protocol))
 		rtt, _ := p.rtt.Ms()
 		m.rtt.WithLabelValues(p.id).Set(rtt / 1000)
-		m.snapshot.WithLabelValues(p.id).Set(float64(p.sent.Stats().Bytes))
 		if p.probed {
 			m.age.WithLabelValues(p.id).Set(now.Sub(p.good).Seconds())
 		}

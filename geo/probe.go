@@ -95,7 +95,6 @@ func (n *Node) heard(p *peer, seq uint64, sent time.Time, e Echo) (up bool) {
 	refused := errors.Is(err, errRefused) && p.fault != err.Error() // said once, as long as it stays so
 	if err == nil {
 		changed = p.answered(&a, now, e, n.at(sent))
-		n.metrics.probe.WithLabelValues(p.id).Observe(e.Trip.Seconds())
 	} else if changed = p.missed(err.Error(), n.cfg.Probe.Misses); changed {
 		for f := range p.inflight {
 			lost = append(lost, f)

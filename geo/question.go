@@ -16,11 +16,9 @@ import (
 type Question struct {
 	node   *Node
 	ask    Ask
-	head   *Question // of a leg: the one whose answer counts for all legs of the request; nil: its own
-	waits  bool      // it was told to wait before
-	holder string    // and for whom, in patience
-	sends  string    // where it may go here, and by which policy
-	by     string
+	head   *Question                // of a leg: the one whose answer counts for all legs of the request; nil: its own
+	waits  bool                     // it was told to wait before
+	by     string                   // the policy that said it may go here
 	may    func(region string) bool // nil: to all
 	legs   int                      // that go with the answer
 	push   *policy.Settings         // in force when it was asked last; nil: never, or by nobody
@@ -130,14 +128,13 @@ func (q *Question) Where(h *prefill.Here) prefill.Where {
 	d := s.policy.Next(&r)
 	switch d.Act {
 	case policy.Send:
-		q.sends, q.by = s.places[d.Place].ID, s.policy.Name()
+		q.by = s.policy.Name()
 		return prefill.ToHere
 	case policy.Forward:
 		return q.forward(s, d.Place, h, d)
 	}
 	q.countWait(s)
 	if d.UntilMs > 0 {
-		q.holder = s.places[d.Place].ID
 		n.clock.After(time.Duration((d.UntilMs-r.Waited)*float64(time.Millisecond))+1, n.cfg.Tier.Wake)
 	}
 	return prefill.Waits
@@ -163,18 +160,9 @@ func (q *Question) countWait(s *modelState) {
 	}
 }
 
-// Stayed counts a request that was taken here after so long in the queue.
-func (q *Question) Stayed(wait time.Duration) {
-	m := q.node.metrics
-	m.decided(q.by, policy.Send)
-	m.wait.WithLabelValues(routeLocal).Observe(wait.Seconds())
-	switch q.holder {
-	case "":
-	case q.sends:
-		m.patience.WithLabelValues(patienceHolder).Inc()
-	default:
-		m.patience.WithLabelValues(patienceExpired).Inc()
-	}
+// Stayed counts a request that was taken here.
+func (q *Question) Stayed() {
+	q.node.metrics.decided(q.by, policy.Send)
 }
 
 // startRound makes the places of a round. Called with n.mu held, as are those below.
@@ -372,9 +360,7 @@ func (q *Question) forward(s *modelState, place int, h *prefill.Here, d policy.D
 	}
 	q.answer = f
 	n.metrics.decided(s.policy.Name(), policy.Forward)
-	n.metrics.wait.WithLabelValues(routeForward).Observe(h.Now.Sub(h.Since).Seconds())
 	n.metrics.inflight.WithLabelValues(p.id).Inc()
-	n.metrics.hits.WithLabelValues(p.id, "predicted").Add(float64(hit))
 	return prefill.ToThere
 }
 

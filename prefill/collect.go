@@ -19,7 +19,6 @@ func (t *Tier) Collect(ch chan<- prometheus.Metric) {
 		to.gauge(inflightDesc, float64(c.Inflight), c.ID)
 		to.gauge(newTokensDesc, float64(c.QueuedNewTokens), c.ID)
 		to.gauge(gateDesc, one(c.GateOpen), c.ID)
-		to.gauge(staleDesc, one(c.Stale), c.ID)
 		to.count(missesDesc, float64(c.missed), c.ID)
 		if c.CapacityTokens > 0 {
 			to.gauge(usageDesc, c.OwnUsage, c.ID, "own")
@@ -55,9 +54,9 @@ func (t *Tier) Collect(ch chan<- prometheus.Metric) {
 // Describe implements prometheus.Collector.
 func (t *Tier) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{candidatesDesc, inflightDesc, newTokensDesc, heldDesc, usageDesc,
-		gateDesc, staleDesc, missesDesc, handoffsDesc, queueDesc, expiredDesc, misusesDesc, driftDesc,
-		suspectDesc, offDesc, preciseDesc, batchesDesc, gapsDesc, unreadableDesc, lagDesc,
-		promptDesc, hitDesc, feedbackDesc, indexBytesDesc, entriesDesc, evictionsDesc, ratioDesc, tpDesc, t0Desc, r2Desc, hotDesc} {
+		gateDesc, missesDesc, handoffsDesc, queueDesc, expiredDesc, misusesDesc, driftDesc,
+		suspectDesc, offDesc, preciseDesc, batchesDesc, gapsDesc, lagDesc,
+		promptDesc, hitDesc, feedbackDesc, indexBytesDesc, entriesDesc, evictionsDesc, tpDesc, r2Desc, hotDesc} {
 		ch <- d
 	}
 }
@@ -78,7 +77,6 @@ func (s series) caches(status []CandidateStatus) {
 		s.count(batchesDesc, float64(e.Batches), c.ID)
 		s.count(gapsDesc, float64(e.GapsReplayed), c.ID, "replayed")
 		s.count(gapsDesc, float64(e.GapsCold), c.ID, "cold")
-		s.count(unreadableDesc, float64(e.DecodeErrors), c.ID)
 		s.gauge(lagDesc, e.LagMs/1000, c.ID)
 	}
 	s.gauge(offDesc, all.Off())

@@ -30,11 +30,9 @@ type metrics struct {
 	budgetExhausted prometheus.Counter
 	misprediction   *prometheus.HistogramVec
 	hotFiltered     prometheus.Counter
-	hotTransitions  *prometheus.CounterVec
 	affinity        *prometheus.CounterVec
 
-	shadowDisagreements *prometheus.CounterVec
-	shadowRegret        *prometheus.HistogramVec
+	shadowRegret *prometheus.HistogramVec
 
 	answered prometheus.Counter // of attempts, as nearly all of them end
 	last     struct {           // choice: most are alike, so its series need not be looked up
@@ -76,12 +74,8 @@ func newMetrics(policies []string) *metrics {
 			"Difference between the predicted and the actual cache hits of a prompt, where there is one.", prometheus.ExponentialBuckets(16, 2, 14)), []string{"direction"}),
 		hotFiltered: prometheus.NewCounter(counter("hotspot_filtered_requests_total",
 			"Requests that were kept off the engines that hold their prefix.")),
-		hotTransitions: prometheus.NewCounterVec(counter("hotspot_transitions_total",
-			"Changes of state of request classes. Each is logged with the class's share and its engines."), []string{"to"}),
 		affinity: prometheus.NewCounterVec(counter("affinity_total",
 			"Requests of a session, by whether they went to the engine of the session's last request."), []string{"outcome"}),
-		shadowDisagreements: prometheus.NewCounterVec(counter("prefill_shadow_disagreements_total",
-			"Choices that a policy of prefill.shadow would have made otherwise."), []string{"policy"}),
 		shadowRegret: prometheus.NewHistogramVec(histogram("prefill_shadow_regret_ratio",
 			"Difference between the score of the real choice and the score of the shadow policy's own choice, both by that policy, as a share of the latter.", prometheus.ExponentialBuckets(0.01, 2, 12)), []string{"policy"}),
 	}
@@ -99,9 +93,6 @@ func (m *metrics) createSeries(policies []string) {
 	m.answered = m.attempts.WithLabelValues(probeAnswered)
 	for _, filter := range []string{filterCircuit, filterFresh, filterInstance, filterExcluded, filterStalled, filterStale, filterHotspot, filterPolicy} {
 		m.filterSkipped.WithLabelValues(filter)
-	}
-	for _, to := range []steer.State{steer.OK, steer.Alarm, steer.Filter} {
-		m.hotTransitions.WithLabelValues(string(to))
 	}
 	for _, outcome := range []string{steer.Kept, steer.Overloaded, steer.Gone, steer.New} {
 		m.affinity.WithLabelValues(outcome)
@@ -154,9 +145,6 @@ func (m *metrics) predicted(v cache.Verdict) {
 // shadow counts what shadow policies think of a choice.
 func (m *metrics) shadow(regrets []steer.Regret) {
 	for _, r := range regrets {
-		if r.Other {
-			m.shadowDisagreements.WithLabelValues(r.Policy).Inc()
-		}
 		if !math.IsNaN(r.Share) {
 			m.shadowRegret.WithLabelValues(r.Policy).Observe(r.Share)
 		}
@@ -173,8 +161,8 @@ func (m *metrics) forget(candidate string) {
 // register exports them, and what the tier collects itself.
 func (m *metrics) register(r prometheus.Registerer, t *Tier) error {
 	for _, c := range []prometheus.Collector{m.decisions, m.decisionSeconds, m.canaries, m.probeSeconds, m.queueWait, m.displaced,
-		m.attempts, m.filterSkipped, m.policyErrors, m.budgetExhausted, m.misprediction, m.hotFiltered, m.hotTransitions, m.affinity,
-		m.shadowDisagreements, m.shadowRegret, t} {
+		m.attempts, m.filterSkipped, m.policyErrors, m.budgetExhausted, m.misprediction, m.hotFiltered, m.affinity,
+		m.shadowRegret, t} {
 		if err := r.Register(c); err != nil {
 			return fmt.Errorf("prefill: register metrics: %w; give each tier its own registry", err)
 		}
@@ -193,7 +181,6 @@ var (
 	heldDesc       = describe("prefill_held_tokens", "Prompt tokens whose KV the engine holds for hand-offs, by where the hand-offs are. orphan: no decode engine will fetch it.", "candidate", "state")
 	usageDesc      = describe("prefill_kv_usage_ratio", "Share of the KV cache in use. own: by the proxy's own accounts. scraped: by the engine's gauge. There is no scraped series while the gauge cannot be read.", "candidate", "source")
 	gateDesc       = describe("prefill_gate_open", "1 while new probes may be sent.", "candidate")
-	staleDesc      = describe("prefill_gauges_stale", "1 while an engine's gauges cannot be read. The proxy uses its own accounts then, and prefers engines whose gauges it can read.", "candidate")
 	missesDesc     = describe("prefill_scrape_misses_total", "Scrapes of a prefill engine's gauges that failed or took longer than prefill.scrape.timeout.", "candidate")
 	handoffsDesc   = describe("handoffs", "Hand-offs whose KV prefill engines hold, by where they are. orphan: no decode engine will fetch it, so it stays until the engine's timeout.", "state")
 	queueDesc      = describe("prefill_queue_requests", "Requests in the arrival queue, by priority. Each leg of a request counts. Retries do not count.", "priority")
@@ -205,9 +192,7 @@ var (
 	indexBytesDesc = describe("prefix_index_bytes", "Memory of the prefix index.")
 	entriesDesc    = describe("prefix_index_entries", "Blocks in the prefix index.")
 	evictionsDesc  = describe("prefix_index_evictions_total", "Blocks of one engine that the index dropped. bytes: the index had no memory. capacity: the engine cannot hold more. ttl: the outcome stayed unknown. removed: the engine said so, or restarted. cold: a gap in its events. failed: the probe failed.", "reason")
-	ratioDesc      = describe("prefix_bytes_per_token", "Bytes of a rendered prompt per token, as learned. At most 64 models are named; model other is the mean of the rest.", "model")
 	tpDesc         = describe("calibration_prefill_seconds_per_token", "Fitted time of a new prompt token. hardware is the profile.", "model", "hardware")
-	t0Desc         = describe("calibration_intercept_seconds", "Fitted time of a prefill without new tokens. hardware is the profile.", "model", "hardware")
 	r2Desc         = describe("calibration_r2_ratio", "Share of the prefill times that the fit explains.", "model", "hardware")
 	hotDesc        = describe("hotspot_classes", "Classes of requests that ask for more than the engines that hold their prefix can give. filter: kept off these engines.", "state")
 	suspectDesc    = describe("prefix_capacity_suspect", "1 if the engine's prefix cache holds less or more than its capacity says: more than a fifth of the predicted hits were not there, or more than a fifth of the hits were not predicted because the index had forgotten them. Logged once, with the shares.", "candidate", "holds")
@@ -215,7 +200,6 @@ var (
 	preciseDesc    = describe("kv_events_precise", "1 while a candidate's KV events can be relied on. 0: the connection is broken, the events cannot be read, or the engine answered probes for 30 s without an event. Then its cache is known from answers alone.", "candidate")
 	batchesDesc    = describe("kv_events_batches_total", "Batches of KV events that were taken in.", "candidate")
 	gapsDesc       = describe("kv_events_gaps_total", "Gaps in the numbers of KV events. replayed: the engine sent them again. cold: it could not, and all that was known of its cache was dropped.", "candidate", "result")
-	unreadableDesc = describe("kv_events_decode_errors_total", "Batches and events that could not be read.", "candidate")
 	lagDesc        = describe("kv_events_lag_seconds", "Age of the last batch of KV events when it was taken in, by the engine's clock.", "candidate")
 	driftDesc      = prometheus.NewDesc("evenkeel_audit_drift",
 		"Load that was charged, less load that was released, less load that is held, by the proxy's own accounts. A hand-off counts as drift if its request has ended without giving it back. Any value but 0 is a bug in evenkeel.", nil, prometheus.Labels{"kind": "handoffs"})
@@ -276,19 +260,14 @@ func (s series) learned(of *state, now time.Time) {
 	for _, c := range of.candidates {
 		rank[c.Board] = -1
 	}
-	feedback, ratios := map[string]float64{}, map[string]float64{}
+	feedback := map[string]float64{}
 	for model, told := range of.cache.Feedback() {
 		feedback[model] = one(told)
 	}
-	for model, ratio := range of.cache.Ratios() {
-		ratios[model] = ratio.BytesPerToken()
-	}
 	s.byModel(feedbackDesc, rank, feedback)
-	s.byModel(ratioDesc, rank, ratios)
 	for _, l := range of.fit.All() {
 		if line, known := l.Law(); known {
 			s.gauge(tpDesc, line.TPMs/1000, l.Model, l.Hardware)
-			s.gauge(t0Desc, line.T0Ms/1000, l.Model, l.Hardware)
 			s.gauge(r2Desc, l.R2(), l.Model, l.Hardware)
 		}
 	}

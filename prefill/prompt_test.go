@@ -320,7 +320,7 @@ func TestAHotClassIsSentToOthers(t *testing.T) {
 	}
 	require.Len(t, used, 4, "with hits alone, one would have them all")
 	require.InDelta(t, 3, testutil.ToFloat64(tier.metrics.hotFiltered), 0, "each time until it is held there, too")
-	require.InDelta(t, 1, testutil.ToFloat64(tier.metrics.hotTransitions.WithLabelValues("ok")), 0)
+	require.Equal(t, steer.OK, tier.Hotspots()[0].State)
 }
 
 func TestASessionStays(t *testing.T) {
@@ -346,6 +346,5 @@ func TestShadowsOnlyWatch(t *testing.T) {
 	tier := newTier(t, up("a", "b"), withPolicy("round-robin"), func(c *Config) { c.Shadow = []string{"lmetric"} })
 	hold(t, tier, "a", probing, 1000)
 	require.Equal(t, "a", acquire(t, tier, request(1)).Candidate.ID)
-	require.InDelta(t, 1, testutil.ToFloat64(tier.metrics.shadowDisagreements.WithLabelValues("lmetric")), 0)
 	require.Equal(t, 1, testutil.CollectAndCount(tier.metrics.shadowRegret))
 }

@@ -69,8 +69,8 @@ type command func(*hand)
 
 // counted is how often effects came, by label.
 type counted struct {
-	fallbacks, invalid, steered, budgetChanges labelled
-	beyond                                     float64
+	fallbacks, invalid, steered labelled
+	beyond                      float64
 }
 
 type labelled map[string]float64
@@ -123,7 +123,7 @@ func newHand(t tb, cfg Config) *hand {
 	}
 	return &hand{
 		Boards: b, at: time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC), waiting: map[*pool.Entry]waiting{}, pulses: map[GroupKey]*beat{},
-		metrics: counted{labelled{}, labelled{}, labelled{}, labelled{}, 0}, tick: Tick{Model: "m"}, counts: Counts{Model: "m"},
+		metrics: counted{labelled{}, labelled{}, labelled{}, 0}, tick: Tick{Model: "m"}, counts: Counts{Model: "m"},
 	}
 }
 
@@ -199,8 +199,6 @@ func (h *hand) carryOut(effects []Effect) {
 			h.metrics.invalid[e.Label]++
 		case EffectFallback:
 			h.metrics.fallbacks[e.Label]++
-		case EffectBudget:
-			h.metrics.budgetChanges[e.Label]++
 		case EffectBeyond:
 			h.metrics.beyond++
 		case EffectSteered:

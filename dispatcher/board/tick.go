@@ -123,9 +123,7 @@ func (b *board) judge(g *group, took time.Duration) {
 		g.slow--
 		return
 	}
-	if change := g.budget.Spent(took); change != "" {
-		b.emit(Effect{Kind: EffectBudget, Label: change})
-	}
+	g.budget.Spent(took)
 	switch {
 	case went.failure != nil:
 		b.emit(Effect{Kind: EffectFallback, Label: FallbackPanic})

@@ -12,12 +12,6 @@ const (
 	ticksQuick  = 64
 )
 
-// How a budget changed.
-const (
-	Down = "down"
-	Up   = "up"
-)
-
 // Budget is what the policy of a group may spend.
 type Budget struct {
 	now   int32 // 0 reads as budgetMost
@@ -32,9 +26,8 @@ func (b *Budget) Evaluations() int32 {
 	return b.now
 }
 
-// Spent takes in how long a tick took and says how the budget changed,
-// nothing if it did not.
-func (b *Budget) Spent(took time.Duration) (change string) {
+// Spent takes in how long a tick took.
+func (b *Budget) Spent(took time.Duration) {
 	before := b.Evaluations()
 	switch {
 	case took > tickSlow:
@@ -42,18 +35,11 @@ func (b *Budget) Spent(took time.Duration) (change string) {
 		b.now = max(budgetLeast, before-before/4)
 	case took < tickQuick:
 		if b.quick++; b.quick < ticksQuick {
-			return ""
+			return
 		}
 		b.quick = 0
 		b.now = min(budgetMost, before+before/16)
 	default:
 		b.quick = 0
 	}
-	switch after := b.Evaluations(); {
-	case after < before:
-		return Down
-	case after > before:
-		return Up
-	}
-	return ""
 }

@@ -176,7 +176,7 @@ func (d *Discoverer) Run(ctx context.Context) {
 // that the source found last stay in force.
 func (d *Discoverer) hear(n news, now time.Time) {
 	s := &d.sources[n.source]
-	d.metrics.answered(s.Name, n.err, now)
+	d.metrics.answered(s.Name, n.err)
 	if n.err == nil || n.engines != nil {
 		s.At, s.Engines = now, len(n.engines)
 		d.lists[n.source] = slices.Clone(n.engines)
@@ -283,7 +283,6 @@ func (d *Discoverer) tell(r *record, now time.Time) {
 			return
 		}
 	}
-	d.metrics.change(r.want.Source, change)
 	d.cfg.Log.Info("discovery: engine "+change, zap.String("engine", r.want.Key()), zap.String("source", r.want.Source),
 		zap.String("incarnation", r.want.Incarnation), zap.String("why", r.want.Away))
 	r.told, r.err, r.tries = new(r.want), nil, 0
@@ -307,7 +306,6 @@ func (d *Discoverer) drop(r *record) {
 		return
 	}
 	d.cfg.Fleet.Remove(*r.told)
-	d.metrics.change(r.told.Source, removed)
 	d.cfg.Log.Info("discovery: engine "+removed, zap.String("engine", r.told.Key()), zap.String("source", r.told.Source), zap.String("incarnation", r.told.Incarnation))
 }
 

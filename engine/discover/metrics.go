@@ -1,13 +1,11 @@
 package discover
 
 import (
-	"time"
-
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promauto"
 )
 
-// What became of an engine, as changes_total labels it.
+// What became of an engine, as the log says.
 const (
 	added   = "added"
 	changed = "changed" // described anew
@@ -19,9 +17,7 @@ const (
 type metrics struct {
 	engines *prometheus.GaugeVec
 	answers *prometheus.CounterVec
-	at      *prometheus.GaugeVec
 	stale   *prometheus.GaugeVec
-	changes *prometheus.CounterVec
 	probes  *prometheus.CounterVec
 }
 
@@ -36,9 +32,7 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 	return &metrics{
 		engines: gauge("engines", "Engines that the source lists. away: gets no new work, because it is not ready or is leaving. trying: its trial runs. unfit: it failed the trial. listed: it is also in engines of the config and is left alone.", "source", "state"),
 		answers: counter("answers_total", "Lists that a source sent. A failed one changes nothing.", "source", "outcome"),
-		at:      gauge("last_answer_timestamp_seconds", "Unix time of the last list that was used.", "source"),
 		stale:   gauge("stale", "1 while the source fails and its last list stays in force.", "source"),
-		changes: counter("changes_total", "Changes that a source made to the engines in use.", "source", "change"),
 		probes:  counter("probes_total", "Trials of engines before their first request.", "role", "outcome"),
 	}
 }
@@ -49,9 +43,6 @@ func (m *metrics) createSeries(source string) {
 	for _, outcome := range []string{"used", "failed"} {
 		m.answers.WithLabelValues(source, outcome)
 	}
-	for _, change := range []string{added, changed, away, back, removed} {
-		m.changes.WithLabelValues(source, change)
-	}
 	for _, role := range []string{Prefill, Decode} {
 		for _, outcome := range []string{"passed", "failed"} {
 			m.probes.WithLabelValues(role, outcome)
@@ -59,7 +50,7 @@ func (m *metrics) createSeries(source string) {
 	}
 }
 
-func (m *metrics) answered(source string, err error, now time.Time) {
+func (m *metrics) answered(source string, err error) {
 	if err != nil {
 		m.answers.WithLabelValues(source, "failed").Inc()
 		m.stale.WithLabelValues(source).Set(1)
@@ -67,10 +58,7 @@ func (m *metrics) answered(source string, err error, now time.Time) {
 	}
 	m.answers.WithLabelValues(source, "used").Inc()
 	m.stale.WithLabelValues(source).Set(0)
-	m.at.WithLabelValues(source).Set(float64(now.Unix()))
 }
-
-func (m *metrics) change(source, what string) { m.changes.WithLabelValues(source, what).Inc() }
 
 func (m *metrics) probed(role string, err error) {
 	outcome := "passed"

@@ -9,7 +9,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/zap"
 
 	"evenkeel/engine"
@@ -24,14 +23,10 @@ const defaultSlots = 32
 // New returns a fleet without engines.
 func New(h Host) *Fleet {
 	f := &Fleet{
-		host: h, slowStart: prometheus.NewGaugeVec(prometheus.GaugeOpts{
-			Name: "evenkeel_engine_slow_start_ratio", Help: "Share of the engine's slots that may be used now. It is below 1 while the engine is newly in service.",
-		}, []string{"engine", "role"}),
-		instances: map[string]*instance{}, ranks: map[int32]*Rank{}, ids: map[string]int32{},
+		host: h, instances: map[string]*instance{}, ranks: map[int32]*Rank{}, ids: map[string]int32{},
 		differing: map[[2]string][2]string{}, routes: map[string]Route{}, hosts: map[string]trust{}, stops: map[string]*stopped{},
 		bygone: map[string]bygone{}, dead: map[string]time.Time{}, runs: runs{all: map[*Run]struct{}{}},
 	}
-	h.Registerer.MustRegister(f.slowStart)
 	f.again = time.AfterFunc(time.Hour, f.Publish)
 	f.again.Stop()
 	return f

@@ -45,7 +45,6 @@ func (f *Fleet) appraise(now time.Time) {
 			}
 			warming = warming || s.share < 1
 		}
-		f.slowStart.WithLabelValues(k, in.role).Set(s.share)
 	}
 	if warming && f.host.Context.Err() == nil {
 		f.again.Reset(slow / slowSteps)

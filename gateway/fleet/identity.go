@@ -20,7 +20,6 @@ func (f *Fleet) drop(in *instance, dead bool) {
 	f.abandon(in.key())
 	f.distrust(in, dead)
 	maps.DeleteFunc(f.differing, func(pair [2]string, _ [2]string) bool { return slices.Contains(pair[:], in.key()) })
-	f.slowStart.DeleteLabelValues(in.key(), in.role)
 	if in.incarnation == "" {
 		return
 	}

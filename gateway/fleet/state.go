@@ -31,8 +31,7 @@ type Fleet struct {
 	host      Host
 	Admission *owner.Set // who admits to areas of engines, regions or decode groups; set before the first engine enters
 
-	slowStart *prometheus.GaugeVec
-	pages     sync.Map // of *page: the last metric page of each prefill engine, by instance
+	pages sync.Map // of *page: the last metric page of each prefill engine, by instance
 
 	publishing sync.Mutex // serialises Publish, so that the last list published is the newest one
 

@@ -168,9 +168,9 @@ type token struct{ sum digest }
 var tlsKeys = [listeners]string{keyTLS, keyAdminTLS, keyGeoTLS}
 
 type metrics struct {
-	reloads         *prometheus.CounterVec
-	certEnd         *prometheus.GaugeVec
-	ok, since, hash prometheus.Gauge
+	reloads  *prometheus.CounterVec
+	certEnd  *prometheus.GaugeVec
+	ok, hash prometheus.Gauge
 }
 
 // Status is what is in force and where it came from.
@@ -198,9 +198,8 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 		certEnd: prometheus.NewGaugeVec(prometheus.GaugeOpts{
 			Name: "evenkeel_certificate_expiry_timestamp_seconds", Help: "Unix time at which the certificate that the listener presents now ends.",
 		}, []string{"key"}),
-		ok:    gauge("evenkeel_config_last_reload_successful", "0 if the last config file that was read was refused. /status says where it is wrong."),
-		since: gauge("evenkeel_config_last_reload_success_timestamp_seconds", "Unix time at which the config in force came into force."),
-		hash:  gauge("evenkeel_config_hash", "The first 48 bits of the SHA-256 of the config file in force. It is equal on proxies with equal files, and 0 without a file."),
+		ok:   gauge("evenkeel_config_last_reload_successful", "0 if the last config file that was read was refused. /status says where it is wrong."),
+		hash: gauge("evenkeel_config_hash", "The first 48 bits of the SHA-256 of the config file in force. It is equal on proxies with equal files, and 0 without a file."),
 	}
 	for _, key := range []string{keyConfig, keyKeys, keyToken, keyTLS, keyAdminTLS, keyAuthority, keyPredictor, keyPromptKey, keyGeoTLS, keyGeoCA, keyGeoKeys} {
 		for _, outcome := range []string{used, refused} {
@@ -218,7 +217,6 @@ func (m *metrics) inForce(s *source) {
 		ok = 0
 	}
 	m.ok.Set(ok)
-	m.since.Set(float64(s.at.Unix()))
 	m.hash.Set(float64(binary.BigEndian.Uint64(s.used[:8]) >> 16)) // what a float holds
 }
 

@@ -96,7 +96,6 @@ func (j *job) bindLocal() *dispatcher.Slot {
 		return nil
 	}
 	j.srv.metrics.localRequests.WithLabelValues(why).Inc()
-	j.srv.metrics.localTokens.Add(float64(r.Slot.NewTokens))
 	j.question = nil
 	j.told.Tell(journal.Event{What: journal.PlacedLocally, Slot: r.Slot, Tokens: hits[r.Slot.Worker]})
 	return r.Slot

@@ -15,8 +15,8 @@ type metrics struct {
 	recomputes, losses, moves       *prometheus.CounterVec // by tier
 	heedless, latePulls, miscounted prometheus.Counter
 
-	localRequests                             *prometheus.CounterVec
-	localTokens, localFailures, localDeclined prometheus.Counter
+	localRequests                *prometheus.CounterVec
+	localFailures, localDeclined prometheus.Counter
 }
 
 func newMetrics(reg prometheus.Registerer, buckets []float64, open *atomic.Int64) *metrics {
@@ -50,8 +50,6 @@ func newMetrics(reg prometheus.Registerer, buckets []float64, open *atomic.Int64
 			"Answers whose tokens, as counted while the answer came, differ by more than 1 % from the engine's final usage. This count is the load of decode ranks."),
 		localRequests: counters("evenkeel_local_prefill_requests_total",
 			"Requests that a decode rank got without a hand-off. short: little of the prompt was new there. asked: a trusted caller wanted it. ended: probes return no hand-off. endpoint: an engine takes no hand-off at this endpoint.", "reason", []string{localShort, localAsked, localEnded, localWhole}),
-		localTokens: counter("evenkeel_local_prefill_tokens_total",
-			"Prompt tokens that decode ranks were to compute themselves, as predicted."),
 		localFailures: counter("evenkeel_local_prefill_failures_total",
 			"Requests that a decode rank got without a hand-off and failed before the first event. A prefill engine gets them."),
 		localDeclined: counter("evenkeel_local_prefill_declined_total",

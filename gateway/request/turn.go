@@ -61,7 +61,7 @@ func (j *job) acquire() (*prefill.Lease, error) {
 		j.avoid.prefill = nil // of attempts before its question
 	}
 	if j.question != nil {
-		j.question.Stayed(lease.Wait)
+		j.question.Stayed()
 	}
 	j.question = nil
 	return lease, nil

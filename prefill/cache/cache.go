@@ -93,9 +93,6 @@ func (c *Cache) Stats() index.Stats { return c.index.Stats() }
 // Reset drops all that is known, which the caller must also have each Holdings do.
 func (c *Cache) Reset() { c.index.Reset() }
 
-// Ratios are the learned lengths of a token, by model.
-func (c *Cache) Ratios() iter.Seq2[string, index.Ratio] { return maps.All(c.ratios) }
-
 // Feedback says, by model, whether engines tell what they found in their caches.
 func (c *Cache) Feedback() iter.Seq2[string, bool] { return maps.All(c.feedback) }
 

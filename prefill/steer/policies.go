@@ -98,7 +98,6 @@ func (p *Policies) WithoutLine(of *policy.Policy) *policy.Policy {
 // Regret is what a shadow policy thinks of a choice.
 type Regret struct {
 	Policy string
-	Other  bool    // it would have chosen another
 	Share  float64 // how much worse the choice scores than its own, as a share of its own; NaN: it cannot be said
 }
 
@@ -112,7 +111,7 @@ func (p *Policies) Shadow(q *policy.Query, candidates []policy.Candidate, chosen
 		if scale := math.Abs(theirs.Score); scale > 0 {
 			regret = (s.ScoreOf(chosen) - theirs.Score) / scale
 		}
-		p.regrets = append(p.regrets, Regret{s.Name(), theirs.Index != chosen, regret})
+		p.regrets = append(p.regrets, Regret{s.Name(), regret})
 	}
 	return p.regrets
 }
