@@ -78,6 +78,40 @@ func metrics(t *testing.T) map[string]metric {
 	return all
 }
 
+var (
+	named = regexp.MustCompile(`evenkeel_[a-z0-9_]+`)
+	part  = regexp.MustCompile(`_(bucket|sum|count)$`) // of a histogram
+)
+
+// TestEveryMetricHasAReader fails for a metric that is on no dashboard, in no alert and on no page of docs/
+// besides the list of metrics: nobody would look at it.
+func TestEveryMetricHasAReader(t *testing.T) {
+	read := map[string]bool{}
+	for _, pattern := range []string{configs + "/grafana/*.json", configs + "/prometheus/rules.yaml", "../../docs/*.md", "../../docs/results/*.md"} {
+		files, err := filepath.Glob(pattern)
+		require.NoError(t, err)
+		require.NotEmpty(t, files, pattern)
+		for _, file := range files {
+			if filepath.Base(file) == "metrics.md" {
+				continue
+			}
+			text, err := os.ReadFile(file)
+			require.NoError(t, err)
+			for _, name := range named.FindAllString(string(text), -1) {
+				read[name], read[part.ReplaceAllString(name, "")] = true, true
+			}
+		}
+	}
+	for name, m := range metrics(t) {
+		if m.kind == "histogram" {
+			name = part.ReplaceAllString(name, "")
+		}
+		if strings.HasPrefix(name, "evenkeel_") && !read[name] {
+			t.Errorf("%s has no reader: put it into a panel, an alert or a page of docs/, or remove it", name)
+		}
+	}
+}
+
 // rule is one of rules.yaml.
 type rule struct {
 	Record, Alert, Expr, For string

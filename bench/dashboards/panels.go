@@ -71,7 +71,10 @@ var overview = dashboard{
 			{title: "Time to first token", kind: graph, unit: "s", lines: quantiles("evenkeel_ttft_seconds", "")},
 			{title: "Time per output token", kind: graph, unit: "s", lines: quantiles("evenkeel_tpot_seconds", "")},
 			{title: "Gap between tokens", kind: graph, unit: "s", lines: quantiles("evenkeel_itl_seconds", "")},
-			{title: "Open", kind: graph, unit: "short", lines: []line{{`sum(evenkeel_requests_open)`, "requests"}, {`sum(evenkeel_connections_open)`, "connections"}}},
+			{title: "Time of requests that one engine serves alone", kind: graph, unit: "s", lines: quantiles("evenkeel_passed_seconds", "endpoint"),
+				idle: "there are no such requests, as embeddings are"},
+			{title: "Open", kind: graph, unit: "short", lines: []line{{`sum(evenkeel_requests_open)`, "requests"}, {`sum(evenkeel_connections_open)`, "connections"},
+				{`sum(evenkeel_geo_forwards_inflight)`, "at peers"}}},
 			{title: "Where the time goes", says: "Mean seconds of a request in each stage.", kind: graph, unit: "s",
 				lines: one(`sum by (stage) (rate(evenkeel_stage_seconds_sum[$rate])) / sum by (stage) (rate(evenkeel_stage_seconds_count[$rate]))`, "{{stage}}")},
 		}},
@@ -81,7 +84,7 @@ var overview = dashboard{
 				{`max by (instance, model) (evenkeel_decode_backlog_seconds)`, "{{instance}} {{model}} decode"},
 			}},
 			{title: "Waiting", kind: graph, unit: "short", lines: []line{{`sum by (priority) (evenkeel_prefill_queue_requests)`, "arrival queue, priority {{priority}}"},
-				{`sum(evenkeel_pool_entries)`, "pool"}}},
+				{`sum(evenkeel_pool_entries)`, "pool"}, {`sum(evenkeel_geo_queue_requests)`, "for a region"}}},
 			{title: "In use", says: "Mean of one minute.", kind: graph, unit: "percentunit",
 				lines: one(`max by (instance, model, role, resource) (evenkeel_utilisation_ratio)`, "{{instance}} {{model}} {{role}} {{resource}}")},
 			{title: "Ranks advised, and there are", kind: graph, unit: "short", lines: []line{
@@ -104,7 +107,8 @@ var overview = dashboard{
 			{title: "Certificates end in", kind: graph, unit: "s", lines: one(`evenkeel_certificate_expiry_timestamp_seconds - time()`, "{{instance}} {{key}}"),
 				idle: "without TLS there is none"},
 			{title: "Cores in use", kind: graph, unit: "short", lines: one(`rate(process_cpu_seconds_total[$rate])`, "{{instance}}")},
-			{title: "Memory", kind: graph, unit: "bytes", lines: one(`process_resident_memory_bytes`, "{{instance}}")},
+			{title: "Memory", kind: graph, unit: "bytes", lines: []line{
+				{`process_resident_memory_bytes`, "{{instance}}"}, {`evenkeel_bodies_bytes`, "{{instance}} bodies"}}},
 		}},
 	},
 }
@@ -116,7 +120,8 @@ var decodeBoard = dashboard{
 			{title: "KV tokens of each rank", kind: graph, unit: "short", lines: one(`evenkeel_rank_kv_tokens`, "{{rank}}")},
 			{title: "Slots in use", kind: graph, unit: "percentunit",
 				lines: one(`sum by (group, rank) (evenkeel_rank_slots{state="used"}) / sum by (group, rank) (evenkeel_rank_slots)`, "{{rank}}")},
-			{title: "Running", kind: graph, unit: "short", lines: one(`evenkeel_rank_running`, "{{rank}}")},
+			{title: "Running", kind: graph, unit: "short", lines: []line{
+				{`evenkeel_rank_running`, "{{rank}}"}, {`evenkeel_rank_beyond_slots > 0`, "{{rank}} in its engine's queue"}}},
 			{title: "Pool", kind: graph, unit: "short", lines: []line{{`sum(evenkeel_pool_entries)`, "entries"}, {`max(evenkeel_pool_oldest_seconds)`, "oldest, seconds"}}},
 			{title: "Held back", says: "Entries the policy kept waiting though they had a slot.", kind: graph, unit: "short", lines: one(`evenkeel_held_entries`, "{{group}}")},
 			{title: "Wait in the pool", kind: graph, unit: "s", lines: []line{
@@ -160,6 +165,7 @@ var decodeBoard = dashboard{
 			{title: "Trouble", kind: graph, unit: "short", lines: []line{
 				{`evenkeel_pairs_quarantined`, "pairs in quarantine"}, {`sum by (engine) (evenkeel_engine_over_slots)`, "{{engine}} over slots"},
 				{`sum by (engine) (evenkeel_engine_gauges_frozen)`, "{{engine}} gauges frozen"},
+				{`sum by (engine) (increase(evenkeel_engine_short_pulled_tokens_total[$rate])) / 1000 > 0`, "{{engine}} thousand tokens computed in spite of a hand-off"},
 				{`sum(increase(evenkeel_heedless_engines_total[$rate]))`, "heedless calls"}, {`sum(increase(evenkeel_late_pulls_total[$rate]))`, "late pulls"},
 			}},
 			{title: "Outages", kind: graph, unit: "short", lines: one(`sum by (engine, reason) (increase(evenkeel_engine_outages_total[$rate]))`, "{{engine}} {{reason}}"),
@@ -206,9 +212,11 @@ var prefillBoard = dashboard{
 			{title: "KV events", kind: graph, unit: "short", lines: []line{
 				{`sum by (candidate) (rate(evenkeel_kv_events_batches_total[$rate]))`, "{{candidate}} batches a second"},
 				{`max by (candidate) (evenkeel_kv_events_lag_seconds)`, "{{candidate}} lag, seconds"},
+				{`max by (candidate) (evenkeel_kv_events_precise)`, "{{candidate}} relied on"},
 				{`sum by (candidate, result) (increase(evenkeel_kv_events_gaps_total[$rate]))`, "{{candidate}} gaps, {{result}}"},
 			}, idle: "engines that publish none"},
-			{title: "Hotspots", kind: graph, unit: "short", lines: one(`sum by (state) (evenkeel_hotspot_classes)`, "{{state}}")},
+			{title: "Hotspots", kind: graph, unit: "short", lines: []line{{`sum by (state) (evenkeel_hotspot_classes)`, "{{state}}"},
+				{`sum(rate(evenkeel_hotspot_filtered_requests_total[$rate]))`, "requests kept off, a second"}}},
 			{title: "Evicted from the index", kind: graph, unit: "short", lines: one(`sum by (reason) (rate(evenkeel_prefix_index_evictions_total[$rate]))`, "{{reason}}")},
 		}},
 		{"Deciding", []panel{
