@@ -11,16 +11,12 @@ import (
 
 	"evenkeel/gateway/edge"
 	"evenkeel/gateway/fleet"
-	"evenkeel/gateway/journal"
 	"evenkeel/gateway/keys"
 	"evenkeel/gateway/openai"
-	"evenkeel/gateway/owner"
 	"evenkeel/gateway/reload"
 	"evenkeel/gateway/request"
 	"evenkeel/gateway/service"
 	"evenkeel/gateway/through"
-	"evenkeel/geo"
-	"evenkeel/prefill"
 )
 
 // Door serves the public listener.
@@ -36,11 +32,7 @@ type Host struct {
 	Config   *reload.Reloader
 	Service  *service.Service
 	Fleet    *fleet.Fleet
-	Tier     *prefill.Tier
-	Owner    *owner.Set // nil: everything is ours
-	Node     *geo.Node  // nil: there are no other regions
-	Journal  *journal.Journal
-	Requests *request.Server
+	Requests *request.Server // with its tier, owner, node and journal
 	Through  *through.Server
 }
 

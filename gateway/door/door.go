@@ -169,7 +169,7 @@ func (d *Door) answer(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, in *incomi
 	if fail := d.steer(ctx, in, m, &req.Body); fail != nil {
 		return fail
 	}
-	in.locate(ctx, d.host.Node != nil)
+	in.locate(ctx, d.host.Requests.Node != nil)
 	legs := req.Legs()
 	if fail := d.host.Requests.Prompts.Overlong(m, req, legs); fail != nil {
 		return fail
@@ -209,13 +209,14 @@ func (d *Door) admit(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, in *incomin
 			return req, m, fail
 		}
 	}
-	far := ep.Common() && in.From == nil && d.host.Node != nil && d.host.Node.Offered(req.Model)
+	node := d.host.Requests.Node
+	far := ep.Common() && in.From == nil && node != nil && node.Offered(req.Model)
 	if !ok && far {
 		m = fleet.Route{Name: req.Model, Board: req.Model}
 	}
 	switch {
 	case far:
-	case d.host.Node != nil && (!ok && !(known && d.host.Node.AllUp()) || ok && d.host.Owner.Has(owner.Regions) && !d.host.Owner.AdmitsAny()): // a model may come back with the region that serves it
+	case node != nil && (!ok && !(known && node.AllUp()) || ok && d.host.Requests.Owner.Has(owner.Regions) && !d.host.Requests.Owner.AdmitsAny()): // a model may come back with the region that serves it
 		return req, m, openai.Unavailable("no_region_available", "no engine that is ours serves "+strconv.Quote(req.Model)+", and no other region that can be reached", 1)
 	case !ok && known:
 		return req, m, noSuchModel(req.Model)
@@ -236,7 +237,7 @@ func (d *Door) leaving(ctx *fasthttp.RequestCtx, in *incoming) *openai.Error {
 	if d.host.Service.Draining() {
 		ctx.SetConnectionClose() // so that the client's next request goes where the load balancer sends it
 	}
-	if d.host.Service.Refusing() && !(in.From != nil && d.host.Owner.HandsOver()) {
+	if d.host.Service.Refusing() && !(in.From != nil && d.host.Requests.Owner.HandsOver()) {
 		return failure.Leaving()
 	}
 	return nil
@@ -254,7 +255,7 @@ func (d *Door) Refused(h *fasthttp.RequestHeader, r edge.Refusal) {
 	if key, ok := d.keyOf(h); ok {
 		key.Request(time.Now())
 	}
-	d.host.Journal.Refused(&openai.Error{Status: r.Status, Code: r.Code})
+	d.host.Requests.Journal.Refused(&openai.Error{Status: r.Status, Code: r.Code})
 }
 
 // TurnAway answers a request that no handler saw, in the words of its endpoint.
@@ -307,7 +308,7 @@ func (d *Door) mayAskForModels(ctx *fasthttp.RequestCtx) bool {
 		fail = inRate(key, time.Now())
 	}
 	if fail != nil {
-		d.host.Journal.Refused(fail)
+		d.host.Requests.Journal.Refused(fail)
 		d.host.Requests.Fail(ctx, fail)
 	}
 	return fail == nil
@@ -318,8 +319,8 @@ func (d *Door) servedModels() []servedModel {
 	for _, r := range d.host.Fleet.Models() {
 		list = append(list, servedModel{r.Name, "model", d.host.Started.Unix(), "evenkeel", r.Board, r.MaxLen})
 	}
-	if d.host.Node != nil {
-		for _, name := range d.host.Node.Models() {
+	if d.host.Requests.Node != nil {
+		for _, name := range d.host.Requests.Node.Models() {
 			if !slices.ContainsFunc(list, func(m servedModel) bool { return m.ID == name }) {
 				list = append(list, servedModel{name, "model", d.host.Started.Unix(), "evenkeel", name, 0})
 			}
@@ -393,7 +394,7 @@ func (d *Door) here(path, model string) *openai.Error {
 	_, ok, known := d.host.Fleet.Lookup(model)
 	switch {
 	case ok:
-	case d.host.Node != nil && d.host.Node.Offered(model):
+	case d.host.Requests.Node != nil && d.host.Requests.Node.Offered(model):
 		return openai.Unavailable("no_region_available", "no engine of this region serves "+strconv.Quote(model)+", and requests to "+path+" are not sent to other regions; send it to a proxy there", 1)
 	case known:
 		return noSuchModel(model)

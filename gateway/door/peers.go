@@ -29,7 +29,7 @@ func (d *Door) busy(from *geo.Hop, m fleet.Route) *openai.Error {
 	if from.N >= from.Max && !d.host.Fleet.Begins(m.Board) { // it could only wait here
 		return failure.NotOurs()
 	}
-	if d.host.Node.Accepts(from.Sender(), d.host.Tier.Waiting(m.Name)) {
+	if d.host.Requests.Node.Accepts(from.Sender(), d.host.Requests.Tier.Waiting(m.Name)) {
 		return nil
 	}
 	return &openai.Error{Status: http.StatusServiceUnavailable, Code: geo.RejectBusy, Message: "too many requests wait in this region", RetryAfter: 1}

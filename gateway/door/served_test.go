@@ -98,7 +98,7 @@ func build(t *testing.T) *house {
 		Tier: tier, Locals: locals, Journal: told,
 	})
 	h.Door = New(Host{
-		Started: h.now, Ready: func() (bool, string) { return h.ready, "" }, Config: conf, Fleet: h.fleet, Tier: tier, Journal: told, Requests: requests,
+		Started: h.now, Ready: func() (bool, string) { return h.ready, "" }, Config: conf, Fleet: h.fleet, Requests: requests,
 		Service: service.New(service.Host{Context: t.Context(), Log: log, Grace: func() time.Duration { return 0 }, EndAll: func() int { return 0 }}),
 		Through: through.New(through.Env{
 			Log: log, Registerer: reg, Settings: settings, Serving: t.Context, Client: client, Fleet: h.fleet, Requests: requests,

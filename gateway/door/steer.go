@@ -50,7 +50,7 @@ func (d *Door) steer(ctx *fasthttp.RequestCtx, in *incoming, m fleet.Route, body
 	}
 	if spec := ctx.Request.Header.Peek(request.PolicyHeader); len(spec) > 0 && in.key.Trusted {
 		in.PrefillPolicy = string(spec)
-		if err := d.host.Tier.CheckPolicy(in.PrefillPolicy); err != nil {
+		if err := d.host.Requests.Tier.CheckPolicy(in.PrefillPolicy); err != nil {
 			return openai.NewError(http.StatusBadRequest, "bad_policy", err.Error()+"; or leave "+request.PolicyHeader+" out")
 		}
 	}
@@ -61,7 +61,7 @@ func (d *Door) steer(ctx *fasthttp.RequestCtx, in *incoming, m fleet.Route, body
 func (d *Door) aim(ctx *fasthttp.RequestCtx, in *incoming, m fleet.Route) *openai.Error {
 	if id := ctx.Request.Header.Peek(targetPrefillHeader); len(id) > 0 && in.key.Trusted {
 		in.ToPrefill = string(id)
-		if err := d.host.Tier.CheckTarget(m.Name, in.ToPrefill); err != nil {
+		if err := d.host.Requests.Tier.CheckTarget(m.Name, in.ToPrefill); err != nil {
 			return openai.NewError(http.StatusBadRequest, "bad_target", err.Error()+"; or leave "+targetPrefillHeader+" out")
 		}
 	}
