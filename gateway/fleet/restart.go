@@ -38,6 +38,37 @@ func (f *Fleet) Born(key string) Birth {
 	return Birth{key: key}
 }
 
+// A sign is what an engine id says of the process that made a hand-off.
+type sign int
+
+const (
+	nothing   sign = iota // several engines answer at the address
+	another               // a process that was not known
+	tooMany               // there are more ids than are remembered, so it is not one process after another
+	theNewest             // the newest process, which the probe perhaps met before it was known
+	there                 // an older process, asked after a newer one was seen: so it is there still
+	before                // an older process, asked before a newer one was seen
+)
+
+// tells says what an id means that comes with a hand-off of a process, and where it stands among the ids; -1: nowhere.
+func (n *names) tells(id string, process int) (at int, is sign) {
+	newest := len(n.ids) - 1
+	at = slices.IndexFunc(n.ids, func(x name) bool { return x.id == id })
+	switch {
+	case n.several:
+		return at, nothing
+	case at < 0 && len(n.ids) == mostNames:
+		return at, tooMany
+	case at < 0:
+		return at, another
+	case at == newest:
+		return at, theNewest
+	case process >= n.ids[newest].last:
+		return at, there
+	}
+	return at, before
+}
+
 // Made is the birth of a hand-off with that engine id, from a candidate that was
 // born when its probe was sent.
 func (f *Fleet) Made(b Birth, c prefill.Candidate, id string) Birth {
@@ -57,31 +88,31 @@ func (f *Fleet) Made(b Birth, c prefill.Candidate, id string) Birth {
 		n = &names{}
 		p.names[c.ID] = n
 	}
-	newest := len(n.ids) - 1
-	at := slices.IndexFunc(n.ids, func(x name) bool { return x.id == id })
-	switch {
-	case n.several:
+	at, is := n.tells(id, b.process)
+	switch is {
+	case nothing:
 		if at >= 0 {
 			n.ids[at].start = p.start
 		}
-	case at < 0 && len(n.ids) == mostNames:
+	case tooMany:
 		n.several = true
-	case at < 0:
-		if newest >= 0 && n.ids[newest].last == p.number {
-			f.doubt(in)
-		}
-		if newest >= 0 {
+	case another:
+		if last := len(n.ids) - 1; last >= 0 {
+			if n.ids[last].last == p.number {
+				f.doubt(in)
+			}
 			b.process = p.number
 		}
 		n.ids = append(n.ids, name{id: id, first: b.process, last: b.process, start: p.start})
-	case at == newest: // perhaps the probe met a process that was not known yet
+	case theNewest:
 		x := &n.ids[at]
 		b.process = max(b.process, x.last)
 		x.last, x.start = b.process, p.start
-	case b.process >= n.ids[newest].last: // asked after the newer one was seen, so this process is there still
+	case there:
 		n.several = true
 		n.ids[at].start = p.start
 		p.livesSince(n.ids[at].first)
+	case before:
 	}
 	return b
 }

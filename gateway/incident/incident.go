@@ -67,6 +67,27 @@ type open struct {
 	peak         []member  // when there were most of them
 }
 
+// stage is how far an incident is.
+type stage int
+
+const (
+	lasting stage = iota
+	paused        // it ended a moment ago: what was found may be found again, and then it goes on
+	over
+)
+
+func (o *open) stage(now time.Time) stage {
+	switch {
+	case o.lasts():
+		return lasting
+	case now.Sub(o.until) > flap:
+		return over
+	}
+	return paused
+}
+
+func (o *open) lasts() bool { return o.until.IsZero() }
+
 type member struct {
 	Finding
 	host, why string // where it is, and its reason without what differs between engines
@@ -96,7 +117,7 @@ func (b *Book) Observe(now time.Time, found []Finding) {
 			if was := home[s]; was == nil || o.after(was) {
 				home[s] = o
 			}
-			if o.until.IsZero() && gone[s.kind] {
+			if o.lasts() && gone[s.kind] {
 				lost[engineOf(s.where)] = o
 			}
 		}
@@ -106,20 +127,20 @@ func (b *Book) Observe(now time.Time, found []Finding) {
 	for i := range found {
 		f := &member{Finding: found[i], host: hostOf(found[i].Where), why: reasonOf(found[i].Reason, hostOf(found[i].Where)), found: now}
 		o := home[f.subject()]
-		if is := lost[engineOf(f.Where)]; is != nil && gone[f.Kind] && (o == nil || !o.until.IsZero()) {
+		if is := lost[engineOf(f.Where)]; is != nil && gone[f.Kind] && (o == nil || !o.lasts()) {
 			o = is
 		}
-		if o != nil && now.Sub(o.until) > flap && !o.until.IsZero() {
+		if o != nil && o.stage(now) == over {
 			o = nil
 		}
-		if o == nil || !o.until.IsZero() && kinds[f.Kind].effect { // clients see the same of another cause
+		if o == nil || o.stage(now) == paused && kinds[f.Kind].effect { // clients see the same of another cause
 			o = b.place(f, o, now, home, next)
 		}
 		if o == nil {
 			b.beyond = append(b.beyond, f.What)
 			continue
 		}
-		if !o.until.IsZero() {
+		if !o.lasts() {
 			o.again, o.closed, o.until = now, o.until, time.Time{}
 		}
 		f.effect = len(next[o]) > 0 && kinds[f.Kind].effect && !kinds[next[o][0].Kind].effect
@@ -139,7 +160,7 @@ func (b *Book) Observe(now time.Time, found []Finding) {
 			if cmp.Or(cmp.Compare(mostHarm(m), mostHarm(o.peak)), cmp.Compare(len(m), len(o.peak))) >= 0 {
 				o.peak = m
 			}
-		case o.until.IsZero():
+		case o.lasts():
 			o.until = now
 			if at := o.found(); len(o.members) > 0 && kinds[o.members[0].Kind].rests > 0 {
 				o.until = at
@@ -152,7 +173,7 @@ func (b *Book) Observe(now time.Time, found []Finding) {
 // withResting adds to the members that were found those that come and go and were found
 // lately: not those that another incident has now, nor those of engines that are away.
 func (o *open) withResting(members []member, now time.Time, seen map[subject]bool, away map[string]bool) []member {
-	if !o.until.IsZero() {
+	if !o.lasts() {
 		return members
 	}
 	is, rested := map[subject]bool{}, false
@@ -206,8 +227,8 @@ func merged(found []Finding) []Finding {
 // after says that an incident tells more of its members than another one does, which
 // had them, too.
 func (o *open) after(was *open) bool {
-	if o.until.IsZero() || was.until.IsZero() {
-		return !was.until.IsZero()
+	if o.lasts() || was.lasts() {
+		return !was.lasts()
 	}
 	return o.until.After(was.until)
 }
@@ -219,8 +240,8 @@ func (b *Book) place(f *member, before *open, now time.Time, home map[subject]*o
 	var best *open
 	most := 0
 	for _, o := range b.list {
-		over := len(next[o]) == 0 && (!o.until.IsZero() || len(o.members) == 0)
-		if over && (kinds[f.Kind].effect || len(o.members) == 0 || now.Sub(o.until) > flap) {
+		free := len(next[o]) == 0 && (!o.lasts() || len(o.members) == 0)
+		if free && (kinds[f.Kind].effect || len(o.members) == 0 || o.stage(now) == over) {
 			continue
 		}
 		members := next[o]
@@ -235,7 +256,7 @@ func (b *Book) place(f *member, before *open, now time.Time, home map[subject]*o
 				late < -moment || late > follow && !lead.load || lead.effect && !lead.load && !kinds[f.Kind].load && late > moment || kinds[f.Kind].load && lead.harm < waiting {
 				continue
 			}
-		case apart > moment && (kinds[f.Kind].rests > 0 && kinds[members[0].Kind].rests == 0 || kinds[f.Kind].rests == 0 && !over) || !joins(members, f):
+		case apart > moment && (kinds[f.Kind].rests > 0 && kinds[members[0].Kind].rests == 0 || kinds[f.Kind].rests == 0 && !free) || !joins(members, f):
 			continue // what comes and goes joins at any time what does so, too
 		}
 		if h := members[0].harm(); best == nil || h > most || h == most && apart < since.Sub(best.again).Abs() {
@@ -267,7 +288,7 @@ func (b *Book) claim(o *open, cause Kind, home map[subject]*open, next map[*open
 		return
 	}
 	b.list = slices.DeleteFunc(b.list, func(seen *open) bool {
-		if seen == o || !seen.until.IsZero() || len(next[seen]) > 0 || len(seen.members) == 0 || !kinds[seen.members[0].Kind].effect || o.since.Sub(seen.again).Abs() > moment {
+		if seen == o || !seen.lasts() || len(next[seen]) > 0 || len(seen.members) == 0 || !kinds[seen.members[0].Kind].effect || o.since.Sub(seen.again).Abs() > moment {
 			return false
 		}
 		for i := range seen.members {
@@ -314,7 +335,7 @@ func (b *Book) full(harm int, next map[*open][]member) bool {
 	lasting := 0
 	for _, o := range b.list {
 		m := next[o]
-		if len(m) == 0 && o.until.IsZero() {
+		if len(m) == 0 && o.lasts() {
 			m = o.members
 		}
 		if len(m) > 0 && mostHarm(m) >= harm {
@@ -328,7 +349,7 @@ func (b *Book) full(harm int, next map[*open][]member) bool {
 // first. Of those that last it drops the newest that harm least, so that the others
 // stay as they are.
 func (b *Book) forget(now time.Time) {
-	b.list = slices.DeleteFunc(b.list, func(o *open) bool { return !o.until.IsZero() && now.Sub(o.until) >= keep })
+	b.list = slices.DeleteFunc(b.list, func(o *open) bool { return !o.lasts() && now.Sub(o.until) >= keep })
 	for len(b.list) > mostKept {
 		least := 0
 		for i, o := range b.list {
@@ -336,7 +357,7 @@ func (b *Book) forget(now time.Time) {
 				least = i
 			}
 		}
-		if o := b.list[least]; o.until.IsZero() {
+		if o := b.list[least]; o.lasts() {
 			for i := range o.members {
 				b.beyond = append(b.beyond, o.members[i].What)
 			}
@@ -352,8 +373,8 @@ func (b *Book) forget(now time.Time) {
 
 // before says that an incident is dropped before another one.
 func (o *open) before(other *open) bool {
-	if over := !o.until.IsZero(); over || !other.until.IsZero() {
-		return over && (other.until.IsZero() || o.until.Before(other.until))
+	if over := !o.lasts(); over || !other.lasts() {
+		return over && (other.lasts() || o.until.Before(other.until))
 	}
 	return cmp.Or(cmp.Compare(o.harm(), other.harm()), cmp.Compare(other.id, o.id)) < 0
 }
@@ -363,7 +384,7 @@ func (o *open) before(other *open) bool {
 func (b *Book) Incidents() []Incident {
 	sorted := slices.Clone(b.list)
 	slices.SortStableFunc(sorted, func(x, y *open) int {
-		if over := !x.until.IsZero(); over != !y.until.IsZero() {
+		if over := !x.lasts(); over != !y.lasts() {
 			if over {
 				return 1
 			}
@@ -376,7 +397,7 @@ func (b *Book) Incidents() []Incident {
 	list := make([]Incident, 0, len(sorted))
 	told := len(b.beyond) == 0
 	for _, o := range sorted {
-		if !told && !o.until.IsZero() {
+		if !told && !o.lasts() {
 			list, told = append(list, b.rest()), true
 		}
 		list = append(list, o.say(b.now))

@@ -10,13 +10,13 @@ import (
 // say tells of an incident as it was now.
 func (o *open) say(now time.Time) Incident {
 	members := o.members
-	if !o.until.IsZero() && len(o.peak) > 0 {
+	if !o.lasts() && len(o.peak) > 0 {
 		members = o.peak
 	}
 	lead := &members[0]
 	k := kinds[lead.Kind]
 	in := Incident{ID: o.id, Severity: Warn, Panel: lead.Panel, Headline: k.headline, Where: []string{}, SinceMs: o.since.UnixMilli(), Clients: k.clients, Next: k.next, Runbook: k.runbook}
-	if !o.until.IsZero() {
+	if !o.lasts() {
 		in.UntilMs = o.until.UnixMilli()
 	} else if at := o.found(); k.rests > 0 && at.Before(now) {
 		in.LastMs = at.UnixMilli()
