@@ -159,17 +159,17 @@ func TestALineSaysWhatTheSnapshotSaid(t *testing.T) {
 			MaxAgeMs: 30000, StepMs: 61.5, C0Ms: 55, C1Ms: 2e-4, Budget: 4000,
 			Workers: []policy.Worker{
 				{ID: 0, Free: -1, Capacity: 9000, Cost: 1.5, Running: []policy.Request{
-					{Prompt: 10, Generated: 2, Age: 2, ID: 5}, {Prompt: 70, Generated: 1, Age: 61, Rhat: 12.25, Key: 1 << 63, ID: 6, Slot: 4}, {Prompt: 8, ID: 7, Slot: 5, Start: 12},
+					{Prompt: 10, Generated: 2, Age: 2, ID: 5}, {Prompt: 70, Generated: 1, Age: 61, Rhat: 12.25, Key: 1 << 63, ID: 6, Slot: 4}, {Prompt: 8, ID: 7, Slot: 5},
 				}, Up: true},
 				{ID: 3},
 			},
-			Pool: []policy.Entry{{ID: 8, Prompt: 4}, {ID: 9, Prompt: 5, Age: 7, WaitMs: 1.5, Urgent: true, Key: 2, Start: 3}},
+			Pool: []policy.Entry{{ID: 8, Prompt: 4}, {ID: 9, Prompt: 5, Age: 7, WaitMs: 1.5, Urgent: true, Key: 2}},
 		},
 		Outputs: []int32{4, 4, 90}, Assign: []policy.Assignment{{Entry: 8, Worker: 3}, {Entry: 9, Worker: 0}},
 	}
 	require.Equal(t, `{"tick":3,"t_ms":1700,"group":"a\"b","in":{"policy":"br0:window=4","max_age_ms":30000,"step_ms":61.5,"c0_ms":55,"c1_ms":0.0002,"budget":4000,`+
 		`"workers":[{"id":0,"free":-1,"capacity_tokens":9000,"cost":1.5,"running":[{"id":5,"prompt":10,"generated":2,"slot":0},`+
-		`{"id":6,"prompt":70,"generated":1,"age":61,"rhat":12.25,"key":9223372036854775808,"slot":4},{"id":7,"prompt":8,"generated":0,"slot":5,"start":12}]},{"id":3,"free":0,"up":false,"capacity_tokens":0,"running":[]}],`+
-		`"pool":[{"id":8,"prompt":4,"age_ms":0},{"id":9,"prompt":5,"age":7,"age_ms":1.5,"urgent":true,"key":2,"start":3}],"outputs":[4,4,90]},"assign":[[8,3],[9,0]]}`+"\n",
+		`{"id":6,"prompt":70,"generated":1,"age":61,"rhat":12.25,"key":9223372036854775808,"slot":4},{"id":7,"prompt":8,"generated":0,"slot":5}]},{"id":3,"free":0,"up":false,"capacity_tokens":0,"running":[]}],`+
+		`"pool":[{"id":8,"prompt":4,"age_ms":0},{"id":9,"prompt":5,"age":7,"age_ms":1.5,"urgent":true,"key":2}],"outputs":[4,4,90]},"assign":[[8,3],[9,0]]}`+"\n",
 		string(line.AppendJSON(nil)))
 }

@@ -81,7 +81,7 @@ func appendWorker(dst []byte, w *policy.Worker) []byte {
 		}
 		dst = field(dst, `,"rhat":`, r.Rhat)
 		dst = key(dst, r.Key)
-		dst = append(firstStep(whole(append(dst, `,"slot":`...), r.Slot), r.Start), '}')
+		dst = append(whole(append(dst, `,"slot":`...), r.Slot), '}')
 	}
 	return append(dst, "]}"...)
 }
@@ -96,14 +96,7 @@ func appendEntry(dst []byte, e *policy.Entry) []byte {
 	if e.Urgent {
 		dst = append(dst, `,"urgent":true`...)
 	}
-	return append(firstStep(key(dst, e.Key), e.Start), '}')
-}
-
-func firstStep(dst []byte, steps int32) []byte {
-	if steps == 0 {
-		return dst
-	}
-	return whole(append(dst, `,"start":`...), steps)
+	return append(key(dst, e.Key), '}')
 }
 
 func key(dst []byte, k uint64) []byte {

@@ -99,15 +99,6 @@ func (r *runner) count(o *owned) {
 			c.Tokens[i], c.Began[i], c.Joined[i] = 0, false, 0
 		}
 	}
-	if o.early {
-		c.First = append(c.First, make([]time.Duration, len(c.Tokens)-len(c.First))...)
-		for i, s := range o.slots {
-			c.First[i] = 0
-			if s != nil {
-				c.First[i] = s.foreseen(r.now.Sub(o.since))
-			}
-		}
-	}
 	r.boards.Apply(c, r.now) // has no effects
 }
 
@@ -279,7 +270,7 @@ func (r *runner) own(model string) *owned {
 	o := r.owned[model]
 	if o == nil {
 		o = &owned{model: model, pace: newPublished(), tick: board.Tick{Model: model}, since: r.now}
-		o.counts = board.Counts{Model: model, Since: o.since}
+		o.counts = board.Counts{Model: model}
 		o.arrive = func(s *Slot) {
 			r.wake(func(r *runner) {
 				if s.held() {
@@ -326,8 +317,7 @@ func (r *runner) hear(key board.GroupKey) {
 func (r *runner) bind(e *board.Effect, took time.Duration) {
 	o, s := r.own(e.Group.Model), r.waiting[e.Entry].slot
 	s.Bound, s.Decide = e.Bound, took
-	s.owner, s.pulse, s.bound = o, r.pulses[e.Group], r.now
-	o.early = o.early || e.Entry.Early
+	s.owner, s.pulse = o, r.pulses[e.Group]
 	s.waits.Store(s.Beyond)
 	if s.Beyond {
 		o.beyond++

@@ -30,9 +30,6 @@ type Entry struct {
 	// Early: nothing is prefilled before it has a rank. So no hand-off of it perishes, and Deadline,
 	// if there is one, is its client's. The pool's TTL counts from Arrival, of a resumed request from Entered.
 	Early bool
-	// Lead is how long after it is bound the first token of an early entry is predicted to come;
-	// 0: nobody knows, and policies see it as if it were prefilled.
-	Lead time.Duration
 
 	Prompt int    // tokens, as the prefill engine counted them
 	Age    int    // tokens already generated for the client; above 0 for a request resumed after a recompute

@@ -9,38 +9,11 @@ import (
 	"evenkeel/prefill/ledger"
 )
 
-// What is foreseen of requests whose decode rank is bound before their prefill: the first event of the decode engine
-// comes so long after a time at which something else ends, or after the present if that is late.
-
-// Follow has tell told, now and whenever that changes, what is foreseen of the request, whose decode leg is sent now:
-// the first event comes rest after at, or after the present once at is over. tell is called under the tier's lock, and
-// must not block.
-func (l *Lease) Follow(tell func(at time.Time, rest time.Duration)) {
-	t := l.tier
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.now = t.clock()
-	if l.predicted == 0 || l.charge.Phase() != ledger.Probing {
-		return
-	}
-	l.follower = follower{tell, t.now.Add(l.way().Callback())}
-	l.c.followed = append(l.c.followed, l)
-	t.foresee(l.c)
-}
-
 // CalledBack says how long after the bind the decode engine said where the KV goes.
 func (l *Lease) CalledBack(took time.Duration) {
 	l.tier.mu.Lock()
 	defer l.tier.mu.Unlock()
 	l.way().CalledBack(took)
-}
-
-// Moved says how long the first event of the decode engine came after the answer to the probe, of a prompt of so many
-// tokens. The last call on the lease may have been made.
-func (l *Lease) Moved(tokens int, took time.Duration) {
-	l.tier.mu.Lock()
-	defer l.tier.mu.Unlock()
-	l.way().Moved(tokens, took)
 }
 
 // Another waits for a prefiller that was not tried yet, for the request of a lease that has ended because its own took
@@ -109,7 +82,6 @@ func (d *chooser) endsMs(l *Lease) float64 {
 	if c := l.c; !c.Live || !c.configured || !c.circuit.Allows(d.now) || c.account.Stalled(d.now) {
 		return math.Inf(1)
 	}
-	at, rest := l.foresee(d.now, d.now)
-	rest += max(0, at.Sub(d.now)) - l.way().Transfer(int(l.charge.Weight.Tokens))
-	return float64(rest) / float64(time.Millisecond)
+	at, rest := l.foresee(d.now)
+	return float64(rest+max(0, at.Sub(d.now))) / float64(time.Millisecond)
 }

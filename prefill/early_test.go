@@ -9,7 +9,7 @@ import (
 	"evenkeel/mooncake"
 )
 
-// foretold is a tier on a clock of its own, whose prefills take 100 ms, and what is told of a lease that is followed.
+// foretold is a tier on a clock of its own, whose prefills take 100 ms.
 type foretold struct {
 	*Tier
 	t   *testing.T
@@ -32,108 +32,41 @@ func newForetold(t *testing.T, connector string, ids ...string) *foretold {
 
 func (f *foretold) pass(d time.Duration) { f.now = f.now.Add(d) }
 
-// bind is what follows when a request is bound to its rank: in tells in how long its first event is predicted.
+// bind is a request that is bound to its rank: in tells in how long its prefill is predicted to end.
 func (f *foretold) bind() (l *Lease, in func() time.Duration) {
-	var at time.Time
-	var rest time.Duration
 	l = acquire(f.t, f.Tier, Request{PromptTokens: 1000})
-	l.Follow(func(a time.Time, r time.Duration) { at, rest = a, r })
-	return l, func() time.Duration { return max(0, at.Sub(f.now)) + rest }
-}
-
-func (f *foretold) foresee(l *Lease) time.Duration {
-	in, known := l.Foresee()
-	require.True(f.t, known)
-	return in
+	return l, func() time.Duration {
+		f.lock()
+		defer f.unlock()
+		return time.Duration(f.choose.endsMs(l) * float64(msec))
+	}
 }
 
 const msec = time.Millisecond
 
-// What is foreseen of a request follows its prefiller: it slides while what is before it is late, comes nearer when
-// that ends early, and has its own transfer to come at last.
-func TestAFirstEventIsForeseen(t *testing.T) {
+// What is foreseen of a prefill slides while what is before it is late, and comes nearer when that ends early.
+func TestTheEndOfAPrefillIsForeseen(t *testing.T) {
 	f := newForetold(t, mooncake.SGLang, "a")
 	first, firstIn := f.bind()
-	require.Equal(t, 100*msec, f.foresee(first))
 	require.Equal(t, 100*msec, firstIn())
 	first.Send()
 	f.pass(30 * msec)
 	second, secondIn := f.bind()
-	require.Equal(t, 170*msec, f.foresee(second))
 	require.Equal(t, 170*msec, secondIn())
 	second.Send()
 	require.Equal(t, 70*msec, firstIn())
-	require.Equal(t, 170*msec, secondIn())
 	f.pass(120 * msec)
 	require.Equal(t, time.Duration(0), firstIn(), "it is late")
 	require.Equal(t, 100*msec, secondIn(), "and the next with it")
 	f.pass(10 * msec)
-	first.Answered(Usage{}, time.Time{})
-	require.Equal(t, time.Duration(0), firstIn())
-	require.Equal(t, 100*msec, secondIn(), "its prefill begins")
-	first.Moved(1000, 40*msec)
-	first.Release()
 	third, thirdIn := f.bind()
-	require.Equal(t, 240*msec, thirdIn(), "a transfer is known now")
+	require.Equal(t, 200*msec, thirdIn())
+	first.Answered(Usage{}, time.Time{})
+	first.Release()
 	second.Release()
-	require.Equal(t, 140*msec, thirdIn(), "the one before it has ended early")
-	third.Send()
-	f.pass(100 * msec)
-	third.Answered(Usage{}, time.Time{})
-	require.Equal(t, 40*msec, thirdIn())
+	require.Equal(t, 100*msec, thirdIn(), "those before it have ended early")
 	third.Release()
-	require.Empty(t, f.candidates["a"].followed)
 	requireIdle(t, f.Tier)
-}
-
-// Nothing is prefilled before the decode engine has called back.
-func TestAFirstEventIsForeseenBehindItsCallback(t *testing.T) {
-	f := newForetold(t, mooncake.AscendLayerwise, "a")
-	l, in := f.bind()
-	l.CalledBack(30 * msec)
-	require.Equal(t, 100*msec, in())
-	l.Send()
-	l.Release()
-	l, in = f.bind()
-	require.Equal(t, 130*msec, f.foresee(l))
-	require.Equal(t, 130*msec, in())
-	f.pass(50 * msec)
-	require.Equal(t, 100*msec, in(), "the callback is late")
-	l.Send()
-	behind, behindIn := f.bind()
-	require.Equal(t, 200*msec, behindIn(), "the callback comes meanwhile")
-	behind.Release()
-	l.Release()
-	requireIdle(t, f.Tier)
-}
-
-func TestNothingIsForeseenWithoutALaw(t *testing.T) {
-	f := newForetold(t, mooncake.SGLang, "a")
-	f.fit.Configure(CalibrationConfig{})
-	l := acquire(t, f.Tier, Request{PromptTokens: 1000})
-	l.Follow(func(time.Time, time.Duration) { t.Error("it cannot be") })
-	_, known := l.Foresee()
-	require.False(t, known)
-	l.Send()
-	l.Release()
-}
-
-func TestAForesightAllocatesNothing(t *testing.T) {
-	f := newForetold(t, mooncake.SGLang, "a")
-	var leases []*Lease
-	for range 8 {
-		l, _ := f.bind()
-		l.Send()
-		leases = append(leases, l)
-	}
-	require.Zero(t, testing.AllocsPerRun(100, func() {
-		f.mu.Lock()
-		defer f.mu.Unlock()
-		f.Tier.foresee(leases[0].c)
-	}))
-	for _, l := range leases {
-		l.Release()
-	}
 }
 
 // A decode engine that takes its time to call back is asked so much earlier, so that the prefiller does not wait for it.
@@ -187,7 +120,6 @@ func TestAPrefillMovesToWhereItEndsSooner(t *testing.T) {
 	require.Equal(t, second.Candidate.ID, moved.Candidate.ID)
 	require.Equal(t, l.Policy, moved.Policy)
 	f.pass(10 * msec)
-	require.Equal(t, 140*msec, in(), "nobody is told of it any more")
 	require.Equal(t, 0, f.candidates[first.Candidate.ID].account.Leases[probing]-1, "only what runs there is charged there")
 	moved.Send()
 	require.Nil(t, moved.Sooner(0, nil), "it is sent")

@@ -24,7 +24,6 @@ func (l *Lease) Send() {
 	t.lock()
 	defer t.unlock()
 	l.charge.Send(t.now)
-	t.foresee(l.c)
 }
 
 // Answered says that the probe came back with a hand-off. expires is when the
@@ -66,7 +65,6 @@ func (l *Lease) answer(u Usage, expires time.Time) *cache.Suspected {
 	found := l.expected.Answered(u, l.c.account.Capacity(), l.c.blockTokens(), t.now)
 	t.metrics.predicted(found)
 	l.charge.Answer(tokens, expires, t.now)
-	t.foresee(l.c)
 	return found.Suspected
 }
 
@@ -142,7 +140,6 @@ func (l *Lease) Failed(written bool, hold time.Duration) {
 // where it did not, or was out already and failed its trial.
 func (l *Lease) fail(written bool, hold time.Duration) (out time.Duration) {
 	t := l.tier
-	defer t.foresee(l.c)
 	if !l.charge.Settle() {
 		return 0
 	}
@@ -197,7 +194,6 @@ func (l *Lease) Orphan() {
 		l.c.circuit.Neutral(l.number)
 	}
 	l.charge.Orphan(l.hold(), t.now)
-	t.foresee(l.c)
 }
 
 // Release says that the prefiller has the KV back: the first decode event
@@ -220,7 +216,6 @@ func (l *Lease) Release() {
 
 func (l *Lease) release() {
 	l.charge.Release(l.tier.now)
-	l.tier.foresee(l.c)
 	l.tier.forget(l.c)
 }
 

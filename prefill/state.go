@@ -71,7 +71,6 @@ type candidate struct {
 	stretch    fit.Stretch
 	residual   fit.Residual
 	circuit    circuit.Circuit
-	followed   []*Lease            // whose first events are foreseen
 	unbounded  bool                // said that its capacity is not known
 	answered   prometheus.Observer // seconds of its probes that were answered; nil before the first
 }
@@ -125,8 +124,7 @@ type Lease struct {
 	crowded   bool    // prompts of others were on the candidate when it was charged
 	model     string
 	charge    ledger.Charge
-	asked     *Request // the same, while it may still be another candidate's; nil: it may not
-	follower  follower
+	asked     *Request          // the same, while it may still be another candidate's; nil: it may not
 	expected  cache.Expectation // of what it finds and leaves in the prefix cache
 }
 
@@ -295,10 +293,4 @@ type decided struct {
 type runner struct {
 	*Tier
 	followed map[*candidate]stream
-}
-
-// follower is told what is foreseen of a lease.
-type follower struct {
-	tell     func(at time.Time, rest time.Duration)
-	callback time.Time // when the decode engine is expected to call back, or the bind where it does not
 }

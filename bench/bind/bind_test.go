@@ -22,7 +22,7 @@ func TestTheCSVHasEveryArmAndThePageSaysWhatWasRun(t *testing.T) {
 	require.NoError(t, err)
 	var found strings.Builder
 	require.NoError(t, o.run(context.Background(), &found, io.Discard))
-	for _, want := range []string{"\nsynth:code,2,4,closed,", "\nsynth:code,2,4,0.8,", "2 seeds of 200 requests", "All of the 36 runs", "| expected | found | verdict |"} {
+	for _, want := range []string{"\nsynth:code,2,4,closed,", "\nsynth:code,2,4,0.8,", "2 seeds of 200 requests", "All of the 28 runs", "| expected | found | verdict |"} {
 		require.Contains(t, found.String(), want)
 	}
 	for _, a := range arms {
@@ -59,11 +59,11 @@ func TestRunsAreFoundAgain(t *testing.T) {
 	end()
 	text, _, err := page(ended)
 	require.ErrorIs(t, err, context.Canceled)
-	require.Contains(t, text, "**0** of the 36 runs")
+	require.Contains(t, text, "**0** of the 28 runs")
 
 	whole, runs, err := page(context.Background())
 	require.NoError(t, err)
-	require.Equal(t, 36, runs)
+	require.Equal(t, 28, runs)
 	written, err := os.ReadFile(file)
 	require.NoError(t, err)
 	cut := written[:len(written)-10]

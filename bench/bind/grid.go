@@ -37,15 +37,10 @@ const window = board.DefaultWindow
 // arm is a policy that is bound in one way.
 type arm struct {
 	name, policy string
-	load         sim.Load // of it AtArrival, Untold, Ahead and Misjudged
-	second       bool     // it is asked second
-	only         float64  // steps; 0: all
+	load         sim.Load // of it AtArrival and Ahead
 }
 
 func (a *arm) late() bool { return !a.load.AtArrival }
-
-// misjudgedAt are the steps of a prefill with which policies err in when requests start.
-const misjudgedAt = 10
 
 var arrival = sim.Load{AtArrival: true}
 
@@ -56,8 +51,6 @@ var arms = []arm{
 	arrivalNow:   {name: "arrival, `evenkeel`", policy: "evenkeel", load: arrival},
 	arrivalHold:  {name: "arrival, `evenkeel:hold=0.5`", policy: "evenkeel:hold=0.5", load: arrival},
 	arrivalAhead: {name: "arrival, `evenkeel`, slots ahead", policy: "evenkeel", load: sim.Load{AtArrival: true, Ahead: board.AheadAuto}},
-	untoldNow:    {name: "arrival, `evenkeel`, starts not told", policy: "evenkeel", load: sim.Load{AtArrival: true, Untold: true}, second: true, only: misjudgedAt},
-	nowMisjudged: {name: "arrival, `evenkeel`, starts off by 1", policy: "evenkeel", load: sim.Load{AtArrival: true, Misjudged: 1}, second: true, only: misjudgedAt},
 }
 
 // Indices of arms, in the order in which tables show them.
@@ -68,8 +61,6 @@ const (
 	arrivalNow
 	arrivalHold
 	arrivalAhead
-	untoldNow
-	nowMisjudged
 )
 
 func armOf(name string) *arm {
@@ -124,24 +115,10 @@ func (s *scenario) cell(steps float64, arm int) cell {
 }
 
 // runs says whether the arm is run with prefills of that length.
-func (s *scenario) runs(steps float64, arm int) bool {
-	a := &arms[arm]
-	return (a.only == 0 || a.only == steps) && (steps > 0 || a.late())
-}
-
-// when is the place of a run in the order of what is asked.
-func when(steps float64, arm int) int {
-	switch a := &arms[arm]; {
-	case !a.second:
-		return 0
-	case steps == 0 || steps == misjudgedAt:
-		return 1
-	}
-	return 2
-}
+func runs(steps float64, arm int) bool { return steps > 0 || arms[arm].late() }
 
 // cells are all runs, in the order in which they are run: whoever ends them early has all of the first seed
-// before the second, and what is asked first before what is asked second.
+// before the second.
 func (o options) cells() (all []cell) {
 	seen := map[cell]bool{}
 	most := 0
@@ -155,14 +132,12 @@ func (o options) cells() (all []cell) {
 		}
 	}
 	for seed := 1; seed <= most; seed++ {
-		for stage := range 3 {
-			for _, s := range o.scenarios() {
-				add(s.cell(0, lateNow), seed)
-				for _, steps := range s.steps {
-					for i := range arms {
-						if when(steps, i) == stage && s.runs(steps, i) {
-							add(s.cell(steps, i), seed)
-						}
+		for _, s := range o.scenarios() {
+			add(s.cell(0, lateNow), seed)
+			for _, steps := range s.steps {
+				for i := range arms {
+					if runs(steps, i) {
+						add(s.cell(steps, i), seed)
 					}
 				}
 			}

@@ -78,8 +78,7 @@ func drawBind(t *rapid.T, load *Load) {
 		}
 	}
 	if load.AtArrival = rapid.Bool().Draw(t, "at arrival"); load.AtArrival {
-		load.Untold, load.Ahead = rapid.Bool().Draw(t, "untold"), rapid.SampledFrom([]int{0, 0, 2, board.AheadAuto}).Draw(t, "ahead")
-		load.Misjudged = rapid.SampledFrom([]float64{0, 0, 1}).Draw(t, "misjudged")
+		load.Ahead = rapid.SampledFrom([]int{0, 0, 2, board.AheadAuto}).Draw(t, "ahead")
 	}
 }
 

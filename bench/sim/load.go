@@ -36,12 +36,7 @@ type Load struct {
 
 	// AtArrival: a request gets its rank when it arrives, with a slot and room for its KV, and is prefilled then.
 	AtArrival bool
-	Untold    bool // policies are not told when such a request starts to decode
-	Ahead     int  // requests a rank may have beyond its slots then, or board.AheadAuto
-
-	// Misjudged is by what policies err in when such a request starts: each time is off by a factor of its
-	// own, log-normal with this deviation of its logarithm, which knows the request and no policy.
-	Misjudged float64
+	Ahead     int // requests a rank may have beyond its slots then, or board.AheadAuto
 }
 
 func (l *Load) validate() error {
@@ -52,8 +47,6 @@ func (l *Load) validate() error {
 		return fmt.Errorf("a pool of %d requests", l.Pool)
 	case l.Ahead < board.AheadAuto || l.Ahead > mostSlots:
 		return fmt.Errorf("%d requests ahead of the slots", l.Ahead)
-	case !(l.Misjudged >= 0 && l.Misjudged <= 10):
-		return fmt.Errorf("starts misjudged by %v, as the deviation of a logarithm", l.Misjudged)
 	case l.Prefill != nil:
 		return l.Prefill.validate()
 	}

@@ -2,8 +2,6 @@ package sim
 
 import (
 	"errors"
-	"math"
-	"math/rand/v2"
 	"slices"
 )
 
@@ -107,18 +105,3 @@ func (r *run) offer() {
 }
 
 func (r *run) offers() bool { return len(r.line) > 0 && r.waits < r.prefill.idle(r.Now) }
-
-// lead is how long after its bind the first token of a job comes, as far as it can be told.
-func (r *run) lead(at int) float64 {
-	if !r.early || r.load.Untold {
-		return 0
-	}
-	lead := r.prefill.time(r.jobs[at].prompt) + float64(r.fleet.Transfer)*r.stepMs
-	if r.load.Misjudged > 0 {
-		lead *= math.Exp(r.load.Misjudged * rand.New(rand.NewPCG(uint64(at), misjudgement)).NormFloat64())
-	}
-	return lead
-}
-
-// misjudgement is the seed of what policies err by in when requests start.
-const misjudgement = 15

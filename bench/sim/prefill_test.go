@@ -2,7 +2,6 @@ package sim
 
 import (
 	"context"
-	"math"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -10,7 +9,6 @@ import (
 	"evenkeel/bench/race"
 	"evenkeel/bench/report"
 	"evenkeel/dispatcher/board"
-	"evenkeel/stats"
 )
 
 func TestBoundAtArrivalStepByStep(t *testing.T) {
@@ -74,23 +72,6 @@ func TestBoundAtArrivalStepByStep(t *testing.T) {
 	}
 }
 
-func TestPoliciesAreToldWhenARequestStarts(t *testing.T) {
-	for untold, want := range map[bool]int32{false: 3, true: 0} {
-		f := simple(1, 4, 0)
-		r, err := newRun(&f, Load{AtArrival: true, Untold: untold, Prefill: &Prefill{Ms: 30}}, of([2]int32{1, 40}, [2]int32{1, 40}), by("pjsq"))
-		require.NoError(t, err)
-		r.law = true // a step of 10 ms is known before the first
-		var starts []int32
-		r.round = func(round *board.Round) {
-			for _, e := range round.Snapshot.Pool {
-				starts = append(starts, e.Start)
-			}
-		}
-		require.NoError(t, r.all(context.Background()))
-		require.Equal(t, []int32{want, want}, starts)
-	}
-}
-
 // Where a prefill takes no time, it does not matter when ranks are bound.
 func TestBoundAtArrivalIsBoundLateWithoutPrefills(t *testing.T) {
 	race.Alone(t)
@@ -144,32 +125,6 @@ func TestEarlyRanksDecideTheSameWithoutPrefills(t *testing.T) {
 			require.NotEqual(t, late, other, "%s: a prefill that takes time should show", spec)
 		}
 	}
-}
-
-// Policies err by the same factors whichever they are, in both directions, and only where they are told anything.
-func TestStartsAreMisjudged(t *testing.T) {
-	f := simple(1, 2000, 0)
-	lengths := make([][2]int32, 1000)
-	for i := range lengths {
-		lengths[i] = [2]int32{100, 2}
-	}
-	leads := func(load Load, spec string) (logs []float64) {
-		load.AtArrival, load.Prefill = true, &Prefill{Ms: 30}
-		r, err := newRun(&f, load, of(lengths...), by(spec))
-		require.NoError(t, err)
-		for i := range r.jobs {
-			logs = append(logs, math.Log(r.lead(i)/30))
-		}
-		return logs
-	}
-	require.Equal(t, make([]float64, len(lengths)), leads(Load{}, "evenkeel"))
-	logs := leads(Load{Misjudged: 0.5}, "evenkeel")
-	require.InDelta(t, 0, stats.Mean(logs), 0.05)
-	require.InDelta(t, 0.5, stats.Deviation(logs), 0.05)
-	require.Equal(t, logs, leads(Load{Misjudged: 0.5}, "jsq-kv"))
-	require.True(t, math.IsInf(leads(Load{Misjudged: 0.5, Untold: true}, "evenkeel")[0], -1), "nothing is told")
-	bad := Load{Misjudged: -1}
-	require.ErrorContains(t, bad.validate(), "misjudged")
 }
 
 // In a closed loop, slots that stand empty for longer bring fewer tokens.

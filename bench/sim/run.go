@@ -305,7 +305,7 @@ func (r *run) enter(at int) {
 	r.waits++
 	r.Apply(board.Enqueue{Output: q.output, Entry: &board.Entry{
 		ID: uint64(at) + 1, Model: model, Prompt: int(q.prompt), Age: int(q.age), Key: q.key, Arrival: instant(q.arrival), Entered: instant(q.entered),
-		Early: r.early, Lead: millis(r.lead(at)),
+		Early: r.early,
 	}}, r.Now)
 }
 

@@ -138,7 +138,7 @@ func project(in struct {
 }) error {
 	running := make([]policy.Request, len(in.Running))
 	for i, r := range in.Running {
-		running[i] = policy.Request{Prompt: r.Prompt, Generated: r.Generated, Rhat: r.Rhat, Start: r.Start}
+		running[i] = policy.Request{Prompt: r.Prompt, Generated: r.Generated, Rhat: r.Rhat}
 	}
 	got := make([]int64, in.Horizon+1)
 	policy.Project(got, running)

@@ -87,7 +87,7 @@ type requestJSON struct {
 	Key       uint64  `json:"key"`
 	ID        *uint64 `json:"id"`
 	Slot      *int32  `json:"slot"`
-	Start     int32   `json:"start"` // steps until its first token, 0 = it decodes
+	Start     int32   `json:"start"` // of older logs
 }
 
 type entryJSON struct {
@@ -97,7 +97,7 @@ type entryJSON struct {
 	WaitMs float32 `json:"age_ms"`
 	Urgent bool    `json:"urgent"`
 	Key    uint64  `json:"key"`
-	Start  int32   `json:"start"` // steps from now to its first token, 0 = its prefill is finished
+	Start  int32   `json:"start"` // of older logs
 }
 
 // ErrSeveral is a text with more than one JSON value, such as a whole log.
@@ -175,8 +175,8 @@ func (in *snapshotJSON) snapshot() (policy.Snapshot, error) {
 			if r.Away < 0 || int64(r.Away) > int64(r.Prompt)+int64(r.Generated) {
 				return s, fmt.Errorf("worker %d, running[%d]: away is a part of prompt and generated", w.ID, i)
 			}
-			if r.Start < 0 {
-				return s, fmt.Errorf("worker %d, running[%d]: start cannot be negative", w.ID, i)
+			if r.Start != 0 {
+				return s, fmt.Errorf("worker %d, running[%d]: start is gone: a request counts from its bind on; delete it", w.ID, i)
 			}
 			age := r.Generated // what it generated here is all there is, unless the snapshot says more
 			if r.Age != nil {
@@ -184,7 +184,7 @@ func (in *snapshotJSON) snapshot() (policy.Snapshot, error) {
 			}
 			q := policy.Request{
 				Prompt: r.Prompt, Generated: r.Generated, Age: age, Away: r.Away, Rhat: r.Rhat, Key: r.Key,
-				ID: deref(r.ID), Slot: deref(r.Slot), Start: r.Start,
+				ID: deref(r.ID), Slot: deref(r.Slot),
 			}
 			if r.ID == nil { // policies tell requests apart by these two
 				q.ID = 1<<63 | uint64(running)
@@ -201,11 +201,11 @@ func (in *snapshotJSON) snapshot() (policy.Snapshot, error) {
 		if e.Prompt < 0 {
 			return s, fmt.Errorf("pool entry %d: prompt cannot be negative", e.ID)
 		}
-		if e.Start < 0 {
-			return s, fmt.Errorf("pool entry %d: start cannot be negative", e.ID)
+		if e.Start != 0 {
+			return s, fmt.Errorf("pool entry %d: start is gone: a request counts from its bind on; delete it", e.ID)
 		}
 		s.Pool = append(s.Pool, policy.Entry{
-			ID: e.ID, Prompt: e.Prompt, Age: e.Age, WaitMs: e.WaitMs, Urgent: e.Urgent, Key: e.Key, Start: e.Start,
+			ID: e.ID, Prompt: e.Prompt, Age: e.Age, WaitMs: e.WaitMs, Urgent: e.Urgent, Key: e.Key,
 		})
 	}
 	slices.SortStableFunc(s.Workers, func(a, b policy.Worker) int { return cmp.Compare(a.ID, b.ID) })

@@ -2,7 +2,6 @@ package board
 
 import (
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -37,66 +36,21 @@ func early(ws []Worker) []Worker {
 	return ws
 }
 
-func TestTimeLowersAStartUntilTheFirstEvent(t *testing.T) {
-	h, seen := arriving(t, ranks(1, 8, 0))
-	h.lead = 90 * time.Millisecond
-	s := h.put(pool.Entry{Prompt: 400}).slotNow(t)
-	require.EqualValues(t, 5, seen.Pool[0].Start, "90 ms are five steps of 20, the last one begun")
-	for _, c := range []struct {
-		later time.Duration
-		want  int32
-	}{{0, 5}, {30 * time.Millisecond, 3}, {20 * time.Millisecond, 2}, {30 * time.Millisecond, 1}, {time.Second, 1}} {
-		h.at = h.at.Add(c.later)
-		h.lead = 0
-		h.put(pool.Entry{Prompt: 1})
-		require.Equal(t, c.want, seen.Workers[0].Running[0].Start, "a prefill that is later than predicted slides")
-		require.Zero(t, seen.Pool[0].Start, "nobody knows when this one starts")
-	}
-	s.Started()
-	h.put(pool.Entry{Prompt: 1})
-	require.Zero(t, seen.Workers[0].Running[0].Start)
-}
-
-func TestAStartMayBeToldAnewUntilTheFirstEvent(t *testing.T) {
-	h, seen := arriving(t, ranks(1, 8, 0))
-	h.counts.Since = h.at
-	told := h.put(pool.Entry{Prompt: 400}).slotNow(t)
-	h.lead = 100 * time.Millisecond
-	late := h.put(pool.Entry{Prompt: 500}).slotNow(t)
-	starts := func() (all [2]int32) {
-		h.lead = 0
-		h.put(pool.Entry{Prompt: 1})
-		return [2]int32{seen.Workers[0].Running[0].Start, seen.Workers[0].Running[1].Start}
-	}
+func TestKVIsReadFromTheFirstEventOn(t *testing.T) {
+	h, _ := arriving(t, ranks(1, 8, 0))
+	first := h.put(pool.Entry{Prompt: 400}).slotNow(t)
+	second := h.put(pool.Entry{Prompt: 500}).slotNow(t)
 	r := h.boards["m"].ranks[0]
-	require.Equal(t, [2]int32{0, 5}, starts(), "of the first nobody knew")
-	require.EqualValues(t, 500, r.later)
-	told.foreseen, late.foreseen = 60*time.Millisecond, 200*time.Millisecond
-	require.Equal(t, [2]int32{3, 10}, starts())
-	require.EqualValues(t, 900, r.later)
-	h.at = h.at.Add(150 * time.Millisecond)
-	require.Equal(t, [2]int32{1, 3}, starts(), "a step away at least")
-	late.foreseen = 190 * time.Millisecond
-	told.Started()
-	require.Equal(t, [2]int32{0, 2}, starts(), "what has started is no more foreseen")
-	require.EqualValues(t, 500, r.later)
-	late.Started()
-	starts()
-	require.Zero(t, r.later)
-	require.Zero(t, r.early)
-}
-
-func TestTheErrorOfAStartIsInSteps(t *testing.T) {
-	b := Bound{Start: 5, StepMs: 20}
-	for after, want := range map[time.Duration]int{90 * time.Millisecond: 0, 101 * time.Millisecond: -1, 20 * time.Millisecond: 4, 0: 4} {
-		steps, known := b.StartError(after)
-		require.True(t, known)
-		require.Equal(t, want, steps, after)
+	see := func(later int64, early int) {
+		h.status(h.at)
+		require.Equal(t, later, r.later)
+		require.Equal(t, early, r.early)
 	}
-	for _, b := range []Bound{{StepMs: 20}, {Start: 1}} {
-		_, known := b.StartError(time.Second)
-		require.False(t, known)
-	}
+	see(900, 2)
+	first.Started()
+	see(500, 1)
+	second.Started()
+	see(0, 0)
 }
 
 func TestSettingsSayHowManyAreAhead(t *testing.T) {
@@ -118,7 +72,6 @@ func TestSettingsSayHowManyAreAhead(t *testing.T) {
 func TestWhatIsBoundBeforeItsPrefillHasItsRoomButIsNoLoad(t *testing.T) {
 	h, _ := arriving(t, ranks(2, 1, 1000))
 	h.put(pool.Entry{Prompt: 100}).slotNow(t).Started()
-	h.lead = time.Second
 	early := h.put(pool.Entry{Prompt: 700}).slotNow(t)
 	group := func() GroupStatus { return h.status(h.at).Models[0].Groups[0] }
 	require.EqualValues(t, 100, group().ImbalanceTokens, "one rank decodes 100 tokens, the other none")
@@ -148,7 +101,6 @@ func TestARankMayHaveMoreThanItsSlotsWhileSomePrefill(t *testing.T) {
 		cfg := realConfig("pjsq-kv")
 		cfg.BindAhead = c.ahead
 		h := newHand(t, cfg)
-		h.lead = time.Second
 		fleet := early(ranks(1, 4, 1000))
 		fleet[0].AtOnce = c.atOnce
 		h.fleet(fleet)
@@ -191,7 +143,6 @@ func TestOneProcessHasRanksThatAreEarlyAndOthers(t *testing.T) {
 	other := ranks(1, 1, 0)
 	other[0].ID, other[0].Model = 7, "other"
 	h.fleet(append(early(ranks(1, 1, 0)), other...))
-	h.lead = time.Second
 	for range 4 {
 		h.put(pool.Entry{Prompt: 10})
 		h.put(pool.Entry{Prompt: 10, Model: "other"})
@@ -213,12 +164,10 @@ func TestOneProcessHasRanksThatAreEarlyAndOthers(t *testing.T) {
 
 func TestACopyKnowsWhatIsNotPrefilled(t *testing.T) {
 	h, _ := arriving(t, ranks(1, 1, 0))
-	h.lead = 60 * time.Millisecond
 	h.put(pool.Entry{Prompt: 100}).slotNow(t)
 	h.put(pool.Entry{Prompt: 200})
 	c := h.Clone().boards["m"]
 	require.Equal(t, 1, c.ranks[0].early)
 	require.EqualValues(t, 100, c.ranks[0].later)
-	require.Equal(t, h.lead, c.waiting[2].entry.Lead)
 	require.True(t, c.early)
 }

@@ -41,11 +41,10 @@ func (b *board) admit(r *rank, w entrant, how Bound, now time.Time) {
 	e := w.entry
 	c := charge{
 		id: e.ID, key: e.Key, prefiller: e.Prefiller, prompt: w.prompt(), age: tokens(e.Age), newTokens: how.NewTokens, discard: e.Discard, waits: how.Beyond, since: now,
-		early: e.Early, strays: e.Response && r.Strays && !e.Early, // what is bound before its prefill has its KV where that sends it
+		early: e.Early, unread: e.Early, strays: e.Response && r.Strays && !e.Early, // what is bound before its prefill has its KV where that sends it
 	}
-	if e.Lead > 0 {
-		c.first, c.lead, how.StepMs = now.Add(e.Lead), e.Lead, r.group.stepMs()
-		how.Start = stepsIn(e.Lead, how.StepMs)
+	if e.Early {
+		how.StepMs = r.group.stepMs()
 	}
 	how.Full = how.Beyond || r.free() <= 0 || r.Capacity > 0 && r.kv+int64(w.prompt()) > r.room()
 	how.Slot = b.charge(r, c)
@@ -57,13 +56,4 @@ func (b *board) admit(r *rank, w entrant, how Bound, now time.Time) {
 	b.waits.add(how.Wait)
 	b.forget(e)
 	b.emit(Effect{Kind: EffectBind, Group: b.key(r.group), Entry: e, Bound: how})
-}
-
-// StartError is by how many steps the first token was predicted too late, below 0 too early, if it
-// came so long after the bind.
-func (b *Bound) StartError(after time.Duration) (steps int, known bool) {
-	if b.Start == 0 || b.StepMs == 0 {
-		return 0, false
-	}
-	return int(b.Start) - int(stepsIn(max(1, after), b.StepMs)), true
 }

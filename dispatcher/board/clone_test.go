@@ -44,7 +44,7 @@ func (w *twin) copied() *twin {
 		}
 	}
 	c.counts = Counts{
-		"m", slices.Clone(w.counts.Tokens), slices.Clone(w.counts.Began), slices.Clone(w.counts.Joined), slices.Clone(w.counts.First), w.counts.Since,
+		"m", slices.Clone(w.counts.Tokens), slices.Clone(w.counts.Began), slices.Clone(w.counts.Joined),
 	}
 	return c
 }
@@ -79,8 +79,7 @@ func (w *twin) write(effects []Effect) {
 			for int(e.Bound.Slot) >= len(w.counts.Tokens) {
 				w.counts.Tokens, w.counts.Began, w.counts.Joined = append(w.counts.Tokens, 0), append(w.counts.Began, false), append(w.counts.Joined, 0)
 			}
-			w.counts.First = append(w.counts.First, make([]time.Duration, len(w.counts.Tokens)-len(w.counts.First))...)
-			w.counts.Tokens[e.Bound.Slot], w.counts.Began[e.Bound.Slot], w.counts.Joined[e.Bound.Slot], w.counts.First[e.Bound.Slot] = 0, false, 0, 0
+			w.counts.Tokens[e.Bound.Slot], w.counts.Began[e.Bound.Slot], w.counts.Joined[e.Bound.Slot] = 0, false, 0
 			delete(w.entries, e.Entry.ID)
 		case EffectRefuse:
 			line += fmt.Sprint(e.Entry.ID)
@@ -134,7 +133,6 @@ func TestBoardsThatAreToldTheSameStayTheSame(t *testing.T) {
 					Prefiller: rapid.SampledFrom([]string{"", "p0", "p1"}).Draw(t, "prefiller"), Entered: now, Response: rapid.Bool().Draw(t, "response"),
 				}
 				if e.Early = fleet[0].Early && rapid.Bool().Draw(t, "early"); e.Early {
-					e.Lead = time.Duration(rapid.IntRange(0, 500).Draw(t, "lead")) * time.Millisecond
 				}
 				if rapid.Bool().Draw(t, "deadline") {
 					e.Deadline = now.Add(time.Duration(rapid.IntRange(1, 3000).Draw(t, "within")) * time.Millisecond)
@@ -159,15 +157,6 @@ func TestBoardsThatAreToldTheSameStayTheSame(t *testing.T) {
 						w.counts.Tokens[w.slots[id]] += n
 						w.counts.Began[w.slots[id]] = true
 						w.counts.Joined[w.slots[id]] = cmp.Or(w.counts.Joined[w.slots[id]], steps)
-					}
-				}
-			},
-			"foresee": func(t *rapid.T) {
-				if id, ok := one(); ok {
-					in := time.Duration(rapid.IntRange(0, 500).Draw(t, "in")) * time.Millisecond
-					for _, w := range both {
-						w.counts.Since = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
-						w.counts.First[w.slots[id]] = max(1, now.Sub(w.counts.Since)+in)
 					}
 				}
 			},

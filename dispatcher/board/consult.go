@@ -36,9 +36,6 @@ func (b *board) fill(g *group, p *decider, now time.Time) {
 	s.C0Ms, s.C1Ms = float32(model.C0Ms), float32(model.C1Ms)
 	s.StepMs = g.steps.Ms(model, g.most)
 	for _, r := range g.ranks {
-		if r.early > 0 {
-			b.foreseeStarts(r, s.StepMs, now)
-		}
 		free := r.admits(p)
 		if !r.Up {
 			free = min(free, 0)
@@ -51,7 +48,7 @@ func (b *board) fill(g *group, p *decider, now time.Time) {
 		if int64(e.Prompt) > largest || b.avoiding > 0 && b.shy(e, now) {
 			continue
 		}
-		s.Pool = append(s.Pool, b.policyEntry(e, s.StepMs, now))
+		s.Pool = append(s.Pool, b.policyEntry(e, now))
 	}
 	s.MaxAgeMs = p.MaxAgeMs()
 	if s.MaxAgeMs > 0 {
@@ -61,14 +58,10 @@ func (b *board) fill(g *group, p *decider, now time.Time) {
 }
 
 // policyEntry is what policies see of an entry.
-func (b *board) policyEntry(e *pool.Entry, stepMs float32, now time.Time) policy.Entry {
-	lead := e.Lead
-	if lead > 0 {
-		lead = b.starts.Correct(lead)
-	}
+func (b *board) policyEntry(e *pool.Entry, now time.Time) policy.Entry {
 	return policy.Entry{
 		ID: e.ID, Prompt: tokens(e.Prompt), Age: tokens(e.Age), Key: e.Key,
-		WaitMs: float32(e.GuardWait(now).Seconds() * 1000), Urgent: e.Urgent(now), Start: stepsIn(lead, stepMs),
+		WaitMs: float32(e.GuardWait(now).Seconds() * 1000), Urgent: e.Urgent(now),
 	}
 }
 

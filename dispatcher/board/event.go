@@ -121,11 +121,6 @@ type Counts struct {
 	Tokens []int32  // generated
 	Began  []bool   // the first event has come
 	Joined []uint32 // the group's step that the first tokens came with; 0: none has come
-
-	// First is when the first token of a request that was bound before its prefill is predicted now,
-	// since an instant; 0: as it was when it was bound.
-	First []time.Duration
-	Since time.Time
 }
 
 // Tick ends the waits of a board that are over, and has it decide if anything happened that
@@ -157,11 +152,3 @@ func (c *Counts) step(slot int32) uint32 {
 }
 
 func (c *Counts) started(slot int32) bool { return int(slot) < len(c.Began) && c.Began[slot] }
-
-// first is when the first token of a slot is predicted, if that was told since it was bound.
-func (c *Counts) first(slot int32) (at time.Time) {
-	if c != nil && int(slot) < len(c.First) && c.First[slot] != 0 {
-		at = c.Since.Add(c.First[slot])
-	}
-	return at
-}

@@ -54,7 +54,6 @@ type hand struct {
 	watched int
 	pulses  map[GroupKey]*beat
 	learner Learner
-	lead    time.Duration // of what is enqueued for ranks that are early
 	endings []Ending
 	shown   *Round // copies of rounds, if it is there
 	metrics counted
@@ -106,7 +105,6 @@ type Slot struct {
 	started     bool
 	waits       bool
 	first, last uint32 // steps
-	foreseen    time.Duration
 }
 
 // beat is the steps that the streams of a group tell of.
@@ -161,13 +159,12 @@ func (h *hand) count() {
 	c := &h.counts
 	if grow := len(h.slots) - len(c.Tokens); grow > 0 {
 		c.Tokens, c.Began, c.Joined = append(c.Tokens, make([]int32, grow)...), append(c.Began, make([]bool, grow)...), append(c.Joined, make([]uint32, grow)...)
-		c.First = append(c.First, make([]time.Duration, grow)...)
 	}
 	for i, s := range h.slots {
 		if s != nil {
-			c.Tokens[i], c.Began[i], c.Joined[i], c.First[i] = s.generated.Load(), s.started, s.first, s.foreseen
+			c.Tokens[i], c.Began[i], c.Joined[i] = s.generated.Load(), s.started, s.first
 		} else {
-			c.Tokens[i], c.Began[i], c.Joined[i], c.First[i] = 0, false, 0, 0
+			c.Tokens[i], c.Began[i], c.Joined[i] = 0, false, 0
 		}
 	}
 	h.Apply(c, h.at)
@@ -283,7 +280,7 @@ func (h *hand) make(e pool.Entry) waiting {
 	h.ids++
 	e.ID, e.Entered, e.Model = h.ids, h.at, cmp.Or(e.Model, "m")
 	if b := h.boards[e.Model]; b != nil && b.early {
-		e.Early, e.Lead = true, h.lead
+		e.Early = true
 	}
 	w := waiting{entry: &e, slot: &Slot{h: h, handsOff: e.Prefiller != ""}, result: make(chan Result, 1)}
 	if h.cfg.Explain {

@@ -28,10 +28,9 @@ func (b *board) charge(r *rank, c charge) (slot int32) {
 		r.lend(r.share(q))
 	}
 	r.kv += q.Tokens()
-	if !c.first.IsZero() {
+	if c.unread {
 		r.early++
 		r.later += int64(c.prompt)
-		q.Start = 1
 	}
 	return slot
 }
@@ -42,7 +41,7 @@ func (b *board) recount(slot, prompt int32) {
 	b.ledger.charged.kvTokens += int64(prompt - c.prompt)
 	q := &c.rank.running[c.pos]
 	was := q.Tokens()
-	if !c.first.IsZero() {
+	if c.unread {
 		c.rank.later += int64(prompt - c.prompt)
 	}
 	c.prompt, q.Prompt = prompt, prompt
@@ -64,7 +63,7 @@ func (b *board) discharge(slot int32) {
 		r.strays--
 		r.lend(-r.each(&r.running[c.pos]))
 	}
-	if !c.first.IsZero() {
+	if c.unread {
 		r.early--
 		r.later -= int64(c.prompt)
 	}

@@ -60,7 +60,6 @@ func TestAnOrphanHasItsRoomUntilItIsSeenToBeGone(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			h := newHand(t, cfg)
 			h.fleet(fleet)
-			h.lead = time.Second
 			h.put(pool.Entry{Prompt: 100}).slotNow(t).Started()
 			h.orphan(h.put(pool.Entry{Prompt: 200}).slotNow(t))
 			h.orphan(h.put(pool.Entry{Prompt: 400}).slotNow(t))
@@ -123,12 +122,11 @@ func TestOrphansAreCountedOnce(t *testing.T) {
 		}
 		rt.Repeat(map[string]func(*rapid.T){
 			"enqueue": func(rt *rapid.T) {
-				h.lead = time.Duration(rapid.IntRange(0, 100).Draw(rt, "lead")) * time.Millisecond
 				waits = append(waits, h.put(pool.Entry{Prompt: rapid.IntRange(1, 300).Draw(rt, "prompt")}))
 			},
 			"enqueue a response that needs no hand-off": func(rt *rapid.T) {
 				w := h.make(pool.Entry{Prompt: rapid.IntRange(1, 300).Draw(rt, "prompt"), Response: true})
-				w.entry.Early, w.entry.Lead = false, 0
+				w.entry.Early = false
 				waits = append(waits, w)
 				h.do(func(h *hand) { h.enqueue(w) })
 			},

@@ -28,7 +28,6 @@ type board struct {
 	groups []*group        // with a present rank, ascending lowest ID
 	up     int             // present ranks that take work
 	early  bool            // the ranks are, as told last
-	starts forecast.Starts // what predictions of first tokens are worth
 	downTo time.Time       // until then an outage of all ranks is waited out; zero: there is none
 	// largest prompt any present rank could ever take, in KV tokens
 	largest int64
@@ -205,9 +204,7 @@ type Bound struct {
 	NewTokens  int32         // of the prompt that the rank has to compute; 0: its KV comes from a prefill engine
 	Step       uint32        // of its group, that was told last; 0: none was
 
-	// Of an entry that is bound before its prefill.
-	Start  int32   // steps until its first token, as predicted; 0: nobody knew
-	StepMs float32 // a step of the group then; 0: unknown
+	StepMs float32 // a step of the group then, of an entry that is bound before its prefill; 0: unknown
 }
 
 // Local is what a decode rank may compute of a prompt that comes without a
@@ -312,10 +309,9 @@ type charge struct {
 	started     bool // its first event has come, as was told last
 	waits       bool // in the engine's queue, beyond the rank's slots or KV room
 	since       time.Time
-	bound       uint32        // number of the step that was told last before it
-	early       bool          // it was bound before its prefill
-	first       time.Time     // predicted, of its first token; zero: it has come, or nobody knows
-	lead        time.Duration // until then, as predicted at the bind; 0: nobody knew
+	bound       uint32 // number of the step that was told last before it
+	early       bool   // it was bound before its prefill
+	unread      bool   // likewise, and no step has read its KV yet
 }
 
 // ledger is every charge by its dense index, and what was charged and

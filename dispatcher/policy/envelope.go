@@ -123,20 +123,15 @@ func (w *Worker) KVTokens() int64 {
 }
 
 // Project writes the projected KV tokens of the running requests at steps
-// 0..len(dst)-1: each grows by a token a step, from its start on, until its
-// predicted end Rhat, counted from there; before its start it is as it will be then. One whose Rhat reaches the horizon, or
-// is unknown, never ends inside it.
+// 0..len(dst)-1: each grows by a token a step until its predicted end Rhat. One whose Rhat reaches the
+// horizon, or is unknown, never ends inside it.
 func Project(dst []int64, running []Request) {
 	const one = 1 << 40 // a request is counted above the bits of its tokens
 	last := len(dst) - 1
 	clear(dst)
-	horizon, later := float32(last), false
+	horizon := float32(last)
 	for i := range running {
 		r := &running[i]
-		if r.Start > 0 {
-			later = true
-			continue
-		}
 		at := last // the last step at which it is there
 		if r.Rhat < horizon && r.Rhat > 0 {
 			at = int(r.Rhat)
@@ -150,28 +145,5 @@ func Project(dst []int64, running []Request) {
 	for h := last; h >= 0; h-- {
 		sum += dst[h]
 		dst[h] = sum&(one-1) + int64(h)*(sum>>40)
-	}
-	if later {
-		addLater(dst, running)
-	}
-}
-
-// addLater adds the requests that do not decode yet. They count from now on, though no step reads them before their
-// start: counted from there, they would meet ranks that seem to be empty by then, because nobody knows what comes into
-// the slots that are free by then. The simulator says that ranks are idle for longer so.
-func addLater(dst []int64, running []Request) {
-	horizon := float32(len(dst) - 1)
-	for i := range running {
-		r := &running[i]
-		if r.Start <= 0 {
-			continue
-		}
-		for h := range dst {
-			since := max(0, h-int(r.Start))
-			if r.Rhat > 0 && r.Rhat < horizon && float32(since) >= r.Rhat {
-				break
-			}
-			dst[h] += r.Tokens() + int64(since)
-		}
 	}
 }

@@ -43,7 +43,6 @@ type Request struct {
 	ID        uint64
 	Slot      int32 // dense index in the board's slot table, stable while the request runs
 	Away      int32 // of its KV tokens, those that other ranks' Others have, because nobody knows its rank. Policies grow it on its worker alone
-	Start     int32 // predicted steps until its first token; until then no step reads its KV, which has its room already, and policies count it all the same. 0 = it decodes
 }
 
 // Tokens are the KV tokens that the request holds on its worker.
@@ -56,8 +55,7 @@ type Entry struct {
 	Prompt int32
 	Age    int32 // > 0 after a recompute
 	WaitMs float32
-	Urgent bool  // three quarters of the time it may wait have passed
-	Start  int32 // predicted steps from now to its first token if it is bound now; 0 = its prefill is finished
+	Urgent bool // three quarters of the time it may wait have passed
 	Key    uint64
 }
 

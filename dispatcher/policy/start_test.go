@@ -1,7 +1,6 @@
 package policy
 
 import (
-	"math"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -17,28 +16,26 @@ func runs(id int32, tokens, room int64) Worker {
 	return w
 }
 
-// A rank has to have room for an entry from its bind on, and the start of the entry changes nothing.
+// A rank has to have room for an entry from its bind on, whenever it starts to decode.
 func TestAnEntryCountsFromItsBindOn(t *testing.T) {
 	for _, spec := range []string{"evenkeel:watermark=0", "pjsq-kv:watermark=0"} {
-		for _, start := range []int32{0, 30, 200} {
-			for _, c := range []struct {
-				name    string
-				workers []Worker
-				want    int
-			}{
-				{"it goes where least is held", []Worker{runs(0, 3000, 5000), runs(1, 4000, 9000)}, 0},
-				{"with room without end, too", []Worker{runs(0, 4000, 0), runs(1, 3000, 0)}, 1},
-			} {
-				s := &Snapshot{Workers: c.workers, Pool: []Entry{{ID: 1, Prompt: 2000, Start: start}}, MeanOutput: 160}
-				require.Equal(t, [][2]int{{1, c.want}}, pairs(decide(t, spec, s)), "%s: %s, start %d", spec, c.name, start)
-			}
+		for _, c := range []struct {
+			name    string
+			workers []Worker
+			want    int
+		}{
+			{"it goes where least is held", []Worker{runs(0, 3000, 5000), runs(1, 4000, 9000)}, 0},
+			{"with room without end, too", []Worker{runs(0, 4000, 0), runs(1, 3000, 0)}, 1},
+		} {
+			s := &Snapshot{Workers: c.workers, Pool: []Entry{{ID: 1, Prompt: 2000}}, MeanOutput: 160}
+			require.Equal(t, [][2]int{{1, c.want}}, pairs(decide(t, spec, s)), "%s: %s", spec, c.name)
 		}
 	}
 }
 
 func TestWhatIsBoundHasItsRoomAndCounts(t *testing.T) {
 	s := &Snapshot{
-		Workers:    []Worker{{ID: 0, Up: true, Free: 1, Capacity: 5500, Running: []Request{{ID: 9, Prompt: 4000, Start: 20}}}},
+		Workers:    []Worker{{ID: 0, Up: true, Free: 1, Capacity: 5500, Running: []Request{{ID: 9, Prompt: 4000}}}},
 		MeanOutput: 100,
 	}
 	p, err := Parse("evenkeel:watermark=0")
@@ -66,8 +63,8 @@ func TestAProjectionCountsARequestUntilItsEnd(t *testing.T) {
 		running := make([]Request, rapid.IntRange(1, 5).Draw(t, "running"))
 		for i := range running {
 			running[i] = Request{
-				Prompt: rapid.Int32Range(0, 50).Draw(t, "prompt"), Start: rapid.Int32Range(0, 50).Draw(t, "start"),
-				Rhat: float32(rapid.IntRange(0, 90).Draw(t, "rhat")) / 2,
+				Prompt: rapid.Int32Range(0, 50).Draw(t, "prompt"),
+				Rhat:   float32(rapid.IntRange(0, 90).Draw(t, "rhat")) / 2,
 			}
 		}
 		got := make([]int64, horizon+1)
@@ -75,9 +72,8 @@ func TestAProjectionCountsARequestUntilItsEnd(t *testing.T) {
 		for h, x := range got {
 			want := int64(0)
 			for _, r := range running {
-				since := max(0, h-int(r.Start))
-				if r.Rhat == 0 || r.Rhat >= float32(horizon) || float32(since) < r.Rhat {
-					want += int64(r.Prompt) + int64(since)
+				if r.Rhat == 0 || r.Rhat >= float32(horizon) || float32(h) < r.Rhat {
+					want += int64(r.Prompt) + int64(h)
 				}
 			}
 			require.Equal(t, want, x, "step %d", h)
@@ -88,7 +84,7 @@ func TestAProjectionCountsARequestUntilItsEnd(t *testing.T) {
 // A request that is bound counts as the entry did that it was.
 func TestABoundRequestCountsAsItsEntry(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		e := Entry{ID: rapid.Uint64().Draw(t, "id"), Prompt: rapid.Int32Range(1, 5000).Draw(t, "prompt"), Start: rapid.Int32Range(1, 100).Draw(t, "start")}
+		e := Entry{ID: rapid.Uint64().Draw(t, "id"), Prompt: rapid.Int32Range(1, 5000).Draw(t, "prompt")}
 		s := &Snapshot{Workers: []Worker{{Up: true, Free: 1}}, Pool: []Entry{e}, MeanOutput: rapid.Float64Range(0, 300).Draw(t, "mean output")}
 		parsed, err := Parse("evenkeel")
 		require.NoError(t, err)
@@ -96,25 +92,9 @@ func TestABoundRequestCountsAsItsEntry(t *testing.T) {
 		require.Len(t, p.Decide(s, nil), 1)
 		entry := p.pick.all[0].load
 
-		s.Workers[0].Running = []Request{{ID: e.ID, Prompt: e.Prompt, Start: e.Start}}
+		s.Workers[0].Running = []Request{{ID: e.ID, Prompt: e.Prompt}}
 		p.loads.build(s)
 		require.Equal(t, entry, p.loads.x[0])
 		require.Equal(t, int64(e.Prompt), p.loads.held[0])
-	})
-}
-
-// Nothing is bound into a rank twice over, whatever starts when.
-func TestStartsKeepTheRules(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
-		s, p := drawMeasured(t), drawEvenkeel(t)
-		for g := range s.Workers {
-			for i := range s.Workers[g].Running {
-				s.Workers[g].Running[i].Start = rapid.Int32Range(0, 80).Draw(t, "start")
-			}
-		}
-		for i := range s.Pool {
-			s.Pool[i].Start = rapid.SampledFrom([]int32{0, 1, 7, 33, 500, math.MaxInt32}).Draw(t, "start")
-		}
-		checkRules(t, p, s, p.Decide(s, nil))
 	})
 }

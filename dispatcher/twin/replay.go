@@ -326,7 +326,7 @@ func (r *Replay) enter(j *job) {
 	at := func(d time.Duration) time.Time { return r.Began.Add(d) }
 	e := &board.Entry{
 		ID: j.id, Model: r.Model, Prompt: int(j.prompt), Age: int(j.age), Key: j.came.key, Arrival: at(j.came.arrival), Entered: at(j.came.entered),
-		Early: j.came.early, Lead: time.Duration(j.came.lead) * time.Millisecond, Discard: j.came.discard,
+		Early: j.came.early, Discard: j.came.discard,
 	}
 	if j.came.deadline != 0 {
 		e.Deadline = at(j.came.deadline)

@@ -43,7 +43,7 @@ type came struct {
 	at, arrival, entered, deadline time.Duration // deadline 0: none
 	id, key                        uint64
 	model                          string
-	prompt, age, lead              int32 // lead in ms
+	prompt, age                    int32
 	early, discard                 bool
 }
 
@@ -115,7 +115,7 @@ func (t *Tape) Hear(e board.Event, now time.Time) {
 func (t *Tape) came(e *pool.Entry, now time.Time) {
 	s := t.stretch
 	c := came{
-		at: now.Sub(s.From), id: e.ID, key: e.Key, model: e.Model, prompt: int32(e.Prompt), age: int32(e.Age), lead: int32(e.Lead / time.Millisecond),
+		at: now.Sub(s.From), id: e.ID, key: e.Key, model: e.Model, prompt: int32(e.Prompt), age: int32(e.Age),
 		early: e.Early, discard: e.Discard,
 	}
 	since := func(t time.Time, or time.Duration) time.Duration {

@@ -202,7 +202,6 @@ func (p *Partner) lookAgain() {
 // goTo has another engine prefill. It is called with p.mu held.
 func (p *Partner) goTo(lease *prefill.Lease) {
 	lease.PassOn()
-	lease.Follow(p.Slot.Foresee)
 	p.maker.Dispatcher.Rerouted(p.Slot, lease.Candidate.Instance)
 	p.lease, p.last = lease, lease
 }

@@ -1,7 +1,6 @@
 package couple
 
 import (
-	"cmp"
 	"math"
 	"net/http"
 	"sync"
@@ -68,7 +67,6 @@ func (m *Maker) Start(plan Plan) (*Partner, error) {
 	err := p.meet()
 	if err == nil {
 		plan.Lease.PassOn()
-		plan.Lease.Follow(plan.Slot.Foresee)
 		err = m.Run(math.MaxInt, p.serve)
 	}
 	if err != nil {
@@ -144,10 +142,6 @@ func (p *Partner) do(x life.LegEffect) (on bool) {
 		}
 		p.maker.drains.WithLabelValues(cause).Inc()
 		return true
-	case life.Learn:
-		if !p.Whole {
-			p.last.Moved(cmp.Or(p.got.PromptTokens, p.Prompt), time.Since(p.ended))
-		}
 	case life.CountLoss:
 		p.maker.lost(p.failed)
 	case life.Strand:

@@ -117,9 +117,6 @@ func (r *Request) note(e *Event) {
 		r.LocalTokens, r.HitTokens = int(s.NewTokens), e.Tokens
 	case Coupled:
 		r.CallbackMs = ms(e.Took)
-		if steps, known := s.StartError(); known {
-			r.StartError = &steps
-		}
 	case First:
 		r.TTFTMs = ms(e.At.Sub(r.Arrival))
 		g.ttft.Observe(e.At.Sub(r.Arrival).Seconds())

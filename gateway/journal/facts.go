@@ -27,10 +27,9 @@ type Facts struct {
 	WaitMs       float64   `json:"wait_ms"`
 	TransferMs   float64   `json:"transfer_ms"`
 	TTFTMs       float64   `json:"ttft_ms"`
-	Bind         string    `json:"bind,omitempty"`              // Late or AtArrival; empty: to no rank
-	BindMs       float64   `json:"bind_ms,omitempty"`           // AtArrival: until then, from the request's arrival
-	CallbackMs   float64   `json:"callback_ms,omitempty"`       // until the decode engine had said where the KV goes
-	StartError   *int      `json:"start_error_steps,omitempty"` // steps by which the first token was predicted too late at the bind
+	Bind         string    `json:"bind,omitempty"`        // Late or AtArrival; empty: to no rank
+	BindMs       float64   `json:"bind_ms,omitempty"`     // AtArrival: until then, from the request's arrival
+	CallbackMs   float64   `json:"callback_ms,omitempty"` // until the decode engine had said where the KV goes
 	TotalMs      float64   `json:"total_ms"`
 	Attempts     int       `json:"attempts"`
 	Inexact      bool      `json:"inexact,omitempty"` // the answer went on by its text after a loss, which the engine tokenised anew
@@ -74,7 +73,7 @@ func (f *Facts) Sum(leg *Facts) {
 	if leg.Route != "" {
 		f.Route = leg.Route
 	}
-	f.Bind, f.BindMs, f.CallbackMs, f.StartError = leg.Bind, max(f.BindMs, leg.BindMs), max(f.CallbackMs, leg.CallbackMs), leg.StartError
+	f.Bind, f.BindMs, f.CallbackMs = leg.Bind, max(f.BindMs, leg.BindMs), max(f.CallbackMs, leg.CallbackMs)
 	f.Prefill, f.Rank, f.Policy = leg.Prefill, leg.Rank, leg.Policy
 	f.PrefillPolicy, f.HitTokens = leg.PrefillPolicy, leg.HitTokens
 }

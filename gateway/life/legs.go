@@ -129,7 +129,6 @@ const (
 	StopWaiting               // and ends
 	Forget                    // no callback is expected any more
 	Drain                     // a prefill is run only because its end frees blocks
-	Learn                     // the way of the KV has an end: how long it took is learned
 	CountLoss                 // the rank was lost before the first event
 	Strand                    // the decode engine may keep blocks for ever
 	WaitGone                  // ClientWaited comes a moment after the abort, or after the grace
@@ -294,7 +293,6 @@ func (l *Legs) await(dst []LegEffect) []LegEffect {
 // done takes in the prefill engine's answer.
 func (l *Legs) done(e LegEvent, dst []LegEffect) []LegEffect {
 	l.prefill, l.prompt = answered, e.Prompt
-	dst = l.learn(dst)
 	switch {
 	case !l.dialect.Keeps && !l.dialect.Aborts, l.Begun(), l.dialect.Aborts && l.Closed(): // the KV has been written, or is where it belongs
 		dst = l.settle(Free, dst)
@@ -310,19 +308,10 @@ func (l *Legs) began(e LegEvent, dst []LegEffect) []LegEffect {
 		dst = l.fail(e.End, dst)
 	}
 	l.decode, l.counted = begun, e.Prompt
-	dst = l.learn(dst)
 	if l.dialect.CallsBack && l.blocks == unknown { // it needed nothing, and has not said so
 		dst = l.settle(Free, dst)
 	}
 	return append(dst, LegEffect{Do: StopWaiting})
-}
-
-// learn has it learned how long KV took, once both ends of its way are known.
-func (l *Legs) learn(dst []LegEffect) []LegEffect {
-	if l.Begun() && l.prefill == answered && l.blocks != needless && !l.failed {
-		return append(dst, LegEffect{Do: Learn})
-	}
-	return dst
 }
 
 // compare ends a decode leg that has more of the prompt than was prefilled.

@@ -176,12 +176,7 @@ func (r *runner) enqueue(x life.Effect) life.Event {
 	}
 	var f *failure.Fault
 	if x.Early {
-		r.slot, f = j.place(r.lease.Candidate, j.estimate(), func(e *pool.Entry) {
-			e.Early = true
-			if in, known := r.lease.Foresee(); known {
-				e.Lead = in
-			}
-		})
+		r.slot, f = j.place(r.lease.Candidate, j.estimate(), func(e *pool.Entry) { e.Early = true })
 	} else {
 		r.slot, f = j.wait(r.held)
 	}

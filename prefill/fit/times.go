@@ -117,7 +117,6 @@ func (t *Times) Usual() float64 { return t.usual }
 
 // Way is what is learned of how the two engines of a request meet whose decode rank is bound before its prefill.
 type Way struct {
-	transfer *Calibration
 	callback float64 // ms, lately; 0: none came
 }
 
@@ -128,25 +127,10 @@ const callbackWeight = 0.05
 func (t *Times) Way(profile string) *Way {
 	w := t.ways[profile]
 	if w == nil {
-		w = &Way{transfer: NewCalibration(policy.Line{}, halfLife)}
+		w = &Way{}
 		t.ways[profile] = w
 	}
 	return w
-}
-
-// Moved learns from one request how long it took from the end of its prefill to the decode engine's first event.
-func (w *Way) Moved(tokens int, took time.Duration) {
-	w.transfer.Add(Sample{New: float64(tokens), Ms: ms(max(took, time.Microsecond))})
-}
-
-// Transfer is how long that is predicted to take: by a line in the prompt's tokens, or in the mean while none
-// explains the times, 0 at first.
-func (w *Way) Transfer(tokens int) time.Duration {
-	predicted := w.transfer.Mean()
-	if law, fitted := w.transfer.Law(); fitted {
-		predicted = law.Ms(float64(tokens), 0)
-	}
-	return time.Duration(predicted * float64(time.Millisecond))
 }
 
 // CalledBack learns how long after its bind a request's decode engine said where the KV goes.
