@@ -269,7 +269,7 @@ func (r *runner) do(e *board.Effect, took time.Duration) {
 func (r *runner) own(model string) *owned {
 	o := r.owned[model]
 	if o == nil {
-		o = &owned{model: model, pace: newPublished(), tick: board.Tick{Model: model}, since: r.now}
+		o = &owned{model: model, pace: newPublished(), tick: board.Tick{Model: model}}
 		o.counts = board.Counts{Model: model}
 		o.arrive = func(s *Slot) {
 			r.wake(func(r *runner) {

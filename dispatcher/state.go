@@ -42,13 +42,10 @@ type owned struct {
 	model  string
 	slots  []*Slot      // by index; nil: free
 	beyond int          // of these, bound to their engines' own queues
-	early  bool         // some were bound before their prefill
 	counts board.Counts // of these, as they were read last
 	tick   board.Tick
 	arrive func(*Slot)
 	pace   *published
-
-	since time.Time // what the slots' times count from
 }
 
 // runner owns the boards. It reads the clock, tells them what others want in its

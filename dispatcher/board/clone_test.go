@@ -132,8 +132,7 @@ func TestBoardsThatAreToldTheSameStayTheSame(t *testing.T) {
 					ID: ids, Model: "m", Prompt: rapid.IntRange(1, 3000).Draw(t, "prompt"), Discard: rapid.IntRange(0, 9).Draw(t, "drain") == 0,
 					Prefiller: rapid.SampledFrom([]string{"", "p0", "p1"}).Draw(t, "prefiller"), Entered: now, Response: rapid.Bool().Draw(t, "response"),
 				}
-				if e.Early = fleet[0].Early && rapid.Bool().Draw(t, "early"); e.Early {
-				}
+				e.Early = fleet[0].Early && rapid.Bool().Draw(t, "early")
 				if rapid.Bool().Draw(t, "deadline") {
 					e.Deadline = now.Add(time.Duration(rapid.IntRange(1, 3000).Draw(t, "within")) * time.Millisecond)
 				}
