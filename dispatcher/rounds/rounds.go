@@ -1,0 +1,291 @@
+// Package rounds says which requests go now to which ranks of a group that prefills and decodes. A prompt that one
+// rank computes stops the decodes of all ranks, so prompts are held for a moment until several ranks can compute one
+// in the same steps. Nothing here knows a clock: times are seconds that the caller gives.
+package rounds
+
+import (
+	"math"
+	"slices"
+)
+
+// Rank is one of the ranks that are up.
+type Rank struct {
+	Slots   int     // free ones
+	Room    int64   // tokens of KV that are free for prompts
+	Full    float64 // share of its KV room that is in use
+	Backlog int64   // uncached prompt tokens that were sent to it and are not computed yet
+	Load    float64 // what its decodes cost a step, in KV tokens
+}
+
+// Hit is a prefix that a rank holds.
+type Hit struct {
+	Rank   int32
+	Tokens int32
+}
+
+// Candidate is a request that waits.
+type Candidate struct {
+	Prompt int32   // tokens
+	Hits   []Hit   // at most one of each rank
+	Since  float64 // when it could first have been sent; NaN: it never could. Decide sets it
+	Until  float64 // by when it must be sent to be answered in time; +Inf: whenever
+	Urgent bool    // it comes before the others, and is not held
+}
+
+// Group is what Decide is told of the ranks.
+type Group struct {
+	Ranks    []Rank
+	Decoding int     // requests that decode
+	Slots    int     // of all ranks, free or not
+	Own      float64 // seconds that a rank's own part of a prefill takes for each token; 0: not learned, so nothing is held
+	Request  float64 // what one more request costs a step, in KV tokens
+}
+
+// Rule is how long requests are held.
+type Rule struct {
+	Patience float64 // seconds that requests may wait for each second that they spare the decodes
+	MaxHold  float64 // no request is held for longer, s
+}
+
+// Default is the rule that loads drawn at random recommend.
+var Default = Rule{Patience: 0.25, MaxHold: 5}
+
+// Pick sends a candidate to a rank.
+type Pick struct{ Candidate, Rank int32 }
+
+// crowded is the share of KV room in use from which on a rank holds nothing: a prompt that waits on finds less room.
+const crowded = 0.9
+
+// grain is how many tokens of backlog count as alike, so that small differences do not overrule the KV.
+const grain = 256
+
+// Planner decides. It keeps nothing from one decision to the next but memory.
+type Planner struct {
+	ranks  []Rank  // with what was sent to them
+	base   []Rank  // they before candidates were placed
+	order  []int32 // of candidates that are placed, largest first
+	placed []int32 // by candidate: its rank, or one of these
+	picks  []Pick
+}
+
+const (
+	waits = -1 // it found no slot or no room
+	gone  = -2 // it was picked already
+)
+
+// Decide says which candidates are sent, and when to ask again if nothing happens before. waiting is in the order in
+// which they may be served. What it returns is valid until the next call.
+func (p *Planner) Decide(now float64, g *Group, waiting []Candidate, rule Rule) (picks []Pick, wake float64) {
+	p.ranks = append(p.ranks[:0], g.Ranks...)
+	p.picks = p.picks[:0]
+	p.placed = slices.Grow(p.placed[:0], len(waiting))[:len(waiting)]
+	for i := range waiting {
+		p.placed[i] = waits
+		if waiting[i].Urgent {
+			if r := p.least(g, &waiting[i], p.largest()); r != waits {
+				p.send(g, waiting, i, r)
+			}
+		}
+	}
+	for {
+		p.base = append(p.base[:0], p.ranks...)
+		n, uneven := p.place(now, g, waiting, rule)
+		if n == 0 {
+			return p.picks, math.Inf(1)
+		}
+		at := p.release(now, g, waiting, rule, n, uneven)
+		if at <= now {
+			for i, r := range p.placed {
+				if r >= 0 {
+					p.picks = append(p.picks, Pick{int32(i), r})
+				}
+			}
+			return p.picks, math.Inf(1)
+		}
+		p.unplace()
+		if !p.ride(g, waiting, p.largest()) {
+			return p.picks, at
+		}
+	}
+}
+
+// place finds a rank for as many candidates as there are slots, largest first, but those that were held for too long
+// before all others: larger ones must not take their room. It says how many found one and how much more work the fullest rank has then than each would have if all had the same, in tokens.
+func (p *Planner) place(now float64, g *Group, waiting []Candidate, rule Rule) (n int, uneven float64) {
+	slots, largest, sum := 0, int64(0), int64(0)
+	for i := range p.ranks {
+		slots += p.ranks[i].Slots
+		largest, sum = max(largest, p.ranks[i].Backlog), sum+p.ranks[i].Backlog
+	}
+	p.order = p.order[:0]
+	for i := range waiting {
+		if len(p.order) == slots {
+			break
+		}
+		if p.placed[i] != gone {
+			p.order = append(p.order, int32(i))
+		}
+	}
+	slices.SortStableFunc(p.order, func(a, b int32) int {
+		x, y := &waiting[a], &waiting[b]
+		switch late := now-x.Since >= rule.MaxHold; {
+		case late != (now-y.Since >= rule.MaxHold) && late:
+			return -1
+		case late != (now-y.Since >= rule.MaxHold):
+			return 1
+		}
+		return int(y.least()) - int(x.least())
+	})
+	top := largest
+	for _, i := range p.order {
+		c := &waiting[i]
+		r := p.least(g, c, top)
+		p.placed[i] = r
+		if r == waits {
+			continue
+		}
+		p.charge(g, c, r)
+		top = max(top, p.ranks[r].Backlog)
+		if math.IsNaN(c.Since) {
+			c.Since = now
+		}
+		n++
+	}
+	more := int64(0)
+	for i := range p.ranks {
+		more += p.ranks[i].Backlog
+	}
+	return n, float64(top-largest) - float64(more-sum)/float64(max(1, len(p.ranks)))
+}
+
+// release says when those that were placed are sent.
+func (p *Planner) release(now float64, g *Group, waiting []Candidate, rule Rule, n int, uneven float64) float64 {
+	price := float64(g.Decoding) * g.Own * uneven // request-seconds that the decodes would wait beyond a level round
+	if price <= 0 {
+		return now
+	}
+	for i := range g.Ranks {
+		if g.Ranks[i].Full > crowded {
+			return now
+		}
+	}
+	at, held := math.Inf(1), 0.0
+	for i, r := range p.placed {
+		if r >= 0 {
+			c := &waiting[i]
+			held += max(0, now-c.Since) // a clock that went back takes nothing away
+			at = min(at, min(c.Since, now)+rule.MaxHold, c.Until)
+		}
+	}
+	w := rule.Patience * min(1, float64(g.Decoding)/(float64(g.Slots)/2))
+	return min(at, now+max(0, w*price-held)/float64(n))
+}
+
+// ride sends those, oldest first, that a rank can compute while another one computes more: no step is longer for them.
+func (p *Planner) ride(g *Group, waiting []Candidate, largest int64) (some bool) {
+	for i := range waiting {
+		if p.placed[i] == gone {
+			continue
+		}
+		best := int32(waits)
+		for r := range p.ranks {
+			if p.fits(int32(r), &waiting[i]) && p.ranks[r].Backlog+int64(waiting[i].uncached(int32(r))) <= largest &&
+				(best == waits || p.ranks[r].Backlog < p.ranks[best].Backlog) {
+				best = int32(r)
+			}
+		}
+		if best != waits {
+			p.send(g, waiting, i, best)
+			some = true
+		}
+	}
+	return some
+}
+
+// unplace takes back what place did; what was picked stays.
+func (p *Planner) unplace() {
+	copy(p.ranks, p.base)
+	for i := range p.placed {
+		if p.placed[i] != gone {
+			p.placed[i] = waits
+		}
+	}
+}
+
+func (p *Planner) send(g *Group, waiting []Candidate, i int, r int32) {
+	p.charge(g, &waiting[i], r)
+	p.placed[i] = gone
+	p.picks = append(p.picks, Pick{int32(i), r})
+}
+
+// least is the rank with the least backlog that has a slot and room, among those alike the one with the least load.
+// One that holds the prefix comes before it as long as the largest backlog grows by no more than what that saves.
+func (p *Planner) least(g *Group, c *Candidate, largest int64) int32 {
+	best := int32(waits)
+	for i := range p.ranks {
+		if r := int32(i); p.fits(r, c) && (best == waits || p.before(r, best)) {
+			best = r
+		}
+	}
+	if best == waits {
+		return best
+	}
+	saves, other := int64(0), best
+	for _, h := range c.Hits {
+		if int(h.Rank) >= len(p.ranks) || !p.fits(h.Rank, c) {
+			continue
+		}
+		u := int64(c.uncached(h.Rank))
+		saved := int64(c.uncached(best)) - u
+		if grows := max(0, p.ranks[h.Rank].Backlog+u-largest); saved > saves && grows <= saved {
+			saves, other = saved, h.Rank
+		}
+	}
+	return other
+}
+
+func (p *Planner) before(a, b int32) bool {
+	x, y := &p.ranks[a], &p.ranks[b]
+	if x.Backlog/grain != y.Backlog/grain {
+		return x.Backlog < y.Backlog
+	}
+	return x.Load < y.Load
+}
+
+func (p *Planner) fits(r int32, c *Candidate) bool {
+	return p.ranks[r].Slots > 0 && p.ranks[r].Room >= int64(c.Prompt)
+}
+
+func (p *Planner) charge(g *Group, c *Candidate, r int32) {
+	k := &p.ranks[r]
+	k.Slots--
+	k.Room -= int64(c.Prompt)
+	k.Backlog += int64(c.uncached(r))
+	k.Load += float64(c.Prompt) + g.Request
+}
+
+func (p *Planner) largest() (most int64) {
+	for i := range p.ranks {
+		most = max(most, p.ranks[i].Backlog)
+	}
+	return most
+}
+
+// uncached tokens a rank would compute; the last token of a prompt is always computed.
+func (c *Candidate) uncached(r int32) int32 {
+	for _, h := range c.Hits {
+		if h.Rank == r {
+			return max(1, c.Prompt-h.Tokens)
+		}
+	}
+	return c.Prompt
+}
+
+// least is what it takes where most of it is held.
+func (c *Candidate) least() int32 {
+	u := c.Prompt
+	for _, h := range c.Hits {
+		u = min(u, max(1, c.Prompt-h.Tokens))
+	}
+	return u
+}
