@@ -1,0 +1,229 @@
+package virtual
+
+import "slices"
+
+// Law is what a step costs in ms where ranks prefill and decode: C0, and what the slowest rank takes for its requests,
+// their KV tokens and its own part of its prefill tokens, and each rank's share of the work that all do for the prefill
+// tokens of all, and Any where anybody prefills.
+type Law struct{ C0, Request, KV, Own, Shared, Any float64 }
+
+// Mixed is ranks behind one barrier that prefill and decode, as engines schedule them: each step takes so many tokens
+// of a rank at most, first of the requests that run, in the order of their admission, then of those that wait.
+type Mixed struct {
+	Law      Law
+	Budget   int32 // tokens of a rank in a step
+	Slots    int   // requests that run on a rank
+	Room     int64 // KV tokens of a rank; 0: unlimited
+	Interval int64 // prompts are computed in every so many steps; 0 and 1: in each
+	First    bool  // a rank that can compute a prompt does not decode
+	Delay    int   // passes for which prompts are held until each rank has one; 0: they are not
+
+	Ranks []MixedRank
+	Step  int64   // number of the step in progress, else of the next one
+	Ends  float64 // of the step in progress, ms; Never: none
+
+	Cached   func(rank int, w *Work) int32 // tokens of its prompt that the rank holds when it is admitted
+	Token    func(rank int, w *Work)       // it got one
+	Finished func(rank int, w *Work)       // it got its last one, and has left
+
+	held    int // passes for which prompts have been held
+	Prefill struct {
+		Ranks  int   // that computed prompts in this step
+		Tokens int64 // that all of them computed
+	}
+}
+
+// MixedRank is one of them.
+type MixedRank struct {
+	Waiting []Work // first come first served
+	Running []Work // in the order of admission
+	KV      int64  // tokens of what runs
+	behind  bool   // its last step with prompts left some waiting
+}
+
+// Work is a request on such a rank.
+type Work struct {
+	Job       int32
+	Prompt    int32 // tokens
+	Left      int32 // tokens that it will still get
+	Gen       int32 // that it got
+	Done      int32 // of what was to be computed before its next token, computed or cached
+	due       int32 // to be computed before its next token: the prompt, or after a preemption also what it got
+	take      int32 // tokens of it in this step
+	Preempted int32 // times
+}
+
+// Computing says whether it still waits for its prompt.
+func (w *Work) Computing() bool { return w.Done < w.due }
+
+// Add gives a request to a rank.
+func (g *Mixed) Add(rank int, w Work) {
+	w.due = w.Prompt
+	g.Ranks[rank].Waiting = append(g.Ranks[rank].Waiting, w)
+}
+
+// Begin begins a step where there is something to do, and none is in progress.
+func (g *Mixed) Begin(now float64) {
+	if g.Ends < Never {
+		return
+	}
+	prompts := g.prompts()
+	slowest, tokens, some := 0.0, int64(0), false
+	g.Prefill.Ranks, g.Prefill.Tokens = 0, 0
+	for i := range g.Ranks {
+		decodes, kv, computed := g.schedule(i, prompts && g.aligned(&g.Ranks[i]))
+		slowest = max(slowest, g.Law.Request*float64(decodes)+g.Law.KV*float64(kv)+g.Law.Own*float64(computed))
+		tokens += computed
+		some = some || decodes > 0 || computed > 0
+		if computed > 0 {
+			g.Prefill.Ranks++
+		}
+	}
+	if !some {
+		return
+	}
+	g.Prefill.Tokens = tokens
+	length := g.Law.C0 + slowest + g.Law.Shared*float64(tokens)/float64(len(g.Ranks))
+	if tokens > 0 {
+		length += g.Law.Any
+	}
+	g.Ends = now + length
+}
+
+// aligned says whether the interval lets a rank compute prompts in this step: in its own ones, where it decodes nothing,
+// and after a step with prompts that left some waiting.
+func (g *Mixed) aligned(r *MixedRank) bool {
+	return g.Interval <= 1 || g.Step%g.Interval == 0 || r.behind || !r.decodes()
+}
+
+// prompts says whether the delayer lets this step compute some.
+func (g *Mixed) prompts() bool {
+	if g.Delay == 0 {
+		return true
+	}
+	can := 0
+	for i := range g.Ranks {
+		if g.wanting(i) {
+			can++
+		}
+	}
+	if can == 0 {
+		return true
+	}
+	if can < len(g.Ranks) && g.held < g.Delay-1 && slices.ContainsFunc(g.Ranks, func(r MixedRank) bool { return r.decodes() }) {
+		g.held++
+		return false
+	}
+	g.held = 0
+	return true
+}
+
+func (r *MixedRank) decodes() bool {
+	return slices.ContainsFunc(r.Running, func(w Work) bool { return !w.Computing() })
+}
+
+// wanting says whether a rank could compute a prompt now.
+func (g *Mixed) wanting(i int) bool {
+	r := &g.Ranks[i]
+	if slices.ContainsFunc(r.Running, func(w Work) bool { return w.Computing() && w.take == 0 }) {
+		return true
+	}
+	return len(r.Waiting) > 0 && len(r.Running) < g.Slots && g.fits(r, &r.Waiting[0])
+}
+
+func (g *Mixed) fits(r *MixedRank, w *Work) bool {
+	return g.Room == 0 || len(r.Running) == 0 || r.KV+int64(len(r.Running))+int64(w.Prompt)+int64(w.Gen)+1 <= g.Room
+}
+
+// schedule says what a rank does in a step: how many requests get a token, how much KV they read, how many tokens of
+// prompts it computes.
+func (g *Mixed) schedule(i int, prompts bool) (decodes int, kv, computed int64) {
+	r := &g.Ranks[i]
+	full := g.preempt(r) // nothing is admitted in the same step
+	for k := range r.Running {
+		r.Running[k].take = 0
+	}
+	budget, alone := g.Budget, g.First && prompts && !full && g.wanting(i)
+	for k := range r.Running {
+		w := &r.Running[k]
+		switch {
+		case w.Computing():
+			if prompts {
+				w.take = min(budget, w.due-w.Done)
+				computed += int64(w.take)
+			}
+		case !alone && budget > 0:
+			w.take = 1
+			decodes++
+			kv += int64(w.Prompt) + int64(w.Gen)
+		}
+		budget -= w.take
+	}
+	for prompts && !full && budget > 0 && len(r.Waiting) > 0 && len(r.Running) < g.Slots && g.fits(r, &r.Waiting[0]) {
+		w := r.Waiting[0]
+		r.Waiting = slices.Delete(r.Waiting, 0, 1)
+		w.Done = min(w.due-1, g.Cached(i, &w))
+		w.take = min(budget, w.due-w.Done)
+		computed += int64(w.take)
+		budget -= w.take
+		r.KV += int64(w.Prompt) + int64(w.Gen)
+		r.Running = append(r.Running, w)
+	}
+	if prompts {
+		r.behind = len(r.Waiting) > 0
+	}
+	return decodes, kv, computed
+}
+
+// preempt takes back the last admitted requests while those that run have no room for their next tokens, and says
+// whether there were some.
+func (g *Mixed) preempt(r *MixedRank) (some bool) {
+	for g.Room > 0 && len(r.Running) > 1 && r.KV+int64(len(r.Running)) > g.Room {
+		w := r.Running[len(r.Running)-1]
+		r.Running = r.Running[:len(r.Running)-1]
+		r.KV -= int64(w.Prompt) + int64(w.Gen)
+		w.Done, w.due = 0, w.Prompt+w.Gen
+		w.Preempted++
+		r.Waiting = slices.Insert(r.Waiting, 0, w)
+		some = true
+	}
+	return some
+}
+
+// Finish ends the step in progress: who was computed or decoded gets a token.
+func (g *Mixed) Finish() {
+	for i := range g.Ranks {
+		r := &g.Ranks[i]
+		kept := r.Running[:0]
+		for k := range r.Running {
+			w := &r.Running[k]
+			if g.advance(i, w) {
+				r.KV++
+			}
+			if w.Left > 0 {
+				kept = append(kept, *w)
+				continue
+			}
+			r.KV -= int64(w.Prompt) + int64(w.Gen)
+			g.Finished(i, w)
+		}
+		r.Running = kept
+	}
+	g.Step++
+	g.Ends = Never
+}
+
+// advance says whether a request got a token.
+func (g *Mixed) advance(rank int, w *Work) bool {
+	if w.Computing() {
+		w.Done += w.take
+	}
+	if w.take == 0 || w.Computing() {
+		return false
+	}
+	w.take = 0
+	w.Gen++
+	w.Left--
+	g.Token(rank, w)
+	return true
+}

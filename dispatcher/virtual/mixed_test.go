@@ -1,0 +1,159 @@
+package virtual
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
+)
+
+// bench is a group of ranks, and when its requests got their tokens.
+type bench struct {
+	Mixed
+	now    float64
+	firsts map[int32]float64
+	ends   map[int32]float64
+	tokens map[int32]int
+}
+
+func mixed(ranks int, change func(g *Mixed)) *bench {
+	b := &bench{firsts: map[int32]float64{}, ends: map[int32]float64{}, tokens: map[int32]int{}}
+	b.Mixed = Mixed{Law: Law{C0: 10, Own: 0.1}, Budget: 100, Slots: 4, Ranks: make([]MixedRank, ranks), Ends: Never}
+	b.Cached = func(int, *Work) int32 { return 0 }
+	b.Token = func(_ int, w *Work) {
+		if b.tokens[w.Job]++; w.Gen == 1 {
+			b.firsts[w.Job] = b.now
+		}
+	}
+	b.Finished = func(_ int, w *Work) { b.ends[w.Job] = b.now }
+	if change != nil {
+		change(&b.Mixed)
+	}
+	return b
+}
+
+// steps runs so many, and says how long each took.
+func (b *bench) steps(n int) (lengths []float64) {
+	for range n {
+		b.Begin(b.now)
+		if b.Ends == Never {
+			return lengths
+		}
+		lengths = append(lengths, b.Ends-b.now)
+		b.now = b.Ends
+		b.Finish()
+	}
+	return lengths
+}
+
+func equal(t *testing.T, want, got []float64) {
+	t.Helper()
+	require.InDeltaSlice(t, want, got, 1e-9)
+}
+
+func TestALawOfSteps(t *testing.T) {
+	b := mixed(2, func(g *Mixed) { g.Law = Law{C0: 10, Request: 1, KV: 0.01, Own: 0.1, Shared: 0.2, Any: 5} })
+	b.Add(0, Work{Job: 1, Prompt: 50, Left: 3})
+	b.Add(1, Work{Job: 2, Prompt: 30, Left: 2})
+	equal(t, []float64{
+		10 + 0.1*50 + 0.2*80/2 + 5, // both compute
+		10 + 1 + 0.01*51,           // the first one reads more
+		10 + 1 + 0.01*52,
+	}, b.steps(9))
+}
+
+func TestAPromptIsComputedInChunksBesideDecodes(t *testing.T) {
+	b := mixed(1, nil)
+	b.Add(0, Work{Job: 1, Prompt: 10, Left: 9})
+	equal(t, []float64{11}, b.steps(1))
+	b.Add(0, Work{Job: 2, Prompt: 250, Left: 1})
+	equal(t, []float64{10 + 9.9, 10 + 9.9, 10 + 5.2, 10}, b.steps(4)) // 99 beside the decode, 99, and the last 52
+	require.InDelta(t, 11+19.9+19.9+15.2, b.firsts[2], 1e-9)
+	require.Equal(t, 5, b.tokens[1], "decodes are not delayed inside a rank")
+}
+
+func TestARankThatPrefillsFirstDoesNotDecodeMeanwhile(t *testing.T) {
+	b := mixed(2, func(g *Mixed) { g.First = true })
+	b.Add(0, Work{Job: 1, Prompt: 10, Left: 9})
+	b.Add(1, Work{Job: 2, Prompt: 10, Left: 9})
+	b.steps(1)
+	b.Add(0, Work{Job: 3, Prompt: 250, Left: 1})
+	equal(t, []float64{20, 20, 15}, b.steps(3))
+	require.Equal(t, 1, b.tokens[1])
+	require.Equal(t, 4, b.tokens[2], "the other rank decodes")
+}
+
+func TestPromptsWaitForTheInterval(t *testing.T) {
+	b := mixed(1, func(g *Mixed) { g.Interval = 3 })
+	b.Add(0, Work{Job: 1, Prompt: 10, Left: 20})
+	b.steps(2) // the second one is number 1
+	b.Add(0, Work{Job: 2, Prompt: 10, Left: 1})
+	equal(t, []float64{10, 11}, b.steps(2))
+	for job := range int32(5) { // more than slots: the step after computes on
+		b.Add(0, Work{Job: 10 + job, Prompt: 60, Left: 1})
+	}
+	equal(t, []float64{10, 10, 19.9, 19.9, 19.9, 10.3, 10, 10}, b.steps(8)) // the last three tokens come in time again
+}
+
+func TestTheDelayerHoldsPromptsUntilEachRankHasOne(t *testing.T) {
+	b := mixed(2, func(g *Mixed) { g.Delay = 3 })
+	b.Add(0, Work{Job: 1, Prompt: 10, Left: 30})
+	equal(t, []float64{11}, b.steps(1)) // nothing runs, so nothing is held
+	b.Add(0, Work{Job: 2, Prompt: 10, Left: 30})
+	equal(t, []float64{10, 10, 11}, b.steps(3)) // held for two passes
+	b.Add(0, Work{Job: 3, Prompt: 10, Left: 30})
+	equal(t, []float64{10}, b.steps(1))
+	b.Add(1, Work{Job: 4, Prompt: 10, Left: 30})
+	equal(t, []float64{11}, b.steps(1))
+}
+
+func TestTheLastAdmittedIsPreemptedAndComputedAgain(t *testing.T) {
+	b := mixed(1, func(g *Mixed) { g.Room = 42 })
+	b.Add(0, Work{Job: 1, Prompt: 20, Left: 6})
+	b.Add(0, Work{Job: 2, Prompt: 20, Left: 6})
+	equal(t, []float64{14, 10, 10, 10, 10, 10, 12.1, 10, 10, 10, 10}, b.steps(20)) // 21 of the second one are computed again when the first has left
+	require.Equal(t, map[int32]int{1: 6, 2: 6}, b.tokens)
+	require.Zero(t, b.Ranks[0].KV)
+}
+
+func TestWhatIsCachedIsNotComputed(t *testing.T) {
+	b := mixed(1, nil)
+	b.Cached = func(int, *Work) int32 { return 1000 }
+	b.Add(0, Work{Job: 1, Prompt: 90, Left: 1})
+	equal(t, []float64{10.1}, b.steps(1)) // but its last token is
+}
+
+// Each request gets its tokens, and every rank keeps to slots, budget and room.
+func TestMixedRanksServeAll(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		b := mixed(rapid.IntRange(1, 4).Draw(t, "ranks"), func(g *Mixed) {
+			g.Budget = rapid.Int32Range(5, 50).Draw(t, "budget") // above the slots, as engines want it
+			g.Slots = rapid.IntRange(1, 4).Draw(t, "slots")
+			g.Room = rapid.SampledFrom([]int64{0, 130, 300}).Draw(t, "room") // any request fits alone
+			g.Interval = rapid.Int64Range(0, 3).Draw(t, "interval")
+			g.First = rapid.Bool().Draw(t, "first")
+			g.Delay = rapid.IntRange(0, 4).Draw(t, "delay")
+		})
+		want := map[int32]int{}
+		for job := range rapid.Int32Range(1, 20).Draw(t, "requests") {
+			w := Work{Job: job, Prompt: rapid.Int32Range(1, 100).Draw(t, "prompt"), Left: rapid.Int32Range(1, 20).Draw(t, "answer")}
+			want[job] = int(w.Left)
+			b.Add(rapid.IntRange(0, len(b.Ranks)-1).Draw(t, "rank"), w)
+			b.steps(rapid.IntRange(0, 4).Draw(t, "steps"))
+			for i := range b.Ranks {
+				r := &b.Ranks[i]
+				require.LessOrEqual(t, len(r.Running), b.Slots)
+				sum := int64(0)
+				for _, w := range r.Running {
+					sum += int64(w.Prompt) + int64(w.Gen)
+				}
+				require.Equal(t, sum, r.KV)
+				require.True(t, b.Room == 0 || len(r.Running) < 2 || r.KV <= b.Room, "%d of %d", r.KV, b.Room)
+			}
+		}
+		b.steps(100_000)
+		require.Equal(t, Never, b.Ends, "it rests")
+		require.Equal(t, want, b.tokens)
+		require.Len(t, b.ends, len(want))
+	})
+}
