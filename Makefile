@@ -118,6 +118,10 @@ bench: ## every benchmark, into bench/out/bench.txt for benchstat
 reproduce: ## the tables of docs/policies.md, 5 to 15 minutes on two cores; TRACES="a.csv b.jsonl": on those, into out/reproduce.md
 	go run ./bench/reproduce $(TRACES)
 
+.PHONY: rounds
+rounds: ## what holding prompts is worth where ranks prefill and decode, on loads drawn at random, 15 minutes: docs/results/rounds.md
+	go run ./bench/rounds -out docs/results/rounds.md
+
 .PHONY: regret
 regret: ## how far each policy is from the best on 64 loads drawn at random, 25 minutes, and a policy that the twin chooses, about 40 more: the tables of docs/evidence.md; SEED=7 LOADS=8: others, printed, 4 minutes
 	go run ./bench/regret $(if $(SEED)$(LOADS),$(if $(SEED),-seed $(SEED)) $(if $(LOADS),-loads $(LOADS)),-out docs/evidence.md)

@@ -36,6 +36,7 @@ var mayImport = map[string][]string{
 	"pool":                {"mooncake"},
 	"dispatcher/board":    {"pool", "predictor", "dispatcher/ahead", "dispatcher/effort", "dispatcher/forecast", "dispatcher/grounds", "dispatcher/policy", "dispatcher/step", "dispatcher/verdict", "engine/circuit"},
 	"dispatcher/effort":   {},
+	"dispatcher/rounds":   {},
 	"dispatcher/grounds":  {},
 	"dispatcher/verdict":  {},
 	"dispatcher/virtual":  {"dispatcher/board"},
@@ -97,6 +98,7 @@ var mayImport = map[string][]string{
 	"gateway/top":         {"gateway/live"},
 	"gateway/admin":       {"gateway", "gateway/owner", "geo", "gateway/config", "gateway/live", "gateway/openai", "gateway/receipt", "prefill"},
 	"bench":               {"bench", "geo", "geo/policy", "prefill", "prefill/policy", "prefill/index", "dispatcher", "dispatcher/board", "dispatcher/policy", "dispatcher/subset", "dispatcher/twin", "pool", "predictor", "engine", "sse", "mooncake", "rawjson", "namedargs", "stats"},
+	"bench/rounds":        {"bench", "dispatcher/rounds", "dispatcher/virtual", "stats"},
 	"bench/sim":           {"bench", "dispatcher/board", "dispatcher/twin", "dispatcher/virtual", "stats"}, // what it simulates is what ships
 	"docs":                {},
 	"docs/book":           {},

@@ -1,0 +1,83 @@
+package main
+
+import (
+	"io"
+	"math"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// Whoever chooses the ranks, all that was asked for is answered, and what the proxy thinks of the ranks ends where it began.
+func TestAccountsEndWhereTheyBegan(t *testing.T) {
+	t.Parallel()
+	for number := range 6 {
+		l := newLoad(9, number)
+		for _, p := range policies() {
+			s := newRun(l, p)
+			s.requests = s.requests[:200]
+			s.to = math.Inf(1) // until nothing is left to do
+			_, err := s.do(t.Context())
+			require.NoError(t, err)
+			require.Zero(t, s.unended, "%s on %s", p.name, l)
+			for r := range s.accounts {
+				a := &s.accounts[r]
+				require.Empty(t, a.pending)
+				a.pending = nil
+				require.Equal(t, account{}, *a, "%s on %s", p.name, l)
+				require.Zero(t, s.group.Ranks[r].KV)
+			}
+		}
+	}
+}
+
+func TestTheSameLoadGivesTheSame(t *testing.T) {
+	t.Parallel()
+	a, err := newRun(newLoad(4, 3), policies()[set-1]).do(t.Context())
+	require.NoError(t, err)
+	b, err := newRun(newLoad(4, 3), policies()[set-1]).do(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, a, b)
+}
+
+func TestBacklogFallsByTheBudgetLessDecodes(t *testing.T) {
+	a := account{}
+	a.send(1, 300, 200)
+	a.send(2, 100, 100)
+	a.stepped(150)
+	require.Equal(t, []pending{{1, 50}, {2, 100}}, a.pending)
+	a.begun(1, -20) // the prompt was shorter than it was taken for
+	require.EqualValues(t, 100, a.backlog)
+	require.EqualValues(t, 380, a.kv)
+	a.stepped(150)
+	require.EqualValues(t, 0, a.backlog)
+}
+
+func TestACacheForgetsTheOldest(t *testing.T) {
+	c := cache{}
+	c.keep(1, 100, 250)
+	c.keep(2, 100, 250)
+	c.keep(1, 120, 250)
+	c.keep(3, 50, 250)
+	require.EqualValues(t, 120, c.holds(1))
+	require.Zero(t, c.holds(2))
+	require.EqualValues(t, 50, c.holds(3))
+	require.EqualValues(t, 170, c.tokens)
+}
+
+func TestWrongFlags(t *testing.T) {
+	for flag, want := range map[string]string{"-seeds=1,x": "is no seed", "-loads=0": "there must be one"} {
+		_, err := parse([]string{flag})
+		require.ErrorContains(t, err, want)
+	}
+}
+
+func TestTablesJudge(t *testing.T) {
+	t.Parallel()
+	all, err := try(t.Context(), 5, 3, io.Discard)
+	require.NoError(t, err)
+	o := options{}
+	text := o.tables([]*trials{all})
+	require.Contains(t, text, "| tokens/s against least tokens: mean, worst |")
+	require.Contains(t, text, "| least tokens | 1.000 (1.00, 1.00) |")
+}
