@@ -46,6 +46,8 @@ type run struct {
 	from, to  float64 // what is measured came then, ms
 	unended   int     // of those that came then
 	tokens    int
+	answers   int64 // tokens of those that ended, which a proxy sees
+	ended     int64
 	ttft      []float64
 	tpot      []float64
 	prefills  int // steps with one
@@ -232,8 +234,7 @@ func (s *run) decide() {
 		a := &s.accounts[i]
 		k := rounds.Rank{Slots: max(0, s.slots-a.requests), Room: math.MaxInt64 / 2, Backlog: a.backlog, Load: float64(a.kv) + float64(a.requests)*s.law.Request/s.law.KV}
 		if s.room > 0 {
-			k.Room = s.room - s.room/100 - a.kv - growth*int64(a.decoding)
-			k.Full = float64(a.kv) / float64(s.room)
+			k.Room = s.room - s.room/100 - a.kv - s.growth(a.decoding)
 			if a.requests == 0 {
 				k.Room = s.room
 			}
@@ -271,8 +272,13 @@ func (s *run) decide() {
 	}
 }
 
-// growth is how many tokens of KV are kept for each answer that goes on.
-const growth = 64
+// growth is how many tokens answers of a rank get until the next one of them ends, in the mean.
+func (s *run) growth(decoding int) int64 {
+	if decoding == 0 || s.ended == 0 {
+		return 0
+	}
+	return s.answers / s.ended
+}
 
 func (s *run) cached(rank int, w *virtual.Work) int32 {
 	q := &s.requests[w.Job]
@@ -312,6 +318,8 @@ func (s *run) keep(rank int, q *request, tokens int32) {
 func (s *run) finished(rank int, w *virtual.Work) {
 	q := &s.requests[w.Job]
 	s.accounts[rank].ended(int64(w.Prompt) + int64(w.Gen))
+	s.answers += int64(w.Gen)
+	s.ended++
 	s.keep(rank, q, w.Prompt+w.Gen)
 	if s.measured(s.came[w.Job]) {
 		s.unended--

@@ -12,7 +12,6 @@ import (
 type Rank struct {
 	Slots   int     // free ones
 	Room    int64   // tokens of KV that are free for prompts
-	Full    float64 // share of its KV room that is in use
 	Backlog int64   // uncached prompt tokens that were sent to it and are not computed yet
 	Load    float64 // what its decodes cost a step, in KV tokens
 }
@@ -52,9 +51,6 @@ var Default = Rule{Patience: 0.25, MaxHold: 5}
 
 // Pick sends a candidate to a rank.
 type Pick struct{ Candidate, Rank int32 }
-
-// crowded is the share of KV room in use from which on a rank holds nothing: a prompt that waits on finds less room.
-const crowded = 0.9
 
 // grain is how many tokens of backlog count as alike, so that small differences do not overrule the KV.
 const grain = 256
@@ -163,11 +159,6 @@ func (p *Planner) release(now float64, g *Group, waiting []Candidate, rule Rule,
 	price := float64(g.Decoding) * g.Own * uneven // request-seconds that the decodes would wait beyond a level round
 	if price <= 0 {
 		return now
-	}
-	for i := range g.Ranks {
-		if g.Ranks[i].Full > crowded {
-			return now
-		}
 	}
 	at, held := math.Inf(1), 0.0
 	for i, r := range p.placed {

@@ -48,8 +48,6 @@ func TestDecide(t *testing.T) {
 			waiting: waiting(never, 1000), picks: []Pick{{0, 0}}, wake: all},
 		{name: "nothing is learned: nothing is held", group: group(0, 0), change: func(g *Group, _ []Candidate) { g.Own = 0 },
 			waiting: waiting(never, 1000), picks: []Pick{{0, 0}}, wake: all},
-		{name: "a rank that is full holds nothing", group: group(0, 0), change: func(g *Group, _ []Candidate) { g.Ranks[1].Full = 0.95 },
-			waiting: waiting(never, 1000), picks: []Pick{{0, 0}}, wake: all},
 		{name: "nobody waits for longer than max_hold", group: group(0, 0), change: func(g *Group, _ []Candidate) { g.Own = 1 },
 			waiting: waiting(5, 1000), picks: []Pick{{0, 0}}, wake: all},
 		{name: "nor for longer than it can", group: group(0, 0), change: func(_ *Group, w []Candidate) { w[0].Until = 10.05 },
@@ -107,8 +105,8 @@ func TestRoundsKeepTheirBounds(t *testing.T) {
 		for range rapid.IntRange(1, 6).Draw(t, "ranks") {
 			g.Ranks = append(g.Ranks, Rank{
 				Slots: rapid.IntRange(0, 4).Draw(t, "slots"), Room: rapid.Int64Range(0, 9000).Draw(t, "room"),
-				Backlog: rapid.Int64Range(0, 9000).Draw(t, "backlog"), Full: rapid.Float64Range(0, 1).Draw(t, "full"),
-				Load: rapid.Float64Range(0, 1e5).Draw(t, "load"),
+				Backlog: rapid.Int64Range(0, 9000).Draw(t, "backlog"),
+				Load:    rapid.Float64Range(0, 1e5).Draw(t, "load"),
 			})
 		}
 		g.Decoding = rapid.IntRange(0, 20).Draw(t, "decoding")
