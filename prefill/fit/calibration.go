@@ -183,14 +183,6 @@ func (c *Calibration) Law() (law Law, fitted bool) {
 	return c.law, true
 }
 
-// Mean is the mean of the times, the younger ones counting more; 0 without any.
-func (c *Calibration) Mean() float64 {
-	if c.n == 0 {
-		return 0
-	}
-	return c.sums.xy[fixed] / c.sums.weight()
-}
-
 // R2 is how much of the times the fit explains, 0 to 1; 0 without one.
 func (c *Calibration) R2() float64 { return c.r2 }
 
