@@ -22,7 +22,8 @@ func TestTheCSVHasEveryArmAndThePageSaysWhatWasRun(t *testing.T) {
 	require.NoError(t, err)
 	var found strings.Builder
 	require.NoError(t, o.run(context.Background(), &found, io.Discard))
-	for _, want := range []string{"\nsynth:code,2,4,closed,", "\nsynth:code,2,4,0.8,", "2 seeds of 200 requests", "All of the 28 runs", "| expected | found | verdict |"} {
+	for _, want := range []string{"\nsynth:code,2,4,closed,", "\nsynth:code,2,4,0.8,", "2 seeds of 200 requests",
+		"All of the 28 runs", "| expected | found | verdict |"} {
 		require.Contains(t, found.String(), want)
 	}
 	for _, a := range arms {

@@ -165,6 +165,7 @@ func (s *store) writeProfiles(out io.Writer) {
 		}
 		t.Add(cells...)
 	}
-	fmt.Fprintf(out, "\n## Where the time goes in the rows that miss their aim\n\n%v\nEach is a profile of one more measurement, of evenkeel %s, which is in no other figure. A sample of it\n"+
+	fmt.Fprintf(out, "\n## Where the time goes in the rows that miss their aim\n\n%v\n"+
+		"Each is a profile of one more measurement, of evenkeel %s, which is in no other figure. A sample of it\n"+
 		"counts for the part that has its innermost function.\n", &t, s.Peers[evenkeelName].Version)
 }

@@ -87,7 +87,7 @@ type requestJSON struct {
 	Key       uint64  `json:"key"`
 	ID        *uint64 `json:"id"`
 	Slot      *int32  `json:"slot"`
-	Start     int32   `json:"start"` // of older logs
+	Start     int32   `json:"start"` // errStart
 }
 
 type entryJSON struct {
@@ -97,8 +97,11 @@ type entryJSON struct {
 	WaitMs float32 `json:"age_ms"`
 	Urgent bool    `json:"urgent"`
 	Key    uint64  `json:"key"`
-	Start  int32   `json:"start"` // of older logs
+	Start  int32   `json:"start"` // errStart
 }
+
+// errStart is what is said of a request with start, the steps until its first token, which older decision logs have.
+var errStart = errors.New("start is gone: a request counts from its bind on; delete it")
 
 // ErrSeveral is a text with more than one JSON value, such as a whole log.
 var ErrSeveral = errors.New("more than one JSON value")
@@ -176,7 +179,7 @@ func (in *snapshotJSON) snapshot() (policy.Snapshot, error) {
 				return s, fmt.Errorf("worker %d, running[%d]: away is a part of prompt and generated", w.ID, i)
 			}
 			if r.Start != 0 {
-				return s, fmt.Errorf("worker %d, running[%d]: start is gone: a request counts from its bind on; delete it", w.ID, i)
+				return s, fmt.Errorf("worker %d, running[%d]: %w", w.ID, i, errStart)
 			}
 			age := r.Generated // what it generated here is all there is, unless the snapshot says more
 			if r.Age != nil {
@@ -202,7 +205,7 @@ func (in *snapshotJSON) snapshot() (policy.Snapshot, error) {
 			return s, fmt.Errorf("pool entry %d: prompt cannot be negative", e.ID)
 		}
 		if e.Start != 0 {
-			return s, fmt.Errorf("pool entry %d: start is gone: a request counts from its bind on; delete it", e.ID)
+			return s, fmt.Errorf("pool entry %d: %w", e.ID, errStart)
 		}
 		s.Pool = append(s.Pool, policy.Entry{
 			ID: e.ID, Prompt: e.Prompt, Age: e.Age, WaitMs: e.WaitMs, Urgent: e.Urgent, Key: e.Key,

@@ -216,7 +216,8 @@ func (d *Door) admit(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, in *incomin
 	}
 	switch {
 	case far:
-	case node != nil && (!ok && !(known && node.AllUp()) || ok && d.host.Requests.Owner.Has(owner.Regions) && !d.host.Requests.Owner.AdmitsAny()): // a model may come back with the region that serves it
+	case node != nil && (!ok && !(known && node.AllUp()) ||
+		ok && d.host.Requests.Owner.Has(owner.Regions) && !d.host.Requests.Owner.AdmitsAny()): // a model may come back with the region that serves it
 		return req, m, openai.Unavailable("no_region_available", "no engine that is ours serves "+strconv.Quote(req.Model)+", and no other region that can be reached", 1)
 	case !ok && known:
 		return req, m, noSuchModel(req.Model)

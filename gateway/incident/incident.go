@@ -411,7 +411,8 @@ func (b *Book) Incidents() []Incident {
 // rest tells of what lasts and found no room. Its id is that of no other.
 func (b *Book) rest() Incident {
 	return Incident{
-		Severity: Warn, Panel: "problems", Headline: "Too much is wrong", What: fmt.Sprintf("There are %d more findings than are told one by one", len(b.beyond)), Where: []string{}, SinceMs: b.beyondSince.UnixMilli(),
+		Severity: Warn, Panel: "problems", Headline: "Too much is wrong", Where: []string{}, SinceMs: b.beyondSince.UnixMilli(),
+		What:    fmt.Sprintf("There are %d more findings than are told one by one", len(b.beyond)),
 		Named:   "The first ones: " + strings.Join(b.beyond[:min(mostListed, len(b.beyond))], ". ") + ".",
 		Clients: "Clients see no more of these than of those that are told.", Next: "Look at those that are told first.",
 	}

@@ -25,11 +25,15 @@ func life(g *Journal, header func(string) string, req *openai.Request, lease *pr
 	r := g.Request(Facts{ID: "r", Arrival: time.Unix(0, 1)})
 	r.Witness(header, false, mooncake.Chat.Path())
 	var headers []engine.Header
-	for _, e := range []Event{{What: Parsing}, {What: Parsed, Req: req}, {What: Attempted}, {What: Entered, Phase: Queued}, {What: Chose, Lease: lease}, {What: Entered, Phase: Prefill}} {
+	for _, e := range []Event{
+		{What: Parsing}, {What: Parsed, Req: req}, {What: Attempted}, {What: Entered, Phase: Queued}, {What: Chose, Lease: lease}, {What: Entered, Phase: Prefill},
+	} {
 		r.show(&e)
 	}
 	headers = r.Carry(headers)
-	for _, e := range []Event{{What: Prefilled, Tokens: 10}, {What: Entered, Phase: Pooled}, {What: Placed, Slot: slot}, {What: Entered, Phase: Transfer, Call: "decode"}} {
+	for _, e := range []Event{
+		{What: Prefilled, Tokens: 10}, {What: Entered, Phase: Pooled}, {What: Placed, Slot: slot}, {What: Entered, Phase: Transfer, Call: "decode"},
+	} {
 		r.show(&e)
 	}
 	r.Carry(headers[:0])

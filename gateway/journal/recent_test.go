@@ -52,7 +52,8 @@ func TestFailuresAreKeptByTheirOutcome(t *testing.T) {
 		r.end(fail)
 	}
 	counts, whys := r.fails()
-	require.Equal(t, map[timeline.Outcome]uint64{{Name: "queue_full", Status: 429}: 2, {Name: "engine_error", Status: 503}: 1}, counts, "the client's own mistakes are none")
+	want := map[timeline.Outcome]uint64{{Name: "queue_full", Status: 429}: 2, {Name: "engine_error", Status: 503}: 1}
+	require.Equal(t, want, counts, "the client's own mistakes are none")
 	require.Equal(t, "it takes 40", whys[timeline.Outcome{Name: "queue_full", Status: 429}].Text)
 	require.Len(t, whys, 1)
 	require.Equal(t, uint64(5), r.ended.Load())

@@ -36,7 +36,8 @@ func TestFindingsSayWhatIsWrongAndWhere(t *testing.T) {
 		"an audit is never off": {func(d *Document) { d.Proxy.DriftSlots = 1 },
 			[]told{{Bad, "proxy", "", "The proxy's accounts are off by 1 slot and 0 KV tokens, which is a bug that you should report"}}},
 		"some failures are the world's": {func(d *Document) { d.Traffic.RequestsPerS, d.Traffic.FailuresPerS = 100, 1 }, []told{}},
-		"more are not":                  {func(d *Document) { d.Traffic.RequestsPerS, d.Traffic.FailuresPerS = 100, 2 }, []told{{Bad, "traffic", "", "1,200 of the 6,000 requests that ended in the last minute failed"}}},
+		"more are not": {func(d *Document) { d.Traffic.RequestsPerS, d.Traffic.FailuresPerS = 100, 2 },
+			[]told{{Bad, "traffic", "", "1,200 of the 6,000 requests that ended in the last minute failed"}}},
 		"how they fail": {func(d *Document) {
 			d.Traffic.RequestsPerS, d.Traffic.FailuresPerS, d.Failures = 100, 2, []Failed{{Outcome: "queue_full", Last10S: 9, LastMinute: 300}, {Outcome: "upstream_broken", LastMinute: 900}}
 		}, []told{{Bad, "traffic", "", "1,200 of the 6,000 requests that ended in the last minute failed, most of them with upstream_broken"}}},
@@ -72,7 +73,8 @@ func TestFindingsSayWhatIsWrongAndWhere(t *testing.T) {
 			taken(d, 1)
 			d.Traffic.RequestsPerS, d.Traffic.FailuresPerS = 100, 20
 			d.Failures = []Failed{{Outcome: "queue_full", Last10S: 200, LastMinute: 1200, Why: "key a has all the answers that it may have at once", Own: true}}
-		}, []told{{Bad, "traffic", "", "1,200 of the 6,000 requests that ended in the last minute failed, all of them with queue_full, the last one because key a has all the answers that it may have at once"}}},
+		},
+			[]told{{Bad, "traffic", "", "1,200 of the 6,000 requests that ended in the last minute failed, all of them with queue_full, the last one because key a has all the answers that it may have at once"}}},
 		"prompts that wait for prefill are no overload of decode": {func(d *Document) { taken(d, 0); d.Prefill.Waiting = 900 }, []told{}},
 		"with a full pool the arrival queue waits for decode": {func(d *Document) { taken(d, 0); d.Prefill.Waiting, d.Proxy.PlacesUsed = 900, d.Proxy.Places }, []told{
 			{Bad, "pool", "deepseek-r1", "All 768 decode slots of model deepseek-r1 are taken, and 900 requests wait in the arrival queue"},
@@ -105,10 +107,14 @@ func TestFindingsSayWhatIsWrongAndWhere(t *testing.T) {
 			d.Prefill.Engines = d.Prefill.Engines[:1]
 			d.Prefill.Engines[0].State = "down"
 		}, []told{{Bad, "prefill", "", "No prefill engine takes prompts"}, {Bad, "prefill", "", "4 requests wait for a prefill engine"}}},
-		"the arrival queue is full": {func(d *Document) { d.Prefill.Waiting = 1000 }, []told{{Bad, "prefill", "", "The arrival queue is full: 1,000 requests wait in it, and its limit is 1,000 (prefill.queue.max)"}}},
-		"the pool is old":           {func(d *Document) { d.Models[0].Pool.OldestS, d.Models[0].Pool.Entries = 31, 7 }, []told{{Bad, "pool", "deepseek-r1", "A finished prefill of model deepseek-r1 has waited 31.0 s for a decode rank, and 7 requests wait in the pool"}}},
-		"the policy is too slow":    {func(d *Document) { d.Models[0].Groups[0].FallbackRounds = 9 }, []told{{Warn, "balance", "dp", "The decode policy of group dp is too slow at times, and evenkeel decides instead"}}},
-		"imbalance costs":           {func(d *Document) { d.Models[0].Groups[0].LostShare = 0.2 }, []told{{Warn, "balance", "dp", "Imbalance costs group dp 20 % of every step"}}},
+		"the arrival queue is full": {func(d *Document) { d.Prefill.Waiting = 1000 },
+			[]told{{Bad, "prefill", "", "The arrival queue is full: 1,000 requests wait in it, and its limit is 1,000 (prefill.queue.max)"}}},
+		"the pool is old": {func(d *Document) { d.Models[0].Pool.OldestS, d.Models[0].Pool.Entries = 31, 7 },
+			[]told{{Bad, "pool", "deepseek-r1", "A finished prefill of model deepseek-r1 has waited 31.0 s for a decode rank, and 7 requests wait in the pool"}}},
+		"the policy is too slow": {func(d *Document) { d.Models[0].Groups[0].FallbackRounds = 9 },
+			[]told{{Warn, "balance", "dp", "The decode policy of group dp is too slow at times, and evenkeel decides instead"}}},
+		"imbalance costs": {func(d *Document) { d.Models[0].Groups[0].LostShare = 0.2 },
+			[]told{{Warn, "balance", "dp", "Imbalance costs group dp 20 % of every step"}}},
 		"the config is refused: what is wrong, without the file's lines": {func(d *Document) { d.Proxy.ConfigError = "ek.yaml:1:2: wrong\n> 1 | x" },
 			[]told{{Warn, "proxy", "", "The config file was refused and is not in force: ek.yaml:1:2: wrong"}}},
 		"a source fails and engines are unfit": {func(d *Document) {
@@ -124,7 +130,8 @@ func TestFindingsSayWhatIsWrongAndWhere(t *testing.T) {
 			d.Areas = []Area{{Group: "dp", Phase: "watching"}, {Group: "other", Holder: "eu-2"}, {Group: "mine", Admits: true}}
 		},
 			[]told{{Bad, "geo", "dp", "Group dp has no owner, so that its engines get no requests"}}},
-		"a peer is gone": {func(d *Document) { d.Geo = &Geo{Peers: []Peer{{ID: "us-1", Region: "us"}}} }, []told{{Warn, "geo", "us-1", "Peer us-1 in region us is not up: it answered no probe"}}},
+		"a peer is gone": {func(d *Document) { d.Geo = &Geo{Peers: []Peer{{ID: "us-1", Region: "us"}}} },
+			[]told{{Warn, "geo", "us-1", "Peer us-1 in region us is not up: it answered no probe"}}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := newFake(16)

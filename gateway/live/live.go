@@ -130,7 +130,8 @@ func (l *Live) sample(ctx context.Context) {
 // note adds a second to the timeline.
 func (l *Live) note(d *Document, s *gateway.Sample, at time.Time) {
 	now := timeline.Now{
-		Ended: s.Ended, Failures: s.Failures, Whys: s.Whys, Engines: map[timeline.Engine]string{}, Drains: d.Proxy.Draining, Policy: d.Proxy.Policy, Reload: time.UnixMilli(d.Proxy.ReloadedMs),
+		Ended: s.Ended, Failures: s.Failures, Whys: s.Whys, Engines: map[timeline.Engine]string{},
+		Drains: d.Proxy.Draining, Policy: d.Proxy.Policy, Reload: time.UnixMilli(d.Proxy.ReloadedMs),
 	}
 	for i := range d.Engines {
 		e := &d.Engines[i]

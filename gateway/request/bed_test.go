@@ -137,7 +137,8 @@ func start(t *testing.T, o setup) *bed {
 	for i, e := range b.d {
 		id := fmt.Sprintf("d%d", i)
 		b.engines.ranks[int32(i)] = &fleet.Rank{
-			Worker: int32(i), Instance: "decode " + id, Target: b.target(id, e, o.front), Profile: &profile, Traffic: &engine.Traffic{}, Signs: engine.NewSigns(), Context: 131072,
+			Worker: int32(i), Instance: "decode " + id, Target: b.target(id, e, o.front), Profile: &profile,
+			Traffic: &engine.Traffic{}, Signs: engine.NewSigns(), Context: 131072,
 		}
 		b.workers = append(b.workers, board.Worker{
 			ID: int32(i), Name: id, Model: refModel, Engine: id, Slots: e.Config().Slots, Up: true, Early: profile.Early(), Barrier: o.waits,

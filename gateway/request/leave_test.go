@@ -43,7 +43,10 @@ func (p parting) leaves(t *testing.T, body string, legs int64) {
 		free = p.hold(b)
 	}
 	before := b.work()
-	want := work{before.probes + legs*p.engines.probes, before.decodes + legs*p.engines.decodes, before.discarded + legs*p.engines.discarded, before.pulls + legs*p.engines.pulls}
+	want := work{
+		before.probes + legs*p.engines.probes, before.decodes + legs*p.engines.decodes,
+		before.discarded + legs*p.engines.discarded, before.pulls + legs*p.engines.pulls,
+	}
 	leave, wait := b.send(body)
 	p.here(b, legs)
 	leave()

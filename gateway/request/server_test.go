@@ -64,7 +64,9 @@ func newServer(t *testing.T, changes ...func(*config.Config, *Env)) *server {
 	env.Tier, err = prefill.New(c)
 	require.NoError(t, err)
 	s.Dispatcher, err = dispatcher.Start(t.Context(), dispatcher.Config{
-		Config:     board.Config{Policy: set.Dispatch.Policy, Window: set.Dispatch.Window, TickLimit: set.Dispatch.TickLimit, TTL: set.PoolTTL(), Predictor: set.Predictor},
+		Config: board.Config{
+			Policy: set.Dispatch.Policy, Window: set.Dispatch.Window, TickLimit: set.Dispatch.TickLimit, TTL: set.PoolTTL(), Predictor: set.Predictor,
+		},
 		Registerer: reg, Places: env.Places, OnRoom: env.Tier.Wake, Log: log,
 	})
 	require.NoError(t, err)

@@ -116,10 +116,11 @@ func start(t *testing.T, change func(*config.Config), all ...*odd) *proxy {
 	client := engine.NewClient(engine.Options{})
 	t.Cleanup(client.Close)
 	monitor := engine.NewMonitor(engine.MonitorConfig{Client: client, Registerer: reg, Log: log})
-	p := &proxy{t: t, logs: logs, registry: reg, receipts: receipt.NewRing(3000, 1<<24), http: &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 8}}, engines: &engines{Fleet: fleet.New(fleet.Host{
-		Context: t.Context(), Serving: t.Context, Started: time.Now(), Log: log, Registerer: reg, Settings: settings, Monitor: monitor,
-		Publish: func([]prefill.Candidate, []local.Rank, []board.Worker) {},
-	})}}
+	p := &proxy{t: t, logs: logs, registry: reg, receipts: receipt.NewRing(3000, 1<<24),
+		http: &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 8}}, engines: &engines{Fleet: fleet.New(fleet.Host{
+			Context: t.Context(), Serving: t.Context, Started: time.Now(), Log: log, Registerer: reg, Settings: settings, Monitor: monitor,
+			Publish: func([]prefill.Candidate, []local.Rank, []board.Worker) {},
+		})}}
 	t.Cleanup(p.http.CloseIdleConnections)
 	for _, o := range all {
 		server := httptest.NewServer(o)
