@@ -152,5 +152,6 @@ func (l *load) String() string {
 	if l.rho > 0 {
 		how = fmt.Sprintf("open, rho %.2f", l.rho)
 	}
-	return fmt.Sprintf("%d: %d ranks of %d slots, %s, %s, %.0f %% go on, budget %d, c0 %.0f ms", l.number, l.ranks, l.slots, how, l.texts.String(), 100*l.chats, l.budget, l.law.C0)
+	return fmt.Sprintf("%d: %d ranks of %d slots, %s, %s, %.0f %% go on, budget %d, c0 %.0f ms",
+		l.number, l.ranks, l.slots, how, l.texts.String(), 100*l.chats, l.budget, l.law.C0)
 }

@@ -22,6 +22,8 @@ func policies() []policy {
 		held("rounds, patience 1", 1, d.MaxHold, false),
 		held("rounds, max_hold 2 s", d.Patience, 2, false),
 		held("rounds, max_hold 10 s", d.Patience, 10, false),
+		{name: "least tokens, interval 2 in the engines", route: leastTokens, every: 2},
+		{name: "rounds, interval 2 in the engines", rule: d, every: 2},
 	}
 }
 

@@ -16,6 +16,7 @@ type policy struct {
 	route func(s *run, q *request) int // of a proxy that sends each request when it comes
 	rule  rounds.Rule                  // of one that holds them, where route is nil
 	delay int                          // passes for which the engines hold prompts
+	every int64                        // steps of the engines between those that compute prompts
 	exact bool                         // the proxy knows how long prompts are
 }
 
@@ -86,7 +87,7 @@ func newRun(l *load, p policy) *run {
 		rank: make([]int32, n), sent: make([]int32, n), came: make([]float64, n), first: make([]float64, n),
 	}
 	s.group = virtual.Mixed{
-		Law: l.law, Budget: l.budget, Slots: l.slots, Room: l.room, Delay: p.delay, Ranks: make([]virtual.MixedRank, l.ranks), Ends: virtual.Never,
+		Law: l.law, Budget: l.budget, Slots: l.slots, Room: l.room, Delay: p.delay, Interval: p.every, Ranks: make([]virtual.MixedRank, l.ranks), Ends: virtual.Never,
 		Cached: s.cached, Token: s.token, Finished: s.finished,
 	}
 	if l.rho == 0 { // the first ones come over a mean stay, the others when one has left
@@ -138,6 +139,11 @@ func (s *run) do(ctx context.Context) (outcome, error) {
 }
 
 func (s *run) outcome() outcome {
+	for job := range s.next { // who has no token yet has waited for so long at least
+		if s.first[job] == 0 && s.measured(s.came[job]) {
+			s.ttft = append(s.ttft, s.now-s.came[job])
+		}
+	}
 	slices.Sort(s.ttft)
 	slices.Sort(s.tpot)
 	o := outcome{tokens: float64(s.tokens) / (s.to - s.from) * 1000, ttft: stats.Mean(s.ttft), cut: s.unended}
@@ -161,7 +167,7 @@ func (s *run) measured(at float64) bool { return s.from <= at && at < s.to }
 func (s *run) step() {
 	if s.measured(s.now) {
 		s.steps++
-		if n := s.group.Prefill.Ranks; n > 0 {
+		if n := s.group.Prefilling; n > 0 {
 			s.prefills++
 			s.computing += float64(n) / float64(s.load.ranks)
 		}

@@ -127,7 +127,8 @@ func (o *options) tables(all []*trials) string {
 				}
 			}
 		}
-		fmt.Fprintf(&b, "\n%d loads of seed %d, as multiples of least tokens; geometric means. %d requests of %d runs had not ended when they were no longer waited for.\n\n%s", len(t.loads), t.seed, cut, some, t.table())
+		fmt.Fprintf(&b, "\n%d loads of seed %d, as multiples of least tokens; geometric means. "+
+			"%d requests of %d runs had not ended when they were no longer waited for.\n\n%s", len(t.loads), t.seed, cut, some, t.table())
 	}
 	return b.String()
 }

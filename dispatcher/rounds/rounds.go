@@ -60,7 +60,7 @@ type Planner struct {
 	ranks  []Rank  // with what was sent to them
 	base   []Rank  // they before candidates were placed
 	order  []int32 // of candidates that are placed, largest first
-	placed []int32 // by candidate: its rank, or one of these
+	placed []int32 // by candidate: its rank, or one of the constants below
 	picks  []Pick
 }
 
@@ -106,7 +106,8 @@ func (p *Planner) Decide(now float64, g *Group, waiting []Candidate, rule Rule) 
 }
 
 // place finds a rank for as many candidates as there are slots, largest first, but those that were held for too long
-// before all others: larger ones must not take their room. It says how many found one and how much more work the fullest rank has then than each would have if all had the same, in tokens.
+// before all others: larger ones must not take their room. It says how many found one, and how many tokens more the
+// fullest rank has then than each would have if all had the same.
 func (p *Planner) place(now float64, g *Group, waiting []Candidate, rule Rule) (n int, uneven float64) {
 	slots, largest, sum := 0, int64(0), int64(0)
 	for i := range p.ranks {
@@ -142,7 +143,7 @@ func (p *Planner) place(now float64, g *Group, waiting []Candidate, rule Rule) (
 		}
 		p.charge(g, c, r)
 		top = max(top, p.ranks[r].Backlog)
-		if math.IsNaN(c.Since) {
+		if !(c.Since <= now) { // it could never be sent before, or the clock went back
 			c.Since = now
 		}
 		n++
@@ -164,8 +165,8 @@ func (p *Planner) release(now float64, g *Group, waiting []Candidate, rule Rule,
 	for i, r := range p.placed {
 		if r >= 0 {
 			c := &waiting[i]
-			held += max(0, now-c.Since) // a clock that went back takes nothing away
-			at = min(at, min(c.Since, now)+rule.MaxHold, c.Until)
+			held += now - c.Since
+			at = min(at, c.Since+rule.MaxHold, c.Until)
 		}
 	}
 	w := rule.Patience * min(1, float64(g.Decoding)/(float64(g.Slots)/2))

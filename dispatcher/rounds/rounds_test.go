@@ -98,6 +98,20 @@ func TestSinceIsWhenARequestCouldFirstHaveBeenSent(t *testing.T) {
 	require.True(t, math.IsNaN(w[1].Since), "there was no slot for it")
 }
 
+func TestAClockThatGoesBackHoldsNobodyForLonger(t *testing.T) {
+	g, w := group(0, 0), waiting(math.NaN(), 1000)
+	g.Own = 1
+	var p Planner
+	_, wake := p.Decide(5000, g, w, Default)
+	require.InDelta(t, 5005, wake, 1e-9)
+	_, wake = p.Decide(1000, g, w, Default)
+	require.InDelta(t, 1005, wake, 1e-9)
+	_, wake = p.Decide(1004, g, w, Default)
+	require.InDelta(t, 1005, wake, 1e-9)
+	picks, _ := p.Decide(1005, g, w, Default)
+	require.Len(t, picks, 1)
+}
+
 // Whatever waits: slots and room are kept, each is sent once, and nobody who could be sent is held beyond max_hold.
 func TestRoundsKeepTheirBounds(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
@@ -114,7 +128,8 @@ func TestRoundsKeepTheirBounds(t *testing.T) {
 		now := rapid.Float64Range(0, 100).Draw(t, "now")
 		var w []Candidate
 		for range rapid.IntRange(0, 12).Draw(t, "waiting") {
-			c := Candidate{Prompt: rapid.Int32Range(1, 9000).Draw(t, "prompt"), Since: math.NaN(), Until: math.Inf(1), Urgent: rapid.IntRange(0, 9).Draw(t, "urgent") == 0}
+			c := Candidate{Prompt: rapid.Int32Range(1, 9000).Draw(t, "prompt"), Since: math.NaN(), Until: math.Inf(1)}
+			c.Urgent = rapid.IntRange(0, 9).Draw(t, "urgent") == 0
 			if rapid.Bool().Draw(t, "known") {
 				c.Since = now + rapid.Float64Range(-8, 1).Draw(t, "since") // the clock may have gone back
 			}

@@ -15,8 +15,7 @@ type Mixed struct {
 	Slots    int   // requests that run on a rank
 	Room     int64 // KV tokens of a rank; 0: unlimited
 	Interval int64 // prompts are computed in every so many steps; 0 and 1: in each
-	First    bool  // a rank that can compute a prompt does not decode
-	Delay    int   // passes for which prompts are held until each rank has one; 0: they are not
+	Delay    int   // passes for which no prompt is begun until each rank has one, as SGLang 0.5.23 holds them; 0: they are not held
 
 	Ranks []MixedRank
 	Step  int64   // number of the step in progress, else of the next one
@@ -26,11 +25,8 @@ type Mixed struct {
 	Token    func(rank int, w *Work)       // it got one
 	Finished func(rank int, w *Work)       // it got its last one, and has left
 
-	held    int // passes for which prompts have been held
-	Prefill struct {
-		Ranks  int   // that computed prompts in this step
-		Tokens int64 // that all of them computed
-	}
+	Prefilling int // ranks that compute prompts in this step
+	held       int // passes for which prompts have been held
 }
 
 // MixedRank is one of them.
@@ -43,18 +39,17 @@ type MixedRank struct {
 
 // Work is a request on such a rank.
 type Work struct {
-	Job       int32
-	Prompt    int32 // tokens
-	Left      int32 // tokens that it will still get
-	Gen       int32 // that it got
-	Done      int32 // of what was to be computed before its next token, computed or cached
-	due       int32 // to be computed before its next token: the prompt, or after a preemption also what it got
-	take      int32 // tokens of it in this step
-	Preempted int32 // times
+	Job    int32
+	Prompt int32 // tokens
+	Left   int32 // tokens that it will still get
+	Gen    int32 // that it got
+	done   int32 // of what is due, computed or cached
+	due    int32 // to be computed before its next token: the prompt, or after a preemption also what it got
+	take   int32 // tokens of it in this step
 }
 
-// Computing says whether it still waits for its prompt.
-func (w *Work) Computing() bool { return w.Done < w.due }
+// computing says whether its prompt is not computed yet.
+func (w *Work) computing() bool { return w.done < w.due }
 
 // Add gives a request to a rank.
 func (g *Mixed) Add(rank int, w Work) {
@@ -67,22 +62,21 @@ func (g *Mixed) Begin(now float64) {
 	if g.Ends < Never {
 		return
 	}
-	prompts := g.prompts()
+	begins := g.begins()
 	slowest, tokens, some := 0.0, int64(0), false
-	g.Prefill.Ranks, g.Prefill.Tokens = 0, 0
+	g.Prefilling = 0
 	for i := range g.Ranks {
-		decodes, kv, computed := g.schedule(i, prompts && g.aligned(&g.Ranks[i]))
+		decodes, kv, computed := g.schedule(i, begins)
 		slowest = max(slowest, g.Law.Request*float64(decodes)+g.Law.KV*float64(kv)+g.Law.Own*float64(computed))
 		tokens += computed
 		some = some || decodes > 0 || computed > 0
 		if computed > 0 {
-			g.Prefill.Ranks++
+			g.Prefilling++
 		}
 	}
 	if !some {
 		return
 	}
-	g.Prefill.Tokens = tokens
 	length := g.Law.C0 + slowest + g.Law.Shared*float64(tokens)/float64(len(g.Ranks))
 	if tokens > 0 {
 		length += g.Law.Any
@@ -96,8 +90,8 @@ func (g *Mixed) aligned(r *MixedRank) bool {
 	return g.Interval <= 1 || g.Step%g.Interval == 0 || r.behind || !r.decodes()
 }
 
-// prompts says whether the delayer lets this step compute some.
-func (g *Mixed) prompts() bool {
+// begins says whether the delayer lets ranks begin with prompts. What they have begun goes on.
+func (g *Mixed) begins() bool {
 	if g.Delay == 0 {
 		return true
 	}
@@ -119,16 +113,14 @@ func (g *Mixed) prompts() bool {
 }
 
 func (r *MixedRank) decodes() bool {
-	return slices.ContainsFunc(r.Running, func(w Work) bool { return !w.Computing() })
+	return slices.ContainsFunc(r.Running, func(w Work) bool { return !w.computing() })
 }
 
 // wanting says whether a rank could compute a prompt now.
 func (g *Mixed) wanting(i int) bool {
 	r := &g.Ranks[i]
-	if slices.ContainsFunc(r.Running, func(w Work) bool { return w.Computing() && w.take == 0 }) {
-		return true
-	}
-	return len(r.Waiting) > 0 && len(r.Running) < g.Slots && g.fits(r, &r.Waiting[0])
+	return slices.ContainsFunc(r.Running, func(w Work) bool { return w.computing() }) ||
+		len(r.Waiting) > 0 && len(r.Running) < g.Slots && g.fits(r, &r.Waiting[0])
 }
 
 func (g *Mixed) fits(r *MixedRank, w *Work) bool {
@@ -137,33 +129,34 @@ func (g *Mixed) fits(r *MixedRank, w *Work) bool {
 
 // schedule says what a rank does in a step: how many requests get a token, how much KV they read, how many tokens of
 // prompts it computes.
-func (g *Mixed) schedule(i int, prompts bool) (decodes int, kv, computed int64) {
+func (g *Mixed) schedule(i int, begins bool) (decodes int, kv, computed int64) {
 	r := &g.Ranks[i]
+	prompts := g.aligned(r)
 	full := g.preempt(r) // nothing is admitted in the same step
 	for k := range r.Running {
 		r.Running[k].take = 0
 	}
-	budget, alone := g.Budget, g.First && prompts && !full && g.wanting(i)
+	budget := g.Budget
 	for k := range r.Running {
 		w := &r.Running[k]
 		switch {
-		case w.Computing():
+		case w.computing():
 			if prompts {
-				w.take = min(budget, w.due-w.Done)
+				w.take = min(budget, w.due-w.done)
 				computed += int64(w.take)
 			}
-		case !alone && budget > 0:
+		case budget > 0:
 			w.take = 1
 			decodes++
 			kv += int64(w.Prompt) + int64(w.Gen)
 		}
 		budget -= w.take
 	}
-	for prompts && !full && budget > 0 && len(r.Waiting) > 0 && len(r.Running) < g.Slots && g.fits(r, &r.Waiting[0]) {
+	for prompts && begins && !full && budget > 0 && len(r.Waiting) > 0 && len(r.Running) < g.Slots && g.fits(r, &r.Waiting[0]) {
 		w := r.Waiting[0]
 		r.Waiting = slices.Delete(r.Waiting, 0, 1)
-		w.Done = min(w.due-1, g.Cached(i, &w))
-		w.take = min(budget, w.due-w.Done)
+		w.done = min(w.due-1, g.Cached(i, &w))
+		w.take = min(budget, w.due-w.done)
 		computed += int64(w.take)
 		budget -= w.take
 		r.KV += int64(w.Prompt) + int64(w.Gen)
@@ -182,8 +175,7 @@ func (g *Mixed) preempt(r *MixedRank) (some bool) {
 		w := r.Running[len(r.Running)-1]
 		r.Running = r.Running[:len(r.Running)-1]
 		r.KV -= int64(w.Prompt) + int64(w.Gen)
-		w.Done, w.due = 0, w.Prompt+w.Gen
-		w.Preempted++
+		w.done, w.due = 0, w.Prompt+w.Gen
 		r.Waiting = slices.Insert(r.Waiting, 0, w)
 		some = true
 	}
@@ -215,10 +207,10 @@ func (g *Mixed) Finish() {
 
 // advance says whether a request got a token.
 func (g *Mixed) advance(rank int, w *Work) bool {
-	if w.Computing() {
-		w.Done += w.take
+	if w.computing() {
+		w.done += w.take
 	}
-	if w.take == 0 || w.Computing() {
+	if w.take == 0 || w.computing() {
 		return false
 	}
 	w.take = 0

@@ -72,17 +72,6 @@ func TestAPromptIsComputedInChunksBesideDecodes(t *testing.T) {
 	require.Equal(t, 5, b.tokens[1], "decodes are not delayed inside a rank")
 }
 
-func TestARankThatPrefillsFirstDoesNotDecodeMeanwhile(t *testing.T) {
-	b := mixed(2, func(g *Mixed) { g.First = true })
-	b.Add(0, Work{Job: 1, Prompt: 10, Left: 9})
-	b.Add(1, Work{Job: 2, Prompt: 10, Left: 9})
-	b.steps(1)
-	b.Add(0, Work{Job: 3, Prompt: 250, Left: 1})
-	equal(t, []float64{20, 20, 15}, b.steps(3))
-	require.Equal(t, 1, b.tokens[1])
-	require.Equal(t, 4, b.tokens[2], "the other rank decodes")
-}
-
 func TestPromptsWaitForTheInterval(t *testing.T) {
 	b := mixed(1, func(g *Mixed) { g.Interval = 3 })
 	b.Add(0, Work{Job: 1, Prompt: 10, Left: 20})
@@ -105,6 +94,15 @@ func TestTheDelayerHoldsPromptsUntilEachRankHasOne(t *testing.T) {
 	equal(t, []float64{10}, b.steps(1))
 	b.Add(1, Work{Job: 4, Prompt: 10, Left: 30})
 	equal(t, []float64{11}, b.steps(1))
+	b.Add(0, Work{Job: 5, Prompt: 200, Left: 30})
+	b.Add(1, Work{Job: 6, Prompt: 10, Left: 30})
+	equal(t, []float64{10 + 9.7}, b.steps(1)) // 97 beside three decodes; the prompt of 10 takes less
+	b.Add(1, Work{Job: 7, Prompt: 20, Left: 30})
+	equal(t, []float64{10 + 9.7}, b.steps(1)) // one rank goes on with its prompt, so that both have one
+	require.Len(t, b.Ranks[1].Waiting, 0)
+	equal(t, []float64{10 + 0.6}, b.steps(1))
+	b.Add(1, Work{Job: 8, Prompt: 10, Left: 30})
+	equal(t, []float64{10, 11}, b.steps(2)) // the pass in which one rank went on counts
 }
 
 func TestTheLastAdmittedIsPreemptedAndComputedAgain(t *testing.T) {
@@ -131,7 +129,6 @@ func TestMixedRanksServeAll(t *testing.T) {
 			g.Slots = rapid.IntRange(1, 4).Draw(t, "slots")
 			g.Room = rapid.SampledFrom([]int64{0, 130, 300}).Draw(t, "room") // any request fits alone
 			g.Interval = rapid.Int64Range(0, 3).Draw(t, "interval")
-			g.First = rapid.Bool().Draw(t, "first")
 			g.Delay = rapid.IntRange(0, 4).Draw(t, "delay")
 		})
 		want := map[int32]int{}
