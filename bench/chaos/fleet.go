@@ -139,12 +139,12 @@ func faultRules(rate float64, c refengine.Connector) (rules []refengine.Rule) {
 }
 
 // busy lists what the engines still hold for requests, and held what they hold.
-func (f *fleet) busy() []string { return world.UsedBy(f.engines()...) }
-func (f *fleet) held() []string { return world.HeldBy(f.engines()...) }
+func (f *fleet) busy() []string { return f.list(world.UsedBy) }
+func (f *fleet) held() []string { return f.list(world.HeldBy) }
 
-func (f *fleet) engines() (list []*refengine.Engine) {
+func (f *fleet) list(of func(who string, s refengine.Stats) []string) (list []string) {
 	for _, m := range f.all {
-		list = append(list, m.Engine)
+		list = append(list, of(m.role+" engine "+m.urls[0], m.Stats())...)
 	}
 	return list
 }

@@ -29,32 +29,22 @@ func Held(who string, all map[string]float64, books ...string) (held []string) {
 	return held
 }
 
-// HeldBy lists what engines still hold.
-func HeldBy(engines ...*refengine.Engine) (held []string) {
-	held = UsedBy(engines...)
-	for _, e := range engines {
-		held = append(held, told(e, "KV tokens for nobody", e.Stats().Stranded())...)
-	}
-	return held
+// HeldBy lists what an engine still holds.
+func HeldBy(who string, s refengine.Stats) []string {
+	return append(UsedBy(who, s), told(who, "KV tokens for nobody", s.Stranded())...)
 }
 
-// UsedBy lists what engines still hold for requests.
-func UsedBy(engines ...*refengine.Engine) (held []string) {
-	for _, e := range engines {
-		s := e.Stats()
-		held = append(held, told(e, "running", s.Running)...)
-		held = append(held, told(e, "waiting", s.Waiting)...)
-		held = append(held, told(e, "hand-offs", int64(s.Pins))...)
-		held = append(held, told(e, "KV tokens", s.KVUsed-s.Stranded())...)
-	}
-	return held
+// UsedBy lists what an engine still holds for requests.
+func UsedBy(who string, s refengine.Stats) []string {
+	return slices.Concat(told(who, "running", s.Running), told(who, "waiting", s.Waiting), told(who, "hand-offs", int64(s.Pins)),
+		told(who, "KV tokens", s.KVUsed-s.Stranded()))
 }
 
-func told(e *refengine.Engine, what string, n int64) []string {
+func told(who, what string, n int64) []string {
 	if n == 0 {
 		return nil
 	}
-	return []string{fmt.Sprintf("%s engine %s: %d %s", e.Config().Role, e.URLs()[0], n, what)}
+	return []string{fmt.Sprintf("%s: %d %s", who, n, what)}
 }
 
 // Idle waits until nothing is held any more.

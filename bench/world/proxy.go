@@ -12,7 +12,8 @@ type Proxy struct {
 	Name           string
 	Clients, Peers string // addresses of these listeners
 	Admin
-	*Process // nil before its first start
+	*Process                                               // nil before its first start
+	Command  func(binary string, args ...string) *exec.Cmd // that starts it
 	world    *World
 }
 
@@ -20,9 +21,14 @@ type Proxy struct {
 func (w *World) Proxies(names ...string) (list []*Proxy) {
 	free := FreeAddresses(3 * len(names))
 	for i, name := range names {
-		list = append(list, &Proxy{Name: name, Clients: free[3*i], Admin: w.At(free[3*i+1]), Peers: free[3*i+2], world: w})
+		list = append(list, w.ProxyAt(name, free[3*i], w.At(free[3*i+1]), free[3*i+2]))
 	}
 	return list
+}
+
+// ProxyAt names one whose listeners are at these addresses.
+func (w *World) ProxyAt(name, clients string, admin Admin, peers string) *Proxy {
+	return &Proxy{Name: name, Clients: clients, Admin: admin, Peers: peers, Command: exec.Command, world: w}
 }
 
 // URL is where clients ask.
@@ -34,7 +40,7 @@ func (p *Proxy) Config() string { return p.Name + ".yaml" }
 // Serve starts the proxy, for the first time or again, with more flags.
 func (p *Proxy) Serve(flags ...string) (err error) {
 	args := append([]string{"serve", "--config", p.world.File(p.Config())}, flags...)
-	p.Process, err = p.world.Start(p.Name, exec.Command(p.world.Binary, args...))
+	p.Process, err = p.world.Start(p.Name, p.Command(p.world.Binary, args...))
 	return err
 }
 

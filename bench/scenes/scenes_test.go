@@ -1,4 +1,4 @@
-package main
+package scenes
 
 import (
 	"errors"
@@ -28,7 +28,7 @@ func TestMain(m *testing.M) {
 // short is `make regions` in a few seconds.
 func short(t *testing.T, on string) options {
 	t.Helper()
-	o := defaults
+	o := ofRegions
 	var err error
 	o.Bin, err = program.Binary()
 	require.NoError(t, err)
@@ -41,7 +41,7 @@ func TestThreeRegionsOnLoopback(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes 20 s")
 	}
-	r, err := play(t.Context(), short(t, "loopback"), scenes)
+	r, err := play(t.Context(), short(t, onLoopback), ordered)
 	require.NoError(t, err)
 	r.Write(t.Output())
 	require.Empty(t, r.Breaches)
@@ -52,7 +52,7 @@ func TestARegionThatIsOwnedByLease(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes 20 s")
 	}
-	r, err := playLeased(t.Context(), short(t, "loopback"))
+	r, err := play(t.Context(), short(t, onLoopback), leased)
 	require.NoError(t, err)
 	r.Write(t.Output())
 	require.Empty(t, r.Breaches)
@@ -62,7 +62,9 @@ func TestThreeRegionsInNamespaces(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes 10 s")
 	}
-	r, err := play(t.Context(), short(t, "netns"), []world.Scene[*site]{{Name: "the same bytes", Play: playSame}, {Name: "loss", Play: playLoss}})
+	two := ordered
+	two.scenes = []world.Scene[*site]{{Name: "the same bytes", Play: playSame}, {Name: "loss", Play: playLoss}}
+	r, err := play(t.Context(), short(t, "netns"), two)
 	if errors.Is(err, errForbidden) {
 		t.Skip(err)
 	}
@@ -71,11 +73,31 @@ func TestThreeRegionsInNamespaces(t *testing.T) {
 	require.Empty(t, r.Breaches)
 }
 
+func TestOwnersComeAndGo(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes 70 s")
+	}
+	binary, err := program.Binary()
+	require.NoError(t, err)
+	o := options{Options: world.Options{Bin: binary}, lease: 3 * time.Second, load: time.Second, absence: 15 * time.Second, clients: 4, on: onLoopback}
+	r, err := play(t.Context(), o, shard)
+	require.NoError(t, err)
+	r.Write(t.Output())
+	require.Empty(t, r.Breaches)
+}
+
+func TestWrongFlagsAreSaid(t *testing.T) {
+	_, err := HA(t.Context(), []string{"-nonsense"}, nil)
+	require.Error(t, err)
+	_, err = Regions(t.Context(), []string{"-on", "nonsense"}, nil)
+	require.ErrorContains(t, err, "auto, netns or loopback")
+}
+
 func TestJudgeTellsALostStreamFromALostRequest(t *testing.T) {
-	lost := load.Failure{Kind: load.ErrorEvent, Detail: `type "server_error", code "peer_lost": upstream region lost`, Stream: true, Tokens: 3}
-	whole := lost
+	stream := load.Failure{Kind: load.ErrorEvent, Detail: `type "server_error", code "peer_lost": upstream region lost`, Stream: true, Tokens: 3}
+	whole := stream
 	whole.Stream = false
-	other := lost
+	other := stream
 	other.Detail = `type "server_error", code "engine_lost"`
 	refused := load.Failure{Kind: "http_503/no_region_available"}
 	for _, row := range []struct {
@@ -83,14 +105,14 @@ func TestJudgeTellsALostStreamFromALostRequest(t *testing.T) {
 		failed      load.Failure
 		lost, wrong int
 	}{
-		{"a stream that had begun may end in the error event", lost, 1, 0},
+		{"a stream that had begun may end in the error event", stream, 1, 0},
 		{"an answer in one piece had not begun", whole, 0, 1},
 		{"another error is not the peer's", other, 0, 1},
 		{"a refusal is a request lost", refused, 0, 1},
 	} {
 		t.Run(row.name, func(t *testing.T) {
-			s := judge(&load.Result{Sent: 5, OK: 4, Failures: []load.Failure{row.failed}})
-			require.Equal(t, row.lost, s.lost)
+			s := judge(lost, &load.Result{Sent: 5, OK: 4, Failures: []load.Failure{row.failed}})
+			require.Equal(t, row.lost, s.allowed)
 			require.Len(t, s.wrong, row.wrong)
 		})
 	}

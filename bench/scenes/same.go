@@ -1,4 +1,4 @@
-package main
+package scenes
 
 import (
 	"bytes"
@@ -23,12 +23,12 @@ var ways = []way{{us, eu, "to-eu"}, {us, as, "to-as"}, {eu, as, "to-as"}}
 func (w way) String() string { return names[w.from] + " → " + names[w.to] }
 
 // post asks a region as one of the callers.
-func (w *site) post(ctx context.Context, to *region, caller, path, body string, stay bool) (world.Answer, error) {
+func (w *site) post(ctx context.Context, to *side, caller, path, body string, stay bool) (world.Answer, error) {
 	header := []string{"Authorization", "Bearer " + keyOf(caller)}
 	if stay {
 		header = append(header, "X-Evenkeel-Geo", "local")
 	}
-	return world.Do(ctx, w.HTTP, http.MethodPost, to.url()+path, []byte(body), header...)
+	return world.Do(ctx, w.HTTP, http.MethodPost, to.URL()+path, []byte(body), header...)
 }
 
 // routed says that an answer took that route, and was one.
@@ -61,13 +61,13 @@ func playSame(ctx context.Context, w *site, r *world.Report) error {
 	var wrong []string
 	for _, way := range ways {
 		for _, f := range forms() {
-			there, err := w.post(ctx, w.regions[way.to], "home", f[0], f[1], true)
+			there, err := w.post(ctx, w.all[way.to], "home", f[0], f[1], true)
 			if err != nil {
 				return err
 			}
 			var here world.Answer
 			for range 20 { // one that the peer is too busy for stays, and says so
-				if here, err = w.post(ctx, w.regions[way.from], way.caller, f[0], f[1], false); err != nil {
+				if here, err = w.post(ctx, w.all[way.from], way.caller, f[0], f[1], false); err != nil {
 					return err
 				}
 				if here.Header.Get("X-Evenkeel-Route") == "forwarded" {

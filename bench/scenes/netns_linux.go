@@ -1,4 +1,4 @@
-package main
+package scenes
 
 import (
 	"errors"
@@ -15,9 +15,7 @@ import (
 type namespaces struct {
 	id     int
 	delays [3]time.Duration
-	wires  [3]*wire // nil: netem
-	loss   float64
-	severs [3]bool
+	wires  [3]*wire
 }
 
 // newNamespaces needs root and iproute2. What it made is gone after an error.
@@ -25,10 +23,8 @@ func newNamespaces(o options) (*namespaces, error) {
 	if os.Geteuid() != 0 {
 		return nil, fmt.Errorf("%w: they need root", errForbidden)
 	}
-	for _, tool := range []string{"ip", "tc"} {
-		if _, err := exec.LookPath(tool); err != nil {
-			return nil, fmt.Errorf("%w: there is no %s; install iproute2", errForbidden, tool)
-		}
+	if _, err := exec.LookPath("ip"); err != nil {
+		return nil, fmt.Errorf("%w: there is no ip; install iproute2", errForbidden)
 	}
 	n := &namespaces{id: os.Getpid(), delays: o.delays}
 	err := n.build()
@@ -39,7 +35,7 @@ func newNamespaces(o options) (*namespaces, error) {
 }
 
 func (n *namespaces) build() error {
-	for i := range regions {
+	for i := range sides {
 		ns, dev := n.namespace(i), n.device(i)
 		err := each(
 			"ip netns add "+ns,
@@ -56,14 +52,18 @@ func (n *namespaces) build() error {
 			return err
 		}
 	}
-	for l, end := range ends {
-		if err := n.connect(l, end[0], end[1]); err != nil {
+	for l, end := range ends { // a link is two TUN devices and this process between them
+		w, err := newWire(fmt.Sprintf("ek%d-%d-", n.id, l), n.delays[l])
+		if err != nil {
 			return err
 		}
-		for _, to := range [2][2]int{{end[0], end[1]}, {end[1], end[0]}} {
+		n.wires[l] = w
+		for i, at := range end {
+			ns, to := n.namespace(at), end[1-i]
 			err := each(
-				"ip -n "+n.namespace(to[0])+" link set to-"+names[to[1]]+" up",
-				"ip -n "+n.namespace(to[0])+" route add "+n.address(to[1])+"/32 dev to-"+names[to[1]]+" src "+n.address(to[0]),
+				"ip link set "+w.names[i]+" netns "+ns+" name to-"+names[to],
+				"ip -n "+ns+" link set to-"+names[to]+" up",
+				"ip -n "+ns+" route add "+n.address(to)+"/32 dev to-"+names[to]+" src "+n.address(at),
 			)
 			if err != nil {
 				return err
@@ -73,57 +73,8 @@ func (n *namespaces) build() error {
 	return nil
 }
 
-// connect makes a link: two ends of a cable with netem on both, or, where the
-// kernel has none, two TUN devices and this process between them.
-func (n *namespaces) connect(l, a, b int) error {
-	err := each("ip -n " + n.namespace(a) + " link add to-" + names[b] + " type veth peer name to-" + names[a] + " netns " + n.namespace(b))
-	if err != nil {
-		return err
-	}
-	if err = n.shape(l); err == nil {
-		return nil
-	}
-	if e := each("ip -n " + n.namespace(a) + " link del to-" + names[b]); e != nil {
-		return e
-	}
-	w, e := newWire(fmt.Sprintf("ek%d-%d-", n.id, l), n.delays[l])
-	if e != nil {
-		return fmt.Errorf("neither netem (%w) nor TUN devices: %w", err, e)
-	}
-	n.wires[l] = w
-	return each(
-		"ip link set "+w.names[0]+" netns "+n.namespace(a)+" name to-"+names[b],
-		"ip link set "+w.names[1]+" netns "+n.namespace(b)+" name to-"+names[a],
-	)
-}
-
-// shape makes a link delay and lose as it should now.
-func (n *namespaces) shape(l int) error {
-	loss := n.loss
-	if n.severs[l] {
-		loss = 1
-	}
-	if w := n.wires[l]; w != nil {
-		w.lose(loss)
-		return nil
-	}
-	for _, to := range [2][2]int{ends[l], {ends[l][1], ends[l][0]}} {
-		rule := fmt.Sprintf("tc -n %s qdisc replace dev to-%s root netem limit 20000 delay %dus", n.namespace(to[0]), names[to[1]], n.delays[l].Microseconds())
-		if loss > 0 {
-			rule += fmt.Sprintf(" loss %g%%", 100*loss)
-		}
-		if err := each(rule); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
 func (n *namespaces) words() string {
-	if n.wires[0] != nil {
-		return "network namespaces, packets delayed and lost between TUN devices (this kernel has no netem)"
-	}
-	return "network namespaces, delay and loss by netem"
+	return "network namespaces, packets delayed and lost between TUN devices"
 }
 
 func (n *namespaces) namespace(region int) string { return fmt.Sprintf("ek%d-%s", n.id, names[region]) }
@@ -149,14 +100,14 @@ func (n *namespaces) peer(_, to int) string { return n.place(to).peers }
 
 func (n *namespaces) packets() bool { return true }
 
-func (n *namespaces) lose(share float64) error {
-	n.loss = share
-	return errors.Join(n.shape(0), n.shape(1), n.shape(2))
+func (n *namespaces) lose(share float64) {
+	for _, w := range n.wires {
+		w.lose(share)
+	}
 }
 
-func (n *namespaces) cut(a, b int, cut bool) error {
-	n.severs[link(a, b)] = cut
-	return n.shape(link(a, b))
+func (n *namespaces) cut(a, b int, cut bool) {
+	n.wires[link(a, b)].lose(map[bool]float64{true: 1}[cut])
 }
 
 // close removes what was made. The links go with the namespaces.
@@ -167,7 +118,7 @@ func (n *namespaces) close() error {
 		}
 	}
 	var errs []error
-	for i := range regions {
+	for i := range sides {
 		if _, err := os.Stat("/var/run/netns/" + n.namespace(i)); err == nil {
 			errs = append(errs, each("ip netns del "+n.namespace(i)))
 		}

@@ -1,44 +1,26 @@
-package main
+package scenes
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"os"
 	"slices"
 	"syscall"
 	"time"
 
 	"evenkeel/bench/load"
-	"evenkeel/bench/refengine"
 	"evenkeel/bench/world"
-	"evenkeel/bench/world/store"
 )
 
-// leased are the scenes of regions that are owned by lease.
-var leased = []world.Scene[*site]{
-	{Name: "a leased region dies", Play: playLeasedDeath},
-	{Name: "a leased region's proxy stands still", Play: playLeasedStop},
-	{Name: "a leased region's proxy is cut off", Play: playLeasedCut},
-	{Name: "the store is away", Play: playLeasedAway},
-	{Name: "afterwards", Play: playAfter},
-}
-
-// playLeased plays them, on loopback: all proxies reach the store that this
-// process runs.
-func playLeased(ctx context.Context, o options) (*world.Report, error) {
-	folder, err := os.MkdirTemp("", "evenkeel-regions-etcd-")
-	if err != nil {
-		return nil, err
-	}
-	defer func() { _ = os.RemoveAll(folder) }()
-	etcd, err := store.Open(folder)
-	if err != nil {
-		return nil, err
-	}
-	defer etcd.Close()
-	o.on, o.lease = "loopback", store.Address(etcd)
-	return play(ctx, o, leased)
+// leased are regions whose engines are taken over by lease.
+var leased = kind{
+	head: ordered.head, names: ordered.names, leases: true, build: buildRegions, settings: regionSettings, settled: linked,
+	scenes: []world.Scene[*site]{
+		{Name: "a leased region dies", Play: playLeasedDeath},
+		{Name: "a leased region's proxy stands still", Play: playLeasedStop},
+		{Name: "a leased region's proxy is cut off", Play: playLeasedCut},
+		{Name: "the store is away", Play: playLeasedAway},
+		{Name: "afterwards", Play: playEmpty},
+	},
 }
 
 // playLeasedDeath is playDeath with a lease: the engines of the dead region,
@@ -49,7 +31,7 @@ func playLeasedDeath(ctx context.Context, w *site, r *world.Report) error {
 	if err := playDeath(ctx, w, r); err != nil {
 		return err
 	}
-	s, err := w.stats(eu)
+	s, err := w.decode[eu].stats()
 	if err != nil {
 		return err
 	}
@@ -63,7 +45,7 @@ func playLeasedDeath(ctx context.Context, w *site, r *world.Report) error {
 // engines are another's, and wake then with all that it was about to do.
 func playLeasedStop(ctx context.Context, w *site, r *world.Report) error {
 	_, err := w.apart(ctx, r, "eu's proxy stands still (SIGSTOP) and wakes", func(apart bool) error {
-		return w.regions[eu].proxy.Signal(map[bool]syscall.Signal{true: syscall.SIGSTOP, false: syscall.SIGCONT}[apart])
+		return w.all[eu].Signal(map[bool]syscall.Signal{true: syscall.SIGSTOP, false: syscall.SIGCONT}[apart])
 	})
 	return err
 }
@@ -73,8 +55,8 @@ func playLeasedStop(ctx context.Context, w *site, r *world.Report) error {
 func playLeasedCut(ctx context.Context, w *site, r *world.Report) error {
 	const scene = "eu's proxy is cut off from the store and from the others"
 	results, err := w.apart(ctx, r, scene, func(apart bool) error {
-		w.stores[eu].Hold(apart)
-		return errors.Join(w.cut(us, eu, apart), w.cut(as, eu, apart))
+		w.isolate(w.all[eu], apart)
+		return nil
 	})
 	for _, got := range results {
 		r.Hold(got.Wrong == 0, scene, "%d answers were wrong", got.Wrong)
@@ -86,7 +68,7 @@ func playLeasedCut(ctx context.Context, w *site, r *world.Report) error {
 // that they were taken over, are handed back, and never had two that admit to them.
 func (w *site) apart(ctx context.Context, r *world.Report, scene string, set func(apart bool) error) ([]*load.Result, error) {
 	taken := false
-	results, err := w.crowds(ctx, []crowd{{eu, "home", 8, 0.8}, {us, "to-eu", 4, 0.8}}, func() error {
+	results, err := w.under(ctx, w.load, []crowd{{eu, "home", 8}, {us, "to-eu", 4}}, func() error {
 		if err := world.Pause(ctx, w.load/4); err != nil {
 			return err
 		}
@@ -100,7 +82,7 @@ func (w *site) apart(ctx context.Context, r *world.Report, scene string, set fun
 		return nil, err
 	}
 	back := w.taken(ctx, false)
-	s, err := w.stats(eu)
+	s, err := w.decode[eu].stats()
 	if err != nil {
 		return nil, err
 	}
@@ -116,25 +98,19 @@ func (w *site) apart(ctx context.Context, r *world.Report, scene string, set fun
 // all go on once the store is back.
 func playLeasedAway(ctx context.Context, w *site, r *world.Report) error {
 	scene := fmt.Sprintf("nobody reaches the store for %v", w.absence)
-	admits := func(one *region) float64 { return one.Metric("evenkeel_geo_owner{") }
-	longer := *w
-	longer.load = w.absence
+	admits := func(p *side) float64 { return p.Metric("evenkeel_geo_owner{") }
+	all := func(clients int) []crowd {
+		return []crowd{{us, "home", clients}, {eu, "home", clients}, {as, "home", clients}}
+	}
 	var still, took float64
-	during, err := longer.crowds(ctx, []crowd{{us, "home", 2, 0.8}, {eu, "home", 2, 0.8}, {as, "home", 2, 0.8}}, func() error {
-		for _, s := range w.stores {
-			s.Hold(true)
-		}
-		err := world.Pause(ctx, w.absence)
-		for _, one := range w.regions {
-			still += admits(one)
-		}
-		for _, s := range w.stores {
-			s.Hold(false)
-		}
+	during, err := w.under(ctx, w.absence, all(2), func() error {
+		err := w.away(ctx, func(time.Duration) {
+			still = admits(w.all[us]) + admits(w.all[eu]) + admits(w.all[as])
+		})
 		began := time.Now()
 		if err == nil {
 			err = world.Await(ctx, patience, "each proxy has its region again", func() bool {
-				return !slices.ContainsFunc(w.regions[:], func(one *region) bool { return admits(one) != 1 })
+				return !slices.ContainsFunc(w.all[:], func(p *side) bool { return admits(p) != 1 })
 			})
 		}
 		took = time.Since(began).Seconds()
@@ -143,33 +119,24 @@ func playLeasedAway(ctx context.Context, w *site, r *world.Report) error {
 	if err != nil {
 		return err
 	}
-	after, err := w.crowds(ctx, []crowd{{us, "home", 4, 0.8}, {eu, "home", 4, 0.8}, {as, "home", 4, 0.8}}, nil)
+	after, err := w.under(ctx, w.load, all(4), nil)
 	if err != nil {
 		return err
 	}
-	s, then := judge(during...), judge(after...)
+	s, then := judge(lost, during...), judge(lost, after...)
 	r.Add(scene, "no proxy admits without its lease; each has its region again %.1f s after the store is back. %d of %d requests that came meanwhile are right, %d of %d "+
 		"after that", took, s.ok, s.sent, then.ok, then.sent)
 	r.Hold(still == 0, scene, "%.0f proxies still admitted in the end", still)
-	r.Hold(then.ok == then.sent && then.sent > 0, scene, "afterwards: %s, %d lost", then.first(5), then.lost)
+	then.allRight(r, scene, "afterwards: ")
 	for _, got := range during {
 		r.Hold(got.Wrong == 0, scene, "%d answers were wrong", got.Wrong)
 	}
-	for i, one := range w.regions {
-		s, err := w.stats(i)
+	for _, e := range w.decode {
+		s, err := e.stats()
 		if err != nil {
 			return err
 		}
-		r.Hold(s.StaleEpochs == 0 && s.OverAdmitted == 0, scene, "%s's engines: %d stale, %d beyond the slots", one.name, s.StaleEpochs, s.OverAdmitted)
+		r.Hold(s.StaleEpochs == 0 && s.OverAdmitted == 0, scene, "%s's engines: %d stale, %d beyond the slots", e.group, s.StaleEpochs, s.OverAdmitted)
 	}
 	return nil
-}
-
-// stats is what a region's decode engine counted.
-func (w *site) stats(region int) (s refengine.Stats, err error) {
-	at := w.regions[region].place.decode
-	if !w.at(at).Read("/stats", &s) {
-		return s, fmt.Errorf("the engine at %s does not tell what it counted", at)
-	}
-	return s, nil
 }

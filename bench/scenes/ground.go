@@ -1,4 +1,4 @@
-package main
+package scenes
 
 import (
 	"errors"
@@ -8,22 +8,22 @@ import (
 	"evenkeel/bench/world"
 )
 
-// The regions. A link is named by its two ends, the lower index first.
+// The proxies, by the names of regions. A link is named by its two ends, the lower index first.
 const (
 	us = iota
 	eu
 	as
-	regions
+	sides
 )
 
-var names = [regions]string{"us", "eu", "as"}
+var names = [sides]string{"us", "eu", "as"}
 
 // link numbers the pairs: us-eu, us-as, eu-as.
 func link(a, b int) int { return a + b - 1 }
 
 var ends = [3][2]int{{us, eu}, {us, as}, {eu, as}}
 
-// ground is what regions stand on: where their processes run and listen, and
+// ground is what the proxies stand on: where their processes run and listen, and
 // the links between them.
 type ground interface {
 	words() string
@@ -36,9 +36,9 @@ type ground interface {
 	// they delay is told from what this process does.
 	packets() bool
 	// lose makes every link lose a share of them.
-	lose(share float64) error
-	// cut lets nothing pass between two regions, until it is healed.
-	cut(a, b int, cut bool) error
+	lose(share float64)
+	// cut lets nothing pass between two of them, until it is healed.
+	cut(a, b int, cut bool)
 	close() error
 }
 
@@ -46,22 +46,42 @@ type ground interface {
 // processes and this one reach them.
 type place struct{ clients, admin, peers, prefill, decode string }
 
-// loopback has all regions on one address, and a TCP relay for each direction
+const onLoopback = "loopback"
+
+// errForbidden is why this machine has no namespaces for us.
+var errForbidden = errors.New("no network namespaces here")
+
+// newGround makes what the proxies stand on.
+func newGround(o options, r *world.Report) (ground, error) {
+	if o.on != onLoopback {
+		g, err := newNamespaces(o)
+		if err == nil {
+			return g, nil
+		}
+		if o.on == "netns" || !errors.Is(err, errForbidden) {
+			return nil, err
+		}
+		r.Skip("namespaces", err.Error())
+	}
+	return newLoopback(o)
+}
+
+// loopback has all sides on one address, and a TCP relay for each direction
 // in which one asks another.
 type loopback struct {
-	places [regions]place
-	relays [regions][regions]*world.Relay
+	places [sides]place
+	relays [sides][sides]*world.Relay
 }
 
 func newLoopback(o options) (_ *loopback, err error) {
 	l := &loopback{}
-	free := world.FreeAddresses(5 * regions)
+	free := world.FreeAddresses(5 * sides)
 	for i := range l.places {
 		at := free[5*i:]
 		l.places[i] = place{at[0], at[1], at[2], at[3], at[4]}
 	}
-	for a := range regions {
-		for b := range regions {
+	for a := range sides {
+		for b := range sides {
 			if a != b && err == nil {
 				l.relays[a][b], err = world.NewRelay(l.places[b].peers, o.delays[link(a, b)])
 			}
@@ -80,12 +100,11 @@ func (l *loopback) command(_ int, binary string, args ...string) *exec.Cmd {
 }
 func (l *loopback) peer(from, to int) string { return l.relays[from][to].Address() }
 func (l *loopback) packets() bool            { return false }
-func (l *loopback) lose(float64) error       { return errors.New("TCP hides loss from relays on loopback") }
+func (l *loopback) lose(float64)             {} // TCP hides it
 
-func (l *loopback) cut(a, b int, cut bool) error {
+func (l *loopback) cut(a, b int, cut bool) {
 	l.relays[a][b].Hold(cut)
 	l.relays[b][a].Hold(cut)
-	return nil
 }
 
 func (l *loopback) close() error {
