@@ -5,6 +5,7 @@ import (
 	"math/rand/v2"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"evenkeel/bench/load"
@@ -18,8 +19,7 @@ type crowd struct {
 	seed uint64
 	p    *proxy
 
-	mu    sync.Mutex
-	ended int // of the requests that load sends
+	ended atomic.Int64 // of the requests that load sends
 }
 
 func newCrowd(s scenario, seed uint64, p *proxy) *crowd {
@@ -85,7 +85,7 @@ func (c *crowd) run(ctx context.Context) (*seen, error) {
 		cfg := c.s.loadOf(c.p.URL(), who.key(), c.seed+uint64(i)*7919)
 		cfg.Concurrency = max(1, c.s.streams*share/10)
 		cfg.Count = c.s.count * share / 10
-		cfg.OnProgress = c.progress()
+		cfg.OnProgress = func(load.Progress) { c.ended.Add(1) }
 		wg.Go(func() {
 			r, err := load.Run(ctx, cfg)
 			mu.Lock()
@@ -108,23 +108,6 @@ func (c *crowd) run(ctx context.Context) (*seen, error) {
 	cancel()
 	others.Wait()
 	return total, failed
-}
-
-// progress sums what several loads say.
-func (c *crowd) progress() func(load.Progress) {
-	last := 0
-	return func(p load.Progress) {
-		c.mu.Lock()
-		c.ended += p.Ended - last
-		c.mu.Unlock()
-		last = p.Ended
-	}
-}
-
-func (c *crowd) done() int {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.ended
 }
 
 func (s *seen) add(r *load.Result) {

@@ -9,6 +9,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -43,15 +44,7 @@ func run(ctx context.Context, args []string, out io.Writer) (ok bool, err error)
 	if err != nil {
 		return false, err
 	}
-	if o.duration > 0 {
-		s.duration = o.duration
-	}
-	if o.count > 0 {
-		s.count = o.count
-	}
-	if o.rate > 0 {
-		s.rate = o.rate
-	}
+	s.duration, s.count, s.rate, s.connector = cmp.Or(o.duration, s.duration), cmp.Or(o.count, s.count), cmp.Or(o.rate, s.rate), cmp.Or(o.connector, s.connector)
 	if o.record != "" {
 		if o.Bin != "" {
 			return false, errors.New("only a proxy that is built for it records: leave -bin out")
@@ -59,9 +52,6 @@ func run(ctx context.Context, args []string, out io.Writer) (ok bool, err error)
 		if o.record, err = filepath.Abs(o.record); err != nil {
 			return false, err
 		}
-	}
-	if o.connector != "" {
-		s.connector = o.connector
 	}
 	if !*asJSON {
 		fmt.Fprintf(out, "scenario %s, connector %s, seed %d\n", s.name, s.connector, o.seed)

@@ -265,13 +265,13 @@ func (t *trouble) reload(ctx context.Context, _ *member, _ time.Duration, rng *r
 func (t *trouble) killAll(ctx context.Context) {
 	victims, ended := t.f.of("decode"), 0
 	for _, m := range victims {
-		for m.Stats().Running < int64(t.crowd.s.streams/(2*len(victims))) || t.crowd.done() < ended {
+		for m.Stats().Running < int64(t.crowd.s.streams/(2*len(victims))) || int(t.crowd.ended.Load()) < ended {
 			if !pause(ctx, 10*time.Millisecond) {
 				return
 			}
 		}
-		pause(ctx, 500*time.Millisecond)             // into the middle
-		ended = t.crowd.done() + 2*t.crowd.s.streams // the longest answer outlives two of the shortest
+		pause(ctx, 500*time.Millisecond)                        // into the middle
+		ended = int(t.crowd.ended.Load()) + 2*t.crowd.s.streams // the longest answer outlives two of the shortest
 		t.count(fmt.Sprintf("killed a decode engine under %d streams", m.Stats().Running))
 		m.Kill()
 		pause(ctx, 2*time.Second)
