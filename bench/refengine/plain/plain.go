@@ -5,6 +5,7 @@ package plain
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/base64"
 	"encoding/binary"
 	"encoding/json"
@@ -56,11 +57,11 @@ func Has(t Task, path string) (serve func(Request) Answer, ok bool) {
 }
 
 var paths = map[Task]map[string]func(Request) Answer{
-	Generate: {"/detokenize": detokenize},
+	Generate: {"/detokenize": of(detokenize)},
 	Pooling: {
-		"/detokenize": detokenize, "/v1/embeddings": embeddings, "/v1/rerank": rerank, "/v1/score": score, "/classify": classify, "/pooling": pool,
+		"/detokenize": of(detokenize), "/v1/embeddings": of(embeddings), "/v1/rerank": of(rerank), "/v1/score": of(score), "/classify": of(classify), "/pooling": of(pool),
 	},
-	Transcription: {"/detokenize": detokenize, "/v1/audio/transcriptions": transcribe},
+	Transcription: {"/detokenize": of(detokenize), "/v1/audio/transcriptions": transcribe},
 }
 
 // Vector is the embedding of a text.
@@ -87,29 +88,23 @@ func refuse(status int, message string) Answer {
 	return Answer{Status: status, Type: "application/json", Body: body}
 }
 
-// read unmarshals a request for the engine's model.
-func read(r Request, into any) *Answer {
-	var named struct {
-		Model string `json:"model"`
+// of reads a request for the engine's model, and has it answered.
+func of[T any](serve func(model string, ask T) Answer) func(Request) Answer {
+	return func(r Request) Answer {
+		var ask T
+		var named struct{ Model string }
+		if err := cmp.Or(json.Unmarshal(r.Body, &named), json.Unmarshal(r.Body, &ask)); err != nil {
+			return refuse(http.StatusBadRequest, err.Error())
+		}
+		if named.Model != "" && named.Model != r.Model {
+			return unknown(named.Model)
+		}
+		return serve(r.Model, ask)
 	}
-	if err := errors(json.Unmarshal(r.Body, &named), json.Unmarshal(r.Body, into)); err != nil {
-		a := refuse(http.StatusBadRequest, err.Error())
-		return &a
-	}
-	if named.Model != "" && named.Model != r.Model {
-		a := refuse(http.StatusNotFound, fmt.Sprintf("The model `%s` does not exist.", named.Model))
-		return &a
-	}
-	return nil
 }
 
-func errors(all ...error) error {
-	for _, err := range all {
-		if err != nil {
-			return err
-		}
-	}
-	return nil
+func unknown(model string) Answer {
+	return refuse(http.StatusNotFound, fmt.Sprintf("The model `%s` does not exist.", model))
 }
 
 // texts reads one text or several.
@@ -130,13 +125,18 @@ func usage(all ...string) (map[string]int, int) {
 	return map[string]int{"prompt_tokens": n, "total_tokens": n, "completion_tokens": 0}, n
 }
 
-func detokenize(r Request) Answer {
-	var ask struct {
-		Tokens []int32 `json:"tokens"`
+// listed answers for each text, in order.
+func listed(model, kind string, all []string, used map[string]int, n int, item func(text string) map[string]any) Answer {
+	data := make([]any, len(all))
+	for i, text := range all {
+		one := item(text)
+		one["index"] = i
+		data[i] = one
 	}
-	if refused := read(r, &ask); refused != nil {
-		return *refused
-	}
+	return answer(map[string]any{"id": kind + "-reference", "object": "list", "created": 1, "model": model, "data": data, "usage": used}, n)
+}
+
+func detokenize(_ string, ask struct{ Tokens []int32 }) Answer {
 	var text []byte
 	for _, id := range ask.Tokens {
 		text = reftext.AppendToken(text, id)
@@ -144,31 +144,28 @@ func detokenize(r Request) Answer {
 	return answer(map[string]string{"prompt": string(text)}, 0)
 }
 
-func embeddings(r Request) Answer {
-	var ask struct {
-		Input  json.RawMessage `json:"input"`
-		Format string          `json:"encoding_format"`
-	}
-	if refused := read(r, &ask); refused != nil {
-		return *refused
-	}
+// inputs are the texts of most requests.
+type inputs struct {
+	Input  json.RawMessage
+	Format string `json:"encoding_format"`
+}
+
+func embeddings(model string, ask inputs) Answer {
 	all := texts(ask.Input)
 	if len(all) == 0 {
 		return refuse(http.StatusBadRequest, "input: a text or a list of texts is required")
 	}
 	used, n := usage(all...)
 	if ask.Format == "bytes" {
-		return binaryAnswer(r.Model, all, used, n)
+		return binaryAnswer(model, all, used, n)
 	}
-	data := make([]any, len(all))
-	for i, text := range all {
+	return listed(model, "embd", all, used, n, func(text string) map[string]any {
 		var vector any = Vector(text)
 		if ask.Format == "base64" {
 			vector = base64.StdEncoding.EncodeToString(packed(text))
 		}
-		data[i] = map[string]any{"index": i, "object": "embedding", "embedding": vector}
-	}
-	return answer(map[string]any{"id": "embd-reference", "object": "list", "created": 1, "model": r.Model, "data": data, "usage": used}, n)
+		return map[string]any{"object": "embedding", "embedding": vector}
+	})
 }
 
 // packed is the embedding of a text as bytes.
@@ -192,34 +189,26 @@ func binaryAnswer(model string, all []string, used map[string]int, n int) Answer
 // Alike is the score of two texts.
 func Alike(a, b string) float64 { return float64(reftext.Of(a+"\x00"+b).Answer%1000) / 1000 }
 
-func score(r Request) Answer {
-	var ask struct {
-		One json.RawMessage `json:"text_1"`
-		Two json.RawMessage `json:"text_2"`
-	}
-	if refused := read(r, &ask); refused != nil {
-		return *refused
-	}
+func score(model string, ask struct {
+	One json.RawMessage `json:"text_1"`
+	Two json.RawMessage `json:"text_2"`
+},
+) Answer {
 	one, two := texts(ask.One), texts(ask.Two)
 	if len(one) != 1 || len(two) == 0 {
 		return refuse(http.StatusBadRequest, "text_1 and text_2 are required")
 	}
 	used, n := usage(append(two, one...)...)
-	data := make([]any, len(two))
-	for i, text := range two {
-		data[i] = map[string]any{"index": i, "object": "score", "score": Alike(one[0], text)}
-	}
-	return answer(map[string]any{"id": "score-reference", "object": "list", "created": 1, "model": r.Model, "data": data, "usage": used}, n)
+	return listed(model, "score", two, used, n, func(text string) map[string]any {
+		return map[string]any{"object": "score", "score": Alike(one[0], text)}
+	})
 }
 
-func rerank(r Request) Answer {
-	var ask struct {
-		Query     string   `json:"query"`
-		Documents []string `json:"documents"`
-	}
-	if refused := read(r, &ask); refused != nil {
-		return *refused
-	}
+func rerank(model string, ask struct {
+	Query     string
+	Documents []string
+},
+) Answer {
 	type result struct {
 		Index    int               `json:"index"`
 		Document map[string]string `json:"document"`
@@ -231,40 +220,22 @@ func rerank(r Request) Answer {
 	}
 	slices.SortFunc(results, func(a, b result) int { return int(math.Copysign(1, b.Score-a.Score)) })
 	used, n := usage(append(ask.Documents, ask.Query)...)
-	return answer(map[string]any{"id": "rerank-reference", "model": r.Model, "usage": used, "results": results}, n)
+	return answer(map[string]any{"id": "rerank-reference", "model": model, "usage": used, "results": results}, n)
 }
 
-func classify(r Request) Answer {
-	var ask struct {
-		Input json.RawMessage `json:"input"`
-	}
-	if refused := read(r, &ask); refused != nil {
-		return *refused
-	}
+func classify(model string, ask inputs) Answer {
 	all := texts(ask.Input)
-	data := make([]any, len(all))
-	for i, text := range all {
+	used, n := usage(all...)
+	return listed(model, "classify", all, used, n, func(text string) map[string]any {
 		p := Alike(text, "yes")
-		data[i] = map[string]any{"index": i, "label": "yes", "probs": []float64{p, 1 - p}, "num_classes": 2}
-	}
-	used, n := usage(all...)
-	return answer(map[string]any{"id": "classify-reference", "object": "list", "created": 1, "model": r.Model, "data": data, "usage": used}, n)
+		return map[string]any{"label": "yes", "probs": []float64{p, 1 - p}, "num_classes": 2}
+	})
 }
 
-func pool(r Request) Answer {
-	var ask struct {
-		Input json.RawMessage `json:"input"`
-	}
-	if refused := read(r, &ask); refused != nil {
-		return *refused
-	}
+func pool(model string, ask inputs) Answer {
 	all := texts(ask.Input)
-	data := make([]any, len(all))
-	for i, text := range all {
-		data[i] = map[string]any{"index": i, "object": "pooling", "data": Vector(text)}
-	}
 	used, n := usage(all...)
-	return answer(map[string]any{"id": "pool-reference", "object": "list", "created": 1, "model": r.Model, "data": data, "usage": used}, n)
+	return listed(model, "pool", all, used, n, func(text string) map[string]any { return map[string]any{"object": "pooling", "data": Vector(text)} })
 }
 
 // Heard is the transcription of a file.
@@ -290,7 +261,7 @@ func transcribe(r Request) Answer {
 		}
 	}
 	if model := string(fields["model"]); model != "" && model != r.Model {
-		return refuse(http.StatusNotFound, fmt.Sprintf("The model `%s` does not exist.", model))
+		return unknown(model)
 	}
 	file, ok := fields["file"]
 	if !ok {
