@@ -14,7 +14,6 @@ import (
 type proxy struct {
 	*world.Proxy
 	settings settings
-	reloads  bool // it takes a new config while it runs; else SIGHUP would end it
 }
 
 func startProxy(ctx context.Context, w *world.World, s scenario, loops int, f *fleet) (*proxy, error) {
@@ -26,12 +25,7 @@ func startProxy(ctx context.Context, w *world.World, s scenario, loops int, f *f
 	if err := errors.Join(p.settings.write(), p.settings.writeKeys(callers), p.Serve()); err != nil {
 		return nil, err
 	}
-	if err := p.Ready(ctx); err != nil {
-		return nil, err
-	}
-	status, _, _ := p.Ask(http.MethodPost, "/reload", nil) // of an unchanged file
-	p.reloads = status/100 == 2
-	return p, nil
+	return p, p.Ready(ctx)
 }
 
 // idle waits until neither the proxy nor an engine holds anything, but for blocks that only a restart frees.
