@@ -163,7 +163,7 @@ func (r *report) restart(ctx context.Context, s scenario, f *fleet, p *proxy) er
 			return []string{err.Error()}
 		}
 		held := world.Held(p.Name, all, append(slices.Clone(world.Books), "evenkeel_bind_orphan_tokens")...)
-		return append(held, f.held()...)
+		return append(held, f.hold(world.HeldBy)...)
 	})
 }
 

@@ -2,7 +2,6 @@ package main
 
 import (
 	"fmt"
-	"maps"
 	"sync"
 	"time"
 
@@ -138,48 +137,31 @@ func faultRules(rate float64, c refengine.Connector) (rules []refengine.Rule) {
 	return rules
 }
 
-// busy lists what the engines still hold for requests, and held what they hold.
-func (f *fleet) busy() []string { return f.list(world.UsedBy) }
-func (f *fleet) held() []string { return f.list(world.HeldBy) }
-
-func (f *fleet) list(of func(who string, s refengine.Stats) []string) (list []string) {
+// hold lists what the engines still hold, by world.UsedBy or world.HeldBy.
+func (f *fleet) hold(by func(who string, s refengine.Stats) []string) (list []string) {
 	for _, m := range f.all {
-		list = append(list, of(m.role+" engine "+m.urls[0], m.Stats())...)
+		list = append(list, by(m.role+" engine "+m.urls[0], m.Stats())...)
 	}
 	return list
 }
 
-// harm is what no proxy may make an engine do, by name.
-func (f *fleet) harm() map[string]int64 {
-	sum := map[string]int64{}
+// counted is what the engines counted: what no proxy may make one do, by name; hand-offs that only an engine's
+// own timeout freed; and all that were made.
+func (f *fleet) counted() (harm map[string]int64, leaks, made int64) {
+	harm = map[string]int64{}
 	for _, m := range f.all {
 		s := m.Stats()
+		leaks, made = leaks+s.Leaks, made+s.Probes-s.NullHandoffs
 		for name, n := range map[string]int64{
 			"hand-offs used twice": s.Replays, "hand-offs used after their deadline": s.ExpiredPulls, "pulls of the wrong blocks": s.WrongBlocks,
 			"KV of another prompt": s.KeyMismatches, "request ids used twice": s.DuplicateIDs, "requests at the wrong rank": s.RankMismatch,
 			"requests that kill a real engine": s.Crashes, "KV of two prefill engines in one request": s.MixedPushes,
 			"pages written after they were given away": s.FreedWrites, "legs that sample differently": s.SampledApart,
 		} {
-			sum[name] += n
+			if n > 0 {
+				harm[name] += n
+			}
 		}
 	}
-	maps.DeleteFunc(sum, func(_ string, n int64) bool { return n == 0 })
-	return sum
-}
-
-// leaks are hand-offs that only the engines' own timeout freed.
-func (f *fleet) leaks() (n int64) {
-	for _, m := range f.all {
-		n += m.Stats().Leaks
-	}
-	return n
-}
-
-// handoffs are those that prefill engines made.
-func (f *fleet) handoffs() (n int64) {
-	for _, m := range f.of("prefill") {
-		s := m.Stats()
-		n += s.Probes - s.NullHandoffs
-	}
-	return n
+	return harm, leaks, made
 }

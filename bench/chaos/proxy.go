@@ -30,7 +30,7 @@ func startProxy(ctx context.Context, w *world.World, s scenario, loops int, f *f
 
 // idle waits until neither the proxy nor an engine holds anything, but for blocks that only a restart frees.
 func (p *proxy) idle(ctx context.Context, f *fleet, patience time.Duration) error {
-	return world.Idle(ctx, patience, func() []string { return append(p.Held(p.Name), f.busy()...) })
+	return world.Idle(ctx, patience, func() []string { return append(p.Held(p.Name), f.hold(world.UsedBy)...) })
 }
 
 // vitals are what must not grow for ever.

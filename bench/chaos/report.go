@@ -66,11 +66,10 @@ func (r *report) judge(ctx context.Context, s scenario, f *fleet, p *proxy, book
 	wrong := len(got.Wrong) + len(got.WrongText)
 	r.hold(wrong == 0, "every client has a right answer or a clear error", "%d have neither%s", wrong, some(got.Wrong, got.WrongText))
 	r.hold(idle == nil, fmt.Sprintf("nothing is held %v later", s.settle), "%s", word(idle))
-	harm := f.harm()
+	harm, leaks, made := f.counted()
 	r.hold(len(harm) == 0, "no engine was harmed", "%s", counts(harm))
-	switch r.Leaks = f.leaks(); {
+	switch r.Leaks = leaks; {
 	case s.heads > 0:
-		made := f.handoffs()
 		r.hold(float64(r.Leaks) < mostLeft*float64(made), "few hand-offs are left to their timeout where heads are reset", "%d of %d", r.Leaks, made)
 	case s.rate == 0 && !s.operators && !s.killAll:
 		r.hold(r.Leaks == 0, "no hand-off was left to its timeout", "%d", r.Leaks)
