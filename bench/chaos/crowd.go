@@ -2,7 +2,9 @@ package main
 
 import (
 	"context"
+	"errors"
 	"math/rand/v2"
+	"net/http"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -28,18 +30,17 @@ func newCrowd(s scenario, seed uint64, p *proxy) *crowd {
 
 // seen is what the clients saw.
 type seen struct {
-	Sent      int            `json:"sent"`
-	Right     int            `json:"right"`
-	Left      int            `json:"left"`    // by plan
-	Refused   int            `json:"refused"` // a status and an error in words, before any of the answer
-	Broken    int            `json:"broken"`  // an error event, after some of it
-	Kinds     map[string]int `json:"kinds"`   // of what was not right
-	Wrong     []load.Failure `json:"-"`       // neither right nor told
-	Failures  []load.Failure `json:"-"`       // told
-	WrongText []string       `json:"-"`       // of the wide and the slow
-	Wide      tally          `json:"wide"`    // requests for several answers
-	Slow      tally          `json:"slow"`    // clients that hardly read
-	TTFT      float64        `json:"-"`       // ms, the median of the load that ended last
+	Sent     int            `json:"sent"`
+	Right    int            `json:"right"`
+	Left     int            `json:"left"`    // by plan
+	Refused  int            `json:"refused"` // a status and an error in words, before any of the answer
+	Broken   int            `json:"broken"`  // an error event, after some of it
+	Kinds    map[string]int `json:"kinds"`   // of what was not right
+	Wrong    []string       `json:"-"`       // neither right nor told
+	Failures []load.Failure `json:"-"`       // told
+	Wide     tally          `json:"wide"`    // requests for several answers
+	Slow     tally          `json:"slow"`    // clients that hardly read
+	TTFT     float64        `json:"-"`       // ms, the median of the load that ended last
 }
 
 // tally counts how the requests of clients of our own ended.
@@ -71,12 +72,7 @@ func (c *crowd) run(ctx context.Context) (*seen, error) {
 	if c.s.strangers {
 		shares = map[string]int{callers[0].name: 10}
 	}
-	var wg sync.WaitGroup
-	over, cancel := context.WithCancel(ctx)
-	defer cancel()
-	total := &seen{Kinds: map[string]int{}}
-	var mu sync.Mutex // of total and failed
-	var failed error
+	var loads []func() (*load.Result, error)
 	for i, who := range callers {
 		share := shares[who.name]
 		if share == 0 {
@@ -86,28 +82,57 @@ func (c *crowd) run(ctx context.Context) (*seen, error) {
 		cfg.Concurrency = max(1, c.s.streams*share/10)
 		cfg.Count = c.s.count * share / 10
 		cfg.OnProgress = func(load.Progress) { c.ended.Add(1) }
-		wg.Go(func() {
-			r, err := load.Run(ctx, cfg)
-			mu.Lock()
-			defer mu.Unlock()
-			if err != nil {
-				failed = err
-				return
-			}
-			total.add(r)
-		})
+		loads = append(loads, load.Start(ctx, cfg))
 	}
+	over, cancel := context.WithCancel(ctx)
+	defer cancel()
+	total := &seen{Kinds: map[string]int{}}
+	var mu sync.Mutex // of total, while others run
 	var others sync.WaitGroup
-	for i := range c.s.wide {
-		others.Go(func() { c.wide(over, rand.New(rand.NewPCG(c.seed, uint64(1000+i))), total, &mu) })
+	again := func(clients, seed int, t *tally, ask func(context.Context, *rand.Rand) error) {
+		for i := range clients {
+			rng := rand.New(rand.NewPCG(c.seed, uint64(seed+i)))
+			others.Go(func() {
+				for over.Err() == nil {
+					err := ask(over, rng)
+					mu.Lock()
+					total.count(t, err)
+					mu.Unlock()
+				}
+			})
+		}
 	}
-	for i := range c.s.lag {
-		others.Go(func() { c.slow(over, rand.New(rand.NewPCG(c.seed, uint64(2000+i))), total, &mu) })
+	client := &http.Client{Timeout: time.Minute, Transport: &http.Transport{IdleConnTimeout: 2 * time.Second, MaxIdleConnsPerHost: c.s.wide}}
+	defer client.CloseIdleConnections()
+	again(c.s.wide, 1000, &total.Wide, func(_ context.Context, rng *rand.Rand) error { return wideOnce(c.p.URL(), client, rng) })
+	again(c.s.lag, 2000, &total.Slow, c.slowOnce)
+	var failed error
+	for _, end := range loads {
+		r, err := end()
+		if err != nil {
+			failed = err
+			continue
+		}
+		mu.Lock()
+		total.add(r)
+		mu.Unlock()
 	}
-	wg.Wait()
 	cancel()
 	others.Wait()
 	return total, failed
+}
+
+// count counts a request of a client of our own in one of the tallies.
+func (s *seen) count(t *tally, err error) {
+	switch {
+	case err == nil:
+		t.Right++
+	case errors.Is(err, errTold):
+		t.Failed++
+	default:
+		t.Wrong++
+		s.Wrong = append(s.Wrong, err.Error())
+	}
 }
 
 func (s *seen) add(r *load.Result) {
@@ -129,7 +154,7 @@ func (s *seen) add(r *load.Result) {
 			s.Broken++
 			s.Failures = append(s.Failures, f)
 		default:
-			s.Wrong = append(s.Wrong, f)
+			s.Wrong = append(s.Wrong, f.String())
 		}
 	}
 }

@@ -63,8 +63,8 @@ const leastSaved = 0.999
 // judge holds the invariants. idle is why something is still held.
 func (r *report) judge(ctx context.Context, s scenario, f *fleet, p *proxy, books *ledger, got *seen, before vitals, idle error) {
 	r.Clients, r.Before, r.Struck = got, before, maps.Clone(books.kinds)
-	wrong := len(got.Wrong) + len(got.WrongText)
-	r.hold(wrong == 0, "every client has a right answer or a clear error", "%d have neither%s", wrong, some(got.Wrong, got.WrongText))
+	wrong := len(got.Wrong)
+	r.hold(wrong == 0, "every client has a right answer or a clear error", "%d have neither%s", wrong, some(got.Wrong))
 	r.hold(idle == nil, fmt.Sprintf("nothing is held %v later", s.settle), "%s", word(idle))
 	harm, leaks, made := f.counted()
 	r.hold(len(harm) == 0, "no engine was harmed", "%s", counts(harm))
@@ -79,12 +79,12 @@ func (r *report) judge(ctx context.Context, s scenario, f *fleet, p *proxy, book
 	case s.operators: // engines are taken away, too, and callers are over their limits
 	case s.busy > 0:
 		bad := got.Refused + got.Broken + wrong
-		r.hold(bad*100 <= got.Sent, "at most one request in a hundred fails where engines refuse", "%d of %d%s", bad, got.Sent, some(got.Failures, nil))
+		r.hold(bad*100 <= got.Sent, "at most one request in a hundred fails where engines refuse", "%d of %d%s", bad, got.Sent, some(got.Failures))
 	case s.rate+s.heads > 0:
-		r.hold(r.Saved.Share >= leastSaved, "requests that a retry could save are saved", "%.2f %% of %d%s", 100*r.Saved.Share, r.Saved.Savable, some(r.Saved.Lost, nil))
+		r.hold(r.Saved.Share >= leastSaved, "requests that a retry could save are saved", "%.2f %% of %d%s", 100*r.Saved.Share, r.Saved.Savable, some(r.Saved.Lost))
 	default:
 		told := got.Refused + got.Broken
-		r.hold(told == 0, "nobody is told of an engine that others replace", "%d are%s", told, some(got.Failures, nil))
+		r.hold(told == 0, "nobody is told of an engine that others replace", "%d are%s", told, some(got.Failures))
 	}
 	r.hold(got.Right > 0, "clients are served", "%d right answers", got.Right+got.Wide.Right)
 	all, err := p.Series()
@@ -143,21 +143,11 @@ func counts[N int | int64](m map[string]N) string {
 }
 
 // some are the first failures, for people.
-func some(failures []load.Failure, others []string) string {
-	var b strings.Builder
-	for i, f := range failures {
-		if i == 8 {
-			break
-		}
-		fmt.Fprintf(&b, "\n    %v", f)
+func some[F string | load.Failure](failures []F) (text string) {
+	for _, f := range failures[:min(8, len(failures))] {
+		text += fmt.Sprintf("\n    %.1000v", f)
 	}
-	for i, s := range others {
-		if i == 8 {
-			break
-		}
-		fmt.Fprintf(&b, "\n    %.500s", s)
-	}
-	return b.String()
+	return text
 }
 
 func (r *report) writeJSON(out io.Writer) error {

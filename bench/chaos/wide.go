@@ -11,7 +11,6 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/http"
-	"sync"
 	"time"
 
 	"evenkeel/bench/reftext"
@@ -21,30 +20,8 @@ import (
 // errTold is a failure that the client was told of.
 var errTold = errors.New("told")
 
-// wide asks for several answers in one request, n or a list of prompts, and
+// wideOnce asks for several answers in one request, n or a list of prompts, and
 // checks that each stands under its own index.
-func (c *crowd) wide(ctx context.Context, rng *rand.Rand, total *seen, mu *sync.Mutex) {
-	client := &http.Client{Timeout: time.Minute, Transport: &http.Transport{IdleConnTimeout: 2 * time.Second}}
-	defer client.CloseIdleConnections()
-	for ctx.Err() == nil {
-		count(&total.Wide, mu, total, wideOnce(c.p.URL(), client, rng))
-	}
-}
-
-func count(t *tally, mu *sync.Mutex, total *seen, err error) {
-	mu.Lock()
-	defer mu.Unlock()
-	switch {
-	case err == nil:
-		t.Right++
-	case errors.Is(err, errTold):
-		t.Failed++
-	default:
-		t.Wrong++
-		total.WrongText = append(total.WrongText, err.Error())
-	}
-}
-
 func wideOnce(url string, client *http.Client, rng *rand.Rand) error {
 	stream, tokens := rng.IntN(2) == 0, 5+rng.IntN(30)
 	path, members := "/v1/completions", map[string]any{"model": model, "max_tokens": tokens, "ignore_eos": true, "stream": stream}
@@ -166,14 +143,8 @@ func read(status int, stream bool, body []byte) (*answers, error) {
 	return a, nil
 }
 
-// slow are clients that take a few bytes a while and leave in the middle, or
-// are cut off because they do not read.
-func (c *crowd) slow(ctx context.Context, rng *rand.Rand, total *seen, mu *sync.Mutex) {
-	for ctx.Err() == nil {
-		count(&total.Slow, mu, total, c.slowOnce(ctx, rng))
-	}
-}
-
+// slowOnce is a client that takes a few bytes now and then and leaves in the middle, or
+// is cut off because it does not read.
 func (c *crowd) slowOnce(ctx context.Context, rng *rand.Rand) error {
 	prompt := reftext.MakePrompt(rng.Uint64()>>8, 10)
 	body := fmt.Sprintf(`{"model":%q,"prompt":%q,"max_tokens":4000,"ignore_eos":true,"stream":true}`, model, prompt)
