@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"errors"
+	"io"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -112,6 +113,13 @@ func TestStrangersHarmNoOtherCaller(t *testing.T) {
 		require.Len(t, r.TTFT, 2)
 		require.NotEmpty(t, r.Actions)
 	})
+}
+
+func TestNegativeFlagsAreRefused(t *testing.T) {
+	for _, flag := range []string{"-duration=-1s", "-count=-1", "-rate=-0.1", "-rate=NaN"} {
+		_, err := run(t.Context(), []string{flag, "-scenario", "none"}, io.Discard)
+		require.ErrorContains(t, err, "cannot be negative", flag)
+	}
 }
 
 func TestSavedCountsWhatARetryCouldSave(t *testing.T) {

@@ -40,6 +40,9 @@ func run(ctx context.Context, args []string, out io.Writer) (ok bool, err error)
 	if err := flags.Parse(args); err != nil {
 		return false, err
 	}
+	if o.duration < 0 || o.count < 0 || !(o.rate >= 0) {
+		return false, errors.New("-duration, -count and -rate cannot be negative; 0 leaves each as the scenario has it")
+	}
 	s, err := scenarioOf(*name)
 	if err != nil {
 		return false, err
