@@ -19,8 +19,7 @@ import (
 // for themselves, and machines that say they are another region's proxy. They
 // attack the sockets, one after another, until they are stopped.
 type strangers struct {
-	p    *proxy
-	body int // bytes of the largest body that is taken
+	p *proxy
 	*actions
 }
 
@@ -31,11 +30,12 @@ const (
 	attackEvery = 20 * time.Millisecond
 	holdTime    = 2 * time.Second // of connections that are kept open
 	attackTime  = 5 * time.Second // of any other
+	largest     = 32 << 20        // bytes of a body that is taken
 )
 
 func startStrangers(ctx context.Context, seed uint64, p *proxy) *strangers {
 	ctx, actions := newActions(ctx)
-	s := &strangers{p: p, body: 32 << 20, actions: actions}
+	s := &strangers{p, actions}
 	for i := range attackers {
 		rng := randv2.New(randv2.NewPCG(seed, uint64(3000+i)))
 		s.wg.Go(func() {
@@ -68,20 +68,20 @@ var attacks = []struct {
 		})
 	}},
 	{"uploads that announce much", func(s *strangers, ctx context.Context, _ *randv2.Rand) {
-		s.hold(ctx, 64, s.post(greedy.key())+fmt.Sprintf("Content-Length: %d\r\n\r\nhello", s.body))
+		s.hold(ctx, s.p.Clients, 64, s.post(greedy.key())+fmt.Sprintf("Content-Length: %d\r\n\r\nhello", largest))
 	}},
 	{"uploads that stop half-way", func(s *strangers, ctx context.Context, _ *randv2.Rand) {
-		s.hold(ctx, 8, s.post(greedy.key())+fmt.Sprintf("Content-Length: %d\r\n\r\n%s", 2<<20, strings.Repeat("x", 1<<20)))
+		s.hold(ctx, s.p.Clients, 8, s.post(greedy.key())+fmt.Sprintf("Content-Length: %d\r\n\r\n%s", 2<<20, strings.Repeat("x", 1<<20)))
 	}},
 	{"uploads without a key", func(s *strangers, ctx context.Context, rng *randv2.Rand) {
-		framing := []string{fmt.Sprintf("Content-Length: %d\r\n\r\nhello", s.body), "Transfer-Encoding: chunked\r\n\r\n100000\r\nhello"}[rng.IntN(2)]
-		s.hold(ctx, 16, s.post("nobody")+framing)
+		framing := []string{fmt.Sprintf("Content-Length: %d\r\n\r\nhello", largest), "Transfer-Encoding: chunked\r\n\r\n100000\r\nhello"}[rng.IntN(2)]
+		s.hold(ctx, s.p.Clients, 16, s.post("nobody")+framing)
 	}},
 	{"uploads that wait for 100 Continue", func(s *strangers, _ context.Context, rng *randv2.Rand) {
-		s.send(s.post([]string{"nobody", greedy.key()}[rng.IntN(2)])+fmt.Sprintf("Expect: 100-continue\r\nContent-Length: %d\r\n\r\n", s.body+rng.IntN(2)), answered)
+		s.send(s.post([]string{"nobody", greedy.key()}[rng.IntN(2)])+fmt.Sprintf("Expect: 100-continue\r\nContent-Length: %d\r\n\r\n", largest+rng.IntN(2)), answered)
 	}},
 	{"bodies too large", func(s *strangers, _ context.Context, _ *randv2.Rand) {
-		s.send(s.post(greedy.key())+fmt.Sprintf("Transfer-Encoding: chunked\r\n\r\n%x\r\nhello", s.body+1), answered)
+		s.send(s.post(greedy.key())+fmt.Sprintf("Transfer-Encoding: chunked\r\n\r\n%x\r\nhello", largest+1), answered)
 	}},
 	{"requests that read in two ways", func(s *strangers, _ context.Context, rng *randv2.Rand) {
 		chunked := "Transfer-Encoding: chunked\r\n\r\n"
@@ -96,14 +96,14 @@ var attacks = []struct {
 		s.send(fmt.Sprintf("POST %s HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nAuthorization: Bearer %s\r\nContent-Length: %d\r\n\r\n%s", path, greedy.key(), len(body), body), answered)
 	}},
 	{"heads that drip", func(s *strangers, ctx context.Context, _ *randv2.Rand) {
-		s.hold(ctx, 16, "POST /v1/completions HTTP/1.1\r\nHost: a\r\nX: ")
+		s.hold(ctx, s.p.Clients, 16, "POST /v1/completions HTTP/1.1\r\nHost: a\r\nX: ")
 	}},
 	{"lists of models", func(s *strangers, _ context.Context, rng *randv2.Rand) {
 		key := []string{"nobody", greedy.key()}[rng.IntN(2)]
 		s.send(strings.Repeat("GET /v1/models HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer "+key+"\r\n\r\n", 50), nil)
 	}},
 	{"forged heads of a peer", func(s *strangers, ctx context.Context, _ *randv2.Rand) {
-		s.holdAt(ctx, s.p.Peers, 16, s.forged()+fmt.Sprintf("Content-Length: %d\r\n\r\n%s", s.body, strings.Repeat("x", 64<<10)))
+		s.hold(ctx, s.p.Peers, 16, s.forged()+fmt.Sprintf("Content-Length: %d\r\n\r\n%s", largest, strings.Repeat("x", 64<<10)))
 	}},
 }
 
@@ -145,11 +145,7 @@ func (s *strangers) send(text string, then func(*net.TCPConn)) {
 func answered(c *net.TCPConn) { _, _ = c.Read(make([]byte, 4096)) }
 
 // hold sends the same on n connections and keeps them open as long as it may.
-func (s *strangers) hold(ctx context.Context, n int, text string) {
-	s.holdAt(ctx, s.p.Clients, n, text)
-}
-
-func (s *strangers) holdAt(ctx context.Context, addr string, n int, text string) {
+func (s *strangers) hold(ctx context.Context, addr string, n int, text string) {
 	for range n {
 		if c := s.open(addr, text); c != nil {
 			defer func() { _ = c.Close() }()
