@@ -8,7 +8,7 @@ import (
 	"evenkeel/bench/world"
 )
 
-// The proxies, by the names of regions. A link is named by its two ends, the lower index first.
+// The proxies, by the names of regions.
 const (
 	us = iota
 	eu
@@ -20,8 +20,6 @@ var names = [sides]string{"us", "eu", "as"}
 
 // link numbers the pairs: us-eu, us-as, eu-as.
 func link(a, b int) int { return a + b - 1 }
-
-var ends = [3][2]int{{us, eu}, {us, as}, {eu, as}}
 
 // ground is what the proxies stand on: where their processes run and listen, and
 // the links between them.

@@ -9,13 +9,13 @@ import (
 	"time"
 )
 
-// namespaces has each region in a network namespace with one address of its
-// own. This process reaches all of them without delay; two regions reach each
-// other over their link alone.
+// namespaces has each region in a network namespace with one address of its own, and
+// this process as the router between them: each namespace has one TUN device, and so
+// has the machine. This process reaches all of them without delay; two regions reach
+// each other over their link alone.
 type namespaces struct {
-	id     int
-	delays [3]time.Duration
-	wires  [3]*wire
+	id int
+	*router
 }
 
 // newNamespaces needs root and iproute2. What it made is gone after an error.
@@ -26,48 +26,29 @@ func newNamespaces(o options) (*namespaces, error) {
 	if _, err := exec.LookPath("ip"); err != nil {
 		return nil, fmt.Errorf("%w: there is no ip; install iproute2", errForbidden)
 	}
-	n := &namespaces{id: os.Getpid(), delays: o.delays}
-	err := n.build()
+	n := &namespaces{id: os.Getpid()}
+	err := n.build(o.delays)
 	if err == nil {
 		return n, nil
 	}
 	return nil, errors.Join(fmt.Errorf("%w: %w", errForbidden, err), n.close())
 }
 
-func (n *namespaces) build() error {
-	for i := range sides {
-		ns, dev := n.namespace(i), n.device(i)
-		err := each(
-			"ip netns add "+ns,
-			"ip -n "+ns+" link set lo up",
-			"ip -n "+ns+" addr add "+n.address(i)+"/32 dev lo",
-			"ip link add "+dev+" type veth peer name out netns "+ns,
-			"ip addr add "+n.own()+"/32 dev "+dev,
-			"ip link set "+dev+" up",
-			"ip -n "+ns+" link set out up",
-			"ip route add "+n.address(i)+"/32 dev "+dev+" src "+n.own(),
-			"ip -n "+ns+" route add "+n.own()+"/32 dev out src "+n.address(i),
-		)
-		if err != nil {
-			return err
-		}
+func (n *namespaces) build(delays [3]time.Duration) (err error) {
+	if n.router, err = newRouter(n.name, delays); err != nil {
+		return err
 	}
-	for l, end := range ends { // a link is two TUN devices and this process between them
-		w, err := newWire(fmt.Sprintf("ek%d-%d-", n.id, l), n.delays[l])
+	for i := range sides + 1 {
+		name, in := n.name(i), "ip"
+		if i < sides {
+			in = "ip -n " + name
+			err = each("ip netns add "+name, "ip link set "+name+" netns "+name, in+" link set lo up")
+		}
+		if err == nil {
+			err = each(in+" addr add "+n.address(i)+"/29 dev "+name, in+" link set "+name+" up")
+		}
 		if err != nil {
 			return err
-		}
-		n.wires[l] = w
-		for i, at := range end {
-			ns, to := n.namespace(at), end[1-i]
-			err := each(
-				"ip link set "+w.names[i]+" netns "+ns+" name to-"+names[to],
-				"ip -n "+ns+" link set to-"+names[to]+" up",
-				"ip -n "+ns+" route add "+n.address(to)+"/32 dev to-"+names[to]+" src "+n.address(at),
-			)
-			if err != nil {
-				return err
-			}
 		}
 	}
 	return nil
@@ -77,15 +58,14 @@ func (n *namespaces) words() string {
 	return "network namespaces, packets delayed and lost between TUN devices"
 }
 
-func (n *namespaces) namespace(region int) string { return fmt.Sprintf("ek%d-%s", n.id, names[region]) }
-func (n *namespaces) device(region int) string    { return fmt.Sprintf("ek%d-%s", n.id, names[region]) }
+// name is that of a region's namespace and of the device in it, or of the machine's device.
+func (n *namespaces) name(i int) string { return fmt.Sprintf("ek%d-%d", n.id, i) }
 
-// address is a region's: of the block that is for benchmarks (RFC 2544), four a
-// run so that two runs do not meet.
-func (n *namespaces) address(region int) string {
-	return fmt.Sprintf("198.18.%d.%d", n.id/60%250, 4*(n.id%60)+region+1)
+// address is a region's, or the machine's: of the block that is for benchmarks
+// (RFC 2544), eight a run so that two runs do not meet.
+func (n *namespaces) address(i int) string {
+	return fmt.Sprintf("198.18.%d.%d", n.id/30%250, 8*(n.id%30)+i+1)
 }
-func (n *namespaces) own() string { return fmt.Sprintf("198.18.%d.%d", n.id/60%250, 4*(n.id%60)+4) }
 
 func (n *namespaces) place(region int) place {
 	at := n.address(region)
@@ -93,7 +73,7 @@ func (n *namespaces) place(region int) place {
 }
 
 func (n *namespaces) command(region int, binary string, args ...string) *exec.Cmd {
-	return exec.Command("ip", append([]string{"netns", "exec", n.namespace(region), binary}, args...)...) // it becomes the binary
+	return exec.Command("ip", append([]string{"netns", "exec", n.name(region), binary}, args...)...) // it becomes the binary
 }
 
 func (n *namespaces) peer(_, to int) string { return n.place(to).peers }
@@ -101,29 +81,22 @@ func (n *namespaces) peer(_, to int) string { return n.place(to).peers }
 func (n *namespaces) packets() bool { return true }
 
 func (n *namespaces) lose(share float64) {
-	for _, w := range n.wires {
-		w.lose(share)
+	for i := range n.links {
+		n.links[i].lose(share)
 	}
 }
 
 func (n *namespaces) cut(a, b int, cut bool) {
-	n.wires[link(a, b)].lose(map[bool]float64{true: 1}[cut])
+	n.links[link(a, b)].lose(map[bool]float64{true: 1}[cut])
 }
 
-// close removes what was made. The links go with the namespaces.
+// close removes what was made. The devices go with the router.
 func (n *namespaces) close() error {
-	for _, w := range n.wires {
-		if w != nil {
-			w.close()
-		}
-	}
+	n.router.close()
 	var errs []error
 	for i := range sides {
-		if _, err := os.Stat("/var/run/netns/" + n.namespace(i)); err == nil {
-			errs = append(errs, each("ip netns del "+n.namespace(i)))
-		}
-		if _, err := os.Stat("/sys/class/net/" + n.device(i)); err == nil {
-			_ = each("ip link del " + n.device(i)) // the kernel may have been faster
+		if _, err := os.Stat("/var/run/netns/" + n.name(i)); err == nil {
+			errs = append(errs, each("ip netns del "+n.name(i)))
 		}
 	}
 	return errors.Join(errs...)
