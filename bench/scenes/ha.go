@@ -163,7 +163,8 @@ func (w *site) handOver(ctx context.Context, group string, do func(*side)) (h ha
 // holds what is promised of it.
 func (w *site) takenOver(r *world.Report, scene string, h handover, more string) {
 	others := judge(lost, h.others...)
-	r.Add(scene, "%s has the group after %.1f s, %.2f leases; clients of the others: %v%s", h.taker.Name, h.took.Seconds(), h.took.Seconds()/w.lease.Seconds(), others, more)
+	r.Add(scene, "%s has the group after %.1f s, %.2f leases; clients of the others: %v%s",
+		h.taker.Name, h.took.Seconds(), h.took.Seconds()/w.lease.Seconds(), others, more)
 	r.Hold(h.took < 2*w.lease, scene, "taken over after %v", h.took)
 	others.noneWrong(r, scene, "clients of the others: ")
 	w.oneOwner(r, scene)
@@ -316,8 +317,8 @@ func playAfter(ctx context.Context, w *site, r *world.Report) error {
 		}
 		epochs, over = append(epochs, fmt.Sprintf("%s %d", e.group, s.Epoch)), over+s.OverAdmitted
 	}
-	r.Add(afterwards, "audits 0, no slot, KV token or hand-off is held, by proxies' books and engines'; 0 requests of an earlier owner after those of a later one (epochs: "+
-		"%s); %d requests found a rank full", strings.Join(epochs, ", "), over)
+	r.Add(afterwards, "audits 0, no slot, KV token or hand-off is held, by proxies' books and engines'; "+
+		"0 requests of an earlier owner after those of a later one (epochs: %s); %d requests found a rank full", strings.Join(epochs, ", "), over)
 	r.Hold(held == nil, afterwards, "%v", held)
 	w.oneOwner(r, afterwards)
 	return ctx.Err()

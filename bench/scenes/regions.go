@@ -291,8 +291,8 @@ func playTakeover(ctx context.Context, w *site, r *world.Report) error {
 	if w.leases {
 		how = "etcd, `lease: 3s`, `start_delay: 1s`"
 	}
-	r.Add(scene, "%.1f s after the last stream that it answered (%s); us's own prefill engine killed, too: %d of its requests, all right, %.0f prompt tokens prefilled by "+
-		"eu's engines",
+	r.Add(scene, "%.1f s after the last stream that it answered (%s); us's own prefill engine killed, too: "+
+		"%d of its requests, all right, %.0f prompt tokens prefilled by eu's engines",
 		took.Seconds(), how, results[0].Sent, there)
 	s.allRight(r, scene, "")
 	r.Hold(there >= float64(promptTokens*results[0].Sent), scene, "eu's engines prefilled only %.0f tokens", there)

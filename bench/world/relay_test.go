@@ -2,6 +2,7 @@ package world
 
 import (
 	"io"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"testing"
@@ -47,4 +48,35 @@ func TestAWayWithholdsAnswersToPosts(t *testing.T) {
 	require.Zero(t, way.Withheld())
 	_, err = ask(http.MethodPost)
 	require.NoError(t, err)
+}
+
+func TestARelayHoldsWhatComesWhileItIsCut(t *testing.T) {
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer ln.Close()
+	r, err := NewRelay(ln.Addr().String(), time.Millisecond)
+	require.NoError(t, err)
+	defer r.Close()
+	near, err := net.Dial("tcp", r.Address())
+	require.NoError(t, err)
+	defer near.Close()
+	far, err := ln.Accept()
+	require.NoError(t, err)
+
+	r.Hold(true)
+	_, err = near.Write([]byte("held"))
+	require.NoError(t, err)
+	require.NoError(t, far.SetReadDeadline(time.Now().Add(50*time.Millisecond)))
+	_, err = far.Read(make([]byte, 1))
+	require.ErrorContains(t, err, "timeout")
+	r.Hold(false)
+	require.NoError(t, far.SetReadDeadline(time.Time{}))
+	got := make([]byte, 4)
+	_, err = io.ReadFull(far, got)
+	require.NoError(t, err)
+	require.Equal(t, "held", string(got))
+
+	require.NoError(t, far.Close())
+	_, err = near.Read(got)
+	require.ErrorIs(t, err, io.EOF, "the end passes, too")
 }
