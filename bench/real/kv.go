@@ -46,9 +46,9 @@ func cached(a answer) (counted, predicted int, err error) {
 // eventsAgainstCached asks for prompts whose beginnings the prefill engine has
 // cached, and for some that it has dropped since.
 func eventsAgainstCached(ctx context.Context, w *site) (outcome, error) {
-	seed := uint64(9000) // of prompts that no row before had on these engines
+	seed, tokens := uint64(9000), 1 // of prompts that no row before had on these engines
 	if w.bind != "" {
-		seed = 9500
+		seed, tokens = 9500, 16 // an answer of one token may end before the prefill engine has said what it found
 	}
 	first, other := ids(1000, seed), ids(900, seed+1)
 	type step struct {
@@ -72,7 +72,7 @@ func eventsAgainstCached(ctx context.Context, w *site) (outcome, error) {
 		if err := world.Pause(ctx, 150*time.Millisecond); err != nil { // events of the prompt before are on their way
 			return outcome{}, err
 		}
-		counted, predicted, err := cached(ask(ctx, "POST", w.proxy.URL()+completions, greedy.with(body{"prompt": s.prompt, "max_tokens": 1})))
+		counted, predicted, err := cached(ask(ctx, "POST", w.proxy.URL()+completions, greedy.with(body{"prompt": s.prompt, "max_tokens": tokens})))
 		switch {
 		case err != nil:
 			return outcome{}, err
