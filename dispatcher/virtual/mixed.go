@@ -14,7 +14,9 @@ type Mixed struct {
 	Budget   int32 // tokens of a rank in a step
 	Slots    int   // requests that run on a rank
 	Room     int64 // KV tokens of a rank; 0: unlimited
+	Block    int64 // tokens of a block of KV, of which each request holds whole ones; 0 and 1: single tokens
 	Interval int64 // prompts are computed in every so many steps; 0 and 1: in each
+	First    bool  // a rank that can compute a prompt does not decode in that step, as those of SGLang
 	Delay    int   // passes for which no prompt is begun until each rank has one, as SGLang 0.5.23 holds them; 0: they are not held
 
 	Ranks []MixedRank
@@ -24,17 +26,24 @@ type Mixed struct {
 	Cached   func(rank int, w *Work) int32 // tokens of its prompt that the rank holds when it is admitted
 	Token    func(rank int, w *Work)       // it got one
 	Finished func(rank int, w *Work)       // it got its last one, and has left
+	Computed func(rank int, w *Work)       // the step has computed tokens that were due; nil: nobody wants to know
 
-	Prefilling int // ranks that compute prompts in this step
-	held       int // passes for which prompts have been held
+	Prefilling  int // ranks that compute prompts in this step
+	Preemptions int // so far
+	held        int // passes for which prompts have been held
 }
 
 // MixedRank is one of them.
 type MixedRank struct {
 	Waiting []Work // first come first served
 	Running []Work // in the order of admission
-	KV      int64  // tokens of what runs
+	KV      int64  // tokens of what runs, in whole blocks
 	behind  bool   // its last step with prompts left some waiting
+
+	// In the step in progress, or the last one.
+	Decodes  int   // requests that get their next token
+	Reads    int64 // KV tokens of those
+	Computes int64 // tokens of prompts
 }
 
 // Work is a request on such a rank.
@@ -51,10 +60,26 @@ type Work struct {
 // computing says whether its prompt is not computed yet.
 func (w *Work) computing() bool { return w.done < w.due }
 
+// Done is how many tokens of its prompt, and after a preemption of its answer, are computed or were cached.
+func (w *Work) Done() int { return int(w.done) }
+
+func (w *Work) tokens() int64 { return int64(w.Prompt) + int64(w.Gen) }
+
 // Add gives a request to a rank.
 func (g *Mixed) Add(rank int, w Work) {
 	w.due = w.Prompt
 	g.Ranks[rank].Waiting = append(g.Ranks[rank].Waiting, w)
+}
+
+// Drop takes a request away from a rank, wherever it is.
+func (g *Mixed) Drop(rank int, job int32) {
+	r := &g.Ranks[rank]
+	is := func(w Work) bool { return w.Job == job }
+	r.Waiting = slices.DeleteFunc(r.Waiting, is)
+	if i := slices.IndexFunc(r.Running, is); i >= 0 {
+		r.KV -= g.holds(r.Running[i].tokens())
+		r.Running = slices.Delete(r.Running, i, i+1)
+	}
 }
 
 // Begin begins a step where there is something to do, and none is in progress.
@@ -66,11 +91,12 @@ func (g *Mixed) Begin(now float64) {
 	slowest, tokens, some := 0.0, int64(0), false
 	g.Prefilling = 0
 	for i := range g.Ranks {
-		decodes, kv, computed := g.schedule(i, begins)
-		slowest = max(slowest, g.Law.Request*float64(decodes)+g.Law.KV*float64(kv)+g.Law.Own*float64(computed))
-		tokens += computed
-		some = some || decodes > 0 || computed > 0
-		if computed > 0 {
+		r := &g.Ranks[i]
+		g.schedule(i, begins)
+		slowest = max(slowest, g.Law.Request*float64(r.Decodes)+g.Law.KV*float64(r.Reads)+g.Law.Own*float64(r.Computes))
+		tokens += r.Computes
+		some = some || r.Decodes > 0 || r.Computes > 0
+		if r.Computes > 0 {
 			g.Prefilling++
 		}
 	}
@@ -116,26 +142,56 @@ func (r *MixedRank) decodes() bool {
 	return slices.ContainsFunc(r.Running, func(w Work) bool { return !w.computing() })
 }
 
+func (r *MixedRank) computes() bool {
+	return slices.ContainsFunc(r.Running, func(w Work) bool { return w.computing() })
+}
+
 // wanting says whether a rank could compute a prompt now.
 func (g *Mixed) wanting(i int) bool {
 	r := &g.Ranks[i]
-	return slices.ContainsFunc(r.Running, func(w Work) bool { return w.computing() }) ||
-		len(r.Waiting) > 0 && len(r.Running) < g.Slots && g.fits(r, &r.Waiting[0])
+	return r.computes() || g.admits(r)
+}
+
+// admits says whether a rank has a slot and room for the first that waits, with its whole prompt.
+func (g *Mixed) admits(r *MixedRank) bool {
+	return len(r.Waiting) > 0 && len(r.Running) < g.Slots && g.fits(r, &r.Waiting[0])
 }
 
 func (g *Mixed) fits(r *MixedRank, w *Work) bool {
-	return g.Room == 0 || len(r.Running) == 0 || r.KV+int64(len(r.Running))+int64(w.Prompt)+int64(w.Gen)+1 <= g.Room
+	return g.Room == 0 || len(r.Running) == 0 || r.KV+g.growth(r)+g.holds(w.tokens()+1) <= g.Room
 }
 
-// schedule says what a rank does in a step: how many requests get a token, how much KV they read, how many tokens of
-// prompts it computes.
-func (g *Mixed) schedule(i int, begins bool) (decodes int, kv, computed int64) {
+// holds is how much KV so many tokens take.
+func (g *Mixed) holds(tokens int64) int64 {
+	if g.Block <= 1 {
+		return tokens
+	}
+	return (tokens + g.Block - 1) / g.Block * g.Block
+}
+
+// growth is how much KV the next tokens of those that run take.
+func (g *Mixed) growth(r *MixedRank) (kv int64) {
+	if g.Block <= 1 {
+		return int64(len(r.Running))
+	}
+	for i := range r.Running {
+		if r.Running[i].tokens()%g.Block == 0 {
+			kv += g.Block
+		}
+	}
+	return kv
+}
+
+// schedule says what a rank does in a step.
+func (g *Mixed) schedule(i int, begins bool) {
 	r := &g.Ranks[i]
 	prompts := g.aligned(r)
-	full := g.preempt(r) // nothing is admitted in the same step
+	begins = !g.preempt(r) && prompts && begins // nothing is admitted in the step of a preemption
 	for k := range r.Running {
 		r.Running[k].take = 0
 	}
+	pause := g.First && prompts && (r.computes() || begins && g.admits(r))
+	r.Decodes, r.Reads, r.Computes = 0, 0, 0
 	budget := g.Budget
 	for k := range r.Running {
 		w := &r.Running[k]
@@ -143,40 +199,40 @@ func (g *Mixed) schedule(i int, begins bool) (decodes int, kv, computed int64) {
 		case w.computing():
 			if prompts {
 				w.take = min(budget, w.due-w.done)
-				computed += int64(w.take)
+				r.Computes += int64(w.take)
 			}
-		case budget > 0:
+		case budget > 0 && !pause:
 			w.take = 1
-			decodes++
-			kv += int64(w.Prompt) + int64(w.Gen)
+			r.Decodes++
+			r.Reads += w.tokens()
 		}
 		budget -= w.take
 	}
-	for prompts && begins && !full && budget > 0 && len(r.Waiting) > 0 && len(r.Running) < g.Slots && g.fits(r, &r.Waiting[0]) {
+	for begins && budget > 0 && g.admits(r) {
 		w := r.Waiting[0]
 		r.Waiting = slices.Delete(r.Waiting, 0, 1)
 		w.done = min(w.due-1, g.Cached(i, &w))
 		w.take = min(budget, w.due-w.done)
-		computed += int64(w.take)
+		r.Computes += int64(w.take)
 		budget -= w.take
-		r.KV += int64(w.Prompt) + int64(w.Gen)
+		r.KV += g.holds(w.tokens())
 		r.Running = append(r.Running, w)
 	}
 	if prompts {
 		r.behind = len(r.Waiting) > 0
 	}
-	return decodes, kv, computed
 }
 
 // preempt takes back the last admitted requests while those that run have no room for their next tokens, and says
 // whether there were some.
 func (g *Mixed) preempt(r *MixedRank) (some bool) {
-	for g.Room > 0 && len(r.Running) > 1 && r.KV+int64(len(r.Running)) > g.Room {
+	for g.Room > 0 && len(r.Running) > 1 && r.KV+g.growth(r) > g.Room {
 		w := r.Running[len(r.Running)-1]
 		r.Running = r.Running[:len(r.Running)-1]
-		r.KV -= int64(w.Prompt) + int64(w.Gen)
+		r.KV -= g.holds(w.tokens())
 		w.done, w.due = 0, w.Prompt+w.Gen
 		r.Waiting = slices.Insert(r.Waiting, 0, w)
+		g.Preemptions++
 		some = true
 	}
 	return some
@@ -189,14 +245,14 @@ func (g *Mixed) Finish() {
 		kept := r.Running[:0]
 		for k := range r.Running {
 			w := &r.Running[k]
-			if g.advance(i, w) {
-				r.KV++
-			}
+			held := g.holds(w.tokens())
+			g.advance(i, w)
+			r.KV += g.holds(w.tokens()) - held
 			if w.Left > 0 {
 				kept = append(kept, *w)
 				continue
 			}
-			r.KV -= int64(w.Prompt) + int64(w.Gen)
+			r.KV -= g.holds(w.tokens())
 			g.Finished(i, w)
 		}
 		r.Running = kept
@@ -205,17 +261,18 @@ func (g *Mixed) Finish() {
 	g.Ends = Never
 }
 
-// advance says whether a request got a token.
-func (g *Mixed) advance(rank int, w *Work) bool {
+// advance takes a request as far as the step has computed it.
+func (g *Mixed) advance(rank int, w *Work) {
 	if w.computing() {
-		w.done += w.take
+		if w.done += w.take; w.take > 0 && g.Computed != nil {
+			g.Computed(rank, w)
+		}
 	}
 	if w.take == 0 || w.computing() {
-		return false
+		return
 	}
 	w.take = 0
 	w.Gen++
 	w.Left--
 	g.Token(rank, w)
-	return true
 }

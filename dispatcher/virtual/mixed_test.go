@@ -114,6 +114,61 @@ func TestTheLastAdmittedIsPreemptedAndComputedAgain(t *testing.T) {
 	require.Zero(t, b.Ranks[0].KV)
 }
 
+// A request holds whole blocks: the second prompt fits only if the room is counted in tokens.
+func TestBlocksAreHeldWhole(t *testing.T) {
+	for block, waiting := range map[int64]int{1: 0, 10: 1} {
+		b := mixed(1, func(g *Mixed) { g.Room, g.Block = 40, block })
+		b.Add(0, Work{Job: 1, Prompt: 19, Left: 9})
+		b.steps(2)
+		b.Add(0, Work{Job: 2, Prompt: 12, Left: 1})
+		b.steps(1)
+		require.Len(t, b.Ranks[0].Waiting, waiting, "blocks of %d", block)
+		b.steps(9)
+		require.Equal(t, map[int32]int{1: 9, 2: 1}, b.tokens)
+	}
+}
+
+func TestARankThatComputesFirstDoesNotDecodeMeanwhile(t *testing.T) {
+	b := mixed(2, func(g *Mixed) { g.First = true })
+	b.Add(0, Work{Job: 1, Prompt: 10, Left: 9})
+	b.Add(1, Work{Job: 2, Prompt: 10, Left: 9})
+	b.steps(1)
+	b.Add(0, Work{Job: 3, Prompt: 150, Left: 1})
+	equal(t, []float64{10 + 10, 10 + 5, 10}, b.steps(3)) // the whole budget, as no decode takes of it
+	require.Equal(t, map[int32]int{1: 2, 2: 4, 3: 1}, b.tokens, "the other rank goes on")
+}
+
+func TestADroppedRequestLeavesItsSlotAndRoom(t *testing.T) {
+	b := mixed(1, func(g *Mixed) { g.Slots, g.Budget = 2, 20 })
+	for job := range int32(3) {
+		b.Add(0, Work{Job: job, Prompt: 30, Left: 5})
+	}
+	b.steps(2)
+	require.Len(t, b.Ranks[0].Running, 2)
+	b.Drop(0, 2) // waits
+	b.Drop(0, 1) // is computed
+	b.Drop(0, 7) // is not there
+	require.Empty(t, b.Ranks[0].Waiting)
+	b.Begin(b.now)
+	b.Drop(0, 0) // decodes
+	require.Zero(t, b.Ranks[0].KV)
+	require.Empty(t, b.Ranks[0].Running)
+	b.Finish()
+	require.Empty(t, b.steps(1))
+	require.Equal(t, map[int32]int{0: 1}, b.tokens)
+}
+
+func TestEachChunkIsTold(t *testing.T) {
+	var done []int
+	b := mixed(1, func(g *Mixed) {
+		g.Cached = func(int, *Work) int32 { return 30 }
+		g.Computed = func(_ int, w *Work) { done = append(done, w.Done()) }
+	})
+	b.Add(0, Work{Job: 1, Prompt: 250, Left: 3})
+	b.steps(9)
+	require.Equal(t, []int{130, 230, 250}, done)
+}
+
 func TestWhatIsCachedIsNotComputed(t *testing.T) {
 	b := mixed(1, nil)
 	b.Cached = func(int, *Work) int32 { return 1000 }
@@ -130,6 +185,8 @@ func TestMixedRanksServeAll(t *testing.T) {
 			g.Room = rapid.SampledFrom([]int64{0, 130, 300}).Draw(t, "room") // any request fits alone
 			g.Interval = rapid.Int64Range(0, 3).Draw(t, "interval")
 			g.Delay = rapid.IntRange(0, 4).Draw(t, "delay")
+			g.First = rapid.Bool().Draw(t, "first")
+			g.Block = rapid.Int64Range(0, 9).Draw(t, "block")
 		})
 		want := map[int32]int{}
 		for job := range rapid.Int32Range(1, 20).Draw(t, "requests") {
@@ -142,7 +199,7 @@ func TestMixedRanksServeAll(t *testing.T) {
 				require.LessOrEqual(t, len(r.Running), b.Slots)
 				sum := int64(0)
 				for _, w := range r.Running {
-					sum += int64(w.Prompt) + int64(w.Gen)
+					sum += b.holds(w.tokens())
 				}
 				require.Equal(t, sum, r.KV)
 				require.True(t, b.Room == 0 || len(r.Running) < 2 || r.KV <= b.Room, "%d of %d", r.KV, b.Room)
