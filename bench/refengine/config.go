@@ -19,12 +19,13 @@ import (
 // Role says which requests an engine takes.
 type Role string
 
-// The roles. A request without kv_transfer_params is served by all of them,
-// with a local prefill that is counted.
+// The roles. A request without kv_transfer_params is served by all of them. Those with a KV connector compute its
+// prompt as a local prefill that is counted, and an aggregated engine in chunks, beside its decodes.
 const (
-	Prefill Role = "prefill" // kv_producer: answers probes
-	Decode  Role = "decode"  // kv_consumer: takes hand-offs
-	Both    Role = "both"
+	Prefill    Role = "prefill" // kv_producer: answers probes
+	Decode     Role = "decode"  // kv_consumer: takes hand-offs
+	Both       Role = "both"
+	Aggregated Role = "aggregated" // has no connector: kv_transfer_params are ignored
 )
 
 // Config describes one deployment: DPSize ranks that share a role. The zero
@@ -44,12 +45,13 @@ type Config struct {
 	Task        plain.Task // what the model is for; default completions
 	APIKey      string     // empty: none is asked for
 
-	Slots     int // requests that decode at once on a rank (max_num_seqs), default 32
+	Slots     int // requests that run at once on a rank (max_num_seqs), default 32
 	KVTokens  int // KV capacity of a rank, default 524288; with role both its prefill and its decode half have as much each
 	MaxQueued int // requests on a rank beyond which it answers 503, 0 = no limit
 
 	C0              time.Duration // a step's fixed time, default 5 ms
-	C1              time.Duration // a step's time per KV token of the fullest rank, default 200 ns
+	C1              time.Duration // a step's time per KV token of the slowest rank, default 200 ns
+	CR              time.Duration // a step's time per request of the slowest rank
 	Phase           time.Duration // steps end so long after whole multiples of C0, so that engines in turn do not all speak at once; 0: the first begins when a request comes
 	TokensPerChunk  int           // tokens a request gets in one step, as with MTP, default 1
 	StreamInterval  int           // steps between two chunks after the first, default 1
@@ -57,10 +59,19 @@ type Config struct {
 	Spread          bool          // a step's tokens come one after the other while it runs, as if each request had a clock of its own, and not all at the step's end
 	RecomputeEnable bool          // a preempted request ends with stop_reason "recomputed" instead of being recomputed in place
 
-	PrefillBase        time.Duration // default 9 ms
-	PrefillPerToken    time.Duration // of uncached prompt tokens, default 9 µs
+	PrefillBase        time.Duration // default 9 ms; of aggregated ranks, of each step in which any of them computes a prompt
+	PrefillPerToken    time.Duration // of uncached prompt tokens, default 9 µs; of aggregated ranks, the part that is the rank's own
 	PrefillConcurrency int           // prompts a rank prefills at once, default 1
 	PrefixCache        int           // blocks of 128 tokens that a rank's prefix cache keeps, 0 = none; on a decode rank prompts that were pulled, and computed there. Decode ranks of SGLang have none
+
+	// Of aggregated ranks.
+	MaxBatchedTokens int           // tokens of prompts and answers that a rank computes in a step (max_num_batched_tokens), default 8192
+	PrefillShared    time.Duration // of uncached prompt tokens, the part that all ranks compute together
+	PrefillInterval  int           // prompts are computed in every so many steps (vLLM's prefill_schedule_interval), default 1
+	PrefillFirst     bool          // a rank does not decode while it can compute a prompt, as those of SGLang
+	PrefillDelayer   int           // steps for which no prompt is begun until each rank has one, as SGLang's delayer does; 0: none is held
+
+	Jitter time.Duration // a request is seen by the scheduler so much later than it came, at most, and a tenth of it at least: tokenizers work side by side
 
 	KVEvents         string        // address of rank 0's KV events, empty = none; rank i publishes i ports above, replays are DPSize ports above; port 0 takes free ones
 	KVEventsEncoding string        // array (default) or map
@@ -140,6 +151,8 @@ func (c Config) WithDefaults() Config {
 	c.PrefillBase = cmp.Or(c.PrefillBase, 9*time.Millisecond)
 	c.PrefillPerToken = cmp.Or(c.PrefillPerToken, 9*time.Microsecond)
 	c.PrefillConcurrency = cmp.Or(c.PrefillConcurrency, 1)
+	c.MaxBatchedTokens = cmp.Or(c.MaxBatchedTokens, 8192)
+	c.PrefillInterval = cmp.Or(c.PrefillInterval, 1)
 	c.KVEventsEncoding = cmp.Or(c.KVEventsEncoding, "array")
 	c.KVEventsHWM = cmp.Or(c.KVEventsHWM, 1000)
 	c.Connector = cmp.Or(c.Connector, AscendMooncake)
@@ -180,7 +193,10 @@ func (c Config) Validate() error {
 			bad("%s is %q; use one of %q", field, value, allowed)
 		}
 	}
-	oneOf("role", string(c.Role), string(Prefill), string(Decode), string(Both))
+	oneOf("role", string(c.Role), string(Prefill), string(Decode), string(Both), string(Aggregated))
+	if c.Role == Aggregated && (c.Connector == SGLang || c.TokensPerChunk > 1 || c.FirstAtOnce || c.Spread || c.RecomputeEnable) {
+		bad("role aggregated: the engine speaks as vLLM, has one token of each request per step, at the step's end, and computes what it has preempted")
+	}
 	oneOf("dp mode", c.DPMode, "external", "internal")
 	oneOf("connector", string(c.Connector), string(AscendMooncake), string(NIXLPull), string(VLLMMooncake), string(Opaque),
 		string(AscendLayerwise), string(SGLang), string(NIXLPush))
@@ -207,6 +223,12 @@ func (c Config) Validate() error {
 	atLeast("tokens per chunk", int64(c.TokensPerChunk), 1)
 	atLeast("stream interval", int64(c.StreamInterval), 1)
 	atLeast("prefill concurrency", int64(c.PrefillConcurrency), 1)
+	atLeast("max batched tokens", int64(c.MaxBatchedTokens), 1)
+	if c.Role == Aggregated && c.MaxBatchedTokens < c.Slots {
+		bad("max batched tokens is %d; each of the %d slots needs one", c.MaxBatchedTokens, c.Slots)
+	}
+	atLeast("prefill interval", int64(c.PrefillInterval), 1)
+	atLeast("prefill delayer", int64(c.PrefillDelayer), 0)
 	atLeast("prefix cache", int64(c.PrefixCache), 0)
 	atLeast("step log", int64(c.StepLog), 1)
 	atLeast("heartbeat", int64(c.Heartbeat), 1)
@@ -216,7 +238,8 @@ func (c Config) Validate() error {
 	for _, d := range []struct {
 		field string
 		value time.Duration
-	}{{"c0", c.C0}, {"c1", c.C1}, {"prefill base", c.PrefillBase}, {"prefill per token", c.PrefillPerToken},
+	}{{"c0", c.C0}, {"c1", c.C1}, {"cr", c.CR}, {"prefill base", c.PrefillBase}, {"prefill per token", c.PrefillPerToken},
+		{"prefill shared", c.PrefillShared}, {"jitter", c.Jitter},
 		{"KV hold timeout", c.KVHoldTimeout}, {"bootstrap timeout", c.BootstrapTimeout}, {"waiting timeout", c.WaitingTimeout}, {"keep-alive", c.KeepAlive}} {
 		if d.value < 0 {
 			bad("%s is %v; it must not be negative", d.field, d.value)
@@ -239,8 +262,12 @@ func (c Config) group() group.Config {
 	case SGLang:
 		waits = group.WaitsForPlace
 	}
-	return group.Config{Ranks: c.DPSize, Slots: c.Slots, Blocks: c.KVTokens / blockSize, TokensPerChunk: c.TokensPerChunk, C0: c.C0, C1: c.C1, Phase: c.Phase,
-		FirstAtOnce: c.FirstAtOnce, Spread: c.Spread, Recompute: c.RecomputeEnable, PrefillBase: c.PrefillBase, PrefillPer: c.PrefillPerToken, Waits: waits}
+	var mixed *group.Mixed
+	if c.Role == Aggregated {
+		mixed = &group.Mixed{Budget: c.MaxBatchedTokens, Interval: c.PrefillInterval, First: c.PrefillFirst, Delay: c.PrefillDelayer, Shared: c.PrefillShared}
+	}
+	return group.Config{Ranks: c.DPSize, Slots: c.Slots, Blocks: c.KVTokens / blockSize, TokensPerChunk: c.TokensPerChunk, C0: c.C0, C1: c.C1, CR: c.CR, Phase: c.Phase,
+		FirstAtOnce: c.FirstAtOnce, Spread: c.Spread, Recompute: c.RecomputeEnable, PrefillBase: c.PrefillBase, PrefillPer: c.PrefillPerToken, Waits: waits, Mixed: mixed}
 }
 
 // before tells whether the engine is older than a 0.x of vLLM. An engine whose

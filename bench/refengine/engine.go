@@ -1,4 +1,4 @@
-// Package refengine is a prefill and decode engine without a model: real HTTP,
+// Package refengine is an engine without a model, for prefill, for decode or for both: real HTTP,
 // real hand-offs, a step clock with a barrier, and every misbehaviour
 // that real engines showed on demand. It answers in the language of package reftext, and
 // with wrong text wherever a real engine would read recycled KV, so that a test
@@ -7,11 +7,13 @@ package refengine
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"net"
 	"net/http"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -63,12 +65,14 @@ type life struct {
 	bound       *bound
 	prefills    []*prompts.Rank
 	group       *group.Group
+	halt        func() // ends the steps of the group
+	balance     balance
 	pull        *http.Client
 	frozen      sync.Map // what /metrics last said before it froze, by port
 	blockIDs    atomic.Int64
 
 	mu    sync.Mutex
-	conns map[net.Conn]struct{} // nil: the life is over
+	conns map[net.Conn]net.Listener // that they came to; nil: the life is over
 }
 
 // Start listens and returns once every rank takes requests.
@@ -149,7 +153,7 @@ func (e *Engine) Revive() error {
 	if e.life != nil || e.closed {
 		return fmt.Errorf("refengine: running or closed; only a killed engine can be revived")
 	}
-	l := &life{engine: e, began: time.Now(), conns: map[net.Conn]struct{}{}}
+	l := &life{engine: e, began: time.Now(), conns: map[net.Conn]net.Listener{}, balance: balance{flying: make([]int, e.cfg.DPSize)}}
 	l.ctx, l.cancel = context.WithCancel(context.Background())
 	shape := e.cfg.ErrorShape
 	l.server = wire.Server{
@@ -196,7 +200,9 @@ func (e *Engine) Revive() error {
 }
 
 func (l *life) start() {
-	l.wg.Go(func() { l.group.Run(l.ctx) })
+	steps, halt := context.WithCancel(l.ctx)
+	l.halt = halt
+	l.wg.Go(func() { l.group.Run(steps) })
 	for _, r := range l.prefills {
 		for range l.engine.cfg.PrefillConcurrency {
 			l.wg.Go(func() { r.Run(l.ctx) })
@@ -220,13 +226,13 @@ func (l *life) accept(ln net.Listener, open func(conn net.Conn) (serve func())) 
 	for {
 		conn, err := ln.Accept()
 		if err != nil {
-			if l.ctx.Err() != nil {
+			if errors.Is(err, net.ErrClosed) {
 				return
 			}
 			time.Sleep(5 * time.Millisecond) // out of descriptors: wait for some to close
 			continue
 		}
-		if serve := open(conn); serve != nil && !l.track(conn, serve) {
+		if serve := open(conn); serve != nil && !l.track(conn, ln, serve) {
 			return
 		}
 	}
@@ -243,14 +249,14 @@ func (l *life) client(conn net.Conn, port int) (serve func()) {
 
 // track serves a connection until the end of this life, and reports whether
 // that is still to come.
-func (l *life) track(conn net.Conn, serve func()) bool {
+func (l *life) track(conn net.Conn, from net.Listener, serve func()) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.conns == nil {
 		_ = conn.Close()
 		return false
 	}
-	l.conns[conn] = struct{}{}
+	l.conns[conn] = from
 	l.wg.Go(func() {
 		serve()
 		_ = conn.Close()
@@ -300,10 +306,40 @@ func (e *Engine) stop(abrupt bool) bool {
 // Kill crashes the engine: connections are reset, requests, pins and caches are lost.
 func (e *Engine) Kill() { e.stop(true) }
 
-// die has a request crash the engine. It gets no answer.
-func (e *Engine) die(x *exchange) bool {
+// KillRank crashes one rank. A server of several ranks exits with it. If each rank has a server of its own, the others
+// hang in their next step until the engine is killed, and their API servers answer on.
+func (e *Engine) KillRank(rank int) {
+	if e.cfg.DPMode == "internal" || e.cfg.DPSize == 1 {
+		e.Kill()
+		return
+	}
+	e.mu.Lock()
+	l := e.life
+	e.mu.Unlock()
+	if l == nil {
+		return
+	}
+	l.halt()
+	gone := []net.Listener{l.listeners[rank]}
+	if len(l.kvListeners) > 0 {
+		gone = append(gone, l.kvListeners[rank], l.kvListeners[e.cfg.DPSize+rank])
+	}
+	for _, ln := range gone {
+		_ = ln.Close()
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for conn, from := range l.conns {
+		if slices.Contains(gone, from) {
+			wire.Reset(conn)
+		}
+	}
+}
+
+// die has a request crash its rank. It gets no answer.
+func (e *Engine) die(x *exchange, rank int) bool {
 	e.count.Crashes.Add(1)
-	e.dying.Go(e.Kill)
+	e.dying.Go(func() { e.KillRank(rank) })
 	return x.Hang()
 }
 
@@ -356,6 +392,13 @@ func (e *Engine) StandStill(d time.Duration) { e.core.Close(d) }
 
 // Steps are the last steps of the decode group, oldest first.
 func (e *Engine) Steps() []steplog.Step { return e.log.All() }
+
+// jitter is how long a request is on its way to the scheduler.
+func (e *Engine) jitter() time.Duration {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.cfg.Jitter/10 + time.Duration(e.rng.Int64N(int64(e.cfg.Jitter-e.cfg.Jitter/10)+1))
+}
 
 // suffix is what engines append to a request id to make it their own.
 func (e *Engine) suffix() string {

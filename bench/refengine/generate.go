@@ -21,12 +21,24 @@ func (l *life) generate(x *exchange, chat bool) bool {
 		e.count.DuplicateIDs.Add(1)
 	}
 	e.count.admitted(x.Req.Header.Get("X-Evenkeel-Epoch"))
+	if e.cfg.Jitter > 0 && !x.Pause(e.jitter()) {
+		e.count.Aborted.Add(1)
+		return false
+	}
 	rank, refused := 0, (*apiError)(nil)
 	if e.cfg.Connector != SGLang {
 		rank, refused = l.rankOf(x)
 	}
 	if refused != nil {
 		return x.fail(refused)
+	}
+	if e.cfg.Role == Aggregated {
+		var landed func()
+		rank, landed = l.balance.take(rank, func(i int) (running, waiting int64, kvUsage float64) {
+			s := l.rankStats(i)
+			return s.Running, s.Waiting, l.kvUsage(s)
+		})
+		defer landed()
 	}
 	r, refused := l.parse(chat, x.Body)
 	if r != nil && r.room != nil && refused == nil {
@@ -83,8 +95,8 @@ func (l *life) generate(x *exchange, chat bool) bool {
 	return ok
 }
 
-// rankOf says which rank a request is for: its port's, or with internal balancing the header's.
-// A value that is no number is ignored, as vLLM does, and before 0.33 any value at /v1/responses.
+// rankOf says which rank a request is for: its port's, or with internal balancing the header's. Without it an aggregated
+// engine chooses later. A value that is no number is ignored, as vLLM does, and before 0.33 any value at /v1/responses.
 func (l *life) rankOf(x *exchange) (int, *apiError) {
 	cfg, count := l.engine.cfg, &l.engine.count
 	rank, err := strconv.Atoi(x.Req.Header.Get("X-Data-Parallel-Rank"))
@@ -108,6 +120,9 @@ func (l *life) rankOf(x *exchange) (int, *apiError) {
 	}
 	if err != nil {
 		count.Unpinned.Add(1)
+	}
+	if cfg.Role == Aggregated {
+		return anyRank, nil
 	}
 	least := 0
 	for i := range cfg.DPSize {
@@ -190,6 +205,9 @@ func (l *life) troubleEarly(x *exchange, r *request) (done, ok bool) {
 		return true, x.fail(refuse(503, "The engine's queue of %d requests is full.", n))
 	}
 	if crash := r.crash(); crash != "" { // here a real engine dies
+		if cfg.Role == Aggregated {
+			return true, l.engine.die(x, r.rank)
+		}
 		l.engine.count.Crashes.Add(1)
 		return true, x.fail(refuse(500, "EngineCore encountered an issue: %s", crash))
 	}
@@ -342,7 +360,7 @@ func (l *life) decode(x *exchange, r *request) bool {
 		defer l.renew(x, r, j)()
 	}
 	tokens, from := int64(r.prompt.Tokens()), l.prefills[r.rank]
-	if !remote {
+	if !remote && l.engine.cfg.Role != Aggregated {
 		from.Asked.Add(tokens)
 	}
 	l.group.Submit(j)

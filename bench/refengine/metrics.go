@@ -54,20 +54,20 @@ func (l *life) metrics(first, last int, usage float64) []byte {
 		if !math.IsNaN(usage) {
 			return usage
 		}
-		return float64(l.rankStats(r).KVUsed) / float64(cfg.KVTokens/blockSize*blockSize)
+		return l.kvUsage(l.rankStats(r))
 	}, "")
 	if !cfg.OldMetricNames {
 		deferred := func(r int) float64 { return float64(l.group.Gauges(r).Deferred.Load()) }
 		family("vllm:num_requests_waiting_by_reason", "gauge", deferred, `reason="deferred",`)
 		family("vllm:generation_tokens_total", "counter", func(r int) float64 { return float64(l.group.Gauges(r).Generated.Load()) }, "")
 	}
-	family(queries, "counter", func(r int) float64 { return float64(l.prefills[r].Queries.Load()) }, "")
-	family(hits, "counter", func(r int) float64 { return float64(l.prefills[r].Hits.Load()) }, "")
+	family(queries, "counter", func(r int) float64 { return float64(l.prefills[r].Queries.Load() + l.group.Gauges(r).Queries.Load()) }, "")
+	family(hits, "counter", func(r int) float64 { return float64(l.prefills[r].Hits.Load() + l.group.Gauges(r).Hits.Load()) }, "")
 	if !cfg.OldMetricNames {
 		family("vllm:external_prefix_cache_queries_total", "counter", func(r int) float64 { return float64(l.prefills[r].Asked.Load()) }, "")
 		family("vllm:external_prefix_cache_hits_total", "counter", func(r int) float64 { return float64(l.prefills[r].Pulled.Load()) }, "")
 	}
-	if cfg.Role != Both && (cfg.Connector == NIXLPull || cfg.Connector == NIXLPush) {
+	if (cfg.Role == Prefill || cfg.Role == Decode) && (cfg.Connector == NIXLPull || cfg.Connector == NIXLPush) {
 		family("vllm:nixl_num_kv_expired_reqs_total", "counter", func(int) float64 { return float64(l.engine.count.Leaks.Load()) }, "")
 	}
 	out = append(out, "# HELP vllm:cache_config_info Information of the LLMEngine CacheConfig\n# TYPE vllm:cache_config_info gauge\n"...)
@@ -77,4 +77,9 @@ func (l *life) metrics(first, last int, usage float64) []byte {
 	}
 	out = append(out, "# HELP process_start_time_seconds Start time of the process since unix epoch in seconds.\n# TYPE process_start_time_seconds gauge\n"...)
 	return fmt.Appendf(out, "process_start_time_seconds %.3f\n", float64(l.began.UnixMilli())/1e3)
+}
+
+// kvUsage is the share of a rank's KV cache that is in use.
+func (l *life) kvUsage(of RankStats) float64 {
+	return float64(of.KVUsed) / float64(l.engine.cfg.KVTokens/blockSize*blockSize)
 }

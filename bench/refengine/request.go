@@ -106,7 +106,7 @@ func (l *life) parse(chat bool, body []byte) (*request, *apiError) {
 		if err := r.enter(m, cfg.Role); err != nil {
 			return nil, err
 		}
-	} else if raw, ok := f.member("kv_transfer_params"); ok {
+	} else if raw, ok := f.member("kv_transfer_params"); ok && cfg.Role != Aggregated {
 		kv, err := readKV(cfg, raw)
 		if err != nil {
 			return nil, err

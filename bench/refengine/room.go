@@ -106,7 +106,7 @@ func (b *bound) dispatch(x *exchange, room bind.Room) (rank int, refused *apiErr
 	}
 	switch {
 	case err != nil:
-		lost = func() bool { return b.engine.die(x) }
+		lost = func() bool { return b.engine.die(x, rank) }
 	case refused == nil && room.ID < 0:
 		refused = refuse(400, "Invalid request: Disaggregated request received without bootstrap room id.")
 	}

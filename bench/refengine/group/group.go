@@ -1,5 +1,5 @@
-// Package group is the decode half of a reference engine: ranks that step together, with slots and KV blocks
-// of their own.
+// Package group is the half of a reference engine that decodes: ranks that step together, with slots and KV blocks
+// of their own. The ranks of an aggregated engine compute the prompts, too.
 package group
 
 import (
@@ -31,10 +31,11 @@ type Job struct {
 	Cached atomic.Int64 // of a local prefill: tokens it found in the prefix cache
 
 	// The group's own.
-	phase phase
-	want  int // tokens after which it is finished
-	local bool
-	turn  float64 // when in a step it gets its token: 1 at the end
+	phase  phase
+	want   int // tokens after which it is finished
+	local  bool
+	turn   float64 // when in a step it gets its token: 1 at the end
+	number int32   // on mixed ranks
 }
 
 type phase uint8
@@ -84,12 +85,14 @@ type Config struct {
 	Slots          int // of a rank
 	Blocks         int // of KV, of a rank
 	TokensPerChunk int
-	C0, C1         time.Duration // of a step, and of each KV token of the fullest rank
+	C0, C1         time.Duration // of a step, and of each KV token of the slowest rank
+	CR             time.Duration // of each request of the slowest rank
+	Mixed          *Mixed        // the ranks compute prompts between their decodes; nil: prefill engines do
 	Phase          time.Duration // steps end so long after whole multiples of C0; 0: the first begins when a request comes
 	FirstAtOnce    bool          // a first token does not wait for the end of a step
 	Spread         bool          // the tokens of a step come one after the other while it runs, and not all at its end
 	Recompute      bool          // a preempted request is given back
-	PrefillBase    time.Duration // of a prompt that is computed here
+	PrefillBase    time.Duration // of a prompt that is computed here, and of a step of mixed ranks that compute some
 	PrefillPer     time.Duration // of a token of it that is not cached
 	Waits          Waits
 	Core           *stand.Gate // where the group waits while the engine's core stands still; nil: it never does
@@ -119,6 +122,7 @@ type Group struct {
 	inbox    *mailbox[message]
 	spare    []message
 	ranks    []decodeRank
+	mixed    *mixed             // what the ranks do, where they compute prompts; nil: they only decode
 	caches   []*cache.Cache     // by rank; nil: none
 	loads    []steplog.RankLoad // scratch of a step
 	step     int64
@@ -137,12 +141,18 @@ type decodeRank struct {
 // Gauges are what /metrics and /stats read.
 type Gauges struct {
 	Running, Waiting, Deferred, KVBlocks, Most, Generated, Stranded atomic.Int64
+
+	Queries, Hits atomic.Int64 // tokens of prompts of mixed ranks, and those that the prefix cache had
 }
 
 // New is a group without requests. caches are those of the ranks, nil for one that has none.
 func New(cfg Config, count Counts, log *steplog.Log, caches []*cache.Cache) *Group {
-	return &Group{cfg: cfg, count: count, log: log, inbox: newMailbox[message](),
+	g := &Group{cfg: cfg, count: count, log: log, inbox: newMailbox[message](),
 		ranks: make([]decodeRank, cfg.Ranks), loads: make([]steplog.RankLoad, cfg.Ranks), caches: caches}
+	if cfg.Mixed != nil {
+		g.mixed = newMixed(g)
+	}
+	return g
 }
 
 // Submit has a request wait for KV blocks and a slot.
@@ -174,10 +184,7 @@ func (g *Group) Run(ctx context.Context) {
 			next = time.Time{} // steps that were not made are not made up for
 		}
 		g.receive()
-		g.preempt()
-		g.admit()
-		g.first()
-		length, busy := g.measure()
+		length, busy := g.begin()
 		g.publish()
 		if !busy {
 			next = time.Time{}
@@ -218,8 +225,23 @@ func (g *Group) Run(ctx context.Context) {
 		g.stands(ctx)
 		g.step++
 		g.log.Add(steplog.Step{Number: g.step, Start: start, Length: length, Late: time.Since(next), Ranks: g.loads})
+		if g.mixed != nil {
+			g.leave(g.mixed.end())
+			continue
+		}
 		g.generate(func(j *Job) bool { return j.turn > at })
 	}
+}
+
+// begin says what the step does that starts, and how long it takes.
+func (g *Group) begin() (length time.Duration, busy bool) {
+	if g.mixed != nil {
+		return g.mixed.begin()
+	}
+	g.preempt()
+	g.admit()
+	g.first()
+	return g.measure()
 }
 
 // turnAfter is the next turn in a step: 1 is its end.
@@ -268,6 +290,10 @@ func (g *Group) receive() {
 	mail := g.inbox.swap(g.spare)
 	for _, m := range mail {
 		r := &g.ranks[m.job.rank]
+		if g.mixed != nil {
+			g.mixed.receive(m, r)
+			continue
+		}
 		switch m.kind {
 		case submit:
 			r.waiting = append(r.waiting, m.job)
@@ -462,7 +488,7 @@ func (r *decodeRank) full(cfg Config, remote bool) bool {
 
 // measure notes the load of the step that starts and says how long it takes.
 func (g *Group) measure() (length time.Duration, busy bool) {
-	most := 0
+	var slowest time.Duration
 	for i := range g.ranks {
 		r := &g.ranks[i]
 		load := steplog.RankLoad{Running: len(r.running)}
@@ -470,15 +496,19 @@ func (g *Group) measure() (length time.Duration, busy bool) {
 			load.KVTokens += j.kvTokens()
 		}
 		g.loads[i] = load
-		most = max(most, load.KVTokens)
+		slowest = max(slowest, time.Duration(load.Running)*g.cfg.CR+time.Duration(load.KVTokens)*g.cfg.C1)
 		busy = busy || load.Running > 0
 	}
-	return g.cfg.C0 + time.Duration(most)*g.cfg.C1 + g.prefills, busy
+	return g.cfg.C0 + slowest + g.prefills, busy
 }
 
 func (g *Group) publish() {
 	for i := range g.ranks {
 		r := &g.ranks[i]
+		if g.mixed != nil {
+			g.mixed.publish(i, &r.gauges)
+			continue
+		}
 		pullers := 0
 		for _, j := range r.waiting {
 			if j.phase == pulling {
@@ -520,6 +550,11 @@ func (g *Group) generate(due func(*Job) bool) {
 		clear(r.running[len(kept):])
 		r.running = kept
 	}
+	g.leave(leaving)
+}
+
+// leave tells requests that they are finished, once their slots are free.
+func (g *Group) leave(leaving []*Job) {
 	if len(leaving) == 0 {
 		return
 	}

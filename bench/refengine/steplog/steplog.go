@@ -1,4 +1,4 @@
-// Package steplog keeps what ran in each step of a decode group.
+// Package steplog keeps what ran in each step of a group of ranks.
 package steplog
 
 import (
@@ -12,11 +12,11 @@ import (
 	"evenkeel/rawjson"
 )
 
-// Step is one step of a decode group.
+// Step is one step of a group.
 type Step struct {
 	Number int64
 	Start  time.Time     // when it was due to start
-	Length time.Duration // c0 + c1 * the largest load, and local prefills
+	Length time.Duration // c0, what the slowest rank takes for its load, and prefills
 	Late   time.Duration // how much later than Start+Length it ended
 	Ranks  []RankLoad
 }
@@ -25,6 +25,7 @@ type Step struct {
 type RankLoad struct {
 	Running  int
 	KVTokens int // of running requests only: KV that waits for a slot is capacity, not load
+	Prefill  int // tokens of prompts that a rank of an aggregated engine computed; their requests are not among those that run
 }
 
 // Log keeps the last steps in memory. If there is a writer, it also writes a line
@@ -115,6 +116,9 @@ func (l *Log) appendLines(dst []byte, s Step, ms float64) []byte {
 		dst = strconv.AppendInt(append(dst, `,"step":`...), s.Number, 10)
 		dst = strconv.AppendInt(append(dst, `,"running":`...), int64(load.Running), 10)
 		dst = strconv.AppendInt(append(dst, `,"kv_tokens":`...), int64(load.KVTokens), 10)
+		if load.Prefill > 0 {
+			dst = strconv.AppendInt(append(dst, `,"prefill_tokens":`...), int64(load.Prefill), 10)
+		}
 		dst = append(dst, "}\n"...)
 	}
 	return dst
