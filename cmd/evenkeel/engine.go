@@ -20,10 +20,10 @@ import (
 // steps its ranks behind a barrier, and fails on demand. It generates a
 // language of its own, so that a wrong token is seen.
 type engineCmd struct {
-	Role      string `enum:"prefill,decode,both" default:"both" help:"Do this: prefill, decode or both (default: ${default})."`
+	Role      string `enum:"prefill,decode,both,aggregated" default:"both" help:"Do this: prefill, decode or both, with hand-offs between engines; or aggregated, with ranks that compute prompts in chunks beside their decodes, and no KV connector (default: ${default})."`
 	Listen    string `default:"127.0.0.1:8200" help:"Listen here with rank 0; rank i listens i ports above (default: ${default})."`
 	Advertise string `help:"Name this host in hand-offs (default: the host of --listen)."`
-	DPSize    int    `name:"dp-size" default:"1" help:"Have this many data-parallel ranks. Those of a decode engine step together (default: ${default})."`
+	DPSize    int    `name:"dp-size" default:"1" help:"Have this many data-parallel ranks. Those of a decode engine or an aggregated one step together (default: ${default})."`
 	DPMode    string `name:"dp-mode" enum:"external,internal" default:"external" help:"external has one port for each rank; internal has one port, and the rank in a header (default: ${default})."`
 	Group     string `default:"main" help:"Name the barrier group in the step trace (default: ${default})."`
 
@@ -33,35 +33,55 @@ type engineCmd struct {
 	Task        string `enum:"generate,pooling,transcription" default:"generate" help:"Serve a model for this: generate (completions), pooling (embeddings, scores, classes) or transcription (default: ${default})."`
 	APIKey      string `name:"api-key" help:"Ask for this bearer token."`
 
-	Slots     int `default:"32" help:"Decode this many requests at once on a rank, as max_num_seqs (default: ${default})."`
+	Slots     int `default:"32" help:"Run this many requests at once on a rank, as max_num_seqs (default: ${default})."`
 	KVTokens  int `name:"kv-tokens" default:"524288" help:"Hold this many KV tokens on a rank (default: ${default})."`
 	MaxQueued int `help:"Answer 503 beyond this many requests on a rank; 0 is no limit."`
 
 	C0             time.Duration `name:"c0" default:"5ms" help:"Take this time for a decode step, whatever its load (default: ${default})."`
-	C1             time.Duration `name:"c1" default:"200ns" help:"Take this time more per KV token of the fullest rank (default: ${default})."`
+	C1             time.Duration `name:"c1" default:"200ns" help:"Take this time more per KV token of the slowest rank (default: ${default})."`
 	TokensPerChunk int           `default:"1" help:"Give a request this many tokens in one step, as with speculative decoding (default: ${default})."`
 	StreamInterval int           `default:"1" help:"Send a chunk once in this many steps (default: ${default})."`
 	Recompute      bool          `help:"End a preempted request with stop_reason recomputed, as vllm-ascend's recompute scheduler does."`
 
-	PrefillBase     time.Duration `default:"9ms" help:"Take this time for a prefill, however short (default: ${default})."`
-	PrefillPerToken time.Duration `default:"9us" help:"Take this time more per prompt token that is not cached (default: ${default})."`
+	PrefillBase     time.Duration `default:"9ms" help:"Take this time for a prefill, however short; an aggregated engine takes it for each step that computes any prompt (default: ${default})."`
+	PrefillPerToken time.Duration `default:"9us" help:"Take this time more per prompt token that is not cached; in a step of an aggregated engine the slowest rank counts (default: ${default})."`
 	PrefixCache     int           `placeholder:"BLOCKS" help:"Keep this many blocks of 128 tokens in a rank's prefix cache; 0 is none. An engine has as many as --kv-tokens holds."`
 
 	KVEvents         int    `name:"kv-events" placeholder:"PORT" help:"Publish KV events of rank 0 at this port, and of rank i at i above. Replays are as many ports above as there are ranks."`
 	KVEventsEncoding string `name:"kv-events-encoding" enum:"array,map" default:"array" help:"Write KV events in this shape: array or map (default: ${default})."`
 
-	Connector        string        `enum:"ascend-mooncake-v1,nixl-pull,vllm-mooncake,opaque,ascend-layerwise,sglang,nixl-push" default:"ascend-mooncake-v1" help:"Hand KV over in this way: ascend-mooncake-v1, nixl-pull, vllm-mooncake or opaque; with ascend-layerwise, sglang and nixl-push the prefill engine writes it to the decode engine (default: ${default}). The bootstrap server of vllm-mooncake and sglang is at the port of --listen: set bootstrap_port of the profile to it."`
-	FlatBlockIDs     bool          `name:"flat-block-ids" help:"Write one flat list of block ids, as old versions do."`
-	KVHoldTimeout    time.Duration `name:"kv-hold-timeout" help:"Keep KV that nobody pulls for this long (default: 480s; nixl-pull and nixl-push 30s)."`
+	Connector      string        `enum:"ascend-mooncake-v1,nixl-pull,vllm-mooncake,opaque,ascend-layerwise,sglang,nixl-push" default:"ascend-mooncake-v1" help:"Hand KV over in this way: ascend-mooncake-v1, nixl-pull, vllm-mooncake or opaque; with ascend-layerwise, sglang and nixl-push the prefill engine writes it to the decode engine (default: ${default}). The bootstrap server of vllm-mooncake and sglang is at the port of --listen: set bootstrap_port of the profile to it."`
+	FlatBlockIDs   bool          `name:"flat-block-ids" help:"Write one flat list of block ids, as old versions do."`
+	KVHoldTimeout  time.Duration `name:"kv-hold-timeout" help:"Keep KV that nobody pulls for this long (default: 480s; nixl-pull and nixl-push 30s)."`
+	RejectReleases bool          `help:"Free the prefill's KV when a decode request fails validation."`
+	ErrorShape     string        `enum:"new,old,rust," default:"" help:"Write error bodies in this shape: new (default), old (default with sglang) or rust."`
+	OldMetricNames bool          `help:"Use the metric names of old versions."`
+
+	Fault []string `sep:"none" placeholder:"JSON" help:"Break in this way: one fault rule, such as {\"fault\":\"busy\",\"count\":2}. The flag may be repeated. POST /faults takes a list of such rules. Faults: ${faults}."`
+	Seed  uint64   `help:"Draw request ids, faults and --jitter with this seed."`
+
+	Steps      stepFlags       `embed:""`
+	SGLang     sglangFlags     `embed:"" group:"With --connector sglang"`
+	Aggregated aggregatedFlags `embed:"" group:"With --role aggregated"`
+}
+
+type stepFlags struct {
+	CR        time.Duration `name:"cr" help:"Take this time more in a step per request of the slowest rank."`
+	Jitter    time.Duration `placeholder:"20ms" help:"Show a request to the scheduler after a random time, from a tenth of this to all of it, as tokenizers do that work side by side."`
+	StepTrace string        `placeholder:"FILE" help:"Write a JSON line for every rank and step to FILE."`
+}
+
+type sglangFlags struct {
 	BootstrapTimeout time.Duration `placeholder:"300s" help:"sglang: let a prefill wait this long for its decode engine (default: 300s)."`
 	WaitingTimeout   time.Duration `placeholder:"300s" help:"sglang: let a decode engine wait this long for KV (default: 300s)."`
-	RejectReleases   bool          `help:"Free the prefill's KV when a decode request fails validation."`
-	ErrorShape       string        `enum:"new,old,rust," default:"" help:"Write error bodies in this shape: new (default), old (default with sglang) or rust."`
-	OldMetricNames   bool          `help:"Use the metric names of old versions."`
+}
 
-	Fault     []string `sep:"none" placeholder:"JSON" help:"Break in this way: one fault rule, such as {\"fault\":\"busy\",\"count\":2}. The flag may be repeated. POST /faults takes a list of such rules. Faults: ${faults}."`
-	StepTrace string   `placeholder:"FILE" help:"Write a JSON line for every rank and step to FILE."`
-	Seed      uint64   `help:"Draw request ids and faults with this seed."`
+type aggregatedFlags struct {
+	MaxNumBatchedTokens     int           `default:"8192" help:"Compute this many tokens of prompts and answers on a rank in one step (default: ${default})."`
+	PrefillShared           time.Duration `help:"Take this time more per prompt token, divided by the number of ranks: the part that all ranks compute together."`
+	PrefillScheduleInterval int           `default:"1" help:"Compute prompts only in every so many steps, as vLLM's flag of this name (default: ${default})."`
+	PrefillFirst            bool          `help:"Have a rank not decode while it can compute a prompt, as SGLang does."`
+	PrefillDelayer          int           `placeholder:"STEPS" help:"Begin no prompt for this many steps, until each rank has one, as SGLang's delayer does (30 there)."`
 }
 
 // Run serves until SIGTERM or SIGINT.
@@ -70,8 +90,8 @@ func (c *engineCmd) Run(std streams) (err error) {
 	if err != nil {
 		return err
 	}
-	if c.StepTrace != "" {
-		f, ferr := os.Create(c.StepTrace)
+	if c.Steps.StepTrace != "" {
+		f, ferr := os.Create(c.Steps.StepTrace)
 		if ferr != nil {
 			return ferr
 		}
@@ -96,10 +116,12 @@ func (c *engineCmd) config() (refengine.Config, error) {
 		Role: refengine.Role(c.Role), Listen: c.Listen, Advertise: c.Advertise, DPSize: c.DPSize, DPMode: c.DPMode, Group: c.Group,
 		Model: c.Model, MaxModelLen: c.MaxModelLen, Version: c.Version, APIKey: c.APIKey, Task: plain.Task(strings.TrimPrefix(c.Task, "generate")),
 		Slots: c.Slots, KVTokens: c.KVTokens, MaxQueued: c.MaxQueued,
-		C0: c.C0, C1: c.C1, TokensPerChunk: c.TokensPerChunk, StreamInterval: c.StreamInterval, RecomputeEnable: c.Recompute,
+		C0: c.C0, C1: c.C1, CR: c.Steps.CR, Jitter: c.Steps.Jitter, TokensPerChunk: c.TokensPerChunk, StreamInterval: c.StreamInterval, RecomputeEnable: c.Recompute,
 		PrefillBase: c.PrefillBase, PrefillPerToken: c.PrefillPerToken, PrefixCache: c.PrefixCache, KVEventsEncoding: c.KVEventsEncoding,
 		Connector: refengine.Connector(c.Connector), FlatBlockIDs: c.FlatBlockIDs, KVHoldTimeout: c.KVHoldTimeout,
-		BootstrapTimeout: c.BootstrapTimeout, WaitingTimeout: c.WaitingTimeout, RejectReleases: c.RejectReleases,
+		MaxBatchedTokens: c.Aggregated.MaxNumBatchedTokens, PrefillShared: c.Aggregated.PrefillShared,
+		PrefillInterval: c.Aggregated.PrefillScheduleInterval, PrefillFirst: c.Aggregated.PrefillFirst, PrefillDelayer: c.Aggregated.PrefillDelayer,
+		BootstrapTimeout: c.SGLang.BootstrapTimeout, WaitingTimeout: c.SGLang.WaitingTimeout, RejectReleases: c.RejectReleases,
 		PromptTokensDetails: true, ErrorShape: refengine.ErrorShape(c.ErrorShape), OldMetricNames: c.OldMetricNames, Seed: c.Seed,
 	}
 	if c.KVEvents != 0 {
