@@ -310,3 +310,9 @@ func TestARequestIsSeenAfterItsJitter(t *testing.T) {
 	eventually(t, "it has left", func() bool { return e.Stats().Aborted == 1 })
 	require.Empty(t, e.Steps())
 }
+
+// Each part of the law can be 0, as it is when real engines are fitted.
+func TestAggregatedStepsNeedNoFixedCostOfPrompts(t *testing.T) {
+	require.Zero(t, Config{Role: Aggregated}.WithDefaults().PrefillBase)
+	require.NotZero(t, Config{}.WithDefaults().PrefillBase)
+}

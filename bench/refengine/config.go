@@ -59,7 +59,7 @@ type Config struct {
 	Spread          bool          // a step's tokens come one after the other while it runs, as if each request had a clock of its own, and not all at the step's end
 	RecomputeEnable bool          // a preempted request ends with stop_reason "recomputed" instead of being recomputed in place
 
-	PrefillBase        time.Duration // default 9 ms; of aggregated ranks, of each step in which any of them computes a prompt
+	PrefillBase        time.Duration // default 9 ms; of aggregated ranks, of each step in which any of them computes a prompt, default 0
 	PrefillPerToken    time.Duration // of uncached prompt tokens, default 9 µs; of aggregated ranks, the part that is the rank's own
 	PrefillConcurrency int           // prompts a rank prefills at once, default 1
 	PrefixCache        int           // blocks of 128 tokens that a rank's prefix cache keeps, 0 = none; on a decode rank prompts that were pulled, and computed there. Decode ranks of SGLang have none
@@ -148,7 +148,9 @@ func (c Config) WithDefaults() Config {
 	c.C1 = cmp.Or(c.C1, 200*time.Nanosecond)
 	c.TokensPerChunk = cmp.Or(c.TokensPerChunk, 1)
 	c.StreamInterval = cmp.Or(c.StreamInterval, 1)
-	c.PrefillBase = cmp.Or(c.PrefillBase, 9*time.Millisecond)
+	if c.Role != Aggregated {
+		c.PrefillBase = cmp.Or(c.PrefillBase, 9*time.Millisecond)
+	}
 	c.PrefillPerToken = cmp.Or(c.PrefillPerToken, 9*time.Microsecond)
 	c.PrefillConcurrency = cmp.Or(c.PrefillConcurrency, 1)
 	c.MaxBatchedTokens = cmp.Or(c.MaxBatchedTokens, 8192)
