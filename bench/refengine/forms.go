@@ -1,5 +1,7 @@
 package refengine
 
+import "slices"
+
 // variants are faults beyond their plain form, which some do not have.
 var variants = map[Fault][]Rule{
 	Hang:          {{Phase: PhaseAfterHeaders}, {Phase: PhaseMidStream, AfterTokens: 4}},
@@ -31,3 +33,9 @@ func (f Fault) Forms() (forms []Rule) {
 	}
 	return forms
 }
+
+// harmless are the faults of which a client of a proxy must notice nothing.
+var harmless = []Fault{MissingDone, FrozenGauges, SlowPages, Slow, Swallow, Comments, CRLF, SplitBytes, UsageAlways, EOSFirst}
+
+// Harmless says whether a client of a proxy must notice nothing of the fault.
+func (f Fault) Harmless() bool { return slices.Contains(harmless, f) }

@@ -61,6 +61,7 @@ func TestResponsesStrayOnEnginesThatDoNotHeedTheirRank(t *testing.T) {
 		require.Len(t, heard, max(1, c.ranks))
 		for _, w := range heard {
 			require.Equal(t, c.strays, w.Strays, "%+v", c)
+			require.Equal(t, cfg.Dispatch.Beyond, w.Beyond, "its own queue renews the hold of hand-offs")
 			rank, _ := f.Named(w.Name)
 			require.Equal(t, !c.strays, rank.Heeds(mooncake.Responses))
 			require.True(t, rank.Heeds(mooncake.Messages))

@@ -2,6 +2,7 @@ package request
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"flag"
@@ -58,6 +59,9 @@ type bed struct {
 
 	workers []board.Worker // the decode ranks
 
+	late     bool // as in setup
+	listener *edge.Listener
+
 	mu     sync.Mutex
 	asked  []*Incoming
 	limits Limits // of callers
@@ -73,6 +77,9 @@ type setup struct {
 	configure       func(*config.Config, *Env)
 	route           fleet.Route
 	waits           bool                                                              // requests wait for a free slot; else each goes on to a rank at once
+	late            bool                                                              // decode engines may pull KV that was given away: the test says that no answer is made of it
+	gauged          bool                                                              // the gauges of decode engines are read, all the time
+	clients         edge.ListenOptions                                                // how long clients may take
 	front           func(w http.ResponseWriter, r *http.Request, engine http.Handler) // stands before each engine; nil: nothing does
 }
 
@@ -89,7 +96,7 @@ func start(t *testing.T, o setup) *bed {
 	if o.decode == nil {
 		o.decode = []refengine.Config{{}}
 	}
-	b := &bed{t: t, route: o.route, limits: unlimited{}}
+	b := &bed{t: t, route: o.route, limits: unlimited{}, late: o.late}
 	b.route.Name, b.route.Board, b.route.Prefill, b.route.Decode = refModel, refModel, true, true
 	b.server = newServer(t, func(cfg *config.Config, env *Env) {
 		cfg.Dispatch.Window, cfg.Prefill.Retry.Base = 100*time.Microsecond, time.Millisecond
@@ -143,6 +150,12 @@ func start(t *testing.T, o setup) *bed {
 		b.workers = append(b.workers, board.Worker{
 			ID: int32(i), Name: id, Model: refModel, Engine: id, Slots: e.Config().Slots, Up: true, Early: profile.Early(), Barrier: o.waits,
 		})
+		if profile.Renews() {
+			b.workers[i].Beyond = b.Settings().Dispatch.Beyond
+		}
+	}
+	if o.gauged {
+		b.readGauges()
 	}
 	b.Tier.SetCandidates(candidates)
 	b.Dispatcher.SetWorkers(b.workers)
@@ -153,7 +166,7 @@ func start(t *testing.T, o setup) *bed {
 		}
 		b.Locals.Set(ranks)
 	}
-	b.listen()
+	b.listen(o.clients)
 	if profile.Connector == mooncake.NIXLPush {
 		b.meet()
 	}
@@ -199,9 +212,11 @@ func (b *bed) target(id string, e *refengine.Engine, front func(http.ResponseWri
 }
 
 // listen serves requests to a path of an endpoint as they come.
-func (b *bed) listen() {
-	ln, err := edge.Listen("127.0.0.1:0", edge.ListenOptions{MaxConns: 100, Log: b.Log})
+func (b *bed) listen(o edge.ListenOptions) {
+	o.MaxConns, o.Log = 100, b.Log
+	ln, err := edge.Listen("127.0.0.1:0", o)
 	require.NoError(b.t, err)
+	b.listener = ln
 	s := edge.NewServer(edge.Options{Handler: b.handle, Log: b.Log, MaxBody: 1 << 20, Concurrency: 100})
 	over := make(chan struct{})
 	go func() { defer close(over); _ = s.Serve(ln) }()
@@ -333,27 +348,39 @@ func (b *bed) eventually(what string, ok func() bool) {
 }
 
 // judge asks for a chat and says whether its answer is "right", and else with which code it failed. What comes before a failure has to be right, too.
+// Two answers have the seeds 5 and 6.
 func (b *bed) judge(prompt, more string) string {
 	b.t.Helper()
-	key, err := reftext.Render(true, []byte(chat(prompt, "")))
-	require.NoError(b.t, err)
+	seeds := []string{""}
+	if strings.Contains(more, `"n":2`) {
+		seeds = []string{`"seed":5,`, `"seed":6,`}
+	}
 	got := b.post(mooncake.Chat.Path(), chat(prompt, more))
 	if got.status != http.StatusOK {
 		return strconv.Itoa(got.status)
 	}
-	text, finished, fail := read(b.t, got)
-	tokens, err := reftext.Check(key.Answer, 0, text)
-	require.NoError(b.t, err)
-	if fail == "" {
-		require.True(b.t, finished, "an end without a reason: %s", got.body)
-		require.Equal(b.t, reftext.NaturalLength(key.Answer), tokens)
-		return "right"
+	texts, finished, fail := readAll(b.t, got)
+	for i, seed := range seeds {
+		key, err := reftext.Render(true, []byte(chat(prompt, seed)))
+		require.NoError(b.t, err)
+		tokens, err := reftext.Check(key.Answer, 0, texts[i])
+		require.NoError(b.t, err)
+		if fail == "" {
+			require.True(b.t, finished[i], "an end without a reason: %s", got.body)
+			require.Equal(b.t, reftext.NaturalLength(key.Answer), tokens)
+		}
 	}
-	return fail
+	return cmp.Or(fail, "right")
 }
 
 // read is the text of the first answer that came, whether it said that it is finished, and the code of the error at its end.
 func read(t *testing.T, r reply) (text string, finished bool, fail string) {
+	texts, ends, fail := readAll(t, r)
+	return texts[0], ends[0], fail
+}
+
+// readAll is read of all answers.
+func readAll(t *testing.T, r reply) (texts map[int]string, finished map[int]bool, fail string) {
 	t.Helper()
 	type event struct {
 		Choices []struct {
@@ -370,6 +397,7 @@ func read(t *testing.T, r reply) (text string, finished bool, fail string) {
 		require.Equal(t, "data: [DONE]", all[len(all)-1], r.body)
 		all = all[:len(all)-1]
 	}
+	texts, finished = map[int]string{}, map[int]bool{}
 	for _, data := range all {
 		if strings.HasPrefix(data, ":") {
 			continue
@@ -380,13 +408,11 @@ func read(t *testing.T, r reply) (text string, finished bool, fail string) {
 			fail = fmt.Sprint(e.Error.Code)
 		}
 		for _, c := range e.Choices {
-			if c.Index == 0 {
-				text += c.Delta.Content + c.Message.Content
-				finished = finished || c.Finish != ""
-			}
+			texts[c.Index] += c.Delta.Content + c.Message.Content
+			finished[c.Index] = finished[c.Index] || c.Finish != ""
 		}
 	}
-	return text, finished, fail
+	return texts, finished, fail
 }
 
 // over waits until every request is told of.
@@ -424,6 +450,9 @@ func (b *bed) settle() {
 	for _, e := range slices.Concat(b.p, b.d) {
 		b.eventually("nothing runs on an engine", func() bool { st := e.Stats(); return st.Running+st.Waiting == 0 })
 		st := e.Stats()
+		if b.late {
+			st.ExpiredPulls, st.FreedWrites = 0, 0
+		}
 		type harm struct{ Replays, ExpiredPulls, WrongBlocks, BadHits, Crashes, DuplicateIDs, RankMismatch int64 }
 		require.Zero(b.t, harm{st.Replays, st.ExpiredPulls, st.WrongBlocks, st.BadHits, st.Crashes, st.DuplicateIDs, st.RankMismatch})
 		type mix struct{ MixedPushes, FreedWrites, SampledApart int64 }
@@ -531,4 +560,33 @@ func (b *bed) discarded() (all []string) {
 		all = append(all, slices.Repeat([]string{outcome}, int(b.metric(b.t, "evenkeel_drains_total", outcome)))...)
 	}
 	return all
+}
+
+// readGauges has a monitor read the gauges of decode engines. What it says of them otherwise is not heard.
+func (b *bed) readGauges() {
+	m := engine.NewMonitor(engine.MonitorConfig{Client: b.Client, Registerer: b.registry, HealthInterval: 20 * time.Millisecond, FactsInterval: time.Hour})
+	var list []engine.Instance
+	for _, r := range b.engines.ranks {
+		list = append(list, engine.Instance{ID: r.Instance, Role: fleet.Decode, Target: r.Target, Canaries: []*engine.Target{r.Target}})
+		r.Traffic = m.Traffic(r.Instance)
+		r.Signs = r.Traffic.Signs(r.Target.Rank)
+	}
+	m.Set(list)
+	ctx, stop := context.WithCancel(b.t.Context())
+	over := make(chan struct{})
+	go func() { defer close(over); m.Start(ctx) }()
+	b.t.Cleanup(func() { stop(); <-over })
+	b.eventually("gauges are read", func() bool {
+		return !slices.ContainsFunc(list, func(in engine.Instance) bool { return !m.Traffic(in.ID).Signs(-1).Gauged() })
+	})
+}
+
+// judging has judge ask, and gives what it says. The channel is closed without a verdict if it fails.
+func (b *bed) judging(prompt, more string) <-chan string {
+	got := make(chan string, 1)
+	go func() {
+		defer close(got)
+		got <- b.judge(prompt, more)
+	}()
+	return got
 }

@@ -213,5 +213,14 @@ func (m *monitor) Accuse(string) (settle func()) {
 func (m *monitor) Expired(string) (n float64, known bool) { return 0, m.counts }
 
 func (m *monitor) ExpiredNow(context.Context, string) (n float64, known bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
 	return m.expired, m.counts
+}
+
+// gaveAway has prefill engines say that they have given away so many hand-offs.
+func (m *monitor) gaveAway(n float64) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.expired = n
 }

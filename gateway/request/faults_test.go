@@ -1,0 +1,61 @@
+package request
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"evenkeel/bench/race"
+	"evenkeel/bench/refengine"
+	"evenkeel/gateway/config"
+	"evenkeel/mooncake"
+)
+
+// Whatever an engine does wrong, on either side: the client gets the right text whole, or is told that it did not. The gauges
+// and pages of an engine are read by its monitor, whose test has the faults of these.
+func TestEveryFault(t *testing.T) {
+	t.Parallel()
+	silence := time.Second // of an engine that hangs; a right answer needs its time, too
+	if race.Enabled {
+		silence = 5 * time.Second
+	}
+	for _, name := range refengine.FaultNames() {
+		fault := refengine.Fault(name)
+		if slices.Contains([]refengine.Fault{refengine.FrozenGauges, refengine.SlowPages, refengine.WrongKey}, fault) {
+			continue // only the monitor sees it; KV of another prompt only the engine could tell
+		}
+		for i, rule := range fault.Forms() {
+			for _, side := range []string{"prefill", "decode"} {
+				t.Run(fmt.Sprintf("%s %d on %s", name, i, side), func(t *testing.T) {
+					t.Parallel()
+					o := setup{profile: mooncake.Profile{FirstEventTimeout: patience, RejectReleases: new(true)}}
+					if fault == refengine.Hang {
+						o.profile.FirstEventTimeout = silence
+						o.configure = func(c *config.Config, _ *Env) { c.Limits.ProbeTimeout, c.Limits.EventTimeout = silence, silence }
+					}
+					b := start(t, o)
+					e := map[string]*refengine.Engine{"prefill": b.p[0], "decode": b.d[0]}[side]
+					for j, more := range []string{`"stream":true,`, ``, `"stream":true,"n":2,"seed":5,`, `"n":2,"seed":5,`} {
+						rule := rule
+						rule.Count = 1 + j%2 // once, and on the retry as well
+						require.NoError(t, e.SetFaults(rule))
+						got := b.judge(fmt.Sprintf("p%d words to prefill", j), more)
+						if fault.Harmless() {
+							require.Equal(t, "right", got)
+						}
+						if status, err := strconv.Atoi(got); err == nil {
+							require.Contains(t, []int{400, 422, 429, 500, 501, 502, 503, 504}, status)
+						}
+					}
+					require.NoError(t, e.SetFaults())
+					b.eventually("all is well again", func() bool { return b.judge("and now", `"stream":true,`) == "right" })
+					b.settle()
+				})
+			}
+		}
+	}
+}
