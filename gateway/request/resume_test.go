@@ -5,7 +5,9 @@ import (
 	"fmt"
 	"net/http"
 	"strings"
+	"sync"
 	"testing"
+	"time"
 	"unicode/utf8"
 
 	"github.com/stretchr/testify/require"
@@ -437,4 +439,28 @@ func TestWhatIsKeptIsBounded(t *testing.T) {
 			b.settle()
 		})
 	}
+}
+
+// Under real want of KV memory the same requests are given back again and again, with text held back or none at all out yet.
+// Every answer is right.
+func TestAnswersThatDoNotFitGoOn(t *testing.T) {
+	t.Parallel()
+	b := start(t, setup{
+		decode:  []refengine.Config{{RecomputeEnable: true, KVTokens: 1024, Slots: 16, C0: 2 * time.Millisecond}},
+		profile: mooncake.Profile{RecomputeMax: new(50)},
+	})
+	var wg sync.WaitGroup
+	for i := range 24 {
+		wg.Go(func() {
+			prompt := reftext.MakePrompt(uint64(i), 60)
+			r := b.post(mooncake.Completions.Path(), completion(prompt, fmt.Sprintf(`"stream":%v,"max_tokens":300,`, i%3 > 0)))
+			got, key := readSeamless(t, r), reftext.Of(prompt).Answer
+			if n, err := reftext.Check(key, 0, got.texts[0]); r.status != http.StatusOK || n != reftext.NaturalLength(key) || err != nil || got.fail != "" {
+				t.Errorf("%d: %d tokens of %d, %v %s", r.status, n, reftext.NaturalLength(key), err, got.fail)
+			}
+		})
+	}
+	wg.Wait()
+	b.settle()
+	require.Positive(t, b.metric(t, "evenkeel_recomputes_total", "1"))
 }
