@@ -1,10 +1,7 @@
 package gateway_test
 
 import (
-	"bufio"
-	"fmt"
 	"net/http"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -53,23 +50,6 @@ func (c *cluster) decodes() (n int64) {
 		n += e.Stats().Decodes
 	}
 	return n
-}
-
-// A client that tells how long it waits is not kept beyond that.
-func TestNoRetryAfterTheClientsOwnTime(t *testing.T) {
-	t.Parallel()
-	c := start(t, options{})
-	for i, header := range []string{"X-Stainless-Timeout", "X-Stainless-Read-Timeout", ""} {
-		require.NoError(t, c.prefill[0].SetFaults(refengine.Rule{Fault: refengine.Throttle, RetryAfter: 1, Count: 1}))
-		want, attempts := http.StatusTooManyRequests, 1
-		seconds := "0.5"
-		if header == "" {
-			header, seconds, want, attempts = "X-Stainless-Timeout", "0", http.StatusOK, 2 // 0: it waits for ever
-		}
-		require.Equal(t, want, c.post(chatPath, chat("a", ""), header, seconds).status)
-		c.settledRequests(i + 1)
-		require.Equal(t, attempts, c.records()[i].Attempts)
-	}
 }
 
 // One engine of each side dies under a hundred requests. Who has nothing of an
@@ -139,49 +119,4 @@ func TestAnEngineOfEachSideDiesUnderManyRequests(t *testing.T) {
 		again += r.Attempts - 1
 	}
 	require.Positive(t, again)
-}
-
-// What an engine says of one leg of a fan-out comes when another has begun to
-// stream: in an event then, since the status is out.
-func TestARefusalAfterASiblingBegan(t *testing.T) {
-	t.Parallel()
-	began := make(chan struct{})
-	var birds atomic.Pointer[parrot]
-	c := start(t, options{configure: func(cfg *config.Config) { inFront(t, &cfg.Engines.Prefill[0], &birds) }, dirty: true})
-	require.NoError(t, c.decode[0].SetFaults(halting))
-	var probes atomic.Int64
-	second := parrot(func(w http.ResponseWriter, body string) bool {
-		if !strings.Contains(body, "do_remote_decode") || probes.Add(1) == 1 {
-			return false
-		}
-		select {
-		case <-began:
-		case <-c.Context().Done():
-		}
-		w.Header().Set("Content-Type", "application/json")
-		w.WriteHeader(http.StatusBadRequest)
-		_, _ = fmt.Fprint(w, `{"error":{"message":"no such luck","type":"BadRequestError","code":400}}`)
-		return true
-	})
-	birds.Store(&second)
-	resp, err := c.http.Post(c.url+chatPath, "application/json", strings.NewReader(chat("one two", `"stream":true,"n":2,"seed":5,`)))
-	require.NoError(t, err)
-	defer func() { _ = resp.Body.Close() }()
-	require.Equal(t, http.StatusOK, resp.StatusCode)
-	lines := bufio.NewReader(resp.Body)
-	first, err := lines.ReadString('\n')
-	require.NoError(t, err)
-	close(began)
-	var rest strings.Builder
-	rest.WriteString(first)
-	_, err = lines.WriteTo(&rest)
-	require.NoError(t, err)
-	got := read(t, rest.String())
-	require.True(t, got.done)
-	require.Equal(t, "engine_refused", got.fail)
-	require.Contains(t, rest.String(), "an engine refused the request with status 400")
-	require.NotContains(t, rest.String(), "no such luck", "an engine's words stay in its own answers")
-	require.Empty(t, got.finish)
-	c.settledRequests(1)
-	require.Equal(t, []string{"engine_refused"}, c.outcomes())
 }

@@ -1,8 +1,15 @@
 package request
 
 import (
+	"bytes"
 	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	"go.uber.org/zap"
@@ -190,4 +197,56 @@ func TestEnginesThatDieUnderARequest(t *testing.T) {
 		b.settle()
 		require.Equal(t, 3, b.probes())
 	})
+}
+
+// A client that tells how long it waits is not kept beyond that.
+func TestNoRetryAfterTheClientsOwnTime(t *testing.T) {
+	t.Parallel()
+	b := start(t, setup{})
+	for i, row := range []struct {
+		patience time.Time
+		outcome  string
+		attempts int
+	}{{time.Now(), "429", 1}, {time.Now().Add(time.Second / 2), "429", 1}, {time.Time{}, "right", 2}} {
+		require.NoError(t, b.p[0].SetFaults(refengine.Rule{Fault: refengine.Throttle, RetryAfter: 1, Count: 1}))
+		b.wish.Patience = row.patience
+		require.Equal(t, row.outcome, b.judge(short, ""))
+		b.over()
+		require.Equal(t, row.attempts, b.asked[i].Told.Attempts)
+	}
+	b.settle()
+}
+
+// An answer in which an event is damaged goes on elsewhere, like an answer that broke, and its client sees no damage.
+func TestADamagedEventBreaksItsAnswer(t *testing.T) {
+	t.Parallel()
+	for _, row := range []struct {
+		name, more string
+		after      int // events
+	}{
+		{"a stream", `"stream":true,`, 8},
+		{"a stream at its beginning", `"stream":true,`, 1},
+		{"a whole answer", "", 8},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			t.Parallel()
+			var struck atomic.Bool
+			b := start(t, setup{front: func(w http.ResponseWriter, r *http.Request, engine http.Handler) {
+				body, _ := io.ReadAll(r.Body)
+				r.Body = io.NopCloser(bytes.NewReader(body))
+				if !bytes.Contains(body, []byte(`"do_remote_prefill":true`)) || !struck.CompareAndSwap(false, true) {
+					engine.ServeHTTP(w, r)
+					return
+				}
+				answer := httptest.NewRecorder()
+				engine.ServeHTTP(answer, r)
+				events := bytes.SplitAfter(answer.Body.Bytes(), []byte("\n\n"))
+				w.Header().Set("Content-Type", "text/event-stream")
+				_, _ = w.Write(bytes.Join(slices.Insert(events, min(row.after, len(events)), []byte("data: {\"choices\":[{\"ind\n\n")), nil))
+			}})
+			require.Equal(t, "right", b.judge(long, row.more))
+			b.settle()
+			require.Equal(t, 2, b.asked[0].Told.Attempts)
+		})
+	}
 }

@@ -18,6 +18,7 @@ import (
 
 	"evenkeel/dispatcher/board"
 	"evenkeel/gateway/config"
+	"evenkeel/gateway/edge"
 	"evenkeel/mooncake"
 )
 
@@ -510,4 +511,67 @@ func TestALargeEventIsOneChunk(t *testing.T) {
 	require.GreaterOrEqual(t, largest, 60_000)
 	require.LessOrEqual(t, chunks, 4)
 	b.settle()
+}
+
+// What an engine says of one leg of a fan-out comes when another has begun to stream: in an event then, since the status is out.
+func TestARefusalAfterASiblingBegan(t *testing.T) {
+	t.Parallel()
+	began := make(chan struct{})
+	var probes atomic.Int64
+	u := &unruly{}
+	u.probe = func(w http.ResponseWriter) {
+		if probes.Add(1) == 1 {
+			_, _ = io.WriteString(w, handOff("7", ""))
+			return
+		}
+		<-began
+		w.WriteHeader(http.StatusBadRequest)
+		_, _ = io.WriteString(w, `{"error":{"message":"no such luck","type":"BadRequestError","code":400}}`)
+	}
+	u.decode = func(w *script, r *http.Request) {
+		w.send(oneEvent)
+		<-r.Context().Done()
+	}
+	b := misled(t, u)
+	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+	resp, err := client.Post(b.url+mooncake.Chat.Path(), "application/json", strings.NewReader(chat("a", `"stream":true,"n":2,`)))
+	require.NoError(t, err)
+	defer func() { _ = resp.Body.Close() }()
+	first := make([]byte, 1)
+	_, err = io.ReadFull(resp.Body, first)
+	require.NoError(t, err)
+	close(began)
+	rest, err := io.ReadAll(resp.Body)
+	require.NoError(t, err)
+	body := string(first) + string(rest)
+	_, finished, fail := readAll(t, reply{resp.StatusCode, resp.Header, body})
+	require.Equal(t, "engine_refused", fail)
+	require.Contains(t, body, "an engine refused the request with status 400")
+	require.NotContains(t, body, "no such luck", "an engine's words stay in its own answers")
+	for choice, ended := range finished {
+		require.False(t, ended, choice)
+	}
+	b.settle()
+	require.Equal(t, 1.0, b.metric(t, "evenkeel_requests_total", "engine_refused"))
+}
+
+// A client that reads no more of its answer is cut, and all legs of its request end with it: settle waits for them.
+func TestAnAnswerThatNobodyReads(t *testing.T) {
+	t.Parallel()
+	for name, more := range map[string]string{"a stream": "", "a fan-out": `"n":4,`} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := start(t, setup{clients: edge.ListenOptions{WriteTimeout: 200 * time.Millisecond, SendBuffer: 4096}})
+			conn, err := net.Dial("tcp", strings.TrimPrefix(b.url, "http://"))
+			require.NoError(t, err)
+			defer func() { _ = conn.Close() }()
+			require.NoError(t, conn.(*net.TCPConn).SetReadBuffer(4096))
+			body := chat("a story", more+`"stream":true,"ignore_eos":true,`)
+			_, err = fmt.Fprintf(conn, "POST %s HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n%s", mooncake.Chat.Path(), len(body), body)
+			require.NoError(t, err)
+			b.eventually("it is cut", func() bool { return b.listener.Stats().CutStalled == 1 })
+			b.settle()
+			require.Equal(t, 1.0, b.metric(t, "evenkeel_requests_total", "client_closed"))
+		})
+	}
 }
