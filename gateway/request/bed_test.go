@@ -564,7 +564,7 @@ func (b *bed) discarded() (all []string) {
 
 // readGauges has a monitor read the gauges of decode engines. What it says of them otherwise is not heard.
 func (b *bed) readGauges() {
-	m := engine.NewMonitor(engine.MonitorConfig{Client: b.Client, Registerer: b.registry, HealthInterval: 20 * time.Millisecond, FactsInterval: time.Hour})
+	m := engine.NewMonitor(engine.MonitorConfig{Client: b.Client, Registerer: b.registry, HealthInterval: 20 * time.Millisecond, FactsInterval: 50 * time.Millisecond})
 	var list []engine.Instance
 	for _, r := range b.engines.ranks {
 		list = append(list, engine.Instance{ID: r.Instance, Role: fleet.Decode, Target: r.Target, Canaries: []*engine.Target{r.Target}})
