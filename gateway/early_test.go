@@ -220,26 +220,6 @@ var boundFaults = map[refengine.Connector][]refengine.Fault{
 	refengine.NIXLPush:        {refengine.DoneLost},
 }
 
-// As many requests wait to be bound as the pool has places, for pool.ttl.
-func TestTooManyWaitToBeBound(t *testing.T) {
-	t.Parallel()
-	c := early(t, refengine.SGLang, options{
-		prefill: []refengine.Config{{PrefillBase: 4 * time.Second}}, decode: []refengine.Config{{}},
-		configure: func(cfg *config.Config) {
-			cfg.Prefill.Push.MaxUnanswered, cfg.Pool.Size, cfg.Pool.TTL = 1, 11, time.Second
-		},
-	})
-	first := make(chan string)
-	go func() { first <- c.judge("the first", `"stream":true,`) }()
-	c.eventually("the first is bound", func() bool { return c.decode[0].Stats().Requests == 1 })
-	got := c.judgeAll(14, `"stream":true,`)
-	require.NotZero(t, got["429"], "%v", got)
-	require.NotZero(t, got["503"], "%v", got)
-	require.Equal(t, 14, got["429"]+got["503"], "%v", got)
-	require.Equal(t, "right", <-first)
-	require.EqualValues(t, 1, c.decode[0].Stats().Requests)
-}
-
 // A pushing prefill engine that is asked first keeps its KV for a lease. A hand-off waits for a rank that long and no
 // longer: past it none is dispatched, and the next request is prefilled anew.
 func TestAPushedPrefillWaitsForItsRank(t *testing.T) {

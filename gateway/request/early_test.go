@@ -293,3 +293,22 @@ func TestNothingIsBoundBeforeAPrefillCanBegin(t *testing.T) {
 		}
 	}
 }
+
+// As many requests wait to be bound as the pool has places, for pool.ttl.
+func TestTooManyWaitToBeBound(t *testing.T) {
+	t.Parallel()
+	b := start(t, setup{profile: mooncake.Profile{Connector: mooncake.SGLang}, configure: func(c *config.Config, _ *Env) {
+		c.Prefill.Push.MaxUnanswered, c.Pool.Size, c.Pool.TTL = 1, 11, time.Second
+	}})
+	require.NoError(t, b.p[0].SetFaults(standing))
+	first := b.judgeAll(1)
+	b.eventually("the first is bound", func() bool { return b.d[0].Stats().Requests == 1 })
+	got := <-b.judgeAll(14)
+	require.NotZero(t, got["429"], "%v", got)
+	require.NotZero(t, got["503"], "%v", got)
+	require.Equal(t, 14, got["429"]+got["503"], "%v", got)
+	require.NoError(t, b.p[0].SetFaults())
+	require.Equal(t, map[string]int{"right": 1}, <-first)
+	b.clean()
+	require.EqualValues(t, 1, b.d[0].Stats().Requests)
+}
