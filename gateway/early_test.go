@@ -18,6 +18,8 @@ import (
 	"evenkeel/mooncake"
 )
 
+const streamed = `"stream":true,`
+
 // early is a proxy before engines whose connector wants the decode rank before the prefill.
 func early(t *testing.T, connector refengine.Connector, o options) *cluster {
 	t.Helper()
@@ -220,41 +222,6 @@ var boundFaults = map[refengine.Connector][]refengine.Fault{
 	refengine.NIXLPush:        {refengine.DoneLost},
 }
 
-// A pushing prefill engine that is asked first keeps its KV for a lease. A hand-off waits for a rank that long and no
-// longer: past it none is dispatched, and the next request is prefilled anew.
-func TestAPushedPrefillWaitsForItsRank(t *testing.T) {
-	t.Parallel()
-	waiting := func(t *testing.T, hold, margin time.Duration) (c *cluster, leave func(), got <-chan string) {
-		renews := false // else it would go to the decode engine's own queue in time
-		c = start(t, options{
-			prefill: []refengine.Config{{Connector: refengine.NIXLPush, KVHoldTimeout: hold}},
-			decode:  []refengine.Config{{Connector: refengine.NIXLPush, KVHoldTimeout: hold, Slots: 1}},
-			profile: mooncake.Profile{Connector: mooncake.NIXLPush, KVHoldTimeout: hold, HoldMargin: margin, QueueRenews: &renews}, dirty: true,
-		})
-		leave, got = c.endless(), c.judging("one two three", streamed)
-		c.eventually("its prefill waits in the pool", func() bool { return c.metric("evenkeel_pool_entries") == 1 })
-		return c, leave, got
-	}
-	t.Run("5 s of 30", func(t *testing.T) {
-		t.Parallel()
-		c, leave, got := waiting(t, 30*time.Second, 0)
-		time.Sleep(5 * time.Second)
-		require.EqualValues(t, 1, c.metric("evenkeel_pool_entries"))
-		leave()
-		require.Equal(t, "right", <-got)
-		require.EqualValues(t, 2, c.prefill[0].Stats().Requests)
-	})
-	t.Run("past its lease", func(t *testing.T) {
-		t.Parallel()
-		c, leave, got := waiting(t, 8*time.Second, 4*time.Second)
-		require.Equal(t, "503", <-got)
-		require.EqualValues(t, 1, c.decode[0].Stats().Requests, "the one that has the slot")
-		leave()
-		require.Equal(t, "right", c.judge("one two three", streamed))
-		require.EqualValues(t, 3, c.prefill[0].Stats().Requests)
-	})
-}
-
 // As long as the address of a prefill engine that pushes is not known, its requests are bound after their prefill. Their KV
 // has a lease then, like that of any hand-off: they wait for a slot in the decode engine's own queue, which renews it.
 func TestAHandOffOfAPushHasALease(t *testing.T) {
@@ -276,4 +243,26 @@ func TestAHandOffOfAPushHasALease(t *testing.T) {
 	require.Equal(t, "right", <-got)
 	require.EqualValues(t, 2, c.prefill[0].Stats().Pulls+c.prefill[1].Stats().Pulls)
 	require.Zero(t, c.sum("evenkeel_bind_orphan_tokens"))
+}
+
+// A prefill engine that broke off may have written: no other one goes on for the same decode leg, whose blocks may be
+// lost.
+func TestNoSecondPrefillForABrokenOne(t *testing.T) {
+	t.Parallel()
+	c := early(t, refengine.AscendLayerwise, options{prefill: []refengine.Config{{}}, decode: []refengine.Config{{}, {}}, dirty: true})
+	require.NoError(t, c.prefill[0].SetFaults(refengine.Rule{Fault: refengine.Reset, Count: 1}))
+	require.Equal(t, "right", c.judge("one two three", streamed))
+	decodes, lost := int64(0), 0.0
+	for _, d := range c.decode {
+		s := d.Stats()
+		decodes += s.Decodes
+		require.Zero(t, s.MixedPushes)
+	}
+	require.EqualValues(t, 2, decodes)
+	c.eventually("the blocks are kept on the rank's account", func() bool { lost = c.sum("evenkeel_bind_orphan_tokens"); return lost > 0 })
+	for _, d := range c.decode {
+		d.Kill()
+		require.NoError(t, d.Revive())
+	}
+	c.eventually("another process has its blocks back", func() bool { return c.sum("evenkeel_bind_orphan_tokens") == 0 })
 }

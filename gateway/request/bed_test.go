@@ -116,7 +116,7 @@ func start(t *testing.T, o setup) *bed {
 			o.configure(cfg, env)
 		}
 	})
-	if o.profile.Connector == mooncake.NIXLPush {
+	if o.profile.Connector == mooncake.NIXLPush && o.profile.Bind == "" {
 		o.profile.Bind = mooncake.BindArrival
 	}
 	profile := o.profile.WithDefaults()
@@ -167,7 +167,7 @@ func start(t *testing.T, o setup) *bed {
 		b.Locals.Set(ranks)
 	}
 	b.listen(o.clients)
-	if profile.Connector == mooncake.NIXLPush {
+	if profile.Connector == mooncake.NIXLPush && profile.Early() {
 		b.meet()
 	}
 	return b

@@ -312,3 +312,24 @@ func TestTooManyWaitToBeBound(t *testing.T) {
 	b.clean()
 	require.EqualValues(t, 1, b.d[0].Stats().Requests)
 }
+
+// A pushing prefill engine that is asked first keeps its KV for a lease. A hand-off waits for a rank that long and no
+// longer: past it none is dispatched, and the next request is prefilled anew.
+func TestAPushedPrefillWaitsForItsRank(t *testing.T) {
+	t.Parallel()
+	const hold, margin = 8 * time.Second, 5 * time.Second
+	e := refengine.Config{KVHoldTimeout: hold, Slots: 1}
+	b, leave := full(t, setup{prefill: []refengine.Config{e}, decode: []refengine.Config{e}, profile: mooncake.Profile{
+		Connector: mooncake.NIXLPush, Bind: mooncake.BindLate, KVHoldTimeout: hold, HoldMargin: margin,
+	}})
+	begun := time.Now()
+	require.Equal(t, "503", b.judge(short, `"stream":true,`))
+	require.GreaterOrEqual(t, time.Since(begun), hold-margin-250*time.Millisecond, "less what it is sent in")
+	require.Equal(t, 1, b.decodes(), "the one that has the slot")
+	next := b.judgeAll(1)
+	pooled(b, 1)
+	leave()
+	require.Equal(t, map[string]int{"right": 1}, <-next)
+	b.settle()
+	require.EqualValues(t, 3, b.p[0].Stats().Requests)
+}
