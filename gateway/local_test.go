@@ -5,8 +5,6 @@ import (
 	"net/http"
 	"path/filepath"
 	"strings"
-	"sync"
-	"sync/atomic"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -92,54 +90,6 @@ func TestShortTurnsOfAChatAreServedByTheRankThatHasIt(t *testing.T) {
 	require.EqualValues(t, 3, c.prefill[0].Stats().Probes)
 }
 
-func TestEveryPromptIsDisaggregatedUnlessToldOtherwise(t *testing.T) {
-	t.Parallel()
-	for name, o := range map[string]options{
-		"by default": {configure: func(cfg *config.Config) { cfg.ExposeRoute = true }},
-		"where the profile allows it and the mode does not": conditional(func(cfg *config.Config) { cfg.Prefill.Disaggregation.Mode = prefill.DisaggregateAlways }),
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			c := start(t, o)
-			_, route := c.say(talk("", "hi"))
-			require.Equal(t, "disaggregated", route)
-			require.Zero(t, c.sum("evenkeel_local_prefill_requests_total"))
-		})
-	}
-}
-
-func TestLegsDecideForThemselves(t *testing.T) {
-	t.Parallel()
-	c := start(t, conditional(nil))
-	const short = "one two three"
-	for i, stream := range []string{"", `"stream":true,`} {
-		long := reftext.MakePrompt(uint64(30+i), 2000)
-		r := c.post(completionPath, fmt.Sprintf(`{%s"model":%q,"max_tokens":8,"prompt":[%q,%q,%q]}`, stream, model, short, long, short))
-		require.Equal(t, http.StatusOK, r.status, r.body)
-		var texts map[int]string
-		if i == 1 {
-			texts = read(t, r.body).text
-		} else {
-			texts = map[int]string{}
-			for k, text := range whole(t, r.body) {
-				texts[k] = text
-			}
-		}
-		for k, prompt := range []string{short, long, short} {
-			require.Equal(t, 8, rightText(t, reftext.Of(prompt).Answer, texts[k]))
-		}
-	}
-	c.settled(false)
-	require.EqualValues(t, 4, c.metric(`evenkeel_local_prefill_requests_total{reason="short"}`))
-	r := c.post(chatPath, talk(`"n":3,"seed":5,`, "hello there"))
-	for k, text := range whole(t, r.body) {
-		p, err := reftext.Render(true, []byte(talk(fmt.Sprintf(`"seed":%d,`, 5+k), "hello there")))
-		require.NoError(t, err)
-		wholeText(t, p.Answer, text)
-	}
-	require.EqualValues(t, 7, c.metric(`evenkeel_local_prefill_requests_total{reason="short"}`))
-}
-
 func TestATrustedCallerChoosesTheWay(t *testing.T) {
 	t.Parallel()
 	file := filepath.Join(t.TempDir(), "keys.yaml")
@@ -162,78 +112,4 @@ func TestATrustedCallerChoosesTheWay(t *testing.T) {
 	require.Equal(t, http.StatusBadRequest, r.status)
 	require.Equal(t, "bad_target", r.header.Get("X-Evenkeel-Reason"))
 	require.EqualValues(t, 1, c.metric(`evenkeel_local_prefill_requests_total{reason="asked"}`))
-}
-
-// A probe whose first token ends the answer again and again has nothing to hand
-// off: a decode rank does without, where it may.
-func TestAPromptThatHandsNothingOff(t *testing.T) {
-	t.Parallel()
-	for _, allowed := range []bool{true, false} {
-		t.Run(fmt.Sprint(allowed), func(t *testing.T) {
-			t.Parallel()
-			var bird atomic.Pointer[parrot]
-			o := conditional(func(cfg *config.Config) {
-				cfg.Prefill.Disaggregation.Mode = prefill.DisaggregateAlways
-				inFront(t, &cfg.Engines.Prefill[0], &bird)
-			})
-			o.profile.AllowLocalPrefill = allowed
-			c := start(t, o)
-			var probes atomic.Int64
-			bird.Store(new(parrot(func(w http.ResponseWriter, _ string) bool {
-				probes.Add(1)
-				w.Header().Set("Content-Type", "application/json")
-				_, _ = fmt.Fprint(w, `{"id":"x","object":"chat.completion","choices":[{"index":0,"message":{"role":"assistant","content":""},"finish_reason":"stop"}],"usage":{"prompt_tokens":900,"completion_tokens":1,"total_tokens":901},"kv_transfer_params":null}`)
-				return true
-			})))
-			body := talk(`"stream":true,`, reftext.MakePrompt(6, 900))
-			if !allowed {
-				require.Equal(t, http.StatusBadGateway, c.post(chatPath, body).status)
-				require.EqualValues(t, 3, probes.Load())
-				return
-			}
-			_, route := c.say(body)
-			require.Equal(t, "local-prefill", route)
-			require.EqualValues(t, 2, probes.Load(), "the second one masks the end")
-			require.EqualValues(t, 1, c.metric(`evenkeel_local_prefill_requests_total{reason="ended"}`))
-		})
-	}
-}
-
-// An engine whose cache holds nothing is found out before it has computed many
-// long prompts.
-func TestAnEngineWithoutAPrefixCacheIsFoundOut(t *testing.T) {
-	t.Parallel()
-	o := conditional(nil)
-	o.decode = []refengine.Config{{PromptTokensDetails: true}}
-	c := start(t, o)
-	for i := range 3 {
-		first := reftext.MakePrompt(uint64(10+i), 3000)
-		_, _ = c.say(talk("", first))
-		_, route := c.say(talk("", first, "well", "go on"))
-		require.Equal(t, [...]string{"local-prefill", "disaggregated", "disaggregated"}[i], route)
-		_, route = c.say(talk("", fmt.Sprint("hi ", i)))
-		require.Equal(t, "local-prefill", route, "it is short, cache or not")
-	}
-	require.Equal(t, 1, c.logs.FilterMessageSnippet("what a decode engine's prefix cache holds").Len())
-}
-
-// Many at once: right answers, and no rank computes more than its bound.
-func TestManyShortAndLongPromptsAtOnce(t *testing.T) {
-	t.Parallel()
-	c := start(t, conditional(func(cfg *config.Config) { cfg.Prefill.Disaggregation.ThresholdTokens = "auto" }))
-	var wg sync.WaitGroup
-	for i := range 60 {
-		wg.Go(func() {
-			body := talk(`"stream":true,"max_tokens":12,`, reftext.MakePrompt(uint64(i), []int{20, 60, 1500}[i%3]))
-			p, err := reftext.Render(true, []byte(body))
-			if r := c.post(chatPath, body); err != nil || r.status != http.StatusOK || !strings.HasPrefix(reftext.Text(p.Answer, 12), read(t, r.body).text[0]) {
-				t.Errorf("%d: %d %s", i, r.status, r.body)
-			}
-		})
-	}
-	wg.Wait()
-	c.settled(false)
-	locals, declined := c.sum("evenkeel_local_prefill_requests_total"), c.metric("evenkeel_local_prefill_declined_total")
-	require.Positive(t, locals)
-	require.EqualValues(t, 40, locals+declined)
 }

@@ -1,8 +1,13 @@
 package request
 
 import (
+	"bytes"
 	"fmt"
+	"io"
 	"net/http"
+	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -13,6 +18,7 @@ import (
 	"evenkeel/gateway/config"
 	"evenkeel/gateway/journal"
 	"evenkeel/mooncake"
+	"evenkeel/prefill"
 )
 
 // A decode rank that does not come to a first event with a prompt leaves it to a prefill engine, and no other rank is tried.
@@ -106,4 +112,141 @@ func TestABusyRankLeavesShortPromptsToPrefill(t *testing.T) {
 	require.Equal(t, "right", <-got)
 	require.Equal(t, journal.Disaggregated, b.asked[1].Told.Route)
 	b.settle()
+}
+
+// talk is a chat of turns, the user's first.
+func talk(more string, turns ...string) string {
+	var messages []string
+	for i, text := range turns {
+		messages = append(messages, fmt.Sprintf(`{"role":%q,"content":%q}`, [...]string{"user", "assistant"}[i%2], text))
+	}
+	return fmt.Sprintf(`{%s"model":%q,"messages":[%s]}`, more, refModel, strings.Join(messages, ","))
+}
+
+// say posts a chat whose answer has to be right, and returns the way it took.
+func (b *bed) say(body string) (route string) {
+	b.t.Helper()
+	p, err := reftext.Render(true, []byte(body))
+	require.NoError(b.t, err)
+	text, finished, fail := read(b.t, b.post(mooncake.Chat.Path(), body))
+	require.Empty(b.t, fail)
+	require.True(b.t, finished)
+	require.Equal(b.t, reftext.NaturalLength(p.Answer), right(b.t, p.Answer, text))
+	b.over()
+	return b.asked[len(b.asked)-1].Told.Route
+}
+
+func TestEveryPromptIsDisaggregatedUnlessToldOtherwise(t *testing.T) {
+	t.Parallel()
+	for name, o := range map[string]setup{
+		"by default": {},
+		"where the profile allows it and the mode does not": alone(setup{configure: func(c *config.Config, _ *Env) {
+			c.Prefill.Disaggregation.Mode = prefill.DisaggregateAlways
+		}}),
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := start(t, o)
+			require.Equal(t, journal.Disaggregated, b.say(talk("", "hi")))
+			require.Zero(t, b.locals())
+			b.clean()
+		})
+	}
+}
+
+func TestLegsDecideForThemselves(t *testing.T) {
+	t.Parallel()
+	b := start(t, alone(setup{decode: []refengine.Config{{PrefixCache: 4096}}}))
+	const few = "one two three"
+	for i, stream := range []string{"", `"stream":true,`} {
+		prompts := []string{few, reftext.MakePrompt(uint64(30+i), 2000), few}
+		got := readSeamless(t, b.post(mooncake.Completions.Path(), fmt.Sprintf(`{%s"model":%q,"max_tokens":8,"prompt":[%q,%q,%q]}`, stream, refModel, prompts[0], prompts[1], prompts[2])))
+		require.Len(t, got.finishes, 3)
+		for k, prompt := range prompts {
+			require.Equal(t, 8, right(t, reftext.Of(prompt).Answer, got.texts[k]))
+		}
+	}
+	b.over()
+	require.EqualValues(t, 4, b.locals())
+	got := readSeamless(t, b.post(mooncake.Chat.Path(), chat("hello there", `"n":3,"seed":5,`)))
+	require.Len(t, got.finishes, 3)
+	for k, text := range got.texts {
+		p, err := reftext.Render(true, []byte(chat("hello there", fmt.Sprintf(`"seed":%d,`, 5+k))))
+		require.NoError(t, err)
+		require.Equal(t, reftext.NaturalLength(p.Answer), right(t, p.Answer, text))
+	}
+	require.EqualValues(t, 7, b.locals())
+	b.clean()
+}
+
+// A probe whose first token ends the answer again and again has nothing to hand
+// off: a decode rank does without, where it may.
+func TestAPromptThatHandsNothingOff(t *testing.T) {
+	t.Parallel()
+	for _, allowed := range []bool{true, false} {
+		t.Run(fmt.Sprint(allowed), func(t *testing.T) {
+			t.Parallel()
+			var probes atomic.Int64
+			b := start(t, setup{profile: mooncake.Profile{AllowLocalPrefill: allowed}, front: func(w http.ResponseWriter, r *http.Request, engine http.Handler) {
+				body, _ := io.ReadAll(r.Body)
+				if r.Body = io.NopCloser(bytes.NewReader(body)); !bytes.Contains(body, []byte(`"do_remote_decode":true`)) {
+					engine.ServeHTTP(w, r)
+					return
+				}
+				probes.Add(1)
+				w.Header().Set("Content-Type", "application/json")
+				_, _ = io.WriteString(w, `{"id":"x","object":"chat.completion","choices":[{"index":0,"message":{"role":"assistant","content":""},"finish_reason":"stop"}],"usage":{"prompt_tokens":900,"completion_tokens":1,"total_tokens":901},"kv_transfer_params":null}`)
+			}})
+			body := talk(`"stream":true,`, reftext.MakePrompt(6, 900))
+			if !allowed {
+				require.Equal(t, http.StatusBadGateway, b.post(mooncake.Chat.Path(), body).status)
+				b.clean()
+				require.EqualValues(t, 3, probes.Load())
+				return
+			}
+			require.Equal(t, journal.Local, b.say(body))
+			require.EqualValues(t, 2, probes.Load(), "the second one masks the end")
+			require.EqualValues(t, 1, b.metric(t, "evenkeel_local_prefill_requests_total", localEnded))
+			b.settle()
+		})
+	}
+}
+
+// An engine whose cache holds nothing is found out before it has computed many
+// long prompts.
+func TestAnEngineWithoutAPrefixCacheIsFoundOut(t *testing.T) {
+	t.Parallel()
+	b := start(t, alone(setup{}))
+	for i := range 3 {
+		first := reftext.MakePrompt(uint64(10+i), 3000)
+		b.say(talk("", first))
+		require.Equal(t, [...]string{journal.Local, journal.Disaggregated, journal.Disaggregated}[i], b.say(talk("", first, "well", "go on")))
+		require.Equal(t, journal.Local, b.say(talk("", fmt.Sprint("hi ", i))), "it is short, cache or not")
+	}
+	require.Equal(t, 1, b.logs.FilterMessageSnippet("what a decode engine's prefix cache holds").Len())
+	b.clean()
+}
+
+// Many at once: right answers, and no rank computes more than its bound.
+func TestManyShortAndLongPromptsAtOnce(t *testing.T) {
+	t.Parallel()
+	b := start(t, alone(setup{decode: []refengine.Config{{PrefixCache: 4096}}, configure: func(c *config.Config, _ *Env) {
+		c.Prefill.Disaggregation.ThresholdTokens = "auto"
+	}}))
+	var all sync.WaitGroup
+	for i := range 60 {
+		all.Go(func() {
+			body := talk(`"stream":true,"max_tokens":12,`, reftext.MakePrompt(uint64(i), []int{20, 60, 1500}[i%3]))
+			p, err := reftext.Render(true, []byte(body))
+			r := b.post(mooncake.Chat.Path(), body)
+			if err != nil || r.status != http.StatusOK || !strings.HasPrefix(reftext.Text(p.Answer, 12), readSeamless(t, r).texts[0]) {
+				t.Errorf("%d: %d %s", i, r.status, r.body)
+			}
+		})
+	}
+	all.Wait()
+	b.clean()
+	locals := b.locals()
+	require.Positive(t, locals)
+	require.EqualValues(t, 40, locals+b.metric(t, "evenkeel_local_prefill_declined_total", ""))
 }
