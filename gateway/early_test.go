@@ -3,6 +3,7 @@ package gateway_test
 import (
 	"fmt"
 	"math/rand/v2"
+	"net/http"
 	"net/url"
 	"strconv"
 	"strings"
@@ -93,12 +94,26 @@ func TestARequestIsBoundBeforeItsPrefill(t *testing.T) {
 	for _, connector := range earlyConnectors {
 		t.Run(string(connector), func(t *testing.T) {
 			t.Parallel()
-			c := early(t, connector, options{})
+			var health atomic.Int64
+			e := refengine.Config{DPSize: 2, OnRequest: func(path string, _ http.Header) {
+				if path == "/health" {
+					health.Add(1)
+				}
+			}}
+			c := early(t, connector, options{prefill: []refengine.Config{e}, decode: []refengine.Config{e}})
 			for _, more := range []string{`"stream":true,`, ``, `"stream":true,"n":2,"seed":5,`, `"n":2,"seed":5,`} {
 				require.Equal(t, "right", c.judge("one two three "+more, more))
 			}
 			require.EqualValues(t, 6, c.decode[0].Stats().Decodes)
 			require.Equal(t, map[string]int{"right": 60}, c.judgeAll(60, `"stream":true,`))
+			r := c.post(chatPath, chat("a b", `"stop_regex":"(a+)+$","max_tokens":2,`))
+			if connector != refengine.SGLang {
+				require.Equal(t, http.StatusOK, r.status, r.body)
+				return
+			}
+			require.Equal(t, http.StatusBadRequest, r.status, r.body)
+			require.Contains(t, r.body, `"param":"stop_regex","code":"unsupported_parameter"`)
+			require.Zero(t, health.Load(), "GET /health of SGLang generates a token and takes a second at least")
 		})
 	}
 }

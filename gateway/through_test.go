@@ -10,7 +10,6 @@ import (
 	"net/http"
 	"path/filepath"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -190,44 +189,6 @@ func TestAPassedRequestThatIsRefused(t *testing.T) {
 	require.Equal(t, http.MethodPost, r.header.Get("Allow"))
 }
 
-// odd is an engine of an embedding model whose answers a test writes.
-type odd struct {
-	mu     sync.Mutex
-	answer http.HandlerFunc
-	bodies []string
-}
-
-func (o *odd) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	switch r.URL.Path {
-	case "/health":
-	case "/v1/models":
-		_, _ = io.WriteString(w, `{"object":"list","data":[{"id":"emb"}]}`)
-	case "/v1/embeddings", "/tokenize", "/pooling", transcriptions:
-		body, _ := io.ReadAll(r.Body)
-		o.mu.Lock()
-		o.bodies = append(o.bodies, string(body))
-		answer := o.answer
-		o.mu.Unlock()
-		answer(w, r)
-	default:
-		w.Header().Set("Content-Type", "application/json")
-		w.WriteHeader(http.StatusNotFound)
-		_, _ = io.WriteString(w, `{"detail":"Not Found"}`)
-	}
-}
-
-func (o *odd) answers(f http.HandlerFunc) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	o.answer, o.bodies = f, nil
-}
-
-func (o *odd) got() []string {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.bodies
-}
-
 // served waits until an engine of the model is up.
 func (c *cluster) served(model string, engines int) {
 	c.Helper()
@@ -238,14 +199,6 @@ func (c *cluster) served(model string, engines int) {
 }
 
 const embedding = `{"model":"emb","input":"a"}`
-
-func says(status int, kind, body string) http.HandlerFunc {
-	return func(w http.ResponseWriter, _ *http.Request) {
-		w.Header().Set("Content-Type", kind)
-		w.WriteHeader(status)
-		_, _ = io.WriteString(w, body)
-	}
-}
 
 func TestAKeyPaysForPassedRequests(t *testing.T) {
 	t.Parallel()

@@ -3,6 +3,7 @@ package through
 import (
 	"context"
 	"io"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"net/url"
@@ -72,6 +73,19 @@ func hangUp(w http.ResponseWriter, _ *http.Request) {
 	if conn, _, err := http.NewResponseController(w).Hijack(); err == nil {
 		_ = conn.Close()
 	}
+}
+
+// reset ends a connection as one ends that the peer closed while it was idle, and a request met that.
+func reset(w http.ResponseWriter, _ *http.Request) {
+	if conn, _, err := http.NewResponseController(w).Hijack(); err == nil {
+		_ = conn.(*net.TCPConn).SetLinger(0)
+		_ = conn.Close()
+	}
+}
+
+// ends is an engine that ends with the request that it gets.
+func ends(_ http.ResponseWriter, r *http.Request) {
+	_ = r.Context().Value(http.ServerContextKey).(*http.Server).Close()
 }
 
 // engines are those of one model, in a fleet that only keeps their calls.

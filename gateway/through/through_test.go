@@ -231,6 +231,8 @@ func TestAConnectionThatHasEndedIsReplacedOnce(t *testing.T) {
 		attempts int
 	}{
 		{"it answers then", []http.HandlerFunc{hangUp, well}, 200, "first", 2, 2},
+		{"it answers then, behind a reset", []http.HandlerFunc{reset, well}, 200, "first", 2, 2},
+		{"it ends with the request", []http.HandlerFunc{ends}, 502, "engine_failed", 1, 2},
 		{"it hangs up again", []http.HandlerFunc{hangUp, hangUp}, 502, "engine_failed", 2, 2},
 		{"it is full then, and another one is asked", []http.HandlerFunc{hangUp, full}, 200, "second", 2, 3},
 	} {
@@ -246,6 +248,7 @@ func TestAConnectionThatHasEndedIsReplacedOnce(t *testing.T) {
 			require.Equal(t, row.status, r.status)
 			require.Contains(t, r.body, row.want)
 			require.Len(t, first.got(), row.first)
+			require.Equal(t, row.want == "second", len(second.got()) > 0)
 			require.Len(t, p.receipt("after").Attempts, row.attempts)
 		})
 	}
