@@ -1,10 +1,8 @@
 package gateway_test
 
 import (
-	"encoding/json"
 	"fmt"
 	"net/http"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -17,6 +15,7 @@ import (
 	"evenkeel/bench/reftext"
 	"evenkeel/dispatcher/board"
 	"evenkeel/gateway/config"
+	"evenkeel/gateway/openai/answertest"
 	"evenkeel/geo"
 	"evenkeel/mooncake"
 )
@@ -43,74 +42,6 @@ func nixl(o options) options {
 		}
 	}
 	return o
-}
-
-// responded is what came of a stream of /v1/responses.
-type responded struct {
-	text, args string
-	kinds      []string
-	last       struct {
-		Status string
-		Model  string
-		Output []struct {
-			Type, Name, Arguments string
-			Content               []struct{ Text string }
-		}
-		Usage struct {
-			Input   int `json:"input_tokens"`
-			Output  int `json:"output_tokens"`
-			Details struct {
-				Cached  int   `json:"cached_tokens"`
-				PerTurn []int `json:"cached_tokens_per_turn"`
-			} `json:"input_tokens_details"`
-		}
-	}
-	fail string // code of its error event
-}
-
-// readResponse reads a stream, and holds it to what clients rest on.
-func readResponse(t *testing.T, body string) (got responded) {
-	t.Helper()
-	require.True(t, strings.HasSuffix(strings.ReplaceAll(body, "\r\n", "\n"), "\n\n"), "it ends behind an event: %q", body)
-	require.NotContains(t, body, "[DONE]")
-	require.NotContains(t, body, "kv_transfer_params")
-	body = strings.ReplaceAll(body, "\r\n", "\n")
-	for i, block := range strings.Split(strings.TrimSuffix(body, "\n\n"), "\n\n") {
-		for strings.HasPrefix(block, ":") { // a comment
-			_, block, _ = strings.Cut(block, "\n")
-		}
-		if block == "" {
-			continue
-		}
-		head, data, ok := strings.Cut(block, "\ndata: ")
-		require.True(t, ok, block)
-		var e struct {
-			Type, Delta, Code string
-			Sequence          int `json:"sequence_number"`
-			Response          json.RawMessage
-		}
-		require.NoError(t, json.Unmarshal([]byte(data), &e), data)
-		require.Equal(t, "event: "+e.Type, head)
-		if i == len(got.kinds) { // no comment came before
-			require.Equal(t, i, e.Sequence, block)
-		}
-		got.kinds = append(got.kinds, e.Type)
-		switch e.Type {
-		case "response.output_text.delta":
-			got.text += e.Delta
-		case "response.function_call_arguments.delta":
-			got.args += e.Delta
-		case "response.completed":
-			require.NoError(t, json.Unmarshal(e.Response, &got.last))
-		case "error":
-			got.fail = e.Code
-			require.NotEmpty(t, e.Code)
-		}
-	}
-	ends := got.kinds[len(got.kinds)-1]
-	require.Contains(t, []string{"response.completed", "error"}, ends, "an end that says how it ended")
-	require.Equal(t, 1, len(slices.DeleteFunc(slices.Clone(got.kinds), func(k string) bool { return k != "response.completed" && k != "error" })), "%v", got.kinds)
-	return got
 }
 
 func TestResponses(t *testing.T) {
@@ -151,13 +82,13 @@ func TestResponses(t *testing.T) {
 		r := c.post(responsesPath, respond(prompt, `"stream":true,"store":false,`), "X-Request-Id", "response")
 		require.Equal(t, http.StatusOK, r.status, r.body)
 		require.Equal(t, "disaggregated", r.header.Get("X-Evenkeel-Route"))
-		got := readResponse(t, r.body)
-		require.Equal(t, []string{"response.created", "response.in_progress", "response.output_item.added", "response.content_part.added", "response.output_text.delta"}, got.kinds[:5])
-		wholeText(t, key, got.text)
-		require.Equal(t, got.text, got.last.Output[0].Content[0].Text)
-		require.Equal(t, natural, got.last.Usage.Output)
-		require.Equal(t, 256, got.last.Usage.Details.Cached, "two blocks that the first request left in prefill's prefix cache")
-		require.Equal(t, []int{256}, got.last.Usage.Details.PerTurn)
+		got := answertest.ReadResponse(t, r.body)
+		require.Equal(t, []string{"response.created", "response.in_progress", "response.output_item.added", "response.content_part.added", "response.output_text.delta"}, got.Kinds[:5])
+		wholeText(t, key, got.Text)
+		require.Equal(t, got.Text, got.Last.Output[0].Content[0].Text)
+		require.Equal(t, natural, got.Last.Usage.Output)
+		require.Equal(t, 256, got.Last.Usage.Details.Cached, "two blocks that the first request left in prefill's prefix cache")
+		require.Equal(t, []int{256}, got.Last.Usage.Details.PerTurn)
 		kept := c.receipt("response")
 		require.Equal(t, responsesPath, kept.Endpoint)
 		require.Equal(t, 300, kept.PromptTokens)
@@ -265,7 +196,7 @@ func TestAResponseGoesWholeToAnEngineThatTakesNoHandOffForIt(t *testing.T) {
 				require.Equal(t, "no_such_route", code)
 				r = c.post(messagesPath, wordsOf(prompt, ""))
 				require.Equal(t, http.StatusNotFound, r.status, r.body)
-				kind, says := refused(t, r.body)
+				kind, says := answertest.Refused(t, r.body)
 				require.Equal(t, "not_found_error", kind)
 				require.Contains(t, says, "allow_local_prefill")
 				require.Zero(t, c.decode[0].Stats().Requests)
@@ -273,7 +204,7 @@ func TestAResponseGoesWholeToAnEngineThatTakesNoHandOffForIt(t *testing.T) {
 				return
 			}
 			require.Equal(t, http.StatusOK, r.status, r.body)
-			wholeText(t, reftext.OfUser(prompt).Answer, readResponse(t, r.body).text)
+			wholeText(t, reftext.OfUser(prompt).Answer, answertest.ReadResponse(t, r.body).Text)
 			require.Equal(t, "local-prefill", r.header.Get("X-Evenkeel-Route"))
 			require.EqualValues(t, 1, c.metric(`evenkeel_local_prefill_requests_total{reason="endpoint"}`))
 			require.Zero(t, c.prefill[0].Stats().Requests)
@@ -298,17 +229,13 @@ func TestAStandbyRefusesResponsesAndMessages(t *testing.T) {
 	require.NotEmpty(t, r.header.Get("Retry-After"))
 	r = us.post(messagesPath, wordsOf("a", `"stream":true,`))
 	require.Equal(t, http.StatusServiceUnavailable, r.status, r.body)
-	kind, says := refused(t, r.body)
+	kind, says := answertest.Refused(t, r.body)
 	require.Equal(t, "overloaded_error", kind)
 	require.Contains(t, says, "another proxy")
 	require.Zero(t, us.decode[0].Stats().Requests)
 	require.Zero(t, us.prefill[0].Stats().Requests)
 }
 
-// judgeResponse is judge for a response.
-// Whatever an engine does wrong, on either side: as TestEveryFault, of responses.
-// judgeEveryFault has engines fail in every way that they can, and judges what a client gets of a prompt, streamed
-// and whole.
 // The events that tell of the request come before the engine has the KV. They are no answer, and the
 // time to pull it goes on behind them.
 func TestAResponseBeginsWithItsFirstToken(t *testing.T) {
@@ -333,9 +260,9 @@ func TestAnEventOfAResponseThatIsTooLarge(t *testing.T) {
 	prompt := reftext.MakePrompt(5, 30)
 	r := c.post(responsesPath, respond(prompt, `"stream":true,"ignore_eos":true,"max_output_tokens":2000,`))
 	require.Equal(t, http.StatusOK, r.status, r.body)
-	got := readResponse(t, r.body)
-	require.Equal(t, "upstream_broken", got.fail)
-	rightText(t, reftext.OfUser(prompt).Answer, got.text)
+	got := answertest.ReadResponse(t, r.body)
+	require.Equal(t, "upstream_broken", got.Fail)
+	rightText(t, reftext.OfUser(prompt).Answer, got.Text)
 	require.Contains(t, r.body, "limits.event_bytes")
 }
 

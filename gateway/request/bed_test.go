@@ -236,8 +236,10 @@ func (b *bed) handle(ctx *fasthttp.RequestCtx) {
 	b.asked = append(b.asked, in)
 	b.mu.Unlock()
 	endpoint := mooncake.Chat
-	if string(ctx.Path()) == mooncake.Completions.Path() {
-		endpoint = mooncake.Completions
+	for _, e := range []mooncake.Endpoint{mooncake.Completions, mooncake.Responses, mooncake.Messages} {
+		if string(ctx.Path()) == e.Path() {
+			endpoint = e
+		}
 	}
 	req, fail := openai.Parse(endpoint, bytes.Clone(ctx.PostBody()), openai.Limits{})
 	in.Told.Tell(journal.Event{What: journal.Parsed, Req: req})
@@ -279,6 +281,11 @@ func (b *bed) send(body string) (leave, wait func()) {
 	if strings.Contains(body, `"prompt":`) {
 		path = mooncake.Completions.Path()
 	}
+	return b.sendTo(path, body)
+}
+
+func (b *bed) sendTo(path, body string) (leave, wait func()) {
+	b.t.Helper()
 	ctx, leave := context.WithCancel(b.t.Context())
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, b.url+path, strings.NewReader(body))
 	require.NoError(b.t, err)

@@ -93,9 +93,13 @@ func TestAPrefillerIsChosenAnewAtTheCallback(t *testing.T) {
 		before := b.p[0].Stats().Requests
 		got := prefill(Wishes{}, 10)
 		require.NoError(t, b.p[0].SetFaults()) // the one that was to end last has ended
-		r, first := <-got, <-held[0]
+		b.eventually("it is prefilled", func() bool {
+			other := b.p[1].Stats()
+			return b.p[0].Stats().Requests > before || other.Running+other.Waiting > 1
+		})
 		require.NoError(t, b.p[1].SetFaults())
-		for _, r := range []reply{r, first, <-held[1]} {
+		r := <-got
+		for _, r := range []reply{r, <-held[0], <-held[1]} {
 			require.Equal(t, http.StatusOK, r.status, r.body)
 		}
 		return r.header.Get("X-Evenkeel-Prefill") == "p0/0" && b.p[0].Stats().Requests == before+1

@@ -16,6 +16,7 @@ import (
 // A parting is how far a request is when its client leaves.
 type parting struct {
 	name    string
+	path    string        // of the API; empty: chats and completions
 	phase   journal.Phase // that metrics tell of
 	o       setup
 	hold    func(b *bed) (free func()) // what is in its way, until the proxy has noticed that the client left; nil: nothing is
@@ -47,7 +48,11 @@ func (p parting) leaves(t *testing.T, body string, legs int64) {
 		before.probes + legs*p.engines.probes, before.decodes + legs*p.engines.decodes,
 		before.discarded + legs*p.engines.discarded, before.pulls + legs*p.engines.pulls,
 	}
-	leave, wait := b.send(body)
+	send := b.send
+	if p.path != "" {
+		send = func(body string) (leave, wait func()) { return b.sendTo(p.path, body) }
+	}
+	leave, wait := send(body)
 	p.here(b, legs)
 	leave()
 	wait()
