@@ -189,7 +189,7 @@ func TestADeadlineEndsADrip(t *testing.T) {
 			return
 		}
 		_, err := io.WriteString(conn, "HTTP/1.1 200 OK\r\nContent-Length: 1000000000\r\n\r\n")
-		for ; err == nil; time.Sleep(5 * time.Millisecond) {
+		for ; err == nil; time.Sleep(5 * time.Millisecond) { // over a real socket, whose deadline is what ends it
 			_, err = io.WriteString(conn, "x")
 		}
 	})

@@ -215,7 +215,7 @@ func TestRandomLivesOfBoundRequests(t *testing.T) {
 							continue
 						}
 						leave, wait := c.send(chat(prompt, `"stream":true,"max_tokens":30,`))
-						time.Sleep(time.Duration(own.IntN(20)) * time.Millisecond)
+						time.Sleep(time.Duration(own.IntN(20)) * time.Millisecond) // its client leaves at any moment
 						leave()
 						wait()
 					}

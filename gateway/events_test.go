@@ -214,7 +214,6 @@ func TestASlowSubscriberIsReplayed(t *testing.T) {
 		return gaps() > 0
 	})
 	c.eventually("all is taken in, and exact", func() bool {
-		time.Sleep(20 * time.Millisecond)
 		predicted, actual := c.hits(talk.next())
 		return predicted == actual
 	})

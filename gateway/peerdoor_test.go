@@ -101,7 +101,7 @@ func TestEnginesThatAreNotOursAreNone(t *testing.T) {
 	require.Equal(t, http.StatusServiceUnavailable, got.status, got.body)
 	require.Equal(t, "no_region_available", code(got.body))
 	us.eventually("calls fail again and again", func() bool { return us.logs.FilterMessageSnippet("a call of the lease's store").Len() > 0 })
-	time.Sleep(haLease)
+	time.Sleep(haLease) // nothing tells of a call that fails again: it must not
 	require.Equal(t, 1, us.logs.FilterMessageSnippet("a call of the lease's store").Len())
 	require.Zero(t, us.logs.FilterMessageSnippet("retrying").Len(), "nor does etcd's client warn with every call")
 }

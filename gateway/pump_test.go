@@ -72,7 +72,7 @@ func TestAConnectionOutlivesItsAnswers(t *testing.T) {
 		require.Equal(t, []string{"chunked"}, first.TransferEncoding)
 		require.Equal(t, "text/event-stream; charset=utf-8", first.Header.Get("Content-Type"))
 		require.NotEmpty(t, first.Header.Get("Date"))
-		time.Sleep(20 * time.Millisecond) // idle
+		time.Sleep(20 * time.Millisecond) // it is idle: the next request finds it parked, which nothing tells
 		_, err = io.WriteString(conn, c.streamed("first", 30, "")+c.streamed("other", 40, "")+c.streamed("first", 30, "Connection: close\r\n"))
 		require.NoError(t, err)
 		_, again := c.whole(br, 30)

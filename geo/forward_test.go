@@ -335,7 +335,7 @@ func TestAnAnswerThatHasBegunOutlastsProbesThatAreMissed(t *testing.T) {
 
 func TestASiblingHasTheTimeThatARequestHasHere(t *testing.T) {
 	url, _ := served(t, 8, func(w http.ResponseWriter, _ *http.Request) {
-		time.Sleep(100 * time.Millisecond)
+		time.Sleep(100 * time.Millisecond) // beyond FirstByte, which sockets keep in real time
 		w.Header().Set("Content-Type", "text/event-stream")
 		_, _ = io.WriteString(w, "data: [DONE]\n\n")
 	})
@@ -371,7 +371,7 @@ func drips(w http.ResponseWriter, r *http.Request, first, text string) {
 	_, err := io.WriteString(w, first)
 	for err == nil && r.Context().Err() == nil {
 		w.(http.Flusher).Flush()
-		time.Sleep(5 * time.Millisecond)
+		time.Sleep(5 * time.Millisecond) // one read finds one text
 		_, err = io.WriteString(w, text)
 	}
 }
@@ -446,7 +446,7 @@ func TestTheTailOfAForwardIsWorthItsConnection(t *testing.T) {
 		require.NoError(t, err)
 		f.Close()
 		used[<-addresses]++
-		time.Sleep(50 * time.Millisecond)
+		time.Sleep(50 * time.Millisecond) // nothing tells that the tail is read and the connection is free
 	}
 	require.Less(t, len(used), 8, "%v", used)
 }

@@ -98,6 +98,7 @@ func (r *relay) fall(silent bool) {
 // the half minutes of client-go; until then and after nothing is believed fresh.
 func TestAConnectionThatIsDeadAndOpenIsNoticed(t *testing.T) {
 	t.Parallel()
+	watched := make(chan struct{}, 100)
 	api := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
 		if r.URL.Query().Get("watch") == "" {
@@ -110,6 +111,7 @@ func TestAConnectionThatIsDeadAndOpenIsNoticed(t *testing.T) {
 		}
 		w.WriteHeader(http.StatusOK)
 		_ = http.NewResponseController(w).Flush()
+		watched <- struct{}{}
 		<-r.Context().Done()
 	}))
 	api.EnableHTTP2 = true
@@ -155,7 +157,7 @@ func TestAConnectionThatIsDeadAndOpenIsNoticed(t *testing.T) {
 		}
 	}
 	hear("the first list", true, 30*time.Second)
-	time.Sleep(time.Second) // the watch is open
+	<-watched
 	between.fall(true)
 	hear("that the server is gone", false, 35*time.Second)
 	between.fall(false)

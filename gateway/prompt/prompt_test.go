@@ -43,6 +43,7 @@ func (e *tells) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	status, slow := e.status, e.slow
 	e.mu.Unlock()
 	w.WriteHeader(cmp.Or(status, http.StatusOK))
+	// An engine that speaks all the time and is not done: only the limit of the whole ends it.
 	for end := time.Now().Add(time.Second); slow && time.Now().Before(end) && r.Context().Err() == nil; time.Sleep(time.Millisecond) {
 		_, _ = io.WriteString(w, " ")
 		_ = http.NewResponseController(w).Flush()

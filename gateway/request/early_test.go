@@ -196,7 +196,7 @@ func TestTheClientOfABoundRequestLeaves(t *testing.T) {
 			})
 			for _, after := range []time.Duration{0, 5, 15, 30, 45, 80} {
 				leave, wait := b.send(chat(strings.Repeat("a b ", int(after)), `"stream":true,"max_tokens":50,`))
-				time.Sleep(after * time.Millisecond)
+				time.Sleep(after * time.Millisecond) // the phase is whatever it has reached by then
 				leave()
 				wait()
 			}
@@ -280,18 +280,13 @@ func TestNothingIsBoundBeforeAPrefillCanBegin(t *testing.T) {
 	b.eventually("one is bound, and the others wait", func() bool { return b.d[0].Stats().Requests > 0 && b.Open() == 4 && b.Tier.Waiting(refModel) == 3 })
 	require.EqualValues(t, 1, b.d[0].Stats().Requests)
 	require.NoError(t, b.p[0].SetFaults())
-	for {
-		select {
-		case got := <-done:
-			require.Equal(t, map[string]int{"right": 4}, got)
-			b.settle()
-			return
-		default: // the decode engine first: what it has meanwhile does not count
-			bound := b.d[0].Stats().Requests
-			require.LessOrEqual(t, bound, b.p[0].Stats().Tokens+1, "bound, and prompts that are prefilled")
-			time.Sleep(time.Millisecond)
-		}
-	}
+	b.eventually("all are answered", func() bool { // the decode engine first: what it has meanwhile does not count
+		bound := b.d[0].Stats().Requests
+		require.LessOrEqual(t, bound, b.p[0].Stats().Tokens+1, "bound, and prompts that are prefilled")
+		return b.Open() == 0
+	})
+	require.Equal(t, map[string]int{"right": 4}, <-done)
+	b.settle()
 }
 
 // As many requests wait to be bound as the pool has places, for pool.ttl.
