@@ -1,6 +1,7 @@
 package gateway_test
 
 import (
+	"bufio"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -152,6 +153,16 @@ func TestAPeerThatIsLostInTheMiddleIsSaidSo(t *testing.T) {
 	require.Len(t, us.receipts(), 1)
 	require.Equal(t, geo.OutcomeLost, us.receipts()[0].Outcome)
 	require.Equal(t, []string{"peer_lost"}, us.outcomes())
+}
+
+// wire is a connection of a client that writes its own bytes.
+func (c *cluster) wire() (*net.TCPConn, *bufio.Reader) {
+	c.Helper()
+	conn, err := net.Dial("tcp", c.gw.Addr())
+	require.NoError(c, err)
+	c.Cleanup(func() { _ = conn.Close() })
+	require.NoError(c, conn.SetDeadline(time.Now().Add(patience)))
+	return conn.(*net.TCPConn), bufio.NewReader(conn)
 }
 
 func TestAPeersEventsAreRelayedAsTheyCome(t *testing.T) {

@@ -112,6 +112,15 @@ func (l leaver) run(addr string) error {
 	return nil
 }
 
+// eachDriver runs a test once with event loops and once with a goroutine per answer.
+func eachDriver(t *testing.T, f func(t *testing.T, driver func(*config.Config))) {
+	for name, loops := range map[string]int{"event loops": 2, "goroutines": -1} {
+		t.Run(name, func(t *testing.T) {
+			f(t, func(cfg *config.Config) { cfg.EventLoops = loops })
+		})
+	}
+}
+
 // Clients leave at random, in every phase and in every way, beside others that
 // stay and whose every token is checked. Meanwhile answers are given back, so that some are in their second leg. At the end the
 // engines' own books are empty, and no rank ever had more than its slots.

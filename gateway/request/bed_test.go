@@ -56,11 +56,12 @@ type bed struct {
 	p, d  []*refengine.Engine // they prefill, and decode
 	route fleet.Route
 	url   string
+	ln    *edge.Listener
+	drain func() error // ends the listener, and the server behind it
 
 	workers []board.Worker // the decode ranks
 
-	late     bool // as in setup
-	listener *edge.Listener
+	late bool // as in setup
 
 	mu     sync.Mutex
 	asked  []*Incoming
@@ -79,7 +80,6 @@ type setup struct {
 	waits           bool                                                              // requests wait for a free slot; else each goes on to a rank at once
 	late            bool                                                              // decode engines may pull KV that was given away: the test says that no answer is made of it
 	gauged          bool                                                              // the gauges of decode engines are read, all the time
-	clients         edge.ListenOptions                                                // how long clients may take
 	front           func(w http.ResponseWriter, r *http.Request, engine http.Handler) // stands before each engine; nil: nothing does
 }
 
@@ -166,7 +166,7 @@ func start(t *testing.T, o setup) *bed {
 		}
 		b.Locals.Set(ranks)
 	}
-	b.listen(o.clients)
+	b.listen()
 	if profile.Connector == mooncake.NIXLPush && profile.Early() {
 		b.meet()
 	}
@@ -186,7 +186,7 @@ func (b *bed) meet() {
 func (b *bed) engine(c refengine.Config, p *mooncake.Profile) *refengine.Engine {
 	c.Connector = refengine.Connector(p.Connector)
 	for _, d := range []*time.Duration{&c.C0, &c.PrefillBase} {
-		*d = max(*d, time.Millisecond)
+		*d = cmp.Or(*d, time.Millisecond)
 	}
 	c.C1, c.PrefillPerToken, c.TransferPer = 1, 1, 1
 	c.TransferBase = max(c.TransferBase, 100*time.Microsecond)
@@ -212,21 +212,22 @@ func (b *bed) target(id string, e *refengine.Engine, front func(http.ResponseWri
 }
 
 // listen serves requests to a path of an endpoint as they come.
-func (b *bed) listen(o edge.ListenOptions) {
-	o.MaxConns, o.Log = 100, b.Log
-	ln, err := edge.Listen("127.0.0.1:0", o)
+func (b *bed) listen() {
+	limits := &b.Settings().Limits
+	ln, err := edge.Listen("127.0.0.1:0", edge.ListenOptions{MaxConns: 100, Log: b.Log, WriteTimeout: limits.WriteTimeout, MaxLag: limits.ClientLag, SendBuffer: limits.ClientBacklog})
 	require.NoError(b.t, err)
-	b.listener = ln
-	s := edge.NewServer(edge.Options{Handler: b.handle, Log: b.Log, MaxBody: 1 << 20, Concurrency: 100})
+	s := edge.NewServer(edge.Options{Handler: b.handle, Log: b.Log, MaxBody: 1 << 20, Concurrency: 100, IdleTimeout: limits.IdleTimeout})
 	over := make(chan struct{})
 	go func() { defer close(over); _ = s.Serve(ln) }()
-	b.t.Cleanup(func() {
+	b.drain = sync.OnceValue(func() error {
 		ctx, cancel := context.WithTimeout(context.Background(), patience)
 		defer cancel()
-		require.NoError(b.t, edge.Drain(ctx, s, ln))
+		err := edge.Drain(ctx, s, ln)
 		<-over
+		return err
 	})
-	b.url = "http://" + ln.Addr().String()
+	b.t.Cleanup(func() { require.NoError(b.t, b.drain()) })
+	b.ln, b.url = ln, "http://"+ln.Addr().String()
 }
 
 func (b *bed) handle(ctx *fasthttp.RequestCtx) {

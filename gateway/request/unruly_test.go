@@ -561,7 +561,9 @@ func TestAnAnswerThatNobodyReads(t *testing.T) {
 	for name, more := range map[string]string{"a stream": "", "a fan-out": `"n":4,`} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			b := start(t, setup{clients: edge.ListenOptions{WriteTimeout: 200 * time.Millisecond, SendBuffer: 4096}})
+			b := start(t, setup{configure: func(cfg *config.Config, _ *Env) {
+				cfg.Limits.WriteTimeout, cfg.Limits.ClientBacklog = 200*time.Millisecond, 4096
+			}})
 			conn, err := net.Dial("tcp", strings.TrimPrefix(b.url, "http://"))
 			require.NoError(t, err)
 			defer func() { _ = conn.Close() }()
@@ -569,7 +571,7 @@ func TestAnAnswerThatNobodyReads(t *testing.T) {
 			body := chat("a story", more+`"stream":true,"ignore_eos":true,`)
 			_, err = fmt.Fprintf(conn, "POST %s HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n%s", mooncake.Chat.Path(), len(body), body)
 			require.NoError(t, err)
-			b.eventually("it is cut", func() bool { return b.listener.Stats().CutStalled == 1 })
+			b.eventually("it is cut", func() bool { return b.ln.Stats().CutStalled == 1 })
 			b.settle()
 			require.Equal(t, 1.0, b.metric(t, "evenkeel_requests_total", "client_closed"))
 		})
