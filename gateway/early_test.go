@@ -95,12 +95,12 @@ func TestARequestIsBoundBeforeItsPrefill(t *testing.T) {
 		t.Run(string(connector), func(t *testing.T) {
 			t.Parallel()
 			var health atomic.Int64
-			e := refengine.Config{DPSize: 2, OnRequest: func(path string, _ http.Header) {
+			told := func(path string, _ http.Header) {
 				if path == "/health" {
 					health.Add(1)
 				}
-			}}
-			c := early(t, connector, options{prefill: []refengine.Config{e}, decode: []refengine.Config{e}})
+			}
+			c := early(t, connector, options{prefill: []refengine.Config{{OnRequest: told}}, decode: []refengine.Config{{DPSize: 2, OnRequest: told}}})
 			for _, more := range []string{`"stream":true,`, ``, `"stream":true,"n":2,"seed":5,`, `"n":2,"seed":5,`} {
 				require.Equal(t, "right", c.judge("one two three "+more, more))
 			}
