@@ -95,7 +95,7 @@ func eachDialect(t *testing.T, f func(t *testing.T, d dialect, o setup)) {
 }
 
 // Whatever an engine does wrong, on either side: the client gets the right text whole, or is told that it did not.
-func TestEveryFaultOfADialect(t *testing.T) {
+func TestEveryFaultOfAResponseOrAMessage(t *testing.T) {
 	eachDialect(t, func(t *testing.T, d dialect, o setup) {
 		unnoticed := []refengine.Fault{refengine.FrozenGauges, refengine.SlowPages, refengine.Slow, refengine.Swallow, refengine.Comments,
 			refengine.CRLF, refengine.SplitBytes, refengine.UsageAlways, refengine.EOSFirst}
@@ -137,7 +137,7 @@ func TestEveryFaultOfADialect(t *testing.T) {
 	})
 }
 
-func TestAnAnswerOfADialectThatIsLostInTheMiddle(t *testing.T) {
+func TestAResponseOrAMessageThatIsLostInTheMiddle(t *testing.T) {
 	eachDialect(t, func(t *testing.T, d dialect, o setup) {
 		for code, rule := range map[string]refengine.Rule{
 			"upstream_broken":     {Fault: refengine.Reset, Phase: refengine.PhaseMidStream, AfterTokens: 3},
@@ -269,7 +269,7 @@ func TestAMessageWithAnEmptyAnswer(t *testing.T) {
 	}
 }
 
-func TestClientsThatLeaveADialect(t *testing.T) {
+func TestClientsThatLeaveAResponseOrAMessage(t *testing.T) {
 	eachDialect(t, func(t *testing.T, d dialect, o setup) {
 		for _, stream := range []bool{true, false} {
 			body := d.body("a b c", fmt.Sprintf(`"stream":%t,"ignore_eos":true,`, stream))
