@@ -19,6 +19,7 @@ import (
 	"evenkeel/bench/reftext"
 )
 
+// reply is what came for a request.
 type reply struct {
 	status int
 	header http.Header
@@ -26,10 +27,12 @@ type reply struct {
 	err    error // of the transport, also in the middle of the body
 }
 
+// get asks the admin listener.
 func (c *cluster) get(path string) reply {
 	return c.ask(http.MethodGet, c.admin+path, "", "Authorization", "Bearer "+c.token)
 }
 
+// post sends a completion or chat request.
 func (c *cluster) post(path, body string, header ...string) reply {
 	return c.ask(http.MethodPost, c.url+path, body, header...)
 }
@@ -61,6 +64,8 @@ func (c *cluster) do(req *http.Request) reply {
 	return reply{resp.StatusCode, resp.Header, string(data), err}
 }
 
+// keepAsking has so many clients ask one request after the other, each of which must
+// be answered right, until stop, which waits for the last.
 func (c *cluster) keepAsking(clients int) (stop func()) {
 	over := make(chan struct{})
 	var load sync.WaitGroup
@@ -85,6 +90,8 @@ func (c *cluster) keepAsking(clients int) (stop func()) {
 	}
 }
 
+// endless starts a stream that does not end by itself and returns, once its
+// first event is there, what makes its client leave.
 func (c *cluster) endless(header ...string) (leave func()) {
 	c.Helper()
 	ctx, cancel := context.WithCancel(c.Context())
@@ -113,11 +120,13 @@ func (c *cluster) endless(header ...string) (leave func()) {
 	return leave
 }
 
+// sum is the value of all series of a metric.
 func (c *cluster) sum(name string) float64 {
 	c.Helper()
 	return sumOf(c.T, c.get("/metrics").body, name)
 }
 
+// sumOf adds up the series of a name on one page of metrics.
 func sumOf(t *testing.T, page, name string) (sum float64) {
 	t.Helper()
 	for line := range strings.Lines(page) {
@@ -131,11 +140,13 @@ func sumOf(t *testing.T, page, name string) (sum float64) {
 	return sum
 }
 
+// metric is the value of a series as /metrics has it; 0 if there is none.
 func (c *cluster) metric(series string) float64 {
 	c.Helper()
 	return valueOf(c.T, c.get("/metrics").body, series)
 }
 
+// valueOf is the value of a series on one page of metrics; 0 if there is none.
 func valueOf(t *testing.T, page, series string) (v float64) {
 	t.Helper()
 	for line := range strings.Lines(page) {
@@ -147,12 +158,14 @@ func valueOf(t *testing.T, page, series string) (v float64) {
 	return v
 }
 
+// client is the official one, without retries.
 func (c *cluster) client(opts ...option.RequestOption) openai.Client {
 	return openai.NewClient(append([]option.RequestOption{
 		option.WithBaseURL(c.url + "/v1"), option.WithAPIKey("none"), option.WithMaxRetries(0), option.WithHTTPClient(c.http),
 	}, opts...)...)
 }
 
+// outcomes are the request log's, oldest first.
 func (c *cluster) outcomes() (all []string) {
 	c.Helper()
 	for _, r := range c.records() {
@@ -192,6 +205,8 @@ func (c *cluster) records() (all []record) {
 	return all
 }
 
+// chat is the body of a chat request of one user message, with more members in
+// front.
 func chat(prompt, more string) string {
 	return fmt.Sprintf(`{%s"model":%q,"messages":[{"role":"user","content":%q}]}`, more, model, prompt)
 }
@@ -200,6 +215,7 @@ func completion(prompt, more string) string {
 	return fmt.Sprintf(`{%s"model":%q,"prompt":%q}`, more, model, prompt)
 }
 
+// events are the data of a stream's events.
 func events(t *testing.T, body string) (all []string) {
 	t.Helper()
 	body = strings.ReplaceAll(body, "\r\n", "\n")
@@ -213,6 +229,7 @@ func events(t *testing.T, body string) (all []string) {
 	return all
 }
 
+// answer is a stream put together.
 type answer struct {
 	text   map[int]string // by choice
 	finish map[int]string
@@ -221,6 +238,7 @@ type answer struct {
 	done   bool
 }
 
+// whole are the texts of an answer that is not streamed.
 func (a *answer) whole(choice int) bool { return a.done && a.fail == "" && a.finish[choice] != "" }
 
 func read(t *testing.T, body string) answer {
@@ -260,6 +278,7 @@ func read(t *testing.T, body string) answer {
 	return a
 }
 
+// rightText fails unless text is the beginning of the answer to key.
 func rightText(t *testing.T, key uint64, text string) (tokens int) {
 	t.Helper()
 	tokens, err := reftext.Check(key, 0, text)
@@ -267,6 +286,7 @@ func rightText(t *testing.T, key uint64, text string) (tokens int) {
 	return tokens
 }
 
+// wholeText fails unless text is the whole answer to key.
 func wholeText(t *testing.T, key uint64, text string) {
 	t.Helper()
 	require.Equal(t, reftext.NaturalLength(key), rightText(t, key, text))

@@ -314,24 +314,3 @@ func (c *cluster) eventually(what string, ok func() bool) {
 		time.Sleep(pause)
 	}
 }
-
-// reply is what came for a request.
-// get asks the admin listener.
-// post sends a completion or chat request.
-// keepAsking has so many clients ask one request after the other, each of which must
-// be answered right, until stop, which waits for the last.
-// endless starts a stream that does not end by itself and returns, once its
-// first event is there, what makes its client leave.
-// sum is the value of all series of a metric.
-// sumOf adds up the series of a name on one page of metrics.
-// metric is the value of a series as /metrics has it; 0 if there is none.
-// valueOf is the value of a series on one page of metrics; 0 if there is none.
-// client is the official one, without retries.
-// outcomes are the request log's, oldest first.
-// chat is the body of a chat request of one user message, with more members in
-// front.
-// events are the data of a stream's events.
-// answer is a stream put together.
-// rightText fails unless text is the beginning of the answer to key.
-// wholeText fails unless text is the whole answer to key.
-// whole are the texts of an answer that is not streamed.
