@@ -139,6 +139,7 @@ func TestEveryFaultOfAResponseOrAMessage(t *testing.T) {
 
 func TestAResponseOrAMessageThatIsLostInTheMiddle(t *testing.T) {
 	eachDialect(t, func(t *testing.T, d dialect, o setup) {
+		o.decode = both
 		for code, rule := range map[string]refengine.Rule{
 			"upstream_broken":     {Fault: refengine.Reset, Phase: refengine.PhaseMidStream, AfterTokens: 3},
 			"upstream_incomplete": {Fault: refengine.SilentEnd, AfterTokens: 3},
@@ -146,7 +147,6 @@ func TestAResponseOrAMessageThatIsLostInTheMiddle(t *testing.T) {
 		} {
 			t.Run(code, func(t *testing.T) {
 				t.Parallel()
-				o.decode = both
 				b := start(t, o)
 				for _, e := range b.d {
 					require.NoError(t, e.SetFaults(rule, slow))
@@ -306,10 +306,10 @@ func whole(t *testing.T, o setup) *bed {
 
 func TestClientsThatLeaveARequestThatGoesWhole(t *testing.T) {
 	eachDialect(t, func(t *testing.T, d dialect, o setup) {
+		o.decode = []refengine.Config{{PrefillBase: time.Hour}}
 		for _, stream := range []bool{true, false} {
 			t.Run(fmt.Sprint("stream ", stream), func(t *testing.T) {
 				t.Parallel()
-				o.decode = []refengine.Config{{PrefillBase: time.Hour}}
 				b := whole(t, o)
 				leave, wait := b.sendTo(d.path, d.body("a b", fmt.Sprintf(`"stream":%t,`, stream)))
 				b.eventually("it is computed", func() bool { return b.d[0].Stats().Running == 1 })
