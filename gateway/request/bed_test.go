@@ -214,7 +214,9 @@ func (b *bed) target(id string, e *refengine.Engine, front func(http.ResponseWri
 // listen serves requests to a path of an endpoint as they come.
 func (b *bed) listen() {
 	limits := &b.Settings().Limits
-	ln, err := edge.Listen("127.0.0.1:0", edge.ListenOptions{MaxConns: 100, Log: b.Log, WriteTimeout: limits.WriteTimeout, MaxLag: limits.ClientLag, SendBuffer: limits.ClientBacklog})
+	ln, err := edge.Listen("127.0.0.1:0", edge.ListenOptions{
+		MaxConns: 100, Log: b.Log, WriteTimeout: limits.WriteTimeout, MaxLag: limits.ClientLag, SendBuffer: limits.ClientBacklog,
+	})
 	require.NoError(b.t, err)
 	s := edge.NewServer(edge.Options{Handler: b.handle, Log: b.Log, MaxBody: 1 << 20, Concurrency: 100, IdleTimeout: limits.IdleTimeout})
 	over := make(chan struct{})

@@ -272,10 +272,12 @@ func TestAMessageWithAnEmptyAnswer(t *testing.T) {
 func TestClientsThatLeaveAResponseOrAMessage(t *testing.T) {
 	eachDialect(t, func(t *testing.T, d dialect, o setup) {
 		for _, stream := range []bool{true, false} {
-			body := d.body("a b c", fmt.Sprintf(`"stream":%t,"ignore_eos":true,`, stream))
+			more := fmt.Sprintf(`"stream":%t,"ignore_eos":true,`, stream)
 			if d.path == "/v1/messages" {
-				body = d.body("a b c", fmt.Sprintf(`"stream":%t,"thinking":{"type":"enabled","budget_tokens":1024},"tools":[{"name":"f","input_schema":{"type":"object"}}],"tool_choice":{"type":"tool","name":"f"},`, stream))
+				more = fmt.Sprintf(`"stream":%t,"thinking":{"type":"enabled","budget_tokens":1024},`, stream) +
+					`"tools":[{"name":"f","input_schema":{"type":"object"}}],"tool_choice":{"type":"tool","name":"f"},`
 			}
+			body := d.body("a b c", more)
 			leaves := func(name string, p parting) {
 				t.Run(fmt.Sprintf("%s, stream %t", name, stream), func(t *testing.T) {
 					t.Parallel()
@@ -283,9 +285,17 @@ func TestClientsThatLeaveAResponseOrAMessage(t *testing.T) {
 					p.leaves(t, body, 1)
 				})
 			}
-			leaves("in prefill", parting{phase: journal.Prefill, o: setup{prefill: []refengine.Config{{PrefillBase: time.Hour}}}, here: computed, engines: work{probes: 1}})
-			leaves("pooled", parting{phase: journal.Pooled, o: setup{decode: []refengine.Config{{Slots: 1}}}, hold: (*bed).endless, here: pooled, engines: work{probes: 1, discarded: 1, pulls: 1}})
-			answer := parting{phase: journal.Streaming, o: setup{decode: []refengine.Config{{C0: 50 * time.Millisecond}}}, here: decoded, engines: work{probes: 1, decodes: 1, pulls: 1}}
+			leaves("in prefill", parting{
+				phase: journal.Prefill, o: setup{prefill: []refengine.Config{{PrefillBase: time.Hour}}}, here: computed, engines: work{probes: 1},
+			})
+			leaves("pooled", parting{
+				phase: journal.Pooled, o: setup{decode: []refengine.Config{{Slots: 1}}}, hold: (*bed).endless, here: pooled,
+				engines: work{probes: 1, discarded: 1, pulls: 1},
+			})
+			answer := parting{
+				phase: journal.Streaming, o: setup{decode: []refengine.Config{{C0: 50 * time.Millisecond}}}, here: decoded,
+				engines: work{probes: 1, decodes: 1, pulls: 1},
+			}
 			if !stream { // an answer in one piece is left after that time
 				answer.phase, answer.o.profile.FirstEventTimeout = journal.Transfer, 2*time.Second
 				answer.here = func(b *bed, _ int64) { b.eventually("it runs", func() bool { return b.d[0].Stats().Running == 1 }) }

@@ -160,7 +160,8 @@ func TestLegsDecideForThemselves(t *testing.T) {
 	const few = "one two three"
 	for i, stream := range []string{"", `"stream":true,`} {
 		prompts := []string{few, reftext.MakePrompt(uint64(30+i), 2000), few}
-		got := readSeamless(t, b.post(mooncake.Completions.Path(), fmt.Sprintf(`{%s"model":%q,"max_tokens":8,"prompt":[%q,%q,%q]}`, stream, refModel, prompts[0], prompts[1], prompts[2])))
+		body := fmt.Sprintf(`{%s"model":%q,"max_tokens":8,"prompt":[%q,%q,%q]}`, stream, refModel, prompts[0], prompts[1], prompts[2])
+		got := readSeamless(t, b.post(mooncake.Completions.Path(), body))
 		require.Len(t, got.finishes, 3)
 		for k, prompt := range prompts {
 			require.Equal(t, 8, right(t, reftext.Of(prompt).Answer, got.texts[k]))
@@ -195,7 +196,8 @@ func TestAPromptThatHandsNothingOff(t *testing.T) {
 				}
 				probes.Add(1)
 				w.Header().Set("Content-Type", "application/json")
-				_, _ = io.WriteString(w, `{"id":"x","object":"chat.completion","choices":[{"index":0,"message":{"role":"assistant","content":""},"finish_reason":"stop"}],"usage":{"prompt_tokens":900,"completion_tokens":1,"total_tokens":901},"kv_transfer_params":null}`)
+				_, _ = io.WriteString(w, `{"id":"x","object":"chat.completion","choices":[{"index":0,"message":{"role":"assistant","content":""},"finish_reason":"stop"}],`+
+					`"usage":{"prompt_tokens":900,"completion_tokens":1,"total_tokens":901},"kv_transfer_params":null}`)
 			}})
 			body := talk(`"stream":true,`, reftext.MakePrompt(6, 900))
 			if !allowed {
