@@ -185,10 +185,12 @@ func TestFaultsOfAnAnswerWithoutStream(t *testing.T) {
 		{"the wrong content type", Rule{Fault: WrongType}, 200, "chat.completion", false},
 	} {
 		t.Run(row.name, func(t *testing.T) {
-			_, r := struck(t, row.rule, "")
-			require.Equal(t, row.status, r.status)
-			require.Equal(t, row.broken, r.err != nil, "%v", r.err)
-			require.Contains(t, r.body, row.says)
+			for _, more := range []string{"", `"stop":"zzz",`} { // a text that may end in its middle is kept otherwise
+				_, r := struck(t, row.rule, more)
+				require.Equal(t, row.status, r.status)
+				require.Equal(t, row.broken, r.err != nil, "%v", r.err)
+				require.Contains(t, r.body, row.says)
+			}
 		})
 	}
 }

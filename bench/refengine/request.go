@@ -401,8 +401,11 @@ func (p *plan) stopAt(stops []string, least int) {
 
 // visible is how much of the text may be shown after n tokens.
 func (p *plan) visible(n int) int {
-	if n >= p.want {
+	switch {
+	case n >= p.want:
 		return len(p.text)
+	case n == 0:
+		return 0
 	}
 	end := min(len(p.text), max(0, p.ends[n-1]-p.holdBack))
 	for end > 0 && end < len(p.text) && !utf8.RuneStart(p.text[end]) {
