@@ -18,7 +18,6 @@ import (
 
 	"evenkeel/dispatcher/board"
 	"evenkeel/gateway/config"
-	"evenkeel/gateway/edge"
 	"evenkeel/mooncake"
 )
 
