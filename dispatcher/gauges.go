@@ -22,6 +22,7 @@ var (
 	descRunning    = prometheus.NewDesc("evenkeel_rank_running", "Requests on the rank whose first event has come. The others still pull their KV.", rankLabels, nil)
 	descBeyond     = prometheus.NewDesc("evenkeel_rank_beyond_slots", "Requests in the queue of the rank's engine. They were sent ahead of a slot that comes free, or they were bound at their hand-offs' deadlines although the rank had no slot or no KV room for them (dispatch.beyond_slots). They are among the used slots.", rankLabels, nil)
 	descBound      = prometheus.NewDesc("evenkeel_rank_bound", "Requests on the rank that were bound before their prefill and have no event yet. Only ranks whose connector binds so early have this series.", rankLabels, nil)
+	descBacklog    = prometheus.NewDesc("evenkeel_rank_backlog_tokens", "Prompt tokens that were sent to the rank and that it has yet to compute, by the proxy's own count. Only ranks that prefill and decode have this series.", rankLabels, nil)
 	descOrphans    = prometheus.NewDesc("evenkeel_bind_orphan_tokens", "KV tokens of requests that left the rank before their prefill had written them. The engine may keep them until it restarts. The proxy does not use this room until the engine's process is another one, or its gauges show that less is in use.", rankLabels, nil)
 	descImbalance  = prometheus.NewDesc("evenkeel_imbalance_tokens", "Sum, over the ranks of the group, of the largest KV load less the rank's own load. Ranks whose engine is down do not count.", rankLabels[:1], nil)
 	descIdle       = prometheus.NewDesc("evenkeel_idle_share_ratio", "evenkeel_imbalance_tokens divided by the number of ranks times the largest load: the share of a step that ranks wait for the fullest rank.", rankLabels[:1], nil)
@@ -29,6 +30,9 @@ var (
 	descPoolOldest = prometheus.NewDesc("evenkeel_pool_oldest_seconds", "Longest time that one of the requests in the pool has waited.", nil, nil)
 	descDriftSlots = describeDrift("slots")
 	descDriftKV    = describeDrift("kv_tokens")
+
+	descUneven   = prometheus.NewDesc("evenkeel_backlog_imbalance_ratio", "Largest backlog of a rank of the group (evenkeel_rank_backlog_tokens) divided by the mean backlog. 1: all ranks have the same. There is no series while no rank has any.", rankLabels[:1], nil)
+	descPrefills = prometheus.NewDesc("evenkeel_prefill_steps_total", "Steps of the group in which a rank computed a prompt, by the proxy's own count, among the steps of evenkeel_step_seconds. Only groups that prefill and decode have this series.", rankLabels[:1], nil)
 
 	descHeld   = prometheus.NewDesc("evenkeel_held_entries", "Requests that the policy held back in its last round, although they had a slot.", rankLabels[:1], nil)
 	descStep   = prometheus.NewDesc("evenkeel_step_seconds", "Time between two steps of the group, as measured from its streams.", rankLabels[:1], nil)
@@ -68,7 +72,7 @@ func describeDrift(kind string) *prometheus.Desc {
 // Describe implements prometheus.Collector.
 func (gauges) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
-		descKVTokens, descCapacity, descSlots, descRunning, descBeyond, descBound, descOrphans, descImbalance, descIdle, descPool, descPoolOldest, descDriftSlots, descDriftKV,
+		descKVTokens, descCapacity, descSlots, descRunning, descBeyond, descBound, descBacklog, descUneven, descPrefills, descOrphans, descImbalance, descIdle, descPool, descPoolOldest, descDriftSlots, descDriftKV,
 		descHeld, descStep, descLost, descC0, descC1, descR2, descBudget, descPairs, descTwinError, descTwinAge, descTwinSaved, descTwinLost,
 		descOutputs, descBrier, descAUC, descMAE, descDrift, descDriftMax,
 	} {
@@ -115,6 +119,9 @@ func (g gauges) Collect(ch chan<- prometheus.Metric) {
 			gauge(descSlots, float64(w.Used), group, rank, "used")
 			gauge(descRunning, float64(w.Running), group, rank)
 			gauge(descBeyond, float64(w.Beyond), group, rank)
+			if w.Mixed {
+				gauge(descBacklog, float64(w.Backlog), group, rank)
+			}
 			if w.Early {
 				gauge(descBound, float64(w.Bound), group, rank)
 				gauge(descOrphans, float64(w.Orphans), group, rank)
@@ -131,6 +138,12 @@ func (g gauges) Collect(ch chan<- prometheus.Metric) {
 			gauge(descBudget, float64(q.Budget), group)
 			ch <- prometheus.MustNewConstHistogram(descStep, q.Steps.Count, q.Steps.Seconds, q.Steps.Buckets, group)
 			gauge(descR2, q.Step.R2, group)
+			if t := q.Rounds; t != nil {
+				ch <- prometheus.MustNewConstMetric(descPrefills, prometheus.CounterValue, float64(t.PrefillSteps), group)
+				if t.MeanBacklog > 0 {
+					gauge(descUneven, float64(t.MostBacklog)/t.MeanBacklog, group)
+				}
+			}
 			if t := q.Twin; t != nil {
 				gauge(descTwinError, t.ErrorRatio, group)
 				gauge(descTwinAge, t.AgeSeconds, group)

@@ -109,6 +109,9 @@ func TestALogLineReadsBackAsItWas(t *testing.T) {
 		s := policy.Snapshot{
 			MaxAgeMs: number("guard"), StepMs: number("step"), C0Ms: number("c0"), C1Ms: number("c1"), Budget: whole(4000, "budget"),
 		}
+		if s.Mixed = rapid.Bool().Draw(t, "mixed"); s.Mixed {
+			s.OwnMs, s.RequestMs = number("own"), number("request")
+		}
 		slot := int32(0)
 		for id := range whole(3, "workers") {
 			w := policy.Worker{ID: id * 3, Free: whole(9, "free") - 4, Up: rapid.Bool().Draw(t, "up"), Capacity: int64(whole(1<<30, "capacity")), Cost: rapid.Float32Range(0, 1000).Draw(t, "cost")}
@@ -123,6 +126,9 @@ func TestALogLineReadsBackAsItWas(t *testing.T) {
 				q := &w.Running[n-1]
 				q.Away = whole(q.Prompt+q.Generated, "away")
 			}
+			if s.Mixed {
+				w.Backlog = int64(whole(1<<30, "backlog"))
+			}
 			s.Workers = append(s.Workers, w)
 		}
 		for id := range whole(4, "pool") {
@@ -130,6 +136,15 @@ func TestALogLineReadsBackAsItWas(t *testing.T) {
 				ID: uint64(id) + 1<<63, Prompt: whole(1<<20, "prompt"), Age: whole(1<<20, "age"), WaitMs: number("wait"),
 				Urgent: rapid.Bool().Draw(t, "urgent"), Key: rapid.Uint64().Draw(t, "key"),
 			})
+			if e := &s.Pool[id]; s.Mixed {
+				e.HeldMs, e.UrgentInMs, e.Express = -1, rapid.Float64Range(0, 1e9).Draw(t, "urgent in"), rapid.Bool().Draw(t, "express")
+				if rapid.Bool().Draw(t, "held") {
+					e.HeldMs = rapid.Float64Range(0, 1e9).Draw(t, "ms")
+				}
+				for range whole(2, "hits") {
+					e.Hits = append(e.Hits, policy.Hit{Worker: whole(9, "rank"), Tokens: int(whole(1<<20, "tokens"))})
+				}
+			}
 		}
 		outputs := rapid.SliceOfN(rapid.Int32Range(1, 1<<16), 0, 9).Draw(t, "outputs")
 		slices.Sort(outputs)

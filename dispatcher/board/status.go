@@ -74,6 +74,8 @@ type GroupStatus struct {
 
 	Step *StepStatus `json:"step,omitempty"` // nil without barrier
 
+	Rounds *RoundStatus `json:"rounds,omitempty"` // nil where the ranks do not prefill
+
 	Twin *verdict.Twin `json:"twin,omitempty"` // nil without dispatch.twin, and before its first verdict
 
 	Steps StepHistogram `json:"-"`
@@ -92,6 +94,16 @@ type GroupLoads struct {
 	MostTokens      int64   `json:"most_tokens"`
 	ImbalanceTokens int64   `json:"imbalance_tokens"` // sum over ranks of the largest load less their own
 	IdleShare       float64 `json:"idle_share"`       // the same as a share of all they could hold at the largest load
+}
+
+// RoundStatus is how requests are sent to ranks that prefill and decode.
+type RoundStatus struct {
+	Sent         uint64  `json:"sent"`          // rounds
+	RanksFilled  float64 `json:"ranks_filled"`  // that had a prompt to compute when a round was sent, in the mean
+	Steps        uint64  `json:"steps"`         // that were told
+	PrefillSteps uint64  `json:"prefill_steps"` // of these, those in which a prompt was computed
+	MostBacklog  int64   `json:"most_backlog_tokens"`
+	MeanBacklog  float64 `json:"mean_backlog_tokens"`
 }
 
 // StepStatus is how long the steps of a group take and what imbalance costs.
@@ -132,6 +144,8 @@ type WorkerStatus struct {
 	Tight        bool   `json:"tight"`                      // its engine preempted: kept emptier for a while
 	Early        bool   `json:"early,omitempty"`            // its requests are bound before their prefill
 	Bound        int    `json:"bound,omitempty"`            // of these, those without an event yet
+	Mixed        bool   `json:"mixed,omitempty"`            // it prefills and decodes
+	Backlog      int64  `json:"backlog_tokens,omitempty"`   // prompt tokens that it has yet to compute
 	Orphans      int64  `json:"orphan_kv_tokens,omitempty"` // of requests that left before their prefill ended, which its engine may keep
 }
 
@@ -224,7 +238,7 @@ func (b *board) rankStatus(r *rank, now time.Time) WorkerStatus {
 	w := WorkerStatus{
 		ID: r.ID, Name: r.Name, Group: r.Group, Barrier: r.Barrier, Up: r.Up && r.present, Down: r.Down, Removed: !r.present,
 		Slots: r.Slots, Used: len(r.slots), Beyond: r.queued, KVTokens: r.kv - r.Others, Others: r.Others, Capacity: r.Capacity, Tight: r.pressure.tight(now),
-		Early: r.Early, Orphans: r.orphaned,
+		Early: r.Early, Orphans: r.orphaned, Mixed: r.Mixed, Backlog: r.backlog,
 	}
 	if w.Up {
 		w.Limit = r.usable()
@@ -254,6 +268,19 @@ func (g *group) status() GroupStatus {
 	if g.barrier {
 		s.ImbalanceTokens, s.IdleShare = kv.Imbalance(), kv.IdleShare()
 		s.Step, s.Steps = g.stepStatus(cost), g.steps.Histogram()
+	}
+	if len(g.ranks) > 0 && g.ranks[0].Mixed {
+		s.Rounds = g.roundStatus()
+	}
+	return s
+}
+
+func (g *group) roundStatus() *RoundStatus {
+	t := &g.gathered
+	s := &RoundStatus{Sent: t.rounds, RanksFilled: float64(t.filled) / float64(max(1, t.rounds)), Steps: t.steps, PrefillSteps: t.prefills}
+	for _, r := range g.ranks {
+		s.MostBacklog = max(s.MostBacklog, r.backlog)
+		s.MeanBacklog += float64(r.backlog) / float64(len(g.ranks))
 	}
 	return s
 }

@@ -25,7 +25,11 @@ func (b *board) watchHeld(now time.Time) {
 		if s := b.step(g); s > 0 {
 			wait = s + s/2
 		}
-		if at := now.Add(wait); b.heldUntil.IsZero() || at.Before(b.heldUntil) {
+		at := now.Add(wait)
+		if b.mixed {
+			at = g.wake
+		}
+		if !at.IsZero() && (b.heldUntil.IsZero() || at.Before(b.heldUntil)) {
 			b.heldUntil = at
 		}
 	}
@@ -55,6 +59,9 @@ func (b *board) hear(g *group, told []Step) {
 	before := g.tokens
 	g.tokens = g.generated()
 	for _, s := range told {
+		if b.mixed {
+			b.compute(g, s.Number)
+		}
 		if g.last.Number != 0 && s.Number == g.last.Number+1 && len(told) == 1 { // else nobody looked in between
 			load, requests := b.inStep(g)
 			g.steps.Teach(load, float64(g.tokens-before)/float64(max(1, requests)), g.last.Length)

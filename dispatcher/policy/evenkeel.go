@@ -22,6 +22,8 @@ type evenkeel struct {
 
 	hold []Placed
 	held []heldBack
+
+	gather gather // where ranks prefill
 }
 
 // placement is a candidate on a rank.
@@ -45,14 +47,18 @@ func (p *evenkeel) needs(float64) Needs {
 
 func (p *evenkeel) limits() limits {
 	return limits{
-		watermark: p.set.watermark, ahead: p.set.ahead, reserved: p.ranks.reserved, reservedFor: p.ranks.reservedFor, held: p.held,
+		watermark: p.set.watermark, ahead: p.set.ahead, reserved: p.ranks.reserved, reservedFor: p.ranks.reservedFor, held: p.held, gather: &p.gather,
 	}
 }
 
 // Decide places, improves, and holds back what is better placed later.
 func (p *evenkeel) Decide(s *Snapshot, dst []Assignment) []Assignment {
+	p.gather.begin()
 	if !p.measure(s) {
 		return dst
+	}
+	if s.Mixed {
+		return p.inRounds(s, dst)
 	}
 	p.place(s)
 	p.improve(p.budget(s))

@@ -9,10 +9,15 @@ import (
 )
 
 // Model is how long a step of a barrier group takes: c0 + c1 * the KV tokens
-// of its fullest rank. C1Ms 0: unknown.
+// of its fullest rank. C1Ms 0: unknown. The rest is of ranks that prefill, too.
 type Model struct {
 	C0Ms float64 `yaml:"c0_ms"` // whatever the load
 	C1Ms float64 `yaml:"c1_ms"` // per KV token
+
+	RequestMs float64 `yaml:"request_ms"`        // per request of the fullest rank
+	OwnMs     float64 `yaml:"own_prefill_ms"`    // per prompt token that a rank computes in the step
+	SharedMs  float64 `yaml:"shared_prefill_ms"` // likewise, of what all ranks do together for it
+	PrefillMs float64 `yaml:"prefill_step_ms"`   // where there is any prompt
 }
 
 // When a model learned on line is used: one of fewer steps, or of times that hardly follow the load,
