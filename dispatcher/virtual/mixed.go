@@ -39,13 +39,16 @@ type MixedRank struct {
 
 // Work is a request on such a rank.
 type Work struct {
-	Job    int32
+	Job    int32 // whatever whoever drives the ranks calls it by
+	Slot   int32 // the board's
 	Prompt int32 // tokens
 	Left   int32 // tokens that it will still get
 	Gen    int32 // that it got
 	done   int32 // of what is due, computed or cached
 	due    int32 // to be computed before its next token: the prompt, or after a preemption also what it got
 	take   int32 // tokens of it in this step
+
+	joined uint32 // step that its group was told of when its first token came; 0: it has none
 }
 
 // computing says whether its prompt is not computed yet.

@@ -43,22 +43,16 @@ type Rank struct {
 
 // Group is ranks behind one barrier.
 type Group struct {
-	Key        board.GroupKey
+	Pulse
 	C0Ms, C1Ms float64 // a step takes C0Ms and C1Ms for each KV token of the fullest rank, times its Cost
 	Ranks      []*Rank // that are part of it, ascending id
 	Step       int64   // number of the step in progress, else of the next one
 	Ends       float64 // of the step in progress, ms; Never: none
-
-	// What its streams tell: the number of the step whose tokens come, and when that was told, NaN if nothing
-	// ran before.
-	Number uint32
-	Since  float64
-	steps  board.Steps
 }
 
 // NewGroup is one that does not step yet.
 func NewGroup(key board.GroupKey, c0Ms, c1Ms float64) *Group {
-	return &Group{Key: key, C0Ms: c0Ms, C1Ms: c1Ms, Ends: Never, Number: 1, Since: math.NaN(), steps: board.Steps{Group: key}}
+	return &Group{Pulse: newPulse(key), C0Ms: c0Ms, C1Ms: c1Ms, Ends: Never}
 }
 
 // Load sums the KV tokens that step k reads, and the requests that decode.
