@@ -45,7 +45,7 @@ func (b *board) seeStarts(r *rank) {
 			c.unread = false
 			r.early--
 			r.later -= int64(c.prompt)
-			r.begun += b.computed(r, slot)
+			b.computed(r, slot)
 		}
 	}
 }

@@ -36,31 +36,30 @@ func (b *board) owe(r *rank, slot, tokens int32, at int) {
 	r.computing = slices.Insert(r.computing, at, slot)
 }
 
-// computed ends what is left of a request's prompt, and says how much that was.
-func (b *board) computed(r *rank, slot int32) (left int64) {
+// computed ends what is left of a request's prompt.
+func (b *board) computed(r *rank, slot int32) {
 	if at := slices.Index(r.computing, slot); at >= 0 {
 		r.computing = slices.Delete(r.computing, at, at+1)
 	}
 	c := &b.ledger.table[slot]
-	left, c.left = int64(c.left), 0
-	r.backlog -= left
-	return left
+	r.backlog -= int64(c.left)
+	c.left = 0
 }
 
-// compute takes off what the ranks have computed in the step that ends when another one is told: the token budget less the
-// decodes, first come first served. A request that was bound within the step was not in it.
-func (b *board) compute(g *group, told uint32) {
+// compute takes off what the ranks compute in the step that begins: the token budget less the decodes, first come first
+// served. What is left is what those that are sent now find before them: they can only be in the step after it.
+func (b *board) compute(g *group, number uint32) {
 	some := false
 	for _, r := range g.ranks {
-		r.computed, r.begun = r.begun, 0
-		if r.Interval <= 1 || told%uint32(r.Interval) == 0 {
+		r.computes = 0
+		if r.Interval <= 1 || number%uint32(r.Interval) == 0 {
 			budget := r.Budget
 			if budget <= 0 {
 				budget = presumedBudget
 			}
-			r.work(b, int64(budget-(len(r.slots)-r.early))-r.computed, g.last.Number)
+			r.work(b, int64(budget-(len(r.slots)-r.early)))
 		}
-		some = some || r.computed > 0
+		some = some || r.computes > 0
 	}
 	g.gathered.steps++
 	if some {
@@ -68,21 +67,18 @@ func (b *board) compute(g *group, told uint32) {
 	}
 }
 
-// work computes so many tokens of the prompts that were there before a step.
-func (r *rank) work(b *board, budget int64, step uint32) {
+func (r *rank) work(b *board, budget int64) {
 	for _, slot := range r.computing {
 		c := &b.ledger.table[slot]
-		if step != 0 && c.bound == step {
-			continue
-		}
 		n := max(0, min(budget, int64(c.left)))
 		c.left -= int32(n)
-		r.backlog, r.computed, budget = r.backlog-n, r.computed+n, budget-n
+		r.backlog, r.computes, budget = r.backlog-n, r.computes+n, budget-n
 	}
 }
 
 // computeAgain has a rank's engine compute what the last admitted request had there: it ran out of KV room.
 func (b *board) computeAgain(r *rank) {
+	b.refresh(r)
 	last := int32(-1)
 	for _, slot := range r.slots {
 		if c := &b.ledger.table[slot]; !c.unread && (last < 0 || b.ledger.table[last].before(c)) {

@@ -85,8 +85,7 @@ type rank struct {
 
 	backlog   int64   // prompt tokens that it has yet to compute
 	computing []int32 // slots that have no token yet, or none since they were preempted, in the order in which they are computed
-	begun     int64   // tokens that were left of those whose first token came since the last step was told
-	computed  int64   // prompt tokens of the last step
+	computes  int64   // prompt tokens of the step under way
 
 	engine   []*rank // those of its engine in the fleet; responses that no rank is known of stand on all of them
 	strays   int     // of the slots, such responses

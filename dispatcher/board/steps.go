@@ -59,14 +59,14 @@ func (b *board) hear(g *group, told []Step) {
 	before := g.tokens
 	g.tokens = g.generated()
 	for _, s := range told {
-		if b.mixed {
-			b.compute(g, s.Number)
-		}
 		if g.last.Number != 0 && s.Number == g.last.Number+1 && len(told) == 1 { // else nobody looked in between
 			load, requests := b.inStep(g)
 			g.steps.Teach(load, float64(g.tokens-before)/float64(max(1, requests)), g.last.Length)
 		}
 		g.last = s
+		if b.mixed {
+			b.compute(g, s.Number)
+		}
 		g.steps.Add(s.Length)
 	}
 	for _, r := range g.ranks {
