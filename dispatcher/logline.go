@@ -34,7 +34,9 @@ func (l *LogLine) AppendJSON(dst []byte) []byte {
 	if s.Mixed {
 		dst = append(dst, `,"mixed":true`...)
 		dst = field(dst, `,"own_prefill_ms":`, s.OwnMs)
-		dst = field(dst, `,"request_ms":`, s.RequestMs)
+	}
+	if s.RequestTokens != 0 {
+		dst = strconv.AppendInt(append(dst, `,"request_tokens":`...), s.RequestTokens, 10)
 	}
 	if s.Budget != 0 {
 		dst = whole(append(dst, `,"budget":`...), s.Budget)

@@ -110,7 +110,7 @@ func TestALogLineReadsBackAsItWas(t *testing.T) {
 			MaxAgeMs: number("guard"), StepMs: number("step"), C0Ms: number("c0"), C1Ms: number("c1"), Budget: whole(4000, "budget"),
 		}
 		if s.Mixed = rapid.Bool().Draw(t, "mixed"); s.Mixed {
-			s.OwnMs, s.RequestMs = number("own"), number("request")
+			s.OwnMs, s.RequestTokens = number("own"), int64(whole(1<<20, "request"))
 		}
 		slot := int32(0)
 		for id := range whole(3, "workers") {

@@ -68,9 +68,9 @@ type snapshotJSON struct {
 	Outputs []int32      `json:"outputs"` // finished lengths, of which the mean counts
 
 	// Of ranks that prefill and decode.
-	Mixed     bool    `json:"mixed"`
-	OwnMs     float32 `json:"own_prefill_ms"`
-	RequestMs float32 `json:"request_ms"`
+	Mixed   bool    `json:"mixed"`
+	OwnMs   float32 `json:"own_prefill_ms"`
+	Request int64   `json:"request_tokens"` // KV tokens that a request weighs as much as
 }
 
 type workerJSON struct {
@@ -169,10 +169,13 @@ const maxCost = 1000
 func (in *snapshotJSON) snapshot() (policy.Snapshot, error) {
 	s := policy.Snapshot{
 		MaxAgeMs: float32(deref(in.MaxAgeMs)),
-		StepMs:   in.StepMs, C0Ms: in.C0Ms, C1Ms: in.C1Ms, Budget: in.Budget, Mixed: in.Mixed,
+		StepMs:   in.StepMs, C0Ms: in.C0Ms, C1Ms: in.C1Ms, Budget: in.Budget, RequestTokens: in.Request, Mixed: in.Mixed,
+	}
+	if in.Request < 0 {
+		return s, errors.New("request_tokens cannot be negative")
 	}
 	if in.Mixed {
-		s.OwnMs, s.RequestMs = in.OwnMs, in.RequestMs
+		s.OwnMs = in.OwnMs
 	}
 	if len(in.Outputs) > 0 {
 		s.MeanOutput = predictor.NewSurvival(in.Outputs).MeanOutput()

@@ -87,10 +87,7 @@ func (p *evenkeel) reserveForOverdue(s *Snapshot) {
 // tellRanks expects what is free on the ranks.
 func (p *evenkeel) tellRanks(s *Snapshot) {
 	g := &p.gather.group
-	*g = rounds.Group{Ranks: sized(g.Ranks, len(s.Workers)), Own: float64(s.OwnMs) / 1000}
-	if s.C1Ms > 0 {
-		g.Request = float64(s.RequestMs) / float64(s.C1Ms)
-	}
+	*g = rounds.Group{Ranks: sized(g.Ranks, len(s.Workers)), Own: float64(s.OwnMs) / 1000, Request: float64(s.RequestTokens)}
 	for i := range s.Workers {
 		w := &s.Workers[i]
 		decoding := 0

@@ -19,9 +19,9 @@ type Snapshot struct {
 	Budget     int32    // evaluations allowed this tick, 0 = the policy's own
 	MeanOutput float64  // tokens of a finished answer, in the mean; 0 before enough of them were seen
 
-	Mixed     bool    // the ranks prefill and decode: entries come without KV
-	OwnMs     float32 // of them: ms of a step per prompt token that a rank computes by itself, 0 = unknown
-	RequestMs float32 // likewise, per request of the fullest rank
+	Mixed         bool    // the ranks prefill and decode: entries come without KV
+	OwnMs         float32 // of them: ms of a step per prompt token that a rank computes by itself, 0 = unknown
+	RequestTokens int64   // likewise, KV tokens that a request weighs as much as in a step
 }
 
 // Worker is one DP rank of the group.

@@ -58,6 +58,9 @@ func NewReplay(w *Window, model, spec string, draw uint64) (*Replay, error) {
 	if dense || len(groups) == 0 {
 		return nil, fmt.Errorf("%s has ranks that do not step together", model)
 	}
+	if slices.ContainsFunc(groups[0].Workers, func(w board.Worker) bool { return w.Mixed }) { // its engines only decode
+		return nil, fmt.Errorf("%s has ranks that prefill, too", model)
+	}
 	b.Only(model)
 	r := &Replay{
 		Engines: virtual.Engines{Driver: virtual.NewDriver(b, w.From(), model)}, ranks: map[int32]*rank{}, fates: w.fates(model), live: map[uint64]int32{},
