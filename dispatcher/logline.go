@@ -31,6 +31,9 @@ func (l *LogLine) AppendJSON(dst []byte) []byte {
 	dst = field(dst, `,"step_ms":`, s.StepMs)
 	dst = field(dst, `,"c0_ms":`, s.C0Ms)
 	dst = field(dst, `,"c1_ms":`, s.C1Ms)
+	if s.RequestTokens != 0 {
+		dst = strconv.AppendInt(append(dst, `,"request_tokens":`...), s.RequestTokens, 10)
+	}
 	if s.Budget != 0 {
 		dst = whole(append(dst, `,"budget":`...), s.Budget)
 	}

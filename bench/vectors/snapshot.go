@@ -64,8 +64,9 @@ type snapshotJSON struct {
 	StepMs  float32      `json:"step_ms"`
 	C0Ms    float32      `json:"c0_ms"`
 	C1Ms    float32      `json:"c1_ms"`
-	Budget  int32        `json:"budget"`  // evaluations, 0 = the policy's own
-	Outputs []int32      `json:"outputs"` // finished lengths, of which the mean counts
+	Request int64        `json:"request_tokens"` // KV tokens that a request weighs as much as
+	Budget  int32        `json:"budget"`         // evaluations, 0 = the policy's own
+	Outputs []int32      `json:"outputs"`        // finished lengths, of which the mean counts
 }
 
 type workerJSON struct {
@@ -157,7 +158,10 @@ const maxCost = 1000
 func (in *snapshotJSON) snapshot() (policy.Snapshot, error) {
 	s := policy.Snapshot{
 		MaxAgeMs: float32(deref(in.MaxAgeMs)),
-		StepMs:   in.StepMs, C0Ms: in.C0Ms, C1Ms: in.C1Ms, Budget: in.Budget,
+		StepMs:   in.StepMs, C0Ms: in.C0Ms, C1Ms: in.C1Ms, RequestTokens: in.Request, Budget: in.Budget,
+	}
+	if in.Request < 0 {
+		return s, errors.New("request_tokens cannot be negative")
 	}
 	if len(in.Outputs) > 0 {
 		s.MeanOutput = predictor.NewSurvival(in.Outputs).MeanOutput()

@@ -34,7 +34,7 @@ func (b *board) fill(g *group, p *decider, now time.Time) {
 	largest := g.largest(watermark, now)
 	model, _, _ := g.steps.Model()
 	s.C0Ms, s.C1Ms = float32(model.C0Ms), float32(model.C1Ms)
-	s.StepMs = g.steps.Ms(model, g.most)
+	s.StepMs, s.RequestTokens = g.steps.Ms(model, g.most), g.request()
 	for _, r := range g.ranks {
 		free := r.admits(p)
 		if !r.Up {

@@ -130,8 +130,9 @@ func (b *board) refreshGroup(g *group) {
 	for _, r := range g.ranks {
 		b.refresh(r)
 	}
+	request := g.request()
 	for _, r := range g.ranks {
 		g.kv += r.kv
-		g.most = max(g.most, r.cost())
+		g.most = max(g.most, r.cost(request))
 	}
 }

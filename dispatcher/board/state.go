@@ -125,10 +125,11 @@ type group struct {
 
 	forecast forecast.Running
 	budget   effort.Budget
-	held     int        // entries the last round held back though they had a slot
-	steps    step.Times // what its streams told
-	last     Step       // of these; the requests it was made for are known with the next
-	gone     int64      // tokens of all requests that were released
+	held     int         // entries the last round held back though they had a slot
+	steps    step.Times  // what its streams told
+	had      []step.Rank // what its ranks had in a step, so that hearing of one allocates nothing
+	last     Step        // of these; the requests it was made for are known with the next
+	gone     int64       // tokens of all requests that were released
 	lag      ahead.Lag
 	lead     ahead.Lead
 	tokens   int64 // these, and of those that run, when the last step was told
