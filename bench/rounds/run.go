@@ -238,7 +238,7 @@ func (s *run) decide() {
 	decoding := 0
 	for i := range s.ranks {
 		a := &s.accounts[i]
-		k := rounds.Rank{Slots: max(0, s.slots-a.requests), Room: math.MaxInt64 / 2, Backlog: a.backlog, Load: float64(a.kv) + float64(a.requests)*s.law.Request/s.law.KV}
+		k := rounds.Rank{Slots: max(0, s.slots-a.requests), Room: math.MaxInt64 / 2, Backlog: a.backlog, Load: float64(a.kv) + float64(a.requests)*s.law.Weight()}
 		if s.room > 0 {
 			k.Room = s.room - s.room/100 - a.kv - s.growth(a.decoding)
 			if a.requests == 0 {
@@ -257,7 +257,7 @@ func (s *run) decide() {
 		c := &s.waiting[i]
 		c.Hits = s.hits(c.Hits[:0], &s.requests[s.jobs[i]])
 	}
-	g := rounds.Group{Ranks: s.ranks, Decoding: decoding, Slots: len(s.ranks) * s.slots, Own: s.law.Own / 1000, Request: s.law.Request / s.law.KV}
+	g := rounds.Group{Ranks: s.ranks, Decoding: decoding, Slots: len(s.ranks) * s.slots, Own: s.law.OwnMs / 1000, Request: s.law.Weight()}
 	picks, wake := s.planner.Decide(s.now/1000, &g, s.waiting[:n], s.rule)
 	s.wake = max(wake*1000, math.Nextafter(s.now, virtual.Never))
 	slices.SortFunc(picks, func(a, b rounds.Pick) int { return int(a.Candidate - b.Candidate) })

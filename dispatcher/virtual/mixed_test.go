@@ -5,6 +5,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
+
+	"evenkeel/dispatcher/step"
 )
 
 // bench is a group of ranks, and when its requests got their tokens.
@@ -18,7 +20,7 @@ type bench struct {
 
 func mixed(ranks int, change func(g *Mixed)) *bench {
 	b := &bench{firsts: map[int32]float64{}, ends: map[int32]float64{}, tokens: map[int32]int{}}
-	b.Mixed = Mixed{Law: Law{C0: 10, Own: 0.1}, Budget: 100, Slots: 4, Ranks: make([]MixedRank, ranks), Ends: Never}
+	b.Mixed = Mixed{Law: step.Model{C0Ms: 10, OwnMs: 0.1}, Budget: 100, Slots: 4, Ranks: make([]MixedRank, ranks), Ends: Never}
 	b.Cached = func(int, *Work) int32 { return 0 }
 	b.Token = func(_ int, w *Work) {
 		if b.tokens[w.Job]++; w.Gen == 1 {
@@ -52,7 +54,9 @@ func equal(t *testing.T, want, got []float64) {
 }
 
 func TestALawOfSteps(t *testing.T) {
-	b := mixed(2, func(g *Mixed) { g.Law = Law{C0: 10, Request: 1, KV: 0.01, Own: 0.1, Shared: 0.2, Any: 5} })
+	b := mixed(2, func(g *Mixed) {
+		g.Law = step.Model{C0Ms: 10, RequestMs: 1, C1Ms: 0.01, OwnMs: 0.1, SharedMs: 0.2, PrefillMs: 5}
+	})
 	b.Add(0, Work{Job: 1, Prompt: 50, Left: 3})
 	b.Add(1, Work{Job: 2, Prompt: 30, Left: 2})
 	equal(t, []float64{
