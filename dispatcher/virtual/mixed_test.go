@@ -1,7 +1,10 @@
 package virtual
 
 import (
+	"math"
+	"math/rand/v2"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
@@ -157,4 +160,67 @@ func TestMixedRanksServeAll(t *testing.T) {
 		require.Equal(t, want, b.tokens)
 		require.Len(t, b.ends, len(want))
 	})
+}
+
+// What ranks do in their steps teaches the law that made these long, also where some have several prompts and others none.
+func TestTheStepsOfMixedRanksTeachTheirLaw(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		law  step.Model
+		rate float64 // requests per second
+	}{
+		{"requests cost nothing", step.Model{C0Ms: 20, C1Ms: 2e-4, OwnMs: 0.07, SharedMs: 0.05, PrefillMs: 12}, 5},
+		{"requests cost something", step.Model{C0Ms: 15, C1Ms: 1e-4, RequestMs: 0.3, OwnMs: 0.08, SharedMs: 0.03, PrefillMs: 3}, 5},
+		{"a prefill takes no more than its tokens", step.Model{C0Ms: 40, C1Ms: 2e-4, OwnMs: 0.05, SharedMs: 0.05}, 3},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			rng := rand.New(rand.NewPCG(1, 2))
+			b := mixed(4, func(g *Mixed) { g.Law, g.Budget, g.Slots = c.law, 4096, 48 })
+			var s step.Times
+			coming, job := 0., int32(0)
+			for s.Samples() < 9000 {
+				for ; coming <= b.now; coming += 1000 / c.rate * rng.ExpFloat64() {
+					job++
+					least := 0 // the rank that holds least, as a router would have it
+					for i := range b.Ranks {
+						if held(&b.Ranks[i]) < held(&b.Ranks[least]) {
+							least = i
+						}
+					}
+					b.Add(least, Work{Job: job, Prompt: 1 + int32(min(30_000, 1500*math.Exp(rng.NormFloat64()))), Left: 1 + int32(300*rng.ExpFloat64())})
+				}
+				if b.Begin(b.now); b.Ends == Never {
+					b.now = coming
+					continue
+				}
+				lasts := (b.Ends - b.now) * (1 + 0.01*rng.NormFloat64())
+				if rng.IntN(100) == 0 {
+					lasts *= 8 // an engine stood still
+				}
+				length := time.Duration(lasts * float64(time.Millisecond))
+				s.Add(length)
+				s.Teach(step.Sample{Ranks: b.Does, Tokens: 1, Length: length})
+				b.now = b.Ends
+				b.Finish()
+			}
+			m, source, r2 := s.Model()
+			t.Logf("%+v, R2 %.2f", m, r2)
+			require.Equal(t, step.Learned, source)
+			require.InEpsilon(t, c.law.C0Ms, m.C0Ms, 0.05)
+			require.InEpsilon(t, c.law.C1Ms, m.C1Ms, 0.1)
+			require.InDelta(t, c.law.RequestMs, m.RequestMs, 0.1*c.law.RequestMs)
+			require.InEpsilon(t, c.law.OwnMs+c.law.SharedMs, m.OwnMs+m.SharedMs, 0.03)
+			require.InEpsilon(t, c.law.OwnMs, m.OwnMs, 0.05)
+			require.InDelta(t, c.law.PrefillMs, m.PrefillMs, 1.5)
+		})
+	}
+}
+
+// held are the tokens of what runs on a rank and waits there.
+func held(r *MixedRank) int64 {
+	sum := r.KV
+	for _, w := range r.Waiting {
+		sum += int64(w.Prompt)
+	}
+	return sum
 }
