@@ -39,6 +39,10 @@ var (
 	descLost   = prometheus.NewDesc("evenkeel_step_lost_ratio", "Share of a step that is lost to imbalance, by the step model. There is no series while there is no step model.", rankLabels[:1], nil)
 	descC0     = prometheus.NewDesc("evenkeel_step_model_c0_seconds", "Step model: the part of a step's time that does not depend on the load.", modelLabels, nil)
 	descC1     = prometheus.NewDesc("evenkeel_step_model_c1_seconds", "Step model: the time that one KV token of the fullest rank adds to a step.", modelLabels, nil)
+	descEach   = prometheus.NewDesc("evenkeel_step_model_request_seconds", "Step model: the time that one request of the fullest rank adds to a step beside its KV tokens. It is 0 until the steps surely show that there is such a time.", modelLabels, nil)
+	descOwn    = prometheus.NewDesc("evenkeel_step_model_own_prefill_seconds", "Step model: the time that one prompt token adds to a step if the slowest rank computes it. There is no series until steps with a prefill are known.", modelLabels, nil)
+	descShared = prometheus.NewDesc("evenkeel_step_model_shared_prefill_seconds", "Step model: the time that the prompt tokens of all ranks add to a step, for each token that a rank computes in the mean. There is no series until steps with a prefill are known.", modelLabels, nil)
+	descAny    = prometheus.NewDesc("evenkeel_step_model_prefill_step_seconds", "Step model: the time that a step takes longer if any rank computes a prompt. There is no series until steps with a prefill are known.", modelLabels, nil)
 	descR2     = prometheus.NewDesc("evenkeel_step_model_r2_ratio", "Share of the variance of step times that the learned step model explains. The model is used from 0.3 on.", rankLabels[:1], nil)
 	descBudget = prometheus.NewDesc("evenkeel_tick_budget_evaluations", "Evaluations that the policy may spend on the next tick.", rankLabels[:1], nil)
 
@@ -73,7 +77,7 @@ func describeDrift(kind string) *prometheus.Desc {
 func (gauges) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
 		descKVTokens, descCapacity, descSlots, descRunning, descBeyond, descBound, descBacklog, descUneven, descPrefills, descOrphans, descImbalance, descIdle, descPool, descPoolOldest, descDriftSlots, descDriftKV,
-		descHeld, descStep, descLost, descC0, descC1, descR2, descBudget, descPairs, descTwinError, descTwinAge, descTwinSaved, descTwinLost,
+		descHeld, descStep, descLost, descC0, descC1, descEach, descOwn, descShared, descAny, descR2, descBudget, descPairs, descTwinError, descTwinAge, descTwinSaved, descTwinLost,
 		descOutputs, descBrier, descAUC, descMAE, descDrift, descDriftMax,
 	} {
 		ch <- d
@@ -155,6 +159,12 @@ func (g gauges) Collect(ch chan<- prometheus.Metric) {
 			if q.Step.Source != "" {
 				gauge(descC0, q.Step.C0Ms/1000, group, q.Step.Source)
 				gauge(descC1, q.Step.C1Ms/1000, group, q.Step.Source)
+				gauge(descEach, q.Step.RequestMs/1000, group, q.Step.Source)
+				if q.Step.OwnMs+q.Step.SharedMs > 0 {
+					gauge(descOwn, q.Step.OwnMs/1000, group, q.Step.Source)
+					gauge(descShared, q.Step.SharedMs/1000, group, q.Step.Source)
+					gauge(descAny, q.Step.PrefillMs/1000, group, q.Step.Source)
+				}
 				gauge(descLost, q.Step.LostShare, group)
 			}
 		}

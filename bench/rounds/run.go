@@ -135,7 +135,7 @@ func (s *run) fleet() {
 	engines := virtual.Mixed{Law: s.law, Budget: s.budget, Slots: s.slots, Room: s.room, Delay: s.delay, Interval: int64(s.every)}
 	s.group = s.Add(key, engines, ids, s.cached)
 	s.Apply(board.SetWorkers{Workers: workers}, 0)
-	s.Apply(board.Law{Group: key, StepModel: board.StepModel{C0Ms: s.law.C0, C1Ms: s.law.KV, RequestMs: s.law.Request, OwnMs: s.law.Own, SharedMs: s.law.Shared, PrefillMs: s.law.Any}}, 0)
+	s.Apply(board.Law{Group: key, StepModel: s.law}, 0)
 }
 
 // do runs it. It is over when all that came in the measured time have ended, or are waited for no longer.

@@ -64,13 +64,13 @@ type snapshotJSON struct {
 	StepMs  float32      `json:"step_ms"`
 	C0Ms    float32      `json:"c0_ms"`
 	C1Ms    float32      `json:"c1_ms"`
-	Budget  int32        `json:"budget"`  // evaluations, 0 = the policy's own
-	Outputs []int32      `json:"outputs"` // finished lengths, of which the mean counts
+	Request int64        `json:"request_tokens"` // KV tokens that a request weighs as much as
+	Budget  int32        `json:"budget"`         // evaluations, 0 = the policy's own
+	Outputs []int32      `json:"outputs"`        // finished lengths, of which the mean counts
 
 	// Of ranks that prefill and decode.
-	Mixed   bool    `json:"mixed"`
-	OwnMs   float32 `json:"own_prefill_ms"`
-	Request int64   `json:"request_tokens"` // KV tokens that a request weighs as much as
+	Mixed bool    `json:"mixed"`
+	OwnMs float32 `json:"own_prefill_ms"`
 }
 
 type workerJSON struct {

@@ -39,7 +39,7 @@ var mayImport = map[string][]string{
 	"dispatcher/rounds":   {},
 	"dispatcher/grounds":  {},
 	"dispatcher/verdict":  {},
-	"dispatcher/virtual":  {"dispatcher/board"},
+	"dispatcher/virtual":  {"dispatcher/board", "dispatcher/step"},
 	"dispatcher/twin":     {"dispatcher/board", "dispatcher/virtual", "pool"},
 	"dispatcher":          {"dispatcher/board", "dispatcher/effort", "dispatcher/forecast", "dispatcher/grounds", "dispatcher/twin", "dispatcher/verdict", "pool", "predictor", "dispatcher/policy"},
 	"engine":              {"engine/circuit", "mooncake", "socket", "sse"},
@@ -98,7 +98,7 @@ var mayImport = map[string][]string{
 	"gateway/top":         {"gateway/live"},
 	"gateway/admin":       {"gateway", "gateway/owner", "geo", "gateway/config", "gateway/live", "gateway/openai", "gateway/receipt", "prefill"},
 	"bench":               {"bench", "geo", "geo/policy", "prefill", "prefill/policy", "prefill/index", "dispatcher", "dispatcher/board", "dispatcher/policy", "dispatcher/subset", "dispatcher/twin", "pool", "predictor", "engine", "sse", "mooncake", "rawjson", "namedargs", "stats"},
-	"bench/rounds":        {"bench", "dispatcher/board", "dispatcher/policy", "dispatcher/rounds", "dispatcher/virtual", "stats"},
+	"bench/rounds":        {"bench", "dispatcher/board", "dispatcher/policy", "dispatcher/rounds", "dispatcher/step", "dispatcher/virtual", "stats"},
 	"bench/sim":           {"bench", "dispatcher/board", "dispatcher/twin", "dispatcher/virtual", "stats"}, // what it simulates is what ships
 	"docs":                {},
 	"docs/book":           {},

@@ -45,7 +45,7 @@ func (b *board) seeStarts(r *rank) {
 			c.unread = false
 			r.early--
 			r.later -= int64(c.prompt)
-			b.computed(r, slot)
+			b.finish(r, slot)
 		}
 	}
 }

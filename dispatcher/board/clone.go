@@ -96,7 +96,7 @@ func (b *board) those(ranks []*rank) []*rank {
 
 func (g *group) clone(r *rules) *group {
 	c := *g
-	c.members, c.ranks = nil, nil
+	c.members, c.ranks, c.had = nil, nil, nil
 	c.chosen, c.fallback = g.chosen.clone(r), g.fallback.clone(r)
 	c.forecast = g.forecast.Clone()
 	return &c

@@ -141,7 +141,7 @@ func TestBoardsThatAreToldTheSameStayTheSame(t *testing.T) {
 				e.Express = e.Mixed && rapid.IntRange(0, 5).Draw(t, "express") == 0
 				var hits []Hit
 				for i := range rapid.Int32Range(0, 3).Draw(t, "hits") {
-					hits = append(hits, Hit{i, rapid.IntRange(1, 3000).Draw(t, "hit")})
+					hits = append(hits, Hit{Worker: i, Tokens: rapid.IntRange(1, 3000).Draw(t, "hit")})
 				}
 				if rapid.Bool().Draw(t, "deadline") {
 					e.Deadline = now.Add(time.Duration(rapid.IntRange(1, 3000).Draw(t, "within")) * time.Millisecond)

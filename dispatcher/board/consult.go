@@ -3,7 +3,6 @@ package board
 import (
 	"cmp"
 	"fmt"
-	"math"
 	"runtime/debug"
 	"slices"
 	"time"
@@ -35,10 +34,8 @@ func (b *board) fill(g *group, p *decider, now time.Time) {
 	largest := g.largest(watermark, now)
 	model, _, _ := g.steps.Model()
 	s.C0Ms, s.C1Ms = float32(model.C0Ms), float32(model.C1Ms)
-	s.StepMs = g.steps.Ms(model, g.most)
-	if s.Mixed, s.OwnMs, s.RequestTokens = b.mixed, float32(model.OwnMs), 0; b.mixed && model.C1Ms > 0 {
-		s.RequestTokens = int64(math.Round(model.RequestMs / model.C1Ms))
-	}
+	s.StepMs, s.RequestTokens = g.steps.Ms(model, g.most), g.request()
+	s.Mixed, s.OwnMs = b.mixed, float32(model.OwnMs)
 	for _, r := range g.ranks {
 		free := r.admits(p)
 		if !r.Up {

@@ -58,7 +58,7 @@ func (b *board) recount(slot, prompt int32) {
 
 func (b *board) discharge(slot int32) {
 	l := &b.ledger
-	b.computed(l.table[slot].rank, slot)
+	b.finish(l.table[slot].rank, slot)
 	c := l.table[slot]
 	l.table[slot] = charge{}
 	l.unused = append(l.unused, slot)
@@ -136,8 +136,9 @@ func (b *board) refreshGroup(g *group) {
 	for _, r := range g.ranks {
 		b.refresh(r)
 	}
+	request := g.request()
 	for _, r := range g.ranks {
 		g.kv += r.kv
-		g.most = max(g.most, r.cost())
+		g.most = max(g.most, r.cost(request))
 	}
 }

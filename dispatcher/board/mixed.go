@@ -36,8 +36,8 @@ func (b *board) owe(r *rank, slot, tokens int32, at int) {
 	r.computing = slices.Insert(r.computing, at, slot)
 }
 
-// computed ends what is left of a request's prompt.
-func (b *board) computed(r *rank, slot int32) {
+// finish ends what is left of a request's prompt.
+func (b *board) finish(r *rank, slot int32) {
 	if at := slices.Index(r.computing, slot); at >= 0 {
 		r.computing = slices.Delete(r.computing, at, at+1)
 	}
@@ -51,7 +51,7 @@ func (b *board) computed(r *rank, slot int32) {
 func (b *board) compute(g *group, number uint32) {
 	some := false
 	for _, r := range g.ranks {
-		r.computes = 0
+		r.computed, r.computes = r.computes, 0
 		if r.Interval <= 1 || number%uint32(r.Interval) == 0 {
 			budget := r.Budget
 			if budget <= 0 {

@@ -79,7 +79,9 @@ func TestABacklogIsWhatARankHasYetToCompute(t *testing.T) {
 	second := h.put(pool.Entry{Prompt: 100}).slotNow(t)
 	h.step()
 	require.EqualValues(t, 202, h.backlog(0))
+	require.Zero(t, h.boards["m"].groups[0].had[0].Prompt, "no prompt was there in the step before")
 	h.step()
+	require.EqualValues(t, 999, h.boards["m"].groups[0].had[0].Prompt, "what is learned of the step that took them")
 	require.EqualValues(t, 0, h.backlog(0), "what one leaves of the budget is the next one's")
 	require.EqualValues(t, 202, h.boards["m"].ranks[0].computes)
 
@@ -273,7 +275,7 @@ func TestAPolicyThatFailsOnMixedRanksCostsNoRequest(t *testing.T) {
 	h := newHand(t, cfg)
 	h.fleet(mixed(ranks(1, 2, 0)))
 	w := h.make(pool.Entry{Prompt: 10})
-	w.hits = []Hit{{0, 5}}
+	w.hits = []Hit{{Worker: 0, Tokens: 5}}
 	h.do(func(h *hand) { h.enqueue(w) })
 	require.Equal(t, FallbackSpec, w.slotNow(t).Policy)
 	require.EqualValues(t, 1, h.metrics.fallbacks[FallbackPanic])
@@ -317,7 +319,7 @@ func fullOfMixed(tb testing.TB) *hand {
 	}
 	for _, w := range h.putAll(1000, prompt) {
 		for range rng.IntN(3) {
-			w.hits = append(w.hits, Hit{rng.Int32N(ranksN), rng.IntN(w.entry.Prompt)})
+			w.hits = append(w.hits, Hit{Worker: rng.Int32N(ranksN), Tokens: rng.IntN(w.entry.Prompt)})
 		}
 		b := h.boards["m"]
 		e := b.waiting[w.entry.ID]

@@ -86,6 +86,7 @@ type rank struct {
 	backlog   int64   // prompt tokens that it has yet to compute
 	computing []int32 // slots that have no token yet, or none since they were preempted, in the order in which they are computed
 	computes  int64   // prompt tokens of the step under way
+	computed  int64   // of the one that was told last
 
 	engine   []*rank // those of its engine in the fleet; responses that no rank is known of stand on all of them
 	strays   int     // of the slots, such responses
@@ -133,9 +134,10 @@ type group struct {
 	held     int       // entries the last round held back though they had a slot
 	wake     time.Time // when the policy wants to look at these; zero: it does not say so
 	gathered gathered
-	steps    step.Times // what its streams told
-	last     Step       // of these; the requests it was made for are known with the next
-	gone     int64      // tokens of all requests that were released
+	steps    step.Times  // what its streams told
+	had      []step.Rank // what its ranks had in a step, so that hearing of one allocates nothing
+	last     Step        // of these; the requests it was made for are known with the next
+	gone     int64       // tokens of all requests that were released
 	lag      ahead.Lag
 	lead     ahead.Lead
 	tokens   int64 // these, and of those that run, when the last step was told

@@ -108,16 +108,21 @@ type RoundStatus struct {
 
 // StepStatus is how long the steps of a group take and what imbalance costs.
 type StepStatus struct {
-	MeanMs    float32 `json:"mean_ms"`    // 0 = unknown
-	C0Ms      float64 `json:"c0_ms"`      // of the model in force
-	C1Ms      float64 `json:"c1_ms"`      // a KV token of the fullest rank; 0 = unknown
-	Source    string  `json:"source"`     // learned or configured, empty: no model
-	Samples   uint64  `json:"samples"`    // steps regressed
-	R2        float64 `json:"r2"`         // of the learned model, in force or not
-	ModelMs   float64 `json:"model_ms"`   // a step at the present loads by the model in force; 0 = no model
-	LostShare float64 `json:"lost_share"` // the part of ModelMs that imbalance costs
-	LostMs    float64 `json:"lost_ms"`    // the part of ModelMs that imbalance costs
-	Says      string  `json:"says"`       // the same in words, empty while unknown
+	MeanMs        float32 `json:"mean_ms"`           // 0 = unknown
+	C0Ms          float64 `json:"c0_ms"`             // of the model in force
+	C1Ms          float64 `json:"c1_ms"`             // a KV token of the fullest rank; 0 = unknown
+	RequestMs     float64 `json:"request_ms"`        // a request of the fullest rank; 0 = nothing surely
+	OwnMs         float64 `json:"own_prefill_ms"`    // a token of a prompt that the slowest rank computes; 0 = unknown
+	SharedMs      float64 `json:"shared_prefill_ms"` // a token of the prompts of all ranks, divided by the ranks
+	PrefillMs     float64 `json:"prefill_step_ms"`   // more where any rank computes a prompt
+	RequestTokens int64   `json:"request_tokens"`    // KV tokens that a request weighs as much as, as policies see it, also where no model is good enough to be in force
+	Source        string  `json:"source"`            // learned or configured, empty: no model
+	Samples       uint64  `json:"samples"`           // steps regressed
+	R2            float64 `json:"r2"`                // of the learned model, in force or not
+	ModelMs       float64 `json:"model_ms"`          // a step at the present loads by the model in force; 0 = no model
+	LostShare     float64 `json:"lost_share"`        // the part of ModelMs that imbalance costs
+	LostMs        float64 `json:"lost_ms"`           // the part of ModelMs that imbalance costs
+	Says          string  `json:"says"`              // the same in words, empty while unknown
 }
 
 // StepHistogram is evenkeel_step_seconds.
@@ -259,9 +264,10 @@ func (g *group) status() GroupStatus {
 	s := GroupStatus{Held: g.held, Budget: g.budget.Evaluations()}
 	s.Name, s.Barrier, s.Policy, s.FallbackRounds = g.name, g.barrier, g.inForce().name, g.slow
 	var kv, cost policy.Balance
+	request := g.request()
 	for _, r := range g.ranks {
 		kv.Add(r.decoding())
-		cost.Add(r.cost())
+		cost.Add(r.cost(request))
 		s.KVTokens += r.kv
 	}
 	s.SteppingRanks, s.MeanTokens, s.LeastTokens, s.MostTokens = kv.Ranks, kv.Mean(), kv.Min, kv.Max
@@ -289,7 +295,8 @@ func (g *group) roundStatus() *RoundStatus {
 func (g *group) stepStatus(b policy.Balance) *StepStatus {
 	m, source, r2 := g.steps.Model()
 	s := &StepStatus{
-		MeanMs: g.steps.Ms(m, b.Max), C0Ms: m.C0Ms, C1Ms: m.C1Ms, Source: source, Samples: g.steps.Samples(), R2: r2,
+		MeanMs: g.steps.Ms(m, b.Max), C0Ms: m.C0Ms, C1Ms: m.C1Ms, RequestMs: m.RequestMs, OwnMs: m.OwnMs, SharedMs: m.SharedMs, PrefillMs: m.PrefillMs,
+		RequestTokens: g.request(), Source: source, Samples: g.steps.Samples(), R2: r2,
 	}
 	if source != "" {
 		s.ModelMs, s.LostShare = b.StepMs(m.C0Ms, m.C1Ms), b.LostShare(m.C0Ms, m.C1Ms)

@@ -78,7 +78,11 @@ func (p *evenkeel) measure(s *Snapshot) bool {
 	if !open || len(s.Pool) == 0 {
 		return false
 	}
-	p.loads.build(s)
+	request := s.RequestTokens
+	if !p.set.requests {
+		request = 0
+	}
+	p.loads.build(s, request)
 	p.ranks.load(s, p.loads.held, p.set.watermark, 0)
 	return true
 }
@@ -125,7 +129,7 @@ func (p *evenkeel) holdBack(s *Snapshot) {
 	p.hold = p.hold[:0]
 	for _, a := range p.placed {
 		e := &s.Pool[p.pick.all[a.who].entry]
-		h := Placed{Rank: int(a.rank), Tokens: p.loads.scaled(int(a.rank), int64(e.Prompt)), Overdue: isOverdue(s, e)}
+		h := Placed{Rank: int(a.rank), Tokens: p.loads.scaled(int(a.rank), int64(e.Prompt)+p.loads.request), Overdue: isOverdue(s, e)}
 		if step > 0 {
 			h.WaitedSteps = float64(e.WaitMs) / step
 		}

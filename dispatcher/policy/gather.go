@@ -87,7 +87,7 @@ func (p *evenkeel) reserveForOverdue(s *Snapshot) {
 // tellRanks expects what is free on the ranks.
 func (p *evenkeel) tellRanks(s *Snapshot) {
 	g := &p.gather.group
-	*g = rounds.Group{Ranks: sized(g.Ranks, len(s.Workers)), Own: float64(s.OwnMs) / 1000, Request: float64(s.RequestTokens)}
+	*g = rounds.Group{Ranks: sized(g.Ranks, len(s.Workers)), Own: float64(s.OwnMs) / 1000, Request: float64(p.loads.request)}
 	for i := range s.Workers {
 		w := &s.Workers[i]
 		decoding := 0
@@ -96,7 +96,7 @@ func (p *evenkeel) tellRanks(s *Snapshot) {
 				decoding++
 			}
 		}
-		k := rounds.Rank{Slots: int(p.ranks.free[i]), Room: p.ranks.room[i], Backlog: w.Backlog, Load: float64(p.loads.now[i]) + float64(len(w.Running))*g.Request}
+		k := rounds.Rank{Slots: int(p.ranks.free[i]), Room: p.ranks.room[i], Backlog: w.Backlog, Load: float64(p.loads.now[i])}
 		if decoding > 0 { // answers grow until the next one ends
 			k.Room -= int64(s.MeanOutput)
 		}

@@ -10,18 +10,20 @@ package policy
 // the entries that wait for it, at the instant of a tick. The board fills and
 // reuses one; a policy keeps no reference to it and changes nothing in it.
 type Snapshot struct {
-	Workers    []Worker // one barrier group, ascending ID
-	Pool       []Entry  // arrival order, oldest first
-	MaxAgeMs   float32  // effective guard age in ms, 0 = off; Urgent still counts
-	StepMs     float32  // mean step time of the group, 0 = unknown
-	C0Ms       float32  // step model of the group: ms a step costs whatever its load
-	C1Ms       float32  // ms per KV token of the fullest rank, 0 = unknown
-	Budget     int32    // evaluations allowed this tick, 0 = the policy's own
-	MeanOutput float64  // tokens of a finished answer, in the mean; 0 before enough of them were seen
+	Workers  []Worker // one barrier group, ascending ID
+	Pool     []Entry  // arrival order, oldest first
+	MaxAgeMs float32  // effective guard age in ms, 0 = off; Urgent still counts
+	StepMs   float32  // mean step time of the group, 0 = unknown
+	C0Ms     float32  // step model of the group: ms a step costs whatever its load
+	C1Ms     float32  // ms per KV token of the fullest rank, 0 = unknown
+	Budget   int32    // evaluations allowed this tick, 0 = the policy's own
+	// RequestTokens is how many KV tokens a request weighs as much as in a step; 0 where a request costs nothing but
+	// its tokens, as the policies of papers have it.
+	RequestTokens int64
+	MeanOutput    float64 // tokens of a finished answer, in the mean; 0 before enough of them were seen
 
-	Mixed         bool    // the ranks prefill and decode: entries come without KV
-	OwnMs         float32 // of them: ms of a step per prompt token that a rank computes by itself, 0 = unknown
-	RequestTokens int64   // likewise, KV tokens that a request weighs as much as in a step
+	Mixed bool    // the ranks prefill and decode: entries come without KV
+	OwnMs float32 // of them: ms of a step per prompt token that a rank computes by itself, 0 = unknown
 }
 
 // Worker is one DP rank of the group.

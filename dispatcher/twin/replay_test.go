@@ -20,7 +20,7 @@ func taped(t *testing.T, policy string, seconds int) (stretches []*Stretch) {
 	b, err := board.New(board.Config{Policy: policy})
 	require.NoError(t, err)
 	var workers []board.Worker
-	g := virtual.NewGroup(board.GroupKey{Model: "m", Name: "main", Barrier: true}, 20, 0.004)
+	g := virtual.NewGroup(board.GroupKey{Model: "m", Name: "main", Barrier: true}, board.StepModel{C0Ms: 20, C1Ms: 0.004})
 	for id := range int32(2) {
 		workers = append(workers, board.Worker{ID: id, Model: "m", Group: "main", Barrier: true, Slots: 4, Up: true})
 		g.Ranks = append(g.Ranks, &virtual.Rank{ID: id, Slots: 4, Cost: 1, Group: g})
@@ -32,7 +32,7 @@ func taped(t *testing.T, policy string, seconds int) (stretches []*Stretch) {
 		for _, r := range g.Ranks {
 			fullest = max(fullest, r.KV)
 		}
-		return g.C0Ms + g.C1Ms*float64(fullest)
+		return g.Law.C0Ms + g.Law.C1Ms*float64(fullest)
 	}
 	e.Token, e.Seated, e.Stepped = func(*virtual.Leg) {}, func(*virtual.Leg) {}, func(*virtual.Group, int) {}
 	e.Finished = func(*virtual.Group, virtual.Leg) { finished++ }

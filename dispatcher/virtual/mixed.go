@@ -1,16 +1,15 @@
 package virtual
 
-import "slices"
+import (
+	"slices"
 
-// Law is what a step costs in ms where ranks prefill and decode: C0, and what the slowest rank takes for its requests,
-// their KV tokens and its own part of its prefill tokens, and each rank's share of the work that all do for the prefill
-// tokens of all, and Any where anybody prefills.
-type Law struct{ C0, Request, KV, Own, Shared, Any float64 }
+	"evenkeel/dispatcher/step"
+)
 
 // Mixed is ranks behind one barrier that prefill and decode, as engines schedule them: each step takes so many tokens
 // of a rank at most, first of the requests that run, in the order of their admission, then of those that wait.
 type Mixed struct {
-	Law      Law
+	Law      step.Model
 	Budget   int32 // tokens of a rank in a step
 	Slots    int   // requests that run on a rank
 	Room     int64 // KV tokens of a rank; 0: unlimited
@@ -18,8 +17,9 @@ type Mixed struct {
 	Delay    int   // passes for which no prompt is begun until each rank has one, as SGLang 0.5.23 holds them; 0: they are not held
 
 	Ranks []MixedRank
-	Step  int64   // number of the step in progress, else of the next one
-	Ends  float64 // of the step in progress, ms; Never: none
+	Does  []step.Rank // what each rank does in the step that began last
+	Step  int64       // number of the step in progress, else of the next one
+	Ends  float64     // of the step in progress, ms; Never: none
 
 	Cached   func(rank int, w *Work) int32 // tokens of its prompt that the rank holds when it is admitted
 	Token    func(rank int, w *Work)       // it got one
@@ -66,25 +66,19 @@ func (g *Mixed) Begin(now float64) {
 		return
 	}
 	begins := g.begins()
-	slowest, tokens, some := 0.0, int64(0), false
-	g.Prefilling = 0
+	some := false
+	g.Prefilling, g.Does = 0, g.Does[:0]
 	for i := range g.Ranks {
 		decodes, kv, computed := g.schedule(i, begins)
-		slowest = max(slowest, g.Law.Request*float64(decodes)+g.Law.KV*float64(kv)+g.Law.Own*float64(computed))
-		tokens += computed
+		g.Does = append(g.Does, step.Rank{Requests: float64(decodes), KV: float64(kv), Prompt: float64(computed)})
 		some = some || decodes > 0 || computed > 0
 		if computed > 0 {
 			g.Prefilling++
 		}
 	}
-	if !some {
-		return
+	if some {
+		g.Ends = now + g.Law.Ms(g.Does)
 	}
-	length := g.Law.C0 + slowest + g.Law.Shared*float64(tokens)/float64(len(g.Ranks))
-	if tokens > 0 {
-		length += g.Law.Any
-	}
-	g.Ends = now + length
 }
 
 // aligned says whether the interval lets a rank compute prompts in this step: in its own ones, where it decodes nothing,
