@@ -18,6 +18,8 @@ func policies() []contender {
 	d := rounds.Default
 	every := held("rounds, interval 2 in the engines", d.Patience, d.MaxHold, false)
 	every.every = 2
+	learned := held("rounds, the law of a step learned", d.Patience, d.MaxHold, false)
+	learned.learn = true
 	return []contender{
 		{name: "round robin", spec: "rr"},
 		{name: "vLLM's own", route: vllm},
@@ -25,6 +27,7 @@ func policies() []contender {
 		{name: "delayer in the engines, 30 passes", route: leastTokens, delay: 30},
 		held(ours, d.Patience, d.MaxHold, false),
 		held("rounds, lengths known", d.Patience, d.MaxHold, true),
+		learned,
 		held("rounds, patience 0", 0, d.MaxHold, false),
 		held("rounds, patience 0.5", 0.5, d.MaxHold, false),
 		held("rounds, patience 1", 1, d.MaxHold, false),

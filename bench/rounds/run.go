@@ -21,6 +21,7 @@ type contender struct {
 	delay int    // passes for which the engines hold prompts
 	every int    // steps of the engines between those that compute prompts
 	exact bool   // the proxy knows how long prompts are
+	learn bool   // it learns what a step takes; else that is told
 }
 
 // run is a policy on a load: ranks in virtual time, and the server's own board before them.
@@ -135,6 +136,9 @@ func (s *run) fleet() {
 	engines := virtual.Mixed{Law: s.law, Budget: s.budget, Slots: s.slots, Room: s.room, Delay: s.delay, Interval: int64(s.every)}
 	s.group = s.Add(key, engines, ids, s.cached)
 	s.Apply(board.SetWorkers{Workers: workers}, 0)
+	if s.learn {
+		return
+	}
 	s.Apply(board.Law{Group: key, StepModel: s.law}, 0)
 }
 
