@@ -253,10 +253,10 @@ func (s *run) letGo() {
 
 // length is what the proxy takes a prompt for: not for more than a rank has room for, or the board would turn it away.
 func (s *run) length(q *request) int32 {
-	if s.exact {
-		return q.prompt
+	n := q.prompt
+	if !s.exact {
+		n = max(1, int32(float64(q.prompt)*q.guessed))
 	}
-	n := max(1, int32(float64(q.prompt)*q.guessed))
 	if s.room > 0 {
 		n = min(n, int32(0.95*float64(s.room)))
 	}
