@@ -99,7 +99,7 @@ func newRun(l *load, p contender) (*run, error) {
 	s.Driver = virtual.NewDriver(b, time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC), model)
 	s.Mixes.Token, s.Mixes.Finished = s.token, s.finished
 	s.Bound, s.Other = s.send, s.other
-	s.Refused = func(e *board.Effect) { panic(e.Err) } // the loads have no request that fits no rank
+	s.Refused = func(e *board.Effect) { panic(e.Err) } // each request fits every rank, see length
 	s.fleet()
 	if l.rho == 0 { // the first ones come over a mean stay, the others when one has left
 		for i := range s.requests {

@@ -50,9 +50,13 @@ func (h *hand) decode(t testing.TB, n int) (all []*Slot) {
 func (h *hand) step() {
 	g := h.boards["m"].groups[0]
 	h.count()
-	h.steps.Group, h.steps.Told = GroupKey{"m", "main", true}, append(h.steps.Told[:0], Step{Number: g.last.Number + 1, Length: 20 * time.Millisecond})
-	h.apply(&h.steps)
+	h.tellStep(g.last.Number + 1)
 	h.do()
+}
+
+func (h *hand) tellStep(number uint32) {
+	h.steps.Group, h.steps.Told = GroupKey{"m", "main", true}, append(h.steps.Told[:0], Step{Number: number, Length: 20 * time.Millisecond})
+	h.apply(&h.steps)
 }
 
 func (h *hand) backlog(rank int32) int64 {
@@ -346,9 +350,8 @@ func TestATickOfMixedRanksDoesNotTouchTheHeap(t *testing.T) {
 		h.at = h.at.Add(10 * time.Second) // nothing is held for so long
 		admitted, _ = h.cycle(admitted)
 		g := h.boards["m"].groups[0]
-		h.steps.Group, h.steps.Told = GroupKey{"m", "main", true}, append(h.steps.Told[:0], Step{Number: g.last.Number + 1, Length: 20 * time.Millisecond})
 		h.count()
-		h.apply(&h.steps)
+		h.tellStep(g.last.Number + 1)
 	}
 	for range 30 {
 		turn()

@@ -58,7 +58,8 @@ func TestRoundsOfAPolicy(t *testing.T) {
 			[]int32{10, 0, -1}, []uint64{1, 3}, 0.25 * 8 * 0.1 * 2000},
 		{"so does one that is urgent", "evenkeel", ofMixed(Entry{Prompt: 3000, HeldMs: -1, Urgent: true}), []int32{0}, nil, math.Inf(1)},
 		{"or will soon be", "evenkeel", ofMixed(Entry{Prompt: 1000, HeldMs: -1, UrgentInMs: 70}), []int32{-1}, []uint64{1}, 70},
-		{"a rank that holds the prefix is preferred", "evenkeel:patience=0", ofMixed(Entry{Prompt: 1000, HeldMs: -1, Hits: []Hit{{Worker: 10, Tokens: 600}, {Worker: 7, Tokens: 900}}}), []int32{10}, []uint64{1}, math.Inf(1)},
+		{"a rank that holds the prefix is preferred", "evenkeel:patience=0",
+			ofMixed(Entry{Prompt: 1000, HeldMs: -1, Hits: []Hit{{Worker: 10, Tokens: 600}, {Worker: 7, Tokens: 900}}}), []int32{10}, []uint64{1}, math.Inf(1)},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			p := newPolicy(t, tt.spec)
@@ -90,17 +91,21 @@ func TestExplainSaysWhoIsHeldForARound(t *testing.T) {
 // sent, and the same snapshot gives the same.
 func TestRoundsKeepToSlotsAndRoom(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		s := &Snapshot{Mixed: true, OwnMs: rapid.SampledFrom([]float32{0, 0.1, 10}).Draw(t, "own"), RequestTokens: 100, MeanOutput: 50, C0Ms: 10, C1Ms: 1e-4}
+		s := &Snapshot{Mixed: true, RequestTokens: 100, MeanOutput: 50, C0Ms: 10, C1Ms: 1e-4}
+		s.OwnMs = rapid.SampledFrom([]float32{0, 0.1, 10}).Draw(t, "own")
 		for id := range rapid.Int32Range(1, 5).Draw(t, "ranks") {
-			w := Worker{ID: id, Free: rapid.Int32Range(-2, 4).Draw(t, "free"), Up: rapid.Bool().Draw(t, "up"), Backlog: rapid.Int64Range(0, 5000).Draw(t, "backlog")}
+			w := Worker{ID: id, Free: rapid.Int32Range(-2, 4).Draw(t, "free"), Up: rapid.Bool().Draw(t, "up")}
+			w.Backlog = rapid.Int64Range(0, 5000).Draw(t, "backlog")
 			w.Capacity = rapid.SampledFrom([]int64{0, 5000, 20_000}).Draw(t, "capacity")
 			for i := range rapid.IntRange(0, 3).Draw(t, "running") {
-				w.Running = append(w.Running, Request{ID: uint64(i), Prompt: rapid.Int32Range(1, 3000).Draw(t, "prompt"), Generated: rapid.Int32Range(0, 9).Draw(t, "generated")})
+				q := Request{ID: uint64(i), Prompt: rapid.Int32Range(1, 3000).Draw(t, "prompt"), Generated: rapid.Int32Range(0, 9).Draw(t, "generated")}
+				w.Running = append(w.Running, q)
 			}
 			s.Workers = append(s.Workers, w)
 		}
 		for id := range rapid.Uint64Range(0, 12).Draw(t, "pool") {
-			e := Entry{ID: id + 1, Prompt: rapid.Int32Range(1, 9000).Draw(t, "prompt"), HeldMs: rapid.Float64Range(-1, 6000).Draw(t, "held"), Express: rapid.IntRange(0, 9).Draw(t, "express") == 0}
+			e := Entry{ID: id + 1, Prompt: rapid.Int32Range(1, 9000).Draw(t, "prompt"), HeldMs: rapid.Float64Range(-1, 6000).Draw(t, "held")}
+			e.Express = rapid.IntRange(0, 9).Draw(t, "express") == 0
 			e.Urgent = rapid.IntRange(0, 9).Draw(t, "urgent") == 0
 			for range rapid.IntRange(0, 2).Draw(t, "hits") {
 				e.Hits = append(e.Hits, Hit{rapid.Int32Range(0, 6).Draw(t, "rank"), rapid.IntRange(1, 9000).Draw(t, "tokens")})

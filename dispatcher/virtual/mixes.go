@@ -76,7 +76,8 @@ func (m *Mixes) token(g *MixedGroup, rank int, w *Work) {
 
 func (m *Mixes) finished(g *MixedGroup, rank int, w *Work) {
 	m.given = board.Release{
-		Model: m.Model, Slot: w.Slot, Outcome: board.Outcome{Kind: board.Finished, Generated: int(w.Gen)}, Generated: w.Gen, Started: true, First: w.joined, Last: g.Number,
+		Model: m.Model, Slot: w.Slot, Outcome: board.Outcome{Kind: board.Finished, Generated: int(w.Gen)},
+		Generated: w.Gen, Started: true, First: w.joined, Last: g.Number,
 	}
 	m.Apply(&m.given, m.Now)
 	m.Finished(g, rank, w)
