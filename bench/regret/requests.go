@@ -22,7 +22,9 @@ func lastRequests(l *draw.Load) {
 
 // requestTable holds the default against itself without what requests cost.
 func (t *trials) requestTable() string {
-	m := page.Markdown{Head: []string{"load", "idle share without", "tokens/s", "TPOT p95", "TTFT p99", "tokens/s, law told", "TPOT p95, law told", "tokens/s of `jsq`", "of `jsq-kv`"}, Text: 1}
+	m := page.Markdown{Text: 1, Head: []string{
+		"load", "idle share without", "tokens/s", "TPOT p95", "TTFT p99", "tokens/s, law told", "TPOT p95, law told", "tokens/s of `jsq`", "of `jsq-kv`",
+	}}
 	const without, with = 0, 1
 	ratio := func(of []outcome, p int, x report.Metric) float64 { return of[p].of(x) / of[without].of(x) }
 	sums := map[bool][][]float64{}
@@ -39,7 +41,8 @@ func (t *trials) requestTable() string {
 		}
 		m.Add(cells...)
 	}
-	text := fmt.Sprintf("`go run ./bench/regret -seed %d -loads %d -cr`: the default as a multiple of itself without what requests cost (`requests=false`), each load for %d steps or more. In about half of the loads a request costs nothing.\n\n%s\n",
+	text := fmt.Sprintf("`go run ./bench/regret -seed %d -loads %d -cr`: the default as a multiple of itself without what requests cost (`requests=false`), "+
+		"each load for %d steps or more. In about half of the loads a request costs nothing.\n\n%s\n",
 		t.seed, t.drawn, requestSteps, m.String())
 	for _, costs := range []bool{false, true} {
 		rows := sums[costs]

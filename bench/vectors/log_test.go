@@ -60,7 +60,7 @@ func record(t *testing.T, spec, file string) {
 			Config: board.Config{
 				Policy: spec, Window: board.DefaultWindow, TickLimit: time.Hour,
 				Predictor: board.PredictorConfig{Kind: predictor.KindSurvival},
-				StepModel: board.StepModel{C0Ms: 20, C1Ms: 1e-3},
+				StepModel: board.StepModel{C0Ms: 20, C1Ms: 1e-3, RequestMs: 0.7},
 			},
 			DecisionLog: dispatcher.DecisionLogConfig{File: file},
 		})
@@ -107,7 +107,7 @@ func TestALogLineReadsBackAsItWas(t *testing.T) {
 		whole := func(most int32, what string) int32 { return rapid.Int32Range(0, most).Draw(t, what) }
 		number := func(what string) float32 { return rapid.Float32Range(0, 1e6).Draw(t, what) }
 		s := policy.Snapshot{
-			MaxAgeMs: number("guard"), StepMs: number("step"), C0Ms: number("c0"), C1Ms: number("c1"), Budget: whole(4000, "budget"),
+			MaxAgeMs: number("guard"), StepMs: number("step"), C0Ms: number("c0"), C1Ms: number("c1"), Budget: whole(4000, "budget"), RequestTokens: int64(whole(40_000, "tokens of a request")),
 		}
 		if s.Mixed = rapid.Bool().Draw(t, "mixed"); s.Mixed {
 			s.OwnMs, s.RequestTokens = number("own"), int64(whole(1<<20, "request"))

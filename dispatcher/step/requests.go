@@ -87,8 +87,8 @@ func (q *requests) endBlock() {
 		a.x, a.xx, a.xy = a.x+a.bx, a.xx+a.bxx, a.xy+a.bxy
 	}
 	if t := &q.tried; t.arm > 0 {
-		x := q.arms[0].gain(t.plain) - q.arms[t.arm].gain(t.with)
-		t.blocks, t.falls, t.squares = t.blocks+1, t.falls-x, t.squares+x*x
+		fall := q.arms[t.arm].gain(t.with) - q.arms[0].gain(t.plain)
+		t.blocks, t.falls, t.squares = t.blocks+1, t.falls+fall, t.squares+fall*fall
 	}
 	for k := range q.arms {
 		a := &q.arms[k]
