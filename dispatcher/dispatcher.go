@@ -50,15 +50,21 @@ func Start(ctx context.Context, cfg Config) (*Dispatcher, error) {
 // for the answer: a caller may leave without reading it only after Withdraw,
 // and must then look once more, for the assignment may have come first.
 func (d *Dispatcher) Enqueue(e *pool.Entry) <-chan Result {
-	return d.enqueue(e, nil)
+	return d.enqueue(waiting{entry: e})
 }
 
-// enqueue is Enqueue, or EnqueueLocal where ranks may compute the prompt.
-func (d *Dispatcher) enqueue(e *pool.Entry, l *board.Local) <-chan Result {
-	if e.Entered.IsZero() {
-		e.Entered = time.Now()
+// EnqueueMixed is Enqueue for ranks that prefill and decode, which hold so much of the entry's prompt. Entries for the same
+// ranks keep the order in which they come here.
+func (d *Dispatcher) EnqueueMixed(e *pool.Entry, hits []board.Hit) <-chan Result {
+	e.Mixed = true
+	return d.enqueue(waiting{entry: e, hits: hits})
+}
+
+func (d *Dispatcher) enqueue(w waiting) <-chan Result {
+	if w.entry.Entered.IsZero() {
+		w.entry.Entered = time.Now()
 	}
-	w := waiting{entry: e, slot: newSlot(e, d.cfg.Explain), result: make(chan Result, 1), local: l}
+	w.slot, w.result = newSlot(w.entry, d.cfg.Explain), make(chan Result, 1)
 	if !d.inbox.push(func(r *runner) { r.enqueue(w) }) {
 		w.answer(d.cfg.Places, Result{Err: board.ErrDraining})
 	}
@@ -154,7 +160,7 @@ func (d *Dispatcher) Status(ctx context.Context) board.Status {
 // admission has, but it goes behind those that wait: their KV is pinned
 // already. The answer is a slot, charged with the whole prompt, or an error.
 func (d *Dispatcher) EnqueueLocal(e *pool.Entry, l *board.Local) <-chan Result {
-	return d.enqueue(e, l)
+	return d.enqueue(waiting{entry: e, local: l})
 }
 
 // Counted tells how many tokens the prompt really has that a slot was charged
@@ -201,7 +207,10 @@ func (d *Dispatcher) Rerouted(s *Slot, prefiller string) {
 // Preempted tells that the engine of a worker ran out of KV room and gave a
 // request back.
 func (d *Dispatcher) Preempted(worker int32) {
-	d.inbox.push(func(r *runner) { r.apply(board.Preempted{Worker: worker}) })
+	d.inbox.push(func(r *runner) {
+		r.countAll() // what a mixed rank computes again is also what it had generated
+		r.apply(board.Preempted{Worker: worker})
+	})
 }
 
 // Gauged tells how many KV tokens are in use on a worker by its engine's gauges, read just now.

@@ -22,6 +22,7 @@ var (
 	descRunning    = prometheus.NewDesc("evenkeel_rank_running", "Requests on the rank whose first event has come. The others still pull their KV.", rankLabels, nil)
 	descBeyond     = prometheus.NewDesc("evenkeel_rank_beyond_slots", "Requests in the queue of the rank's engine. They were sent ahead of a slot that comes free, or they were bound at their hand-offs' deadlines although the rank had no slot or no KV room for them (dispatch.beyond_slots). They are among the used slots.", rankLabels, nil)
 	descBound      = prometheus.NewDesc("evenkeel_rank_bound", "Requests on the rank that were bound before their prefill and have no event yet. Only ranks whose connector binds so early have this series.", rankLabels, nil)
+	descBacklog    = prometheus.NewDesc("evenkeel_rank_backlog_tokens", "Prompt tokens that were sent to the rank and that it has yet to compute, by the proxy's own count. Only ranks that prefill and decode have this series.", rankLabels, nil)
 	descOrphans    = prometheus.NewDesc("evenkeel_bind_orphan_tokens", "KV tokens of requests that left the rank before their prefill had written them. The engine may keep them until it restarts. The proxy does not use this room until the engine's process is another one, or its gauges show that less is in use.", rankLabels, nil)
 	descImbalance  = prometheus.NewDesc("evenkeel_imbalance_tokens", "Sum, over the ranks of the group, of the largest KV load less the rank's own load. Ranks whose engine is down do not count.", rankLabels[:1], nil)
 	descIdle       = prometheus.NewDesc("evenkeel_idle_share_ratio", "evenkeel_imbalance_tokens divided by the number of ranks times the largest load: the share of a step that ranks wait for the fullest rank.", rankLabels[:1], nil)
@@ -30,11 +31,18 @@ var (
 	descDriftSlots = describeDrift("slots")
 	descDriftKV    = describeDrift("kv_tokens")
 
+	descUneven   = prometheus.NewDesc("evenkeel_backlog_imbalance_ratio", "Largest backlog of a rank of the group (evenkeel_rank_backlog_tokens) divided by the mean backlog. 1: all ranks have the same. There is no series while no rank has any.", rankLabels[:1], nil)
+	descPrefills = prometheus.NewDesc("evenkeel_prefill_steps_total", "Steps of the group in which a rank computed a prompt, by the proxy's own count, among the steps of evenkeel_step_seconds. Only groups that prefill and decode have this series.", rankLabels[:1], nil)
+
 	descHeld   = prometheus.NewDesc("evenkeel_held_entries", "Requests that the policy held back in its last round, although they had a slot.", rankLabels[:1], nil)
 	descStep   = prometheus.NewDesc("evenkeel_step_seconds", "Time between two steps of the group, as measured from its streams.", rankLabels[:1], nil)
 	descLost   = prometheus.NewDesc("evenkeel_step_lost_ratio", "Share of a step that is lost to imbalance, by the step model. There is no series while there is no step model.", rankLabels[:1], nil)
 	descC0     = prometheus.NewDesc("evenkeel_step_model_c0_seconds", "Step model: the part of a step's time that does not depend on the load.", modelLabels, nil)
 	descC1     = prometheus.NewDesc("evenkeel_step_model_c1_seconds", "Step model: the time that one KV token of the fullest rank adds to a step.", modelLabels, nil)
+	descEach   = prometheus.NewDesc("evenkeel_step_model_request_seconds", "Step model: the time that one request of the fullest rank adds to a step beside its KV tokens. It is 0 until the steps surely show that there is such a time.", modelLabels, nil)
+	descOwn    = prometheus.NewDesc("evenkeel_step_model_own_prefill_seconds", "Step model: the time that one prompt token adds to a step if the slowest rank computes it. There is no series until steps with a prefill are known.", modelLabels, nil)
+	descShared = prometheus.NewDesc("evenkeel_step_model_shared_prefill_seconds", "Step model: the time that the prompt tokens of all ranks add to a step, for each token that a rank computes in the mean. There is no series until steps with a prefill are known.", modelLabels, nil)
+	descAny    = prometheus.NewDesc("evenkeel_step_model_prefill_step_seconds", "Step model: the time that a step takes longer if any rank computes a prompt. There is no series until steps with a prefill are known.", modelLabels, nil)
 	descR2     = prometheus.NewDesc("evenkeel_step_model_r2_ratio", "Share of the variance of step times that the learned step model explains. The model is used from 0.3 on.", rankLabels[:1], nil)
 	descBudget = prometheus.NewDesc("evenkeel_tick_budget_evaluations", "Evaluations that the policy may spend on the next tick.", rankLabels[:1], nil)
 
@@ -68,8 +76,8 @@ func describeDrift(kind string) *prometheus.Desc {
 // Describe implements prometheus.Collector.
 func (gauges) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
-		descKVTokens, descCapacity, descSlots, descRunning, descBeyond, descBound, descOrphans, descImbalance, descIdle, descPool, descPoolOldest, descDriftSlots, descDriftKV,
-		descHeld, descStep, descLost, descC0, descC1, descR2, descBudget, descPairs, descTwinError, descTwinAge, descTwinSaved, descTwinLost,
+		descKVTokens, descCapacity, descSlots, descRunning, descBeyond, descBound, descBacklog, descUneven, descPrefills, descOrphans, descImbalance, descIdle, descPool, descPoolOldest, descDriftSlots, descDriftKV,
+		descHeld, descStep, descLost, descC0, descC1, descEach, descOwn, descShared, descAny, descR2, descBudget, descPairs, descTwinError, descTwinAge, descTwinSaved, descTwinLost,
 		descOutputs, descBrier, descAUC, descMAE, descDrift, descDriftMax,
 	} {
 		ch <- d
@@ -115,6 +123,9 @@ func (g gauges) Collect(ch chan<- prometheus.Metric) {
 			gauge(descSlots, float64(w.Used), group, rank, "used")
 			gauge(descRunning, float64(w.Running), group, rank)
 			gauge(descBeyond, float64(w.Beyond), group, rank)
+			if w.Mixed {
+				gauge(descBacklog, float64(w.Backlog), group, rank)
+			}
 			if w.Early {
 				gauge(descBound, float64(w.Bound), group, rank)
 				gauge(descOrphans, float64(w.Orphans), group, rank)
@@ -131,6 +142,12 @@ func (g gauges) Collect(ch chan<- prometheus.Metric) {
 			gauge(descBudget, float64(q.Budget), group)
 			ch <- prometheus.MustNewConstHistogram(descStep, q.Steps.Count, q.Steps.Seconds, q.Steps.Buckets, group)
 			gauge(descR2, q.Step.R2, group)
+			if t := q.Rounds; t != nil {
+				ch <- prometheus.MustNewConstMetric(descPrefills, prometheus.CounterValue, float64(t.PrefillSteps), group)
+				if t.MeanBacklog > 0 {
+					gauge(descUneven, float64(t.MostBacklog)/t.MeanBacklog, group)
+				}
+			}
 			if t := q.Twin; t != nil {
 				gauge(descTwinError, t.ErrorRatio, group)
 				gauge(descTwinAge, t.AgeSeconds, group)
@@ -142,6 +159,12 @@ func (g gauges) Collect(ch chan<- prometheus.Metric) {
 			if q.Step.Source != "" {
 				gauge(descC0, q.Step.C0Ms/1000, group, q.Step.Source)
 				gauge(descC1, q.Step.C1Ms/1000, group, q.Step.Source)
+				gauge(descEach, q.Step.RequestMs/1000, group, q.Step.Source)
+				if q.Step.OwnMs+q.Step.SharedMs > 0 {
+					gauge(descOwn, q.Step.OwnMs/1000, group, q.Step.Source)
+					gauge(descShared, q.Step.SharedMs/1000, group, q.Step.Source)
+					gauge(descAny, q.Step.PrefillMs/1000, group, q.Step.Source)
+				}
 				gauge(descLost, q.Step.LostShare, group)
 			}
 		}

@@ -31,6 +31,13 @@ func (l *LogLine) AppendJSON(dst []byte) []byte {
 	dst = field(dst, `,"step_ms":`, s.StepMs)
 	dst = field(dst, `,"c0_ms":`, s.C0Ms)
 	dst = field(dst, `,"c1_ms":`, s.C1Ms)
+	if s.Mixed {
+		dst = append(dst, `,"mixed":true`...)
+		dst = field(dst, `,"own_prefill_ms":`, s.OwnMs)
+	}
+	if s.RequestTokens != 0 {
+		dst = strconv.AppendInt(append(dst, `,"request_tokens":`...), s.RequestTokens, 10)
+	}
 	if s.Budget != 0 {
 		dst = whole(append(dst, `,"budget":`...), s.Budget)
 	}
@@ -40,7 +47,7 @@ func (l *LogLine) AppendJSON(dst []byte) []byte {
 	}
 	dst = append(dst, `],"pool":[`...)
 	for i := range s.Pool {
-		dst = appendEntry(comma(dst, i), &s.Pool[i])
+		dst = appendEntry(comma(dst, i), &s.Pool[i], s.Mixed)
 	}
 	if len(l.Outputs) > 0 {
 		dst = append(dst, `],"outputs":[`...)
@@ -67,6 +74,9 @@ func appendWorker(dst []byte, w *policy.Worker) []byte {
 	if w.Others > 0 {
 		dst = strconv.AppendInt(append(dst, `,"others_tokens":`...), w.Others, 10)
 	}
+	if w.Backlog > 0 {
+		dst = strconv.AppendInt(append(dst, `,"backlog_tokens":`...), w.Backlog, 10)
+	}
 	dst = append(dst, `,"running":[`...)
 	for i := range w.Running {
 		r := &w.Running[i]
@@ -86,7 +96,7 @@ func appendWorker(dst []byte, w *policy.Worker) []byte {
 	return append(dst, "]}"...)
 }
 
-func appendEntry(dst []byte, e *policy.Entry) []byte {
+func appendEntry(dst []byte, e *policy.Entry, mixed bool) []byte {
 	dst = strconv.AppendUint(append(dst, `{"id":`...), e.ID, 10)
 	dst = whole(append(dst, `,"prompt":`...), e.Prompt)
 	if e.Age != 0 {
@@ -96,7 +106,32 @@ func appendEntry(dst []byte, e *policy.Entry) []byte {
 	if e.Urgent {
 		dst = append(dst, `,"urgent":true`...)
 	}
+	if mixed {
+		dst = appendWait(dst, e)
+	}
 	return append(key(dst, e.Key), '}')
+}
+
+// appendWait appends what only ranks that prefill want to know.
+func appendWait(dst []byte, e *policy.Entry) []byte {
+	if e.HeldMs >= 0 {
+		dst = strconv.AppendFloat(append(dst, `,"held_ms":`...), e.HeldMs, 'g', -1, 64)
+	}
+	if e.UrgentInMs > 0 {
+		dst = strconv.AppendFloat(append(dst, `,"urgent_in_ms":`...), e.UrgentInMs, 'g', -1, 64)
+	}
+	if e.Express {
+		dst = append(dst, `,"express":true`...)
+	}
+	if len(e.Hits) == 0 {
+		return dst
+	}
+	dst = append(dst, `,"hits":[`...)
+	for i, h := range e.Hits {
+		dst = append(whole(append(comma(dst, i), '['), h.Worker), ',')
+		dst = append(strconv.AppendInt(dst, int64(h.Tokens), 10), ']')
+	}
+	return append(dst, ']')
 }
 
 func key(dst []byte, k uint64) []byte {

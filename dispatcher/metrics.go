@@ -18,6 +18,10 @@ type metrics struct {
 	doubleReleases prometheus.Counter
 	beyond         prometheus.Counter
 
+	rounds     *prometheus.CounterVec
+	roundRanks *prometheus.HistogramVec
+	roundHold  prometheus.Histogram
+
 	quarantines *prometheus.CounterVec
 	steered     *prometheus.CounterVec
 
@@ -52,6 +56,16 @@ func newMetrics() *metrics {
 			"Decode slots that were released a second time. The second release changes nothing, but it is a bug in evenkeel."),
 		beyond: counter("evenkeel_beyond_slots_total",
 			"Hand-offs that were bound at their deadlines to a rank without a slot or without KV room for them. If there are many, decode has too few slots."),
+		rounds: counters("evenkeel_rounds_total",
+			"Rounds that were sent to the ranks of a group that prefills and decodes. Requests that go beside a round, because they lengthen no step, are no rounds.", "group"),
+		roundRanks: own.NewHistogramVec(prometheus.HistogramOpts{
+			Name: "evenkeel_round_ranks", Help: "Ranks of the group that had a prompt to compute when a round was sent. The more there are, the fewer ranks wait for the others.",
+			Buckets: prometheus.ExponentialBuckets(1, 2, 7), // 1 to 64
+		}, []string{"group"}),
+		roundHold: own.NewHistogram(prometheus.HistogramOpts{
+			Name: "evenkeel_round_hold_seconds", Help: "Time that a request was held for a round, although a rank had a slot and KV room for it. It is at most max_hold of the policy.",
+			Buckets: []float64{.01, .03, .1, .2, .3, .5, 1, 2, 3, 5, 10},
+		}),
 		quarantines: counters("evenkeel_pair_quarantines_total",
 			"Times that the proxy began to avoid a pair of engines, or began again because the one hand-off that tried the pair failed.", "prefiller", "engine"),
 		steered: counters("evenkeel_pair_assignments_total",

@@ -115,7 +115,7 @@ func (r *runner) enqueue(w waiting) {
 		r.count(o)
 	}
 	r.waiting[w.entry] = w
-	r.arrival = board.Enqueue{Entry: w.entry, Local: w.local, Grounds: w.slot.Grounds}
+	r.arrival = board.Enqueue{Entry: w.entry, Local: w.local, Hits: w.hits, Grounds: w.slot.Grounds}
 	r.apply(&r.arrival)
 	r.arrival = board.Enqueue{} // it may be garbage before the next one comes
 }
@@ -219,6 +219,9 @@ func (r *runner) do(e *board.Effect, took time.Duration) {
 			r.log.Warn("dispatcher: a tick was over dispatch.tick_limit, "+board.FallbackSpec+" decides the next ones",
 				zap.String("policy", e.Policy), zap.Duration("took", e.Lasts), zap.Duration("limit", r.boards.Config().TickLimit), zap.Int("ticks", board.SlowRounds))
 		}
+	case board.EffectSent:
+		m.rounds.WithLabelValues(e.Label).Inc()
+		m.roundRanks.WithLabelValues(e.Label).Observe(float64(e.Count))
 	case board.EffectBeyond:
 		m.beyond.Inc()
 	case board.EffectQuarantine:
@@ -319,6 +322,9 @@ func (r *runner) bind(e *board.Effect, took time.Duration) {
 	s.Bound, s.Decide = e.Bound, took
 	s.owner, s.pulse = o, r.pulses[e.Group]
 	s.waits.Store(s.Beyond)
+	if e.Entry.Mixed {
+		r.metrics.roundHold.Observe(s.Held.Seconds())
+	}
 	if s.Beyond {
 		o.beyond++
 	}

@@ -35,6 +35,7 @@ type waiting struct {
 	slot   *Slot
 	result chan Result  // room for one, sent to once
 	local  *board.Local // it has no hand-off, and does not wait; nil: it has one
+	hits   []board.Hit  // what mixed ranks hold of its prompt
 }
 
 // owned is what the runner keeps of a board.

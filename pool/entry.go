@@ -31,6 +31,13 @@ type Entry struct {
 	// if there is one, is its client's. The pool's TTL counts from Arrival, of a resumed request from Entered.
 	Early bool
 
+	// Mixed: its rank prefills and decodes it. So there is no hand-off that perishes, and Deadline, if there is one, is the
+	// instant by which it must have been sent. Such entries stay in the order in which they came to the pool.
+	Mixed bool
+
+	// Express: a policy that sends requests in rounds sends it alone and holds it for no round. Only Mixed entries are.
+	Express bool
+
 	Prompt int    // tokens, as the prefill engine counted them
 	Age    int    // tokens already generated for the client; above 0 for a request resumed after a recompute
 	Key    uint64 // exact-match key for predictors, 0 = none
@@ -73,6 +80,9 @@ func (e *Entry) Urgent(now time.Time) bool {
 	return !e.urgentAt.IsZero() && !now.Before(e.urgentAt)
 }
 
+// UrgentAt is the instant from which the entry is urgent; zero: it never is.
+func (e *Entry) UrgentAt() time.Time { return e.urgentAt }
+
 // Wait is the time in the pool, what admission statistics count.
 func (e *Entry) Wait(now time.Time) time.Duration {
 	return max(0, now.Sub(e.Entered))
@@ -93,6 +103,9 @@ func (e *Entry) Expiry() (time.Time, error) { return e.expires, e.why }
 
 func (e *Entry) arm(ttl time.Duration) {
 	from, late, tooLong := e.Entered, ErrExpired, ErrTimeout
+	if e.Mixed {
+		late = ErrTimeout
+	}
 	if e.Early {
 		late, tooLong = ErrUnbound, ErrUnbound
 		if e.Age == 0 { // else its answer has run since

@@ -6,10 +6,10 @@ import (
 	"time"
 )
 
-// Pool keeps entries in arrival order. It reads no clock: now is an argument.
+// Pool keeps entries in arrival order, and those for ranks that prefill and decode in the order in which they came here. It reads no clock: now is an argument.
 type Pool struct {
 	ttl     time.Duration
-	entries []*Entry // ascending (Arrival, seq)
+	entries []*Entry // ascending (turn, seq)
 	seq     uint64
 	// No entry expires before next; it may be early when the entry that set it
 	// is gone, which costs one scan and keeps Remove cheap. Zero: none expires.
@@ -64,8 +64,16 @@ func (p *Pool) Remove(e *Entry) bool {
 
 func (p *Pool) find(e *Entry) (int, bool) {
 	return slices.BinarySearchFunc(p.entries, e, func(a, b *Entry) int {
-		return cmp.Or(a.Arrival.Compare(b.Arrival), cmp.Compare(a.seq, b.seq))
+		return cmp.Or(a.turn().Compare(b.turn()), cmp.Compare(a.seq, b.seq))
 	})
+}
+
+// turn is what the place of an entry goes by, before the order in which entries came here.
+func (e *Entry) turn() time.Time {
+	if e.Mixed {
+		return time.Time{}
+	}
+	return e.Arrival
 }
 
 // Len is the number of entries that wait.

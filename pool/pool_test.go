@@ -195,3 +195,18 @@ func TestAnEarlyEntryWaitsFromItsArrivalOn(t *testing.T) {
 	require.Empty(t, p.Expire(arrival.Add(time.Hour), nil), "nothing of it perishes")
 	require.False(t, e.Urgent(arrival.Add(time.Hour)))
 }
+
+// Another queue has put entries for ranks that prefill in order. Nothing of them perishes: at their deadline there was no rank.
+func TestMixedEntriesKeepTheirOrder(t *testing.T) {
+	now := time.Date(2026, 1, 1, 12, 0, 0, 0, time.UTC)
+	p := New(time.Minute)
+	first, second := &Entry{ID: 1, Mixed: true, Arrival: now}, &Entry{ID: 2, Mixed: true, Arrival: now.Add(-time.Hour), Deadline: now.Add(8 * time.Second)}
+	p.Add(first, now)
+	p.Add(second, now)
+	require.Equal(t, []*Entry{first, second}, p.Entries())
+	require.Equal(t, now.Add(6*time.Second), second.UrgentAt())
+	require.Equal(t, []*Entry{second}, p.Expire(now.Add(8*time.Second), nil))
+	_, why := second.Expiry()
+	require.ErrorIs(t, why, ErrTimeout)
+	require.True(t, p.Remove(first))
+}

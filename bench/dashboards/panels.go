@@ -51,6 +51,8 @@ func quantiles(histogram, by string) []line {
 const failed = "engine_error|queue_full|queue_timeout|prefill_kv_exhausted|pool_timeout|draining|prefill_unavailable|prefill_failed|prefill_timeout|decode_unavailable|" +
 	"decode_failed|decode_timeout|overloaded|peer_lost|no_region_available|upstream_broken|upstream_incomplete|engine_drained|recompute_unresumable|internal_error"
 
+const noMixed = "only where ranks prefill and decode"
+
 var dashboards = []dashboard{overview, decodeBoard, prefillBoard, regionsBoard}
 
 var overview = dashboard{
@@ -155,6 +157,15 @@ var decodeBoard = dashboard{
 			}},
 			{title: "Error of predictions (Brier)", kind: graph, unit: "short", lines: one(`evenkeel_predictor_brier`, "{{model}} {{kind}}"),
 				idle: "scored once enough predictions were used"},
+		}},
+		{"Ranks that prefill and decode", []panel{
+			{title: "Backlog", says: "Prompt tokens that a rank has yet to compute.", kind: graph, unit: "short", lines: one(`evenkeel_rank_backlog_tokens`, "{{rank}}"), idle: noMixed},
+			{title: "Largest backlog as a multiple of the mean", kind: graph, unit: "short", lines: one(`evenkeel_backlog_imbalance_ratio`, "{{group}}"), idle: noMixed},
+			{title: "Steps in which a rank computes a prompt", kind: graph, unit: "percentunit",
+				lines: one(`sum by (group) (rate(evenkeel_prefill_steps_total[$rate])) / sum by (group) (rate(evenkeel_step_seconds_count[$rate]))`, "{{group}}"), idle: noMixed},
+			{title: "Rounds", kind: graph, unit: "ops", lines: one(`sum by (group) (rate(evenkeel_rounds_total[$rate]))`, "{{group}}"), idle: noMixed},
+			{title: "Ranks that a round fills", kind: graph, unit: "short", lines: quantiles("evenkeel_round_ranks", "group"), idle: noMixed},
+			{title: "Held for a round", kind: graph, unit: "s", lines: quantiles("evenkeel_round_hold_seconds", ""), idle: noMixed},
 		}},
 		{"Engines", []panel{
 			{title: "Decode engines", kind: graph, unit: "short", lines: one(`sum by (state) (evenkeel_engine_state{role="decode"})`, "{{state}}")},

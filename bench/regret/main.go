@@ -8,6 +8,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/csv"
+	"errors"
 	"flag"
 	"fmt"
 	"io"
@@ -44,6 +45,7 @@ type options struct {
 	out   string
 	csv   string
 	with  []string // policies beside the set
+	cr    bool     // requests cost something in half of the loads, and the default is judged without that
 	auto  string   // a policy that the twin chooses; empty: the set is judged
 }
 
@@ -66,10 +68,14 @@ func parse(args []string) (o options, err error) {
 	f.StringVar(&o.csv, "csv", "", "file for what each policy made of each load")
 	with := f.String("with", "", "more policies to judge beside the set, separated by blanks; none of them counts for what is best")
 	f.StringVar(&o.auto, "auto", "", "a policy like auto:br0,evenkeel,evenkeel:hold=0, to be judged beside those of its list on the loads whose answers drift; nothing else is")
+	f.BoolVar(&o.cr, "cr", false, "in half of the loads a request costs something in a step beside its KV tokens; the default is judged beside itself without what it makes of that, and nothing else is")
 	if err := f.Parse(args); err != nil {
 		return o, err
 	}
 	o.with = strings.Fields(*with)
+	if o.cr && (o.auto != "" || o.out != "") {
+		return o, errors.New("-cr: it judges one thing and prints it; leave -auto and -out away")
+	}
 	if o.loads < 1 {
 		return o, fmt.Errorf("-loads %d: there must be one", o.loads)
 	}
@@ -95,6 +101,7 @@ type trials struct {
 	loads    []*draw.Load
 	of       [][]outcome // by load, then by policy
 	shifted  [][]outcome // the same requests, begun elsewhere, under those
+	told     [][]outcome // the same requests under the policies that are told the law of steps; nil: none are
 	known    map[share][]float64
 }
 
@@ -110,10 +117,17 @@ func (o options) run(ctx context.Context, out io.Writer) error {
 		}
 		t.policies, t.shifts = slices.Concat(list, []string{o.auto}), nil
 	}
+	if o.cr {
+		t.policies, t.shifts, t.told = withRequests, nil, make([][]outcome, o.loads)
+	}
 	for i := range o.loads {
 		l := draw.New(o.seed, o.from+i)
 		if o.auto != "" {
 			l.Lasts = autoLasts
+		}
+		if o.cr {
+			l.DrawRequests(o.seed)
+			lastRequests(l)
 		}
 		if o.auto == "" || l.Drifts() {
 			t.loads = append(t.loads, l)
@@ -140,8 +154,11 @@ func (o options) run(ctx context.Context, out io.Writer) error {
 		return t.write(o.out)
 	}
 	text := (*trials).tables
-	if o.auto != "" {
+	switch {
+	case o.auto != "":
 		text = (*trials).autoTable
+	case o.cr:
+		text = (*trials).requestTable
 	}
 	_, err := fmt.Fprintln(out, text(t))
 	return err
@@ -165,9 +182,17 @@ func (t *trials) tryLoad(ctx context.Context, i int) error {
 	for _, run := range []struct {
 		policies []string
 		shift    float64
+		told     bool
 		to       *[]outcome
-	}{{t.policies, 0, &t.of[i]}, {t.shifts, 0.5, &t.shifted[i]}} {
+	}{{t.policies, 0, false, &t.of[i]}, {t.shifts, 0.5, false, &t.shifted[i]}, {t.policies[:min(2, len(t.policies))], 0, true, nil}} {
+		if run.told {
+			if t.told == nil {
+				continue
+			}
+			run.to = &t.told[i]
+		}
 		plan := t.loads[i].Plan(run.policies, run.shift)
+		plan.TellLaw = run.told
 		for _, p := range run.policies {
 			one := plan
 			one.Policies = []string{p}

@@ -6,7 +6,7 @@ import (
 	"math/rand/v2"
 
 	"evenkeel/bench/regret/draw"
-	"evenkeel/dispatcher/virtual"
+	"evenkeel/dispatcher/step"
 )
 
 // load is one that was drawn: requests, and the ranks that serve them.
@@ -18,7 +18,7 @@ type load struct {
 	slots  int
 	room   int64 // KV tokens of a rank; 0: unlimited
 	budget int32
-	law    virtual.Law
+	law    step.Model
 	rho    float64 // open loop: requests, as a share of what ranks could do that are always level; 0: closed
 	full   float64 // closed loop: requests that are there, as a share of the slots
 
@@ -75,9 +75,9 @@ func newLoad(seed uint64, number int) *load {
 	l.slots = int(math.Round(between(slotsFrom, slotsTo)))
 	l.budget = budgetFrom << r.IntN(budgets)
 	token, shared := between(tokenFrom, tokenTo), between(sharedFrom, sharedTo)
-	l.law = virtual.Law{
-		C0: logarithm(c0From, c0To), KV: logarithm(kvFrom, kvTo), Request: half(logarithm(requestFrom, reqTo)),
-		Own: token * (1 - shared), Shared: token * shared, Any: between(0, anyTo),
+	l.law = step.Model{
+		C0Ms: logarithm(c0From, c0To), C1Ms: logarithm(kvFrom, kvTo), RequestMs: half(logarithm(requestFrom, reqTo)),
+		OwnMs: token * (1 - shared), SharedMs: token * shared, PrefillMs: between(0, anyTo),
 	}
 	if l.rho = half(between(rhoFrom, rhoTo)); l.rho == 0 {
 		l.full = between(fullFrom, fullTo)
@@ -106,9 +106,9 @@ func (l *load) measure(room float64) {
 		l.room = int64(max(1.06*longest, room*slots*resident))
 		slots = max(1, min(slots, float64(l.room)/resident))
 	}
-	step := l.law.C0 + slots*(l.law.Request+l.law.KV*resident)
+	ms := l.law.C0Ms + slots*(l.law.RequestMs+l.law.C1Ms*resident)
 	g := float64(l.ranks)
-	each := outputs*step/(g*slots) + prompts*(l.law.Own+l.law.Shared)/g // ms of the group for each request
+	each := outputs*ms/(g*slots) + prompts*(l.law.OwnMs+l.law.SharedMs)/g // ms of the group for each request
 	l.stays = each * g * slots
 	l.gap = each / max(l.rho, 1e-9)
 	if l.rho == 0 {
@@ -153,5 +153,5 @@ func (l *load) String() string {
 		how = fmt.Sprintf("open, rho %.2f", l.rho)
 	}
 	return fmt.Sprintf("%d: %d ranks of %d slots, %s, %s, %.0f %% go on, budget %d, c0 %.0f ms",
-		l.number, l.ranks, l.slots, how, l.texts.String(), 100*l.chats, l.budget, l.law.C0)
+		l.number, l.ranks, l.slots, how, l.texts.String(), 100*l.chats, l.budget, l.law.C0Ms)
 }

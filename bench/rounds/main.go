@@ -86,7 +86,7 @@ func (o *options) one(ctx context.Context, out io.Writer) error {
 	l := newLoad(o.seeds[0], o.only)
 	fmt.Fprintf(out, "load %s\n", l)
 	for _, p := range policies() {
-		got, err := newRun(l, p).do(ctx)
+		got, err := serve(ctx, l, p)
 		if err != nil {
 			return err
 		}
@@ -110,7 +110,7 @@ func try(ctx context.Context, seed uint64, loads int, progress io.Writer) (*tria
 		workers.Go(func() {
 			for i := int(next.Add(1)) - 1; i < loads && ctx.Err() == nil; i = int(next.Add(1)) - 1 {
 				for _, p := range t.policies {
-					got, err := newRun(t.loads[i], p).do(ctx)
+					got, err := serve(ctx, t.loads[i], p)
 					if err != nil {
 						cancel(err)
 						return

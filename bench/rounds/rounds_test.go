@@ -14,17 +14,19 @@ func TestAccountsEndWhereTheyBegan(t *testing.T) {
 	for number := range 6 {
 		l := newLoad(9, number)
 		for _, p := range policies() {
-			s := newRun(l, p)
+			s, err := newRun(l, p)
+			require.NoError(t, err)
 			s.requests = s.requests[:200]
 			s.to = math.Inf(1) // until nothing is left to do
-			_, err := s.do(t.Context())
+			_, err = s.do(t.Context())
 			require.NoError(t, err)
 			require.Zero(t, s.unended, "%s on %s", p.name, l)
-			for r := range s.accounts {
-				a := &s.accounts[r]
-				require.Empty(t, a.pending)
-				a.pending = nil
-				require.Equal(t, account{}, *a, "%s on %s", p.name, l)
+			status := s.Boards.Status(s.Instant(s.Now))
+			require.Zero(t, status.Drift)
+			for r, w := range status.Models[0].Workers {
+				require.Zero(t, w.Used, "%s on %s", p.name, l)
+				require.Zero(t, w.Backlog, "%s on %s", p.name, l)
+				require.Zero(t, w.KVTokens, "%s on %s", p.name, l)
 				require.Zero(t, s.group.Ranks[r].KV)
 			}
 		}
@@ -33,24 +35,11 @@ func TestAccountsEndWhereTheyBegan(t *testing.T) {
 
 func TestTheSameLoadGivesTheSame(t *testing.T) {
 	t.Parallel()
-	a, err := newRun(newLoad(4, 3), policies()[set-1]).do(t.Context())
+	a, err := serve(t.Context(), newLoad(4, 3), policies()[set-1])
 	require.NoError(t, err)
-	b, err := newRun(newLoad(4, 3), policies()[set-1]).do(t.Context())
+	b, err := serve(t.Context(), newLoad(4, 3), policies()[set-1])
 	require.NoError(t, err)
 	require.Equal(t, a, b)
-}
-
-func TestBacklogFallsByTheBudgetLessDecodes(t *testing.T) {
-	a := account{}
-	a.send(1, 300, 200)
-	a.send(2, 100, 100)
-	a.stepped(150)
-	require.Equal(t, []pending{{1, 50}, {2, 100}}, a.pending)
-	a.begun(1, -20) // the prompt was shorter than it was taken for
-	require.EqualValues(t, 100, a.backlog)
-	require.EqualValues(t, 380, a.kv)
-	a.stepped(150)
-	require.EqualValues(t, 0, a.backlog)
 }
 
 func TestACacheForgetsTheOldest(t *testing.T) {

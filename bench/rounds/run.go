@@ -2,53 +2,53 @@ package main
 
 import (
 	"context"
+	"fmt"
 	"math"
 	"slices"
+	"strconv"
+	"time"
 
-	"evenkeel/dispatcher/rounds"
+	"evenkeel/dispatcher/board"
 	"evenkeel/dispatcher/virtual"
 	"evenkeel/stats"
 )
 
-// policy is who chooses the ranks of requests.
-type policy struct {
+// contender is who chooses the ranks of requests.
+type contender struct {
 	name  string
-	route func(s *run, q *request) int // of a proxy that sends each request when it comes
-	rule  rounds.Rule                  // of one that holds them, where route is nil
-	delay int                          // passes for which the engines hold prompts
-	every int64                        // steps of the engines between those that compute prompts
-	exact bool                         // the proxy knows how long prompts are
+	spec  string // of a policy of the server's, which holds requests in its pool
+	route router // of a proxy that sends each request when it comes; nil: spec decides
+	delay int    // passes for which the engines hold prompts
+	every int    // steps of the engines between those that compute prompts
+	exact bool   // the proxy knows how long prompts are
+	learn bool   // it learns what a step takes; else that is told
 }
 
-// run is a policy on a load.
+// run is a policy on a load: ranks in virtual time, and the server's own board before them.
 type run struct {
 	*load
-	policy
+	contender
+	virtual.Mixes
+	group    *virtual.MixedGroup
+	learner  board.Learner
+	learned  bool // something was, since tables were looked at
 	requests []request
-	group    virtual.Mixed
-	accounts []account
 	caches   []cache
 	seen     []asked // what engines told of their queues, which is up to 100 ms old
 	seenAt   float64
 	turn     int
 
-	now       float64
-	next      int // request
-	waiting   []rounds.Candidate
-	jobs      []int32 // of waiting
-	wake      float64
+	next      int        // request
+	queue     []int32    // of those that came, those that were not let go to the board, first come first served
+	pooled    int        // requests that wait on the board
+	bound     int        // requests that have a slot
 	under     []delivery // way to the engine, next first
-	planner   rounds.Planner
-	ranks     []rounds.Rank
-	rank      []int32 // by request: where it went
-	sent      []int32 // by request: the tokens that its account was charged with
+	rank      []int32    // by request: where it went
 	came      []float64
 	first     []float64
 	from, to  float64 // what is measured came then, ms
 	unended   int     // of those that came then
 	tokens    int
-	answers   int64 // tokens of those that ended, which a proxy sees
-	ended     int64
 	ttft      []float64
 	tpot      []float64
 	prefills  int // steps with one
@@ -59,8 +59,8 @@ type run struct {
 type asked struct{ running, waiting int }
 
 type delivery struct {
-	at  float64
-	job int32
+	at   float64
+	work virtual.Work
 }
 
 // Runs are measured over so many mean stays, after some more in which they settle.
@@ -70,6 +70,9 @@ const (
 	patient = 3 // times as long as that requests are waited for that came in it
 )
 
+// model is the one that all requests are for.
+const model = "m"
+
 // outcome is what a policy made of a load.
 type outcome struct {
 	tokens, ttft, ttft99, tpot50, tpot95 float64 // tokens/s, ms
@@ -78,18 +81,26 @@ type outcome struct {
 	cut                                  int     // requests that were not waited for
 }
 
-func newRun(l *load, p policy) *run {
+func newRun(l *load, p contender) (*run, error) {
 	until := (settles + lasts) * l.stays
 	n := int(until/l.gap*2) + 4*l.there + 100
 	s := &run{
-		load: l, policy: p, requests: l.requests(n, l.gap), wake: virtual.Never, from: settles * l.stays, to: until, seenAt: math.Inf(-1),
-		accounts: make([]account, l.ranks), caches: make([]cache, l.ranks), seen: make([]asked, l.ranks), ranks: make([]rounds.Rank, l.ranks),
-		rank: make([]int32, n), sent: make([]int32, n), came: make([]float64, n), first: make([]float64, n),
+		load: l, contender: p, requests: l.requests(n, l.gap), from: settles * l.stays, to: until, seenAt: math.Inf(-1),
+		caches: make([]cache, l.ranks), seen: make([]asked, l.ranks), rank: make([]int32, n), came: make([]float64, n), first: make([]float64, n),
 	}
-	s.group = virtual.Mixed{
-		Law: l.law, Budget: l.budget, Slots: l.slots, Room: l.room, Delay: p.delay, Interval: p.every, Ranks: make([]virtual.MixedRank, l.ranks), Ends: virtual.Never,
-		Cached: s.cached, Token: s.token, Finished: s.finished,
+	cfg := board.Config{Policy: p.spec}
+	if p.route != nil {
+		cfg.Parse = s.parse
 	}
+	b, err := board.New(cfg)
+	if err != nil {
+		return nil, err
+	}
+	s.Driver = virtual.NewDriver(b, time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC), model)
+	s.Mixes.Token, s.Mixes.Finished = s.token, s.finished
+	s.Bound, s.Other = s.send, s.other
+	s.Refused = func(e *board.Effect) { panic(e.Err) } // each request fits every rank, see length
+	s.fleet()
 	if l.rho == 0 { // the first ones come over a mean stay, the others when one has left
 		for i := range s.requests {
 			s.requests[i].at = virtual.Never
@@ -98,17 +109,47 @@ func newRun(l *load, p policy) *run {
 			}
 		}
 	}
-	return s
+	return s, nil
+}
+
+// serve is what a policy makes of a load.
+func serve(ctx context.Context, l *load, p contender) (outcome, error) {
+	s, err := newRun(l, p)
+	if err != nil {
+		return outcome{}, err
+	}
+	return s.do(ctx)
+}
+
+// fleet tells the board of the ranks, and of what a step takes.
+func (s *run) fleet() {
+	key := board.GroupKey{Model: model, Name: "0", Barrier: true}
+	ids := make([]int32, s.ranks)
+	workers := make([]board.Worker, s.ranks)
+	for i := range ids {
+		ids[i] = int32(i)
+		workers[i] = board.Worker{
+			ID: int32(i), Name: strconv.Itoa(i), Model: model, Group: key.Name, Barrier: true, Slots: s.slots, Capacity: s.room, Up: true,
+			Mixed: true, Budget: int(s.budget), Interval: s.every,
+		}
+	}
+	engines := virtual.Mixed{Law: s.law, Budget: s.budget, Slots: s.slots, Room: s.room, Delay: s.delay, Interval: int64(s.every)}
+	s.group = s.Add(key, engines, ids, s.cached)
+	s.Apply(board.SetWorkers{Workers: workers}, 0)
+	if s.learn {
+		return
+	}
+	s.Apply(board.Law{Group: key, StepModel: s.law}, 0)
 }
 
 // do runs it. It is over when all that came in the measured time have ended, or are waited for no longer.
 func (s *run) do(ctx context.Context) (outcome, error) {
 	last := s.to + patient*(s.to-s.from)
-	for turns := 0; s.now < s.to || s.unended > 0 && s.now < last; turns++ {
+	for turns := 0; s.Now < s.to || s.unended > 0 && s.Now < last; turns++ {
 		if turns%1024 == 0 && ctx.Err() != nil {
 			return outcome{}, ctx.Err()
 		}
-		at := min(s.group.Ends, s.wake)
+		at := s.Due()
 		if s.next < len(s.requests) {
 			at = min(at, s.requests[s.next].at)
 		}
@@ -118,30 +159,39 @@ func (s *run) do(ctx context.Context) (outcome, error) {
 		if at == virtual.Never {
 			break
 		}
-		s.now = at
-		if s.group.Ends <= at {
+		s.Now = max(s.Now, at)
+		if s.group.Ends <= s.Now {
 			s.step()
 		}
-		for len(s.under) > 0 && s.under[0].at <= at {
-			s.deliver(s.under[0].job)
-			s.under = s.under[1:]
-		}
-		for s.next < len(s.requests) && s.requests[s.next].at <= at {
-			s.arrive(int32(s.next))
-			s.next++
-		}
-		if s.route == nil {
-			s.decide()
-		}
-		s.group.Begin(at)
+		s.Turn(s.come)
 	}
 	return s.outcome(), nil
+}
+
+// come is what happens now beside the ends of steps.
+func (s *run) come() {
+	if s.learned {
+		s.learned = false
+		built, _ := s.learner.Rebuild(s.Instant(s.Now))
+		for _, t := range built {
+			s.Apply(t, s.Now)
+		}
+	}
+	for len(s.under) > 0 && s.under[0].at <= s.Now {
+		s.group.Add(int(s.rank[s.under[0].work.Job]), s.under[0].work)
+		s.under = s.under[1:]
+	}
+	for s.next < len(s.requests) && s.requests[s.next].at <= s.Now {
+		s.arrive(int32(s.next))
+		s.next++
+	}
+	s.letGo()
 }
 
 func (s *run) outcome() outcome {
 	for job := range s.next { // who has no token yet has waited for so long at least
 		if s.first[job] == 0 && s.measured(s.came[job]) {
-			s.ttft = append(s.ttft, s.now-s.came[job])
+			s.ttft = append(s.ttft, s.Now-s.came[job])
 		}
 	}
 	slices.Sort(s.ttft)
@@ -165,55 +215,62 @@ func (s *run) outcome() outcome {
 func (s *run) measured(at float64) bool { return s.from <= at && at < s.to }
 
 func (s *run) step() {
-	if s.measured(s.now) {
+	if s.measured(s.Now) {
 		s.steps++
 		if n := s.group.Prefilling; n > 0 {
 			s.prefills++
 			s.computing += float64(n) / float64(s.load.ranks)
 		}
 	}
-	for i := range s.accounts {
-		s.accounts[i].stepped(s.budget)
-	}
-	s.group.Finish()
 }
 
 func (s *run) arrive(job int32) {
-	q := &s.requests[job]
-	s.came[job] = s.now
-	if s.measured(s.now) {
+	s.came[job] = s.Now
+	if s.measured(s.Now) {
 		s.unended++
 	}
-	if s.route != nil {
-		s.send(job, s.route(s, q))
-		return
-	}
-	s.waiting = append(s.waiting, rounds.Candidate{Prompt: s.length(q), Since: math.NaN(), Until: math.Inf(1)})
-	s.jobs = append(s.jobs, job)
+	s.queue = append(s.queue, job)
 }
 
-// length is what the proxy takes a prompt for.
+// letGo lets requests go to the board: as many as there are free slots, and half as many again. A router has each at once.
+func (s *run) letGo() {
+	free := s.load.ranks*s.slots - s.bound
+	for len(s.queue) > 0 && (s.route != nil || s.pooled < max(1, free+free/2)) {
+		job := s.queue[0]
+		s.queue = s.queue[1:]
+		q := &s.requests[job]
+		now := s.Instant(s.Now)
+		s.pooled++
+		s.Apply(board.Enqueue{
+			Entry: &board.Entry{ID: uint64(job) + 1, Model: model, Mixed: true, Prompt: int(s.length(q)), Arrival: now, Entered: now},
+			Hits:  s.hits(q),
+		}, s.Now)
+		if s.route != nil { // it knows of those before
+			s.Look(s.Now)
+		}
+	}
+}
+
+// length is what the proxy takes a prompt for: not for more than a rank has room for, or the board would turn it away.
 func (s *run) length(q *request) int32 {
-	if s.exact {
-		return q.prompt
+	n := q.prompt
+	if !s.exact {
+		n = max(1, int32(float64(q.prompt)*q.guessed))
 	}
-	return max(1, int32(float64(q.prompt)*q.guessed))
+	if s.room > 0 {
+		n = min(n, int32(0.95*float64(s.room)))
+	}
+	return n
 }
 
-func (s *run) uncached(q *request, r int) int32 {
-	n := s.length(q)
-	if q.shared == 0 {
-		return n
-	}
-	return max(1, n-min(q.shared, s.caches[r].holds(q.chat))/block*block)
-}
-
-// send puts a request on its way to a rank.
-func (s *run) send(job int32, r int) {
+// send puts a request on its way to the rank that the board chose.
+func (s *run) send(e *board.Effect) {
+	job := int32(e.Entry.ID - 1)
 	q := &s.requests[job]
-	s.rank[job], s.sent[job] = int32(r), s.length(q)
-	s.accounts[r].send(job, s.sent[job], s.uncached(q, r))
-	d := delivery{s.now + q.late, job}
+	s.pooled--
+	s.bound++
+	s.rank[job] = e.Bound.Worker
+	d := delivery{s.Now + q.late, virtual.Work{Job: job, Slot: e.Bound.Slot, Prompt: q.prompt, Left: q.output}}
 	i, _ := slices.BinarySearchFunc(s.under, d, func(a, b delivery) int {
 		if a.at <= b.at {
 			return -1
@@ -223,67 +280,19 @@ func (s *run) send(job int32, r int) {
 	s.under = slices.Insert(s.under, i, d)
 }
 
-func (s *run) deliver(job int32) {
-	q := &s.requests[job]
-	s.group.Add(int(s.rank[job]), virtual.Work{Job: job, Prompt: q.prompt, Left: q.output})
-}
-
-// decide asks for a round.
-func (s *run) decide() {
-	s.wake = virtual.Never
-	if len(s.waiting) == 0 {
-		return
-	}
-	free := 0
-	decoding := 0
-	for i := range s.ranks {
-		a := &s.accounts[i]
-		k := rounds.Rank{Slots: max(0, s.slots-a.requests), Room: math.MaxInt64 / 2, Backlog: a.backlog, Load: float64(a.kv) + float64(a.requests)*s.law.Request/s.law.KV}
-		if s.room > 0 {
-			k.Room = s.room - s.room/100 - a.kv - s.growth(a.decoding)
-			if a.requests == 0 {
-				k.Room = s.room
-			}
+// other learns how long answers are, as the server does.
+func (s *run) other(e *board.Effect) {
+	switch e.Kind {
+	case board.EffectSubject:
+		if err := s.learner.Follow(e.Subject, e.Fit); err != nil {
+			panic(err) // it begins with nothing
 		}
-		s.ranks[i] = k
-		free += k.Slots
-		decoding += a.decoding
+	case board.EffectEnding:
+		s.learner.Learn(&e.Ending)
+		s.learned = true
+	case board.EffectInvalid, board.EffectFallback:
+		panic(fmt.Sprintf("%s: %s %v", s.name, e.Label, e.Err))
 	}
-	if free == 0 {
-		return
-	}
-	n := min(len(s.waiting), free+free/2)
-	for i := range n {
-		c := &s.waiting[i]
-		c.Hits = s.hits(c.Hits[:0], &s.requests[s.jobs[i]])
-	}
-	g := rounds.Group{Ranks: s.ranks, Decoding: decoding, Slots: len(s.ranks) * s.slots, Own: s.law.Own / 1000, Request: s.law.Request / s.law.KV}
-	picks, wake := s.planner.Decide(s.now/1000, &g, s.waiting[:n], s.rule)
-	s.wake = max(wake*1000, math.Nextafter(s.now, virtual.Never))
-	slices.SortFunc(picks, func(a, b rounds.Pick) int { return int(a.Candidate - b.Candidate) })
-	for _, k := range picks {
-		s.send(s.jobs[k.Candidate], int(k.Rank))
-		s.jobs[k.Candidate] = -1
-	}
-	if len(picks) > 0 {
-		kept := 0
-		for i, job := range s.jobs {
-			if job >= 0 {
-				s.waiting[kept], s.jobs[kept] = s.waiting[i], job
-				kept++
-			}
-		}
-		clear(s.waiting[kept:])
-		s.waiting, s.jobs = s.waiting[:kept], s.jobs[:kept]
-	}
-}
-
-// growth is how many tokens answers of a rank get until the next one of them ends, in the mean.
-func (s *run) growth(decoding int) int64 {
-	if decoding == 0 || s.ended == 0 {
-		return 0
-	}
-	return s.answers / s.ended
 }
 
 func (s *run) cached(rank int, w *virtual.Work) int32 {
@@ -294,20 +303,19 @@ func (s *run) cached(rank int, w *virtual.Work) int32 {
 	return min(q.shared, s.caches[rank].holds(q.chat)) / block * block
 }
 
-func (s *run) token(rank int, w *virtual.Work) {
-	a, q := &s.accounts[rank], &s.requests[w.Job]
-	if s.measured(s.now) {
+func (s *run) token(_ *virtual.MixedGroup, rank int, w *virtual.Work) {
+	q := &s.requests[w.Job]
+	if s.measured(s.Now) {
 		s.tokens++
 	}
 	if w.Gen == 1 {
-		a.begun(w.Job, int64(q.prompt)-int64(s.sent[w.Job]))
-		s.first[w.Job] = s.now
+		s.Apply(board.Recount{Model: model, Slot: w.Slot, Prompt: int(w.Prompt)}, s.Now)
+		s.first[w.Job] = s.Now
 		if s.measured(s.came[w.Job]) {
-			s.ttft = append(s.ttft, s.now-s.came[w.Job])
+			s.ttft = append(s.ttft, s.Now-s.came[w.Job])
 		}
 		s.keep(rank, q, w.Prompt)
 	}
-	a.kv++
 }
 
 func (s *run) keep(rank int, q *request, tokens int32) {
@@ -321,22 +329,20 @@ func (s *run) keep(rank int, q *request, tokens int32) {
 	s.caches[rank].keep(q.chat, tokens, room)
 }
 
-func (s *run) finished(rank int, w *virtual.Work) {
+func (s *run) finished(_ *virtual.MixedGroup, rank int, w *virtual.Work) {
 	q := &s.requests[w.Job]
-	s.accounts[rank].ended(int64(w.Prompt) + int64(w.Gen))
-	s.answers += int64(w.Gen)
-	s.ended++
+	s.bound--
 	s.keep(rank, q, w.Prompt+w.Gen)
 	if s.measured(s.came[w.Job]) {
 		s.unended--
 		if w.Gen > 1 {
-			s.tpot = append(s.tpot, (s.now-s.first[w.Job])/float64(w.Gen-1))
+			s.tpot = append(s.tpot, (s.Now-s.first[w.Job])/float64(w.Gen-1))
 		}
 	}
 	if s.rho == 0 {
 		for i := s.next; i < len(s.requests); i++ {
 			if s.requests[i].at == virtual.Never {
-				s.requests[i].at = s.now
+				s.requests[i].at = s.Now
 				break
 			}
 		}

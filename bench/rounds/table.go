@@ -11,7 +11,7 @@ import (
 // trials are all policies on the loads of a seed.
 type trials struct {
 	seed     uint64
-	policies []policy
+	policies []contender
 	loads    []*load
 	of       [][]outcome // by load, then by policy
 }

@@ -13,11 +13,12 @@ type Fleet struct {
 	Transfer int // steps between an admission and the first token; slot and KV are taken meanwhile
 }
 
-// Group is ranks that step together. A step takes C0Ms + C1Ms times the largest
-// load, in KV tokens times the rank's Cost.
+// Group is ranks that step together. A step takes C0Ms and what the slowest rank takes: C1Ms for each of its KV tokens
+// and RequestMs for each of its requests, times the rank's Cost.
 type Group struct {
 	Name       string
 	C0Ms, C1Ms float64
+	RequestMs  float64
 	Ranks      []Rank
 }
 
@@ -78,6 +79,9 @@ func (f *Fleet) Validate() error {
 		g := &f.Groups[i]
 		if !(g.C0Ms > 0 && g.C0Ms <= 1e6) || !(g.C1Ms >= 0 && g.C1Ms <= 1e3) {
 			return fmt.Errorf("group %q: c0_ms %v must be above 0 and c1_ms %v not below", g.Name, g.C0Ms, g.C1Ms)
+		}
+		if !(g.RequestMs >= 0 && g.RequestMs <= 1e3) || g.RequestMs > 0 && g.C1Ms == 0 {
+			return fmt.Errorf("group %q: request_ms %v must not be below 0, and wants a c1_ms above 0", g.Name, g.RequestMs)
 		}
 		n += len(g.Ranks)
 		for k := range g.Ranks {
@@ -159,5 +163,5 @@ func (g *Group) tokensPerMs(resident float64) float64 {
 	if slots == 0 {
 		return 0
 	}
-	return slots / (g.C0Ms + g.C1Ms*resident*slots/capacity)
+	return slots / (g.C0Ms + (g.C1Ms*resident+g.RequestMs)*slots/capacity)
 }

@@ -105,13 +105,14 @@ func (m *meter) finished(now float64, q *job) {
 // step measures the step that begins and returns how long it takes.
 func (m *meter) step(g *virtual.Group, first bool, now float64) float64 {
 	m.loads = m.loads[:0]
-	running, largest, costly, sumCost := 0, 0.0, 0.0, 0.0 // KV tokens times what they cost
+	running, largest, costly, sumCost := 0, 0.0, 0.0, 0.0 // loads as steps feel them
 	for _, w := range g.Ranks {
 		tokens, n := w.Load(g.Step)
 		m.loads = append(m.loads, tokens)
 		running += n
-		largest = max(largest, float64(tokens)*w.Cost)
-		costly += float64(tokens) * w.Cost
+		load := w.Feels(tokens, n)
+		largest = max(largest, load)
+		costly += load
 		sumCost += 1 / w.Cost
 	}
 	most, least, sum := slices.Max(m.loads), slices.Min(m.loads), int64(0)
@@ -119,8 +120,8 @@ func (m *meter) step(g *virtual.Group, first bool, now float64) float64 {
 		sum += l
 	}
 	imbalance := float64(int64(len(m.loads))*most - sum)
-	kvMs := g.C1Ms * largest
-	ms := g.C0Ms + kvMs
+	kvMs := g.Law.C1Ms * largest
+	ms := g.Law.C0Ms + kvMs
 	if m.keep && first {
 		m.keepStep(g, now, ms)
 	}
@@ -137,7 +138,7 @@ func (m *meter) step(g *virtual.Group, first bool, now float64) float64 {
 	m.running += float64(running)
 	m.ms += ms
 	m.kvMs += kvMs
-	m.idealMs += g.C0Ms + g.C1Ms*float64(sum)/sumCost
+	m.idealMs += g.Law.C0Ms + (g.Law.C1Ms*float64(sum)+g.Law.RequestMs*float64(running))/sumCost
 	return ms
 }
 

@@ -74,7 +74,8 @@ func newRun(fleet *Fleet, load Load, w *workload, cfg board.Config) (*run, error
 	}
 	for i := range fleet.Groups {
 		plan := &fleet.Groups[i]
-		g := &group{Group: virtual.NewGroup(board.GroupKey{Model: model, Name: strconv.Itoa(i), Barrier: true}, plan.C0Ms, plan.C1Ms)}
+		g := &group{Group: virtual.NewGroup(board.GroupKey{Model: model, Name: strconv.Itoa(i), Barrier: true},
+			board.StepModel{C0Ms: plan.C0Ms, C1Ms: plan.C1Ms, RequestMs: plan.RequestMs})}
 		for _, p := range plan.Ranks {
 			w := &worker{Rank: &virtual.Rank{ID: int32(len(r.workers)), Slots: p.Slots, Capacity: p.Capacity, Cost: p.Cost, Group: g.Group}, plan: p}
 			r.workers = append(r.workers, w)
@@ -259,7 +260,7 @@ func (r *run) comeAndGo() {
 	for _, g := range r.groups {
 		if r.law && !g.told && len(g.Ranks) > 0 {
 			g.told = true
-			r.Apply(board.Law{Group: g.Key, StepModel: board.StepModel{C0Ms: g.C0Ms, C1Ms: g.C1Ms}}, r.Now)
+			r.Apply(board.Law{Group: g.Key, StepModel: g.Law}, r.Now)
 		}
 	}
 }

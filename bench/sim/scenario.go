@@ -23,6 +23,7 @@ type groupFile struct {
 	Name  string     `yaml:"name"`
 	C0Ms  *float64   `yaml:"c0_ms"`
 	C1Ms  *float64   `yaml:"c1_ms"`
+	Each  *float64   `yaml:"request_ms"`
 	Ranks []rankFile `yaml:"ranks"`
 }
 
@@ -64,7 +65,7 @@ func ParseScenario(text []byte, like Fleet) (f Fleet, err error) {
 	}
 	group := &like.Groups[0]
 	for i, g := range in.Groups {
-		out := Group{Name: cmp.Or(g.Name, "group "+strconv.Itoa(i)), C0Ms: or(g.C0Ms, group.C0Ms), C1Ms: or(g.C1Ms, group.C1Ms)}
+		out := Group{Name: cmp.Or(g.Name, "group "+strconv.Itoa(i)), C0Ms: or(g.C0Ms, group.C0Ms), C1Ms: or(g.C1Ms, group.C1Ms), RequestMs: or(g.Each, group.RequestMs)}
 		for k, r := range g.Ranks {
 			rank, err := r.rank(&group.Ranks[0])
 			if err != nil {

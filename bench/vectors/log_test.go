@@ -60,7 +60,7 @@ func record(t *testing.T, spec, file string) {
 			Config: board.Config{
 				Policy: spec, Window: board.DefaultWindow, TickLimit: time.Hour,
 				Predictor: board.PredictorConfig{Kind: predictor.KindSurvival},
-				StepModel: board.StepModel{C0Ms: 20, C1Ms: 1e-3},
+				StepModel: board.StepModel{C0Ms: 20, C1Ms: 1e-3, RequestMs: 0.7},
 			},
 			DecisionLog: dispatcher.DecisionLogConfig{File: file},
 		})
@@ -107,7 +107,10 @@ func TestALogLineReadsBackAsItWas(t *testing.T) {
 		whole := func(most int32, what string) int32 { return rapid.Int32Range(0, most).Draw(t, what) }
 		number := func(what string) float32 { return rapid.Float32Range(0, 1e6).Draw(t, what) }
 		s := policy.Snapshot{
-			MaxAgeMs: number("guard"), StepMs: number("step"), C0Ms: number("c0"), C1Ms: number("c1"), Budget: whole(4000, "budget"),
+			MaxAgeMs: number("guard"), StepMs: number("step"), C0Ms: number("c0"), C1Ms: number("c1"), Budget: whole(4000, "budget"), RequestTokens: int64(whole(40_000, "tokens of a request")),
+		}
+		if s.Mixed = rapid.Bool().Draw(t, "mixed"); s.Mixed {
+			s.OwnMs, s.RequestTokens = number("own"), int64(whole(1<<20, "request"))
 		}
 		slot := int32(0)
 		for id := range whole(3, "workers") {
@@ -123,6 +126,9 @@ func TestALogLineReadsBackAsItWas(t *testing.T) {
 				q := &w.Running[n-1]
 				q.Away = whole(q.Prompt+q.Generated, "away")
 			}
+			if s.Mixed {
+				w.Backlog = int64(whole(1<<30, "backlog"))
+			}
 			s.Workers = append(s.Workers, w)
 		}
 		for id := range whole(4, "pool") {
@@ -130,6 +136,15 @@ func TestALogLineReadsBackAsItWas(t *testing.T) {
 				ID: uint64(id) + 1<<63, Prompt: whole(1<<20, "prompt"), Age: whole(1<<20, "age"), WaitMs: number("wait"),
 				Urgent: rapid.Bool().Draw(t, "urgent"), Key: rapid.Uint64().Draw(t, "key"),
 			})
+			if e := &s.Pool[id]; s.Mixed {
+				e.HeldMs, e.UrgentInMs, e.Express = -1, rapid.Float64Range(0, 1e9).Draw(t, "urgent in"), rapid.Bool().Draw(t, "express")
+				if rapid.Bool().Draw(t, "held") {
+					e.HeldMs = rapid.Float64Range(0, 1e9).Draw(t, "ms")
+				}
+				for range whole(2, "hits") {
+					e.Hits = append(e.Hits, policy.Hit{Worker: whole(9, "rank"), Tokens: int(whole(1<<20, "tokens"))})
+				}
+			}
 		}
 		outputs := rapid.SliceOfN(rapid.Int32Range(1, 1<<16), 0, 9).Draw(t, "outputs")
 		slices.Sort(outputs)

@@ -64,8 +64,13 @@ type snapshotJSON struct {
 	StepMs  float32      `json:"step_ms"`
 	C0Ms    float32      `json:"c0_ms"`
 	C1Ms    float32      `json:"c1_ms"`
-	Budget  int32        `json:"budget"`  // evaluations, 0 = the policy's own
-	Outputs []int32      `json:"outputs"` // finished lengths, of which the mean counts
+	Request int64        `json:"request_tokens"` // KV tokens that a request weighs as much as
+	Budget  int32        `json:"budget"`         // evaluations, 0 = the policy's own
+	Outputs []int32      `json:"outputs"`        // finished lengths, of which the mean counts
+
+	// Of ranks that prefill and decode.
+	Mixed bool    `json:"mixed"`
+	OwnMs float32 `json:"own_prefill_ms"`
 }
 
 type workerJSON struct {
@@ -76,6 +81,7 @@ type workerJSON struct {
 	Cost     float32       `json:"cost"`
 	Others   int64         `json:"others_tokens"` // of requests that are not the dispatcher's
 	Running  []requestJSON `json:"running"`
+	Backlog  int64         `json:"backlog_tokens"` // of ranks that prefill
 }
 
 type requestJSON struct {
@@ -98,6 +104,12 @@ type entryJSON struct {
 	Urgent bool    `json:"urgent"`
 	Key    uint64  `json:"key"`
 	Start  int32   `json:"start"` // errStart
+
+	// Of ranks that prefill.
+	HeldMs     *float64   `json:"held_ms"`
+	UrgentInMs float64    `json:"urgent_in_ms"`
+	Express    bool       `json:"express"`
+	Hits       [][2]int32 `json:"hits"` // worker and tokens
 }
 
 // errStart is what is said of a request with start, the steps until its first token, which older decision logs have.
@@ -157,7 +169,13 @@ const maxCost = 1000
 func (in *snapshotJSON) snapshot() (policy.Snapshot, error) {
 	s := policy.Snapshot{
 		MaxAgeMs: float32(deref(in.MaxAgeMs)),
-		StepMs:   in.StepMs, C0Ms: in.C0Ms, C1Ms: in.C1Ms, Budget: in.Budget,
+		StepMs:   in.StepMs, C0Ms: in.C0Ms, C1Ms: in.C1Ms, Budget: in.Budget, RequestTokens: in.Request, Mixed: in.Mixed,
+	}
+	if in.Request < 0 {
+		return s, errors.New("request_tokens cannot be negative")
+	}
+	if in.Mixed {
+		s.OwnMs = in.OwnMs
 	}
 	if len(in.Outputs) > 0 {
 		s.MeanOutput = predictor.NewSurvival(in.Outputs).MeanOutput()
@@ -170,7 +188,10 @@ func (in *snapshotJSON) snapshot() (policy.Snapshot, error) {
 		if w.Others < 0 {
 			return s, fmt.Errorf("worker %d: others_tokens cannot be negative", w.ID)
 		}
-		worker := policy.Worker{ID: w.ID, Free: w.Free, Up: w.Up == nil || *w.Up, Capacity: w.Capacity, Cost: w.Cost, Others: w.Others}
+		if w.Backlog < 0 {
+			return s, fmt.Errorf("worker %d: backlog_tokens cannot be negative", w.ID)
+		}
+		worker := policy.Worker{ID: w.ID, Free: w.Free, Up: w.Up == nil || *w.Up, Capacity: w.Capacity, Cost: w.Cost, Others: w.Others, Backlog: w.Backlog}
 		for i, r := range w.Running {
 			if r.Prompt < 0 || r.Generated < 0 {
 				return s, fmt.Errorf("worker %d, running[%d]: prompt and generated cannot be negative", w.ID, i)
@@ -207,9 +228,13 @@ func (in *snapshotJSON) snapshot() (policy.Snapshot, error) {
 		if e.Start != 0 {
 			return s, fmt.Errorf("pool entry %d: %w", e.ID, errStart)
 		}
-		s.Pool = append(s.Pool, policy.Entry{
+		entry := policy.Entry{
 			ID: e.ID, Prompt: e.Prompt, Age: e.Age, WaitMs: e.WaitMs, Urgent: e.Urgent, Key: e.Key,
-		})
+		}
+		if in.Mixed {
+			e.wait(&entry)
+		}
+		s.Pool = append(s.Pool, entry)
 	}
 	slices.SortStableFunc(s.Workers, func(a, b policy.Worker) int { return cmp.Compare(a.ID, b.ID) })
 	for i := 1; i < len(s.Workers); i++ {
@@ -225,4 +250,15 @@ func (in *snapshotJSON) snapshot() (policy.Snapshot, error) {
 		seen[e.ID] = true
 	}
 	return s, nil
+}
+
+// wait is what only ranks that prefill want to know of an entry.
+func (e *entryJSON) wait(to *policy.Entry) {
+	to.HeldMs, to.UrgentInMs, to.Express = -1, max(0, e.UrgentInMs), e.Express // without held_ms it could never be sent
+	if e.HeldMs != nil && *e.HeldMs >= 0 {
+		to.HeldMs = *e.HeldMs
+	}
+	for _, h := range e.Hits {
+		to.Hits = append(to.Hits, policy.Hit{Worker: h[0], Tokens: int(h[1])})
+	}
 }

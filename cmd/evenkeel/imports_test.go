@@ -28,7 +28,7 @@ var mayImport = map[string][]string{
 	"mooncake":            {"rawjson"},
 	"predictor":           {},
 	"dispatcher/subset":   {},
-	"dispatcher/policy":   {"dispatcher/subset", "namedargs"},
+	"dispatcher/policy":   {"dispatcher/rounds", "dispatcher/subset", "namedargs"},
 	"dispatcher/fakes":    {"dispatcher/policy"},
 	"dispatcher/step":     {},
 	"dispatcher/ahead":    {},
@@ -39,7 +39,7 @@ var mayImport = map[string][]string{
 	"dispatcher/rounds":   {},
 	"dispatcher/grounds":  {},
 	"dispatcher/verdict":  {},
-	"dispatcher/virtual":  {"dispatcher/board"},
+	"dispatcher/virtual":  {"dispatcher/board", "dispatcher/step"},
 	"dispatcher/twin":     {"dispatcher/board", "dispatcher/virtual", "pool"},
 	"dispatcher":          {"dispatcher/board", "dispatcher/effort", "dispatcher/forecast", "dispatcher/grounds", "dispatcher/twin", "dispatcher/verdict", "pool", "predictor", "dispatcher/policy"},
 	"engine":              {"engine/circuit", "mooncake", "socket", "sse"},
@@ -98,7 +98,7 @@ var mayImport = map[string][]string{
 	"gateway/top":         {"gateway/live"},
 	"gateway/admin":       {"gateway", "gateway/owner", "geo", "gateway/config", "gateway/live", "gateway/openai", "gateway/receipt", "prefill"},
 	"bench":               {"bench", "geo", "geo/policy", "prefill", "prefill/policy", "prefill/index", "dispatcher", "dispatcher/board", "dispatcher/policy", "dispatcher/subset", "dispatcher/twin", "pool", "predictor", "engine", "sse", "mooncake", "rawjson", "namedargs", "stats"},
-	"bench/rounds":        {"bench", "dispatcher/rounds", "dispatcher/virtual", "stats"},
+	"bench/rounds":        {"bench", "dispatcher/board", "dispatcher/policy", "dispatcher/rounds", "dispatcher/step", "dispatcher/virtual", "stats"},
 	"bench/sim":           {"bench", "dispatcher/board", "dispatcher/twin", "dispatcher/virtual", "stats"}, // what it simulates is what ships
 	"docs":                {},
 	"docs/book":           {},
@@ -110,7 +110,7 @@ var mayImport = map[string][]string{
 }
 
 // pure packages are functions of their arguments: no clock, no I/O, no network.
-var pure = []string{"rawjson", "namedargs", "stats", "sse", "mooncake", "predictor", "geo/policy", "prefill/queue", "prefill/ledger", "prefill/cache", "prefill/fit", "prefill/steer", "prefill/policy", "prefill/index", "dispatcher/ahead", "dispatcher/board", "dispatcher/effort", "dispatcher/forecast", "dispatcher/grounds", "dispatcher/policy", "dispatcher/step", "dispatcher/subset", "dispatcher/twin", "dispatcher/verdict", "dispatcher/virtual", "engine/circuit", "gateway/advice", "gateway/incident", "gateway/life", "gateway/timeline"}
+var pure = []string{"rawjson", "namedargs", "stats", "sse", "mooncake", "predictor", "geo/policy", "prefill/queue", "prefill/ledger", "prefill/cache", "prefill/fit", "prefill/steer", "prefill/policy", "prefill/index", "dispatcher/ahead", "dispatcher/board", "dispatcher/effort", "dispatcher/forecast", "dispatcher/grounds", "dispatcher/policy", "dispatcher/rounds", "dispatcher/step", "dispatcher/subset", "dispatcher/twin", "dispatcher/verdict", "dispatcher/virtual", "engine/circuit", "gateway/advice", "gateway/incident", "gateway/life", "gateway/timeline"}
 
 var impure = []string{"os", "net", "net/http", "log", "log/slog", "time/tzdata", "os/exec", "syscall", "sync", "github.com/valyala/fasthttp", "go.uber.org/zap"}
 

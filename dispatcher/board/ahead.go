@@ -7,11 +7,12 @@ package board
 
 // admits is how many requests more a policy may send to the rank: as many as slots are free, and
 // those ahead, if the policy sends any. A rank that is limited, or of whose slots others have
-// some, gets none, and so does one whose early entries must begin at once.
+// some, gets none, and so does one whose early entries must begin at once, or one that is mixed: what is sent
+// beyond its slots would be computed in any step.
 func (r *rank) admits(p *decider) int {
 	free := r.free()
 	switch {
-	case !p.ahead || r.Limit > 0 || r.group == nil:
+	case !p.ahead || r.Limit > 0 || r.group == nil || r.Mixed:
 	case !r.Early:
 		free += r.group.lag.Slots(min(len(r.slots), r.Slots))
 	case r.AtOnce:

@@ -5,7 +5,7 @@ import (
 )
 
 func (e Enqueue) apply(b *Boards) {
-	b.enqueue(entrant{entry: e.Entry, local: e.Local, grounds: e.Grounds, output: e.Output})
+	b.enqueue(entrant{entry: e.Entry, local: e.Local, grounds: e.Grounds, output: e.Output, hits: e.Hits})
 }
 
 func (e Withdraw) apply(b *Boards) { b.withdraw(e.Entry) }

@@ -28,22 +28,24 @@ func HoldsNothing(spec string) string {
 	return sp.String()
 }
 
-// prefillsLater takes in whether the ranks are early, and says whether that has changed.
+// prefillsLater takes in whether the ranks are early, or mixed, and says whether that has changed.
 func (b *board) prefillsLater(ws []Worker) (changed bool) {
 	was := b.early
 	if len(ws) > 0 { // else those that come back will tell
 		b.early = slices.ContainsFunc(ws, func(w Worker) bool { return w.Early })
+		b.mixed = slices.ContainsFunc(ws, func(w Worker) bool { return w.Mixed })
 	}
 	return b.early != was
 }
 
 // seeStarts counts the requests of a rank as decoding whose first event has come.
 func (b *board) seeStarts(r *rank) {
-	for _, slot := range r.slots {
-		if c := &b.ledger.table[slot]; c.unread && b.started(slot) {
+	for i, slot := range r.slots {
+		if c := &b.ledger.table[slot]; c.unread && b.started(slot) && (c.had == 0 || r.running[i].Generated > c.had) {
 			c.unread = false
 			r.early--
 			r.later -= int64(c.prompt)
+			b.finish(r, slot)
 		}
 	}
 }

@@ -39,15 +39,23 @@ func (b *board) bind(g *group, p *decider, a policy.Assignment, now time.Time) (
 // admit charges an entry that has left the pool, and has its caller told.
 func (b *board) admit(r *rank, w entrant, how Bound, now time.Time) {
 	e := w.entry
+	if r.Mixed {
+		if how.NewTokens = w.uncached(r.ID); !w.since.IsZero() {
+			how.Held = max(0, now.Sub(w.since))
+		}
+	}
 	c := charge{
 		id: e.ID, key: e.Key, prefiller: e.Prefiller, prompt: w.prompt(), age: tokens(e.Age), newTokens: how.NewTokens, discard: e.Discard, waits: how.Beyond, since: now,
-		early: e.Early, unread: e.Early, strays: e.Response && r.Strays && !e.Early, // what is bound before its prefill has its KV where that sends it
+		early: e.Early, unread: e.Early || r.Mixed, strays: e.Response && r.Strays && !e.Early, // what is bound before its prefill has its KV where that sends it
 	}
 	if e.Early {
 		how.StepMs = r.group.stepMs()
 	}
 	how.Full = how.Beyond || r.free() <= 0 || r.Capacity > 0 && r.kv+int64(w.prompt()) > r.room()
 	how.Slot = b.charge(r, c)
+	if r.Mixed {
+		b.owe(r, how.Slot, how.NewTokens, len(r.computing))
+	}
 	how.Step = b.ledger.table[how.Slot].bound
 	if b.pairs.out > 0 {
 		b.pairs.send(&b.ledger.table[how.Slot], now)

@@ -66,7 +66,7 @@ func (l *Boards) Next() time.Time {
 			outage = time.Time{} // nobody waits for its end
 		}
 		held := b.heldUntil
-		if !b.windowEnds.IsZero() {
+		if !b.windowEnds.IsZero() && !b.mixed {
 			held = time.Time{} // the window ends soon, and held entries are not looked at before
 		}
 		for _, t := range [...]time.Time{b.windowEnds, held, b.wakeShy, b.pairs.checkAt, b.pool.NextDeadline(), outage} {

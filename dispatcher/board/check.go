@@ -51,10 +51,16 @@ func (c *Config) checkNumbers(bad func(key, format string, args ...any)) {
 	if c.BindAhead < AheadAuto {
 		bad("bind.ahead", "%d; write how many requests a rank may have beyond its slots, or auto", c.BindAhead)
 	}
-	for key, v := range map[string]float64{"c0_ms": c.StepModel.C0Ms, "c1_ms": c.StepModel.C1Ms} {
+	m := &c.StepModel
+	for key, v := range map[string]float64{
+		"c0_ms": m.C0Ms, "c1_ms": m.C1Ms, "request_ms": m.RequestMs, "own_prefill_ms": m.OwnMs, "shared_prefill_ms": m.SharedMs, "prefill_step_ms": m.PrefillMs,
+	} {
 		if !(v >= 0) {
 			bad("dispatch.step_model."+key, "%v ms; write what `evenkeel fit step` found, or 0 to have it learned", v)
 		}
+	}
+	if m.RequestMs > 0 && m.C1Ms == 0 {
+		bad("dispatch.step_model.request_ms", "%v ms without c1_ms, so that nobody knows how many KV tokens a request weighs as much as; write c1_ms, too", m.RequestMs)
 	}
 }
 

@@ -45,14 +45,15 @@ func (b *board) clone(r *rules) *board {
 	c.lengths = maps.Clone(b.lengths)
 	c.waiting = make(map[uint64]entrant, len(b.waiting))
 	for _, e := range c.pool.Entries() {
-		c.waiting[e.ID] = entrant{entry: e, output: c.lengths[e.ID]}
+		w := b.waiting[e.ID]
+		c.waiting[e.ID] = entrant{entry: e, output: c.lengths[e.ID], hits: w.hits, since: w.since}
 	}
 	groups := make(map[*group]*group, len(b.groups))
 	c.ranks = make(map[int32]*rank, len(b.ranks))
 	for id, old := range b.ranks {
 		next := *old
 		next.slots, next.running = slices.Clone(old.slots), slices.Clone(old.running)
-		next.orphans = slices.Clone(old.orphans)
+		next.orphans, next.computing = slices.Clone(old.orphans), slices.Clone(old.computing)
 		next.left = append(make([]departed, 0, cap(old.left)), old.left...) // its room is its bound
 		if groups[old.group] == nil && old.group != nil {
 			groups[old.group] = old.group.clone(r)
@@ -95,7 +96,7 @@ func (b *board) those(ranks []*rank) []*rank {
 
 func (g *group) clone(r *rules) *group {
 	c := *g
-	c.members, c.ranks = nil, nil
+	c.members, c.ranks, c.had = nil, nil, nil
 	c.chosen, c.fallback = g.chosen.clone(r), g.fallback.clone(r)
 	c.forecast = g.forecast.Clone()
 	return &c

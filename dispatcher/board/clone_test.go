@@ -107,6 +107,10 @@ func TestBoardsThatAreToldTheSameStayTheSame(t *testing.T) {
 			early(fleet)
 			cfg.BindAhead = rapid.IntRange(AheadAuto, 2).Draw(t, "ahead")
 			both = []*twin{newTwin(t, cfg), newTwin(t, cfg)}
+		} else if rapid.Bool().Draw(t, "mixed") {
+			mixed(fleet)
+			cfg.StepModel = StepModel{C0Ms: 10, C1Ms: 1e-4, OwnMs: 0.1, RequestMs: 0.05}
+			both = []*twin{newTwin(t, cfg), newTwin(t, cfg)}
 		}
 		all := func(event func(w *twin) Event, took time.Duration) {
 			for i, w := range both {
@@ -133,6 +137,12 @@ func TestBoardsThatAreToldTheSameStayTheSame(t *testing.T) {
 					Prefiller: rapid.SampledFrom([]string{"", "p0", "p1"}).Draw(t, "prefiller"), Entered: now, Response: rapid.Bool().Draw(t, "response"),
 				}
 				e.Early = fleet[0].Early && rapid.Bool().Draw(t, "early")
+				e.Mixed = fleet[0].Mixed
+				e.Express = e.Mixed && rapid.IntRange(0, 5).Draw(t, "express") == 0
+				var hits []Hit
+				for i := range rapid.Int32Range(0, 3).Draw(t, "hits") {
+					hits = append(hits, Hit{Worker: i, Tokens: rapid.IntRange(1, 3000).Draw(t, "hit")})
+				}
 				if rapid.Bool().Draw(t, "deadline") {
 					e.Deadline = now.Add(time.Duration(rapid.IntRange(1, 3000).Draw(t, "within")) * time.Millisecond)
 				}
@@ -140,13 +150,13 @@ func TestBoardsThatAreToldTheSameStayTheSame(t *testing.T) {
 					e.Avoid = []int32{rapid.Int32Range(0, 3).Draw(t, "rank")}
 				}
 				var local *Local
-				if rapid.IntRange(0, 5).Draw(t, "local") == 0 {
+				if !e.Mixed && rapid.IntRange(0, 5).Draw(t, "local") == 0 {
 					local = &Local{Ranks: []LocalRank{{0, 100}, {2, 50}, {3, 50}}, Threshold: 200, InFlight: 300}
 				}
 				all(func(w *twin) Event {
 					own := e
 					w.entries[own.ID] = &own
-					return Enqueue{Entry: &own, Local: local}
+					return Enqueue{Entry: &own, Local: local, Hits: hits}
 				}, 0)
 			},
 			"tokens": func(t *rapid.T) {
@@ -254,6 +264,7 @@ func TestBoardsThatAreToldTheSameStayTheSame(t *testing.T) {
 				require.Equal(t, strings.Join(both[1].wrote, "\n"), strings.Join(both[0].wrote, "\n"))
 				for _, w := range both {
 					w.wrote = w.wrote[:0]
+					backlogsAreSums(t, w.boards["m"])
 				}
 				x, y := both[0].Status(now), both[1].Status(now)
 				for _, s := range []*Status{&x, &y} {
@@ -266,6 +277,28 @@ func TestBoardsThatAreToldTheSameStayTheSame(t *testing.T) {
 			},
 		})
 	})
+}
+
+// backlogsAreSums: the backlog of a mixed rank is what is left of its requests that no step has read yet.
+func backlogsAreSums(t *rapid.T, b *board) {
+	if b == nil {
+		return
+	}
+	for _, r := range b.ranks {
+		sum, unread := int64(0), 0
+		for _, slot := range r.slots {
+			c := &b.ledger.table[slot]
+			if sum += int64(c.left); c.unread {
+				unread++
+				require.Equal(t, r.Mixed, slices.Contains(r.computing, slot))
+			}
+		}
+		require.Equal(t, sum, r.backlog)
+		require.Equal(t, unread, r.early)
+		if r.Mixed {
+			require.Len(t, r.computing, unread)
+		}
+	}
 }
 
 // The boards have no clock, log, metric, lock or goroutine: only then can a simulator drive

@@ -76,6 +76,12 @@ type Worker struct {
 	Early bool
 	// AtOnce: no other engine keeps the KV of an early entry for long. The entry must have a slot when its prefill ends.
 	AtOnce bool
+	// Mixed: it prefills and decodes, so that its entries come without a hand-off. All ranks of a model are mixed, or none is.
+	Mixed bool
+	// Budget is how many tokens of a mixed rank a step takes at most, decodes and prompts together; 0: not known.
+	Budget int
+	// Interval: a mixed rank computes prompts in every so many steps; 0 and 1: in each.
+	Interval int
 	// Process is another number for another process of its engine, which has nothing of what the one
 	// before had; 0: nobody knows.
 	Process uint64

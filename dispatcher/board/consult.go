@@ -34,14 +34,15 @@ func (b *board) fill(g *group, p *decider, now time.Time) {
 	largest := g.largest(watermark, now)
 	model, _, _ := g.steps.Model()
 	s.C0Ms, s.C1Ms = float32(model.C0Ms), float32(model.C1Ms)
-	s.StepMs = g.steps.Ms(model, g.most)
+	s.StepMs, s.RequestTokens = g.steps.Ms(model, g.most), g.request()
+	s.Mixed, s.OwnMs = b.mixed, float32(model.OwnMs)
 	for _, r := range g.ranks {
 		free := r.admits(p)
 		if !r.Up {
 			free = min(free, 0)
 		}
 		s.Workers = append(s.Workers, policy.Worker{
-			ID: r.ID, Free: int32(free), Up: r.Up, Capacity: r.capacity(watermark, now), Cost: r.Cost, Others: r.Others + r.guests, Running: r.running,
+			ID: r.ID, Free: int32(free), Up: r.Up, Capacity: r.capacity(watermark, now), Cost: r.Cost, Others: r.Others + r.guests, Running: r.running, Backlog: r.backlog,
 		})
 	}
 	for _, e := range b.pool.Entries() {
@@ -59,10 +60,15 @@ func (b *board) fill(g *group, p *decider, now time.Time) {
 
 // policyEntry is what policies see of an entry.
 func (b *board) policyEntry(e *pool.Entry, now time.Time) policy.Entry {
-	return policy.Entry{
+	p := policy.Entry{
 		ID: e.ID, Prompt: tokens(e.Prompt), Age: tokens(e.Age), Key: e.Key,
 		WaitMs: float32(e.GuardWait(now).Seconds() * 1000), Urgent: e.Urgent(now),
 	}
+	if b.mixed {
+		w := b.waiting[e.ID]
+		w.wait(&p, now)
+	}
+	return p
 }
 
 // propose asks the policy; what it panics with becomes the failure.

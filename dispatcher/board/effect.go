@@ -55,6 +55,7 @@ const (
 	EffectInvalid                      // an assignment was not bound, because it breaks a hard limit
 	EffectNotOffered                   // the policy took a rank that was not offered to a prompt without a hand-off
 	EffectFallback                     // the fallback decides for a policy that failed or was slow
+	EffectSent                         // a round was sent, and so many ranks (Count) had a prompt to compute then; Label is the group
 	EffectBeyond                       // an entry was bound to an engine's own queue
 	EffectQuarantine                   // a pair is avoided from now on
 	EffectSteered                      // an assignment to a quarantined pair was looked at

@@ -84,6 +84,7 @@ type waiting struct {
 	slot   *Slot
 	result chan Result
 	local  *Local
+	hits   []Hit
 }
 
 // Result is an answer.
@@ -238,7 +239,7 @@ func (h *hand) enqueue(w waiting) {
 		h.count()
 	}
 	h.waiting[w.entry] = w
-	h.apply(Enqueue{Entry: w.entry, Local: w.local, Grounds: w.slot.Grounds})
+	h.apply(Enqueue{Entry: w.entry, Local: w.local, Hits: w.hits, Grounds: w.slot.Grounds})
 }
 
 func (h *hand) withdraw(e *pool.Entry) { h.apply(Withdraw{e}) }
@@ -281,6 +282,8 @@ func (h *hand) make(e pool.Entry) waiting {
 	e.ID, e.Entered, e.Model = h.ids, h.at, cmp.Or(e.Model, "m")
 	if b := h.boards[e.Model]; b != nil && b.early {
 		e.Early = true
+	} else if b != nil && b.mixed {
+		e.Mixed = true
 	}
 	w := waiting{entry: &e, slot: &Slot{h: h, handsOff: e.Prefiller != ""}, result: make(chan Result, 1)}
 	if h.cfg.Explain {

@@ -38,6 +38,9 @@ func (b *board) setWorkers(ws []Worker) {
 		b.promote(r)
 		if grow := w.Slots + w.Beyond - len(r.slots); grow > 0 { // room now, so that the tick need not make it
 			r.slots, r.running = slices.Grow(r.slots, grow), slices.Grow(r.running, grow)
+			if w.Mixed {
+				r.computing = slices.Grow(r.computing, w.Slots)
+			}
 		}
 		if grow := 2*(w.Slots+w.Beyond) - len(r.left); grow > 0 { // all of a step and of the one before
 			r.left = slices.Grow(r.left, grow)

@@ -43,6 +43,11 @@ func (b *board) recount(slot, prompt int32) {
 	was := q.Tokens()
 	if c.unread {
 		c.rank.later += int64(prompt - c.prompt)
+		if c.rank.Mixed {
+			left := max(0, c.left+prompt-c.prompt)
+			c.rank.backlog += int64(left - c.left)
+			c.left = left
+		}
 	}
 	c.prompt, q.Prompt = prompt, prompt
 	if c.strays {
@@ -53,6 +58,7 @@ func (b *board) recount(slot, prompt int32) {
 
 func (b *board) discharge(slot int32) {
 	l := &b.ledger
+	b.finish(l.table[slot].rank, slot)
 	c := l.table[slot]
 	l.table[slot] = charge{}
 	l.unused = append(l.unused, slot)
@@ -130,8 +136,9 @@ func (b *board) refreshGroup(g *group) {
 	for _, r := range g.ranks {
 		b.refresh(r)
 	}
+	request := g.request()
 	for _, r := range g.ranks {
 		g.kv += r.kv
-		g.most = max(g.most, r.cost())
+		g.most = max(g.most, r.cost(request))
 	}
 }

@@ -28,6 +28,7 @@ type board struct {
 	groups []*group        // with a present rank, ascending lowest ID
 	up     int             // present ranks that take work
 	early  bool            // the ranks are, as told last
+	mixed  bool            // likewise
 	downTo time.Time       // until then an outage of all ranks is waited out; zero: there is none
 	// largest prompt any present rank could ever take, in KV tokens
 	largest int64
@@ -82,6 +83,11 @@ type rank struct {
 	early   int              // of the slots, those that are not prefilled yet, as of the last refresh
 	later   int64            // KV tokens of these, in kv
 
+	backlog   int64   // prompt tokens that it has yet to compute
+	computing []int32 // slots that have no token yet, or none since they were preempted, in the order in which they are computed
+	computes  int64   // prompt tokens of the step under way
+	computed  int64   // of the one that was told last
+
 	engine   []*rank // those of its engine in the fleet; responses that no rank is known of stand on all of them
 	strays   int     // of the slots, such responses
 	parts    int64   // ranks on which each of them stands
@@ -125,13 +131,22 @@ type group struct {
 
 	forecast forecast.Running
 	budget   effort.Budget
-	held     int        // entries the last round held back though they had a slot
-	steps    step.Times // what its streams told
-	last     Step       // of these; the requests it was made for are known with the next
-	gone     int64      // tokens of all requests that were released
+	held     int       // entries the last round held back though they had a slot
+	wake     time.Time // when the policy wants to look at these; zero: it does not say so
+	gathered gathered
+	steps    step.Times  // what its streams told
+	had      []step.Rank // what its ranks had in a step, so that hearing of one allocates nothing
+	last     Step        // of these; the requests it was made for are known with the next
+	gone     int64       // tokens of all requests that were released
 	lag      ahead.Lag
 	lead     ahead.Lead
 	tokens   int64 // these, and of those that run, when the last step was told
+}
+
+// gathered is what a group that prefills and decodes did so far.
+type gathered struct {
+	rounds, filled  uint64 // sent ones, and the ranks that had a prompt to compute then
+	steps, prefills uint64 // told ones, and those in which a prompt was computed
 }
 
 // entrant is an entry that waits.
@@ -140,6 +155,8 @@ type entrant struct {
 	local   *Local           // it has no hand-off, and does not wait; nil: it has one
 	output  int32            // that was told; 0: it was not
 	grounds *grounds.Grounds // room for what its rank is chosen on, so that the tick allocates nothing; nil: nobody asks
+	hits    []Hit            // what mixed ranks hold of its prompt
+	since   time.Time        // when it could first have been sent to one; zero: it never could
 }
 
 func (e entrant) prompt() int32 { return tokens(e.entry.Prompt) }
@@ -202,6 +219,7 @@ type Bound struct {
 	Beyond     bool          // though the rank has no slot or no KV room for it yet
 	Full       bool          // likewise, or the policy leaves queues to engines
 	NewTokens  int32         // of the prompt that the rank has to compute; 0: its KV comes from a prefill engine
+	Held       time.Duration // of Wait, for a round
 	Step       uint32        // of its group, that was told last; 0: none was
 
 	StepMs float32 // a step of the group then, of an entry that is bound before its prefill; 0: unknown
@@ -311,7 +329,9 @@ type charge struct {
 	since       time.Time
 	bound       uint32 // number of the step that was told last before it
 	early       bool   // it was bound before its prefill
-	unread      bool   // likewise, and no step has read its KV yet
+	unread      bool   // likewise, or on a mixed rank, and no step has read its KV yet
+	left        int32  // of its prompt, what a mixed rank has yet to compute
+	had         int32  // tokens that it had got when it was preempted there; 0: it never was
 }
 
 // ledger is every charge by its dense index, and what was charged and

@@ -74,6 +74,8 @@ type GroupStatus struct {
 
 	Step *StepStatus `json:"step,omitempty"` // nil without barrier
 
+	Rounds *RoundStatus `json:"rounds,omitempty"` // nil where the ranks do not prefill
+
 	Twin *verdict.Twin `json:"twin,omitempty"` // nil without dispatch.twin, and before its first verdict
 
 	Steps StepHistogram `json:"-"`
@@ -94,18 +96,33 @@ type GroupLoads struct {
 	IdleShare       float64 `json:"idle_share"`       // the same as a share of all they could hold at the largest load
 }
 
+// RoundStatus is how requests are sent to ranks that prefill and decode.
+type RoundStatus struct {
+	Sent         uint64  `json:"sent"`          // rounds
+	RanksFilled  float64 `json:"ranks_filled"`  // that had a prompt to compute when a round was sent, in the mean
+	Steps        uint64  `json:"steps"`         // that were told
+	PrefillSteps uint64  `json:"prefill_steps"` // of these, those in which a prompt was computed
+	MostBacklog  int64   `json:"most_backlog_tokens"`
+	MeanBacklog  float64 `json:"mean_backlog_tokens"`
+}
+
 // StepStatus is how long the steps of a group take and what imbalance costs.
 type StepStatus struct {
-	MeanMs    float32 `json:"mean_ms"`    // 0 = unknown
-	C0Ms      float64 `json:"c0_ms"`      // of the model in force
-	C1Ms      float64 `json:"c1_ms"`      // a KV token of the fullest rank; 0 = unknown
-	Source    string  `json:"source"`     // learned or configured, empty: no model
-	Samples   uint64  `json:"samples"`    // steps regressed
-	R2        float64 `json:"r2"`         // of the learned model, in force or not
-	ModelMs   float64 `json:"model_ms"`   // a step at the present loads by the model in force; 0 = no model
-	LostShare float64 `json:"lost_share"` // the part of ModelMs that imbalance costs
-	LostMs    float64 `json:"lost_ms"`    // the part of ModelMs that imbalance costs
-	Says      string  `json:"says"`       // the same in words, empty while unknown
+	MeanMs        float32 `json:"mean_ms"`           // 0 = unknown
+	C0Ms          float64 `json:"c0_ms"`             // of the model in force
+	C1Ms          float64 `json:"c1_ms"`             // a KV token of the fullest rank; 0 = unknown
+	RequestMs     float64 `json:"request_ms"`        // a request of the fullest rank; 0 = nothing surely
+	OwnMs         float64 `json:"own_prefill_ms"`    // a token of a prompt that the slowest rank computes; 0 = unknown
+	SharedMs      float64 `json:"shared_prefill_ms"` // a token of the prompts of all ranks, divided by the ranks
+	PrefillMs     float64 `json:"prefill_step_ms"`   // more where any rank computes a prompt
+	RequestTokens int64   `json:"request_tokens"`    // KV tokens that a request weighs as much as, as policies see it, also where no model is good enough to be in force
+	Source        string  `json:"source"`            // learned or configured, empty: no model
+	Samples       uint64  `json:"samples"`           // steps regressed
+	R2            float64 `json:"r2"`                // of the learned model, in force or not
+	ModelMs       float64 `json:"model_ms"`          // a step at the present loads by the model in force; 0 = no model
+	LostShare     float64 `json:"lost_share"`        // the part of ModelMs that imbalance costs
+	LostMs        float64 `json:"lost_ms"`           // the part of ModelMs that imbalance costs
+	Says          string  `json:"says"`              // the same in words, empty while unknown
 }
 
 // StepHistogram is evenkeel_step_seconds.
@@ -132,6 +149,8 @@ type WorkerStatus struct {
 	Tight        bool   `json:"tight"`                      // its engine preempted: kept emptier for a while
 	Early        bool   `json:"early,omitempty"`            // its requests are bound before their prefill
 	Bound        int    `json:"bound,omitempty"`            // of these, those without an event yet
+	Mixed        bool   `json:"mixed,omitempty"`            // it prefills and decodes
+	Backlog      int64  `json:"backlog_tokens,omitempty"`   // prompt tokens that it has yet to compute
 	Orphans      int64  `json:"orphan_kv_tokens,omitempty"` // of requests that left before their prefill ended, which its engine may keep
 }
 
@@ -224,7 +243,7 @@ func (b *board) rankStatus(r *rank, now time.Time) WorkerStatus {
 	w := WorkerStatus{
 		ID: r.ID, Name: r.Name, Group: r.Group, Barrier: r.Barrier, Up: r.Up && r.present, Down: r.Down, Removed: !r.present,
 		Slots: r.Slots, Used: len(r.slots), Beyond: r.queued, KVTokens: r.kv - r.Others, Others: r.Others, Capacity: r.Capacity, Tight: r.pressure.tight(now),
-		Early: r.Early, Orphans: r.orphaned,
+		Early: r.Early, Orphans: r.orphaned, Mixed: r.Mixed, Backlog: r.backlog,
 	}
 	if w.Up {
 		w.Limit = r.usable()
@@ -245,15 +264,29 @@ func (g *group) status() GroupStatus {
 	s := GroupStatus{Held: g.held, Budget: g.budget.Evaluations()}
 	s.Name, s.Barrier, s.Policy, s.FallbackRounds = g.name, g.barrier, g.inForce().name, g.slow
 	var kv, cost policy.Balance
+	request := g.request()
 	for _, r := range g.ranks {
 		kv.Add(r.decoding())
-		cost.Add(r.cost())
+		cost.Add(r.cost(request))
 		s.KVTokens += r.kv
 	}
 	s.SteppingRanks, s.MeanTokens, s.LeastTokens, s.MostTokens = kv.Ranks, kv.Mean(), kv.Min, kv.Max
 	if g.barrier {
 		s.ImbalanceTokens, s.IdleShare = kv.Imbalance(), kv.IdleShare()
 		s.Step, s.Steps = g.stepStatus(cost), g.steps.Histogram()
+	}
+	if len(g.ranks) > 0 && g.ranks[0].Mixed {
+		s.Rounds = g.roundStatus()
+	}
+	return s
+}
+
+func (g *group) roundStatus() *RoundStatus {
+	t := &g.gathered
+	s := &RoundStatus{Sent: t.rounds, RanksFilled: float64(t.filled) / float64(max(1, t.rounds)), Steps: t.steps, PrefillSteps: t.prefills}
+	for _, r := range g.ranks {
+		s.MostBacklog = max(s.MostBacklog, r.backlog)
+		s.MeanBacklog += float64(r.backlog) / float64(len(g.ranks))
 	}
 	return s
 }
@@ -262,7 +295,8 @@ func (g *group) status() GroupStatus {
 func (g *group) stepStatus(b policy.Balance) *StepStatus {
 	m, source, r2 := g.steps.Model()
 	s := &StepStatus{
-		MeanMs: g.steps.Ms(m, b.Max), C0Ms: m.C0Ms, C1Ms: m.C1Ms, Source: source, Samples: g.steps.Samples(), R2: r2,
+		MeanMs: g.steps.Ms(m, b.Max), C0Ms: m.C0Ms, C1Ms: m.C1Ms, RequestMs: m.RequestMs, OwnMs: m.OwnMs, SharedMs: m.SharedMs, PrefillMs: m.PrefillMs,
+		RequestTokens: g.request(), Source: source, Samples: g.steps.Samples(), R2: r2,
 	}
 	if source != "" {
 		s.ModelMs, s.LostShare = b.StepMs(m.C0Ms, m.C1Ms), b.LostShare(m.C0Ms, m.C1Ms)

@@ -1,7 +1,11 @@
 package board
 
 import (
+	"cmp"
+	"math"
 	"time"
+
+	"evenkeel/dispatcher/step"
 )
 
 // holdCheck is how long after a tick held entries are looked at again where
@@ -25,7 +29,11 @@ func (b *board) watchHeld(now time.Time) {
 		if s := b.step(g); s > 0 {
 			wait = s + s/2
 		}
-		if at := now.Add(wait); b.heldUntil.IsZero() || at.Before(b.heldUntil) {
+		at := now.Add(wait)
+		if b.mixed {
+			at = g.wake
+		}
+		if !at.IsZero() && (b.heldUntil.IsZero() || at.Before(b.heldUntil)) {
 			b.heldUntil = at
 		}
 	}
@@ -56,10 +64,13 @@ func (b *board) hear(g *group, told []Step) {
 	g.tokens = g.generated()
 	for _, s := range told {
 		if g.last.Number != 0 && s.Number == g.last.Number+1 && len(told) == 1 { // else nobody looked in between
-			load, requests := b.inStep(g)
-			g.steps.Teach(load, float64(g.tokens-before)/float64(max(1, requests)), g.last.Length)
+			requests := b.inStep(g)
+			g.steps.Teach(step.Sample{Ranks: g.had, Tokens: float64(g.tokens-before) / float64(max(1, requests)), Length: g.last.Length})
 		}
 		g.last = s
+		if b.mixed {
+			b.compute(g, s.Number)
+		}
 		g.steps.Add(s.Length)
 	}
 	for _, r := range g.ranks {
@@ -80,26 +91,34 @@ func (g *group) generated() int64 {
 	return sum
 }
 
-// inStep is what the fullest rank of the group held in its last step, by what it
-// cost, and how many requests all ranks had in it.
-func (b *board) inStep(g *group) (most int64, requests int) {
+// inStep writes what each rank of the group had in its last step, by what it cost, and counts the requests that
+// all ranks had in it.
+func (b *board) inStep(g *group) (requests int) {
+	g.had = g.had[:0]
 	for _, r := range g.ranks {
-		kv := r.Others + r.guests
+		kv, decode := r.Others+r.guests, 0
+		had := func(first uint32, tokens int64) {
+			requests++
+			if !r.Mixed || first != g.last.Number { // else its prompt was computed in the step
+				kv += tokens
+				decode++
+			}
+		}
 		for i, slot := range r.slots {
 			if joined := b.counts.step(slot); joined != 0 && !later(joined, g.last.Number) {
-				kv += r.running[i].Tokens()
-				requests++
+				had(joined, r.running[i].Tokens())
 			}
 		}
 		for _, d := range r.left {
 			if !later(d.first, g.last.Number) && !later(g.last.Number, d.last) {
-				kv += d.kv
-				requests++
+				had(d.first, d.kv)
 			}
 		}
-		most = max(most, r.weigh(kv))
+		g.had = append(g.had, step.Rank{
+			Requests: float64(decode) * r.slowness(), KV: float64(r.weigh(kv)), Prompt: float64(r.computed) * r.slowness(),
+		})
 	}
-	return most, requests
+	return requests
 }
 
 // later compares numbers of steps, which begin anew after the largest.
@@ -165,9 +184,11 @@ func (b *board) rest(g *group) {
 // decoding are the KV tokens that the rank's steps read: not those that only have their room.
 func (r *rank) decoding() int64 { return r.kv - r.later }
 
-// cost is what the rank decodes as its group's barrier feels it: KV tokens, more
-// on a rank that is slower than the others.
-func (r *rank) cost() int64 { return r.weigh(r.decoding()) }
+// cost is what the rank decodes as its group's barrier feels it: KV tokens, and so many for each
+// request, more on a rank that is slower than the others.
+func (r *rank) cost(request int64) int64 {
+	return r.weigh(r.decoding() + request*int64(len(r.slots)-r.early))
+}
 
 func (r *rank) weigh(kv int64) int64 {
 	if r.Cost == 0 || r.Cost == 1 {
@@ -175,3 +196,9 @@ func (r *rank) weigh(kv int64) int64 {
 	}
 	return int64(float64(kv) * float64(r.Cost))
 }
+
+// slowness is what a KV token costs on the rank, 1 = the group's mean.
+func (r *rank) slowness() float64 { return float64(cmp.Or(r.Cost, 1)) }
+
+// request is how many KV tokens a request weighs as much as in the group's steps.
+func (g *group) request() int64 { return int64(math.Round(g.steps.Weight())) }

@@ -120,6 +120,26 @@ func TestWhoHasLeftIsForgotten(t *testing.T) {
 	require.Empty(t, r.left, "nothing runs")
 }
 
+func TestARequestMakesStepsLonger(t *testing.T) {
+	cfg := realConfig("br0")
+	cfg.StepModel = StepModel{C0Ms: 50, C1Ms: 5e-4, RequestMs: 10}
+	h := newHand(t, cfg)
+	fleet := ranks(2, 4, 0)
+	h.fleet(fleet)
+	h.put(pool.Entry{Prompt: 50_000}).slotNow(t)
+	for range 3 {
+		h.put(pool.Entry{Prompt: 10_000}).slotNow(t)
+	}
+	require.EqualValues(t, 20_000, h.boards["m"].snapshot.RequestTokens)
+	require.InDelta(t, 50+5e-4*70_000, float64(h.boards["m"].snapshot.StepMs), 1e-3, "one long request, and two short ones on the other rank")
+
+	told := h.status(h.at).Models[0].Groups[0].Step
+	require.EqualValues(t, 20_000, told.RequestTokens)
+	require.EqualValues(t, 10, told.RequestMs)
+	require.InDelta(t, 50+5e-4*30_000+10*3, told.ModelMs, 1e-6, "three short requests take longer than a long one")
+	require.InDelta(t, 5, told.LostMs, 1e-6, "ranks that are level would have 10,000 KV tokens less on the fullest one")
+}
+
 func TestWhatImbalanceCostsIsSaid(t *testing.T) {
 	cfg := realConfig("br0")
 	cfg.StepModel = StepModel{C0Ms: 50, C1Ms: 5e-4}

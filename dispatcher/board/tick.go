@@ -45,7 +45,7 @@ func (b *board) due(now time.Time) bool {
 	// What arrives while a window is open waits for its end, unless a policy
 	// sends everything on at once. Held entries are looked at once a step.
 	return b.changed || over(b.windowEnds) || b.arrived && (b.windowEnds.IsZero() || b.immediate()) ||
-		b.windowEnds.IsZero() && (b.stepped || over(b.heldUntil)) || over(b.wakeShy) || b.pairs.due(now)
+		(b.windowEnds.IsZero() || b.mixed) && over(b.heldUntil) || b.windowEnds.IsZero() && b.stepped || over(b.wakeShy) || b.pairs.due(now)
 }
 
 // settle ends a turn.
@@ -142,6 +142,11 @@ func (b *board) judge(g *group, took time.Duration) {
 func (b *board) decideRound(g *group, p *decider, now time.Time) {
 	b.fill(g, p, now)
 	b.consult(g, p, now)
+	var t policy.Gathered
+	if b.mixed && b.went.failure == nil {
+		t = policy.GatheredBy(p.Policy)
+		b.note(g, t, now)
+	}
 	for i := range b.assignments {
 		if b.pairs.out > 0 && !b.steer(g, p, i, now) {
 			continue
@@ -151,5 +156,8 @@ func (b *board) decideRound(g *group, p *decider, now time.Time) {
 			b.went.invalid++
 			b.emit(Effect{Kind: EffectInvalid, Policy: p.name, Label: fault, ID: a.Entry, Worker: a.Worker})
 		}
+	}
+	if t.Released {
+		b.sent(g)
 	}
 }

@@ -40,6 +40,9 @@ func (l *Boards) preempted(worker int32) {
 	for _, b := range l.inOrder {
 		if r := b.ranks[worker]; r != nil {
 			r.pressure.preempted(l.now)
+			if r.Mixed {
+				b.computeAgain(r)
+			}
 		}
 	}
 }

@@ -22,6 +22,8 @@ type evenkeel struct {
 
 	hold []Placed
 	held []heldBack
+
+	gather gather // where ranks prefill
 }
 
 // placement is a candidate on a rank.
@@ -45,14 +47,18 @@ func (p *evenkeel) needs(float64) Needs {
 
 func (p *evenkeel) limits() limits {
 	return limits{
-		watermark: p.set.watermark, ahead: p.set.ahead, reserved: p.ranks.reserved, reservedFor: p.ranks.reservedFor, held: p.held,
+		watermark: p.set.watermark, ahead: p.set.ahead, reserved: p.ranks.reserved, reservedFor: p.ranks.reservedFor, held: p.held, gather: &p.gather,
 	}
 }
 
 // Decide places, improves, and holds back what is better placed later.
 func (p *evenkeel) Decide(s *Snapshot, dst []Assignment) []Assignment {
+	p.gather.begin()
 	if !p.measure(s) {
 		return dst
+	}
+	if s.Mixed {
+		return p.inRounds(s, dst)
 	}
 	p.place(s)
 	p.improve(p.budget(s))
@@ -72,7 +78,11 @@ func (p *evenkeel) measure(s *Snapshot) bool {
 	if !open || len(s.Pool) == 0 {
 		return false
 	}
-	p.loads.build(s)
+	request := s.RequestTokens
+	if !p.set.requests {
+		request = 0
+	}
+	p.loads.build(s, request)
 	p.ranks.load(s, p.loads.held, p.set.watermark, 0)
 	return true
 }
@@ -119,7 +129,7 @@ func (p *evenkeel) holdBack(s *Snapshot) {
 	p.hold = p.hold[:0]
 	for _, a := range p.placed {
 		e := &s.Pool[p.pick.all[a.who].entry]
-		h := Placed{Rank: int(a.rank), Tokens: p.loads.scaled(int(a.rank), int64(e.Prompt)), Overdue: isOverdue(s, e)}
+		h := Placed{Rank: int(a.rank), Tokens: p.loads.scaled(int(a.rank), int64(e.Prompt)+p.loads.request), Overdue: isOverdue(s, e)}
 		if step > 0 {
 			h.WaitedSteps = float64(e.WaitMs) / step
 		}

@@ -90,6 +90,39 @@ func TestAnAdmissionThatCostsMoreThanItGivesWaits(t *testing.T) {
 	require.Zero(t, Held(p))
 }
 
+func TestARequestWeighsKVTokens(t *testing.T) {
+	many := make([]Request, 8)
+	for i := range many {
+		many[i] = Request{Prompt: 1000, Generated: 1}
+	}
+	s := &Snapshot{
+		Workers: []Worker{{ID: 0, Free: 1, Up: true, Running: many}, {ID: 1, Free: 1, Up: true, Running: []Request{{Prompt: 12_000, Generated: 1}}}},
+		Pool:    []Entry{{ID: 1, Prompt: 1000}}, C0Ms: 10, C1Ms: 1e-3, RequestTokens: 2000,
+	}
+	for _, c := range []struct {
+		name, spec string
+		set        func(*Snapshot)
+		rank       int
+	}{
+		{"the rank with fewer requests takes less time", "evenkeel", func(*Snapshot) {}, 1},
+		{"nobody knows what a request takes", "evenkeel", func(s *Snapshot) { s.RequestTokens = 0 }, 0},
+		{"it is left out", "evenkeel:requests=false", func(*Snapshot) {}, 0},
+		{"a policy of a paper levels KV tokens", "br0", func(*Snapshot) {}, 0},
+		{"another one, too", "pjsq-kv", func(*Snapshot) {}, 0},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s := clone(s)
+			c.set(s)
+			require.Equal(t, [][2]int{{1, c.rank}}, pairs(decide(t, c.spec, s)))
+		})
+	}
+
+	s.Workers[1].Up = false
+	s.Pool[0].Prompt, s.RequestTokens = 2000, 10_000
+	require.Empty(t, decide(t, "evenkeel", s), "what it takes of each step is more than what it is worth")
+	require.Len(t, decide(t, "evenkeel:requests=false", s), 1)
+}
+
 func TestAnOverdueEntryIsPlacedAndStays(t *testing.T) {
 	s := &Snapshot{
 		Workers: level(2, 10_000, 1), MaxAgeMs: 1000, StepMs: 50,

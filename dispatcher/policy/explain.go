@@ -19,6 +19,7 @@ type limits struct {
 	queues                bool  // neither slots nor room count, only what a rank could ever hold
 	reserved, reservedFor int   // indices, or none
 	held                  []heldBack
+	gather                *gather // nil: nothing waits for a round
 }
 
 // limited is a policy that can say so.
@@ -106,6 +107,9 @@ func (l limits) why(s *Snapshot, after map[int32]load, entry int) string {
 		if int(h.entry) == entry {
 			return fmt.Sprintf("held back: it would lengthen every step by %.3g ms for %.3g ms of use", h.adds, h.worthMs)
 		}
+	}
+	if l.gather != nil && l.gather.holds(int32(entry)) {
+		return fmt.Sprintf("held for a round: it goes in %.3g ms, or sooner with others", l.gather.nextMs)
 	}
 	var up, ever, slotBefore, slotAfter, fitsReserved bool
 	most := int64(math.MinInt64) // room of the ranks with a slot left

@@ -30,11 +30,12 @@ type loads struct {
 	top  [3]end  // the largest first
 	cost []float32
 	held []int64 // KV tokens of each rank, unscaled, as the round began
-	now  []int64 // the same in what tokens cost
+	now  []int64 // the same in what tokens and requests cost
 
 	// So many KV tokens are counted for a request beyond those it holds: a rank with many short
 	// requests grows faster than one with a few long ones.
-	growth int64
+	growth  int64
+	request int64 // of these, those that it weighs as much as now
 
 	mix mix
 }
@@ -45,10 +46,11 @@ type end struct {
 	rank int32
 }
 
-func (l *loads) build(s *Snapshot) {
+// build takes the loads of a snapshot; a request weighs as much as so many KV tokens beside its own.
+func (l *loads) build(s *Snapshot, request int64) {
 	n := len(s.Workers)
 	l.x, l.cost, l.held, l.now = sized(l.x, n), sized(l.cost, n), sized(l.held, n), sized(l.now, n)
-	l.growth = int64(s.MeanOutput * growthShare)
+	l.request, l.growth = request, int64(s.MeanOutput*growthShare)+request
 	l.mix = mix{}
 	for g := range s.Workers {
 		w := &s.Workers[g]
@@ -57,7 +59,7 @@ func (l *loads) build(s *Snapshot) {
 			l.cost[g] = 1
 		}
 		l.held[g] = w.KVTokens()
-		l.now[g] = l.scaled(g, l.held[g])
+		l.now[g] = l.scaled(g, l.held[g]+l.request*int64(len(w.Running)))
 		l.x[g] = l.scaled(g, (l.held[g]+l.growth*int64(len(w.Running)))<<fixedBits)
 	}
 	l.rescan()

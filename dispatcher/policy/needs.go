@@ -36,7 +36,7 @@ func NeedsOf(p Policy, meanOutput float64) Needs {
 // Held is how many entries p's last round held back though they had a slot.
 func Held(p Policy) int {
 	if e, ok := p.(*evenkeel); ok {
-		return len(e.held)
+		return len(e.held) + e.gather.planner.Held()
 	}
 	return 0
 }

@@ -62,7 +62,7 @@ func (p *evenkeel) worth(l *loads, placed []placement) int64 {
 // rebuilt is the loads of the snapshot with the placements added, from scratch.
 func (p *evenkeel) rebuilt(s *Snapshot, placed []placement) *loads {
 	var l loads
-	l.build(s)
+	l.build(s, 0)
 	for _, a := range placed {
 		l.x[a.rank] += p.pick.on(&l, a.who, int(a.rank))
 	}

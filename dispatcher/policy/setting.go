@@ -39,6 +39,9 @@ type settings struct {
 	ageWeight  float64 // or auto
 	hold       float64
 	holdSteps  float64
+	patience   float64
+	maxHold    float64
+	requests   bool
 }
 
 type key = namedargs.Key[settings]
@@ -74,6 +77,9 @@ var allSettings = []key{
 	namedargs.Number("kappa", 0, 1, func(v *settings) *float64 { return &v.kappa }),
 	orAuto("age_weight", 1e6, func(v *settings) *float64 { return &v.ageWeight }),
 	namedargs.Number("hold", 0, 100, func(v *settings) *float64 { return &v.hold }),
+	namedargs.Number("patience", 0, 100, func(v *settings) *float64 { return &v.patience }),
+	namedargs.Number("max_hold", 0, 3600, func(v *settings) *float64 { return &v.maxHold }).Meaning("seconds from 0 to 3600"),
+	namedargs.Either("requests", "false", "true", func(v *settings) *bool { return &v.requests }),
 	namedargs.Number("max_age_ms", 0, math.MaxInt32, func(v *settings) *float64 { return &v.maxAgeMs }).Meaning("milliseconds, 0 turns the guard off"),
 	namedargs.Either("ahead", "false", "true", func(v *settings) *bool { return &v.ahead }),
 	namedargs.Number("watermark", 0, 0.9, func(v *settings) *float64 { return &v.watermark }).Meaning("the share of KV capacity kept empty, from 0 to 0.9"),

@@ -10,14 +10,20 @@ package policy
 // the entries that wait for it, at the instant of a tick. The board fills and
 // reuses one; a policy keeps no reference to it and changes nothing in it.
 type Snapshot struct {
-	Workers    []Worker // one barrier group, ascending ID
-	Pool       []Entry  // arrival order, oldest first
-	MaxAgeMs   float32  // effective guard age in ms, 0 = off; Urgent still counts
-	StepMs     float32  // mean step time of the group, 0 = unknown
-	C0Ms       float32  // step model of the group: ms a step costs whatever its load
-	C1Ms       float32  // ms per KV token of the fullest rank, 0 = unknown
-	Budget     int32    // evaluations allowed this tick, 0 = the policy's own
-	MeanOutput float64  // tokens of a finished answer, in the mean; 0 before enough of them were seen
+	Workers  []Worker // one barrier group, ascending ID
+	Pool     []Entry  // arrival order, oldest first
+	MaxAgeMs float32  // effective guard age in ms, 0 = off; Urgent still counts
+	StepMs   float32  // mean step time of the group, 0 = unknown
+	C0Ms     float32  // step model of the group: ms a step costs whatever its load
+	C1Ms     float32  // ms per KV token of the fullest rank, 0 = unknown
+	Budget   int32    // evaluations allowed this tick, 0 = the policy's own
+	// RequestTokens is how many KV tokens a request weighs as much as in a step; 0 where a request costs nothing but
+	// its tokens, as the policies of papers have it.
+	RequestTokens int64
+	MeanOutput    float64 // tokens of a finished answer, in the mean; 0 before enough of them were seen
+
+	Mixed bool    // the ranks prefill and decode: entries come without KV
+	OwnMs float32 // of them: ms of a step per prompt token that a rank computes by itself, 0 = unknown
 }
 
 // Worker is one DP rank of the group.
@@ -29,6 +35,7 @@ type Worker struct {
 	Cost     float32 // what a KV token costs on this rank, 1 = the group's mean; 0 reads as 1
 	Others   int64   // KV tokens of requests that are not ours, and what is here of requests that other ranks run: they stay as they are
 	Running  []Request
+	Backlog  int64 // prompt tokens of these that the rank has yet to compute, where it prefills
 }
 
 // Request is one that holds a slot: it decodes, or its KV is in flight
@@ -57,6 +64,18 @@ type Entry struct {
 	WaitMs float32
 	Urgent bool // three quarters of the time it may wait have passed
 	Key    uint64
+
+	// Of entries for ranks that prefill.
+	Hits       []Hit   // what ranks hold of its prompt; it never changes
+	HeldMs     float64 // since it could first have been sent; below 0: it never could
+	UrgentInMs float64 // until it is Urgent; 0 = it never will be, or is
+	Express    bool    // it goes alone and is not held
+}
+
+// Hit is a prefix that a worker holds.
+type Hit struct {
+	Worker int32
+	Tokens int
 }
 
 // Assignment binds an entry to a worker.

@@ -93,7 +93,7 @@ func TestABoundRequestCountsAsItsEntry(t *testing.T) {
 		entry := p.pick.all[0].load
 
 		s.Workers[0].Running = []Request{{ID: e.ID, Prompt: e.Prompt}}
-		p.loads.build(s)
+		p.loads.build(s, 0)
 		require.Equal(t, entry, p.loads.x[0])
 		require.Equal(t, int64(e.Prompt), p.loads.held[0])
 	})

@@ -62,6 +62,8 @@ type Planner struct {
 	order  []int32 // of candidates that are placed, largest first
 	placed []int32 // by candidate: its rank, or one of the constants below
 	picks  []Pick
+	held   int
+	round  bool
 }
 
 const (
@@ -73,7 +75,7 @@ const (
 // which they may be served. What it returns is valid until the next call.
 func (p *Planner) Decide(now float64, g *Group, waiting []Candidate, rule Rule) (picks []Pick, wake float64) {
 	p.ranks = append(p.ranks[:0], g.Ranks...)
-	p.picks = p.picks[:0]
+	p.picks, p.held, p.round = p.picks[:0], 0, false
 	p.placed = slices.Grow(p.placed[:0], len(waiting))[:len(waiting)]
 	for i := range waiting {
 		p.placed[i] = waits
@@ -90,7 +92,7 @@ func (p *Planner) Decide(now float64, g *Group, waiting []Candidate, rule Rule) 
 			return p.picks, math.Inf(1)
 		}
 		at := p.release(now, g, waiting, rule, n, uneven)
-		if at <= now {
+		if p.round = at <= now; p.round {
 			for i, r := range p.placed {
 				if r >= 0 {
 					p.picks = append(p.picks, Pick{int32(i), r})
@@ -100,10 +102,17 @@ func (p *Planner) Decide(now float64, g *Group, waiting []Candidate, rule Rule) 
 		}
 		p.unplace()
 		if !p.ride(g, waiting, p.largest()) {
+			p.held = n
 			return p.picks, at
 		}
 	}
 }
+
+// Held is how many candidates the last decision held although they had a slot.
+func (p *Planner) Held() int { return p.held }
+
+// Released says whether the last decision sent a round, not only requests that go beside one.
+func (p *Planner) Released() bool { return p.round }
 
 // place finds a rank for as many candidates as there are slots, largest first, but those that were held for too long
 // before all others: larger ones must not take their room. It says how many found one, and how many tokens more the

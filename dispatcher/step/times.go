@@ -8,13 +8,6 @@ import (
 	"time"
 )
 
-// Model is how long a step of a barrier group takes: c0 + c1 * the KV tokens
-// of its fullest rank. C1Ms 0: unknown.
-type Model struct {
-	C0Ms float64 `yaml:"c0_ms"` // whatever the load
-	C1Ms float64 `yaml:"c1_ms"` // per KV token
-}
-
 // When a model learned on line is used: one of fewer steps, or of times that hardly follow the load,
 // says less than none.
 const (
@@ -22,57 +15,22 @@ const (
 	fitR2    = 0.3
 )
 
-// halfLife of a step in the regression, in steps.
-const halfLife = 500
-
-// regression is least squares of step times on the largest load, the past
-// fading.
-type regression struct {
-	n                   uint64 // steps taken in
-	w, x, y, xx, xy, yy float64
-}
-
-var fade = math.Exp2(-1. / halfLife)
-
-func (r *regression) add(tokens int64, ms float64) {
-	x := float64(tokens)
-	r.n++
-	r.w = r.w*fade + 1
-	r.x, r.y = r.x*fade+x, r.y*fade+ms
-	r.xx, r.xy, r.yy = r.xx*fade+x*x, r.xy*fade+x*ms, r.yy*fade+ms*ms
-}
-
-// fit is the line and the share of the variance it explains; zeros while the
-// load never changed.
-func (r *regression) fit() (m Model, r2 float64) {
-	if r.w == 0 {
-		return Model{}, 0
-	}
-	mx, my := r.x/r.w, r.y/r.w
-	vx, vy, cov := r.xx/r.w-mx*mx, r.yy/r.w-my*my, r.xy/r.w-mx*my
-	if vx <= 1e-12*mx*mx || vy <= 1e-12*my*my { // rounding is all there is
-		return Model{}, 0
-	}
-	m.C1Ms = cov / vx
-	m.C0Ms = my - m.C1Ms*mx
-	return m, cov * cov / (vx * vy)
-}
-
 // Times are what a group's steps have taught.
 type Times struct {
 	regression
 	Configured Model // in force until one is learned; zero: none
 	Law        Model // what is told and never learned; zero: nothing
 
-	recent  [33]time.Duration // lengths, for their median
-	at      int
-	seen    uint64
-	typical time.Duration // their median
-	meanMs  float32       // fading mean, half-life 32 steps
-	tokens  float64       // of a request in a step, fading mean; 0: not known
-	taught  Taught
-	buckets [len(bounds)]uint64
-	sumMs   float64
+	all      median[time.Duration] // lengths
+	plain    median[time.Duration] // of steps without a prefill, where there are some with one
+	requests requests
+	prefills prefills
+	meanMs   float32 // fading mean, half-life 32 steps
+	off      float64 // ms that steps without a prefill are off the line, fading mean
+	tokens   float64 // of a request in a step, fading mean; 0: not known
+	taught   Taught
+	buckets  [len(bounds)]uint64
+	sumMs    float64
 }
 
 // bounds are upper bounds of evenkeel_step_seconds.
@@ -85,6 +43,7 @@ const (
 	tooLong  = 2.5
 	// severalSteps is how many times the usual tokens tell that steps were told as one.
 	severalSteps = 1.3
+	farOff       = 4 // times as far off as steps are in the mean
 )
 
 // Add takes in the length of a step.
@@ -92,13 +51,13 @@ func (s *Times) Add(length time.Duration) {
 	if length <= 0 {
 		return
 	}
-	s.remember(length)
+	s.all.add(length)
 	seconds := length.Seconds()
 	s.sumMs += seconds * 1000
 	if i, _ := slices.BinarySearch(bounds[:], seconds); i < len(bounds) {
 		s.buckets[i]++
 	}
-	if !s.usual(length) {
+	if !usual(length, s.all.of) {
 		return
 	}
 	ms := seconds * 1000
@@ -108,33 +67,123 @@ func (s *Times) Add(length time.Duration) {
 	s.meanMs += (float32(ms) - s.meanMs) / 46 // 1 - 2^(-1/32)
 }
 
-// Teach takes in what the fullest rank held in a step, how many tokens a request
-// got in it, and how long it took. Where tokens come late, several steps are told
-// as one: it is as long as all of them, and brings as many tokens.
-func (s *Times) Teach(load int64, tokens float64, length time.Duration) {
-	if load <= 0 || length <= 0 || tokens <= 0 {
+// Sample is a step, and what was done in it.
+type Sample struct {
+	Ranks  []Rank  // of the group, all that step
+	Tokens float64 // that a request got. Where tokens come late, several steps are told as one: it is as long as all of them, and brings as many tokens
+	Length time.Duration
+}
+
+// Teach takes in a step. It keeps nothing of the sample.
+func (s *Times) Teach(t Sample) {
+	weight := s.Weight()
+	most := fullest(t.Ranks, weight)
+	prefill := slices.ContainsFunc(t.Ranks, func(r Rank) bool { return r.Prompt > 0 })
+	if most.load(weight) <= 0 && !prefill || t.Length <= 0 || t.Tokens <= 0 {
 		return
 	}
 	if s.tokens == 0 {
-		s.tokens = tokens
+		s.tokens = t.Tokens
 	}
-	several := tokens > severalSteps*s.tokens
-	s.tokens += (min(tokens, 2*s.tokens) - s.tokens) / 46
-	if !several && s.usual(length) {
-		s.regression.add(load, length.Seconds()*1000)
-		s.taught.add(load, length.Seconds()*1000)
+	several := t.Tokens > severalSteps*s.tokens
+	s.tokens += (min(t.Tokens, 2*s.tokens) - s.tokens) / 46
+	ms := t.Length.Seconds() * 1000
+	switch {
+	case several:
+	case !prefill:
+		if s.isPlain(t.Length) {
+			s.learn(t.Ranks, &most, weight, ms)
+		}
+	default:
+		s.prefills.add(s.decodes(), s.ownShare(), t.Ranks, ms)
 	}
+}
+
+// isPlain says whether a step without a prefill is as long as such steps are.
+func (s *Times) isPlain(length time.Duration) bool {
+	if s.prefills.ratio.seen == 0 {
+		return usual(length, s.all.of)
+	}
+	s.plain.add(length)
+	return usual(length, s.plain.of)
+}
+
+// learn takes in a step without a prefill, and what the fullest rank had in it.
+func (s *Times) learn(ranks []Rank, most *Rank, weight, ms float64) {
+	if weight != s.regression.weight { // the config says another
+		s.regression = regression{weight: weight}
+	}
+	x := most.load(weight)
+	tame := s.tame(x, ms)
+	s.regression.add(x, ms)
+	s.taught.add(most, ms)
+	if line, changed := s.requests.add(ranks, tame); changed {
+		s.regression = line
+	}
+}
+
+// tame is the length of a step, brought nearer to the line where it is much farther off than steps are: a few of these, when
+// a rank held what it seldom holds, would say of a request whatever chance wants.
+func (s *Times) tame(x, ms float64) float64 {
+	line := s.y / max(1, s.w)
+	if m, _ := s.fit(); m.C1Ms > 0 {
+		line = m.C0Ms + m.C1Ms*x
+	}
+	off := ms - line
+	if s.off > 0 {
+		off = min(farOff*s.off, max(-farOff*s.off, off))
+	}
+	s.off += (math.Abs(off) - s.off) / 46
+	return line + off
+}
+
+// Weight is how many KV tokens a request counts as in a load; 0 where it costs nothing surely.
+func (s *Times) Weight() float64 {
+	switch {
+	case s.Law != (Model{}):
+		return s.Law.Weight()
+	case s.requests.weight > 0:
+		return s.requests.weight
+	}
+	return s.Configured.Weight()
+}
+
+// decodes is the law of steps without a prefill, as well as it is known: a line that is not good enough for policies
+// is better than none, and their mean is better than that of all steps.
+func (s *Times) decodes() (m Model) {
+	learned, r2 := s.fit()
+	switch {
+	case s.Law != (Model{}):
+		return s.Law
+	case s.n >= fitSteps && learned.C1Ms > 0 && s.sure(r2):
+		m = learned
+	case s.Configured.C1Ms > 0:
+		m = s.Configured
+	case s.n >= fitSteps:
+		m.C0Ms = s.y / s.w
+	}
+	m.C0Ms = max(0, m.C0Ms)
+	return m
+}
+
+// ownShare is the rank's own part of what a prompt costs, where steps do not tell it.
+func (s *Times) ownShare() float64 {
+	if c := &s.Configured; c.OwnMs+c.SharedMs > 0 {
+		return c.OwnMs / (c.OwnMs + c.SharedMs)
+	}
+	return ownShare
 }
 
 // Taught are the steps that taught something since the start.
 type Taught struct {
-	Steps  float64
-	Tokens float64 // of the fullest rank, over all of them
-	Ms     float64
+	Steps    float64
+	Tokens   float64 // of the fullest rank, over all of them
+	Requests float64 // likewise
+	Ms       float64
 }
 
-func (t *Taught) add(tokens int64, ms float64) {
-	t.Steps, t.Tokens, t.Ms = t.Steps+1, t.Tokens+float64(tokens), t.Ms+ms
+func (t *Taught) add(most *Rank, ms float64) {
+	t.Steps, t.Tokens, t.Requests, t.Ms = t.Steps+1, t.Tokens+most.KV, t.Requests+most.Requests, t.Ms+ms
 }
 
 // Line is what the steps tell of how long they take.
@@ -151,36 +200,23 @@ func (s *Times) Line() Line {
 	if l.InForce = l.C1Ms > 0; l.InForce {
 		return l
 	}
-	if learned, r2 := s.fit(); s.n >= fitSteps && learned.C1Ms > 0 && r2*s.w > sureSlope*sureSlope*(1-r2) {
-		l.C1Ms = learned.C1Ms
+	if learned, r2 := s.fit(); s.n >= fitSteps && learned.C1Ms > 0 && s.sure(r2) {
+		l.C1Ms, l.RequestMs = learned.C1Ms, learned.RequestMs
 	}
 	return l
 }
 
-// sureSlope is how many times its standard error a slope is at least.
-const sureSlope = 4
-
-// Through is the line with the slope of m through the mean of the steps from an earlier moment until t.
+// Through is the line with the slopes of m through the mean of the steps from an earlier moment until t.
 func (t Taught) Through(m Model, before Taught) Model {
 	if n := t.Steps - before.Steps; n > 0 {
-		m.C0Ms = max(0, (t.Ms-before.Ms-m.C1Ms*(t.Tokens-before.Tokens))/n)
+		m.C0Ms = max(0, (t.Ms-before.Ms-m.C1Ms*(t.Tokens-before.Tokens)-m.RequestMs*(t.Requests-before.Requests))/n)
 	}
 	return m
 }
 
-func (s *Times) usual(length time.Duration) bool {
-	x := length.Seconds() / s.typical.Seconds()
+func usual(length, typical time.Duration) bool {
+	x := length.Seconds() / typical.Seconds()
 	return x >= tooShort && x <= tooLong
-}
-
-func (s *Times) remember(length time.Duration) {
-	s.recent[s.at] = length
-	s.at = (s.at + 1) % len(s.recent)
-	s.seen++
-	sorted := s.recent
-	all := sorted[:min(s.seen, uint64(len(sorted)))]
-	slices.Sort(all)
-	s.typical = all[len(all)/2]
 }
 
 // Where a step model comes from.
@@ -190,8 +226,8 @@ const (
 	Told       = "told"
 )
 
-// Model is the one in force and where it comes from, empty when there is none,
-// and how well the learned one fits, in force or not.
+// Model is the one in force and where its decodes come from, empty when there is none,
+// and how well the learned one fits, in force or not. What a prefill costs is as configured until it is learned.
 func (s *Times) Model() (m Model, source string, r2 float64) {
 	learned, r2 := s.fit()
 	switch {
@@ -199,14 +235,19 @@ func (s *Times) Model() (m Model, source string, r2 float64) {
 		return s.Law, Told, r2
 	case s.n >= fitSteps && learned.C1Ms > 0 && r2 >= fitR2:
 		learned.C0Ms = max(0, learned.C0Ms) // no step is free
-		return learned, Learned, r2
+		m, source = learned, Learned
 	case s.Configured.C1Ms > 0:
-		return s.Configured, Configured, r2
+		m, source = s.Configured, Configured
 	}
-	return Model{}, "", r2
+	prefills := s.Configured
+	if base := s.decodes(); s.prefills.fit(&base, s.ownShare()) {
+		prefills = base
+	}
+	m.OwnMs, m.SharedMs, m.PrefillMs = prefills.OwnMs, prefills.SharedMs, prefills.PrefillMs
+	return m, source, r2
 }
 
-// Ms is the mean step; by the model where nobody measured one; 0: unknown.
+// Ms is the mean step; by the model where nobody measured one, at that load in KV tokens; 0: unknown.
 func (s *Times) Ms(m Model, load int64) float32 {
 	if s.meanMs > 0 || m.C1Ms == 0 {
 		return s.meanMs
@@ -218,7 +259,7 @@ func (s *Times) Ms(m Model, load int64) float32 {
 func (s *Times) Samples() uint64 { return s.n }
 
 // Least is the shortest time that would be usual.
-func (s *Times) Least() time.Duration { return time.Duration(tooShort * float64(s.typical)) }
+func (s *Times) Least() time.Duration { return time.Duration(tooShort * float64(s.all.of)) }
 
 // Histogram is evenkeel_step_seconds.
 type Histogram struct {
@@ -229,7 +270,7 @@ type Histogram struct {
 
 // Histogram of all steps so far.
 func (s *Times) Histogram() Histogram {
-	h := Histogram{Count: s.seen, Seconds: s.sumMs / 1000, Buckets: make(map[float64]uint64, len(bounds))}
+	h := Histogram{Count: s.all.seen, Seconds: s.sumMs / 1000, Buckets: make(map[float64]uint64, len(bounds))}
 	var below uint64
 	for i, most := range bounds {
 		below += s.buckets[i]

@@ -9,6 +9,11 @@ import (
 	"pgregory.net/rapid"
 )
 
+// full is a step of a rank that holds so much.
+func full(load int64, length time.Duration) Sample {
+	return Sample{Ranks: []Rank{{Requests: 1, KV: float64(load)}}, Tokens: 1, Length: length}
+}
+
 // feed gives a Times steps of c0 + c1*load ms with some noise.
 func feed(s *Times, n int, c0, c1, noiseMs float64, spread int64) {
 	rng := rand.New(rand.NewPCG(1, 2))
@@ -17,7 +22,7 @@ func feed(s *Times, n int, c0, c1, noiseMs float64, spread int64) {
 		ms := c0 + c1*float64(load) + noiseMs*rng.NormFloat64()
 		length := time.Duration(ms * float64(time.Millisecond))
 		s.Add(length)
-		s.Teach(load, 1, length)
+		s.Teach(full(load, length))
 		load = 100_000 + rng.Int64N(max(spread, 1))
 	}
 }
@@ -78,12 +83,12 @@ func TestStallsAreNoSamples(t *testing.T) {
 	feed(&s, 500, 50, 2e-4, 1, 100_000)
 	n, before := s.n, s.meanMs
 	s.Add(2 * time.Second)
-	s.Teach(120_000, 1, 2*time.Second)
+	s.Teach(full(120_000, 2*time.Second))
 	require.Equal(t, n, s.n)
 	require.Equal(t, before, s.meanMs)
-	require.EqualValues(t, 501, s.seen, "but the histogram has it")
+	require.EqualValues(t, 501, s.all.seen, "but the histogram has it")
 	s.Add(75 * time.Millisecond)
-	s.Teach(120_000, 1, 75*time.Millisecond)
+	s.Teach(full(120_000, 75*time.Millisecond))
 	require.Equal(t, n+1, s.n)
 }
 
@@ -93,7 +98,7 @@ func BenchmarkStepModel(b *testing.B) {
 	b.ReportAllocs()
 	for b.Loop() {
 		s.Add(70 * time.Millisecond)
-		s.Teach(110_000, 1, 70*time.Millisecond)
+		s.Teach(full(110_000, 70*time.Millisecond))
 		s.Model()
 	}
 }

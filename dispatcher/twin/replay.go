@@ -58,6 +58,9 @@ func NewReplay(w *Window, model, spec string, draw uint64) (*Replay, error) {
 	if dense || len(groups) == 0 {
 		return nil, fmt.Errorf("%s has ranks that do not step together", model)
 	}
+	if slices.ContainsFunc(groups[0].Workers, func(w board.Worker) bool { return w.Mixed }) { // its engines only decode
+		return nil, fmt.Errorf("%s has ranks that prefill, too", model)
+	}
 	b.Only(model)
 	r := &Replay{
 		Engines: virtual.Engines{Driver: virtual.NewDriver(b, w.From(), model)}, ranks: map[int32]*rank{}, fates: w.fates(model), live: map[uint64]int32{},
@@ -116,7 +119,7 @@ func (r *Replay) build(groups []board.GroupView, begin, end *board.Boards) error
 			return fmt.Errorf("nobody knows yet how long a step of %s takes", v.Key.Name)
 		}
 		law := t.Line.Taught.Through(t.Line.Model, f.Line.Taught)
-		g := virtual.NewGroup(v.Key, law.C0Ms, law.C1Ms)
+		g := virtual.NewGroup(v.Key, law)
 		g.Number = max(1, v.Last)
 		r.Groups = append(r.Groups, g)
 		r.work.add(law, v.Workers)
@@ -428,10 +431,9 @@ func (r *Replay) other(e *board.Effect) {
 func (r *Replay) step(g *virtual.Group) float64 {
 	most := 0.0
 	for _, k := range g.Ranks {
-		tokens, _ := k.Load(g.Step)
-		most = max(most, float64(tokens)*k.Cost)
+		most = max(most, k.Feels(k.Load(g.Step)))
 	}
-	length := (g.C0Ms + g.C1Ms*most) * (1 + unsteady*(2*r.chance.Float64()-1))
+	length := (g.Law.C0Ms + g.Law.C1Ms*most) * (1 + unsteady*(2*r.chance.Float64()-1))
 	if r.Now >= r.begins {
 		r.all.add(length)
 	}

@@ -20,7 +20,7 @@ func taped(t *testing.T, policy string, seconds int) (stretches []*Stretch) {
 	b, err := board.New(board.Config{Policy: policy})
 	require.NoError(t, err)
 	var workers []board.Worker
-	g := virtual.NewGroup(board.GroupKey{Model: "m", Name: "main", Barrier: true}, 20, 0.004)
+	g := virtual.NewGroup(board.GroupKey{Model: "m", Name: "main", Barrier: true}, board.StepModel{C0Ms: 20, C1Ms: 0.004})
 	for id := range int32(2) {
 		workers = append(workers, board.Worker{ID: id, Model: "m", Group: "main", Barrier: true, Slots: 4, Up: true})
 		g.Ranks = append(g.Ranks, &virtual.Rank{ID: id, Slots: 4, Cost: 1, Group: g})
@@ -32,7 +32,7 @@ func taped(t *testing.T, policy string, seconds int) (stretches []*Stretch) {
 		for _, r := range g.Ranks {
 			fullest = max(fullest, r.KV)
 		}
-		return g.C0Ms + g.C1Ms*float64(fullest)
+		return g.Law.C0Ms + g.Law.C1Ms*float64(fullest)
 	}
 	e.Token, e.Seated, e.Stepped = func(*virtual.Leg) {}, func(*virtual.Leg) {}, func(*virtual.Group, int) {}
 	e.Finished = func(*virtual.Group, virtual.Leg) { finished++ }
@@ -104,4 +104,13 @@ func TestAReplayComesToWhatReallyWas(t *testing.T) {
 	require.InEpsilon(t, v.StepMs, other.Against[0].StepMs, 0.01)
 	t.Logf("br0 %.2f ms, replayed %.2f, foretold %.2f; random %.2f, replayed %.2f, foretold %.2f",
 		v.StepMs, v.TwinMs, other.Against[0].StepMs, other.StepMs, other.TwinMs, v.Against[0].StepMs)
+}
+
+func TestRanksThatPrefillAreNotReplayed(t *testing.T) {
+	b, err := board.New(board.Config{})
+	require.NoError(t, err)
+	b.Apply(board.SetWorkers{Workers: []board.Worker{{Model: "m", Group: "main", Barrier: true, Slots: 4, Up: true, Mixed: true}}}, noon)
+	w := &Window{Stretches: []*Stretch{{Boards: b, From: noon, To: noon.Add(time.Minute)}}, End: b}
+	_, err = NewReplay(w, "m", "", 0)
+	require.EqualError(t, err, "m has ranks that prefill, too")
 }

@@ -50,7 +50,7 @@ type work struct {
 func (w *work) add(law board.StepModel, ranks []board.Worker) {
 	for i := range ranks {
 		w.ranks++
-		w.token += law.C0Ms / float64(max(1, ranks[i].Slots))
+		w.token += law.C0Ms/float64(max(1, ranks[i].Slots)) + law.RequestMs
 		w.perKV += law.C1Ms
 	}
 }

@@ -108,6 +108,35 @@ func (d *Driver) carryOut(effects []board.Effect, now time.Time) {
 	}
 }
 
+// Pulse is what the streams of a group tell: the number of the step whose tokens come, and when that was told, NaN if
+// nothing ran before.
+type Pulse struct {
+	Key    board.GroupKey
+	Number uint32
+	Since  float64
+	steps  board.Steps
+}
+
+func newPulse(key board.GroupKey) Pulse {
+	return Pulse{Key: key, Number: 1, Since: math.NaN(), steps: board.Steps{Group: key}}
+}
+
+// heard tells the boards of a step.
+func (d *Driver) heard(p *Pulse, now float64) {
+	if d.stopped[p.Key.Name] {
+		delete(d.stopped, p.Key.Name)
+		p.Since = math.NaN()
+	}
+	told := board.Step{Number: p.Number}
+	if !math.IsNaN(p.Since) {
+		told.Length = time.Duration(math.Round((now - p.Since) * float64(time.Millisecond)))
+	}
+	p.Since = now
+	p.steps.Told = append(p.steps.Told[:0], told)
+	d.Count(now)
+	d.Apply(&p.steps, now)
+}
+
 // seat makes room for the counts of a slot, which begin at nothing.
 func (d *Driver) seat(slot int32) {
 	c := &d.Counts

@@ -1,11 +1,6 @@
 package virtual
 
-import (
-	"math"
-	"time"
-
-	"evenkeel/dispatcher/board"
-)
+import "evenkeel/dispatcher/board"
 
 // Engines are the ranks of one model in virtual time. Who drives them says what they serve.
 type Engines struct {
@@ -165,7 +160,7 @@ func (e *Engines) finishStep(g *Group) {
 			tokens++
 			if again {
 				told = true
-				e.heard(g)
+				e.heard(&g.Pulse, e.Now)
 			}
 		}
 	}
@@ -184,22 +179,6 @@ func (e *Engines) finishStep(g *Group) {
 	}
 	g.Step++
 	g.Ends = Never
-}
-
-// heard tells the boards of a step.
-func (e *Engines) heard(g *Group) {
-	if e.stopped[g.Key.Name] {
-		delete(e.stopped, g.Key.Name)
-		g.Since = math.NaN()
-	}
-	told := board.Step{Number: g.Number}
-	if !math.IsNaN(g.Since) {
-		told.Length = time.Duration(math.Round((e.Now - g.Since) * float64(time.Millisecond)))
-	}
-	g.Since = e.Now
-	g.steps.Told = append(g.steps.Told[:0], told)
-	e.Count(e.Now)
-	e.Apply(&g.steps, e.Now)
 }
 
 // Release gives the slot of a request back.

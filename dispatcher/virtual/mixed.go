@@ -1,16 +1,15 @@
 package virtual
 
-import "slices"
+import (
+	"slices"
 
-// Law is what a step costs in ms where ranks prefill and decode: C0, and what the slowest rank takes for its requests,
-// their KV tokens and its own part of its prefill tokens, and each rank's share of the work that all do for the prefill
-// tokens of all, and Any where anybody prefills.
-type Law struct{ C0, Request, KV, Own, Shared, Any float64 }
+	"evenkeel/dispatcher/step"
+)
 
 // Mixed is ranks behind one barrier that prefill and decode, as engines schedule them: each step takes so many tokens
 // of a rank at most, first of the requests that run, in the order of their admission, then of those that wait.
 type Mixed struct {
-	Law      Law
+	Law      step.Model
 	Budget   int32 // tokens of a rank in a step
 	Slots    int   // requests that run on a rank
 	Room     int64 // KV tokens of a rank; 0: unlimited
@@ -20,8 +19,9 @@ type Mixed struct {
 	Delay    int   // passes for which no prompt is begun until each rank has one, as SGLang 0.5.23 holds them; 0: they are not held
 
 	Ranks []MixedRank
-	Step  int64   // number of the step in progress, else of the next one
-	Ends  float64 // of the step in progress, ms; Never: none
+	Does  []step.Rank // what each rank does in the step that began last
+	Step  int64       // number of the step in progress, else of the next one
+	Ends  float64     // of the step in progress, ms; Never: none
 
 	Cached   func(rank int, w *Work) int32 // tokens of its prompt that the rank holds when it is admitted
 	Token    func(rank int, w *Work)       // it got one
@@ -39,22 +39,20 @@ type MixedRank struct {
 	Running []Work // in the order of admission
 	KV      int64  // tokens of what runs, in whole blocks
 	behind  bool   // its last step with prompts left some waiting
-
-	// In the step in progress, or the last one.
-	Decodes  int   // requests that get their next token
-	Reads    int64 // KV tokens of those
-	Computes int64 // tokens of prompts
 }
 
 // Work is a request on such a rank.
 type Work struct {
-	Job    int32
+	Job    int32 // whatever whoever drives the ranks calls it by
+	Slot   int32 // the board's
 	Prompt int32 // tokens
 	Left   int32 // tokens that it will still get
 	Gen    int32 // that it got
 	done   int32 // of what is due, computed or cached
 	due    int32 // to be computed before its next token: the prompt, or after a preemption also what it got
 	take   int32 // tokens of it in this step
+
+	joined uint32 // step that its group was told of when its first token came; 0: it has none
 }
 
 // computing says whether its prompt is not computed yet.
@@ -88,26 +86,19 @@ func (g *Mixed) Begin(now float64) {
 		return
 	}
 	begins := g.begins()
-	slowest, tokens, some := 0.0, int64(0), false
-	g.Prefilling = 0
+	some := false
+	g.Prefilling, g.Does = 0, g.Does[:0]
 	for i := range g.Ranks {
-		r := &g.Ranks[i]
-		g.schedule(i, begins)
-		slowest = max(slowest, g.Law.Request*float64(r.Decodes)+g.Law.KV*float64(r.Reads)+g.Law.Own*float64(r.Computes))
-		tokens += r.Computes
-		some = some || r.Decodes > 0 || r.Computes > 0
-		if r.Computes > 0 {
+		does := g.schedule(i, begins)
+		g.Does = append(g.Does, does)
+		some = some || does.Requests > 0 || does.Prompt > 0
+		if does.Prompt > 0 {
 			g.Prefilling++
 		}
 	}
-	if !some {
-		return
+	if some {
+		g.Ends = now + g.Law.Ms(g.Does)
 	}
-	length := g.Law.C0 + slowest + g.Law.Shared*float64(tokens)/float64(len(g.Ranks))
-	if tokens > 0 {
-		length += g.Law.Any
-	}
-	g.Ends = now + length
 }
 
 // aligned says whether the interval lets a rank compute prompts in this step: in its own ones, where it decodes nothing,
@@ -183,7 +174,7 @@ func (g *Mixed) growth(r *MixedRank) (kv int64) {
 }
 
 // schedule says what a rank does in a step.
-func (g *Mixed) schedule(i int, begins bool) {
+func (g *Mixed) schedule(i int, begins bool) (does step.Rank) {
 	r := &g.Ranks[i]
 	prompts := g.aligned(r)
 	begins = !g.preempt(r) && prompts && begins // nothing is admitted in the step of a preemption
@@ -191,7 +182,6 @@ func (g *Mixed) schedule(i int, begins bool) {
 		r.Running[k].take = 0
 	}
 	pause := g.First && prompts && (r.computes() || begins && g.admits(r))
-	r.Decodes, r.Reads, r.Computes = 0, 0, 0
 	budget := g.Budget
 	for k := range r.Running {
 		w := &r.Running[k]
@@ -199,12 +189,12 @@ func (g *Mixed) schedule(i int, begins bool) {
 		case w.computing():
 			if prompts {
 				w.take = min(budget, w.due-w.done)
-				r.Computes += int64(w.take)
+				does.Prompt += float64(w.take)
 			}
 		case budget > 0 && !pause:
 			w.take = 1
-			r.Decodes++
-			r.Reads += w.tokens()
+			does.Requests++
+			does.KV += float64(w.tokens())
 		}
 		budget -= w.take
 	}
@@ -213,7 +203,7 @@ func (g *Mixed) schedule(i int, begins bool) {
 		r.Waiting = slices.Delete(r.Waiting, 0, 1)
 		w.done = min(w.due-1, g.Cached(i, &w))
 		w.take = min(budget, w.due-w.done)
-		r.Computes += int64(w.take)
+		does.Prompt += float64(w.take)
 		budget -= w.take
 		r.KV += g.holds(w.tokens())
 		r.Running = append(r.Running, w)
@@ -221,6 +211,7 @@ func (g *Mixed) schedule(i int, begins bool) {
 	if prompts {
 		r.behind = len(r.Waiting) > 0
 	}
+	return does
 }
 
 // preempt takes back the last admitted requests while those that run have no room for their next tokens, and says

@@ -1,10 +1,15 @@
 package virtual
 
 import (
+	"math"
+	"math/rand/v2"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
+
+	"evenkeel/dispatcher/step"
 )
 
 // bench is a group of ranks, and when its requests got their tokens.
@@ -18,7 +23,7 @@ type bench struct {
 
 func mixed(ranks int, change func(g *Mixed)) *bench {
 	b := &bench{firsts: map[int32]float64{}, ends: map[int32]float64{}, tokens: map[int32]int{}}
-	b.Mixed = Mixed{Law: Law{C0: 10, Own: 0.1}, Budget: 100, Slots: 4, Ranks: make([]MixedRank, ranks), Ends: Never}
+	b.Mixed = Mixed{Law: step.Model{C0Ms: 10, OwnMs: 0.1}, Budget: 100, Slots: 4, Ranks: make([]MixedRank, ranks), Ends: Never}
 	b.Cached = func(int, *Work) int32 { return 0 }
 	b.Token = func(_ int, w *Work) {
 		if b.tokens[w.Job]++; w.Gen == 1 {
@@ -52,7 +57,9 @@ func equal(t *testing.T, want, got []float64) {
 }
 
 func TestALawOfSteps(t *testing.T) {
-	b := mixed(2, func(g *Mixed) { g.Law = Law{C0: 10, Request: 1, KV: 0.01, Own: 0.1, Shared: 0.2, Any: 5} })
+	b := mixed(2, func(g *Mixed) {
+		g.Law = step.Model{C0Ms: 10, RequestMs: 1, C1Ms: 0.01, OwnMs: 0.1, SharedMs: 0.2, PrefillMs: 5}
+	})
 	b.Add(0, Work{Job: 1, Prompt: 50, Left: 3})
 	b.Add(1, Work{Job: 2, Prompt: 30, Left: 2})
 	equal(t, []float64{
@@ -210,4 +217,67 @@ func TestMixedRanksServeAll(t *testing.T) {
 		require.Equal(t, want, b.tokens)
 		require.Len(t, b.ends, len(want))
 	})
+}
+
+// What ranks do in their steps teaches the law that made these long, also where some have several prompts and others none.
+func TestTheStepsOfMixedRanksTeachTheirLaw(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		law  step.Model
+		rate float64 // requests per second
+	}{
+		{"requests cost nothing", step.Model{C0Ms: 20, C1Ms: 2e-4, OwnMs: 0.07, SharedMs: 0.05, PrefillMs: 12}, 5},
+		{"requests cost something", step.Model{C0Ms: 15, C1Ms: 1e-4, RequestMs: 0.3, OwnMs: 0.08, SharedMs: 0.03, PrefillMs: 3}, 5},
+		{"a prefill takes no more than its tokens", step.Model{C0Ms: 40, C1Ms: 2e-4, OwnMs: 0.05, SharedMs: 0.05}, 3},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			rng := rand.New(rand.NewPCG(1, 2))
+			b := mixed(4, func(g *Mixed) { g.Law, g.Budget, g.Slots = c.law, 4096, 48 })
+			var s step.Times
+			coming, job := 0., int32(0)
+			for s.Samples() < 9000 {
+				for ; coming <= b.now; coming += 1000 / c.rate * rng.ExpFloat64() {
+					job++
+					least := 0 // the rank that holds least, as a router would have it
+					for i := range b.Ranks {
+						if held(&b.Ranks[i]) < held(&b.Ranks[least]) {
+							least = i
+						}
+					}
+					b.Add(least, Work{Job: job, Prompt: 1 + int32(min(30_000, 1500*math.Exp(rng.NormFloat64()))), Left: 1 + int32(300*rng.ExpFloat64())})
+				}
+				if b.Begin(b.now); b.Ends == Never {
+					b.now = coming
+					continue
+				}
+				lasts := (b.Ends - b.now) * (1 + 0.01*rng.NormFloat64())
+				if rng.IntN(100) == 0 {
+					lasts *= 8 // an engine stood still
+				}
+				length := time.Duration(lasts * float64(time.Millisecond))
+				s.Add(length)
+				s.Teach(step.Sample{Ranks: b.Does, Tokens: 1, Length: length})
+				b.now = b.Ends
+				b.Finish()
+			}
+			m, source, r2 := s.Model()
+			t.Logf("%+v, R2 %.2f", m, r2)
+			require.Equal(t, step.Learned, source)
+			require.InEpsilon(t, c.law.C0Ms, m.C0Ms, 0.05)
+			require.InEpsilon(t, c.law.C1Ms, m.C1Ms, 0.1)
+			require.InDelta(t, c.law.RequestMs, m.RequestMs, 0.1*c.law.RequestMs)
+			require.InEpsilon(t, c.law.OwnMs+c.law.SharedMs, m.OwnMs+m.SharedMs, 0.03)
+			require.InEpsilon(t, c.law.OwnMs, m.OwnMs, 0.05)
+			require.InDelta(t, c.law.PrefillMs, m.PrefillMs, 1.5)
+		})
+	}
+}
+
+// held are the tokens of what runs on a rank and waits there.
+func held(r *MixedRank) int64 {
+	sum := r.KV
+	for _, w := range r.Waiting {
+		sum += int64(w.Prompt)
+	}
+	return sum
 }

@@ -43,22 +43,16 @@ type Rank struct {
 
 // Group is ranks behind one barrier.
 type Group struct {
-	Key        board.GroupKey
-	C0Ms, C1Ms float64 // a step takes C0Ms and C1Ms for each KV token of the fullest rank, times its Cost
-	Ranks      []*Rank // that are part of it, ascending id
-	Step       int64   // number of the step in progress, else of the next one
-	Ends       float64 // of the step in progress, ms; Never: none
-
-	// What its streams tell: the number of the step whose tokens come, and when that was told, NaN if nothing
-	// ran before.
-	Number uint32
-	Since  float64
-	steps  board.Steps
+	Pulse
+	Law   board.StepModel // what a step takes; the slowest rank is the one with the largest Cost times its load
+	Ranks []*Rank         // that are part of it, ascending id
+	Step  int64           // number of the step in progress, else of the next one
+	Ends  float64         // of the step in progress, ms; Never: none
 }
 
 // NewGroup is one that does not step yet.
-func NewGroup(key board.GroupKey, c0Ms, c1Ms float64) *Group {
-	return &Group{Key: key, C0Ms: c0Ms, C1Ms: c1Ms, Ends: Never, Number: 1, Since: math.NaN(), steps: board.Steps{Group: key}}
+func NewGroup(key board.GroupKey, law board.StepModel) *Group {
+	return &Group{Pulse: newPulse(key), Law: law, Ends: Never}
 }
 
 // Load sums the KV tokens that step k reads, and the requests that decode.
@@ -71,6 +65,11 @@ func (r *Rank) Load(k int64) (tokens int64, running int) {
 		}
 	}
 	return tokens, running
+}
+
+// Feels is a load as the group's steps feel it: in KV tokens, with what requests weigh, times what these cost on the rank.
+func (r *Rank) Feels(tokens int64, running int) float64 {
+	return (float64(tokens) + r.Group.Law.Weight()*float64(running)) * r.Cost
 }
 
 // fits says whether there is room for the KV of so many tokens. An idle rank takes anything.

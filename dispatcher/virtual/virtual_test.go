@@ -24,7 +24,7 @@ func told(t *testing.T, ranks, slots int, capacity int64, requests ...request) (
 	t.Helper()
 	b, err := board.New(board.Config{Policy: "rr", TTL: time.Hour})
 	require.NoError(t, err)
-	g := NewGroup(board.GroupKey{Model: "m", Name: "g", Barrier: true}, 10, 0.01)
+	g := NewGroup(board.GroupKey{Model: "m", Name: "g", Barrier: true}, board.StepModel{C0Ms: 10, C1Ms: 0.01})
 	e := &Engines{Driver: NewDriver(b, time.Unix(0, 0), "m"), Groups: []*Group{g}}
 	var workers []board.Worker
 	for id := range int32(ranks) {
@@ -40,7 +40,7 @@ func told(t *testing.T, ranks, slots int, capacity int64, requests ...request) (
 			kv, _ := r.Load(g.Step)
 			fullest = max(fullest, kv)
 		}
-		return g.C0Ms + g.C1Ms*float64(fullest)
+		return g.Law.C0Ms + g.Law.C1Ms*float64(fullest)
 	}
 	left := len(requests)
 	e.Token, e.Stepped = func(*Leg) {}, func(*Group, int) {}

@@ -22,6 +22,8 @@ func twinOf(m *board.ModelStatus, g *board.GroupStatus, on bool) Twin {
 		t.Note = fmt.Sprintf("Replayed: the %s until %s ago; error %.1f %% of a step.", span(v.WindowSeconds), span(v.AgeSeconds), 100*v.ErrorRatio)
 	case !on:
 		t.Note = "The twin is off: dispatch.twin lists no policy."
+	case g.Rounds != nil:
+		t.Note = "The twin does not replay ranks that prefill and decode."
 	case slices.ContainsFunc(m.Groups, func(o board.GroupStatus) bool { return !o.Barrier }):
 		t.Note = "The twin replays only models all of whose ranks step in groups."
 	case g.Step == nil || g.Step.Source == "":

@@ -29,6 +29,7 @@ func TestTheTwinInWords(t *testing.T) {
 		},
 		"nothing was replayed yet":    {board.GroupStatus{Step: learned}, false, []string{}, "The twin has replayed nothing yet."},
 		"the step is not learned yet": {board.GroupStatus{Step: &board.StepStatus{}}, false, []string{}, "The twin has replayed nothing yet: how long a step takes is not known."},
+		"ranks prefill, too":          {board.GroupStatus{Step: learned, Rounds: &board.RoundStatus{}}, false, []string{}, "The twin does not replay ranks that prefill and decode."},
 		"it is off":                   {board.GroupStatus{Step: learned}, true, []string{}, "The twin is off: dispatch.twin lists no policy."},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -6,6 +6,7 @@ import (
 
 	"evenkeel/bench/refengine/cache"
 	"evenkeel/bench/refengine/steplog"
+	"evenkeel/dispatcher/step"
 	"evenkeel/dispatcher/virtual"
 )
 
@@ -31,7 +32,7 @@ func newMixed(g *Group) *mixed {
 	cfg, how := g.cfg, g.cfg.Mixed
 	m := &mixed{group: g, jobs: map[int32]*Job{}}
 	m.Mixed = virtual.Mixed{
-		Law:    virtual.Law{C0: ms(cfg.C0), Request: ms(cfg.CR), KV: ms(cfg.C1), Own: ms(cfg.PrefillPer), Shared: ms(how.Shared), Any: ms(cfg.PrefillBase)},
+		Law:    step.Model{C0Ms: ms(cfg.C0), RequestMs: ms(cfg.CR), C1Ms: ms(cfg.C1), OwnMs: ms(cfg.PrefillPer), SharedMs: ms(how.Shared), PrefillMs: ms(cfg.PrefillBase)},
 		Budget: int32(how.Budget), Slots: cfg.Slots, Room: int64(cfg.Blocks) * cache.BlockSize, Block: cache.BlockSize,
 		Interval: int64(how.Interval), First: how.First, Delay: how.Delay,
 		Ranks: make([]virtual.MixedRank, cfg.Ranks), Ends: virtual.Never,
@@ -72,9 +73,8 @@ func (m *mixed) begin() (length time.Duration, busy bool) {
 	if m.Ends == virtual.Never {
 		return 0, false
 	}
-	for i := range m.Ranks {
-		r := &m.Ranks[i]
-		m.group.loads[i] = steplog.RankLoad{Running: r.Decodes, KVTokens: int(r.Reads), Prefill: int(r.Computes)}
+	for i, does := range m.Does {
+		m.group.loads[i] = steplog.RankLoad{Running: int(does.Requests), KVTokens: int(does.KV), Prefill: int(does.Prompt)}
 	}
 	return time.Duration(math.Round(m.Ends * float64(time.Millisecond))), true
 }

@@ -92,3 +92,19 @@ func TestWhatIsUnderWayIsSeenByItsLength(t *testing.T) {
 	require.NotEqual(t, d.Requests, shifted.Requests)
 	require.NoError(t, p.Validate())
 }
+
+func TestARequestCostsSomethingInHalfOfTheLoads(t *testing.T) {
+	some := 0
+	for i := range 200 {
+		l, plain := New(1, i), New(1, i)
+		l.DrawRequests(1)
+		if l.Request > 0 {
+			some++
+			require.True(t, requestFrom <= l.Request && l.Request <= requestTo)
+			require.Contains(t, l.String(), "a request")
+		}
+		l.Request = 0
+		require.Equal(t, plain, l, "nothing else changes")
+	}
+	require.InDelta(t, 100, some, 30)
+}

@@ -29,6 +29,7 @@ type Load struct {
 	Rho     float64 // open loop; 0: closed
 	pool    int     // closed loop: requests beyond the slots
 	C0, C1  float64 // ms
+	Request float64 // ms; 0: a request costs nothing but its tokens
 	stale   int     // steps
 	lag     int     // steps from an admission to the first token
 
@@ -80,6 +81,14 @@ func New(seed uint64, number int) *Load {
 	return l
 }
 
+// DrawRequests draws what a request costs in a step, in half of the loads. All else stays as New has drawn it.
+func (l *Load) DrawRequests(seed uint64) {
+	r := rand.New(rand.NewPCG(seed, ^uint64(l.Number)))
+	if cost := logUniform(r, requestFrom, requestTo); r.IntN(2) == 1 {
+		l.Request = cost
+	}
+}
+
 // The ranges that properties are drawn from. What spans a decade is drawn by its logarithm.
 const (
 	ranksFrom, ranksTo = 4, 144
@@ -90,10 +99,12 @@ const (
 	poolFrom, poolTo   = 0.05, 1 // of the slots
 	c0From, c0To       = 10, 100 // ms
 	c1From, c1To       = 3e-5, 3e-4
-	stepsTo            = 5
-	meanFrom, meanTo   = 10, 3000
-	unevenFrom         = 0.5 // of the slots that others have
-	costFrom, costTo   = 0.8, 1.25
+
+	requestFrom, requestTo = 0.05, 0.4 // ms
+	stepsTo                = 5
+	meanFrom, meanTo       = 10, 3000
+	unevenFrom             = 0.5 // of the slots that others have
+	costFrom, costTo       = 0.8, 1.25
 )
 
 // Ranges is the table of them.
@@ -136,6 +147,7 @@ func (l *Load) String() string {
 	w.Add(l.Rho > 0, "rho %.2f", l.Rho)
 	w.Add(l.Rho == 0, "closed with %d waiting", l.pool)
 	w.Add(true, "c0 %.0f, c1 %.5f", l.C0, l.C1)
+	w.Add(l.Request > 0, "%.2f a request", l.Request)
 	w.Add(l.stale > 0, "%d steps late", l.stale)
 	w.Add(l.lag > 0, "transfer %d", l.lag)
 	return w.Text
@@ -222,7 +234,7 @@ func (l *Load) fleet(r *rand.Rand, d *sim.Drawn) sim.Fleet {
 	}
 	f := sim.Fleet{Stale: l.stale, Transfer: l.lag}
 	for g := range l.Groups {
-		group := sim.Group{Name: fmt.Sprint(g), C0Ms: l.C0, C1Ms: l.C1}
+		group := sim.Group{Name: fmt.Sprint(g), C0Ms: l.C0, C1Ms: l.C1, RequestMs: l.Request}
 		for range l.Ranks*(g+1)/l.Groups - l.Ranks*g/l.Groups {
 			rank := sim.Rank{Slots: l.Slots, Capacity: capacity, Cost: 1}
 			switch share, cost := uniform(r, unevenFrom, 1), uniform(r, costFrom, costTo); l.uneven {

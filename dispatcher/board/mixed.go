@@ -1,0 +1,136 @@
+package board
+
+import (
+	"math"
+	"slices"
+	"time"
+
+	"evenkeel/dispatcher/policy"
+)
+
+// Mixed ranks prefill and decode. An entry comes without a hand-off, and its rank computes what it does not hold of the
+// prompt. A slot and the KV of the whole prompt are charged when it is bound, as where ranks are bound before
+// the prefill: no step reads that KV before the first event. The backlog of a rank is the prompt tokens that it has yet to
+// compute. A policy that sends requests in rounds keeps it level.
+
+// Hit is what a rank holds of an entry's prompt.
+type Hit = policy.Hit
+
+// presumedBudget is how many tokens of a rank a step takes where nobody says so.
+const presumedBudget = 2048
+
+// uncached is how much of the prompt a rank has to compute. The last token is always computed.
+func (w *entrant) uncached(rank int32) int32 {
+	for _, h := range w.hits {
+		if h.Worker == rank {
+			return max(1, w.prompt()-tokens(h.Tokens))
+		}
+	}
+	return max(1, w.prompt())
+}
+
+// owe adds a request to those whose prompts a rank has yet to compute: at is its place among them.
+func (b *board) owe(r *rank, slot, tokens int32, at int) {
+	b.ledger.table[slot].left = tokens
+	r.backlog += int64(tokens)
+	r.computing = slices.Insert(r.computing, at, slot)
+}
+
+// finish ends what is left of a request's prompt.
+func (b *board) finish(r *rank, slot int32) {
+	if at := slices.Index(r.computing, slot); at >= 0 {
+		r.computing = slices.Delete(r.computing, at, at+1)
+	}
+	c := &b.ledger.table[slot]
+	r.backlog -= int64(c.left)
+	c.left = 0
+}
+
+// compute takes off what the ranks compute in the step that begins: the token budget less the decodes, first come first
+// served. What is left is what those that are sent now find before them: they can only be in the step after it.
+func (b *board) compute(g *group, number uint32) {
+	some := false
+	for _, r := range g.ranks {
+		r.computed, r.computes = r.computes, 0
+		if r.Interval <= 1 || number%uint32(r.Interval) == 0 {
+			budget := r.Budget
+			if budget <= 0 {
+				budget = presumedBudget
+			}
+			r.work(b, int64(budget-(len(r.slots)-r.early)))
+		}
+		some = some || r.computes > 0
+	}
+	g.gathered.steps++
+	if some {
+		g.gathered.prefills++
+	}
+}
+
+func (r *rank) work(b *board, budget int64) {
+	for _, slot := range r.computing {
+		c := &b.ledger.table[slot]
+		n := max(0, min(budget, int64(c.left)))
+		c.left -= int32(n)
+		r.backlog, r.computes, budget = r.backlog-n, r.computes+n, budget-n
+	}
+}
+
+// computeAgain has a rank's engine compute what the last admitted request had there: it ran out of KV room.
+func (b *board) computeAgain(r *rank) {
+	b.refresh(r)
+	last := int32(-1)
+	for _, slot := range r.slots {
+		if c := &b.ledger.table[slot]; !c.unread && (last < 0 || b.ledger.table[last].before(c)) {
+			last = slot
+		}
+	}
+	if last < 0 {
+		return
+	}
+	c := &b.ledger.table[last]
+	q := &r.running[c.pos]
+	c.unread, c.had = true, q.Generated
+	r.early++
+	r.later += int64(c.prompt)
+	b.owe(r, last, c.prompt+q.Generated, 0)
+}
+
+// note takes in what a policy tells of its round: which entries could be sent for the first time, and when it wants to be
+// asked again.
+func (b *board) note(g *group, t policy.Gathered, now time.Time) {
+	for _, id := range t.First {
+		if w, ok := b.waiting[id]; ok {
+			w.since = now
+			b.waiting[id] = w
+		}
+	}
+	g.wake = time.Time{}
+	if !math.IsInf(t.NextMs, 1) { // rounded up, or it would be asked a moment too early
+		g.wake = now.Add(time.Duration(max(1, math.Ceil(t.NextMs*1000))) * time.Microsecond)
+	}
+}
+
+// sent tells of a round that was sent, and of how many ranks compute a prompt then.
+func (b *board) sent(g *group) {
+	n := 0
+	for _, r := range g.ranks {
+		if r.backlog > 0 {
+			n++
+		}
+	}
+	g.gathered.rounds++
+	g.gathered.filled += uint64(n)
+	b.emit(Effect{Kind: EffectSent, Group: b.key(g), Label: b.label(g), Count: n})
+}
+
+// wait tells policies how long an entry has waited for a round.
+func (w *entrant) wait(e *policy.Entry, now time.Time) {
+	e.Hits, e.HeldMs, e.Express = w.hits, -1, w.entry.Express
+	if !w.since.IsZero() {
+		e.HeldMs = float64(now.Sub(w.since)) / float64(time.Millisecond)
+	}
+	if at := w.entry.UrgentAt(); at.After(now) {
+		e.UrgentInMs = float64(at.Sub(now)) / float64(time.Millisecond)
+	}
+}

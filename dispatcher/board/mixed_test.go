@@ -1,0 +1,386 @@
+package board
+
+import (
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"evenkeel/dispatcher/effort"
+	"evenkeel/dispatcher/policy"
+	"evenkeel/pool"
+)
+
+// mixed has ranks prefill and decode, 1,000 tokens in a step.
+func mixed(ws []Worker) []Worker {
+	for i := range ws {
+		ws[i].Mixed, ws[i].Budget = true, 1000
+	}
+	return ws
+}
+
+// law has a prompt token cost a step 0.1 ms.
+var law = StepModel{C0Ms: 10, C1Ms: 1e-4, OwnMs: 0.1}
+
+// onMixed is a board of mixed ranks without a window.
+func onMixed(t tb, spec string, fleet []Worker) *hand {
+	h := newHand(t, realConfig(spec))
+	h.fleet(mixed(fleet))
+	if len(fleet) > 0 {
+		h.apply(Law{GroupKey{"m", "main", true}, law})
+	}
+	return h
+}
+
+// decode fills slots of rank 0 and of rank 1 in turn with requests that decode.
+func (h *hand) decode(t testing.TB, n int) (all []*Slot) {
+	require.NoError(t, h.setPolicy("prr"))
+	for range n {
+		s := h.put(pool.Entry{Prompt: 10}).slotNow(t)
+		s.Started()
+		s.Progress(1)
+		all = append(all, s)
+	}
+	return all
+}
+
+// step tells the next one of the group.
+func (h *hand) step() {
+	g := h.boards["m"].groups[0]
+	h.count()
+	h.tellStep(g.last.Number + 1)
+	h.do()
+}
+
+func (h *hand) tellStep(number uint32) {
+	h.steps.Group, h.steps.Told = GroupKey{"m", "main", true}, append(h.steps.Told[:0], Step{Number: number, Length: 20 * time.Millisecond})
+	h.apply(&h.steps)
+}
+
+func (h *hand) backlog(rank int32) int64 {
+	h.count()
+	return h.status(h.at).Models[0].Workers[rank].Backlog
+}
+
+func TestABacklogIsWhatARankHasYetToCompute(t *testing.T) {
+	h := onMixed(t, "prr", ranks(1, 8, 0))
+	h.decode(t, 1)
+	h.step()
+	w := h.make(pool.Entry{Prompt: 2500})
+	w.hits = []Hit{{Worker: 0, Tokens: 400}, {Worker: 7, Tokens: 2000}}
+	h.do(func(h *hand) { h.enqueue(w) })
+	first := w.slotNow(t)
+	require.EqualValues(t, 2100, first.NewTokens)
+	require.EqualValues(t, 2100, h.backlog(0))
+	require.EqualValues(t, 2511, h.boards["m"].ranks[0].kv, "the whole prompt has its room")
+	require.EqualValues(t, 11, h.boards["m"].ranks[0].decoding(), "and no step reads it")
+
+	h.step()
+	require.EqualValues(t, 2100-999, h.backlog(0), "a request decodes")
+	require.EqualValues(t, 999, h.boards["m"].ranks[0].computes)
+	second := h.put(pool.Entry{Prompt: 100}).slotNow(t)
+	h.step()
+	require.EqualValues(t, 202, h.backlog(0))
+	require.Zero(t, h.boards["m"].groups[0].had[0].Prompt, "no prompt was there in the step before")
+	h.step()
+	require.EqualValues(t, 999, h.boards["m"].groups[0].had[0].Prompt, "what is learned of the step that took them")
+	require.EqualValues(t, 0, h.backlog(0), "what one leaves of the budget is the next one's")
+	require.EqualValues(t, 202, h.boards["m"].ranks[0].computes)
+
+	third := h.put(pool.Entry{Prompt: 700}).slotNow(t)
+	h.apply(Recount{"m", third.index, 900})
+	require.EqualValues(t, 900, h.backlog(0), "it is longer than was thought")
+	third.Started()
+	third.Progress(1)
+	require.EqualValues(t, 0, h.backlog(0), "with the first token all is computed")
+	require.EqualValues(t, 4, len(h.boards["m"].ranks[0].slots))
+
+	third.Progress(20)
+	h.count()
+	h.apply(Preempted{0})
+	require.EqualValues(t, 920, h.backlog(0), "the last admitted one that decodes is computed again with its answer so far")
+	third.Progress(21)
+	require.EqualValues(t, 0, h.backlog(0))
+
+	h.put(pool.Entry{Prompt: 60})
+	fifth := h.slotsOf(0)[4]
+	require.EqualValues(t, 60, h.backlog(0))
+	h.release(fifth, second, first, third)
+	require.EqualValues(t, 0, h.backlog(0))
+	require.Empty(t, h.boards["m"].ranks[0].computing)
+	require.Zero(t, h.status(h.at).Drift)
+}
+
+func TestWhereThereIsAnIntervalOtherStepsComputeNothing(t *testing.T) {
+	fleet := ranks(1, 8, 0)
+	fleet[0].Interval = 3
+	h := onMixed(t, "prr", fleet)
+	h.decode(t, 1)
+	h.step()
+	h.put(pool.Entry{Prompt: 5000})
+	var all []int64
+	for range 7 {
+		h.step()
+		all = append(all, h.backlog(0))
+	}
+	require.Equal(t, []int64{5000, 4001, 4001, 4001, 3002, 3002, 3002}, all)
+	require.Equal(t, &RoundStatus{Steps: 8, PrefillSteps: 2, MostBacklog: 3002, MeanBacklog: 3002}, h.status(h.at).Models[0].Groups[0].Rounds)
+}
+
+// Two ranks of eight slots, half of which decode: a prompt of 1,000 tokens alone has eight decodes wait for 500 tokens more than
+// if both computed half of it, which is 0.4 s. For a quarter of that it is held.
+func TestAPromptIsHeldForARound(t *testing.T) {
+	for _, tt := range []struct {
+		name string
+		then func(h *hand)
+		held time.Duration
+	}{
+		{"it goes when its wait is worth what it spares", func(h *hand) { h.pass(99 * time.Millisecond); h.pass(2 * time.Millisecond) }, 101 * time.Millisecond},
+		{"or when the timer says so", func(h *hand) { h.at = h.Next(); h.do() }, 100 * time.Millisecond},
+		{"or with a second one that levels the round", func(h *hand) { h.pass(50 * time.Millisecond); h.put(pool.Entry{Prompt: 1000}) }, 50 * time.Millisecond},
+		{"or beside one that is not held", func(h *hand) {
+			h.pass(20 * time.Millisecond)
+			h.put(pool.Entry{Prompt: 1200, Express: true})
+		}, 20 * time.Millisecond},
+		{"or when nothing decodes any more", func(h *hand) {
+			h.pass(10 * time.Millisecond)
+			h.release(slices.Clone(append(h.slotsOf(0), h.slotsOf(1)...))...)
+		}, 10 * time.Millisecond},
+		{"or when it must have been sent", nil, 60 * time.Millisecond},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			h := onMixed(t, "evenkeel", ranks(2, 8, 0))
+			h.decode(t, 8)
+			require.NoError(t, h.setPolicy("evenkeel"))
+			e := pool.Entry{Prompt: 1000}
+			if tt.then == nil { // three quarters of the time until then
+				e.Deadline = h.at.Add(80 * time.Millisecond)
+				tt.then = func(h *hand) { h.at = h.Next(); h.do() }
+			}
+			began := h.at
+			w := h.put(e)
+			require.True(t, w.waits())
+			require.Equal(t, 1, h.status(h.at).Models[0].Groups[0].Held)
+			h.pass(time.Millisecond)
+			h.step()
+			require.True(t, w.waits(), "a step changes nothing")
+			h.at = began
+			tt.then(h)
+			s := w.slotNow(t)
+			require.Equal(t, tt.held, s.Held.Round(10*time.Microsecond))
+			require.Equal(t, s.Held, h.at.Sub(began))
+			require.Zero(t, h.status(h.at).Models[0].Groups[0].Held)
+		})
+	}
+}
+
+// No request is held for longer than max_hold, whatever goes wrong.
+func TestTheLongestHoldIsMaxHold(t *testing.T) {
+	const most = 2 * time.Second
+	for _, tt := range []struct {
+		name  string
+		while func(h *hand)
+	}{
+		{"a rank stops, and no step is told any more", func(*hand) {}},
+		{"the window of a burst is open all the time", func(h *hand) {
+			h.cfg.Window = 10 * time.Millisecond
+			h.boards["m"].windowEnds = h.at.Add(h.cfg.Window)
+		}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			h := onMixed(t, "evenkeel", ranks(2, 8, 0))
+			h.apply(Law{GroupKey{"m", "main", true}, StepModel{C0Ms: 10, C1Ms: 1e-4, OwnMs: 1000}})
+			h.decode(t, 8)
+			require.NoError(t, h.setPolicy("evenkeel:max_hold=2"))
+			began := h.at
+			w := h.put(pool.Entry{Prompt: 3000})
+			for w.waits() {
+				require.LessOrEqual(t, h.at.Sub(began), most)
+				tt.while(h)
+				h.at = h.Next()
+				h.do()
+			}
+			require.LessOrEqual(t, w.slotNow(t).Held, most)
+			require.Equal(t, most, h.at.Sub(began))
+		})
+	}
+}
+
+func TestAClockThatJumpsHoldsNothingForLonger(t *testing.T) {
+	h := onMixed(t, "evenkeel", ranks(2, 8, 0))
+	h.apply(Law{GroupKey{"m", "main", true}, StepModel{C0Ms: 10, C1Ms: 1e-4, OwnMs: 1000}})
+	h.decode(t, 8)
+	require.NoError(t, h.setPolicy("evenkeel:max_hold=2"))
+	w := h.put(pool.Entry{Prompt: 3000})
+	h.pass(time.Second)
+	h.at = h.at.Add(-time.Hour)
+	h.step()
+	require.True(t, w.waits())
+	require.Equal(t, h.at.Add(2*time.Second), h.Next(), "it begins anew")
+	h.pass(time.Hour)
+	w.slotNow(t)
+	w = h.put(pool.Entry{Prompt: 9000}) // more than what the other rank computes
+	require.True(t, w.waits())
+	h.pass(24 * time.Hour)
+	w.slotNow(t)
+}
+
+func TestBeforeTheLawIsLearnedNothingIsHeld(t *testing.T) {
+	h := onMixed(t, "evenkeel", ranks(2, 8, 0))
+	h.apply(Law{GroupKey{"m", "main", true}, StepModel{C0Ms: 10, C1Ms: 1e-4}})
+	h.decode(t, 8)
+	require.NoError(t, h.setPolicy("evenkeel"))
+	first := h.put(pool.Entry{Prompt: 3000}).slotNow(t)
+	second := h.put(pool.Entry{Prompt: 3000}).slotNow(t)
+	require.NotEqual(t, first.Worker, second.Worker, "but backlogs are level")
+	require.Zero(t, second.Held)
+}
+
+func TestAMixedRankGetsNothingBeyondItsSlots(t *testing.T) {
+	for _, spec := range []string{"evenkeel", "pjsq-kv", "br0", "brh"} {
+		t.Run(spec, func(t *testing.T) {
+			fleet := ranks(1, 3, 0)
+			fleet[0].Beyond = 5
+			h := onMixed(t, spec, fleet)
+			for range 3 {
+				h.put(pool.Entry{Prompt: 10}).slotNow(t)
+			}
+			w := h.put(pool.Entry{Prompt: 10, Deadline: h.at.Add(time.Second)})
+			require.True(t, w.waits())
+			h.pass(time.Second)
+			require.ErrorIs(t, w.errNow(t), ErrPoolTimeout)
+		})
+	}
+}
+
+// The queue before the pool has put them in order: a later one may be there for longer.
+func TestMixedEntriesKeepTheOrderInWhichTheyCome(t *testing.T) {
+	h := onMixed(t, "evenkeel", ranks(1, 1, 0))
+	s := h.put(pool.Entry{Prompt: 1}).slotNow(t)
+	first := h.put(pool.Entry{Prompt: 1})
+	second := h.put(pool.Entry{Prompt: 1, Arrival: h.at.Add(-time.Hour)})
+	h.release(s)
+	require.True(t, second.waits())
+	h.release(first.slotNow(t))
+	second.slotNow(t)
+}
+
+func TestAPolicyThatFailsOnMixedRanksCostsNoRequest(t *testing.T) {
+	bad := &fake{Spec: "bad", Decides: func(s *policy.Snapshot, _ []policy.Assignment) []policy.Assignment {
+		if len(s.Pool) > 0 && s.Pool[0].Hits != nil {
+			panic("hits")
+		}
+		return nil
+	}}
+	cfg := testConfig(bad)
+	cfg.Policy = "bad"
+	h := newHand(t, cfg)
+	h.fleet(mixed(ranks(1, 2, 0)))
+	w := h.make(pool.Entry{Prompt: 10})
+	w.hits = []Hit{{Worker: 0, Tokens: 5}}
+	h.do(func(h *hand) { h.enqueue(w) })
+	require.Equal(t, FallbackSpec, w.slotNow(t).Policy)
+	require.EqualValues(t, 1, h.metrics.fallbacks[FallbackPanic])
+}
+
+// An overdue prompt that fits nowhere has a rank kept for it, or smaller ones would take the room for ever.
+func TestALongPromptIsNotPassedByForEver(t *testing.T) {
+	h := onMixed(t, "evenkeel:max_age_ms=1000,watermark=0", ranks(2, 4, 1000))
+	small := func() waiting { return h.put(pool.Entry{Prompt: 400}) }
+	running := []*Slot{small().slotNow(t), small().slotNow(t), small().slotNow(t), small().slotNow(t)}
+	long := h.put(pool.Entry{Prompt: 900})
+	h.pass(time.Minute)
+	for i := range 3 {
+		later := small()
+		h.release(running[i])
+		if !long.waits() {
+			long.slotNow(t)
+			return
+		}
+		if !later.waits() {
+			running = append(running, later.slotNow(t))
+		}
+	}
+	t.Fatal("the long prompt waits though three others have left")
+}
+
+// full is a board of 32 mixed ranks whose next tick sends a round from a pool of 1,000.
+func fullOfMixed(tb testing.TB) *hand {
+	const ranksN, slots = 32, 32
+	cfg := realConfig("prr")
+	h := newHand(tb, cfg)
+	h.fleet(mixed(ranks(ranksN, slots, 400_000)))
+	h.apply(Law{GroupKey{"m", "main", true}, law})
+	rng := rand.New(rand.NewPCG(1, 2))
+	prompt := func() pool.Entry { return pool.Entry{Prompt: 100 + rng.IntN(8000)} }
+	for i, w := range h.putAll(ranksN*slots, prompt) {
+		if s := w.slotNow(tb); i%8 > 0 {
+			s.Started()
+			s.Progress(rng.IntN(300))
+		}
+	}
+	for _, w := range h.putAll(1000, prompt) {
+		for range rng.IntN(3) {
+			w.hits = append(w.hits, Hit{Worker: rng.Int32N(ranksN), Tokens: rng.IntN(w.entry.Prompt)})
+		}
+		b := h.boards["m"]
+		e := b.waiting[w.entry.ID]
+		e.hits = w.hits
+		b.waiting[w.entry.ID] = e
+	}
+	require.NoError(tb, h.setPolicy("evenkeel"))
+	h.do()
+	b := h.boards["m"]
+	for i := range 64 { // room for the slots to come, without a turn
+		r := b.ranks[int32(i%ranksN)]
+		r.Slots++
+		r.slots, r.running = append(r.slots, 0)[:len(r.slots)], append(r.running, policy.Request{})[:len(r.running)]
+		r.computing = append(r.computing, 0)[:len(r.computing)]
+	}
+	return h
+}
+
+func TestATickOfMixedRanksDoesNotTouchTheHeap(t *testing.T) {
+	h := fullOfMixed(t)
+	var admitted []waiting
+	turn := func() {
+		h.generate()
+		h.at = h.at.Add(10 * time.Second) // nothing is held for so long
+		admitted, _ = h.cycle(admitted)
+		g := h.boards["m"].groups[0]
+		h.count()
+		h.tellStep(g.last.Number + 1)
+	}
+	for range 30 {
+		turn()
+	}
+	require.Len(t, admitted, 64)
+	require.Zero(t, testing.AllocsPerRun(20, turn))
+}
+
+// BenchmarkTickMixed is a whole tick of 32 mixed ranks with 1,000 entries in the pool: half of the rounds are held.
+func BenchmarkTickMixed(b *testing.B) {
+	h := fullOfMixed(b)
+	board := h.boards["m"]
+	var admitted []waiting
+	for range 30 {
+		h.generate()
+		admitted, _ = h.cycle(admitted)
+	}
+	took := make([]float64, 0, 4096)
+	b.ReportAllocs()
+	for b.Loop() {
+		h.generate()
+		board.groups[0].budget = effort.Budget{}
+		var d time.Duration
+		admitted, d = h.cycle(admitted)
+		if len(took) < cap(took) {
+			took = append(took, float64(d.Microseconds()))
+		}
+	}
+	slices.Sort(took)
+	b.ReportMetric(took[len(took)/2], "p50-µs")
+	b.ReportMetric(took[len(took)*99/100], "p99-µs")
+}

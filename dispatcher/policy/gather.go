@@ -1,0 +1,136 @@
+package policy
+
+import (
+	"math"
+	"slices"
+
+	"evenkeel/dispatcher/rounds"
+)
+
+// gather is what evenkeel does where ranks prefill and decode: a prompt that one rank computes stops the decodes of
+// all, so prompts are held for a moment and sent in rounds.
+type gather struct {
+	planner rounds.Planner
+	group   rounds.Group
+	waiting []rounds.Candidate
+	at      []int32 // of waiting, by index in the pool
+	hits    []rounds.Hit
+	first   []uint64
+	nextMs  float64
+}
+
+// Gathered is what a policy tells of a round on ranks that prefill and decode.
+type Gathered struct {
+	NextMs   float64  // until it wants to be asked again though nothing happens; +Inf: it does not
+	First    []uint64 // entries that could have been sent for the first time
+	Released bool     // a round was sent, not only requests that go beside one
+}
+
+// GatheredBy tells of p's last round.
+func GatheredBy(p Policy) Gathered {
+	e, ok := p.(*evenkeel)
+	if !ok {
+		return Gathered{NextMs: math.Inf(1)}
+	}
+	return Gathered{NextMs: e.gather.nextMs, First: e.gather.first, Released: e.gather.planner.Released()}
+}
+
+func (r *gather) begin() { r.first, r.nextMs = r.first[:0], math.Inf(1) }
+
+// holds says whether the last round held an entry although it had a slot.
+func (r *gather) holds(entry int32) bool {
+	at := slices.Index(r.at, entry)
+	return r.planner.Held() > 0 && at >= 0 && r.waiting[at].Since <= 0
+}
+
+// inRounds decides where ranks prefill. The snapshot is of the instant 0 of the planner.
+func (p *evenkeel) inRounds(s *Snapshot, dst []Assignment) []Assignment {
+	r := &p.gather
+	p.reserveForOverdue(s)
+	p.tellRanks(s)
+	r.tellWaiting(s, int(p.ranks.open+p.ranks.open/2))
+	picks, next := r.planner.Decide(0, &r.group, r.waiting, rounds.Rule{Patience: p.set.patience, MaxHold: p.set.maxHold})
+	r.nextMs = next * 1000
+	for i := range r.waiting {
+		if e := &s.Pool[r.at[i]]; e.HeldMs < 0 && r.waiting[i].Since == 0 {
+			r.first = append(r.first, e.ID)
+		}
+	}
+	for _, k := range picks {
+		e := &s.Pool[r.at[k.Candidate]]
+		stage := stageSubset
+		if r.waiting[k.Candidate].Urgent {
+			stage = stageGuard
+		}
+		dst = append(dst, Assignment{Entry: e.ID, Worker: s.Workers[k.Rank].ID, Score: float64(r.group.Ranks[k.Rank].Backlog), Stage: stage})
+	}
+	return dst
+}
+
+// reserveForOverdue keeps a rank for the first overdue entry that finds room nowhere.
+func (p *evenkeel) reserveForOverdue(s *Snapshot) {
+	for i := range s.Pool {
+		if !isOverdue(s, &s.Pool[i]) {
+			continue
+		}
+		fits := false
+		for _, g := range p.ranks.some {
+			fits = fits || p.ranks.fits(int(g), int64(s.Pool[i].Prompt))
+		}
+		if !fits {
+			p.ranks.reserve(s, i)
+			return
+		}
+	}
+}
+
+// tellRanks expects what is free on the ranks.
+func (p *evenkeel) tellRanks(s *Snapshot) {
+	g := &p.gather.group
+	*g = rounds.Group{Ranks: sized(g.Ranks, len(s.Workers)), Own: float64(s.OwnMs) / 1000, Request: float64(p.loads.request)}
+	for i := range s.Workers {
+		w := &s.Workers[i]
+		decoding := 0
+		for k := range w.Running {
+			if w.Running[k].Generated > 0 {
+				decoding++
+			}
+		}
+		k := rounds.Rank{Slots: int(p.ranks.free[i]), Room: p.ranks.room[i], Backlog: w.Backlog, Load: float64(p.loads.now[i])}
+		if decoding > 0 { // answers grow until the next one ends
+			k.Room -= int64(s.MeanOutput)
+		}
+		g.Ranks[i] = k
+		g.Decoding += decoding
+		g.Slots += len(w.Running) + max(0, int(w.Free))
+	}
+}
+
+// tellWaiting has so many requests for candidates, and those that are not held besides.
+func (r *gather) tellWaiting(s *Snapshot, most int) {
+	r.waiting, r.at, r.hits = r.waiting[:0], r.at[:0], r.hits[:0]
+	for i := range s.Pool {
+		e := &s.Pool[i]
+		c := rounds.Candidate{Prompt: e.Prompt, Since: math.NaN(), Until: math.Inf(1), Urgent: e.Express || isOverdue(s, e)}
+		if !c.Urgent {
+			if most == 0 {
+				continue
+			}
+			most--
+		}
+		if e.HeldMs >= 0 {
+			c.Since = -e.HeldMs / 1000
+		}
+		if e.UrgentInMs > 0 {
+			c.Until = e.UrgentInMs / 1000
+		}
+		from := len(r.hits)
+		for _, h := range e.Hits {
+			if g, ok := s.index(h.Worker); ok {
+				r.hits = append(r.hits, rounds.Hit{Rank: int32(g), Tokens: int32(min(max(0, h.Tokens), int(e.Prompt)))})
+			}
+		}
+		c.Hits = r.hits[from:len(r.hits):len(r.hits)]
+		r.waiting, r.at = append(r.waiting, c), append(r.at, int32(i))
+	}
+}

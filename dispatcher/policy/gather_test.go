@@ -1,0 +1,142 @@
+package policy
+
+import (
+	"math"
+	"slices"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
+)
+
+// ofMixed is two ranks that prefill, with four requests each that decode, and a law of 0.1 ms for each token of a prompt.
+func ofMixed(pool ...Entry) *Snapshot {
+	s := &Snapshot{Mixed: true, OwnMs: 0.1, C0Ms: 10, C1Ms: 1e-4, Pool: pool}
+	for id := range int32(2) {
+		w := Worker{ID: 10 * id, Free: 4, Up: true}
+		for i := range uint64(4) {
+			w.Running = append(w.Running, Request{ID: 100*uint64(id) + i, Prompt: 10, Generated: 5, Slot: 4*id + int32(i)})
+		}
+		s.Workers = append(s.Workers, w)
+	}
+	for i := range s.Pool {
+		s.Pool[i].ID = uint64(i) + 1
+	}
+	return s
+}
+
+func newPolicy(t interface {
+	Helper()
+	Fatal(...any)
+}, spec string) Policy {
+	t.Helper()
+	p, err := Parse(spec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+func TestRoundsOfAPolicy(t *testing.T) {
+	never := func(prompt int32) Entry { return Entry{Prompt: prompt, HeldMs: -1} }
+	for _, tt := range []struct {
+		name   string
+		spec   string
+		s      *Snapshot
+		ranks  []int32 // of the entries that are sent, in order of the pool; -1: it waits
+		first  []uint64
+		nextMs float64
+	}{
+		{"one prompt is held until its wait is worth it", "evenkeel", ofMixed(never(1000)), []int32{-1}, []uint64{1}, 100},
+		{"with more patience it is held for longer", "evenkeel:patience=0.5", ofMixed(never(1000)), []int32{-1}, []uint64{1}, 200},
+		{"but not for longer than max_hold", "evenkeel:patience=0.5,max_hold=0.05", ofMixed(never(1000)), []int32{-1}, []uint64{1}, 50},
+		{"without patience all go at once", "evenkeel:patience=0", ofMixed(never(1000)), []int32{0}, []uint64{1}, math.Inf(1)},
+		{"two level a round", "evenkeel", ofMixed(never(1000), never(1000)), []int32{0, 10}, []uint64{1, 2}, math.Inf(1)},
+		{"what was held for long enough goes", "evenkeel", ofMixed(Entry{Prompt: 1000, HeldMs: 101}), []int32{0}, nil, math.Inf(1)},
+		// The first one fits beside the second one. The third one would be 9,500 on a rank, 6,500 more than there are now, where 4,500 would be level.
+		{"one that is not held goes alone", "evenkeel", ofMixed(never(500), Entry{Prompt: 3000, HeldMs: -1, Express: true}, never(9000)),
+			[]int32{10, 0, -1}, []uint64{1, 3}, 0.25 * 8 * 0.1 * 2000},
+		{"so does one that is urgent", "evenkeel", ofMixed(Entry{Prompt: 3000, HeldMs: -1, Urgent: true}), []int32{0}, nil, math.Inf(1)},
+		{"or will soon be", "evenkeel", ofMixed(Entry{Prompt: 1000, HeldMs: -1, UrgentInMs: 70}), []int32{-1}, []uint64{1}, 70},
+		{"a rank that holds the prefix is preferred", "evenkeel:patience=0",
+			ofMixed(Entry{Prompt: 1000, HeldMs: -1, Hits: []Hit{{Worker: 10, Tokens: 600}, {Worker: 7, Tokens: 900}}}), []int32{10}, []uint64{1}, math.Inf(1)},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			p := newPolicy(t, tt.spec)
+			sent := p.Decide(tt.s, nil)
+			for i, want := range tt.ranks {
+				at := slices.IndexFunc(sent, func(a Assignment) bool { return a.Entry == tt.s.Pool[i].ID })
+				if want < 0 {
+					require.Negative(t, at)
+					continue
+				}
+				require.GreaterOrEqual(t, at, 0, "entry %d waits", i)
+				require.Equal(t, want, sent[at].Worker, "entry %d", i)
+			}
+			got := GatheredBy(p)
+			require.ElementsMatch(t, tt.first, got.First)
+			require.InDelta(t, tt.nextMs, got.NextMs, 1e-3)
+			require.Equal(t, len(sent) < len(tt.s.Pool), Held(p) > 0)
+		})
+	}
+	require.True(t, math.IsInf(GatheredBy(newPolicy(t, "jsq")).NextMs, 1), "no other policy has rounds")
+}
+
+func TestExplainSaysWhoIsHeldForARound(t *testing.T) {
+	_, left := Explain(newPolicy(t, "evenkeel"), ofMixed(Entry{Prompt: 1000, HeldMs: -1}))
+	require.Equal(t, []Left{{1, "held for a round: it goes in 100 ms, or sooner with others"}}, left)
+}
+
+// Whatever a snapshot holds: no rank gets more than its slots and its room, no entry goes twice, none that is held could never be
+// sent, and the same snapshot gives the same.
+func TestRoundsKeepToSlotsAndRoom(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		s := &Snapshot{Mixed: true, RequestTokens: 100, MeanOutput: 50, C0Ms: 10, C1Ms: 1e-4}
+		s.OwnMs = rapid.SampledFrom([]float32{0, 0.1, 10}).Draw(t, "own")
+		for id := range rapid.Int32Range(1, 5).Draw(t, "ranks") {
+			w := Worker{ID: id, Free: rapid.Int32Range(-2, 4).Draw(t, "free"), Up: rapid.Bool().Draw(t, "up")}
+			w.Backlog = rapid.Int64Range(0, 5000).Draw(t, "backlog")
+			w.Capacity = rapid.SampledFrom([]int64{0, 5000, 20_000}).Draw(t, "capacity")
+			for i := range rapid.IntRange(0, 3).Draw(t, "running") {
+				q := Request{ID: uint64(i), Prompt: rapid.Int32Range(1, 3000).Draw(t, "prompt"), Generated: rapid.Int32Range(0, 9).Draw(t, "generated")}
+				w.Running = append(w.Running, q)
+			}
+			s.Workers = append(s.Workers, w)
+		}
+		for id := range rapid.Uint64Range(0, 12).Draw(t, "pool") {
+			e := Entry{ID: id + 1, Prompt: rapid.Int32Range(1, 9000).Draw(t, "prompt"), HeldMs: rapid.Float64Range(-1, 6000).Draw(t, "held")}
+			e.Express = rapid.IntRange(0, 9).Draw(t, "express") == 0
+			e.Urgent = rapid.IntRange(0, 9).Draw(t, "urgent") == 0
+			for range rapid.IntRange(0, 2).Draw(t, "hits") {
+				e.Hits = append(e.Hits, Hit{rapid.Int32Range(0, 6).Draw(t, "rank"), rapid.IntRange(1, 9000).Draw(t, "tokens")})
+			}
+			s.Pool = append(s.Pool, e)
+		}
+		p := newPolicy(t, "evenkeel")
+		sent := p.Decide(s, nil)
+		require.Equal(t, sent, newPolicy(t, "evenkeel").Decide(s, nil))
+		seen := map[uint64]bool{}
+		for g := range s.Workers {
+			w := &s.Workers[g]
+			n, kv := int32(0), w.KVTokens()
+			for _, a := range sent {
+				if a.Worker == w.ID {
+					require.False(t, seen[a.Entry])
+					seen[a.Entry] = true
+					n++
+					kv += int64(s.Pool[a.Entry-1].Prompt)
+				}
+			}
+			if n > 0 {
+				require.True(t, w.Up)
+				require.LessOrEqual(t, n, w.Free)
+				require.LessOrEqual(t, kv, KVBudget(w.Capacity, 0.05))
+			}
+		}
+		require.Len(t, seen, len(sent))
+		if s.OwnMs == 0 {
+			require.Zero(t, Held(p), "nothing is held before the law is learned")
+		}
+		require.Equal(t, Held(p) > 0, !math.IsInf(GatheredBy(p).NextMs, 1))
+	})
+}
