@@ -27,14 +27,15 @@ func (t *trials) requestTable() string {
 	}}
 	const without, with = 0, 1
 	ratio := func(of []outcome, p int, x report.Metric) float64 { return of[p].of(x) / of[without].of(x) }
-	sums := map[bool][][]float64{}
+	sums, numbers := map[bool][][]float64{}, map[bool][]int{}
 	for i, l := range t.loads {
 		row := []float64{
 			ratio(t.of[i], with, report.TokensPerS), ratio(t.of[i], with, report.TPOTP95), ratio(t.of[i], with, report.TTFTP99),
 			ratio(t.told[i], with, report.TokensPerS), ratio(t.told[i], with, report.TPOTP95),
 			ratio(t.of[i], 2, report.TokensPerS), ratio(t.of[i], 3, report.TokensPerS),
 		}
-		sums[l.Request > 0] = append(sums[l.Request > 0], row)
+		costs := l.Request > 0
+		sums[costs], numbers[costs] = append(sums[costs], row), append(numbers[costs], l.Number)
 		cells := []string{l.String(), fmt.Sprintf("%.3f", t.of[i][without].of(report.IdleShare))}
 		for _, x := range row {
 			cells = append(cells, fmt.Sprintf("%.4f", x))
@@ -56,7 +57,7 @@ func (t *trials) requestTable() string {
 				values[i] = rows[i][c]
 			}
 			at, least, _ := worst(values, c != 1 && c != 2 && c != 4)
-			text += fmt.Sprintf(" %s %s, worst %.4f (load %d);", name, interval(values), least, at)
+			text += fmt.Sprintf(" %s %s, worst %.4f (load %d);", name, interval(values), least, numbers[costs][at])
 		}
 		text += "\n"
 	}

@@ -78,9 +78,9 @@ func (p *evenkeel) measure(s *Snapshot) bool {
 	if !open || len(s.Pool) == 0 {
 		return false
 	}
-	request := s.RequestTokens
-	if !p.set.requests {
-		request = 0
+	request := int64(0)
+	if p.set.requests && s.RequestTokens > 0 {
+		request = requestTokens(s)
 	}
 	p.loads.build(s, request)
 	p.ranks.load(s, p.loads.held, p.set.watermark, 0)
@@ -129,7 +129,8 @@ func (p *evenkeel) holdBack(s *Snapshot) {
 	p.hold = p.hold[:0]
 	for _, a := range p.placed {
 		e := &s.Pool[p.pick.all[a.who].entry]
-		h := Placed{Rank: int(a.rank), Tokens: p.loads.scaled(int(a.rank), int64(e.Prompt)+p.loads.request), Overdue: isOverdue(s, e)}
+		h := Placed{Rank: int(a.rank), Tokens: p.loads.scaled(int(a.rank), int64(e.Prompt)), Overdue: isOverdue(s, e)}
+		p.loads.now[a.rank] += p.loads.scaled(int(a.rank), p.loads.request) // that is due whenever it comes, so no moment is better for it
 		if step > 0 {
 			h.WaitedSteps = float64(e.WaitMs) / step
 		}
