@@ -18,11 +18,12 @@ const (
 	Opaque           = "opaque"
 	AscendLayerwise  = "ascend-layerwise" // the prefill engine writes each layer to where the decode engine's callback said
 	SGLang           = "sglang"           // both engines get the request at once, and meet in a room
+	None             = "none"             // nothing is handed over: the engine prefills and decodes
 )
 
 // Connectors lists those that a profile may name.
 func Connectors() []string {
-	return []string{AscendMooncakeV1, NIXLPull, NIXLPush, VLLMMooncake, Opaque, AscendLayerwise, SGLang}
+	return []string{AscendMooncakeV1, NIXLPull, NIXLPush, VLLMMooncake, Opaque, AscendLayerwise, SGLang, None}
 }
 
 // When a request is bound to its decode rank.
@@ -35,14 +36,15 @@ const (
 var alwaysEarly = map[string]string{
 	AscendLayerwise: "its decode rank allocates blocks before the prefill starts; to choose the rank after the prefill, start the engines with MooncakeConnectorV1 and use " + AscendMooncakeV1,
 	SGLang:          "both its engines must get the request at once, and there is no hand-off that could wait",
+	None:            "one engine prefills and decodes, and there is no hand-off",
 }
 
 // Early tells whether a request is bound to its decode rank before its prefill.
-func (p *Profile) Early() bool { return p.Bind == BindArrival || p.alwaysEarly() }
+func (p *Profile) Early() bool { return p.Bind == BindArrival || p.alwaysEarly() || p.Aggregated }
 
 // HandsOff tells whether a prefill engine returns a hand-off, which a decode rank that is
 // chosen afterwards can use.
-func (p *Profile) HandsOff() bool { return !p.alwaysEarly() }
+func (p *Profile) HandsOff() bool { return !p.alwaysEarly() && !p.Aggregated }
 
 func (p *Profile) alwaysEarly() bool { return alwaysEarly[p.Connector] != "" }
 
@@ -125,6 +127,8 @@ type Profile struct {
 	ClampsMaxTokens   *bool         `yaml:"clamps_max_tokens"` // nil: by the decode engine's version
 	BootstrapPort     int           `yaml:"bootstrap_port"`    // vllm-mooncake and sglang
 	NameRanks         *bool         `yaml:"name_ranks"`        // sglang: requests say which rank is meant; nil: they do
+
+	Aggregated bool `yaml:"-"` // of an engine that prefills and decodes: its connector only tells whose engine it is
 }
 
 // MetricNames are the engine's gauges; an empty name is looked for under the

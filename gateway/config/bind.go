@@ -228,7 +228,7 @@ func (e *Engine) checkCoordinates(path, role string, p *mooncake.Profile, bad re
 	for key, is := range set {
 		needed := strings.HasPrefix(key, "kv_")
 		switch {
-		case is && role == "decode":
+		case is && role != "prefill":
 			bad(path+"."+key, "only prefill engines have it; remove it")
 		case is && (p.Connector != mooncake.NIXLPush || !p.Early()):
 			bad(path+"."+key, "only prefill engines with connector %s and bind: %s are named to decode engines before they answer; remove it", mooncake.NIXLPush, mooncake.BindArrival)

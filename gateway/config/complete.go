@@ -45,23 +45,25 @@ func (c *Config) finish() {
 	if c.Profiles == nil {
 		c.Profiles = map[string]mooncake.Profile{}
 	}
-	if _, ok := c.Profiles[DefaultProfile]; !ok {
-		c.Profiles[DefaultProfile] = mooncake.Profile{}
+	for name, connector := range map[string]string{DefaultProfile: "", DefaultAggregated: mooncake.None} {
+		if _, ok := c.Profiles[name]; !ok {
+			c.Profiles[name] = mooncake.Profile{Connector: connector}
+		}
 	}
 	for name, p := range c.Profiles {
 		p.Name = name
 		c.Profiles[name] = p.WithDefaults()
 	}
-	c.Engines.Decode = slices.Clone(c.Engines.Decode) // `decode: *prefill` gives both sides one array
-	for _, side := range [][]Engine{c.Engines.Prefill, c.Engines.Decode} {
-		for i := range side {
-			side[i].Profile = cmp.Or(side[i].Profile, DefaultProfile)
+	c.Engines.Decode, c.Engines.Aggregated = slices.Clone(c.Engines.Decode), slices.Clone(c.Engines.Aggregated) // `decode: *prefill` gives both sides one array
+	for _, role := range Roles {
+		for i := range c.Engines.of(role) {
+			c.finishEngine(role, &c.Engines.of(role)[i])
 		}
 	}
 	if c.Prefill.Policy == "" {
 		c.Prefill.Policy = "finish"
 		switch {
-		case c.aggregated() && c.Geo.On(): // finish was not measured with other regions
+		case c.doubled() && c.Geo.On(): // finish was not measured with other regions
 			c.Prefill.Policy = "lmetric"
 		case c.Geo.Leads(): // it looks at round trips
 			c.Prefill.Policy = "gorgo"
@@ -70,46 +72,65 @@ func (c *Config) finish() {
 	if c.HA.On() && c.Geo.Self.ID == "" { // pods of one file differ in nothing else
 		c.Geo.Self.ID, _ = os.Hostname() // none is found to be no name
 	}
-	for i := range c.Engines.Decode {
-		c.finishDecode(&c.Engines.Decode[i])
-	}
 	c.Discovery.finish()
 }
 
-// aggregated says whether some engine both prefills and decodes.
-func (c *Config) aggregated() bool {
+// finishEngine fills in what an engine leaves out.
+func (c *Config) finishEngine(role string, e *Engine) {
+	e.Profile = cmp.Or(e.Profile, DefaultProfileOf(role))
+	if role == "prefill" {
+		return
+	}
+	p := c.Profiles[e.Profile]
+	e.Group = cmp.Or(e.Group, "main")
+	e.Barrier = cmp.Or(e.Barrier, BarrierDP)
+	e.Cost = cmp.Or(e.Cost, 1)
+	e.Slots = cmp.Or(e.Slots, p.MaxNumSeqs)
+	e.KV = cmp.Or(e.KV, p.KVTokensPerRank)
+	if role == "aggregated" {
+		e.Budget = cmp.Or(e.Budget, p.MaxBatchedTokens)
+	}
+}
+
+// DefaultProfileOf is the profile of an engine that names none.
+func DefaultProfileOf(role string) string {
+	if role == "aggregated" {
+		return DefaultAggregated
+	}
+	return DefaultProfile
+}
+
+// doubled says whether some engine is listed as a prefill and as a decode engine.
+func (c *Config) doubled() bool {
 	return slices.ContainsFunc(c.Engines.Prefill, func(p Engine) bool {
 		return slices.ContainsFunc(c.Engines.Decode, func(d Engine) bool { return idOf(p) == idOf(d) })
 	})
 }
 
 // Complete fills in and checks an engine that is added while the proxy runs, as
-// if it had stood in the file. What it leaves out of a decode engine is taken
-// from the first one of the file: ranks added later usually join its group.
+// if it had stood in the file. What it leaves out of an engine that decodes is taken
+// from the first one of its role in the file: ranks added later usually join its group.
 func (c *Config) Complete(role string, e Engine) (Engine, error) {
 	one := &Config{Profiles: c.Profiles, source: source{file: e.URL}}
-	like := c.Engines.Prefill
-	if role == "decode" {
-		like = c.Engines.Decode
-	}
+	like := c.Engines.of(role)
 	if len(like) > 0 {
 		e.Profile = cmp.Or(e.Profile, like[0].Profile)
 	}
-	e.Profile = cmp.Or(e.Profile, DefaultProfile)
-	if role == "decode" {
+	if role != "prefill" {
 		if len(like) > 0 && e.Group == "" {
 			e.Group, e.Barrier = like[0].Group, cmp.Or(e.Barrier, like[0].Barrier)
 		}
 		if len(like) > 0 {
 			e.Slots = cmp.Or(e.Slots, like[0].Slots)
 		}
-		c.finishDecode(&e)
+		c.finishEngine(role, &e)
 		for _, other := range like { // a group steps together or not at all
 			if other.Group == e.Group && other.Barrier != e.Barrier {
 				return e, one.source.at("$.barrier", "group %q has barrier %s, this engine %s; use another group or the same barrier", e.Group, other.Barrier, e.Barrier)
 			}
 		}
 	}
+	c.finishEngine(role, &e)
 	if err := c.allowWorker(e.URL); err != nil {
 		return e, one.source.at("$.url", "%v", err)
 	}
@@ -119,10 +140,7 @@ func (c *Config) Complete(role string, e Engine) (Engine, error) {
 // CompleteFound fills in and checks an engine that discovery found. It takes
 // nothing from the engines of the file.
 func (c *Config) CompleteFound(role string, e Engine) (Engine, error) {
-	e.Profile = cmp.Or(e.Profile, DefaultProfile)
-	if role == "decode" {
-		c.finishDecode(&e)
-	}
+	c.finishEngine(role, &e)
 	return e, c.checkOne(role, e)
 }
 

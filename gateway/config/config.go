@@ -70,23 +70,36 @@ type TLS struct {
 // On says whether the listener speaks TLS.
 func (t TLS) On() bool { return t.CertFile != "" }
 
-// Engines lists both sides of the cluster.
+// Engines lists the engines by what they do.
 type Engines struct {
-	Prefill []Engine `yaml:"prefill"`
-	Decode  []Engine `yaml:"decode"`
+	Prefill    []Engine `yaml:"prefill"`
+	Decode     []Engine `yaml:"decode"`
+	Aggregated []Engine `yaml:"aggregated"` // they prefill and decode
+	Prefer     string   `yaml:"prefer"`     // pd or aggregated, where a model has both
 }
+
+// The kinds of engines that a model may have.
+const (
+	PreferPD         = "pd"
+	PreferAggregated = "aggregated"
+)
+
+// of are the engines of a role.
+func (e *Engines) of(role string) []Engine {
+	return map[string][]Engine{"prefill": e.Prefill, "decode": e.Decode, "aggregated": e.Aggregated}[role]
+}
+
+// Roles are what engines may do.
+var Roles = []string{"prefill", "decode", "aggregated"}
 
 // All yields the engines with their role, the prefill side first.
 func (e *Engines) All() iter.Seq2[string, Engine] {
 	return func(yield func(string, Engine) bool) {
-		for _, one := range e.Prefill {
-			if !yield("prefill", one) {
-				return
-			}
-		}
-		for _, one := range e.Decode {
-			if !yield("decode", one) {
-				return
+		for _, role := range Roles {
+			for _, one := range e.of(role) {
+				if !yield(role, one) {
+					return
+				}
 			}
 		}
 	}
@@ -110,12 +123,15 @@ type Engine struct {
 	TPSize     int    `yaml:"tp_size"`  // 0: 1
 	PPSize     int    `yaml:"pp_size"`  // 0: 1
 	DCPSize    int    `yaml:"dcp_size"` // 0: 1
-	// Decode only.
+	// Decode and aggregated only.
 	Group   string  `yaml:"group"`
 	Barrier string  `yaml:"barrier"`   // dp: the group steps together; none: dense ranks
 	Slots   int     `yaml:"slots"`     // per rank, the engine's max_num_seqs; 0: the profile's, else 32 with a warning
 	KV      int64   `yaml:"kv_tokens"` // per rank; 0: the profile's, else what the engine reports
 	Cost    float32 `yaml:"cost"`
+	// Aggregated only.
+	Budget   int `yaml:"token_budget"`              // tokens of a rank in a step; 0: the profile's max_num_batched_tokens
+	Interval int `yaml:"prefill_schedule_interval"` // prompts are computed in every so many steps; 0: in each
 }
 
 // How the ranks of a group run: a step lasts as long as its fullest rank, or
@@ -197,6 +213,7 @@ func Default() *Config {
 		HA:        geo.DefaultHA(),
 		Advice:    Advice{Interval: 5 * time.Second, Window: time.Minute, Calm: 10 * time.Minute, Target: 0.8},
 		Discovery: Discovery{Probe: true},
+		Engines:   Engines{Prefer: PreferPD},
 		Bind:      defaultBind(),
 		Pool:      Pool{Size: 1024},
 		Health:    Health{Interval: time.Second, Canary: 10 * time.Second, SlowStart: 30 * time.Second},
@@ -240,6 +257,9 @@ func (c *Config) Decision() dispatcher.Config {
 // DefaultProfile is the name an engine without `profile` refers to; it exists
 // without being written down.
 const DefaultProfile = "ascend"
+
+// DefaultAggregated is the same for engines that prefill and decode.
+const DefaultAggregated = "aggregated"
 
 // ProfilesInUse are the profiles an engine of a role may have, of any role for
 // an empty one. Files and pods may name each that is written down.

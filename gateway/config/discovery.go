@@ -67,12 +67,12 @@ func (d *Discovery) finish() {
 	d.DNS, d.Kubernetes = slices.Clone(d.DNS), slices.Clone(d.Kubernetes)
 	for i := range d.DNS {
 		e := &d.DNS[i]
-		e.Type, e.Scheme, e.Profile = cmp.Or(e.Type, "A"), cmp.Or(e.Scheme, "http"), cmp.Or(e.Profile, DefaultProfile)
+		e.Type, e.Scheme, e.Profile = cmp.Or(e.Type, "A"), cmp.Or(e.Scheme, "http"), cmp.Or(e.Profile, DefaultProfileOf(e.Role))
 		e.Interval, e.Misses = cmp.Or(e.Interval, 10*time.Second), cmp.Or(e.Misses, 3)
 	}
 	for i := range d.Kubernetes {
 		e := &d.Kubernetes[i]
-		e.RoleLabel, e.Scheme, e.Profile = cmp.Or(e.RoleLabel, DefaultRoleLabel), cmp.Or(e.Scheme, "http"), cmp.Or(e.Profile, DefaultProfile)
+		e.RoleLabel, e.Scheme, e.Profile = cmp.Or(e.RoleLabel, DefaultRoleLabel), cmp.Or(e.Scheme, "http"), cmp.Or(e.Profile, DefaultProfileOf(e.Role))
 		if e.Slices == nil {
 			e.Slices = new(true)
 		}
@@ -121,8 +121,8 @@ func (c *Config) checkDNS(path string, d *DiscoveryDNS, bad report) {
 	if d.Type == "SRV" && d.Port != 0 {
 		bad(path+".port", "SRV records tell the port; remove it")
 	}
-	if d.Role != "prefill" && d.Role != "decode" {
-		bad(path+".role", "%q is not a role; write prefill or decode", d.Role)
+	if !slices.Contains(Roles, d.Role) {
+		bad(path+".role", "%q is not a role; write prefill, decode or aggregated", d.Role)
 		return
 	}
 	if d.Interval < time.Second {
@@ -148,11 +148,11 @@ func (c *Config) checkKubernetes(path string, k *DiscoveryKubernetes, bad report
 	}
 	role := k.Role
 	switch k.Role {
-	case "prefill", "decode":
+	case "prefill", "decode", "aggregated":
 	case "", "both":
 		role = "decode"
 	default:
-		bad(path+".role", "%q is not a role; write prefill, decode or both, or leave it out for pods that say it in %s", k.Role, k.RoleLabel)
+		bad(path+".role", "%q is not a role; write prefill, decode, both or aggregated, or leave it out for pods that say it in %s", k.Role, k.RoleLabel)
 		return
 	}
 	c.checkFound(path, role, k.Scheme, Engine{Profile: k.Profile, Region: k.Region, Ranks: k.Ranks, Group: k.Group, Barrier: k.Barrier, Slots: k.Slots}, bad)
@@ -165,10 +165,8 @@ func (c *Config) checkFound(path, role, scheme string, e Engine, bad report) {
 		return
 	}
 	e.URL = scheme + "://" + net.JoinHostPort("found", "1")
-	if role == "decode" {
-		c.finishDecode(&e)
-	}
+	c.finishEngine(role, &e)
 	c.checkEngine(path, role, &e, bad)
 }
 
-var errNoEngines = errors.New("the file is empty; write prefill: and decode:, with [] for a side that is meant to have no engines")
+var errNoEngines = errors.New("the file is empty; write prefill: and decode:, or aggregated:, with [] for a side that is meant to have no engines")

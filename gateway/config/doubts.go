@@ -31,7 +31,7 @@ func (d *doubts) add(path, format string, args ...any) {
 // engines that are not listed and not discovered must be added at the admin
 // listener, or belong to another region.
 func (d *doubts) engines(c *Config) {
-	if c.Discovery.On() || c.Geo.On() {
+	if c.Discovery.On() || c.Geo.On() || len(c.Engines.Aggregated) > 0 && len(c.Engines.Prefill)+len(c.Engines.Decode) == 0 {
 		return
 	}
 	for _, side := range []struct {
@@ -99,8 +99,9 @@ func (d *doubts) numbers(c *Config) {
 	least("$.limits.body_bytes", c.Limits.Body, 1<<10, "most requests are refused")
 	least("$.limits.head_bytes", c.Limits.Head, 1<<10, "most requests are refused")
 	least("$.limits.event_bytes", c.Limits.EventBytes, 4<<10, "events of engines are refused")
-	for i := range c.Engines.Decode {
-		path := fmt.Sprintf("$.engines.decode[%d].slots", i)
-		most(path, c.Engines.Decode[i].Slots, manySlots, "it is the engine's --max-num-seqs, not its KV tokens")
+	for _, role := range Roles {
+		for i, e := range c.Engines.of(role) {
+			most(fmt.Sprintf("$.engines.%s[%d].slots", role, i), e.Slots, manySlots, "it is the engine's --max-num-seqs, not its KV tokens")
+		}
 	}
 }

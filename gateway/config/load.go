@@ -104,7 +104,7 @@ func (c *Config) ParseEngines(file string, text []byte) (e Engines, err error) {
 	if err := src.checkShape(root, reflect.TypeFor[Engines](), "$.engines"); err != nil {
 		return Engines{}, err
 	}
-	one := &Config{Profiles: maps.Clone(c.Profiles), source: src}
+	one := &Config{Profiles: maps.Clone(c.Profiles), source: src, Engines: Engines{Prefer: PreferPD}}
 	if err := yaml.NewDecoder(bytes.NewReader(src.text), yaml.Strict()).Decode(&one.Engines); err != nil {
 		return Engines{}, src.syntaxError(err)
 	}

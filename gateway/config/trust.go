@@ -52,7 +52,7 @@ func (c *Config) allowWorker(raw string) error {
 	if err != nil {
 		return err
 	}
-	for _, e := range slices.Concat(c.Engines.Prefill, c.Engines.Decode) {
+	for _, e := range slices.Concat(c.Engines.Prefill, c.Engines.Decode, c.Engines.Aggregated) {
 		if known, err := InstanceID(e.URL); err == nil && known == id {
 			return nil // described anew, or its drain taken back
 		}

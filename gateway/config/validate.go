@@ -63,7 +63,7 @@ func checkAlone(p mooncake.Profile, path string, bad report) (found bool) {
 
 func (c *Config) checkEngines(bad report) {
 	seen := map[string]string{}     // role and host:port → where
-	barriers := map[string]Engine{} // group → its first engine
+	barriers := map[string]Engine{} // role and group → its first engine
 	check := func(role string, i int, e *Engine) {
 		path := fmt.Sprintf("$.engines.%s[%d]", role, i)
 		c.checkEngine(path, role, e, bad)
@@ -76,20 +76,23 @@ func (c *Config) checkEngines(bad report) {
 			return
 		}
 		seen[role+id] = trimRoot(path)
-		if role != "decode" {
+		if role == "prefill" {
 			return
 		}
-		if first, ok := barriers[e.Group]; ok && first.Barrier != e.Barrier {
+		group := role + e.Group
+		if first, ok := barriers[group]; ok && first.Barrier != e.Barrier {
 			bad(path+".barrier", "group %q has barrier %s here and %s at %s; ranks of one group step together or not at all", e.Group, e.Barrier, first.Barrier, first.URL)
 		} else if !ok {
-			barriers[e.Group] = *e
+			barriers[group] = *e
 		}
 	}
-	for i := range c.Engines.Prefill {
-		check("prefill", i, &c.Engines.Prefill[i])
+	for _, role := range Roles {
+		for i := range c.Engines.of(role) {
+			check(role, i, &c.Engines.of(role)[i])
+		}
 	}
-	for i := range c.Engines.Decode {
-		check("decode", i, &c.Engines.Decode[i])
+	if p := c.Engines.Prefer; p != PreferPD && p != PreferAggregated {
+		bad("$.engines.prefer", "%q is no kind of engines; write %s or %s", p, PreferPD, PreferAggregated)
 	}
 }
 
@@ -119,19 +122,30 @@ func (c *Config) checkEngine(path, role string, e *Engine, bad report) {
 		if port < 0 || port > 65535 {
 			bad(path+"."+key, "%d is no port; write the one in the engine's --kv-events-config, or 0 for that of prefill.kv_events", port)
 		}
-		if role == "decode" && port != 0 {
+		if role != "prefill" && port != 0 {
 			bad(path+"."+key, "only the events of prefill engines are followed; remove it")
 		}
 	}
 	if known {
 		e.checkCoordinates(path, role, &profile, bad)
 	}
+	if known && profile.Connector == mooncake.None && role != "aggregated" {
+		bad(path+".profile", "its profile %s has connector %s, so it hands no KV over; list it under engines.aggregated, or use a profile with the connector that it was started with", e.Profile, mooncake.None)
+	}
+	for key, n := range map[string]int{"token_budget": e.Budget, "prefill_schedule_interval": e.Interval} {
+		switch {
+		case n != 0 && role != "aggregated":
+			bad(path+"."+key, "only aggregated engines have it; remove it")
+		case n < 0:
+			bad(path+"."+key, "%d is negative; write the engine's --%s", n, map[string]string{"token_budget": "max-num-batched-tokens", "prefill_schedule_interval": "prefill-schedule-interval"}[key])
+		}
+	}
 	if role == "prefill" {
 		for key, set := range map[string]bool{
 			"group": e.Group != "", "barrier": e.Barrier != "", "slots": e.Slots != 0, "kv_tokens": e.KV != 0, "cost": e.Cost != 0,
 		} {
 			if set {
-				bad(path+"."+key, "only decode engines have it; remove it")
+				bad(path+"."+key, "only decode and aggregated engines have it; remove it")
 			}
 		}
 		return
@@ -236,13 +250,4 @@ func (c *Config) checkNumbers(bad report) {
 			bad(fmt.Sprintf("$.limits.media_hosts[%d]", i), "%q is not a host; write a name alone, such as images.example", cmp.Or(host, " "))
 		}
 	}
-}
-
-func (c *Config) finishDecode(e *Engine) {
-	p := c.Profiles[e.Profile]
-	e.Group = cmp.Or(e.Group, "main")
-	e.Barrier = cmp.Or(e.Barrier, BarrierDP)
-	e.Cost = cmp.Or(e.Cost, 1)
-	e.Slots = cmp.Or(e.Slots, p.MaxNumSeqs)
-	e.KV = cmp.Or(e.KV, p.KVTokensPerRank)
 }

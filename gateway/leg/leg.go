@@ -23,9 +23,10 @@ import (
 // Notice is how long an engine may take to notice that we left. One that does not close its side by then is cut off.
 const Notice = 250 * time.Millisecond
 
-// New prepares a call to an engine. A request for SGLang names the rank in its body, and not in a header.
+// New prepares a call to an engine. A request for SGLang names the rank in its body, and not in a header. One that no
+// other engine has a part in names it in the header, unless ranks must not be named.
 func New(client *engine.Client, profile *mooncake.Profile, target *engine.Target) *engine.Call {
-	if profile.Connector == mooncake.SGLang {
+	if profile.Connector == mooncake.SGLang && (!profile.Aggregated || profile.NamedRank(target.Rank) < 0) {
 		target = target.Unranked()
 	}
 	return client.NewCall(target)

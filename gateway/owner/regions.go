@@ -29,7 +29,7 @@ func regionObject(region string) string { return "evenkeel-owner-" + strings.ToL
 func (n *neighbours) enter() error {
 	s, c := n.set, &n.set.conf.Geo
 	regions := []string{c.Self.Region}
-	for _, e := range slices.Concat(s.conf.Engines.Prefill, s.conf.Engines.Decode) {
+	for _, e := range slices.Concat(s.conf.Engines.Prefill, s.conf.Engines.Decode, s.conf.Engines.Aggregated) {
 		if e.Region != "" && !slices.Contains(regions, e.Region) {
 			regions = append(regions, e.Region)
 		}
