@@ -8,8 +8,9 @@ import "context"
 
 // Roles of an engine.
 const (
-	Prefill = "prefill"
-	Decode  = "decode"
+	Prefill    = "prefill"
+	Decode     = "decode"
+	Aggregated = "aggregated" // it prefills and decodes
 )
 
 // Why a found engine gets no new work.
@@ -42,6 +43,7 @@ type Attributes struct {
 	KVTokens                   int64
 	Cost                       float32
 	KVEventsPort, KVReplayPort int
+	Budget, Interval           int // tokens of a step, and every how many steps prompts are computed
 }
 
 // A Source tells of all its engines whenever they change, until ctx ends. An

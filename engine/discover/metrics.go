@@ -43,7 +43,7 @@ func (m *metrics) createSeries(source string) {
 	for _, outcome := range []string{"used", "failed"} {
 		m.answers.WithLabelValues(source, outcome)
 	}
-	for _, role := range []string{Prefill, Decode} {
+	for _, role := range []string{Prefill, Decode, Aggregated} {
 		for _, outcome := range []string{"passed", "failed"} {
 			m.probes.WithLabelValues(role, outcome)
 		}

@@ -32,7 +32,7 @@ type Config struct {
 	Client    Client
 	Namespace string
 	Selector  string // of labels
-	Role      string // prefill, decode or both; empty: as RoleLabel of the pod says
+	Role      string // prefill, decode, both or aggregated; empty: as RoleLabel of the pod says
 	RoleLabel string
 	Port      string // numbers or names of container ports, with commas between them
 	Scheme    string // empty: http

@@ -21,6 +21,7 @@ const (
 	annGroup, annBarrier, annRanks, annSlots = prefix + "group", prefix + "barrier", prefix + "ranks", prefix + "slots"
 	annKVTokens, annCost                     = prefix + "kv-tokens", prefix + "cost"
 	annFirstRank                             = prefix + "first-rank"
+	annBudget, annInterval                   = prefix + "token-budget", prefix + "prefill-schedule-interval"
 	annEventsPort, annReplayPort             = prefix + "kv-events-port", prefix + "kv-replay-port"
 )
 
@@ -97,17 +98,20 @@ func sided(e discover.Engine) discover.Engine {
 	} else {
 		a.KVEventsPort, a.KVReplayPort = 0, 0
 	}
+	if e.Role != discover.Aggregated {
+		e.Budget, e.Interval = 0, 0
+	}
 	return e
 }
 
 func (c *Config) roles(pod *corev1.Pod) ([]string, error) {
 	switch role := cmp.Or(c.Role, pod.Labels[c.RoleLabel]); role {
-	case discover.Prefill, discover.Decode:
+	case discover.Prefill, discover.Decode, discover.Aggregated:
 		return []string{role}, nil
 	case both:
 		return []string{discover.Prefill, discover.Decode}, nil
 	default:
-		return nil, fmt.Errorf("its label %s is %q; write prefill, decode or both there, or set role of the source", c.RoleLabel, role)
+		return nil, fmt.Errorf("its label %s is %q; write prefill, decode, both or aggregated there, or set role of the source", c.RoleLabel, role)
 	}
 }
 
@@ -155,7 +159,7 @@ func (c *Config) attributes(pod *corev1.Pod) (discover.Attributes, error) {
 	a.Group, a.Barrier = cmp.Or(said[annGroup], a.Group), cmp.Or(said[annBarrier], a.Barrier)
 	kvTokens := int(a.KVTokens)
 	for name, into := range map[string]*int{
-		annRanks: &a.Ranks, annFirstRank: &a.FirstRank, annSlots: &a.Slots, annKVTokens: &kvTokens, annEventsPort: &a.KVEventsPort, annReplayPort: &a.KVReplayPort,
+		annRanks: &a.Ranks, annFirstRank: &a.FirstRank, annSlots: &a.Slots, annKVTokens: &kvTokens, annEventsPort: &a.KVEventsPort, annReplayPort: &a.KVReplayPort, annBudget: &a.Budget, annInterval: &a.Interval,
 	} {
 		if text, ok := said[name]; ok {
 			n, err := strconv.Atoi(text)
