@@ -320,6 +320,15 @@ func (d *Dispatcher) Room(board string, within time.Duration) int {
 	return max(1, int(min(float64(p.free.Load())+freed, math.MaxInt32))) - int(p.waiting.Load())
 }
 
+// Free returns how many slots of a board were free after the last turn.
+func (d *Dispatcher) Free(board string) int {
+	v, ok := d.paces.Load(board)
+	if !ok {
+		return math.MaxInt32 // no rank was ever there: it is not the slots that are missing
+	}
+	return int(v.(*published).free.Load())
+}
+
 func (m *metrics) register(r prometheus.Registerer, d *Dispatcher) error {
 	if r == nil {
 		return nil

@@ -26,6 +26,12 @@ type Candidate struct {
 	Decodes        bool // its engine also decodes, so that not all it runs is prefill
 	Limit          int  // unanswered probes it may have while it is fresh in service; 0: any number
 	Events         EventSource
+
+	// Mixed: it is a group of ranks that prefill and decode. What is leased there waits in the pool of its board
+	// until it is sent, so it can start as many as will soon have a slot, and it is never scraped.
+	Mixed bool
+	// Second: it takes a prompt only where no other candidate of the model can, or where the request names it.
+	Second bool
 }
 
 // word is the candidate's state, in one word for metrics and status.

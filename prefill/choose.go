@@ -100,6 +100,9 @@ func (d *chooser) count(l *Lease, choice policy.Choice, kept string, watch steer
 // another region is told by the same rule that kept it here. One that is bound before its
 // prefill may come a little earlier, for its decode engine needs time to find room for it.
 func (d *chooser) canStart(r *Request, c *candidate) bool {
+	if c.Mixed {
+		return d.mayPool(c)
+	}
 	if r.Elsewhere != nil {
 		p := d.prefiller(c)
 		return r.Elsewhere.Takes(&p)
@@ -110,6 +113,16 @@ func (d *chooser) canStart(r *Request, c *candidate) bool {
 	_, known := d.fit.Law(r.Model, c.Hardware)
 	at, leads := d.leadsAt(c)
 	return known && leads && !at.After(d.now)
+}
+
+// mayPool says whether one more request may wait for the ranks of a group that prefills and decodes: as many may as
+// have a slot, and half as many again, so that there is something to choose from when slots become free.
+func (d *chooser) mayPool(c *candidate) bool {
+	if d.cfg.Free == nil {
+		return true
+	}
+	free := d.cfg.Free(c.Board)
+	return c.account.Unsent() < max(1, free+free/2)
 }
 
 // leadsAt is from when on a candidate may be given a prompt that is bound before its prefill, although it cannot
@@ -140,7 +153,7 @@ func anyOne(*candidate) bool { return true }
 // the request. The work of such an engine is not known, so it comes last, but no
 // request waits because an engine is slow to tell its gauges.
 func (d *chooser) filterStale(r *Request, candidates []*candidate) []*candidate {
-	stale := func(c *candidate) bool { return c.account.Stale() }
+	stale := func(c *candidate) bool { return c.account.Stale() && !c.Mixed }
 	if !slices.ContainsFunc(candidates, stale) {
 		return candidates
 	}
@@ -151,7 +164,9 @@ func (d *chooser) filterStale(r *Request, candidates []*candidate) []*candidate 
 // waiting for: stuck ones, and all for a policy that does not look at load and would
 // wait for ever for the same. One at least can start it.
 func (d *chooser) filterFull(p *policy.Policy, r *Request, candidates []*candidate) []*candidate {
-	return d.drop(filterStalled, candidates, func(c *candidate) bool { return !d.canStart(r, c) && (p.LoadBlind() || c.account.Stalled(d.now)) }, anyOne)
+	return d.drop(filterStalled, candidates, func(c *candidate) bool {
+		return !d.canStart(r, c) && (p.LoadBlind() || !c.Mixed && c.account.Stalled(d.now))
+	}, anyOne)
 }
 
 // reaches reports whether the request may go to the candidate at all: it names it, or
@@ -181,7 +196,7 @@ func (d *chooser) filterCircuit(r *Request, servers []*candidate) (kept []*candi
 		}
 	}
 	if len(d.eligible) > 0 {
-		return d.eligible, false
+		return r.first(d.eligible), false
 	}
 	for _, c := range servers {
 		if c.Live && r.reaches(c) {
@@ -189,6 +204,15 @@ func (d *chooser) filterCircuit(r *Request, servers []*candidate) (kept []*candi
 		}
 	}
 	return d.eligible, true
+}
+
+// first drops, in place, the candidates that come after others, unless only these are left or one is named.
+func (r *Request) first(candidates []*candidate) []*candidate {
+	second := func(c *candidate) bool { return c.Second }
+	if r.Target != "" || !slices.ContainsFunc(candidates, func(c *candidate) bool { return !c.Second }) {
+		return candidates
+	}
+	return slices.DeleteFunc(candidates, second)
 }
 
 // filterGate drops, in place, the candidates whose KV gate lets no probe pass.

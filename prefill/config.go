@@ -45,8 +45,10 @@ type Config struct {
 	Places Places           `yaml:"-"` // room in the pool; nil: unlimited
 	// Decode tells how many hand-offs more than wait for the ranks of a board would get a slot within a time; nil: all. It
 	// is called under the tier's lock.
-	Decode  func(board string, within time.Duration) int `yaml:"-"`
-	Scraper Scraper                                      `yaml:"-"` // needed unless Scrape.Interval is 0
+	Decode func(board string, within time.Duration) int `yaml:"-"`
+	// Free tells how many slots are free on the ranks of a board that prefill and decode; nil: always one more. It must not wait.
+	Free    func(board string) int `yaml:"-"`
+	Scraper Scraper                `yaml:"-"` // needed unless Scrape.Interval is 0
 
 	Registerer prometheus.Registerer `yaml:"-"` // nil: metrics are kept but not exported
 	Log        *zap.Logger           `yaml:"-"` // nil: silent

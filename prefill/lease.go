@@ -78,7 +78,7 @@ func (l *Lease) learn(u Usage) {
 		hit = int64(u.CachedTokens)
 	}
 	for _, s := range l.c.stretch.Answered(fit.Answer{
-		Sent: l.charge.Sent(), RTT: l.c.rtt(), Void: u.PromptTokens <= 0 || l.crowded || a.Crowded(l.c.Decodes, t.now),
+		Sent: l.charge.Sent(), RTT: l.c.rtt(), Void: u.PromptTokens <= 0 || l.crowded || l.c.Mixed || a.Crowded(l.c.Decodes, t.now),
 		Sample: fit.Sample{New: float64(int64(u.PromptTokens) - hit), Hit: float64(hit), Beside: l.c.beside(t.now), Predicted: l.predicted},
 	}, a.NextSent(&l.charge), t.now) {
 		t.fit.Learn(l.model, l.c.Hardware, s)

@@ -54,7 +54,7 @@ func (r runner) live() (map[*candidate]bool, ScrapeConfig) {
 		return live, r.cfg.Scrape
 	}
 	for _, c := range r.candidates {
-		if c.configured && c.Live {
+		if c.configured && c.Live && !c.Mixed {
 			live[c] = true
 		}
 	}

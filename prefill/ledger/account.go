@@ -183,6 +183,9 @@ func (a *Account) Stalled(now time.Time) bool {
 	return ok && !now.Before(at)
 }
 
+// Unsent is how many prompts are charged whose probe was not sent yet.
+func (a *Account) Unsent() int { return a.Leases[Probing] - len(a.unanswered) }
+
 // Backlog is our own part of the indicator backlog_ms. What waits for the candidate
 // counts like what it runs.
 func (a *Account) Backlog(now time.Time) float64 {
