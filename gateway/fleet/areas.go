@@ -12,7 +12,7 @@ func (f *Fleet) Areas() map[string]owner.Reach {
 	defer f.mu.RUnlock()
 	all := map[string]owner.Reach{}
 	for _, in := range f.instances {
-		if in.role != Decode && !f.Admission.Has(owner.Regions) { // a group is one of decode engines, a region is all that is there
+		if !in.decodes() && !f.Admission.Has(owner.Regions) { // a group is one of engines that decode, a region is all that is there
 			continue
 		}
 		r := all[f.areaOf(in)]
@@ -29,7 +29,7 @@ func (f *Fleet) BoardsOf(name string) (boards []string) {
 	f.mu.RLock()
 	defer f.mu.RUnlock()
 	for _, in := range f.instances {
-		if in.role != Decode || in.conf.Group != name || len(in.status.Models) == 0 {
+		if !in.decodes() || in.conf.Group != name || len(in.status.Models) == 0 {
 			continue
 		}
 		if b := boardOf(in.status.Models); !slices.Contains(boards, b) {
@@ -55,7 +55,7 @@ func (f *Fleet) groupWith(board string, is func(*owner.Area) bool) bool {
 	f.mu.RLock()
 	defer f.mu.RUnlock()
 	for _, in := range f.instances {
-		if in.role != Decode || len(in.status.Models) == 0 || boardOf(in.status.Models) != board {
+		if !in.decodes() || len(in.status.Models) == 0 || boardOf(in.status.Models) != board && in.board() != board {
 			continue
 		}
 		if a := s.Of(in.conf.Group); a != nil && is(a) {

@@ -18,6 +18,18 @@ func BoardIn(board, region string) string {
 	return board + RegionMark + region
 }
 
+// AggregatedMark follows a model in the name of the board of its ranks that prefill and decode. A request is on
+// the one kind of ranks or on the other from its turn on, so each kind has a board.
+const AggregatedMark = "+aggregated"
+
+// board is the one that an engine's model is on in its own region.
+func (i *instance) board() string {
+	if i.role == Aggregated {
+		return boardOf(i.status.Models) + AggregatedMark
+	}
+	return boardOf(i.status.Models)
+}
+
 // abroad is the region of an engine that is another's by its config.
 func (f *Fleet) abroad(in *instance) string {
 	if in.conf.Region == f.host.Settings().Geo.Self.Region {
@@ -62,5 +74,5 @@ func (f *Fleet) boardOf(in *instance) string {
 	if len(in.status.Models) == 0 {
 		return ""
 	}
-	return BoardIn(boardOf(in.status.Models), f.abroad(in))
+	return BoardIn(in.board(), f.abroad(in))
 }

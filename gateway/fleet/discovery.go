@@ -244,7 +244,7 @@ func (s *fileSource) read() (list []discover.Engine, changed bool, err error) {
 		}
 		list = append(list, discover.Engine{Role: role, Address: id, URL: e.URL, Attributes: discover.Attributes{
 			Profile: e.Profile, Ranks: e.Ranks, Region: e.Region, KVEventsPort: e.KVEventsPort, KVReplayPort: e.KVReplayPort,
-			Group: e.Group, Barrier: e.Barrier, Slots: e.Slots, KVTokens: e.KV, Cost: e.Cost,
+			Group: e.Group, Barrier: e.Barrier, Slots: e.Slots, KVTokens: e.KV, Cost: e.Cost, Budget: e.Budget, Interval: e.Interval,
 		}})
 	}
 	return list, true, nil

@@ -77,8 +77,10 @@ func (f *Fleet) find(role, id string) (*stopped, error) {
 	defer f.mu.RUnlock()
 	if role == "" {
 		role = Decode
-		if f.instances[Decode+" "+engine] == nil && f.instances[Prefill+" "+engine] != nil {
-			role = Prefill
+		for _, other := range []string{Prefill, Aggregated} {
+			if f.instances[role+" "+engine] == nil && f.instances[other+" "+engine] != nil {
+				role = other
+			}
 		}
 	}
 	in := f.instances[role+" "+engine]
@@ -140,7 +142,7 @@ func (f *Fleet) Drains(decode board.Status, tier []prefill.CandidateStatus) []Dr
 		}
 		for _, m := range decode.Models {
 			for _, w := range m.Workers {
-				if s.role == Decode && (w.Name == s.id || s.at.Rank < 0 && strings.HasPrefix(w.Name, s.id+"/")) {
+				if s.role != Prefill && (w.Name == s.id || s.at.Rank < 0 && strings.HasPrefix(w.Name, s.id+"/")) {
 					d.Requests += w.Used
 					d.KVTokens += w.KVTokens
 				}

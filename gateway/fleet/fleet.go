@@ -89,10 +89,10 @@ func (f *Fleet) build(role string, e config.Engine, set *Settings) (*instance, e
 	if err != nil {
 		return nil, fmt.Errorf("%s %w", role, err)
 	}
-	in := &instance{id: id, role: role, engine: target, conf: e, profile: profile}
-	if role == Decode && e.Slots == 0 {
+	in := &instance{id: id, role: role, engine: target, conf: e, profile: profileOf(role, profile)}
+	if in.decodes() && e.Slots == 0 {
 		in.conf.Slots = defaultSlots
-		f.host.Log.Warn("slots of a decode engine are not set and cannot be discovered; set engines.decode[].slots to its --max-num-seqs",
+		f.host.Log.Warn(fmt.Sprintf("slots of %s engine are not set and cannot be discovered; set engines.%s[].slots to its --max-num-seqs", aOrAn(role), role),
 			zap.String("engine", id), zap.Int("assumed", defaultSlots))
 	}
 	if role == Decode && profile.AllowLocalPrefill && profile.MaxBatchedTokens == 0 && profile.Connector == mooncake.AscendMooncakeV1 {
@@ -100,6 +100,23 @@ func (f *Fleet) build(role string, e config.Engine, set *Settings) (*instance, e
 			zap.String("engine", id), zap.String("profile", e.Profile))
 	}
 	return in, nil
+}
+
+// profileOf is the profile of an engine of a role.
+func profileOf(role string, p *mooncake.Profile) *mooncake.Profile {
+	if role != Aggregated {
+		return p
+	}
+	own := *p
+	own.Aggregated = true
+	return &own
+}
+
+func aOrAn(role string) string {
+	if role == Aggregated {
+		return "an " + role
+	}
+	return "a " + role
 }
 
 // put takes an engine in, in the place of the one it was before. It is called
@@ -117,7 +134,7 @@ func (f *Fleet) put(in *instance) {
 		in.number = f.added
 	}
 	f.instances[in.key()] = in
-	if in.role == Decode {
+	if in.decodes() {
 		for _, r := range ranksOf(in) { // numbered as configured, whoever comes up first
 			f.number(in, in.target(r).ID)
 		}
@@ -149,7 +166,7 @@ func (f *Fleet) watch() {
 	for _, k := range f.order {
 		in := f.instances[k]
 		watched := engine.Instance{ID: k, Role: in.role, Target: in.target(-1), Ready: in.profile.Ready()}
-		if in.role == Decode { // the prefill tier tries its own with requests
+		if in.decodes() { // the prefill tier tries its own with requests
 			watched.Slots = in.conf.Slots
 			watched.Canary = in.profile.Canary()
 			for _, r := range ranksOf(in) {

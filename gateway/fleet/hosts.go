@@ -14,7 +14,7 @@ import (
 // decode engines at, and trusts them while the engine is there. Any other host
 // in a hand-off is refused. What a decode engine tells may name its own hosts.
 func (f *Fleet) learnHosts(in *instance) {
-	if in.role == Decode && !in.callsBack() {
+	if in.decodes() && !in.callsBack() {
 		return
 	}
 	hosts := append([]string{in.engine.URL.Hostname()}, in.profile.KVHosts...)
@@ -29,7 +29,7 @@ func (f *Fleet) learnHosts(in *instance) {
 	}
 	slices.Sort(hosts)
 	in.hosts = slices.Compact(hosts)
-	if in.role == Decode {
+	if in.decodes() {
 		return
 	}
 	f.mu.Lock()
@@ -45,7 +45,7 @@ func (f *Fleet) learnHosts(in *instance) {
 // engine is known to be no more, else once its last probe can have answered. It
 // is called with f.mu held.
 func (f *Fleet) distrust(in *instance, dead bool) {
-	if in.role == Decode {
+	if in.decodes() {
 		return
 	}
 	now := time.Now()

@@ -25,7 +25,7 @@ func (f *Fleet) drop(in *instance, dead bool) {
 	}
 	for _, r := range ranksOf(in) {
 		name := in.target(r).ID
-		if id, ok := f.ids[name]; ok && in.role == Decode {
+		if id, ok := f.ids[name]; ok && in.decodes() {
 			delete(f.ids, name)
 			f.bygone[in.incarnation+" "+name] = bygone{id, now}
 		}

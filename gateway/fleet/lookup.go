@@ -72,7 +72,7 @@ func (f *Fleet) Named(name string) (r *Rank, board string) {
 	if in == nil || len(in.status.Models) == 0 {
 		return nil, ""
 	}
-	return r, BoardIn(boardOf(in.status.Models), f.abroad(in))
+	return r, BoardIn(in.board(), f.abroad(in))
 }
 
 // RankOf finds the decode rank of a name that serves a board.
@@ -183,6 +183,8 @@ func (f *Fleet) tally(of func(*instance) bool) (t tally) {
 	for _, in := range f.instances {
 		switch {
 		case !of(in):
+		case in.role == Aggregated:
+			t.prefills, t.decodes = t.prefills+1, t.decodes+1
 		case in.role == Prefill:
 			t.prefills++
 		default:
@@ -199,7 +201,7 @@ func (f *Fleet) AnyPrefill(model string) *engine.Target {
 	f.asked++ // the next time another
 	for i := range f.order {
 		in := f.instances[f.order[(i+f.asked)%len(f.order)]]
-		if in.role == Prefill && in.serving && in.has(model) {
+		if in.role != Decode && in.serving && in.has(model) {
 			return in.target(-1)
 		}
 	}
@@ -256,6 +258,8 @@ func (f *Fleet) Wholes(model string, computes bool) (list []Whole, paired bool) 
 // DP controller gets a request without a room. It is called with f.mu held.
 func (f *Fleet) computesAlone(in *instance, model string) bool {
 	switch {
+	case in.role == Aggregated:
+		return true
 	case in.profile.Connector == mooncake.SGLang:
 		return false
 	case in.profile.PassThrough:

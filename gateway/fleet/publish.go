@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"evenkeel/dispatcher/board"
+	"evenkeel/gateway/config"
 	"evenkeel/mooncake"
 	"evenkeel/prefill"
 	"evenkeel/prefill/kvevents"
@@ -38,13 +39,17 @@ func (f *Fleet) Publish() {
 				up = up && f.Admission.Admits(f.areaOf(in))
 				w := f.worker(in, r, up)
 				workers = append(workers, w)
-				if in.profile.AllowLocalPrefill {
+				if in.profile.AllowLocalPrefill || w.Mixed {
 					locals = append(locals, local.Rank{ID: w.ID, Name: w.Name, Model: w.Model, Engine: w.Engine, Capacity: w.Capacity, Up: up})
+				}
+				if w.Mixed {
+					candidates = f.joins(candidates, in, up)
 				}
 			}
 		}
 	}
 	onlyWhereDecoded(candidates, workers)
+	prefer(f.host.Settings().Engines.Prefer, candidates, workers)
 	f.desert(candidates)
 	ready := f.tally(func(in *instance) bool { return in.serving && f.accepts(in, -1) && len(in.status.Models) > 0 })
 	f.forgetRanks(time.Now())
@@ -61,13 +66,50 @@ func (f *Fleet) Publish() {
 func onlyWhereDecoded(candidates []prefill.Candidate, workers []board.Worker) {
 	for i := range candidates {
 		c := &candidates[i]
-		if (c.Live || c.Late) && c.Region != "" {
+		if (c.Live || c.Late) && c.Region != "" && !c.Mixed {
 			decoded := slices.ContainsFunc(workers, func(w board.Worker) bool {
 				base, there := strings.CutSuffix(w.Model, BoardIn("", c.Region))
 				return w.Up && there && slices.Contains(c.Models, base)
 			})
 			c.Live, c.Late = c.Live && decoded, c.Late && decoded
 		}
+	}
+}
+
+// joins lists the group of a rank that prefills and decodes as one candidate: it takes a request when a rank of it does.
+func (f *Fleet) joins(candidates []prefill.Candidate, in *instance, up bool) []prefill.Candidate {
+	id := in.conf.Group + " of " + f.boardOf(in)
+	at := slices.IndexFunc(candidates, func(c prefill.Candidate) bool { return c.ID == id })
+	if at < 0 {
+		at = len(candidates)
+		candidates = append(candidates, prefill.Candidate{
+			ID: id, Instance: id, Target: in.target(-1), Profile: in.profile, Hardware: in.conf.Profile, Region: f.abroad(in), Board: f.boardOf(in), Mixed: true,
+		})
+	}
+	c := &candidates[at]
+	c.Live = c.Live || up
+	for _, m := range in.status.Models {
+		if !slices.Contains(c.Models, m.ID) {
+			c.Models = append(c.Models, m.ID)
+		}
+	}
+	return candidates
+}
+
+// prefer says which candidates come second where a model has engines of both kinds. Prefill engines whose KV no rank
+// would fetch always do.
+func prefer(kind string, candidates []prefill.Candidate, workers []board.Worker) {
+	mixed := func(c prefill.Candidate) bool { return c.Mixed }
+	if !slices.ContainsFunc(candidates, mixed) {
+		return
+	}
+	decodes := map[string]bool{}
+	for i := range workers {
+		decodes[workers[i].Model] = decodes[workers[i].Model] || workers[i].Up
+	}
+	for i := range candidates {
+		c := &candidates[i]
+		c.Second = c.Mixed == (kind == config.PreferPD) || !c.Mixed && !decodes[c.Board]
 	}
 }
 
@@ -112,16 +154,21 @@ func (f *Fleet) worker(in *instance, r int, up bool) board.Worker {
 	traffic := f.host.Monitor.Traffic(in.key())
 	rank := &Rank{
 		Worker: id, Instance: in.key(), Target: t, Profile: in.profile, Traffic: traffic, Signs: traffic.Signs(t.Rank),
-		Region: f.abroad(in), Context: in.context(), Area: f.Admission.Of(f.areaOf(in)), Pins: in.reaches(pinsMinor, false),
+		Region: f.abroad(in), Board: f.boardOf(in), Context: in.context(), Area: f.Admission.Of(f.areaOf(in)), Pins: in.reaches(pinsMinor, false),
 	}
 	f.ranks[id] = rank
 	w := board.Worker{
-		ID: id, Name: t.ID, Model: BoardIn(boardOf(in.status.Models), f.abroad(in)), Group: in.conf.Group, Barrier: in.conf.Barrier == "dp",
+		ID: id, Name: t.ID, Model: f.boardOf(in), Group: in.conf.Group, Barrier: in.conf.Barrier == "dp",
 		Engine: in.id, Slots: in.conf.Slots, Limit: in.limit(in.conf.Slots), Capacity: cmp.Or(in.conf.KV, capacityOf(in, r)), Cost: in.conf.Cost, Up: up,
 		Strays: !rank.Heeds(mooncake.Responses),
 		Down:   !in.status.Up || in.status.Wedged, Process: math.Float64bits(in.status.StartTime), Early: in.profile.Early(), AtOnce: in.profile.Early() && in.profile.Connector == mooncake.NIXLPush,
 	}
-	if in.profile.Renews() {
+	if in.role == Aggregated {
+		w.Mixed, w.Budget, w.Interval, w.Early, w.AtOnce = true, in.conf.Budget, in.conf.Interval, false, false
+		if in.profile.Ascend() && w.Slots > 1 { // with enable_balance_scheduling, all ranks of vllm-ascend stop admitting while one has no free slot
+			w.Slots--
+		}
+	} else if in.profile.Renews() {
 		w.Beyond = f.host.Settings().Dispatch.Beyond
 	}
 	limit, others := f.Admission.Room(f.areaOf(in), t.ID, w.Slots)
@@ -138,13 +185,14 @@ func (f *Fleet) route(routes map[string]Route, in *instance, up bool) {
 			r = Route{Name: m.ID, Board: boardOf(in.status.Models)}
 		}
 		for ep := range r.Whole {
-			r.Whole[ep] = r.Whole[ep] || up && !in.takesHandOff(mooncake.Endpoint(ep))
+			r.Whole[ep] = r.Whole[ep] || up && in.role != Aggregated && !in.takesHandOff(mooncake.Endpoint(ep))
 		}
 		r.SGLang = r.SGLang || in.profile.Connector == mooncake.SGLang
-		r.Blind = r.Blind || up && in.profile.Ascend()
-		if in.role == Prefill {
+		r.Blind = r.Blind || up && in.role != Aggregated && in.profile.Ascend()
+		if in.role != Decode {
 			r.Prefill = r.Prefill || up
-		} else {
+		}
+		if in.decodes() {
 			r.Decode = r.Decode || up
 			r.Board = boardOf(in.status.Models)
 			if n := in.maxLen(m); n > 0 && (r.MaxLen == 0 || n < r.MaxLen) {

@@ -180,6 +180,7 @@ type Rank struct {
 	Traffic  *engine.Traffic
 	Signs    *engine.Signs // signs of life of the rank's core
 	Region   string        // empty: ours
+	Board    string        // that it is on
 	Context  int           // tokens of prompt and answer, of its longest model; 0: unknown
 	Pins     bool          // its engine runs a response on the rank that it names
 	Area     *owner.Area   // who admits to it; nil: this proxy, which is alone
@@ -317,9 +318,13 @@ var ErrNoSuchEngine = errors.New("no such engine")
 
 // Roles of an engine.
 const (
-	Prefill = "prefill"
-	Decode  = "decode"
+	Prefill    = "prefill"
+	Decode     = "decode"
+	Aggregated = "aggregated" // it prefills and decodes
 )
+
+// decodes says whether requests have slots on the engine's ranks.
+func (i *instance) decodes() bool { return i.role != Prefill }
 
 func ranksOf(in *instance) []int {
 	if in.conf.Ranks == 0 {
