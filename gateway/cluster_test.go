@@ -47,6 +47,7 @@ const model = "ref"
 type options struct {
 	prefill   []refengine.Config
 	decode    []refengine.Config
+	mixed     []refengine.Config // engines that prefill and decode; with any, there are no others unless they are named
 	profile   mooncake.Profile
 	configure func(*config.Config)
 	later     func(*config.Config)               // what a reload makes of that, each time; nil: it stays
@@ -98,10 +99,10 @@ func quick(c refengine.Config) refengine.Config {
 // test it holds that nothing was leaked, replayed or left charged.
 func start(t *testing.T, o options) *cluster {
 	t.Helper()
-	if o.prefill == nil {
+	if o.prefill == nil && o.mixed == nil {
 		o.prefill = []refengine.Config{{PrefixCache: 4096, PromptTokensDetails: true}}
 	}
-	if o.decode == nil {
+	if o.decode == nil && o.mixed == nil {
 		o.decode = []refengine.Config{{DPSize: 2, PromptTokensDetails: true}}
 	}
 	level := zap.InfoLevel
@@ -125,8 +126,7 @@ func start(t *testing.T, o options) *cluster {
 		events, replay := kvPorts(e)
 		cfg.Engines.Prefill = append(cfg.Engines.Prefill, config.Engine{URL: e.URLs()[0], KVEventsPort: events, KVReplayPort: replay})
 	}
-	for _, d := range o.decode {
-		d.Role = refengine.Decode
+	decodes := func(list *[]config.Engine, d refengine.Config) {
 		e := c.engine(d)
 		c.decode = append(c.decode, e)
 		urls, ranks := e.URLs(), 0
@@ -134,8 +134,16 @@ func start(t *testing.T, o options) *cluster {
 			urls, ranks = urls[:1], e.Config().DPSize
 		}
 		for _, u := range urls {
-			cfg.Engines.Decode = append(cfg.Engines.Decode, config.Engine{URL: u, Ranks: ranks, Slots: e.Config().Slots})
+			*list = append(*list, config.Engine{URL: u, Ranks: ranks, Slots: e.Config().Slots})
 		}
+	}
+	for _, d := range o.decode {
+		d.Role = refengine.Decode
+		decodes(&cfg.Engines.Decode, d)
+	}
+	for _, m := range o.mixed {
+		m.Role = refengine.Decode
+		decodes(&cfg.Engines.Aggregated, m)
 	}
 	if o.discover != nil {
 		cfg.Engines = config.Engines{}
@@ -201,7 +209,7 @@ func start(t *testing.T, o options) *cluster {
 	})
 	c.eventually("the proxy is ready", func() bool { return c.get("/readyz").status == http.StatusOK })
 	if !o.partly {
-		engines := len(cfg.Engines.Prefill) + len(cfg.Engines.Decode)
+		engines := len(cfg.Engines.Prefill) + len(cfg.Engines.Decode) + len(cfg.Engines.Aggregated)
 		c.eventually("all engines are up", func() bool { return c.sum("evenkeel_engine_up") >= float64(engines) })
 	}
 	return c

@@ -17,9 +17,9 @@ type Facts struct {
 	Policy       string    `json:"policy"`
 	PromptTokens int       `json:"prompt_tokens"`
 	CachedTokens int       `json:"cached_tokens"`
-	Route        string    `json:"route,omitempty"`                // Disaggregated, Local or Passed; empty: no engine began
+	Route        string    `json:"route,omitempty"`                // Disaggregated, Aggregated, Local or Passed; empty: no engine began
 	Engine       string    `json:"engine,omitempty"`               // Passed: which one
-	LocalTokens  int       `json:"local_prefill_tokens,omitempty"` // that the decode rank had to compute, as predicted
+	LocalTokens  int       `json:"local_prefill_tokens,omitempty"` // that the rank had to compute which also decodes, as predicted
 	OutputTokens int       `json:"output_tokens"`
 	ProbeBS      int       `json:"probe_bs"` // other probes on the prefill engine when this one was sent
 	QueueMs      float64   `json:"queue_ms"`
@@ -44,6 +44,7 @@ type Facts struct {
 // Ways of a request between engines, as Facts.Route names them.
 const (
 	Disaggregated = "disaggregated"
+	Aggregated    = "aggregated" // one rank prefills and decodes
 	Local         = "local-prefill"
 	Passed        = "passed-through" // whole, to one engine
 )

@@ -7,6 +7,7 @@ type Event struct {
 	What  What
 	End   Ended // of Fell
 	Early bool  // of Turn: the decode rank is bound before the prefill
+	Mixed bool  // of Turn: the rank that is bound prefills and decodes
 	Open  bool  // of NoTurn: for want of engines, so that another region may have some
 	Named bool  // of HandedOver: a decode request must have the probe's id
 	Left  bool  // the client has left
@@ -89,6 +90,7 @@ type Effect struct {
 	Finding Finding // of Find
 	Retry   Retry   // of Pause
 	Early   bool    // of Enqueue
+	Mixed   bool    // of Enqueue
 	Place   bool    // of Enqueue: a place in the pool is to be reserved, because the request has none
 	Group   bool    // of Offer: because its decode group is another proxy's now. Else because every attempt here failed
 	Error   Error   // of Fail
@@ -112,7 +114,7 @@ type Thing uint8
 // The things.
 const (
 	Place   Thing = iota // in the pool, reserved, and no entry has it yet
-	Lease                // of a prompt on a prefill engine that has not handed its KV over
+	Lease                // of a prompt on a prefill engine that has not handed its KV over, or on a group whose ranks prefill and decode
 	KV                   // a hand-off that may be sent to a decode engine
 	Doubted              // a hand-off that an engine may have read, and from which no answer may be made
 	Slot                 // on a decode rank

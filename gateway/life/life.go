@@ -27,6 +27,7 @@ const (
 //
 //	Placing → Queued → Probing → Pooled → Opening → Answering → Done
 //	   ↑         ↓        early: Pooled → Coupled ↗      ↓
+//	   |         ↓        mixed: Pooled → Opening ↗      ↓
 //	   |       Abroad → Done                            lost
 //	   └──────────── Pausing, Offering ←── Fell ─────────┘
 //
@@ -38,6 +39,7 @@ type Life struct {
 	state   State
 	history history
 	early   bool // its rank was bound before its prefill
+	mixed   bool // its rank prefills and decodes: it has a lease, and no KV is handed over
 	last    Next // what the last attempt came to
 	tries   tries
 	blame   blame
@@ -132,13 +134,14 @@ func (l *Life) Step(e Event, dst []Effect) []Effect {
 			l.state = Opening
 			return append(dst, Effect{Do: SendDecode})
 		}
-	case Opening, Coupled:
+	case Opening, Coupled: // only of a mixed one there is a lease still
 		switch e.What {
 		case Ends: // all of it came at once. The slot is free, whatever the prefill engine says of it
 			return l.owed.settle(append(dst, Effect{Do: Acclaim}), Slot, Finish)
 		case First:
 			l.state = Answering
 			dst = l.owed.settle(dst, KV, Free) // the prefill engine has its blocks back
+			dst = l.owed.settle(dst, Lease, Free)
 			dst = l.owed.conclude(dst, l.tries.poisons())
 			return append(l.blame.find(Guilty, dst), Effect{Do: AnswerIt})
 		}
@@ -165,7 +168,7 @@ func (l *Life) Step(e Event, dst []Effect) []Effect {
 }
 
 func (l *Life) begin(dst []Effect) []Effect {
-	l.early = false
+	l.early, l.mixed = false, false
 	if !l.Bound && l.history.open() {
 		dst = append(dst, Effect{Do: Question})
 	}
@@ -180,7 +183,7 @@ func (l *Life) begin(dst []Effect) []Effect {
 // enqueue has the pool find a rank. The pool's entry has the request's place from then on.
 func (l *Life) enqueue(dst []Effect) []Effect {
 	l.state = Pooled
-	enqueue := Effect{Do: Enqueue, Early: l.early, Place: !l.owed.has[Place]}
+	enqueue := Effect{Do: Enqueue, Early: l.early, Mixed: l.mixed, Place: !l.owed.has[Place]}
 	return append(l.owed.settle(dst, Place, Pass), enqueue)
 }
 
@@ -191,7 +194,7 @@ func (l *Life) queued(e Event, dst []Effect) []Effect {
 		l.history.moves(turned) // it stays here: no retry leaves
 		l.owed.take(Place)
 		l.owed.take(Lease)
-		if l.early = e.Early; l.early {
+		if l.early, l.mixed = e.Early, e.Mixed; l.early || l.mixed {
 			return l.enqueue(dst)
 		}
 		l.state = Probing
@@ -217,7 +220,12 @@ func (l *Life) fell(e Event, dst []Effect) []Effect {
 	}
 	v := e.End.Verdict()
 	dst = l.condemn(&e, v.Whom, dst)
-	if v.KV != Keep {
+	switch {
+	case l.mixed && v.Whom == Nobody:
+		dst = l.owed.settle(dst, Lease, Free) // what an engine has computed can be computed again: nothing of it is left there
+	case l.mixed:
+		dst = l.owed.settle(dst, Lease, Refuse)
+	case v.KV != Keep:
 		dst = l.owed.settle(dst, Lease, v.KV)
 		dst = l.owed.settle(dst, KV, v.KV)
 	}

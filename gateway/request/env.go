@@ -78,6 +78,7 @@ type Fleet interface {
 type Dispatcher interface {
 	couple.Dispatcher
 	handoff.Dispatcher
+	EnqueueMixed(e *pool.Entry, hits []board.Hit) <-chan dispatcher.Result
 	EnqueueLocal(e *pool.Entry, l *board.Local) <-chan dispatcher.Result
 	Withdraw(e *pool.Entry)
 	Counted(s *dispatcher.Slot, prompt int)

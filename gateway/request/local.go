@@ -44,7 +44,7 @@ func (j *job) recognize() prefill.Prompt {
 		return *j.local.known
 	}
 	p := j.srv.Prompts.Recognize(j.parts())
-	if j.srv.Locals.Serve(j.model.Board) {
+	if j.srv.Locals.Serve(j.model.Board) { // for a rank that prefills and decodes placeMixed keeps it
 		j.local.known = &p
 	}
 	return p
@@ -167,7 +167,7 @@ func (j *job) arrived(h *handoff.Handoff, s *stream) {
 	if known == nil {
 		return
 	}
-	p := local.Prompt{Prompt: *known, Model: j.model.Board}
+	p := local.Prompt{Prompt: *known, Model: s.rank.Board}
 	j.srv.Locals.Holds(s.rank.Worker, &p, j.prompt)
 	if h != nil {
 		j.local.known = nil // a long prompt has thousands of keys
@@ -204,7 +204,7 @@ func (s *stream) reportLocal() {
 	}
 	j.told.CachedTokens = max(0, u.Cached)
 	if known := j.local.known; known != nil {
-		p := local.Prompt{Prompt: *known, Model: j.model.Board}
+		p := local.Prompt{Prompt: *known, Model: s.rank.Board}
 		if turned, holds := j.srv.Locals.Computed(s.rank.Worker, &p, j.prompt, j.told.HitTokens, u.Cached); turned {
 			j.srv.Log.Warn("what a decode engine's prefix cache holds, by the cached_tokens it reports, decides what it may compute; without --enable-prompt-tokens-details it reports none",
 				zap.String("engine", s.rank.Target.ID), zap.Bool("as_expected", holds))

@@ -20,19 +20,22 @@ import (
 
 // wait parks the hand-off in the pool until the dispatcher binds it to a rank.
 func (j *job) wait(h *handoff.Handoff) (*dispatcher.Slot, *failure.Fault) {
-	slot, f := j.place(h.Lease.Candidate, j.prompt, func(e *pool.Entry) { e.Deadline = h.BindBy() })
+	slot, f := j.place(h.Lease.Candidate, j.prompt, func(e *pool.Entry) <-chan dispatcher.Result {
+		e.Deadline = h.BindBy()
+		return j.srv.Dispatcher.Enqueue(e)
+	})
 	if f != nil {
 		f.Far, f.Kept = life.Through, true
 	}
 	return slot, f
 }
 
-// place waits in the pool until the dispatcher binds the request to a rank. more completes what
-// the dispatcher is told of it.
+// place waits in the pool until the dispatcher binds the request to a rank. enqueue completes what
+// the dispatcher is told of it, and tells it.
 // Any other end of the wait ends the request, with two exceptions: if the region's
 // engines were handed back or it lost its ranks, the prompt is prefilled again in
 // another region, and if its decode group is another proxy's now, that proxy is asked.
-func (j *job) place(c prefill.Candidate, tokens int, more func(*pool.Entry)) (*dispatcher.Slot, *failure.Fault) {
+func (j *job) place(c prefill.Candidate, tokens int, enqueue func(*pool.Entry) <-chan dispatcher.Result) (*dispatcher.Slot, *failure.Fault) {
 	queued := false
 	defer onPanic(func() {
 		if !queued {
@@ -40,13 +43,18 @@ func (j *job) place(c prefill.Candidate, tokens int, more func(*pool.Entry)) (*d
 		}
 	})
 	j.enter(journal.Pooled, "")
-	region := j.srv.Fleet.RegionFor(c.Instance)
+	region, area, at := j.srv.Fleet.RegionFor(c.Instance), j.model.Board, c.Instance
+	if c.Mixed { // the candidate is the ranks themselves
+		region, area, at = c.Region, c.Board, ""
+	}
 	e := &pool.Entry{
 		ID: j.srv.nextID(), Model: fleet.BoardIn(j.model.Board, region), Prompt: tokens, Age: j.resume.before, Key: j.promptHash(), Arrival: j.arrive, Entered: time.Now(),
-		Only: j.in.ToDecode, Avoid: j.avoid.decode, Prefiller: c.Instance, Response: j.req.Endpoint == mooncake.Responses,
+		Only: j.in.ToDecode, Avoid: j.avoid.decode, Prefiller: at, Response: j.req.Endpoint == mooncake.Responses,
 	}
-	more(e)
-	got, lost := j.srv.Dispatcher.Enqueue(e), j.srv.Owner.Losses() // the entry has the place in the pool now
+	if c.Mixed {
+		e.Model = c.Board
+	}
+	got, lost := enqueue(e), j.srv.Owner.Losses() // the entry has the place in the pool now
 	queued = true
 	var r dispatcher.Result
 	waits, unowned := true, false
@@ -62,7 +70,7 @@ func (j *job) place(c prefill.Candidate, tokens int, more func(*pool.Entry)) (*d
 	}
 	defer onPanic(func() { withdraw(life.Leaving, nil) })
 	for waits {
-		if unowned = !j.srv.Fleet.Owned(j.model.Board); unowned || region != "" && !j.srv.Owner.Admits(region) {
+		if unowned = !j.srv.Fleet.Owned(area); unowned || region != "" && !j.srv.Owner.Admits(region) {
 			j.srv.Dispatcher.Withdraw(e)
 			r, waits = <-got, false // the slot may have come first, so it is checked again before it is used
 			continue

@@ -3,6 +3,7 @@ package request
 import (
 	"errors"
 	"slices"
+	"time"
 
 	"github.com/valyala/fasthttp"
 	"go.uber.org/zap"
@@ -102,7 +103,7 @@ func (r *runner) do(x life.Effect) life.Event {
 		}
 	case life.Attempt:
 		j.told.Tell(journal.Event{What: journal.Attempted})
-		r.fault, r.stream = nil, nil
+		r.fault, r.stream, r.lease = nil, nil, nil
 	case life.Settle:
 		r.settle(x.Thing, x.How)
 	case life.Restart:
@@ -137,6 +138,9 @@ func (r *runner) do(x life.Effect) life.Event {
 	case life.SendDecode:
 		r.stream = j.newStream(r.slot)
 		f := r.stream.decode(r.held)
+		if f == nil && r.mixed() {
+			r.lease.Answered(prefill.Usage{PromptTokens: j.prompt, CachedTokens: -1}, time.Time{}) // nothing is kept for anybody
+		}
 		return r.began(f, (r.held == nil || r.stream.whole) && j.client.Left())
 	case life.SendBoth:
 		r.stream = j.newStream(r.slot)
@@ -166,7 +170,7 @@ func (r *runner) queue() life.Event {
 	}
 	j.avoid.prefill = append(j.avoid.prefill, lease.Candidate.ID)
 	r.lease = lease
-	return life.Event{What: life.Turn, Early: j.srv.early(lease.Candidate)}
+	return life.Event{What: life.Turn, Early: !lease.Candidate.Mixed && j.srv.early(lease.Candidate), Mixed: lease.Candidate.Mixed}
 }
 
 func (r *runner) enqueue(x life.Effect) life.Event {
@@ -175,9 +179,15 @@ func (r *runner) enqueue(x life.Effect) life.Event {
 		j.srv.Places.Reserve()
 	}
 	var f *failure.Fault
-	if x.Early {
-		r.slot, f = j.place(r.lease.Candidate, j.estimate(), func(e *pool.Entry) { e.Early = true })
-	} else {
+	switch {
+	case x.Mixed:
+		r.slot, f = j.placeMixed(r.lease)
+	case x.Early:
+		r.slot, f = j.place(r.lease.Candidate, j.estimate(), func(e *pool.Entry) <-chan dispatcher.Result {
+			e.Early = true
+			return j.srv.Dispatcher.Enqueue(e)
+		})
+	default:
 		r.slot, f = j.wait(r.held)
 	}
 	if f != nil {
@@ -185,6 +195,9 @@ func (r *runner) enqueue(x life.Effect) life.Event {
 	}
 	return life.Event{What: life.Bound}
 }
+
+// mixed says whether the attempt is one of a rank that prefills and decodes.
+func (r *runner) mixed() bool { return r.lease != nil && r.lease.Candidate.Mixed }
 
 // began is how the legs of an attempt ended: with a first event, or a fault.
 func (r *runner) began(f *failure.Fault, quit bool) life.Event {
@@ -332,7 +345,7 @@ func (r *runner) giveSlotBack(how life.How) {
 		j.srv.Dispatcher.Release(r.slot, board.Outcome{Kind: kind})
 		return
 	}
-	if s.local && how == life.Failing && r.fault != nil {
+	if s.local && how == life.Failing && r.fault != nil && !r.mixed() {
 		j.localFailed(s, r.fault)
 	}
 	r.drop(kind)

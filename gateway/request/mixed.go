@@ -1,0 +1,39 @@
+package request
+
+import (
+	"cmp"
+
+	"evenkeel/dispatcher"
+	"evenkeel/dispatcher/board"
+	"evenkeel/gateway/failure"
+	"evenkeel/gateway/journal"
+	"evenkeel/pool"
+	"evenkeel/prefill"
+	"evenkeel/prefill/local"
+)
+
+// placeMixed waits in the pool until the dispatcher binds the request to a rank that prefills and decodes. The rank
+// gets the prompt with the next call. What the ranks hold of the prompt decides with what they have to compute.
+func (j *job) placeMixed(lease *prefill.Lease) (*dispatcher.Slot, *failure.Fault) {
+	p := local.Prompt{Prompt: j.recognize(), Model: lease.Candidate.Board}
+	if j.life.Resumed() || p.Media || p.Bytes == 0 || j.req.PromptTokens > 0 {
+		p.Tokens = cmp.Or(p.Prompt.Tokens, j.estimate())
+	}
+	tokens := j.srv.Locals.Length(&p)
+	var hits []board.Hit
+	for _, o := range j.srv.Locals.Offers(&p, j.avoid.decode) {
+		if held := tokens - o.New; held > 0 {
+			hits = append(hits, board.Hit{Worker: o.Rank, Tokens: int32(held)})
+		}
+	}
+	j.local.known = &p.Prompt
+	slot, f := j.place(lease.Candidate, tokens, func(e *pool.Entry) <-chan dispatcher.Result {
+		e.Early, e.Ahead = true, j.in.Priority > 0
+		return j.srv.Dispatcher.EnqueueMixed(e, hits)
+	})
+	if f == nil {
+		lease.Send()
+		j.told.Tell(journal.Event{What: journal.PlacedTogether, Slot: slot, Tokens: max(0, tokens-int(slot.NewTokens))})
+	}
+	return slot, f
+}
