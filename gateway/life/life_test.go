@@ -37,7 +37,7 @@ func legs(l *Life) (all []Ended) {
 		case Probing:
 			fits = fits && e.Leg == Prefill && e.Far < Through && e.Kept && !slices.Contains(late, e.Why)
 		case Pooled:
-			fits = fits && e.Leg == Prefill && e.Kept && slices.Contains(pool, e.Why) && (e.Far == Through) == !l.early && (e.Far == Unsent) == l.early
+			fits = fits && e.Leg == Prefill && e.Kept && slices.Contains(pool, e.Why) && (e.Far == Through) == !(l.early || l.mixed) && (e.Far == Unsent) == (l.early || l.mixed)
 		case Opening:
 			fits = fits && e.Leg == Decode && !slices.Contains(early, e.Why)
 		case Answering:
@@ -123,7 +123,13 @@ func drawn(t *rapid.T, l *Life) Event {
 	if rapid.IntRange(0, 199).Draw(t, "panic") == 0 {
 		e.What = Panicked
 	}
-	e.Early, e.Open, e.Named, e.Quit = rapid.Bool().Draw(t, "early"), rapid.Bool().Draw(t, "open"), rapid.Bool().Draw(t, "named"), rapid.Bool().Draw(t, "quit")
+	switch rapid.IntRange(0, 2).Draw(t, "bound") {
+	case 1:
+		e.Early = true
+	case 2:
+		e.Mixed = true
+	}
+	e.Open, e.Named, e.Quit = rapid.Bool().Draw(t, "open"), rapid.Bool().Draw(t, "named"), rapid.Bool().Draw(t, "quit")
 	if e.What == Fell {
 		e.End = rapid.SampledFrom(legs(l)).Draw(t, "end")
 		e.Engine = rapid.SampledFrom([]string{"decode a", "decode b"}).Draw(t, "engine")
@@ -216,17 +222,17 @@ func TestARequestWhoseClientLeavesEnds(t *testing.T) {
 	})
 }
 
-// An early attempt that comes to the same as a late one owes the same.
-func TestEarlyAndLateOweTheSame(t *testing.T) {
+// An attempt that is bound before its prefill, or to a rank that prefills and decodes, and comes to the same as a late one, owes the same.
+func TestEarlyMixedAndLateOweTheSame(t *testing.T) {
 	for _, end := range []Ended{{Why: Left}, {Why: Leaving}, {Why: Unowned}, {Why: NoRank}} {
 		for _, left := range []bool{false, true} {
-			var after [2][]Effect
-			for i, early := range []bool{false, true} {
+			var after [3][]Effect
+			for i := range after {
 				l := Life{Bound: true}
 				l.Step(Event{What: Begun}, nil)
 				l.Step(Event{What: NoRankTakes}, nil)
-				l.Step(Event{What: Turn, Early: early}, nil)
-				if e := end; !early {
+				l.Step(Event{What: Turn, Early: i == 1, Mixed: i == 2}, nil)
+				if e := end; i == 0 {
 					l.Step(Event{What: HandedOver}, nil)
 					e.Far, e.Kept = Through, true
 					end = e
@@ -236,7 +242,9 @@ func TestEarlyAndLateOweTheSame(t *testing.T) {
 				after[i] = l.Step(Event{What: Fell, End: end, Left: left}, nil)
 				require.Equal(t, owed{named: l.owed.named}, l.owed, "nothing is held")
 			}
-			require.Equal(t, after[0][len(after[0])-1], after[1][len(after[1])-1], "%+v", end)
+			for _, other := range after[1:] {
+				require.Equal(t, after[0][len(after[0])-1], other[len(other)-1], "%+v", end)
+			}
 		}
 	}
 }
@@ -246,6 +254,42 @@ func TestASettleOfWhatIsNotHeldChangesNothing(t *testing.T) {
 	for thing := range things {
 		require.Empty(t, o.settle(nil, thing, Free), fmt.Sprint(thing))
 	}
+}
+
+// mixed is a life on a rank that prefills and decodes.
+func mixed() Life {
+	l := Life{Bound: true}
+	for _, e := range []Event{{What: Begun}, {What: NoRankTakes}, {What: Turn, Mixed: true}, {What: Bound}} {
+		l.Step(e, nil)
+	}
+	return l
+}
+
+// The lease of a request on a rank that prefills and decodes goes back with its first event, or with the end of its leg: as the
+// engine's failure where that is held against it. No KV is left anywhere, so that nothing is doubted, orphaned or discarded.
+func TestTheLeaseOfAMixedRequest(t *testing.T) {
+	l := mixed()
+	require.Equal(t, []Effect{{Do: Settle, Thing: Lease, How: Free}, {Do: AnswerIt}}, l.Step(Event{What: First}, nil))
+	ends(func(e Ended, said How) {
+		if e.Leg != Decode || said == unsaid {
+			return
+		}
+		l := mixed()
+		var how []How
+		for _, x := range l.Step(Event{What: Fell, End: e}, nil) {
+			if x.Do == Settle {
+				require.Contains(t, []Thing{Lease, Slot}, x.Thing, "%+v", e)
+				if x.Thing == Lease {
+					how = append(how, x.How)
+				}
+			}
+		}
+		want := Refuse
+		if e.Verdict().Whom == Nobody {
+			want = Free
+		}
+		require.Equal(t, []How{want}, how, "%+v", e)
+	})
 }
 
 // coupled is a life whose two legs are under way.
