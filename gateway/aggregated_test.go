@@ -1,6 +1,9 @@
 package gateway_test
 
 import (
+	"fmt"
+	"net/http"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -8,6 +11,7 @@ import (
 	"evenkeel/bench/refengine"
 	"evenkeel/bench/reftext"
 	"evenkeel/gateway/config"
+	"evenkeel/mooncake"
 )
 
 func together(more func(*config.Config)) options {
@@ -35,4 +39,72 @@ func TestRanksThatPrefillAndDecodeServeAlone(t *testing.T) {
 	require.Equal(t, "aggregated", r.Route)
 	require.Positive(t, r.PromptTokens)
 	require.NotEmpty(t, r.Rank)
+}
+
+// All kinds of requests that engines serve as a pair are served by a rank alone, too.
+func TestEveryEndpointIsServedByRanksThatDoBoth(t *testing.T) {
+	t.Parallel()
+	c := start(t, together(nil))
+	r := c.post(completionPath, fmt.Sprintf(`{"model":%q,"max_tokens":8,"n":3,"seed":5,"prompt":"one two three"}`, model))
+	require.Equal(t, http.StatusOK, r.status, r.body)
+	require.Len(t, whole(t, r.body), 3)
+	r = c.post("/v1/messages", fmt.Sprintf(`{"model":%q,"max_tokens":8,"messages":[{"role":"user","content":"hello"}]}`, model))
+	require.Equal(t, http.StatusOK, r.status, r.body)
+	r = c.post("/v1/responses", fmt.Sprintf(`{"model":%q,"max_output_tokens":8,"input":"hello"}`, model))
+	require.Equal(t, http.StatusOK, r.status, r.body)
+	c.settledRequests(3)
+	for _, r := range c.records() {
+		require.Equal(t, "aggregated", r.Route)
+	}
+}
+
+// A client that leaves while its prompt is computed, or while it is answered, has its slot and its lease free at once.
+func TestAClientThatLeavesARankThatDoesBoth(t *testing.T) {
+	t.Parallel()
+	c := start(t, together(nil))
+	for range 3 {
+		leave := c.endless()
+		leave()
+	}
+	c.settled(true)
+}
+
+// Half of two groups fails: requests, and answers that have begun, go on with the other one.
+func TestAnswersGoOnWhenAGroupDies(t *testing.T) {
+	t.Parallel()
+	o := together(func(cfg *config.Config) {
+		for i := range cfg.Engines.Aggregated {
+			cfg.Engines.Aggregated[i].Group = []string{"one", "other"}[i/2]
+		}
+		cfg.Profiles[config.DefaultAggregated] = mooncake.Profile{Connector: mooncake.None, ChatResume: mooncake.ChatResumeContinue}
+	})
+	o.mixed = append(o.mixed, o.mixed[0])
+	c := start(t, o)
+	stop := c.keepAsking(4)
+	served := func(i int) int64 { return c.decode[i].Stats().LocalPrefills }
+	c.eventually("both groups have served", func() bool { return served(0) > 2 && served(1) > 2 })
+	c.decode[0].Kill()
+	was := served(1)
+	c.eventually("the other group serves on", func() bool { return served(1) > was+8 })
+	stop()
+}
+
+// Where a model has engines of both kinds, a pair serves it as long as there is one, and ranks that do both when there is none.
+func TestOfBothKindsOneIsPreferred(t *testing.T) {
+	t.Parallel()
+	for prefer, want := range map[string][2]string{config.PreferPD: {"disaggregated", "aggregated"}, config.PreferAggregated: {"aggregated", "aggregated"}} {
+		t.Run(prefer, func(t *testing.T) {
+			t.Parallel()
+			o := together(func(cfg *config.Config) { cfg.Engines.Prefer = prefer })
+			o.prefill, o.decode = []refengine.Config{{}}, []refengine.Config{{DPSize: 2}}
+			c := start(t, o)
+			_, route := c.say(talk("", "hi"))
+			require.Equal(t, want[0], route)
+			for _, url := range c.decode[0].URLs() {
+				require.NoError(t, c.gw.DrainEngine("decode", strings.TrimPrefix(url, "http://"), 0))
+			}
+			_, route = c.say(talk("", "hi again"))
+			require.Equal(t, want[1], route)
+		})
+	}
 }

@@ -268,7 +268,7 @@ func (p *Profile) refuseMeaningless(bad func(format string, args ...any)) {
 			bad("%s has no meaning with connector %s, because %s; remove it", key.name, p.Connector, key.why)
 		}
 	}
-	if p.Connector == SGLang && (p.ChatResume == ChatResumeVLLM || p.ChatResume == ChatResumeAscend) {
+	if (p.Connector == SGLang || p.Connector == None) && (p.ChatResume == ChatResumeVLLM || p.ChatResume == ChatResumeAscend) {
 		bad("chat_resume is %q, and connector %s has no place for token ids beside a chat; use %s or %s", p.ChatResume, p.Connector, ChatResumeNone, ChatResumeContinue)
 	}
 }

@@ -107,9 +107,16 @@ func prefer(kind string, candidates []prefill.Candidate, workers []board.Worker)
 	for i := range workers {
 		decodes[workers[i].Model] = decodes[workers[i].Model] || workers[i].Up
 	}
+	serves := func(c *prefill.Candidate) bool { return c.Live && (c.Mixed || decodes[c.Board]) }
+	first := func(model string) bool { // some engine of the preferred kind does
+		return slices.ContainsFunc(candidates, func(c prefill.Candidate) bool {
+			return c.Mixed == (kind == config.PreferAggregated) && serves(&c) && slices.Contains(c.Models, model)
+		})
+	}
 	for i := range candidates {
 		c := &candidates[i]
-		c.Second = c.Mixed == (kind == config.PreferPD) || !c.Mixed && !decodes[c.Board]
+		preferred := c.Mixed == (kind == config.PreferAggregated)
+		c.Second = !serves(c) || !preferred && slices.ContainsFunc(c.Models, first)
 	}
 }
 
