@@ -300,6 +300,9 @@ func (d *chooser) prefiller(c *candidate) Prefiller {
 		Region: c.Region, Unanswered: c.account.Leases[ledger.Probing], Held: c.account.Live(),
 		Ran: int(math.Ceil(ran)), Answered: answered,
 	}
+	if c.Mixed { // what its ranks compute keeps no other request from them
+		p.Unanswered, p.Held = c.account.Unsent(), c.account.Unsent()
+	}
 	if c.Profile != nil {
 		p.MaxSeqs = c.Profile.MaxNumSeqs
 	}

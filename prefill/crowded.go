@@ -22,6 +22,9 @@ func (t *Tier) SetSlots(model string, free map[string]int) {
 func (d *chooser) countOnTheWay(m *model) {
 	clear(d.onTheWay)
 	for _, c := range m.servers {
+		if c.Mixed { // its prompts need no slot anywhere else
+			continue
+		}
 		d.onTheWay[c.Region] += c.account.Leases[ledger.Probing] + c.account.Leases[ledger.Pooled]
 	}
 }
@@ -29,7 +32,7 @@ func (d *chooser) countOnTheWay(m *model) {
 // crowded says whether a prompt that is prefilled there would wait for a slot:
 // KV does not cross regions. The prompts on their way must have been counted.
 func (d *chooser) crowded(m *model, c *candidate) bool {
-	return m.slots != nil && d.onTheWay[c.Region] >= m.slots[c.Region]
+	return m.slots != nil && !c.Mixed && d.onTheWay[c.Region] >= m.slots[c.Region]
 }
 
 // filterCrowded drops, in place, the candidates in regions whose decode side is

@@ -36,6 +36,9 @@ func (d *chooser) local(m *model, r *Request) Local {
 	d.look(m, r, m.servers)
 	for i, c := range m.servers {
 		open, _ := c.account.Passes(d.now)
+		if c.Mixed {
+			open = d.mayPool(c)
+		}
 		p := d.prefiller(c)
 		p.Candidate, p.Live, p.Open = d.view[i], c.Live && c.circuit.Allows(d.now), open && room
 		if r, known := c.account.Room(d.now); known {

@@ -186,8 +186,11 @@ func (r *Peers) Look(ctx context.Context) {
 	all := map[string]decoding{}
 	for _, route := range r.host.Fleet.Models() {
 		d := boards[route.Board]
+		d.add(boards[route.Board+fleet.AggregatedMark])
 		for board, of := range boards { // of other regions whose engines are ours
-			if strings.HasPrefix(board, route.Board+fleet.RegionMark) {
+			if strings.HasPrefix(board, route.Board+fleet.AggregatedMark+fleet.RegionMark) {
+				d.add(of)
+			} else if strings.HasPrefix(board, route.Board+fleet.RegionMark) {
 				if d.free == nil {
 					d.free = map[string]int{"": free[route.Board]}
 				}

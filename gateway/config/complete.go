@@ -82,6 +82,9 @@ func (c *Config) finishEngine(role string, e *Engine) {
 		return
 	}
 	p := c.Profiles[e.Profile]
+	if role == "aggregated" && e.Ranks > 0 && p.DPMode != mooncake.DPHybrid { // one address is a whole deployment
+		e.Group = cmp.Or(e.Group, idOf(*e))
+	}
 	e.Group = cmp.Or(e.Group, "main")
 	e.Barrier = cmp.Or(e.Barrier, BarrierDP)
 	e.Cost = cmp.Or(e.Cost, 1)
@@ -117,7 +120,7 @@ func (c *Config) Complete(role string, e Engine) (Engine, error) {
 		e.Profile = cmp.Or(e.Profile, like[0].Profile)
 	}
 	if role != "prefill" {
-		if len(like) > 0 && e.Group == "" {
+		if len(like) > 0 && e.Group == "" && (role == "decode" || e.Ranks == 0) {
 			e.Group, e.Barrier = like[0].Group, cmp.Or(e.Barrier, like[0].Barrier)
 		}
 		if len(like) > 0 {

@@ -72,6 +72,9 @@ func (d *Door) aim(ctx *fasthttp.RequestCtx, in *incoming, m fleet.Route) *opena
 				strconv.Quote(string(name))+" is no decode rank for the model; GET /workers lists them; or leave "+targetDecodeHeader+" out")
 		}
 		in.ToDecode = []int32{worker}
+		if r := d.host.Fleet.Rank(worker); r != nil && r.Group != "" { // its turn is one at its group
+			in.ToPrefill = r.Group
+		}
 	}
 	return nil
 }

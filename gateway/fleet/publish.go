@@ -8,6 +8,8 @@ import (
 	"strings"
 	"time"
 
+	"go.uber.org/zap"
+
 	"evenkeel/dispatcher/board"
 	"evenkeel/gateway/config"
 	"evenkeel/mooncake"
@@ -28,6 +30,7 @@ func (f *Fleet) Publish() {
 	var workers []board.Worker
 	var locals []local.Rank
 	f.appraise(time.Now())
+	f.breaks()
 	for _, k := range f.order {
 		in := f.instances[k]
 		f.route(routes, in, (in.serving || in.status.Late) && f.accepts(in, -1))
@@ -36,7 +39,7 @@ func (f *Fleet) Publish() {
 			if in.role == Prefill {
 				candidates = append(candidates, f.candidate(in, r, up))
 			} else if len(in.status.Models) > 0 { // before that its board is unknown
-				up = up && f.Admission.Admits(f.areaOf(in))
+				up = up && f.Admission.Admits(f.areaOf(in)) && !f.broken[in.together()]
 				w := f.worker(in, r, up)
 				workers = append(workers, w)
 				if in.profile.AllowLocalPrefill || w.Mixed {
@@ -78,7 +81,7 @@ func onlyWhereDecoded(candidates []prefill.Candidate, workers []board.Worker) {
 
 // joins lists the group of a rank that prefills and decodes as one candidate: it takes a request when a rank of it does.
 func (f *Fleet) joins(candidates []prefill.Candidate, in *instance, up bool) []prefill.Candidate {
-	id := in.conf.Group + " of " + f.boardOf(in)
+	id := f.groupID(in)
 	at := slices.IndexFunc(candidates, func(c prefill.Candidate) bool { return c.ID == id })
 	if at < 0 {
 		at = len(candidates)
@@ -94,6 +97,35 @@ func (f *Fleet) joins(candidates []prefill.Candidate, in *instance, up bool) []p
 		}
 	}
 	return candidates
+}
+
+// groupID names the candidate that the group of an engine is.
+func (f *Fleet) groupID(in *instance) string { return in.conf.Group + " of " + f.boardOf(in) }
+
+// together names the group whose ranks step together with those of an engine that prefills and decodes; empty: it has none.
+func (i *instance) together() string {
+	if i.role != Aggregated || i.conf.Barrier != config.BarrierDP {
+		return ""
+	}
+	return i.conf.Region + "/" + i.conf.Group
+}
+
+// breaks finds the groups of which an engine has served and is down now. The other engines of such a group say that
+// they are well, and their ranks wait in vain for its ranks.
+func (f *Fleet) breaks() {
+	now := map[string]bool{}
+	for _, k := range f.order {
+		in := f.instances[k]
+		group := in.together()
+		if group == "" || !in.standing.served || in.status.Up && !in.status.Wedged {
+			continue
+		}
+		if now[group] = true; !f.broken[group] {
+			f.host.Log.Warn("an engine is down, and the other ranks of its group get no requests until it is back, because ranks of one group step together; if these do not, give them groups of their own, or barrier: none",
+				zap.String("engine", in.id), zap.String("group", in.conf.Group))
+		}
+	}
+	f.broken = now
 }
 
 // prefer says which candidates come second where a model has engines of both kinds. Prefill engines whose KV no rank
@@ -162,6 +194,9 @@ func (f *Fleet) worker(in *instance, r int, up bool) board.Worker {
 	rank := &Rank{
 		Worker: id, Instance: in.key(), Target: t, Profile: in.profile, Traffic: traffic, Signs: traffic.Signs(t.Rank),
 		Region: f.abroad(in), Board: f.boardOf(in), Context: in.context(), Area: f.Admission.Of(f.areaOf(in)), Pins: in.reaches(pinsMinor, false),
+	}
+	if in.role == Aggregated {
+		rank.Group = f.groupID(in)
 	}
 	f.ranks[id] = rank
 	w := board.Worker{

@@ -68,3 +68,97 @@ func TestResponsesStrayOnEnginesThatDoNotHeedTheirRank(t *testing.T) {
 		}
 	}
 }
+
+// together is a fleet of aggregated engines at these ports, and what was published of it last.
+type together struct {
+	*testing.T
+	*Fleet
+	candidates map[string]prefill.Candidate
+	up         map[string]bool // by rank
+}
+
+func aggregates(t *testing.T, configure func(*config.Config)) *together {
+	cfg := config.Default()
+	configure(cfg)
+	l := &together{T: t, Fleet: of(t, cfg)}
+	l.host.Publish = func(candidates []prefill.Candidate, _ []local.Rank, workers []board.Worker) {
+		l.candidates, l.up = map[string]prefill.Candidate{}, map[string]bool{}
+		for _, c := range candidates {
+			l.candidates[c.ID] = c
+		}
+		for _, w := range workers {
+			l.up[w.Name] = w.Up
+		}
+	}
+	enter, err := l.Load()
+	require.NoError(t, err)
+	enter()
+	return l
+}
+
+func (l *together) is(engineKey string, up bool) {
+	l.OnStatus(engineKey, engine.Status{Up: up, Models: []engine.Model{{ID: "m"}}})
+}
+
+func TestAGroupOfRanksThatPrefillAndDecodeIsOneCandidate(t *testing.T) {
+	l := aggregates(t, func(c *config.Config) {
+		c.Engines.Aggregated = []config.Engine{{URL: "http://127.0.0.1:1", Slots: 4, Budget: 2048}, {URL: "http://127.0.0.1:2", Slots: 4}, {URL: "http://127.0.0.1:3", Ranks: 2, Slots: 4}}
+	})
+	for _, port := range []string{"1", "2", "3"} {
+		l.is("aggregated 127.0.0.1:"+port, true)
+	}
+	require.Equal(t, map[string]bool{"127.0.0.1:1": true, "127.0.0.1:2": true, "127.0.0.1:3/0": true, "127.0.0.1:3/1": true}, l.up)
+	require.Len(t, l.candidates, 2, "one address with several ranks is a group of its own")
+	one, other := l.candidates["main of m+aggregated"], l.candidates["127.0.0.1:3 of m+aggregated"]
+	require.True(t, one.Live && other.Live && one.Mixed && !one.Second)
+	require.Equal(t, []string{"m"}, one.Models)
+	require.Equal(t, "m+aggregated", one.Board)
+}
+
+// One rank that is gone stops the others of its group, whatever they say of themselves.
+func TestAGroupIsOutWithOneOfItsEngines(t *testing.T) {
+	for barrier, want := range map[string]bool{config.BarrierDP: false, config.BarrierNone: true} {
+		l := aggregates(t, func(c *config.Config) {
+			c.Engines.Aggregated = []config.Engine{{URL: "http://127.0.0.1:1", Barrier: barrier}, {URL: "http://127.0.0.1:2", Barrier: barrier}, {URL: "http://127.0.0.1:3", Ranks: 2}}
+		})
+		l.is("aggregated 127.0.0.1:1", true)
+		require.True(t, l.up["127.0.0.1:1"], "the other one has never been there")
+		l.is("aggregated 127.0.0.1:2", true)
+		l.is("aggregated 127.0.0.1:3", true)
+		l.is("aggregated 127.0.0.1:2", false)
+		require.Equal(t, want, l.up["127.0.0.1:1"])
+		require.Equal(t, want, l.candidates["main of m+aggregated"].Live)
+		require.True(t, l.up["127.0.0.1:3/1"])
+		l.is("aggregated 127.0.0.1:2", true)
+		require.True(t, l.up["127.0.0.1:1"], "it comes back with it")
+	}
+}
+
+func TestWhichKindOfEnginesComesFirst(t *testing.T) {
+	for _, row := range []struct {
+		prefer                    string
+		prefill, decode, together bool
+		pair, group               bool // come second
+	}{
+		{config.PreferPD, true, true, true, false, true},
+		{config.PreferPD, true, false, true, true, false},
+		{config.PreferPD, false, true, true, true, false},
+		{config.PreferPD, true, true, false, false, true},
+		{config.PreferAggregated, true, true, true, true, false},
+		{config.PreferAggregated, true, true, false, false, true},
+	} {
+		l := aggregates(t, func(c *config.Config) {
+			c.Engines = config.Engines{
+				Prefill: []config.Engine{{URL: "http://127.0.0.1:1"}}, Decode: []config.Engine{{URL: "http://127.0.0.1:2"}}, Aggregated: []config.Engine{{URL: "http://127.0.0.1:3", Ranks: 2}}, Prefer: row.prefer,
+			}
+		})
+		for _, name := range []string{"prefill 127.0.0.1:1", "decode 127.0.0.1:2", "aggregated 127.0.0.1:3"} {
+			l.is(name, true)
+		}
+		l.is("prefill 127.0.0.1:1", row.prefill)
+		l.is("decode 127.0.0.1:2", row.decode)
+		l.is("aggregated 127.0.0.1:3", row.together)
+		require.Equal(t, row.pair, l.candidates["127.0.0.1:1/0"].Second, "%+v", row)
+		require.Equal(t, row.group, l.candidates["127.0.0.1:3 of m+aggregated"].Second, "%+v", row)
+	}
+}
