@@ -44,7 +44,7 @@ type Fleet struct {
 	bygone      map[string]bygone       // ids of ranks whose engine may come back, by incarnation and name
 	dead        map[string]time.Time    // incarnations that will not, until when a hand-off of theirs may turn up
 	differing   map[[2]string][2]string // pairs of a prefill and a decode engine of which only the first knew a model, and their versions then
-	broken      map[string]bool      // groups of ranks that prefill and decode of which an engine is down, as published last
+	broken      map[string]bool         // groups of ranks that prefill and decode of which an engine is down, as published last
 	routes      map[string]Route        // model or LoRA name → board
 	ready       tally                   // that take requests, of which tier and dispatcher know it
 	hosts       map[string]trust        // from which a prefiller's KV may be pulled

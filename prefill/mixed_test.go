@@ -1,0 +1,70 @@
+package prefill
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"evenkeel/mooncake"
+)
+
+// doBoth are groups of ranks that prefill and decode.
+func doBoth(ids ...string) (all []Candidate) {
+	profile := mooncake.Profile{Connector: mooncake.None, Aggregated: true}.WithDefaults()
+	for _, c := range up(ids...) {
+		c.Mixed, c.Profile, c.Board = true, &profile, "board"
+		all = append(all, c)
+	}
+	return all
+}
+
+// As many requests wait for the ranks of a group as have a slot, and half as many again; what was sent waits for nothing here.
+func TestHowManyRequestsAGroupMayHaveWaiting(t *testing.T) {
+	for free, want := range map[int]int{0: 1, 1: 1, 2: 3, 4: 6} {
+		tier := newTier(t, doBoth("g"), func(c *Config) { c.Free = func(string) int { return free } })
+		var waiting []*Lease
+		for range want {
+			waiting = append(waiting, acquire(t, tier, request(1)))
+		}
+		mustWait(t, tier, request(2))
+		waiting[0].Send()
+		more := acquire(t, tier, request(3))
+		for i, l := range append(waiting, more) {
+			if i > 0 {
+				l.Send()
+			}
+			l.Answered(Usage{PromptTokens: 10, CachedTokens: -1}, time.Time{})
+			l.Release()
+		}
+		requireIdle(t, tier)
+	}
+}
+
+// Where a model has engines of both kinds, those that come second take a prompt only if no other can, or if it names them.
+func TestSecondCandidatesServeWhenNoOtherCan(t *testing.T) {
+	second := doBoth("g")
+	second[0].Second = true
+	tier := newTier(t, append(up("a"), second...), withPolicy("round-robin"))
+	for range 3 {
+		require.Equal(t, "a", acquire(t, tier, request(1)).Candidate.ID)
+	}
+	named := request(2)
+	named.Target = "g"
+	require.Equal(t, "g", acquire(t, tier, named).Candidate.ID)
+	down := up("a")
+	down[0].Live = false
+	tier.SetCandidates(append(down, second...))
+	require.Equal(t, "g", acquire(t, tier, request(3)).Candidate.ID)
+}
+
+// A scrape of a group would ask one of its engines for what all of them have.
+func TestAGroupIsNotScraped(t *testing.T) {
+	tier := newTier(t, append(up("a"), doBoth("g")...), func(c *Config) {
+		c.Scrape = ScrapeConfig{Interval: time.Second, Timeout: time.Second}
+		c.Scraper = func(context.Context, Candidate) (Sample, error) { return Sample{}, nil }
+	})
+	live, _ := runner{Tier: tier}.live()
+	require.Len(t, live, 1)
+}
