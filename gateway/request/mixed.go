@@ -29,6 +29,12 @@ func (j *job) placeMixed(lease *prefill.Lease) (*dispatcher.Slot, *failure.Fault
 	j.local.known = &p.Prompt
 	slot, f := j.place(lease.Candidate, tokens, func(e *pool.Entry) <-chan dispatcher.Result {
 		e.Early, e.Ahead = true, j.in.Priority > 0
+		if set := j.srv.Settings(); set.Pool.TTL == 0 { // the pool has no limit of its own, or that of hand-offs
+			e.Deadline = e.Entered.Add(set.Prefill.Queue.Timeout)
+			if !j.life.Resumed() {
+				e.Deadline = j.arrive.Add(set.Prefill.Queue.Timeout)
+			}
+		}
 		return j.srv.Dispatcher.EnqueueMixed(e, hits)
 	})
 	if f == nil {
