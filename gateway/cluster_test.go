@@ -142,7 +142,7 @@ func start(t *testing.T, o options) *cluster {
 		decodes(&cfg.Engines.Decode, d)
 	}
 	for _, m := range o.mixed {
-		m.Role = refengine.Decode
+		m.Role = refengine.Aggregated
 		decodes(&cfg.Engines.Aggregated, m)
 	}
 	if o.discover != nil {
