@@ -262,6 +262,8 @@ func (p *Profile) refuseMeaningless(bad func(format string, args ...any)) {
 		{"probe_min_tokens", p.ProbeMinTokens != "", "it does not matter which token ends the prefill"},
 		{"probe_ignore_eos", p.ProbeIgnoreEOS, "it does not matter which token ends the prefill"},
 		{"allow_local_prefill", p.AllowLocalPrefill && p.Connector == SGLang, "its decode engines compute no prompts"},
+		{"allow_local_prefill", p.AllowLocalPrefill && p.Connector == None, "its engines compute every prompt"},
+		{"pass_through", p.PassThrough && p.Connector == None, "its engines compute whatever is passed through"},
 		{"pass_through", p.PassThrough && p.Connector == SGLang, "its server ends when it gets a request that is computed without a room"},
 	} {
 		if key.set {

@@ -106,6 +106,8 @@ func TestWhichConnectorsBindWhen(t *testing.T) {
 		{AscendLayerwise, BindArrival, true, ""},
 		{AscendLayerwise, BindLate, true, "bind is late, and connector ascend-layerwise cannot wait for a decode rank: its decode rank allocates blocks before the prefill starts"},
 		{SGLang, "", true, ""},
+		{None, "", true, ""},
+		{None, BindLate, true, "one engine prefills and decodes"},
 		{SGLang, BindArrival, true, ""},
 		{SGLang, BindLate, true, "both its engines must get the request at once"},
 		{AscendMooncakeV1, BindLate, false, ""},
@@ -145,11 +147,11 @@ func TestKeysThatAConnectorCannotHeedAreRefused(t *testing.T) {
 		{"chat_resume", func(p *Profile) { p.ChatResume = ChatResumeVLLM }, false},
 	} {
 		t.Run(tc.key, func(t *testing.T) {
-			for _, connector := range []string{SGLang, AscendLayerwise} {
+			for _, connector := range []string{SGLang, None, AscendLayerwise} {
 				p := Profile{Name: "mine", Connector: connector}
 				tc.change(&p)
 				err := p.WithDefaults().Validate()
-				if connector == SGLang || tc.both {
+				if connector != AscendLayerwise || tc.both {
 					require.ErrorContains(t, err, `profile "mine": `+tc.key)
 				} else {
 					require.NoError(t, err)

@@ -369,3 +369,27 @@ func TestRooms(t *testing.T) {
 		}
 	}
 }
+
+// A request that one engine of SGLang serves alone names its rank in the header, unless ranks must not be named; one that two engines
+// serve names it in its body.
+func TestWhereARankIsNamed(t *testing.T) {
+	for _, row := range []struct {
+		profile mooncake.Profile
+		want    string
+	}{
+		{mooncake.Profile{Connector: mooncake.None, Aggregated: true}, "1"},
+		{mooncake.Profile{Connector: mooncake.SGLang, Aggregated: true}, "1"},
+		{mooncake.Profile{Connector: mooncake.SGLang, Aggregated: true, NameRanks: new(false)}, ""},
+		{mooncake.Profile{Connector: mooncake.SGLang}, ""},
+		{mooncake.Profile{}, "1"},
+	} {
+		f := start(nil, answers("400 Bad Request", "Content-Length: 0\r\n\r\n"))
+		p := row.profile.WithDefaults()
+		c := Call{Call: New(f.client, &p, target()), Leg: life.Decode, Engine: "e", Path: "/v1/completions", Limits: engine.Deadlines{Connect: limit, FirstByte: limit, Idle: limit}, Log: zap.NewNop()}
+		resp, fault := c.Open(engine.JSONHeaders("id"), [][]byte{[]byte("{}")})
+		require.NotNil(t, fault)
+		resp.Close()
+		require.Equal(t, row.want, f.got.Header.Get("X-Data-Parallel-Rank"), "%+v", row.profile)
+		f.end()
+	}
+}
