@@ -73,7 +73,7 @@ type Worker struct {
 	Strays bool
 	// Early: its connector wants to know the rank before the prefill, so that entries are bound while they wait
 	// for theirs. All ranks of a model are early, or none is.
-	Early            bool
+	Early bool
 	// AtOnce: no other engine keeps the KV of an early entry for long. The entry must have a slot when its prefill ends.
 	AtOnce bool
 	// Mixed: it prefills and decodes, so that its entries come without a hand-off. All ranks of a model are mixed, or none is.

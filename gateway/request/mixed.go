@@ -23,12 +23,12 @@ func (j *job) placeMixed(lease *prefill.Lease) (*dispatcher.Slot, *failure.Fault
 	var hits []board.Hit
 	for _, o := range j.srv.Locals.Offers(&p, j.avoid.decode) {
 		if held := tokens - o.New; held > 0 {
-			hits = append(hits, board.Hit{Worker: o.Rank, Tokens: int32(held)})
+			hits = append(hits, board.Hit{Worker: o.Rank, Tokens: held})
 		}
 	}
 	j.local.known = &p.Prompt
 	slot, f := j.place(lease.Candidate, tokens, func(e *pool.Entry) <-chan dispatcher.Result {
-		e.Early, e.Ahead = true, j.in.Priority > 0
+		e.Express = j.in.Priority > 0
 		if set := j.srv.Settings(); set.Pool.TTL == 0 { // the pool has no limit of its own, or that of hand-offs
 			e.Deadline = e.Entered.Add(set.Prefill.Queue.Timeout)
 			if !j.life.Resumed() {
