@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/zap"
 
+	"evenkeel/dispatcher"
 	"evenkeel/dispatcher/board"
 	"evenkeel/engine"
 	"evenkeel/gateway/edge"
@@ -90,14 +91,14 @@ func TestAPanicInThePoolGivesThePlaceBack(t *testing.T) {
 	srv := newServer(t)
 	kid, in := edge.NewDeparture(zap.NewNop()), &Incoming{Told: srv.Journal.Request(journal.Facts{ID: "x"})}
 	j := &job{srv: srv.Server, req: &openai.Request{}, client: reader{kid}, model: fleet.Route{Name: "m", Board: "m"}, in: in, told: in.Told}
-	waits := func(more func(*pool.Entry)) {
+	waits := func(enqueue func(*pool.Entry) <-chan dispatcher.Result) {
 		srv.Places.Reserve()
-		require.PanicsWithValue(t, "on purpose", func() { _, _ = j.place(prefill.Candidate{}, 7, more) })
+		require.PanicsWithValue(t, "on purpose", func() { _, _ = j.place(prefill.Candidate{}, 7, enqueue) })
 		require.Zero(t, srv.Places.Used())
 	}
-	waits(func(*pool.Entry) { panic("on purpose") })
+	waits(func(*pool.Entry) <-chan dispatcher.Result { panic("on purpose") })
 	serving := srv.Serving
 	srv.Serving = func() context.Context { panic("on purpose") }
-	waits(func(*pool.Entry) {})
+	waits(srv.Dispatcher.Enqueue)
 	srv.Serving = serving
 }
