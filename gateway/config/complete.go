@@ -124,7 +124,7 @@ func (c *Config) Complete(role string, e Engine) (Engine, error) {
 			e.Group, e.Barrier = like[0].Group, cmp.Or(e.Barrier, like[0].Barrier)
 		}
 		if len(like) > 0 {
-			e.Slots = cmp.Or(e.Slots, like[0].Slots)
+			e.Slots, e.Budget, e.Interval = cmp.Or(e.Slots, like[0].Slots), cmp.Or(e.Budget, like[0].Budget), cmp.Or(e.Interval, like[0].Interval)
 		}
 		c.finishEngine(role, &e)
 		for _, other := range like { // a group steps together or not at all

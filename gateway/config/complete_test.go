@@ -14,6 +14,7 @@ profiles: {n: {connector: nixl-pull, max_num_seqs: 9}}
 engines:
   prefill: [{url: "http://p0:1", profile: n}]
   decode: [{url: "http://d0:1", profile: n, group: west, slots: 4}]
+  aggregated: [{url: "http://a0:1", group: east, slots: 4, token_budget: 8192, prefill_schedule_interval: 2}]
 `))
 	require.NoError(t, err)
 	before := *c
@@ -27,6 +28,8 @@ engines:
 		{"what is given stays", "decode", Engine{URL: "http://d1:1", Profile: "ascend", Group: "east", Barrier: "none", Slots: 2, Cost: 3},
 			Engine{URL: "http://d1:1", Profile: "ascend", Group: "east", Barrier: "none", Slots: 2, Cost: 3}, ""},
 		{"a group keeps its barrier", "decode", Engine{URL: "http://d1:1", Group: "west", Barrier: "none"}, Engine{}, "group \"west\" has barrier dp, this engine none"},
+		{"an aggregated engine joins the first one's group", "aggregated", Engine{URL: "http://a1:1"}, Engine{URL: "http://a1:1", Profile: "aggregated", Group: "east", Barrier: "dp", Slots: 4, Cost: 1, Budget: 8192, Interval: 2}, ""},
+		{"a profile that hands nothing over is one of aggregated engines", "decode", Engine{URL: "http://d1:1", Profile: "aggregated"}, Engine{}, "list it under engines.aggregated"},
 		{"an engine needs a URL", "prefill", Engine{URL: "p1"}, Engine{}, "p1: url: \"p1\" is not an engine's URL"},
 		{"a profile must exist", "prefill", Engine{URL: "http://p1:1", Profile: "x"}, Engine{}, "http://p1:1: profile: no profile is named \"x\""},
 	} {
@@ -47,6 +50,10 @@ engines:
 	got, err := bare.Complete("decode", Engine{URL: "http://d:1"})
 	require.NoError(t, err)
 	require.Equal(t, Engine{URL: "http://d:1", Profile: "ascend", Group: "main", Barrier: "dp", Cost: 1}, got)
+	bare.Profiles[DefaultAggregated] = mooncake.Profile{Connector: mooncake.None, MaxNumSeqs: 64, MaxBatchedTokens: 2048}.WithDefaults()
+	got, err = bare.CompleteFound("aggregated", Engine{URL: "http://a:1"})
+	require.NoError(t, err)
+	require.Equal(t, Engine{URL: "http://a:1", Profile: "aggregated", Group: "main", Barrier: "dp", Cost: 1, Slots: 64, Budget: 2048}, got)
 }
 
 func TestInstanceID(t *testing.T) {

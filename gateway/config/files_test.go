@@ -85,17 +85,25 @@ func profilesWithoutEmpty(all map[string]mooncake.Profile) map[string]mooncake.P
 	return all
 }
 
+// Keys of engines that those of some roles do not have.
+var (
+	onlyPrefill    = []string{"kv_events_port", "kv_replay_port", "kv_engine_id", "kv_host", "kv_port", "tp_size", "pp_size", "dcp_size"}
+	onlyAggregated = []string{"token_budget", "prefill_schedule_interval"}
+	foreign        = map[string][]string{
+		"$.engines.prefill[0]":    slices.Concat(onlyAggregated, []string{"group", "barrier", "slots", "kv_tokens", "cost"}),
+		"$.engines.decode[0]":     slices.Concat(onlyAggregated, onlyPrefill),
+		"$.engines.aggregated[0]": onlyPrefill,
+	}
+)
+
 // keysBelow lists the paths of a type's keys, of its example profile and of the
 // first engine of a side.
 func keysBelow(t reflect.Type, path string) (keys []string) {
 	types, names := keysOf(t)
 	for _, name := range names {
 		at, typ := path+"."+name, types[name]
-		if path == "$.engines.prefill[0]" && (name == "group" || name == "barrier" || name == "slots" || name == "kv_tokens" || name == "cost") {
-			continue // decode only
-		}
-		if path == "$.engines.decode[0]" && slices.Contains([]string{"kv_events_port", "kv_replay_port", "kv_engine_id", "kv_host", "kv_port", "tp_size", "pp_size", "dcp_size"}, name) {
-			continue // prefill only
+		if slices.Contains(foreign[path], name) {
+			continue
 		}
 		keys = append(keys, at)
 		switch {
@@ -154,6 +162,26 @@ func TestTheAscendExampleIsWhatItSays(t *testing.T) {
 	text, err := os.ReadFile(filepath.Join(configs, "ascend-a3-pd.yaml"))
 	require.NoError(t, err)
 	require.Contains(t, string(text), "360 s")
+}
+
+func TestTheAggregatedExampleIsWhatItSays(t *testing.T) {
+	c, err := Load(filepath.Join(configs, "aggregated.yaml"))
+	require.NoError(t, err)
+	require.Empty(t, c.Doubts(), "no prefill or decode engine is missing")
+	require.Equal(t, []Engine{{
+		URL: "http://10.2.0.1:8000", Profile: DefaultAggregated, Group: "main", Barrier: BarrierDP, Cost: 1, Ranks: 8, Slots: 64, Budget: 8192, Interval: 2,
+	}}, c.Engines.Aggregated)
+	p := c.Profiles[DefaultAggregated]
+	require.Equal(t, mooncake.None, p.Connector)
+	require.Equal(t, mooncake.DPInternal, p.DPMode)
+}
+
+func TestAFileOfEnginesMayListAggregatedOnes(t *testing.T) {
+	list, err := Default().ParseEngines("e.yaml", []byte("aggregated: [{url: \"http://a:1\", ranks: 2}]"))
+	require.NoError(t, err)
+	require.Equal(t, []Engine{{URL: "http://a:1", Profile: DefaultAggregated, Group: "main", Barrier: BarrierDP, Cost: 1, Ranks: 2}}, list.Aggregated)
+	_, err = Default().ParseEngines("e.yaml", []byte("aggregated: []\nprefer: aggregated"))
+	require.ErrorContains(t, err, "prefer: only the config file says")
 }
 
 func TestTheGeoExampleIsWhatItSays(t *testing.T) {

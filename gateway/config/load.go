@@ -105,6 +105,9 @@ func (c *Config) ParseEngines(file string, text []byte) (e Engines, err error) {
 		return Engines{}, err
 	}
 	one := &Config{Profiles: maps.Clone(c.Profiles), source: src, Engines: Engines{Prefer: PreferPD}}
+	if src.has("$.engines.prefer") {
+		return Engines{}, src.at("$.engines.prefer", "only the config file says which kind of engines comes first; remove it here")
+	}
 	if err := yaml.NewDecoder(bytes.NewReader(src.text), yaml.Strict()).Decode(&one.Engines); err != nil {
 		return Engines{}, src.syntaxError(err)
 	}

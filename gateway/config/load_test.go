@@ -56,7 +56,10 @@ func TestDefaults(t *testing.T) {
 	}, c.Limits)
 	require.Equal(t, []Engine{{URL: "http://p0", Profile: "ascend"}}, c.Engines.Prefill)
 	require.Equal(t, []Engine{{URL: "https://d0", Profile: "ascend", Group: "main", Barrier: "dp", Cost: 1}}, c.Engines.Decode, "slots 0: assumed and warned about where it is used")
-	require.Equal(t, map[string]mooncake.Profile{"ascend": mooncake.Profile{Name: "ascend"}.WithDefaults()}, c.Profiles)
+	require.Equal(t, map[string]mooncake.Profile{
+		"ascend":     mooncake.Profile{Name: "ascend"}.WithDefaults(),
+		"aggregated": mooncake.Profile{Name: "aggregated", Connector: mooncake.None}.WithDefaults(),
+	}, c.Profiles)
 	require.Equal(t, mooncake.AscendMooncakeV1, c.Profiles["ascend"].Connector)
 	require.Equal(t, 480*time.Second, c.Profiles["ascend"].KVHoldTimeout)
 }

@@ -126,7 +126,7 @@ var units = map[string]string{
 	"vocab_size": "token ids", "max_model_len": "tokens", "recompute_max": "times", "attempts": "probes", "misses": "misses", "max_keys": "sessions",
 	"max_hops": "proxies", "event_loops": "goroutines", "patience": "ms per ms",
 	"sample": "share, 0 to 1", "target": "share, 0 to 1", "share": "share, 0 to 1", "kv_threshold": "share, 0 to 1", "budget": "share of requests",
-	"cost": "times", "load_factor": "times", "threshold_tokens": "tokens",
+	"cost": "times", "load_factor": "times", "threshold_tokens": "tokens", "token_budget": "tokens", "prefill_schedule_interval": "steps",
 }
 
 func unitOf(path string, t reflect.Type) string {
