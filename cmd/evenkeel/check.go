@@ -19,7 +19,7 @@ import (
 type checkCmd struct {
 	Config  string `required:"" short:"c" placeholder:"FILE" help:"Check this config file."`
 	Against string `placeholder:"FILE" help:"Also print what a reload would change in a proxy that runs with FILE."`
-	Probe   bool   `help:"Send one tiny request through every pair of a prefill and a decode engine, and tell what their profiles promise but they do not do."`
+	Probe   bool   `help:"Send one tiny request through every pair of a prefill and a decode engine, and one to every rank of an aggregated engine, and tell what their profiles promise but they do not do."`
 	Fixture string `placeholder:"FILE" help:"Also decide the cases of FILE with the config's prefill policies, as configs/prefill-cases.json has them. The check fails where another engine is chosen."`
 	JSON    bool   `name:"json" help:"Print one JSON document, with the errors in it."`
 }
@@ -66,8 +66,7 @@ func (c *checkCmd) Run(std streams) error {
 			return err
 		}
 	case err == nil:
-		fmt.Fprintf(std.out, "%s: ok, %d prefill and %d decode engines, policy %s\n",
-			c.Config, len(found.cfg.Engines.Prefill), len(found.cfg.Engines.Decode), found.cfg.Dispatch.Policy)
+		fmt.Fprintf(std.out, "%s: ok, %s, policy %s\n", c.Config, counted(&found.cfg.Engines), found.cfg.Dispatch.Policy)
 		fallthrough
 	default:
 		for _, change := range found.Changes {
@@ -88,6 +87,18 @@ func (c *checkCmd) Run(std streams) error {
 		return errFailed
 	}
 	return nil
+}
+
+// counted says how many engines of each role there are.
+func counted(e *config.Engines) string {
+	switch p, d, a := len(e.Prefill), len(e.Decode), len(e.Aggregated); {
+	case a == 0:
+		return fmt.Sprintf("%d prefill and %d decode engines", p, d)
+	case p+d == 0:
+		return fmt.Sprintf("%d aggregated engines", a)
+	default:
+		return fmt.Sprintf("%d prefill, %d decode and %d aggregated engines", p, d, a)
+	}
 }
 
 // look checks the config. Its error is what serve would refuse, or a check that

@@ -21,6 +21,7 @@ func TestComplete(t *testing.T) {
 		{"commands of a command", []string{"fit", ""}, []string{"predictor", "ttft", "step"}},
 		{"what answers scripts is not offered", []string{"complete"}, nil},
 		{"a flag", []string{"serve", "--prefiller-"}, []string{"--prefiller-hosts", "--prefiller-ports"}},
+		{"the flags of aggregated engines", []string{"serve", "--aggregated-"}, []string{"--aggregated-hosts", "--aggregated-ports", "--aggregated-data-parallel-size"}},
 		{"a flag that can be negated", []string{"serve", "--no"}, []string{"--no-self-test"}},
 		{"a flag of a command's default", []string{"fit", "--ki"}, []string{"--kind"}},
 		{"a value of a choice", []string{"fit", "--kind", "s"}, []string{"survival"}},

@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"os/signal"
+	"slices"
 	"strings"
 	"syscall"
 
@@ -17,7 +18,7 @@ import (
 // initCmd writes the file that serve would be started with.
 type initCmd struct {
 	Out   string   `short:"o" placeholder:"FILE" help:"Write the config to FILE, which must not be there yet (default: stdout)."`
-	Probe []string `sep:"none" placeholder:"[ROLE=]ADDR ..." help:"Ask the engines at these addresses what they are, in place of the flags that list engines. ROLE is prefill or decode, for engines that do not tell it."`
+	Probe []string `sep:"none" placeholder:"[ROLE=]ADDR ..." help:"Ask the engines at these addresses what they are, in place of the flags that list engines. ROLE is prefill, decode or aggregated, for engines that do not tell it."`
 
 	overrides
 	dialect
@@ -29,11 +30,11 @@ func (initCmd) Help() string {
 
     evenkeel init --prefiller-hosts 10.0.0.1 --prefiller-ports 8100 --decoder-hosts 10.0.0.3 10.0.0.3 --decoder-ports 8200 8201 --slots 32 --out evenkeel.yaml
 
-From engines that run. Each is asked for /health, /version, /server_info, /v1/models and /metrics, and has 5 s for each answer:
+From engines that run. Each is asked for /health, /version, /server_info, /v1/models and /metrics, and has 5 s for each answer. One that still tells no role gets a request for one token, and whether it hands the prompt over is looked at:
 
     evenkeel init --probe prefill=10.0.0.1:8100 decode=10.0.0.3:8200 decode=10.0.0.3:8201 --out evenkeel.yaml
 
-Comments in the file say what each engine told, and what it did not tell: vLLM tells its role and its connector only with VLLM_SERVER_DEV_MODE=1, and its --max-num-seqs never. An API key of the engines is taken from the variable OPENAI_API_KEY.
+Comments in the file say what each engine told, and what it did not tell: vLLM tells its role, its connector, its --max-num-seqs and its --max-num-batched-tokens only with VLLM_SERVER_DEV_MODE=1. An engine without a connector is aggregated: it prefills and decodes. An API key of the engines is taken from the variable OPENAI_API_KEY.
 Go on with evenkeel check --config evenkeel.yaml --probe.`
 }
 
@@ -110,17 +111,18 @@ func shortList(names []string) string {
 
 // entries are the engines of the flags, or those to be asked.
 func (c *initCmd) entries(cfg *config.Config) (list []draft.Entry, err error) {
+	roles := c.roles()
 	if len(c.Probe) == 0 {
 		for role, e := range cfg.Engines.All() {
 			entry := draft.Entry{Engine: e, Role: role}
-			if named := map[string]int{"prefill": len(c.PrefillerHosts) + len(c.PrefillerPorts), "decode": len(c.DecoderHosts) + len(c.DecoderPorts)}; named[role] == 0 {
+			if l := roles[slices.IndexFunc(roles, func(l listed) bool { return l.role == role })]; !l.given() {
 				entry.Notes = []string{"No " + role + " engine was named, so this is where one on this machine would be. Write the address of yours."}
 			}
 			list = append(list, entry)
 		}
 		return list, nil
 	}
-	if len(c.PrefillerHosts)+len(c.PrefillerPorts)+len(c.DecoderHosts)+len(c.DecoderPorts) > 0 {
+	if slices.ContainsFunc(roles, func(l listed) bool { return l.given() }) {
 		return nil, usageError{errors.New("--probe and the flags that list engines (--prefiller-hosts and others): take one; --probe prefill=HOST:PORT says the role, too")}
 	}
 	if c.RetryDelay == nil { // that of the example proxy is for those who replace it
@@ -132,8 +134,8 @@ func (c *initCmd) entries(cfg *config.Config) (list []draft.Entry, err error) {
 		switch {
 		case !ok:
 			role, addr = "", text
-		case role != "prefill" && role != "decode":
-			return nil, usageError{fmt.Errorf("--probe %s: %q is no role; write prefill or decode, or the address alone", text, role)}
+		case !slices.Contains(config.Roles, role):
+			return nil, usageError{fmt.Errorf("--probe %s: %q is no role; write prefill, decode or aggregated, or the address alone", text, role)}
 		}
 		if !strings.Contains(addr, "://") {
 			addr = "http://" + addr
@@ -147,7 +149,7 @@ func (c *initCmd) entries(cfg *config.Config) (list []draft.Entry, err error) {
 		}
 		known[id] = true
 		e := draft.Entry{Engine: config.Engine{URL: strings.TrimRight(addr, "/")}, Role: role}
-		e.Ranks = map[string]int{"prefill": c.PrefillDataParallelSize, "decode": c.DecodeDataParallelSize}[role]
+		e.Ranks = map[string]int{"prefill": c.PrefillDataParallelSize, "decode": c.DecodeDataParallelSize, "aggregated": c.AggregatedDataParallelSize}[role]
 		list = append(list, e)
 	}
 	return list, nil

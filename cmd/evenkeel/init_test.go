@@ -23,6 +23,9 @@ func TestInitWritesWhatServeWouldRunWith(t *testing.T) {
 		{"a connector that calls back", "--connector ascend-layerwise --host 10.0.0.9"},
 		{"a place for callbacks", "--connector ascend-layerwise --host 10.0.0.9 --metaserver 10.0.0.9:7000"},
 		{"engines of several ranks", "--prefill-data-parallel-size 2 --decode-data-parallel-size 4"},
+		{"engines that do both", "--aggregated-hosts 10.0.0.1 10.0.0.2 --aggregated-ports 8000 8000 --aggregated-data-parallel-size 8 --slots 64"},
+		{"engines of SGLang that do both", "--aggregated-ports 30000 --connector sglang"},
+		{"engines of both kinds", "--aggregated-hosts 10.0.0.1 --prefiller-ports 8100 --connector ascend-layerwise --host 10.0.0.9"},
 		{"the flags beside a file", "--policy br0 --admin 127.0.0.1:9999 --request-log - --log-level warning"},
 		{"retries", "--max-retries 5 --retry-delay 0.25"},
 		{"no retries", "--max-retries 1 --retry-delay 0"},
@@ -38,9 +41,11 @@ func TestInitWritesWhatServeWouldRunWith(t *testing.T) {
 			serving := flags(t, "serve "+tt.flags)
 			want, err := serving.config()
 			require.NoError(t, err)
-			for i := range want.Engines.Decode { // 32, which serve warns of and the file says
-				if want.Engines.Decode[i].Slots == 0 {
-					want.Engines.Decode[i].Slots = 32
+			for _, list := range [][]config.Engine{want.Engines.Decode, want.Engines.Aggregated} { // 32, which serve warns of and the file says
+				for i := range list {
+					if list[i].Slots == 0 {
+						list[i].Slots = 32
+					}
 				}
 			}
 			require.Empty(t, config.Diff(want, got))
@@ -98,7 +103,7 @@ func TestInitRefuses(t *testing.T) {
 		{"to write through a link", "--out " + filepath.Join(dir, "link.yaml"), 1, "is there already"},
 		{"a folder that is not there", "--out " + filepath.Join(dir, "none", "e.yaml"), 1, "--out: open"},
 		{"addresses and lists of engines", "--probe 127.0.0.1:1 --decoder-hosts a", 2, "--probe and the flags that list engines"},
-		{"a role that is none", "--probe router=127.0.0.1:1", 2, `"router" is no role; write prefill or decode`},
+		{"a role that is none", "--probe router=127.0.0.1:1", 2, `"router" is no role; write prefill, decode or aggregated`},
 		{"an address without a port", "--probe decode=http://10.0.0.1:port", 2, "--probe decode=http://10.0.0.1:port"},
 		{"a path", "--probe http://10.0.0.1:8000/v1", 2, "more than a host and a port"},
 		{"an address twice", "--probe 127.0.0.1:1 decode=127.0.0.1:1", 2, "the address is given twice"},

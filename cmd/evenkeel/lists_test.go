@@ -11,6 +11,7 @@ func TestSpreadLists(t *testing.T) {
 	lists := listFlags(serveCmd{})
 	require.Equal(t, map[string]bool{
 		"--prefiller-hosts": true, "--prefiller-ports": true, "--decoder-hosts": true, "--decoder-ports": true,
+		"--aggregated-hosts": true, "--aggregated-ports": true, "--aggregated-host": true, "--aggregated-port": true,
 		"--prefiller-host": true, "--prefiller-port": true, "--decoder-host": true, "--decoder-port": true,
 	}, lists)
 	for _, tc := range []struct{ name, in, want string }{

@@ -82,7 +82,8 @@ func TestHelp(t *testing.T) {
 		{"", []string{"serve", "check", "demo", "decide", "vectors", "engine", "load", "keys new", "version"}},
 		{"serve", append([]string{
 			"--config", "--admin", "--request-log", "--log-level", "--[no-]self-test", "--host", "--port", "--prefiller-hosts=HOST ...", "--prefiller-ports=PORT ...",
-			"--decoder-hosts=HOST ...", "--decoder-ports=PORT ...", "--max-retries", "--retry-delay", "--slots", "--connector", "SIGTERM",
+			"--decoder-hosts=HOST ...", "--decoder-ports=PORT ...", "--aggregated-hosts=HOST ...", "--aggregated-ports=PORT ...", "--aggregated-data-parallel-size",
+			"--max-retries", "--retry-delay", "--slots", "--connector", "SIGTERM",
 		}, policy.Names()...)},
 		{"init", []string{"--probe=[ROLE=]ADDR ...", "--out", "--prefiller-hosts", "--slots", "OPENAI_API_KEY"}},
 		{"check", []string{"--config", "--probe", "--json"}},

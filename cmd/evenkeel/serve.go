@@ -51,6 +51,10 @@ Without one, in place of vllm-ascend's example proxy:
 
     evenkeel serve --port 9000 --prefiller-hosts 10.0.0.1 10.0.0.2 --prefiller-ports 8100 8100 --decoder-hosts 10.0.0.3 10.0.0.3 --decoder-ports 8200 8201 --slots 32
 
+For engines that prefill and decode, eight ranks behind one address:
+
+    evenkeel serve --aggregated-hosts 10.0.0.1 --aggregated-ports 8000 --aggregated-data-parallel-size 8 --slots 64
+
 SIGHUP reads the file again, as does every change of it; what is wrong with it is logged and changes nothing.
 SIGTERM drains: /readyz turns false, after limits.drain_grace no new request is taken, and running streams have limits.drain_timeout to finish. SIGINT is the same without the grace; a second
 signal ends at once. The exit status is 0 when everything finished, 1 when something was cut.

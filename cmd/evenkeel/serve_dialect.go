@@ -32,11 +32,15 @@ type dialect struct {
 	MaxWaitingRetries    int     `group:"ascend" hidden:""` // engines that are down are asked for as long as they are listed
 	WaitingRetryInterval float64 `group:"ascend" hidden:""`
 
-	Slots                   *int   `group:"engines" placeholder:"B" help:"A decode rank runs this many requests at once, its --max-num-seqs (default: 32, with a warning)."`
-	Connector               string `group:"engines" placeholder:"NAME" help:"The engines have this KV connector: ascend-mooncake-v1, ascend-layerwise, nixl-pull, nixl-push, sglang, vllm-mooncake or opaque (default: ascend-mooncake-v1)."`
-	Metaserver              string `group:"engines" placeholder:"HOST:PORT" help:"With ascend-layerwise, decode engines call back here, and must reach it (default: --host, and --port + 1)."`
-	PrefillDataParallelSize int    `group:"engines" placeholder:"N" help:"So many DP ranks stand behind each prefill address, told apart by header (default: one, without a header)."`
-	DecodeDataParallelSize  int    `group:"engines" placeholder:"N" help:"So many DP ranks stand behind each decode address, told apart by header (default: one, without a header)."`
+	AggregatedHosts []string `group:"engines" sep:"none" aliases:"aggregated-host" placeholder:"HOST ..." help:"These are the hosts of engines that prefill and decode, each a rank of one barrier group. With them, the flags for prefill and decode engines have no defaults."`
+	AggregatedPorts []string `group:"engines" sep:"none" aliases:"aggregated-port" placeholder:"PORT ..." help:"These are their ports, one for each host (default: 8003)."`
+
+	Slots                      *int   `group:"engines" placeholder:"B" help:"A decode or aggregated rank runs this many requests at once, its --max-num-seqs (default: 32, with a warning)."`
+	Connector                  string `group:"engines" placeholder:"NAME" help:"The engines have this KV connector: ascend-mooncake-v1, ascend-layerwise, nixl-pull, nixl-push, sglang, vllm-mooncake or opaque (default: ascend-mooncake-v1). Aggregated engines have none, or sglang if that is written here."`
+	Metaserver                 string `group:"engines" placeholder:"HOST:PORT" help:"With ascend-layerwise, decode engines call back here, and must reach it (default: --host, and --port + 1)."`
+	PrefillDataParallelSize    int    `group:"engines" placeholder:"N" help:"So many DP ranks stand behind each prefill address, told apart by header (default: one, without a header)."`
+	DecodeDataParallelSize     int    `group:"engines" placeholder:"N" help:"So many DP ranks stand behind each decode address, told apart by header (default: one, without a header)."`
+	AggregatedDataParallelSize int    `group:"engines" placeholder:"N" help:"So many DP ranks stand behind each aggregated address, told apart by header (default: one, without a header)."`
 }
 
 // engineKeyEnv is where vllm-ascend's proxy takes the engines' API key from.
@@ -56,7 +60,7 @@ func (d *dialect) asConfig() (*config.Config, error) {
 		return nil, usageError{fmt.Errorf("--port: %d is no port; write one from 1 to 65535, or 0 for any that is free", port)}
 	}
 	if d.Slots != nil && *d.Slots == 0 { // to a file it is the default
-		return nil, usageError{errors.New("--slots: a decode rank with 0 slots runs nothing; write the engines' --max-num-seqs")}
+		return nil, usageError{errors.New("--slots: a rank with 0 slots runs nothing; write the engines' --max-num-seqs")}
 	}
 	cfg.Listen = net.JoinHostPort(strings.Trim(host, "[]"), strconv.Itoa(port))
 	cfg.Flag("listen", "--host, --port")
@@ -75,34 +79,77 @@ func (d *dialect) asConfig() (*config.Config, error) {
 	if err := d.listenForCallbacks(cfg, host, port); err != nil {
 		return nil, err
 	}
-	profile := mooncake.Profile{Connector: d.Connector}
-	if os.Getenv(engineKeyEnv) != "" {
-		profile.APIKeyEnv = engineKeyEnv
-	}
-	cfg.Profiles = map[string]mooncake.Profile{config.DefaultProfile: profile}
-	cfg.Flag("profiles."+config.DefaultProfile, "--connector")
-	var err error
-	if cfg.Engines.Prefill, err = engineList("prefiller", d.PrefillerHosts, d.PrefillerPorts, 8001); err != nil {
-		return nil, err
-	}
-	cfg.Flag("engines.prefill", "--prefiller-hosts, --prefiller-ports")
-	if cfg.Engines.Decode, err = engineList("decoder", d.DecoderHosts, d.DecoderPorts, 8002); err != nil {
-		return nil, err
-	}
-	cfg.Flag("engines.decode", "--decoder-hosts, --decoder-ports")
-	for i := range cfg.Engines.Prefill {
-		cfg.Engines.Prefill[i].Ranks = d.PrefillDataParallelSize
-		cfg.Flag(fmt.Sprintf("engines.prefill[%d].ranks", i), "--prefill-data-parallel-size")
-	}
-	for i := range cfg.Engines.Decode {
-		if d.Slots != nil {
-			cfg.Engines.Decode[i].Slots = *d.Slots
+	d.profiles(cfg)
+	for _, role := range d.roles() {
+		if err := d.list(cfg, role); err != nil {
+			return nil, err
 		}
-		cfg.Flag(fmt.Sprintf("engines.decode[%d].slots", i), "--slots")
-		cfg.Engines.Decode[i].Ranks = d.DecodeDataParallelSize
-		cfg.Flag(fmt.Sprintf("engines.decode[%d].ranks", i), "--decode-data-parallel-size")
 	}
 	return cfg, nil
+}
+
+// profiles are those of the engines that flags list.
+func (d *dialect) profiles(cfg *config.Config) {
+	profile, aggregated := mooncake.Profile{Connector: d.Connector}, mooncake.Profile{Connector: mooncake.None}
+	if d.Connector == mooncake.SGLang {
+		aggregated.Connector = d.Connector
+	}
+	if os.Getenv(engineKeyEnv) != "" {
+		profile.APIKeyEnv, aggregated.APIKeyEnv = engineKeyEnv, engineKeyEnv
+	}
+	cfg.Profiles = map[string]mooncake.Profile{config.DefaultProfile: profile, config.DefaultAggregated: aggregated}
+	cfg.Flag("profiles."+config.DefaultProfile, "--connector")
+}
+
+// listed are the flags that list the engines of one role.
+type listed struct {
+	role, flags  string // the flags are --FLAGS-hosts and --FLAGS-ports
+	hosts, ports []string
+	port, ranks  int // the port of an engine that has none
+}
+
+// roles are those that have engines. Without a flag that lists some, prefill and decode have one each on this machine.
+func (d *dialect) roles() []listed {
+	all := []listed{
+		{"prefill", "prefiller", d.PrefillerHosts, d.PrefillerPorts, 8001, d.PrefillDataParallelSize},
+		{"decode", "decoder", d.DecoderHosts, d.DecoderPorts, 8002, d.DecodeDataParallelSize},
+		{"aggregated", "aggregated", d.AggregatedHosts, d.AggregatedPorts, 8003, d.AggregatedDataParallelSize},
+	}
+	switch together := all[2].given(); {
+	case !together:
+		return all[:2]
+	case !all[0].given() && !all[1].given():
+		return all[2:]
+	}
+	return all
+}
+
+func (l *listed) given() bool { return len(l.hosts)+len(l.ports) > 0 }
+
+// list adds the engines of a role.
+func (d *dialect) list(cfg *config.Config, l listed) error {
+	engines, err := engineList(l.flags, l.hosts, l.ports, l.port)
+	if err != nil {
+		return err
+	}
+	cfg.Flag("engines."+l.role, fmt.Sprintf("--%s-hosts, --%[1]s-ports", l.flags))
+	for i := range engines {
+		if d.Slots != nil && l.role != "prefill" {
+			engines[i].Slots = *d.Slots
+			cfg.Flag(fmt.Sprintf("engines.%s[%d].slots", l.role, i), "--slots")
+		}
+		engines[i].Ranks = l.ranks
+		cfg.Flag(fmt.Sprintf("engines.%s[%d].ranks", l.role, i), fmt.Sprintf("--%s-data-parallel-size", l.role))
+	}
+	switch l.role {
+	case "prefill":
+		cfg.Engines.Prefill = engines
+	case "decode":
+		cfg.Engines.Decode = engines
+	default:
+		cfg.Engines.Aggregated = engines
+	}
+	return nil
 }
 
 // listenForCallbacks says where decode engines call back that do so. vllm-ascend's layerwise

@@ -132,6 +132,31 @@ func TestOtherFlagsOfServe(t *testing.T) {
 	require.Less(t, cfg.Prefill.Retry.Base, time.Microsecond)
 }
 
+func TestEnginesThatPrefillAndDecodeAreListedAlone(t *testing.T) {
+	t.Setenv(engineKeyEnv, "secret")
+	cfg, err := flags(t, "serve --aggregated-hosts a0 a1 --aggregated-ports 8000 8000 --aggregated-data-parallel-size 8 --slots 64").config()
+	require.NoError(t, err)
+	require.Empty(t, cfg.Engines.Prefill)
+	require.Empty(t, cfg.Engines.Decode)
+	require.Empty(t, cfg.Doubts())
+	require.Equal(t, []string{"a0:8000", "a1:8000"}, urls(cfg.Engines.Aggregated))
+	for _, e := range cfg.Engines.Aggregated {
+		require.Equal(t, 64, e.Slots)
+		require.Equal(t, 8, e.Ranks)
+		require.Equal(t, "main", e.Group)
+	}
+	p := cfg.Profiles[config.DefaultAggregated]
+	require.Equal(t, mooncake.None, p.Connector)
+	require.Equal(t, engineKeyEnv, p.APIKeyEnv)
+
+	cfg, err = flags(t, "serve --aggregated-hosts a0 --decoder-hosts d0 --connector sglang").config()
+	require.NoError(t, err)
+	require.Equal(t, []string{"localhost:8001"}, urls(cfg.Engines.Prefill))
+	require.Equal(t, []string{"d0:8002"}, urls(cfg.Engines.Decode))
+	require.Equal(t, []string{"a0:8003"}, urls(cfg.Engines.Aggregated))
+	require.Equal(t, mooncake.SGLang, cfg.Profiles[config.DefaultAggregated].Connector)
+}
+
 func TestServeRefuses(t *testing.T) {
 	file := write(t, "listen: \":0\"\nself_test: false\n")
 	for _, tc := range []struct {
@@ -143,6 +168,8 @@ func TestServeRefuses(t *testing.T) {
 		{"more ports than hosts", "--decoder-hosts a --decoder-ports 1 2 3", 2, []string{"--decoder-hosts has 1, --decoder-ports has 3"}},
 		{"hosts without their ports", "--decoder-hosts a b", 2, []string{"--decoder-hosts has 2, --decoder-ports is not given, which is 1"}},
 		{"a port that is none", "--decoder-ports 0", 2, []string{"--decoder-ports: \"0\" is no port", "1 to 65535"}},
+		{"aggregated hosts without their ports", "--aggregated-hosts a b", 2, []string{"--aggregated-hosts has 2, --aggregated-ports is not given, which is 1"}},
+		{"prefill engines without a connector", "--connector none", 2, []string{"list it under engines.aggregated"}},
 		{"an engine listed twice", "--decoder-hosts a a --decoder-ports 1 1", 2, []string{"--decoder-hosts, --decoder-ports: engines.decode[1].url: a:1 is listed twice"}},
 		{"an unknown policy", "--policy fastest", 2, []string{"--policy: dispatch.policy: unknown policy \"fastest\"; there are br0"}},
 		{"an admin listener for all", "--admin 0.0.0.0:9090", 2, []string{"--admin: admin.listen", "set admin.token_file"}},

@@ -33,10 +33,13 @@ const (
 type Entry struct {
 	config.Engine
 
-	Role      string // prefill, decode, or empty: unknown
+	Role      string // prefill, decode, aggregated, or empty: unknown
 	Connector string // that it has, empty: unknown
 	Bootstrap int    // port of its bootstrap server, 0: unknown
 	Notes     []string
+
+	model  string // one that it serves
+	handed handed // whether it handed a prompt over, where nothing else tells its role
 }
 
 func (e *Entry) note(format string, args ...any) {
@@ -58,6 +61,7 @@ func Ask(ctx context.Context, entries []Entry, keyEnv string) {
 		})
 	}
 	all.Wait()
+	settle(entries)
 }
 
 func ask(ctx context.Context, client *engine.Client, e *Entry, keyEnv string) {
@@ -78,6 +82,7 @@ func ask(ctx context.Context, client *engine.Client, e *Entry, keyEnv string) {
 	case status != http.StatusOK:
 		e.note("It answered GET /health with status %d: it may still be starting.", status)
 	}
+	e.handed = untried
 	version := ""
 	if status, body, err := get("/version"); err == nil && status == http.StatusOK {
 		var v struct{ Version string }
@@ -88,43 +93,95 @@ func ask(ctx context.Context, client *engine.Client, e *Entry, keyEnv string) {
 	e.server(get, version)
 	e.models(ctx, client, target)
 	e.metrics(ctx, client, target)
+	if e.Role == "" && e.model != "" {
+		e.try(ctx, client, target)
+	}
 }
+
+// serverInfo are the paths of /server_info. With the query, vLLM tells its settings as JSON; SGLang before 0.5.3 has
+// the other name.
+var serverInfo = []string{"/server_info?config_format=json", "/get_server_info"}
 
 // server takes what /server_info tells. SGLang always has it; vLLM has it only with
 // VLLM_SERVER_DEV_MODE=1.
 func (e *Entry) server(get func(path string) (int, []byte, error), version string) {
 	var body []byte
-	for _, path := range []string{"/server_info", "/get_server_info"} { // the name before SGLang 0.5.3
+	for _, path := range serverInfo {
 		if status, b, err := get(path); err == nil && status == http.StatusOK {
 			body = b
 			break
 		}
 	}
-	var sglang struct {
+	if e.sglang(body) {
+		return
+	}
+	e.note("Its version is %s.", orUnknown(version))
+	e.vllm(body)
+}
+
+// sglang takes what SGLang tells; false: it is another engine.
+func (e *Entry) sglang(body []byte) bool {
+	var told struct {
 		Version   string `json:"version"`
 		Mode      string `json:"disaggregation_mode"`
 		Bootstrap int    `json:"disaggregation_bootstrap_port"`
 		Slots     int    `json:"max_running_requests"`
 		Ranks     int    `json:"dp_size"`
+		Attention *bool  `json:"enable_dp_attention"`
+		Budget    int    `json:"chunked_prefill_size"` // of a rank: a server with DP attention has divided it
+		Delays    bool   `json:"enable_prefill_delayer"`
 	}
-	if json.Unmarshal(body, &sglang) == nil && sglang.Mode != "" {
-		e.note("It is SGLang %s.", orUnknown(clean(sglang.Version)))
-		e.Connector, e.Bootstrap = mooncake.SGLang, sglang.Bootstrap
-		if sglang.Ranks > 1 {
-			e.Ranks = sglang.Ranks
-		}
-		if n := sglang.Slots / max(1, sglang.Ranks); n > 0 {
-			e.Slots = n
-		}
-		e.is(map[string]string{"prefill": "prefill", "decode": "decode"}[sglang.Mode], "its disaggregation_mode is "+clean(sglang.Mode))
-		return
+	if json.Unmarshal(body, &told) != nil || told.Mode == "" {
+		return false
 	}
-	e.note("Its version is %s.", orUnknown(version))
-	role := vllmSays(body, "kv_role")
-	e.is(map[string]string{"kv_producer": "prefill", "kv_consumer": "decode"}[role], "its kv_role is "+role)
+	e.note("It is SGLang %s.", orUnknown(clean(told.Version)))
+	e.Connector = mooncake.SGLang
+	if told.Ranks > 1 {
+		e.Ranks = told.Ranks
+	}
+	if e.Slots = max(0, told.Slots); told.Attention == nil || *told.Attention { // then the number is that of all ranks together
+		e.Slots /= max(1, told.Ranks)
+	}
+	e.is(map[string]string{"prefill": "prefill", "decode": "decode", "null": "aggregated"}[told.Mode], "its disaggregation_mode is "+clean(told.Mode))
+	if e.Role != "aggregated" {
+		e.Bootstrap = told.Bootstrap
+		return true
+	}
+	e.Budget = max(0, told.Budget) // -1: prompts are not cut
+	if told.Delays {
+		e.note("It holds prompts back itself (--enable-prefill-delayer). One hold is enough: start it without this flag.")
+	}
+	return true
+}
+
+// vllm takes what vLLM tells of its settings.
+func (e *Entry) vllm(body []byte) {
+	var told struct {
+		Config struct {
+			Transfer  json.RawMessage `json:"kv_transfer_config"`
+			Scheduler struct {
+				Slots    int `json:"max_num_seqs"`
+				Budget   int `json:"max_num_batched_tokens"`
+				Interval int `json:"prefill_schedule_interval"`
+			} `json:"scheduler_config"`
+		} `json:"vllm_config"`
+	}
+	_ = json.Unmarshal(body, &told) // an older one tells its settings as a text, in which the role and the connector are found
+	e.Slots = max(0, told.Config.Scheduler.Slots)
+	if string(told.Config.Transfer) == "null" {
+		e.is("aggregated", "it has no KV connector")
+	} else if role := vllmSays(body, "kv_role"); role != "" {
+		e.is(map[string]string{"kv_producer": "prefill", "kv_consumer": "decode"}[role], "its kv_role is "+role)
+	}
 	if name := vllmSays(body, "kv_connector"); name != "" {
 		if e.Connector = connectors[name]; e.Connector == "" {
 			e.note("Its kv_connector is %s, for which there is no profile (docs/engines.md).", name)
+		}
+	}
+	if e.Role == "aggregated" {
+		e.Budget, e.Interval = max(0, told.Config.Scheduler.Budget), max(0, told.Config.Scheduler.Interval)
+		if e.Interval == 0 {
+			e.note("It does not tell its --prefill-schedule-interval. If that is above 1, write it as prefill_schedule_interval.")
 		}
 	}
 }
@@ -147,14 +204,20 @@ var connectors = map[string]string{
 // is takes up the role that an engine tells, against that which a person gave.
 func (e *Entry) is(role, because string) {
 	switch {
-	case role == "" && e.Role == "":
-		e.note("Nothing that it answers says whether it prefills or decodes.")
+	case role == "":
 	case e.Role == "":
 		e.Role = role
-		e.note("It is a %s engine: %s.", role, because)
-	case role != "" && role != e.Role:
-		e.note("You call it a %s engine, but %s, which makes it a %s engine. Check its start command.", e.Role, because, role)
+		e.note("It is %s engine: %s.", aOrAn(role), because)
+	case role != e.Role:
+		e.note("You call it %s engine, but %s, which makes it %s engine. Check its start command.", aOrAn(e.Role), because, aOrAn(role))
 	}
+}
+
+func aOrAn(role string) string {
+	if role == "aggregated" {
+		return "an " + role
+	}
+	return "a " + role
 }
 
 func (e *Entry) models(ctx context.Context, client *engine.Client, target *engine.Target) {
@@ -171,6 +234,7 @@ func (e *Entry) models(ctx context.Context, client *engine.Client, target *engin
 		e.note("GET /v1/models lists no model.")
 	}
 	for i, m := range models {
+		e.model = models[0].ID
 		if i == modelsTold {
 			e.note("It serves %d more models.", len(models)-i)
 			break

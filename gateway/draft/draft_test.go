@@ -54,8 +54,29 @@ func TestAsk(t *testing.T) {
 			[]string{"It is SGLang 0.4.9.", "GET /v1/models did not tell its models", "GET /metrics could not be read"},
 		},
 		{
-			"an SGLang that does both", map[string]string{"/health": "", "/server_info": `{"version":"0.5.4","disaggregation_mode":"null"}`}, "",
-			Entry{Connector: mooncake.SGLang}, []string{"Nothing that it answers says whether it prefills or decodes."},
+			"an SGLang that does both", map[string]string{"/health": "", "/server_info": `{"version":"0.5.23","disaggregation_mode":"null","max_running_requests":128,"dp_size":4,"enable_dp_attention":true,"chunked_prefill_size":2048,"enable_prefill_delayer":true}`}, "",
+			Entry{Engine: config.Engine{Ranks: 4, Slots: 32, Budget: 2048}, Role: "aggregated", Connector: mooncake.SGLang},
+			[]string{"It is an aggregated engine: its disaggregation_mode is null.", "It holds prompts back itself (--enable-prefill-delayer). One hold is enough"},
+		},
+		{
+			"an SGLang whose ranks are replicas", map[string]string{"/health": "", "/server_info": `{"disaggregation_mode":"null","max_running_requests":128,"dp_size":4,"enable_dp_attention":false,"chunked_prefill_size":-1}`}, "",
+			Entry{Engine: config.Engine{Ranks: 4, Slots: 128}, Role: "aggregated", Connector: mooncake.SGLang}, nil,
+		},
+		{
+			"vLLM in developer mode without a connector", map[string]string{"/health": "", "/version": `{"version":"0.32.0"}`, "/v1/models": models, "/server_info": `{"vllm_config":{"kv_transfer_config":null,"scheduler_config":{"max_num_seqs":64,"max_num_batched_tokens":8192,"prefill_schedule_interval":2}}}`}, "",
+			Entry{Engine: config.Engine{Slots: 64, Budget: 8192, Interval: 2}, Role: "aggregated"}, []string{"It is an aggregated engine: it has no KV connector."},
+		},
+		{
+			"vLLM that hands nothing over", map[string]string{"/health": "", "/version": `{"version":"0.32.0"}`, "/v1/models": models, "/v1/completions": `{"choices":[{"text":"b"}],"kv_transfer_params":null}`}, "",
+			Entry{Role: "aggregated"}, []string{"It is an aggregated engine: when it was asked to hand a prompt over, it handed nothing over.", "MooncakeConnector", "It does not tell its --prefill-schedule-interval."},
+		},
+		{
+			"vLLM that hands its prompts over", map[string]string{"/health": "", "/version": `{"version":"0.32.0"}`, "/v1/models": models, "/v1/completions": `{"choices":[{"text":"b"}],"kv_transfer_params":{"transfer_mode":"push"}}`}, "",
+			Entry{Connector: mooncake.NIXLPush}, []string{"Nothing that it answers says whether it prefills or decodes."},
+		},
+		{
+			"an engine that a person calls aggregated", map[string]string{"/health": "", "/v1/models": models, "/server_info": `{"kv_transfer_config":{"kv_connector":"NixlConnector","kv_role":"kv_producer"}}`}, "aggregated",
+			Entry{Role: "aggregated", Connector: mooncake.NIXLPull}, []string{"You call it an aggregated engine, but its kv_role is kv_producer, which makes it a prefill engine."},
 		},
 		{
 			"vLLM tells neither", map[string]string{"/health": "", "/version": `{"version":"0.27.1"}`, "/v1/models": models, "/metrics": "vllm:cache_config_info{num_gpu_blocks=\"10\",block_size=\"16\",engine=\"0\"} 1\n"}, "decode",
@@ -104,10 +125,42 @@ func TestAsk(t *testing.T) {
 			require.Equal(t, ":8000", cfg.Listen)
 			require.Equal(t, tt.want.Role == "prefill", len(cfg.Engines.Prefill) == 1)
 			require.Equal(t, tt.want.Role == "decode", len(cfg.Engines.Decode) == 1)
-			entries[0].Notes = nil
+			require.Equal(t, tt.want.Role == "aggregated", len(cfg.Engines.Aggregated) == 1)
+			entries[0].Notes, entries[0].model, entries[0].handed = nil, "", unreached
 			require.Equal(t, tt.want, entries[0])
 		})
 	}
+}
+
+// An engine that hands nothing over may be one half of a pair, if there is an engine of the other half.
+func TestAnEngineBesidePrefillEnginesIsNotCalledAggregated(t *testing.T) {
+	silent := stub(t, map[string]string{"/health": "", "/v1/models": models, "/v1/completions": `{"choices":[{"text":"b"}]}`})
+	entries := []Entry{{Engine: config.Engine{URL: silent}}, {Engine: config.Engine{URL: "http://127.0.0.1:1"}, Role: "prefill"}}
+	Ask(t.Context(), entries, "")
+	require.Empty(t, entries[0].Role)
+	require.Contains(t, strings.Join(entries[0].Notes, "\n"), "Nothing that it answers says")
+}
+
+func TestAFileOfAggregatedEngines(t *testing.T) {
+	entries := []Entry{
+		{Engine: config.Engine{URL: "http://a:1", Ranks: 8, Slots: 64, Budget: 8192, Interval: 2}, Role: "aggregated"},
+		{Engine: config.Engine{URL: "http://a:2", Ranks: 8}, Role: "aggregated"},
+	}
+	text, err := File(config.Default(), entries)
+	require.NoError(t, err)
+	for _, absent := range []string{"No prefill engine", "No decode engine", "ascend:"} {
+		require.NotContains(t, string(text), absent)
+	}
+	for _, there := range []string{"connector: none", "token_budget: 8192", "# token_budget: 8192", "# prefill: {index: {tokenize: engine}}"} {
+		require.Contains(t, string(text), there)
+	}
+	cfg, err := config.Parse("new", text)
+	require.NoError(t, err)
+	require.Empty(t, cfg.Doubts())
+	require.Equal(t, 2, cfg.Engines.Aggregated[0].Interval)
+	text, err = File(config.Default(), append(entries, Entry{Engine: config.Engine{URL: "http://d:1"}, Role: "decode"}))
+	require.NoError(t, err)
+	require.Contains(t, string(text), "No prefill engine is known")
 }
 
 func TestAskEndsWithItsContext(t *testing.T) {

@@ -35,7 +35,7 @@ func File(cfg *config.Config, entries []Entry) ([]byte, error) {
 	w.key("  listen", quote(cfg.Admin.Listen), "Operators find /metrics, /readyz and the live page here. Another address than loopback needs token_file.")
 	w.profile(cfg, entries)
 	w.engines(entries)
-	w.rest(cfg)
+	w.rest(cfg, len(ofRole(entries, "aggregated")) > 0)
 	text := w.Bytes()
 	if _, err := config.Parse("the new file", text); err != nil {
 		return nil, err
@@ -79,15 +79,44 @@ func (w *writer) comment(indent string, sentences ...string) {
 }
 
 func (w *writer) profile(cfg *config.Config, entries []Entry) {
+	together := ofRole(entries, "aggregated")
 	p := cfg.Profiles[config.DefaultProfile]
+	w.line("")
+	w.comment("", "What cannot be asked of an engine, by kind of engine. Engines that name no profile have the first of these,",
+		"and those under engines.aggregated the profile aggregated.")
+	w.line("profiles:")
+	if len(together) == 0 || len(together) < len(entries) || p.Connector != "" {
+		defer w.callbacks(cfg, w.apart(&p, entries))
+	}
+	if len(together) == 0 {
+		return
+	}
+	connector, sentence := cmp.Or(cfg.Profiles[config.DefaultAggregated].Connector, mooncake.None), "These engines hand nothing over."
+	if connector == mooncake.SGLang || slices.ContainsFunc(together, func(e Entry) bool { return e.Connector == mooncake.SGLang }) {
+		connector, sentence = mooncake.SGLang, "These engines are SGLang, and hand nothing over."
+	}
+	w.line("  %s:", config.DefaultAggregated)
+	w.key("    connector", connector, sentence)
+	w.apiKey(&p)
+}
+
+func (w *writer) apiKey(p *mooncake.Profile) {
+	if p.APIKeyEnv != "" {
+		w.key("    api_key_env", p.APIKeyEnv, "The environment variable with the key that the engines want.")
+	}
+}
+
+// apart writes the profile of engines that prefill or decode, and returns their connector.
+func (w *writer) apart(p *mooncake.Profile, entries []Entry) (connector string) {
 	var told []string
 	for _, e := range entries {
-		if e.Connector != "" && !slices.Contains(told, e.Connector) {
+		if e.Role != "aggregated" && e.Connector != "" && !slices.Contains(told, e.Connector) {
 			told = append(told, e.Connector)
 		}
 	}
 	given := p.Connector
-	connector, sentence := given, "The KV connector that the engines were started with."
+	connector = given
+	sentence := "The KV connector that the engines were started with."
 	switch {
 	case given == "" && len(told) == 1:
 		connector = told[0]
@@ -100,36 +129,43 @@ func (w *writer) profile(cfg *config.Config, entries []Entry) {
 	case len(told) > 0 && !slices.Equal(told, []string{given}):
 		sentence = "You chose this connector, but the engines say that they have " + strings.Join(told, ", ") + "."
 	}
-	w.line("")
-	w.comment("", "What cannot be asked of an engine, by kind of engine. Engines that name no profile have this one.")
-	w.line("profiles:\n  %s:", config.DefaultProfile)
+	w.line("  %s:", config.DefaultProfile)
 	w.key("    connector", connector, sentence)
-	if p.APIKeyEnv != "" {
-		w.key("    api_key_env", p.APIKeyEnv, "The environment variable with the key that the engines want.")
-	}
+	w.apiKey(p)
 	for _, e := range entries {
 		if e.Bootstrap > 0 && connector == mooncake.SGLang {
 			w.key("    bootstrap_port", strconv.Itoa(e.Bootstrap), "The port of the bootstrap server on a prefill engine's host.")
 			break
 		}
 	}
-	if connector == mooncake.AscendLayerwise {
-		listen, sentence := cfg.Bind.Listen, "Decode engines call back here, and nobody else may reach it."
-		if listen == "" {
-			listen, sentence = "127.0.0.1:8010", "Decode engines call back here. Write an address of this machine that they reach, and nobody else does."
-		}
-		w.line("\nbind:")
-		w.key("  listen", quote(listen), sentence)
+	return connector
+}
+
+// callbacks is where decode engines of some connectors call.
+func (w *writer) callbacks(cfg *config.Config, connector string) {
+	if connector != mooncake.AscendLayerwise {
+		return
 	}
+	listen, sentence := cfg.Bind.Listen, "Decode engines call back here, and nobody else may reach it."
+	if listen == "" {
+		listen, sentence = "127.0.0.1:8010", "Decode engines call back here. Write an address of this machine that they reach, and nobody else does."
+	}
+	w.line("\nbind:")
+	w.key("  listen", quote(listen), sentence)
 }
 
 func (w *writer) engines(entries []Entry) {
 	w.line("\nengines:")
+	alone := len(ofRole(entries, "aggregated")) > 0 && len(ofRole(entries, "prefill"))+len(ofRole(entries, "decode")) == 0
 	for _, side := range []struct{ role, empty, about string }{
 		{"prefill", "No prefill engine is known. Without one, every request is refused.", "They compute prompts and hand their KV over."},
 		{"decode", "No decode engine is known. Without one, every request is refused.", "They write answers. List every rank of a group: one that is missing still slows the others."},
+		{"aggregated", "", "They compute prompts and write answers. List every rank of a group: one that is missing still slows the others."},
 	} {
 		list := ofRole(entries, side.role)
+		if len(list) == 0 && (side.role == "aggregated") != alone {
+			continue
+		}
 		if len(list) == 0 {
 			w.key("  "+side.role, "[]", side.empty)
 			continue
@@ -147,7 +183,7 @@ func (w *writer) engines(entries []Entry) {
 		return
 	}
 	w.line("")
-	w.comment("", "It is not known whether these prefill or decode. Move each to engines.prefill or engines.decode,",
+	w.comment("", "It is not known whether these prefill or decode. Move each to engines.prefill, engines.decode or engines.aggregated,",
 		"or run init again and write the role before the address: --probe prefill=HOST:PORT decode=HOST:PORT.")
 	for _, e := range unknown {
 		w.comment("", e.Notes...)
@@ -171,7 +207,7 @@ func (w *writer) entry(indent, role string, e Entry) {
 	if e.Ranks > 0 {
 		w.key(indent+"  ranks", strconv.Itoa(e.Ranks), w.once("So many DP ranks stand behind this URL."))
 	}
-	if role != "decode" {
+	if role != "decode" && role != "aggregated" {
 		return
 	}
 	sentence := "The rank runs so many requests at once, as its --max-num-seqs says."
@@ -180,10 +216,20 @@ func (w *writer) entry(indent, role string, e Entry) {
 	}
 	w.key(indent+"  group", "main", w.once("Ranks of one DP deployment step together and have one group. Give each deployment a name of its own."))
 	w.key(indent+"  slots", strconv.Itoa(cmp.Or(e.Slots, defaultSlots)), w.once(sentence))
+	switch {
+	case role != "aggregated":
+	case e.Budget > 0:
+		w.key(indent+"  token_budget", strconv.Itoa(e.Budget), w.once("A step of the rank computes so many tokens at most."))
+	default:
+		w.key(indent+"  # token_budget", "8192", w.once("Nothing tells how many tokens a step of the rank computes at most. Write its --max-num-batched-tokens, which is often 8192 or 16384 on large GPUs and 2048 elsewhere."))
+	}
+	if e.Interval > 1 {
+		w.key(indent+"  prefill_schedule_interval", strconv.Itoa(e.Interval), w.once("The rank computes prompts in every so many steps."))
+	}
 }
 
 // rest is what flags of serve set besides, and what most proxies need sooner or later.
-func (w *writer) rest(cfg *config.Config) {
+func (w *writer) rest(cfg *config.Config, tokenize bool) {
 	d := config.Default()
 	if cfg.Dispatch.Policy != d.Dispatch.Policy {
 		w.line("\ndispatch:")
@@ -193,6 +239,15 @@ func (w *writer) rest(cfg *config.Config) {
 		w.line("\nprefill:\n  retry:")
 		w.key("    attempts", strconv.Itoa(r.Attempts), "A prefill is tried so often in all.")
 		w.key("    base", r.Base.String(), "The first backoff is a random time up to this one.")
+	}
+	if tokenize {
+		w.comment("", "Aggregated ranks get equal work if evenkeel knows how many tokens a prompt has. Take the # away, and an engine's",
+			"/tokenize counts them, which costs one call for each prompt that is text:")
+		if cfg.Prefill.Retry != d.Prefill.Retry {
+			w.line("#   index: {tokenize: engine}")
+		} else {
+			w.line("# prefill: {index: {tokenize: engine}}")
+		}
 	}
 	if cfg.Log != d.Log {
 		w.line("\nlog:")

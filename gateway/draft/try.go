@@ -1,0 +1,71 @@
+package draft
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"net/http"
+	"slices"
+
+	"evenkeel/engine"
+	"evenkeel/mooncake"
+)
+
+// handed says how an engine answered a request that asks it to hand its KV over.
+type handed uint8
+
+const (
+	unreached handed = iota
+	untried          // it was not asked, or did not answer
+	nothing          // the answer has no hand-off: it has no connector, or one whose hand-offs are not in answers
+	handoff
+)
+
+// try asks an engine for one token and a hand-off, as a probe does: nothing else says what vLLM is, unless it runs
+// in developer mode.
+func (e *Entry) try(ctx context.Context, client *engine.Client, target *engine.Target) {
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
+	asked, _ := json.Marshal(map[string]any{"model": e.model, "prompt": "a", "max_tokens": 1, "stream": false}) // text and numbers always marshal
+	body, err := mooncake.ScanBody(asked, 0)
+	if err != nil {
+		return // it is ours, and can be read
+	}
+	call := client.NewCall(target)
+	defer context.AfterFunc(ctx, call.Abort)()
+	probe := (&mooncake.Profile{}).ProbeBody(&body, mooncake.Completions, nil, nil, nil)
+	resp, err := call.Do(http.MethodPost, mooncake.Completions.Path(), engine.JSONHeaders("ek-init"), probe, engine.Deadlines{})
+	if err != nil {
+		return
+	}
+	defer resp.Close()
+	text, err := resp.ReadAll(answerSize)
+	var answer struct {
+		KV map[string]json.RawMessage `json:"kv_transfer_params"`
+	}
+	if err != nil || resp.StatusCode() != http.StatusOK || json.Unmarshal(text, &answer) != nil {
+		return
+	}
+	if e.handed = nothing; len(answer.KV) > 0 {
+		e.handed, e.Connector = handoff, cmp.Or(e.Connector, mooncake.ConnectorOf(text))
+	}
+}
+
+// settle says what engines are that told no role. One that handed nothing over is aggregated, unless some other engine
+// has a part in disaggregation: its connector may be one whose hand-offs are not in answers.
+func settle(entries []Entry) {
+	parted := slices.ContainsFunc(entries, func(e Entry) bool {
+		return e.handed == handoff || e.Role == "prefill" || e.Role == "decode"
+	})
+	for i := range entries {
+		switch e := &entries[i]; {
+		case e.Role != "" || e.handed == unreached:
+		case e.handed == nothing && !parted:
+			e.is("aggregated", "when it was asked to hand a prompt over, it handed nothing over")
+			e.note("Some connectors hand over in another way (MooncakeConnector, MooncakeLayerwiseConnector). If it has one of these, run init again with its role before the address.")
+			e.note("It does not tell its --prefill-schedule-interval. If that is above 1, write it as prefill_schedule_interval.")
+		default:
+			e.note("Nothing that it answers says whether it prefills or decodes.")
+		}
+	}
+}
