@@ -78,7 +78,7 @@ func atHome(cfg *config.Config) *config.Config {
 		}
 		return home
 	}
-	own.Engines.Prefill, own.Engines.Decode = ours(cfg.Engines.Prefill), ours(cfg.Engines.Decode)
+	own.Engines.Prefill, own.Engines.Decode, own.Engines.Aggregated = ours(cfg.Engines.Prefill), ours(cfg.Engines.Decode), ours(cfg.Engines.Aggregated)
 	return &own
 }
 

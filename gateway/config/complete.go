@@ -55,6 +55,7 @@ func (c *Config) finish() {
 		c.Profiles[name] = p.WithDefaults()
 	}
 	c.Engines.Decode, c.Engines.Aggregated = slices.Clone(c.Engines.Decode), slices.Clone(c.Engines.Aggregated) // `decode: *prefill` gives both sides one array
+	c.Engines.Prefer = cmp.Or(c.Engines.Prefer, PreferPD)
 	for _, role := range Roles {
 		for i := range c.Engines.of(role) {
 			c.finishEngine(role, &c.Engines.of(role)[i])

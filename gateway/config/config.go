@@ -213,7 +213,6 @@ func Default() *Config {
 		HA:        geo.DefaultHA(),
 		Advice:    Advice{Interval: 5 * time.Second, Window: time.Minute, Calm: 10 * time.Minute, Target: 0.8},
 		Discovery: Discovery{Probe: true},
-		Engines:   Engines{Prefer: PreferPD},
 		Bind:      defaultBind(),
 		Pool:      Pool{Size: 1024},
 		Health:    Health{Interval: time.Second, Canary: 10 * time.Second, SlowStart: 30 * time.Second},

@@ -104,7 +104,7 @@ func (c *Config) ParseEngines(file string, text []byte) (e Engines, err error) {
 	if err := src.checkShape(root, reflect.TypeFor[Engines](), "$.engines"); err != nil {
 		return Engines{}, err
 	}
-	one := &Config{Profiles: maps.Clone(c.Profiles), source: src, Engines: Engines{Prefer: PreferPD}}
+	one := &Config{Profiles: maps.Clone(c.Profiles), source: src}
 	if src.has("$.engines.prefer") {
 		return Engines{}, src.at("$.engines.prefer", "only the config file says which kind of engines comes first; remove it here")
 	}

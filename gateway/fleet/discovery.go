@@ -119,7 +119,7 @@ func (d *Discovery) Failure() string {
 }
 
 // tryOut is the probe before an engine's first request. It takes a slot of the
-// decode rank that it is tried on. So it waits while requests from before the engine
+// rank that it is tried on. So it waits while requests from before the engine
 // left have all slots of that rank, and it takes no full rank as decode partner.
 func (f *Fleet) tryOut(ctx context.Context, e discover.Engine) error {
 	set := f.host.Settings()
@@ -128,7 +128,7 @@ func (f *Fleet) tryOut(ctx context.Context, e discover.Engine) error {
 		return err
 	}
 	partners := f.partners(e.Role)
-	if e.Role == Decode {
+	if e.Role != Prefill {
 		if err := f.awaitSlot(ctx, conf); err != nil {
 			return err
 		}
@@ -167,7 +167,7 @@ func (f *Fleet) awaitSlot(ctx context.Context, e config.Engine) error {
 	return nil
 }
 
-// full are the decode ranks without a free slot.
+// full are the ranks without a free slot.
 func (f *Fleet) full(ctx context.Context) map[string]bool {
 	full := map[string]bool{}
 	for _, m := range f.host.Dispatch(ctx).Models {

@@ -208,12 +208,13 @@ func (f *Fleet) AnyPrefill(model string) *engine.Target {
 	return nil
 }
 
-// partners are engines of the other side that serve.
+// partners are engines of the other side that serve. An engine that prefills and decodes has none.
 func (f *Fleet) partners(role string) (list []config.Engine) {
+	other := map[string]string{Prefill: Decode, Decode: Prefill}[role]
 	f.mu.RLock()
 	defer f.mu.RUnlock()
 	for _, key := range f.order {
-		if in := f.instances[key]; in.role != role && in.serving && f.accepts(in, -1) {
+		if in := f.instances[key]; in.role == other && in.serving && f.accepts(in, -1) {
 			list = append(list, in.conf)
 		}
 	}

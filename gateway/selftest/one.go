@@ -19,13 +19,17 @@ const partnersTried = 2
 // A prefill engine must return a hand-off that its profile promises; a partner
 // decodes it, which frees it. A decode engine must decode a partner's, or, where
 // there is none, a short prompt of its own. One that works on a request at the same time as the other side must do so
-// with a partner, and where there is none, or nothing hears its callback, it must only answer.
+// with a partner, and where there is none, or nothing hears its callback, it must only answer. An engine that prefills and
+// decodes must answer a short prompt.
 func One(ctx context.Context, cfg *config.Config, role string, e config.Engine, partners []config.Engine, callbacks *metaserver.Server) ([]Finding, error) {
 	t := newTester(cfg, callbacks)
 	defer t.client.Close()
 	s, err := t.subject(ctx, role, e)
 	if err != nil {
 		return nil, err
+	}
+	if role == aggregated {
+		return t.findings, t.alone(ctx, s, t.id())
 	}
 	if t.unpaired(s) {
 		return t.findings, nil

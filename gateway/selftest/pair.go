@@ -94,7 +94,7 @@ func why(ctx context.Context, call *leg.Call, f *failure.Fault) error {
 	case f.Status == 0:
 		return f.Err
 	}
-	return fmt.Errorf("%s was answered with %d: %s", [...]string{life.Prefill: "a probe", life.Decode: "the decode request"}[call.Leg], f.Status, clip(call.Refusal))
+	return fmt.Errorf("%s was answered with %d: %s", [...]string{life.Prefill: "a probe", life.Decode: "the decode request", life.Sole: "a request"}[call.Leg], f.Status, clip(call.Refusal))
 }
 
 // decodeLeg ends the id of the decode request: the probe's own where only that
@@ -112,7 +112,11 @@ func (t *tester) decode(ctx context.Context, d subject, body *mooncake.Body, a m
 
 // answer sends a decode request, reads the answer and compares what it says of itself.
 func (t *tester) answer(ctx context.Context, d subject, id string, body [][]byte) error {
-	call, end := t.call(ctx, d, life.Decode)
+	half := life.Decode
+	if d.profile.Aggregated {
+		half = life.Sole
+	}
+	call, end := t.call(ctx, d, half)
 	defer end()
 	resp, f := call.Open(engine.JSONHeaders(id), body)
 	if resp != nil {
@@ -180,7 +184,12 @@ func (t *tester) judge(d subject, s *stream) error {
 	case usage.Completion != tokens && s.mirror.FinishReason() == "length":
 		return fmt.Errorf("usage says %d tokens of the %d asked for", usage.Completion, tokens)
 	}
-	t.report(d.name, OK, "decoded %d tokens of a hand-off", usage.Completion)
+	if d.profile.Aggregated {
+		t.report(d.name, OK, "computed a prompt of %d tokens and answered with %d", usage.Prompt, usage.Completion)
+		t.counts(d, usage.Cached)
+	} else {
+		t.report(d.name, OK, "decoded %d tokens of a hand-off", usage.Completion)
+	}
 	if on(d.profile.ContinuousUsage) && s.withUsage < s.events-1 {
 		t.report(d.name, Warn, "only %d of %d events carry usage; set continuous_usage: false in its profile, tokens are counted by their ids then", s.withUsage, s.events)
 	}

@@ -187,16 +187,10 @@ func (t *tester) pair(ctx context.Context, p, d subject, n int) {
 		t.report(p.name, Bad, "%v", err)
 		return
 	}
-	if t.seat != nil {
-		switch d.seat, err = t.seat(ctx, d.fleet, promptTokens); {
-		case errors.Is(err, ErrNotOurs):
-			return
-		case err != nil:
-			t.report(d.name, OK, "was not tried: %v", err)
-			return
-		}
-		defer d.seat.Leave()
+	if !t.sits(ctx, &d) {
+		return
 	}
+	defer d.seat.leave()
 	var prefill, decode error
 	with := "with the hand-off of %s: %v"
 	if together, _ := meets(p, d); together {
@@ -215,6 +209,28 @@ func (t *tester) pair(ctx context.Context, p, d subject, n int) {
 	}
 }
 
+// sits takes a slot of a rank, where slots are taken; false: there is none for a test, which is reported.
+func (t *tester) sits(ctx context.Context, d *subject) bool {
+	if t.seat == nil {
+		return true
+	}
+	var err error
+	switch d.seat, err = t.seat(ctx, d.fleet, promptTokens); {
+	case errors.Is(err, ErrNotOurs):
+		return false
+	case err != nil:
+		t.report(d.name, OK, "was not tried: %v", err)
+		return false
+	}
+	return true
+}
+
+func (s *Seat) leave() {
+	if s.Leave != nil {
+		s.Leave()
+	}
+}
+
 // promptTokens is more than the tokens of the prompt and of the answer together.
 const promptTokens = 512
 
@@ -229,13 +245,13 @@ func (t *tester) blame(p, d subject, of *subject, format string, args ...any) {
 	}
 }
 
-// counts warns of a prefill engine that does not tell what its prefix cache had.
-func (t *tester) counts(p subject, answer mooncake.ProbeAnswer) {
+// counts warns of an engine that does not tell what its prefix cache had of a prompt: cached is -1.
+func (t *tester) counts(p subject, cached int) {
 	flag := "--enable-prompt-tokens-details"
 	if p.profile.Connector == mooncake.SGLang {
 		flag = "--enable-cache-report"
 	}
-	if answer.CachedTokens < 0 {
+	if cached < 0 {
 		t.report(p.name, Warn, "cached_tokens are not reported; start it with %s", flag)
 	}
 }
@@ -247,7 +263,7 @@ func (t *tester) inTurn(ctx context.Context, p, d subject, body *mooncake.Body, 
 		return err, nil
 	}
 	t.report(p.name, OK, "a probe of %d tokens returned a usable hand-off", answer.PromptTokens)
-	t.counts(p, answer)
+	t.counts(p, answer.CachedTokens)
 	return nil, t.decode(ctx, d, body, answer, id)
 }
 
@@ -256,7 +272,7 @@ func (t *tester) together(ctx context.Context, p, d subject, body *mooncake.Body
 	answer, prefill, decode := t.bound(ctx, p, d, body, id)
 	if prefill == nil && decode == nil {
 		t.report(p.name, OK, "prefilled %d tokens for a decode engine that was there before", answer.PromptTokens)
-		t.counts(p, answer)
+		t.counts(p, answer.CachedTokens)
 	}
 	return prefill, decode
 }

@@ -1,5 +1,5 @@
-// Package selftest runs tiny requests through engines of both sides and
-// tells what the profiles promise but the engines do not do. It
+// Package selftest runs tiny requests through engines of both sides, and through engines that
+// prefill and decode, and tells what the profiles promise but the engines do not do. It
 // uses the bodies and readers that serve uses.
 package selftest
 
@@ -20,14 +20,15 @@ import (
 type Options struct {
 	// Callbacks hears decode engines that call back; nil: the test listens for them itself while it runs.
 	Callbacks *metaserver.Server
-	// EveryPair tries every prefill engine with every decode engine. Without it each rank has one partner.
+	// EveryPair tries every prefill engine with every decode engine. Without it each rank has one partner. An aggregated rank
+	// has none: it is tried alone.
 	EveryPair bool
 	// Seat takes a slot of a decode rank before a request of the test is sent there. Without Seat, no slots are taken.
 	Seat func(ctx context.Context, rank string, tokens int) (Seat, error)
 }
 
-// Run sends tiny requests through pairs of a prefill and a decode engine and tells what is wrong, until ctx ends. The config
-// must be valid.
+// Run sends tiny requests through pairs of a prefill and a decode engine, and to each aggregated rank, and tells what is
+// wrong, until ctx ends. The config must be valid.
 func Run(ctx context.Context, cfg *config.Config, o Options) []Finding {
 	t := newTester(cfg, o.Callbacks)
 	t.seat = o.Seat
@@ -35,6 +36,7 @@ func Run(ctx context.Context, cfg *config.Config, o Options) []Finding {
 	defer t.listen(ctx)()
 	prefills := t.subjects(ctx, "prefill", cfg.Engines.Prefill)
 	decodes := t.subjects(ctx, "decode", cfg.Engines.Decode)
+	together := t.subjects(ctx, aggregated, cfg.Engines.Aggregated)
 	t.compareModels(engines(prefills), engines(decodes))
 	t.compareModels(engines(decodes), engines(prefills))
 	for _, s := range append(engines(prefills), engines(decodes)...) {
@@ -51,10 +53,11 @@ func Run(ctx context.Context, cfg *config.Config, o Options) []Finding {
 	} else {
 		t.try(ctx, partners(prefills, decodes))
 	}
+	t.everyRank(ctx, together)
 	t.sum(prefills)
 	t.sum(decodes)
 	place := map[string]int{}
-	for i, s := range append(prefills, decodes...) {
+	for i, s := range slices.Concat(prefills, decodes, together) {
 		place[s.name] = i
 	}
 	slices.SortStableFunc(t.findings[told:], func(a, b Finding) int { return place[a.Engine] - place[b.Engine] })
@@ -63,7 +66,7 @@ func Run(ctx context.Context, cfg *config.Config, o Options) []Finding {
 
 // subjects are the ranks of the engines that answer, with the models they serve.
 func (t *tester) subjects(ctx context.Context, role string, engines []config.Engine) (ok []subject) {
-	if len(engines) == 0 && !t.cfg.Discovery.On() {
+	if len(engines) == 0 && role != aggregated && len(t.cfg.Engines.Aggregated) == 0 && !t.cfg.Discovery.On() {
 		t.report(role, Warn, "the config lists none; until some are added nothing can be served")
 	}
 	for _, e := range engines {
@@ -75,7 +78,7 @@ func (t *tester) subjects(ctx context.Context, role string, engines []config.Eng
 		if sample := t.metrics(ctx, role, e, s); role == "prefill" || t.seat == nil { // this request takes no slot
 			t.numbering(ctx, &s, e, sample)
 		}
-		t.elastic(ctx, s)
+		t.settings(ctx, s, e)
 		ok = append(ok, s)
 		for rank := 1; rank < e.Ranks; rank++ {
 			ok = append(ok, s.rank(rank))
@@ -90,6 +93,7 @@ func (t *tester) subject(ctx context.Context, role string, e config.Engine) (s s
 		return s, err // a valid config has none such
 	}
 	p := t.cfg.Profiles[e.Profile]
+	p.Aggregated = role == aggregated
 	s = subject{name: role + " " + id, ranks: e.Ranks, profile: &p}
 	if s.target, err = config.Target(e, &p); err != nil {
 		return s, err

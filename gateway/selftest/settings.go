@@ -1,0 +1,83 @@
+package selftest
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"net/http"
+
+	"evenkeel/gateway/config"
+	"evenkeel/mooncake"
+)
+
+// settings compares what an engine tells of its start command with what the config says, where a difference does harm.
+func (t *tester) settings(ctx context.Context, s subject, e config.Engine) {
+	switch {
+	case s.profile.Connector == mooncake.SGLang:
+		t.sglang(ctx, s)
+	case s.profile.Aggregated:
+		t.vllm(ctx, s, e)
+	}
+}
+
+// serverInfo reads what an engine tells of its settings; false: it tells nothing.
+func (t *tester) serverInfo(ctx context.Context, s subject, into any) bool {
+	ctx, cancel := context.WithTimeout(ctx, stepTimeout)
+	defer cancel()
+	status, body, err := t.client.Get(ctx, s.target, "/server_info?config_format=json", answerBytes) // vLLM would answer with a text without this query
+	return err == nil && status == http.StatusOK && json.Unmarshal(body, into) == nil
+}
+
+// sglang warns of a server that goes on without a rank whose GPU has failed, because a request that names such a rank ends
+// it, and of one that holds prompts back as evenkeel does.
+func (t *tester) sglang(ctx context.Context, s subject) {
+	named := s.profile.NamedRank(s.target.Rank) >= 0
+	if !named && !s.profile.Aggregated {
+		return
+	}
+	var told struct {
+		Backend string `json:"elastic_ep_backend"`
+		Delays  bool   `json:"enable_prefill_delayer"`
+	}
+	answered := t.serverInfo(ctx, s, &told)
+	if told.Backend != "" && named {
+		t.report(s.name, Warn, "runs with elastic EP (--elastic-ep-backend): if one of its GPUs fails, the next request that names the rank ends the whole server; set name_ranks: false in its profile")
+	}
+	switch {
+	case !s.profile.Aggregated:
+	case !answered:
+		t.report(s.name, OK, "does not tell whether it holds prompts back itself (--enable-prefill-delayer): GET /server_info gives no answer")
+	case told.Delays:
+		t.report(s.name, Warn, "holds prompts back itself (--enable-prefill-delayer). evenkeel holds them, too, and one hold is enough; start it without this flag")
+	}
+}
+
+// vllm compares the sizes of a step, by which evenkeel fills rounds, with those that the engine was started with.
+func (t *tester) vllm(ctx context.Context, s subject, e config.Engine) {
+	var told struct {
+		Config struct {
+			Scheduler struct {
+				Slots    int `json:"max_num_seqs"`
+				Budget   int `json:"max_num_batched_tokens"`
+				Interval int `json:"prefill_schedule_interval"`
+			} `json:"scheduler_config"`
+		} `json:"vllm_config"`
+	}
+	if !t.serverInfo(ctx, s, &told) {
+		t.report(s.name, OK, "does not tell its --max-num-seqs, --max-num-batched-tokens and --prefill-schedule-interval (vLLM does with VLLM_SERVER_DEV_MODE=1); the config says slots: %d, token_budget: %d and prefill_schedule_interval: %d", e.Slots, e.Budget, e.Interval)
+		return
+	}
+	is := &told.Config.Scheduler
+	for _, key := range []struct {
+		name, flag  string
+		said, meant int
+	}{
+		{"slots", "max-num-seqs", is.Slots, e.Slots},
+		{"token_budget", "max-num-batched-tokens", is.Budget, e.Budget},
+		{"prefill_schedule_interval", "prefill-schedule-interval", cmp.Or(is.Interval, 1), cmp.Or(e.Interval, 1)},
+	} {
+		if key.said > 0 && key.said != key.meant {
+			t.report(s.name, Warn, "was started with --"+key.flag+" %d, and the config says "+key.name+": %d; write %[1]d", key.said, key.meant)
+		}
+	}
+}
