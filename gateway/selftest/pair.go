@@ -112,9 +112,9 @@ func (t *tester) decode(ctx context.Context, d subject, body *mooncake.Body, a m
 
 // answer sends a decode request, reads the answer and compares what it says of itself.
 func (t *tester) answer(ctx context.Context, d subject, id string, body [][]byte) error {
-	half := life.Decode
+	half, cached := life.Decode, -1
 	if d.profile.Aggregated {
-		half = life.Sole
+		half, cached = life.Sole, sse.OwnCached
 	}
 	call, end := t.call(ctx, d, half)
 	defer end()
@@ -125,7 +125,7 @@ func (t *tester) answer(ctx context.Context, d subject, id string, body [][]byte
 	if f != nil {
 		return why(ctx, call, f)
 	}
-	s := stream{mirror: sse.NewMirror(sse.Ask{Usage: true, ContinuousUsage: true, TokenIDs: true, Choice: -1, Cached: -1})}
+	s := stream{mirror: sse.NewMirror(sse.Ask{Usage: true, ContinuousUsage: true, TokenIDs: true, Choice: -1, Cached: cached})}
 	err := s.read(resp)
 	if err == nil {
 		err = t.judge(d, &s)

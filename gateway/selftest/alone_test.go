@@ -1,0 +1,147 @@
+package selftest
+
+import (
+	"context"
+	"net/http"
+	"net/http/httptest"
+	"net/http/httputil"
+	"net/url"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"evenkeel/bench/refengine"
+	"evenkeel/gateway/config"
+	"evenkeel/mooncake"
+)
+
+// both is a config of engines that prefill and decode, two ranks behind each URL.
+func both(t *testing.T, p mooncake.Profile, urls ...string) *config.Config {
+	t.Helper()
+	c := config.Default()
+	c.Profiles = map[string]mooncake.Profile{config.DefaultAggregated: p}
+	for _, u := range urls {
+		c.Engines.Aggregated = append(c.Engines.Aggregated, config.Engine{URL: u, Ranks: 2, Slots: 32, Budget: 2048})
+	}
+	require.NoError(t, c.Validate())
+	return c
+}
+
+func noConnector() mooncake.Profile {
+	return mooncake.Profile{Connector: mooncake.None, DPMode: mooncake.DPInternal}
+}
+
+func TestEachRankThatPrefillsAndDecodesIsTriedAlone(t *testing.T) {
+	var mu sync.Mutex
+	asked := map[string]int{}
+	heard := func(path string, h http.Header) {
+		if path == mooncake.Completions.Path() {
+			mu.Lock()
+			defer mu.Unlock()
+			asked[h.Get("X-Data-Parallel-Rank")]++
+		}
+	}
+	a := start(t, refengine.Config{Role: refengine.Aggregated, DPSize: 2, DPMode: "internal", OnRequest: heard})
+	b := start(t, refengine.Config{Role: refengine.Aggregated, DPSize: 2, DPMode: "internal", OnRequest: heard})
+	c := both(t, noConnector(), a.URLs()[0], b.URLs()[0])
+	for _, every := range []bool{false, true} {
+		found := Run(t.Context(), c, Options{EveryPair: every})
+		require.Empty(t, pick(found, Bad))
+		require.Empty(t, pick(found, Warn))
+		require.Len(t, pick(found, OK), 6, "each rank answers, and each engine says what it does not tell")
+		require.Contains(t, pick(found, OK)[0], "aggregated: does not tell its --max-num-seqs")
+		require.Regexp(t, `^aggregated: computed a prompt of \d+ tokens and answered with 4$`, pick(found, OK)[5])
+	}
+	require.Equal(t, map[string]int{"0": 4, "1": 4}, asked)
+}
+
+func TestARankThatFailsAloneIsTold(t *testing.T) {
+	e := start(t, refengine.Config{Role: refengine.Aggregated, DPSize: 2, DPMode: "internal"})
+	e.SetFaults(refengine.Rule{Fault: refengine.Busy, Rank: new(1)})
+	found := Run(t.Context(), both(t, noConnector(), e.URLs()[0]), Options{})
+	require.Len(t, pick(found, Bad), 1)
+	require.Contains(t, pick(found, Bad)[0], "a request was answered with 503")
+}
+
+// A test's request has a slot of its rank, and another proxy's ranks are left alone.
+func TestARankIsTriedAloneOnASlot(t *testing.T) {
+	e := start(t, refengine.Config{Role: refengine.Aggregated, DPSize: 2, DPMode: "internal"})
+	var mu sync.Mutex
+	var sat []string
+	left := 0
+	found := Run(t.Context(), both(t, noConnector(), e.URLs()[0]), Options{Seat: func(_ context.Context, rank string, _ int) (Seat, error) {
+		mu.Lock()
+		defer mu.Unlock()
+		if sat = append(sat, rank); len(sat) == 2 {
+			return Seat{}, ErrNotOurs
+		}
+		return Seat{Leave: func() { left++ }}, nil
+	}})
+	require.Empty(t, pick(found, Bad))
+	host, err := url.Parse(e.URLs()[0])
+	require.NoError(t, err)
+	require.Equal(t, []string{host.Host + "/0", host.Host + "/1"}, sat)
+	require.Equal(t, 1, left)
+	require.Len(t, pick(found, OK), 2)
+}
+
+func TestADiscoveredEngineThatPrefillsAndDecodesIsTriedAlone(t *testing.T) {
+	e := start(t, refengine.Config{Role: refengine.Aggregated})
+	c := both(t, mooncake.Profile{Connector: mooncake.None}, e.URLs()[0])
+	conf := config.Engine{URL: e.URLs()[0], Profile: config.DefaultAggregated}
+	found, err := One(t.Context(), c, aggregated, conf, nil, nil)
+	require.NoError(t, err)
+	require.Empty(t, pick(found, Warn))
+	e.SetFaults(refengine.Rule{Fault: refengine.Busy})
+	_, err = One(t.Context(), c, aggregated, conf, nil, nil)
+	require.ErrorContains(t, err, "answered with 503")
+}
+
+// told puts an answer of /server_info before an engine.
+func told(t *testing.T, raw, answer string) string {
+	t.Helper()
+	to, err := url.Parse(raw)
+	require.NoError(t, err)
+	behind := httputil.NewSingleHostReverseProxy(to)
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path != "/server_info" {
+			behind.ServeHTTP(w, r)
+			return
+		}
+		_, _ = w.Write([]byte(answer))
+	}))
+	t.Cleanup(s.Close)
+	return s.URL
+}
+
+func TestSettingsThatDifferFromTheConfigAreTold(t *testing.T) {
+	e := start(t, refengine.Config{Role: refengine.Aggregated, DPSize: 2, DPMode: "internal"})
+	sglang := noConnector()
+	sglang.Connector = mooncake.SGLang
+	for _, tc := range []struct {
+		name, answer string
+		profile      mooncake.Profile
+		warns        []string
+	}{
+		{"vLLM is as the config says", `{"vllm_config":{"scheduler_config":{"max_num_seqs":32,"max_num_batched_tokens":2048,"prefill_schedule_interval":1}}}`, noConnector(), nil},
+		{
+			"vLLM has larger steps, and an interval", `{"vllm_config":{"scheduler_config":{"max_num_seqs":32,"max_num_batched_tokens":8192,"prefill_schedule_interval":2}}}`, noConnector(),
+			[]string{
+				"aggregated: was started with --max-num-batched-tokens 8192, and the config says token_budget: 2048; write 8192",
+				"aggregated: was started with --prefill-schedule-interval 2, and the config says prefill_schedule_interval: 1; write 2",
+			},
+		},
+		{"SGLang holds nothing", `{"enable_prefill_delayer":false}`, sglang, nil},
+		{
+			"SGLang holds prompts itself", `{"enable_prefill_delayer":true}`, sglang,
+			[]string{"aggregated: holds prompts back itself (--enable-prefill-delayer). evenkeel holds them, too, and one hold is enough; start it without this flag"},
+		},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			found := Run(t.Context(), both(t, tc.profile, told(t, e.URLs()[0], tc.answer)), Options{})
+			require.Empty(t, pick(found, Bad))
+			require.Equal(t, tc.warns, pick(found, Warn))
+		})
+	}
+}
