@@ -249,7 +249,7 @@ func (g *Gateway) Start(admin http.Handler) error {
 		g.log.Warn("the admin token crosses the network in clear text; set admin.tls, or let nobody else onto that network", zap.String("admin", g.conf().Admin.Listen))
 	}
 	g.log.Info("listening", zap.String("public", g.Addr()), zap.String("admin", g.AdminAddr()),
-		zap.Int("prefill", len(g.conf().Engines.Prefill)), zap.Int("decode", len(g.conf().Engines.Decode)), zap.String("policy", g.dispatcher.Policy()))
+		zap.Int("prefill", len(g.conf().Engines.Prefill)), zap.Int("decode", len(g.conf().Engines.Decode)), zap.Int("aggregated", len(g.conf().Engines.Aggregated)), zap.String("policy", g.dispatcher.Policy()))
 	return nil
 }
 
@@ -348,9 +348,9 @@ func (g *Gateway) Ready() (ok bool, why string) {
 	case (p == 0 || d == 0) && g.peers != nil && len(g.peers.Node().Models()) > 0: // another region serves
 	case p == 0 && d > 0 && g.passesOnly():
 	case p == 0:
-		return false, "no healthy prefill engine" + g.discovery.Failure()
+		return false, "no healthy " + g.fleet.Kind(fleet.Prefill) + " engine" + g.discovery.Failure()
 	case d == 0:
-		return false, "no healthy decode engine" + g.discovery.Failure()
+		return false, "no healthy " + g.fleet.Kind(fleet.Decode) + " engine" + g.discovery.Failure()
 	}
 	return true, ""
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"slices"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -154,11 +155,11 @@ func (g *Gateway) ScorePrefill(raw []byte) ([]prefill.Scored, error) {
 // ErrNoSuchEngine is what Remove and DrainEngine answer for an unknown id.
 var ErrNoSuchEngine = fleet.ErrNoSuchEngine
 
-// Add registers an engine of a role, "prefill" or "decode". An engine whose
+// Add registers an engine of a role, "prefill", "decode" or "aggregated". An engine whose
 // host:port is known is described anew, keeps its load and drains no more.
 func (g *Gateway) Add(role string, e config.Engine) error {
-	if role != fleet.Prefill && role != fleet.Decode {
-		return fmt.Errorf("%q is not a role; write prefill or decode", role)
+	if !slices.Contains(config.Roles, role) {
+		return fmt.Errorf("%q is not a role; write prefill, decode or aggregated", role)
 	}
 	e, err := g.conf().Complete(role, e)
 	if err != nil {

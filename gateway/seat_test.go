@@ -46,6 +46,29 @@ func TestASeatOfTheSelfTestIsASlot(t *testing.T) {
 	require.ErrorContains(t, err, "serves no requests now")
 }
 
+func TestASeatOnARankThatPrefillsAndDecodes(t *testing.T) {
+	t.Parallel()
+	o := together(func(cfg *config.Config) { cfg.SelfTest = false })
+	o.mixed[0].DPMode = "internal"
+	c := start(t, o)
+	rank := nameOf(t, c.decode[0].URLs()[0]) + "/1"
+	s, err := c.gw.Seat(t.Context(), rank, 100)
+	require.NoError(t, err)
+	used := func() (n int) {
+		for _, m := range c.gw.Status(context.Background()).Dispatch.Models {
+			for _, w := range m.Workers {
+				if w.Name == rank {
+					n += w.Used
+				}
+			}
+		}
+		return n
+	}
+	c.eventually("it is charged", func() bool { return used() == 1 })
+	s.Leave()
+	c.eventually("it is given back", func() bool { return used() == 0 })
+}
+
 // Two proxies have two groups: each of them tests only the ranks of its own groups, with the epoch of its ownership.
 func TestTheSelfTestLeavesOthersGroupsAlone(t *testing.T) {
 	t.Parallel()

@@ -11,6 +11,7 @@ import (
 	"io"
 	"net/http"
 	"net/http/pprof"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -143,7 +144,7 @@ func (h *handler) readyz(w http.ResponseWriter, _ *http.Request) {
 
 func (h *handler) status(w http.ResponseWriter, r *http.Request) { reply(w, h.g.Status(r.Context())) }
 
-// workers lists decode ranks by model, and the engines of both sides.
+// workers lists the ranks with slots by model, and all engines.
 func (h *handler) workers(w http.ResponseWriter, r *http.Request) {
 	s := h.g.Status(r.Context())
 	reply(w, map[string]any{"engines": s.Engines, "drains": s.Drains, "discovery": s.Discovery, "models": s.Dispatch.Models})
@@ -151,15 +152,17 @@ func (h *handler) workers(w http.ResponseWriter, r *http.Request) {
 
 // engine is how an engine is described to POST /workers.
 type newWorker struct {
-	Role    string  `json:"role"` // default decode
-	URL     string  `json:"url"`
-	Profile string  `json:"profile"`
-	Ranks   int     `json:"ranks"`
-	Group   string  `json:"group"`
-	Barrier string  `json:"barrier"`
-	Slots   int     `json:"slots"`
-	KV      int64   `json:"kv_tokens"`
-	Cost    float32 `json:"cost"`
+	Role     string  `json:"role"` // default decode
+	URL      string  `json:"url"`
+	Profile  string  `json:"profile"`
+	Ranks    int     `json:"ranks"`
+	Group    string  `json:"group"`
+	Barrier  string  `json:"barrier"`
+	Slots    int     `json:"slots"`
+	KV       int64   `json:"kv_tokens"`
+	Cost     float32 `json:"cost"`
+	Budget   int     `json:"token_budget"`
+	Interval int     `json:"prefill_schedule_interval"`
 }
 
 func (h *handler) addWorker(w http.ResponseWriter, r *http.Request) {
@@ -172,6 +175,7 @@ func (h *handler) addWorker(w http.ResponseWriter, r *http.Request) {
 	if err == nil {
 		err = h.g.Add(e.Role, config.Engine{
 			URL: url, Profile: e.Profile, Ranks: e.Ranks, Group: e.Group, Barrier: e.Barrier, Slots: e.Slots, KV: e.KV, Cost: e.Cost,
+			Budget: e.Budget, Interval: e.Interval,
 		})
 	}
 	if err != nil {
@@ -205,7 +209,13 @@ func (h *handler) worker(w http.ResponseWriter, r *http.Request, f func(role, id
 }
 
 func (h *handler) removeWorker(w http.ResponseWriter, r *http.Request) {
-	h.worker(w, r, func(role, id string) error { return h.g.Remove(cmp.Or(role, "decode"), id) })
+	h.worker(w, r, func(role, id string) error {
+		err := h.g.Remove(cmp.Or(role, "decode"), id)
+		if role == "" && errors.Is(err, gateway.ErrNoSuchEngine) { // one that does both decodes, too
+			err = h.g.Remove("aggregated", id)
+		}
+		return err
+	})
 }
 
 // drainWorker takes {"deadline":"5m"}, or no body for no deadline.
@@ -266,7 +276,7 @@ func deadline(w http.ResponseWriter, r *http.Request) (limit time.Duration, ok b
 	return limit, true
 }
 
-// instances speaks {"type":"prefill|decode","instances":["h:p"]}.
+// instances speaks {"type":"prefill|decode|aggregated","instances":["h:p"]}.
 func (h *handler) instances(f func(role, address string) error) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		var in struct {
@@ -276,8 +286,8 @@ func (h *handler) instances(f func(role, address string) error) http.HandlerFunc
 		if !read(w, r, &in) {
 			return
 		}
-		if in.Type != "prefill" && in.Type != "decode" || len(in.Instances) == 0 {
-			fail(w, http.StatusBadRequest, "bad_instances", `write {"type":"prefill" or "decode","instances":["host:port"]}`)
+		if !slices.Contains(config.Roles, in.Type) || len(in.Instances) == 0 {
+			fail(w, http.StatusBadRequest, "bad_instances", `write {"type":"prefill", "decode" or "aggregated","instances":["host:port"]}`)
 			return
 		}
 		for _, address := range in.Instances {
@@ -291,13 +301,16 @@ func (h *handler) instances(f func(role, address string) error) http.HandlerFunc
 			}
 		}
 		s := h.g.Status(r.Context())
-		out := map[string][]string{"prefill": {}, "decode": {}}
+		out := map[string][]string{}
+		for _, role := range config.Roles {
+			out[role] = []string{}
+		}
 		for _, e := range s.Engines {
 			out[e.Role] = append(out[e.Role], e.ID)
 		}
 		reply(w, map[string]any{
 			"message":                   "ok",
-			"current_prefill_instances": out["prefill"], "current_decode_instances": out["decode"],
+			"current_prefill_instances": out["prefill"], "current_decode_instances": out["decode"], "current_aggregated_instances": out["aggregated"],
 		})
 	}
 }

@@ -48,12 +48,12 @@ func (f *Fleet) RegionFor(prefiller string) string {
 	return ""
 }
 
-// decodes are the decode engines that answer and are meant, as they are now.
+// decodes are the engines with slots that answer and are meant, as they are now.
 func (f *Fleet) decodes(meant func(*instance) bool) (list []*instance) {
 	f.mu.RLock()
 	defer f.mu.RUnlock()
 	for _, in := range f.instances {
-		if in.role == Decode && in.status.Up && meant(in) {
+		if in.decodes() && in.status.Up && meant(in) {
 			list = append(list, new(*in))
 		}
 	}

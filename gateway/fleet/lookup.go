@@ -178,6 +178,23 @@ func (f *Fleet) Count() (prefills, decodes int) {
 	return t.prefills, t.decodes
 }
 
+// Kind is a role as people read it in what they lack: engines that prefill and decode may stand in for one that has it.
+func (f *Fleet) Kind(role string) string {
+	f.mu.RLock()
+	defer f.mu.RUnlock()
+	both, apart := false, len(f.instances) == 0
+	for _, in := range f.instances {
+		both, apart = both || in.role == Aggregated, apart || in.role != Aggregated
+	}
+	switch {
+	case !both:
+		return role
+	case !apart:
+		return Aggregated
+	}
+	return role + " or " + Aggregated
+}
+
 // tally is called with f.mu held.
 func (f *Fleet) tally(of func(*instance) bool) (t tally) {
 	for _, in := range f.instances {

@@ -1,0 +1,89 @@
+package gateway_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/zap"
+
+	"evenkeel/bench/refengine"
+	"evenkeel/engine/discover"
+	"evenkeel/gateway/config"
+)
+
+// Engines that prefill and decode come, drain and go as others do, and whoever names no role means one of them, too.
+func TestEnginesThatDoBothComeAndGo(t *testing.T) {
+	t.Parallel()
+	c := start(t, together(nil))
+	late := c.engine(refengine.Config{Role: refengine.Aggregated, DPSize: 2, DPMode: "internal"})
+	c.decode = append(c.decode, late)
+	address := addressOf(late)
+	worker := c.admin + "/workers/" + address
+	add := fmt.Sprintf(`{"role":"aggregated","url":%q,"ranks":2,"group":"late","slots":8,"token_budget":4096,"prefill_schedule_interval":2}`, late.URLs()[0])
+	require.Equal(t, http.StatusCreated, c.ask("POST", c.admin+"/workers", add).status)
+	stop := c.keepAsking(8)
+	c.eventually("it gets requests", func() bool { return late.Stats().Plain > 3 })
+
+	for _, path := range []string{"", "/1"} { // the whole engine, and a rank
+		require.Equal(t, http.StatusNoContent, c.ask("POST", worker+path+"/drain", "").status)
+		c.eventually("nothing is left on it", func() bool {
+			drains := c.gw.Status(t.Context()).Drains
+			return len(drains) == 1 && drains[0].State == "done" && drains[0].Role == "aggregated"
+		})
+		require.Equal(t, http.StatusNoContent, c.ask("DELETE", worker+path+"/drain", "").status)
+	}
+	require.Equal(t, http.StatusNoContent, c.ask("DELETE", worker, "").status)
+	c.eventually("it is gone", func() bool { return !strings.Contains(c.get("/workers").body, address) })
+	require.Equal(t, http.StatusNotFound, c.ask("DELETE", worker, "").status)
+
+	var list struct {
+		Prefill, Decode []string
+		Aggregated      []string `json:"current_aggregated_instances"`
+	}
+	r := c.ask("POST", c.admin+"/instances/add", fmt.Sprintf(`{"type":"aggregated","instances":[%q]}`, address))
+	require.Equal(t, 200, r.status, r.body)
+	require.NoError(t, json.Unmarshal([]byte(r.body), &list))
+	require.Contains(t, list.Aggregated, address)
+	require.Equal(t, 200, c.ask("POST", c.admin+"/instances/remove", fmt.Sprintf(`{"type":"aggregated","instances":[%q]}`, address)).status)
+	stop()
+}
+
+func TestReadinessNamesEnginesThatDoBoth(t *testing.T) {
+	t.Parallel()
+	c := start(t, together(nil))
+	require.Equal(t, 1, c.logs.FilterMessage("listening").FilterField(zap.Int("aggregated", 2)).Len())
+	c.decode[0].Kill()
+	c.eventually("it says which engines are missing", func() bool {
+		r := c.get("/readyz")
+		return r.status == http.StatusServiceUnavailable && strings.HasPrefix(r.body, "no healthy aggregated engine")
+	})
+}
+
+// A discovered engine that prefills and decodes is tried alone, and then gets requests.
+func TestAnEngineThatDoesBothIsDiscovered(t *testing.T) {
+	t.Parallel()
+	o := newOracle()
+	var broken discover.Engine
+	c := start(t, options{
+		mixed: []refengine.Config{{DPSize: 2, DPMode: "internal"}, {}}, partly: true, dirty: true,
+		configure: func(cfg *config.Config) { cfg.ExposeRoute = true },
+		discover: func(c *cluster) []discover.Source {
+			good := found(c.decode[0], "aggregated", "a0", "")
+			good.Ranks, good.Group, good.Budget = 2, "one", 2048
+			broken = found(c.decode[1], "aggregated", "a1", "")
+			c.decode[1].SetFaults(refengine.Rule{Fault: refengine.Busy})
+			o.say(good, broken)
+			return []discover.Source{o}
+		},
+	})
+	c.eventually("it is in use", c.inUse(c.decode[0]))
+	_, route := c.say(talk(`"stream":true,`, "hello"))
+	require.Equal(t, "aggregated", route)
+	c.eventually("the other one has not passed", func() bool { return strings.Contains(c.seen(broken.Address).Why, "answered with 503") })
+	c.decode[1].SetFaults()
+	c.eventually("it is tried again, and in use", c.inUse(c.decode[1]))
+}
