@@ -143,7 +143,7 @@ func TestEnginesThatPrefillAndDecodeAreListedAlone(t *testing.T) {
 	for _, e := range cfg.Engines.Aggregated {
 		require.Equal(t, 64, e.Slots)
 		require.Equal(t, 8, e.Ranks)
-		require.Equal(t, "main", e.Group)
+		require.Equal(t, strings.TrimPrefix(e.URL, "http://"), e.Group)
 	}
 	p := cfg.Profiles[config.DefaultAggregated]
 	require.Equal(t, mooncake.None, p.Connector)

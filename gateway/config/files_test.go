@@ -169,7 +169,7 @@ func TestTheAggregatedExampleIsWhatItSays(t *testing.T) {
 	require.NoError(t, err)
 	require.Empty(t, c.Doubts(), "no prefill or decode engine is missing")
 	require.Equal(t, []Engine{{
-		URL: "http://10.2.0.1:8000", Profile: DefaultAggregated, Group: "main", Barrier: BarrierDP, Cost: 1, Ranks: 8, Slots: 64, Budget: 8192, Interval: 2,
+		URL: "http://10.2.0.1:8000", Profile: DefaultAggregated, Group: "10.2.0.1:8000", Barrier: BarrierDP, Cost: 1, Ranks: 8, Slots: 64, Budget: 8192, Interval: 2,
 	}}, c.Engines.Aggregated)
 	p := c.Profiles[DefaultAggregated]
 	require.Equal(t, mooncake.None, p.Connector)
@@ -179,7 +179,7 @@ func TestTheAggregatedExampleIsWhatItSays(t *testing.T) {
 func TestAFileOfEnginesMayListAggregatedOnes(t *testing.T) {
 	list, err := Default().ParseEngines("e.yaml", []byte("aggregated: [{url: \"http://a:1\", ranks: 2}]"))
 	require.NoError(t, err)
-	require.Equal(t, []Engine{{URL: "http://a:1", Profile: DefaultAggregated, Group: "main", Barrier: BarrierDP, Cost: 1, Ranks: 2}}, list.Aggregated)
+	require.Equal(t, []Engine{{URL: "http://a:1", Profile: DefaultAggregated, Group: "a:1", Barrier: BarrierDP, Cost: 1, Ranks: 2}}, list.Aggregated)
 	_, err = Default().ParseEngines("e.yaml", []byte("aggregated: []\nprefer: aggregated"))
 	require.ErrorContains(t, err, "prefer: only the config file says")
 }

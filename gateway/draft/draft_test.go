@@ -158,6 +158,7 @@ func TestAFileOfAggregatedEngines(t *testing.T) {
 	require.NoError(t, err)
 	require.Empty(t, cfg.Doubts())
 	require.Equal(t, 2, cfg.Engines.Aggregated[0].Interval)
+	require.Equal(t, "a:2", cfg.Engines.Aggregated[1].Group, "the ranks of one address step together, and not with those of the other")
 	text, err = File(config.Default(), append(entries, Entry{Engine: config.Engine{URL: "http://d:1"}, Role: "decode"}))
 	require.NoError(t, err)
 	require.Contains(t, string(text), "No prefill engine is known")

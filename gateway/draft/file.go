@@ -214,7 +214,9 @@ func (w *writer) entry(indent, role string, e Entry) {
 	if e.Slots == 0 {
 		sentence = "Nothing tells how many requests the rank runs at once. Write its --max-num-seqs: with more, requests wait inside the engine; with less, it idles."
 	}
-	w.key(indent+"  group", "main", w.once("Ranks of one DP deployment step together and have one group. Give each deployment a name of its own."))
+	if role == "decode" || e.Ranks == 0 { // else the address is a group of its own
+		w.key(indent+"  group", "main", w.once("Ranks of one DP deployment step together and have one group. Give each deployment a name of its own."))
+	}
 	w.key(indent+"  slots", strconv.Itoa(cmp.Or(e.Slots, defaultSlots)), w.once(sentence))
 	switch {
 	case role != "aggregated":
