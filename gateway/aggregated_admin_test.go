@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"slices"
 	"strings"
 	"testing"
 
@@ -13,6 +14,7 @@ import (
 	"evenkeel/bench/refengine"
 	"evenkeel/engine/discover"
 	"evenkeel/gateway/config"
+	"evenkeel/gateway/live"
 )
 
 // Engines that prefill and decode come, drain and go as others do, and whoever names no role means one of them, too.
@@ -61,6 +63,37 @@ func TestReadinessNamesEnginesThatDoBoth(t *testing.T) {
 		r := c.get("/readyz")
 		return r.status == http.StatusServiceUnavailable && strings.HasPrefix(r.body, "no healthy aggregated engine")
 	})
+}
+
+// The page and top show ranks that do both as ranks, and not as prefill engines without load.
+func TestTheLiveDocumentOfEnginesThatDoBoth(t *testing.T) {
+	t.Parallel()
+	c := start(t, together(nil))
+	_, route := c.say(talk(`"stream":true,`, "hello"))
+	require.Equal(t, "aggregated", route)
+	c.settledRequests(1)
+	see := func() (d live.Document) {
+		require.NoError(t, json.Unmarshal([]byte(c.get("/live?once").body), &d))
+		return d
+	}
+	d := see()
+	require.Len(t, d.Models, 1)
+	require.Equal(t, model+" (aggregated)", d.Models[0].Name)
+	require.True(t, d.Models[0].Aggregated)
+	require.Len(t, d.Models[0].Groups[0].Ranks, 2)
+	require.Empty(t, d.Prefill.Engines)
+	require.Equal(t, []live.PrefillGroup{{ID: "main of " + model + " (aggregated)", State: "open"}}, d.Prefill.Groups)
+	require.Empty(t, d.Advice)
+	require.Empty(t, d.Incidents)
+	require.Empty(t, d.Decisions[0].Prefill)
+	require.NotEmpty(t, d.Decisions[0].Rank)
+	c.decode[0].Kill()
+	c.eventually("no engine is left, and it says so", func() bool {
+		return slices.ContainsFunc(see().Incidents, func(i live.Incident) bool {
+			return strings.Contains(strings.ToLower(i.What+i.Clients), "no aggregated engine takes prompts")
+		})
+	})
+	require.Equal(t, live.RankDown, see().Models[0].Groups[0].Ranks[0].State)
 }
 
 // A discovered engine that prefills and decodes is tried alone, and then gets requests.

@@ -16,7 +16,8 @@ type CandidateStatus struct {
 	ID              string   `json:"id"`
 	Instance        string   `json:"instance"`
 	Models          []string `json:"models"`
-	State           string   `json:"state"` // open, closed (KV gate), out (circuit), unknown (its models), down, removed
+	Aggregated      bool     `json:"aggregated,omitempty"` // it is a group of ranks that prefill and decode: it has no KV gate, and is asked for no gauges
+	State           string   `json:"state"`                // open, closed (KV gate), out (circuit), unknown (its models), down, removed
 	GateOpen        bool     `json:"gate_open"`
 	Inflight        int      `json:"inflight_requests"`
 	QueuedNewTokens int64    `json:"queued_new_tokens"`
@@ -106,6 +107,7 @@ func (d *chooser) describeCandidate(c *candidate) CandidateStatus {
 		ID:              c.ID,
 		Instance:        c.Instance,
 		Models:          c.Models,
+		Aggregated:      c.Mixed,
 		State:           c.word(d.now),
 		GateOpen:        !a.Closed(d.now),
 		Inflight:        a.Leases[ledger.Probing],

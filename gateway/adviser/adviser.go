@@ -90,11 +90,15 @@ func (a *Adviser) look(ctx context.Context, now time.Time) {
 
 // samples are the boards as they are now, with the prefill ranks that serve
 // them. A model that shares the ranks of its base is a part of it. Of ranks that
-// another proxy admits to nothing is known here.
+// another proxy admits to nothing is known here. Ranks that prefill and decode are
+// left out: there is no other side whose ranks they could be weighed against.
 func (a *Adviser) samples(now time.Time, boards []board.ModelStatus) map[string]*advice.Sample {
 	all := map[string]*advice.Sample{}
 	pooled := 0
 	for i := range boards {
+		if _, together := fleet.Called(boards[i].Model); together {
+			continue
+		}
 		if slices.ContainsFunc(boards[i].Workers, func(w board.WorkerStatus) bool { return a.host.Fleet.Admits(w.ID) }) {
 			all[boards[i].Model] = &advice.Sample{At: now, Decode: decodeSide(&boards[i])}
 		}
@@ -102,6 +106,9 @@ func (a *Adviser) samples(now time.Time, boards []board.ModelStatus) map[string]
 	}
 	inflight := 0
 	for _, c := range a.host.Tier.Status() {
+		if c.Aggregated {
+			continue
+		}
 		inflight += c.Inflight
 		switch s := all[a.boardOfCandidate(&c, all)]; {
 		case s == nil:

@@ -32,9 +32,10 @@ type advised struct {
 	set *config.Advice
 }
 
-func start(t *testing.T) *advised {
+func start(t *testing.T, together ...config.Engine) *advised {
 	t.Helper()
 	cfg := config.Default()
+	cfg.Engines.Aggregated = together
 	cfg.Profiles = map[string]mooncake.Profile{"pull": {Connector: mooncake.NIXLPull}}
 	cfg.Engines.Prefill = []config.Engine{{URL: "http://127.0.0.1:1", Profile: "pull"}, {URL: "http://127.0.0.1:2", Profile: "pull"}}
 	cfg.Engines.Decode = []config.Engine{{URL: "http://127.0.0.1:3", Profile: "pull", Slots: 8}, {URL: "http://127.0.0.1:4", Profile: "pull", Slots: 8}}
@@ -108,6 +109,21 @@ func TestASampleIsBothSidesOfAModel(t *testing.T) {
 	got := of()
 	require.Equal(t, 3, got.Prefill.Requests, "an adapter is a part of its model")
 	require.Positive(t, got.Prefill.Waiting)
+}
+
+// Of ranks that prefill and decode there is no other side, and they are no prefill ranks of the model's pairs.
+func TestRanksThatDoBothAreLeftOut(t *testing.T) {
+	a := start(t, config.Engine{URL: "http://127.0.0.1:5", Slots: 8, Ranks: 2})
+	a.says("aggregated 127.0.0.1:5", true)
+	d3, _ := a.host.Fleet.RankOf("127.0.0.1:3", "m")
+	both, ok := a.host.Fleet.RankOf("127.0.0.1:5/0", "m")
+	require.True(t, ok)
+	all := a.samples(time.Now(), []board.ModelStatus{
+		{Model: "m", Workers: []board.WorkerStatus{{ID: d3, Up: true, Slots: 8}}},
+		{Model: "m" + fleet.AggregatedMark, Pool: 9, Workers: []board.WorkerStatus{{ID: both, Up: true, Slots: 8}}},
+	})
+	require.Len(t, all, 1)
+	require.Equal(t, 2, all["m"].Prefill.Live)
 }
 
 // What waits for a prefill engine because hand-offs have all places needs decode ranks, not prefill ranks.

@@ -2,6 +2,7 @@ package fleet
 
 import (
 	"cmp"
+	"strings"
 
 	"evenkeel/gateway/owner"
 )
@@ -21,6 +22,22 @@ func BoardIn(board, region string) string {
 // AggregatedMark follows a model in the name of the board of its ranks that prefill and decode. A request is on
 // the one kind of ranks or on the other from its turn on, so each kind has a board.
 const AggregatedMark = "+aggregated"
+
+// Called is a board as people read its name, or the name of a group with it; aggregated says that its ranks prefill and decode.
+func Called(board string) (name string, aggregated bool) {
+	model, region, ok := cutLast(board, AggregatedMark)
+	if !ok || region != "" && !strings.HasPrefix(region, RegionMark) {
+		return board, false
+	}
+	return model + region + " (aggregated)", true
+}
+
+func cutLast(s, mark string) (before, after string, found bool) {
+	if i := strings.LastIndex(s, mark); i >= 0 {
+		return s[:i], s[i+len(mark):], true
+	}
+	return s, "", false
+}
 
 // board is the one that an engine's model is on in its own region.
 func (i *instance) board() string {

@@ -162,3 +162,14 @@ func TestWhichKindOfEnginesComesFirst(t *testing.T) {
 		require.Equal(t, row.group, l.candidates["127.0.0.1:3 of m+aggregated"].Second, "%+v", row)
 	}
 }
+
+func TestHowABoardIsCalled(t *testing.T) {
+	for board, want := range map[string]string{
+		"m": "m", "m@eu": "m@eu", "m+aggregated": "m (aggregated)", "m+aggregated@eu": "m@eu (aggregated)", "main of m+aggregated": "main of m (aggregated)",
+		"m+aggregated-7b": "m+aggregated-7b", "p0:8100/0": "p0:8100/0",
+	} {
+		name, aggregated := Called(board)
+		require.Equal(t, want, name)
+		require.Equal(t, want != board, aggregated, board)
+	}
+}

@@ -253,7 +253,7 @@ func TestAllThatIsWrongIsTold(t *testing.T) {
 	in := b.Incidents()
 	require.Len(t, in, 1)
 	require.Equal(t, "the arrival queue is full", in[0].What)
-	require.Equal(t, kinds[QueueFull].clients+" Also: no prefill engine takes prompts. 20 of the 300 requests that ended in the last minute failed. Models m and n have finished prefills that wait too long for a decode rank.", in[0].Clients)
+	require.Equal(t, kinds[QueueFull].clients+" Also: no prefill engine takes prompts. 20 of the 300 requests that ended in the last minute failed. Models m and n have requests in the pool that wait too long for a rank.", in[0].Clients)
 }
 
 func TestEveryNameIsCountedOnce(t *testing.T) {

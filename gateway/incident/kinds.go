@@ -161,7 +161,7 @@ var kinds = map[Kind]kind{
 	NoPrefill: {
 		harm: failing, effect: true, headline: "No prefill", runbook: "EvenkeelSideDown", command: workers,
 		clients: "Clients wait, and get a 503 when prefill.queue.timeout is over.",
-		next:    "Start a prefill engine, or free the KV memory of one that is full.",
+		next:    "Start a prefill engine, or one that does both, or free the KV memory of one that is full.",
 	},
 	QueueFull: {
 		harm: failing, effect: true, headline: "Full queue", runbook: "EvenkeelRefuses", command: receipt,
@@ -174,12 +174,12 @@ var kinds = map[Kind]kind{
 		next:    "Bring prefill engines back, or free the KV memory of one that is full.",
 	},
 	Overload: {
-		harm: failing, effect: true, load: true, rests: moment, headline: "Overload", many: "are overloaded: their decode slots are taken, and many requests wait", runbook: "Overload", command: advised,
+		harm: failing, effect: true, load: true, rests: moment, headline: "Overload", many: "are overloaded: their slots are taken, and many requests wait", runbook: "Overload", command: advised,
 		clients: "Clients wait for their first token until a slot is free. Those that wait too long get a 503, and new ones get a 429 while a queue is full.",
 		next:    "Bring back engines that are down, add decode ranks, or find the caller that sends too much and limit its key. A larger pool.size or prefill.queue.max only lets more clients wait.",
 	},
 	PoolLate: {
-		harm: waiting, effect: true, headline: "Long waits", many: "have finished prefills that wait too long for a decode rank", runbook: "EvenkeelDecodeBacklog", command: workers,
+		harm: waiting, effect: true, headline: "Long waits", many: "have requests in the pool that wait too long for a rank", runbook: "EvenkeelDecodeBacklog", command: workers,
 		clients: "Clients wait for their first token. Those that wait too long get an error.",
 		next:    "Look which decode ranks are down, drain or are full, and add decode ranks.",
 	},

@@ -11,6 +11,7 @@ import (
 	"evenkeel/dispatcher/board"
 	"evenkeel/engine/discover"
 	"evenkeel/gateway"
+	"evenkeel/gateway/fleet"
 	"evenkeel/gateway/journal"
 	"evenkeel/prefill"
 )
@@ -38,7 +39,7 @@ func (p *proxy) Document(ctx context.Context) Document {
 		Models:  make([]Model, 0, len(s.Dispatch.Models)),
 		Prefill: Prefill{
 			Policy: tier.Policy, Waiting: tier.Waiting, QueueMax: conf.Prefill.Queue.Max, ScrapeEveryMs: float64(conf.Prefill.Scrape.Interval.Milliseconds()),
-			HitShare: share(float64(tier.Index.ActualTokens), float64(tier.Index.PromptTokens)), Engines: make([]PrefillEngine, 0, len(tier.Candidates)),
+			HitShare: share(float64(tier.Index.ActualTokens), float64(tier.Index.PromptTokens)), Engines: make([]PrefillEngine, 0, len(tier.Candidates)), Groups: []PrefillGroup{},
 		},
 		Incidents: []Incident{}, Failures: []Failed{}, Advice: append([]Advice{}, s.Advice...), Engines: make([]Engine, 0, len(s.Engines)),
 		Decisions: Decisions(p.Receipts().Latest(mostDecisions), now), Sources: sources(s.Discovery), Areas: []Area{},
@@ -51,7 +52,12 @@ func (p *proxy) Document(ctx context.Context) Document {
 		d.Models = append(d.Models, model(&s.Dispatch.Models[i], ranks, conf.Pool.TTL.Seconds(), len(conf.Dispatch.Twin) > 0))
 	}
 	for i := range tier.Candidates {
-		d.Prefill.Engines = append(d.Prefill.Engines, prefillEngine(&tier.Candidates[i], conf.Prefill.KVThreshold))
+		if c := &tier.Candidates[i]; c.Aggregated {
+			id, _ := fleet.Called(c.ID)
+			d.Prefill.Groups = append(d.Prefill.Groups, PrefillGroup{ID: id, State: c.State, Inflight: c.Inflight})
+		} else {
+			d.Prefill.Engines = append(d.Prefill.Engines, prefillEngine(c, conf.Prefill.KVThreshold))
+		}
 	}
 	for _, e := range s.Engines {
 		d.Engines = append(d.Engines, Engine{
@@ -113,9 +119,10 @@ func named(models []string) []string {
 
 func model(m *board.ModelStatus, states rankStates, ttl float64, twin bool) Model {
 	out := Model{
-		Name: m.Model, Pool: Pool{Entries: m.Pool, OldestS: m.OldestSeconds, TTLS: ttl, UpToS: board.PoolAgeSeconds, Ages: m.PoolAges},
+		Pool:   Pool{Entries: m.Pool, OldestS: m.OldestSeconds, TTLS: ttl, UpToS: board.PoolAgeSeconds, Ages: m.PoolAges},
 		Groups: make([]Group, 0, len(m.Groups)),
 	}
+	out.Name, out.Aggregated = fleet.Called(m.Model)
 	for i := range m.Groups {
 		g := &m.Groups[i]
 		group := Group{GroupLoads: g.GroupLoads, Held: g.Held, Twin: twinOf(m, g, twin), Ghosts: ghosts(g), Ranks: []Rank{}}
@@ -137,19 +144,19 @@ func model(m *board.ModelStatus, states rankStates, ttl float64, twin bool) Mode
 
 // rankStates say why a rank is not up: engines and drains by their name.
 type rankStates struct {
-	engines map[string]string // state, of decode engines
+	engines map[string]string // state, of engines with ranks
 	drains  map[string]bool
 }
 
 func newRankStates(s *gateway.Status) rankStates {
 	all := rankStates{map[string]string{}, map[string]bool{}}
 	for _, e := range s.Engines {
-		if e.Role == "decode" {
+		if e.Role != fleet.Prefill {
 			all.engines[e.ID] = e.State
 		}
 	}
 	for _, d := range s.Drains {
-		if d.Role == "decode" {
+		if d.Role != fleet.Prefill {
 			all.drains[d.ID] = true
 		}
 	}

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"time"
 
+	"evenkeel/gateway/fleet"
 	"evenkeel/gateway/receipt"
 )
 
@@ -24,6 +25,9 @@ func Decisions(last []*receipt.Receipt, now time.Time) []Decision {
 			a := &r.Attempts[i]
 			if a.Prefill != nil {
 				d.Prefill, d.Prompt = a.Prefill.Candidate, cmp.Or(d.Prompt, a.Prefill.Prompt)
+				if _, together := fleet.Called(d.Prefill); together { // the rank is what one wants to know
+					d.Prefill = ""
+				}
 			}
 			if a.Decode != nil {
 				d.Rank = a.Decode.Rank
@@ -53,13 +57,17 @@ func why(r *receipt.Receipt) string {
 			say("It was sent to %s", a.Peer)
 		}
 		if p := a.Prefill; p != nil {
+			what, one := "prefill engine", "engine"
+			if _, together := fleet.Called(p.Candidate); together {
+				what, one = "group of ranks that prefill and decode", "group"
+			}
 			switch p.Reason {
 			case "", "policy":
-				say("Prefill policy %s chose among %s", p.Policy, count(p.Eligible, "engine"))
+				say("Prefill policy %s chose among %s", p.Policy, count(p.Eligible, one))
 			case "only":
-				say("The prefill engine was the only one left")
+				say("The %s was the only one left", what)
 			default:
-				say("The prefill engine was chosen by %s among %d", p.Reason, p.Eligible)
+				say("The %s was chosen by %s among %d", what, p.Reason, p.Eligible)
 			}
 			if p.Hit > 0 {
 				say("%s tokens were thought to be cached there", grouped(uint64(p.Hit)))

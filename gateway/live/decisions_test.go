@@ -30,6 +30,10 @@ func TestADecisionSaysWhereAndWhy(t *testing.T) {
 			{Prefill: &receipt.Prefill{Candidate: "p2:8000/0", Policy: "finish", Reason: "affinity", Eligible: 3}, Decode: &receipt.Decode{Rank: "d", Policy: "brh", Stage: "guard", Able: 1}},
 		}}, Decision{"a", noon.UnixMilli(), "", 900, "p2:8000/0", "d", 0, "ok",
 			"It had 2 attempts or legs. The prefill engine was chosen by affinity among 3. It had waited longest. Decode policy brh chose among 1 rank with room. This one held 0 KV tokens, the fullest 0."}},
+		"a rank did both": {receipt.Receipt{ID: "a", Arrival: noon, State: receipt.Ended, Outcome: "ok", Attempts: []receipt.Attempt{{
+			Prefill: &receipt.Prefill{Candidate: "main of m+aggregated", Policy: "finish", Reason: "only", Eligible: 1}, Decode: decode,
+		}}}, Decision{"a", noon.UnixMilli(), "", 0, "", "d1:8000/3", 0, "ok",
+			"The group of ranks that prefill and decode was the only one left. Decode policy evenkeel chose among 7 ranks with room. This one held 1,000 KV tokens, the fullest 9,000."}},
 		"it failed in another region": {receipt.Receipt{ID: "a", Arrival: noon, State: receipt.Ended, Outcome: "upstream_failed", Attempts: []receipt.Attempt{{Peer: "us-1", Cause: "no answer"}}},
 			Decision{"a", noon.UnixMilli(), "", 0, "", "", 0, "upstream_failed", "It was sent to us-1. It failed: no answer."}},
 		"no grounds were noted": {receipt.Receipt{ID: "a", Arrival: noon, State: receipt.Ended, Attempts: []receipt.Attempt{{Decode: &receipt.Decode{Rank: "d", Policy: "jsq", Stage: "single"}}}},

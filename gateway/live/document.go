@@ -91,14 +91,16 @@ type Latency struct {
 	Samples int     `json:"samples"` // 0: nothing is known
 }
 
-// Model is one board: the ranks that serve a model and the pool before them.
+// Model is one board: the ranks that serve a model and the pool before them. A model has a board for its decode ranks, and
+// one for its ranks that prefill and decode.
 type Model struct {
-	Name   string  `json:"name"`
-	Pool   Pool    `json:"pool"`
-	Groups []Group `json:"groups"`
+	Name       string  `json:"name"`                 // with (aggregated) behind it where its ranks prefill and decode
+	Aggregated bool    `json:"aggregated,omitempty"` // its ranks prefill and decode
+	Pool       Pool    `json:"pool"`
+	Groups     []Group `json:"groups"`
 }
 
-// Pool is the finished prefills that wait for a decode rank.
+// Pool is the finished prefills that wait for a decode rank, or the requests that wait for a rank that does both.
 type Pool struct {
 	Entries int       `json:"entries"`
 	OldestS float64   `json:"oldest_s"`
@@ -167,6 +169,14 @@ type Prefill struct {
 	ScrapeEveryMs float64         `json:"scrape_every_ms"` // engines are asked for their load; 0: never
 	HitShare      float64         `json:"hit_share"`       // of all prompt tokens so far, found in a prefix cache
 	Engines       []PrefillEngine `json:"engines"`
+	Groups        []PrefillGroup  `json:"groups"` // of ranks that prefill and decode, which take prompts, too
+}
+
+// PrefillGroup is a group of ranks that prefill and decode, as the arrival queue sees it.
+type PrefillGroup struct {
+	ID       string `json:"id"`                // the group, and its model
+	State    string `json:"state"`             // open, out, unknown (its models), down, removed
+	Inflight int    `json:"inflight_requests"` // that the queue has let go, and that have no first token yet
 }
 
 // PrefillEngine is one prefill candidate: an engine, or a rank of one.
@@ -222,8 +232,8 @@ type Decision struct {
 	AtMs    int64   `json:"at_ms"`
 	Model   string  `json:"model"`
 	Prompt  int     `json:"prompt_tokens"`
-	Prefill string  `json:"prefill"` // engine; empty: none
-	Rank    string  `json:"rank"`    // decode rank; empty: none
+	Prefill string  `json:"prefill"` // engine; empty: none, or the rank does both
+	Rank    string  `json:"rank"`    // where it is answered; empty: none
 	WaitMs  float64 `json:"wait_ms"` // time in the pool; up to now while rank is empty
 	Outcome string  `json:"outcome"` // empty while it runs
 	Why     string  `json:"why"`

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"evenkeel/gateway/fleet"
 	"evenkeel/gateway/incident"
 	"evenkeel/gateway/timeline"
 )
@@ -82,12 +83,12 @@ func findingsOf(d *Document, last timeline.Ended) (all findings) {
 	if fails {
 		requestsFail(d, last, say)
 	}
-	drained := map[string]bool{} // decode engines that are told to drain
+	drained := map[string]bool{} // engines with ranks that are told to drain
 	for i := range d.Engines {
 		e := &d.Engines[i]
 		if engineFinding(e, say) {
 			all[len(all)-1].For = time.Duration(e.SinceS * float64(time.Second))
-		} else if e.Draining && e.Role == "decode" {
+		} else if e.Draining && e.Role != fleet.Prefill {
 			drained[e.ID] = true
 		}
 	}
@@ -166,12 +167,16 @@ func overload(d *Document, m *Model, fails bool, say find) {
 	if slots == 0 || float64(used) < takenShare*float64(slots) || waiting == 0 || waiting < slots && !(fails && refused(d) != nil) {
 		return
 	}
-	taken := fmt.Sprintf("All %s decode slots of model %s are", grouped(uint64(slots)), m.Name)
+	kind := "decode slot"
+	if m.Aggregated {
+		kind = "slot"
+	}
+	taken := fmt.Sprintf("All %s %ss of model %s are", grouped(uint64(slots)), kind, m.Name)
 	switch {
 	case used < slots:
-		taken = fmt.Sprintf("%s of the %s decode slots of model %s are", grouped(uint64(used)), grouped(uint64(slots)), m.Name)
+		taken = fmt.Sprintf("%s of the %s %ss of model %s are", grouped(uint64(used)), grouped(uint64(slots)), kind, m.Name)
 	case slots == 1:
-		taken = fmt.Sprintf("The only decode slot of model %s is", m.Name)
+		taken = fmt.Sprintf("The only %s of model %s is", kind, m.Name)
 	}
 	say(incident.Overload, Bad, at{"model", m.Name, "pool"}, "", "%s taken, and %s %s", taken, waits(waiting), where)
 }
@@ -239,7 +244,7 @@ func prefillFindings(d *Document, fails bool, say find) {
 	open := 0
 	alone := map[string]bool{} // engines of one rank: that has the engine's name
 	for i := range d.Engines {
-		if e := &d.Engines[i]; e.Role == "prefill" && e.Ranks == 1 {
+		if e := &d.Engines[i]; e.Role == fleet.Prefill && e.Ranks == 1 {
 			alone[e.ID] = true
 		}
 	}
@@ -261,8 +266,21 @@ func prefillFindings(d *Document, fails bool, say find) {
 			say(incident.MetricsOld, Warn, where, "", "%s answers too late when it is asked for its metrics", where.begin())
 		}
 	}
-	if open == 0 && len(p.Engines) > 0 {
-		say(incident.NoPrefill, Bad, proxyAt("prefill"), "", "No prefill engine takes prompts")
+	for i := range p.Groups {
+		switch g := &p.Groups[i]; g.State {
+		case "open":
+			open++
+		case "out":
+			where := at{"group", g.ID, "ranks"}
+			say(incident.PrefillOut, Bad, where, "", "%s takes no prompts, because those before failed", where.begin())
+		}
+	}
+	kind := "prefill"
+	if len(p.Groups) > 0 && len(p.Engines) == 0 {
+		kind = "aggregated"
+	}
+	if open == 0 && len(p.Engines)+len(p.Groups) > 0 {
+		say(incident.NoPrefill, Bad, proxyAt("prefill"), "", "No %s engine takes prompts", kind)
 	}
 	switch f := refused(d); {
 	case fails && f != nil && f.Why != "":
@@ -270,7 +288,7 @@ func prefillFindings(d *Document, fails bool, say find) {
 	case p.QueueMax > 0 && p.Waiting >= p.QueueMax && len(d.Models) == 1: // it is the sum over all models
 		say(incident.QueueFull, Bad, proxyAt("prefill"), "", "The arrival queue is full: %s in it, and its limit is %s (prefill.queue.max)", waits(p.Waiting), grouped(uint64(p.QueueMax)))
 	case p.Waiting > 0 && open == 0:
-		say(incident.QueueWaits, Bad, proxyAt("prefill"), "", "%s for a prefill engine", capital(waits(p.Waiting)))
+		say(incident.QueueWaits, Bad, proxyAt("prefill"), "", "%s for %s engine", capital(waits(p.Waiting)), map[string]string{"prefill": "a prefill", "aggregated": "an aggregated"}[kind])
 	}
 }
 
@@ -301,7 +319,11 @@ func modelFindings(m *Model, several bool, drained map[string]bool, say find) {
 		late = lateShare * m.Pool.TTLS
 	}
 	if m.Pool.OldestS > late {
-		say(incident.PoolLate, Bad, at{"model", m.Name, "pool"}, "", "A finished prefill of model %s has waited %.1f s for a decode rank, and %s in the pool", m.Name, m.Pool.OldestS, waits(m.Pool.Entries))
+		what, rank := "finished prefill", "decode rank"
+		if m.Aggregated {
+			what, rank = "request", "rank"
+		}
+		say(incident.PoolLate, Bad, at{"model", m.Name, "pool"}, "", "A %s of model %s has waited %.1f s for a %s, and %s in the pool", what, m.Name, m.Pool.OldestS, rank, waits(m.Pool.Entries))
 	}
 	for i := range m.Groups {
 		g := &m.Groups[i]
@@ -334,10 +356,14 @@ func modelFindings(m *Model, several bool, drained map[string]bool, say find) {
 			}
 		}
 		some := func(kind incident.Kind, names []string, one, many string) {
+			rank := "decode rank"
+			if m.Aggregated {
+				rank = "rank"
+			}
 			if n := len(names); n == 1 {
-				say(kind, Warn, on("ranks"), "", "Decode rank %s of %s %s %s", names[0], of, name, one)
+				say(kind, Warn, on("ranks"), "", "%s %s of %s %s %s", capital(rank), names[0], of, name, one)
 			} else if n > 1 {
-				say(kind, Warn, on("ranks"), "", "%d decode ranks of %s %s %s: %s", n, of, name, many, listed(names))
+				say(kind, Warn, on("ranks"), "", "%d %ss of %s %s %s: %s", n, rank, of, name, many, listed(names))
 			}
 		}
 		some(incident.RanksFull, full, "has a full KV cache", "have full KV caches")

@@ -107,6 +107,30 @@ func TestFindingsSayWhatIsWrongAndWhere(t *testing.T) {
 			d.Prefill.Engines = d.Prefill.Engines[:1]
 			d.Prefill.Engines[0].State = "down"
 		}, []told{{Bad, "prefill", "", "No prefill engine takes prompts"}, {Bad, "prefill", "", "4 requests wait for a prefill engine"}}},
+		"ranks that do both prefill, too": {func(d *Document) {
+			d.Prefill.Engines = d.Prefill.Engines[:1]
+			d.Prefill.Engines[0].State = "down"
+			d.Prefill.Groups = []PrefillGroup{{ID: "main of deepseek-r1 (aggregated)", State: "open"}}
+		}, []told{}},
+		"no engine does both any more": {func(d *Document) {
+			d.Prefill.Engines, d.Prefill.Groups = nil, []PrefillGroup{{ID: "main of deepseek-r1 (aggregated)", State: "down"}}
+		}, []told{{Bad, "prefill", "", "No aggregated engine takes prompts"}, {Bad, "prefill", "", "4 requests wait for an aggregated engine"}}},
+		"a group that fails": {func(d *Document) {
+			d.Prefill.Groups = []PrefillGroup{{ID: "main of deepseek-r1 (aggregated)", State: "out"}}
+		}, []told{{Bad, "ranks", "main of deepseek-r1 (aggregated)", "Group main of deepseek-r1 (aggregated) takes no prompts, because those before failed"}}},
+		"an aggregated engine drains, once for all of its ranks": {func(d *Document) {
+			d.Models[0].Aggregated, d.Engines[12].Role, d.Engines[12].Draining = true, "aggregated", true
+			for i := range 16 {
+				rank(d, i).State = RankDraining
+			}
+		}, []told{{Warn, "engines", "10.0.3.10:8000", "Aggregated engine 10.0.3.10:8000 drains: it takes no new requests"}}},
+		"an aggregated rank is full, and requests wait long": {func(d *Document) {
+			d.Models[0].Aggregated, rank(d, 0).KVTokens = true, rank(d, 0).Capacity
+			d.Models[0].Pool.OldestS, d.Models[0].Pool.Entries = 31, 7
+		}, []told{
+			{Bad, "pool", "deepseek-r1", "A request of model deepseek-r1 has waited 31.0 s for a rank, and 7 requests wait in the pool"},
+			{Warn, "ranks", "dp", "Rank 10.0.3.10:8000/0 of group dp has a full KV cache"},
+		}},
 		"the arrival queue is full": {func(d *Document) { d.Prefill.Waiting = 1000 },
 			[]told{{Bad, "prefill", "", "The arrival queue is full: 1,000 requests wait in it, and its limit is 1,000 (prefill.queue.max)"}}},
 		"the pool is old": {func(d *Document) { d.Models[0].Pool.OldestS, d.Models[0].Pool.Entries = 31, 7 },

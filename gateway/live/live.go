@@ -14,6 +14,7 @@ import (
 	"go.uber.org/zap"
 
 	"evenkeel/gateway"
+	"evenkeel/gateway/fleet"
 	"evenkeel/gateway/incident"
 	"evenkeel/gateway/openai"
 	"evenkeel/gateway/timeline"
@@ -146,7 +147,7 @@ func (l *Live) note(d *Document, s *gateway.Sample, at time.Time) {
 		for j := range m.Groups {
 			g := &m.Groups[j]
 			now.Lines = append(now.Lines, timeline.Line{Model: m.Name, Group: g.Name, Tokens: g.MostTokens})
-			ranksThatDrain(g, now.Engines)
+			ranksThatDrain(g, m.role(), now.Engines)
 		}
 	}
 	l.judging.Lock()
@@ -155,17 +156,25 @@ func (l *Live) note(d *Document, s *gateway.Sample, at time.Time) {
 }
 
 // ranksThatDrain adds ranks that drain without their engine.
-func ranksThatDrain(g *Group, states map[timeline.Engine]string) {
+func ranksThatDrain(g *Group, role string, states map[timeline.Engine]string) {
 	for i := range g.Ranks {
 		r := &g.Ranks[i]
-		if engine, _, several := strings.Cut(r.Name, "/"); several && states[timeline.Engine{Role: "decode", Name: engine}] != "drain" {
-			at := timeline.Engine{Role: "decode", Name: r.Name}
+		if engine, _, several := strings.Cut(r.Name, "/"); several && states[timeline.Engine{Role: role, Name: engine}] != "drain" {
+			at := timeline.Engine{Role: role, Name: r.Name}
 			states[at] = "up"
 			if r.State == RankDraining {
 				states[at] = "drain"
 			}
 		}
 	}
+}
+
+// role is that of the engines behind a board.
+func (m *Model) role() string {
+	if m.Aggregated {
+		return fleet.Aggregated
+	}
+	return fleet.Decode
 }
 
 func (l *Live) strip() Strip {

@@ -178,7 +178,7 @@ func hosts(band []column, cells int) string {
 func gone(g live.Group, engines []live.Engine) (lines []string) {
 	why := map[string]string{}
 	for _, e := range engines {
-		if e.Role == "decode" && e.State != "up" {
+		if e.Role != "prefill" && e.State != "up" {
 			why[e.ID] = fmt.Sprintf("%s for %s: %s", e.State, span(e.SinceS), cmp.Or(e.Why, "no reason told"))
 		}
 	}

@@ -106,11 +106,11 @@ func TestTheOverviewAnswersTheFirstQuestions(t *testing.T) {
 		"proxy-a v1.2.3  up 2h  ready", "14.2 req/s", "12k tok/s", "692/2628", "! bad for 12s: Prefill engine p2:8100 is down: connection refused", "✓ over after 30s: Decode rank d0:8200/1 of group dp drains", "failures 10 s/5 min/1 h/start  queue_full 0/12/1200/34k", "advice  big-moe: Decode has 2 ranks, and 4 are advised.", "pool 17 of 1024, oldest 2.8 s",
 		"main  144 ranks  evenkeel  imbalance 9744  idle 5.4%  5.1% of 9.2 ms lost", "1 draining",
 		"\n  against jsq-kv: 3.1 ms of every 44 ms step saved, 2.6 rank-hours saved today\n  Replayed: the 4.0 min until 12 s ago; error 0.8 % of a step.\n", "prefill finish  3 waiting of 1000", "50% of 90% KV",
-		"prefill p2:8100", "connection refused", "p1:8100 → d0:8200  waited 120ms  ok", "p1:8100 → –  has waited 4s  runs", "20 tok  – → –  runs",
+		"prefill    p2:8100", "connection refused", "p1:8100 → d0:8200  waited 120ms  ok", "p1:8100 → –  has waited 4s  runs", "20 tok  – → –  runs",
 	} {
 		require.Contains(t, view, want)
 	}
-	require.NotContains(t, view, "prefill p1:8100 ", "what is well is not listed")
+	require.NotContains(t, view, "prefill    p1:8100 ", "what is well is not listed")
 	well := document(8)
 	well.Incidents = nil
 	_, view = shown(80, 40, seen{well, time.Now()})

@@ -312,6 +312,9 @@ func (s screen) ranks() (lines []string) {
 func (s screen) prefill() []string {
 	p := s.doc.Prefill
 	waiting := warn(count(int64(p.Waiting)), p.QueueMax > 0 && p.Waiting > p.QueueMax/2)
+	if len(p.Engines) == 0 && len(p.Groups) > 0 { // the ranks above prefill, too
+		return []string{fmt.Sprintf("%s  %s waiting of %d", strong.Render("arrival queue"), waiting, p.QueueMax), ""}
+	}
 	lines := []string{fmt.Sprintf("%s %s  %s waiting of %d  hits %.0f%% of prompt tokens", strong.Render("prefill"), p.Policy, waiting, p.QueueMax, 100*p.HitShare)}
 	for _, e := range p.Engines {
 		lines = append(lines, fmt.Sprintf("  %-22s %s %s %3.0f%% of %.0f%% KV  %d probes, %s new  hit %.0f%%",
@@ -338,7 +341,7 @@ func (s screen) engines(amiss bool) (lines []string) {
 		if e.Draining {
 			state += ", draining"
 		}
-		lines = append(lines, fmt.Sprintf("  %-7s %-24s %s %s  %s", e.Role, tail(e.ID, 24), warn(state, !fine), span(e.SinceS), e.Why))
+		lines = append(lines, fmt.Sprintf("  %-10s %-24s %s %s  %s", e.Role, tail(e.ID, 24), warn(state, !fine), span(e.SinceS), e.Why))
 	}
 	if more > 0 {
 		lines = append(lines, faint.Render(fmt.Sprintf("  %d more on page 3", more)))
