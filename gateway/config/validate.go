@@ -251,3 +251,31 @@ func (c *Config) checkNumbers(bad report) {
 		}
 	}
 }
+
+// finishEngine fills in what an engine leaves out.
+func (c *Config) finishEngine(role string, e *Engine) {
+	e.Profile = cmp.Or(e.Profile, DefaultProfileOf(role))
+	if role == "prefill" {
+		return
+	}
+	p := c.Profiles[e.Profile]
+	if role == "aggregated" && e.Ranks > 0 && p.DPMode != mooncake.DPHybrid { // one address is a whole deployment
+		e.Group = cmp.Or(e.Group, idOf(*e))
+	}
+	e.Group = cmp.Or(e.Group, "main")
+	e.Barrier = cmp.Or(e.Barrier, BarrierDP)
+	e.Cost = cmp.Or(e.Cost, 1)
+	e.Slots = cmp.Or(e.Slots, p.MaxNumSeqs)
+	e.KV = cmp.Or(e.KV, p.KVTokensPerRank)
+	if role == "aggregated" {
+		e.Budget = cmp.Or(e.Budget, p.MaxBatchedTokens)
+	}
+}
+
+// DefaultProfileOf is the profile of an engine that names none.
+func DefaultProfileOf(role string) string {
+	if role == "aggregated" {
+		return DefaultAggregated
+	}
+	return DefaultProfile
+}
