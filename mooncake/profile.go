@@ -30,7 +30,18 @@ func Connectors() []string {
 const (
 	BindLate    = "late"    // after its prefill
 	BindArrival = "arrival" // before its prefill
+
+	bindAlone = "alone" // to a rank that prefills and decodes; see Alone
 )
+
+// Alone is the profile of an engine that prefills and decodes: its connector only tells whose engine it is.
+func (p Profile) Alone() Profile {
+	p.Bind = bindAlone
+	return p
+}
+
+// Aggregated tells whether it is one of Alone.
+func (p *Profile) Aggregated() bool { return p.Bind == bindAlone }
 
 // alwaysEarly are the connectors that cannot bind late, and why.
 var alwaysEarly = map[string]string{
@@ -40,11 +51,11 @@ var alwaysEarly = map[string]string{
 }
 
 // Early tells whether a request is bound to its decode rank before its prefill.
-func (p *Profile) Early() bool { return p.Bind == BindArrival || p.alwaysEarly() || p.Aggregated }
+func (p *Profile) Early() bool { return p.Bind == BindArrival || p.alwaysEarly() || p.Aggregated() }
 
 // HandsOff tells whether a prefill engine returns a hand-off, which a decode rank that is
 // chosen afterwards can use.
-func (p *Profile) HandsOff() bool { return !p.alwaysEarly() && !p.Aggregated }
+func (p *Profile) HandsOff() bool { return !p.alwaysEarly() && !p.Aggregated() }
 
 func (p *Profile) alwaysEarly() bool { return alwaysEarly[p.Connector] != "" }
 
@@ -127,8 +138,6 @@ type Profile struct {
 	ClampsMaxTokens   *bool         `yaml:"clamps_max_tokens"` // nil: by the decode engine's version
 	BootstrapPort     int           `yaml:"bootstrap_port"`    // vllm-mooncake and sglang
 	NameRanks         *bool         `yaml:"name_ranks"`        // sglang: requests say which rank is meant; nil: they do
-
-	Aggregated bool `yaml:"-"` // of an engine that prefills and decodes: its connector only tells whose engine it is
 }
 
 // MetricNames are the engine's gauges; an empty name is looked for under the

@@ -12,7 +12,7 @@ import (
 
 // doBoth are groups of ranks that prefill and decode.
 func doBoth(ids ...string) (all []Candidate) {
-	profile := mooncake.Profile{Connector: mooncake.None, Aggregated: true}.WithDefaults()
+	profile := mooncake.Profile{Connector: mooncake.None}.WithDefaults().Alone()
 	for _, c := range up(ids...) {
 		c.Mixed, c.Profile, c.Board = true, &profile, "board"
 		all = append(all, c)

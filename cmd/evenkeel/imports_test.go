@@ -106,7 +106,7 @@ var mayImport = map[string][]string{
 
 	"gateway/metaserver": {"gateway/edge", "mooncake"},
 
-	"bench/refengine/group": {"bench", "dispatcher/virtual"}, // it schedules as the simulator does
+	"bench/refengine/group": {"bench", "dispatcher/step", "dispatcher/virtual"}, // it schedules as the simulator does
 }
 
 // pure packages are functions of their arguments: no clock, no I/O, no network.

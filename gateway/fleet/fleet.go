@@ -107,8 +107,7 @@ func profileOf(role string, p *mooncake.Profile) *mooncake.Profile {
 	if role != Aggregated {
 		return p
 	}
-	own := *p
-	own.Aggregated = true
+	own := p.Alone()
 	return &own
 }
 

@@ -26,7 +26,7 @@ const Notice = 250 * time.Millisecond
 // New prepares a call to an engine. A request for SGLang names the rank in its body, and not in a header. One that no
 // other engine has a part in names it in the header, unless ranks must not be named.
 func New(client *engine.Client, profile *mooncake.Profile, target *engine.Target) *engine.Call {
-	if profile.Connector == mooncake.SGLang && (!profile.Aggregated || profile.NamedRank(target.Rank) < 0) {
+	if profile.Connector == mooncake.SGLang && (!profile.Aggregated() || profile.NamedRank(target.Rank) < 0) {
 		target = target.Unranked()
 	}
 	return client.NewCall(target)

@@ -377,9 +377,9 @@ func TestWhereARankIsNamed(t *testing.T) {
 		profile mooncake.Profile
 		want    string
 	}{
-		{mooncake.Profile{Connector: mooncake.None, Aggregated: true}, "1"},
-		{mooncake.Profile{Connector: mooncake.SGLang, Aggregated: true}, "1"},
-		{mooncake.Profile{Connector: mooncake.SGLang, Aggregated: true, NameRanks: new(false)}, ""},
+		{mooncake.Profile{Connector: mooncake.None}.Alone(), "1"},
+		{mooncake.Profile{Connector: mooncake.SGLang}.Alone(), "1"},
+		{mooncake.Profile{Connector: mooncake.SGLang, NameRanks: new(false)}.Alone(), ""},
 		{mooncake.Profile{Connector: mooncake.SGLang}, ""},
 		{mooncake.Profile{}, "1"},
 	} {

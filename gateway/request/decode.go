@@ -63,7 +63,7 @@ func (j *job) open(h *handoff.Handoff, s *stream) *failure.Fault {
 	}
 	profile, limits := s.rank.Profile, &j.srv.Settings().Limits
 	silence := profile.FirstEventTimeout
-	if profile.Aggregated { // it computes the whole prompt first, after others
+	if profile.Aggregated() { // it computes the whole prompt first, after others
 		silence = limits.ProbeTimeout
 	}
 	switch {

@@ -113,7 +113,7 @@ func (t *tester) decode(ctx context.Context, d subject, body *mooncake.Body, a m
 // answer sends a decode request, reads the answer and compares what it says of itself.
 func (t *tester) answer(ctx context.Context, d subject, id string, body [][]byte) error {
 	half, cached := life.Decode, -1
-	if d.profile.Aggregated {
+	if d.profile.Aggregated() {
 		half, cached = life.Sole, sse.OwnCached
 	}
 	call, end := t.call(ctx, d, half)
@@ -184,7 +184,7 @@ func (t *tester) judge(d subject, s *stream) error {
 	case usage.Completion != tokens && s.mirror.FinishReason() == "length":
 		return fmt.Errorf("usage says %d tokens of the %d asked for", usage.Completion, tokens)
 	}
-	if d.profile.Aggregated {
+	if d.profile.Aggregated() {
 		t.report(d.name, OK, "computed a prompt of %d tokens and answered with %d", usage.Prompt, usage.Completion)
 		t.counts(d, usage.Cached)
 	} else {

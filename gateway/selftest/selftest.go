@@ -93,7 +93,9 @@ func (t *tester) subject(ctx context.Context, role string, e config.Engine) (s s
 		return s, err // a valid config has none such
 	}
 	p := t.cfg.Profiles[e.Profile]
-	p.Aggregated = role == aggregated
+	if role == aggregated {
+		p = p.Alone()
+	}
 	s = subject{name: role + " " + id, ranks: e.Ranks, profile: &p}
 	if s.target, err = config.Target(e, &p); err != nil {
 		return s, err

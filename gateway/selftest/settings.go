@@ -15,7 +15,7 @@ func (t *tester) settings(ctx context.Context, s subject, e config.Engine) {
 	switch {
 	case s.profile.Connector == mooncake.SGLang:
 		t.sglang(ctx, s)
-	case s.profile.Aggregated:
+	case s.profile.Aggregated():
 		t.vllm(ctx, s, e)
 	}
 }
@@ -32,7 +32,7 @@ func (t *tester) serverInfo(ctx context.Context, s subject, into any) bool {
 // it, and of one that holds prompts back as evenkeel does.
 func (t *tester) sglang(ctx context.Context, s subject) {
 	named := s.profile.NamedRank(s.target.Rank) >= 0
-	if !named && !s.profile.Aggregated {
+	if !named && !s.profile.Aggregated() {
 		return
 	}
 	var told struct {
@@ -44,7 +44,7 @@ func (t *tester) sglang(ctx context.Context, s subject) {
 		t.report(s.name, Warn, "runs with elastic EP (--elastic-ep-backend): if one of its GPUs fails, the next request that names the rank ends the whole server; set name_ranks: false in its profile")
 	}
 	switch {
-	case !s.profile.Aggregated:
+	case !s.profile.Aggregated():
 	case !answered:
 		t.report(s.name, OK, "does not tell whether it holds prompts back itself (--enable-prefill-delayer): GET /server_info gives no answer")
 	case told.Delays:

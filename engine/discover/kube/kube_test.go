@@ -336,7 +336,7 @@ func TestWhatAPodSaysOfItself(t *testing.T) {
 		{"a cost below nothing", note("cost", "-1"), nil, `evenkeel.io/cost is "-1"`},
 		{"a port that nothing has", note("port", "grpc"), nil, `port "grpc" is neither`},
 		{"a port out of range", note("port", "70000"), nil, `port "70000" is neither`},
-		{"no role", with(yes, func(p *corev1.Pod) { delete(p.Labels, "evenkeel.io/role") }), nil, `evenkeel.io/role is ""; write prefill, decode or both`},
+		{"no role", with(yes, func(p *corev1.Pod) { delete(p.Labels, "evenkeel.io/role") }), nil, `evenkeel.io/role is ""; write prefill, decode, both or aggregated`},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			got, err := cfg.engines(row.pod, standing{})
