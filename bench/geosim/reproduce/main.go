@@ -22,7 +22,7 @@ import (
 
 func main() {
 	out := flag.String("out", "docs/results/regions.md", "document to write")
-	seeds := flag.Int("seeds", 5, "runs of every arm")
+	seeds := flag.Int("seeds", 3, "runs of every arm")
 	only := flag.String("only", "", "comma-separated names of the tables to write: "+strings.Join(page.Names(blocks), ", "))
 	flag.Parse()
 	world.Main("reproduce", func(ctx context.Context, _ []string, _ io.Writer) error {
