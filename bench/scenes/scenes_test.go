@@ -35,10 +35,26 @@ func short(t *testing.T, on string) options {
 	return o
 }
 
+// The longest begins first: all of these mostly wait, and so run side by side.
+func TestOwnersComeAndGo(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes 70 s")
+	}
+	t.Parallel()
+	binary, err := program.Binary()
+	require.NoError(t, err)
+	o := options{Options: world.Options{Bin: binary}, lease: 3 * time.Second, load: time.Second, absence: 15 * time.Second, clients: 4, on: onLoopback}
+	r, err := play(t.Context(), o, shard)
+	require.NoError(t, err)
+	r.Write(t.Output())
+	require.Empty(t, r.Breaches)
+}
+
 func TestThreeRegionsOnLoopback(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes 20 s")
 	}
+	t.Parallel()
 	r, err := play(t.Context(), short(t, onLoopback), ordered)
 	require.NoError(t, err)
 	r.Write(t.Output())
@@ -50,6 +66,7 @@ func TestARegionThatIsOwnedByLease(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes 20 s")
 	}
+	t.Parallel()
 	r, err := play(t.Context(), short(t, onLoopback), leased)
 	require.NoError(t, err)
 	r.Write(t.Output())
@@ -60,25 +77,13 @@ func TestThreeRegionsInNamespaces(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes 10 s")
 	}
+	t.Parallel()
 	two := ordered
 	two.scenes = []world.Scene[*site]{{Name: "the same bytes", Play: playSame}, {Name: "loss", Play: playLoss}}
 	r, err := play(t.Context(), short(t, "netns"), two)
 	if errors.Is(err, errForbidden) {
 		t.Skip(err)
 	}
-	require.NoError(t, err)
-	r.Write(t.Output())
-	require.Empty(t, r.Breaches)
-}
-
-func TestOwnersComeAndGo(t *testing.T) {
-	if testing.Short() {
-		t.Skip("takes 70 s")
-	}
-	binary, err := program.Binary()
-	require.NoError(t, err)
-	o := options{Options: world.Options{Bin: binary}, lease: 3 * time.Second, load: time.Second, absence: 15 * time.Second, clients: 4, on: onLoopback}
-	r, err := play(t.Context(), o, shard)
 	require.NoError(t, err)
 	r.Write(t.Output())
 	require.Empty(t, r.Breaches)
