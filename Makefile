@@ -198,5 +198,5 @@ ci: ## what CI runs: lint, vulnerabilities, fuzz seeds, short benchmarks, and ev
 	$(MAKE) --no-print-directory build lint vulncheck
 	$(MAKE) --no-print-directory bench BENCHTIME=1x >/dev/null
 	$(MAKE) --no-print-directory image-check chart-check
-	set -o pipefail; CGO_ENABLED=1 go test -race -cover -vet=off -p 3 -timeout 20m ./gateway ./... | bench/covered.sh $(PROXIES)
-	go test -count=1 -vet=off -p 3 -timeout 20m ./gateway ./...
+	CGO_ENABLED=1 go test -race -vet=off -p 3 -timeout 20m ./gateway ./...
+	set -o pipefail; go test -count=1 -cover -vet=off -p 3 -timeout 20m ./gateway ./... | bench/covered.sh $(PROXIES)
