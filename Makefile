@@ -153,9 +153,9 @@ bench-watch: ## evenkeel with the page open, with every request traced, without 
 	go run ./bench/relay -watched -rows spread-1000 -proxies 'evenkeel.*' $(if $(BEFORE),-before $(BEFORE))
 
 .PHONY: lint
+# govet of golangci-lint has all analyzers of `go vet`.
 lint: $(TOOLS)/golangci-lint ## gofmt, vet and the linters of .golangci.yml
 	@test -z "$$(gofmt -l $$(git ls-files '*.go'))" || { gofmt -l $$(git ls-files '*.go'); echo "run gofmt -w on these"; exit 1; }
-	go vet ./...
 	$(TOOLS)/golangci-lint run ./...
 
 $(TOOLS)/golangci-lint:
