@@ -97,6 +97,7 @@ func TestBoundAtArrivalIsBoundLateWithoutPrefills(t *testing.T) {
 // The run above does without early ranks altogether. Ranks that are early decide the same, by every policy that
 // holds nothing back: that, policies do not at arrival.
 func TestEarlyRanksDecideTheSameWithoutPrefills(t *testing.T) {
+	race.Alone(t)
 	for _, load := range []Load{{Pool: 12}, {Rho: 0.9}} {
 		for _, spec := range forms() {
 			spec = board.HoldsNothing(spec)

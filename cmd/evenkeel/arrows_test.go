@@ -22,6 +22,8 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"evenkeel/bench/race"
 )
 
 // arrow goes from a file to another one of its package that declares something which the first file uses: a function, a type, a
@@ -31,6 +33,7 @@ type arrow struct{ from, to string }
 // A reader of a package starts with its first file, and finds what that file uses below it. So the files of each package of the
 // product have an order in which at most one arrow goes back up, or fewer than a tenth of all.
 func TestFilesOfAPackageHaveAnOrder(t *testing.T) {
+	race.Alone(t)
 	for pkg, arrows := range arrowsOfProduct(t) {
 		back := backUp(slices.Collect(maps.Keys(arrows)))
 		if len(back) > 1 && 10*len(back) >= len(arrows) {

@@ -10,6 +10,8 @@ import (
 
 	"github.com/alecthomas/kong"
 	"github.com/stretchr/testify/require"
+
+	"evenkeel/bench/race"
 )
 
 // pages are the texts for people, by their path.
@@ -99,6 +101,7 @@ func wordsOf(line string) (words []string) {
 // Command lines of the pages are read by evenkeel as they stand. In the middle of
 // a sentence one may lack what it needs, but has nothing that there is not.
 func TestThePagesCommandLinesParse(t *testing.T) {
+	race.Alone(t)
 	n := 0
 	for page, text := range pages(t) {
 		if !strings.HasSuffix(page, ".md") || strings.HasSuffix(page, "CHANGELOG.md") {

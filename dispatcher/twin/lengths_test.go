@@ -7,6 +7,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
+
+	"evenkeel/bench/race"
 )
 
 func TestLengthsCountThoseThatWereNotSeenToTheEnd(t *testing.T) {
@@ -32,6 +34,7 @@ func TestLengthsCountThoseThatWereNotSeenToTheEnd(t *testing.T) {
 // Whoever looks only for a while at answers that begin at any time, and knows of long ones only that they were
 // longer, draws lengths like those that there are.
 func TestDrawnLengthsAreLikeTheRealOnes(t *testing.T) {
+	race.Alone(t)
 	rapid.Check(t, func(t *rapid.T) {
 		r := rand.New(rand.NewPCG(rapid.Uint64().Draw(t, "seed"), 1))
 		mean := rapid.Float64Range(20, 500).Draw(t, "mean")
