@@ -163,6 +163,11 @@ var decodeBoard = dashboard{
 			{title: "Largest backlog as a multiple of the mean", kind: graph, unit: "short", lines: one(`evenkeel_backlog_imbalance_ratio`, "{{group}}"), idle: noMixed},
 			{title: "Steps in which a rank computes a prompt", kind: graph, unit: "percentunit",
 				lines: one(`sum by (group) (rate(evenkeel_prefill_steps_total[$rate])) / sum by (group) (rate(evenkeel_step_seconds_count[$rate]))`, "{{group}}"), idle: noMixed},
+			{title: "What a step takes for prompts and requests", says: "Of 1,000 prompt tokens on the slowest rank, of 1,000 that a rank computes in the mean, of any prompt, of a request.",
+				kind: graph, unit: "s", lines: []line{
+					{`1000 * evenkeel_step_model_own_prefill_seconds`, "{{group}} a rank's own part"}, {`1000 * evenkeel_step_model_shared_prefill_seconds`, "{{group}} shared part"},
+					{`evenkeel_step_model_prefill_step_seconds`, "{{group}} any prompt"}, {`evenkeel_step_model_request_seconds`, "{{group}} a request"},
+				}, idle: "learned once there were steps with prompts"},
 			{title: "Rounds", kind: graph, unit: "ops", lines: one(`sum by (group) (rate(evenkeel_rounds_total[$rate]))`, "{{group}}"), idle: noMixed},
 			{title: "Ranks that a round fills", kind: graph, unit: "short", lines: quantiles("evenkeel_round_ranks", "group"), idle: noMixed},
 			{title: "Held for a round", kind: graph, unit: "s", lines: quantiles("evenkeel_round_hold_seconds", ""), idle: noMixed},
