@@ -1,6 +1,7 @@
 package config
 
 import (
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -54,6 +55,25 @@ engines:
 	got, err = bare.CompleteFound("aggregated", Engine{URL: "http://a:1"})
 	require.NoError(t, err)
 	require.Equal(t, Engine{URL: "http://a:1", Profile: "aggregated", Group: "main", Barrier: "dp", Cost: 1, Slots: 64, Budget: 2048}, got)
+}
+
+func TestWhichProfilesEnginesMayHave(t *testing.T) {
+	for _, tc := range []struct{ text, role, want string }{
+		{"engines: {decode: [{url: \"http://d:1\"}]}", "decode", "ascend"},
+		{"engines: {aggregated: [{url: \"http://a:1\"}]}", "", "aggregated"},
+		{"engines: {aggregated: [{url: \"http://a:1\"}]}", "prefill", ""},
+		{"discovery: {files: [f]}", "prefill", "ascend"},
+		{"discovery: {files: [f]}", "", "ascend"},
+		{"discovery: {files: [f]}", "aggregated", "aggregated ascend"},
+		{"discovery: {kubernetes: [{selector: a, port: 1}]}", "decode", "ascend"},
+		{"profiles: {n: {connector: nixl-pull}}\ndiscovery: {files: [f]}", "decode", "n"},
+		{"profiles: {n: {connector: none}}\ndiscovery: {files: [f]}", "decode", "ascend"},
+		{"profiles: {n: {connector: none}}\ndiscovery: {files: [f]}", "", "ascend n"},
+	} {
+		c, err := Parse("f.yaml", []byte(tc.text))
+		require.NoError(t, err, tc.text)
+		require.Equal(t, tc.want, strings.Join(c.ProfilesInUse(tc.role), " "), "%s: %s", tc.text, tc.role)
+	}
 }
 
 func TestInstanceID(t *testing.T) {

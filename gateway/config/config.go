@@ -4,6 +4,7 @@
 package config
 
 import (
+	"cmp"
 	"iter"
 	"maps"
 	"slices"
@@ -276,13 +277,24 @@ func (c *Config) ProfilesInUse(role string) []string {
 		note(d.Role, d.Profile)
 	}
 	for _, k := range c.Discovery.Kubernetes {
-		note(k.Role, k.Profile)
+		note(k.Role, cmp.Or(k.Profile, DefaultProfile)) // a pod that does both, and names none, has DefaultAggregated
 	}
 	if len(c.Discovery.Files)+len(c.Discovery.Kubernetes) > 0 {
-		for name := range c.Profiles {
-			if name != DefaultProfile || len(c.Profiles) == 1 {
+		apart := false // some profile of pairs is written down
+		for name, p := range c.Profiles {
+			switch pairs := p.Connector != mooncake.None; {
+			case name == DefaultProfile:
+			case name == DefaultAggregated:
+				if role == "aggregated" {
+					used[name] = true
+				}
+			case pairs || role == "" || role == "aggregated":
 				used[name] = true
+				apart = apart || pairs
 			}
+		}
+		if !apart {
+			used[DefaultProfile] = true
 		}
 	}
 	return slices.Sorted(maps.Keys(used))

@@ -72,7 +72,10 @@ func (d *Discovery) finish() {
 	}
 	for i := range d.Kubernetes {
 		e := &d.Kubernetes[i]
-		e.RoleLabel, e.Scheme, e.Profile = cmp.Or(e.RoleLabel, DefaultRoleLabel), cmp.Or(e.Scheme, "http"), cmp.Or(e.Profile, DefaultProfileOf(e.Role))
+		e.RoleLabel, e.Scheme = cmp.Or(e.RoleLabel, DefaultRoleLabel), cmp.Or(e.Scheme, "http")
+		if e.Role != "" { // else each pod has that of its role
+			e.Profile = cmp.Or(e.Profile, DefaultProfileOf(e.Role))
+		}
 		if e.Slices == nil {
 			e.Slices = new(true)
 		}

@@ -332,6 +332,11 @@ func TestWhatAPodSaysOfItself(t *testing.T) {
 		{"a cost", note("cost", "2"), func(e *discover.Engine) { e.Cost = 2 }, ""},
 		{"a port of its own", note("port", "9000"), func(e *discover.Engine) { e.Address, e.URL = "10.0.0.1:9000", "http://10.0.0.1:9000" }, ""},
 		{"what only prefill engines have is left out", note("kv-events-port", "5557"), func(*discover.Engine) {}, ""},
+		{"what only aggregated engines have is left out", note("token-budget", "8192"), func(*discover.Engine) {}, ""},
+		{"an engine that prefills and decodes", with(note("token-budget", "8192"), func(p *corev1.Pod) {
+			p.Labels["evenkeel.io/role"], p.Annotations["evenkeel.io/prefill-schedule-interval"] = "aggregated", "2"
+		}), func(e *discover.Engine) { e.Role, e.Budget, e.Interval = "aggregated", 8192, 2 }, ""},
+		{"a budget that is no number", with(note("token-budget", "8k"), func(p *corev1.Pod) { p.Labels["evenkeel.io/role"] = "aggregated" }), nil, `evenkeel.io/token-budget is "8k"`},
 		{"slots that are no number", note("slots", "many"), nil, `evenkeel.io/slots is "many"`},
 		{"a cost below nothing", note("cost", "-1"), nil, `evenkeel.io/cost is "-1"`},
 		{"a port that nothing has", note("port", "grpc"), nil, `port "grpc" is neither`},
