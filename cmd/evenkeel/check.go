@@ -94,6 +94,8 @@ func counted(e *config.Engines) string {
 	switch p, d, a := len(e.Prefill), len(e.Decode), len(e.Aggregated); {
 	case a == 0:
 		return fmt.Sprintf("%d prefill and %d decode engines", p, d)
+	case p+d == 0 && a == 1:
+		return "1 aggregated engine"
 	case p+d == 0:
 		return fmt.Sprintf("%d aggregated engines", a)
 	default:

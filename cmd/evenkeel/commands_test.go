@@ -126,6 +126,12 @@ func TestCheck(t *testing.T) {
 	status, out, errs := line("check", "--config", good)
 	require.Equal(t, 0, status, errs)
 	require.Equal(t, good+": ok, 1 prefill and 1 decode engines, policy evenkeel\n", out)
+	together := write(t, "engines: {aggregated: [{url: \"http://127.0.0.1:1\", ranks: 2, slots: 4}]}\n")
+	_, out, _ = line("check", "--config", together)
+	require.Equal(t, together+": ok, 1 aggregated engine, policy evenkeel\n", out)
+	both := write(t, "engines: {prefill: [{url: \"http://127.0.0.1:1\"}], decode: [{url: \"http://d0:1\", slots: 4}], aggregated: [{url: \"http://a0:1\", slots: 4}]}\n")
+	_, out, _ = line("check", "--config", both)
+	require.Equal(t, both+": ok, 1 prefill, 1 decode and 1 aggregated engines, policy evenkeel\n", out)
 
 	status, out, _ = line("check", "-c", good, "--json")
 	require.Equal(t, 0, status)
@@ -158,6 +164,12 @@ func TestCheckProbesTheEngines(t *testing.T) {
 	status, out, errs := line("check", "--config", cluster(p, d), "--probe")
 	require.Equal(t, 0, status, out+errs)
 	require.Contains(t, out, "ok   decode "+strings.TrimPrefix(d, "http://")+": decoded 4 tokens of a hand-off\n")
+
+	a := start(refengine.Aggregated)
+	status, out, errs = line("check", "--config", write(t, "engines: {aggregated: [{url: \""+a+"\", slots: 4}]}\n"), "--probe")
+	require.Equal(t, 0, status, out+errs)
+	require.Regexp(t, `ok   aggregated `+strings.TrimPrefix(a, "http://")+`: computed a prompt of \d+ tokens and answered with 4\n`, out)
+	require.Contains(t, out, "does not tell its --max-num-seqs")
 
 	broken := start(refengine.Prefill, refengine.Rule{Fault: refengine.NullHandoff})
 	status, out, errs = line("check", "--config", cluster(broken, d), "--probe", "--json")

@@ -82,6 +82,17 @@ func TestInitAsksEngines(t *testing.T) {
 	}
 	require.Contains(t, errs, "2 of 4 engines did not tell whether they prefill or decode, and stand in comments only: http://"+locked+", http://127.0.0.1:1; run init again with the role before their addresses")
 
+	status, out, errs = line("init", "--probe", start(refengine.Config{Role: refengine.Aggregated, DPSize: 2, DPMode: "internal"}))
+	require.Equal(t, 0, status, errs)
+	cfg, err = config.Parse("init", []byte(out))
+	require.NoError(t, err, out)
+	require.Len(t, cfg.Engines.Aggregated, 1)
+	require.Equal(t, 2, cfg.Engines.Aggregated[0].Ranks)
+	require.Empty(t, cfg.Doubts())
+	for _, want := range []string{"# It is an aggregated engine: when it was asked to hand a prompt over, it handed nothing over.", "# token_budget: 8192", "# prefill: {index: {tokenize: engine}}"} {
+		require.Contains(t, out, want)
+	}
+
 	file := filepath.Join(t.TempDir(), "e.yaml")
 	status, _, errs = line("init", "--probe", p, d, "--out", file)
 	require.Equal(t, 1, status)
