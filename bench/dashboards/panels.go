@@ -173,7 +173,7 @@ var decodeBoard = dashboard{
 			{title: "Held for a round", kind: graph, unit: "s", lines: quantiles("evenkeel_round_hold_seconds", ""), idle: noMixed},
 		}},
 		{"Engines", []panel{
-			{title: "Decode engines", kind: graph, unit: "short", lines: one(`sum by (state) (evenkeel_engine_state{role="decode"})`, "{{state}}")},
+			{title: "Engines with decode slots", kind: graph, unit: "short", lines: one(`sum by (state) (evenkeel_engine_state{role=~"decode|aggregated"})`, "{{state}}")},
 			{title: "Pull and first token", kind: graph, unit: "s", lines: []line{
 				{`histogram_quantile(0.5, sum by (le) (rate(evenkeel_stage_seconds_bucket{stage="transfer"}[$rate])))`, "p50"},
 				{`histogram_quantile(0.99, sum by (le) (rate(evenkeel_stage_seconds_bucket{stage="transfer"}[$rate])))`, "p99"},
