@@ -107,3 +107,15 @@ func TestOfBothKindsOneIsPreferred(t *testing.T) {
 		})
 	}
 }
+
+// How long a prompt is nobody knows before an engine has counted it. One that looks too long for every rank is still sent:
+// only its engine can refuse it.
+func TestAPromptThatLooksTooLongIsSent(t *testing.T) {
+	t.Parallel()
+	o := together(nil)
+	o.mixed[0].MaxModelLen, o.mixed[0].KVTokens = 2048, 4096
+	c := start(t, o)
+	c.say(talk("", strings.Repeat("a", 40_000)))
+	c.settledRequests(1)
+	require.Less(t, c.records()[0].PromptTokens, 2048)
+}

@@ -20,6 +20,9 @@ func (j *job) placeMixed(lease *prefill.Lease) (*dispatcher.Slot, *failure.Fault
 		p.Tokens = cmp.Or(p.Prompt.Tokens, j.estimate())
 	}
 	tokens := j.srv.Locals.Length(&p)
+	if guessed := p.Prompt.Tokens == 0 && j.prompt == 0 && j.req.PromptTokens == 0; guessed && j.model.MaxLen > 0 {
+		tokens = min(tokens, j.model.MaxLen) // a longer one would find no rank, and only its engine knows that it is shorter
+	}
 	var hits []board.Hit
 	for _, o := range j.srv.Locals.Offers(&p, j.avoid.decode) {
 		if held := tokens - o.New; held > 0 {
