@@ -87,7 +87,7 @@ func (j *job) place(c prefill.Candidate, tokens int, enqueue func(*pool.Entry) <
 		}
 	}
 	if r.Err != nil {
-		return nil, j.unplaced(r.Err, region, unowned)
+		return nil, j.unplaced(r.Err, tokens, region, unowned)
 	}
 	j.told.Tell(journal.Event{What: journal.Placed, Slot: r.Slot, Took: time.Since(e.Entered)})
 	return r.Slot, nil
@@ -96,11 +96,11 @@ func (j *job) place(c prefill.Candidate, tokens int, enqueue func(*pool.Entry) <
 // unplaced is what becomes of a request whose hand-off got no rank. KV does not cross
 // regions. So a hand-off in a region whose ranks are gone, most often because the
 // region was handed back, is spent: the prompt is prefilled again elsewhere, once.
-func (j *job) unplaced(err error, region string, unowned bool) *failure.Fault {
+func (j *job) unplaced(err error, tokens int, region string, unowned bool) *failure.Fault {
 	if unowned {
 		return failure.Of(life.Ended{Why: life.Unowned}, failure.NotOurs(), owner.ErrNotOwner)
 	}
-	f := failure.Of(life.Ended{Why: life.NoRank}, failure.Pool(err, j.prompt), err)
+	f := failure.Of(life.Ended{Why: life.NoRank}, failure.Pool(err, tokens), err)
 	if gone := errors.Is(err, board.ErrNoWorkers) || errors.Is(err, board.ErrWithdrawn); gone && region != "" {
 		f.Why = life.RanksLost
 	}
