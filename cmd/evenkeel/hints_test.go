@@ -44,7 +44,7 @@ func TestMistakesAreNamed(t *testing.T) {
 		{"a negative port of an engine", "serve --decoder-ports -3", 2, `--decoder-ports: "-3" is no port`, "short flag"},
 		{"engines with commas, in a file", "check --config two.yaml", 1, "names more than one engine; write an entry for each", ""},
 		{"negative slots", "serve --slots -1", 2, "--slots: engines.decode[0].slots: -1 is no number of slots; write the engine's --max-num-seqs", "short flag"},
-		{"no slots", "serve --slots 0", 2, "--slots: a decode rank with 0 slots runs nothing; write the engines' --max-num-seqs", ""},
+		{"no slots", "serve --slots 0", 2, "--slots: a rank with 0 slots runs nothing; write the engines' --max-num-seqs", ""},
 		{"negative retries", "serve --max-retries -2", 2, "--max-retries: prefill.retry.attempts: -2; at least 1 is needed", "short flag"},
 		{"a negative delay", "serve --retry-delay -0.5", 2, "--retry-delay: prefill.retry.base: -500ms; a time above 0 is needed", "short flag"},
 		{"a file without its flag", "check evenkeel.yaml", 2, "a config file is given as --config evenkeel.yaml", ""},
