@@ -6,10 +6,13 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"evenkeel/bench/race"
 )
 
 // Whoever chooses the ranks, all that was asked for is answered, and what the proxy thinks of the ranks ends where it began.
 func TestAccountsEndWhereTheyBegan(t *testing.T) {
+	race.Alone(t)
 	t.Parallel()
 	for number := range 6 {
 		l := newLoad(9, number)
@@ -63,7 +66,7 @@ func TestWrongFlags(t *testing.T) {
 
 func TestTablesJudge(t *testing.T) {
 	t.Parallel()
-	all, err := try(t.Context(), 5, 3, io.Discard)
+	all, err := try(t.Context(), 1, 3, io.Discard) // the loads of other seeds take several times as long
 	require.NoError(t, err)
 	o := options{}
 	text := o.tables([]*trials{all})
