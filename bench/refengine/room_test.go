@@ -318,6 +318,7 @@ func TestWhatEndsAServerOfSGLang(t *testing.T) {
 		{"none is named", Config{Role: Decode, DPSize: 2, Faults: masked}, "/v1/completions", `{"model":"ref","prompt":"a"}`, 400},
 	} {
 		t.Run(row.name, func(t *testing.T) {
+			t.Parallel() // /health takes a second
 			e, p := sglangRanks(t, row.cfg)
 			resp, err := p.c.Post(e.URLs()[0]+row.path, "application/json", strings.NewReader(row.body))
 			if err == nil {
