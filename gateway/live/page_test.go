@@ -157,6 +157,7 @@ func chromium(t *testing.T) *browser {
 	if path == "" {
 		t.Skip("no Chromium here, so the page is not tried in one: apt-get install chromium")
 	}
+	t.Parallel() // a page mostly waits for the next second
 	opts := append(slices.Clone(chromedp.DefaultExecAllocatorOptions[:]), chromedp.ExecPath(path), chromedp.NoSandbox, chromedp.WindowSize(1360, 1000))
 	allocator, cancel := chromedp.NewExecAllocator(context.Background(), opts...)
 	t.Cleanup(cancel)
