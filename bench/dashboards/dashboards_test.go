@@ -15,6 +15,8 @@ import (
 	"github.com/prometheus/prometheus/model/labels"
 	"github.com/prometheus/prometheus/promql/parser"
 	"github.com/stretchr/testify/require"
+
+	"evenkeel/bench/race"
 )
 
 const configs = "../../configs"
@@ -314,6 +316,7 @@ func TestEveryAlertHasItsRunbookEntry(t *testing.T) {
 }
 
 func TestRulesPassPromtool(t *testing.T) {
+	race.Alone(t) // promtool computes, which is not ours
 	promtool, err := exec.LookPath("promtool")
 	if err != nil {
 		t.Skip("promtool is not installed (Debian's package prometheus): the rules were parsed, not run")
