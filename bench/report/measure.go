@@ -15,6 +15,7 @@ type Step struct {
 	Late     time.Duration // how much later than Start+Length it ended
 	Running  []int         // requests, by rank
 	KVTokens []int         // by rank
+	Prefill  []int         // tokens of prompts, by rank; nil: the ranks only decode
 }
 
 // End is when the step was due to end.
@@ -36,9 +37,22 @@ func (s Step) imbalance() int {
 	return len(s.KVTokens)*largest - sum
 }
 
+// prefills tells how many ranks computed a prompt, and how many tokens all computed.
+func (s Step) prefills() (ranks, tokens int) {
+	for _, n := range s.Prefill {
+		tokens += n
+		if n > 0 {
+			ranks++
+		}
+	}
+	return ranks, tokens
+}
+
 // StepModel is how long a step takes: C0 + C1 times the largest load of the
-// group, in KV tokens.
-type StepModel struct{ C0, C1 time.Duration }
+// group, in KV tokens. Where ranks also prefill, the slowest rank takes Own more
+// for each token of its prompts, all take Shared more for each token that a rank
+// computes in the mean, and Prefill more if any rank computes one.
+type StepModel struct{ C0, C1, Own, Shared, Prefill time.Duration }
 
 // KVShare is the part of a step that depends on the load.
 func (m StepModel) KVShare(kvTokens float64) float64 {
@@ -75,7 +89,8 @@ func Measure(steps []Step, m StepModel) (run, bound Sample) {
 	if len(steps) == 0 {
 		return run, bound
 	}
-	var imbalance, spread, idle, tokens, held, length, kvLength, ideal float64
+	var imbalance, spread, idle, tokens, held, length, kvLength, ideal, prefills, empty float64
+	mixed := false // some step tells of prefills
 	late := make([]float64, 0, len(steps))
 	for _, s := range steps {
 		largest, smallest, sum := s.load()
@@ -92,6 +107,12 @@ func Measure(steps []Step, m StepModel) (run, bound Sample) {
 		length += float64(s.Length)
 		kvLength += float64(m.C1) * float64(largest)
 		ideal += float64(m.C0) + float64(m.C1)*float64(sum)/max(1, ranks)
+		mixed = mixed || s.Prefill != nil
+		if computing, prompts := s.prefills(); computing > 0 {
+			prefills++
+			empty += 1 - float64(computing)/float64(len(s.Prefill))
+			ideal += float64(m.Prefill) + float64(m.Own+m.Shared)*float64(prompts)/float64(len(s.Prefill))
+		}
 		late = append(late, millis(float64(s.Late)))
 	}
 	n := float64(len(steps))
@@ -104,6 +125,12 @@ func Measure(steps []Step, m StepModel) (run, bound Sample) {
 	run[KVTokens], run[Running] = held/n, tokens/n
 	run[StepLateP50], run[StepLateP99] = stats.Percentile(late, 0.50), stats.Percentile(late, 0.99)
 	run[WindowS], run[Steps] = span.Seconds(), n
+	if mixed {
+		run[MixedSteps] = prefills / n
+	}
+	if prefills > 0 {
+		run[EmptyRanks] = empty / prefills
+	}
 
 	bound[Imbalance], bound[MaxMinusMin], bound[IdleShare] = 0, 0, 0
 	bound[TokensPerS] = tokens / (ideal / 1e9)

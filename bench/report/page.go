@@ -1,6 +1,7 @@
 package report
 
 import (
+	"cmp"
 	_ "embed" // the page
 	"fmt"
 	"html/template"
@@ -26,6 +27,7 @@ type (
 		Loads     []viewPlot
 		Lines     []viewPlot
 		Legend    []legend
+		Prefills  bool // ranks prefill, too
 	}
 	viewRow struct {
 		Policy string
@@ -56,9 +58,14 @@ func (r *Report) HTML(w io.Writer) error {
 			row.Cells = append(row.Cells, viewCell{value, ratio})
 		}
 		v.Rows = append(v.Rows, row)
+		_, prefills := run.Metrics[MixedSteps]
+		v.Prefills = v.Prefills || prefills
 		v.Legend = append(v.Legend, legend{run.Policy, color, i >= seriesColors})
 	}
-	for _, c := range v.Columns {
+	for i, c := range v.Columns {
+		if v.Prefills {
+			v.Columns[i].Help = cmp.Or(mixedHelp[c.metric], c.Help)
+		}
 		v.Level = append(v.Level, r.level(c, ""))
 	}
 	if err := r.draw(&v); err != nil {

@@ -65,13 +65,15 @@ const (
 	Running     Metric = "running"          // requests that decode, mean over steps
 	StepLateP50 Metric = "step_late_p50_ms" // a step ended later than the clock of the engine wanted
 	StepLateP99 Metric = "step_late_p99_ms"
-	WindowS     Metric = "window_s" // length of the measured part
-	Steps       Metric = "steps"    // in it
+	MixedSteps  Metric = "prefill_share" // of steps, those in which a rank computes a prompt
+	EmptyRanks  Metric = "empty_share"   // of ranks, those that compute none in these steps
+	WindowS     Metric = "window_s"      // length of the measured part
+	Steps       Metric = "steps"         // in it
 )
 
 // order is that of JSON.
 var order = []Metric{Imbalance, MaxMinusMin, IdleShare, TokensPerS, TPOTP50, TPOTP95, TTFTMean, TTFTP50, TTFTP90, TTFTP99, HitRatio, PoolWaitMax, TickP99, OK, Failed,
-	StepMean, KVShare, KVTokens, Running, StepLateP50, StepLateP99, WindowS, Steps}
+	StepMean, MixedSteps, EmptyRanks, KVShare, KVTokens, Running, StepLateP50, StepLateP99, WindowS, Steps}
 
 // Value is a metric over the seeds of a run.
 type Value struct {
@@ -177,9 +179,16 @@ func (r *Report) ratio(run int, m Metric) (x float64, ok bool) {
 }
 
 // Headline says in a sentence what the last policy did to the first's
-// imbalance; nothing where there is nothing to compare.
+// imbalance, or to its steps with a prefill where ranks prefill, too; nothing
+// where there is nothing to compare.
 func (r *Report) Headline() string {
 	last := len(r.Runs) - 1
+	if x, ok := r.ratio(last, MixedSteps); ok {
+		a, b := r.Runs[0], r.Runs[last]
+		return fmt.Sprintf("Steps that compute a prompt: %.1f %% under %s, %.1f %% under %s, %.2f times as many. In these, ranks without one: %.1f %% and %.1f %%.",
+			100*a.Metrics[MixedSteps].Mean, a.Policy, 100*b.Metrics[MixedSteps].Mean, b.Policy, x,
+			100*a.Metrics[EmptyRanks].Mean, 100*b.Metrics[EmptyRanks].Mean)
+	}
 	x, ok := r.ratio(last, Imbalance)
 	if !ok {
 		return ""

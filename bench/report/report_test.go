@@ -140,6 +140,27 @@ func TestMeasure(t *testing.T) {
 	require.InDelta(t, 4/0.006, bound[TokensPerS], 1e-9)
 }
 
+func TestMeasureOfRanksThatPrefill(t *testing.T) {
+	steps := []Step{
+		{Start: 0, Length: 10 * ms, Running: []int{1, 2}, KVTokens: []int{100, 300}, Prefill: []int{0, 500}},
+		{Start: 10 * ms, Length: 10 * ms, Running: []int{1, 2}, KVTokens: []int{100, 300}, Prefill: []int{0, 0}},
+		{Start: 20 * ms, Length: 10 * ms, Running: []int{1, 2}, KVTokens: []int{100, 300}, Prefill: []int{300, 200}},
+		{Start: 30 * ms, Length: 10 * ms, Running: []int{1, 2}, KVTokens: []int{100, 300}, Prefill: []int{0, 0}},
+	}
+	run, bound := Measure(steps, StepModel{C0: ms, C1: 10 * time.Microsecond, Own: 6 * time.Microsecond, Shared: 4 * time.Microsecond, Prefill: 2 * ms})
+	require.InDelta(t, 0.5, run[MixedSteps], 1e-9)
+	require.InDelta(t, 0.25, run[EmptyRanks], 1e-9, "half of the ranks in one of two steps")
+	require.InDelta(t, 1+2+0.5*(2+2.5), bound[StepMean], 1e-9, "c0 + c1 * mean load, and in half of the steps what 250 tokens for each rank take")
+	require.NotContains(t, bound, MixedSteps)
+
+	run, _ = Measure(steps[1:2], StepModel{})
+	require.Zero(t, run[MixedSteps])
+	require.NotContains(t, run, EmptyRanks, "no rank waited for another one's prompt")
+	steps[0].Prefill = nil
+	run, _ = Measure(steps[:1], StepModel{})
+	require.NotContains(t, run, MixedSteps, "the ranks only decode")
+}
+
 func TestTheWindowKeepsWholeSteps(t *testing.T) {
 	steps := saw(100, 100)
 	w := Window{steps[10].Start, steps[20].End()}
@@ -204,6 +225,10 @@ func TestTable(t *testing.T) {
 func TestHeadline(t *testing.T) {
 	r := example()
 	require.Equal(t, "Imbalance, in KV tokens a step: 15,413 under jsq, 5,116 under br0:window=4, 0.33 times as much. Idle share: 15.8 % and 5.9 %.", r.Headline())
+	last := len(r.Runs) - 1
+	r.Runs[0].Metrics[MixedSteps], r.Runs[0].Metrics[EmptyRanks] = Value{Mean: 0.4}, Value{Mean: 0.8}
+	r.Runs[last].Metrics[MixedSteps], r.Runs[last].Metrics[EmptyRanks] = Value{Mean: 0.1}, Value{Mean: 0.3}
+	require.Equal(t, "Steps that compute a prompt: 40.0 % under jsq, 10.0 % under br0:window=4, 0.25 times as many. In these, ranks without one: 80.0 % and 30.0 %.", r.Headline())
 	r.Runs = r.Runs[:1]
 	require.Empty(t, r.Headline(), "there is nothing to compare")
 	r.Runs = nil

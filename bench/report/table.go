@@ -26,6 +26,8 @@ var columns = []column{
 	{MaxMinusMin, "max - min", "KV tokens", 1, 0, true, "largest less smallest KV load of the group, mean over steps"},
 	{IdleShare, "idle share", "%", 100, 1, true, "imbalance over ranks times largest load: what the ranks wait for the fullest one"},
 	{StepMean, "step", "ms", 1, 2, true, "mean length of a decode step: c0 + c1 times the largest KV load"},
+	{MixedSteps, "steps with prefill", "%", 100, 1, true, "share of steps in which a rank computes a prompt, for which all ranks wait"},
+	{EmptyRanks, "ranks without", "%", 100, 1, true, "share of ranks that compute no prompt in a step in which another rank does"},
 	{TokensPerS, "throughput", "tokens/s", 1, 0, true, "tokens of all ranks in the measured window"},
 	{TPOTP50, "TPOT p50", "ms", 1, 2, true, "mean time per token after the first, median request"},
 	{TPOTP95, "TPOT p95", "ms", 1, 2, true, "mean time per token after the first, 95 % of requests are faster"},
@@ -54,6 +56,13 @@ var columns = []column{
 	{WindowS, "measured", "s", 1, 1, false, "length of the measured window"},
 	{OK, "ok", "", 1, 0, false, "streams that were right, token by token"},
 	{Failed, "failed", "", 1, 0, false, "streams that were wrong, broken or refused"},
+}
+
+// mixedHelp is the help of columns that mean something else where ranks prefill, too.
+var mixedHelp = map[Metric]string{
+	StepMean:    "mean length of a step: c0 + c1 times the largest KV load, and what prompts take",
+	TTFTP50:     "time to the first token, median request",
+	PoolWaitMax: "longest time that a request waited for a rank in the proxy's pool",
 }
 
 // present are the columns that any run has.
