@@ -14,6 +14,8 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/alecthomas/kong"
+
 	"evenkeel/bench/fit"
 	"evenkeel/bench/report"
 	"evenkeel/bench/trace"
@@ -23,7 +25,8 @@ import (
 )
 
 // demoCmd shows policies side by side on a real trace: reference engines, proxy
-// and load in this process, over loopback HTTP, all fresh for every policy.
+// and load in this process, over loopback HTTP, all fresh for every policy. With
+// --aggregated the engines both prefill and decode, see demo_aggregated.go.
 type demoCmd struct {
 	Trace    string `placeholder:"FILE" help:"Send the requests of a trace: CSV or JSON lines, gzipped or not (default: Azure's conversation trace of 2023; docs/traces.md has the columns)."`
 	Requests int    `default:"640" placeholder:"N" help:"Send this many requests for each policy (default: ${default})."`
@@ -43,6 +46,8 @@ type demoCmd struct {
 	PrefillPerToken time.Duration `default:"9us" help:"A prefill takes this time more per prompt token (default: ${default})."`
 	Window          time.Duration `default:"1ms" help:"The dispatcher collects a burst of freed slots for this long (default: ${default})."`
 	MaxAge          time.Duration `default:"3s" help:"Policies that have max_age_ms and were given none get this one: a request that waited longer goes first (default: ${default})."`
+
+	demoAggregated `embed:"" group:"Ranks that prefill and decode"`
 }
 
 // demoPolicy is a policy to show.
@@ -52,7 +57,10 @@ type demoPolicy struct {
 }
 
 // Run fails if any stream was wrong or broken, or the user ended it.
-func (c *demoCmd) Run(std streams) error {
+func (c *demoCmd) Run(std streams, k *kong.Context) error {
+	if err := c.defaults(k); err != nil {
+		return err
+	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	context.AfterFunc(ctx, stop) // a second signal ends at once
@@ -76,10 +84,14 @@ func (c *demoCmd) run(ctx context.Context, std streams) error {
 	if err != nil {
 		return err
 	}
-	fmt.Fprintf(std.err, "%d requests of %s; %d prefill engines, %d decode ranks of %d slots, %d requests in the system; a step takes %s and %s a KV token\n",
-		c.Requests, source, c.Prefills, c.Workers, c.Slots, c.concurrency(), millis(c.C0), millis(c.C1))
+	ranks, perToken := fmt.Sprintf("%d prefill engines, %d decode ranks of %d slots", c.Prefills, c.Workers, c.Slots), millis(c.C1)
+	if c.Aggregated {
+		ranks, perToken = fmt.Sprintf("%d ranks of %d slots that prefill and decode", c.Workers, c.Slots), micros(c.C1)
+	}
+	fmt.Fprintf(std.err, "%d requests of %s; %s, %d requests in the system; a step takes %s and %s a KV token\n",
+		c.Requests, source, ranks, c.concurrency(), millis(c.C0), perToken)
 
-	if least := c.concurrency() + c.Workers*c.Slots; c.Requests <= least {
+	if least := c.concurrency() + c.warm(); c.Requests <= least {
 		fmt.Fprintf(std.err, "%d requests are too few to measure anything, so only the streams are checked; take more than %d, or fewer --workers, --slots or --extra\n",
 			c.Requests, least)
 	}
@@ -143,14 +155,28 @@ func (c *demoCmd) plan() ([]demoPolicy, error) {
 			return nil, fmt.Errorf("%s %d: at least 1", flag, n)
 		}
 	}
-	if c.Extra < 0 || c.C0 <= 0 || c.C1 <= 0 || c.PrefillBase < 0 || c.PrefillPerToken < 0 || c.Window < 0 || c.MaxAge < 0 {
+	if c.Aggregated {
+		if err := c.check(); err != nil {
+			return nil, err
+		}
+	}
+	if c.Extra < 0 && !c.Aggregated || c.C0 <= 0 || c.C1 <= 0 || c.PrefillBase < 0 || c.PrefillPerToken < 0 || c.Window < 0 || c.MaxAge < 0 {
 		return nil, errors.New("--extra and times must not be negative, --c0 and --c1 not 0")
 	}
 	var policies []demoPolicy
 	for _, text := range namedargs.List(c.Policies) {
+		if c.Aggregated && text == delayer {
+			policies = append(policies, demoPolicy{text, "jsq-kv"})
+			continue
+		}
 		spec, err := policy.ParseSpec(text)
 		if err != nil {
 			return nil, fmt.Errorf("--policies: %w", err)
+		}
+		if c.Aggregated {
+			if spec, err = c.hold(spec); err != nil {
+				return nil, err
+			}
 		}
 		if spec.Takes("max_age_ms") && !spec.Sets("max_age_ms") {
 			if spec, err = spec.With("max_age_ms", strconv.FormatInt(c.MaxAge.Milliseconds(), 10)); err != nil {
@@ -183,9 +209,24 @@ func (c *demoCmd) requests() (send, history []trace.Request, source string, err 
 	return send, t.Requests[first-min(first, learn) : first], source, nil
 }
 
+// warm is how many requests end before anything is measured: every slot was refilled once.
+// Where ranks prefill, too, the proxy also had the time to learn what a prompt takes.
+func (c *demoCmd) warm() int {
+	if c.Aggregated {
+		return 5 * c.Workers * c.Slots / 2
+	}
+	return c.Workers * c.Slots
+}
+
 func (c *demoCmd) concurrency() int { return c.Workers*c.Slots + c.Extra }
 
-func (c *demoCmd) model() report.StepModel { return report.StepModel{C0: c.C0, C1: c.C1} }
+func (c *demoCmd) model() report.StepModel {
+	m := report.StepModel{C0: c.C0, C1: c.C1}
+	if c.Aggregated {
+		m.Own, m.Shared, m.Prefill = c.PrefillPerToken, c.PrefillShared, c.PrefillBase
+	}
+	return m
+}
 
 // show prints the outcome to the output that programs read, or people.
 func (c *demoCmd) show(r *report.Report, std streams) error {
@@ -197,7 +238,11 @@ func (c *demoCmd) show(r *report.Report, std streams) error {
 	if err := r.Table(&b); err != nil {
 		return err
 	}
-	b.WriteString("\n× is the ratio to " + r.Runs[0].Policy + "; balanced: the same steps, had all ranks held the same load.\n\n")
+	also := ""
+	if c.Aggregated {
+		also = " and computed equally many prompt tokens"
+	}
+	b.WriteString("\n× is the ratio to " + r.Runs[0].Policy + "; balanced: the same steps, had all ranks held the same load" + also + ".\n\n")
 	for _, n := range append([]string{r.Headline()}, r.Notes...) {
 		writeWrapped(&b, n)
 	}

@@ -3,6 +3,8 @@ package main
 import (
 	"context"
 	"math"
+	"strconv"
+	"time"
 
 	dto "github.com/prometheus/client_model/go"
 
@@ -54,4 +56,14 @@ func quantile(series []*dto.Metric, q float64) float64 {
 		low, below = bounds[i], n
 	}
 	return math.NaN()
+}
+
+// millis writes a time as people compare them here.
+func millis(d time.Duration) string {
+	return strconv.FormatFloat(float64(d)/float64(time.Millisecond), 'f', -1, 64) + " ms"
+}
+
+// micros writes a short time.
+func micros(d time.Duration) string {
+	return strconv.FormatFloat(float64(d)/float64(time.Microsecond), 'f', -1, 64) + " µs"
 }

@@ -5,12 +5,12 @@ import (
 	"fmt"
 	"os"
 	"runtime"
-	"strconv"
 	"strings"
 	"time"
 
 	"evenkeel/bench/report"
 	"evenkeel/bench/trace"
+	"evenkeel/dispatcher/policy"
 )
 
 // The engines that the demo's are a fast copy of.
@@ -31,12 +31,20 @@ func (c *demoCmd) report(trials []*trial, requests []trace.Request, source strin
 	}
 	r.Bound = report.Summarize(bounds...)
 	r.Facts = c.facts(trials, requests, source, began)
-	r.Notes = c.notes(r)
+	if c.Aggregated {
+		r.Title = "evenkeel demo, ranks that prefill and decode"
+		r.Notes = append(c.aggregatedNotes(trials), c.measuredNotes(r)...)
+	} else {
+		r.Notes = c.notes(r)
+	}
 	return r
 }
 
 // commandLine makes the same report again.
 func (c *demoCmd) commandLine() string {
+	if c.Aggregated {
+		return c.aggregatedLine()
+	}
 	line := fmt.Sprintf("evenkeel demo --requests %d --workers %d --slots %d --extra %d --policies %s --seed %d",
 		c.Requests, c.Workers, c.Slots, c.Extra, c.Policies, c.Seed)
 	line += fmt.Sprintf(" --c0 %v --c1 %v --prefills %d --prefill-base %v --prefill-per-token %v --window %v --max-age %v",
@@ -53,11 +61,26 @@ func (c *demoCmd) facts(trials []*trial, requests []trace.Request, source string
 	specs, audits := make([]string, len(trials)), make([]string, len(trials))
 	for i, t := range trials {
 		specs[i] = t.policy.spec
+		if c.Aggregated {
+			if t.policy.name == delayer {
+				specs[i] += fmt.Sprintf(" (the engines hold prompts for up to %d steps)", delayerSteps)
+			}
+			audits[i] = fmt.Sprintf("%s: drift of the proxy's books %d", t.policy.name, t.audit.drift)
+			continue
+		}
 		audits[i] = fmt.Sprintf("%s: %d hand-offs pulled, %d parts of KV written, %d leaked, %d still pinned, %d pulls of other KV, drift of the proxy's books %d",
 			t.policy.name, t.audit.pulls, t.audit.writes, t.audit.leaks, t.audit.pins, t.audit.wrong, t.audit.drift)
 	}
 	used := trace.Trace{Requests: requests}
 	s := used.Summary()
+	decode := fmt.Sprintf("%d ranks behind one barrier, %d slots each; step = %s + %s per KV token of the fullest rank", c.Workers, c.Slots, millis(c.C0), millis(c.C1))
+	prefill := fmt.Sprintf("%d engines, %s + %s per prompt token, one prompt at a time", c.Prefills, millis(c.PrefillBase), millis(c.PrefillPerToken))
+	inSystem := fmt.Sprintf("%d requests in the system: %d in slots, %d more", c.concurrency(), c.Workers*c.Slots, c.Extra)
+	if c.Aggregated {
+		decode = fmt.Sprintf("%d ranks behind one barrier, %d slots each; step = %s + %s per KV token of the fullest rank", c.Workers, c.Slots, millis(c.C0), micros(c.C1))
+		prefill = c.prefillFact()
+		inSystem = fmt.Sprintf("%d requests in the system, which has %d slots", c.concurrency(), c.Workers*c.Slots)
+	}
 	return []report.Fact{
 		{Name: "when", Value: fmt.Sprintf("%s, %.0f s in all", began.Format("2006-01-02 15:04:05 MST"), time.Since(began).Seconds())},
 		{Name: "machine", Value: machine()},
@@ -65,9 +88,9 @@ func (c *demoCmd) facts(trials []*trial, requests []trace.Request, source string
 		{Name: "trace", Value: fmt.Sprintf("%s, %d requests, seed %d", source, len(requests), c.Seed)},
 		{Name: "prompt tokens", Value: tokens(s.Prompt)},
 		{Name: "output tokens", Value: tokens(s.Output)},
-		{Name: "decode", Value: fmt.Sprintf("%d ranks behind one barrier, %d slots each; step = %s + %s per KV token of the fullest rank", c.Workers, c.Slots, millis(c.C0), millis(c.C1))},
-		{Name: "prefill", Value: fmt.Sprintf("%d engines, %s + %s per prompt token, one prompt at a time", c.Prefills, millis(c.PrefillBase), millis(c.PrefillPerToken))},
-		{Name: "load", Value: fmt.Sprintf("closed loop, %d requests in the system: %d in slots, %d more; every stream checked token by token", c.concurrency(), c.Workers*c.Slots, c.Extra)},
+		{Name: "decode", Value: decode},
+		{Name: "prefill", Value: prefill},
+		{Name: "load", Value: fmt.Sprintf("closed loop, %s; every stream checked token by token", inSystem)},
 		{Name: "policies as they ran", Value: strings.Join(specs, "; ")},
 		{Name: "dispatch window", Value: millis(c.Window)},
 		{Name: "books", Value: strings.Join(audits, "; ")},
@@ -115,7 +138,28 @@ func (c *demoCmd) notes(r *report.Report) []string {
 				last.Policy, first.Policy, 100*(b.Mean/a.Mean-1), 100*(c.rescaled(b.Mean)/c.rescaled(a.Mean)-1), millis(full.C0)))
 		}
 	}
-	notes = append(notes, "Measured from when as many requests had ended as there are slots until the last one was sent; TTFT and TPOT are of requests sent in that time. Load is the KV of running requests in the engines' step log: what waits in an engine for a slot takes capacity, not step time.")
+	return append(notes, c.measuredNotes(r)...)
+}
+
+// aggregatedNotes say what the engines are, and what the proxy knew of them.
+func (c *demoCmd) aggregatedNotes(trials []*trial) []string {
+	notes := c.engineNotes()
+	for _, t := range trials {
+		if spec, err := policy.ParseSpec(t.policy.spec); err == nil && spec.Takes("max_hold") {
+			notes = append(notes, fmt.Sprintf("The proxy learns from the times of tokens what a prompt takes. Under %s it knew %s; the engines take %s and %s. Until it knows something, it holds no prompt.",
+				t.policy.name, t.law, micros(c.PrefillPerToken+c.PrefillShared), millis(c.PrefillBase)))
+		}
+	}
+	return notes
+}
+
+// measuredNotes say what was measured, and how well.
+func (c *demoCmd) measuredNotes(r *report.Report) []string {
+	ended := "as many requests had ended as there are slots"
+	if c.Aggregated {
+		ended = fmt.Sprintf("%d requests had ended", c.warm())
+	}
+	notes := []string{"Measured from when " + ended + " until the last one was sent; TTFT and TPOT are of requests sent in that time. Load is the KV of running requests in the engines' step log: what waits in an engine for a slot takes capacity, not step time."}
 	late, step := 0.0, 0.0
 	for _, run := range r.Runs {
 		late, step = max(late, run.Metrics[report.StepLateP99].Mean), max(step, run.Metrics[report.StepMean].Mean)
@@ -128,11 +172,6 @@ func (c *demoCmd) notes(r *report.Report) []string {
 		notes = append(notes, note)
 	}
 	return append(notes, "One run a policy: differences of a few per cent are noise.")
-}
-
-// millis writes a time as people compare them here.
-func millis(d time.Duration) string {
-	return strconv.FormatFloat(float64(d)/float64(time.Millisecond), 'f', -1, 64) + " ms"
 }
 
 // meanLoad of a rank over all runs, in KV tokens.

@@ -8,6 +8,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -79,6 +80,45 @@ func TestDemo(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, out.String(), string(saved))
 	require.Contains(t, progress.String(), filepath.Join(dir, "report.html"))
+}
+
+// aggregated makes a demo of seconds, of ranks that prefill and decode.
+func aggregated(dir string, more ...string) []string {
+	return append([]string{"demo", "--aggregated", "--out", dir, "--workers", "2", "--slots", "4", "--c0", "1ms", "--prefill-base", "1ms", "--jitter", "1ms"}, more...)
+}
+
+func TestDemoOfRanksThatPrefillAndDecode(t *testing.T) {
+	defer noLeak(t)()
+	var out, progress bytes.Buffer
+	dir := t.TempDir()
+	status := run(aggregated(dir, "--requests", "60"), streams{&out, &progress})
+	require.Zero(t, status, progress.String())
+	require.Contains(t, progress.String(), "2 ranks of 4 slots that prefill and decode, 7 requests in the system")
+	require.NotContains(t, progress.String(), "too few")
+	require.Regexp(t, `policy +rr +jsq-kv +delayer +evenkeel +balanced\n`, out.String())
+	require.Regexp(t, `ok +60 +60 +60 +60\n`, out.String())
+	for _, line := range []string{"steps with prefill, %", "ranks without, %", "throughput, tokens/s", "TTFT p50, ms", "TTFT p99, ms", "TPOT p50, ms", "TPOT p95, ms", "step, ms"} {
+		require.Regexp(t, regexp.QuoteMeta(line)+` +[0-9]`, out.String())
+	}
+	text, err := os.ReadFile(filepath.Join(dir, "report.json"))
+	require.NoError(t, err)
+	var doc struct {
+		Runs []struct {
+			Metrics map[report.Metric]report.Value
+		}
+	}
+	require.NoError(t, json.Unmarshal(text, &doc))
+	for _, r := range doc.Runs {
+		require.LessOrEqual(t, r.Metrics[report.MixedSteps].Mean, 1.0)
+		require.LessOrEqual(t, r.Metrics[report.EmptyRanks].Mean, 0.5, "one of the two ranks computes a prompt")
+	}
+	page, err := os.ReadFile(filepath.Join(dir, "report.html"))
+	require.NoError(t, err)
+	for _, says := range []string{"evenkeel demo --aggregated --requests 60", "--extra=-1 ", "in steps without a prefill", "Steps that compute a prompt",
+		"evenkeel: drift of the proxy&#39;s books 0", "max_hold=1,max_age_ms=3000"} {
+		require.Contains(t, string(page), says)
+	}
+	require.NotContains(t, string(page), "NaN")
 }
 
 // Two users of a machine, or two demos of one, do not write over each other.
@@ -155,6 +195,10 @@ func TestDemoRefusesBeforeItStarts(t *testing.T) {
 		{"a file that is not there", []string{"--trace", "/no/such/file.csv"}, "no such file"},
 		{"steps without cost", []string{"--c1", "0s"}, "--c1"},
 		{"a folder that cannot be made", []string{"--out", "/dev/null/x"}, "--out"},
+		{"fewer requests than none", []string{"--aggregated", "--extra=-128"}, "--extra -128: no request would be in the system, which has 128 slots"},
+		{"less for a step than its answers need", []string{"--aggregated", "--token-budget", "15"}, "--token-budget 15: each of the 16 slots needs one token"},
+		{"a hold that is negative", []string{"--aggregated", "--max-hold=-1s"}, "--max-hold must not be negative"},
+		{"the engines' delayer where they only decode", []string{"--policies", "delayer"}, `unknown policy "delayer"`},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			var out, progress bytes.Buffer
@@ -162,6 +206,18 @@ func TestDemoRefusesBeforeItStarts(t *testing.T) {
 			require.Contains(t, progress.String(), tt.want)
 			require.Empty(t, out.String())
 		})
+	}
+}
+
+func TestDemoRefusesFlagsThatNothingWouldLookAt(t *testing.T) {
+	for line, says := range map[string]string{
+		"demo --token-budget 4096":                "--token-budget without --aggregated",
+		"demo --aggregated --prefills 3":          "--prefills with --aggregated",
+		"demo --aggregated --connector nixl-pull": "--connector with --aggregated",
+	} {
+		var out, progress bytes.Buffer
+		require.Equal(t, 2, run(strings.Fields(line), streams{&out, &progress}))
+		require.Contains(t, progress.String(), says)
 	}
 }
 

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -33,6 +34,7 @@ type trial struct {
 	load   *load.Result
 	run    report.Run
 	bound  report.Sample
+	law    string // what a prompt takes, as the proxy knew it when measuring began and at the end; of ranks that prefill and decode
 	audit  audit
 }
 
@@ -81,7 +83,7 @@ func (c *demoCmd) try(ctx context.Context, p demoPolicy, requests []trace.Reques
 	if err := os.Remove(logFile); err != nil && !errors.Is(err, fs.ErrNotExist) { // the proxy appends
 		return nil, err
 	}
-	prefills, decode, err := c.engines()
+	prefills, decode, err := c.engines(p)
 	defer func() {
 		for _, e := range append(prefills, decode) {
 			if e != nil {
@@ -109,15 +111,25 @@ func (c *demoCmd) try(ctx context.Context, p demoPolicy, requests []trace.Reques
 			allSent()
 		}
 	}
+	known := "" // of the law, when measuring begins
 	result, err := load.Run(ctx, load.Config{
 		URLs: []string{"http://" + g.Addr()}, Requests: requests, Concurrency: c.concurrency(),
 		Chat: 0.5, Stream: 1, Usage: 0.5, Seed: c.Seed, OnProgress: tell,
-		Warm: func(p load.Progress) bool { return p.Ended >= c.Workers*c.Slots }, // every slot refilled once
+		Warm: func(p load.Progress) bool {
+			warm := p.Ended >= c.warm()
+			if warm && c.Aggregated {
+				known = learned(ctx, g)
+			}
+			return warm
+		},
 	})
 	allSent()
 	t := &trial{policy: p, load: result}
 	sample := report.Sample{}
 	if err == nil {
+		if c.Aggregated {
+			t.law = fmt.Sprintf("%s when measuring began, %s at the end", cmp.Or(known, unknownLaw), learned(ctx, g))
+		}
 		t.audit.drift, err = readGateway(ctx, g, sample)
 	}
 	ending, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
@@ -136,12 +148,16 @@ func (c *demoCmd) try(ctx context.Context, p demoPolicy, requests []trace.Reques
 		return nil, err
 	}
 	readLoad(result, sample)
-	t.measure(decode.Steps(), c.model(), sample)
+	t.measure(decode.Steps(), c.model(), c.Aggregated, sample)
 	return t, nil
 }
 
 // engines starts what the proxy stands in front of.
-func (c *demoCmd) engines() (prefills []*refengine.Engine, decode *refengine.Engine, err error) {
+func (c *demoCmd) engines(p demoPolicy) (prefills []*refengine.Engine, decode *refengine.Engine, err error) {
+	if c.Aggregated {
+		decode, err = refengine.Start(c.aggregatedEngine(p))
+		return nil, decode, err
+	}
 	for i := range c.Prefills {
 		e, err := refengine.Start(refengine.Config{
 			Role: refengine.Prefill, Model: "demo", Connector: refengine.Connector(c.Connector), PrefillBase: c.PrefillBase, PrefillPerToken: c.PrefillPerToken,
@@ -154,7 +170,7 @@ func (c *demoCmd) engines() (prefills []*refengine.Engine, decode *refengine.Eng
 	}
 	decode, err = refengine.Start(refengine.Config{
 		Role: refengine.Decode, Model: "demo", Connector: refengine.Connector(c.Connector), DPSize: c.Workers, Slots: c.Slots, C0: c.C0, C1: c.C1,
-		PromptTokensDetails: true, Seed: c.Seed, StepLog: 1 << 20, // an hour and a half of 5 ms
+		PromptTokensDetails: true, Seed: c.Seed, StepLog: demoSteps,
 	})
 	return prefills, decode, err
 }
@@ -167,9 +183,13 @@ func (c *demoCmd) gateway(ctx context.Context, p demoPolicy, prefills []*refengi
 	cfg.Pool.Size = c.concurrency() // all may wait at once, at the start
 	cfg.Log.Requests = logFile
 	cfg.Predictor.File = fitFile
-	c.connect(cfg, prefills)
-	for _, url := range decode.URLs() {
-		cfg.Engines.Decode = append(cfg.Engines.Decode, config.Engine{URL: url, Slots: c.Slots})
+	if c.Aggregated {
+		c.list(cfg, decode)
+	} else {
+		c.connect(cfg, prefills)
+		for _, url := range decode.URLs() {
+			cfg.Engines.Decode = append(cfg.Engines.Decode, config.Engine{URL: url, Slots: c.Slots})
+		}
 	}
 	if err := cfg.Validate(); err != nil {
 		return nil, err
@@ -292,14 +312,17 @@ func readLoad(r *load.Result, into report.Sample) {
 	}
 }
 
-// measure reads the engines' step log.
-func (t *trial) measure(log []steplog.Step, m report.StepModel, sample report.Sample) {
+// measure reads the engines' step log, whose ranks may prefill, too.
+func (t *trial) measure(log []steplog.Step, m report.StepModel, prefills bool, sample report.Sample) {
 	steps := make([]report.Step, len(log))
 	for i, s := range log {
 		steps[i] = report.Step{Start: s.Start.Sub(t.load.Start), Length: s.Length, Late: s.Late}
 		for _, r := range s.Ranks {
 			steps[i].Running = append(steps[i].Running, r.Running)
 			steps[i].KVTokens = append(steps[i].KVTokens, r.KVTokens)
+			if prefills {
+				steps[i].Prefill = append(steps[i].Prefill, r.Prefill)
+			}
 		}
 	}
 	var w report.Window

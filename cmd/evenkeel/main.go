@@ -138,5 +138,6 @@ func commandName(command string) string {
 // helpWords are the lists that help texts name.
 func helpWords() kong.Vars {
 	return kong.Vars{"policies": policyNames(), "decodepolicies": decodePolicies, "prefillpolicies": strings.Join(prefillpolicy.Names(), ", "), "faults": strings.Join(append(refengine.FaultNames(), refengine.BoundFaultNames()...), ", "), "synths": synthNames(),
-		"geopresets": strings.Join(geosim.Presets(), ", "), "geopolicies": strings.Join(geosim.Arms(), ", "), "geoscenarios": strings.Join(geosim.Names(), ", "), "geodefault": geoPolicies}
+		"geopresets": strings.Join(geosim.Presets(), ", "), "geopolicies": strings.Join(geosim.Arms(), ", "), "geoscenarios": strings.Join(geosim.Names(), ", "), "geodefault": geoPolicies,
+		"aggregateddemo": aggregatedDefaults()}
 }

@@ -1,0 +1,186 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/alecthomas/kong"
+
+	"evenkeel/bench/refengine"
+	"evenkeel/bench/report"
+	"evenkeel/dispatcher/policy"
+	"evenkeel/gateway"
+	"evenkeel/gateway/config"
+)
+
+// demoAggregated are the flags of a demo whose ranks prefill and decode.
+type demoAggregated struct {
+	Aggregated    bool          `help:"Have ranks that prefill and decode, in place of pairs of engines. Flags that are not given are then ${aggregateddemo}. With the policy delayer, requests go as with jsq-kv, and the engines themselves hold prompts for up to 30 steps, until each rank has one."`
+	TokenBudget   int           `default:"2048" placeholder:"N" help:"A rank computes this many tokens of prompts and answers in one step (default: ${default})."`
+	PrefillShared time.Duration `default:"9.6us" help:"A step takes this time more per prompt token, divided by the number of ranks (default: ${default})."`
+	Jitter        time.Duration `default:"4ms" help:"An engine sees a request after a random time, from a tenth of this to all of it (default: ${default})."`
+	MaxHold       time.Duration `default:"1s" help:"Policies that have max_hold and were given none get this one (default: ${default})."`
+}
+
+const (
+	// aggregatedFactor is how many times as fast as at full scale these engines are.
+	aggregatedFactor = 5
+	// delayer is the name of what engines do by themselves: it is no policy of the proxy.
+	delayer            = "delayer"
+	delayerSteps       = 30
+	demoSteps          = 1 << 20 // that are kept: an hour and a half of 5 ms
+	aggregatedPolicies = "rr,jsq-kv," + delayer + ",evenkeel"
+)
+
+// fullAggregated are aggregated engines at full scale: about the middle of the ranges from which `make rounds`
+// draws its loads, which is the geometric mean where it draws logarithms.
+var fullAggregated = report.StepModel{
+	C0: 25 * time.Millisecond, C1: 80 * time.Nanosecond,
+	Own: 72 * time.Microsecond, Shared: 48 * time.Microsecond, Prefill: 10 * time.Millisecond,
+}
+
+// aggregatedDefaults are the flags that have another default there.
+func aggregatedDefaults() string {
+	c := demoCmd{Workers: 8, Slots: 16}
+	c.become(nil)
+	return fmt.Sprintf("--requests %d, --policies %s, --extra %d (15 %% of the slots are free), --c0 %v, --c1 %v, --prefill-base %v (for each step that computes any prompt) and --prefill-per-token %v (of the slowest rank)",
+		c.Requests, c.Policies, c.Extra, c.C0, c.C1, c.PrefillBase, c.PrefillPerToken)
+}
+
+// defaults sets the flags that were not given to those of aggregated engines. It refuses
+// flags that the engines of the demo would not look at.
+func (c *demoCmd) defaults(k *kong.Context) error {
+	var given []string
+	for _, p := range k.Path {
+		if p.Flag != nil {
+			given = append(given, p.Flag.Name)
+		}
+	}
+	idle, why := []string{"token-budget", "prefill-shared", "jitter", "max-hold"}, "without --aggregated: these ranks only decode"
+	if c.Aggregated {
+		idle, why = []string{"connector", "prefills"}, "with --aggregated: ranks compute their prompts themselves"
+	}
+	for _, flag := range idle {
+		if slices.Contains(given, flag) {
+			return usageError{fmt.Errorf("--%s %s; leave it out", flag, why)}
+		}
+	}
+	if c.Aggregated {
+		c.become(given)
+	}
+	return nil
+}
+
+// become sets all flags but those that were given.
+func (c *demoCmd) become(given []string) {
+	m := fullAggregated
+	for flag, set := range map[string]func(){
+		"policies":          func() { c.Policies = aggregatedPolicies },
+		"requests":          func() { c.Requests = 800 },
+		"extra":             func() { c.Extra = -int(math.Round(0.15 * float64(c.Workers*c.Slots))) },
+		"c0":                func() { c.C0 = m.C0 / aggregatedFactor },
+		"c1":                func() { c.C1 = m.C1 / aggregatedFactor },
+		"prefill-per-token": func() { c.PrefillPerToken = m.Own / aggregatedFactor },
+		"prefill-base":      func() { c.PrefillBase = m.Prefill / aggregatedFactor },
+	} {
+		if !slices.Contains(given, flag) {
+			set()
+		}
+	}
+}
+
+// check looks at what only these engines have.
+func (c *demoCmd) check() error {
+	switch {
+	case c.TokenBudget < c.Slots:
+		return fmt.Errorf("--token-budget %d: each of the %d slots needs one token", c.TokenBudget, c.Slots)
+	case c.concurrency() < 1:
+		return fmt.Errorf("--extra %d: no request would be in the system, which has %d slots", c.Extra, c.Workers*c.Slots)
+	case c.PrefillShared < 0 || c.Jitter < 0 || c.MaxHold < 0:
+		return errors.New("--prefill-shared, --jitter and --max-hold must not be negative")
+	}
+	return nil
+}
+
+// hold gives a policy that holds prompts the time that it may.
+func (c *demoCmd) hold(spec policy.Spec) (policy.Spec, error) {
+	if !spec.Takes("max_hold") || spec.Sets("max_hold") {
+		return spec, nil
+	}
+	spec, err := spec.With("max_hold", strconv.FormatFloat(c.MaxHold.Seconds(), 'f', -1, 64))
+	if err != nil {
+		return spec, fmt.Errorf("--max-hold: %w", err)
+	}
+	return spec, nil
+}
+
+// aggregatedEngine is one deployment.
+func (c *demoCmd) aggregatedEngine(p demoPolicy) refengine.Config {
+	cfg := refengine.Config{
+		Role: refengine.Aggregated, Model: "demo", DPSize: c.Workers, Slots: c.Slots, C0: c.C0, C1: c.C1,
+		PrefillBase: c.PrefillBase, PrefillPerToken: c.PrefillPerToken, PrefillShared: c.PrefillShared,
+		MaxBatchedTokens: c.TokenBudget, Jitter: c.Jitter,
+		PromptTokensDetails: true, Seed: c.Seed, StepLog: demoSteps,
+	}
+	if p.name == delayer {
+		cfg.PrefillDelayer = delayerSteps
+	}
+	return cfg
+}
+
+// list tells the proxy where the ranks are. One of them counts the tokens of each prompt,
+// as configs/aggregated.yaml recommends: nothing else tells how long a prompt is.
+func (c *demoCmd) list(cfg *config.Config, ranks *refengine.Engine) {
+	for _, url := range ranks.URLs() {
+		cfg.Engines.Aggregated = append(cfg.Engines.Aggregated, config.Engine{URL: url, Slots: c.Slots, Budget: c.TokenBudget})
+	}
+	cfg.Prefill.Index.Tokenize = "engine"
+}
+
+const unknownLaw = "nothing"
+
+// learned says what the proxy knows of what prompts take.
+func learned(ctx context.Context, g *gateway.Gateway) string {
+	for _, m := range g.Status(ctx).Dispatch.Models {
+		for _, group := range m.Groups {
+			if s := group.Step; s != nil && s.OwnMs+s.SharedMs > 0 {
+				return fmt.Sprintf("%.3g µs per prompt token and %.2g ms for a step with any", 1e3*(s.OwnMs+s.SharedMs), s.PrefillMs)
+			}
+		}
+	}
+	return unknownLaw
+}
+
+// aggregatedLine makes the same report again.
+func (c *demoCmd) aggregatedLine() string {
+	line := fmt.Sprintf("evenkeel demo --aggregated --requests %d --workers %d --slots %d --extra=%d --policies %s --seed %d",
+		c.Requests, c.Workers, c.Slots, c.Extra, c.Policies, c.Seed)
+	line += fmt.Sprintf(" --c0 %v --c1 %v --prefill-base %v --prefill-per-token %v --prefill-shared %v --token-budget %d --jitter %v --window %v --max-age %v --max-hold %v",
+		c.C0, c.C1, c.PrefillBase, c.PrefillPerToken, c.PrefillShared, c.TokenBudget, c.Jitter, c.Window, c.MaxAge, c.MaxHold)
+	if c.Trace != "" {
+		line += " --trace " + c.Trace
+	}
+	return line
+}
+
+// prefillFact says what a prompt takes.
+func (c *demoCmd) prefillFact() string {
+	return fmt.Sprintf("by the same ranks, %d tokens of a rank in a step at most; a step takes %s more per prompt token of the slowest rank, %s per prompt token of a rank in the mean, and %s if any rank computes one; a request reaches the scheduler up to %s late",
+		c.TokenBudget, micros(c.PrefillPerToken), micros(c.PrefillShared), millis(c.PrefillBase), millis(c.Jitter))
+}
+
+// engineNotes say how far the numbers of these engines carry.
+func (c *demoCmd) engineNotes() []string {
+	m := fullAggregated
+	return []string{
+		fmt.Sprintf("Engine time is scaled down. At full scale a step takes %s + %s per KV token of the fullest rank, %s per prompt token of the slowest rank, %s per prompt token of a rank in the mean, and %s if any rank computes a prompt: about the middle of the ranges from which `make rounds` draws its loads. The defaults here are %d times as fast, and so are the time of tokenizers (up to %s here) and max_hold (%g s here). The time of HTTP and of the proxy is not scaled.",
+			millis(m.C0), micros(m.C1), micros(m.Own), micros(m.Shared), millis(m.Prefill), aggregatedFactor, millis(c.Jitter), c.MaxHold.Seconds()),
+		fmt.Sprintf("These ranks have %d slots, because they share a laptop's cores with the proxy and the load; the ranges of `make rounds` go from 16 to 64. With more slots more prompts come in a step. They have no prefix cache.", c.Slots),
+		fmt.Sprintf("Balanced means: each step has the same KV tokens and the same prompt tokens, equally many on each rank. It does not mean fewer steps with a prefill. delayer is jsq-kv with engines that begin no prompt for up to %d steps, until each rank has one.", delayerSteps),
+	}
+}
