@@ -55,6 +55,7 @@ func (b *board) admit(r *rank, w entrant, how Bound, now time.Time) {
 	how.Slot = b.charge(r, c)
 	if r.Mixed {
 		b.owe(r, how.Slot, how.NewTokens, len(r.computing))
+		r.prompts++
 	}
 	how.Step = b.ledger.table[how.Slot].bound
 	if b.pairs.out > 0 {

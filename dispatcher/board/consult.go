@@ -86,10 +86,12 @@ func propose(p *decider, s *policy.Snapshot, dst []policy.Assignment) (out []pol
 func (b *board) arrange() {
 	b.order = b.order[:0]
 	for _, g := range b.groups {
-		if g.open() {
-			b.refreshGroup(g)
-			b.order = append(b.order, g)
+		if !g.open() {
+			g.held = 0 // who waits now waits for a slot
+			continue
 		}
+		b.refreshGroup(g)
+		b.order = append(b.order, g)
 	}
 	slices.SortStableFunc(b.order, func(x, y *group) int { // stable: a tie stays with the lower ID
 		return cmp.Compare(x.kv*int64(len(y.ranks)), y.kv*int64(len(x.ranks)))

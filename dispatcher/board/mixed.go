@@ -49,7 +49,7 @@ func (b *board) finish(r *rank, slot int32) {
 // compute takes off what the ranks compute in the step that begins: the token budget less the decodes, first come first
 // served. What is left is what those that are sent now find before them: they can only be in the step after it.
 func (b *board) compute(g *group, number uint32) {
-	some := false
+	busy := uint64(0)
 	for _, r := range g.ranks {
 		r.computed, r.computes = r.computes, 0
 		if r.Interval <= 1 || number%uint32(r.Interval) == 0 {
@@ -59,11 +59,15 @@ func (b *board) compute(g *group, number uint32) {
 			}
 			r.work(b, int64(budget-(len(r.slots)-r.early)))
 		}
-		some = some || r.computes > 0
+		if r.computes > 0 {
+			busy++
+		}
 	}
 	g.gathered.steps++
-	if some {
+	if busy > 0 {
 		g.gathered.prefills++
+		g.gathered.ranks += uint64(len(g.ranks))
+		g.gathered.idle += uint64(len(g.ranks)) - busy
 	}
 }
 
@@ -105,6 +109,8 @@ func (b *board) note(g *group, t policy.Gathered, now time.Time) {
 			b.waiting[id] = w
 		}
 	}
+	seconds := func(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }
+	g.gathered.heldSince, g.gathered.maxHold = now.Add(-seconds(t.HeldS)), seconds(t.MaxHoldS)
 	g.wake = time.Time{}
 	if !math.IsInf(t.NextMs, 1) { // rounded up, or it would be asked a moment too early
 		g.wake = now.Add(time.Duration(max(1, math.Ceil(t.NextMs*1000))) * time.Microsecond)

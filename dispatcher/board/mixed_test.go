@@ -176,6 +176,52 @@ func TestAPromptIsHeldForARound(t *testing.T) {
 	}
 }
 
+// Requests are not held any more once they wait for a slot.
+func TestWithoutASlotNothingIsHeld(t *testing.T) {
+	h := onMixed(t, "evenkeel", ranks(2, 8, 0))
+	h.apply(Law{GroupKey{"m", "main", true}, StepModel{C0Ms: 10, C1Ms: 1e-4, OwnMs: 1000}})
+	h.decode(t, 8)
+	require.NoError(t, h.setPolicy("evenkeel"))
+	w := h.put(pool.Entry{Prompt: 3000})
+	require.True(t, w.waits())
+	require.Equal(t, 1, h.status(h.at).Models[0].Groups[0].Held)
+	h.fleet(mixed(ranks(2, 4, 0)))
+	h.pass(time.Minute)
+	require.True(t, w.waits())
+	g := h.status(h.at).Models[0].Groups[0]
+	require.Zero(t, g.Held)
+	require.Zero(t, g.Rounds.HeldS)
+}
+
+// The status says how long requests are held, how many prompts each rank got, and how many ranks computed none.
+func TestTheStatusTellsOfRounds(t *testing.T) {
+	h := onMixed(t, "evenkeel", ranks(2, 8, 0))
+	h.apply(Law{GroupKey{"m", "main", true}, StepModel{C0Ms: 10, C1Ms: 1e-4, OwnMs: 1000}})
+	h.decode(t, 8)
+	require.NoError(t, h.setPolicy("evenkeel:max_hold=2"))
+	before := h.status(h.at).Models[0]
+	require.True(t, h.put(pool.Entry{Prompt: 3000}).waits())
+	h.pass(time.Second)
+	h.step()
+	s := h.status(h.at.Add(time.Second / 2)).Models[0].Groups[0].Rounds
+	require.InDelta(t, 1.5, s.HeldS, 1e-6)
+	require.InDelta(t, 2, s.MaxHoldS, 1e-9)
+	h.pass(time.Second)
+	after := h.status(h.at).Models[0]
+	require.Zero(t, after.Groups[0].Rounds.HeldS, "it was sent")
+	prompts := func(m ModelStatus) (n uint64) {
+		for _, w := range m.Workers {
+			n += w.Prompts
+		}
+		return n
+	}
+	require.Equal(t, prompts(before)+1, prompts(after))
+	h.step()
+	was, is := after.Groups[0].Rounds, h.status(h.at).Models[0].Groups[0].Rounds
+	require.Equal(t, was.PrefillSteps+1, is.PrefillSteps)
+	require.InDelta(t, was.EmptyShare*float64(was.PrefillSteps)+0.5, is.EmptyShare*float64(is.PrefillSteps), 1e-9, "one of two ranks computed none")
+}
+
 // No request is held for longer than max_hold, whatever goes wrong.
 func TestTheLongestHoldIsMaxHold(t *testing.T) {
 	const most = 2 * time.Second

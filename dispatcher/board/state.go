@@ -84,6 +84,7 @@ type rank struct {
 	later   int64            // KV tokens of these, in kv
 
 	backlog   int64   // prompt tokens that it has yet to compute
+	prompts   uint64  // that were sent to it so far
 	computing []int32 // slots that have no token yet, or none since they were preempted, in the order in which they are computed
 	computes  int64   // prompt tokens of the step under way
 	computed  int64   // of the one that was told last
@@ -147,6 +148,10 @@ type group struct {
 type gathered struct {
 	rounds, filled  uint64 // sent ones, and the ranks that had a prompt to compute then
 	steps, prefills uint64 // told ones, and those in which a prompt was computed
+	ranks, idle     uint64 // in the latter, and those of them that computed none
+
+	heldSince time.Time     // when the first of those that are held could have been sent
+	maxHold   time.Duration // for longer the policy holds none
 }
 
 // entrant is an entry that waits.

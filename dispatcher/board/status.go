@@ -102,8 +102,11 @@ type RoundStatus struct {
 	RanksFilled  float64 `json:"ranks_filled"`  // that had a prompt to compute when a round was sent, in the mean
 	Steps        uint64  `json:"steps"`         // that were told
 	PrefillSteps uint64  `json:"prefill_steps"` // of these, those in which a prompt was computed
+	EmptyShare   float64 `json:"empty_share"`   // of the ranks, in the latter: those that computed none
 	MostBacklog  int64   `json:"most_backlog_tokens"`
 	MeanBacklog  float64 `json:"mean_backlog_tokens"`
+	HeldS        float64 `json:"held_seconds"`     // how long the first of the held entries could have been sent; 0: none is held
+	MaxHoldS     float64 `json:"max_hold_seconds"` // for longer the policy holds none
 }
 
 // StepStatus is how long the steps of a group take and what imbalance costs.
@@ -151,6 +154,7 @@ type WorkerStatus struct {
 	Bound        int    `json:"bound,omitempty"`            // of these, those without an event yet
 	Mixed        bool   `json:"mixed,omitempty"`            // it prefills and decodes
 	Backlog      int64  `json:"backlog_tokens,omitempty"`   // prompt tokens that it has yet to compute
+	Prompts      uint64 `json:"prompts,omitempty"`          // that were sent to it so far
 	Orphans      int64  `json:"orphan_kv_tokens,omitempty"` // of requests that left before their prefill ended, which its engine may keep
 }
 
@@ -221,7 +225,7 @@ func (b *board) status(now time.Time) ModelStatus {
 	}
 	slices.SortFunc(m.Workers, func(x, y WorkerStatus) int { return cmp.Compare(x.ID, y.ID) })
 	for _, g := range b.groups {
-		m.Groups = append(m.Groups, g.status())
+		m.Groups = append(m.Groups, g.status(now))
 	}
 	m.Predictors, m.Pairs = b.predictors(), b.pairs.status()
 	return m
@@ -243,7 +247,7 @@ func (b *board) rankStatus(r *rank, now time.Time) WorkerStatus {
 	w := WorkerStatus{
 		ID: r.ID, Name: r.Name, Group: r.Group, Barrier: r.Barrier, Up: r.Up && r.present, Down: r.Down, Removed: !r.present,
 		Slots: r.Slots, Used: len(r.slots), Beyond: r.queued, KVTokens: r.kv - r.Others, Others: r.Others, Capacity: r.Capacity, Tight: r.pressure.tight(now),
-		Early: r.Early, Orphans: r.orphaned, Mixed: r.Mixed, Backlog: r.backlog,
+		Early: r.Early, Orphans: r.orphaned, Mixed: r.Mixed, Backlog: r.backlog, Prompts: r.prompts,
 	}
 	if w.Up {
 		w.Limit = r.usable()
@@ -260,7 +264,7 @@ func (b *board) rankStatus(r *rank, now time.Time) WorkerStatus {
 }
 
 // status expects the ranks refreshed.
-func (g *group) status() GroupStatus {
+func (g *group) status(now time.Time) GroupStatus {
 	s := GroupStatus{Held: g.held, Budget: g.budget.Evaluations()}
 	s.Name, s.Barrier, s.Policy, s.FallbackRounds = g.name, g.barrier, g.inForce().name, g.slow
 	var kv, cost policy.Balance
@@ -276,14 +280,20 @@ func (g *group) status() GroupStatus {
 		s.Step, s.Steps = g.stepStatus(cost), g.steps.Histogram()
 	}
 	if len(g.ranks) > 0 && g.ranks[0].Mixed {
-		s.Rounds = g.roundStatus()
+		s.Rounds = g.roundStatus(now)
 	}
 	return s
 }
 
-func (g *group) roundStatus() *RoundStatus {
+func (g *group) roundStatus(now time.Time) *RoundStatus {
 	t := &g.gathered
-	s := &RoundStatus{Sent: t.rounds, RanksFilled: float64(t.filled) / float64(max(1, t.rounds)), Steps: t.steps, PrefillSteps: t.prefills}
+	s := &RoundStatus{
+		Sent: t.rounds, RanksFilled: float64(t.filled) / float64(max(1, t.rounds)), Steps: t.steps, PrefillSteps: t.prefills,
+		EmptyShare: float64(t.idle) / float64(max(1, t.ranks)), MaxHoldS: t.maxHold.Seconds(),
+	}
+	if g.held > 0 {
+		s.HeldS = max(0, now.Sub(t.heldSince).Seconds())
+	}
 	for _, r := range g.ranks {
 		s.MostBacklog = max(s.MostBacklog, r.backlog)
 		s.MeanBacklog += float64(r.backlog) / float64(len(g.ranks))

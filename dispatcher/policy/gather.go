@@ -24,6 +24,8 @@ type Gathered struct {
 	NextMs   float64  // until it wants to be asked again though nothing happens; +Inf: it does not
 	First    []uint64 // entries that could have been sent for the first time
 	Released bool     // a round was sent, not only requests that go beside one
+	HeldS    float64  // how long the first of those that are held could have been sent
+	MaxHoldS float64  // for longer none is; 0: none ever is
 }
 
 // GatheredBy tells of p's last round.
@@ -32,7 +34,10 @@ func GatheredBy(p Policy) Gathered {
 	if !ok {
 		return Gathered{NextMs: math.Inf(1)}
 	}
-	return Gathered{NextMs: e.gather.nextMs, First: e.gather.first, Released: e.gather.planner.Released()}
+	return Gathered{
+		NextMs: e.gather.nextMs, First: e.gather.first, Released: e.gather.planner.Released(),
+		HeldS: e.gather.planner.HeldFor(), MaxHoldS: e.set.maxHold,
+	}
 }
 
 func (r *gather) begin() { r.first, r.nextMs = r.first[:0], math.Inf(1) }

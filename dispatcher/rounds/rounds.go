@@ -63,6 +63,7 @@ type Planner struct {
 	placed []int32 // by candidate: its rank, or one of the constants below
 	picks  []Pick
 	held   int
+	oldest float64 // how long the one of them that was held first is held
 	round  bool
 }
 
@@ -75,7 +76,7 @@ const (
 // which they may be served. What it returns is valid until the next call.
 func (p *Planner) Decide(now float64, g *Group, waiting []Candidate, rule Rule) (picks []Pick, wake float64) {
 	p.ranks = append(p.ranks[:0], g.Ranks...)
-	p.picks, p.held, p.round = p.picks[:0], 0, false
+	p.picks, p.held, p.oldest, p.round = p.picks[:0], 0, 0, false
 	p.placed = slices.Grow(p.placed[:0], len(waiting))[:len(waiting)]
 	for i := range waiting {
 		p.placed[i] = waits
@@ -100,9 +101,10 @@ func (p *Planner) Decide(now float64, g *Group, waiting []Candidate, rule Rule) 
 			}
 			return p.picks, math.Inf(1)
 		}
+		oldest := p.longest(now, waiting)
 		p.unplace()
 		if !p.ride(g, waiting, p.largest()) {
-			p.held = n
+			p.held, p.oldest = n, oldest
 			return p.picks, at
 		}
 	}
@@ -110,6 +112,9 @@ func (p *Planner) Decide(now float64, g *Group, waiting []Candidate, rule Rule) 
 
 // Held is how many candidates the last decision held although they had a slot.
 func (p *Planner) Held() int { return p.held }
+
+// HeldFor is for how many seconds the one of these that could be sent first is held.
+func (p *Planner) HeldFor() float64 { return p.oldest }
 
 // Released says whether the last decision sent a round, not only requests that go beside one.
 func (p *Planner) Released() bool { return p.round }
@@ -180,6 +185,16 @@ func (p *Planner) release(now float64, g *Group, waiting []Candidate, rule Rule,
 	}
 	w := rule.Patience * min(1, float64(g.Decoding)/(float64(g.Slots)/2))
 	return min(at, now+max(0, w*price-held)/float64(n))
+}
+
+// longest is how long one of those that were placed is held, at most.
+func (p *Planner) longest(now float64, waiting []Candidate) (most float64) {
+	for i, r := range p.placed {
+		if r >= 0 {
+			most = max(most, now-waiting[i].Since)
+		}
+	}
+	return most
 }
 
 // ride sends those, oldest first, that a rank can compute while another one computes more: no step is longer for them.

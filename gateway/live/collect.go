@@ -125,7 +125,7 @@ func model(m *board.ModelStatus, states rankStates, ttl float64, twin bool) Mode
 	out.Name, out.Aggregated = fleet.Called(m.Model)
 	for i := range m.Groups {
 		g := &m.Groups[i]
-		group := Group{GroupLoads: g.GroupLoads, Held: g.Held, Twin: twinOf(m, g, twin), Ghosts: ghosts(g), Ranks: []Rank{}}
+		group := Group{GroupLoads: g.GroupLoads, Held: g.Held, Rounds: roundsOf(g), Twin: twinOf(m, g, twin), Ghosts: ghosts(g), Ranks: []Rank{}}
 		if g.Step != nil {
 			group.StepMs, group.ModelMs, group.LostShare, group.LostMs = float64(g.Step.MeanMs), g.Step.ModelMs, g.Step.LostShare, g.Step.LostMs
 		}
@@ -133,7 +133,7 @@ func model(m *board.ModelStatus, states rankStates, ttl float64, twin bool) Mode
 			if w.Barrier == g.Barrier && (!g.Barrier || w.Group == g.Name) {
 				group.Ranks = append(group.Ranks, Rank{
 					ID: w.ID, Name: w.Name, State: states.of(&w), Steps: !w.Down && !w.Removed, KVTokens: w.KVTokens, Capacity: w.Capacity,
-					Used: w.Used, Slots: w.Limit, Running: w.Running, Tight: w.Tight,
+					Used: w.Used, Slots: w.Limit, Running: w.Running, Tight: w.Tight, Backlog: w.Backlog, Prompts: w.Prompts,
 				})
 			}
 		}

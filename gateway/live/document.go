@@ -112,14 +112,27 @@ type Pool struct {
 // Group is the ranks that step together, or all of a model that have no barrier.
 type Group struct {
 	board.GroupLoads
-	Held      int     `json:"held_entries"` // the last round held back though they had a slot
-	StepMs    float64 `json:"step_ms"`      // measured, mean of the last steps; 0: unknown
-	ModelMs   float64 `json:"model_ms"`     // a step at the present loads by the step model; 0: there is no model
-	LostShare float64 `json:"lost_share"`   // the part of model_ms that imbalance costs
-	LostMs    float64 `json:"lost_ms"`      // the part of model_ms that imbalance costs
+	Held      int     `json:"held_entries"`     // the last round held back though they had a slot
+	StepMs    float64 `json:"step_ms"`          // measured, mean of the last steps; 0: unknown
+	ModelMs   float64 `json:"model_ms"`         // a step at the present loads by the step model; 0: there is no model
+	LostShare float64 `json:"lost_share"`       // the part of model_ms that imbalance costs
+	LostMs    float64 `json:"lost_ms"`          // the part of model_ms that imbalance costs
+	Rounds    *Rounds `json:"rounds,omitempty"` // nil where the ranks do not prefill
 	Twin      Twin    `json:"twin"`
 	Ghosts    []Ghost `json:"ghosts"` // where other policies would have the line, the lowest first; empty while there is no verdict that claims a difference
 	Ranks     []Rank  `json:"ranks"`
+}
+
+// Rounds is how a group that prefills and decodes gets its prompts. A round of the last second is one by which Sent grew since the
+// document before, and it went to the ranks whose Prompts grew.
+type Rounds struct {
+	Sent         uint64  `json:"sent"`          // so far; policies that know no rounds send none
+	RanksFilled  float64 `json:"ranks_filled"`  // that had a prompt to compute when a round was sent, in the mean since the start
+	PrefillShare float64 `json:"prefill_share"` // of all steps since the start, those in which a rank computed a prompt
+	EmptyShare   float64 `json:"empty_share"`   // of the ranks, in the latter: those that computed none
+	HeldS        float64 `json:"held_s"`        // for how long the first of the held entries is held; 0: none is
+	MaxHoldS     float64 `json:"max_hold_s"`    // for longer the policy holds none
+	Says         string  `json:"says"`          // the same in words
 }
 
 // Twin is what the last minutes of a group would have been under other policies, in words and in numbers.
@@ -156,9 +169,11 @@ type Rank struct {
 	KVTokens int64  `json:"kv_tokens"`
 	Capacity int64  `json:"capacity_tokens"` // 0: not known, or without limit
 	Used     int    `json:"slots_used"`
-	Slots    int    `json:"slots"`           // slots that may be used now: fewer than it has while it is fresh in service, none while it is not up
-	Running  int    `json:"running"`         // the rest of Used waits for its KV
-	Tight    bool   `json:"tight,omitempty"` // its engine preempted: kept emptier for a while
+	Slots    int    `json:"slots"`                    // slots that may be used now: fewer than it has while it is fresh in service, none while it is not up
+	Running  int    `json:"running"`                  // the rest of Used waits for its KV
+	Tight    bool   `json:"tight,omitempty"`          // its engine preempted: kept emptier for a while
+	Backlog  int64  `json:"backlog_tokens,omitempty"` // prompt tokens that it has yet to compute, where it prefills
+	Prompts  uint64 `json:"prompts,omitempty"`        // that were sent to it so far, where it prefills
 }
 
 // Prefill is the prefill tier.

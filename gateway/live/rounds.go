@@ -1,0 +1,39 @@
+package live
+
+import (
+	"fmt"
+
+	"evenkeel/dispatcher/board"
+)
+
+// roundsOf tells how a group gets its prompts; nil where its ranks do not prefill.
+func roundsOf(g *board.GroupStatus) *Rounds {
+	t := g.Rounds
+	if t == nil {
+		return nil
+	}
+	r := &Rounds{
+		Sent: t.Sent, RanksFilled: t.RanksFilled, PrefillShare: share(float64(t.PrefillSteps), float64(t.Steps)), EmptyShare: t.EmptyShare,
+		HeldS: t.HeldS, MaxHoldS: t.MaxHoldS,
+	}
+	switch {
+	case t.Steps == 0:
+		r.Says = "No step is known yet."
+	case t.PrefillSteps == 0:
+		r.Says = "No step had a prefill since the start."
+	default:
+		r.Says = fmt.Sprintf("Since the start %.0f %% of steps had a prefill, and %.0f %% of ranks were empty in them.", 100*r.PrefillShare, 100*r.EmptyShare)
+	}
+	if g.Held > 0 {
+		r.Says += fmt.Sprintf(" %s held for a round now, for %.1f s at most.", areHeld(g.Held), r.HeldS)
+	}
+	return r
+}
+
+// areHeld says how many requests are.
+func areHeld(n int) string {
+	if n == 1 {
+		return "1 request is"
+	}
+	return requests(n) + " are"
+}
