@@ -32,6 +32,7 @@ var (
 	descDriftKV    = describeDrift("kv_tokens")
 
 	descUneven   = prometheus.NewDesc("evenkeel_backlog_imbalance_ratio", "Largest backlog of a rank of the group (evenkeel_rank_backlog_tokens) divided by the mean backlog. 1: all ranks have the same. There is no series while no rank has any.", rankLabels[:1], nil)
+	descRounds   = prometheus.NewDesc("evenkeel_rounds_total", "Rounds that were sent to the ranks of a group that prefills and decodes. Requests that go beside a round, because they lengthen no step, are no rounds.", rankLabels[:1], nil)
 	descPrefills = prometheus.NewDesc("evenkeel_prefill_steps_total", "Steps of the group in which a rank computed a prompt, by the proxy's own count, among the steps of evenkeel_step_seconds. Only groups that prefill and decode have this series.", rankLabels[:1], nil)
 
 	descHeld   = prometheus.NewDesc("evenkeel_held_entries", "Requests that the policy held back in its last round, although they had a slot.", rankLabels[:1], nil)
@@ -76,7 +77,7 @@ func describeDrift(kind string) *prometheus.Desc {
 // Describe implements prometheus.Collector.
 func (gauges) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
-		descKVTokens, descCapacity, descSlots, descRunning, descBeyond, descBound, descBacklog, descUneven, descPrefills, descOrphans, descImbalance, descIdle, descPool, descPoolOldest, descDriftSlots, descDriftKV,
+		descKVTokens, descCapacity, descSlots, descRunning, descBeyond, descBound, descBacklog, descUneven, descRounds, descPrefills, descOrphans, descImbalance, descIdle, descPool, descPoolOldest, descDriftSlots, descDriftKV,
 		descHeld, descStep, descLost, descC0, descC1, descEach, descOwn, descShared, descAny, descR2, descBudget, descPairs, descTwinError, descTwinAge, descTwinSaved, descTwinLost,
 		descOutputs, descBrier, descAUC, descMAE, descDrift, descDriftMax,
 	} {
@@ -143,6 +144,7 @@ func (g gauges) Collect(ch chan<- prometheus.Metric) {
 			ch <- prometheus.MustNewConstHistogram(descStep, q.Steps.Count, q.Steps.Seconds, q.Steps.Buckets, group)
 			gauge(descR2, q.Step.R2, group)
 			if t := q.Rounds; t != nil {
+				ch <- prometheus.MustNewConstMetric(descRounds, prometheus.CounterValue, float64(t.Sent), group)
 				ch <- prometheus.MustNewConstMetric(descPrefills, prometheus.CounterValue, float64(t.PrefillSteps), group)
 				if t.MeanBacklog > 0 {
 					gauge(descUneven, float64(t.MostBacklog)/t.MeanBacklog, group)

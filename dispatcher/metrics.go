@@ -18,7 +18,6 @@ type metrics struct {
 	doubleReleases prometheus.Counter
 	beyond         prometheus.Counter
 
-	rounds     *prometheus.CounterVec
 	roundRanks *prometheus.HistogramVec
 	roundHold  prometheus.Histogram
 
@@ -56,8 +55,6 @@ func newMetrics() *metrics {
 			"Decode slots that were released a second time. The second release changes nothing, but it is a bug in evenkeel."),
 		beyond: counter("evenkeel_beyond_slots_total",
 			"Hand-offs that were bound at their deadlines to a rank without a slot or without KV room for them. If there are many, decode has too few slots."),
-		rounds: counters("evenkeel_rounds_total",
-			"Rounds that were sent to the ranks of a group that prefills and decodes. Requests that go beside a round, because they lengthen no step, are no rounds.", "group"),
 		roundRanks: own.NewHistogramVec(prometheus.HistogramOpts{
 			Name: "evenkeel_round_ranks", Help: "Ranks of the group that had a prompt to compute when a round was sent. The more there are, the fewer ranks wait for the others.",
 			Buckets: prometheus.ExponentialBuckets(1, 2, 7), // 1 to 64

@@ -47,8 +47,6 @@ func TestAPromptIsHeldForARoundAndTheMetricsSaySo(t *testing.T) {
 		require.EqualValues(t, 800, s.NewTokens, "where its prefix is")
 		require.InDelta(t, 40, float64(time.Since(began).Microseconds())/1000, 0.1)
 		require.InDelta(t, 40, float64(s.Held.Microseconds())/1000, 0.1)
-		m := d.metrics
-		require.Equal(t, 1., testutil.ToFloat64(m.rounds.WithLabelValues("main")))
 		require.NoError(t, testutil.CollectAndCompare(gauges{d}, strings.NewReader(`
 # HELP evenkeel_rank_backlog_tokens Prompt tokens that were sent to the rank and that it has yet to compute, by the proxy's own count. Only ranks that prefill and decode have this series.
 # TYPE evenkeel_rank_backlog_tokens gauge
@@ -57,7 +55,10 @@ evenkeel_rank_backlog_tokens{group="main",rank="d1"} 0
 # HELP evenkeel_backlog_imbalance_ratio Largest backlog of a rank of the group (evenkeel_rank_backlog_tokens) divided by the mean backlog. 1: all ranks have the same. There is no series while no rank has any.
 # TYPE evenkeel_backlog_imbalance_ratio gauge
 evenkeel_backlog_imbalance_ratio{group="main"} 2
-`), "evenkeel_rank_backlog_tokens", "evenkeel_backlog_imbalance_ratio"))
+# HELP evenkeel_rounds_total Rounds that were sent to the ranks of a group that prefills and decodes. Requests that go beside a round, because they lengthen no step, are no rounds.
+# TYPE evenkeel_rounds_total counter
+evenkeel_rounds_total{group="main"} 1
+`), "evenkeel_rounds_total", "evenkeel_rank_backlog_tokens", "evenkeel_backlog_imbalance_ratio"))
 		d.Preempted(0)
 		require.EqualValues(t, 811, d.Status(t.Context()).Models[0].Workers[0].Backlog, "the last one that decodes is computed again")
 		d.Counted(s, 900)

@@ -220,7 +220,6 @@ func (r *runner) do(e *board.Effect, took time.Duration) {
 				zap.String("policy", e.Policy), zap.Duration("took", e.Lasts), zap.Duration("limit", r.boards.Config().TickLimit), zap.Int("ticks", board.SlowRounds))
 		}
 	case board.EffectSent:
-		m.rounds.WithLabelValues(e.Label).Inc()
 		m.roundRanks.WithLabelValues(e.Label).Observe(float64(e.Count))
 	case board.EffectBeyond:
 		m.beyond.Inc()

@@ -52,6 +52,10 @@ func fresh(t *testing.T) (all []labels.Labels) {
 			engines += fmt.Sprintf("    - {url: %q, profile: %s}\n", e.URLs()[0], profile)
 		}
 	}
+	both, err := refengine.Start(refengine.Config{Role: refengine.Aggregated, Model: "both", Slots: 16, MaxBatchedTokens: 64, DPSize: 1, C0: time.Millisecond, C1: time.Nanosecond})
+	require.NoError(t, err)
+	t.Cleanup(both.Close)
+	engines += fmt.Sprintf("  aggregated: [{url: %q}]\n", both.URLs()[0])
 	engines += "profiles: {late: {}, early: {connector: ascend-layerwise}}\nbind: {listen: \"127.0.0.1:0\"}\n"
 	cert, key := certtest.New(t).Issue(t, "localhost", time.Now().Add(time.Hour))
 	peers := "geo: {mode: distributed, self: {id: us-1, region: us}, listen: \"127.0.0.1:0\", hmac: {keys_file: " + write("peers.key", "a 0123456789abcdef0123456789abcdef\n") + "}, "
@@ -75,7 +79,7 @@ ha: {mode: shard, engine: etcd, etcd: {endpoints: ["http://127.0.0.1:9"]}}
 		var page string
 		err = world.Await(t.Context(), time.Minute, name+" sees its engines and has looked at them", func() bool {
 			page = ask(t, "http://"+admin+"/metrics")
-			return world.Sum([]byte(page), "evenkeel_engine_up{") == 4 && strings.Contains(page, "evenkeel_rank_slots{") &&
+			return world.Sum([]byte(page), "evenkeel_engine_up{") == 5 && strings.Contains(page, "evenkeel_rank_slots{") &&
 				(name == "shared" || strings.Contains(page, "evenkeel_advice{"))
 		})
 		if err != nil {

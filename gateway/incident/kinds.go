@@ -36,6 +36,7 @@ const (
 	QueueWaits    Kind = "queue_waits"
 	Overload      Kind = "overload"
 	PoolLate      Kind = "pool_late"
+	RoundStuck    Kind = "round_stuck"
 	PolicySlow    Kind = "policy_slow"
 	Imbalance     Kind = "imbalance"
 	RanksFull     Kind = "ranks_full"
@@ -82,6 +83,7 @@ const (
 	undrain = `curl -s -H "Authorization: Bearer $TOKEN" -X DELETE "$ADMIN/workers/{where}/drain"`
 	drains  = `curl -s -H "Authorization: Bearer $TOKEN" "$ADMIN/workers" | jq .drains`
 	tight   = `curl -s -H "Authorization: Bearer $TOKEN" "$ADMIN/status" | jq '.dispatch.models[].workers[] | select(.tight) | {name, slots, used, kv_tokens, capacity}'`
+	held    = `curl -s -H "Authorization: Bearer $TOKEN" "$ADMIN/status" | jq '.dispatch.models[].groups[] | {name, policy, held, rounds}'`
 	receipt = `curl -s -H "Authorization: Bearer $TOKEN" "$ADMIN/decisions?outcome=failed&n=20" | jq '.receipts[] | {id, outcome, attempts}'`
 	advised = `curl -s -H "Authorization: Bearer $TOKEN" "$ADMIN/status" | jq '.advice[] | {model, says, prefill, decode}'`
 )
@@ -182,6 +184,11 @@ var kinds = map[Kind]kind{
 		harm: waiting, effect: true, headline: "Long waits", many: "have requests in the pool that wait too long for a rank", runbook: "EvenkeelDecodeBacklog", command: workers,
 		clients: "Clients wait for their first token. Those that wait too long get an error.",
 		next:    "Look which decode ranks are down, drain or are full, and add decode ranks.",
+	},
+	RoundStuck: {
+		harm: waiting, headline: "Stuck round", many: "hold requests for a round for longer than they may", runbook: "EvenkeelRoundStuck", command: held,
+		clients: "Clients wait for their first token, although ranks have free slots.",
+		next:    "Write patience=0 into the policy, so that nothing is held, and report the bug.",
 	},
 	PolicySlow: {
 		harm: slower, alone: true, headline: "Slow policy", runbook: "EvenkeelTickFallback", command: log,

@@ -28,6 +28,7 @@ const (
 	failShare   = 0.01 // of requests
 	oldScrapes  = 3    // intervals without a scrape
 	oldMs       = 5000 // and at least so long
+	heldSlack   = 5.0  // s that a round may be late, in a process that gets no CPU time
 	takenShare  = 0.95 // of the slots: one that was just given back is taken in the next round
 )
 
@@ -335,6 +336,9 @@ func modelFindings(m *Model, several bool, drained map[string]bool, say find) {
 			name = m.Name + " · " + g.Name
 		}
 		on := func(panel string) at { return at{of, name, panel} }
+		if r := g.Rounds; r != nil && r.HeldS > r.MaxHoldS+heldSlack {
+			say(incident.RoundStuck, Bad, on("ranks"), "", "%s of %s %s %s held for a round for %.0f s, although none may be held for longer than %.3g s", capital(requests(g.Held)), of, name, are(g.Held), r.HeldS, r.MaxHoldS)
+		}
 		if g.FallbackRounds > 0 {
 			say(incident.PolicySlow, Warn, on("balance"), "", "The decode policy of %s %s is too slow at times, and %s decides instead", of, name, g.Policy)
 		}

@@ -139,6 +139,12 @@ func TestFindingsSayWhatIsWrongAndWhere(t *testing.T) {
 			[]told{{Warn, "balance", "dp", "The decode policy of group dp is too slow at times, and evenkeel decides instead"}}},
 		"imbalance costs": {func(d *Document) { d.Models[0].Groups[0].LostShare = 0.2 },
 			[]told{{Warn, "balance", "dp", "Imbalance costs group dp 20 % of every step"}}},
+		"a round is never sent": {func(d *Document) {
+			d.Models[0].Groups[0].Held, d.Models[0].Groups[0].Rounds = 3, &Rounds{HeldS: 10.4, MaxHoldS: 5}
+		}, []told{{Bad, "ranks", "dp", "3 requests of group dp are held for a round for 10 s, although none may be held for longer than 5 s"}}},
+		"one that is late is sent soon": {func(d *Document) {
+			d.Models[0].Groups[0].Held, d.Models[0].Groups[0].Rounds = 3, &Rounds{HeldS: 9.9, MaxHoldS: 5}
+		}, []told{}},
 		"the config is refused: what is wrong, without the file's lines": {func(d *Document) { d.Proxy.ConfigError = "ek.yaml:1:2: wrong\n> 1 | x" },
 			[]told{{Warn, "proxy", "", "The config file was refused and is not in force: ek.yaml:1:2: wrong"}}},
 		"a source fails and engines are unfit": {func(d *Document) {

@@ -25,15 +25,14 @@ func roundsOf(g *board.GroupStatus) *Rounds {
 		r.Says = fmt.Sprintf("Since the start %.0f %% of steps had a prefill, and %.0f %% of ranks were empty in them.", 100*r.PrefillShare, 100*r.EmptyShare)
 	}
 	if g.Held > 0 {
-		r.Says += fmt.Sprintf(" %s held for a round now, for %.1f s at most.", areHeld(g.Held), r.HeldS)
+		r.Says += fmt.Sprintf(" %s %s held for a round now, for %.1f s at most.", capital(requests(g.Held)), are(g.Held), r.HeldS)
 	}
 	return r
 }
 
-// areHeld says how many requests are.
-func areHeld(n int) string {
+func are(n int) string {
 	if n == 1 {
-		return "1 request is"
+		return "is"
 	}
-	return requests(n) + " are"
+	return "are"
 }
