@@ -147,6 +147,7 @@ type WorkerStatus struct {
 	Running      int    `json:"running"`
 	Transferring int    `json:"transferring"` // admitted, no event seen yet
 	KVTokens     int64  `json:"kv_tokens"`
+	Unread       int64  `json:"unread_kv_tokens,omitempty"` // of KVTokens, those of prompts that are not computed yet, which no step reads
 	Others       int64  `json:"others_kv_tokens"`           // of requests that are not ours, while this proxy has just taken the rank over
 	Capacity     int64  `json:"capacity"`                   // KV tokens, 0 = unlimited
 	Tight        bool   `json:"tight"`                      // its engine preempted: kept emptier for a while
@@ -247,7 +248,7 @@ func (b *board) rankStatus(r *rank, now time.Time) WorkerStatus {
 	w := WorkerStatus{
 		ID: r.ID, Name: r.Name, Group: r.Group, Barrier: r.Barrier, Up: r.Up && r.present, Down: r.Down, Removed: !r.present,
 		Slots: r.Slots, Used: len(r.slots), Beyond: r.queued, KVTokens: r.kv - r.Others, Others: r.Others, Capacity: r.Capacity, Tight: r.pressure.tight(now),
-		Early: r.Early, Orphans: r.orphaned, Mixed: r.Mixed, Backlog: r.backlog, Prompts: r.prompts,
+		Early: r.Early, Orphans: r.orphaned, Mixed: r.Mixed, Backlog: r.backlog, Prompts: r.prompts, Unread: r.later,
 	}
 	if w.Up {
 		w.Limit = r.usable()

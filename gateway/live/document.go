@@ -167,7 +167,8 @@ type Rank struct {
 	State    string `json:"state"`
 	Steps    bool   `json:"steps"` // it steps with its group; false: its engine is down or it is removed, and it counts in no sum or mean
 	KVTokens int64  `json:"kv_tokens"`
-	Capacity int64  `json:"capacity_tokens"` // 0: not known, or without limit
+	Unread   int64  `json:"unread_kv_tokens,omitempty"` // of KVTokens, those of prompts that are not computed yet: no step reads them, and they are not in the loads of the group but its sum
+	Capacity int64  `json:"capacity_tokens"`            // 0: not known, or without limit
 	Used     int    `json:"slots_used"`
 	Slots    int    `json:"slots"`                    // slots that may be used now: fewer than it has while it is fresh in service, none while it is not up
 	Running  int    `json:"running"`                  // the rest of Used waits for its KV

@@ -401,3 +401,44 @@ func TestPageShowsWhatDrains(t *testing.T) {
 	b.shoot("drains")
 	b.calm(s)
 }
+
+// together makes the ranks of a document prefill and decode: with every document rounds are sent to half of them.
+func together() func(*Document) {
+	documents := uint64(0)
+	return func(d *Document) {
+		documents++
+		m := &d.Models[0]
+		m.Name, m.Aggregated = m.Name+" (aggregated)", true
+		g := &m.Groups[0]
+		g.Rounds = &Rounds{Sent: 3 * documents, MaxHoldS: 5, Says: "Since the start 31 % of steps had a prefill, and 26 % of ranks were empty in them."}
+		for i := range g.Ranks {
+			r := &g.Ranks[i]
+			r.Prompts, r.Backlog, r.Unread = 7, int64(300*i), int64(1500*i)
+			if i%2 == 0 {
+				r.Prompts += documents
+			}
+		}
+		d.Prefill.Engines, d.Prefill.Groups = []PrefillEngine{}, []PrefillGroup{{ID: "dp", State: "open"}}
+	}
+}
+
+// Rounds are seen as they go, and beside the KV of each rank stands what it has to compute.
+func TestPageShowsRounds(t *testing.T) {
+	b, s := chromium(t), newSite(t, 8)
+	s.fake.set(together())
+	s.open()
+	b.visit(s)
+	b.eventually("the rounds of a second", `(document.querySelector('p.rounds') || {}).textContent === 'Since the start 31 % of steps had a prefill, and 26 % of ranks were empty in them. In the last second 3 rounds went to 4 of 8 ranks.'`)
+	require.Equal(t, "true", b.eval("document.getElementById('prefill').hidden"), "there is no prefill engine")
+	b.eval("(document.getElementById('rank-details').open = true, '')")
+	b.eventually("the table", "[...document.querySelectorAll('#rank-rows tr')].map((r) => r.lastElementChild.textContent).join() === '0,300,600,900,1,200,1,500,1,800,2,100'")
+	b.eval("(document.querySelector('canvas.map').focus(), '')")
+	b.press(kb.ArrowRight)
+	b.press(kb.ArrowRight)
+	b.eventually("a rank in words", "document.querySelector('.read span').textContent.includes('running, 300 prompt tokens to compute')")
+	b.shoot("rounds")
+	b.do(chromedp.EmulateViewport(390, 844))
+	b.eventually("a narrow screen", "innerWidth === 390 && document.documentElement.scrollWidth <= innerWidth")
+	b.shoot("rounds-narrow")
+	b.calm(s)
+}

@@ -25,7 +25,11 @@ func roundsOf(g *board.GroupStatus) *Rounds {
 		r.Says = fmt.Sprintf("Since the start %.0f %% of steps had a prefill, and %.0f %% of ranks were empty in them.", 100*r.PrefillShare, 100*r.EmptyShare)
 	}
 	if g.Held > 0 {
-		r.Says += fmt.Sprintf(" %s %s held for a round now, for %.1f s at most.", capital(requests(g.Held)), are(g.Held), r.HeldS)
+		long := fmt.Sprintf("%.1f s", r.HeldS)
+		if r.HeldS < 1 {
+			long = fmt.Sprintf("%.0f ms", 1000*r.HeldS)
+		}
+		r.Says += fmt.Sprintf(" %s %s held for a round now, for %s at most.", capital(requests(g.Held)), are(g.Held), long)
 	}
 	return r
 }

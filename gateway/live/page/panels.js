@@ -75,6 +75,7 @@ const gates = { open: ['● open', 'good'], closed: ['■ full', 'warn'], out: [
 
 export function showPrefill(d) {
   const p = d.prefill;
+  $('prefill').hidden = !p.engines.length && p.groups.length > 0; // the ranks above prefill
   put($('prefill-note'), `policy ${p.policy} · ${whole(p.waiting_requests)} in the arrival queue · ${percent(p.hit_share, 1)} of all prompt tokens found in caches`);
   keyed($('prefill-rows'), p.engines, (e) => e.id,
     () => {

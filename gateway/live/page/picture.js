@@ -29,12 +29,15 @@ function cause(r, engines) {
   return e && e.state !== 'up' ? e.state + reasonOf(e) : r.state;
 }
 
+// read are the KV tokens that steps read: those of prompts that are not computed yet are not among them.
+const read = (r) => r.kv_tokens - (r.unread_kv_tokens || 0);
+
 // lost is what the waste costs, in words; empty while that is not known.
 function lost(g) {
   if (!g.barrier || g.stepping_ranks < 2) return '';
   if (g.model_ms > 0) return `${g.lost_ms.toFixed(1)} ms of every ${g.model_ms.toFixed(0)} ms step are spent waiting for the fullest rank`;
   const taking = g.ranks.filter((r) => r.steps && r.state !== 'draining'); // a rank that drains is meant to be empty
-  const held = taking.reduce((sum, r) => sum + r.kv_tokens, 0), most = taking.length * g.most_tokens;
+  const held = taking.reduce((sum, r) => sum + read(r), 0), most = taking.length * g.most_tokens;
   return most ? `${percent(Math.max(0, 1 - held / most), 1)} of what the ranks could hold is empty below the line` : '';
 }
 
@@ -51,7 +54,7 @@ function hatch(x, colour) {
 // columns are. With x null it only measures.
 function paint(x, g, engines, w, chosen) {
   const axis = w > 700 ? 52 : 38, right = 4;
-  const bands = place(g.ranks, axis, w - axis - right), top = 22 + 13 * Math.min(3, g.ghosts.length), slots = 20, names = 16;
+  const bands = place(g.ranks, axis, w - axis - right), top = 22 + 13 * Math.min(3, g.ghosts.length), lane = g.rounds ? 34 : 0, slots = 20 + lane, names = 16;
   const high = bands.length > 1 ? 120 : w > 700 ? 230 : 190, each = high + slots + names + 10, map = [];
   const keys = legend(g, w - axis - right), scale = ceiling(g), total = top + bands.length * each + (keys[keys.length - 1].row + 1) * keyRow;
   if (!x) return { height: total };
@@ -60,10 +63,10 @@ function paint(x, g, engines, w, chosen) {
   bands.forEach((hosts, b) => {
     const base = top + b * each + high, y = (tokens) => base - high * Math.min(1, tokens / scale), line = y(g.most_tokens), last = hosts[hosts.length - 1], end = last.x + last.w;
     x.textBaseline = 'middle'; x.textAlign = 'right'; x.fillStyle = ink.soft;
-    x.fillText('0', axis - 6, base - 4); x.fillText('slots', axis - 4, base + 3 + slots / 2);
+    x.fillText('0', axis - 6, base - 4); x.fillText('slots', axis - 4, base + 3 + (slots - lane) / 2);
     const columns = hosts.flatMap((h) => h.columns);
     for (const c of columns) {
-      const r = c.rank, lives = r.steps, level = y(r.kv_tokens);
+      const r = c.rank, lives = r.steps, level = y(read(r)), brim = y(r.kv_tokens);
       map.push({ id: r.id, x: c.x, w: c.w, top: base - high, bottom: base + slots });
       x.fillStyle = ink.faint;
       if (lives) {
@@ -72,11 +75,12 @@ function paint(x, g, engines, w, chosen) {
         else if (g.barrier) { x.fillStyle = ink.panel; x.fillRect(c.x, line, c.w, level - line); x.fillStyle = waste; x.fillRect(c.x, line, c.w, level - line); }
         x.fillStyle = r.state === 'up' ? ink.fill : r.state === 'draining' || r.state === 'foreign' ? ink.warn : ink.bad;
         x.fillRect(c.x, level, c.w, base - level);
+        if (brim < level) { x.fillStyle = ink.panel; x.fillRect(c.x, brim, c.w, level - brim); x.fillStyle = dots(x, ink.fill); x.fillRect(c.x, brim, c.w, level - brim); x.strokeStyle = ink.fill; x.lineWidth = 1; x.strokeRect(c.x + 0.5, brim + 0.5, Math.max(1, c.w - 1), level - brim); }
         if (r.capacity_tokens && r.capacity_tokens <= scale) {
           x.fillStyle = ink.ink; x.fillRect(c.x, y(r.capacity_tokens), c.w, 1);
           if (c === columns[0]) { x.textAlign = 'right'; x.fillStyle = ink.soft; x.fillText(w > 700 ? 'capacity' : 'full', axis - 4, y(r.capacity_tokens)); }
         }
-        tickSlots(x, r, c, base + 3, slots - 4);
+        tickSlots(x, r, c, base + 3, slots - lane - 4);
       } else {
         x.fillStyle = dead; x.fillRect(c.x, base - high, c.w, high);
       }
@@ -85,6 +89,7 @@ function paint(x, g, engines, w, chosen) {
         x.font = 'bold ' + font; x.fillText(letters[r.state], c.x + c.w / 2, r.state === 'draining' ? base - high + 8 : lives ? Math.max(base - high + 7, level - 7) : base - 7); x.font = font;
       }
     }
+    if (lane) prompts(x, g, columns, axis, base + slots - lane, lane, w);
     for (const h of hosts) {
       x.fillStyle = ink.line; x.fillRect(h.x, base + slots + 1, h.w - 1, 1);
       x.fillStyle = ink.soft; x.textAlign = 'center'; x.fillText(fit(x, h.name, h.w), h.x + h.w / 2, base + slots + 9);
@@ -142,6 +147,8 @@ function legend(g, wide) {
   const list = [
     { words: 'KV tokens', draw: box(() => ink.fill) },
     ...(g.barrier && g.stepping_ranks ? [{ words: 'the fullest rank, which every step waits for', draw: (x, at, y) => { x.fillStyle = ink.accent; x.fillRect(at, y + 5, 12, 2); } }, { words: 'time lost to waiting for it', draw: box((waste) => waste) }] : []),
+    ...(g.ranks.some((r) => r.unread_kv_tokens) ? [{ words: 'KV of prompts that are not computed yet', draw: (x, at, y) => { x.fillStyle = dots(x, ink.fill); x.fillRect(at, y, 12, 12); x.strokeStyle = ink.fill; x.lineWidth = 1; x.strokeRect(at + 0.5, y + 0.5, 11, 11); } }] : []),
+    ...(g.rounds ? [{ words: 'prompt tokens to compute', draw: box(() => ink.l1) }, { words: 'got prompts in a round of the last second', draw: (x, at, y) => { x.fillStyle = ink.l2; x.fillRect(at, y + 5, 12, 3); } }] : []),
     ...(g.ranks.some((r) => r.steps && r.slots && r.slots_used >= r.slots) ? [{ words: 'all slots of a rank are taken', draw: box(() => ink.warn) }] : []),
     ...(has('draining') ? [{ words: 'D drains: takes no new requests', draw: (x, at, y) => drains(x, { x: at, w: 11 }, y, 12, y + 12, y) }] : []),
     ...(g.ranks.some((r) => !r.steps) ? [{ words: 'does not step: ' + Object.keys(letters).filter((s) => g.ranks.some((r) => !r.steps && r.state === s)).map((s) => `${letters[s]} ${s}`).join(', '), draw: box((waste, dead) => dead) }] : []),
@@ -168,6 +175,50 @@ function tickSlots(x, r, c, top, high) {
   for (let i = 1; i < ticks; i++) x.fillRect(c.x, Math.round(top + high * i / ticks), c.w, 1);
 }
 
+// prompts shows below the slots what each rank has yet to compute, and above it the rounds of the last
+// second: one stroke from the first rank to the last, thick over those that got prompts.
+function prompts(x, g, columns, axis, top, high, w) {
+  const most = Math.max(leastBacklog, ...g.ranks.map(backlog)), base = top + high - 1, full = high - 9, got = lately.get(g)?.ranks;
+  x.textAlign = 'right'; x.fillStyle = ink.soft; x.fillText(w > 700 ? 'prompts' : 'new', axis - 4, base - full / 2);
+  for (const c of columns) {
+    if (!c.rank.steps) continue;
+    x.fillStyle = ink.faint; x.fillRect(c.x, base - full, c.w, full);
+    const part = full * backlog(c.rank) / most;
+    x.fillStyle = ink.l1; x.fillRect(c.x, base - part, c.w, part);
+  }
+  const some = got ? columns.filter((c) => got.has(c.rank.id)) : [];
+  if (!some.length) return;
+  const first = some[0], last = some[some.length - 1];
+  x.fillStyle = ink.l2; x.fillRect(first.x, top + 4, last.x + last.w - first.x, 1);
+  for (const c of some) x.fillRect(c.x, top + 3, c.w, 3);
+}
+const leastBacklog = 2048; // tokens that fill the lane where no rank has more
+const backlog = (r) => r.backlog_tokens || 0;
+
+// lately has for each group of the document the rounds of the second before it.
+let lately = new Map();
+function compare(d, before) {
+  lately = new Map();
+  const sooner = before ? d.at_ms - before.at_ms : 0;
+  if (sooner <= 0 || sooner > 2.5 * d.every_ms) return; // an earlier moment, or a gap
+  const were = new Map(before.models.flatMap((m) => m.groups.map((g) => [groupKey(m, g), g])));
+  for (const m of d.models) {
+    for (const g of m.groups) {
+      const was = were.get(groupKey(m, g)), sent = g.rounds && was?.rounds ? g.rounds.sent - was.rounds.sent : 0;
+      if (sent <= 0) continue;
+      const had = new Map(was.ranks.map((r) => [r.id, r.prompts || 0]));
+      lately.set(g, { sent, ranks: new Set(g.ranks.filter((r) => (r.prompts || 0) > (had.get(r.id) ?? 0)).map((r) => r.id)) });
+    }
+  }
+}
+
+// roundsOf is how a group gets its prompts, in words; empty where its ranks do not prefill.
+function roundsOf(g) {
+  if (!g.rounds) return '';
+  const of = lately.get(g);
+  return g.rounds.says + (of ? ` In the last second ${of.sent === 1 ? '1 round' : `${whole(of.sent)} rounds`} went to ${of.ranks.size} of ${g.ranks.length} ranks.` : '');
+}
+
 // ghosts are the lines that other policies would have.
 function ghosts(x, g, y, axis, end, top, band) {
   g.ghosts.slice(0, 3).forEach((o, i) => {
@@ -188,7 +239,7 @@ function tellLost(x, g, columns, line, y, axis, end) {
   for (const c of columns) {
     const from = Math.min(Math.max(axis, c.x), Math.max(axis, end - wide));
     let sum = 0;
-    for (const o of columns) if (o.rank.steps && o.rank.state !== 'draining' && o.x + o.w > from && o.x < from + wide) sum += g.most_tokens - o.rank.kv_tokens;
+    for (const o of columns) if (o.rank.steps && o.rank.state !== 'draining' && o.x + o.w > from && o.x < from + wide) sum += g.most_tokens - read(o.rank);
     if (sum > most) { most = sum; best = from; }
   }
   const at = line + 4;
@@ -230,9 +281,10 @@ let chosen = null; // id of the rank that is read out
 let now = null; // the document that is shown
 
 export function showGroups(d, redraw) {
+  if (d !== now) compare(d, now);
   now = d;
   const groups = d.models.flatMap((m) => m.groups.map((g) => ({ m, g })));
-  const engines = new Map(d.engines.filter((e) => e.role === 'decode').map((e) => [e.id, e]));
+  const engines = new Map(d.engines.filter((e) => e.role !== 'prefill').map((e) => [e.id, e]));
   keyed($('groups'), groups, ({ m, g }) => groupKey(m, g), () => makeGroup(redraw), (e, { m, g }) => {
     const head = e.children[0], up = g.ranks.filter((r) => r.state === 'up').length, used = g.ranks.reduce((n, r) => n + r.slots_used, 0), slots = g.ranks.reduce((n, r) => n + r.slots, 0), c = e.children[1];
     put(head.children[0], groupName(m, g));
@@ -244,10 +296,11 @@ export function showGroups(d, redraw) {
     c.setAttribute('aria-label', describe(m, g, up));
     e.children[2].onclick = () => copyImage(e.children[2], m, g, engines);
     showRead(e.children[3], g, engines);
+    put(e.children[4], roundsOf(g));
   });
   if ($('rank-details').open) {
-    keyed($('rank-rows'), groups.flatMap(({ g }) => byHost(g.ranks).flatMap((h) => h.ranks)), (r) => r.id, () => cells('id', '', 'n', 'n', 'n', 'n'), (row, r) => {
-      fill(row, r.name, (r.state === 'up' ? 'up' : why(r, engines)) + (r.tight ? ', kept emptier' : ''), whole(r.kv_tokens), r.capacity_tokens ? percent(r.kv_tokens / r.capacity_tokens) : '–', `${r.slots_used} / ${r.slots}`, String(r.running));
+    keyed($('rank-rows'), groups.flatMap(({ g }) => byHost(g.ranks).flatMap((h) => h.ranks)), (r) => r.id, () => cells('id', '', 'n', 'n', 'n', 'n', 'n'), (row, r) => {
+      fill(row, r.name, (r.state === 'up' ? 'up' : why(r, engines)) + (r.tight ? ', kept emptier' : ''), whole(r.kv_tokens), r.capacity_tokens ? percent(r.kv_tokens / r.capacity_tokens) : '–', `${r.slots_used} / ${r.slots}`, String(r.running), r.prompts ? whole(backlog(r)) : '–');
       row.children[1].className = r.state === 'up' ? '' : r.state === 'draining' ? 'warn' : 'bad';
     });
   }
@@ -257,7 +310,7 @@ export function showGroups(d, redraw) {
 function describe(m, g, up) {
   const ghost = g.ghosts[0];
   return `${groupName(m, g)}: ${up} of ${g.ranks.length} ranks up, KV tokens from ${short(g.least_tokens)} to ${short(g.most_tokens)}, mean ${short(g.mean_tokens)}.` +
-    (lost(g) ? ` ${lost(g)}.` : '') + (ghost ? ` With ${ghost.policy} the line would be at ${short(ghost.most_tokens)}.` : '') + ' Arrow keys read out a rank.';
+    (lost(g) ? ` ${lost(g)}.` : '') + (g.rounds ? ` ${g.rounds.says}` : '') + (ghost ? ` With ${ghost.policy} the line would be at ${short(ghost.most_tokens)}.` : '') + ' Arrow keys read out a rank.';
 }
 
 function makeGroup(redraw) {
@@ -275,24 +328,26 @@ function makeGroup(redraw) {
     if (e.key === 'Escape') choose(null);
   };
   return el('div', { class: 'group' }, el('div', { class: 'say' }, el('h3'), el('span', { class: 'soft' })), c, el('button', { type: 'button', class: 'copy' }, 'Copy as image'),
-    el('div', { class: 'read' }, el('span'), el('canvas', { class: 'spark', 'aria-hidden': 'true', hidden: '' })));
+    el('div', { class: 'read' }, el('span'), el('canvas', { class: 'spark', 'aria-hidden': 'true', hidden: '' })), el('p', { class: 'rounds' }));
 }
+
+const toCompute = (r) => (r.prompts ? `, ${whole(backlog(r))} prompt tokens to compute` : '');
 
 function speak() {
   const r = now.models.flatMap((m) => m.groups.flatMap((g) => g.ranks)).find((o) => o.id === chosen);
-  if (r) say('rank', `${r.name} ${r.state}, ${whole(r.kv_tokens)} KV tokens, ${r.slots_used} of ${r.slots} slots`);
+  if (r) say('rank', `${r.name} ${r.state}, ${whole(r.kv_tokens)} KV tokens, ${r.slots_used} of ${r.slots} slots${toCompute(r)}`);
 }
 
 function showRead(out, g, engines) {
   const r = g.ranks.find((o) => o.id === chosen), words = out.children[0], spark = out.children[1];
   spark.hidden = !r;
   if (!r) {
-    const of = (tokens) => g.ranks.find((o) => o.steps && o.kv_tokens === tokens), high = of(g.most_tokens), low = of(g.least_tokens);
+    const of = (tokens) => g.ranks.find((o) => o.steps && read(o) === tokens), high = of(g.most_tokens), low = of(g.least_tokens);
     put(words, high && low ? `fullest ${high.name} ${short(high.kv_tokens)}, mean ${short(g.mean_tokens)}, emptiest ${low.name} ${short(low.kv_tokens)}` : '');
     return;
   }
   const fullness = r.capacity_tokens ? ` of ${whole(r.capacity_tokens)} (${percent(r.kv_tokens / r.capacity_tokens)})` : '';
-  words.replaceChildren(el('b', null, r.name), ` ${r.state === 'up' ? 'up' : why(r, engines)}${r.tight ? ', kept emptier' : ''} · ${whole(r.kv_tokens)}${fullness} KV tokens · ${r.slots_used} of ${r.slots} slots, ${r.running} running · `);
+  words.replaceChildren(el('b', null, r.name), ` ${r.state === 'up' ? 'up' : why(r, engines)}${r.tight ? ', kept emptier' : ''} · ${whole(r.kv_tokens)}${fullness} KV tokens · ${r.slots_used} of ${r.slots} slots, ${r.running} running${toCompute(r)} · `);
   sparkline(spark, [{ values: past.rank(r.id), colour: ink.l0 }]);
 }
 
