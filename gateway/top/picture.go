@@ -14,12 +14,13 @@ import (
 // The picture of a group: a column for each rank, by host, filled with KV tokens up to
 // the line at the fullest, which every step waits for. What is between is the waste.
 const (
-	axisCells = 7 // number of KV tokens left of the columns
-	tallRows  = 6 // of a picture of one band
-	lowRows   = 3 // of each band where there are several
-	wideCell  = 4 // a rank's column is no wider
-	waste     = "░"
-	drains    = "·" // above a rank that drains: it is meant to be empty
+	axisCells    = 7 // number of KV tokens left of the columns
+	tallRows     = 6 // of a picture of one band
+	lowRows      = 3 // of each band where there are several
+	wideCell     = 4 // a rank's column is no wider
+	waste        = "░"
+	leastBacklog = 2048 // tokens that fill a cell where no rank has more
+	drains       = "·"  // above a rank that drains: it is meant to be empty
 )
 
 // column is a rank in the picture.
@@ -87,6 +88,10 @@ func (s screen) picture(g live.Group) (lines []string) {
 		high = lowRows
 	}
 	most := float64(max(1, g.MostTokens))
+	backlog := int64(leastBacklog)
+	for i := range g.Ranks {
+		backlog = max(backlog, g.Ranks[i].Backlog)
+	}
 	for _, band := range list {
 		for row := high; row > 0; row-- {
 			label := ""
@@ -97,6 +102,11 @@ func (s screen) picture(g live.Group) (lines []string) {
 				label = "0 ─"
 			}
 			lines = append(lines, "  "+padLeft(label, axisCells)+" "+strings.Join(drawn(band, func(c column) string { return cell(c.rank, g.Barrier, most, row, high, cells) }), ""))
+		}
+		if g.Rounds != nil {
+			lines = append(lines, "  "+padLeft("new ─", axisCells)+" "+strings.Join(drawn(band, func(c column) string {
+				return filled.Render(text(block(float64(c.rank.Backlog)/float64(backlog)), cells))
+			}), ""))
 		}
 		if marks := strings.TrimRight(strings.Join(drawn(band, func(c column) string { return padded(mark(c.rank), cells) }), ""), " "); marks != "" {
 			lines = append(lines, "  "+strings.Repeat(" ", axisCells+1)+bad.Render(marks))
@@ -121,24 +131,26 @@ func cell(r *live.Rank, barrier bool, most float64, row, high, cells int) string
 	if !r.Steps {
 		return strings.Repeat(" ", cells)
 	}
-	eighths := int(float64(r.KVTokens)/most*float64(8*high)+0.5) - 8*(row-1)
-	text := func(one string) string {
-		if cells > 1 { // a gap between two columns
-			return strings.Repeat(one, cells-1) + " "
-		}
-		return one
-	}
+	eighths := int(float64(r.KVTokens-r.Unread)/most*float64(8*high)+0.5) - 8*(row-1)
 	switch {
 	case eighths >= 8:
-		return filled.Render(text("█"))
+		return filled.Render(text("█", cells))
 	case eighths > 0:
-		return filled.Render(text(string([]rune("▁▂▃▄▅▆▇")[eighths-1])))
+		return filled.Render(text(string([]rune("▁▂▃▄▅▆▇")[eighths-1]), cells))
 	case r.State == live.RankDraining:
-		return faint.Render(text(drains))
+		return faint.Render(text(drains, cells))
 	case barrier:
-		return faint.Render(text(waste))
+		return faint.Render(text(waste, cells))
 	}
-	return text(" ")
+	return text(" ", cells)
+}
+
+// text fills a cell of a column with one sign.
+func text(one string, cells int) string {
+	if cells > 1 { // a gap between two columns
+		return strings.Repeat(one, cells-1) + " "
+	}
+	return one
 }
 
 func mark(r *live.Rank) string {

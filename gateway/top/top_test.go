@@ -342,6 +342,33 @@ func TestThePicture(t *testing.T) {
 	require.Empty(t, (screen{width: 80}).picture(live.Group{}))
 }
 
+// Ranks that prefill and decode have a row for what they have to compute. No step reads the KV of prompts that are not computed.
+func TestRoundsInTheTerminal(t *testing.T) {
+	d := document(4)
+	g := &d.Models[0].Groups[0]
+	g.Rounds = &live.Rounds{Says: "Since the start 31 % of steps had a prefill, and 26 % of ranks were empty in them. 2 requests are held for a round now, for 720 ms at most."}
+	g.MostTokens, g.Held = 80_000, 2
+	for i := range g.Ranks {
+		r := &g.Ranks[i]
+		r.State, r.KVTokens, r.Unread, r.Prompts, r.Backlog = live.RankUp, 80_000, int64(20_000*i), 9, int64(1000*i)
+	}
+	s := screen{width: 80, doc: d}
+	text := ansi.Strip(strings.Join(s.overview(), "\n"))
+	require.Contains(t, text, `
+    80k ─ ███ ░░░ ░░░ ░░░ `+`
+          ███ ▄▄▄ ░░░ ░░░ `+`
+          ███ ███ ░░░ ░░░ `+`
+          ███ ███ ███ ░░░ `+`
+          ███ ███ ███ ▄▄▄ `+`
+      0 ─ ███ ███ ███ ███ `+`
+    new ─ ··· ▃▃▃ ▆▆▆ ███ `+`
+          …e-0.engines.svc
+  Since the start 31 % of steps had a prefill, and 26 % of ranks were empty in
+    them. 2 requests are held for a round now, for 720 ms at most.
+`)
+	require.Contains(t, ansi.Strip(strings.Join(s.ranks(), "\n")), "80k  80%   20/32  3000 new")
+}
+
 // A host that dies is an incident, and not a screen of engines.
 func TestTheOverviewNamesAFewEngines(t *testing.T) {
 	d := document(2)

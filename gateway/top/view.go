@@ -174,11 +174,13 @@ var help = []string{
 	"step: what a step takes, measured.",
 	"Ranks whose engine is down do not count in these.",
 	"against a policy: the last minutes replayed under it, with the same requests.",
-	"A rank's line: state, KV bar, KV tokens, share of the whole bar, slots used/all.",
+	"A rank's line: state, KV bar, KV tokens, share of the whole bar, slots used/all,",
+	"and new: prompt tokens that it has to compute, where ranks prefill and decode.",
 	"TTFT and TPOT: p50/p99 of the last minute.",
 	"The picture has a column for each rank, by host, up to the line at the fullest,",
 	"which every step waits for: ░ is what is lost to that. A rank that drains is",
-	"meant to be empty: it has · there. x is down, D drains, O is out.",
+	"meant to be empty: it has · there. x is down, D drains, O is out. The row new is",
+	"the same as a rank's new, of the most that a rank has.",
 }
 
 // overview is one line or two for everything.
@@ -189,6 +191,9 @@ func (s screen) overview() (lines []string) {
 		for _, g := range m.Groups {
 			lines = append(lines, group(g))
 			lines = append(lines, s.picture(g)...)
+			if g.Rounds != nil {
+				lines = append(lines, s.wrapped(lipgloss.NewStyle(), g.Rounds.Says)...)
+			}
 			lines = append(lines, gone(g, d.Engines)...)
 			lines = append(lines, s.twin(g.Twin)...)
 		}
@@ -240,16 +245,19 @@ func group(g live.Group) string {
 
 // twin is what the last minutes would have been under other policies, in whole lines: the end of a sentence counts.
 func (s screen) twin(t live.Twin) (lines []string) {
-	add := func(style lipgloss.Style, text string) {
-		for i, l := range strings.Split(ansi.Wrap(text, max(20, s.width-4), ""), "\n") {
-			lines = append(lines, "  "+strings.Repeat("  ", min(i, 1))+style.Render(l))
-		}
-	}
 	for _, says := range t.Says {
-		add(lipgloss.NewStyle(), says)
+		lines = append(lines, s.wrapped(lipgloss.NewStyle(), says)...)
 	}
 	if t.Note != "" {
-		add(faint, t.Note)
+		lines = append(lines, s.wrapped(faint, t.Note)...)
+	}
+	return lines
+}
+
+// wrapped is a sentence in as many lines as it needs.
+func (s screen) wrapped(style lipgloss.Style, text string) (lines []string) {
+	for i, l := range strings.Split(ansi.Wrap(text, max(20, s.width-4), ""), "\n") {
+		lines = append(lines, "  "+strings.Repeat("  ", min(i, 1))+style.Render(l))
 	}
 	return lines
 }
@@ -298,9 +306,13 @@ func (s screen) ranks() (lines []string) {
 				case r.Tight:
 					state = bad.Render("tight")
 				}
-				lines = append(lines, fmt.Sprintf("  %s %s %s %6s %3.0f%% %4d/%d",
+				compute := ""
+				if r.Prompts > 0 {
+					compute = fmt.Sprintf("  %s new", count(r.Backlog))
+				}
+				lines = append(lines, fmt.Sprintf("  %s %s %s %6s %3.0f%% %4d/%d%s",
 					padded(tail(r.Name, name), name), padded(state, 8), bar(float64(r.KVTokens)/float64(of), wide),
-					count(r.KVTokens), 100*float64(r.KVTokens)/float64(of), r.Used, r.Slots))
+					count(r.KVTokens), 100*float64(r.KVTokens)/float64(of), r.Used, r.Slots, compute))
 			}
 			lines = append(lines, "")
 		}
