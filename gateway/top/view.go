@@ -297,6 +297,9 @@ func (s screen) ranks() (lines []string) {
 			}
 			name = min(name, max(12, s.width/2-6))
 			wide := max(4, s.width-name-36)
+			if g.Rounds != nil {
+				wide = max(4, wide-11)
+			}
 			for _, r := range list {
 				of := cmp.Or(r.Capacity, g.MostTokens, 1)
 				state := r.State
@@ -307,8 +310,8 @@ func (s screen) ranks() (lines []string) {
 					state = bad.Render("tight")
 				}
 				compute := ""
-				if r.Prompts > 0 {
-					compute = fmt.Sprintf("  %s new", count(r.Backlog))
+				if g.Rounds != nil {
+					compute = fmt.Sprintf(" %5s new", count(r.Backlog))
 				}
 				lines = append(lines, fmt.Sprintf("  %s %s %s %6s %3.0f%% %4d/%d%s",
 					padded(tail(r.Name, name), name), padded(state, 8), bar(float64(r.KVTokens)/float64(of), wide),
