@@ -226,11 +226,7 @@ func sourceFindings(s *Source, say find) {
 		for i, e := range s.Unfit {
 			names[i] = e.Role + " engine " + e.ID
 		}
-		is := "are"
-		if n == 1 {
-			is = "is"
-		}
-		say(incident.EnginesUnfit, Warn, where, "", "%s of %s %s not used: %s. The first one is unfit: %s", count(n, "engine"), s.Name, is, listed(names), firstLine(s.Unfit[0].Why))
+		say(incident.EnginesUnfit, Warn, where, "", "%s of %s %s not used: %s. The first one is unfit: %s", count(n, "engine"), s.Name, are(n), listed(names), firstLine(s.Unfit[0].Why))
 	}
 }
 
@@ -310,6 +306,13 @@ func requests(n int) string {
 		return "1 request"
 	}
 	return grouped(uint64(max(0, n))) + " requests"
+}
+
+func are(n int) string {
+	if n == 1 {
+		return "is"
+	}
+	return "are"
 }
 
 // modelFindings names groups with their model where there are several. Ranks of engines that

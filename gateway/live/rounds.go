@@ -13,7 +13,7 @@ func roundsOf(g *board.GroupStatus) *Rounds {
 		return nil
 	}
 	r := &Rounds{
-		Sent: t.Sent, RanksFilled: t.RanksFilled, PrefillShare: share(float64(t.PrefillSteps), float64(t.Steps)), EmptyShare: t.EmptyShare,
+		Sent: t.Sent, RanksFilled: t.RanksFilled, PrefillShare: float64(t.PrefillSteps) / float64(max(1, t.Steps)), EmptyShare: t.EmptyShare,
 		HeldS: t.HeldS, MaxHoldS: t.MaxHoldS,
 	}
 	switch {
@@ -32,11 +32,4 @@ func roundsOf(g *board.GroupStatus) *Rounds {
 		r.Says += fmt.Sprintf(" %s %s held for a round now, for %s at most.", capital(requests(g.Held)), are(g.Held), long)
 	}
 	return r
-}
-
-func are(n int) string {
-	if n == 1 {
-		return "is"
-	}
-	return "are"
 }
