@@ -258,8 +258,17 @@ func (s *Times) Ms(m Model, load int64) float32 {
 // Samples is how many steps the model was learned from, in force or not.
 func (s *Times) Samples() uint64 { return s.n }
 
-// Least is the shortest time that would be usual.
-func (s *Times) Least() time.Duration { return time.Duration(tooShort * float64(s.all.of)) }
+// fewSteps are too few to say what is usual: one long step among them, because an engine stood still, would have
+// the next ones taken for parts of a step.
+const fewSteps = 8
+
+// Least is the shortest time that would be usual; 0: nobody knows yet.
+func (s *Times) Least() time.Duration {
+	if s.all.seen < fewSteps {
+		return 0
+	}
+	return time.Duration(tooShort * float64(s.all.of))
+}
 
 // Histogram is evenkeel_step_seconds.
 type Histogram struct {

@@ -138,3 +138,14 @@ func TestALineGoesThroughTheMeanOfAWindow(t *testing.T) {
 	require.Equal(t, Model{C0Ms: 7}, before.Through(Model{C0Ms: 7}, before), "nothing was taught")
 	require.Zero(t, before.Through(Model{C1Ms: 1}, Taught{}).C0Ms, "no step is free")
 }
+
+// An engine may stand still in its first steps. The steps after it are heard, and soon say what is usual.
+func TestALongStepAtFirstHidesNoOther(t *testing.T) {
+	var s Times
+	s.Add(time.Second)
+	require.Zero(t, s.Least())
+	for range fewSteps {
+		s.Add(20 * time.Millisecond)
+	}
+	require.Equal(t, 8*time.Millisecond, s.Least())
+}
