@@ -119,3 +119,17 @@ func TestAPromptThatLooksTooLongIsSent(t *testing.T) {
 	c.settledRequests(1)
 	require.Less(t, c.records()[0].PromptTokens, 2048)
 }
+
+// A rank whose queue is full is that rank's matter: the other ranks of its address take the request at once, and nothing is held
+// against the engine.
+func TestAFullRankLeavesItsGroupInService(t *testing.T) {
+	t.Parallel()
+	o := together(nil)
+	o.mixed[0].DPMode, o.mixed[0].DPSize = "internal", 4
+	c := start(t, o)
+	require.NoError(t, c.decode[0].SetFaults(refengine.Rule{Fault: refengine.Busy, Count: 3}))
+	require.Equal(t, http.StatusServiceUnavailable, c.post(chatPath, talk("", "hi")).status, "all its attempts found a full queue")
+	require.Equal(t, "up", c.gw.Status(t.Context()).Engines[0].State)
+	require.Zero(t, c.gw.Status(t.Context()).Prefill[0].Failures)
+	c.say(talk("", "hi"))
+}

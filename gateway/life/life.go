@@ -221,7 +221,7 @@ func (l *Life) fell(e Event, dst []Effect) []Effect {
 	v := e.End.Verdict()
 	dst = l.condemn(&e, v.Whom, dst)
 	switch {
-	case l.mixed && v.Whom == Nobody:
+	case l.mixed && (v.Whom == Nobody || e.End.Why == Busy): // the queue of one rank is full, and the group is well
 		dst = l.owed.settle(dst, Lease, Free) // what an engine has computed can be computed again: nothing of it is left there
 	case l.mixed:
 		dst = l.owed.settle(dst, Lease, Refuse)

@@ -32,7 +32,11 @@ func (j *job) fell(f *failure.Fault) life.Event {
 // judge tells the monitor what an answer, or the lack of one, says about the decode engine, and keeps the next attempts off its rank.
 func (s *stream) judge(x life.Effect) {
 	monitor, id, whom := s.job.srv.Monitor, s.rank.Instance, x.Whom
+	full := s.rank.Group != "" && s.fault != nil && (s.fault.Why == life.Busy || s.fault.Why == life.Throttled)
 	switch {
+	case full && x.Do == life.Shun: // the queue of one rank is, and the other ranks of its address have theirs
+		s.job.avoid.decode = append(s.job.avoid.decode, s.rank.Worker)
+	case full:
 	case x.Do == life.Acclaim:
 		monitor.Judge(id, engine.Served, nil)
 	case x.Do == life.Shun:
