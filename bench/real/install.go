@@ -57,7 +57,7 @@ func install(ctx context.Context, cache string, out io.Writer) (*vllm.Installati
 			return nil, fmt.Errorf("%s could not be installed: %w", p.what, err)
 		}
 	}
-	return i, writePlugin(filepath.Join(cache, "plugin"))
+	return i, vllm.Plugin(filepath.Join(cache, "plugin"), "evenkeel_real", plugin)
 }
 
 func exists(path string) bool {
@@ -71,17 +71,6 @@ func makeModel(ctx context.Context, i *vllm.Installation) error {
 		return err
 	}
 	return i.Run(ctx, "python", script, "tiny")
-}
-
-// writePlugin puts the plugin where PYTHONPATH points to.
-func writePlugin(dir string) error {
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return err
-	}
-	return errors.Join(
-		os.WriteFile(filepath.Join(dir, "evenkeel_real.py"), plugin, 0o600),
-		vllm.Metadata(dir, "evenkeel_real", "1", "[vllm.general_plugins]\nevenkeel_real = evenkeel_real:register\n"),
-	)
 }
 
 // fetchExamples unpacks the source distribution of the Python client, which has

@@ -1,46 +1,15 @@
 package main
 
 import (
-	"errors"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
+	"evenkeel/bench/real/ranks"
 	"evenkeel/bench/report"
 )
-
-func TestAnAnswerIsTakenDownChunkByChunk(t *testing.T) {
-	event := func(n string) string {
-		return `data: {"choices":[{"text":"x"}],"usage":{"prompt_tokens":9,"total_tokens":10,"completion_tokens":` + n + "}}\n\n"
-	}
-	for _, c := range []struct {
-		name, body, fault string
-		tokens            []int
-	}{
-		{"a token each", event("1") + event("2") + event("3") + event("3") + "data: [DONE]\n\n", "", []int{1, 2, 3}},
-		{"two tokens in one chunk count as two", event("1") + event("3"), "", []int{1, 3}},
-		{"an answer that is too short", event("1") + event("2"), "2 tokens, and 3 were asked for", []int{1, 2}},
-		{"a token that reads error", strings.ReplaceAll(event("3"), `"x"`, `"error"`), "", []int{3}},
-		{"an error in the stream", event("1") + `data: {"error":{"message":"gone"}}`, "an error event after 1 tokens", []int{1}},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			var a answer
-			err := a.read(strings.NewReader(c.body), 3)
-			if c.fault == "" {
-				require.NoError(t, err)
-			} else {
-				require.ErrorContains(t, err, c.fault)
-			}
-			var tokens []int
-			for _, x := range a.chunks {
-				tokens = append(tokens, x.tokens)
-			}
-			require.Equal(t, c.tokens, tokens)
-		})
-	}
-}
 
 func TestTheLawIsFittedToSomeRowsAndHeldAgainstTheOthers(t *testing.T) {
 	var rows []pinned
@@ -53,7 +22,7 @@ func TestTheLawIsFittedToSomeRowsAndHeldAgainstTheOthers(t *testing.T) {
 	l := fitLaw(rows)
 	require.Equal(t, 6, l.line.N)
 	for i, want := range []float64{10, 1, 0.1} {
-		require.InDelta(t, want, l.both[i], 1e-9)
+		require.InDelta(t, want, l.both.Of[i], 1e-9)
 	}
 	require.InDelta(t, 32, l.at(20_000, 20_000), 1e-9)
 	require.InDelta(t, 1.1e-3, l.line.Slope, 1e-4)
@@ -62,22 +31,6 @@ func TestTheLawIsFittedToSomeRowsAndHeldAgainstTheOthers(t *testing.T) {
 	require.Contains(t, out.String(), "| 34.0 | +10.0 % | **no** |")
 	require.Contains(t, out.String(), "| 32.0 | ")
 	require.Contains(t, out.String(), "10.0 % off the second.")
-}
-
-func TestTheFullPartOfARun(t *testing.T) {
-	start := time.Date(2026, 11, 21, 0, 0, 0, 0, time.UTC)
-	at := func(s float64) time.Time { return start.Add(time.Duration(s * 1e9)) }
-	r := run{Sample: report.Sample{}}
-	r.measure([]answer{
-		{sent: at(0), chunks: []chunk{{at(1), 1}, {at(2), 2}, {at(3), 4}, {at(9), 5}}},
-		{sent: at(3), chunks: []chunk{{at(5), 1}}},
-		{err: errors.New("no")},
-	}, at(0), at(2), at(6))
-	require.Equal(t, 1, r.failed)
-	require.InDelta(t, 6./9, r.Sample[wholeTokens], 1e-9)
-	require.InDelta(t, 4./4, r.Sample[report.TokensPerS], 1e-9)
-	require.InDelta(t, 1000, r.Sample[gapMean], 1e-9, "the gap that begins outside does not count")
-	require.InDelta(t, 2000, r.Sample[report.TTFTMean], 1e-9)
 }
 
 func TestGaugesOfBothPages(t *testing.T) {
@@ -90,7 +43,7 @@ vllm:num_requests_running{engine="0",model_name="tiny"} 8.0
 vllm:num_requests_running{engine="1",model_name="tiny"} 7.0
 vllm:num_requests_waiting{engine="1",model_name="tiny"} 2.0
 `))
-	require.Equal(t, look{kv: [ranks]float64{3200, 640}, running: 15, waiting: 2, complete: true}, l)
+	require.Equal(t, look{kv: [ranks.Count]float64{3200, 640}, running: 15, waiting: 2, complete: true}, l)
 
 	var m stepModel
 	m.read([]byte("evenkeel_step_model_r2_ratio{group=\"main\"} 0.9\n"))
@@ -100,7 +53,7 @@ vllm:num_requests_waiting{engine="1",model_name="tiny"} 2.0
 
 	r := run{Sample: report.Sample{}}
 	now := time.Now()
-	r.levels(&looks{list: []look{{at: now, proxy: 1000, kv: [ranks]float64{3200, 1280}, complete: true}, {at: now, proxy: 3000}, {at: now.Add(time.Hour), proxy: 1}}}, now, now)
+	r.levels(&looks{list: []look{{at: now, proxy: 1000, kv: [ranks.Count]float64{3200, 1280}, complete: true}, {at: now, proxy: 3000}, {at: now.Add(time.Hour), proxy: 1}}}, now, now)
 	require.InDelta(t, 2000, r.Sample[report.Imbalance], 1e-9)
 	require.InDelta(t, 1920, r.Sample[engineLevel], 1e-9)
 	require.InDelta(t, 3200, r.Sample[engineTop], 1e-9)
@@ -112,22 +65,20 @@ func TestTheSameSeedDrawsTheSameList(t *testing.T) {
 	require.NotEqual(t, list, draw(4, 2000))
 	long := 0
 	for _, r := range list {
-		require.GreaterOrEqual(t, r.prompt, 32)
-		require.LessOrEqual(t, r.prompt+r.output, contextLen)
-		if r.prompt > 2200 {
+		require.GreaterOrEqual(t, r.Prompt, 32)
+		require.LessOrEqual(t, r.Prompt+r.Output, ranks.ContextLen)
+		if r.Prompt > 2200 {
 			long++
 		}
 	}
 	require.InDelta(t, 0.15, float64(long)/2000, 0.04, "a few are long")
-	require.Equal(t, ids(100), ids(100))
-	require.Len(t, ids(100), 100)
 }
 
 func TestDifferencesArePaired(t *testing.T) {
 	var rounds [][]*run
 	for i := range 5 {
 		of := func(policy string, tokens float64) *run {
-			return &run{policy: policy, Sample: report.Sample{wholeTokens: tokens, report.TokensPerS: tokens, gapMean: 1000 / tokens}}
+			return &run{policy: policy, Sample: report.Sample{ranks.WholeTokens: tokens, report.TokensPerS: tokens, ranks.GapMean: 1000 / tokens}}
 		}
 		base := 100 + 50*float64(i) // rounds differ by far more than policies do
 		rounds = append(rounds, []*run{of("br0", 1.1*base), of(reference, base)})

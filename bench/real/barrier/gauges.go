@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"evenkeel/bench/real/ranks"
 	"evenkeel/bench/report"
 	"evenkeel/bench/world"
 	"evenkeel/stats"
@@ -20,7 +21,7 @@ const every = 500 * time.Millisecond
 type look struct {
 	at       time.Time
 	proxy    float64        // evenkeel_imbalance_tokens
-	kv       [ranks]float64 // KV tokens, by vLLM's gauge of each rank
+	kv       [ranks.Count]float64 // KV tokens, by vLLM's gauge of each rank
 	running  float64
 	waiting  float64
 	complete bool // the engine answered
@@ -82,13 +83,13 @@ func (l *look) read(page []byte) {
 	l.complete = true
 	for name, v := range world.Series(page) {
 		series, labels, _ := strings.Cut(name, "{")
-		for rank := range ranks {
+		for rank := range ranks.Count {
 			if !strings.Contains(labels, fmt.Sprintf(`engine="%d"`, rank)) {
 				continue
 			}
 			switch series {
 			case "vllm:kv_cache_usage_perc":
-				l.kv[rank] += v * (blocksOf(page, rank) - 1) * block
+				l.kv[rank] += v * (blocksOf(page, rank) - 1) * ranks.Block
 			case "vllm:num_requests_running":
 				l.running += v
 			case "vllm:num_requests_waiting":
@@ -109,7 +110,7 @@ func blocksOf(page []byte, rank int) (n float64) {
 			_, _ = fmt.Sscanf(value, "%g", &n) // 0 where it is none, and then the imbalance is 0, too
 		}
 	}
-	return n / ranks
+	return n / ranks.Count
 }
 
 func (m *stepModel) read(page []byte) {
@@ -140,7 +141,7 @@ func (r *run) levels(all *looks, full, empty time.Time) {
 			for _, kv := range l.kv {
 				most, sum = max(most, kv), sum+kv
 			}
-			engine, top = append(engine, ranks*most-sum), append(top, most)
+			engine, top = append(engine, ranks.Count*most-sum), append(top, most)
 			running, waiting = append(running, l.running), append(waiting, l.waiting)
 		}
 	}

@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"evenkeel/bench/real/ranks"
 	"evenkeel/bench/real/vllm"
 	"evenkeel/stats"
 )
@@ -16,7 +17,7 @@ import (
 // placement is what lies on each rank: prompts, each of a request.
 type placement struct {
 	name   string
-	ranks  [ranks][]int
+	ranks  [ranks.Count][]int
 	unseen bool // by the fit
 }
 
@@ -34,18 +35,18 @@ func times(n, prompt int) []int {
 // KV as a rank has under the policies: a step grows a little faster than its KV,
 // so that a line through small placements is too low for big ones.
 var placements = []placement{
-	{"short, 8 and 8 of 0.1k", [ranks][]int{times(8, 100), times(8, 100)}, false},
-	{"even, 8 and 8 of 0.5k", [ranks][]int{times(8, 500), times(8, 500)}, false},
-	{"even, 8 and 8 of 1.3k", [ranks][]int{times(8, 1300), times(8, 1300)}, false},
-	{"skewed, 8 of 1.7k and 8 of 0.1k", [ranks][]int{times(8, 1700), times(8, 100)}, false},
-	{"even, 8 and 8 of 2.4k", [ranks][]int{times(8, 2400), times(8, 2400)}, false},
-	{"skewed, 8 of 3.2k and 8 of 0.1k", [ranks][]int{times(8, 3200), times(8, 100)}, false},
-	{"even, 8 and 8 of 1.9k", [ranks][]int{times(8, 1900), times(8, 1900)}, true},
-	{"even, 8 and 8 of 0.9k", [ranks][]int{times(8, 900), times(8, 900)}, true},
-	{"mixed, on each 2 of 3.3k and 6 of 0.1k", [ranks][]int{append(times(2, 3300), times(6, 100)...), append(times(2, 3300), times(6, 100)...)}, true},
-	{"skewed, 8 of 0.1k and 8 of 1.7k", [ranks][]int{times(8, 100), times(8, 1700)}, true},
-	{"half full, 4 of 3.4k and 4 of 0.2k", [ranks][]int{times(4, 3400), times(4, 200)}, true},
-	{"few, 2 of 3.4k and 1 of 1.7k", [ranks][]int{times(2, 3400), {1700}}, true},
+	{"short, 8 and 8 of 0.1k", [ranks.Count][]int{times(8, 100), times(8, 100)}, false},
+	{"even, 8 and 8 of 0.5k", [ranks.Count][]int{times(8, 500), times(8, 500)}, false},
+	{"even, 8 and 8 of 1.3k", [ranks.Count][]int{times(8, 1300), times(8, 1300)}, false},
+	{"skewed, 8 of 1.7k and 8 of 0.1k", [ranks.Count][]int{times(8, 1700), times(8, 100)}, false},
+	{"even, 8 and 8 of 2.4k", [ranks.Count][]int{times(8, 2400), times(8, 2400)}, false},
+	{"skewed, 8 of 3.2k and 8 of 0.1k", [ranks.Count][]int{times(8, 3200), times(8, 100)}, false},
+	{"even, 8 and 8 of 1.9k", [ranks.Count][]int{times(8, 1900), times(8, 1900)}, true},
+	{"even, 8 and 8 of 0.9k", [ranks.Count][]int{times(8, 900), times(8, 900)}, true},
+	{"mixed, on each 2 of 3.3k and 6 of 0.1k", [ranks.Count][]int{append(times(2, 3300), times(6, 100)...), append(times(2, 3300), times(6, 100)...)}, true},
+	{"skewed, 8 of 0.1k and 8 of 1.7k", [ranks.Count][]int{times(8, 100), times(8, 1700)}, true},
+	{"half full, 4 of 3.4k and 4 of 0.2k", [ranks.Count][]int{times(4, 3400), times(4, 200)}, true},
+	{"few, 2 of 3.4k and 1 of 1.7k", [ranks.Count][]int{times(2, 3400), {1700}}, true},
 }
 
 // pinned is what the steps of a placement were.
@@ -65,7 +66,7 @@ const pinnedTokens = 110
 // law measures every placement so many times, one after the other in each round.
 func (w *site) law(ctx context.Context, rounds int) ([]pinned, error) {
 	rows := make([]pinned, len(placements))
-	c := newClient()
+	c := ranks.NewClient()
 	defer c.CloseIdleConnections()
 	if _, _, err := w.pin(ctx, c, placements[0]); err != nil { // an engine's first steps are slow
 		w.logf("the first placement, which is not measured: %v", err)
@@ -102,23 +103,23 @@ func (w *site) law(ctx context.Context, rounds int) ([]pinned, error) {
 
 // pin sends a placement to the engine, every request to its rank, and returns
 // the mean gap while all of them decode.
-func (w *site) pin(ctx context.Context, c client, p placement) (ms float64, steps int, err error) {
-	var answers []*answer
+func (w *site) pin(ctx context.Context, c ranks.Client, p placement) (ms float64, steps int, err error) {
+	var answers []*ranks.Answer
 	var all sync.WaitGroup
 	for rank, prompts := range p.ranks {
 		for _, prompt := range prompts {
-			a := &answer{}
+			a := &ranks.Answer{}
 			answers = append(answers, a)
-			all.Go(func() { *a = c.ask(ctx, w.decode.URL, request{prompt, pinnedTokens}, rank) })
+			all.Go(func() { *a = c.Ask(ctx, w.decode.URL, ranks.Request{Prompt: prompt, Output: pinnedTokens}, rank) })
 		}
 	}
 	all.Wait()
 	var from, to time.Time
 	for i, a := range answers {
-		if a.err != nil {
-			return 0, 0, a.err
+		if a.Err != nil {
+			return 0, 0, a.Err
 		}
-		first, last := a.chunks[0].at, a.chunks[len(a.chunks)-1].at
+		first, last := a.Chunks[0].At, a.Chunks[len(a.Chunks)-1].At
 		if first.After(from) {
 			from = first
 		}
@@ -130,10 +131,10 @@ func (w *site) pin(ctx context.Context, c client, p placement) (ms float64, step
 	var sum time.Duration
 	tokens := 0
 	for _, a := range answers {
-		for i := 1; i < len(a.chunks); i++ {
-			if x, y := a.chunks[i-1], a.chunks[i]; !x.at.Before(from) && !y.at.After(to) {
-				sum += y.at.Sub(x.at)
-				tokens += y.tokens - x.tokens
+		for i := 1; i < len(a.Chunks); i++ {
+			if x, y := a.Chunks[i-1], a.Chunks[i]; !x.At.Before(from) && !y.At.After(to) {
+				sum += y.At.Sub(x.At)
+				tokens += y.Tokens - x.Tokens
 			}
 		}
 	}
@@ -149,44 +150,27 @@ func (w *site) pin(ctx context.Context, c client, p placement) (ms float64, step
 // rank is slower where the others read much, too.
 type law struct {
 	line stats.Line
-	both [3]float64 // the first is a constant, the others are for 1,000 tokens of the fullest rank and of all
+	both stats.Regression // the first is a constant, the others are for 1,000 tokens of the fullest rank and of all
 }
 
 func (l law) at(fullest, all float64) float64 {
-	return l.both[0] + l.both[1]*fullest/1e3 + l.both[2]*all/1e3
+	return l.both.At([]float64{1, fullest / 1e3, all / 1e3})
 }
 
 func fitLaw(rows []pinned) (l law) {
 	var points []stats.Point
-	var sums [3][4]float64 // the normal equations
+	var x [][]float64
+	var y []float64
 	for _, r := range rows {
 		for _, ms := range r.ms {
-			if r.unseen {
-				continue
-			}
-			points = append(points, stats.Point{X: r.fullest, Y: ms})
-			x := [4]float64{1, r.fullest / 1e3, r.all / 1e3, ms}
-			for i := range sums {
-				for j := range x {
-					sums[i][j] += x[i] * x[j]
-				}
+			if !r.unseen {
+				points = append(points, stats.Point{X: r.fullest, Y: ms})
+				x, y = append(x, []float64{1, r.fullest / 1e3, r.all / 1e3}), append(y, ms)
 			}
 		}
 	}
 	l.line = stats.LeastSquares(points)
-	for i := range sums { // Gauss and Jordan; the placements' sums are far from singular
-		for j := range sums {
-			if j != i {
-				f := sums[j][i] / sums[i][i]
-				for k := range sums[j] {
-					sums[j][k] -= f * sums[i][k]
-				}
-			}
-		}
-	}
-	for i := range l.both {
-		l.both[i] = sums[i][3] / sums[i][i]
-	}
+	l.both, _ = stats.Regress(x, y) // the placements are many enough, and far from singular
 	return l
 }
 
@@ -194,7 +178,7 @@ func writeLaw(out io.Writer, rows []pinned, l law) {
 	fmt.Fprintf(out, "vLLM %s on %d cores of a %s/%s machine. Fitted to %d measurements, of whose variation the first law explains %.4f (R2):\n\n"+
 		"1. step = %.1f ms + %.3f ms per 1,000 KV tokens of the fullest rank\n"+
 		"2. step = %.1f ms + %.3f ms per 1,000 KV tokens of the fullest rank + %.3f ms per 1,000 of both\n\n",
-		vllm.Version, runtime.NumCPU(), runtime.GOOS, runtime.GOARCH, l.line.N, l.line.R2, l.line.Intercept, 1000*l.line.Slope, l.both[0], l.both[1], l.both[2])
+		vllm.Version, runtime.NumCPU(), runtime.GOOS, runtime.GOARCH, l.line.N, l.line.R2, l.line.Intercept, 1000*l.line.Slope, l.both.Of[0], l.both.Of[1], l.both.Of[2])
 	fmt.Fprint(out, "| placement | requests | KV tokens | of the fullest rank | measured ms, each run | by the fullest rank, ms | off | by both ranks, ms | off | seen by "+
 		"the fits |\n|---|--:|--:|--:|---|--:|--:|--:|--:|---|\n")
 	var worst [2]float64

@@ -10,12 +10,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math/rand/v2"
 	"os"
 	"strings"
 	"time"
 
 	"evenkeel/bench/page"
+	"evenkeel/bench/real/ranks"
 	"evenkeel/bench/world"
 )
 
@@ -89,21 +89,12 @@ func play(ctx context.Context, args []string, out io.Writer) (err error) {
 
 // rounds plays every policy in each round on a list of the round's own, in an
 // order of its own.
-func (w *site) rounds(ctx context.Context, policies []string) (all [][]*run, err error) {
-	for round := range w.options.rounds {
-		seed := w.seed + uint64(round)
-		list := draw(seed, w.requests)
-		order := rand.New(rand.NewPCG(seed, 2)).Perm(len(policies))
-		runs := make([]*run, len(policies))
-		for _, i := range order {
-			r, err := w.play(ctx, policies[i], list)
-			if err != nil {
-				return nil, err
-			}
-			runs[i] = r
+func (w *site) rounds(ctx context.Context, policies []string) ([][]*run, error) {
+	return ranks.Rounds(w.options.rounds, len(policies), w.seed, func(round, i int) (*run, error) {
+		r, err := w.play(ctx, policies[i], draw(w.seed+uint64(round), w.requests))
+		if err == nil {
 			w.logf("round %d: %s", round+1, r)
 		}
-		all = append(all, runs)
-	}
-	return all, nil
+		return r, err
+	})
 }

@@ -3,9 +3,9 @@ package main
 import (
 	"fmt"
 	"io"
-	"math"
 	"slices"
 
+	"evenkeel/bench/real/ranks"
 	"evenkeel/bench/report"
 	"evenkeel/stats"
 )
@@ -17,7 +17,7 @@ const reference = "pjsq-kv"
 
 func (r *run) String() string {
 	s := fmt.Sprintf("%-8s %.0f tokens/s (%.0f whole), gap %.1f ms, imbalance %.0f (engine %.0f), full for %.1f s", r.policy,
-		r.Sample[report.TokensPerS], r.Sample[wholeTokens], r.Sample[gapMean], r.Sample[report.Imbalance], r.Sample[engineLevel], r.Sample[report.WindowS])
+		r.Sample[report.TokensPerS], r.Sample[ranks.WholeTokens], r.Sample[ranks.GapMean], r.Sample[report.Imbalance], r.Sample[engineLevel], r.Sample[report.WindowS])
 	if r.model.known {
 		s += fmt.Sprintf(", learned %.1f ms + %.3f per 1,000", r.model.c0, 1e3*r.model.c1)
 	}
@@ -34,20 +34,20 @@ func writeRuns(out io.Writer, rounds [][]*run, o options) {
 	fmt.Fprint(out, "| policy | tokens/s, whole list | tokens/s, full part | mean gap, ms | p50 | p99 | mean wait for the first token, ms | failed "+
 		"|\n|---|--:|--:|--:|--:|--:|--:|--:|\n")
 	for i, r := range rounds[0] {
-		m := summary(rounds, i)
+		m := ranks.Summary(samples(rounds), i)
 		failed := 0
 		for _, round := range rounds {
 			failed += round[i].failed
 		}
-		fmt.Fprintf(out, "| `%s` | %s | %s | %s | %s | %s | %s | %d |\n", r.policy, show(m[wholeTokens], 0), show(m[report.TokensPerS], 0), show(m[gapMean], 1),
-			show(m[gapP50], 1), show(m[gapP99], 0), show(m[report.TTFTMean], 0), failed)
+		fmt.Fprintf(out, "| `%s` | %s | %s | %s | %s | %s | %s | %d |\n", r.policy, ranks.Show(m[ranks.WholeTokens], 0), ranks.Show(m[report.TokensPerS], 0), ranks.Show(m[ranks.GapMean], 1),
+			ranks.Show(m[ranks.GapP50], 1), ranks.Show(m[ranks.GapP99], 0), ranks.Show(m[report.TTFTMean], 0), failed)
 	}
 	fmt.Fprintf(out, "\nIn the full part, by vLLM's gauges, read every %v, and by evenkeel's own account:\n\n", every)
 	fmt.Fprint(out, "| policy | imbalance, vLLM | imbalance, evenkeel | fullest rank, vLLM | running, vLLM | waiting, vLLM |\n|---|--:|--:|--:|--:|--:|\n")
 	for i, r := range rounds[0] {
-		m := summary(rounds, i)
-		fmt.Fprintf(out, "| `%s` | %s | %s | %s | %s | %s |\n", r.policy, show(m[engineLevel], 0), show(m[report.Imbalance], 0), show(m[engineTop], 0), show(m[engineRuns], 1),
-			show(m[engineWaits], 1))
+		m := ranks.Summary(samples(rounds), i)
+		fmt.Fprintf(out, "| `%s` | %s | %s | %s | %s | %s |\n", r.policy, ranks.Show(m[engineLevel], 0), ranks.Show(m[report.Imbalance], 0), ranks.Show(m[engineTop], 0), ranks.Show(m[engineRuns], 1),
+			ranks.Show(m[engineWaits], 1))
 	}
 	writeDifferences(out, rounds)
 }
@@ -65,20 +65,12 @@ func writeDifferences(out io.Writer, rounds [][]*run) {
 		if i == base {
 			continue
 		}
-		differences := make([]report.Sample, len(rounds))
-		for k, round := range rounds {
-			differences[k] = report.Sample{}
-			for _, m := range []report.Metric{wholeTokens, report.TokensPerS, gapMean} {
-				differences[k][m] = 100 * (round[i].Sample[m]/round[base].Sample[m] - 1)
-			}
-		}
-		m := report.Summarize(differences...)
+		m := ranks.Paired(samples(rounds), i, base)
 		fmt.Fprintf(out, "| `%s` |", r.policy)
-		for _, metric := range []report.Metric{wholeTokens, report.TokensPerS, gapMean} {
-			half := m[metric].Interval(len(rounds))
-			fmt.Fprintf(out, " %+.1f ± %.1f |", m[metric].Mean, half)
+		for _, metric := range []report.Metric{ranks.WholeTokens, report.TokensPerS, ranks.GapMean} {
+			fmt.Fprintf(out, " %s |", ranks.Off(m[metric], len(rounds)))
 			if metric == report.TokensPerS {
-				widths = append(widths, half)
+				widths = append(widths, m[metric].Interval(len(rounds)))
 			}
 		}
 		fmt.Fprintln(out)
@@ -99,7 +91,7 @@ func writeModels(out io.Writer, rounds [][]*run, l law) {
 			if m.known {
 				c0, c1 = append(c0, m.c0), append(c1, 1e3*m.c1)
 				top, imbalance := round[i].Sample[engineTop], round[i].Sample[engineLevel]
-				step = append(step, off(m.c0+m.c1*top, l.at(top, ranks*top-imbalance)))
+				step = append(step, off(m.c0+m.c1*top, l.at(top, ranks.Count*top-imbalance)))
 			}
 		}
 		fmt.Fprintf(out, "| `%s` | %d of %d |", r.policy, len(c0), len(rounds))
@@ -116,17 +108,12 @@ func writeModels(out io.Writer, rounds [][]*run, l law) {
 // off is how far a value is from what it should be, in %.
 func off(v, want float64) float64 { return 100 * (v/want - 1) }
 
-func summary(rounds [][]*run, policy int) report.Metrics {
-	samples := make([]report.Sample, len(rounds))
+func samples(rounds [][]*run) [][]report.Sample {
+	all := make([][]report.Sample, len(rounds))
 	for i, round := range rounds {
-		samples[i] = round[policy].Sample
+		for _, r := range round {
+			all[i] = append(all[i], r.Sample)
+		}
 	}
-	return report.Summarize(samples...)
-}
-
-func show(v report.Value, digits int) string {
-	if math.IsNaN(v.Mean) {
-		return ""
-	}
-	return fmt.Sprintf("%.*f ± %.*f", digits, v.Mean, digits, v.SD)
+	return all
 }

@@ -2,31 +2,17 @@ package main
 
 import (
 	"context"
-	_ "embed"
-	"errors"
 	"fmt"
-	"net"
 	"os"
-	"path/filepath"
-	"strconv"
 	"time"
 
+	"evenkeel/bench/real/ranks"
 	"evenkeel/bench/real/vllm"
 	"evenkeel/bench/refengine"
 	"evenkeel/bench/world"
 )
 
-// What the decode engine is.
-const (
-	ranks      = 2
-	slots      = 8 // of a rank
-	contextLen = 8192
-	block      = 64
-	blocks     = 1000 // of a rank; eight of the longest prompts need 650
-)
-
-//go:embed plugin.py
-var plugin []byte
+const blocks = 1000 // of a rank's KV cache; eight of the longest prompts need 650
 
 // site is the engines, and evenkeel before them.
 type site struct {
@@ -43,7 +29,7 @@ func (w *site) build(ctx context.Context) error {
 		return err
 	}
 	engines, err := w.Engines(refengine.Config{
-		Role: refengine.Prefill, Model: vllm.ModelName, MaxModelLen: contextLen, Version: vllm.Version, Connector: refengine.NIXLPull,
+		Role: refengine.Prefill, Model: vllm.ModelName, MaxModelLen: ranks.ContextLen, Version: vllm.Version, Connector: refengine.NIXLPull,
 		PrefillBase: time.Nanosecond, PrefillPerToken: time.Nanosecond, PrefillConcurrency: 64, KVTokens: 1 << 24, PromptTokensDetails: true,
 	})
 	if err != nil {
@@ -62,33 +48,12 @@ func (w *site) startDecode(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	model, err := in.Model(ctx)
-	if err != nil {
-		return err
-	}
-	site := w.File("plugin")
-	if err := errors.Join(
-		vllm.Metadata(site, "evenkeel_barrier", "1", "[vllm.general_plugins]\nevenkeel_barrier = evenkeel_barrier:register\n"),
-		os.WriteFile(filepath.Join(site, "evenkeel_barrier.py"), plugin, 0o600),
-	); err != nil {
-		return err
-	}
-	_, free, _ := net.SplitHostPort(world.FreeAddresses(1)[0]) // it came from a listener
-	port, err := strconv.Atoi(free)
-	if err != nil {
-		return err
-	}
 	began := time.Now()
-	w.decode, err = in.Serve(model, port, w.File("decode.log"),
-		[]string{"PYTHONPATH=" + site, "VLLM_CPU_KVCACHE_SPACE=1", "VLLM_CPU_OMP_THREADS_BIND=0|1"},
-		"--data-parallel-size", fmt.Sprint(ranks), "--api-server-count", "1", "--max-model-len", fmt.Sprint(contextLen), "--max-num-seqs", fmt.Sprint(slots),
-		"--max-num-batched-tokens", "2048", "--block-size", fmt.Sprint(block), "--num-gpu-blocks-override", fmt.Sprint(blocks), "--no-enable-prefix-caching",
-		"--kv-transfer-config", `{"kv_connector":"DecodeBenchConnector","kv_role":"kv_both","kv_connector_extra_config":{"startup_fill":true}}`,
-	)
+	w.decode, err = ranks.Start(ctx, w.World, in, "decode", "--max-num-batched-tokens", "2048", "--num-gpu-blocks-override", fmt.Sprint(blocks),
+		"--kv-transfer-config", `{"kv_connector":"DecodeBenchConnector","kv_role":"kv_both","kv_connector_extra_config":{"startup_fill":true}}`)
 	if err != nil {
 		return err
 	}
-	w.AtEnd(w.decode.Stop)
 	w.logf("the engine starts: one to five minutes")
 	if err := w.decode.Ready(ctx, 10*time.Minute); err != nil {
 		return err
@@ -110,5 +75,5 @@ dispatch: {policy: %q}
 prefill: {scrape: {timeout: 5s}}
 %s`, w.proxy.Clients, w.proxy.Address, policy, world.Engines(
 		world.EnginesAt(w.prefill.URLs(), ", profile: prefill"),
-		world.EnginesAt([]string{w.decode.URL}, ", profile: decode, group: main, slots: %d, ranks: %d", slots, ranks))))
+		world.EnginesAt([]string{w.decode.URL}, ", profile: decode, group: main, slots: %d, ranks: %d", ranks.Slots, ranks.Count))))
 }

@@ -1,5 +1,5 @@
-// Package vllm installs vLLM for a CPU into the cache folder that `make real` and
-// `make real-barrier` share, makes a MoE model, and starts engines as processes.
+// Package vllm installs vLLM for a CPU into the cache folder that `make real`, `make real-barrier` and
+// `make real-aggregated` share, makes a MoE model, and starts engines as processes.
 package vllm
 
 import (
@@ -115,6 +115,17 @@ func Metadata(site, name, version, entryPoints string) error {
 		return err
 	}
 	return os.WriteFile(filepath.Join(dir, "entry_points.txt"), []byte(entryPoints), 0o600)
+}
+
+// Plugin makes a folder on Python's path hold a plugin of vLLM: a module with a function register.
+func Plugin(site, module string, script []byte) error {
+	if err := os.MkdirAll(site, 0o755); err != nil {
+		return err
+	}
+	return errors.Join(
+		os.WriteFile(filepath.Join(site, module+".py"), script, 0o600),
+		Metadata(site, module, "1", fmt.Sprintf("[vllm.general_plugins]\n%s = %s:register\n", module, module)),
+	)
 }
 
 // Model makes the MoE model unless it is there, and returns its folder.

@@ -1,4 +1,4 @@
-package main
+package ranks
 
 import (
 	"bufio"
@@ -15,67 +15,68 @@ import (
 	"evenkeel/bench/real/vllm"
 )
 
-// request is a prompt of so many token ids and an answer of so many tokens.
-type request struct{ prompt, output int }
+// Request is a prompt of so many token ids and an answer of so many tokens.
+type Request struct{ Prompt, Output int }
 
-// answer is what a client saw of a request.
-type answer struct {
-	sent   time.Time
-	chunks []chunk
-	err    error
+// Answer is what a client saw of a request.
+type Answer struct {
+	Sent   time.Time
+	Chunks []Chunk
+	Err    error // it is not whole
 }
 
-// chunk is an event with tokens.
-type chunk struct {
-	at     time.Time
-	tokens int // of the answer so far
+// Chunk is an event with tokens.
+type Chunk struct {
+	At     time.Time
+	Tokens int // of the answer so far
 }
 
-// client sends requests with streamed answers.
-type client struct{ *http.Client }
+// Client sends requests with streamed answers.
+type Client struct{ *http.Client }
 
-func newClient() client {
-	return client{&http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 64, IdleConnTimeout: 2 * time.Second, DisableCompression: true}, Timeout: 2 * time.Minute}}
+// NewClient is one; CloseIdleConnections ends it.
+func NewClient() Client {
+	return Client{&http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 64, IdleConnTimeout: 2 * time.Second, DisableCompression: true}, Timeout: 2 * time.Minute}}
 }
 
-// anyRank leaves the rank to whoever is asked.
-const anyRank = -1
+// AnyRank leaves the rank to whoever is asked.
+const AnyRank = -1
 
-// ask sends a request and reads its answer to the end.
-func (c client) ask(ctx context.Context, url string, r request, rank int) (a answer) {
+// Ask sends a request and reads its answer to the end.
+func (c Client) Ask(ctx context.Context, url string, r Request, rank int) (a Answer) {
 	body, err := json.Marshal(map[string]any{
-		"model": vllm.ModelName, "prompt": ids(r.prompt), "max_tokens": r.output, "ignore_eos": true, "temperature": 0,
+		"model": vllm.ModelName, "prompt": ids(r.Prompt), "max_tokens": r.Output, "ignore_eos": true, "temperature": 0,
 		"stream": true, "stream_options": map[string]bool{"include_usage": true, "continuous_usage_stats": true},
 	})
 	if err != nil {
-		return answer{err: err}
+		return Answer{Err: err}
 	}
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, url+"/v1/completions", bytes.NewReader(body))
 	if err != nil {
-		return answer{err: err}
+		return Answer{Err: err}
 	}
 	req.Header.Set("Content-Type", "application/json")
-	if rank != anyRank {
+	if rank != AnyRank {
 		req.Header.Set("X-Data-Parallel-Rank", strconv.Itoa(rank))
 	}
-	a.sent = time.Now()
+	a.Sent = time.Now()
 	resp, err := c.Do(req)
 	if err != nil {
-		a.err = err
+		a.Err = err
 		return a
 	}
 	defer func() { _ = resp.Body.Close() }()
 	if resp.StatusCode != http.StatusOK {
 		said, _ := io.ReadAll(io.LimitReader(resp.Body, 500))
-		a.err = fmt.Errorf("%s: %s", resp.Status, said)
+		a.Err = fmt.Errorf("%s: %s", resp.Status, said)
 		return a
 	}
-	a.err = a.read(resp.Body, r.output)
+	a.Err = a.read(resp.Body, r.Output)
 	return a
 }
 
 // read takes down when each event came and how many tokens there were by then.
-func (a *answer) read(body io.Reader, want int) error {
+func (a *Answer) read(body io.Reader, want int) error {
 	lines := bufio.NewScanner(body)
 	had := 0
 	for lines.Scan() {
@@ -88,7 +89,7 @@ func (a *answer) read(body io.Reader, want int) error {
 		}
 		if n := counted(event); n > had {
 			had = n
-			a.chunks = append(a.chunks, chunk{time.Now(), n})
+			a.Chunks = append(a.Chunks, Chunk{time.Now(), n})
 		}
 	}
 	if err := lines.Err(); err != nil {
@@ -116,6 +117,5 @@ func counted(event []byte) (n int) {
 	return n
 }
 
-// ids is a prompt. Which tokens it has changes nothing: the KV that an answer is made
-// from is made up, too.
+// ids is a prompt. Which tokens it has changes no step, for engines here have no prefix cache.
 func ids(n int) []int { return vllm.TokenIDs(n, rand.New(rand.NewPCG(1, uint64(n)))) }
