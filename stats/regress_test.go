@@ -27,9 +27,9 @@ func TestARegressionFindsWhatMadeTheValues(t *testing.T) {
 
 func TestNoRegressionOfTooLittle(t *testing.T) {
 	for name, rows := range map[string][][]float64{
-		"no rows":                                  nil,
-		"as many rows as columns":                  {{1, 2}, {1, 3}},
-		"a column of zeros":                        {{1, 0}, {1, 0}, {1, 0}},
+		"no rows":                 nil,
+		"as many rows as columns": {{1, 2}, {1, 3}},
+		"a column of zeros":       {{1, 0}, {1, 0}, {1, 0}},
 		"a column that is a multiple of the other": {{1, 2}, {2, 4}, {3, 6}, {4, 8}},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -11,16 +11,17 @@ const PeersKey = "a 0123456789abcdef0123456789abcdef\n"
 // Engines is the part of a config file that lists engines, each by what stands in
 // its braces.
 func Engines(prefill, decode []string) string {
+	return "engines:\n" + listed("prefill", prefill) + listed("decode", decode)
+}
+
+// Aggregated is the same part for engines that prefill and decode.
+func Aggregated(list []string) string { return "engines:\n" + listed("aggregated", list) }
+
+func listed(role string, list []string) string {
 	var b strings.Builder
-	b.WriteString("engines:\n")
-	for _, of := range []struct {
-		role string
-		list []string
-	}{{"prefill", prefill}, {"decode", decode}} {
-		fmt.Fprintf(&b, "  %s:\n", of.role)
-		for _, e := range of.list {
-			fmt.Fprintf(&b, "    - {%s}\n", e)
-		}
+	fmt.Fprintf(&b, "  %s:\n", role)
+	for _, e := range list {
+		fmt.Fprintf(&b, "    - {%s}\n", e)
 	}
 	return b.String()
 }

@@ -20,7 +20,7 @@ const every = 500 * time.Millisecond
 // look is what the gauges showed at one time.
 type look struct {
 	at       time.Time
-	proxy    float64        // evenkeel_imbalance_tokens
+	proxy    float64              // evenkeel_imbalance_tokens
 	kv       [ranks.Count]float64 // KV tokens, by vLLM's gauge of each rank
 	running  float64
 	waiting  float64

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"evenkeel/bench/report"
+	"evenkeel/bench/world"
 	"evenkeel/stats"
 )
 
@@ -51,7 +52,7 @@ func Rounds[T any](rounds, n int, seed uint64, play func(round, i int) (T, error
 type Played struct {
 	Answers []Answer
 	Began   time.Time
-	// The full part is from the first request that ended until the list was empty.
+	// The full part is what measures are taken of. Of a closed list it is from the first request that ended until the list was empty.
 	Full, Empty time.Time
 }
 
@@ -83,6 +84,24 @@ func (c Client) Closed(ctx context.Context, url string, list []Request, clients 
 				mu.Unlock()
 			}
 		})
+	}
+	all.Wait()
+	return p
+}
+
+// Open sends each request of a list at its time, whatever has ended by then. The full part begins with the list and ends
+// when the last request is sent.
+func (c Client) Open(ctx context.Context, url string, list []Request, starts []time.Duration) *Played {
+	p := &Played{Answers: make([]Answer, len(list)), Began: time.Now()}
+	p.Full = p.Began
+	var all sync.WaitGroup
+	for i, r := range list {
+		if world.Pause(ctx, time.Until(p.Began.Add(starts[i]))) != nil {
+			p.Answers[i].Err = ctx.Err()
+			continue
+		}
+		p.Empty = time.Now()
+		all.Go(func() { p.Answers[i] = c.Ask(ctx, url, r, AnyRank) })
 	}
 	all.Wait()
 	return p
