@@ -107,14 +107,16 @@ func TestWhatThePlainEngineDoesNotDoTwice(t *testing.T) {
 }
 
 func TestRowsAreChosenByNameAndNamedOnce(t *testing.T) {
-	seen := map[string]bool{}
 	rows := rowsOf(mooncake.NIXLPush)
-	for _, r := range rows {
-		require.False(t, seen[r.name], "%s stands twice", r.name)
-		require.NotContains(t, r.name, "|", "a row's name is a cell of a table")
-		seen[r.name] = true
-		for _, e := range r.engines {
-			require.Contains(t, []string{"plain", "p0", "d0", "d1", "dp"}, e)
+	for connector, engines := range map[string][]string{
+		mooncake.NIXLPush: {"plain", "p0", "d0", "d1", "dp"}, mooncake.NIXLPull: {"plain", "p0", "d0", "d1", "dp", embedding}, mooncake.None: {"plain", "d0", "d1"},
+	} {
+		seen := map[string]bool{}
+		for _, r := range rowsOf(connector) {
+			require.False(t, seen[r.name], "%s stands twice", r.name)
+			require.NotContains(t, r.name, "|", "a row's name is a cell of a table")
+			seen[r.name] = true
+			require.Subset(t, engines, r.engines)
 		}
 	}
 	require.Len(t, choose(rows, regexp.MustCompile("^chat, greedy$")), 1)
@@ -151,6 +153,9 @@ func TestATableReplacesTheRowsThatRan(t *testing.T) {
 	require.Equal(t, 1, strings.Count(text, "\n| chat, greedy | pass | 4 fields |\n| 40 at once | FAIL | a \\| b c |\n| "+boundEarly+"chat, greedy | pass | 4 fields |\n\n3 rows: 2 pass, 1 FAIL,"), text)
 	text = ran(mooncake.NIXLPush, false, passed("5 fields"), "chat, greedy")
 	require.NotContains(t, text, "40 at once")
+	text = ran(mooncake.None, true, passed("6 fields"), "chat, n")
+	require.Contains(t, text, "<!-- rows: written by `make real-aggregated` -->")
+	require.Contains(t, text, "| chat, n | pass | 6 fields |")
 }
 
 func TestOutputsOfClientsAreComparedWithoutWhatIsTheirOwn(t *testing.T) {

@@ -54,7 +54,7 @@ func drainLeavesNothing(ctx context.Context, w *site) (outcome, error) {
 	if err := world.Await(ctx, 20*time.Second, "evenkeel has drained the first hand-off", func() bool { return w.books()[drained] > before[drained] }); err != nil {
 		return failed("%v; %v", t, err), nil
 	}
-	if err := w.idle(ctx, three...); err != nil {
+	if err := w.idle(ctx, w.behind...); err != nil {
 		return failed("%v; %v", t, err), nil
 	}
 	// The victim itself may be cached on the engine that answered; a wrong text there

@@ -27,6 +27,9 @@ var endpoints = []row{
 			"/detokenize": {"model": model, "tokens": ids(20, 7)},
 		}), nil
 	}),
+}
+
+var embeddings = []row{
 	scene("embeddings, pooling, scores and an order, of a model without a prefill engine", withEmbedder, besideEmbedder(embedded)),
 	scene("embeddings, by the Python client", withEmbedder, besideEmbedder(of(embedding, "embeddings.py"))),
 	scene("embeddings, by the Node client", withEmbedder, besideEmbedder(of(embedding, "embeddings.mjs"))),

@@ -19,6 +19,7 @@ const (
 	contextLen = 2048 // tokens
 	blockSize  = 32
 	slots      = 8
+	budget     = 512 // tokens of a step, of engines that prefill and decode
 	// blocks of each engine's KV cache. It is small, so that a row can have the
 	// prefill engine overwrite what it held.
 	blocks = 1000
@@ -33,14 +34,18 @@ type engine struct {
 	*vllm.Engine // nil before the first start
 	name, log    string
 	port         int
-	side         int // the port of NIXL's side channel
+	side         int    // the port of NIXL's side channel
+	ranks        int    // of an engine that is several; else 0
+	mixture      bool   // its model is a mixture of experts, whose ranks step together
+	plugins      string // further folders for PYTHONPATH
 	flags        []string
 	installed    *vllm.Installation
 	answered     bool // since its last start
 }
 
-// connectors are those that rows run before, by what a profile calls them and by what vLLM does.
-var connectors = map[string]string{mooncake.NIXLPull: "NixlConnector", mooncake.NIXLPush: "NixlPushConnector"}
+// connectors are those that rows run before, by what a profile calls them and by what vLLM does. With none of them, engines
+// prefill and decode.
+var connectors = map[string]string{mooncake.NIXLPull: "NixlConnector", mooncake.NIXLPush: "NixlPushConnector", mooncake.None: ""}
 
 // handsOver is the flag that makes an engine hand KV over.
 func (o *options) handsOver(role string) []string {
@@ -52,9 +57,17 @@ func (e *engine) url() string { return fmt.Sprintf("http://127.0.0.1:%d", e.port
 // start starts the engine and does not wait for it.
 func (e *engine) start() (err error) {
 	e.answered = false
-	e.Engine, err = e.installed.Serve(filepath.Join(e.installed.Dir, "tiny"), e.port, e.log,
+	folder := "tiny"
+	if e.mixture {
+		folder = "moe"
+	}
+	flags := e.flags
+	if e.ranks > 0 {
+		flags = append(flags, "--data-parallel-size", fmt.Sprint(e.ranks))
+	}
+	e.Engine, err = e.installed.Serve(filepath.Join(e.installed.Dir, folder), e.port, e.log,
 		[]string{
-			"PYTHONPATH=" + filepath.Join(e.installed.Dir, "plugin"), "VLLM_CPU_KVCACHE_SPACE=1", "VLLM_CPU_OMP_THREADS_BIND=nobind",
+			"PYTHONPATH=" + filepath.Join(e.installed.Dir, "plugin") + e.plugins, "VLLM_CPU_KVCACHE_SPACE=1", "VLLM_CPU_OMP_THREADS_BIND=nobind",
 			"UCX_TLS=tcp,self,sm", "UCX_NET_DEVICES=lo", "UCX_RCACHE_MAX_UNRELEASED=1024",
 			"VLLM_NIXL_SIDE_CHANNEL_HOST=127.0.0.1", fmt.Sprint("VLLM_NIXL_SIDE_CHANNEL_PORT=", e.side),
 		},
@@ -63,7 +76,7 @@ func (e *engine) start() (err error) {
 			"--num-gpu-blocks-override", fmt.Sprint(blocks), "--enable-auto-tool-choice", "--tool-call-parser", "hermes",
 			// Clients that say nothing of it get answers that can be compared.
 			"--override-generation-config", `{"temperature":0}`,
-		}, e.flags...)...)
+		}, flags...)...)
 	return err
 }
 

@@ -130,7 +130,7 @@ func kvAgainstGauges(ctx context.Context, w *site) (outcome, error) {
 	if err != nil {
 		return outcome{}, err
 	}
-	if err := w.idle(ctx, three...); err != nil {
+	if err := w.idle(ctx, w.behind...); err != nil {
 		return failed("%v", err), nil
 	}
 	if !t.all() || most > 0 || compared < 10 {
@@ -153,7 +153,7 @@ func blocksUsed(series map[string]float64) float64 {
 func twoRanks(ctx context.Context, w *site) (outcome, error) {
 	w.engines["d0"].Stop() // for their memory
 	w.engines["d1"].Stop()
-	s := setting{decode: []string{w.engines["dp"].url()}, slots: slots, ranks: 2}
+	s := setting{decode: []string{w.engines["dp"].url()}, slots: slots}
 	if err := w.evenkeel(ctx, s); err != nil {
 		return outcome{}, err
 	}

@@ -3,15 +3,14 @@ package main
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
 
 	"evenkeel/bench/world"
+	"evenkeel/mooncake"
 )
-
-// three are the engines behind evenkeel.
-var three = []string{"p0", "d0", "d1"}
 
 // scene is a row whose steps may fail.
 func scene(name string, engines []string, run func(ctx context.Context, w *site) (outcome, error)) row {
@@ -37,6 +36,9 @@ func usually(name string, run func(ctx context.Context, w *site) (outcome, error
 var loads = []row{
 	usually("40 at once", fortyAtOnce),
 	usually("clients that leave in every phase", cancels),
+}
+
+var leases = []row{
 	scene("waits longer than the lease of 30 s", everyone, longWaits),
 }
 
@@ -63,10 +65,18 @@ func fortyAtOnce(ctx context.Context, w *site) (outcome, error) {
 // left is the metric that counts the clients that left in a phase.
 const left = "evenkeel_cancel_release_seconds_count{"
 
+// leaving is clients that leave: after a while, and until something is so (nil: no longer). Engines that stall stand still
+// meanwhile.
+type leaving struct {
+	list  []question
+	stall []*engine
+	stay  time.Duration
+	until func() bool
+}
+
 // cancels has clients leave in each phase. Engines that stand still make the
 // short phases long.
 func cancels(ctx context.Context, w *site) (outcome, error) {
-	before := w.books()
 	long := func(n int, seed uint64) []question { // prompts that fill the prefill engine's KV cache soon
 		list := prompts(n, 400, seed)
 		for i := range list {
@@ -75,18 +85,20 @@ func cancels(ctx context.Context, w *site) (outcome, error) {
 		return list
 	}
 	decode := []*engine{w.engines["d0"], w.engines["d1"]}
-	for _, s := range []struct {
-		list  []question
-		stall []*engine
-		stay  time.Duration
-		until func() bool // and until this is so; nil: no longer
-	}{
-		{prompts(6, 50, 50), []*engine{w.engines["p0"]}, 1500 * time.Millisecond, nil}, // prefill
-		{prompts(6, 50, 51), decode, 2500 * time.Millisecond, nil},                     // transfer
-		{prompts(10, 1200, 52), nil, 3 * time.Second, nil},                             // streaming
-		{long(48, 53), nil, 4 * time.Second, w.pools},                                  // all: 16 stream, the pool fills up, the rest is queued
+	stages := []leaving{
+		{prompts(6, 50, 51), decode, 2500 * time.Millisecond, nil}, // transfer, or the prompts are computed there
+		{prompts(10, 1200, 52), nil, 3 * time.Second, nil},         // streaming
+		{long(48, 53), nil, 4 * time.Second, w.pools},              // all: 16 stream, the pool fills up, the rest is queued
 		{long(48, 54), nil, 4 * time.Second, nil},
-	} {
+	}
+	phases := []string{"queued", "prefill", "pooled", "transfer", "streaming"}
+	if w.connector == mooncake.None {
+		phases = slices.DeleteFunc(phases, func(p string) bool { return p == "prefill" }) // it is a part of the transfer
+	} else {
+		stages = append(stages, leaving{prompts(6, 50, 50), []*engine{w.engines["p0"]}, 1500 * time.Millisecond, nil})
+	}
+	before := w.books()
+	for _, s := range stages {
 		for i := range s.list {
 			if i%3 == 0 { // an answer in one piece, which is put together for a client that has left
 				delete(s.list[i].body, "stream")
@@ -113,12 +125,12 @@ func cancels(ctx context.Context, w *site) (outcome, error) {
 			return outcome{}, err
 		}
 	}
-	if err := w.idle(ctx, three...); err != nil {
+	if err := w.idle(ctx, w.behind...); err != nil {
 		return failed("%v", err), nil
 	}
 	var seen, never []string
 	after := w.books()
-	for _, phase := range []string{"queued", "prefill", "pooled", "transfer", "streaming"} {
+	for _, phase := range phases {
 		key := left + fmt.Sprintf("phase=%q}", phase)
 		n := after[key] - before[key]
 		seen = append(seen, fmt.Sprintf("%.0f %s", n, phase))

@@ -14,8 +14,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"regexp"
+	"slices"
+	"strings"
 	"time"
 
 	"evenkeel/bench/pyenv"
@@ -45,7 +48,7 @@ func parse(args []string, out io.Writer) (o options, err error) {
 	flags.StringVar(&o.out, "out", "", "the file in which the connector's table is written anew as well; rows that do not run stay in it")
 	flags.IntVar(&o.port, "port", 26000, "the first of the 100 ports that are used")
 	flags.BoolVar(&o.record, "record", false, "write the recordings of the engines' answers anew, that tests read, and run no row")
-	flags.StringVar(&o.connector, "connector", mooncake.NIXLPull, "how the engines hand KV over: "+mooncake.NIXLPull+" or "+mooncake.NIXLPush)
+	flags.StringVar(&o.connector, "connector", mooncake.NIXLPull, "how the engines hand KV over: "+mooncake.NIXLPull+" or "+mooncake.NIXLPush+"; "+mooncake.None+": they prefill and decode")
 	row := flags.String("row", "", "a regular expression: only the rows whose names match it run")
 	if err := flags.Parse(args); err != nil {
 		return o, err
@@ -53,8 +56,8 @@ func parse(args []string, out io.Writer) (o options, err error) {
 	if flags.NArg() > 0 {
 		return o, fmt.Errorf("there is an argument too many: %s", flags.Arg(0))
 	}
-	if connectors[o.connector] == "" {
-		return o, fmt.Errorf("-connector is %q; use %s or %s", o.connector, mooncake.NIXLPull, mooncake.NIXLPush)
+	if _, ok := connectors[o.connector]; !ok {
+		return o, fmt.Errorf("-connector is %q; use %s", o.connector, strings.Join(slices.Sorted(maps.Keys(connectors)), ", "))
 	}
 	if o.record && o.connector != mooncake.NIXLPull {
 		return o, fmt.Errorf("-record: the recordings are of %s", mooncake.NIXLPull)
@@ -117,6 +120,9 @@ func run(ctx context.Context, args []string, out io.Writer) (ok bool, err error)
 // command is how this table is made again.
 func command(o options) string {
 	text := "make real"
+	if o.connector == mooncake.None {
+		return "make real-aggregated"
+	}
 	if o.row != nil && o.row.String() != "" {
 		text += " ROW='" + o.row.String() + "'"
 	}

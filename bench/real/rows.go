@@ -11,14 +11,18 @@ import (
 const boundEarly = "bound at arrival: "
 
 // rowsOf are all rows of a connector, in an order that needs few restarts. With nixl-push they run
-// twice: with decode ranks that are bound after the prefill, and before it.
+// twice: with decode ranks that are bound after the prefill, and before it. With none, there are those that need no prefill
+// engine.
 func rowsOf(connector string) (all []row) {
 	for _, s := range shapes {
 		all = append(all, s.row())
 	}
-	all = slices.Concat(all, clients, caches, loads, troubles, promptLogprobs)
+	if connector == mooncake.None {
+		return together(slices.Concat(all, clients, endpoints, loads, troubles, alone))
+	}
+	all = slices.Concat(all, clients, caches, loads, leases, troubles, prefillTroubles, promptLogprobs)
 	if connector != mooncake.NIXLPush {
-		return slices.Concat(all, endpoints, handoffs, dataParallel)
+		return slices.Concat(all, endpoints, embeddings, handoffs, dataParallel)
 	}
 	return slices.Concat(all, atArrival(all), dataParallel, atArrival(dataParallel))
 }

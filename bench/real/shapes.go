@@ -32,7 +32,7 @@ func (s shape) row() row {
 			if form.name == "stream" && b["stream_options"] == nil {
 				b["stream_options"] = body{"include_usage": true}
 			}
-			one := same(ctx, w, s.path, b)
+			one := w.same(ctx, s.path, b)
 			if one.verdict != pass && all.verdict != fail {
 				all.verdict = one.verdict
 			}
@@ -44,7 +44,7 @@ func (s shape) row() row {
 }
 
 // same asks the plain engine twice and evenkeel once.
-func same(ctx context.Context, w *site, path string, b any) outcome {
+func (w *site) same(ctx context.Context, path string, b body) outcome {
 	var docs [3]map[string]any
 	for i, url := range []string{w.engines["plain"].url(), w.engines["plain"].url(), w.proxy.URL()} {
 		a := ask(ctx, "POST", url+path, b)
@@ -53,7 +53,7 @@ func same(ctx context.Context, w *site, path string, b any) outcome {
 			return failed("%s: no document: %v: %v", []string{"plain", "plain", "evenkeel"}[i], err, a)
 		}
 	}
-	return judge(early(docs[0]), early(docs[1]), docs[2])
+	return w.judge(ctx, question{path: path, body: b, want: early(docs[0])}, early(docs[1]), docs[2])
 }
 
 // judge compares evenkeel's answer with two of the plain engine.

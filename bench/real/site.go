@@ -14,6 +14,7 @@ import (
 
 	"evenkeel/bench/real/vllm"
 	"evenkeel/bench/world"
+	"evenkeel/mooncake"
 )
 
 // site is the engines, and evenkeel before them.
@@ -27,14 +28,15 @@ type site struct {
 	bind    string  // of the profile; empty: the default
 	now     setting // what the proxy runs with
 
+	behind []string // the engines behind evenkeel, in most rows
+
 	kept map[string]string // of the row that runs: what engines keep for ever and the proxy counts as lost, by engine
 }
 
 // setting is what differs between the proxies of the rows.
 type setting struct {
-	decode []string // engines by name, or addresses before them
+	decode []string // URLs of engines, or of what is before them
 	slots  int
-	ranks  int // of each decode engine, behind one address; 0: one
 	bind   string
 }
 
@@ -48,18 +50,11 @@ func newSite(ctx context.Context, o options, installed *vllm.Installation, said 
 	if w.World, err = world.New(ctx, "real", o.Options); err != nil {
 		return nil, err
 	}
+	if err := w.place(ctx, installed); err != nil {
+		return nil, errors.Join(err, w.Close(true))
+	}
 	w.proxy = w.Proxies("evenkeel")[0]
 	w.proxy.Clients, w.proxy.Address = fmt.Sprintf("127.0.0.1:%d", w.at(0)), fmt.Sprintf("127.0.0.1:%d", w.at(1))
-	events := fmt.Sprintf(`{"enable_kv_cache_events":true,"publisher":"zmq","endpoint":"tcp://127.0.0.1:%d","replay_endpoint":"tcp://127.0.0.1:%d"}`, w.at(50), w.at(51))
-	w.engines = map[string]*engine{
-		"plain": {port: w.at(10), side: w.at(60)},
-		"p0":    {port: w.at(11), side: w.at(62), flags: append(o.handsOver("kv_producer"), "--kv-events-config", events)},
-		"d0":    {port: w.at(12), side: w.at(64), flags: o.handsOver("kv_consumer")},
-		"d1":    {port: w.at(13), side: w.at(66), flags: o.handsOver("kv_consumer")},
-		"dp":    {port: w.at(14), side: w.at(68), flags: append(o.handsOver("kv_consumer"), "--data-parallel-size", "2")},
-
-		embedding: {port: w.at(15), side: w.at(72), flags: []string{"--runner", "pooling", "--served-model-name", embedder}},
-	}
 	for name, e := range w.engines {
 		e.name, e.installed, e.log = name, installed, w.File(name+".log")
 	}
@@ -68,6 +63,25 @@ func newSite(ctx context.Context, o options, installed *vllm.Installation, said 
 		return nil, errors.Join(err, w.Close(true))
 	}
 	return w, nil
+}
+
+// place says which engines there are.
+func (w *site) place(ctx context.Context, installed *vllm.Installation) error {
+	if w.connector == mooncake.None {
+		return w.placeTogether(ctx, installed)
+	}
+	events := fmt.Sprintf(`{"enable_kv_cache_events":true,"publisher":"zmq","endpoint":"tcp://127.0.0.1:%d","replay_endpoint":"tcp://127.0.0.1:%d"}`, w.at(50), w.at(51))
+	w.behind = []string{"p0", "d0", "d1"}
+	w.engines = map[string]*engine{
+		"plain": {port: w.at(10), side: w.at(60)},
+		"p0":    {port: w.at(11), side: w.at(62), flags: append(w.handsOver("kv_producer"), "--kv-events-config", events)},
+		"d0":    {port: w.at(12), side: w.at(64), flags: w.handsOver("kv_consumer")},
+		"d1":    {port: w.at(13), side: w.at(66), flags: w.handsOver("kv_consumer")},
+		"dp":    {port: w.at(14), side: w.at(68), ranks: 2, flags: w.handsOver("kv_consumer")},
+
+		embedding: {port: w.at(15), side: w.at(72), flags: []string{"--runner", "pooling", "--served-model-name", embedder}},
+	}
+	return nil
 }
 
 func (w *site) at(offset int) int { return w.port + offset }
@@ -126,7 +140,7 @@ func (w *site) need(ctx context.Context, names ...string) error {
 // evenkeel has the proxy run with this setting, and waits until it is ready.
 func (w *site) evenkeel(ctx context.Context, s setting) error {
 	s.bind = w.bind
-	if w.proxy.Running() && s.bind == w.now.bind && slices.Equal(s.decode, w.now.decode) && s.slots == w.now.slots && s.ranks == w.now.ranks {
+	if w.proxy.Running() && s.bind == w.now.bind && slices.Equal(s.decode, w.now.decode) && s.slots == w.now.slots {
 		return w.ready(ctx)
 	}
 	if w.proxy.Running() {
@@ -142,9 +156,12 @@ func (w *site) evenkeel(ctx context.Context, s setting) error {
 
 // config is the proxy's config file.
 func (w *site) config(s setting) string {
-	mode, ranks := "", ""
-	if s.ranks > 1 {
-		mode, ranks = ", dp_mode: internal", fmt.Sprintf(", ranks: %d", s.ranks)
+	if w.connector == mooncake.None {
+		return w.configTogether(s)
+	}
+	mode := ""
+	if slices.ContainsFunc(s.decode, func(url string) bool { return w.ranksAt(url) > 0 }) {
+		mode = ", dp_mode: internal"
 	}
 	if s.bind != "" {
 		mode += ", bind: " + s.bind
@@ -161,12 +178,33 @@ prefill:
 expose_route_headers: true
 %s`, w.proxy.Clients, w.proxy.Address, w.connector, mode, w.at(50), w.at(51), world.Engines(
 		world.EnginesAt([]string{w.engines["p0"].url()}, ", profile: nixl"),
-		world.EnginesAt(s.decode, ", profile: nixl, group: main, slots: %d%s", s.slots, ranks)))
+		w.listed(s, ", profile: nixl, group: main")))
+}
+
+// listed is what the config file says of the engines that decode.
+func (w *site) listed(s setting, more string) (list []string) {
+	for _, url := range s.decode {
+		list = append(list, fmt.Sprintf("url: %q, slots: %d, ranks: %d%s", url, s.slots, w.ranksAt(url), more))
+	}
+	return list
+}
+
+// ranksAt is how many ranks share a URL; 0: it is one.
+func (w *site) ranksAt(url string) int {
+	for _, e := range w.engines {
+		if e.url() == url {
+			return e.ranks
+		}
+	}
+	return 0
 }
 
 // ready waits until the proxy is ready and has slots on all decode ranks.
 func (w *site) ready(ctx context.Context) error {
-	want := float64(len(w.now.decode) * w.now.slots * max(1, w.now.ranks))
+	want := 0.0
+	for _, url := range w.now.decode {
+		want += float64(w.now.slots * max(1, w.ranksAt(url)))
+	}
 	return world.Await(ctx, time.Minute, "evenkeel is ready, with free slots on every rank", func() bool {
 		if !w.proxy.IsReady() {
 			return false

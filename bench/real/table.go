@@ -16,6 +16,7 @@ import (
 
 	"evenkeel/bench/page"
 	"evenkeel/bench/real/vllm"
+	"evenkeel/mooncake"
 )
 
 // verdict is what became of a row.
@@ -107,8 +108,12 @@ func (t *table) count(v verdict) (n int) {
 
 // write prints the table as Markdown.
 func (t *table) write(out io.Writer) {
-	fmt.Fprintf(out, "\n%s with NIXL %s on a CPU, one prefill engine, two decode engines, one plain engine. A plugin has NIXL's progress threads sleep instead of spin "+
-		"and leaves the engines' main threads on all cores; nothing that they compute is changed. Made by `%s`", t.version, vllm.NIXL, t.command)
+	if t.connector == mooncake.None {
+		fmt.Fprintf(out, "\n%s on a CPU with a MoE model: two data-parallel ranks that step together, one engine beside them, and one plain engine. Made by `%s`", t.version, t.command)
+	} else {
+		fmt.Fprintf(out, "\n%s with NIXL %s on a CPU, one prefill engine, two decode engines, one plain engine. A plugin has NIXL's progress threads sleep instead of spin "+
+			"and leaves the engines' main threads on all cores; nothing that they compute is changed. Made by `%s`", t.version, vllm.NIXL, t.command)
+	}
 	if t.part {
 		fmt.Fprintf(out, ", where several runs of some rows each may have made it.\n\n")
 	} else {
@@ -142,15 +147,18 @@ func (t *table) keep(earlier string) {
 
 // save writes the table, and the fields that may differ, into a page. Rows of the connector that were not run stay.
 func (t *table) save(file string) error {
-	target := "real CONNECTOR=" + t.connector
+	name, target, differs := t.connector, "real CONNECTOR="+t.connector, "real"
+	if t.connector == mooncake.None { // it has a page of its own, with other tables
+		name, target, differs = "rows", "real-aggregated", "real-aggregated"
+	}
 	if t.part {
 		was, err := os.ReadFile(file)
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
-		opening, closing := page.Markers(t.connector, target)
-		_, rest, _ := strings.Cut(string(was), opening)
-		earlier, _, _ := strings.Cut(rest, closing)
+		opening, closing := page.Markers(name, target)
+		_, behind, _ := strings.Cut(string(was), opening)
+		earlier, _, _ := strings.Cut(behind, closing)
 		t.keep(earlier)
 		t.command = command(options{connector: t.connector}) // which makes all rows
 	}
@@ -160,5 +168,5 @@ func (t *table) save(file string) error {
 	for _, m := range mayDiffer {
 		rules.Add(page.Code(strings.ReplaceAll(m.path.String(), "|", `\|`)), m.why)
 	}
-	return errors.Join(page.Write(file, target, t.connector, t.connector, now.String()), page.Write(file, "real", "differ", "What may differ", rules.String()))
+	return errors.Join(page.Write(file, target, name, name, now.String()), page.Write(file, differs, "differ", "What may differ", rules.String()))
 }

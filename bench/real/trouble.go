@@ -14,10 +14,13 @@ var troubles = []row{
 	usually("SIGTERM of evenkeel under load", proxyEnds),
 	usually("SIGSTOP of a decode engine for 20 s", standing(72, "d0")),
 	usually("SIGSTOP of all decode engines for 20 s", standing(81, "d0", "d1")),
+	usually("kill -9 of a decode engine under streams, and its restart", decodeDies),
+}
+
+var prefillTroubles = []row{
 	usually("SIGSTOP of the only prefill engine for 20 s", standing(74, "p0")),
 	usually("the core of a decode engine stands still for 40 s, longer than the lease", coreStands(90, "d0")),
 	usually("the cores of all decode engines stand still for 40 s, longer than the lease", coreStands(92, "d0", "d1")),
-	usually("kill -9 of a decode engine under streams, and its restart", decodeDies),
 	usually("kill -9 of the only prefill engine, and its restart", prefillDies),
 }
 
@@ -53,7 +56,7 @@ func proxyEnds(ctx context.Context, w *site) (outcome, error) {
 	if err := w.evenkeel(ctx, w.usual()); err != nil {
 		return outcome{}, err
 	}
-	if err := w.idle(ctx, three...); err != nil {
+	if err := w.idle(ctx, w.behind...); err != nil {
 		return failed("%v; %v", t, err), nil
 	}
 	if exit := fmt.Sprint(old.Err()); !t.all() || exit != "<nil>" {
@@ -94,7 +97,7 @@ func standing(seed uint64, names ...string) func(ctx context.Context, w *site) (
 		if err := errors.Join(err, ctx.Err()); err != nil {
 			return outcome{}, err
 		}
-		if err := errors.Join(w.ready(ctx), w.idle(ctx, three...)); err != nil {
+		if err := errors.Join(w.ready(ctx), w.idle(ctx, w.behind...)); err != nil {
 			return failed("streams: %v; asked meanwhile: %v; %v", streams, meanwhile, err), nil
 		}
 		if !streams.all() || !meanwhile.all() {
@@ -150,7 +153,7 @@ func coreStands(seed uint64, names ...string) func(ctx context.Context, w *site)
 			return outcome{}, err
 		}
 		said := fmt.Sprintf("%v; the prefill engine computed %d other prompts meanwhile; the same prompts again: %v", t, others, again)
-		if err := w.idle(ctx, three...); err != nil {
+		if err := w.idle(ctx, w.behind...); err != nil {
 			return failed("%s; %v", said, err), nil
 		}
 		if len(t.wrong) > 0 || !again.all() || len(names) == 1 && !t.all() {
@@ -180,7 +183,7 @@ func back(ctx context.Context, w *site, name string, seed uint64) (*tally, error
 	if served := gauge(series, "request_success_total"); served == 0 {
 		return t, fmt.Errorf("%s is back and gets no requests", name)
 	}
-	return t, w.idle(ctx, three...)
+	return t, w.idle(ctx, w.behind...)
 }
 
 func decodeDies(ctx context.Context, w *site) (outcome, error) {

@@ -1,0 +1,144 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"math"
+	"regexp"
+	"strings"
+
+	"evenkeel/mooncake"
+)
+
+// nearly is how far log probabilities may be apart if engines compute them in batches of other sizes. Two tokens that are
+// nearer to each other than this may change their places.
+const nearly = 1e-3
+
+// judge is judge. Where no engine of the rows is like the plain one, because ranks share the experts, answers may also be
+// off by what rounding does.
+func (w *site) judge(ctx context.Context, q question, again, got map[string]any) outcome {
+	o := judge(q.want, again, got)
+	if o.verdict != fail || w.connector != mooncake.None {
+		return o
+	}
+	different, fields := compare(q.want, got)
+	left, near := beyondRounding(different)
+	if len(left) == 0 {
+		return passed("%d fields, of which %d log probabilities are within %v", fields, near, nearly)
+	}
+	gap, err := w.undecided(ctx, q, got)
+	if err != nil {
+		return failed("%s; %v", o.seen, err)
+	}
+	return passed("%d fields, the same until the plain engine was undecided: its first two tokens there were %.1g apart", fields, gap)
+}
+
+var logprob = regexp.MustCompile(`logprob`)
+
+// beyondRounding are the differences that rounding does not explain.
+func beyondRounding(different []difference) (left []difference, near int) {
+	for _, d := range different {
+		a, isA := number(d.plain)
+		b, isB := number(d.got)
+		if isA && isB && logprob.MatchString(d.path) && math.Abs(a-b) <= nearly {
+			near++
+			continue
+		}
+		left = append(left, d)
+	}
+	return left, near
+}
+
+// undecided looks for the tokens from which two answers part, and fails unless the plain engine was undecided at each. It returns
+// how far its first two tokens were apart at most. Answers without token ids are asked for once more, with them.
+func (w *site) undecided(ctx context.Context, q question, got map[string]any) (most float64, err error) {
+	want := q.want
+	if prompt, _ := choice(want, 0); prompt == nil {
+		b := q.body.with(body{"return_token_ids": true, "stream": false})
+		delete(b, "stream_options")
+		if want, err = ask(ctx, "POST", w.engines["plain"].url()+q.path, b).document(); err != nil {
+			return 0, err
+		}
+		if got, err = ask(ctx, "POST", w.proxy.URL()+q.path, b).document(); err != nil {
+			return 0, err
+		}
+	}
+	parted := 0
+	for i := 0; ; i++ {
+		prompt, a := choice(want, i)
+		_, b := choice(got, i)
+		if a == nil || b == nil {
+			break
+		}
+		at := 0
+		for at < min(len(a), len(b)) && a[at] == b[at] {
+			at++
+		}
+		if at == len(a) && at == len(b) {
+			continue
+		}
+		if parted++; at == min(len(a), len(b)) {
+			return 0, fmt.Errorf("answer %d ends after %d tokens, and goes on with the other engine", i, at)
+		}
+		gap, err := w.lead(ctx, append(append([]json.Number{}, prompt...), a[:at]...))
+		if err != nil {
+			return 0, err
+		}
+		if gap > nearly {
+			return 0, fmt.Errorf("answer %d parts after %d tokens, where the first token of the plain engine leads by %.2g", i, at, gap)
+		}
+		most = max(most, gap)
+	}
+	if parted == 0 {
+		return 0, fmt.Errorf("the tokens are the same")
+	}
+	return most, nil
+}
+
+// choice is the token ids of a choice: of its prompt, and of its answer. They are nil where the document has none.
+func choice(doc map[string]any, i int) (prompt, answer []json.Number) {
+	b, _ := doc["body"].(map[string]any)
+	list, _ := b["choices"].([]any)
+	if i >= len(list) {
+		return nil, nil
+	}
+	one, _ := list[i].(map[string]any)
+	numbers := func(v any) (ids []json.Number) {
+		all, _ := v.([]any)
+		for _, x := range all {
+			if n, ok := x.(json.Number); ok {
+				ids = append(ids, n)
+			}
+		}
+		return ids
+	}
+	if prompt = numbers(one["prompt_token_ids"]); prompt == nil {
+		prompt = numbers(b["prompt_token_ids"]) // a chat has one prompt for all choices
+	}
+	return prompt, numbers(one["token_ids"])
+}
+
+// lead is by how much the most likely next token leads before the second one, with the plain engine.
+func (w *site) lead(ctx context.Context, tokens []json.Number) (float64, error) {
+	var said struct {
+		Choices []struct {
+			Logprobs struct {
+				Top []map[string]float64 `json:"top_logprobs"`
+			}
+		}
+	}
+	a := ask(ctx, "POST", w.engines["plain"].url()+completions, greedy.with(body{"prompt": tokens, "max_tokens": 1, "logprobs": 2}))
+	if err := json.Unmarshal(a.body, &said); err != nil || len(said.Choices) != 1 || len(said.Choices[0].Logprobs.Top) != 1 {
+		return 0, fmt.Errorf("the plain engine tells no log probabilities: %s", strings.TrimSpace(a.String()))
+	}
+	first, second := math.Inf(-1), math.Inf(-1)
+	for _, p := range said.Choices[0].Logprobs.Top[0] {
+		if p > first {
+			first, second = p, first
+		} else {
+			second = max(second, p)
+		}
+	}
+	return first - second, nil
+}
