@@ -33,15 +33,24 @@ func (w *site) placeTogether(ctx context.Context, installed *vllm.Installation) 
 
 // configTogether is the proxy's config file.
 func (w *site) configTogether(s setting) string {
+	list := w.listed(s, fmt.Sprintf(", token_budget: %d", budget))
+	for i, url := range s.decode {
+		profile := "one"
+		if w.ranksAt(url) > 0 {
+			profile = "ranks"
+		}
+		list[i] += ", profile: " + profile
+	}
 	return fmt.Sprintf(`listen: %q
 admin: {listen: %q}
 profiles:
-  together: {connector: none, dp_mode: internal, chat_resume: continue_final_message}
+  one: {connector: none, chat_resume: continue_final_message}
+  ranks: {connector: none, chat_resume: continue_final_message, dp_mode: internal}
 prefill:
   index: {tokenize: engine, tokenize_timeout: 2s}
   queue: {timeout: 5m}
 expose_route_headers: true
-%s`, w.proxy.Clients, w.proxy.Address, world.Aggregated(w.listed(s, fmt.Sprintf(", profile: together, token_budget: %d", budget))))
+%s`, w.proxy.Clients, w.proxy.Address, world.Aggregated(list))
 }
 
 // together are rows with these engines.
