@@ -86,14 +86,15 @@ func cancels(ctx context.Context, w *site) (outcome, error) {
 	}
 	decode := []*engine{w.engines["d0"], w.engines["d1"]}
 	stages := []leaving{
-		{prompts(6, 50, 51), decode, 2500 * time.Millisecond, nil}, // transfer, or the prompts are computed there
+		{prompts(6, 50, 51), decode, 2500 * time.Millisecond, nil}, // transfer
 		{prompts(10, 1200, 52), nil, 3 * time.Second, nil},         // streaming
 		{long(48, 53), nil, 4 * time.Second, w.pools},              // all: 16 stream, the pool fills up, the rest is queued
 		{long(48, 54), nil, 4 * time.Second, nil},
 	}
 	phases := []string{"queued", "prefill", "pooled", "transfer", "streaming"}
 	if w.connector == mooncake.None {
-		phases = slices.DeleteFunc(phases, func(p string) bool { return p == "prefill" }) // it is a part of the transfer
+		phases = slices.DeleteFunc(phases, func(p string) bool { return p == "transfer" }) // there is none
+		stages[0].stay = time.Second // soon the engines count as down, and then the requests are queued again
 	} else {
 		stages = append(stages, leaving{prompts(6, 50, 50), []*engine{w.engines["p0"]}, 1500 * time.Millisecond, nil})
 	}

@@ -52,6 +52,9 @@ func play(ctx context.Context, args []string, out io.Writer) (err error) {
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
+	if o.requests <= clients {
+		return fmt.Errorf("-requests is %d; a closed loop has %d at any time, so use more", o.requests, clients)
+	}
 	w := &site{options: o}
 	if w.World, err = world.New(ctx, "aggregated", o.Options); err != nil {
 		return err
