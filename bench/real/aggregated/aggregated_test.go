@@ -134,7 +134,7 @@ func TestDelaysAreMeansOfRepeats(t *testing.T) {
 }
 
 func TestRunsAreComparedWithinTheirRound(t *testing.T) {
-	w := &site{options: options{policies: reference + ",evenkeel", requests: 100, seed: 3}}
+	w := &site{options: options{policies: reference + ",evenkeel", Options: ranks.Options{Requests: 100, Seed: 3}}}
 	list := w.variants()
 	require.Len(t, list, 4)
 	var rounds [][]*run
@@ -157,7 +157,7 @@ func TestRunsAreComparedWithinTheirRound(t *testing.T) {
 }
 
 func TestListsOfARoundAreTheSameForAll(t *testing.T) {
-	w := &site{options: options{requests: 50, seed: 3}}
+	w := &site{options: options{Options: ranks.Options{Requests: 50, Seed: 3}}}
 	require.Equal(t, w.draw(1), w.draw(1))
 	require.NotEqual(t, w.draw(1), w.draw(2))
 	for _, r := range w.draw(1) {

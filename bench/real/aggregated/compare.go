@@ -24,7 +24,7 @@ const (
 
 // draw is a list of requests.
 func (w *site) draw(round int) []ranks.Request {
-	return ranks.Draw(w.seed+uint64(round), w.requests, ranks.Lengths{Median: 500, Sigma: 1, Least: 32, Most: 4000}, ranks.Lengths{Median: 60, Sigma: .6, Least: 15, Most: 200})
+	return ranks.Draw(w.Seed+uint64(round), w.Requests, ranks.Lengths{Median: 500, Sigma: 1, Least: 32, Most: 4000}, ranks.Lengths{Median: 60, Sigma: .6, Least: 15, Most: 200})
 }
 
 // variant is a policy before an engine.
@@ -73,7 +73,7 @@ func (r *run) String() string {
 // learn has the engines serve a list without evenkeel, and fits the law to all that they have done by then.
 func (w *site) learn(ctx context.Context) error {
 	for i := range w.engines {
-		if _, err := w.play(ctx, variant{theirs, i}, w.closed(w.draw(-1)[:min(40, w.requests)])); err != nil {
+		if _, err := w.play(ctx, variant{theirs, i}, w.closed(w.draw(-1)[:min(40, w.Requests)])); err != nil {
 			return err
 		}
 	}
@@ -84,7 +84,7 @@ func (w *site) learn(ctx context.Context) error {
 	if w.law = fit(steps); !w.law.known {
 		return fmt.Errorf("no law explains %d steps", len(steps))
 	}
-	w.logf("the law of %d steps: %s, R2 %.2f", w.law.steps, w.law.config(), w.law.r2)
+	w.Logf("the law of %d steps: %s, R2 %.2f", w.law.steps, w.law.config(), w.law.r2)
 	return nil
 }
 
@@ -114,20 +114,20 @@ func (w *site) open(list []ranks.Request, rate float64, seed uint64) send {
 func (w *site) compare(ctx context.Context) (closed, open [][]*run, err error) {
 	list := w.variants()
 	each := func(kind string, how func(round int) send) ([][]*run, error) {
-		return ranks.Rounds(w.rounds, len(list), w.seed, func(round, i int) (*run, error) {
+		return ranks.Rounds(w.Rounds, len(list), w.Seed, func(round, i int) (*run, error) {
 			r, err := w.play(ctx, list[i], how(round))
 			if err == nil {
-				w.logf("%s, round %d: %v", kind, round+1, r)
+				w.Logf("%s, round %d: %v", kind, round+1, r)
 			}
 			return r, err
 		})
 	}
-	if closed, err = each("closed", func(round int) send { return w.closed(w.draw(round)) }); err != nil || w.rounds == 0 {
+	if closed, err = each("closed", func(round int) send { return w.closed(w.draw(round)) }); err != nil || w.Rounds == 0 {
 		return nil, nil, err
 	}
 	rate := w.load * ranks.Summary(samples(closed), base(list))[perSecond].Mean
-	w.logf("open: %.2f requests per second", rate)
-	open, err = each("open", func(round int) send { return w.open(w.draw(100+round), rate, w.seed+uint64(round)) })
+	w.Logf("open: %.2f requests per second", rate)
+	open, err = each("open", func(round int) send { return w.open(w.draw(100+round), rate, w.Seed+uint64(round)) })
 	return closed, open, err
 }
 
@@ -163,13 +163,7 @@ func (w *site) play(ctx context.Context, v variant, how send) (_ *run, err error
 }
 
 func samples(rounds [][]*run) [][]report.Sample {
-	all := make([][]report.Sample, len(rounds))
-	for i, round := range rounds {
-		for _, r := range round {
-			all[i] = append(all[i], r.Sample)
-		}
-	}
-	return all
+	return ranks.Samples(rounds, func(r *run) report.Sample { return r.Sample })
 }
 
 // columns of the tables.
@@ -195,7 +189,7 @@ func writeRuns(out io.Writer, rounds [][]*run, o options) {
 		list = append(list, r.variant)
 	}
 	all, from := samples(rounds), base(list)
-	fmt.Fprintf(out, "%d rounds, seed %d. Each list has %d requests; %.2f requests per second were served by %v.\n\n", len(rounds), o.seed, o.requests,
+	fmt.Fprintf(out, "%d rounds, seed %d. Each list has %d requests; %.2f requests per second were served by %v.\n\n", len(rounds), o.Seed, o.Requests,
 		ranks.Summary(all, from)[perSecond].Mean, list[from])
 	values, differences := page.Markdown{Head: []string{"policy", "interval"}}, page.Markdown{Head: []string{"policy", "interval"}}
 	for _, c := range columns {

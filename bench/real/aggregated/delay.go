@@ -64,7 +64,7 @@ func (w *site) delays(ctx context.Context) (all []*delay, err error) {
 		for _, d := range list {
 			d.forgetFirst()
 		}
-		w.logf("interval %d: %d prompts while rank 1 decoded", interval, w.repeats*len(list))
+		w.Logf("interval %d: %d prompts while rank 1 decoded", interval, w.repeats*len(list))
 		all = append(all, list...)
 	}
 	return all, nil

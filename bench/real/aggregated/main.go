@@ -6,14 +6,10 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
-	"os"
-	"strings"
-	"time"
 
-	"evenkeel/bench/page"
+	"evenkeel/bench/real/ranks"
 	"evenkeel/bench/world"
 )
 
@@ -21,60 +17,42 @@ func main() { world.Main("aggregated", play) }
 
 // options are the command line's.
 type options struct {
-	world.Options
-	cache, out       string
-	policies         string
-	rounds, requests int
-	repeats          int
-	load             float64
-	seed             uint64
-	began            time.Time
-}
-
-func (o options) logf(format string, args ...any) {
-	fmt.Fprintf(os.Stderr, "%4.0f s  %s\n", time.Since(o.began).Seconds(), fmt.Sprintf(format, args...))
+	ranks.Options
+	policies string
+	repeats  int
+	load     float64
 }
 
 // play is the command. It writes what it does to standard error, and the tables
 // to out.
 func play(ctx context.Context, args []string, out io.Writer) (err error) {
-	o := options{began: time.Now()}
+	var o options
 	flags := o.Flags("aggregated")
-	flags.StringVar(&o.cache, "cache", os.Getenv("EVENKEEL_REAL_CACHE"), "folder of the installation; empty: evenkeel/real in the user's cache folder")
-	flags.StringVar(&o.out, "out", "", "the page whose tables are written anew as well")
 	flags.StringVar(&o.policies, "policies", "rr,"+theirs+","+reference+",evenkeel", "to compare, in any order; "+theirs+" is vLLM's own balancing, and "+reference+
 		" is what the others are compared with")
-	flags.IntVar(&o.rounds, "rounds", 5, "how often each policy runs on a list of each kind; 0: only the delay and the law")
-	flags.IntVar(&o.requests, "requests", 100, "of a list; each takes about a third of a second")
+	flags.IntVar(&o.Requests, "requests", 100, "of a list; each takes about a third of a second")
 	flags.IntVar(&o.repeats, "repeats", 5, "how often the delay by each prompt is measured")
 	flags.Float64Var(&o.load, "load", 0.75, "of the open lists, as a share of the requests per second that "+reference+" serves of the closed ones")
-	flags.Uint64Var(&o.seed, "seed", 1, "of the lists and of the order of the policies")
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
-	if o.requests <= clients {
-		return fmt.Errorf("-requests is %d; a closed loop has %d at any time, so use more", o.requests, clients)
+	if o.Requests <= clients {
+		return fmt.Errorf("-requests is %d; a closed loop has %d at any time, so use more", o.Requests, clients)
 	}
 	w := &site{options: o}
-	if w.World, err = world.New(ctx, "aggregated", o.Options); err != nil {
+	if w.World, err = world.New(ctx, "aggregated", o.Options.Options); err != nil {
 		return err
 	}
 	defer func() { _ = w.Close(false) }()
 	if err := w.build(ctx); err != nil {
 		return err
 	}
-	var save []func() error // once all is measured
-	show := func(name, title string, write func(io.Writer)) {
-		var text strings.Builder
-		write(&text)
-		fmt.Fprintf(out, "\n## %s\n\n%s", title, &text)
-		save = append(save, func() error { return page.Write(o.out, "real-aggregated", name, title, text.String()) })
-	}
+	tables := ranks.Tables{Out: out, Target: "real-aggregated"}
 	delays, err := w.delays(ctx)
 	if err != nil {
 		return err
 	}
-	show("delay", "What a prompt costs the other rank", func(out io.Writer) { writeDelays(out, delays) })
+	tables.Show("delay", "What a prompt costs the other rank", func(out io.Writer) { writeDelays(out, delays) })
 	if err := w.learn(ctx); err != nil {
 		return err
 	}
@@ -86,16 +64,11 @@ func play(ctx context.Context, args []string, out io.Writer) (err error) {
 	if err != nil {
 		return err
 	}
-	show("law", "The law of the step", func(out io.Writer) { writeLaws(out, w.law, fit(all)) })
-	if o.rounds > 0 {
-		show("closed", "A closed loop", func(out io.Writer) { writeRuns(out, closed, o) })
-		show("open", "An open loop", func(out io.Writer) { writeRuns(out, open, o) })
+	tables.Show("law", "The law of the step", func(out io.Writer) { writeLaws(out, w.law, fit(all)) })
+	if o.Rounds > 0 {
+		tables.Show("closed", "A closed loop", func(out io.Writer) { writeRuns(out, closed, o) })
+		tables.Show("open", "An open loop", func(out io.Writer) { writeRuns(out, open, o) })
 	}
-	o.logf("logs are in %s", w.Dir)
-	for _, write := range save {
-		if o.out != "" {
-			err = errors.Join(err, write())
-		}
-	}
-	return err
+	o.Logf("logs are in %s", w.Dir)
+	return tables.Save(o.Out)
 }

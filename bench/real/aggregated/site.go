@@ -28,13 +28,13 @@ type site struct {
 
 // build starts the engines, one after the other, and waits until they answer.
 func (w *site) build(ctx context.Context) error {
-	in, err := vllm.Install(ctx, w.cache, os.Stderr)
+	in, err := vllm.Install(ctx, w.Cache, os.Stderr)
 	if err != nil {
 		return err
 	}
 	for i, interval := range intervals {
 		began := time.Now()
-		w.logf("an engine starts: one to five minutes")
+		w.Logf("an engine starts: one to five minutes")
 		e, err := ranks.Start(ctx, w.World, in, w.name(i), "--max-num-batched-tokens", fmt.Sprint(budget), "--prefill-schedule-interval", fmt.Sprint(interval))
 		if err != nil {
 			return err
@@ -43,7 +43,7 @@ func (w *site) build(ctx context.Context) error {
 		if err := e.Ready(ctx, 10*time.Minute); err != nil {
 			return err
 		}
-		w.logf("the engine with interval %d answers after %.0f s", interval, time.Since(began).Seconds())
+		w.Logf("the engine with interval %d answers after %.0f s", interval, time.Since(began).Seconds())
 	}
 	return nil
 }

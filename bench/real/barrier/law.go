@@ -69,7 +69,7 @@ func (w *site) law(ctx context.Context, rounds int) ([]pinned, error) {
 	c := ranks.NewClient()
 	defer c.CloseIdleConnections()
 	if _, _, err := w.pin(ctx, c, placements[0]); err != nil { // an engine's first steps are slow
-		w.logf("the first placement, which is not measured: %v", err)
+		w.Logf("the first placement, which is not measured: %v", err)
 	}
 	for range rounds {
 		for i, p := range placements {
@@ -78,7 +78,7 @@ func (w *site) law(ctx context.Context, rounds int) ([]pinned, error) {
 			ms, steps, err := w.pin(ctx, c, p)
 			for range 2 { // something else had the machine, so that not all requests decoded at one time
 				if err != nil && ctx.Err() == nil {
-					w.logf("once more: %s: %v", p.name, err)
+					w.Logf("once more: %s: %v", p.name, err)
 					ms, steps, err = w.pin(ctx, c, p)
 				}
 			}

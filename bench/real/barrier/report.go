@@ -30,7 +30,7 @@ func (r *run) String() string {
 
 // writeRuns prints the policies beside each other, by rounds of runs.
 func writeRuns(out io.Writer, rounds [][]*run, o options) {
-	fmt.Fprintf(out, "%d rounds, seed %d. Each list has %d requests, and %d requests are in the system at a time.\n\n", len(rounds), o.seed, o.requests, clients)
+	fmt.Fprintf(out, "%d rounds, seed %d. Each list has %d requests, and %d requests are in the system at a time.\n\n", len(rounds), o.Seed, o.Requests, clients)
 	fmt.Fprint(out, "| policy | tokens/s, whole list | tokens/s, full part | mean gap, ms | p50 | p99 | mean wait for the first token, ms | failed "+
 		"|\n|---|--:|--:|--:|--:|--:|--:|--:|\n")
 	for i, r := range rounds[0] {
@@ -109,11 +109,5 @@ func writeModels(out io.Writer, rounds [][]*run, l law) {
 func off(v, want float64) float64 { return 100 * (v/want - 1) }
 
 func samples(rounds [][]*run) [][]report.Sample {
-	all := make([][]report.Sample, len(rounds))
-	for i, round := range rounds {
-		for _, r := range round {
-			all[i] = append(all[i], r.Sample)
-		}
-	}
-	return all
+	return ranks.Samples(rounds, func(r *run) report.Sample { return r.Sample })
 }

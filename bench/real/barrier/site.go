@@ -44,7 +44,7 @@ func (w *site) build(ctx context.Context) error {
 // transferred: a rank computes the last token of a prompt and nothing before it,
 // as it does after a real transfer.
 func (w *site) startDecode(ctx context.Context) error {
-	in, err := vllm.Install(ctx, w.cache, os.Stderr)
+	in, err := vllm.Install(ctx, w.Cache, os.Stderr)
 	if err != nil {
 		return err
 	}
@@ -54,11 +54,11 @@ func (w *site) startDecode(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	w.logf("the engine starts: one to five minutes")
+	w.Logf("the engine starts: one to five minutes")
 	if err := w.decode.Ready(ctx, 10*time.Minute); err != nil {
 		return err
 	}
-	w.logf("the engine answers after %.0f s", time.Since(began).Seconds())
+	w.Logf("the engine answers after %.0f s", time.Since(began).Seconds())
 	return nil
 }
 

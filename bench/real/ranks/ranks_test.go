@@ -7,6 +7,7 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"os"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -69,8 +70,9 @@ func TestTheFullPartOfARun(t *testing.T) {
 	require.InDelta(t, 2000, s[report.TTFTMean], 1e-9)
 }
 
-func TestAListIsSentToItsEnd(t *testing.T) {
-	var open, most atomic.Int64
+// engine answers two tokens to every request, and counts how many it had at a time.
+func engine(t *testing.T, most *atomic.Int64) string {
+	var open atomic.Int64
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		n := open.Add(1)
 		defer open.Add(-1)
@@ -79,16 +81,51 @@ func TestAListIsSentToItsEnd(t *testing.T) {
 		_, _ = io.Copy(io.Discard, r.Body)
 		fmt.Fprint(w, `data: {"usage":{"completion_tokens":2}}`+"\n\n")
 	}))
-	defer server.Close()
-	c := NewClient()
-	defer c.CloseIdleConnections()
-	p := c.Closed(context.Background(), server.URL, Draw(1, 30, Lengths{Median: 5, Least: 5, Most: 5}, Lengths{Median: 2, Least: 2, Most: 2}), 3)
-	for _, a := range p.Answers {
-		require.NoError(t, a.Err)
-		require.Len(t, a.Chunks, 1)
+	t.Cleanup(server.Close)
+	return server.URL
+}
+
+func TestAListIsSentToItsEnd(t *testing.T) {
+	list := Draw(1, 30, Lengths{Median: 5, Least: 5, Most: 5}, Lengths{Median: 2, Least: 2, Most: 2})
+	for name, send := range map[string]func(Client, string) *Played{
+		"closed": func(c Client, url string) *Played { return c.Closed(t.Context(), url, list, 3) },
+		"open":   func(c Client, url string) *Played { return c.Open(t.Context(), url, list, make([]time.Duration, len(list))) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			var most atomic.Int64
+			c := NewClient()
+			defer c.CloseIdleConnections()
+			p := send(c, engine(t, &most))
+			for _, a := range p.Answers {
+				require.NoError(t, a.Err)
+				require.Len(t, a.Chunks, 1)
+			}
+			if name == "closed" {
+				require.LessOrEqual(t, most.Load(), int64(3))
+			}
+			require.False(t, p.Empty.Before(p.Full))
+		})
 	}
-	require.LessOrEqual(t, most.Load(), int64(3))
-	require.False(t, p.Empty.Before(p.Full))
+}
+
+func TestAnOpenListThatIsCutShortSaysSo(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	p := NewClient().Open(ctx, "http://127.0.0.1:1", []Request{{1, 1}, {1, 1}}, []time.Duration{0, time.Hour})
+	require.ErrorIs(t, p.Answers[1].Err, context.Canceled)
+}
+
+func TestTablesAreWrittenOnceAllIsMeasured(t *testing.T) {
+	var out strings.Builder
+	tables := Tables{Out: &out, Target: "real-x"}
+	tables.Show("law", "The law", func(out io.Writer) { fmt.Fprintln(out, "a table") })
+	require.Equal(t, "\n## The law\n\na table\n", out.String())
+	require.NoError(t, tables.Save(""))
+	file := t.TempDir() + "/page.md"
+	require.NoError(t, tables.Save(file))
+	text, err := os.ReadFile(file)
+	require.NoError(t, err)
+	require.Contains(t, string(text), "<!-- law: written by `make real-x` -->\na table\n")
 }
 
 func TestEveryRoundPlaysAllInAnOrderOfItsOwn(t *testing.T) {
