@@ -89,7 +89,9 @@ func TestAListIsSentToItsEnd(t *testing.T) {
 	list := Draw(1, 30, Lengths{Median: 5, Least: 5, Most: 5}, Lengths{Median: 2, Least: 2, Most: 2})
 	for name, send := range map[string]func(Client, string) *Played{
 		"closed": func(c Client, url string) *Played { return c.Closed(t.Context(), url, list, 3) },
-		"open":   func(c Client, url string) *Played { return c.Open(t.Context(), url, list, make([]time.Duration, len(list))) },
+		"open": func(c Client, url string) *Played {
+			return c.Open(t.Context(), url, list, make([]time.Duration, len(list)))
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var most atomic.Int64
