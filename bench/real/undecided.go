@@ -128,7 +128,7 @@ func (w *site) lead(ctx context.Context, tokens []json.Number) (float64, error) 
 			}
 		}
 	}
-	a := ask(ctx, "POST", w.engines["plain"].url()+completions, greedy.with(body{"prompt": tokens, "max_tokens": 1, "logprobs": 2}))
+	a := ask(ctx, "POST", w.engines["plain"].url()+completions, greedy.with(body{"prompt": tokens, "max_tokens": 1, "logprobs": 2, "return_tokens_as_token_ids": true}))
 	if err := json.Unmarshal(a.body, &said); err != nil || len(said.Choices) != 1 || len(said.Choices[0].Logprobs.Top) != 1 {
 		return 0, fmt.Errorf("the plain engine tells no log probabilities: %s", strings.TrimSpace(a.String()))
 	}
