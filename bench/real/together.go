@@ -26,7 +26,7 @@ func (w *site) placeTogether(ctx context.Context, installed *vllm.Installation) 
 		"d1":    {port: w.at(14), side: w.at(68), ranks: ranks.Count},
 	}
 	for _, e := range w.engines {
-		e.mixture, e.plugins, e.flags = true, ":"+plugin, []string{"--max-num-batched-tokens", fmt.Sprint(budget)}
+		e.mixture, e.plugins, e.flags = true, ":"+plugin, []string{"--max-num-batched-tokens", fmt.Sprint(budget), "--api-server-count", "1"}
 	}
 	return nil
 }
