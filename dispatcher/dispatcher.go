@@ -213,10 +213,10 @@ func (d *Dispatcher) Preempted(worker int32) {
 	})
 }
 
-// Gauged tells how many KV tokens are in use on a worker by its engine's gauges, read just now.
+// Gauged tells how many KV tokens were in use on a worker at an instant by its engine's gauges.
 // It is of interest only where there are orphans.
-func (d *Dispatcher) Gauged(worker int32, kvTokens int64) {
-	g := board.Gauged{Worker: worker, KVTokens: kvTokens, At: time.Now()}
+func (d *Dispatcher) Gauged(worker int32, kvTokens int64, at time.Time) {
+	g := board.Gauged{Worker: worker, KVTokens: kvTokens, At: at}
 	d.inbox.push(func(r *runner) {
 		r.countAll()
 		r.apply(g)

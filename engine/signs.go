@@ -37,6 +37,9 @@ func (s *Signs) since(t time.Time) int64 { return int64(t.Sub(s.begin)) }
 
 func (s *Signs) at(ns int64) time.Time { return s.begin.Add(time.Duration(ns)) }
 
+// Last is when the core is known to have lived last: when a rank of which nothing was seen became known, at first.
+func (s *Signs) Last() time.Time { return s.at(s.last.Load()) }
+
 // Seen tells of a sign of life. It is called for every event, and allocates nothing.
 func (s *Signs) Seen(at time.Time) {
 	to := s.since(at)

@@ -78,7 +78,7 @@ func New(cfg *config.Config, log *zap.Logger) (g *Gateway, err error) {
 		Context: g.ctx, Serving: g.service.Context, Started: g.started, Log: log, Registerer: g.reg, Settings: func() *fleet.Settings { return g.conf().Settings }, Client: g.client, Monitor: g.monitor,
 		Dispatch: func(ctx context.Context) board.Status { return g.dispatcher.Status(ctx) },
 		Publish:  g.publish, Callbacks: g.meta,
-		Gauged: func(worker int32, kvTokens int64) { g.dispatcher.Gauged(worker, kvTokens) },
+		Gauged: func(worker int32, kvTokens int64, at time.Time) { g.dispatcher.Gauged(worker, kvTokens, at) },
 	})
 	g.monitor.OnChange(g.fleet.OnStatus)
 	g.monitor.OnSample(g.fleet.OnSample)

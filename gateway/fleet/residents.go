@@ -69,7 +69,8 @@ func (f *Fleet) residents(ctx context.Context, engines []*instance) (found []geo
 }
 
 // OnSample passes on how many KV tokens are in use on ranks that may keep blocks for requests whose prefill never
-// ended: their engines' gauges tell when they do no more.
+// ended: their engines' gauges tell when they do no more. The gauges of a core that stands still are those of its last step, so
+// that they tell of nothing that came after its last sign of life.
 func (f *Fleet) OnSample(key string, s *engine.Sample) {
 	f.mu.RLock()
 	defer f.mu.RUnlock()
@@ -80,8 +81,9 @@ func (f *Fleet) OnSample(key string, s *engine.Sample) {
 	for _, r := range ranksOf(in) {
 		usage, told := s.KVUsage(max(0, r))
 		capacity := cmp.Or(in.conf.KV, capacityOf(in, r))
-		if id, known := f.ids[in.target(r).ID]; known && told && capacity > 0 {
-			f.host.Gauged(id, int64(usage*float64(capacity)))
+		at := in.target(r)
+		if id, known := f.ids[at.ID]; known && told && capacity > 0 {
+			f.host.Gauged(id, int64(usage*float64(capacity)), f.host.Monitor.Traffic(key).Signs(at.Rank).Last())
 		}
 	}
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"evenkeel/engine"
 	"evenkeel/gateway/config"
 	"evenkeel/mooncake"
 )
@@ -38,4 +39,30 @@ func TestAnEngineThatHangsHoldsNobodyUp(t *testing.T) {
 	case <-time.After(time.Minute):
 		require.Fail(t, "it waits for ever")
 	}
+}
+
+// The gauges of a core that stands still are those of its last step: they say nothing of what came after it.
+func TestGaugesTellOfTheTimeUpToTheLastSignOfLife(t *testing.T) {
+	cfg := config.Default()
+	cfg.Profiles = map[string]mooncake.Profile{"push": {Connector: mooncake.NIXLPush, Bind: mooncake.BindArrival}}
+	cfg.Engines.Decode = []config.Engine{{URL: "http://127.0.0.1:3", Profile: "push", KV: 1000}}
+	f := of(t, cfg)
+	enter, err := f.Load()
+	require.NoError(t, err)
+	enter()
+	f.up("decode 127.0.0.1:3", "m")
+	var told []time.Time
+	f.host.Gauged = func(_ int32, kvTokens int64, at time.Time) {
+		require.EqualValues(t, 250, kvTokens)
+		told = append(told, at)
+	}
+	page, err := engine.MetricNames{}.Parse([]byte("vllm:kv_cache_usage_perc{engine=\"0\"} 0.25\n"))
+	require.NoError(t, err)
+	f.OnSample("decode 127.0.0.1:3", page)
+	f.OnSample("decode 127.0.0.1:3", page)
+	require.Equal(t, told[0], told[1], "nothing has shown since that the core goes on")
+	seen := time.Now().Add(time.Minute)
+	f.host.Monitor.Traffic("decode 127.0.0.1:3").Signs(-1).Seen(seen)
+	f.OnSample("decode 127.0.0.1:3", page)
+	require.WithinDuration(t, seen, told[2], time.Millisecond)
 }

@@ -76,7 +76,7 @@ type Host struct {
 	Dispatch   func(context.Context) board.Status
 	Publish    func([]prefill.Candidate, []local.Rank, []board.Worker) // to all that bind requests
 	Callbacks  *metaserver.Server                                      // hears decode engines that call back; nil: none does
-	Gauged     func(worker int32, kvTokens int64)                      // hears what is in use on ranks that bind early; it must not block
+	Gauged     func(worker int32, kvTokens int64, at time.Time)        // hears what is in use on ranks that bind early; it must not block
 }
 
 // instance is one engine's API server.

@@ -232,7 +232,7 @@ func TestAnEngineWithoutAPrefixCacheIsFoundOut(t *testing.T) {
 // Many at once: right answers, and no rank computes more than its bound.
 func TestManyShortAndLongPromptsAtOnce(t *testing.T) {
 	t.Parallel()
-	b := start(t, alone(setup{decode: []refengine.Config{{PrefixCache: 4096}}, configure: func(c *config.Config, _ *Env) {
+	b := start(t, alone(setup{waits: true, decode: []refengine.Config{{PrefixCache: 4096}}, configure: func(c *config.Config, _ *Env) {
 		c.Prefill.Disaggregation.ThresholdTokens = "auto"
 	}}))
 	var all sync.WaitGroup
