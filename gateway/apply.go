@@ -1,7 +1,6 @@
 package gateway
 
 import (
-	"cmp"
 	"reflect"
 	"time"
 
@@ -73,13 +72,7 @@ func (g *Gateway) prepare(old, next *reload.Settings, fit *predictor.Fit) (apply
 }
 
 func (g *Gateway) prefillConfig(s *reload.Settings) prefill.Config {
-	c := s.Prefill
-	if c.Policy == "least-tokens" && c.Work != "" {
-		c.Policy, c.Work = c.Policy+":work="+c.Work, ""
-	}
-	c.Early = prefill.QueueConfig{Max: s.Pool.Size, Timeout: cmp.Or(s.Pool.TTL, c.Queue.Timeout)} // they wait for a decode rank
-	c.Calibration.Known = c.Calibration.TPMs > 0
-	c.Push.Lead = s.Bind.Lead
+	c := s.Tier()
 	c.Explain, c.Places = s.Explains(), g.places
 	c.Free = func(board string) int { return g.dispatcher.Free(board) }
 	c.Decode = func(board string, within time.Duration) int { return g.dispatcher.Room(board, within) }

@@ -1,11 +1,13 @@
 package fleet
 
 import (
+	"cmp"
 	"math"
 	"time"
 
 	"evenkeel/gateway/config"
 	"evenkeel/mooncake"
+	"evenkeel/prefill"
 )
 
 // NewSettings works out what follows from a config.
@@ -20,6 +22,18 @@ func NewSettings(cfg *config.Config) *Settings {
 		s.Listed[key] = true
 	}
 	return s
+}
+
+// Tier is the prefill tier's config, with what other keys say of it.
+func (s *Settings) Tier() prefill.Config {
+	c := s.Prefill
+	if c.Policy == "least-tokens" && c.Work != "" {
+		c.Policy, c.Work = c.Policy+":work="+c.Work, ""
+	}
+	c.Early = prefill.QueueConfig{Max: s.Pool.Size, Timeout: cmp.Or(s.Pool.TTL, c.Queue.Timeout)} // they wait for a decode rank
+	c.Calibration.Known = c.Calibration.TPMs > 0
+	c.Push.Lead = s.Bind.Lead
+	return c
 }
 
 // HoldTimeout is the longest that a prefiller keeps KV blocks for somebody.

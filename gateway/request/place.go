@@ -44,15 +44,13 @@ func (j *job) place(c prefill.Candidate, tokens int, enqueue func(*pool.Entry) <
 	})
 	j.enter(journal.Pooled, "")
 	region, area, at := j.srv.Fleet.RegionFor(c.Instance), j.model.Board, c.Instance
+	on := fleet.BoardIn(area, region)
 	if c.Mixed { // the candidate is the ranks themselves
-		region, area, at = c.Region, c.Board, ""
+		region, area, at, on = c.Region, c.Board, "", c.Board
 	}
 	e := &pool.Entry{
-		ID: j.srv.nextID(), Model: fleet.BoardIn(j.model.Board, region), Prompt: tokens, Age: j.resume.before, Key: j.promptHash(), Arrival: j.arrive, Entered: time.Now(),
+		ID: j.srv.nextID(), Model: on, Prompt: tokens, Age: j.resume.before, Key: j.promptHash(), Arrival: j.arrive, Entered: time.Now(),
 		Only: j.in.ToDecode, Avoid: j.avoid.decode, Prefiller: at, Response: j.req.Endpoint == mooncake.Responses,
-	}
-	if c.Mixed {
-		e.Model = c.Board
 	}
 	got, lost := enqueue(e), j.srv.Owner.Losses() // the entry has the place in the pool now
 	queued = true

@@ -1,7 +1,6 @@
 package request
 
 import (
-	"cmp"
 	"context"
 	"slices"
 	"sync"
@@ -56,9 +55,7 @@ func newServer(t *testing.T, changes ...func(*config.Config, *Env)) *server {
 	var err error
 	env.Journal, err = journal.New(journal.Config{Registerer: reg, Log: log})
 	require.NoError(t, err)
-	c := set.Prefill // and what the proxy makes of the rest of its config for it
-	c.Early, c.Push.Lead = prefill.QueueConfig{Max: set.Pool.Size, Timeout: cmp.Or(set.Pool.TTL, c.Queue.Timeout)}, set.Bind.Lead
-	c.Calibration.Known = c.Calibration.TPMs > 0
+	c := set.Tier()
 	c.Places, c.Registerer, c.Log = env.Places, reg, log
 	c.Decode = func(board string, within time.Duration) int { return s.Dispatcher.Room(board, within) }
 	c.Scraper = func(context.Context, prefill.Candidate) (prefill.Sample, error) {
