@@ -50,7 +50,7 @@ func run(args []string, std streams) int {
 	said := false // --help was answered
 	parser, err := kong.New(&cli,
 		kong.Name("evenkeel"),
-		kong.Description("The proxy between prefill and decode engines that keeps data-parallel ranks level. `evenkeel demo` shows it on a real trace, `evenkeel help COMMAND` explains a command, and `evenkeel --version` says which version this is."),
+		kong.Description("The proxy before the engines of a large model that keeps data-parallel ranks level. `evenkeel demo` shows it on a real trace, `evenkeel help COMMAND` explains a command, and `evenkeel --version` says which version this is."),
 		kong.Writers(std.out, std.err),
 		kong.Exit(func(int) { said = true }),
 		kong.ConfigureHelp(kong.HelpOptions{Compact: true, WrapUpperBound: 100}),
