@@ -4,13 +4,12 @@ import "time"
 
 // An Event is what has happened, and what is known at that moment.
 type Event struct {
-	What  What
-	End   Ended // of Fell
-	Early bool  // of Turn: the decode rank is bound before the prefill
-	Mixed bool  // of Turn: the rank that is bound prefills and decodes
-	Open  bool  // of NoTurn: for want of engines, so that another region may have some
-	Named bool  // of HandedOver: a decode request must have the probe's id
-	Left  bool  // the client has left
+	What   What
+	End    Ended  // of Fell
+	Script Script // of Turn
+	Open   bool   // of NoTurn: for want of engines, so that another region may have some
+	Named  bool   // of HandedOver: a decode request must have the probe's id
+	Left   bool   // the client has left
 
 	// Of Fell.
 	Quit   bool     // the client has left, which has ended the leg, and no engine uses the slot any more
@@ -47,6 +46,16 @@ const (
 	Offered                    // another dispatcher may have it
 	NotOffered                 // none may
 	Panicked                   // the code that carries effects out did
+)
+
+// Script is in which order an attempt goes through the same legs.
+type Script uint8
+
+// The scripts.
+const (
+	Late  Script = iota // the prompt is prefilled, then its decode rank is bound
+	Early               // the decode rank is bound before the prefill, and both legs are under way at once
+	Mixed               // the rank that is bound prefills and decodes: the attempt has a lease, and no KV is handed over
 )
 
 // Do is what an effect has to do.
@@ -89,8 +98,7 @@ type Effect struct {
 	Leg     Leg     // of Condemn: which leg's engine
 	Finding Finding // of Find
 	Retry   Retry   // of Pause
-	Early   bool    // of Enqueue
-	Mixed   bool    // of Enqueue
+	Script  Script  // of Enqueue
 	Place   bool    // of Enqueue: a place in the pool is to be reserved, because the request has none
 	Group   bool    // of Offer: because its decode group is another proxy's now. Else because every attempt here failed
 	Error   Error   // of Fail

@@ -38,8 +38,7 @@ type Life struct {
 
 	state   State
 	history history
-	early   bool // its rank was bound before its prefill
-	mixed   bool // its rank prefills and decodes: it has a lease, and no KV is handed over
+	script  Script
 	last    Next // what the last attempt came to
 	tries   tries
 	blame   blame
@@ -126,7 +125,7 @@ func (l *Life) Step(e Event, dst []Effect) []Effect {
 	case Pooled:
 		if e.What == Bound {
 			l.owed.take(Slot)
-			if l.early {
+			if l.script == Early {
 				l.state = Coupled
 				dst = l.owed.settle(dst, Lease, Pass)
 				return append(dst, Effect{Do: SendBoth})
@@ -168,7 +167,7 @@ func (l *Life) Step(e Event, dst []Effect) []Effect {
 }
 
 func (l *Life) begin(dst []Effect) []Effect {
-	l.early, l.mixed = false, false
+	l.script = Late
 	if !l.Bound && l.history.open() {
 		dst = append(dst, Effect{Do: Question})
 	}
@@ -183,7 +182,7 @@ func (l *Life) begin(dst []Effect) []Effect {
 // enqueue has the pool find a rank. The pool's entry has the request's place from then on.
 func (l *Life) enqueue(dst []Effect) []Effect {
 	l.state = Pooled
-	enqueue := Effect{Do: Enqueue, Early: l.early, Mixed: l.mixed, Place: !l.owed.has[Place]}
+	enqueue := Effect{Do: Enqueue, Script: l.script, Place: !l.owed.has[Place]}
 	return append(l.owed.settle(dst, Place, Pass), enqueue)
 }
 
@@ -194,7 +193,7 @@ func (l *Life) queued(e Event, dst []Effect) []Effect {
 		l.history.moves(turned) // it stays here: no retry leaves
 		l.owed.take(Place)
 		l.owed.take(Lease)
-		if l.early, l.mixed = e.Early, e.Mixed; l.early || l.mixed {
+		if l.script = e.Script; l.script != Late {
 			return l.enqueue(dst)
 		}
 		l.state = Probing
@@ -221,9 +220,9 @@ func (l *Life) fell(e Event, dst []Effect) []Effect {
 	v := e.End.Verdict()
 	dst = l.condemn(&e, v.Whom, dst)
 	switch {
-	case l.mixed && (v.Whom == Nobody || e.End.Why == Busy): // the queue of one rank is full, and the group is well
+	case l.script == Mixed && (v.Whom == Nobody || e.End.Why == Busy): // the queue of one rank is full, and the group is well
 		dst = l.owed.settle(dst, Lease, Free) // what an engine has computed can be computed again: nothing of it is left there
-	case l.mixed:
+	case l.script == Mixed:
 		dst = l.owed.settle(dst, Lease, Refuse)
 	case v.KV != Keep:
 		dst = l.owed.settle(dst, Lease, v.KV)
@@ -270,7 +269,7 @@ func (l *Life) answered(e Event, dst []Effect) []Effect {
 	case e.What == Ends && l.state == Answering:
 		if l.owed.has[Slot] { // else it had ended with its first event, and this was asked before
 			dst = l.owed.settle(append(dst, Effect{Do: Acclaim}), Slot, Finish)
-			if l.early { // its prefill engine may have more to say
+			if l.script == Early { // its prefill engine may have more to say
 				l.state = Confirming
 				return append(dst, Effect{Do: Confirm})
 			}

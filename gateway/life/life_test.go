@@ -37,7 +37,7 @@ func legs(l *Life) (all []Ended) {
 		case Probing:
 			fits = fits && e.Leg == Prefill && e.Far < Through && e.Kept && !slices.Contains(late, e.Why)
 		case Pooled:
-			fits = fits && e.Leg == Prefill && e.Kept && slices.Contains(pool, e.Why) && (e.Far == Through) == !(l.early || l.mixed) && (e.Far == Unsent) == (l.early || l.mixed)
+			fits = fits && e.Leg == Prefill && e.Kept && slices.Contains(pool, e.Why) && (e.Far == Through) == (l.script == Late) && (e.Far == Unsent) == (l.script != Late)
 		case Opening:
 			fits = fits && e.Leg == Decode && !slices.Contains(early, e.Why)
 		case Answering:
@@ -123,12 +123,7 @@ func drawn(t *rapid.T, l *Life) Event {
 	if rapid.IntRange(0, 199).Draw(t, "panic") == 0 {
 		e.What = Panicked
 	}
-	switch rapid.IntRange(0, 2).Draw(t, "bound") {
-	case 1:
-		e.Early = true
-	case 2:
-		e.Mixed = true
-	}
+	e.Script = rapid.SampledFrom([]Script{Late, Early, Mixed}).Draw(t, "script")
 	e.Open, e.Named, e.Quit = rapid.Bool().Draw(t, "open"), rapid.Bool().Draw(t, "named"), rapid.Bool().Draw(t, "quit")
 	if e.What == Fell {
 		e.End = rapid.SampledFrom(legs(l)).Draw(t, "end")
@@ -231,7 +226,7 @@ func TestEarlyMixedAndLateOweTheSame(t *testing.T) {
 				l := Life{Bound: true}
 				l.Step(Event{What: Begun}, nil)
 				l.Step(Event{What: NoRankTakes}, nil)
-				l.Step(Event{What: Turn, Early: i == 1, Mixed: i == 2}, nil)
+				l.Step(Event{What: Turn, Script: Script(i)}, nil)
 				if e := end; i == 0 {
 					l.Step(Event{What: HandedOver}, nil)
 					e.Far, e.Kept = Through, true
@@ -259,7 +254,7 @@ func TestASettleOfWhatIsNotHeldChangesNothing(t *testing.T) {
 // mixed is a life on a rank that prefills and decodes.
 func mixed() Life {
 	l := Life{Bound: true}
-	for _, e := range []Event{{What: Begun}, {What: NoRankTakes}, {What: Turn, Mixed: true}, {What: Bound}} {
+	for _, e := range []Event{{What: Begun}, {What: NoRankTakes}, {What: Turn, Script: Mixed}, {What: Bound}} {
 		l.Step(e, nil)
 	}
 	return l
@@ -295,7 +290,7 @@ func TestTheLeaseOfAMixedRequest(t *testing.T) {
 // coupled is a life whose two legs are under way.
 func coupled() Life {
 	l := Life{Bound: true}
-	for _, e := range []Event{{What: Begun}, {What: NoRankTakes}, {What: Turn, Early: true}, {What: Bound}} {
+	for _, e := range []Event{{What: Begun}, {What: NoRankTakes}, {What: Turn, Script: Early}, {What: Bound}} {
 		l.Step(e, nil)
 	}
 	return l

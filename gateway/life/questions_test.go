@@ -12,7 +12,7 @@ const (
 	probing = "Begun; NoRankTakes; Turn; "
 	pooled  = probing + "HandedOver; "
 	opening = pooled + "Bound; "
-	both    = "Begun; NoRankTakes; Turn Early; Bound; "
+	both    = "Begun; NoRankTakes; Turn Script=Early; Bound; "
 )
 
 // What happens if one thing happens while another is under way. Each answer stands in the tables of verdict.go, in owed.go and in the

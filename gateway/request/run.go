@@ -170,7 +170,7 @@ func (r *runner) queue() life.Event {
 	}
 	j.avoid.prefill = append(j.avoid.prefill, lease.Candidate.ID)
 	r.lease = lease
-	return life.Event{What: life.Turn, Early: !lease.Candidate.Mixed && j.srv.early(lease.Candidate), Mixed: lease.Candidate.Mixed}
+	return life.Event{What: life.Turn, Script: j.srv.script(lease.Candidate)}
 }
 
 func (r *runner) enqueue(x life.Effect) life.Event {
@@ -179,15 +179,15 @@ func (r *runner) enqueue(x life.Effect) life.Event {
 		j.srv.Places.Reserve()
 	}
 	var f *failure.Fault
-	switch {
-	case x.Mixed:
+	switch x.Script {
+	case life.Mixed:
 		r.slot, f = j.placeMixed(r.lease)
-	case x.Early:
+	case life.Early:
 		r.slot, f = j.place(r.lease.Candidate, j.estimate(), func(e *pool.Entry) <-chan dispatcher.Result {
 			e.Early = true
 			return j.srv.Dispatcher.Enqueue(e)
 		})
-	default:
+	case life.Late:
 		r.slot, f = j.wait(r.held)
 	}
 	if f != nil {

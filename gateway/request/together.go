@@ -16,11 +16,17 @@ import (
 	"evenkeel/prefill"
 )
 
-// early says whether a request whose turn has come is bound to a decode rank before its prefill. As long as
+// script is how a request goes on whose turn has come. As long as
 // nobody knows where decode engines reach a prefill engine, requests to it are bound after their prefill,
 // whose answer says where.
-func (srv *Server) early(c prefill.Candidate) bool {
-	return c.Profile.Early() && (c.Profile.Connector != mooncake.NIXLPush || srv.Fleet.Coordinates(c) != nil)
+func (srv *Server) script(c prefill.Candidate) life.Script {
+	switch {
+	case c.Mixed:
+		return life.Mixed
+	case c.Profile.Early() && (c.Profile.Connector != mooncake.NIXLPush || srv.Fleet.Coordinates(c) != nil):
+		return life.Early
+	}
+	return life.Late
 }
 
 // bound is the stream of a request that is bound before its prefill, until its first event has come.
