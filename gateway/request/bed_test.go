@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"cmp"
 	"context"
-	"encoding/json"
 	"flag"
 	"fmt"
 	"io"
@@ -27,7 +26,6 @@ import (
 	"github.com/valyala/fasthttp"
 
 	"evenkeel/bench/refengine"
-	"evenkeel/bench/reftext"
 	"evenkeel/dispatcher/board"
 	"evenkeel/engine"
 	"evenkeel/gateway/config"
@@ -254,177 +252,6 @@ func (b *bed) handle(ctx *fasthttp.RequestCtx) {
 	}
 }
 
-// chat is the body of a request for a chat.
-func chat(prompt, more string) string {
-	return fmt.Sprintf(`{%s"model":%q,"messages":[{"role":"user","content":%q}]}`, more, refModel, prompt)
-}
-
-// A reply is what a client got.
-type reply struct {
-	status int
-	header http.Header
-	body   string
-}
-
-func (b *bed) post(path, body string) reply {
-	b.t.Helper()
-	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}} // an idle connection would hold the listener's end up
-	resp, err := client.Post(b.url+path, "application/json", strings.NewReader(body))
-	require.NoError(b.t, err)
-	defer func() { _ = resp.Body.Close() }()
-	got, err := io.ReadAll(resp.Body)
-	require.NoError(b.t, err, "an answer ends as HTTP says, whatever it says")
-	return reply{resp.StatusCode, resp.Header, string(got)}
-}
-
-// send asks in the background. Its client leaves with leave, and wait waits until nothing reads its answer any more.
-func (b *bed) send(body string) (leave, wait func()) {
-	b.t.Helper()
-	path := mooncake.Chat.Path()
-	if strings.Contains(body, `"prompt":`) {
-		path = mooncake.Completions.Path()
-	}
-	return b.sendTo(path, body)
-}
-
-func (b *bed) sendTo(path, body string) (leave, wait func()) {
-	b.t.Helper()
-	ctx, leave := context.WithCancel(b.t.Context())
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, b.url+path, strings.NewReader(body))
-	require.NoError(b.t, err)
-	gone := make(chan struct{})
-	go func() {
-		defer close(gone)
-		client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
-		if resp, err := client.Do(req); err == nil {
-			_, _ = io.Copy(io.Discard, resp.Body)
-			_ = resp.Body.Close()
-		}
-	}()
-	b.t.Cleanup(leave)
-	return leave, func() { <-gone }
-}
-
-// endless has a stream decoded that does not end before its client leaves.
-func (b *bed) endless() (end func()) {
-	b.t.Helper()
-	before := b.begun()
-	leave, wait := b.send(chat("an endless story", `"stream":true,"ignore_eos":true,`))
-	b.eventually("its first event is here", func() bool { return b.begun() > before })
-	return func() { leave(); wait() }
-}
-
-// begun are the answers of which the first event is here.
-func (b *bed) begun() int { return int(b.metric(b.t, "evenkeel_ttft_seconds", "")) }
-
-// only has these decode ranks take requests, and none of the others.
-func (b *bed) only(ranks ...int) {
-	b.workers = slices.Clone(b.workers)
-	for i := range b.workers {
-		b.workers[i].Up = slices.Contains(ranks, i)
-	}
-	b.Dispatcher.SetWorkers(b.workers)
-}
-
-// move ends the calls at an engine as the deadline of its drain does, "": at all engines, and says how many.
-func (b *bed) move(instance string) int {
-	return b.engines.calls.Move(func(at fleet.Place) bool { return instance == "" || at.Instance == instance })
-}
-
-// used are the slots of the decode ranks that are taken.
-func (b *bed) used() (n int) {
-	for _, m := range b.Dispatcher.Status(b.t.Context()).Models {
-		for _, w := range m.Workers {
-			n += w.Used
-		}
-	}
-	return n
-}
-
-// pooled are the finished prefills that wait for a slot.
-func (b *bed) pooled() (n int) {
-	for _, m := range b.Dispatcher.Status(b.t.Context()).Models {
-		n += m.Pool
-	}
-	return n
-}
-
-// eventually waits until something holds.
-func (b *bed) eventually(what string, ok func() bool) {
-	b.t.Helper()
-	for end := time.Now().Add(patience); !ok(); time.Sleep(time.Millisecond) {
-		require.True(b.t, time.Now().Before(end), "in vain: %s", what)
-	}
-}
-
-// judge asks for a chat and says whether its answer is "right", and else with which code it failed. What comes before a failure has to be right, too.
-// Two answers have the seeds 5 and 6.
-func (b *bed) judge(prompt, more string) string {
-	b.t.Helper()
-	seeds := []string{""}
-	if strings.Contains(more, `"n":2`) {
-		seeds = []string{`"seed":5,`, `"seed":6,`}
-	}
-	got := b.post(mooncake.Chat.Path(), chat(prompt, more))
-	if got.status != http.StatusOK {
-		return strconv.Itoa(got.status)
-	}
-	texts, finished, fail := readAll(b.t, got)
-	for i, seed := range seeds {
-		key, err := reftext.Render(true, []byte(chat(prompt, seed)))
-		require.NoError(b.t, err)
-		tokens, err := reftext.Check(key.Answer, 0, texts[i])
-		require.NoError(b.t, err)
-		if fail == "" {
-			require.True(b.t, finished[i], "an end without a reason: %s", got.body)
-			require.Equal(b.t, reftext.NaturalLength(key.Answer), tokens)
-		}
-	}
-	return cmp.Or(fail, "right")
-}
-
-// read is the text of the first answer that came, whether it said that it is finished, and the code of the error at its end.
-func read(t *testing.T, r reply) (text string, finished bool, fail string) {
-	texts, ends, fail := readAll(t, r)
-	return texts[0], ends[0], fail
-}
-
-// readAll is read of all answers.
-func readAll(t *testing.T, r reply) (texts map[int]string, finished map[int]bool, fail string) {
-	t.Helper()
-	type event struct {
-		Choices []struct {
-			Index          int
-			Delta, Message struct{ Content string }
-			Finish         string `json:"finish_reason"`
-		}
-		Error *struct{ Code any }
-	}
-	all := []string{r.body}
-	if strings.HasPrefix(r.header.Get("Content-Type"), "text/event-stream") {
-		require.Equal(t, http.StatusOK, r.status)
-		all = strings.Split(strings.TrimSuffix(strings.ReplaceAll(r.body, "\r\n", "\n"), "\n\n"), "\n\n")
-		require.Equal(t, "data: [DONE]", all[len(all)-1], r.body)
-		all = all[:len(all)-1]
-	}
-	texts, finished = map[int]string{}, map[int]bool{}
-	for _, data := range all {
-		if strings.HasPrefix(data, ":") {
-			continue
-		}
-		var e event
-		require.NoError(t, json.Unmarshal([]byte(strings.TrimPrefix(data, "data: ")), &e), data)
-		if e.Error != nil {
-			fail = fmt.Sprint(e.Error.Code)
-		}
-		for _, c := range e.Choices {
-			texts[c.Index] += c.Delta.Content + c.Message.Content
-			finished[c.Index] = finished[c.Index] || c.Finish != ""
-		}
-	}
-	return texts, finished, fail
-}
-
 // over waits until every request is told of.
 func (b *bed) over() {
 	b.t.Helper()
@@ -589,14 +416,4 @@ func (b *bed) readGauges() {
 	b.eventually("gauges are read", func() bool {
 		return !slices.ContainsFunc(list, func(in engine.Instance) bool { return !m.Traffic(in.ID).Signs(-1).Gauged() })
 	})
-}
-
-// judging has judge ask, and gives what it says. The channel is closed without a verdict if it fails.
-func (b *bed) judging(prompt, more string) <-chan string {
-	got := make(chan string, 1)
-	go func() {
-		defer close(got)
-		got <- b.judge(prompt, more)
-	}()
-	return got
 }
