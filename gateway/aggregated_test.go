@@ -133,3 +133,21 @@ func TestAFullRankLeavesItsGroupInService(t *testing.T) {
 	require.Zero(t, c.gw.Status(t.Context()).Prefill[0].Failures)
 	c.say(talk("", "hi"))
 }
+
+// A turn of a chat goes to the rank that holds the turns before it, which computes only what is new.
+func TestATurnGoesToTheRankThatHoldsTheChat(t *testing.T) {
+	t.Parallel()
+	c := start(t, together(nil))
+	first := reftext.MakePrompt(1, 3000)
+	c.say(talk("", first))
+	c.settledRequests(1)
+	was := c.records()[0].Rank
+	for i := range 3 {
+		c.say(talk("", first, "well", fmt.Sprint("and then, number ", i)))
+		c.settledRequests(2 + i)
+		r := c.records()[1+i]
+		require.Equal(t, was, r.Rank)
+		require.Less(t, r.LocalTokens, 257)
+		require.Greater(t, r.CachedTokens, 2800, "as the engine counts")
+	}
+}

@@ -16,7 +16,7 @@ import (
 // gets the prompt with the next call. What the ranks hold of the prompt decides with what they have to compute.
 func (j *job) placeMixed(lease *prefill.Lease) (*dispatcher.Slot, *failure.Fault) {
 	p := local.Prompt{Prompt: j.recognize(), Model: lease.Candidate.Board}
-	if j.life.Resumed() || p.Media || p.Bytes == 0 || j.req.PromptTokens > 0 {
+	if j.prompt > 0 || j.life.Resumed() || p.Media || p.Bytes == 0 || j.req.PromptTokens > 0 {
 		p.Tokens = cmp.Or(p.Prompt.Tokens, j.estimate())
 	}
 	tokens := j.srv.Locals.Length(&p)

@@ -1,0 +1,86 @@
+package request
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/zap"
+
+	"evenkeel/dispatcher"
+	"evenkeel/dispatcher/board"
+	"evenkeel/gateway/config"
+	"evenkeel/gateway/edge"
+	"evenkeel/gateway/fleet"
+	"evenkeel/gateway/journal"
+	"evenkeel/gateway/life"
+	"evenkeel/gateway/openai"
+	"evenkeel/mooncake"
+	"evenkeel/pool"
+	"evenkeel/prefill"
+)
+
+// listens takes down what it is told of an entry, and has no rank for it.
+type listens struct {
+	Dispatcher
+	told pool.Entry
+}
+
+func (l *listens) EnqueueMixed(e *pool.Entry, _ []board.Hit) <-chan dispatcher.Result {
+	l.told = *e
+	got := make(chan dispatcher.Result, 1)
+	got <- dispatcher.Result{Err: board.ErrNoWorkers}
+	return got
+}
+
+// What the dispatcher is told of a request for ranks that prefill and decode: their board, whether others come first, and for how
+// long it may wait.
+func TestWhatIsToldOfARequestForRanksThatDoBoth(t *testing.T) {
+	arrive := time.Now().Add(-time.Second)
+	for name, row := range map[string]struct {
+		priority int
+		ttl      time.Duration
+		patience time.Duration // of the entry; 0: the pool's own
+		express  bool
+		prompt   int
+		maxLen   int
+		want     int
+	}{
+		"as long as in the arrival queue":           {patience: 7 * time.Second, prompt: 50, want: 50},
+		"the pool's own limit":                      {ttl: time.Second, prompt: 50, want: 50},
+		"of a higher priority":                      {priority: 1, patience: 7 * time.Second, express: true, prompt: 50, want: 50},
+		"of a lower priority":                       {priority: -1, patience: 7 * time.Second, prompt: 50, want: 50},
+		"one that was counted is as long as it is":  {patience: 7 * time.Second, prompt: 5000, maxLen: 100, want: 5000},
+		"one that was not is no longer than it may": {patience: 7 * time.Second, maxLen: 100, want: 100},
+	} {
+		t.Run(name, func(t *testing.T) {
+			l := &listens{}
+			srv := newServer(t, func(c *config.Config, _ *Env) { c.Pool.TTL, c.Prefill.Queue.Timeout = row.ttl, 7*time.Second })
+			l.Dispatcher, srv.Env.Dispatcher = srv.Env.Dispatcher, l
+			kid, in := edge.NewDeparture(zap.NewNop()), &Incoming{Told: srv.Journal.Request(journal.Facts{ID: "x"}), Priority: row.priority}
+			text := make([]byte, 4000)
+			for i := range text {
+				text[i] = 'a'
+			}
+			body, err := mooncake.ScanBody([]byte(`{"prompt":"`+string(text)+`"}`), 0)
+			require.NoError(t, err)
+			j := &job{
+				srv: srv.Server, req: &openai.Request{Endpoint: mooncake.Completions}, body: body, client: reader{kid}, model: fleet.Route{Name: "m", Board: "m", MaxLen: row.maxLen},
+				in: in, told: in.Told, arrive: arrive, prompt: row.prompt,
+			}
+			srv.Places.Reserve()
+			slot, f := j.placeMixed(&prefill.Lease{Candidate: prefill.Candidate{ID: "g", Board: "m+aggregated", Mixed: true}})
+			require.Nil(t, slot)
+			require.Equal(t, life.NoRank, f.Why)
+			require.Equal(t, "m+aggregated", l.told.Model)
+			require.Empty(t, l.told.Prefiller)
+			require.Equal(t, row.express, l.told.Express)
+			require.Equal(t, row.want, l.told.Prompt)
+			if row.patience == 0 {
+				require.Zero(t, l.told.Deadline)
+			} else {
+				require.Equal(t, arrive.Add(row.patience), l.told.Deadline)
+			}
+		})
+	}
+}
