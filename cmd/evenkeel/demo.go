@@ -84,12 +84,12 @@ func (c *demoCmd) run(ctx context.Context, std streams) error {
 	if err != nil {
 		return err
 	}
-	ranks, perToken := fmt.Sprintf("%d prefill engines, %d decode ranks of %d slots", c.Prefills, c.Workers, c.Slots), millis(c.C1)
+	ranks := fmt.Sprintf("%d prefill engines, %d decode ranks of %d slots", c.Prefills, c.Workers, c.Slots)
 	if c.Aggregated {
-		ranks, perToken = fmt.Sprintf("%d ranks of %d slots that prefill and decode", c.Workers, c.Slots), micros(c.C1)
+		ranks = fmt.Sprintf("%d ranks of %d slots that prefill and decode", c.Workers, c.Slots)
 	}
 	fmt.Fprintf(std.err, "%d requests of %s; %s, %d requests in the system; a step takes %s and %s a KV token\n",
-		c.Requests, source, ranks, c.concurrency(), millis(c.C0), perToken)
+		c.Requests, source, ranks, c.concurrency(), millis(c.C0), c.perToken())
 
 	if least := c.concurrency() + c.warm(); c.Requests <= least {
 		fmt.Fprintf(std.err, "%d requests are too few to measure anything, so only the streams are checked; take more than %d, or fewer --workers, --slots or --extra\n",
@@ -219,6 +219,14 @@ func (c *demoCmd) warm() int {
 }
 
 func (c *demoCmd) concurrency() int { return c.Workers*c.Slots + c.Extra }
+
+// perToken is what a KV token takes, in the unit that suits it.
+func (c *demoCmd) perToken() string {
+	if c.Aggregated {
+		return micros(c.C1)
+	}
+	return millis(c.C1)
+}
 
 func (c *demoCmd) model() report.StepModel {
 	m := report.StepModel{C0: c.C0, C1: c.C1}

@@ -73,11 +73,9 @@ func (c *demoCmd) facts(trials []*trial, requests []trace.Request, source string
 	}
 	used := trace.Trace{Requests: requests}
 	s := used.Summary()
-	decode := fmt.Sprintf("%d ranks behind one barrier, %d slots each; step = %s + %s per KV token of the fullest rank", c.Workers, c.Slots, millis(c.C0), millis(c.C1))
 	prefill := fmt.Sprintf("%d engines, %s + %s per prompt token, one prompt at a time", c.Prefills, millis(c.PrefillBase), millis(c.PrefillPerToken))
 	inSystem := fmt.Sprintf("%d requests in the system: %d in slots, %d more", c.concurrency(), c.Workers*c.Slots, c.Extra)
 	if c.Aggregated {
-		decode = fmt.Sprintf("%d ranks behind one barrier, %d slots each; step = %s + %s per KV token of the fullest rank", c.Workers, c.Slots, millis(c.C0), micros(c.C1))
 		prefill = c.prefillFact()
 		inSystem = fmt.Sprintf("%d requests in the system, which has %d slots", c.concurrency(), c.Workers*c.Slots)
 	}
@@ -88,7 +86,7 @@ func (c *demoCmd) facts(trials []*trial, requests []trace.Request, source string
 		{Name: "trace", Value: fmt.Sprintf("%s, %d requests, seed %d", source, len(requests), c.Seed)},
 		{Name: "prompt tokens", Value: tokens(s.Prompt)},
 		{Name: "output tokens", Value: tokens(s.Output)},
-		{Name: "decode", Value: decode},
+		{Name: "decode", Value: fmt.Sprintf("%d ranks behind one barrier, %d slots each; step = %s + %s per KV token of the fullest rank", c.Workers, c.Slots, millis(c.C0), c.perToken())},
 		{Name: "prefill", Value: prefill},
 		{Name: "load", Value: fmt.Sprintf("closed loop, %s; every stream checked token by token", inSystem)},
 		{Name: "policies as they ran", Value: strings.Join(specs, "; ")},

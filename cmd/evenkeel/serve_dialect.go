@@ -32,7 +32,7 @@ type dialect struct {
 	MaxWaitingRetries    int     `group:"ascend" hidden:""` // engines that are down are asked for as long as they are listed
 	WaitingRetryInterval float64 `group:"ascend" hidden:""`
 
-	AggregatedHosts []string `group:"engines" sep:"none" aliases:"aggregated-host" placeholder:"HOST ..." help:"These are the hosts of engines that prefill and decode, each a rank of one barrier group, or a group of its own if it has several ranks. With them, the flags for prefill and decode engines have no defaults."`
+	AggregatedHosts []string `group:"engines" sep:"none" aliases:"aggregated-host" placeholder:"HOST ..." help:"These are the hosts of engines that prefill and decode, each a rank of one barrier group, or a group of its own if it has several ranks. If only these are given, there is no prefill engine and no decode engine."`
 	AggregatedPorts []string `group:"engines" sep:"none" aliases:"aggregated-port" placeholder:"PORT ..." help:"These are their ports, one for each host (default: 8003)."`
 
 	Slots                      *int   `group:"engines" placeholder:"B" help:"A decode or aggregated rank runs this many requests at once, its --max-num-seqs (default: 32, with a warning)."`
