@@ -293,20 +293,22 @@ func (c *conn) hurryLocked(d time.Duration) {
 }
 
 // leave closes our half of the connection; what still comes is read for at most
-// limit. It is never used again.
+// limit. It is never used again. Only the first leave does anything: the engine may
+// have closed its side since, and then the half could not be closed once more.
 func (c *conn) leave(limit time.Duration) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.last {
+		return
+	}
+	c.last = true
 	if c.fd != noSocket {
 		c.shutdown(false)
 	} else if half, ok := c.raw.(interface{ CloseWrite() error }); !ok || half.CloseWrite() != nil {
 		c.close()
 		return
 	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if !c.last {
-		c.last = true
-		c.hurryLocked(limit)
-	}
+	c.hurryLocked(limit)
 }
 
 // awaitBody goes from the head's deadline to that between reads.

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"io"
 	"net"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -89,6 +90,32 @@ func TestLeave(t *testing.T) {
 			require.Nil(t, c.idle.take(tg.key()), "a connection we left is never another call's")
 		})
 	}
+}
+
+// A call is left when its client goes away and when the server gives up, so also after the
+// engine has closed its side: what it sent is read all the same.
+func TestLeaveOnceMoreAfterTheEngineHasClosed(t *testing.T) {
+	answer := strings.Repeat("a", 40<<10) // more than is read ahead
+	left, closed := make(chan struct{}), make(chan struct{})
+	c, tg := listen(t, func(_ int, c net.Conn, br *bufio.Reader) {
+		swallow(br)
+		_, _ = io.WriteString(c, ok(answer))
+		<-left
+		_, _ = io.Copy(io.Discard, br)
+		_ = c.Close()
+		close(closed)
+	})
+	k := c.NewCall(tg)
+	r, err := post(k, "{}")
+	require.NoError(t, err)
+	k.Leave(time.Minute)
+	close(left)
+	<-closed
+	k.Leave(time.Minute)
+	body, err := r.ReadAll(1 << 20)
+	require.NoError(t, err)
+	require.Equal(t, answer, string(body))
+	r.Close()
 }
 
 // Without a connection whose half can be closed, leaving is aborting.
