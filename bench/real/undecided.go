@@ -31,7 +31,7 @@ func (w *site) judge(ctx context.Context, q question, again, got map[string]any)
 	if err != nil {
 		return failed("%s; %v", o.seen, err)
 	}
-	return passed("%d fields, the same until the plain engine was undecided: its first two tokens there were %.1g apart", fields, gap)
+	return passed("%d fields, the same until the plain engine was undecided: the two tokens there were %.1g apart", fields, gap)
 }
 
 var logprob = regexp.MustCompile(`logprob`)
@@ -51,16 +51,11 @@ func beyondRounding(different []difference) (left []difference, near int) {
 }
 
 // undecided looks for the tokens from which two answers part, and fails unless the plain engine was undecided at each. It returns
-// how far its first two tokens were apart at most. Answers without token ids are asked for once more, with them.
+// how far the two tokens were apart there at most. Answers without token ids are asked for once more, with them.
 func (w *site) undecided(ctx context.Context, q question, got map[string]any) (most float64, err error) {
 	want := q.want
 	if prompt, _ := choice(want, 0); prompt == nil {
-		b := q.body.with(body{"return_token_ids": true, "stream": false})
-		delete(b, "stream_options")
-		if want, err = ask(ctx, "POST", w.engines["plain"].url()+q.path, b).document(); err != nil {
-			return 0, err
-		}
-		if got, err = ask(ctx, "POST", w.proxy.URL()+q.path, b).document(); err != nil {
+		if want, got, err = w.withTokens(ctx, q, got); err != nil {
 			return 0, err
 		}
 	}
@@ -81,12 +76,12 @@ func (w *site) undecided(ctx context.Context, q question, got map[string]any) (m
 		if parted++; at == min(len(a), len(b)) {
 			return 0, fmt.Errorf("answer %d ends after %d tokens, and goes on with the other engine", i, at)
 		}
-		gap, err := w.lead(ctx, append(append([]json.Number{}, prompt...), a[:at]...))
+		gap, err := w.lead(ctx, append(append([]json.Number{}, prompt...), a[:at]...), a[at], b[at])
 		if err != nil {
 			return 0, err
 		}
 		if gap > nearly {
-			return 0, fmt.Errorf("answer %d parts after %d tokens, where the first token of the plain engine leads by %.2g", i, at, gap)
+			return 0, fmt.Errorf("answer %d parts after %d tokens, where the plain engine's token leads by %.2g", i, at, gap)
 		}
 		most = max(most, gap)
 	}
@@ -119,26 +114,51 @@ func choice(doc map[string]any, i int) (prompt, answer []json.Number) {
 	return prompt, numbers(one["token_ids"])
 }
 
-// lead is by how much the most likely next token leads before the second one, with the plain engine.
-func (w *site) lead(ctx context.Context, tokens []json.Number) (float64, error) {
-	var said struct {
-		Choices []struct {
-			Logprobs struct {
-				Top []map[string]float64 `json:"top_logprobs"`
+// asks is how often evenkeel is asked for an answer again that parted from the plain engine's: it may come from an engine
+// that gives the plain one.
+const asks = 16
+
+// withTokens asks for both answers once more, with their token ids. That of evenkeel must differ as the first one did.
+func (w *site) withTokens(ctx context.Context, q question, got map[string]any) (want, again map[string]any, err error) {
+	b := q.body.with(body{"return_token_ids": true, "stream": false})
+	delete(b, "stream_options")
+	if want, err = ask(ctx, "POST", w.engines["plain"].url()+q.path, b).document(); err != nil {
+		return nil, nil, err
+	}
+	different, _ := compare(q.want, got)
+	left, _ := beyondRounding(different)
+	for range asks {
+		if again, err = ask(ctx, "POST", w.proxy.URL()+q.path, b).document(); err != nil {
+			return nil, nil, err
+		}
+		if leaves("", again, map[string]any{})[left[0].path] == left[0].got {
+			return want, again, nil
+		}
+	}
+	return nil, nil, fmt.Errorf("it came once, and not in %d answers after that", asks)
+}
+
+// lead is by how much one next token leads before another one, with the plain engine. A grammar may have ruled out others that
+// are likelier than both.
+func (w *site) lead(ctx context.Context, tokens []json.Number, first, second json.Number) (float64, error) {
+	of := func(token json.Number) (float64, error) {
+		var said struct {
+			Choices []struct {
+				Logprobs struct {
+					Of []float64 `json:"token_logprobs"`
+				}
 			}
 		}
-	}
-	a := ask(ctx, "POST", w.engines["plain"].url()+completions, greedy.with(body{"prompt": tokens, "max_tokens": 1, "logprobs": 2, "return_tokens_as_token_ids": true}))
-	if err := json.Unmarshal(a.body, &said); err != nil || len(said.Choices) != 1 || len(said.Choices[0].Logprobs.Top) != 1 {
-		return 0, fmt.Errorf("the plain engine tells no log probabilities: %s", strings.TrimSpace(a.String()))
-	}
-	first, second := math.Inf(-1), math.Inf(-1)
-	for _, p := range said.Choices[0].Logprobs.Top[0] {
-		if p > first {
-			first, second = p, first
-		} else {
-			second = max(second, p)
+		a := ask(ctx, "POST", w.engines["plain"].url()+completions, greedy.with(body{"prompt": tokens, "max_tokens": 1, "logprobs": 1, "allowed_token_ids": []json.Number{token}}))
+		if err := json.Unmarshal(a.body, &said); err != nil || len(said.Choices) != 1 || len(said.Choices[0].Logprobs.Of) != 1 {
+			return 0, fmt.Errorf("the plain engine tells no log probabilities: %s", strings.TrimSpace(a.String()))
 		}
+		return said.Choices[0].Logprobs.Of[0], nil
 	}
-	return first - second, nil
+	a, err := of(first)
+	if err != nil {
+		return 0, err
+	}
+	b, err := of(second)
+	return math.Abs(a - b), err
 }

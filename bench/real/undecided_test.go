@@ -14,12 +14,19 @@ import (
 	"evenkeel/mooncake"
 )
 
-// tells is a plain engine whose two likeliest tokens are so far apart after a prompt of so many tokens.
+// tells is a plain engine to which tokens 7, 8 and 9 are so much likelier than others after a prompt of so many tokens.
 func tells(t *testing.T, lead map[int]float64) *site {
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		var b struct{ Prompt []int }
+		var b struct {
+			Prompt  []int
+			Allowed []int `json:"allowed_token_ids"`
+		}
 		_ = json.NewDecoder(r.Body).Decode(&b)
-		fmt.Fprintf(w, `{"choices":[{"logprobs":{"top_logprobs":[{"a":%v,"b":-0.5}]}}]}`, -0.5-lead[len(b.Prompt)])
+		p := -0.5
+		if token := b.Allowed[0]; token < 7 {
+			p -= lead[len(b.Prompt)]
+		}
+		fmt.Fprintf(w, `{"choices":[{"logprobs":{"token_logprobs":[%v]}}]}`, p)
 	}))
 	t.Cleanup(server.Close)
 	_, port, err := net.SplitHostPort(server.Listener.Addr().String())
@@ -43,8 +50,8 @@ func TestAnswersMayPartWhereThePlainEngineIsUndecided(t *testing.T) {
 		{"the same", answer("7,8,9", "abc", -0.5), pass, "fields"},
 		{"a log probability that is rounded elsewhere", answer("7,8,9", "abc", -0.5002), pass, "1 log probabilities are within 0.001"},
 		{"a log probability that is another", answer("7,8,9", "abc", -0.7), fail, "the tokens are the same"},
-		{"another token where two are alike", answer("7,8,4", "abx", -0.5), pass, "its first two tokens there were 0.0002 apart"},
-		{"another token where one leads", answer("7,5,9", "axc", -0.5), fail, "parts after 1 tokens, where the first token of the plain engine leads by 0.3"},
+		{"another token where two are alike", answer("7,8,4", "abx", -0.5), pass, "the two tokens there were 0.0002 apart"},
+		{"another token where one leads", answer("7,5,9", "axc", -0.5), fail, "parts after 1 tokens, where the plain engine's token leads by 0.3"},
 		{"an end that comes too soon", answer("7,8", "ab", -0.5), fail, "ends after 2 tokens"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
