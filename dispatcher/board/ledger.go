@@ -49,6 +49,9 @@ func (b *board) recount(slot, prompt int32) {
 			c.left = left
 		}
 	}
+	if c.rank.Mixed {
+		c.newTokens = max(1, c.newTokens+prompt-c.prompt)
+	}
 	c.prompt, q.Prompt = prompt, prompt
 	if c.strays {
 		c.rank.lend(c.rank.share(q))

@@ -51,14 +51,11 @@ func (b *board) finish(r *rank, slot int32) {
 func (b *board) compute(g *group, number uint32) {
 	busy := uint64(0)
 	for _, r := range g.ranks {
-		r.computed, r.computes = r.computes, 0
+		budget := 0
 		if r.Interval <= 1 || number%uint32(r.Interval) == 0 {
-			budget := r.Budget
-			if budget <= 0 {
-				budget = presumedBudget
-			}
-			r.work(b, int64(budget-(len(r.slots)-r.early)))
+			budget = r.stepBudget() - (len(r.slots) - r.early)
 		}
+		r.work(b, int64(budget), number+1)
 		if r.computes > 0 {
 			busy++
 		}
@@ -71,13 +68,66 @@ func (b *board) compute(g *group, number uint32) {
 	}
 }
 
-func (r *rank) work(b *board, budget int64) {
+func (r *rank) stepBudget() int {
+	if r.Budget > 0 {
+		return r.Budget
+	}
+	return presumedBudget
+}
+
+func (r *rank) work(b *board, budget int64, step uint32) {
+	r.computes = 0
 	for _, slot := range r.computing {
 		c := &b.ledger.table[slot]
+		if c.left <= 0 {
+			continue
+		}
 		n := max(0, min(budget, int64(c.left)))
 		c.left -= int32(n)
+		c.chunks = chunks{before: c.chunks.before + c.chunks.last, last: c.chunks.this, this: int32(n), step: step}
 		r.backlog, r.computes, budget = r.backlog-n, r.computes+n, budget-n
 	}
+}
+
+// chunks are how much of a prompt steps have computed, as far as the board can tell: this is what the step with that number
+// took, last what the one before did, and before all that was earlier.
+type chunks struct {
+	before, last, this int32
+	step               uint32
+}
+
+// until is how much was computed before a step in which the prompt was finished. What the board took for its last chunk came
+// too early if its first token came later.
+func (k *chunks) until(step uint32) int32 {
+	if k.step == step+1 {
+		return k.before
+	}
+	return k.before + k.last
+}
+
+// computedIn is how much of a request's prompt a step computed that is known whole. joined is the step of its first token: what was
+// left of the prompt was computed in it, however long the prompt was thought to be, and however late the request came into
+// the engine's queue.
+//
+// It is not sure of a step that was thought to finish the prompt and brought no token.
+func (c *charge) computedIn(step, joined uint32) (tokens int64, sure bool) {
+	k := &c.chunks
+	switch {
+	case c.had > 0: // nobody tells when its next token comes
+		if k.step == step {
+			return int64(k.this), true
+		}
+	case joined == step:
+		return int64(max(0, c.newTokens-k.until(step))), true
+	case joined != 0 && !later(joined, step):
+		return 0, true
+	case k.step == step && k.this > 0:
+		return 0, false
+	}
+	if k.step == step+1 {
+		return int64(k.last), true
+	}
+	return 0, true
 }
 
 // computeAgain has a rank's engine compute what the last admitted request had there: it ran out of KV room.
@@ -94,7 +144,7 @@ func (b *board) computeAgain(r *rank) {
 	}
 	c := &b.ledger.table[last]
 	q := &r.running[c.pos]
-	c.unread, c.had = true, q.Generated
+	c.unread, c.had, c.chunks = true, q.Generated, chunks{}
 	r.early++
 	r.later += int64(c.prompt)
 	b.owe(r, last, c.prompt+q.Generated, 0)

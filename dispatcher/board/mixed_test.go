@@ -113,6 +113,50 @@ func TestABacklogIsWhatARankHasYetToCompute(t *testing.T) {
 	require.Zero(t, h.status(h.at).Drift)
 }
 
+// A step has computed what was left of the prompts whose first tokens it brought, whatever was thought before.
+func TestWhatAStepHasComputedIsKnownByItsFirstTokens(t *testing.T) {
+	const first = 10 // step in which a prompt of 2,500 tokens is begun, 1,000 of them in each
+	for _, tt := range []struct {
+		name         string
+		real         int32 // tokens that it turns out to have
+		thought      int   // steps for which it was thought to be computed so far
+		step, joined uint32
+		computed     int64
+		unsure       bool
+	}{
+		{"the first of three", 2500, 2, first, 0, 1000, false},
+		{"the second", 2500, 3, first + 1, 0, 1000, false},
+		{"the last", 2500, 3, first + 2, first + 2, 500, false},
+		{"the last of one that is longer", 2900, 3, first + 2, first + 2, 900, false},
+		{"of one that is shorter", 2100, 3, first + 2, first + 2, 100, false},
+		{"of one that was finished a step sooner", 1900, 3, first + 1, first + 1, 900, false},
+		{"it brings no token", 2500, 3, first + 2, 0, 0, true},
+		{"likewise, and the next one does", 2500, 3, first + 2, first + 3, 0, true},
+		{"the one that does", 2500, 3, first + 3, first + 3, 500, false},
+		{"one after it", 2500, 3, first + 3, first + 2, 0, false},
+		{"one before the request was there", 2500, 1, first - 1, 0, 0, false},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			b, r := &board{}, &rank{computing: []int32{0}, backlog: 2500}
+			b.ledger.table = []charge{{newTokens: 2500, left: 2500}}
+			for i := range tt.thought {
+				r.work(b, 1000, first+uint32(i))
+			}
+			c := &b.ledger.table[0]
+			c.newTokens = tt.real
+			computed, sure := c.computedIn(tt.step, tt.joined)
+			require.Equal(t, tt.computed, computed)
+			require.Equal(t, tt.unsure, !sure)
+		})
+	}
+	c := charge{had: 3, chunks: chunks{last: 700, this: 40, step: first}}
+	for step, want := range map[uint32]int64{first - 1: 700, first: 40, first + 1: 0} {
+		computed, sure := c.computedIn(step, 2)
+		require.Equal(t, want, computed, "one that is computed again is taken at its word")
+		require.True(t, sure)
+	}
+}
+
 func TestWhereThereIsAnIntervalOtherStepsComputeNothing(t *testing.T) {
 	fleet := ranks(1, 8, 0)
 	fleet[0].Interval = 3

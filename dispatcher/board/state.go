@@ -87,7 +87,6 @@ type rank struct {
 	prompts   uint64  // that were sent to it so far
 	computing []int32 // slots that have no token yet, or none since they were preempted, in the order in which they are computed
 	computes  int64   // prompt tokens of the step under way
-	computed  int64   // of the one that was told last
 
 	engine   []*rank // those of its engine in the fleet; responses that no rank is known of stand on all of them
 	strays   int     // of the slots, such responses
@@ -256,6 +255,7 @@ type LocalRank struct {
 type departed struct {
 	first, last uint32
 	kv          int64
+	prompt      int64 // tokens of its prompt that the step of its first token computed, on a mixed rank
 }
 
 // waits are the pool times of the last admissions, for the starvation guard.
@@ -336,6 +336,7 @@ type charge struct {
 	early       bool   // it was bound before its prefill
 	unread      bool   // likewise, or on a mixed rank, and no step has read its KV yet
 	left        int32  // of its prompt, what a mixed rank has yet to compute
+	chunks      chunks // in which that is done
 	had         int32  // tokens that it had got when it was preempted there; 0: it never was
 }
 

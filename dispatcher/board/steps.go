@@ -64,8 +64,9 @@ func (b *board) hear(g *group, told []Step) {
 	g.tokens = g.generated()
 	for _, s := range told {
 		if g.last.Number != 0 && s.Number == g.last.Number+1 && len(told) == 1 { // else nobody looked in between
-			requests := b.inStep(g)
-			g.steps.Teach(step.Sample{Ranks: g.had, Tokens: float64(g.tokens-before) / float64(max(1, requests)), Length: g.last.Length})
+			if requests, sure := b.inStep(g); sure {
+				g.steps.Teach(step.Sample{Ranks: g.had, Tokens: float64(g.tokens-before) / float64(max(1, requests)), Length: g.last.Length})
+			}
 		}
 		g.last = s
 		if b.mixed {
@@ -92,11 +93,11 @@ func (g *group) generated() int64 {
 }
 
 // inStep writes what each rank of the group had in its last step, by what it cost, and counts the requests that
-// all ranks had in it.
-func (b *board) inStep(g *group) (requests int) {
-	g.had = g.had[:0]
+// all ranks had in it. It is not sure where prompts were computed when nobody expected that.
+func (b *board) inStep(g *group) (requests int, sure bool) {
+	g.had, sure = g.had[:0], true
 	for _, r := range g.ranks {
-		kv, decode := r.Others+r.guests, 0
+		kv, decode, prompt := r.Others+r.guests, 0, int64(0)
 		had := func(first uint32, tokens int64) {
 			requests++
 			if !r.Mixed || first != g.last.Number { // else its prompt was computed in the step
@@ -105,20 +106,28 @@ func (b *board) inStep(g *group) (requests int) {
 			}
 		}
 		for i, slot := range r.slots {
-			if joined := b.counts.step(slot); joined != 0 && !later(joined, g.last.Number) {
+			joined := b.counts.step(slot)
+			if joined != 0 && !later(joined, g.last.Number) {
 				had(joined, r.running[i].Tokens())
+			}
+			if r.Mixed {
+				n, known := b.ledger.table[slot].computedIn(g.last.Number, joined)
+				prompt, sure = prompt+n, sure && known
 			}
 		}
 		for _, d := range r.left {
 			if !later(d.first, g.last.Number) && !later(g.last.Number, d.last) {
 				had(d.first, d.kv)
 			}
+			if d.first == g.last.Number {
+				prompt += d.prompt
+			}
 		}
 		g.had = append(g.had, step.Rank{
-			Requests: float64(decode) * r.slowness(), KV: float64(r.weigh(kv)), Prompt: float64(r.computed) * r.slowness(),
+			Requests: float64(decode) * r.slowness(), KV: float64(r.weigh(kv)), Prompt: float64(min(prompt, int64(r.stepBudget()))) * r.slowness(),
 		})
 	}
-	return requests
+	return requests, sure
 }
 
 // later compares numbers of steps, which begin anew after the largest.
@@ -147,7 +156,11 @@ func (b *board) depart(slot, generated int32, first, last uint32) {
 	if len(r.left) == cap(r.left) {
 		r.left = r.left[:0]
 	}
-	r.left = append(r.left, departed{first, last, kv})
+	prompt := int64(0)
+	if r.Mixed {
+		prompt, _ = c.computedIn(first, first)
+	}
+	r.left = append(r.left, departed{first, last, kv, prompt})
 }
 
 // forget drops the departed that were in no step from this one on.

@@ -63,6 +63,7 @@ type Charge struct {
 	Started                bool
 	Since                  time.Time
 	Step                   uint32 // that was told last before; 0: none was
+	Left                   int32  // of its prompt, what a mixed rank has yet to compute
 }
 
 // Charges are the requests on the ranks of a model, in the order in which they were bound.
@@ -74,7 +75,7 @@ func (l *Boards) Charges(model string) (all []Charge) {
 	for _, r := range b.ranks {
 		for i, slot := range r.slots {
 			if c := &b.ledger.table[slot]; r.present {
-				all = append(all, Charge{r.ID, slot, c.id, c.key, c.prompt, r.running[i].Generated, c.age, b.started(slot), c.since, c.bound})
+				all = append(all, Charge{r.ID, slot, c.id, c.key, c.prompt, r.running[i].Generated, c.age, b.started(slot), c.since, c.bound, c.left})
 			}
 		}
 	}
