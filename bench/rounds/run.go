@@ -37,13 +37,12 @@ type run struct {
 	seen     []asked // what engines told of their queues, which is up to 100 ms old
 	seenAt   float64
 	turn     int
+	cut      func() // before each turn, for who keeps what happens; nil: nobody does
 
-	next      int        // request
-	queue     []int32    // of those that came, those that were not let go to the board, first come first served
-	pooled    int        // requests that wait on the board
-	bound     int        // requests that have a slot
-	under     []delivery // way to the engine, next first
-	rank      []int32    // by request: where it went
+	next      int     // request
+	queue     []int32 // of those that came, those that were not let go to the board, first come first served
+	pooled    int     // requests that wait on the board
+	bound     int     // requests that have a slot
 	came      []float64
 	first     []float64
 	from, to  float64 // what is measured came then, ms
@@ -57,11 +56,6 @@ type run struct {
 }
 
 type asked struct{ running, waiting int }
-
-type delivery struct {
-	at   float64
-	work virtual.Work
-}
 
 // Runs are measured over so many mean stays, after some more in which they settle.
 const (
@@ -86,7 +80,7 @@ func newRun(l *load, p contender) (*run, error) {
 	n := int(until/l.gap*2) + 4*l.there + 100
 	s := &run{
 		load: l, contender: p, requests: l.requests(n, l.gap), from: settles * l.stays, to: until, seenAt: math.Inf(-1),
-		caches: make([]cache, l.ranks), seen: make([]asked, l.ranks), rank: make([]int32, n), came: make([]float64, n), first: make([]float64, n),
+		caches: make([]cache, l.ranks), seen: make([]asked, l.ranks), came: make([]float64, n), first: make([]float64, n),
 	}
 	cfg := board.Config{Policy: p.spec}
 	if p.route != nil {
@@ -149,12 +143,12 @@ func (s *run) do(ctx context.Context) (outcome, error) {
 		if turns%1024 == 0 && ctx.Err() != nil {
 			return outcome{}, ctx.Err()
 		}
+		if s.cut != nil {
+			s.cut()
+		}
 		at := s.Due()
 		if s.next < len(s.requests) {
 			at = min(at, s.requests[s.next].at)
-		}
-		if len(s.under) > 0 {
-			at = min(at, s.under[0].at)
 		}
 		if at == virtual.Never {
 			break
@@ -176,10 +170,6 @@ func (s *run) come() {
 		for _, t := range built {
 			s.Apply(t, s.Now)
 		}
-	}
-	for len(s.under) > 0 && s.under[0].at <= s.Now {
-		s.group.Add(int(s.rank[s.under[0].work.Job]), s.under[0].work)
-		s.under = s.under[1:]
 	}
 	for s.next < len(s.requests) && s.requests[s.next].at <= s.Now {
 		s.arrive(int32(s.next))
@@ -269,15 +259,7 @@ func (s *run) send(e *board.Effect) {
 	q := &s.requests[job]
 	s.pooled--
 	s.bound++
-	s.rank[job] = e.Bound.Worker
-	d := delivery{s.Now + q.late, virtual.Work{Job: job, Slot: e.Bound.Slot, Prompt: q.prompt, Left: q.output}}
-	i, _ := slices.BinarySearchFunc(s.under, d, func(a, b delivery) int {
-		if a.at <= b.at {
-			return -1
-		}
-		return 1
-	})
-	s.under = slices.Insert(s.under, i, d)
+	s.Send(s.group, int(e.Bound.Worker), virtual.Work{Job: job, Slot: e.Bound.Slot, Prompt: q.prompt, Left: q.output}, q.late)
 }
 
 // other learns how long answers are, as the server does.

@@ -34,11 +34,7 @@ func (w *Window) marks() (at []float64) {
 func (r *Replay) mark(at float64) {
 	r.Count(at)
 	b := &Begun{spec: r.spec, at: r.Instant(at), boards: r.Boards.Clone(), rest: make(map[uint64]int32, len(r.jobs))}
-	for _, k := range r.ranks {
-		for i := range k.Legs {
-			b.rest[r.jobs[k.Legs[i].Job].id] = k.Legs[i].Left
-		}
-	}
+	r.engines.each(func(job, left, _, _ int32) { b.rest[r.jobs[job].id] = left })
 	for id, at := range r.live {
 		b.rest[id] = r.jobs[at].left
 	}

@@ -32,16 +32,17 @@ func TestARequestThatCameAgainIsOne(t *testing.T) {
 				{at: at(6), id: 5, key: 8, model: "m", prompt: 120, age: 20}, // 2 had more: it was under way elsewhere
 				{at: at(6), id: 6, key: 9, model: "n", prompt: 100},
 			},
-			left: []left{{at: at(3), id: 1, generated: 30, lag: 2, failed: true}, {at: at(3), id: 2, generated: 50, lag: 4}, {at: at(9), id: 3, generated: 12, lag: 9}},
+			left:    []left{{at: at(3), id: 1, generated: 30, lag: 2, failed: true}, {at: at(3), id: 2, generated: 50, lag: 4}, {at: at(9), id: 3, generated: 12, lag: 9}},
+			counted: []counted{{1, 110}, {3, 140}},
 		},
 		{Boards: end, From: noon.Add(at(10)), To: noon.Add(at(20)), left: []left{{at: at(1), id: 4, generated: -1, lag: -1}}},
 	}, End: end}
 	f := w.fates("m")
-	require.Equal(t, answer{7, at(9), 0, 0, 30, 42, -1}, *f.of(1))
+	require.Equal(t, answer{7, at(9), 0, 0, 30, 42, -1, 110}, *f.of(1))
 	require.Same(t, f.of(1), f.of(3))
-	require.Equal(t, answer{8, at(3), 0, 0, 0, 50, 4}, *f.of(2))
-	require.Equal(t, answer{7, at(11), 0, 0, 0, -1, -1}, *f.of(4))
-	require.Equal(t, answer{8, hasNotLeft, 20, 20, 20, 20, -1}, *f.of(5))
+	require.Equal(t, answer{8, at(3), 0, 0, 0, 50, 4, 0}, *f.of(2))
+	require.Equal(t, answer{7, at(11), 0, 0, 0, -1, -1, 0}, *f.of(4))
+	require.Equal(t, answer{8, hasNotLeft, 20, 20, 20, 20, -1, 0}, *f.of(5))
 	require.Nil(t, f.of(6), "it is another model's")
 	require.Len(t, f.again, 1)
 	require.True(t, f.again[&w.Stretches[0].came[2]])
@@ -74,7 +75,7 @@ func TestAReplayKnowsTheLagOfEarlierWindows(t *testing.T) {
 // What was on a rank before the replay began must not teach its boards that first tokens take as long as it ran for.
 func TestARequestThatWasThereKeepsItsFirstStep(t *testing.T) {
 	f := &fates{answers: []answer{{lag: 5}}, at: map[uint64]int32{7: 0}, lag: 3}
-	r, g := &Replay{fates: f}, &virtual.Group{Pulse: virtual.Pulse{Number: 500}}
+	r, g := &decoding{Replay: &Replay{fates: f}}, &virtual.Group{Pulse: virtual.Pulse{Number: 500}}
 	for name, c := range map[string]struct {
 		charge board.Charge
 		want   uint32

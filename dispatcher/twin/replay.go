@@ -5,24 +5,43 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"time"
 
 	"evenkeel/dispatcher/board"
 	"evenkeel/dispatcher/virtual"
 )
 
-type rank struct {
-	*virtual.Rank
-	up bool
+// engines are what a replay has behind its boards.
+type engines interface {
+	// build makes a group of a view, whose steps follow a law.
+	build(v *board.GroupView, law board.StepModel) error
+	// join has a rank take part in its group, or be as it is now.
+	join(w *board.Worker)
+	// keep has ranks leave that are not among these, which tell their groups. What runs on them comes again.
+	keep(groups map[int32]string)
+	// resume has the requests on ranks that were there from the start. Those that it returns wait for a rank anew.
+	resume(anotherPolicy bool) (queued []board.Charge)
+	// place gives a request to the rank that the boards bound it to, and says whether that is there.
+	place(at int32, b *board.Bound) bool
+	// drop takes a request off, and says whether a rank has it.
+	drop(id uint64) bool
+	// turn is what happens now, and due is when something does next.
+	turn()
+	due() float64
+	// each tells of the requests on ranks: what they still get, hold, and have yet to compute.
+	each(func(job, left, holds, compute int32))
 }
 
 // job is a request of a replay.
 type job struct {
 	id     uint64
-	prompt int32 // of the present leg
+	prompt int32 // of the present leg, as the boards are told
+	real   int32 // likewise, as its engine counts it
 	age    int32
 	left   int32 // tokens it still gets
 	lag    int32
+	cached int32 // of its prompt, on the rank where a mixed one is
 	came   came
 	entry  *board.Entry // that waits
 }
@@ -58,12 +77,14 @@ func NewReplay(w *Window, model, spec string, draw uint64) (*Replay, error) {
 	if dense || len(groups) == 0 {
 		return nil, fmt.Errorf("%s has ranks that do not step together", model)
 	}
-	if slices.ContainsFunc(groups[0].Workers, func(w board.Worker) bool { return w.Mixed }) { // its engines only decode
-		return nil, fmt.Errorf("%s has ranks that prefill, too", model)
+	if was, is := nameOf(were.Policy()), nameOf(b.Policy()); was != is && isMixed(groups) {
+		if share := w.bound(model, ranksOf(groups)); share > mostBound {
+			return nil, fmt.Errorf("%.0f %% of the prompt tokens were cached on some ranks only; under %s other ranks would have had them", 100*share, is)
+		}
 	}
 	b.Only(model)
 	r := &Replay{
-		Engines: virtual.Engines{Driver: virtual.NewDriver(b, w.From(), model)}, ranks: map[int32]*rank{}, fates: w.fates(model), live: map[uint64]int32{},
+		Driver: virtual.NewDriver(b, w.From(), model), fates: w.fates(model), live: map[uint64]int32{},
 		begins: ms(w.Measured().From.Sub(w.From())), ends: ms(w.To().Sub(w.From())), chance: rand.New(rand.NewPCG(draw, 0)),
 		spec: spec, begun: begun,
 	}
@@ -71,12 +92,15 @@ func NewReplay(w *Window, model, spec string, draw uint64) (*Replay, error) {
 		r.marks = w.marks()
 	}
 	r.collect(w, model)
+	r.Bound, r.Refused, r.Other = r.placed, r.refused, r.other
+	if isMixed(groups) {
+		r.engines = newMixing(r)
+	} else {
+		r.engines = newDecoding(r)
+	}
 	if err := r.build(groups, were, w.End); err != nil {
 		return nil, err
 	}
-	r.Bound, r.Refused, r.Other = r.placed, r.refused, r.other
-	r.Length, r.Token, r.Seated, r.Finished, r.Preempted = r.step, func(*virtual.Leg) {}, func(*virtual.Leg) {}, func(_ *virtual.Group, l virtual.Leg) { r.left(l.Job) }, r.preempted
-	r.Stepped = func(*virtual.Group, int) {}
 	r.resume(b.Policy() != inForce)
 	for _, l := range w.looks() {
 		r.looks = append(r.looks, ms(l.at.Sub(w.From())))
@@ -86,6 +110,23 @@ func NewReplay(w *Window, model, spec string, draw uint64) (*Replay, error) {
 	r.newly = [2]float64{ms(from.Sub(w.From())), ms(to.Sub(w.From()))}
 	return r, nil
 }
+
+func ranksOf(groups []board.GroupView) (n int) {
+	for i := range groups {
+		n += len(groups[i].Workers)
+	}
+	return n
+}
+
+// nameOf is the name of a policy without its settings.
+func nameOf(policy string) string {
+	name, _, _ := strings.Cut(policy, ":")
+	return name
+}
+
+// mostBound is what share of the prompt tokens may be bound to ranks that have them in their caches where something is told of a
+// policy that chooses ranks by another rule.
+const mostBound = 0.1
 
 func rejected(effects []board.Effect) error {
 	for i := range effects {
@@ -113,106 +154,69 @@ func (r *Replay) collect(w *Window, model string) {
 func (r *Replay) build(groups []board.GroupView, begin, end *board.Boards) error {
 	untaught, _ := begin.Groups(r.Model)
 	taught, _ := end.Groups(r.Model)
-	for _, v := range groups {
+	for i := range groups {
+		v := &groups[i]
 		f, t := viewOf(untaught, v.Key), viewOf(taught, v.Key)
 		if f == nil || t == nil || t.Line.Taught.Steps == 0 {
 			return fmt.Errorf("nobody knows yet how long a step of %s takes", v.Key.Name)
 		}
 		law := t.Line.Taught.Through(t.Line.Model, f.Line.Taught)
-		g := virtual.NewGroup(v.Key, law)
-		g.Number = max(1, v.Last)
-		r.Groups = append(r.Groups, g)
+		if err := r.engines.build(v, law); err != nil {
+			return err
+		}
 		r.work.add(law, v.Workers)
 		if t.Line.InForce {
 			r.Boards.Apply(board.Law{Group: v.Key, StepModel: law}, r.Began)
 		}
-		for _, worker := range v.Workers {
-			r.join(g, &worker)
+		for k := range v.Workers {
+			r.engines.join(&v.Workers[k])
 		}
 	}
 	return nil
 }
 
-// join has a rank take part in its group, or be as it is now.
-func (r *Replay) join(g *virtual.Group, w *board.Worker) {
-	k := r.ranks[w.ID]
-	if k == nil {
-		k = &rank{Rank: &virtual.Rank{ID: w.ID, Group: g}}
-		r.ranks[w.ID] = k
-	}
-	k.Slots, k.Capacity, k.Cost, k.Others, k.up = w.Slots, w.Capacity, float64(cmp.Or(w.Cost, 1)), w.Others, !w.Down
-	at, there := slices.BinarySearchFunc(g.Ranks, w.ID, func(o *virtual.Rank, id int32) int { return cmp.Compare(o.ID, id) })
-	switch {
-	case k.up && !there:
-		g.Ranks = slices.Insert(g.Ranks, at, k.Rank)
-	case !k.up && there:
-		r.leave(g, at)
-	}
-}
-
-// leave takes a rank out of its group. What runs on it fails, as it does where an engine dies, and comes again.
-func (r *Replay) leave(g *virtual.Group, at int) {
-	k := g.Ranks[at]
-	g.Ranks = slices.Delete(g.Ranks, at, at+1)
-	for len(k.Legs) > 0 {
-		l := k.Legs[len(k.Legs)-1]
-		k.Remove(len(k.Legs) - 1)
-		r.Release(g, &l, board.Failed)
-		r.preempted(k, l)
-	}
-}
-
-// resume puts the requests on the ranks that were there from the start. Those that waited in an engine's
-// queue wait for a rank under another policy: it might never have sent them there.
+// resume puts the requests on the ranks that were there from the start. Those that wait keep waiting.
 func (r *Replay) resume(another bool) {
-	placed := map[int32]int{}
-	var queued []board.Charge
-	for _, c := range r.Boards.Charges(r.Model) {
-		if c.Started {
-			placed[c.Worker]++
-		}
-	}
-	for _, c := range r.Boards.Charges(r.Model) {
-		k := r.ranks[c.Worker]
-		if !k.up { // what runs there fails and comes again
-			queued = append(queued, c)
-			continue
-		}
-		first := r.firstStep(&c, k.Group)
-		l := virtual.Leg{Slot: c.Slot, Prompt: c.Prompt, Gen: c.Generated, Pulled: true, Begin: max(0, int64(int32(first-k.Group.Number))-1)}
-		if !c.Started {
-			if placed[c.Worker]++; placed[c.Worker] > k.Slots {
-				if another {
-					queued = append(queued, c)
-					continue
-				}
-				l.Pulled, l.Begin, l.Lag = false, virtual.NotBegun, int64(r.fates.lag)
-			}
-		}
-		l.Job = r.job(job{id: c.ID, prompt: c.Prompt, age: c.Age, left: r.rest(c.ID, c.Age+c.Generated), lag: r.fates.lag})
-		l.Left = r.jobs[l.Job].left
-		if c.Started { // the boards learn from its end how long after the bind its first token came
-			l.Begin, l.Joined = 0, first
-		}
-		r.Put(k.Rank, l)
-		r.leaves(c.ID)
-	}
-	for _, k := range r.ranks {
-		slices.SortStableFunc(k.Legs, func(a, b virtual.Leg) int { return cmp.Compare(a.Begin, b.Begin) }) // those that decode first
-		waiting := slices.IndexFunc(k.Legs, func(l virtual.Leg) bool { return l.Begin == virtual.NotBegun })
-		k.Active = min(k.Slots, len(k.Legs))
-		if waiting >= 0 {
-			k.Active = min(k.Active, waiting)
-		}
-	}
+	queued := r.engines.resume(another)
 	for _, e := range r.Boards.Waiting(r.Model) {
-		r.wait(e.ID, came{id: e.ID, key: e.Key, prompt: int32(e.Prompt), age: int32(e.Age), early: e.Early, discard: e.Discard}).entry = e
+		r.wait(e.ID, came{
+			id: e.ID, key: e.Key, prompt: int32(e.Prompt), age: int32(e.Age), early: e.Early, discard: e.Discard, mixed: e.Mixed, express: e.Express,
+		}).entry = e
 	}
 	for _, c := range queued {
 		r.Boards.Apply(&board.Release{Model: r.Model, Slot: c.Slot, Outcome: board.Outcome{Kind: board.Cancelled}}, r.Began)
 		since := c.Since.Sub(r.Began)
-		r.enter(r.wait(c.ID, came{id: c.ID, key: c.Key, prompt: c.Prompt + c.Generated, age: c.Age + c.Generated, arrival: since, entered: since}))
+		r.enter(r.wait(c.ID, came{
+			id: c.ID, key: c.Key, prompt: c.Prompt + c.Generated, age: c.Age + c.Generated, arrival: since, entered: since, mixed: isMixed(r.groups()),
+		}))
 	}
+}
+
+func (r *Replay) groups() []board.GroupView {
+	all, _ := r.Boards.Groups(r.Model)
+	return all
+}
+
+func isMixed(groups []board.GroupView) bool {
+	return slices.ContainsFunc(groups, func(v board.GroupView) bool {
+		return slices.ContainsFunc(v.Workers, func(w board.Worker) bool { return w.Mixed })
+	})
+}
+
+// goesOn notes a request that was on a rank from the start, and says what it still gets.
+func (r *Replay) goesOn(c *board.Charge) (at, left int32) {
+	left = r.rest(c.ID, c.Age+c.Generated)
+	at = r.job(job{id: c.ID, prompt: c.Prompt, real: c.Prompt, age: c.Age, left: left, lag: r.fates.lag})
+	r.leaves(c.ID)
+	return at, left
+}
+
+// lagOf is how many steps a request waits for its first token.
+func (r *Replay) lagOf(id uint64) int32 {
+	if a := r.fates.of(id); a != nil && a.lag >= 0 {
+		return a.lag
+	}
+	return r.fates.lag
 }
 
 func (r *Replay) job(j job) int32 {
@@ -231,29 +235,9 @@ func (r *Replay) left(at int32) {
 	r.unused = append(r.unused, at)
 }
 
-// firstStep is the number of the step with which a request on a rank got its first token, or will.
-func (r *Replay) firstStep(c *board.Charge, g *virtual.Group) uint32 {
-	first := c.Step + 1 + uint32(r.lagOf(c.ID))
-	if c.Step == 0 {
-		first = g.Number + uint32(r.lagOf(c.ID))
-	}
-	if c.Started && int32(first-g.Number) > 0 {
-		return g.Number
-	}
-	return max(1, first)
-}
-
-// lagOf is how many steps a request waits for its first token.
-func (r *Replay) lagOf(id uint64) int32 {
-	if a := r.fates.of(id); a != nil && a.lag >= 0 {
-		return a.lag
-	}
-	return r.fates.lag
-}
-
 // wait notes a request that waits for a rank.
 func (r *Replay) wait(id uint64, c came) *job {
-	j := job{id: id, age: c.age, prompt: c.prompt, left: r.rest(id, c.age), lag: r.lagOf(id), came: c}
+	j := job{id: id, age: c.age, prompt: c.prompt, real: cmp.Or(r.fates.counted(id), c.prompt), left: r.rest(id, c.age), lag: r.lagOf(id), came: c}
 	r.leaves(id)
 	at := r.job(j)
 	r.live[id] = at
@@ -274,11 +258,8 @@ func (r *Replay) Run(turns int) (over bool, err error) {
 		if r.over || r.failed != nil {
 			break
 		}
-		r.Turn(r.come)
-		if r.Begin() {
-			r.Look(r.Now)
-		}
-		next, _ := r.Due()
+		r.engines.turn()
+		next := r.engines.due()
 		if at, more := r.came.due(); more {
 			next = min(next, at)
 		}
@@ -329,18 +310,18 @@ func (r *Replay) enter(j *job) {
 	at := func(d time.Duration) time.Time { return r.Began.Add(d) }
 	e := &board.Entry{
 		ID: j.id, Model: r.Model, Prompt: int(j.prompt), Age: int(j.age), Key: j.came.key, Arrival: at(j.came.arrival), Entered: at(j.came.entered),
-		Early: j.came.early, Discard: j.came.discard,
+		Early: j.came.early, Discard: j.came.discard, Mixed: j.came.mixed, Express: j.came.express,
 	}
 	if j.came.deadline != 0 {
 		e.Deadline = at(j.came.deadline)
 	}
 	j.entry = e
-	r.Apply(&board.Enqueue{Entry: e}, r.Now)
+	r.Apply(&board.Enqueue{Entry: e, Hits: j.came.hits}, r.Now)
 }
 
 // refleet changes the ranks.
 func (r *Replay) refleet(ws []board.Worker) {
-	ours, groups := make([]board.Worker, 0, len(r.ranks)), map[int32]string{}
+	ours, groups := make([]board.Worker, 0, len(ws)), map[int32]string{}
 	for _, w := range ws {
 		if w.Model == r.Model {
 			ours, groups[w.ID] = append(ours, w), w.Group
@@ -348,33 +329,18 @@ func (r *Replay) refleet(ws []board.Worker) {
 	}
 	r.Count(r.Now)
 	r.Apply(board.SetWorkers{Workers: ours}, r.Now)
-	for _, g := range r.Groups {
-		for i := len(g.Ranks) - 1; i >= 0; i-- {
-			if in, there := groups[g.Ranks[i].ID]; !there || in != g.Key.Name {
-				r.leave(g, i)
-			}
-		}
-		for i := range ours {
-			if w := &ours[i]; w.Barrier && w.Group == g.Key.Name {
-				r.join(g, w)
-			}
+	r.engines.keep(groups)
+	for i := range ours {
+		if ours[i].Barrier {
+			r.engines.join(&ours[i])
 		}
 	}
 }
 
 // quit has a client leave that left before it had a slot.
 func (r *Replay) quit(id uint64) {
-	for _, g := range r.Groups {
-		for _, k := range g.Ranks {
-			for i := range k.Legs {
-				if l := k.Legs[i]; r.jobs[l.Job].id == id {
-					k.Remove(i)
-					r.left(l.Job)
-					r.Release(g, &l, board.Cancelled)
-					return
-				}
-			}
-		}
+	if r.engines.drop(id) {
+		return
 	}
 	if at, waits := r.live[id]; waits {
 		r.Apply(board.Withdraw{Entry: r.jobs[at].entry}, r.Now)
@@ -389,18 +355,35 @@ func (r *Replay) placed(e *board.Effect) {
 		return
 	}
 	delete(r.live, e.Entry.ID)
-	k := r.ranks[e.Bound.Worker]
-	if k == nil { // of a group that comes and goes within the window
+	r.jobs[at].entry, r.jobs[at].prompt = nil, int32(e.Entry.Prompt)
+	if !r.engines.place(at, &e.Bound) { // of a group that comes and goes within the window
 		r.left(at)
-		r.Release(r.Groups[0], &virtual.Leg{Slot: e.Bound.Slot}, board.Failed)
-		return
+		r.Apply(&board.Release{Model: r.Model, Slot: e.Bound.Slot, Outcome: board.Outcome{Kind: board.Failed}}, r.Now)
 	}
-	j, lag := &r.jobs[at], r.jobs[at].lag
-	j.entry = nil
-	if g := k.Group; g.Ends < virtual.Never && g.Ends > r.Now { // it cannot take part in the step in progress, which is one of those it waits for
-		lag--
+}
+
+// again has a request come back at once with what it has generated: how long its prompt would be
+// computed again is not known.
+func (r *Replay) again(at, prompt, generated, left int32) {
+	j := &r.jobs[at]
+	j.prompt, j.real, j.age, j.left = prompt+generated, prompt+generated, j.age+generated, left
+	j.came.entered = time.Duration(r.Now * float64(time.Millisecond))
+	j.came.deadline, j.came.hits = 0, nil
+	r.live[j.id] = at
+	r.enter(j)
+}
+
+// lasts notes how long a step takes whose law says so many ms.
+func (r *Replay) lasts(ms float64) float64 { return ms * (1 + unsteady*(2*r.chance.Float64()-1)) }
+
+// note counts a step that begins or ends now.
+func (r *Replay) note(ms float64) {
+	if r.Now >= r.begins {
+		r.all.add(ms)
 	}
-	r.Place(k.Rank, virtual.Leg{Job: at, Slot: e.Bound.Slot, Prompt: int32(e.Entry.Prompt), Left: j.left, Lag: int64(max(0, lag))})
+	if r.newly[0] <= r.Now && r.Now < r.newly[1] {
+		r.fresh.add(ms)
+	}
 }
 
 func (r *Replay) refused(e *board.Effect) {
@@ -410,37 +393,10 @@ func (r *Replay) refused(e *board.Effect) {
 	}
 }
 
-// preempted has a request come back at once with what it has generated: how long its prompt would be
-// computed again is not known.
-func (r *Replay) preempted(_ *virtual.Rank, l virtual.Leg) {
-	j := &r.jobs[l.Job]
-	j.prompt, j.age, j.left = l.Prompt+l.Gen, j.age+l.Gen, l.Left
-	j.came.entered = time.Duration(r.Now * float64(time.Millisecond))
-	j.came.deadline = 0
-	r.live[j.id] = l.Job
-	r.enter(j)
-}
-
 func (r *Replay) other(e *board.Effect) {
 	if e.Kind == board.EffectFallback && e.Label == board.FallbackPanic {
 		r.failed = fmt.Errorf("the policy failed")
 	}
-}
-
-// step is how long the step takes that begins.
-func (r *Replay) step(g *virtual.Group) float64 {
-	most := 0.0
-	for _, k := range g.Ranks {
-		most = max(most, k.Feels(k.Load(g.Step)))
-	}
-	length := (g.Law.C0Ms + g.Law.C1Ms*most) * (1 + unsteady*(2*r.chance.Float64()-1))
-	if r.Now >= r.begins {
-		r.all.add(length)
-	}
-	if r.newly[0] <= r.Now && r.Now < r.newly[1] {
-		r.fresh.add(length)
-	}
-	return length
 }
 
 // StepMs is the mean step; 0: there was none.

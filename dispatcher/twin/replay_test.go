@@ -105,12 +105,3 @@ func TestAReplayComesToWhatReallyWas(t *testing.T) {
 	t.Logf("br0 %.2f ms, replayed %.2f, foretold %.2f; random %.2f, replayed %.2f, foretold %.2f",
 		v.StepMs, v.TwinMs, other.Against[0].StepMs, other.StepMs, other.TwinMs, v.Against[0].StepMs)
 }
-
-func TestRanksThatPrefillAreNotReplayed(t *testing.T) {
-	b, err := board.New(board.Config{})
-	require.NoError(t, err)
-	b.Apply(board.SetWorkers{Workers: []board.Worker{{Model: "m", Group: "main", Barrier: true, Slots: 4, Up: true, Mixed: true}}}, noon)
-	w := &Window{Stretches: []*Stretch{{Boards: b, From: noon, To: noon.Add(time.Minute)}}, End: b}
-	_, err = NewReplay(w, "m", "", 0)
-	require.EqualError(t, err, "m has ranks that prefill, too")
-}

@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"evenkeel/dispatcher/board"
-	"evenkeel/pool"
 )
 
 // Tape keeps what happens to boards, one stretch after the other. Each begins with a copy of the boards.
@@ -25,6 +24,7 @@ type bound struct {
 	id    uint64
 	step  uint32 // that was told last when it was bound
 	queue bool   // it may have waited in the engine's queue
+	mixed bool   // its rank prefills, too
 }
 
 // Stretch is what happened from one copy of the boards to the next.
@@ -33,9 +33,16 @@ type Stretch struct {
 	From, To time.Time
 	First    bool // nothing that was before can be replayed together with it
 
-	came  []came
-	left  []left
-	fleet []fleet
+	came    []came
+	left    []left
+	counted []counted
+	fleet   []fleet
+}
+
+// counted is how long the engine of a mixed rank found a prompt.
+type counted struct {
+	id     uint64
+	prompt int32
 }
 
 // came is a request that came to the boards. Times are since the stretch began.
@@ -45,6 +52,8 @@ type came struct {
 	model                          string
 	prompt, age                    int32
 	early, discard                 bool
+	mixed, express                 bool
+	hits                           []board.Hit
 }
 
 // left is a request that has left the boards.
@@ -98,9 +107,13 @@ func (t *Tape) Hear(e board.Event, now time.Time) {
 	}
 	switch e := e.(type) {
 	case *board.Enqueue:
-		t.came(e.Entry, now)
+		t.came(e, now)
 	case board.Enqueue:
-		t.came(e.Entry, now)
+		t.came(&e, now)
+	case board.Recount:
+		if all := t.bound[e.Model]; int(e.Slot) < len(all) && all[e.Slot].mixed {
+			t.stretch.counted = append(t.stretch.counted, counted{all[e.Slot].id, int32(e.Prompt)})
+		}
 	case *board.Release:
 		t.leaves(e, now)
 	case board.SetWorkers:
@@ -112,11 +125,11 @@ func (t *Tape) Hear(e board.Event, now time.Time) {
 	}
 }
 
-func (t *Tape) came(e *pool.Entry, now time.Time) {
-	s := t.stretch
+func (t *Tape) came(q *board.Enqueue, now time.Time) {
+	s, e := t.stretch, q.Entry
 	c := came{
 		at: now.Sub(s.From), id: e.ID, key: e.Key, model: e.Model, prompt: int32(e.Prompt), age: int32(e.Age),
-		early: e.Early, discard: e.Discard,
+		early: e.Early, discard: e.Discard, mixed: e.Mixed, express: e.Express, hits: q.Hits,
 	}
 	since := func(t time.Time, or time.Duration) time.Duration {
 		if t.IsZero() {
@@ -142,7 +155,7 @@ func (t *Tape) Done(e *board.Effect, now time.Time) {
 		for int(e.Bound.Slot) >= len(all) {
 			all = append(all, bound{})
 		}
-		all[e.Bound.Slot] = bound{e.Entry.ID, e.Bound.Step, e.Bound.Full}
+		all[e.Bound.Slot] = bound{e.Entry.ID, e.Bound.Step, e.Bound.Full, e.Entry.Mixed}
 		t.bound[e.Group.Model] = all
 	case board.EffectRefuse:
 		if t.stretch != nil {

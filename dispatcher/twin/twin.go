@@ -219,6 +219,15 @@ func (t *Twin) ends(j *judging) (fresh []Verdict) {
 	return fresh
 }
 
+// really is how long the steps of a group took between two moments, in ms, and how many they were: on ranks that decode those
+// that taught what a step takes, on ranks that prefill all, for no step with a prompt teaches that.
+func really(from, to *board.GroupView) (took, n float64) {
+	if isMixed([]board.GroupView{*to}) {
+		return 1000 * (to.Seconds - from.Seconds), float64(to.Steps - from.Steps)
+	}
+	return to.Line.Taught.Ms - from.Line.Taught.Ms, to.Line.Taught.Steps - from.Line.Taught.Steps
+}
+
 // lasts is how many seconds the measured part of a window has.
 func lasts(v *Verdict) float64 { return max(1, v.To.Sub(v.From).Seconds()) }
 
@@ -231,7 +240,8 @@ func (t *Twin) judge(j *judging) (found []Verdict) {
 	ms, steps := 0.0, 0.0
 	for _, to := range ended {
 		if from := viewOf(begun, to.Key); from != nil { // steps that were told as one, and those in which an engine stood still, are no policy's
-			ms, steps = ms+to.Line.Taught.Ms-from.Line.Taught.Ms, steps+to.Line.Taught.Steps-from.Line.Taught.Steps
+			took, n := really(from, &to)
+			ms, steps = ms+took, steps+n
 		}
 	}
 	if steps == 0 || own.step.mean() == 0 {
@@ -240,6 +250,9 @@ func (t *Twin) judge(j *judging) (found []Verdict) {
 	a := t.models[model]
 	if a == nil {
 		a = &account{chance: map[string]*fading{}, hours: map[string]*hour{}}
+		if isMixed(ended) {
+			a.wrong.most = leastOffMixed
+		}
 		t.models[model] = a
 	}
 	maps.DeleteFunc(a.chance, func(policy string, _ *fading) bool {

@@ -11,32 +11,32 @@ import (
 // Replay is one model's part of a window under one policy. Requests come as they came, whatever became of
 // those before: clients who wait for an answer before they ask again would have come at other times.
 type Replay struct {
-	virtual.Engines
-	ranks  map[int32]*rank
-	fates  *fates
-	came   arrivals
-	quits  []quit // those that leave at their own time, whatever they got by then, the next first
-	fleet  []fleet
-	jobs   []job
-	unused []int32          // of these
-	live   map[uint64]int32 // jobs that wait, by id
-	begins float64          // ms; steps before are not measured
-	newly  [2]float64       // ms; the part between them is fresh
-	ends   float64          // ms
-	all    steps            // that are measured
-	fresh  steps            // of these, of what is fresh
-	spec   string
-	begun  *Begun     // where it began; nil: with the real boards
-	marks  []float64  // ms at which is kept how far it is, the next first
-	Marked []*Begun   // that
-	chance *rand.Rand // how unsteady steps are
-	work   work
-	owed   float64   // sum over the looks so far
-	looks  []float64 // ms at which it is looked how much work is owed, the next first
-	n      int       // of these in all
-	still  int       // turns in which no time passed
-	over   bool
-	failed error
+	*virtual.Driver
+	engines engines
+	fates   *fates
+	came    arrivals
+	quits   []quit // those that leave at their own time, whatever they got by then, the next first
+	fleet   []fleet
+	jobs    []job
+	unused  []int32          // of these
+	live    map[uint64]int32 // jobs that wait, by id
+	begins  float64          // ms; steps before are not measured
+	newly   [2]float64       // ms; the part between them is fresh
+	ends    float64          // ms
+	all     steps            // that are measured
+	fresh   steps            // of these, of what is fresh
+	spec    string
+	begun   *Begun     // where it began; nil: with the real boards
+	marks   []float64  // ms at which is kept how far it is, the next first
+	Marked  []*Begun   // that
+	chance  *rand.Rand // how unsteady steps are
+	work    work
+	owed    float64   // sum over the looks so far
+	looks   []float64 // ms at which it is looked how much work is owed, the next first
+	n       int       // of these in all
+	still   int       // turns in which no time passed
+	over    bool
+	failed  error
 }
 
 // work is what tokens cost on level ranks: their share of a step, and of what is read for them. So much is owed to
@@ -45,6 +45,7 @@ type Replay struct {
 type work struct {
 	ranks        int
 	token, perKV float64 // ms of a rank, the sum over all of them
+	prompt       float64 // likewise, of a prompt token that is yet to be computed
 }
 
 func (w *work) add(law board.StepModel, ranks []board.Worker) {
@@ -52,16 +53,18 @@ func (w *work) add(law board.StepModel, ranks []board.Worker) {
 		w.ranks++
 		w.token += law.C0Ms/float64(max(1, ranks[i].Slots)) + law.RequestMs
 		w.perKV += law.C1Ms
+		w.prompt += law.OwnMs + law.SharedMs
 	}
 }
 
-// of so many tokens of a request that holds so many before the first of them; 0 where nobody knows how many they are.
-func (w *work) of(tokens, holds int32) float64 {
+// of so many tokens of a request that holds so many before the first of them, of which so many are to be computed yet; 0 where
+// nobody knows how many tokens it gets.
+func (w *work) of(tokens, holds, compute int32) float64 {
 	if tokens >= endless/2 || w.ranks == 0 {
 		return 0
 	}
 	n := float64(tokens)
-	return (n*w.token + (n*float64(holds)+n*(n+1)/2)*w.perKV) / float64(w.ranks)
+	return (n*w.token + (n*float64(holds)+n*(n+1)/2)*w.perKV + float64(compute)*w.prompt) / float64(w.ranks)
 }
 
 // look is a moment of the window at which it is looked how much work is owed, and the boards as they were.
@@ -85,10 +88,10 @@ func (w *Window) owed(model string, k work) float64 {
 	f, looks, sum := w.fates(model), w.looks(), 0.0
 	for _, l := range looks {
 		for _, c := range l.boards.Charges(model) {
-			sum += k.of(f.rest(c.ID, c.Age+c.Generated), c.Prompt+c.Generated)
+			sum += k.of(f.rest(c.ID, c.Age+c.Generated), c.Prompt+c.Generated, c.Left)
 		}
 		for _, e := range l.boards.Waiting(model) {
-			sum += k.of(f.rest(e.ID, int32(e.Age)), int32(e.Prompt))
+			sum += k.of(f.rest(e.ID, int32(e.Age)), int32(e.Prompt), waits(e))
 		}
 	}
 	return sum / float64(len(looks))
@@ -96,16 +99,20 @@ func (w *Window) owed(model string, k work) float64 {
 
 // owes is how much work is owed now.
 func (r *Replay) owes() (sum float64) {
-	for _, k := range r.ranks {
-		for i := range k.Legs {
-			l := &k.Legs[i]
-			sum += r.work.of(l.Left, l.Prompt+l.Gen)
-		}
-	}
+	r.engines.each(func(_, left, holds, compute int32) { sum += r.work.of(left, holds, compute) })
 	for _, at := range r.live {
-		sum += r.work.of(r.jobs[at].left, r.jobs[at].prompt)
+		j := &r.jobs[at]
+		sum += r.work.of(j.left, j.prompt, waits(j.entry))
 	}
 	return sum
+}
+
+// waits is how much of its prompt is to be computed of a request that waits.
+func waits(e *board.Entry) int32 {
+	if e == nil || !e.Mixed {
+		return 0
+	}
+	return int32(e.Prompt)
 }
 
 // Owed is how much work was owed in the mean of the looks, in ms of a rank.

@@ -15,6 +15,7 @@ import (
 type Driver struct {
 	Boards *board.Boards
 	Began  time.Time
+	Now    float64 // ms
 	Model  string
 	Counts board.Counts
 

@@ -6,8 +6,7 @@ import "evenkeel/dispatcher/board"
 type Engines struct {
 	*Driver
 	Groups []*Group
-	Now    float64 // ms
-	Stale  int     // boards see the progress of a request so many steps late
+	Stale  int // boards see the progress of a request so many steps late
 
 	Length    func(g *Group) (ms float64)              // of the step that begins
 	Prefill   func(prompt int32) (ready, took float64) // of one whose KV has room now; nil: its KV is there

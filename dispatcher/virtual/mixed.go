@@ -23,6 +23,7 @@ type Mixed struct {
 	Step  int64       // number of the step in progress, else of the next one
 	Ends  float64     // of the step in progress, ms; Never: none
 
+	Lasts    func(ms float64) float64      // how long a step takes for which the law says so many ms; nil: as long
 	Cached   func(rank int, w *Work) int32 // tokens of its prompt that the rank holds when it is admitted
 	Token    func(rank int, w *Work)       // it got one
 	Finished func(rank int, w *Work)       // it got its last one, and has left
@@ -61,6 +62,9 @@ func (w *Work) computing() bool { return w.done < w.due }
 // Done is how many tokens of its prompt, and after a preemption of its answer, are computed or were cached.
 func (w *Work) Done() int { return int(w.done) }
 
+// Due is how much of it is to be computed before its next token.
+func (w *Work) Due() int32 { return w.due - w.done }
+
 func (w *Work) tokens() int64 { return int64(w.Prompt) + int64(w.Gen) }
 
 // Add gives a request to a rank.
@@ -97,7 +101,11 @@ func (g *Mixed) Begin(now float64) {
 		}
 	}
 	if some {
-		g.Ends = now + g.Law.Ms(g.Does)
+		ms := g.Law.Ms(g.Does)
+		if g.Lasts != nil {
+			ms = g.Lasts(ms)
+		}
+		g.Ends = now + ms
 	}
 }
 

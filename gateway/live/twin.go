@@ -22,12 +22,12 @@ func twinOf(m *board.ModelStatus, g *board.GroupStatus, on bool) Twin {
 		t.Note = fmt.Sprintf("Replayed: the %s until %s ago; error %.1f %% of a step.", span(v.WindowSeconds), span(v.AgeSeconds), 100*v.ErrorRatio)
 	case !on:
 		t.Note = "The twin is off: dispatch.twin lists no policy."
-	case g.Rounds != nil:
-		t.Note = "The twin does not replay ranks that prefill and decode."
 	case slices.ContainsFunc(m.Groups, func(o board.GroupStatus) bool { return !o.Barrier }):
 		t.Note = "The twin replays only models all of whose ranks step in groups."
 	case g.Step == nil || g.Step.Source == "":
 		t.Note = "The twin has replayed nothing yet: how long a step takes is not known."
+	case g.Rounds != nil && g.Step.OwnMs == 0:
+		t.Note = "The twin has replayed nothing yet: what a prompt costs is not known."
 	default:
 		t.Note = "The twin has replayed nothing yet."
 	}
@@ -43,10 +43,11 @@ func span(seconds float64) string {
 }
 
 // ghosts are the lines that other policies would have. The twin tells how much longer
-// their steps are, and the step model what a KV token of the fullest rank costs.
+// their steps are, and the step model what a KV token of the fullest rank costs. Where ranks
+// prefill, prompts make the difference, and there are none.
 func ghosts(g *board.GroupStatus) []Ghost {
 	list := []Ghost{}
-	if g.Twin == nil || g.Step == nil || g.Step.C1Ms <= 0 || g.SteppingRanks == 0 {
+	if g.Twin == nil || g.Rounds != nil || g.Step == nil || g.Step.C1Ms <= 0 || g.SteppingRanks == 0 {
 		return list
 	}
 	for _, a := range g.Twin.Against {

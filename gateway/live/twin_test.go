@@ -29,7 +29,9 @@ func TestTheTwinInWords(t *testing.T) {
 		},
 		"nothing was replayed yet":    {board.GroupStatus{Step: learned}, false, []string{}, "The twin has replayed nothing yet."},
 		"the step is not learned yet": {board.GroupStatus{Step: &board.StepStatus{}}, false, []string{}, "The twin has replayed nothing yet: how long a step takes is not known."},
-		"ranks prefill, too":          {board.GroupStatus{Step: learned, Rounds: &board.RoundStatus{}}, false, []string{}, "The twin does not replay ranks that prefill and decode."},
+		"what a prompt costs is not known yet": {
+			board.GroupStatus{Step: learned, Rounds: &board.RoundStatus{}}, false, []string{}, "The twin has replayed nothing yet: what a prompt costs is not known.",
+		},
 		"it is off":                   {board.GroupStatus{Step: learned}, true, []string{}, "The twin is off: dispatch.twin lists no policy."},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -52,7 +54,9 @@ func TestGhosts(t *testing.T) {
 		}},
 	}
 	require.Equal(t, []Ghost{{"better", 90_000, -1}, {"jsq-kv", 130_000, 3}}, ghosts(&g), "what is not claimed has no line")
-	g.Step.C1Ms = 0
+	g.Rounds = &board.RoundStatus{}
+	require.Empty(t, ghosts(&g), "prompts make the difference")
+	g.Rounds, g.Step.C1Ms = nil, 0
 	require.Empty(t, ghosts(&g), "what a token costs is not known")
 	require.Empty(t, ghosts(&board.GroupStatus{}))
 }
