@@ -76,6 +76,7 @@ func (g *Gateway) prefillConfig(s *reload.Settings) prefill.Config {
 	c.Explain, c.Places = s.Explains(), g.places
 	c.Free = func(board string) int { return g.dispatcher.Free(board) }
 	c.Decode = func(board string, within time.Duration) int { return g.dispatcher.Room(board, within) }
+	c.Ranks = g.locals
 	c.Scraper, c.Registerer, c.Log = g.fleet.Scrape, g.reg, g.log
 	return c
 }

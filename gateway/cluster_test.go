@@ -134,7 +134,11 @@ func start(t *testing.T, o options) *cluster {
 			urls, ranks = urls[:1], e.Config().DPSize
 		}
 		for _, u := range urls {
-			*list = append(*list, config.Engine{URL: u, Ranks: ranks, Slots: e.Config().Slots})
+			one := config.Engine{URL: u, Ranks: ranks, Slots: e.Config().Slots}
+			if d.Role == refengine.Aggregated {
+				one.KVEventsPort, one.KVReplayPort = kvPorts(e)
+			}
+			*list = append(*list, one)
 		}
 	}
 	for _, d := range o.decode {

@@ -214,6 +214,10 @@ func (g *Gateway) Start(admin http.Handler) error {
 	}
 	g.background.Go(func() { g.monitor.Start(g.ctx) })
 	g.background.Go(func() { g.tier.Run(g.ctx) })
+	g.background.Go(func() {
+		<-g.ctx.Done()
+		g.locals.Close()
+	})
 	g.background.Go(func() { g.config.Watch(g.ctx) })
 	g.background.Go(func() { g.advice.Run(g.ctx) })
 	g.background.Go(func() { g.tellReadiness(g.ctx) })

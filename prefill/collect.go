@@ -32,6 +32,9 @@ func (t *Tier) Collect(ch chan<- prometheus.Metric) {
 		}
 	}
 	to.caches(status)
+	for _, r := range t.ranks() {
+		to.events(&r.Events, r.Mode, r.ID)
+	}
 	for _, state := range candidateStates {
 		to.gauge(candidatesDesc, float64(states[state]), state)
 	}
@@ -69,15 +72,18 @@ func (s series) caches(status []CandidateStatus) {
 		for _, of := range []cache.Suspicion{cache.HoldsLess, cache.HoldsMore} {
 			s.gauge(suspectDesc, one(c.CapacitySuspect == of), c.ID, string(of))
 		}
-		e := c.Events
-		if e == nil {
-			continue
+		if c.Events != nil {
+			s.events(c.Events, c.Mode, c.ID)
 		}
-		s.gauge(preciseDesc, one(c.Mode == cache.Precise), c.ID)
-		s.count(batchesDesc, float64(e.Batches), c.ID)
-		s.count(gapsDesc, float64(e.GapsReplayed), c.ID, "replayed")
-		s.count(gapsDesc, float64(e.GapsCold), c.ID, "cold")
-		s.gauge(lagDesc, e.LagMs/1000, c.ID)
 	}
 	s.gauge(offDesc, all.Off())
+}
+
+// events exports what KV events tell of a candidate, or of a rank.
+func (s series) events(e *EventsStatus, mode, id string) {
+	s.gauge(preciseDesc, one(mode == cache.Precise), id)
+	s.count(batchesDesc, float64(e.Batches), id)
+	s.count(gapsDesc, float64(e.GapsReplayed), id, "replayed")
+	s.count(gapsDesc, float64(e.GapsCold), id, "cold")
+	s.gauge(lagDesc, e.LagMs/1000, id)
 }

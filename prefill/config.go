@@ -49,9 +49,16 @@ type Config struct {
 	// Free tells how many slots are free on the ranks of a board that prefill and decode; nil: always one more. It must not wait.
 	Free    func(board string) int `yaml:"-"`
 	Scraper Scraper                `yaml:"-"` // needed unless Scrape.Interval is 0
+	Ranks   Ranks                  `yaml:"-"` // that prefill and decode; nil: there are none
 
 	Registerer prometheus.Registerer `yaml:"-"` // nil: metrics are kept but not exported
 	Log        *zap.Logger           `yaml:"-"` // nil: silent
+}
+
+// Ranks knows the prefix caches of ranks that prefill and decode, where their KV events tell.
+type Ranks interface {
+	Events() []RankEvents
+	BlockTokens(model string) int // of their blocks; 0: not known
 }
 
 // PushConfig bounds what is sent before an engine has answered.

@@ -1,13 +1,11 @@
 package prefill
 
 import (
-	"sync"
-	"time"
+	"cmp"
 
 	"go.uber.org/zap"
 
 	"evenkeel/prefill/cache"
-	"evenkeel/prefill/index"
 	"evenkeel/prefill/kvevents"
 )
 
@@ -16,16 +14,7 @@ type Prompt = cache.Prompt
 
 // EventSource is where a candidate's engine publishes what its prefix cache
 // holds. The zero one publishes nothing.
-type EventSource struct {
-	Events, Replay string // host:port; without a replay any gap makes the candidate cold
-	Model          string // base model of its blocks
-	ReplayTimeout  time.Duration
-}
-
-type stream struct {
-	*kvevents.Stream
-	source EventSource
-}
+type EventSource = cache.EventSource
 
 // follow starts and ends streams, so that every candidate that publishes events
 // is followed. One that keeps its ID and its source keeps its stream, up or
@@ -33,7 +22,7 @@ type stream struct {
 func (r runner) follow() {
 	wanted := r.sources()
 	for c, s := range r.followed {
-		if wanted[c] != s.source {
+		if wanted[c] != s.Source {
 			r.unfollow(c, s)
 			delete(r.followed, c)
 		}
@@ -47,22 +36,14 @@ func (r runner) follow() {
 			r.unlock()
 			continue
 		}
-		slot := c.cache.Place(&Prompt{BlockTokens: c.blockTokens()}, source.Model, c.account.Capacity(), r.now)
-		r.unlock()
-		s := stream{kvevents.Start(kvevents.Config{
-			Events: source.Events, Replay: source.Replay, ReplayTimeout: source.ReplayTimeout,
-			Slot: slot, Scope: index.Scope{Model: source.Model}, Sink: listener{&r.mu, &c.cache},
-		}), source}
-		r.followed[c] = s
-		r.lock()
-		c.cache.Follow(s.Stream)
+		r.followed[c] = c.cache.Listen(&r.mu, source, c.blockTokens(), c.account.Capacity(), r.now)
 		r.unlock()
 		r.cfg.Log.Info("the KV events of a prefill engine are followed", zap.String("candidate", c.ID), zap.String("events", source.Events))
 	}
 }
 
 // unfollow ends a stream and forgets what it told.
-func (r runner) unfollow(c *candidate, s stream) {
+func (r runner) unfollow(c *candidate, s cache.Feed) {
 	s.Close() // not under the lock, which its last event may wait for
 	r.lock()
 	c.cache.Unfollow()
@@ -80,17 +61,11 @@ func (r runner) sources() map[*candidate]EventSource {
 	defer r.unlock()
 	wanted := map[*candidate]EventSource{}
 	for _, c := range r.candidates {
-		if c.configured && c.Events.Events != "" && c.Events.Model != "" {
+		if c.configured && c.Events.Exists() {
 			wanted[c] = c.Events
 		}
 	}
 	return wanted
-}
-
-// listener takes a stream's word into the index, under the tier's lock.
-type listener struct {
-	*sync.Mutex
-	*cache.Holdings
 }
 
 // BlockTokens is how many token ids a block of a prompt should have to be found
@@ -98,14 +73,15 @@ type listener struct {
 func (t *Tier) BlockTokens(model string) int {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	m := t.models[model]
-	if m == nil {
-		return defaultBlock
-	}
-	for _, c := range m.servers {
-		if c.saidBlock() > 0 {
-			return c.saidBlock()
+	if m := t.models[model]; m != nil {
+		for _, c := range m.servers {
+			if c.saidBlock() > 0 {
+				return c.saidBlock()
+			}
 		}
+	}
+	if t.cfg.Ranks != nil {
+		return cmp.Or(t.cfg.Ranks.BlockTokens(model), defaultBlock)
 	}
 	return defaultBlock
 }

@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"go.uber.org/zap"
+
+	"evenkeel/prefill/cache"
 )
 
 // Run scrapes the live candidates and follows the KV events of those that have
@@ -13,7 +15,7 @@ import (
 func (t *Tier) Run(ctx context.Context) {
 	var wg sync.WaitGroup
 	defer wg.Wait()
-	r := runner{t, map[*candidate]stream{}}
+	r := runner{t, map[*candidate]cache.Feed{}}
 	defer r.unfollowAll()
 	running := map[*candidate]context.CancelFunc{}
 	var current ScrapeConfig

@@ -292,5 +292,5 @@ type decided struct {
 // runner is what Run has of its own: the candidates' KV events that are followed.
 type runner struct {
 	*Tier
-	followed map[*candidate]stream
+	followed map[*candidate]cache.Feed
 }

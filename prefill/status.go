@@ -160,8 +160,16 @@ type Overview struct {
 	Policies   []string          `json:"policies"` // there are
 	Waiting    int               `json:"waiting_requests"`
 	Candidates []CandidateStatus `json:"candidates"`
+	Ranks      []RankEvents      `json:"ranks,omitempty"` // that prefill and decode, and whose KV events are followed
 	Lines      []LineStatus      `json:"lines"`
 	Index      IndexStatus       `json:"index"`
+}
+
+// RankEvents is what the KV events of a rank tell that prefills and decodes: it is a part of a candidate, and has a cache of its own.
+type RankEvents struct {
+	ID     string       `json:"id"`
+	Mode   string       `json:"mode"` // of its part of the index: approximate, or precise where prompts are token ids
+	Events EventsStatus `json:"kv_events"`
 }
 
 // LineStatus is how long prefills take, as learned.
@@ -192,7 +200,7 @@ type IndexStatus struct {
 
 // Overview copies what the tier knows.
 func (t *Tier) Overview() Overview {
-	o := Overview{Candidates: t.Status(), Lines: []LineStatus{}}
+	o := Overview{Candidates: t.Status(), Ranks: t.ranks(), Lines: []LineStatus{}}
 	t.lock()
 	defer t.unlock()
 	o.Policy, o.Policies, o.Waiting = t.steer.Usual().String(), t.steer.Names(), t.queue.Len()
@@ -203,6 +211,14 @@ func (t *Tier) Overview() Overview {
 	stats, tokens := t.cache.Stats(), &t.cache.Totals
 	o.Index = IndexStatus{stats.Bytes, stats.Entries, tokens.Prompt, tokens.Predicted, tokens.Actual}
 	return o
+}
+
+// ranks are those beside the candidates whose events are followed.
+func (t *Tier) ranks() []RankEvents {
+	if t.cfg.Ranks == nil {
+		return nil
+	}
+	return t.cfg.Ranks.Events()
 }
 
 // HotspotClass is one that is watched, as operators see it.

@@ -3,6 +3,7 @@ package twin
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
@@ -97,7 +98,8 @@ func (m *mixing) leave(k seat) {
 }
 
 func (m *mixing) keep(groups map[int32]string) {
-	for id, k := range m.at {
+	for _, id := range slices.Sorted(maps.Keys(m.at)) {
+		k := m.at[id]
 		if in, there := groups[id]; k.up && (!there || in != k.group.Key.Name) {
 			k.up = false
 			m.at[id] = k

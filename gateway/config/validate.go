@@ -122,8 +122,8 @@ func (c *Config) checkEngine(path, role string, e *Engine, bad report) {
 		if port < 0 || port > 65535 {
 			bad(path+"."+key, "%d is no port; write the one in the engine's --kv-events-config, or 0 for that of prefill.kv_events", port)
 		}
-		if role != "prefill" && port != 0 {
-			bad(path+"."+key, "only the events of prefill engines are followed; remove it")
+		if role == "decode" && port != 0 {
+			bad(path+"."+key, "only the events of engines that prefill are followed; remove it")
 		}
 	}
 	if known {

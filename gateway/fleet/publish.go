@@ -43,7 +43,11 @@ func (f *Fleet) Publish() {
 				w := f.worker(in, r, up)
 				workers = append(workers, w)
 				if in.profile.AllowLocalPrefill || w.Mixed {
-					locals = append(locals, local.Rank{ID: w.ID, Name: w.Name, Model: w.Model, Engine: w.Engine, Capacity: w.Capacity, Up: up})
+					l := local.Rank{ID: w.ID, Name: w.Name, Model: w.Model, Engine: w.Engine, Capacity: w.Capacity, Up: up}
+					if w.Mixed {
+						l.Events = eventsOf(in, r, f.host.Settings().Prefill.KVEvents)
+					}
+					locals = append(locals, l)
 				}
 				if w.Mixed {
 					candidates = f.joins(candidates, in, up)

@@ -32,7 +32,7 @@ func TestTheTwinInWords(t *testing.T) {
 		"what a prompt costs is not known yet": {
 			board.GroupStatus{Step: learned, Rounds: &board.RoundStatus{}}, false, []string{}, "The twin has replayed nothing yet: what a prompt costs is not known.",
 		},
-		"it is off":                   {board.GroupStatus{Step: learned}, true, []string{}, "The twin is off: dispatch.twin lists no policy."},
+		"it is off": {board.GroupStatus{Step: learned}, true, []string{}, "The twin is off: dispatch.twin lists no policy."},
 	} {
 		t.Run(name, func(t *testing.T) {
 			c.g.Barrier = true

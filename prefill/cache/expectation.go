@@ -73,10 +73,8 @@ func (e *Expectation) Answered(u Usage, capacity int64, blockTokens int, now tim
 			v = Verdict{Compared: true, Off: e.hit - u.CachedTokens, Suspected: e.judge(u, capacity)}
 		}
 	}
-	if h.events != nil && u.PromptTokens-max(0, u.CachedTokens) > blockTokens {
-		h.events.Answered(now) // it computed a block that was not there: an event should tell of that, too
-	}
-	if h.told(&e.prompt, now) {
+	h.Heard(u.PromptTokens-max(0, u.CachedTokens) > blockTokens, now)
+	if h.Told(&e.prompt, now) {
 		e.hear(u, now)
 	} else {
 		e.correct(u)
@@ -85,9 +83,16 @@ func (e *Expectation) Answered(u Usage, capacity int64, blockTokens int, now tim
 	return v
 }
 
-// told reports whether a candidate's events say which of a prompt's blocks it
+// Heard says that the engine has answered, and whether it computed a block that was not there: an event should tell of that, too.
+func (h *Holdings) Heard(computed bool, now time.Time) {
+	if h.events != nil && computed {
+		h.events.Answered(now)
+	}
+}
+
+// Told reports whether a candidate's events say which of a prompt's blocks it
 // holds: the prompt must be made of blocks like theirs.
-func (h *Holdings) told(p *Prompt, now time.Time) bool {
+func (h *Holdings) Told(p *Prompt, now time.Time) bool {
 	if h.events == nil || p.BlockTokens == 0 || p.Salted || !h.events.Precise(now) {
 		return false
 	}

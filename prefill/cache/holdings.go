@@ -129,11 +129,7 @@ func (h *Holdings) Mode(now time.Time) string {
 	return Approximate
 }
 
-// Follow says that a stream tells of the cache from now on. What was learned from
-// answers so far is none of its blocks.
-func (h *Holdings) Follow(s *kvevents.Stream) { h.events, h.guessed = s, true }
-
-// Unfollow ends that and forgets what the stream told.
+// Unfollow says that a stream which is closed tells nothing any more, and forgets what it told.
 func (h *Holdings) Unfollow() {
 	h.events = nil
 	h.cache.index.Clear(h.slots[byTokens].at, index.Removed)

@@ -5,8 +5,10 @@
 package local
 
 import (
+	"cmp"
 	"maps"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -25,6 +27,7 @@ type Rank struct {
 	Engine   string // API server it is part of
 	Capacity int64  // KV tokens; 0: not known
 	Up       bool
+	Events   prefill.EventSource // that tells what its cache holds; zero: only answers do
 }
 
 // Prompt is one to be computed somewhere.
@@ -41,9 +44,11 @@ type Offer struct {
 	New  int // tokens to be computed, 1 at least
 }
 
-// Ranks is what is known of the decode ranks' prefix caches. One lock guards it,
+// Ranks is what is known of the ranks' prefix caches. One lock guards it,
 // held for a look-up and never for I/O.
 type Ranks struct {
+	setting   sync.Mutex // held while the ranks are changed, which waits for streams to end
+	closed    bool       // likewise: no stream begins any more
 	mu        sync.Mutex
 	cache     *cache.Cache
 	ranks     map[int32]*rank
@@ -54,10 +59,19 @@ type Ranks struct {
 type rank struct {
 	Rank
 	cache cache.Holdings
+	feed  cache.Feed // zero: there is none
 }
 
 // engineBlock is the KV block of an engine that does not say: vLLM's.
 const engineBlock = 16
+
+// block is how many tokens a block of the rank's engine has.
+func (r *rank) block() int {
+	if r.feed.Stream == nil {
+		return engineBlock
+	}
+	return cmp.Or(r.feed.BlockTokens(), engineBlock)
+}
 
 // New returns an empty one whose index has so many bytes.
 func New(maxBytes int64) *Ranks {
@@ -67,10 +81,81 @@ func New(maxBytes int64) *Ranks {
 	}
 }
 
-// Set replaces the ranks. One that comes back up has an empty cache.
+// Set replaces the ranks. One that comes back up has an empty cache. What engines publish of their caches is followed.
 func (l *Ranks) Set(ranks []Rank) {
+	l.setting.Lock()
+	defer l.setting.Unlock()
+	wanted := map[int32]prefill.EventSource{}
+	for i := range ranks {
+		wanted[ranks[i].ID] = ranks[i].Events
+	}
+	l.unfollow(func(r *rank) bool { return wanted[r.ID] != r.feed.Source })
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	l.replace(ranks)
+	for _, r := range l.ranks {
+		if r.feed.Stream == nil && r.Events.Exists() && !l.closed {
+			r.feed = r.cache.Listen(&l.mu, r.Events, engineBlock, r.Capacity, time.Now())
+		}
+	}
+}
+
+// unfollow ends the streams of some ranks.
+func (l *Ranks) unfollow(which func(*rank) bool) {
+	l.mu.Lock()
+	var ended []*rank
+	for _, r := range l.ranks {
+		if r.feed.Stream != nil && which(r) {
+			ended = append(ended, r)
+		}
+	}
+	l.mu.Unlock()
+	for _, r := range ended {
+		r.feed.Close() // not under the lock, which its last event may wait for
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, r := range ended {
+		r.feed = cache.Feed{}
+		r.cache.Unfollow()
+	}
+}
+
+// Close ends all streams.
+func (l *Ranks) Close() {
+	l.setting.Lock()
+	defer l.setting.Unlock()
+	l.closed = true
+	l.unfollow(func(*rank) bool { return true })
+}
+
+// BlockTokens is how large the blocks of a model's ranks are, where their KV events tell; 0: they do not.
+func (l *Ranks) BlockTokens(model string) int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, r := range l.ranks {
+		if r.feed.Stream != nil && r.Events.Model == model && r.feed.BlockTokens() > 0 {
+			return r.feed.BlockTokens()
+		}
+	}
+	return 0
+}
+
+// Events tells of the ranks whose KV events are followed, by name.
+func (l *Ranks) Events() (all []prefill.RankEvents) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, r := range l.ranks {
+		if r.feed.Stream != nil {
+			all = append(all, prefill.RankEvents{ID: r.Name, Mode: r.cache.Mode(time.Now()), Events: r.feed.Status()})
+		}
+	}
+	slices.SortFunc(all, func(a, b prefill.RankEvents) int { return strings.Compare(a.ID, b.ID) })
+	return all
+}
+
+// replace needs mu.
+func (l *Ranks) replace(ranks []Rank) {
 	present, engines, models := map[int32]bool{}, map[string]bool{}, map[string]bool{}
 	for _, given := range ranks {
 		present[given.ID], engines[given.Engine], models[given.Model] = true, true, true
@@ -126,19 +211,20 @@ func (l *Ranks) length(p *Prompt) int {
 }
 
 // Offers lists the ranks that are up and not among those to avoid, by ID. What
-// an engine's cache should hold counts only while its answers bear that out.
+// an engine's cache should hold counts only while its answers bear that out, or its events tell it.
 func (l *Ranks) Offers(p *Prompt, avoid []int32) (offers []Offer) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	tokens := l.length(p)
-	found := l.cache.Match(&p.Prompt, &cache.Lookup{}, time.Now())
+	now := time.Now()
+	found := l.cache.Match(&p.Prompt, &cache.Lookup{}, now)
 	for _, r := range l.ranks {
 		if r.Model != p.Model || !r.Up || slices.Contains(avoid, r.ID) {
 			continue
 		}
 		held := float64(r.cache.Blocks(found, &p.Prompt)) * p.BlockSize(tokens)
-		o := Offer{Rank: r.ID, Hit: index.Usable(int(held), tokens, engineBlock), New: tokens}
-		if l.engines[r.Engine].holds() {
+		o := Offer{Rank: r.ID, Hit: index.Usable(int(held), tokens, r.block()), New: tokens}
+		if l.engines[r.Engine].holds() || r.cache.Told(&p.Prompt, now) {
 			o.New = max(1, tokens-o.Hit)
 		}
 		offers = append(offers, o)
@@ -157,7 +243,7 @@ func (l *Ranks) Holds(id int32, p *Prompt, tokens int) {
 		return
 	}
 	l.cache.Learn(&p.Prompt, p.Model, tokens)
-	if len(p.Keys) > 0 {
+	if len(p.Keys) > 0 && !r.cache.Told(&p.Prompt, time.Now()) {
 		r.cache.Stored(r.cache.Place(&p.Prompt, r.Model, r.Capacity, time.Now()), p.Keys)
 	}
 }
@@ -176,7 +262,9 @@ func (l *Ranks) Computed(id int32, p *Prompt, tokens, hit, cached int) (turned, 
 	engine := l.engines[r.Engine]
 	held := engine.holds()
 	engine.learn(hit, cached)
-	if at, wrong := r.cache.Correct(&p.Prompt, tokens, hit, cached); wrong {
+	if r.cache.Told(&p.Prompt, time.Now()) {
+		r.cache.Heard(tokens-max(0, cached) > r.block(), time.Now())
+	} else if at, wrong := r.cache.Correct(&p.Prompt, tokens, hit, cached); wrong {
 		r.cache.Stored(at, p.Keys) // it has them now
 	}
 	return held != engine.holds(), engine.holds()
@@ -187,6 +275,9 @@ func (l *Ranks) Forget() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.cache.Reset()
+	for _, r := range l.ranks {
+		r.cache.Drop()
+	}
 }
 
 // Moved takes how long a hand-off of so many tokens took from the decode request

@@ -97,6 +97,43 @@ func TestBreakEvenCountsWhatAHandoffTakes(t *testing.T) {
 	require.InDelta(t, 350, l.BreakEven(p, line, 5*time.Millisecond), 1, "and 20 µs a token of the pull")
 }
 
+// A stream begins where an engine publishes, and ends with its rank, with its source, and at the end.
+func TestWhoPublishesIsFollowed(t *testing.T) {
+	l := New(1 << 20)
+	ranks := pair(true, true)
+	followed := func() (ids []string) {
+		for _, e := range l.Events() {
+			ids = append(ids, e.ID+" at "+e.Events.Source)
+		}
+		return ids
+	}
+	set := func(sources ...string) {
+		for i := range ranks {
+			ranks[i].Events = prefill.EventSource{Events: sources[i], Model: "m"}
+		}
+		l.Set(ranks)
+	}
+	set("127.0.0.1:1", "")
+	require.Equal(t, []string{"d/0 at 127.0.0.1:1"}, followed())
+	set("127.0.0.1:1", "127.0.0.1:2")
+	require.Equal(t, []string{"d/0 at 127.0.0.1:1", "e/0 at 127.0.0.1:2"}, followed())
+	require.Equal(t, "approximate", l.Events()[0].Mode, "nobody answers")
+	set("127.0.0.1:3", "")
+	require.Equal(t, []string{"d/0 at 127.0.0.1:3"}, followed())
+	l.Holds(1, ids(7, 2816), 2816)
+	require.Equal(t, 2816, l.Offers(ids(7, 3000), nil)[0].Hit, "then answers tell")
+	l.Forget()
+	require.Zero(t, l.Offers(ids(7, 3000), nil)[0].Hit)
+	l.Set(ranks[1:])
+	require.Empty(t, followed())
+	set("127.0.0.1:1", "127.0.0.1:2")
+	l.Close()
+	require.Empty(t, followed())
+	l.Set(ranks)
+	require.Empty(t, followed(), "none begins any more")
+	require.Zero(t, l.BlockTokens("m"))
+}
+
 // Whatever is held, told and taken away: an offer is within the prompt, and one
 // for every rank that is up.
 func TestOffersAddUp(t *testing.T) {

@@ -30,7 +30,7 @@ func play(ctx context.Context, args []string, out io.Writer) (err error) {
 	flags := o.Flags("aggregated")
 	flags.StringVar(&o.policies, "policies", "rr,"+theirs+","+reference+",evenkeel", "to compare, in any order; "+theirs+" is vLLM's own balancing, and "+reference+
 		" is what the others are compared with")
-	flags.IntVar(&o.Requests, "requests", 80, "of a list; each takes about a third of a second")
+	flags.IntVar(&o.Requests, "requests", 60, "of a list; each takes about a third of a second")
 	flags.IntVar(&o.repeats, "repeats", 5, "how often the delay by each prompt is measured")
 	flags.Float64Var(&o.load, "load", 0.75, "of the open lists, as a share of the requests per second that "+reference+" serves of the closed ones")
 	if err := flags.Parse(args); err != nil {

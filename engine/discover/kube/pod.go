@@ -95,7 +95,7 @@ func (c *Config) engines(pod *corev1.Pod, s standing) ([]discover.Engine, error)
 func sided(e discover.Engine) discover.Engine {
 	if a := &e.Attributes; e.Role == discover.Prefill {
 		a.Group, a.Barrier, a.Slots, a.KVTokens, a.Cost = "", "", 0, 0, 0
-	} else {
+	} else if e.Role == discover.Decode {
 		a.KVEventsPort, a.KVReplayPort = 0, 0
 	}
 	if e.Role != discover.Aggregated {

@@ -1,0 +1,41 @@
+package cache
+
+import (
+	"sync"
+	"time"
+
+	"evenkeel/prefill/index"
+	"evenkeel/prefill/kvevents"
+)
+
+// EventSource is where an engine publishes what the prefix cache of a rank holds. The zero one publishes nothing.
+type EventSource struct {
+	Events, Replay string // host:port; without a replay any gap makes the rank cold
+	Model          string // base model of its blocks
+	ReplayTimeout  time.Duration
+}
+
+// Exists says whether anything is published there.
+func (s EventSource) Exists() bool { return s.Events != "" && s.Model != "" }
+
+// Feed is a stream that tells what a cache holds.
+type Feed struct {
+	*kvevents.Stream
+	Source EventSource
+}
+
+// Listen follows what an engine publishes, in blocks of so many tokens, under the lock that the caller holds.
+func (h *Holdings) Listen(lock *sync.Mutex, source EventSource, blockTokens int, capacity int64, now time.Time) Feed {
+	f := Feed{kvevents.Start(kvevents.Config{
+		Events: source.Events, Replay: source.Replay, ReplayTimeout: source.ReplayTimeout,
+		Slot: h.Place(&Prompt{BlockTokens: blockTokens}, source.Model, capacity, now), Scope: index.Scope{Model: source.Model}, Sink: listener{lock, h},
+	}), source}
+	h.events, h.guessed = f.Stream, true // what was learned from answers so far is none of its blocks
+	return f
+}
+
+// listener takes a stream's word into the index, under the lock of its owner.
+type listener struct {
+	*sync.Mutex
+	*Holdings
+}
