@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"math"
+	"reflect"
 	"regexp"
 	"slices"
 	"strings"
@@ -27,6 +28,11 @@ var mayDiffer = []rule{
 		"evenkeel reports what the prefill engine had cached; the plain engine has a cache of its own"},
 	{regexp.MustCompile(`^body\.kv_transfer_params$`), nil, "a [hand-off](../glossary.md#hand-off) is between a prefill engine and a decode engine; the plain engine has none"},
 	{regexp.MustCompile(`\.tool_calls\[\d+\]\.id$`), nil, "vLLM draws it at random"},
+	{
+		regexp.MustCompile(`\.tool_calls\[\d+\]\.function\.arguments$`),
+		func(d difference, _ map[string]any) bool { return sameJSON(d.plain, d.got) },
+		"vLLM reads the arguments of an answer in one piece and writes them anew (`0e02` becomes `0.0`), and those of a stream it sends as they were generated; they are the same value",
+	},
 	{
 		regexp.MustCompile(`^body\.(service_tier|prompt_logprobs|prompt_token_ids|prompt_text|ec_transfer_params|metrics|choices\[\d+\]\.(token_ids|prompt_token_ids|prompt_logprobs|routed_experts)` +
 			`|choices\[\d+\]\.message\.(refusal|annotations|audio|function_call|reasoning)|usage\.(completion_tokens_details|prompt_tokens_details\.(multimodal_tokens|created_cache_tokens)))$`),
@@ -58,6 +64,14 @@ var mayDiffer = []rule{
 		},
 		"where evenkeel itself refuses a request, the text is its own, and the code is OpenAI's, which is a word and not a number; the status is the same as the engine's",
 	},
+}
+
+// sameJSON says whether two texts are the same JSON value.
+func sameJSON(a, b any) bool {
+	x, isX := a.(string)
+	y, isY := b.(string)
+	var v, w any
+	return isX && isY && json.Unmarshal([]byte(x), &v) == nil && json.Unmarshal([]byte(y), &w) == nil && reflect.DeepEqual(v, w)
 }
 
 // hidden says whether a rule explains the difference.

@@ -139,6 +139,7 @@ func (w *site) count(ctx context.Context, list []question, answers []answer) *ta
 		}
 		// The plain engine answered while it had other requests, too, so it is asked
 		// once more.
+		why := some(different)
 		again, err := ask(ctx, "POST", w.engines["plain"].url()+list[i].path, list[i].body).document()
 		if err == nil {
 			switch o := w.judge(ctx, list[i], again, doc); {
@@ -148,9 +149,11 @@ func (w *site) count(ctx context.Context, list []question, answers []answer) *ta
 			case o.verdict == pass:
 				t.undecided++
 				continue
+			default:
+				why = o.seen
 			}
 		}
-		t.wrong = append(t.wrong, some(different))
+		t.wrong = append(t.wrong, why)
 	}
 	return t
 }

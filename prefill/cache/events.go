@@ -1,7 +1,6 @@
 package cache
 
 import (
-	"sync"
 	"time"
 
 	"evenkeel/prefill/index"
@@ -25,7 +24,7 @@ type Feed struct {
 }
 
 // Listen follows what an engine publishes, in blocks of so many tokens, under the lock that the caller holds.
-func (h *Holdings) Listen(lock *sync.Mutex, source EventSource, blockTokens int, capacity int64, now time.Time) Feed {
+func (h *Holdings) Listen(lock lock, source EventSource, blockTokens int, capacity int64, now time.Time) Feed {
 	f := Feed{kvevents.Start(kvevents.Config{
 		Events: source.Events, Replay: source.Replay, ReplayTimeout: source.ReplayTimeout,
 		Slot: h.Place(&Prompt{BlockTokens: blockTokens}, source.Model, capacity, now), Scope: index.Scope{Model: source.Model}, Sink: listener{lock, h},
@@ -36,6 +35,11 @@ func (h *Holdings) Listen(lock *sync.Mutex, source EventSource, blockTokens int,
 
 // listener takes a stream's word into the index, under the lock of its owner.
 type listener struct {
-	*sync.Mutex
+	lock
 	*Holdings
+}
+
+type lock interface {
+	Lock()
+	Unlock()
 }
