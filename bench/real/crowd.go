@@ -2,16 +2,17 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
+	"os"
 	"slices"
 	"strings"
 	"sync"
 	"time"
 
 	"evenkeel/bench/world"
-	"evenkeel/mooncake"
 )
 
 // question is a request, and what the plain engine answers to it.
@@ -32,13 +33,8 @@ func prompts(n, tokens int, seed uint64) (list []question) {
 	return list
 }
 
-// know asks the plain engine. Where answers may part because of rounding, token ids tell from where on.
+// know asks the plain engine.
 func (w *site) know(ctx context.Context, list []question) error {
-	if w.connector == mooncake.None {
-		for _, q := range list {
-			q.body["return_token_ids"] = true
-		}
-	}
 	answers := make([]answer, len(list))
 	w.ask(ctx, w.engines["plain"].url(), list, answers, nil)
 	for i, a := range answers {
@@ -151,6 +147,12 @@ func (w *site) count(ctx context.Context, list []question, answers []answer) *ta
 				continue
 			default:
 				why = o.seen
+			}
+		}
+		if text, err := json.MarshalIndent(map[string]any{"asked": list[i].body, "plain": list[i].want, "evenkeel": doc}, "", " "); err == nil {
+			file := w.File(fmt.Sprintf("wrong-%d-%d.json", list[i].body["max_tokens"], i))
+			if os.WriteFile(file, text, 0o644) == nil {
+				why += " (both are in " + file + ")"
 			}
 		}
 		t.wrong = append(t.wrong, why)

@@ -63,7 +63,10 @@ func (w *site) undecided(ctx context.Context, q question, got map[string]any) (m
 	for i := 0; ; i++ {
 		prompt, a := choice(want, i)
 		_, b := choice(got, i)
-		if a == nil || b == nil {
+		if (a == nil) != (b == nil) {
+			return 0, fmt.Errorf("answer %d: one of both has no token ids", i)
+		}
+		if a == nil {
 			break
 		}
 		at := 0

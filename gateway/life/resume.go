@@ -77,7 +77,7 @@ func (l *Loss) Plan() Plan {
 		return Plan{Tier: Broken}
 	case !said.Content && !said.Unread && (len(said.IDs) == 0 || !l.Seen):
 		return l.behind(nothing, Repeated, nil)
-	case l.Keeping == KeepAll && l.resumable(&said):
+	case l.Keeping == KeepAll && l.resumable(&said) && (said.Completed >= l.Most || l.whole(&said)):
 	case l.Keeping == KeepAll && !l.Streamed:
 		nothing.Head = sse.Head{}
 		p := l.behind(nothing, Repeated, nil)
@@ -130,6 +130,13 @@ func (l *Loss) behind(said *sse.Trail, tier Tier, resume *mooncake.Resume) Plan 
 		}
 	}
 	return p
+}
+
+// whole says whether the answer so far ends where a character does, or can be cut there. The text of a token that ends within one
+// comes with the next token, and of a prompt that ends like that vLLM 0.32 writes all the text into the answer. The client that
+// was told of the token cannot be told of it once more.
+func (l *Loss) whole(said *sse.Trail) bool {
+	return !l.Seen || mooncake.ByText(l.How) || said.Shown == len(said.IDs)
 }
 
 // resumable tells whether the answer so far can become part of the prompt.

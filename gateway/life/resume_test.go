@@ -41,7 +41,9 @@ func TestHowALostAnswerGoesOn(t *testing.T) {
 		tokens int // of the answer so far that are not made anew
 	}{
 		{"a completion goes on behind the tokens whose text is out", func(*Loss) {}, ByPrompt, ids(mooncake.ResumePrompt, "[1,2,7,8]", 2), 2},
-		{"where the client is told of tokens, none is made anew", func(l *Loss) { l.Seen = true }, ByPrompt, ids(mooncake.ResumePrompt, "[1,2,7,8,9]", 3), 3},
+		{"where the client is told of tokens, none is made anew", func(l *Loss) { l.Seen, l.Said.Shown = true, 3 }, ByPrompt, ids(mooncake.ResumePrompt, "[1,2,7,8,9]", 3), 3},
+		{"nor can it go on where the last one has no text yet", func(l *Loss) { l.Seen = true }, Broken, nil, 0},
+		{"but begin again, in one piece", func(l *Loss) { l.Seen, l.Streamed = true, false }, Repeated, nil, 0},
 		{"a chat goes on by its token ids", func(l *Loss) { l.How = mooncake.ChatResumeVLLM }, ByIDs, ids(mooncake.ChatResumeVLLM, "[1,2,7,8]", 2), 2},
 		{"a chat goes on by its text", func(l *Loss) { l.How = mooncake.ChatResumeContinue }, ByText, text(mooncake.ChatResumeContinue, `"ab"`, 3), 3},
 		{"a completion goes on by its text", func(l *Loss) { l.How, l.Text = mooncake.ResumeText, []byte(`"once "`) }, ByText, text(mooncake.ResumeText, `"once ab"`, 3), 3},
