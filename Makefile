@@ -124,7 +124,7 @@ reproduce: ## the tables of docs/policies.md, 5 to 15 minutes on two cores; TRAC
 	go run ./bench/reproduce $(TRACES)
 
 .PHONY: rounds
-rounds: ## what holding prompts is worth where ranks prefill and decode, on loads drawn at random, 20 minutes: docs/results/rounds.md
+rounds: ## what holding prompts is worth where ranks prefill and decode, on loads drawn at random, half an hour: docs/results/rounds.md
 	go run ./bench/rounds -out docs/results/rounds.md
 
 .PHONY: regret
