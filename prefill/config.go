@@ -55,7 +55,8 @@ type Config struct {
 	Log        *zap.Logger           `yaml:"-"` // nil: silent
 }
 
-// Ranks knows the prefix caches of ranks that prefill and decode, where their KV events tell.
+// Ranks knows the prefix caches of ranks that prefill and decode, where their KV events tell. It is also asked under the tier's
+// lock, and must not ask the tier.
 type Ranks interface {
 	Events() []RankEvents
 	BlockTokens(model string) int // of their blocks; 0: not known

@@ -152,7 +152,8 @@ func (w *site) lead(ctx context.Context, tokens []json.Number, first, second jso
 				}
 			}
 		}
-		a := ask(ctx, "POST", w.engines["plain"].url()+completions, greedy.with(body{"prompt": tokens, "max_tokens": 1, "logprobs": 1, "allowed_token_ids": []json.Number{token}}))
+		next := greedy.with(body{"prompt": tokens, "max_tokens": 1, "logprobs": 1, "allowed_token_ids": []json.Number{token}})
+		a := ask(ctx, "POST", w.engines["plain"].url()+completions, next)
 		if err := json.Unmarshal(a.body, &said); err != nil || len(said.Choices) != 1 || len(said.Choices[0].Logprobs.Of) != 1 {
 			return 0, fmt.Errorf("the plain engine tells no log probabilities: %s", strings.TrimSpace(a.String()))
 		}

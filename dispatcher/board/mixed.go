@@ -53,7 +53,7 @@ func (b *board) compute(g *group, number uint32) {
 	for _, r := range g.ranks {
 		budget := 0
 		if r.Interval <= 1 || number%uint32(r.Interval) == 0 {
-			budget = r.stepBudget() - (len(r.slots) - r.early)
+			budget = r.StepBudget() - (len(r.slots) - r.early)
 		}
 		r.work(b, int64(budget), number+1)
 		if r.computes > 0 {
@@ -68,9 +68,10 @@ func (b *board) compute(g *group, number uint32) {
 	}
 }
 
-func (r *rank) stepBudget() int {
-	if r.Budget > 0 {
-		return r.Budget
+// StepBudget is how many tokens a step of a mixed rank takes, as far as anybody says.
+func (w *Worker) StepBudget() int {
+	if w.Budget > 0 {
+		return w.Budget
 	}
 	return presumedBudget
 }

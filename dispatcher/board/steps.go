@@ -124,7 +124,7 @@ func (b *board) inStep(g *group) (requests int, sure bool) {
 			}
 		}
 		g.had = append(g.had, step.Rank{
-			Requests: float64(decode) * r.slowness(), KV: float64(r.weigh(kv)), Prompt: float64(min(prompt, int64(r.stepBudget()))) * r.slowness(),
+			Requests: float64(decode) * r.slowness(), KV: float64(r.weigh(kv)), Prompt: float64(min(prompt, int64(r.StepBudget()))) * r.slowness(),
 		})
 	}
 	return requests, sure

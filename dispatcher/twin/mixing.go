@@ -1,7 +1,6 @@
 package twin
 
 import (
-	"cmp"
 	"fmt"
 	"maps"
 	"slices"
@@ -25,9 +24,6 @@ type seat struct {
 	rank  int
 	up    bool
 }
-
-// presumedBudget is how many tokens of a rank a step takes where nobody says so.
-const presumedBudget = 2048
 
 // A request takes so many ms from its bind into its engine's queue, as tokenizers make it. What is bound when a step ends is not
 // in the next one, and a round may be scattered over two steps.
@@ -53,7 +49,7 @@ func (m *mixing) build(v *board.GroupView, law board.StepModel) error {
 		return fmt.Errorf("nobody knows yet what a prompt costs on %s", v.Key.Name)
 	}
 	w := &v.Workers[0]
-	engines := virtual.Mixed{Law: law, Budget: int32(cmp.Or(w.Budget, presumedBudget)), Interval: int64(w.Interval), Lasts: m.lasts}
+	engines := virtual.Mixed{Law: law, Budget: int32(w.StepBudget()), Interval: int64(w.Interval), Lasts: m.lasts}
 	for i := range v.Workers {
 		engines.Slots = max(engines.Slots, v.Workers[i].Slots)
 		if c := v.Workers[i].Capacity; c > 0 && (engines.Room == 0 || c < engines.Room) {

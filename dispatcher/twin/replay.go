@@ -74,17 +74,18 @@ func NewReplay(w *Window, model, spec string, draw uint64) (*Replay, error) {
 		}
 	}
 	groups, dense := b.Groups(model)
+	mixed := isMixed(groups)
 	if dense || len(groups) == 0 {
 		return nil, fmt.Errorf("%s has ranks that do not step together", model)
 	}
-	if was, is := nameOf(were.Policy()), nameOf(b.Policy()); was != is && isMixed(groups) {
+	if was, is := nameOf(were.Policy()), nameOf(b.Policy()); was != is && mixed {
 		if share := w.bound(model, ranksOf(groups)); share > mostBound {
 			return nil, fmt.Errorf("%.0f %% of the prompt tokens were cached on some ranks only; under %s other ranks would have had them", 100*share, is)
 		}
 	}
 	b.Only(model)
 	r := &Replay{
-		Driver: virtual.NewDriver(b, w.From(), model), fates: w.fates(model), live: map[uint64]int32{},
+		Driver: virtual.NewDriver(b, w.From(), model), fates: w.fates(model), live: map[uint64]int32{}, mixed: mixed,
 		begins: ms(w.Measured().From.Sub(w.From())), ends: ms(w.To().Sub(w.From())), chance: rand.New(rand.NewPCG(draw, 0)),
 		spec: spec, begun: begun,
 	}
@@ -93,7 +94,7 @@ func NewReplay(w *Window, model, spec string, draw uint64) (*Replay, error) {
 	}
 	r.collect(w, model)
 	r.Bound, r.Refused, r.Other = r.placed, r.refused, r.other
-	if isMixed(groups) {
+	if r.mixed {
 		r.engines = newMixing(r)
 	} else {
 		r.engines = newDecoding(r)
@@ -187,14 +188,9 @@ func (r *Replay) resume(another bool) {
 		r.Boards.Apply(&board.Release{Model: r.Model, Slot: c.Slot, Outcome: board.Outcome{Kind: board.Cancelled}}, r.Began)
 		since := c.Since.Sub(r.Began)
 		r.enter(r.wait(c.ID, came{
-			id: c.ID, key: c.Key, prompt: c.Prompt + c.Generated, age: c.Age + c.Generated, arrival: since, entered: since, mixed: isMixed(r.groups()),
+			id: c.ID, key: c.Key, prompt: c.Prompt + c.Generated, age: c.Age + c.Generated, arrival: since, entered: since, mixed: r.mixed,
 		}))
 	}
-}
-
-func (r *Replay) groups() []board.GroupView {
-	all, _ := r.Boards.Groups(r.Model)
-	return all
 }
 
 func isMixed(groups []board.GroupView) bool {

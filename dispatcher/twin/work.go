@@ -13,6 +13,7 @@ import (
 type Replay struct {
 	*virtual.Driver
 	engines engines
+	mixed   bool // its ranks prefill, too
 	fates   *fates
 	came    arrivals
 	quits   []quit // those that leave at their own time, whatever they got by then, the next first

@@ -262,9 +262,12 @@ func (l *Ranks) Computed(id int32, p *Prompt, tokens, hit, cached int) (turned, 
 	engine := l.engines[r.Engine]
 	held := engine.holds()
 	engine.learn(hit, cached)
-	if r.cache.Told(&p.Prompt, time.Now()) {
-		r.cache.Heard(tokens-max(0, cached) > r.block(), time.Now())
-	} else if at, wrong := r.cache.Correct(&p.Prompt, tokens, hit, cached); wrong {
+	now := time.Now()
+	r.cache.Heard(tokens-max(0, cached) > r.block(), now)
+	if r.cache.Told(&p.Prompt, now) {
+		return held != engine.holds(), engine.holds()
+	}
+	if at, wrong := r.cache.Correct(&p.Prompt, tokens, hit, cached); wrong {
 		r.cache.Stored(at, p.Keys) // it has them now
 	}
 	return held != engine.holds(), engine.holds()
