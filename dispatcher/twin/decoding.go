@@ -139,7 +139,7 @@ func (d *decoding) place(at int32, b *board.Bound) bool {
 	}
 	j := &d.jobs[at]
 	lag := j.lag
-	if g := k.Group; g.Ends < virtual.Never && g.Ends > d.Now { // it cannot take part in the step in progress, which is one of those it waits for
+	if k.Group.Steps() { // it cannot take part in the step in progress, which is one of those it waits for
 		lag--
 	}
 	d.behind.Place(k.Rank, virtual.Leg{Job: at, Slot: b.Slot, Prompt: j.prompt, Left: j.left, Lag: int64(max(0, lag))})

@@ -110,6 +110,7 @@ func (e *Engines) pull(r *Rank, step int64) {
 // does not step.
 func (e *Engines) startStep(g *Group) (preempted bool) {
 	holds := false
+	g.begun = false
 	for _, r := range g.Ranks {
 		e.pull(r, g.Step)
 		e.seat(r)
@@ -137,11 +138,13 @@ func (e *Engines) Preempt(r *Rank, i int) {
 // finishStep gives every running request its token, tells the boards of the step as the streams would, and
 // releases those that have all.
 func (e *Engines) finishStep(g *Group) {
-	tokens, told := 0, false
+	tokens, told, step := 0, false, g.Step
+	g.begun = g.goesOn()
+	g.Step, g.Ends = step+1, Never
 	for _, r := range g.Ranks {
 		for i := range r.Active {
 			l := &r.Legs[i]
-			if l.Begin > g.Step {
+			if l.Begin > step {
 				continue
 			}
 			again := l.Joined != 0 && !told // the first stream that speaks again tells of the step
@@ -176,8 +179,6 @@ func (e *Engines) finishStep(g *Group) {
 			e.Finished(g, l)
 		}
 	}
-	g.Step++
-	g.Ends = Never
 }
 
 // Release gives the slot of a request back.

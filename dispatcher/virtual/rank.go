@@ -48,6 +48,8 @@ type Group struct {
 	Ranks []*Rank         // that are part of it, ascending id
 	Step  int64           // number of the step in progress, else of the next one
 	Ends  float64         // of the step in progress, ms; Never: none
+
+	begun bool // a step has ended, and the next one has begun before anybody could learn of that
 }
 
 // NewGroup is one that does not step yet.
@@ -115,10 +117,26 @@ func (g *Group) FirstReady() float64 {
 	return next
 }
 
+// Steps says whether a step is in progress. If answers go on, engines begin the next one before they tell anybody that a step
+// has ended.
+func (g *Group) Steps() bool { return g.begun || g.Ends < Never }
+
 // next is the first step that a request admitted now can take part in.
 func (g *Group) next() int64 {
-	if g.Ends < Never {
+	if g.Steps() {
 		return g.Step + 1
 	}
 	return g.Step
+}
+
+// goesOn says whether a request is left after a step that ends.
+func (g *Group) goesOn() bool {
+	for _, r := range g.Ranks {
+		for i := range r.Legs {
+			if l := &r.Legs[i]; l.Left > 1 || i >= r.Active || l.Begin > g.Step {
+				return true
+			}
+		}
+	}
+	return false
 }

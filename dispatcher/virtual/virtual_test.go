@@ -78,7 +78,7 @@ func told(t *testing.T, ranks, slots int, capacity int64, requests ...request) (
 	return all
 }
 
-// Each step of a group takes as long as its fullest rank needs, and a request joins at the end of the step in which it came.
+// Each step of a group takes as long as its fullest rank needs, and a request that comes in a step joins the next one.
 func TestRanksOfAGroupStepTogether(t *testing.T) {
 	require.Equal(t, []string{
 		"0.00 ms: 1 has a slot",
@@ -86,6 +86,18 @@ func TestRanksOfAGroupStepTogether(t *testing.T) {
 		"40.01 ms: 1 has its 2 tokens", // 20 ms for its prompt alone, then 20.01 ms for that and a token
 		"60.02 ms: 2 has its 2 tokens",
 	}, told(t, 2, 4, 0, request{0, 1000, 2}, request{5, 1000, 2}))
+}
+
+// Engines begin the next step before anybody can learn that one has ended.
+func TestWhoIsBoundWhenAStepEndsIsNotInTheNext(t *testing.T) {
+	require.Equal(t, []string{
+		"0.00 ms: 1 has a slot",
+		"0.00 ms: 2 has a slot",
+		"20.00 ms: 2 has its 1 tokens",
+		"20.00 ms: 3 has a slot",
+		"40.01 ms: 1 has its 2 tokens", // the step from 20.00 has only this one
+		"60.01 ms: 3 has its 1 tokens",
+	}, told(t, 3, 1, 0, request{0, 1000, 2}, request{0, 1000, 1}, request{20, 1000, 1}))
 }
 
 // An engine gives its slots in the order in which requests came, whatever the boards think of them.
