@@ -15,6 +15,7 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"evenkeel/bench/mixed"
 	"evenkeel/bench/page"
 	"evenkeel/bench/world"
 )
@@ -83,24 +84,24 @@ func (book) Err() error { return nil }
 
 // one prints what each policy makes of one load.
 func (o *options) one(ctx context.Context, out io.Writer) error {
-	l := newLoad(o.seeds[0], o.only)
+	l := mixed.Draw(o.seeds[0], o.only)
 	fmt.Fprintf(out, "load %s\n", l)
 	for _, p := range policies() {
-		got, err := serve(ctx, l, p)
+		got, err := mixed.Serve(ctx, l, p)
 		if err != nil {
 			return err
 		}
 		fmt.Fprintf(out, "%-34s %8.1f tokens/s, TTFT %8.0f ms, p99 %8.0f, TPOT %6.1f, p95 %6.1f, prefill in %3.0f %% of steps, %3.0f %% of ranks empty in them\n",
-			p.name, got.tokens, got.ttft, got.ttft99, got.tpot50, got.tpot95, 100*got.prefill, 100*got.empty)
+			p.Name, got.Tokens, got.TTFT, got.TTFT99, got.TPOT50, got.TPOT95, 100*got.Prefill, 100*got.Empty)
 	}
 	return nil
 }
 
 // try runs all policies on all loads, as many loads at once as there are processors.
 func try(ctx context.Context, seed uint64, loads int, progress io.Writer) (*trials, error) {
-	t := &trials{seed: seed, policies: policies(), of: make([][]outcome, loads)}
+	t := &trials{seed: seed, policies: policies(), of: make([][]mixed.Outcome, loads)}
 	for i := range loads {
-		t.loads = append(t.loads, newLoad(seed, i))
+		t.loads = append(t.loads, mixed.Draw(seed, i))
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -110,7 +111,7 @@ func try(ctx context.Context, seed uint64, loads int, progress io.Writer) (*tria
 		workers.Go(func() {
 			for i := int(next.Add(1)) - 1; i < loads && ctx.Err() == nil; i = int(next.Add(1)) - 1 {
 				for _, p := range t.policies {
-					got, err := serve(ctx, t.loads[i], p)
+					got, err := mixed.Serve(ctx, t.loads[i], p)
 					if err != nil {
 						cancel(err)
 						return

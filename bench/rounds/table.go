@@ -5,15 +5,16 @@ import (
 	"math"
 	"strings"
 
+	"evenkeel/bench/mixed"
 	"evenkeel/bench/page"
 )
 
 // trials are all policies on the loads of a seed.
 type trials struct {
 	seed     uint64
-	policies []contender
-	loads    []*load
-	of       [][]outcome // by load, then by policy
+	policies []mixed.Contender
+	loads    []*mixed.Load
+	of       [][]mixed.Outcome // by load, then by policy
 }
 
 // spread is a figure over the loads: its geometric mean, its least and its largest.
@@ -32,7 +33,7 @@ func over(values []float64) spread {
 }
 
 // ratios of a figure under a policy to that under another one, on the loads that are asked for.
-func (t *trials) ratios(p, q int, figure func(o *outcome) float64, on func(i int) bool) spread {
+func (t *trials) ratios(p, q int, figure func(o *mixed.Outcome) float64, on func(i int) bool) spread {
 	var all []float64
 	for i := range t.loads {
 		x, y := figure(&t.of[i][p]), figure(&t.of[i][q])
@@ -43,11 +44,11 @@ func (t *trials) ratios(p, q int, figure func(o *outcome) float64, on func(i int
 	return over(all)
 }
 
-func tokens(o *outcome) float64 { return o.tokens }
-func ttft(o *outcome) float64   { return o.ttft }
-func ttft99(o *outcome) float64 { return o.ttft99 }
-func tpot50(o *outcome) float64 { return o.tpot50 }
-func tpot95(o *outcome) float64 { return o.tpot95 }
+func tokens(o *mixed.Outcome) float64 { return o.Tokens }
+func ttft(o *mixed.Outcome) float64   { return o.TTFT }
+func ttft99(o *mixed.Outcome) float64 { return o.TTFT99 }
+func tpot50(o *mixed.Outcome) float64 { return o.TPOT50 }
+func tpot95(o *mixed.Outcome) float64 { return o.TPOT95 }
 
 // ofTheBest is a policy's tokens/s as a share of those of the best of the set, on each load.
 func (t *trials) ofTheBest(p int) spread {
@@ -55,16 +56,16 @@ func (t *trials) ofTheBest(p int) spread {
 	for i := range t.loads {
 		best := 0.0
 		for k := range set {
-			best = max(best, t.of[i][k].tokens)
+			best = max(best, t.of[i][k].Tokens)
 		}
-		all = append(all, t.of[i][p].tokens/best)
+		all = append(all, t.of[i][p].Tokens/best)
 	}
 	return over(all)
 }
 
 // gainsLittle says whether a policy makes less than 2 % more tokens/s than the base.
 func (t *trials) gainsLittle(p int) func(i int) bool {
-	return func(i int) bool { return t.of[i][p].tokens < 1.02*t.of[i][base].tokens }
+	return func(i int) bool { return t.of[i][p].Tokens < 1.02*t.of[i][base].Tokens }
 }
 
 func (t *trials) table() string {
@@ -75,10 +76,10 @@ func (t *trials) table() string {
 		slow, little := t.ratios(p, base, tpot95, nil), t.ratios(p, base, ttft, t.gainsLittle(p))
 		var steps, empty float64
 		for i := range t.loads {
-			steps += t.of[i][p].prefill / float64(len(t.loads))
-			empty += t.of[i][p].empty / float64(len(t.loads))
+			steps += t.of[i][p].Prefill / float64(len(t.loads))
+			empty += t.of[i][p].Empty / float64(len(t.loads))
 		}
-		m.Add(t.policies[p].name, fmt.Sprintf("%.3f (%.2f, %.2f)", gain.mean, gain.least, gain.most), fmt.Sprintf("%.3f, %.3f", best.mean, best.least),
+		m.Add(t.policies[p].Name, fmt.Sprintf("%.3f (%.2f, %.2f)", gain.mean, gain.least, gain.most), fmt.Sprintf("%.3f, %.3f", best.mean, best.least),
 			page.Ratio(t.ratios(p, base, ttft, nil).mean), page.Ratio(t.ratios(p, base, ttft99, nil).mean), page.Ratio(t.ratios(p, base, tpot50, nil).mean),
 			fmt.Sprintf("%.2f (%.2f)", slow.mean, slow.most), fmt.Sprintf("%.2f (%.2f)", little.mean, little.most),
 			fmt.Sprintf("%.0f %%", 100*steps), fmt.Sprintf("%.0f %%", 100*empty))
@@ -89,7 +90,7 @@ func (t *trials) table() string {
 // aims are what rounds must reach, and what they do.
 func (t *trials) aims(m *page.Markdown) {
 	p := 0
-	for t.policies[p].name != ours {
+	for t.policies[p].Name != ours {
 		p++
 	}
 	gain, best := t.ratios(p, base, tokens, nil), t.ofTheBest(p)
@@ -122,7 +123,7 @@ func (o *options) tables(all []*trials) string {
 		cut, some := 0, 0
 		for i := range t.loads {
 			for p := range t.policies {
-				if cut += t.of[i][p].cut; t.of[i][p].cut > 0 {
+				if cut += t.of[i][p].Unended; t.of[i][p].Unended > 0 {
 					some++
 				}
 			}

@@ -98,7 +98,8 @@ var mayImport = map[string][]string{
 	"gateway/top":         {"gateway/live"},
 	"gateway/admin":       {"gateway", "gateway/owner", "geo", "gateway/config", "gateway/live", "gateway/openai", "gateway/receipt", "prefill"},
 	"bench":               {"bench", "geo", "geo/policy", "prefill", "prefill/policy", "prefill/index", "dispatcher", "dispatcher/board", "dispatcher/policy", "dispatcher/subset", "dispatcher/twin", "pool", "predictor", "engine", "sse", "mooncake", "rawjson", "namedargs", "stats"},
-	"bench/rounds":        {"bench", "dispatcher/board", "dispatcher/policy", "dispatcher/rounds", "dispatcher/step", "dispatcher/virtual", "stats"},
+	"bench/mixed":         {"bench", "dispatcher/board", "dispatcher/policy", "dispatcher/step", "dispatcher/virtual", "stats"},
+	"bench/rounds":        {"bench", "dispatcher/rounds"},
 	"bench/sim":           {"bench", "dispatcher/board", "dispatcher/twin", "dispatcher/virtual", "stats"}, // what it simulates is what ships
 	"docs":                {},
 	"docs/book":           {},

@@ -1,4 +1,4 @@
-package main
+package mixed
 
 import (
 	"cmp"
@@ -15,12 +15,12 @@ import (
 )
 
 // taped is a run of which a tape is kept.
-func taped(t *testing.T, l *load, p contender, lasts time.Duration) (stretches []*twin.Stretch, piled int) {
-	s, err := newRun(l, p)
+func taped(t *testing.T, l *Load, p Contender, lasts time.Duration) (stretches []*twin.Stretch, piled int) {
+	s, err := New(l, p)
 	require.NoError(t, err)
 	tape, next := &twin.Tape{}, time.Duration(0)
 	s.Hears, s.Does = tape.Hear, tape.Done
-	s.cut = func() {
+	s.Before = func() {
 		if now := s.Instant(s.Now); now.Sub(s.Began) >= next || tape.Due(now, time.Minute) {
 			next += 15 * time.Second
 			s.Count(s.Now)
@@ -32,7 +32,7 @@ func taped(t *testing.T, l *load, p contender, lasts time.Duration) (stretches [
 	}
 	s.to = float64(lasts.Milliseconds())
 	s.unended = math.MinInt // requests are not waited for
-	_, err = s.do(t.Context())
+	_, err = s.Do(t.Context())
 	require.NoError(t, err)
 	return stretches, piled
 }
@@ -59,14 +59,14 @@ func TestTheTwinForetellsWhatRoundsAreWorth(t *testing.T) {
 	race.Alone(t)
 	t.Parallel()
 	const seed, runs, lasts, judged = 20261126, 10, 9 * time.Minute, 6
-	two := [2]contender{{name: "rr", spec: "rr", learn: true}, {name: ours, spec: "evenkeel", learn: true}}
+	two := [2]Contender{{Name: "rr", Spec: "rr", Learn: true}, {Name: "rounds", Spec: "evenkeel", Learn: true}}
 	made, within, offs, errs, apart := 0, 0, 0., 0., 0
 	for number := 0; made < runs; number++ {
-		l := newLoad(seed, number)
-		if l.rho == 0 || l.chats > 0 || l.ranks > 12 {
+		l := Draw(seed, number)
+		if l.Rho == 0 || l.Chats > 0 || l.Ranks > 12 {
 			continue
 		}
-		l.stays = max(l.stays, float64(lasts.Milliseconds())/(settles+lasts.Minutes()))
+		l.Stays = max(l.Stays, float64(lasts.Milliseconds())/(settles+lasts.Minutes()))
 		var tapes [2][]*twin.Stretch
 		piled := 0
 		for i, p := range two {
@@ -79,7 +79,7 @@ func TestTheTwinForetellsWhatRoundsAreWorth(t *testing.T) {
 		}
 		last := min(len(tapes[0]), len(tapes[1])) - 1
 		for in := range two {
-			judge, v := twin.New([]string{two[1-in].spec}), twin.Verdict{}
+			judge, v := twin.New([]string{two[1-in].Spec}), twin.Verdict{}
 			for i, s := range tapes[in][:last] {
 				judge.Take(s, tapes[in][i+1].Boards)
 				for more := i >= last-judged; more; {
@@ -90,7 +90,7 @@ func TestTheTwinForetellsWhatRoundsAreWorth(t *testing.T) {
 				}
 			}
 			if len(v.Against) == 0 {
-				t.Logf("load %s, %s in force: no verdict", l, two[in].name)
+				t.Logf("load %s, %s in force: no verdict", l, two[in].Name)
 				continue
 			}
 			told := v.Against[0]
@@ -98,7 +98,7 @@ func TestTheTwinForetellsWhatRoundsAreWorth(t *testing.T) {
 			really := mean(t, tapes[1-in], v.From, v.To)
 			off, differ := math.Abs(told.StepMs/really-1), really/v.StepMs-1
 			t.Logf("load %s, %s in force: %.2f ms, replayed %.2f; %s has %.2f as told, really %.2f; off by %.1f %%, error %.1f %%",
-				l, two[in].name, v.StepMs, v.TwinMs, two[1-in].name, told.StepMs, really, 100*off, 100*told.Error)
+				l, two[in].Name, v.StepMs, v.TwinMs, two[1-in].Name, told.StepMs, really, 100*off, 100*told.Error)
 			made, offs, errs = made+1, offs+off, errs+told.Error
 			if off <= told.Error {
 				within++
@@ -120,12 +120,12 @@ func TestTheTwinForetellsWhatRoundsAreWorth(t *testing.T) {
 func TestTheTwinSaysNothingWhereCachesDependOnThePolicy(t *testing.T) {
 	race.Alone(t)
 	t.Parallel()
-	l := newLoad(3, 0)
-	for number := 1; l.rho == 0 || l.chats < 0.5 || l.ranks > 4; number++ {
-		l = newLoad(3, number)
+	l := Draw(3, 0)
+	for number := 1; l.Rho == 0 || l.Chats < 0.5 || l.Ranks > 4; number++ {
+		l = Draw(3, number)
 	}
-	l.stays = 12_000
-	all, _ := taped(t, l, contender{name: ours, spec: "evenkeel", learn: true}, 6*time.Minute)
+	l.Stays = 12_000
+	all, _ := taped(t, l, Contender{Name: "rounds", Spec: "evenkeel", Learn: true}, 6*time.Minute)
 	last := len(all) - 1
 	w := &twin.Window{Stretches: all[last-6 : last], End: all[last].Boards}
 	_, err := twin.NewReplay(w, model, "evenkeel:patience=1", 0)

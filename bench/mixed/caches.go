@@ -1,4 +1,4 @@
-package main
+package mixed
 
 import "evenkeel/dispatcher/board"
 
@@ -41,7 +41,7 @@ func (c *cache) keep(chat, tokens int32, room int64) {
 const mostChats = 256
 
 // hits are the prefixes of a request that ranks hold, in the tokens that the proxy takes the prompt for.
-func (s *run) hits(q *request) (all []board.Hit) {
+func (s *Run) hits(q *request) (all []board.Hit) {
 	if q.shared == 0 {
 		return nil
 	}

@@ -1,4 +1,4 @@
-package main
+package mixed
 
 import (
 	"fmt"
@@ -6,26 +6,34 @@ import (
 	"math/rand/v2"
 
 	"evenkeel/bench/regret/draw"
+	"evenkeel/bench/trace"
 	"evenkeel/dispatcher/step"
 )
 
-// load is one that was drawn: requests, and the ranks that serve them.
-type load struct {
-	number int
-	texts  draw.Texts
-	chats  float64 // share of requests that go on with an earlier chat; 0: there are none
-	ranks  int
-	slots  int
-	room   int64 // KV tokens of a rank; 0: unlimited
-	budget int32
-	law    step.Model
-	rho    float64 // open loop: requests, as a share of what ranks could do that are always level; 0: closed
-	full   float64 // closed loop: requests that are there, as a share of the slots
+// Load is requests, and the ranks that serve them.
+type Load struct {
+	Number int
+	Texts  Texts
+	Chats  float64 // share of requests that go on with an earlier chat; 0: there are none
+	Ranks  int
+	Slots  int
+	Room   int64 // KV tokens of a rank; 0: unlimited
+	Budget int32
+	Law    step.Model
+	Rho    float64 // open loop: requests, as a share of what ranks could do that are always level; 0: closed
+	Full   float64 // closed loop: requests that are there, as a share of the slots
 
-	seed  uint64
-	there int     // requests at a time, about
-	stays float64 // a request's time in the mean where all slots are full, ms
-	gap   float64 // between requests, ms
+	Seed  uint64
+	There int     // requests at a time, about
+	Stays float64 // a request's time in the mean where all slots are full, ms
+	Gap   float64 // between requests, ms
+}
+
+// Texts are how long prompts and answers are.
+type Texts interface {
+	// Next draws one of each, at a share of the run.
+	Next(r *rand.Rand, at float64) trace.Request
+	String() string
 }
 
 // request is one of a load.
@@ -59,7 +67,8 @@ const (
 	longestPrompt        = 128_000
 )
 
-func newLoad(seed uint64, number int) *load {
+// Draw draws one whose every property is random.
+func Draw(seed uint64, number int) *Load {
 	r := rand.New(rand.NewPCG(seed, uint64(number)))
 	between := func(from, to float64) float64 { return from + (to-from)*r.Float64() }
 	logarithm := func(from, to float64) float64 { return from * math.Pow(to/from, r.Float64()) }
@@ -69,30 +78,31 @@ func newLoad(seed uint64, number int) *load {
 		}
 		return x
 	}
-	l := &load{number: number, texts: draw.NewTexts(r)}
-	l.chats = half(between(chatsFrom, chatsTo))
-	l.ranks = int(math.Round(logarithm(ranksFrom, ranksTo)))
-	l.slots = int(math.Round(between(slotsFrom, slotsTo)))
-	l.budget = budgetFrom << r.IntN(budgets)
+	texts := draw.NewTexts(r)
+	l := &Load{Number: number, Texts: &texts}
+	l.Chats = half(between(chatsFrom, chatsTo))
+	l.Ranks = int(math.Round(logarithm(ranksFrom, ranksTo)))
+	l.Slots = int(math.Round(between(slotsFrom, slotsTo)))
+	l.Budget = budgetFrom << r.IntN(budgets)
 	token, shared := between(tokenFrom, tokenTo), between(sharedFrom, sharedTo)
-	l.law = step.Model{
+	l.Law = step.Model{
 		C0Ms: logarithm(c0From, c0To), C1Ms: logarithm(kvFrom, kvTo), RequestMs: half(logarithm(requestFrom, reqTo)),
 		OwnMs: token * (1 - shared), SharedMs: token * shared, PrefillMs: between(0, anyTo),
 	}
-	if l.rho = half(between(rhoFrom, rhoTo)); l.rho == 0 {
-		l.full = between(fullFrom, fullTo)
+	if l.Rho = half(between(rhoFrom, rhoTo)); l.Rho == 0 {
+		l.Full = between(fullFrom, fullTo)
 	}
 	room := half(between(roomFrom, roomTo))
-	l.seed = r.Uint64()
-	l.measure(room)
+	l.Seed = r.Uint64()
+	l.Measure(room)
 	return l
 }
 
-// measure finds how long requests stay and how many the ranks can serve, from some of them.
-func (l *load) measure(room float64) {
+// Measure finds how long requests stay and how many the ranks can serve, from some of them.
+func (l *Load) Measure(room float64) {
 	const n = 4000
 	var prompts, outputs, resident, longest float64
-	l.there = l.ranks * l.slots
+	l.There = l.Ranks * l.Slots
 	for _, q := range l.requests(n, 0) {
 		o := float64(q.output)
 		prompts += float64(q.prompt-q.shared) / n
@@ -101,36 +111,36 @@ func (l *load) measure(room float64) {
 		longest = max(longest, float64(q.prompt)+o)
 	}
 	resident /= outputs // KV tokens of a request that decodes, in the mean
-	slots := float64(l.slots)
+	slots := float64(l.Slots)
 	if room > 0 {
-		l.room = int64(max(1.06*longest, room*slots*resident))
-		slots = max(1, min(slots, float64(l.room)/resident))
+		l.Room = int64(max(1.06*longest, room*slots*resident))
+		slots = max(1, min(slots, float64(l.Room)/resident))
 	}
-	ms := l.law.C0Ms + slots*(l.law.RequestMs+l.law.C1Ms*resident)
-	g := float64(l.ranks)
-	each := outputs*ms/(g*slots) + prompts*(l.law.OwnMs+l.law.SharedMs)/g // ms of the group for each request
-	l.stays = each * g * slots
-	l.gap = each / max(l.rho, 1e-9)
-	if l.rho == 0 {
-		l.there = max(1, int(math.Round(l.full*float64(l.ranks*l.slots))))
-		l.gap = l.stays / float64(l.there)
+	ms := l.Law.C0Ms + slots*(l.Law.RequestMs+l.Law.C1Ms*resident)
+	g := float64(l.Ranks)
+	each := outputs*ms/(g*slots) + prompts*(l.Law.OwnMs+l.Law.SharedMs)/g // ms of the group for each request
+	l.Stays = each * g * slots
+	l.Gap = each / max(l.Rho, 1e-9)
+	if l.Rho == 0 {
+		l.There = max(1, int(math.Round(l.Full*float64(l.Ranks*l.Slots))))
+		l.Gap = l.Stays / float64(l.There)
 	} else {
-		l.there = int(l.rho * g * slots)
+		l.There = int(l.Rho * g * slots)
 	}
 }
 
 // requests draws the first n, gap ms apart in the mean.
-func (l *load) requests(n int, gap float64) []request {
-	r := rand.New(rand.NewPCG(l.seed, 1))
+func (l *Load) requests(n int, gap float64) []request {
+	r := rand.New(rand.NewPCG(l.Seed, 1))
 	all := make([]request, n)
 	var open []int32 // the last turns of chats that go on, oldest first
 	at := 0.0
 	for i := range all {
 		q := &all[i]
-		fresh := l.texts.Next(r, float64(i)/float64(n))
-		goes, on, late, guess := r.Float64() < l.chats, r.IntN(4) > 0, r.Float64(), r.NormFloat64()
+		fresh := l.Texts.Next(r, float64(i)/float64(n))
+		goes, on, late, guess := r.Float64() < l.Chats, r.IntN(4) > 0, r.Float64(), r.NormFloat64()
 		*q = request{prompt: int32(fresh.Prompt), output: int32(fresh.Output), chat: int32(i), late: lateFrom + (lateTo-lateFrom)*late}
-		if goes && len(open) > 0 && i-int(open[0]) > l.there { // an earlier turn has probably been answered
+		if goes && len(open) > 0 && i-int(open[0]) > l.There { // an earlier turn has probably been answered
 			before := &all[open[0]]
 			open = open[1:]
 			if long := before.prompt + before.output + q.prompt/4 + 1; long <= longestPrompt {
@@ -147,11 +157,11 @@ func (l *load) requests(n int, gap float64) []request {
 	return all
 }
 
-func (l *load) String() string {
-	how := fmt.Sprintf("closed, %.2f of the slots", l.full)
-	if l.rho > 0 {
-		how = fmt.Sprintf("open, rho %.2f", l.rho)
+func (l *Load) String() string {
+	how := fmt.Sprintf("closed, %.2f of the slots", l.Full)
+	if l.Rho > 0 {
+		how = fmt.Sprintf("open, rho %.2f", l.Rho)
 	}
 	return fmt.Sprintf("%d: %d ranks of %d slots, %s, %s, %.0f %% go on, budget %d, c0 %.0f ms",
-		l.number, l.ranks, l.slots, how, l.texts.String(), 100*l.chats, l.budget, l.law.C0Ms)
+		l.Number, l.Ranks, l.Slots, how, l.Texts.String(), 100*l.Chats, l.Budget, l.Law.C0Ms)
 }
