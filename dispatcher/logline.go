@@ -47,7 +47,7 @@ func (l *LogLine) AppendJSON(dst []byte) []byte {
 	}
 	dst = append(dst, `],"pool":[`...)
 	for i := range s.Pool {
-		dst = appendEntry(comma(dst, i), &s.Pool[i], s.Mixed)
+		dst = appendEntry(comma(dst, i), s, i)
 	}
 	if len(l.Outputs) > 0 {
 		dst = append(dst, `],"outputs":[`...)
@@ -96,7 +96,8 @@ func appendWorker(dst []byte, w *policy.Worker) []byte {
 	return append(dst, "]}"...)
 }
 
-func appendEntry(dst []byte, e *policy.Entry, mixed bool) []byte {
+func appendEntry(dst []byte, s *policy.Snapshot, i int) []byte {
+	e := &s.Pool[i]
 	dst = strconv.AppendUint(append(dst, `{"id":`...), e.ID, 10)
 	dst = whole(append(dst, `,"prompt":`...), e.Prompt)
 	if e.Age != 0 {
@@ -106,14 +107,14 @@ func appendEntry(dst []byte, e *policy.Entry, mixed bool) []byte {
 	if e.Urgent {
 		dst = append(dst, `,"urgent":true`...)
 	}
-	if mixed {
-		dst = appendWait(dst, e)
+	if s.Mixed {
+		dst = appendWait(dst, &s.Waits[i])
 	}
 	return append(key(dst, e.Key), '}')
 }
 
 // appendWait appends what only ranks that prefill want to know.
-func appendWait(dst []byte, e *policy.Entry) []byte {
+func appendWait(dst []byte, e *policy.Wait) []byte {
 	if e.HeldMs >= 0 {
 		dst = strconv.AppendFloat(append(dst, `,"held_ms":`...), e.HeldMs, 'g', -1, 64)
 	}

@@ -6,7 +6,7 @@ import (
 )
 
 // Router chooses the rank of a request when it comes. There is always one that can have it.
-type Router func(s *Run, ranks []policy.Worker, e *policy.Entry) int
+type Router func(s *Run, ranks []policy.Worker, e *policy.Entry, hits []policy.Hit) int
 
 // routed is a router as a policy of the board.
 type routed struct{ s *Run }
@@ -17,7 +17,7 @@ func (routed) MaxAgeMs() float32 { return 0 }
 
 func (r routed) Decide(s *policy.Snapshot, dst []policy.Assignment) []policy.Assignment {
 	e := &s.Pool[0] // there is one
-	return append(dst, policy.Assignment{Entry: e.ID, Worker: s.Workers[r.s.Route(r.s, s.Workers, e)].ID})
+	return append(dst, policy.Assignment{Entry: e.ID, Worker: s.Workers[r.s.Route(r.s, s.Workers, e, s.Waits[0].Hits)].ID})
 }
 
 // parse makes the policy of a run that routes.
@@ -30,7 +30,7 @@ func (s *Run) parse(spec string) (policy.Policy, error) {
 
 // VLLM balances as vLLM 0.32 does among its own ranks: by counts of requests that are up to 100 ms old, with what it
 // has sent since.
-func VLLM(s *Run, _ []policy.Worker, _ *policy.Entry) int {
+func VLLM(s *Run, _ []policy.Worker, _ *policy.Entry, _ []policy.Hit) int {
 	if s.Now >= s.seenAt+100 {
 		s.seenAt = s.Now
 		for i := range s.seen {
@@ -55,12 +55,12 @@ func VLLM(s *Run, _ []policy.Worker, _ *policy.Entry) int {
 }
 
 // LeastTokens sends a request to the rank that would have the fewest tokens to read and to compute.
-func LeastTokens(_ *Run, ranks []policy.Worker, e *policy.Entry) int {
+func LeastTokens(_ *Run, ranks []policy.Worker, e *policy.Entry, hits []policy.Hit) int {
 	best, least := 0, int64(0)
 	for i := range ranks {
 		w := &ranks[i]
 		score := w.KVTokens() + w.Backlog + int64(e.Prompt)
-		for _, h := range e.Hits {
+		for _, h := range hits {
 			if h.Worker == w.ID {
 				score -= min(int64(h.Tokens), int64(e.Prompt)-1)
 			}

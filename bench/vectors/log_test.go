@@ -136,7 +136,8 @@ func TestALogLineReadsBackAsItWas(t *testing.T) {
 				ID: uint64(id) + 1<<63, Prompt: whole(1<<20, "prompt"), Age: whole(1<<20, "age"), WaitMs: number("wait"),
 				Urgent: rapid.Bool().Draw(t, "urgent"), Key: rapid.Uint64().Draw(t, "key"),
 			})
-			if e := &s.Pool[id]; s.Mixed {
+			if s.Mixed {
+				var e policy.Wait
 				e.HeldMs, e.UrgentInMs, e.Express = -1, rapid.Float64Range(0, 1e9).Draw(t, "urgent in"), rapid.Bool().Draw(t, "express")
 				if rapid.Bool().Draw(t, "held") {
 					e.HeldMs = rapid.Float64Range(0, 1e9).Draw(t, "ms")
@@ -144,6 +145,7 @@ func TestALogLineReadsBackAsItWas(t *testing.T) {
 				for range whole(2, "hits") {
 					e.Hits = append(e.Hits, policy.Hit{Worker: whole(9, "rank"), Tokens: int(whole(1<<20, "tokens"))})
 				}
+				s.Waits = append(s.Waits, e)
 			}
 		}
 		outputs := rapid.SliceOfN(rapid.Int32Range(1, 1<<16), 0, 9).Draw(t, "outputs")

@@ -232,7 +232,7 @@ func (in *snapshotJSON) snapshot() (policy.Snapshot, error) {
 			ID: e.ID, Prompt: e.Prompt, Age: e.Age, WaitMs: e.WaitMs, Urgent: e.Urgent, Key: e.Key,
 		}
 		if in.Mixed {
-			e.wait(&entry)
+			s.Waits = append(s.Waits, e.wait())
 		}
 		s.Pool = append(s.Pool, entry)
 	}
@@ -253,7 +253,7 @@ func (in *snapshotJSON) snapshot() (policy.Snapshot, error) {
 }
 
 // wait is what only ranks that prefill want to know of an entry.
-func (e *entryJSON) wait(to *policy.Entry) {
+func (e *entryJSON) wait() (to policy.Wait) {
 	to.HeldMs, to.UrgentInMs, to.Express = -1, max(0, e.UrgentInMs), e.Express // without held_ms it could never be sent
 	if e.HeldMs != nil && *e.HeldMs >= 0 {
 		to.HeldMs = *e.HeldMs
@@ -261,4 +261,5 @@ func (e *entryJSON) wait(to *policy.Entry) {
 	for _, h := range e.Hits {
 		to.Hits = append(to.Hits, policy.Hit{Worker: h[0], Tokens: int(h[1])})
 	}
+	return to
 }

@@ -29,7 +29,7 @@ func (b *board) consult(g *group, p *decider, now time.Time) {
 // guard would only keep a rank free for it in vain.
 func (b *board) fill(g *group, p *decider, now time.Time) {
 	s := &b.snapshot
-	s.Workers, s.Pool = s.Workers[:0], s.Pool[:0]
+	s.Workers, s.Pool, s.Waits = s.Workers[:0], s.Pool[:0], s.Waits[:0]
 	watermark := policy.Watermark(p.Policy)
 	largest := g.largest(watermark, now)
 	model, _, _ := g.steps.Model()
@@ -50,6 +50,10 @@ func (b *board) fill(g *group, p *decider, now time.Time) {
 			continue
 		}
 		s.Pool = append(s.Pool, b.policyEntry(e, now))
+		if b.mixed {
+			w := b.waiting[e.ID]
+			s.Waits = append(s.Waits, w.wait(now))
+		}
 	}
 	s.MaxAgeMs = p.MaxAgeMs()
 	if s.MaxAgeMs > 0 {
@@ -60,15 +64,10 @@ func (b *board) fill(g *group, p *decider, now time.Time) {
 
 // policyEntry is what policies see of an entry.
 func (b *board) policyEntry(e *pool.Entry, now time.Time) policy.Entry {
-	p := policy.Entry{
+	return policy.Entry{
 		ID: e.ID, Prompt: tokens(e.Prompt), Age: tokens(e.Age), Key: e.Key,
 		WaitMs: float32(e.GuardWait(now).Seconds() * 1000), Urgent: e.Urgent(now),
 	}
-	if b.mixed {
-		w := b.waiting[e.ID]
-		w.wait(&p, now)
-	}
-	return p
 }
 
 // propose asks the policy; what it panics with becomes the failure.

@@ -182,12 +182,13 @@ func (b *board) sent(g *group) {
 }
 
 // wait tells policies how long an entry has waited for a round.
-func (w *entrant) wait(e *policy.Entry, now time.Time) {
-	e.Hits, e.HeldMs, e.Express = w.hits, -1, w.entry.Express
+func (w *entrant) wait(now time.Time) policy.Wait {
+	e := policy.Wait{Hits: w.hits, HeldMs: -1, Express: w.entry.Express}
 	if !w.since.IsZero() {
 		e.HeldMs = float64(now.Sub(w.since)) / float64(time.Millisecond)
 	}
 	if at := w.entry.UrgentAt(); at.After(now) {
 		e.UrgentInMs = float64(at.Sub(now)) / float64(time.Millisecond)
 	}
+	return e
 }

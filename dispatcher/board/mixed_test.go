@@ -359,7 +359,7 @@ func TestMixedEntriesKeepTheOrderInWhichTheyCome(t *testing.T) {
 
 func TestAPolicyThatFailsOnMixedRanksCostsNoRequest(t *testing.T) {
 	bad := &fake{Spec: "bad", Decides: func(s *policy.Snapshot, _ []policy.Assignment) []policy.Assignment {
-		if len(s.Pool) > 0 && s.Pool[0].Hits != nil {
+		if len(s.Pool) > 0 && s.Waits[0].Hits != nil {
 			panic("hits")
 		}
 		return nil

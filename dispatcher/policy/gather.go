@@ -57,8 +57,8 @@ func (p *evenkeel) inRounds(s *Snapshot, dst []Assignment) []Assignment {
 	picks, next := r.planner.Decide(0, &r.group, r.waiting, rounds.Rule{Patience: p.set.patience, MaxHold: p.set.maxHold})
 	r.nextMs = next * 1000
 	for i := range r.waiting {
-		if e := &s.Pool[r.at[i]]; e.HeldMs < 0 && r.waiting[i].Since == 0 {
-			r.first = append(r.first, e.ID)
+		if at := r.at[i]; s.Waits[at].HeldMs < 0 && r.waiting[i].Since == 0 {
+			r.first = append(r.first, s.Pool[at].ID)
 		}
 	}
 	for _, k := range picks {
@@ -115,22 +115,22 @@ func (p *evenkeel) tellRanks(s *Snapshot) {
 func (r *gather) tellWaiting(s *Snapshot, most int) {
 	r.waiting, r.at, r.hits = r.waiting[:0], r.at[:0], r.hits[:0]
 	for i := range s.Pool {
-		e := &s.Pool[i]
-		c := rounds.Candidate{Prompt: e.Prompt, Since: math.NaN(), Until: math.Inf(1), Urgent: e.Express || isOverdue(s, e)}
+		e, w := &s.Pool[i], &s.Waits[i]
+		c := rounds.Candidate{Prompt: e.Prompt, Since: math.NaN(), Until: math.Inf(1), Urgent: w.Express || isOverdue(s, e)}
 		if !c.Urgent {
 			if most == 0 {
 				continue
 			}
 			most--
 		}
-		if e.HeldMs >= 0 {
-			c.Since = -e.HeldMs / 1000
+		if w.HeldMs >= 0 {
+			c.Since = -w.HeldMs / 1000
 		}
-		if e.UrgentInMs > 0 {
-			c.Until = e.UrgentInMs / 1000
+		if w.UrgentInMs > 0 {
+			c.Until = w.UrgentInMs / 1000
 		}
 		from := len(r.hits)
-		for _, h := range e.Hits {
+		for _, h := range w.Hits {
 			if g, ok := s.index(h.Worker); ok {
 				r.hits = append(r.hits, rounds.Hit{Rank: int32(g), Tokens: int32(min(max(0, h.Tokens), int(e.Prompt)))})
 			}

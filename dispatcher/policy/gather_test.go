@@ -9,9 +9,16 @@ import (
 	"pgregory.net/rapid"
 )
 
+// prompt is an entry of a test.
+type prompt struct {
+	tokens int32
+	urgent bool
+	Wait
+}
+
 // ofMixed is two ranks that prefill, with four requests each that decode, and a law of 0.1 ms for each token of a prompt.
-func ofMixed(pool ...Entry) *Snapshot {
-	s := &Snapshot{Mixed: true, OwnMs: 0.1, C0Ms: 10, C1Ms: 1e-4, Pool: pool}
+func ofMixed(pool ...prompt) *Snapshot {
+	s := &Snapshot{Mixed: true, OwnMs: 0.1, C0Ms: 10, C1Ms: 1e-4}
 	for id := range int32(2) {
 		w := Worker{ID: 10 * id, Free: 4, Up: true}
 		for i := range uint64(4) {
@@ -19,8 +26,9 @@ func ofMixed(pool ...Entry) *Snapshot {
 		}
 		s.Workers = append(s.Workers, w)
 	}
-	for i := range s.Pool {
-		s.Pool[i].ID = uint64(i) + 1
+	for i, e := range pool {
+		s.Pool = append(s.Pool, Entry{ID: uint64(i) + 1, Prompt: e.tokens, Urgent: e.urgent})
+		s.Waits = append(s.Waits, e.Wait)
 	}
 	return s
 }
@@ -38,7 +46,7 @@ func newPolicy(t interface {
 }
 
 func TestRoundsOfAPolicy(t *testing.T) {
-	never := func(prompt int32) Entry { return Entry{Prompt: prompt, HeldMs: -1} }
+	never := func(tokens int32) prompt { return prompt{tokens: tokens, Wait: Wait{HeldMs: -1}} }
 	for _, tt := range []struct {
 		name   string
 		spec   string
@@ -52,14 +60,14 @@ func TestRoundsOfAPolicy(t *testing.T) {
 		{"but not for longer than max_hold", "evenkeel:patience=0.5,max_hold=0.05", ofMixed(never(1000)), []int32{-1}, []uint64{1}, 50},
 		{"without patience all go at once", "evenkeel:patience=0", ofMixed(never(1000)), []int32{0}, []uint64{1}, math.Inf(1)},
 		{"two level a round", "evenkeel", ofMixed(never(1000), never(1000)), []int32{0, 10}, []uint64{1, 2}, math.Inf(1)},
-		{"what was held for long enough goes", "evenkeel", ofMixed(Entry{Prompt: 1000, HeldMs: 101}), []int32{0}, nil, math.Inf(1)},
+		{"what was held for long enough goes", "evenkeel", ofMixed(prompt{1000, false, Wait{HeldMs: 101}}), []int32{0}, nil, math.Inf(1)},
 		// The first one fits beside the second one. The third one would be 9,500 on a rank, 6,500 more than there are now, where 4,500 would be level.
-		{"one that is not held goes alone", "evenkeel", ofMixed(never(500), Entry{Prompt: 3000, HeldMs: -1, Express: true}, never(9000)),
+		{"one that is not held goes alone", "evenkeel", ofMixed(never(500), prompt{3000, false, Wait{HeldMs: -1, Express: true}}, never(9000)),
 			[]int32{10, 0, -1}, []uint64{1, 3}, 0.25 * 8 * 0.1 * 2000},
-		{"so does one that is urgent", "evenkeel", ofMixed(Entry{Prompt: 3000, HeldMs: -1, Urgent: true}), []int32{0}, nil, math.Inf(1)},
-		{"or will soon be", "evenkeel", ofMixed(Entry{Prompt: 1000, HeldMs: -1, UrgentInMs: 70}), []int32{-1}, []uint64{1}, 70},
+		{"so does one that is urgent", "evenkeel", ofMixed(prompt{3000, true, Wait{HeldMs: -1}}), []int32{0}, nil, math.Inf(1)},
+		{"or will soon be", "evenkeel", ofMixed(prompt{1000, false, Wait{HeldMs: -1, UrgentInMs: 70}}), []int32{-1}, []uint64{1}, 70},
 		{"a rank that holds the prefix is preferred", "evenkeel:patience=0",
-			ofMixed(Entry{Prompt: 1000, HeldMs: -1, Hits: []Hit{{Worker: 10, Tokens: 600}, {Worker: 7, Tokens: 900}}}), []int32{10}, []uint64{1}, math.Inf(1)},
+			ofMixed(prompt{1000, false, Wait{HeldMs: -1, Hits: []Hit{{Worker: 10, Tokens: 600}, {Worker: 7, Tokens: 900}}}}), []int32{10}, []uint64{1}, math.Inf(1)},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			p := newPolicy(t, tt.spec)
@@ -83,7 +91,7 @@ func TestRoundsOfAPolicy(t *testing.T) {
 }
 
 func TestExplainSaysWhoIsHeldForARound(t *testing.T) {
-	_, left := Explain(newPolicy(t, "evenkeel"), ofMixed(Entry{Prompt: 1000, HeldMs: -1}))
+	_, left := Explain(newPolicy(t, "evenkeel"), ofMixed(prompt{1000, false, Wait{HeldMs: -1}}))
 	require.Equal(t, []Left{{1, "held for a round: it goes in 100 ms, or sooner with others"}}, left)
 }
 
@@ -104,13 +112,14 @@ func TestRoundsKeepToSlotsAndRoom(t *testing.T) {
 			s.Workers = append(s.Workers, w)
 		}
 		for id := range rapid.Uint64Range(0, 12).Draw(t, "pool") {
-			e := Entry{ID: id + 1, Prompt: rapid.Int32Range(1, 9000).Draw(t, "prompt"), HeldMs: rapid.Float64Range(-1, 6000).Draw(t, "held")}
-			e.Express = rapid.IntRange(0, 9).Draw(t, "express") == 0
+			e := Entry{ID: id + 1, Prompt: rapid.Int32Range(1, 9000).Draw(t, "prompt")}
+			w := Wait{HeldMs: rapid.Float64Range(-1, 6000).Draw(t, "held")}
+			w.Express = rapid.IntRange(0, 9).Draw(t, "express") == 0
 			e.Urgent = rapid.IntRange(0, 9).Draw(t, "urgent") == 0
 			for range rapid.IntRange(0, 2).Draw(t, "hits") {
-				e.Hits = append(e.Hits, Hit{rapid.Int32Range(0, 6).Draw(t, "rank"), rapid.IntRange(1, 9000).Draw(t, "tokens")})
+				w.Hits = append(w.Hits, Hit{rapid.Int32Range(0, 6).Draw(t, "rank"), rapid.IntRange(1, 9000).Draw(t, "tokens")})
 			}
-			s.Pool = append(s.Pool, e)
+			s.Pool, s.Waits = append(s.Pool, e), append(s.Waits, w)
 		}
 		p := newPolicy(t, "evenkeel")
 		sent := p.Decide(s, nil)

@@ -23,6 +23,7 @@ type Snapshot struct {
 	MeanOutput    float64 // tokens of a finished answer, in the mean; 0 before enough of them were seen
 
 	Mixed bool    // the ranks prefill and decode: entries come without KV
+	Waits []Wait  // of Pool then, in its order; else empty
 	OwnMs float32 // of them: ms of a step per prompt token that a rank computes by itself, 0 = unknown
 }
 
@@ -64,8 +65,10 @@ type Entry struct {
 	WaitMs float32
 	Urgent bool // three quarters of the time it may wait have passed
 	Key    uint64
+}
 
-	// Of entries for ranks that prefill.
+// Wait is what only ranks that prefill want to know of an entry. It is not in Entry, because a tick copies many of these.
+type Wait struct {
 	Hits       []Hit   // what ranks hold of its prompt; it never changes
 	HeldMs     float64 // since it could first have been sent; below 0: it never could
 	UrgentInMs float64 // until it is Urgent; 0 = it never will be, or is
