@@ -83,14 +83,9 @@ func (n MetricNames) Scrape(ctx context.Context, c *Client, t *Target) (*Sample,
 func (n MetricNames) Parse(page []byte) (*Sample, error) {
 	kv, running, waiting := orDefault(n.KVUsage, kvUsageNames), orDefault(n.Running, runningNames), orDefault(n.Waiting, waitingNames)
 	wanted := slices.Concat(kv, running, waiting, capacityNames, outputNames, askedNames, pulledNames, expiredNames, []string{cacheConfigName, startTimeName})
-	parser := expfmt.NewTextParser(model.UTF8Validation)
-	families, err := parser.TextToMetricFamilies(bytes.NewReader(onlyNamed(page, wanted)))
+	families, err := Named(page, wanted)
 	if err != nil {
-		line := 0 // the rest of what the parser says quotes the page
-		if at := (expfmt.ParseError{}); errors.As(err, &at) {
-			line = at.Line
-		}
-		return nil, fmt.Errorf("metrics page: line %d of the gauges in it is not in the text format", line)
+		return nil, err
 	}
 	s := &Sample{
 		FirstRank: firstRank(families),
@@ -104,10 +99,8 @@ func (n MetricNames) Parse(page []byte) (*Sample, error) {
 		expired:   byEngine(families, expiredNames),
 	}
 	configs := families[cacheConfigName].GetMetric()
+	maps.Copy(s.capacity, Capacities(configs))
 	for _, m := range configs {
-		if tokens, ok := cacheTokens(m, sharers(configs)); ok {
-			s.capacity[label(m, "engine")] = tokens
-		}
 		if size, err := strconv.Atoi(label(m, "block_size")); err == nil && size > 0 {
 			s.BlockTokens = size
 		}
@@ -233,6 +226,17 @@ func byEngine(families map[string]*dto.MetricFamily, names []string) map[string]
 	return out
 }
 
+// Capacities is how many tokens there is room for on each engine, by its label, from the series of vllm:cache_config_info.
+func Capacities(configs []*dto.Metric) map[string]float64 {
+	all := map[string]float64{}
+	for _, m := range configs {
+		if tokens, ok := cacheTokens(m, sharers(configs)); ok {
+			all[label(m, "engine")] = tokens
+		}
+	}
+	return all
+}
+
 // sharers is how many engines have the blocks that a page tells of each. An API
 // server of vLLM adds up the blocks of all engines behind it, and tells that sum
 // for every one of them. Numbers that differ are each engine's own.
@@ -262,6 +266,20 @@ func label(m *dto.Metric, name string) string {
 		}
 	}
 	return ""
+}
+
+// Named reads the series of exactly these names from a page in the Prometheus text format, all of them untyped.
+func Named(page []byte, names []string) (map[string]*dto.MetricFamily, error) {
+	parser := expfmt.NewTextParser(model.UTF8Validation)
+	families, err := parser.TextToMetricFamilies(bytes.NewReader(onlyNamed(page, names)))
+	if err != nil {
+		line := 0 // the rest of what the parser says quotes the page
+		if at := (expfmt.ParseError{}); errors.As(err, &at) {
+			line = at.Line
+		}
+		return nil, fmt.Errorf("metrics page: line %d of the gauges in it is not in the text format", line)
+	}
+	return families, nil
 }
 
 // onlyNamed keeps the sample lines of exactly these names. Without their TYPE

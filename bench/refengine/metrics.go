@@ -3,6 +3,8 @@ package refengine
 import (
 	"fmt"
 	"math"
+
+	"evenkeel/bench/refengine/group"
 )
 
 // serveMetrics is Prometheus text with vLLM's names, one series a rank of the
@@ -60,6 +62,7 @@ func (l *life) metrics(first, last int, usage float64) []byte {
 		deferred := func(r int) float64 { return float64(l.group.Gauges(r).Deferred.Load()) }
 		family("vllm:num_requests_waiting_by_reason", "gauge", deferred, `reason="deferred",`)
 		family("vllm:generation_tokens_total", "counter", func(r int) float64 { return float64(l.group.Gauges(r).Generated.Load()) }, "")
+		out = append(out, l.served(first, last)...)
 	}
 	family(queries, "counter", func(r int) float64 { return float64(l.prefills[r].Queries.Load() + l.group.Gauges(r).Queries.Load()) }, "")
 	family(hits, "counter", func(r int) float64 { return float64(l.prefills[r].Hits.Load() + l.group.Gauges(r).Hits.Load()) }, "")
@@ -77,6 +80,53 @@ func (l *life) metrics(first, last int, usage float64) []byte {
 	}
 	out = append(out, "# HELP process_start_time_seconds Start time of the process since unix epoch in seconds.\n# TYPE process_start_time_seconds gauge\n"...)
 	return fmt.Appendf(out, "process_start_time_seconds %.3f\n", float64(l.began.UnixMilli())/1e3)
+}
+
+// served renders what vLLM counts of the requests that its ranks have answered.
+func (l *life) served(first, last int) (out []byte) {
+	head := func(name, kind string) {
+		out = fmt.Appendf(out, "# HELP %s %s of the reference engine.\n# TYPE %s %s\n", name, kind, name, kind)
+	}
+	line := func(name string, rank int, labels string, value any) {
+		out = fmt.Appendf(out, "%s{engine=\"%d\",%smodel_name=%q} %v\n", name, l.engine.cfg.DPFirst+rank, labels, l.engine.cfg.Model, value)
+	}
+	each := func(name, kind string, of func(rank int, g *group.Gauges)) {
+		head(name, kind)
+		for rank := first; rank <= last; rank++ {
+			of(rank, l.group.Gauges(rank))
+		}
+	}
+	each("vllm:prompt_tokens_total", "counter", func(rank int, g *group.Gauges) { line("vllm:prompt_tokens_total", rank, "", g.Prompt.Load()) })
+	const source = "vllm:prompt_tokens_by_source_total"
+	each(source, "counter", func(rank int, g *group.Gauges) {
+		line(source, rank, `source="local_compute",`, max(0, g.Prompt.Load()-g.Pulled.Load()-g.Hits.Load()))
+		line(source, rank, `source="local_cache_hit",`, g.Hits.Load())
+		line(source, rank, `source="external_kv_transfer",`, g.Pulled.Load())
+	})
+	const gaps = "vllm:inter_token_latency_seconds"
+	each(gaps, "histogram", func(rank int, g *group.Gauges) {
+		line(gaps+"_bucket", rank, `le="+Inf",`, g.Gaps.Load())
+		line(gaps+"_sum", rank, "", float64(g.GapNanos.Load())/1e9)
+		line(gaps+"_count", rank, "", g.Gaps.Load())
+	})
+	lengths := func(name string, of func(g *group.Gauges) *group.Lengths) {
+		each(name, "histogram", func(rank int, g *group.Gauges) {
+			h, sum := of(g), int64(0)
+			for i := range h.Counts {
+				sum += h.Counts[i].Load()
+				le := "+Inf"
+				if i < len(group.LengthBounds) {
+					le = fmt.Sprintf("%d.0", group.LengthBounds[i])
+				}
+				line(name+"_bucket", rank, `le="`+le+`",`, sum)
+			}
+			line(name+"_sum", rank, "", h.Sum.Load())
+			line(name+"_count", rank, "", sum)
+		})
+	}
+	lengths("vllm:request_prompt_tokens", func(g *group.Gauges) *group.Lengths { return &g.Prompts })
+	lengths("vllm:request_generation_tokens", func(g *group.Gauges) *group.Lengths { return &g.Answers })
+	return out
 }
 
 // kvUsage is the share of a rank's KV cache that is in use.

@@ -100,6 +100,7 @@ var mayImport = map[string][]string{
 	"bench":               {"bench", "geo", "geo/policy", "prefill", "prefill/policy", "prefill/index", "dispatcher", "dispatcher/board", "dispatcher/policy", "dispatcher/subset", "dispatcher/twin", "pool", "predictor", "engine", "sse", "mooncake", "rawjson", "namedargs", "stats"},
 	"bench/mixed":         {"bench", "dispatcher/board", "dispatcher/policy", "dispatcher/step", "dispatcher/virtual", "stats"},
 	"bench/rounds":        {"bench", "dispatcher/rounds"},
+	"bench/survey":        {"bench", "dispatcher/step", "engine", "stats"},
 	"bench/sim":           {"bench", "dispatcher/board", "dispatcher/twin", "dispatcher/virtual", "stats"}, // what it simulates is what ships
 	"docs":                {},
 	"docs/book":           {},

@@ -46,8 +46,13 @@ func isFlag(word string) bool {
 
 // listsOf are the flags of a command line that take lists.
 func listsOf(args []string) map[string]bool {
-	if len(args) > 0 && args[0] == "init" {
-		return listFlags(initCmd{})
+	if len(args) > 0 {
+		switch args[0] {
+		case "init":
+			return listFlags(initCmd{})
+		case "survey":
+			return listFlags(surveyCmd{})
+		}
 	}
 	return listFlags(serveCmd{})
 }

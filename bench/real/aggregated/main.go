@@ -21,6 +21,7 @@ type options struct {
 	policies string
 	repeats  int
 	load     float64
+	survey   bool
 }
 
 // play is the command. It writes what it does to standard error, and the tables
@@ -33,6 +34,7 @@ func play(ctx context.Context, args []string, out io.Writer) (err error) {
 	flags.IntVar(&o.Requests, "requests", 60, "of a list; each takes about a third of a second")
 	flags.IntVar(&o.repeats, "repeats", 5, "how often the delay by each prompt is measured")
 	flags.Float64Var(&o.load, "load", 0.75, "of the open lists, as a share of the requests per second that "+reference+" serves of the closed ones")
+	flags.BoolVar(&o.survey, "survey", false, "only: what evenkeel survey sees of the engine")
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
@@ -48,6 +50,14 @@ func play(ctx context.Context, args []string, out io.Writer) (err error) {
 		return err
 	}
 	tables := ranks.Tables{Out: out, Target: "real-aggregated"}
+	seen, err := w.survey(ctx)
+	if err != nil {
+		return err
+	}
+	tables.Show("survey", "What a survey sees", func(out io.Writer) { writeSurvey(out, seen) })
+	if o.survey {
+		return tables.Save(o.Out)
+	}
 	delays, err := w.delays(ctx)
 	if err != nil {
 		return err

@@ -34,8 +34,9 @@ type Job struct {
 	phase  phase
 	want   int // tokens after which it is finished
 	local  bool
-	turn   float64 // when in a step it gets its token: 1 at the end
-	number int32   // on mixed ranks
+	turn   float64   // when in a step it gets its token: 1 at the end
+	number int32     // on mixed ranks
+	last   time.Time // when it got its last token
 }
 
 type phase uint8
@@ -143,6 +144,46 @@ type Gauges struct {
 	Running, Waiting, Deferred, KVBlocks, Most, Generated, Stranded atomic.Int64
 
 	Queries, Hits atomic.Int64 // tokens of prompts of mixed ranks, and those that the prefix cache had
+
+	Prompt, Pulled   atomic.Int64 // tokens of prompts of those that have their first token, and those whose KV came from a prefill engine
+	Gaps, GapNanos   atomic.Int64 // between two tokens of an answer: how many, and their sum
+	Prompts, Answers Lengths      // of those that have ended
+}
+
+// LengthBounds are those of vLLM's histograms of lengths, in tokens.
+var LengthBounds = [...]int64{1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000}
+
+// Lengths is a histogram of lengths.
+type Lengths struct {
+	Counts [len(LengthBounds) + 1]atomic.Int64 // up to each bound and above the one before; the last is of those above all
+	Sum    atomic.Int64
+}
+
+func (l *Lengths) observe(tokens int64) {
+	at, _ := slices.BinarySearch(LengthBounds[:], tokens)
+	l.Counts[at].Add(1)
+	l.Sum.Add(tokens)
+}
+
+// given notes that a request gets so many tokens now.
+func (g *Gauges) given(j *Job, tokens int, now time.Time) {
+	g.Generated.Add(int64(tokens))
+	if j.last.IsZero() {
+		g.Prompt.Add(int64(j.prompt))
+		if j.remote && !j.local {
+			g.Pulled.Add(int64(j.prompt))
+		}
+	} else {
+		g.Gaps.Add(1)
+		g.GapNanos.Add(now.Sub(j.last).Nanoseconds())
+	}
+	j.last = now
+}
+
+// ended notes that a request has its last token.
+func (g *Gauges) ended(j *Job, tokens int) {
+	g.Prompts.observe(int64(j.prompt))
+	g.Answers.observe(int64(tokens))
 }
 
 // New is a group without requests. caches are those of the ranks, nil for one that has none.
@@ -527,6 +568,7 @@ func (g *Group) publish() {
 // its slot before its last chunk can be written.
 func (g *Group) generate(due func(*Job) bool) {
 	var leaving []*Job
+	now := time.Now()
 	for i := range g.ranks {
 		r := &g.ranks[i]
 		kept := r.running[:0]
@@ -538,13 +580,14 @@ func (g *Group) generate(due func(*Job) bool) {
 			made := int(j.Made.Load())
 			n := min(g.cfg.TokensPerChunk, j.want-made)
 			g.count.Tokens.Add(int64(n))
-			r.gauges.Generated.Add(int64(n))
+			r.gauges.given(j, n, now)
 			if made+n < j.want {
 				j.Made.Store(int64(made + n))
 				nudge(j.Wake)
 				kept = append(kept, j)
 				continue
 			}
+			r.gauges.ended(j, j.want)
 			leaving = append(leaving, j)
 		}
 		clear(r.running[len(kept):])

@@ -24,8 +24,9 @@ type mixed struct {
 	virtual.Mixed
 	group   *Group
 	jobs    map[int32]*Job
-	last    int32  // number of a request
-	leaving []*Job // finished by the step that ends
+	last    int32     // number of a request
+	leaving []*Job    // finished by the step that ends
+	now     time.Time // when that ends
 }
 
 func newMixed(g *Group) *mixed {
@@ -83,6 +84,7 @@ func (m *mixed) begin() (length time.Duration, busy bool) {
 func (m *mixed) end() []*Job {
 	clear(m.leaving)
 	m.leaving = m.leaving[:0]
+	m.now = time.Now()
 	m.Finish()
 	return m.leaving
 }
@@ -109,15 +111,16 @@ func (m *mixed) computed(rank int, w *virtual.Work) {
 
 func (m *mixed) token(rank int, w *virtual.Work) {
 	m.group.count.Tokens.Add(1)
-	m.group.ranks[rank].gauges.Generated.Add(1)
+	j := m.jobs[w.Job]
+	m.group.ranks[rank].gauges.given(j, 1, m.now)
 	if w.Left > 0 {
-		j := m.jobs[w.Job]
 		j.Made.Store(int64(w.Gen))
 		nudge(j.Wake)
 	}
 }
 
-func (m *mixed) finished(_ int, w *virtual.Work) {
+func (m *mixed) finished(rank int, w *virtual.Work) {
+	m.group.ranks[rank].gauges.ended(m.jobs[w.Job], int(w.Gen))
 	m.leaving = append(m.leaving, m.jobs[w.Job])
 	delete(m.jobs, w.Job)
 }

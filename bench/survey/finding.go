@@ -1,0 +1,311 @@
+package survey
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"slices"
+
+	"evenkeel/stats"
+)
+
+// Finding is what a survey found of a group.
+type Finding struct {
+	*Group
+	Seconds  float64 // that were watched and counted
+	InFlight float64 // requests in the engines, in the mean
+	Closed   bool
+	Tokens   float64 // of answers, a second
+	GapMs    float64 // between two tokens of an answer, in the mean
+
+	KVExcess      float64 // by how much the fullest rank's KV is above the mean, as a share of the mean
+	RequestExcess float64 // likewise of requests
+	KVFull        float64 // mean share of the KV room that is in use; NaN: not told
+	Prompts       float64 // tokens of prompts that are computed, a second
+	Prefilling    Prefilling
+
+	Law     fitted
+	KVShare float64 // of a step, that reading KV takes on the fullest rank
+	Least   Span    // of levelling: were all ranks always as full as the mean
+	Changes []Change
+	Assumed []string
+	Why     error // nothing is foretold
+}
+
+// Prefilling is what is known of steps with prompts.
+type Prefilling struct {
+	Told  bool
+	Share float64 // of the steps hold a prompt at least
+	Ranks float64 // that have one in those, in the mean
+}
+
+// Span is where a figure lies, with the middle of all that fits.
+type Span struct{ Low, Middle, High float64 }
+
+// Change is what a change of policy is worth.
+type Change struct {
+	What  string
+	Gain  Span // as a share: of tokens/s, or of the time between two tokens
+	Width float64
+	Told  bool // it is narrow enough to decide by
+}
+
+// narrow is how wide an interval may be to be told: so many points, or half the gain.
+const narrow = 0.06
+
+func change(what string, gain Span) Change {
+	c := Change{What: what, Gain: gain, Width: gain.High - gain.Low}
+	c.Told = c.Width <= max(narrow, math.Abs(gain.Middle)/2)
+	return c
+}
+
+// Judge says what was found of each group.
+func Judge(ctx context.Context, all []*Series, given Given, progress func(done, of int)) ([]*Finding, error) {
+	var out []*Finding
+	for _, g := range groups(all) {
+		f, err := judge(ctx, g, given, progress)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, f)
+	}
+	return out, nil
+}
+
+func judge(ctx context.Context, g *Group, given Given, progress func(done, of int)) (*Finding, error) {
+	f := &Finding{Group: g}
+	f.see()
+	if g.Kind == idle || g.Kind == prefills {
+		f.Why = errors.New(map[kind]string{idle: "nothing was answered meanwhile", prefills: "these ranks only prefill"}[g.Kind])
+		return f, nil
+	}
+	if len(g.Ranks) == 1 {
+		f.Why = errors.New("one rank waits for no other")
+		return f, nil
+	}
+	chunk := given.chunk(g)
+	points := g.points(max(1, leastSteps*f.GapMs/1000), chunk)
+	if g.Kind == both {
+		f.prefilling(points)
+		f.prompts(points, given)
+		return f, nil
+	}
+	if f.Law = fit(points); !f.Law.ok {
+		f.Why = fmt.Errorf("the length of steps follows nothing that the pages tell, in %d windows", len(points))
+		return f, nil
+	}
+	for i := range points {
+		f.KVShare += f.Law.C1Ms * points[i].kv / points[i].ms / float64(len(points))
+	}
+	l, err := newLoad(g, given, f.Law)
+	if err != nil {
+		f.Why = err
+		return f, nil //nolint:nilerr // it is what was found
+	}
+	f.Closed = l.closed
+	f.Least = f.levelling(points, 0, 1)
+	f.assume(l, given)
+	return f, f.decode(ctx, l, points, progress)
+}
+
+// leastSteps is how many steps a window has at least, about.
+const leastSteps = 15
+
+// prompts says what could be gained at most where ranks prefill: all that prompts cost, so that a step takes as long as where hardly any are computed.
+// How much of that rounds would gain depends on what a prompt costs other ranks, which no page tells.
+func (f *Finding) prompts(points []point, given Given) {
+	if given.Budget == 0 {
+		f.Assumed = append(f.Assumed, fmt.Sprintf("a step computes at most %d tokens of prompts on a rank (--token-budget says another number)", assumedBudget))
+	}
+	f.Assumed = append(f.Assumed, "the steps in which a rank computes prompts do not depend on those of other ranks")
+	few := len(points) / 10
+	if few < leastFew {
+		f.Why = fmt.Errorf("%d windows are too few; watch for longer", len(points))
+		return
+	}
+	slices.SortFunc(points, func(a, b point) int { return cmp.Compare(a.meanPrompt, b.meanPrompt) })
+	mean := func(of []point, x func(p *point) float64) (m float64) {
+		steps := 0.0
+		for i := range of {
+			m, steps = m+of[i].steps*x(&of[i]), steps+of[i].steps
+		}
+		return m / steps
+	}
+	tokens := func(p *point) float64 { return p.meanPrompt }
+	if all := mean(points, tokens); all == 0 || mean(points[:few], tokens) > hardly*all {
+		f.Why = errors.New("prompts were computed in all windows, or in none, so that nobody knows what steps take without them")
+		return
+	}
+	lengths := func(p *point) float64 { return p.ms }
+	gain := func(few []point) float64 { return max(0, mean(points, lengths)/mean(few, lengths)-1) }
+	low, high := stats.Bootstrap(few, 0.95, func(drawn []int) float64 {
+		of := make([]point, few)
+		for i, d := range drawn {
+			of[i] = points[d]
+		}
+		return gain(of)
+	})
+	f.Least = Span{low, gain(points[:few]), high}
+}
+
+// The windows with the fewest tokens of prompts are a tenth of all, and so many at least. In a step of theirs there is that share of the mean at most.
+const (
+	leastFew = 5
+	hardly   = 0.1
+)
+
+// prefilling says in what share of the steps ranks compute prompts, if each step of a rank that does has as many tokens as it can, and ranks do not
+// wait for each other.
+func (f *Finding) prefilling(points []point) {
+	var steps, some, ranks float64
+	for i := range points {
+		p := &points[i]
+		steps, some, ranks = steps+p.steps, some+p.steps*p.prompting, ranks+p.steps*p.computing
+	}
+	if some > 0 {
+		f.Prefilling = Prefilling{Told: true, Share: some / steps, Ranks: ranks / some}
+	}
+}
+
+// chunk is how many tokens of a prompt a step computes in the mean, if each has as many as are left and as the budget allows.
+func (given Given) chunk(g *Group) float64 {
+	budget := float64(cmp.Or(given.Budget, assumedBudget))
+	t, ok := newTexts(g.prompts, g.outputs)
+	if !ok {
+		return budget
+	}
+	tokens, chunks, r := 0.0, 0.0, rand.New(rand.NewPCG(1, 3))
+	for range 5000 {
+		n := float64(t.Next(r, 0).Prompt)
+		tokens, chunks = tokens+n, chunks+math.Ceil(n/budget)
+	}
+	return tokens / chunks
+}
+
+// see sums up what the pages tell without any law.
+func (f *Finding) see() {
+	var steps, kv, requests, full, output, weighed, prompts float64
+	for i := range f.windows {
+		w := &f.windows[i]
+		f.Seconds += w.seconds
+		output += w.output
+		if !math.IsNaN(w.stepMs) {
+			weighed += w.output * w.stepMs
+		}
+		var sumKV, sumRunning, mostKV, mostRunning float64
+		for k := range w.ranks {
+			r := &w.ranks[k]
+			sumKV, sumRunning = sumKV+r.kv, sumRunning+r.running
+			mostKV, mostRunning = max(mostKV, r.kv), max(mostRunning, r.running)
+			f.InFlight += (r.running + r.waiting) * w.seconds
+			prompts += r.computed
+		}
+		if n := float64(len(w.ranks)); sumKV > 0 && sumRunning > 0 {
+			steps++
+			kv, requests = kv+mostKV*n/sumKV-1, requests+mostRunning*n/sumRunning-1
+			full += sumKV / n / f.room
+		}
+	}
+	f.KVExcess, f.RequestExcess, f.KVFull = kv/steps, requests/steps, full/steps
+	f.InFlight, f.Tokens, f.GapMs, f.Prompts = f.InFlight/f.Seconds, output/f.Seconds, weighed/output, prompts/f.Seconds
+}
+
+// levelling is what it is worth if the fullest rank has only so many times the excess of KV and requests over the mean that it has, and so many times
+// as many requests run. The windows are drawn anew in blocks, since neighbours are alike.
+func (f *Finding) levelling(points []point, excess, running float64) Span {
+	blocks := min(len(points), 30)
+	gain := func(law *fitted, of []point) float64 {
+		var now, fixed, loads float64
+		for i := range of {
+			p := &of[i]
+			now += p.steps * p.ms
+			kv, requests := p.meanKV+excess*(p.kv-p.meanKV), p.meanRunning+excess*(p.running-p.meanRunning)
+			same := p.steps * (law.C1Ms*(p.kv-kv) + law.RequestMs*(p.running-requests)) // what is saved if as many run
+			all := p.steps * (law.C1Ms*kv + law.RequestMs*requests)
+			fixed, loads = fixed+p.steps*p.ms-same-all, loads+all
+		}
+		if f.Closed {
+			return running*now/(fixed+loads*running) - 1
+		}
+		// Requests come as they came, so that fewer are there at once if steps are shorter.
+		return (now-loads)/fixed - 1
+	}
+	low, high := stats.Bootstrap(blocks, 0.95, func(drawn []int) float64 {
+		var of []point
+		for _, b := range drawn {
+			of = append(of, points[b*len(points)/blocks:(b+1)*len(points)/blocks]...)
+		}
+		law := fit(of)
+		if !law.ok {
+			law = f.Law
+		}
+		return gain(&law, of)
+	})
+	return Span{Low: low, Middle: gain(&f.Law, points), High: high}
+}
+
+// decode says what levelling is worth on ranks that decode.
+func (f *Finding) decode(ctx context.Context, l *traffic, points []point, progress func(done, of int)) error {
+	if math.IsNaN(f.room) || math.IsNaN(f.KVExcess) {
+		f.Why = errors.New("the pages do not tell how many tokens there is room for (vllm:cache_config_info), so that it is not known how many are held")
+		return nil
+	}
+	var excesses, runs []float64
+	for seed := range uint64(simulated) {
+		progress(int(seed), simulated)
+		of, err := l.decodeLevels(ctx, seed)
+		if err != nil {
+			return err
+		}
+		ours, like := of[len(of)-1], 0
+		for i := range of[:len(of)-1] { // the router that levels as what was seen does
+			if math.Abs(math.Log(of[i].kv/f.KVExcess)) < math.Abs(math.Log(of[like].kv/f.KVExcess)) {
+				like = i
+			}
+		}
+		excesses = append(excesses, min(1, ours.kv/of[like].kv))
+		running := l.inFlight
+		if l.saturated() {
+			running = ours.running
+		}
+		runs = append(runs, max(1, running/l.running))
+	}
+	progress(simulated, simulated)
+	low := f.levelling(points, min(1, slices.Max(excesses)*(1+spare)), slices.Min(runs))
+	high := f.levelling(points, slices.Min(excesses)*(1-spare), slices.Max(runs))
+	middle := f.levelling(points, stats.Mean(excesses), stats.Mean(runs)).Middle
+	f.Changes = append(f.Changes, change(levelled, Span{low.Low, middle, high.High}.wider()))
+	return nil
+}
+
+// levelled is the default policy on ranks that decode.
+const levelled = "ranks levelled by evenkeel"
+
+// How often the policies are simulated on a group, and by what share their figures may differ from those of the real requests.
+const (
+	simulated = 3
+	spare     = 0.25
+)
+
+// wider is a span with what nobody can foretell: requests that were not seen are others.
+func (s Span) wider() Span {
+	return Span{s.Low - unseen, s.Middle, s.High + unseen}
+}
+
+const unseen = 0.01
+
+// assume says what no page told.
+func (f *Finding) assume(l *traffic, given Given) {
+	add := func(format string, args ...any) { f.Assumed = append(f.Assumed, fmt.Sprintf(format, args...)) }
+	if given.Slots == 0 {
+		add("a rank runs at most %d requests at once, the most that was seen (--slots says another number)", l.slots)
+	}
+	if l.closed {
+		add("as many requests stay in the engines as there were: whoever gets an answer sooner asks again sooner")
+	} else {
+		add("requests come as they came, however fast they are answered")
+	}
+}

@@ -1,0 +1,91 @@
+// Package survey looks at engines that serve already, behind whatever router, and says what levelling their ranks and holding their prompts could
+// gain. It reads their pages of metrics and changes nothing.
+package survey
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"sync"
+	"time"
+
+	"evenkeel/engine"
+)
+
+// Watch asks all engines for their metrics, once in each interval, until the time is over or ctx ends. Each engine has one request at a time. One
+// that is silent in the first round is an error: its address may be wrong.
+func Watch(ctx context.Context, client *engine.Client, targets []*engine.Target, every, lasts time.Duration, told func(gone time.Duration)) ([]*Series, error) {
+	all := make([]*Series, len(targets))
+	for i, t := range targets {
+		all[i] = &Series{Address: t.ID}
+	}
+	ticker := time.NewTicker(every)
+	defer ticker.Stop()
+	began := time.Now()
+	for round := 0; ; round++ {
+		now := time.Now()
+		ask(ctx, client, targets, all, now, max(every, leastPatience))
+		if round == 0 {
+			var errs []error
+			for _, s := range all {
+				errs = append(errs, s.Err)
+			}
+			if err := errors.Join(errs...); err != nil {
+				return nil, err
+			}
+		}
+		told(time.Since(began))
+		if time.Since(began) >= lasts {
+			return all, nil
+		}
+		select {
+		case <-ctx.Done():
+			return all, nil
+		case <-ticker.C:
+		}
+	}
+}
+
+const (
+	pageLimit     = 16 << 20        // bytes; that of a big deployment is below 1 MiB
+	leastPatience = 2 * time.Second // with an engine's page
+	atOnce        = 64              // engines that are asked
+)
+
+// ask asks each engine once.
+func ask(ctx context.Context, client *engine.Client, targets []*engine.Target, all []*Series, now time.Time, patience time.Duration) {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	var workers sync.WaitGroup
+	free := make(chan struct{}, atOnce)
+	for i, t := range targets {
+		free <- struct{}{}
+		workers.Go(func() {
+			defer func() { <-free }()
+			s := all[i]
+			p, err := get(ctx, client, t)
+			if s.Err = err; err != nil {
+				s.Silent++
+				return
+			}
+			s.Add(now, p)
+		})
+	}
+	workers.Wait()
+}
+
+func get(ctx context.Context, client *engine.Client, t *engine.Target) (Page, error) {
+	status, body, err := client.Get(ctx, t, "/metrics", pageLimit, engine.Header{Name: "Accept", Value: "text/plain;version=0.0.4;q=1,*/*"})
+	if err != nil {
+		return Page{}, err
+	}
+	if status != http.StatusOK {
+		return Page{}, fmt.Errorf("engine %s: GET /metrics: status %d; SGLang has metrics with --enable-metrics, and an API key is taken from OPENAI_API_KEY", t.ID, status)
+	}
+	p, err := Read(body)
+	if err != nil {
+		return Page{}, fmt.Errorf("engine %s: %w", t.ID, err)
+	}
+	return p, nil
+}

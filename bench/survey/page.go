@@ -1,0 +1,251 @@
+package survey
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"math"
+	"slices"
+	"strconv"
+
+	dto "github.com/prometheus/client_model/go"
+
+	"evenkeel/engine"
+)
+
+// Rank is what an engine's page of metrics tells of one of its ranks. What it does not tell is NaN.
+type Rank struct {
+	Name             string  // of the rank, as the page labels it
+	Running, Waiting float64 // requests
+	KV               float64 // tokens in use
+	Room             float64 // tokens that there is room for
+
+	// Since the engine started.
+	Output   float64 // tokens of answers
+	Prompt   float64 // tokens of prompts
+	Computed float64 // of those, neither cached nor pulled
+	Pulled   float64 // of those, pulled from another engine
+	Gaps     float64 // times between the tokens of answers
+	GapsMs   float64 // their sum
+	Ended    float64 // tokens of prompts and answers of the requests that have ended
+	Hits     float64 // tokens of prompts that the prefix cache had, when they were admitted
+
+	Prompts, Outputs Histogram // lengths of the requests that have ended, in tokens
+}
+
+// Histogram is how many values there were up to each bound, since the engine started.
+type Histogram struct {
+	Bounds []float64 // the last is infinite
+	Counts []float64
+	Sum    float64
+}
+
+// family is where a figure stands: the first name with a value wins. Series of a rank are added up, if their label has that value; of a gauge the
+// largest counts.
+type family struct {
+	names        []string
+	label, value string
+	gauge        bool
+}
+
+var (
+	running  = family{gauge: true, names: []string{"vllm:num_requests_running", "sglang:num_running_reqs"}}
+	waiting  = family{gauge: true, names: []string{"vllm:num_requests_waiting", "sglang:num_queue_reqs"}}
+	usage    = family{gauge: true, names: []string{"vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc", "sglang:token_usage"}}
+	room     = family{gauge: true, names: []string{"sglang:max_total_num_tokens"}}
+	output   = family{names: []string{"vllm:generation_tokens_total"}}
+	prompt   = family{names: []string{"vllm:prompt_tokens_total"}}
+	computed = family{names: []string{"vllm:prompt_tokens_by_source_total"}, label: "source", value: "local_compute"}
+	pulled   = family{names: []string{"vllm:prompt_tokens_by_source_total"}, label: "source", value: "external_kv_transfer"}
+	decoded  = family{names: []string{"sglang:realtime_tokens_total"}, label: "mode", value: "decode"}
+	extended = family{names: []string{"sglang:realtime_tokens_total"}, label: "mode", value: "prefill_compute"}
+	hits     = family{names: []string{"vllm:prefix_cache_hits_total", "vllm:gpu_prefix_cache_hits_total"}}
+	cached   = family{names: []string{"sglang:realtime_tokens_total"}, label: "mode", value: "prefill_cache"}
+	gaps     = family{names: []string{"vllm:inter_token_latency_seconds_count", "vllm:time_per_output_token_seconds_count"}}
+	gapsS    = family{names: []string{"vllm:inter_token_latency_seconds_sum", "vllm:time_per_output_token_seconds_sum"}}
+)
+
+const (
+	cacheConfig = "vllm:cache_config_info"
+	started     = "process_start_time_seconds"
+)
+
+// The histograms of lengths, by their names without what follows in those of series.
+var (
+	promptLengths = []string{"vllm:request_prompt_tokens", "sglang:prompt_tokens_histogram"}
+	outputLengths = []string{"vllm:request_generation_tokens", "sglang:generation_tokens_histogram"}
+)
+
+func wanted() (names []string) {
+	for _, f := range []family{running, waiting, usage, room, output, prompt, computed, decoded, hits, gaps, gapsS} {
+		names = append(names, f.names...)
+	}
+	for _, h := range slices.Concat(promptLengths, outputLengths) {
+		names = append(names, h+"_bucket", h+"_sum")
+	}
+	return append(names, cacheConfig, started)
+}
+
+var names = wanted()
+
+// Page is what an engine's page of metrics tells.
+type Page struct {
+	Model   string
+	Started float64 // when its process did, Unix seconds; 0: not told
+	SGLang  bool
+	Ranks   []Rank // by name
+}
+
+// Read reads a page.
+func Read(text []byte) (Page, error) {
+	families, err := engine.Named(text, names)
+	if err != nil {
+		return Page{}, err
+	}
+	p := Page{}
+	ranks := map[string]*Rank{}
+	for _, name := range running.names {
+		for _, m := range families[name].GetMetric() {
+			p.Model = cmp.Or(p.Model, labelOf(m, "model_name"))
+			p.SGLang = name == running.names[1]
+			ranks[rankOf(m)] = &Rank{Name: rankOf(m)}
+		}
+	}
+	if len(ranks) == 0 {
+		return Page{}, fmt.Errorf("the page has neither %s nor %s; does the address belong to an engine of vLLM, or to one of SGLang that was started with --enable-metrics?", running.names[0], running.names[1])
+	}
+	for _, m := range families[started].GetMetric() {
+		p.Started = m.GetUntyped().GetValue()
+	}
+	rooms := engine.Capacities(families[cacheConfig].GetMetric())
+	for name, r := range ranks {
+		of := func(f family) float64 { return f.of(families, name) }
+		r.Running, r.Waiting, r.Output, r.Prompt, r.Computed, r.Pulled = of(running), of(waiting), of(output), of(prompt), of(computed), of(pulled)
+		r.Hits = of(hits)
+		r.Gaps, r.GapsMs, r.Room = of(gaps), 1000*of(gapsS), of(room)
+		if p.SGLang { // its page counts tokens only once a request has ended, where ranks have no label
+			r.Output, r.Computed, r.Pulled = of(decoded), of(extended), math.NaN()
+			r.Prompt = r.Computed + zeroIfUnknown(of(cached))
+		}
+		if tokens, told := rooms[name]; told {
+			r.Room = tokens
+		}
+		r.KV = of(usage) * r.Room
+	}
+	for _, name := range slices.SortedFunc(maps.Keys(ranks), func(a, b string) int { return cmp.Or(cmp.Compare(len(a), len(b)), cmp.Compare(a, b)) }) {
+		r := ranks[name]
+		r.Prompts, r.Outputs = lengths(families, promptLengths, name), lengths(families, outputLengths, name)
+		if len(p.Ranks) == 0 && len(r.Prompts.Bounds) == 0 { // SGLang's are of all ranks
+			r.Prompts, r.Outputs = lengths(families, promptLengths, ""), lengths(families, outputLengths, "")
+		}
+		r.Ended = r.Prompts.Sum + r.Outputs.Sum
+		p.Ranks = append(p.Ranks, *r)
+	}
+	return p, nil
+}
+
+func zeroIfUnknown(x float64) float64 {
+	if math.IsNaN(x) {
+		return 0
+	}
+	return x
+}
+
+// rankOf is the label of a rank: vLLM has `engine`, SGLang `dp_rank`.
+func rankOf(m *dto.Metric) string { return cmp.Or(labelOf(m, "engine"), labelOf(m, "dp_rank")) }
+
+func labelOf(m *dto.Metric, name string) string {
+	for _, l := range m.GetLabel() {
+		if l.GetName() == name {
+			return l.GetValue()
+		}
+	}
+	return ""
+}
+
+// of is the figure of a rank. SGLang's tensor-parallel workers tell the same each, so the largest counts there.
+func (f family) of(families map[string]*dto.MetricFamily, rank string) float64 {
+	for _, name := range f.names {
+		sum, found := map[string]float64{}, false
+		for _, m := range families[name].GetMetric() {
+			v := m.GetUntyped().GetValue()
+			if rankOf(m) != rank || math.IsNaN(v) || f.label != "" && labelOf(m, f.label) != f.value {
+				continue
+			}
+			if tp := labelOf(m, "tp_rank"); f.gauge {
+				sum[tp] = max(sum[tp], v)
+			} else {
+				sum[tp] += v
+			}
+			found = true
+		}
+		if found {
+			return slices.Max(slices.Collect(maps.Values(sum)))
+		}
+	}
+	return math.NaN()
+}
+
+// lengths are those of a rank in the first histogram that is there.
+func lengths(families map[string]*dto.MetricFamily, names []string, rank string) (h Histogram) {
+	for _, name := range names {
+		at := map[float64]float64{}
+		for _, m := range families[name+"_bucket"].GetMetric() {
+			le, err := strconv.ParseFloat(labelOf(m, "le"), 64)
+			if err != nil || rankOf(m) != rank {
+				continue
+			}
+			at[le] += m.GetUntyped().GetValue()
+		}
+		if len(at) == 0 {
+			continue
+		}
+		for _, m := range families[name+"_sum"].GetMetric() {
+			if rankOf(m) == rank {
+				h.Sum += m.GetUntyped().GetValue()
+			}
+		}
+		h.Bounds = slices.Sorted(maps.Keys(at))
+		for _, b := range h.Bounds {
+			h.Counts = append(h.Counts, at[b])
+		}
+		return h
+	}
+	return h
+}
+
+// since is what came to a histogram after it was like another one.
+func (h Histogram) since(o Histogram) Histogram {
+	if !slices.Equal(h.Bounds, o.Bounds) {
+		return h
+	}
+	d := Histogram{Bounds: h.Bounds, Sum: h.Sum - o.Sum}
+	for i := range h.Counts {
+		d.Counts = append(d.Counts, h.Counts[i]-o.Counts[i])
+	}
+	return d
+}
+
+// add adds the values of another one with the same bounds.
+func (h *Histogram) add(o Histogram) {
+	if len(h.Bounds) == 0 {
+		*h = Histogram{Bounds: o.Bounds, Counts: slices.Clone(o.Counts), Sum: o.Sum}
+		return
+	}
+	if slices.Equal(h.Bounds, o.Bounds) {
+		for i := range h.Counts {
+			h.Counts[i] += o.Counts[i]
+		}
+		h.Sum += o.Sum
+	}
+}
+
+// total is how many values there are.
+func (h *Histogram) total() float64 {
+	if len(h.Counts) == 0 {
+		return 0
+	}
+	return h.Counts[len(h.Counts)-1]
+}
+
+func (h *Histogram) mean() float64 { return h.Sum / h.total() }

@@ -1,0 +1,129 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"strings"
+	"syscall"
+	"time"
+
+	"evenkeel/bench/survey"
+	"evenkeel/engine"
+	"evenkeel/gateway/config"
+	"evenkeel/mooncake"
+)
+
+// surveyCmd looks at engines that serve already.
+type surveyCmd struct {
+	Engines []string      `sep:"none" required:"" placeholder:"ADDR ..." help:"Ask the engines at these addresses, host:port or a URL. An address with several ranks is named once."`
+	For     time.Duration `default:"15m" placeholder:"TIME" help:"Watch for this long; Ctrl-C ends it sooner (default: ${default})."`
+	Every   time.Duration `default:"1s" placeholder:"TIME" help:"Ask each engine once in this time (default: ${default})."`
+	Slots   int           `placeholder:"N" help:"A rank runs N requests at once, its --max-num-seqs (default: the most that is seen)."`
+	Budget  int           `name:"token-budget" placeholder:"N" help:"A rank that prefills and decodes has N tokens in a step, its --max-num-batched-tokens (default: 8192)."`
+	Out     string        `short:"o" placeholder:"FILE" help:"Write the report as a page to FILE, which must not be there yet; it is printed as well."`
+}
+
+// Help is what `survey --help` says below its first line.
+func (surveyCmd) Help() string {
+	return `It reads GET /metrics of engines that serve already, behind whatever router, and changes nothing:
+
+    evenkeel survey --engines 10.0.0.3:8200 10.0.0.3:8201 10.0.0.4:8200 --for 15m --out survey.html
+
+It finds which ranks step together, how uneven they are, what a step takes, and what evenkeel could gain there, with an interval and with what it had to assume. Where that cannot be told it says so. An API key of the engines is taken from the variable OPENAI_API_KEY. SGLang has metrics with --enable-metrics. Watch while traffic is as usual: what is not seen is not counted.`
+}
+
+// Run watches, simulates and reports.
+func (c *surveyCmd) Run(std streams) error {
+	switch {
+	case c.Every < 200*time.Millisecond:
+		return usageError{fmt.Errorf("--every %v asks too often; take 200ms or more", c.Every)}
+	case c.For < 10*c.Every:
+		return usageError{fmt.Errorf("--for %v is too short for --every %v; take ten times that or more", c.For, c.Every)}
+	case c.Slots < 0 || c.Budget < 0:
+		return usageError{errors.New("--slots and --token-budget are numbers above 0")}
+	}
+	if c.Out != "" {
+		if _, err := os.Lstat(c.Out); err == nil {
+			return thereAlready(c.Out)
+		}
+	}
+	targets, err := c.targets()
+	if err != nil {
+		return usageError{err}
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	client := engine.NewClient(engine.Options{ReadBuffer: 64 << 10})
+	defer client.Close()
+	fmt.Fprintf(std.err, "watching %d addresses for %v; Ctrl-C ends it with what was seen\n", len(targets), c.For)
+	bar := newProgress(std.err)
+	began := time.Now()
+	all, err := survey.Watch(ctx, client, targets, c.Every, c.For, func(gone time.Duration) {
+		bar.update(int(gone.Seconds()), int(c.For.Seconds()), fmt.Sprintf("watched for %v of %v", gone.Round(time.Second), c.For))
+	})
+	bar.finish()
+	if err != nil {
+		return err
+	}
+	lasted := time.Since(began)
+	stop() // a second signal ends the program
+	fmt.Fprintln(std.err, "simulating what was seen")
+	bar = newProgress(std.err)
+	findings, err := survey.Judge(context.Background(), all, survey.Given{Slots: c.Slots, Budget: c.Budget}, func(done, of int) {
+		bar.update(done, of, fmt.Sprintf("simulated %d of %d", done, of))
+	})
+	bar.finish()
+	if err != nil {
+		return err
+	}
+	r := survey.NewReport("evenkeel "+strings.Join(os.Args[1:], " "), lasted, all, findings)
+	if len(findings) == 0 {
+		return errors.New("the engines told nothing twice, so nothing is known; watch for longer")
+	}
+	if err := r.Text(std.out); err != nil {
+		return err
+	}
+	if c.Out == "" {
+		return nil
+	}
+	f, err := os.OpenFile(c.Out, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666) //nolint:gosec // a report is read by others
+	if err != nil {
+		return err
+	}
+	if err := errors.Join(r.HTML(f), f.Close()); err != nil {
+		return err
+	}
+	fmt.Fprintf(std.err, "report: %s\n", c.Out)
+	return nil
+}
+
+// targets are the addresses, each once.
+func (c *surveyCmd) targets() (all []*engine.Target, err error) {
+	profile := &mooncake.Profile{}
+	if os.Getenv(keyEnv) != "" {
+		profile.APIKeyEnv = keyEnv
+	}
+	known := map[string]bool{}
+	for _, addr := range c.Engines {
+		url := addr
+		if !strings.Contains(url, "://") {
+			url = "http://" + url
+		}
+		t, err := config.Target(config.Engine{URL: strings.TrimRight(url, "/")}, profile)
+		if err != nil {
+			return nil, fmt.Errorf("--engines %s: %w", addr, err)
+		}
+		if known[t.ID] {
+			return nil, fmt.Errorf("--engines %s: the address is given twice; remove one", addr)
+		}
+		known[t.ID] = true
+		all = append(all, t)
+	}
+	return all, nil
+}
+
+// keyEnv is the variable that holds the key of engines where no config names another.
+const keyEnv = "OPENAI_API_KEY"
