@@ -49,11 +49,7 @@ func (b *board) fill(g *group, p *decider, now time.Time) {
 		if int64(e.Prompt) > largest || b.avoiding > 0 && b.shy(e, now) {
 			continue
 		}
-		s.Pool = append(s.Pool, b.policyEntry(e, now))
-		if b.mixed {
-			w := b.waiting[e.ID]
-			s.Waits = append(s.Waits, w.wait(now))
-		}
+		b.offer(e, now)
 	}
 	s.MaxAgeMs = p.MaxAgeMs()
 	if s.MaxAgeMs > 0 {
@@ -62,11 +58,16 @@ func (b *board) fill(g *group, p *decider, now time.Time) {
 	s.Budget = g.budget.Evaluations()
 }
 
-// policyEntry is what policies see of an entry.
-func (b *board) policyEntry(e *pool.Entry, now time.Time) policy.Entry {
-	return policy.Entry{
+// offer has policies see an entry.
+func (b *board) offer(e *pool.Entry, now time.Time) {
+	s := &b.snapshot
+	s.Pool = append(s.Pool, policy.Entry{
 		ID: e.ID, Prompt: tokens(e.Prompt), Age: tokens(e.Age), Key: e.Key,
 		WaitMs: float32(e.GuardWait(now).Seconds() * 1000), Urgent: e.Urgent(now),
+	})
+	if b.mixed {
+		w := b.waiting[e.ID]
+		s.Waits = append(s.Waits, w.wait(now))
 	}
 }
 

@@ -474,3 +474,17 @@ func BenchmarkTickMixed(b *testing.B) {
 	b.ReportMetric(took[len(took)/2], "p50-µs")
 	b.ReportMetric(took[len(took)*99/100], "p99-µs")
 }
+
+// A short prompt that needs no round is placed by the same policy, which sees it as any other.
+func TestAShortPromptIsPlacedOnMixedRanks(t *testing.T) {
+	h := onMixed(t, "evenkeel", ranks(2, 8, 0))
+	h.decode(t, 4)
+	require.NoError(t, h.setPolicy("evenkeel:patience=0"))
+	local := Local{Threshold: 256, InFlight: 512, Ranks: offers(90, 40)}
+	s, ok := h.putLocal(pool.Entry{Prompt: 100}, local).placed()
+	require.True(t, ok)
+	require.EqualValues(t, 1, s.Worker, "the least of it is new there")
+	require.NoError(t, h.setPolicy("evenkeel"))
+	h.putLocal(pool.Entry{Prompt: 100}, local)
+	require.Zero(t, h.metrics.fallbacks[FallbackPanic])
+}
