@@ -8,6 +8,7 @@ import (
 	"math"
 	"math/rand/v2"
 	"slices"
+	"strings"
 
 	"evenkeel/stats"
 )
@@ -93,7 +94,11 @@ func judge(ctx context.Context, g *Group, given Given, progress func(done, of in
 		f.prompts(points, given)
 		return f, nil
 	}
-	if f.Law = fit(points); !f.Law.ok {
+	if math.IsNaN(f.KVExcess) {
+		f.Why = errors.New("the pages do not tell how many KV tokens ranks hold and have room for (vllm:cache_config_info with vllm:kv_cache_usage_perc, sglang:num_used_tokens with sglang:max_total_num_tokens)")
+		return f, nil
+	}
+	if f.Law = fit(points, surely); !f.Law.ok {
 		f.Why = fmt.Errorf("the length of steps follows nothing that the pages tell, in %d windows", len(points))
 		return f, nil
 	}
@@ -227,6 +232,9 @@ func (f *Finding) levelling(points []point, excess, running float64) Span {
 			all := p.steps * (law.C1Ms*kv + law.RequestMs*requests)
 			fixed, loads = fixed+p.steps*p.ms-same-all, loads+all
 		}
+		if fixed <= now/10 {
+			return most // nothing but loads: the law is not known
+		}
 		if f.Closed {
 			return running*now/(fixed+loads*running) - 1
 		}
@@ -238,7 +246,7 @@ func (f *Finding) levelling(points []point, excess, running float64) Span {
 		for _, b := range drawn {
 			of = append(of, points[b*len(points)/blocks:(b+1)*len(points)/blocks]...)
 		}
-		law := fit(of)
+		law := fit(of, 0) // what is not sure is uncertain, and not nothing
 		if !law.ok {
 			law = f.Law
 		}
@@ -247,18 +255,18 @@ func (f *Finding) levelling(points []point, excess, running float64) Span {
 	return Span{Low: low, Middle: gain(&f.Law, points), High: high}
 }
 
+// most is a gain that no law gives.
+const most = 9
+
 // decode says what levelling is worth on ranks that decode.
 func (f *Finding) decode(ctx context.Context, l *traffic, points []point, progress func(done, of int)) error {
-	if math.IsNaN(f.room) || math.IsNaN(f.KVExcess) {
-		f.Why = errors.New("the pages do not tell how many tokens there is room for (vllm:cache_config_info), so that it is not known how many are held")
-		return nil
-	}
 	var excesses, runs []float64
 	for seed := range uint64(simulated) {
 		progress(int(seed), simulated)
 		of, err := l.decodeLevels(ctx, seed)
 		if err != nil {
-			return err
+			f.Why = fmt.Errorf("it could not be simulated: %w", err)
+			return nil //nolint:nilerr // it is what was found
 		}
 		ours, like := of[len(of)-1], 0
 		for i := range of[:len(of)-1] { // the router that levels as what was seen does
@@ -300,6 +308,9 @@ const unseen = 0.01
 // assume says what no page told.
 func (f *Finding) assume(l *traffic, given Given) {
 	add := func(format string, args ...any) { f.Assumed = append(f.Assumed, fmt.Sprintf(format, args...)) }
+	if len(f.Ranks) > 1 && !strings.Contains(f.Ranks[0], "/") {
+		add("the ranks of these addresses step together, because they have a model and do the same: %s", strings.Join(f.Ranks, ", "))
+	}
 	if given.Slots == 0 {
 		add("a rank runs at most %d requests at once, the most that was seen (--slots says another number)", l.slots)
 	}

@@ -25,8 +25,8 @@ func Watch(ctx context.Context, client *engine.Client, targets []*engine.Target,
 	began := time.Now()
 	for round := 0; ; round++ {
 		now := time.Now()
-		ask(ctx, client, targets, all, now, max(every, leastPatience))
-		if round == 0 {
+		ask(ctx, client, targets, all, round, now, max(every, leastPatience))
+		if round == 0 && ctx.Err() == nil {
 			var errs []error
 			for _, s := range all {
 				errs = append(errs, s.Err)
@@ -50,12 +50,12 @@ func Watch(ctx context.Context, client *engine.Client, targets []*engine.Target,
 const (
 	pageLimit     = 16 << 20        // bytes; that of a big deployment is below 1 MiB
 	leastPatience = 2 * time.Second // with an engine's page
-	atOnce        = 64              // engines that are asked
+	atOnce        = 256             // engines that are asked
 )
 
 // ask asks each engine once.
-func ask(ctx context.Context, client *engine.Client, targets []*engine.Target, all []*Series, now time.Time, patience time.Duration) {
-	ctx, cancel := context.WithTimeout(ctx, patience)
+func ask(ctx context.Context, client *engine.Client, targets []*engine.Target, all []*Series, round int, now time.Time, patience time.Duration) {
+	within, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	var workers sync.WaitGroup
 	free := make(chan struct{}, atOnce)
@@ -64,12 +64,15 @@ func ask(ctx context.Context, client *engine.Client, targets []*engine.Target, a
 		workers.Go(func() {
 			defer func() { <-free }()
 			s := all[i]
-			p, err := get(ctx, client, t)
+			p, err := get(within, client, t)
+			if ctx.Err() != nil {
+				return // nobody waits for it any more
+			}
 			if s.Err = err; err != nil {
 				s.Silent++
 				return
 			}
-			s.Add(now, p)
+			s.Add(round, now, p)
 		})
 	}
 	workers.Wait()

@@ -85,15 +85,8 @@ func (l *traffic) decodeLevels(ctx context.Context, seed uint64) ([]levels, erro
 	}
 	slots := float64(len(l.Ranks) * l.slots)
 	p := sim.Plan{Fleet: fleet, Policies: others, Seeds: 1, TellLaw: true}
-	if l.saturated() {
-		p.Load.Pool = max(1, int(l.inFlight-slots))
-	} else {
-		resident := l.texts.prompts.mean() + l.texts.outputs.mean()/2
-		most := 1000 * slots / (g.C0Ms + float64(l.slots)*(g.RequestMs+g.C1Ms*resident)) // tokens/s of full ranks
-		p.Load.Rho = max(0.05, min(1, l.tokens/most))
-	}
 	r := rand.New(rand.NewPCG(seed, 3))
-	n := int(max(40*slots, 4000))
+	n := int(min(mostJobs, max(40*slots, 4000)))
 	all := make([]trace.Request, n+1000)
 	longest, at := 0, time.Duration(0)
 	for i := range all {
@@ -101,6 +94,12 @@ func (l *traffic) decodeLevels(ctx context.Context, seed uint64) ([]levels, erro
 		longest = max(longest, all[i].Prompt+all[i].Output)
 		at += time.Duration(float64(time.Second) * r.ExpFloat64())
 		all[i].At = at
+	}
+	if l.saturated() {
+		p.Load.Pool = max(1, int(l.inFlight-slots))
+	} else { // as many tokens a second as were seen, of what full and level ranks would make
+		full := 1000 * slots / (g.C0Ms + float64(l.slots)*(g.RequestMs+g.C1Ms*trace.Resident(all[1000:])))
+		p.Load.Rho = max(0.05, min(1, l.tokens/full))
 	}
 	if !math.IsNaN(l.room) {
 		for i := range g.Ranks {
@@ -119,6 +118,9 @@ func (l *traffic) decodeLevels(ctx context.Context, seed uint64) ([]levels, erro
 	}
 	return out, nil
 }
+
+// mostJobs bounds how long a simulation takes.
+const mostJobs = 60_000
 
 // saturated says whether requests wait for slots all the time.
 func (l *traffic) saturated() bool {

@@ -50,7 +50,7 @@ func (g *Group) points(seconds, chunk float64) (all []point) {
 	}
 	for i := range g.windows {
 		w := &g.windows[i]
-		if math.IsNaN(w.stepMs) {
+		if !(w.stepMs > 0) || math.IsInf(w.stepMs, 0) {
 			continue
 		}
 		if add(w); lasted >= seconds && weight > 0 {
@@ -76,8 +76,8 @@ func busy(w *window) float64 {
 	return min(1, w.output*w.stepMs/(1000*w.seconds*running))
 }
 
-// fit finds the law of some windows. A term that they do not surely tell is left out: it is in c0 then.
-func fit(all []point) (f fitted) {
+// fit finds the law of some windows. A term that is less than so many standard errors above nothing is left out: it is in c0 then.
+func fit(all []point, sure float64) (f fitted) {
 	type column struct {
 		value func(p *point) float64
 		into  func(v float64)
@@ -113,7 +113,7 @@ func fit(all []point) (f fitted) {
 			columns = append(columns[:at:at], columns[at+1:]...)
 			continue
 		}
-		if !ok || r.Of[0] <= 0 {
+		if !ok || !(r.Of[0] > 0) {
 			return f
 		}
 		for i, c := range columns {
@@ -125,5 +125,5 @@ func fit(all []point) (f fitted) {
 	return f
 }
 
-// sure is how many standard errors a term must be above nothing.
-const sure = 2.5
+// surely is how many standard errors a term of the law that is printed must be above nothing.
+const surely = 2.5

@@ -51,7 +51,8 @@ type family struct {
 var (
 	running  = family{gauge: true, names: []string{"vllm:num_requests_running", "sglang:num_running_reqs"}}
 	waiting  = family{gauge: true, names: []string{"vllm:num_requests_waiting", "sglang:num_queue_reqs"}}
-	usage    = family{gauge: true, names: []string{"vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc", "sglang:token_usage"}}
+	usage    = family{gauge: true, names: []string{"vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"}}
+	used     = family{gauge: true, names: []string{"sglang:num_used_tokens"}}
 	room     = family{gauge: true, names: []string{"sglang:max_total_num_tokens"}}
 	output   = family{names: []string{"vllm:generation_tokens_total"}}
 	prompt   = family{names: []string{"vllm:prompt_tokens_total"}}
@@ -77,7 +78,7 @@ var (
 )
 
 func wanted() (names []string) {
-	for _, f := range []family{running, waiting, usage, room, output, prompt, computed, decoded, hits, gaps, gapsS} {
+	for _, f := range []family{running, waiting, usage, used, room, output, prompt, computed, decoded, hits, gaps, gapsS} {
 		names = append(names, f.names...)
 	}
 	for _, h := range slices.Concat(promptLengths, outputLengths) {
@@ -93,8 +94,12 @@ type Page struct {
 	Model   string
 	Started float64 // when its process did, Unix seconds; 0: not told
 	SGLang  bool
+	Role    string // prefill, decode or unified, where SGLang tells it
 	Ranks   []Rank // by name
 }
+
+// mostRanks of a page; larger groups are several pages.
+const mostRanks = 1024
 
 // Read reads a page.
 func Read(text []byte) (Page, error) {
@@ -108,11 +113,15 @@ func Read(text []byte) (Page, error) {
 		for _, m := range families[name].GetMetric() {
 			p.Model = cmp.Or(p.Model, labelOf(m, "model_name"))
 			p.SGLang = name == running.names[1]
+			p.Role = cmp.Or(p.Role, labelOf(m, "engine_type"))
 			ranks[rankOf(m)] = &Rank{Name: rankOf(m)}
 		}
 	}
 	if len(ranks) == 0 {
 		return Page{}, fmt.Errorf("the page has neither %s nor %s; does the address belong to an engine of vLLM, or to one of SGLang that was started with --enable-metrics?", running.names[0], running.names[1])
+	}
+	if len(ranks) > mostRanks {
+		return Page{}, fmt.Errorf("the page has %d ranks, and %d are the most that are looked at", len(ranks), mostRanks)
 	}
 	for _, m := range families[started].GetMetric() {
 		p.Started = m.GetUntyped().GetValue()
@@ -124,13 +133,16 @@ func Read(text []byte) (Page, error) {
 		r.Hits = of(hits)
 		r.Gaps, r.GapsMs, r.Room = of(gaps), 1000*of(gapsS), of(room)
 		if p.SGLang { // its page counts tokens only once a request has ended, where ranks have no label
-			r.Output, r.Computed, r.Pulled = of(decoded), of(extended), math.NaN()
+			r.Output, r.Computed, r.Pulled = zeroIfUnknown(of(decoded)), zeroIfUnknown(of(extended)), math.NaN()
 			r.Prompt = r.Computed + zeroIfUnknown(of(cached))
 		}
 		if tokens, told := rooms[name]; told {
 			r.Room = tokens
 		}
 		r.KV = of(usage) * r.Room
+		if p.SGLang {
+			r.KV = of(used)
+		}
 	}
 	for _, name := range slices.SortedFunc(maps.Keys(ranks), func(a, b string) int { return cmp.Or(cmp.Compare(len(a), len(b)), cmp.Compare(a, b)) }) {
 		r := ranks[name]
@@ -163,16 +175,16 @@ func labelOf(m *dto.Metric, name string) string {
 	return ""
 }
 
-// of is the figure of a rank. SGLang's tensor-parallel workers tell the same each, so the largest counts there.
+// of is the figure of a rank. SGLang's workers of a rank tell the same each, so the largest counts there.
 func (f family) of(families map[string]*dto.MetricFamily, rank string) float64 {
 	for _, name := range f.names {
 		sum, found := map[string]float64{}, false
 		for _, m := range families[name].GetMetric() {
 			v := m.GetUntyped().GetValue()
-			if rankOf(m) != rank || math.IsNaN(v) || f.label != "" && labelOf(m, f.label) != f.value {
+			if rankOf(m) != rank || math.IsNaN(v) || math.IsInf(v, 0) || f.label != "" && labelOf(m, f.label) != f.value {
 				continue
 			}
-			if tp := labelOf(m, "tp_rank"); f.gauge {
+			if tp := labelOf(m, "tp_rank") + " " + labelOf(m, "pp_rank"); f.gauge {
 				sum[tp] = max(sum[tp], v)
 			} else {
 				sum[tp] += v

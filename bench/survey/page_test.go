@@ -1,6 +1,7 @@
 package survey
 
 import (
+	"fmt"
 	"math"
 	"os"
 	"strings"
@@ -35,17 +36,18 @@ func TestAPageOfSGLang(t *testing.T) {
 	var b strings.Builder
 	for _, rank := range []string{`dp_rank="0",tp_rank="0"`, `dp_rank="0",tp_rank="1"`, `dp_rank="1",tp_rank="2"`} {
 		for _, line := range []string{
-			"sglang:num_running_reqs{R} 3", "sglang:num_queue_reqs{R} 1", "sglang:token_usage{R} 0.25", "sglang:max_total_num_tokens{R} 1000",
+			"sglang:num_running_reqs{R} 3", "sglang:num_queue_reqs{R} 1", "sglang:num_used_tokens{R} 250", "sglang:max_total_num_tokens{R} 1000",
 			`sglang:realtime_tokens_total{mode="decode",R} 70`, `sglang:realtime_tokens_total{mode="prefill_compute",R} 40`,
 			`sglang:realtime_tokens_total{mode="prefill_cache",R} 10`,
 		} {
-			b.WriteString(strings.Replace(line, "R}", `model_name="m",`+rank+"}", 1) + "\n")
+			b.WriteString(strings.Replace(line, "R}", `engine_type="decode",model_name="m",`+rank+"}", 1) + "\n")
 		}
 	}
 	b.WriteString("sglang:prompt_tokens_histogram_bucket{le=\"100\"} 4\nsglang:prompt_tokens_histogram_bucket{le=\"+Inf\"} 5\nsglang:prompt_tokens_histogram_sum 450\n")
 	p, err := Read([]byte(b.String()))
 	require.NoError(t, err)
 	require.True(t, p.SGLang)
+	require.Equal(t, "decode", p.Role)
 	require.Equal(t, "m", p.Model)
 	require.Len(t, p.Ranks, 2)
 	r := p.Ranks[0]
@@ -59,6 +61,7 @@ func TestWhatIsNoPage(t *testing.T) {
 		"up 1\n": "neither vllm:num_requests_running nor sglang:num_running_reqs",
 		"<html>": "neither",
 		"vllm:num_requests_running{engine=\"0\"} many\n": "is not in the text format",
+		ranksOf(mostRanks + 1):                           "are the most that are looked at",
 	} {
 		_, err := Read([]byte(text))
 		require.ErrorContains(t, err, want)
@@ -85,4 +88,12 @@ func TestLengthsAreDrawnAsTheyWere(t *testing.T) {
 	require.InDelta(t, n/2, long, 300)
 	_, ok = newTexts(histogram(few[:20]), histogram(few))
 	require.False(t, ok, "too few have ended")
+}
+
+func ranksOf(n int) string {
+	var b strings.Builder
+	for i := range n {
+		fmt.Fprintf(&b, "vllm:num_requests_running{engine=\"%d\"} 1\n", i)
+	}
+	return b.String()
 }

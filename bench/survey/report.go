@@ -26,7 +26,7 @@ func NewReport(command string, lasted time.Duration, all []*Series, findings []*
 	r := &Report{Command: command, Lasted: lasted.Round(time.Second), Engines: len(all), Findings: findings}
 	for _, s := range all {
 		if s.Silent > 0 {
-			r.Silent = append(r.Silent, fmt.Sprintf("%s did not answer %d times: %v", s.Address, s.Silent, s.Err))
+			r.Silent = append(r.Silent, fmt.Sprintf("%s: questions without an answer: %d; the last one: %v", s.Address, s.Silent, s.Err))
 		}
 	}
 	return r
@@ -41,7 +41,7 @@ func (f *Finding) Verdict() string {
 		if f.Least.High < little {
 			return "There is nothing to gain here: steps are as long without prompts as with them."
 		}
-		return fmt.Sprintf("Steps would be shorter by %.0f %% at most (%.0f to %.0f), if prompts cost nothing. How much of that rounds would gain cannot be told from metrics: evenkeel learns it while it serves.",
+		return fmt.Sprintf("Answers would come faster by %.0f %% at most (%.0f to %.0f), which is if prompts cost nothing. How much of that rounds would gain cannot be told from metrics: evenkeel learns it while it serves.",
 			100*f.Least.Middle, 100*f.Least.Low, 100*f.Least.High)
 	}
 	best := f.Changes[len(f.Changes)-1]
@@ -75,7 +75,7 @@ func (f *Finding) Rows() (rows []Row) {
 	add("ranks", "%d, which %s", len(f.Ranks), f.Kind)
 	add("watched", "%.0f s", f.Seconds)
 	if f.Lost > 0 {
-		add("left out, because an engine was silent or began anew", "%d times", f.Lost)
+		add("windows left out, because an engine was silent or began anew", "%d", f.Lost)
 	}
 	if f.Tokens > 0 {
 		add("requests in the engines, in the mean", "%.1f", f.InFlight)
@@ -104,7 +104,7 @@ func (f *Finding) Rows() (rows []Row) {
 		}
 		add("the most that levelling could gain", "%.1f %% (%.1f to %.1f), if each rank always had the mean, and as many requests ran", 100*f.Least.Middle, 100*f.Least.Low, 100*f.Least.High)
 	} else if f.Why == nil {
-		add("the most that could be gained", "%.1f %% (%.1f to %.1f), if prompts cost nothing", 100*f.Least.Middle, 100*f.Least.Low, 100*f.Least.High)
+		add("the most that could be gained", "answers faster by %.1f %% (%.1f to %.1f), if prompts cost nothing", 100*f.Least.Middle, 100*f.Least.Low, 100*f.Least.High)
 	}
 	for _, c := range f.Changes {
 		told := ""
@@ -132,7 +132,7 @@ func (f *fitted) words() string {
 func (r *Report) Text(w io.Writer) error {
 	var b strings.Builder
 	for _, f := range r.Findings {
-		fmt.Fprintf(&b, "%s, model %s\n  %s\n", f.Name, f.Model, f.Verdict())
+		fmt.Fprintf(&b, "%s, model %q\n  %s\n", f.Name, f.Model, f.Verdict())
 		for _, row := range f.Rows() {
 			fmt.Fprintf(&b, "  %-58s %s\n", row.What, row.Value)
 		}

@@ -5,19 +5,27 @@ import (
 	"math"
 	"slices"
 	"time"
+
+	"evenkeel/stats"
 )
 
-// Series is what the page of one address told over time. It keeps a bounded number of samples: where there are more, every second one is
-// dropped, and from then on samples are twice as far apart.
+// Series is what the page of one address told over time. It keeps a bounded number of samples: where there are more, only those of every
+// second round are kept, then of every fourth, and so on. All addresses keep the same rounds.
 type Series struct {
-	Address     string
-	Model       string
-	SGLang      bool
-	Silent      int // times that no page came
-	Err         error
-	first, last Page
-	samples     []sample
-	every, skip int
+	Address string
+	Model   string
+	SGLang  bool
+	Role    string // where the page tells it
+	Silent  int    // times that no page came
+	Err     error
+
+	last    Page
+	samples []sample
+	every   int // rounds of which one is kept
+
+	output, prompt, computed float64 // tokens that came while it was watched
+	told                     bool    // what was computed
+	prompts, outputs         Histogram
 }
 
 // mostSamples is how many of an address are kept, an hour of them at first.
@@ -25,32 +33,54 @@ const mostSamples = 3600
 
 // sample is the ranks of an address at a time.
 type sample struct {
+	round   int
 	at      time.Time
 	started float64
 	ranks   []Rank // without histograms
 }
 
-// Add takes what a page told at a time. Pages of all addresses that are told at the same time belong together.
-func (s *Series) Add(at time.Time, p Page) {
-	if len(s.samples) == 0 {
-		s.first, s.Model, s.SGLang, s.every = p, p.Model, p.SGLang, 1
+// Add takes what a page told in a round, which has a number.
+func (s *Series) Add(round int, at time.Time, p Page) {
+	if s.every == 0 {
+		s.Model, s.SGLang, s.Role, s.every = p.Model, p.SGLang, p.Role, 1
+	} else {
+		s.count(&p)
 	}
 	s.last = p
-	if s.skip++; s.skip < s.every {
-		return
-	}
-	s.skip = 0
 	if len(s.samples) == mostSamples {
-		for i := range mostSamples / 2 {
-			s.samples[i] = s.samples[2*i+1]
-		}
-		s.samples, s.every = s.samples[:mostSamples/2], 2*s.every
+		s.every *= 2
+		s.samples = slices.DeleteFunc(s.samples, func(k sample) bool { return k.round%s.every != 0 })
+	}
+	if round%s.every != 0 {
+		return
 	}
 	ranks := slices.Clone(p.Ranks)
 	for i := range ranks {
 		ranks[i].Prompts, ranks[i].Outputs = Histogram{}, Histogram{}
 	}
-	s.samples = append(s.samples, sample{at: at, started: p.Started, ranks: ranks})
+	s.samples = append(s.samples, sample{round: round, at: at, started: p.Started, ranks: ranks})
+}
+
+// count adds what came since the last page, if the engine is the same.
+func (s *Series) count(p *Page) {
+	if p.Started != s.last.Started || len(p.Ranks) != len(s.last.Ranks) {
+		return
+	}
+	for i := range p.Ranks {
+		a, b := &s.last.Ranks[i], &p.Ranks[i]
+		if !(b.Output >= a.Output) {
+			return
+		}
+	}
+	for i := range p.Ranks {
+		a, b := &s.last.Ranks[i], &p.Ranks[i]
+		s.output += b.Output - a.Output
+		s.prompt += zeroIfUnknown(b.Prompt - a.Prompt)
+		s.computed += zeroIfUnknown(b.Computed - a.Computed)
+		s.told = s.told || !math.IsNaN(b.Computed)
+		s.prompts.add(b.Prompts.since(a.Prompts))
+		s.outputs.add(b.Outputs.since(a.Outputs))
+	}
 }
 
 // kind is what the ranks of an address do.
@@ -63,34 +93,22 @@ const (
 	idle     kind = "idle"
 )
 
-// does says what the ranks of an address did meanwhile: engines do not tell their role, but whose prompts come from elsewhere decodes,
-// and who gives one token for each request prefills.
+// does says what the ranks of an address did meanwhile. SGLang tells it. Of vLLM, who computes hardly any prompt decodes, and who gives one token
+// for each request prefills.
 func (s *Series) does() kind {
-	var output, prompt, computed, pulled float64
-	prompts, outputs := s.lengths()
-	for i := range min(len(s.first.Ranks), len(s.last.Ranks)) {
-		a, b := &s.first.Ranks[i], &s.last.Ranks[i]
-		output, prompt = output+b.Output-a.Output, prompt+b.Prompt-a.Prompt
-		computed, pulled = computed+zeroIfUnknown(b.Computed-a.Computed), pulled+zeroIfUnknown(b.Pulled-a.Pulled)
-	}
 	switch {
-	case !(output > 0):
+	case s.Role == "prefill":
+		return prefills
+	case !(s.output > 0):
 		return idle
-	case pulled > prompt/2, prompt == 0 && prompts.total() == 0, s.SGLang && computed < prompt/20 && prompts.total() > 0:
+	case s.Role == "decode":
 		return decodes
-	case outputs.total() > 0 && outputs.mean() < 1.5:
+	case s.Role == "" && s.told && s.computed < s.prompt/20:
+		return decodes
+	case s.outputs.total() > 0 && s.outputs.mean() < 1.5:
 		return prefills
 	}
 	return both
-}
-
-// lengths are those of the requests that ended meanwhile.
-func (s *Series) lengths() (prompts, outputs Histogram) {
-	for i := range min(len(s.first.Ranks), len(s.last.Ranks)) {
-		prompts.add(s.last.Ranks[i].Prompts.since(s.first.Ranks[i].Prompts))
-		outputs.add(s.last.Ranks[i].Outputs.since(s.first.Ranks[i].Outputs))
-	}
-	return prompts, outputs
 }
 
 // Group is ranks that are taken to step together.
@@ -136,7 +154,7 @@ func groups(all []*Series) []*Group {
 			continue
 		}
 		k := key{model: s.Model, kind: s.does()}
-		if len(s.first.Ranks) > 1 {
+		if len(s.last.Ranks) > 1 {
 			k.alone = s.Address
 		}
 		if of[k] == nil {
@@ -144,20 +162,37 @@ func groups(all []*Series) []*Group {
 		}
 		of[k] = append(of[k], s)
 	}
+	for _, k := range order { // a rank that does nothing leaves its group as uneven as can be
+		if k.kind != idle || k.alone != "" {
+			continue
+		}
+		var others []key
+		for _, o := range order {
+			if o.model == k.model && o.alone == "" && o.kind != idle && o.kind != prefills {
+				others = append(others, o)
+			}
+		}
+		if len(others) == 1 {
+			of[others[0]] = append(of[others[0]], of[k]...)
+			delete(of, k)
+		}
+	}
 	var out []*Group
 	for _, k := range order {
+		if of[k] == nil {
+			continue
+		}
 		g := &Group{Model: k.model, Kind: k.kind, SGLang: of[k][0].SGLang, Name: cmp.Or(k.alone, string(k.kind)), room: math.NaN()}
 		for _, s := range of[k] {
-			p, o := s.lengths()
-			g.prompts.add(p)
-			g.outputs.add(o)
-			for i := range s.first.Ranks {
+			g.prompts.add(s.prompts)
+			g.outputs.add(s.outputs)
+			for i := range s.last.Ranks {
 				name := s.Address
-				if len(s.first.Ranks) > 1 {
-					name += "/" + s.first.Ranks[i].Name
+				if len(s.last.Ranks) > 1 {
+					name += "/" + s.last.Ranks[i].Name
 				}
 				g.Ranks = append(g.Ranks, name)
-				if r := s.first.Ranks[i].Room; !math.IsNaN(r) && !(r >= g.room) {
+				if r := s.last.Ranks[i].Room; !math.IsNaN(r) && !(r >= g.room) {
 					g.room = r
 				}
 			}
@@ -172,6 +207,7 @@ func groups(all []*Series) []*Group {
 func (g *Group) join(all []*Series) {
 	at := make([]int, len(all))
 	var last []sample
+	defer g.dropLong()
 	for {
 		latest := time.Time{}
 		for i, s := range all {
@@ -193,6 +229,9 @@ func (g *Group) join(all []*Series) {
 			now[i] = s.samples[at[i]]
 		}
 		if !together {
+			if last != nil {
+				g.Lost++
+			}
 			last = nil
 			continue
 		}
@@ -208,6 +247,22 @@ func (g *Group) join(all []*Series) {
 		}
 		last = now
 	}
+}
+
+// dropLong leaves windows out in which an engine was silent for a while.
+func (g *Group) dropLong() {
+	if len(g.windows) == 0 {
+		return
+	}
+	lengths := make([]float64, len(g.windows))
+	for i := range g.windows {
+		lengths[i] = g.windows[i].seconds
+	}
+	slices.Sort(lengths)
+	most := 3 * stats.Median(lengths)
+	was := len(g.windows)
+	g.windows = slices.DeleteFunc(g.windows, func(w window) bool { return w.seconds > most })
+	g.Lost += was - len(g.windows)
 }
 
 // computedIn is how many tokens of prompts a rank computed between two samples. SGLang counts them as it computes them. vLLM counts a prompt
@@ -231,10 +286,10 @@ func between(a, b []sample, direct bool) (w window, ok bool) {
 		}
 		for k := range a[i].ranks {
 			x, y := &a[i].ranks[k], &b[i].ranks[k]
-			if y.Output < x.Output || y.Gaps < x.Gaps {
+			if !(y.Output >= x.Output) || y.Gaps < x.Gaps || math.IsNaN(x.Running+y.Running) {
 				return w, false
 			}
-			r := rankIn{running: (x.Running + y.Running) / 2, waiting: (x.Waiting + y.Waiting) / 2, kv: (x.KV + y.KV) / 2, computed: computedIn(x, y, direct)}
+			r := rankIn{running: (x.Running + y.Running) / 2, waiting: zeroIfUnknown(x.Waiting+y.Waiting) / 2, kv: (x.KV + y.KV) / 2, computed: computedIn(x, y, direct)}
 			w.ranks = append(w.ranks, r)
 			w.output += y.Output - x.Output
 			running += r.running

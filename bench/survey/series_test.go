@@ -1,6 +1,7 @@
 package survey
 
 import (
+	"bytes"
 	"math"
 	"math/rand/v2"
 	"testing"
@@ -28,10 +29,12 @@ func told(address string, ranks int, seconds int, computed, pulled, answers floa
 			for e := range ended {
 				ended[e] = int32(answers)
 			}
-			r.Outputs, r.Prompts = histogram(ended), histogram(ended)
+			if answers > 0 {
+				r.Outputs, r.Prompts = histogram(ended), histogram(ended)
+			}
 			p.Ranks = append(p.Ranks, r)
 		}
-		s.Add(began.Add(time.Duration(i)*time.Second), p)
+		s.Add(i, began.Add(time.Duration(i)*time.Second), p)
 	}
 	return s
 }
@@ -39,10 +42,11 @@ func told(address string, ranks int, seconds int, computed, pulled, answers floa
 func TestWhoStepsTogether(t *testing.T) {
 	all := []*Series{
 		told("d0", 1, 5, 0, 50, 20), told("d1", 1, 5, 0, 50, 20), told("p0", 1, 5, 50, 0, 1), told("a0", 4, 5, 50, 0, 20), told("a1", 4, 5, 50, 0, 20),
-		told("short", 1, 1, 0, 50, 20),
+		told("short", 1, 1, 0, 50, 20), told("cached", 2, 5, 0, 20, 20), // of whose prompts most are in its own cache
 	}
 	got := groups(all)
-	require.Len(t, got, 4)
+	require.Len(t, got, 5)
+	require.Equal(t, decodes, got[4].Kind)
 	require.Equal(t, []kind{decodes, prefills, both, both}, []kind{got[0].Kind, got[1].Kind, got[2].Kind, got[3].Kind})
 	require.Equal(t, []string{"d0", "d1"}, got[0].Ranks)
 	require.Equal(t, []string{"a0/0", "a0/1", "a0/2", "a0/3"}, got[2].Ranks)
@@ -88,4 +92,64 @@ func TestChunksAreSeenInTheKV(t *testing.T) {
 	require.InDelta(t, 5, computedIn(&x, &y, true), 1e-9, "SGLang counts chunks")
 	y.KV = math.NaN()
 	require.InDelta(t, 5, computedIn(&x, &y, false), 1e-9)
+}
+
+// A rank to which nobody sends anything belongs to the others.
+func TestAnIdleRankIsPartOfItsGroup(t *testing.T) {
+	still := told("d1", 1, 20, 0, 50, 20)
+	for i := range still.samples {
+		r := &still.samples[i].ranks[0]
+		r.Output, r.Running, r.KV = 0, 0, 0
+	}
+	still.output = 0
+	got := groups([]*Series{told("d0", 1, 20, 0, 50, 20), still})
+	require.Len(t, got, 1)
+	f := &Finding{Group: got[0]}
+	f.see()
+	require.InDelta(t, 1, f.KVExcess, 1e-9, "the other one holds twice the mean")
+}
+
+// What came before an engine began anew counts as well.
+func TestTotalsOutliveARestart(t *testing.T) {
+	s := &Series{}
+	for i, output := range []float64{1000, 1100, 0, 50} {
+		p := Page{Model: "m", Started: float64(i / 2), Ranks: []Rank{{Output: output, Prompt: output, Computed: output, Running: 1}}}
+		s.Add(i, began.Add(time.Duration(i)*time.Second), p)
+	}
+	require.InDelta(t, 150, s.output, 1e-9)
+	require.Equal(t, both, s.does())
+}
+
+// A slope that hardly any window tells is uncertain, and not nothing: all ranks but one hold 60,000 tokens for hours.
+func TestWhatNoWindowTellsIsNotNothing(t *testing.T) {
+	f := &Finding{Group: &Group{Kind: decodes}, Closed: true}
+	var points []point
+	for range 300 {
+		kv := 100_000 * (1 + 0.002*(2*random.Float64()-1))
+		points = append(points, point{ms: (20 + 0.0003*kv) * (1 + 0.03*(2*random.Float64()-1)), steps: 20, kv: kv, meanKV: 60_000, running: 10 + random.Float64(), meanRunning: 10})
+	}
+	f.Law = fit(points, surely)
+	require.True(t, f.Law.ok)
+	c := change(levelled, f.levelling(points, 0, 1))
+	require.Greater(t, c.Gain.High, 0.31, "level ranks would gain so much")
+	require.False(t, c.Told)
+}
+
+func TestAMetricThatIsNoNumberLeavesItsWindowOut(t *testing.T) {
+	s := told("d0", 1, 8, 0, 50, 20)
+	s.samples[3].ranks[0].Running = math.NaN()
+	s.samples[6].ranks[0].Output = math.NaN()
+	g := groups([]*Series{s})[0]
+	require.Len(t, g.windows, 3)
+	require.Equal(t, 4, g.Lost)
+	s = told("d0", 2, 60, 0, 50, 20)
+	for i := range s.samples {
+		s.samples[i].ranks[1].KV = math.NaN()
+	}
+	all, err := Judge(t.Context(), []*Series{s}, Given{}, func(int, int) {})
+	require.NoError(t, err)
+	require.ErrorContains(t, all[0].Why, "do not tell how many KV tokens")
+	var b bytes.Buffer
+	require.NoError(t, NewReport("survey", time.Minute, []*Series{s}, all).Text(&b))
+	require.NotContains(t, b.String(), "NaN")
 }

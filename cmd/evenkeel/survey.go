@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"io/fs"
 	"os"
 	"os/signal"
 	"strings"
@@ -36,23 +38,34 @@ It finds which ranks step together, how uneven they are, what a step takes, and 
 }
 
 // Run watches, simulates and reports.
-func (c *surveyCmd) Run(std streams) error {
+func (c *surveyCmd) Run(std streams) (fail error) {
 	switch {
 	case c.Every < 200*time.Millisecond:
 		return usageError{fmt.Errorf("--every %v asks too often; take 200ms or more", c.Every)}
 	case c.For < 10*c.Every:
 		return usageError{fmt.Errorf("--for %v is too short for --every %v; take ten times that or more", c.For, c.Every)}
-	case c.Slots < 0 || c.Budget < 0:
-		return usageError{errors.New("--slots and --token-budget are numbers above 0")}
-	}
-	if c.Out != "" {
-		if _, err := os.Lstat(c.Out); err == nil {
-			return thereAlready(c.Out)
-		}
+	case c.Slots < 0 || c.Slots > mostSurveyed || c.Budget < 0:
+		return usageError{fmt.Errorf("--slots is a number up to %d, and --token-budget one above 0", mostSurveyed)}
 	}
 	targets, err := c.targets()
 	if err != nil {
 		return usageError{err}
+	}
+	page := io.Discard
+	if c.Out != "" { // before anything is watched for it
+		f, err := os.OpenFile(c.Out, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666) //nolint:gosec // a report is read by others
+		if errors.Is(err, fs.ErrExist) {
+			return thereAlready(c.Out)
+		}
+		if err != nil {
+			return err
+		}
+		defer func() {
+			if fail = errors.Join(fail, f.Close()); fail != nil {
+				_ = os.Remove(c.Out)
+			}
+		}()
+		page = f
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
@@ -69,10 +82,12 @@ func (c *surveyCmd) Run(std streams) error {
 		return err
 	}
 	lasted := time.Since(began)
-	stop() // a second signal ends the program
+	stop()
+	ctx, stop = signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM) // ends the simulation, and not what was seen
+	defer stop()
 	fmt.Fprintln(std.err, "simulating what was seen")
 	bar = newProgress(std.err)
-	findings, err := survey.Judge(context.Background(), all, survey.Given{Slots: c.Slots, Budget: c.Budget}, func(done, of int) {
+	findings, err := survey.Judge(ctx, all, survey.Given{Slots: c.Slots, Budget: c.Budget}, func(done, of int) {
 		bar.update(done, of, fmt.Sprintf("simulated %d of %d", done, of))
 	})
 	bar.finish()
@@ -86,17 +101,12 @@ func (c *surveyCmd) Run(std streams) error {
 	if err := r.Text(std.out); err != nil {
 		return err
 	}
-	if c.Out == "" {
-		return nil
-	}
-	f, err := os.OpenFile(c.Out, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666) //nolint:gosec // a report is read by others
-	if err != nil {
+	if err := r.HTML(page); err != nil {
 		return err
 	}
-	if err := errors.Join(r.HTML(f), f.Close()); err != nil {
-		return err
+	if c.Out != "" {
+		fmt.Fprintf(std.err, "report: %s\n", c.Out)
 	}
-	fmt.Fprintf(std.err, "report: %s\n", c.Out)
 	return nil
 }
 
@@ -124,6 +134,9 @@ func (c *surveyCmd) targets() (all []*engine.Target, err error) {
 	}
 	return all, nil
 }
+
+// mostSurveyed slots of a rank are simulated.
+const mostSurveyed = 4096
 
 // keyEnv is the variable that holds the key of engines where no config names another.
 const keyEnv = "OPENAI_API_KEY"

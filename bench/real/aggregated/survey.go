@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net/url"
@@ -37,10 +38,8 @@ func (w *site) survey(ctx context.Context) (*surveyed, error) {
 		over()
 	}()
 	all, err := survey.Watch(watched, client, []*engine.Target{{ID: u.Host, URL: u, Rank: -1}}, time.Second, time.Hour, func(time.Duration) {})
-	if err != nil {
-		return nil, err
-	}
-	if err := <-failed; err != nil {
+	over()
+	if err := errors.Join(err, <-failed); err != nil {
 		return nil, err
 	}
 	found, err := survey.Judge(ctx, all, survey.Given{Slots: ranks.Slots, Budget: budget}, func(int, int) {})
