@@ -66,7 +66,7 @@ func Scrape(ctx context.Context, c *Client, t *Target) (*Sample, error) {
 
 // Scrape is Scrape with an operator's own metric names.
 func (n MetricNames) Scrape(ctx context.Context, c *Client, t *Target) (*Sample, error) {
-	page, err := c.read(ctx, t, "/metrics", metricsLimit, Header{"Accept", metricsAccept})
+	page, err := Metrics(ctx, c, t)
 	if err != nil {
 		return nil, err
 	}
@@ -75,6 +75,11 @@ func (n MetricNames) Scrape(ctx context.Context, c *Client, t *Target) (*Sample,
 		return nil, fmt.Errorf("engine %s: %w", t.ID, err)
 	}
 	return s, nil
+}
+
+// Metrics is the page of GET /metrics, bounded by ctx.
+func Metrics(ctx context.Context, c *Client, t *Target) ([]byte, error) {
+	return c.read(ctx, t, "/metrics", metricsLimit, Header{"Accept", metricsAccept})
 }
 
 // Parse reads a page in the Prometheus text format. Only lines of known names
@@ -101,7 +106,7 @@ func (n MetricNames) Parse(page []byte) (*Sample, error) {
 	configs := families[cacheConfigName].GetMetric()
 	maps.Copy(s.capacity, Capacities(configs))
 	for _, m := range configs {
-		if size, err := strconv.Atoi(label(m, "block_size")); err == nil && size > 0 {
+		if size, err := strconv.Atoi(Label(m, "block_size")); err == nil && size > 0 {
 			s.BlockTokens = size
 		}
 	}
@@ -194,7 +199,7 @@ func firstRank(families map[string]*dto.MetricFamily) int {
 	first := math.MaxInt
 	for _, f := range families {
 		for _, m := range f.GetMetric() {
-			if n, err := strconv.Atoi(label(m, "engine")); err == nil && n >= 0 {
+			if n, err := strconv.Atoi(Label(m, "engine")); err == nil && n >= 0 {
 				first = min(first, n)
 			}
 		}
@@ -212,7 +217,7 @@ func byEngine(families map[string]*dto.MetricFamily, names []string) map[string]
 	for _, name := range names {
 		found := map[string]float64{}
 		for _, m := range families[name].GetMetric() {
-			v, e := m.GetUntyped().GetValue(), label(m, "engine")
+			v, e := m.GetUntyped().GetValue(), Label(m, "engine")
 			if old, seen := found[e]; !math.IsNaN(v) && (!seen || v > old) {
 				found[e] = v
 			}
@@ -231,7 +236,7 @@ func Capacities(configs []*dto.Metric) map[string]float64 {
 	all := map[string]float64{}
 	for _, m := range configs {
 		if tokens, ok := cacheTokens(m, sharers(configs)); ok {
-			all[label(m, "engine")] = tokens
+			all[Label(m, "engine")] = tokens
 		}
 	}
 	return all
@@ -242,7 +247,7 @@ func Capacities(configs []*dto.Metric) map[string]float64 {
 // for every one of them. Numbers that differ are each engine's own.
 func sharers(configs []*dto.Metric) int {
 	for _, m := range configs {
-		if label(m, "num_gpu_blocks") != label(configs[0], "num_gpu_blocks") {
+		if Label(m, "num_gpu_blocks") != Label(configs[0], "num_gpu_blocks") {
 			return 1
 		}
 	}
@@ -251,15 +256,16 @@ func sharers(configs []*dto.Metric) int {
 
 // cacheTokens is the capacity of one of n engines that share the blocks told.
 func cacheTokens(m *dto.Metric, n int) (float64, bool) {
-	blocks, err := strconv.ParseInt(label(m, "num_gpu_blocks"), 10, 64)
+	blocks, err := strconv.ParseInt(Label(m, "num_gpu_blocks"), 10, 64)
 	if err != nil { // "None" until the engine has measured its memory
 		return 0, false
 	}
-	size, err := strconv.ParseInt(label(m, "block_size"), 10, 64)
+	size, err := strconv.ParseInt(Label(m, "block_size"), 10, 64)
 	return float64(blocks/int64(n)) * float64(size), err == nil && blocks > 0 && size > 0
 }
 
-func label(m *dto.Metric, name string) string {
+// Label is the value of a label; empty: it has none.
+func Label(m *dto.Metric, name string) string {
 	for _, l := range m.GetLabel() {
 		if l.GetName() == name {
 			return l.GetValue()

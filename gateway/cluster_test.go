@@ -195,6 +195,7 @@ func start(t *testing.T, o options) *cluster {
 		up := c.get("/livez").err == nil // else the test has shut it down
 		if up && !t.Failed() {
 			c.settled(o.dirty)
+			require.Zero(t, c.metric(`evenkeel_tick_fallbacks_total{reason="panic"}`), "a policy that fails is stood in for, and nobody else would notice")
 		}
 		transport.CloseIdleConnections()
 		ctx, cancel := context.WithTimeout(context.Background(), patience)

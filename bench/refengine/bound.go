@@ -75,7 +75,7 @@ func (b *bound) compute(x *exchange, r *request) (cached int, free func(), ok bo
 	select {
 	case o := <-done:
 		b.engine.count.Tokens.Add(1)
-		b.group.Gauges(r.rank).Generated.Add(1)
+		b.group.Gauges(r.rank).Prefilled(r.prompt.Tokens(), 1)
 		return o.cached, o.free, true
 	case <-ctx.Done():
 		return 0, nil, false

@@ -307,7 +307,7 @@ func (l *life) probe(x *exchange, r *request) bool {
 		return false
 	case o := <-done:
 		l.engine.count.Tokens.Add(int64(p.want))
-		l.group.Gauges(r.rank).Generated.Add(int64(p.want))
+		l.group.Gauges(r.rank).Prefilled(r.prompt.Tokens(), p.want)
 		a := l.newAnswer(x, r, p)
 		a.cached = o.cached
 		return a.whole(p.want, p.finish, p.stopReason, o.handoff)

@@ -84,23 +84,21 @@ func (l *life) metrics(first, last int, usage float64) []byte {
 
 // served renders what vLLM counts of the requests that its ranks have answered.
 func (l *life) served(first, last int) (out []byte) {
-	head := func(name, kind string) {
-		out = fmt.Appendf(out, "# HELP %s %s of the reference engine.\n# TYPE %s %s\n", name, kind, name, kind)
-	}
 	line := func(name string, rank int, labels string, value any) {
 		out = fmt.Appendf(out, "%s{engine=\"%d\",%smodel_name=%q} %v\n", name, l.engine.cfg.DPFirst+rank, labels, l.engine.cfg.Model, value)
 	}
 	each := func(name, kind string, of func(rank int, g *group.Gauges)) {
-		head(name, kind)
+		out = fmt.Appendf(out, "# HELP %s %s of the reference engine.\n# TYPE %s %s\n", name, kind, name, kind)
 		for rank := first; rank <= last; rank++ {
 			of(rank, l.group.Gauges(rank))
 		}
 	}
-	each("vllm:prompt_tokens_total", "counter", func(rank int, g *group.Gauges) { line("vllm:prompt_tokens_total", rank, "", g.Prompt.Load()) })
+	const prompt = "vllm:prompt_tokens_total"
+	each(prompt, "counter", func(rank int, g *group.Gauges) { line(prompt, rank, "", g.Prompt.Load()) })
 	const source = "vllm:prompt_tokens_by_source_total"
 	each(source, "counter", func(rank int, g *group.Gauges) {
-		line(source, rank, `source="local_compute",`, max(0, g.Prompt.Load()-g.Pulled.Load()-g.Hits.Load()))
-		line(source, rank, `source="local_cache_hit",`, g.Hits.Load())
+		line(source, rank, `source="local_compute",`, max(0, g.Prompt.Load()-g.Pulled.Load()-g.Hits.Load()-l.prefills[rank].Hits.Load()))
+		line(source, rank, `source="local_cache_hit",`, g.Hits.Load()+l.prefills[rank].Hits.Load())
 		line(source, rank, `source="external_kv_transfer",`, g.Pulled.Load())
 	})
 	const gaps = "vllm:inter_token_latency_seconds"

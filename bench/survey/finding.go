@@ -18,7 +18,8 @@ type Finding struct {
 	*Group
 	Seconds  float64 // that were watched and counted
 	InFlight float64 // requests in the engines, in the mean
-	Closed   bool
+	Running  float64 // of those, that do not wait
+	Closed   bool    // their number hardly moves: a request follows each that ends
 	Tokens   float64 // of answers, a second
 	GapMs    float64 // between two tokens of an answer, in the mean
 
@@ -30,10 +31,12 @@ type Finding struct {
 
 	Law     fitted
 	KVShare float64 // of a step, that reading KV takes on the fullest rank
-	Least   Span    // of levelling: were all ranks always as full as the mean
+	Most    Span    // that could be gained, if all ranks were always as full as the mean, or if prompts cost nothing
 	Changes []Change
 	Assumed []string
 	Why     error // nothing is foretold
+
+	mostRunning float64 // requests that were seen on a rank
 }
 
 // Prefilling is what is known of steps with prompts.
@@ -48,88 +51,76 @@ type Span struct{ Low, Middle, High float64 }
 
 // Change is what a change of policy is worth.
 type Change struct {
-	What  string
-	Gain  Span // as a share: of tokens/s, or of the time between two tokens
-	Width float64
-	Told  bool // it is narrow enough to decide by
+	What string
+	Gain Span // as a share of tokens/s, or of those of each answer where requests come as they come
+	Told bool // it is narrow enough to decide by
 }
 
 // narrow is how wide an interval may be to be told: so many points, or half the gain.
 const narrow = 0.06
 
 func change(what string, gain Span) Change {
-	c := Change{What: what, Gain: gain, Width: gain.High - gain.Low}
-	c.Told = c.Width <= max(narrow, math.Abs(gain.Middle)/2)
-	return c
+	return Change{What: what, Gain: gain, Told: gain.High-gain.Low <= max(narrow, math.Abs(gain.Middle)/2)}
 }
 
 // Judge says what was found of each group.
-func Judge(ctx context.Context, all []*Series, given Given, progress func(done, of int)) ([]*Finding, error) {
-	var out []*Finding
+func Judge(ctx context.Context, all []*Series, given Given, progress func(done, of int)) (out []*Finding) {
 	for _, g := range groups(all) {
-		f, err := judge(ctx, g, given, progress)
-		if err != nil {
-			return nil, err
-		}
+		f := &Finding{Group: g}
+		f.Why = f.judge(ctx, given, progress)
 		out = append(out, f)
 	}
-	return out, nil
+	return out
 }
 
-func judge(ctx context.Context, g *Group, given Given, progress func(done, of int)) (*Finding, error) {
-	f := &Finding{Group: g}
+// judge says why nothing is foretold.
+func (f *Finding) judge(ctx context.Context, given Given, progress func(done, of int)) error {
 	f.see()
-	if g.Kind == idle || g.Kind == prefills {
-		f.Why = errors.New(map[kind]string{idle: "nothing was answered meanwhile", prefills: "these ranks only prefill"}[g.Kind])
-		return f, nil
+	switch {
+	case f.Kind == idle:
+		return errors.New("nothing was answered meanwhile")
+	case f.Kind == prefills:
+		return errors.New("these ranks only prefill")
+	case len(f.Ranks) == 1:
+		return errors.New("one rank waits for no other")
 	}
-	if len(g.Ranks) == 1 {
-		f.Why = errors.New("one rank waits for no other")
-		return f, nil
-	}
-	chunk := given.chunk(g)
-	points := g.points(max(1, leastSteps*f.GapMs/1000), chunk)
-	if g.Kind == both {
+	points := f.points(max(1, leastSteps*f.GapMs/1000), given.chunk(f.Group))
+	if f.Kind == both {
 		f.prefilling(points)
-		f.prompts(points, given)
-		return f, nil
+		return f.withoutPrompts(points, given)
 	}
 	if math.IsNaN(f.KVExcess) {
-		f.Why = errors.New("the pages do not tell how many KV tokens ranks hold and have room for (vllm:cache_config_info with vllm:kv_cache_usage_perc, sglang:num_used_tokens with sglang:max_total_num_tokens)")
-		return f, nil
+		return errors.New("the pages do not tell how many KV tokens ranks hold and have room for " +
+			"(vllm:cache_config_info with vllm:kv_cache_usage_perc, sglang:num_used_tokens with sglang:max_total_num_tokens)")
 	}
 	if f.Law = fit(points, surely); !f.Law.ok {
-		f.Why = fmt.Errorf("the length of steps follows nothing that the pages tell, in %d windows", len(points))
-		return f, nil
+		return fmt.Errorf("the length of steps follows nothing that the pages tell, in %d windows", len(points))
 	}
 	for i := range points {
 		f.KVShare += f.Law.C1Ms * points[i].kv / points[i].ms / float64(len(points))
 	}
-	l, err := newLoad(g, given, f.Law)
+	l, err := newTraffic(f, given)
 	if err != nil {
-		f.Why = err
-		return f, nil //nolint:nilerr // it is what was found
+		return err
 	}
-	f.Closed = l.closed
-	f.Least = f.levelling(points, 0, 1)
+	f.Most = f.levelling(points, 0, 1)
 	f.assume(l, given)
-	return f, f.decode(ctx, l, points, progress)
+	return f.decode(ctx, l, points, progress)
 }
 
 // leastSteps is how many steps a window has at least, about.
 const leastSteps = 15
 
-// prompts says what could be gained at most where ranks prefill: all that prompts cost, so that a step takes as long as where hardly any are computed.
+// withoutPrompts says what could be gained at most where ranks prefill: all that prompts cost, so that a step takes as long as where hardly any are computed.
 // How much of that rounds would gain depends on what a prompt costs other ranks, which no page tells.
-func (f *Finding) prompts(points []point, given Given) {
+func (f *Finding) withoutPrompts(points []point, given Given) error {
 	if given.Budget == 0 {
 		f.Assumed = append(f.Assumed, fmt.Sprintf("a step computes at most %d tokens of prompts on a rank (--token-budget says another number)", assumedBudget))
 	}
 	f.Assumed = append(f.Assumed, "the steps in which a rank computes prompts do not depend on those of other ranks")
 	few := len(points) / 10
 	if few < leastFew {
-		f.Why = fmt.Errorf("%d windows are too few; watch for longer", len(points))
-		return
+		return fmt.Errorf("%d windows are too few; watch for longer", len(points))
 	}
 	slices.SortFunc(points, func(a, b point) int { return cmp.Compare(a.meanPrompt, b.meanPrompt) })
 	mean := func(of []point, x func(p *point) float64) (m float64) {
@@ -141,8 +132,7 @@ func (f *Finding) prompts(points []point, given Given) {
 	}
 	tokens := func(p *point) float64 { return p.meanPrompt }
 	if all := mean(points, tokens); all == 0 || mean(points[:few], tokens) > hardly*all {
-		f.Why = errors.New("prompts were computed in all windows, or in none, so that nobody knows what steps take without them")
-		return
+		return errors.New("prompts were computed in all windows, or in none, so that nobody knows what steps take without them")
 	}
 	lengths := func(p *point) float64 { return p.ms }
 	gain := func(few []point) float64 { return max(0, mean(points, lengths)/mean(few, lengths)-1) }
@@ -153,7 +143,8 @@ func (f *Finding) prompts(points []point, given Given) {
 		}
 		return gain(of)
 	})
-	f.Least = Span{low, gain(points[:few]), high}
+	f.Most = Span{low, gain(points[:few]), high}
+	return nil
 }
 
 // The windows with the fewest tokens of prompts are a tenth of all, and so many at least. In a step of theirs there is that share of the mean at most.
@@ -184,7 +175,7 @@ func (given Given) chunk(g *Group) float64 {
 	}
 	tokens, chunks, r := 0.0, 0.0, rand.New(rand.NewPCG(1, 3))
 	for range 5000 {
-		n := float64(t.Next(r, 0).Prompt)
+		n := float64(t.next(r).Prompt)
 		tokens, chunks = tokens+n, chunks+math.Ceil(n/budget)
 	}
 	return tokens / chunks
@@ -192,7 +183,7 @@ func (given Given) chunk(g *Group) float64 {
 
 // see sums up what the pages tell without any law.
 func (f *Finding) see() {
-	var steps, kv, requests, full, output, weighed, prompts float64
+	var steps, kv, requests, full, output, weighed, prompts, squares float64
 	for i := range f.windows {
 		w := &f.windows[i]
 		f.Seconds += w.seconds
@@ -200,14 +191,16 @@ func (f *Finding) see() {
 		if !math.IsNaN(w.stepMs) {
 			weighed += w.output * w.stepMs
 		}
-		var sumKV, sumRunning, mostKV, mostRunning float64
+		var sumKV, sumRunning, sumWaiting, mostKV, mostRunning float64
 		for k := range w.ranks {
 			r := &w.ranks[k]
-			sumKV, sumRunning = sumKV+r.kv, sumRunning+r.running
+			sumKV, sumRunning, sumWaiting = sumKV+r.kv, sumRunning+r.running, sumWaiting+r.waiting
 			mostKV, mostRunning = max(mostKV, r.kv), max(mostRunning, r.running)
-			f.InFlight += (r.running + r.waiting) * w.seconds
 			prompts += r.computed
 		}
+		in := sumRunning + sumWaiting
+		f.InFlight, f.Running, squares = f.InFlight+in*w.seconds, f.Running+sumRunning*w.seconds, squares+in*in*w.seconds
+		f.mostRunning = max(f.mostRunning, mostRunning)
 		if n := float64(len(w.ranks)); sumKV > 0 && sumRunning > 0 {
 			steps++
 			kv, requests = kv+mostKV*n/sumKV-1, requests+mostRunning*n/sumRunning-1
@@ -215,7 +208,9 @@ func (f *Finding) see() {
 		}
 	}
 	f.KVExcess, f.RequestExcess, f.KVFull = kv/steps, requests/steps, full/steps
-	f.InFlight, f.Tokens, f.GapMs, f.Prompts = f.InFlight/f.Seconds, output/f.Seconds, weighed/output, prompts/f.Seconds
+	f.InFlight, f.Running = f.InFlight/f.Seconds, f.Running/f.Seconds
+	f.Closed = squares/f.Seconds-f.InFlight*f.InFlight < steady*f.InFlight
+	f.Tokens, f.GapMs, f.Prompts = output/f.Seconds, weighed/output, prompts/f.Seconds
 }
 
 // levelling is what it is worth if the fullest rank has only so many times the excess of KV and requests over the mean that it has, and so many times
@@ -233,7 +228,7 @@ func (f *Finding) levelling(points []point, excess, running float64) Span {
 			fixed, loads = fixed+p.steps*p.ms-same-all, loads+all
 		}
 		if fixed <= now/10 {
-			return most // nothing but loads: the law is not known
+			return noLaw
 		}
 		if f.Closed {
 			return running*now/(fixed+loads*running) - 1
@@ -255,8 +250,8 @@ func (f *Finding) levelling(points []point, excess, running float64) Span {
 	return Span{Low: low, Middle: gain(&f.Law, points), High: high}
 }
 
-// most is a gain that no law gives.
-const most = 9
+// noLaw is the gain where a step would be nothing but its loads.
+const noLaw = 9
 
 // decode says what levelling is worth on ranks that decode.
 func (f *Finding) decode(ctx context.Context, l *traffic, points []point, progress func(done, of int)) error {
@@ -265,8 +260,7 @@ func (f *Finding) decode(ctx context.Context, l *traffic, points []point, progre
 		progress(int(seed), simulated)
 		of, err := l.decodeLevels(ctx, seed)
 		if err != nil {
-			f.Why = fmt.Errorf("it could not be simulated: %w", err)
-			return nil //nolint:nilerr // it is what was found
+			return fmt.Errorf("it could not be simulated: %w", err)
 		}
 		ours, like := of[len(of)-1], 0
 		for i := range of[:len(of)-1] { // the router that levels as what was seen does
@@ -274,12 +268,16 @@ func (f *Finding) decode(ctx context.Context, l *traffic, points []point, progre
 				like = i
 			}
 		}
-		excesses = append(excesses, min(1, ours.kv/of[like].kv))
-		running := l.inFlight
+		excess := 1.0 // of what is level there is none to lower
+		if of[like].kv > 0 {
+			excess = min(1, ours.kv/of[like].kv)
+		}
+		excesses = append(excesses, excess)
+		running := l.InFlight
 		if l.saturated() {
 			running = ours.running
 		}
-		runs = append(runs, max(1, running/l.running))
+		runs = append(runs, max(1, running/l.Running))
 	}
 	progress(simulated, simulated)
 	low := f.levelling(points, min(1, slices.Max(excesses)*(1+spare)), slices.Min(runs))
@@ -314,7 +312,7 @@ func (f *Finding) assume(l *traffic, given Given) {
 	if given.Slots == 0 {
 		add("a rank runs at most %d requests at once, the most that was seen (--slots says another number)", l.slots)
 	}
-	if l.closed {
+	if f.Closed {
 		add("as many requests stay in the engines as there were: whoever gets an answer sooner asks again sooner")
 	} else {
 		add("requests come as they came, however fast they are answered")

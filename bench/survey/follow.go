@@ -1,4 +1,4 @@
-// Package survey looks at engines that serve already, behind whatever router, and says what levelling their ranks and holding their prompts could
+// Package survey looks at engines that serve already, behind whatever router, and says what levelling their ranks could
 // gain. It reads their pages of metrics and changes nothing.
 package survey
 
@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/http"
 	"sync"
 	"time"
 
@@ -48,7 +47,6 @@ func Watch(ctx context.Context, client *engine.Client, targets []*engine.Target,
 }
 
 const (
-	pageLimit     = 16 << 20        // bytes; that of a big deployment is below 1 MiB
 	leastPatience = 2 * time.Second // with an engine's page
 	atOnce        = 256             // engines that are asked
 )
@@ -79,14 +77,14 @@ func ask(ctx context.Context, client *engine.Client, targets []*engine.Target, a
 }
 
 func get(ctx context.Context, client *engine.Client, t *engine.Target) (Page, error) {
-	status, body, err := client.Get(ctx, t, "/metrics", pageLimit, engine.Header{Name: "Accept", Value: "text/plain;version=0.0.4;q=1,*/*"})
+	text, err := engine.Metrics(ctx, client, t)
+	if answered := (*engine.StatusError)(nil); errors.As(err, &answered) {
+		err = fmt.Errorf("%w; SGLang has metrics with --enable-metrics, and an API key is taken from OPENAI_API_KEY", err)
+	}
 	if err != nil {
 		return Page{}, err
 	}
-	if status != http.StatusOK {
-		return Page{}, fmt.Errorf("engine %s: GET /metrics: status %d; SGLang has metrics with --enable-metrics, and an API key is taken from OPENAI_API_KEY", t.ID, status)
-	}
-	p, err := Read(body)
+	p, err := Read(text)
 	if err != nil {
 		return Page{}, fmt.Errorf("engine %s: %w", t.ID, err)
 	}

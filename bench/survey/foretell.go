@@ -1,6 +1,7 @@
 package survey
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"math"
@@ -21,47 +22,20 @@ type Given struct {
 // assumedBudget of engines whose --max-num-batched-tokens nobody told.
 const assumedBudget = 8192
 
-// traffic is what the simulator is asked about: the group as its pages show it.
+// traffic is what the simulator is asked about: a group as its pages show it.
 type traffic struct {
-	*Group
-	texts    *texts
-	law      fitted
-	slots    int
-	inFlight float64 // requests in the engines, in the mean
-	running  float64 // of those, that do not wait
-	closed   bool    // their number hardly moves: a request follows each that ends
-	tokens   float64 // of answers, a second
+	*Finding
+	texts *texts
+	slots int
 }
 
-// newLoad sums up the windows of a group.
-func newLoad(g *Group, given Given, law fitted) (l *traffic, why error) {
-	t, ok := newTexts(g.prompts, g.outputs)
+// newTraffic says why nothing can be simulated.
+func newTraffic(f *Finding, given Given) (*traffic, error) {
+	t, ok := newTexts(f.prompts, f.outputs)
 	if !ok {
-		return nil, fmt.Errorf("%.0f requests ended meanwhile, and %d are needed to know how long prompts and answers are", g.outputs.total(), leastRequests)
+		return nil, fmt.Errorf("%.0f requests ended meanwhile, and %d are needed to know how long prompts and answers are", f.outputs.total(), leastRequests)
 	}
-	l = &traffic{Group: g, texts: t, law: law, slots: given.Slots}
-	var seconds, output, squares float64
-	most := 0.0
-	for i := range g.windows {
-		w := &g.windows[i]
-		seconds, output = seconds+w.seconds, output+w.output
-		in := 0.0
-		for k := range w.ranks {
-			r := &w.ranks[k]
-			in += r.running + r.waiting
-			most = max(most, r.running)
-			l.running += r.running * w.seconds
-		}
-		l.inFlight += in * w.seconds
-		squares += in * in * w.seconds
-	}
-	l.inFlight, l.running = l.inFlight/seconds, l.running/seconds
-	l.closed = squares/seconds-l.inFlight*l.inFlight < steady*l.inFlight
-	l.tokens = output / seconds
-	if l.slots == 0 {
-		l.slots = int(math.Ceil(most))
-	}
-	return l, nil
+	return &traffic{Finding: f, texts: t, slots: cmp.Or(given.Slots, int(math.Ceil(f.mostRunning)))}, nil
 }
 
 // steady is the variance of the number of requests in flight, as a share of its mean, below which it is taken to be held. Where requests
@@ -79,7 +53,7 @@ type levels struct{ kv, running float64 }
 func (l *traffic) decodeLevels(ctx context.Context, seed uint64) ([]levels, error) {
 	fleet := sim.Uniform(len(l.Ranks), l.slots, 0)
 	g := &fleet.Groups[0]
-	g.C0Ms, g.C1Ms, g.RequestMs = l.law.C0Ms, l.law.C1Ms, l.law.RequestMs
+	g.C0Ms, g.C1Ms, g.RequestMs = l.Law.C0Ms, l.Law.C1Ms, l.Law.RequestMs
 	if g.C1Ms == 0 {
 		g.RequestMs = 0
 	}
@@ -90,16 +64,16 @@ func (l *traffic) decodeLevels(ctx context.Context, seed uint64) ([]levels, erro
 	all := make([]trace.Request, n+1000)
 	longest, at := 0, time.Duration(0)
 	for i := range all {
-		all[i] = l.texts.Next(r, 0)
+		all[i] = l.texts.next(r)
 		longest = max(longest, all[i].Prompt+all[i].Output)
 		at += time.Duration(float64(time.Second) * r.ExpFloat64())
 		all[i].At = at
 	}
 	if l.saturated() {
-		p.Load.Pool = max(1, int(l.inFlight-slots))
+		p.Load.Pool = max(1, int(l.InFlight-slots))
 	} else { // as many tokens a second as were seen, of what full and level ranks would make
 		full := 1000 * slots / (g.C0Ms + float64(l.slots)*(g.RequestMs+g.C1Ms*trace.Resident(all[1000:])))
-		p.Load.Rho = max(0.05, min(1, l.tokens/full))
+		p.Load.Rho = max(0.05, min(1, l.Tokens/full))
 	}
 	if !math.IsNaN(l.room) {
 		for i := range g.Ranks {
@@ -124,5 +98,5 @@ const mostJobs = 60_000
 
 // saturated says whether requests wait for slots all the time.
 func (l *traffic) saturated() bool {
-	return l.closed && l.inFlight >= 0.97*float64(len(l.Ranks)*l.slots)
+	return l.Closed && l.InFlight >= 0.97*float64(len(l.Ranks)*l.slots)
 }

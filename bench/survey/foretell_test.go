@@ -125,22 +125,21 @@ func TestASurveySeesHowPromptsMeet(t *testing.T) {
 		served++
 		base := bases[served%2]
 		s, before := watchMixed(t, l, base, 15*time.Minute)
-		all, err := Judge(t.Context(), []*Series{s}, Given{Budget: int(l.Budget), Slots: l.Slots}, func(int, int) {})
-		require.NoError(t, err)
+		all := Judge(t.Context(), []*Series{s}, Given{Budget: int(l.Budget), Slots: l.Slots}, func(int, int) {})
 		f := all[0]
 		require.Equal(t, both, f.Kind)
 		after, err := mixed.Serve(t.Context(), l, mixed.Contender{Name: "rounds", Spec: "evenkeel"})
 		require.NoError(t, err)
 		gain := after.Tokens/before.Tokens - 1
 		t.Logf("load %s, %s: %.1f %% at most (%.1f to %.1f), really %.1f %%; prompts in %.2f of the steps, really %.2f; on %.2f, really %.2f; %v", l, base.Name,
-			100*f.Least.Middle, 100*f.Least.Low, 100*f.Least.High, 100*gain, f.Prefilling.Share, before.Prefill, f.Prefilling.Ranks, float64(l.Ranks)*(1-before.Empty), f.Why)
+			100*f.Most.Middle, 100*f.Most.Low, 100*f.Most.High, 100*gain, f.Prefilling.Share, before.Prefill, f.Prefilling.Ranks, float64(l.Ranks)*(1-before.Empty), f.Why)
 		require.InDelta(t, before.Prefill, f.Prefilling.Share, 0.25)
 		require.InEpsilon(t, float64(l.Ranks)*(1-before.Empty), f.Prefilling.Ranks, 0.3)
 		if f.Why != nil {
 			continue
 		}
 		told++
-		require.LessOrEqual(t, gain, f.Least.High+0.02)
+		require.LessOrEqual(t, gain, f.Most.High+0.02)
 	}
 	require.Positive(t, told)
 }
@@ -157,8 +156,7 @@ func TestASurveyForetellsWhatLevellingIsWorth(t *testing.T) {
 		}).Run(t.Context())
 		require.NoError(t, err)
 		s := watchSteps(&result.Runs[0], l, number)
-		found, err := Judge(t.Context(), []*Series{s}, Given{Slots: l.slots}, func(int, int) {})
-		require.NoError(t, err)
+		found := Judge(t.Context(), []*Series{s}, Given{Slots: l.slots}, func(int, int) {})
 		require.Len(t, found, 1)
 		require.Equal(t, decodes, found[0].Kind)
 		before, after := result.Runs[0].Metrics, result.Runs[1].Metrics
@@ -279,7 +277,7 @@ func (v *verdicts) add(load string, f *Finding, what string, gain float64) {
 		}
 		in := c.Gain.Low <= gain && gain <= c.Gain.High
 		v.t.Logf("%s: %s: %.1f (%.1f to %.1f) %%, really %.1f %%: in %v, told %v; law %+v; least %.1f %%, closed %v", load, what,
-			100*c.Gain.Middle, 100*c.Gain.Low, 100*c.Gain.High, 100*gain, in, c.Told, f.Law, 100*f.Least.Middle, f.Closed)
+			100*c.Gain.Middle, 100*c.Gain.Low, 100*c.Gain.High, 100*gain, in, c.Told, f.Law, 100*f.Most.Middle, f.Closed)
 		if in {
 			v.within++
 		}

@@ -1,7 +1,6 @@
 package survey
 
 import (
-	"fmt"
 	"math"
 	"math/rand/v2"
 
@@ -34,14 +33,10 @@ func newTexts(prompts, outputs Histogram) (t *texts, ok bool) {
 // leastRequests must have ended before anything is foretold.
 const leastRequests = 50
 
-// Next draws a request.
-func (t *texts) Next(r *rand.Rand, _ float64) trace.Request {
+// next draws a request.
+func (t *texts) next(r *rand.Rand) trace.Request {
 	whole := func(x float64) int { return max(1, int(math.Round(x))) }
 	return trace.Request{Prompt: whole(t.promptTimes * t.prompts.draw(r)), Output: whole(t.outputTimes * t.outputs.draw(r))}
-}
-
-func (t *texts) String() string {
-	return fmt.Sprintf("prompts of %.0f tokens, answers of %.0f", t.prompts.mean(), t.outputs.mean())
 }
 
 // draw draws a value: within a bucket, its logarithm is drawn evenly.

@@ -111,14 +111,15 @@ func Read(text []byte) (Page, error) {
 	ranks := map[string]*Rank{}
 	for _, name := range running.names {
 		for _, m := range families[name].GetMetric() {
-			p.Model = cmp.Or(p.Model, labelOf(m, "model_name"))
+			p.Model = cmp.Or(p.Model, engine.Label(m, "model_name"))
 			p.SGLang = name == running.names[1]
-			p.Role = cmp.Or(p.Role, labelOf(m, "engine_type"))
+			p.Role = cmp.Or(p.Role, engine.Label(m, "engine_type"))
 			ranks[rankOf(m)] = &Rank{Name: rankOf(m)}
 		}
 	}
 	if len(ranks) == 0 {
-		return Page{}, fmt.Errorf("the page has neither %s nor %s; does the address belong to an engine of vLLM, or to one of SGLang that was started with --enable-metrics?", running.names[0], running.names[1])
+		return Page{}, fmt.Errorf("the page has neither %s nor %s; is it an engine of vLLM, or one of SGLang that was started with --enable-metrics?",
+			running.names[0], running.names[1])
 	}
 	if len(ranks) > mostRanks {
 		return Page{}, fmt.Errorf("the page has %d ranks, and %d are the most that are looked at", len(ranks), mostRanks)
@@ -164,15 +165,8 @@ func zeroIfUnknown(x float64) float64 {
 }
 
 // rankOf is the label of a rank: vLLM has `engine`, SGLang `dp_rank`.
-func rankOf(m *dto.Metric) string { return cmp.Or(labelOf(m, "engine"), labelOf(m, "dp_rank")) }
-
-func labelOf(m *dto.Metric, name string) string {
-	for _, l := range m.GetLabel() {
-		if l.GetName() == name {
-			return l.GetValue()
-		}
-	}
-	return ""
+func rankOf(m *dto.Metric) string {
+	return cmp.Or(engine.Label(m, "engine"), engine.Label(m, "dp_rank"))
 }
 
 // of is the figure of a rank. SGLang's workers of a rank tell the same each, so the largest counts there.
@@ -181,10 +175,10 @@ func (f family) of(families map[string]*dto.MetricFamily, rank string) float64 {
 		sum, found := map[string]float64{}, false
 		for _, m := range families[name].GetMetric() {
 			v := m.GetUntyped().GetValue()
-			if rankOf(m) != rank || math.IsNaN(v) || math.IsInf(v, 0) || f.label != "" && labelOf(m, f.label) != f.value {
+			if rankOf(m) != rank || math.IsNaN(v) || math.IsInf(v, 0) || f.label != "" && engine.Label(m, f.label) != f.value {
 				continue
 			}
-			if tp := labelOf(m, "tp_rank") + " " + labelOf(m, "pp_rank"); f.gauge {
+			if tp := engine.Label(m, "tp_rank") + " " + engine.Label(m, "pp_rank"); f.gauge {
 				sum[tp] = max(sum[tp], v)
 			} else {
 				sum[tp] += v
@@ -203,7 +197,7 @@ func lengths(families map[string]*dto.MetricFamily, names []string, rank string)
 	for _, name := range names {
 		at := map[float64]float64{}
 		for _, m := range families[name+"_bucket"].GetMetric() {
-			le, err := strconv.ParseFloat(labelOf(m, "le"), 64)
+			le, err := strconv.ParseFloat(engine.Label(m, "le"), 64)
 			if err != nil || rankOf(m) != rank {
 				continue
 			}

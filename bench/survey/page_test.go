@@ -78,7 +78,7 @@ func TestLengthsAreDrawnAsTheyWere(t *testing.T) {
 	sum, long := 0., 0
 	const n = 10_000
 	for range n {
-		q := h.Next(dice(), 0)
+		q := h.next(dice())
 		sum += float64(q.Prompt) / n
 		if q.Prompt > 1000 {
 			long++

@@ -38,18 +38,20 @@ func (f *Finding) Verdict() string {
 		return fmt.Sprintf("What a change would gain cannot be told: %v.", f.Why)
 	}
 	if len(f.Changes) == 0 {
-		if f.Least.High < little {
+		if f.Most.High < little {
 			return "There is nothing to gain here: steps are as long without prompts as with them."
 		}
-		return fmt.Sprintf("Answers would come faster by %.0f %% at most (%.0f to %.0f), which is if prompts cost nothing. How much of that rounds would gain cannot be told from metrics: evenkeel learns it while it serves.",
-			100*f.Least.Middle, 100*f.Least.Low, 100*f.Least.High)
+		return fmt.Sprintf("Answers would come faster by %.0f %% at most (%.0f to %.0f), which is if prompts cost nothing. "+
+			"How much of that rounds would gain cannot be told from metrics: evenkeel learns it while it serves.",
+			100*f.Most.Middle, 100*f.Most.Low, 100*f.Most.High)
 	}
 	best := f.Changes[len(f.Changes)-1]
 	switch {
 	case best.Told && best.Gain.High < little:
 		return fmt.Sprintf("There is nothing to gain here: with %s there would be %s.", best.What, f.gain(best))
 	case !best.Told:
-		return fmt.Sprintf("What a change would gain cannot be told: it lies between %.0f and %.0f %%, and a longer survey, or --slots, may narrow it.", 100*best.Gain.Low, 100*best.Gain.High)
+		return fmt.Sprintf("What a change would gain cannot be told: it lies between %.0f and %.0f %%, and a longer survey, or --slots, may narrow it.",
+			100*best.Gain.Low, 100*best.Gain.High)
 	}
 	return fmt.Sprintf("With %s there would be %s.", best.What, f.gain(best))
 }
@@ -102,9 +104,10 @@ func (f *Finding) Rows() (rows []Row) {
 		if f.Law.C1Ms > 0 {
 			add("of a step, reading KV on the fullest rank takes", "%.0f %%", 100*f.KVShare)
 		}
-		add("the most that levelling could gain", "%.1f %% (%.1f to %.1f), if each rank always had the mean, and as many requests ran", 100*f.Least.Middle, 100*f.Least.Low, 100*f.Least.High)
+		add("the most that levelling could gain", "%.1f %% (%.1f to %.1f), if each rank always had the mean, and as many requests ran",
+			100*f.Most.Middle, 100*f.Most.Low, 100*f.Most.High)
 	} else if f.Why == nil {
-		add("the most that could be gained", "answers faster by %.1f %% (%.1f to %.1f), if prompts cost nothing", 100*f.Least.Middle, 100*f.Least.Low, 100*f.Least.High)
+		add("the most that could be gained", "answers faster by %.1f %% (%.1f to %.1f), if prompts cost nothing", 100*f.Most.Middle, 100*f.Most.Low, 100*f.Most.High)
 	}
 	for _, c := range f.Changes {
 		told := ""
@@ -184,7 +187,7 @@ func bars(f *Finding) *picture {
 	if f.Why != nil {
 		return nil
 	}
-	low, high := min(0, f.Least.Low), max(0.02, f.Least.High)
+	low, high := min(0, f.Most.Low), max(0.02, f.Most.High)
 	for _, c := range f.Changes {
 		low, high = min(low, c.Gain.Low), max(high, c.Gain.High)
 	}
@@ -195,7 +198,7 @@ func bars(f *Finding) *picture {
 		y := 14 + 30*float64(len(p.Bars))
 		p.Bars = append(p.Bars, bar{What: what, Y: y, From: x(s.Low), To: x(s.High), At: x(s.Middle), Told: told})
 	}
-	add("the most that could be gained", f.Least, true)
+	add("the most that could be gained", f.Most, true)
 	for _, c := range f.Changes {
 		add(c.What, c.Gain, c.Told)
 	}

@@ -146,8 +146,7 @@ func TestAMetricThatIsNoNumberLeavesItsWindowOut(t *testing.T) {
 	for i := range s.samples {
 		s.samples[i].ranks[1].KV = math.NaN()
 	}
-	all, err := Judge(t.Context(), []*Series{s}, Given{}, func(int, int) {})
-	require.NoError(t, err)
+	all := Judge(t.Context(), []*Series{s}, Given{}, func(int, int) {})
 	require.ErrorContains(t, all[0].Why, "do not tell how many KV tokens")
 	var b bytes.Buffer
 	require.NoError(t, NewReport("survey", time.Minute, []*Series{s}, all).Text(&b))

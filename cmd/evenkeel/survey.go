@@ -71,7 +71,7 @@ func (c *surveyCmd) Run(std streams) (fail error) {
 	defer stop()
 	client := engine.NewClient(engine.Options{ReadBuffer: 64 << 10})
 	defer client.Close()
-	fmt.Fprintf(std.err, "watching %d addresses for %v; Ctrl-C ends it with what was seen\n", len(targets), c.For)
+	fmt.Fprintf(std.err, "watching for %v (%s); Ctrl-C ends it with what was seen\n", c.For, shortList(c.Engines))
 	bar := newProgress(std.err)
 	began := time.Now()
 	all, err := survey.Watch(ctx, client, targets, c.Every, c.For, func(gone time.Duration) {
@@ -87,13 +87,10 @@ func (c *surveyCmd) Run(std streams) (fail error) {
 	defer stop()
 	fmt.Fprintln(std.err, "simulating what was seen")
 	bar = newProgress(std.err)
-	findings, err := survey.Judge(ctx, all, survey.Given{Slots: c.Slots, Budget: c.Budget}, func(done, of int) {
+	findings := survey.Judge(ctx, all, survey.Given{Slots: c.Slots, Budget: c.Budget}, func(done, of int) {
 		bar.update(done, of, fmt.Sprintf("simulated %d of %d", done, of))
 	})
 	bar.finish()
-	if err != nil {
-		return err
-	}
 	r := survey.NewReport("evenkeel "+strings.Join(os.Args[1:], " "), lasted, all, findings)
 	if len(findings) == 0 {
 		return errors.New("the engines told nothing twice, so nothing is known; watch for longer")
@@ -113,8 +110,8 @@ func (c *surveyCmd) Run(std streams) (fail error) {
 // targets are the addresses, each once.
 func (c *surveyCmd) targets() (all []*engine.Target, err error) {
 	profile := &mooncake.Profile{}
-	if os.Getenv(keyEnv) != "" {
-		profile.APIKeyEnv = keyEnv
+	if os.Getenv(engineKeyEnv) != "" {
+		profile.APIKeyEnv = engineKeyEnv
 	}
 	known := map[string]bool{}
 	for _, addr := range c.Engines {
@@ -137,6 +134,3 @@ func (c *surveyCmd) targets() (all []*engine.Target, err error) {
 
 // mostSurveyed slots of a rank are simulated.
 const mostSurveyed = 4096
-
-// keyEnv is the variable that holds the key of engines where no config names another.
-const keyEnv = "OPENAI_API_KEY"

@@ -23,8 +23,8 @@ type Snapshot struct {
 	MeanOutput    float64 // tokens of a finished answer, in the mean; 0 before enough of them were seen
 
 	Mixed bool    // the ranks prefill and decode: entries come without KV
-	Waits []Wait  // of Pool then, in its order; else empty
 	OwnMs float32 // of them: ms of a step per prompt token that a rank computes by itself, 0 = unknown
+	Waits []Wait  // one for each entry of Pool, in its order, if Mixed
 }
 
 // Worker is one DP rank of the group.

@@ -42,10 +42,7 @@ func (w *site) survey(ctx context.Context) (*surveyed, error) {
 	if err := errors.Join(err, <-failed); err != nil {
 		return nil, err
 	}
-	found, err := survey.Judge(ctx, all, survey.Given{Slots: ranks.Slots, Budget: budget}, func(int, int) {})
-	if err != nil {
-		return nil, err
-	}
+	found := survey.Judge(ctx, all, survey.Given{Slots: ranks.Slots, Budget: budget}, func(int, int) {})
 	if len(found) != 1 {
 		return nil, fmt.Errorf("the survey found %d groups, and the engine is one", len(found))
 	}
