@@ -23,6 +23,7 @@ type evenkeel struct {
 	hold []Placed
 	held []heldBack
 
+	tight  tight  // where KV room is short
 	gather gather // where ranks prefill
 }
 
@@ -57,13 +58,17 @@ func (p *evenkeel) Decide(s *Snapshot, dst []Assignment) []Assignment {
 	if !p.measure(s) {
 		return dst
 	}
-	if s.Mixed {
+	switch {
+	case s.Mixed:
 		return p.inRounds(s, dst)
+	case shortOfRoom(s):
+		p.placeTight(s)
+	default:
+		p.place(s)
+		p.improve(p.budget(s))
+		p.fillUp(s)
+		p.holdBack(s)
 	}
-	p.place(s)
-	p.improve(p.budget(s))
-	p.fillUp(s)
-	p.holdBack(s)
 	return p.bind(s, dst)
 }
 
@@ -79,8 +84,8 @@ func (p *evenkeel) measure(s *Snapshot) bool {
 		return false
 	}
 	request := int64(0)
-	if p.set.requests && s.RequestTokens > 0 {
-		request = requestTokens(s)
+	if p.set.requests {
+		request = s.RequestTokens
 	}
 	p.loads.build(s, request)
 	p.ranks.load(s, p.loads.held, p.set.watermark, 0)

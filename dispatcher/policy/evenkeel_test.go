@@ -110,7 +110,7 @@ func TestARequestWeighsKVTokens(t *testing.T) {
 			for g := range s.Workers {
 				s.Workers[g].Capacity, s.Workers[g].Free = 14_000, 4
 			}
-		}, 0},
+		}, 1},
 		{"it is left out", "evenkeel:requests=false", func(*Snapshot) {}, 0},
 		{"a policy of a paper levels KV tokens", "br0", func(*Snapshot) {}, 0},
 		{"another one, too", "pjsq-kv", func(*Snapshot) {}, 0},
@@ -125,6 +125,26 @@ func TestARequestWeighsKVTokens(t *testing.T) {
 	s.Workers[1].Up = false
 	s.Pool[0].Prompt, s.RequestTokens = 2000, 10_000
 	require.Len(t, decide(t, "evenkeel", s), 1, "it takes its time of each step whenever it comes, so it is not held back for that")
+}
+
+// Both ranks hold the same KV. What each holds once its room is full depends on how long the prompts are that fill it.
+func TestWhereKVRoomIsShortTheRankWithManyRequestsGetsLongPrompts(t *testing.T) {
+	many, few := make([]Request, 8), make([]Request, 2)
+	for i := range many {
+		many[i] = Request{Prompt: 1000, Generated: 1}
+	}
+	for i := range few {
+		few[i] = Request{Prompt: 4000, Generated: 1}
+	}
+	s := &Snapshot{
+		Workers: []Worker{{ID: 0, Free: 30, Up: true, Capacity: 14_000, Running: many}, {ID: 1, Free: 30, Up: true, Capacity: 14_000, Running: few}},
+		Pool:    []Entry{{ID: 1, Prompt: 4000}, {ID: 2, Prompt: 500}, {ID: 3, Prompt: 3000}, {ID: 4, Prompt: 500}, {ID: 5, Prompt: 500}}, C0Ms: 10, C1Ms: 1e-3, RequestTokens: 2000,
+	}
+	require.Equal(t, [][2]int{{1, 0}, {2, 1}, {3, 1}, {4, 1}, {5, 1}}, pairs(decide(t, "evenkeel", s)), "3 finds no room on 0")
+	s.Pool[2].WaitMs, s.MaxAgeMs = 2000, 1000
+	require.Equal(t, [][2]int{{3, 0}, {1, 1}, {2, 1}, {4, 1}, {5, 0}}, pairs(decide(t, "evenkeel", s)), "who is overdue comes first, and 1 finds no room on 0 then")
+	s.Pool[2].Prompt = 12_000
+	require.Equal(t, [][2]int{{1, 0}, {2, 0}, {4, 0}}, pairs(decide(t, "evenkeel", s)), "1 is kept for it")
 }
 
 func TestAnOverdueEntryIsPlacedAndStays(t *testing.T) {
@@ -237,6 +257,28 @@ func TestDecidingWithAMeanDoesNotAllocate(t *testing.T) {
 			require.NotEmpty(t, dst)
 		})
 	}
+}
+
+func TestDecidingWhereKVRoomIsShortDoesNotAllocate(t *testing.T) {
+	l := newClosedLoop(24, 16, 200)
+	p, err := Parse("evenkeel")
+	require.NoError(t, err)
+	dst := make([]Assignment, 0, 1000)
+	short := 0
+	for i := range 400 {
+		if i == 200 {
+			for g := range l.s.Workers {
+				l.s.Workers[g].Capacity = l.s.Workers[g].KVTokens() * 3 / 4
+			}
+		}
+		l.apply(p.Decide(&l.s, dst[:0]))
+		l.step()
+		if shortOfRoom(&l.s) {
+			short++
+		}
+	}
+	require.Greater(t, short, 100)
+	require.Zero(t, testing.AllocsPerRun(50, func() { dst = p.Decide(&l.s, dst[:0]) }))
 }
 
 func TestItLevelsBetterThanOneRankAtATime(t *testing.T) {

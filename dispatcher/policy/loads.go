@@ -65,26 +65,6 @@ func (l *loads) build(s *Snapshot, request int64) {
 	l.rescan()
 }
 
-// requestTokens is what a request is counted for beside its KV tokens: nothing where most ranks run out of KV room before
-// they run out of slots. All are as full as each other there, so the one with most requests looks fullest. It would be given
-// the shortest prompts for that, its room would be filled with more of them than elsewhere, and so on.
-func requestTokens(s *Snapshot) int64 {
-	held, running, tight := int64(0), int64(0), 0
-	for g := range s.Workers {
-		held += s.Workers[g].KVTokens()
-		running += int64(len(s.Workers[g].Running))
-	}
-	for g := range s.Workers {
-		if w := &s.Workers[g]; w.Capacity > 0 && running > 0 && w.Capacity-w.KVTokens() < int64(w.Free)*(held/running) {
-			tight++
-		}
-	}
-	if 2*tight > len(s.Workers) {
-		return 0
-	}
-	return s.RequestTokens
-}
-
 func (l *loads) scaled(g int, tokens int64) int64 { return subset.Scaled(tokens, float64(l.cost[g])) }
 
 // rescan finds the three largest anew.
