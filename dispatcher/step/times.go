@@ -191,12 +191,16 @@ type Line struct {
 	Model        // its slope is 0 where the load is not seen in them
 	InForce bool // else it is not good enough for policies
 	Taught  Taught
+	Fixed   float64 // ms of a step with a prefill that do not depend on what it computes; 0: not known
 }
 
 // Line so far.
 func (s *Times) Line() Line {
 	l := Line{Taught: s.taught}
 	l.Model, _, _ = s.Model()
+	if base := s.decodes(); s.Law == (Model{}) && s.prefills.fit(&base, s.ownShare()) {
+		l.Fixed = base.C0Ms + base.PrefillMs
+	}
 	if l.InForce = l.C1Ms > 0; l.InForce {
 		return l
 	}
@@ -206,10 +210,22 @@ func (s *Times) Line() Line {
 	return l
 }
 
-// Through is the line with the slopes of m through the mean of the steps from an earlier moment until t.
-func (t Taught) Through(m Model, before Taught) Model {
+// Known says whether steps have taught how long they take.
+func (l *Line) Known() bool { return l.Taught.Steps > 0 || l.Fixed > 0 }
+
+// Through is the line through the mean of the steps from an earlier moment on. Steps with a prefill take as long as they were
+// learned to take. Where nearly all have one, the few others may be such as had a prefill that nobody saw: none takes longer
+// than a prefill's fixed part.
+func (l *Line) Through(before Taught) Model {
+	m, t := l.Model, &l.Taught
 	if n := t.Steps - before.Steps; n > 0 {
 		m.C0Ms = max(0, (t.Ms-before.Ms-m.C1Ms*(t.Tokens-before.Tokens)-m.RequestMs*(t.Requests-before.Requests))/n)
+	}
+	if l.Fixed > 0 {
+		if m.C0Ms == 0 || m.C0Ms > l.Fixed {
+			m.C0Ms = l.Fixed
+		}
+		m.PrefillMs = l.Fixed - m.C0Ms
 	}
 	return m
 }

@@ -132,12 +132,53 @@ func TestALineGoesThroughTheMeanOfAWindow(t *testing.T) {
 	feed(&s, 500, 50, 2e-4, 0, 100_000)
 	before := s.Line().Taught
 	feed(&s, 500, 60, 2e-4, 0, 100_000) // everything takes longer now
-	m := s.Line().Taught.Through(Model{C1Ms: 2e-4}, before)
+	l := Line{Model: Model{C1Ms: 2e-4}, Taught: s.Line().Taught}
+	m := l.Through(before)
 	require.InDelta(t, 60, m.C0Ms, 0.01)
 	require.Equal(t, 2e-4, m.C1Ms)
-	require.Equal(t, Model{C0Ms: 7}, before.Through(Model{C0Ms: 7}, before), "nothing was taught")
-	require.Zero(t, before.Through(Model{C1Ms: 1}, Taught{}).C0Ms, "no step is free")
+	l = Line{Model: Model{C0Ms: 7}, Taught: before}
+	require.Equal(t, Model{C0Ms: 7}, l.Through(before), "nothing was taught")
+	l.Model = Model{C1Ms: 1}
+	require.Zero(t, l.Through(Taught{}).C0Ms, "no step is free")
 }
+
+// Where nearly all steps have a prefill, few tell what the others take, and some of these had one that nobody saw.
+func TestAStepWithoutAPrefillTakesNoLongerThanTheFixedPartOfOne(t *testing.T) {
+	law := Model{C0Ms: 20, OwnMs: 0.06, SharedMs: 0.04, PrefillMs: 5}
+	var s Times
+	teach := func(seen, really int) {
+		ranks := []Rank{{Requests: 4, KV: 20_000, Prompt: float64(really)}, {Requests: 4, KV: 20_000}}
+		length := time.Duration(law.Ms(ranks) * float64(time.Millisecond))
+		ranks[0].Prompt = float64(seen)
+		s.Add(length)
+		s.Teach(Sample{Ranks: ranks, Tokens: 1, Length: length})
+	}
+	require.False(t, known(s.Line()))
+	for i := range 500 {
+		teach(500+i, 500+i)
+	}
+	l := s.Line()
+	require.True(t, known(l), "though no step was without a prefill")
+	require.InDelta(t, 25, l.Through(Taught{}).C0Ms, 1)
+	for range 9 {
+		teach(0, 700)
+	}
+	l = s.Line()
+	m := l.Through(Taught{})
+	require.InDelta(t, 25, m.C0Ms, 1)
+	require.InDelta(t, 25, m.C0Ms+m.PrefillMs, 1)
+	for range 300 {
+		teach(0, 0)
+	}
+	before := s.Line().Taught
+	teach(0, 0)
+	l = s.Line()
+	m = l.Through(before)
+	require.InDelta(t, 20, m.C0Ms, 1)
+	require.InDelta(t, 25, m.C0Ms+m.PrefillMs, 1)
+}
+
+func known(l Line) bool { return l.Known() }
 
 // An engine may stand still in its first steps. The steps after it are heard, and soon say what is usual.
 func TestALongStepAtFirstHidesNoOther(t *testing.T) {

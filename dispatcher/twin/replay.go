@@ -158,10 +158,10 @@ func (r *Replay) build(groups []board.GroupView, begin, end *board.Boards) error
 	for i := range groups {
 		v := &groups[i]
 		f, t := viewOf(untaught, v.Key), viewOf(taught, v.Key)
-		if f == nil || t == nil || t.Line.Taught.Steps == 0 {
+		if f == nil || t == nil || !t.Line.Known() {
 			return fmt.Errorf("nobody knows yet how long a step of %s takes", v.Key.Name)
 		}
-		law := t.Line.Taught.Through(t.Line.Model, f.Line.Taught)
+		law := t.Line.Through(f.Line.Taught)
 		if err := r.engines.build(v, law); err != nil {
 			return err
 		}
