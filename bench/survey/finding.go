@@ -31,7 +31,7 @@ type Finding struct {
 
 	Law     fitted
 	KVShare float64 // of a step, that reading KV takes on the fullest rank
-	Most    Span    // that could be gained, if all ranks were always as full as the mean, or if prompts cost nothing
+	Most    Span    // that could be gained, if all ranks were always as full as the mean and no slot stood empty, or if prompts cost nothing
 	Changes []Change
 	Assumed []string
 	Why     error // nothing is foretold
@@ -73,6 +73,8 @@ func Judge(ctx context.Context, all []*Series, given Given, progress func(done, 
 	return out
 }
 
+var errAlone = errors.New("one rank waits for no other")
+
 // judge says why nothing is foretold.
 func (f *Finding) judge(ctx context.Context, given Given, progress func(done, of int)) error {
 	f.see()
@@ -82,7 +84,7 @@ func (f *Finding) judge(ctx context.Context, given Given, progress func(done, of
 	case f.Kind == prefills:
 		return errors.New("these ranks only prefill")
 	case len(f.Ranks) == 1:
-		return errors.New("one rank waits for no other")
+		return errAlone
 	}
 	points := f.points(max(1, leastSteps*f.GapMs/1000), given.chunk(f.Group))
 	if f.Kind == both {
@@ -103,7 +105,7 @@ func (f *Finding) judge(ctx context.Context, given Given, progress func(done, of
 	if err != nil {
 		return err
 	}
-	f.Most = f.levelling(points, 0, 1)
+	f.Most = f.levelling(points, 0, max(1, min(f.InFlight, float64(len(f.Ranks)*l.slots))/f.Running)) // none waits for a slot while another is free
 	f.assume(l, given)
 	return f.decode(ctx, l, points, progress)
 }

@@ -2,6 +2,7 @@ package survey
 
 import (
 	_ "embed"
+	"errors"
 	"fmt"
 	"html/template"
 	"io"
@@ -34,6 +35,9 @@ func NewReport(command string, lasted time.Duration, all []*Series, findings []*
 
 // Verdict is the sentence that a group's reader wants first.
 func (f *Finding) Verdict() string {
+	if errors.Is(f.Why, errAlone) {
+		return fmt.Sprintf("There is nothing to gain here: %v.", f.Why)
+	}
 	if f.Why != nil {
 		return fmt.Sprintf("What a change would gain cannot be told: %v.", f.Why)
 	}
@@ -104,7 +108,7 @@ func (f *Finding) Rows() (rows []Row) {
 		if f.Law.C1Ms > 0 {
 			add("of a step, reading KV on the fullest rank takes", "%.0f %%", 100*f.KVShare)
 		}
-		add("the most that levelling could gain", "%.1f %% (%.1f to %.1f), if each rank always had the mean, and as many requests ran",
+		add("the most that levelling could gain", "%.1f %% (%.1f to %.1f), if each rank always had the mean, and no slot stood empty while a request waits",
 			100*f.Most.Middle, 100*f.Most.Low, 100*f.Most.High)
 	} else if f.Why == nil {
 		add("the most that could be gained", "answers faster by %.1f %% (%.1f to %.1f), if prompts cost nothing", 100*f.Most.Middle, 100*f.Most.Low, 100*f.Most.High)
