@@ -10,10 +10,9 @@ import (
 	"evenkeel/stats"
 )
 
-// reference is the policy that the others are compared with: it knows the KV
-// tokens of the ranks and needs no more than that, and like them it sends a
-// request on once a rank has a slot.
-const reference = "pjsq-kv"
+// reference is the policy that the others are compared with: what people run who have no router of their own, and no worse on
+// two ranks than any other that looks at one request at a time.
+const reference = "jsq"
 
 func (r *run) String() string {
 	s := fmt.Sprintf("%-8s %.0f tokens/s (%.0f whole), gap %.1f ms, imbalance %.0f (engine %.0f), full for %.1f s", r.policy,
