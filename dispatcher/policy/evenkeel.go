@@ -61,7 +61,7 @@ func (p *evenkeel) Decide(s *Snapshot, dst []Assignment) []Assignment {
 	switch {
 	case s.Mixed:
 		return p.inRounds(s, dst)
-	case shortOfRoom(s):
+	case p.shortOfRoom(s):
 		p.placeTight(s)
 	default:
 		p.place(s)

@@ -138,13 +138,39 @@ func TestWhereKVRoomIsShortTheRankWithManyRequestsGetsLongPrompts(t *testing.T) 
 	}
 	s := &Snapshot{
 		Workers: []Worker{{ID: 0, Free: 30, Up: true, Capacity: 14_000, Running: many}, {ID: 1, Free: 30, Up: true, Capacity: 14_000, Running: few}},
-		Pool:    []Entry{{ID: 1, Prompt: 4000}, {ID: 2, Prompt: 500}, {ID: 3, Prompt: 3000}, {ID: 4, Prompt: 500}, {ID: 5, Prompt: 500}}, C0Ms: 10, C1Ms: 1e-3, RequestTokens: 2000,
+		Pool:    []Entry{{ID: 1, Prompt: 4000}, {ID: 2, Prompt: 500}, {ID: 3, Prompt: 3000}, {ID: 4, Prompt: 500}, {ID: 5, Prompt: 500}, {ID: 6, Prompt: 4000}}, C0Ms: 10, C1Ms: 1e-3, RequestTokens: 2000,
 	}
-	require.Equal(t, [][2]int{{1, 0}, {2, 1}, {3, 1}, {4, 1}, {5, 1}}, pairs(decide(t, "evenkeel", s)), "3 finds no room on 0")
+	require.Equal(t, [][2]int{{1, 0}, {2, 1}, {3, 1}, {4, 1}, {5, 1}}, pairs(decide(t, "evenkeel", s)), "3 finds no room on 0, and 6 none at all")
 	s.Pool[2].WaitMs, s.MaxAgeMs = 2000, 1000
 	require.Equal(t, [][2]int{{3, 0}, {1, 1}, {2, 1}, {4, 1}, {5, 0}}, pairs(decide(t, "evenkeel", s)), "who is overdue comes first, and 1 finds no room on 0 then")
 	s.Pool[2].Prompt = 12_000
 	require.Equal(t, [][2]int{{1, 0}, {2, 0}, {4, 0}}, pairs(decide(t, "evenkeel", s)), "1 is kept for it")
+
+	s.Pool = s.Pool[:1]
+	require.Equal(t, [][2]int{{1, 1}}, pairs(decide(t, "evenkeel", s)), "what waits does not fill the room, so that the ranks are levelled as they are")
+	for i := range 4000 {
+		s.Pool = append(s.Pool, Entry{ID: uint64(i + 2), Prompt: 10})
+	}
+	s.Pool[0].Prompt = 15
+	require.Len(t, decide(t, "evenkeel", s), 60, "slots are what is short")
+}
+
+func TestWhereKVRoomIsShortWhatFindsNoneStopsNoOther(t *testing.T) {
+	s := &Snapshot{MaxAgeMs: 1000}
+	for g := range 8 {
+		s.Workers = append(s.Workers, Worker{ID: int32(g), Free: 90, Up: true, Capacity: 100_000, Running: []Request{{Prompt: 80_000, Generated: 1}}})
+	}
+	for i := range 400 {
+		s.Pool = append(s.Pool, Entry{ID: uint64(i), Prompt: 30_000, WaitMs: float32(i % 2 * 2000)})
+	}
+	for i := range 100 {
+		s.Pool = append(s.Pool, Entry{ID: uint64(1000 + i), Prompt: 500})
+	}
+	require.Len(t, decide(t, "evenkeel", s), 100)
+	for g := 4; g < 8; g++ {
+		s.Workers[g].Up = false
+	}
+	require.Len(t, decide(t, "evenkeel", s), 3*29, "a rank is kept for who is overdue")
 }
 
 func TestAnOverdueEntryIsPlacedAndStays(t *testing.T) {
@@ -273,7 +299,7 @@ func TestDecidingWhereKVRoomIsShortDoesNotAllocate(t *testing.T) {
 		}
 		l.apply(p.Decide(&l.s, dst[:0]))
 		l.step()
-		if shortOfRoom(&l.s) {
+		if q := p.(*evenkeel); q.measure(&l.s) && q.shortOfRoom(&l.s) {
 			short++
 		}
 	}

@@ -214,18 +214,19 @@ func (s *Times) Line() Line {
 func (l *Line) Known() bool { return l.Taught.Steps > 0 || l.Fixed > 0 }
 
 // Through is the line through the mean of the steps from an earlier moment on. Steps with a prefill take as long as they were
-// learned to take. Where nearly all have one, the few others may be such as had a prefill that nobody saw: none takes longer
-// than a prefill's fixed part.
+// learned to take. If there are few others, some of these had a prefill that nobody saw. So they are taken to be no longer than
+// the fixed part of a step with one.
 func (l *Line) Through(before Taught) Model {
 	m, t := l.Model, &l.Taught
-	if n := t.Steps - before.Steps; n > 0 {
+	n := t.Steps - before.Steps
+	if n > 0 {
 		m.C0Ms = max(0, (t.Ms-before.Ms-m.C1Ms*(t.Tokens-before.Tokens)-m.RequestMs*(t.Requests-before.Requests))/n)
 	}
 	if l.Fixed > 0 {
-		if m.C0Ms == 0 || m.C0Ms > l.Fixed {
+		if n == 0 && m.C0Ms == 0 || n < fitSteps && m.C0Ms > l.Fixed {
 			m.C0Ms = l.Fixed
 		}
-		m.PrefillMs = l.Fixed - m.C0Ms
+		m.PrefillMs = max(0, l.Fixed-m.C0Ms)
 	}
 	return m
 }
