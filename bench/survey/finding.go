@@ -31,7 +31,7 @@ type Finding struct {
 
 	Law     fitted
 	KVShare float64 // of a step, that reading KV takes on the fullest rank
-	Most    Span    // that could be gained, if all ranks were always as full as the mean and no slot stood empty, or if prompts cost nothing
+	Most    Span    // that could be gained: on decode ranks if all were always as full as the mean and no slot stood empty; where ranks prefill, if prompts cost nothing
 	Changes []Change
 	Assumed []string
 	Why     error // nothing is foretold
@@ -105,7 +105,7 @@ func (f *Finding) judge(ctx context.Context, given Given, progress func(done, of
 	if err != nil {
 		return err
 	}
-	f.Most = f.levelling(points, 0, max(1, min(f.InFlight, float64(len(f.Ranks)*l.slots))/f.Running)) // none waits for a slot while another is free
+	f.Most = f.levelling(points, 0, l.atMost())
 	f.assume(l, given)
 	return f.decode(ctx, l, points, progress)
 }
@@ -271,15 +271,15 @@ func (f *Finding) decode(ctx context.Context, l *traffic, points []point, progre
 			}
 		}
 		excess := 1.0 // of what is level there is none to lower
-		if of[like].kv > 0 {
-			excess = min(1, ours.kv/of[like].kv)
+		if of[like].load > 0 {
+			excess = min(1, ours.load/of[like].load)
 		}
 		excesses = append(excesses, excess)
 		running := l.InFlight
 		if l.saturated() {
 			running = ours.running
 		}
-		runs = append(runs, max(1, running/l.Running))
+		runs = append(runs, min(l.atMost(), max(1, running/l.Running)))
 	}
 	progress(simulated, simulated)
 	low := f.levelling(points, min(1, slices.Max(excesses)*(1+spare)), slices.Min(runs))

@@ -38,6 +38,14 @@ func newTraffic(f *Finding, given Given) (*traffic, error) {
 	return &traffic{Finding: f, texts: t, slots: cmp.Or(given.Slots, int(math.Ceil(f.mostRunning)))}, nil
 }
 
+// atMost is how many times as many requests could run as did, if none waited for a slot or for KV room while another rank has some.
+func (l *traffic) atMost() float64 {
+	return max(1, min(l.InFlight/l.Running, float64(len(l.Ranks)*l.slots)/l.Running, nearlyFull/l.KVFull))
+}
+
+// nearlyFull is what share of their KV room ranks use at most, about.
+const nearlyFull = 0.95
+
 // steady is the variance of the number of requests in flight, as a share of its mean, below which it is taken to be held. Where requests
 // come by themselves it is about 1.
 const steady = 0.25
@@ -45,18 +53,20 @@ const steady = 0.25
 // others are how other routers choose decode ranks; the last policy is what they are held against.
 var others = []string{"rr", "jsq", "jsq-kv", "evenkeel"}
 
-// levels is what a simulation of ranks that decode makes of a policy: how much more KV than the mean the fullest rank has, as a share of the mean, and
+// levels is what a simulation of ranks that decode makes of a policy: how much more than the mean the fullest rank has, as a share of the mean, and
 // how many requests run.
-type levels struct{ kv, running float64 }
+type levels struct {
+	kv      float64 // tokens
+	load    float64 // ms of KV and requests together
+	running float64
+}
 
 // decodeLevels simulates the policies on ranks that decode, with lengths like those that were seen.
 func (l *traffic) decodeLevels(ctx context.Context, seed uint64) ([]levels, error) {
 	fleet := sim.Uniform(len(l.Ranks), l.slots, 0)
 	g := &fleet.Groups[0]
 	g.C0Ms, g.C1Ms, g.RequestMs = l.Law.C0Ms, l.Law.C1Ms, l.Law.RequestMs
-	if g.C1Ms == 0 {
-		g.RequestMs = 0
-	}
+	g.C1Ms = max(g.C1Ms, leastC1Ms)
 	slots := float64(len(l.Ranks) * l.slots)
 	p := sim.Plan{Fleet: fleet, Policies: others, Seeds: 1, TellLaw: true}
 	r := rand.New(rand.NewPCG(seed, 3))
@@ -89,9 +99,14 @@ func (l *traffic) decodeLevels(ctx context.Context, seed uint64) ([]levels, erro
 	for i := range others {
 		m := result.Runs[i].Metrics
 		out[i] = levels{kv: m[report.Imbalance].Mean / m[report.KVTokens].Mean, running: m[report.Running].Mean}
+		level := (g.C1Ms*m[report.KVTokens].Mean + g.RequestMs*m[report.Running].Mean) / float64(len(l.Ranks))
+		out[i].load = max(0, m[report.StepMean].Mean-g.C0Ms-level) / level
 	}
 	return out, nil
 }
+
+// leastC1Ms is used where KV costs nothing, because policies express the cost of a request in KV tokens.
+const leastC1Ms = 1e-9
 
 // mostJobs bounds how long a simulation takes.
 const mostJobs = 60_000

@@ -45,7 +45,7 @@ func (f *Finding) Verdict() string {
 		if f.Most.High < little {
 			return "There is nothing to gain here: steps are as long without prompts as with them."
 		}
-		return fmt.Sprintf("Answers would come faster by %.0f %% at most (%.0f to %.0f), which is if prompts cost nothing. "+
+		return fmt.Sprintf("If prompts cost nothing, answers would come %.0f %% faster (%.0f to %.0f). No change can gain more. "+
 			"How much of that rounds would gain cannot be told from metrics: evenkeel learns it while it serves.",
 			100*f.Most.Middle, 100*f.Most.Low, 100*f.Most.High)
 	}
