@@ -133,8 +133,9 @@ regret: ## how far each policy is from the best on 64 loads drawn at random, 25 
 	$(if $(SEED)$(LOADS),,go run ./bench/regret -auto auto:br0,evenkeel,evenkeel:hold=0 -out docs/evidence.md)
 
 .PHONY: twin
-twin: ## what the twin foretells and what happens, on reference engines over sockets: docs/results/twin.md; three loads side by side under two policies, 35 minutes of two idle cores
+twin: ## what the twin foretells and what happens, on reference engines over sockets: docs/results/twin.md; three loads side by side under two policies, 35 minutes of two idle cores; then five of ranks that prefill and decode, 20 minutes
 	go run ./bench/twin -out docs/results/twin.md
+	go run ./bench/twin -aggregated -for 9m -out docs/results/twin.md
 
 .PHONY: bind
 bind: ## what it costs to bind decode ranks before the prefill, simulated: docs/results/bind.md and bind.csv, 10 to 20 minutes on one idle core; one that was ended goes on where it was; ARGS='-ranks 64 -seeds 5': another grid, printed

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"time"
 
 	"evenkeel/bench/regret/draw"
 	"evenkeel/bench/trace"
@@ -127,6 +128,22 @@ func (l *Load) Measure(room float64) {
 	} else {
 		l.There = int(l.Rho * g * slots)
 	}
+}
+
+// For is the load, played for so long.
+func (l *Load) For(d time.Duration) *Load {
+	so := *l
+	so.Stays = float64(d.Milliseconds()) / (settles + lasts)
+	return &so
+}
+
+// Requests are the first n, for who serves them elsewhere. That some go on with chats is not told.
+func (l *Load) Requests(n int) []trace.Request {
+	all := make([]trace.Request, n)
+	for i, q := range l.requests(n, l.Gap) {
+		all[i] = trace.Request{At: time.Duration(q.at * float64(time.Millisecond)), Prompt: int(q.prompt), Output: int(q.output)}
+	}
+	return all
 }
 
 // requests draws the first n, gap ms apart in the mean.

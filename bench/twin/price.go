@@ -50,7 +50,7 @@ func (o options) prices(ctx context.Context, out io.Writer) (ok bool, err error)
 	for i := range requests {
 		requests[i].Output = min(requests[i].Output, longestAnswer)
 	}
-	s := scene{"", fleet, requests, fleet.Rate(busy, requests)}
+	s := scene{fleet: fleet, requests: requests, rate: fleet.Rate(busy, requests)}
 	list := []*price{{name: "twin: off"}, {name: "twin: [jsq-kv]"}}
 	paid := make(chan error, len(list))
 	ctx, cancel := context.WithCancel(ctx)
