@@ -23,6 +23,7 @@ import (
 	"evenkeel/bench/mixed"
 	"evenkeel/bench/page"
 	"evenkeel/bench/refengine"
+	"evenkeel/bench/refengine/steplog"
 	"evenkeel/bench/regret/draw"
 	"evenkeel/bench/report"
 	"evenkeel/bench/sim"
@@ -398,12 +399,13 @@ func (f *found) watch(ctx context.Context, p *world.Proxy) {
 
 func seconds(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }
 
-// mean is the mean step of all engines between two times of the load.
+// mean is the mean step of all engines between two times of the load, of those in which an answer goes on: a proxy sees no others.
 func (f *found) mean(from, to time.Duration) float64 {
 	sum, n := time.Duration(0), 0
 	for _, e := range f.engines {
 		for _, s := range e.Steps() {
-			if at := s.Start.Sub(f.began); at >= from && at < to {
+			goesOn := slices.ContainsFunc(s.Ranks, func(r steplog.RankLoad) bool { return r.Running > 0 })
+			if at := s.Start.Sub(f.began); goesOn && at >= from && at < to {
 				sum, n = sum+s.Length, n+1
 			}
 		}
