@@ -193,19 +193,18 @@ func (f *Finding) see() {
 		if !math.IsNaN(w.stepMs) {
 			weighed += w.output * w.stepMs
 		}
-		var sumKV, sumRunning, sumWaiting, mostKV, mostRunning float64
+		var sumKV, sumRunning, sumWaiting float64
 		for k := range w.ranks {
 			r := &w.ranks[k]
 			sumKV, sumRunning, sumWaiting = sumKV+r.kv, sumRunning+r.running, sumWaiting+r.waiting
-			mostKV, mostRunning = max(mostKV, r.kv), max(mostRunning, r.running)
 			prompts += r.computed
 		}
 		in := sumRunning + sumWaiting
 		f.InFlight, f.Running, squares = f.InFlight+in*w.seconds, f.Running+sumRunning*w.seconds, squares+in*in*w.seconds
-		f.mostRunning = max(f.mostRunning, mostRunning)
+		f.mostRunning = max(f.mostRunning, w.most.running)
 		if n := float64(len(w.ranks)); sumKV > 0 && sumRunning > 0 {
 			steps++
-			kv, requests = kv+mostKV*n/sumKV-1, requests+mostRunning*n/sumRunning-1
+			kv, requests = kv+w.most.kv*n/sumKV-1, requests+w.most.running*n/sumRunning-1
 			full += sumKV / n / f.room
 		}
 	}

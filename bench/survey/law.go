@@ -30,10 +30,9 @@ func (g *Group) points(seconds, chunk float64) (all []point) {
 	add := func(w *window) {
 		n := 1000 * w.seconds / w.stepMs
 		n *= busy(w)
-		kv, running, meanKV, meanRunning, computed, none := 0.0, 0.0, 0.0, 0.0, 0.0, 1.0
+		meanKV, meanRunning, computed, none := 0.0, 0.0, 0.0, 1.0
 		for i := range w.ranks {
 			r := &w.ranks[i]
-			kv, running = max(kv, r.kv), max(running, r.running)
 			meanKV += r.kv / float64(len(w.ranks))
 			meanRunning += r.running / float64(len(w.ranks))
 			computed += r.computed
@@ -43,7 +42,7 @@ func (g *Group) points(seconds, chunk float64) (all []point) {
 		}
 		p.prompting += n * (1 - none)
 		p.ms += n * w.stepMs
-		p.kv, p.running = p.kv+n*kv, p.running+n*running
+		p.kv, p.running = p.kv+n*w.most.kv, p.running+n*w.most.running
 		p.meanKV, p.meanRunning = p.meanKV+n*meanKV, p.meanRunning+n*meanRunning
 		p.meanPrompt += computed / float64(len(w.ranks))
 		weight, lasted = weight+n, lasted+w.seconds

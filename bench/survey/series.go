@@ -129,6 +129,7 @@ type Group struct {
 type window struct {
 	seconds float64
 	ranks   []rankIn
+	most    rankIn  // the most of each that a rank has, in the mean of the two ends
 	output  float64 // tokens of answers
 	stepMs  float64 // the mean time between two tokens of an answer; NaN: nothing was answered
 }
@@ -280,6 +281,7 @@ func computedIn(x, y *Rank, direct bool) float64 {
 func between(a, b []sample, direct bool) (w window, ok bool) {
 	w.seconds = b[0].at.Sub(a[0].at).Seconds()
 	var gaps, gapsMs, running float64
+	var ends [2]rankIn
 	for i := range a {
 		if a[i].started != b[i].started || len(a[i].ranks) != len(b[i].ranks) {
 			return w, false
@@ -291,11 +293,15 @@ func between(a, b []sample, direct bool) (w window, ok bool) {
 			}
 			r := rankIn{running: (x.Running + y.Running) / 2, waiting: zeroIfUnknown(x.Waiting+y.Waiting) / 2, kv: (x.KV + y.KV) / 2, computed: computedIn(x, y, direct)}
 			w.ranks = append(w.ranks, r)
+			for e, at := range []*Rank{x, y} {
+				ends[e].running, ends[e].kv = max(ends[e].running, at.Running), max(ends[e].kv, at.KV)
+			}
 			w.output += y.Output - x.Output
 			running += r.running
 			gaps, gapsMs = gaps+zeroIfUnknown(y.Gaps-x.Gaps), gapsMs+zeroIfUnknown(y.GapsMs-x.GapsMs)
 		}
 	}
+	w.most.running, w.most.kv = (ends[0].running+ends[1].running)/2, (ends[0].kv+ends[1].kv)/2
 	switch {
 	case gaps > 0:
 		w.stepMs = gapsMs / gaps
