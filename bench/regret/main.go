@@ -8,7 +8,6 @@ import (
 	"bytes"
 	"context"
 	"encoding/csv"
-	"errors"
 	"flag"
 	"fmt"
 	"io"
@@ -29,14 +28,14 @@ import (
 
 // set is what the best is taken of.
 var set = []string{
-	"rr", "jsq", "jsq-kv", "pjsq-kv", "br0", "br0:window=64", "brh", "brh:window=64", "evenkeel",
+	"rr", "jsq", "jsq-kv", "pjsq-kv", "br0", "br0:paper", "br0:window=64", "brh", "brh:window=64", "evenkeel",
 }
 
 // beside the set, the default is judged without some of its parts.
-var beside = []string{"evenkeel:hold=0", "evenkeel:ahead=false"}
+var beside = []string{"evenkeel:hold=0", "evenkeel:ahead=false", "evenkeel:requests=false"}
 
 // judgement is the seed of the tables in the docs. Policies are developed on other ones.
-const judgement = 20261121
+const judgement = 20261129
 
 type options struct {
 	seed  uint64
@@ -45,7 +44,6 @@ type options struct {
 	out   string
 	csv   string
 	with  []string // policies beside the set
-	cr    bool     // requests cost something in half of the loads, and the default is judged without that
 	auto  string   // a policy that the twin chooses; empty: the set is judged
 }
 
@@ -68,14 +66,10 @@ func parse(args []string) (o options, err error) {
 	f.StringVar(&o.csv, "csv", "", "file for what each policy made of each load")
 	with := f.String("with", "", "more policies to judge beside the set, separated by blanks; none of them counts for what is best")
 	f.StringVar(&o.auto, "auto", "", "a policy like auto:br0,evenkeel,evenkeel:hold=0, to be judged beside those of its list on the loads whose answers drift; nothing else is")
-	f.BoolVar(&o.cr, "cr", false, "in half of the loads a request costs something in a step beside its KV tokens; the default is judged beside itself without what it makes of that, and nothing else is")
 	if err := f.Parse(args); err != nil {
 		return o, err
 	}
 	o.with = strings.Fields(*with)
-	if o.cr && (o.auto != "" || o.out != "") {
-		return o, errors.New("-cr: it judges one thing and prints it; leave -auto and -out away")
-	}
 	if o.loads < 1 {
 		return o, fmt.Errorf("-loads %d: there must be one", o.loads)
 	}
@@ -101,7 +95,6 @@ type trials struct {
 	loads    []*draw.Load
 	of       [][]outcome // by load, then by policy
 	shifted  [][]outcome // the same requests, begun elsewhere, under those
-	told     [][]outcome // the same requests under the policies that are told the law of steps; nil: none are
 	known    map[share][]float64
 }
 
@@ -117,17 +110,10 @@ func (o options) run(ctx context.Context, out io.Writer) error {
 		}
 		t.policies, t.shifts = slices.Concat(list, []string{o.auto}), nil
 	}
-	if o.cr {
-		t.policies, t.shifts, t.told = withRequests, nil, make([][]outcome, o.loads)
-	}
 	for i := range o.loads {
 		l := draw.New(o.seed, o.from+i)
 		if o.auto != "" {
-			l.Lasts = autoLasts
-		}
-		if o.cr {
-			l.DrawRequests(o.seed)
-			lastRequests(l)
+			l.Lasts, l.Bounded = autoLasts, false
 		}
 		if o.auto == "" || l.Drifts() {
 			t.loads = append(t.loads, l)
@@ -154,11 +140,8 @@ func (o options) run(ctx context.Context, out io.Writer) error {
 		return t.write(o.out)
 	}
 	text := (*trials).tables
-	switch {
-	case o.auto != "":
+	if o.auto != "" {
 		text = (*trials).autoTable
-	case o.cr:
-		text = (*trials).requestTable
 	}
 	_, err := fmt.Fprintln(out, text(t))
 	return err
@@ -182,17 +165,9 @@ func (t *trials) tryLoad(ctx context.Context, i int) error {
 	for _, run := range []struct {
 		policies []string
 		shift    float64
-		told     bool
 		to       *[]outcome
-	}{{t.policies, 0, false, &t.of[i]}, {t.shifts, 0.5, false, &t.shifted[i]}, {t.policies[:min(2, len(t.policies))], 0, true, nil}} {
-		if run.told {
-			if t.told == nil {
-				continue
-			}
-			run.to = &t.told[i]
-		}
+	}{{t.policies, 0, &t.of[i]}, {t.shifts, 0.5, &t.shifted[i]}} {
 		plan := t.loads[i].Plan(run.policies, run.shift)
-		plan.TellLaw = run.told
 		for _, p := range run.policies {
 			one := plan
 			one.Policies = []string{p}
@@ -246,5 +221,5 @@ func (t *trials) raw(path string) error {
 
 var rawMetrics = []report.Metric{
 	report.TokensPerS, report.TPOTP50, report.TPOTP95, report.TTFTP50, report.TTFTP99, report.IdleShare, report.Imbalance, report.StepMean, report.Steps, report.OK,
-	report.Preempted, report.Failed, report.TickMean,
+	report.Preempted, report.Failed, report.TickMean, report.KVShare,
 }

@@ -68,20 +68,3 @@ func TestShares(t *testing.T) {
 	_, err := parse([]string{"-loads", "0"})
 	require.Error(t, err)
 }
-
-func TestTheTableOfRequestsThatCostSomething(t *testing.T) {
-	loads := make([]*draw.Load, 2)
-	for i := range loads {
-		loads[i] = draw.New(1, 40)
-		loads[i].Ranks, loads[i].Slots, loads[i].Tokens = 4, 8, 0
-	}
-	loads[1].Request = 0.2
-	tr := &trials{known: map[share][]float64{}, seed: 1, policies: withRequests, loads: loads, told: make([][]outcome, 2)}
-	require.NoError(t, tr.try(context.Background(), io.Discard))
-	text := tr.requestTable()
-	require.Contains(t, text, "0.20 a request")
-	require.Contains(t, text, "A request costs nothing (1 loads): tokens/s 1.0000")
-	require.Contains(t, text, "A request costs something (1 loads)")
-	_, err := parse([]string{"-cr", "-auto", "auto:br0,evenkeel"})
-	require.Error(t, err)
-}

@@ -97,7 +97,7 @@ func worst(shares []float64, more bool) (at int, share, twentieth float64) {
 func (t *trials) tables() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "`go run ./bench/regret -seed %d -loads %d`: %d loads, %d policies.\n\n", t.seed, len(t.loads), len(t.loads), len(t.policies))
-	b.WriteString(draw.Ranges() + "\n")
+	b.WriteString(draw.Ranges() + "\n" + t.gains() + "\n")
 	for _, f := range []figure{throughput, first, pace} {
 		b.WriteString(t.table(f) + "\n")
 	}
@@ -138,6 +138,10 @@ func (t *trials) table(f figure) string {
 		}
 		m.Add(row...)
 	}
+	shares := t.others(f)
+	at, least, twentieth := worst(shares, f.more)
+	row := []string{"the best of the others, on each load", interval(shares), fmt.Sprintf("%.3f", twentieth), fmt.Sprintf("%.3f", least), fmt.Sprint(t.loads[at].Number)}
+	m.Add(append(row, slices.Repeat([]string{""}, len(m.Head)-len(row))...)...)
 	return m.String()
 }
 

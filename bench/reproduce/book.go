@@ -33,7 +33,7 @@ var compared = []string{"jsq", "jsq-kv", "pjsq-kv", "br0", "brh", "evenkeel"}
 
 var (
 	widest = []string{ // the first table
-		"random", "rr", "p2c", "jsq", "jsq-kv", "pjsq-kv", "br0", "brh", "brh:predictor=exact", "brh:predictor=oracle",
+		"random", "rr", "p2c", "jsq", "jsq-kv", "pjsq-kv", "br0", "br0:paper", "brh", "brh:predictor=exact", "brh:predictor=oracle",
 		"evenkeel",
 	}
 	foreseeing = with("brh:predictor=oracle") // what looking ahead could gain
@@ -144,7 +144,7 @@ func (b *book) closedLoop() string {
 	if b.traces.azure200 != nil {
 		others = append(others, b.traces.azure200)
 	}
-	return b.fullTables(first, widest) + "\n" + b.fullTables(others, foreseeing)
+	return b.fullTables(first, widest) + "\n" + b.fullTables(others, with("br0:paper", "brh:predictor=oracle"))
 }
 
 func (b *book) drawnTraces() string {

@@ -24,7 +24,7 @@ func TestEveryPropertyIsDrawnFromAllOfItsRange(t *testing.T) {
 		require.Equal(t, l, New(7, i), "the same again")
 		kinds[l.answers.kind] += 1. / n
 		prompts[l.prompts.kind] += 1. / n
-		require.True(t, 4 <= l.Ranks && l.Ranks <= 144 && 8 <= l.Slots && l.Slots <= 64 && l.Groups <= l.Ranks, l)
+		require.True(t, 4 <= l.Ranks && l.Ranks <= 144 && 8 <= l.Slots && l.Slots <= 256 && l.Groups <= l.Ranks, l)
 		require.True(t, 10 <= l.answers.mean && l.answers.mean <= 3000, l)
 		require.True(t, l.Rho == 0 != (l.pool == 0), "open or closed: %s", l)
 		if l.answers.mean < math.Sqrt(10*3000) {
@@ -91,20 +91,4 @@ func TestWhatIsUnderWayIsSeenByItsLength(t *testing.T) {
 	require.Equal(t, len(d.Requests), len(shifted.Requests))
 	require.NotEqual(t, d.Requests, shifted.Requests)
 	require.NoError(t, p.Validate())
-}
-
-func TestARequestCostsSomethingInHalfOfTheLoads(t *testing.T) {
-	some := 0
-	for i := range 200 {
-		l, plain := New(1, i), New(1, i)
-		l.DrawRequests(1)
-		if l.Request > 0 {
-			some++
-			require.True(t, requestFrom <= l.Request && l.Request <= requestTo)
-			require.Contains(t, l.String(), "a request")
-		}
-		l.Request = 0
-		require.Equal(t, plain, l, "nothing else changes")
-	}
-	require.InDelta(t, 100, some, 30)
 }

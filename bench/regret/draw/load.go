@@ -29,13 +29,14 @@ type Load struct {
 	Rho     float64 // open loop; 0: closed
 	pool    int     // closed loop: requests beyond the slots
 	C0, C1  float64 // ms
-	Request float64 // ms; 0: a request costs nothing but its tokens
+	Request float64 // ms
 	stale   int     // steps
 	lag     int     // steps from an admission to the first token
 
-	seed   uint64        // of its requests
-	Tokens float64       // that are generated, where that many steps or requests are not enough
-	Lasts  time.Duration // at least, if steps take as long as where nothing is read
+	seed    uint64        // of its requests
+	Tokens  float64       // that are generated, where that many steps or requests are not enough
+	Lasts   time.Duration // at least, if steps take as long as where nothing is read;
+	Bounded bool          // but then for no more requests and tokens than can be simulated in a minute or two
 }
 
 // Drifts says whether the mean answer changes over the run.
@@ -43,6 +44,41 @@ func (l *Load) Drifts() bool { return l.answers.kind == drifting }
 
 // Even says whether all ranks are alike.
 func (l *Load) Even() bool { return l.uneven == evenRanks }
+
+// Class is a kind of loads.
+type Class struct {
+	Name string
+	Has  func(l *Load) bool
+}
+
+// Classes are those that gains are told for. Each load is in several.
+func Classes() []Class {
+	all := []Class{
+		{"closed loops", func(l *Load) bool { return l.Rho == 0 }},
+		{"open loops", func(l *Load) bool { return l.Rho > 0 }},
+	}
+	for kind, k := range promptKinds {
+		all = append(all, Class{"prompts: " + k.name, func(l *Load) bool { return l.prompts.kind == kind }})
+	}
+	const whole = "%.0f"
+	halves := func(what string, from, to float64, format string, of func(l *Load) float64) {
+		middle := math.Sqrt(from * to)
+		if format == whole {
+			middle = math.Ceil(middle)
+		}
+		at := fmt.Sprintf(format, middle)
+		all = append(all,
+			Class{what + " below " + at, func(l *Load) bool { return of(l) < middle }},
+			Class{what + " from " + at, func(l *Load) bool { return of(l) >= middle }})
+	}
+	halves("ranks", ranksFrom, ranksTo, whole, func(l *Load) float64 { return float64(l.Ranks) })
+	halves("slots", slotsFrom, slotsTo, whole, func(l *Load) float64 { return float64(l.Slots) })
+	halves("c1", c1From*1000, c1To*1000, "%.3f µs", func(l *Load) float64 { return l.C1 * 1000 })
+	halves("a request", requestFrom, requestTo, "%.2f ms", func(l *Load) float64 { return l.Request })
+	return append(all,
+		Class{"KV is limited", func(l *Load) bool { return l.full > 0 }},
+		Class{"KV is unlimited", func(l *Load) bool { return l.full == 0 }})
+}
 
 // uneven says in what ranks differ.
 type uneven int
@@ -76,31 +112,25 @@ func New(seed uint64, number int) *Load {
 		l.pool = max(1, int(math.Round(pool*float64(l.Ranks*l.Slots))))
 	}
 	l.C0, l.C1 = logUniform(r, c0From, c0To), logUniform(r, c1From, c1To)
+	l.Request = logUniform(r, requestFrom, requestTo)
 	l.stale, l.lag = r.IntN(stepsTo+1), r.IntN(stepsTo+1)
-	l.seed, l.Tokens = r.Uint64(), tokens
+	l.seed, l.Tokens, l.Lasts, l.Bounded = r.Uint64(), tokens, lasts, true
 	return l
 }
 
-// DrawRequests draws what a request costs in a step, in half of the loads. All else stays as New has drawn it.
-func (l *Load) DrawRequests(seed uint64) {
-	r := rand.New(rand.NewPCG(seed, ^uint64(l.Number)))
-	if cost := logUniform(r, requestFrom, requestTo); r.IntN(2) == 1 {
-		l.Request = cost
-	}
-}
-
-// The ranges that properties are drawn from. What spans a decade is drawn by its logarithm.
+// The ranges that properties are drawn from. What spans a decade is drawn by its logarithm. Those of a step's law and of
+// the slots are what docs/results/laws.md found published.
 const (
 	ranksFrom, ranksTo = 4, 144
-	slotsFrom, slotsTo = 8, 64
+	slotsFrom, slotsTo = 8, 256
 	fullFrom, fullTo   = 0.4, 1.2
 	groupsTo           = 3
 	rhoFrom, rhoTo     = 0.5, 1.05
-	poolFrom, poolTo   = 0.05, 1 // of the slots
-	c0From, c0To       = 10, 100 // ms
-	c1From, c1To       = 3e-5, 3e-4
+	poolFrom, poolTo   = 0.05, 1      // of the slots
+	c0From, c0To       = 8, 60        // ms
+	c1From, c1To       = 5e-6, 2.5e-4 // ms
 
-	requestFrom, requestTo = 0.05, 0.4 // ms
+	requestFrom, requestTo = 0.02, 0.6 // ms
 	stepsTo                = 5
 	meanFrom, meanTo       = 10, 3000
 	unevenFrom             = 0.5 // of the slots that others have
@@ -122,6 +152,7 @@ func Ranges() string {
 	t.Add("arrivals", fmt.Sprintf("closed loop with %g to %g waiting requests a slot, or open loop (Poisson) at %g to %g of what level ranks could serve: each as often", poolFrom, float64(poolTo), rhoFrom, rhoTo))
 	t.Add("c0", fmt.Sprintf("%d to %d ms", c0From, c0To))
 	t.Add("c1", fmt.Sprintf("%g to %g ms for 1,000 tokens", 1000*c1From, 1000*c1To))
+	t.Add("a request in a step", fmt.Sprintf("%g to %g ms", requestFrom, requestTo))
 	t.Add("progress is seen late by", fmt.Sprintf("0 to %d steps", stepsTo))
 	t.Add("first token after an admission", fmt.Sprintf("0 to %d steps", stepsTo))
 	return t.String()
@@ -146,8 +177,7 @@ func (l *Load) String() string {
 	w.Add(l.Groups > 1, "%d groups", l.Groups)
 	w.Add(l.Rho > 0, "rho %.2f", l.Rho)
 	w.Add(l.Rho == 0, "closed with %d waiting", l.pool)
-	w.Add(true, "c0 %.0f, c1 %.5f", l.C0, l.C1)
-	w.Add(l.Request > 0, "%.2f a request", l.Request)
+	w.Add(true, "c0 %.0f, c1 %.6f, %.2f a request", l.C0, l.C1, l.Request)
 	w.Add(l.stale > 0, "%d steps late", l.stale)
 	w.Add(l.lag > 0, "transfer %d", l.lag)
 	return w.Text
@@ -160,6 +190,11 @@ const (
 	leastRequests = 20_000
 	tokens        = 12e6
 	history       = 2000
+
+	// At least so long, because guards, learned laws and queues need their time; but not for more requests and tokens.
+	lasts        = 2 * time.Minute
+	mostRequests = 60_000
+	mostTokens   = 30e6
 )
 
 // Plan makes the requests and the fleet. Shifted, the same requests begin elsewhere.
@@ -175,7 +210,11 @@ func (l *Load) Plan(policies []string, shift float64) sim.Plan {
 	perStep := slots / l.answers.mean // requests done in a step, about
 	steps := min(leastSteps, leastRequests/perStep)
 	steps = max(steps*1.1, min(l.Tokens/slots, 2*leastRequests/perStep))
-	steps = max(steps, l.Lasts.Seconds()*1000/l.C0)
+	long := l.Lasts.Seconds() * 1000 / l.C0
+	if l.Bounded {
+		long = min(long, mostRequests/perStep, mostTokens/slots)
+	}
+	steps = max(steps, long)
 	warm := max(0.5*slots, steps*perStep/10)
 	running, waiting := int(slots), l.pool
 	total := running + waiting + int(warm+steps*perStep)

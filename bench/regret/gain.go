@@ -1,0 +1,98 @@
+package main
+
+import (
+	"fmt"
+	"math"
+	"slices"
+
+	"evenkeel/bench/page"
+	"evenkeel/bench/regret/draw"
+	"evenkeel/bench/report"
+	"evenkeel/stats"
+)
+
+// rivals are whom people ask about: what they run today.
+var rivals = []string{"jsq-kv", "jsq", "rr"}
+
+// kvShares are the limits of the classes by the share of a step that reading KV takes on the fullest rank.
+var kvShares = []float64{0, 0.1, 0.3, 1}
+
+// gains is by how much the default beats what people run, by the kind of load.
+func (t *trials) gains() string {
+	m := page.Markdown{Text: 1, Head: []string{"loads", "how many", "`jsq-kv`: tokens/s, %", "TPOT p95, %", "TTFT p50, times", "TTFT p99, times", "loads with over 2 % fewer tokens/s",
+		"`jsq`: tokens/s, %", "TPOT p95, %", "`rr`: tokens/s, %", "TPOT p95, %"}}
+	t.gain(&m, "all", all(len(t.loads)))
+	for _, c := range draw.Classes() {
+		t.gain(&m, c.Name, slices.DeleteFunc(all(len(t.loads)), func(i int) bool { return !c.Has(t.loads[i]) }))
+	}
+	rival := slices.Index(t.policies, rivals[0])
+	for k, from := range kvShares[:len(kvShares)-1] {
+		to := kvShares[k+1]
+		t.gain(&m, fmt.Sprintf("KV is %.0f to %.0f %% of a step", 100*from, 100*to), slices.DeleteFunc(all(len(t.loads)), func(i int) bool {
+			share := t.of[i][rival].of(report.KVShare)
+			return share < from || share >= to
+		}))
+	}
+	return m.String()
+}
+
+// gain adds what the default has on some loads, as a geometric mean.
+func (t *trials) gain(m *page.Markdown, name string, loads []int) {
+	row := []string{name, fmt.Sprint(len(loads))}
+	if len(loads) == 0 {
+		m.Add(row...)
+		return
+	}
+	times := func(rival int, of report.Metric) []float64 {
+		values := make([]float64, len(t.loads))
+		for i := range values {
+			values[i] = t.of[i][theDefault].of(of) / t.of[i][rival].of(of)
+		}
+		return values
+	}
+	percent := func(values []float64) string {
+		low, high := stats.Bootstrap(len(loads), 0.95, func(drawn []int) float64 {
+			some := make([]int, len(drawn))
+			for k, d := range drawn {
+				some[k] = loads[d]
+			}
+			return geomean(values, some)
+		})
+		return fmt.Sprintf("%+.1f (%+.1f to %+.1f)", 100*(geomean(values, loads)-1), 100*(low-1), 100*(high-1))
+	}
+	for k, name := range rivals {
+		rival := slices.Index(t.policies, name)
+		tokens := times(rival, report.TokensPerS)
+		row = append(row, percent(tokens), percent(times(rival, report.TPOTP95)))
+		if k > 0 {
+			continue
+		}
+		fewer := 0
+		for _, i := range loads {
+			if tokens[i] < 1-lost {
+				fewer++
+			}
+		}
+		row = append(row, fmt.Sprintf("%.2f", geomean(times(rival, report.TTFTP50), loads)), fmt.Sprintf("%.2f", geomean(times(rival, report.TTFTP99), loads)), fmt.Sprint(fewer))
+	}
+	m.Add(row...)
+}
+
+// lost is the share of the tokens/s by which the default must be behind on a load, to have lost there. Two runs of one policy differ by
+// less on nearly all loads.
+const lost = 0.02
+
+// others is the best of the set but for the default, chosen for each load, as a multiple of the best.
+func (t *trials) others(f figure) []float64 {
+	shares := make([]float64, len(t.loads))
+	for i := range shares {
+		best := math.NaN()
+		for p := range set {
+			if x := t.of[i][p].of(f.metric); p != theDefault && (math.IsNaN(best) || f.more == (x > best)) {
+				best = x
+			}
+		}
+		shares[i] = best / t.best(i, f)
+	}
+	return shares
+}
