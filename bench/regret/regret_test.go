@@ -28,6 +28,9 @@ func TestTheTablesOfALoad(t *testing.T) {
 		require.LessOrEqual(t, 3, strings.Count(text, "| `"+p+"` |"), p)
 	}
 	require.Contains(t, text, "tokens/s, geometric mean")
+	require.Contains(t, text, "the best of the others, on each load")
+	require.Contains(t, text, "| all | 1 | ")
+	require.LessOrEqual(t, tr.bestBut(0, throughput, theDefault), tr.best(0, throughput))
 	for _, f := range []figure{throughput, first, pace} {
 		best := 0
 		for p := range set {

@@ -27,10 +27,13 @@ var (
 )
 
 // best is the best of the set on a load; NaN where it was not measured.
-func (t *trials) best(load int, f figure) float64 {
+func (t *trials) best(load int, f figure) float64 { return t.bestBut(load, f, -1) }
+
+// bestBut is that without a policy.
+func (t *trials) bestBut(load int, f figure, without int) float64 {
 	best := math.NaN()
 	for p := range set {
-		if x := t.of[load][p].of(f.metric); math.IsNaN(best) || f.more == (x > best) {
+		if x := t.of[load][p].of(f.metric); p != without && (math.IsNaN(best) || f.more == (x > best)) {
 			best = x
 		}
 	}
@@ -138,7 +141,10 @@ func (t *trials) table(f figure) string {
 		}
 		m.Add(row...)
 	}
-	shares := t.others(f)
+	shares := make([]float64, len(t.loads))
+	for i := range shares {
+		shares[i] = t.bestBut(i, f, theDefault) / t.best(i, f)
+	}
 	at, least, twentieth := worst(shares, f.more)
 	row := []string{"the best of the others, on each load", interval(shares), fmt.Sprintf("%.3f", twentieth), fmt.Sprintf("%.3f", least), fmt.Sprint(t.loads[at].Number)}
 	m.Add(append(row, slices.Repeat([]string{""}, len(m.Head)-len(row))...)...)

@@ -152,3 +152,35 @@ func TestAMetricThatIsNoNumberLeavesItsWindowOut(t *testing.T) {
 	require.NoError(t, NewReport("survey", time.Minute, []*Series{s}, all).Text(&b))
 	require.NotContains(t, b.String(), "NaN")
 }
+
+func TestARankAloneHasNothingToGain(t *testing.T) {
+	f := Judge(t.Context(), []*Series{told("a", 1, 60, 0, 50, 10)}, Given{}, func(int, int) {})[0]
+	require.Equal(t, "There is nothing to gain here: one rank waits for no other.", f.Verdict())
+}
+
+// The fullest rank is that of each sample: where two take turns, each looks like the mean over a while.
+func TestTheFullestRankIsThatOfEachSample(t *testing.T) {
+	s := told("a", 2, 2, 0, 50, 10)
+	for i := range s.samples {
+		s.samples[i].ranks[i].KV, s.samples[i].ranks[i].Running = 300, 8
+	}
+	w := groups([]*Series{s})[0].windows[0]
+	require.Equal(t, 300., w.most.kv)
+	require.Equal(t, 8., w.most.running)
+	require.Equal(t, 200., w.ranks[0].kv)
+}
+
+// No more requests run than there are, than have slots, and than find KV room.
+func TestHowManyMoreRequestsCouldRun(t *testing.T) {
+	f := &Finding{Group: &Group{Ranks: []string{"a", "b"}}, Running: 40}
+	for _, c := range []struct{ inFlight, full, times float64 }{
+		{40, 0.1, 1},
+		{60, 0.1, 1.5},
+		{400, 0.1, 3.2}, // of 2 x 64 slots
+		{400, 0.95 / 1.2, 1.2},
+		{400, 0.99, 1},
+	} {
+		f.InFlight, f.KVFull = c.inFlight, c.full
+		require.InDelta(t, c.times, (&traffic{Finding: f, slots: 64}).atMost(), 1e-9)
+	}
+}

@@ -11,7 +11,7 @@ import (
 )
 
 const (
-	mixedJudgement = 20261128 // the seed; no load of it was looked at before
+	mixedJudgement = 20261130 // the seed
 	mixedLoads     = 5        // each foretells two runs
 	mostMixed      = 1200     // tokens a second of a load, so that two cores carry all of them side by side
 	mostPrefills   = 0.95     // share of the steps that have a prompt
@@ -19,9 +19,9 @@ const (
 
 var mixedPolicies = [2]string{"rr", "evenkeel"}
 
-// mixedScenes are the first loads of `make rounds` with an open loop, not more tokens than this machine carries, and no chats,
-// whose beginnings a rank has would depend on the policy. Under both policies the simulated ranks keep up, no answer takes longer than half
-// the run, and there are steps without a prompt, or nobody could learn what these take.
+// mixedScenes are loads drawn as for `make rounds`: the first ones with an open loop, with no more tokens than this machine carries,
+// and without chats, because which rank has the beginning of one would depend on the policy. Under both policies the simulated ranks keep
+// up, no answer takes longer than half the run, and there are steps without a prompt, or nobody could learn what these take.
 func (o options) mixedScenes(ctx context.Context) (list []scene, err error) {
 	for number := 0; len(list) < mixedLoads && ctx.Err() == nil; number++ {
 		l := mixed.Draw(mixedJudgement, number)
@@ -69,12 +69,7 @@ func serveMixed(ctx context.Context, w *world.World, s scene, name, dispatch str
 	if err != nil {
 		return nil, nil, err
 	}
-	p = w.Proxies(name)[0]
-	return p, engines, p.ServeWith(ctx, fmt.Sprintf(`listen: %q
-admin: {listen: %q}
-dispatch: {%s}
-pool: {size: 100000}
-limits: {body_bytes: 67108864}
-profiles: {aggregated: {connector: none, first_event_timeout: 1h}}
-%s`, p.Clients, p.Address, dispatch, world.Aggregated(world.EnginesAt(engines[0].URLs(), ", slots: %d, token_budget: %d%s", l.Slots, l.Budget, kv))))
+	p, err = proxy(ctx, w, name, dispatch, "aggregated: {connector: none, first_event_timeout: 1h}",
+		world.Aggregated(world.EnginesAt(engines[0].URLs(), ", slots: %d, token_budget: %d%s", l.Slots, l.Budget, kv)))
+	return p, engines, err
 }

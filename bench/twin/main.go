@@ -295,7 +295,7 @@ func (o options) play(ctx context.Context, s scene, policy, other string) (f *fo
 	pid := p.Pid
 	r, err := load.Run(ctx, load.Config{
 		URLs: []string{p.URL()}, Requests: s.requests, Rate: s.rate, Duration: o.lasts, Chat: 0.5, Stream: 1, Usage: 0.5, Seed: 1, Check: load.CheckShape,
-		Timeout: 2 * o.lasts, // an answer may take longer than clients wait by default
+		Timeout: max(10*time.Minute, 2*o.lasts), // an answer may take longer than clients wait by default
 	})
 	f.rss = world.MiB(world.RSS(pid))
 	stop()
@@ -327,7 +327,8 @@ func serve(ctx context.Context, w *world.World, s scene, name, dispatch string) 
 	for _, g := range s.fleet.Groups {
 		e, err := w.Engines(refengine.Config{
 			Role: refengine.Decode, Model: "m", Group: g.Name, DPSize: len(g.Ranks), Slots: g.Ranks[0].Slots, KVTokens: cmp.Or(int(g.Ranks[0].Capacity), unlimited), KVHoldTimeout: time.Hour,
-			C0: millis(g.C0Ms), C1: millis(g.C1Ms), CR: millis(g.RequestMs), TransferBase: time.Duration(s.fleet.Transfer) * millis(g.C0Ms), PromptTokensDetails: true, StepLog: 1 << 20,
+			C0: millis(g.C0Ms), C1: millis(g.C1Ms), CR: millis(g.RequestMs),
+			TransferBase: time.Duration(s.fleet.Transfer) * millis(g.C0Ms), PromptTokensDetails: true, StepLog: 1 << 20,
 		})
 		if err != nil {
 			return nil, nil, err
@@ -339,14 +340,20 @@ func serve(ctx context.Context, w *world.World, s scene, name, dispatch string) 
 		}
 		decode = append(decode, world.EnginesAt(e[0].URLs(), ", group: %q, slots: %d%s", g.Name, g.Ranks[0].Slots, kv)...)
 	}
-	p = w.Proxies(name)[0]
-	return p, engines, p.ServeWith(ctx, fmt.Sprintf(`listen: %q
+	p, err = proxy(ctx, w, name, dispatch, "ascend: {first_event_timeout: 1h, kv_hold_timeout: 1h}", world.Engines(world.EnginesAt(prefill[0].URLs(), ""), decode))
+	return p, engines, err
+}
+
+// proxy starts one before engines. Requests may wait in it and in the engines for as long as they do.
+func proxy(ctx context.Context, w *world.World, name, dispatch, profiles, engines string) (*world.Proxy, error) {
+	p := w.Proxies(name)[0]
+	return p, p.ServeWith(ctx, fmt.Sprintf(`listen: %q
 admin: {listen: %q}
 dispatch: {%s}
 pool: {size: 100000}
 limits: {body_bytes: 67108864}
-profiles: {ascend: {first_event_timeout: 1h, kv_hold_timeout: 1h}}
-%s`, p.Clients, p.Address, dispatch, world.Engines(world.EnginesAt(prefill[0].URLs(), ""), decode)))
+profiles: {%s}
+%s`, p.Clients, p.Address, dispatch, profiles, engines))
 }
 
 func millis(ms float64) time.Duration { return time.Duration(ms * float64(time.Millisecond)) }

@@ -58,17 +58,17 @@ func (p *evenkeel) Decide(s *Snapshot, dst []Assignment) []Assignment {
 	if !p.measure(s) {
 		return dst
 	}
-	switch {
-	case s.Mixed:
+	if s.Mixed {
 		return p.inRounds(s, dst)
-	case p.shortOfRoom(s):
-		p.placeTight(s)
-	default:
-		p.place(s)
-		p.improve(p.budget(s))
-		p.fillUp(s)
-		p.holdBack(s)
 	}
+	if mean, short := p.shortOfRoom(s); short {
+		p.placeTight(s, mean)
+		return p.bind(s, dst)
+	}
+	p.place(s)
+	p.improve(p.budget(s))
+	p.fillUp(s)
+	p.holdBack(s)
 	return p.bind(s, dst)
 }
 

@@ -1,6 +1,10 @@
 package policy
 
-import "math"
+import (
+	"math"
+
+	"evenkeel/dispatcher/subset"
+)
 
 // tight is the scratch for rounds in which the room for KV is what is short. All ranks will soon hold as much KV as they may,
 // and the one with most requests will be the slowest. If each rank got what suits it best now, that one would get the
@@ -10,44 +14,48 @@ type tight struct {
 	mean float64   // KV tokens of an entry
 }
 
-// mostTight bounds the work of such a round: entries that find room, times ranks.
+// mostTight bounds the work of such a round: entries that are placed, times ranks.
 const mostTight = 1 << 16
 
-// shortOfRoom says whether the room for KV is what is short: what waits fills it before it fills the slots.
-func (p *evenkeel) shortOfRoom(s *Snapshot) bool {
-	room, slots := 0.0, 0.0
+// shortOfRoom says whether the room for KV is what is short: what waits fills it before it fills the slots. It tells the KV
+// tokens of an entry in the mean, too.
+func (p *evenkeel) shortOfRoom(s *Snapshot) (mean float64, short bool) {
+	room, slots, waits := 0.0, 0.0, 0.0
 	for _, g := range p.ranks.some {
+		if p.ranks.room[g] == subset.Unlimited {
+			return 0, false
+		}
 		room += max(0, float64(p.ranks.room[g]))
 		slots += float64(p.ranks.free[g])
 	}
-	waits := 0.0
 	for i := range s.Pool {
 		waits += float64(s.Pool[i].Prompt)
 	}
-	mean := max(1, waits/float64(len(s.Pool)))
-	p.tight.mean = mean
-	return room <= waits && room <= slots*mean && room/mean*float64(len(p.ranks.some)) <= mostTight
+	mean = max(1, waits/float64(len(s.Pool)))
+	return mean, room <= waits && room <= slots*mean && room/mean*float64(len(p.ranks.some)) <= mostTight
 }
 
 // placeTight places the oldest entries that find room, those that are overdue first. An overdue entry that finds none keeps a
-// rank closed.
-func (p *evenkeel) placeTight(s *Snapshot) {
+// rank closed. If far more find room than do in the mean, the rest are left to the next round.
+func (p *evenkeel) placeTight(s *Snapshot, mean float64) {
 	p.late = overdue(s, p.late[:0])
 	p.pick.reset(s, p.loads.growth, 0, 0)
+	p.tight.mean = mean
 	p.foresee(s)
+	most := mostTight / len(p.ranks.some)
 	room := p.ranks.largestRoom()
 	before := room
 	for _, w := range p.late {
 		switch tokens := int64(s.Pool[w.entry].Prompt); {
-		case tokens <= room:
+		case tokens <= room && len(p.placed) < most:
 			p.settle(s, int(w.entry), true)
 			room = p.ranks.largestRoom()
-		case p.ranks.reserved == none && (tokens > before || p.ranks.open > 0):
+		case tokens > room && p.ranks.reserved == none && (tokens > before || p.ranks.open > 0):
 			p.ranks.reserve(s, int(w.entry))
 			room = p.ranks.largestRoom()
 		}
 	}
-	for i := 0; i < len(s.Pool) && p.ranks.open > 0; i++ {
+	for i := 0; i < len(s.Pool) && p.ranks.open > 0 && len(p.placed) < most; i++ {
 		if int64(s.Pool[i].Prompt) <= room && !p.pick.taken[i] {
 			p.settle(s, i, false)
 			room = p.ranks.largestRoom()

@@ -166,6 +166,13 @@ func (s *Times) decodes() (m Model) {
 	return m
 }
 
+// withPrefills is that law with what a prefill costs; not ok: that is not known.
+func (s *Times) withPrefills() (m Model, ok bool) {
+	m = s.decodes()
+	ok = s.prefills.fit(&m, s.ownShare())
+	return m, ok
+}
+
 // ownShare is the rank's own part of what a prompt costs, where steps do not tell it.
 func (s *Times) ownShare() float64 {
 	if c := &s.Configured; c.OwnMs+c.SharedMs > 0 {
@@ -198,7 +205,7 @@ type Line struct {
 func (s *Times) Line() Line {
 	l := Line{Taught: s.taught}
 	l.Model, _, _ = s.Model()
-	if base := s.decodes(); s.Law == (Model{}) && s.prefills.fit(&base, s.ownShare()) {
+	if base, ok := s.withPrefills(); ok && s.Law == (Model{}) {
 		l.Fixed = base.C0Ms + base.PrefillMs
 	}
 	if l.InForce = l.C1Ms > 0; l.InForce {
@@ -257,7 +264,7 @@ func (s *Times) Model() (m Model, source string, r2 float64) {
 		m, source = s.Configured, Configured
 	}
 	prefills := s.Configured
-	if base := s.decodes(); s.prefills.fit(&base, s.ownShare()) {
+	if base, ok := s.withPrefills(); ok {
 		prefills = base
 	}
 	m.OwnMs, m.SharedMs, m.PrefillMs = prefills.OwnMs, prefills.SharedMs, prefills.PrefillMs

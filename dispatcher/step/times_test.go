@@ -153,12 +153,13 @@ func TestAStepWithoutAPrefillTakesNoLongerThanTheFixedPartOfOne(t *testing.T) {
 		s.Add(length)
 		s.Teach(Sample{Ranks: ranks, Tokens: 1, Length: length})
 	}
-	require.False(t, known(s.Line()))
+	l := s.Line()
+	require.False(t, l.Known())
 	for i := range 500 {
 		teach(500+i, 500+i)
 	}
-	l := s.Line()
-	require.True(t, known(l), "though no step was without a prefill")
+	l = s.Line()
+	require.True(t, l.Known(), "though no step was without a prefill")
 	require.InDelta(t, 25, l.Through(Taught{}).C0Ms, 1)
 	for range 9 {
 		teach(0, 700)
@@ -177,8 +178,6 @@ func TestAStepWithoutAPrefillTakesNoLongerThanTheFixedPartOfOne(t *testing.T) {
 	require.InDelta(t, 20, m.C0Ms, 1)
 	require.InDelta(t, 25, m.C0Ms+m.PrefillMs, 1)
 }
-
-func known(l Line) bool { return l.Known() }
 
 // An engine may stand still in its first steps. The steps after it are heard, and soon say what is usual.
 func TestALongStepAtFirstHidesNoOther(t *testing.T) {

@@ -10,8 +10,7 @@ import (
 	"evenkeel/stats"
 )
 
-// reference is the policy that the others are compared with: what people run who have no router of their own, and no worse on
-// two ranks than any other that looks at one request at a time.
+// reference is the policy that the others are compared with: most routers count requests.
 const reference = "jsq"
 
 func (r *run) String() string {

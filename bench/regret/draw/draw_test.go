@@ -26,6 +26,7 @@ func TestEveryPropertyIsDrawnFromAllOfItsRange(t *testing.T) {
 		prompts[l.prompts.kind] += 1. / n
 		require.True(t, 4 <= l.Ranks && l.Ranks <= 144 && 8 <= l.Slots && l.Slots <= 256 && l.Groups <= l.Ranks, l)
 		require.True(t, 10 <= l.answers.mean && l.answers.mean <= 3000, l)
+		require.True(t, c0From <= l.C0 && l.C0 <= c0To && c1From <= l.C1 && l.C1 <= c1To && requestFrom <= l.Request && l.Request <= requestTo, l)
 		require.True(t, l.Rho == 0 != (l.pool == 0), "open or closed: %s", l)
 		if l.answers.mean < math.Sqrt(10*3000) {
 			below += 1. / n
@@ -91,4 +92,42 @@ func TestWhatIsUnderWayIsSeenByItsLength(t *testing.T) {
 	require.Equal(t, len(d.Requests), len(shifted.Requests))
 	require.NotEqual(t, d.Requests, shifted.Requests)
 	require.NoError(t, p.Validate())
+}
+
+// Classes come in groups: a load is in one of each.
+func TestEachLoadIsInOneClassOfEachGroup(t *testing.T) {
+	all := Classes()
+	groups := [][]Class{all[:2], all[2 : 2+len(promptKinds)]}
+	for i := 2 + len(promptKinds); i < len(all); i += 2 {
+		groups = append(groups, all[i:i+2])
+	}
+	loads := map[string]int{}
+	const n = 500
+	for i := range n {
+		l := New(9, i)
+		for _, g := range groups {
+			in := 0
+			for _, c := range g {
+				if c.Has(l) {
+					in++
+					loads[c.Name]++
+				}
+			}
+			require.Equal(t, 1, in, "%s: %v", l, g)
+		}
+	}
+	for _, c := range all {
+		require.Greater(t, loads[c.Name], n/8, c.Name)
+	}
+}
+
+// A run lasts two minutes for the sake of what is learned in it, but not where that is far more than the tables need.
+func TestALongRunIsBounded(t *testing.T) {
+	l := New(5, 0)
+	l.answers, l.Rho, l.full, l.Ranks, l.Slots, l.C0 = answers{kind: geometric, mean: 10}, 0, 0, 8, 16, 8
+	bounded := len(l.Plan([]string{"jsq"}, 0).Source.Drawn.Requests)
+	l.Bounded = false
+	require.Greater(t, len(l.Plan([]string{"jsq"}, 0).Source.Drawn.Requests), 2*bounded)
+	require.Greater(t, bounded, mostRequests)
+	require.Less(t, bounded, 2*mostRequests)
 }
