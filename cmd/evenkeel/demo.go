@@ -33,7 +33,7 @@ type demoCmd struct {
 	Workers  int    `default:"8" placeholder:"G" help:"Have this many decode ranks, which step together (default: ${default})."`
 	Slots    int    `default:"16" placeholder:"B" help:"Decode this many requests at once on a rank (default: ${default})."`
 	Extra    int    `default:"32" placeholder:"N" help:"Keep this many requests in the system beyond the slots (default: ${default})."`
-	Policies string `default:"jsq,jsq-kv,br0,brh,evenkeel" placeholder:"LIST" help:"Compare these policies; the first is the reference (default: ${default}). There are: ${policies}."`
+	Policies string `default:"jsq-kv,jsq,br0,brh,evenkeel" placeholder:"LIST" help:"Compare these policies; the first is the reference (default: ${default}). There are: ${policies}."`
 	Out      string `placeholder:"DIR" help:"Write the report to DIR (default: a new folder, evenkeel-demo-NUMBER, in the folder for temporary files)."`
 	JSON     bool   `name:"json" help:"Print one JSON document."`
 	Seed     uint64 `default:"1" help:"Choose with this seed which part of the trace is sent, and the text of its prompts (default: ${default})."`
