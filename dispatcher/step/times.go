@@ -225,6 +225,9 @@ func (l *Line) Known() bool { return l.Taught.Steps > 0 || l.Fixed > 0 }
 // the fixed part of a step with one.
 func (l *Line) Through(before Taught) Model {
 	m, t := l.Model, &l.Taught
+	if t.Steps == before.Steps && m.C0Ms == 0 { // else nothing would be known, though a few steps before have told
+		before = Taught{}
+	}
 	n := t.Steps - before.Steps
 	if n > 0 {
 		m.C0Ms = max(0, (t.Ms-before.Ms-m.C1Ms*(t.Tokens-before.Tokens)-m.RequestMs*(t.Requests-before.Requests))/n)
@@ -286,12 +289,17 @@ func (s *Times) Samples() uint64 { return s.n }
 // the next ones taken for parts of a step.
 const fewSteps = 8
 
-// Least is the shortest time that would be usual; 0: nobody knows yet.
+// Least is the shortest time that would be usual; 0: nobody knows yet. Where some steps have a prefill, those without one tell it:
+// if most have one, the others are far shorter than is usual of all, and nobody would ever hear them.
 func (s *Times) Least() time.Duration {
-	if s.all.seen < fewSteps {
+	typical := &s.all
+	if s.prefills.ratio.seen > 0 {
+		typical = &s.plain
+	}
+	if typical.seen < fewSteps {
 		return 0
 	}
-	return time.Duration(tooShort * float64(s.all.of))
+	return time.Duration(tooShort * float64(typical.of))
 }
 
 // Histogram is evenkeel_step_seconds.

@@ -179,6 +179,15 @@ func TestAStepWithoutAPrefillTakesNoLongerThanTheFixedPartOfOne(t *testing.T) {
 	require.InDelta(t, 25, m.C0Ms+m.PrefillMs, 1)
 }
 
+// A few steps without a prefill, of which the window has none, tell more than those with one.
+func TestStepsBeforeTheWindowTellWhatItDoesNot(t *testing.T) {
+	l := Line{Taught: Taught{Steps: 30, Ms: 900}, Fixed: 400}
+	require.Equal(t, 30., l.Through(l.Taught).C0Ms)
+	require.Equal(t, 370., l.Through(l.Taught).PrefillMs)
+	l.C0Ms = 20
+	require.Equal(t, 20., l.Through(l.Taught).C0Ms, "it is known better")
+}
+
 // An engine may stand still in its first steps. The steps after it are heard, and soon say what is usual.
 func TestALongStepAtFirstHidesNoOther(t *testing.T) {
 	var s Times
@@ -188,4 +197,27 @@ func TestALongStepAtFirstHidesNoOther(t *testing.T) {
 		s.Add(20 * time.Millisecond)
 	}
 	require.Equal(t, 8*time.Millisecond, s.Least())
+}
+
+// Most steps have a prefill, and the others are far shorter. They are heard nevertheless: what comes sooner than the least is not.
+func TestStepsWithAPrefillHideNoOther(t *testing.T) {
+	law := Model{C0Ms: 35, OwnMs: 0.11, SharedMs: 0.04}
+	var s Times
+	began, now, told := time.Duration(0), time.Duration(0), 0
+	for i := range 600 {
+		ranks := []Rank{{Requests: 4, KV: 20_000}, {Requests: 4, KV: 20_000}}
+		if i%3 > 0 {
+			ranks[0].Prompt = 4096
+		}
+		now += time.Duration(law.Ms(ranks) * float64(time.Millisecond))
+		if now-began < s.Least() {
+			continue
+		}
+		s.Teach(Sample{Ranks: ranks, Tokens: 1, Length: now - began})
+		s.Add(now - began)
+		began = now
+		told++
+	}
+	require.Equal(t, 600, told)
+	require.InDelta(t, 14, float64(s.Least().Milliseconds()), 1)
 }

@@ -166,14 +166,22 @@ func (r *Replay) build(groups []board.GroupView, begin, end *board.Boards) error
 			return err
 		}
 		r.work.add(law, v.Workers)
-		if t.Line.InForce {
-			r.Boards.Apply(board.Law{Group: v.Key, StepModel: law}, r.Began)
+		if told := known(t.Line.InForce, law); told != (board.StepModel{}) {
+			r.Boards.Apply(board.Law{Group: v.Key, StepModel: told}, r.Began)
 		}
 		for k := range v.Workers {
 			r.engines.join(&v.Workers[k])
 		}
 	}
 	return nil
+}
+
+// known is what policies know of a law. What a prompt costs they know also where decodes do not tell what these cost.
+func known(inForce bool, law board.StepModel) board.StepModel {
+	if inForce {
+		return law
+	}
+	return board.StepModel{OwnMs: law.OwnMs, SharedMs: law.SharedMs, PrefillMs: law.PrefillMs}
 }
 
 // resume puts the requests on the ranks that were there from the start. Those that wait keep waiting.

@@ -7,7 +7,6 @@ import (
 	"math"
 	"runtime"
 	"sync"
-	"time"
 
 	"evenkeel/bench/real/ranks"
 	"evenkeel/bench/real/vllm"
@@ -114,34 +113,8 @@ func (w *site) pin(ctx context.Context, c ranks.Client, p placement) (ms float64
 		}
 	}
 	all.Wait()
-	var from, to time.Time
-	for i, a := range answers {
-		if a.Err != nil {
-			return 0, 0, a.Err
-		}
-		first, last := a.Chunks[0].At, a.Chunks[len(a.Chunks)-1].At
-		if first.After(from) {
-			from = first
-		}
-		if i == 0 || last.Before(to) {
-			to = last
-		}
-	}
-	from = from.Add(100 * time.Millisecond) // the step in which the last one began is longer
-	var sum time.Duration
-	tokens := 0
-	for _, a := range answers {
-		for i := 1; i < len(a.Chunks); i++ {
-			if x, y := a.Chunks[i-1], a.Chunks[i]; !x.At.Before(from) && !y.At.After(to) {
-				sum += y.At.Sub(x.At)
-				tokens += y.Tokens - x.Tokens
-			}
-		}
-	}
-	if tokens == 0 {
-		return 0, 0, fmt.Errorf("no step had all %d requests", len(answers))
-	}
-	return sum.Seconds() * 1e3 / float64(tokens), tokens / len(answers), nil
+	ms, steps, _, _, err = ranks.Together(answers)
+	return ms, steps, err
 }
 
 // law is how long a step takes, in ms, as the placements that are not kept back

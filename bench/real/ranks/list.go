@@ -29,7 +29,7 @@ func Draw(seed uint64, n int, prompt, output Lengths) []Request {
 	rng := rand.New(rand.NewPCG(seed, 1))
 	list := make([]Request, n)
 	for i := range list {
-		list[i] = Request{prompt.draw(rng), output.draw(rng)}
+		list[i] = Request{Prompt: prompt.draw(rng), Output: output.draw(rng)}
 	}
 	return list
 }

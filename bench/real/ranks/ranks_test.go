@@ -113,7 +113,7 @@ func TestAListIsSentToItsEnd(t *testing.T) {
 func TestAnOpenListThatIsCutShortSaysSo(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	p := NewClient().Open(ctx, "http://127.0.0.1:1", []Request{{1, 1}, {1, 1}}, []time.Duration{0, time.Hour})
+	p := NewClient().Open(ctx, "http://127.0.0.1:1", []Request{{Prompt: 1, Output: 1}, {Prompt: 1, Output: 1}}, []time.Duration{0, time.Hour})
 	require.ErrorIs(t, p.Answers[1].Err, context.Canceled)
 }
 

@@ -15,8 +15,11 @@ import (
 	"evenkeel/bench/real/vllm"
 )
 
-// Request is a prompt of so many token ids and an answer of so many tokens.
-type Request struct{ Prompt, Output int }
+// Request is a prompt of so many token ids and an answer of so many tokens. Those of one seed begin alike.
+type Request struct {
+	Prompt, Output int
+	Seed           uint64
+}
 
 // Answer is what a client saw of a request.
 type Answer struct {
@@ -32,11 +35,14 @@ type Chunk struct {
 }
 
 // Client sends requests with streamed answers.
-type Client struct{ *http.Client }
+type Client struct {
+	*http.Client
+	Model string
+}
 
-// NewClient is one; CloseIdleConnections ends it.
+// NewClient is one of the engines that package vllm starts; CloseIdleConnections ends it.
 func NewClient() Client {
-	return Client{&http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 64, IdleConnTimeout: 2 * time.Second, DisableCompression: true}, Timeout: 2 * time.Minute}}
+	return Client{&http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 64, IdleConnTimeout: 2 * time.Second, DisableCompression: true}, Timeout: 2 * time.Minute}, vllm.ModelName}
 }
 
 // AnyRank leaves the rank to whoever is asked.
@@ -45,7 +51,7 @@ const AnyRank = -1
 // Ask sends a request and reads its answer to the end.
 func (c Client) Ask(ctx context.Context, url string, r Request, rank int) (a Answer) {
 	body, err := json.Marshal(map[string]any{
-		"model": vllm.ModelName, "prompt": ids(r.Prompt), "max_tokens": r.Output, "ignore_eos": true, "temperature": 0,
+		"model": c.Model, "prompt": vllm.TokenIDs(r.Prompt, rand.New(rand.NewPCG(1+r.Seed, uint64(r.Prompt)))), "max_tokens": r.Output, "ignore_eos": true, "temperature": 0,
 		"stream": true, "stream_options": map[string]bool{"include_usage": true, "continuous_usage_stats": true},
 	})
 	if err != nil {
@@ -117,5 +123,35 @@ func counted(event []byte) (n int) {
 	return n
 }
 
-// ids is a prompt. Which tokens it has changes no step, for engines here have no prefix cache.
-func ids(n int) []int { return vllm.TokenIDs(n, rand.New(rand.NewPCG(1, uint64(n)))) }
+// settled is how long after the last of some answers began their steps are counted: that in which it began is longer.
+const settled = 100 * time.Millisecond
+
+// Together is the mean time between two tokens of answers while all of them go on, and when that was. They have so many tokens then.
+func Together(answers []*Answer) (ms float64, tokens int, from, to time.Time, err error) {
+	for i, a := range answers {
+		if a.Err != nil {
+			return 0, 0, from, to, a.Err
+		}
+		first, last := a.Chunks[0].At, a.Chunks[len(a.Chunks)-1].At
+		if first.After(from) {
+			from = first
+		}
+		if i == 0 || last.Before(to) {
+			to = last
+		}
+	}
+	from = from.Add(settled)
+	var sum time.Duration
+	for _, a := range answers {
+		for i := 1; i < len(a.Chunks); i++ {
+			if x, y := a.Chunks[i-1], a.Chunks[i]; !x.At.Before(from) && !y.At.After(to) {
+				sum += y.At.Sub(x.At)
+				tokens += y.Tokens - x.Tokens
+			}
+		}
+	}
+	if tokens == 0 {
+		return 0, 0, from, to, fmt.Errorf("no step had all %d requests", len(answers))
+	}
+	return sum.Seconds() * 1e3 / float64(tokens), tokens / len(answers), from, to, nil
+}
