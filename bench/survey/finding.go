@@ -105,7 +105,7 @@ func (f *Finding) judge(ctx context.Context, given Given, progress func(done, of
 	if err != nil {
 		return err
 	}
-	f.Most = f.levelling(points, 0, l.atMost())
+	f.Most = f.levelling(points, becomes{running: l.atMost()})
 	f.assume(l, given)
 	return f.decode(ctx, l, points, progress)
 }
@@ -214,41 +214,73 @@ func (f *Finding) see() {
 	f.Tokens, f.GapMs, f.Prompts = output/f.Seconds, weighed/output, prompts/f.Seconds
 }
 
-// levelling is what it is worth if the fullest rank has only so many times the excess of KV and requests over the mean that it has, and so many times
-// as many requests run. The windows are drawn anew in blocks, since neighbours are alike.
-func (f *Finding) levelling(points []point, excess, running float64) Span {
-	blocks := min(len(points), 30)
-	gain := func(law *fitted, of []point) float64 {
-		var now, fixed, loads float64
-		for i := range of {
-			p := &of[i]
-			now += p.steps * p.ms
-			kv, requests := p.meanKV+excess*(p.kv-p.meanKV), p.meanRunning+excess*(p.running-p.meanRunning)
-			same := p.steps * (law.C1Ms*(p.kv-kv) + law.RequestMs*(p.running-requests)) // what is saved if as many run
-			all := p.steps * (law.C1Ms*kv + law.RequestMs*requests)
-			fixed, loads = fixed+p.steps*p.ms-same-all, loads+all
-		}
-		if fixed <= now/10 {
-			return noLaw
-		}
-		if f.Closed {
-			return running*now/(fixed+loads*running) - 1
-		}
-		// Requests come as they came, so that fewer are there at once if steps are shorter.
-		return (now-loads)/fixed - 1
+// becomes is what a policy would make of a group, as far as a simulation tells: how much of the excess of its fullest rank over the mean would be left, and
+// how many requests would run. Each has a standard error.
+type becomes struct {
+	excess, excessError   float64
+	running, runningError float64
+}
+
+// levelling is what it is worth if that becomes of a group. The windows are drawn anew in blocks, since neighbours are alike, with a law for each draw. A
+// block lasts as long as an answer at least: until then the same requests run.
+func (f *Finding) levelling(points []point, to becomes) Span {
+	steps, answer := 0.0, f.outputs.mean() // of all windows, and of an answer
+	for i := range points {
+		steps += points[i].steps
 	}
-	low, high := stats.Bootstrap(blocks, 0.95, func(drawn []int) float64 {
+	blocks := min(len(points), 30)
+	if answer > 0 {
+		blocks = min(blocks, int(steps/answer))
+	}
+	blocks = max(2, blocks)
+	length := max(1, len(points)/blocks)
+	r := rand.New(rand.NewPCG(uint64(len(points)), 7))
+	low, high := stats.Bootstrap(blocks, 0.95, func([]int) float64 {
 		var of []point
-		for _, b := range drawn {
-			of = append(of, points[b*len(points)/blocks:(b+1)*len(points)/blocks]...)
+		for range blocks {
+			from := r.IntN(len(points))
+			for i := range length {
+				of = append(of, points[(from+i)%len(points)])
+			}
 		}
 		law := fit(of, 0) // what is not sure is uncertain, and not nothing
 		if !law.ok {
 			law = f.Law
 		}
-		return gain(&law, of)
+		excess := max(0, to.excess+to.excessError*r.NormFloat64())
+		running := to.running + to.runningError*r.NormFloat64()
+		return f.worth(&law, of, excess, running) + unseen*r.NormFloat64()
 	})
-	return Span{Low: low, Middle: gain(&f.Law, points), High: high}
+	middle, few := f.worth(&f.Law, points, to.excess, to.running), fewer(blocks)
+	return Span{Low: middle + few*(low-middle), Middle: middle, High: middle + few*(high-middle)}
+}
+
+// fewer is how many times as wide an interval is that so few blocks tell, about as Student's distribution has it.
+func fewer(blocks int) float64 {
+	n := float64(blocks - 1)
+	return 1 + 1.2/n + 2/(n*n)
+}
+
+// worth is what is gained if so much of the excess is left, and so many requests run.
+func (f *Finding) worth(law *fitted, of []point, excess, running float64) float64 {
+	var steps, ran, now, fixed, loads float64
+	for i := range of {
+		p := &of[i]
+		steps, ran, now = steps+p.steps, ran+p.steps*p.meanRunning*float64(len(f.Ranks)), now+p.steps*p.ms
+		kv, requests := p.meanKV+excess*(p.kv-p.meanKV), p.meanRunning+excess*(p.running-p.meanRunning)
+		same := p.steps * (law.C1Ms*(p.kv-kv) + law.RequestMs*(p.running-requests)) // what is saved if as many run
+		all := p.steps * (law.C1Ms*kv + law.RequestMs*requests)
+		fixed, loads = fixed+p.steps*p.ms-same-all, loads+all
+	}
+	if fixed <= now/10 {
+		return noLaw
+	}
+	if f.Closed {
+		more := running * steps / ran
+		return more*now/(fixed+loads*more) - 1
+	}
+	// Requests come as they came, so that fewer are there at once if steps are shorter.
+	return (now-loads)/fixed - 1
 }
 
 // noLaw is the gain where a step would be nothing but its loads.
@@ -256,53 +288,61 @@ const noLaw = 9
 
 // decode says what levelling is worth on ranks that decode.
 func (f *Finding) decode(ctx context.Context, l *traffic, points []point, progress func(done, of int)) error {
-	var excesses, runs []float64
-	for seed := range uint64(simulated) {
-		progress(int(seed), simulated)
-		of, err := l.decodeLevels(ctx, seed)
+	all := make([][]levels, simulated) // of each policy
+	for seed := range all {
+		progress(seed, simulated)
+		of, err := l.decodeLevels(ctx, uint64(seed))
 		if err != nil {
 			return fmt.Errorf("it could not be simulated: %w", err)
 		}
-		ours, like := of[len(of)-1], 0
-		for i := range of[:len(of)-1] { // the router that levels as what was seen does
-			if math.Abs(math.Log(of[i].kv/f.KVExcess)) < math.Abs(math.Log(of[like].kv/f.KVExcess)) {
-				like = i
+		all[seed] = of
+	}
+	progress(simulated, simulated)
+	var excesses, weights, runs []float64
+	for _, of := range all { // which router serves the group, nobody knows: those count most that fill ranks as those that were seen
+		ours := of[len(of)-1]
+		for _, router := range of[:len(of)-1] {
+			excess := 1.0 // of what is level there is none to lower
+			if router.load > 0 {
+				excess = min(1, ours.load/router.load)
 			}
+			u := router.unlike(f.KVExcess, f.RequestExcess)
+			excesses, weights = append(excesses, excess), append(weights, 1/(u*u))
 		}
-		excess := 1.0 // of what is level there is none to lower
-		if of[like].load > 0 {
-			excess = min(1, ours.load/of[like].load)
-		}
-		excesses = append(excesses, excess)
 		running := l.InFlight
 		if l.saturated() {
 			running = ours.running
 		}
-		runs = append(runs, min(l.atMost(), max(1, running/l.Running)))
+		runs = append(runs, min(l.atMost(), max(l.Running, running)))
 	}
-	progress(simulated, simulated)
-	low := f.levelling(points, min(1, slices.Max(excesses)*(1+spare)), slices.Min(runs))
-	high := f.levelling(points, slices.Min(excesses)*(1-spare), slices.Max(runs))
-	middle := f.levelling(points, stats.Mean(excesses), stats.Mean(runs)).Middle
-	f.Changes = append(f.Changes, change(levelled, Span{low.Low, middle, high.High}.wider()))
+	to := becomes{running: stats.Mean(runs), runningError: stats.Deviation(runs)}
+	to.excess, to.excessError = weighed(excesses, weights)
+	to.excessError = math.Hypot(to.excessError, spare*to.excess)
+	f.Changes = append(f.Changes, change(levelled, f.levelling(points, to)))
 	return nil
+}
+
+// weighed is the mean of values that have weights, and their deviation from it.
+func weighed(values, weights []float64) (mean, deviation float64) {
+	var all, squares float64
+	for i, v := range values {
+		all, mean, squares = all+weights[i], mean+weights[i]*v, squares+weights[i]*v*v
+	}
+	mean /= all
+	return mean, math.Sqrt(max(0, squares/all-mean*mean))
 }
 
 // levelled is the default policy on ranks that decode.
 const levelled = "ranks levelled by evenkeel"
 
-// How often the policies are simulated on a group, and by what share their figures may differ from those of the real requests.
+// How often the policies are simulated on a group, and the standard error of what they make of it, as a share: their requests only resemble the real ones.
 const (
-	simulated = 3
-	spare     = 0.25
+	simulated = 5
+	spare     = 0.1
 )
 
-// wider is a span with what nobody can foretell: requests that were not seen are others.
-func (s Span) wider() Span {
-	return Span{s.Low - unseen, s.Middle, s.High + unseen}
-}
-
-const unseen = 0.01
+// unseen is the standard error of a gain for what nobody can foretell: requests that were not seen are others.
+const unseen = 0.005
 
 // assume says what no page told.
 func (f *Finding) assume(l *traffic, given Given) {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"slices"
 	"time"
 
 	"evenkeel/bench/report"
@@ -38,9 +39,13 @@ func newTraffic(f *Finding, given Given) (*traffic, error) {
 	return &traffic{Finding: f, texts: t, slots: cmp.Or(given.Slots, int(math.Ceil(f.mostRunning)))}, nil
 }
 
-// atMost is how many times as many requests could run as did, if none waited for a slot or for KV room while another rank has some.
+// atMost is how many requests could run, if none waited for a slot or for KV room while another rank has some.
 func (l *traffic) atMost() float64 {
-	return max(1, min(l.InFlight/l.Running, float64(len(l.Ranks)*l.slots)/l.Running, nearlyFull/l.KVFull))
+	most := min(l.InFlight, float64(len(l.Ranks)*l.slots))
+	if !math.IsNaN(l.KVFull) {
+		most = min(most, l.Running*nearlyFull/l.KVFull)
+	}
+	return max(l.Running, most)
 }
 
 // nearlyFull is what share of their KV room ranks use at most, about.
@@ -56,9 +61,10 @@ var others = []string{"rr", "jsq", "jsq-kv", "evenkeel"}
 // levels is what a simulation of ranks that decode makes of a policy: how much more than the mean the fullest rank has, as a share of the mean, and
 // how many requests run.
 type levels struct {
-	kv      float64 // tokens
-	load    float64 // ms of KV and requests together
-	running float64
+	kv       float64 // tokens
+	requests float64
+	load     float64 // ms of KV and requests together
+	running  float64
 }
 
 // decodeLevels simulates the policies on ranks that decode, with lengths like those that were seen.
@@ -68,7 +74,7 @@ func (l *traffic) decodeLevels(ctx context.Context, seed uint64) ([]levels, erro
 	g.C0Ms, g.C1Ms, g.RequestMs = l.Law.C0Ms, l.Law.C1Ms, l.Law.RequestMs
 	g.C1Ms = max(g.C1Ms, leastC1Ms)
 	slots := float64(len(l.Ranks) * l.slots)
-	p := sim.Plan{Fleet: fleet, Policies: others, Seeds: 1, TellLaw: true}
+	p := sim.Plan{Fleet: fleet, Policies: others, Seeds: 1, TellLaw: true, Steps: true}
 	r := rand.New(rand.NewPCG(seed, 3))
 	n := int(min(mostJobs, max(40*slots, 4000)))
 	all := make([]trace.Request, n+1000)
@@ -98,12 +104,40 @@ func (l *traffic) decodeLevels(ctx context.Context, seed uint64) ([]levels, erro
 	out := make([]levels, len(others))
 	for i := range others {
 		m := result.Runs[i].Metrics
-		out[i] = levels{kv: m[report.Imbalance].Mean / m[report.KVTokens].Mean, running: m[report.Running].Mean}
+		out[i].running = m[report.Running].Mean
+		out[i].kv, out[i].requests = excesses(result.Runs[i].Window.Cut(result.Runs[i].Steps))
 		level := (g.C1Ms*m[report.KVTokens].Mean + g.RequestMs*m[report.Running].Mean) / float64(len(l.Ranks))
 		out[i].load = max(0, m[report.StepMean].Mean-g.C0Ms-level) / level
 	}
 	return out, nil
 }
+
+// excesses are by how much the fullest rank is above the mean, as a share of the mean, in the mean of all steps.
+func excesses(steps []report.Step) (kv, requests float64) {
+	above := func(all []int) float64 {
+		sum := 0
+		for _, n := range all {
+			sum += n
+		}
+		if sum == 0 {
+			return 0
+		}
+		return float64(slices.Max(all)*len(all))/float64(sum) - 1
+	}
+	for i := range steps {
+		kv, requests = kv+above(steps[i].KVTokens)/float64(len(steps)), requests+above(steps[i].Running)/float64(len(steps))
+	}
+	return kv, requests
+}
+
+// unlike says how differently ranks are filled, as far as gauges show it, but never 0.
+func (a levels) unlike(kv, requests float64) float64 {
+	of := func(x, y float64) float64 { return math.Abs(math.Log((x + hardlyUneven) / (y + hardlyUneven))) }
+	return of(a.kv, kv) + of(a.requests, requests) + hardlyUneven
+}
+
+// hardlyUneven is an excess below which differences tell little.
+const hardlyUneven = 0.01
 
 // leastC1Ms is used where KV costs nothing, because policies express the cost of a request in KV tokens.
 const leastC1Ms = 1e-9

@@ -122,7 +122,7 @@ func TestTotalsOutliveARestart(t *testing.T) {
 
 // A slope that hardly any window tells is uncertain, and not nothing: all ranks but one hold 60,000 tokens for hours.
 func TestWhatNoWindowTellsIsNotNothing(t *testing.T) {
-	f := &Finding{Group: &Group{Kind: decodes}, Closed: true}
+	f := &Finding{Group: &Group{Kind: decodes, Ranks: []string{"a"}}, Closed: true}
 	var points []point
 	for range 300 {
 		kv := 100_000 * (1 + 0.002*(2*random.Float64()-1))
@@ -130,7 +130,7 @@ func TestWhatNoWindowTellsIsNotNothing(t *testing.T) {
 	}
 	f.Law = fit(points, surely)
 	require.True(t, f.Law.ok)
-	c := change(levelled, f.levelling(points, 0, 1))
+	c := change(levelled, f.levelling(points, becomes{running: 10}))
 	require.Greater(t, c.Gain.High, 0.31, "level ranks would gain so much")
 	require.False(t, c.Told)
 }
@@ -171,16 +171,27 @@ func TestTheFullestRankIsThatOfEachSample(t *testing.T) {
 }
 
 // No more requests run than there are, than have slots, and than find KV room.
-func TestHowManyMoreRequestsCouldRun(t *testing.T) {
+func TestHowManyRequestsCouldRun(t *testing.T) {
 	f := &Finding{Group: &Group{Ranks: []string{"a", "b"}}, Running: 40}
-	for _, c := range []struct{ inFlight, full, times float64 }{
-		{40, 0.1, 1},
-		{60, 0.1, 1.5},
-		{400, 0.1, 3.2}, // of 2 x 64 slots
-		{400, 0.95 / 1.2, 1.2},
-		{400, 0.99, 1},
+	for _, c := range []struct{ inFlight, full, most float64 }{
+		{40, 0.1, 40},
+		{60, 0.1, 60},
+		{400, 0.1, 128}, // of 2 x 64 slots
+		{400, 0.95 / 1.2, 48},
+		{400, 0.99, 40},
+		{400, math.NaN(), 128},
 	} {
 		f.InFlight, f.KVFull = c.inFlight, c.full
-		require.InDelta(t, c.times, (&traffic{Finding: f, slots: 64}).atMost(), 1e-9)
+		require.InDelta(t, c.most, (&traffic{Finding: f, slots: 64}).atMost(), 1e-9)
 	}
+}
+
+// What a router that fills ranks otherwise makes of a group counts little.
+func TestRoutersThatFillRanksOtherwiseCountLittle(t *testing.T) {
+	alike, other := levels{kv: 0.5, requests: 0.1}, levels{kv: 1, requests: 0.1}
+	a, b := alike.unlike(0.52, 0.1), other.unlike(0.52, 0.1)
+	mean, deviation := weighed([]float64{0.3, 0.9}, []float64{1 / (a * a), 1 / (b * b)})
+	require.InDelta(t, 0.3, mean, 0.01)
+	require.Less(t, deviation, 0.1)
+	require.Positive(t, levels{}.unlike(0, 0))
 }
