@@ -40,7 +40,9 @@ type options struct {
 // numbers is a list such as 1,16,64.
 type numbers []int
 
-func (n *numbers) String() string { return strings.Trim(strings.ReplaceAll(fmt.Sprint([]int(*n)), " ", ","), "[]") }
+func (n *numbers) String() string {
+	return strings.Trim(strings.ReplaceAll(fmt.Sprint([]int(*n)), " ", ","), "[]")
+}
 
 func (n *numbers) Set(text string) error {
 	*n = nil

@@ -19,9 +19,11 @@ func drawDemo(ctx context.Context, o options, w *world.World, b *browser, out io
 	folder := w.File("demo")
 	cmd := exec.CommandContext(ctx, w.Binary, "demo", "--out", folder, "--policies", "jsq-kv,jsq,br0,evenkeel", "--requests", strconv.Itoa(o.requests),
 		"--c0", "10ms", "--c1", "400ns", "--prefill-base", "18ms", "--prefill-per-token", "18us")
-	if said, err := cmd.CombinedOutput(); err != nil {
+	said, err := cmd.CombinedOutput()
+	if err != nil {
 		return fmt.Errorf("%w: %s", err, said)
 	}
+	fmt.Fprintf(out, "%s\n", said) // README has the table of this run
 	if err := b.visit("file://"+filepath.Join(folder, "report.html"), "light", 1180, 1640); err != nil {
 		return err
 	}

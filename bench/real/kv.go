@@ -20,6 +20,7 @@ var caches = []row{
 // handoffs are rows about hand-offs that a decode engine pulls.
 var handoffs = []row{
 	scene("what the drain of a consumed hand-off leaves in a prefix cache", everyone, drainLeavesNothing),
+	scene("a request that comes ahead of its slot", everyone, aheadOfItsSlot),
 }
 
 var dataParallel = []row{

@@ -11,7 +11,7 @@ import (
 )
 
 const (
-	mixedJudgement = 20261130 // the seed
+	mixedJudgement = 20261207 // the seed
 	mixedLoads     = 5        // each foretells two runs
 	mostMixed      = 1200     // tokens a second of a load, so that two cores carry all of them side by side
 	mostPrefills   = 0.95     // share of the steps that have a prompt

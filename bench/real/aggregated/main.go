@@ -22,6 +22,7 @@ type options struct {
 	repeats  int
 	load     float64
 	survey   bool
+	report   string
 }
 
 // play is the command. It writes what it does to standard error, and the tables
@@ -35,6 +36,7 @@ func play(ctx context.Context, args []string, out io.Writer) (err error) {
 	flags.IntVar(&o.repeats, "repeats", 5, "how often the delay by each prompt is measured")
 	flags.Float64Var(&o.load, "load", 0.75, "of the open lists, as a share of the requests per second that "+reference+" serves of the closed ones")
 	flags.BoolVar(&o.survey, "survey", false, "only: what evenkeel survey sees of the engine")
+	flags.StringVar(&o.report, "report", "", "the file to which its report goes, as evenkeel survey --out writes it")
 	if err := flags.Parse(args); err != nil {
 		return err
 	}

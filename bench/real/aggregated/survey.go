@@ -1,11 +1,13 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"net/url"
+	"os"
 	"time"
 
 	"evenkeel/bench/page"
@@ -45,6 +47,15 @@ func (w *site) survey(ctx context.Context) (*surveyed, error) {
 	found := survey.Judge(ctx, all, survey.Given{Slots: ranks.Slots, Budget: budget}, func(int, int) {})
 	if len(found) != 1 {
 		return nil, fmt.Errorf("the survey found %d groups, and the engine is one", len(found))
+	}
+	if w.report != "" {
+		var b bytes.Buffer
+		if err := survey.NewReport("evenkeel survey --engines "+u.Host, time.Since(began), all, found).HTML(&b); err != nil {
+			return nil, err
+		}
+		if err := os.WriteFile(w.report, b.Bytes(), 0o644); err != nil {
+			return nil, err
+		}
 	}
 	steps, err := w.steps(0)
 	if err != nil {
