@@ -3,10 +3,12 @@ package selftest
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptest"
 	"net/url"
+	"strings"
 	"sync"
 	"testing"
 
@@ -161,5 +163,29 @@ func TestSettingsThatDifferFromTheConfigAreTold(t *testing.T) {
 			require.Empty(t, pick(found, Bad))
 			require.Equal(t, tc.warns, pick(found, Warn))
 		})
+	}
+}
+
+func TestADecodeEngineWithAsManySlotsAsItRunsIsTold(t *testing.T) {
+	p := start(t, refengine.Config{Role: refengine.Prefill, Connector: refengine.NIXLPull})
+	d := start(t, refengine.Config{Role: refengine.Decode, Connector: refengine.NIXLPull})
+	for _, tc := range []struct {
+		runs        int
+		level       Level
+		says, never string
+	}{
+		{31, Warn, "decode: was started with --max-num-seqs 31, and the config says slots: 32, so that requests wait inside the engine; write at most 31", ""},
+		{32, OK, "decode: was started with --max-num-seqs 32, which is its slots.", ""},
+		{36, OK, "", "max-num-seqs"},
+	} {
+		cfg := cluster(t, mooncake.Profile{Connector: mooncake.NIXLPull}, p.URLs(), []string{told(t, d.URLs()[0], fmt.Sprintf(`{"vllm_config":{"scheduler_config":{"max_num_seqs":%d}}}`, tc.runs))})
+		cfg.Engines.Decode[0].Slots = 32
+		found := Run(t.Context(), cfg, Options{})
+		require.Empty(t, pick(found, Bad))
+		said := strings.Join(pick(found, tc.level), "\n")
+		require.Contains(t, said, tc.says)
+		if tc.never != "" {
+			require.NotContains(t, said, tc.never)
+		}
 	}
 }

@@ -78,7 +78,7 @@ func (t *tester) subjects(ctx context.Context, role string, engines []config.Eng
 		if sample := t.metrics(ctx, role, e, s); role == "prefill" || t.seat == nil { // this request takes no slot
 			t.numbering(ctx, &s, e, sample)
 		}
-		t.settings(ctx, s, e)
+		t.settings(ctx, role, s, e)
 		ok = append(ok, s)
 		for rank := 1; rank < e.Ranks; rank++ {
 			ok = append(ok, s.rank(rank))

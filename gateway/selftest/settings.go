@@ -11,12 +11,14 @@ import (
 )
 
 // settings compares what an engine tells of its start command with what the config says, where a difference does harm.
-func (t *tester) settings(ctx context.Context, s subject, e config.Engine) {
+func (t *tester) settings(ctx context.Context, role string, s subject, e config.Engine) {
 	switch {
 	case s.profile.Connector == mooncake.SGLang:
 		t.sglang(ctx, s)
 	case s.profile.Aggregated():
 		t.vllm(ctx, s, e)
+	case role == "decode":
+		t.atOnce(ctx, s, e)
 	}
 }
 
@@ -52,17 +54,35 @@ func (t *tester) sglang(ctx context.Context, s subject) {
 	}
 }
 
+// vllmSettings are the sizes of a step that vLLM was started with. It tells them only with VLLM_SERVER_DEV_MODE=1.
+type vllmSettings struct {
+	Config struct {
+		Scheduler struct {
+			Slots    int `json:"max_num_seqs"`
+			Budget   int `json:"max_num_batched_tokens"`
+			Interval int `json:"prefill_schedule_interval"`
+		} `json:"scheduler_config"`
+	} `json:"vllm_config"`
+}
+
+// atOnce compares how many requests a decode engine runs at once with its slots. vLLM looks at requests that wait only while it runs fewer.
+func (t *tester) atOnce(ctx context.Context, s subject, e config.Engine) {
+	var told vllmSettings
+	if !t.serverInfo(ctx, s, &told) {
+		return
+	}
+	switch runs := told.Config.Scheduler.Slots; {
+	case runs == 0 || e.Slots == 0:
+	case runs < e.Slots:
+		t.report(s.name, Warn, "was started with --max-num-seqs %d, and the config says slots: %d, so that requests wait inside the engine; write at most %[1]d", runs, e.Slots)
+	case runs == e.Slots && !s.profile.Early():
+		t.report(s.name, OK, "was started with --max-num-seqs %d, which is its slots. A request that is sent ahead of its slot pulls its KV only when an answer has ended; start the engine with a few more", runs)
+	}
+}
+
 // vllm compares the sizes of a step, by which evenkeel fills rounds, with those that the engine was started with.
 func (t *tester) vllm(ctx context.Context, s subject, e config.Engine) {
-	var told struct {
-		Config struct {
-			Scheduler struct {
-				Slots    int `json:"max_num_seqs"`
-				Budget   int `json:"max_num_batched_tokens"`
-				Interval int `json:"prefill_schedule_interval"`
-			} `json:"scheduler_config"`
-		} `json:"vllm_config"`
-	}
+	var told vllmSettings
 	if !t.serverInfo(ctx, s, &told) {
 		t.report(s.name, OK, "does not tell its --max-num-seqs, --max-num-batched-tokens and --prefill-schedule-interval (vLLM does with VLLM_SERVER_DEV_MODE=1); the config says slots: %d, token_budget: %d and prefill_schedule_interval: %d", e.Slots, e.Budget, e.Interval)
 		return
