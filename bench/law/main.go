@@ -57,14 +57,14 @@ func (n *numbers) Set(text string) error {
 }
 
 func run(ctx context.Context, args []string, out io.Writer) error {
-	o := options{requests: numbers{1, 4, 16, 64}, contexts: numbers{256, 2048, 8192}, prompts: numbers{512, 2048, 8192}, out: out}
+	o := options{requests: numbers{1, 4, 16, 64}, contexts: numbers{256, 2048, 8192}, prompts: numbers{512, 2048, 4096}, out: out}
 	flags := flag.NewFlagSet("law", flag.ContinueOnError)
 	flags.SetOutput(out)
 	flags.StringVar(&o.engine, "engine", "", "URL of the engine, such as http://10.0.0.4:8000")
 	flags.IntVar(&o.ranks, "ranks", 1, "data-parallel ranks that it has behind this address; more than one are named by the header X-Data-Parallel-Rank")
 	flags.Var(&o.requests, "requests", "that decode on each rank at once")
 	flags.Var(&o.contexts, "contexts", "tokens of their prompts")
-	flags.Var(&o.prompts, "prompts", "tokens of prompts that are computed beside them")
+	flags.Var(&o.prompts, "prompts", "tokens of prompts that are computed beside them; with the requests no more than a step of the engine computes")
 	flags.IntVar(&o.steps, "steps", 128, "that are measured of each")
 	flags.IntVar(&o.repeats, "repeats", 3, "how often each is measured")
 	flags.IntVar(&o.most, "kv", 0, "tokens that a rank has room for: what does not fit is left out; 0: everything is tried")
@@ -116,7 +116,8 @@ func (o *options) measure(ctx context.Context) error {
 				if o.most > 0 && n*(context+o.steps+o.steps/2) > o.most {
 					continue
 				}
-				c := cell{requests: n, kv: float64(n) * (float64(context) + float64(o.steps)/2)}
+				// An answer has half as many tokens more than are measured, and half of it is there in the mean.
+				c := cell{requests: n, kv: float64(n) * (float64(context) + 0.75*float64(o.steps))}
 				var err error
 				if c.ms, err = o.decode(ctx, n, context); err != nil {
 					return fmt.Errorf("%d requests of %d tokens on each rank: %w", n, context, err)
@@ -205,7 +206,7 @@ func (o *options) decode(ctx context.Context, n, context int) (ms float64, err e
 }
 
 // prompt has prompts of so many tokens computed on some ranks at once, again and again, beside a few requests that decode. What their tokens took longer
-// meanwhile, the prompts cost. Rounds whose prompts did not end in one step are left out.
+// meanwhile, the prompts cost. Rounds whose prompts did not end together are left out.
 func (o *options) prompt(ctx context.Context, l *laws, tokens, on int) (p beside, err error) {
 	p.tokens, p.share = tokens, float64(on)/float64(o.ranks)
 	n, about := o.requests[0], o.contexts[0]
@@ -243,7 +244,7 @@ func (o *options) prompt(ctx context.Context, l *laws, tokens, on int) (p beside
 		}
 	}
 	if len(more) == 0 {
-		return p, fmt.Errorf("none of %d rounds of prompts was computed in one step while %d requests decoded: take more -steps", len(rounds), len(answers))
+		return p, fmt.Errorf("no prompts of %d rounds ended together while %d requests decoded: take more -steps", len(rounds), len(answers))
 	}
 	slices.Sort(more)
 	p.rounds, p.ms = len(more), stats.Median(more)

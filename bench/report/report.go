@@ -59,16 +59,18 @@ const (
 	OK          Metric = "ok"
 	Failed      Metric = "failed"
 
-	StepMean    Metric = "step_ms"          // mean length of a step
-	KVShare     Metric = "kv_share"         // of the step's length: c1 times load over all of it
-	KVTokens    Metric = "kv_tokens"        // held by all ranks, mean over steps
-	Running     Metric = "running"          // requests that decode, mean over steps
-	StepLateP50 Metric = "step_late_p50_ms" // a step ended later than the clock of the engine wanted
-	StepLateP99 Metric = "step_late_p99_ms"
-	MixedSteps  Metric = "prefill_share" // of steps, those in which a rank computes a prompt
-	EmptyRanks  Metric = "empty_share"   // of ranks, those that compute none in these steps
-	WindowS     Metric = "window_s"      // length of the measured part
-	Steps       Metric = "steps"         // in it
+	StepMean      Metric = "step_ms"          // mean length of a step
+	KVShare       Metric = "kv_share"         // of the step's length: c1 times load over all of it
+	KVTokens      Metric = "kv_tokens"        // held by all ranks, mean over steps
+	Running       Metric = "running"          // requests that decode, mean over steps
+	KVExcess      Metric = "kv_excess"        // of the rank with the most KV beyond the mean, as a share of it, mean over steps
+	RequestExcess Metric = "request_excess"   // likewise of requests
+	StepLateP50   Metric = "step_late_p50_ms" // a step ended later than the clock of the engine wanted
+	StepLateP99   Metric = "step_late_p99_ms"
+	MixedSteps    Metric = "prefill_share" // of steps, those in which a rank computes a prompt
+	EmptyRanks    Metric = "empty_share"   // of ranks, those that compute none in these steps
+	WindowS       Metric = "window_s"      // length of the measured part
+	Steps         Metric = "steps"         // in it
 )
 
 // order is that of JSON.

@@ -23,14 +23,14 @@ type meter struct {
 
 	done, failed, preempted int
 
-	steps                                            int
-	imbalance, spread, idle, held, running, ms, kvMs float64
-	idealMs, tokens                                  float64
-	ttft, tpot, e2e                                  []float64
-	poolWaitMax, waitMax, waitSum                    float64
-	seats                                            int
-	ticks                                            []float64 // us
-	loads                                            []int64
+	steps                                                                     int
+	imbalance, spread, idle, held, running, ms, kvMs, kvExcess, requestExcess float64
+	idealMs, tokens                                                           float64
+	ttft, tpot, e2e                                                           []float64
+	poolWaitMax, waitMax, waitSum                                             float64
+	seats                                                                     int
+	ticks                                                                     []float64 // us
+	loads                                                                     []int64
 
 	keep bool // the steps of the first group, for plots
 	kept []report.Step
@@ -105,11 +105,11 @@ func (m *meter) finished(now float64, q *job) {
 // step measures the step that begins and returns how long it takes.
 func (m *meter) step(g *virtual.Group, first bool, now float64) float64 {
 	m.loads = m.loads[:0]
-	running, largest, costly, sumCost := 0, 0.0, 0.0, 0.0 // loads as steps feel them
+	running, mostRunning, largest, costly, sumCost := 0, 0, 0.0, 0.0, 0.0 // loads as steps feel them
 	for _, w := range g.Ranks {
 		tokens, n := w.Load(g.Step)
 		m.loads = append(m.loads, tokens)
-		running += n
+		running, mostRunning = running+n, max(mostRunning, n)
 		load := w.Feels(tokens, n)
 		largest = max(largest, load)
 		costly += load
@@ -136,6 +136,11 @@ func (m *meter) step(g *virtual.Group, first bool, now float64) float64 {
 	}
 	m.held += float64(sum)
 	m.running += float64(running)
+	if sum > 0 && running > 0 {
+		ranks := float64(len(m.loads))
+		m.kvExcess += ranks*float64(most)/float64(sum) - 1
+		m.requestExcess += ranks*float64(mostRunning)/float64(running) - 1
+	}
 	m.ms += ms
 	m.kvMs += kvMs
 	m.idealMs += g.Law.C0Ms + (g.Law.C1Ms*float64(sum)+g.Law.RequestMs*float64(running))/sumCost
@@ -183,6 +188,7 @@ func (m *meter) sample() (run, bound report.Sample) {
 	run[report.TokensPerS] = m.tokens / (m.to - m.from) * 1000
 	run[report.StepMean], run[report.KVShare] = m.ms/n, m.kvMs/m.ms
 	run[report.KVTokens], run[report.Running] = m.held/n, m.running/n
+	run[report.KVExcess], run[report.RequestExcess] = m.kvExcess/n, m.requestExcess/n
 	run[report.WindowS], run[report.Steps] = (m.to-m.from)/1000, n
 
 	bound[report.Imbalance], bound[report.MaxMinusMin], bound[report.IdleShare] = 0, 0, 0

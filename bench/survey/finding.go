@@ -106,6 +106,7 @@ func (f *Finding) judge(ctx context.Context, given Given, progress func(done, of
 		return err
 	}
 	f.Most = f.levelling(points, becomes{running: l.atMost()})
+	f.Most.Low = max(0, f.Most.Low)
 	f.assume(l, given)
 	return f.decode(ctx, l, points, progress)
 }
@@ -233,7 +234,7 @@ func (f *Finding) levelling(points []point, to becomes) Span {
 		blocks = min(blocks, int(steps/answer))
 	}
 	blocks = max(2, blocks)
-	length := max(1, len(points)/blocks)
+	length := (len(points) + blocks - 1) / blocks
 	r := rand.New(rand.NewPCG(uint64(len(points)), 7))
 	low, high := stats.Bootstrap(blocks, 0.95, func([]int) float64 {
 		var of []point
@@ -252,21 +253,24 @@ func (f *Finding) levelling(points []point, to becomes) Span {
 		return f.worth(&law, of, excess, running) + unseen*r.NormFloat64()
 	})
 	middle, few := f.worth(&f.Law, points, to.excess, to.running), fewer(blocks)
-	return Span{Low: middle + few*(low-middle), Middle: middle, High: middle + few*(high-middle)}
+	return Span{Low: min(low, middle, middle+few*(low-middle)), Middle: middle, High: max(high, middle, middle+few*(high-middle))}
 }
 
-// fewer is how many times as wide an interval is that so few blocks tell, about as Student's distribution has it.
+// fewer is how many times as wide an interval is that so few blocks tell, about as Student's distribution has it. Two tell hardly anything.
 func fewer(blocks int) float64 {
+	if blocks < 3 {
+		return 9
+	}
 	n := float64(blocks - 1)
 	return 1 + 1.2/n + 2/(n*n)
 }
 
 // worth is what is gained if so much of the excess is left, and so many requests run.
 func (f *Finding) worth(law *fitted, of []point, excess, running float64) float64 {
-	var steps, ran, now, fixed, loads float64
+	var ran, now, fixed, loads float64
 	for i := range of {
 		p := &of[i]
-		steps, ran, now = steps+p.steps, ran+p.steps*p.meanRunning*float64(len(f.Ranks)), now+p.steps*p.ms
+		ran, now = ran+p.steps*p.ms*p.meanRunning*float64(len(f.Ranks)), now+p.steps*p.ms
 		kv, requests := p.meanKV+excess*(p.kv-p.meanKV), p.meanRunning+excess*(p.running-p.meanRunning)
 		same := p.steps * (law.C1Ms*(p.kv-kv) + law.RequestMs*(p.running-requests)) // what is saved if as many run
 		all := p.steps * (law.C1Ms*kv + law.RequestMs*requests)
@@ -276,7 +280,7 @@ func (f *Finding) worth(law *fitted, of []point, excess, running float64) float6
 		return noLaw
 	}
 	if f.Closed {
-		more := running * steps / ran
+		more := running * now / ran
 		return more*now/(fixed+loads*more) - 1
 	}
 	// Requests come as they came, so that fewer are there at once if steps are shorter.

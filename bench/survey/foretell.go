@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
-	"slices"
 	"time"
 
 	"evenkeel/bench/report"
@@ -74,7 +73,7 @@ func (l *traffic) decodeLevels(ctx context.Context, seed uint64) ([]levels, erro
 	g.C0Ms, g.C1Ms, g.RequestMs = l.Law.C0Ms, l.Law.C1Ms, l.Law.RequestMs
 	g.C1Ms = max(g.C1Ms, leastC1Ms)
 	slots := float64(len(l.Ranks) * l.slots)
-	p := sim.Plan{Fleet: fleet, Policies: others, Seeds: 1, TellLaw: true, Steps: true}
+	p := sim.Plan{Fleet: fleet, Policies: others, Seeds: 1, TellLaw: true}
 	r := rand.New(rand.NewPCG(seed, 3))
 	n := int(min(mostJobs, max(40*slots, 4000)))
 	all := make([]trace.Request, n+1000)
@@ -104,30 +103,11 @@ func (l *traffic) decodeLevels(ctx context.Context, seed uint64) ([]levels, erro
 	out := make([]levels, len(others))
 	for i := range others {
 		m := result.Runs[i].Metrics
-		out[i].running = m[report.Running].Mean
-		out[i].kv, out[i].requests = excesses(result.Runs[i].Window.Cut(result.Runs[i].Steps))
+		out[i] = levels{kv: m[report.KVExcess].Mean, requests: m[report.RequestExcess].Mean, running: m[report.Running].Mean}
 		level := (g.C1Ms*m[report.KVTokens].Mean + g.RequestMs*m[report.Running].Mean) / float64(len(l.Ranks))
 		out[i].load = max(0, m[report.StepMean].Mean-g.C0Ms-level) / level
 	}
 	return out, nil
-}
-
-// excesses are by how much the fullest rank is above the mean, as a share of the mean, in the mean of all steps.
-func excesses(steps []report.Step) (kv, requests float64) {
-	above := func(all []int) float64 {
-		sum := 0
-		for _, n := range all {
-			sum += n
-		}
-		if sum == 0 {
-			return 0
-		}
-		return float64(slices.Max(all)*len(all))/float64(sum) - 1
-	}
-	for i := range steps {
-		kv, requests = kv+above(steps[i].KVTokens)/float64(len(steps)), requests+above(steps[i].Running)/float64(len(steps))
-	}
-	return kv, requests
 }
 
 // unlike says how differently ranks are filled, as far as gauges show it, but never 0.

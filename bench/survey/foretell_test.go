@@ -219,9 +219,7 @@ func watchSteps(run *report.Run, l *decodeLoad, number int) *Series {
 	e := newEngines(len(l.fleet.Groups[0].Ranks), l.room)
 	s := &Series{Address: "virtual"}
 	next := steps[0].Start
-	for _, q := range l.requests.Requests {
-		e.prompts, e.outputs = append(e.prompts, int32(q.Prompt)), append(e.outputs, int32(q.Output))
-	}
+	ended, answered := l.requests.Requests[l.requests.Warm:], 0
 	began := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 	for i, st := range steps {
 		ms := 1000 * st.Length.Seconds() * (1 + 0.03*(2*noise.Float64()-1))
@@ -231,6 +229,14 @@ func watchSteps(run *report.Run, l *decodeLoad, number int) *Series {
 			r.Running, r.KV = n, float64(st.KVTokens[k])
 			r.Output, r.Gaps, r.GapsMs = r.Output+n, r.Gaps+n, r.GapsMs+n*ms
 			r.Prompt, r.Pulled, r.Computed = r.Prompt+n, r.Pulled+n, 0
+		}
+		for k := range e.ranks {
+			answered += st.Running[k]
+		}
+		for len(ended) > 0 && answered >= ended[0].Output { // about those that ended by then: only how long they are matters
+			answered -= ended[0].Output
+			e.prompts, e.outputs = append(e.prompts, int32(ended[0].Prompt)), append(e.outputs, int32(ended[0].Output))
+			ended = ended[1:]
 		}
 		e.ranks[0].Waiting = 0
 		if l.load.Rho == 0 { // as many are there as slots and pool have, and immediate policies send all of them

@@ -120,7 +120,7 @@ func (h *Histogram) density(i int) float64 {
 	return n / math.Log(to/from)
 }
 
-// edges of a bucket, which are at least 1 and differ.
+// edges of a bucket, which are at least 1 and differ. The last one may reach twice as far as the mean of its lengths can lie.
 func (h *Histogram) edges(i int) (from, to float64) {
 	from, to = 1, h.Bounds[i]
 	if i > 0 {
@@ -128,6 +128,11 @@ func (h *Histogram) edges(i int) (from, to float64) {
 	}
 	if math.IsInf(to, 1) {
 		to = 2 * from
+		if n := h.Counts[i]; i == 0 && n > 0 {
+			to = max(to, 2*h.Sum/n)
+		} else if i > 0 && n > h.Counts[i-1] {
+			to = max(to, 2*h.Sum/(n-h.Counts[i-1]))
+		}
 	}
 	return from, max(to, 1.01*from)
 }

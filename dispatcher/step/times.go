@@ -23,6 +23,7 @@ type Times struct {
 
 	all      median[time.Duration] // lengths
 	plain    median[time.Duration] // of steps without a prefill, where there are some with one
+	base     time.Duration         // about what steps without a prefill take, as long as some are heard
 	requests requests
 	prefills prefills
 	meanMs   float32 // fading mean, half-life 32 steps
@@ -44,6 +45,10 @@ const (
 	// severalSteps is how many times the usual tokens tell that steps were told as one.
 	severalSteps = 1.3
 	farOff       = 4 // times as far off as steps are in the mean
+	// echoed is how many times the usual tokens a step brings at most that is none: few requests spoke late, after the others.
+	echoed = 0.4
+	// shortest is what part of all steps those without a prefill take at least, about.
+	shortest = 50
 )
 
 // Add takes in the length of a step.
@@ -85,18 +90,29 @@ func (s *Times) Teach(t Sample) {
 	if s.tokens == 0 {
 		s.tokens = t.Tokens
 	}
-	several := t.Tokens > severalSteps*s.tokens
+	several, echo := t.Tokens > severalSteps*s.tokens, t.Tokens < echoed*s.tokens
 	s.tokens += (min(t.Tokens, 2*s.tokens) - s.tokens) / 46
 	ms := t.Length.Seconds() * 1000
 	switch {
+	case echo:
 	case several:
+		s.listen()
 	case !prefill:
 		if s.isPlain(t.Length) {
 			s.learn(t.Ranks, &most, weight, ms)
 		}
 	default:
+		s.listen()
 		s.prefills.add(s.decodes(), s.ownShare(), t.Ranks, ms)
 	}
+}
+
+// listen lowers what a step without a prefill is taken to last, until one is heard: those that are far shorter than was thought, nobody hears.
+func (s *Times) listen() {
+	if s.base == 0 {
+		s.base = s.all.of
+	}
+	s.base -= s.base / 32
 }
 
 // isPlain says whether a step without a prefill is as long as such steps are.
@@ -105,6 +121,7 @@ func (s *Times) isPlain(length time.Duration) bool {
 		return usual(length, s.all.of)
 	}
 	s.plain.add(length)
+	s.base = min(s.plain.of, 2*length) // the others may have become shorter, too
 	return usual(length, s.plain.of)
 }
 
@@ -140,7 +157,7 @@ func (s *Times) tame(x, ms float64) float64 {
 // Weight is how many KV tokens a request counts as in a load; 0 where it costs nothing surely.
 func (s *Times) Weight() float64 {
 	switch {
-	case s.Law != (Model{}):
+	case s.Law.C1Ms > 0: // else it may know of prompts only
 		return s.Law.Weight()
 	case s.requests.weight > 0:
 		return s.requests.weight
@@ -225,7 +242,7 @@ func (l *Line) Known() bool { return l.Taught.Steps > 0 || l.Fixed > 0 }
 // the fixed part of a step with one.
 func (l *Line) Through(before Taught) Model {
 	m, t := l.Model, &l.Taught
-	if t.Steps == before.Steps && m.C0Ms == 0 { // else nothing would be known, though a few steps before have told
+	if t.Steps == before.Steps && m.C0Ms == 0 { // else nothing would be known, though steps before have told: all of them, however long ago
 		before = Taught{}
 	}
 	n := t.Steps - before.Steps
@@ -292,14 +309,13 @@ const fewSteps = 8
 // Least is the shortest time that would be usual; 0: nobody knows yet. Where some steps have a prefill, those without one tell it:
 // if most have one, the others are far shorter than is usual of all, and nobody would ever hear them.
 func (s *Times) Least() time.Duration {
-	typical := &s.all
-	if s.prefills.ratio.seen > 0 {
-		typical = &s.plain
-	}
-	if typical.seen < fewSteps {
+	if s.all.seen < fewSteps {
 		return 0
 	}
-	return time.Duration(tooShort * float64(typical.of))
+	if s.prefills.ratio.seen == 0 || s.base == 0 {
+		return time.Duration(tooShort * float64(s.all.of))
+	}
+	return max(time.Duration(tooShort*float64(s.base)), s.all.of/shortest)
 }
 
 // Histogram is evenkeel_step_seconds.

@@ -199,25 +199,51 @@ func TestALongStepAtFirstHidesNoOther(t *testing.T) {
 	require.Equal(t, 8*time.Millisecond, s.Least())
 }
 
-// Most steps have a prefill, and the others are far shorter. They are heard nevertheless: what comes sooner than the least is not.
-func TestStepsWithAPrefillHideNoOther(t *testing.T) {
-	law := Model{C0Ms: 35, OwnMs: 0.11, SharedMs: 0.04}
-	var s Times
-	began, now, told := time.Duration(0), time.Duration(0), 0
-	for i := range 600 {
+// heard plays steps, of which every third has no prefill, as a proxy hears them: what comes sooner than the least is a part of the next one.
+func heard(s *Times, law Model, steps int) (told int) {
+	var since time.Duration
+	tokens := 0.0
+	for i := range steps {
 		ranks := []Rank{{Requests: 4, KV: 20_000}, {Requests: 4, KV: 20_000}}
 		if i%3 > 0 {
 			ranks[0].Prompt = 4096
 		}
-		now += time.Duration(law.Ms(ranks) * float64(time.Millisecond))
-		if now-began < s.Least() {
+		since, tokens = since+time.Duration(law.Ms(ranks)*float64(time.Millisecond)), tokens+1
+		if since < s.Least() {
 			continue
 		}
-		s.Teach(Sample{Ranks: ranks, Tokens: 1, Length: now - began})
-		s.Add(now - began)
-		began = now
+		s.Teach(Sample{Ranks: ranks, Tokens: tokens, Length: since})
+		s.Add(since)
+		since, tokens = 0, 0
 		told++
 	}
-	require.Equal(t, 600, told)
+	return told
+}
+
+// Most steps have a prefill, and the others are far shorter. They are heard nevertheless, also where they become shorter still.
+func TestStepsWithAPrefillHideNoOther(t *testing.T) {
+	var s Times
+	require.Equal(t, 600, heard(&s, Model{C0Ms: 35, OwnMs: 0.11, SharedMs: 0.04}, 600))
 	require.InDelta(t, 14, float64(s.Least().Milliseconds()), 1)
+	s = Times{}
+	heard(&s, Model{C0Ms: 200, OwnMs: 0.11, SharedMs: 0.04}, 400)
+	heard(&s, Model{C0Ms: 30, OwnMs: 0.11, SharedMs: 0.04}, 300)
+	require.Equal(t, 300, heard(&s, Model{C0Ms: 30, OwnMs: 0.11, SharedMs: 0.04}, 300))
+}
+
+// A few requests that speak late are no step, and do not say what one takes.
+func TestStreamsThatSpeakLateAreNoStep(t *testing.T) {
+	var s Times
+	ranks := []Rank{{Requests: 4, KV: 20_000, Prompt: 2000}, {Requests: 4, KV: 20_000}}
+	later := []Rank{{Requests: 4, KV: 20_000}, {Requests: 4, KV: 20_000}}
+	for i := range 2000 {
+		s.Teach(Sample{Ranks: ranks, Tokens: 1, Length: 300 * time.Millisecond})
+		s.Add(300 * time.Millisecond)
+		if late := 3 * time.Millisecond; i%20 == 0 && late >= s.Least() {
+			s.Teach(Sample{Ranks: later, Tokens: 0.2, Length: late})
+			s.Add(late)
+		}
+	}
+	require.Equal(t, 6*time.Millisecond, s.Least(), "a step without a prefill may be so short")
+	require.Zero(t, s.plain.seen)
 }
