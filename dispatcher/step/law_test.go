@@ -40,7 +40,11 @@ func TestTheLawOfPrefillsIsLearned(t *testing.T) {
 			return // such as where all steps have as much to compute as each other
 		}
 		if s.n >= fitSteps { // else steps without a prefill are rare, and only what a step takes in all is known
-			require.InEpsilon(t, w.law.OwnMs, m.OwnMs, 0.15, "%+v, learned %+v", w.law, m)
+			near := 0.15
+			if w.law.RequestMs > 0 && m.RequestMs == 0 { // what requests cost is not known yet, and prompts are charged with it
+				near = 0.35
+			}
+			require.InEpsilon(t, w.law.OwnMs, m.OwnMs, near, "%+v, learned %+v", w.law, m)
 		}
 		off := w.off(&m, 500, func(ranks []Rank) bool { return meanPrompt(ranks) > 0 })
 		require.Less(t, off, 0.04+w.drift+w.noise/5, "%+v, learned %+v", w.law, m)
