@@ -81,7 +81,8 @@ func (l *laws) write(out io.Writer, o *options) error {
 	case l.alone:
 		fmt.Fprintf(out, "A prompt takes (R2 %.4f): %.2f +- %.2f ms, and %.2f +- %.2f µs a token\n\n", r.R2, r.Of[0], 2*r.Error[0], 1000*r.Of[1], 2000*r.Error[1])
 	default:
-		fmt.Fprintf(out, "A step with prompts takes more (R2 %.4f): p %.2f +- %.2f ms, pl %.2f +- %.2f µs a token of the rank that has most, ps %.2f +- %.2f µs a token of all ranks, divided by their number\n\n",
+		fmt.Fprintf(out, "A step with prompts takes more (R2 %.4f): p %.2f +- %.2f ms, "+
+			"pl %.2f +- %.2f µs a token of the rank that has most, ps %.2f +- %.2f µs a token of all ranks, divided by their number\n\n",
 			r.R2, r.Of[0], 2*r.Error[0], 1000*r.Of[1], 2000*r.Error[1], 1000*r.Of[2], 2000*r.Error[2])
 	}
 	fmt.Fprint(out, "| requests on each rank | KV tokens on each | step, ms | by the law | off |\n|--:|--:|--:|--:|--:|\n")

@@ -152,38 +152,24 @@ func (o *options) measure(ctx context.Context) error {
 	return l.write(o.out, o)
 }
 
-// hold has n requests decode on each rank, and meanwhile does something. It returns what came of them.
-func (o *options) hold(ctx context.Context, n, context, output int, meanwhile func(ctx context.Context)) []*ranks.Answer {
+// hold has n requests decode on each rank, and does something until all have ended. It returns what came of them.
+func (o *options) hold(ctx context.Context, n, prompt, output int, meanwhile func(ctx context.Context)) []*ranks.Answer {
 	var all sync.WaitGroup
 	var answers []*ranks.Answer
 	for rank := range o.ranks {
 		for range n {
-			a, r := &ranks.Answer{}, o.request(context, output)
+			a, r := &ranks.Answer{}, o.request(prompt, output)
 			answers = append(answers, a)
 			all.Go(func() { *a = o.client.Ask(ctx, o.engine, r, o.rank(rank)) })
 		}
 	}
-	if meanwhile != nil {
-		until, stop := contextUntil(ctx, &all)
-		meanwhile(until)
-		stop()
-	}
-	all.Wait()
-	return answers
-}
-
-// contextUntil is one that ends when all have come back.
-func contextUntil(ctx context.Context, all *sync.WaitGroup) (context.Context, func()) {
 	until, stop := context.WithCancel(ctx)
-	var ended sync.WaitGroup
-	ended.Go(func() {
-		all.Wait()
-		stop()
-	})
-	return until, func() {
-		ended.Wait()
-		stop()
-	}
+	var beside sync.WaitGroup
+	beside.Go(func() { meanwhile(until) })
+	all.Wait()
+	stop()
+	beside.Wait()
+	return answers
 }
 
 // request is one that begins like no other.
@@ -200,8 +186,8 @@ func (o *options) rank(i int) int {
 }
 
 // decode is the time between two tokens while n requests with such a context decode on each rank, and nothing else happens.
-func (o *options) decode(ctx context.Context, n, context int) (ms float64, err error) {
-	ms, _, _, _, err = ranks.Together(o.hold(ctx, n, context, o.steps+o.steps/2, nil))
+func (o *options) decode(ctx context.Context, n, prompt int) (ms float64, err error) {
+	ms, _, _, _, err = ranks.Together(o.hold(ctx, n, prompt, o.steps+o.steps/2, func(context.Context) {}))
 	return ms, err
 }
 

@@ -26,6 +26,8 @@ func aheadOfItsSlot(ctx context.Context, w *site) (outcome, error) {
 	if err := w.know(ctx, ninth); err != nil {
 		return outcome{}, err
 	}
+	asking, leave := context.WithCancel(ctx)
+	defer leave()
 	got := make(chan answer, 1)
 	var before, early float64
 	looks := 0
@@ -33,7 +35,7 @@ func aheadOfItsSlot(ctx context.Context, w *site) (outcome, error) {
 		if _, _, before, err = at(); err != nil {
 			return err
 		}
-		go func() { got <- ask(ctx, "POST", w.proxy.URL()+ninth[0].path, ninth[0].body) }()
+		go func() { got <- ask(asking, "POST", w.proxy.URL()+ninth[0].path, ninth[0].body) }()
 		if err := world.Await(ctx, time.Minute, "a request waits in the engine", func() bool {
 			running, waiting, _, err := at()
 			return err == nil && running == slots && waiting == 1

@@ -42,7 +42,8 @@ type Client struct {
 
 // NewClient is one of the engines that package vllm starts; CloseIdleConnections ends it.
 func NewClient() Client {
-	return Client{&http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 64, IdleConnTimeout: 2 * time.Second, DisableCompression: true}, Timeout: 2 * time.Minute}, vllm.ModelName}
+	kept := &http.Transport{MaxIdleConnsPerHost: 64, IdleConnTimeout: 2 * time.Second, DisableCompression: true}
+	return Client{&http.Client{Transport: kept, Timeout: 2 * time.Minute}, vllm.ModelName}
 }
 
 // AnyRank leaves the rank to whoever is asked.
