@@ -37,8 +37,8 @@ import (
 // most tokens a second of a load: engines, proxies and clients of three such loads are not late on two cores.
 const most = 2000
 
-// judgement is the seed of docs/evidence.md.
-const judgement = 20261129
+// judgement is the seed of the loads, none of which was looked at before.
+const judgement = 20261216
 
 type options struct {
 	world.Options
