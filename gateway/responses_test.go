@@ -3,6 +3,7 @@ package gateway_test
 import (
 	"fmt"
 	"net/http"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -129,6 +130,31 @@ func TestResponses(t *testing.T) {
 		require.NoError(t, stream.Err())
 		require.Equal(t, want, args)
 	})
+}
+
+// vLLM from 0.33 on has kv_transfer_params in each chunk with tokens, and an event of its own for an answer that its limit ended.
+func TestStreamsOfVLLM33(t *testing.T) {
+	t.Parallel()
+	version := []refengine.Config{{Version: "0.33.0", PromptTokensDetails: true}}
+	c := start(t, nixl(options{prefill: slices.Clone(version), decode: slices.Clone(version)}))
+	prompt := reftext.MakePrompt(1, 300)
+	key := reftext.OfUser(prompt).Answer
+	for _, limit := range []struct {
+		more, end string
+		tokens    int
+	}{{"", "response.completed", reftext.NaturalLength(key)}, {`"max_output_tokens":5,`, "response.incomplete", 5}} {
+		r := c.post(responsesPath, respond(prompt, `"stream":true,`+limit.more), "X-Request-Id", limit.end)
+		require.Equal(t, http.StatusOK, r.status, r.body)
+		got := answertest.ReadResponse(t, r.body)
+		require.Equal(t, limit.end, got.Kinds[len(got.Kinds)-1])
+		require.Equal(t, reftext.Text(key, limit.tokens), got.Text)
+		require.Equal(t, limit.tokens, c.receipt(limit.end).OutputTokens)
+		require.Equal(t, "ok", c.receipt(limit.end).Outcome)
+	}
+	require.Contains(t, c.ask("POST", c.decode[0].URLs()[0]+chatPath, chat(prompt, `"stream":true,`)).body, `"kv_transfer_params":null`, "the engine does say it")
+	r := c.post(chatPath, chat(prompt, `"stream":true,`))
+	require.Equal(t, http.StatusOK, r.status, r.body)
+	require.NotContains(t, r.body, "kv_transfer_params")
 }
 
 func TestResponsesThatAreRefused(t *testing.T) {

@@ -16,13 +16,14 @@ type writer struct {
 	cached  int    // tokens the prefix cache had
 	details bool   // report them
 	field   string // of reasoning
+	kv      bool   // each chunk with tokens has kv_transfer_params, which decode engines leave null
 	created int64
 	model   string
 	scratch []byte
 }
 
 func newWriter(cfg Config, r *request) writer {
-	w := writer{details: cfg.PromptTokensDetails, field: cfg.ReasoningField, created: time.Now().Unix(), model: cfg.Model}
+	w := writer{kv: !cfg.before(33) && cfg.Connector != SGLang, details: cfg.PromptTokensDetails, field: cfg.ReasoningField, created: time.Now().Unix(), model: cfg.Model}
 	if r.leg == LegDecode {
 		w.cached = r.prompt.Tokens() // a decode engine counts pulled KV as cached
 	}
@@ -141,8 +142,11 @@ func (a *answer) appendTokens(dst []byte, to int, reasoning bool, finish string)
 	if !a.r.chat { // an echo of vLLM has the prompt's ids even if they were not asked for
 		dst = a.appendPromptIDs(append(dst, ','), a.sent == 0 && (a.r.returnIDs || a.r.echo && !a.sglang()))
 	}
-	dst = a.appendIDs(append(dst, ','), a.sent, to)
-	return a.endChunk(a.endChoice(dst, finish), to)
+	dst = a.endChoice(a.appendIDs(append(dst, ','), a.sent, to), finish)
+	if a.kv {
+		dst = append(dst, `,"kv_transfer_params":null`...)
+	}
+	return a.endChunk(dst, to)
 }
 
 // fingerprint names an engine's version and setup.

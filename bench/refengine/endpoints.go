@@ -30,7 +30,7 @@ var endpoints = map[string]endpoint{
 	"/v1/chat/completions": {http.MethodPost, false, func(l *life, x *exchange) bool { return l.generate(x, true) }},
 	"/v1/completions":      {http.MethodPost, false, func(l *life, x *exchange) bool { return l.generate(x, false) }},
 	"/v1/responses": {http.MethodPost, false, func(l *life, x *exchange) bool {
-		return l.translate(x, responses.Chat, &responses.Writer{Model: l.engine.cfg.Model})
+		return l.translate(x, responses.Chat, &responses.Writer{Model: l.engine.cfg.Model, TellsIncomplete: !l.engine.cfg.before(33)})
 	}},
 	"/v1/messages":              {http.MethodPost, false, func(l *life, x *exchange) bool { return l.translate(x, messages.Chat, new(messages.Writer)) }},
 	"/v1/messages/count_tokens": {http.MethodPost, false, (*life).serveCount},

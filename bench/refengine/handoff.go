@@ -155,10 +155,13 @@ func (l *life) handoffOf(rank int, r *request, k *pins.Pin, cached int, first in
 	case old && cfg.Connector == NIXLPull:
 		return fmt.Appendf(nil, `{%s,"tp_size":1}`, common)
 	case cfg.Connector == NIXLPull || cfg.Connector == NIXLPush:
-		mode := strings.TrimPrefix(string(cfg.Connector), "nixl-")
+		mode, registration := strings.TrimPrefix(string(cfg.Connector), "nixl-"), ""
+		if !cfg.before(33) && cfg.Connector == NIXLPull {
+			registration = `"remote_registration_generation":1,`
+		}
 		return fmt.Appendf(nil, `{%s,"tp_size":1,"dcp_size":1,"pp_size":1,"remote_num_tokens":%d,`+
-			`"remote_blocks_expiry_time":null,"transfer_mode":%q,"remote_prefill_cached_tokens":%d}`,
-			common, k.Tokens, mode, cached)
+			`"remote_blocks_expiry_time":null,%s"transfer_mode":%q,"remote_prefill_cached_tokens":%d}`,
+			common, k.Tokens, registration, mode, cached)
 	case old && cfg.before(12):
 		return fmt.Appendf(nil, `{%s,"last_token_id":%d}`, common, first)
 	case old:

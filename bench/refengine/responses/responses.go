@@ -112,7 +112,8 @@ func tools(m object) error {
 
 // A Writer turns a chat's answer into a response's.
 type Writer struct {
-	Model string
+	Model           string
+	TellsIncomplete bool // vLLM from 0.33 on ends an answer that its limit ended with response.incomplete, earlier ones with response.completed
 
 	id       string
 	sequence int
@@ -149,9 +150,17 @@ func (w *Writer) response(status string, kv json.RawMessage) map[string]any {
 		r["incomplete_details"] = map[string]string{"reason": "max_output_tokens"}
 	}
 	if status != "in_progress" {
-		r["output"], r["usage"] = []any{w.item("completed")}, usageOf(w.usage)
+		r["output"], r["usage"] = []any{w.item(w.itemStatus())}, usageOf(w.usage)
 	}
 	return r
+}
+
+// itemStatus is that of an item that is over.
+func (w *Writer) itemStatus() string {
+	if w.TellsIncomplete && w.finish == "length" {
+		return "incomplete"
+	}
+	return "completed"
 }
 
 // item is what the answer is.
@@ -262,8 +271,12 @@ func (w *Writer) end() []byte {
 	if w.finish == "" || w.finish == "error" || w.finish == "abort" { // vLLM ends such a stream without a word
 		return nil
 	}
-	events := w.event(w.open(nil), "response.output_item.done", map[string]any{"output_index": 0, "item": w.item("completed")})
-	return w.event(events, "response.completed", map[string]any{"response": w.response(w.status(), nil)})
+	events := w.event(w.open(nil), "response.output_item.done", map[string]any{"output_index": 0, "item": w.item(w.itemStatus())})
+	last := "response.completed"
+	if w.TellsIncomplete && w.status() == "incomplete" {
+		last = "response.incomplete"
+	}
+	return w.event(events, last, map[string]any{"response": w.response(w.status(), nil)})
 }
 
 func (w *Writer) status() string {
