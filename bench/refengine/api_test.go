@@ -332,6 +332,18 @@ func TestRanksAreAddressedByPortOrHeader(t *testing.T) {
 	}
 }
 
+func TestStreamsFrom33On(t *testing.T) {
+	c := client(t)
+	for version, new := range map[string]bool{"0.32.0": false, "0.33.0": true} {
+		e := start(t, Config{Version: version})
+		chat := do(c, "POST", e.URLs()[0]+"/v1/chat/completions", `{"messages":[{"role":"user","content":"a"}],"max_tokens":2,"stream":true}`)
+		require.Equal(t, new, strings.Contains(chat.body, `"kv_transfer_params":null`), chat.body)
+		response := do(c, "POST", e.URLs()[0]+"/v1/responses", `{"input":"a","max_output_tokens":1,"stream":true}`)
+		require.Equal(t, new, strings.Contains(response.body, "event: response.incomplete"), response.body)
+		require.Equal(t, !new, strings.Contains(response.body, "event: response.completed"))
+	}
+}
+
 func TestRequestIDsSeenTwiceAreCounted(t *testing.T) {
 	e := start(t, Config{})
 	c := client(t)
