@@ -52,14 +52,11 @@ func (t *trials) gain(m *page.Markdown, name string, loads []int) {
 		return values
 	}
 	percent := func(values []float64) string {
-		low, high := stats.Bootstrap(len(loads), 0.95, func(drawn []int) float64 {
-			some := make([]int, len(drawn))
-			for k, d := range drawn {
-				some[k] = loads[d]
-			}
-			return geomean(values, some)
-		})
-		return fmt.Sprintf("%+.1f (%+.1f to %+.1f)", 100*(geomean(values, loads)-1), 100*(low-1), 100*(high-1))
+		some := make([]float64, len(loads))
+		for k, at := range loads {
+			some[k] = values[at]
+		}
+		return percents(some)
 	}
 	for k, name := range rivals {
 		rival := slices.Index(t.policies, name)
@@ -80,6 +77,12 @@ func (t *trials) gain(m *page.Markdown, name string, loads []int) {
 		row = append(row, fmt.Sprint(fewer))
 	}
 	m.Add(row...)
+}
+
+// percents is by how much values are more than 1 in the geometric mean, with the 95 % interval.
+func percents(values []float64) string {
+	low, high := stats.Bootstrap(len(values), 0.95, func(drawn []int) float64 { return geomean(values, drawn) })
+	return fmt.Sprintf("%+.1f (%+.1f to %+.1f)", 100*(geomean(values, all(len(values)))-1), 100*(low-1), 100*(high-1))
 }
 
 // lost is the share of the tokens/s by which the default must be behind on a load, to have lost there. Two runs of one policy differ by

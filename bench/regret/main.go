@@ -8,6 +8,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/csv"
+	"errors"
 	"flag"
 	"fmt"
 	"io"
@@ -45,6 +46,7 @@ type options struct {
 	csv   string
 	with  []string // policies beside the set
 	auto  string   // a policy that the twin chooses; empty: the set is judged
+	lead  bool     // what sending ahead gains is judged, and nothing else
 }
 
 func main() {
@@ -66,6 +68,7 @@ func parse(args []string) (o options, err error) {
 	f.StringVar(&o.csv, "csv", "", "file for what each policy made of each load")
 	with := f.String("with", "", "more policies to judge beside the set, separated by blanks; none of them counts for what is best")
 	f.StringVar(&o.auto, "auto", "", "a policy like auto:br0,evenkeel,evenkeel:hold=0, to be judged beside those of its list on the loads whose answers drift; nothing else is")
+	f.BoolVar(&o.lead, "ahead", false, "only: what sending ahead gains on engines that pull KV as vLLM does, with more or fewer requests than slots")
 	if err := f.Parse(args); err != nil {
 		return o, err
 	}
@@ -102,6 +105,14 @@ type trials struct {
 var shifts = []string{"jsq-kv", "evenkeel"}
 
 func (o options) run(ctx context.Context, out io.Writer) error {
+	if o.lead {
+		table, err := o.ahead(ctx)
+		if err != nil || o.out == "" {
+			_, said := fmt.Fprintln(out, table)
+			return errors.Join(err, said)
+		}
+		return page.Write(o.out, "regret", "ahead", "Sending ahead", table)
+	}
 	t := &trials{known: map[share][]float64{}, seed: o.seed, drawn: o.loads, policies: slices.Concat(set, beside, o.with), shifts: shifts}
 	if o.auto != "" {
 		list, ok := twin.Auto(o.auto)

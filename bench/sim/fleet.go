@@ -11,6 +11,10 @@ type Fleet struct {
 	Groups   []Group
 	Stale    int // policies see a request's progress this many steps late
 	Transfer int // steps between an admission and the first token; slot and KV are taken meanwhile
+
+	// As vLLM runs requests: a rank runs so many more than it has slots, which is its max_num_seqs, and begins to pull KV only while it runs
+	// fewer. Nil: it runs as many as it has slots, and pulls at once.
+	Spare *int
 }
 
 // Group is ranks that step together. A step takes C0Ms and what the slowest rank takes: C1Ms for each of its KV tokens
@@ -73,6 +77,9 @@ const (
 func (f *Fleet) Validate() error {
 	if f.Stale < 0 || f.Transfer < 0 || f.Stale > mostSteps || f.Transfer > mostSteps {
 		return fmt.Errorf("stale %d and transfer %d are steps, from 0 to %d", f.Stale, f.Transfer, mostSteps)
+	}
+	if f.Spare != nil && (*f.Spare < 0 || *f.Spare > mostSlots) {
+		return fmt.Errorf("%d requests more than slots; want 0 to %d", *f.Spare, mostSlots)
 	}
 	n, first := 0, false
 	for i := range f.Groups {

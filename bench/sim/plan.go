@@ -67,6 +67,8 @@ func (p *Plan) Validate() error {
 		return fmt.Errorf("%d seeds; want at least 1", p.Seeds)
 	case len(p.Policies) == 0:
 		return errors.New("no policy")
+	case p.Load.AtArrival && p.Fleet.Spare != nil:
+		return errors.New("a rank that is chosen at arrival has the prefill before it, so it has nothing to pull")
 	}
 	if err := p.Load.validate(); err != nil {
 		return err

@@ -78,6 +78,9 @@ func newRun(fleet *Fleet, load Load, w *workload, cfg board.Config) (*run, error
 			board.StepModel{C0Ms: plan.C0Ms, C1Ms: plan.C1Ms, RequestMs: plan.RequestMs})}
 		for _, p := range plan.Ranks {
 			w := &worker{Rank: &virtual.Rank{ID: int32(len(r.workers)), Slots: p.Slots, Capacity: p.Capacity, Cost: p.Cost, Group: g.Group}, plan: p}
+			if fleet.Spare != nil {
+				w.Runs = p.Slots + *fleet.Spare
+			}
 			r.workers = append(r.workers, w)
 			g.later = append(g.later, w)
 		}

@@ -43,6 +43,7 @@ type simulateCmd struct {
 	Requests  int           `tier:"decode,prefill" placeholder:"N" help:"Take this many requests for a run (default: its part of the trace, repeated where the ranks need more; --tier prefill: all of the trace; 12000 drawn ones)."`
 	Stale     int           `tier:"decode" placeholder:"N" help:"Let policies see the progress of requests N steps late."`
 	Transfer  int           `tier:"decode" placeholder:"N" help:"Let N steps pass between an admission and the first token; slot and KV are taken meanwhile."`
+	Spare     *int          `tier:"decode" placeholder:"N" help:"Have a rank run N requests more than it has slots, which is its --max-num-seqs, and begin to pull the KV of another one only while it runs fewer, as vLLM does (default: it runs as many as it has slots, and pulls at once)."`
 	Bind      string        `tier:"decode" enum:"late,arrival" default:"late" help:"Give a request its rank late, once it is prefilled, or on arrival, as connectors want it that must know the rank before the prefill; its slot and the room for its KV are taken from then on (default: ${default})."`
 	PrefillMs float64       `tier:"decode" default:"50" placeholder:"MS" help:"A prefill takes this time, however short. In a closed loop with --bind late only requests that are prefilled again spend it: the others wait in the pool and are prefilled already (default: ${default})."`
 	PerToken  float64       `tier:"decode" name:"prefill-per-token" default:"0.05" placeholder:"MS" help:"A prefill takes this time more per token of the prompt (default: ${default})."`
@@ -167,7 +168,7 @@ func (c *simulateCmd) plan() (*sim.Plan, string, error) {
 			return nil, "", err
 		}
 	}
-	plan.Fleet.Stale, plan.Fleet.Transfer = c.Stale, c.Transfer
+	plan.Fleet.Stale, plan.Fleet.Transfer, plan.Fleet.Spare = c.Stale, c.Transfer, c.Spare
 	plan.Window, plan.TellLaw = c.Window, c.Law == "told"
 	if plan.Load, err = c.load(&plan.Fleet); err != nil {
 		return nil, "", err
@@ -339,6 +340,9 @@ func (c *simulateCmd) commandLine() string {
 	line.Add(c.Requests != 0, "requests %d", c.Requests)
 	line.Add(c.Stale != 0, "stale %d", c.Stale)
 	line.Add(c.Transfer != 0, "transfer %d", c.Transfer)
+	if c.Spare != nil {
+		line.Add(true, "spare %d", *c.Spare)
+	}
 	line.Add(c.Bind == bindArrival, "bind %s", c.Bind)
 	line.Add(c.PrefillMs != sim.DefaultPrefill.Ms, "prefill-ms %v", c.PrefillMs)
 	line.Add(c.PerToken != sim.DefaultPrefill.PerTokenMs, "prefill-per-token %v", c.PerToken)

@@ -43,6 +43,8 @@ func (c *simulateCmd) idle(k *kong.Context) error {
 			return usageError{fmt.Errorf("--workers with --scenario: the scenario says how many ranks there are")}
 		case f.Name == "ahead" && c.Bind != bindArrival:
 			return usageError{fmt.Errorf("--ahead without --bind arrival: late, policies fill slots ahead by themselves")}
+		case f.Name == "spare" && c.Bind == bindArrival:
+			return usageError{fmt.Errorf("--spare with --bind arrival: the rank is chosen before the prefill then, so that it has nothing to pull; leave one out")}
 		case f.Name == "format" && (c.Trace == "" || strings.HasPrefix(c.Trace, trace.SynthPrefix)):
 			return usageError{fmt.Errorf("--format without a file: it is that of --trace FILE")}
 		case c.Tier == "prefill" && !c.Prefill.Both && slices.Contains([]string{"c0", "c1", "chunk"}, f.Name):

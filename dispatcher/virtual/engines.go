@@ -53,10 +53,12 @@ func (e *Engines) Due() (next float64, busy bool) {
 
 // Place gives a request to the engine that the boards bound it to.
 func (e *Engines) Place(r *Rank, l Leg) {
-	l.Begin = NotBegun
+	l.Begin, l.Since = NotBegun, r.Group.next()
 	r.Legs = append(r.Legs, l)
-	e.pull(r, r.Group.next())
-	e.seat(r)
+	if r.Runs == 0 { // else a step has to begin first
+		e.pull(r, l.Since)
+		e.seat(r)
+	}
 }
 
 // Put has a request on a rank from the start, with the tokens that it has got already.
@@ -73,7 +75,7 @@ func (e *Engines) Put(r *Rank, l Leg) {
 
 // seat gives free slots to those that wait in the engine, or have been prefilled.
 func (e *Engines) seat(r *Rank) {
-	for i := r.Active; i < len(r.Legs) && r.Active < r.Slots; i++ {
+	for i := r.Active; i < len(r.Legs) && (r.Active < r.Slots || r.Runs > 0); i++ {
 		l := r.Legs[i]
 		if l.Begin == NotBegun {
 			continue
@@ -91,7 +93,7 @@ func (e *Engines) pull(r *Rank, step int64) {
 	for i := range r.Legs {
 		l := &r.Legs[i]
 		if !l.Pulled {
-			if !r.fits(int64(l.Prompt)) && r.KV > 0 {
+			if !r.fits(int64(l.Prompt)) && r.KV > 0 || l.Since > step {
 				return
 			}
 			l.Pulled, l.Ready = true, e.Now
@@ -112,8 +114,11 @@ func (e *Engines) startStep(g *Group) (preempted bool) {
 	holds := false
 	g.begun = false
 	for _, r := range g.Ranks {
-		e.pull(r, g.Step)
-		e.seat(r)
+		if r.Runs == 0 || r.run(g.Step) < r.Runs {
+			e.pull(r, g.Step)
+			e.seat(r)
+			r.run(g.Step)
+		}
 		for i, over := r.victim(); over; i, over = r.victim() {
 			e.Preempt(r, i)
 			e.Apply(board.Preempted{Worker: r.ID}, e.Now)

@@ -16,6 +16,7 @@ type Leg struct {
 	Left   int32 // tokens until its end
 	Lag    int64 // steps between the first that it could take part in and the one of its first token
 
+	Since  int64  // the first step that it could take part in
 	Pulled bool   // its KV is on the rank, or in flight to it
 	Begin  int64  // step of its first token, if it has a slot by then; NotBegun: it is not prefilled yet
 	Joined uint32 // step that the group was told of when it got that token; 0: it has none
@@ -27,10 +28,12 @@ type Leg struct {
 const NotBegun = math.MaxInt64
 
 // Rank is one rank's engine. The first Active of its requests decode, the others wait in the engine for a
-// slot, first come first served, or are being prefilled somewhere.
+// slot, first come first served, or are being prefilled somewhere. Where it Runs so many, those whose KV is on its way or there
+// are active too.
 type Rank struct {
 	ID       int32
 	Slots    int
+	Runs     int     // at most, and it begins to pull KV only while it runs fewer, as vLLM does; 0: Slots, and it pulls at once
 	Capacity int64   // KV tokens, 0 = unlimited
 	Cost     float64 // what a KV token costs here, 1 = the group's mean
 	Others   int64   // KV tokens of requests that are nobody's here
@@ -67,6 +70,24 @@ func (r *Rank) Load(k int64) (tokens int64, running int) {
 		}
 	}
 	return tokens, running
+}
+
+// run has the requests wait for another step whose KV is there, but before which the rank Runs so many, and says how many take part in
+// this one. A rank without that limit has nothing to say.
+func (r *Rank) run(step int64) (running int) {
+	if r.Runs == 0 {
+		return 0
+	}
+	for i := range r.Active {
+		switch l := &r.Legs[i]; {
+		case l.Begin > step:
+		case running == r.Runs:
+			l.Begin = step + 1
+		default:
+			running++
+		}
+	}
+	return running
 }
 
 // Feels is a load as the group's steps feel it: in KV tokens, with what requests weigh, times what these cost on the rank.

@@ -22,14 +22,22 @@ type request struct {
 // 1 ms for each 100 KV tokens of the fullest rank.
 func told(t *testing.T, ranks, slots int, capacity int64, requests ...request) (all []string) {
 	t.Helper()
+	return toldOf(t, ranks, Rank{Slots: slots, Capacity: capacity}, 0, requests...)
+}
+
+// toldOf is told for ranks like this one, to which KV takes so many steps.
+func toldOf(t *testing.T, ranks int, like Rank, lag int64, requests ...request) (all []string) {
+	t.Helper()
 	b, err := board.New(board.Config{Policy: "rr", TTL: time.Hour})
 	require.NoError(t, err)
 	g := NewGroup(board.GroupKey{Model: "m", Name: "g", Barrier: true}, board.StepModel{C0Ms: 10, C1Ms: 0.01})
 	e := &Engines{Driver: NewDriver(b, time.Unix(0, 0), "m"), Groups: []*Group{g}}
 	var workers []board.Worker
 	for id := range int32(ranks) {
-		workers = append(workers, board.Worker{ID: id, Model: "m", Group: "g", Barrier: true, Slots: 2 * slots, Up: true})
-		g.Ranks = append(g.Ranks, &Rank{ID: id, Slots: slots, Capacity: capacity, Cost: 1, Group: g})
+		workers = append(workers, board.Worker{ID: id, Model: "m", Group: "g", Barrier: true, Slots: 2 * like.Slots, Up: true})
+		r := like
+		r.ID, r.Cost, r.Group = id, 1, g
+		g.Ranks = append(g.Ranks, &r)
 	}
 	note := func(format string, args ...any) {
 		all = append(all, fmt.Sprintf("%.2f ms: ", e.Now)+fmt.Sprintf(format, args...))
@@ -50,7 +58,7 @@ func told(t *testing.T, ranks, slots int, capacity int64, requests ...request) (
 	e.Refused = func(*board.Effect) { t.Error("nothing is refused") }
 	e.Bound = func(f *board.Effect) {
 		job := int32(f.Entry.ID)
-		e.Place(g.Ranks[f.Bound.Worker], Leg{Job: job, Slot: f.Bound.Slot, Prompt: int32(f.Entry.Prompt), Left: requests[job-1].tokens})
+		e.Place(g.Ranks[f.Bound.Worker], Leg{Job: job, Slot: f.Bound.Slot, Prompt: int32(f.Entry.Prompt), Left: requests[job-1].tokens, Lag: lag})
 	}
 	e.Apply(board.SetWorkers{Workers: workers}, 0)
 	came := 0
@@ -124,4 +132,18 @@ func TestARequestIsPulledWhenItsKVHasRoom(t *testing.T) {
 	require.Contains(t, all[1], "1 has its 3 tokens")
 	require.Contains(t, all[2], "2 has a slot")
 	require.Contains(t, all[3], "2 has its 1 tokens")
+}
+
+// vLLM pulls for all that wait as soon as it runs one fewer than it may, and for none while it runs as many. What is pulled then waits for its turn.
+func TestKVIsPulledOnlyWhileFewerRun(t *testing.T) {
+	requests := []request{{0, 1000, 3}, {0, 1000, 1}, {50, 1000, 1}}
+	require.Equal(t, []string{
+		"0.00 ms: 1 has a slot",
+		"0.00 ms: 2 has a slot", // their KV is there after two steps of 10 ms
+		"80.03 ms: 1 has its 3 tokens",
+		"100.03 ms: 2 has its 1 tokens",
+		"100.03 ms: 3 has a slot", // it came at 50 ms; its KV takes two steps from now on
+		"140.03 ms: 3 has its 1 tokens",
+	}, toldOf(t, 1, Rank{Slots: 2, Runs: 1}, 2, requests...))
+	require.Equal(t, "120.03 ms: 3 has its 1 tokens", toldOf(t, 1, Rank{Slots: 1}, 2, requests...)[5], "it is pulled when it comes")
 }

@@ -42,6 +42,9 @@ type Load struct {
 // Drifts says whether the mean answer changes over the run.
 func (l *Load) Drifts() bool { return l.answers.kind == drifting }
 
+// Lag is how many steps there are from an admission to the first token.
+func (l *Load) Lag() int { return l.lag }
+
 // Even says whether all ranks are alike.
 func (l *Load) Even() bool { return l.uneven == evenRanks }
 
