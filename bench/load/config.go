@@ -41,6 +41,8 @@ type Config struct {
 	Usage  float64 // share of the streamed ones that asks for usage
 	Cancel Cancel
 
+	Chunked bool // an answer in one piece may come without its length, as from proxies that read it bit by bit
+
 	Seed    uint64        // of prompts and of who is what; equal seeds send equal requests
 	Timeout time.Duration // of a request as a whole; 0: 10 minutes
 	Check   Check         // "": CheckText

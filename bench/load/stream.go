@@ -29,6 +29,7 @@ type exchange struct {
 	answered               bool      // the response head came
 	tokens                 int
 	events                 int64
+	chunked                bool // an answer in one piece may come without its length
 }
 
 func (x *exchange) reset() {
@@ -44,6 +45,7 @@ func (x *exchange) reset() {
 // do sends a and reads the answer to its end, or to where it goes wrong.
 func (x *exchange) do(ctx context.Context, r *runner, a *ask) *fault {
 	x.reset()
+	x.chunked = r.cfg.Chunked
 	x.prompt = r.cfg.appendPrompt(x.prompt[:0], a)
 	x.follower.reset(r.cfg.expects(a, string(x.prompt)))
 	x.out = r.cfg.appendBody(x.out[:0], a, r.cfg.Model, x.prompt)
@@ -173,7 +175,7 @@ func (x *exchange) whole(ctx context.Context, resp *http.Response) *fault {
 	if f := x.follower.object(x.body.Bytes()); f != nil {
 		return f
 	}
-	if resp.ContentLength < 0 {
+	if resp.ContentLength < 0 && !x.chunked {
 		return faultf(BadShape, "no Content-Length, which engines send with every answer in one piece")
 	}
 	x.tokens = x.follower.tokens()
