@@ -104,6 +104,7 @@ func TestCheckWarnsOfWhatIsHardlyMeant(t *testing.T) {
 	for _, tt := range []struct{ name, text, about, says string }{
 		{"no engines", "", "engines.prefill", "no prefill engine is listed"},
 		{"no decode engine", "engines: {prefill: [{url: \"http://p:1\"}]}", "engines.decode", "no decode engine is listed"},
+		{"a profile that no engine names", "profiles: {default: {connector: sglang}}\nengines: {prefill: [{url: \"http://p:1\"}], decode: [{url: \"http://d0:1\", slots: 4}]}", "profiles.default", "no engine names this profile"},
 		{"no slots", "engines: {decode: [{url: \"http://d0:1\"}]}", "serve", "slots of a decode engine are not set"},
 		{"tokens in place of slots", "engines: {decode: [{url: \"http://d0:1\", slots: 131072}]}", "engines.decode[0].slots", "131072 is more than any proxy needs"},
 		{"a pool of a billion", "pool: {size: 1000000000}", "pool.size", "1000000000 is more than any proxy needs"},

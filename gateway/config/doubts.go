@@ -13,6 +13,7 @@ import (
 func (c *Config) Doubts() []*Error {
 	d := doubts{source: &c.source, found: slices.Clone(c.source.gone)}
 	d.engines(c)
+	d.profiles(c)
 	d.sizes(reflect.ValueOf(c).Elem(), "$")
 	d.numbers(c)
 	slices.SortStableFunc(d.found, byPlace)
@@ -44,6 +45,19 @@ func (d *doubts) engines(c *Config) {
 			d.add("$.engines.prefill", "no prefill engine is listed, and none is discovered: only what one engine serves alone is served, such as embeddings; list prefill engines under engines.prefill for chats and completions")
 		default:
 			d.add("$.engines."+side.role, "no %s engine is listed, and none is discovered: no request is served until one is added; list them under engines.%[1]s", side.role)
+		}
+	}
+}
+
+// profiles that no engine names are set for nothing: one that is called default is not the profile of engines that name none.
+func (d *doubts) profiles(c *Config) {
+	if c.Discovery.On() {
+		return // pods name theirs
+	}
+	for name := range c.Profiles {
+		named := func(e Engine) bool { return e.Profile == name }
+		if name != DefaultProfile && name != DefaultAggregated && !slices.ContainsFunc(slices.Concat(c.Engines.Prefill, c.Engines.Decode, c.Engines.Aggregated), named) {
+			d.add("$.profiles."+name, "no engine names this profile, so it has no effect until one is added that does; write profile: %s at the engines that it is for. Engines that name none have the profile %s", name, DefaultProfile)
 		}
 	}
 }
