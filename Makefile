@@ -134,6 +134,7 @@ rounds: ## what holding prompts is worth where ranks prefill and decode, on load
 .PHONY: regret
 regret: ## how far each policy is from the best on 64 loads drawn at random, 25 minutes, and a policy that the twin chooses, about 40 more: the tables of docs/evidence.md; SEED=7 LOADS=8: others, printed, 4 minutes
 	go run ./bench/regret $(if $(SEED)$(LOADS),$(if $(SEED),-seed $(SEED)) $(if $(LOADS),-loads $(LOADS)),-out docs/evidence.md)
+	$(if $(SEED)$(LOADS),,go run ./bench/regret -ahead -loads 48 -out docs/evidence.md)
 	$(if $(SEED)$(LOADS),,go run ./bench/regret -auto auto:br0,evenkeel,evenkeel:hold=0 -out docs/evidence.md)
 
 .PHONY: twin

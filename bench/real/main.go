@@ -36,6 +36,7 @@ type options struct {
 	world.Options
 	cache, out string
 	connector  string
+	over       string // a version of vLLM; empty: what is installed
 	row        *regexp.Regexp
 	port       int
 	record     bool
@@ -49,6 +50,7 @@ func parse(args []string, out io.Writer) (o options, err error) {
 	flags.IntVar(&o.port, "port", 26000, "the first of the 100 ports that are used")
 	flags.BoolVar(&o.record, "record", false, "write the recordings of the engines' answers anew, that tests read, and run no row")
 	flags.StringVar(&o.connector, "connector", mooncake.NIXLPull, "how the engines hand KV over: "+mooncake.NIXLPull+" or "+mooncake.NIXLPush+"; "+mooncake.None+": they prefill and decode")
+	flags.StringVar(&o.over, "over", "", "a version of vLLM whose Python files are laid over the installed one, for one that has no package for CPUs yet")
 	row := flags.String("row", "", "a regular expression: only the rows whose names match it run")
 	if err := flags.Parse(args); err != nil {
 		return o, err

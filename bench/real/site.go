@@ -58,6 +58,15 @@ func newSite(ctx context.Context, o options, installed *vllm.Installation, said 
 	for name, e := range w.engines {
 		e.name, e.installed, e.log = name, installed, w.File(name+".log")
 	}
+	if o.over != "" {
+		over, err := installed.Over(ctx, o.over)
+		if err != nil {
+			return nil, errors.Join(err, w.Close(true))
+		}
+		for _, e := range w.engines {
+			e.plugins += ":" + over
+		}
+	}
 	w.AtEnd(w.stopEngines)
 	if err := w.portsFree(); err != nil {
 		return nil, errors.Join(err, w.Close(true))

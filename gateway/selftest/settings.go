@@ -77,7 +77,7 @@ func (t *tester) atOnce(ctx context.Context, s subject, e config.Engine) {
 		t.report(s.name, Warn, "was started with --max-num-seqs %d, and the config says slots: %d, so that requests wait inside the engine; write at most %[1]d", runs, e.Slots)
 	case runs == e.Slots && !s.profile.Early():
 		t.report(s.name, OK, "was started with --max-num-seqs %d, which is its slots. "+
-			"A request that is sent ahead of its slot pulls its KV only when an answer has ended; start the engine with a few more", runs)
+			"A request that is sent ahead of its slot pulls its KV only when an answer has ended; start the engine with two to four more", runs)
 	}
 }
 

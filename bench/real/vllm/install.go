@@ -90,6 +90,38 @@ func (i *Installation) install(ctx context.Context) error {
 	return Metadata(strings.TrimSpace(string(site)), "vllm", Version+"+cpu", "")
 }
 
+// layPy lays the Python files of a wheel into a folder, and links what is compiled from an installation.
+const layPy = `
+import glob, os, sys, zipfile
+wheel, folder, installed = glob.glob(sys.argv[1])[0], sys.argv[2], os.path.dirname(__import__("importlib.util").util.find_spec("vllm").origin)
+with zipfile.ZipFile(wheel) as z:
+    z.extractall(folder, [n for n in z.namelist() if n.startswith("vllm/") and not n.endswith(".so")])
+for path in glob.glob(installed + "/**/*.so", recursive=True):
+    to = os.path.join(folder, "vllm", os.path.relpath(path, installed))
+    os.path.lexists(to) or os.symlink(path, to)
+`
+
+// Over makes a folder for PYTHONPATH in which the Python files of another version of vLLM stand beside what is compiled of the
+// installed one: for a version that no package for CPUs has yet. Whether that starts is up to how much the two differ.
+func (i *Installation) Over(ctx context.Context, version string) (string, error) {
+	folder := filepath.Join(i.Dir, "over-"+version)
+	if _, err := os.Stat(filepath.Join(folder, "done")); err == nil {
+		return folder, nil
+	}
+	wheels := filepath.Join(i.Dir, "wheels")
+	if err := errors.Join(
+		i.Run(ctx, "python", "-m", "pip", "-q", "download", "--no-deps", "--dest", wheels, "vllm=="+version),
+		i.Run(ctx, "python", "-c", layPy, filepath.Join(wheels, "vllm-"+version+"-*.whl"), folder),
+		i.Run(ctx, "python", "-m", "pip", "-q", "install", "--no-deps", "--target", folder, "orjson"), // that 0.33 asks for besides
+	); err != nil {
+		return "", fmt.Errorf("the Python files of vLLM %s: %w", version, err)
+	}
+	if err := Metadata(folder, "vllm", version+"+cpu", ""); err != nil {
+		return "", err
+	}
+	return folder, os.WriteFile(filepath.Join(folder, "done"), nil, 0o600)
+}
+
 const diskNeeded = 8 << 30 // an installation takes 6.4 GB
 
 func diskFree(dir string) error {
