@@ -13,24 +13,29 @@ import (
 
 func TestTheLawIsFittedToSomeRowsAndHeldAgainstTheOthers(t *testing.T) {
 	var rows []pinned
-	for i, kv := range []float64{2000, 10_000, 40_000, 20_000, 20_000} {
-		all := kv * []float64{2, 1, 1.5, 2, 1}[i]
+	seen := []byte{byAll, byAll, byAll, byNone, byNone, byCost}
+	for i, kv := range []float64{2000, 10_000, 40_000, 20_000, 20_000, 2000} {
+		all := kv * []float64{2, 1, 1.5, 2, 1, 2}[i]
 		ms := 10 + kv/1000 + all/10_000
-		rows = append(rows, pinned{placement: placement{name: "row", unseen: i >= 3}, fullest: kv, all: all, ms: []float64{ms, ms}})
+		rows = append(rows, pinned{placement: placement{name: "row", seen: seen[i]}, fullest: kv, all: all, most: 8, ms: []float64{ms, ms}})
 	}
-	rows[3].ms = []float64{37.4} // 34 by the law
+	rows[5].most = 2
+	rows[5].ms = []float64{rows[0].ms[0] - 6*0.5, rows[0].ms[0] - 6*0.5} // half a millisecond for each of six requests
+	rows[3].ms = []float64{37.4}                                         // 34 by the law
 	l := fitLaw(rows)
 	require.Equal(t, 6, l.line.N)
 	for i, want := range []float64{10, 1, 0.1} {
 		require.InDelta(t, want, l.both.Of[i], 1e-9)
 	}
+	require.InDelta(t, 0.5, l.cost.Of[2], 0.05)
 	require.InDelta(t, 32, l.at(20_000, 20_000), 1e-9)
 	require.InDelta(t, 1.1e-3, l.line.Slope, 1e-4)
 	var out strings.Builder
 	writeLaw(&out, rows, l)
-	require.Contains(t, out.String(), "| 34.0 | +10.0 % | **no** |")
+	require.Contains(t, out.String(), "| 34.0 | +10.0 % |")
+	require.Contains(t, out.String(), "| the third |")
 	require.Contains(t, out.String(), "| 32.0 | ")
-	require.Contains(t, out.String(), "10.0 % off the second.")
+	require.Contains(t, out.String(), "10.0 % off the second and")
 }
 
 func TestGaugesOfBothPages(t *testing.T) {
