@@ -114,7 +114,7 @@ func New(cfg *config.Config, log *zap.Logger) (g *Gateway, err error) {
 	}
 	g.discovery = fleet.NewDiscovery(g.fleet, sources...)
 	g.door = door.New(door.Host{
-		Started: g.started, Ready: g.Ready, Config: g.config, Service: g.service, Fleet: g.fleet, Requests: g.requests,
+		Started: g.started, Ready: g.Ready, Loads: g.modelLoads, Config: g.config, Service: g.service, Fleet: g.fleet, Requests: g.requests,
 		Through: through.New(through.Env{
 			Log: log, Registerer: g.reg, Buckets: secondsBuckets, Settings: func() *fleet.Settings { return g.conf().Settings }, Serving: g.service.Context,
 			Client: g.client, Monitor: g.monitor, Fleet: g.fleet, Requests: g.requests, Bodies: g.bodies,

@@ -2,6 +2,7 @@ package gateway_test
 
 import (
 	"context"
+	"fmt"
 	"net/http"
 	"path/filepath"
 	"strconv"
@@ -12,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"evenkeel/bench/refengine"
+	"evenkeel/bench/reftext"
 	"evenkeel/gateway/config"
 )
 
@@ -23,6 +25,7 @@ func jam(t *testing.T, queue int, keys ...string) (c *cluster, free func()) {
 	keyFile(t, file, append(keys, "jam ek-jam")...)
 	c = start(t, options{decode: []refengine.Config{{Slots: 1}}, configure: func(cfg *config.Config) {
 		cfg.KeysFile, cfg.Pool.Size, cfg.Prefill.Queue.Max = file, 1, queue
+		cfg.GatewayAPI = config.GatewayAPI{Metrics: true, Objectives: map[string]int{"batch": -10}}
 		cfg.Prefill.Queue.Timeout = time.Hour // nobody is refused for its wait, however slow the machine
 	}})
 	require.NoError(t, c.prefill[0].SetFaults(refengine.Rule{Fault: refengine.Slow, DelayMS: 3_600_000})) // until it is freed
@@ -90,6 +93,53 @@ func TestPrioritiesAndTurns(t *testing.T) {
 		order = append(order, r.Key)
 	}
 	require.Equal(t, []string{"jam", "ops", "crowd", "one", "crowd", "crowd", "crowd", "batch", "ops"}, order)
+}
+
+// A gateway before the proxy says what a request is: its objective stands for a priority, and flows take turns as keys do.
+func TestWhatATrustedGatewaySays(t *testing.T) {
+	t.Parallel()
+	c, free := jam(t, 100, "team ek-team", "gateway ek-gateway , trusted: true")
+	var all []<-chan reply
+	send := func(tokens int, key string, header ...string) {
+		all = append(all, c.queued(key, chat("a", fmt.Sprintf(`"max_tokens":%d,"ignore_eos":true,`, tokens)), header...))
+	}
+	const objective, flow = "X-Gateway-Inference-Objective", "X-Gateway-Inference-Fairness-Id"
+	send(2, "ek-gateway", objective, "batch", flow, "b")
+	send(3, "ek-gateway", flow, "a")
+	send(4, "ek-gateway", flow, "a", objective, "nobody knows it")
+	send(5, "ek-gateway", "X-Llm-D-Inference-Fairness-Id", "a", objective, "batch", "X-Evenkeel-Priority", "0")
+	send(6, "ek-gateway", flow, "b")
+	send(7, "ek-team", objective, "batch", flow, "a") // not trusted: without effect
+	page := c.ask("GET", c.url+"/metrics", "")
+	require.Equal(t, 200, page.status)
+	require.Contains(t, page.body, "vllm:num_requests_waiting{model_name=\""+model+"\"} 6\n")
+	require.Contains(t, page.body, "vllm:num_requests_running{model_name=\""+model+"\"} 0\n")
+	free()
+	for _, r := range all {
+		require.Equal(t, 200, (<-r).status)
+	}
+	c.settled(false)
+	var order []int
+	for _, r := range c.records() {
+		order = append(order, r.OutputTokens)
+	}
+	require.Equal(t, []int{0, 3, 6, 7, 4, 5, 2}, order)
+}
+
+func TestThePickersMetrics(t *testing.T) {
+	t.Parallel()
+	unset := start(t, options{})
+	require.Equal(t, http.StatusNotFound, unset.ask("GET", unset.url+"/metrics", "").status)
+	c := start(t, options{decode: []refengine.Config{{Slots: 4, KVTokens: 10 * 128}}, configure: func(cfg *config.Config) { cfg.GatewayAPI.Metrics = true }})
+	leave, _ := c.sendTo(chatPath, chat(reftext.MakePrompt(1, 600), `"stream":true,"ignore_eos":true,`))
+	c.eventually("it runs", func() bool { return strings.Contains(c.ask("GET", c.url+"/metrics", "").body, `vllm:num_requests_running{model_name="`+model+`"} 1`) })
+	c.eventually("its KV is in use", func() bool {
+		_, after, _ := strings.Cut(c.ask("GET", c.url+"/metrics", "").body, "\nvllm:kv_cache_usage_perc{model_name=\""+model+"\"} ")
+		kv := number(t, after)
+		return kv > 0.4 && kv < 1
+	})
+	leave()
+	c.settled(false)
 }
 
 func TestAPriorityThatIsNone(t *testing.T) {

@@ -81,7 +81,7 @@ var mayImport = map[string][]string{
 	"gateway/prompt":      {"gateway/fleet", "gateway/openai", "engine", "engine/circuit", "prefill", "prefill/index", "mooncake"},
 	"gateway/receipt":     {},
 	"gateway/tracing":     {},
-	"gateway/config":      {"gateway/certs", "gateway/tracing", "geo", "mooncake", "engine", "prefill", "prefill/policy", "dispatcher", "dispatcher/board", "dispatcher/verdict"},
+	"gateway/config":      {"gateway/certs", "gateway/keys", "gateway/tracing", "geo", "mooncake", "engine", "prefill", "prefill/policy", "dispatcher", "dispatcher/board", "dispatcher/verdict"},
 	"gateway/owner":       {"gateway/certs", "gateway/cluster", "gateway/config", "gateway/owner", "geo", "engine", "lease", "lease/kube", "lease/etcd"}, // ownertest is below it
 	"gateway":             {"dispatcher", "dispatcher/board", "engine", "engine/discover", "gateway/abroad", "gateway/advice", "gateway/adviser", "gateway/config", "gateway/door", "gateway/edge", "gateway/fleet", "gateway/journal", "gateway/loop", "gateway/metaserver", "gateway/openai", "gateway/owner", "gateway/receipt", "gateway/reload", "gateway/request", "gateway/selftest", "gateway/service", "gateway/through", "geo", "mooncake", "pool", "predictor", "prefill", "prefill/local"},
 	"gateway/life":        {"mooncake", "sse"},

@@ -5,6 +5,7 @@ import (
 	"os"
 	"slices"
 
+	"evenkeel/gateway/keys"
 	"evenkeel/mooncake"
 )
 
@@ -33,6 +34,11 @@ func (c *Config) Validate() error {
 	found = append(found, c.moved()...)
 	c.checkDiscovery(bad)
 	c.checkAdvice(bad)
+	for name, n := range c.GatewayAPI.Objectives {
+		if n < -keys.MaxPriority || n > keys.MaxPriority {
+			bad("$.gateway_api.objectives."+name, "%d; write a priority from %d to %d, higher first", n, -keys.MaxPriority, keys.MaxPriority)
+		}
+	}
 	c.checkTracing(bad)
 	if !slices.Contains([]string{"debug", "info", "warn", "error"}, c.Log.Level) {
 		bad("$.log.level", "%q is not a level; write debug, info, warn or error", c.Log.Level)

@@ -45,6 +45,8 @@ type Config struct {
 	Advice    Advice                `yaml:"advice"`
 	Discovery Discovery             `yaml:"discovery"`
 
+	GatewayAPI GatewayAPI `yaml:"gateway_api"`
+
 	source source // so that Validate can point at the line
 }
 
@@ -141,6 +143,12 @@ const (
 	BarrierDP   = "dp"
 	BarrierNone = "none"
 )
+
+// GatewayAPI is what a gateway of Kubernetes' Gateway API with its inference extension needs.
+type GatewayAPI struct {
+	Metrics    bool           `yaml:"metrics"`    // at the client listener, without a key: how busy the proxy is, as vLLM says it
+	Objectives map[string]int `yaml:"objectives"` // priorities of requests of trusted callers, by the name of an InferenceObjective
+}
 
 // Advice is on how many ranks each side should have.
 type Advice struct {

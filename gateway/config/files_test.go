@@ -109,7 +109,7 @@ func keysBelow(t reflect.Type, path string) (keys []string) {
 		switch {
 		case path == "$.discovery" && typ.Kind() == reflect.Slice:
 			// configs/discovery.yaml has them, for there is none to begin with.
-		case typ == reflect.TypeFor[map[string]policy.Definition](), typ == reflect.TypeFor[map[string][]string](), typ.Kind() == reflect.Map && typ.Elem().Kind() == reflect.String:
+		case typ == reflect.TypeFor[map[string]policy.Definition](), typ == reflect.TypeFor[map[string][]string](), typ.Kind() == reflect.Map && typ.Elem().Kind() != reflect.Struct:
 			// The user's: there is none to begin with.
 		case typ.Kind() == reflect.Map:
 			keys = append(keys, keysBelow(typ.Elem(), at+"."+DefaultProfile)...)

@@ -1,10 +1,12 @@
 package door
 
 import (
+	"context"
 	"fmt"
 	"math"
 	"net/http"
 	"strconv"
+	"sync"
 	"time"
 
 	"github.com/valyala/fasthttp"
@@ -21,19 +23,35 @@ import (
 
 // Door serves the public listener.
 type Door struct {
-	host   Host
-	routes map[string]handler
+	host     Host
+	routes   map[string]handler
+	endpoint endpointPage
 }
 
 // Host is the proxy that has the door.
 type Host struct {
 	Started  time.Time
 	Ready    func() (ok bool, why string)
+	Loads    func(ctx context.Context) []ModelLoad
 	Config   *reload.Reloader
 	Service  *service.Service
 	Fleet    *fleet.Fleet
 	Requests *request.Server // with its tier, owner, node and journal
 	Through  *through.Server
+}
+
+// ModelLoad is how busy the proxy is with a model.
+type ModelLoad struct {
+	Model            string
+	Running, Waiting int
+	KV               float64 // share of what the decode ranks hold that are up
+}
+
+// endpointPage is the last page, and when it was made.
+type endpointPage struct {
+	mu   sync.Mutex
+	made time.Time
+	text []byte
 }
 
 type handler struct {
@@ -98,8 +116,9 @@ type caller struct {
 
 // identify takes one request of the key's minute and one of its answers. It reads the
 // priority that a trusted caller may give a request.
-func (r *incoming) identify(ctx *fasthttp.RequestCtx, key keys.Key, now time.Time) *openai.Error {
+func (r *incoming) identify(ctx *fasthttp.RequestCtx, key keys.Key, objectives map[string]int, now time.Time) *openai.Error {
 	r.key, r.Priority = key, key.Priority
+	r.classify(&ctx.Request.Header, objectives)
 	if said := ctx.Request.Header.Peek(priorityHeader); len(said) > 0 && key.Trusted {
 		n, err := strconv.Atoi(string(said))
 		if err != nil || n < -keys.MaxPriority || n > keys.MaxPriority {
@@ -112,6 +131,39 @@ func (r *incoming) identify(ctx *fasthttp.RequestCtx, key keys.Key, now time.Tim
 		return fail
 	}
 	return r.book(1)
+}
+
+// The headers with which a gateway of the Gateway API says what a request is, under both of their names.
+var (
+	objectiveHeaders = [...]string{"X-Gateway-Inference-Objective", "X-Llm-D-Inference-Objective"}
+	fairnessHeaders  = [...]string{"X-Gateway-Inference-Fairness-Id", "X-Llm-D-Inference-Fairness-Id"}
+)
+
+// mostFlow bounds the name of a flow.
+const mostFlow = 256
+
+// classify takes what a trusted gateway says of a request: its objective stands for a priority, and its flow takes turns with other
+// flows as if each was a key of its own.
+func (r *incoming) classify(h *fasthttp.RequestHeader, objectives map[string]int) {
+	if !r.key.Trusted {
+		return
+	}
+	if n, ok := objectives[string(first(h, objectiveHeaders[:]))]; ok {
+		r.Priority = n
+	}
+	if flow := first(h, fairnessHeaders[:]); len(flow) > 0 && len(flow) <= mostFlow {
+		r.Flow = r.key.Name + "\x00" + string(flow) // another key's flow of that name is another one
+	}
+}
+
+// first is the first of the headers that is there.
+func first(h *fasthttp.RequestHeader, names []string) []byte {
+	for _, name := range names {
+		if said := h.Peek(name); len(said) > 0 {
+			return said
+		}
+	}
+	return nil
 }
 
 // inRate takes one request of the key's minute.

@@ -64,6 +64,7 @@ func (d *Door) publicRoutes() map[string]handler {
 		oneModel:               {http.MethodGet, d.showModel},
 		"/health":              {http.MethodGet, d.health},
 		"/healthcheck":         {http.MethodGet, d.healthcheck},
+		endpointPath:           {http.MethodGet, d.metrics},
 	}
 	for _, path := range through.Paths {
 		all[path] = handler{http.MethodPost, func(ctx *fasthttp.RequestCtx) { d.pass(ctx, path) }}
@@ -135,7 +136,7 @@ func (d *Door) checkSender(ctx *fasthttp.RequestCtx, path string, in *incoming) 
 	if key.Trusted {
 		in.Explain, _ = strconv.ParseBool(string(ctx.Request.Header.Peek(explainHeader)))
 	}
-	return in.identify(ctx, key, in.Told.Arrival)
+	return in.identify(ctx, key, d.host.Config.Settings().GatewayAPI.Objectives, in.Told.Arrival)
 }
 
 func headersOf(ctx *fasthttp.RequestCtx) func(name string) string {

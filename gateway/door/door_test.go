@@ -29,7 +29,7 @@ func TestAPanicGivesBackWhatTheRequestHolds(t *testing.T) {
 		in := d.newIncoming(journal.Facts{ID: "x", Arrival: time.Now()})
 		require.Panics(t, func() {
 			d.end(&fasthttp.RequestCtx{}, in, func() *openai.Error {
-				require.Nil(t, in.identify(&fasthttp.RequestCtx{}, key, time.Now()))
+				require.Nil(t, in.identify(&fasthttp.RequestCtx{}, key, nil, time.Now()))
 				panic("on purpose")
 			})
 		})

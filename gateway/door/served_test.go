@@ -1,6 +1,7 @@
 package door
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"net/http"
@@ -54,6 +55,7 @@ const (
 func build(t *testing.T) *house {
 	t.Helper()
 	cfg := config.Default()
+	cfg.GatewayAPI = config.GatewayAPI{Metrics: true, Objectives: map[string]int{"batch": -5}}
 	cfg.Profiles = map[string]mooncake.Profile{"pull": {Connector: mooncake.NIXLPull}}
 	cfg.Engines.Prefill = []config.Engine{{URL: "http://" + prefiller, Profile: "pull"}}
 	cfg.Engines.Decode = []config.Engine{{URL: "http://" + decoder, Profile: "pull", Slots: 8}}
@@ -98,7 +100,7 @@ func build(t *testing.T) *house {
 		Tier: tier, Locals: locals, Journal: told,
 	})
 	h.Door = New(Host{
-		Started: h.now, Ready: func() (bool, string) { return h.ready, "" }, Config: conf, Fleet: h.fleet, Requests: requests,
+		Started: h.now, Ready: func() (bool, string) { return h.ready, "" }, Loads: func(context.Context) []ModelLoad { return nil }, Config: conf, Fleet: h.fleet, Requests: requests,
 		Service: service.New(service.Host{Context: t.Context(), Log: log, Grace: func() time.Duration { return 0 }, EndAll: func() int { return 0 }}),
 		Through: through.New(through.Env{
 			Log: log, Registerer: reg, Settings: settings, Serving: t.Context, Client: client, Fleet: h.fleet, Requests: requests,
@@ -353,6 +355,10 @@ func TestOnlyATrustedCallerSteers(t *testing.T) {
 		{"X-Evenkeel-Priority: -7", "", func(in *incoming) bool { return in.Priority == -7 }},
 		{"X-Evenkeel-Priority: 101", "bad_priority", nil},
 		{"X-Evenkeel-Priority: high", "bad_priority", nil},
+		{"X-Gateway-Inference-Objective: batch", "", func(in *incoming) bool { return in.Priority == -5 }},
+		{"X-Gateway-Inference-Objective: other", "", func(in *incoming) bool { return in.Priority == 3 }},
+		{"X-Gateway-Inference-Fairness-Id: u", "", func(in *incoming) bool { return in.Flow == "trusted\x00u" }},
+		{"X-Gateway-Inference-Fairness-Id: " + strings.Repeat("u", mostFlow+1), "", func(in *incoming) bool { return in.Flow == "" }},
 		{"X-Evenkeel-Explain: true", "", func(in *incoming) bool { return in.Explain }},
 		{"X-Evenkeel-Disaggregate: never", "", func(in *incoming) bool { return in.Disaggregate == "never" }},
 		{"X-Evenkeel-Disaggregate: perhaps", "bad_target", nil},
@@ -373,6 +379,7 @@ func TestOnlyATrustedCallerSteers(t *testing.T) {
 			require.Empty(t, refused)
 			require.Zero(t, in.Wishes)
 			require.Zero(t, in.Priority)
+			require.Empty(t, in.Flow)
 		})
 	}
 	in, _ := h.wishes(chat, by("trusted"))
