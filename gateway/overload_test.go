@@ -132,7 +132,9 @@ func TestThePickersMetrics(t *testing.T) {
 	require.Equal(t, http.StatusNotFound, unset.ask("GET", unset.url+"/metrics", "").status)
 	c := start(t, options{decode: []refengine.Config{{Slots: 4, KVTokens: 10 * 128}}, configure: func(cfg *config.Config) { cfg.GatewayAPI.Metrics = true }})
 	leave, _ := c.sendTo(chatPath, chat(reftext.MakePrompt(1, 600), `"stream":true,"ignore_eos":true,`))
-	c.eventually("it runs", func() bool { return strings.Contains(c.ask("GET", c.url+"/metrics", "").body, `vllm:num_requests_running{model_name="`+model+`"} 1`) })
+	c.eventually("it runs", func() bool {
+		return strings.Contains(c.ask("GET", c.url+"/metrics", "").body, `vllm:num_requests_running{model_name="`+model+`"} 1`)
+	})
 	c.eventually("its KV is in use", func() bool {
 		_, after, _ := strings.Cut(c.ask("GET", c.url+"/metrics", "").body, "\nvllm:kv_cache_usage_perc{model_name=\""+model+"\"} ")
 		kv := number(t, after)
