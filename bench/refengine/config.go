@@ -41,7 +41,7 @@ type Config struct {
 
 	Model       string     // default "ref"
 	MaxModelLen int        // tokens, default 131072
-	Version     string     // default 0.27.1
+	Version     string     // default 0.27.1, of SGLang 0.5.23
 	Task        plain.Task // what the model is for; default completions
 	APIKey      string     // empty: none is asked for
 
@@ -141,6 +141,9 @@ func (c Config) WithDefaults() Config {
 	c.Group = cmp.Or(c.Group, "main")
 	c.Model = cmp.Or(c.Model, "ref")
 	c.MaxModelLen = cmp.Or(c.MaxModelLen, 131072)
+	if c.Connector == SGLang {
+		c.Version = cmp.Or(c.Version, "0.5.23")
+	}
 	c.Version = cmp.Or(c.Version, "0.27.1")
 	c.Slots = cmp.Or(c.Slots, 32)
 	c.KVTokens = cmp.Or(c.KVTokens, 524288)
@@ -277,7 +280,7 @@ func (c Config) group() group.Config {
 func (c Config) before(minor int) bool {
 	var major, has int
 	n, _ := fmt.Sscanf(c.Version, "%d.%d", &major, &has)
-	return n == 2 && major == 0 && has < minor
+	return c.Connector != SGLang && n == 2 && major == 0 && has < minor
 }
 
 // namesRequests: before 0.14 a hand-off of vllm-ascend did not say which request

@@ -103,6 +103,9 @@ func (l *life) serveCount(x *exchange) bool {
 		return x.fail(refuse(400, "%v", err))
 	}
 	n := p.Tokens()
+	if l.engine.cfg.Connector == SGLang {
+		return x.answerJSON(map[string]any{"input_tokens": n})
+	}
 	return x.answerJSON(map[string]any{"input_tokens": n, "context_management": map[string]int{"original_input_tokens": n}})
 }
 

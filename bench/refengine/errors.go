@@ -50,6 +50,7 @@ type exchange struct {
 	*wire.Exchange
 	shape ErrorShape
 	words words // of its endpoint; nil: those of a chat or a completion
+	late  bool  // its head goes out before anything can be refused
 }
 
 // words turn what a chat is answered into the answer of another endpoint.
@@ -57,7 +58,7 @@ type words interface {
 	Begin(id string) (events []byte)                         // what comes before anything is computed
 	Events(chat []byte) (events []byte)                      // for some of the chat's
 	Whole(id string, chat []byte) (whole []byte, status int) // status is 0 for what is no chat
-	Error(chat []byte) []byte
+	Error(status int, chat []byte) (body []byte, now int)
 }
 
 // Answer, Stream and Event are those of the wire, in the words of the endpoint.
@@ -67,7 +68,7 @@ func (x *exchange) Answer(status int, contentType string, body []byte, extra ...
 			body, status = whole, now
 		}
 	} else if x.words != nil {
-		body = x.words.Error(body)
+		body, status = x.words.Error(status, body)
 	}
 	return x.Exchange.Answer(status, contentType, body, extra...)
 }
@@ -91,11 +92,18 @@ func (x *exchange) Event(build func(dst []byte) []byte) bool {
 	return len(events) == 0 || x.Exchange.Event(func(dst []byte) []byte { return append(dst, events...) })
 }
 
-const typeJSON = refusal.JSON
+const (
+	typeJSON   = refusal.JSON
+	typeEvents = "text/event-stream; charset=utf-8"
+)
 
 func (x *exchange) fail(e *apiError) bool { return x.failAs(e, x.shape) }
 
 func (x *exchange) failAs(e *apiError, shape ErrorShape) bool {
+	if x.late {
+		body, _ := e.body(ShapeNew)
+		return x.Stream(typeEvents) && x.Event(func(dst []byte) []byte { return append(append(append(dst, "data: "...), body...), "\n\n"...) }) && x.EndStream()
+	}
 	body, contentType := e.body(shape)
 	var extra []string
 	if e.retryAfter > 0 {

@@ -42,6 +42,7 @@ func (l *life) generate(x *exchange, chat bool) bool {
 	}
 	r, refused := l.parse(chat, x.Body)
 	if r != nil && r.room != nil && refused == nil {
+		x.late = x.words != nil && r.stream
 		var lost func() bool
 		if rank, refused, lost = l.bound.dispatch(x, *r.room); lost != nil {
 			return lost()
@@ -267,7 +268,7 @@ func (r *request) contentType() string {
 	case r.troubles.has(WrongType):
 		return "text/plain; charset=utf-8"
 	case r.stream:
-		return "text/event-stream; charset=utf-8"
+		return typeEvents
 	}
 	return typeJSON
 }

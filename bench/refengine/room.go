@@ -9,21 +9,26 @@ import (
 	"time"
 
 	"evenkeel/bench/refengine/bind"
+	"evenkeel/bench/refengine/messages"
+	"evenkeel/bench/refengine/responses"
 )
 
 // sglangEndpoints are the paths of SGLang that vLLM lacks or serves in another way; without a method it has no such path.
 var sglangEndpoints = map[string]endpoint{
-	"/ready":              {"GET", true, (*life).serveHealth},
-	"/health":             {"GET", true, (*life).serveHealthToken},
-	"/server_info":        {"GET", false, (*life).serveServerInfo},
-	"/abort_request":      {"POST", false, func(l *life, x *exchange) bool { return l.bound.serveAbort(x) }},
-	"/v1/score":           {"POST", false, func(l *life, x *exchange) bool { return l.bound.serveScore(x) }},
-	"/v1/rerank":          {"POST", false, func(l *life, x *exchange) bool { return l.bound.serveScore(x) }},
-	"/v1/embeddings":      {"POST", false, (*life).serveNoEmbedding},
-	"/classify":           {"POST", false, (*life).serveNoEmbedding},
-	"/version":            {},
-	"/query":              {},
-	"/reset_prefix_cache": {},
+	"/ready":                    {"GET", true, (*life).serveHealth},
+	"/health":                   {"GET", true, (*life).serveHealthToken},
+	"/server_info":              {"GET", false, (*life).serveServerInfo},
+	"/v1/responses":             {"POST", false, (*life).serveResponseOfSGLang},
+	"/v1/messages":              {"POST", false, (*life).serveMessageOfSGLang},
+	"/v1/messages/count_tokens": {"POST", false, (*life).serveCount},
+	"/abort_request":            {"POST", false, func(l *life, x *exchange) bool { return l.bound.serveAbort(x) }},
+	"/v1/score":                 {"POST", false, func(l *life, x *exchange) bool { return l.bound.serveScore(x) }},
+	"/v1/rerank":                {"POST", false, func(l *life, x *exchange) bool { return l.bound.serveScore(x) }},
+	"/v1/embeddings":            {"POST", false, (*life).serveNoEmbedding},
+	"/classify":                 {"POST", false, (*life).serveNoEmbedding},
+	"/version":                  {},
+	"/query":                    {},
+	"/reset_prefix_cache":       {},
 }
 
 // serveHealthToken generates a token, and looks once a second whether anything came.
@@ -33,8 +38,25 @@ func (l *life) serveHealthToken(x *exchange) bool {
 
 func (l *life) serveServerInfo(x *exchange) bool {
 	cfg := l.engine.cfg
-	return x.answerJSON(map[string]any{"version": "0.5.23", "disaggregation_mode": cfg.Role, "dp_size": cfg.DPSize, "max_running_requests": cfg.Slots * cfg.DPSize,
+	return x.answerJSON(map[string]any{"version": cfg.Version, "disaggregation_mode": cfg.Role, "dp_size": cfg.DPSize, "max_running_requests": cfg.Slots * cfg.DPSize,
 		"disaggregation_bootstrap_port": l.ports[0], "load_balance_method": cfg.LoadBalance, "elastic_ep_backend": cfg.ElasticEP})
+}
+
+// roomsEverywhere says whether a version of SGLang reads rooms at every endpoint.
+func (c Config) roomsEverywhere() bool {
+	var minor, patch int
+	n, _ := fmt.Sscanf(c.Version, "0.%d.%d", &minor, &patch)
+	return n == 2 && (minor > 5 || minor == 5 && patch >= 23)
+}
+
+func (l *life) serveResponseOfSGLang(x *exchange) bool {
+	w := &responses.Writer{Model: l.engine.cfg.Model, TellsIncomplete: true, SGLang: true}
+	return l.translate(x, func(body []byte) ([]byte, error) { return w.ChatOfSGLang(body, l.engine.cfg.roomsEverywhere()) }, w)
+}
+
+func (l *life) serveMessageOfSGLang(x *exchange) bool {
+	chat := func(body []byte) ([]byte, error) { return messages.ChatOfSGLang(body, l.engine.cfg.roomsEverywhere()) }
+	return l.translate(x, chat, &messages.SGLang{Model: l.engine.cfg.Model})
 }
 
 // serveAbort ends all requests whose rid begins with the one that is given.
@@ -152,7 +174,7 @@ func (b *bound) finds(q bind.Registration) bool {
 
 // aborts serves a leg until the end, or until somebody aborts it.
 func (b *bound) aborts(x *exchange, r *request, serve func(*exchange, *request) bool) (ok bool) {
-	within, leave := b.rids.Enter(x.Ctx, r.id)
+	within, leave := b.rids.Enter(x.Ctx, r.room.RID)
 	whole := x.Ctx
 	x.Ctx = within
 	ok = serve(x, r)

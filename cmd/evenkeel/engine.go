@@ -29,7 +29,7 @@ type engineCmd struct {
 
 	Model       string `default:"ref" help:"Serve a model of this name (default: ${default})."`
 	MaxModelLen int    `default:"131072" help:"Take this many tokens of context (default: ${default})."`
-	Version     string `default:"0.27.1" help:"Answer this to /version (default: ${default})."`
+	Version     string `help:"Answer this to /version, or with sglang to /server_info (default: 0.27.1, and of SGLang 0.5.23)."`
 	Task        string `enum:"generate,pooling,transcription" default:"generate" help:"Serve a model for this: generate (completions), pooling (embeddings, scores, classes) or transcription (default: ${default})."`
 	APIKey      string `name:"api-key" help:"Ask for this bearer token."`
 

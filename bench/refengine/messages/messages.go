@@ -188,6 +188,8 @@ type Writer struct {
 	finish string
 	stop   *string // the stop string that ended it
 	broken bool
+
+	unsigned bool // thinking is, as with SGLang
 }
 
 // Begin is nothing: a message begins with the first token.
@@ -301,7 +303,11 @@ func (w *Writer) chunk(events, data []byte) []byte {
 		w.finish = one.Finish
 		_ = json.Unmarshal(one.Stop, &w.stop) // an id of a token is none
 	}
-	d := &one.Delta
+	return w.deltas(events, &one.Delta)
+}
+
+// deltas are the events for what a chunk adds.
+func (w *Writer) deltas(events []byte, d *words) []byte {
 	if thought := cmp.Or(d.Reasoning, d.Older); thought != "" {
 		events = w.begin(events, "thinking", map[string]any{"type": "thinking", "thinking": ""})
 		events = w.delta(events, map[string]any{"type": "thinking_delta", "thinking": thought})
@@ -338,10 +344,10 @@ func (w *Writer) delta(events []byte, delta map[string]any) []byte {
 
 // close closes the block that is open.
 func (w *Writer) close(events []byte) []byte {
-	switch w.open {
-	case "":
+	switch {
+	case w.open == "":
 		return events
-	case "thinking":
+	case w.open == "thinking" && !w.unsigned:
 		events = w.delta(events, map[string]any{"type": "signature_delta", "signature": "signed"})
 	}
 	events = event(events, "content_block_stop", map[string]any{"index": w.blocks})
@@ -396,13 +402,13 @@ func (w *Writer) Whole(_ string, chat []byte) (message []byte, status int) {
 }
 
 // Error is an error of a chat in a message's words. What is not the chat's own stays as it is.
-func (w *Writer) Error(chat []byte) []byte {
+func (w *Writer) Error(status int, chat []byte) (body []byte, now int) {
 	var said struct {
 		Error struct{ Type, Message string }
 	}
 	if json.Unmarshal(chat, &said) != nil || said.Error.Message == "" {
-		return chat
+		return chat, status
 	}
-	body, _ := json.Marshal(map[string]any{"type": "error", "error": map[string]string{"type": said.Error.Type, "message": said.Error.Message}})
-	return body
+	body, _ = json.Marshal(map[string]any{"type": "error", "error": map[string]string{"type": said.Error.Type, "message": said.Error.Message}})
+	return body, status
 }

@@ -81,6 +81,9 @@ func TestWholeMessages(t *testing.T) {
 	require.Zero(t, status)
 	_, status = new(Writer).Whole("", []byte(`{"choices":[{"message":{"content":"","tool_calls":[{"id":"1","function":{"name":"f","arguments":"{"}}]},"finish_reason":"length"}]}`))
 	require.Equal(t, 400, status, "arguments that were cut short")
-	require.JSONEq(t, `{"type":"error","error":{"type":"BadRequestError","message":"no"}}`, string(new(Writer).Error([]byte(`{"error":{"type":"BadRequestError","message":"no","code":400}}`))))
-	require.Equal(t, "text", string(new(Writer).Error([]byte("text"))))
+	body, status := new(Writer).Error(400, []byte(`{"error":{"type":"BadRequestError","message":"no","code":400}}`))
+	require.Equal(t, 400, status)
+	require.JSONEq(t, `{"type":"error","error":{"type":"BadRequestError","message":"no"}}`, string(body))
+	body, _ = new(Writer).Error(502, []byte("text"))
+	require.Equal(t, "text", string(body))
 }

@@ -4,11 +4,13 @@ package responses
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
 	"net/http"
+	"strconv"
 )
 
 type object = map[string]json.RawMessage
@@ -115,6 +117,10 @@ type Writer struct {
 	Model           string
 	TellsIncomplete bool // vLLM from 0.33 on ends an answer that its limit ended with response.incomplete, earlier ones with response.completed
 
+	SGLang bool // the answer is as that of SGLang 0.5.23, in entrypoints/openai/serving_responses.py
+	holds  bool // a text back until a tool is called, or the answer ends, as SGLang does where there are tools
+
+	broken   bool
 	id       string
 	sequence int
 	text     string
@@ -144,9 +150,13 @@ func (w *Writer) Begin(id string) (events []byte) {
 func (w *Writer) response(status string, kv json.RawMessage) map[string]any {
 	r := map[string]any{
 		"id": w.id, "object": "response", "created_at": 1, "model": w.Model, "status": status, "output": []any{}, "parallel_tool_calls": true, "tools": []any{}, "tool_choice": "auto",
-		"kv_transfer_params": kv, "ec_transfer_params": nil, "usage": nil, "incomplete_details": nil,
+		"kv_transfer_params": kv, "ec_transfer_params": nil, "usage": nil, "incomplete_details": nil, "error": nil,
 	}
-	if status == "incomplete" {
+	if w.SGLang {
+		delete(r, "kv_transfer_params")
+		delete(r, "ec_transfer_params")
+	}
+	if status == "incomplete" && !w.SGLang {
 		r["incomplete_details"] = map[string]string{"reason": "max_output_tokens"}
 	}
 	if status != "in_progress" {
@@ -157,7 +167,7 @@ func (w *Writer) response(status string, kv json.RawMessage) map[string]any {
 
 // itemStatus is that of an item that is over.
 func (w *Writer) itemStatus() string {
-	if w.TellsIncomplete && w.finish == "length" {
+	if w.TellsIncomplete && w.finish == "length" && !w.SGLang {
 		return "incomplete"
 	}
 	return "completed"
@@ -207,7 +217,7 @@ func (w *Writer) Events(chat []byte) (events []byte) {
 	for block := range bytes.SplitSeq(chat, []byte("\n\n")) {
 		data, ok := bytes.CutPrefix(block, []byte("data: "))
 		switch {
-		case len(block) == 0:
+		case len(block) == 0 || w.broken:
 		case !ok:
 			events = append(append(events, block...), "\n\n"...)
 		case string(data) == "[DONE]":
@@ -225,7 +235,11 @@ func (w *Writer) chunk(events, data []byte) []byte {
 		Usage   json.RawMessage
 		Error   json.RawMessage
 	}
-	if json.Unmarshal(data, &chunk) != nil || chunk.Error != nil {
+	err := json.Unmarshal(data, &chunk)
+	if w.SGLang && chunk.Error != nil {
+		return w.fails(events, messageOf(data))
+	}
+	if err != nil || chunk.Error != nil {
 		return append(append(append(events, "data: "...), data...), "\n\n"...)
 	}
 	if len(chunk.Usage) > 0 && string(chunk.Usage) != "null" {
@@ -244,6 +258,9 @@ func (w *Writer) chunk(events, data []byte) []byte {
 		if c.Delta.Content != "" {
 			events = w.open(events)
 			w.text += c.Delta.Content
+			if w.holds {
+				continue
+			}
 			events = w.event(events, "response.output_text.delta", map[string]any{"item_id": "msg_1", "output_index": 0, "content_index": 0, "delta": c.Delta.Content, "logprobs": []any{}})
 		}
 		if c.Finish != "" {
@@ -255,7 +272,7 @@ func (w *Writer) chunk(events, data []byte) []byte {
 
 // open begins the item of the answer.
 func (w *Writer) open(events []byte) []byte {
-	if w.opened {
+	if w.opened || w.holds && w.call == "" && w.finish == "" {
 		return events
 	}
 	w.opened = true
@@ -268,10 +285,17 @@ func (w *Writer) open(events []byte) []byte {
 
 // end are the last events; a chat without a finish_reason has none.
 func (w *Writer) end() []byte {
-	if w.finish == "" || w.finish == "error" || w.finish == "abort" { // vLLM ends such a stream without a word
+	switch {
+	case w.SGLang && (w.finish == "error" || w.finish == "abort"):
+		return w.fails(nil, "Generation aborted")
+	case w.finish == "" || w.finish == "error" || w.finish == "abort": // vLLM ends such a stream without a word
 		return nil
 	}
-	events := w.event(w.open(nil), "response.output_item.done", map[string]any{"output_index": 0, "item": w.item(w.itemStatus())})
+	events := w.open(nil)
+	if w.holds && w.call == "" {
+		events = w.event(events, "response.output_text.delta", map[string]any{"item_id": "msg_1", "output_index": 0, "content_index": 0, "delta": w.text, "logprobs": []any{}})
+	}
+	events = w.event(events, "response.output_item.done", map[string]any{"output_index": 0, "item": w.item(w.itemStatus())})
 	last := "response.completed"
 	if w.TellsIncomplete && w.status() == "incomplete" {
 		last = "response.incomplete"
@@ -306,12 +330,70 @@ func (w *Writer) Whole(id string, chat []byte) (response []byte, status int) {
 	for _, call := range c.Message.ToolCalls {
 		w.call, w.args = call.Function.Name, call.Function.Arguments
 	}
-	response, err := json.Marshal(w.response(w.status(), whole.KV))
+	told := w.response(w.status(), whole.KV)
+	if w.SGLang && w.status() == "failed" {
+		told["error"] = map[string]string{"code": "server_error", "message": "Generation aborted"}
+	}
+	response, err := json.Marshal(told)
 	if err != nil {
 		return nil, 0
 	}
 	return response, http.StatusOK
 }
 
-// Error is an error as a chat has it.
-func (w *Writer) Error(chat []byte) []byte { return chat }
+// Error is an error as a chat has it. SGLang answers 400 whatever has failed, and its text then begins with the status.
+func (w *Writer) Error(status int, chat []byte) (body []byte, now int) {
+	if !w.SGLang {
+		return chat, status
+	}
+	why := messageOf(chat)
+	if status != http.StatusBadRequest {
+		why = fmt.Sprintf("%d: %s", status, why)
+	}
+	body, _ = json.Marshal(map[string]any{"error": map[string]any{"message": why, "type": "invalid_request_error", "param": nil, "code": http.StatusBadRequest}})
+	return body, http.StatusBadRequest
+}
+
+// fails ends a stream.
+func (w *Writer) fails(events []byte, why string) []byte {
+	w.broken = true
+	response := w.response("in_progress", nil)
+	response["status"], response["error"] = "failed", map[string]string{"code": "server_error", "message": why}
+	return w.event(events, "response.failed", map[string]any{"response": response})
+}
+
+// messageOf is the text of an error.
+func messageOf(chat []byte) string {
+	var said struct {
+		Message string
+		Error   struct{ Message string }
+	}
+	_ = json.Unmarshal(chat, &said) // what it is not has no text
+	return cmp.Or(said.Error.Message, said.Message)
+}
+
+// ChatOfSGLang is Chat of an engine of SGLang, whose request_id is its rid. An older engine does not know the room. It keeps
+// two tokens of the answer back.
+func (w *Writer) ChatOfSGLang(body []byte, knows bool) ([]byte, error) {
+	text, err := Chat(body)
+	if err != nil {
+		return nil, err
+	}
+	var chat object
+	if err := json.Unmarshal(text, &chat); err != nil {
+		return nil, err
+	}
+	delete(chat, "rid")
+	if id, ok := chat["request_id"]; ok {
+		chat["rid"] = id
+	}
+	var most int
+	if json.Unmarshal(chat["max_tokens"], &most) == nil {
+		chat["max_tokens"] = strconv.AppendInt(nil, int64(most-2), 10)
+	}
+	if !knows {
+		delete(chat, "bootstrap_room")
+	}
+	w.holds = len(chat["tools"]) > len("[]") && string(chat["tool_choice"]) != `"none"`
+	return json.Marshal(chat)
+}
