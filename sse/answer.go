@@ -36,6 +36,7 @@ type Answer struct {
 	Assembler *Assembler // takes the events instead of the client; nil: they are for the client
 
 	told  int // tokens
+	tail  int // bytes of the event that says that the answer is whole
 	ended bool
 	err   error
 }
@@ -45,7 +46,7 @@ type Answer struct {
 func (a *Answer) Reset(ask Ask) {
 	a.Reader.Reset(Limits{})
 	a.Mirror.Reset(ask)
-	a.Assembler, a.told, a.ended, a.err = nil, 0, false, nil
+	a.Assembler, a.told, a.tail, a.ended, a.err = nil, 0, 0, false, nil
 }
 
 // Feed takes in the bytes that came by now, and appends to dst what the client gets for
@@ -103,7 +104,7 @@ func (a *Answer) Event(dst []byte, e Event) ([]byte, Effects) {
 		}
 		if a.Mirror.over {
 			a.Reader.finish()
-			fx.End = Whole
+			a.tail, fx.End = len(dst)-mark, Whole
 		}
 	case Drop:
 		if !a.Mirror.Started() {
@@ -133,6 +134,17 @@ func (a *Answer) Closed() End {
 		return Whole
 	}
 	return Short
+}
+
+// Unend takes the event back that says that the answer is whole, from the bytes that end with it: the answer is not
+// believed. [DONE] is not among them.
+func (a *Answer) Unend(dst []byte) []byte {
+	if a.tail == 0 || a.tail > len(dst) {
+		return dst
+	}
+	dst, a.tail = dst[:len(dst)-a.tail], 0
+	a.Mirror.events-- // the event of the failure has its number
+	return dst
 }
 
 // Mend appends what has to stand before another event if one was cut in the middle.

@@ -71,8 +71,12 @@ func errorCode(raw json.RawMessage, typ string) (code string, status int) {
 		switch name {
 		case "BadRequestError", "invalid_request_error":
 			return code, 400
-		case "NotFoundError", "model_not_found":
+		case "NotFoundError", "model_not_found", "not_found_error":
 			return code, 404
+		case "rate_limit_error":
+			return code, 429
+		case "overloaded_error":
+			return code, 503
 		}
 	}
 	return code, 500

@@ -72,6 +72,10 @@ func (m *Mirror) take(e Event, dst []byte) (out []byte, v Verdict) {
 		return nil, Ended
 	}
 	m.events++
+	if r.usage.Prompt == 0 && r.usage.Total > 0 { // SGLang counts the prompt in message_start alone
+		r.usage.Prompt, r.usage.Cached = m.usage.Prompt, m.usage.Cached
+		r.usage.Total += r.usage.Prompt
+	}
 	m.f = facts{choices: -1, content: r.delta, hasUsage: r.usage.Total > 0, usage: r.usage}
 	if r.last {
 		m.f.choices = 0

@@ -2,6 +2,7 @@ package sse
 
 import (
 	"encoding/json"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -39,6 +40,35 @@ func TestAMessageIsMirrored(t *testing.T) {
 			strings.Replace(messageDelta, `"input_tokens":1,"output_tokens":3,"cache_read_input_tokens":8`, `"input_tokens":5,"output_tokens":3,"cache_read_input_tokens":4`, 1)+messageStop, out)
 		require.Empty(t, a.Ending(nil, false, "", "", ""))
 	}
+}
+
+// SGLang counts the prompt in the first event alone, and ends a failure as it ends an answer.
+func TestAMessageOfSGLang(t *testing.T) {
+	end := strings.Replace(messageDelta, `"input_tokens":1,"output_tokens":3,"cache_read_input_tokens":8`, `"output_tokens":3`, 1)
+	out, how, a := message(messageStart+blockStart+blockDelta+end+messageStop, Ask{Cached: OwnCached}, 1<<20)
+	require.Equal(t, Whole, how)
+	require.Equal(t, messageStart+blockStart+blockDelta+end+messageStop, out)
+	u, _ := a.Mirror.Usage()
+	require.Equal(t, Usage{Prompt: 9, Completion: 3, Total: 12}, u)
+
+	failed := "event: error\ndata: {\"type\":\"error\",\"error\":{\"type\":%q,\"message\":\"KVTransferError\"}}\n\n"
+	for kind, status := range map[string]int{"api_error": 500, "overloaded_error": 503, "rate_limit_error": 429, "not_found_error": 404, "invalid_request_error": 400} {
+		out, how, a = message(messageStart+fmt.Sprintf(failed, kind)+messageStop, Ask{Cached: OwnCached}, 1<<20)
+		require.Equal(t, Refused, how)
+		require.Empty(t, out, "the client has nothing yet")
+		require.Equal(t, status, a.Mirror.Failure().Status)
+		require.Equal(t, "KVTransferError", a.Mirror.Failure().Message)
+	}
+}
+
+// An answer that is not believed must not end as a whole one.
+func TestAnEndThatIsTakenBack(t *testing.T) {
+	out, how, a := message(messageStart+blockStart+blockDelta+messageDelta+messageStop, Ask{Cached: OwnCached}, 7)
+	require.Equal(t, Whole, how)
+	require.Equal(t, messageStart+blockStart+blockDelta+messageDelta, string(a.Unend([]byte(out))))
+	require.Equal(t, out, string(a.Unend([]byte(out))), "once")
+	_, _, a = message(messageStart+blockStart+blockDelta, Ask{Cached: OwnCached}, 7)
+	require.Equal(t, "as it is", string(a.Unend([]byte("as it is"))))
 }
 
 func TestWhatAMessageTellsOfCachedTokens(t *testing.T) {

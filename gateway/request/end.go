@@ -93,7 +93,9 @@ func (s *stream) finish(fail *openai.Error) {
 	if fail != nil && s.job.client.Left() {
 		fail = failure.Gone()
 	}
-	s.stage, s.broken = ended, fail
+	if s.stage, s.broken = ended, fail; fail != nil {
+		s.out = s.Unend(s.out)
+	}
 	switch {
 	case fail == nil:
 		s.out = s.Owed(s.out)
