@@ -72,6 +72,8 @@ type Instance struct {
 	// Ready is a path that says at once whether the engine takes requests. It is used if GET /health
 	// computes something; empty: /health costs nothing.
 	Ready string
+
+	Version string // the path that tells the engine's version; empty: /version
 	// Canaries are the ranks to try with a request of one token when it is in
 	// doubt whether the engine still computes; none: nobody is to doubt it here.
 	Canaries []*Target
@@ -165,7 +167,7 @@ func unreachable(err error) bool {
 // same reports whether the instance is the one already watched.
 func (in Instance) same(other Instance) bool {
 	a, b := in.Target, other.Target
-	return in.Role == other.Role && in.Ready == other.Ready && len(in.Canaries) == len(other.Canaries) && (a == b ||
+	return in.Role == other.Role && in.Ready == other.Ready && in.Version == other.Version && len(in.Canaries) == len(other.Canaries) && (a == b ||
 		a.URL.String() == b.URL.String() && a.APIKey == b.APIKey && a.Rank == b.Rank && a.TLS == b.TLS)
 }
 

@@ -228,7 +228,7 @@ func TestEnginesOfAscendDoNotServeMessages(t *testing.T) {
 	require.Equal(t, http.StatusNotFound, r.status, r.body)
 	kind, says := answertest.Refused(t, r.body)
 	require.Equal(t, "not_found_error", kind)
-	require.Equal(t, `/v1/messages is not served for "ref": it needs engines of vLLM, and this model has engines of vllm-ascend; `+
+	require.Equal(t, `/v1/messages is not served for "ref": it needs engines of vLLM or of SGLang, and this model has engines of vllm-ascend; `+
 		"use /v1/chat/completions, or ask the operator whether the connector of the engines is right", says)
 	require.Zero(t, c.prefill[0].Stats().Requests)
 }

@@ -99,7 +99,11 @@ func (p *Profile) ReadProbe(answer []byte, x *Exchange, knownHost func(host stri
 }
 
 // scanned is the values of an answer that count; what it lacks is nil.
-type scanned struct{ err, kv, usage, choices, ids, status, stop json.RawMessage }
+type scanned struct {
+	err, kv, usage, choices, ids, status, stop json.RawMessage
+
+	inner json.RawMessage // the answer, of an event that has it as a member
+}
 
 // scanAnswer validates an answer as ScanBody does. Of a key that is repeated the last
 // value counts, as in Body.Get.
@@ -123,6 +127,10 @@ func scanAnswer(answer []byte) (s scanned, err error) {
 			s.status = value
 		case "stop_reason": // of a message
 			s.stop = value
+		case "response", "message", "delta": // of the events of a response, and of a message
+			if value[0] == '{' {
+				s.inner = value
+			}
 		case "prompt_token_ids": // of a chat; completions have it in the choice
 			s.ids = value
 		}
@@ -352,7 +360,10 @@ var ErrPrefillFailed = errors.New("mooncake: the prefill engine did not finish t
 // nixl-push those of ReadProbe; what could be read is returned beside them.
 //
 // An SGLang engine that was aborted while it wrote may answer as if it were not, but counts fewer
-// PromptTokens than the decode engine does.
+// PromptTokens than the decode engine does. Its prefills end by their length, whatever the first
+// token is, and a message that was aborted says that it came to its end (0.5.23,
+// process_disagg_prefill_inflight_queue in disaggregation/prefill.py, STOP_REASON_MAP in
+// entrypoints/anthropic/serving.py).
 func (p *Profile) ReadEarlyProbe(answer []byte, knownHost func(host string) bool) (ProbeAnswer, error) {
 	if p.Connector == NIXLPush {
 		return p.ReadProbe(answer, nil, knownHost)
@@ -393,7 +404,15 @@ func (a *ProbeAnswer) add(part []byte) error {
 	if got.err != nil && !rawjson.IsNull(got.err) {
 		return fmt.Errorf("%w: an error came with status 200; the engine's log says which", ErrPrefillFailed) // not quoted: it may repeat the prompt
 	}
+	if got.inner != nil {
+		if err := a.add(got.inner); err != nil {
+			return err
+		}
+	}
 	told := got.read()
+	if len(got.stop) > 0 && !rawjson.IsNull(got.stop) && told.FinishReason != "length" {
+		return fmt.Errorf("%w: stop_reason is not max_tokens", ErrPrefillFailed)
+	}
 	if told.PromptTokens > 0 {
 		a.PromptTokens = told.PromptTokens
 	}

@@ -13,6 +13,7 @@ type Meeting struct {
 	Callback   json.RawMessage // what it told, for the prefill engine: Callback.KV
 
 	// Of sglang.
+	Endpoint                Endpoint
 	RID                     string // of both legs; no id may begin another one
 	Host                    string // of the prefill engine's bootstrap server
 	Port                    int
@@ -108,6 +109,16 @@ func (p *Profile) Canary() func(model string, rank int) []byte {
 	}
 }
 
+// RIDHeader has the id of a request to SGLang whose body has no place for it, as that of a message has none. SGLang heeds
+// it if SGLANG_ENABLE_REQUEST_HEADER_OVERRIDES is set (0.5.23, entrypoints/request_headers.py), and otherwise
+// makes an id of its own, which it tells nobody.
+const RIDHeader = "X-Override-Rid"
+
+// Nameless says whether an engine may call a request to an endpoint by an id that only itself knows.
+func (p *Profile) Nameless(e Endpoint) bool {
+	return p.Connector == SGLang && shapes[e] != nil && shapes[e].rid == ""
+}
+
 // roomBody is either leg of SGLang. The prefill engine samples the first token and hands
 // it over, so the legs are the same, byte for byte, up to the ranks, which come last.
 //
@@ -117,7 +128,14 @@ func (p *Profile) Canary() func(model string, rank int) []byte {
 // still meanwhile (SGLang 0.5.23, CommonKVSender in disaggregation/common/conn.py).
 func (p *Profile) roomBody(b *Body, leg *Leg, m *Meeting, stream bool, dst [][]byte, decode bool) [][]byte {
 	members, drop := p.answer(b, leg, stream)
-	members = append(members, Member{"rid", appendString(nil, m.RID)}, Member{"bootstrap_host", appendString(nil, m.Host)},
+	rid := "rid"
+	if s := shapes[m.Endpoint]; s != nil {
+		members, drop, rid = s.begin(stream), s.drops, s.rid
+	}
+	if rid != "" {
+		members = append(members, Member{rid, appendString(nil, m.RID)})
+	}
+	members = append(members, Member{"bootstrap_host", appendString(nil, m.Host)},
 		Member{"bootstrap_port", strconv.AppendInt(nil, int64(m.Port), 10)}, Member{"bootstrap_room", strconv.AppendInt(nil, m.Room, 10)})
 	rank := func(key string, n int) {
 		if n >= 0 {

@@ -271,12 +271,46 @@ func FuzzReadCallback(f *testing.F) {
 	})
 }
 
+func TestTheLegsOfAResponseAndOfAMessageDifferInTheirRanksOnly(t *testing.T) {
+	p := profileOf(SGLang)
+	for ep, row := range map[Endpoint]struct{ body, want string }{
+		Responses: {
+			`{"model":"m","input":"a","rid":"x","request_id":"y","bootstrap_room":9,"store":true,"background":true,"previous_response_id":"z","session_id":"s","max_output_tokens":5,"tools":[],"stream":false}`,
+			`"model":"m","input":"a","max_output_tokens":5,"tools":[],"stream":true,"store":false,"request_id":"r","bootstrap_host":"h"`,
+		},
+		Messages: {
+			`{"model":"m","messages":[],"rid":"x","bootstrap_room":[9],"routed_dp_rank":7,"max_tokens":5,"thinking":{"type":"enabled","budget_tokens":1024},"stop_sequences":["a"]}`,
+			`"model":"m","messages":[],"max_tokens":5,"thinking":{"type":"enabled","budget_tokens":1024},"stop_sequences":["a"],"stream":true,"bootstrap_host":"h"`,
+		},
+	} {
+		b := scan(t, row.body)
+		m := &Meeting{Endpoint: ep, RID: "r", Host: "h", Port: 1, Room: 6, PrefillRank: 2, DecodeRank: 1}
+		prefill, decode := join(p.EarlyProbe(b, nil, m, true, nil)), join(p.EarlyDecode(b, nil, m, "salt", true, nil))
+		require.Equal(t, "{"+row.want+`,"bootstrap_port":1,"bootstrap_room":6,"routed_dp_rank":2,"disagg_prefill_dp_rank":2}`, strings.TrimSpace(prefill))
+		require.Equal(t, strings.Replace(prefill, `"routed_dp_rank":2`, `"routed_dp_rank":1`, 1), decode)
+		require.Equal(t, ep == Messages, p.Nameless(ep))
+		require.False(t, profileOf(NIXLPull).Nameless(ep))
+		m.PrefillRank, m.DecodeRank = -1, -1
+		require.Equal(t, join(p.EarlyProbe(b, nil, m, false, nil)), join(p.EarlyDecode(b, nil, m, "", false, nil)))
+	}
+	require.False(t, p.Nameless(Chat))
+}
+
 func TestReadEarlyProbe(t *testing.T) {
 	const layerwise = `{"choices":[{"finish_reason":"length"}],"prompt_token_ids":[1,2],"usage":{"prompt_tokens":2,"prompt_tokens_details":{"cached_tokens":1}},"kv_transfer_params":null}`
 	const role = `data: {"choices":[{"delta":{"role":"assistant","content":""},"finish_reason":null,"matched_stop":null}],"usage":null}` + "\n\n"
 	const last = `data: {"choices":[{"delta":{},"finish_reason":"length","matched_stop":null}],"usage":null}` + "\n\n"
 	const usage = `data: {"choices":[],"usage":{"prompt_tokens":300,"completion_tokens":1,"prompt_tokens_details":{"cached_tokens":16}}}` + "\n\n"
 	const done = "data: [DONE]\n\n"
+	const message = `{"id":"msg_1","type":"message","content":[{"type":"text","text":"a"}],"stop_reason":"max_tokens","usage":{"input_tokens":284,"output_tokens":1,"cache_read_input_tokens":16}}`
+	const messageEvents = "event: message_start\ndata: " + `{"type":"message_start","message":{"id":"msg_1","content":[],"usage":{"input_tokens":300,"output_tokens":0}}}` + "\n\n" +
+		"event: content_block_delta\ndata: " + `{"type":"content_block_delta","index":0,"delta":{"type":"text_delta","text":"a"}}` + "\n\n" +
+		"event: message_delta\ndata: " + `{"type":"message_delta","delta":{"stop_reason":"max_tokens"},"usage":{"output_tokens":1}}` + "\n\nevent: message_stop\ndata: " + `{"type":"message_stop"}` + "\n\n"
+	const failedEvent = "event: error\ndata: " + `{"type":"error","error":{"type":"api_error","message":"KVTransferError"}}` + "\n\n"
+	const response = `{"id":"r","object":"response","status":"incomplete","error":null,"usage":{"input_tokens":300,"input_tokens_details":{"cached_tokens":16,"cache_write_tokens":0},"output_tokens":1}}`
+	const created = `{"type":"response.created","response":{"id":"r","object":"response","status":"in_progress","error":null,"usage":null}}`
+	const responseEvents = "event: response.created\ndata: " + created + "\n\n" + `data: {"type":"response.output_text.delta","delta":"a"}` + "\n\nevent: response.incomplete\ndata: " + `{"type":"response.incomplete","response":` + response + "}\n\n"
+	const failedResponse = "data: " + created + "\n\n" + `data: {"type":"response.failed","response":{"status":"failed","usage":null,"error":{"code":"server_error","message":"KVTransferError"}}}` + "\n\n"
 	whole := ProbeAnswer{PromptTokens: 300, CachedTokens: 16, FinishReason: "length"}
 	for _, tc := range []struct {
 		name, connector, answer string
@@ -300,6 +334,15 @@ func TestReadEarlyProbe(t *testing.T) {
 		{"an error in the stream", SGLang, role + `data: {"error":{"message":"KV transfer failed"}}` + "\n\n" + done, ProbeAnswer{CachedTokens: -1}, "an error came with status 200"},
 		{"aborted", SGLang, role + strings.Replace(last, "length", "abort", 1) + usage + done, ProbeAnswer{PromptTokens: 300, CachedTokens: 16, FinishReason: "abort"}, `finish_reason is "abort"`},
 		{"aborted as if it were not, it counts fewer tokens", SGLang, role + last + strings.Replace(usage, "300", "150", 1) + done, ProbeAnswer{PromptTokens: 150, CachedTokens: 16, FinishReason: "length"}, ""},
+		{"a message in one piece", SGLang, message, ProbeAnswer{PromptTokens: 300, CachedTokens: 16, FinishReason: "length"}, ""},
+		{"a message that was aborted", SGLang, strings.Replace(message, "max_tokens", "end_turn", 1), ProbeAnswer{CachedTokens: -1}, "stop_reason is not max_tokens"},
+		{"a message's stream", SGLang, messageEvents, ProbeAnswer{PromptTokens: 300, CachedTokens: -1, FinishReason: "length"}, ""},
+		{"a message's stream that was aborted", SGLang, strings.Replace(messageEvents, "max_tokens", "end_turn", 1), ProbeAnswer{PromptTokens: 300, CachedTokens: -1}, "stop_reason is not max_tokens"},
+		{"a message's stream that failed", SGLang, messageEvents[:strings.Index(messageEvents, "event: message_delta")] + failedEvent, ProbeAnswer{PromptTokens: 300, CachedTokens: -1}, "an error came with status 200"},
+		{"a response in one piece", SGLang, response, whole, ""},
+		{"a response's stream", SGLang, responseEvents, whole, ""},
+		{"a response's stream that was cut off", SGLang, responseEvents[:strings.Index(responseEvents, "event: response.incomplete")], ProbeAnswer{CachedTokens: -1}, "finish_reason is missing"},
+		{"a response that failed", SGLang, failedResponse, ProbeAnswer{CachedTokens: -1}, "an error came with status 200"},
 		{"nothing", SGLang, "", ProbeAnswer{CachedTokens: -1}, "finish_reason is missing"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {

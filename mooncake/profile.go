@@ -320,6 +320,14 @@ func (p *Profile) Ready() string {
 	return ""
 }
 
+// VersionPath is the path that tells an engine's version; empty: GET /version does.
+func (p *Profile) VersionPath() string {
+	if p.Connector == SGLang {
+		return "/server_info"
+	}
+	return ""
+}
+
 // NamedRank is a rank as requests to SGLang name it; -1: they name none. With elastic EP they must
 // name none, because a request for a rank that has lost its GPU ends the whole server (SGLang 0.5.23,
 // maybe_external_dp_rank_routing in managers/data_parallel_controller.py).

@@ -8,6 +8,7 @@ type shape struct {
 	always []Member              // in every leg
 	once   []Member              // besides, what ends the answer after its first token
 	eos    bool                  // ignore_eos is known
+	rid    string                // what SGLang takes the id of a request from; empty: from no member
 	drops  func(key string) bool // from every leg
 	aside  func(key string) bool // besides, what does not shape the prompt
 }
@@ -19,6 +20,7 @@ var shapes = [Endpoints]*shape{
 		always: []Member{{"store", jsonFalse}},
 		once:   []Member{{"max_output_tokens", jsonOne}, {"top_logprobs", []byte("0")}},
 		eos:    true,
+		rid:    "request_id",
 		drops: func(key string) bool {
 			return key == "background" || key == "previous_response_id" || key == "conversation" || Reserved(key)
 		},

@@ -148,7 +148,7 @@ type Plan struct {
 	Prompt    int                                                     // tokens, as estimated
 	Body      func(p *mooncake.Profile, m *mooncake.Meeting) [][]byte // of the prefill leg
 	EndDecode func()                                                  // ends the decode leg, from any goroutine; may come more than once
-	Whole     bool                                                    // its answer comes in one piece
+	Whole     bool                                                    // its answer comes in one piece, or may say nothing before its end
 }
 
 // Why the legs of a request did not come together.

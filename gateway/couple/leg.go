@@ -134,6 +134,9 @@ func (p *Partner) probe() (again bool) {
 	lease.Send()
 	answer, f := call.Whole(p.Headers, p.Body(c.Profile, p.Meeting), nil, mooncake.MaxProbeAnswer, began.Add(limits.ProbeTimeout))
 	answered := time.Now()
+	if f != nil && f.Why == life.HungUp && p.unheard() { // the engine may write all the same, and the end of this leg ends the decode leg
+		<-time.After(p.abortDelay())
+	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.call = nil

@@ -149,7 +149,7 @@ func (p *Partner) do(x life.LegEffect) (on bool) {
 	case life.WaitGone:
 		wait := p.maker.Settings().Bind.Grace
 		if p.dialect.Aborts {
-			wait = abortDelay
+			wait = p.abortDelay()
 		}
 		time.AfterFunc(wait, func() { p.tell(life.LegEvent{What: life.ClientWaited}, left()) })
 	case life.Send, life.Seek:
@@ -258,13 +258,22 @@ func (p *Partner) Ended(how life.Parting) (f *failure.Fault, stranded bool) {
 	close(p.dead)
 	p.mu.Unlock()
 	if f == nil && how == life.Died && p.dialect.Aborts { // whoever calls closes the decode leg, and its pages must not be given away while they are written
-		p.awaitOver(abortDelay)
+		p.awaitOver(p.abortDelay())
 	}
 	return f, stranded
 }
 
+// unheard says that an engine may not heed an abort, and notices only after some seconds that we have left: SGLang looks every
+// 4 s who still waits for an answer in one piece (0.5.23, SGLANG_REQUEST_STATE_WAIT_TIMEOUT in environ.py).
+func (p *Partner) unheard() bool { return p.Whole && p.Rank.Profile.Nameless(p.Endpoint) }
+
 // abortDelay is how long the decode leg outlives an abort of the prefill leg.
-const abortDelay = 200 * time.Millisecond
+func (p *Partner) abortDelay() time.Duration {
+	if p.unheard() {
+		return p.maker.Settings().Bind.Grace
+	}
+	return 200 * time.Millisecond
+}
 
 // ClientLeft is told that the client has left; after the first event it does nothing. It does not block,
 // and may be called from any goroutine.

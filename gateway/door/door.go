@@ -201,9 +201,12 @@ func (d *Door) admit(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, in *incomin
 			return req, m, fail
 		}
 		if m.Blind {
-			return req, m, openai.NewError(http.StatusNotFound, "no_such_route", ep.Path()+" is not served for "+strconv.Quote(req.Model)+": it needs engines of vLLM, and this model has engines of vllm-ascend; use /v1/chat/completions, or ask the operator whether the connector of the engines is right")
+			return req, m, openai.NewError(http.StatusNotFound, "no_such_route", ep.Path()+" is not served for "+strconv.Quote(req.Model)+": it needs engines of vLLM or of SGLang, and this model has engines of vllm-ascend; use /v1/chat/completions, or ask the operator whether the connector of the engines is right")
 		}
 		in.Whole = m.Whole[ep]
+		if fail := roomless(ep, m); fail != nil {
+			return req, m, fail
+		}
 	}
 	if m.SGLang {
 		if fail := req.ForSGLang(); fail != nil {
@@ -232,6 +235,24 @@ func (d *Door) admit(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, in *incomin
 		return req, m, openai.NewError(http.StatusNotFound, "no_such_route", "an engine of "+strconv.Quote(req.Model)+" takes no hand-off at "+ep.Path()+", and no decode engine may compute a prompt alone; use /v1/chat/completions, or ask the operator for allow_local_prefill")
 	}
 	return req, m, nil
+}
+
+// roomless refuses a request that engines of SGLang would not compute, or would compute with another model: in a message they look
+// for a LoRA adapter behind a colon of the model's name, and in a response not at all (0.5.23, _resolve_lora_path in
+// entrypoints/openai/serving_base.py, create_responses in serving_responses.py).
+func roomless(ep mooncake.Endpoint, m fleet.Route) *openai.Error {
+	why := ""
+	switch {
+	case !m.SGLang:
+		return nil
+	case m.Name != m.Board:
+		why = "engines of SGLang would answer there with the base model in place of this LoRA adapter"
+	case m.Whole[ep]:
+		why = "it needs SGLang 0.5.23 or later, and an engine of this model is older, or does not tell its version at /server_info; use /v1/chat/completions"
+	default:
+		return nil
+	}
+	return openai.NewError(http.StatusNotFound, "no_such_route", ep.Path()+" is not served for "+strconv.Quote(m.Name)+": "+why)
 }
 
 // leaving refuses a request if the proxy shuts down.

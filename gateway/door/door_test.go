@@ -9,10 +9,12 @@ import (
 	"github.com/valyala/fasthttp"
 	"go.uber.org/zap"
 
+	"evenkeel/gateway/fleet"
 	"evenkeel/gateway/journal"
 	"evenkeel/gateway/keys"
 	"evenkeel/gateway/openai"
 	"evenkeel/gateway/request"
+	"evenkeel/mooncake"
 )
 
 // The edge outlives a handler's panic, so the caller's limits have to, too.
@@ -53,4 +55,19 @@ func TestAKeyAtItsLimitIsToldAsItsOwn(t *testing.T) {
 	require.True(t, fail.Own)
 	require.Equal(t, "key k has all the answers that it may have at once (max_concurrent in keys_file: 1)", fail.Why)
 	require.NotContains(t, string(fail.JSON())+fail.Error(), "keys_file")
+}
+
+func TestWhatEnginesOfSGLangDoNotServe(t *testing.T) {
+	m := fleet.Route{Name: "m", Board: "m", SGLang: true}
+	lora, old := m, m
+	lora.Name, old.Whole[mooncake.Messages] = "adapter", true
+	require.Nil(t, roomless(mooncake.Responses, m))
+	require.Nil(t, roomless(mooncake.Responses, old))
+	require.Nil(t, roomless(mooncake.Messages, fleet.Route{Name: "a", Board: "m", Whole: old.Whole}), "not of SGLang")
+	for _, ep := range []mooncake.Endpoint{mooncake.Responses, mooncake.Messages} {
+		require.Contains(t, roomless(ep, lora).Message, "with the base model")
+	}
+	fail := roomless(mooncake.Messages, old)
+	require.Equal(t, []any{404, "no_such_route"}, []any{fail.Status, fail.Code})
+	require.Contains(t, fail.Message, "SGLang 0.5.23 or later")
 }

@@ -153,7 +153,7 @@ func TestWhatAnEngineRefusesReachesTheClientOnlyIfItIsTheClientsFault(t *testing
 			}
 			core, logs := observer.New(zap.ErrorLevel)
 			resp := answers(t, c.status, header, c.body)
-			e := Refused(zap.New(core), "prefill", "p0", resp, Body(resp))
+			e := Refused(zap.New(core), "prefill", "p0", resp.StatusCode(), resp, Body(resp))
 			require.Equal(t, c.want, seen(e))
 			if c.raw {
 				require.Equal(t, c.body, string(e.JSON()))
@@ -204,6 +204,24 @@ func TestKVThatDidNotArriveIsKnownByItsWords(t *testing.T) {
 		got := Undelivered(err, said)
 		require.ErrorIs(t, got, err)
 		require.Equal(t, want, errors.Is(got, ErrUndelivered), said)
+	}
+}
+
+// SGLang answers 400 to a response that failed, with the text of an exception.
+func TestTheStatusInTheTextOfARefusal(t *testing.T) {
+	for said, want := range map[string]int{
+		`{"error":{"message":"500: Decode transfer failed","code":400}}`:        500,
+		`{"error":{"message":"503: the queue is full"}}`:                        503,
+		`{"error":{"message":"429: too many"}}`:                                 429,
+		`{"error":{"message":"400: no"}}`:                                       400,
+		`{"error":{"message":"600: no"}}`:                                       400,
+		`{"error":{"message":"the prompt has 500: too many"}}`:                  400,
+		`{"error":{"message":""}}`:                                              400,
+		`500: `:                                                                 400,
+		`{"type":"error","error":{"type":"api_error","message":"500: a text"}}`: 500,
+	} {
+		require.Equal(t, want, StatusOf(400, []byte(said)), said)
+		require.Equal(t, 404, StatusOf(404, []byte(said)), said)
 	}
 }
 

@@ -4,6 +4,7 @@ package failure
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net/http"
@@ -166,10 +167,29 @@ const (
 	refusalTime  = 5 * time.Second
 )
 
+// StatusOf is the status that an engine's refusal deserves. SGLang answers 400 to a response whose generation has failed, and begins
+// the text with the status that a chat would have got (0.5.23, create_responses in entrypoints/openai/serving_responses.py, which has
+// the text of an HTTPException).
+func StatusOf(status int, body []byte) int {
+	if status != http.StatusBadRequest {
+		return status
+	}
+	var said struct {
+		Error struct{ Message string }
+	}
+	_ = json.Unmarshal(body, &said) // what it is not has no message
+	if first, _, ok := strings.Cut(said.Error.Message, ": "); ok && len(first) == 3 {
+		if n, err := strconv.Atoi(first); err == nil && n > 400 && n < 600 {
+			return n
+		}
+	}
+	return status
+}
+
 // Refused maps an engine's error status: its 4xx reach the client as they came,
 // our own credential's failure and its 5xx do not.
-func Refused(log *zap.Logger, side, id string, resp *engine.Response, body []byte) *openai.Error {
-	switch status := resp.StatusCode(); {
+func Refused(log *zap.Logger, side, id string, status int, resp *engine.Response, body []byte) *openai.Error {
+	switch {
 	case status == http.StatusUnauthorized || status == http.StatusForbidden:
 		log.Error("ALARM: engine refuses our credential; check the profile's api_key_env", zap.String("engine", id), zap.Int("status", status))
 		return BadGateway(side, "it refused the proxy's credential")

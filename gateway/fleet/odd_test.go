@@ -103,3 +103,18 @@ func TestADecodeEngineMayNameItsOwnHostsOnly(t *testing.T) {
 	require.NoError(t, f.Remove(Decode, "10.0.1.1:3"))
 	require.False(t, f.CallsBack(netip.MustParseAddr("10.0.1.1")))
 }
+
+// SGLang reads the rooms of responses and messages for sure from 0.5.23 on.
+func TestWhichVersionsOfSGLangTakeHandOffsEverywhere(t *testing.T) {
+	for version, want := range map[string]bool{
+		"0.5.23": true, "v0.5.23": true, "0.5.23.post1": true, "0.5.24.dev3+g1": true, "0.6.0": true, "0.6": true, "1.0.0": true,
+		"0.5.22": false, "0.5.9": false, "0.4.9.post6": false, "0.5": false, "main": false, "": false,
+	} {
+		i := &instance{profile: &mooncake.Profile{Connector: mooncake.SGLang}}
+		i.status.Version = version
+		for _, ep := range []mooncake.Endpoint{mooncake.Responses, mooncake.Messages} {
+			require.Equal(t, want, i.takesHandOff(ep), version)
+		}
+		require.True(t, i.takesHandOff(mooncake.Chat), version)
+	}
+}

@@ -197,7 +197,7 @@ func (f *Fleet) worker(in *instance, r int, up bool) board.Worker {
 	traffic := f.host.Monitor.Traffic(in.key())
 	rank := &Rank{
 		Worker: id, Instance: in.key(), Target: t, Profile: in.profile, Traffic: traffic, Signs: traffic.Signs(t.Rank),
-		Region: f.abroad(in), Board: f.boardOf(in), Context: in.context(), Area: f.Admission.Of(f.areaOf(in)), Pins: in.reaches(pinsMinor, false),
+		Region: f.abroad(in), Board: f.boardOf(in), Context: in.context(), Area: f.Admission.Of(f.areaOf(in)), Pins: in.profile.Connector == mooncake.SGLang || in.reaches(pinsMinor, false),
 	}
 	if in.role == Aggregated {
 		rank.Group = f.groupID(in)

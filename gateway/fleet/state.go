@@ -3,6 +3,7 @@ package fleet
 import (
 	"context"
 	"errors"
+	"fmt"
 	"math"
 	"slices"
 	"strconv"
@@ -132,6 +133,14 @@ func (i *instance) reaches(minor int, unread bool) bool {
 	return major > 0 || number >= minor
 }
 
+// roomsEverywhere says whether an engine of SGLang reads the room of a response and of a message, too. A version that
+// cannot be read does not.
+func (i *instance) roomsEverywhere() bool {
+	var v [3]int
+	n, _ := fmt.Sscanf(strings.TrimPrefix(i.status.Version, "v"), "%d.%d.%d", &v[0], &v[1], &v[2])
+	return n >= 2 && slices.Compare(v[:], firstRooms[:]) >= 0
+}
+
 // clamps tells whether a decode engine cuts max_tokens to fit. If its version cannot
 // be read, the answer is yes: the engine then decides.
 func (i *instance) clamps() bool {
@@ -144,6 +153,9 @@ func (i *instance) clamps() bool {
 // takesHandOff says whether an engine takes hand-offs at an endpoint. vLLM does not call a response
 // by its X-Request-Id, by which an engine that pushes finds where its KV goes.
 func (i *instance) takesHandOff(ep mooncake.Endpoint) bool {
+	if i.profile.Connector == mooncake.SGLang {
+		return ep.Common() || i.roomsEverywhere()
+	}
 	return ep.Common() || !i.profile.Early() && i.profile.Connector != mooncake.NIXLPush && i.reaches(handOffMinor[ep], false)
 }
 
@@ -395,6 +407,10 @@ const pinsMinor = 33
 // clampsMinor is the first 0.x of vLLM that cuts max_tokens to what the prompt
 // leaves of the context; 0.31 answers 400.
 const clampsMinor = 32
+
+// firstRooms is the first version of SGLang of which it is sure that it reads rooms at every endpoint: PDRoutingFields in its
+// entrypoints/openai/protocol.py. An earlier one may drop them, and refuse the request for want of a room.
+var firstRooms = [3]int{0, 5, 23}
 
 // handOffMinor is the first 0.x of vLLM of which it is sure that it takes hand-offs at an endpoint,
 // where not every one does. An earlier one would drop them without a word. Responses have them

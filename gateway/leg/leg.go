@@ -35,12 +35,21 @@ func New(client *engine.Client, profile *mooncake.Profile, target *engine.Target
 // Meet says how the two legs of a request with this id will meet that are under way at once, as far as that is known beforehand.
 // ranks is how many the prefill engine has.
 func Meet(id string, e mooncake.Endpoint, p *mooncake.Profile, prefill *engine.Target, ranks int, d *mooncake.Profile, decode *engine.Target) *mooncake.Meeting {
-	m := &mooncake.Meeting{RID: id, PrefillRank: p.NamedRank(prefill.Rank), DecodeRank: d.NamedRank(decode.Rank), RequestID: e.RequestID(id)}
+	m := &mooncake.Meeting{Endpoint: e, RID: id, PrefillRank: p.NamedRank(prefill.Rank), DecodeRank: d.NamedRank(decode.Rank), RequestID: e.RequestID(id)}
 	if p.Connector == mooncake.SGLang {
 		room, n := rand.Int64N(1<<62), int64(max(1, ranks)) // a room that was never used before, and modulo the ranks is that of the engine
 		m.Host, m.Port, m.Room = prefill.URL.Hostname(), p.BootstrapPort, room-room%n+int64(max(0, prefill.Rank))
 	}
 	return m
+}
+
+// Headers are those of a leg that is called id, of a request that is bound before its prefill.
+func Headers(id string, e mooncake.Endpoint, p *mooncake.Profile) []engine.Header {
+	headers := engine.JSONHeaders(id)
+	if p.Nameless(e) {
+		headers = append(headers, engine.Header{Name: mooncake.RIDHeader, Value: id})
+	}
+	return headers
 }
 
 // A Call is a request to an engine. Open or Whole sends it, once. Any goroutine may end it meanwhile, by the methods of engine.Call.
@@ -158,10 +167,10 @@ func ended(leg life.Leg, err error) life.Ended {
 func (c *Call) refused(resp *engine.Response) *failure.Fault {
 	c.Area.Refused(string(resp.Header(owner.EpochHeader)))
 	c.Refusal = failure.Body(resp)
-	status, side, id := resp.StatusCode(), c.side(), c.Target().ID
+	status, side, id := failure.StatusOf(resp.StatusCode(), c.Refusal), c.side(), c.Target().ID
 	who := strings.TrimPrefix(side+" engine", failure.Engine+" ")
 	return &failure.Fault{
-		Ended: life.Ended{Leg: c.Leg, Far: life.Headed, Why: life.ByStatus(status)}, Answer: failure.Refused(c.Log, side, id, resp, c.Refusal), Status: status,
+		Ended: life.Ended{Leg: c.Leg, Far: life.Headed, Why: life.ByStatus(status)}, Answer: failure.Refused(c.Log, side, id, status, resp, c.Refusal), Status: status,
 		Err:        failure.Undelivered(fmt.Errorf("%s %s answered %d", who, id, status), string(c.Refusal)),
 		RetryAfter: time.Duration(failure.RetryAfter(resp)) * time.Second,
 	}

@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -28,6 +29,21 @@ import (
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// Of a message, the body of a leg has no place for its id.
+func TestTheHeadersOfALeg(t *testing.T) {
+	for connector, want := range map[string]map[mooncake.Endpoint]bool{
+		mooncake.SGLang:   {mooncake.Messages: true, mooncake.Responses: false, mooncake.Chat: false, mooncake.Completions: false},
+		mooncake.NIXLPush: {mooncake.Messages: false},
+	} {
+		p := mooncake.Profile{Connector: connector}
+		for ep, named := range want {
+			headers := Headers("ek-1", ep, &p)
+			require.Equal(t, named, slices.Contains(headers, engine.Header{Name: "X-Override-Rid", Value: "ek-1"}), "%s %s", connector, ep.Path())
+			require.Equal(t, engine.JSONHeaders("ek-1"), headers[:len(engine.JSONHeaders("ek-1"))])
+		}
+	}
+}
 
 // A fake is an engine on one connection.
 type fake struct {

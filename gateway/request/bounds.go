@@ -66,5 +66,9 @@ const mostTails = 1024
 // limits are what the source's engine may send.
 func (s *stream) limits(first time.Duration) sse.Limits {
 	l := &s.job.srv.Settings().Limits
-	return sse.Limits{Event: l.EventBytes, Bytes: mayTake(s.job.echoed()+s.mayHave, l.EventBytes), First: max(1, first), Gap: l.EventTimeout}
+	gap := l.EventTimeout
+	if s.muffled {
+		gap = max(gap, l.ProbeTimeout)
+	}
+	return sse.Limits{Event: l.EventBytes, Bytes: mayTake(s.job.echoed()+s.mayHave, l.EventBytes), First: max(1, first), Gap: gap}
 }

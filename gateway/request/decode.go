@@ -116,7 +116,7 @@ func (s *stream) send(headers []engine.Header, body [][]byte, silence time.Durat
 		s.beyond = true
 		s.rank.Traffic.Beyond(1) // so that the alarm about ranks with too many requests expects one more
 	}
-	if s.whole {
+	if s.whole || s.muffled {
 		s.slot.Progress(min(j.req.Limit, wholeCharge)) // in advance: no event will tell
 	}
 	call := leg.Call{

@@ -82,20 +82,28 @@ func (d dialect) judge(b *bed, prompt string, stream bool) string {
 	return fail
 }
 
-// eachDialect runs a test with each of them, over engines of vLLM: those of vllm-ascend do not serve them.
-func eachDialect(t *testing.T, f func(t *testing.T, d dialect, o setup)) {
+// The connectors of engines that serve them: those of vllm-ascend do not.
+var (
+	ofVLLM = []string{mooncake.NIXLPull}
+	anyone = []string{mooncake.NIXLPull, mooncake.SGLang}
+)
+
+// eachDialect runs a test with each of them, over engines with each connector.
+func eachDialect(t *testing.T, connectors []string, f func(t *testing.T, d dialect, o setup)) {
 	t.Parallel()
-	for _, d := range dialects {
-		t.Run(d.path, func(t *testing.T) {
-			t.Parallel()
-			f(t, d, setup{profile: mooncake.Profile{Connector: mooncake.NIXLPull}})
-		})
+	for _, connector := range connectors {
+		for _, d := range dialects {
+			t.Run(connector+d.path, func(t *testing.T) {
+				t.Parallel()
+				f(t, d, setup{profile: mooncake.Profile{Connector: connector}})
+			})
+		}
 	}
 }
 
 // Whatever an engine does wrong, on either side: the client gets the right text whole, or is told that it did not.
 func TestEveryFaultOfAResponseOrAMessage(t *testing.T) {
-	eachDialect(t, func(t *testing.T, d dialect, o setup) {
+	eachDialect(t, anyone, func(t *testing.T, d dialect, o setup) {
 		for _, name := range refengine.FaultNames() {
 			fault := refengine.Fault(name)
 			if fault == refengine.WrongKey || fault == refengine.Recomputed {
@@ -103,6 +111,9 @@ func TestEveryFaultOfAResponseOrAMessage(t *testing.T) {
 			}
 			for i, rule := range fault.Forms() {
 				for _, side := range []string{"prefill", "decode"} {
+					if o.profile.Connector == mooncake.SGLang && d.path == "/v1/messages" && side == "decode" && (fault == refengine.FinishError || fault == refengine.MissingFinish) {
+						continue // SGLang says there that the answer came to its end
+					}
 					t.Run(fmt.Sprintf("%s %d on %s", name, i, side), func(t *testing.T) {
 						t.Parallel()
 						o, silence := o, patience
@@ -134,8 +145,100 @@ func TestEveryFaultOfAResponseOrAMessage(t *testing.T) {
 	})
 }
 
+// Of what only legs meet that are under way at once.
+func TestEveryFaultOfALegThatIsBoundInADialect(t *testing.T) {
+	eachDialect(t, []string{mooncake.SGLang}, func(t *testing.T, d dialect, o setup) {
+		o.decode = both
+		for _, fault := range []refengine.Fault{refengine.DoneLost, refengine.FailedSent, refengine.TransferFails, refengine.BootstrapSlow} {
+			for i, rule := range fault.Forms() {
+				t.Run(fmt.Sprintf("%s %d", fault, i), func(t *testing.T) {
+					t.Parallel()
+					o := o
+					o.profile.FirstEventTimeout = 2 * time.Second
+					o.configure = func(c *config.Config, _ *Env) { c.Limits.ProbeTimeout = 4 * time.Second }
+					b := start(t, o)
+					for j := range 4 {
+						rule := rule
+						rule.Count = 1 + j%2
+						require.NoError(t, b.p[0].SetFaults(rule))
+						_ = d.judge(b, fmt.Sprintf("p%d words to prefill", j), j < 2) // right, or an error
+					}
+					require.NoError(t, b.p[0].SetFaults())
+					b.eventually("all is well again", func() bool { return d.judge(b, "and now", true) == "right" })
+					b.settle()
+				})
+			}
+		}
+	})
+}
+
+// An aborted transfer is known by the prompt tokens that the prefill engine counts, whenever it says so.
+func TestAnAbortedTransferOfADialectIsNotBelieved(t *testing.T) {
+	eachDialect(t, []string{mooncake.SGLang}, func(t *testing.T, d dialect, o setup) {
+		for _, stream := range []bool{true, false} {
+			for _, delay := range []int{0, 500} {
+				t.Run(fmt.Sprintf("stream %t, after %d ms", stream, delay), func(t *testing.T) {
+					t.Parallel()
+					o := o
+					o.configure = confirm(time.Duration(0))
+					b := start(t, o)
+					require.NoError(t, b.p[0].SetFaults(refengine.Rule{Fault: refengine.PrefillAbort200, DelayMS: delay}))
+					r := b.post(d.path, d.body(short, fmt.Sprintf(`"stream":%t,`, stream)))
+					if r.status == http.StatusOK {
+						require.True(t, stream, r.body)
+						_, fail := d.read(t, r.body, true)
+						require.NotEmpty(t, fail)
+					} else {
+						require.Equal(t, http.StatusBadGateway, r.status, r.body)
+					}
+					require.NoError(t, b.p[0].SetFaults())
+					require.Equal(t, "right", d.judge(b, short, stream))
+					b.settle()
+				})
+			}
+		}
+	})
+}
+
+// Where there are tools, SGLang tells nothing of a response's text before its end. That is no silence of an engine that fails.
+func TestATextThatIsHeldBackToItsEnd(t *testing.T) {
+	t.Parallel()
+	b := start(t, setup{
+		decode: []refengine.Config{{C0: 20 * time.Millisecond}}, profile: mooncake.Profile{Connector: mooncake.SGLang, FirstEventTimeout: 200 * time.Millisecond},
+		configure: func(c *config.Config, _ *Env) { c.Limits.EventTimeout = 200 * time.Millisecond },
+	})
+	began := time.Now()
+	r := b.post(dialects[1].path, dialects[1].body(short, `"stream":true,"tools":[{"type":"function","name":"f","parameters":{}}],`))
+	require.Equal(t, http.StatusOK, r.status, r.body)
+	got := answertest.ReadResponse(t, r.body)
+	require.Empty(t, got.Fail)
+	require.Equal(t, got.Text, got.Last.Output[0].Content[0].Text)
+	require.Greater(t, time.Since(began), 400*time.Millisecond, "the answer was long enough to be taken for silence")
+	b.settle()
+}
+
+// SGLang finds out by itself that nobody waits for a message in one piece. The decode engine keeps its pages until the prefill
+// engine may not write any more.
+func TestADecodeOutlivesAPrefillThatCannotBeAborted(t *testing.T) {
+	t.Parallel()
+	const grace = 2 * time.Second
+	b := start(t, setup{profile: mooncake.Profile{Connector: mooncake.SGLang}, configure: func(c *config.Config, _ *Env) { c.Bind.Grace = grace }})
+	require.NoError(t, b.p[0].SetFaults(standing))
+	leave, wait := b.sendTo(dialects[0].path, dialects[0].body(short, ""))
+	b.eventually("both legs run", func() bool { return b.p[0].Stats().Requests == 1 && b.d[0].Stats().Waiting+b.d[0].Stats().Running == 1 })
+	leave()
+	left := time.Now()
+	b.eventually("the prefill leg ends", func() bool { return b.p[0].Stats().Aborted == 1 })
+	require.Less(t, time.Since(left), grace)
+	b.eventually("the decode leg ends", func() bool { return b.d[0].Stats().Aborted == 1 })
+	require.GreaterOrEqual(t, time.Since(left), grace)
+	wait()
+	require.NoError(t, b.p[0].SetFaults())
+	b.settle()
+}
+
 func TestAResponseOrAMessageThatIsLostInTheMiddle(t *testing.T) {
-	eachDialect(t, func(t *testing.T, d dialect, o setup) {
+	eachDialect(t, anyone, func(t *testing.T, d dialect, o setup) {
 		o.decode = both
 		for code, rule := range map[string]refengine.Rule{
 			"upstream_broken":     {Fault: refengine.Reset, Phase: refengine.PhaseMidStream, AfterTokens: 3},
@@ -267,7 +370,7 @@ func TestAMessageWithAnEmptyAnswer(t *testing.T) {
 }
 
 func TestClientsThatLeaveAResponseOrAMessage(t *testing.T) {
-	eachDialect(t, func(t *testing.T, d dialect, o setup) {
+	eachDialect(t, ofVLLM, func(t *testing.T, d dialect, o setup) {
 		for _, stream := range []bool{true, false} {
 			more := fmt.Sprintf(`"stream":%t,"ignore_eos":true,`, stream)
 			if d.path == "/v1/messages" {
@@ -312,7 +415,7 @@ func whole(t *testing.T, o setup) *bed {
 }
 
 func TestClientsThatLeaveARequestThatGoesWhole(t *testing.T) {
-	eachDialect(t, func(t *testing.T, d dialect, o setup) {
+	eachDialect(t, ofVLLM, func(t *testing.T, d dialect, o setup) {
 		o.decode = []refengine.Config{{PrefillBase: time.Hour}}
 		for _, stream := range []bool{true, false} {
 			t.Run(fmt.Sprint("stream ", stream), func(t *testing.T) {

@@ -29,6 +29,7 @@ func (j *job) newStream(slot *dispatcher.Slot) *stream {
 	}}
 	resumed := j.life.Resumed()
 	s.whole = !resumed && !j.req.Stream && (j.req.Passthrough || rank.Profile.NonStream == mooncake.NonStreamPassthrough)
+	s.muffled = j.muffled(rank.Profile)
 	ask := j.ask
 	ask.TokensPerChunk = rank.Traffic.TokensPerChunk()
 	ask.MaxTokens, ask.Context = s.mayHave, prompt.Longest(rank.Context)
@@ -51,6 +52,17 @@ func (j *job) newStream(slot *dispatcher.Slot) *stream {
 	s.Assembler = assembler
 	s.out = s.out[:0]
 	return s
+}
+
+// muffled says whether an engine may hold a text back until it has all of it. SGLang does so with a response while a call of a tool
+// may follow, because its events say which of both the text is (0.5.23, responses_stream_generator_non_harmony in
+// entrypoints/openai/serving_responses.py).
+func (j *job) muffled(p *mooncake.Profile) bool {
+	if p.Connector != mooncake.SGLang || j.req.Endpoint != mooncake.Responses {
+		return false
+	}
+	_, may := j.body.Get("tools")
+	return may
 }
 
 // opened notes that the first data event is here.

@@ -63,6 +63,7 @@ type source struct {
 	mayHave int            // tokens
 	idle    time.Duration  // how long the engine may be silent, as the connection has it
 	may     int64          // tokens of the prompt that the engine was to compute at most; 0: that is settled
+	muffled bool           // the engine may tell nothing of a text before it has all of it
 	beyond  bool           // the engine's traffic expects it beyond the slots until release
 	heard   bool           // its first event; the engine's traffic counts it until release
 	fault   *failure.Fault // why it ended before the answer was whole; nil: it has not, or the answer was

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"time"
 
-	"evenkeel/engine"
 	"evenkeel/gateway/couple"
 	"evenkeel/gateway/failure"
 	"evenkeel/gateway/handoff"
@@ -43,11 +42,11 @@ func (b bound) decode(lease *prefill.Lease) (_ *failure.Fault, quit bool) {
 	var err error
 	s.partner, err = j.srv.couples.Start(couple.Plan{
 		Request: j, ID: id, Lease: lease, Slot: slot, Rank: s.rank, Model: j.model.Name, Endpoint: j.req.Endpoint,
-		Headers: j.told.Carry(engine.JSONHeaders(id)), Prompt: tokens,
+		Headers: j.told.Carry(leg.Headers(id, j.req.Endpoint, lease.Candidate.Profile)), Prompt: tokens,
 		Body: func(p *mooncake.Profile, m *mooncake.Meeting) [][]byte {
 			return p.EarlyProbe(&body, half, m, streamed, nil)
 		},
-		EndDecode: func() { s.call.Leave(leg.Notice) }, Whole: s.whole,
+		EndDecode: func() { s.call.Leave(leg.Notice) }, Whole: s.whole || s.muffled,
 	})
 	if err != nil {
 		f := failure.Of(life.Ended{Leg: life.Decode, Why: life.Leaving}, failure.Leaving(), err)
@@ -88,7 +87,7 @@ func (b bound) open() *failure.Fault {
 	defer s.wait.End()
 	// The legs' partner ends the wait: how long it may take depends on the prefill.
 	body := s.rank.Profile.EarlyDecode(&j.body, j.leg, s.partner.Meeting, s.wait.Salt(), !s.whole, nil)
-	if f := s.send(engine.JSONHeaders(s.partner.ID), body, handoff.Forever); f != nil {
+	if f := s.send(leg.Headers(s.partner.ID, j.req.Endpoint, s.rank.Profile), body, handoff.Forever); f != nil {
 		how := life.Died
 		switch {
 		case f.Status != 0 && f.Verdict().Next == life.Over:
