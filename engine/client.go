@@ -77,4 +77,7 @@ func (c *Client) dial(ctx context.Context, t *Target) (*conn, error) {
 	return newConn(raw, nc, t.key(), c.readers), nil
 }
 
-const answerLimit = 1 << 20 // bytes of a health, models or version answer
+const (
+	answerLimit  = 1 << 20  // bytes of a health or models answer
+	versionLimit = 16 << 20 // SGLang tells the settings of each rank beside its version
+)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strings"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -462,4 +463,27 @@ func TestAnEngineWhoseHealthCostsSomething(t *testing.T) {
 			})
 		})
 	}
+}
+
+// SGLang tells its version among the settings of all its ranks, which may be long.
+func TestAVersionAtAnotherPath(t *testing.T) {
+	f := newFake()
+	f.set("/server_info", ok(`{"internal_states":["`+strings.Repeat("x", 2*answerLimit)+`"],"version":"0.5.23"}`))
+	synctest.Test(t, func(t *testing.T) {
+		c := NewClient(Options{Dial: f.dial})
+		m := NewMonitor(MonitorConfig{Client: c, Registerer: prometheus.NewPedanticRegistry()})
+		m.Set([]Instance{{ID: "p0", Role: "prefill", Target: target(t, "http://d0:8000"), Version: "/server_info"}})
+		ctx, stop := context.WithCancel(t.Context())
+		done := make(chan struct{})
+		go func() { defer close(done); m.Start(ctx) }()
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		require.Equal(t, "0.5.23", m.Status("p0").Version)
+		require.Equal(t, 1, f.count("/server_info"), "once a start")
+		require.Zero(t, f.count("/version"))
+		stop()
+		<-done
+		c.Close()
+		time.Sleep(time.Hour) // as in watched
+	})
 }

@@ -138,7 +138,7 @@ func (w *watch) readFacts(ctx context.Context, full, hurry bool) {
 		f.capacity = s.Capacities()
 	}
 	if f.version == "" {
-		if body, err := w.get(ctx, cmp.Or(w.in.Version, "/version"), patience); err == nil {
+		if body, err := w.get(ctx, cmp.Or(w.in.Version, "/version"), patience, versionLimit); err == nil {
 			f.version = parseVersion(body)
 		}
 	}

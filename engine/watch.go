@@ -29,13 +29,13 @@ func newWatch(m *Monitor, in Instance) *watch {
 // So the engine is then asked for its health.
 func (w *watch) alive(ctx context.Context) (quick bool, err error) {
 	if w.in.Ready != "" {
-		_, err = w.get(ctx, w.in.Ready, w.m.cfg.Timeout)
+		_, err = w.get(ctx, w.in.Ready, w.m.cfg.Timeout, answerLimit)
 		var answered *StatusError
 		if !errors.As(err, &answered) || answered.Status != http.StatusNotFound && answered.Status != http.StatusServiceUnavailable {
 			return true, err
 		}
 	}
-	_, err = w.get(ctx, "/health", w.m.cfg.Timeout)
+	_, err = w.get(ctx, "/health", w.m.cfg.Timeout, answerLimit)
 	return w.in.Ready == "", err
 }
 
@@ -142,10 +142,10 @@ func (w *watch) scrape(ctx context.Context, patience time.Duration) (*Sample, er
 	return Scrape(ctx, w.m.cfg.Client, w.in.Target)
 }
 
-func (w *watch) get(ctx context.Context, path string, patience time.Duration) ([]byte, error) {
+func (w *watch) get(ctx context.Context, path string, patience time.Duration, limit int) ([]byte, error) {
 	ctx, stop := context.WithTimeout(ctx, patience)
 	defer stop()
-	status, body, err := w.m.cfg.Client.Get(ctx, w.in.Target, path, answerLimit)
+	status, body, err := w.m.cfg.Client.Get(ctx, w.in.Target, path, limit)
 	if err == nil && status != http.StatusOK {
 		err = &StatusError{Target: w.in.ID, Path: path, Status: status}
 	}
