@@ -1,7 +1,6 @@
 package engine
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -129,17 +128,21 @@ func (w *watch) readFacts(ctx context.Context, full, hurry bool) {
 		w.feel(s, began)
 	}
 	if err == nil && s.StartTime != 0 && s.StartTime != f.start {
-		full, f.start = true, s.StartTime
+		full, f.start, f.version = true, s.StartTime, ""
 	}
 	if full {
-		f.version, f.capacity = "", nil
+		f.capacity = nil
 	}
 	if err == nil && len(f.capacity) == 0 {
 		f.capacity = s.Capacities()
 	}
-	if f.version == "" {
-		if body, err := w.get(ctx, cmp.Or(w.in.Version, "/version"), patience, versionLimit); err == nil {
-			f.version = parseVersion(body)
+	if full || f.version == "" {
+		path, limit := "/version", answerLimit
+		if w.in.Version != "" { // which may ask each rank, so that it takes longer where they are busy
+			path, patience, limit = w.in.Version, w.m.cfg.Timeout, versionLimit
+		}
+		if body, err := w.get(ctx, path, patience, limit); err == nil {
+			f.version = parseVersion(body) // else that of before stays
 		}
 	}
 	var models []Model

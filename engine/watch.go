@@ -152,12 +152,15 @@ func (w *watch) get(ctx context.Context, path string, patience time.Duration, li
 	return body, err
 }
 
+// longestVersion bounds what an engine may call its version, in bytes: it is kept and logged.
+const longestVersion = 256
+
 // parseVersion returns "" for what is not understood: unknown.
 func parseVersion(body []byte) string {
 	var v struct {
 		Version string `json:"version"`
 	}
-	if json.Unmarshal(body, &v) != nil {
+	if json.Unmarshal(body, &v) != nil || len(v.Version) > longestVersion {
 		return ""
 	}
 	return v.Version

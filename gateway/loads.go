@@ -2,19 +2,38 @@ package gateway
 
 import (
 	"context"
+	"slices"
+	"strings"
 
 	"evenkeel/gateway/door"
+	"evenkeel/gateway/fleet"
 )
 
-// modelLoads is how busy the proxy is with each of its models. Ranks whose capacity is not known count as empty.
+// modelLoads is how busy the engines are with each model, as far as the proxy knows: a model's boards are added up, and the KV of ranks whose
+// capacity is not known does not count.
 func (g *Gateway) modelLoads(ctx context.Context) (list []door.ModelLoad) {
-	queued := g.tier.Backlogs()
-	for _, m := range g.dispatcher.Status(ctx).Models {
-		l, kv, capacity := door.ModelLoad{Model: m.Model, Waiting: m.Pool + queued[m.Model].Requests}, int64(0), int64(0)
-		for _, w := range m.Workers {
-			l.Running += w.Used
-			if w.Up {
-				kv, capacity = kv+w.KVTokens, capacity+w.Capacity
+	queued, prefills, boards := g.tier.Backlogs(), g.tier.Status(), g.dispatcher.Status(ctx).Models
+	for _, route := range g.fleet.Models() {
+		if route.Name != route.Board {
+			continue // an adapter of another model
+		}
+		l, kv, capacity := door.ModelLoad{Model: route.Name, Waiting: queued[route.Name].Requests}, int64(0), int64(0)
+		for i := range prefills {
+			if c := &prefills[i]; !c.Aggregated && slices.Contains(c.Models, route.Name) {
+				l.Running += c.Inflight
+			}
+		}
+		for i := range boards {
+			b := &boards[i]
+			if b.Model != route.Board && !strings.HasPrefix(b.Model, route.Board+fleet.AggregatedMark) && !strings.HasPrefix(b.Model, route.Board+fleet.RegionMark) {
+				continue
+			}
+			l.Waiting += b.Pool
+			for _, w := range b.Workers {
+				l.Running += w.Used
+				if w.Up && w.Capacity > 0 {
+					kv, capacity = kv+w.KVTokens+w.Others, capacity+w.Capacity
+				}
 			}
 		}
 		if capacity > 0 {

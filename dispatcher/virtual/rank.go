@@ -28,8 +28,8 @@ type Leg struct {
 const NotBegun = math.MaxInt64
 
 // Rank is one rank's engine. The first Active of its requests decode, the others wait in the engine for a
-// slot, first come first served, or are being prefilled somewhere. Where it Runs so many, those whose KV is on its way or there
-// are active too.
+// slot, first come first served, or are being prefilled somewhere. Where Runs is set, requests whose KV is there or on its way are
+// active, too.
 type Rank struct {
 	ID       int32
 	Slots    int
@@ -72,8 +72,8 @@ func (r *Rank) Load(k int64) (tokens int64, running int) {
 	return tokens, running
 }
 
-// run has the requests wait for another step whose KV is there, but before which the rank Runs so many, and says how many take part in
-// this one. A rank without that limit has nothing to say.
+// run says how many requests take part in a step. What the rank may not run besides waits for the next step, though its KV is there. A rank
+// without that limit has nothing to say.
 func (r *Rank) run(step int64) (running int) {
 	if r.Runs == 0 {
 		return 0

@@ -135,7 +135,10 @@ func (p *Partner) probe() (again bool) {
 	answer, f := call.Whole(p.Headers, p.Body(c.Profile, p.Meeting), nil, mooncake.MaxProbeAnswer, began.Add(limits.ProbeTimeout))
 	answered := time.Now()
 	if f != nil && f.Why == life.HungUp && p.unheard() { // the engine may write all the same, and the end of this leg ends the decode leg
-		<-time.After(p.abortDelay())
+		select {
+		case <-time.After(p.abortDelay()):
+		case <-m.Serving().Done():
+		}
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -6,9 +6,10 @@ import (
 	"math"
 	"net/http"
 	"strconv"
-	"sync"
+	"sync/atomic"
 	"time"
 
+	"github.com/cespare/xxhash/v2"
 	"github.com/valyala/fasthttp"
 
 	"evenkeel/gateway/edge"
@@ -47,9 +48,13 @@ type ModelLoad struct {
 	KV               float64 // share of what the decode ranks hold that are up
 }
 
-// endpointPage is the last page, and when it was made.
+// endpointPage is the page of endpoint metrics. One request at a time makes it anew.
 type endpointPage struct {
-	mu   sync.Mutex
+	last atomic.Pointer[endpointText]
+	busy atomic.Bool
+}
+
+type endpointText struct {
 	made time.Time
 	text []byte
 }
@@ -139,8 +144,8 @@ var (
 	fairnessHeaders  = [...]string{"X-Gateway-Inference-Fairness-Id", "X-Llm-D-Inference-Fairness-Id"}
 )
 
-// mostFlow bounds the name of a flow.
-const mostFlow = 256
+// flows is how many flows a key may have: beyond that some share their turns, because a turn looks through all of them.
+const flows = 256
 
 // classify takes what a trusted gateway says of a request: its objective stands for a priority, and its flow takes turns with other
 // flows as if each was a key of its own.
@@ -151,8 +156,8 @@ func (r *incoming) classify(h *fasthttp.RequestHeader, objectives map[string]int
 	if n, ok := objectives[string(first(h, objectiveHeaders[:]))]; ok {
 		r.Priority = n
 	}
-	if flow := first(h, fairnessHeaders[:]); len(flow) > 0 && len(flow) <= mostFlow {
-		r.Flow = r.key.Name + "\x00" + string(flow) // another key's flow of that name is another one
+	if flow := first(h, fairnessHeaders[:]); len(flow) > 0 {
+		r.Flow = r.key.Name + "\x00" + strconv.FormatUint(xxhash.Sum64(flow)%flows, 10) // another key's flow of that name is another one
 	}
 }
 

@@ -204,7 +204,7 @@ func (d *Door) admit(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, in *incomin
 			return req, m, openai.NewError(http.StatusNotFound, "no_such_route", ep.Path()+" is not served for "+strconv.Quote(req.Model)+": it needs engines of vLLM or of SGLang, and this model has engines of vllm-ascend; use /v1/chat/completions, or ask the operator whether the connector of the engines is right")
 		}
 		in.Whole = m.Whole[ep]
-		if fail := roomless(ep, m); fail != nil {
+		if fail := unserved(ep, m); fail != nil {
 			return req, m, fail
 		}
 	}
@@ -237,10 +237,10 @@ func (d *Door) admit(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, in *incomin
 	return req, m, nil
 }
 
-// roomless refuses a request that engines of SGLang would not compute, or would compute with another model: in a message they look
+// unserved refuses a request that engines of SGLang would not compute, or would compute with another model: in a message they look
 // for a LoRA adapter behind a colon of the model's name, and in a response not at all (0.5.23, _resolve_lora_path in
 // entrypoints/openai/serving_base.py, create_responses in serving_responses.py).
-func roomless(ep mooncake.Endpoint, m fleet.Route) *openai.Error {
+func unserved(ep mooncake.Endpoint, m fleet.Route) *openai.Error {
 	why := ""
 	switch {
 	case !m.SGLang:

@@ -61,13 +61,13 @@ func TestWhatEnginesOfSGLangDoNotServe(t *testing.T) {
 	m := fleet.Route{Name: "m", Board: "m", SGLang: true}
 	lora, old := m, m
 	lora.Name, old.Whole[mooncake.Messages] = "adapter", true
-	require.Nil(t, roomless(mooncake.Responses, m))
-	require.Nil(t, roomless(mooncake.Responses, old))
-	require.Nil(t, roomless(mooncake.Messages, fleet.Route{Name: "a", Board: "m", Whole: old.Whole}), "not of SGLang")
+	require.Nil(t, unserved(mooncake.Responses, m))
+	require.Nil(t, unserved(mooncake.Responses, old))
+	require.Nil(t, unserved(mooncake.Messages, fleet.Route{Name: "a", Board: "m", Whole: old.Whole}), "not of SGLang")
 	for _, ep := range []mooncake.Endpoint{mooncake.Responses, mooncake.Messages} {
-		require.Contains(t, roomless(ep, lora).Message, "with the base model")
+		require.Contains(t, unserved(ep, lora).Message, "with the base model")
 	}
-	fail := roomless(mooncake.Messages, old)
+	fail := unserved(mooncake.Messages, old)
 	require.Equal(t, []any{404, "no_such_route"}, []any{fail.Status, fail.Code})
 	require.Contains(t, fail.Message, "SGLang 0.5.23 or later")
 }

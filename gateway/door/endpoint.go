@@ -1,6 +1,7 @@
 package door
 
 import (
+	"context"
 	"fmt"
 	"net/http"
 	"strconv"
@@ -11,8 +12,12 @@ import (
 	"evenkeel/gateway/openai"
 )
 
-// endpointLasts is how long a page of endpoint metrics is good: pickers ask every 50 ms, and anybody may ask.
-const endpointLasts = 50 * time.Millisecond
+// endpointLasts is how long a page of endpoint metrics is good, and endpointWaits how long one may take: anybody may ask for it, and it asks
+// the dispatcher.
+const (
+	endpointLasts = 200 * time.Millisecond
+	endpointWaits = time.Second
+)
 
 // metrics tells the picker of an InferencePool how busy the proxy is, in the words of vLLM.
 func (d *Door) metrics(ctx *fasthttp.RequestCtx) {
@@ -20,13 +25,23 @@ func (d *Door) metrics(ctx *fasthttp.RequestCtx) {
 		d.host.Requests.Fail(ctx, openai.NewError(http.StatusNotFound, "not_found", "no such path: "+string(ctx.Method())+" "+endpointPath+"; the metrics of this proxy are at its admin listener"))
 		return
 	}
-	d.endpoint.mu.Lock()
-	defer d.endpoint.mu.Unlock()
-	if now := time.Now(); now.Sub(d.endpoint.made) >= endpointLasts {
-		d.endpoint.made, d.endpoint.text = now, appendLoads(nil, d.host.Loads(ctx))
+	page := d.endpoint.last.Load()
+	if (page == nil || time.Since(page.made) >= endpointLasts) && d.endpoint.busy.CompareAndSwap(false, true) { // others get the page of before
+		wait, stop := context.WithTimeout(d.host.Service.Context(), endpointWaits)
+		loads := d.host.Loads(wait)
+		if wait.Err() == nil {
+			page = &endpointText{time.Now(), appendLoads(nil, loads)}
+			d.endpoint.last.Store(page)
+		}
+		stop()
+		d.endpoint.busy.Store(false)
+	}
+	if page == nil {
+		d.host.Requests.Fail(ctx, openai.Unavailable("starting", "nothing is known yet of how busy the engines are", 1))
+		return
 	}
 	ctx.SetContentType("text/plain; version=0.0.4; charset=utf-8")
-	_, _ = ctx.Write(d.endpoint.text) // into memory
+	_, _ = ctx.Write(page.text) // into memory
 }
 
 const endpointPath = "/metrics"
@@ -37,7 +52,7 @@ func appendLoads(dst []byte, loads []ModelLoad) []byte {
 		name, help string
 		of         func(l ModelLoad) float64
 	}{
-		{"vllm:num_requests_running", "Requests that have a decode slot.", func(l ModelLoad) float64 { return float64(l.Running) }},
+		{"vllm:num_requests_running", "Requests that an engine prefills, or that have a decode slot.", func(l ModelLoad) float64 { return float64(l.Running) }},
 		{"vllm:num_requests_waiting", "Requests that wait for a prefill or for a decode slot.", func(l ModelLoad) float64 { return float64(l.Waiting) }},
 		{"vllm:kv_cache_usage_perc", "Share of the decode ranks' KV cache that is in use. 1 is all of it.", func(l ModelLoad) float64 { return l.KV }},
 	} {

@@ -214,14 +214,17 @@ func TestTheStatusInTheTextOfARefusal(t *testing.T) {
 		`{"error":{"message":"503: the queue is full"}}`:                        503,
 		`{"error":{"message":"429: too many"}}`:                                 429,
 		`{"error":{"message":"400: no"}}`:                                       400,
+		`{"error":{"message":"499: no"}}`:                                       400,
+		`{"error":{"message":"401: no"}}`:                                       400,
 		`{"error":{"message":"600: no"}}`:                                       400,
 		`{"error":{"message":"the prompt has 500: too many"}}`:                  400,
 		`{"error":{"message":""}}`:                                              400,
 		`500: `:                                                                 400,
 		`{"type":"error","error":{"type":"api_error","message":"500: a text"}}`: 500,
 	} {
-		require.Equal(t, want, StatusOf(400, []byte(said)), said)
-		require.Equal(t, 404, StatusOf(404, []byte(said)), said)
+		require.Equal(t, want, StatusOf("/v1/responses", 400, []byte(said)), said)
+		require.Equal(t, 404, StatusOf("/v1/responses", 404, []byte(said)), said)
+		require.Equal(t, 400, StatusOf("/v1/chat/completions", 400, []byte(said)), said)
 	}
 }
 

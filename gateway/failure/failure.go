@@ -170,8 +170,8 @@ const (
 // StatusOf is the status that an engine's refusal deserves. SGLang answers 400 to a response whose generation has failed, and begins
 // the text with the status that a chat would have got (0.5.23, create_responses in entrypoints/openai/serving_responses.py, which has
 // the text of an HTTPException).
-func StatusOf(status int, body []byte) int {
-	if status != http.StatusBadRequest {
+func StatusOf(path string, status int, body []byte) int {
+	if status != http.StatusBadRequest || path != "/v1/responses" {
 		return status
 	}
 	var said struct {
@@ -179,7 +179,7 @@ func StatusOf(status int, body []byte) int {
 	}
 	_ = json.Unmarshal(body, &said) // what it is not has no message
 	if first, _, ok := strings.Cut(said.Error.Message, ": "); ok && len(first) == 3 {
-		if n, err := strconv.Atoi(first); err == nil && n > 400 && n < 600 {
+		if n, err := strconv.Atoi(first); err == nil && (n == http.StatusTooManyRequests || n >= 500 && n < 600) {
 			return n
 		}
 	}

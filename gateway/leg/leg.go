@@ -167,7 +167,7 @@ func ended(leg life.Leg, err error) life.Ended {
 func (c *Call) refused(resp *engine.Response) *failure.Fault {
 	c.Area.Refused(string(resp.Header(owner.EpochHeader)))
 	c.Refusal = failure.Body(resp)
-	status, side, id := failure.StatusOf(resp.StatusCode(), c.Refusal), c.side(), c.Target().ID
+	status, side, id := failure.StatusOf(c.Path, resp.StatusCode(), c.Refusal), c.side(), c.Target().ID
 	who := strings.TrimPrefix(side+" engine", failure.Engine+" ")
 	return &failure.Fault{
 		Ended: life.Ended{Leg: c.Leg, Far: life.Headed, Why: life.ByStatus(status)}, Answer: failure.Refused(c.Log, side, id, status, resp, c.Refusal), Status: status,

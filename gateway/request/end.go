@@ -154,7 +154,7 @@ func (s *stream) close() {
 func (s *stream) account() {
 	now, j, tokens := time.Now(), s.job, s.tokens()
 	j.told.Tell(journal.Event{What: journal.Relayed, Took: now.Sub(s.firstAt), Tokens: tokens})
-	if tokens > 1 && s.broken == nil && !s.whole {
+	if tokens > 1 && s.broken == nil && !s.whole && !s.muffled {
 		j.told.Tell(journal.Event{What: journal.Paced, Took: s.tokenAt.Sub(s.tokenFrom), Tokens: tokens})
 	}
 	s.reconcile()
@@ -168,7 +168,7 @@ func (s *stream) account() {
 // reconcile learns from a whole answer how well its tokens were counted while they
 // came: that count is the load of the ranks.
 func (s *stream) reconcile() {
-	if s.broken != nil || s.whole {
+	if s.broken != nil || s.whole || s.muffled {
 		return
 	}
 	s.rank.Traffic.Learn(s.Mirror.TokensPerChunk)

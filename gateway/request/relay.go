@@ -1,6 +1,7 @@
 package request
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -61,8 +62,8 @@ func (j *job) muffled(p *mooncake.Profile) bool {
 	if p.Connector != mooncake.SGLang || j.req.Endpoint != mooncake.Responses {
 		return false
 	}
-	_, may := j.body.Get("tools")
-	return may
+	tools, _ := j.body.Get("tools")
+	return len(tools) > 0 && tools[0] == '[' && len(bytes.TrimSpace(tools[1:len(tools)-1])) > 0
 }
 
 // opened notes that the first data event is here.
