@@ -113,7 +113,7 @@ func TestWhatATrustedGatewaySays(t *testing.T) {
 	page := c.ask("GET", c.url+"/metrics", "")
 	require.Equal(t, 200, page.status)
 	require.Contains(t, page.body, "vllm:num_requests_waiting{model_name=\""+model+"\"} 6\n")
-	require.Contains(t, page.body, "vllm:num_requests_running{model_name=\""+model+"\"} 0\n")
+	require.Contains(t, page.body, "vllm:num_requests_running{model_name=\""+model+"\"} 1\n", "the one that is prefilled")
 	free()
 	for _, r := range all {
 		require.Equal(t, 200, (<-r).status)

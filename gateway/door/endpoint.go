@@ -37,7 +37,7 @@ func (d *Door) metrics(ctx *fasthttp.RequestCtx) {
 		d.endpoint.busy.Store(false)
 	}
 	if page == nil {
-		d.host.Requests.Fail(ctx, openai.Unavailable("starting", "nothing is known yet of how busy the engines are", 1))
+		ctx.SetStatusCode(http.StatusServiceUnavailable) // nothing is known yet
 		return
 	}
 	ctx.SetContentType("text/plain; version=0.0.4; charset=utf-8")
