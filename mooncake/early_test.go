@@ -338,10 +338,10 @@ func TestReadEarlyProbe(t *testing.T) {
 		{"a message that was aborted", SGLang, strings.Replace(message, "max_tokens", "end_turn", 1), ProbeAnswer{CachedTokens: -1}, "stop_reason is not max_tokens"},
 		{"a message's stream", SGLang, messageEvents, ProbeAnswer{PromptTokens: 300, CachedTokens: -1, FinishReason: "length"}, ""},
 		{"a message's stream that was aborted", SGLang, strings.Replace(messageEvents, "max_tokens", "end_turn", 1), ProbeAnswer{PromptTokens: 300, CachedTokens: -1}, "stop_reason is not max_tokens"},
-		{"a message's stream that failed", SGLang, messageEvents[:strings.Index(messageEvents, "event: message_delta")] + failedEvent, ProbeAnswer{PromptTokens: 300, CachedTokens: -1}, "an error came with status 200"},
+		{"a message's stream that failed", SGLang, upTo(messageEvents, "event: message_delta") + failedEvent, ProbeAnswer{PromptTokens: 300, CachedTokens: -1}, "an error came with status 200"},
 		{"a response in one piece", SGLang, response, whole, ""},
 		{"a response's stream", SGLang, responseEvents, whole, ""},
-		{"a response's stream that was cut off", SGLang, responseEvents[:strings.Index(responseEvents, "event: response.incomplete")], ProbeAnswer{CachedTokens: -1}, "finish_reason is missing"},
+		{"a response's stream that was cut off", SGLang, upTo(responseEvents, "event: response.incomplete"), ProbeAnswer{CachedTokens: -1}, "finish_reason is missing"},
 		{"a response that failed", SGLang, failedResponse, ProbeAnswer{CachedTokens: -1}, "an error came with status 200"},
 		{"nothing", SGLang, "", ProbeAnswer{CachedTokens: -1}, "finish_reason is missing"},
 	} {
@@ -375,4 +375,9 @@ func TestACanaryForARankOfSGLang(t *testing.T) {
 	require.NotContains(t, string(p.Canary()("m", 3)), "dp_rank")
 	require.Contains(t, string(p.Canary()("m", 3)), `"bootstrap_room":3`)
 	require.Nil(t, profileOf(NIXLPull).Canary())
+}
+
+func upTo(text, mark string) string {
+	before, _, _ := strings.Cut(text, mark)
+	return before
 }
