@@ -132,10 +132,10 @@ rounds: ## what holding prompts is worth where ranks prefill and decode, on load
 	go run ./bench/rounds -out docs/results/rounds.md
 
 .PHONY: regret
-regret: ## how far each policy is from the best on 64 loads drawn at random, 25 minutes, and a policy that the twin chooses, about 40 more: the tables of docs/evidence.md; SEED=7 LOADS=8: others, printed, 4 minutes
+regret: ## how far each policy is from the best on 64 loads drawn at random, 25 minutes, what sending ahead gains and a policy that the twin chooses, about 40 more: the tables of docs/evidence.md; SEED=7 LOADS=8: others, printed, 4 minutes
 	go run ./bench/regret $(if $(SEED)$(LOADS),$(if $(SEED),-seed $(SEED)) $(if $(LOADS),-loads $(LOADS)),-out docs/evidence.md)
 	$(if $(SEED)$(LOADS),,go run ./bench/regret -ahead -loads 48 -out docs/evidence.md)
-	$(if $(SEED)$(LOADS),,go run ./bench/regret -auto auto:br0,evenkeel,evenkeel:hold=0 -out docs/evidence.md)
+	$(if $(SEED)$(LOADS),,go run ./bench/regret -loads 25 -auto auto:br0,evenkeel,evenkeel:hold=0 -out docs/evidence.md)
 
 .PHONY: twin
 twin: ## what the twin foretells and what happens, on reference engines over sockets: docs/results/twin.md; three loads side by side under two policies, 35 minutes of two idle cores; then five of ranks that prefill and decode, 20 minutes
