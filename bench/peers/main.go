@@ -129,7 +129,8 @@ func (b *bench) try(ctx context.Context, p *peer) (*seen, error) {
 	}
 	defer end()
 	s := &seen{}
-	one := load.Config{URLs: []string{"http://" + at}, Model: "ref", Requests: requests(b.requests), Concurrency: 8, Chat: 0.5, Stream: 0.5, Usage: 0.5, Chunked: true, Timeout: time.Minute, Seed: 1}
+	one := load.Config{URLs: []string{"http://" + at}, Model: "ref", Requests: requests(b.requests), Concurrency: 8,
+		Chat: 0.5, Stream: 0.5, Usage: 0.5, Chunked: true, Timeout: time.Minute, Seed: 1}
 	if s.whole, err = load.Run(ctx, one); err != nil {
 		return nil, err
 	}

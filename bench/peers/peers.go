@@ -73,9 +73,12 @@ func (b *bench) peers(ctx context.Context) ([]*peer, error) {
 		}
 	}
 	list := []*peer{
-		{name: "vllm-router", version: vllmRouter, connector: refengine.NIXLPull, ready: "/health", command: routed(env, "vllm-router", []string{"--vllm-pd-disaggregation", "--policy", "round_robin"}, false)},
-		{name: "sglang-router", version: sglangRouter, connector: refengine.SGLang, ready: "/readiness", command: routed(env, "smg", []string{"launch", "--pd-disaggregation", "--policy", "random"}, true)},
-		{name: "sglang-router, mini", version: sglangRouter, connector: refengine.SGLang, ready: "/health", command: routed(env, "smg", []string{"launch", "--pd-disaggregation", "--mini-lb"}, true)},
+		{name: "vllm-router", version: vllmRouter, connector: refengine.NIXLPull, ready: "/health",
+			command: routed(env, "vllm-router", []string{"--vllm-pd-disaggregation", "--policy", "round_robin"}, false)},
+		{name: "sglang-router", version: sglangRouter, connector: refengine.SGLang, ready: "/readiness",
+			command: routed(env, "smg", []string{"launch", "--pd-disaggregation", "--policy", "random"}, true)},
+		{name: "sglang-router, mini", version: sglangRouter, connector: refengine.SGLang, ready: "/health",
+			command: routed(env, "smg", []string{"launch", "--pd-disaggregation", "--mini-lb"}, true)},
 	}
 	for _, example := range []struct {
 		name, file string

@@ -71,7 +71,8 @@ func (o options) ahead(ctx context.Context) (string, error) {
 			fmt.Sprintf("%.2f", geomean(times(first, 0, 1, s), all(len(loads)))), percents(times(pace, 0, 1, s)), percents(times(throughput, 0, 0, 0)))
 	}
 	var b strings.Builder
-	fmt.Fprintf(&b, "`go run ./bench/regret -ahead -seed %d -loads %d`: the first %d loads whose KV takes a step or more to a rank, in the geometric mean with the 95 %% interval.\n\n%s",
+	fmt.Fprintf(&b, "`go run ./bench/regret -ahead -seed %d -loads %d`: the first %d loads whose KV takes a step or more to a rank, "+
+		"in the geometric mean with the 95 %% interval.\n\n%s",
 		o.seed, o.loads, o.loads, m.String())
 	return b.String(), nil
 }

@@ -93,7 +93,7 @@ func (e *Engines) pull(r *Rank, step int64) {
 	for i := range r.Legs {
 		l := &r.Legs[i]
 		if !l.Pulled {
-			if !r.fits(int64(l.Prompt)) && r.KV > 0 || l.Since > step {
+			if !r.fits(int64(l.Prompt)) && r.KV > 0 || r.Runs > 0 && l.Since > step {
 				return
 			}
 			l.Pulled, l.Ready = true, e.Now

@@ -12,36 +12,42 @@ import (
 	"evenkeel/gateway/openai"
 )
 
-// endpointLasts is how long a page of endpoint metrics is good, and endpointWaits how long one may take: anybody may ask for it, and it asks
-// the dispatcher.
+// Anybody may ask for the page, and it asks the dispatcher. So it is made anew after endpointLasts at the soonest, takes endpointWaits at most,
+// and is no page any more after endpointStale.
 const (
 	endpointLasts = 200 * time.Millisecond
 	endpointWaits = time.Second
+	endpointStale = 10 * time.Second
 )
 
 // metrics tells the picker of an InferencePool how busy the proxy is, in the words of vLLM.
 func (d *Door) metrics(ctx *fasthttp.RequestCtx) {
 	if !d.host.Config.Settings().GatewayAPI.Metrics {
-		d.host.Requests.Fail(ctx, openai.NewError(http.StatusNotFound, "not_found", "no such path: "+string(ctx.Method())+" "+endpointPath+"; the metrics of this proxy are at its admin listener"))
+		d.host.Requests.Fail(ctx, openai.NewError(http.StatusNotFound, "not_found",
+			"no such path: "+string(ctx.Method())+" "+endpointPath+"; the metrics of this proxy are at its admin listener"))
 		return
 	}
 	page := d.endpoint.last.Load()
 	if (page == nil || time.Since(page.made) >= endpointLasts) && d.endpoint.busy.CompareAndSwap(false, true) { // others get the page of before
-		wait, stop := context.WithTimeout(d.host.Service.Context(), endpointWaits)
-		loads := d.host.Loads(wait)
-		if wait.Err() == nil {
-			page = &endpointText{time.Now(), appendLoads(nil, loads)}
-			d.endpoint.last.Store(page)
-		}
-		stop()
-		d.endpoint.busy.Store(false)
+		d.look()
+		page = d.endpoint.last.Load()
 	}
-	if page == nil {
-		ctx.SetStatusCode(http.StatusServiceUnavailable) // nothing is known yet
+	if page == nil || time.Since(page.made) >= endpointStale {
+		ctx.SetStatusCode(http.StatusServiceUnavailable) // nobody knows
 		return
 	}
 	ctx.SetContentType("text/plain; version=0.0.4; charset=utf-8")
 	_, _ = ctx.Write(page.text) // into memory
+}
+
+// look makes the page anew, unless the dispatcher does not answer.
+func (d *Door) look() {
+	defer d.endpoint.busy.Store(false)
+	wait, stop := context.WithTimeout(d.host.Service.Context(), endpointWaits)
+	defer stop()
+	if loads := d.host.Loads(wait); wait.Err() == nil {
+		d.endpoint.last.Store(&endpointText{time.Now(), appendLoads(nil, loads)})
+	}
 }
 
 const endpointPath = "/metrics"
