@@ -104,7 +104,8 @@ func run(ctx context.Context, args []string, out io.Writer) (ok bool, err error)
 			fmt.Fprintf(out, "       %s: %s\n", o.verdict, o.seen)
 		}
 		if ctx.Err() != nil {
-			break // of a row that was interrupted nothing is known
+			t.part = true // of a row that was interrupted nothing is known
+			break
 		}
 		t.add(r, o)
 	}
