@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"cmp"
 	"encoding/json"
+	"math"
 	"net/http"
 )
 
@@ -13,7 +14,7 @@ var routing = []string{"bootstrap_host", "bootstrap_port", "bootstrap_room", "ro
 
 // ChatOfSGLang is Chat of an engine of SGLang. An older one does not know the members of routing.
 func ChatOfSGLang(body []byte, knows bool) ([]byte, error) {
-	text, err := Chat(body)
+	text, err := Chat(body, math.MaxInt)
 	if err != nil {
 		return nil, err
 	}
