@@ -174,11 +174,11 @@ func TestMessagesThatAreRefused(t *testing.T) {
 	require.Zero(t, c.prefill[0].Stats().Requests)
 }
 
-// An engine before vLLM 0.32 may know no cache_salt at /v1/messages: what is discarded would stay in its prefix cache.
+// An engine before vLLM 0.27 knows no cache_salt at /v1/messages: what is discarded would stay in its prefix cache.
 func TestAMessageGoesWholeToAnEngineThatTakesNoHandOffForIt(t *testing.T) {
 	t.Parallel()
 	c := start(t, takesMessages(options{
-		decode: []refengine.Config{{Version: "0.31.0"}}, profile: mooncake.Profile{AllowLocalPrefill: true}, configure: func(cfg *config.Config) { cfg.ExposeRoute = true },
+		decode: []refengine.Config{{Version: "0.26.0"}}, profile: mooncake.Profile{AllowLocalPrefill: true}, configure: func(cfg *config.Config) { cfg.ExposeRoute = true },
 	}))
 	prompt := reftext.MakePrompt(3, 500)
 	r := c.post(messagesPath, wordsOf(prompt, `"stream":true,`))
@@ -228,7 +228,7 @@ func TestEnginesOfAscendDoNotServeMessages(t *testing.T) {
 	require.Equal(t, http.StatusNotFound, r.status, r.body)
 	kind, says := answertest.Refused(t, r.body)
 	require.Equal(t, "not_found_error", kind)
-	require.Equal(t, `/v1/messages is not served for "ref": it needs engines of vLLM or of SGLang, and this model has engines of vllm-ascend; `+
-		"use /v1/chat/completions, or ask the operator whether the connector of the engines is right", says)
+	require.Equal(t, `/v1/messages is not served for "ref": this model has decode engines of vllm-ascend, which may end an answer early when they `+
+		"have no memory left, and this endpoint would not say so; use /v1/chat/completions, or ask the operator whether the connector of the engines is right, and for gives_back: false", says)
 	require.Zero(t, c.prefill[0].Stats().Requests)
 }

@@ -299,7 +299,7 @@ func TestEnginesOfAscendDoNotServeResponses(t *testing.T) {
 	require.Equal(t, http.StatusNotFound, r.status, r.body)
 	code, _, _ := failure(t, r)
 	require.Equal(t, "no_such_route", code)
-	require.Contains(t, r.body, "this model has engines of vllm-ascend; use /v1/chat/completions")
+	require.Contains(t, r.body, "decode engines of vllm-ascend, which may end an answer early")
 	require.Zero(t, c.prefill[0].Stats().Requests)
 }
 

@@ -62,11 +62,15 @@ func (p *Profile) alwaysEarly() bool { return alwaysEarly[p.Connector] != "" }
 // nixl says whether the hand-off is vLLM's NIXL, whose hold is a lease that the queue of a decode engine renews.
 func (p *Profile) nixl() bool { return p.Connector == NIXLPull || p.Connector == NIXLPush }
 
-// Ascend says whether the engine is one of vllm-ascend, which may end an answer for want of
-// memory and say so only in stop_reason.
+// Ascend says whether the engine is one of vllm-ascend.
 func (p *Profile) Ascend() bool {
 	return p.Connector == AscendMooncakeV1 || p.Connector == AscendLayerwise
 }
+
+// MayGiveBack says whether a decode engine may end an answer for want of memory and say so only in
+// stop_reason, which responses and messages do not show (vLLM 0.27.1, messages_full_converter in
+// entrypoints/anthropic/serving.py, responses_full_generator in entrypoints/openai/responses/serving.py).
+func (p *Profile) MayGiveBack() bool { return p.Ascend() && (p.GivesBack == nil || *p.GivesBack) }
 
 // How a probe makes sure that the end-of-sequence token does not end it: such
 // an end returns no handoff.
@@ -138,6 +142,7 @@ type Profile struct {
 	ClampsMaxTokens   *bool         `yaml:"clamps_max_tokens"` // nil: by the decode engine's version
 	BootstrapPort     int           `yaml:"bootstrap_port"`    // vllm-mooncake and sglang
 	NameRanks         *bool         `yaml:"name_ranks"`        // sglang: requests say which rank is meant; nil: they do
+	GivesBack         *bool         `yaml:"gives_back"`        // vllm-ascend: the decode engine's recompute scheduler may be on; nil: it may
 }
 
 // MetricNames are the engine's gauges; an empty name is looked for under the
@@ -248,6 +253,9 @@ func (p Profile) Validate() error {
 	}
 	if p.NameRanks != nil && p.Connector != SGLang {
 		bad("name_ranks has no meaning with connector %s: only requests to SGLang name ranks in their bodies; remove it", p.Connector)
+	}
+	if p.GivesBack != nil && !p.Ascend() {
+		bad("gives_back has no meaning with connector %s: only engines of vllm-ascend give requests back; remove it", p.Connector)
 	}
 	for _, h := range p.KVHosts {
 		if strings.TrimSpace(h) == "" {

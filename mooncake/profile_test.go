@@ -171,3 +171,17 @@ func TestOnlyRequestsToSGLangNameRanks(t *testing.T) {
 		}
 	}
 }
+
+func TestOnlyEnginesOfAscendGiveBack(t *testing.T) {
+	for _, connector := range Connectors() {
+		p := Profile{Name: "mine", Connector: connector, GivesBack: new(false)}.WithDefaults()
+		require.False(t, p.MayGiveBack())
+		if p.Ascend() {
+			require.NoError(t, p.Validate())
+			p.GivesBack = nil
+			require.True(t, p.MayGiveBack())
+			continue
+		}
+		require.ErrorContains(t, p.Validate(), `profile "mine": gives_back has no meaning with connector `+connector)
+	}
+}

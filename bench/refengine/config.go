@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"net"
 	"net/http"
 	"slices"
@@ -275,12 +276,17 @@ func (c Config) group() group.Config {
 		FirstAtOnce: c.FirstAtOnce, Spread: c.Spread, Recompute: c.RecomputeEnable, PrefillBase: c.PrefillBase, PrefillPer: c.PrefillPerToken, Waits: waits, Mixed: mixed}
 }
 
-// before tells whether the engine is older than a 0.x of vLLM. An engine whose
-// version says nothing is new.
-func (c Config) before(minor int) bool {
+// before tells whether the engine is older than a 0.x of vLLM.
+func (c Config) before(minor int) bool { return c.minor() < minor }
+
+// minor is the x of vLLM 0.x. An engine whose version says nothing is new.
+func (c Config) minor() int {
 	var major, has int
 	n, _ := fmt.Sscanf(c.Version, "%d.%d", &major, &has)
-	return c.Connector != SGLang && n == 2 && major == 0 && has < minor
+	if c.Connector == SGLang || n != 2 || major > 0 {
+		return math.MaxInt
+	}
+	return has
 }
 
 // namesRequests: before 0.14 a hand-off of vllm-ascend did not say which request

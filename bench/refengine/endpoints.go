@@ -32,7 +32,10 @@ var endpoints = map[string]endpoint{
 	"/v1/responses": {http.MethodPost, false, func(l *life, x *exchange) bool {
 		return l.translate(x, responses.Chat, &responses.Writer{Model: l.engine.cfg.Model, TellsIncomplete: !l.engine.cfg.before(33)})
 	}},
-	"/v1/messages":              {http.MethodPost, false, func(l *life, x *exchange) bool { return l.translate(x, messages.Chat, new(messages.Writer)) }},
+	"/v1/messages": {http.MethodPost, false, func(l *life, x *exchange) bool {
+		chat := func(body []byte) ([]byte, error) { return messages.Chat(body, l.engine.cfg.minor()) }
+		return l.translate(x, chat, &messages.Writer{Before32: l.engine.cfg.before(32)})
+	}},
 	"/v1/messages/count_tokens": {http.MethodPost, false, (*life).serveCount},
 	"/v1/models":                {http.MethodGet, false, (*life).serveModels},
 	"/health":                   {http.MethodGet, true, (*life).serveHealth},

@@ -55,8 +55,13 @@ func (l *life) serveResponseOfSGLang(x *exchange) bool {
 }
 
 func (l *life) serveMessageOfSGLang(x *exchange) bool {
-	chat := func(body []byte) ([]byte, error) { return messages.ChatOfSGLang(body, l.engine.cfg.roomsEverywhere()) }
-	return l.translate(x, chat, &messages.SGLang{Model: l.engine.cfg.Model})
+	w := &messages.SGLang{Model: l.engine.cfg.Model}
+	chat := func(body []byte) (text []byte, err error) {
+		text, err = messages.ChatOfSGLang(body, l.engine.cfg.roomsEverywhere())
+		w.Taken = err == nil
+		return text, err
+	}
+	return l.translate(x, chat, w)
 }
 
 // serveAbort ends all requests whose rid begins with the one that is given.
@@ -109,19 +114,24 @@ func (r *request) enter(m map[string]json.RawMessage, role Role) *apiError {
 func (b *bound) dispatch(x *exchange, room bind.Room) (rank int, refused *apiError, lost func() bool) {
 	cfg := b.engine.cfg
 	named := room.Rank
-	if header, err := strconv.Atoi(x.Req.Header.Get("X-Data-Parallel-Rank")); err == nil {
-		named = header
+	var wrong error
+	if header := x.Req.Header.Get("X-Data-Parallel-Rank"); header != "" {
+		named, wrong = strconv.Atoi(header)
 	}
 	masked := func(rank int) bool {
 		return b.engine.faults.strike(func(r Rule) bool { return r.Fault == MaskedRank && r.isAt(rank) }) != nil
 	}
 	var err error
+	size := cfg.DPSize
+	if cfg.DPMode == "external" { // a server of its own
+		rank, size = x.Port, 1
+	}
 	switch {
-	case cfg.DPMode == "external":
-		rank = x.Port
-	case room.Rank >= cfg.DPSize || named != -1 && (named < 0 || named >= cfg.DPSize):
-		refused = refuse(400, "routed_dp_rank=%d out of range [0, %d)", named, cfg.DPSize)
-	case cfg.DPSize > 1:
+	case wrong != nil:
+		refused = refuse(400, "Invalid X-Data-Parallel-Rank header: must be an integer, got '%s'", x.Req.Header.Get("X-Data-Parallel-Rank"))
+	case named != bind.NoRank && (named < 0 || named >= size):
+		refused = refuse(400, "routed_dp_rank=%d out of range [0, %d)", named, size)
+	case size > 1:
 		if rank, err = b.controller.Dispatch(named, room.ID, masked); err == nil && named < 0 && masked(rank) {
 			lost = x.Hang // no process reads the request from that rank's socket
 		}
@@ -137,7 +147,7 @@ func (b *bound) dispatch(x *exchange, room bind.Room) (rank int, refused *apiErr
 
 // serveScore makes a request of one token of what is to be scored, and gives it no room.
 func (b *bound) serveScore(x *exchange) bool {
-	_, refused, lost := b.dispatch(x, bind.Room{ID: -1, Rank: -1})
+	_, refused, lost := b.dispatch(x, bind.Room{ID: -1, Rank: bind.NoRank})
 	if lost != nil {
 		return lost()
 	}

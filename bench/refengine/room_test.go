@@ -313,6 +313,7 @@ func TestWhatEndsAServerOfSGLang(t *testing.T) {
 		{"the ranks of a decode server take turns", Config{Role: Decode, DPSize: 2}, "/v1/completions", `{"model":"ref","prompt":"a"}`, 400},
 		{"unless they follow the room", Config{Role: Decode, DPSize: 2, LoadBalance: "follow_bootstrap_room"}, "/v1/completions", `{"model":"ref","prompt":"a"}`, 0},
 		{"a vector is not made", Config{Role: Prefill, DPSize: 2}, "/v1/embeddings", `{"model":"ref","input":"a"}`, 400},
+		{"the first rank before the first", Config{Role: Prefill, DPSize: 2}, "/v1/completions", `{"model":"ref","prompt":"a","routed_dp_rank":-1}`, 400},
 		{"a rank without a GPU is named", Config{Role: Decode, DPSize: 2, Faults: masked}, "/v1/completions", `{"model":"ref","prompt":"a","routed_dp_rank":1}`, 0},
 		{"another one is named", Config{Role: Decode, DPSize: 2, Faults: masked}, "/v1/completions", `{"model":"ref","prompt":"a","routed_dp_rank":0}`, 400},
 		{"none is named", Config{Role: Decode, DPSize: 2, Faults: masked}, "/v1/completions", `{"model":"ref","prompt":"a"}`, 400},

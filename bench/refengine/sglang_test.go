@@ -20,7 +20,7 @@ func TestHowSGLangRefusesAResponseAndAMessage(t *testing.T) {
 		status                 int
 		says                   []string // of the answer, in this order
 	}{
-		{"a message without a room", "/v1/messages", message, "", 400, []string{`{"error":{"message":"` + roomless + `","type":"invalid_request_error"},"type":"error"}`}},
+		{"a message without a room", "/v1/messages", message, "", 400, []string{`{"error":{"message":"` + roomless + `","type":"BadRequestError"},"type":"error"}`}},
 		{"a message without a room, streamed", "/v1/messages", message, streaming, 200, []string{"event: message_start\n", "event: error\n", roomless, "event: message_stop\n"}},
 		{"a response without a room", "/v1/responses", response, "", 400, []string{`"message":"` + roomless + `"`}},
 		{"a response without a room, streamed", "/v1/responses", response, streaming, 200, []string{"event: response.created\n", "event: response.in_progress\n", "event: response.failed\n", `"code":"server_error","message":"` + roomless}},
@@ -39,5 +39,30 @@ func TestHowSGLangRefusesAResponseAndAMessage(t *testing.T) {
 				rest = after
 			}
 		})
+	}
+}
+
+// Seen with the server of SGLang 0.5.23 before schedulers that compute nothing.
+func TestWhatTheServerOfSGLangSays(t *testing.T) {
+	e, p := sglangRanks(t, Config{Role: Prefill, DPSize: 2})
+	const chat, message, response = "/v1/chat/completions", "/v1/messages", "/v1/responses"
+	alone := `"bootstrap_host":"2.2.2.2","bootstrap_port":1,"bootstrap_room":2,"model":"ref",`
+	ask := alone + `"max_tokens":3,"messages":[{"role":"user","content":"a b"}]`
+	for _, row := range []struct{ path, header, body, says string }{
+		{chat, "", `{` + ask + `,"routed_dp_rank":-1}`, `"routed_dp_rank=-1 out of range [0, 2)"`},
+		{chat, "7", `{` + ask + `,"routed_dp_rank":0}`, `"routed_dp_rank=7 out of range [0, 2)"`},
+		{chat, "0", `{` + ask + `,"routed_dp_rank":7}`, `"finish_reason":"length"`},
+		{chat, "x", `{` + ask + `}`, `"Invalid X-Data-Parallel-Rank header: must be an integer, got 'x'"`},
+		{message, "", `{` + ask + `,"routed_dp_rank":7}`, `{"error":{"message":"routed_dp_rank=7 out of range [0, 2)","type":"BadRequestError"},"type":"error"}`},
+		{message, "", `{"model":"ref","messages":[]}`, `"type":"invalid_request_error"`},
+		{response, "", `{` + alone + `"input":"a b","request_id":"resp_mine","max_output_tokens":9}`, `"id":"resp_mine"`},
+		{response, "", `{` + alone + `"input":"a b","request_id":"resp_mine","max_output_tokens":9,"stream":true}`, `"id":"resp_mine"`},
+	} {
+		var headers []string
+		if row.header != "" {
+			headers = []string{"X-Data-Parallel-Rank", row.header}
+		}
+		r := do(p.c, "POST", e.URLs()[0]+row.path, row.body, headers...)
+		require.Contains(t, r.body, row.says)
 	}
 }

@@ -201,7 +201,7 @@ func (d *Door) admit(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, in *incomin
 			return req, m, fail
 		}
 		if m.Blind {
-			return req, m, openai.NewError(http.StatusNotFound, "no_such_route", ep.Path()+" is not served for "+strconv.Quote(req.Model)+": it needs engines of vLLM or of SGLang, and this model has engines of vllm-ascend; use /v1/chat/completions, or ask the operator whether the connector of the engines is right")
+			return req, m, openai.NewError(http.StatusNotFound, "no_such_route", ep.Path()+" is not served for "+strconv.Quote(req.Model)+blind)
 		}
 		in.Whole = m.Whole[ep]
 		if fail := unserved(ep, m); fail != nil {
@@ -236,6 +236,10 @@ func (d *Door) admit(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, in *incomin
 	}
 	return req, m, nil
 }
+
+// blind is why a request is refused whose answer could be cut short without a word.
+const blind = ": this model has decode engines of vllm-ascend, which may end an answer early when they have no memory left, and this endpoint would not say so; " +
+	"use /v1/chat/completions, or ask the operator whether the connector of the engines is right, and for gives_back: false"
 
 // unserved refuses a request that engines of SGLang would not compute, or would compute with another model: in a message they look
 // for a LoRA adapter behind a colon of the model's name, and in a response not at all (0.5.23, _resolve_lora_path in

@@ -163,6 +163,24 @@ func (f *Fleet) Differ(prefill, decode, model string) {
 		zap.String("decode", d.id), zap.String("decode_version", versions[1]))
 }
 
+// GaveBack says that a decode engine gave an answer back. If its profile says that it never does, responses and
+// messages that it gave back were taken for whole. It gets none of them any more, until it starts anew.
+func (f *Fleet) GaveBack(decode string) {
+	f.mu.Lock()
+	in := f.instances[decode]
+	wrong := in != nil && in.profile.Ascend() && !in.mayGiveBack()
+	if wrong {
+		in.gaveBack = in.processes.number + 1
+	}
+	f.mu.Unlock()
+	if !wrong {
+		return
+	}
+	f.host.Log.Error("ALARM: a decode engine gave a request back, and gives_back is false in its profile: responses and messages of it may have been cut short, and are refused now; start the engine without recompute_scheduler_enable, or remove gives_back",
+		zap.String("decode", in.id))
+	f.Publish()
+}
+
 // Up counts the engines that take requests now, and of which tier and dispatcher know it.
 func (f *Fleet) Up() (prefills, decodes int) {
 	f.mu.RLock()

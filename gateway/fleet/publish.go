@@ -234,7 +234,7 @@ func (f *Fleet) route(routes map[string]Route, in *instance, up bool) {
 			r.Whole[ep] = r.Whole[ep] || up && in.role != Aggregated && !in.takesHandOff(mooncake.Endpoint(ep))
 		}
 		r.SGLang = r.SGLang || in.profile.Connector == mooncake.SGLang
-		r.Blind = r.Blind || up && in.role != Aggregated && in.profile.Ascend()
+		r.Blind = r.Blind || up && in.mayGiveBack()
 		if in.role != Decode {
 			r.Prefill = r.Prefill || up
 		}

@@ -94,6 +94,7 @@ type instance struct {
 	own bool // stands in the config, and is discovery's no more
 	standing
 	processes processes // seen at its address
+	gaveBack  int       // the process that gave an answer back, counted from 1, though its profile says that none does; 0: none did
 }
 
 func (i *instance) key() string { return i.role + " " + i.id }
@@ -157,6 +158,11 @@ func (i *instance) takesHandOff(ep mooncake.Endpoint) bool {
 		return ep.Common() || i.roomsEverywhere()
 	}
 	return ep.Common() || !i.profile.Early() && i.profile.Connector != mooncake.NIXLPush && i.reaches(handOffMinor[ep], false)
+}
+
+// mayGiveBack says whether a decode engine may give an answer back, which responses and messages do not show.
+func (i *instance) mayGiveBack() bool {
+	return i.role == Decode && (i.profile.MayGiveBack() || i.gaveBack == i.processes.number+1)
 }
 
 // has says whether an engine serves a model, as far as is known.
@@ -415,5 +421,6 @@ var firstRooms = [3]int{0, 5, 23}
 // handOffMinor is the first 0.x of vLLM of which it is sure that it takes hand-offs at an endpoint,
 // where not every one does. An earlier one would drop them without a word. Responses have them
 // since PR 37424, of March 2026. Messages have them since PR 37535, of the same month, but
-// cache_salt, by which a discard keeps its KV apart, since PR 49498, of July 2026.
-var handOffMinor = map[mooncake.Endpoint]int{mooncake.Responses: 20, mooncake.Messages: 32}
+// cache_salt, by which a discard keeps its KV apart, since PR 49498, of July 2026: it is in 0.27.0
+// and not in 0.26.0 (AnthropicMessagesRequest in entrypoints/anthropic/protocol.py).
+var handOffMinor = map[mooncake.Endpoint]int{mooncake.Responses: 20, mooncake.Messages: 27}

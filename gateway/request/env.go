@@ -69,6 +69,7 @@ type Fleet interface {
 	DownSince(instance string, at time.Time) bool
 	Context(instance string) int
 	NamesRequests(c prefill.Candidate) bool
+	GaveBack(decode string)
 	Exchange(c prefill.Candidate) (*mooncake.Exchange, error)
 	Made(b fleet.Birth, c prefill.Candidate, id string) fleet.Birth
 	Track(at fleet.Place, call *engine.Call, safe bool) *fleet.Run

@@ -144,6 +144,8 @@ func (f *engines) Learn(c prefill.Candidate, _ fleet.Birth, at *mooncake.Coordin
 	f.at[c.ID] = at
 }
 
+func (f *engines) GaveBack(string) {}
+
 func (f *engines) Differ(_, _, model string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"hash/fnv"
+	"math"
 	"net"
 	"strconv"
 	"strings"
@@ -13,11 +14,14 @@ import (
 	"sync/atomic"
 )
 
+// NoRank is the rank of a leg that names none. -1 is a name, and of no rank.
+const NoRank = math.MinInt
+
 // Room is where the two legs of a request to SGLang meet.
 type Room struct {
 	ID          int64  // -1: the request has no room
 	Address     string // of the prefill engine's bootstrap server
-	Rank        int    // that the leg names, -1 = none
+	Rank        int    // that the leg names; NoRank: it names none
 	PrefillRank int    // of the prefill engine, as the decode leg names it, -1 = none
 	RID         string
 	Fake        bool   // no other engine takes part
@@ -31,7 +35,7 @@ var shaping = []string{"temperature", "top_p", "top_k", "min_p", "seed", "presen
 
 // ReadRoom reads the members of a body that say where its legs meet.
 func ReadRoom(body map[string]json.RawMessage) (*Room, error) {
-	r := &Room{ID: -1, Rank: -1, PrefillRank: -1}
+	r := &Room{ID: -1, Rank: NoRank, PrefillRank: -1}
 	host, port := "", 0
 	for _, m := range []struct {
 		key string

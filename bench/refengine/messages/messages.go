@@ -1,5 +1,6 @@
 // Package messages has a reference engine speak /v1/messages, Anthropic's dialect, in the shapes of
-// vLLM 0.32: a request becomes the chat that it means, and the chat's answer the message.
+// vLLM 0.32, and where Before32 says so of 0.27.1: a request becomes the chat that it means, and
+// the chat's answer the message.
 package messages
 
 import (
@@ -80,8 +81,8 @@ type said struct {
 	Content string `json:"content"`
 }
 
-// Chat is the chat that a request means.
-func Chat(body []byte) ([]byte, error) {
+// Chat is the chat that a request means to vLLM 0.minor.
+func Chat(body []byte, minor int) ([]byte, error) {
 	var r request
 	if err := json.Unmarshal(body, &r); err != nil {
 		return nil, err
@@ -93,7 +94,7 @@ func Chat(body []byte) ([]byte, error) {
 		Produces bool `json:"do_remote_decode"`
 	}
 	_ = json.Unmarshal(r.KV, &kv) // what it is not, generate refuses
-	if t := r.Thinking; t != nil && t.Type == "enabled" && t.Budget >= *r.MaxTokens && !kv.Produces {
+	if t := r.Thinking; minor >= 31 && t != nil && t.Type == "enabled" && t.Budget >= *r.MaxTokens && !kv.Produces {
 		return nil, errors.New("thinking.budget_tokens must be less than max_tokens")
 	}
 	chat, err := r.chat()
@@ -104,7 +105,7 @@ func Chat(body []byte) ([]byte, error) {
 	if len(r.Stops) > 0 {
 		chat["stop"] = r.Stops
 	}
-	if r.Salt != "" {
+	if r.Salt != "" && minor >= 27 { // an earlier one drops it
 		chat["cache_salt"] = r.Salt
 	}
 	for key, v := range map[string]json.RawMessage{"temperature": r.Heat, "top_p": r.TopP, "kv_transfer_params": r.KV} {
@@ -181,10 +182,13 @@ func (r *request) chat() (map[string]any, error) {
 
 // A Writer turns a chat's answer into a message's.
 type Writer struct {
+	Before32 bool // no stop string is told, and with it nothing that stands in its place, as "recomputed" does
+
 	begun  bool
 	open   string // type of the block that is open; empty: none is
 	blocks int    // that are closed
 	called bool
+	args   []byte // of the last tool
 	finish string
 	stop   *string // the stop string that ended it
 	broken bool
@@ -240,22 +244,21 @@ func (u *usage) spent() map[string]int {
 	return told
 }
 
-// reason is how the answer ended, as a message says it; nil: it does not.
+// reason is how the answer ended, as a message says it; nil: it does not. A tool whose arguments
+// a stop string cut short must not be called (_to_anthropic_stop_reason in entrypoints/anthropic/serving.py).
 func (w *Writer) reason() (why, stop *string) {
-	reason := ""
+	reason := "end_turn"
 	switch {
 	case w.finish == "length":
 		reason = "max_tokens"
 	case w.finish != "stop" && w.finish != "tool_calls":
 		return nil, nil
-	case w.called:
+	case w.Before32 && w.finish == "tool_calls", !w.Before32 && w.called && (w.stop == nil || json.Valid(w.args)):
 		reason = "tool_use"
-	case w.stop != nil:
-		reason = "stop_sequence"
-	default:
-		reason = "end_turn"
+	case !w.Before32 && w.stop != nil:
+		reason, stop = "stop_sequence", w.stop
 	}
-	return &reason, w.stop
+	return &reason, stop
 }
 
 func event(dst []byte, kind string, members map[string]any) []byte {
@@ -296,7 +299,11 @@ func (w *Writer) chunk(events, data []byte) []byte {
 	}
 	if len(c.Choices) == 0 {
 		why, stop := w.reason()
-		return event(w.close(events), "message_delta", map[string]any{"delta": map[string]any{"stop_reason": why, "stop_sequence": stop}, "usage": c.Usage.spent()})
+		delta := map[string]any{"stop_reason": why, "stop_sequence": stop}
+		if w.Before32 {
+			delete(delta, "stop_sequence")
+		}
+		return event(w.close(events), "message_delta", map[string]any{"delta": delta, "usage": c.Usage.spent()})
 	}
 	one := &c.Choices[0]
 	if one.Finish != "" {
@@ -318,10 +325,11 @@ func (w *Writer) deltas(events []byte, d *words) []byte {
 	}
 	for _, call := range d.Calls {
 		if call.Function.Name != "" {
-			w.called = true
+			w.called, w.args = true, nil
 			events = w.begin(w.close(events), "tool_use", map[string]any{"type": "tool_use", "id": call.ID, "name": call.Function.Name, "input": map[string]any{}})
 		}
 		if call.Function.Arguments != "" {
+			w.args = append(w.args, call.Function.Arguments...)
 			events = w.delta(events, map[string]any{"type": "input_json_delta", "partial_json": call.Function.Arguments})
 		}
 	}
@@ -367,6 +375,7 @@ func (w *Writer) Whole(_ string, chat []byte) (message []byte, status int) {
 	one := &c.Choices[0]
 	w.finish, w.called = one.Finish, len(one.Message.Calls) > 0
 	_ = json.Unmarshal(one.Stop, &w.stop)
+	w.args = []byte("{}") // where they are not, there is no answer
 	var blocks []any
 	if thought := cmp.Or(one.Message.Reasoning, one.Message.Older); thought != "" {
 		blocks = append(blocks, map[string]any{"type": "thinking", "thinking": thought, "signature": "signed"})

@@ -13,7 +13,7 @@ func TestTheChatOfAMessage(t *testing.T) {
 		`{"model":"m","max_tokens":5,"system":[{"type":"text","text":"s"}],"messages":[{"role":"user","content":[{"type":"text","text":"a"},{"type":"image","source":{}}]},{"role":"assistant","content":[{"type":"tool_use","name":"f","input":{"x":1}}]},{"role":"user","content":[{"type":"tool_result","content":[{"type":"text","text":"r"}]}]}],"tools":[{"name":"f","input_schema":{"type":"object"}}],"tool_choice":{"type":"any"},"stop_sequences":["x"],"stream":true,"cache_salt":"z","temperature":0.5,"kv_transfer_params":{"do_remote_decode":true}}`: `{"model":"m","max_tokens":5,"messages":[{"role":"system","content":"s"},{"role":"user","content":"a"},{"role":"assistant","content":"f{\"x\":1}"},{"role":"tool","content":"r"}],"tools":[{"type":"function","function":{"name":"f","description":"","parameters":{"type":"object"}}}],"tool_choice":"required","stop":["x"],"stream":true,"stream_options":{"include_usage":true,"continuous_usage_stats":true},"cache_salt":"z","temperature":0.5,"kv_transfer_params":{"do_remote_decode":true}}`,
 		`{"model":"m","max_tokens":1,"messages":[{"role":"user","content":"a"}],"thinking":{"type":"enabled","budget_tokens":1024},"kv_transfer_params":{"do_remote_decode":true},"tool_choice":{"type":"tool","name":"f"}}`: `{"model":"m","max_tokens":1,"messages":[{"role":"user","content":"a"}],"kv_transfer_params":{"do_remote_decode":true},"tool_choice":{"type":"function","function":{"name":"f"}}}`,
 	} {
-		chat, err := Chat([]byte(body))
+		chat, err := Chat([]byte(body), 32)
 		require.NoError(t, err, body)
 		require.JSONEq(t, want, string(chat))
 	}
@@ -23,9 +23,12 @@ func TestTheChatOfAMessage(t *testing.T) {
 		`{"max_tokens":5,"messages":[{"role":"user","content":"a"}],"thinking":{"type":"enabled","budget_tokens":1024}}`:                                                 "less than max_tokens",
 		`{"max_tokens":1,"messages":[{"role":"user","content":"a"}],"thinking":{"type":"enabled","budget_tokens":1024},"kv_transfer_params":{"do_remote_prefill":true}}`: "less than max_tokens",
 	} {
-		_, err := Chat([]byte(body))
+		_, err := Chat([]byte(body), 32)
 		require.ErrorContains(t, err, why)
 	}
+	chat, err := Chat([]byte(`{"max_tokens":5,"messages":[{"role":"user","content":"a"}],"thinking":{"type":"enabled","budget_tokens":1024},"cache_salt":"z"}`), 26)
+	require.NoError(t, err)
+	require.JSONEq(t, `{"model":"","max_tokens":5,"messages":[{"role":"user","content":"a"}]}`, string(chat), "vLLM 0.26 does not know them")
 	counted, err := Count([]byte(`{"model":"m","messages":[{"role":"user","content":"a"}]}`))
 	require.NoError(t, err)
 	require.JSONEq(t, `{"model":"m","messages":[{"role":"user","content":"a"}]}`, string(counted))
@@ -86,4 +89,28 @@ func TestWholeMessages(t *testing.T) {
 	require.JSONEq(t, `{"type":"error","error":{"type":"BadRequestError","message":"no"}}`, string(body))
 	body, _ = new(Writer).Error(502, []byte("text"))
 	require.Equal(t, "text", string(body))
+}
+
+// An answer that vllm-ascend gives back has a stop reason that is no stop string. vLLM 0.32 takes it for one, unless the
+// tools that were called are complete, and 0.27.1 tells neither.
+func TestAMessageThatIsGivenBack(t *testing.T) {
+	end := `data: {"choices":[{"delta":{},"finish_reason":"stop","stop_reason":"recomputed"}]}` + "\n\n" + `data: {"choices":[],"usage":{}}` + "\n\n"
+	call := func(arguments string) string {
+		return `data: {"choices":[{"delta":{"tool_calls":[{"id":"1","function":{"name":"f","arguments":"` + arguments + `"}}]}}]}` + "\n\n"
+	}
+	for _, tc := range []struct{ said, now, before string }{
+		{"", `{"stop_reason":"stop_sequence","stop_sequence":"recomputed"}`, `{"stop_reason":"end_turn"}`},
+		{call(`{`), `{"stop_reason":"stop_sequence","stop_sequence":"recomputed"}`, `{"stop_reason":"end_turn"}`},
+		{call(`{}`), `{"stop_reason":"tool_use","stop_sequence":null}`, `{"stop_reason":"end_turn"}`},
+	} {
+		chat := []byte(`data: {"id":"c","model":"m","choices":[{"delta":{"role":"assistant"}}]}` + "\n\n" + tc.said + end)
+		require.Contains(t, string(new(Writer).Events(chat)), `{"delta":`+tc.now)
+		require.Contains(t, string((&Writer{Before32: true}).Events(chat)), `{"delta":`+tc.before)
+	}
+	whole := []byte(`{"choices":[{"message":{"content":"a"},"finish_reason":"stop","stop_reason":"recomputed"}]}`)
+	now, _ := new(Writer).Whole("", whole)
+	require.Contains(t, string(now), `"stop_reason":"stop_sequence","stop_sequence":"recomputed"`)
+	before, _ := (&Writer{Before32: true}).Whole("", whole)
+	require.Contains(t, string(before), `"stop_reason":"end_turn"`)
+	require.NotContains(t, string(before), "recomputed")
 }

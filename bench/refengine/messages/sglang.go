@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"cmp"
 	"encoding/json"
+	"math"
 	"net/http"
 )
 
@@ -13,7 +14,7 @@ var routing = []string{"bootstrap_host", "bootstrap_port", "bootstrap_room", "ro
 
 // ChatOfSGLang is Chat of an engine of SGLang. An older one does not know the members of routing.
 func ChatOfSGLang(body []byte, knows bool) ([]byte, error) {
-	text, err := Chat(body)
+	text, err := Chat(body, math.MaxInt)
 	if err != nil {
 		return nil, err
 	}
@@ -36,6 +37,7 @@ func ChatOfSGLang(body []byte, knows bool) ([]byte, error) {
 // SGLang turns a chat's answer into a message's as SGLang 0.5.23 does, in entrypoints/anthropic/serving.py.
 type SGLang struct {
 	Model string
+	Taken bool // the request was understood, and what refuses it is the engine
 
 	w    Writer
 	made int // tokens
@@ -165,10 +167,15 @@ func (s *SGLang) Whole(_ string, chat []byte) (message []byte, status int) {
 // Error tells nothing of what went wrong in the engine.
 func (s *SGLang) Error(status int, chat []byte) (body []byte, now int) {
 	_, why := errorIn(chat)
+	kind := kindOf(status)
 	if status >= http.StatusInternalServerError {
 		why = "Internal server error"
+	} else if s.Taken {
+		var said struct{ Type string }
+		_ = json.Unmarshal(chat, &said) // what it is not says nothing
+		kind = cmp.Or(said.Type, kind)
 	}
-	body, _ = json.Marshal(map[string]any{"type": "error", "error": map[string]string{"type": kindOf(status), "message": why}})
+	body, _ = json.Marshal(map[string]any{"type": "error", "error": map[string]string{"type": kind, "message": why}})
 	return body, status
 }
 

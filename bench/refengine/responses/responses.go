@@ -121,6 +121,7 @@ type Writer struct {
 	holds  bool // a text back until a tool is called, or the answer ends, as SGLang does where there are tools
 
 	broken   bool
+	named    string // what the request calls the response; empty: the engine does
 	id       string
 	sequence int
 	text     string
@@ -141,7 +142,7 @@ func (w *Writer) event(dst []byte, kind string, members map[string]any) []byte {
 
 // Begin is what an engine sends before it has computed anything.
 func (w *Writer) Begin(id string) (events []byte) {
-	w.id = "resp_" + id
+	w.id = cmp.Or(w.named, "resp_"+id)
 	response := w.response("in_progress", nil)
 	events = w.event(nil, "response.created", map[string]any{"response": response})
 	return w.event(events, "response.in_progress", map[string]any{"response": response})
@@ -326,7 +327,7 @@ func (w *Writer) Whole(id string, chat []byte) (response []byte, status int) {
 		return nil, 0
 	}
 	c := whole.Choices[0]
-	w.id, w.text, w.finish, w.usage = "resp_"+id, c.Message.Content, c.Finish, whole.Usage
+	w.id, w.text, w.finish, w.usage = cmp.Or(w.named, "resp_"+id), c.Message.Content, c.Finish, whole.Usage
 	for _, call := range c.Message.ToolCalls {
 		w.call, w.args = call.Function.Name, call.Function.Arguments
 	}
@@ -386,6 +387,7 @@ func (w *Writer) ChatOfSGLang(body []byte, knows bool) ([]byte, error) {
 	delete(chat, "rid")
 	if id, ok := chat["request_id"]; ok {
 		chat["rid"] = id
+		_ = json.Unmarshal(id, &w.named) // what is no text, generate refuses
 	}
 	var most int
 	if json.Unmarshal(chat["max_tokens"], &most) == nil {

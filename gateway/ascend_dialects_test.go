@@ -1,0 +1,138 @@
+package gateway_test
+
+import (
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"evenkeel/bench/refengine"
+	"evenkeel/bench/reftext"
+	"evenkeel/gateway/config"
+	"evenkeel/gateway/openai/answertest"
+	"evenkeel/mooncake"
+)
+
+// keeps are engines of vllm-ascend that run without the recompute scheduler.
+func keeps(o options) options {
+	o.profile.GivesBack = new(false)
+	return o
+}
+
+func TestEnginesOfAscendThatGiveNothingBack(t *testing.T) {
+	t.Parallel()
+	c := start(t, keeps(options{configure: func(cfg *config.Config) { cfg.ExposeRoute = true }}))
+	prompt := reftext.MakePrompt(1, 300)
+	key := reftext.OfUser(prompt).Answer
+	natural := reftext.NaturalLength(key)
+	t.Run("a message", func(t *testing.T) {
+		r := c.post(messagesPath, wordsOf(prompt, ""))
+		require.Equal(t, http.StatusOK, r.status, r.body)
+		require.Equal(t, "disaggregated", r.header.Get("X-Evenkeel-Route"))
+		require.NotContains(t, r.body, "kv_transfer_params")
+		got := answertest.ReadWholeMessage(t, r.body)
+		wholeText(t, key, got.Text())
+		require.Equal(t, "end_turn", got.Stop)
+		require.Equal(t, answertest.Spent{Input: 300, Output: natural}, got.Usage)
+	})
+	t.Run("a message in a stream", func(t *testing.T) {
+		r := c.post(messagesPath, wordsOf(prompt, `"stream":true,`))
+		require.Equal(t, http.StatusOK, r.status, r.body)
+		got := answertest.ReadMessage(t, r.body)
+		wholeText(t, key, got.Text())
+		require.Equal(t, "end_turn", got.Stop)
+		require.Equal(t, answertest.Spent{Input: 44, Output: natural, Cached: 256}, got.Usage)
+	})
+	t.Run("a tool by name, and a budget for thinking", func(t *testing.T) {
+		more := `"tools":[{"name":"f","input_schema":{"type":"object"}}],"tool_choice":{"type":"tool","name":"f"},"thinking":{"type":"enabled","budget_tokens":1024},`
+		r := c.post(messagesPath, wordsOf("a", more))
+		require.Equal(t, http.StatusOK, r.status, r.body)
+		require.Contains(t, r.body, `"type":"tool_use"`)
+	})
+	t.Run("a response", func(t *testing.T) {
+		r := c.post(responsesPath, respond(prompt, ""))
+		require.Equal(t, http.StatusOK, r.status, r.body)
+		require.Equal(t, "disaggregated", r.header.Get("X-Evenkeel-Route"))
+		require.NotContains(t, r.body, "kv_transfer_params")
+	})
+	t.Run("a response in a stream", func(t *testing.T) {
+		r := c.post(responsesPath, respond(prompt, `"stream":true,`))
+		require.Equal(t, http.StatusOK, r.status, r.body)
+		got := answertest.ReadResponse(t, r.body)
+		require.Empty(t, got.Fail)
+		wholeText(t, key, got.Text)
+	})
+}
+
+// Without the recompute scheduler a rank that is full computes again what it has put aside, and the answer is whole.
+func TestFullRanksOfAscendThatGiveNothingBack(t *testing.T) {
+	t.Parallel()
+	c := start(t, keeps(options{dirty: true, decode: []refengine.Config{{KVTokens: 1024, Slots: 16, C0: 2 * time.Millisecond}}}))
+	var wg sync.WaitGroup
+	for i := range 24 {
+		wg.Go(func() {
+			prompt := reftext.MakePrompt(uint64(i), 60)
+			r := c.post(messagesPath, wordsOf(prompt, `"stream":true,`))
+			if r.status == http.StatusOK {
+				wholeText(t, reftext.OfUser(prompt).Answer, answertest.ReadMessage(t, r.body).Text())
+			} else {
+				t.Errorf("%d %s", r.status, r.body)
+			}
+		})
+	}
+	wg.Wait()
+	require.Positive(t, c.decode[0].Stats().Preemptions)
+}
+
+// Before 0.27 vLLM reads no cache_salt of a message.
+func TestAnOlderAscendServesResponsesOnly(t *testing.T) {
+	t.Parallel()
+	c := start(t, keeps(options{prefill: []refengine.Config{{Version: "0.26.0"}}, decode: []refengine.Config{{Version: "0.26.0"}}}))
+	r := c.post(messagesPath, wordsOf("a", ""))
+	require.Equal(t, http.StatusNotFound, r.status, r.body)
+	require.Contains(t, r.body, "takes no hand-off at /v1/messages")
+	require.Equal(t, http.StatusOK, c.post(responsesPath, respond("a", "")).status)
+}
+
+// The engine's word counts more than the profile's.
+func TestAnAnswerThatIsGivenBackAgainstTheProfilesWord(t *testing.T) {
+	t.Parallel()
+	c := start(t, keeps(options{decode: []refengine.Config{{DPSize: 1}, {DPSize: 1}}}))
+	require.Equal(t, http.StatusOK, c.post(messagesPath, wordsOf("a", "")).status)
+	for _, e := range c.decode {
+		require.NoError(t, e.SetFaults(refengine.Rule{Fault: refengine.Recomputed, AfterTokens: 2, Count: 1}))
+	}
+	prompt := reftext.MakePrompt(2, 40)
+	r := c.post(completionPath, completion(prompt, `"ignore_eos":true,`))
+	require.Equal(t, http.StatusOK, r.status, r.body)
+	const alarm = "ALARM: a decode engine gave a request back, and gives_back is false in its profile"
+	said := 0
+	for _, l := range c.logs.All() {
+		if strings.HasPrefix(l.Message, alarm) {
+			said++
+		}
+	}
+	require.Positive(t, said)
+	for path, body := range map[string]string{messagesPath: wordsOf("a", ""), responsesPath: respond("a", "")} {
+		r := c.post(path, body)
+		require.Equal(t, http.StatusNotFound, r.status, r.body)
+		require.Contains(t, r.body, "decode engines of vllm-ascend")
+	}
+	require.Equal(t, http.StatusOK, c.post(chatPath, chat("a", "")).status)
+}
+
+// The profile of prefill engines may say what it likes: they write no answers.
+func TestOnlyDecodeEnginesGiveBack(t *testing.T) {
+	t.Parallel()
+	mayNot := mooncake.Profile{Connector: mooncake.AscendMooncakeV1, GivesBack: new(false)}
+	c := start(t, options{configure: func(cfg *config.Config) {
+		cfg.Profiles["decode"] = mayNot
+		for i := range cfg.Engines.Decode {
+			cfg.Engines.Decode[i].Profile = "decode"
+		}
+	}})
+	require.Equal(t, http.StatusOK, c.post(messagesPath, wordsOf("a", "")).status)
+}
