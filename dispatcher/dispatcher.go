@@ -48,9 +48,10 @@ func Start(ctx context.Context, cfg Config) (*Dispatcher, error) {
 
 // Enqueue takes e over and answers exactly once on the channel, which has room
 // for the answer: a caller may leave without reading it only after Withdraw,
-// and must then look once more, for the assignment may have come first.
-func (d *Dispatcher) Enqueue(e *pool.Entry) <-chan Result {
-	return d.enqueue(waiting{entry: e})
+// and must then look once more, for the assignment may have come first. hits are
+// the ranks that hold a part of the prompt, and need not pull it.
+func (d *Dispatcher) Enqueue(e *pool.Entry, hits ...board.Hit) <-chan Result {
+	return d.enqueue(waiting{entry: e, hits: hits})
 }
 
 // EnqueueMixed is Enqueue for ranks that prefill and decode, which hold so much of the entry's prompt. Entries for the same

@@ -107,13 +107,13 @@ func appendEntry(dst []byte, s *policy.Snapshot, i int) []byte {
 	if e.Urgent {
 		dst = append(dst, `,"urgent":true`...)
 	}
-	if s.Mixed {
+	if len(s.Waits) > 0 {
 		dst = appendWait(dst, &s.Waits[i])
 	}
 	return append(key(dst, e.Key), '}')
 }
 
-// appendWait appends what only ranks that prefill want to know.
+// appendWait appends what only ranks that prefill, or that hold a part of its prompt, want to know.
 func appendWait(dst []byte, e *policy.Wait) []byte {
 	if e.HeldMs >= 0 {
 		dst = strconv.AppendFloat(append(dst, `,"held_ms":`...), e.HeldMs, 'g', -1, 64)

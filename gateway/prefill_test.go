@@ -79,6 +79,14 @@ func TestARequestNamesItsSession(t *testing.T) {
 		require.EqualValues(t, i+1, c.metric(`evenkeel_affinity_total{outcome="new"}`), row.name)
 		require.EqualValues(t, 5*(i+1), c.metric(`evenkeel_affinity_total{outcome="kept"}`), row.name)
 	}
+	ends := func(value string) int {
+		body := fmt.Sprintf(`{"model":%q,"max_tokens":1,"prompt":"hi"}`, model)
+		return c.post("/v1/completions", body, "Authorization", "Bearer ek-a", "X-Evenkeel-Session", "s", "X-Evenkeel-Session-End", value).status
+	}
+	require.Equal(t, http.StatusOK, ends("true"))
+	require.Equal(t, http.StatusOK, ends("false"))
+	require.EqualValues(t, 5, c.metric(`evenkeel_affinity_total{outcome="new"}`), "the session that had ended began anew")
+	require.Equal(t, http.StatusBadRequest, ends("soon"))
 }
 
 func TestAnswersSayWhichWayTheyCame(t *testing.T) {

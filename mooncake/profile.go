@@ -336,6 +336,11 @@ func (p *Profile) VersionPath() string {
 	return ""
 }
 
+// PullsLacking says whether a decode engine pulls only the KV that its own prefix cache lacks: get_num_new_matched_tokens of
+// vLLM's NIXL connectors (0.33) and of vllm-ascend's Mooncake connectors leave out what is computed already. SGLang's decode
+// engines do so only with --disaggregation-decode-enable-radix-cache (0.5.23), which is off by default.
+func (p *Profile) PullsLacking() bool { return p.nixl() || p.Ascend() }
+
 // NamedRank is a rank as requests to SGLang name it; -1: they name none. With elastic EP they must
 // name none, because a request for a rank that has lost its GPU ends the whole server (SGLang 0.5.23,
 // maybe_external_dp_rank_routing in managers/data_parallel_controller.py).

@@ -82,7 +82,9 @@ func (d *chooser) serve(m *model, p *policy.Policy, r *Request, since, start tim
 		m.cursor = c.order
 	}
 	lease := d.reserve(c, p, r, v, since)
-	if kept != "" {
+	if kept != "" && r.Ends {
+		d.steer.Affinity.Left(r.Session)
+	} else if kept != "" {
 		d.steer.Affinity.Went(r.Session, c.ID, d.now)
 	}
 	d.metrics.shadow(d.steer.Shadow(&query, d.view, choice.Index))

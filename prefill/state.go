@@ -191,6 +191,7 @@ type Request struct {
 	Counted      bool                     // it is no estimate
 	Prompt       Prompt                   // to find it in prefix caches
 	Session      uint64                   // hash of its session's key, 0: none
+	Ends         bool                     // the session has no further request
 	PromptBytes  int                      // for vllm-ascend's weight; 0: four a token
 	Arrival      time.Time                // the request's first; zero: now
 	Key          string                   // whose it is: keys of one priority take turns

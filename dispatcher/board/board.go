@@ -41,6 +41,9 @@ func (b *board) enqueue(w entrant, now time.Time) {
 	if particular(w.entry) {
 		b.avoiding++
 	}
+	if len(w.hits) > 0 {
+		b.holders++
+	}
 	if w.entry.Discard {
 		b.discarding++
 	}
@@ -78,6 +81,9 @@ func (b *board) forget(e *pool.Entry) {
 	delete(b.waiting, e.ID)
 	if particular(e) {
 		b.avoiding--
+	}
+	if len(w.hits) > 0 {
+		b.holders--
 	}
 	if e.Discard && w.local == nil {
 		b.discarding--

@@ -65,7 +65,7 @@ func (b *board) offer(e *pool.Entry, now time.Time) {
 		ID: e.ID, Prompt: tokens(e.Prompt), Age: tokens(e.Age), Key: e.Key,
 		WaitMs: float32(e.GuardWait(now).Seconds() * 1000), Urgent: e.Urgent(now),
 	})
-	if b.mixed {
+	if b.mixed || b.holders > 0 {
 		w := b.waiting[e.ID]
 		s.Waits = append(s.Waits, w.wait(now))
 	}

@@ -18,7 +18,7 @@ type Enqueue struct {
 	Entry   *pool.Entry
 	Local   *Local           // it has no hand-off, and does not wait; nil: it has one
 	Grounds *grounds.Grounds // room for what its rank is chosen on; nil: nobody asks
-	Hits    []Hit            // what mixed ranks hold of its prompt; they are not changed afterwards
+	Hits    []Hit            // what ranks hold of its prompt; they are not changed afterwards
 	Output  int32            // tokens it will have generated in the end, with PredictorConfig.Told; 0: nobody knows
 }
 

@@ -42,6 +42,7 @@ type board struct {
 	heldUntil  time.Time // when to look at held entries although no step was told; zero: none is held
 	avoiding   int       // waiting entries that do not go to any rank
 	discarding int       // waiting entries that are discarded hand-offs
+	holders    int       // waiting entries of whose prompt a rank holds something
 	wakeShy    time.Time // when the first of these takes any; zero: none has to wait
 
 	waits    waits
@@ -159,7 +160,7 @@ type entrant struct {
 	local   *Local           // it has no hand-off, and does not wait; nil: it has one
 	output  int32            // that was told; 0: it was not
 	grounds *grounds.Grounds // room for what its rank is chosen on, so that the tick allocates nothing; nil: nobody asks
-	hits    []Hit            // what mixed ranks hold of its prompt
+	hits    []Hit            // what ranks hold of its prompt
 	since   time.Time        // when it could first have been sent to one; zero: it never could
 }
 

@@ -68,6 +68,7 @@ func (p *evenkeel) Decide(s *Snapshot, dst []Assignment) []Assignment {
 	p.place(s)
 	p.improve(p.budget(s))
 	p.fillUp(s)
+	p.stayNear(s)
 	p.holdBack(s)
 	return p.bind(s, dst)
 }

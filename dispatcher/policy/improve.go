@@ -101,23 +101,32 @@ func (p *evenkeel) swap(a int) (changed bool) {
 		if !p.pays(p.ceilingWithTwo(in, g, by), 0) {
 			continue
 		}
-		l.shift(m.g, in-m.own)
-		l.shift(g, by)
-		p.ranks.exchange(m.g, x.tokens, y.tokens)
-		p.ranks.exchange(g, y.tokens, x.tokens)
-		p.placed[a].who, p.placed[b].who = whoB, whoA
+		p.exchange(a, b)
 		changed = true
 		p.without(a)
 	}
 	return changed
 }
 
+// exchange has placement a, which was looked at, and b change places.
+func (p *evenkeel) exchange(a, b int) {
+	l, m, g := &p.loads, &p.climb, int(p.placed[b].rank)
+	whoA, whoB := p.placed[a].who, p.placed[b].who
+	x, y := p.pick.all[whoA].tokens, p.pick.all[whoB].tokens
+	in, by := p.pick.on(l, whoB, m.g), p.pick.on(l, whoA, g)-p.pick.on(l, whoB, g)
+	l.shift(m.g, in-m.own)
+	l.shift(g, by)
+	p.ranks.exchange(m.g, x, y)
+	p.ranks.exchange(g, y, x)
+	p.placed[a].who, p.placed[b].who = whoB, whoA
+}
+
 // move tries to take a to a free slot of another rank.
 func (p *evenkeel) move(a int) (changed bool) {
-	l, m := &p.loads, &p.climb
 	if p.ranks.open == 0 {
 		return false
 	}
+	l, m := &p.loads, &p.climb
 	c := &p.pick.all[p.placed[a].who]
 	for _, rank := range p.ranks.some {
 		g := int(rank)
@@ -131,15 +140,21 @@ func (p *evenkeel) move(a int) (changed bool) {
 		if !p.pays(p.ceilingWithTwo(0, g, back), 0) {
 			continue
 		}
-		l.shift(m.g, -m.own)
-		l.shift(g, back)
-		p.ranks.uncharge(m.g, c.tokens)
-		p.ranks.charge(g, c.tokens)
-		p.placed[a].rank = int32(g)
+		p.relocate(a, g)
 		changed = true
 		p.without(a)
 	}
 	return changed
+}
+
+// relocate takes placement a, which was looked at, to a free slot of rank g.
+func (p *evenkeel) relocate(a, g int) {
+	c := &p.pick.all[p.placed[a].who]
+	p.loads.shift(p.climb.g, -p.climb.own)
+	p.loads.shift(g, p.pick.on(&p.loads, p.placed[a].who, g))
+	p.ranks.uncharge(p.climb.g, c.tokens)
+	p.ranks.charge(g, c.tokens)
+	p.placed[a].rank = int32(g)
 }
 
 // exchange books one entry on rank g in the place of another.

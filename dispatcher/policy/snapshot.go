@@ -24,7 +24,7 @@ type Snapshot struct {
 
 	Mixed bool    // the ranks prefill and decode: entries come without KV
 	OwnMs float32 // of them: ms of a step per prompt token that a rank computes by itself, 0 = unknown
-	Waits []Wait  // one for each entry of Pool, in its order, if Mixed
+	Waits []Wait  // one for each entry of Pool, in its order, if Mixed or if a rank holds something of a prompt that waits; else none
 }
 
 // Worker is one DP rank of the group.
@@ -67,9 +67,10 @@ type Entry struct {
 	Key    uint64
 }
 
-// Wait is what only ranks that prefill want to know of an entry. It is not in Entry, because a tick copies many of these.
+// Wait is what ranks that prefill, or that hold a part of its prompt, want to know of an entry. It is not in Entry, because a tick
+// copies many of these.
 type Wait struct {
-	Hits       []Hit   // what ranks hold of its prompt; it never changes
+	Hits       []Hit   // what ranks hold of its prompt, one of each; it never changes
 	HeldMs     float64 // since it could first have been sent; below 0: it never could
 	UrgentInMs float64 // until it is Urgent; 0 = it never will be, or is
 	Express    bool    // it goes alone and is not held

@@ -31,6 +31,7 @@ var lookingAhead = with(standard, func(v *settings) {
 var joint = with(standard, func(v *settings) {
 	v.candidates, v.budget, v.pairs, v.refill = 128, 4000, 24, 200
 	v.kappa, v.ageWeight, v.hold, v.holdSteps, v.requests = 0.6, auto, 0.5, 20, true
+	v.near = 0.001
 	v.patience, v.maxHold = rounds.Default.Patience, rounds.Default.MaxHold
 })
 
@@ -68,7 +69,7 @@ var forms = slices.Concat([]form{
 	},
 	{
 		name:     "evenkeel",
-		keys:     takes("budget", "kappa", "age_weight", "hold", "patience", "max_hold", "requests", "max_age_ms", "ahead", "watermark"),
+		keys:     takes("budget", "kappa", "age_weight", "hold", "patience", "max_hold", "requests", "near", "max_age_ms", "ahead", "watermark"),
 		idle:     []string{"candidates", "pairs", "refill", "hold_steps"},
 		gone:     lookedAhead,
 		defaults: joint, build: newEvenkeel,

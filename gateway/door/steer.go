@@ -25,7 +25,7 @@ const (
 )
 
 // steer reads what a request says about its way: its session, which anybody may
-// name, and the prefill policy and the engines, which only a trusted caller may.
+// name or end, and the prefill policy and the engines, which only a trusted caller may.
 func (d *Door) steer(ctx *fasthttp.RequestCtx, in *incoming, m fleet.Route, body *mooncake.Body) *openai.Error {
 	session := ctx.Request.Header.Peek(request.SessionHeader)
 	for _, key := range [...]string{"prompt_cache_key", "user"} {
@@ -40,6 +40,13 @@ func (d *Door) steer(ctx *fasthttp.RequestCtx, in *incoming, m fleet.Route, body
 		_, _ = d.Write([]byte{0})
 		_, _ = d.Write(session)
 		in.Session = max(1, d.Sum64())
+	}
+	if said := ctx.Request.Header.Peek(request.SessionEndHeader); len(said) > 0 {
+		var err error
+		if in.Ends, err = strconv.ParseBool(string(said)); err != nil {
+			return openai.NewError(http.StatusBadRequest, "bad_session_end",
+				request.SessionEndHeader+" is "+strconv.Quote(string(said))+"; write true with the last request of a session, or leave it out")
+		}
 	}
 	if said := ctx.Request.Header.Peek(disaggregateHeader); len(said) > 0 && in.key.Trusted {
 		in.Disaggregate = string(said)

@@ -42,8 +42,8 @@ func (f *Fleet) Publish() {
 				up = up && f.Admission.Admits(f.areaOf(in)) && !f.broken[in.together()]
 				w := f.worker(in, r, up)
 				workers = append(workers, w)
-				if in.profile.AllowLocalPrefill || w.Mixed {
-					l := local.Rank{ID: w.ID, Name: w.Name, Model: w.Model, Engine: w.Engine, Capacity: w.Capacity, Up: up}
+				if computes := in.profile.AllowLocalPrefill || w.Mixed; computes || in.profile.PullsLacking() {
+					l := local.Rank{ID: w.ID, Name: w.Name, Model: w.Model, Engine: w.Engine, Capacity: w.Capacity, Up: up, Computes: computes}
 					if w.Mixed {
 						l.Events = eventsOf(in, r, f.host.Settings().Prefill.KVEvents)
 					}

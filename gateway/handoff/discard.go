@@ -66,7 +66,7 @@ type Fleet interface {
 
 // Dispatcher gives slots.
 type Dispatcher interface {
-	Enqueue(e *pool.Entry) <-chan dispatcher.Result
+	Enqueue(e *pool.Entry, hits ...board.Hit) <-chan dispatcher.Result
 	Release(s *dispatcher.Slot, o board.Outcome)
 }
 

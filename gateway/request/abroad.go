@@ -50,11 +50,13 @@ func (j *job) send(ctx *fasthttp.RequestCtx, way *geo.Forward) (life.What, *open
 }
 
 // passedOn are the client's headers that mean something in another region.
-func passedOn(ctx *fasthttp.RequestCtx) []engine.Header {
-	if s := ctx.Request.Header.Peek(SessionHeader); len(s) > 0 {
-		return []engine.Header{{Name: SessionHeader, Value: string(s)}}
+func passedOn(ctx *fasthttp.RequestCtx) (headers []engine.Header) {
+	for _, name := range [...]string{SessionHeader, SessionEndHeader} {
+		if s := ctx.Request.Header.Peek(name); len(s) > 0 {
+			headers = append(headers, engine.Header{Name: name, Value: string(s)})
+		}
 	}
-	return nil
+	return headers
 }
 
 // cameBack handles a forward that gave the client nothing. Without an error the

@@ -18,8 +18,9 @@ import (
 
 // Headers of a request and of its answer.
 const (
-	SessionHeader = "X-Evenkeel-Session"
-	PolicyHeader  = "X-Evenkeel-Policy" // of prefill: asked for, or used
+	SessionHeader    = "X-Evenkeel-Session"
+	SessionEndHeader = "X-Evenkeel-Session-End"
+	PolicyHeader     = "X-Evenkeel-Policy" // of prefill: asked for, or used
 )
 
 // Headers of an answer that say where it went.

@@ -157,10 +157,10 @@ func start(t *testing.T, o setup) *bed {
 	}
 	b.Tier.SetCandidates(candidates)
 	b.Dispatcher.SetWorkers(b.workers)
-	if profile.AllowLocalPrefill {
+	if profile.AllowLocalPrefill || profile.PullsLacking() {
 		var ranks []local.Rank
 		for _, w := range b.workers {
-			ranks = append(ranks, local.Rank{ID: w.ID, Name: w.Name, Model: w.Model, Engine: w.Engine, Up: true})
+			ranks = append(ranks, local.Rank{ID: w.ID, Name: w.Name, Model: w.Model, Engine: w.Engine, Up: true, Computes: profile.AllowLocalPrefill})
 		}
 		b.Locals.Set(ranks)
 	}

@@ -158,11 +158,12 @@ type Limits interface {
 }
 
 // Wishes are what a request asks for besides its body. Only a trusted caller is
-// heard on anything but the session, its patience and where the request stays.
+// heard on anything but the session and its end, its patience and where the request stays.
 type Wishes struct {
 	Explain       bool      // answer headers name engine, policy and reason
 	Stays         bool      // the request is never forwarded
 	Session       uint64    // hash of its name; 0: none
+	Ends          bool      // the session has no further turn, so that nothing of it need be remembered
 	Patience      time.Time // when the client gives up by itself, for an answer that has not begun; zero: unknown
 	PrefillPolicy string    // the policy that chooses its prefill engine; empty: the default
 	Whole         bool      // its endpoint takes no hand-off: a decode rank computes it alone, or nobody does

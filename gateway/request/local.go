@@ -35,7 +35,7 @@ const (
 	DisaggregateNever  = "never"
 )
 
-// recognize hashes the prompt, once where decode ranks may compute prompts.
+// recognize hashes the prompt, once where it counts what decode ranks hold of it.
 func (j *job) recognize() prefill.Prompt {
 	if j.life.Resumed() {
 		return j.srv.Prompts.Recognize(j.parts()) // it is longer now
@@ -44,7 +44,7 @@ func (j *job) recognize() prefill.Prompt {
 		return *j.local.known
 	}
 	p := j.srv.Prompts.Recognize(j.parts())
-	if j.srv.Locals.Serve(j.model.Board) { // for a rank that prefills and decodes placeMixed keeps it
+	if j.srv.Locals.Remember(j.model.Board) { // for a rank that prefills and decodes placeMixed keeps it
 		j.local.known = &p
 	}
 	return p
@@ -99,6 +99,17 @@ func (j *job) bindLocal() *dispatcher.Slot {
 	j.question = nil
 	j.told.Tell(journal.Event{What: journal.PlacedLocally, Slot: r.Slot, Tokens: hits[r.Slot.Worker]})
 	return r.Slot
+}
+
+// near are the ranks of a board that hold a part of the prompt and need not pull it.
+func (j *job) near(on string, tokens int) (hits []board.Hit) {
+	if j.local.known == nil || j.life.Resumed() {
+		return nil
+	}
+	for _, o := range j.srv.Locals.Held(&local.Prompt{Prompt: *j.local.known, Model: on, Tokens: tokens}) {
+		hits = append(hits, board.Hit{Worker: o.Rank, Tokens: o.Hit})
+	}
+	return hits
 }
 
 // why is the reason for which the request may be served whole now; empty: it may not. It is
@@ -168,7 +179,9 @@ func (j *job) arrived(h *handoff.Handoff, s *stream) {
 		return
 	}
 	p := local.Prompt{Prompt: *known, Model: s.rank.Board}
-	j.srv.Locals.Holds(s.rank.Worker, &p, j.prompt)
+	if !j.in.Ends {
+		j.srv.Locals.Holds(s.rank.Worker, &p, j.prompt)
+	}
 	if h != nil {
 		j.local.known = nil // a long prompt has thousands of keys
 		j.srv.Locals.Moved(p.Model, j.prompt, time.Since(s.began))

@@ -252,3 +252,28 @@ func TestManyShortAndLongPromptsAtOnce(t *testing.T) {
 	require.Positive(t, locals)
 	require.EqualValues(t, 40, locals+b.metric(t, "evenkeel_local_prefill_declined_total", ""))
 }
+
+// A further turn of a chat goes to the rank that pulled the turn before it, if no step becomes longer by that. After the last turn
+// of a session nothing is remembered.
+func TestAFurtherTurnGoesWhereItsKVIs(t *testing.T) {
+	t.Parallel()
+	b := start(t, setup{decode: []refengine.Config{{}, {}}, waits: true, configure: func(c *config.Config, _ *Env) { c.Dispatch.Policy = "evenkeel" }})
+	on := func(body string) string {
+		text, finished, fail := read(t, b.post(mooncake.Chat.Path(), body))
+		require.Empty(t, fail)
+		require.True(t, finished, text)
+		return b.asked[len(b.asked)-1].Told.Rank
+	}
+	words := func(seed uint64) string { return reftext.MakePrompt(seed, 2000) }
+	end := b.endless() // on the first rank, so that the others go to the second
+	second := on(talk("", words(60)))
+	b.wish.Ends = true
+	require.Equal(t, second, on(talk("", words(61))))
+	b.wish.Ends = false
+	end()
+	b.over()
+	require.Equal(t, second, on(talk("", words(60), "yes", "and then?")))
+	require.NotEqual(t, second, on(talk("", words(61), "yes", "and then?")))
+	require.NotEqual(t, second, on(talk("", words(62))))
+	b.settle()
+}

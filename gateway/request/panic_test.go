@@ -99,6 +99,6 @@ func TestAPanicInThePoolGivesThePlaceBack(t *testing.T) {
 	waits(func(*pool.Entry) <-chan dispatcher.Result { panic("on purpose") })
 	serving := srv.Serving
 	srv.Serving = func() context.Context { panic("on purpose") }
-	waits(srv.Dispatcher.Enqueue)
+	waits(func(e *pool.Entry) <-chan dispatcher.Result { return srv.Dispatcher.Enqueue(e) })
 	srv.Serving = serving
 }

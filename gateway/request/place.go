@@ -22,7 +22,7 @@ import (
 func (j *job) wait(h *handoff.Handoff) (*dispatcher.Slot, *failure.Fault) {
 	slot, f := j.place(h.Lease.Candidate, j.prompt, func(e *pool.Entry) <-chan dispatcher.Result {
 		e.Deadline = h.BindBy()
-		return j.srv.Dispatcher.Enqueue(e)
+		return j.srv.Dispatcher.Enqueue(e, j.near(e.Model, j.prompt)...)
 	})
 	if f != nil {
 		f.Far, f.Kept = life.Through, true

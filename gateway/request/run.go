@@ -185,7 +185,7 @@ func (r *runner) enqueue(x life.Effect) life.Event {
 	case life.Early:
 		r.slot, f = j.place(r.lease.Candidate, j.estimate(), func(e *pool.Entry) <-chan dispatcher.Result {
 			e.Early = true
-			return j.srv.Dispatcher.Enqueue(e)
+			return j.srv.Dispatcher.Enqueue(e, j.near(e.Model, e.Prompt)...)
 		})
 	case life.Late:
 		r.slot, f = j.wait(r.held)

@@ -99,7 +99,7 @@ func (j *job) awaitTurn() (*prefill.Lease, error) {
 func (j *job) arrival() prefill.Request {
 	r := prefill.Request{
 		ID: j.id, Model: j.model.Name, PromptTokens: j.estimate(), Counted: j.prompt > 0 || (j.leg == nil || j.leg.Prompt == nil) && j.req.PromptTokens > 0, PromptBytes: prompt.Bytes(j.req, j.leg), Arrival: j.arrive,
-		Session: j.in.Session, Policy: j.in.PrefillPolicy, Target: j.in.ToPrefill,
+		Session: j.in.Session, Ends: j.in.Ends, Policy: j.in.PrefillPolicy, Target: j.in.ToPrefill,
 		Key: cmp.Or(j.in.Flow, j.told.Key), Priority: j.in.Priority, Reserved: j.life.Reserved(), Exclude: j.avoid.prefill, Returned: j.life.Waited(),
 	}
 	if j.stay.holder == nil {

@@ -1,12 +1,13 @@
-// Package local finds decode ranks that may compute a prompt themselves: it
-// remembers what each one's prefix cache should hold, and so how little of the
-// prompt is new there. Which rank does it is the dispatcher's
-// decision, for only that knows their slots.
+// Package local remembers what the prefix cache of each decode rank should hold of a
+// prompt, and so how little of it is new there: for ranks that may compute prompts
+// themselves, and for those that pull no more KV than they lack. Which rank gets the
+// request is the dispatcher's decision, for only that knows their slots.
 package local
 
 import (
 	"cmp"
 	"maps"
+	"math"
 	"slices"
 	"strings"
 	"sync"
@@ -19,7 +20,7 @@ import (
 	"evenkeel/prefill/policy"
 )
 
-// Rank is a decode rank that may compute prompts.
+// Rank is a decode rank whose prefix cache counts.
 type Rank struct {
 	ID       int32
 	Name     string
@@ -27,6 +28,7 @@ type Rank struct {
 	Engine   string // API server it is part of
 	Capacity int64  // KV tokens; 0: not known
 	Up       bool
+	Computes bool                // it may compute prompts; else it pulls what it lacks
 	Events   prefill.EventSource // that tells what its cache holds; zero: only answers do
 }
 
@@ -188,6 +190,18 @@ func (l *Ranks) Serve(model string) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, r := range l.ranks {
+		if r.Model == model && r.Computes {
+			return true
+		}
+	}
+	return false
+}
+
+// Remember says whether what the model's ranks hold is remembered.
+func (l *Ranks) Remember(model string) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, r := range l.ranks {
 		if r.Model == model {
 			return true
 		}
@@ -210,7 +224,7 @@ func (l *Ranks) length(p *Prompt) int {
 	return l.cache.Length(&p.Prompt, p.Model, 0)
 }
 
-// Offers lists the ranks that are up and not among those to avoid, by ID. What
+// Offers lists the ranks that may compute the prompt, are up and not among those to avoid, by ID. What
 // an engine's cache should hold counts only while its answers bear that out, or its events tell it.
 func (l *Ranks) Offers(p *Prompt, avoid []int32) (offers []Offer) {
 	l.mu.Lock()
@@ -219,11 +233,10 @@ func (l *Ranks) Offers(p *Prompt, avoid []int32) (offers []Offer) {
 	now := time.Now()
 	found := l.cache.Match(&p.Prompt, &cache.Lookup{}, now)
 	for _, r := range l.ranks {
-		if r.Model != p.Model || !r.Up || slices.Contains(avoid, r.ID) {
+		if r.Model != p.Model || !r.Computes || !r.Up || slices.Contains(avoid, r.ID) {
 			continue
 		}
-		held := float64(r.cache.Blocks(found, &p.Prompt)) * p.BlockSize(tokens)
-		o := Offer{Rank: r.ID, Hit: index.Usable(int(held), tokens, r.block()), New: tokens}
+		o := Offer{Rank: r.ID, Hit: r.holds(found, p, tokens), New: tokens}
 		if l.engines[r.Engine].holds() || r.cache.Told(&p.Prompt, now) {
 			o.New = max(1, tokens-o.Hit)
 		}
@@ -231,6 +244,35 @@ func (l *Ranks) Offers(p *Prompt, avoid []int32) (offers []Offer) {
 	}
 	slices.SortFunc(offers, func(a, b Offer) int { return int(a.Rank - b.Rank) })
 	return offers
+}
+
+// holds is how many tokens of a prompt the rank should have, by the blocks that were found.
+func (r *rank) holds(found []int32, p *Prompt, tokens int) int {
+	held := float64(r.cache.Blocks(found, &p.Prompt)) * p.BlockSize(tokens)
+	return index.Usable(int(held), tokens, r.block())
+}
+
+// Held lists the ranks that should have a part of the prompt and need not pull it, by ID. It is empty where all of them
+// have as much.
+func (l *Ranks) Held(p *Prompt) (held []Offer) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	tokens, least, most := l.length(p), math.MaxInt, 0
+	found := l.cache.Match(&p.Prompt, &cache.Lookup{}, time.Now())
+	for _, r := range l.ranks {
+		if r.Model != p.Model || !r.Up {
+			continue
+		}
+		n := r.holds(found, p, tokens)
+		if least, most = min(least, n), max(most, n); n > 0 {
+			held = append(held, Offer{Rank: r.ID, Hit: n, New: max(1, tokens-n)})
+		}
+	}
+	if least == most {
+		return nil
+	}
+	slices.SortFunc(held, func(a, b Offer) int { return int(a.Rank - b.Rank) })
+	return held
 }
 
 // Holds says that a rank has the prompt's KV: it computed it, or pulled it. The

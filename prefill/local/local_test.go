@@ -19,7 +19,7 @@ func two() *Ranks {
 }
 
 func pair(a, b bool) []Rank {
-	return []Rank{{ID: 1, Name: "d/0", Model: "m", Engine: "d", Capacity: 100_000, Up: a}, {ID: 2, Name: "e/0", Model: "m", Engine: "e", Capacity: 100_000, Up: b}}
+	return []Rank{{ID: 1, Name: "d/0", Model: "m", Engine: "d", Capacity: 100_000, Up: a, Computes: true}, {ID: 2, Name: "e/0", Model: "m", Engine: "e", Capacity: 100_000, Up: b, Computes: true}}
 }
 
 // ids is a prompt of so many token ids that begins as all of the same seed do.
@@ -56,6 +56,27 @@ func TestARankThatComesBackHoldsNothing(t *testing.T) {
 	require.Len(t, l.Offers(ids(7, 3000), nil), 1)
 	l.Holds(1, ids(7, 2816), 2816) // what it still ran ends
 	l.Computed(1, ids(7, 2816), 2816, 2800, 0)
+}
+
+// Ranks that compute no prompts are asked what they hold, and never to compute the rest.
+func TestARankThatPullsIsNotOfferedPrompts(t *testing.T) {
+	l := New(1 << 20)
+	ranks := pair(true, true)
+	ranks[0].Computes, ranks[1].Computes = false, false
+	l.Set(ranks)
+	require.False(t, l.Serve("m"))
+	require.True(t, l.Remember("m"))
+	require.False(t, l.Remember("other"))
+	l.Holds(1, ids(7, 2816), 2816)
+	require.Empty(t, l.Offers(ids(7, 3000), nil))
+	require.Equal(t, []Offer{{1, 2816, 184}}, l.Held(ids(7, 3000)))
+	require.Empty(t, l.Held(ids(8, 3000)))
+	l.Holds(2, ids(7, 1600), 1600)
+	require.Equal(t, []Offer{{1, 2816, 184}, {2, 1600, 1400}}, l.Held(ids(7, 3000)))
+	require.Empty(t, l.Held(ids(7, 1600)), "both have all of it")
+	ranks[0].Up = false
+	l.Set(ranks)
+	require.Empty(t, l.Held(ids(7, 3000)), "only one is up")
 }
 
 func TestAnEngineIsTakenAtItsWord(t *testing.T) {

@@ -99,6 +99,13 @@ func (a *Affinity) Went(key uint64, candidate string, now time.Time) {
 	a.byUse.MoveToFront(e)
 }
 
+// Left forgets a session, which has no further request.
+func (a *Affinity) Left(key uint64) {
+	if e := a.byKey[key]; e != nil {
+		a.drop(e)
+	}
+}
+
 func (a *Affinity) expire(now time.Time) {
 	for e := a.byUse.Back(); e != nil && now.Sub(e.Value.(*session).used) >= a.ttl; e = a.byUse.Back() {
 		a.drop(e)

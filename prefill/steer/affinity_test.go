@@ -42,6 +42,16 @@ func TestASessionIsForgottenWhenItIsNotUsed(t *testing.T) {
 }
 
 // Against a plain model: a map with the time of each use.
+func TestASessionThatEndsIsForgotten(t *testing.T) {
+	a, now := NewAffinity(AffinityConfig{TTL: time.Minute, MaxKeys: 10}), time.Unix(0, 0)
+	a.Went(1, "p", now)
+	a.Went(2, "p", now)
+	a.Left(1)
+	a.Left(3)
+	require.Empty(t, a.last(1, now))
+	require.Equal(t, "p", a.last(2, now))
+}
+
 func TestSessionsAreBoundedAndTheOldestGoesFirst(t *testing.T) {
 	type use struct {
 		candidate string
