@@ -72,6 +72,7 @@ type arrival struct {
 	prompt, output int32
 	key            uint64
 	age            int32 // generated before the run
+	blocks         []uint64
 }
 
 // enough is how often a run replaces all that is in the system once it is measured, unless the trace is
@@ -140,7 +141,7 @@ func (p *Plan) draw(seed int) (*workload, error) {
 		a := arrival{
 			at:     float64(q.At-all[before].At) / float64(time.Millisecond),
 			prompt: int32(min(q.Prompt, math.MaxInt32/4)), output: int32(min(q.Output, math.MaxInt32/4)),
-			key: q.PromptKey(),
+			key: q.PromptKey(), blocks: q.HashIDs,
 		}
 		if i < before {
 			w.history = append(w.history, a)
@@ -191,6 +192,10 @@ func unroll(t *trace.Trace, from, to, before, n int) []trace.Request {
 		add(from+i%(to-from), again*time.Duration(turn))
 		if q := &out[before+i]; turn > 0 && q.PromptKey() != 0 {
 			q.Key = bits.RotateLeft64(q.PromptKey(), turn)
+			q.HashIDs = slices.Clone(q.HashIDs)
+			for k := range q.HashIDs {
+				q.HashIDs[k] = bits.RotateLeft64(^q.HashIDs[k], turn)
+			}
 		}
 	}
 	first := out[0].At

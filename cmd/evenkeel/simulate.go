@@ -43,6 +43,7 @@ type simulateCmd struct {
 	Requests  int           `tier:"decode,prefill" placeholder:"N" help:"Take this many requests for a run (default: its part of the trace, repeated where the ranks need more; --tier prefill: all of the trace; 12000 drawn ones)."`
 	Stale     int           `tier:"decode" placeholder:"N" help:"Let policies see the progress of requests N steps late."`
 	Transfer  int           `tier:"decode" placeholder:"N" help:"Let N steps pass between an admission and the first token; slot and KV are taken meanwhile."`
+	Cached    bool          `tier:"decode" name:"decode-cache" help:"Have decode ranks keep the KV of prompts, as --enable-prefix-caching does, and pull only what they lack of a further one: --transfer is then for a whole prompt. The trace must have hash_ids, as Mooncake's and synth:prefix have."`
 	Spare     *int          `tier:"decode" placeholder:"N" help:"Have a rank run N requests more than it has slots, which is its --max-num-seqs, and begin to pull the KV of another one only while it runs fewer, as vLLM does (default: it runs as many as it has slots, and pulls at once)."`
 	Bind      string        `tier:"decode" enum:"late,arrival" default:"late" help:"Give a request its rank late, once it is prefilled, or on arrival, as connectors want it that must know the rank before the prefill; its slot and the room for its KV are taken from then on (default: ${default})."`
 	PrefillMs float64       `tier:"decode" default:"50" placeholder:"MS" help:"A prefill takes this time, however short. In a closed loop with --bind late only requests that are prefilled again spend it: the others wait in the pool and are prefilled already (default: ${default})."`
@@ -122,7 +123,7 @@ func ended(ctx context.Context, std streams, err error) error {
 // Columns of the two tables; JSON has all.
 var (
 	simulated = []report.Metric{report.Imbalance, report.IdleShare, report.TokensPerS, report.TPOTP95, report.TTFTP50, report.TTFTP99,
-		report.WaitMax, report.Preempted, report.Failed, report.TickP99}
+		report.WaitMax, report.Preempted, report.Pulled, report.Failed, report.TickP99}
 	replayed = []report.Metric{report.Imbalance, report.MaxMinusMin, report.IdleShare, report.Placed, report.Agreement, report.SamePairs}
 )
 
@@ -168,7 +169,7 @@ func (c *simulateCmd) plan() (*sim.Plan, string, error) {
 			return nil, "", err
 		}
 	}
-	plan.Fleet.Stale, plan.Fleet.Transfer, plan.Fleet.Spare = c.Stale, c.Transfer, c.Spare
+	plan.Fleet.Stale, plan.Fleet.Transfer, plan.Fleet.Spare, plan.Fleet.Caches = c.Stale, c.Transfer, c.Spare, c.Cached
 	plan.Window, plan.TellLaw = c.Window, c.Law == "told"
 	if plan.Load, err = c.load(&plan.Fleet); err != nil {
 		return nil, "", err
@@ -340,6 +341,7 @@ func (c *simulateCmd) commandLine() string {
 	line.Add(c.Requests != 0, "requests %d", c.Requests)
 	line.Add(c.Stale != 0, "stale %d", c.Stale)
 	line.Add(c.Transfer != 0, "transfer %d", c.Transfer)
+	line.Add(c.Cached, "decode-cache")
 	if c.Spare != nil {
 		line.Add(true, "spare %d", *c.Spare)
 	}
