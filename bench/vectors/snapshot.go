@@ -262,5 +262,6 @@ func (e *entryJSON) wait() (to policy.Wait) {
 	for _, h := range e.Hits {
 		to.Hits = append(to.Hits, policy.Hit{Worker: h[0], Tokens: int(h[1])})
 	}
+	slices.SortStableFunc(to.Hits, func(a, b policy.Hit) int { return cmp.Compare(a.Worker, b.Worker) })
 	return to
 }

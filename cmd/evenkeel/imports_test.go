@@ -101,7 +101,7 @@ var mayImport = map[string][]string{
 	"bench/mixed":         {"bench", "dispatcher/board", "dispatcher/policy", "dispatcher/step", "dispatcher/virtual", "stats"},
 	"bench/rounds":        {"bench", "dispatcher/rounds"},
 	"bench/survey":        {"bench", "dispatcher/step", "engine", "stats"},
-	"bench/sim":           {"bench", "dispatcher/board", "dispatcher/twin", "dispatcher/virtual", "stats"}, // what it simulates is what ships
+	"bench/sim":           {"bench", "dispatcher/board", "dispatcher/twin", "dispatcher/virtual", "prefill/index", "stats"}, // what it simulates is what ships
 	"docs":                {},
 	"docs/book":           {},
 	"cmd":                 {"*"},

@@ -25,6 +25,7 @@ type evenkeel struct {
 
 	tight  tight  // where KV room is short
 	gather gather // where ranks prefill
+	near   residents
 }
 
 // placement is a candidate on a rank.

@@ -1,6 +1,26 @@
 package policy
 
-import "math"
+import (
+	"math"
+	"slices"
+)
+
+// residents are the placements of each rank, as lists.
+type residents struct {
+	first []int32 // by rank, none where it has none
+	next  []int32 // by placement
+}
+
+func (r *residents) list(placed []placement, ranks int) {
+	r.first, r.next = sized(r.first, ranks), sized(r.next, len(placed))
+	for g := range r.first {
+		r.first[g] = none
+	}
+	for i := len(placed) - 1; i >= 0; i-- {
+		g := placed[i].rank
+		r.first[g], r.next[i] = int32(i), r.first[g]
+	}
+}
 
 // nearEvaluations bounds how many moves a round looks at to leave prompts on ranks that hold them.
 const nearEvaluations = 512
@@ -18,7 +38,8 @@ func (p *evenkeel) stayNear(s *Snapshot) {
 		most += math.Ldexp(float64(s.C0Ms)/float64(s.C1Ms), fixedBits)
 	}
 	p.climb.left = nearEvaluations
-	for a := range p.placed {
+	p.near.list(p.placed, len(s.Workers))
+	for a := 0; a < len(p.placed) && p.climb.left > 0; a++ {
 		if int(p.placed[a].rank) != p.ranks.reserved && len(p.hits(s, p.placed[a].who)) > 0 {
 			p.approach(s, a, found, p.set.near*most)
 		}
@@ -30,10 +51,9 @@ func (p *evenkeel) hits(s *Snapshot, who int32) []Hit { return s.Waits[p.pick.al
 
 // holds is how much of a candidate's prompt rank g holds.
 func (p *evenkeel) holds(s *Snapshot, who int32, g int) int {
-	for _, h := range p.hits(s, who) {
-		if h.Worker == s.Workers[g].ID {
-			return h.Tokens
-		}
+	hits := p.hits(s, who)
+	if at, ok := slices.BinarySearchFunc(hits, s.Workers[g].ID, func(h Hit, id int32) int { return int(h.Worker) - int(id) }); ok {
+		return hits[at].Tokens
 	}
 	return 0
 }
@@ -54,9 +74,9 @@ func (p *evenkeel) approach(s *Snapshot, a int, found, spends float64) {
 			spares, rank, with = h.Tokens-here, g, none
 			continue
 		}
-		for b := range p.placed {
-			if more := h.Tokens - here + p.sparesFor(s, a, b, g); more > spares && p.canSwap(a, b, g, found, spends, more) {
-				spares, rank, with = more, g, b
+		for b := p.near.first[g]; b != none; b = p.near.next[b] {
+			if more := h.Tokens - here + p.sparesFor(s, int(b), g); more > spares && p.canSwap(a, int(b), g, found, spends, more) {
+				spares, rank, with = more, g, int(b)
 			}
 		}
 	}
@@ -66,6 +86,7 @@ func (p *evenkeel) approach(s *Snapshot, a int, found, spends float64) {
 		p.exchange(a, with)
 	default:
 		p.relocate(a, rank)
+		p.near.list(p.placed, len(s.Workers))
 	}
 }
 
@@ -75,11 +96,8 @@ func (p *evenkeel) affords(ceiling int64, found, spends float64, spared int, who
 	return p.climb.left >= 0 && float64(ceiling)-found <= spends*min(1, float64(spared)/float64(max(1, p.pick.all[who].tokens)))
 }
 
-// sparesFor is what b spares in the place of a: below 0 if rank g, where it is, holds more of it.
-func (p *evenkeel) sparesFor(s *Snapshot, a, b, g int) int {
-	if int(p.placed[b].rank) != g || a == b {
-		return math.MinInt32
-	}
+// sparesFor is what b spares in the place of the one that is looked at: below 0 if rank g, where it is, holds more of it.
+func (p *evenkeel) sparesFor(s *Snapshot, b, g int) int {
 	who := p.placed[b].who
 	return p.holds(s, who, p.climb.g) - p.holds(s, who, g)
 }

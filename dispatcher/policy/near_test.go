@@ -77,9 +77,9 @@ func TestWhatIsSparedCostsNoMoreThanItsShare(t *testing.T) {
 		far, near := joint, joint
 		far.near, near.near = 0, 0.01
 		far.hold, near.hold = 0, 0
-		apart, close := newEvenkeel("", &far).(*evenkeel), newEvenkeel("", &near).(*evenkeel)
-		a, b := apart.Decide(s, nil), close.Decide(s, nil)
-		checkRules(t, close, s, b)
+		apart, beside := newEvenkeel("", &far).(*evenkeel), newEvenkeel("", &near).(*evenkeel)
+		a, b := apart.Decide(s, nil), beside.Decide(s, nil)
+		checkRules(t, beside, s, b)
 		entries := func(all []Assignment) (ids []uint64) {
 			for _, x := range all {
 				ids = append(ids, x.Entry)
@@ -101,7 +101,7 @@ func TestWhatIsSparedCostsNoMoreThanItsShare(t *testing.T) {
 		}
 		require.GreaterOrEqual(t, spared(b), spared(a))
 		if len(b) > 0 {
-			l, m := &apart.loads, &close.loads
+			l, m := &apart.loads, &beside.loads
 			found, now := l.mix.ceiling(l.peak(), l.mix.smooth), m.mix.ceiling(m.peak(), m.mix.smooth)
 			law := int64(0)
 			if s.C1Ms > 0 {

@@ -70,7 +70,7 @@ type Entry struct {
 // Wait is what ranks that prefill, or that hold a part of its prompt, want to know of an entry. It is not in Entry, because a tick
 // copies many of these.
 type Wait struct {
-	Hits       []Hit   // what ranks hold of its prompt, one of each; it never changes
+	Hits       []Hit   // what ranks hold of its prompt, at most one of each, by worker; it never changes
 	HeldMs     float64 // since it could first have been sent; below 0: it never could
 	UrgentInMs float64 // until it is Urgent; 0 = it never will be, or is
 	Express    bool    // it goes alone and is not held
