@@ -38,6 +38,7 @@ type options struct {
 	connector  string
 	over       string // a version of vLLM; empty: what is installed
 	row        *regexp.Regexp
+	breaks     string // one of breaks; empty: nothing
 	port       int
 	record     bool
 }
@@ -51,6 +52,7 @@ func parse(args []string, out io.Writer) (o options, err error) {
 	flags.BoolVar(&o.record, "record", false, "write the recordings of the engines' answers anew, that tests read, and run no row")
 	flags.StringVar(&o.connector, "connector", mooncake.NIXLPull, "how the engines hand KV over: "+mooncake.NIXLPull+" or "+mooncake.NIXLPush+"; "+mooncake.None+": they prefill and decode")
 	flags.StringVar(&o.over, "over", "", "a version of vLLM whose Python files are laid over the installed one, for one that has no package for CPUs yet")
+	flags.StringVar(&o.breaks, "break", "", "what breaks between evenkeel and its decode engines, so that rows must fail: "+strings.Join(breaks, ", "))
 	row := flags.String("row", "", "a regular expression: only the rows whose names match it run")
 	if err := flags.Parse(args); err != nil {
 		return o, err
@@ -60,6 +62,9 @@ func parse(args []string, out io.Writer) (o options, err error) {
 	}
 	if _, ok := connectors[o.connector]; !ok {
 		return o, fmt.Errorf("-connector is %q; use %s", o.connector, strings.Join(slices.Sorted(maps.Keys(connectors)), ", "))
+	}
+	if o.breaks != "" && (!slices.Contains(breaks, o.breaks) || o.out != "") {
+		return o, fmt.Errorf("-break is %q; use %s, and no -out, because the page is of what ships", o.breaks, strings.Join(breaks, ", "))
 	}
 	if o.record && o.connector != mooncake.NIXLPull {
 		return o, fmt.Errorf("-record: the recordings are of %s", mooncake.NIXLPull)

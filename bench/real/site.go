@@ -30,6 +30,8 @@ type site struct {
 
 	behind []string // the engines behind evenkeel, in most rows
 
+	ranks map[string]int // by the URL of a way to an engine that breaks something
+
 	kept map[string]string // of the row that runs: what engines keep for ever and the proxy counts as lost, by engine
 }
 
@@ -46,7 +48,7 @@ func (w *site) usual() setting {
 }
 
 func newSite(ctx context.Context, o options, installed *vllm.Installation, said io.Writer) (_ *site, err error) {
-	w := &site{options: o, said: said, kept: map[string]string{}}
+	w := &site{options: o, said: said, kept: map[string]string{}, ranks: map[string]int{}}
 	if w.World, err = world.New(ctx, "real", o.Options); err != nil {
 		return nil, err
 	}
@@ -156,7 +158,16 @@ func (w *site) evenkeel(ctx context.Context, s setting) error {
 		_ = w.proxy.End(10 * time.Second) // one that does not end is killed
 		w.proxy.Kill()
 	}
-	if err := errors.Join(w.Write(w.proxy.Config(), w.config(s)), w.proxy.Serve()); err != nil {
+	at := s
+	at.decode = slices.Clone(s.decode)
+	for i, url := range s.decode {
+		var err error
+		if at.decode[i], err = w.spoiled(url); err != nil {
+			return err
+		}
+		w.ranks[at.decode[i]] = w.ranksAt(url)
+	}
+	if err := errors.Join(w.Write(w.proxy.Config(), w.config(at)), w.proxy.Serve()); err != nil {
 		return err
 	}
 	w.now = s
@@ -200,6 +211,9 @@ func (w *site) listed(s setting, more string) (list []string) {
 
 // ranksAt is how many ranks share a URL; 0: it is one.
 func (w *site) ranksAt(url string) int {
+	if n, spoiled := w.ranks[url]; spoiled {
+		return n
+	}
 	for _, e := range w.engines {
 		if e.url() == url {
 			return e.ranks

@@ -3,10 +3,12 @@ package main
 import (
 	"encoding/json"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"net/http/httptest"
 	"strconv"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -81,4 +83,17 @@ data: [DONE]
 	prompt, tokens = choice(doc, 1)
 	require.Nil(t, prompt)
 	require.Nil(t, tokens)
+}
+
+func TestWhatBreaks(t *testing.T) {
+	body, last := exchanged([]byte(`{"kv_transfer_params":{"a":1},"prompt":"x"}`), nil)
+	require.JSONEq(t, `{"kv_transfer_params":{"a":1},"prompt":"x"}`, string(body))
+	body, last = exchanged([]byte(`{"kv_transfer_params":{"b":2},"prompt":"y"}`), last)
+	require.JSONEq(t, `{"kv_transfer_params":{"a":1},"prompt":"y"}`, string(body))
+	require.JSONEq(t, `{"b":2}`, string(last))
+	body, _ = exchanged([]byte(`{"prompt":"y"}`), last)
+	require.JSONEq(t, `{"prompt":"y"}`, string(body))
+	text, err := io.ReadAll(lossy(io.NopCloser(strings.NewReader("data: 1\n\ndata: 2\n\ndata: 3\n\ndata: 4\n\ndata: [DONE]\n\n"))))
+	require.NoError(t, err)
+	require.Equal(t, "data: 1\n\ndata: 2\n\n\ndata: 4\n\ndata: [DONE]\n\n", string(text))
 }
