@@ -17,15 +17,15 @@ const (
 	canaryVouched = "vouched" // it ran into its deadline while streams of the instance went on
 )
 
-// canary asks every rank for a completion of one token, for an engine that no
+// canary asks each of the ranks for a completion of one token, for an engine that no
 // longer computes still answers GET /health. A refusal of the
 // request itself, 4xx, passes: it says nothing about the engine. It is bounded
 // by limit and asks nothing of other engines: no hand-off is involved.
-func (w *watch) canary(ctx context.Context, ask question, limit time.Duration) error {
+func (w *watch) canary(ctx context.Context, ranks []*Target, ask question, limit time.Duration) error {
 	ctx, stop := context.WithTimeout(ctx, limit)
 	defer stop()
-	failures := make(chan error, len(w.in.Canaries))
-	for _, t := range w.in.Canaries {
+	failures := make(chan error, len(ranks))
+	for _, t := range ranks {
 		w.traffic.Sends(canaryTokens)
 		go func() {
 			asked := time.Now()
@@ -33,11 +33,14 @@ func (w *watch) canary(ctx context.Context, ask question, limit time.Duration) e
 			if computed { // after it was asked, by the core of this rank
 				w.traffic.Signs(t.Rank).Seen(asked)
 			}
+			if errors.As(err, new(*RankError)) { // it refuses the rank, and nothing else
+				err = nil
+			}
 			failures <- err
 		}()
 	}
 	var all []error
-	for range w.in.Canaries {
+	for range ranks {
 		all = append(all, <-failures)
 		w.traffic.Settles(canaryTokens, canaryTokens)
 	}
@@ -61,7 +64,7 @@ func (w *watch) asks(model string) question {
 	}
 }
 
-// oneToken has a rank compute a token. computed says that it did: a refusal comes from before the core, and passes.
+// oneToken has a rank compute a token. computed says that it did: a refusal comes from before the core, and passes, unless the rank is lost.
 func oneToken(ctx context.Context, c *Client, t *Target, ask question) (computed bool, err error) {
 	to, asked := ask(t)
 	call := c.NewCall(to)
@@ -82,9 +85,9 @@ func oneToken(ctx context.Context, c *Client, t *Target, ask question) (computed
 	case err != nil:
 		return false, fmt.Errorf("completion of one token: %w", err)
 	case resp.StatusCode()/100 == 4:
-		return false, nil
+		return false, Withheld(resp.StatusCode(), body, to.Rank)
 	case resp.StatusCode() != http.StatusOK:
-		return false, &StatusError{Target: t.ID, Method: http.MethodPost, Path: completionsPath, Status: resp.StatusCode()}
+		return false, &StatusError{Target: t.ID, Method: http.MethodPost, Path: completionsPath, Status: resp.StatusCode(), Why: Withheld(resp.StatusCode(), body, to.Rank)}
 	case json.Unmarshal(body, &answer) != nil || len(answer.Choices) == 0:
 		return false, fmt.Errorf("engine %s: its completion of one token is none", t.ID)
 	}

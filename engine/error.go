@@ -80,6 +80,7 @@ type StatusError struct {
 	Method string // empty: GET
 	Path   string
 	Status int
+	Why    error // that the engine gave and evenkeel knows; nil: another one
 }
 
 func (e *StatusError) Error() string {
@@ -92,6 +93,9 @@ func (e *StatusError) Error() string {
 
 // Unwrap makes a 401 or 403 an ErrCredential.
 func (e *StatusError) Unwrap() error {
+	if e.Why != nil {
+		return e.Why
+	}
 	if e.Status == http.StatusUnauthorized || e.Status == http.StatusForbidden {
 		return ErrCredential
 	}

@@ -27,7 +27,7 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 	}
 	return &metrics{
 		up:       gauge("up", "1 while the engine answers its health check.", "engine", "role"),
-		state:    gauge("state", "1 for the state that the engine is in. out: requests failed in a row. wedged: a request of one token failed too.", "engine", "role", "state"),
+		state:    gauge("state", "1 for the state that the engine is in. out: requests failed in a row. wedged: a request of one token failed too. halted: its group re-forms or waits for its recovery, and requests wait.", "engine", "role", "state"),
 		outages:  counter("outages_total", "Times that a decode engine was taken out although it answers its health check.", "engine", "reason"),
 		canaries: counter("canaries_total", "Requests of one token that were sent to decode engines under suspicion. vouched: the request timed out, but streams of the engine went on.", "engine", "outcome"),
 		frozen:   gauge("gauges_frozen", "1 while a decode engine's gauges do not change although it has requests of this proxy.", "engine"),
@@ -57,13 +57,15 @@ func shared[C prometheus.Collector](reg prometheus.Registerer, c C) C {
 }
 
 // States of an instance, as a label.
-var states = []string{"up", "out", "wedged", "down"}
+var states = []string{"up", "out", "wedged", "halted", "down"}
 
-// State is one of up, out, wedged and down.
+// State is one of up, out, wedged, halted and down.
 func (s Status) State() string {
 	switch {
 	case !s.Up:
 		return "down"
+	case s.Halted():
+		return "halted"
 	case s.Wedged:
 		return "wedged"
 	case s.Out != nil:

@@ -104,9 +104,19 @@ func (m *Monitor) OnSample(f func(id string, s *Sample)) { m.sampled = f }
 // made the instance is down from now to its next good check, which is made at
 // once. So it is after a connection that broke; then the instance is down if
 // that check cannot connect either. Anything else (a timeout, bytes that are no
-// answer) may be the request's own fault: the checks find out in their time.
+// answer) may be the request's own fault: the checks find out in their time. An engine or a rank that takes no requests, as
+// the engine says, gets none from now on.
 func (m *Monitor) Report(id string, err error) {
 	var e *Error
+	if IsWithheld(err) {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		if w := m.watches[id]; w != nil && w.status.Up {
+			w.withheld(err)
+			w.checkNow()
+		}
+		return
+	}
 	if !errors.As(err, &e) || e.Aborted || e.Timeout || errors.Is(err, ErrClosed) || errors.Is(err, ErrMalformed) || errors.Is(err, ErrTooLarge) {
 		return
 	}
@@ -130,10 +140,7 @@ func (m *Monitor) Report(id string, err error) {
 	} else {
 		w.broke = true
 	}
-	select {
-	case w.kick <- struct{}{}:
-	default: // one is due already
-	}
+	w.checkNow()
 }
 
 // Expired is how many hand-offs a prefill engine has given away before anything had fetched them, as it said when its gauges

@@ -24,12 +24,19 @@ func (w *watch) run(ctx context.Context) {
 	}
 }
 
+func (w *watch) checkNow() {
+	select {
+	case w.kick <- struct{}{}:
+	default: // one is due already
+	}
+}
+
 // check asks once and updates the engine's state. A health check that comes too
 // late does not count against an engine that answered something else meanwhile:
 // its API server is busy, and the work goes on.
 func (w *watch) check(ctx context.Context) {
 	w.m.mu.Lock()
-	reports, up, broke := w.reports, w.status.Up, w.broke
+	reports, up, broke, halted := w.reports, w.status.Up, w.broke, w.absent.halt != nil
 	w.broke = false
 	w.m.mu.Unlock()
 	heard := w.traffic.heard.Load()
@@ -41,10 +48,14 @@ func (w *watch) check(ctx context.Context) {
 	}
 	unknown := w.facts.err != nil && len(w.facts.models) == 0
 	switch {
-	case err == nil && (!up || unknown || time.Since(w.factsAt) >= w.m.cfg.FactsInterval):
-		w.readFacts(ctx, !up, !up || unknown)
+	case err == nil && (!up || unknown || halted || time.Since(w.factsAt) >= w.m.cfg.FactsInterval):
+		w.readFacts(ctx, !up, !up || unknown || halted)
 	case (err == nil || late(err)) && w.traffic.quiet(began) > 0.5:
 		w.lookForSigns(ctx)
+	}
+	var halt error
+	if err == nil {
+		halt = w.lookForRanks(ctx)
 	}
 	if ctx.Err() != nil { // stopped: what failed, failed by that
 		return
@@ -57,15 +68,27 @@ func (w *watch) check(ctx context.Context) {
 	w.listen(time.Now())
 	refused := errors.Is(err, ErrCredential) || (err == nil && errors.Is(w.facts.err, ErrCredential))
 	w.alarm(refused)
-	strange := err == nil && errors.Is(w.facts.err, ErrNotAnEngine)
+	strange := err == nil && (errors.Is(w.facts.err, ErrNotAnEngine) || errors.Is(w.facts.err, ErrRetired))
+	if errors.Is(err, ErrReforming) || err == nil && errors.Is(w.facts.err, ErrReforming) {
+		halt = ErrReforming
+	}
 	switch {
+	case errors.Is(err, ErrReforming): // before 0.33 the health check of vLLM says it, too
+		w.failed = 0
+		if w.halt(halt); !w.status.Up {
+			next := w.status
+			next.Err = err
+			w.become(next)
+		}
 	case err == nil && reports != w.reports: // it could not be reached meanwhile: ask again
 	case err == nil:
 		w.failed = 0
 		if w.facts.start != w.status.StartTime {
 			w.forgive() // what it did was done by another process
+			w.absent = absent{halt: w.absent.halt}
 		}
-		w.become(w.learned(!refused && !strange))
+		w.halt(halt)
+		w.show(w.learned(!refused && !strange))
 		w.judged()
 	case late(err) && w.traffic.heard.Load() != heard && len(w.facts.models) > 0:
 		w.m.metrics.late.WithLabelValues(w.in.ID).Inc()
@@ -107,7 +130,7 @@ func (w *watch) learned(up bool) Status {
 	return Status{
 		Up: up, Err: f.err, Since: w.status.Since,
 		Models: f.models, Version: f.version, CapacityTokens: f.capacity, StartTime: f.start,
-		Out: w.status.Out, Wedged: w.status.Wedged, Accused: w.suspect.accusation(),
+		Out: w.status.Out, Wedged: w.status.Wedged,
 	}
 }
 
@@ -143,7 +166,12 @@ func (w *watch) readFacts(ctx context.Context, full, hurry bool) {
 		}
 		if body, err := w.get(ctx, path, patience, limit); err == nil {
 			f.version = parseVersion(body) // else that of before stays
+			f.elastic = w.in.Version != "" && parseElastic(body)
 		}
+	}
+	if w.in.Version == "" && (full || f.unsure) {
+		_, err := w.fault(ctx)
+		f.tolerant, f.unsure = err == nil, errors.Is(err, ErrReforming)
 	}
 	var models []Model
 	if models, f.err = w.models(ctx); f.err == nil {

@@ -54,6 +54,7 @@ type watch struct {
 	// Under m.mu:
 	status  Status
 	suspect suspicion
+	absent  absent // but for its reports, which are run's
 	rtt     time.Duration
 	failed  int     // checks in a row
 	expired float64 // hand-offs that it gave away unfetched, as it last said; below 0: it does not say
@@ -73,6 +74,7 @@ type Instance struct {
 	// computes something; empty: /health costs nothing.
 	Ready string
 
+	Ranks   int    // it is configured with; 0 reads as 1
 	Version string // the path that tells the engine's version; empty: /version
 	// Canaries are the ranks to try with a request of one token when it is in
 	// doubt whether the engine still computes; none: nobody is to doubt it here.
@@ -109,6 +111,11 @@ type Status struct {
 	// Accused is why nothing new should go there for a moment: several requests
 	// failed, and whether by their own fault is open.
 	Accused error
+
+	// Halt is why nothing new goes there for now, and requests wait for it: its group re-forms, or waits for its recovery.
+	Halt error
+	// Lost are its ranks that are out of its group, each with the reason. They get no requests.
+	Lost map[int]string
 }
 
 // MonitorConfig of a Monitor; Client is required.
@@ -142,18 +149,22 @@ type facts struct {
 	capacity map[string]int64
 	start    float64
 	err      error // why models are unknown or old
+	tolerant bool  // vLLM with --enable-fault-tolerance
+	unsure   bool  // it could not be asked for that
+	elastic  bool  // SGLang with --elastic-ep-backend
 }
 
 // equal compares what a callback can see.
 func (s Status) equal(o Status) bool {
 	return s.Up == o.Up && s.Late == o.Late && s.Version == o.Version && s.StartTime == o.StartTime && text(s.Err) == text(o.Err) &&
-		text(s.Out) == text(o.Out) && s.Wedged == o.Wedged && text(s.Accused) == text(o.Accused) &&
+		text(s.Out) == text(o.Out) && text(s.Halt) == text(o.Halt) && maps.Equal(s.Lost, o.Lost) && s.Wedged == o.Wedged && text(s.Accused) == text(o.Accused) &&
 		slices.Equal(s.Models, o.Models) && maps.Equal(s.CapacityTokens, o.CapacityTokens)
 }
 
 func (s Status) clone() Status {
 	s.Models = slices.Clone(s.Models)
 	s.CapacityTokens = maps.Clone(s.CapacityTokens)
+	s.Lost = maps.Clone(s.Lost)
 	return s
 }
 
@@ -167,7 +178,7 @@ func unreachable(err error) bool {
 // same reports whether the instance is the one already watched.
 func (in Instance) same(other Instance) bool {
 	a, b := in.Target, other.Target
-	return in.Role == other.Role && in.Ready == other.Ready && in.Version == other.Version && len(in.Canaries) == len(other.Canaries) && (a == b ||
+	return in.Role == other.Role && in.Ranks == other.Ranks && in.Ready == other.Ready && in.Version == other.Version && len(in.Canaries) == len(other.Canaries) && (a == b ||
 		a.URL.String() == b.URL.String() && a.APIKey == b.APIKey && a.Rank == b.Rank && a.TLS == b.TLS)
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -174,7 +175,7 @@ func (w *watch) canaryAt() (time.Time, bool) {
 	w.m.mu.Lock()
 	defer w.m.mu.Unlock()
 	switch s := &w.suspect; {
-	case w.gone || !w.status.Up:
+	case w.gone || !w.status.Up || w.absent.halt != nil:
 		return time.Time{}, false
 	case !s.circuit.In():
 		return s.circuit.Until(), true
@@ -197,11 +198,12 @@ func (w *watch) tryNow(ctx context.Context) {
 	s.circuit.Send(theCanary, time.Now())
 	heard := w.traffic.heard.Load()
 	ask := w.asks(model)
+	ranks := slices.DeleteFunc(slices.Clone(w.in.Canaries), func(t *Target) bool { return w.status.Lost[t.Rank] != "" })
 	w.m.mu.Unlock()
 
 	outcome, err := canaryPassed, error(nil)
 	if limit := w.m.cfg.Canary; limit > 0 && model != "" {
-		err = w.canary(ctx, ask, limit)
+		err = w.canary(ctx, ranks, ask, limit)
 	}
 	if ctx.Err() != nil { // stopped: what failed, failed by that
 		return
@@ -217,6 +219,10 @@ func (w *watch) tryNow(ctx context.Context) {
 	w.m.mu.Lock()
 	defer w.m.mu.Unlock()
 	if w.gone {
+		return
+	}
+	if IsWithheld(err) { // it says nothing about the engine
+		w.withheld(err)
 		return
 	}
 	w.m.metrics.canaries.WithLabelValues(w.in.ID, outcome).Inc()

@@ -147,7 +147,7 @@ func (w *watch) get(ctx context.Context, path string, patience time.Duration, li
 	defer stop()
 	status, body, err := w.m.cfg.Client.Get(ctx, w.in.Target, path, limit)
 	if err == nil && status != http.StatusOK {
-		err = &StatusError{Target: w.in.ID, Path: path, Status: status}
+		err = &StatusError{Target: w.in.ID, Path: path, Status: status, Why: Withheld(status, body, -1)}
 	}
 	return body, err
 }
@@ -164,6 +164,14 @@ func parseVersion(body []byte) string {
 		return ""
 	}
 	return v.Version
+}
+
+// parseElastic says whether a server of SGLang goes on without a rank that has failed.
+func parseElastic(body []byte) bool {
+	var v struct {
+		Backend string `json:"elastic_ep_backend"`
+	}
+	return json.Unmarshal(body, &v) == nil && v.Backend != ""
 }
 
 // jitter spreads the checks of many engines, a tenth to either side.

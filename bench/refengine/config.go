@@ -89,6 +89,7 @@ type Config struct {
 	WaitingTimeout   time.Duration // how long a decode engine of SGLang waits for KV, default 300 s
 	LoadBalance      string        // which rank of SGLang behind one port gets a request that names none: follow_bootstrap_room (default of prefill) or round_robin (default of decode)
 	ElasticEP        *string       // backend with which SGLang goes on without a rank that has lost its GPU; nil: it does not
+	FaultTolerance   bool          // vLLM was started with --enable-fault-tolerance
 	Replicas         bool          // the ranks of SGLang are replicas without DP attention
 	Heartbeat        time.Duration // between two looks of it at a prefill engine that it waits for, default 5 s
 	RejectReleases   bool          // a decode request that fails validation frees the prefill's KV (vllm#41269)

@@ -59,7 +59,13 @@ func (l *life) handle(x *exchange) bool {
 	if path == "/faults" { // three methods
 		return l.serveFaults(x)
 	}
+	if says := l.withholds(x, path); says != "" {
+		return x.Answer(503, typeJSON, fmt.Appendf(nil, `{"error":%q}`, says))
+	}
 	to, ok := endpoints[path]
+	if path == "/fault_tolerance/status" && l.engine.cfg.FaultTolerance {
+		to, ok = endpoint{http.MethodGet, true, (*life).serveFaultStatus}, true
+	}
 	if own, of := sglangEndpoints[path]; of && l.engine.cfg.Connector == SGLang {
 		to, ok = own, own.method != ""
 	}
@@ -77,6 +83,29 @@ func (l *life) handle(x *exchange) bool {
 		return x.Answer(401, typeJSON, []byte(`{"error":"Unauthorized"}`))
 	}
 	return to.serve(l, x)
+}
+
+// withholds is what vLLM's ScalingMiddleware says in place of an answer; empty: nothing.
+func (l *life) withholds(x *exchange, path string) string {
+	if path == "/stats" || path == "/health" && !l.engine.cfg.before(33) {
+		return ""
+	}
+	if _, hit := l.engine.faults.now(Retired, x.Port); hit {
+		return "This data-parallel rank has been retired and is awaiting shutdown."
+	}
+	if _, hit := l.engine.faults.now(Scaling, x.Port); hit {
+		return "The model is currently scaling. Please try again later."
+	}
+	return ""
+}
+
+// serveFaultStatus says whether the core of the port's rank has met a fault.
+func (l *life) serveFaultStatus(x *exchange) bool {
+	is := map[string]any{"id": l.engine.cfg.DPFirst + x.Port, "status": "healthy"}
+	if _, hit := l.engine.faults.now(CoreFault, x.Port); hit {
+		is["status"], is["fault_info"] = "unhealthy", "RuntimeError"
+	}
+	return x.answerJSON(map[string]any{"schema_version": 1, "total_engines": 1, "engines": []any{is}})
 }
 
 // translate answers the chat that a request of another endpoint means, in its words.
@@ -217,7 +246,7 @@ func (l *life) serveFaults(x *exchange) bool {
 	e := l.engine
 	switch x.Req.Method {
 	case http.MethodGet:
-		return x.answerJSON(map[string]any{"rules": e.faults.list(), "names": slices.Concat(faultNames, boundFaultNames)})
+		return x.answerJSON(map[string]any{"rules": e.faults.list(), "names": slices.Concat(faultNames, boundFaultNames, groupFaultNames)})
 	case http.MethodDelete:
 		_ = e.SetFaults() // no rule, no error
 		return x.answerJSON(map[string]any{"rules": []Rule{}})

@@ -378,14 +378,32 @@ func (e *Engine) SetFaults(rules ...Rule) error {
 			return fmt.Errorf("refengine: fault %d: %w", i, err)
 		}
 	}
+	stands := e.faults.set(e.cfg.Seed, rules)
+	e.core.Close(stands)
 	e.mu.Lock()
-	if e.life != nil {
-		e.life.frozen.Clear()
+	defer e.mu.Unlock()
+	if e.life == nil {
+		return nil
 	}
-	e.mu.Unlock()
-	e.core.Close(e.faults.set(e.cfg.Seed, rules))
+	e.life.frozen.Clear()
+	for rank := range e.cfg.DPSize {
+		if _, fault := e.faults.now(CoreFault, rank); fault || rank >= e.ranks() {
+			e.life.bound.rids.Abort(ridOf(rank))
+		}
+	}
 	return nil
 }
+
+// ranks is how many there are behind its port.
+func (e *Engine) ranks() int {
+	if r, fewer := e.faults.now(FewerRanks, 0); fewer {
+		return int(r.Value)
+	}
+	return e.cfg.DPSize
+}
+
+// ridOf is how the requests of a rank are called that nobody but the engine aborts.
+func ridOf(rank int) string { return fmt.Sprintf("rank %d.", rank) }
 
 // StandStill makes the engine's core stand still for so long from now on, like the fault of that name.
 func (e *Engine) StandStill(d time.Duration) { e.core.Close(d) }

@@ -62,6 +62,12 @@ const (
 	TransferFails   Fault = "transfer-fails"    // KV cannot be written to a decode engine of SGLang
 	MaskedRank      Fault = "masked-rank"       // elastic EP has taken the rank out of SGLang's service: a request that names it ends the server
 	BootstrapSlow   Fault = "bootstrap-slow"    // a prefill engine of SGLang looks for its decode engine after Delay only
+
+	// Of the engine, for as long as the rule is in force. They are what vLLM does with --enable-elastic-ep and --enable-fault-tolerance.
+	Scaling    Fault = "scaling"     // the number of its ranks changes: 503 at every path, from 0.33 on but for /health
+	Retired    Fault = "retired"     // the same of a rank that the others go on without
+	FewerRanks Fault = "fewer-ranks" // only Value ranks are left behind its port: the requests of the others are aborted, and who names one gets 400
+	CoreFault  Fault = "core-fault"  // its core has met a fault: its requests are aborted, and new ones wait until the rule is gone, as after a recovery
 )
 
 // The phases of Hang and Reset.
@@ -82,8 +88,13 @@ var faultNames = []string{string(Hang), string(Reset), string(Reject), string(Bu
 var boundFaultNames = []string{string(NoCallback), string(CallbackTwice), string(CallbackLate), string(CallbackBadHost), string(CallbackShortID), string(CallbackNewKey),
 	string(CallbackEmpty), string(PrefillAbort200), string(DoneLost), string(FailedSent), string(TransferFails), string(MaskedRank), string(BootstrapSlow)}
 
+var groupFaultNames = []string{string(Scaling), string(Retired), string(FewerRanks), string(CoreFault)}
+
 // BoundFaultNames lists the faults that only requests meet which are bound to their decode engine before the prefill.
 func BoundFaultNames() []string { return slices.Clone(boundFaultNames) }
+
+// GroupFaultNames lists the faults of a whole engine that loses ranks or re-forms.
+func GroupFaultNames() []string { return slices.Clone(groupFaultNames) }
 
 // FaultNames lists every fault that any request may meet.
 func FaultNames() []string { return slices.Clone(faultNames) }
@@ -118,7 +129,7 @@ type Rule struct {
 
 // Validate says what is wrong with a rule.
 func (r Rule) Validate() error {
-	if all := slices.Concat(faultNames, boundFaultNames); !slices.Contains(all, string(r.Fault)) {
+	if all := slices.Concat(faultNames, boundFaultNames, groupFaultNames); !slices.Contains(all, string(r.Fault)) {
 		return fmt.Errorf("no fault %q; the faults are %s", r.Fault, strings.Join(all, " "))
 	}
 	phases := []string{""}
@@ -148,7 +159,7 @@ func (r Rule) Validate() error {
 
 // aside says that a rule strikes questions about the engine, or all of its work, and not single requests.
 func (r Rule) aside() bool {
-	return r.Fault == FrozenGauges || r.Fault == SlowPages || r.Fault == Standstill
+	return r.Fault == FrozenGauges || r.Fault == SlowPages || r.Fault == Standstill || slices.Contains(groupFaultNames, string(r.Fault))
 }
 
 // isAt says that a rule strikes at this rank.
@@ -181,11 +192,29 @@ func (f *faults) set(seed uint64, rules []Rule) (stands time.Duration) {
 	f.rules = f.rules[:0]
 	for _, r := range rules {
 		f.rules = append(f.rules, activeRule{Rule: r})
-		if r.Fault == Standstill {
+		switch r.Fault {
+		case Standstill:
 			stands = max(stands, r.delay())
+		case CoreFault:
+			stands = recovers
 		}
 	}
 	return stands
+}
+
+// recovers is longer than anybody waits for the recovery of a core.
+const recovers = time.Hour
+
+// now returns a rule that is in force for a rank, and counts nothing.
+func (f *faults) now(fault Fault, rank int) (Rule, bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, r := range f.rules {
+		if r.Fault == fault && r.isAt(rank) {
+			return r.Rule, true
+		}
+	}
+	return Rule{}, false
 }
 
 func (f *faults) list() []Rule {

@@ -81,12 +81,11 @@ func (l *life) generate(x *exchange, chat bool) bool {
 	default:
 		serve = l.probe
 	}
-	ok := false
+	rid := ridOf(r.rank)
 	if r.room != nil {
-		ok = l.bound.aborts(x, r, serve)
-	} else {
-		ok = serve(x, r)
+		rid = r.room.RID
 	}
+	ok := l.bound.aborts(x, r, rid, serve)
 	switch {
 	case ok: // also when the client closed at once after the last byte
 		e.count.Finished.Add(1)
@@ -107,8 +106,9 @@ func (l *life) rankOf(x *exchange) (int, *apiError) {
 			return 0, refuse(400, "engine-core error")
 		}
 	}
-	if given && (rank < 0 || rank >= cfg.DPSize) {
-		return 0, refuse(400, "data_parallel_rank %d is out of range [0, %d).", rank, cfg.DPSize)
+	size := l.engine.ranks()
+	if given && (rank < 0 || rank >= size) {
+		return 0, refuse(400, "data_parallel_rank %d is out of range [0, %d).", rank, size)
 	}
 	if cfg.DPMode == "external" {
 		if given && rank != x.Port {
@@ -126,7 +126,7 @@ func (l *life) rankOf(x *exchange) (int, *apiError) {
 		return anyRank, nil
 	}
 	least := 0
-	for i := range cfg.DPSize {
+	for i := range size {
 		a, b := l.rankStats(i), l.rankStats(least)
 		if a.Running+a.Waiting < b.Running+b.Waiting {
 			least = i

@@ -117,20 +117,20 @@ func (l *life) renew(x *exchange, r *request, j *group.Job) (stop func()) {
 	if cfg.Connector != NIXLPull && cfg.Connector != NIXLPush || cfg.NoRenewals {
 		return func() {}
 	}
-	done := make(chan struct{})
+	done, ctx := make(chan struct{}), x.Ctx // which is another one once the answer is over
 	l.wg.Go(func() {
 		beat := time.NewTicker(max(cfg.KVHoldTimeout/6, time.Millisecond))
 		defer beat.Stop()
 		for {
 			select {
 			case <-beat.C:
-				l.engine.core.Wait(x.Ctx)
-				_, _ = l.sendPull(x.Ctx, r.kv.remote, pullRequest{ID: cmp.Or(r.kv.remote.name, r.kv.remote.id), Renew: true})
+				l.engine.core.Wait(ctx)
+				_, _ = l.sendPull(ctx, r.kv.remote, pullRequest{ID: cmp.Or(r.kv.remote.name, r.kv.remote.id), Renew: true})
 			case <-j.Granted:
 				return
 			case <-done:
 				return
-			case <-x.Ctx.Done():
+			case <-ctx.Done():
 				return
 			}
 		}

@@ -18,6 +18,7 @@ var sglangEndpoints = map[string]endpoint{
 	"/ready":                    {"GET", true, (*life).serveHealth},
 	"/health":                   {"GET", true, (*life).serveHealthToken},
 	"/server_info":              {"GET", false, (*life).serveServerInfo},
+	"/v1/loads":                 {"GET", false, (*life).serveLoads},
 	"/v1/responses":             {"POST", false, (*life).serveResponseOfSGLang},
 	"/v1/messages":              {"POST", false, (*life).serveMessageOfSGLang},
 	"/v1/messages/count_tokens": {"POST", false, (*life).serveCount},
@@ -40,6 +41,20 @@ func (l *life) serveServerInfo(x *exchange) bool {
 	cfg := l.engine.cfg
 	return x.answerJSON(map[string]any{"version": cfg.Version, "disaggregation_mode": cfg.Role, "dp_size": cfg.DPSize, "max_running_requests": cfg.Slots * cfg.DPSize,
 		"disaggregation_bootstrap_port": l.ports[0], "load_balance_method": cfg.LoadBalance, "elastic_ep_backend": cfg.ElasticEP})
+}
+
+// serveLoads tells the load that each rank's scheduler has published last. That of a rank without a GPU publishes none.
+func (l *life) serveLoads(x *exchange) bool {
+	var loads []any
+	for rank := range l.engine.cfg.DPSize {
+		at := any(float64(time.Now().UnixMicro()) / 1e6)
+		if _, masked := l.engine.faults.now(MaskedRank, rank); masked {
+			at, _ = l.frozen.LoadOrStore(ridOf(rank), at)
+		}
+		s := l.rankStats(rank)
+		loads = append(loads, map[string]any{"dp_rank": rank, "timestamp": at, "num_running_reqs": s.Running, "num_waiting_reqs": s.Waiting})
+	}
+	return x.answerJSON(map[string]any{"version": l.engine.cfg.Version, "loads": loads})
 }
 
 // roomsEverywhere says whether a version of SGLang reads rooms at every endpoint.
@@ -183,8 +198,8 @@ func (b *bound) finds(q bind.Registration) bool {
 }
 
 // aborts serves a leg until the end, or until somebody aborts it.
-func (b *bound) aborts(x *exchange, r *request, serve func(*exchange, *request) bool) (ok bool) {
-	within, leave := b.rids.Enter(x.Ctx, r.room.RID)
+func (b *bound) aborts(x *exchange, r *request, rid string, serve func(*exchange, *request) bool) (ok bool) {
+	within, leave := b.rids.Enter(x.Ctx, rid)
 	whole := x.Ctx
 	x.Ctx = within
 	ok = serve(x, r)

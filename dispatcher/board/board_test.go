@@ -80,6 +80,21 @@ func TestThoseThatWaitAreToldOfALongOutage(t *testing.T) {
 	require.True(t, w.waits(), "a full rank is no outage")
 }
 
+// Ranks whose group re-forms take nothing, and those that wait are not told of an outage.
+func TestARankThatIsAwaitedIsNoOutage(t *testing.T) {
+	h := newHand(t, testConfig())
+	ws := ranks(1, 2, 0)
+	h.fleet(ws)
+	ws[0].Up, ws[0].Awaited = false, true
+	h.fleet(ws)
+	w := h.put(pool.Entry{Prompt: 5})
+	h.pass(2 * outageGrace)
+	require.True(t, w.waits())
+	ws[0].Up, ws[0].Awaited = true, false
+	h.fleet(ws)
+	w.slotNow(t)
+}
+
 func TestARankKeepsItsLoadWhileItIsAway(t *testing.T) {
 	h := newHand(t, testConfig())
 	h.fleet(ranks(2, 1, 0))

@@ -67,7 +67,8 @@ type Worker struct {
 	Cost     float32 // what a KV token costs here, 1 = the group's mean; 0 reads as 1
 	Others   int64   // KV tokens there of requests that are not ours: load, and room that is taken
 	Up       bool    // false: takes nothing, but still holds its group's barrier unless it is down
-	Down     bool    // its engine does not answer: it takes no part in the group's steps, sums and means. Never with Up
+	Down     bool    // its engine does not answer, or goes on without it: it takes no part in the group's steps, sums and means. Never with Up
+	Awaited  bool    // it takes nothing for now, and requests wait for it. Never with Up
 
 	// Strays: its engine runs responses on any of its ranks, and does not say which.
 	Strays bool

@@ -92,7 +92,7 @@ func (b *board) regroup() {
 		}
 		r.group = g
 		g.members = append(g.members, r)
-		if r.Up {
+		if r.Up || r.Awaited {
 			b.up++
 		}
 	}

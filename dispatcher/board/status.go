@@ -138,7 +138,7 @@ type WorkerStatus struct {
 	Group        string `json:"group"`
 	Barrier      bool   `json:"barrier"`
 	Up           bool   `json:"up"`
-	Down         bool   `json:"down"`    // its engine does not answer, so it does not step with its group
+	Down         bool   `json:"down"`    // its engine does not answer or goes on without it, so it does not step with its group
 	Removed      bool   `json:"removed"` // gone from the fleet, not all its slots released yet
 	Slots        int    `json:"slots"`
 	Limit        int    `json:"limit"`        // of the slots, those that may be used now; 0 while the rank is not up

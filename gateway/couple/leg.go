@@ -152,6 +152,9 @@ func (p *Partner) probe() (again bool) {
 	switch {
 	case f.Status != 0:
 		m.Monitor.Heard(c.Instance)
+		if f.Why == life.Withheld {
+			m.Monitor.Report(f.Engine, f.Err)
+		}
 		if f.Status == http.StatusNotFound && p.dialect.CallsBack {
 			m.Fleet.Differ(c.Instance, p.Rank.Instance, p.Model) // the decode engine took what this one refuses
 		}

@@ -186,6 +186,11 @@ func StatusOf(path string, status int, body []byte) int {
 	return status
 }
 
+// Withheld is what a client gets if no engine is there for its request in time.
+func Withheld(side string, why error) *openai.Error {
+	return openai.Unavailable(side+"_unavailable", the(side)+" takes no requests now: "+why.Error()+"; retry later", 1)
+}
+
 // Refused maps an engine's error status: its 4xx reach the client as they came,
 // our own credential's failure and its 5xx do not.
 func Refused(log *zap.Logger, side, id string, status int, resp *engine.Response, body []byte) *openai.Error {

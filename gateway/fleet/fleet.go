@@ -164,7 +164,7 @@ func (f *Fleet) watch() {
 	var list []engine.Instance
 	for _, k := range f.order {
 		in := f.instances[k]
-		watched := engine.Instance{ID: k, Role: in.role, Target: in.target(-1), Ready: in.profile.Ready(), Version: in.profile.VersionPath()}
+		watched := engine.Instance{ID: k, Role: in.role, Target: in.target(-1), Ready: in.profile.Ready(), Version: in.profile.VersionPath(), Ranks: len(ranksOf(in))}
 		if in.decodes() { // the prefill tier tries its own with requests
 			watched.Slots = in.conf.Slots
 			watched.Canary = in.profile.Canary()

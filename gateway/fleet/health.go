@@ -11,12 +11,12 @@ import (
 //
 // An engine that is out only because requests failed there stays where no other
 // serves its model: a request that may fail beats one that must, and the canary
-// will tell which it is.
+// will tell which it is. One that is halted is in service, and gets nothing until it goes on.
 func (f *Fleet) appraise(now time.Time) {
 	f.refuseOdd()
 	others := map[string]int{} // engines in full service by role and model
 	for _, in := range f.instances {
-		if in.odd == "" && in.status.Up && in.status.Out == nil && in.status.Accused == nil && len(in.status.Models) > 0 {
+		if in.odd == "" && in.status.Up && in.status.Out == nil && in.status.Accused == nil && !in.status.Halted() && len(in.status.Models) > 0 {
 			others[in.kind()]++
 		}
 	}
@@ -25,7 +25,7 @@ func (f *Fleet) appraise(now time.Time) {
 	for _, k := range f.order {
 		in := f.instances[k]
 		s := &in.standing
-		serving := in.odd == "" && in.status.Up && (in.status.Out == nil || !in.status.Wedged && len(in.status.Models) > 0 && others[in.kind()] == 0)
+		serving := in.odd == "" && in.status.Up && (in.status.Halted() || in.status.Out == nil || !in.status.Wedged && len(in.status.Models) > 0 && others[in.kind()] == 0)
 		returned := serving && (!s.serving || s.start != 0 && in.status.StartTime != s.start)
 		switch {
 		case !serving || slow == 0:
@@ -35,7 +35,7 @@ func (f *Fleet) appraise(now time.Time) {
 			f.host.Log.Info("engine is back or new: its share of the load grows step by step", zap.String("engine", k), zap.Duration("over", slow))
 		}
 		s.serving, s.share = serving, 1
-		s.paused = in.status.Accused != nil && others[in.kind()] > 0
+		s.paused = in.status.Halted() || in.status.Accused != nil && others[in.kind()] > 0
 		if serving {
 			s.served, s.start = true, in.status.StartTime
 		}

@@ -2,6 +2,7 @@ package fleet
 
 import (
 	"cmp"
+	"errors"
 	"math"
 	"slices"
 	"strconv"
@@ -11,6 +12,7 @@ import (
 	"go.uber.org/zap"
 
 	"evenkeel/dispatcher/board"
+	"evenkeel/engine"
 	"evenkeel/gateway/config"
 	"evenkeel/mooncake"
 	"evenkeel/prefill"
@@ -35,12 +37,16 @@ func (f *Fleet) Publish() {
 		in := f.instances[k]
 		f.route(routes, in, (in.serving || in.status.Late) && f.accepts(in, -1))
 		for _, r := range ranksOf(in) {
-			up := in.serving && !in.paused && f.accepts(in, r)
+			lost := in.status.Lost[max(0, r)] != ""
+			up := in.serving && !in.paused && !lost && f.accepts(in, r)
 			if in.role == Prefill {
 				candidates = append(candidates, f.candidate(in, r, up))
 			} else if len(in.status.Models) > 0 { // before that its board is unknown
-				up = up && f.Admission.Admits(f.areaOf(in)) && !f.broken[in.together()]
+				admits := f.Admission.Admits(f.areaOf(in)) && !f.broken[in.together()]
+				up = up && admits
 				w := f.worker(in, r, up)
+				w.Down = w.Down || lost
+				w.Awaited = in.status.Halted() && in.serving && !lost && admits && f.accepts(in, r)
 				workers = append(workers, w)
 				if computes := in.profile.AllowLocalPrefill || w.Mixed; computes || in.profile.PullsLacking() {
 					l := local.Rank{ID: w.ID, Name: w.Name, Model: w.Model, Engine: w.Engine, Capacity: w.Capacity, Up: up, Computes: computes}
@@ -50,7 +56,7 @@ func (f *Fleet) Publish() {
 					locals = append(locals, l)
 				}
 				if w.Mixed {
-					candidates = f.joins(candidates, in, up)
+					candidates = f.joins(candidates, in, up, w.Awaited)
 				}
 			}
 		}
@@ -76,15 +82,16 @@ func onlyWhereDecoded(candidates []prefill.Candidate, workers []board.Worker) {
 		if (c.Live || c.Late) && c.Region != "" && !c.Mixed {
 			decoded := slices.ContainsFunc(workers, func(w board.Worker) bool {
 				base, there := strings.CutSuffix(w.Model, BoardIn("", c.Region))
-				return w.Up && there && slices.Contains(c.Models, base)
+				return (w.Up || w.Awaited) && there && slices.Contains(c.Models, base)
 			})
 			c.Live, c.Late = c.Live && decoded, c.Late && decoded
 		}
 	}
 }
 
-// joins lists the group of a rank that prefills and decodes as one candidate: it takes a request when a rank of it does.
-func (f *Fleet) joins(candidates []prefill.Candidate, in *instance, up bool) []prefill.Candidate {
+// joins lists the group of a rank that prefills and decodes as one candidate: it takes a request when a rank of it does, and
+// requests wait for it when a rank is held.
+func (f *Fleet) joins(candidates []prefill.Candidate, in *instance, up, held bool) []prefill.Candidate {
 	id := f.groupID(in)
 	at := slices.IndexFunc(candidates, func(c prefill.Candidate) bool { return c.ID == id })
 	if at < 0 {
@@ -94,7 +101,7 @@ func (f *Fleet) joins(candidates []prefill.Candidate, in *instance, up bool) []p
 		})
 	}
 	c := &candidates[at]
-	c.Live = c.Live || up
+	c.Live, c.Late = c.Live || up, c.Late || held
 	for _, m := range in.status.Models {
 		if !slices.Contains(c.Models, m.ID) {
 			c.Models = append(c.Models, m.ID)
@@ -121,7 +128,7 @@ func (f *Fleet) breaks() {
 	for _, k := range f.order {
 		in := f.instances[k]
 		group := in.together()
-		if group == "" || !in.standing.served || in.status.Up && !in.status.Wedged {
+		if group == "" || !in.standing.served || errors.Is(in.status.Err, engine.ErrRetired) || in.status.Up && (in.status.Halted() || !in.status.Wedged) {
 			continue
 		}
 		if now[group] = true; !f.broken[group] {
@@ -160,7 +167,7 @@ func (f *Fleet) candidate(in *instance, r int, up bool) prefill.Candidate {
 	c := prefill.Candidate{
 		ID: in.id + "/" + strconv.Itoa(max(0, r)), Instance: in.key(), Target: in.target(r), Profile: in.profile,
 		Hardware: in.conf.Profile, CapacityTokens: cmp.Or(in.profile.KVTokensPerRank, capacityOf(in, r)), Region: f.abroad(in), Live: up, Limit: in.limit(slowProbes),
-		Late: in.status.Late && !in.paused && f.accepts(in, r),
+		Late: (in.status.Late && !in.paused || in.status.Halted()) && in.status.Lost[max(0, r)] == "" && f.accepts(in, r),
 	}
 	_, c.Decodes = f.instances[Decode+" "+in.id]
 	for _, m := range in.status.Models {
@@ -207,7 +214,7 @@ func (f *Fleet) worker(in *instance, r int, up bool) board.Worker {
 		ID: id, Name: t.ID, Model: f.boardOf(in), Group: in.conf.Group, Barrier: in.conf.Barrier == "dp",
 		Engine: in.id, Slots: in.conf.Slots, Limit: in.limit(in.conf.Slots), Capacity: cmp.Or(in.conf.KV, capacityOf(in, r)), Cost: in.conf.Cost, Up: up,
 		Strays: !rank.Heeds(mooncake.Responses),
-		Down:   !in.status.Up || in.status.Wedged, Process: math.Float64bits(in.status.StartTime), Early: in.profile.Early(), AtOnce: in.profile.Early() && in.profile.Connector == mooncake.NIXLPush,
+		Down:   !in.status.Up || in.status.Wedged && !in.status.Halted(), Process: math.Float64bits(in.status.StartTime), Early: in.profile.Early(), AtOnce: in.profile.Early() && in.profile.Connector == mooncake.NIXLPush,
 	}
 	if in.role == Aggregated {
 		w.Mixed, w.Budget, w.Interval, w.Early, w.AtOnce = true, in.conf.Budget, in.conf.Interval, false, false

@@ -20,7 +20,7 @@ type EngineStatus struct {
 	Group    string    `json:"group,omitempty"`
 	Profile  string    `json:"profile"`
 	Up       bool      `json:"up"`    // answers its health check
-	State    string    `json:"state"` // up, out (requests failed in a row), wedged (a request of one token failed, too), down, odd (another connector than its model's); error says why
+	State    string    `json:"state"` // up, out (requests failed in a row), wedged (a request of one token failed, too), halted (its group re-forms or waits for its recovery, and requests wait for it), down, odd (another connector than its model's); error says why
 	Share    float64   `json:"share"` // of its slots that may be used now; below 1 while it is fresh in service
 	Draining bool      `json:"draining"`
 	Source   string    `json:"source,omitempty"` // that discovered it
@@ -45,7 +45,7 @@ func (f *Fleet) Statuses() []EngineStatus {
 			Up: in.status.Up, State: in.status.State(), Share: in.share, Draining: !f.accepts(in, -1), Source: in.source, Away: in.away, Since: in.status.Since, Version: in.status.Version,
 			Ranks: len(ranksOf(in)), Slots: in.conf.Slots, Models: []string{},
 		}
-		why := cmp.Or(in.status.Out, in.status.Accused, in.status.Err)
+		why := cmp.Or(in.status.Halt, in.status.Out, in.status.Accused, in.status.LostRanks(), in.status.Err)
 		if !in.status.Up { // that it cannot be reached says more than what failed because of it
 			why = cmp.Or(in.status.Err, why)
 		}

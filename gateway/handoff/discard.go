@@ -197,6 +197,9 @@ func (d *Discarder) discardOn(slot *dispatcher.Slot, h *Handoff, try int) (outco
 		d.Monitor.Report(f.Engine, f.Err)
 		end.Lost = d.discardLost(f)
 		return discardFailed, f.Why != life.Silent, f.Err
+	case f.Why == life.Withheld:
+		d.Monitor.Report(f.Engine, f.Err)
+		return discardRefused, true, f.Err
 	case !d.Fleet.RejectionFrees(rank):
 		return discardRefused, true, f.Err
 	}

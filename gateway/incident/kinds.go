@@ -24,6 +24,7 @@ const (
 	RequestsFail  Kind = "requests_fail"
 	EngineDown    Kind = "engine_down"
 	EngineOut     Kind = "engine_out"
+	EngineHalted  Kind = "engine_halted"
 	EngineDrains  Kind = "engine_drains"
 	EngineAmiss   Kind = "engine_amiss"
 	SourceFails   Kind = "source_fails"
@@ -123,6 +124,11 @@ var kinds = map[Kind]kind{
 		harm: waiting, headline: "Failing engine", many: "get no requests, because those before failed", runbook: "EvenkeelBreakerOpen", command: workers,
 		clients: "Clients wait longer. Requests that failed there were tried elsewhere, as long as the retry budget lasted.",
 		next:    "Read the engine's own log. You may restart it at any time, because nothing new is sent there.",
+	},
+	EngineHalted: {
+		harm: waiting, headline: "Halted engine", many: "take no requests for now", runbook: "Halted", command: workers,
+		clients: "Clients wait, and get a 503 when the time limit of their queue is over. Answers that run there stand still meanwhile, or go on elsewhere.",
+		next:    "Look who changes the number of ranks, or begin the recovery of a group that has met a fault. Do not restart an engine that re-forms.",
 	},
 	EngineDrains: {
 		harm: nothing, family: "drains", headline: "Drain", many: "drain", runbook: "Drains", command: undrain,
@@ -229,7 +235,7 @@ var kinds = map[Kind]kind{
 
 // gone are the kinds that say that an engine gets nothing: one of them may follow the
 // other.
-var gone = map[Kind]bool{EngineDown: true, EngineOut: true, PrefillOut: true}
+var gone = map[Kind]bool{EngineDown: true, EngineOut: true, EngineHalted: true, PrefillOut: true}
 
 // order has causes first, those that say most before the others.
 func (k kind) order() int {

@@ -233,7 +233,7 @@ func (l *Life) fell(e Event, dst []Effect) []Effect {
 		how = Cancelled
 	}
 	dst = l.owed.settle(dst, Slot, how)
-	if e.End.Leg == Decode && !idle && e.End.Why != GivenBack {
+	if e.End.Leg == Decode && !idle && e.End.Why != GivenBack && e.End.Why != Withheld {
 		dst = append(dst, Effect{Do: Shun})
 	}
 	l.last = v.Next

@@ -11,6 +11,7 @@ type tries struct {
 	count, unsent int32 // since the last start: of an answer that goes on, those of its next part
 	refused       int32 // by prefill engines, attempts that do not count
 	bounced       int32 // given back by an engine without room before its first event
+	held          int32 // withheld by engines that were not there
 	resumed       int32 // lost answers that went on
 	suspect       int32 // engines that the request may have broken
 	broke         []Breach
@@ -20,11 +21,15 @@ type tries struct {
 // a fifth of their probes, three attempts alone would fail one request in a hundred.
 const mostRefused = 3
 
+// mostHeld is how often an engine may say that it is not there. After the first time nothing goes there until it is back, and the
+// request waits for that in a queue. So only one that came and went again, or one that is told of too late, says it twice.
+const mostHeld = 6
+
 // poison is how many engines a request may have broken before it is stopped.
 const poison = 2
 
 // restart drops the attempts before, as far as they count against the next ones.
-func (t *tries) restart() { t.count, t.unsent, t.refused = 0, 0, 0 }
+func (t *tries) restart() { t.count, t.unsent, t.refused, t.held = 0, 0, 0, 0 }
 
 // poisons tells whether the request is taken for what breaks engines.
 func (t *tries) poisons() bool { return t.suspect >= poison }
@@ -42,6 +47,11 @@ func (t *tries) next(follows Next, e *Event) Retry {
 			return Retry{}
 		}
 		return Retry{Budget: Freely, Pause: min(int(t.bounced), 8)}
+	case Held:
+		if t.held++; t.held > mostHeld {
+			return Retry{}
+		}
+		return Retry{Budget: Freely, Pause: int(t.held)}
 	case Unreached:
 		t.unsent++
 		return Retry{Budget: OfUnsent, N: int(t.unsent)}

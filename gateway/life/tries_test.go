@@ -73,6 +73,9 @@ func TestHowAttemptsCount(t *testing.T) {
 		{Unreachable, 0, []Retry{{Budget: OfUnsent, N: 1}, {Budget: OfUnsent, N: 2}}},
 		{Unlearned, 0, []Retry{{Budget: Freely}, {Budget: Freely}}},
 		{GivenBack, 2, []Retry{{Budget: Freely, Pause: 1}, {Budget: Freely, Pause: 2}, {}}},
+		{Withheld, 0, []Retry{
+			{Budget: Freely, Pause: 1}, {Budget: Freely, Pause: 2}, {Budget: Freely, Pause: 3}, {Budget: Freely, Pause: 4}, {Budget: Freely, Pause: 5}, {Budget: Freely, Pause: 6}, {},
+		}},
 		{Unable, 0, []Retry{{}}},
 	} {
 		l := coupled()

@@ -74,6 +74,7 @@ const (
 	Unable    // 501
 	Odd       // any other status
 	GivenBack // the engine ran out of KV memory and gave the request back
+	Withheld  // the engine takes no requests while its group re-forms, or none for this rank any more: it read nothing of the request
 
 	whys // how many there are
 )
@@ -127,6 +128,7 @@ const (
 	Unreached             // another attempt, counted with those that reached no engine
 	Untaken               // another attempt, counted with those of which an engine took nothing
 	Room                  // another attempt, counted with those for which an engine had no room in its KV memory
+	Held                  // another attempt, counted with those for which an engine was not there
 	Anew                  // another attempt, not counted: nothing failed
 	Ask                   // its decode group's owner is asked
 	Same                  // the same engine gets it once more, over a new connection
@@ -183,6 +185,7 @@ var prefills = [whys]row{
 	Erred:     {[...]How{unsaid, unsaid, Refuse, unsaid}, Again, Nobody},
 	Unable:    {[...]How{unsaid, unsaid, Free, unsaid}, Elsewhere, Nobody},
 	Odd:       {[...]How{unsaid, unsaid, Refuse, unsaid}, Elsewhere, Nobody},
+	Withheld:  {[...]How{unsaid, unsaid, Free, unsaid}, Held, Nobody},
 }
 
 // decodes is what follows the end of a decode leg.
@@ -219,6 +222,7 @@ var decodes = [whys]row{
 	Unable:    {[...]How{unsaid, unsaid, Doubt, Free}, Elsewhere, Nobody},
 	Odd:       {[...]How{unsaid, unsaid, Doubt, Free}, Elsewhere, Engine},
 	GivenBack: {[...]How{unsaid, unsaid, Doubt, Free}, Room, Nobody},
+	Withheld:  {[...]How{unsaid, unsaid, Doubt, Free}, Held, Nobody}, // its bytes were written, so no second engine may have the hand-off
 }
 
 // Ended is what is known of a leg that has ended without what it was for.
@@ -257,7 +261,7 @@ func (e Ended) Verdict() Verdict {
 		v.KV = DoubtOn
 	case v.KV == Doubt && e.Open:
 		v.KV = DoubtOn
-	case v.KV == Doubt && e.Frees:
+	case v.KV == Doubt && e.Frees && e.Why != Withheld: // the part that would free it never saw the request
 		v.KV = Free
 	}
 	if e.Leg == Prefill && !e.Kept {
@@ -293,6 +297,8 @@ func (e Ended) sole() Verdict {
 		v.Next = Again
 	case e.Why == Stale: // most likely the connection ended before the engine saw the request
 		v.Next = Same
+	case e.Why == Withheld:
+		v.Next, v.Whom = Again, Nobody
 	case e.Far == Unsent || e.Why == Throttled || e.Why == Busy:
 		v.Next = Again
 	case e.Why == Lacks:
@@ -305,5 +311,5 @@ func (e Ended) sole() Verdict {
 
 // Untaken says that the engine of a leg took nothing of the request, so that another one may take its place.
 func (e Ended) Untaken() bool {
-	return e.Far == Unsent && e.Why != HungUp && e.Why != Moved || e.Why == Throttled || e.Why == Busy
+	return e.Far == Unsent && e.Why != HungUp && e.Why != Moved || e.Why == Throttled || e.Why == Busy || e.Why == Withheld
 }

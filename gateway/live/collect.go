@@ -170,9 +170,9 @@ func (r rankStates) of(w *board.WorkerStatus) string {
 		return RankRemoved
 	case w.Up:
 		return RankUp
-	case state == "down":
+	case state == "down", w.Down && state == "up": // the engine goes on without it
 		return RankDown
-	case state == "out" || state == "wedged":
+	case state == "out" || state == "wedged" || state == "halted":
 		return RankOut
 	case r.drains[w.Name] || r.drains[engine]:
 		return RankDraining

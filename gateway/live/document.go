@@ -218,7 +218,7 @@ type Engine struct {
 	Role     string   `json:"role"`
 	Models   []string `json:"models"` // at most so many, and other
 	Group    string   `json:"group,omitempty"`
-	State    string   `json:"state"`         // up, out, wedged, down
+	State    string   `json:"state"`         // up, out, wedged, halted, down
 	Why      string   `json:"why,omitempty"` // it is not up, or what is amiss though it is
 	SinceS   float64  `json:"since_s"`       // how long it has been so
 	Draining bool     `json:"draining"`

@@ -204,6 +204,8 @@ func engineFinding(e *Engine, say find) (away bool) {
 		say(incident.EngineOut, Bad, where, e.Why, "%s is not used: %s", where.begin(), why)
 	case e.State == "wedged":
 		say(incident.EngineOut, Bad, where, e.Why, "%s answers, but computes nothing: %s", where.begin(), cmp.Or(why, "no reason is known"))
+	case e.State == "halted":
+		say(incident.EngineHalted, Bad, where, e.Why, "%s takes no requests for now, and they wait for it: %s", where.begin(), why)
 	case e.State != "up":
 		say(incident.EngineOut, Bad, where, e.Why, "%s is %s and gets no requests: %s", where.begin(), e.State, cmp.Or(why, "no reason is known"))
 	case e.Draining:

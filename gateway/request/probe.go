@@ -85,6 +85,9 @@ func (j *job) probe(lease *prefill.Lease) (*handoff.Handoff, *failure.Fault) {
 	j.srv.Monitor.Heard(c.Instance)
 	j.told.Tell(journal.Event{What: journal.Probed, Took: time.Since(began)})
 	if f != nil {
+		if f.Why == life.Withheld {
+			j.srv.Monitor.Report(f.Engine, f.Err)
+		}
 		return nil, f
 	}
 	return j.accept(lease, born, x, answer, answered)

@@ -141,7 +141,7 @@ func (b bound) lost(how life.Parting, f *failure.Fault) *failure.Fault {
 	other, stranded := s.partner.Ended(how)
 	s.stranded = stranded
 	if other == nil {
-		if f.Err != nil && how == life.Died {
+		if f.Err != nil && (how == life.Died || f.Why == life.Withheld) {
 			j.srv.Monitor.Report(s.rank.Instance, f.Err)
 		}
 		return f

@@ -31,19 +31,23 @@ func (t *tester) serverInfo(ctx context.Context, s subject, into any) bool {
 }
 
 // sglang warns of a server that goes on without a rank whose GPU has failed, because a request that names such a rank ends
-// it, and of one that holds prompts back as evenkeel does.
+// it, and most of its ways to choose a rank choose that one, too. It also warns of one that holds prompts back as evenkeel does.
 func (t *tester) sglang(ctx context.Context, s subject) {
 	named := s.profile.NamedRank(s.target.Rank) >= 0
-	if !named && !s.profile.Aggregated() {
+	if s.target.Rank < 0 && !s.profile.Aggregated() { // it has one rank
 		return
 	}
 	var told struct {
 		Backend string `json:"elastic_ep_backend"`
+		Balance string `json:"load_balance_method"`
 		Delays  bool   `json:"enable_prefill_delayer"`
 	}
 	answered := t.serverInfo(ctx, s, &told)
 	if told.Backend != "" && named {
 		t.report(s.name, Warn, "runs with elastic EP (--elastic-ep-backend): if one of its GPUs fails, the next request that names the rank ends the whole server; set name_ranks: false in its profile")
+	}
+	if told.Backend != "" && !named && told.Balance != "" && told.Balance != "round_robin" {
+		t.report(s.name, Warn, "runs with elastic EP (--elastic-ep-backend) and chooses ranks by %s, which also chooses ranks whose GPU has failed; start it with --load-balance-method round_robin", told.Balance)
 	}
 	switch {
 	case !s.profile.Aggregated():

@@ -95,7 +95,7 @@ export function showPrefill(d) {
     });
 }
 
-const states = { up: ['● up', 'good'], out: ['✕ out', 'bad'], wedged: ['✕ wedged', 'bad'], down: ['✕ down', 'bad'] };
+const states = { up: ['● up', 'good'], out: ['✕ out', 'bad'], wedged: ['✕ wedged', 'bad'], halted: ['■ halted', 'warn'], down: ['✕ down', 'bad'] };
 
 export function showEngines(d) {
   const rank = (e) => (e.state !== 'up' ? 0 : e.draining || e.why ? 1 : 2);

@@ -1,0 +1,329 @@
+package engine
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"net/http"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"go.uber.org/zap"
+)
+
+// Why an engine that is alive takes no requests, as it says itself.
+var (
+	// ErrReforming is what vLLM says while it changes the number of its ranks. The ScalingMiddleware of
+	// entrypoints/serve/elastic_ep/middleware.py (0.32, 0.33) answers before anything reads the request.
+	ErrReforming = errors.New("its group re-forms, because vLLM changes the number of its ranks (elastic EP)")
+	// ErrRetired is what the API server of a rank says that the others go on without (the same file, 0.33).
+	ErrRetired = errors.New("vLLM has taken this rank out of its group (elastic EP) and waits for its process to be ended; take it out of the config, too")
+)
+
+// RankError is the refusal of a request for a rank that the engine does not have any more, or not yet.
+type RankError struct{ Rank, Ranks int }
+
+func (e *RankError) Error() string {
+	return fmt.Sprintf("it has only %d ranks now, so there is no rank %d", e.Ranks, e.Rank)
+}
+
+// The bodies of the two refusals of vLLM's middleware.
+const (
+	saysScaling = "The model is currently scaling. Please try again later."
+	saysRetired = "This data-parallel rank has been retired and is awaiting shutdown."
+)
+
+// noRank is the whole message with which engines refuse a rank: vLLM in v1/engine/input_processor.py, SGLang in
+// managers/tokenizer_manager.py. Only a whole message counts, because others may quote a client.
+var noRank = regexp.MustCompile(`^(?:data_parallel_rank (\d{1,6}) is|routed_dp_rank=(\d{1,6})) out of range \[0, (\d{1,6})\)\.?$`)
+
+// Withheld reads a refusal that is about the engine and not about the request: one of those above, or nil. rank is the one
+// that the request named in a header, or below 0.
+func Withheld(status int, body []byte, rank int) error {
+	switch status {
+	case http.StatusServiceUnavailable:
+		var told struct {
+			Error json.RawMessage `json:"error"`
+		}
+		var says string
+		_ = json.Unmarshal(body, &told) // else it is another refusal
+		_ = json.Unmarshal(told.Error, &says)
+		switch says {
+		case saysScaling:
+			return ErrReforming
+		case saysRetired:
+			return ErrRetired
+		}
+	case http.StatusBadRequest:
+		var told struct {
+			Message string `json:"message"` // SGLang and old vLLM
+			Error   struct {
+				Message string `json:"message"`
+			} `json:"error"`
+		}
+		_ = json.Unmarshal(body, &told) // else it is another refusal
+		found := noRank.FindStringSubmatch(told.Message + told.Error.Message)
+		if found == nil {
+			return nil
+		}
+		e := &RankError{}
+		e.Rank, _ = strconv.Atoi(found[1] + found[2]) // digits, not many
+		e.Ranks, _ = strconv.Atoi(found[3])
+		if e.Ranks > 0 && e.Ranks <= e.Rank && (rank < 0 || rank == e.Rank) {
+			return e
+		}
+	}
+	return nil
+}
+
+// IsWithheld says whether an error is one of Withheld's.
+func IsWithheld(err error) bool {
+	return errors.Is(err, ErrReforming) || errors.Is(err, ErrRetired) || errors.As(err, new(*RankError))
+}
+
+// absent is which ranks of an engine that is up get no requests, and why nothing of the engine does. It is a value.
+type absent struct {
+	halt    error     // nothing new goes there, and what waits for it waits on
+	ranks   int       // it has, as it said when it refused one; 0: all
+	asked   time.Time // when it was tried last whether it has them again
+	silent  map[int]bool
+	reports loads
+}
+
+// lost is why each rank of an engine is out of its group.
+func (a *absent) lost(of int) map[int]string {
+	if a.ranks == 0 && len(a.silent) == 0 {
+		return nil
+	}
+	all := map[int]string{}
+	for r := range a.silent {
+		all[r] = "its scheduler says nothing while those of other ranks do, so SGLang goes on without it (elastic EP)"
+	}
+	for r := a.ranks; a.ranks > 0 && r < of; r++ {
+		all[r] = fmt.Sprintf("the engine has only %d ranks now (elastic EP)", a.ranks)
+	}
+	return all
+}
+
+// Halted says that nothing new goes to an engine that is up, and that requests wait for it.
+func (s Status) Halted() bool { return s.Up && s.Halt != nil }
+
+// LostRanks says which ranks are lost, and why, in a sentence; nil: none is.
+func (s Status) LostRanks() error {
+	if len(s.Lost) == 0 {
+		return nil
+	}
+	parts := make([]string, 0, len(s.Lost))
+	ranks := slices.Sorted(maps.Keys(s.Lost))
+	for from := 0; from < len(ranks); {
+		to := from + 1
+		for to < len(ranks) && ranks[to] == ranks[to-1]+1 && s.Lost[ranks[to]] == s.Lost[ranks[from]] {
+			to++
+		}
+		which := fmt.Sprintf("rank %d is", ranks[from])
+		if to-from > 1 {
+			which = fmt.Sprintf("ranks %d to %d are", ranks[from], ranks[to-1])
+		}
+		parts = append(parts, fmt.Sprintf("%s lost: %s", which, s.Lost[ranks[from]]))
+		from = to
+	}
+	return errors.New(strings.Join(parts, "; "))
+}
+
+// quietChecks is for how many checks the scheduler of a rank may say nothing of its load while other ranks do. Each says it
+// after its batches, and after every turn without one.
+const quietChecks = 5
+
+// loads is when each rank of a server of SGLang has told its load last. It is a value.
+type loads struct {
+	told map[int]float64
+	at   map[int]time.Time // when told changed
+}
+
+// see takes in what GET /v1/loads tells, and returns the ranks that are silent while others are not.
+func (l *loads) see(told map[int]float64, quiet time.Duration, now time.Time) map[int]bool {
+	if l.told == nil {
+		l.told, l.at = map[int]float64{}, map[int]time.Time{}
+	}
+	var newest time.Time
+	for r, stamp := range told {
+		if was, known := l.told[r]; !known || was != stamp {
+			l.told[r], l.at[r] = stamp, now
+		}
+		if l.at[r].After(newest) {
+			newest = l.at[r]
+		}
+	}
+	silent := map[int]bool{}
+	for r := range told {
+		if newest.Sub(l.at[r]) >= quiet {
+			silent[r] = true
+		}
+	}
+	return silent
+}
+
+// withheld takes in what an engine says in place of an answer. It needs m.mu.
+func (w *watch) withheld(why error) {
+	var rank *RankError
+	switch {
+	case errors.Is(why, ErrReforming):
+		w.halt(ErrReforming)
+	case errors.As(why, &rank):
+		w.absent.ranks, w.absent.asked = rank.Ranks, time.Now()
+		w.show(w.status)
+	case errors.Is(why, ErrRetired):
+		next := w.status
+		next.Up, next.Err = false, ErrRetired
+		w.become(next)
+	}
+}
+
+// halt has nothing new go to the engine, or with nil again. It needs m.mu.
+func (w *watch) halt(why error) {
+	was := w.absent.halt
+	w.absent.halt = why
+	switch {
+	case why == nil && was != nil:
+		w.forgive()                  // what failed meanwhile says nothing
+		w.absent.asked = time.Time{} // it may have more ranks now
+		w.m.cfg.Log.Info("engine takes requests again", zap.String("engine", w.in.ID))
+	case why != nil && was == nil:
+		w.m.cfg.Log.Warn("engine takes no requests for now; they wait for it", zap.String("engine", w.in.ID), zap.Error(why))
+	}
+	w.show(w.status)
+}
+
+// show puts what is absent into a status and makes it the one in force. It needs m.mu.
+func (w *watch) show(next Status) {
+	w.fill(&next)
+	before := w.status.LostRanks()
+	w.become(next)
+	switch now := next.LostRanks(); {
+	case text(now) == text(before):
+	case now != nil:
+		w.m.cfg.Log.Warn("engine has lost ranks: they get no requests", zap.String("engine", w.in.ID), zap.Error(now))
+	default:
+		w.m.cfg.Log.Info("engine has all its ranks again", zap.String("engine", w.in.ID))
+	}
+}
+
+// fill completes a status by what is absent. It needs m.mu.
+func (w *watch) fill(next *Status) {
+	next.Halt, next.Lost = w.absent.halt, w.absent.lost(w.in.Ranks)
+	if next.Halt == nil {
+		next.Accused = w.suspect.accusation()
+	}
+}
+
+// lookForRanks asks an engine that is alive for what its health check does not tell: whether it waits for its recovery, and
+// which of its ranks are silent. It returns why nothing new may go there.
+func (w *watch) lookForRanks(ctx context.Context) (halt error) {
+	switch {
+	case w.facts.tolerant:
+		var err error
+		if halt, err = w.fault(ctx); err != nil { // then what it said last counts
+			w.m.mu.Lock()
+			if halt = w.absent.halt; errors.Is(halt, ErrReforming) {
+				halt = nil
+			}
+			w.m.mu.Unlock()
+		}
+	case w.facts.elastic && w.in.Ranks > 1:
+		if told, err := w.loads(ctx); err == nil {
+			silent := w.absent.reports.see(told, quietChecks*w.m.cfg.HealthInterval, time.Now())
+			w.m.mu.Lock()
+			w.absent.silent = silent
+			w.m.mu.Unlock()
+		}
+	}
+	w.m.mu.Lock()
+	due := w.absent.ranks > 0 && halt == nil && time.Since(w.absent.asked) >= w.m.cfg.FactsInterval
+	model, ask := w.status.baseModel(), w.asks(w.status.baseModel())
+	if due {
+		w.absent.asked = time.Now()
+	}
+	lowest := w.absent.ranks
+	w.m.mu.Unlock()
+	if due {
+		w.tryLost(ctx, lowest, model, ask)
+	}
+	return halt
+}
+
+// tryLost asks whether an engine has more ranks again, with a request of one token for the first that is lost. An engine that
+// does not have it refuses before it computes anything. Where no such request may be sent, the next one of a client tells.
+func (w *watch) tryLost(ctx context.Context, lowest int, model string, ask question) {
+	at := slices.IndexFunc(w.in.Canaries, func(t *Target) bool { return t.Rank == lowest })
+	var rank *RankError
+	if limit := w.m.cfg.Canary; at >= 0 && limit > 0 && model != "" {
+		ctx, stop := context.WithTimeout(ctx, limit)
+		defer stop()
+		if _, err := oneToken(ctx, w.m.cfg.Client, w.in.Canaries[at], ask); err != nil && !errors.As(err, &rank) {
+			return // nothing is known
+		}
+	}
+	w.m.mu.Lock()
+	defer w.m.mu.Unlock()
+	if w.absent.ranks = 0; rank != nil {
+		w.absent.ranks = rank.Ranks
+	}
+}
+
+// fault asks vLLM whether its core has met a fault and waits for its recovery. It fails unless vLLM was started with
+// --enable-fault-tolerance (entrypoints/serve/fault_tolerance/api_router.py of 0.33). Its GET /health says 200 meanwhile, and
+// requests that come wait in it. It says unhealthy while a recovery is possible, and dead if a worker has died.
+func (w *watch) fault(ctx context.Context) (halt, err error) {
+	body, err := w.get(ctx, "/fault_tolerance/status", w.m.cfg.Timeout, answerLimit)
+	var told struct {
+		Schema  int `json:"schema_version"`
+		Engines []struct {
+			Status string `json:"status"`
+			Fault  string `json:"fault_info"`
+		} `json:"engines"`
+	}
+	switch {
+	case err != nil:
+		return nil, err
+	case json.Unmarshal(body, &told) != nil || told.Schema == 0:
+		return nil, errors.New("it does not say whether it has met a fault")
+	}
+	for _, e := range told.Engines {
+		switch e.Status {
+		case "healthy":
+		case "dead":
+			return errors.New("a worker of it has died, and vLLM (--enable-fault-tolerance) ends the engine soon"), nil
+		default:
+			return fmt.Errorf("it has met a fault (%.64q) and waits for its recovery (vLLM, POST /fault_tolerance/apply)", e.Fault), nil
+		}
+	}
+	return nil, nil
+}
+
+// loads asks a server of SGLang when each rank's scheduler has told its load last. Nothing is sent to the schedulers for that
+// (entrypoints/v1_loads.py of 0.5.23), as GET /server_info does, which waits for the answer of ranks that are lost.
+func (w *watch) loads(ctx context.Context) (map[int]float64, error) {
+	body, err := w.get(ctx, "/v1/loads?include=core", w.m.cfg.Timeout, versionLimit)
+	if err != nil {
+		return nil, err
+	}
+	var told struct {
+		Loads []struct {
+			Rank int     `json:"dp_rank"`
+			At   float64 `json:"timestamp"`
+		} `json:"loads"`
+	}
+	if err := json.Unmarshal(body, &told); err != nil {
+		return nil, err
+	}
+	all := make(map[int]float64, len(told.Loads))
+	for _, l := range told.Loads {
+		all[l.Rank] = l.At
+	}
+	return all, nil
+}

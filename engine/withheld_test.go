@@ -1,0 +1,195 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/stretchr/testify/require"
+	"go.uber.org/zap/zaptest/observer"
+	"pgregory.net/rapid"
+)
+
+func TestWhatIsSaidOfTheEngineAndNotOfTheRequest(t *testing.T) {
+	scaling, retired := `{"error":"`+saysScaling+`"}`, `{"error":"`+saysRetired+`"}`
+	for _, row := range []struct {
+		name   string
+		status int
+		body   string
+		rank   int
+		want   error
+	}{
+		{"vLLM changes the number of its ranks", 503, scaling, -1, ErrReforming},
+		{"it has retired the rank", 503, retired, 3, ErrRetired},
+		{"it is only full", 503, `{"error":{"message":"` + saysScaling + `","code":503}}`, -1, nil},
+		{"another status", 500, scaling, -1, nil},
+		{"no JSON", 503, saysScaling, -1, nil},
+		{"vLLM has fewer ranks", 400, `{"error":{"message":"data_parallel_rank 3 is out of range [0, 2).","type":"BadRequestError"}}`, 3, &RankError{3, 2}},
+		{"SGLang has, whose requests name the rank in the body", 400, `{"object":"error","message":"routed_dp_rank=5 out of range [0, 4)"}`, -1, &RankError{5, 4}},
+		{"it means another rank than the one that was named", 400, `{"message":"data_parallel_rank 3 is out of range [0, 2)."}`, 2, nil},
+		{"an engine that quotes a client", 400, `{"message":"bad input: data_parallel_rank 3 is out of range [0, 2)."}`, 3, nil},
+		{"a rank that there is", 400, `{"message":"data_parallel_rank 3 is out of range [0, 4)."}`, 3, nil},
+		{"no rank is left", 400, `{"message":"data_parallel_rank 3 is out of range [0, 0)."}`, 3, nil},
+		{"a number that is none", 400, `{"message":"data_parallel_rank 99999999999999999999 is out of range [0, 99999999999999999999)."}`, -1, nil},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			require.Equal(t, row.want, Withheld(row.status, []byte(row.body), row.rank))
+		})
+	}
+}
+
+func TestRanksThatAreLostAreNamedInASentence(t *testing.T) {
+	require.NoError(t, Status{}.LostRanks())
+	require.EqualError(t, Status{Lost: map[int]string{2: "a", 3: "a", 5: "a", 6: "b"}}.LostRanks(),
+		"ranks 2 to 3 are lost: a; rank 5 is lost: a; rank 6 is lost: b")
+}
+
+// A rank is silent only while others are not, for so long, and no longer.
+func TestARankIsSilentOnlyBesideOthers(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		const ranks, quiet = 4, 5 * time.Second
+		var l loads
+		at, stamp := time.Now(), map[int]float64{}
+		last := map[int]time.Time{}
+		for range rapid.IntRange(1, 40).Draw(t, "looks") {
+			at = at.Add(time.Second)
+			told := map[int]float64{}
+			for r := range ranks {
+				if rapid.Bool().Draw(t, "says") {
+					stamp[r]++
+				}
+				if was, known := l.told[r]; !known || was != stamp[r] {
+					last[r] = at
+				}
+				told[r] = stamp[r]
+			}
+			silent := l.see(told, quiet, at)
+			newest := last[0]
+			for r := range ranks {
+				if last[r].After(newest) {
+					newest = last[r]
+				}
+			}
+			for r := range ranks {
+				require.Equal(t, newest.Sub(last[r]) >= quiet, silent[r], "rank %d", r)
+			}
+			require.Less(t, len(silent), ranks, "all of them are only idle, or the server is")
+		}
+	})
+}
+
+func refusing(code int, body string) string {
+	return fmt.Sprintf("HTTP/1.1 %d X\r\nContent-Length: %d\r\n\r\n%s", code, len(body), body)
+}
+
+// A report of one request is enough. That it is over is seen by the next check, although GET /health says nothing of it.
+func TestAnEngineThatReformsIsHalted(t *testing.T) {
+	f := newFake()
+	watched(t, f, func(t *testing.T, m *Monitor, logs *observer.ObservedLogs, reg *prometheus.Registry) {
+		since := m.Status("p0").Since
+		f.set("/v1/models", refusing(503, `{"error":"`+saysScaling+`"}`))
+		f.set("/metrics", refusing(503, `{"error":"`+saysScaling+`"}`))
+		m.Report("p0", fmt.Errorf("prefill p0: %w", ErrReforming))
+		s := m.Status("p0")
+		require.True(t, s.Halted())
+		require.Equal(t, "halted", s.State())
+		require.EqualValues(t, 1, series(t, reg, "evenkeel_engine_state", "p0", "prefill", "halted"))
+		for range 60 {
+			time.Sleep(time.Second)
+			require.True(t, m.Status("p0").Halted())
+		}
+		require.Len(t, m.Status("p0").Models, 2, "what was known stays")
+		f.set("/v1/models", newFake().answers["/v1/models"])
+		time.Sleep(2 * time.Second)
+		s = m.Status("p0")
+		require.Equal(t, "up", s.State())
+		require.NoError(t, s.Err)
+		require.Equal(t, since, s.Since, "it was up all the while")
+		require.Len(t, logs.FilterMessage("engine takes no requests for now; they wait for it").All(), 1)
+		m.Report("nobody", ErrReforming)
+	})
+}
+
+// A core that waits for its recovery is seen at the next check, and one that goes down meanwhile is down.
+func TestAFaultIsSeenAtTheNextCheck(t *testing.T) {
+	healthy := ok(`{"schema_version":1,"total_engines":1,"engines":[{"id":4,"status":"healthy"}]}`)
+	f := newFake()
+	f.set("/fault_tolerance/status", healthy)
+	watched(t, f, func(t *testing.T, m *Monitor, _ *observer.ObservedLogs, _ *prometheus.Registry) {
+		f.set("/fault_tolerance/status", ok(`{"schema_version":1,"total_engines":1,"engines":[{"id":4,"status":"unhealthy","fault_info":"RuntimeError"}]}`))
+		time.Sleep(2 * time.Second)
+		require.ErrorContains(t, m.Status("p0").Halt, `it has met a fault ("RuntimeError") and waits for its recovery`)
+		f.set("/fault_tolerance/status", status(500))
+		time.Sleep(5 * time.Second)
+		require.True(t, m.Status("p0").Halted(), "it has not said that it is over")
+		f.set("/fault_tolerance/status", healthy)
+		time.Sleep(2 * time.Second)
+		require.Equal(t, "up", m.Status("p0").State())
+		f.set("/fault_tolerance/status", ok(`{"schema_version":1,"total_engines":1,"engines":[{"id":4,"status":"dead"}]}`))
+		time.Sleep(2 * time.Second)
+		require.ErrorContains(t, m.Status("p0").Halt, "a worker of it has died")
+		f.set("/health", status(503))
+		time.Sleep(5 * time.Second)
+		require.Equal(t, "down", m.Status("p0").State())
+	})
+	f = newFake()
+	watched(t, f, func(t *testing.T, _ *Monitor, _ *observer.ObservedLogs, _ *prometheus.Registry) {
+		time.Sleep(time.Minute)
+		require.Equal(t, 1, f.count("/fault_tolerance/status"), "an engine without it is asked once")
+	})
+}
+
+// Ranks above the engine's number are lost until a request of one token for the first of them is not refused for that.
+func TestRanksThatAnEngineDoesNotHave(t *testing.T) {
+	f := newFake()
+	none := refusing(400, `{"error":{"message":"data_parallel_rank 1 is out of range [0, 1)."}}`)
+	f.set(completionsPath, none)
+	watched(t, f, func(t *testing.T, m *Monitor, logs *observer.ObservedLogs, _ *prometheus.Registry) {
+		m.cfg.Canary = time.Second
+		base := target(t, "http://p0:8000")
+		in := Instance{ID: "d0", Role: "decode", Target: base, Ranks: 3}
+		for r := range 3 {
+			one := *base
+			one.Rank = r
+			in.Canaries = append(in.Canaries, &one)
+		}
+		m.Set([]Instance{in})
+		time.Sleep(2 * time.Second)
+		m.Report("d0", errors.Join(errors.New("decode d0"), &RankError{Rank: 2, Ranks: 2}))
+		require.Equal(t, map[int]string{2: "the engine has only 2 ranks now (elastic EP)"}, m.Status("d0").Lost)
+		m.Report("d0", &RankError{Rank: 1, Ranks: 1})
+		require.Len(t, m.Status("d0").Lost, 2)
+		require.NoError(t, m.Status("d0").Err)
+		time.Sleep(time.Minute)
+		require.Len(t, m.Status("d0").Lost, 2)
+		require.InDelta(t, 6, f.count(completionsPath), 2, "tried now and then")
+		f.set(completionsPath, ok(`{"choices":[{}]}`))
+		time.Sleep(15 * time.Second)
+		require.Empty(t, m.Status("d0").Lost)
+		require.Len(t, logs.FilterMessage("engine has all its ranks again").All(), 1)
+	})
+}
+
+// What a canary says of a rank that the engine does not have, and of a group that re-forms, says nothing of the engine.
+func TestACanaryThatIsWithheldProvesNothing(t *testing.T) {
+	f := newFake()
+	watched(t, f, func(t *testing.T, m *Monitor, _ *observer.ObservedLogs, _ *prometheus.Registry) {
+		m.cfg.Canary = time.Second
+		base := target(t, "http://p0:8000")
+		m.Set([]Instance{{ID: "d0", Role: "decode", Target: base, Ranks: 1, Canaries: []*Target{base}}})
+		time.Sleep(2 * time.Second)
+		f.set(completionsPath, refusing(503, `{"error":"`+saysScaling+`"}`))
+		f.set("/v1/models", refusing(503, `{"error":"`+saysScaling+`"}`))
+		m.Judge("d0", Silent, context.DeadlineExceeded)
+		time.Sleep(2 * time.Second)
+		s := m.Status("d0")
+		require.True(t, s.Halted())
+		require.False(t, s.Wedged)
+		f.set("/v1/models", newFake().answers["/v1/models"])
+		time.Sleep(2 * time.Second)
+		require.Equal(t, "up", m.Status("d0").State())
+	})
+}

@@ -1,0 +1,256 @@
+package gateway_test
+
+import (
+	"fmt"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"evenkeel/bench/refengine"
+	"evenkeel/dispatcher/board"
+	"evenkeel/gateway/config"
+	"evenkeel/mooncake"
+)
+
+// quickHealth looks at engines often, and tries their ranks.
+func quickHealth(cfg *config.Config) {
+	cfg.Health.Interval, cfg.Health.Canary, cfg.Health.SlowStart = 20*time.Millisecond, 3*time.Second, 0
+	cfg.Prefill.Retry.Attempts = 1 // nothing that is withheld counts as an attempt
+	cfg.Dispatch.Policy = "rr"
+}
+
+// retrying is quickHealth for tests in which requests are aborted, which counts as an attempt before their first event.
+func retrying(cfg *config.Config) {
+	quickHealth(cfg)
+	cfg.Prefill.Retry.Attempts, cfg.Prefill.Retry.Budget = 3, 1
+}
+
+// state is what the page shows of an engine.
+func (c *cluster) state(e *refengine.Engine) string { return c.engineStatus(e).State }
+
+// rankOf is what is shown of a rank of an engine.
+func (c *cluster) rankOf(e *refengine.Engine, rank int) board.WorkerStatus {
+	c.Helper()
+	for _, w := range c.gw.Status(c.Context()).Dispatch.Models[0].Workers {
+		if strings.HasSuffix(w.Name, fmt.Sprint("/", rank)) && strings.HasPrefix(w.Name, c.engineStatus(e).ID) {
+			return w
+		}
+	}
+	c.Fatalf("no rank %d at %s", rank, e.URLs()[0])
+	return board.WorkerStatus{}
+}
+
+// While the group of an engine re-forms, vLLM answers 503 to all requests. They wait, and are answered after it.
+func TestAGroupThatReformsIsWaitedFor(t *testing.T) {
+	t.Parallel()
+	for _, row := range []struct {
+		name, side, version string
+		connector           refengine.Connector
+		mixed               bool
+	}{
+		{"decode", "decode", "0.33.0", refengine.NIXLPull, false},
+		{"decode, and its health check says it, too", "decode", "0.32.0", refengine.NIXLPull, false},
+		{"prefill", "prefill", "0.33.0", refengine.NIXLPull, false},
+		{"a decode engine that is bound before the prefill", "decode", "0.33.0", refengine.NIXLPush, false},
+		{"a prefill engine that is chosen after the bind", "prefill", "0.33.0", refengine.NIXLPush, false},
+		{"ranks that do both", "decode", "0.33.0", "", true},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			t.Parallel()
+			two := refengine.Config{DPSize: 2, DPMode: "internal", Version: row.version, C0: 2 * time.Millisecond}
+			o := options{dirty: true, configure: quickHealth, decode: []refengine.Config{two}, prefill: []refengine.Config{{Version: row.version}}}
+			begin := func() *cluster { return start(t, o) }
+			switch {
+			case row.mixed:
+				o.mixed, o.decode, o.prefill = o.decode, nil, nil
+			case row.connector == refengine.NIXLPush:
+				begin = func() *cluster { return early(t, row.connector, o) }
+			default:
+				o.profile.Connector = string(row.connector)
+				o.decode[0].Connector, o.prefill[0].Connector = row.connector, row.connector
+			}
+			c := begin()
+			reforms := c.decode[0]
+			if row.side == "prefill" {
+				reforms = c.prefill[0]
+			}
+			under := c.judging("a stream that is under way", `"stream":true,`)
+			c.eventually("it has begun", func() bool { return c.decode[0].Stats().Running > 0 || len(under) > 0 })
+
+			require.NoError(t, reforms.SetFaults(refengine.Rule{Fault: refengine.Scaling}))
+			asked := reforms.Stats().Requests
+			var waiting []<-chan string
+			for i := range 6 {
+				waiting = append(waiting, c.judging(fmt.Sprint("waits ", i), `"stream":true,`))
+			}
+			c.eventually("it is seen", func() bool { return c.state(reforms) == "halted" })
+			require.Contains(t, c.engineStatus(reforms).Error, "re-forms")
+			require.Equal(t, http.StatusOK, c.get("/readyz").status, "requests are taken")
+			require.Equal(t, "right", <-under, "what runs goes on")
+			require.Equal(t, asked, reforms.Stats().Requests, "nothing has reached it")
+			for _, w := range waiting {
+				require.Empty(t, w, "it waits")
+			}
+
+			require.NoError(t, reforms.SetFaults())
+			for _, w := range waiting {
+				require.Equal(t, "right", <-w)
+			}
+			c.eventually("it is over", func() bool { return c.state(reforms) == "up" })
+			require.Zero(t, c.sum("evenkeel_engine_outages_total"), "it is not what failed")
+		})
+	}
+}
+
+// A group that re-forms for too long ends the waits at their limits, with an error that says so, and nothing is held then.
+func TestAWaitForAGroupThatReformsHasItsLimit(t *testing.T) {
+	t.Parallel()
+	for _, row := range []struct{ name, side, code string }{{"decode", "decode", "pool_timeout"}, {"prefill", "prefill", "prefill_unavailable"}} {
+		t.Run(row.name, func(t *testing.T) {
+			t.Parallel()
+			c := start(t, options{dirty: true, configure: func(cfg *config.Config) {
+				quickHealth(cfg)
+				cfg.Pool.TTL, cfg.Prefill.Queue.Timeout = 300*time.Millisecond, 300*time.Millisecond
+			}})
+			reforms := c.decode[0]
+			if row.side == "prefill" {
+				reforms = c.prefill[0]
+			}
+			require.NoError(t, reforms.SetFaults(refengine.Rule{Fault: refengine.Scaling}))
+			r := c.post(chatPath, chat("waits in vain", `"stream":true,`))
+			require.Equal(t, http.StatusServiceUnavailable, r.status, r.body)
+			require.Contains(t, r.body, row.code)
+			leave, wait := c.send(chat("leaves", `"stream":true,`))
+			c.eventually("it waits", func() bool { return c.gw.Status(t.Context()).Open == 1 })
+			leave()
+			wait()
+			require.NoError(t, reforms.SetFaults())
+			c.eventually("it serves again", func() bool { return c.judge("again", "") == "right" })
+		})
+	}
+}
+
+// After a scale-down the highest ranks are gone: their answers go on elsewhere, and nothing names them any more. After a
+// scale-up they are used again.
+func TestRanksThatAreGoneAreNotNamed(t *testing.T) {
+	t.Parallel()
+	for _, connector := range []refengine.Connector{refengine.NIXLPull, refengine.NIXLPush} {
+		t.Run(string(connector), func(t *testing.T) {
+			t.Parallel()
+			o := options{
+				dirty: true, decode: []refengine.Config{{DPSize: 3, DPMode: "internal", C0: 20 * time.Millisecond, Connector: connector}}, prefill: []refengine.Config{{Connector: connector}},
+				profile: mooncake.Profile{Connector: string(connector), ChatResume: mooncake.ChatResumeVLLM}, configure: retrying,
+			}
+			c := start(t, o)
+			if connector == refengine.NIXLPush {
+				c = early(t, connector, o)
+			}
+			d := c.decode[0]
+			var under []<-chan string
+			for i := range 9 {
+				under = append(under, c.judging(fmt.Sprint("runs ", i), `"stream":true,`))
+			}
+			c.eventually("all ranks run some", func() bool { return c.rankOf(d, 1).Running > 0 && c.rankOf(d, 2).Running > 0 })
+			require.NoError(t, d.SetFaults(refengine.Rule{Fault: refengine.FewerRanks, Value: 1}))
+			for _, w := range under {
+				require.Equal(t, "right", <-w)
+			}
+			for i := range 4 {
+				require.Equal(t, "right", c.judge(fmt.Sprint("after it ", i), ""))
+			}
+			for rank := 1; rank < 3; rank++ {
+				w := c.rankOf(d, rank)
+				require.False(t, w.Up)
+				require.True(t, w.Down, "it takes no part in the steps")
+				require.Zero(t, w.Used)
+			}
+			require.True(t, c.rankOf(d, 0).Up)
+			s := c.engineStatus(d)
+			require.Equal(t, "up", s.State)
+			require.Equal(t, "ranks 1 to 2 are lost: the engine has only 1 ranks now (elastic EP)", s.Error)
+
+			require.NoError(t, d.SetFaults(refengine.Rule{Fault: refengine.Scaling}))
+			c.eventually("the scale-up is seen", func() bool {
+				go c.post(chatPath, chat("waits", ""))
+				return c.state(d) == "halted"
+			})
+			require.NoError(t, d.SetFaults())
+			c.eventually("they are back", func() bool { return c.rankOf(d, 2).Up && c.rankOf(d, 1).Up && c.engineStatus(d).Error == "" })
+			require.Equal(t, map[string]int{"right": 9}, c.judgeAll(9, `"stream":true,`))
+		})
+	}
+}
+
+// A rank that vLLM has retired gets nothing, and its group goes on.
+func TestARetiredRankIsDown(t *testing.T) {
+	t.Parallel()
+	c := start(t, options{dirty: true, decode: []refengine.Config{{Version: "0.33.0"}, {Version: "0.33.0"}}, configure: quickHealth})
+	gone := c.decode[1]
+	require.NoError(t, gone.SetFaults(refengine.Rule{Fault: refengine.Retired}))
+	for i := range 4 {
+		require.Equal(t, "right", c.judge(fmt.Sprint("prompt ", i), `"stream":true,`))
+	}
+	c.eventually("it is down", func() bool { return c.state(gone) == "down" })
+	require.Contains(t, c.engineStatus(gone).Error, "has taken this rank out of its group")
+}
+
+// vLLM with --enable-fault-tolerance stays up after a fault and waits for its recovery. It says that it is healthy to all who
+// ask for its health only.
+func TestACoreThatWaitsForItsRecoveryGetsNothing(t *testing.T) {
+	t.Parallel()
+	one := refengine.Config{FaultTolerance: true, C0: 5 * time.Millisecond}
+	c := start(t, options{
+		dirty: true, decode: []refengine.Config{one, one}, profile: mooncake.Profile{ChatResume: mooncake.ChatResumeVLLM},
+		configure: retrying,
+	})
+	var under []<-chan string
+	for i := range 6 {
+		under = append(under, c.judging(fmt.Sprint("runs ", i), `"stream":true,`))
+	}
+	c.eventually("both run some", func() bool { return c.decode[0].Stats().Running > 0 && c.decode[1].Stats().Running > 0 })
+	require.NoError(t, c.decode[0].SetFaults(refengine.Rule{Fault: refengine.CoreFault}))
+	for _, w := range under {
+		require.Equal(t, "right", <-w, "the engine aborts them, and they go on elsewhere")
+	}
+	c.eventually("it is seen", func() bool { return c.state(c.decode[0]) == "halted" })
+	require.Contains(t, c.engineStatus(c.decode[0]).Error, "waits for its recovery")
+	decodes := c.decode[0].Stats().Decodes
+	require.Equal(t, map[string]int{"right": 6}, c.judgeAll(6, `"stream":true,`))
+	require.Equal(t, decodes, c.decode[0].Stats().Decodes)
+
+	require.NoError(t, c.decode[1].SetFaults(refengine.Rule{Fault: refengine.CoreFault}))
+	c.eventually("no rank is left", func() bool { return c.state(c.decode[1]) == "halted" })
+	waits := c.judging("waits for the recovery", `"stream":true,`)
+	c.eventually("it waits", func() bool { return c.gw.Status(t.Context()).Dispatch.Models[0].Pool > 0 })
+	require.NoError(t, c.decode[0].SetFaults())
+	require.Equal(t, "right", <-waits)
+}
+
+// Which rank of a server of SGLang has lost its GPU is seen by the load that its scheduler publishes no more.
+func TestARankOfSGLangThatIsMaskedIsSeen(t *testing.T) {
+	t.Parallel()
+	c := early(t, refengine.SGLang, options{
+		dirty: true, decode: []refengine.Config{{DPSize: 2, DPMode: "internal", ElasticEP: new("mooncake")}},
+		configure: func(cfg *config.Config) {
+			quickHealth(cfg)
+			p := cfg.Profiles[config.DefaultProfile]
+			p.NameRanks = new(false)
+			cfg.Profiles[config.DefaultProfile] = p
+		},
+	})
+	d := c.decode[0]
+	require.Equal(t, "right", c.judge("before", `"stream":true,`))
+	require.NoError(t, d.SetFaults(refengine.Rule{Fault: refengine.MaskedRank, Rank: new(1)}))
+	c.eventually("it is seen", func() bool { return c.rankOf(d, 1).Down })
+	require.True(t, c.rankOf(d, 0).Up)
+	require.Contains(t, c.engineStatus(d).Error, "rank 1 is lost: its scheduler says nothing")
+	require.Equal(t, map[string]int{"right": 20}, c.judgeAll(20, `"stream":true,`))
+	require.Zero(t, c.rankOf(d, 1).Used, "SGLang sends it nothing, and it counts for nothing")
+	require.NoError(t, d.SetFaults())
+	c.eventually("it is back", func() bool { return c.rankOf(d, 1).Up })
+	require.Empty(t, c.engineStatus(d).Error)
+	require.Zero(t, d.Stats().Crashes)
+}
