@@ -124,6 +124,8 @@ var decodeBoard = dashboard{
 				lines: one(`sum by (group, rank) (evenkeel_rank_slots{state="used"}) / sum by (group, rank) (evenkeel_rank_slots)`, "{{rank}}")},
 			{title: "Running", kind: graph, unit: "short", lines: []line{
 				{`evenkeel_rank_running`, "{{rank}}"}, {`evenkeel_rank_beyond_slots > 0`, "{{rank}} in its engine's queue"}}},
+			{title: "A token takes", says: "By rank, in the mean. Behind a barrier all ranks are as slow as the slowest.", kind: graph, unit: "s",
+				lines: one(`avg_over_time(evenkeel_rank_running[$rate]) / rate(evenkeel_rank_output_tokens_total[$rate])`, "{{rank}}")},
 			{title: "Pool", kind: graph, unit: "short", lines: []line{{`sum(evenkeel_pool_entries)`, "entries"}, {`max(evenkeel_pool_oldest_seconds)`, "oldest, seconds"}}},
 			{title: "Held back", says: "Entries the policy kept waiting though they had a slot.", kind: graph, unit: "short", lines: one(`evenkeel_held_entries`, "{{group}}")},
 			{title: "Wait in the pool", kind: graph, unit: "s", lines: []line{

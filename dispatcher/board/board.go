@@ -145,6 +145,7 @@ func (b *board) release(slot int32, o Outcome, generated int32, started bool, no
 	b.rest(r.group)
 	b.outcomes[min(o.Kind, Failed)]++
 	b.output += int64(max(0, o.Generated))
+	r.output += int64(max(0, o.Generated))
 	if !r.present {
 		b.leave(r)
 		return

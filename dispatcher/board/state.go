@@ -85,6 +85,7 @@ type rank struct {
 	later   int64            // KV tokens of these, in kv
 
 	backlog   int64   // prompt tokens that it has yet to compute
+	output    int64   // tokens of all released slots
 	prompts   uint64  // that were sent to it so far
 	computing []int32 // slots that have no token yet, or none since they were preempted, in the order in which they are computed
 	computes  int64   // prompt tokens of the step under way

@@ -145,7 +145,8 @@ type WorkerStatus struct {
 	Used         int    `json:"used"`         // may be above Slots under an immediate policy, or by Beyond
 	Beyond       int    `json:"beyond_slots"` // of the used ones, those in the engine's own queue because no slot or no KV room is free
 	Running      int    `json:"running"`
-	Transferring int    `json:"transferring"` // admitted, no event seen yet
+	Transferring int    `json:"transferring"`  // admitted, no event seen yet
+	Output       int64  `json:"output_tokens"` // of all answers since the rank came
 	KVTokens     int64  `json:"kv_tokens"`
 	Unread       int64  `json:"unread_kv_tokens,omitempty"` // of KVTokens, those of prompts that are not computed yet, which no step reads
 	Others       int64  `json:"others_kv_tokens"`           // of requests that are not ours, while this proxy has just taken the rank over
@@ -260,7 +261,10 @@ func (b *board) rankStatus(r *rank, now time.Time) WorkerStatus {
 			w.Bound++
 		}
 	}
-	w.Transferring = w.Used - w.Running
+	w.Transferring, w.Output = w.Used-w.Running, r.output
+	for i := range r.running {
+		w.Output += int64(r.running[i].Generated)
+	}
 	return w
 }
 

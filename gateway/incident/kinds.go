@@ -40,6 +40,8 @@ const (
 	RoundStuck    Kind = "round_stuck"
 	PolicySlow    Kind = "policy_slow"
 	Imbalance     Kind = "imbalance"
+	RankSlow      Kind = "rank_slow"
+	StepsSlow     Kind = "steps_slow"
 	RanksFull     Kind = "ranks_full"
 	RanksTight    Kind = "ranks_tight"
 	RanksDrain    Kind = "ranks_drain"
@@ -205,6 +207,16 @@ var kinds = map[Kind]kind{
 		harm: slower, alone: true, headline: "Imbalance", runbook: "EvenkeelStepLost",
 		clients: "Clients of this group get every token later.",
 		next:    "Look which rank is the fullest, and what another policy would have cost.", command: `curl -s -H "Authorization: Bearer $TOKEN" "$ADMIN/live?once" | jq '.models[].groups[].twin.says'`,
+	},
+	RankSlow: {
+		harm: slower, alone: true, headline: "Slow rank", runbook: "EvenkeelRankSlow",
+		clients: "Clients whose answers are there get every token later.",
+		next:    "Look at the rank's GPU and its host (clock, temperature, other processes), and drain the rank meanwhile.", command: `curl -s -H "Authorization: Bearer $TOKEN" "$ADMIN/live?once" | jq -r '.models[].groups[].ranks[] | "\(.token_ms // "-") ms \(.running) running \(.name)"' | sort -rn | head`,
+	},
+	StepsSlow: {
+		harm: slower, alone: true, headline: "Slow steps", runbook: "EvenkeelStepsSlow",
+		clients: "Clients of this group get every token later.",
+		next:    "One rank is enough to make all of them slow, and evenkeel cannot tell which: compare the GPUs' clocks and the engines' own step times, host by host.", command: `curl -s -H "Authorization: Bearer $TOKEN" "$ADMIN/live?once" | jq '.models[].groups[] | {name,step_ms,usual_ms,slow_s,most_tokens}'`,
 	},
 	RanksFull: {
 		harm: slower, alone: true, headline: "Full decode ranks", runbook: "EvenkeelDecodeBacklog", command: workers,

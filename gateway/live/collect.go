@@ -127,13 +127,14 @@ func model(m *board.ModelStatus, states rankStates, ttl float64, twin bool) Mode
 		g := &m.Groups[i]
 		group := Group{GroupLoads: g.GroupLoads, Held: g.Held, Rounds: roundsOf(g), Twin: twinOf(m, g, twin), Ghosts: ghosts(g), Ranks: []Rank{}}
 		if g.Step != nil {
+			group.law = law{g.Step.C0Ms, g.Step.C1Ms, g.Step.RequestMs}
 			group.StepMs, group.ModelMs, group.LostShare, group.LostMs = float64(g.Step.MeanMs), g.Step.ModelMs, g.Step.LostShare, g.Step.LostMs
 		}
 		for _, w := range m.Workers {
 			if w.Barrier == g.Barrier && (!g.Barrier || w.Group == g.Name) {
 				group.Ranks = append(group.Ranks, Rank{
 					ID: w.ID, Name: w.Name, State: states.of(&w), Steps: !w.Down && !w.Removed, KVTokens: w.KVTokens, Unread: w.Unread, Capacity: w.Capacity,
-					Used: w.Used, Slots: w.Limit, Running: w.Running, Tight: w.Tight, Backlog: w.Backlog, Prompts: w.Prompts,
+					Used: w.Used, Slots: w.Limit, Running: w.Running, Output: w.Output, Tight: w.Tight, Backlog: w.Backlog, Prompts: w.Prompts,
 				})
 			}
 		}

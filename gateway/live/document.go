@@ -112,15 +112,20 @@ type Pool struct {
 // Group is the ranks that step together, or all of a model that have no barrier.
 type Group struct {
 	board.GroupLoads
-	Held      int     `json:"held_entries"`     // the last round held back though they had a slot
-	StepMs    float64 `json:"step_ms"`          // measured, mean of the last steps; 0: unknown
-	ModelMs   float64 `json:"model_ms"`         // a step at the present loads by the step model; 0: there is no model
-	LostShare float64 `json:"lost_share"`       // the part of model_ms that imbalance costs
-	LostMs    float64 `json:"lost_ms"`          // the part of model_ms that imbalance costs
-	Rounds    *Rounds `json:"rounds,omitempty"` // nil where the ranks do not prefill
+	Held      int     `json:"held_entries"`       // the last round held back though they had a slot
+	StepMs    float64 `json:"step_ms"`            // measured, mean of the last steps; 0: unknown
+	TokenMs   float64 `json:"token_ms,omitempty"` // the median of the ranks' token_ms; 0: none has one
+	UsualMs   float64 `json:"usual_ms,omitempty"` // while steps take much longer than they did in the last hour: what a step at the present loads took then
+	SlowS     float64 `json:"slow_s,omitempty"`   // and for how long that has been so
+	ModelMs   float64 `json:"model_ms"`           // a step at the present loads by the step model; 0: there is no model
+	LostShare float64 `json:"lost_share"`         // the part of model_ms that imbalance costs
+	LostMs    float64 `json:"lost_ms"`            // the part of model_ms that imbalance costs
+	Rounds    *Rounds `json:"rounds,omitempty"`   // nil where the ranks do not prefill
 	Twin      Twin    `json:"twin"`
 	Ghosts    []Ghost `json:"ghosts"` // where other policies would have the line, the lowest first; empty while there is no verdict that claims a difference
 	Ranks     []Rank  `json:"ranks"`
+
+	law law
 }
 
 // Rounds is how a group that prefills and decodes gets its prompts. A round of the last second is one by which Sent grew since the
@@ -162,19 +167,21 @@ const (
 
 // Rank is one data-parallel worker. It takes requests when it is up.
 type Rank struct {
-	ID       int32  `json:"id"`   // while the process lives; History names it so
-	Name     string `json:"name"` // host:port, of several ranks with /rank behind it
-	State    string `json:"state"`
-	Steps    bool   `json:"steps"` // it steps with its group; false: its engine is down or it is removed, and it counts in no sum or mean
-	KVTokens int64  `json:"kv_tokens"`
-	Unread   int64  `json:"unread_kv_tokens,omitempty"` // of KVTokens, those of prompts that are not computed yet: no step reads them, and they are not in the loads of the group but its sum
-	Capacity int64  `json:"capacity_tokens"`            // 0: not known, or without limit
-	Used     int    `json:"slots_used"`
-	Slots    int    `json:"slots"`                    // slots that may be used now: fewer than it has while it is fresh in service, none while it is not up
-	Running  int    `json:"running"`                  // the rest of Used waits for its KV
-	Tight    bool   `json:"tight,omitempty"`          // its engine preempted: kept emptier for a while
-	Backlog  int64  `json:"backlog_tokens,omitempty"` // prompt tokens that it has yet to compute, where it prefills
-	Prompts  uint64 `json:"prompts,omitempty"`        // that were sent to it so far, where it prefills
+	ID       int32   `json:"id"`   // while the process lives; History names it so
+	Name     string  `json:"name"` // host:port, of several ranks with /rank behind it
+	State    string  `json:"state"`
+	Steps    bool    `json:"steps"` // it steps with its group; false: its engine is down or it is removed, and it counts in no sum or mean
+	KVTokens int64   `json:"kv_tokens"`
+	Unread   int64   `json:"unread_kv_tokens,omitempty"` // of KVTokens, those of prompts that are not computed yet: no step reads them, and they are not in the loads of the group but its sum
+	Capacity int64   `json:"capacity_tokens"`            // 0: not known, or without limit
+	Used     int     `json:"slots_used"`
+	Slots    int     `json:"slots"`                    // slots that may be used now: fewer than it has while it is fresh in service, none while it is not up
+	Running  int     `json:"running"`                  // the rest of Used waits for its KV
+	Output   int64   `json:"output_tokens"`            // of all its answers so far
+	TokenMs  float64 `json:"token_ms,omitempty"`       // between two tokens of an answer, in the mean of the last 20 seconds; 0: too few came to tell
+	Tight    bool    `json:"tight,omitempty"`          // its engine preempted: kept emptier for a while
+	Backlog  int64   `json:"backlog_tokens,omitempty"` // prompt tokens that it has yet to compute, where it prefills
+	Prompts  uint64  `json:"prompts,omitempty"`        // that were sent to it so far, where it prefills
 }
 
 // Prefill is the prefill tier.

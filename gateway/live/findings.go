@@ -350,6 +350,11 @@ func modelFindings(m *Model, several bool, drained map[string]bool, say find) {
 		if g.LostShare > lostShare {
 			say(incident.Imbalance, Warn, on("balance"), "", "Imbalance costs %s %s %.0f %% of every step", of, name, 100*g.LostShare)
 		}
+		slowRanks(g, m.role(), of, name, on("ranks"), say)
+		if g.SlowS > 0 {
+			say(incident.StepsSlow, Warn, on("balance"), "", "Steps of %s %s take %.0f ms, where they took %.0f ms at such a load in the last hour; it has been so for %s", of, name, g.StepMs, g.UsualMs,
+				time.Duration(g.SlowS*float64(time.Second)).Round(time.Second))
+		}
 		full, tight, draining := []string{}, []string{}, []string{}
 		for j := range g.Ranks {
 			r := &g.Ranks[j]
@@ -378,6 +383,32 @@ func modelFindings(m *Model, several bool, drained map[string]bool, say find) {
 		some(incident.RanksFull, full, "has a full KV cache", "have full KV caches")
 		some(incident.RanksTight, tight, "ran out of KV memory and is kept emptier", "ran out of KV memory and are kept emptier")
 		some(incident.RanksDrain, draining, "drains: it takes no new requests", "drain and take no new requests")
+	}
+}
+
+// A rank without a barrier is slow where it takes so many times as long for a token as the middle one of its group, and so much longer.
+const (
+	slowRank    = 3
+	slowRankMs  = 20
+	slowRanksOf = 3 // ranks that have a pace
+)
+
+// slowRanks says which ranks are much slower than the others. Behind a barrier all are as slow as the slowest.
+func slowRanks(g *Group, role, of, name string, where at, say find) {
+	slow, paced, worst := []string{}, 0, 0.0
+	for i := range g.Ranks {
+		if r := &g.Ranks[i]; r.TokenMs > 0 {
+			if paced++; r.TokenMs > slowRank*g.TokenMs && r.TokenMs-g.TokenMs > slowRankMs {
+				slow, worst = append(slow, r.Name), max(worst, r.TokenMs)
+			}
+		}
+	}
+	switch n := len(slow); {
+	case g.Barrier || n == 0 || paced < slowRanksOf:
+	case n == 1:
+		say(incident.RankSlow, Warn, at{"rank", slow[0], where.panel}, "", "Rank %s gives a token in %.0f ms, and the middle one of %s %s in %.0f ms", slow[0], worst, of, name, g.TokenMs)
+	default:
+		say(incident.RankSlow, Warn, where, "", "%d %s ranks of %s %s give a token in up to %.0f ms, and the middle one in %.0f ms: %s", n, role, of, name, worst, g.TokenMs, listed(slow))
 	}
 }
 

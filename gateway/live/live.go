@@ -40,6 +40,7 @@ type Live struct {
 
 	judging  sync.Mutex // guards what is made of documents
 	book     incident.Book
+	paces    paces
 	timeline timeline.Timeline
 }
 
@@ -190,6 +191,10 @@ func (l *Live) judge(d *Document, observe bool) {
 	l.judging.Lock()
 	defer l.judging.Unlock()
 	d.Failures = l.timeline.Failures()
+	if observe {
+		l.paces.add(d, time.Now())
+	}
+	l.paces.tell(d)
 	if observe {
 		l.book.Observe(time.Now(), findingsOf(d, l.timeline.LastMinute()))
 	}

@@ -1,0 +1,146 @@
+package live
+
+import (
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"evenkeel/dispatcher/board"
+	"evenkeel/gateway/incident"
+	"evenkeel/gateway/timeline"
+)
+
+// fleet is ranks of a group, in seconds that a test lets pass.
+type fleetOf struct {
+	t       *testing.T
+	paces   paces
+	barrier bool
+	now     time.Time
+	outputs []float64
+	running []int
+	tokenMs []float64 // of each rank
+	stepMs  float64
+	law     law
+	tokens  int64 // of the fullest rank
+}
+
+func ranksOf(t *testing.T, n int, barrier bool) *fleetOf {
+	f := &fleetOf{t: t, barrier: barrier, now: time.Unix(1e9, 0), stepMs: 43, law: law{40, 1e-4, 0}, tokens: 30_000}
+	for range n {
+		f.outputs, f.running, f.tokenMs = append(f.outputs, 1000), append(f.running, 8), append(f.tokenMs, 43)
+	}
+	return f
+}
+
+// pass lets seconds go by, and returns what is found in the end.
+func (f *fleetOf) pass(seconds int, each func(s int)) (kinds []incident.Kind, d Document) {
+	for s := range seconds {
+		if each != nil {
+			each(s)
+		}
+		f.now = f.now.Add(time.Second)
+		g := Group{GroupLoads: board.GroupLoads{Barrier: f.barrier, Name: "main", MostTokens: f.tokens}, StepMs: f.stepMs, ModelMs: f.stepMs, law: f.law}
+		for i := range f.outputs {
+			f.outputs[i] += 1000 / f.tokenMs[i] * float64(f.running[i])
+			g.Ranks = append(g.Ranks, Rank{ID: int32(i), Name: "d:" + string(rune('0'+i)), State: RankUp, Steps: true, Running: f.running[i], Output: int64(f.outputs[i])})
+		}
+		d = Document{Models: []Model{{Name: "m", Groups: []Group{g}}}}
+		d.Proxy.Ready = true
+		f.paces.add(&d, f.now)
+		f.paces.tell(&d)
+		kinds = nil
+		for _, x := range findingsOf(&d, timeline.Ended{}) {
+			kinds = append(kinds, x.Kind)
+		}
+	}
+	return kinds, d
+}
+
+func TestASlowRankIsFound(t *testing.T) {
+	f := ranksOf(t, 12, false)
+	kinds, d := f.pass(30, nil)
+	require.Empty(t, kinds)
+	require.InDelta(t, 43, d.Models[0].Groups[0].TokenMs, 1)
+	f.tokenMs[5] = 205
+	kinds, d = f.pass(30, nil)
+	require.Equal(t, []incident.Kind{incident.RankSlow}, kinds)
+	require.Equal(t, "Rank d:5 gives a token in 205 ms, and the middle one of group main in 43 ms", findingsOf(&d, timeline.Ended{})[0].What)
+	f.tokenMs[6] = 180
+	_, d = f.pass(30, nil)
+	require.Contains(t, findingsOf(&d, timeline.Ended{})[0].What, "2 decode ranks of group main give a token in up to 205 ms, and the middle one in 43 ms: d:5")
+	f.tokenMs[5], f.tokenMs[6] = 43, 43
+	kinds, _ = f.pass(30, nil)
+	require.Empty(t, kinds)
+}
+
+// Behind a barrier all ranks are slow together, so their law as it was tells.
+func TestSlowStepsAreFoundByTheLawOfTheHourBefore(t *testing.T) {
+	f := ranksOf(t, 8, true)
+	kinds, _ := f.pass(600, nil)
+	require.Empty(t, kinds)
+	slow := func(factor float64) {
+		f.stepMs *= factor
+		f.law.c0, f.law.c1 = f.law.c0*factor, f.law.c1*factor // it is learned at once
+		for i := range f.tokenMs {
+			f.tokenMs[i] *= factor
+		}
+	}
+	slow(5)
+	kinds, _ = f.pass(10, nil)
+	require.Empty(t, kinds, "not yet")
+	kinds, d := f.pass(20, nil)
+	require.Equal(t, []incident.Kind{incident.StepsSlow}, kinds)
+	require.Equal(t, "Steps of group main take 215 ms, where they took 43 ms at such a load in the last hour; it has been so for 29s", findingsOf(&d, timeline.Ended{})[0].What)
+	kinds, _ = f.pass(3600, nil)
+	require.Equal(t, []incident.Kind{incident.StepsSlow}, kinds, "still, though the law of now explains it")
+	slow(1. / 5)
+	kinds, _ = f.pass(30, nil)
+	require.Empty(t, kinds)
+	f.tokens, f.stepMs = 300_000, 70
+	kinds, _ = f.pass(60, nil)
+	require.Empty(t, kinds, "steps that are longer because of the load are not slow")
+	clear(f.running)
+	f.tokens = 0
+	kinds, _ = f.pass(60, nil)
+	require.Empty(t, kinds, "nothing runs, and the last steps were long")
+}
+
+// An hour of a healthy fleet: bursts, ranks that come and go, answers of every length.
+func TestAHealthyFleetIsQuiet(t *testing.T) {
+	for _, barrier := range []bool{false, true} {
+		rng := rand.New(rand.NewPCG(3, 3))
+		f := ranksOf(t, 12, barrier)
+		for range 60 {
+			kinds, _ := f.pass(60, func(s int) {
+				for i := range f.running {
+					if rng.IntN(20) == 0 {
+						f.running[i] = rng.IntN(33)
+					}
+					f.tokenMs[i] = 40 + 3*rng.Float64() + float64(f.running[i])
+					if barrier {
+						f.tokenMs[i] = f.stepMs
+					}
+					if rng.IntN(600) == 0 {
+						f.outputs[i] = 0 // it begins anew
+					}
+				}
+				f.tokens = int64(20_000 + rng.IntN(100_000))
+				f.stepMs = f.law.c0 + f.law.c1*float64(f.tokens) + 3*rng.Float64()
+				if rng.IntN(30) == 0 {
+					f.stepMs *= 3 // one step in which a prompt is computed
+				}
+			})
+			require.Empty(t, kinds)
+		}
+	}
+}
+
+func TestPacesOfRanksThatAreGoneAreForgotten(t *testing.T) {
+	f := ranksOf(t, 12, false)
+	f.pass(30, nil)
+	f.outputs, f.running, f.tokenMs = f.outputs[:2], f.running[:2], f.tokenMs[:2]
+	f.pass(1, nil)
+	require.Len(t, f.paces.ranks, 2)
+}
