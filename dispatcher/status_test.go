@@ -36,7 +36,7 @@ func TestStatusAndMetrics(t *testing.T) {
 			Model: "m", Pool: 1, OldestSeconds: 5, PoolAges: []int{0, 0, 0, 0, 1, 0, 0}, Ticks: 2,
 			Groups: []board.GroupStatus{{GroupLoads: board.GroupLoads{Name: "main", Barrier: true, Policy: "pooled", SteppingRanks: 3, KVTokens: 420, MeanTokens: 140, MostTokens: 320, ImbalanceTokens: 220 + 320, IdleShare: 540. / 960}, Budget: 4000, Step: &board.StepStatus{}}},
 			Workers: []board.WorkerStatus{
-				{ID: 0, Name: "d0", Group: "main", Barrier: true, Up: true, Slots: 1, Limit: 1, Used: 1, Running: 1, KVTokens: 320, Capacity: 1000},
+				{ID: 0, Name: "d0", Group: "main", Barrier: true, Up: true, Slots: 1, Limit: 1, Used: 1, Running: 1, Output: 20, KVTokens: 320, Capacity: 1000},
 				{ID: 1, Name: "d1", Group: "main", Barrier: true, Up: true, Slots: 1, Limit: 1, Used: 1, Transferring: 1, KVTokens: 100, Capacity: 1000},
 				{ID: 2, Name: "d2", Group: "main", Barrier: true, Slots: 1, Capacity: 1000},
 				{ID: 3, Name: "d3", Group: "main", Barrier: true, Down: true, Slots: 1, Capacity: 1000},

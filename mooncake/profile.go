@@ -336,10 +336,10 @@ func (p *Profile) VersionPath() string {
 	return ""
 }
 
-// PullsLacking says whether a decode engine pulls only the KV that its own prefix cache lacks: get_num_new_matched_tokens of
-// vLLM's NIXL connectors (0.33) and of vllm-ascend's Mooncake connectors leave out what is computed already. SGLang's decode
-// engines do so only with --disaggregation-decode-enable-radix-cache (0.5.23), which is off by default.
-func (p *Profile) PullsLacking() bool { return p.nixl() || p.Ascend() }
+// PullsLacking says whether a decode engine pulls only the KV that its own prefix cache lacks, as vLLM's NIXL connectors do (0.33,
+// get_num_new_matched_tokens). vllm-ascend's Mooncake connectors do so, too, but its decode engines are usually started without a
+// prefix cache. SGLang's do it only with --disaggregation-decode-enable-radix-cache (0.5.23), which is off by default.
+func (p *Profile) PullsLacking() bool { return p.nixl() }
 
 // NamedRank is a rank as requests to SGLang name it; -1: they name none. With elastic EP they must
 // name none, because a request for a rank that has lost its GPU ends the whole server (SGLang 0.5.23,

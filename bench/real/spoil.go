@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -84,17 +85,16 @@ func exchanged(body []byte, last json.RawMessage) ([]byte, json.RawMessage) {
 func lossy(body io.ReadCloser) io.ReadCloser {
 	from, to := io.Pipe()
 	go func() {
-		defer func() { _ = body.Close() }()
-		lines, events := bufio.NewReader(body), 0
+		lines, events, event := bufio.NewReader(body), 0, []byte(nil)
 		for {
 			line, err := lines.ReadBytes('\n')
-			if bytes.HasPrefix(line, []byte("data:")) {
-				events++
-			}
-			if events != 3 || len(bytes.TrimSpace(line)) == 0 {
-				if _, failed := to.Write(line); failed != nil {
-					return
+			if event = append(event, line...); len(bytes.TrimSpace(line)) == 0 || err != nil {
+				if events++; events != 3 {
+					if _, failed := to.Write(event); failed != nil {
+						return
+					}
 				}
+				event = event[:0]
 			}
 			if err != nil {
 				_ = to.CloseWithError(err)
@@ -102,5 +102,13 @@ func lossy(body io.ReadCloser) io.ReadCloser {
 			}
 		}
 	}()
-	return from
+	return ended{from, body}
 }
+
+// ended is a stream whose end ends the one that it is made of.
+type ended struct {
+	*io.PipeReader
+	of io.Closer
+}
+
+func (e ended) Close() error { return errors.Join(e.PipeReader.Close(), e.of.Close()) }

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"fmt"
 	"net/http"
 	"time"
 
@@ -41,9 +42,18 @@ func furtherTurn(ctx context.Context, w *site) (outcome, error) {
 	}
 	turn := func(tokens int) (bytes float64, err error) {
 		before := pulled(second)
-		a := ask(ctx, http.MethodPost, w.proxy.URL()+completions, greedy.with(body{"prompt": ids(tokens, 9701), "max_tokens": 4}))
-		if a.status != http.StatusOK {
-			return 0, a.err
+		b := greedy.with(body{"prompt": ids(tokens, 9701), "max_tokens": 16})
+		a := ask(ctx, http.MethodPost, w.proxy.URL()+completions, b)
+		doc, err := a.document()
+		if err != nil {
+			return 0, err
+		}
+		plain, err := ask(ctx, http.MethodPost, w.engines["plain"].url()+completions, b).document()
+		if err != nil {
+			return 0, err
+		}
+		if different, _ := compare(plain, doc); len(different) > 0 {
+			return 0, fmt.Errorf("it is not what the plain engine says: %v", different[0])
 		}
 		err = world.Await(ctx, time.Minute, "the engine has told of what it pulled", func() bool { return pulled(second) > before })
 		return pulled(second) - before, err
@@ -64,7 +74,7 @@ func furtherTurn(ctx context.Context, w *site) (outcome, error) {
 		return failed("the further turn: %v", err), nil
 	case pulled(first) != elsewhere:
 		return failed("the further turn went to the engine that holds nothing of it"), nil
-	case rest > whole/2:
+	case whole <= 0 || rest <= 0 || rest > whole/2:
 		return failed("of 1,280 tokens the engine pulled %.0f KB, and %.0f KB of 320 more", whole/1e3, rest/1e3), nil
 	}
 	return passed("of 1,280 tokens the engine pulled %.0f KB, and of a turn with 320 more %.0f KB", whole/1e3, rest/1e3), nil

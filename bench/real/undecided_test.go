@@ -95,5 +95,5 @@ func TestWhatBreaks(t *testing.T) {
 	require.JSONEq(t, `{"prompt":"y"}`, string(body))
 	text, err := io.ReadAll(lossy(io.NopCloser(strings.NewReader("data: 1\n\ndata: 2\n\ndata: 3\n\ndata: 4\n\ndata: [DONE]\n\n"))))
 	require.NoError(t, err)
-	require.Equal(t, "data: 1\n\ndata: 2\n\n\ndata: 4\n\ndata: [DONE]\n\n", string(text))
+	require.Equal(t, "data: 1\n\ndata: 2\n\ndata: 4\n\ndata: [DONE]\n\n", string(text))
 }

@@ -169,5 +169,5 @@ func (r *rules) make(spec string) decider {
 	if err != nil {
 		panic("dispatcher: policy " + spec + " was accepted before and no longer parses: " + err.Error())
 	}
-	return decider{Policy: p, spec: spec, name: p.Name(), rules: r, ahead: policy.SendsAhead(p)}
+	return decider{Policy: p, spec: spec, name: p.Name(), rules: r, ahead: policy.SendsAhead(p), hits: policy.NeedsOf(p, 0).Hits}
 }

@@ -49,7 +49,7 @@ func (b *board) fill(g *group, p *decider, now time.Time) {
 		if int64(e.Prompt) > largest || b.avoiding > 0 && b.shy(e, now) {
 			continue
 		}
-		b.offer(e, now)
+		b.offer(e, p, now)
 	}
 	s.MaxAgeMs = p.MaxAgeMs()
 	if s.MaxAgeMs > 0 {
@@ -59,13 +59,13 @@ func (b *board) fill(g *group, p *decider, now time.Time) {
 }
 
 // offer has policies see an entry.
-func (b *board) offer(e *pool.Entry, now time.Time) {
+func (b *board) offer(e *pool.Entry, p *decider, now time.Time) {
 	s := &b.snapshot
 	s.Pool = append(s.Pool, policy.Entry{
 		ID: e.ID, Prompt: tokens(e.Prompt), Age: tokens(e.Age), Key: e.Key,
 		WaitMs: float32(e.GuardWait(now).Seconds() * 1000), Urgent: e.Urgent(now),
 	})
-	if b.mixed || b.holders > 0 {
+	if b.mixed || b.holders > 0 && p.hits {
 		w := b.waiting[e.ID]
 		s.Waits = append(s.Waits, w.wait(now))
 	}

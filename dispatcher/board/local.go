@@ -75,7 +75,7 @@ func (b *board) roundLocal(g *group, p *decider, now time.Time) {
 	if able == 0 {
 		return
 	}
-	b.offer(w.entry, now)
+	b.offer(w.entry, p, now)
 	b.consult(g, p, now)
 	if b.went.failure != nil {
 		return

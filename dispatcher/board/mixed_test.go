@@ -417,7 +417,9 @@ func fullOfMixed(tb testing.TB) *hand {
 		}
 		b := h.boards["m"]
 		e := b.waiting[w.entry.ID]
-		e.hits = w.hits
+		if e.hits = w.hits; len(w.hits) > 0 {
+			b.holders++
+		}
 		b.waiting[w.entry.ID] = e
 	}
 	require.NoError(tb, h.setPolicy("evenkeel"))

@@ -318,6 +318,7 @@ type decider struct {
 	name   string
 	rules  *rules
 	ahead  bool   // it sends requests ahead of the slots they will have
+	hits   bool   // it asks what ranks hold of prompts
 	source *known // of what it wants to know of the future; nil: nothing
 }
 

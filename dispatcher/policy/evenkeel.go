@@ -44,7 +44,7 @@ func (p *evenkeel) Immediate() bool   { return false }
 func (p *evenkeel) MaxAgeMs() float32 { return float32(p.set.maxAgeMs) }
 
 func (p *evenkeel) needs(float64) Needs {
-	return Needs{MeanOutput: true, StepModel: true, Holds: p.set.hold > 0}
+	return Needs{MeanOutput: true, StepModel: true, Hits: p.set.near > 0, Holds: p.set.hold > 0}
 }
 
 func (p *evenkeel) limits() limits {
@@ -69,8 +69,8 @@ func (p *evenkeel) Decide(s *Snapshot, dst []Assignment) []Assignment {
 	p.place(s)
 	p.improve(p.budget(s))
 	p.fillUp(s)
-	p.stayNear(s)
 	p.holdBack(s)
+	p.stayNear(s)
 	return p.bind(s, dst)
 }
 

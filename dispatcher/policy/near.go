@@ -22,28 +22,37 @@ func (r *residents) list(placed []placement, ranks int) {
 	}
 }
 
-// nearEvaluations bounds how many moves a round looks at to leave prompts on ranks that hold them.
-const nearEvaluations = 512
+// nearLooks bounds how many hits and placements a round looks at to leave prompts on ranks that hold them.
+const nearLooks = 4096
 
-// stayNear puts placements on the ranks that hold most of their prompts, which then pull less KV, where that costs next to
-// nothing: the longest step may become longer by the share near, and by less where less of a prompt is spared.
+// stayNear puts placements on the ranks that hold most of their prompts, which then pull less KV, where that costs nothing: the
+// fullest rank becomes no fuller. The ranks below it may become less level, by the share near of a step, and by less where less of
+// a prompt is spared.
 func (p *evenkeel) stayNear(s *Snapshot) {
 	if p.set.near == 0 || len(s.Waits) == 0 || p.ranks.open == 0 {
 		return
 	}
 	l := &p.loads
-	found := float64(l.mix.ceiling(l.peak(), l.mix.smooth))
-	most := found
+	found := nearest{peak: l.peak(), ceiling: float64(l.mix.ceiling(l.peak(), l.mix.smooth))}
+	found.spends = found.ceiling
 	if s.C1Ms > 0 {
-		most += math.Ldexp(float64(s.C0Ms)/float64(s.C1Ms), fixedBits)
+		found.spends += math.Ldexp(float64(s.C0Ms)/float64(s.C1Ms), fixedBits)
 	}
-	p.climb.left = nearEvaluations
+	found.spends *= p.set.near
+	p.climb.left = nearLooks
 	p.near.list(p.placed, len(s.Workers))
 	for a := 0; a < len(p.placed) && p.climb.left > 0; a++ {
 		if int(p.placed[a].rank) != p.ranks.reserved && len(p.hits(s, p.placed[a].who)) > 0 {
-			p.approach(s, a, found, p.set.near*most)
+			p.approach(s, a, &found)
 		}
 	}
+}
+
+// nearest is what the round found, and what may be given away of it.
+type nearest struct {
+	peak    int64
+	ceiling float64
+	spends  float64 // that the ceiling may rise by where all of a prompt is spared
 }
 
 // hits are what ranks hold of a candidate's prompt.
@@ -59,23 +68,26 @@ func (p *evenkeel) holds(s *Snapshot, who int32, g int) int {
 }
 
 // approach moves placement a to a rank that holds more of its prompt, in the place of another placement where no slot is free.
-// spends is what the ceiling may rise by where all of a prompt is spared.
-func (p *evenkeel) approach(s *Snapshot, a int, found, spends float64) {
+func (p *evenkeel) approach(s *Snapshot, a int, found *nearest) {
 	who := p.placed[a].who
 	here := p.holds(s, who, int(p.placed[a].rank))
 	spares, rank, with := 0, none, none
 	p.without(a)
 	for _, h := range p.hits(s, who) {
+		if p.climb.left--; p.climb.left < 0 {
+			break
+		}
 		g, ok := s.index(h.Worker)
 		if !ok || g == p.climb.g || g == p.ranks.reserved || h.Tokens-here <= spares {
 			continue
 		}
-		if p.ranks.fits(g, p.pick.all[who].tokens) && p.affords(p.ceilingWithTwo(0, g, p.pick.on(&p.loads, who, g)), found, spends, h.Tokens-here, who) {
+		if p.ranks.fits(g, p.pick.all[who].tokens) && p.affords(0, g, p.pick.on(&p.loads, who, g), found, h.Tokens-here, who) {
 			spares, rank, with = h.Tokens-here, g, none
 			continue
 		}
-		for b := p.near.first[g]; b != none; b = p.near.next[b] {
-			if more := h.Tokens - here + p.sparesFor(s, int(b), g); more > spares && p.canSwap(a, int(b), g, found, spends, more) {
+		for b := p.near.first[g]; b != none && p.climb.left > 0; b = p.near.next[b] {
+			p.climb.left--
+			if more := h.Tokens - here + p.sparesFor(s, int(b), g); more > spares && p.canSwap(a, int(b), g, found, more) {
 				spares, rank, with = more, g, int(b)
 			}
 		}
@@ -90,10 +102,15 @@ func (p *evenkeel) approach(s *Snapshot, a int, found, spends float64) {
 	}
 }
 
-// affords spends an evaluation: whether a ceiling is worth so many tokens of a prompt that need not be pulled.
-func (p *evenkeel) affords(ceiling int64, found, spends float64, spared int, who int32) bool {
-	p.climb.left--
-	return p.climb.left >= 0 && float64(ceiling)-found <= spends*min(1, float64(spared)/float64(max(1, p.pick.all[who].tokens)))
+// affords says whether so many tokens of a prompt that need not be pulled are worth what becomes of the loads when the rank of the
+// one that is looked at gets in beside its base, and rank g by more.
+func (p *evenkeel) affords(in int64, g int, by int64, found *nearest, spared int, who int32) bool {
+	l, m := &p.loads, &p.climb
+	if max(m.rest.but(g), m.base+in, l.x[g]+by) > found.peak {
+		return false
+	}
+	share := min(1, float64(spared)/float64(max(1, p.pick.all[who].tokens)))
+	return float64(p.ceilingWithTwo(in, g, by))-found.ceiling <= found.spends*share
 }
 
 // sparesFor is what b spares in the place of the one that is looked at: below 0 if rank g, where it is, holds more of it.
@@ -103,13 +120,12 @@ func (p *evenkeel) sparesFor(s *Snapshot, b, g int) int {
 }
 
 // canSwap says whether a and b, which is on rank g, may change places.
-func (p *evenkeel) canSwap(a, b, g int, found, spends float64, spared int) bool {
+func (p *evenkeel) canSwap(a, b, g int, found *nearest, spared int) bool {
 	whoA, whoB := p.placed[a].who, p.placed[b].who
 	x, y := &p.pick.all[whoA], &p.pick.all[whoB]
 	if y.tokens-x.tokens > p.ranks.room[p.climb.g] || x.tokens-y.tokens > p.ranks.room[g] {
 		return false
 	}
 	l := &p.loads
-	in, by := p.pick.on(l, whoB, p.climb.g), p.pick.on(l, whoA, g)-p.pick.on(l, whoB, g)
-	return p.affords(p.ceilingWithTwo(in, g, by), found, spends, spared, whoA)
+	return p.affords(p.pick.on(l, whoB, p.climb.g), g, p.pick.on(l, whoA, g)-p.pick.on(l, whoB, g), found, spared, whoA)
 }

@@ -16,6 +16,7 @@ type Needs struct {
 
 	MeanOutput bool // Snapshot.MeanOutput
 	StepModel  bool // Snapshot.StepMs, C0Ms and C1Ms
+	Hits       bool // Snapshot.Waits, for what ranks hold of prompts
 	Holds      bool // may hold entries back: while Held says so, a tick is due once a step though nothing changed
 }
 

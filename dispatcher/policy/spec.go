@@ -31,7 +31,7 @@ var lookingAhead = with(standard, func(v *settings) {
 var joint = with(standard, func(v *settings) {
 	v.candidates, v.budget, v.pairs, v.refill = 128, 4000, 24, 200
 	v.kappa, v.ageWeight, v.hold, v.holdSteps, v.requests = 0.6, auto, 0.5, 20, true
-	v.near = 0.001
+	v.near = 0.01
 	v.patience, v.maxHold = rounds.Default.Patience, rounds.Default.MaxHold
 })
 

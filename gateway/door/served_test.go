@@ -278,7 +278,11 @@ func TestARequestIsLetInWhereItCanBeServed(t *testing.T) {
 	}{
 		{"a chat", nil, "/v1/chat/completions", chat, letIn},
 		{"a text", nil, "/v1/completions", short, letIn},
-		{"messages, whose engines drop hand-offs there", nil, "/v1/messages", messages, "404 no_such_route"},
+		{"messages, whose engines drop hand-offs there", func(h *house) {
+			h.version = "0.26.0"
+			h.says(fleet.Prefill, prefiller, true, "m")
+			h.says(fleet.Decode, decoder, true, "m")
+		}, "/v1/messages", messages, "404 no_such_route"},
 		{"messages", func(h *house) {
 			h.version = "0.32.1"
 			h.says(fleet.Prefill, prefiller, true, "m")

@@ -42,8 +42,7 @@ func (d *Door) steer(ctx *fasthttp.RequestCtx, in *incoming, m fleet.Route, body
 		in.Session = max(1, d.Sum64())
 	}
 	if said := ctx.Request.Header.Peek(request.SessionEndHeader); len(said) > 0 {
-		var err error
-		if in.Ends, err = strconv.ParseBool(string(said)); err != nil {
+		if in.Ends = string(said) == "true"; !in.Ends && string(said) != "false" {
 			return openai.NewError(http.StatusBadRequest, "bad_session_end",
 				request.SessionEndHeader+" is "+strconv.Quote(string(said))+"; write true with the last request of a session, or leave it out")
 		}

@@ -123,7 +123,7 @@ func aOrAn(role string) string {
 func (f *Fleet) put(in *instance) {
 	if old, ok := f.instances[in.key()]; ok {
 		in.status, in.standing, in.number = old.status, old.standing, old.number
-		in.processes = old.processes
+		in.processes, in.gaveBack = old.processes, old.gaveBack
 		if in.found == (found{}) && !in.own { // an operator describes it anew
 			in.found = old.found
 		}

@@ -164,13 +164,13 @@ func (f *Fleet) Differ(prefill, decode, model string) {
 }
 
 // GaveBack says that a decode engine gave an answer back. If its profile says that it never does, responses and
-// messages that it gave back were taken for whole. It gets none of them any more, until it starts anew.
+// messages that it gave back were taken for whole. It gets none of them any more, until it starts anew, which its metrics tell.
 func (f *Fleet) GaveBack(decode string) {
 	f.mu.Lock()
 	in := f.instances[decode]
-	wrong := in != nil && in.profile.Ascend() && !in.mayGiveBack()
+	wrong := in != nil && in.role == Decode && in.profile.Ascend() && !in.mayGiveBack()
 	if wrong {
-		in.gaveBack = in.processes.number + 1
+		in.gaveBack = new(in.status.StartTime)
 	}
 	f.mu.Unlock()
 	if !wrong {

@@ -241,7 +241,7 @@ func (f *Fleet) route(routes map[string]Route, in *instance, up bool) {
 			r.Whole[ep] = r.Whole[ep] || up && in.role != Aggregated && !in.takesHandOff(mooncake.Endpoint(ep))
 		}
 		r.SGLang = r.SGLang || in.profile.Connector == mooncake.SGLang
-		r.Blind = r.Blind || up && in.mayGiveBack()
+		r.Blind = r.Blind || in.mayGiveBack() // one that is down now may be up when the request gets there
 		if in.role != Decode {
 			r.Prefill = r.Prefill || up
 		}

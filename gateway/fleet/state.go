@@ -94,7 +94,7 @@ type instance struct {
 	own bool // stands in the config, and is discovery's no more
 	standing
 	processes processes // seen at its address
-	gaveBack  int       // the process that gave an answer back, counted from 1, though its profile says that none does; 0: none did
+	gaveBack  *float64  // when the process was started that gave an answer back, though its profile says that none does; 0: not known; nil: none did
 }
 
 func (i *instance) key() string { return i.role + " " + i.id }
@@ -162,7 +162,8 @@ func (i *instance) takesHandOff(ep mooncake.Endpoint) bool {
 
 // mayGiveBack says whether a decode engine may give an answer back, which responses and messages do not show.
 func (i *instance) mayGiveBack() bool {
-	return i.role == Decode && (i.profile.MayGiveBack() || i.gaveBack == i.processes.number+1)
+	same := i.gaveBack != nil && (*i.gaveBack == 0 || i.status.StartTime == 0 || *i.gaveBack == i.status.StartTime)
+	return i.role == Decode && (i.profile.MayGiveBack() || same)
 }
 
 // has says whether an engine serves a model, as far as is known.
@@ -239,7 +240,7 @@ type Route struct {
 	Prefill bool   // some prefill engine that is up has it
 	Decode  bool   // some decode rank that is up has it
 	SGLang  bool   // some engine obeys keys that only SGLang knows
-	Blind   bool   // some engine that is up could give an answer back without a word, on an endpoint that is not common
+	Blind   bool   // some engine could give an answer back without a word, on an endpoint that is not common
 
 	Whole [mooncake.Endpoints]bool // some engine that is up takes no hand-off there
 }

@@ -179,11 +179,14 @@ func (j *job) arrived(h *handoff.Handoff, s *stream) {
 		return
 	}
 	p := local.Prompt{Prompt: *known, Model: s.rank.Board}
-	if !j.in.Ends {
-		j.srv.Locals.Holds(s.rank.Worker, &p, j.prompt)
+	if j.in.Ends {
+		p.Keys = nil // no further turn will ask for them; how long the prompt is teaches all the same
+	}
+	j.srv.Locals.Holds(s.rank.Worker, &p, j.prompt)
+	if !s.local {
+		j.local.known = nil // a long prompt has thousands of keys
 	}
 	if h != nil {
-		j.local.known = nil // a long prompt has thousands of keys
 		j.srv.Locals.Moved(p.Model, j.prompt, time.Since(s.began))
 	}
 }

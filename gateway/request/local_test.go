@@ -257,7 +257,9 @@ func TestManyShortAndLongPromptsAtOnce(t *testing.T) {
 // of a session nothing is remembered.
 func TestAFurtherTurnGoesWhereItsKVIs(t *testing.T) {
 	t.Parallel()
-	b := start(t, setup{decode: []refengine.Config{{}, {}}, waits: true, configure: func(c *config.Config, _ *Env) { c.Dispatch.Policy = "evenkeel" }})
+	b := start(t, setup{profile: mooncake.Profile{Connector: mooncake.NIXLPull}, decode: []refengine.Config{{}, {}}, waits: true, configure: func(c *config.Config, _ *Env) {
+		c.Dispatch.Policy = "evenkeel"
+	}})
 	on := func(body string) string {
 		text, finished, fail := read(t, b.post(mooncake.Chat.Path(), body))
 		require.Empty(t, fail)

@@ -252,25 +252,24 @@ func (r *rank) holds(found []int32, p *Prompt, tokens int) int {
 	return index.Usable(int(held), tokens, r.block())
 }
 
-// Held lists the ranks that should have a part of the prompt and need not pull it, by ID. It is empty where all of them
-// have as much.
+// Held lists the ranks that should have more of the prompt than all of them have, and how much more: they need not pull it. By ID.
 func (l *Ranks) Held(p *Prompt) (held []Offer) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	tokens, least, most := l.length(p), math.MaxInt, 0
+	tokens, least := l.length(p), math.MaxInt
 	found := l.cache.Match(&p.Prompt, &cache.Lookup{}, time.Now())
 	for _, r := range l.ranks {
 		if r.Model != p.Model || !r.Up {
 			continue
 		}
 		n := r.holds(found, p, tokens)
-		if least, most = min(least, n), max(most, n); n > 0 {
-			held = append(held, Offer{Rank: r.ID, Hit: n, New: max(1, tokens-n)})
-		}
+		least = min(least, n)
+		held = append(held, Offer{Rank: r.ID, Hit: n, New: max(1, tokens-n)})
 	}
-	if least == most {
-		return nil
+	for i := range held {
+		held[i].Hit -= least
 	}
+	held = slices.DeleteFunc(held, func(o Offer) bool { return o.Hit == 0 })
 	slices.SortFunc(held, func(a, b Offer) int { return int(a.Rank - b.Rank) })
 	return held
 }
