@@ -366,7 +366,7 @@ func TestRoundsInTheTerminal(t *testing.T) {
   Since the start 31 % of steps had a prefill, and 26 % of ranks were empty in
     them. 2 requests are held for a round now, for 720 ms at most.
 `)
-	require.Contains(t, ansi.Strip(strings.Join(s.ranks(), "\n")), "80k  80%   20/32  3000 new")
+	require.Contains(t, ansi.Strip(strings.Join(s.ranks(), "\n")), "80k  80%   20/32       -  3000 new")
 }
 
 // A host that dies is an incident, and not a screen of engines.

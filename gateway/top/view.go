@@ -296,7 +296,7 @@ func (s screen) ranks() (lines []string) {
 				name = max(name, ansi.StringWidth(r.Name))
 			}
 			name = min(name, max(12, s.width/2-6))
-			wide := max(4, s.width-name-36)
+			wide := max(4, s.width-name-45)
 			if g.Rounds != nil {
 				wide = max(4, wide-11)
 			}
@@ -309,13 +309,16 @@ func (s screen) ranks() (lines []string) {
 				case r.Tight:
 					state = bad.Render("tight")
 				}
-				compute := ""
+				compute, pace := "", "-"
+				if r.TokenMs > 0 {
+					pace = fmt.Sprintf("%.0f ms", r.TokenMs)
+				}
 				if g.Rounds != nil {
 					compute = fmt.Sprintf(" %5s new", count(r.Backlog))
 				}
-				lines = append(lines, fmt.Sprintf("  %s %s %s %6s %3.0f%% %4d/%d%s",
+				lines = append(lines, fmt.Sprintf("  %s %s %s %6s %3.0f%% %4d/%d %7s%s",
 					padded(tail(r.Name, name), name), padded(state, 8), bar(float64(r.KVTokens)/float64(of), wide),
-					count(r.KVTokens), 100*float64(r.KVTokens)/float64(of), r.Used, r.Slots, compute))
+					count(r.KVTokens), 100*float64(r.KVTokens)/float64(of), r.Used, r.Slots, pace, compute))
 			}
 			lines = append(lines, "")
 		}

@@ -4,7 +4,7 @@ import { $, el, keyed, put, say, cells, fill } from './dom.js';
 import { ink, canvasFor, fit, font, sparkline } from './charts.js';
 import { past } from './history.js';
 import { byHost, ceiling, place, runs } from './layout.js';
-import { percent, short, span, whole } from './words.js';
+import { inMs, percent, short, span, whole } from './words.js';
 
 export const groupKey = (m, g) => m.name + '\0' + g.name + '\0' + g.barrier;
 export const groupName = (m, g) => (g.name ? `${m.name} · ${g.name}` : `${m.name} · without barrier`);
@@ -299,8 +299,8 @@ export function showGroups(d, redraw) {
     put(e.children[4], roundsOf(g));
   });
   if ($('rank-details').open) {
-    keyed($('rank-rows'), groups.flatMap(({ g }) => byHost(g.ranks).flatMap((h) => h.ranks)), (r) => r.id, () => cells('id', '', 'n', 'n', 'n', 'n', 'n'), (row, r) => {
-      fill(row, r.name, (r.state === 'up' ? 'up' : why(r, engines)) + (r.tight ? ', kept emptier' : ''), whole(r.kv_tokens), r.capacity_tokens ? percent(r.kv_tokens / r.capacity_tokens) : '–', `${r.slots_used} / ${r.slots}`, String(r.running), r.prompts ? whole(backlog(r)) : '–');
+    keyed($('rank-rows'), groups.flatMap(({ g }) => byHost(g.ranks).flatMap((h) => h.ranks)), (r) => r.id, () => cells('id', '', 'n', 'n', 'n', 'n', 'n', 'n'), (row, r) => {
+      fill(row, r.name, (r.state === 'up' ? 'up' : why(r, engines)) + (r.tight ? ', kept emptier' : ''), whole(r.kv_tokens), r.capacity_tokens ? percent(r.kv_tokens / r.capacity_tokens) : '–', `${r.slots_used} / ${r.slots}`, String(r.running), r.token_ms ? inMs(r.token_ms).join(' ') : '–', r.prompts ? whole(backlog(r)) : '–');
       row.children[1].className = r.state === 'up' ? '' : r.state === 'draining' ? 'warn' : 'bad';
     });
   }
@@ -347,7 +347,7 @@ function showRead(out, g, engines) {
     return;
   }
   const fullness = r.capacity_tokens ? ` of ${whole(r.capacity_tokens)} (${percent(r.kv_tokens / r.capacity_tokens)})` : '';
-  words.replaceChildren(el('b', null, r.name), ` ${r.state === 'up' ? 'up' : why(r, engines)}${r.tight ? ', kept emptier' : ''} · ${whole(r.kv_tokens)}${fullness} KV tokens · ${r.slots_used} of ${r.slots} slots, ${r.running} running${toCompute(r)} · `);
+  words.replaceChildren(el('b', null, r.name), ` ${r.state === 'up' ? 'up' : why(r, engines)}${r.tight ? ', kept emptier' : ''} · ${whole(r.kv_tokens)}${fullness} KV tokens · ${r.slots_used} of ${r.slots} slots, ${r.running} running${r.token_ms ? `, a token takes ${inMs(r.token_ms).join(' ')}` : ''}${toCompute(r)} · `);
   sparkline(spark, [{ values: past.rank(r.id), colour: ink.l0 }]);
 }
 
