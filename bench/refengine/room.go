@@ -18,7 +18,7 @@ var sglangEndpoints = map[string]endpoint{
 	"/ready":                    {"GET", true, (*life).serveHealth},
 	"/health":                   {"GET", true, (*life).serveHealthToken},
 	"/server_info":              {"GET", false, (*life).serveServerInfo},
-	"/v1/loads":                 {"GET", false, (*life).serveLoads},
+	"/v1/loads":                 {"GET", false, serveLoads},
 	"/v1/responses":             {"POST", false, (*life).serveResponseOfSGLang},
 	"/v1/messages":              {"POST", false, (*life).serveMessageOfSGLang},
 	"/v1/messages/count_tokens": {"POST", false, (*life).serveCount},
@@ -44,7 +44,7 @@ func (l *life) serveServerInfo(x *exchange) bool {
 }
 
 // serveLoads tells the load that each rank's scheduler has published last. That of a rank without a GPU publishes none.
-func (l *life) serveLoads(x *exchange) bool {
+func serveLoads(l *life, x *exchange) bool {
 	var loads []any
 	for rank := range l.engine.cfg.DPSize {
 		at := any(float64(time.Now().UnixMicro()) / 1e6)

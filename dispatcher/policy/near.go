@@ -33,7 +33,7 @@ func (p *evenkeel) stayNear(s *Snapshot) {
 		return
 	}
 	l := &p.loads
-	found := nearest{peak: l.peak(), ceiling: float64(l.mix.ceiling(l.peak(), l.mix.smooth))}
+	found := nearest{evenkeel: p, s: s, peak: l.peak(), ceiling: float64(l.mix.ceiling(l.peak(), l.mix.smooth))}
 	found.spends = found.ceiling
 	if s.C1Ms > 0 {
 		found.spends += math.Ldexp(float64(s.C0Ms)/float64(s.C1Ms), fixedBits)
@@ -42,52 +42,54 @@ func (p *evenkeel) stayNear(s *Snapshot) {
 	p.climb.left = nearLooks
 	p.near.list(p.placed, len(s.Workers))
 	for a := 0; a < len(p.placed) && p.climb.left > 0; a++ {
-		if int(p.placed[a].rank) != p.ranks.reserved && len(p.hits(s, p.placed[a].who)) > 0 {
-			p.approach(s, a, &found)
+		if int(p.placed[a].rank) != p.ranks.reserved && len(found.hits(p.placed[a].who)) > 0 {
+			found.approach(a)
 		}
 	}
 }
 
 // nearest is what the round found, and what may be given away of it.
 type nearest struct {
+	*evenkeel
+	s       *Snapshot
 	peak    int64
 	ceiling float64
 	spends  float64 // that the ceiling may rise by where all of a prompt is spared
 }
 
 // hits are what ranks hold of a candidate's prompt.
-func (p *evenkeel) hits(s *Snapshot, who int32) []Hit { return s.Waits[p.pick.all[who].entry].Hits }
+func (p *nearest) hits(who int32) []Hit { return p.s.Waits[p.pick.all[who].entry].Hits }
 
 // holds is how much of a candidate's prompt rank g holds.
-func (p *evenkeel) holds(s *Snapshot, who int32, g int) int {
-	hits := p.hits(s, who)
-	if at, ok := slices.BinarySearchFunc(hits, s.Workers[g].ID, func(h Hit, id int32) int { return int(h.Worker) - int(id) }); ok {
+func (p *nearest) holds(who int32, g int) int {
+	hits := p.hits(who)
+	if at, ok := slices.BinarySearchFunc(hits, p.s.Workers[g].ID, func(h Hit, id int32) int { return int(h.Worker) - int(id) }); ok {
 		return hits[at].Tokens
 	}
 	return 0
 }
 
 // approach moves placement a to a rank that holds more of its prompt, in the place of another placement where no slot is free.
-func (p *evenkeel) approach(s *Snapshot, a int, found *nearest) {
+func (p *nearest) approach(a int) {
 	who := p.placed[a].who
-	here := p.holds(s, who, int(p.placed[a].rank))
+	here := p.holds(who, int(p.placed[a].rank))
 	spares, rank, with := 0, none, none
 	p.without(a)
-	for _, h := range p.hits(s, who) {
+	for _, h := range p.hits(who) {
 		if p.climb.left--; p.climb.left < 0 {
 			break
 		}
-		g, ok := s.index(h.Worker)
+		g, ok := p.s.index(h.Worker)
 		if !ok || g == p.climb.g || g == p.ranks.reserved || h.Tokens-here <= spares {
 			continue
 		}
-		if p.ranks.fits(g, p.pick.all[who].tokens) && p.affords(0, g, p.pick.on(&p.loads, who, g), found, h.Tokens-here, who) {
+		if p.ranks.fits(g, p.pick.all[who].tokens) && p.affords(0, g, p.pick.on(&p.loads, who, g), h.Tokens-here, who) {
 			spares, rank, with = h.Tokens-here, g, none
 			continue
 		}
 		for b := p.near.first[g]; b != none && p.climb.left > 0; b = p.near.next[b] {
 			p.climb.left--
-			if more := h.Tokens - here + p.sparesFor(s, int(b), g); more > spares && p.canSwap(a, int(b), g, found, more) {
+			if more := h.Tokens - here + p.sparesFor(int(b), g); more > spares && p.canSwap(a, int(b), g, more) {
 				spares, rank, with = more, g, int(b)
 			}
 		}
@@ -98,34 +100,34 @@ func (p *evenkeel) approach(s *Snapshot, a int, found *nearest) {
 		p.exchange(a, with)
 	default:
 		p.relocate(a, rank)
-		p.near.list(p.placed, len(s.Workers))
+		p.near.list(p.placed, len(p.s.Workers))
 	}
 }
 
 // affords says whether so many tokens of a prompt that need not be pulled are worth what becomes of the loads when the rank of the
 // one that is looked at gets in beside its base, and rank g by more.
-func (p *evenkeel) affords(in int64, g int, by int64, found *nearest, spared int, who int32) bool {
+func (p *nearest) affords(in int64, g int, by int64, spared int, who int32) bool {
 	l, m := &p.loads, &p.climb
-	if max(m.rest.but(g), m.base+in, l.x[g]+by) > found.peak {
+	if max(m.rest.but(g), m.base+in, l.x[g]+by) > p.peak {
 		return false
 	}
 	share := min(1, float64(spared)/float64(max(1, p.pick.all[who].tokens)))
-	return float64(p.ceilingWithTwo(in, g, by))-found.ceiling <= found.spends*share
+	return float64(p.ceilingWithTwo(in, g, by))-p.ceiling <= p.spends*share
 }
 
 // sparesFor is what b spares in the place of the one that is looked at: below 0 if rank g, where it is, holds more of it.
-func (p *evenkeel) sparesFor(s *Snapshot, b, g int) int {
+func (p *nearest) sparesFor(b, g int) int {
 	who := p.placed[b].who
-	return p.holds(s, who, p.climb.g) - p.holds(s, who, g)
+	return p.holds(who, p.climb.g) - p.holds(who, g)
 }
 
 // canSwap says whether a and b, which is on rank g, may change places.
-func (p *evenkeel) canSwap(a, b, g int, found *nearest, spared int) bool {
+func (p *nearest) canSwap(a, b, g, spared int) bool {
 	whoA, whoB := p.placed[a].who, p.placed[b].who
 	x, y := &p.pick.all[whoA], &p.pick.all[whoB]
 	if y.tokens-x.tokens > p.ranks.room[p.climb.g] || x.tokens-y.tokens > p.ranks.room[g] {
 		return false
 	}
 	l := &p.loads
-	return p.affords(p.pick.on(l, whoB, p.climb.g), g, p.pick.on(l, whoA, g)-p.pick.on(l, whoB, g), found, spared, whoA)
+	return p.affords(p.pick.on(l, whoB, p.climb.g), g, p.pick.on(l, whoA, g)-p.pick.on(l, whoB, g), spared, whoA)
 }
