@@ -10,8 +10,8 @@ import (
 // say tells of an incident as it was now.
 func (o *open) say(now time.Time) Incident {
 	members := o.members
-	if !o.lasts() && len(o.peak) > 0 {
-		members = o.peak
+	if !o.lasts() {
+		members = o.ever
 	}
 	lead := &members[0]
 	k := kinds[lead.Kind]

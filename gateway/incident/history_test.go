@@ -1,0 +1,71 @@
+package incident
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// What is over keeps its line, whatever fails next on the same host.
+func TestWhatIsOverIsNotRewritten(t *testing.T) {
+	type told struct {
+		from, to int // s
+		found    Finding
+	}
+	first, second, third := down("h1:18200", "no answer"), down("h1:18201", refused), down("h1:18202", refused)
+	for name, tt := range map[string]struct {
+		told []told
+		want []string // all that was, when all is over
+	}{
+		"another engine of the host, soon after": {
+			[]told{{0, 10, first}, {40, 50, second}}, []string{second.What, first.What},
+		},
+		"in the moment in which the first is back": {
+			[]told{{0, 10, first}, {10, 20, second}}, []string{second.What, first.What},
+		},
+		"the same engine again": {
+			[]told{{0, 10, second}, {40, 50, second}}, []string{second.What},
+		},
+		"a host is restarted engine by engine, each at once after the other": {
+			[]told{{0, 10, first}, {10, 20, second}, {20, 30, third}}, []string{third.What, second.What, first.What},
+		},
+		"a host is restarted engine by engine, two at a time": {
+			[]told{{0, 12, first}, {10, 22, second}, {20, 32, third}}, []string{"3 decode engines on host h1 are down: no answer (at the first one)"},
+		},
+		"clients still see the first": {
+			[]told{{0, 10, first}, {5, 25, failing2()}, {12, 20, second}}, []string{first.What, second.What},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var b Book
+			for s := range 90 {
+				var found []Finding
+				for _, f := range tt.told {
+					if s >= f.from && s < f.to {
+						found = append(found, f.found)
+					}
+				}
+				b.Observe(noon.Add(time.Duration(s)*time.Second), found)
+			}
+			var got []string
+			for _, in := range b.Incidents() {
+				require.NotZero(t, in.UntilMs)
+				got = append(got, in.What)
+			}
+			require.Equal(t, tt.want, got)
+		})
+	}
+}
+
+// All that an incident was made of is named when it is over.
+func TestAnIncidentThatIsOverNamesAll(t *testing.T) {
+	var b Book
+	for s, found := range [][]Finding{{down("h1:1", refused)}, {down("h1:1", refused), down("h1:2", refused)}, {down("h1:2", refused), failing2()}, nil} {
+		b.Observe(noon.Add(time.Duration(s)*time.Second), found)
+	}
+	in := b.Incidents()
+	require.Len(t, in, 1)
+	require.Equal(t, []string{"h1:1", "h1:2"}, in[0].Where)
+	require.Contains(t, in[0].Clients, " Also: 20 of the 300 requests that ended in the last minute failed.")
+}
