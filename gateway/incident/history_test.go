@@ -58,6 +58,25 @@ func TestWhatIsOverIsNotRewritten(t *testing.T) {
 	}
 }
 
+// A hang is an incident of its own at once, however young one about metrics on its host is.
+func TestAHangIsItsOwnIncident(t *testing.T) {
+	hang := Finding{Kind: EngineHangs, Severity: Bad, Of: "decode engine", Where: "h1:18200", What: "Decode engine h1:18200 does not answer its health check (5 s)"}
+	var b Book
+	b.Observe(noon, []Finding{amiss("h1:18100")})
+	b.Observe(noon.Add(6*time.Second), []Finding{amiss("h1:18100"), hang})
+	in := b.Incidents()
+	require.Len(t, in, 2)
+	require.Equal(t, []string{hang.What, amiss("h1:18100").What}, []string{in[0].What, in[1].What})
+	dead := down("h1:18200", refused)
+	b.Observe(noon.Add(20*time.Second), []Finding{amiss("h1:18100"), dead})
+	b.Observe(noon.Add(30*time.Second), []Finding{amiss("h1:18100")})
+	in = b.Incidents()
+	require.Len(t, in, 2)
+	require.Equal(t, hang.What, in[1].What, "it hung before it was killed")
+	require.Contains(t, in[1].Clients, " Also: "+dead.What+".")
+	require.NotEqual(t, kinds[EngineDown].next, kinds[EngineHangs].next)
+}
+
 // All that an incident was made of is named when it is over.
 func TestAnIncidentThatIsOverNamesAll(t *testing.T) {
 	var b Book

@@ -362,8 +362,11 @@ func together(a, b *member) bool {
 	if kinds[a.Kind].alone || kinds[b.Kind].alone {
 		return false
 	}
-	if a.host != "" && a.host == b.host {
+	if a.host != "" && a.host == b.host && (kinds[a.Kind].rests > 0) == (kinds[b.Kind].rests > 0) {
 		return true
+	}
+	if a.host != "" && engineOf(a.Where) == engineOf(b.Where) {
+		return true // what comes and goes at one engine says nothing of the others
 	}
 	if family := kinds[a.Kind].family; family != "" && family == kinds[b.Kind].family {
 		return true

@@ -23,6 +23,7 @@ const (
 	ConfigRefused Kind = "config_refused"
 	RequestsFail  Kind = "requests_fail"
 	EngineDown    Kind = "engine_down"
+	EngineHangs   Kind = "engine_hangs"
 	EngineOut     Kind = "engine_out"
 	EngineDrains  Kind = "engine_drains"
 	EngineAmiss   Kind = "engine_amiss"
@@ -117,7 +118,13 @@ var kinds = map[Kind]kind{
 	EngineDown: {
 		harm: waiting, headline: "Engine outage", many: "are down", runbook: "EvenkeelEngineDown", command: "curl -sm 3 -i http://{engine}/health",
 		clients: "Clients whose requests ran there get the rest from other engines where that is possible, and else an error.",
-		next:    "Look whether the machine and the process are alive, and restart the engine.",
+		next:    "Look whether the machine and the process are alive, and restart the engine. Its own log says why it ended.",
+	},
+	EngineHangs: {
+		harm: waiting, headline: "Engine hangs", many: "take connections, but do not answer their health checks", runbook: "EvenkeelEngineDown",
+		clients: "Clients whose requests ran there get no tokens for now. If the engine goes on, so do these requests. Else they go on elsewhere when limits.event_timeout is over, or end with an error.",
+		next:    "Look whether the process is stopped, its host pages, or its core or its GPU stands still. Keep its log and its stacks before you restart it. It may come back by itself.",
+		command: `curl -sm 10 -o /dev/null -w '%{http_code}, connected after %{time_connect} s, %{time_total} s in all\n' http://{engine}/health`,
 	},
 	EngineOut: {
 		harm: waiting, headline: "Failing engine", many: "get no requests, because those before failed", runbook: "EvenkeelBreakerOpen", command: workers,
@@ -229,7 +236,7 @@ var kinds = map[Kind]kind{
 
 // gone are the kinds that say that an engine gets nothing: one of them may follow the
 // other.
-var gone = map[Kind]bool{EngineDown: true, EngineOut: true, PrefillOut: true}
+var gone = map[Kind]bool{EngineDown: true, EngineHangs: true, EngineOut: true, PrefillOut: true}
 
 // order has causes first, those that say most before the others.
 func (k kind) order() int {

@@ -61,7 +61,7 @@ func (p *proxy) Document(ctx context.Context) Document {
 	}
 	for _, e := range s.Engines {
 		d.Engines = append(d.Engines, Engine{
-			ID: e.ID, Role: e.Role, Models: named(e.Models), Group: e.Group, State: e.State, Why: e.Error, SinceS: age(now, e.Since), Draining: e.Draining,
+			ID: e.ID, Role: e.Role, Models: named(e.Models), Group: e.Group, State: e.State, Why: e.Error, Hangs: e.Hangs, SinceS: age(now, e.Since), Draining: e.Draining,
 			Share: e.Share, Ranks: e.Ranks, Version: e.Version,
 		})
 	}

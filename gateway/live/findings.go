@@ -198,6 +198,10 @@ func engineFinding(e *Engine, say find) (away bool) {
 	where := at{e.Role + " engine", e.ID, "engines"}
 	why := incident.WithoutAddress(e.Why, e.ID)
 	switch {
+	case e.Hangs && e.State != "odd":
+		cause, _, _ := strings.Cut(why, ":")
+		say(incident.EngineHangs, Bad, where, "", "%s hangs: its port takes connections, but %s", where.begin(), cause)
+		return e.State != "up" // until then it is known for how long it is up
 	case e.State == "down":
 		say(incident.EngineDown, Bad, where, e.Why, "%s is down: %s", where.begin(), cmp.Or(why, "no reason is known"))
 	case e.State == "odd":

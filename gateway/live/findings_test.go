@@ -11,6 +11,8 @@ import (
 	"evenkeel/gateway/timeline"
 )
 
+const hung = "it does not answer its health check (5 s): engine 10.0.3.10:8000: read response head: context deadline exceeded"
+
 // told is what a finding says to an operator.
 type told struct{ severity, panel, where, what string }
 
@@ -99,6 +101,10 @@ func TestFindingsSayWhatIsWrongAndWhere(t *testing.T) {
 		}},
 		"the metrics of a prefill engine are slow": {func(d *Document) { d.Prefill.ScrapeEveryMs, d.Prefill.Engines[1].ScrapeAgeMs = 500, 5200 },
 			[]told{{Warn, "prefill", "10.0.1.11:8000", "Prefill engine 10.0.1.11:8000 answers too late when it is asked for its metrics"}}},
+		"an engine hangs, and is not down yet": {func(d *Document) { d.Engines[12].Hangs, d.Engines[12].Why = true, hung },
+			[]told{{Bad, "engines", "10.0.3.10:8000", "Decode engine 10.0.3.10:8000 hangs: its port takes connections, but it does not answer its health check (5 s)"}}},
+		"a hang has its own words when the engine is down": {func(d *Document) { d.Engines[12].Hangs, d.Engines[12].State, d.Engines[12].Why = true, "down", hung },
+			[]told{{Bad, "engines", "10.0.3.10:8000", "Decode engine 10.0.3.10:8000 hangs: its port takes connections, but it does not answer its health check (5 s)"}}},
 		"an engine is up and not well": {func(d *Document) { d.Engines[1].Why = "engine 10.0.1.11:8000: no answer" },
 			[]told{{Warn, "engines", "10.0.1.11:8000", "Prefill engine 10.0.1.11:8000 is up, but something is amiss: no answer"}}},
 		"a prefiller is full": {func(d *Document) { d.Prefill.Engines[1].State, d.Prefill.Engines[1].KVShare = "closed", 0.93 },
