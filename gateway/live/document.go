@@ -112,12 +112,13 @@ type Pool struct {
 // Group is the ranks that step together, or all of a model that have no barrier.
 type Group struct {
 	board.GroupLoads
-	Held      int     `json:"held_entries"`     // the last round held back though they had a slot
-	StepMs    float64 `json:"step_ms"`          // measured, mean of the last steps; 0: unknown
-	ModelMs   float64 `json:"model_ms"`         // a step at the present loads by the step model; 0: there is no model
-	LostShare float64 `json:"lost_share"`       // the part of model_ms that imbalance costs
-	LostMs    float64 `json:"lost_ms"`          // the part of model_ms that imbalance costs
-	Rounds    *Rounds `json:"rounds,omitempty"` // nil where the ranks do not prefill
+	Held      int     `json:"held_entries"`        // the last round held back though they had a slot
+	StepMs    float64 `json:"step_ms"`             // measured, mean of the last steps; 0: unknown
+	ModelMs   float64 `json:"model_ms"`            // a step at the present loads by the step model; 0: there is no model
+	ModelWhy  string  `json:"model_why,omitempty"` // there is no model
+	LostShare float64 `json:"lost_share"`          // the part of model_ms that imbalance costs
+	LostMs    float64 `json:"lost_ms"`             // the part of model_ms that imbalance costs
+	Rounds    *Rounds `json:"rounds,omitempty"`    // nil where the ranks do not prefill
 	Twin      Twin    `json:"twin"`
 	Ghosts    []Ghost `json:"ghosts"` // where other policies would have the line, the lowest first; empty while there is no verdict that claims a difference
 	Ranks     []Rank  `json:"ranks"`
