@@ -1,6 +1,7 @@
 package incident
 
 import (
+	"cmp"
 	"fmt"
 	"os"
 	"strings"
@@ -141,6 +142,25 @@ func TestAnIncidentSaysWhatToDo(t *testing.T) {
 	}}, b.Incidents())
 }
 
+// What clients see depends on what the engine does for them.
+func TestAPrefillEngineThatIsDownLosesNoAnswer(t *testing.T) {
+	p := Finding{Kind: EngineDown, Severity: Bad, Of: "prefill engine", Where: "h1:80", What: "Prefill engine h1:80 is down"}
+	clients := func(found ...Finding) string {
+		var b Book
+		b.Observe(noon, found)
+		return b.Incidents()[0].Clients
+	}
+	require.Equal(t, kinds[EngineDown].prefill, clients(p))
+	require.Equal(t, kinds[EngineDown].clients, clients(p, down("h1:81", refused)), "one of them decodes")
+}
+
+// While engines only hang, requests wait for them.
+func TestWhatClientsSeeOfAHangOfAllEngines(t *testing.T) {
+	var b Book
+	b.Observe(noon, []Finding{{Kind: EngineHangs, Severity: Bad, Of: "decode engine", Where: "h1:80", What: "Decode engine h1:80 hangs"}, {Kind: NotReady, Severity: Bad, What: "The proxy is not ready: no healthy decode engine"}})
+	require.Equal(t, "All new requests wait, and get a 503 after 30 s, because decode engine h1:80 hangs", b.Incidents()[0].What)
+}
+
 func TestResolvedIncidentsStayForAWhile(t *testing.T) {
 	var b Book
 	f := []Finding{down("h1:8000", refused)}
@@ -204,7 +224,7 @@ func TestKindsAreWhole(t *testing.T) {
 	text, err := os.ReadFile("../../docs/runbook.md")
 	require.NoError(t, err)
 	for name, k := range kinds {
-		for _, text := range []string{k.clients, k.next} {
+		for _, text := range []string{k.clients, k.next, cmp.Or(k.prefill, k.clients)} {
 			require.Regexp(t, `^[A-Z][^:]+( |,).*\.$`, text, "%s: whole sentences", name)
 		}
 		require.Contains(t, strings.ToLower(k.clients), "clients", "%s: who it is that sees it", name)

@@ -69,6 +69,8 @@ type kind struct {
 	headline string        // the first words of the verdict
 	many     string        // what several of them do, after their number and noun; empty where there is one at most
 	clients  string
+	prefill  string // the same where all of these are prefill engines; empty: clients
+	first    string // as an effect, what clients see of it is said before its cause, with these words
 	next     string
 	command  string // {where} and {engine} are put in
 	runbook  string
@@ -91,7 +93,7 @@ const (
 
 var kinds = map[Kind]kind{
 	NotReady: {
-		harm: failing, effect: true, headline: "The proxy is not ready", runbook: "EvenkeelSideDown", command: workers,
+		harm: failing, effect: true, headline: "The proxy is not ready", first: "All new requests get a 503", runbook: "EvenkeelSideDown", command: workers,
 		clients: "Clients get a 503 for new requests.",
 		next:    "Look which side has no engine that answers, and start one.",
 	},
@@ -118,10 +120,12 @@ var kinds = map[Kind]kind{
 	EngineDown: {
 		harm: waiting, headline: "Engine outage", many: "are down", runbook: "EvenkeelEngineDown", command: "curl -sm 3 -i http://{engine}/health",
 		clients: "Clients whose requests ran there get the rest from other engines where that is possible, and else an error.",
+		prefill: "Clients wait longer for their first token. Prompts that were computed there are computed again on other engines.",
 		next:    "Look whether the machine and the process are alive, and restart the engine. Its own log says why it ended.",
 	},
 	EngineHangs: {
 		harm: waiting, headline: "Engine hangs", many: "take connections, but do not answer their health checks", runbook: "EvenkeelEngineDown",
+		prefill: "Clients whose prompts were sent there wait until the engine goes on, until it counts as down, or until limits.probe_timeout is over. Then other engines compute their prompts.",
 		clients: "Clients whose requests ran there get no tokens for now. If the engine goes on, so do these requests. Else they go on elsewhere when limits.event_timeout is over, or end with an error.",
 		next:    "Look whether the process is stopped, its host pages, or its core or its GPU stands still. Keep its log and its stacks before you restart it. It may come back by itself.",
 		command: `curl -sm 10 -o /dev/null -w '%{http_code}, connected after %{time_connect} s, %{time_total} s in all\n' http://{engine}/health`,

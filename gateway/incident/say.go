@@ -50,8 +50,19 @@ func (o *open) say(now time.Time) Incident {
 	}
 	in.Count = len(names)
 	in.What = title(groups[0], host)
+	if k.prefill != "" && !slices.ContainsFunc(groups[0], func(m *member) bool { return m.Of != "prefill engine" }) {
+		in.Clients = k.prefill
+	}
 	if in.Count > 1 && slices.ContainsFunc(in.Where, func(name string) bool { return !strings.Contains(in.What, name) }) {
 		in.Named = named(told, in.Count)
+	}
+	for _, g := range groups[1:] {
+		if first := kinds[g[0].Kind].first; first != "" && g[0].effect && in.What != "" {
+			if lead.Kind == EngineHangs {
+				first = "All new requests wait, and get a 503 after 30 s" // engine.Standstill
+			}
+			in.Headline, in.What = first, first+", because "+strings.ToLower(in.What[:1])+in.What[1:]
+		}
 	}
 	for i, g := range groups[1:] {
 		if i == 0 {
