@@ -469,6 +469,17 @@ func TestOverloadIsTheCauseOfWhatClientsSee(t *testing.T) {
 	}
 }
 
+// Who floods is in what to do, and a command finds the requests.
+func TestAnOverloadNamesTheKey(t *testing.T) {
+	for key, want := range map[string]string{"": kinds[Overload].command, "$(reboot)": kinds[Overload].command, "batch": strings.ReplaceAll(flood, "{key}", "batch")} {
+		var b Book
+		b.Observe(noon, []Finding{{Kind: Overload, Severity: Bad, Of: "model", Where: "m", Key: key, What: "All slots are taken"}})
+		in := b.Incidents()[0]
+		require.Equal(t, want, in.Command)
+		require.Equal(t, key != "", strings.Contains(in.Next, "Ask who uses key "+key), in.Next)
+	}
+}
+
 func TestReasonsLeaveTheAddressOut(t *testing.T) {
 	require.Equal(t, "connection refused", WithoutAddress("engine d1:80: connect: dial tcp d1:80: connect: connection refused", "d1:80"))
 	require.Equal(t, "engine d2:80: no answer", WithoutAddress("engine d2:80: no answer", "d1:80"))

@@ -36,6 +36,7 @@ const (
 	QueueFull     Kind = "queue_full"
 	QueueWaits    Kind = "queue_waits"
 	Overload      Kind = "overload"
+	KVFull        Kind = "kv_full"
 	PoolLate      Kind = "pool_late"
 	RoundStuck    Kind = "round_stuck"
 	PolicySlow    Kind = "policy_slow"
@@ -88,6 +89,7 @@ const (
 	tight   = `curl -s -H "Authorization: Bearer $TOKEN" "$ADMIN/status" | jq '.dispatch.models[].workers[] | select(.tight) | {name, slots, used, kv_tokens, capacity}'`
 	held    = `curl -s -H "Authorization: Bearer $TOKEN" "$ADMIN/status" | jq '.dispatch.models[].groups[] | {name, policy, held, rounds}'`
 	receipt = `curl -s -H "Authorization: Bearer $TOKEN" "$ADMIN/decisions?outcome=failed&n=20" | jq '.receipts[] | {id, outcome, attempts}'`
+	flood   = `curl -s -H "Authorization: Bearer $TOKEN" "$ADMIN/decisions?running=1&key={key}&n=20" | jq '.receipts[] | {id, state, arrival, prompt_tokens}'`
 	advised = `curl -s -H "Authorization: Bearer $TOKEN" "$ADMIN/status" | jq '.advice[] | {model, says, prefill, decode}'`
 )
 
@@ -190,6 +192,11 @@ var kinds = map[Kind]kind{
 		harm: failing, effect: true, load: true, rests: moment, headline: "Overload", many: "are overloaded: their slots are taken, and many requests wait", runbook: "Overload", command: advised,
 		clients: "Clients wait for their first token until a slot is free. Those that wait too long get a 503, and new ones get a 429 while a queue is full.",
 		next:    "Bring back engines that are down, add decode ranks, or find the caller that sends too much and limit its key. A larger pool.size or prefill.queue.max only lets more clients wait.",
+	},
+	KVFull: {
+		harm: failing, effect: true, load: true, rests: moment, headline: "Full KV caches", many: "have full KV caches, and many requests wait", runbook: "Overload", command: advised,
+		clients: "Clients wait for their first token until an answer ends and frees KV memory. Those that wait too long get a 503, and new ones get a 429 while a queue is full.",
+		next:    "Bring back engines that are down, or add decode ranks. More slots do not help. Look whether prompts are longer than usual, and whether the capacity of a rank is what its engine logs.",
 	},
 	PoolLate: {
 		harm: waiting, effect: true, headline: "Long waits", many: "have requests in the pool that wait too long for a rank", runbook: "EvenkeelDecodeBacklog", command: workers,

@@ -71,6 +71,12 @@ func (o *open) say(now time.Time) Incident {
 		in.Clients += " " + title(g, "") + "."
 	}
 	in.Command = command(k.command, lead.Where)
+	if lead.Key != "" {
+		in.Next = fmt.Sprintf("Ask who uses key %s, and lower its max_concurrent or rpm in the key file, or bring back engines that are down and add decode ranks.", lead.Key)
+		if plain(lead.Key) {
+			in.Command = strings.ReplaceAll(flood, "{key}", lead.Key)
+		}
+	}
 	return in
 }
 

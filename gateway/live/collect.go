@@ -41,7 +41,7 @@ func (p *proxy) Document(ctx context.Context) Document {
 			Policy: tier.Policy, Waiting: tier.Waiting, QueueMax: conf.Prefill.Queue.Max, ScrapeEveryMs: float64(conf.Prefill.Scrape.Interval.Milliseconds()),
 			HitShare: share(float64(tier.Index.ActualTokens), float64(tier.Index.PromptTokens)), Engines: make([]PrefillEngine, 0, len(tier.Candidates)), Groups: []PrefillGroup{},
 		},
-		Incidents: []Incident{}, Failures: []Failed{}, Advice: append([]Advice{}, s.Advice...), Engines: make([]Engine, 0, len(s.Engines)),
+		Waiting: []Waiting{}, Incidents: []Incident{}, Failures: []Failed{}, Advice: append([]Advice{}, s.Advice...), Engines: make([]Engine, 0, len(s.Engines)),
 		Decisions: Decisions(p.Receipts().Latest(mostDecisions), now), Sources: sources(s.Discovery), Areas: []Area{},
 	}
 	if s.Config.Last != nil {
@@ -65,8 +65,31 @@ func (p *proxy) Document(ctx context.Context) Document {
 			Share: e.Share, Ranks: e.Ranks, Version: e.Version,
 		})
 	}
+	if pooled := slices.ContainsFunc(d.Models, func(m Model) bool { return m.Pool.Entries > 0 }); pooled || tier.Waiting > 0 {
+		d.Waiting = waitingOf(p.Receipts().Waiting())
+	}
 	p.abroad(&d)
 	return d
+}
+
+// mostKeys is how many keys the document names.
+const mostKeys = 5
+
+// waitingOf sorts who waits.
+func waitingOf(keys map[string]int) []Waiting {
+	list := make([]Waiting, 0, len(keys))
+	for key, n := range keys {
+		list = append(list, Waiting{key, n})
+	}
+	slices.SortFunc(list, func(a, b Waiting) int { return cmp.Or(cmp.Compare(b.Requests, a.Requests), cmp.Compare(a.Key, b.Key)) })
+	if len(list) > mostKeys {
+		rest := Waiting{}
+		for _, w := range list[mostKeys:] {
+			rest.Requests += w.Requests
+		}
+		list = append(list[:mostKeys], rest)
+	}
+	return list
 }
 
 // abroad fills in other regions.

@@ -33,6 +33,7 @@ type Document struct {
 	Traffic   Traffic    `json:"traffic"`
 	Models    []Model    `json:"models"`
 	Prefill   Prefill    `json:"prefill"`
+	Waiting   []Waiting  `json:"waiting"`   // for prefill or for a rank, by the caller's key: the first few, those with most requests first; empty where no receipts are kept
 	Engines   []Engine   `json:"engines"`   // as configured, then as added
 	Decisions []Decision `json:"decisions"` // the last ones, latest first
 	Advice    []Advice   `json:"advice"`    // on the number of ranks, one a model; empty: none yet, or off
@@ -49,6 +50,12 @@ type Failed = timeline.Failed
 
 // Strip is the last quarter of an hour in bins.
 type Strip = timeline.Strip
+
+// Waiting is how many requests of a key wait.
+type Waiting struct {
+	Key      string `json:"key"` // its name; empty: callers without a key, and all the rest behind the first few
+	Requests int    `json:"requests"`
+}
 
 // Advice is what to do about a model's ranks.
 type Advice = advice.Advice

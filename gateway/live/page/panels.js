@@ -54,7 +54,14 @@ function showTwin(e, twin) {
   put(e.children[2], twin.verdict ? `${twin.note} ${asTheyCame}` : twin.note);
 }
 
+// keysOf says whose requests wait; empty where callers have no keys.
+export function keysOf(waiting) {
+  const all = waiting.reduce((n, w) => n + w.requests, 0), named = waiting.filter((w) => w.key);
+  return named.length ? `Of ${whole(all)} that wait for prefill or for a rank: ${named.map((w) => `${whole(w.requests)} of key ${w.key}`).join(', ')}.` : '';
+}
+
 export function showPools(d) {
+  put($('pool-keys'), keysOf(d.waiting || []));
   keyed($('pools'), d.models, (m) => m.name,
     () => el('div', { class: 'group' }, el('h3'), el('div', { class: 'ages' })),
     (e, m) => {

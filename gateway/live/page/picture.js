@@ -32,6 +32,9 @@ function cause(r, engines) {
 // read are the KV tokens that steps read: those of prompts that are not computed yet are not among them.
 const read = (r) => r.kv_tokens - (r.unread_kv_tokens || 0);
 
+// kvFull says that a rank has hardly any KV memory left.
+const kvFull = (r) => r.steps && r.capacity_tokens > 0 && r.kv_tokens >= 0.95 * r.capacity_tokens;
+
 // lost is what the waste costs, in words; empty while that is not known.
 function lost(g) {
   if (!g.barrier || g.stepping_ranks < 2) return '';
@@ -80,6 +83,7 @@ function paint(x, g, engines, w, chosen) {
           x.fillStyle = ink.ink; x.fillRect(c.x, y(r.capacity_tokens), c.w, 1);
           if (c === columns[0]) { x.textAlign = 'right'; x.fillStyle = ink.soft; x.fillText(w > 700 ? 'capacity' : 'full', axis - 4, y(r.capacity_tokens)); }
         }
+        if (kvFull(r)) { x.fillStyle = ink.warn; x.fillRect(c.x, brim, c.w, 4); }
         tickSlots(x, r, c, base + 3, slots - lane - 4);
       } else {
         x.fillStyle = dead; x.fillRect(c.x, base - high, c.w, high);
@@ -150,6 +154,7 @@ function legend(g, wide) {
     ...(g.ranks.some((r) => r.unread_kv_tokens) ? [{ words: 'KV of prompts that are not computed yet', draw: (x, at, y) => { x.fillStyle = dots(x, ink.fill); x.fillRect(at, y, 12, 12); x.strokeStyle = ink.fill; x.lineWidth = 1; x.strokeRect(at + 0.5, y + 0.5, 11, 11); } }] : []),
     ...(g.rounds ? [{ words: 'prompt tokens to compute', draw: box(() => ink.l1) }, { words: 'got prompts in a round of the last second', draw: (x, at, y) => { x.fillStyle = ink.l2; x.fillRect(at, y + 5, 12, 3); } }] : []),
     ...(g.ranks.some((r) => r.steps && r.slots && r.slots_used >= r.slots) ? [{ words: 'all slots of a rank are taken', draw: box(() => ink.warn) }] : []),
+    ...(g.ranks.some(kvFull) ? [{ words: 'the KV cache of a rank is full', draw: (x, at, y) => { x.fillStyle = ink.fill; x.fillRect(at, y, 12, 12); x.fillStyle = ink.warn; x.fillRect(at, y, 12, 4); } }] : []),
     ...(has('draining') ? [{ words: 'D drains: takes no new requests', draw: (x, at, y) => drains(x, { x: at, w: 11 }, y, 12, y + 12, y) }] : []),
     ...(g.ranks.some((r) => !r.steps) ? [{ words: 'does not step: ' + Object.keys(letters).filter((s) => g.ranks.some((r) => !r.steps && r.state === s)).map((s) => `${letters[s]} ${s}`).join(', '), draw: box((waste, dead) => dead) }] : []),
     ...(has('foreign') ? [{ words: 'F is served by another proxy', draw: box(() => ink.warn) }] : []),
