@@ -77,6 +77,28 @@ func TestAHangIsItsOwnIncident(t *testing.T) {
 	require.NotEqual(t, kinds[EngineDown].next, kinds[EngineHangs].next)
 }
 
+// What comes again and again and harms little is one line with a count; outages keep a line each.
+func TestEqualLinesAreCounted(t *testing.T) {
+	slow := Finding{Kind: PolicySlow, Severity: Warn, Of: "group", Where: "main", What: "The decode policy of group main is too slow at times"}
+	other := slow
+	other.Where = "other"
+	var b Book
+	for m := range 5 {
+		at := noon.Add(time.Duration(m) * 2 * time.Minute)
+		b.Observe(at, []Finding{slow, other, down("h1:1", refused)})
+		b.Observe(at.Add(5*time.Second), nil)
+	}
+	b.Observe(noon.Add(10*time.Minute), []Finding{slow})
+	times := map[string][]int{}
+	for _, in := range b.Incidents() {
+		times[in.Where[0]] = append(times[in.Where[0]], in.Times)
+		require.Equal(t, in.Times > 1, in.FirstMs < in.SinceMs)
+	}
+	require.Equal(t, map[string][]int{"main": {6}, "other": {5}, "h1:1": {1, 1, 1, 1, 1}}, times)
+	require.Zero(t, b.Incidents()[0].UntilMs)
+	require.Equal(t, noon.UnixMilli(), b.Incidents()[0].FirstMs)
+}
+
 // All that an incident was made of is named when it is over.
 func TestAnIncidentThatIsOverNamesAll(t *testing.T) {
 	var b Book

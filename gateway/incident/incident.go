@@ -43,6 +43,8 @@ type Incident struct {
 	SinceMs  int64    `json:"since_ms"`
 	UntilMs  int64    `json:"until_ms"` // 0: it lasts
 	LastMs   int64    `json:"last_ms"`  // when it was found last, of what comes and goes and is away for the moment; 0: it is so now
+	Times    int      `json:"times"`    // how often it was, with equal ones that are over and that clients hardly noticed: these are told as one, the last
+	FirstMs  int64    `json:"first_ms"` // since when the first of them was
 	Clients  string   `json:"clients"`  // what they see of it
 	Next     string   `json:"next"`     // what to do
 	Command  string   `json:"command"`  // to copy; empty: there is none
@@ -429,7 +431,8 @@ func (o *open) before(other *open) bool {
 }
 
 // Incidents lists them: those that last first, the one that harms clients most before
-// the others, then those that are over, the last one first.
+// the others, then those that are over, the last one first. Of equal ones that are worth a look
+// only, the last one stands for those that are over.
 func (b *Book) Incidents() []Incident {
 	sorted := slices.Clone(b.list)
 	slices.SortStableFunc(sorted, func(x, y *open) int {
@@ -445,11 +448,23 @@ func (b *Book) Incidents() []Incident {
 	})
 	list := make([]Incident, 0, len(sorted))
 	told := len(b.beyond) == 0
+	equal := map[string]int{} // in list
 	for _, o := range sorted {
 		if !told && !o.lasts() {
 			list, told = append(list, b.rest()), true
 		}
-		list = append(list, o.say(b.now))
+		in := o.say(b.now)
+		if in.Severity == Warn {
+			name := in.Headline + "\n" + strings.Join(in.Where, "\n")
+			if i, ok := equal[name]; ok && in.UntilMs > 0 {
+				list[i].Times++
+				list[i].FirstMs = min(list[i].FirstMs, in.SinceMs)
+				continue
+			} else if !ok {
+				equal[name] = len(list)
+			}
+		}
+		list = append(list, in)
 	}
 	if !told {
 		list = append(list, b.rest())
@@ -460,7 +475,7 @@ func (b *Book) Incidents() []Incident {
 // rest tells of what lasts and found no room. Its id is that of no other.
 func (b *Book) rest() Incident {
 	return Incident{
-		Severity: Warn, Panel: "problems", Headline: "Too much is wrong", Where: []string{}, SinceMs: b.beyondSince.UnixMilli(),
+		Severity: Warn, Panel: "problems", Headline: "Too much is wrong", Where: []string{}, SinceMs: b.beyondSince.UnixMilli(), Times: 1, FirstMs: b.beyondSince.UnixMilli(),
 		What:    fmt.Sprintf("There are %d more findings than are told one by one", len(b.beyond)),
 		Named:   "The first ones: " + strings.Join(b.beyond[:min(mostListed, len(b.beyond))], ". ") + ".",
 		Clients: "Clients see no more of these than of those that are told.", Next: "Look at those that are told first.",

@@ -15,7 +15,7 @@ func (o *open) say(now time.Time) Incident {
 	}
 	lead := &members[0]
 	k := kinds[lead.Kind]
-	in := Incident{ID: o.id, Severity: Warn, Panel: lead.Panel, Headline: k.headline, Where: []string{}, SinceMs: o.since.UnixMilli(), Clients: k.clients, Next: k.next, Runbook: k.runbook}
+	in := Incident{ID: o.id, Severity: Warn, Panel: lead.Panel, Headline: k.headline, Where: []string{}, SinceMs: o.since.UnixMilli(), Times: 1, FirstMs: o.since.UnixMilli(), Clients: k.clients, Next: k.next, Runbook: k.runbook}
 	if !o.lasts() {
 		in.UntilMs = o.until.UnixMilli()
 	} else if at := o.found(); k.rests > 0 && at.Before(now) {

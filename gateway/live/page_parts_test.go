@@ -114,6 +114,10 @@ func TestIncidentsSayWhatToDo(t *testing.T) {
 	require.Equal(t, "Runbook: EvenkeelBreakerOpen", b.eval("document.activeElement.textContent"), "the focus stayed")
 	require.Equal(t, "true", b.eval("document.querySelector('#problem-list details').open && document.getElementById('problems').className === 'ok'"))
 	b.shoot("incident-over")
+	hidden := "document.querySelectorAll('#problem-list li[hidden]').length + document.getElementById('problem-more').textContent"
+	require.Equal(t, "11 more that is over", b.eval(hidden), "the fourth line in grey is folded")
+	b.eval("(document.getElementById('problem-more').click(), '')")
+	require.Equal(t, "0Hide the older ones", b.eval(hidden))
 	b.calm(s)
 }
 
