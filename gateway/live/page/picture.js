@@ -35,6 +35,10 @@ const read = (r) => r.kv_tokens - (r.unread_kv_tokens || 0);
 // kvFull says that a rank has hardly any KV memory left.
 const kvFull = (r) => r.steps && r.capacity_tokens > 0 && r.kv_tokens >= 0.95 * r.capacity_tokens;
 
+// stepTime says how long a step takes; nothing where a token takes so much longer that the streams
+// cannot have come in common steps.
+export const stepTime = (g, t) => (g.step_ms && !(t.tpot.samples && t.tpot.p50_ms > 3 * g.step_ms) ? `a step takes ${g.step_ms.toFixed(1)} ms` : '');
+
 // lost is what the waste costs, in words; empty while that is not known.
 function lost(g) {
   if (!g.barrier || g.stepping_ranks < 2) return '';
@@ -294,7 +298,7 @@ export function showGroups(d, redraw) {
     const head = e.children[0], up = g.ranks.filter((r) => r.state === 'up').length, used = g.ranks.reduce((n, r) => n + r.slots_used, 0), slots = g.ranks.reduce((n, r) => n + r.slots, 0), c = e.children[1];
     put(head.children[0], groupName(m, g));
     const not = Object.entries(letters).filter(([s]) => s !== 'up').map(([s, l]) => [l, s, g.ranks.filter((r) => r.state === s).length]).filter(([, , k]) => k).map(([l, s, k]) => `${l}: ${k} ${s}`);
-    put(head.children[1], [`${up} of ${g.ranks.length} ranks up`, ...not, `${whole(used)} of ${whole(slots)} slots`, `${short(g.kv_tokens)} KV tokens`, g.step_ms ? `a step takes ${g.step_ms.toFixed(1)} ms` : ''].filter(Boolean).join(' · '));
+    put(head.children[1], [`${up} of ${g.ranks.length} ranks up`, ...not, `${whole(used)} of ${whole(slots)} slots`, `${short(g.kv_tokens)} KV tokens`, stepTime(g, d.traffic)].filter(Boolean).join(' · '));
     const { height } = paint(null, g, engines, c.clientWidth);
     const [x, w] = canvasFor(c, height);
     maps.set(c, paint(x, g, engines, w, chosen).map);
