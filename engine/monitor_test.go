@@ -54,7 +54,8 @@ func TestDownAfterTwoMissesUpAfterOneAnswer(t *testing.T) {
 	}{
 		{"health answers 503", func(f *fake) { f.set("/health", status(503)) }, "GET /health answered 503"},
 		{"health answers 404", func(f *fake) { f.set("/health", status(404)) }, "GET /health answered 404"},
-		{"health is silent", func(f *fake) { f.set("/health", "") }, "it does not answer its health check (5 s): engine e0: read response head: context deadline exceeded"},
+		{"health is silent", func(f *fake) { f.set("/health", "") },
+			"it does not answer its health check (5 s): engine e0: read response head: context deadline exceeded"},
 		{"connections are refused", func(f *fake) { f.refuseAll(true) }, "connection refused"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

@@ -147,7 +147,8 @@ type facts struct {
 
 // equal compares what a callback can see.
 func (s Status) equal(o Status) bool {
-	return s.Up == o.Up && s.Late == o.Late && s.Hangs == o.Hangs && s.Version == o.Version && s.StartTime == o.StartTime && text(s.Err) == text(o.Err) &&
+	return s.Up == o.Up && s.Late == o.Late && s.Hangs == o.Hangs && s.Version == o.Version && s.StartTime == o.StartTime &&
+		text(s.Err) == text(o.Err) &&
 		text(s.Out) == text(o.Out) && s.Wedged == o.Wedged && text(s.Accused) == text(o.Accused) &&
 		slices.Equal(s.Models, o.Models) && maps.Equal(s.CapacityTokens, o.CapacityTokens)
 }

@@ -31,7 +31,8 @@ func TestWhatIsOverIsNotRewritten(t *testing.T) {
 			[]told{{0, 10, first}, {10, 20, second}, {20, 30, third}}, []string{third.What, second.What, first.What},
 		},
 		"a host is restarted engine by engine, two at a time": {
-			[]told{{0, 12, first}, {10, 22, second}, {20, 32, third}}, []string{"3 decode engines on host h1 are down: no answer (at the first one)"},
+			[]told{{0, 12, first}, {10, 22, second}, {20, 32, third}},
+			[]string{"3 decode engines on host h1 are down: no answer (at the first one)"},
 		},
 		"clients still see the first": {
 			[]told{{0, 10, first}, {5, 25, failing2()}, {12, 20, second}}, []string{first.What, second.What},
@@ -60,7 +61,7 @@ func TestWhatIsOverIsNotRewritten(t *testing.T) {
 
 // A hang is an incident of its own at once, however young one about metrics on its host is.
 func TestAHangIsItsOwnIncident(t *testing.T) {
-	hang := Finding{Kind: EngineHangs, Severity: Bad, Of: "decode engine", Where: "h1:18200", What: "Decode engine h1:18200 does not answer its health check (5 s)"}
+	hang := Finding{Kind: EngineHangs, Severity: Bad, Of: "decode engine", Where: "h1:18200", What: "Decode engine h1:18200 hangs"}
 	var b Book
 	b.Observe(noon, []Finding{amiss("h1:18100")})
 	b.Observe(noon.Add(6*time.Second), []Finding{amiss("h1:18100"), hang})
@@ -102,7 +103,8 @@ func TestEqualLinesAreCounted(t *testing.T) {
 // All that an incident was made of is named when it is over.
 func TestAnIncidentThatIsOverNamesAll(t *testing.T) {
 	var b Book
-	for s, found := range [][]Finding{{down("h1:1", refused)}, {down("h1:1", refused), down("h1:2", refused)}, {down("h1:2", refused), failing2()}, nil} {
+	first, second := down("h1:1", refused), down("h1:2", refused)
+	for s, found := range [][]Finding{{first}, {first, second}, {second, failing2()}, nil} {
 		b.Observe(noon.Add(time.Duration(s)*time.Second), found)
 	}
 	in := b.Incidents()

@@ -43,8 +43,8 @@ type Incident struct {
 	SinceMs  int64    `json:"since_ms"`
 	UntilMs  int64    `json:"until_ms"` // 0: it lasts
 	LastMs   int64    `json:"last_ms"`  // when it was found last, of what comes and goes and is away for the moment; 0: it is so now
-	Times    int      `json:"times"`    // how often it was, with equal ones that are over and that clients hardly noticed: these are told as one, the last
-	FirstMs  int64    `json:"first_ms"` // since when the first of them was
+	Times    int      `json:"times"`    // how often it was: equal ones that are over and worth a look only are told as one, the last
+	FirstMs  int64    `json:"first_ms"` // since_ms of the first of them
 	Clients  string   `json:"clients"`  // what they see of it
 	Next     string   `json:"next"`     // what to do
 	Command  string   `json:"command"`  // to copy; empty: there is none
@@ -475,7 +475,8 @@ func (b *Book) Incidents() []Incident {
 // rest tells of what lasts and found no room. Its id is that of no other.
 func (b *Book) rest() Incident {
 	return Incident{
-		Severity: Warn, Panel: "problems", Headline: "Too much is wrong", Where: []string{}, SinceMs: b.beyondSince.UnixMilli(), Times: 1, FirstMs: b.beyondSince.UnixMilli(),
+		Severity: Warn, Panel: "problems", Headline: "Too much is wrong", Where: []string{},
+		SinceMs: b.beyondSince.UnixMilli(), Times: 1, FirstMs: b.beyondSince.UnixMilli(),
 		What:    fmt.Sprintf("There are %d more findings than are told one by one", len(b.beyond)),
 		Named:   "The first ones: " + strings.Join(b.beyond[:min(mostListed, len(b.beyond))], ". ") + ".",
 		Clients: "Clients see no more of these than of those that are told.", Next: "Look at those that are told first.",

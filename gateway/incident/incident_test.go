@@ -137,7 +137,8 @@ func TestAnIncidentSaysWhatToDo(t *testing.T) {
 	old.For = time.Minute
 	b.Observe(noon, []Finding{old, failing2()})
 	require.Equal(t, []Incident{{
-		ID: 1, Severity: Bad, Panel: "engines", Headline: "Engine outage", What: "Decode engine 10.0.0.1:8000/3 is down: " + refused, Where: []string{"10.0.0.1:8000/3"}, Count: 1, SinceMs: noon.Add(-time.Minute).UnixMilli(), Times: 1, FirstMs: noon.Add(-time.Minute).UnixMilli(),
+		ID: 1, Severity: Bad, Panel: "engines", Headline: "Engine outage", What: "Decode engine 10.0.0.1:8000/3 is down: " + refused, Where: []string{"10.0.0.1:8000/3"}, Count: 1,
+		SinceMs: noon.Add(-time.Minute).UnixMilli(), Times: 1, FirstMs: noon.Add(-time.Minute).UnixMilli(),
 		Clients: kinds[EngineDown].clients + " Also: 20 of the 300 requests that ended in the last minute failed.", Next: kinds[EngineDown].next, Command: "curl -sm 3 -i http://10.0.0.1:8000/health", Runbook: "EvenkeelEngineDown",
 	}}, b.Incidents())
 }
@@ -157,8 +158,12 @@ func TestAPrefillEngineThatIsDownLosesNoAnswer(t *testing.T) {
 // While engines only hang, requests wait for them.
 func TestWhatClientsSeeOfAHangOfAllEngines(t *testing.T) {
 	var b Book
-	b.Observe(noon, []Finding{{Kind: EngineHangs, Severity: Bad, Of: "decode engine", Where: "h1:80", What: "Decode engine h1:80 hangs"}, {Kind: NotReady, Severity: Bad, What: "The proxy is not ready: no healthy decode engine"}})
-	require.Equal(t, "All new requests wait, and get a 503 after 30 s, because decode engine h1:80 hangs", b.Incidents()[0].What)
+	b.Observe(noon, []Finding{
+		{Kind: EngineHangs, Severity: Bad, Of: "decode engine", Where: "h1:80", What: "Decode engine h1:80 hangs"},
+		{Kind: NotReady, Severity: Bad, What: "The proxy is not ready: no healthy decode engine"},
+	})
+	want := "All new requests wait, and get a 503 after 30 s, because decode engine h1:80 hangs"
+	require.Equal(t, want, b.Incidents()[0].What)
 }
 
 func TestResolvedIncidentsStayForAWhile(t *testing.T) {
@@ -471,7 +476,9 @@ func TestOverloadIsTheCauseOfWhatClientsSee(t *testing.T) {
 
 // Who floods is in what to do, and a command finds the requests.
 func TestAnOverloadNamesTheKey(t *testing.T) {
-	for key, want := range map[string]string{"": kinds[Overload].command, "$(reboot)": kinds[Overload].command, "batch": strings.ReplaceAll(flood, "{key}", "batch")} {
+	for key, want := range map[string]string{
+		"": kinds[Overload].command, "$(reboot)": kinds[Overload].command, "batch": strings.ReplaceAll(flood, "{key}", "batch"),
+	} {
 		var b Book
 		b.Observe(noon, []Finding{{Kind: Overload, Severity: Bad, Of: "model", Where: "m", Key: key, What: "All slots are taken"}})
 		in := b.Incidents()[0]

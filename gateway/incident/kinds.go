@@ -89,13 +89,15 @@ const (
 	tight   = `curl -s -H "Authorization: Bearer $TOKEN" "$ADMIN/status" | jq '.dispatch.models[].workers[] | select(.tight) | {name, slots, used, kv_tokens, capacity}'`
 	held    = `curl -s -H "Authorization: Bearer $TOKEN" "$ADMIN/status" | jq '.dispatch.models[].groups[] | {name, policy, held, rounds}'`
 	receipt = `curl -s -H "Authorization: Bearer $TOKEN" "$ADMIN/decisions?outcome=failed&n=20" | jq '.receipts[] | {id, outcome, attempts}'`
-	flood   = `curl -s -H "Authorization: Bearer $TOKEN" "$ADMIN/decisions?running=1&key={key}&n=20" | jq '.receipts[] | {id, state, arrival, prompt_tokens}'`
+	flood   = `curl -s -H "Authorization: Bearer $TOKEN" "$ADMIN/decisions?running=1&key={key}&n=20" | ` +
+		`jq '.receipts[] | {id, state, arrival, prompt_tokens}'`
 	advised = `curl -s -H "Authorization: Bearer $TOKEN" "$ADMIN/status" | jq '.advice[] | {model, says, prefill, decode}'`
 )
 
 var kinds = map[Kind]kind{
 	NotReady: {
-		harm: failing, effect: true, headline: "The proxy is not ready", first: "All new requests get a 503", runbook: "EvenkeelSideDown", command: workers,
+		harm: failing, effect: true, headline: "The proxy is not ready", runbook: "EvenkeelSideDown", command: workers,
+		first:   "All new requests get a 503",
 		clients: "Clients get a 503 for new requests.",
 		next:    "Look which side has no engine that answers, and start one.",
 	},
@@ -127,9 +129,12 @@ var kinds = map[Kind]kind{
 	},
 	EngineHangs: {
 		harm: waiting, headline: "Engine hangs", many: "take connections, but do not answer their health checks", runbook: "EvenkeelEngineDown",
-		prefill: "Clients whose prompts were sent there wait until the engine goes on, until it counts as down, or until limits.probe_timeout is over. Then other engines compute their prompts.",
-		clients: "Clients whose requests ran there get no tokens for now. If the engine goes on, so do these requests. Else they go on elsewhere when limits.event_timeout is over, or end with an error.",
-		next:    "Look whether the process is stopped, its host pages, or its core or its GPU stands still. Keep its log and its stacks before you restart it. It may come back by itself.",
+		prefill: "Clients whose prompts were sent there wait until the engine goes on, until it counts as down, or until " +
+			"limits.probe_timeout is over. Then other engines compute their prompts.",
+		clients: "Clients whose requests ran there get no tokens for now. If the engine goes on, so do these requests. " +
+			"Else they go on elsewhere when limits.event_timeout is over, or end with an error.",
+		next: "Look whether the process is stopped, its host pages, or its core or its GPU stands still. " +
+			"Keep its log and its stacks before you restart it. It may come back by itself.",
 		command: `curl -sm 10 -o /dev/null -w '%{http_code}, connected after %{time_connect} s, %{time_total} s in all\n' http://{engine}/health`,
 	},
 	EngineOut: {
@@ -194,9 +199,12 @@ var kinds = map[Kind]kind{
 		next:    "Bring back engines that are down, add decode ranks, or find the caller that sends too much and limit its key. A larger pool.size or prefill.queue.max only lets more clients wait.",
 	},
 	KVFull: {
-		harm: failing, effect: true, load: true, rests: moment, headline: "Full KV caches", many: "have full KV caches, and many requests wait", runbook: "Overload", command: advised,
-		clients: "Clients wait for their first token until an answer ends and frees KV memory. Those that wait too long get a 503, and new ones get a 429 while a queue is full.",
-		next:    "Bring back engines that are down, or add decode ranks. More slots do not help. Look whether prompts are longer than usual, and whether the capacity of a rank is what its engine logs.",
+		harm: failing, effect: true, load: true, rests: moment, headline: "Full KV caches", runbook: "Overload", command: advised,
+		many: "have full KV caches, and many requests wait",
+		clients: "Clients wait for their first token until an answer ends and frees KV memory. " +
+			"Those that wait too long get a 503, and new ones get a 429 while a queue is full.",
+		next: "Bring back engines that are down, or add decode ranks. More slots do not help. " +
+			"Look whether prompts are longer than usual, and whether the capacity of a rank is what its engine logs.",
 	},
 	PoolLate: {
 		harm: waiting, effect: true, headline: "Long waits", many: "have requests in the pool that wait too long for a rank", runbook: "EvenkeelDecodeBacklog", command: workers,

@@ -15,7 +15,8 @@ func (o *open) say(now time.Time) Incident {
 	}
 	lead := &members[0]
 	k := kinds[lead.Kind]
-	in := Incident{ID: o.id, Severity: Warn, Panel: lead.Panel, Headline: k.headline, Where: []string{}, SinceMs: o.since.UnixMilli(), Times: 1, FirstMs: o.since.UnixMilli(), Clients: k.clients, Next: k.next, Runbook: k.runbook}
+	in := Incident{ID: o.id, Severity: Warn, Panel: lead.Panel, Headline: k.headline, Where: []string{}, Clients: k.clients, Next: k.next, Runbook: k.runbook}
+	in.SinceMs, in.Times, in.FirstMs = o.since.UnixMilli(), 1, o.since.UnixMilli()
 	if !o.lasts() {
 		in.UntilMs = o.until.UnixMilli()
 	} else if at := o.found(); k.rests > 0 && at.Before(now) {
@@ -72,7 +73,8 @@ func (o *open) say(now time.Time) Incident {
 	}
 	in.Command = command(k.command, lead.Where)
 	if lead.Key != "" {
-		in.Next = fmt.Sprintf("Ask who uses key %s, and lower its max_concurrent or rpm in the key file, or bring back engines that are down and add decode ranks.", lead.Key)
+		in.Next = fmt.Sprintf("Ask who uses key %s, and lower its max_concurrent or rpm in the key file. "+
+			"Else bring back engines that are down, or add decode ranks.", lead.Key)
 		if plain(lead.Key) {
 			in.Command = strings.ReplaceAll(flood, "{key}", lead.Key)
 		}

@@ -41,7 +41,8 @@ func (p *proxy) Document(ctx context.Context) Document {
 			Policy: tier.Policy, Waiting: tier.Waiting, QueueMax: conf.Prefill.Queue.Max, ScrapeEveryMs: float64(conf.Prefill.Scrape.Interval.Milliseconds()),
 			HitShare: share(float64(tier.Index.ActualTokens), float64(tier.Index.PromptTokens)), Engines: make([]PrefillEngine, 0, len(tier.Candidates)), Groups: []PrefillGroup{},
 		},
-		Waiting: []Waiting{}, Incidents: []Incident{}, Failures: []Failed{}, Advice: append([]Advice{}, s.Advice...), Engines: make([]Engine, 0, len(s.Engines)),
+		Waiting: []Waiting{}, Incidents: []Incident{}, Failures: []Failed{},
+		Advice: append([]Advice{}, s.Advice...), Engines: make([]Engine, 0, len(s.Engines)),
 		Decisions: Decisions(p.Receipts().Latest(mostDecisions), now), Sources: sources(s.Discovery), Areas: []Area{},
 	}
 	if s.Config.Last != nil {
@@ -61,8 +62,8 @@ func (p *proxy) Document(ctx context.Context) Document {
 	}
 	for _, e := range s.Engines {
 		d.Engines = append(d.Engines, Engine{
-			ID: e.ID, Role: e.Role, Models: named(e.Models), Group: e.Group, State: e.State, Why: e.Error, Hangs: e.Hangs, SinceS: age(now, e.Since), Draining: e.Draining,
-			Share: e.Share, Ranks: e.Ranks, Version: e.Version,
+			ID: e.ID, Role: e.Role, Models: named(e.Models), Group: e.Group, State: e.State, Why: e.Error, SinceS: age(now, e.Since), Draining: e.Draining,
+			Hangs: e.Hangs, Share: e.Share, Ranks: e.Ranks, Version: e.Version,
 		})
 	}
 	if pooled := slices.ContainsFunc(d.Models, func(m Model) bool { return m.Pool.Entries > 0 }); pooled || tier.Waiting > 0 {
@@ -150,7 +151,8 @@ func model(m *board.ModelStatus, states rankStates, ttl float64, twin bool) Mode
 		g := &m.Groups[i]
 		group := Group{GroupLoads: g.GroupLoads, Held: g.Held, Rounds: roundsOf(g), Twin: twinOf(m, g, twin), Ghosts: ghosts(g), Ranks: []Rank{}}
 		if g.Step != nil {
-			group.StepMs, group.ModelMs, group.ModelWhy, group.LostShare, group.LostMs = float64(g.Step.MeanMs), g.Step.ModelMs, g.Step.Why, g.Step.LostShare, g.Step.LostMs
+			group.StepMs, group.ModelMs, group.ModelWhy = float64(g.Step.MeanMs), g.Step.ModelMs, g.Step.Why
+			group.LostShare, group.LostMs = g.Step.LostShare, g.Step.LostMs
 		}
 		for _, w := range m.Workers {
 			if w.Barrier == g.Barrier && (!g.Barrier || w.Group == g.Name) {

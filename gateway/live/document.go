@@ -33,7 +33,7 @@ type Document struct {
 	Traffic   Traffic    `json:"traffic"`
 	Models    []Model    `json:"models"`
 	Prefill   Prefill    `json:"prefill"`
-	Waiting   []Waiting  `json:"waiting"`   // for prefill or for a rank, by the caller's key: the first few, those with most requests first; empty where no receipts are kept
+	Waiting   []Waiting  `json:"waiting"`   // for prefill or for a rank, by key, the most first; empty where no receipts are kept
 	Engines   []Engine   `json:"engines"`   // as configured, then as added
 	Decisions []Decision `json:"decisions"` // the last ones, latest first
 	Advice    []Advice   `json:"advice"`    // on the number of ranks, one a model; empty: none yet, or off

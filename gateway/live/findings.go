@@ -185,8 +185,10 @@ func overload(d *Document, m *Model, fails bool, say find) (key string) {
 	}
 	key, floods := floodOf(d.Waiting)
 	if full {
-		say(incident.KVFull, Bad, at{"model", m.Name, "ranks"}, "", "The KV caches of the %s of model %s are %.0f %% full, so that %s of %s %ss stay free, and %s %s%s",
-			ranks, m.Name, 100*float64(kv)/float64(capacity), grouped(uint64(slots-used)), grouped(uint64(slots)), kind, waits(waiting), where, floods)
+		say(incident.KVFull, Bad, at{"model", m.Name, "ranks"}, "",
+			"The KV caches of the %s of model %s are %.0f %% full, so that %s of %s %ss stay free, and %s %s%s",
+			ranks, m.Name, 100*float64(kv)/float64(capacity), grouped(uint64(slots-used)), grouped(uint64(slots)), kind,
+			waits(waiting), where, floods)
 		return key
 	}
 	taken := fmt.Sprintf("All %s %ss of model %s are", grouped(uint64(slots)), kind, m.Name)

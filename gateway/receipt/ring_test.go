@@ -39,7 +39,9 @@ func TestARequestIsFoundWhileItRunsAndAfterwards(t *testing.T) {
 
 func TestWhoWaits(t *testing.T) {
 	g := NewRing(4, 1<<20)
-	for i, r := range []Receipt{{Key: "batch", State: Queued}, {Key: "batch", State: Pooled}, {Key: "chat", State: Pooled}, {Key: "chat", State: "streaming"}, {Key: "chat", State: "parse"}} {
+	for i, r := range []Receipt{
+		{Key: "batch", State: Queued}, {Key: "batch", State: Pooled}, {Key: "chat", State: Pooled}, {Key: "chat", State: "streaming"}, {Key: "chat", State: "parse"},
+	} {
 		r.ID = fmt.Sprint(i)
 		g.Open(&r)
 	}
