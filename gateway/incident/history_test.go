@@ -59,6 +59,24 @@ func TestWhatIsOverIsNotRewritten(t *testing.T) {
 	}
 }
 
+// What goes on when its cause is over says how it began, and an overload that comes then is another incident.
+func TestWhatFollowsTellsHowItBegan(t *testing.T) {
+	dead := down("h1:1", refused)
+	observe := func(all ...[]Finding) []Incident {
+		var b Book
+		for i, found := range all {
+			b.Observe(noon.Add(time.Duration(i)*5*time.Second), found)
+		}
+		return b.Incidents()
+	}
+	in := observe([]Finding{dead, failing2()}, []Finding{failing2()})
+	require.Len(t, in, 1)
+	require.Contains(t, in[0].Clients, " It began with what is over now: "+dead.What+".")
+	in = observe([]Finding{dead}, []Finding{overloaded("m")})
+	require.Len(t, in, 2)
+	require.Equal(t, []string{overloaded("m").What, dead.What}, []string{in[0].What, in[1].What})
+}
+
 // A hang is an incident of its own at once, however young one about metrics on its host is.
 func TestAHangIsItsOwnIncident(t *testing.T) {
 	hang := Finding{Kind: EngineHangs, Severity: Bad, Of: "decode engine", Where: "h1:18200", What: "Decode engine h1:18200 hangs"}

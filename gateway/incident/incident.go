@@ -281,7 +281,7 @@ func (b *Book) place(f *member, before *open, now time.Time, home map[subject]*o
 	most := 0
 	for _, o := range b.list {
 		free := len(next[o]) == 0 && (!o.lasts() || len(o.members) == 0)
-		if free || len(next[o]) == 0 && ends[o] && !kinds[f.Kind].effect && !o.has(f) {
+		if free || len(next[o]) == 0 && ends[o] && (!kinds[f.Kind].effect || kinds[f.Kind].load) && !o.has(f) {
 			continue
 		}
 		members := next[o]

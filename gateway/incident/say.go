@@ -73,6 +73,9 @@ func (o *open) say(now time.Time) Incident {
 		}
 		in.Clients += " " + title(g, "") + "."
 	}
+	if o.lasts() && k.effect {
+		in.Clients += before(o.ever, members)
+	}
 	in.Command = command(k.command, lead.Where)
 	if lead.Key != "" {
 		in.Next = fmt.Sprintf("Ask who uses key %s, and lower its max_concurrent or rpm in the key file. "+
@@ -82,6 +85,21 @@ func (o *open) say(now time.Time) Incident {
 		}
 	}
 	return in
+}
+
+// before tells of a cause that is over while what follows from it goes on.
+func before(ever, now []member) string {
+	var causes []*member
+	for i := range ever {
+		m := &ever[i]
+		if !kinds[m.Kind].effect && m.Kind == ever[0].Kind && !slices.ContainsFunc(now, func(n member) bool { return n.subject() == m.subject() }) {
+			causes = append(causes, m)
+		}
+	}
+	if len(causes) == 0 {
+		return ""
+	}
+	return " It began with what is over now: " + title(causes, "") + "."
 }
 
 // title says what is wrong of one kind, as a sentence without a full stop.
