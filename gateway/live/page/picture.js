@@ -228,6 +228,9 @@ function roundsOf(g) {
   return g.rounds.says + (of ? ` In the last second ${of.sent === 1 ? '1 round' : `${whole(of.sent)} rounds`} went to ${of.ranks.size} of ${g.ranks.length} ranks.` : '');
 }
 
+// noModel asks what keeps steps from following the load; empty where they do, or were not told yet.
+export const noModel = (g) => (g.model_why?.endsWith('?') ? `There is no step model: ${g.model_why}` : '');
+
 // ghosts are the lines that other policies would have.
 function ghosts(x, g, y, axis, end, top, band) {
   g.ghosts.slice(0, 3).forEach((o, i) => {
@@ -305,7 +308,7 @@ export function showGroups(d, redraw) {
     c.setAttribute('aria-label', describe(m, g, up));
     e.children[2].onclick = () => copyImage(e.children[2], m, g, engines);
     showRead(e.children[3], g, engines);
-    put(e.children[4], roundsOf(g));
+    put(e.children[4], [roundsOf(g), noModel(g)].filter(Boolean).join(' '));
   });
   if ($('rank-details').open) {
     keyed($('rank-rows'), groups.flatMap(({ g }) => byHost(g.ranks).flatMap((h) => h.ranks)), (r) => r.id, () => cells('id', '', 'n', 'n', 'n', 'n', 'n'), (row, r) => {
