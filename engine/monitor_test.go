@@ -54,7 +54,8 @@ func TestDownAfterTwoMissesUpAfterOneAnswer(t *testing.T) {
 	}{
 		{"health answers 503", func(f *fake) { f.set("/health", status(503)) }, "GET /health answered 503"},
 		{"health answers 404", func(f *fake) { f.set("/health", status(404)) }, "GET /health answered 404"},
-		{"health is silent", func(f *fake) { f.set("/health", "") }, context.DeadlineExceeded.Error()},
+		{"health is silent", func(f *fake) { f.set("/health", "") },
+			"it does not answer its health check (5 s): engine e0: read response head: context deadline exceeded"},
 		{"connections are refused", func(f *fake) { f.refuseAll(true) }, "connection refused"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -70,6 +71,7 @@ func TestDownAfterTwoMissesUpAfterOneAnswer(t *testing.T) {
 					time.Sleep(10 * time.Millisecond)
 				}
 				require.True(t, s.Up, "one miss is not enough")
+				require.Equal(t, tt.name == "health is silent", s.Hangs, "but a hang is told at once")
 				time.Sleep(10 * time.Second)
 				s = m.Status("p0")
 				require.False(t, s.Up)
@@ -84,6 +86,7 @@ func TestDownAfterTwoMissesUpAfterOneAnswer(t *testing.T) {
 				time.Sleep(5 * time.Second)
 				require.True(t, m.Status("p0").Up)
 				require.NoError(t, m.Status("p0").Err)
+				require.False(t, m.Status("p0").Hangs)
 				require.EqualValues(t, 1, gauge(t, reg))
 			})
 		})
@@ -101,6 +104,7 @@ func TestALateHealthCheckTakesNoEngineThatAnswers(t *testing.T) {
 			time.Sleep(time.Second)
 			m.Heard("p0")
 			require.True(t, m.Status("p0").Up)
+			require.False(t, m.Status("p0").Hangs)
 		}
 		require.ErrorContains(t, m.Status("p0").Err, context.DeadlineExceeded.Error(), "it is shown")
 		require.Greater(t, series(t, reg, "evenkeel_engine_late_checks_total"), 5.0, "and counted")

@@ -98,7 +98,7 @@ func (w *watch) check(ctx context.Context) {
 		w.failed = 0
 		next := w.status
 		next.Accused = w.suspect.accusation()
-		next.Up, next.Err = true, fmt.Errorf("a health check was answered too late, while requests go on: %w", err)
+		next.Up, next.Hangs, next.Err = true, false, fmt.Errorf("a health check was answered too late, while requests go on: %w", err)
 		w.become(next)
 	default:
 		w.failed++
@@ -109,8 +109,11 @@ func (w *watch) check(ctx context.Context) {
 		if refused || w.failed >= misses {
 			next.Up = false
 		}
-		next.Late = !next.Up && late(err) && time.Since(w.answered) < Standstill
-		next.Err = err
+		next.Hangs = late(err)
+		next.Late = !next.Up && next.Hangs && time.Since(w.answered) < Standstill
+		if next.Err = err; next.Hangs {
+			next.Err = fmt.Errorf("it does not answer its health check (%.3g s): %w", w.m.cfg.Timeout.Seconds(), err)
+		}
 		w.become(next)
 	}
 }

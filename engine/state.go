@@ -96,6 +96,7 @@ type Model struct {
 type Status struct {
 	Up             bool
 	Late           bool  // down, but for less than Standstill, and only because its answers do not come: requests wait for it
+	Hangs          bool  // its port takes connections, its last health check got no answer, and nothing else came from it meanwhile
 	Err            error // why it is down, or what is amiss though it is up
 	Since          time.Time
 	Models         []Model
@@ -156,7 +157,7 @@ type facts struct {
 
 // equal compares what a callback can see.
 func (s Status) equal(o Status) bool {
-	return s.Up == o.Up && s.Late == o.Late && s.Version == o.Version && s.StartTime == o.StartTime && text(s.Err) == text(o.Err) &&
+	return s.Up == o.Up && s.Late == o.Late && s.Hangs == o.Hangs && s.Version == o.Version && s.StartTime == o.StartTime && text(s.Err) == text(o.Err) &&
 		text(s.Out) == text(o.Out) && text(s.Halt) == text(o.Halt) && maps.Equal(s.Lost, o.Lost) && s.Wedged == o.Wedged && text(s.Accused) == text(o.Accused) &&
 		slices.Equal(s.Models, o.Models) && maps.Equal(s.CapacityTokens, o.CapacityTokens)
 }

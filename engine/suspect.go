@@ -125,7 +125,14 @@ func (w *watch) out(reason string, why error) {
 	s.doubted = false
 	s.why = why
 	w.m.metrics.outages.WithLabelValues(w.in.ID, reason).Inc()
-	w.m.cfg.Log.Warn("engine is out of service though it answers its health check: a request of one token will tell",
+	says := "engine is out of service though it answers its health check: a request of one token will tell"
+	switch {
+	case unreachable(why):
+		says = "engine is out of service: it takes no connection"
+	case w.failed > 0:
+		says = "engine is out of service: requests failed, and its last health check did, too"
+	}
+	w.m.cfg.Log.Warn(says,
 		zap.String("engine", w.in.ID), zap.Duration("after", s.circuit.Out()), zap.Error(why))
 }
 

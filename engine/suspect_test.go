@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -81,6 +82,31 @@ func TestFiveFailuresInARowTakeAnEngineOutAndACanaryBringsItBack(t *testing.T) {
 		synctest.Wait()
 		require.NoError(t, m.Status("d0").Out)
 	})
+}
+
+// The log says that an engine answers its health check only if it does.
+func TestWhatTheLogSaysOfAnEngineThatIsOut(t *testing.T) {
+	dead := &Error{Target: "d0", Phase: PhaseConnect, Err: syscall.ECONNREFUSED}
+	for _, tt := range []struct {
+		why    error
+		failed int
+		want   string
+	}{
+		{errBroke, 0, "engine is out of service though it answers its health check: a request of one token will tell"},
+		{errBroke, 1, "engine is out of service: requests failed, and its last health check did, too"},
+		{dead, 0, "engine is out of service: it takes no connection"},
+	} {
+		core, logs := observer.New(zap.InfoLevel)
+		m := NewMonitor(MonitorConfig{Client: NewClient(Options{}), Log: zap.New(core)})
+		d0 := target(t, "http://d0:8000")
+		m.Set([]Instance{{ID: "d0", Role: "decode", Target: d0, Canaries: []*Target{d0}}})
+		m.watches["d0"].failed = tt.failed
+		for range 5 {
+			m.Judge("d0", Faulted, tt.why)
+		}
+		require.Equal(t, tt.want, logs.All()[len(logs.All())-1].Message)
+		m.cfg.Client.Close()
+	}
 }
 
 func TestAWedgedEngineIsFoundByItsFirstSilence(t *testing.T) {

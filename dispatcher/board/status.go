@@ -126,6 +126,7 @@ type StepStatus struct {
 	LostShare     float64 `json:"lost_share"`        // the part of ModelMs that imbalance costs
 	LostMs        float64 `json:"lost_ms"`           // the part of ModelMs that imbalance costs
 	Says          string  `json:"says"`              // the same in words, empty while unknown
+	Why           string  `json:"why,omitempty"`     // there is no model
 }
 
 // StepHistogram is evenkeel_step_seconds.
@@ -313,7 +314,9 @@ func (g *group) stepStatus(b policy.Balance) *StepStatus {
 		MeanMs: g.steps.Ms(m, b.Max), C0Ms: m.C0Ms, C1Ms: m.C1Ms, RequestMs: m.RequestMs, OwnMs: m.OwnMs, SharedMs: m.SharedMs, PrefillMs: m.PrefillMs,
 		RequestTokens: g.request(), Source: source, Samples: g.steps.Samples(), R2: r2,
 	}
-	if source != "" {
+	if source == "" {
+		s.Why = g.steps.Unknown(r2)
+	} else {
 		s.ModelMs, s.LostShare = b.StepMs(m.C0Ms, m.C1Ms), b.LostShare(m.C0Ms, m.C1Ms)
 		s.LostMs = s.ModelMs - b.IdealStepMs(m.C0Ms, m.C1Ms)
 		s.Says = fmt.Sprintf("this imbalance costs you %.1f %% of every step", 100*s.LostShare)

@@ -158,6 +158,11 @@ func TestWhatImbalanceCostsIsSaid(t *testing.T) {
 	require.InDelta(t, 25, told.LostMs, 1e-9)
 	require.Equal(t, "this imbalance costs you 25.0 % of every step", told.Says)
 
+	require.Empty(t, told.Why)
+	bare := newHand(t, realConfig("br0"))
+	bare.fleet(fleet)
+	require.Equal(t, "it is learned from 200 steps, and 0 were told so far", bare.status(bare.at).Models[0].Groups[0].Step.Why)
+
 	fleet[1].Cost = 2
 	h.fleet(fleet)
 	h.put(pool.Entry{Prompt: 10_000}).slotNow(t)

@@ -3,6 +3,7 @@
 package step
 
 import (
+	"fmt"
 	"math"
 	"slices"
 	"time"
@@ -289,6 +290,18 @@ func (s *Times) Model() (m Model, source string, r2 float64) {
 	}
 	m.OwnMs, m.SharedMs, m.PrefillMs = prefills.OwnMs, prefills.SharedMs, prefills.PrefillMs
 	return m, source, r2
+}
+
+// Unknown says why no model is in force, given how well the learned one fits.
+func (s *Times) Unknown(r2 float64) string {
+	if s.n < fitSteps {
+		return fmt.Sprintf("it is learned from %d steps, and %d were told so far", fitSteps, s.n)
+	}
+	how := fmt.Sprintf("R2 %.2f of %d steps", r2, s.n)
+	if r2 >= fitR2 {
+		how = fmt.Sprintf("by %d steps, it is shorter where that rank is fuller", s.n)
+	}
+	return fmt.Sprintf("step time does not follow the fullest rank (%s): are these ranks one barrier group?", how)
 }
 
 // Ms is the mean step; by the model where nobody measured one, at that load in KV tokens; 0: unknown.

@@ -1,6 +1,7 @@
 package step
 
 import (
+	"fmt"
 	"math/rand/v2"
 	"testing"
 	"time"
@@ -61,12 +62,27 @@ func TestWhichStepModelIsInForce(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			s := Times{Configured: c.configured}
 			feed(&s, c.steps, 100, c.c1, c.noise, c.spread)
-			m, source, _ := s.Model()
+			m, source, r2 := s.Model()
 			require.Equal(t, c.want, source)
+			require.Equal(t, c.steps < 200, s.Unknown(r2) == fmt.Sprintf("it is learned from 200 steps, and %d were told so far", c.steps))
 			if source == Configured {
 				require.Equal(t, given, m)
 			}
 		})
+	}
+}
+
+func TestWhyThereIsNoStepModel(t *testing.T) {
+	for slope, want := range map[float64]string{
+		0:     "step time does not follow the fullest rank (R2 0.0",
+		-2e-4: "step time does not follow the fullest rank (by 5000 steps, it is shorter where that rank is fuller): " +
+			"are these ranks one barrier group?",
+	} {
+		var s Times
+		feed(&s, 5000, 100, slope, 1, 100_000)
+		_, source, r2 := s.Model()
+		require.Empty(t, source)
+		require.Contains(t, s.Unknown(r2), want)
 	}
 }
 

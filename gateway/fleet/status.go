@@ -27,6 +27,7 @@ type EngineStatus struct {
 	Away     string    `json:"away,omitempty"`   // why it gets no new work by its source: not ready, leaving
 	Since    time.Time `json:"since"`
 	Error    string    `json:"error,omitempty"`
+	Hangs    bool      `json:"hangs,omitempty"` // its port takes connections, but its last health check got no answer
 	Models   []string  `json:"models"`
 	Version  string    `json:"version,omitempty"`
 	Ranks    int       `json:"ranks"`
@@ -43,10 +44,10 @@ func (f *Fleet) Statuses() []EngineStatus {
 		s := EngineStatus{
 			ID: in.id, Role: in.role, URL: in.engine.URL.String(), Group: in.conf.Group, Profile: in.conf.Profile,
 			Up: in.status.Up, State: in.status.State(), Share: in.share, Draining: !f.accepts(in, -1), Source: in.source, Away: in.away, Since: in.status.Since, Version: in.status.Version,
-			Ranks: len(ranksOf(in)), Slots: in.conf.Slots, Models: []string{},
+			Hangs: in.status.Hangs, Ranks: len(ranksOf(in)), Slots: in.conf.Slots, Models: []string{},
 		}
 		why := cmp.Or(in.status.Halt, in.status.Out, in.status.Accused, in.status.LostRanks(), in.status.Err)
-		if !in.status.Up { // that it cannot be reached says more than what failed because of it
+		if !in.status.Up || in.status.Hangs { // that it cannot be reached says more than what failed because of it
 			why = cmp.Or(in.status.Err, why)
 		}
 		if why != nil {

@@ -25,6 +25,7 @@ type Finding struct {
 	Of       string        // what Where names: "prefill engine", "group"
 	Where    string        // name of the engine, rank, group or model; empty: the proxy
 	What     string        // a whole sentence with what Where names and all numbers, without a full stop
+	Key      string        // of the caller that most of it is of; empty: there is none
 	Reason   string        // why, as an engine or a file told it; empty: there is no more to say
 	For      time.Duration // it has been so, as far as somebody else knows; 0: since it is told
 }
@@ -42,6 +43,8 @@ type Incident struct {
 	SinceMs  int64    `json:"since_ms"`
 	UntilMs  int64    `json:"until_ms"` // 0: it lasts
 	LastMs   int64    `json:"last_ms"`  // when it was found last, of what comes and goes and is away for the moment; 0: it is so now
+	Times    int      `json:"times"`    // how often it was: equal ones that are over and worth a look only are told as one, the last
+	FirstMs  int64    `json:"first_ms"` // since_ms of the first of them
 	Clients  string   `json:"clients"`  // what they see of it
 	Next     string   `json:"next"`     // what to do
 	Command  string   `json:"command"`  // to copy; empty: there is none
@@ -64,7 +67,7 @@ type open struct {
 	again        time.Time // since when it lasts, without the times before it was over
 	closed       time.Time // when it was over the last time; zero: it never was
 	members      []member  // those that last; when none does, the last ones that did
-	peak         []member  // when there were most of them
+	ever         []member  // all that it was made of, as they were found last: causes first, then in the order they came
 }
 
 // stage is how far an incident is.
@@ -111,7 +114,16 @@ func (b *Book) Observe(now time.Time, found []Finding) {
 	found = merged(found)
 	b.now = now
 	home, lost := map[subject]*open{}, map[string]*open{} // lost: by engine, where nothing is sent there
+	away, seen := map[string]bool{}, map[subject]bool{}   // engines that get nothing now, and all that is found now
+	for i := range found {
+		seen[found[i].subject()] = true
+		if gone[found[i].Kind] {
+			away[engineOf(found[i].Where)] = true
+		}
+	}
+	ends := map[*open]bool{} // the causes of these were there until now
 	for _, o := range b.list {
+		ends[o] = !o.goesOn(now, seen)
 		for i := range o.members {
 			s := o.members[i].subject()
 			if was := home[s]; was == nil || o.after(was) {
@@ -134,7 +146,7 @@ func (b *Book) Observe(now time.Time, found []Finding) {
 			o = nil
 		}
 		if o == nil || o.stage(now) == paused && kinds[f.Kind].effect { // clients see the same of another cause
-			o = b.place(f, o, now, home, next)
+			o = b.place(f, o, now, home, next, ends)
 		}
 		if o == nil {
 			b.beyond = append(b.beyond, f.What)
@@ -146,20 +158,11 @@ func (b *Book) Observe(now time.Time, found []Finding) {
 		f.effect = len(next[o]) > 0 && kinds[f.Kind].effect && !kinds[next[o][0].Kind].effect
 		next[o] = append(next[o], *f)
 	}
-	away, seen := map[string]bool{}, map[subject]bool{} // engines that get nothing now, and all that is found now
-	for i := range found {
-		seen[found[i].subject()] = true
-		if gone[found[i].Kind] {
-			away[engineOf(found[i].Where)] = true
-		}
-	}
 	for _, o := range b.list {
 		switch m := o.withResting(next[o], now, seen, away); {
 		case len(m) > 0:
 			o.members = m
-			if cmp.Or(cmp.Compare(mostHarm(m), mostHarm(o.peak)), cmp.Compare(len(m), len(o.peak))) >= 0 {
-				o.peak = m
-			}
+			o.remember()
 		case o.lasts():
 			o.until = now
 			if at := o.found(); len(o.members) > 0 && kinds[o.members[0].Kind].rests > 0 {
@@ -168,6 +171,43 @@ func (b *Book) Observe(now time.Time, found []Finding) {
 		}
 	}
 	b.forget(now)
+}
+
+// goesOn says that a cause of it is found now, or rests.
+func (o *open) goesOn(now time.Time, seen map[subject]bool) bool {
+	return o.lasts() && slices.ContainsFunc(o.members, func(m member) bool {
+		return !m.effect && (seen[m.subject()] || now.Sub(m.found) < kinds[m.Kind].rests)
+	})
+}
+
+// remember adds the members to all that there ever were. What is over is told by these: engines that
+// were restarted one after the other are all named.
+func (o *open) remember() {
+	at := make(map[subject]int, len(o.ever))
+	for i := range o.ever {
+		at[o.ever[i].subject()] = i
+	}
+	for _, m := range o.members {
+		i, known := at[m.subject()]
+		switch {
+		case known && o.ever[i].Severity == Bad:
+			m.Severity = Bad
+			fallthrough
+		case known:
+			o.ever[i] = m
+		case len(o.ever) < mostFound:
+			o.ever = append(o.ever, m)
+		}
+	}
+	slices.SortStableFunc(o.ever, func(x, y member) int { return cmp.Compare(kinds[x.Kind].order(), kinds[y.Kind].order()) })
+	markEffects(o.ever)
+}
+
+// markEffects marks those that are effects of the first one.
+func markEffects(members []member) {
+	for i := range members {
+		members[i].effect = i > 0 && kinds[members[i].Kind].effect && !kinds[members[0].Kind].effect
+	}
 }
 
 // withResting adds to the members that were found those that come and go and were found
@@ -191,9 +231,7 @@ func (o *open) withResting(members []member, now time.Time, seen map[subject]boo
 		slices.SortStableFunc(members, func(x, y member) int {
 			return cmp.Or(cmp.Compare(kinds[x.Kind].order(), kinds[y.Kind].order()), cmp.Compare(x.Where, y.Where))
 		})
-		for i := range members {
-			members[i].effect = i > 0 && kinds[members[i].Kind].effect && !kinds[members[0].Kind].effect
-		}
+		markEffects(members)
 	}
 	return members
 }
@@ -234,14 +272,16 @@ func (o *open) after(was *open) bool {
 }
 
 // place finds the incident of something new; else it is the one that it was of before,
-// or another one. It is none where the book is full of what harms as much.
-func (b *Book) place(f *member, before *open, now time.Time, home map[subject]*open, next map[*open][]member) *open {
+// or another one. It is none where the book is full of what harms as much. What ended, or
+// ends now, takes in nothing new but what clients saw of it, and what the same engine does
+// next: else its line would tell of another engine.
+func (b *Book) place(f *member, before *open, now time.Time, home map[subject]*open, next map[*open][]member, ends map[*open]bool) *open {
 	since := now.Add(-f.For)
 	var best *open
 	most := 0
 	for _, o := range b.list {
 		free := len(next[o]) == 0 && (!o.lasts() || len(o.members) == 0)
-		if free && (kinds[f.Kind].effect || len(o.members) == 0 || o.stage(now) == over) {
+		if free || len(next[o]) == 0 && ends[o] && (!kinds[f.Kind].effect || kinds[f.Kind].load) && !o.has(f) {
 			continue
 		}
 		members := next[o]
@@ -256,7 +296,7 @@ func (b *Book) place(f *member, before *open, now time.Time, home map[subject]*o
 				late < -moment || late > follow && !lead.load || lead.effect && !lead.load && !kinds[f.Kind].load && late > moment || kinds[f.Kind].load && lead.harm < waiting {
 				continue
 			}
-		case apart > moment && (kinds[f.Kind].rests > 0 && kinds[members[0].Kind].rests == 0 || kinds[f.Kind].rests == 0 && !free) || !joins(members, f):
+		case apart > moment && (kinds[f.Kind].rests > 0 && kinds[members[0].Kind].rests == 0 || kinds[f.Kind].rests == 0) || !joins(members, f):
 			continue // what comes and goes joins at any time what does so, too
 		}
 		if h := members[0].harm(); best == nil || h > most || h == most && apart < since.Sub(best.again).Abs() {
@@ -281,6 +321,11 @@ func (b *Book) place(f *member, before *open, now time.Time, home map[subject]*o
 	return best
 }
 
+// has says that one of its members is of the same engine.
+func (o *open) has(f *member) bool {
+	return f.host != "" && slices.ContainsFunc(o.members, func(m member) bool { return engineOf(m.Where) == engineOf(f.Where) })
+}
+
 // claim takes over what clients saw of a cause before it was found: it takes a while
 // until an engine counts as down.
 func (b *Book) claim(o *open, cause Kind, home map[subject]*open, next map[*open][]member) {
@@ -290,6 +335,9 @@ func (b *Book) claim(o *open, cause Kind, home map[subject]*open, next map[*open
 	b.list = slices.DeleteFunc(b.list, func(seen *open) bool {
 		if seen == o || !seen.lasts() || len(next[seen]) > 0 || len(seen.members) == 0 || !kinds[seen.members[0].Kind].effect || o.since.Sub(seen.again).Abs() > moment {
 			return false
+		}
+		if seen.closed.IsZero() && !kinds[seen.ever[0].Kind].effect {
+			return false // it had another cause
 		}
 		for i := range seen.members {
 			home[seen.members[i].subject()] = o
@@ -317,8 +365,11 @@ func together(a, b *member) bool {
 	if kinds[a.Kind].alone || kinds[b.Kind].alone {
 		return false
 	}
-	if a.host != "" && a.host == b.host {
+	if a.host != "" && a.host == b.host && (kinds[a.Kind].rests > 0) == (kinds[b.Kind].rests > 0) {
 		return true
+	}
+	if a.host != "" && engineOf(a.Where) == engineOf(b.Where) {
+		return true // what comes and goes at one engine says nothing of the others
 	}
 	if family := kinds[a.Kind].family; family != "" && family == kinds[b.Kind].family {
 		return true
@@ -380,7 +431,8 @@ func (o *open) before(other *open) bool {
 }
 
 // Incidents lists them: those that last first, the one that harms clients most before
-// the others, then those that are over, the last one first.
+// the others, then those that are over, the last one first. Of equal ones that are worth a look
+// only, the last one stands for those that are over.
 func (b *Book) Incidents() []Incident {
 	sorted := slices.Clone(b.list)
 	slices.SortStableFunc(sorted, func(x, y *open) int {
@@ -396,11 +448,23 @@ func (b *Book) Incidents() []Incident {
 	})
 	list := make([]Incident, 0, len(sorted))
 	told := len(b.beyond) == 0
+	equal := map[string]int{} // in list
 	for _, o := range sorted {
 		if !told && !o.lasts() {
 			list, told = append(list, b.rest()), true
 		}
-		list = append(list, o.say(b.now))
+		in := o.say(b.now)
+		if in.Severity == Warn {
+			name := in.Headline + "\n" + strings.Join(in.Where, "\n")
+			if i, ok := equal[name]; ok && in.UntilMs > 0 {
+				list[i].Times++
+				list[i].FirstMs = min(list[i].FirstMs, in.SinceMs)
+				continue
+			} else if !ok {
+				equal[name] = len(list)
+			}
+		}
+		list = append(list, in)
 	}
 	if !told {
 		list = append(list, b.rest())
@@ -411,7 +475,8 @@ func (b *Book) Incidents() []Incident {
 // rest tells of what lasts and found no room. Its id is that of no other.
 func (b *Book) rest() Incident {
 	return Incident{
-		Severity: Warn, Panel: "problems", Headline: "Too much is wrong", Where: []string{}, SinceMs: b.beyondSince.UnixMilli(),
+		Severity: Warn, Panel: "problems", Headline: "Too much is wrong", Where: []string{},
+		SinceMs: b.beyondSince.UnixMilli(), Times: 1, FirstMs: b.beyondSince.UnixMilli(),
 		What:    fmt.Sprintf("There are %d more findings than are told one by one", len(b.beyond)),
 		Named:   "The first ones: " + strings.Join(b.beyond[:min(mostListed, len(b.beyond))], ". ") + ".",
 		Clients: "Clients see no more of these than of those that are told.", Next: "Look at those that are told first.",

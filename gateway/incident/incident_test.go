@@ -1,6 +1,7 @@
 package incident
 
 import (
+	"cmp"
 	"fmt"
 	"os"
 	"strings"
@@ -136,9 +137,33 @@ func TestAnIncidentSaysWhatToDo(t *testing.T) {
 	old.For = time.Minute
 	b.Observe(noon, []Finding{old, failing2()})
 	require.Equal(t, []Incident{{
-		ID: 1, Severity: Bad, Panel: "engines", Headline: "Engine outage", What: "Decode engine 10.0.0.1:8000/3 is down: " + refused, Where: []string{"10.0.0.1:8000/3"}, Count: 1, SinceMs: noon.Add(-time.Minute).UnixMilli(),
+		ID: 1, Severity: Bad, Panel: "engines", Headline: "Engine outage", What: "Decode engine 10.0.0.1:8000/3 is down: " + refused, Where: []string{"10.0.0.1:8000/3"}, Count: 1,
+		SinceMs: noon.Add(-time.Minute).UnixMilli(), Times: 1, FirstMs: noon.Add(-time.Minute).UnixMilli(),
 		Clients: kinds[EngineDown].clients + " Also: 20 of the 300 requests that ended in the last minute failed.", Next: kinds[EngineDown].next, Command: "curl -sm 3 -i http://10.0.0.1:8000/health", Runbook: "EvenkeelEngineDown",
 	}}, b.Incidents())
+}
+
+// What clients see depends on what the engine does for them.
+func TestAPrefillEngineThatIsDownLosesNoAnswer(t *testing.T) {
+	p := Finding{Kind: EngineDown, Severity: Bad, Of: "prefill engine", Where: "h1:80", What: "Prefill engine h1:80 is down"}
+	clients := func(found ...Finding) string {
+		var b Book
+		b.Observe(noon, found)
+		return b.Incidents()[0].Clients
+	}
+	require.Equal(t, kinds[EngineDown].prefill, clients(p))
+	require.Equal(t, kinds[EngineDown].clients, clients(p, down("h1:81", refused)), "one of them decodes")
+}
+
+// While engines only hang, requests wait for them.
+func TestWhatClientsSeeOfAHangOfAllEngines(t *testing.T) {
+	var b Book
+	b.Observe(noon, []Finding{
+		{Kind: EngineHangs, Severity: Bad, Of: "decode engine", Where: "h1:80", What: "Decode engine h1:80 hangs"},
+		{Kind: NotReady, Severity: Bad, What: "The proxy is not ready: no healthy decode engine"},
+	})
+	want := "All new requests wait, and get a 503 after 30 s, because decode engine h1:80 hangs"
+	require.Equal(t, want, b.Incidents()[0].What)
 }
 
 func TestResolvedIncidentsStayForAWhile(t *testing.T) {
@@ -204,7 +229,7 @@ func TestKindsAreWhole(t *testing.T) {
 	text, err := os.ReadFile("../../docs/runbook.md")
 	require.NoError(t, err)
 	for name, k := range kinds {
-		for _, text := range []string{k.clients, k.next} {
+		for _, text := range []string{k.clients, k.next, cmp.Or(k.prefill, k.clients)} {
 			require.Regexp(t, `^[A-Z][^:]+( |,).*\.$`, text, "%s: whole sentences", name)
 		}
 		require.Contains(t, strings.ToLower(k.clients), "clients", "%s: who it is that sees it", name)
@@ -446,6 +471,19 @@ func TestOverloadIsTheCauseOfWhatClientsSee(t *testing.T) {
 			}
 			require.Equal(t, tt.want, got)
 		})
+	}
+}
+
+// Who floods is in what to do, and a command finds the requests.
+func TestAnOverloadNamesTheKey(t *testing.T) {
+	for key, want := range map[string]string{
+		"": kinds[Overload].command, "$(reboot)": kinds[Overload].command, "batch": strings.ReplaceAll(flood, "{key}", "batch"),
+	} {
+		var b Book
+		b.Observe(noon, []Finding{{Kind: Overload, Severity: Bad, Of: "model", Where: "m", Key: key, What: "All slots are taken"}})
+		in := b.Incidents()[0]
+		require.Equal(t, want, in.Command)
+		require.Equal(t, key != "", strings.Contains(in.Next, "Ask who uses key "+key), in.Next)
 	}
 }
 

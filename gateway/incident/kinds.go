@@ -23,6 +23,7 @@ const (
 	ConfigRefused Kind = "config_refused"
 	RequestsFail  Kind = "requests_fail"
 	EngineDown    Kind = "engine_down"
+	EngineHangs   Kind = "engine_hangs"
 	EngineOut     Kind = "engine_out"
 	EngineHalted  Kind = "engine_halted"
 	EngineDrains  Kind = "engine_drains"
@@ -36,6 +37,7 @@ const (
 	QueueFull     Kind = "queue_full"
 	QueueWaits    Kind = "queue_waits"
 	Overload      Kind = "overload"
+	KVFull        Kind = "kv_full"
 	PoolLate      Kind = "pool_late"
 	RoundStuck    Kind = "round_stuck"
 	PolicySlow    Kind = "policy_slow"
@@ -71,6 +73,8 @@ type kind struct {
 	headline string        // the first words of the verdict
 	many     string        // what several of them do, after their number and noun; empty where there is one at most
 	clients  string
+	prefill  string // the same where all of these are prefill engines; empty: clients
+	first    string // as an effect, what clients see of it is said before its cause, with these words
 	next     string
 	command  string // {where} and {engine} are put in
 	runbook  string
@@ -88,12 +92,15 @@ const (
 	tight   = `curl -s -H "Authorization: Bearer $TOKEN" "$ADMIN/status" | jq '.dispatch.models[].workers[] | select(.tight) | {name, slots, used, kv_tokens, capacity}'`
 	held    = `curl -s -H "Authorization: Bearer $TOKEN" "$ADMIN/status" | jq '.dispatch.models[].groups[] | {name, policy, held, rounds}'`
 	receipt = `curl -s -H "Authorization: Bearer $TOKEN" "$ADMIN/decisions?outcome=failed&n=20" | jq '.receipts[] | {id, outcome, attempts}'`
+	flood   = `curl -s -H "Authorization: Bearer $TOKEN" "$ADMIN/decisions?running=1&key={key}&n=20" | ` +
+		`jq '.receipts[] | {id, state, arrival, prompt_tokens}'`
 	advised = `curl -s -H "Authorization: Bearer $TOKEN" "$ADMIN/status" | jq '.advice[] | {model, says, prefill, decode}'`
 )
 
 var kinds = map[Kind]kind{
 	NotReady: {
 		harm: failing, effect: true, headline: "The proxy is not ready", runbook: "EvenkeelSideDown", command: workers,
+		first:   "All new requests get a 503",
 		clients: "Clients get a 503 for new requests.",
 		next:    "Look which side has no engine that answers, and start one.",
 	},
@@ -120,7 +127,18 @@ var kinds = map[Kind]kind{
 	EngineDown: {
 		harm: waiting, headline: "Engine outage", many: "are down", runbook: "EvenkeelEngineDown", command: "curl -sm 3 -i http://{engine}/health",
 		clients: "Clients whose requests ran there get the rest from other engines where that is possible, and else an error.",
-		next:    "Look whether the machine and the process are alive, and restart the engine.",
+		prefill: "Clients wait longer for their first token. Prompts that were computed there are computed again on other engines.",
+		next:    "Look whether the machine and the process are alive, and restart the engine. Its own log says why it ended.",
+	},
+	EngineHangs: {
+		harm: waiting, headline: "Engine hangs", many: "take connections, but do not answer their health checks", runbook: "EvenkeelEngineDown",
+		prefill: "Clients whose prompts were sent there wait until the engine goes on, until it counts as down, or until " +
+			"limits.probe_timeout is over. Then other engines compute their prompts.",
+		clients: "Clients whose requests ran there get no tokens for now. If the engine goes on, so do these requests. " +
+			"Else they go on elsewhere when limits.event_timeout is over, or end with an error.",
+		next: "Look whether the process is stopped, its host pages, or its core or its GPU stands still. " +
+			"Keep its log and its stacks before you restart it. It may come back by itself.",
+		command: `curl -sm 10 -o /dev/null -w '%{http_code}, connected after %{time_connect} s, %{time_total} s in all\n' http://{engine}/health`,
 	},
 	EngineOut: {
 		harm: waiting, headline: "Failing engine", many: "get no requests, because those before failed", runbook: "EvenkeelBreakerOpen", command: workers,
@@ -188,6 +206,14 @@ var kinds = map[Kind]kind{
 		clients: "Clients wait for their first token until a slot is free. Those that wait too long get a 503, and new ones get a 429 while a queue is full.",
 		next:    "Bring back engines that are down, add decode ranks, or find the caller that sends too much and limit its key. A larger pool.size or prefill.queue.max only lets more clients wait.",
 	},
+	KVFull: {
+		harm: failing, effect: true, load: true, rests: moment, headline: "Full KV caches", runbook: "Overload", command: advised,
+		many: "have full KV caches, and many requests wait",
+		clients: "Clients wait for their first token until an answer ends and frees KV memory. " +
+			"Those that wait too long get a 503, and new ones get a 429 while a queue is full.",
+		next: "Bring back engines that are down, or add decode ranks. More slots do not help. " +
+			"Look whether prompts are longer than usual, and whether the capacity of a rank is what its engine logs.",
+	},
 	PoolLate: {
 		harm: waiting, effect: true, headline: "Long waits", many: "have requests in the pool that wait too long for a rank", runbook: "EvenkeelDecodeBacklog", command: workers,
 		clients: "Clients wait for their first token. Those that wait too long get an error.",
@@ -247,7 +273,7 @@ var kinds = map[Kind]kind{
 
 // gone are the kinds that say that an engine gets nothing: one of them may follow the
 // other.
-var gone = map[Kind]bool{EngineDown: true, EngineOut: true, EngineHalted: true, PrefillOut: true}
+var gone = map[Kind]bool{EngineDown: true, EngineHangs: true, EngineOut: true, EngineHalted: true, PrefillOut: true}
 
 // order has causes first, those that say most before the others.
 func (k kind) order() int {

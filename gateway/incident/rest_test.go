@@ -83,8 +83,10 @@ func TestAProxyIsNotUnreadyOfOverload(t *testing.T) {
 		if in.Headline == "Overload" {
 			require.NotContains(t, in.Clients, "not ready")
 		} else {
-			require.Equal(t, "Engine outage", in.Headline)
 			require.Contains(t, in.Clients, "The proxy is not ready: no healthy decode engine.")
+			require.Contains(t, in.Clients, "get an error, because no other engine is left.")
+			require.Equal(t, "All new requests get a 503", in.Headline)
+			require.Equal(t, "All new requests get a 503, because decode engine d1:1 is down: "+refused, in.What)
 			require.Equal(t, at.UnixMilli(), in.SinceMs)
 		}
 	}

@@ -10,12 +10,13 @@ import (
 // say tells of an incident as it was now.
 func (o *open) say(now time.Time) Incident {
 	members := o.members
-	if !o.lasts() && len(o.peak) > 0 {
-		members = o.peak
+	if !o.lasts() {
+		members = o.ever
 	}
 	lead := &members[0]
 	k := kinds[lead.Kind]
-	in := Incident{ID: o.id, Severity: Warn, Panel: lead.Panel, Headline: k.headline, Where: []string{}, SinceMs: o.since.UnixMilli(), Clients: k.clients, Next: k.next, Runbook: k.runbook}
+	in := Incident{ID: o.id, Severity: Warn, Panel: lead.Panel, Headline: k.headline, Where: []string{}, Clients: k.clients, Next: k.next, Runbook: k.runbook}
+	in.SinceMs, in.Times, in.FirstMs = o.since.UnixMilli(), 1, o.since.UnixMilli()
 	if !o.lasts() {
 		in.UntilMs = o.until.UnixMilli()
 	} else if at := o.found(); k.rests > 0 && at.Before(now) {
@@ -50,8 +51,21 @@ func (o *open) say(now time.Time) Incident {
 	}
 	in.Count = len(names)
 	in.What = title(groups[0], host)
+	if k.prefill != "" && !slices.ContainsFunc(groups[0], func(m *member) bool { return m.Of != "prefill engine" }) {
+		in.Clients = k.prefill
+	}
 	if in.Count > 1 && slices.ContainsFunc(in.Where, func(name string) bool { return !strings.Contains(in.What, name) }) {
 		in.Named = named(told, in.Count)
+	}
+	for _, g := range groups[1:] {
+		if first := kinds[g[0].Kind].first; first != "" && g[0].effect && in.What != "" {
+			in.Clients = "Clients whose requests ran there get an error, because no other engine is left."
+			if lead.Kind == EngineHangs {
+				first = "All new requests wait, and get a 503 after 30 s" // engine.Standstill
+				in.Clients = "Clients whose requests ran there wait, too, and get an error if no engine comes back."
+			}
+			in.Headline, in.What = first, first+", because "+strings.ToLower(in.What[:1])+in.What[1:]
+		}
 	}
 	for i, g := range groups[1:] {
 		if i == 0 {
@@ -59,8 +73,33 @@ func (o *open) say(now time.Time) Incident {
 		}
 		in.Clients += " " + title(g, "") + "."
 	}
+	if o.lasts() && k.effect {
+		in.Clients += before(o.ever, members)
+	}
 	in.Command = command(k.command, lead.Where)
+	if lead.Key != "" {
+		in.Next = fmt.Sprintf("Ask who uses key %s, and lower its max_concurrent or rpm in the key file. "+
+			"Else bring back engines that are down, or add decode ranks.", lead.Key)
+		if plain(lead.Key) {
+			in.Command = strings.ReplaceAll(flood, "{key}", lead.Key)
+		}
+	}
 	return in
+}
+
+// before tells of a cause that is over while what follows from it goes on.
+func before(ever, now []member) string {
+	var causes []*member
+	for i := range ever {
+		m := &ever[i]
+		if !kinds[m.Kind].effect && m.Kind == ever[0].Kind && !slices.ContainsFunc(now, func(n member) bool { return n.subject() == m.subject() }) {
+			causes = append(causes, m)
+		}
+	}
+	if len(causes) == 0 {
+		return ""
+	}
+	return " It began with what is over now: " + title(causes, "") + "."
 }
 
 // title says what is wrong of one kind, as a sentence without a full stop.

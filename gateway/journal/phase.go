@@ -7,7 +7,7 @@ type Phase string
 
 // The phases of a request, in their order.
 const (
-	Queued    Phase = "queued"       // it waits for prefill
+	Queued    Phase = receipt.Queued // it waits for prefill
 	Prefill   Phase = "prefill"      // from the probe's sending to its answer
 	Pooled    Phase = receipt.Pooled // it waits for a slot
 	Transfer  Phase = "transfer"     // from the decode request to its first event

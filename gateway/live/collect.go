@@ -41,7 +41,8 @@ func (p *proxy) Document(ctx context.Context) Document {
 			Policy: tier.Policy, Waiting: tier.Waiting, QueueMax: conf.Prefill.Queue.Max, ScrapeEveryMs: float64(conf.Prefill.Scrape.Interval.Milliseconds()),
 			HitShare: share(float64(tier.Index.ActualTokens), float64(tier.Index.PromptTokens)), Engines: make([]PrefillEngine, 0, len(tier.Candidates)), Groups: []PrefillGroup{},
 		},
-		Incidents: []Incident{}, Failures: []Failed{}, Advice: append([]Advice{}, s.Advice...), Engines: make([]Engine, 0, len(s.Engines)),
+		Waiting: []Waiting{}, Incidents: []Incident{}, Failures: []Failed{},
+		Advice: append([]Advice{}, s.Advice...), Engines: make([]Engine, 0, len(s.Engines)),
 		Decisions: Decisions(p.Receipts().Latest(mostDecisions), now), Sources: sources(s.Discovery), Areas: []Area{},
 	}
 	if s.Config.Last != nil {
@@ -62,11 +63,34 @@ func (p *proxy) Document(ctx context.Context) Document {
 	for _, e := range s.Engines {
 		d.Engines = append(d.Engines, Engine{
 			ID: e.ID, Role: e.Role, Models: named(e.Models), Group: e.Group, State: e.State, Why: e.Error, SinceS: age(now, e.Since), Draining: e.Draining,
-			Share: e.Share, Ranks: e.Ranks, Version: e.Version,
+			Hangs: e.Hangs, Share: e.Share, Ranks: e.Ranks, Version: e.Version,
 		})
+	}
+	if pooled := slices.ContainsFunc(d.Models, func(m Model) bool { return m.Pool.Entries > 0 }); pooled || tier.Waiting > 0 {
+		d.Waiting = waitingOf(p.Receipts().Waiting())
 	}
 	p.abroad(&d)
 	return d
+}
+
+// mostKeys is how many keys the document names.
+const mostKeys = 5
+
+// waitingOf sorts who waits.
+func waitingOf(keys map[string]int) []Waiting {
+	list := make([]Waiting, 0, len(keys))
+	for key, n := range keys {
+		list = append(list, Waiting{key, n})
+	}
+	slices.SortFunc(list, func(a, b Waiting) int { return cmp.Or(cmp.Compare(b.Requests, a.Requests), cmp.Compare(a.Key, b.Key)) })
+	if len(list) > mostKeys {
+		rest := Waiting{}
+		for _, w := range list[mostKeys:] {
+			rest.Requests += w.Requests
+		}
+		list = append(list[:mostKeys], rest)
+	}
+	return list
 }
 
 // abroad fills in other regions.
@@ -128,7 +152,8 @@ func model(m *board.ModelStatus, states rankStates, ttl float64, twin bool) Mode
 		group := Group{GroupLoads: g.GroupLoads, Held: g.Held, Rounds: roundsOf(g), Twin: twinOf(m, g, twin), Ghosts: ghosts(g), Ranks: []Rank{}}
 		if g.Step != nil {
 			group.law = law{g.Step.C0Ms, g.Step.C1Ms, g.Step.RequestMs}
-			group.StepMs, group.ModelMs, group.LostShare, group.LostMs = float64(g.Step.MeanMs), g.Step.ModelMs, g.Step.LostShare, g.Step.LostMs
+			group.StepMs, group.ModelMs, group.ModelWhy = float64(g.Step.MeanMs), g.Step.ModelMs, g.Step.Why
+			group.LostShare, group.LostMs = g.Step.LostShare, g.Step.LostMs
 		}
 		for _, w := range m.Workers {
 			if w.Barrier == g.Barrier && (!g.Barrier || w.Group == g.Name) {

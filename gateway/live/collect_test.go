@@ -26,3 +26,9 @@ func TestAnEngineWithManyAdaptersHasFewNames(t *testing.T) {
 	require.Equal(t, "other", got[mostNamed])
 	require.Equal(t, many[:mostNamed], named(many[:mostNamed]))
 }
+
+func TestWhoWaitsIsSortedAndBounded(t *testing.T) {
+	want := []Waiting{{"f", 6}, {"e", 5}, {"", 4}, {"a", 3}, {"b", 3}, {"", 2}}
+	require.Equal(t, want, waitingOf(map[string]int{"a": 3, "b": 3, "c": 1, "d": 1, "e": 5, "f": 6, "": 4}))
+	require.Empty(t, waitingOf(nil))
+}

@@ -33,6 +33,7 @@ type Document struct {
 	Traffic   Traffic    `json:"traffic"`
 	Models    []Model    `json:"models"`
 	Prefill   Prefill    `json:"prefill"`
+	Waiting   []Waiting  `json:"waiting"`   // for prefill or for a rank, by key, the most first; empty where no receipts are kept
 	Engines   []Engine   `json:"engines"`   // as configured, then as added
 	Decisions []Decision `json:"decisions"` // the last ones, latest first
 	Advice    []Advice   `json:"advice"`    // on the number of ranks, one a model; empty: none yet, or off
@@ -49,6 +50,12 @@ type Failed = timeline.Failed
 
 // Strip is the last quarter of an hour in bins.
 type Strip = timeline.Strip
+
+// Waiting is how many requests of a key wait.
+type Waiting struct {
+	Key      string `json:"key"` // its name; empty: callers without a key, and all the rest behind the first few
+	Requests int    `json:"requests"`
+}
 
 // Advice is what to do about a model's ranks.
 type Advice = advice.Advice
@@ -112,15 +119,16 @@ type Pool struct {
 // Group is the ranks that step together, or all of a model that have no barrier.
 type Group struct {
 	board.GroupLoads
-	Held      int     `json:"held_entries"`       // the last round held back though they had a slot
-	StepMs    float64 `json:"step_ms"`            // measured, mean of the last steps; 0: unknown
-	TokenMs   float64 `json:"token_ms,omitempty"` // the median of the ranks' token_ms; 0: none has one
-	UsualMs   float64 `json:"usual_ms,omitempty"` // while steps take much longer than they did in the last hour: what a step at the present loads took then
-	SlowS     float64 `json:"slow_s,omitempty"`   // and for how long that has been so
-	ModelMs   float64 `json:"model_ms"`           // a step at the present loads by the step model; 0: there is no model
-	LostShare float64 `json:"lost_share"`         // the part of model_ms that imbalance costs
-	LostMs    float64 `json:"lost_ms"`            // the part of model_ms that imbalance costs
-	Rounds    *Rounds `json:"rounds,omitempty"`   // nil where the ranks do not prefill
+	Held      int     `json:"held_entries"`        // the last round held back though they had a slot
+	StepMs    float64 `json:"step_ms"`             // measured, mean of the last steps; 0: unknown
+	TokenMs   float64 `json:"token_ms,omitempty"`  // the median of the ranks' token_ms; 0: none has one
+	UsualMs   float64 `json:"usual_ms,omitempty"`  // while steps take much longer than they did in the last hour: what a step at the present loads took then
+	SlowS     float64 `json:"slow_s,omitempty"`    // and for how long that has been so
+	ModelMs   float64 `json:"model_ms"`            // a step at the present loads by the step model; 0: there is no model
+	ModelWhy  string  `json:"model_why,omitempty"` // there is no model
+	LostShare float64 `json:"lost_share"`          // the part of model_ms that imbalance costs
+	LostMs    float64 `json:"lost_ms"`             // the part of model_ms that imbalance costs
+	Rounds    *Rounds `json:"rounds,omitempty"`    // nil where the ranks do not prefill
 	Twin      Twin    `json:"twin"`
 	Ghosts    []Ghost `json:"ghosts"` // where other policies would have the line, the lowest first; empty while there is no verdict that claims a difference
 	Ranks     []Rank  `json:"ranks"`
@@ -225,9 +233,10 @@ type Engine struct {
 	Role     string   `json:"role"`
 	Models   []string `json:"models"` // at most so many, and other
 	Group    string   `json:"group,omitempty"`
-	State    string   `json:"state"`         // up, out, wedged, halted, down
-	Why      string   `json:"why,omitempty"` // it is not up, or what is amiss though it is
-	SinceS   float64  `json:"since_s"`       // how long it has been so
+	State    string   `json:"state"`           // up, out, wedged, halted, down
+	Why      string   `json:"why,omitempty"`   // it is not up, or what is amiss though it is
+	Hangs    bool     `json:"hangs,omitempty"` // its port takes connections, but its last health check got no answer
+	SinceS   float64  `json:"since_s"`         // how long it has been so
 	Draining bool     `json:"draining"`
 	Share    float64  `json:"share"` // of its slots that may be used; below 1 while it is fresh in service
 	Ranks    int      `json:"ranks"`

@@ -122,8 +122,8 @@ func (f *fake) Document(context.Context) Document {
 		Models: []Model{{Name: "deepseek-r1", Groups: []Group{g}, Pool: Pool{
 			Entries: s.Pool, OldestS: 0.74, TTLS: 60, UpToS: board.PoolAgeSeconds, Ages: []int{s.Pool / 2, s.Pool / 3, s.Pool - s.Pool/2 - s.Pool/3, 0, 0, 0, 0},
 		}}},
-		Prefill:   Prefill{Policy: "finish", Waiting: 4, QueueMax: 1000, HitShare: 0.41, Groups: []PrefillGroup{}},
-		Incidents: []Incident{}, Failures: []Failed{}, Advice: []Advice{}, Decisions: []Decision{}, Sources: []Source{}, Areas: []Area{},
+		Prefill: Prefill{Policy: "finish", Waiting: 4, QueueMax: 1000, HitShare: 0.41, Groups: []PrefillGroup{}},
+		Waiting: []Waiting{}, Incidents: []Incident{}, Failures: []Failed{}, Advice: []Advice{}, Decisions: []Decision{}, Sources: []Source{}, Areas: []Area{},
 	}
 	for i := range 12 {
 		used := int64(400_000 + 30_000*i + int(20_000*math.Sin(seconds/9+float64(i))))

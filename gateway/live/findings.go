@@ -30,6 +30,7 @@ const (
 	oldMs       = 5000 // and at least so long
 	heldSlack   = 5.0  // s that a round may be late, in a process that gets no CPU time
 	takenShare  = 0.95 // of the slots: one that was just given back is taken in the next round
+	roomShare   = 0.85 // of the KV tokens of all ranks: what waits finds no room beside answers that grow
 )
 
 // findings are what is wrong.
@@ -78,8 +79,12 @@ func findingsOf(d *Document, last timeline.Ended) (all findings) {
 		say(incident.ConfigRefused, Warn, proxyAt("proxy"), "", "The config file was refused and is not in force: %s", firstLine(p.ConfigError))
 	}
 	fails := d.Traffic.FailuresPerS > failShare*d.Traffic.RequestsPerS
+	full := make([]bool, len(d.Models)) // models that are said to have no KV memory left
 	for i := range d.Models {
-		overload(d, &d.Models[i], fails, say)
+		before := len(all)
+		if key := overload(d, &d.Models[i], fails, say); len(all) > before {
+			all[before].Key, full[i] = key, all[before].Kind == incident.KVFull
+		}
 	}
 	if fails {
 		requestsFail(d, last, say)
@@ -98,7 +103,7 @@ func findingsOf(d *Document, last timeline.Ended) (all findings) {
 	}
 	prefillFindings(d, fails, say)
 	for i := range d.Models {
-		modelFindings(&d.Models[i], len(d.Models) > 1 || len(d.Models[i].Groups) > 1, drained, say)
+		modelFindings(&d.Models[i], len(d.Models) > 1 || len(d.Models[i].Groups) > 1, full[i], drained, say)
 	}
 	if d.Geo != nil {
 		for _, peer := range d.Geo.Peers {
@@ -146,14 +151,14 @@ func requestsFail(d *Document, last timeline.Ended, say find) {
 	say(incident.RequestsFail, Bad, proxyAt("traffic"), "", "%s of the %s requests that ended in the last minute failed%s", grouped(last.Failed), grouped(last.All), how)
 }
 
-// overload says that a model has no free slot, and so many wait for one that each has to
-// wait for about one answer, or others are refused.
-func overload(d *Document, m *Model, fails bool, say find) {
-	used, slots := 0, 0
+// overload says that a model has no free slot or no KV memory, and so many wait for one that each has
+// to wait for about one answer, or others are refused.
+func overload(d *Document, m *Model, fails bool, say find) (key string) {
+	used, slots, kv, capacity := 0, 0, int64(0), int64(0)
 	for i := range m.Groups {
 		for j := range m.Groups[i].Ranks {
 			if r := &m.Groups[i].Ranks[j]; r.State == RankUp {
-				used, slots = used+r.Used, slots+r.Slots
+				used, slots, kv, capacity = used+r.Used, slots+r.Slots, kv+r.KVTokens, capacity+r.Capacity
 			}
 		}
 	}
@@ -165,12 +170,26 @@ func overload(d *Document, m *Model, fails bool, say find) {
 		}
 		waiting += d.Prefill.Waiting
 	}
-	if slots == 0 || float64(used) < takenShare*float64(slots) || waiting == 0 || waiting < slots && !(fails && refused(d) != nil) {
-		return
+	full := capacity > 0 && float64(kv) >= roomShare*float64(capacity)
+	switch free := float64(used) < takenShare*float64(slots); {
+	case slots == 0 || waiting == 0 || free && !full:
+		return ""
+	case waiting < min(used, slots) && !(fails && refused(d) != nil):
+		return ""
+	case !free:
+		full = false // more KV memory would not help
 	}
-	kind := "decode slot"
+	kind, ranks := "decode slot", "decode ranks"
 	if m.Aggregated {
-		kind = "slot"
+		kind, ranks = "slot", "ranks"
+	}
+	key, floods := floodOf(d.Waiting)
+	if full {
+		say(incident.KVFull, Bad, at{"model", m.Name, "ranks"}, "",
+			"The KV caches of the %s of model %s are %.0f %% full, so that %s of %s %ss stay free, and %s %s%s",
+			ranks, m.Name, 100*float64(kv)/float64(capacity), grouped(uint64(slots-used)), grouped(uint64(slots)), kind,
+			waits(waiting), where, floods)
+		return key
 	}
 	taken := fmt.Sprintf("All %s %ss of model %s are", grouped(uint64(slots)), kind, m.Name)
 	switch {
@@ -179,7 +198,24 @@ func overload(d *Document, m *Model, fails bool, say find) {
 	case slots == 1:
 		taken = fmt.Sprintf("The only %s of model %s is", kind, m.Name)
 	}
-	say(incident.Overload, Bad, at{"model", m.Name, "pool"}, "", "%s taken, and %s %s", taken, waits(waiting), where)
+	say(incident.Overload, Bad, at{"model", m.Name, "pool"}, "", "%s taken, and %s %s%s", taken, waits(waiting), where, floods)
+	return key
+}
+
+// floodOf names the key of most of the requests that wait, and says so behind a sentence. Both are empty where there is none.
+func floodOf(waiting []Waiting) (key, says string) {
+	all := 0
+	for _, w := range waiting {
+		all += w.Requests
+	}
+	if len(waiting) == 0 || waiting[0].Key == "" || 2*waiting[0].Requests <= all {
+		return "", ""
+	}
+	key = waiting[0].Key
+	if waiting[0].Requests == all {
+		return key, ", all of key " + key
+	}
+	return key, fmt.Sprintf(": %s of the %s that wait are of key %s", grouped(uint64(waiting[0].Requests)), grouped(uint64(all)), key)
 }
 
 // refused is how requests are refused because a queue is full; nil: none is lately, or
@@ -198,6 +234,10 @@ func engineFinding(e *Engine, say find) (away bool) {
 	where := at{e.Role + " engine", e.ID, "engines"}
 	why := incident.WithoutAddress(e.Why, e.ID)
 	switch {
+	case e.Hangs && e.State != "odd":
+		cause, _, _ := strings.Cut(why, ":")
+		say(incident.EngineHangs, Bad, where, "", "%s hangs: its port takes connections, but %s", where.begin(), cause)
+		return e.State != "up" // until then it is known for how long it is up
 	case e.State == "down":
 		say(incident.EngineDown, Bad, where, e.Why, "%s is down: %s", where.begin(), cmp.Or(why, "no reason is known"))
 	case e.State == "odd":
@@ -318,8 +358,8 @@ func are(n int) string {
 }
 
 // modelFindings names groups with their model where there are several. Ranks of engines that
-// drain are told of with those.
-func modelFindings(m *Model, several bool, drained map[string]bool, say find) {
+// drain are told of with those. told says that the model is said to have no KV memory left.
+func modelFindings(m *Model, several, told bool, drained map[string]bool, say find) {
 	late := lateSeconds
 	if m.Pool.TTLS > 0 {
 		late = lateShare * m.Pool.TTLS
@@ -379,6 +419,9 @@ func modelFindings(m *Model, several bool, drained map[string]bool, say find) {
 			} else if n > 1 {
 				say(kind, Warn, on("ranks"), "", "%d %ss of %s %s %s: %s", n, rank, of, name, many, listed(names))
 			}
+		}
+		if told {
+			full = nil
 		}
 		some(incident.RanksFull, full, "has a full KV cache", "have full KV caches")
 		some(incident.RanksTight, tight, "ran out of KV memory and is kept emptier", "ran out of KV memory and are kept emptier")

@@ -11,6 +11,8 @@ import (
 	"evenkeel/gateway/timeline"
 )
 
+const hung = "it does not answer its health check (5 s): engine 10.0.3.10:8000: read response head: context deadline exceeded"
+
 // told is what a finding says to an operator.
 type told struct{ severity, panel, where, what string }
 
@@ -79,6 +81,29 @@ func TestFindingsSayWhatIsWrongAndWhere(t *testing.T) {
 		"with a full pool the arrival queue waits for decode": {func(d *Document) { taken(d, 0); d.Prefill.Waiting, d.Proxy.PlacesUsed = 900, d.Proxy.Places }, []told{
 			{Bad, "pool", "deepseek-r1", "All 768 decode slots of model deepseek-r1 are taken, and 900 requests wait in the arrival queue"},
 		}},
+		"who floods": {func(d *Document) {
+			taken(d, 1404)
+			d.Waiting = []Waiting{{"batch", 1308}, {"chat", 60}, {"", 40}}
+		}, []told{
+			{Bad, "pool", "deepseek-r1", "All 768 decode slots of model deepseek-r1 are taken, and 1,408 requests wait in the pool and in the arrival queue: 1,308 of the 1,408 that wait are of key batch"},
+		}},
+		"nobody floods": {func(d *Document) { taken(d, 1404); d.Waiting = []Waiting{{"batch", 704}, {"chat", 704}} }, []told{
+			{Bad, "pool", "deepseek-r1", "All 768 decode slots of model deepseek-r1 are taken, and 1,408 requests wait in the pool and in the arrival queue"},
+		}},
+		"KV memory is the cause while slots are free": {func(d *Document) {
+			taken(d, 1404)
+			for i := range 16 {
+				rank(d, i).Used, rank(d, i).KVTokens = 20, 310_000
+			}
+			d.Waiting = []Waiting{{"batch", 1408}}
+		}, []told{
+			{Bad, "ranks", "deepseek-r1", "The KV caches of the decode ranks of model deepseek-r1 are 97 % full, so that 448 of 768 decode slots stay free, and 1,408 requests wait in the pool and in the arrival queue, all of key batch"},
+		}},
+		"KV memory is full, and nobody waits": {func(d *Document) {
+			for i := range 16 {
+				rank(d, i).Used, rank(d, i).KVTokens = 20, 300_000
+			}
+		}, []told{}},
 		"one slot": {func(d *Document) {
 			g := &d.Models[0].Groups[0]
 			g.Ranks = g.Ranks[:1]
@@ -99,6 +124,10 @@ func TestFindingsSayWhatIsWrongAndWhere(t *testing.T) {
 		}},
 		"the metrics of a prefill engine are slow": {func(d *Document) { d.Prefill.ScrapeEveryMs, d.Prefill.Engines[1].ScrapeAgeMs = 500, 5200 },
 			[]told{{Warn, "prefill", "10.0.1.11:8000", "Prefill engine 10.0.1.11:8000 answers too late when it is asked for its metrics"}}},
+		"an engine hangs, and is not down yet": {func(d *Document) { d.Engines[12].Hangs, d.Engines[12].Why = true, hung },
+			[]told{{Bad, "engines", "10.0.3.10:8000", "Decode engine 10.0.3.10:8000 hangs: its port takes connections, but it does not answer its health check (5 s)"}}},
+		"a hang has its own words when the engine is down": {func(d *Document) { d.Engines[12].Hangs, d.Engines[12].State, d.Engines[12].Why = true, "down", hung },
+			[]told{{Bad, "engines", "10.0.3.10:8000", "Decode engine 10.0.3.10:8000 hangs: its port takes connections, but it does not answer its health check (5 s)"}}},
 		"an engine is up and not well": {func(d *Document) { d.Engines[1].Why = "engine 10.0.1.11:8000: no answer" },
 			[]told{{Warn, "engines", "10.0.1.11:8000", "Prefill engine 10.0.1.11:8000 is up, but something is amiss: no answer"}}},
 		"a prefiller is full": {func(d *Document) { d.Prefill.Engines[1].State, d.Prefill.Engines[1].KVShare = "closed", 0.93 },

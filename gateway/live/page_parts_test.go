@@ -59,6 +59,10 @@ func TestModulesOfThePage(t *testing.T) {
 		{"verdict.js", "[m.gainOf({ models: [] }), m.gainOf({ models: [{ groups: [{ policy: 'p', twin: { verdict: { against: [{ claimed: true, saved_ms: 1, policy: 'a' }, { claimed: true, saved_ms: -3, policy: 'b' }, { saved_ms: 9, policy: 'c' }] } } }] }] })]", `["","Replayed under b, a step of the last minutes takes 3.0 ms less than under p, which is in force."]`},
 		{"verdict.js", "m.verdictOf({ incidents: [{ id: 3, severity: 'bad', until_ms: 0, headline: 'Requests fail', what: '1,200 of the 3,000 requests that ended in the last minute failed' }, { id: 2, severity: 'bad', until_ms: 9, what: 'x' }], engines: [], proxy: {} }).aloud", `"Requests fail: 1 thing is wrong. Requests that ended in the last minute failed"`},
 		{"requests.js", "['p:1/0', 'q:1/0', 'd:1/0', '', undefined].map(m.engineNames({ engines: [{ id: 'p:1', role: 'prefill', ranks: 1 }, { id: 'q:1', role: 'prefill', ranks: 2 }, { id: 'd:1', role: 'decode', ranks: 1 }] })).join('|')", `"p:1|q:1/0|d:1/0||"`},
+		{"panels.js", "[m.keysOf([]), m.keysOf([{ key: '', requests: 3 }]), m.keysOf([{ key: 'batch', requests: 1308 }, { key: '', requests: 100 }])]", `["","","Of 1,408 that wait for prefill or for a rank: 1,308 of key batch."]`},
+		{"picture.js", "[m.noModel({}), m.noModel({ model_why: 'a few steps' }), m.noModel({ model_why: 'one group?' })]", `["","","There is no step model: one group?"]`},
+		{"picture.js", "[[8.8, 93, 5], [44, 93, 5], [44, 43, 5], [8.8, 93, 0], [0, 43, 5]].map(([step_ms, p50_ms, samples]) => m.stepTime({ step_ms }, { tpot: { p50_ms, samples } }))", `["","a step takes 44.0 ms","a step takes 44.0 ms","a step takes 8.8 ms",""]`},
+		{"panels.js", "[0, 9].map((until_ms) => m.stepOf({ kind: 'none', reason: 'balanced' }, m.crowded({ incidents: [{ headline: 'Overload', until_ms }] })))", `["Not known: many requests wait now, though the ranks were not too busy in the mean of the last minute","There are enough ranks, by the mean of the last minute"]`},
 		{"panels.js", "[m.stepOf({ kind: 'none', reason: 'balanced' }), m.stepOf({ kind: 'none', reason: 'ranks_down' }), m.stepOf({ kind: 'add_decode', reason: 'busy' }), m.stepOf({ kind: 'none', reason: 'new' })]", `["There are enough ranks, by the mean of the last minute","Not known while ranks are down","Add decode ranks","none, new"]`},
 	} {
 		require.Equal(t, tt.want, b.module(tt.module, tt.expression), "%s: %s", tt.module, tt.expression)
@@ -113,6 +117,10 @@ func TestIncidentsSayWhatToDo(t *testing.T) {
 	require.Equal(t, "Runbook: EvenkeelBreakerOpen", b.eval("document.activeElement.textContent"), "the focus stayed")
 	require.Equal(t, "true", b.eval("document.querySelector('#problem-list details').open && document.getElementById('problems').className === 'ok'"))
 	b.shoot("incident-over")
+	hidden := "document.querySelectorAll('#problem-list li[hidden]').length + document.getElementById('problem-more').textContent"
+	require.Equal(t, "11 more that is over", b.eval(hidden), "the fourth line in grey is folded")
+	b.eval("(document.getElementById('problem-more').click(), '')")
+	require.Equal(t, "0Hide the older ones", b.eval(hidden))
 	b.calm(s)
 }
 

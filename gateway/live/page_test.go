@@ -351,6 +351,7 @@ func TestPageFitsANarrowScreen(t *testing.T) {
 	b.visit(s)
 	b.eventually("the verdict", `document.getElementById('problem-list').children.length > 0`)
 	require.Equal(t, "true", b.eval("document.documentElement.scrollWidth <= innerWidth"), "it scrolls sideways")
+	require.Equal(t, "true", b.eval("document.querySelectorAll('#decision-rows tr').length > 5 && [...document.querySelectorAll('#decision-rows tr')].every((r) => r.offsetHeight < 32)"), "a request has one line")
 	b.scheme("light")
 	b.shoot("live-narrow")
 	b.calm(s)

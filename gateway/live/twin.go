@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
+	"strings"
 
 	"evenkeel/dispatcher/board"
 )
@@ -26,6 +27,12 @@ func twinOf(m *board.ModelStatus, g *board.GroupStatus, on bool) Twin {
 		t.Note = "The twin replays only models all of whose ranks step in groups."
 	case g.Step == nil || g.Step.Source == "":
 		t.Note = "The twin has replayed nothing yet: how long a step takes is not known."
+		if g.Step != nil && g.Step.Why != "" {
+			t.Note = "The twin has replayed nothing yet, because there is no step model: " + g.Step.Why
+			if !strings.HasSuffix(t.Note, "?") {
+				t.Note += "."
+			}
+		}
 	case g.Rounds != nil && g.Step.OwnMs == 0:
 		t.Note = "The twin has replayed nothing yet: what a prompt costs is not known."
 	default:

@@ -29,6 +29,10 @@ func TestTheTwinInWords(t *testing.T) {
 		},
 		"nothing was replayed yet":    {board.GroupStatus{Step: learned}, false, []string{}, "The twin has replayed nothing yet."},
 		"the step is not learned yet": {board.GroupStatus{Step: &board.StepStatus{}}, false, []string{}, "The twin has replayed nothing yet: how long a step takes is not known."},
+		"steps do not follow the load": {
+			board.GroupStatus{Step: &board.StepStatus{Why: "step time does not follow the fullest rank: are these one group?"}}, false, []string{},
+			"The twin has replayed nothing yet, because there is no step model: step time does not follow the fullest rank: are these one group?",
+		},
 		"what a prompt costs is not known yet": {
 			board.GroupStatus{Step: learned, Rounds: &board.RoundStatus{}}, false, []string{}, "The twin has replayed nothing yet: what a prompt costs is not known.",
 		},

@@ -12,8 +12,11 @@ import (
 // added.
 const Ended = "ended"
 
-// Pooled is the state of an attempt that waits for a decode rank.
-const Pooled = "pooled"
+// States of a request that waits: for prefill, and for a decode rank.
+const (
+	Queued = "queued"
+	Pooled = "pooled"
+)
 
 // A Receipt is the account of one client's request, as GET /decisions shows it.
 // Times are in ms.

@@ -209,6 +209,22 @@ func (g *Ring) open() []*Live {
 	return slices.Collect(maps.Values(g.running))
 }
 
+// Waiting counts the requests that wait for prefill or for a decode rank, by the name of the caller's key.
+func (g *Ring) Waiting() map[string]int {
+	keys := map[string]int{}
+	if g == nil {
+		return keys
+	}
+	for _, l := range g.open() {
+		l.mu.Lock()
+		if l.r.State == Queued || l.r.State == Pooled {
+			keys[l.r.Key]++
+		}
+		l.mu.Unlock()
+	}
+	return keys
+}
+
 // copy is the receipt as it is now.
 func (l *Live) copy() *Receipt {
 	l.mu.Lock()

@@ -37,6 +37,18 @@ func TestARequestIsFoundWhileItRunsAndAfterwards(t *testing.T) {
 	require.Empty(t, r.Attempts[0].Cause, "what ended does not change any more")
 }
 
+func TestWhoWaits(t *testing.T) {
+	g := NewRing(4, 1<<20)
+	for i, r := range []Receipt{
+		{Key: "batch", State: Queued}, {Key: "batch", State: Pooled}, {Key: "chat", State: Pooled}, {Key: "chat", State: "streaming"}, {Key: "chat", State: "parse"},
+	} {
+		r.ID = fmt.Sprint(i)
+		g.Open(&r)
+	}
+	require.Equal(t, map[string]int{"batch": 2, "chat": 1}, g.Waiting())
+	require.Empty(t, (*Ring)(nil).Waiting())
+}
+
 func TestTheLastAreKeptAndFoundByModel(t *testing.T) {
 	g := NewRing(3, 1<<20)
 	for i := range 5 {

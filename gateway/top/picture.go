@@ -214,7 +214,11 @@ func gone(g live.Group, engines []live.Engine) (lines []string) {
 func (s screen) incidents() (lasting, over []string) {
 	for _, in := range s.doc.Incidents {
 		if in.UntilMs > 0 {
-			over = append(over, faint.Render(fmt.Sprintf("✓ over after %s: %s", span(float64(in.UntilMs-in.SinceMs)/1000), in.What)))
+			often := ""
+			if in.Times > 1 {
+				often = fmt.Sprintf("%d times, the last one ", in.Times)
+			}
+			over = append(over, faint.Render(fmt.Sprintf("✓ %sover after %s: %s", often, span(float64(in.UntilMs-in.SinceMs)/1000), in.What)))
 			continue
 		}
 		text := fmt.Sprintf("! %s for %s: %s", in.Severity, span(float64(max(0, s.doc.AtMs-in.SinceMs))/1000), in.What)

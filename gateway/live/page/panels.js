@@ -2,7 +2,7 @@
 import { $, cells, el, fill, keyed, put } from './dom.js';
 import { drawLine, ink, sparkline } from './charts.js';
 import { past } from './history.js';
-import { groupKey, groupName } from './picture.js';
+import { groupKey, groupName, stepTime } from './picture.js';
 import { inMs, percent, short, span, whole } from './words.js';
 
 export function showTiles(d) {
@@ -18,10 +18,10 @@ export function showTiles(d) {
     ['Time to first token', ...latency(t.ttft, 'ttft')],
     ['Time per token', ...latency(t.tpot, 'tpot')],
     ['Requests, mean of 10 s', short(t.requests_per_s), '/s', `${short(t.failures_per_s)} /s fail, ${whole(d.proxy.open_requests)} open`, [line('requests_per_ks', 'l0')]],
-    ['Tokens out', short(t.tokens_per_s), '/s', worst && worst.step_ms ? `a step takes ${worst.step_ms.toFixed(1)} ms` : 'step time not known', [line('tokens_per_s', 'l0')]],
+    ['Tokens out', short(t.tokens_per_s), '/s', worst && stepTime(worst, t) || 'step time not known', [line('tokens_per_s', 'l0')]],
     ['Pool', whole(pool), 'wait', pool ? `the oldest for ${span(oldest)}` : `${whole(d.proxy.pool_places_used)} of ${whole(d.proxy.pool_places)} places taken`, [line('pool_entries', 'l0')]],
     ['Arrival queue', whole(d.prefill.waiting_requests), 'wait', d.prefill.queue_max ? `of ${whole(d.prefill.queue_max)} per model` : '', []],
-    ['Lost to imbalance', worst && worst.model_ms ? percent(worst.lost_share, 1) : '–', 'of a step', worst && worst.model_ms ? `${worst.lost_ms.toFixed(1)} ms of ${worst.model_ms.toFixed(1)} ms, by the step model` : 'step model not known', []],
+    ['Lost to imbalance', worst && worst.model_ms ? percent(worst.lost_share, 1) : '–', 'of a step', worst && worst.model_ms ? `${worst.lost_ms.toFixed(1)} ms of ${worst.model_ms.toFixed(1)} ms, by the step model` : worst?.model_why ? 'no step model: ' + worst.model_why : 'step model not known', []],
   ];
   keyed($('tiles'), tiles, (x) => x[0],
     (x) => el('div', null, el('dt', null, x[0]), el('dd', null, el('span'), el('small')), el('dd', { class: 'note' }), el('canvas', { 'aria-hidden': 'true' })),
@@ -54,7 +54,14 @@ function showTwin(e, twin) {
   put(e.children[2], twin.verdict ? `${twin.note} ${asTheyCame}` : twin.note);
 }
 
+// keysOf says whose requests wait; empty where callers have no keys.
+export function keysOf(waiting) {
+  const all = waiting.reduce((n, w) => n + w.requests, 0), named = waiting.filter((w) => w.key);
+  return named.length ? `Of ${whole(all)} that wait for prefill or for a rank: ${named.map((w) => `${whole(w.requests)} of key ${w.key}`).join(', ')}.` : '';
+}
+
 export function showPools(d) {
+  put($('pool-keys'), keysOf(d.waiting || []));
   keyed($('pools'), d.models, (m) => m.name,
     () => el('div', { class: 'group' }, el('h3'), el('div', { class: 'ages' })),
     (e, m) => {
@@ -140,15 +147,18 @@ export function showFailures(d) {
 const steps = { add_prefill: 'Add prefill ranks', add_decode: 'Add decode ranks', remove_prefill: 'Prefill ranks can be spared', remove_decode: 'Decode ranks can be spared', rebalance: 'Turn ranks of one side into the other' };
 const none = { balanced: 'There are enough ranks, by the mean of the last minute', too_little_data: 'Not known yet', prefill_down: 'Not known while no prefill rank answers', decode_down: 'Not known while no decode rank answers', ranks_down: 'Not known while ranks are down' };
 
-// stepOf is a step of an advice in words.
-export const stepOf = (s) => (s.kind === 'none' ? none[s.reason] : steps[s.kind]) || `${s.kind}, ${s.reason}`;
+// crowded says that requests wait in numbers now, of which the mean of the last minute may not tell.
+export const crowded = (d) => d.incidents.some((i) => !i.until_ms && ['Overload', 'Full KV caches', 'Full queue', 'Long waits'].includes(i.headline));
+
+// stepOf is a step of an advice in words. waits says that requests wait for ranks now.
+export const stepOf = (s, waits) => (waits && s.reason === 'balanced' ? 'Not known: many requests wait now, though the ranks were not too busy in the mean of the last minute' : s.kind === 'none' ? none[s.reason] : steps[s.kind]) || `${s.kind}, ${s.reason}`;
 
 // showAdvice is how many ranks of each side there should be.
 export function showAdvice(d) {
   $('advice-none').hidden = d.advice.length > 0;
   keyed($('advices'), d.advice, (a) => a.model, () => el('div', { class: 'group' }, el('h3'), el('p', { class: 'fine' }), el('p', { class: 'fine' })), (e, a) => {
     const down = a.prefill.down_ranks + a.decode.down_ranks > 0 && a.steps[0].kind !== 'none';
-    put(e.children[0], `${a.model}: ${down ? 'Bring back the ranks that are down first' : a.steps.map(stepOf).join(', ')}`);
+    put(e.children[0], `${a.model}: ${down ? 'Bring back the ranks that are down first' : a.steps.map((s) => stepOf(s, crowded(d))).join(', ')}`);
     const side = (name, s) => `${name}: ${s.live_ranks} ${s.live_ranks === 1 ? 'rank answers' : 'ranks answer'}${s.down_ranks ? `, ${s.down_ranks} ${s.down_ranks === 1 ? 'does' : 'do'} not` : ''}, ${percent(s.busy_share)} busy`;
     put(e.children[1], a.says);
     put(e.children[2], `${side('Prefill', a.prefill)}. ${side('Decode', a.decode)}.`);

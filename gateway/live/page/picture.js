@@ -32,6 +32,13 @@ function cause(r, engines) {
 // read are the KV tokens that steps read: those of prompts that are not computed yet are not among them.
 const read = (r) => r.kv_tokens - (r.unread_kv_tokens || 0);
 
+// kvFull says that a rank has hardly any KV memory left.
+const kvFull = (r) => r.steps && r.capacity_tokens > 0 && r.kv_tokens >= 0.95 * r.capacity_tokens;
+
+// stepTime says how long a step takes; nothing where a token takes so much longer that the streams
+// cannot have come in common steps.
+export const stepTime = (g, t) => (g.step_ms && !(t.tpot.samples && t.tpot.p50_ms > 3 * g.step_ms) ? `a step takes ${g.step_ms.toFixed(1)} ms` : '');
+
 // lost is what the waste costs, in words; empty while that is not known.
 function lost(g) {
   if (!g.barrier || g.stepping_ranks < 2) return '';
@@ -80,6 +87,7 @@ function paint(x, g, engines, w, chosen) {
           x.fillStyle = ink.ink; x.fillRect(c.x, y(r.capacity_tokens), c.w, 1);
           if (c === columns[0]) { x.textAlign = 'right'; x.fillStyle = ink.soft; x.fillText(w > 700 ? 'capacity' : 'full', axis - 4, y(r.capacity_tokens)); }
         }
+        if (kvFull(r)) { x.fillStyle = ink.warn; x.fillRect(c.x, brim, c.w, 4); }
         tickSlots(x, r, c, base + 3, slots - lane - 4);
       } else {
         x.fillStyle = dead; x.fillRect(c.x, base - high, c.w, high);
@@ -150,6 +158,7 @@ function legend(g, wide) {
     ...(g.ranks.some((r) => r.unread_kv_tokens) ? [{ words: 'KV of prompts that are not computed yet', draw: (x, at, y) => { x.fillStyle = dots(x, ink.fill); x.fillRect(at, y, 12, 12); x.strokeStyle = ink.fill; x.lineWidth = 1; x.strokeRect(at + 0.5, y + 0.5, 11, 11); } }] : []),
     ...(g.rounds ? [{ words: 'prompt tokens to compute', draw: box(() => ink.l1) }, { words: 'got prompts in a round of the last second', draw: (x, at, y) => { x.fillStyle = ink.l2; x.fillRect(at, y + 5, 12, 3); } }] : []),
     ...(g.ranks.some((r) => r.steps && r.slots && r.slots_used >= r.slots) ? [{ words: 'all slots of a rank are taken', draw: box(() => ink.warn) }] : []),
+    ...(g.ranks.some(kvFull) ? [{ words: 'the KV cache of a rank is full', draw: (x, at, y) => { x.fillStyle = ink.fill; x.fillRect(at, y, 12, 12); x.fillStyle = ink.warn; x.fillRect(at, y, 12, 4); } }] : []),
     ...(has('draining') ? [{ words: 'D drains: takes no new requests', draw: (x, at, y) => drains(x, { x: at, w: 11 }, y, 12, y + 12, y) }] : []),
     ...(g.ranks.some((r) => !r.steps) ? [{ words: 'does not step: ' + Object.keys(letters).filter((s) => g.ranks.some((r) => !r.steps && r.state === s)).map((s) => `${letters[s]} ${s}`).join(', '), draw: box((waste, dead) => dead) }] : []),
     ...(has('foreign') ? [{ words: 'F is served by another proxy', draw: box(() => ink.warn) }] : []),
@@ -218,6 +227,9 @@ function roundsOf(g) {
   const of = lately.get(g);
   return g.rounds.says + (of ? ` In the last second ${of.sent === 1 ? '1 round' : `${whole(of.sent)} rounds`} went to ${of.ranks.size} of ${g.ranks.length} ranks.` : '');
 }
+
+// noModel asks what keeps steps from following the load; empty where they do, or were not told yet.
+export const noModel = (g) => (g.model_why?.endsWith('?') ? `There is no step model: ${g.model_why}` : '');
 
 // ghosts are the lines that other policies would have.
 function ghosts(x, g, y, axis, end, top, band) {
@@ -289,14 +301,14 @@ export function showGroups(d, redraw) {
     const head = e.children[0], up = g.ranks.filter((r) => r.state === 'up').length, used = g.ranks.reduce((n, r) => n + r.slots_used, 0), slots = g.ranks.reduce((n, r) => n + r.slots, 0), c = e.children[1];
     put(head.children[0], groupName(m, g));
     const not = Object.entries(letters).filter(([s]) => s !== 'up').map(([s, l]) => [l, s, g.ranks.filter((r) => r.state === s).length]).filter(([, , k]) => k).map(([l, s, k]) => `${l}: ${k} ${s}`);
-    put(head.children[1], [`${up} of ${g.ranks.length} ranks up`, ...not, `${whole(used)} of ${whole(slots)} slots`, `${short(g.kv_tokens)} KV tokens`, g.step_ms ? `a step takes ${g.step_ms.toFixed(1)} ms` : ''].filter(Boolean).join(' · '));
+    put(head.children[1], [`${up} of ${g.ranks.length} ranks up`, ...not, `${whole(used)} of ${whole(slots)} slots`, `${short(g.kv_tokens)} KV tokens`, stepTime(g, d.traffic)].filter(Boolean).join(' · '));
     const { height } = paint(null, g, engines, c.clientWidth);
     const [x, w] = canvasFor(c, height);
     maps.set(c, paint(x, g, engines, w, chosen).map);
     c.setAttribute('aria-label', describe(m, g, up));
     e.children[2].onclick = () => copyImage(e.children[2], m, g, engines);
     showRead(e.children[3], g, engines);
-    put(e.children[4], roundsOf(g));
+    put(e.children[4], [roundsOf(g), noModel(g)].filter(Boolean).join(' '));
   });
   if ($('rank-details').open) {
     keyed($('rank-rows'), groups.flatMap(({ g }) => byHost(g.ranks).flatMap((h) => h.ranks)), (r) => r.id, () => cells('id', '', 'n', 'n', 'n', 'n', 'n', 'n'), (row, r) => {

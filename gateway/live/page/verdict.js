@@ -29,7 +29,20 @@ export function gainOf(d) {
   return best ? `Replayed under ${best.policy}, a step of the last minutes takes ${Math.abs(best.saved_ms).toFixed(1)} ms ${best.saved_ms < 0 ? 'less' : 'more'} than under ${group.policy}, which is in force.` : '';
 }
 
-let spoken = null;
+let spoken = null, all = false;
+
+// fold leaves the last few of those that are over in sight, and what somebody has opened, and
+// gives the number of the rest.
+const inSight = 3;
+function fold() {
+  const over = [...$('problem-list').querySelectorAll('li.over')], rest = over.slice(inSight).filter((li) => !li.firstElementChild.open && !li.contains(document.activeElement));
+  for (const li of over) li.hidden = !all && rest.includes(li);
+  const more = $('problem-more');
+  more.hidden = !rest.length;
+  put(more, all ? 'Hide the older ones' : `${rest.length} more that ${rest.length === 1 ? 'is' : 'are'} over`);
+  more.setAttribute('aria-expanded', String(all));
+  more.onclick = () => { all = !all; fold(); };
+}
 
 export function showVerdict(d) {
   const v = verdictOf(d);
@@ -37,6 +50,7 @@ export function showVerdict(d) {
   if (spoken !== (v.spoken ?? '')) { spoken = v.spoken ?? ''; say('verdict', v.aloud); }
   $('problems').className = v.tone;
   keyed($('problem-list'), d.incidents, (i) => i.id, make, (li, i) => update(li, i, d.at_ms));
+  fold();
   put($('gain'), gainOf(d));
   document.title = (v.bad ? `(${v.bad}) ` : '') + 'evenkeel ' + d.proxy.id;
 }
@@ -61,7 +75,8 @@ function update(li, i, now) {
   li.dataset.runbook = i.runbook;
   put(summary.children[0], ...marks[i.until_ms ? 'over' : i.severity] || [i.severity, 'sev']);
   put(summary.children[1], i.what);
-  put(summary.children[2], i.until_ms ? `${clock(i.since_ms)} to ${clock(i.until_ms)}` : `since ${clock(i.since_ms)}, ${span(Math.max(0, now - i.since_ms) / 1000)}${i.last_ms ? `; seen last at ${clock(i.last_ms)}` : ''}`);
+  const often = i.times > 1 ? `; ${i.times} times since ${clock(i.first_ms)}` : '';
+  put(summary.children[2], (i.until_ms ? `${clock(i.since_ms)} to ${clock(i.until_ms)}` : `since ${clock(i.since_ms)}, ${span(Math.max(0, now - i.since_ms) / 1000)}${i.last_ms ? `; seen last at ${clock(i.last_ms)}` : ''}`) + often);
   put(summary.children[3], i.clients);
   where.hidden = !i.named;
   put(where, i.named);
