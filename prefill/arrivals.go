@@ -57,15 +57,22 @@ func (a *arrivals) atOnce(m *model, p *policy.Policy, r *Request) (*Lease, error
 	a.queue.StartRound()
 	lease, why := a.choose.tryServe(m, p, r, a.now)
 	a.choose.letGo()
-	if why == away {
+	switch why {
+	case away:
 		a.forgetEmpty(m)
 		return nil, ErrElsewhere
+	case missed:
+		a.forgetEmpty(m)
+		return nil, a.unmet(r)
 	}
 	return lease, nil
 }
 
 // mayWait makes room in the queue for n requests like this one.
 func (a *arrivals) mayWait(m *model, r *Request, n int) error {
+	if r.late(a.now) {
+		return a.unmet(r)
+	}
 	if !a.now.Before(r.Arrival.Add(a.bounds(m).Timeout)) {
 		return a.timeout(m)
 	}
@@ -96,7 +103,7 @@ func (a *arrivals) makeRoom(m *model, r *Request, n int) bool {
 
 func (a *arrivals) wait(m *model, p *policy.Policy, r Request) *waiter {
 	w := &waiter{Request: r, policy: p, since: a.now, until: r.Arrival.Add(a.bounds(m).Timeout), done: make(chan struct{})}
-	w.entry = queue.Entry[*waiter]{Of: w, Key: r.Key, Priority: r.Priority, Tokens: r.PromptTokens, Arrival: r.Arrival, Reserved: r.Reserved}
+	w.entry = queue.Entry[*waiter]{Of: w, Key: r.Key, Priority: r.Priority, Tokens: r.PromptTokens, Arrival: r.Arrival, Deadline: r.Deadline, Reserved: r.Reserved}
 	m.line.Add(&w.entry)
 	a.moved(m, &w.Request, true)
 	return w
@@ -119,12 +126,26 @@ func (a *arrivals) timeout(m *model) error {
 	return fmt.Errorf("%w: model %q waited %v; add prefillers or look for hand-offs that are not fetched", ErrKVExhausted, m.name, timeout)
 }
 
+// late reports whether the time is over in which the first token was wanted.
+func (r *Request) late(now time.Time) bool { return !r.Deadline.IsZero() && !now.Before(r.Deadline) }
+
+// unmet says why a request ends although it has waited no longer than any may.
+func (a *arrivals) unmet(r *Request) error {
+	if r.late(a.now) {
+		return fmt.Errorf("%w: its first token was wanted by now, and no prefiller could start it before; give it more time, or add prefillers", ErrDeadline)
+	}
+	return fmt.Errorf("%w: %v are left, and every prefiller is predicted to need longer; give it more time, or add prefillers", ErrDeadline, r.Deadline.Sub(a.now))
+}
+
 // serve serves all waiters that can pass now, in one order over all models. One whose best prefiller can take
 // no more is held for it, its tokens charged there for those behind it; they
 // pass where their best is another.
 func (a *arrivals) serve() {
 	if a.queue.Len() == 0 {
 		return
+	}
+	for e := a.queue.NextDeadline(); e != nil && !a.now.Before(e.Deadline); e = a.queue.NextDeadline() {
+		a.answer(a.models[e.Of.Model], e.Of, nil, a.unmet(&e.Of.Request))
 	}
 	a.queue.StartRound()
 	for e := a.queue.Next(); e != nil; e = a.queue.Next() {
@@ -143,6 +164,8 @@ func (a *arrivals) serve() {
 		case away:
 			a.answer(m, w, nil, ErrElsewhere)
 			a.sendSiblings(m, w)
+		case missed:
+			a.answer(m, w, nil, a.unmet(&w.Request))
 		case noPlace:
 			a.queue.NoPlaces()
 		case held:
@@ -185,13 +208,16 @@ func (a *arrivals) moved(m *model, r *Request, entered bool) {
 	}
 }
 
-// wakeAt is when a hold timeout, a canary, a gauge that becomes too old, the end of an
+// wakeAt is when a deadline, a hold timeout, a canary, a gauge that becomes too old, the end of an
 // outage or of patience may let somebody pass; zero: time alone does not.
 func (a *arrivals) wakeAt() (next time.Time) {
 	sooner := func(at time.Time) {
 		if at.After(a.now) && (next.IsZero() || at.Before(next)) {
 			next = at
 		}
+	}
+	if e := a.queue.NextDeadline(); e != nil {
+		sooner(e.Deadline)
 	}
 	if at, ok := a.ledger.NextExpiry(); ok {
 		sooner(at)

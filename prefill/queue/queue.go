@@ -1,6 +1,7 @@
 // Package queue holds the requests that wait for a prefill engine. It serves the
-// highest priority first; within one, keys in turn; of one key, the request that
-// arrived first. A queue of one key, or of none, is first come, first served.
+// highest priority first; within one, the earliest deadline; of those without one, keys
+// in turn; of one key, the request that arrived first. A queue of one key, or of none,
+// is first come, first served.
 //
 // Each model has a line. A round looks at the requests of all lines in one order;
 // its owner says of each whether it was served, is held, or shuts its line. The
@@ -17,6 +18,7 @@ import (
 type Queue[T any] struct {
 	lines    map[string]*Line[T]
 	classes  map[int]*class[T]
+	due      ordered[*Entry[T]] // those with a deadline
 	waiting  int
 	arrivals uint64
 
@@ -33,13 +35,15 @@ type Entry[T any] struct {
 	Priority int
 	Tokens   int // of its prompt
 	Arrival  time.Time
-	Reserved bool // it holds a place in the pool already, as a retry does
+	Deadline time.Time // earlier ones first, before those without; zero: none
+	Reserved bool      // it holds a place in the pool already, as a retry does
 
 	number uint64 // breaks ties of arrival
 	heldIn uint64 // round in which it was held
 	fixed  bool   // not to be displaced
 	line   *Line[T]
 	place  int      // among the retries, -1: not there
+	ends   int      // among those with a deadline, -1: not there
 	lane   *lane[T] // where it waits, else
 	at     *list.Element
 }
@@ -61,7 +65,10 @@ type Line[T any] struct {
 
 // New returns a queue in which no request waits.
 func New[T any]() *Queue[T] {
-	return &Queue[T]{lines: map[string]*Line[T]{}, classes: map[int]*class[T]{}}
+	return &Queue[T]{
+		lines: map[string]*Line[T]{}, classes: map[int]*class[T]{},
+		due: ordered[*Entry[T]]{before: func(a, b *Entry[T]) bool { return a.Deadline.Before(b.Deadline) }, place: func(e *Entry[T]) *int { return &e.ends }},
+	}
 }
 
 // Line is a model's, made when it is first asked for.
@@ -170,8 +177,23 @@ func (e *Entry[T]) before(o *Entry[T]) bool {
 		return e.Priority > o.Priority
 	case e.Reserved != o.Reserved:
 		return e.Reserved
+	case !e.Deadline.Equal(o.Deadline):
+		return e.sooner(o)
 	case e.lane != nil && o.lane != nil && e.lane.due != o.lane.due:
 		return e.lane.due < o.lane.due
+	}
+	return e.olderThan(o)
+}
+
+// sooner reports whether the deadline of a request is before that of another, which has another one or none.
+func (e *Entry[T]) sooner(o *Entry[T]) bool {
+	return !e.Deadline.IsZero() && (o.Deadline.IsZero() || e.Deadline.Before(o.Deadline))
+}
+
+// beforeInLane says which of two requests of one key is served first.
+func (e *Entry[T]) beforeInLane(o *Entry[T]) bool {
+	if !e.Deadline.Equal(o.Deadline) {
+		return e.sooner(o)
 	}
 	return e.olderThan(o)
 }
@@ -226,15 +248,18 @@ func (l *Line[T]) nextBut(round uint64, places bool) *Entry[T] {
 	return first
 }
 
-// Add puts a request at its place, by its first arrival among those of its key.
+// Add puts a request at its place among those of its key, by its deadline and its first arrival.
 func (l *Line[T]) Add(e *Entry[T]) {
 	q := l.queue
 	if e.number == 0 { // it is new, and was not displaced just now
 		q.arrivals++
 		e.number = q.arrivals
 	}
-	e.line, e.place = l, -1
+	e.line, e.place, e.ends = l, -1, -1
 	q.waiting++
+	if !e.Deadline.IsZero() && !e.fixed {
+		heap.Push(&q.due, e)
+	}
 	if e.Reserved {
 		heap.Push(&l.retries, e)
 		return
@@ -242,7 +267,7 @@ func (l *Line[T]) Add(e *Entry[T]) {
 	f := q.flowOf(e.Priority, e.Key)
 	lane := l.laneOf(f)
 	at := lane.entries.Back() // nearly all are the youngest
-	for at != nil && e.olderThan(at.Value.(*Entry[T])) {
+	for at != nil && e.beforeInLane(at.Value.(*Entry[T])) {
 		at = at.Prev()
 	}
 	if at == nil {
@@ -285,6 +310,7 @@ func (e *Entry[T]) Remove() bool {
 		}
 		heap.Remove(&l.retries, e.place)
 		l.queue.waiting--
+		e.forgetDeadline()
 		return true
 	}
 	lane := e.lane
@@ -306,6 +332,7 @@ func (e *Entry[T]) Remove() bool {
 		heap.Fix(&l.longest, lane.length)
 	}
 	e.lane, e.at = nil, nil
+	e.forgetDeadline()
 	l.fresh--
 	l.tokens -= int64(e.Tokens)
 	l.queue.waiting--
@@ -333,12 +360,27 @@ func (e *Entry[T]) Served() {
 	}
 }
 
-// Fix keeps a request from being displaced.
+func (e *Entry[T]) forgetDeadline() {
+	if e.ends >= 0 {
+		heap.Remove(&e.line.queue.due, e.ends)
+	}
+}
+
+// NextDeadline is the request whose deadline is the first to pass; nil: none that waits has one.
+func (q *Queue[T]) NextDeadline() *Entry[T] {
+	if q.due.Len() == 0 {
+		return nil
+	}
+	return q.due.members[0]
+}
+
+// Fix keeps a request from being displaced, and its deadline from passing: it only orders from now on.
 func (e *Entry[T]) Fix() {
 	if e.lane == nil || e.fixed {
 		return
 	}
 	e.fixed = true
+	e.forgetDeadline()
 	e.lane.loose--
 	heap.Fix(&e.line.longest, e.lane.length)
 }
@@ -363,7 +405,7 @@ func (l *Line[T]) MakeRoom(priority int, key string, n, most int) (displaced []*
 }
 
 // yields is the request that leaves a full line for one of that priority and key,
-// of which `own` would wait then; nil: none. It is the youngest of the key that has
+// of which `own` would wait then; nil: none. It is the last of the key that has
 // most in the lowest class; within the request's own class only a key that has more
 // than the request's.
 func (l *Line[T]) yields(priority int, key string, own int) *Entry[T] {
