@@ -159,6 +159,37 @@ func TestAPriorityThatIsNone(t *testing.T) {
 	require.EqualValues(t, 6, c.metric(`evenkeel_requests_total{outcome="bad_priority"}`))
 }
 
+// The earliest deadline is served first, and a request whose deadline passes ends before anything is computed for it.
+func TestDeadlines(t *testing.T) {
+	t.Parallel()
+	c, free := jam(t, 100, "ops ek-ops , trusted: true", "team ek-team")
+	const header = "X-Evenkeel-Deadline-Ms"
+	late := c.post(chatPath, chat("a", ""), "Authorization", "Bearer ek-ops", header, "50")
+	require.Equal(t, http.StatusServiceUnavailable, late.status)
+	code, _, _ := failure(t, late)
+	require.Equal(t, "deadline_unmet", code)
+	require.Equal(t, "1", late.header.Get("Retry-After"))
+	var all []<-chan reply
+	send := func(tokens int, key string, header ...string) {
+		all = append(all, c.queued(key, chat("a", fmt.Sprintf(`"max_tokens":%d,"ignore_eos":true,`, tokens)), header...))
+	}
+	send(2, "ek-ops")
+	send(3, "ek-team", header, "1") // not trusted: without effect
+	send(4, "ek-ops", header, "80000000")
+	send(5, "ek-ops", header, "70000000")
+	free()
+	for _, r := range all {
+		require.Equal(t, 200, (<-r).status)
+	}
+	c.settled(false)
+	var order []int
+	for _, r := range c.records() {
+		order = append(order, r.OutputTokens)
+	}
+	require.Equal(t, []int{0, 0, 5, 4, 3, 2}, order, "then it is the turn of the other key")
+	require.EqualValues(t, 1, c.metric(`evenkeel_requests_total{outcome="deadline_unmet"}`))
+}
+
 func TestAFullQueueMakesRoom(t *testing.T) {
 	t.Parallel()
 	c, free := jam(t, 3, "crowd ek-crowd", "one ek-one", "ops ek-ops , priority: 5")

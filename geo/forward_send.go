@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"net/http"
 	"slices"
 	"strconv"
 	"time"
@@ -94,7 +95,8 @@ func (f *Forward) refusal(status int) error {
 	e := &refused{status: status, reject: reject}
 	contentType := string(f.resp.ContentType())
 	body, err := f.resp.ReadAll(1 << 20)
-	if err == nil && reject == "" && (slices.Contains(relayed, status) || f.peer.sibling) { // a sibling tried all that there is
+	unmet := reject == RejectDeadline && status == http.StatusServiceUnavailable                       // the request's own deadline cannot be met, not ours
+	if err == nil && (unmet || reject == "" && (slices.Contains(relayed, status) || f.peer.sibling)) { // a sibling tried all that there is
 		e.relay = &Relay{Status: status, ContentType: contentType, Body: body}
 	}
 	return e

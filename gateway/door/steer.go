@@ -1,6 +1,7 @@
 package door
 
 import (
+	"fmt"
 	"net/http"
 	"slices"
 	"strconv"
@@ -24,8 +25,11 @@ const (
 	geoHeader           = "X-Evenkeel-Geo" // local: the request is never forwarded
 )
 
+// longestDeadline is of x-evenkeel-deadline-ms: a day. Nothing waits that long.
+const longestDeadline = 24 * time.Hour
+
 // steer reads what a request says about its way: its session, which anybody may
-// name or end, and the prefill policy and the engines, which only a trusted caller may.
+// name or end, and the deadline, the prefill policy and the engines, which only a trusted caller may.
 func (d *Door) steer(ctx *fasthttp.RequestCtx, in *incoming, m fleet.Route, body *mooncake.Body) *openai.Error {
 	session := ctx.Request.Header.Peek(request.SessionHeader)
 	for _, key := range [...]string{"prompt_cache_key", "user"} {
@@ -47,6 +51,14 @@ func (d *Door) steer(ctx *fasthttp.RequestCtx, in *incoming, m fleet.Route, body
 			return openai.NewError(http.StatusBadRequest, "bad_session_end",
 				request.SessionEndHeader+" is "+strconv.Quote(string(said))+"; write true with the last request of a session, or leave it out")
 		}
+	}
+	if said := ctx.Request.Header.Peek(request.DeadlineHeader); len(said) > 0 && (in.key.Trusted || in.From != nil) {
+		n, err := strconv.ParseInt(string(said), 10, 64)
+		if err != nil || n < 1 || n > longestDeadline.Milliseconds() {
+			return openai.NewError(http.StatusBadRequest, "bad_deadline",
+				fmt.Sprintf("%s must be a whole number from 1 to %d; leave it out if the first token may come at any time", request.DeadlineHeader, longestDeadline.Milliseconds()))
+		}
+		in.Deadline = in.Told.Arrival.Add(time.Duration(n) * time.Millisecond)
 	}
 	if said := ctx.Request.Header.Peek(disaggregateHeader); len(said) > 0 && in.key.Trusted {
 		in.Disaggregate = string(said)

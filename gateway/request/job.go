@@ -143,6 +143,7 @@ type Incoming struct {
 	Wishes
 	Limits   Limits       // of its caller
 	Priority int          // in the arrival queue
+	Deadline time.Time    // until when a trusted caller wants the first token; zero: it did not say
 	Flow     string       // what takes turns there with other flows of the same priority; empty: its caller's key
 	Body     *edge.Charge // what the body takes of the account of bodies in memory
 	Address  string       // of the client

@@ -38,6 +38,9 @@ func (j *job) placeMixed(lease *prefill.Lease) (*dispatcher.Slot, *failure.Fault
 				e.Deadline = j.arrive.Add(set.Prefill.Queue.Timeout)
 			}
 		}
+		if by := j.wanted(); !by.IsZero() && (e.Deadline.IsZero() || by.Before(e.Deadline)) {
+			e.Deadline = by
+		}
 		return j.srv.Dispatcher.EnqueueMixed(e, hits)
 	})
 	if f == nil {

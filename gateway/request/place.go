@@ -84,11 +84,24 @@ func (j *job) place(c prefill.Candidate, tokens int, enqueue func(*pool.Entry) <
 			return withdraw(life.Leaving, failure.Leaving())
 		}
 	}
+	if e.Early && errors.Is(r.Err, pool.ErrUnbound) || e.Mixed && errors.Is(r.Err, pool.ErrTimeout) { // nothing is prefilled yet
+		if by := j.wanted(); !by.IsZero() && !time.Now().Before(by) {
+			return nil, failure.Of(life.Ended{Why: life.NoRank}, failure.Deadline(), prefill.ErrDeadline)
+		}
+	}
 	if r.Err != nil {
 		return nil, j.unplaced(r.Err, tokens, region, unowned)
 	}
 	j.told.Tell(journal.Event{What: journal.Placed, Slot: r.Slot, Took: time.Since(e.Entered)})
 	return r.Slot, nil
+}
+
+// wanted is until when the first token of the answer is wanted; zero: nobody said, or the client has part of the answer.
+func (j *job) wanted() time.Time {
+	if j.life.Resumed() || j.client.isLeg() {
+		return time.Time{}
+	}
+	return j.in.Deadline
 }
 
 // unplaced is what becomes of a request whose hand-off got no rank. KV does not cross
