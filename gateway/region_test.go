@@ -160,8 +160,8 @@ func TestAForwardedAnswerIsTheLocalOneByteForByte(t *testing.T) {
 	}
 }
 
-// Another region has what is left of a request's deadline. That it cannot be met is no failure of that region.
-func TestADeadlineGoesAlong(t *testing.T) {
+// Another region has what is left of a request's deadline, and its class. That a deadline cannot be met is no failure of that region.
+func TestADeadlineAndAClassGoAlong(t *testing.T) {
 	t.Parallel()
 	file := filepath.Join(t.TempDir(), "keys.yaml")
 	keyFile(t, file, "ops ek-ops , trusted: true")
@@ -177,9 +177,15 @@ func TestADeadlineGoesAlong(t *testing.T) {
 	require.Equal(t, "deadline_unmet", code(got.body))
 	require.Equal(t, 1.0, us.metric(`evenkeel_geo_forwards_total{outcome="relayed_error",peer="eu-1"}`))
 	require.Equal(t, 1.0, eu.metric(`evenkeel_requests_total{outcome="deadline_unmet"}`))
+	batch := make(chan reply, 1)
+	go func() {
+		batch <- us.post(chatPath, chat("one", ""), "Authorization", "Bearer ek-ops", "X-Evenkeel-Class", "batch")
+	}()
+	eu.eventually("batch waits there", func() bool { return eu.gw.Status(t.Context()).Batch.Waiting == 1 })
 	require.NoError(t, eu.prefill[0].SetFaults())
 	eu.prefill[0].Close()
 	<-jam
+	<-batch
 }
 
 func TestARequestThatWantsToStayDoes(t *testing.T) {

@@ -35,6 +35,7 @@ func (f *Forward) send(r *Request) (*Relay, error) {
 	if f.peer.sibling {
 		deadline = now.Add(n.cfg.Whole)
 	}
+	deadline = deadline.Add(r.Held)
 	if !r.Deadline.IsZero() && r.Deadline.Before(deadline) {
 		deadline, f.hurried = r.Deadline, true
 	}

@@ -42,7 +42,7 @@ func (a *arrivals) receive(r *Request) (*model, *policy.Policy, error) {
 	}
 	a.serve()
 	m := a.modelOf(r.Model)
-	if !r.Reserved && len(r.Exclude) == 0 {
+	if !r.Reserved && !r.Batch && len(r.Exclude) == 0 {
 		m.pace.Arrived(a.now)
 	}
 	return m, p, nil
@@ -73,50 +73,64 @@ func (a *arrivals) mayWait(m *model, r *Request, n int) error {
 	if r.late(a.now) {
 		return a.unmet(r)
 	}
-	if !a.now.Before(r.Arrival.Add(a.bounds(m).Timeout)) {
-		return a.timeout(m)
+	if !a.now.Before(r.Arrival.Add(a.patience(m, r))) {
+		return a.timeout(m, r)
 	}
 	if !r.Reserved && !r.Returned && !a.makeRoom(m, r, n) {
-		return a.full(m)
+		return a.full(m, r)
 	}
 	return nil
 }
 
-func (a *arrivals) full(m *model) error {
-	key := "prefill.queue.max"
+// patience is how long a request may wait from its first arrival.
+func (a *arrivals) patience(m *model, r *Request) time.Duration {
+	if r.Batch {
+		return a.cfg.Queue.BatchTimeout
+	}
+	return a.bounds(m).Timeout
+}
+
+func (a *arrivals) full(m *model, r *Request) error {
+	key, most := "prefill.queue.max", a.bounds(m).Max
 	if m.early() {
 		key = "pool.size"
 	}
-	return &FullError{m.name, a.bounds(m).Max, key}
+	if r.Batch {
+		key, most = "half of "+key+" for batch", queue.Share(most)
+	}
+	return &FullError{m.name, most, key}
 }
 
 // makeRoom displaces those that yield to n requests like this one, none unless
 // there is room for all then.
 func (a *arrivals) makeRoom(m *model, r *Request, n int) bool {
-	displaced, ok := m.line.MakeRoom(r.Priority, r.Key, n, a.bounds(m).Max)
+	displaced, ok := m.line.MakeRoom(r.class(), r.Key, n, a.bounds(m).Max)
 	for _, e := range displaced {
 		a.metrics.displaced.Inc()
-		e.Of.conclude(nil, a.full(m))
+		e.Of.conclude(nil, a.full(m, &e.Of.Request))
 	}
 	return ok
 }
 
 func (a *arrivals) wait(m *model, p *policy.Policy, r Request) *waiter {
-	w := &waiter{Request: r, policy: p, since: a.now, until: r.Arrival.Add(a.bounds(m).Timeout), done: make(chan struct{})}
-	w.entry = queue.Entry[*waiter]{Of: w, Key: r.Key, Priority: r.Priority, Tokens: r.PromptTokens, Arrival: r.Arrival, Deadline: r.Deadline, Reserved: r.Reserved}
+	w := &waiter{Request: r, policy: p, since: a.now, until: r.Arrival.Add(a.patience(m, &r)), done: make(chan struct{})}
+	w.entry = queue.Entry[*waiter]{Of: w, Key: r.Key, Priority: r.class(), Tokens: r.PromptTokens, Arrival: r.Arrival, Deadline: r.Deadline, Reserved: r.Reserved}
 	m.line.Add(&w.entry)
 	a.moved(m, &w.Request, true)
 	return w
 }
 
 // timeout says what a request waited for in vain.
-func (a *arrivals) timeout(m *model) error {
-	timeout := a.bounds(m).Timeout
+func (a *arrivals) timeout(m *model, r *Request) error {
+	timeout := a.patience(m, r)
 	if len(m.servers) == 0 {
 		return fmt.Errorf("%w: no region took model %q for %v", ErrQueueTimeout, m.name, timeout)
 	}
 	if !slices.ContainsFunc(m.servers, func(c *candidate) bool { return c.Live }) {
 		return fmt.Errorf("%w for model %q: all %d take connections and answer nothing, for %v now; check their /health", ErrUnavailable, m.name, len(m.servers), timeout)
+	}
+	if r.Batch && !r.Reserved {
+		return fmt.Errorf("%w: other requests left nothing of model %q to batch for %v; send batch when there are fewer, add engines, or raise prefill.queue.batch_timeout", ErrQueueTimeout, m.name, timeout)
 	}
 	for _, c := range m.servers {
 		if c.Live && !c.account.Closed(a.now) {
@@ -203,7 +217,7 @@ func (a *arrivals) sendSiblings(m *model, w *waiter) {
 
 // moved tells who follows how the arrival queue moves.
 func (a *arrivals) moved(m *model, r *Request, entered bool) {
-	if r.Elsewhere != nil {
+	if r.Elsewhere != nil && !r.Batch {
 		r.Elsewhere.Queued(a.now, entered, m.line.Fresh())
 	}
 }

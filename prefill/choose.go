@@ -107,7 +107,6 @@ func (d *chooser) count(l *Lease, choice policy.Choice, kept string, watch steer
 		d.metrics.hotFiltered.Inc()
 	}
 	d.metrics.decided(l.Policy, reason)
-	d.metrics.queueWait.Observe(l.Wait.Seconds())
 	return reason
 }
 

@@ -42,10 +42,14 @@ func TestAWaitEndsAtTheDeadline(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		pool := newPlaces(0)
 		tier := newTier(t, up("a"), withPlaces(pool))
+		ctx, leave := context.WithCancel(t.Context())
+		ahead := start(ctx, tier, Request{ID: "ahead", Priority: 1}) // so that nobody looks at those behind it
 		waits := start(t.Context(), tier, by("r", 3*time.Second))
 		got := <-waits
 		require.ErrorIs(t, got.err, ErrDeadline)
 		require.Equal(t, 3*time.Second, got.after)
+		leave()
+		<-ahead
 		_, err := tier.Acquire(t.Context(), by("r", -1))
 		require.ErrorIs(t, err, ErrDeadline, "it had passed before")
 		pool.Release()

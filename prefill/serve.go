@@ -44,6 +44,12 @@ func (d *chooser) serve(m *model, p *policy.Policy, r *Request, since, start tim
 		return nil, noGate
 	}
 	eligible = d.filterFresh(eligible)
+	if r.Batch && !r.Reserved { // a retry has had its turn
+		eligible = slices.DeleteFunc(eligible, func(c *candidate) bool { return !d.leaves(c) })
+		if len(eligible) == 0 {
+			return nil, nobody // batch is the last of its line
+		}
+	}
 	if !slices.ContainsFunc(eligible, func(c *candidate) bool { return d.canStart(r, c) }) {
 		if !r.Deadline.IsZero() && d.look(m, r, eligible) && d.misses(r, eligible) {
 			return nil, missed
@@ -97,6 +103,7 @@ func (d *chooser) serve(m *model, p *policy.Policy, r *Request, since, start tim
 		d.steer.Affinity.Went(r.Session, c.ID, d.now)
 	}
 	d.metrics.shadow(d.steer.Shadow(&query, d.view, choice.Index))
+	d.waited(r, lease)
 	reason := d.count(lease, choice, kept, watch, len(eligible))
 	if d.cfg.Explain {
 		lease.Grounds = d.grounds(p, choice.Index, reason, kept != steer.Kept)

@@ -29,7 +29,7 @@ const (
 const longestDeadline = 24 * time.Hour
 
 // steer reads what a request says about its way: its session, which anybody may
-// name or end, and the deadline, the prefill policy and the engines, which only a trusted caller may.
+// name or end, and the class, the deadline, the prefill policy and the engines, which only a trusted caller may.
 func (d *Door) steer(ctx *fasthttp.RequestCtx, in *incoming, m fleet.Route, body *mooncake.Body) *openai.Error {
 	session := ctx.Request.Header.Peek(request.SessionHeader)
 	for _, key := range [...]string{"prompt_cache_key", "user"} {
@@ -52,13 +52,8 @@ func (d *Door) steer(ctx *fasthttp.RequestCtx, in *incoming, m fleet.Route, body
 				request.SessionEndHeader+" is "+strconv.Quote(string(said))+"; write true with the last request of a session, or leave it out")
 		}
 	}
-	if said := ctx.Request.Header.Peek(request.DeadlineHeader); len(said) > 0 && (in.key.Trusted || in.From != nil) {
-		n, err := strconv.ParseInt(string(said), 10, 64)
-		if err != nil || n < 1 || n > longestDeadline.Milliseconds() {
-			return openai.NewError(http.StatusBadRequest, "bad_deadline",
-				fmt.Sprintf("%s must be a whole number from 1 to %d; leave it out if the first token may come at any time", request.DeadlineHeader, longestDeadline.Milliseconds()))
-		}
-		in.Deadline = in.Told.Arrival.Add(time.Duration(n) * time.Millisecond)
+	if fail := in.schedule(&ctx.Request.Header); fail != nil {
+		return fail
 	}
 	if said := ctx.Request.Header.Peek(disaggregateHeader); len(said) > 0 && in.key.Trusted {
 		in.Disaggregate = string(said)
@@ -74,6 +69,30 @@ func (d *Door) steer(ctx *fasthttp.RequestCtx, in *incoming, m fleet.Route, body
 		}
 	}
 	return d.aim(ctx, in, m)
+}
+
+// schedule reads how long a request may wait: its class, which is its key's unless a trusted caller says another, and
+// the trusted caller's deadline. Another dispatcher is trusted.
+func (r *incoming) schedule(h *fasthttp.RequestHeader) *openai.Error {
+	r.Batch = r.key.Batch
+	if !r.key.Trusted && r.From == nil {
+		return nil
+	}
+	if said := h.Peek(request.ClassHeader); len(said) > 0 {
+		if r.Batch = string(said) == request.ClassBatch; !r.Batch && string(said) != request.ClassOnline {
+			return openai.NewError(http.StatusBadRequest, "bad_class",
+				strconv.Quote(string(said))+" is no class; write batch or online in "+request.ClassHeader+", or leave it out for that of your key")
+		}
+	}
+	if said := h.Peek(request.DeadlineHeader); len(said) > 0 {
+		n, err := strconv.ParseInt(string(said), 10, 64)
+		if err != nil || n < 1 || n > longestDeadline.Milliseconds() {
+			return openai.NewError(http.StatusBadRequest, "bad_deadline",
+				fmt.Sprintf("%s must be a whole number from 1 to %d; leave it out if the first token may come at any time", request.DeadlineHeader, longestDeadline.Milliseconds()))
+		}
+		r.Deadline = r.Told.Arrival.Add(time.Duration(n) * time.Millisecond)
+	}
+	return nil
 }
 
 // aim reads which engines a trusted caller wants.

@@ -33,9 +33,13 @@ func (j *job) send(ctx *fasthttp.RequestCtx, way *geo.Forward) (life.What, *open
 	}
 	j.told.Tell(journal.Event{What: journal.Entered, Phase: journal.Transfer, Left: j.client.Left(), Call: "forward", Peer: f.PeerID()})
 	j.client.OnGone(f.Leave)
+	var held time.Duration
+	if j.in.Batch {
+		held = j.srv.Settings().Prefill.Queue.BatchTimeout
+	}
 	whole, failure := f.Send(&geo.Request{
 		Method: http.MethodPost, Target: string(ctx.RequestURI()), Headers: j.told.Carry(j.passedOn(ctx)), Body: j.body.Splice(nil, mooncake.Reserved, nil),
-		Stream: j.req.Stream, Deadline: j.in.Patience, Most: f.mayRelay(),
+		Stream: j.req.Stream, Deadline: j.in.Patience, Held: held, Most: f.mayRelay(),
 	})
 	switch {
 	case failure != nil:
@@ -56,6 +60,9 @@ func (j *job) passedOn(ctx *fasthttp.RequestCtx) (headers []engine.Header) {
 		if s := ctx.Request.Header.Peek(name); len(s) > 0 {
 			headers = append(headers, engine.Header{Name: name, Value: string(s)})
 		}
+	}
+	if j.in.Batch {
+		headers = append(headers, engine.Header{Name: ClassHeader, Value: ClassBatch})
 	}
 	if !j.in.Deadline.IsZero() { // what is left of it
 		left := max(1, time.Until(j.in.Deadline).Milliseconds())

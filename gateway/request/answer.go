@@ -20,6 +20,7 @@ import (
 const (
 	SessionHeader    = "X-Evenkeel-Session"
 	SessionEndHeader = "X-Evenkeel-Session-End"
+	ClassHeader      = "X-Evenkeel-Class"       // batch or online
 	DeadlineHeader   = "X-Evenkeel-Deadline-Ms" // from arrival until the first token is wanted
 	PolicyHeader     = "X-Evenkeel-Policy"      // of prefill: asked for, or used
 )

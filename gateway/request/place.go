@@ -48,8 +48,12 @@ func (j *job) place(c prefill.Candidate, tokens int, enqueue func(*pool.Entry) <
 	if c.Mixed { // the candidate is the ranks themselves
 		region, area, at, on = c.Region, c.Board, "", c.Board
 	}
+	arrival := j.arrive
+	if j.in.Batch && !j.life.Resumed() { // what it was held back for puts it before nobody, and takes nothing of its time here
+		arrival = time.Now()
+	}
 	e := &pool.Entry{
-		ID: j.srv.nextID(), Model: on, Prompt: tokens, Age: j.resume.before, Key: j.promptHash(), Arrival: j.arrive, Entered: time.Now(),
+		ID: j.srv.nextID(), Model: on, Prompt: tokens, Age: j.resume.before, Key: j.promptHash(), Arrival: arrival, Entered: time.Now(),
 		Only: j.in.ToDecode, Avoid: j.avoid.decode, Prefiller: at, Response: j.req.Endpoint == mooncake.Responses,
 	}
 	got, lost := enqueue(e), j.srv.Owner.Losses() // the entry has the place in the pool now

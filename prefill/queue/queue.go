@@ -11,8 +11,13 @@ package queue
 import (
 	"container/heap"
 	"container/list"
+	"math"
 	"time"
 )
+
+// Batch is the priority below all others: of requests that take only what others leave. A line has at most half of its
+// places for them, and they count in no backlog.
+const Batch = math.MinInt
 
 // Queue is the lines of all models.
 type Queue[T any] struct {
@@ -58,7 +63,8 @@ type Line[T any] struct {
 	turns   ordered[*lane[T]] // the first is served next
 	longest ordered[*lane[T]] // the first gives way
 	fresh   int               // in all lanes
-	tokens  int64             // of their prompts
+	batch   int               // of these, of priority Batch
+	tokens  int64             // of the prompts of the others
 
 	settledIn, shutIn uint64 // rounds
 }
@@ -102,8 +108,13 @@ func (q *Queue[T]) ByPriority() map[int]int {
 	return n
 }
 
-// Fresh is how many requests wait in the line, without retries.
-func (l *Line[T]) Fresh() int { return l.fresh }
+// Fresh is how many requests wait in the line, without retries and batch.
+func (l *Line[T]) Fresh() int { return l.fresh - l.batch }
+
+// Online reports whether a request waits that is no batch.
+func (l *Line[T]) Online() bool {
+	return l.Fresh() > 0 || l.retries.Len() > 0 && l.retries.members[0].Priority != Batch
+}
 
 // Tokens are those of the prompts of Fresh.
 func (l *Line[T]) Tokens() int64 { return l.tokens }
@@ -111,14 +122,16 @@ func (l *Line[T]) Tokens() int64 { return l.tokens }
 // Empty reports whether no request waits in the line.
 func (l *Line[T]) Empty() bool { return l.fresh+l.retries.Len() == 0 }
 
-// Backlog is how many requests wait, retries included, and the tokens of their
-// prompts.
+// Backlog is how many requests wait, retries included and batch not, and the tokens of
+// their prompts.
 func (l *Line[T]) Backlog() (requests int, tokens int64) {
-	tokens = l.tokens
+	requests, tokens = l.Fresh(), l.tokens
 	for _, e := range l.retries.members {
-		tokens += int64(e.Tokens)
+		if e.Priority != Batch {
+			requests, tokens = requests+1, tokens+int64(e.Tokens)
+		}
 	}
-	return l.fresh + l.retries.Len(), tokens
+	return requests, tokens
 }
 
 // Waits reports whether a request waits that would be served first: without a place
@@ -276,8 +289,7 @@ func (l *Line[T]) Add(e *Entry[T]) {
 		e.at = lane.entries.InsertAfter(e, at)
 	}
 	e.lane = lane
-	l.fresh++
-	l.tokens += int64(e.Tokens)
+	l.count(e, 1)
 	f.class.waiting++
 	if !e.fixed {
 		lane.loose++
@@ -288,6 +300,15 @@ func (l *Line[T]) Add(e *Entry[T]) {
 	} else {
 		heap.Fix(&l.turns, lane.turn)
 		heap.Fix(&l.longest, lane.length)
+	}
+}
+
+func (l *Line[T]) count(e *Entry[T], n int) {
+	l.fresh += n
+	if e.Priority == Batch {
+		l.batch += n
+	} else {
+		l.tokens += int64(n * e.Tokens)
 	}
 }
 
@@ -333,8 +354,7 @@ func (e *Entry[T]) Remove() bool {
 	}
 	e.lane, e.at = nil, nil
 	e.forgetDeadline()
-	l.fresh--
-	l.tokens -= int64(e.Tokens)
+	l.count(e, -1)
 	l.queue.waiting--
 	if lane.class.waiting--; lane.class.waiting == 0 {
 		delete(l.queue.classes, lane.priority)
@@ -390,7 +410,11 @@ func (e *Entry[T]) Fix() {
 // then.
 func (l *Line[T]) MakeRoom(priority int, key string, n, most int) (displaced []*Entry[T], ok bool) {
 	own := l.waitingOf(priority, key) + n
-	for over := l.fresh + n - most; over > 0; over-- {
+	over := l.fresh + n - most
+	if priority == Batch {
+		over = max(over, l.batch+n-Share(most))
+	}
+	for ; over > 0; over-- {
 		e := l.yields(priority, key, own)
 		if e == nil {
 			for _, e := range displaced {
@@ -403,6 +427,9 @@ func (l *Line[T]) MakeRoom(priority int, key string, n, most int) (displaced []*
 	}
 	return displaced, true
 }
+
+// Share is how many requests of a line that has so many places may be batch.
+func Share(most int) int { return max(1, most/2) }
 
 // yields is the request that leaves a full line for one of that priority and key,
 // of which `own` would wait then; nil: none. It is the last of the key that has
