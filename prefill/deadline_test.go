@@ -27,9 +27,9 @@ func TestTheEarliestDeadlineIsServedFirst(t *testing.T) {
 		pool := newPlaces(0)
 		tier := newTier(t, up("a"), withPlaces(pool))
 		pool.wake = tier.Wake
-		any := start(t.Context(), tier, Request{ID: "any"})
+		rest := start(t.Context(), tier, Request{ID: "any"})
 		late, soon := start(t.Context(), tier, by("late", 9*time.Second)), start(t.Context(), tier, by("soon", 5*time.Second))
-		for _, next := range []<-chan outcome{soon, late, any} {
+		for _, next := range []<-chan outcome{soon, late, rest} {
 			pool.Release()
 			synctest.Wait()
 			require.NoError(t, (<-next).err)
