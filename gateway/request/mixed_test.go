@@ -1,6 +1,7 @@
 package request
 
 import (
+	"cmp"
 	"testing"
 	"time"
 
@@ -24,12 +25,13 @@ import (
 type listens struct {
 	Dispatcher
 	told pool.Entry
+	err  error // nil: no rank is there
 }
 
 func (l *listens) EnqueueMixed(e *pool.Entry, _ []board.Hit) <-chan dispatcher.Result {
 	l.told = *e
 	got := make(chan dispatcher.Result, 1)
-	got <- dispatcher.Result{Err: board.ErrNoWorkers}
+	got <- dispatcher.Result{Err: cmp.Or(l.err, board.ErrNoWorkers)}
 	return got
 }
 
@@ -94,6 +96,38 @@ func TestWhatIsToldOfARequestForRanksThatDoBoth(t *testing.T) {
 			} else {
 				require.Equal(t, from.Add(row.patience), l.told.Deadline)
 			}
+		})
+	}
+}
+
+// A request that got no rank by its deadline is told so, and any other that it waited too long.
+func TestADeadlineThatPassesWhileNoRankHasRoom(t *testing.T) {
+	for name, row := range map[string]struct {
+		deadline time.Duration // from now; 0: none
+		err      error
+		want     string
+	}{
+		"it has passed":      {-time.Millisecond, pool.ErrTimeout, "deadline_unmet"},
+		"it has not":         {time.Hour, pool.ErrTimeout, "pool_timeout"},
+		"there is none":      {0, pool.ErrTimeout, "pool_timeout"},
+		"the ranks are gone": {-time.Millisecond, board.ErrNoWorkers, "decode_unavailable"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			srv := newServer(t, func(*config.Config, *Env) {})
+			srv.Env.Dispatcher = &listens{Dispatcher: srv.Env.Dispatcher, err: row.err}
+			kid, in := edge.NewDeparture(zap.NewNop()), &Incoming{Told: srv.Journal.Request(journal.Facts{ID: "x"})}
+			if row.deadline != 0 {
+				in.Deadline = time.Now().Add(row.deadline)
+			}
+			body, err := mooncake.ScanBody([]byte(`{"prompt":"a"}`), 0)
+			require.NoError(t, err)
+			j := &job{
+				srv: srv.Server, req: &openai.Request{Endpoint: mooncake.Completions}, body: body, client: reader{struct{ client }{kid}},
+				model: fleet.Route{Name: "m", Board: "m"}, in: in, told: in.Told, arrive: time.Now(),
+			}
+			srv.Places.Reserve()
+			_, f := j.placeMixed(&prefill.Lease{Candidate: prefill.Candidate{ID: "g", Board: "m+aggregated", Mixed: true}})
+			require.Equal(t, row.want, f.Answer.Code)
 		})
 	}
 }

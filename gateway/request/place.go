@@ -88,7 +88,7 @@ func (j *job) place(c prefill.Candidate, tokens int, enqueue func(*pool.Entry) <
 			return withdraw(life.Leaving, failure.Leaving())
 		}
 	}
-	if e.Early && errors.Is(r.Err, pool.ErrUnbound) || e.Mixed && errors.Is(r.Err, pool.ErrTimeout) { // nothing is prefilled yet
+	if e.Early && errors.Is(r.Err, pool.ErrUnbound) || c.Mixed && errors.Is(r.Err, pool.ErrTimeout) { // nothing is prefilled yet
 		if by := j.wanted(); !by.IsZero() && !time.Now().Before(by) {
 			return nil, failure.Of(life.Ended{Why: life.NoRank}, failure.Deadline(), prefill.ErrDeadline)
 		}
