@@ -45,6 +45,7 @@ type Status struct {
 	Drains     []DrainStatus             `json:"drains"` // of engines and ranks
 	Discovery  *discover.Status          `json:"discovery,omitempty"`
 	Prefill    []prefill.CandidateStatus `json:"prefill"`
+	Batch      prefill.BatchStatus       `json:"batch"`
 	Dispatch   board.Status              `json:"dispatch"`
 	Advice     []advice.Advice           `json:"advice,omitempty"` // on the number of ranks, one a model; none yet, or off
 }
@@ -60,7 +61,7 @@ func (g *Gateway) Status(ctx context.Context) Status {
 	ready, why := g.Ready()
 	s := Status{
 		Ready: ready, Why: why, Started: g.started, Open: g.requests.Open(), PoolPlaces: g.places.Size(), PoolUsed: g.places.Used(), Config: *g.config.Status(), Drain: g.service.State(), HA: g.HA(),
-		Engines: g.fleet.Statuses(), Prefill: g.tier.Status(), Dispatch: g.dispatcher.Status(ctx),
+		Engines: g.fleet.Statuses(), Prefill: g.tier.Status(), Batch: g.tier.Batch(), Dispatch: g.dispatcher.Status(ctx),
 		Advice: g.advice.Latest(),
 	}
 	s.Drains, s.Discovery = g.fleet.Drains(s.Dispatch, s.Prefill), g.discovery.State()

@@ -159,6 +159,86 @@ func TestAPriorityThatIsNone(t *testing.T) {
 	require.EqualValues(t, 6, c.metric(`evenkeel_requests_total{outcome="bad_priority"}`))
 }
 
+// The earliest deadline is served first, and a request whose deadline passes ends before anything is computed for it.
+func TestDeadlines(t *testing.T) {
+	t.Parallel()
+	c, free := jam(t, 100, "ops ek-ops , trusted: true", "team ek-team")
+	const header = "X-Evenkeel-Deadline-Ms"
+	late := c.post(chatPath, chat("a", ""), "Authorization", "Bearer ek-ops", header, "50")
+	require.Equal(t, http.StatusServiceUnavailable, late.status)
+	code, _, _ := failure(t, late)
+	require.Equal(t, "deadline_unmet", code)
+	require.Equal(t, "1", late.header.Get("Retry-After"))
+	var all []<-chan reply
+	send := func(tokens int, key string, header ...string) {
+		all = append(all, c.queued(key, chat("a", fmt.Sprintf(`"max_tokens":%d,"ignore_eos":true,`, tokens)), header...))
+	}
+	send(2, "ek-ops")
+	send(3, "ek-team", header, "1") // not trusted: without effect
+	send(4, "ek-ops", header, "80000000")
+	send(5, "ek-ops", header, "70000000")
+	free()
+	for _, r := range all {
+		require.Equal(t, 200, (<-r).status)
+	}
+	c.settled(false)
+	var order []int
+	for _, r := range c.records() {
+		order = append(order, r.OutputTokens)
+	}
+	require.Equal(t, []int{0, 0, 5, 4, 3, 2}, order, "then it is the turn of the other key")
+	require.EqualValues(t, 1, c.metric(`evenkeel_requests_total{outcome="deadline_unmet"}`))
+}
+
+// Batch is held back while other requests wait or run that need its slot, and runs when they have ended. By key or by
+// header, it is seen in the status, on the page and in the metrics.
+func TestBatchBesideOnline(t *testing.T) {
+	t.Parallel()
+	file := filepath.Join(t.TempDir(), "keys.yaml")
+	keyFile(t, file, "night ek-night , batch: true", "ops ek-ops , trusted: true", "nightops ek-nightops , trusted: true, batch: true")
+	keyed := func(cfg *config.Config) { cfg.KeysFile = file }
+	for name, begin := range map[string]func(*testing.T) *cluster{
+		"pairs": func(t *testing.T) *cluster {
+			return start(t, options{decode: []refengine.Config{{Slots: 2}}, configure: keyed})
+		},
+		"aggregated": func(t *testing.T) *cluster {
+			return start(t, options{mixed: []refengine.Config{{Slots: 2}}, configure: keyed})
+		},
+		"bound on arrival": func(t *testing.T) *cluster {
+			return early(t, refengine.SGLang, options{decode: []refengine.Config{{Slots: 2}}, configure: keyed})
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			c := begin(t)
+			ctx, leave := context.WithCancel(t.Context())
+			req, err := http.NewRequestWithContext(ctx, http.MethodPost, c.url+chatPath, strings.NewReader(chat(reftext.MakePrompt(1, 600), `"stream":true,"ignore_eos":true,`)))
+			require.NoError(t, err)
+			req.Header.Set("Authorization", "Bearer ek-ops")
+			resp, err := c.http.Do(req)
+			require.NoError(t, err)
+			defer func() { _ = resp.Body.Close() }()
+			body := chat("a", `"max_tokens":2,`)
+			held := c.queued("ek-night", body)
+			second := c.queued("ek-ops", body, "X-Evenkeel-Class", "batch")
+			require.EqualValues(t, 2, c.metric(`evenkeel_prefill_queue_requests{priority="batch"}`))
+			require.Equal(t, 200, c.post(chatPath, body, "Authorization", "Bearer ek-ops").status, "an online request finds a slot")
+			require.Equal(t, 200, c.post(chatPath, body, "Authorization", "Bearer ek-nightops", "X-Evenkeel-Class", "online").status)
+			require.Equal(t, 2, c.gw.Status(t.Context()).Batch.Waiting)
+			require.Contains(t, c.get("/status").body, `"batch": {`)
+			leave()
+			require.Equal(t, 200, (<-held).status)
+			require.Equal(t, 200, (<-second).status)
+			c.settled(false)
+			require.EqualValues(t, 2, c.metric("evenkeel_prefill_batch_wait_seconds_count"))
+			got := c.gw.Status(t.Context()).Batch
+			require.EqualValues(t, 2, got.Ran)
+			require.Positive(t, got.HeldS)
+			require.Zero(t, got.Waiting)
+		})
+	}
+}
+
 func TestAFullQueueMakesRoom(t *testing.T) {
 	t.Parallel()
 	c, free := jam(t, 3, "crowd ek-crowd", "one ek-one", "ops ek-ops , priority: 5")

@@ -160,6 +160,34 @@ func TestAForwardedAnswerIsTheLocalOneByteForByte(t *testing.T) {
 	}
 }
 
+// Another region has what is left of a request's deadline, and its class. That a deadline cannot be met is no failure of that region.
+func TestADeadlineAndAClassGoAlong(t *testing.T) {
+	t.Parallel()
+	file := filepath.Join(t.TempDir(), "keys.yaml")
+	keyFile(t, file, "ops ek-ops , trusted: true")
+	us, eu := pair(t, options{configure: func(cfg *config.Config) { remote(cfg); cfg.KeysFile = file }}, options{dirty: true, configure: func(cfg *config.Config) {
+		cfg.Geo.Policy, cfg.Pool.Size = "local-only", 1
+	}})
+	require.NoError(t, eu.prefill[0].SetFaults(refengine.Rule{Fault: refengine.Slow, DelayMS: 60_000}))
+	jam := make(chan reply, 1)
+	go func() { jam <- eu.post(chatPath, chat("jam", "")) }()
+	eu.eventually("the only place is taken", func() bool { return eu.gw.Status(t.Context()).PoolUsed == 1 })
+	got := us.post(chatPath, chat("one", ""), "Authorization", "Bearer ek-ops", "X-Evenkeel-Deadline-Ms", "200")
+	require.Equal(t, http.StatusServiceUnavailable, got.status, got.body)
+	require.Equal(t, "deadline_unmet", code(got.body))
+	require.Equal(t, 1.0, us.metric(`evenkeel_geo_forwards_total{outcome="relayed_error",peer="eu-1"}`))
+	require.Equal(t, 1.0, eu.metric(`evenkeel_requests_total{outcome="deadline_unmet"}`))
+	batch := make(chan reply, 1)
+	go func() {
+		batch <- us.post(chatPath, chat("one", ""), "Authorization", "Bearer ek-ops", "X-Evenkeel-Class", "batch")
+	}()
+	eu.eventually("batch waits there", func() bool { return eu.gw.Status(t.Context()).Batch.Waiting == 1 })
+	require.NoError(t, eu.prefill[0].SetFaults())
+	eu.prefill[0].Close()
+	<-jam
+	<-batch
+}
+
 func TestARequestThatWantsToStayDoes(t *testing.T) {
 	t.Parallel()
 	us, _ := pair(t, options{configure: remote}, options{})

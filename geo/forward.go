@@ -75,8 +75,9 @@ type Request struct {
 	Headers        []engine.Header
 	Body           [][]byte
 	Stream         bool
-	Deadline       time.Time // when the client gives up; zero: unknown
-	Most           int64     // bytes of a streamed answer; 0: any number
+	Deadline       time.Time     // when the client gives up; zero: unknown
+	Held           time.Duration // that the peer may hold it back besides, as it does with batch
+	Most           int64         // bytes of a streamed answer; 0: any number
 }
 
 // Failure is a forward that gave the client nothing.

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"net/http"
 	"slices"
 	"strconv"
 	"time"
@@ -34,6 +35,7 @@ func (f *Forward) send(r *Request) (*Relay, error) {
 	if f.peer.sibling {
 		deadline = now.Add(n.cfg.Whole)
 	}
+	deadline = deadline.Add(r.Held)
 	if !r.Deadline.IsZero() && r.Deadline.Before(deadline) {
 		deadline, f.hurried = r.Deadline, true
 	}
@@ -94,7 +96,8 @@ func (f *Forward) refusal(status int) error {
 	e := &refused{status: status, reject: reject}
 	contentType := string(f.resp.ContentType())
 	body, err := f.resp.ReadAll(1 << 20)
-	if err == nil && reject == "" && (slices.Contains(relayed, status) || f.peer.sibling) { // a sibling tried all that there is
+	unmet := reject == RejectDeadline && status == http.StatusServiceUnavailable                       // the request's own deadline cannot be met, not ours
+	if err == nil && (unmet || reject == "" && (slices.Contains(relayed, status) || f.peer.sibling)) { // a sibling tried all that there is
 		e.relay = &Relay{Status: status, ContentType: contentType, Body: body}
 	}
 	return e

@@ -42,7 +42,7 @@ func (a *arrivals) receive(r *Request) (*model, *policy.Policy, error) {
 	}
 	a.serve()
 	m := a.modelOf(r.Model)
-	if !r.Reserved && len(r.Exclude) == 0 {
+	if !r.Reserved && !r.Batch && len(r.Exclude) == 0 {
 		m.pace.Arrived(a.now)
 	}
 	return m, p, nil
@@ -57,59 +57,80 @@ func (a *arrivals) atOnce(m *model, p *policy.Policy, r *Request) (*Lease, error
 	a.queue.StartRound()
 	lease, why := a.choose.tryServe(m, p, r, a.now)
 	a.choose.letGo()
-	if why == away {
+	switch why {
+	case away:
 		a.forgetEmpty(m)
 		return nil, ErrElsewhere
+	case missed:
+		a.forgetEmpty(m)
+		return nil, a.unmet(r)
 	}
 	return lease, nil
 }
 
 // mayWait makes room in the queue for n requests like this one.
 func (a *arrivals) mayWait(m *model, r *Request, n int) error {
-	if !a.now.Before(r.Arrival.Add(a.bounds(m).Timeout)) {
-		return a.timeout(m)
+	if r.late(a.now) {
+		return a.unmet(r)
+	}
+	if !a.now.Before(r.Arrival.Add(a.patience(m, r))) {
+		return a.timeout(m, r)
 	}
 	if !r.Reserved && !r.Returned && !a.makeRoom(m, r, n) {
-		return a.full(m)
+		return a.full(m, r)
 	}
 	return nil
 }
 
-func (a *arrivals) full(m *model) error {
-	key := "prefill.queue.max"
+// patience is how long a request may wait from its first arrival.
+func (a *arrivals) patience(m *model, r *Request) time.Duration {
+	if r.Batch {
+		return a.cfg.Queue.BatchTimeout
+	}
+	return a.bounds(m).Timeout
+}
+
+func (a *arrivals) full(m *model, r *Request) error {
+	key, most := "prefill.queue.max", a.bounds(m).Max
 	if m.early() {
 		key = "pool.size"
 	}
-	return &FullError{m.name, a.bounds(m).Max, key}
+	if r.Batch {
+		key, most = "half of "+key+" for batch", queue.Share(most)
+	}
+	return &FullError{m.name, most, key}
 }
 
 // makeRoom displaces those that yield to n requests like this one, none unless
 // there is room for all then.
 func (a *arrivals) makeRoom(m *model, r *Request, n int) bool {
-	displaced, ok := m.line.MakeRoom(r.Priority, r.Key, n, a.bounds(m).Max)
+	displaced, ok := m.line.MakeRoom(r.class(), r.Key, n, a.bounds(m).Max)
 	for _, e := range displaced {
 		a.metrics.displaced.Inc()
-		e.Of.conclude(nil, a.full(m))
+		e.Of.conclude(nil, a.full(m, &e.Of.Request))
 	}
 	return ok
 }
 
 func (a *arrivals) wait(m *model, p *policy.Policy, r Request) *waiter {
-	w := &waiter{Request: r, policy: p, since: a.now, until: r.Arrival.Add(a.bounds(m).Timeout), done: make(chan struct{})}
-	w.entry = queue.Entry[*waiter]{Of: w, Key: r.Key, Priority: r.Priority, Tokens: r.PromptTokens, Arrival: r.Arrival, Reserved: r.Reserved}
+	w := &waiter{Request: r, policy: p, since: a.now, until: r.Arrival.Add(a.patience(m, &r)), done: make(chan struct{})}
+	w.entry = queue.Entry[*waiter]{Of: w, Key: r.Key, Priority: r.class(), Tokens: r.PromptTokens, Arrival: r.Arrival, Deadline: r.Deadline, Reserved: r.Reserved}
 	m.line.Add(&w.entry)
 	a.moved(m, &w.Request, true)
 	return w
 }
 
 // timeout says what a request waited for in vain.
-func (a *arrivals) timeout(m *model) error {
-	timeout := a.bounds(m).Timeout
+func (a *arrivals) timeout(m *model, r *Request) error {
+	timeout := a.patience(m, r)
 	if len(m.servers) == 0 {
 		return fmt.Errorf("%w: no region took model %q for %v", ErrQueueTimeout, m.name, timeout)
 	}
 	if !slices.ContainsFunc(m.servers, func(c *candidate) bool { return c.Live }) {
 		return fmt.Errorf("%w for model %q: all %d answer nothing or take no requests for now, and have not for %v; look at their state in /status", ErrUnavailable, m.name, len(m.servers), timeout)
+	}
+	if r.Batch && !r.Reserved {
+		return fmt.Errorf("%w: other requests left nothing of model %q to batch for %v; send batch when there are fewer, add engines, or raise prefill.queue.batch_timeout", ErrQueueTimeout, m.name, timeout)
 	}
 	for _, c := range m.servers {
 		if c.Live && !c.account.Closed(a.now) {
@@ -119,12 +140,26 @@ func (a *arrivals) timeout(m *model) error {
 	return fmt.Errorf("%w: model %q waited %v; add prefillers or look for hand-offs that are not fetched", ErrKVExhausted, m.name, timeout)
 }
 
+// late reports whether the time is over in which the first token was wanted.
+func (r *Request) late(now time.Time) bool { return !r.Deadline.IsZero() && !now.Before(r.Deadline) }
+
+// unmet says why a request ends although it has waited no longer than any may.
+func (a *arrivals) unmet(r *Request) error {
+	if r.late(a.now) {
+		return fmt.Errorf("%w: its first token was wanted by now, and no prefiller could start it before; give it more time, or add prefillers", ErrDeadline)
+	}
+	return fmt.Errorf("%w: %v are left, and every prefiller is predicted to need longer; give it more time, or add prefillers", ErrDeadline, r.Deadline.Sub(a.now))
+}
+
 // serve serves all waiters that can pass now, in one order over all models. One whose best prefiller can take
 // no more is held for it, its tokens charged there for those behind it; they
 // pass where their best is another.
 func (a *arrivals) serve() {
 	if a.queue.Len() == 0 {
 		return
+	}
+	for e := a.queue.NextDeadline(); e != nil && !a.now.Before(e.Deadline); e = a.queue.NextDeadline() {
+		a.answer(a.models[e.Of.Model], e.Of, nil, a.unmet(&e.Of.Request))
 	}
 	a.queue.StartRound()
 	for e := a.queue.Next(); e != nil; e = a.queue.Next() {
@@ -143,6 +178,8 @@ func (a *arrivals) serve() {
 		case away:
 			a.answer(m, w, nil, ErrElsewhere)
 			a.sendSiblings(m, w)
+		case missed:
+			a.answer(m, w, nil, a.unmet(&w.Request))
 		case noPlace:
 			a.queue.NoPlaces()
 		case held:
@@ -180,18 +217,21 @@ func (a *arrivals) sendSiblings(m *model, w *waiter) {
 
 // moved tells who follows how the arrival queue moves.
 func (a *arrivals) moved(m *model, r *Request, entered bool) {
-	if r.Elsewhere != nil {
+	if r.Elsewhere != nil && !r.Batch {
 		r.Elsewhere.Queued(a.now, entered, m.line.Fresh())
 	}
 }
 
-// wakeAt is when a hold timeout, a canary, a gauge that becomes too old, the end of an
+// wakeAt is when a deadline, a hold timeout, a canary, a gauge that becomes too old, the end of an
 // outage or of patience may let somebody pass; zero: time alone does not.
 func (a *arrivals) wakeAt() (next time.Time) {
 	sooner := func(at time.Time) {
 		if at.After(a.now) && (next.IsZero() || at.Before(next)) {
 			next = at
 		}
+	}
+	if e := a.queue.NextDeadline(); e != nil {
+		sooner(e.Deadline)
 	}
 	if at, ok := a.ledger.NextExpiry(); ok {
 		sooner(at)

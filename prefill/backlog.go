@@ -6,7 +6,7 @@ import (
 	"evenkeel/prefill/policy"
 )
 
-// Backlog is what waits in the arrival queue for a model.
+// Backlog is what waits in the arrival queue for a model, without batch.
 type Backlog struct {
 	Requests int
 	Seconds  float64 // that one engine would prefill for, as learned and less the prefix hits there usually are
@@ -19,10 +19,13 @@ func (t *Tier) Backlogs() map[string]Backlog {
 	fresh := t.cache.Totals.Fresh()
 	all := map[string]Backlog{}
 	for name, m := range t.models {
-		if m.line.Empty() || len(m.servers) == 0 {
+		if len(m.servers) == 0 {
 			continue
 		}
 		requests, prompts := m.line.Backlog()
+		if requests == 0 {
+			continue
+		}
 		tokens := float64(prompts)
 		line, _ := t.line(name, m.servers[0])
 		each := line.Ms(fresh*tokens/float64(requests), (1-fresh)*tokens/float64(requests))

@@ -22,6 +22,7 @@ const (
 	held                       // its best one cannot; it is charged there for those behind it
 	away                       // it goes to another region
 	nobody                     // nor can any other that has no lease yet
+	missed                     // no prefill would end before its deadline
 )
 
 // look measures the eligible candidates for a request, into d.view, and says
@@ -40,6 +41,22 @@ func (d *chooser) look(m *model, r *Request, eligible []*candidate) (known bool)
 	}
 	policy.Aggregate(d.view)
 	return known
+}
+
+// misses says of the view that no prefill in it is predicted to end before the request's deadline. Nobody predicts
+// the prefills of ranks that decode beside them.
+func (d *chooser) misses(r *Request, eligible []*candidate) bool {
+	if r.Deadline.IsZero() {
+		return false
+	}
+	left := float64(r.Deadline.Sub(d.now)) / float64(time.Millisecond)
+	for i, c := range eligible {
+		line, known := d.line(r.Model, c)
+		if v := &d.view[i]; c.Mixed || !known || v.BacklogMs+v.RTTMs+line.Ms(v.NewTokens, v.HitTokens) <= left {
+			return false
+		}
+	}
+	return true
 }
 
 // tokensOf is the prompt's length: counted, or by the learned ratio.
@@ -90,7 +107,6 @@ func (d *chooser) count(l *Lease, choice policy.Choice, kept string, watch steer
 		d.metrics.hotFiltered.Inc()
 	}
 	d.metrics.decided(l.Policy, reason)
-	d.metrics.queueWait.Observe(l.Wait.Seconds())
 	return reason
 }
 
@@ -290,6 +306,7 @@ func (r *Request) promptBytes() int {
 func (r *Request) again() *Request {
 	again := *r
 	again.Reserved, again.Returned, again.Exclude, again.Elsewhere, again.Holder = true, true, nil, nil, nil
+	again.Deadline = time.Time{} // it has a decode rank already
 	return &again
 }
 

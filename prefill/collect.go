@@ -7,6 +7,7 @@ import (
 
 	"evenkeel/prefill/cache"
 	"evenkeel/prefill/ledger"
+	"evenkeel/prefill/queue"
 )
 
 // Collect implements prometheus.Collector.
@@ -49,7 +50,11 @@ func (t *Tier) Collect(ch chan<- prometheus.Metric) {
 	queued := t.queue.ByPriority()
 	queued[0] += 0 // priority 0 has its zero
 	for priority, n := range queued {
-		to.gauge(queueDesc, float64(n), strconv.Itoa(priority))
+		label := strconv.Itoa(priority)
+		if priority == queue.Batch {
+			label = "batch"
+		}
+		to.gauge(queueDesc, float64(n), label)
 	}
 	to.learned(&t.state, t.clock())
 }

@@ -80,6 +80,8 @@ type ScrapeConfig struct {
 type QueueConfig struct {
 	Max     int           `yaml:"max"`     // waiting requests, retries not counted
 	Timeout time.Duration `yaml:"timeout"` // counted from the request's first arrival
+	// BatchTimeout is that of batch requests: whoever sends them does not watch, and what is left over may come late.
+	BatchTimeout time.Duration `yaml:"batch_timeout"`
 }
 
 // RetryConfig bounds the attempts of one request and of all of them.
@@ -156,7 +158,7 @@ func Default() Config {
 		Disaggregation: Disaggregation{Mode: DisaggregateAlways, ThresholdTokens: strconv.Itoa(DefaultLocalThreshold), MaxLocalTokens: 512},
 
 		Scrape: ScrapeConfig{Interval: 500 * time.Millisecond, Timeout: 5 * time.Second}, // a busy Python server is slow, not dead
-		Queue:  QueueConfig{Max: 1000, Timeout: time.Minute},
+		Queue:  QueueConfig{Max: 1000, Timeout: time.Minute, BatchTimeout: 10 * time.Minute},
 		Retry:  RetryConfig{Attempts: 3, Base: 50 * time.Millisecond, Budget: 0.5}, // one prefiller of several that fails most of its probes does not use it up
 	}
 }
@@ -179,6 +181,7 @@ func (c Config) withDefaults() Config {
 	}
 	c.Scrape.Timeout = cmp.Or(c.Scrape.Timeout, d.Scrape.Timeout)
 	c.Queue.Max, c.Queue.Timeout = cmp.Or(c.Queue.Max, d.Queue.Max), cmp.Or(c.Queue.Timeout, d.Queue.Timeout)
+	c.Queue.BatchTimeout = cmp.Or(c.Queue.BatchTimeout, d.Queue.BatchTimeout)
 	c.Early.Max, c.Early.Timeout = cmp.Or(c.Early.Max, c.Queue.Max), cmp.Or(c.Early.Timeout, c.Queue.Timeout)
 	c.Retry.Attempts, c.Retry.Base, c.Retry.Budget = cmp.Or(c.Retry.Attempts, d.Retry.Attempts), cmp.Or(c.Retry.Base, d.Retry.Base), cmp.Or(c.Retry.Budget, d.Retry.Budget)
 	if c.Log == nil {

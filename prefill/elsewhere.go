@@ -66,7 +66,7 @@ func (t *Tier) Offers(f func(model string, l *Local)) {
 	}
 }
 
-// Waiting is how many requests are in a model's arrival queue.
+// Waiting is how many requests are in a model's arrival queue, without batch.
 func (t *Tier) Waiting(model string) int {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -64,6 +64,9 @@ func (t *Tier) enterAll(legs []Request) (tickets []Ticket, err error) {
 		}
 		if i == 0 {
 			stay(legs)
+			for i := range legs { // the first token is that of this one
+				legs[i].Deadline = time.Time{}
+			}
 		}
 		tickets = append(tickets, Ticket{tier: t, lease: lease})
 	}

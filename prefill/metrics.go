@@ -23,6 +23,7 @@ type metrics struct {
 	canaries        *prometheus.CounterVec
 	probeSeconds    *prometheus.HistogramVec
 	queueWait       prometheus.Histogram
+	batchWait       prometheus.Histogram
 	displaced       prometheus.Counter
 	attempts        *prometheus.CounterVec
 	filterSkipped   *prometheus.CounterVec
@@ -59,7 +60,9 @@ func newMetrics(policies []string) *metrics {
 		probeSeconds: prometheus.NewHistogramVec(histogram("prefill_probe_seconds",
 			"Time from the choice of a prefill engine to the end of the probe.", prometheus.ExponentialBuckets(0.005, 2, 16)), []string{"candidate", "outcome"}),
 		queueWait: prometheus.NewHistogram(histogram("prefill_queue_wait_seconds",
-			"Time in the arrival queue of requests that got an engine.", prometheus.ExponentialBuckets(0.0001, 3, 13))),
+			"Time in the arrival queue of requests that got an engine. Batch requests do not count.", prometheus.ExponentialBuckets(0.0001, 3, 13))),
+		batchWait: prometheus.NewHistogram(histogram("prefill_batch_wait_seconds",
+			"Time for which batch requests were held back before they got an engine. Their count is how many ran.", prometheus.ExponentialBuckets(0.01, 4, 9))),
 		displaced: prometheus.NewCounter(counter("prefill_queue_displaced_total",
 			"Requests that left a full arrival queue with a 429, for a request of a higher priority or of a key that had fewer there.")),
 		attempts: prometheus.NewCounterVec(counter("prefill_attempts_total",
@@ -160,7 +163,7 @@ func (m *metrics) forget(candidate string) {
 
 // register exports them, and what the tier collects itself.
 func (m *metrics) register(r prometheus.Registerer, t *Tier) error {
-	for _, c := range []prometheus.Collector{m.decisions, m.decisionSeconds, m.canaries, m.probeSeconds, m.queueWait, m.displaced,
+	for _, c := range []prometheus.Collector{m.decisions, m.decisionSeconds, m.canaries, m.probeSeconds, m.queueWait, m.batchWait, m.displaced,
 		m.attempts, m.filterSkipped, m.policyErrors, m.budgetExhausted, m.misprediction, m.hotFiltered, m.affinity,
 		m.shadowRegret, t} {
 		if err := r.Register(c); err != nil {
@@ -183,7 +186,7 @@ var (
 	gateDesc       = describe("prefill_gate_open", "1 while new probes may be sent.", "candidate")
 	missesDesc     = describe("prefill_scrape_misses_total", "Scrapes of a prefill engine's gauges that failed or took longer than prefill.scrape.timeout.", "candidate")
 	handoffsDesc   = describe("handoffs", "Hand-offs whose KV prefill engines hold, by where they are. orphan: no decode engine will fetch it, so it stays until the engine's timeout.", "state")
-	queueDesc      = describe("prefill_queue_requests", "Requests in the arrival queue, by priority. Each leg of a request counts. Retries do not count.", "priority")
+	queueDesc      = describe("prefill_queue_requests", "Requests in the arrival queue, by priority. batch: those that take only what others leave. Each leg of a request counts. Retries do not count.", "priority")
 	expiredDesc    = describe("handoffs_expired_total", "Hand-offs whose engine freed their KV at its own timeout.")
 	misusesDesc    = describe("prefill_double_releases_total", "Calls that would end or move a prefill that has ended already. Such a call changes nothing, but it is a bug in evenkeel.")
 	promptDesc     = describe("prefix_prompt_tokens_total", "Prompt tokens of requests that got a prefill engine.")

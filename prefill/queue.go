@@ -58,7 +58,7 @@ func (t *Tier) giveUp(w *waiter) error {
 	if m == nil || !w.entry.Remove() {
 		return nil
 	}
-	return t.arrivals.timeout(m)
+	return t.arrivals.timeout(m, &w.Request)
 }
 
 // withdraw takes a waiter out whose client left, and gives back what it was

@@ -17,6 +17,9 @@ import (
 // request, it waits for that one rather than go to a worse one that is free.
 func (d *chooser) tryServe(m *model, p *policy.Policy, r *Request, since time.Time) (*Lease, blocked) {
 	start := time.Now()
+	if r.late(d.now) {
+		return nil, missed
+	}
 	switch d.elsewhere(m, r, since) {
 	case ToHere:
 	case ToThere:
@@ -27,7 +30,7 @@ func (d *chooser) tryServe(m *model, p *policy.Policy, r *Request, since time.Ti
 		return nil, nobody
 	}
 	lease, why := d.serve(m, p, r, since, start)
-	if why != 0 && (r.Elsewhere != nil || r.Target != "") {
+	if why != 0 && why != missed && (r.Elsewhere != nil || r.Target != "") {
 		why = held // who may go elsewhere must not wait behind it
 	}
 	return lease, why
@@ -41,7 +44,16 @@ func (d *chooser) serve(m *model, p *policy.Policy, r *Request, since, start tim
 		return nil, noGate
 	}
 	eligible = d.filterFresh(eligible)
+	if r.Batch && !r.Reserved { // a retry has had its turn
+		eligible = slices.DeleteFunc(eligible, func(c *candidate) bool { return !d.leaves(c) })
+		if len(eligible) == 0 {
+			return nil, nobody // batch is the last of its line
+		}
+	}
 	if !slices.ContainsFunc(eligible, func(c *candidate) bool { return d.canStart(r, c) }) {
+		if !r.Deadline.IsZero() && d.look(m, r, eligible) && d.misses(r, eligible) {
+			return nil, missed
+		}
 		return nil, noRoom
 	}
 	if skipped {
@@ -54,6 +66,9 @@ func (d *chooser) serve(m *model, p *policy.Policy, r *Request, since, start tim
 	eligible = d.filterStale(r, eligible)
 	eligible = d.filterFull(p, r, eligible)
 	known := d.look(m, r, eligible)
+	if d.misses(r, eligible) {
+		return nil, missed
+	}
 	if !known {
 		p = d.steer.WithoutLine(p)
 	}
@@ -88,6 +103,7 @@ func (d *chooser) serve(m *model, p *policy.Policy, r *Request, since, start tim
 		d.steer.Affinity.Went(r.Session, c.ID, d.now)
 	}
 	d.metrics.shadow(d.steer.Shadow(&query, d.view, choice.Index))
+	d.waited(r, lease)
 	reason := d.count(lease, choice, kept, watch, len(eligible))
 	if d.cfg.Explain {
 		lease.Grounds = d.grounds(p, choice.Index, reason, kept != steer.Kept)

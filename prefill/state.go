@@ -47,6 +47,7 @@ type state struct {
 	fit    *fit.Times
 	steer  steer.Steer
 	budget budget
+	batch  BatchStatus
 }
 
 // model is what serves one model name, and who waits for it.
@@ -166,7 +167,8 @@ func (d *decided) close() {
 // keepHere keeps the legs of a request here, one of them being served.
 func keepHere(siblings []*waiter) {
 	for _, o := range siblings {
-		o.entry.Fix() // half a request must not be displaced
+		o.entry.Fix()            // half a request must not be displaced
+		o.Deadline = time.Time{} // the first token is that of another leg
 		o.stay()
 		o.decided.close()
 	}
@@ -196,6 +198,8 @@ type Request struct {
 	Arrival      time.Time                // the request's first; zero: now
 	Key          string                   // whose it is: keys of one priority take turns
 	Priority     int                      // higher ones first
+	Batch        bool                     // it takes only what others leave, whatever its priority
+	Deadline     time.Time                // until when its first token is wanted: it orders within a priority; zero: none
 	Reserved     bool                     // it holds a place in the pool already, as a retry does
 	Exclude      []string                 // IDs of the candidates tried before
 	Policy       string                   // empty: the tier's

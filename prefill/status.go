@@ -8,6 +8,7 @@ import (
 	"evenkeel/prefill/cache"
 	"evenkeel/prefill/ledger"
 	"evenkeel/prefill/policy"
+	"evenkeel/prefill/queue"
 	"evenkeel/prefill/steer"
 )
 
@@ -157,8 +158,8 @@ func age(now, then time.Time) *float64 {
 // Overview is the tier as operators see it.
 type Overview struct {
 	Policy     string            `json:"policy"`
-	Policies   []string          `json:"policies"` // there are
-	Waiting    int               `json:"waiting_requests"`
+	Policies   []string          `json:"policies"`         // there are
+	Waiting    int               `json:"waiting_requests"` // without batch
 	Candidates []CandidateStatus `json:"candidates"`
 	Ranks      []RankEvents      `json:"ranks,omitempty"` // that prefill and decode, and whose KV events are followed
 	Lines      []LineStatus      `json:"lines"`
@@ -203,7 +204,7 @@ func (t *Tier) Overview() Overview {
 	o := Overview{Candidates: t.Status(), Ranks: t.ranks(), Lines: []LineStatus{}}
 	t.lock()
 	defer t.unlock()
-	o.Policy, o.Policies, o.Waiting = t.steer.Usual().String(), t.steer.Names(), t.queue.Len()
+	o.Policy, o.Policies, o.Waiting = t.steer.Usual().String(), t.steer.Names(), t.queue.Len()-t.queue.ByPriority()[queue.Batch]
 	for _, of := range t.fit.All() {
 		law, known := t.fit.Law(of.Model, of.Hardware)
 		o.Lines = append(o.Lines, LineStatus{of.Model, of.Hardware, known, law.TPMs, law.T0Ms, law.Beta2, law.BesideTPMs, law.BesideT0Ms, of.R2(), of.Samples()})

@@ -359,6 +359,13 @@ func TestOnlyATrustedCallerSteers(t *testing.T) {
 		{"X-Evenkeel-Priority: -7", "", func(in *incoming) bool { return in.Priority == -7 }},
 		{"X-Evenkeel-Priority: 101", "bad_priority", nil},
 		{"X-Evenkeel-Priority: high", "bad_priority", nil},
+		{"X-Evenkeel-Class: batch", "", func(in *incoming) bool { return in.Batch }},
+		{"X-Evenkeel-Class: online", "", func(in *incoming) bool { return !in.Batch }},
+		{"X-Evenkeel-Class: flex", "bad_class", nil},
+		{"X-Evenkeel-Deadline-Ms: 1500", "", func(in *incoming) bool { return in.Deadline.Equal(h.now.Add(1500 * time.Millisecond)) }},
+		{"X-Evenkeel-Deadline-Ms: 0", "bad_deadline", nil},
+		{"X-Evenkeel-Deadline-Ms: 1.5", "bad_deadline", nil},
+		{"X-Evenkeel-Deadline-Ms: 86400001", "bad_deadline", nil},
 		{"X-Gateway-Inference-Objective: batch", "", func(in *incoming) bool { return in.Priority == -5 }},
 		{"X-Gateway-Inference-Objective: other", "", func(in *incoming) bool { return in.Priority == 3 }},
 		{"X-Gateway-Inference-Fairness-Id: u", "", func(in *incoming) bool { return strings.HasPrefix(in.Flow, "trusted\x00") }},
@@ -382,6 +389,8 @@ func TestOnlyATrustedCallerSteers(t *testing.T) {
 			require.Empty(t, refused)
 			require.Zero(t, in.Wishes)
 			require.Zero(t, in.Priority)
+			require.False(t, in.Batch)
+			require.Zero(t, in.Deadline)
 			require.Empty(t, in.Flow)
 		})
 	}

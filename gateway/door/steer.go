@@ -1,6 +1,7 @@
 package door
 
 import (
+	"fmt"
 	"net/http"
 	"slices"
 	"strconv"
@@ -24,8 +25,11 @@ const (
 	geoHeader           = "X-Evenkeel-Geo" // local: the request is never forwarded
 )
 
+// longestDeadline is of x-evenkeel-deadline-ms: a day. Nothing waits that long.
+const longestDeadline = 24 * time.Hour
+
 // steer reads what a request says about its way: its session, which anybody may
-// name or end, and the prefill policy and the engines, which only a trusted caller may.
+// name or end, and the class, the deadline, the prefill policy and the engines, which only a trusted caller may.
 func (d *Door) steer(ctx *fasthttp.RequestCtx, in *incoming, m fleet.Route, body *mooncake.Body) *openai.Error {
 	session := ctx.Request.Header.Peek(request.SessionHeader)
 	for _, key := range [...]string{"prompt_cache_key", "user"} {
@@ -47,6 +51,9 @@ func (d *Door) steer(ctx *fasthttp.RequestCtx, in *incoming, m fleet.Route, body
 				request.SessionEndHeader+" is "+strconv.Quote(string(said))+"; write true with the last request of a session, or leave it out")
 		}
 	}
+	if fail := in.schedule(&ctx.Request.Header); fail != nil {
+		return fail
+	}
 	if said := ctx.Request.Header.Peek(disaggregateHeader); len(said) > 0 && in.key.Trusted {
 		in.Disaggregate = string(said)
 		if !slices.Contains([]string{request.DisaggregateAuto, request.DisaggregateAlways, request.DisaggregateNever}, in.Disaggregate) {
@@ -61,6 +68,30 @@ func (d *Door) steer(ctx *fasthttp.RequestCtx, in *incoming, m fleet.Route, body
 		}
 	}
 	return d.aim(ctx, in, m)
+}
+
+// schedule reads how long a request may wait: its class, which is its key's unless a trusted caller says another, and
+// the trusted caller's deadline. Another dispatcher is trusted.
+func (r *incoming) schedule(h *fasthttp.RequestHeader) *openai.Error {
+	r.Batch = r.key.Batch
+	if !r.key.Trusted && r.From == nil {
+		return nil
+	}
+	if said := h.Peek(request.ClassHeader); len(said) > 0 {
+		if r.Batch = string(said) == request.ClassBatch; !r.Batch && string(said) != request.ClassOnline {
+			return openai.NewError(http.StatusBadRequest, "bad_class",
+				strconv.Quote(string(said))+" is no class; write batch or online in "+request.ClassHeader+", or leave it out for that of your key")
+		}
+	}
+	if said := h.Peek(request.DeadlineHeader); len(said) > 0 {
+		n, err := strconv.ParseInt(string(said), 10, 64)
+		if err != nil || n < 1 || n > longestDeadline.Milliseconds() {
+			return openai.NewError(http.StatusBadRequest, "bad_deadline",
+				fmt.Sprintf("%s must be a whole number from 1 to %d; leave it out if the first token may come at any time", request.DeadlineHeader, longestDeadline.Milliseconds()))
+		}
+		r.Deadline = r.Told.Arrival.Add(time.Duration(n) * time.Millisecond)
+	}
+	return nil
 }
 
 // aim reads which engines a trusted caller wants.

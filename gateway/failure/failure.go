@@ -220,6 +220,8 @@ func Queue(err error, model string) *openai.Error {
 		return openai.Unavailable("prefill_kv_exhausted", "every prefill engine's KV memory is taken; retry later", 2)
 	case errors.Is(err, prefill.ErrQueueTimeout):
 		return openai.Unavailable("queue_timeout", "the request waited too long for a prefill engine; retry later", 2)
+	case errors.Is(err, prefill.ErrDeadline):
+		return Deadline()
 	case errors.Is(err, prefill.ErrModelNotFound):
 		return &openai.Error{Status: http.StatusNotFound, Code: "model_not_found", Param: "model", Message: fmt.Sprintf("no prefill engine serves %q", model)}
 	case errors.Is(err, prefill.ErrBadPolicy): // a reload dropped it since it was checked
@@ -230,6 +232,11 @@ func Queue(err error, model string) *openai.Error {
 		return NotOurs()
 	}
 	return openai.Unavailable("prefill_unavailable", "no healthy prefill engine serves the model", 1)
+}
+
+// Deadline ends a request before its prefill is spent in vain.
+func Deadline() *openai.Error {
+	return openai.Unavailable("deadline_unmet", "the first token could not have come by x-evenkeel-deadline-ms, so nothing was computed; give the request more time, or send it later", 1)
 }
 
 // Pool maps what the dispatcher says of an entry it could not place.

@@ -44,6 +44,7 @@ type entry struct {
 	SHA256        string `yaml:"sha256"`
 	Trusted       bool   `yaml:"trusted"`
 	Priority      int    `yaml:"priority"`
+	Batch         bool   `yaml:"batch"`
 	MaxConcurrent int    `yaml:"max_concurrent"`
 	RPM           int    `yaml:"rpm"`
 	TPM           int    `yaml:"tpm"`
@@ -78,7 +79,7 @@ func Parse(path string, src []byte) (*Set, error) {
 			return nil, fmt.Errorf("%s: %q has the sha256 of %q; remove one, or make a new key", where, e.Name, entries[j].Name)
 		}
 		names[e.Name], hashes[sum] = i, i
-		k := Key{Name: e.Name, Trusted: e.Trusted, Priority: e.Priority, MaxConcurrent: e.MaxConcurrent, RPM: e.RPM, TPM: e.TPM, use: new(use)}
+		k := Key{Name: e.Name, Trusted: e.Trusted, Priority: e.Priority, Batch: e.Batch, MaxConcurrent: e.MaxConcurrent, RPM: e.RPM, TPM: e.TPM, use: new(use)}
 		s.hashes, s.keys = append(s.hashes, sum), append(s.keys, k)
 	}
 	return s, nil
@@ -157,5 +158,5 @@ func redact(err error) error {
 		return err
 	}
 	pos := y.GetToken().Position
-	return fmt.Errorf("line %d, column %d: %s; an entry has name, sha256, trusted, priority, max_concurrent, rpm and tpm", pos.Line, pos.Column, y.GetMessage())
+	return fmt.Errorf("line %d, column %d: %s; an entry has name, sha256, trusted, priority, batch, max_concurrent, rpm and tpm", pos.Line, pos.Column, y.GetMessage())
 }

@@ -8,6 +8,7 @@
 //	    sha256: 9f86d081...       # 64 hex digits, of the whole key; unique
 //	    trusted: true             # may send x-evenkeel-* headers (default false)
 //	    priority: 0               # of its requests, -100 to 100; higher ones are served first (default 0)
+//	    batch: true               # its requests take only what others leave, whatever their priority (default false)
 //	    max_concurrent: 64        # answers at once, 429 beyond (default 0: no limit); n: 4 counts as four
 //	    rpm: 600                  # requests a minute, refused ones too (default 0: no limit)
 //	    tpm: 1000000              # tokens a minute, of prompts and answers (default 0: no limit)
@@ -32,6 +33,7 @@ type Key struct {
 	Name          string
 	Trusted       bool
 	Priority      int
+	Batch         bool
 	MaxConcurrent int // 0: no limit, as in the next two
 	RPM           int // requests a minute
 	TPM           int // tokens a minute

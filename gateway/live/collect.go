@@ -38,7 +38,7 @@ func (p *proxy) Document(ctx context.Context) Document {
 		Traffic: Traffic{TTFT: latency(recent.TTFT), TPOT: latency(recent.TPOT)},
 		Models:  make([]Model, 0, len(s.Dispatch.Models)),
 		Prefill: Prefill{
-			Policy: tier.Policy, Waiting: tier.Waiting, QueueMax: conf.Prefill.Queue.Max, ScrapeEveryMs: float64(conf.Prefill.Scrape.Interval.Milliseconds()),
+			Policy: tier.Policy, Waiting: tier.Waiting, Batch: s.Batch, QueueMax: conf.Prefill.Queue.Max, ScrapeEveryMs: float64(conf.Prefill.Scrape.Interval.Milliseconds()),
 			HitShare: share(float64(tier.Index.ActualTokens), float64(tier.Index.PromptTokens)), Engines: make([]PrefillEngine, 0, len(tier.Candidates)), Groups: []PrefillGroup{},
 		},
 		Waiting: []Waiting{}, Incidents: []Incident{}, Failures: []Failed{},

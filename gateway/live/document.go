@@ -15,6 +15,7 @@ import (
 	"evenkeel/gateway/advice"
 	"evenkeel/gateway/incident"
 	"evenkeel/gateway/timeline"
+	"evenkeel/prefill"
 )
 
 // Form is the number of this form of a Document. Fields may be added under it;
@@ -195,13 +196,17 @@ type Rank struct {
 // Prefill is the prefill tier.
 type Prefill struct {
 	Policy        string          `json:"policy"`
-	Waiting       int             `json:"waiting_requests"` // in the arrival queue
+	Waiting       int             `json:"waiting_requests"` // in the arrival queue, without batch
+	Batch         BatchStatus     `json:"batch"`
 	QueueMax      int             `json:"queue_max"`
 	ScrapeEveryMs float64         `json:"scrape_every_ms"` // engines are asked for their load; 0: never
 	HitShare      float64         `json:"hit_share"`       // of all prompt tokens so far, found in a prefix cache
 	Engines       []PrefillEngine `json:"engines"`
 	Groups        []PrefillGroup  `json:"groups"` // of ranks that prefill and decode, which take prompts, too
 }
+
+// BatchStatus is what became of requests that take only what others leave.
+type BatchStatus = prefill.BatchStatus
 
 // PrefillGroup is a group of ranks that prefill and decode, as the arrival queue sees it.
 type PrefillGroup struct {

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"encoding/json"
 	"net/http"
+	"strconv"
 	"time"
 
 	"github.com/valyala/fasthttp"
@@ -32,9 +33,13 @@ func (j *job) send(ctx *fasthttp.RequestCtx, way *geo.Forward) (life.What, *open
 	}
 	j.told.Tell(journal.Event{What: journal.Entered, Phase: journal.Transfer, Left: j.client.Left(), Call: "forward", Peer: f.PeerID()})
 	j.client.OnGone(f.Leave)
+	var held time.Duration
+	if j.in.Batch {
+		held = j.srv.Settings().Prefill.Queue.BatchTimeout
+	}
 	whole, failure := f.Send(&geo.Request{
-		Method: http.MethodPost, Target: string(ctx.RequestURI()), Headers: j.told.Carry(passedOn(ctx)), Body: j.body.Splice(nil, mooncake.Reserved, nil),
-		Stream: j.req.Stream, Deadline: j.in.Patience, Most: f.mayRelay(),
+		Method: http.MethodPost, Target: string(ctx.RequestURI()), Headers: j.told.Carry(j.passedOn(ctx)), Body: j.body.Splice(nil, mooncake.Reserved, nil),
+		Stream: j.req.Stream, Deadline: j.in.Patience, Held: held, Most: f.mayRelay(),
 	})
 	switch {
 	case failure != nil:
@@ -50,11 +55,18 @@ func (j *job) send(ctx *fasthttp.RequestCtx, way *geo.Forward) (life.What, *open
 }
 
 // passedOn are the client's headers that mean something in another region.
-func passedOn(ctx *fasthttp.RequestCtx) (headers []engine.Header) {
+func (j *job) passedOn(ctx *fasthttp.RequestCtx) (headers []engine.Header) {
 	for _, name := range [...]string{SessionHeader, SessionEndHeader} {
 		if s := ctx.Request.Header.Peek(name); len(s) > 0 {
 			headers = append(headers, engine.Header{Name: name, Value: string(s)})
 		}
+	}
+	if j.in.Batch {
+		headers = append(headers, engine.Header{Name: ClassHeader, Value: ClassBatch})
+	}
+	if !j.in.Deadline.IsZero() { // what is left of it
+		left := max(1, time.Until(j.in.Deadline).Milliseconds())
+		headers = append(headers, engine.Header{Name: DeadlineHeader, Value: strconv.FormatInt(left, 10)})
 	}
 	return headers
 }

@@ -20,7 +20,9 @@ import (
 const (
 	SessionHeader    = "X-Evenkeel-Session"
 	SessionEndHeader = "X-Evenkeel-Session-End"
-	PolicyHeader     = "X-Evenkeel-Policy" // of prefill: asked for, or used
+	ClassHeader      = "X-Evenkeel-Class"       // batch or online
+	DeadlineHeader   = "X-Evenkeel-Deadline-Ms" // from arrival until the first token is wanted
+	PolicyHeader     = "X-Evenkeel-Policy"      // of prefill: asked for, or used
 )
 
 // Headers of an answer that say where it went.
@@ -102,6 +104,8 @@ func (srv *Server) explain(ctx *fasthttp.RequestCtx, in *Incoming, fail *openai.
 	case geo.RejectBusy, geo.RejectDraining, geo.RejectOwner:
 		srv.Node.Rejected(fail.Code)
 		ctx.Response.Header.Set(geo.RejectHeader, fail.Code)
+	case "deadline_unmet":
+		ctx.Response.Header.Set(geo.RejectHeader, geo.RejectDeadline)
 	case "model_not_found":
 		srv.Node.Rejected(geo.RejectModel)
 		ctx.Response.Header.Set(geo.RejectHeader, geo.RejectModel)

@@ -143,6 +143,8 @@ type Incoming struct {
 	Wishes
 	Limits   Limits       // of its caller
 	Priority int          // in the arrival queue
+	Batch    bool         // it takes only what others leave
+	Deadline time.Time    // until when a trusted caller wants the first token; zero: it did not say
 	Flow     string       // what takes turns there with other flows of the same priority; empty: its caller's key
 	Body     *edge.Charge // what the body takes of the account of bodies in memory
 	Address  string       // of the client
@@ -150,6 +152,12 @@ type Incoming struct {
 	way      string       // where it was served, as routeHeader names it; empty: nowhere
 	over     atomic.Bool  // it was accounted for
 }
+
+// Classes of requests, as ClassHeader names them.
+const (
+	ClassBatch  = "batch"
+	ClassOnline = "online"
+)
 
 // Limits are what a request holds of its caller's limits.
 type Limits interface {

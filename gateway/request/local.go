@@ -127,6 +127,9 @@ func (l *locally) why(conf *prefill.Disaggregation, in *Incoming, resumed bool) 
 		return ""
 	}
 	l.asked = true
+	if in.Batch { // the whole group would wait for a prompt that was to wait for everybody
+		return ""
+	}
 	switch in.Disaggregate {
 	case DisaggregateNever:
 		return localAsked

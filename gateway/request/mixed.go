@@ -31,12 +31,15 @@ func (j *job) placeMixed(lease *prefill.Lease) (*dispatcher.Slot, *failure.Fault
 	}
 	j.local.known = &p.Prompt
 	slot, f := j.place(lease.Candidate, tokens, func(e *pool.Entry) <-chan dispatcher.Result {
-		e.Express = j.in.Priority > 0
+		e.Express = j.in.Priority > 0 && !j.in.Batch
 		if set := j.srv.Settings(); set.Pool.TTL == 0 { // the pool has no limit of its own, or that of hand-offs
 			e.Deadline = e.Entered.Add(set.Prefill.Queue.Timeout)
 			if !j.life.Resumed() {
-				e.Deadline = j.arrive.Add(set.Prefill.Queue.Timeout)
+				e.Deadline = e.Arrival.Add(set.Prefill.Queue.Timeout)
 			}
+		}
+		if by := j.wanted(); !by.IsZero() && (e.Deadline.IsZero() || by.Before(e.Deadline)) {
+			e.Deadline = by
 		}
 		return j.srv.Dispatcher.EnqueueMixed(e, hits)
 	})

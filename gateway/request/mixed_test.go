@@ -1,6 +1,7 @@
 package request
 
 import (
+	"cmp"
 	"testing"
 	"time"
 
@@ -24,12 +25,13 @@ import (
 type listens struct {
 	Dispatcher
 	told pool.Entry
+	err  error // nil: no rank is there
 }
 
 func (l *listens) EnqueueMixed(e *pool.Entry, _ []board.Hit) <-chan dispatcher.Result {
 	l.told = *e
 	got := make(chan dispatcher.Result, 1)
-	got <- dispatcher.Result{Err: board.ErrNoWorkers}
+	got <- dispatcher.Result{Err: cmp.Or(l.err, board.ErrNoWorkers)}
 	return got
 }
 
@@ -39,6 +41,8 @@ func TestWhatIsToldOfARequestForRanksThatDoBoth(t *testing.T) {
 	arrive := time.Now().Add(-time.Second)
 	for name, row := range map[string]struct {
 		priority int
+		batch    bool
+		deadline time.Duration // of its client, from the arrival; 0: none
 		ttl      time.Duration
 		patience time.Duration // of the entry; 0: the pool's own
 		express  bool
@@ -50,6 +54,9 @@ func TestWhatIsToldOfARequestForRanksThatDoBoth(t *testing.T) {
 		"the pool's own limit":                      {ttl: time.Second, prompt: 50, want: 50},
 		"of a higher priority":                      {priority: 1, patience: 7 * time.Second, express: true, prompt: 50, want: 50},
 		"of a lower priority":                       {priority: -1, patience: 7 * time.Second, prompt: 50, want: 50},
+		"batch has all of its time still":           {batch: true, priority: 1, patience: 7 * time.Second, prompt: 50, want: 50},
+		"no longer than its first token is wanted":  {deadline: 3 * time.Second, patience: 3 * time.Second, prompt: 50, want: 50},
+		"nor with the pool's own limit":             {deadline: 3 * time.Second, ttl: time.Second, patience: 3 * time.Second, prompt: 50, want: 50},
 		"one that was counted is as long as it is":  {patience: 7 * time.Second, prompt: 5000, maxLen: 100, want: 5000},
 		"one that was not is no longer than it may": {patience: 7 * time.Second, maxLen: 100, want: 100},
 	} {
@@ -57,7 +64,10 @@ func TestWhatIsToldOfARequestForRanksThatDoBoth(t *testing.T) {
 			l := &listens{}
 			srv := newServer(t, func(c *config.Config, _ *Env) { c.Pool.TTL, c.Prefill.Queue.Timeout = row.ttl, 7*time.Second })
 			l.Dispatcher, srv.Env.Dispatcher = srv.Env.Dispatcher, l
-			kid, in := edge.NewDeparture(zap.NewNop()), &Incoming{Told: srv.Journal.Request(journal.Facts{ID: "x"}), Priority: row.priority}
+			kid, in := edge.NewDeparture(zap.NewNop()), &Incoming{Told: srv.Journal.Request(journal.Facts{ID: "x"}), Priority: row.priority, Batch: row.batch}
+			if row.deadline > 0 {
+				in.Deadline = arrive.Add(row.deadline)
+			}
 			text := make([]byte, 4000)
 			for i := range text {
 				text[i] = 'a'
@@ -65,7 +75,7 @@ func TestWhatIsToldOfARequestForRanksThatDoBoth(t *testing.T) {
 			body, err := mooncake.ScanBody([]byte(`{"prompt":"`+string(text)+`"}`), 0)
 			require.NoError(t, err)
 			j := &job{
-				srv: srv.Server, req: &openai.Request{Endpoint: mooncake.Completions}, body: body, client: reader{kid}, model: fleet.Route{Name: "m", Board: "m", MaxLen: row.maxLen},
+				srv: srv.Server, req: &openai.Request{Endpoint: mooncake.Completions}, body: body, client: reader{struct{ client }{kid}}, model: fleet.Route{Name: "m", Board: "m", MaxLen: row.maxLen},
 				in: in, told: in.Told, arrive: arrive, prompt: row.prompt,
 			}
 			srv.Places.Reserve()
@@ -76,11 +86,48 @@ func TestWhatIsToldOfARequestForRanksThatDoBoth(t *testing.T) {
 			require.Empty(t, l.told.Prefiller)
 			require.Equal(t, row.express, l.told.Express)
 			require.Equal(t, row.want, l.told.Prompt)
+			from := arrive
+			if row.batch { // it was held back until now
+				require.Greater(t, l.told.Arrival.Sub(arrive), time.Second-1)
+				from = l.told.Arrival
+			}
 			if row.patience == 0 {
 				require.Zero(t, l.told.Deadline)
 			} else {
-				require.Equal(t, arrive.Add(row.patience), l.told.Deadline)
+				require.Equal(t, from.Add(row.patience), l.told.Deadline)
 			}
+		})
+	}
+}
+
+// A request that got no rank by its deadline is told so, and any other that it waited too long.
+func TestADeadlineThatPassesWhileNoRankHasRoom(t *testing.T) {
+	for name, row := range map[string]struct {
+		deadline time.Duration // from now; 0: none
+		err      error
+		want     string
+	}{
+		"it has passed":      {-time.Millisecond, pool.ErrTimeout, "deadline_unmet"},
+		"it has not":         {time.Hour, pool.ErrTimeout, "pool_timeout"},
+		"there is none":      {0, pool.ErrTimeout, "pool_timeout"},
+		"the ranks are gone": {-time.Millisecond, board.ErrNoWorkers, "decode_unavailable"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			srv := newServer(t, func(*config.Config, *Env) {})
+			srv.Env.Dispatcher = &listens{Dispatcher: srv.Env.Dispatcher, err: row.err}
+			kid, in := edge.NewDeparture(zap.NewNop()), &Incoming{Told: srv.Journal.Request(journal.Facts{ID: "x"})}
+			if row.deadline != 0 {
+				in.Deadline = time.Now().Add(row.deadline)
+			}
+			body, err := mooncake.ScanBody([]byte(`{"prompt":"a"}`), 0)
+			require.NoError(t, err)
+			j := &job{
+				srv: srv.Server, req: &openai.Request{Endpoint: mooncake.Completions}, body: body, client: reader{struct{ client }{kid}},
+				model: fleet.Route{Name: "m", Board: "m"}, in: in, told: in.Told, arrive: time.Now(),
+			}
+			srv.Places.Reserve()
+			_, f := j.placeMixed(&prefill.Lease{Candidate: prefill.Candidate{ID: "g", Board: "m+aggregated", Mixed: true}})
+			require.Equal(t, row.want, f.Answer.Code)
 		})
 	}
 }

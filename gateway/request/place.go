@@ -48,8 +48,12 @@ func (j *job) place(c prefill.Candidate, tokens int, enqueue func(*pool.Entry) <
 	if c.Mixed { // the candidate is the ranks themselves
 		region, area, at, on = c.Region, c.Board, "", c.Board
 	}
+	arrival := j.arrive
+	if j.in.Batch && !j.life.Resumed() { // what it was held back for puts it before nobody, and takes nothing of its time here
+		arrival = time.Now()
+	}
 	e := &pool.Entry{
-		ID: j.srv.nextID(), Model: on, Prompt: tokens, Age: j.resume.before, Key: j.promptHash(), Arrival: j.arrive, Entered: time.Now(),
+		ID: j.srv.nextID(), Model: on, Prompt: tokens, Age: j.resume.before, Key: j.promptHash(), Arrival: arrival, Entered: time.Now(),
 		Only: j.in.ToDecode, Avoid: j.avoid.decode, Prefiller: at, Response: j.req.Endpoint == mooncake.Responses,
 	}
 	got, lost := enqueue(e), j.srv.Owner.Losses() // the entry has the place in the pool now
@@ -84,11 +88,24 @@ func (j *job) place(c prefill.Candidate, tokens int, enqueue func(*pool.Entry) <
 			return withdraw(life.Leaving, failure.Leaving())
 		}
 	}
+	if e.Early && errors.Is(r.Err, pool.ErrUnbound) || c.Mixed && errors.Is(r.Err, pool.ErrTimeout) { // nothing is prefilled yet
+		if by := j.wanted(); !by.IsZero() && !time.Now().Before(by) {
+			return nil, failure.Of(life.Ended{Why: life.NoRank}, failure.Deadline(), prefill.ErrDeadline)
+		}
+	}
 	if r.Err != nil {
 		return nil, j.unplaced(r.Err, tokens, region, unowned)
 	}
 	j.told.Tell(journal.Event{What: journal.Placed, Slot: r.Slot, Took: time.Since(e.Entered)})
 	return r.Slot, nil
+}
+
+// wanted is until when the first token of the answer is wanted; zero: nobody said, or the client has part of the answer.
+func (j *job) wanted() time.Time {
+	if j.life.Resumed() || j.client.isLeg() {
+		return time.Time{}
+	}
+	return j.in.Deadline
 }
 
 // unplaced is what becomes of a request whose hand-off got no rank. KV does not cross

@@ -184,7 +184,7 @@ func (r *runner) enqueue(x life.Effect) life.Event {
 		r.slot, f = j.placeMixed(r.lease)
 	case life.Early:
 		r.slot, f = j.place(r.lease.Candidate, j.estimate(), func(e *pool.Entry) <-chan dispatcher.Result {
-			e.Early = true
+			e.Early, e.Deadline = true, j.wanted()
 			return j.srv.Dispatcher.Enqueue(e, j.near(e.Model, e.Prompt)...)
 		})
 	case life.Late:

@@ -78,7 +78,11 @@ func (j *job) awaitTurn() (*prefill.Lease, error) {
 		if j.client.Left() {
 			return nil, context.Canceled
 		}
-		entered, err := j.srv.Tier.Enter(j.arrival())
+		r := j.arrival()
+		if j.client.isLeg() { // it has been served before, or a decode rank has failed at it: another leg may have answered
+			r.Deadline = time.Time{}
+		}
+		entered, err := j.srv.Tier.Enter(r)
 		if err != nil {
 			return nil, err
 		}
@@ -100,7 +104,10 @@ func (j *job) arrival() prefill.Request {
 	r := prefill.Request{
 		ID: j.id, Model: j.model.Name, PromptTokens: j.estimate(), Counted: j.prompt > 0 || (j.leg == nil || j.leg.Prompt == nil) && j.req.PromptTokens > 0, PromptBytes: prompt.Bytes(j.req, j.leg), Arrival: j.arrive,
 		Session: j.in.Session, Ends: j.in.Ends, Policy: j.in.PrefillPolicy, Target: j.in.ToPrefill,
-		Key: cmp.Or(j.in.Flow, j.told.Key), Priority: j.in.Priority, Reserved: j.life.Reserved(), Exclude: j.avoid.prefill, Returned: j.life.Waited(),
+		Key: cmp.Or(j.in.Flow, j.told.Key), Priority: j.in.Priority, Batch: j.in.Batch, Reserved: j.life.Reserved(), Exclude: j.avoid.prefill, Returned: j.life.Waited(),
+	}
+	if !j.life.Resumed() {
+		r.Deadline = j.in.Deadline
 	}
 	if j.stay.holder == nil {
 		j.stay.holder = &prefill.Holder{}

@@ -1,6 +1,7 @@
 // Package queue holds the requests that wait for a prefill engine. It serves the
-// highest priority first; within one, keys in turn; of one key, the request that
-// arrived first. A queue of one key, or of none, is first come, first served.
+// highest priority first; within one, the earliest deadline; of those without one, keys
+// in turn; of one key, the request that arrived first. A queue of one key, or of none,
+// is first come, first served.
 //
 // Each model has a line. A round looks at the requests of all lines in one order;
 // its owner says of each whether it was served, is held, or shuts its line. The
@@ -10,13 +11,19 @@ package queue
 import (
 	"container/heap"
 	"container/list"
+	"math"
 	"time"
 )
+
+// Batch is the priority below all others: of requests that take only what others leave. A line has at most half of its
+// places for them, and they count in no backlog.
+const Batch = math.MinInt
 
 // Queue is the lines of all models.
 type Queue[T any] struct {
 	lines    map[string]*Line[T]
 	classes  map[int]*class[T]
+	due      ordered[*Entry[T]] // those with a deadline
 	waiting  int
 	arrivals uint64
 
@@ -33,13 +40,15 @@ type Entry[T any] struct {
 	Priority int
 	Tokens   int // of its prompt
 	Arrival  time.Time
-	Reserved bool // it holds a place in the pool already, as a retry does
+	Deadline time.Time // earlier ones first, before those without; zero: none
+	Reserved bool      // it holds a place in the pool already, as a retry does
 
 	number uint64 // breaks ties of arrival
 	heldIn uint64 // round in which it was held
 	fixed  bool   // not to be displaced
 	line   *Line[T]
 	place  int      // among the retries, -1: not there
+	ends   int      // among those with a deadline, -1: not there
 	lane   *lane[T] // where it waits, else
 	at     *list.Element
 }
@@ -54,14 +63,18 @@ type Line[T any] struct {
 	turns   ordered[*lane[T]] // the first is served next
 	longest ordered[*lane[T]] // the first gives way
 	fresh   int               // in all lanes
-	tokens  int64             // of their prompts
+	batch   int               // of these, of priority Batch
+	tokens  int64             // of the prompts of the others
 
 	settledIn, shutIn uint64 // rounds
 }
 
 // New returns a queue in which no request waits.
 func New[T any]() *Queue[T] {
-	return &Queue[T]{lines: map[string]*Line[T]{}, classes: map[int]*class[T]{}}
+	return &Queue[T]{
+		lines: map[string]*Line[T]{}, classes: map[int]*class[T]{},
+		due: ordered[*Entry[T]]{before: func(a, b *Entry[T]) bool { return a.Deadline.Before(b.Deadline) }, place: func(e *Entry[T]) *int { return &e.ends }},
+	}
 }
 
 // Line is a model's, made when it is first asked for.
@@ -95,8 +108,13 @@ func (q *Queue[T]) ByPriority() map[int]int {
 	return n
 }
 
-// Fresh is how many requests wait in the line, without retries.
-func (l *Line[T]) Fresh() int { return l.fresh }
+// Fresh is how many requests wait in the line, without retries and batch.
+func (l *Line[T]) Fresh() int { return l.fresh - l.batch }
+
+// Online reports whether a request waits that is no batch.
+func (l *Line[T]) Online() bool {
+	return l.Fresh() > 0 || l.retries.Len() > 0 && l.retries.members[0].Priority != Batch
+}
 
 // Tokens are those of the prompts of Fresh.
 func (l *Line[T]) Tokens() int64 { return l.tokens }
@@ -104,14 +122,16 @@ func (l *Line[T]) Tokens() int64 { return l.tokens }
 // Empty reports whether no request waits in the line.
 func (l *Line[T]) Empty() bool { return l.fresh+l.retries.Len() == 0 }
 
-// Backlog is how many requests wait, retries included, and the tokens of their
-// prompts.
+// Backlog is how many requests wait, retries included and batch not, and the tokens of
+// their prompts.
 func (l *Line[T]) Backlog() (requests int, tokens int64) {
-	tokens = l.tokens
+	requests, tokens = l.Fresh(), l.tokens
 	for _, e := range l.retries.members {
-		tokens += int64(e.Tokens)
+		if e.Priority != Batch {
+			requests, tokens = requests+1, tokens+int64(e.Tokens)
+		}
 	}
-	return l.fresh + l.retries.Len(), tokens
+	return requests, tokens
 }
 
 // Waits reports whether a request waits that would be served first: without a place
@@ -170,8 +190,23 @@ func (e *Entry[T]) before(o *Entry[T]) bool {
 		return e.Priority > o.Priority
 	case e.Reserved != o.Reserved:
 		return e.Reserved
+	case !e.Deadline.Equal(o.Deadline):
+		return e.sooner(o)
 	case e.lane != nil && o.lane != nil && e.lane.due != o.lane.due:
 		return e.lane.due < o.lane.due
+	}
+	return e.olderThan(o)
+}
+
+// sooner reports whether the deadline of a request is before that of another, which has another one or none.
+func (e *Entry[T]) sooner(o *Entry[T]) bool {
+	return !e.Deadline.IsZero() && (o.Deadline.IsZero() || e.Deadline.Before(o.Deadline))
+}
+
+// beforeInLane says which of two requests of one key is served first.
+func (e *Entry[T]) beforeInLane(o *Entry[T]) bool {
+	if !e.Deadline.Equal(o.Deadline) {
+		return e.sooner(o)
 	}
 	return e.olderThan(o)
 }
@@ -226,15 +261,18 @@ func (l *Line[T]) nextBut(round uint64, places bool) *Entry[T] {
 	return first
 }
 
-// Add puts a request at its place, by its first arrival among those of its key.
+// Add puts a request at its place among those of its key, by its deadline and its first arrival.
 func (l *Line[T]) Add(e *Entry[T]) {
 	q := l.queue
 	if e.number == 0 { // it is new, and was not displaced just now
 		q.arrivals++
 		e.number = q.arrivals
 	}
-	e.line, e.place = l, -1
+	e.line, e.place, e.ends = l, -1, -1
 	q.waiting++
+	if !e.Deadline.IsZero() && !e.fixed {
+		heap.Push(&q.due, e)
+	}
 	if e.Reserved {
 		heap.Push(&l.retries, e)
 		return
@@ -242,7 +280,7 @@ func (l *Line[T]) Add(e *Entry[T]) {
 	f := q.flowOf(e.Priority, e.Key)
 	lane := l.laneOf(f)
 	at := lane.entries.Back() // nearly all are the youngest
-	for at != nil && e.olderThan(at.Value.(*Entry[T])) {
+	for at != nil && e.beforeInLane(at.Value.(*Entry[T])) {
 		at = at.Prev()
 	}
 	if at == nil {
@@ -251,8 +289,7 @@ func (l *Line[T]) Add(e *Entry[T]) {
 		e.at = lane.entries.InsertAfter(e, at)
 	}
 	e.lane = lane
-	l.fresh++
-	l.tokens += int64(e.Tokens)
+	l.count(e, 1)
 	f.class.waiting++
 	if !e.fixed {
 		lane.loose++
@@ -263,6 +300,15 @@ func (l *Line[T]) Add(e *Entry[T]) {
 	} else {
 		heap.Fix(&l.turns, lane.turn)
 		heap.Fix(&l.longest, lane.length)
+	}
+}
+
+func (l *Line[T]) count(e *Entry[T], n int) {
+	l.fresh += n
+	if e.Priority == Batch {
+		l.batch += n
+	} else {
+		l.tokens += int64(n * e.Tokens)
 	}
 }
 
@@ -285,6 +331,7 @@ func (e *Entry[T]) Remove() bool {
 		}
 		heap.Remove(&l.retries, e.place)
 		l.queue.waiting--
+		e.forgetDeadline()
 		return true
 	}
 	lane := e.lane
@@ -306,8 +353,8 @@ func (e *Entry[T]) Remove() bool {
 		heap.Fix(&l.longest, lane.length)
 	}
 	e.lane, e.at = nil, nil
-	l.fresh--
-	l.tokens -= int64(e.Tokens)
+	e.forgetDeadline()
+	l.count(e, -1)
 	l.queue.waiting--
 	if lane.class.waiting--; lane.class.waiting == 0 {
 		delete(l.queue.classes, lane.priority)
@@ -333,12 +380,27 @@ func (e *Entry[T]) Served() {
 	}
 }
 
-// Fix keeps a request from being displaced.
+func (e *Entry[T]) forgetDeadline() {
+	if e.ends >= 0 {
+		heap.Remove(&e.line.queue.due, e.ends)
+	}
+}
+
+// NextDeadline is the request whose deadline is the first to pass; nil: none that waits has one.
+func (q *Queue[T]) NextDeadline() *Entry[T] {
+	if q.due.Len() == 0 {
+		return nil
+	}
+	return q.due.members[0]
+}
+
+// Fix keeps a request from being displaced, and its deadline from passing: it only orders from now on.
 func (e *Entry[T]) Fix() {
 	if e.lane == nil || e.fixed {
 		return
 	}
 	e.fixed = true
+	e.forgetDeadline()
 	e.lane.loose--
 	heap.Fix(&e.line.longest, e.lane.length)
 }
@@ -348,7 +410,11 @@ func (e *Entry[T]) Fix() {
 // then.
 func (l *Line[T]) MakeRoom(priority int, key string, n, most int) (displaced []*Entry[T], ok bool) {
 	own := l.waitingOf(priority, key) + n
-	for over := l.fresh + n - most; over > 0; over-- {
+	over := l.fresh + n - most
+	if priority == Batch {
+		over = max(over, l.batch+n-Share(most))
+	}
+	for ; over > 0; over-- {
 		e := l.yields(priority, key, own)
 		if e == nil {
 			for _, e := range displaced {
@@ -362,8 +428,11 @@ func (l *Line[T]) MakeRoom(priority int, key string, n, most int) (displaced []*
 	return displaced, true
 }
 
+// Share is how many requests of a line that has so many places may be batch.
+func Share(most int) int { return max(1, most/2) }
+
 // yields is the request that leaves a full line for one of that priority and key,
-// of which `own` would wait then; nil: none. It is the youngest of the key that has
+// of which `own` would wait then; nil: none. It is the last of the key that has
 // most in the lowest class; within the request's own class only a key that has more
 // than the request's.
 func (l *Line[T]) yields(priority int, key string, own int) *Entry[T] {

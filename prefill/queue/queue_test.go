@@ -40,6 +40,7 @@ func (l *line) requireEmpty(t require.TestingT) {
 	require.Empty(t, l.lanes)
 	require.Empty(t, l.queue.classes, "state of keys that nobody waits with")
 	require.Zero(t, l.turns.Len()+l.longest.Len()+l.retries.Len())
+	require.Nil(t, l.queue.NextDeadline())
 }
 
 var epoch = time.Unix(1_000_000, 0)
@@ -51,6 +52,7 @@ func TestWhoseTurnItIs(t *testing.T) {
 		priority int
 		arrived  int
 		retry    bool
+		by       int // its deadline, 0: none
 	}
 	for _, tt := range []struct {
 		name string
@@ -77,12 +79,21 @@ func TestWhoseTurnItIs(t *testing.T) {
 		},
 		{"a retry has had its turn", []in{{id: "a", arrived: 1}, {id: "retry", arrived: 2, retry: true}, {id: "b", arrived: 3}}, []string{"retry", "a", "b"}},
 		{"but not that of a higher priority", []in{{id: "a", arrived: 1, priority: 1}, {id: "retry", arrived: 2, retry: true}}, []string{"a", "retry"}},
+		{"the earliest deadline first, before those without", []in{{id: "a", arrived: 1}, {id: "b", by: 9, arrived: 2}, {id: "c", by: 8, arrived: 3}}, []string{"c", "b", "a"}},
+		{"of one deadline the older one", []in{{id: "b", by: 9, arrived: 2}, {id: "a", by: 9, arrived: 1}}, []string{"a", "b"}},
+		{"a deadline is before a turn", []in{{id: "a1", key: "a"}, {id: "b1", key: "b", by: 9}, {id: "b2", key: "b", by: 8}}, []string{"b2", "b1", "a1"}},
+		{"no deadline makes up for priority", []in{{id: "a", by: 1, priority: -1}, {id: "b"}}, []string{"b", "a"}},
+		{"a retry has had its turn, deadline or not", []in{{id: "a", by: 1}, {id: "retry", retry: true}}, []string{"retry", "a"}},
 		{"retries among themselves go by arrival", []in{{id: "b", arrived: 2, retry: true}, {id: "a", arrived: 1, retry: true}}, []string{"a", "b"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			l := newLine()
 			for _, i := range tt.in {
-				l.enter(entry{Of: i.id, Key: i.key, Priority: i.priority, Tokens: i.tokens, Reserved: i.retry, Arrival: epoch.Add(time.Duration(i.arrived) * time.Second)})
+				e := entry{Of: i.id, Key: i.key, Priority: i.priority, Tokens: i.tokens, Reserved: i.retry, Arrival: epoch.Add(time.Duration(i.arrived) * time.Second)}
+				if i.by > 0 {
+					e.Deadline = epoch.Add(time.Duration(i.by) * time.Second)
+				}
+				l.enter(e)
 			}
 			var got []string
 			for w := l.serve(); w != nil; w = l.serve() {
@@ -199,19 +210,25 @@ func TestTheQueueLosesNobodyAndKeepsItsOrder(t *testing.T) {
 		for range rapid.IntRange(1, 120).Draw(r, "steps") {
 			switch what := rapid.SampledFrom([]string{"enter", "enter", "serve", "leave", "displace", "fix"}).Draw(r, "step"); {
 			case what == "enter":
-				w := l.enter(entry{
+				e := entry{
 					Key: rapid.SampledFrom([]string{"a", "b", "c"}).Draw(r, "key"), Priority: rapid.IntRange(-1, 1).Draw(r, "priority"),
 					Tokens: rapid.IntRange(0, 5000).Draw(r, "tokens"), Reserved: rapid.IntRange(0, 9).Draw(r, "retry") == 0,
 					Arrival: epoch.Add(time.Duration(rapid.IntRange(0, 50).Draw(r, "arrival"))),
-				})
-				waiting[w] = true
+				}
+				if by := rapid.IntRange(-5, 5).Draw(r, "deadline"); by > 0 {
+					e.Deadline = epoch.Add(time.Duration(by))
+				}
+				waiting[l.enter(e)] = true
 			case len(waiting) == 0:
 			case what == "serve":
 				w := l.next(true)
 				for o := range waiting {
 					require.LessOrEqual(r, o.Priority, w.Priority)
 					if o != w && o.Priority == w.Priority && o.Key == w.Key && o.Reserved == w.Reserved {
-						require.True(r, w.olderThan(o), "of one key the older one first")
+						require.True(r, w.beforeInLane(o), "of one key the earlier deadline first, then the older one")
+					}
+					if o.Priority == w.Priority && o.Reserved == w.Reserved {
+						require.False(r, !o.Deadline.Equal(w.Deadline) && o.sooner(w), "the earliest deadline first")
 					}
 				}
 				w.Served()
@@ -236,13 +253,19 @@ func TestTheQueueLosesNobodyAndKeepsItsOrder(t *testing.T) {
 			case what == "fix":
 				pick().Fix()
 			}
-			fresh := 0
+			fresh, soonest := 0, (*entry)(nil)
 			for w := range waiting {
+				if !w.Deadline.IsZero() && !w.fixed && (soonest == nil || w.Deadline.Before(soonest.Deadline)) {
+					soonest = w
+				}
 				if !w.Reserved {
 					fresh++
 				}
 			}
 			require.Equal(r, fresh, l.fresh)
+			next := l.queue.NextDeadline()
+			require.Equal(r, soonest == nil, next == nil)
+			require.True(r, next == nil || next.Deadline.Equal(soonest.Deadline))
 		}
 		for w := l.serve(); w != nil; w = l.serve() {
 			require.True(r, waiting[w], "served twice")

@@ -31,7 +31,7 @@ type flow[T any] struct {
 type lane[T any] struct {
 	*flow[T]
 	line    *Line[T]
-	entries list.List // of *Entry[T], by arrival
+	entries list.List // of *Entry[T], by deadline and arrival
 	loose   int       // of them, those that may be displaced
 	turn    int       // places in the line's heaps
 	length  int

@@ -20,7 +20,7 @@ export function showTiles(d) {
     ['Requests, mean of 10 s', short(t.requests_per_s), '/s', `${short(t.failures_per_s)} /s fail, ${whole(d.proxy.open_requests)} open`, [line('requests_per_ks', 'l0')]],
     ['Tokens out', short(t.tokens_per_s), '/s', worst && stepTime(worst, t) || 'step time not known', [line('tokens_per_s', 'l0')]],
     ['Pool', whole(pool), 'wait', pool ? `the oldest for ${span(oldest)}` : `${whole(d.proxy.pool_places_used)} of ${whole(d.proxy.pool_places)} places taken`, [line('pool_entries', 'l0')]],
-    ['Arrival queue', whole(d.prefill.waiting_requests), 'wait', d.prefill.queue_max ? `of ${whole(d.prefill.queue_max)} per model` : '', []],
+    ['Arrival queue', whole(d.prefill.waiting_requests), 'wait', (d.prefill.queue_max ? `of ${whole(d.prefill.queue_max)} per model` : '') + batch(d.prefill.batch), []],
     ['Lost to imbalance', worst && worst.model_ms ? percent(worst.lost_share, 1) : '–', 'of a step', worst && worst.model_ms ? `${worst.lost_ms.toFixed(1)} ms of ${worst.model_ms.toFixed(1)} ms, by the step model` : worst?.model_why ? 'no step model: ' + worst.model_why : 'step model not known', []],
   ];
   keyed($('tiles'), tiles, (x) => x[0],
@@ -79,6 +79,12 @@ export function showPools(d) {
 }
 
 const gates = { open: ['● open', 'good'], closed: ['■ full', 'warn'], out: ['✕ out', 'bad'], down: ['✕ down', 'bad'], unknown: ['? unknown', 'warn'], removed: ['– removed', 'soft'] };
+
+// What batch requests got: nothing is said where there are none.
+function batch(b) {
+  if (!b || !b.waiting_requests && !b.ran_requests) return '';
+  return `; batch: ${whole(b.waiting_requests)} wait, ${whole(b.ran_requests)} ran` + (b.ran_requests ? `, held back for ${span(b.held_s / b.ran_requests)} on average` : '');
+}
 
 export function showPrefill(d) {
   const p = d.prefill;

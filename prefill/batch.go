@@ -1,0 +1,70 @@
+package prefill
+
+import (
+	"evenkeel/prefill/ledger"
+	"evenkeel/prefill/queue"
+)
+
+// BatchStatus is what became of batch requests, which take only what others leave.
+type BatchStatus struct {
+	Waiting int     `json:"waiting_requests"`
+	Ran     uint64  `json:"ran_requests"` // so far
+	HeldS   float64 `json:"held_s"`       // that these waited, all of them together
+}
+
+// class is the priority of a request in its line.
+func (r *Request) class() int {
+	if r.Batch {
+		return queue.Batch
+	}
+	return r.Priority
+}
+
+// Batch says how batch requests are served.
+func (t *Tier) Batch() BatchStatus {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	s := t.batch
+	s.Waiting = t.queue.ByPriority()[queue.Batch]
+	return s
+}
+
+// leaves says whether the candidate is left over for a batch request: no other request waits for what serves its
+// models, neither here nor in the engine nor for a decode rank, and one slot more than the request will need is free, for
+// the request that comes next.
+func (d *chooser) leaves(c *candidate) bool {
+	for _, name := range c.Models { // a model and its adapters have the same engines
+		if m := d.models[name]; m != nil && m.line.Online() {
+			return false
+		}
+	}
+	if !c.Mixed && c.account.Ahead(d.now) > 0 {
+		return false
+	}
+	underWay, waiting := 0, 0
+	for _, o := range d.candidates {
+		if o.Board != c.Board {
+			continue
+		}
+		pooled := o.account.Leases[ledger.Pooled]
+		if o.Mixed || o.Profile != nil && o.Profile.Early() { // its rank comes before its prefill
+			pooled = o.account.Unsent()
+			underWay -= o.account.Leases[ledger.Probing]
+		}
+		underWay += o.account.Leases[ledger.Probing] + pooled
+		waiting += pooled
+	}
+	return waiting == 0 && (d.cfg.Free == nil || d.cfg.Free(c.Board)-underWay > 1)
+}
+
+// waited tells the metrics how long a request was in the queue that got a candidate.
+func (d *chooser) waited(r *Request, l *Lease) {
+	switch {
+	case !r.Batch:
+		d.metrics.queueWait.Observe(l.Wait.Seconds())
+	case !r.Reserved:
+		d.metrics.batchWait.Observe(l.Wait.Seconds())
+		d.batch.Ran++
+		d.batch.HeldS += l.Wait.Seconds()
+	}
+}
