@@ -122,13 +122,16 @@ func (i *instance) together() string {
 }
 
 // breaks finds the groups of which an engine has served and is down now. The other engines of such a group say that
-// they are well, and their ranks wait in vain for its ranks.
+// they are well, and their ranks wait in vain for its ranks. They do not wait for one that was taken out of the group.
 func (f *Fleet) breaks() {
 	now := map[string]bool{}
 	for _, k := range f.order {
 		in := f.instances[k]
+		if errors.Is(in.status.Err, engine.ErrRetired) { // nobody waits for it, even once its process has ended
+			in.standing.served = false
+		}
 		group := in.together()
-		if group == "" || !in.standing.served || errors.Is(in.status.Err, engine.ErrRetired) || in.status.Up && (in.status.Halted() || !in.status.Wedged) {
+		if group == "" || !in.standing.served || in.status.Up && (in.status.Halted() || !in.status.Wedged) {
 			continue
 		}
 		if now[group] = true; !f.broken[group] {

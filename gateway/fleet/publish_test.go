@@ -1,6 +1,7 @@
 package fleet
 
 import (
+	"syscall"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -132,6 +133,24 @@ func TestAGroupIsOutWithOneOfItsEngines(t *testing.T) {
 		l.is("aggregated 127.0.0.1:2", true)
 		require.True(t, l.up["127.0.0.1:1"], "it comes back with it")
 	}
+}
+
+// The operator ends the process of a rank that vLLM has taken out of its group, and the others go on.
+func TestAGroupGoesOnWithoutARankThatIsRetired(t *testing.T) {
+	l := aggregates(t, func(c *config.Config) {
+		for _, port := range []string{"1", "2"} {
+			c.Engines.Aggregated = append(c.Engines.Aggregated, config.Engine{URL: "http://127.0.0.1:" + port, Barrier: config.BarrierDP})
+		}
+	})
+	l.is("aggregated 127.0.0.1:1", true)
+	l.is("aggregated 127.0.0.1:2", true)
+	for _, why := range []error{engine.ErrRetired, syscall.ECONNREFUSED} {
+		l.OnStatus("aggregated 127.0.0.1:2", engine.Status{Err: why, Models: []engine.Model{{ID: "m"}}})
+		require.Equal(t, map[string]bool{"127.0.0.1:1": true, "127.0.0.1:2": false}, l.up, why)
+	}
+	l.is("aggregated 127.0.0.1:2", true)
+	l.is("aggregated 127.0.0.1:2", false)
+	require.False(t, l.up["127.0.0.1:1"], "it was in the group again")
 }
 
 func TestWhichKindOfEnginesComesFirst(t *testing.T) {
