@@ -68,8 +68,12 @@ func (w *watch) check(ctx context.Context) {
 	w.listen(time.Now())
 	refused := errors.Is(err, ErrCredential) || (err == nil && errors.Is(w.facts.err, ErrCredential))
 	w.alarm(refused)
+	if err == nil && w.facts.err != nil && !w.status.Up && errors.Is(w.status.Err, ErrRetired) {
+		w.facts.err = ErrRetired // only a list of models says that it is over
+	}
 	strange := err == nil && (errors.Is(w.facts.err, ErrNotAnEngine) || errors.Is(w.facts.err, ErrRetired))
-	if errors.Is(err, ErrReforming) || err == nil && errors.Is(w.facts.err, ErrReforming) {
+	reforms := w.facts.err != nil && errors.Is(w.absent.halt, ErrReforming)
+	if errors.Is(err, ErrReforming) || err == nil && (reforms || errors.Is(w.facts.err, ErrReforming)) {
 		halt = ErrReforming
 	}
 	switch {
@@ -80,7 +84,7 @@ func (w *watch) check(ctx context.Context) {
 			next.Err = err
 			w.become(next)
 		}
-	case err == nil && reports != w.reports: // it could not be reached meanwhile: ask again
+	case err == nil && reports != w.reports: // it could not be reached meanwhile, or took no requests: ask again
 	case err == nil:
 		w.failed = 0
 		if w.facts.start != w.status.StartTime {

@@ -173,11 +173,13 @@ func (w *watch) withheld(why error) {
 	var rank *RankError
 	switch {
 	case errors.Is(why, ErrReforming):
+		w.reports++ // a check begun before this cannot say that it is over
 		w.halt(ErrReforming)
 	case errors.As(why, &rank):
 		w.absent.ranks, w.absent.asked = rank.Ranks, time.Now()
 		w.show(w.status)
 	case errors.Is(why, ErrRetired):
+		w.reports++
 		next := w.status
 		next.Up, next.Err = false, ErrRetired
 		w.become(next)

@@ -113,6 +113,42 @@ func TestAnEngineThatReformsIsHalted(t *testing.T) {
 	})
 }
 
+// Only a list of models says that an engine takes requests again: not a check that had begun before, nor any other failure.
+func TestNothingButAListOfModelsEndsWhatAnEngineSaid(t *testing.T) {
+	for _, row := range []struct {
+		why   error
+		says  string
+		state string
+	}{{ErrReforming, saysScaling, "halted"}, {ErrRetired, saysRetired, "down"}} {
+		f := newFake()
+		watched(t, f, func(t *testing.T, m *Monitor, _ *observer.ObservedLogs, _ *prometheus.Registry) {
+			f.setDelay(time.Second)
+			time.Sleep(3 * time.Second)
+			for asked := f.count("/health"); f.count("/health") == asked; {
+				time.Sleep(10 * time.Millisecond)
+			}
+			m.Report("p0", row.why)
+			f.set("/v1/models", refusing(503, `{"error":"`+row.says+`"}`))
+			for range 100 {
+				time.Sleep(100 * time.Millisecond)
+				require.Equal(t, row.state, m.Status("p0").State(), "a check was under way")
+			}
+			f.setDelay(0)
+			for _, fails := range []string{"", status(500), status(503), ok("{}")} {
+				f.set("/v1/models", fails)
+				for range 300 {
+					time.Sleep(100 * time.Millisecond)
+					s := m.Status("p0")
+					require.True(t, s.State() == row.state || fails == ok("{}") && s.State() == "down", "%q: %v", fails, s)
+				}
+			}
+			f.set("/v1/models", newFake().answers["/v1/models"])
+			time.Sleep(3 * time.Second)
+			require.Equal(t, "up", m.Status("p0").State())
+		})
+	}
+}
+
 // A core that waits for its recovery is seen at the next check, and one that goes down meanwhile is down.
 func TestAFaultIsSeenAtTheNextCheck(t *testing.T) {
 	healthy := ok(`{"schema_version":1,"total_engines":1,"engines":[{"id":4,"status":"healthy"}]}`)
