@@ -69,17 +69,20 @@ func (w *watch) check(ctx context.Context) {
 	refused := errors.Is(err, ErrCredential) || (err == nil && errors.Is(w.facts.err, ErrCredential))
 	w.alarm(refused)
 	if err == nil && w.facts.err != nil && !w.status.Up && errors.Is(w.status.Err, ErrRetired) {
-		w.facts.err = ErrRetired // only a list of models says that it is over
+		w.facts.err = ErrRetired // as below
 	}
 	strange := err == nil && (errors.Is(w.facts.err, ErrNotAnEngine) || errors.Is(w.facts.err, ErrRetired))
-	reforms := w.facts.err != nil && errors.Is(w.absent.halt, ErrReforming)
-	if errors.Is(err, ErrReforming) || err == nil && (reforms || errors.Is(w.facts.err, ErrReforming)) {
-		halt = ErrReforming
+	told := halt != nil
+	switch {
+	case errors.Is(err, ErrReforming), err == nil && errors.Is(w.facts.err, ErrReforming):
+		halt, told = ErrReforming, true
+	case err == nil && w.facts.err != nil && errors.Is(w.absent.halt, ErrReforming):
+		halt = ErrReforming // only a list of models says that it is over
 	}
 	switch {
 	case errors.Is(err, ErrReforming): // before 0.33 the health check of vLLM says it, too
 		w.failed = 0
-		if w.halt(halt); !w.status.Up {
+		if w.halt(halt, true); !w.status.Up {
 			next := w.status
 			next.Err = err
 			w.become(next)
@@ -89,9 +92,9 @@ func (w *watch) check(ctx context.Context) {
 		w.failed = 0
 		if w.facts.start != w.status.StartTime {
 			w.forgive() // what it did was done by another process
-			w.absent = absent{halt: w.absent.halt}
+			w.absent = absent{halt: w.absent.halt, sure: w.absent.halt != nil}
 		}
-		w.halt(halt)
+		w.halt(halt, told)
 		w.show(w.learned(!refused && !strange))
 		w.judged()
 	case late(err) && w.traffic.heard.Load() != heard && len(w.facts.models) > 0:

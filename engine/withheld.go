@@ -89,6 +89,7 @@ func IsWithheld(err error) bool {
 // absent is which ranks of an engine that is up get no requests, and why nothing of the engine does. It is a value.
 type absent struct {
 	halt    error     // nothing new goes there, and what waits for it waits on
+	sure    bool      // a check has heard of the halt, too, and not only a request
 	ranks   int       // it has, as it said when it refused one; 0: all
 	asked   time.Time // when it was tried last whether it has them again
 	silent  map[int]bool
@@ -174,7 +175,7 @@ func (w *watch) withheld(why error) {
 	switch {
 	case errors.Is(why, ErrReforming):
 		w.reports++ // a check begun before this cannot say that it is over
-		w.halt(ErrReforming)
+		w.halt(ErrReforming, false)
 	case errors.As(why, &rank):
 		w.absent.ranks, w.absent.asked = rank.Ranks, time.Now()
 		w.show(w.status)
@@ -186,16 +187,21 @@ func (w *watch) withheld(why error) {
 	}
 }
 
-// halt has nothing new go to the engine, or with nil again. It needs m.mu.
-func (w *watch) halt(why error) {
-	was := w.absent.halt
-	w.absent.halt = why
+// halt has nothing new go to the engine, or with nil again. heard says that a check has heard why from the engine. An engine
+// that tells only requests so, and no check, fails them. It needs m.mu.
+func (w *watch) halt(why error, heard bool) {
+	was, sure := w.absent.halt, w.absent.sure
+	w.absent.halt, w.absent.sure = why, why != nil && (heard || sure)
 	switch {
-	case why == nil && was != nil:
+	case why == nil && sure:
 		w.forgive()                  // what failed meanwhile says nothing
 		w.absent.asked = time.Time{} // it may have more ranks now
 		w.m.cfg.Log.Info("engine takes requests again", zap.String("engine", w.in.ID))
-	case why != nil && was == nil:
+	case why == nil && was != nil && len(w.in.Canaries) > 0:
+		if w.suspect.circuit.Fail(theCanary, time.Now()) { // which may be what was told so
+			w.out(outFailures, fmt.Errorf("requests are told again and again, and checks are not: %w", was))
+		}
+	case w.absent.sure && !sure:
 		w.m.cfg.Log.Warn("engine takes no requests for now; they wait for it", zap.String("engine", w.in.ID), zap.Error(why))
 	}
 	w.show(w.status)

@@ -11,6 +11,8 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/zap/zaptest/observer"
 	"pgregory.net/rapid"
+
+	"evenkeel/engine/circuit"
 )
 
 func TestWhatIsSaidOfTheEngineAndNotOfTheRequest(t *testing.T) {
@@ -110,6 +112,32 @@ func TestAnEngineThatReformsIsHalted(t *testing.T) {
 		require.Equal(t, since, s.Since, "it was up all the while")
 		require.Len(t, logs.FilterMessage("engine takes no requests for now; they wait for it").All(), 1)
 		m.Report("nobody", ErrReforming)
+	})
+}
+
+// What requests are told, and no check, is a failure of theirs: an engine that goes on with it is out, and its canaries become rare.
+func TestAnEngineThatTellsOnlyRequestsThatItReforms(t *testing.T) {
+	f := newFake()
+	watched(t, f, func(t *testing.T, m *Monitor, logs *observer.ObservedLogs, _ *prometheus.Registry) {
+		m.cfg.Canary = time.Second
+		base := target(t, "http://p0:8000")
+		m.Set([]Instance{{ID: "d0", Role: "decode", Target: base, Ranks: 1, Canaries: []*Target{base}}})
+		time.Sleep(2 * time.Second)
+		f.set(completionsPath, refusing(503, `{"error":"`+saysScaling+`"}`))
+		for range circuit.Limit {
+			require.NoError(t, m.Status("d0").Out)
+			m.Report("d0", ErrReforming)
+			require.True(t, m.Status("d0").Halted())
+			time.Sleep(2 * time.Second)
+			require.NoError(t, m.Status("d0").Halt)
+		}
+		require.ErrorContains(t, m.Status("d0").Out, "requests are told again and again, and checks are not: its group re-forms")
+		time.Sleep(2 * time.Minute)
+		require.InDelta(t, 8, f.count(completionsPath), 2, "after 1, 2, 4 s and so on, at most 30")
+		require.Less(t, logs.Len(), 20)
+		f.set(completionsPath, ok(`{"choices":[{}]}`))
+		time.Sleep(time.Minute)
+		require.Equal(t, "up", m.Status("d0").State())
 	})
 }
 
