@@ -82,20 +82,27 @@ func (w *watch) check(ctx context.Context) {
 	switch {
 	case errors.Is(err, ErrReforming): // before 0.33 the health check of vLLM says it, too
 		w.failed = 0
-		if w.halt(halt, true); !w.status.Up {
-			next := w.status
+		w.halt(halt, true)
+		next := w.status
+		if why := w.absent.hopeless(); why != nil {
+			next.Up, next.Err = false, why
+		} else if !next.Up {
 			next.Err = err
-			w.become(next)
 		}
+		w.become(next)
 	case err == nil && reports != w.reports: // it could not be reached meanwhile, or took no requests: ask again
 	case err == nil:
 		w.failed = 0
 		if w.facts.start != w.status.StartTime {
 			w.forgive() // what it did was done by another process
-			w.absent = absent{halt: w.absent.halt, sure: w.absent.halt != nil}
+			w.absent = absent{halt: w.absent.halt, since: w.absent.since, sure: w.absent.halt != nil}
 		}
 		w.halt(halt, told)
-		w.show(w.learned(!refused && !strange))
+		next := w.learned(!refused && !strange)
+		if why := w.absent.hopeless(); why != nil {
+			next.Up, next.Err = false, why
+		}
+		w.show(next)
 		w.judged()
 	case late(err) && w.traffic.heard.Load() != heard && len(w.facts.models) > 0:
 		w.m.metrics.late.WithLabelValues(w.in.ID).Inc()

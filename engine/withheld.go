@@ -25,6 +25,12 @@ var (
 	ErrRetired = errors.New("vLLM has taken this rank out of its group (elastic EP) and waits for its process to be ended; take it out of the config, too")
 )
 
+// errDead is what vLLM says of a core that does not come back.
+var errDead = errors.New("a worker of it has died, and vLLM (--enable-fault-tolerance) ends the engine soon")
+
+// LongestHalt is how long requests wait for an engine that is halted. One that is for longer is as good as down.
+const LongestHalt = 10 * time.Minute
+
 // RankError is the refusal of a request for a rank that the engine does not have any more, or not yet.
 type RankError struct{ Rank, Ranks int }
 
@@ -89,6 +95,7 @@ func IsWithheld(err error) bool {
 // absent is which ranks of an engine that is up get no requests, and why nothing of the engine does. It is a value.
 type absent struct {
 	halt    error     // nothing new goes there, and what waits for it waits on
+	since   time.Time // of the halt
 	sure    bool      // a check has heard of the halt, too, and not only a request
 	ranks   int       // it has, as it said when it refused one; 0: all
 	asked   time.Time // when it was tried last whether it has them again
@@ -192,6 +199,9 @@ func (w *watch) withheld(why error) {
 func (w *watch) halt(why error, heard bool) {
 	was, sure := w.absent.halt, w.absent.sure
 	w.absent.halt, w.absent.sure = why, why != nil && (heard || sure)
+	if was == nil {
+		w.absent.since = time.Now()
+	}
 	switch {
 	case why == nil && sure:
 		w.forgive()                  // what failed meanwhile says nothing
@@ -205,6 +215,17 @@ func (w *watch) halt(why error, heard bool) {
 		w.m.cfg.Log.Warn("engine takes no requests for now; they wait for it", zap.String("engine", w.in.ID), zap.Error(why))
 	}
 	w.show(w.status)
+}
+
+// hopeless is why an engine that is halted is down, or nil. It needs m.mu.
+func (a *absent) hopeless() error {
+	switch {
+	case errors.Is(a.halt, errDead):
+		return a.halt
+	case a.halt != nil && time.Since(a.since) >= LongestHalt:
+		return fmt.Errorf("it has taken no requests for %.0f minutes: %w", LongestHalt.Minutes(), a.halt)
+	}
+	return nil
 }
 
 // show puts what is absent into a status and makes it the one in force. It needs m.mu.
@@ -305,7 +326,7 @@ func (w *watch) fault(ctx context.Context) (halt, err error) {
 		switch e.Status {
 		case "healthy":
 		case "dead":
-			return errors.New("a worker of it has died, and vLLM (--enable-fault-tolerance) ends the engine soon"), nil
+			return errDead, nil
 		default:
 			return fmt.Errorf("it has met a fault (%.64q) and waits for its recovery (vLLM, POST /fault_tolerance/apply)", e.Fault), nil
 		}

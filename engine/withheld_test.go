@@ -177,6 +177,34 @@ func TestNothingButAListOfModelsEndsWhatAnEngineSaid(t *testing.T) {
 	}
 }
 
+// After a commit that failed vLLM keeps refusing requests. Nothing waits for it for ever.
+func TestAHaltThatDoesNotEndIsAnOutage(t *testing.T) {
+	scaling := refusing(503, `{"error":"`+saysScaling+`"}`)
+	for _, path := range []string{"/v1/models", "/health"} { // of 0.33, and before
+		f := newFake()
+		watched(t, f, func(t *testing.T, m *Monitor, _ *observer.ObservedLogs, reg *prometheus.Registry) {
+			before := f.answers[path]
+			f.set(path, scaling)
+			m.Report("p0", ErrReforming)
+			time.Sleep(LongestHalt - time.Second)
+			require.Equal(t, "halted", m.Status("p0").State())
+			for range 60 {
+				time.Sleep(3 * time.Second)
+				require.Equal(t, "down", m.Status("p0").State())
+				require.ErrorContains(t, m.Status("p0").Err, "it has taken no requests for 10 minutes: its group re-forms")
+			}
+			require.Zero(t, gauge(t, reg))
+			f.set(path, before)
+			time.Sleep(3 * time.Second)
+			require.Equal(t, "up", m.Status("p0").State())
+			f.set(path, scaling)
+			m.Report("p0", ErrReforming)
+			time.Sleep(LongestHalt - time.Second)
+			require.Equal(t, "halted", m.Status("p0").State(), "it counts anew")
+		})
+	}
+}
+
 // A core that waits for its recovery is seen at the next check, and one that goes down meanwhile is down.
 func TestAFaultIsSeenAtTheNextCheck(t *testing.T) {
 	healthy := ok(`{"schema_version":1,"total_engines":1,"engines":[{"id":4,"status":"healthy"}]}`)
@@ -194,10 +222,11 @@ func TestAFaultIsSeenAtTheNextCheck(t *testing.T) {
 		require.Equal(t, "up", m.Status("p0").State())
 		f.set("/fault_tolerance/status", ok(`{"schema_version":1,"total_engines":1,"engines":[{"id":4,"status":"dead"}]}`))
 		time.Sleep(2 * time.Second)
-		require.ErrorContains(t, m.Status("p0").Halt, "a worker of it has died")
-		f.set("/health", status(503))
-		time.Sleep(5 * time.Second)
+		require.ErrorContains(t, m.Status("p0").Err, "a worker of it has died")
 		require.Equal(t, "down", m.Status("p0").State())
+		f.set("/fault_tolerance/status", healthy)
+		time.Sleep(2 * time.Second)
+		require.Equal(t, "up", m.Status("p0").State())
 	})
 	f = newFake()
 	watched(t, f, func(t *testing.T, _ *Monitor, _ *observer.ObservedLogs, _ *prometheus.Registry) {
