@@ -229,7 +229,7 @@ func Queue(err error, model string) *openai.Error {
 	case errors.Is(err, prefill.ErrElsewhere):
 		return NotOurs()
 	}
-	return openai.Unavailable("prefill_unavailable", "no healthy prefill engine serves the model", 1)
+	return openai.Unavailable("prefill_unavailable", "no prefill engine takes requests for the model now", 1)
 }
 
 // Pool maps what the dispatcher says of an entry it could not place.
