@@ -103,6 +103,7 @@ func (w *watch) check(ctx context.Context) {
 			next.Up, next.Err = false, why
 		}
 		w.show(next)
+		w.lookForMore()
 		w.judged()
 	case late(err) && w.traffic.heard.Load() != heard && len(w.facts.models) > 0:
 		w.m.metrics.late.WithLabelValues(w.in.ID).Inc()

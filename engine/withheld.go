@@ -94,11 +94,12 @@ func IsWithheld(err error) bool {
 
 // absent is which ranks of an engine that is up get no requests, and why nothing of the engine does. It is a value.
 type absent struct {
-	halt    error     // nothing new goes there, and what waits for it waits on
-	since   time.Time // of the halt
-	sure    bool      // a check has heard of the halt, too, and not only a request
-	ranks   int       // it has, as it said when it refused one; 0: all
-	asked   time.Time // when it was tried last whether it has them again
+	halt    error         // nothing new goes there, and what waits for it waits on
+	since   time.Time     // of the halt
+	sure    bool          // a check has heard of the halt, too, and not only a request
+	ranks   int           // it has, as it said when it refused one; 0: all
+	asked   time.Time     // when it was tried last whether it has them again
+	rest    time.Duration // before the next try, if clients make it
 	silent  map[int]bool
 	reports loads
 }
@@ -184,6 +185,9 @@ func (w *watch) withheld(why error) {
 		w.reports++ // a check begun before this cannot say that it is over
 		w.halt(ErrReforming, false)
 	case errors.As(why, &rank):
+		if w.absent.ranks != rank.Ranks { // else other requests were told so before
+			w.absent.rest = min(2*w.absent.rest, longestRest)
+		}
 		w.absent.ranks, w.absent.asked = rank.Ranks, time.Now()
 		w.show(w.status)
 	case errors.Is(why, ErrRetired):
@@ -204,8 +208,8 @@ func (w *watch) halt(why error, heard bool) {
 	}
 	switch {
 	case why == nil && sure:
-		w.forgive()                  // what failed meanwhile says nothing
-		w.absent.asked = time.Time{} // it may have more ranks now
+		w.forgive()                                    // what failed meanwhile says nothing
+		w.absent.asked, w.absent.rest = time.Time{}, 0 // it may have more ranks now
 		w.m.cfg.Log.Info("engine takes requests again", zap.String("engine", w.in.ID))
 	case why == nil && was != nil && len(w.in.Canaries) > 0:
 		if w.suspect.circuit.Fail(theCanary, time.Now()) { // which may be what was told so
@@ -271,37 +275,65 @@ func (w *watch) lookForRanks(ctx context.Context) (halt error) {
 			w.m.mu.Unlock()
 		}
 	}
-	w.m.mu.Lock()
-	due := w.absent.ranks > 0 && halt == nil && time.Since(w.absent.asked) >= w.m.cfg.FactsInterval
-	model, ask := w.status.baseModel(), w.asks(w.status.baseModel())
-	if due {
-		w.absent.asked = time.Now()
-	}
-	lowest := w.absent.ranks
-	w.m.mu.Unlock()
-	if due {
-		w.tryLost(ctx, lowest, model, ask)
-	}
 	return halt
 }
 
-// tryLost asks whether an engine has more ranks again, with a request of one token for the first that is lost. An engine that
-// does not have it refuses before it computes anything. Where no such request may be sent, the next one of a client tells.
-func (w *watch) tryLost(ctx context.Context, lowest int, model string, ask question) {
-	at := slices.IndexFunc(w.in.Canaries, func(t *Target) bool { return t.Rank == lowest })
-	var rank *RankError
-	if limit := w.m.cfg.Canary; at >= 0 && limit > 0 && model != "" {
-		ctx, stop := context.WithTimeout(ctx, limit)
-		defer stop()
-		if _, err := oneToken(ctx, w.m.cfg.Client, w.in.Canaries[at], ask); err != nil && !errors.As(err, &rank) {
-			return // nothing is known
+// rankDue says that it is time to try whether an engine has more ranks again. It needs m.mu.
+func (w *watch) rankDue() bool {
+	a := &w.absent
+	return w.status.Up && a.ranks > 0 && a.halt == nil && time.Since(a.asked) >= max(a.rest, w.m.cfg.FactsInterval)
+}
+
+// lookForMore has the first rank that is lost tried when that is due. Where no request of one token may be sent, that rank alone
+// is used again, and the next request of a client tells. It needs m.mu.
+func (w *watch) lookForMore() {
+	switch a := &w.absent; {
+	case !w.rankDue():
+	case w.m.cfg.Canary > 0 && slices.ContainsFunc(w.in.Canaries, func(t *Target) bool { return t.Rank == a.ranks }):
+		select {
+		case w.doubt <- struct{}{}:
+		default: // it looks already
 		}
+	default:
+		a.asked, a.rest = time.Now(), max(a.rest, w.m.cfg.FactsInterval)
+		if a.ranks++; a.ranks >= w.in.Ranks {
+			a.ranks = 0
+		}
+		w.show(w.status)
 	}
+}
+
+// longestRest bounds the time between two tries of a rank whose requests are refused.
+const longestRest = 5 * time.Minute
+
+// tryLost asks whether an engine has more ranks again, with a request of one token for the first that is lost. An engine that
+// does not have it refuses before it computes anything.
+func (w *watch) tryLost(ctx context.Context) {
+	w.m.mu.Lock()
+	lowest, model := w.absent.ranks, w.status.baseModel()
+	at := slices.IndexFunc(w.in.Canaries, func(t *Target) bool { return t.Rank == lowest })
+	due, ask := w.rankDue() && at >= 0 && model != "", w.asks(model)
+	w.m.mu.Unlock()
+	if !due {
+		return
+	}
+	bounded, stop := context.WithTimeout(ctx, min(w.m.cfg.Canary, w.m.cfg.Timeout))
+	computed, err := oneToken(bounded, w.m.cfg.Client, w.in.Canaries[at], ask)
+	stop()
 	w.m.mu.Lock()
 	defer w.m.mu.Unlock()
-	if w.absent.ranks = 0; rank != nil {
-		w.absent.ranks = rank.Ranks
+	if w.gone || w.absent.ranks != lowest {
+		return
 	}
+	w.absent.asked = time.Now()
+	var rank *RankError
+	switch {
+	case errors.As(err, &rank):
+		w.absent.ranks = rank.Ranks
+	case computed:
+		w.absent.ranks = 0
+	}
+	w.show(w.status)
 }
 
 // fault asks vLLM whether its core has met a fault and waits for its recovery. It fails unless vLLM was started with

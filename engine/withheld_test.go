@@ -266,6 +266,53 @@ func TestRanksThatAnEngineDoesNotHave(t *testing.T) {
 	})
 }
 
+// A try that hangs, and one that says nothing of the rank, leave it lost. Health checks go on meanwhile.
+func TestATryOfALostRankHoldsNoCheckUp(t *testing.T) {
+	f := newFake()
+	watched(t, f, func(t *testing.T, m *Monitor, _ *observer.ObservedLogs, _ *prometheus.Registry) {
+		m.cfg.Canary = time.Minute
+		base := target(t, "http://p0:8000")
+		one := *base
+		one.Rank = 1
+		m.Set([]Instance{{ID: "d0", Role: "decode", Target: base, Ranks: 2, Canaries: []*Target{base, &one}}})
+		time.Sleep(2 * time.Second)
+		m.Report("d0", &RankError{Rank: 1, Ranks: 1})
+		for _, says := range []string{"", status(500), status(404), refusing(400, `{"error":"no such model"}`)} {
+			f.set(completionsPath, says)
+			before, tries := f.count("/health"), f.count(completionsPath)
+			time.Sleep(time.Minute)
+			require.InDelta(t, 60, f.count("/health")-before, 8)
+			require.InDelta(t, 5, f.count(completionsPath)-tries, 2)
+			require.Len(t, m.Status("d0").Lost, 1)
+			require.Equal(t, "up", m.Status("d0").State())
+		}
+	})
+}
+
+// Where no request of one token is sent, the first lost rank is used again now and then, and more seldom each time it is refused.
+func TestALostRankThatOnlyClientsTry(t *testing.T) {
+	f := newFake()
+	watched(t, f, func(t *testing.T, m *Monitor, _ *observer.ObservedLogs, _ *prometheus.Registry) {
+		m.Set([]Instance{{ID: "q0", Role: "prefill", Target: target(t, "http://p0:8000"), Ranks: 4}})
+		time.Sleep(2 * time.Second)
+		m.Report("q0", &RankError{Rank: 2, Ranks: 2})
+		tries := 0
+		for range 3600 {
+			time.Sleep(time.Second)
+			lost := m.Status("q0").Lost
+			require.NotEmpty(t, lost[3], "one rank at a time")
+			if lost[2] == "" {
+				tries++
+				m.Report("q0", &RankError{Rank: 2, Ranks: 2})
+				m.Report("q0", &RankError{Rank: 2, Ranks: 2})
+			}
+		}
+		require.InDelta(t, 16, tries, 2, "after 10, 20, 40 s and so on, at most five minutes")
+		time.Sleep(15 * time.Minute)
+		require.Empty(t, m.Status("q0").Lost, "none is refused")
+	})
+}
+
 // What a canary says of a rank that the engine does not have, and of a group that re-forms, says nothing of the engine.
 func TestACanaryThatIsWithheldProvesNothing(t *testing.T) {
 	f := newFake()
