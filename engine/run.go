@@ -185,8 +185,8 @@ func (w *watch) readFacts(ctx context.Context, full, hurry bool) {
 		}
 	}
 	if w.in.Version == "" && (full || f.unsure) {
-		_, err := w.fault(ctx)
-		f.tolerant, f.unsure = err == nil, errors.Is(err, ErrReforming)
+		_, err := w.fault(ctx, patience)
+		f.tolerant, f.unsure = err == nil, err != nil && !lacks(err)
 	}
 	var models []Model
 	if models, f.err = w.models(ctx); f.err == nil {

@@ -48,9 +48,9 @@ const (
 // managers/tokenizer_manager.py. Only a whole message counts, because others may quote a client.
 var noRank = regexp.MustCompile(`^(?:data_parallel_rank (\d{1,6}) is|routed_dp_rank=(\d{1,6})) out of range \[0, (\d{1,6})\)\.?$`)
 
-// Withheld reads a refusal that is about the engine and not about the request: one of those above, or nil. rank is the one
-// that the request named in a header, or below 0.
-func Withheld(status int, body []byte, rank int) error {
+// Withheld reads a refusal that is about the engine and not about the request: one of those above, or nil. The request named the
+// rank of the target in a header, if it has one. The engine counts its ranks as the header does.
+func Withheld(status int, body []byte, t *Target) error {
 	switch status {
 	case http.StatusServiceUnavailable:
 		var told struct {
@@ -80,7 +80,8 @@ func Withheld(status int, body []byte, rank int) error {
 		e := &RankError{}
 		e.Rank, _ = strconv.Atoi(found[1] + found[2]) // digits, not many
 		e.Ranks, _ = strconv.Atoi(found[3])
-		if e.Ranks > 0 && e.Ranks <= e.Rank && (rank < 0 || rank == e.Rank) {
+		e.Rank, e.Ranks = e.Rank-t.First, e.Ranks-t.First
+		if e.Ranks > 0 && e.Ranks <= e.Rank && (t.Rank < 0 || t.Rank == e.Rank) {
 			return e
 		}
 	}
@@ -260,7 +261,7 @@ func (w *watch) lookForRanks(ctx context.Context) (halt error) {
 	switch {
 	case w.facts.tolerant:
 		var err error
-		if halt, err = w.fault(ctx); err != nil { // then what it said last counts
+		if halt, err = w.fault(ctx, w.m.cfg.Timeout); err != nil { // then what it said last counts
 			w.m.mu.Lock()
 			if halt = w.absent.halt; errors.Is(halt, ErrReforming) {
 				halt = nil
@@ -339,8 +340,8 @@ func (w *watch) tryLost(ctx context.Context) {
 // fault asks vLLM whether its core has met a fault and waits for its recovery. It fails unless vLLM was started with
 // --enable-fault-tolerance (entrypoints/serve/fault_tolerance/api_router.py of 0.33). Its GET /health says 200 meanwhile, and
 // requests that come wait in it. It says unhealthy while a recovery is possible, and dead if a worker has died.
-func (w *watch) fault(ctx context.Context) (halt, err error) {
-	body, err := w.get(ctx, "/fault_tolerance/status", w.m.cfg.Timeout, answerLimit)
+func (w *watch) fault(ctx context.Context, patience time.Duration) (halt, err error) {
+	body, err := w.get(ctx, "/fault_tolerance/status", patience, answerLimit)
 	var told struct {
 		Schema  int `json:"schema_version"`
 		Engines []struct {
@@ -352,7 +353,7 @@ func (w *watch) fault(ctx context.Context) (halt, err error) {
 	case err != nil:
 		return nil, err
 	case json.Unmarshal(body, &told) != nil || told.Schema == 0:
-		return nil, errors.New("it does not say whether it has met a fault")
+		return nil, errNoFaults
 	}
 	for _, e := range told.Engines {
 		switch e.Status {
@@ -364,6 +365,17 @@ func (w *watch) fault(ctx context.Context) (halt, err error) {
 		}
 	}
 	return nil, nil
+}
+
+var errNoFaults = errors.New("it does not say whether it has met a fault")
+
+// lacks says that an engine answers so because it does not have what was asked for, and will not.
+func lacks(err error) bool {
+	var answered *StatusError
+	if errors.As(err, &answered) {
+		return answered.Status == http.StatusNotFound || answered.Status == http.StatusMethodNotAllowed || answered.Status == http.StatusNotImplemented
+	}
+	return errors.Is(err, errNoFaults)
 }
 
 // loads asks a server of SGLang when each rank's scheduler has told its load last. Nothing is sent to the schedulers for that
@@ -384,7 +396,9 @@ func (w *watch) loads(ctx context.Context) (map[int]float64, error) {
 	}
 	all := make(map[int]float64, len(told.Loads))
 	for _, l := range told.Loads {
-		all[l.Rank] = l.At
+		if l.Rank >= 0 && l.Rank < w.in.Ranks {
+			all[l.Rank] = l.At
+		}
 	}
 	return all, nil
 }

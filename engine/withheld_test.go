@@ -21,7 +21,7 @@ func TestWhatIsSaidOfTheEngineAndNotOfTheRequest(t *testing.T) {
 		name   string
 		status int
 		body   string
-		rank   int
+		rank   int // of a target whose first rank is the engine's 10th, from 10 on
 		want   error
 	}{
 		{"vLLM changes the number of its ranks", 503, scaling, -1, ErrReforming},
@@ -32,13 +32,19 @@ func TestWhatIsSaidOfTheEngineAndNotOfTheRequest(t *testing.T) {
 		{"vLLM has fewer ranks", 400, `{"error":{"message":"data_parallel_rank 3 is out of range [0, 2).","type":"BadRequestError"}}`, 3, &RankError{3, 2}},
 		{"SGLang has, whose requests name the rank in the body", 400, `{"object":"error","message":"routed_dp_rank=5 out of range [0, 4)"}`, -1, &RankError{5, 4}},
 		{"it means another rank than the one that was named", 400, `{"message":"data_parallel_rank 3 is out of range [0, 2)."}`, 2, nil},
+		{"a node of several counts the ranks of all", 400, `{"message":"data_parallel_rank 13 is out of range [0, 12)."}`, 13, &RankError{3, 2}},
+		{"none of the node's is left", 400, `{"message":"data_parallel_rank 10 is out of range [0, 8)."}`, 10, nil},
 		{"an engine that quotes a client", 400, `{"message":"bad input: data_parallel_rank 3 is out of range [0, 2)."}`, 3, nil},
 		{"a rank that there is", 400, `{"message":"data_parallel_rank 3 is out of range [0, 4)."}`, 3, nil},
 		{"no rank is left", 400, `{"message":"data_parallel_rank 3 is out of range [0, 0)."}`, 3, nil},
 		{"a number that is none", 400, `{"message":"data_parallel_rank 99999999999999999999 is out of range [0, 99999999999999999999)."}`, -1, nil},
 	} {
 		t.Run(row.name, func(t *testing.T) {
-			require.Equal(t, row.want, Withheld(row.status, []byte(row.body), row.rank))
+			at := &Target{Rank: row.rank}
+			if row.rank >= 10 {
+				at.First, at.Rank = 10, row.rank-10
+			}
+			require.Equal(t, row.want, Withheld(row.status, []byte(row.body), at))
 		})
 	}
 }
@@ -233,6 +239,17 @@ func TestAFaultIsSeenAtTheNextCheck(t *testing.T) {
 		time.Sleep(time.Minute)
 		require.Equal(t, 1, f.count("/fault_tolerance/status"), "an engine without it is asked once")
 	})
+	for _, fails := range []string{status(500), ""} {
+		f = newFake()
+		f.set("/fault_tolerance/status", fails)
+		watched(t, f, func(t *testing.T, m *Monitor, _ *observer.ObservedLogs, _ *prometheus.Registry) {
+			time.Sleep(2 * time.Second)
+			require.Equal(t, "up", m.Status("p0").State(), "it is not kept waiting")
+			f.set("/fault_tolerance/status", ok(`{"schema_version":1,"engines":[{"id":4,"status":"unhealthy"}]}`))
+			time.Sleep(20 * time.Second)
+			require.True(t, m.Status("p0").Halted(), "it is asked again")
+		})
+	}
 }
 
 // Ranks above the engine's number are lost until a request of one token for the first of them is not refused for that.
@@ -310,6 +327,21 @@ func TestALostRankThatOnlyClientsTry(t *testing.T) {
 		require.InDelta(t, 16, tries, 2, "after 10, 20, 40 s and so on, at most five minutes")
 		time.Sleep(15 * time.Minute)
 		require.Empty(t, m.Status("q0").Lost, "none is refused")
+	})
+}
+
+// A server may name ranks that are not configured, such as those that have just joined it.
+func TestOnlyRanksThatAreConfiguredAreLost(t *testing.T) {
+	f := newFake()
+	f.set("/server_info", ok(`{"version":"0.5.23","elastic_ep_backend":"mooncake"}`))
+	watched(t, f, func(t *testing.T, m *Monitor, _ *observer.ObservedLogs, _ *prometheus.Registry) {
+		m.Set([]Instance{{ID: "d0", Role: "decode", Target: target(t, "http://p0:8000"), Ranks: 2, Version: "/server_info"}})
+		for i := range 20 {
+			f.set("/v1/loads", ok(fmt.Sprintf(`{"loads":[{"dp_rank":-1,"timestamp":1},{"dp_rank":0,"timestamp":%d},{"dp_rank":1,"timestamp":1},{"dp_rank":2,"timestamp":1}]}`, i)))
+			time.Sleep(time.Second)
+		}
+		require.Len(t, m.Status("d0").Lost, 1)
+		require.Contains(t, m.Status("d0").Lost, 1)
 	})
 }
 
