@@ -373,7 +373,7 @@ var errNoFaults = errors.New("it does not say whether it has met a fault")
 func lacks(err error) bool {
 	var answered *StatusError
 	if errors.As(err, &answered) {
-		return answered.Status == http.StatusNotFound || answered.Status == http.StatusMethodNotAllowed || answered.Status == http.StatusNotImplemented
+		return slices.Contains([]int{http.StatusNotFound, http.StatusMethodNotAllowed, http.StatusNotImplemented}, answered.Status)
 	}
 	return errors.Is(err, errNoFaults)
 }

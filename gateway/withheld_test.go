@@ -108,7 +108,9 @@ func TestAGroupThatReformsIsWaitedFor(t *testing.T) {
 // A group that re-forms for too long ends the waits at their limits, with an error that says so, and nothing is held then.
 func TestAWaitForAGroupThatReformsHasItsLimit(t *testing.T) {
 	t.Parallel()
-	for side, code := range map[string]string{"decode": "pool_timeout|prefill_unavailable", "prefill": "prefill_unavailable"} { // behind or before a prefill
+	for side, code := range map[string]string{
+		"decode": "pool_timeout|prefill_unavailable", "prefill": "prefill_unavailable", // behind or before a prefill
+	} {
 		t.Run(side, func(t *testing.T) {
 			t.Parallel()
 			c := start(t, options{dirty: true, configure: func(cfg *config.Config) {

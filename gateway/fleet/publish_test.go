@@ -173,7 +173,8 @@ func TestPromptsWaitWhereDecodeIsHalted(t *testing.T) {
 			for i := range row.workers {
 				row.workers[i].Model = BoardIn("m", row.region)
 			}
-			c := []prefill.Candidate{{Models: []string{"m"}, Region: row.region, Live: true, Profile: &mooncake.Profile{Connector: mooncake.NIXLPush, Bind: row.bind}}}
+			profile := &mooncake.Profile{Connector: mooncake.NIXLPush, Bind: row.bind}
+			c := []prefill.Candidate{{Models: []string{"m"}, Region: row.region, Live: true, Profile: profile}}
 			elsewhere := board.Worker{Model: BoardIn("m", "us"), Up: true}
 			onlyWhereDecoded(c, append(row.workers, elsewhere))
 			require.Equal(t, [2]bool{row.live, row.late}, [2]bool{c[0].Live, c[0].Late})
