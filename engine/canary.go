@@ -85,9 +85,9 @@ func oneToken(ctx context.Context, c *Client, t *Target, ask question) (computed
 	case err != nil:
 		return false, fmt.Errorf("completion of one token: %w", err)
 	case resp.StatusCode()/100 == 4:
-		return false, Withheld(resp.StatusCode(), body, to.Rank)
+		return false, Withheld(resp.StatusCode(), body, to)
 	case resp.StatusCode() != http.StatusOK:
-		return false, &StatusError{Target: t.ID, Method: http.MethodPost, Path: completionsPath, Status: resp.StatusCode(), Why: Withheld(resp.StatusCode(), body, to.Rank)}
+		return false, &StatusError{Target: t.ID, Method: http.MethodPost, Path: completionsPath, Status: resp.StatusCode(), Why: Withheld(resp.StatusCode(), body, to)}
 	case json.Unmarshal(body, &answer) != nil || len(answer.Choices) == 0:
 		return false, fmt.Errorf("engine %s: its completion of one token is none", t.ID)
 	}

@@ -32,7 +32,7 @@ func (c *Client) Get(ctx context.Context, t *Target, path string, limit int, hdr
 func (c *Client) read(ctx context.Context, t *Target, path string, limit int, hdr ...Header) ([]byte, error) {
 	status, body, err := c.Get(ctx, t, path, limit, hdr...)
 	if err == nil && status != http.StatusOK {
-		err = &StatusError{Target: t.ID, Path: path, Status: status, Why: Withheld(status, body, -1)}
+		err = &StatusError{Target: t.ID, Path: path, Status: status, Why: Withheld(status, body, t.Unranked())}
 	}
 	return body, err
 }

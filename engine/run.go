@@ -68,27 +68,42 @@ func (w *watch) check(ctx context.Context) {
 	w.listen(time.Now())
 	refused := errors.Is(err, ErrCredential) || (err == nil && errors.Is(w.facts.err, ErrCredential))
 	w.alarm(refused)
+	if err == nil && w.facts.err != nil && !w.status.Up && errors.Is(w.status.Err, ErrRetired) {
+		w.facts.err = ErrRetired // as below
+	}
 	strange := err == nil && (errors.Is(w.facts.err, ErrNotAnEngine) || errors.Is(w.facts.err, ErrRetired))
-	if errors.Is(err, ErrReforming) || err == nil && errors.Is(w.facts.err, ErrReforming) {
-		halt = ErrReforming
+	told := halt != nil
+	switch {
+	case errors.Is(err, ErrReforming), err == nil && errors.Is(w.facts.err, ErrReforming):
+		halt, told = ErrReforming, true
+	case err == nil && w.facts.err != nil && errors.Is(w.absent.halt, ErrReforming):
+		halt = ErrReforming // only a list of models says that it is over
 	}
 	switch {
 	case errors.Is(err, ErrReforming): // before 0.33 the health check of vLLM says it, too
 		w.failed = 0
-		if w.halt(halt); !w.status.Up {
-			next := w.status
+		w.halt(halt, true)
+		next := w.status
+		if why := w.absent.hopeless(); why != nil {
+			next.Up, next.Err = false, why
+		} else if !next.Up {
 			next.Err = err
-			w.become(next)
 		}
-	case err == nil && reports != w.reports: // it could not be reached meanwhile: ask again
+		w.become(next)
+	case err == nil && reports != w.reports: // it could not be reached meanwhile, or took no requests: ask again
 	case err == nil:
 		w.failed = 0
 		if w.facts.start != w.status.StartTime {
 			w.forgive() // what it did was done by another process
-			w.absent = absent{halt: w.absent.halt}
+			w.absent = absent{halt: w.absent.halt, since: w.absent.since, sure: w.absent.halt != nil}
 		}
-		w.halt(halt)
-		w.show(w.learned(!refused && !strange))
+		w.halt(halt, told)
+		next := w.learned(!refused && !strange)
+		if why := w.absent.hopeless(); why != nil {
+			next.Up, next.Err = false, why
+		}
+		w.show(next)
+		w.lookForMore()
 		w.judged()
 	case late(err) && w.traffic.heard.Load() != heard && len(w.facts.models) > 0:
 		w.m.metrics.late.WithLabelValues(w.in.ID).Inc()
@@ -173,8 +188,8 @@ func (w *watch) readFacts(ctx context.Context, full, hurry bool) {
 		}
 	}
 	if w.in.Version == "" && (full || f.unsure) {
-		_, err := w.fault(ctx)
-		f.tolerant, f.unsure = err == nil, errors.Is(err, ErrReforming)
+		_, err := w.fault(ctx, patience)
+		f.tolerant, f.unsure = err == nil, err != nil && !lacks(err)
 	}
 	var models []Model
 	if models, f.err = w.models(ctx); f.err == nil {

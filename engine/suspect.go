@@ -170,6 +170,7 @@ func (w *watch) tryOut(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-w.doubt:
+			w.tryLost(ctx)
 		case <-timer.C:
 			w.tryNow(ctx)
 		}

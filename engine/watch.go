@@ -147,7 +147,7 @@ func (w *watch) get(ctx context.Context, path string, patience time.Duration, li
 	defer stop()
 	status, body, err := w.m.cfg.Client.Get(ctx, w.in.Target, path, limit)
 	if err == nil && status != http.StatusOK {
-		err = &StatusError{Target: w.in.ID, Path: path, Status: status, Why: Withheld(status, body, -1)}
+		err = &StatusError{Target: w.in.ID, Path: path, Status: status, Why: Withheld(status, body, w.in.Target.Unranked())}
 	}
 	return body, err
 }

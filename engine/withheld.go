@@ -25,6 +25,12 @@ var (
 	ErrRetired = errors.New("vLLM has taken this rank out of its group (elastic EP) and waits for its process to be ended; take it out of the config, too")
 )
 
+// errDead is what vLLM says of a core that does not come back.
+var errDead = errors.New("a worker of it has died, and vLLM (--enable-fault-tolerance) ends the engine soon")
+
+// LongestHalt is how long requests wait for an engine that is halted. One that is for longer is as good as down.
+const LongestHalt = 10 * time.Minute
+
 // RankError is the refusal of a request for a rank that the engine does not have any more, or not yet.
 type RankError struct{ Rank, Ranks int }
 
@@ -42,9 +48,9 @@ const (
 // managers/tokenizer_manager.py. Only a whole message counts, because others may quote a client.
 var noRank = regexp.MustCompile(`^(?:data_parallel_rank (\d{1,6}) is|routed_dp_rank=(\d{1,6})) out of range \[0, (\d{1,6})\)\.?$`)
 
-// Withheld reads a refusal that is about the engine and not about the request: one of those above, or nil. rank is the one
-// that the request named in a header, or below 0.
-func Withheld(status int, body []byte, rank int) error {
+// Withheld reads a refusal that is about the engine and not about the request: one of those above, or nil. The request named the
+// rank of the target in a header, if it has one. The engine counts its ranks as the header does.
+func Withheld(status int, body []byte, t *Target) error {
 	switch status {
 	case http.StatusServiceUnavailable:
 		var told struct {
@@ -74,7 +80,8 @@ func Withheld(status int, body []byte, rank int) error {
 		e := &RankError{}
 		e.Rank, _ = strconv.Atoi(found[1] + found[2]) // digits, not many
 		e.Ranks, _ = strconv.Atoi(found[3])
-		if e.Ranks > 0 && e.Ranks <= e.Rank && (rank < 0 || rank == e.Rank) {
+		e.Rank, e.Ranks = e.Rank-t.First, e.Ranks-t.First
+		if e.Ranks > 0 && e.Ranks <= e.Rank && (t.Rank < 0 || t.Rank == e.Rank) {
 			return e
 		}
 	}
@@ -88,9 +95,12 @@ func IsWithheld(err error) bool {
 
 // absent is which ranks of an engine that is up get no requests, and why nothing of the engine does. It is a value.
 type absent struct {
-	halt    error     // nothing new goes there, and what waits for it waits on
-	ranks   int       // it has, as it said when it refused one; 0: all
-	asked   time.Time // when it was tried last whether it has them again
+	halt    error         // nothing new goes there, and what waits for it waits on
+	since   time.Time     // of the halt
+	sure    bool          // a check has heard of the halt, too, and not only a request
+	ranks   int           // it has, as it said when it refused one; 0: all
+	asked   time.Time     // when it was tried last whether it has them again
+	rest    time.Duration // before the next try, if clients make it
 	silent  map[int]bool
 	reports loads
 }
@@ -173,30 +183,54 @@ func (w *watch) withheld(why error) {
 	var rank *RankError
 	switch {
 	case errors.Is(why, ErrReforming):
-		w.halt(ErrReforming)
+		w.reports++ // a check begun before this cannot say that it is over
+		w.halt(ErrReforming, false)
 	case errors.As(why, &rank):
+		if w.absent.ranks != rank.Ranks { // else other requests were told so before
+			w.absent.rest = min(2*w.absent.rest, longestRest)
+		}
 		w.absent.ranks, w.absent.asked = rank.Ranks, time.Now()
 		w.show(w.status)
 	case errors.Is(why, ErrRetired):
+		w.reports++
 		next := w.status
 		next.Up, next.Err = false, ErrRetired
 		w.become(next)
 	}
 }
 
-// halt has nothing new go to the engine, or with nil again. It needs m.mu.
-func (w *watch) halt(why error) {
-	was := w.absent.halt
-	w.absent.halt = why
+// halt has nothing new go to the engine, or with nil again. heard says that a check has heard why from the engine. An engine
+// that tells only requests so, and no check, fails them. It needs m.mu.
+func (w *watch) halt(why error, heard bool) {
+	was, sure := w.absent.halt, w.absent.sure
+	w.absent.halt, w.absent.sure = why, why != nil && (heard || sure)
+	if was == nil {
+		w.absent.since = time.Now()
+	}
 	switch {
-	case why == nil && was != nil:
-		w.forgive()                  // what failed meanwhile says nothing
-		w.absent.asked = time.Time{} // it may have more ranks now
+	case why == nil && sure:
+		w.forgive()                                    // what failed meanwhile says nothing
+		w.absent.asked, w.absent.rest = time.Time{}, 0 // it may have more ranks now
 		w.m.cfg.Log.Info("engine takes requests again", zap.String("engine", w.in.ID))
-	case why != nil && was == nil:
+	case why == nil && was != nil && len(w.in.Canaries) > 0:
+		if w.suspect.circuit.Fail(theCanary, time.Now()) { // which may be what was told so
+			w.out(outFailures, fmt.Errorf("requests are told again and again, and checks are not: %w", was))
+		}
+	case w.absent.sure && !sure:
 		w.m.cfg.Log.Warn("engine takes no requests for now; they wait for it", zap.String("engine", w.in.ID), zap.Error(why))
 	}
 	w.show(w.status)
+}
+
+// hopeless is why an engine that is halted is down, or nil. It needs m.mu.
+func (a *absent) hopeless() error {
+	switch {
+	case errors.Is(a.halt, errDead):
+		return a.halt
+	case a.halt != nil && time.Since(a.since) >= LongestHalt:
+		return fmt.Errorf("it has taken no requests for %.0f minutes: %w", LongestHalt.Minutes(), a.halt)
+	}
+	return nil
 }
 
 // show puts what is absent into a status and makes it the one in force. It needs m.mu.
@@ -227,7 +261,7 @@ func (w *watch) lookForRanks(ctx context.Context) (halt error) {
 	switch {
 	case w.facts.tolerant:
 		var err error
-		if halt, err = w.fault(ctx); err != nil { // then what it said last counts
+		if halt, err = w.fault(ctx, w.m.cfg.Timeout); err != nil { // then what it said last counts
 			w.m.mu.Lock()
 			if halt = w.absent.halt; errors.Is(halt, ErrReforming) {
 				halt = nil
@@ -242,44 +276,72 @@ func (w *watch) lookForRanks(ctx context.Context) (halt error) {
 			w.m.mu.Unlock()
 		}
 	}
-	w.m.mu.Lock()
-	due := w.absent.ranks > 0 && halt == nil && time.Since(w.absent.asked) >= w.m.cfg.FactsInterval
-	model, ask := w.status.baseModel(), w.asks(w.status.baseModel())
-	if due {
-		w.absent.asked = time.Now()
-	}
-	lowest := w.absent.ranks
-	w.m.mu.Unlock()
-	if due {
-		w.tryLost(ctx, lowest, model, ask)
-	}
 	return halt
 }
 
-// tryLost asks whether an engine has more ranks again, with a request of one token for the first that is lost. An engine that
-// does not have it refuses before it computes anything. Where no such request may be sent, the next one of a client tells.
-func (w *watch) tryLost(ctx context.Context, lowest int, model string, ask question) {
-	at := slices.IndexFunc(w.in.Canaries, func(t *Target) bool { return t.Rank == lowest })
-	var rank *RankError
-	if limit := w.m.cfg.Canary; at >= 0 && limit > 0 && model != "" {
-		ctx, stop := context.WithTimeout(ctx, limit)
-		defer stop()
-		if _, err := oneToken(ctx, w.m.cfg.Client, w.in.Canaries[at], ask); err != nil && !errors.As(err, &rank) {
-			return // nothing is known
+// rankDue says that it is time to try whether an engine has more ranks again. It needs m.mu.
+func (w *watch) rankDue() bool {
+	a := &w.absent
+	return w.status.Up && a.ranks > 0 && a.halt == nil && time.Since(a.asked) >= max(a.rest, w.m.cfg.FactsInterval)
+}
+
+// lookForMore has the first rank that is lost tried when that is due. Where no request of one token may be sent, that rank alone
+// is used again, and the next request of a client tells. It needs m.mu.
+func (w *watch) lookForMore() {
+	switch a := &w.absent; {
+	case !w.rankDue():
+	case w.m.cfg.Canary > 0 && slices.ContainsFunc(w.in.Canaries, func(t *Target) bool { return t.Rank == a.ranks }):
+		select {
+		case w.doubt <- struct{}{}:
+		default: // it looks already
 		}
+	default:
+		a.asked, a.rest = time.Now(), max(a.rest, w.m.cfg.FactsInterval)
+		if a.ranks++; a.ranks >= w.in.Ranks {
+			a.ranks = 0
+		}
+		w.show(w.status)
 	}
+}
+
+// longestRest bounds the time between two tries of a rank whose requests are refused.
+const longestRest = 5 * time.Minute
+
+// tryLost asks whether an engine has more ranks again, with a request of one token for the first that is lost. An engine that
+// does not have it refuses before it computes anything.
+func (w *watch) tryLost(ctx context.Context) {
+	w.m.mu.Lock()
+	lowest, model := w.absent.ranks, w.status.baseModel()
+	at := slices.IndexFunc(w.in.Canaries, func(t *Target) bool { return t.Rank == lowest })
+	due, ask := w.rankDue() && at >= 0 && model != "", w.asks(model)
+	w.m.mu.Unlock()
+	if !due {
+		return
+	}
+	bounded, stop := context.WithTimeout(ctx, min(w.m.cfg.Canary, w.m.cfg.Timeout))
+	computed, err := oneToken(bounded, w.m.cfg.Client, w.in.Canaries[at], ask)
+	stop()
 	w.m.mu.Lock()
 	defer w.m.mu.Unlock()
-	if w.absent.ranks = 0; rank != nil {
-		w.absent.ranks = rank.Ranks
+	if w.gone || w.absent.ranks != lowest {
+		return
 	}
+	w.absent.asked = time.Now()
+	var rank *RankError
+	switch {
+	case errors.As(err, &rank):
+		w.absent.ranks = rank.Ranks
+	case computed:
+		w.absent.ranks = 0
+	}
+	w.show(w.status)
 }
 
 // fault asks vLLM whether its core has met a fault and waits for its recovery. It fails unless vLLM was started with
 // --enable-fault-tolerance (entrypoints/serve/fault_tolerance/api_router.py of 0.33). Its GET /health says 200 meanwhile, and
 // requests that come wait in it. It says unhealthy while a recovery is possible, and dead if a worker has died.
-func (w *watch) fault(ctx context.Context) (halt, err error) {
-	body, err := w.get(ctx, "/fault_tolerance/status", w.m.cfg.Timeout, answerLimit)
+func (w *watch) fault(ctx context.Context, patience time.Duration) (halt, err error) {
+	body, err := w.get(ctx, "/fault_tolerance/status", patience, answerLimit)
 	var told struct {
 		Schema  int `json:"schema_version"`
 		Engines []struct {
@@ -291,18 +353,29 @@ func (w *watch) fault(ctx context.Context) (halt, err error) {
 	case err != nil:
 		return nil, err
 	case json.Unmarshal(body, &told) != nil || told.Schema == 0:
-		return nil, errors.New("it does not say whether it has met a fault")
+		return nil, errNoFaults
 	}
 	for _, e := range told.Engines {
 		switch e.Status {
 		case "healthy":
 		case "dead":
-			return errors.New("a worker of it has died, and vLLM (--enable-fault-tolerance) ends the engine soon"), nil
+			return errDead, nil
 		default:
 			return fmt.Errorf("it has met a fault (%.64q) and waits for its recovery (vLLM, POST /fault_tolerance/apply)", e.Fault), nil
 		}
 	}
 	return nil, nil
+}
+
+var errNoFaults = errors.New("it does not say whether it has met a fault")
+
+// lacks says that an engine answers so because it does not have what was asked for, and will not.
+func lacks(err error) bool {
+	var answered *StatusError
+	if errors.As(err, &answered) {
+		return slices.Contains([]int{http.StatusNotFound, http.StatusMethodNotAllowed, http.StatusNotImplemented}, answered.Status)
+	}
+	return errors.Is(err, errNoFaults)
 }
 
 // loads asks a server of SGLang when each rank's scheduler has told its load last. Nothing is sent to the schedulers for that
@@ -323,7 +396,9 @@ func (w *watch) loads(ctx context.Context) (map[int]float64, error) {
 	}
 	all := make(map[int]float64, len(told.Loads))
 	for _, l := range told.Loads {
-		all[l.Rank] = l.At
+		if l.Rank >= 0 && l.Rank < w.in.Ranks {
+			all[l.Rank] = l.At
+		}
 	}
 	return all, nil
 }

@@ -11,6 +11,8 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/zap/zaptest/observer"
 	"pgregory.net/rapid"
+
+	"evenkeel/engine/circuit"
 )
 
 func TestWhatIsSaidOfTheEngineAndNotOfTheRequest(t *testing.T) {
@@ -19,7 +21,7 @@ func TestWhatIsSaidOfTheEngineAndNotOfTheRequest(t *testing.T) {
 		name   string
 		status int
 		body   string
-		rank   int
+		rank   int // of a target whose first rank is the engine's 10th, from 10 on
 		want   error
 	}{
 		{"vLLM changes the number of its ranks", 503, scaling, -1, ErrReforming},
@@ -30,13 +32,19 @@ func TestWhatIsSaidOfTheEngineAndNotOfTheRequest(t *testing.T) {
 		{"vLLM has fewer ranks", 400, `{"error":{"message":"data_parallel_rank 3 is out of range [0, 2).","type":"BadRequestError"}}`, 3, &RankError{3, 2}},
 		{"SGLang has, whose requests name the rank in the body", 400, `{"object":"error","message":"routed_dp_rank=5 out of range [0, 4)"}`, -1, &RankError{5, 4}},
 		{"it means another rank than the one that was named", 400, `{"message":"data_parallel_rank 3 is out of range [0, 2)."}`, 2, nil},
+		{"a node of several counts the ranks of all", 400, `{"message":"data_parallel_rank 13 is out of range [0, 12)."}`, 13, &RankError{3, 2}},
+		{"none of the node's is left", 400, `{"message":"data_parallel_rank 10 is out of range [0, 8)."}`, 10, nil},
 		{"an engine that quotes a client", 400, `{"message":"bad input: data_parallel_rank 3 is out of range [0, 2)."}`, 3, nil},
 		{"a rank that there is", 400, `{"message":"data_parallel_rank 3 is out of range [0, 4)."}`, 3, nil},
 		{"no rank is left", 400, `{"message":"data_parallel_rank 3 is out of range [0, 0)."}`, 3, nil},
 		{"a number that is none", 400, `{"message":"data_parallel_rank 99999999999999999999 is out of range [0, 99999999999999999999)."}`, -1, nil},
 	} {
 		t.Run(row.name, func(t *testing.T) {
-			require.Equal(t, row.want, Withheld(row.status, []byte(row.body), row.rank))
+			at := &Target{Rank: row.rank}
+			if row.rank >= 10 {
+				at.First, at.Rank = 10, row.rank-10
+			}
+			require.Equal(t, row.want, Withheld(row.status, []byte(row.body), at))
 		})
 	}
 }
@@ -113,6 +121,96 @@ func TestAnEngineThatReformsIsHalted(t *testing.T) {
 	})
 }
 
+// What requests are told, and no check, is a failure of theirs: an engine that goes on with it is out, and its canaries become rare.
+func TestAnEngineThatTellsOnlyRequestsThatItReforms(t *testing.T) {
+	f := newFake()
+	watched(t, f, func(t *testing.T, m *Monitor, logs *observer.ObservedLogs, _ *prometheus.Registry) {
+		m.cfg.Canary = time.Second
+		base := target(t, "http://p0:8000")
+		m.Set([]Instance{{ID: "d0", Role: "decode", Target: base, Ranks: 1, Canaries: []*Target{base}}})
+		time.Sleep(2 * time.Second)
+		f.set(completionsPath, refusing(503, `{"error":"`+saysScaling+`"}`))
+		for range circuit.Limit {
+			require.NoError(t, m.Status("d0").Out)
+			m.Report("d0", ErrReforming)
+			require.True(t, m.Status("d0").Halted())
+			time.Sleep(2 * time.Second)
+			require.NoError(t, m.Status("d0").Halt)
+		}
+		require.ErrorContains(t, m.Status("d0").Out, "requests are told again and again, and checks are not: its group re-forms")
+		time.Sleep(2 * time.Minute)
+		require.InDelta(t, 8, f.count(completionsPath), 2, "after 1, 2, 4 s and so on, at most 30")
+		require.Less(t, logs.Len(), 20)
+		f.set(completionsPath, ok(`{"choices":[{}]}`))
+		time.Sleep(time.Minute)
+		require.Equal(t, "up", m.Status("d0").State())
+	})
+}
+
+// Only a list of models says that an engine takes requests again: not a check that had begun before, nor any other failure.
+func TestNothingButAListOfModelsEndsWhatAnEngineSaid(t *testing.T) {
+	for _, row := range []struct {
+		why   error
+		says  string
+		state string
+	}{{ErrReforming, saysScaling, "halted"}, {ErrRetired, saysRetired, "down"}} {
+		f := newFake()
+		watched(t, f, func(t *testing.T, m *Monitor, _ *observer.ObservedLogs, _ *prometheus.Registry) {
+			f.setDelay(time.Second)
+			time.Sleep(3 * time.Second)
+			for asked := f.count("/health"); f.count("/health") == asked; {
+				time.Sleep(10 * time.Millisecond)
+			}
+			m.Report("p0", row.why)
+			f.set("/v1/models", refusing(503, `{"error":"`+row.says+`"}`))
+			for range 100 {
+				time.Sleep(100 * time.Millisecond)
+				require.Equal(t, row.state, m.Status("p0").State(), "a check was under way")
+			}
+			f.setDelay(0)
+			for _, fails := range []string{"", status(500), status(503), ok("{}")} {
+				f.set("/v1/models", fails)
+				for range 300 {
+					time.Sleep(100 * time.Millisecond)
+					s := m.Status("p0")
+					require.True(t, s.State() == row.state || fails == ok("{}") && s.State() == "down", "%q: %v", fails, s)
+				}
+			}
+			f.set("/v1/models", newFake().answers["/v1/models"])
+			time.Sleep(3 * time.Second)
+			require.Equal(t, "up", m.Status("p0").State())
+		})
+	}
+}
+
+// After a commit that failed vLLM keeps refusing requests. Nothing waits for it for ever.
+func TestAHaltThatDoesNotEndIsAnOutage(t *testing.T) {
+	scaling := refusing(503, `{"error":"`+saysScaling+`"}`)
+	for _, path := range []string{"/v1/models", "/health"} { // of 0.33, and before
+		f := newFake()
+		watched(t, f, func(t *testing.T, m *Monitor, _ *observer.ObservedLogs, reg *prometheus.Registry) {
+			before := f.answers[path]
+			f.set(path, scaling)
+			m.Report("p0", ErrReforming)
+			time.Sleep(LongestHalt - time.Second)
+			require.Equal(t, "halted", m.Status("p0").State())
+			for range 60 {
+				time.Sleep(3 * time.Second)
+				require.Equal(t, "down", m.Status("p0").State())
+				require.ErrorContains(t, m.Status("p0").Err, "it has taken no requests for 10 minutes: its group re-forms")
+			}
+			require.Zero(t, gauge(t, reg))
+			f.set(path, before)
+			time.Sleep(3 * time.Second)
+			require.Equal(t, "up", m.Status("p0").State())
+			f.set(path, scaling)
+			m.Report("p0", ErrReforming)
+			time.Sleep(LongestHalt - time.Second)
+			require.Equal(t, "halted", m.Status("p0").State(), "it counts anew")
+		})
+	}
+}
+
 // A core that waits for its recovery is seen at the next check, and one that goes down meanwhile is down.
 func TestAFaultIsSeenAtTheNextCheck(t *testing.T) {
 	healthy := ok(`{"schema_version":1,"total_engines":1,"engines":[{"id":4,"status":"healthy"}]}`)
@@ -130,16 +228,28 @@ func TestAFaultIsSeenAtTheNextCheck(t *testing.T) {
 		require.Equal(t, "up", m.Status("p0").State())
 		f.set("/fault_tolerance/status", ok(`{"schema_version":1,"total_engines":1,"engines":[{"id":4,"status":"dead"}]}`))
 		time.Sleep(2 * time.Second)
-		require.ErrorContains(t, m.Status("p0").Halt, "a worker of it has died")
-		f.set("/health", status(503))
-		time.Sleep(5 * time.Second)
+		require.ErrorContains(t, m.Status("p0").Err, "a worker of it has died")
 		require.Equal(t, "down", m.Status("p0").State())
+		f.set("/fault_tolerance/status", healthy)
+		time.Sleep(2 * time.Second)
+		require.Equal(t, "up", m.Status("p0").State())
 	})
 	f = newFake()
 	watched(t, f, func(t *testing.T, _ *Monitor, _ *observer.ObservedLogs, _ *prometheus.Registry) {
 		time.Sleep(time.Minute)
 		require.Equal(t, 1, f.count("/fault_tolerance/status"), "an engine without it is asked once")
 	})
+	for _, fails := range []string{status(500), ""} {
+		f = newFake()
+		f.set("/fault_tolerance/status", fails)
+		watched(t, f, func(t *testing.T, m *Monitor, _ *observer.ObservedLogs, _ *prometheus.Registry) {
+			time.Sleep(2 * time.Second)
+			require.Equal(t, "up", m.Status("p0").State(), "it is not kept waiting")
+			f.set("/fault_tolerance/status", ok(`{"schema_version":1,"engines":[{"id":4,"status":"unhealthy"}]}`))
+			time.Sleep(20 * time.Second)
+			require.True(t, m.Status("p0").Halted(), "it is asked again")
+		})
+	}
 }
 
 // Ranks above the engine's number are lost until a request of one token for the first of them is not refused for that.
@@ -170,6 +280,68 @@ func TestRanksThatAnEngineDoesNotHave(t *testing.T) {
 		time.Sleep(15 * time.Second)
 		require.Empty(t, m.Status("d0").Lost)
 		require.Len(t, logs.FilterMessage("engine has all its ranks again").All(), 1)
+	})
+}
+
+// A try that hangs, and one that says nothing of the rank, leave it lost. Health checks go on meanwhile.
+func TestATryOfALostRankHoldsNoCheckUp(t *testing.T) {
+	f := newFake()
+	watched(t, f, func(t *testing.T, m *Monitor, _ *observer.ObservedLogs, _ *prometheus.Registry) {
+		m.cfg.Canary = time.Minute
+		base := target(t, "http://p0:8000")
+		one := *base
+		one.Rank = 1
+		m.Set([]Instance{{ID: "d0", Role: "decode", Target: base, Ranks: 2, Canaries: []*Target{base, &one}}})
+		time.Sleep(2 * time.Second)
+		m.Report("d0", &RankError{Rank: 1, Ranks: 1})
+		for _, says := range []string{"", status(500), status(404), refusing(400, `{"error":"no such model"}`)} {
+			f.set(completionsPath, says)
+			before, tries := f.count("/health"), f.count(completionsPath)
+			time.Sleep(time.Minute)
+			require.InDelta(t, 60, f.count("/health")-before, 8)
+			require.InDelta(t, 5, f.count(completionsPath)-tries, 2)
+			require.Len(t, m.Status("d0").Lost, 1)
+			require.Equal(t, "up", m.Status("d0").State())
+		}
+	})
+}
+
+// Where no request of one token is sent, the first lost rank is used again now and then, and more seldom each time it is refused.
+func TestALostRankThatOnlyClientsTry(t *testing.T) {
+	f := newFake()
+	watched(t, f, func(t *testing.T, m *Monitor, _ *observer.ObservedLogs, _ *prometheus.Registry) {
+		m.Set([]Instance{{ID: "q0", Role: "prefill", Target: target(t, "http://p0:8000"), Ranks: 4}})
+		time.Sleep(2 * time.Second)
+		m.Report("q0", &RankError{Rank: 2, Ranks: 2})
+		tries := 0
+		for range 3600 {
+			time.Sleep(time.Second)
+			lost := m.Status("q0").Lost
+			require.NotEmpty(t, lost[3], "one rank at a time")
+			if lost[2] == "" {
+				tries++
+				m.Report("q0", &RankError{Rank: 2, Ranks: 2})
+				m.Report("q0", &RankError{Rank: 2, Ranks: 2})
+			}
+		}
+		require.InDelta(t, 16, tries, 2, "after 10, 20, 40 s and so on, at most five minutes")
+		time.Sleep(15 * time.Minute)
+		require.Empty(t, m.Status("q0").Lost, "none is refused")
+	})
+}
+
+// A server may name ranks that are not configured, such as those that have just joined it.
+func TestOnlyRanksThatAreConfiguredAreLost(t *testing.T) {
+	f := newFake()
+	f.set("/server_info", ok(`{"version":"0.5.23","elastic_ep_backend":"mooncake"}`))
+	watched(t, f, func(t *testing.T, m *Monitor, _ *observer.ObservedLogs, _ *prometheus.Registry) {
+		m.Set([]Instance{{ID: "d0", Role: "decode", Target: target(t, "http://p0:8000"), Ranks: 2, Version: "/server_info"}})
+		for i := range 20 {
+			f.set("/v1/loads", ok(fmt.Sprintf(`{"loads":[{"dp_rank":-1,"timestamp":1},{"dp_rank":0,"timestamp":%d},{"dp_rank":1,"timestamp":1},{"dp_rank":2,"timestamp":1}]}`, i)))
+			time.Sleep(time.Second)
+		}
+		require.Len(t, m.Status("d0").Lost, 1)
+		require.Contains(t, m.Status("d0").Lost, 1)
 	})
 }
 

@@ -231,7 +231,7 @@ func Queue(err error, model string) *openai.Error {
 	case errors.Is(err, prefill.ErrElsewhere):
 		return NotOurs()
 	}
-	return openai.Unavailable("prefill_unavailable", "no healthy prefill engine serves the model", 1)
+	return openai.Unavailable("prefill_unavailable", "no prefill engine takes requests for the model now", 1)
 }
 
 // Deadline ends a request before its prefill is spent in vain.

@@ -75,16 +75,25 @@ func (f *Fleet) Publish() {
 }
 
 // onlyWhereDecoded takes out of service the prefillers of other regions in
-// whose region nothing decodes: their KV could go nowhere.
+// whose region nothing decodes: their KV could go nowhere. Where all decode ranks
+// are only awaited, prompts wait before their prefill, because KV is not held for so long.
 func onlyWhereDecoded(candidates []prefill.Candidate, workers []board.Worker) {
 	for i := range candidates {
 		c := &candidates[i]
-		if (c.Live || c.Late) && c.Region != "" && !c.Mixed {
-			decoded := slices.ContainsFunc(workers, func(w board.Worker) bool {
-				base, there := strings.CutSuffix(w.Model, BoardIn("", c.Region))
-				return (w.Up || w.Awaited) && there && slices.Contains(c.Models, base)
-			})
-			c.Live, c.Late = c.Live && decoded, c.Late && decoded
+		if !c.Live && !c.Late || c.Mixed {
+			continue
+		}
+		up, awaited := false, false
+		for _, w := range workers {
+			if base, there := strings.CutSuffix(w.Model, BoardIn("", c.Region)); there && slices.Contains(c.Models, base) {
+				up, awaited = up || w.Up, awaited || w.Awaited
+			}
+		}
+		switch {
+		case c.Region != "":
+			c.Live, c.Late = up && c.Live, up && c.Late || !up && awaited
+		case awaited && !up && !c.Profile.Early():
+			c.Live, c.Late = false, true
 		}
 	}
 }
@@ -122,13 +131,16 @@ func (i *instance) together() string {
 }
 
 // breaks finds the groups of which an engine has served and is down now. The other engines of such a group say that
-// they are well, and their ranks wait in vain for its ranks.
+// they are well, and their ranks wait in vain for its ranks. They do not wait for one that was taken out of the group.
 func (f *Fleet) breaks() {
 	now := map[string]bool{}
 	for _, k := range f.order {
 		in := f.instances[k]
+		if errors.Is(in.status.Err, engine.ErrRetired) { // nobody waits for it, even once its process has ended
+			in.standing.served = false
+		}
 		group := in.together()
-		if group == "" || !in.standing.served || errors.Is(in.status.Err, engine.ErrRetired) || in.status.Up && (in.status.Halted() || !in.status.Wedged) {
+		if group == "" || !in.standing.served || in.status.Up && (in.status.Halted() || !in.status.Wedged) {
 			continue
 		}
 		if now[group] = true; !f.broken[group] {

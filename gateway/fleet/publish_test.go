@@ -1,6 +1,7 @@
 package fleet
 
 import (
+	"syscall"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -131,6 +132,53 @@ func TestAGroupIsOutWithOneOfItsEngines(t *testing.T) {
 		require.True(t, l.up["127.0.0.1:3/1"])
 		l.is("aggregated 127.0.0.1:2", true)
 		require.True(t, l.up["127.0.0.1:1"], "it comes back with it")
+	}
+}
+
+// The operator ends the process of a rank that vLLM has taken out of its group, and the others go on.
+func TestAGroupGoesOnWithoutARankThatIsRetired(t *testing.T) {
+	l := aggregates(t, func(c *config.Config) {
+		for _, port := range []string{"1", "2"} {
+			c.Engines.Aggregated = append(c.Engines.Aggregated, config.Engine{URL: "http://127.0.0.1:" + port, Barrier: config.BarrierDP})
+		}
+	})
+	l.is("aggregated 127.0.0.1:1", true)
+	l.is("aggregated 127.0.0.1:2", true)
+	for _, why := range []error{engine.ErrRetired, syscall.ECONNREFUSED} {
+		l.OnStatus("aggregated 127.0.0.1:2", engine.Status{Err: why, Models: []engine.Model{{ID: "m"}}})
+		require.Equal(t, map[string]bool{"127.0.0.1:1": true, "127.0.0.1:2": false}, l.up, why)
+	}
+	l.is("aggregated 127.0.0.1:2", true)
+	l.is("aggregated 127.0.0.1:2", false)
+	require.False(t, l.up["127.0.0.1:1"], "it was in the group again")
+}
+
+// Prompts wait before their prefill while no decode rank takes any, and go to another region that has one.
+func TestPromptsWaitWhereDecodeIsHalted(t *testing.T) {
+	up, halted, down := board.Worker{Up: true}, board.Worker{Awaited: true}, board.Worker{Down: true}
+	for _, row := range []struct {
+		name, bind, region string
+		workers            []board.Worker
+		live, late         bool
+	}{
+		{"one of them takes requests", mooncake.BindLate, "", []board.Worker{halted, up}, true, false},
+		{"none does for now", mooncake.BindLate, "", []board.Worker{halted, down}, false, true},
+		{"they wait for a rank before the prefill", mooncake.BindArrival, "", []board.Worker{halted}, true, false},
+		{"none is there", mooncake.BindLate, "", []board.Worker{down}, true, false},
+		{"one of another region takes requests", mooncake.BindLate, "eu", []board.Worker{halted, up}, true, false},
+		{"none of another region does for now", mooncake.BindArrival, "eu", []board.Worker{halted, down}, false, true},
+		{"none of another region is there", mooncake.BindLate, "eu", []board.Worker{down}, false, false},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			for i := range row.workers {
+				row.workers[i].Model = BoardIn("m", row.region)
+			}
+			profile := &mooncake.Profile{Connector: mooncake.NIXLPush, Bind: row.bind}
+			c := []prefill.Candidate{{Models: []string{"m"}, Region: row.region, Live: true, Profile: profile}}
+			elsewhere := board.Worker{Model: BoardIn("m", "us"), Up: true}
+			onlyWhereDecoded(c, append(row.workers, elsewhere))
+			require.Equal(t, [2]bool{row.live, row.late}, [2]bool{c[0].Live, c[0].Late})
+		})
 	}
 }
 

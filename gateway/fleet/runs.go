@@ -12,7 +12,7 @@ import (
 // Why a call has to go on elsewhere.
 const (
 	stays   uint32 = iota
-	drained        // its engine was taken out of service
+	drained        // its engine was taken out of service, or is halted beside one that is up
 	died           // its engine was declared down, beside one that is up
 )
 
@@ -64,8 +64,8 @@ func (f *Fleet) TrackProbe(c *prefill.Candidate, call *engine.Call) *Run {
 	r := &Run{at: Place{Instance: c.Instance, Rank: c.Target.Rank}, call: call, probe: true}
 	r.safe.Store(true)
 	f.keep(r)
-	if f.deserted(c.Instance) {
-		r.move(died)
+	if why := f.deserted(c.Instance); why != stays {
+		r.move(why)
 	}
 	return r
 }
@@ -100,7 +100,7 @@ func (f *Fleet) Move(meant func(Place) bool) (n int) {
 	return n
 }
 
-// desert finds the prefill engines that are down while another one serves one of their models. It is called with f.mu held.
+// desert finds the prefill engines that are down, or halted, while another one serves one of their models. It is called with f.mu held.
 func (f *Fleet) desert(candidates []prefill.Candidate) {
 	live := map[string]bool{}
 	for i := range candidates {
@@ -109,24 +109,39 @@ func (f *Fleet) desert(candidates []prefill.Candidate) {
 		}
 	}
 	for _, in := range f.instances {
-		in.deserted = in.role == Prefill && !in.status.Up && slices.ContainsFunc(in.status.Models, func(m engine.Model) bool { return live[m.ID] })
+		in.deserted = stays
+		if in.role != Prefill || !slices.ContainsFunc(in.status.Models, func(m engine.Model) bool { return live[m.ID] }) {
+			continue
+		}
+		switch {
+		case !in.status.Up:
+			in.deserted = died
+		case in.status.Halted():
+			in.deserted = drained
+		}
 	}
 }
 
-func (f *Fleet) deserted(instance string) bool {
+// deserted is why a probe has to leave an engine.
+func (f *Fleet) deserted(instance string) uint32 {
 	f.mu.RLock()
 	defer f.mu.RUnlock()
-	in := f.instances[instance]
-	return in != nil && in.deserted
+	if in := f.instances[instance]; in != nil {
+		return in.deserted
+	}
+	return stays
 }
 
-// rescue ends the probes at engines that are down, so that other engines are asked.
+// rescue ends the probes at engines that are down or halted, so that other engines are asked.
 func (f *Fleet) rescue() {
 	f.runs.mu.Lock()
 	defer f.runs.mu.Unlock()
 	for r := range f.runs.all {
-		if r.probe && f.deserted(r.at.Instance) {
-			r.move(died)
+		if !r.probe {
+			continue
+		}
+		if why := f.deserted(r.at.Instance); why != stays {
+			r.move(why)
 		}
 	}
 }

@@ -256,7 +256,7 @@ type standing struct {
 	share   float64 // of its slots that may be used now; below 1 while it is fresh
 	odd     string  // why it cannot serve beside the others of its model; empty: it can
 
-	deserted bool // it is down, and another engine could have its probes
+	deserted uint32 // why probes have to leave it for another engine
 }
 
 // trust is why a hand-off may point decode engines at a host.

@@ -146,7 +146,7 @@ var kinds = map[Kind]kind{
 		next:    "Read the engine's own log. You may restart it at any time, because nothing new is sent there.",
 	},
 	EngineHalted: {
-		harm: waiting, headline: "Halted engine", many: "take no requests for now", runbook: "Halted", command: workers,
+		harm: waiting, headline: "Halted engine", many: "take no requests for now", runbook: "EvenkeelEngineHalted", command: workers,
 		clients: "Clients wait, and get a 503 when the time limit of their queue is over. Answers that run there stand still meanwhile, or go on elsewhere.",
 		next:    "Look who changes the number of ranks, or begin the recovery of a group that has met a fault. Do not restart an engine that re-forms.",
 	},

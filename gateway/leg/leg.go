@@ -169,7 +169,7 @@ func (c *Call) refused(resp *engine.Response) *failure.Fault {
 	c.Refusal = failure.Body(resp)
 	status, side, id := failure.StatusOf(c.Path, resp.StatusCode(), c.Refusal), c.side(), c.Target().ID
 	who := strings.TrimPrefix(side+" engine", failure.Engine+" ")
-	if why := engine.Withheld(resp.StatusCode(), c.Refusal, c.Target().Rank); why != nil {
+	if why := engine.Withheld(resp.StatusCode(), c.Refusal, c.Target()); why != nil {
 		return &failure.Fault{
 			Ended: life.Ended{Leg: c.Leg, Far: life.Headed, Why: life.Withheld}, Answer: failure.Withheld(side, why), Status: status, Engine: c.Engine,
 			Err: fmt.Errorf("%s %s answered %d: %w", who, id, status, why),

@@ -219,6 +219,10 @@ func (l *Life) fell(e Event, dst []Effect) []Effect {
 	}
 	v := e.End.Verdict()
 	dst = l.condemn(&e, v.Whom, dst)
+	comes := e.End.Why == Withheld && l.tries.held < mostHeld // the engine, in a moment
+	if e.End.Why == Withheld && e.End.Leg == Prefill && !comes {
+		v.KV = Refuse
+	}
 	switch {
 	case l.script == Mixed && (v.Whom == Nobody || e.End.Why == Busy): // the queue of one rank is full, and the group is well
 		dst = l.owed.settle(dst, Lease, Free) // what an engine has computed can be computed again: nothing of it is left there
@@ -233,7 +237,7 @@ func (l *Life) fell(e Event, dst []Effect) []Effect {
 		how = Cancelled
 	}
 	dst = l.owed.settle(dst, Slot, how)
-	if e.End.Leg == Decode && !idle && e.End.Why != GivenBack && e.End.Why != Withheld {
+	if e.End.Leg == Decode && !idle && e.End.Why != GivenBack && !comes {
 		dst = append(dst, Effect{Do: Shun})
 	}
 	l.last = v.Next

@@ -11,7 +11,7 @@ type tries struct {
 	count, unsent int32 // since the last start: of an answer that goes on, those of its next part
 	refused       int32 // by prefill engines, attempts that do not count
 	bounced       int32 // given back by an engine without room before its first event
-	held          int32 // withheld by engines that were not there
+	held          int32 // withheld by engines that were not there, attempts that do not count
 	resumed       int32 // lost answers that went on
 	suspect       int32 // engines that the request may have broken
 	broke         []Breach
@@ -21,9 +21,10 @@ type tries struct {
 // a fifth of their probes, three attempts alone would fail one request in a hundred.
 const mostRefused = 3
 
-// mostHeld is how often an engine may say that it is not there. After the first time nothing goes there until it is back, and the
-// request waits for that in a queue. So only one that came and went again, or one that is told of too late, says it twice.
-const mostHeld = 6
+// mostHeld is how often it does not count as an attempt that an engine says that it is not there. After the first time nothing goes
+// there until it is back, and the request waits for that in a queue. So only one that came and went again, or one that is told of too
+// late, says it twice.
+const mostHeld = 2
 
 // poison is how many engines a request may have broken before it is stopped.
 const poison = 2
@@ -48,10 +49,10 @@ func (t *tries) next(follows Next, e *Event) Retry {
 		}
 		return Retry{Budget: Freely, Pause: min(int(t.bounced), 8)}
 	case Held:
-		if t.held++; t.held > mostHeld {
-			return Retry{}
+		if t.held < mostHeld {
+			t.held++
+			return Retry{Budget: Freely, Pause: int(t.held)}
 		}
-		return Retry{Budget: Freely, Pause: int(t.held)}
 	case Unreached:
 		t.unsent++
 		return Retry{Budget: OfUnsent, N: int(t.unsent)}

@@ -1,6 +1,7 @@
 package life
 
 import (
+	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -74,7 +75,7 @@ func TestHowAttemptsCount(t *testing.T) {
 		{Unlearned, 0, []Retry{{Budget: Freely}, {Budget: Freely}}},
 		{GivenBack, 2, []Retry{{Budget: Freely, Pause: 1}, {Budget: Freely, Pause: 2}, {}}},
 		{Withheld, 0, []Retry{
-			{Budget: Freely, Pause: 1}, {Budget: Freely, Pause: 2}, {Budget: Freely, Pause: 3}, {Budget: Freely, Pause: 4}, {Budget: Freely, Pause: 5}, {Budget: Freely, Pause: 6}, {},
+			{Budget: Freely, Pause: 1}, {Budget: Freely, Pause: 2}, {Budget: Counted, N: 1}, {Budget: Counted, N: 2},
 		}},
 		{Unable, 0, []Retry{{}}},
 	} {
@@ -99,6 +100,25 @@ func TestHowAttemptsCount(t *testing.T) {
 		}
 		got := l.Step(Event{What: Fell, End: Ended{Leg: Prefill, Far: Headed, Why: Busy, Kept: true}}, nil)
 		require.Equal(t, want, got[len(got)-1].Retry, "refusal %d of a prefill engine", i)
+		l = Life{tries: l.tries}
+	}
+}
+
+// An engine that says again and again that it is not there gets the request no more.
+func TestAnEngineThatIsNeverThereIsShunned(t *testing.T) {
+	var l Life
+	for i := range mostHeld + 1 {
+		l = coupledAfter(l)
+		got := l.Step(Event{What: Fell, End: Ended{Leg: Decode, Far: Headed, Why: Withheld}}, nil)
+		require.Equal(t, i == mostHeld, slices.Contains(got, Effect{Do: Shun}))
+	}
+	l = Life{}
+	for i := range mostHeld + 1 {
+		for _, e := range []Event{{What: Begun}, {What: NoRankTakes}, {What: Turn}} {
+			l.Step(e, nil)
+		}
+		got := l.Step(Event{What: Fell, End: Ended{Leg: Prefill, Far: Headed, Why: Withheld, Kept: true}}, nil)
+		require.Equal(t, i == mostHeld, slices.Contains(got, Effect{Do: Settle, Thing: Lease, How: Refuse}))
 		l = Life{tries: l.tries}
 	}
 }

@@ -95,7 +95,7 @@ var waits = []wait{
 	{Placing, "where decode ranks may compute prompts", "the dispatcher's answer", "one round of decisions", "shutdown", "its turn at a prefill engine is waited for"},
 	{Queued, "", "its turn at a prefill engine", "`prefill.queue.timeout`", "client, shutdown, no engine left for its model", "503 `queue_timeout`, or the reason"},
 	{Abroad, "", "the answer of another dispatcher", "that dispatcher's waits, and `limits.event_timeout` between events", "client", "it is served here, or gets an error"},
-	{Probing, "", "the answer of the prefill engine", "`limits.probe_timeout`", "client (after `limits.probe_grace`), the engine is declared down or drained", "another engine"},
+	{Probing, "", "the answer of the prefill engine", "`limits.probe_timeout`", "client (after `limits.probe_grace`), the engine is declared down, halted or drained", "another engine"},
 	{Pooled, "for a rank that prefills and decodes", "a slot, and others to share the step of its prompt with", "`pool.ttl`, or `prefill.queue.timeout`; for others `max_hold` of the policy", "client, shutdown, no rank left, another proxy owns the group", "503 `pool_timeout`, or the reason"},
 	{Pooled, "", "a slot", "the hold of its hand-off, or `pool.ttl`", "client, shutdown, no rank left, another proxy owns the group", "503 `pool_timeout`, or the reason"},
 	{Opening, "", "the first event", "`first_event_timeout`, counted from its slot, and only while its KV is certainly kept ([above](#an-engine-that-stands-still))", "the connection breaks; of a request that pulls nothing, the client", "another prefill, another rank"},
