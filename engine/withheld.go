@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"go.uber.org/zap"
@@ -46,7 +47,9 @@ const (
 
 // noRank is the whole message with which engines refuse a rank: vLLM in v1/engine/input_processor.py, SGLang in
 // managers/tokenizer_manager.py. Only a whole message counts, because others may quote a client.
-var noRank = regexp.MustCompile(`^(?:data_parallel_rank (\d{1,6}) is|routed_dp_rank=(\d{1,6})) out of range \[0, (\d{1,6})\)\.?$`)
+var noRank = sync.OnceValue(func() *regexp.Regexp {
+	return regexp.MustCompile(`^(?:data_parallel_rank (\d{1,6}) is|routed_dp_rank=(\d{1,6})) out of range \[0, (\d{1,6})\)\.?$`)
+})
 
 // Withheld reads a refusal that is about the engine and not about the request: one of those above, or nil. The request named the
 // rank of the target in a header, if it has one. The engine counts its ranks as the header does.
@@ -73,7 +76,7 @@ func Withheld(status int, body []byte, t *Target) error {
 			} `json:"error"`
 		}
 		_ = json.Unmarshal(body, &told) // else it is another refusal
-		found := noRank.FindStringSubmatch(told.Message + told.Error.Message)
+		found := noRank().FindStringSubmatch(told.Message + told.Error.Message)
 		if found == nil {
 			return nil
 		}
