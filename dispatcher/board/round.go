@@ -25,7 +25,8 @@ type Round struct {
 // Copy makes r a copy that shares nothing with the board.
 func (r *Round) Copy(from *Round) {
 	running, workers, pool, assign := r.running[:0], r.Snapshot.Workers[:0], r.Snapshot.Pool[:0], r.Assign[:0]
-	waits := append(r.Snapshot.Waits[:0], from.Snapshot.Waits...)
+	waits := r.Snapshot.Waits[:0]
+	waits = append(waits, from.Snapshot.Waits...)
 	*r = *from
 	n := 0
 	for i := range from.Snapshot.Workers {
