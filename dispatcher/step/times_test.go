@@ -74,7 +74,7 @@ func TestWhichStepModelIsInForce(t *testing.T) {
 
 func TestWhyThereIsNoStepModel(t *testing.T) {
 	for slope, want := range map[float64]string{
-		0:     "step time does not follow the fullest rank (R2 0.0",
+		0: "step time does not follow the fullest rank (R2 0.0",
 		-2e-4: "step time does not follow the fullest rank (by 5000 steps, it is shorter where that rank is fuller): " +
 			"are these ranks one barrier group?",
 	} {
