@@ -142,8 +142,8 @@ func TestALogLineReadsBackAsItWas(t *testing.T) {
 				if rapid.Bool().Draw(t, "held") {
 					e.HeldMs = rapid.Float64Range(0, 1e9).Draw(t, "ms")
 				}
-				for range whole(2, "hits") {
-					e.Hits = append(e.Hits, policy.Hit{Worker: whole(9, "rank"), Tokens: int(whole(1<<20, "tokens"))})
+				for rank := range whole(2, "hits") {
+					e.Hits = append(e.Hits, policy.Hit{Worker: 3*rank + whole(2, "rank"), Tokens: int(whole(1<<20, "tokens"))})
 				}
 				s.Waits = append(s.Waits, e)
 			}
