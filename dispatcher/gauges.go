@@ -44,7 +44,8 @@ var (
 	descOwn    = prometheus.NewDesc("evenkeel_step_model_own_prefill_seconds", "Step model: the time that one prompt token adds to a step if the slowest rank computes it. There is no series until steps with a prefill are known.", modelLabels, nil)
 	descShared = prometheus.NewDesc("evenkeel_step_model_shared_prefill_seconds", "Step model: the time that the prompt tokens of all ranks add to a step, for each token that a rank computes in the mean. There is no series until steps with a prefill are known.", modelLabels, nil)
 	descAny    = prometheus.NewDesc("evenkeel_step_model_prefill_step_seconds", "Step model: the time that a step takes longer if any rank computes a prompt. There is no series until steps with a prefill are known.", modelLabels, nil)
-	descOutput = prometheus.NewDesc("evenkeel_rank_output_tokens_total", "Tokens that the rank's answers have got. evenkeel_rank_running, divided by its rate, is how many seconds a token takes there.", rankLabels, nil)
+	descOutput = prometheus.NewDesc("evenkeel_rank_output_tokens_total",
+		"Tokens that the rank's answers have got. evenkeel_rank_running, divided by its rate, is how many seconds a token takes there.", rankLabels, nil)
 	descR2     = prometheus.NewDesc("evenkeel_step_model_r2_ratio", "Share of the variance of step times that the learned step model explains. The model is used from 0.3 on.", rankLabels[:1], nil)
 	descBudget = prometheus.NewDesc("evenkeel_tick_budget_evaluations", "Evaluations that the policy may spend on the next tick.", rankLabels[:1], nil)
 
@@ -78,7 +79,8 @@ func describeDrift(kind string) *prometheus.Desc {
 // Describe implements prometheus.Collector.
 func (gauges) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
-		descKVTokens, descCapacity, descSlots, descRunning, descOutput, descBeyond, descBound, descBacklog, descUneven, descRounds, descPrefills, descOrphans, descImbalance, descIdle, descPool, descPoolOldest, descDriftSlots, descDriftKV,
+		descKVTokens, descCapacity, descSlots, descRunning, descOutput, descBeyond, descBound, descBacklog, descUneven, descRounds, descPrefills,
+		descOrphans, descImbalance, descIdle, descPool, descPoolOldest, descDriftSlots, descDriftKV,
 		descHeld, descStep, descLost, descC0, descC1, descEach, descOwn, descShared, descAny, descR2, descBudget, descPairs, descTwinError, descTwinAge, descTwinSaved, descTwinLost,
 		descOutputs, descBrier, descAUC, descMAE, descDrift, descDriftMax,
 	} {

@@ -84,7 +84,7 @@ func (w *watch) check(ctx context.Context) {
 		w.failed = 0
 		w.halt(halt, true)
 		next := w.status
-		if why := w.absent.hopeless(); why != nil {
+		if why := w.absent.hopeless(time.Now()); why != nil {
 			next.Up, next.Err = false, why
 		} else if !next.Up {
 			next.Err = err
@@ -99,7 +99,7 @@ func (w *watch) check(ctx context.Context) {
 		}
 		w.halt(halt, told)
 		next := w.learned(!refused && !strange)
-		if why := w.absent.hopeless(); why != nil {
+		if why := w.absent.hopeless(time.Now()); why != nil {
 			next.Up, next.Err = false, why
 		}
 		w.show(next)

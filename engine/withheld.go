@@ -225,12 +225,12 @@ func (w *watch) halt(why error, heard bool) {
 	w.show(w.status)
 }
 
-// hopeless is why an engine that is halted is down, or nil. It needs m.mu.
-func (a *absent) hopeless() error {
+// hopeless is why an engine that is halted is down, or nil.
+func (a *absent) hopeless(now time.Time) error {
 	switch {
 	case errors.Is(a.halt, errDead):
 		return a.halt
-	case a.halt != nil && time.Since(a.since) >= LongestHalt:
+	case a.halt != nil && now.Sub(a.since) >= LongestHalt:
 		return fmt.Errorf("it has taken no requests for %.0f minutes: %w", LongestHalt.Minutes(), a.halt)
 	}
 	return nil

@@ -121,15 +121,20 @@ func TestAnEngineThatReformsIsHalted(t *testing.T) {
 	})
 }
 
+// refusesTokens has a decode engine of one rank say to requests, canaries too, that its group re-forms.
+func refusesTokens(t *testing.T, m *Monitor, f *fake) {
+	m.cfg.Canary = time.Second
+	base := target(t, "http://p0:8000")
+	m.Set([]Instance{{ID: "d0", Role: "decode", Target: base, Ranks: 1, Canaries: []*Target{base}}})
+	time.Sleep(2 * time.Second)
+	f.set(completionsPath, refusing(503, `{"error":"`+saysScaling+`"}`))
+}
+
 // What requests are told, and no check, is a failure of theirs: an engine that goes on with it is out, and its canaries become rare.
 func TestAnEngineThatTellsOnlyRequestsThatItReforms(t *testing.T) {
 	f := newFake()
 	watched(t, f, func(t *testing.T, m *Monitor, logs *observer.ObservedLogs, _ *prometheus.Registry) {
-		m.cfg.Canary = time.Second
-		base := target(t, "http://p0:8000")
-		m.Set([]Instance{{ID: "d0", Role: "decode", Target: base, Ranks: 1, Canaries: []*Target{base}}})
-		time.Sleep(2 * time.Second)
-		f.set(completionsPath, refusing(503, `{"error":"`+saysScaling+`"}`))
+		refusesTokens(t, m, f)
 		for range circuit.Limit {
 			require.NoError(t, m.Status("d0").Out)
 			m.Report("d0", ErrReforming)
@@ -349,11 +354,7 @@ func TestOnlyRanksThatAreConfiguredAreLost(t *testing.T) {
 func TestACanaryThatIsWithheldProvesNothing(t *testing.T) {
 	f := newFake()
 	watched(t, f, func(t *testing.T, m *Monitor, _ *observer.ObservedLogs, _ *prometheus.Registry) {
-		m.cfg.Canary = time.Second
-		base := target(t, "http://p0:8000")
-		m.Set([]Instance{{ID: "d0", Role: "decode", Target: base, Ranks: 1, Canaries: []*Target{base}}})
-		time.Sleep(2 * time.Second)
-		f.set(completionsPath, refusing(503, `{"error":"`+saysScaling+`"}`))
+		refusesTokens(t, m, f)
 		f.set("/v1/models", refusing(503, `{"error":"`+saysScaling+`"}`))
 		m.Judge("d0", Silent, context.DeadlineExceeded)
 		time.Sleep(2 * time.Second)

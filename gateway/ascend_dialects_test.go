@@ -29,14 +29,7 @@ func TestEnginesOfAscendThatGiveNothingBack(t *testing.T) {
 	key := reftext.OfUser(prompt).Answer
 	natural := reftext.NaturalLength(key)
 	t.Run("a message", func(t *testing.T) {
-		r := c.post(messagesPath, wordsOf(prompt, ""))
-		require.Equal(t, http.StatusOK, r.status, r.body)
-		require.Equal(t, "disaggregated", r.header.Get("X-Evenkeel-Route"))
-		require.NotContains(t, r.body, "kv_transfer_params")
-		got := answertest.ReadWholeMessage(t, r.body)
-		wholeText(t, key, got.Text())
-		require.Equal(t, "end_turn", got.Stop)
-		require.Equal(t, answertest.Spent{Input: 300, Output: natural}, got.Usage)
+		handedOff(t, c.post(messagesPath, wordsOf(prompt, "")), prompt)
 	})
 	t.Run("a message in a stream", func(t *testing.T) {
 		r := c.post(messagesPath, wordsOf(prompt, `"stream":true,`))

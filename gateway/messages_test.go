@@ -36,6 +36,20 @@ func takesMessages(o options) options {
 	return o
 }
 
+// handedOff holds that a whole message, the first answer to its prompt, went through both engines and is right.
+func handedOff(t *testing.T, r reply, prompt string) {
+	t.Helper()
+	key := reftext.OfUser(prompt).Answer
+	require.Equal(t, http.StatusOK, r.status, r.body)
+	require.Equal(t, "disaggregated", r.header.Get("X-Evenkeel-Route"))
+	require.NotContains(t, r.body, "kv_transfer_params")
+	got := answertest.ReadWholeMessage(t, r.body)
+	wholeText(t, key, got.Text())
+	require.Equal(t, "end_turn", got.Stop)
+	require.Equal(t, model, got.Model)
+	require.Equal(t, answertest.Spent{Input: 300, Output: reftext.NaturalLength(key)}, got.Usage)
+}
+
 func TestMessages(t *testing.T) {
 	t.Parallel()
 	c := start(t, takesMessages(options{configure: func(cfg *config.Config) { cfg.ExposeRoute = true }}))
@@ -43,14 +57,7 @@ func TestMessages(t *testing.T) {
 	key := reftext.OfUser(prompt).Answer
 	natural := reftext.NaturalLength(key)
 	t.Run("not streamed", func(t *testing.T) {
-		r := c.post(messagesPath, wordsOf(prompt, ""))
-		require.Equal(t, http.StatusOK, r.status, r.body)
-		require.Equal(t, "disaggregated", r.header.Get("X-Evenkeel-Route"))
-		got := answertest.ReadWholeMessage(t, r.body)
-		wholeText(t, key, got.Text())
-		require.Equal(t, "end_turn", got.Stop)
-		require.Equal(t, model, got.Model)
-		require.Equal(t, answertest.Spent{Input: 300, Output: natural}, got.Usage)
+		handedOff(t, c.post(messagesPath, wordsOf(prompt, "")), prompt)
 	})
 	t.Run("streamed, with prefill's cached tokens, and both engines had a part in it", func(t *testing.T) {
 		r := c.post(messagesPath, wordsOf(prompt, `"stream":true,`), "X-Request-Id", "message")

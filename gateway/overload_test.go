@@ -68,6 +68,15 @@ func (c *cluster) queued(key, body string, header ...string) <-chan reply {
 	return got
 }
 
+// allAnswered holds that all were answered, and that nothing is left of them.
+func (c *cluster) allAnswered(all []<-chan reply) {
+	c.Helper()
+	for _, r := range all {
+		require.Equal(c.T, 200, (<-r).status)
+	}
+	c.settled(false)
+}
+
 func TestPrioritiesAndTurns(t *testing.T) {
 	t.Parallel()
 	c, free := jam(t, 100, "crowd ek-crowd", "one ek-one", "ops ek-ops , trusted: true", "batch ek-batch , priority: -10")
@@ -84,10 +93,7 @@ func TestPrioritiesAndTurns(t *testing.T) {
 	require.EqualValues(t, 5, c.metric(`evenkeel_prefill_queue_requests{priority="0"}`))
 	require.EqualValues(t, 1, c.metric(`evenkeel_prefill_queue_requests{priority="7"}`))
 	free()
-	for _, r := range all {
-		require.Equal(t, 200, (<-r).status)
-	}
-	c.settled(false)
+	c.allAnswered(all)
 	var order []string
 	for _, r := range c.records() {
 		order = append(order, r.Key)
@@ -115,10 +121,7 @@ func TestWhatATrustedGatewaySays(t *testing.T) {
 	require.Contains(t, page.body, "vllm:num_requests_waiting{model_name=\""+model+"\"} 6\n")
 	require.Contains(t, page.body, "vllm:num_requests_running{model_name=\""+model+"\"} 1\n", "the one that is prefilled")
 	free()
-	for _, r := range all {
-		require.Equal(t, 200, (<-r).status)
-	}
-	c.settled(false)
+	c.allAnswered(all)
 	var order []int
 	for _, r := range c.records() {
 		order = append(order, r.OutputTokens)
@@ -178,10 +181,7 @@ func TestDeadlines(t *testing.T) {
 	send(4, "ek-ops", header, "80000000")
 	send(5, "ek-ops", header, "70000000")
 	free()
-	for _, r := range all {
-		require.Equal(t, 200, (<-r).status)
-	}
-	c.settled(false)
+	c.allAnswered(all)
 	var order []int
 	for _, r := range c.records() {
 		order = append(order, r.OutputTokens)

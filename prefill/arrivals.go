@@ -127,10 +127,12 @@ func (a *arrivals) timeout(m *model, r *Request) error {
 		return fmt.Errorf("%w: no region took model %q for %v", ErrQueueTimeout, m.name, timeout)
 	}
 	if !slices.ContainsFunc(m.servers, func(c *candidate) bool { return c.Live }) {
-		return fmt.Errorf("%w for model %q: for %[4]v all %[3]d have not answered, or have taken no requests, or the decode engines for which they prefill have not; look at their state in /status", ErrUnavailable, m.name, len(m.servers), timeout)
+		return fmt.Errorf("%w for model %q: for %v none of its %d has answered and taken requests, or no decode engine for which they prefill has; "+
+			"look at their state in /status", ErrUnavailable, m.name, timeout, len(m.servers))
 	}
 	if r.Batch && !r.Reserved {
-		return fmt.Errorf("%w: other requests left nothing of model %q to batch for %v; send batch when there are fewer, add engines, or raise prefill.queue.batch_timeout", ErrQueueTimeout, m.name, timeout)
+		return fmt.Errorf("%w: other requests left nothing of model %q to batch for %v; send batch when there are fewer, add engines, "+
+			"or raise prefill.queue.batch_timeout", ErrQueueTimeout, m.name, timeout)
 	}
 	for _, c := range m.servers {
 		if c.Live && !c.account.Closed(a.now) {

@@ -186,7 +186,8 @@ var (
 	gateDesc       = describe("prefill_gate_open", "1 while new probes may be sent.", "candidate")
 	missesDesc     = describe("prefill_scrape_misses_total", "Scrapes of a prefill engine's gauges that failed or took longer than prefill.scrape.timeout.", "candidate")
 	handoffsDesc   = describe("handoffs", "Hand-offs whose KV prefill engines hold, by where they are. orphan: no decode engine will fetch it, so it stays until the engine's timeout.", "state")
-	queueDesc      = describe("prefill_queue_requests", "Requests in the arrival queue, by priority. batch: those that take only what others leave. Each leg of a request counts. Retries do not count.", "priority")
+	queueDesc      = describe("prefill_queue_requests",
+		"Requests in the arrival queue, by priority. batch: those that take only what others leave. Each leg of a request counts. Retries do not count.", "priority")
 	expiredDesc    = describe("handoffs_expired_total", "Hand-offs whose engine freed their KV at its own timeout.")
 	misusesDesc    = describe("prefill_double_releases_total", "Calls that would end or move a prefill that has ended already. Such a call changes nothing, but it is a bug in evenkeel.")
 	promptDesc     = describe("prefix_prompt_tokens_total", "Prompt tokens of requests that got a prefill engine.")

@@ -92,7 +92,7 @@ var mayImport = map[string][]string{
 	"gateway/failure":     {"gateway/journal", "gateway/life", "gateway/openai", "geo", "prefill", "dispatcher/board", "pool", "engine", "sse"},
 	"gateway/request":     {"gateway/edge", "gateway/failure", "gateway/fleet", "gateway/handoff", "gateway/journal", "gateway/leg", "gateway/life", "gateway/loop", "gateway/metaserver", "gateway/openai", "gateway/owner", "gateway/prompt", "gateway/pump", "gateway/recording", "gateway/service", "geo", "prefill", "prefill/local", "dispatcher", "dispatcher/board", "pool", "engine", "sse", "mooncake", "gateway/couple"},
 	"gateway/selftest":    {"gateway/config", "gateway/failure", "gateway/leg", "gateway/life", "gateway/metaserver", "gateway/owner", "engine", "sse", "mooncake"},
-	"gateway/live":        {"gateway", "gateway/advice", "gateway/fleet", "gateway/incident", "gateway/journal", "gateway/openai", "gateway/receipt", "gateway/timeline", "dispatcher/board", "dispatcher/verdict", "docs", "engine/discover", "prefill"},
+	"gateway/live":        {"gateway", "gateway/advice", "gateway/fleet", "gateway/incident", "gateway/journal", "gateway/openai", "gateway/receipt", "gateway/timeline", "dispatcher/board", "dispatcher/verdict", "docs", "engine/discover", "prefill", "stats"},
 	"gateway/incident":    {},
 	"gateway/timeline":    {},
 	"gateway/top":         {"gateway/live"},

@@ -138,7 +138,8 @@ func commandName(command string) string {
 
 // helpWords are the lists that help texts name.
 func helpWords() kong.Vars {
-	return kong.Vars{"policies": policyNames(), "decodepolicies": decodePolicies, "prefillpolicies": strings.Join(prefillpolicy.Names(), ", "), "faults": strings.Join(slices.Concat(refengine.FaultNames(), refengine.BoundFaultNames(), refengine.GroupFaultNames()), ", "), "synths": synthNames(),
+	return kong.Vars{"policies": policyNames(), "decodepolicies": decodePolicies, "prefillpolicies": strings.Join(prefillpolicy.Names(), ", "),
+		"faults": strings.Join(slices.Concat(refengine.FaultNames(), refengine.BoundFaultNames(), refengine.GroupFaultNames()), ", "), "synths": synthNames(),
 		"geopresets": strings.Join(geosim.Presets(), ", "), "geopolicies": strings.Join(geosim.Arms(), ", "), "geoscenarios": strings.Join(geosim.Names(), ", "), "geodefault": geoPolicies,
 		"aggregateddemo": aggregatedDefaults()}
 }

@@ -26,7 +26,6 @@ type Round struct {
 func (r *Round) Copy(from *Round) {
 	running, workers, pool, assign := r.running[:0], r.Snapshot.Workers[:0], r.Snapshot.Pool[:0], r.Assign[:0]
 	waits := r.Snapshot.Waits[:0]
-	waits = append(waits, from.Snapshot.Waits...)
 	*r = *from
 	n := 0
 	for i := range from.Snapshot.Workers {
@@ -41,5 +40,5 @@ func (r *Round) Copy(from *Round) {
 	}
 	pool, assign = append(pool, from.Snapshot.Pool...), append(assign, from.Assign...)
 	r.Snapshot.Workers, r.Snapshot.Pool, r.Assign = workers, pool, assign
-	r.Snapshot.Waits = waits
+	r.Snapshot.Waits = append(waits, from.Snapshot.Waits...) //nolint:gocritic // on the room of the copy
 }

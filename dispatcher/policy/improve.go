@@ -123,10 +123,10 @@ func (p *evenkeel) exchange(a, b int) {
 
 // move tries to take a to a free slot of another rank.
 func (p *evenkeel) move(a int) (changed bool) {
+	l, m := &p.loads, &p.climb
 	if p.ranks.open == 0 {
 		return false
 	}
-	l, m := &p.loads, &p.climb
 	c := &p.pick.all[p.placed[a].who]
 	for _, rank := range p.ranks.some {
 		g := int(rank)

@@ -17,13 +17,24 @@ func (r *residents) list(placed []placement, ranks int) {
 		r.first[g] = none
 	}
 	for i := len(placed) - 1; i >= 0; i-- {
-		g := placed[i].rank
-		r.first[g], r.next[i] = int32(i), r.first[g]
+		r.enter(int32(i), placed[i].rank)
 	}
 }
 
+func (r *residents) enter(i, rank int32) { r.first[rank], r.next[i] = i, r.first[rank] }
+
+// move takes placement i from one rank's list to another's.
+func (r *residents) move(i, from, to int32) {
+	at := &r.first[from]
+	for *at != i {
+		at = &r.next[*at]
+	}
+	*at = r.next[i]
+	r.enter(i, to)
+}
+
 // nearLooks bounds how many hits and placements a round looks at to leave prompts on ranks that hold them.
-const nearLooks = 4096
+const nearLooks = 1024
 
 // stayNear puts placements on the ranks that hold most of their prompts, which then pull less KV, where that costs nothing: the
 // fullest rank becomes no fuller. The ranks below it may become less level, by the share near of a step, and by less where less of
@@ -99,8 +110,8 @@ func (p *nearest) approach(a int) {
 	case with != none:
 		p.exchange(a, with)
 	default:
+		p.near.move(int32(a), p.placed[a].rank, int32(rank))
 		p.relocate(a, rank)
-		p.near.list(p.placed, len(p.s.Workers))
 	}
 }
 

@@ -82,7 +82,7 @@ var allSettings = []key{
 	namedargs.Number("max_hold", 0, 3600, func(v *settings) *float64 { return &v.maxHold }).Meaning("seconds from 0 to 3600"),
 	namedargs.Either("requests", "false", "true", func(v *settings) *bool { return &v.requests }),
 	namedargs.Number("near", 0, 1, func(v *settings) *float64 { return &v.near }).Meaning(
-		"the share by which a step may become longer for a prompt that its rank holds, from 0 to 1"),
+		"the share of a step by which ranks below the fullest may become less level for prompts that ranks hold, from 0 to 1"),
 	namedargs.Number("max_age_ms", 0, math.MaxInt32, func(v *settings) *float64 { return &v.maxAgeMs }).Meaning("milliseconds, 0 turns the guard off"),
 	namedargs.Either("ahead", "false", "true", func(v *settings) *bool { return &v.ahead }),
 	namedargs.Number("watermark", 0, 0.9, func(v *settings) *float64 { return &v.watermark }).Meaning("the share of KV capacity kept empty, from 0 to 0.9"),

@@ -236,7 +236,8 @@ func Queue(err error, model string) *openai.Error {
 
 // Deadline ends a request before its prefill is spent in vain.
 func Deadline() *openai.Error {
-	return openai.Unavailable("deadline_unmet", "the first token could not have come by x-evenkeel-deadline-ms, so nothing was computed; give the request more time, or send it later", 1)
+	return openai.Unavailable("deadline_unmet",
+		"the first token could not have come by x-evenkeel-deadline-ms, so nothing was computed; give the request more time, or send it later", 1)
 }
 
 // Pool maps what the dispatcher says of an entry it could not place.

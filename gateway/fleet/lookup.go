@@ -176,7 +176,8 @@ func (f *Fleet) GaveBack(decode string) {
 	if !wrong {
 		return
 	}
-	f.host.Log.Error("ALARM: a decode engine gave a request back, and gives_back is false in its profile: responses and messages of it may have been cut short, and are refused now; start the engine without recompute_scheduler_enable, or remove gives_back",
+	f.host.Log.Error("ALARM: a decode engine gave a request back, and gives_back is false in its profile: responses and messages of it may have been "+
+		"cut short, and are refused now; start the engine without recompute_scheduler_enable, or remove gives_back",
 		zap.String("decode", in.id))
 	f.Publish()
 }

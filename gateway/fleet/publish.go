@@ -225,8 +225,9 @@ func (f *Fleet) worker(in *instance, r int, up bool) board.Worker {
 	w := board.Worker{
 		ID: id, Name: t.ID, Model: f.boardOf(in), Group: in.conf.Group, Barrier: in.conf.Barrier == "dp",
 		Engine: in.id, Slots: in.conf.Slots, Limit: in.limit(in.conf.Slots), Capacity: cmp.Or(in.conf.KV, capacityOf(in, r)), Cost: in.conf.Cost, Up: up,
-		Strays: !rank.Heeds(mooncake.Responses),
-		Down:   !in.status.Up || in.status.Wedged && !in.status.Halted(), Process: math.Float64bits(in.status.StartTime), Early: in.profile.Early(), AtOnce: in.profile.Early() && in.profile.Connector == mooncake.NIXLPush,
+		Strays:  !rank.Heeds(mooncake.Responses),
+		Down:    !in.status.Up || in.status.Wedged && !in.status.Halted(),
+		Process: math.Float64bits(in.status.StartTime), Early: in.profile.Early(), AtOnce: in.profile.Early() && in.profile.Connector == mooncake.NIXLPush,
 	}
 	if in.role == Aggregated {
 		w.Mixed, w.Budget, w.Interval, w.Early, w.AtOnce = true, in.conf.Budget, in.conf.Interval, false, false

@@ -162,7 +162,7 @@ func TestWhatClientsSeeOfAHangOfAllEngines(t *testing.T) {
 		{Kind: EngineHangs, Severity: Bad, Of: "decode engine", Where: "h1:80", What: "Decode engine h1:80 hangs"},
 		{Kind: NotReady, Severity: Bad, What: "The proxy is not ready: no healthy decode engine"},
 	})
-	want := "All new requests wait, and get a 503 after 30 s, because decode engine h1:80 hangs"
+	want := "All new requests wait, and get a 503 if it lasts, because decode engine h1:80 hangs"
 	require.Equal(t, want, b.Incidents()[0].What)
 }
 

@@ -237,12 +237,17 @@ var kinds = map[Kind]kind{
 	RankSlow: {
 		harm: slower, alone: true, headline: "Slow rank", runbook: "EvenkeelRankSlow",
 		clients: "Clients whose answers are there get every token later.",
-		next:    "Look at the rank's GPU and its host (clock, temperature, other processes), and drain the rank meanwhile.", command: `curl -s -H "Authorization: Bearer $TOKEN" "$ADMIN/live?once" | jq -r '.models[].groups[].ranks[] | "\(.token_ms // "-") ms \(.running) running \(.name)"' | sort -rn | head`,
+		next:    "Look at the rank's GPU and its host (clock, temperature, other processes), and drain the rank meanwhile.",
+		command: `curl -s -H "Authorization: Bearer $TOKEN" "$ADMIN/live?once" | ` +
+			`jq -r '.models[].groups[].ranks[] | "\(.token_ms // "-") ms \(.running) running \(.name)"' | sort -rn | head`,
 	},
 	StepsSlow: {
 		harm: slower, alone: true, headline: "Slow steps", runbook: "EvenkeelStepsSlow",
 		clients: "Clients of this group get every token later.",
-		next:    "One rank is enough to make all of them slow, and evenkeel cannot tell which: compare the GPUs' clocks and the engines' own step times, host by host.", command: `curl -s -H "Authorization: Bearer $TOKEN" "$ADMIN/live?once" | jq '.models[].groups[] | {name,step_ms,usual_ms,slow_s,most_tokens}'`,
+		next: "One rank is enough to make all of them slow, and evenkeel cannot tell which: " +
+			"compare the GPUs' clocks and the engines' own step times, host by host.",
+		command: `curl -s -H "Authorization: Bearer $TOKEN" "$ADMIN/live?once" | ` +
+			`jq '.models[].groups[] | {name,step_ms,usual_ms,slow_s,most_tokens}'`,
 	},
 	RanksFull: {
 		harm: slower, alone: true, headline: "Full decode ranks", runbook: "EvenkeelDecodeBacklog", command: workers,

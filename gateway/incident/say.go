@@ -61,7 +61,7 @@ func (o *open) say(now time.Time) Incident {
 		if first := kinds[g[0].Kind].first; first != "" && g[0].effect && in.What != "" {
 			in.Clients = "Clients whose requests ran there get an error, because no other engine is left."
 			if lead.Kind == EngineHangs {
-				first = "All new requests wait, and get a 503 after 30 s" // engine.Standstill
+				first = "All new requests wait, and get a 503 if it lasts"
 				in.Clients = "Clients whose requests ran there wait, too, and get an error if no engine comes back."
 			}
 			in.Headline, in.What = first, first+", because "+strings.ToLower(in.What[:1])+in.What[1:]

@@ -392,7 +392,8 @@ func modelFindings(m *Model, several, told bool, drained map[string]bool, say fi
 		}
 		slowRanks(g, m.role(), of, name, on("ranks"), say)
 		if g.SlowS > 0 {
-			say(incident.StepsSlow, Warn, on("balance"), "", "Steps of %s %s take %.0f ms, where they took %.0f ms at such a load in the last hour; it has been so for %s", of, name, g.StepMs, g.UsualMs,
+			say(incident.StepsSlow, Warn, on("balance"), "",
+				"Steps of %s %s take %.0f ms, where they took %.0f ms at such a load in the last hour; it has been so for %s", of, name, g.StepMs, g.UsualMs,
 				time.Duration(g.SlowS*float64(time.Second)).Round(time.Second))
 		}
 		full, tight, draining := []string{}, []string{}, []string{}
@@ -449,9 +450,11 @@ func slowRanks(g *Group, role, of, name string, where at, say find) {
 	switch n := len(slow); {
 	case g.Barrier || n == 0 || paced < slowRanksOf:
 	case n == 1:
-		say(incident.RankSlow, Warn, at{"rank", slow[0], where.panel}, "", "Rank %s gives a token in %.0f ms, and the middle one of %s %s in %.0f ms", slow[0], worst, of, name, g.TokenMs)
+		say(incident.RankSlow, Warn, at{"rank", slow[0], where.panel}, "",
+			"Rank %s gives a token in %.0f ms, and the middle one of %s %s in %.0f ms", slow[0], worst, of, name, g.TokenMs)
 	default:
-		say(incident.RankSlow, Warn, where, "", "%d %s ranks of %s %s give a token in up to %.0f ms, and the middle one in %.0f ms: %s", n, role, of, name, worst, g.TokenMs, listed(slow))
+		say(incident.RankSlow, Warn, where, "",
+			"%d %s ranks of %s %s give a token in up to %.0f ms, and the middle one in %.0f ms: %s", n, role, of, name, worst, g.TokenMs, listed(slow))
 	}
 }
 

@@ -1,23 +1,25 @@
 package live
 
 import (
-	"math"
 	"slices"
 	"time"
+
+	"evenkeel/stats"
 )
 
-// paces follow how fast ranks give tokens, and how long the steps of groups take beside what their law used to say. It is told of
+// paces follow how fast ranks give tokens, and how long the steps of groups take beside what their law used to say. They are told of
 // each document, in order.
 type paces struct {
 	last   time.Time
 	ranks  map[int32]*pace
-	groups map[string]*usual
+	groups map[groupName]*usual
 }
 
-// The pace of a rank is that of so long, once so many tokens came.
+type groupName struct{ model, group string }
+
 const (
-	paceWindow = 20 * time.Second
-	paceTokens = 50
+	paceWindow = 20 * time.Second // of which a rank's pace is told
+	paceTokens = 50               // that came in it, at least
 )
 
 // pace is what the streams of a rank got in the last seconds.
@@ -30,7 +32,7 @@ type pace struct {
 
 // stretch is the time between two documents.
 type stretch struct {
-	at      time.Time // of the second
+	at      time.Time // of the later one
 	streams float64   // ms, summed over the streams that ran
 	tokens  int64
 }
@@ -62,9 +64,9 @@ const (
 // add takes in a document.
 func (p *paces) add(d *Document, now time.Time) {
 	if p.ranks == nil {
-		p.ranks, p.groups = map[int32]*pace{}, map[string]*usual{}
+		p.ranks, p.groups = map[int32]*pace{}, map[groupName]*usual{}
 	}
-	ranks, groups := map[int32]*pace{}, map[string]*usual{}
+	ranks, groups := map[int32]*pace{}, map[groupName]*usual{}
 	for i := range d.Models {
 		m := &d.Models[i]
 		for j := range m.Groups {
@@ -78,8 +80,8 @@ func (p *paces) add(d *Document, now time.Time) {
 				x.add(r, now.Sub(p.last), now)
 				ranks[r.ID] = x
 			}
-			if g.Barrier && g.Rounds == nil { // a prompt makes a step longer, and that is no fault
-				name := m.Name + "\x00" + g.Name
+			if g.onlyDecodes() {
+				name := groupName{m.Name, g.Name}
 				u := p.groups[name]
 				if u == nil {
 					u = &usual{}
@@ -91,6 +93,9 @@ func (p *paces) add(d *Document, now time.Time) {
 	}
 	p.last, p.ranks, p.groups = now, ranks, groups
 }
+
+// onlyDecodes says that a group's steps can be compared with a law: where ranks prefill, a prompt makes a step longer, and that is no fault.
+func (g *Group) onlyDecodes() bool { return g.Barrier && g.Rounds == nil }
 
 // tell completes a document by what was taken in last.
 func (p *paces) tell(d *Document) {
@@ -104,7 +109,7 @@ func (p *paces) tell(d *Document) {
 				}
 			}
 			g.TokenMs = middle(g.Ranks)
-			if u := p.groups[m.Name+"\x00"+g.Name]; u != nil && g.Barrier {
+			if u := p.groups[groupName{m.Name, g.Name}]; u != nil && g.onlyDecodes() {
 				g.UsualMs, g.SlowS = u.before, u.lasts.Seconds()
 			}
 		}
@@ -142,7 +147,7 @@ func middle(ranks []Rank) float64 {
 		return 0
 	}
 	slices.Sort(all)
-	return all[len(all)/2]
+	return stats.Median(all)
 }
 
 // add compares the steps of now with the law as it was, at the loads of now.
@@ -186,8 +191,8 @@ func (u *usual) at(g *Group) (ms float64, steps bool) {
 	}
 	all := make([]float64, len(u.laws))
 	for i, l := range u.laws {
-		all[i] = l.c0 + l.c1*math.Max(0, float64(g.MostTokens)) + l.each*float64(running)
+		all[i] = l.c0 + l.c1*float64(g.MostTokens) + l.each*float64(running)
 	}
 	slices.Sort(all)
-	return all[len(all)/2], running > 0
+	return stats.Median(all), running > 0
 }

@@ -47,7 +47,8 @@ func (t *tester) sglang(ctx context.Context, s subject) {
 		t.report(s.name, Warn, "runs with elastic EP (--elastic-ep-backend): if one of its GPUs fails, the next request that names the rank ends the whole server; set name_ranks: false in its profile")
 	}
 	if told.Backend != "" && !named && told.Balance != "" && told.Balance != "round_robin" {
-		t.report(s.name, Warn, "runs with elastic EP (--elastic-ep-backend) and chooses ranks by %s, which also chooses ranks whose GPU has failed; start it with --load-balance-method round_robin", told.Balance)
+		t.report(s.name, Warn, "runs with elastic EP (--elastic-ep-backend) and chooses ranks by %s, "+
+			"which also chooses ranks whose GPU has failed; start it with --load-balance-method round_robin", told.Balance)
 	}
 	switch {
 	case !s.profile.Aggregated():

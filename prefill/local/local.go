@@ -264,7 +264,7 @@ func (l *Ranks) Held(p *Prompt) (held []Offer) {
 		}
 		n := r.holds(found, p, tokens)
 		least = min(least, n)
-		held = append(held, Offer{Rank: r.ID, Hit: n, New: max(1, tokens-n)})
+		held = append(held, Offer{Rank: r.ID, Hit: n})
 	}
 	for i := range held {
 		held[i].Hit -= least

@@ -69,10 +69,10 @@ func TestARankThatPullsIsNotOfferedPrompts(t *testing.T) {
 	require.False(t, l.Remember("other"))
 	l.Holds(1, ids(7, 2816), 2816)
 	require.Empty(t, l.Offers(ids(7, 3000), nil))
-	require.Equal(t, []Offer{{1, 2816, 184}}, l.Held(ids(7, 3000)))
+	require.Equal(t, []Offer{{Rank: 1, Hit: 2816}}, l.Held(ids(7, 3000)))
 	require.Empty(t, l.Held(ids(8, 3000)))
 	l.Holds(2, ids(7, 1600), 1600)
-	require.Equal(t, []Offer{{1, 1216, 184}}, l.Held(ids(7, 3000)), "both have 1,600")
+	require.Equal(t, []Offer{{Rank: 1, Hit: 1216}}, l.Held(ids(7, 3000)), "both have 1,600")
 	require.Empty(t, l.Held(ids(7, 1600)), "both have all of it")
 	ranks[0].Up = false
 	l.Set(ranks)
