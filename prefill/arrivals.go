@@ -127,7 +127,7 @@ func (a *arrivals) timeout(m *model, r *Request) error {
 		return fmt.Errorf("%w: no region took model %q for %v", ErrQueueTimeout, m.name, timeout)
 	}
 	if !slices.ContainsFunc(m.servers, func(c *candidate) bool { return c.Live }) {
-		return fmt.Errorf("%w for model %q: for %v none of its %d has answered and taken requests, or no decode engine for which they prefill has; "+
+		return fmt.Errorf("%w for model %q: for %v none of the %d that serve it has answered and taken requests, or no decode engine behind them has; "+
 			"look at their state in /status", ErrUnavailable, m.name, timeout, len(m.servers))
 	}
 	if r.Batch && !r.Reserved {

@@ -27,6 +27,22 @@ type Drawn struct {
 	Warm     int   // requests to be done before anything is measured
 }
 
+// shares says whether it tells what prompts have in common.
+func (s *Source) shares() bool {
+	var requests []trace.Request
+	switch {
+	case s.Drawn != nil:
+		requests = s.Drawn.Requests
+	case s.Trace != nil:
+		requests = s.Trace.Requests
+	default:
+		if t, err := trace.Synth(s.Synth, 1, 1); err == nil { // else something else says what is wrong
+			requests = t.Requests
+		}
+	}
+	return slices.ContainsFunc(requests, func(q trace.Request) bool { return len(q.HashIDs) > 0 })
+}
+
 // Load is how requests arrive.
 type Load struct {
 	Rho  float64 // open loop: share of what a level fleet could serve; 0: closed loop

@@ -8,13 +8,11 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"slices"
 	"strings"
 	"sync"
 	"time"
 
 	"evenkeel/bench/report"
-	"evenkeel/bench/trace"
 	"evenkeel/dispatcher/board"
 	"evenkeel/dispatcher/twin"
 )
@@ -69,8 +67,8 @@ func (p *Plan) Validate() error {
 		return fmt.Errorf("%d seeds; want at least 1", p.Seeds)
 	case len(p.Policies) == 0:
 		return errors.New("no policy")
-	case p.Fleet.Caches && p.Source.Trace != nil && !slices.ContainsFunc(p.Source.Trace.Requests, func(q trace.Request) bool { return len(q.HashIDs) > 0 }):
-		return errors.New("the trace has no hash_ids, which say what prompts share")
+	case p.Fleet.Caches && !p.Source.shares():
+		return errors.New("ranks that keep prompts need a trace with hash_ids, which say what prompts share; take one like Mooncake's, or synth:prefix")
 	case p.Load.AtArrival && p.Fleet.Spare != nil:
 		return errors.New("a rank that is chosen at arrival has the prefill before it, so it has nothing to pull")
 	}
