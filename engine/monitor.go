@@ -113,7 +113,6 @@ func (m *Monitor) Report(id string, err error) {
 		defer m.mu.Unlock()
 		if w := m.watches[id]; w != nil && w.status.Up {
 			w.withheld(err)
-			w.checkNow()
 		}
 		return
 	}

@@ -181,8 +181,9 @@ func (l *loads) see(told map[int]float64, quiet time.Duration, now time.Time) ma
 	return silent
 }
 
-// withheld takes in what an engine says in place of an answer. It needs m.mu.
+// withheld takes in what an engine says in place of an answer, and has it checked at once. It needs m.mu.
 func (w *watch) withheld(why error) {
+	w.checkNow()
 	var rank *RankError
 	switch {
 	case errors.Is(why, ErrReforming):
