@@ -1,6 +1,7 @@
 package prefill
 
 import (
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -39,6 +40,23 @@ func TestFiveFailuresInARowTakeACandidateOut(t *testing.T) {
 	for n := range 20 {
 		require.Equal(t, "b", acquire(t, tier, request(n)).Candidate.ID)
 	}
+}
+
+func TestTheStatusSaysWhatFailedLast(t *testing.T) {
+	tier := newTier(t, up("a"))
+	said := func() string { return tier.Status()[0].Fault }
+	for _, l := range hold(t, tier, "a", probing, make([]int, 5)...) {
+		l.Blame("it answered without a hand-off" + strings.Repeat(".", 1000))
+		l.Failed(false, 0)
+	}
+	require.Equal(t, "out", stateOf(tier, "a"))
+	require.Len(t, said(), mostFault)
+	require.Contains(t, said(), "it answered without a hand-off")
+	tier = newTier(t, up("a"))
+	hold(t, tier, "a", probing, 1)[0].Blame("it reset the connection")
+	require.Equal(t, "it reset the connection", said())
+	hold(t, tier, "a", pooled, 1)
+	require.Empty(t, said(), "an answer ends the row")
 }
 
 func TestAnOutageIsLoggedWhenItBeginsAndWhenItEnds(t *testing.T) {

@@ -58,6 +58,7 @@ func (l *Lease) answer(u Usage, expires time.Time) *cache.Suspected {
 	}
 	l.answered(probeAnswered)
 	l.c.circuit.Succeed()
+	l.c.fault = ""
 	if m := t.models[l.model]; m != nil {
 		m.pace.Answered(t.now, float64(t.now.Sub(l.charge.Sent()))/float64(time.Millisecond))
 	}
@@ -135,6 +136,17 @@ func (l *Lease) Failed(written bool, hold time.Duration) {
 			zap.String("candidate", l.Candidate.ID), zap.Int("failures", circuit.Limit), zap.Duration("first_trial_in", out))
 	}
 }
+
+// Blame says in words what spoke against the candidate, before Failed.
+func (l *Lease) Blame(why string) {
+	t := l.tier
+	t.lock()
+	defer t.unlock()
+	l.c.fault = why[:min(len(why), mostFault)]
+}
+
+// mostFault bounds what is kept of what an engine said.
+const mostFault = 400
 
 // fail books a failure and returns for how long it took the candidate out, 0
 // where it did not, or was out already and failed its trial.

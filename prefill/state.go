@@ -72,6 +72,7 @@ type candidate struct {
 	stretch    fit.Stretch
 	residual   fit.Residual
 	circuit    circuit.Circuit
+	fault      string              // what failed there last; empty once a probe was answered
 	unbounded  bool                // said that its capacity is not known
 	answered   prometheus.Observer // seconds of its probes that were answered; nil before the first
 }

@@ -32,7 +32,8 @@ type CandidateStatus struct {
 	Stale           bool     `json:"gauges_stale"`     // its last scrapes failed: the proxy uses its own accounts, and prefers engines that tell their gauges
 	Foreign         float64  `json:"foreign_requests"`
 	ScrapeMisses    int      `json:"scrape_misses"`
-	Failures        int      `json:"failures"` // in a row
+	Failures        int      `json:"failures"`        // in a row
+	Fault           string   `json:"fault,omitempty"` // what the last one was
 
 	Batch       float64  `json:"bs"`
 	BacklogMs   float64  `json:"backlog_ms"`
@@ -125,6 +126,7 @@ func (d *chooser) describeCandidate(c *candidate) CandidateStatus {
 		Foreign:         a.Foreign,
 		ScrapeMisses:    a.Misses,
 		Failures:        c.circuit.Failures(),
+		Fault:           c.fault,
 		Batch:           a.Batch(d.now),
 		BacklogMs:       backlog,
 		OthersMs:        others,

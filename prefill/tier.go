@@ -126,6 +126,7 @@ func (t *Tier) Forgive(id string) {
 	defer t.unlock()
 	if c := t.candidates[id]; c != nil {
 		c.circuit.Forgive()
+		c.fault = ""
 	}
 }
 

@@ -9,12 +9,13 @@ import (
 	"path/filepath"
 	"strconv"
 
+	"evenkeel/bench/browser"
 	"evenkeel/bench/world"
 )
 
 // drawDemo runs the demo, which writes a report, and takes pictures of that. Its
 // steps take twice as long as by default, so that a machine which draws keeps up.
-func drawDemo(ctx context.Context, o options, w *world.World, b *browser, out io.Writer) error {
+func drawDemo(ctx context.Context, o options, w *world.World, b *browser.Browser, out io.Writer) error {
 	fmt.Fprintf(out, "the demo, %d requests a policy\n", o.requests)
 	folder := w.File("demo")
 	cmd := exec.CommandContext(ctx, w.Binary, "demo", "--out", folder, "--policies", "jsq-kv,jsq,br0,evenkeel", "--requests", strconv.Itoa(o.requests),
@@ -24,10 +25,10 @@ func drawDemo(ctx context.Context, o options, w *world.World, b *browser, out io
 		return fmt.Errorf("%w: %s", err, said)
 	}
 	fmt.Fprintf(out, "%s\n", said) // README has the table of this run
-	if err := b.visit("file://"+filepath.Join(folder, "report.html"), "light", 1180, 1640); err != nil {
+	if err := b.Visit("file://"+filepath.Join(folder, "report.html"), "light", 1180, 1640); err != nil {
 		return err
 	}
-	if err := b.shoot(filepath.Join(o.out, "demo-report.png"), false, out); err != nil {
+	if err := b.Shoot(filepath.Join(o.out, "demo-report.png"), false, out); err != nil {
 		return err
 	}
 	moving, err := os.ReadFile(filepath.Join(folder, "waterline.svg"))

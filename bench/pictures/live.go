@@ -9,6 +9,7 @@ import (
 	"slices"
 	"time"
 
+	"evenkeel/bench/browser"
 	"evenkeel/bench/load"
 	"evenkeel/bench/refengine"
 	"evenkeel/bench/trace"
@@ -25,7 +26,7 @@ const (
 
 // drawLive runs a proxy before 32 decode ranks, kills one of them, and takes
 // pictures of what an operator sees then.
-func drawLive(ctx context.Context, o options, w *world.World, b *browser, out io.Writer) (err error) {
+func drawLive(ctx context.Context, o options, w *world.World, b *browser.Browser, out io.Writer) (err error) {
 	s, err := setUp(ctx, w)
 	if err != nil {
 		return err
@@ -56,13 +57,13 @@ func drawLive(ctx context.Context, o options, w *world.World, b *browser, out io
 		width, height int64
 		whole         bool
 	}{{"page-light", "light", 1280, 900, true}, {"page-dark", "dark", 1280, 1040, false}, {"page-narrow", "light", 390, 844, false}} {
-		if err := b.visit(page, shot.scheme, shot.width, shot.height); err != nil {
+		if err := b.Visit(page, shot.scheme, shot.width, shot.height); err != nil {
 			return err
 		}
-		if err := b.await("evenkeel.document && document.querySelectorAll('canvas.map').length > 0 && evenkeel.frames.length > 2"); err != nil {
+		if err := b.Await("evenkeel.document && document.querySelectorAll('canvas.map').length > 0 && evenkeel.frames.length > 2"); err != nil {
 			return err
 		}
-		if err := b.shoot(filepath.Join(o.out, shot.name+".png"), shot.whole, out); err != nil {
+		if err := b.Shoot(filepath.Join(o.out, shot.name+".png"), shot.whole, out); err != nil {
 			return err
 		}
 	}

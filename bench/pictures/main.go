@@ -16,6 +16,7 @@ import (
 	"os"
 	"time"
 
+	"evenkeel/bench/browser"
 	"evenkeel/bench/world"
 )
 
@@ -38,7 +39,7 @@ func run(ctx context.Context, args []string, out io.Writer) (err error) {
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
-	path, err := chromium()
+	path, err := browser.Chromium()
 	if err != nil {
 		return err
 	}
@@ -50,14 +51,14 @@ func run(ctx context.Context, args []string, out io.Writer) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, w.Close(true)) }()
-	b, err := open(ctx, path)
+	b, err := browser.Open(ctx, path)
 	if err != nil {
 		return err
 	}
-	defer b.close()
+	defer b.Close()
 	for _, p := range []struct {
 		name string
-		make func(context.Context, options, *world.World, *browser, io.Writer) error
+		make func(context.Context, options, *world.World, *browser.Browser, io.Writer) error
 	}{{"live", drawLive}, {"demo", drawDemo}} {
 		if o.only == "" || o.only == p.name {
 			if err := p.make(ctx, o, w, b, out); err != nil {
@@ -65,5 +66,5 @@ func run(ctx context.Context, args []string, out io.Writer) (err error) {
 			}
 		}
 	}
-	return shrinkAll(o.out, out)
+	return browser.Shrink(o.out, out)
 }

@@ -15,12 +15,13 @@ import (
 
 	"github.com/charmbracelet/x/ansi"
 
+	"evenkeel/bench/browser"
 	"evenkeel/bench/world"
 )
 
 // drawTop takes a picture of `evenkeel top` in a terminal of 80 columns and 24
 // lines, which is tmux.
-func drawTop(ctx context.Context, o options, w *world.World, admin string, b *browser, out io.Writer) error {
+func drawTop(ctx context.Context, o options, w *world.World, admin string, b *browser.Browser, out io.Writer) error {
 	if path, _ := exec.LookPath("tmux"); path == "" {
 		fmt.Fprintln(out, "no tmux here, so top.png stays as it is: apt-get install tmux")
 		return nil
@@ -53,10 +54,10 @@ func drawTop(ctx context.Context, o options, w *world.World, admin string, b *br
 	if err := os.WriteFile(page, []byte(terminalPage(string(screen))), 0o600); err != nil {
 		return err
 	}
-	if err := b.visit("file://"+page, "dark", 760, 100); err != nil {
+	if err := b.Visit("file://"+page, "dark", 760, 100); err != nil {
 		return err
 	}
-	return b.shoot(filepath.Join(o.out, "top.png"), true, out)
+	return b.Shoot(filepath.Join(o.out, "top.png"), true, out)
 }
 
 const terminalHead = `<!doctype html><meta charset="utf-8"><style>

@@ -117,7 +117,7 @@ var kinds = map[Kind]kind{
 	ConfigRefused: {
 		harm: nothing, alone: true, headline: "The config was refused", runbook: "EvenkeelReloadFailed", command: "evenkeel check --config FILE",
 		clients: "Clients notice nothing, because the config before is in force.",
-		next:    "Mend the file. The proxy reads it again by itself.",
+		next:    "Mend the file. The proxy reads it again by itself. Do not restart the proxy before: it would not start with this file.",
 	},
 	RequestsFail: {
 		harm: failing, effect: true, vague: true, headline: "Requests fail", runbook: "EvenkeelErrorBudgetBurnsFast", command: receipt,
@@ -178,7 +178,7 @@ var kinds = map[Kind]kind{
 	PrefillOut: {
 		harm: waiting, headline: "Failing prefill engine", many: "take no prompts, because those before failed", runbook: "EvenkeelBreakerOpen", command: workers,
 		clients: "Clients wait longer for their first token. Prompts that failed there were tried elsewhere.",
-		next:    "Read the engine's own log, and restart it.",
+		next:    "Mend what failed there; the engine's own log may say more. Others take its prompts meanwhile.",
 	},
 	MetricsOld: {
 		harm: slower, family: "late", rests: again, headline: "Slow prefill metrics", many: "answer too late when they are asked for their metrics", runbook: "EvenkeelScrapeStale",

@@ -213,6 +213,9 @@ func prefillEngine(c *prefill.CandidateStatus, gate float64) PrefillEngine {
 		Inflight: c.Inflight, NewTokens: c.QueuedNewTokens, Waiting: c.Waiting, Pooled: c.Pooled, Dispatched: c.Dispatched,
 		HitShare: c.HitShare, ScrapeAgeMs: -1,
 	}
+	if c.State == "out" {
+		p.Why = firstLine(c.Fault)
+	}
 	if c.ScrapedUsage != nil {
 		p.KVShare = max(p.KVShare, *c.ScrapedUsage)
 	}

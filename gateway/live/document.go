@@ -219,6 +219,7 @@ type PrefillGroup struct {
 type PrefillEngine struct {
 	ID          string  `json:"id"`                // host:port/rank
 	State       string  `json:"state"`             // open, closed (its gate), out, unknown (its models), down, removed
+	Why         string  `json:"why,omitempty"`     // what failed there last, where that took it out
 	KVTokens    int64   `json:"kv_tokens"`         // by our accounts
 	Budget      int64   `json:"budget_tokens"`     // at which the gate closes; 0: capacity is not known
 	KVShare     float64 `json:"kv_share"`          // of its cache, the larger of our accounts and what it says

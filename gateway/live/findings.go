@@ -299,7 +299,12 @@ func prefillFindings(d *Document, fails bool, say find) {
 		case "closed":
 			say(incident.GateClosed, Warn, where, "", "%s takes no prompts, because its KV cache is %.0f %% full", where.begin(), 100*e.KVShare)
 		case "out":
-			say(incident.PrefillOut, Bad, where, "", "%s takes no prompts, because those before failed", where.begin())
+			says := "%s takes no prompts, because those before failed"
+			why := strings.Replace(incident.WithoutAddress(e.Why, e.ID), "prefill "+e.ID+" answered", "it answered", 1)
+			if why != "" {
+				says += ": " + strings.ReplaceAll(why, "%", "%%")
+			}
+			say(incident.PrefillOut, Bad, where, e.Why, says, where.begin())
 		}
 		if old := max(oldMs, oldScrapes*p.ScrapeEveryMs); (e.State == "open" || e.State == "closed") && p.ScrapeEveryMs > 0 && e.ScrapeAgeMs > old {
 			say(incident.MetricsOld, Warn, where, "", "%s answers too late when it is asked for its metrics", where.begin())

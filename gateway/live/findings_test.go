@@ -132,6 +132,11 @@ func TestFindingsSayWhatIsWrongAndWhere(t *testing.T) {
 			[]told{{Warn, "engines", "10.0.1.11:8000", "Prefill engine 10.0.1.11:8000 is up, but something is amiss: no answer"}}},
 		"a prefiller is full": {func(d *Document) { d.Prefill.Engines[1].State, d.Prefill.Engines[1].KVShare = "closed", 0.93 },
 			[]told{{Warn, "prefill", "10.0.1.11:8000", "Prefill engine 10.0.1.11:8000 takes no prompts, because its KV cache is 93 % full"}}},
+		"a prefiller gives out what cannot be used": {func(d *Document) {
+			e := &d.Prefill.Engines[1]
+			e.State, e.Why = "out", "prefill "+e.ID+" answered without a usable hand-off: 100% wrong"
+		}, []told{{Bad, "prefill", "10.0.1.11:8000", "Prefill engine 10.0.1.11:8000 takes no prompts, because those before failed: " +
+			"it answered without a usable hand-off: 100% wrong"}}},
 		"nobody prefills": {func(d *Document) {
 			d.Prefill.Engines = d.Prefill.Engines[:1]
 			d.Prefill.Engines[0].State = "down"

@@ -305,6 +305,9 @@ func (r *runner) settle(t life.Thing, how life.How) {
 		case how == life.Discard:
 			j.discard(r.held)
 		default:
+			if (how == life.Refuse || how == life.Lose) && r.fault != nil && r.fault.Err != nil {
+				r.lease.Blame(r.fault.Err.Error())
+			}
 			handoff.Settle(r.lease, how)
 			if how == life.Free && r.fault != nil && r.fault.Why == life.Left {
 				j.freed()

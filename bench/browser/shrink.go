@@ -1,4 +1,4 @@
-package main
+package browser
 
 import (
 	"bytes"
@@ -14,9 +14,9 @@ import (
 	"slices"
 )
 
-// shrinkAll gives every picture of a folder a palette, where that makes it
+// Shrink gives every picture of a folder a palette, where that makes it
 // smaller: a repository keeps each of them for ever.
-func shrinkAll(folder string, out io.Writer) error {
+func Shrink(folder string, out io.Writer) error {
 	files, err := filepath.Glob(filepath.Join(folder, "*.png"))
 	if err != nil {
 		return err

@@ -1,4 +1,5 @@
-package main
+// Package browser shows pages to a headless Chromium, and takes pictures that are small enough for a repository.
+package browser
 
 import (
 	"context"
@@ -15,13 +16,14 @@ import (
 	"github.com/chromedp/chromedp"
 )
 
-// browser is a headless Chromium.
-type browser struct {
+// Browser is a headless Chromium.
+type Browser struct {
 	tab    context.Context // chromedp's contexts are its tabs
 	cancel []context.CancelFunc
 }
 
-func chromium() (string, error) {
+// Chromium is the path of the browser.
+func Chromium() (string, error) {
 	for _, name := range []string{"chromium", "chromium-browser", "google-chrome"} {
 		if path, err := exec.LookPath(name); err == nil {
 			return path, nil
@@ -30,25 +32,27 @@ func chromium() (string, error) {
 	return "", errors.New("no Chromium here, so nothing was drawn: apt-get install chromium")
 }
 
-func open(ctx context.Context, path string) (*browser, error) {
+// Open starts the browser.
+func Open(ctx context.Context, path string) (*Browser, error) {
 	allocator, cancel := chromedp.NewExecAllocator(ctx, append(slices.Clone(chromedp.DefaultExecAllocatorOptions[:]), chromedp.ExecPath(path), chromedp.NoSandbox)...)
 	tab, cancelTab := chromedp.NewContext(allocator)
-	b := &browser{tab, []context.CancelFunc{cancelTab, cancel}}
+	b := &Browser{tab, []context.CancelFunc{cancelTab, cancel}}
 	if err := chromedp.Do(tab); err != nil {
-		b.close()
+		b.Close()
 		return nil, fmt.Errorf("%s does not start: %w", path, err)
 	}
 	return b, nil
 }
 
-func (b *browser) close() {
+// Close ends the browser.
+func (b *Browser) Close() {
 	for _, c := range b.cancel {
 		c()
 	}
 }
 
-// visit shows a page in a colour scheme and a window.
-func (b *browser) visit(url, scheme string, width, height int64) error {
+// Visit shows a page in a colour scheme and a window.
+func (b *Browser) Visit(url, scheme string, width, height int64) error {
 	media := emulation.SetEmulatedMediaParams{Features: []*emulation.MediaFeature{{Name: "prefers-color-scheme", Value: scheme}}}
 	return chromedp.Do(b.tab,
 		chromedp.EmulateViewport(width, height),
@@ -59,10 +63,10 @@ func (b *browser) visit(url, scheme string, width, height int64) error {
 		chromedp.Navigate(url))
 }
 
-// await waits until JavaScript says true.
-func (b *browser) await(script string) error {
+// Await waits until JavaScript says true.
+func (b *Browser) Await(script string) error {
 	for range 300 {
-		said, err := b.eval(script)
+		said, err := b.Eval(script)
 		if err != nil || said == "true" {
 			return err
 		}
@@ -71,12 +75,13 @@ func (b *browser) await(script string) error {
 	return fmt.Errorf("after 30 s this is not so: %s", script)
 }
 
-func (b *browser) eval(script string) (string, error) {
+// Eval is what JavaScript says.
+func (b *Browser) Eval(script string) (string, error) {
 	return chromedp.Run(b.tab, chromedp.Evaluate[string]("String("+script+")"))
 }
 
-// shoot writes what is in the window, or the whole page.
-func (b *browser) shoot(file string, whole bool, out io.Writer) error {
+// Shoot writes what is in the window, or the whole page.
+func (b *Browser) Shoot(file string, whole bool, out io.Writer) error {
 	shot := chromedp.CaptureScreenshot()
 	if whole {
 		shot = chromedp.FullScreenshot(100)
