@@ -21,6 +21,7 @@ func (w *watch) feel(s *Sample, at time.Time) {
 	w.feelRanks(s, at)
 	w.m.mu.Lock()
 	defer w.m.mu.Unlock()
+	w.keep(s, at)
 	p, now, busy := &w.pulse, vitalsOf(s, -1), w.traffic.running.Load() > 0
 	if busy && p.busy && now == p.last {
 		p.alike++
@@ -77,4 +78,13 @@ func (w *watch) feelRanks(s *Sample, at time.Time) {
 		p.ranks[t.Rank] = now
 	}
 	p.at = at
+}
+
+// keep notes what an engine said at the time at. It needs m.mu.
+func (w *watch) keep(s *Sample, at time.Time) {
+	w.gauges = make(map[int]Gauges, len(w.in.Canaries))
+	for _, t := range w.in.Canaries {
+		w.gauges[t.Rank] = gaugesOf(w.sample, s, t.Rank)
+	}
+	w.sample, w.readAt = s, at
 }

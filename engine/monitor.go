@@ -176,6 +176,21 @@ func (m *Monitor) ExpiredNow(ctx context.Context, id string) (n float64, known b
 	return w.countExpired(s)
 }
 
+// oldReadings is after how many intervals without a reading the last one says nothing of now.
+const oldReadings = 3
+
+// Gauges is what a decode engine said of a rank when its metrics were last read; ok is false where that was long ago, or never.
+func (m *Monitor) Gauges(id string, rank int) (g Gauges, ok bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	w := m.watches[id]
+	if w == nil || time.Since(w.readAt) > oldReadings*m.cfg.FactsInterval {
+		return Gauges{}, false
+	}
+	g, ok = w.gauges[rank]
+	return g, ok
+}
+
 // Heard tells that an instance answered something other than a check of the
 // monitor: it lives, however late its health check comes.
 func (m *Monitor) Heard(id string) {

@@ -24,6 +24,7 @@ var (
 	waitingNames  = []string{"vllm:num_requests_waiting", "sglang:num_queue_reqs"}
 	capacityNames = []string{"sglang:max_total_num_tokens"}
 	outputNames   = []string{"vllm:generation_tokens_total", "sglang:generation_tokens_total"}
+	preemptNames  = []string{"vllm:num_preemptions_total"}
 	askedNames    = []string{"vllm:external_prefix_cache_queries_total"}
 	pulledNames   = []string{"vllm:external_prefix_cache_hits_total"}
 	expiredNames  = []string{"vllm:nixl_num_kv_expired_reqs_total"}
@@ -56,7 +57,7 @@ type Sample struct {
 	// count from another number than 0; here its ranks are counted from 0.
 	FirstRank int
 
-	kvUsage, running, waiting, capacity, generated, asked, pulled, expired map[string]float64
+	kvUsage, running, waiting, capacity, generated, preempted, asked, pulled, expired map[string]float64
 }
 
 // Scrape reads GET /metrics, bounded by ctx. ctx should have a deadline.
@@ -87,7 +88,7 @@ func Metrics(ctx context.Context, c *Client, t *Target) ([]byte, error) {
 // broken line among them must not blind us.
 func (n MetricNames) Parse(page []byte) (*Sample, error) {
 	kv, running, waiting := orDefault(n.KVUsage, kvUsageNames), orDefault(n.Running, runningNames), orDefault(n.Waiting, waitingNames)
-	wanted := slices.Concat(kv, running, waiting, capacityNames, outputNames, askedNames, pulledNames, expiredNames, []string{cacheConfigName, startTimeName})
+	wanted := slices.Concat(kv, running, waiting, capacityNames, outputNames, preemptNames, askedNames, pulledNames, expiredNames, []string{cacheConfigName, startTimeName})
 	families, err := Named(page, wanted)
 	if err != nil {
 		return nil, err
@@ -99,6 +100,7 @@ func (n MetricNames) Parse(page []byte) (*Sample, error) {
 		waiting:   byEngine(families, waiting),
 		capacity:  byEngine(families, capacityNames),
 		generated: byEngine(families, outputNames),
+		preempted: byEngine(families, preemptNames),
 		asked:     byEngine(families, askedNames),
 		pulled:    byEngine(families, pulledNames),
 		expired:   byEngine(families, expiredNames),
@@ -138,11 +140,14 @@ func (s *Sample) Generated(rank int) (float64, bool) { return s.total(s.generate
 // Expired counts the hand-offs, since the start, whose KV the instance gave away before anything had fetched it.
 func (s *Sample) Expired() (float64, bool) { return s.total(s.expired, -1) }
 
-// NotPulled counts the prompt tokens, since the start, whose KV the instance looked
-// for in other engines and did not get: it computed them.
-func (s *Sample) NotPulled() (tokens float64, ok bool) {
-	asked, ok := s.total(s.asked, -1)
-	pulled, both := s.total(s.pulled, -1)
+// Preempted counts the requests, since the start, that had to give their KV back before they were done.
+func (s *Sample) Preempted(rank int) (float64, bool) { return s.total(s.preempted, rank) }
+
+// NotPulled counts the prompt tokens, since the start, whose KV was looked for in
+// other engines and did not come: they were computed.
+func (s *Sample) NotPulled(rank int) (tokens float64, ok bool) {
+	asked, ok := s.total(s.asked, rank)
+	pulled, both := s.total(s.pulled, rank)
 	return asked - pulled, ok && both
 }
 
@@ -169,6 +174,36 @@ func (s *Sample) Engines() []string {
 	return slices.SortedFunc(maps.Keys(s.kvUsage), func(a, b string) int {
 		return cmp.Or(cmp.Compare(len(a), len(b)), cmp.Compare(a, b))
 	})
+}
+
+// Gauges are what an engine says of one of its ranks. What it does not say is below 0.
+type Gauges struct {
+	Running, Waiting float64 // requests in its batch, and those that it holds back
+	KVShare          float64 // of its KV memory, in use
+	Preempted        float64 // requests, since the reading before
+	Computed         float64 // prompt tokens whose KV it looked for in other engines and did not get, since the reading before
+}
+
+// gaugesOf has what a rank says now, and what its counters grew by since the reading before, which is nil at the first one.
+func gaugesOf(before, now *Sample, rank int) Gauges {
+	known := func(v float64, ok bool) float64 {
+		if !ok {
+			return -1
+		}
+		return v
+	}
+	g := Gauges{Running: known(now.Running(rank)), Waiting: known(now.Waiting(rank)), KVShare: known(now.KVUsage(rank))}
+	g.Preempted, g.Computed = -1, -1
+	if before == nil || before.StartTime != now.StartTime {
+		return g
+	}
+	grew := func(of func(*Sample, int) (float64, bool)) float64 {
+		was, had := of(before, rank)
+		is, has := of(now, rank)
+		return known(max(0, is-was), had && has)
+	}
+	g.Preempted, g.Computed = grew((*Sample).Preempted), grew((*Sample).NotPulled)
+	return g
 }
 
 func (s *Sample) total(values map[string]float64, rank int) (float64, bool) {

@@ -56,12 +56,15 @@ type watch struct {
 	suspect suspicion
 	absent  absent // but for its reports, which are run's
 	rtt     time.Duration
-	failed  int     // checks in a row
-	expired float64 // hand-offs that it gave away unfetched, as it last said; below 0: it does not say
-	reports uint64  // failures to connect, and refusals of all requests, that callers told of
-	broke   bool    // a caller lost its connection since the last check began
-	alarmed bool    // the credential alarm was given and stands
-	gone    bool    // not watched any more: a check still under way changes nothing
+	sample  *Sample // the last reading that was felt; nil: there was none
+	readAt  time.Time
+	gauges  map[int]Gauges // of it, by rank
+	failed  int            // checks in a row
+	expired float64        // hand-offs that it gave away unfetched, as it last said; below 0: it does not say
+	reports uint64         // failures to connect, and refusals of all requests, that callers told of
+	broke   bool           // a caller lost its connection since the last check began
+	alarmed bool           // the credential alarm was given and stands
+	gone    bool           // not watched any more: a check still under way changes nothing
 }
 
 // Instance is one engine process to watch: one URL, whatever number of DP ranks.

@@ -215,7 +215,7 @@ func (p *pulls) before(t *Traffic) { p.settled = float64(t.computes.Load() - t.o
 
 // fellShort returns how many tokens more than at the scrapes before were not pulled.
 func (p *pulls) fellShort(s *Sample, t *Traffic) float64 {
-	n, ok := s.NotPulled()
+	n, ok := s.NotPulled(-1)
 	switch {
 	case !ok:
 		return 0

@@ -65,6 +65,9 @@ func TestTheLiveDocumentTellsTheProxy(t *testing.T) {
 		for _, r := range g.Ranks {
 			require.Equal(t, live.RankUp, r.State)
 			require.Equal(t, 16, r.Slots)
+			said, ok := c.gw.Gauges(r.ID)
+			require.True(t, ok, "what the engine says of %s is known", r.Name)
+			require.GreaterOrEqual(t, said.Running, 0.)
 			held = held || r.Name == ranked
 		}
 	}

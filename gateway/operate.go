@@ -12,6 +12,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"evenkeel/dispatcher/board"
+	"evenkeel/engine"
 	"evenkeel/engine/discover"
 	"evenkeel/gateway/advice"
 	"evenkeel/gateway/config"
@@ -88,6 +89,18 @@ func (g *Gateway) Sample(ctx context.Context) (s Sample, ok bool) {
 	}
 	s.Recent = g.Recent()
 	return s, true
+}
+
+// Gauges are what an engine says of one of its ranks.
+type Gauges = engine.Gauges
+
+// Gauges is what an engine said of a decode rank when its metrics were last read; ok is false where it is not known lately.
+func (g *Gateway) Gauges(worker int32) (said Gauges, ok bool) {
+	r := g.fleet.Rank(worker)
+	if r == nil {
+		return said, false
+	}
+	return g.monitor.Gauges(r.Instance, r.Target.Rank)
 }
 
 // Config is what is in force.

@@ -244,10 +244,10 @@ var kinds = map[Kind]kind{
 	StepsSlow: {
 		harm: slower, alone: true, headline: "Slow steps", runbook: "EvenkeelStepsSlow",
 		clients: "Clients of this group get every token later.",
-		next: "One rank is enough to make all of them slow, and evenkeel cannot tell which: " +
-			"compare the GPUs' clocks and the engines' own step times, host by host.",
+		next: "One rank is enough to make all of them slow. If a rank is named that has more to do, look for who else uses its engine. " +
+			"If none is, compare the GPUs' clocks and the network between the ranks, host by host.",
 		command: `curl -s -H "Authorization: Bearer $TOKEN" "$ADMIN/live?once" | ` +
-			`jq '.models[].groups[] | {name,step_ms,usual_ms,slow_s,most_tokens}'`,
+			`jq '.models[].groups[] | {name,step_ms,usual_ms,slow_s,most_tokens,differ}'`,
 	},
 	RanksFull: {
 		harm: slower, alone: true, headline: "Full decode ranks", runbook: "EvenkeelDecodeBacklog", command: workers,

@@ -69,8 +69,23 @@ func (p *proxy) Document(ctx context.Context) Document {
 	if pooled := slices.ContainsFunc(d.Models, func(m Model) bool { return m.Pool.Entries > 0 }); pooled || tier.Waiting > 0 {
 		d.Waiting = waitingOf(p.Receipts().Waiting())
 	}
+	p.gauges(&d)
 	p.abroad(&d)
 	return d
+}
+
+// gauges fills in what engines say of the ranks behind a barrier.
+func (p *proxy) gauges(d *Document) {
+	for i := range d.Models {
+		for j := range d.Models[i].Groups {
+			g := &d.Models[i].Groups[j]
+			for k := range g.Ranks {
+				if said, ok := p.Gauges(g.Ranks[k].ID); ok && g.onlyDecodes() {
+					g.Ranks[k].gauges = &said
+				}
+			}
+		}
+	}
 }
 
 // mostKeys is how many keys the document names.

@@ -12,6 +12,7 @@ package live
 import (
 	"evenkeel/dispatcher/board"
 	"evenkeel/dispatcher/verdict"
+	"evenkeel/gateway"
 	"evenkeel/gateway/advice"
 	"evenkeel/gateway/incident"
 	"evenkeel/gateway/timeline"
@@ -120,21 +121,31 @@ type Pool struct {
 // Group is the ranks that step together, or all of a model that have no barrier.
 type Group struct {
 	board.GroupLoads
-	Held      int     `json:"held_entries"`        // the last round held back though they had a slot
-	StepMs    float64 `json:"step_ms"`             // measured, mean of the last steps; 0: unknown
-	TokenMs   float64 `json:"token_ms,omitempty"`  // the median of the ranks' token_ms; 0: none has one
-	UsualMs   float64 `json:"usual_ms,omitempty"`  // while steps take much longer than they did in the last hour: what a step at the present loads took then
-	SlowS     float64 `json:"slow_s,omitempty"`    // and for how long that has been so
-	ModelMs   float64 `json:"model_ms"`            // a step at the present loads by the step model; 0: there is no model
-	ModelWhy  string  `json:"model_why,omitempty"` // there is no model
-	LostShare float64 `json:"lost_share"`          // the part of model_ms that imbalance costs
-	LostMs    float64 `json:"lost_ms"`             // the part of model_ms that imbalance costs
-	Rounds    *Rounds `json:"rounds,omitempty"`    // nil where the ranks do not prefill
-	Twin      Twin    `json:"twin"`
-	Ghosts    []Ghost `json:"ghosts"` // where other policies would have the line, the lowest first; empty while there is no verdict that claims a difference
-	Ranks     []Rank  `json:"ranks"`
+	Held      int       `json:"held_entries"`        // the last round held back though they had a slot
+	StepMs    float64   `json:"step_ms"`             // measured, mean of the last steps; 0: unknown
+	TokenMs   float64   `json:"token_ms,omitempty"`  // the median of the ranks' token_ms; 0: none has one
+	UsualMs   float64   `json:"usual_ms,omitempty"`  // while steps take much longer than they did in the last hour: what a step at the present loads took then
+	SlowS     float64   `json:"slow_s,omitempty"`    // and for how long that has been so
+	Differ    []Differs `json:"differ,omitempty"`    // and which ranks say of themselves what is far above what the others say, the farthest first
+	ModelMs   float64   `json:"model_ms"`            // a step at the present loads by the step model; 0: there is no model
+	ModelWhy  string    `json:"model_why,omitempty"` // there is no model
+	LostShare float64   `json:"lost_share"`          // the part of model_ms that imbalance costs
+	LostMs    float64   `json:"lost_ms"`             // the part of model_ms that imbalance costs
+	Rounds    *Rounds   `json:"rounds,omitempty"`    // nil where the ranks do not prefill
+	Twin      Twin      `json:"twin"`
+	Ghosts    []Ghost   `json:"ghosts"` // where other policies would have the line, the lowest first; empty while there is no verdict that claims a difference
+	Ranks     []Rank    `json:"ranks"`
 
 	law law
+}
+
+// Differs is a gauge of a rank's engine that is far above that of the middle rank of its group.
+type Differs struct {
+	Rank   string  `json:"rank"`
+	Gauge  string  `json:"gauge"` // running, waiting, kv_share, preempted or computed_tokens; the last two since the reading before
+	Value  float64 `json:"value"`
+	Median float64 `json:"median"`
+	Says   string  `json:"says"` // the same in words
 }
 
 // Rounds is how a group that prefills and decodes gets its prompts. A round of the last second is one by which Sent grew since the
@@ -191,6 +202,8 @@ type Rank struct {
 	Tight    bool    `json:"tight,omitempty"`          // its engine preempted: kept emptier for a while
 	Backlog  int64   `json:"backlog_tokens,omitempty"` // prompt tokens that it has yet to compute, where it prefills
 	Prompts  uint64  `json:"prompts,omitempty"`        // that were sent to it so far, where it prefills
+
+	gauges *gateway.Gauges // that its engine told of it; nil: not known, or not asked for
 }
 
 // Prefill is the prefill tier.

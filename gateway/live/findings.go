@@ -398,8 +398,8 @@ func modelFindings(m *Model, several, told bool, drained map[string]bool, say fi
 		slowRanks(g, m.role(), of, name, on("ranks"), say)
 		if g.SlowS > 0 {
 			say(incident.StepsSlow, Warn, on("balance"), "",
-				"Steps of %s %s take %.0f ms, where they took %.0f ms at such a load in the last hour; it has been so for %s", of, name, g.StepMs, g.UsualMs,
-				time.Duration(g.SlowS*float64(time.Second)).Round(time.Second))
+				"Steps of %s %s take %.0f ms, where they took %.0f ms at such a load in the last hour; it has been so for %s%s", of, name, g.StepMs, g.UsualMs,
+				time.Duration(g.SlowS*float64(time.Second)).Round(time.Second), whatDiffers(g))
 		}
 		full, tight, draining := []string{}, []string{}, []string{}
 		for j := range g.Ranks {
@@ -433,6 +433,40 @@ func modelFindings(m *Model, several, told bool, drained map[string]bool, say fi
 		some(incident.RanksTight, tight, "ran out of KV memory and is kept emptier", "ran out of KV memory and are kept emptier")
 		some(incident.RanksDrain, draining, "drains: it takes no new requests", "drain and take no new requests")
 	}
+}
+
+const (
+	differRanks = 3 // that tell a gauge, before one of them can differ
+	differSaid  = 2 // that the sentence has
+)
+
+// whatDiffers says behind a sentence about slow steps what the ranks say of themselves; empty where too few do.
+func whatDiffers(g *Group) string {
+	tell := 0
+	for i := range g.Ranks {
+		if r := &g.Ranks[i]; r.gauges != nil && r.Steps {
+			tell++
+		}
+	}
+	switch {
+	case tell < differRanks:
+		return ""
+	case len(g.Differ) == 0:
+		return fmt.Sprintf(". By the metrics of the engines, none of the %d ranks has much more to do than the others", tell)
+	}
+	says := "."
+	for i, d := range g.Differ[:min(differSaid, len(g.Differ))] {
+		if i > 0 {
+			says += "; rank"
+		} else {
+			says += " Rank"
+		}
+		says += " " + d.Rank + " says that it " + d.Says
+	}
+	if more := len(g.Differ) - differSaid; more > 0 {
+		says += fmt.Sprintf("; and %d more (differ in /live?once)", more)
+	}
+	return says
 }
 
 // A rank without a barrier is slow where it takes so many times as long for a token as the middle one of its group, and so much longer.

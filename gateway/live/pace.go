@@ -110,7 +110,9 @@ func (p *paces) tell(d *Document) {
 			}
 			g.TokenMs = middle(g.Ranks)
 			if u := p.groups[groupName{m.Name, g.Name}]; u != nil && g.onlyDecodes() {
-				g.UsualMs, g.SlowS = u.before, u.lasts.Seconds()
+				if g.UsualMs, g.SlowS = u.before, u.lasts.Seconds(); g.SlowS > 0 {
+					g.Differ = differing(g.Ranks)
+				}
 			}
 		}
 	}

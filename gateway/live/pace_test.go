@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"evenkeel/dispatcher/board"
+	"evenkeel/gateway"
 	"evenkeel/gateway/incident"
 	"evenkeel/gateway/timeline"
 )
@@ -24,6 +25,7 @@ type fleetOf struct {
 	stepMs  float64
 	law     law
 	tokens  int64 // of the fullest rank
+	said    func(i int) *gateway.Gauges
 }
 
 func ranksOf(t *testing.T, n int, barrier bool) *fleetOf {
@@ -45,6 +47,9 @@ func (f *fleetOf) pass(seconds int, each func(s int)) (kinds []incident.Kind, d 
 		for i := range f.outputs {
 			f.outputs[i] += 1000 / f.tokenMs[i] * float64(f.running[i])
 			g.Ranks = append(g.Ranks, Rank{ID: int32(i), Name: "d:" + string(rune('0'+i)), State: RankUp, Steps: true, Running: f.running[i], Output: int64(f.outputs[i])})
+			if f.said != nil {
+				g.Ranks[i].gauges = f.said(i)
+			}
 		}
 		d = Document{Models: []Model{{Name: "m", Groups: []Group{g}}}}
 		d.Proxy.Ready = true

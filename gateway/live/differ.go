@@ -1,0 +1,91 @@
+package live
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+
+	"evenkeel/gateway"
+	"evenkeel/stats"
+)
+
+// gauge is one that engines tell of each rank. A rank differs where it is above the middle one by so many units at least, by half,
+// and by several times what ranks usually are apart. One that does less than others makes no step longer.
+type gauge struct {
+	name  string
+	least float64
+	of    func(*gateway.Gauges) float64
+	says  func(value, middle float64) string
+}
+
+var gauges = []gauge{
+	{"running", 8, func(g *gateway.Gauges) float64 { return g.Running }, func(v, m float64) string {
+		return fmt.Sprintf("runs %s requests, and the middle one of the group %s", whole(v), whole(m))
+	}},
+	{"waiting", 4, func(g *gateway.Gauges) float64 { return g.Waiting }, func(v, m float64) string {
+		return fmt.Sprintf("has %s requests in its queue, and the middle one of the group %s", whole(v), whole(m))
+	}},
+	{"kv_share", 0.15, func(g *gateway.Gauges) float64 { return g.KVShare }, func(v, m float64) string {
+		return fmt.Sprintf("uses %.0f %% of its KV memory, and the middle one of the group %.0f %%", 100*v, 100*m)
+	}},
+	{"preempted", 3, func(g *gateway.Gauges) float64 { return g.Preempted }, func(v, m float64) string {
+		return fmt.Sprintf("preempted %s requests between the last two readings, and the middle one of the group %s", whole(v), whole(m))
+	}},
+	{"computed_tokens", 1000, func(g *gateway.Gauges) float64 { return g.Computed }, func(v, m float64) string {
+		return fmt.Sprintf("computed %s prompt tokens between the last two readings, because it got no KV for them, and the middle one of the group %s",
+			whole(v), whole(m))
+	}},
+}
+
+const (
+	differShare = 0.5 // more than the middle one
+	differApart = 6   // median deviations
+)
+
+func whole(v float64) string { return grouped(uint64(v)) }
+
+// differing lists what ranks say of themselves that is far above the others, the farthest first.
+func differing(ranks []Rank) []Differs {
+	type far struct {
+		Differs
+		times float64
+	}
+	var all []far
+	for _, gauge := range gauges {
+		var values, apart []float64
+		for i := range ranks {
+			if v := saysOf(&ranks[i], gauge); v >= 0 {
+				values = append(values, v)
+			}
+		}
+		if len(values) < differRanks {
+			continue
+		}
+		slices.Sort(values)
+		middle := stats.Median(values)
+		for _, v := range values {
+			apart = append(apart, max(v-middle, middle-v))
+		}
+		slices.Sort(apart)
+		least := max(gauge.least, differShare*middle, differApart*stats.Median(apart))
+		for i := range ranks {
+			if v := saysOf(&ranks[i], gauge); v-middle > least {
+				all = append(all, far{Differs{ranks[i].Name, gauge.name, v, middle, gauge.says(v, middle)}, (v - middle) / least})
+			}
+		}
+	}
+	slices.SortStableFunc(all, func(a, b far) int { return cmp.Compare(b.times, a.times) })
+	list := make([]Differs, len(all))
+	for i := range all {
+		list[i] = all[i].Differs
+	}
+	return list
+}
+
+// saysOf is a gauge of a rank that steps with its group; below 0: it is not known.
+func saysOf(r *Rank, g gauge) float64 {
+	if r.gauges == nil || !r.Steps {
+		return -1
+	}
+	return g.of(r.gauges)
+}
