@@ -124,7 +124,7 @@ bench: ## every benchmark, into bench/out/bench.txt for benchstat
 	set -o pipefail; go test -vet=off -run '^$$' -bench . -benchmem -benchtime $(BENCHTIME) $$(grep -rl --include='*_test.go' '^func Benchmark' . | xargs -n1 dirname | sort -u) | tee bench/out/bench.txt
 
 .PHONY: reproduce
-reproduce: ## the tables of docs/policies.md, 5 to 15 minutes on two cores; TRACES="a.csv b.jsonl": on those, into out/reproduce.md
+reproduce: ## the tables of docs/results/decode-policies.md, 5 to 15 minutes on two cores; TRACES="a.csv b.jsonl": on those, into out/reproduce.md
 	go run ./bench/reproduce $(TRACES)
 
 .PHONY: rounds
@@ -132,10 +132,10 @@ rounds: ## what holding prompts is worth where ranks prefill and decode, on load
 	go run ./bench/rounds -out docs/results/rounds.md
 
 .PHONY: regret
-regret: ## how far each policy is from the best on 64 loads drawn at random, 25 minutes, what sending ahead gains and a policy that the twin chooses, about 40 more: the tables of docs/evidence.md; SEED=7 LOADS=8: others, printed, 4 minutes
-	go run ./bench/regret $(if $(SEED)$(LOADS),$(if $(SEED),-seed $(SEED)) $(if $(LOADS),-loads $(LOADS)),-out docs/evidence.md)
-	$(if $(SEED)$(LOADS),,go run ./bench/regret -ahead -loads 48 -out docs/evidence.md)
-	$(if $(SEED)$(LOADS),,go run ./bench/regret -loads 25 -auto auto:br0,evenkeel,evenkeel:hold=0 -out docs/evidence.md)
+regret: ## how far each policy is from the best on 64 loads drawn at random, 25 minutes, what sending ahead gains and a policy that the twin chooses, about 40 more: the tables of docs/results/regret.md; SEED=7 LOADS=8: others, printed, 4 minutes
+	go run ./bench/regret $(if $(SEED)$(LOADS),$(if $(SEED),-seed $(SEED)) $(if $(LOADS),-loads $(LOADS)),-out docs/results/regret.md)
+	$(if $(SEED)$(LOADS),,go run ./bench/regret -ahead -loads 48 -out docs/results/regret.md)
+	$(if $(SEED)$(LOADS),,go run ./bench/regret -loads 25 -auto auto:br0,evenkeel,evenkeel:hold=0 -out docs/results/regret.md)
 
 .PHONY: twin
 twin: ## what the twin foretells and what happens, on reference engines over sockets: docs/results/twin.md; three loads side by side under two policies, 35 minutes of two idle cores; then five of ranks that prefill and decode, 20 minutes

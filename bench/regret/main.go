@@ -1,4 +1,4 @@
-// Command regret says how far each policy is from the best one on loads that nobody chose:
+// Command regret says how far each policy is from the best one on loads that are drawn at random:
 // every property of a load is drawn from a range, and a fixed set of policies serves the
 // same requests in the barrier simulator. The same seed gives the same table to the bit,
 // but for what a tick costs.
@@ -192,20 +192,20 @@ func (t *trials) tryLoad(ctx context.Context, i int) error {
 	return nil
 }
 
-// write puts the tables into a document, and the plot into the folder of pictures beside it.
+// write puts the tables into a page, and the plot into the folder img beside the folder of the page.
 func (t *trials) write(path string) error {
 	picture, err := t.plot()
 	if err != nil {
 		return err
 	}
-	pictures := filepath.Join(filepath.Dir(path), "img")
+	pictures := filepath.Join(filepath.Dir(path), "..", "img")
 	if err := os.MkdirAll(pictures, 0o755); err != nil {
 		return err
 	}
 	if err := report.Replace(filepath.Join(pictures, "regret.svg"), picture); err != nil {
 		return err
 	}
-	return page.Write(path, "regret", "regret", "Loads that nobody chose", t.tables())
+	return page.Write(path, "regret", "regret", "Policies on random loads", t.tables())
 }
 
 // raw writes what each policy made of each load.

@@ -44,9 +44,10 @@ func TestTheTablesOfALoad(t *testing.T) {
 	}
 	require.Positive(t, tr.of[0][theDefault].of(report.Steps))
 
-	out := filepath.Join(t.TempDir(), "evidence.md")
+	dir := t.TempDir()
+	out := filepath.Join(dir, "results", "regret.md")
 	require.NoError(t, tr.write(out))
-	require.FileExists(t, filepath.Join(filepath.Dir(out), "img", "regret.svg"))
+	require.FileExists(t, filepath.Join(dir, "img", "regret.svg"))
 	require.NoError(t, tr.raw(out))
 }
 

@@ -1,4 +1,4 @@
-// Command reproduce writes the tables of docs/policies.md: policies side by side
+// Command reproduce writes the tables of docs/results/decode-policies.md: policies side by side
 // on real and drawn traces in the barrier simulator, what BalanceRoute says they
 // should show, and how good the predictors are; with --tier prefill those of
 // docs/results/prefill-policies.md. Other traces of the same formats may be given in place of the
@@ -26,7 +26,7 @@ import (
 // Where tables go: our own document, or, when it is not about our traces at full
 // length, a file that is not kept.
 const (
-	document        = "docs/policies.md"
+	document        = "docs/results/decode-policies.md"
 	scratch         = "out/reproduce.md"
 	prefillDocument = "docs/results/prefill-policies.md"
 	prefillScratch  = "out/reproduce-prefill.md"

@@ -1,4 +1,4 @@
-// Package draw draws loads that nobody chose: how long answers and prompts are, how requests come, and the
+// Package draw draws loads at random: how long answers and prompts are, how requests come, and the
 // fleet that serves them.
 package draw
 
