@@ -175,7 +175,7 @@ func (e *Entry) vllm(body []byte) {
 	}
 	if name := vllmSays(body, "kv_connector"); name != "" {
 		if e.Connector = connectors[name]; e.Connector == "" {
-			e.note("Its kv_connector is %s, for which there is no profile (docs/engines.md).", name)
+			e.note("Its kv_connector is %s, for which there is no profile (docs/connectors.md).", name)
 		}
 	}
 	if e.Role == "aggregated" {
