@@ -359,7 +359,7 @@ var ErrPrefillFailed = errors.New("mooncake: the prefill engine did not finish t
 // from SGLang. knownHost is that of ReadProbe. The errors are ErrPrefillFailed, and for
 // nixl-push those of ReadProbe; what could be read is returned beside them.
 //
-// An SGLang engine that was aborted while it wrote may answer as if it were not, but counts fewer
+// An SGLang engine that was aborted while it wrote may answer as if it were not (SGLang issue 33507), but counts fewer
 // PromptTokens than the decode engine does. Its prefills end by their length, whatever the first
 // token is, and a message that was aborted says that it came to its end (0.5.23,
 // process_disagg_prefill_inflight_queue in disaggregation/prefill.py, STOP_REASON_MAP in

@@ -22,7 +22,7 @@ const (
 	callbackDepth = 8
 	callbackBase  = 1 << 20 // bytes of a callback besides its blocks
 	blockBytes    = 32      // of a block's number in it, with room to spare
-	suffixLength  = 9       // of what an engine adds to a request's id
+	suffixLength  = 9       // of what an engine adds to a request's id, and cuts off in a callback
 	blockDigits   = 10
 )
 
@@ -90,8 +90,8 @@ func (p *Profile) ReadCallback(body []byte, id string, prompt, block int, known 
 	return got, nil
 }
 
-// callbackKeys are the members of a callback, and what each must be. Those up to
-// atNeeded must be there.
+// callbackKeys are the members of a callback, and what each must be. The first ones, as many as needed says,
+// must be there (vllm-ascend 182b75ea, mooncake_layerwise_connector.py).
 var callbackKeys = [...]struct {
 	name string
 	ok   func(json.RawMessage) bool

@@ -17,7 +17,7 @@ type Meeting struct {
 	RID                     string // of both legs; no id may begin another one
 	Host                    string // of the prefill engine's bootstrap server
 	Port                    int
-	Room                    int64 // new for every attempt; modulo the prefill engine's ranks it is PrefillRank
+	Room                    int64 // new for every attempt; modulo the prefill engine's ranks it is PrefillRank (SGLang 0094505d, disaggregation/common/conn.py)
 	PrefillRank, DecodeRank int   // -1: its engine has one, or is to choose one itself
 
 	// Of nixl-push.
@@ -35,7 +35,8 @@ type Coordinates struct {
 }
 
 // RequestID is what an engine calls the request that has id as its X-Request-Id, less
-// the random suffix that it adds.
+// the random suffix that it adds. The two engines of nixl-push find a request by this name, whichever leg
+// comes first (vLLM 0.32.0, get_base_request_id in nixl/push_worker.py).
 func (e Endpoint) RequestID(id string) string {
 	if e == Chat || e == Messages {
 		return "chatcmpl-" + id
@@ -66,7 +67,9 @@ func (p *Profile) EarlyDecode(b *Body, leg *Leg, m *Meeting, salt string, stream
 	return b.Splice(dst, leg.resume().drop(drop), members)
 }
 
-// decodeParams tells a decode engine whom its KV comes from.
+// decodeParams tells a decode engine whom its KV comes from. That of ascend-layerwise is read in vllm-ascend
+// 182b75ea, load_balance_proxy_layerwise_server_example.py; that of nixl-push in vLLM 0316d25a,
+// nixl/push_scheduler.py, and was run with 0.32.0.
 func (p *Profile) decodeParams(m *Meeting) []byte {
 	if p.Connector == AscendLayerwise {
 		out := []byte(`{"do_remote_decode":false,"do_remote_prefill":true,"metaserver":`)
@@ -120,7 +123,9 @@ func (p *Profile) Nameless(e Endpoint) bool {
 }
 
 // roomBody is either leg of SGLang. The prefill engine samples the first token and hands
-// it over, so the legs are the same, byte for byte, up to the ranks, which come last.
+// it over, so the legs are the same, byte for byte, up to the ranks, which come last. The bootstrap members
+// are those of SGLang 004dcda2, sgl-model-gateway/src/routers/http/pd_router.rs, and the ranks those of
+// 0.5.23, managers/data_parallel_controller.py and disaggregation/decode.py.
 //
 // Both legs name the prefill engine's rank. Otherwise a rank of the prefill engine compares the
 // room with its own number, which is 0 in all replicas without DP attention, and refuses a room of

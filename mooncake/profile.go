@@ -328,7 +328,8 @@ func (p *Profile) Ready() string {
 	return ""
 }
 
-// VersionPath is the path that tells an engine's version; empty: GET /version does.
+// VersionPath is the path that tells an engine's version; empty: GET /version does (SGLang 0.5.23,
+// entrypoints/http_server.py).
 func (p *Profile) VersionPath() string {
 	if p.Connector == SGLang {
 		return "/server_info"

@@ -72,7 +72,7 @@ func (m *Mirror) take(e Event, dst []byte) (out []byte, v Verdict) {
 		return nil, Ended
 	}
 	m.events++
-	if r.usage.Prompt == 0 && r.usage.Total > 0 { // SGLang counts the prompt in message_start alone
+	if r.usage.Prompt == 0 && r.usage.Total > 0 { // SGLang counts the prompt in message_start alone (0.5.23, entrypoints/anthropic/serving.py)
 		r.usage.Prompt, r.usage.Cached = m.usage.Prompt, m.usage.Cached
 		r.usage.Total += r.usage.Prompt
 	}

@@ -118,7 +118,7 @@ func (f *Fleet) Made(b Birth, c prefill.Candidate, id string) Birth {
 }
 
 // withoutRank is the id of the process that has an engine: vLLM gives the engines of
-// its data parallel ranks one id, and adds _dp and the rank.
+// its data parallel ranks one id, and adds _dp and the rank (0.32.0, v1/engine/core.py).
 func withoutRank(id string) string {
 	base := strings.TrimRight(id, "0123456789")
 	if before, ok := strings.CutSuffix(base, "_dp"); ok && base != id {

@@ -408,7 +408,8 @@ const (
 	slowProbes = 8   // unanswered probes a prefill engine may have at the end of one
 )
 
-// pinsMinor is the first 0.x of vLLM that runs a response on the rank that it names.
+// pinsMinor is the first 0.x of vLLM that runs a response on the rank that it names
+// (entrypoints/openai/responses/serving.py).
 const pinsMinor = 33
 
 // clampsMinor is the first 0.x of vLLM that cuts max_tokens to what the prompt

@@ -186,7 +186,8 @@ func (c *Call) side() string {
 	return [...]string{life.Prefill: "prefill", life.Decode: "decode", life.Sole: failure.Engine}[c.Leg]
 }
 
-// Abort has an engine of SGLang end a request: it may not notice by itself that its caller has left.
+// Abort has an engine of SGLang end a request: it may not notice by itself that its caller has left. SGLang ends all
+// requests whose id begins with this one (SGLang pull request 25561).
 func Abort(client *engine.Client, target *engine.Target, id string, log *zap.Logger) error {
 	c := Call{Call: client.NewCall(target.Unranked()), Path: "/abort_request", Limits: engine.Deadlines{Connect: abortTime, FirstByte: abortTime}, Log: log}
 	_, f := c.Whole(engine.JSONHeaders(id+"-abort"), [][]byte{fmt.Appendf(nil, `{"rid":%q}`, id)}, nil, 1<<10, time.Now().Add(2*abortTime))

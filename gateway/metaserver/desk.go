@@ -49,7 +49,8 @@ type Expectation struct {
 const tokenBytes = 16
 
 // mostTries is how many connections may bring the callback of one token: an engine makes
-// three tries, and may make the next before we know that the last one broke.
+// three tries, and may make the next before we know that the last one broke. It looks at no answer
+// (vllm-ascend 182b75ea, mooncake_layerwise_connector.py).
 const mostTries = 4
 
 // key is the hash of a token. Tokens are looked up by their hash, so that the time of a look-up tells
