@@ -51,7 +51,7 @@ func TestContributingNamesFilesThatThereAre(t *testing.T) {
 			continue
 		}
 		path := strings.TrimSuffix(quoted, "/…")
-		if path == "dispatcher/policy/mine.go" { // what it has you write
+		if strings.HasPrefix(path, "dispatcher/policy/mine") { // what it has you write
 			continue
 		}
 		_, err := os.Stat("../../" + path)
