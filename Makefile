@@ -138,7 +138,7 @@ regret: ## how far each policy is from the best on 64 loads drawn at random, 25 
 	$(if $(SEED)$(LOADS),,go run ./bench/regret -loads 25 -auto auto:br0,evenkeel,evenkeel:hold=0 -out docs/results/regret.md)
 
 .PHONY: twin
-twin: ## what the twin foretells and what happens, on reference engines over sockets: docs/results/twin.md; three loads side by side under two policies, 35 minutes of two idle cores; then five of ranks that prefill and decode, 20 minutes
+twin: ## how accurate the twin is, on reference engines over sockets: docs/results/twin.md; three loads side by side under two policies, 35 minutes of two idle cores; then five of ranks that prefill and decode, 20 minutes
 	go run ./bench/twin -out docs/results/twin.md
 	go run ./bench/twin -aggregated -for 9m -out docs/results/twin.md
 
