@@ -21,7 +21,9 @@ func TestTheTracesPageHasEveryName(t *testing.T) {
 func TestTheExamplesOfThePageAreRead(t *testing.T) {
 	page, err := os.ReadFile("../../docs/traces.md")
 	require.NoError(t, err)
-	section, _, ok := strings.Cut(string(page), "\n## Request logs\n")
+	_, section, ok := strings.Cut(string(page), "\n## Request traces\n")
+	require.True(t, ok)
+	section, _, ok = strings.Cut(section, "\n## Request logs\n")
 	require.True(t, ok)
 	n := 0
 	for i, block := range strings.Split(section, "```") {

@@ -16,7 +16,7 @@ import (
 	"evenkeel/gateway/tracing"
 )
 
-// Tracing is where spans go (docs/tracing.md). What it leaves out OpenTelemetry's
+// Tracing is where spans go (docs/traces.md). What it leaves out OpenTelemetry's
 // own environment variables may say.
 type Tracing struct {
 	Endpoint    string            `yaml:"endpoint"` // empty: off

@@ -260,7 +260,7 @@ func (w *writer) rest(cfg *config.Config, tokenize bool) {
 	w.comment("", "What most proxies need sooner or later. Take the # away to use it.")
 	w.line(`# keys_file: keys.yaml         # API keys of clients, as ` + "`evenkeel keys new --name NAME`" + ` writes them.
 # tls: {cert_file: cert.pem, key_file: key.pem}   # HTTPS for clients.
-# tracing: {endpoint: "http://collector:4318"}    # OpenTelemetry spans (docs/tracing.md).`)
+# tracing: {endpoint: "http://collector:4318"}    # OpenTelemetry spans (docs/traces.md).`)
 	if cfg.Log.Requests == "" {
 		w.line(`# log: {requests: requests.jsonl}                # One JSON line for each request.`)
 	}

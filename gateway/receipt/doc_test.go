@@ -10,9 +10,9 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// docs/tracing.md shows a receipt as it is, and with no field that is none.
+// docs/traces.md shows a receipt as it is, and with no field that is none.
 func TestTheReceiptInTheDocsIsOne(t *testing.T) {
-	page, err := os.ReadFile("../../docs/tracing.md")
+	page, err := os.ReadFile("../../docs/traces.md")
 	require.NoError(t, err)
 	found := regexp.MustCompile("(?s)```json\n(.*?)```").FindSubmatch(page)
 	require.NotNil(t, found)
