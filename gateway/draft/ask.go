@@ -139,8 +139,10 @@ func (e *Entry) sglang(body []byte) bool {
 	if told.Ranks > 1 {
 		e.Ranks = told.Ranks
 	}
-	if e.Slots = max(0, told.Slots); told.Attention == nil || *told.Attention { // then the number is that of all ranks together
-		e.Slots /= max(1, told.Ranks)
+	if told.Slots > 0 {
+		if e.Slots = told.Slots; told.Attention == nil || *told.Attention { // then the number is that of all ranks together
+			e.Slots /= max(1, told.Ranks)
+		}
 	}
 	e.is(map[string]string{"prefill": "prefill", "decode": "decode", "null": "aggregated"}[told.Mode], "its disaggregation_mode is "+clean(told.Mode))
 	if e.Role != "aggregated" {
@@ -166,8 +168,10 @@ func (e *Entry) vllm(body []byte) {
 			} `json:"scheduler_config"`
 		} `json:"vllm_config"`
 	}
-	_ = json.Unmarshal(body, &told) // an older one tells its settings as a text, in which the role and the connector are found
-	e.Slots = max(0, told.Config.Scheduler.Slots)
+	_ = json.Unmarshal(body, &told)      // an older one tells its settings as a text, in which the role and the connector are found
+	if told.Config.Scheduler.Slots > 0 { // else what a person says of them counts
+		e.Slots = told.Config.Scheduler.Slots
+	}
 	if string(told.Config.Transfer) == "null" {
 		e.is("aggregated", "it has no KV connector")
 	} else if role := vllmSays(body, "kv_role"); role != "" {

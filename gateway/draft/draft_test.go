@@ -35,6 +35,20 @@ func stub(t *testing.T, answers map[string]string) (url string) {
 
 const models = `{"object":"list","data":[{"id":"m","max_model_len":4096}]}`
 
+// What an engine says of its slots counts, and else what a person says (--slots).
+func TestSlotsOfAPerson(t *testing.T) {
+	for server, want := range map[string]int{
+		`{}`: 16,
+		`{"vllm_config":{"scheduler_config":{"max_num_seqs":64}}}`:   64,
+		`{"disaggregation_mode":"decode"}`:                           16,
+		`{"disaggregation_mode":"decode","max_running_requests":48}`: 48,
+	} {
+		list := []Entry{{Engine: config.Engine{URL: stub(t, map[string]string{"/health": "", "/server_info": server}), Slots: 16}, Role: "decode"}}
+		Ask(t.Context(), list, "")
+		require.Equal(t, want, list[0].Slots, server)
+	}
+}
+
 func TestAsk(t *testing.T) {
 	for _, tt := range []struct {
 		name    string
