@@ -66,16 +66,18 @@ func small(t *testing.T, files map[string]string) (root string) {
 func TestLinks(t *testing.T) {
 	root := small(t, map[string]string{
 		"docs/contents.md": "# Title\n\n## Part\n\n- [Start](../README.md)\n- [Other](other.md)\n",
-		"README.md":        "# Hello\n\n[a place](docs/other.md#what-it-is), [a file](configs/x.yaml), [a folder](configs), [outside](https://example.org), [here](#hello)\n\n![a plot](docs/img/p.png)\n",
-		"docs/other.md":    "# Other\n\n## What `it` is?\n\n## What it is\n\n[back](../README.md)\n\n| a | b |\n|---|---|\n| c_d | e |\n",
-		"configs/x.yaml":   "x: 1\n", "docs/img/p.png": "png",
+		"README.md": "# Hello\n\n[a place](docs/other.md#what-it-is), [a file](configs/x.yaml), [a folder](configs), [outside](https://example.org), [here](#hello)\n\n![a plot](docs/img/p.png)\n\n" +
+			"<picture>\n  <source media=\"(prefers-color-scheme: dark)\" srcset=\"docs/img/dark.png\">\n  <img src=\"docs/img/light.png\" alt=\"a page\">\n</picture>\n",
+		"docs/other.md":  "# Other\n\n## What `it` is?\n\n## What it is\n\n[back](../README.md)\n\n| a | b |\n|---|---|\n| c_d | e |\n",
+		"configs/x.yaml": "x: 1\n", "docs/img/p.png": "png", "docs/img/dark.png": "png", "docs/img/light.png": "png",
 	})
 	b, err := read(root, "")
 	require.NoError(t, err)
 	require.Equal(t, "Title", b.title)
 	require.Equal(t, "index.html", b.chapters[0].Page)
 	home := string(b.chapters[0].Body)
-	for _, want := range []string{`href="other.html#what-it-is"`, `href="files/configs/x.yaml"`, `href="#"`, `href="https://example.org"`, `href="#hello"`, `src="files/docs/img/p.png"`} {
+	for _, want := range []string{`href="other.html#what-it-is"`, `href="files/configs/x.yaml"`, `href="#"`, `href="https://example.org"`, `href="#hello"`, `src="files/docs/img/p.png"`,
+		`<picture><source media="(prefers-color-scheme: dark)" srcset="files/docs/img/dark.png" /><img src="files/docs/img/light.png" alt="a page" /></picture>`} {
 		require.Contains(t, home, want)
 	}
 	other := b.chapters[1]
@@ -92,6 +94,7 @@ func TestWhatABookCannotBe(t *testing.T) {
 		{"a link to nothing", "- [A](a.md)\n", "# A\n\n[x](gone.md)\n", "docs/a.md: a link to gone.md, which is not in the repository"},
 		{"a link out of the repository", "- [A](a.md)\n", "# A\n\n[x](../../etc/passwd)\n", "not in the repository"},
 		{"a page with HTML of its own", "- [A](a.md)\n", "# A\n\nsome <b>bold</b>\n", "HTML in the text, which pages leave out: <b>"},
+		{"a picture that is not there", "- [A](a.md)\n", "# A\n\n<picture>\n<source media=\"(prefers-color-scheme: dark)\" srcset=\"gone.png\">\n<img src=\"a.md\" alt=\"\">\n</picture>\n", "a link to gone.png"},
 		{"a link to a heading that is not there", "- [A](a.md)\n", "# A\n\n[x](#b)\n", "a link to docs/a.md#b"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {

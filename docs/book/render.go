@@ -8,6 +8,7 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -51,18 +52,31 @@ var markdown = goldmark.New(
 	goldmark.WithRendererOptions(html.WithXHTML()),
 )
 
+// picture matches an image that has a version for dark screens. It is the only HTML that a page may have.
+var picture = regexp.MustCompile(`^<picture>\n *<source media="\(prefers-color-scheme: dark\)" srcset="([^"]+)">\n *<img src="([^"]+)" alt="([^"]*)">\n</picture>\n$`)
+
 // render makes a page of Markdown. Links to chapters become links to pages, those
 // to other files of the repository to copies beside the pages.
 func (b *book) render(c *chapter, source []byte) (*rendered, error) {
 	doc := markdown.Parser().Parse(text.NewReader(source), parser.WithContext(parser.NewContext(parser.WithIDs(&anchors{used: map[string]bool{}}))))
 	r := &rendered{Title: c.Name}
 	var comments []ast.Node // marks of those who write tables into the page
+	pictures := map[*ast.HTMLBlock]string{}
 	err := ast.Walk(doc, func(n ast.Node, entering bool) (ast.WalkStatus, error) {
 		if !entering {
 			return ast.WalkContinue, nil
 		}
 		switch n := n.(type) {
 		case *ast.HTMLBlock:
+			if m := picture.FindSubmatch(n.Lines().Value(source)); m != nil {
+				dark, err := b.follow(c, r, string(m[1]))
+				if err != nil {
+					return ast.WalkStop, err
+				}
+				light, err := b.follow(c, r, string(m[2]))
+				pictures[n] = fmt.Sprintf(`<picture><source media="(prefers-color-scheme: dark)" srcset="%s" /><img src="%s" alt="%s" /></picture>`, dark, light, m[3])
+				return ast.WalkContinue, err
+			}
 			if n.HTMLBlockType != ast.HTMLBlockType2 {
 				return ast.WalkStop, fmt.Errorf("HTML in the text, which pages leave out: %.60s", n.Lines().Value(source))
 			}
@@ -96,6 +110,13 @@ func (b *book) render(c *chapter, source []byte) (*rendered, error) {
 	}
 	for _, n := range comments {
 		n.Parent().RemoveChild(n.Parent(), n)
+	}
+	for n, written := range pictures {
+		image := ast.NewString([]byte(written))
+		image.SetCode(true) // it is written as it is
+		p := ast.NewParagraph()
+		p.AppendChild(p, image)
+		n.Parent().ReplaceChild(n.Parent(), n, p)
 	}
 	var out bytes.Buffer
 	if err := markdown.Renderer().Render(&out, source, doc); err != nil {
