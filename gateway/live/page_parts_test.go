@@ -109,7 +109,7 @@ func TestIncidentsSayWhatToDo(t *testing.T) {
 	b.press(kb.Tab)
 	require.Equal(t, "Runbook: EvenkeelBreakerOpen", b.eval("document.activeElement.textContent"))
 	b.press(kb.Enter)
-	b.eventually("the entry", "document.querySelector('#problem-list .entry').innerText.includes('What clients see')")
+	b.eventually("the entry", "document.querySelector('#problem-list .entry').innerText.includes('Clients')")
 	b.shoot("incident-open")
 	before := b.eval("evenkeel.document.at_ms")
 	s.fake.set(nil)
