@@ -301,7 +301,7 @@ func TestEveryAlertHasItsRunbookEntry(t *testing.T) {
 		require.Contains(t, string(tests), "alertname: "+r.Alert+"}", "nor one in which it is quiet")
 	}
 	delete(entries, "How to check") // the head
-	delete(entries, "Drains") // of incidents that are no alerts
+	delete(entries, "Drains")       // of incidents that are no alerts
 	delete(entries, "Overload")
 	delete(entries, "Preemptions")
 	require.Empty(t, entries, "entries without an alert")
