@@ -116,7 +116,7 @@ func (w Waits) Times() Times {
 	}
 }
 
-// DefaultTimes are those that docs/geo.md and docs/ha.md describe.
+// DefaultTimes are those that docs/fleet.md describes.
 var DefaultTimes = Times{
 	Duration: 15 * time.Second, RenewDeadline: 10 * time.Second, Retry: 2 * time.Second,
 	StartDelay: 5 * time.Second, RankDelay: 5 * time.Second, Step: 10 * time.Second,

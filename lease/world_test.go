@@ -251,5 +251,5 @@ func TestClocksThatDifferByMoreThanTwiceMakeTwoOwners(t *testing.T) {
 		w.step()
 		both = both || strings.Contains(w.owners(), "and")
 	}
-	require.True(t, both, "if this holds no more, say so in docs/geo.md")
+	require.True(t, both, "if this holds no more, say so in docs/fleet.md")
 }

@@ -2,7 +2,7 @@
 // engines, under clients that check every token: it kills the owner of a decode
 // group, starts it again, ends another by a signal, lets one stand still until its
 // groups are another's, cuts one off, and takes the store of leases away from all.
-// It measures how long a group has no owner and holds what docs/ha.md promises, by
+// It measures how long a group has no owner and holds what docs/fleet.md promises, by
 // the proxies' books and by what the engines saw. A breach is told in full and is exit code 1.
 //
 // The lease's store is an etcd in this process, and so are the engines.
