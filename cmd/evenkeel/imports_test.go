@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -134,7 +135,7 @@ func TestImportsPointOneWay(t *testing.T) {
 		require.NoError(t, err)
 		name := filepath.ToSlash(rel)
 		row := rowOf(name)
-		require.NotEmpty(t, row, "%s has no row: put it into the table and into ARCHITECTURE.md", name)
+		require.NotEmpty(t, row, "%s has no row: put it into this list and into ARCHITECTURE.md", name)
 		for _, imp := range pkg.Imports {
 			if slices.Contains(pure, row) && slices.Contains(impure, imp) {
 				t.Errorf("%s imports %s: it is pure; take what you need as an argument", name, imp)
@@ -147,6 +148,27 @@ func TestImportsPointOneWay(t *testing.T) {
 		return nil
 	})
 	require.NoError(t, err)
+}
+
+// The table of pieces in ARCHITECTURE.md names each package, and imports lead down it.
+func TestTheTableOfPiecesIsTheList(t *testing.T) {
+	at, n := map[string]int{}, 0
+	for _, row := range rowsOf(t, "| layer |") {
+		n++
+		for _, m := range regexp.MustCompile("`([a-z/]+)`").FindAllStringSubmatch(row, -1) {
+			at[m[1]] = n
+		}
+	}
+	require.Greater(t, n, 10)
+	for pkg, imports := range mayImport {
+		if strings.HasPrefix(pkg, "bench") || pkg == "cmd" {
+			continue
+		}
+		require.Contains(t, at, pkg, "put it into the table of ARCHITECTURE.md")
+		for _, imp := range imports {
+			require.GreaterOrEqual(t, at[rowOf(imp)], at[pkg], "%s may import %s, which is further up in the table of ARCHITECTURE.md", pkg, imp)
+		}
+	}
 }
 
 // What only runs in a whole proxy is measured nowhere (ARCHITECTURE.md). So whoever starts one stands in PROXIES of the Makefile.
