@@ -9,7 +9,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -155,7 +154,7 @@ func TestTheTableOfPiecesIsTheList(t *testing.T) {
 	at, n := map[string]int{}, 0
 	for _, row := range rowsOf(t, "| layer |") {
 		n++
-		for _, m := range regexp.MustCompile("`([a-z/]+)`").FindAllStringSubmatch(row, -1) {
+		for _, m := range inSpan.FindAllStringSubmatch(row, -1) {
 			at[m[1]] = n
 		}
 	}
