@@ -32,8 +32,6 @@ type CandidateStatus struct {
 	Stale           bool     `json:"gauges_stale"`     // its last scrapes failed: the proxy uses its own accounts, and prefers engines that tell their gauges
 	Foreign         float64  `json:"foreign_requests"`
 	ScrapeMisses    int      `json:"scrape_misses"`
-	Failures        int      `json:"failures"`        // in a row
-	Fault           string   `json:"fault,omitempty"` // what the last one was
 
 	Batch       float64  `json:"bs"`
 	BacklogMs   float64  `json:"backlog_ms"`
@@ -49,9 +47,16 @@ type CandidateStatus struct {
 	DecodeFull  bool     `json:"decode_full"`   // what it prefills would wait for a decode slot in its region; with engines of several regions only
 	RTTMs       float64  `json:"rtt_ms"`
 	CacheStatus
+	FaultStatus
 
 	sums   ledger.Sums
 	missed uint64
+}
+
+// FaultStatus is what failed at a candidate lately.
+type FaultStatus struct {
+	Failures int    `json:"failures"`        // in a row
+	Fault    string `json:"fault,omitempty"` // what the last one was
 }
 
 // CacheStatus is what is thought of a candidate's prefix cache.
@@ -125,8 +130,7 @@ func (d *chooser) describeCandidate(c *candidate) CandidateStatus {
 		missed:          a.Missed,
 		Foreign:         a.Foreign,
 		ScrapeMisses:    a.Misses,
-		Failures:        c.circuit.Failures(),
-		Fault:           c.fault,
+		FaultStatus:     FaultStatus{c.circuit.Failures(), c.fault},
 		Batch:           a.Batch(d.now),
 		BacklogMs:       backlog,
 		OthersMs:        others,
