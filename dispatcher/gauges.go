@@ -46,6 +46,9 @@ var (
 	descAny    = prometheus.NewDesc("evenkeel_step_model_prefill_step_seconds", "Step model: the time that a step takes longer if any rank computes a prompt. There is no series until steps with a prefill are known.", modelLabels, nil)
 	descOutput = prometheus.NewDesc("evenkeel_rank_output_tokens_total",
 		"Tokens that the rank's answers have got. evenkeel_rank_running, divided by its rate, is how many seconds a token takes there.", rankLabels, nil)
+	descWhole = prometheus.NewDesc("evenkeel_rank_answers_total", "Answers of the rank that were whole.", rankLabels, nil)
+	descBlank = prometheus.NewDesc("evenkeel_rank_blank_answers_total",
+		"Answers of the rank that were whole, and ended by themselves with their first tokens. Many of them on one rank only are a sign of broken weights or a broken device.", rankLabels, nil)
 	descR2     = prometheus.NewDesc("evenkeel_step_model_r2_ratio", "Share of the variance of step times that the learned step model explains. The model is used from 0.3 on.", rankLabels[:1], nil)
 	descBudget = prometheus.NewDesc("evenkeel_tick_budget_evaluations", "Evaluations that the policy may spend on the next tick.", rankLabels[:1], nil)
 
@@ -79,7 +82,7 @@ func describeDrift(kind string) *prometheus.Desc {
 // Describe implements prometheus.Collector.
 func (gauges) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
-		descKVTokens, descCapacity, descSlots, descRunning, descOutput, descBeyond, descBound, descBacklog, descUneven, descRounds, descPrefills,
+		descKVTokens, descCapacity, descSlots, descRunning, descOutput, descWhole, descBlank, descBeyond, descBound, descBacklog, descUneven, descRounds, descPrefills,
 		descOrphans, descImbalance, descIdle, descPool, descPoolOldest, descDriftSlots, descDriftKV,
 		descHeld, descStep, descLost, descC0, descC1, descEach, descOwn, descShared, descAny, descR2, descBudget, descPairs, descTwinError, descTwinAge, descTwinSaved, descTwinLost,
 		descOutputs, descBrier, descAUC, descMAE, descDrift, descDriftMax,
@@ -127,6 +130,8 @@ func (g gauges) Collect(ch chan<- prometheus.Metric) {
 			gauge(descSlots, float64(w.Used), group, rank, "used")
 			gauge(descRunning, float64(w.Running), group, rank)
 			ch <- prometheus.MustNewConstMetric(descOutput, prometheus.CounterValue, float64(w.Output), group, rank)
+			ch <- prometheus.MustNewConstMetric(descWhole, prometheus.CounterValue, float64(w.Answers), group, rank)
+			ch <- prometheus.MustNewConstMetric(descBlank, prometheus.CounterValue, float64(w.Blank), group, rank)
 			gauge(descBeyond, float64(w.Beyond), group, rank)
 			if w.Mixed {
 				gauge(descBacklog, float64(w.Backlog), group, rank)

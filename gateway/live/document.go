@@ -195,11 +195,14 @@ type Rank struct {
 	Unread   int64   `json:"unread_kv_tokens,omitempty"` // of KVTokens, those of prompts that are not computed yet: no step reads them, and they are not in the loads of the group but its sum
 	Capacity int64   `json:"capacity_tokens"`            // 0: not known, or without limit
 	Used     int     `json:"slots_used"`
-	Slots    int     `json:"slots"`                    // slots that may be used now: fewer than it has while it is fresh in service, none while it is not up
-	Running  int     `json:"running"`                  // the rest of Used waits for its KV
-	Output   int64   `json:"output_tokens"`            // of all its answers so far
-	TokenMs  float64 `json:"token_ms,omitempty"`       // between two tokens of an answer, in the mean of the last 20 seconds; 0: too few came to tell
-	Tight    bool    `json:"tight,omitempty"`          // its engine preempted: kept emptier for a while
+	Slots    int     `json:"slots"`              // slots that may be used now: fewer than it has while it is fresh in service, none while it is not up
+	Running  int     `json:"running"`            // the rest of Used waits for its KV
+	Output   int64   `json:"output_tokens"`      // of all its answers so far
+	Answers  uint64  `json:"answers"`            // of them, those that were whole
+	Blank    uint64  `json:"blank_answers"`      // of these, those that ended by themselves with their first tokens
+	TokenMs  float64 `json:"token_ms,omitempty"` // between two tokens of an answer, in the mean of the last 20 seconds; 0: too few came to tell
+	Tight    bool    `json:"tight,omitempty"`    // its engine preempted: kept emptier for a while
+	Lately   Lately  `json:"lately"`
 	Backlog  int64   `json:"backlog_tokens,omitempty"` // prompt tokens that it has yet to compute, where it prefills
 	Prompts  uint64  `json:"prompts,omitempty"`        // that were sent to it so far, where it prefills
 

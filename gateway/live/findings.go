@@ -376,6 +376,7 @@ func modelFindings(m *Model, several, told bool, drained map[string]bool, say fi
 		}
 		say(incident.PoolLate, Bad, at{"model", m.Name, "pool"}, "", "A %s of model %s has waited %.1f s for a %s, and %s in the pool", what, m.Name, m.Pool.OldestS, rank, waits(m.Pool.Entries))
 	}
+	blankRanks(m, say)
 	for i := range m.Groups {
 		g := &m.Groups[i]
 		of, name := "group", g.Name

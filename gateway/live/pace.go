@@ -28,6 +28,7 @@ type pace struct {
 	output    int64
 	stretches []stretch
 	ms        float64 // of a token; 0: too few came to tell
+	blanks    blanks
 }
 
 // stretch is the time between two documents.
@@ -78,6 +79,7 @@ func (p *paces) add(d *Document, now time.Time) {
 					x = &pace{}
 				}
 				x.add(r, now.Sub(p.last), now)
+				x.blanks.add(r, now)
 				ranks[r.ID] = x
 			}
 			if g.onlyDecodes() {
@@ -105,7 +107,7 @@ func (p *paces) tell(d *Document) {
 			g := &m.Groups[j]
 			for k := range g.Ranks {
 				if x := p.ranks[g.Ranks[k].ID]; x != nil && g.Ranks[k].Steps {
-					g.Ranks[k].TokenMs = x.ms
+					g.Ranks[k].TokenMs, g.Ranks[k].Lately = x.ms, x.blanks.lately
 				}
 			}
 			g.TokenMs = middle(g.Ranks)
