@@ -86,9 +86,10 @@ type Proxy struct {
 // Traffic is what clients get. Rates are of the last ten seconds, latencies of
 // the last minute.
 type Traffic struct {
-	RequestsPerS float64 `json:"requests_per_s"` // that ended
-	FailuresPerS float64 `json:"failures_per_s"` // of them, with a 5xx, a 429 or an error event
-	TokensPerS   float64 `json:"tokens_per_s"`   // generated
+	RequestsPerS float64 `json:"requests_per_s"`      // that ended
+	FailuresPerS float64 `json:"failures_per_s"`      // of them, with a 5xx, a 429 or an error event
+	Recovered    bool    `json:"recovered,omitempty"` // so many requests went well since the last failure that some of them would have failed if it went on
+	TokensPerS   float64 `json:"tokens_per_s"`        // generated
 	TTFT         Latency `json:"ttft"`
 	TPOT         Latency `json:"tpot"` // one sample a request, when it ends
 }

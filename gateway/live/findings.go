@@ -86,7 +86,7 @@ func findingsOf(d *Document, last timeline.Ended) (all findings) {
 			all[before].Key, full[i] = key, all[before].Kind == incident.KVFull
 		}
 	}
-	if fails {
+	if fails && !d.Traffic.Recovered {
 		requestsFail(d, last, say)
 	}
 	drained := map[string]bool{} // engines with ranks that are told to drain

@@ -67,7 +67,23 @@ func (h *history) rates(t *Traffic) {
 	if s := last.at.Sub(first.at).Seconds(); s > 0 {
 		rate := func(to, from int64) float64 { return float64(max(0, to-from)) / s }
 		t.RequestsPerS, t.FailuresPerS, t.TokensPerS = rate(last.ended, first.ended), rate(last.failed, first.failed), rate(last.tokens, first.tokens)
+		t.Recovered = h.recovered(first)
 	}
+}
+
+// surely is how many requests would have failed since the last failure, if it had gone on, for it to be over.
+const surely = 5
+
+// recovered says that what failed since a sample is over: rates of ten seconds would tell of it for as long. Requests that went well
+// since then count by how large a share of them failed before; with h.mu held.
+func (h *history) recovered(first *sample) bool {
+	last := h.back(0)
+	for i := 0; h.back(i) != first; i++ {
+		if at := h.back(i); at.failed > h.back(i+1).failed {
+			return (last.ended-at.ended)*(at.failed-first.failed) >= surely*(at.ended-first.ended)
+		}
+	}
+	return false
 }
 
 func (h *history) rate(t *Traffic) {

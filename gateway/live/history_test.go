@@ -9,7 +9,9 @@ import (
 
 	"evenkeel/dispatcher/board"
 	"evenkeel/gateway"
+	"evenkeel/gateway/incident"
 	"evenkeel/gateway/journal"
+	"evenkeel/gateway/timeline"
 )
 
 var noon = time.Date(2026, 1, 1, 12, 0, 0, 0, time.UTC)
@@ -80,6 +82,42 @@ func TestRatesAreOfTheLastTenSeconds(t *testing.T) {
 	var got Traffic
 	h.rate(&got)
 	require.Equal(t, Traffic{RequestsPerS: 20, FailuresPerS: 1, TokensPerS: 500}, got)
+}
+
+// A failure that is over is not told for as long as the rate knows of it: what clients see now counts.
+func TestAFailureIsOverOnceEnoughRequestsWentWell(t *testing.T) {
+	for _, tt := range []struct {
+		name          string
+		ended, failed []uint64 // of each second
+		want          bool
+	}{
+		{"nothing failed", []uint64{10, 10}, []uint64{0, 0}, false},
+		{"all fail", []uint64{40, 40, 40}, []uint64{40, 40, 40}, false},
+		{"all failed, and a few went well since", []uint64{40, 40, 4}, []uint64{40, 40, 0}, false},
+		{"all failed, and five went well since", []uint64{40, 40, 5}, []uint64{40, 40, 0}, true},
+		{"one in ten failed, and that few may go well by chance", []uint64{40, 40, 40}, []uint64{4, 4, 0}, false},
+		{"one in ten failed, and fifty went well since", []uint64{40, 40, 40, 10}, []uint64{4, 4, 0, 0}, true},
+		{"they fail again", []uint64{40, 40, 40, 40}, []uint64{40, 0, 0, 1}, false},
+		{"nothing ended since", []uint64{40, 0, 0}, []uint64{40, 0, 0}, false},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			var h history
+			var s gateway.Sample
+			h.add(&s, noon)
+			for i := range tt.ended {
+				s.Ended, s.Failed = s.Ended+tt.ended[i], s.Failed+tt.failed[i]
+				h.add(&s, noon.Add(time.Duration(i+1)*time.Second))
+			}
+			var got Traffic
+			h.rate(&got)
+			require.Equal(t, tt.want, got.Recovered)
+			d := newFake(1).Document(t.Context())
+			d.Traffic = got
+			for _, f := range findingsOf(&d, timeline.Ended{All: 120, Failed: 9}) {
+				require.False(t, tt.want && f.Kind == incident.RequestsFail, f.What)
+			}
+		})
+	}
 }
 
 // A number that was never known has no line.

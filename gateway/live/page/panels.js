@@ -138,10 +138,10 @@ export function showGeo(d) {
 // showFailures has every way in which requests failed; none is forgotten. Only what fails
 // now, and as often as the verdict counts as wrong, is marked: the rest is history.
 export function showFailures(d) {
-  const t = d.traffic, now = t.failures_per_s > 0.01 * t.requests_per_s;
+  const t = d.traffic, lately = t.failures_per_s > 0.01 * t.requests_per_s, now = lately && !t.recovered;
   $('failures-none').hidden = d.failures.length > 0;
   $('failures-table').hidden = !d.failures.length;
-  put($('failures-now'), !d.failures.length ? '' : now ? 'Requests fail now.' : d.failures.some((f) => f.last_10_s) ? 'Less than 1 % of the requests fail now. The other columns are history.' : 'No request fails now. These numbers are history.');
+  put($('failures-now'), !d.failures.length ? '' : now ? 'Requests fail now.' : lately ? 'Requests failed some seconds ago, and those that ended since then went well.' : d.failures.some((f) => f.last_10_s) ? 'Less than 1 % of the requests fail now. The other columns are history.' : 'No request fails now. These numbers are history.');
   keyed($('failure-rows'), d.failures, (f) => f.outcome + f.status, () => cells('id', 'n', 'n', 'n', 'n', 'n'), (row, f) => {
     fill(row, f.outcome, String(f.status), whole(f.last_10_s), whole(f.last_5_min), whole(f.last_hour), whole(f.since_start));
     row.className = f.last_10_s ? '' : 'past';
