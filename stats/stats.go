@@ -3,6 +3,7 @@
 package stats
 
 import (
+	"fmt"
 	"math"
 	"math/rand/v2"
 	"slices"
@@ -39,6 +40,19 @@ func Percentile(sorted []float64, share float64) float64 {
 
 // Median is the middle one of sorted values, the upper of two. There must be one.
 func Median[T any](sorted []T) T { return sorted[len(sorted)/2] }
+
+// Grouped writes 12500 as 12,500, as people are told of counts.
+func Grouped[N int | int64 | uint64](n N) string {
+	s := fmt.Sprint(n)
+	first := 0
+	if n < 0 {
+		first = 1
+	}
+	for i := len(s) - 3; i > first; i -= 3 {
+		s = s[:i] + "," + s[i:]
+	}
+	return s
+}
 
 // Line is y = Intercept + Slope*x, by least squares.
 type Line struct {

@@ -21,6 +21,7 @@ import (
 	"time"
 
 	"evenkeel/bench/world"
+	"evenkeel/stats"
 )
 
 type options struct {
@@ -155,7 +156,7 @@ func (b *bench) row(ctx context.Context, r row, n int, kinds []*kind, s *store) 
 	_, rest := share(b.cores, n)
 	fmt.Fprintf(b.out, "\n%s, %d %s for the proxy\n", r.title(), n, map[bool]string{true: "core", false: "cores"}[n == 1])
 	if r.files() > b.files {
-		fmt.Fprintf(b.out, "  not run: a proxy needs %s files for it, and a process may open %s; raise the limit (ulimit -n)\n", grouped(r.files()), grouped(b.files))
+		fmt.Fprintf(b.out, "  not run: a proxy needs %s files for it, and a process may open %s; raise the limit (ulimit -n)\n", stats.Grouped(r.files()), stats.Grouped(b.files))
 		return nil
 	}
 	at, err := b.engines(r, rest)

@@ -11,6 +11,7 @@ import (
 
 	"evenkeel/bench/page"
 	"evenkeel/bench/world"
+	"evenkeel/stats"
 )
 
 // report prints what is in the store, and writes the tables of the page if wanted.
@@ -53,7 +54,7 @@ func (s *store) write(out io.Writer, b *bench) {
 	}
 	fmt.Fprintf(out, "%d CPUs, %s, Linux on %s, %d rounds of %v. A process may open %s files here, and a\n"+
 		"proxy needs two per stream. Other programs used at most %.0f %% of the CPUs during a measurement.\n\n",
-		runtime.NumCPU(), runtime.Version(), runtime.GOARCH, rounds, b.window, grouped(b.files), others*100)
+		runtime.NumCPU(), runtime.Version(), runtime.GOARCH, rounds, b.window, stats.Grouped(b.files), others*100)
 	fmt.Fprint(out, "| proxy | version |\n|---|---|\n")
 	for _, name := range names() {
 		if p, ok := s.Peers[name]; ok {
@@ -76,7 +77,7 @@ func (s *store) write(out io.Writer, b *bench) {
 func (s *store) writeMissing(out io.Writer, b *bench) {
 	for _, r := range rows {
 		if r.files() > b.files && !slices.ContainsFunc(s.Samples, func(m Sample) bool { return m.Row == r.name }) {
-			fmt.Fprintf(out, "\nThe row of %s streams was not run: a proxy needs %s files for it.\n", grouped(r.streams), grouped(r.files()))
+			fmt.Fprintf(out, "\nThe row of %s streams was not run: a proxy needs %s files for it.\n", stats.Grouped(r.streams), stats.Grouped(r.files()))
 		}
 	}
 }
@@ -214,7 +215,7 @@ func (s *store) failures(r row, cores int, proxy string) string {
 			failed, all = failed+m.Failed, all+m.Failed+m.Whole
 		}
 	}
-	return fmt.Sprintf("%d of %s", failed, grouped(all))
+	return fmt.Sprintf("%d of %s", failed, stats.Grouped(all))
 }
 
 func (s *store) writeRequests(out io.Writer) {

@@ -5,6 +5,8 @@ package main
 import (
 	"fmt"
 	"time"
+
+	"evenkeel/stats"
 )
 
 // row is one load.
@@ -101,7 +103,7 @@ func (r row) title() string {
 	case r.shape == single:
 		return fmt.Sprintf("%d, one token each, %d requests/s, spread", r.streams, r.rate)
 	}
-	text := fmt.Sprintf("%s, %s chunks/s, ", grouped(r.streams), grouped(r.rate))
+	text := fmt.Sprintf("%s, %s chunks/s, ", stats.Grouped(r.streams), stats.Grouped(r.rate))
 	if r.spread {
 		text += "spread"
 	} else {
@@ -111,12 +113,4 @@ func (r row) title() string {
 		text += fmt.Sprintf(", %d tokens per answer", r.tokens)
 	}
 	return text
-}
-
-// grouped writes 12500 as 12,500.
-func grouped(n int) string {
-	if n < 1000 {
-		return fmt.Sprint(n)
-	}
-	return fmt.Sprintf("%s,%03d", grouped(n/1000), n%1000)
 }

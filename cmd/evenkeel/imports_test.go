@@ -30,7 +30,7 @@ var mayImport = map[string][]string{
 	"dispatcher/subset":   {},
 	"dispatcher/policy":   {"dispatcher/rounds", "dispatcher/subset", "namedargs"},
 	"dispatcher/fakes":    {"dispatcher/policy"},
-	"dispatcher/step":     {},
+	"dispatcher/step":     {"stats"},
 	"dispatcher/ahead":    {},
 	"dispatcher/forecast": {"predictor", "dispatcher/policy"},
 	"pool":                {"mooncake"},

@@ -7,6 +7,8 @@ import (
 	"math"
 	"slices"
 	"time"
+
+	"evenkeel/stats"
 )
 
 // When a model learned on line is used: one of fewer steps, or of times that hardly follow the load,
@@ -297,9 +299,9 @@ func (s *Times) Unknown(r2 float64) string {
 	if s.n < fitSteps {
 		return fmt.Sprintf("it is learned from %d steps, and %d were told so far", fitSteps, s.n)
 	}
-	how := fmt.Sprintf("R2 %.2f of %d steps", r2, s.n)
+	how := fmt.Sprintf("R2 %.2f of %s steps", r2, stats.Grouped(s.n))
 	if r2 >= fitR2 {
-		how = fmt.Sprintf("by %d steps, it is shorter where that rank is fuller", s.n)
+		how = fmt.Sprintf("by %s steps, it is shorter where that rank is fuller", stats.Grouped(s.n))
 	}
 	return fmt.Sprintf("step time does not follow the fullest rank (%s): are these ranks one barrier group?", how)
 }

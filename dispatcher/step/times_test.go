@@ -74,8 +74,8 @@ func TestWhichStepModelIsInForce(t *testing.T) {
 
 func TestWhyThereIsNoStepModel(t *testing.T) {
 	for slope, want := range map[float64]string{
-		0: "step time does not follow the fullest rank (R2 0.0",
-		-2e-4: "step time does not follow the fullest rank (by 5000 steps, it is shorter where that rank is fuller): " +
+		0: "of 5,000 steps): are these ranks one barrier group?",
+		-2e-4: "step time does not follow the fullest rank (by 5,000 steps, it is shorter where that rank is fuller): " +
 			"are these ranks one barrier group?",
 	} {
 		var s Times

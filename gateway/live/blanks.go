@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"evenkeel/gateway/incident"
+	"evenkeel/stats"
 )
 
 // Lately are the whole answers of a rank in the last minute, or in the last five where those are few.
@@ -84,10 +85,10 @@ func blankRanks(m *Model, say find) {
 	if len(bad) == 1 {
 		say(incident.RankBlank, Bad, at{"rank", bad[0], "ranks"}, "",
 			"Rank %s ends its answers at once: %s of its last %s answers ended by themselves within three tokens, and %.0f %% of those of the other ranks; "+
-				"of the last %s answers, %.0f %% were its", bad[0], grouped(sum.Blank), grouped(sum.Answers), 100*others, grouped(all), 100*float64(sum.Answers)/float64(all))
+				"of the last %s answers, %.0f %% were its", bad[0], stats.Grouped(sum.Blank), stats.Grouped(sum.Answers), 100*others, stats.Grouped(all), 100*float64(sum.Answers)/float64(all))
 		return
 	}
 	say(incident.RankBlank, Bad, at{"model", m.Name, "ranks"}, "",
 		"%d ranks of model %s end their answers at once: %s of their last %s answers ended by themselves within three tokens, and %.0f %% of those of the other ranks: %s",
-		len(bad), m.Name, grouped(sum.Blank), grouped(sum.Answers), 100*others, listed(bad))
+		len(bad), m.Name, stats.Grouped(sum.Blank), stats.Grouped(sum.Answers), 100*others, listed(bad))
 }

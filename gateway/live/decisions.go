@@ -8,6 +8,7 @@ import (
 
 	"evenkeel/gateway/fleet"
 	"evenkeel/gateway/receipt"
+	"evenkeel/stats"
 )
 
 // mostDecisions are in a document.
@@ -70,7 +71,7 @@ func why(r *receipt.Receipt) string {
 				say("The %s was chosen by %s among %d", what, p.Reason, p.Eligible)
 			}
 			if p.Hit > 0 {
-				say("%s tokens were thought to be cached there", grouped(uint64(p.Hit)))
+				say("%s tokens were thought to be cached there", stats.Grouped(p.Hit))
 			}
 		}
 		if d := a.Decode; d != nil {
@@ -90,7 +91,7 @@ func decoded(d *receipt.Decode) []string {
 	if d.Able == 0 { // nobody noted the grounds
 		return []string{fmt.Sprintf("Decode policy %s chose the rank in its stage %s.", d.Policy, cmp.Or(d.Stage, "bound"))}
 	}
-	s := []string{fmt.Sprintf("Decode policy %s chose among %s with room. This one held %s KV tokens, the fullest %s.", d.Policy, count(d.Able, "rank"), grouped(uint64(max(0, d.KVTokens))), grouped(uint64(max(0, d.Fullest))))}
+	s := []string{fmt.Sprintf("Decode policy %s chose among %s with room. This one held %s KV tokens, the fullest %s.", d.Policy, count(d.Able, "rank"), stats.Grouped(max(0, d.KVTokens)), stats.Grouped(max(0, d.Fullest)))}
 	if d.Stage == "guard" {
 		s = append([]string{"It had waited longest."}, s...)
 	}

@@ -42,7 +42,7 @@ const (
 	differApart = 6   // median deviations
 )
 
-func whole(v float64) string { return grouped(uint64(v)) }
+func whole(v float64) string { return stats.Grouped(int(v)) }
 
 // differing lists what ranks say of themselves that is far above the others, the farthest first.
 func differing(ranks []Rank) []Differs {

@@ -4,13 +4,13 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
 	"evenkeel/gateway/fleet"
 	"evenkeel/gateway/incident"
 	"evenkeel/gateway/timeline"
+	"evenkeel/stats"
 )
 
 // Severities of a finding.
@@ -73,7 +73,7 @@ func findingsOf(d *Document, last timeline.Ended) (all findings) {
 		say(incident.NotReady, Bad, proxyAt("proxy"), p.Why, "The proxy is not ready: %s", p.Why)
 	}
 	if p.DriftSlots != 0 || p.DriftTokens != 0 {
-		say(incident.AuditDrift, Bad, proxyAt("proxy"), "", "The proxy's accounts are off by %s and %d KV tokens, which is a bug that you should report", count(int(p.DriftSlots), "slot"), p.DriftTokens)
+		say(incident.AuditDrift, Bad, proxyAt("proxy"), "", "The proxy's accounts are off by %s and %s KV tokens, which is a bug that you should report", count(int(p.DriftSlots), "slot"), stats.Grouped(p.DriftTokens))
 	}
 	if p.ConfigError != "" {
 		say(incident.ConfigRefused, Warn, proxyAt("proxy"), "", "The config file was refused and is not in force: %s", firstLine(p.ConfigError))
@@ -143,12 +143,12 @@ func requestsFail(d *Document, last timeline.Ended, say find) {
 	case 2*most.LastMinute > last.Failed:
 		how = ", most of them with " + most.Outcome
 	default:
-		how = fmt.Sprintf(", %s of them with %s", grouped(most.LastMinute), most.Outcome)
+		how = fmt.Sprintf(", %s of them with %s", stats.Grouped(most.LastMinute), most.Outcome)
 	}
 	if most.Own && most.LastMinute > 0 {
 		how += ", the last one because " + most.Why
 	}
-	say(incident.RequestsFail, Bad, proxyAt("traffic"), "", "%s of the %s requests that ended in the last minute failed%s", grouped(last.Failed), grouped(last.All), how)
+	say(incident.RequestsFail, Bad, proxyAt("traffic"), "", "%s of the %s requests that ended in the last minute failed%s", stats.Grouped(last.Failed), stats.Grouped(last.All), how)
 }
 
 // overload says that a model has no free slot or no KV memory, and so many wait for one that each has
@@ -187,14 +187,14 @@ func overload(d *Document, m *Model, fails bool, say find) (key string) {
 	if full {
 		say(incident.KVFull, Bad, at{"model", m.Name, "ranks"}, "",
 			"The KV caches of the %s of model %s are %.0f %% full, so that %s of %s %ss stay free, and %s %s%s",
-			ranks, m.Name, 100*float64(kv)/float64(capacity), grouped(uint64(slots-used)), grouped(uint64(slots)), kind,
+			ranks, m.Name, 100*float64(kv)/float64(capacity), stats.Grouped(slots-used), stats.Grouped(slots), kind,
 			waits(waiting), where, floods)
 		return key
 	}
-	taken := fmt.Sprintf("All %s %ss of model %s are", grouped(uint64(slots)), kind, m.Name)
+	taken := fmt.Sprintf("All %s %ss of model %s are", stats.Grouped(slots), kind, m.Name)
 	switch {
 	case used < slots:
-		taken = fmt.Sprintf("%s of the %s %ss of model %s are", grouped(uint64(used)), grouped(uint64(slots)), kind, m.Name)
+		taken = fmt.Sprintf("%s of the %s %ss of model %s are", stats.Grouped(used), stats.Grouped(slots), kind, m.Name)
 	case slots == 1:
 		taken = fmt.Sprintf("The only %s of model %s is", kind, m.Name)
 	}
@@ -215,7 +215,7 @@ func floodOf(waiting []Waiting) (key, says string) {
 	if waiting[0].Requests == all {
 		return key, ", all of key " + key
 	}
-	return key, fmt.Sprintf(": %s of the %s that wait are of key %s", grouped(uint64(waiting[0].Requests)), grouped(uint64(all)), key)
+	return key, fmt.Sprintf(": %s of the %s that wait are of key %s", stats.Grouped(waiting[0].Requests), stats.Grouped(all), key)
 }
 
 // refused is how requests are refused because a queue is full; nil: none is lately, or
@@ -328,9 +328,9 @@ func prefillFindings(d *Document, fails bool, say find) {
 	}
 	switch f := refused(d); {
 	case fails && f != nil && f.Why != "":
-		say(incident.QueueFull, Bad, proxyAt("prefill"), "", "Requests are refused, because %s. At the last look %s waited in the arrival queue, and %s of %s places of the pool were taken", f.Why, requests(p.Waiting), grouped(uint64(max(0, d.Proxy.PlacesUsed))), grouped(uint64(max(0, d.Proxy.Places))))
+		say(incident.QueueFull, Bad, proxyAt("prefill"), "", "Requests are refused, because %s. At the last look %s waited in the arrival queue, and %s of %s places of the pool were taken", f.Why, requests(p.Waiting), stats.Grouped(max(0, d.Proxy.PlacesUsed)), stats.Grouped(max(0, d.Proxy.Places)))
 	case p.QueueMax > 0 && p.Waiting >= p.QueueMax && len(d.Models) == 1: // it is the sum over all models
-		say(incident.QueueFull, Bad, proxyAt("prefill"), "", "The arrival queue is full: %s in it, and its limit is %s (prefill.queue.max)", waits(p.Waiting), grouped(uint64(p.QueueMax)))
+		say(incident.QueueFull, Bad, proxyAt("prefill"), "", "The arrival queue is full: %s in it, and its limit is %s (prefill.queue.max)", waits(p.Waiting), stats.Grouped(p.QueueMax))
 	case p.Waiting > 0 && open == 0:
 		say(incident.QueueWaits, Bad, proxyAt("prefill"), "", "%s for %s engine", capital(waits(p.Waiting)), map[string]string{"prefill": "a prefill", "aggregated": "an aggregated"}[kind])
 	}
@@ -352,7 +352,7 @@ func requests(n int) string {
 	case 1:
 		return "1 request"
 	}
-	return grouped(uint64(max(0, n))) + " requests"
+	return stats.Grouped(max(0, n)) + " requests"
 }
 
 func are(n int) string {
@@ -517,14 +517,5 @@ func count(n int, what string) string {
 	if n == 1 {
 		return "1 " + what
 	}
-	return fmt.Sprintf("%d %ss", n, what)
-}
-
-// grouped is a number with a comma at each thousand.
-func grouped(n uint64) string {
-	s := strconv.FormatUint(n, 10)
-	for i := len(s) - 3; i > 0; i -= 3 {
-		s = s[:i] + "," + s[i:]
-	}
-	return s
+	return stats.Grouped(n) + " " + what + "s"
 }

@@ -32,6 +32,7 @@ import (
 	"evenkeel/dispatcher/board"
 	"evenkeel/gateway/receipt"
 	"evenkeel/gateway/timeline"
+	"evenkeel/stats"
 )
 
 var shots = flag.String("shots", "", "folder to write pictures of the page to")
@@ -425,7 +426,7 @@ func TestPageSpeaksOnlyOfWhatChanged(t *testing.T) {
 	for i := range 3 {
 		open := int64(1000 + i)
 		s.fake.set(func(d *Document) { d.Proxy.Open = open })
-		b.eventually("another document", fmt.Sprintf("evenkeel.document.proxy.open_requests === %d && document.getElementById('problems-title').textContent.includes('%s')", open, grouped(uint64(open))))
+		b.eventually("another document", fmt.Sprintf("evenkeel.document.proxy.open_requests === %d && document.getElementById('problems-title').textContent.includes('%s')", open, stats.Grouped(open)))
 	}
 	require.Equal(t, "0", b.eval("spoken.length"), "%s", b.eval("spoken.join(' | ')"))
 	s.fake.set(troubledFew)
