@@ -117,6 +117,36 @@ func TestTheOverviewAnswersTheFirstQuestions(t *testing.T) {
 	require.Contains(t, view, "nothing is wrong")
 }
 
+// Whoever reads the terminal is told what the page tells.
+func TestTheTerminalSaysWhatThePageSays(t *testing.T) {
+	d := document(8)
+	d.Prefill.Batch = live.BatchStatus{Waiting: 1308, Ran: 40, HeldS: 100}
+	d.Advice[0].Says = "Both sides have enough ranks."
+	require.NoError(t, json.Unmarshal([]byte(`[{"kind":"none","reason":"balanced"}]`), &d.Advice[0].Steps))
+	g := &d.Models[0].Groups[0]
+	see := func() string {
+		_, view := shown(160, 60, seen{d, time.Now()})
+		return view
+	}
+	require.Contains(t, see(), "batch: 1308 wait, 40 ran, held back for 2s on average")
+	require.Contains(t, see(), "step 9.5 ms")
+	require.Contains(t, see(), "Both sides have enough ranks.")
+	d.Traffic.TPOT = live.Latency{P50Ms: 93, P99Ms: 95, Samples: 3}
+	d.Incidents[0].Headline = "Overload"
+	g.ModelMs, g.ModelWhy = 0, "step time does not follow the fullest rank (R2 0.00 of 47,707 steps): are these ranks one barrier group?"
+	view := see()
+	require.NotContains(t, view, "step 9.5 ms", "answers get a token ten times as late")
+	require.NotContains(t, view, "Both sides have enough ranks.")
+	require.Contains(t, view, "not known: many requests wait now")
+	require.Contains(t, view, "There is no step model: step time does not follow the fullest rank (R2 0.00 of 47,707 steps)")
+	d.Incidents[0].UntilMs = d.AtMs
+	require.Contains(t, see(), "Both sides have enough ranks.", "when it is over")
+	d.Prefill.Engines, d.Prefill.Groups = nil, []live.PrefillGroup{{ID: "main", State: "open"}}
+	require.Contains(t, see(), "batch: 1308 wait", "where ranks prefill, too")
+	d.Prefill.Batch = live.BatchStatus{}
+	require.NotContains(t, see(), "batch:")
+}
+
 // The sentence on what another policy would have cost is never cut: its end may say that it lost.
 func TestTheTwinIsNotCut(t *testing.T) {
 	d := document(2)

@@ -90,7 +90,7 @@ func (s screen) head() []string {
 	}
 	lines := []string{
 		fmt.Sprintf("%s %s  up %s  %s  %s  %s", strong.Render(p.ID), p.Version, span(p.UptimeS), state, time.UnixMilli(d.AtMs).Format("15:04:05"), s.trouble()),
-		fmt.Sprintf("%.1f req/s %s fail/s %s tok/s %s open  TTFT %s TPOT %s ms", d.Traffic.RequestsPerS, warn(fmt.Sprintf("%.1f", d.Traffic.FailuresPerS), d.Traffic.FailuresPerS > 0),
+		fmt.Sprintf("%.1f req/s %s fail/s %s tok/s %s open  TTFT %s TPOT %s ms", d.Traffic.RequestsPerS, warn(fmt.Sprintf("%.1f", d.Traffic.FailuresPerS), d.Traffic.FailuresPerS > 0 && !d.Traffic.Recovered),
 			count(int64(d.Traffic.TokensPerS)), count(p.Open), latency(d.Traffic.TTFT), latency(d.Traffic.TPOT)),
 	}
 	lasting, over := s.incidents()
@@ -171,7 +171,8 @@ var help = []string{
 	"imbalance: sum over ranks of the fullest rank's KV tokens less their own;",
 	"idle: that as a share, which every step of the group waits for.",
 	"lost: the share of a step that imbalance costs, by the step model.",
-	"step: what a step takes, measured.",
+	"step: what a step takes, measured. There is none where a token takes more than",
+	"three times as long: such streams did not come in common steps.",
 	"Ranks whose engine is down do not count in these.",
 	"against a policy: the last minutes replayed under it, with the same requests.",
 	"A rank's line: state, KV bar, KV tokens, share of the whole bar, slots used/all,",
@@ -189,8 +190,11 @@ func (s screen) overview() (lines []string) {
 	for _, m := range d.Models {
 		lines = append(lines, strong.Render(m.Name)+"   "+pool(m.Pool, d.Proxy))
 		for _, g := range m.Groups {
-			lines = append(lines, group(g))
+			lines = append(lines, group(g, d.Traffic))
 			lines = append(lines, s.picture(g)...)
+			if strings.HasSuffix(g.ModelWhy, "?") { // else it is learned soon
+				lines = append(lines, s.wrapped(lipgloss.NewStyle(), "There is no step model: "+g.ModelWhy)...)
+			}
 			if g.Rounds != nil {
 				lines = append(lines, s.wrapped(lipgloss.NewStyle(), g.Rounds.Says)...)
 			}
@@ -201,7 +205,7 @@ func (s screen) overview() (lines []string) {
 	}
 	lines = append(lines, s.failures()...)
 	for _, a := range d.Advice {
-		lines = append(lines, strong.Render("advice")+"  "+a.Model+": "+a.Says)
+		lines = append(lines, strong.Render("advice")+"  "+a.Model+": "+advised(a, d.Incidents))
 	}
 	lines = append(lines, s.prefill()...)
 	lines = append(lines, s.engines(true)...)
@@ -221,7 +225,19 @@ func (s screen) overview() (lines []string) {
 	return append(lines, s.decisions()...)
 }
 
-func group(g live.Group) string {
+// crowded are the headlines of incidents in which many requests wait.
+var crowded = []string{"Overload", "Full KV caches", "Full queue", "Long waits"}
+
+// advised is what an advice says, which is of the last minute: it does not say that there are enough ranks while many requests wait.
+func advised(a live.Advice, incidents []live.Incident) string {
+	waits := slices.ContainsFunc(incidents, func(in live.Incident) bool { return in.UntilMs == 0 && slices.Contains(crowded, in.Headline) })
+	if waits && len(a.Steps) > 0 && a.Steps[0].Reason == "balanced" {
+		return "not known: many requests wait now, though the ranks were not too busy in the mean of the last minute"
+	}
+	return a.Says
+}
+
+func group(g live.Group, t live.Traffic) string {
 	name := cmp.Or(g.Name, "no barrier")
 	ranks := fmt.Sprintf("%d ranks", len(g.Ranks))
 	if g.SteppingRanks < len(g.Ranks) {
@@ -231,7 +247,7 @@ func group(g live.Group) string {
 	if g.ModelMs > 0 {
 		text += fmt.Sprintf("  %.1f%% of %.1f ms lost", 100*g.LostShare, g.ModelMs)
 	}
-	if g.StepMs > 0 {
+	if g.StepMs > 0 && (t.TPOT.Samples == 0 || t.TPOT.P50Ms <= 3*g.StepMs) { // else the streams did not come in common steps
 		text += fmt.Sprintf("  step %.1f ms", g.StepMs)
 	}
 	if g.Held > 0 {
@@ -286,7 +302,7 @@ func block(share float64) string {
 func (s screen) ranks() (lines []string) {
 	for _, m := range s.doc.Models {
 		for _, g := range m.Groups {
-			lines = append(lines, m.Name+group(g))
+			lines = append(lines, m.Name+group(g, s.doc.Traffic))
 			list := slices.Clone(g.Ranks)
 			if s.byLoad {
 				slices.SortStableFunc(list, func(a, b live.Rank) int { return cmp.Compare(b.KVTokens, a.KVTokens) })
@@ -331,14 +347,26 @@ func (s screen) prefill() []string {
 	p := s.doc.Prefill
 	waiting := warn(count(int64(p.Waiting)), p.QueueMax > 0 && p.Waiting > p.QueueMax/2)
 	if len(p.Engines) == 0 && len(p.Groups) > 0 { // the ranks above prefill, too
-		return []string{fmt.Sprintf("%s  %s waiting of %d", strong.Render("arrival queue"), waiting, p.QueueMax), ""}
+		return []string{fmt.Sprintf("%s  %s waiting of %d%s", strong.Render("arrival queue"), waiting, p.QueueMax, batch(p.Batch)), ""}
 	}
-	lines := []string{fmt.Sprintf("%s %s  %s waiting of %d  hits %.0f%% of prompt tokens", strong.Render("prefill"), p.Policy, waiting, p.QueueMax, 100*p.HitShare)}
+	lines := []string{fmt.Sprintf("%s %s  %s waiting of %d  hits %.0f%% of prompt tokens%s", strong.Render("prefill"), p.Policy, waiting, p.QueueMax, 100*p.HitShare, batch(p.Batch))}
 	for _, e := range p.Engines {
 		lines = append(lines, fmt.Sprintf("  %-22s %s %s %3.0f%% of %.0f%% KV  %d probes, %s new  hit %.0f%%",
 			tail(e.ID, 22), padded(warn(e.State, e.State != "open"), 7), bar(e.KVShare, 6), 100*e.KVShare, 100*e.GateShare, e.Inflight, count(e.NewTokens), 100*e.HitShare))
 	}
 	return append(lines, "")
+}
+
+// batch is what requests got that take only what others leave; empty where there are none.
+func batch(b live.BatchStatus) string {
+	if b.Waiting == 0 && b.Ran == 0 {
+		return ""
+	}
+	text := fmt.Sprintf("  batch: %s wait, %s ran", count(int64(b.Waiting)), count(int64(b.Ran)))
+	if b.Ran > 0 {
+		text += ", held back for " + span(b.HeldS/float64(b.Ran)) + " on average"
+	}
+	return text
 }
 
 // engines is a line an engine, or only the first ones with something amiss: incidents
