@@ -54,6 +54,7 @@ func (d *Door) steer(ctx *fasthttp.RequestCtx, in *incoming, m fleet.Route, body
 	if fail := in.schedule(&ctx.Request.Header); fail != nil {
 		return fail
 	}
+	in.Told.Scheduled(in.Batch, in.Priority, in.Deadline)
 	if said := ctx.Request.Header.Peek(disaggregateHeader); len(said) > 0 && in.key.Trusted {
 		in.Disaggregate = string(said)
 		if !slices.Contains([]string{request.DisaggregateAuto, request.DisaggregateAlways, request.DisaggregateNever}, in.Disaggregate) {

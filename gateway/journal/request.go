@@ -35,6 +35,22 @@ func (r *Request) Witness(header func(name string) string, trusted bool, path st
 	}
 }
 
+// Scheduled notes what a request may wait for: batch takes only what others leave, and the deadline is until when the first token is
+// wanted; zero: the caller did not say.
+func (r *Request) Scheduled(batch bool, priority int, deadline time.Time) {
+	if r.live == nil || !batch && priority == 0 && deadline.IsZero() {
+		return
+	}
+	r.live.Edit(func(x *receipt.Receipt) {
+		if x.Priority = priority; batch {
+			x.Class = "batch"
+		}
+		if !deadline.IsZero() {
+			x.Deadline = ms(deadline.Sub(r.Arrival))
+		}
+	})
+}
+
 // End writes what became of the request everywhere: its very end, once for each
 // request and not for legs. fail is nil for an answer that was whole.
 func (r *Request) End(fail *openai.Error) {

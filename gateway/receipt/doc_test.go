@@ -26,6 +26,11 @@ func TestTheReceiptInTheDocsIsOne(t *testing.T) {
 	require.NoError(t, dec.Decode(&shown))
 	r := shown.Receipts[0]
 	require.Equal(t, Ended, r.State)
+	require.Positive(t, r.Deadline)
+	require.Less(t, r.TTFT, r.Deadline)
+	for _, field := range []string{"`class`", "`priority`", "`deadline_ms`"} {
+		require.Contains(t, string(page), field, "what a request may wait for")
+	}
 	require.NotNil(t, r.Attempts[0].Prefill)
 	require.Equal(t, r.Attempts[0].Waits.Pool, r.Waits.Pool)
 	require.InDelta(t, r.Total, r.Waits.Parse+r.Waits.Queue+r.Waits.Prefill+r.Waits.Pool+r.Waits.Transfer+r.Waits.Relay, 1)

@@ -28,6 +28,9 @@ type Receipt struct {
 	Key      string    `json:"key,omitempty"` // name of the caller's API key
 	Endpoint string    `json:"endpoint,omitempty"`
 	Stream   bool      `json:"stream,omitempty"`
+	Class    string    `json:"class,omitempty"`       // batch: it took only what other requests left
+	Priority int       `json:"priority,omitempty"`    // in the arrival queue
+	Deadline float64   `json:"deadline_ms,omitempty"` // since arrival, until when its first token was wanted; 0: the caller did not say
 	Arrival  time.Time `json:"arrival"`
 	State    string    `json:"state"`             // the phase of its last step, or ended
 	Outcome  string    `json:"outcome,omitempty"` // ok, client_closed, or the error's code

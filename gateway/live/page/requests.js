@@ -125,7 +125,7 @@ export function drawReceipt(r) {
     bar.style.width = Math.max(0.3, 100 * b.ms / end) + '%';
     return el('tr', null, el('td', null, (several ? `${b.n}: ` : '') + b.name), el('td', { class: 'n' }, b.runs ? 'runs' : words(b.ms)), el('td', { class: 'lane' }, bar));
   }));
-  const facts = [r.model, r.key && `key ${r.key}`, r.outcome ? (r.status ? `${r.outcome} (${r.status})` : r.outcome) : `runs: ${r.state}`, r.ttft_ms && `first token after ${words(r.ttft_ms)}`, r.total_ms && `all of it ${words(r.total_ms)}`, `${whole(r.prompt_tokens)} prompt tokens, ${whole(r.cached_tokens)} cached, ${whole(r.output_tokens)} out`];
+  const facts = [r.model, r.key && `key ${r.key}`, r.class, r.priority && `priority ${r.priority}`, r.deadline_ms && `first token wanted within ${words(r.deadline_ms)}`, r.outcome ? (r.status ? `${r.outcome} (${r.status})` : r.outcome) : `runs: ${r.state}`, r.ttft_ms && `first token after ${words(r.ttft_ms)}`, r.total_ms && `all of it ${words(r.total_ms)}`, `${whole(r.prompt_tokens)} prompt tokens, ${whole(r.cached_tokens)} cached, ${whole(r.output_tokens)} out`];
   put($('receipt-facts'), facts.filter(Boolean).join(' · '));
   $('receipt-why').replaceChildren(...r.attempts.flatMap((a) => reasons(a).map((text) => el('li', null, (several ? `Attempt ${a.n}: ` : '') + text))));
 }
