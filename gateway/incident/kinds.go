@@ -45,6 +45,7 @@ const (
 	RankBlank     Kind = "rank_blank"
 	RankSlow      Kind = "rank_slow"
 	StepsSlow     Kind = "steps_slow"
+	TokensFew     Kind = "tokens_few"
 	RanksFull     Kind = "ranks_full"
 	RanksTight    Kind = "ranks_tight"
 	RanksDrain    Kind = "ranks_drain"
@@ -256,6 +257,14 @@ var kinds = map[Kind]kind{
 			"If none is, compare the GPUs' clocks and the network between the ranks, host by host.",
 		command: `curl -s -H "Authorization: Bearer $TOKEN" "$ADMIN/live?once" | ` +
 			`jq '.models[].groups[] | {name,step_ms,usual_ms,slow_s,most_tokens,differ}'`,
+	},
+	TokensFew: {
+		harm: slower, alone: true, headline: "Fewer tokens in each step", runbook: "EvenkeelStepTokensFew",
+		clients: "Clients of this group get every token later. All clients may wait longer for their first token, because slots are taken for longer.",
+		next: "Look whether speculative decoding is on in all engines of the group, and what share of its draft tokens is accepted. " +
+			"The steps themselves are as fast as before, so no GPU is slow, and more prefill engines do not help.",
+		command: `curl -s -H "Authorization: Bearer $TOKEN" "$ADMIN/live?once" | ` +
+			`jq '.models[].groups[] | {name,step_ms,token_ms,step_tokens,usual_step_tokens,few_s}'`,
 	},
 	RanksFull: {
 		harm: slower, alone: true, headline: "Full decode ranks", runbook: "EvenkeelDecodeBacklog", command: workers,

@@ -45,7 +45,7 @@ func blanksFound(d *Document) (said []string) {
 
 func TestARankThatEndsItsAnswersAtOnceIsFound(t *testing.T) {
 	p, d := paces{}, six()
-	healthy := func(i int) (uint64, uint64) { return 2, uint64(i % 2) / 2 }
+	healthy := func(i int) (uint64, uint64) { return 2, uint64(i%2) / 2 }
 	now := answering(&p, d, noon, 120, healthy)
 	require.Empty(t, blanksFound(d))
 	broken := func(i int) (uint64, uint64) { // its slots are free at once, so it takes nearly all

@@ -166,7 +166,7 @@ func model(m *board.ModelStatus, states rankStates, ttl float64, twin bool) Mode
 		g := &m.Groups[i]
 		group := Group{GroupLoads: g.GroupLoads, Held: g.Held, Rounds: roundsOf(g), Twin: twinOf(m, g, twin), Ghosts: ghosts(g), Ranks: []Rank{}}
 		if g.Step != nil {
-			group.law = law{g.Step.C0Ms, g.Step.C1Ms, g.Step.RequestMs}
+			group.law = law{c0: g.Step.C0Ms, c1: g.Step.C1Ms, each: g.Step.RequestMs}
 			group.StepMs, group.ModelMs, group.ModelWhy = float64(g.Step.MeanMs), g.Step.ModelMs, g.Step.Why
 			group.LostShare, group.LostMs = g.Step.LostShare, g.Step.LostMs
 		}

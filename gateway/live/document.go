@@ -122,20 +122,23 @@ type Pool struct {
 // Group is the ranks that step together, or all of a model that have no barrier.
 type Group struct {
 	board.GroupLoads
-	Held      int       `json:"held_entries"`        // the last round held back though they had a slot
-	StepMs    float64   `json:"step_ms"`             // measured, mean of the last steps; 0: unknown
-	TokenMs   float64   `json:"token_ms,omitempty"`  // the median of the ranks' token_ms; 0: none has one
-	UsualMs   float64   `json:"usual_ms,omitempty"`  // while steps take much longer than they did in the last hour: what a step at the present loads took then
-	SlowS     float64   `json:"slow_s,omitempty"`    // and for how long that has been so
-	Differ    []Differs `json:"differ,omitempty"`    // and which ranks say of themselves what is far above what the others say, the farthest first
-	ModelMs   float64   `json:"model_ms"`            // a step at the present loads by the step model; 0: there is no model
-	ModelWhy  string    `json:"model_why,omitempty"` // there is no model
-	LostShare float64   `json:"lost_share"`          // the part of model_ms that imbalance costs
-	LostMs    float64   `json:"lost_ms"`             // the part of model_ms that imbalance costs
-	Rounds    *Rounds   `json:"rounds,omitempty"`    // nil where the ranks do not prefill
-	Twin      Twin      `json:"twin"`
-	Ghosts    []Ghost   `json:"ghosts"` // where other policies would have the line, the lowest first; empty while there is no verdict that claims a difference
-	Ranks     []Rank    `json:"ranks"`
+	Held        int       `json:"held_entries"`                // the last round held back though they had a slot
+	StepMs      float64   `json:"step_ms"`                     // measured, mean of the last steps; 0: unknown
+	TokenMs     float64   `json:"token_ms,omitempty"`          // the median of the ranks' token_ms; 0: none has one
+	UsualMs     float64   `json:"usual_ms,omitempty"`          // while steps take much longer than they did in the last hour: what a step at the present loads took then
+	SlowS       float64   `json:"slow_s,omitempty"`            // and for how long that has been so
+	Differ      []Differs `json:"differ,omitempty"`            // and which ranks say of themselves what is far above what the others say, the farthest first
+	StepTokens  float64   `json:"step_tokens,omitempty"`       // that a step gives to an answer: more than one with speculative decoding
+	UsualTokens float64   `json:"usual_step_tokens,omitempty"` // while that is much less than in the last hour: what it was then
+	FewS        float64   `json:"few_s,omitempty"`             // and for how long that has been so
+	ModelMs     float64   `json:"model_ms"`                    // a step at the present loads by the step model; 0: there is no model
+	ModelWhy    string    `json:"model_why,omitempty"`         // there is no model
+	LostShare   float64   `json:"lost_share"`                  // the part of model_ms that imbalance costs
+	LostMs      float64   `json:"lost_ms"`                     // the part of model_ms that imbalance costs
+	Rounds      *Rounds   `json:"rounds,omitempty"`            // nil where the ranks do not prefill
+	Twin        Twin      `json:"twin"`
+	Ghosts      []Ghost   `json:"ghosts"` // where other policies would have the line, the lowest first; empty while there is no verdict that claims a difference
+	Ranks       []Rank    `json:"ranks"`
 
 	law law
 }

@@ -402,6 +402,11 @@ func modelFindings(m *Model, several, told bool, drained map[string]bool, say fi
 				"Steps of %s %s take %.0f ms, where they took %.0f ms at such a load in the last hour; it has been so for %s%s", of, name, g.StepMs, g.UsualMs,
 				time.Duration(g.SlowS*float64(time.Second)).Round(time.Second), whatDiffers(g))
 		}
+		if g.FewS > 0 {
+			say(incident.TokensFew, Warn, on("balance"), "",
+				"A step of %s %s gives %.1f tokens to an answer, where it gave %.1f in the last hour, so that a token takes %.0f ms; it has been so for %s",
+				of, name, g.StepTokens, g.UsualTokens, g.TokenMs, time.Duration(g.FewS*float64(time.Second)).Round(time.Second))
+		}
 		full, tight, draining := []string{}, []string{}, []string{}
 		for j := range g.Ranks {
 			r := &g.Ranks[j]

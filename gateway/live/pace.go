@@ -38,19 +38,57 @@ type stretch struct {
 	tokens  int64
 }
 
-// usual is the law of a group's steps as it was in the last hour. A law that is learned on line follows steps that become longer, so
+// usual is what a group's steps were in the last hour. A law that is learned on line follows steps that become longer, so
 // the law of now would soon take them for usual.
 type usual struct {
-	laws []law
-	next time.Time // when the next one is kept
-	slow time.Time // since when steps have taken too long; zero: they do not
-	fast time.Time // since when they have not, though they did before
+	laws  []law
+	gives []gives
+	next  time.Time // when the next ones are kept
+	slow  spell     // steps take too long
+	few   spell     // steps give too few tokens
 
-	before float64       // ms; while steps are slow, what one at the present loads took before
-	lasts  time.Duration // for how long they have been
+	before float64 // ms; while steps are slow, what one at the present loads took before
+	gave   float64 // tokens; while steps give too few, what one gave to an answer before
 }
 
-type law struct{ c0, c1, each float64 } // ms; a KV token and a request of the fullest rank
+// law is what a step takes: ms; a KV token and a request of the fullest rank. Where none could be learned, because steps hardly
+// follow the load, it is what a step took, up to a load a little above that of the time.
+type law struct {
+	c0, c1, each float64
+	upTo         int64 // KV tokens of the fullest rank; 0: it holds at any load
+}
+
+// gives is what a step gives to an answer.
+type gives struct{ tokens, tokenMs float64 }
+
+// spell is for how long something has been amiss. It begins and ends only after a while.
+type spell struct {
+	since time.Time // zero: it is not
+	over  time.Time // since when it is not, though it was before
+}
+
+// look takes in how it is now, and says for how long it has been amiss; 0: it is not.
+func (s *spell) look(amiss bool, now time.Time) (lasts time.Duration) {
+	said := s.lasts(now) > 0
+	switch {
+	case amiss && s.since.IsZero():
+		s.since = now
+	case amiss:
+		s.over = time.Time{}
+	case said && s.over.IsZero():
+		s.over = now
+	case !said, now.Sub(s.over) >= slowLasts:
+		*s = spell{}
+	}
+	return s.lasts(now)
+}
+
+func (s *spell) lasts(now time.Time) time.Duration {
+	if lasts := now.Sub(s.since); !s.since.IsZero() && lasts >= slowLasts {
+		return lasts
+	}
+	return 0
+}
 
 const (
 	lawEvery  = time.Minute
@@ -60,6 +98,9 @@ const (
 	slowTimes = 1.6              // as long as the law says, at least
 	slowMs    = 5                // longer than that, at least
 	slowEver  = 2 * time.Hour    // after that, what is slow is what is usual
+	lawSlack  = 1.2              // of the load at which steps were timed, where no law is known
+	fewShare  = 0.6              // of the tokens that a step gave, at most
+	fewTimes  = 1.3              // as long as a token took, at least: else only the engine's chunks changed
 )
 
 // add takes in a document.
@@ -81,7 +122,9 @@ func (p *paces) add(d *Document, now time.Time) {
 				x.add(r, now.Sub(p.last), now)
 				x.blanks.add(r, now)
 				ranks[r.ID] = x
+				r.TokenMs = x.ms
 			}
+			g.TokenMs = middle(g.Ranks)
 			if g.onlyDecodes() {
 				name := groupName{m.Name, g.Name}
 				u := p.groups[name]
@@ -112,8 +155,12 @@ func (p *paces) tell(d *Document) {
 			}
 			g.TokenMs = middle(g.Ranks)
 			if u := p.groups[groupName{m.Name, g.Name}]; u != nil && g.onlyDecodes() {
-				if g.UsualMs, g.SlowS = u.before, u.lasts.Seconds(); g.SlowS > 0 {
-					g.Differ = differing(g.Ranks)
+				g.StepTokens = g.perStep()
+				if g.UsualMs = u.before; u.before > 0 {
+					g.SlowS, g.Differ = u.slow.lasts(p.last).Seconds(), differing(g.Ranks)
+				}
+				if g.UsualTokens = u.gave; u.gave > 0 {
+					g.FewS = u.few.lasts(p.last).Seconds()
 				}
 			}
 		}
@@ -154,49 +201,85 @@ func middle(ranks []Rank) float64 {
 	return stats.Median(all)
 }
 
-// add compares the steps of now with the law as it was, at the loads of now.
+// perStep is how many tokens a step gives to an answer; 0: unknown.
+func (g *Group) perStep() float64 {
+	if g.StepMs <= 0 || g.TokenMs <= 0 {
+		return 0
+	}
+	return g.StepMs / g.TokenMs
+}
+
+// add compares the steps of now with those of the last hour, at the loads of now.
 func (u *usual) add(g *Group, now time.Time) {
-	u.before, u.lasts = 0, 0
-	known := g.StepMs > 0 && g.ModelMs > 0
-	if len(u.laws) >= lawsLeast && g.StepMs > 0 {
-		before, steps := u.at(g)
-		slow := steps && g.StepMs > slowTimes*before && g.StepMs-before > slowMs
-		said := !u.slow.IsZero() && now.Sub(u.slow) >= slowLasts
-		switch {
-		case slow && u.slow.IsZero():
-			u.slow = now
-		case slow:
-			u.fast = time.Time{}
-		case said && u.fast.IsZero():
-			u.fast = now
-		case !said, now.Sub(u.fast) >= slowLasts:
-			u.slow, u.fast = time.Time{}, time.Time{}
+	u.before, u.gave = 0, 0
+	if before, known := u.at(g); known {
+		lasts := u.slow.look(g.StepMs > slowTimes*before && g.StepMs-before > slowMs, now)
+		if lasts > 0 {
+			u.before = before
 		}
-		if lasts := now.Sub(u.slow); !u.slow.IsZero() && lasts >= slowLasts {
-			u.before, u.lasts = before, lasts
-			if lasts > slowEver {
-				*u = usual{}
-			}
+		if lasts > slowEver {
+			*u = usual{}
 		}
 	}
-	if known && u.slow.IsZero() && !now.Before(u.next) {
-		if u.next = now.Add(lawEvery); len(u.laws) == lawsKept {
-			u.laws = slices.Delete(u.laws, 0, 1)
+	if tokens := g.perStep(); tokens > 0 && len(u.gives) >= lawsLeast {
+		before := u.typical()
+		lasts := u.few.look(tokens < fewShare*before.tokens && g.TokenMs > fewTimes*before.tokenMs, now)
+		if lasts > 0 {
+			u.gave = before.tokens
 		}
-		u.laws = append(u.laws, g.law)
+		if lasts > slowEver {
+			*u = usual{}
+		}
+	}
+	if u.slow.since.IsZero() && u.few.since.IsZero() && g.StepMs > 0 && !now.Before(u.next) {
+		u.keep(g)
+		u.next = now.Add(lawEvery)
 	}
 }
 
-// at is what a step takes at the loads of now by the middle one of the laws; false: nothing runs, so no step ends.
-func (u *usual) at(g *Group) (ms float64, steps bool) {
+// keep notes how steps are now.
+func (u *usual) keep(g *Group) {
+	l := g.law
+	if g.ModelMs <= 0 {
+		l = law{c0: g.StepMs, upTo: int64(lawSlack * float64(g.MostTokens))}
+	}
+	if u.laws = append(u.laws, l); len(u.laws) > lawsKept {
+		u.laws = slices.Delete(u.laws, 0, 1)
+	}
+	if tokens := g.perStep(); tokens > 0 {
+		if u.gives = append(u.gives, gives{tokens, g.TokenMs}); len(u.gives) > lawsKept {
+			u.gives = slices.Delete(u.gives, 0, 1)
+		}
+	}
+}
+
+// at is what a step takes at the loads of now by the middle one of the laws that hold there; false: too few do, or nothing
+// runs, so no step ends.
+func (u *usual) at(g *Group) (ms float64, known bool) {
 	running := 0
 	for i := range g.Ranks {
 		running = max(running, g.Ranks[i].Running)
 	}
-	all := make([]float64, len(u.laws))
-	for i, l := range u.laws {
-		all[i] = l.c0 + l.c1*float64(g.MostTokens) + l.each*float64(running)
+	var all []float64
+	for _, l := range u.laws {
+		if l.upTo == 0 || g.MostTokens <= l.upTo {
+			all = append(all, l.c0+l.c1*float64(g.MostTokens)+l.each*float64(running))
+		}
+	}
+	if len(all) < lawsLeast || running == 0 || g.StepMs <= 0 {
+		return 0, false
 	}
 	slices.Sort(all)
-	return stats.Median(all), running > 0
+	return stats.Median(all), true
+}
+
+// typical is the middle of what steps gave.
+func (u *usual) typical() (m gives) {
+	var tokens, ms []float64
+	for _, x := range u.gives {
+		tokens, ms = append(tokens, x.tokens), append(ms, x.tokenMs)
+	}
+	slices.Sort(tokens)
+	slices.Sort(ms)
+	return gives{stats.Median(tokens), stats.Median(ms)}
 }

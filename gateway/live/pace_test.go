@@ -26,10 +26,11 @@ type fleetOf struct {
 	law     law
 	tokens  int64 // of the fullest rank
 	said    func(i int) *gateway.Gauges
+	unknown bool // there is no step model
 }
 
 func ranksOf(t *testing.T, n int, barrier bool) *fleetOf {
-	f := &fleetOf{t: t, barrier: barrier, now: time.Unix(1e9, 0), stepMs: 43, law: law{40, 1e-4, 0}, tokens: 30_000}
+	f := &fleetOf{t: t, barrier: barrier, now: time.Unix(1e9, 0), stepMs: 43, law: law{c0: 40, c1: 1e-4}, tokens: 30_000}
 	for range n {
 		f.outputs, f.running, f.tokenMs = append(f.outputs, 1000), append(f.running, 8), append(f.tokenMs, 43)
 	}
@@ -44,6 +45,9 @@ func (f *fleetOf) pass(seconds int, each func(s int)) (kinds []incident.Kind, d 
 		}
 		f.now = f.now.Add(time.Second)
 		g := Group{GroupLoads: board.GroupLoads{Barrier: f.barrier, Name: "main", MostTokens: f.tokens}, StepMs: f.stepMs, ModelMs: f.stepMs, law: f.law}
+		if f.unknown {
+			g.ModelMs, g.law = 0, law{}
+		}
 		for i := range f.outputs {
 			f.outputs[i] += 1000 / f.tokenMs[i] * float64(f.running[i])
 			g.Ranks = append(g.Ranks, Rank{ID: int32(i), Name: "d:" + string(rune('0'+i)), State: RankUp, Steps: true, Running: f.running[i], Output: int64(f.outputs[i])})
@@ -148,4 +152,44 @@ func TestPacesOfRanksThatAreGoneAreForgotten(t *testing.T) {
 	f.outputs, f.running, f.tokenMs = f.outputs[:2], f.running[:2], f.tokenMs[:2]
 	f.pass(1, nil)
 	require.Len(t, f.paces.ranks, 2)
+}
+
+// Where the load hardly changes, no law can be learned. What steps took at such a load tells, too.
+func TestSlowStepsAreFoundWithoutALaw(t *testing.T) {
+	f := ranksOf(t, 8, true)
+	f.unknown = true
+	kinds, _ := f.pass(600, nil)
+	require.Empty(t, kinds)
+	f.tokens, f.stepMs = 60_000, 80
+	kinds, _ = f.pass(60, nil)
+	require.Empty(t, kinds, "nobody knows what a step takes at twice the load")
+	f.tokens, f.stepMs = 33_000, 215
+	kinds, d := f.pass(30, nil)
+	require.Equal(t, []incident.Kind{incident.StepsSlow}, kinds)
+	require.Contains(t, findingsOf(&d, timeline.Ended{})[0].What, "take 215 ms, where they took 43 ms")
+}
+
+func TestStepsThatGiveFewerTokensAreFound(t *testing.T) {
+	f := ranksOf(t, 8, true)
+	pace := func(ms float64) {
+		for i := range f.tokenMs {
+			f.tokenMs[i] = ms
+		}
+	}
+	pace(43. / 3)
+	kinds, d := f.pass(600, nil)
+	require.Empty(t, kinds)
+	require.InDelta(t, 3, d.Models[0].Groups[0].StepTokens, 0.1)
+	pace(43)
+	kinds, _ = f.pass(20, nil)
+	require.Empty(t, kinds, "not yet")
+	kinds, d = f.pass(30, nil)
+	require.Equal(t, []incident.Kind{incident.TokensFew}, kinds)
+	require.Contains(t, findingsOf(&d, timeline.Ended{})[0].What, "A step of group main gives 1.0 tokens to an answer, where it gave 3.0 in the last hour, so that a token takes 43 ms")
+	pace(43. / 3)
+	kinds, _ = f.pass(60, nil)
+	require.Empty(t, kinds)
+	f.stepMs, f.law = 43./3, law{c0: 40. / 3, c1: 1e-4 / 3} // the engine sends each token by itself
+	kinds, _ = f.pass(60, nil)
+	require.Empty(t, kinds, "the tokens are as fast as before")
 }
