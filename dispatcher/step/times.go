@@ -303,7 +303,7 @@ func (s *Times) Unknown(r2 float64) string {
 	if r2 >= fitR2 {
 		how = fmt.Sprintf("by %s steps, it is shorter where that rank is fuller", stats.Grouped(s.n))
 	}
-	return fmt.Sprintf("step time does not follow the fullest rank (%s): its load hardly matters, or they are no barrier group", how)
+	return fmt.Sprintf("step time does not follow the fullest rank (%s): does its load hardly matter, or are they no barrier group?", how)
 }
 
 // Ms is the mean step; by the model where nobody measured one, at that load in KV tokens; 0: unknown.

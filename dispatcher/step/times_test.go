@@ -74,9 +74,9 @@ func TestWhichStepModelIsInForce(t *testing.T) {
 
 func TestWhyThereIsNoStepModel(t *testing.T) {
 	for slope, want := range map[float64]string{
-		0: "of 5,000 steps): its load hardly matters, or they are no barrier group",
+		0: "of 5,000 steps): does its load hardly matter, or are they no barrier group?",
 		-2e-4: "step time does not follow the fullest rank (by 5,000 steps, it is shorter where that rank is fuller): " +
-			"its load hardly matters, or they are no barrier group",
+			"does its load hardly matter, or are they no barrier group?",
 	} {
 		var s Times
 		feed(&s, 5000, 100, slope, 1, 100_000)
