@@ -250,7 +250,7 @@ func TestHostsAndReasons(t *testing.T) {
 
 // A title has words, whatever there is several of.
 func TestTitlesOfTwoOfEachKind(t *testing.T) {
-	alone := map[Kind]bool{NotReady: true, Drains: true, AuditDrift: true, ConfigRefused: true, RequestsFail: true, NoPrefill: true, QueueFull: true, QueueWaits: true} // of the proxy
+	alone := map[Kind]bool{NotReady: true, Drains: true, AuditDrift: true, ConfigRefused: true, RequestsFail: true, NoPrefill: true, QueueFull: true, QueueWaits: true, PrefillBusy: true} // of the proxy
 	for name, k := range kinds {
 		var b Book
 		b.Observe(noon, []Finding{{Kind: name, Severity: Warn, Of: "thing", Where: "a:1", What: "x", Reason: "why"}, {Kind: name, Severity: Bad, Of: "thing", Where: "b:1", What: "y", Reason: "why"}, {Kind: name, Severity: Bad, Of: "thing", Where: "a:1", What: "z", Reason: "why"}})

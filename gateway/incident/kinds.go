@@ -36,6 +36,7 @@ const (
 	NoPrefill     Kind = "no_prefill"
 	QueueFull     Kind = "queue_full"
 	QueueWaits    Kind = "queue_waits"
+	PrefillBusy   Kind = "prefill_busy"
 	Overload      Kind = "overload"
 	KVFull        Kind = "kv_full"
 	PoolLate      Kind = "pool_late"
@@ -202,6 +203,12 @@ var kinds = map[Kind]kind{
 		harm: waiting, effect: true, headline: "No prefill", runbook: "EvenkeelPrefillBacklog", command: workers,
 		clients: "Clients wait for their first token.",
 		next:    "Bring prefill engines back, or free the KV memory of one that is full.",
+	},
+	PrefillBusy: {
+		harm: waiting, effect: true, load: true, rests: moment, headline: "Prefill backlog", runbook: "EvenkeelPrefillBacklog", command: advised,
+		clients: "All clients wait for their first token, whether their own prompts are long or short.",
+		next: "Bring back prefill engines that are down, or limit the key that sends most. If its prompts were in the prefix caches before, " +
+			"ask its owner what changed at their beginning: a time or an id there makes each prompt a new one. More decode ranks do not help.",
 	},
 	Overload: {
 		harm: failing, effect: true, load: true, rests: moment, headline: "Overload", many: "are overloaded: their slots are taken, and many requests wait", runbook: "Overload", command: advised,

@@ -70,6 +70,16 @@ func (p *proxy) Document(ctx context.Context) Document {
 		d.Waiting = waitingOf(p.Receipts().Waiting())
 	}
 	p.gauges(&d)
+	for i := range d.Advice {
+		d.Prefill.BacklogS = max(d.Prefill.BacklogS, d.Advice[i].Prefill.BacklogSeconds)
+	}
+	if d.Prefill.BacklogS > lateSeconds && len(d.Waiting) > 0 {
+		key := d.Waiting[0].Key
+		lately, before := p.Receipts().Hits(key, now)
+		if lately.Prompt > 0 && before.Prompt > 0 {
+			d.Prefill.Hits = &Hits{key, share(float64(lately.Cached), float64(lately.Prompt)), share(float64(before.Cached), float64(before.Prompt))}
+		}
+	}
 	p.abroad(&d)
 	return d
 }

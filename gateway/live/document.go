@@ -59,6 +59,13 @@ type Waiting struct {
 	Requests int    `json:"requests"`
 }
 
+// Hits are the shares of a key's prompt tokens that were in a prefix cache.
+type Hits struct {
+	Key    string  `json:"key"` // its name; empty: callers without a key
+	Share  float64 `json:"share"`
+	Before float64 `json:"share_before"` // in the quarter of an hour before the last minute
+}
+
 // Advice is what to do about a model's ranks.
 type Advice = advice.Advice
 
@@ -221,6 +228,8 @@ type Prefill struct {
 	QueueMax      int             `json:"queue_max"`
 	ScrapeEveryMs float64         `json:"scrape_every_ms"` // engines are asked for their load; 0: never
 	HitShare      float64         `json:"hit_share"`       // of all prompt tokens so far, found in a prefix cache
+	BacklogS      float64         `json:"backlog_s"`       // until a prompt that comes now would begin, where that is the longest; 0: unknown
+	Hits          *Hits           `json:"hits,omitempty"`  // of the key with the most requests that wait, while the backlog is long
 	Engines       []PrefillEngine `json:"engines"`
 	Groups        []PrefillGroup  `json:"groups"` // of ranks that prefill and decode, which take prompts, too
 }

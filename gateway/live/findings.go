@@ -79,11 +79,11 @@ func findingsOf(d *Document, last timeline.Ended) (all findings) {
 		say(incident.ConfigRefused, Warn, proxyAt("proxy"), "", "The config file was refused and is not in force: %s", firstLine(p.ConfigError))
 	}
 	fails := d.Traffic.FailuresPerS > failShare*d.Traffic.RequestsPerS
-	full := make([]bool, len(d.Models)) // models that are said to have no KV memory left
+	full, busy := make([]bool, len(d.Models)), false // models that are said to have no KV memory left; one has no room for requests
 	for i := range d.Models {
 		before := len(all)
 		if key := overload(d, &d.Models[i], fails, say); len(all) > before {
-			all[before].Key, full[i] = key, all[before].Kind == incident.KVFull
+			all[before].Key, full[i], busy = key, all[before].Kind == incident.KVFull, true
 		}
 	}
 	if fails && !d.Traffic.Recovered {
@@ -101,7 +101,9 @@ func findingsOf(d *Document, last timeline.Ended) (all findings) {
 	for i := range d.Sources {
 		sourceFindings(&d.Sources[i], say)
 	}
-	prefillFindings(d, fails, say)
+	if key := prefillFindings(d, fails, busy, say); key != "" {
+		all[len(all)-1].Key = key
+	}
 	for i := range d.Models {
 		modelFindings(&d.Models[i], len(d.Models) > 1 || len(d.Models[i].Groups) > 1, full[i], drained, say)
 	}
@@ -278,7 +280,8 @@ func firstLine(text string) string {
 	return line
 }
 
-func prefillFindings(d *Document, fails bool, say find) {
+// prefillFindings returns the key that floods prefill engines, where one does. full says that a model has no free slot or no KV memory.
+func prefillFindings(d *Document, fails, full bool, say find) (key string) {
 	p := &d.Prefill
 	open := 0
 	alone := map[string]bool{} // engines of one rank: that has the engine's name
@@ -331,9 +334,34 @@ func prefillFindings(d *Document, fails bool, say find) {
 		say(incident.QueueFull, Bad, proxyAt("prefill"), "", "Requests are refused, because %s. At the last look %s waited in the arrival queue, and %s of %s places of the pool were taken", f.Why, requests(p.Waiting), stats.Grouped(max(0, d.Proxy.PlacesUsed)), stats.Grouped(max(0, d.Proxy.Places)))
 	case p.QueueMax > 0 && p.Waiting >= p.QueueMax && len(d.Models) == 1: // it is the sum over all models
 		say(incident.QueueFull, Bad, proxyAt("prefill"), "", "The arrival queue is full: %s in it, and its limit is %s (prefill.queue.max)", waits(p.Waiting), stats.Grouped(p.QueueMax))
+	case p.Waiting > 0 && open > 0 && p.BacklogS > lateSeconds && !full:
+		key, floods := floodOf(d.Waiting)
+		engines := "prefill engines compute"
+		if kind == "aggregated" {
+			engines = "ranks compute"
+		}
+		say(incident.PrefillBusy, Bad, proxyAt("prefill"), "", "Prompts come faster than the %s them: %s, and a prompt that comes now begins in about %.0f s%s%s",
+			engines, waits(p.Waiting), p.BacklogS, floods, lostHits(p.Hits))
+		return key
 	case p.Waiting > 0 && open == 0:
 		say(incident.QueueWaits, Bad, proxyAt("prefill"), "", "%s for %s engine", capital(waits(p.Waiting)), map[string]string{"prefill": "a prefill", "aggregated": "an aggregated"}[kind])
 	}
+	return ""
+}
+
+// hitsLost is how many of a key's prompt tokens less are in a prefix cache, for that to be said.
+const hitsLost = 0.3
+
+// lostHits says behind a sentence that prompts of a key are no longer in the caches; empty: they are.
+func lostHits(h *Hits) string {
+	if h == nil || h.Before-h.Share < hitsLost {
+		return ""
+	}
+	whose := "these prompts"
+	if h.Key != "" {
+		whose = "the prompts of key " + h.Key
+	}
+	return fmt.Sprintf(". In the last minute, prefix caches had %.0f %% of the tokens of %s, and %.0f %% before: they may begin differently now", 100*h.Share, whose, 100*h.Before)
 }
 
 // waits says how many requests wait.

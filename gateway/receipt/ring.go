@@ -225,6 +225,39 @@ func (g *Ring) Waiting() map[string]int {
 	return keys
 }
 
+// Hits are the tokens of prompts, and of them those that were in a prefix cache.
+type Hits struct{ Prompt, Cached int }
+
+const (
+	mostHits   = 2000        // receipts that Hits looks at, the last ones
+	hitsLately = time.Minute // of requests that ended since then
+	hitsBefore = 15 * time.Minute
+)
+
+// Hits are those of a key's requests that ended in the last minute, and of those that ended in the quarter of an hour before.
+func (g *Ring) Hits(key string, now time.Time) (lately, before Hits) {
+	if g == nil {
+		return lately, before
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for i := range min(g.count, mostHits) {
+		r := g.ended[(g.next-1-i+len(g.ended))%len(g.ended)]
+		if r == nil || r.Key != key || r.PromptTokens == 0 {
+			continue
+		}
+		h := &lately
+		switch ago := now.Sub(r.Arrival.Add(time.Duration(r.Total * float64(time.Millisecond)))); {
+		case ago > hitsBefore:
+			continue
+		case ago > hitsLately:
+			h = &before
+		}
+		h.Prompt, h.Cached = h.Prompt+r.PromptTokens, h.Cached+max(0, r.CachedTokens)
+	}
+	return lately, before
+}
+
 // copy is the receipt as it is now.
 func (l *Live) copy() *Receipt {
 	l.mu.Lock()

@@ -1,0 +1,31 @@
+package receipt
+
+import (
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+func TestHitsOfAKey(t *testing.T) {
+	now := time.Date(2026, 1, 1, 3, 0, 0, 0, time.UTC)
+	g := NewRing(100, 1<<20)
+	add := func(key string, ended time.Duration, prompt, cached int) {
+		l := g.Open(&Receipt{ID: strconv.Itoa(g.count), Key: key, Arrival: now.Add(-ended - time.Second)})
+		l.End(func(r *Receipt) { r.PromptTokens, r.CachedTokens, r.Total = prompt, cached, 1000 })
+	}
+	add("agents", 20*time.Minute, 1000, 0) // too long ago
+	add("agents", 5*time.Minute, 1000, 900)
+	add("agents", 2*time.Minute, 1000, 980)
+	add("chat", 30*time.Second, 1000, 500)
+	add("agents", 20*time.Second, 1000, 10)
+	add("agents", 10*time.Second, 1000, -1) // nobody knows
+	add("agents", time.Second, 0, 0)        // it failed before its prefill
+	lately, before := g.Hits("agents", now)
+	require.Equal(t, Hits{2000, 10}, lately)
+	require.Equal(t, Hits{2000, 1880}, before)
+	lately, before = (*Ring)(nil).Hits("agents", now)
+	require.Zero(t, lately)
+	require.Zero(t, before)
+}
