@@ -221,7 +221,11 @@ func (s screen) incidents() (lasting, over []string) {
 			over = append(over, faint.Render(fmt.Sprintf("✓ %sover after %s: %s", often, span(float64(in.UntilMs-in.SinceMs)/1000), in.What)))
 			continue
 		}
-		text := fmt.Sprintf("! %s for %s: %s", in.Severity, span(float64(max(0, s.doc.AtMs-in.SinceMs))/1000), in.What)
+		last := "" // of what comes and goes
+		if in.LastMs > 0 {
+			last = ", seen last " + span(float64(max(0, s.doc.AtMs-in.LastMs))/1000) + " ago"
+		}
+		text := fmt.Sprintf("! %s for %s%s: %s", in.Severity, span(float64(max(0, s.doc.AtMs-in.SinceMs))/1000), last, in.What)
 		if room := s.width - ansi.StringWidth(text); room > 30 {
 			text += ". " + in.Clients
 		}

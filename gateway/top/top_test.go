@@ -139,6 +139,8 @@ func TestTheTerminalSaysWhatThePageSays(t *testing.T) {
 	require.NotContains(t, view, "Both sides have enough ranks.")
 	require.Contains(t, view, "not known: many requests wait now")
 	require.Contains(t, view, "There is no step model: step time does not follow the fullest rank")
+	d.Incidents[0].LastMs = d.AtMs - 9000
+	require.Contains(t, see(), "! bad for 12s, seen last 9s ago: Prefill engine")
 	d.Incidents[0].UntilMs = d.AtMs
 	require.Contains(t, see(), "Both sides have enough ranks.", "when it is over")
 	d.Prefill.Engines, d.Prefill.Groups = nil, []live.PrefillGroup{{ID: "main", State: "open"}}
