@@ -59,6 +59,12 @@ type Waiting struct {
 	Requests int    `json:"requests"`
 }
 
+// Lately are the whole answers of a rank in the last minute, or in the last five where those are few.
+type Lately struct {
+	Answers uint64 `json:"answers"`
+	Blank   uint64 `json:"blank_answers"` // those that ended by themselves with their first tokens
+}
+
 // Hits are the shares of a key's prompt tokens that were in a prefix cache.
 type Hits struct {
 	Key    string  `json:"key"` // its name; empty: callers without a key

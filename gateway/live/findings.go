@@ -469,6 +469,37 @@ func modelFindings(m *Model, several, told bool, drained map[string]bool, say fi
 	}
 }
 
+// blankRanks says which ranks of a model end nearly all answers at once, where the others end few so.
+func blankRanks(m *Model, say find) {
+	bad, rest := []string{}, Lately{}
+	var sum Lately
+	for i := range m.Groups {
+		for j := range m.Groups[i].Ranks {
+			r := &m.Groups[i].Ranks[j]
+			if share, known := r.Lately.share(); known && share >= blankShare {
+				bad = append(bad, r.Name)
+				sum.Answers, sum.Blank = sum.Answers+r.Lately.Answers, sum.Blank+r.Lately.Blank
+			} else {
+				rest.Answers, rest.Blank = rest.Answers+r.Lately.Answers, rest.Blank+r.Lately.Blank
+			}
+		}
+	}
+	others, known := rest.share()
+	if len(bad) == 0 || !known || others > wholeShare {
+		return
+	}
+	all := sum.Answers + rest.Answers
+	if len(bad) == 1 {
+		say(incident.RankBlank, Bad, at{"rank", bad[0], "ranks"}, "",
+			"Rank %s ends its answers at once: %s of its last %s answers ended by themselves within three tokens, and %.0f %% of those of the other ranks; "+
+				"of the last %s answers, %.0f %% were its", bad[0], stats.Grouped(sum.Blank), stats.Grouped(sum.Answers), 100*others, stats.Grouped(all), 100*float64(sum.Answers)/float64(all))
+		return
+	}
+	say(incident.RankBlank, Bad, at{"model", m.Name, "ranks"}, "",
+		"%d ranks of model %s end their answers at once: %s of their last %s answers ended by themselves within three tokens, and %.0f %% of those of the other ranks: %s",
+		len(bad), m.Name, stats.Grouped(sum.Blank), stats.Grouped(sum.Answers), 100*others, listed(bad))
+}
+
 const (
 	differRanks = 3 // that tell a gauge, before one of them can differ
 	differSaid  = 2 // that the sentence has
