@@ -88,8 +88,9 @@ func (f *Fleet) RankOf(name, board string) (worker int32, ok bool) {
 	return id, in != nil && len(in.status.Models) > 0 && boardOf(in.status.Models) == board
 }
 
-// Beside adds to list the workers behind the same API server as one of them,
-// itself included, that are not there yet.
+// Beside adds to list the workers that may fail as one of them did, itself included: those behind the same API server, and
+// those on the same host while another host has an engine that is up. A host with a broken driver or disk has
+// many ranks, all of them free because they fail at once.
 func (f *Fleet) Beside(worker int32, list []int32) []int32 {
 	f.mu.RLock()
 	defer f.mu.RUnlock()
@@ -97,12 +98,31 @@ func (f *Fleet) Beside(worker int32, list []int32) []int32 {
 	if one == nil { // gone, and nobody is sent there
 		return list
 	}
+	same := func(r *Rank) bool { return r.Instance == one.Instance }
+	besides := same
+	if host := one.host(); host != "" {
+		near := func(r *Rank) bool { return same(r) || r.host() == host }
+		for id, r := range f.ranks {
+			if in := f.instances[r.Instance]; in != nil && in.status.Up && r.Board == one.Board && !near(r) && !slices.Contains(list, id) {
+				besides = near
+				break
+			}
+		}
+	}
 	for id, r := range f.ranks {
-		if r.Instance == one.Instance && !slices.Contains(list, id) {
+		if besides(r) && !slices.Contains(list, id) {
 			list = append(list, id)
 		}
 	}
 	return list
+}
+
+// host is where its engine runs; empty: nobody knows.
+func (r *Rank) host() string {
+	if r.Target == nil || r.Target.URL == nil {
+		return ""
+	}
+	return r.Target.URL.Hostname()
 }
 
 // DownSince tells whether an engine is down, or was down after a moment.

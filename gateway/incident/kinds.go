@@ -125,7 +125,8 @@ var kinds = map[Kind]kind{
 	RequestsFail: {
 		harm: failing, effect: true, vague: true, headline: "Requests fail", runbook: "EvenkeelErrorBudgetBurnsFast", command: receipt,
 		clients: "The clients of these requests get an error.",
-		next:    "Look with which outcome they fail, and read the receipts of such requests.",
+		next: "Read the receipts of such requests: they have the engines of each attempt, and what these answered. " +
+			"If a host is named, drain its engines.",
 	},
 	EngineDown: {
 		harm: waiting, headline: "Engine outage", many: "are down", runbook: "EvenkeelEngineDown", command: "curl -sm 3 -i http://{engine}/health",

@@ -3,6 +3,7 @@ package live
 import (
 	"cmp"
 	"context"
+	"net"
 	"os"
 	"slices"
 	"strings"
@@ -70,6 +71,9 @@ func (p *proxy) Document(ctx context.Context) Document {
 		d.Waiting = waitingOf(p.Receipts().Waiting())
 	}
 	p.gauges(&d)
+	if host, most, all := p.Receipts().FailedOn(now); all >= failedLeast && float64(most) >= failedShare*float64(all) && elsewhere(d.Engines, host) {
+		d.Traffic.FailedOn = host
+	}
 	for i := range d.Advice {
 		d.Prefill.BacklogS = max(d.Prefill.BacklogS, d.Advice[i].Prefill.BacklogSeconds)
 	}
@@ -282,4 +286,17 @@ func hostname() string {
 		return "evenkeel"
 	}
 	return name
+}
+
+const (
+	failedLeast = 5   // requests that failed in the last minute, for a host to be named
+	failedShare = 0.9 // of them had an attempt on the host that failed
+)
+
+// elsewhere says that there are engines on other hosts, too.
+func elsewhere(engines []Engine, host string) bool {
+	return slices.ContainsFunc(engines, func(e Engine) bool {
+		at, _, err := net.SplitHostPort(e.ID)
+		return err == nil && at != host
+	})
 }

@@ -150,6 +150,9 @@ func requestsFail(d *Document, last timeline.Ended, say find) {
 	if most.Own && most.LastMinute > 0 {
 		how += ", the last one because " + most.Why
 	}
+	if host := d.Traffic.FailedOn; host != "" {
+		how += ", and attempts of nearly all of them failed on host " + host
+	}
 	say(incident.RequestsFail, Bad, proxyAt("traffic"), "", "%s of the %s requests that ended in the last minute failed%s", stats.Grouped(last.Failed), stats.Grouped(last.All), how)
 }
 

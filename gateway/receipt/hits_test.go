@@ -29,3 +29,26 @@ func TestHitsOfAKey(t *testing.T) {
 	require.Zero(t, lately)
 	require.Zero(t, before)
 }
+
+func TestTheHostOnWhichRequestsFail(t *testing.T) {
+	now := time.Date(2026, 1, 1, 3, 0, 0, 0, time.UTC)
+	g := NewRing(100, 1<<20)
+	add := func(status int, ended time.Duration, attempts ...Attempt) {
+		l := g.Open(&Receipt{ID: strconv.Itoa(g.count), Arrival: now.Add(-ended)})
+		l.End(func(r *Receipt) { r.Status, r.Attempts = status, attempts })
+	}
+	at := func(rank, cause string) Attempt { return Attempt{Cause: cause, Decode: &Decode{Rank: rank}} }
+	add(502, time.Hour, at("b:8000", "status 500"))
+	add(502, time.Second, at("b:8000", "status 500"), at("b:8001/3", "status 500"))
+	add(502, time.Second, at("a:8000", "status 500"), at("b:8001/3", "status 500"))
+	add(0, time.Second, at("a:8000", ""))
+	add(429, time.Second, at("a:8000", "full"))
+	add(503, time.Second, Attempt{Cause: "no room"})
+	add(502, time.Second, Attempt{Cause: "status 500", Prefill: &Prefill{Candidate: "b:7000/0"}})
+	host, most, all := g.FailedOn(now)
+	require.Equal(t, "b", host)
+	require.Equal(t, 3, most)
+	require.Equal(t, 4, all)
+	_, _, all = (*Ring)(nil).FailedOn(now)
+	require.Zero(t, all)
+}

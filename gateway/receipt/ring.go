@@ -2,7 +2,9 @@ package receipt
 
 import (
 	"maps"
+	"net"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 )
@@ -229,33 +231,84 @@ func (g *Ring) Waiting() map[string]int {
 type Hits struct{ Prompt, Cached int }
 
 const (
-	mostHits   = 2000        // receipts that Hits looks at, the last ones
-	hitsLately = time.Minute // of requests that ended since then
+	mostLately = 2000        // receipts that Hits and FailedOn look at, the last ones
+	lately     = time.Minute // of requests that ended since then
 	hitsBefore = 15 * time.Minute
 )
 
-// Hits are those of a key's requests that ended in the last minute, and of those that ended in the quarter of an hour before.
-func (g *Ring) Hits(key string, now time.Time) (lately, before Hits) {
+// ended says how long ago a request ended.
+func (r *Receipt) ended(now time.Time) time.Duration {
+	return now.Sub(r.Arrival.Add(time.Duration(r.Total * float64(time.Millisecond))))
+}
+
+// FailedOn is the host on which an attempt of most of those requests failed that failed in the last minute, how many they are,
+// and of how many.
+func (g *Ring) FailedOn(now time.Time) (host string, most, all int) {
 	if g == nil {
-		return lately, before
+		return "", 0, 0
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	for i := range min(g.count, mostHits) {
+	hosts := map[string]int{}
+	for i := range min(g.count, mostLately) {
+		r := g.ended[(g.next-1-i+len(g.ended))%len(g.ended)]
+		if r == nil || r.Status < 500 || r.ended(now) > lately {
+			continue
+		}
+		all++
+		seen := ""
+		for j := range r.Attempts {
+			if h := r.Attempts[j].failedOn(); h != "" && h != seen {
+				seen = h
+				if hosts[h]++; hosts[h] > most {
+					host, most = h, hosts[h]
+				}
+			}
+		}
+	}
+	return host, most, all
+}
+
+// failedOn is the host on which an attempt failed; empty: it did not, or nobody knows.
+func (a *Attempt) failedOn() string {
+	at := ""
+	switch {
+	case a.Cause == "":
+	case a.Decode != nil:
+		at = a.Decode.Rank
+	case a.Prefill != nil:
+		at = a.Prefill.Candidate
+	}
+	at, _, _ = strings.Cut(at, "/")
+	host, _, err := net.SplitHostPort(at)
+	if err != nil {
+		return ""
+	}
+	return host
+}
+
+// Hits are those of a key's requests that ended in the last minute, and of those that ended in the quarter of an hour before.
+func (g *Ring) Hits(key string, now time.Time) (last, before Hits) {
+	if g == nil {
+		return last, before
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for i := range min(g.count, mostLately) {
 		r := g.ended[(g.next-1-i+len(g.ended))%len(g.ended)]
 		if r == nil || r.Key != key || r.PromptTokens == 0 {
 			continue
 		}
-		h := &lately
-		switch ago := now.Sub(r.Arrival.Add(time.Duration(r.Total * float64(time.Millisecond)))); {
+		h := &last
+		switch ago := r.ended(now); {
 		case ago > hitsBefore:
 			continue
-		case ago > hitsLately:
+		case ago > lately:
 			h = &before
 		}
 		h.Prompt, h.Cached = h.Prompt+r.PromptTokens, h.Cached+max(0, r.CachedTokens)
 	}
-	return lately, before
+	return last, before
 }
 
 // copy is the receipt as it is now.
