@@ -1,0 +1,79 @@
+package main
+
+import (
+	"maps"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+// mostWords is how long a page may be, in words that a person wrote: what one
+// reader finishes in one sitting. Pages of results are in it only where their
+// tables are written by hand, too.
+var mostWords = map[string]int{
+	"README.md": 900, "docs/quickstart.md": 1200, "docs/fit.md": 1500, "docs/how-it-works.md": 1300,
+	"docs/comparison.md": 1600, "docs/glossary.md": 1700, "docs/contents.md": 200,
+	"docs/migrate.md": 4500,
+	"docs/operate.md": 4500, "docs/engines.md": 3200, "docs/connectors.md": 2500, "docs/aggregated.md": 1500,
+	"docs/runbook.md": 6500, "docs/errors.md": 1500, "docs/failures.md": 2000, "docs/limits.md": 1300,
+	"docs/fleet.md": 4500, "SECURITY.md": 2000, "docs/traces.md": 2000,
+	"docs/policies.md": 3000, "docs/prefill.md": 2500, "docs/evidence.md": 2000,
+	"ARCHITECTURE.md": 3500, "CONTRIBUTING.md": 1100, "docs/testing.md": 2300, "CHANGELOG.md": 3500,
+	"docs/results/laws.md": 930,
+}
+
+const (
+	mostInResults = 300
+	mostInAll     = 65_000
+)
+
+// generated pages are written by programs as a whole.
+var generated = []string{"docs/configuration.md", "docs/metrics.md", "docs/openapi.yaml"}
+
+// writtenByPrograms are the regions of a page that a program writes.
+var writtenByPrograms = []*regexp.Regexp{
+	regexp.MustCompile(`(?s)<!-- [\w-]+: written by .*?<!-- end of [\w-]+ -->`),
+	regexp.MustCompile(`(?s)<!-- written by go test ./gateway .*?<!-- end -->`), // docs/failures.md
+	regexp.MustCompile(`(?s)<!-- waits -->.*?<!-- end of waits -->`),
+}
+
+// No page grows past what its reader has time for. `go test -v -run Words` prints
+// the words of each page.
+func TestWordsOfPages(t *testing.T) {
+	b, err := read(repository, "")
+	require.NoError(t, err)
+	pages := []string{contentsFile}
+	for _, c := range b.chapters {
+		if !slices.Contains(generated, c.source) {
+			pages = append(pages, c.source)
+		}
+	}
+	all := 0
+	for _, page := range pages {
+		text, err := os.ReadFile(filepath.Join(repository, page))
+		require.NoError(t, err)
+		for _, region := range writtenByPrograms {
+			text = region.ReplaceAll(text, nil)
+		}
+		most, listed := mostWords[page]
+		if !listed && strings.HasPrefix(page, "docs/results/") {
+			most, listed = mostInResults, true
+		}
+		words := len(strings.Fields(string(text)))
+		all += words
+		t.Logf("%6d of %5d  %s", words, most, page)
+		assert.True(t, listed, "%s: say in mostWords how long it may be", page)
+		assert.LessOrEqual(t, words, most, "%s: say it shorter, or in the page where its reader looks", page)
+	}
+	t.Logf("%6d of %5d  in all", all, mostInAll)
+	assert.LessOrEqual(t, all, mostInAll)
+	for page := range maps.Keys(mostWords) {
+		assert.Contains(t, pages, page, "mostWords has a page that is gone")
+	}
+}
