@@ -46,6 +46,6 @@ func (t *trials) autoTable() string {
 	}
 	at, least, _ := worst(shares, true)
 	return fmt.Sprintf("`go run ./bench/regret -seed %d -loads %d -auto %s`: tokens/s as a multiple of the best policy of the list, on the loads whose answers drift, each for 10 minutes or more.\n\n%s\n"+
-		"The twin's choice has %s of the best in the geometric mean, and %.4f on the worst load (%d). It is to be never worse by more than %.1f %%: on %d of %d loads it is. %s.\n",
+		"The twin's choice has %s of the best in the geometric mean, and %.4f on the worst load (%d). Aim: at most %.1f %% worse on each load. It is worse by more on %d of %d loads: %s.\n",
 		t.seed, t.drawn, t.policies[choice], m.String(), interval(shares), least, t.loads[at].Number, 100*autoLimit, behind, len(t.loads), verdict)
 }

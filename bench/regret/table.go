@@ -186,7 +186,7 @@ var theDefault = slices.Index(set, "evenkeel")
 
 // bars is what the default is to reach, and whether it does.
 func (t *trials) bars() string {
-	m := page.Markdown{Head: []string{"`evenkeel` beside the best", "is", "95 % interval", "is to be", "verdict"}, Text: 3}
+	m := page.Markdown{Head: []string{"`evenkeel` beside the best", "result", "95 % interval", "aim", "verdict"}, Text: 3}
 	for _, bar := range []struct {
 		what  string
 		of    func(policy int, drawn []int) float64
