@@ -97,6 +97,10 @@ pictures: build ## docs/img anew from real runs: dashboards, live page, terminal
 	go run ./bench/dashboards -bin $(BIN)/evenkeel -pictures docs/img
 	go run ./bench/pictures -bin $(BIN)/evenkeel
 
+.PHONY: outages
+outages: ## eleven outages staged with reference engines, and what the live page says of each: docs/results/outages.md, 15 minutes; wants chromium; ARGS='-only 3,7 -out ""'
+	go run ./bench/outages $(ARGS)
+
 .PHONY: ha
 ha: ## three real proxies before the same engines: an owner killed, back, ended, standing still, cut off, and the store away for a minute; who admits, how long nobody does; 3 minutes
 	go run ./bench/ha

@@ -25,11 +25,13 @@ func drawDemo(ctx context.Context, o options, w *world.World, b *browser.Browser
 		return fmt.Errorf("%w: %s", err, said)
 	}
 	fmt.Fprintf(out, "%s\n", said) // README has the table of this run
-	if err := b.Visit("file://"+filepath.Join(folder, "report.html"), "light", 1180, 1640); err != nil {
-		return err
-	}
-	if err := b.Shoot(filepath.Join(o.out, "demo-report.png"), false, out); err != nil {
-		return err
+	for name, scheme := range map[string]string{"demo-report": "light", "demo-report-dark": "dark"} {
+		if err := b.Visit("file://"+filepath.Join(folder, "report.html"), scheme, 1180, 1640); err != nil {
+			return err
+		}
+		if err := b.Shoot(filepath.Join(o.out, name+".png"), false, out); err != nil {
+			return err
+		}
 	}
 	moving, err := os.ReadFile(filepath.Join(folder, "waterline.svg"))
 	if err != nil {

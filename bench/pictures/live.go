@@ -52,18 +52,14 @@ func drawLive(ctx context.Context, o options, w *world.World, b *browser.Browser
 		}
 	}
 	page := "http://" + s.Address + "/"
-	for _, shot := range []struct {
-		name, scheme  string
-		width, height int64
-		whole         bool
-	}{{"page-light", "light", 1280, 900, true}, {"page-dark", "dark", 1280, 1040, false}, {"page-narrow", "light", 390, 844, false}} {
-		if err := b.Visit(page, shot.scheme, shot.width, shot.height); err != nil {
+	for _, scheme := range []string{"light", "dark"} {
+		if err := b.Visit(page, scheme, 1280, 1040); err != nil {
 			return err
 		}
 		if err := b.Await("evenkeel.document && document.querySelectorAll('canvas.map').length > 0 && evenkeel.frames.length > 2"); err != nil {
 			return err
 		}
-		if err := b.Shoot(filepath.Join(o.out, shot.name+".png"), shot.whole, out); err != nil {
+		if err := b.Shoot(filepath.Join(o.out, "page-"+scheme+".png"), false, out); err != nil {
 			return err
 		}
 	}

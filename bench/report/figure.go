@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"image/color"
 	"os"
+	"strings"
 
 	"gonum.org/v1/plot"
 	"gonum.org/v1/plot/plotter"
@@ -39,6 +40,7 @@ func NewFigure(x, y string, upright bool) *plot.Plot {
 	}
 	p.Add(lines)
 	StyleText(&p.Legend.TextStyle, 10, Muted)
+	p.Legend.Padding, p.Legend.YOffs = 3, 6 // off the axis, and each line off the next
 	return p
 }
 
@@ -57,7 +59,18 @@ func SVG(p *plot.Plot, width, height vg.Length) ([]byte, error) {
 	if _, err := canvas.WriteTo(&b); err != nil {
 		return nil, fmt.Errorf("drawing a figure: %w", err)
 	}
-	return b.Bytes(), nil
+	dark := fmt.Sprintf(`path[style*="fill:#FFFFFF"]{fill:#0d1117!important}text{fill:#c9d1d9!important}path[style*="stroke:%s"]{stroke:#30363d!important}`, hex(gridOnWhite))
+	return []byte(onDark(b.String(), dark)), nil
+}
+
+// onDark has a picture that is a file of its own be dark where its reader's screen is.
+func onDark(svg, style string) string {
+	head, rest, found := strings.Cut(svg, "<svg")
+	if !found { // there is no picture
+		return svg
+	}
+	open, body, _ := strings.Cut(rest, ">")
+	return head + "<svg" + open + "><style>@media (prefers-color-scheme:dark){" + style + "}</style>" + body
 }
 
 // Replace writes a file so that whoever reads it, as serve does when it changes, sees

@@ -53,7 +53,7 @@ func (r *Report) Waterline() string {
 	top := 1.1 * max(panes[0].top, panes[1].top, 1)
 	var s strings.Builder
 	title := html.EscapeString(fmt.Sprintf("KV tokens of the ranks under %s and under %s, on the same load: the line at the fullest rank, which every step waits for, and hatched what the others are below it", first.Policy, last.Policy))
-	fmt.Fprintf(&s, `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %d %d" class="wl" role="img" aria-label="%s"><title>%s</title><style>%s`, pageWide, pageHigh, title, title, styleText)
+	fmt.Fprintf(&s, `<svg xmlns="http://www.w3.org/2000/svg" viewBox="-8 -4 %d %d" class="wl" role="img" aria-label="%s"><title>%s</title><style>%s`, pageWide+16, pageHigh+8, title, title, styleText)
 	for i, p := range panes {
 		p.keyframes(&s, i, top)
 	}
@@ -65,9 +65,9 @@ func (r *Report) Waterline() string {
 	return s.String()
 }
 
-// WriteWaterline writes it as a file.
+// WriteWaterline writes it as a file, which is dark where its reader's screen is.
 func (r *Report) WriteWaterline(w io.Writer) error {
-	_, err := io.WriteString(w, r.Waterline())
+	_, err := io.WriteString(w, onDark(r.Waterline(), `.wl{--ink:#e6edf3;--muted:#9da7b1;--paper:#0d1117;--shade:#161b22;background:#0d1117}`))
 	return err
 }
 
@@ -147,8 +147,8 @@ func (p *pane) draw(s *strings.Builder, pane int, top float64, model StepModel) 
 		n++
 	}
 	n = max(1, n)
-	fmt.Fprintf(s, `<text x="%d" y="20" font-size="16" font-weight="bold">%s</text><text x="%d" y="42" class="m">%.2f ms of every %.2f ms step are waited for the fullest rank</text>`,
-		left, html.EscapeString(p.run.Policy), left, lost/n, length/n)
+	fmt.Fprintf(s, `<text x="%d" y="20" font-size="16" font-weight="bold">%s</text><text x="%d" y="42" class="m">Each %.2f ms step spends %.2f ms waiting for the fullest rank.</text>`,
+		left, html.EscapeString(p.run.Policy), left, length/n, lost/n)
 	fmt.Fprintf(s, `<svg x="%d" y="%d" width="%d" height="%d" overflow="hidden"><path stroke="#d98d78" stroke-width="2" d="`, left, paneTop, paneWide, paneHigh)
 	for x := -paneHigh; x < paneWide; x += 11 {
 		fmt.Fprintf(s, "M%d %dl%d -%d", x, paneHigh, paneHigh, paneHigh)
