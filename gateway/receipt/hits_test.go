@@ -22,8 +22,12 @@ func TestHitsOfAKey(t *testing.T) {
 	add("agents", 20*time.Second, 1000, 10)
 	add("agents", 10*time.Second, 1000, -1) // nobody knows
 	add("agents", time.Second, 0, 0)        // it failed before its prefill
+	l := g.Open(&Receipt{ID: "index", Key: "agents", Arrival: now.Add(-time.Second)}) // its engine does not say
+	l.End(func(r *Receipt) {
+		r.PromptTokens, r.CachedTokens, r.Attempts = 1000, -1, []Attempt{{Prefill: &Prefill{Hit: 5}}}
+	})
 	lately, before := g.Hits("agents", now)
-	require.Equal(t, Hits{2000, 10}, lately)
+	require.Equal(t, Hits{3000, 15}, lately)
 	require.Equal(t, Hits{2000, 1880}, before)
 	lately, before = (*Ring)(nil).Hits("agents", now)
 	require.Zero(t, lately)

@@ -241,6 +241,14 @@ func (r *Receipt) ended(now time.Time) time.Duration {
 	return now.Sub(r.Arrival.Add(time.Duration(r.Total * float64(time.Millisecond))))
 }
 
+// cached is how many tokens of the prompt were in a prefix cache: as its engine said, or as the index thought where it says nothing.
+func (r *Receipt) cached() int {
+	if r.CachedTokens > 0 || len(r.Attempts) == 0 || r.Attempts[len(r.Attempts)-1].Prefill == nil {
+		return max(0, r.CachedTokens)
+	}
+	return r.Attempts[len(r.Attempts)-1].Prefill.Hit
+}
+
 // FailedOn is the host on which an attempt of most of those requests failed that failed in the last minute, how many they are,
 // and of how many.
 func (g *Ring) FailedOn(now time.Time) (host string, most, all int) {
@@ -306,7 +314,7 @@ func (g *Ring) Hits(key string, now time.Time) (last, before Hits) {
 		case ago > lately:
 			h = &before
 		}
-		h.Prompt, h.Cached = h.Prompt+r.PromptTokens, h.Cached+max(0, r.CachedTokens)
+		h.Prompt, h.Cached = h.Prompt+r.PromptTokens, h.Cached+r.cached()
 	}
 	return last, before
 }
