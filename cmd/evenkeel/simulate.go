@@ -411,6 +411,8 @@ func (c *simulateCmd) notes(r *report.Report) []string {
 		notes = append(notes, "Ranks are bound before the prefill: slots stand empty meanwhile, and the first token waits for the prefill in a closed loop too. Policies that name no hold hold nothing back.")
 	}
 	return append(notes,
-		"Measured once an eighth of the requests and as many as there are slots were done, until the last one arrived; the longest wait also counts those that still waited then. ± is the deviation between seeds.",
+		"× is the ratio to "+first.Policy+". balanced is no policy: it is what the steps of all runs would give if all ranks held the same load in each.",
+		"The longest wait is that of one request, from the end of its prefill until it has a slot; one that still waits at the end counts too.",
+		"Measured once an eighth of the requests and as many as there are slots were done, until the last one arrived. ± is the deviation between seeds.",
 		"A simulator: the server's own board decides, and learns what a step takes and how long outputs are unless it is told; engines step as the model says and never fail"+short+".")
 }

@@ -85,7 +85,7 @@ func (c *surveyCmd) Run(std streams) (fail error) {
 	stop()
 	ctx, stop = signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM) // ends the simulation, and not what was seen
 	defer stop()
-	fmt.Fprintln(std.err, "simulating what was seen")
+	fmt.Fprintln(std.err, "simulating what was seen, for about half a minute; Ctrl-C now ends it without the gain")
 	bar = newProgress(std.err)
 	findings := survey.Judge(ctx, all, survey.Given{Slots: c.Slots, Budget: c.Budget}, func(done, of int) {
 		bar.update(done, of, fmt.Sprintf("simulated %d of %d", done, of))
