@@ -47,8 +47,8 @@ var (
 	descOutput = prometheus.NewDesc("evenkeel_rank_output_tokens_total",
 		"Tokens that the rank's answers have got. evenkeel_rank_running, divided by its rate, is how many seconds a token takes there.", rankLabels, nil)
 	descWhole = prometheus.NewDesc("evenkeel_rank_answers_total", "Answers of the rank that were whole.", rankLabels, nil)
-	descBlank = prometheus.NewDesc("evenkeel_rank_blank_answers_total",
-		"Answers of the rank that were whole, and ended by themselves with their first tokens. Many of them on one rank only are a sign of broken weights or a broken device.", rankLabels, nil)
+	descEmpty = prometheus.NewDesc("evenkeel_rank_empty_answers_total",
+		"Answers of the rank that were whole and empty: the engine ended them without any text. Many of them on one rank only are a sign of broken weights or a broken GPU.", rankLabels, nil)
 	descR2     = prometheus.NewDesc("evenkeel_step_model_r2_ratio", "Share of the variance of step times that the learned step model explains. The model is used from 0.3 on.", rankLabels[:1], nil)
 	descBudget = prometheus.NewDesc("evenkeel_tick_budget_evaluations", "Evaluations that the policy may spend on the next tick.", rankLabels[:1], nil)
 
@@ -82,7 +82,7 @@ func describeDrift(kind string) *prometheus.Desc {
 // Describe implements prometheus.Collector.
 func (gauges) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
-		descKVTokens, descCapacity, descSlots, descRunning, descOutput, descWhole, descBlank, descBeyond, descBound, descBacklog, descUneven, descRounds, descPrefills,
+		descKVTokens, descCapacity, descSlots, descRunning, descOutput, descWhole, descEmpty, descBeyond, descBound, descBacklog, descUneven, descRounds, descPrefills,
 		descOrphans, descImbalance, descIdle, descPool, descPoolOldest, descDriftSlots, descDriftKV,
 		descHeld, descStep, descLost, descC0, descC1, descEach, descOwn, descShared, descAny, descR2, descBudget, descPairs, descTwinError, descTwinAge, descTwinSaved, descTwinLost,
 		descOutputs, descBrier, descAUC, descMAE, descDrift, descDriftMax,
@@ -131,7 +131,7 @@ func (g gauges) Collect(ch chan<- prometheus.Metric) {
 			gauge(descRunning, float64(w.Running), group, rank)
 			ch <- prometheus.MustNewConstMetric(descOutput, prometheus.CounterValue, float64(w.Output), group, rank)
 			ch <- prometheus.MustNewConstMetric(descWhole, prometheus.CounterValue, float64(w.Answers), group, rank)
-			ch <- prometheus.MustNewConstMetric(descBlank, prometheus.CounterValue, float64(w.Blank), group, rank)
+			ch <- prometheus.MustNewConstMetric(descEmpty, prometheus.CounterValue, float64(w.Empty), group, rank)
 			gauge(descBeyond, float64(w.Beyond), group, rank)
 			if w.Mixed {
 				gauge(descBacklog, float64(w.Backlog), group, rank)

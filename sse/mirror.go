@@ -317,6 +317,9 @@ func (m *Mirror) Untrack() { m.ask.Trail = nil }
 // usage is below what its chunks were taken for.
 func (m *Mirror) Tokens() int { return m.tokens }
 
+// Empty tells whether this leg said nothing so far: no text, no reasoning, no call of a tool.
+func (m *Mirror) Empty() bool { return m.chunks == 0 }
+
 // Started tells whether a data event came that is no failure: decode has pulled
 // the KV, and prefill frees it.
 func (m *Mirror) Started() bool { return m.started }

@@ -147,8 +147,8 @@ func (b *board) release(slot int32, o Outcome, generated int32, started bool, no
 	b.output += int64(max(0, o.Generated))
 	r.output += int64(max(0, o.Generated))
 	if o.Kind == Finished {
-		if r.answers++; o.Blank {
-			r.blank++
+		if r.answers++; o.Empty {
+			r.empty++
 		}
 	}
 	if !r.present {

@@ -39,8 +39,8 @@ type Release struct {
 type Outcome struct {
 	Kind      Kind
 	Generated int // tokens of this leg
-	// Blank: the answer is whole, and ended by itself with its first tokens.
-	Blank bool
+	// Empty: the answer is whole, and its engine ended it without any text.
+	Empty bool
 	// Lost: the engine took the request, and its first event did not come. Where
 	// both ends serve others it is the way between them that fails.
 	Lost bool

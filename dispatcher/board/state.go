@@ -87,7 +87,7 @@ type rank struct {
 	backlog   int64   // prompt tokens that it has yet to compute
 	output    int64   // tokens of all released slots
 	answers   uint64  // that were whole
-	blank     uint64  // of them, those that ended by themselves with their first tokens
+	empty     uint64  // of them, those that their engine ended without any text
 	prompts   uint64  // that were sent to it so far
 	computing []int32 // slots that have no token yet, or none since they were preempted, in the order in which they are computed
 	computes  int64   // prompt tokens of the step under way

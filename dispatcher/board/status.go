@@ -149,7 +149,7 @@ type WorkerStatus struct {
 	Transferring int    `json:"transferring"`  // admitted, no event seen yet
 	Output       int64  `json:"output_tokens"` // of all answers since the rank came
 	Answers      uint64 `json:"answers"`       // that were whole, since then
-	Blank        uint64 `json:"blank_answers"` // of them, those that ended by themselves with their first tokens
+	Empty        uint64 `json:"empty_answers"` // of them, those that the engine ended without any text
 	KVTokens     int64  `json:"kv_tokens"`
 	Unread       int64  `json:"unread_kv_tokens,omitempty"` // of KVTokens, those of prompts that are not computed yet, which no step reads
 	Others       int64  `json:"others_kv_tokens"`           // of requests that are not ours, while this proxy has just taken the rank over
@@ -264,7 +264,7 @@ func (b *board) rankStatus(r *rank, now time.Time) WorkerStatus {
 			w.Bound++
 		}
 	}
-	w.Transferring, w.Output, w.Answers, w.Blank = w.Used-w.Running, r.output, r.answers, r.blank
+	w.Transferring, w.Output, w.Answers, w.Empty = w.Used-w.Running, r.output, r.answers, r.empty
 	for i := range r.running {
 		w.Output += int64(r.running[i].Generated)
 	}

@@ -43,7 +43,7 @@ const (
 	RoundStuck    Kind = "round_stuck"
 	PolicySlow    Kind = "policy_slow"
 	Imbalance     Kind = "imbalance"
-	RankBlank     Kind = "rank_blank"
+	RankEmpty     Kind = "rank_empty"
 	RankSlow      Kind = "rank_slow"
 	StepsSlow     Kind = "steps_slow"
 	TokensFew     Kind = "tokens_few"
@@ -244,9 +244,9 @@ var kinds = map[Kind]kind{
 		clients: "Clients of this group get every token later.",
 		next:    "Look which rank is the fullest, and what another policy would have cost.", command: `curl -s -H "Authorization: Bearer $TOKEN" "$ADMIN/live?once" | jq '.models[].groups[].twin.says'`,
 	},
-	RankBlank: {
-		harm: failing, alone: true, headline: "Blank answers", runbook: "EvenkeelRankBlank",
-		clients: "Clients whose requests go there get an empty answer, or a few words, with status 200. No error is counted, and nothing is tried again.",
+	RankEmpty: {
+		harm: failing, alone: true, headline: "Empty answers", runbook: "EvenkeelRankEmpty",
+		clients: "Clients whose requests go there get an empty answer with status 200. No error is counted, and nothing is tried again.",
 		next: "Drain the rank now: it is free so soon that it gets more requests than any other. " +
 			"Then look at its weights, its GPU's memory errors and its last restart. Tell those who use the answers.",
 		command: `curl -s -H "Authorization: Bearer $TOKEN" -X POST -H "Content-Type: application/json" -d '{"deadline": "10s"}' "$ADMIN/workers/{where}/drain"`,

@@ -188,7 +188,7 @@ func model(m *board.ModelStatus, states rankStates, ttl float64, twin bool) Mode
 			if w.Barrier == g.Barrier && (!g.Barrier || w.Group == g.Name) {
 				group.Ranks = append(group.Ranks, Rank{
 					ID: w.ID, Name: w.Name, State: states.of(&w), Steps: !w.Down && !w.Removed, KVTokens: w.KVTokens, Unread: w.Unread, Capacity: w.Capacity,
-					Used: w.Used, Slots: w.Limit, Running: w.Running, Output: w.Output, Answers: w.Answers, Blank: w.Blank, Tight: w.Tight, Backlog: w.Backlog, Prompts: w.Prompts,
+					Used: w.Used, Slots: w.Limit, Running: w.Running, Output: w.Output, Answers: w.Answers, Empty: w.Empty, Tight: w.Tight, Backlog: w.Backlog, Prompts: w.Prompts,
 				})
 			}
 		}

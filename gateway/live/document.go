@@ -62,7 +62,7 @@ type Waiting struct {
 // Lately are the whole answers of a rank in the last minute, or in the last five where those are few.
 type Lately struct {
 	Answers uint64 `json:"answers"`
-	Blank   uint64 `json:"blank_answers"` // those that ended by themselves with their first tokens
+	Empty   uint64 `json:"empty_answers"` // those that the engine ended without any text
 }
 
 // Hits are the shares of a key's prompt tokens that were in a prefix cache.
@@ -217,7 +217,7 @@ type Rank struct {
 	Running  int     `json:"running"`            // the rest of Used waits for its KV
 	Output   int64   `json:"output_tokens"`      // of all its answers so far
 	Answers  uint64  `json:"answers"`            // of them, those that were whole
-	Blank    uint64  `json:"blank_answers"`      // of these, those that ended by themselves with their first tokens
+	Empty    uint64  `json:"empty_answers"`      // of these, those that the engine ended without any text
 	TokenMs  float64 `json:"token_ms,omitempty"` // between two tokens of an answer, in the mean of the last 20 seconds; 0: too few came to tell
 	Tight    bool    `json:"tight,omitempty"`    // its engine preempted: kept emptier for a while
 	Lately   Lately  `json:"lately"`
@@ -233,10 +233,11 @@ type Prefill struct {
 	Waiting       int             `json:"waiting_requests"` // in the arrival queue, without batch
 	Batch         BatchStatus     `json:"batch"`
 	QueueMax      int             `json:"queue_max"`
-	ScrapeEveryMs float64         `json:"scrape_every_ms"` // engines are asked for their load; 0: never
-	HitShare      float64         `json:"hit_share"`       // of all prompt tokens so far, found in a prefix cache
-	BacklogS      float64         `json:"backlog_s"`       // until a prompt that comes now would begin, where that is the longest; 0: unknown
-	Hits          *Hits           `json:"hits,omitempty"`  // of the key with the most requests that wait, while the backlog is long
+	ScrapeEveryMs float64         `json:"scrape_every_ms"`  // engines are asked for their load; 0: never
+	HitShare      float64         `json:"hit_share"`        // of all prompt tokens so far, found in a prefix cache
+	BacklogS      float64         `json:"backlog_s"`        // until a prompt that comes now would begin, where that is the longest; 0: unknown
+	BusyS         float64         `json:"busy_s,omitempty"` // for how long that has been long
+	Hits          *Hits           `json:"hits,omitempty"`   // of the key with the most requests that wait, while the backlog is long
 	Engines       []PrefillEngine `json:"engines"`
 	Groups        []PrefillGroup  `json:"groups"` // of ranks that prefill and decode, which take prompts, too
 }

@@ -337,14 +337,11 @@ func prefillFindings(d *Document, fails, full bool, say find) (key string) {
 		say(incident.QueueFull, Bad, proxyAt("prefill"), "", "Requests are refused, because %s. At the last look %s waited in the arrival queue, and %s of %s places of the pool were taken", f.Why, requests(p.Waiting), stats.Grouped(max(0, d.Proxy.PlacesUsed)), stats.Grouped(max(0, d.Proxy.Places)))
 	case p.QueueMax > 0 && p.Waiting >= p.QueueMax && len(d.Models) == 1: // it is the sum over all models
 		say(incident.QueueFull, Bad, proxyAt("prefill"), "", "The arrival queue is full: %s in it, and its limit is %s (prefill.queue.max)", waits(p.Waiting), stats.Grouped(p.QueueMax))
-	case p.Waiting > 0 && open > 0 && p.BacklogS > lateSeconds && !full:
+	case p.BusyS > 0 && !full:
 		key, floods := floodOf(d.Waiting)
-		engines := "prefill engines compute"
-		if kind == "aggregated" {
-			engines = "ranks compute"
-		}
-		say(incident.PrefillBusy, Bad, proxyAt("prefill"), "", "Prompts come faster than the %s them: %s, and a prompt that comes now begins in about %.0f s%s%s",
-			engines, waits(p.Waiting), p.BacklogS, floods, lostHits(p.Hits))
+		say(incident.PrefillBusy, Bad, proxyAt("prefill"), "",
+			"Prompts come faster than the prefill engines compute them: %s, and a prompt that comes now begins in about %.0f s%s%s",
+			waits(p.Waiting), p.BacklogS, floods, lostHits(p.Hits))
 		return key
 	case p.Waiting > 0 && open == 0:
 		say(incident.QueueWaits, Bad, proxyAt("prefill"), "", "%s for %s engine", capital(waits(p.Waiting)), map[string]string{"prefill": "a prefill", "aggregated": "an aggregated"}[kind])
@@ -407,7 +404,7 @@ func modelFindings(m *Model, several, told bool, drained map[string]bool, say fi
 		}
 		say(incident.PoolLate, Bad, at{"model", m.Name, "pool"}, "", "A %s of model %s has waited %.1f s for a %s, and %s in the pool", what, m.Name, m.Pool.OldestS, rank, waits(m.Pool.Entries))
 	}
-	blankRanks(m, say)
+	emptyRanks(m, say)
 	for i := range m.Groups {
 		g := &m.Groups[i]
 		of, name := "group", g.Name
@@ -472,19 +469,18 @@ func modelFindings(m *Model, several, told bool, drained map[string]bool, say fi
 	}
 }
 
-// blankRanks says which ranks of a model end nearly all answers at once, where the others end few so.
-func blankRanks(m *Model, say find) {
+// emptyRanks says which ranks of a model give nearly nothing but empty answers, where the others give few.
+func emptyRanks(m *Model, say find) {
 	bad, rest := []string{}, Lately{}
 	var sum Lately
 	for i := range m.Groups {
 		for j := range m.Groups[i].Ranks {
 			r := &m.Groups[i].Ranks[j]
-			if share, known := r.Lately.share(); known && share >= blankShare {
-				bad = append(bad, r.Name)
-				sum.Answers, sum.Blank = sum.Answers+r.Lately.Answers, sum.Blank+r.Lately.Blank
-			} else {
-				rest.Answers, rest.Blank = rest.Answers+r.Lately.Answers, rest.Blank+r.Lately.Blank
+			of := &rest
+			if share, known := r.Lately.share(); known && share >= emptyShare {
+				bad, of = append(bad, r.Name), &sum
 			}
+			of.Answers, of.Empty = of.Answers+r.Lately.Answers, of.Empty+r.Lately.Empty
 		}
 	}
 	others, known := rest.share()
@@ -493,14 +489,15 @@ func blankRanks(m *Model, say find) {
 	}
 	all := sum.Answers + rest.Answers
 	if len(bad) == 1 {
-		say(incident.RankBlank, Bad, at{"rank", bad[0], "ranks"}, "",
-			"Rank %s ends its answers at once: %s of its last %s answers ended by themselves within three tokens, and %.0f %% of those of the other ranks; "+
-				"of the last %s answers, %.0f %% were its", bad[0], stats.Grouped(sum.Blank), stats.Grouped(sum.Answers), 100*others, stats.Grouped(all), 100*float64(sum.Answers)/float64(all))
+		say(incident.RankEmpty, Bad, at{"rank", bad[0], "ranks"}, "",
+			"Rank %s gives empty answers: %s of its last %s answers ended without any text, and %.0f %% of those of the other ranks; "+
+				"of the last %s answers, %.0f %% were its", bad[0], stats.Grouped(sum.Empty), stats.Grouped(sum.Answers), 100*others, stats.Grouped(all),
+			100*float64(sum.Answers)/float64(all))
 		return
 	}
-	say(incident.RankBlank, Bad, at{"model", m.Name, "ranks"}, "",
-		"%d ranks of model %s end their answers at once: %s of their last %s answers ended by themselves within three tokens, and %.0f %% of those of the other ranks: %s",
-		len(bad), m.Name, stats.Grouped(sum.Blank), stats.Grouped(sum.Answers), 100*others, listed(bad))
+	say(incident.RankEmpty, Bad, at{"model", m.Name, "ranks"}, "",
+		"%d ranks of model %s give empty answers: %s of their last %s answers ended without any text, and %.0f %% of those of the other ranks: %s",
+		len(bad), m.Name, stats.Grouped(sum.Empty), stats.Grouped(sum.Answers), 100*others, listed(bad))
 }
 
 const (

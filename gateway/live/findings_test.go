@@ -88,13 +88,13 @@ func TestFindingsSayWhatIsWrongAndWhere(t *testing.T) {
 			{Bad, "pool", "deepseek-r1", "All 768 decode slots of model deepseek-r1 are taken, and 1,408 requests wait in the pool and in the arrival queue: 1,308 of the 1,408 that wait are of key batch"},
 		}},
 		"prompts wait for prefill": {func(d *Document) {
-			d.Prefill.Waiting, d.Prefill.BacklogS = 114, 34.4
+			d.Prefill.Waiting, d.Prefill.BacklogS, d.Prefill.BusyS = 114, 34.4, 25
 			d.Waiting = []Waiting{{"agents", 110}, {"chat", 4}}
 			d.Prefill.Hits = &Hits{"agents", 0.012, 0.97}
 		}, []told{{Bad, "prefill", "", "Prompts come faster than the prefill engines compute them: 114 requests wait, and a prompt that comes now begins in about 34 s: " +
 			"110 of the 114 that wait are of key agents. In the last minute, prefix caches had 1 % of the tokens of the prompts of key agents, and 97 % before: they may begin differently now"}}},
 		"prompts wait for prefill, and the caches are as warm as before": {func(d *Document) {
-			d.Prefill.Waiting, d.Prefill.BacklogS, d.Prefill.Hits = 114, 34.4, &Hits{"", 0.5, 0.6}
+			d.Prefill.Waiting, d.Prefill.BacklogS, d.Prefill.BusyS, d.Prefill.Hits = 114, 34.4, 25, &Hits{"", 0.5, 0.6}
 		}, []told{{Bad, "prefill", "", "Prompts come faster than the prefill engines compute them: 114 requests wait, and a prompt that comes now begins in about 34 s"}}},
 		"nobody floods": {func(d *Document) { taken(d, 1404); d.Waiting = []Waiting{{"batch", 704}, {"chat", 704}} }, []told{
 			{Bad, "pool", "deepseek-r1", "All 768 decode slots of model deepseek-r1 are taken, and 1,408 requests wait in the pool and in the arrival queue"},

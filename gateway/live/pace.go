@@ -13,6 +13,7 @@ type paces struct {
 	last   time.Time
 	ranks  map[int32]*pace
 	groups map[groupName]*usual
+	busy   spell // prompts come faster than prefill engines compute them
 }
 
 type groupName struct{ model, group string }
@@ -28,7 +29,7 @@ type pace struct {
 	output    int64
 	stretches []stretch
 	ms        float64 // of a token; 0: too few came to tell
-	blanks    blanks
+	empties   empties
 }
 
 // stretch is the time between two documents.
@@ -52,10 +53,21 @@ type usual struct {
 }
 
 // law is what a step takes: ms; a KV token and a request of the fullest rank. Where none could be learned, because steps hardly
-// follow the load, it is what a step took, up to a load a little above that of the time.
+// follow the load, it is what a step took at a load.
 type law struct {
 	c0, c1, each float64
-	upTo         int64 // KV tokens of the fullest rank; 0: it holds at any load
+	tokens       int64 // of the fullest rank at the time, where there was no law; 0: there was one
+	running      int   // likewise
+}
+
+// ms is what a step takes by the law, and at most. A step that was timed once takes longer where the load is larger, but no more so
+// than the load is.
+func (l law) ms(tokens int64, running int) (ms, most float64) {
+	ms = l.c0 + l.c1*float64(tokens) + l.each*float64(running)
+	if l.tokens == 0 {
+		return ms, ms
+	}
+	return ms, ms * max(1, float64(tokens)/float64(l.tokens), float64(running)/float64(max(1, l.running)))
 }
 
 // gives is what a step gives to an answer.
@@ -98,7 +110,6 @@ const (
 	slowTimes = 1.6              // as long as the law says, at least
 	slowMs    = 5                // longer than that, at least
 	slowEver  = 2 * time.Hour    // after that, what is slow is what is usual
-	lawSlack  = 1.2              // of the load at which steps were timed, where no law is known
 	fewShare  = 0.6              // of the tokens that a step gave, at most
 	fewTimes  = 1.3              // as long as a token took, at least: else only the engine's chunks changed
 )
@@ -120,7 +131,7 @@ func (p *paces) add(d *Document, now time.Time) {
 					x = &pace{}
 				}
 				x.add(r, now.Sub(p.last), now)
-				x.blanks.add(r, now)
+				x.empties.add(r, now)
 				ranks[r.ID] = x
 				r.TokenMs = x.ms
 			}
@@ -136,6 +147,7 @@ func (p *paces) add(d *Document, now time.Time) {
 			}
 		}
 	}
+	p.busy.look(d.Prefill.Waiting > 0 && d.Prefill.BacklogS > lateSeconds, now)
 	p.last, p.ranks, p.groups = now, ranks, groups
 }
 
@@ -144,13 +156,14 @@ func (g *Group) onlyDecodes() bool { return g.Barrier && g.Rounds == nil }
 
 // tell completes a document by what was taken in last.
 func (p *paces) tell(d *Document) {
+	d.Prefill.BusyS = p.busy.lasts(p.last).Seconds()
 	for i := range d.Models {
 		m := &d.Models[i]
 		for j := range m.Groups {
 			g := &m.Groups[j]
 			for k := range g.Ranks {
 				if x := p.ranks[g.Ranks[k].ID]; x != nil && g.Ranks[k].Steps {
-					g.Ranks[k].TokenMs, g.Ranks[k].Lately = x.ms, x.blanks.lately
+					g.Ranks[k].TokenMs, g.Ranks[k].Lately = x.ms, x.empties.lately
 				}
 			}
 			g.TokenMs = middle(g.Ranks)
@@ -169,13 +182,14 @@ func (p *paces) tell(d *Document) {
 
 // add takes in what the rank's answers got since the document before.
 func (x *pace) add(r *Rank, since time.Duration, now time.Time) {
-	if tokens := r.Output - x.output; x.output > 0 && tokens >= 0 && since < paceWindow {
+	output := r.Output - int64(r.Answers) // the first token of an answer is not waited for in a stream
+	if tokens := output - x.output; x.output > 0 && tokens >= 0 && since < paceWindow {
 		ms := float64(since.Milliseconds()) * float64(x.running+r.Running) / 2
 		x.stretches = append(x.stretches, stretch{now, ms, tokens})
 	} else {
 		x.stretches = x.stretches[:0]
 	}
-	x.output, x.running = r.Output, r.Running
+	x.output, x.running = output, r.Running
 	x.stretches = slices.DeleteFunc(x.stretches, func(s stretch) bool { return now.Sub(s.at) > paceWindow })
 	streams, tokens := 0.0, int64(0)
 	for _, s := range x.stretches {
@@ -212,26 +226,23 @@ func (g *Group) perStep() float64 {
 // add compares the steps of now with those of the last hour, at the loads of now.
 func (u *usual) add(g *Group, now time.Time) {
 	u.before, u.gave = 0, 0
-	if before, known := u.at(g); known {
-		lasts := u.slow.look(g.StepMs > slowTimes*before && g.StepMs-before > slowMs, now)
-		if lasts > 0 {
-			u.before = before
-		}
-		if lasts > slowEver {
-			*u = usual{}
-		}
+	usually, most, known := u.at(g)
+	if u.slow.lasts(now) > 0 {
+		most = usually // what is longer because of the load began with slow steps: the same requests stay for longer
 	}
-	if tokens := g.perStep(); tokens > 0 && len(u.gives) >= lawsLeast {
-		before := u.typical()
-		lasts := u.few.look(tokens < fewShare*before.tokens && g.TokenMs > fewTimes*before.tokenMs, now)
-		if lasts > 0 {
-			u.gave = before.tokens
-		}
-		if lasts > slowEver {
-			*u = usual{}
-		}
+	lasts := u.slow.look(known && g.StepMs > slowTimes*most && g.StepMs-most > slowMs, now)
+	if known && lasts > 0 {
+		u.before = usually
 	}
-	if u.slow.since.IsZero() && u.few.since.IsZero() && g.StepMs > 0 && !now.Before(u.next) {
+	tokens, before := g.perStep(), u.typical()
+	few := u.few.look(tokens > 0 && tokens < fewShare*before.tokens && g.TokenMs > fewTimes*before.tokenMs, now)
+	if tokens > 0 && few > 0 {
+		u.gave = before.tokens
+	}
+	switch {
+	case lasts > slowEver, few > slowEver:
+		*u = usual{}
+	case u.slow.since.IsZero() && u.few.since.IsZero() && g.StepMs > 0 && !now.Before(u.next):
 		u.keep(g)
 		u.next = now.Add(lawEvery)
 	}
@@ -241,7 +252,7 @@ func (u *usual) add(g *Group, now time.Time) {
 func (u *usual) keep(g *Group) {
 	l := g.law
 	if g.ModelMs <= 0 {
-		l = law{c0: g.StepMs, upTo: int64(lawSlack * float64(g.MostTokens))}
+		l = law{c0: g.StepMs, tokens: max(1, g.MostTokens), running: g.mostRunning()}
 	}
 	if u.laws = append(u.laws, l); len(u.laws) > lawsKept {
 		u.laws = slices.Delete(u.laws, 0, 1)
@@ -253,28 +264,35 @@ func (u *usual) keep(g *Group) {
 	}
 }
 
-// at is what a step takes at the loads of now by the middle one of the laws that hold there; false: too few do, or nothing
-// runs, so no step ends.
-func (u *usual) at(g *Group) (ms float64, known bool) {
-	running := 0
-	for i := range g.Ranks {
-		running = max(running, g.Ranks[i].Running)
+// at is what a step takes at the loads of now by the middle one of the laws, and at most; false: there are too few, or nothing runs,
+// so no step ends.
+func (u *usual) at(g *Group) (ms, most float64, known bool) {
+	running := g.mostRunning()
+	if len(u.laws) < lawsLeast || running == 0 || g.StepMs <= 0 {
+		return 0, 0, false
 	}
-	var all []float64
-	for _, l := range u.laws {
-		if l.upTo == 0 || g.MostTokens <= l.upTo {
-			all = append(all, l.c0+l.c1*float64(g.MostTokens)+l.each*float64(running))
-		}
-	}
-	if len(all) < lawsLeast || running == 0 || g.StepMs <= 0 {
-		return 0, false
+	all, mosts := make([]float64, len(u.laws)), make([]float64, len(u.laws))
+	for i, l := range u.laws {
+		all[i], mosts[i] = l.ms(g.MostTokens, running)
 	}
 	slices.Sort(all)
-	return stats.Median(all), true
+	slices.Sort(mosts)
+	return stats.Median(all), stats.Median(mosts), true
 }
 
-// typical is the middle of what steps gave.
+// mostRunning is how many requests the rank runs that runs the most.
+func (g *Group) mostRunning() (most int) {
+	for i := range g.Ranks {
+		most = max(most, g.Ranks[i].Running)
+	}
+	return most
+}
+
+// typical is the middle of what steps gave; zero: too few are known.
 func (u *usual) typical() (m gives) {
+	if len(u.gives) < lawsLeast {
+		return m
+	}
 	var tokens, ms []float64
 	for _, x := range u.gives {
 		tokens, ms = append(tokens, x.tokens), append(ms, x.tokenMs)

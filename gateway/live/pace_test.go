@@ -27,12 +27,14 @@ type fleetOf struct {
 	tokens  int64 // of the fullest rank
 	said    func(i int) *gateway.Gauges
 	unknown bool // there is no step model
+	length  int  // tokens of an answer; 0: none ends
+	answers []float64
 }
 
 func ranksOf(t *testing.T, n int, barrier bool) *fleetOf {
 	f := &fleetOf{t: t, barrier: barrier, now: time.Unix(1e9, 0), stepMs: 43, law: law{c0: 40, c1: 1e-4}, tokens: 30_000}
 	for range n {
-		f.outputs, f.running, f.tokenMs = append(f.outputs, 1000), append(f.running, 8), append(f.tokenMs, 43)
+		f.outputs, f.running, f.tokenMs, f.answers = append(f.outputs, 1000), append(f.running, 8), append(f.tokenMs, 43), append(f.answers, 0)
 	}
 	return f
 }
@@ -49,8 +51,13 @@ func (f *fleetOf) pass(seconds int, each func(s int)) (kinds []incident.Kind, d 
 			g.ModelMs, g.law = 0, law{}
 		}
 		for i := range f.outputs {
-			f.outputs[i] += 1000 / f.tokenMs[i] * float64(f.running[i])
-			g.Ranks = append(g.Ranks, Rank{ID: int32(i), Name: "d:" + string(rune('0'+i)), State: RankUp, Steps: true, Running: f.running[i], Output: int64(f.outputs[i])})
+			later := 1000 / f.tokenMs[i] * float64(f.running[i])
+			f.outputs[i] += later
+			if f.length > 0 { // one token of each answer more
+				f.answers[i] += later / float64(f.length-1)
+				f.outputs[i] += later / float64(f.length-1)
+			}
+			g.Ranks = append(g.Ranks, Rank{ID: int32(i), Name: "d:" + string(rune('0'+i)), State: RankUp, Steps: true, Running: f.running[i], Output: int64(f.outputs[i]), Answers: uint64(f.answers[i])})
 			if f.said != nil {
 				g.Ranks[i].gauges = f.said(i)
 			}
@@ -162,7 +169,11 @@ func TestSlowStepsAreFoundWithoutALaw(t *testing.T) {
 	require.Empty(t, kinds)
 	f.tokens, f.stepMs = 60_000, 80
 	kinds, _ = f.pass(60, nil)
-	require.Empty(t, kinds, "nobody knows what a step takes at twice the load")
+	require.Empty(t, kinds, "at twice the load, a step may take twice as long")
+	f.tokens, f.stepMs, f.running[3] = 30_000, 80, 16
+	kinds, _ = f.pass(60, nil)
+	require.Empty(t, kinds, "with twice the requests, too")
+	f.running[3] = 8
 	f.tokens, f.stepMs = 33_000, 215
 	kinds, d := f.pass(30, nil)
 	require.Equal(t, []incident.Kind{incident.StepsSlow}, kinds)
@@ -192,4 +203,66 @@ func TestStepsThatGiveFewerTokensAreFound(t *testing.T) {
 	f.stepMs, f.law = 43./3, law{c0: 40. / 3, c1: 1e-4 / 3} // the engine sends each token by itself
 	kinds, _ = f.pass(60, nil)
 	require.Empty(t, kinds, "the tokens are as fast as before")
+}
+
+// Steps that take longer keep the same requests for longer, so that the load rises with them.
+func TestSlowStepsStayFoundWhileTheLoadRisesWithThem(t *testing.T) {
+	f := ranksOf(t, 8, true)
+	f.unknown = true
+	f.pass(600, nil)
+	f.stepMs = 130
+	found := 0
+	for range 30 {
+		f.tokens = min(90_000, f.tokens+10_000)
+		kinds, _ := f.pass(60, nil)
+		found += len(kinds)
+	}
+	require.Equal(t, 30, found)
+	f.stepMs, f.tokens = 43, 30_000
+	kinds, _ := f.pass(60, nil)
+	require.Empty(t, kinds)
+}
+
+func TestSlowStepsAreForgottenWhileNothingRuns(t *testing.T) {
+	f := ranksOf(t, 8, true)
+	f.pass(600, nil)
+	f.stepMs = 215
+	f.pass(5, nil)
+	clear(f.running)
+	f.pass(600, nil)
+	for i := range f.running {
+		f.running[i] = 8
+	}
+	kinds, _ := f.pass(1, nil)
+	require.Empty(t, kinds, "they have been slow for a second")
+}
+
+// Where answers are short, their first tokens are many. Those take no step of a stream.
+func TestLongerAnswersAreNotFewerTokens(t *testing.T) {
+	f := ranksOf(t, 8, true)
+	f.length = 2
+	kinds, d := f.pass(600, nil)
+	require.Empty(t, kinds)
+	require.InDelta(t, 1, d.Models[0].Groups[0].StepTokens, 0.05)
+	f.length = 400
+	kinds, _ = f.pass(120, nil)
+	require.Empty(t, kinds)
+}
+
+func TestOneLongPromptIsNoBacklog(t *testing.T) {
+	var p paces
+	now := noon
+	look := func(seconds, waiting int, backlog float64) float64 {
+		d := &Document{Prefill: Prefill{Waiting: waiting, BacklogS: backlog}}
+		for range seconds {
+			now = now.Add(time.Second)
+			p.add(d, now)
+		}
+		p.tell(d)
+		return d.Prefill.BusyS
+	}
+	require.Zero(t, look(12, 1, 15), "it is computed in 12 s")
+	require.Zero(t, look(60, 0, 15), "nothing waits")
+	require.Positive(t, look(30, 9, 15))
+	require.Zero(t, look(30, 0, 0))
 }

@@ -20,8 +20,8 @@ func TestHitsOfAKey(t *testing.T) {
 	add("agents", 2*time.Minute, 1000, 980)
 	add("chat", 30*time.Second, 1000, 500)
 	add("agents", 20*time.Second, 1000, 10)
-	add("agents", 10*time.Second, 1000, -1) // nobody knows
-	add("agents", time.Second, 0, 0)        // it failed before its prefill
+	add("agents", 10*time.Second, 1000, -1)                                           // nobody knows
+	add("agents", time.Second, 0, 0)                                                  // it failed before its prefill
 	l := g.Open(&Receipt{ID: "index", Key: "agents", Arrival: now.Add(-time.Second)}) // its engine does not say
 	l.End(func(r *Receipt) {
 		r.PromptTokens, r.CachedTokens, r.Attempts = 1000, -1, []Attempt{{Prefill: &Prefill{Hit: 5}}}

@@ -68,14 +68,9 @@ func (j *job) find(f life.Finding) {
 	j.charges = nil
 }
 
-// blankTokens has an answer that ends by itself no later count as blank. Few whole answers are so short, and those of a rank with
-// broken weights are: it gives the end of the answer as one of the first tokens.
-const blankTokens = 3
-
 // outcome of a request whose KV did or did not come.
 func (s *stream) outcome(kind board.Kind) board.Outcome {
 	unheard := s.fault != nil && s.firstAt.IsZero() && s.fault.Unheard()
-	tokens := s.Mirror.Tokens()
-	blank := kind == board.Finished && tokens <= blankTokens && s.Mirror.FinishReason() == "stop" && !s.job.life.Resumed()
-	return board.Outcome{Kind: kind, Generated: tokens, Blank: blank, Lost: unheard, Orphaned: s.stranded}
+	empty := kind == board.Finished && s.Mirror.Empty() && s.Mirror.FinishReason() == "stop" && !s.job.life.Resumed()
+	return board.Outcome{Kind: kind, Generated: s.Mirror.Tokens(), Empty: empty, Lost: unheard, Orphaned: s.stranded}
 }

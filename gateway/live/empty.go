@@ -2,9 +2,9 @@ package live
 
 import "time"
 
-// blanks count the answers of a rank that end by themselves with their first tokens. No request fails by them, and such a
-// rank is the fastest one, so it gets ever more requests.
-type blanks struct {
+// empties count the answers of a rank that its engine ends without any text. No request fails by them, and such a rank is the
+// fastest one, so it gets ever more requests.
+type empties struct {
 	marks  []mark // one each markEvery, the oldest first
 	lately Lately
 }
@@ -20,13 +20,13 @@ const (
 	marksKept  = 31 // five minutes
 	marksLast  = 7  // a minute
 	fewAnswers = 20
-	blankShare = 0.8 // of the answers of a rank, at least
+	emptyShare = 0.8 // of the answers of a rank, at least
 	wholeShare = 0.2 // of those of the others, at most
 )
 
 // add takes in a document.
-func (b *blanks) add(r *Rank, now time.Time) {
-	sum := Lately{r.Answers, r.Blank}
+func (b *empties) add(r *Rank, now time.Time) {
+	sum := Lately{r.Answers, r.Empty}
 	n := len(b.marks)
 	if n > 0 && b.marks[n-1].Answers > sum.Answers { // it is another rank of this name
 		b.marks, n = b.marks[:0], 0
@@ -43,10 +43,10 @@ func (b *blanks) add(r *Rank, now time.Time) {
 }
 
 func (l Lately) since(before Lately) Lately {
-	return Lately{l.Answers - before.Answers, l.Blank - before.Blank}
+	return Lately{l.Answers - before.Answers, l.Empty - before.Empty}
 }
 
-// share is that of blank answers, with as many others as prove something.
+// share is that of empty answers, with as many others as prove something.
 func (l Lately) share() (share float64, known bool) {
-	return float64(l.Blank) / float64(max(1, l.Answers)), l.Answers >= fewAnswers
+	return float64(l.Empty) / float64(max(1, l.Answers)), l.Answers >= fewAnswers
 }

@@ -1,0 +1,93 @@
+package live
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"evenkeel/gateway/incident"
+	"evenkeel/gateway/timeline"
+)
+
+// answering plays a fleet for so many seconds: each rank ends so many whole answers in each of them, of which so many are empty.
+func answering(p *paces, d *Document, start time.Time, seconds int, each func(rank int) (answers, empty uint64)) time.Time {
+	for range seconds {
+		start = start.Add(time.Second)
+		for i := range d.Models[0].Groups[0].Ranks {
+			r := &d.Models[0].Groups[0].Ranks[i]
+			answers, empty := each(i)
+			r.Answers, r.Empty = r.Answers+answers, r.Empty+empty
+		}
+		p.add(d, start)
+	}
+	p.tell(d)
+	return start
+}
+
+func six() *Document {
+	d := &Document{Models: []Model{{Name: "m", Groups: []Group{{}}}}}
+	for i := range 6 {
+		d.Models[0].Groups[0].Ranks = append(d.Models[0].Groups[0].Ranks, Rank{ID: int32(i), Name: fmt.Sprintf("h:%d", i), Steps: true, State: RankUp})
+	}
+	return d
+}
+
+func emptyFound(d *Document) (said []string) {
+	for _, f := range findingsOf(d, timeline.Ended{}) {
+		if f.Kind == incident.RankEmpty {
+			said = append(said, f.What)
+		}
+	}
+	return said
+}
+
+func TestARankThatGivesEmptyAnswersIsFound(t *testing.T) {
+	p, d, rng := paces{}, six(), rand.New(rand.NewPCG(1, 2))
+	healthy := func(i int) (uint64, uint64) { return 2, uint64(i%2) * uint64(rng.IntN(4)/3) }
+	now := answering(&p, d, noon, 120, healthy)
+	require.Empty(t, emptyFound(d))
+	broken := func(i int) (uint64, uint64) { // its slots are free at once, so it takes nearly all
+		if i == 3 {
+			return 11, 11
+		}
+		return 1, 0
+	}
+	now = answering(&p, d, now, 60, broken)
+	require.Equal(t, []string{"Rank h:3 gives empty answers: 661 of its last 678 answers ended without any text, " +
+		"and 0 % of those of the other ranks; of the last 1,068 answers, 63 % were its"}, emptyFound(d))
+	answering(&p, d, now, 70, healthy)
+	require.Empty(t, emptyFound(d), "it is over a minute after it was mended")
+}
+
+func TestEmptyAnswersOfAllRanksAreNoFault(t *testing.T) {
+	p, d := paces{}, six()
+	now := answering(&p, d, noon, 120, func(int) (uint64, uint64) { return 5, 5 }) // clients whose prompts are answered by a stop
+	require.Empty(t, emptyFound(d))
+	answering(&p, d, now, 120, func(i int) (uint64, uint64) { return 5, uint64(i) }) // some more than others
+	require.Empty(t, emptyFound(d))
+}
+
+func TestFewAnswersProveNothing(t *testing.T) {
+	p, d := paces{}, six()
+	n := 0
+	answering(&p, d, noon, 240, func(i int) (uint64, uint64) { // an answer in 20 seconds
+		if n++; n/6%20 != 0 {
+			return 0, 0
+		}
+		if i == 0 {
+			return 1, 1
+		}
+		return 1, 0
+	})
+	require.Empty(t, emptyFound(d))
+}
+
+func TestSeveralRanksThatGiveEmptyAnswersAreOneFinding(t *testing.T) {
+	p, d := paces{}, six()
+	answering(&p, d, noon, 90, func(i int) (uint64, uint64) { return 2, uint64(2 * (i / 4)) })
+	require.Equal(t, []string{"2 ranks of model m give empty answers: 276 of their last 276 answers ended without any text, " +
+		"and 0 % of those of the other ranks: h:4, h:5"}, emptyFound(d))
+}
