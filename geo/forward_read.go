@@ -66,8 +66,8 @@ func (f *Forward) Events() int { return f.events }
 func (f *Forward) FirstAt() time.Time { return f.firstAt }
 
 // Read hands out whole events as they come, waiting for the first bytes only.
-// A peer that is lost is an event that says so, no [DONE], and ErrPeerLost, so
-// that the connection is closed.
+// A peer that is lost is an event that says so and ErrPeerLost, so that the connection
+// is closed. No [DONE] follows it, as it does after every other error event of a chat.
 func (f *Forward) Read(p []byte) (int, error) {
 	if err := f.await(); err != nil {
 		return 0, err
