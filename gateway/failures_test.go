@@ -119,7 +119,7 @@ func cells() []cell {
 		}
 		if atD {
 			all[0].again, all[0].kv = sameHandoff, "kept for the next rank"
-			all[5].kv = drained + "; after the second 500 at the hold timeout: no third engine sees the request"
+			all[5].kv = drained + ". After a second 500 no other engine gets the request, and its KV tokens are free at the hold timeout"
 		}
 		for i := range all {
 			all[i].phase = phase
@@ -165,9 +165,9 @@ func cells() []cell {
 		cell{phase: dispatched, fault: "silent end", never: head},
 		cell{phase: dispatched, fault: "hang", never: as("timeout")},
 		cell{phase: dispatched, fault: "restart", never: as("reset")},
-		cell{phase: dispatched, fault: "client gone", never: "the same as after the 200"},
+		cell{phase: dispatched, fault: "client gone", never: "the same as after the 200, which the next table has"},
 		cell{phase: dispatched, fault: "deadline", never: "a hand-off past its deadline is not sent; the request gets " + both},
-		cell{phase: dispatched, fault: "drain", never: "the same as after the 200"},
+		cell{phase: dispatched, fault: "drain", never: "the same as after the 200, which the next table has"},
 	)
 	for _, f := range []string{"refused", "4xx", "429", "500", "503"} {
 		why := past
@@ -189,7 +189,7 @@ func cells() []cell {
 		cell{phase: opened, fault: "restart", never: as("reset")},
 		cell{phase: opened, fault: "client gone", other: "", again: nothing, kv: firstEvent + "; until then the connection stays open and the slot is taken", attempts: 1, probes: 1, act: whileOpened(nil)},
 		cell{phase: opened, fault: "deadline", never: as("timeout") + " (`first_event_timeout`)"},
-		cell{phase: opened, fault: "drain", other: right, again: resumed + ", once its first event is there", kv: firstEvent, attempts: 2, probes: 2, act: whileOpened((*cluster).drainDecode)},
+		cell{phase: opened, fault: "drain", other: right, again: "nothing until its first event or `first_event_timeout`; then " + resumed, kv: firstEvent, attempts: 2, probes: 2, act: whileOpened((*cluster).drainDecode)},
 
 		cell{phase: streaming, fault: "reset", rule: after(refengine.Reset, refengine.PhaseMidStream), other: right, alone: "event `upstream_broken`", again: resumed, kv: firstEvent, attempts: 2, probes: 2},
 		cell{phase: streaming, fault: "timeout", never: as("hang")},
