@@ -20,6 +20,7 @@ import (
 	networking "k8s.io/api/networking/v1"
 	disruption "k8s.io/api/policy/v1"
 	rbac "k8s.io/api/rbac/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -249,6 +250,14 @@ func configIsOne(t *testing.T, m *manifest) {
 	require.Greater(t, time.Duration(*pod.TerminationGracePeriodSeconds)*time.Second, drain, "nothing kills a pod that drains")
 	require.LessOrEqual(t, time.Duration(pod.Containers[0].ReadinessProbe.PeriodSeconds*pod.Containers[0].ReadinessProbe.FailureThreshold)*time.Second, cfg.Limits.DrainGrace,
 		"who asks has noticed before requests are refused")
+
+	memory := pod.Containers[0].Resources.Limits.Memory().Value()
+	goal := resource.MustParse(strings.TrimSuffix(pod.Containers[0].Env[0].Value, "B"))
+	require.Equal(t, "GOMEMLIMIT", pod.Containers[0].Env[0].Name)
+	require.Less(t, goal.Value(), memory)
+	const started = 30 << 20 // of a proxy that does nothing, docs/operate.md
+	bounds := started + int64(cfg.Limits.Bodies) + int64(cfg.Limits.ResumeBytes) + 2*int64(cfg.Prefill.Index.MaxBytes) + int64(cfg.Admin.ReceiptsBytes)
+	require.LessOrEqual(t, bounds, goal.Value(), "all that the config lets a pod keep fits, so that no prompts can have the kernel kill it")
 
 	unit, err := os.ReadFile("../../configs/systemd/evenkeel.service")
 	require.NoError(t, err)
