@@ -17,6 +17,7 @@ func TestTheExamplePolicyKeepsTheRules(t *testing.T) {
 	require.Contains(t, Names(), "bestfit")
 	t.Run("rules", TestEveryPolicyKeepsTheRules)
 	t.Run("slots", TestNoPooledPolicyLeavesASlotIdleThatSomeoneFits)
+	t.Run("overdue", TestOverdueEntriesArePlacedBeforeAllOthers)
 	t.Run("allocations", TestDecideDoesNotAllocate)
 
 	p, err := Parse("bestfit")
@@ -38,7 +39,8 @@ func TestThePoliciesPageHasEveryPolicy(t *testing.T) {
 	text, err := os.ReadFile("../../docs/policies.md")
 	require.NoError(t, err)
 	for _, name := range Names() {
-		require.Contains(t, string(text), "`"+name+"`")
+		there := strings.Contains(string(text), "`"+name+"`")
+		require.True(t, there, "docs/policies.md lacks the policy %s: add a row to its table of policies", name)
 	}
 }
 

@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"math/rand/v2"
@@ -119,6 +120,46 @@ func TestNoPooledPolicyLeavesASlotIdleThatSomeoneFits(t *testing.T) {
 			})
 		})
 	}
+}
+
+// A policy with a guard places the overdue entries before all others, so that none waits for ever: no younger entry gets a slot
+// while an overdue one waits. Entries wait the longer, the earlier they came, and the ranks have KV room for all of them.
+func TestOverdueEntriesArePlacedBeforeAllOthers(t *testing.T) {
+	n := 0
+	for _, name := range Names() {
+		if p, _ := Parse(name); p.Immediate() || p.MaxAgeMs() == 0 {
+			continue
+		}
+		n++
+		t.Run(name, func(t *testing.T) {
+			rapid.Check(t, func(t *rapid.T) {
+				s := drawSnapshot(t)
+				s.MaxAgeMs = 500
+				for g := range s.Workers {
+					s.Workers[g].Capacity = 0
+				}
+				slices.SortStableFunc(s.Pool, func(a, b Entry) int { return cmp.Compare(b.WaitMs, a.WaitMs) })
+				waiting := map[uint64]bool{} // of the overdue ones
+				for i := range s.Pool {
+					e := &s.Pool[i]
+					if e.Urgent = false; e.WaitMs >= s.MaxAgeMs {
+						waiting[e.ID] = true
+					}
+				}
+				p, err := Parse(name)
+				require.NoError(t, err)
+				younger := 0
+				for _, a := range p.Decide(s, nil) {
+					if !waiting[a.Entry] {
+						younger++
+					}
+					delete(waiting, a.Entry)
+				}
+				require.False(t, younger > 0 && len(waiting) > 0, "%d younger entries were placed, and these overdue ones wait: %v", younger, waiting)
+			})
+		})
+	}
+	require.GreaterOrEqual(t, n, 8, "most policies have a guard")
 }
 
 // fleet makes a snapshot as a tick sees it: some slots of some ranks just freed.
