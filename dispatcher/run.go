@@ -216,7 +216,7 @@ func (r *runner) do(e *board.Effect, took time.Duration) {
 	case board.EffectFallback:
 		m.fallbacks.WithLabelValues(e.Label).Inc()
 		if e.Label == board.FallbackSlow {
-			r.log.Warn("dispatcher: a tick was over dispatch.tick_limit, "+board.FallbackSpec+" decides the next ones",
+			r.log.Warn("dispatcher: a tick took longer than dispatch.tick_limit, so "+board.FallbackSpec+" decides the next ticks",
 				zap.String("policy", e.Policy), zap.Duration("took", e.Lasts), zap.Duration("limit", r.boards.Config().TickLimit), zap.Int("ticks", board.SlowRounds))
 		}
 	case board.EffectSent:
@@ -225,12 +225,12 @@ func (r *runner) do(e *board.Effect, took time.Duration) {
 		m.beyond.Inc()
 	case board.EffectQuarantine:
 		m.quarantines.WithLabelValues(e.Pair.Prefiller, e.Pair.Engine).Inc()
-		r.log.Warn("dispatcher: hand-offs of a prefiller do not reach a decode engine, though both serve others; the pair is avoided",
+		r.log.Warn("dispatcher: hand-offs of a prefill engine do not reach a decode engine, although both work with other engines; the pair is avoided",
 			zap.String("prefiller", e.Pair.Prefiller), zap.String("engine", e.Pair.Engine), zap.Int("failures", e.Count), zap.Duration("for", e.Lasts))
 	case board.EffectSteered:
 		m.steered.WithLabelValues(e.Label).Inc()
 	case board.EffectDuplicate:
-		r.log.Warn("dispatcher: two workers with one ID, the second is ignored",
+		r.log.Warn("dispatcher: two workers have the same ID, and the second is ignored",
 			zap.Int32("id", e.Worker), zap.String("kept", e.Names[0]), zap.String("ignored", e.Names[1]))
 	case board.EffectPace:
 		if r.own(e.Group.Model).pace.publish(&e.Pace) && r.cfg.OnRoom != nil {
@@ -356,7 +356,7 @@ func (r *runner) choose(c twin.Choice) {
 		return
 	}
 	if err := r.set(board.SetPolicy{Spec: c.Spec}); err != nil {
-		r.log.Warn("dispatcher: the policy that the twin chose cannot be put in force", zap.String("policy", c.Spec), zap.Error(err))
+		r.log.Warn("dispatcher: the policy that the twin chose cannot be used", zap.String("policy", c.Spec), zap.Error(err))
 		return
 	}
 	a.changes, a.at, a.why = a.changes+1, r.now, c.Why

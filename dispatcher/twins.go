@@ -103,7 +103,7 @@ func (t *twins) run(ctx context.Context, specs, chosen []string) {
 			start := time.Now()
 			verdicts, again, failure := work(judge, turns)
 			if more = again; failure != nil {
-				t.log.Error("dispatcher: the twin failed at these minutes; it goes on with the next", zap.Error(failure))
+				t.log.Error("dispatcher: the twin failed to replay some minutes, and goes on with the next ones", zap.Error(failure))
 				judge = twin.New(specs, chosen...)
 			}
 			took := time.Since(start)

@@ -37,7 +37,7 @@ func (w *watch) feel(s *Sample, at time.Time) {
 		p.frozen = frozen
 		w.m.metrics.frozen.WithLabelValues(w.in.ID).Set(truth(frozen))
 		if frozen {
-			log.Warn("ALARM: the engine's gauges stand still though it has requests of ours; a request of one token will tell whether it computes")
+			log.Warn("ALARM: an engine's gauges do not change although it has requests of this proxy; a request of one token will tell whether it computes")
 			if w.suspect.circuit.In() {
 				w.suspect.doubted = true
 				w.judged()
@@ -56,7 +56,7 @@ func (w *watch) feel(s *Sample, at time.Time) {
 	}
 	w.m.metrics.over.WithLabelValues(w.in.ID).Set(most)
 	if most > 0 && !p.over {
-		log.Warn("ALARM: a rank runs more requests than it has slots; correct engines.decode[].slots, or keep others off the engine",
+		log.Warn("ALARM: a rank runs more requests than it has slots; correct engines.decode[].slots, or keep other clients off the engine",
 			zap.Int("slots", p.slots), zap.Float64("running", running))
 	}
 	p.over = most > 0

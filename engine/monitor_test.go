@@ -79,7 +79,7 @@ func TestDownAfterTwoMissesUpAfterOneAnswer(t *testing.T) {
 				require.True(t, s.Since.After(upSince))
 				require.Len(t, s.Models, 2, "what was known stays")
 				require.Zero(t, gauge(t, reg))
-				require.Len(t, logs.FilterMessage("engine is down").All(), 1)
+				require.Len(t, logs.FilterMessage("an engine is down").All(), 1)
 
 				f.refuseAll(false)
 				f.set("/health", ok(""))
@@ -119,8 +119,8 @@ func TestALateHealthCheckTakesNoEngineThatAnswers(t *testing.T) {
 		f.set("/health", ok(""))
 		time.Sleep(10 * time.Second)
 		require.NoError(t, m.Status("p0").Err)
-		require.Len(t, logs.FilterMessage("engine is down").All(), 1)
-		require.Len(t, logs.FilterMessage("engine is up").All(), 2)
+		require.Len(t, logs.FilterMessage("an engine is down").All(), 1)
+		require.Len(t, logs.FilterMessage("an engine is up").All(), 2)
 		m.Heard("nobody")
 	})
 }
@@ -188,7 +188,7 @@ func TestAnAddressThatIsNoEnginesIsDown(t *testing.T) {
 				time.Sleep(5 * time.Minute)
 				require.False(t, m.Status("p0").Up)
 				require.ErrorIs(t, m.Status("p0").Err, ErrNotAnEngine)
-				require.Empty(t, logs.FilterMessage("engine is up").All())
+				require.Empty(t, logs.FilterMessage("an engine is up").All())
 				require.Len(t, logs.All(), 1)
 				require.Contains(t, logs.All()[0].ContextMap()["error"], "check that the address is an engine's")
 			})
@@ -222,7 +222,7 @@ func TestAnEngineThatNeverAnsweredIsLoggedOnceForEachReason(t *testing.T) {
 		require.Contains(t, logs.All()[1].Message, "for another reason")
 		f.set("/health", ok(""))
 		time.Sleep(10 * time.Second)
-		require.Len(t, logs.FilterMessage("engine is up").All(), 1)
+		require.Len(t, logs.FilterMessage("an engine is up").All(), 1)
 		stop()
 		<-done
 		c.Close()

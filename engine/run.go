@@ -136,7 +136,7 @@ func (w *watch) check(ctx context.Context) {
 // alarm tells of a refused credential once, until it is accepted. It needs m.mu.
 func (w *watch) alarm(refused bool) {
 	if refused && !w.alarmed {
-		w.m.cfg.Log.Error("ALARM: engine refuses our API key, no request can reach it",
+		w.m.cfg.Log.Error("ALARM: an engine refuses the API key that the proxy sends, so it gets no requests; check api_key_env of its profile",
 			zap.String("engine", w.in.ID), zap.String("role", w.in.Role), zap.Error(ErrCredential))
 	}
 	w.alarmed = refused

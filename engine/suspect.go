@@ -87,13 +87,13 @@ func (w *watch) listen(now time.Time) {
 	switch quiet := w.traffic.quiet(now) > 1; {
 	case !s.quiet.IsZero() && !quiet && w.traffic.seenSince(s.quiet):
 		s.quiet = time.Time{}
-		w.m.cfg.Log.Info("engine gives signs of life again", zap.String("engine", w.in.ID))
+		w.m.cfg.Log.Info("an engine gives signs of life again", zap.String("engine", w.in.ID))
 	case !s.quiet.IsZero() && !quiet: // nothing waits there any more, so only the canary can tell
 		s.doubted = s.circuit.In()
 	case s.quiet.IsZero() && quiet:
 		s.quiet = now
 		s.doubted = s.circuit.In()
-		w.m.cfg.Log.Warn("engine gets nothing new for a moment; a request of one token will tell whether it computes", zap.String("engine", w.in.ID), zap.Error(errQuiet))
+		w.m.cfg.Log.Warn("an engine gets no new requests for a moment; a request of one token will tell whether it computes", zap.String("engine", w.in.ID), zap.Error(errQuiet))
 	}
 }
 
@@ -125,12 +125,12 @@ func (w *watch) out(reason string, why error) {
 	s.doubted = false
 	s.why = why
 	w.m.metrics.outages.WithLabelValues(w.in.ID, reason).Inc()
-	says := "engine is out of service though it answers its health check: a request of one token will tell"
+	says := "an engine is out of service although it answers its health check; requests of one token will tell when it works again"
 	switch {
 	case unreachable(why):
-		says = "engine is out of service: it takes no connection"
+		says = "an engine is out of service, because it takes no connection"
 	case w.failed > 0:
-		says = "engine is out of service: requests failed, and its last health check did, too"
+		says = "an engine is out of service, because requests and its last health check failed"
 	}
 	w.m.cfg.Log.Warn(says,
 		zap.String("engine", w.in.ID), zap.Duration("after", s.circuit.Out()), zap.Error(why))
@@ -245,7 +245,7 @@ func (w *watch) tryNow(ctx context.Context) {
 	case !in:
 		s.circuit.Return() // one token is not a request served: the next outage doubles
 		s.wedged = false
-		w.m.cfg.Log.Info("engine is back in service", zap.String("engine", w.in.ID), zap.String("canary", outcome))
+		w.m.cfg.Log.Info("an engine is back in service", zap.String("engine", w.in.ID), zap.String("canary", outcome))
 	}
 	w.judged()
 }

@@ -92,9 +92,9 @@ func TestWhatTheLogSaysOfAnEngineThatIsOut(t *testing.T) {
 		failed int
 		want   string
 	}{
-		{errBroke, 0, "engine is out of service though it answers its health check: a request of one token will tell"},
-		{errBroke, 1, "engine is out of service: requests failed, and its last health check did, too"},
-		{dead, 0, "engine is out of service: it takes no connection"},
+		{errBroke, 0, "an engine is out of service although it answers its health check; requests of one token will tell when it works again"},
+		{errBroke, 1, "an engine is out of service, because requests and its last health check failed"},
+		{dead, 0, "an engine is out of service, because it takes no connection"},
 	} {
 		core, logs := observer.New(zap.InfoLevel)
 		m := NewMonitor(MonitorConfig{Client: NewClient(Options{}), Log: zap.New(core)})

@@ -49,12 +49,12 @@ func (w *watch) become(next Status) {
 	switch {
 	case next.Up && !old.Up:
 		next.Since = time.Now()
-		log.Info("engine is up", zap.String("version", next.Version), zap.Int("models", len(next.Models)))
+		log.Info("an engine is up", zap.String("version", next.Version), zap.Int("models", len(next.Models)))
 	case old.Up && !next.Up:
 		next.Since = time.Now()
-		log.Warn("engine is down", zap.Error(next.Err))
+		log.Warn("an engine is down", zap.Error(next.Err))
 	case old.StartTime != 0 && next.StartTime != old.StartTime:
-		log.Warn("engine restarted between two checks: what it held for decode is lost")
+		log.Warn("an engine restarted between two health checks, so the KV that it held is lost")
 	}
 	switch {
 	case next.Err == nil:
@@ -84,11 +84,11 @@ func (w *watch) tellWhy(log *zap.Logger, next Status) {
 	w.said, w.saidAt = kind, now
 	switch {
 	case next.Up:
-		log.Warn("engine takes no requests: its models are not known", zap.Error(next.Err))
+		log.Warn("an engine gets no requests, because its models are not known", zap.Error(next.Err))
 	case first:
-		log.Warn("engine does not answer yet: it gets no requests until it does", zap.Error(next.Err))
+		log.Warn("an engine does not answer yet, so it gets no requests", zap.Error(next.Err))
 	default:
-		log.Warn("engine is still down, for another reason", zap.Error(next.Err))
+		log.Warn("an engine is still down, now for another reason", zap.Error(next.Err))
 	}
 }
 

@@ -215,13 +215,13 @@ func (w *watch) halt(why error, heard bool) {
 	case why == nil && sure:
 		w.forgive()                                    // what failed meanwhile says nothing
 		w.absent.asked, w.absent.rest = time.Time{}, 0 // it may have more ranks now
-		w.m.cfg.Log.Info("engine takes requests again", zap.String("engine", w.in.ID))
+		w.m.cfg.Log.Info("an engine takes requests again", zap.String("engine", w.in.ID))
 	case why == nil && was != nil && len(w.in.Canaries) > 0:
 		if w.suspect.circuit.Fail(theCanary, time.Now()) { // which may be what was told so
 			w.out(outFailures, fmt.Errorf("requests are told again and again, and checks are not: %w", was))
 		}
 	case w.absent.sure && !sure:
-		w.m.cfg.Log.Warn("engine takes no requests for now; they wait for it", zap.String("engine", w.in.ID), zap.Error(why))
+		w.m.cfg.Log.Warn("an engine takes no requests for now, and its requests wait", zap.String("engine", w.in.ID), zap.Error(why))
 	}
 	w.show(w.status)
 }
@@ -245,9 +245,9 @@ func (w *watch) show(next Status) {
 	switch now := next.LostRanks(); {
 	case text(now) == text(before):
 	case now != nil:
-		w.m.cfg.Log.Warn("engine has lost ranks: they get no requests", zap.String("engine", w.in.ID), zap.Error(now))
+		w.m.cfg.Log.Warn("an engine has lost ranks, which get no requests", zap.String("engine", w.in.ID), zap.Error(now))
 	default:
-		w.m.cfg.Log.Info("engine has all its ranks again", zap.String("engine", w.in.ID))
+		w.m.cfg.Log.Info("an engine has all its ranks again", zap.String("engine", w.in.ID))
 	}
 }
 

@@ -116,7 +116,7 @@ func TestAnEngineThatReformsIsHalted(t *testing.T) {
 		require.Equal(t, "up", s.State())
 		require.NoError(t, s.Err)
 		require.Equal(t, since, s.Since, "it was up all the while")
-		require.Len(t, logs.FilterMessage("engine takes no requests for now; they wait for it").All(), 1)
+		require.Len(t, logs.FilterMessage("an engine takes no requests for now, and its requests wait").All(), 1)
 		m.Report("nobody", ErrReforming)
 	})
 }
@@ -284,7 +284,7 @@ func TestRanksThatAnEngineDoesNotHave(t *testing.T) {
 		f.set(completionsPath, ok(`{"choices":[{}]}`))
 		time.Sleep(15 * time.Second)
 		require.Empty(t, m.Status("d0").Lost)
-		require.Len(t, logs.FilterMessage("engine has all its ranks again").All(), 1)
+		require.Len(t, logs.FilterMessage("an engine has all its ranks again").All(), 1)
 	})
 }
 

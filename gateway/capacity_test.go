@@ -48,7 +48,7 @@ func TestPredictedAgainstCountedHits(t *testing.T) {
 			} else {
 				require.Greater(t, c.metric("evenkeel_prefix_misprediction_ratio"), 0.2)
 				require.Equal(t, 1.0, suspect)
-				require.Equal(t, 1, c.logs.FilterMessageSnippet("finds less of its prompts").Len())
+				require.Equal(t, 1, c.logs.FilterMessageSnippet("prefix cache holds less than").Len())
 			}
 			require.Equal(t, 1.0, c.metric(fmt.Sprintf("evenkeel_prefix_feedback_available{model=%q}", model)))
 		})

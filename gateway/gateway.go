@@ -250,7 +250,7 @@ func (g *Gateway) Start(admin http.Handler) error {
 		_ = adminServer.Close()
 	})
 	if host, _, err := net.SplitHostPort(g.conf().Admin.Listen); err == nil && !config.Loopback(host) && g.config.Certificate(reload.Admin) == nil {
-		g.log.Warn("the admin token crosses the network in clear text; set admin.tls, or let nobody else onto that network", zap.String("admin", g.conf().Admin.Listen))
+		g.log.Warn("the admin token crosses the network in clear text; set admin.tls, or keep others off that network", zap.String("admin", g.conf().Admin.Listen))
 	}
 	g.log.Info("listening", zap.String("public", g.Addr()), zap.String("admin", g.AdminAddr()),
 		zap.Int("prefill", len(g.conf().Engines.Prefill)), zap.Int("decode", len(g.conf().Engines.Decode)), zap.Int("aggregated", len(g.conf().Engines.Aggregated)), zap.String("policy", g.dispatcher.Policy()))

@@ -100,9 +100,9 @@ func TestEnginesThatAreNotOursAreNone(t *testing.T) {
 	got := us.post(chatPath, chat("one", ""))
 	require.Equal(t, http.StatusServiceUnavailable, got.status, got.body)
 	require.Equal(t, "no_region_available", code(got.body))
-	us.eventually("calls fail again and again", func() bool { return us.logs.FilterMessageSnippet("a call of the lease's store").Len() > 0 })
+	us.eventually("calls fail again and again", func() bool { return us.logs.FilterMessageSnippet("a call to the lease's store").Len() > 0 })
 	time.Sleep(haLease) // nothing tells of a call that fails again: it must not
-	require.Equal(t, 1, us.logs.FilterMessageSnippet("a call of the lease's store").Len())
+	require.Equal(t, 1, us.logs.FilterMessageSnippet("a call to the lease's store").Len())
 	require.Zero(t, us.logs.FilterMessageSnippet("retrying").Len(), "nor does etcd's client warn with every call")
 }
 
@@ -260,7 +260,7 @@ func TestDispatchersOfTwoVersionsSayWhyTheyRefuseEachOther(t *testing.T) {
 	us := start(t, options{configure: func(cfg *config.Config) {
 		region(t, cfg, "us-1", "127.0.0.1:0", "eu-1", strings.TrimPrefix(s.URL, "http://"))
 	}})
-	us.eventually("it is said, once", func() bool { return us.logs.FilterMessage("a peer refuses our probes").Len() == 1 })
+	us.eventually("it is said, once", func() bool { return us.logs.FilterMessage("a peer refuses the probes of this proxy").Len() == 1 })
 	require.Contains(t, us.gw.Geo().Status().Peers[0].Fault, "run the same version of evenkeel on both sides")
 	for range 2 {
 		got := us.deliver(geo.ProbePath, "{}", geo.HopHeader, "v1;n=1;max=1;origin=eu-1;via=eu-1")
@@ -268,6 +268,6 @@ func TestDispatchersOfTwoVersionsSayWhyTheyRefuseEachOther(t *testing.T) {
 		require.Equal(t, geo.RejectVersion, got.header.Get(geo.RejectHeader))
 		require.Contains(t, got.body, "run the same version")
 	}
-	require.Equal(t, 1, us.logs.FilterMessageSnippet("a dispatcher of another version").Len())
-	require.Equal(t, 1, us.logs.FilterMessage("a peer refuses our probes").Len(), "not with every probe")
+	require.Equal(t, 1, us.logs.FilterMessageSnippet("a proxy of another version").Len())
+	require.Equal(t, 1, us.logs.FilterMessage("a peer refuses the probes of this proxy").Len(), "not with every probe")
 }

@@ -106,7 +106,7 @@ func TestPredictionsFromAFileThatIsSwapped(t *testing.T) {
 	require.Equal(t, 1, c.logs.FilterMessage("predictions start anew from the fit file").Len())
 	require.NoError(t, os.WriteFile(file, []byte("{}"), 0o600))
 	c.eventually("a bad file is told", func() bool {
-		return c.logs.FilterMessageSnippet("a file that changed is not used").Len() == 1
+		return c.logs.FilterMessageSnippet("a changed file is not used").Len() == 1
 	})
 	require.Equal(t, fitted, c.predictor().Outputs)
 }

@@ -51,7 +51,7 @@ func TestTheLogSaysWhyTheProxyIsNotReady(t *testing.T) {
 	})
 	require.Contains(t, of("does not answer yet", nobody)[0], "connection refused")
 	require.Contains(t, of("does not answer yet", web)[0], "not a list of models")
-	require.Empty(t, of("engine is up", web))
+	require.Empty(t, of("an engine is up", web))
 	require.Equal(t, "down", c.status(web).State)
 
 	said := func() int { return c.logs.FilterMessageSnippet("not ready: ").Len() }
@@ -136,7 +136,7 @@ func TestEnginesWhosePagesAreSlowServeOn(t *testing.T) {
 		require.NoError(t, e.SetFaults())
 	}
 	c.eventually("they tell their gauges again", func() bool { return stale() == 0 })
-	require.Empty(t, c.logs.FilterMessage("engine is down").All())
+	require.Empty(t, c.logs.FilterMessage("an engine is down").All())
 }
 
 // A proxy before an embedding model alone is ready without a prefill engine.

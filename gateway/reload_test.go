@@ -103,7 +103,7 @@ func TestReloadInTheMiddleOfStreams(t *testing.T) {
 	}
 	require.True(t, found, "a rank that comes back is who it was")
 	stop()
-	require.Zero(t, c.logs.FilterMessage("an answer that was lost goes on").Len(), "nobody had to move")
+	require.Zero(t, c.logs.FilterMessage("an answer goes on after its decode engine lost it").Len(), "nobody had to move")
 }
 
 // A file that is wrong changes nothing, and whoever looks finds where.

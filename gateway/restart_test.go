@@ -51,9 +51,9 @@ func TestHandoffsFromBeforeARestartAreNotUsed(t *testing.T) {
 			c.eventually("it waits in the pool", func() bool { return c.metric("evenkeel_pool_entries") == 1 })
 			c.prefill[0].Kill()
 			row.noticed(c)
-			another := c.logs.FilterMessageSnippet("another process than before")
+			another := c.logs.FilterMessageSnippet("restarted; prompts whose KV")
 			c.eventually("the restart is seen", func() bool {
-				another = c.logs.FilterMessageSnippet("another process than before")
+				another = c.logs.FilterMessageSnippet("restarted; prompts whose KV")
 				return another.Len() > 0
 			})
 			leave()
@@ -61,7 +61,7 @@ func TestHandoffsFromBeforeARestartAreNotUsed(t *testing.T) {
 			c.settled(true)
 			require.Zero(t, c.decode[0].Stats().Unknown, "no decode engine was sent for KV that is gone")
 			require.Zero(t, c.prefill[0].Stats().Unknown)
-			require.EqualValues(t, row.restarts, c.logs.FilterMessageSnippet("another process than before").Len(), "signs of one restart are one restart")
+			require.EqualValues(t, row.restarts, c.logs.FilterMessageSnippet("restarted; prompts whose KV").Len(), "signs of one restart are one restart")
 			require.Equal(t, 1, c.logs.FilterMessageSnippet("tried again").Len(), "what was prefilled after the restart is used")
 		})
 	}

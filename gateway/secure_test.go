@@ -134,7 +134,7 @@ func TestANewCertificateIsInForceWithinSeconds(t *testing.T) {
 	c.eventually("both listeners have it", func() bool { return serial(c.url) != first && serial(c.admin) != first })
 	require.EqualValues(t, 1, c.decode[0].Stats().Running, "what runs goes on")
 	leave()
-	require.NotZero(t, c.logs.FilterMessage("a file that changed is in force").Len())
+	require.NotZero(t, c.logs.FilterMessage("a changed file is in force now").Len())
 	require.EqualValues(t, 1, c.metric(`evenkeel_reloads_total{key="tls",outcome="used"}`))
 	require.InDelta(t, nextHour.Unix(), c.metric(`evenkeel_certificate_expiry_timestamp_seconds{key="admin.tls"}`), 2)
 }

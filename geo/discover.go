@@ -49,7 +49,7 @@ func (n *Node) follow(c *PeerConfig) {
 		case n.ctx.Err() != nil:
 			return
 		case err != nil:
-			n.cfg.Log.Warn("the name of peers does not resolve; those found before stay", zap.String("peer", c.ID), zap.Error(err))
+			n.cfg.Log.Warn("a name of peers does not resolve; the proxies that it gave before stay", zap.String("peer", c.ID), zap.Error(err))
 		default:
 			n.found(c, found)
 		}

@@ -108,12 +108,12 @@ func (n *Node) heard(p *peer, seq uint64, sent time.Time, e Echo) (up bool) {
 		n.cfg.Heard(Heard{Peer: a.ID, Region: a.Region, Tenure: a.Tenure, RTTMs: a.RTTMs})
 	}
 	if refused {
-		n.cfg.Log.Warn("a peer refuses our probes", zap.String("peer", p.id), zap.Error(err))
+		n.cfg.Log.Warn("a peer refuses the probes of this proxy", zap.String("peer", p.id), zap.Error(err))
 	}
 	if changed && up {
-		n.cfg.Log.Info("peer is up", zap.String("peer", p.id), zap.String("boot", a.Boot), zap.String("version", a.Version))
+		n.cfg.Log.Info("a peer is up", zap.String("peer", p.id), zap.String("boot", a.Boot), zap.String("version", a.Version))
 	} else if changed {
-		n.cfg.Log.Warn("peer is down", zap.String("peer", p.id), zap.Error(err))
+		n.cfg.Log.Warn("a peer is down", zap.String("peer", p.id), zap.Error(err))
 		for _, f := range lost {
 			f.abandon(causeDown)
 		}

@@ -67,8 +67,8 @@ func TestAWrongCapacityIsNoticed(t *testing.T) {
 	}{
 		{"as told", heldBlocks, "", ""},
 		{"a tenth off", heldBlocks + heldBlocks/10, "", ""},
-		{"the engine holds a quarter of it", 4 * heldBlocks, cache.HoldsLess, "less of its prompts"},
-		{"the engine holds four times as much", heldBlocks / 4, cache.HoldsMore, "more of its prompts"},
+		{"the engine holds a quarter of it", 4 * heldBlocks, cache.HoldsLess, "holds less than"},
+		{"the engine holds four times as much", heldBlocks / 4, cache.HoldsMore, "holds more than"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			s := startTold(t, tt.blocks)

@@ -68,13 +68,13 @@ func TestAnOutageIsLoggedWhenItBeginsAndWhenItEnds(t *testing.T) {
 			time.Sleep(30 * time.Second)
 			fail(t, tier, "a", 1)
 		}
-		require.Equal(t, 1, logs.FilterMessageSnippet("taken out").Len())
+		require.Equal(t, 1, logs.FilterMessageSnippet("is out after failures").Len())
 		require.Zero(t, logs.FilterMessageSnippet("is back").Len())
 		time.Sleep(30 * time.Second)
 		hold(t, tier, "a", pooled, 10, 10)
 		require.Equal(t, 1, logs.FilterMessageSnippet("is back").Len())
 		fail(t, tier, "a", 5)
-		require.Equal(t, 2, logs.FilterMessageSnippet("taken out").Len())
+		require.Equal(t, 2, logs.FilterMessageSnippet("is out after failures").Len())
 	})
 }
 

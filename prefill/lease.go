@@ -40,7 +40,7 @@ func (l *Lease) Answered(u Usage, expires time.Time) {
 		tellSuspected(t.cfg.Log, l.Candidate.ID, suspected)
 	}
 	if back { // logged without the lock
-		t.cfg.Log.Info("prefiller is back: it answered a probe", zap.String("candidate", l.Candidate.ID))
+		t.cfg.Log.Info("a prefill engine is back, because it answered a probe", zap.String("candidate", l.Candidate.ID))
 	}
 }
 
@@ -95,11 +95,11 @@ func tellSuspected(log *zap.Logger, candidate string, s *cache.Suspected) {
 		zap.Float64("over_predicted_share", s.Over), zap.Float64("under_predicted_share", s.Under))
 	switch s.Suspicion {
 	case cache.HoldsLess:
-		log.Warn("a prefiller finds less of its prompts in its prefix cache than one of its capacity holds; set kv_tokens_per_rank in its profile to what it has, or see who else uses it")
+		log.Warn("a prefill engine's prefix cache holds less than its capacity says; set kv_tokens_per_rank in its profile to what it has, or find out who else uses the engine")
 	case cache.HoldsMore:
-		log.Warn("a prefiller finds more of its prompts in its prefix cache than one of its capacity holds; set kv_tokens_per_rank in its profile to what it has")
+		log.Warn("a prefill engine's prefix cache holds more than its capacity says; set kv_tokens_per_rank in its profile to what it has")
 	default:
-		log.Info("a prefiller's prefix cache is as large as its capacity says")
+		log.Info("a prefill engine's prefix cache holds as much as its capacity says")
 	}
 }
 
@@ -132,7 +132,7 @@ func (l *Lease) Failed(written bool, hold time.Duration) {
 	out := l.fail(written, hold)
 	t.unlock()
 	if out > 0 { // logged without the lock
-		t.cfg.Log.Warn("prefiller taken out after failures in a row: one probe at a time tries it again until one is answered",
+		t.cfg.Log.Warn("a prefill engine is out after failures in a row; one probe at a time tries it until it answers one",
 			zap.String("candidate", l.Candidate.ID), zap.Int("failures", circuit.Limit), zap.Duration("first_trial_in", out))
 	}
 }
@@ -245,7 +245,7 @@ func (t *Tier) Ended(h *Holder) {
 	lost := t.ledger.Ended(h)
 	t.mu.Unlock()
 	if lost > 0 {
-		t.cfg.Log.Error("a request ended and left prefill leases behind; this is a bug, please report it", zap.Int("leases", lost))
+		t.cfg.Log.Error("a request ended without giving back its place on a prefill engine; this is a bug, please report it", zap.Int("leases", lost))
 	}
 }
 

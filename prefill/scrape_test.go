@@ -151,8 +151,8 @@ func TestAnEngineThatDoesNotTellItsGaugesServesBehindThoseThatDo(t *testing.T) {
 		require.NotNil(t, of("a").ScrapedUsage)
 		time.Sleep(time.Minute)
 		for _, id := range []string{"a", "b"} {
-			require.Equal(t, 1, logs.FilterMessageSnippet("does not tell its gauges").FilterField(zap.String("candidate", id)).Len())
-			require.Equal(t, 1, logs.FilterMessageSnippet("tells its gauges again").FilterField(zap.String("candidate", id)).Len())
+			require.Equal(t, 1, logs.FilterMessageSnippet("gauges cannot be read").FilterField(zap.String("candidate", id)).Len())
+			require.Equal(t, 1, logs.FilterMessageSnippet("gauges can be read again").FilterField(zap.String("candidate", id)).Len())
 		}
 		requireIdle(t, tier)
 	})

@@ -150,7 +150,7 @@ func TestTheLogOfATerminalIsForPeople(t *testing.T) {
 	defer reader.Close()
 	defer writer.Close()
 	require.False(t, isTerminal(writer))
-	entry := zapcore.Entry{Level: zapcore.WarnLevel, Time: time.Date(2026, 1, 2, 3, 4, 5, 6e6, time.UTC), Message: "engine is down", Caller: zapcore.NewEntryCaller(0, "watch.go", 7, true)}
+	entry := zapcore.Entry{Level: zapcore.WarnLevel, Time: time.Date(2026, 1, 2, 3, 4, 5, 6e6, time.UTC), Message: "an engine is down", Caller: zapcore.NewEntryCaller(0, "watch.go", 7, true)}
 	fields := []zapcore.Field{zap.String("engine", "d0:8200"), zap.Duration("after", 1500*time.Millisecond)}
 	for _, tt := range []struct {
 		name      string
@@ -158,7 +158,7 @@ func TestTheLogOfATerminalIsForPeople(t *testing.T) {
 		want      string
 	}{
 		{"a terminal", true, "03:04:05.006  WARN  engine is down  {\"engine\": \"d0:8200\", \"after\": \"1.5s\"}\n"},
-		{"anything else", false, `{"level":"warn","ts":"2026-01-02T03:04:05.006Z","caller":"watch.go:7","msg":"engine is down","engine":"d0:8200","after":1.5}` + "\n"},
+		{"anything else", false, `{"level":"warn","ts":"2026-01-02T03:04:05.006Z","caller":"watch.go:7","msg":"an engine is down","engine":"d0:8200","after":1.5}` + "\n"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			line, err := logEncoder(tt.forPeople).EncodeEntry(entry, fields)

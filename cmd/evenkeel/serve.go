@@ -101,7 +101,7 @@ func (c *serveCmd) Run(streams) error {
 	endSelfTest := startSelfTest(g, cfg, log)
 	forget := func() {
 		if err := forgetProgram(); err != nil {
-			log.Debug("pages of the program that only its start needed stay in memory", zap.Error(err))
+			log.Debug("memory that only the start needed could not be given back to the system", zap.Error(err))
 		}
 	}
 	forget()
@@ -122,13 +122,13 @@ func (c *serveCmd) Run(streams) error {
 	tell(log, daemon.SdNotifyStopping)
 	endSelfTest()
 	limit := g.Config().Limits.DrainTimeout
-	log.Info("a signal ends the proxy: running requests may finish", zap.Stringer("signal", s), zap.Duration("at_most", limit))
+	log.Info("the proxy got a signal and ends; running requests may finish", zap.Stringer("signal", s), zap.Duration("at_most", limit))
 	grace := g.Service().Drain(0)
 	if s == syscall.SIGINT { // somebody waits at a terminal
 		grace = 0
 	}
 	if err := shutDown(g, grace, limit, signals, log); err != nil {
-		log.Error("the proxy has ended, but not everything had finished", zap.Error(err))
+		log.Error("the proxy has ended, but some requests or parts of it had not finished", zap.Error(err))
 		return errFailed
 	}
 	log.Info("the proxy has ended: every request had finished")
@@ -148,7 +148,7 @@ func shutDown(g *gateway.Gateway, grace, limit time.Duration, signals <-chan os.
 	ctx, cancel := context.WithTimeout(context.Background(), grace+limit)
 	defer cancel()
 	atOnce := func(s os.Signal) {
-		log.Warn("the proxy ends at once, and streams are cut", zap.Stringer("signal", s))
+		log.Warn("the proxy ends at once and cuts its streams", zap.Stringer("signal", s))
 		cancel()
 	}
 	select {

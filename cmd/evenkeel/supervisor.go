@@ -9,6 +9,6 @@ import (
 // (Type=notify of the unit); elsewhere it does nothing.
 func tell(log *zap.Logger, state string) {
 	if _, err := daemon.SdNotify(false, state); err != nil {
-		log.Warn("the service manager asked to be told and cannot be reached", zap.String("state", state), zap.Error(err))
+		log.Warn("the service manager wants to know the proxy's state, and cannot be reached", zap.String("state", state), zap.Error(err))
 	}
 }

@@ -221,18 +221,18 @@ func TestAFailureIsSaidOnce(t *testing.T) {
 		err  error
 		said string // empty: nothing
 	}{
-		{refused(1), "discovery fails; what it found last stays in force"},
+		{refused(1), "discovery fails; the engines that it found last stay in use"},
 		{refused(2), ""},
 		{fmt.Errorf("list pods: %w", refused(3)), ""},
 		{errors.Join(refused(4), refused(5)), ""},
-		{fmt.Errorf("list pods: %w", context.DeadlineExceeded), "discovery fails; what it found last stays in force"},
+		{fmt.Errorf("list pods: %w", context.DeadlineExceeded), "discovery fails; the engines that it found last stay in use"},
 		{fmt.Errorf("Get https://api/?timeoutSeconds=%d: %w", 423, context.DeadlineExceeded), ""},
 		{refused(6), ""},
 		{errors.Join(refused(7), fmt.Errorf("list pods: %w", context.DeadlineExceeded)), ""},
-		{errors.Join(refused(7), io.ErrUnexpectedEOF), "discovery fails; what it found last stays in force"},
+		{errors.Join(refused(7), io.ErrUnexpectedEOF), "discovery fails; the engines that it found last stay in use"},
 		{nil, "discovery works again"},
 		{nil, ""},
-		{fmt.Errorf("Get https://api/?timeoutSeconds=%d: %w", 512, context.DeadlineExceeded), "discovery fails; what it found last stays in force"},
+		{fmt.Errorf("Get https://api/?timeoutSeconds=%d: %w", 512, context.DeadlineExceeded), "discovery fails; the engines that it found last stay in use"},
 	} {
 		d.hear(news{0, nil, step.err}, time.Now())
 		var said []string

@@ -157,7 +157,7 @@ func (r *Peers) Start() error {
 	if h.Owner != nil {
 		h.Go(func() { h.Owner.Run(h.Context) })
 	}
-	h.Log.Info("listening for other dispatchers", zap.String("geo", r.listener.Addr().String()), zap.String("id", r.node.ID()), zap.Int("peers", len(set.Geo.Peers)))
+	h.Log.Info("listening for other proxies", zap.String("geo", r.listener.Addr().String()), zap.String("id", r.node.ID()), zap.Int("peers", len(set.Geo.Peers)))
 	return nil
 }
 

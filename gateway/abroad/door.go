@@ -52,7 +52,7 @@ func (r *Peers) rejected(reason string) {
 	}
 	now := time.Now().UnixNano()
 	if last := r.warned.Load(); now-last >= int64(warnEvery) && r.warned.CompareAndSwap(last, now) {
-		r.host.Log.Warn("a dispatcher of another version of evenkeel calls and is refused; run the same version on both sides")
+		r.host.Log.Warn("a proxy of another version of evenkeel calls and is refused; run the same version on both sides")
 	}
 }
 

@@ -221,7 +221,7 @@ func (p *Partner) accept(answer []byte, at time.Time) {
 	got, err := c.Profile.ReadEarlyProbe(answer, p.maker.Fleet.KnownHost)
 	if err != nil {
 		err = fmt.Errorf("prefill %s: %w", c.ID, err)
-		p.maker.Log.Warn("a prefill whose decode rank was bound before it went wrong", zap.Inline(p.Request), zap.Error(err))
+		p.maker.Log.Warn("a prefill failed after its request had got its decode rank", zap.Inline(p.Request), zap.Error(err))
 		p.unserved(failure.Useless(life.Prefill, life.Garbled, failure.BadGateway("prefill", "it did not hand the prompt over"), err))
 		return
 	}
@@ -242,7 +242,7 @@ func (p *Partner) abort(t *engine.Target) {
 	m := p.maker
 	_ = m.Run(math.MaxInt, func() { // else the proxy is about to end, and engines notice that
 		if err := leg.Abort(m.Client, t, p.ID, m.Log); err != nil {
-			m.Log.Warn("an engine did not take an abort; it ends the request at its own timeout", zap.Inline(p.Request), zap.String("engine", t.ID), zap.Error(err))
+			m.Log.Warn("an engine did not accept an abort, so it ends the request at its own timeout", zap.Inline(p.Request), zap.String("engine", t.ID), zap.Error(err))
 		}
 	})
 }

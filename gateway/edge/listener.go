@@ -196,7 +196,7 @@ func (l *Listener) admit(raw net.Conn) (*Conn, error) {
 	if err != nil {
 		l.forget(c)
 		l.watchErrors.Add(1)
-		l.log.Warn("a connection was closed, because it cannot be watched", zap.Error(err))
+		l.log.Warn("a connection was closed, because the proxy could not watch whether its client leaves", zap.Error(err))
 		return nil, err
 	}
 	return c, nil
@@ -252,7 +252,7 @@ func (l *Listener) logRefusal(why error) {
 	l.mu.Unlock()
 	if again {
 		s := l.Stats()
-		l.log.Warn("connections are refused, because there are as many as there may be; raise the limit, or find out who opens them", zap.Error(why),
+		l.log.Warn("connections are refused, because their limit is reached; raise limits.connections or limits.connections_per_ip, or find out who opens them", zap.Error(why),
 			zap.Int("open", s.Open), zap.Uint64("refused_total", s.RefusedTotal), zap.Uint64("refused_by_address", s.RefusedByAddr))
 	}
 }

@@ -196,7 +196,7 @@ func Withheld(side string, why error) *openai.Error {
 func Refused(log *zap.Logger, side, id string, status int, resp *engine.Response, body []byte) *openai.Error {
 	switch {
 	case status == http.StatusUnauthorized || status == http.StatusForbidden:
-		log.Error("ALARM: engine refuses our credential; check the profile's api_key_env", zap.String("engine", id), zap.Int("status", status))
+		log.Error("ALARM: an engine refuses the API key that the proxy sends; check api_key_env of its profile", zap.String("engine", id), zap.Int("status", status))
 		return BadGateway(side, "it refused the proxy's credential")
 	case status/100 == 4:
 		return Relayed(status, resp, body)

@@ -30,7 +30,7 @@ func Watch(ctx context.Context, list func() []string, changed func(), log *zap.L
 	var events chan fsnotify.Event
 	var errs chan error
 	if n, err := fsnotify.NewWatcher(); err != nil {
-		log.Warn("files are looked at from time to time only; raise fs.inotify.max_user_instances", zap.Error(err), zap.Duration("every", poll))
+		log.Warn("the system cannot tell the proxy when files change, so the proxy looks at them from time to time; raise fs.inotify.max_user_instances", zap.Error(err), zap.Duration("every", poll))
 	} else {
 		w.notify, events, errs = n, n.Events, n.Errors
 		defer func() { _ = n.Close() }() // only watched
@@ -103,7 +103,7 @@ func (w *watcher) follow(list []string) {
 	}
 	for dir := range wanted { // again each time: one that was replaced is another by that name
 		if err := w.notify.Add(dir); err != nil && !os.IsNotExist(err) {
-			w.log.Debug("a directory cannot be watched, it is looked at from time to time", zap.String("dir", dir), zap.Error(err))
+			w.log.Debug("a directory cannot be watched, so the proxy looks at it from time to time", zap.String("dir", dir), zap.Error(err))
 			continue
 		}
 		w.dirs[dir] = true

@@ -139,7 +139,7 @@ func (f *Fleet) tryOut(ctx context.Context, e discover.Engine) error {
 	findings, err := selftest.One(ctx, set.Config, e.Role, conf, partners, f.host.Callbacks)
 	for _, found := range findings {
 		if found.Level == selftest.Warn {
-			f.host.Log.Warn("the probe of a discovered engine found something odd", zap.String("engine", found.Engine), zap.String("finding", found.Msg))
+			f.host.Log.Warn("the trial of a discovered engine found something unexpected", zap.String("engine", found.Engine), zap.String("finding", found.Msg))
 		}
 	}
 	return err

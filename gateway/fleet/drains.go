@@ -113,7 +113,7 @@ func (f *Fleet) overtime(s *stopped) {
 	f.mu.Unlock()
 	if current {
 		n := f.Move(s.covers)
-		f.host.Log.Info("the drain's deadline has passed; what still runs goes on elsewhere, or ends",
+		f.host.Log.Info("the drain's deadline has passed; answers that still run go on elsewhere, or end",
 			zap.String("engine", s.id), zap.String("role", s.role), zap.Int("calls", n))
 	}
 }

@@ -48,7 +48,7 @@ func (f *Fleet) Exchange(c prefill.Candidate) (*mooncake.Exchange, error) {
 		case !ok || ctx.Err() == nil:
 			return nil, err
 		default: // it is slow: the work goes on with its last answer, for as long again
-			f.host.Log.Warn("a bootstrap server did not answer in time: its last answer is used", zap.String("candidate", c.ID), zap.Error(err))
+			f.host.Log.Warn("a bootstrap server did not answer in time; the proxy uses its last answer", zap.String("candidate", c.ID), zap.Error(err))
 		}
 		known.at = time.Now()
 		f.exchanges.Store(c.ID, known)

@@ -92,11 +92,11 @@ func (f *Fleet) build(role string, e config.Engine, set *Settings) (*instance, e
 	in := &instance{id: id, role: role, engine: target, conf: e, profile: profileOf(role, profile)}
 	if in.decodes() && e.Slots == 0 {
 		in.conf.Slots = defaultSlots
-		f.host.Log.Warn(fmt.Sprintf("slots of %s engine are not set and cannot be discovered; set engines.%s[].slots to its --max-num-seqs", aOrAn(role), role),
+		f.host.Log.Warn(fmt.Sprintf("the slots of %s engine are not set, and engines do not tell them; set engines.%s[].slots to its --max-num-seqs", aOrAn(role), role),
 			zap.String("engine", id), zap.Int("assumed", defaultSlots))
 	}
 	if role == Decode && profile.AllowLocalPrefill && profile.MaxBatchedTokens == 0 && profile.Connector == mooncake.AscendMooncakeV1 {
-		f.host.Log.Warn("decode engines on Ascend are usually started with few tokens a step and without a prefix cache, so that a prompt computed there makes its whole group wait; set max_num_batched_tokens of the profile to theirs, or allow_local_prefill to false",
+		f.host.Log.Warn("decode engines on Ascend usually run with few tokens per step and without a prefix cache, so a prompt that one of them computes makes its whole group wait; set max_num_batched_tokens of the profile to that of the engines, or set allow_local_prefill to false",
 			zap.String("engine", id), zap.String("profile", e.Profile))
 	}
 	return in, nil

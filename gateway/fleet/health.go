@@ -32,7 +32,7 @@ func (f *Fleet) appraise(now time.Time) {
 			s.fresh = time.Time{}
 		case returned && (s.served || now.Sub(f.host.Started) > slow) && f.relieved(in):
 			s.fresh = now
-			f.host.Log.Info("engine is back or new: its share of the load grows step by step", zap.String("engine", k), zap.Duration("over", slow))
+			f.host.Log.Info("an engine is back or new; its share of the load grows step by step", zap.String("engine", k), zap.Duration("over", slow))
 		}
 		s.serving, s.share = serving, 1
 		s.paused = in.status.Halted() || in.status.Accused != nil && others[in.kind()] > 0

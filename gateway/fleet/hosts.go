@@ -23,7 +23,7 @@ func (f *Fleet) learnHosts(in *instance) {
 	for _, h := range slices.Clone(hosts) {
 		addrs, err := net.DefaultResolver.LookupHost(ctx, h)
 		if err != nil {
-			f.host.Log.Warn("name of an engine does not resolve; hand-offs are accepted by this name only, and callbacks not at all unless bind.allow has its address", zap.String("engine", in.key()), zap.String("host", h), zap.Error(err))
+			f.host.Log.Warn("the name of an engine does not resolve; hand-offs may name it only by this name, and its callbacks are refused unless bind.allow has its address", zap.String("engine", in.key()), zap.String("host", h), zap.Error(err))
 		}
 		hosts = append(hosts, addrs...)
 	}

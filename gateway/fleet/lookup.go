@@ -178,7 +178,7 @@ func (f *Fleet) Differ(prefill, decode, model string) {
 		return
 	}
 	f.differing[pair] = versions
-	f.host.Log.Error("ALARM: prefill and decode engine do not fit together: the decode engine answered 404 for a model that the prefill engine knows; start both with the same model, adapters and version",
+	f.host.Log.Error("ALARM: a prefill and a decode engine do not fit together: the decode engine answered 404 for a model that the prefill engine has; start both with the same model, adapters and version",
 		zap.String("model", model), zap.String("prefill", p.id), zap.String("prefill_version", versions[0]),
 		zap.String("decode", d.id), zap.String("decode_version", versions[1]))
 }
@@ -196,8 +196,8 @@ func (f *Fleet) GaveBack(decode string) {
 	if !wrong {
 		return
 	}
-	f.host.Log.Error("ALARM: a decode engine gave a request back, and gives_back is false in its profile: responses and messages of it may have been "+
-		"cut short, and are refused now; start the engine without recompute_scheduler_enable, or remove gives_back",
+	f.host.Log.Error("ALARM: a decode engine gave a request back, although its profile has gives_back: false; its responses and messages may have been "+
+		"cut short, and it gets none any more; start the engine without recompute_scheduler_enable, or remove gives_back",
 		zap.String("decode", in.id))
 	f.Publish()
 }

@@ -33,7 +33,7 @@ func (f *Fleet) refuseOdd() {
 				in.profile.Connector, in.conf.Profile, one.role, one.id, boardOf(in.status.Models), one.profile.Connector, one.conf.Profile)
 		}
 		if why != "" && in.odd == "" {
-			f.host.Log.Error("engine is refused: "+why, zap.String("engine", in.key()), zap.String("beside", one.key()))
+			f.host.Log.Error("an engine is refused: "+why, zap.String("engine", in.key()), zap.String("beside", one.key()))
 		}
 		in.odd = why
 	}

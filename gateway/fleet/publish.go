@@ -144,7 +144,7 @@ func (f *Fleet) breaks() {
 			continue
 		}
 		if now[group] = true; !f.broken[group] {
-			f.host.Log.Warn("an engine is down, and the other ranks of its group get no requests until it is back, because ranks of one group step together; if these do not, give them groups of their own, or barrier: none",
+			f.host.Log.Warn("an engine is down; the other ranks of its group get no requests until it is back, because the ranks of a group step together; if these ranks do not, give them groups of their own, or write barrier: none",
 				zap.String("engine", in.id), zap.String("group", in.conf.Group))
 		}
 	}

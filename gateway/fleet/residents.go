@@ -48,7 +48,7 @@ func (f *Fleet) residents(ctx context.Context, engines []*instance) (found []geo
 	for i, in := range engines {
 		sample, err := samples[i], errs[i]
 		if err != nil {
-			f.host.Log.Debug("what runs on an engine that was taken over is not known", zap.String("engine", in.id), zap.Error(err))
+			f.host.Log.Debug("this proxy does not know what runs on an engine that it took over", zap.String("engine", in.id), zap.Error(err))
 		}
 		for _, r := range ranksOf(in) {
 			id := in.target(r).ID

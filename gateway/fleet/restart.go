@@ -194,7 +194,7 @@ func (f *Fleet) another(in *instance, sign string) {
 	p.number++
 	p.gone, p.doubted = p.number, p.number
 	f.forgetExchanges(in.id)
-	f.host.Log.Warn("prefill engine is another process than before: prompts whose KV no decode engine has fetched are prefilled again",
+	f.host.Log.Warn("a prefill engine has restarted; prompts whose KV no decode engine has fetched yet are prefilled again",
 		zap.String("engine", in.key()), zap.String("sign", sign))
 }
 
@@ -205,7 +205,7 @@ func (f *Fleet) doubt(in *instance) {
 	p.number++
 	p.doubted, p.since = p.number, time.Now()
 	f.forgetExchanges(in.id)
-	f.host.Log.Warn("prefill engine is perhaps another process than before: prompts whose KV no decode engine has fetched are prefilled again, unless the process of before answers once more",
+	f.host.Log.Warn("a prefill engine may have restarted; prompts whose KV no decode engine has fetched yet are prefilled again, unless the earlier process answers once more",
 		zap.String("engine", in.key()), zap.String("sign", "its hand-offs name another engine"))
 }
 

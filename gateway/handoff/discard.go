@@ -103,7 +103,7 @@ func (d *Discarder) Discard(h *Handoff, freed func()) {
 		d.outcomes.WithLabelValues(outcome).Inc()
 		if err != nil {
 			h.Lease.Orphan()
-			d.Log.Warn("nobody fetches a hand-off: its prefill engine frees it at the hold timeout", zap.Inline(h.Request), zap.String("prefill", h.Lease.Candidate.ID), zap.Error(err))
+			d.Log.Warn("no decode engine fetches a hand-off, so its prefill engine keeps the KV until the hold timeout", zap.Inline(h.Request), zap.String("prefill", h.Lease.Candidate.ID), zap.Error(err))
 		}
 	}
 	// Each keeps its request's body: no more of them than the pool has places.

@@ -48,10 +48,10 @@ func (l *lines) write(f *Facts) {
 	switch {
 	case err != nil:
 		if l.lost++; l.lost == 1 {
-			l.log.Error("the request log cannot be written, its lines are lost until it can", zap.Error(err))
+			l.log.Error("the request log cannot be written; its lines are lost until it can be written again", zap.Error(err))
 		}
 	case l.lost > 0:
-		l.log.Warn("the request log is written again", zap.Int("lines_lost", l.lost))
+		l.log.Warn("the request log can be written again", zap.Int("lines_lost", l.lost))
 		l.lost = 0
 	}
 }

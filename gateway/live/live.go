@@ -115,7 +115,7 @@ func (l *Live) sample(ctx context.Context) {
 	l.judge(&d, true)
 	data, err := json.Marshal(d)
 	if err != nil { // a number that JSON has not: a bug in whoever told it
-		l.log.Error("live: the document cannot be written", zap.Error(err))
+		l.log.Error("live: the document for the live page cannot be written", zap.Error(err))
 		return
 	}
 	l.past.keep(d.AtMs, data)

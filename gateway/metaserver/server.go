@@ -207,7 +207,7 @@ func (s *Server) deliver(w http.ResponseWriter, e *Expectation, body []byte) {
 		s.results.WithLabelValues(resultOK).Inc()
 	}
 	if got.ShortID && s.desk.first(e.wanted.Rank) {
-		s.Log.Warn("a decode engine adds no random suffix to the ids of requests, and cuts the end of ours in its callbacks; that works, but two requests with one id would not be told apart",
+		s.Log.Warn("a decode engine adds no random suffix to the ids of requests, and cuts the end of ours in its callbacks; this works, but the proxy could not tell two requests with the same id apart",
 			zap.String("engine", e.wanted.Rank))
 	}
 	s.warnOfKeys(e.wanted.Rank, got.Unknown)
@@ -219,10 +219,10 @@ func (s *Server) deliver(w http.ResponseWriter, e *Expectation, body []byte) {
 func (s *Server) warnOfKeys(rank string, keys []string) {
 	named, last := s.desk.newKeys(keys)
 	for _, key := range named {
-		s.Log.Warn("a decode engine's callback has a key that this evenkeel does not know; it holds no address, and the prefill engine gets it as it is", zap.String("engine", rank), zap.String("key", key))
+		s.Log.Warn("a decode engine's callback has a key that this evenkeel does not know; its value is no address, and the prefill engine gets it unchanged", zap.String("engine", rank), zap.String("key", key))
 	}
 	if last {
-		s.Log.Warn("callbacks had so many keys that this evenkeel does not know that the log names no more of them", zap.Int("keys", mostKeys))
+		s.Log.Warn("callbacks had many keys that this evenkeel does not know; the log names no more of them", zap.Int("keys", mostKeys))
 	}
 }
 
@@ -234,9 +234,9 @@ func (s *Server) spoilt(w http.ResponseWriter, e *Expectation, status int, err e
 		return
 	}
 	if errors.Is(err, mooncake.ErrUnknownHost) {
-		s.Log.Error("ALARM: a decode engine's callback names a host that is none of its own: its prefill is not sent there", zap.String("engine", e.wanted.Rank), zap.Error(err))
+		s.Log.Error("ALARM: a decode engine's callback names a host that does not belong to it; the prefill is not sent there", zap.String("engine", e.wanted.Rank), zap.Error(err))
 	} else {
-		s.Log.Warn("a callback is refused, and its request tried again", zap.String("engine", e.wanted.Rank), zap.Error(err))
+		s.Log.Warn("a callback is refused, and its request is tried again", zap.String("engine", e.wanted.Rank), zap.Error(err))
 	}
 	s.refuse(w, status, resultBad)
 }
@@ -254,7 +254,7 @@ func (s *Server) unwanted(w http.ResponseWriter, why error) {
 func (s *Server) stranger(peer string) {
 	now := time.Now().UnixNano()
 	if last := s.warned.Load(); now-last >= int64(warnEvery) && s.warned.CompareAndSwap(last, now) {
-		s.Log.Warn("a callback from an address that is no decode engine's is refused; if it is one, add it to bind.allow", zap.String("peer", peer))
+		s.Log.Warn("a callback is refused, because it came from an address of no decode engine; if a decode engine has this address, add it to bind.allow", zap.String("peer", peer))
 	}
 }
 

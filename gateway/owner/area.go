@@ -80,7 +80,7 @@ func (s *Set) changed(a *Area, v lease.View) {
 		}
 		a.mu.Unlock()
 		if a.view.Store(&v); was.Phase != v.Phase {
-			log.Info("ownership: a lease is in another phase, and this proxy admits as before")
+			log.Info("ownership: a lease is in another phase; whether this proxy admits has not changed")
 		}
 		return
 	}

@@ -121,18 +121,18 @@ func (r *Reloader) tell(got *Reload) {
 	log := r.host.Log.With(zap.String("file", r.source.file))
 	switch got.Outcome {
 	case refused:
-		log.Error("the new config is not used, what was read before stays in force; put it right", zap.String("error", got.Error))
+		log.Error("the new config is not used, and the config before it stays in force; correct the file", zap.String("error", got.Error))
 	case unchanged:
-		log.Info("the config file says what is in force already")
+		log.Info("the config file was read again, and nothing in it has changed")
 	case used:
 		changes := make([]string, len(got.Changes))
 		for i, c := range got.Changes {
 			changes[i] = c.String()
 		}
-		log.Info("the new config is in force", zap.Strings("changes", changes))
+		log.Info("the new config is in force now", zap.Strings("changes", changes))
 		r.doubt(r.Settings().Config)
 		if len(got.Restart) > 0 {
-			r.host.Log.Warn("some of the new config needs a restart", zap.Strings("keys", got.Restart))
+			r.host.Log.Warn("some keys of the new config take effect only after a restart", zap.Strings("keys", got.Restart))
 		}
 	}
 	if got.Outcome != unchanged {

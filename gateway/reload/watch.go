@@ -56,10 +56,10 @@ func (r *Reloader) lookAtSecrets() {
 		switch changed, err := w.reload(); {
 		case err != nil:
 			r.metrics.reloads.WithLabelValues(w.key, refused).Inc()
-			r.host.Log.Error("a file that changed is not used, what was read before stays in force; put it right", zap.String("key", w.key), zap.Error(err))
+			r.host.Log.Error("a changed file is not used, and its content before the change stays in force; correct the file", zap.String("key", w.key), zap.Error(err))
 		case changed:
 			r.metrics.reloads.WithLabelValues(w.key, used).Inc()
-			r.host.Log.Info("a file that changed is in force", zap.String("key", w.key))
+			r.host.Log.Info("a changed file is in force now", zap.String("key", w.key))
 		}
 	}
 }

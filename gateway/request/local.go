@@ -163,7 +163,7 @@ func (srv *Server) localRule(conf *prefill.Disaggregation, p *local.Prompt, why 
 func (j *job) localFailed(s *stream, f *failure.Fault) {
 	j.srv.metrics.localFailures.Inc()
 	j.told.Route = ""
-	j.srv.Log.Warn("decode rank failed at a prompt without a hand-off", zap.Inline(j), zap.String("engine", s.rank.Target.ID), zap.Error(f.Err))
+	j.srv.Log.Warn("a decode rank failed at a prompt that it got without a hand-off", zap.Inline(j), zap.String("engine", s.rank.Target.ID), zap.Error(f.Err))
 }
 
 // arrived notes with the first event that the prompt's KV is on the rank. The
@@ -225,7 +225,7 @@ func (s *stream) reportLocal() {
 	if known := j.local.known; known != nil {
 		p := local.Prompt{Prompt: *known, Model: s.rank.Board}
 		if turned, holds := j.srv.Locals.Computed(s.rank.Worker, &p, j.prompt, j.told.HitTokens, u.Cached); turned {
-			j.srv.Log.Warn("what a decode engine's prefix cache holds, by the cached_tokens it reports, decides what it may compute; without --enable-prompt-tokens-details it reports none",
+			j.srv.Log.Warn("a decode engine's cached_tokens show whether its prefix cache works as expected; if it does not, the engine gets no more prompts without a hand-off; without --enable-prompt-tokens-details an engine reports no cached_tokens",
 				zap.String("engine", s.rank.Target.ID), zap.Bool("as_expected", holds))
 		}
 	}

@@ -225,7 +225,7 @@ func TestAnEngineWithoutAPrefixCacheIsFoundOut(t *testing.T) {
 		require.Equal(t, [...]string{journal.Local, journal.Disaggregated, journal.Disaggregated}[i], b.say(talk("", first, "well", "go on")))
 		require.Equal(t, journal.Local, b.say(talk("", fmt.Sprint("hi ", i))), "it is short, cache or not")
 	}
-	require.Equal(t, 1, b.logs.FilterMessageSnippet("what a decode engine's prefix cache holds").Len())
+	require.Equal(t, 1, b.logs.FilterMessageSnippet("prefix cache works as expected").Len())
 	b.clean()
 }
 

@@ -121,7 +121,7 @@ func (j *job) accept(lease *prefill.Lease, born fleet.Birth, x *mooncake.Exchang
 		}
 		err = fmt.Errorf("prefill %s answered without a usable hand-off: %w", c.ID, err)
 		if why == life.Garbled { // wrong connector, or an engine that points elsewhere
-			j.srv.Log.Error("a hand-off cannot be used, and is refused", zap.Inline(j), zap.Error(err))
+			j.srv.Log.Error("a prefill engine's answer has no usable hand-off, and is refused", zap.Inline(j), zap.Error(err))
 		}
 		return nil, failure.Useless(life.Prefill, why, failure.BadGateway("prefill", "it gave no usable hand-off"), err)
 	}

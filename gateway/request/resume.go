@@ -57,12 +57,12 @@ func (s *stream) goOn() {
 	counter.WithLabelValues(tier).Inc()
 	switch {
 	case tier != life.Broken:
-		j.srv.Log.Info("an answer that was lost goes on", zap.Inline(j), zap.String("lost", f.Answer.Code), zap.String("tier", tier),
+		j.srv.Log.Info("an answer goes on after its decode engine lost it", zap.Inline(j), zap.String("lost", f.Answer.Code), zap.String("tier", tier),
 			zap.Bool("token_exact", tier != life.ByText), zap.Int("tokens", s.tokens()), zap.String("engine", s.rank.Target.ID))
 	case cause != nil && cause.Status == journal.StatusClientClosed:
 		s.finish(failure.Gone())
 	case cause != nil:
-		j.srv.Log.Warn("an answer that was lost could not go on", zap.Inline(j), zap.String("cause", cause.Message))
+		j.srv.Log.Warn("an answer could not go on after its decode engine lost it", zap.Inline(j), zap.String("cause", cause.Message))
 		s.finish(f.Answer)
 	}
 }
@@ -189,7 +189,7 @@ func (j *job) verify(want, got int) *openai.Error {
 	case !j.life.Resumed() || got == 0:
 		return nil
 	case want > 0 && got != want, want == 0 && r.before > 0 && got <= r.alone:
-		j.srv.Log.Warn("an engine ignored the answer so far, so that the answer ends here", zap.Inline(j),
+		j.srv.Log.Warn("an engine ignored the answer so far and began it anew, so the answer ends here with an error", zap.Inline(j),
 			zap.Int("prompt_tokens", got), zap.Int("want", max(want, r.alone+1)), zap.Error(errIgnoredResume))
 		return openai.NewError(http.StatusBadGateway, "recompute_unresumable", errIgnoredResume.Error())
 	}

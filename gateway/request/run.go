@@ -77,7 +77,7 @@ func (r *runner) run(e life.Event) (*stream, *openai.Error) {
 	for {
 		e.Left = j.client.Left()
 		if todo = j.tell(e, room[:0]); len(todo) == 0 {
-			j.srv.Log.Error("a request has come to nothing; this is a bug, please report it", zap.Inline(j))
+			j.srv.Log.Error("a request ended without an answer or an error; this is a bug, please report it", zap.Inline(j))
 			return nil, failure.Broken()
 		}
 		for len(todo) > 0 {

@@ -92,14 +92,14 @@ func (s *Service) Undrain() {
 	if s.ctx.Err() != nil {
 		s.ctx, s.end = context.WithCancel(s.host.Context)
 	}
-	s.host.Log.Info("the proxy is in service again")
+	s.host.Log.Info("the proxy is in service again; it drains no more")
 }
 
 // EndAll ends what runs, each answer with an error event.
 func (s *Service) EndAll() {
 	s.Close()
 	if n := s.host.EndAll(); n > 0 {
-		s.host.Log.Warn("the drain's time is over; what still runs ends with an error", zap.Int("calls", n))
+		s.host.Log.Warn("the drain's time is over; requests that still run end with an error", zap.Int("calls", n))
 	}
 }
 

@@ -92,7 +92,7 @@ func (j *job) do(x life.PassedEffect) (e life.PassedEvent) {
 	case life.Recall:
 		j.fault = j.before
 	case life.Complain:
-		j.srv.Log.Warn("an engine did not answer a request that is passed through", zap.String("request_id", told.ID), zap.String("endpoint", j.path),
+		j.srv.Log.Warn("an engine did not answer a request that was passed through to it", zap.String("request_id", told.ID), zap.String("endpoint", j.path),
 			zap.String("engine", j.to.Instance), zap.Int("attempt", told.Attempts), zap.Int("status", j.fault.Status), zap.Error(j.fault.Err))
 	case life.Choose:
 		j.to, j.none = j.srv.choose(j.req.Model, j.path, j.tried)

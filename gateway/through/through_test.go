@@ -106,7 +106,7 @@ func TestEnginesThatFailAPassedRequest(t *testing.T) {
 			require.Equal(t, kept.PromptTokens+kept.OutputTokens, paid)
 			require.Len(t, kept.Attempts, 1)
 			require.Len(t, o.got(), 1, "it was sent once")
-			complaints := p.logs.FilterMessage("an engine did not answer a request that is passed through").Len()
+			complaints := p.logs.FilterMessage("an engine did not answer a request that was passed through to it").Len()
 			require.Equal(t, row.status >= 500, complaints == 1, "what is the engine's fault is in the log")
 			if strings.Contains(r.body, "data: ") && row.code != "ok" {
 				require.True(t, strings.HasSuffix(r.body, "data: [DONE]\n\n"), r.body)

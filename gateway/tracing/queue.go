@@ -115,7 +115,7 @@ func (q *queue) export(ctx context.Context, batch []sdktrace.ReadOnlySpan) {
 		return
 	}
 	if q.ok { // the first of a row
-		q.log.Warn("the collector takes no spans, and they are lost; see tracing.endpoint", zap.Error(err))
+		q.log.Warn("the collector does not take spans, and they are lost; check tracing.endpoint", zap.Error(err))
 	}
 	q.ok = false
 	q.count(Failed, len(batch))
