@@ -19,19 +19,19 @@ import (
 type checkCmd struct {
 	Config  string `required:"" short:"c" placeholder:"FILE" help:"Check this config file."`
 	Against string `placeholder:"FILE" help:"Also print what a reload would change in a proxy that runs with FILE."`
-	Probe   bool   `help:"Send one tiny request through every pair of a prefill and a decode engine, and one to every rank of an aggregated engine, and tell what their profiles promise but they do not do."`
-	Fixture string `placeholder:"FILE" help:"Also decide the cases of FILE with the config's prefill policies, as configs/prefill-cases.json has them. The check fails where another engine is chosen."`
+	Probe   bool   `help:"Send one tiny request through every pair of a prefill and a decode engine, and one to every rank of an aggregated engine, and report what an engine does not do although its profile says so."`
+	Fixture string `placeholder:"FILE" help:"Also decide the cases in FILE with the config's prefill policies. configs/prefill-cases.json is such a file. The check fails if a policy chooses another engine than the case wants."`
 	JSON    bool   `name:"json" help:"Print one JSON document, with the errors in it."`
 }
 
 // Help is what `check --help` says below its first line.
 func (checkCmd) Help() string {
-	return `It does what serve does before its first socket: it also reads the files that the config names, and tries whether the files that serve writes can be written. It prints what serve would warn of; what serve would
-refuse is an error. Run it as the user that serve runs as, in the same working directory and environment: relative paths start at the working directory, and variables such as an api_key_env are read.
+	return `check does what serve does before it opens its first socket. It also reads the files that the config names, and tries whether it can write the files that serve writes. It prints the warnings that serve would log, and the errors with which serve would
+not start. Run it as the user that serve runs as, in the same working directory and environment: relative paths start at the working directory, and check reads variables such as an api_key_env.
 
---probe tries at most 4,096 pairs, and every rank at least once. No engine has two of its requests at the same time. An engine whose first three pairs fail is not tried further.
+--probe tries at most 4,096 pairs, and every rank at least once. It never sends two requests to one engine at the same time. If the first three pairs of an engine fail, it tries no more pairs of this engine.
 
-The exit status is 0 when serve would start, 1 when it would not, or when a probe or a case failed.`
+The exit status is 0 if serve would start. It is 1 if serve would not start, or if a probe or a case failed.`
 }
 
 // checked is what check found out about a config file.

@@ -38,14 +38,14 @@ type demoCmd struct {
 	JSON     bool   `name:"json" help:"Print one JSON document."`
 	Seed     uint64 `default:"1" help:"Choose with this seed which part of the trace is sent, and the text of its prompts (default: ${default})."`
 
-	Connector       string        `enum:"ascend-mooncake-v1,nixl-pull,nixl-push,vllm-mooncake,ascend-layerwise,sglang" default:"ascend-mooncake-v1" placeholder:"NAME" help:"Have the engines hand KV over in this way (default: ${default}). ascend-layerwise and sglang want the decode rank before the prefill."`
+	Connector       string        `enum:"ascend-mooncake-v1,nixl-pull,nixl-push,vllm-mooncake,ascend-layerwise,sglang" default:"ascend-mooncake-v1" placeholder:"NAME" help:"Have the engines hand KV over in this way (default: ${default}). With ascend-layerwise and sglang, a request gets its decode rank before its prefill."`
 	C0              time.Duration `name:"c0" default:"5ms" help:"A decode step takes this time, whatever its load (default: ${default})."`
 	C1              time.Duration `name:"c1" default:"200ns" help:"A decode step takes this time more per KV token of the fullest rank (default: ${default})."`
 	Prefills        int           `default:"2" placeholder:"N" help:"Have this many prefill engines (default: ${default})."`
 	PrefillBase     time.Duration `default:"9ms" help:"A prefill takes this time, however short (default: ${default})."`
 	PrefillPerToken time.Duration `default:"9us" help:"A prefill takes this time more per prompt token (default: ${default})."`
 	Window          time.Duration `default:"1ms" help:"The dispatcher collects a burst of freed slots for this long (default: ${default})."`
-	MaxAge          time.Duration `default:"3s" help:"Policies that have max_age_ms and were given none get this one: a request that waited longer goes first (default: ${default})."`
+	MaxAge          time.Duration `default:"3s" help:"Set max_age_ms of policies that have this parameter and name no value: a request that waited longer goes first (default: ${default})."`
 
 	demoAggregated `embed:"" group:"Ranks that prefill and decode"`
 }

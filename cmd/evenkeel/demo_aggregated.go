@@ -20,11 +20,11 @@ import (
 
 // demoAggregated are the flags of a demo whose ranks prefill and decode.
 type demoAggregated struct {
-	Aggregated    bool          `help:"Have ranks that prefill and decode, in place of pairs of engines. Flags that are not given are then ${aggregateddemo}. With the policy delayer, requests go as with jsq-kv, and the engines themselves hold prompts for up to 30 steps, until each rank has one."`
+	Aggregated    bool          `help:"Have ranks that prefill and decode, in place of pairs of engines. The defaults are then ${aggregateddemo}. With the policy delayer, requests go as with jsq-kv, and the engines themselves hold prompts for up to 30 steps, until each rank has one."`
 	TokenBudget   int           `default:"2048" placeholder:"N" help:"A rank computes this many tokens of prompts and answers in one step (default: ${default})."`
 	PrefillShared time.Duration `default:"9.6us" help:"A step takes this time more per prompt token, divided by the number of ranks (default: ${default})."`
 	Jitter        time.Duration `default:"4ms" help:"An engine sees a request after a random time, from a tenth of this to all of it (default: ${default})."`
-	MaxHold       time.Duration `default:"1s" help:"Policies that have max_hold and were given none get this one (default: ${default})."`
+	MaxHold       time.Duration `default:"1s" help:"Set max_hold of policies that have this parameter and name no value (default: ${default})."`
 }
 
 const (

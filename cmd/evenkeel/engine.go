@@ -20,18 +20,18 @@ import (
 // steps its ranks behind a barrier, and fails on demand. It generates a
 // language of its own, so that a wrong token is seen.
 type engineCmd struct {
-	Role      string `enum:"prefill,decode,both,aggregated" default:"both" help:"Do this: prefill, decode or both, with hand-offs between engines; or aggregated, with ranks that compute prompts in chunks beside their decodes, and no KV connector (default: ${default})."`
+	Role      string `enum:"prefill,decode,both,aggregated" default:"both" help:"Have this role: prefill, decode or both, with hand-offs between engines; or aggregated, with ranks that compute prompts in chunks beside their decodes, and no KV connector (default: ${default})."`
 	Listen    string `default:"127.0.0.1:8200" help:"Listen here with rank 0; rank i listens i ports above (default: ${default})."`
 	Advertise string `help:"Name this host in hand-offs (default: the host of --listen)."`
-	DPSize    int    `name:"dp-size" default:"1" help:"Have this many data-parallel ranks. Those of a decode engine or an aggregated one step together (default: ${default})."`
-	DPMode    string `name:"dp-mode" enum:"external,internal" default:"external" help:"external has one port for each rank; internal has one port, and the rank in a header (default: ${default})."`
+	DPSize    int    `name:"dp-size" default:"1" help:"Have this many data-parallel ranks. The ranks of a decode or an aggregated engine step together (default: ${default})."`
+	DPMode    string `name:"dp-mode" enum:"external,internal" default:"external" help:"With external, each rank has a port. With internal, all ranks share one port, and a header names the rank (default: ${default})."`
 	Group     string `default:"main" help:"Name the barrier group in the step trace (default: ${default})."`
 
 	Model       string `default:"ref" help:"Serve a model of this name (default: ${default})."`
 	MaxModelLen int    `default:"131072" help:"Take this many tokens of context (default: ${default})."`
-	Version     string `help:"Answer this to /version, or with sglang to /server_info (default: 0.27.1, and of SGLang 0.5.23)."`
+	Version     string `help:"Answer this version to /version, or with sglang to /server_info (default: 0.27.1, with sglang 0.5.23)."`
 	Task        string `enum:"generate,pooling,transcription" default:"generate" help:"Serve a model for this: generate (completions), pooling (embeddings, scores, classes) or transcription (default: ${default})."`
-	APIKey      string `name:"api-key" help:"Ask for this bearer token."`
+	APIKey      string `name:"api-key" help:"Refuse requests without this bearer token."`
 
 	Slots     int `default:"32" help:"Run this many requests at once on a rank, as max_num_seqs (default: ${default})."`
 	KVTokens  int `name:"kv-tokens" default:"524288" help:"Hold this many KV tokens on a rank (default: ${default})."`
@@ -43,21 +43,21 @@ type engineCmd struct {
 	StreamInterval int           `default:"1" help:"Send a chunk once in this many steps (default: ${default})."`
 	Recompute      bool          `help:"End a preempted request with stop_reason recomputed, as vllm-ascend's recompute scheduler does."`
 
-	PrefillBase     time.Duration `default:"9ms" help:"Take this time for a prefill, however short; an aggregated engine takes it for each step that computes any prompt (default: ${default})."`
-	PrefillPerToken time.Duration `default:"9us" help:"Take this time more per prompt token that is not cached; in a step of an aggregated engine the slowest rank counts (default: ${default})."`
-	PrefixCache     int           `placeholder:"BLOCKS" help:"Keep this many blocks of 128 tokens in a rank's prefix cache; 0 is none. An engine has as many as --kv-tokens holds."`
+	PrefillBase     time.Duration `default:"9ms" help:"Take this time for a prefill, however short. An aggregated engine takes it for each step that computes a prompt (default: ${default})."`
+	PrefillPerToken time.Duration `default:"9us" help:"Take this time more per prompt token that is not cached. In a step of an aggregated engine, the tokens of the slowest rank count (default: ${default})."`
+	PrefixCache     int           `placeholder:"BLOCKS" help:"Keep this many blocks of 128 tokens in a rank's prefix cache; with 0, there is no cache. Real engines keep as many as fit into --kv-tokens."`
 
-	KVEvents         int    `name:"kv-events" placeholder:"PORT" help:"Publish KV events of rank 0 at this port, and of rank i at i above. Replays are as many ports above as there are ranks."`
+	KVEvents         int    `name:"kv-events" placeholder:"PORT" help:"Publish KV events of rank 0 at this port, and of rank i at this port plus i. The port for replays is the port for events plus the number of ranks."`
 	KVEventsEncoding string `name:"kv-events-encoding" enum:"array,map" default:"array" help:"Write KV events in this shape: array or map (default: ${default})."`
 
 	Connector      string        `enum:"ascend-mooncake-v1,nixl-pull,vllm-mooncake,opaque,ascend-layerwise,sglang,nixl-push" default:"ascend-mooncake-v1" help:"Hand KV over in this way: ascend-mooncake-v1, nixl-pull, vllm-mooncake or opaque; with ascend-layerwise, sglang and nixl-push the prefill engine writes it to the decode engine (default: ${default}). The bootstrap server of vllm-mooncake and sglang is at the port of --listen: set bootstrap_port of the profile to it."`
 	FlatBlockIDs   bool          `name:"flat-block-ids" help:"Write one flat list of block ids, as old versions do."`
-	KVHoldTimeout  time.Duration `name:"kv-hold-timeout" help:"Keep KV that nobody pulls for this long (default: 480s; nixl-pull and nixl-push 30s)."`
+	KVHoldTimeout  time.Duration `name:"kv-hold-timeout" help:"Keep KV for this long if no decode engine pulls it (default: 480s; nixl-pull and nixl-push 30s)."`
 	RejectReleases bool          `help:"Free the prefill's KV when a decode request fails validation."`
 	ErrorShape     string        `enum:"new,old,rust," default:"" help:"Write error bodies in this shape: new (default), old (default with sglang) or rust."`
 	OldMetricNames bool          `help:"Use the metric names of old versions."`
 
-	Fault []string `sep:"none" placeholder:"JSON" help:"Break in this way: one fault rule, such as {\"fault\":\"busy\",\"count\":2}. The flag may be repeated. POST /faults takes a list of such rules. Faults: ${faults}."`
+	Fault []string `sep:"none" placeholder:"JSON" help:"Fail in this way: one fault rule, such as {\"fault\":\"busy\",\"count\":2}. The flag may be repeated. POST /faults takes a list of such rules. Faults: ${faults}."`
 	Seed  uint64   `help:"Draw request ids, faults and --jitter with this seed."`
 
 	Steps      stepFlags       `embed:""`
@@ -67,7 +67,7 @@ type engineCmd struct {
 
 type stepFlags struct {
 	CR        time.Duration `name:"cr" help:"Take this time more in a step per request of the slowest rank."`
-	Jitter    time.Duration `placeholder:"20ms" help:"Show a request to the scheduler after a random time, from a tenth of this to all of it, as tokenizers do that work side by side."`
+	Jitter    time.Duration `placeholder:"20ms" help:"The scheduler sees a request after a random time, from a tenth of this to all of it, as with tokenizers that work in parallel."`
 	StepTrace string        `placeholder:"FILE" help:"Write a JSON line for every rank and step to FILE."`
 }
 
@@ -79,9 +79,9 @@ type sglangFlags struct {
 type aggregatedFlags struct {
 	MaxNumBatchedTokens     int           `default:"8192" help:"Compute this many tokens of prompts and answers on a rank in one step (default: ${default})."`
 	PrefillShared           time.Duration `help:"Take this time more per prompt token, divided by the number of ranks: the part that all ranks compute together."`
-	PrefillScheduleInterval int           `default:"1" help:"Compute prompts only in every so many steps, as vLLM's flag of this name (default: ${default})."`
+	PrefillScheduleInterval int           `default:"1" help:"Compute prompts only in every Nth step, as vLLM's flag of this name does (default: ${default})."`
 	PrefillFirst            bool          `help:"Have a rank not decode while it can compute a prompt, as SGLang does."`
-	PrefillDelayer          int           `placeholder:"STEPS" help:"Begin no prompt for this many steps, until each rank has one, as SGLang's delayer does (30 there)."`
+	PrefillDelayer          int           `placeholder:"STEPS" help:"Begin no prompt until each rank has one, but wait at most this many steps, as SGLang's delayer does (30 there)."`
 }
 
 // Run serves until SIGTERM or SIGINT.

@@ -28,10 +28,10 @@ func (fitCmd) Help() string {
 type fitPredictorCmd struct {
 	Trace   string  `placeholder:"FILE" help:"Learn from a trace: CSV or JSON lines, gzipped or not (docs/traces.md has the columns)."`
 	Log     string  `placeholder:"FILE" help:"Learn from evenkeel's request log."`
-	Kind    string  `default:"auto" enum:"survival,exact,auto" help:"Fit this kind: ${enum}. With auto, the one with the lowest Brier score is taken (default: ${default})."`
-	Horizon int     `default:"80" placeholder:"H" help:"Look this many steps ahead when it is scored (default: ${default})."`
+	Kind    string  `default:"auto" enum:"survival,exact,auto" help:"Fit this kind: ${enum}. auto takes the kind with the lowest Brier score (default: ${default})."`
+	Horizon int     `default:"80" placeholder:"H" help:"Score predictions of this many steps ahead (default: ${default})."`
 	Holdout float64 `default:"0.25" placeholder:"F" help:"Hold back this share of the requests, the last ones, to score with (default: ${default})."`
-	Out     string  `required:"" placeholder:"FILE" help:"Write the fit to FILE. The reliability plot goes beside it as .svg."`
+	Out     string  `required:"" placeholder:"FILE" help:"Write the fit to FILE, and the reliability plot beside it as .svg."`
 	JSON    bool    `name:"json" help:"Print one JSON document."`
 }
 
@@ -83,9 +83,9 @@ func (c *fitTTFTCmd) Run(std streams) error {
 }
 
 type fitStepCmd struct {
-	Log       string  `required:"" placeholder:"FILE" help:"Learn from a step trace, of evenkeel engine --step-trace or of vLLM with configs/vllm."`
-	Decisions string  `placeholder:"FILE" help:"Compare the trace with evenkeel's decision log of the same time: its account of KV tokens."`
-	Shift     float64 `placeholder:"MS" help:"With --decisions, add this to the trace's t_ms, where it does not count from 1970 or the clocks differ."`
+	Log       string  `required:"" placeholder:"FILE" help:"Learn from a step trace, written by evenkeel engine --step-trace or by vLLM with configs/vllm."`
+	Decisions string  `placeholder:"FILE" help:"Compare the KV tokens in the trace with those in evenkeel's decision log of the same time."`
+	Shift     float64 `placeholder:"MS" help:"With --decisions, add this to the trace's t_ms, if t_ms does not count from 1970 or the clocks differ."`
 	JSON      bool    `name:"json" help:"Print one JSON document."`
 }
 

@@ -17,8 +17,8 @@ import (
 
 // initCmd writes the file that serve would be started with.
 type initCmd struct {
-	Out   string   `short:"o" placeholder:"FILE" help:"Write the config to FILE, which must not be there yet (default: stdout)."`
-	Probe []string `sep:"none" placeholder:"[ROLE=]ADDR ..." help:"Ask the engines at these addresses what they are, in place of the flags that list engines. ROLE is prefill, decode or aggregated, for engines that do not tell it."`
+	Out   string   `short:"o" placeholder:"FILE" help:"Write the config to FILE, which must not exist yet (default: stdout)."`
+	Probe []string `sep:"none" placeholder:"[ROLE=]ADDR ..." help:"Ask the engines at these addresses for their settings, in place of the flags that list engines. ROLE is prefill, decode or aggregated; engines that do not tell their role need it."`
 
 	overrides
 	dialect
@@ -30,12 +30,12 @@ func (initCmd) Help() string {
 
     evenkeel init --prefiller-hosts 10.0.0.1 --prefiller-ports 8100 --decoder-hosts 10.0.0.3 10.0.0.3 --decoder-ports 8200 8201 --slots 32 --out evenkeel.yaml
 
-From engines that run. Each is asked for /health, /version, /server_info, /v1/models and /metrics, and has 5 s for each answer. One that still tells no role gets a request for one token, and whether it hands the prompt over is looked at:
+From engines that run. init asks each engine for /health, /version, /server_info, /v1/models and /metrics, and waits at most 5 s for each answer. If these do not tell the role of an engine, init sends it a request for one token and looks whether the engine hands the prompt over:
 
     evenkeel init --probe prefill=10.0.0.1:8100 decode=10.0.0.3:8200 decode=10.0.0.3:8201 --out evenkeel.yaml
 
-Comments in the file say what each engine told, and what it did not tell: vLLM tells its role, its connector, its --max-num-seqs and its --max-num-batched-tokens only with VLLM_SERVER_DEV_MODE=1. An engine without a connector is aggregated: it prefills and decodes. An API key of the engines is taken from the variable OPENAI_API_KEY.
-Go on with evenkeel check --config evenkeel.yaml --probe.`
+Comments in the file say what each engine told, and what it did not tell. vLLM tells its role, its connector, its --max-num-seqs and its --max-num-batched-tokens only with VLLM_SERVER_DEV_MODE=1. An engine without a connector is aggregated: it prefills and decodes. init takes the engines' API key from the variable OPENAI_API_KEY.
+Then run evenkeel check --config evenkeel.yaml --probe.`
 }
 
 // Run writes the file, and says on stderr what comes next.

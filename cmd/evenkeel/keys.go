@@ -7,7 +7,7 @@ type keysCmd struct {
 }
 
 type keysNewCmd struct {
-	Name    string `required:"" help:"Name the caller. The name stands in logs and metrics."`
+	Name    string `required:"" help:"Name the caller. Logs and metrics show this name."`
 	Trusted bool   `help:"Let the caller send x-evenkeel-* headers."`
 }
 

@@ -17,13 +17,13 @@ import (
 // loadCmd paces by a trace's own times (--trace), by a rate (--rate, with the
 // trace's lengths where one is given), or closed loop (--concurrency).
 type loadCmd struct {
-	URL []string `name:"url" required:"" sep:"none" placeholder:"URL" help:"Send to this server, such as http://127.0.0.1:8000. Several are taken in turn."`
+	URL []string `name:"url" required:"" sep:"none" placeholder:"URL" help:"Send to this server, such as http://127.0.0.1:8000. If there are several, requests go to them in turn."`
 
 	Trace         string        `placeholder:"FILE" help:"Send the requests of a trace: CSV or JSON lines, gzipped or not (default: Azure's conversation trace of 2023; docs/traces.md has the columns)."`
 	Format        string        `default:"auto" enum:"auto,azure,mooncake" help:"The trace has this format: ${enum}. azure is any CSV, mooncake any JSON lines (default: ${default})."`
 	Rate          float64       `placeholder:"R" help:"Open loop: scale the arrival times to R requests per second."`
 	Concurrency   int           `placeholder:"N" help:"Closed loop: keep N requests in the system."`
-	Requests      int           `placeholder:"N" help:"Send N requests (default: the trace once; without one 1000; with --duration no limit)."`
+	Requests      int           `placeholder:"N" help:"Send N requests (default: the trace once, or 1000 without a trace; with --duration, no limit)."`
 	Duration      time.Duration `placeholder:"D" help:"Stop sending after D. Requests in flight may finish."`
 	PromptTokens  int           `placeholder:"N" help:"Without --trace, send prompts of N tokens each, with --output-tokens."`
 	OutputTokens  int           `placeholder:"N" help:"Without --trace, ask for answers of N tokens each, with --prompt-tokens."`
@@ -41,8 +41,8 @@ type loadCmd struct {
 	Model          string        `default:"auto" help:"Ask for this model. With auto, it is the first of /v1/models (default: ${default})."`
 	APIKeyEnv      string        `name:"api-key-env" placeholder:"VAR" help:"Send the API key that this environment variable holds."`
 	Timeout        time.Duration `default:"10m" help:"Give up a request after this time (default: ${default})."`
-	MaxOutstanding int           `placeholder:"N" help:"Open loop: have at most N requests in flight. Beyond it they are sent late, which is reported (default: 8192)."`
-	Check          string        `default:"text" enum:"text,shape" help:"text compares every token, for reference engines; shape checks structure and counts only, for any other (default: ${default})."`
+	MaxOutstanding int           `placeholder:"N" help:"Open loop: have at most N requests in flight. Requests beyond this are sent late, and the report counts them (default: 8192)."`
+	Check          string        `default:"text" enum:"text,shape" help:"With text, compare every token (for reference engines). With shape, check only structure and counts (for any other engine) (default: ${default})."`
 	JSON           bool          `name:"json" help:"Print one JSON document."`
 }
 

@@ -21,13 +21,13 @@ import (
 // commands is the whole command line; one file a subcommand.
 type commands struct {
 	Serve    serveCmd    `cmd:"" help:"Run the proxy."`
-	Init     initCmd     `cmd:"" help:"Write a first config file, from flags or from what engines tell of themselves."`
+	Init     initCmd     `cmd:"" help:"Write a first config file, from flags or from the answers of engines that run."`
 	Check    checkCmd    `cmd:"" help:"Check a config file, and with --probe the engines that it names."`
-	Survey   surveyCmd   `cmd:"" help:"Look at engines that serve already, and say what evenkeel could gain there; it changes nothing."`
+	Survey   surveyCmd   `cmd:"" help:"Estimate what evenkeel could gain before engines that serve already; it changes nothing."`
 	Demo     demoCmd     `cmd:"" help:"Run reference engines, the proxy and load in one process, and compare policies."`
 	Simulate simulateCmd `cmd:"" help:"Replay a trace through the simulator and compare policies, or replay a decision log."`
-	Decide   decideCmd   `cmd:"" help:"Run one round of a policy on a recorded snapshot, and say why it decides so."`
-	Vectors  vectorsCmd  `cmd:"" help:"Run golden vectors: recorded inputs with the outcome that is wanted."`
+	Decide   decideCmd   `cmd:"" help:"Run one round of a policy on a recorded snapshot, and explain its decision."`
+	Vectors  vectorsCmd  `cmd:"" help:"Run golden vectors: recorded inputs, each with the right outcome."`
 	Fit      fitCmd      `cmd:"" help:"Fit a predictor to a trace or a request log; fit ttft and fit step fit the time of prefills and of steps."`
 	Engine   engineCmd   `cmd:"" help:"Run a reference engine, which behaves like vLLM or SGLang but needs no GPU."`
 	Load     loadCmd     `cmd:"" help:"Send load to a server, and check every stream token by token."`
@@ -35,7 +35,7 @@ type commands struct {
 	Keys     keysCmd     `cmd:"" help:"Make API keys for keys_file."`
 	Version  versionCmd  `cmd:"" help:"Print the version, the commit and the version of Go."`
 
-	Completion completionCmd `cmd:"" help:"Print a script that teaches a shell to complete the words of evenkeel."`
+	Completion completionCmd `cmd:"" help:"Print a script that lets a shell complete evenkeel's commands and flags."`
 	Complete   completeCmd   `cmd:"" hidden:""`
 	Man        manCmd        `cmd:"" hidden:""`
 }
@@ -51,13 +51,13 @@ func run(args []string, std streams) int {
 	said := false // --help was answered
 	parser, err := kong.New(&cli,
 		kong.Name("evenkeel"),
-		kong.Description("The proxy before the engines of a large model that keeps data-parallel ranks level. `evenkeel demo` shows it on a real trace, `evenkeel help COMMAND` explains a command, and `evenkeel --version` says which version this is."),
+		kong.Description("evenkeel is a proxy before the engines of a large model. It keeps their data-parallel ranks level. `evenkeel demo` shows this on a real trace, `evenkeel help COMMAND` explains a command, and `evenkeel --version` prints the version."),
 		kong.Writers(std.out, std.err),
 		kong.Exit(func(int) { said = true }),
 		kong.ConfigureHelp(kong.HelpOptions{Compact: true, WrapUpperBound: 100}),
 		kong.ExplicitGroups([]kong.Group{
 			{Key: "ascend", Title: "In place of a file, the flags of vllm-ascend's example proxy (lists are separated by spaces):"},
-			{Key: "engines", Title: "Beside those flags, what the example proxy does not know about engines:"},
+			{Key: "engines", Title: "Together with those flags, these tell more about the engines:"},
 		}),
 		helpWords(),
 	)

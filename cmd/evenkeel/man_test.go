@@ -12,7 +12,7 @@ import (
 func TestTheManualPageHasAllThatHelpHas(t *testing.T) {
 	status, page, errs := line("man")
 	require.Zero(t, status, errs)
-	for _, part := range []string{".SH NAME", `.SS "serve [flags]"`, `\-\-config`, `.SS "keys new`, "shell to complete"} {
+	for _, part := range []string{".SH NAME", `.SS "serve [flags]"`, `\-\-config`, `.SS "keys new`, "lets a shell complete"} {
 		require.Contains(t, page, part)
 	}
 	require.NotContains(t, page, "Words of the command line", "a command that is hidden")

@@ -26,7 +26,7 @@ type serveCmd struct {
 
 	overrides
 
-	SelfTest bool `default:"true" negatable:"" help:"Send one tiny request through every rank after the start, with one partner of the other side, and log what is wrong (default: yes)."`
+	SelfTest bool `default:"true" negatable:"" help:"After the start, send one tiny request through every rank, with one partner of the other side, and log what is wrong (default: yes)."`
 
 	dialect
 }
@@ -45,9 +45,9 @@ func (serveCmd) Help() string {
 
     evenkeel serve --config evenkeel.yaml
 
-Relative paths in the file are those of the working directory, not of the file's folder.
+Relative paths in the file start at the working directory, not at the file's folder.
 
-Without one, in place of vllm-ascend's example proxy:
+Without a file, in place of vllm-ascend's example proxy:
 
     evenkeel serve --port 9000 --prefiller-hosts 10.0.0.1 10.0.0.2 --prefiller-ports 8100 8100 --decoder-hosts 10.0.0.3 10.0.0.3 --decoder-ports 8200 8201 --slots 32
 
@@ -55,11 +55,11 @@ For engines that prefill and decode, eight ranks behind one address:
 
     evenkeel serve --aggregated-hosts 10.0.0.1 --aggregated-ports 8000 --aggregated-data-parallel-size 8 --slots 64
 
-SIGHUP reads the file again, as does every change of it; what is wrong with it is logged and changes nothing.
-SIGTERM drains: /readyz turns false, after limits.drain_grace no new request is taken, and running streams have limits.drain_timeout to finish. SIGINT is the same without the grace; a second
-signal ends at once. The exit status is 0 when everything finished, 1 when something was cut.
-The log goes to stderr: as lines for people where that is a terminal, as JSON anywhere else.
-It goes on if stdout or stderr is closed: lines that cannot be written are lost, and their number is logged once lines can be written again.`
+The proxy reads the file again when it changes, and on SIGHUP. A file with errors changes nothing; the errors are in the log.
+SIGTERM drains the proxy: /readyz turns false at once, new requests are refused after limits.drain_grace, and running streams then have limits.drain_timeout to finish. SIGINT does the same without the grace. A second
+signal ends the proxy at once. The exit status is 0 if everything finished, and 1 if something was cut.
+The log goes to stderr: readable lines on a terminal, JSON lines anywhere else.
+The proxy goes on if stdout or stderr is closed. It loses the lines that it cannot write, and logs their number once it can write again.`
 }
 
 // Run serves until SIGTERM or SIGINT, then lets streams finish; a second signal

@@ -36,11 +36,11 @@ type dialect struct {
 	AggregatedPorts []string `group:"engines" sep:"none" aliases:"aggregated-port" placeholder:"PORT ..." help:"These are their ports, one for each host (default: 8003)."`
 
 	Slots                      *int   `group:"engines" placeholder:"B" help:"A decode or aggregated rank runs this many requests at once, its --max-num-seqs (default: 32, with a warning)."`
-	Connector                  string `group:"engines" placeholder:"NAME" help:"The engines have this KV connector: ascend-mooncake-v1, ascend-layerwise, nixl-pull, nixl-push, sglang, vllm-mooncake or opaque (default: ascend-mooncake-v1). Aggregated engines have none, or sglang if that is written here."`
-	Metaserver                 string `group:"engines" placeholder:"HOST:PORT" help:"With ascend-layerwise, decode engines call back here, and must reach it (default: --host, and --port + 1)."`
-	PrefillDataParallelSize    int    `group:"engines" placeholder:"N" help:"So many DP ranks stand behind each prefill address, told apart by header (default: one, without a header)."`
-	DecodeDataParallelSize     int    `group:"engines" placeholder:"N" help:"So many DP ranks stand behind each decode address, told apart by header (default: one, without a header)."`
-	AggregatedDataParallelSize int    `group:"engines" placeholder:"N" help:"So many DP ranks stand behind each aggregated address, told apart by header (default: one, without a header)."`
+	Connector                  string `group:"engines" placeholder:"NAME" help:"The engines have this KV connector: ascend-mooncake-v1, ascend-layerwise, nixl-pull, nixl-push, sglang, vllm-mooncake or opaque (default: ascend-mooncake-v1). Aggregated engines have no connector, unless this flag says sglang."`
+	Metaserver                 string `group:"engines" placeholder:"HOST:PORT" help:"With ascend-layerwise, decode engines call this address, and must be able to reach it (default: --host, and --port + 1)."`
+	PrefillDataParallelSize    int    `group:"engines" placeholder:"N" help:"Each prefill address has this many DP ranks, and a header chooses one (default: one rank, without a header)."`
+	DecodeDataParallelSize     int    `group:"engines" placeholder:"N" help:"Each decode address has this many DP ranks, and a header chooses one (default: one rank, without a header)."`
+	AggregatedDataParallelSize int    `group:"engines" placeholder:"N" help:"Each aggregated address has this many DP ranks, and a header chooses one (default: one rank, without a header)."`
 }
 
 // engineKeyEnv is where vllm-ascend's proxy takes the engines' API key from.

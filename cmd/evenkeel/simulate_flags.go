@@ -62,21 +62,21 @@ type prefillFlags struct {
 	Tp            float64           `tier:"prefill" default:"0.0938" placeholder:"MS" help:"A prefill takes this time per token that is not cached (default: ${default})."`
 	T0            float64           `tier:"prefill" name:"t0" default:"150.72" placeholder:"MS" help:"A prefill takes this time, however short (default: ${default})."`
 	Beta2         float64           `tier:"prefill" name:"beta2" placeholder:"MS" help:"A prefill takes this time per pair of tokens that attention looks at: N*(H+N/2) pairs for N new tokens behind H cached ones (default: 0)."`
-	Learn         bool              `tier:"prefill" default:"true" negatable:"" help:"Let the tier learn what a prefill takes from answers, as in the server; else it is told, which the table says (default: yes)."`
+	Learn         bool              `tier:"prefill" default:"true" negatable:"" help:"Let the tier learn from answers how long a prefill takes, as in the server. With --no-learn, it is told, and the table says so (default: yes)."`
 	Hold          time.Duration     `tier:"prefill" default:"500ms" help:"A decode rank has fetched the KV this long after the end of a prefill (default: ${default})."`
 	WrongCapacity float64           `tier:"prefill" default:"1" placeholder:"FACTOR" help:"Tell the tier this many times the engines' capacity (default: ${default})."`
-	Slow          float64           `tier:"prefill" placeholder:"FACTOR" help:"The first engine takes this many times as long as the others, and the tier is not told."`
+	Slow          float64           `tier:"prefill" placeholder:"FACTOR" help:"The first engine takes this many times as long as the others, and the tier does not know it."`
 	Push          int               `tier:"prefill" placeholder:"N" help:"Let an engine have this many unanswered probes (default: as in the config file)."`
 	Both          bool              `tier:"prefill" help:"Let engines decode what they prefilled, too: in steps of --c0 and --c1 with a chunk of a prompt in front."`
 	Chunk         int               `tier:"prefill" default:"2048" placeholder:"TOKENS" help:"A chunk has this many tokens (default: ${default})."`
-	Burst         float64           `tier:"prefill" placeholder:"SHARE" help:"In the second third of the trace, this share of the requests is of one class, 0.6 for 60 %."`
+	Burst         float64           `tier:"prefill" placeholder:"SHARE" help:"In the second third of the trace, this share of the requests belongs to one class: 0.6 is 60 %."`
 	Hotspots      bool              `tier:"prefill" default:"true" negatable:"" help:"Keep hot classes off the engines that hold them (default: yes)."`
-	Affinity      bool              `tier:"prefill" help:"Send sessions back where they were while the load allows it."`
+	Affinity      bool              `tier:"prefill" help:"Send each request of a session to the engine of the session's last request, while the load allows it."`
 	Define        map[string]string `tier:"prefill" placeholder:"NAME=SCORE" help:"Add a policy of your own: an expression over indicators, where smaller is better. The flag may be repeated."`
 }
 
 // geoFlags are those of --tier geo alone. Scenario, policies and seeds it shares
 // with the other tiers.
 type geoFlags struct {
-	Preset string `tier:"geo" placeholder:"NAME" help:"Give the scenario these engines: ${geopresets} (default: l4-llama8b, or what the scenario's file says)."`
+	Preset string `tier:"geo" placeholder:"NAME" help:"Give the scenario these engines: ${geopresets} (default: those in the scenario's file, else l4-llama8b)."`
 }

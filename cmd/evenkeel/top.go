@@ -17,18 +17,18 @@ import (
 type topCmd struct {
 	Admin     string `default:"http://127.0.0.1:9090" placeholder:"URL" help:"Read from this admin listener of the proxy (default: ${default})."`
 	TokenFile string `placeholder:"FILE" help:"Read the listener's token from FILE, which is admin.token_file of its config."`
-	Once      bool   `help:"Print what is to be seen now, without colours, and end."`
+	Once      bool   `help:"Print the present state once, without colours, and end."`
 }
 
 // Help is the page of `evenkeel top --help`.
 func (topCmd) Help() string {
-	return `The ranks' KV load, the pool, the prefill engines, what is out of service and why, and the last decisions, every second. It works over ssh and in 80 columns; ? lists its keys.
+	return `top shows the ranks' KV load, the pool, the prefill engines, the engines that are out of service and why, and the last decisions, anew every second. It works over ssh and in 80 columns; ? lists its keys.
 
     evenkeel top
     evenkeel top --admin http://10.0.0.9:9090 --token-file /etc/evenkeel/admin-token
     evenkeel top --once | head -3
 
-A listener with a certificate of your own: SSL_CERT_FILE=ca.pem evenkeel top --admin https://HOST:9090`
+If the listener has a certificate of your own authority: SSL_CERT_FILE=ca.pem evenkeel top --admin https://HOST:9090`
 }
 
 func (c topCmd) Run(std streams) error {
