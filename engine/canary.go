@@ -89,7 +89,7 @@ func oneToken(ctx context.Context, c *Client, t *Target, ask question) (computed
 	case resp.StatusCode() != http.StatusOK:
 		return false, &StatusError{Target: t.ID, Method: http.MethodPost, Path: completionsPath, Status: resp.StatusCode(), Why: Withheld(resp.StatusCode(), body, to)}
 	case json.Unmarshal(body, &answer) != nil || len(answer.Choices) == 0:
-		return false, fmt.Errorf("engine %s: its completion of one token is none", t.ID)
+		return false, fmt.Errorf("engine %s: its answer to a request of one token is no completion", t.ID)
 	}
 	return true, nil
 }

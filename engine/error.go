@@ -104,4 +104,4 @@ func (e *StatusError) Unwrap() error {
 
 // ErrCredential is in Status.Err while an engine refuses our API key: every
 // request would fail, so it counts as down.
-var ErrCredential = errors.New("engine refused our credential; check the API key of its profile (api_key_env)")
+var ErrCredential = errors.New("the engine refused the proxy's API key; check api_key_env of its profile")

@@ -262,7 +262,7 @@ func TestARefusedCredentialIsDownAndAlarmsOnce(t *testing.T) {
 					s := m.Status("p0")
 					require.False(t, s.Up)
 					require.ErrorIs(t, s.Err, ErrCredential)
-					require.ErrorContains(t, s.Err, "refused our credential")
+					require.ErrorContains(t, s.Err, "refused the proxy's API key")
 					require.Len(t, logs.FilterLevelExact(zap.ErrorLevel).All(), 1)
 					f.set(path, good)
 					time.Sleep(5 * time.Second)

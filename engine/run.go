@@ -113,7 +113,7 @@ func (w *watch) check(ctx context.Context) {
 		w.failed = 0
 		next := w.status
 		next.Accused = w.suspect.accusation()
-		next.Up, next.Hangs, next.Err = true, false, fmt.Errorf("a health check was answered too late, while requests go on: %w", err)
+		next.Up, next.Hangs, next.Err = true, false, fmt.Errorf("it answered a health check too late, while requests go on: %w", err)
 		w.become(next)
 	default:
 		w.failed++

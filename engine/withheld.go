@@ -27,7 +27,7 @@ var (
 )
 
 // errDead is what vLLM says of a core that does not come back.
-var errDead = errors.New("a worker of it has died, and vLLM (--enable-fault-tolerance) ends the engine soon")
+var errDead = errors.New("one of its workers has died, and vLLM (--enable-fault-tolerance) will end the engine soon")
 
 // LongestHalt is how long requests wait for an engine that is halted. One that is for longer is as good as down.
 const LongestHalt = 10 * time.Minute
@@ -218,7 +218,7 @@ func (w *watch) halt(why error, heard bool) {
 		w.m.cfg.Log.Info("an engine takes requests again", zap.String("engine", w.in.ID))
 	case why == nil && was != nil && len(w.in.Canaries) > 0:
 		if w.suspect.circuit.Fail(theCanary, time.Now()) { // which may be what was told so
-			w.out(outFailures, fmt.Errorf("requests are told again and again, and checks are not: %w", was))
+			w.out(outFailures, fmt.Errorf("requests are refused with this again and again, although health checks are not: %w", was))
 		}
 	case w.absent.sure && !sure:
 		w.m.cfg.Log.Warn("an engine takes no requests for now, and its requests wait", zap.String("engine", w.in.ID), zap.Error(why))

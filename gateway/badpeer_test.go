@@ -148,7 +148,7 @@ func TestAPeerThatIsLostInTheMiddleIsSaidSo(t *testing.T) {
 	got := us.post("/v1/chat/completions", chat("one", `"stream":true,`))
 	require.Equal(t, 200, got.status)
 	require.Error(t, got.err, "the connection is closed in the middle of the body")
-	require.Equal(t, event(0)+event(1)+event(2)+`data: {"error":{"message":"upstream region lost","type":"server_error","param":null,"code":"peer_lost"}}`+"\n\n", got.body)
+	require.Equal(t, event(0)+event(1)+event(2)+`data: {"error":{"message":"the region that served the request was lost; send the request again","type":"server_error","param":null,"code":"peer_lost"}}`+"\n\n", got.body)
 	us.accounted()
 	require.Len(t, us.receipts(), 1)
 	require.Equal(t, geo.OutcomeLost, us.receipts()[0].Outcome)

@@ -25,9 +25,9 @@ func (c *Config) Check(bad report) {
 	case (t.Cert == "") != (t.Key == ""):
 		bad("tls", "a certificate and its key belong together; set cert and key, or neither")
 	case t.CA != "" && t.Cert == "":
-		bad("tls.ca", "there is no certificate for others to check; set cert and key, too")
+		bad("tls.ca", "there is no certificate that others could check; set cert and key, too")
 	case t.CA == "" && !c.Signed():
-		bad("tls", "anybody could send requests here; set tls with cert, key and ca, or hmac.keys_file, or both")
+		bad("tls", "anyone could send requests here; set tls with cert, key and ca, or hmac.keys_file, or both")
 	}
 	if c.HMAC.KeysFile != "" && c.HMAC.KeysEnv != "" {
 		bad("hmac.keys_env", "the keys are in keys_file already; remove one")
@@ -50,19 +50,19 @@ func (c *Config) Check(bad report) {
 func (c *Config) checkPeer(p *PeerConfig, bad report) {
 	checkName(bad, "region", p.Region, "a region")
 	if !slices.Contains([]Discovery{Static, ByA, BySRV}, p.Discover) {
-		bad("discover", "%q finds nobody; write a for the addresses of a name, srv for its SRV records, or leave it out", p.Discover)
+		bad("discover", "%q is no way to find proxies; write a for the addresses of a name, srv for its SRV records, or leave it out", p.Discover)
 	}
 	u, err := url.Parse(p.URL)
 	switch {
 	case err != nil || (u.Scheme != "http" && u.Scheme != "https") || u.Hostname() == "" || strings.Trim(u.Path, "/") != "" || u.RawQuery != "" || u.User != nil:
-		bad("url", "%q is not a dispatcher's URL; write https://host:9443", p.URL)
+		bad("url", "%q is not a proxy's URL; write https://host:9443", p.URL)
 	case u.Port() == "" && p.Discover != BySRV:
 		bad("url", "%q has no port; write that of the peer's geo.listen", p.URL)
 	case u.Scheme == "http" && !c.Signed():
 		bad("url", "%q is clear text and nothing is signed; write https, or set hmac.keys_file", p.URL)
 	}
 	if c.TLS.CA != "" && p.SAN == "" {
-		bad("san", "which certificate is the peer's own is not said; write a DNS or URI name in it, such as spiffe://ek/%s", p.ID)
+		bad("san", "the certificate of the peer is not named; write a DNS or URI name that it has, such as spiffe://ek/%s", p.ID)
 	}
 	for key, v := range map[string]float64{"price_out": p.PriceOut, "price_in": p.PriceIn} {
 		if !(v >= 0) {
@@ -92,7 +92,7 @@ func (c *Config) checkNumbers(bad report) {
 		bad("push.max_unanswered", "%q is no number of requests; write 1 or more, or auto", c.Push.MaxUnanswered)
 	}
 	if c.MaxHops > maxVia {
-		bad("max_hops", "%d; the header has room for %d, and 1 is enough where all know all", c.MaxHops, maxVia)
+		bad("max_hops", "%d is too many; the header has room for %d, and 1 is enough if every proxy knows every other", c.MaxHops, maxVia)
 	}
 	for key, d := range map[string]time.Duration{"probe.interval": c.Probe.Interval, "hmac.skew": c.HMAC.Skew} {
 		if d <= 0 {

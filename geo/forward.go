@@ -98,7 +98,7 @@ type Relay struct {
 }
 
 // ErrPeerLost is Read's error after the event that says so.
-var ErrPeerLost = errors.New("geo: the peer was lost in the middle of an answer")
+var ErrPeerLost = errors.New("geo: the other proxy was lost in the middle of an answer")
 
 // PeerID is where it goes.
 func (f *Forward) PeerID() string { return f.peer.id }

@@ -124,7 +124,7 @@ func (f *Forward) broke() {
 	if f.reader.Torn() {
 		f.out = append(f.out, sse.BlankLine...)
 	}
-	f.out = sse.ErrorEvent(f.out, "upstream region lost", "server_error", "peer_lost")
+	f.out = sse.ErrorEvent(f.out, "the region that served the request was lost; send the request again", "server_error", "peer_lost")
 }
 
 // Flow returns the peer's response, for a caller that reads it by itself and tells of what came by Wait and

@@ -60,7 +60,7 @@ const (
 )
 
 // ErrHop is a hop header that says nothing one could believe.
-var ErrHop = errors.New("the hop header is not that of a dispatcher")
+var ErrHop = errors.New("the hop header is not that of a proxy")
 
 // ErrHopVersion is a hop header of another version of evenkeel. The first version
 // named no recipient and signed the body itself, so a recorded request could be
@@ -155,7 +155,7 @@ func ParseHop(text string) (Hop, error) {
 	}
 	h.Digest = digits("body", 2*sha256.Size)
 	if err == nil && rest != "" || strings.HasSuffix(text, ";") {
-		err = fmt.Errorf("%w: something stands behind the body", ErrHop)
+		err = fmt.Errorf("%w: there is something after the body", ErrHop)
 	}
 	if err != nil {
 		return Hop{}, err

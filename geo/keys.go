@@ -26,7 +26,7 @@ const (
 )
 
 // ErrKeys is a set of keys that cannot be used.
-var ErrKeys = errors.New("the keys between dispatchers cannot be used")
+var ErrKeys = errors.New("the keys between proxies cannot be used")
 
 // ParseKeys reads one key a line, its id, a space and at least 32 bytes without
 // spaces; empty lines and those that begin with # say nothing. Errors quote no

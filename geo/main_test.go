@@ -130,7 +130,7 @@ func TestAnswersThatAreNotThePeersOwnAreMisses(t *testing.T) {
 	}{
 		"of another dispatcher":     {func(a *answer) { a.ID = "as-1" }, "it calls itself"},
 		"to another question":       {func(a *answer) { a.Seq++ }, "to question"},
-		"our own":                   {func(a *answer) { a.ID = "us-1" }, "ourselves"},
+		"our own":                   {func(a *answer) { a.ID = "us-1" }, "this proxy's own"},
 		"without a name":            {func(a *answer) { a.ID = "" }, "its id, boot"},
 		"larger than it may be":     {func(a *answer) { a.Region = string(make([]byte, maxProbe)) }, "larger than"},
 		"of more models than it is": {func(a *answer) { many(a, maxModels+1) }, "number of models"},

@@ -89,11 +89,11 @@ func (o *Ownership) check(c *Config, bad report) {
 		bad("max_share", "%v is no share of slots; write a number up to 1, such as 0.5", o.MaxShare)
 	}
 	if least := time.Duration(c.Probe.Misses) * c.Probe.Interval; o.DeadAfter < least {
-		bad("dead_after", "%v; a peer is only down after %v", o.DeadAfter, least)
+		bad("dead_after", "%v is too short, because a peer counts as down only after %v; write that or more", o.DeadAfter, least)
 	}
 	checkEtcd(bad, o.Engine, &o.Etcd)
 	if o.Engine == OwnKubernetes && len(o.Kubernetes.Kubeconfig) > 0 && o.Kubernetes.Namespace == "" { // two namespaces are two leases, and two owners
-		bad("kubernetes.namespace", "none, with leases in other clusters; write the one that every proxy of these regions keeps its lease in")
+		bad("kubernetes.namespace", "it is empty although leases are in other clusters; write the namespace in which every proxy of these regions keeps its lease")
 	}
 	if o.On() && !c.On() {
 		bad("engine", "there are no other regions while geo.mode is off")
@@ -120,9 +120,9 @@ func (h *HA) Check(c *Config, bad report) {
 	switch list := h.MemberList(); {
 	case len(list) == 0:
 	case len(slices.Compact(slices.Clone(list))) < len(list):
-		bad("members", "one of them stands there twice; write each id once")
+		bad("members", "one of them is listed twice; write each id once")
 	case len(list) == 1:
-		bad("members", "%q alone; write the ids of all proxies that may own groups, or none", list[0])
+		bad("members", "the list has only %q; write the ids of all proxies that may own groups, or none", list[0])
 	default:
 		for i, id := range h.Members {
 			checkName(bad, fmt.Sprintf("members[%d]", i), id, "a dispatcher")
@@ -131,11 +131,11 @@ func (h *HA) Check(c *Config, bad report) {
 	checkEtcd(bad, h.Engine, &h.Etcd)
 	switch {
 	case c.Mode != Distributed:
-		bad("mode", "dispatchers of one region talk over geo's listener, and geo.mode is %s; set it to distributed, with the others under geo.peers in the region of geo.self", c.Mode)
+		bad("mode", "proxies of one region talk over geo's listener, and geo.mode is %s; set it to distributed, with the other proxies under geo.peers in the region of geo.self", c.Mode)
 	case c.Ownership.On():
-		bad("mode", "geo.ownership.engine is %s: either regions have owners or decode groups; turn one off", c.Ownership.Engine)
+		bad("mode", "geo.ownership.engine is %s; either regions or decode groups can have owners, not both; turn one off", c.Ownership.Engine)
 	case !slices.ContainsFunc(c.Peers, func(p PeerConfig) bool { return p.Region == c.Self.Region }):
-		bad("mode", "none of geo.peers is in region %q; list the other dispatchers of this region", c.Self.Region)
+		bad("mode", "no entry of geo.peers is in region %q; list the other proxies of this region", c.Self.Region)
 	}
 }
 

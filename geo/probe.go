@@ -121,7 +121,7 @@ func (n *Node) heard(p *peer, seq uint64, sent time.Time, e Echo) (up bool) {
 	return up
 }
 
-var errItself = fmt.Errorf("%w: it is ourselves", ErrProbe)
+var errItself = fmt.Errorf("%w: the address is this proxy's own", ErrProbe)
 
 // check tells whether the answer is that of this peer to this question.
 func (n *Node) check(p *peer, a *answer, seq uint64) error {

@@ -236,7 +236,7 @@ func (m *Machine) GiveBack(now time.Time, epoch int64) error {
 		return fmt.Errorf("%w: the owner before may not have stopped yet", ErrNotHolder)
 	}
 	if m.away { // nobody could take it
-		return fmt.Errorf("%w: its store does not answer, so that nobody could take it", ErrNotHolder)
+		return fmt.Errorf("%w: its store does not answer, so no other proxy could take it", ErrNotHolder)
 	}
 	if m.giveBy.IsZero() {
 		m.giveBy = now.Add(m.cfg.Step)

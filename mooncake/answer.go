@@ -15,9 +15,9 @@ var (
 	// ErrNoHandoff: the prefill engine answered 200 and keeps no blocks for us.
 	// If FinishReason is "stop" the first token ended the answer; else a
 	// preemption took the blocks. Probe again.
-	ErrNoHandoff = errors.New("mooncake: the prefill engine returned no handoff")
+	ErrNoHandoff = errors.New("mooncake: the prefill engine returned no hand-off")
 	// ErrBadHandoff: what came is not a handoff of this connector.
-	ErrBadHandoff = errors.New("mooncake: the prefill engine returned a malformed handoff")
+	ErrBadHandoff = errors.New("mooncake: the prefill engine returned a malformed hand-off")
 )
 
 const (

@@ -40,5 +40,5 @@ func Example() {
 	// Output:
 	// {"model":"m", "messages":[{"role":"user","content":"Hi"}],"stream":false,"max_tokens":1,"min_tokens":1,"kv_transfer_params":{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,"remote_block_ids":null,"remote_host":null,"remote_port":null}}
 	// <nil>
-	// mooncake: handoff already taken
+	// mooncake: the hand-off was already used
 }

@@ -9,8 +9,8 @@ import (
 
 // Sentinels of Take: after either, the prompt must be prefilled again.
 var (
-	ErrTaken   = errors.New("mooncake: handoff already taken")
-	ErrExpired = errors.New("mooncake: handoff past its deadline")
+	ErrTaken   = errors.New("mooncake: the hand-off was already used")
+	ErrExpired = errors.New("mooncake: the hand-off is past its deadline")
 )
 
 // Handoff is what a probe returned and one decode request may consume: the

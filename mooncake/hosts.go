@@ -13,7 +13,7 @@ import (
 )
 
 // ErrUnknownHost says that the handoff names a host that is no prefill engine's.
-var ErrUnknownHost = errors.New("mooncake: the handoff points to an unknown host")
+var ErrUnknownHost = errors.New("mooncake: the hand-off points to an unknown host")
 
 // checkHosts refuses unknown hosts: a prefill engine that an attacker controls must
 // not send decode engines to other hosts. Connectors differ by version in where they name hosts, one for
@@ -88,7 +88,7 @@ func (w *hostCheck) text(key, s string, address bool) error {
 		if !address && !written || w.known(host) {
 			continue
 		}
-		return fmt.Errorf("%w: %s under %s; if it is one of yours, add it to kv_hosts of the engine's profile, and the key to kv_plain_keys if it is no address at all",
+		return fmt.Errorf("%w: %s under %s; if it is one of yours, add it to kv_hosts of the engine's profile; if it is no address at all, add the key to kv_plain_keys",
 			ErrUnknownHost, shownHost(host), shown(key))
 	}
 	return nil

@@ -306,7 +306,7 @@ func (p Profile) HoldBudget() (time.Duration, error) {
 	case p.alwaysEarly():
 		return math.MaxInt64, nil
 	case timeout <= 0:
-		return 0, fmt.Errorf("kv_hold_timeout is %v; set it to the time the prefill engine keeps a finished request's blocks", timeout)
+		return 0, fmt.Errorf("kv_hold_timeout is %v; set it to the time for which the prefill engine keeps the blocks of a finished request", timeout)
 	case margin < 0:
 		return 0, fmt.Errorf("hold_margin is %v; it cannot be negative", margin)
 	case margin == 0:

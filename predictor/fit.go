@@ -126,7 +126,7 @@ func (f *Fit) validate() error {
 			return err
 		}
 		if seen[b.Name] {
-			return fmt.Errorf("bucket %s is there twice", b.Name)
+			return fmt.Errorf("bucket %s is listed twice", b.Name)
 		}
 		if length >= 0 && len(f.PromptQuantiles) == 0 {
 			return fmt.Errorf("bucket %s without prompt_quantiles", b.Name)

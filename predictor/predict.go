@@ -55,7 +55,7 @@ const (
 const learned = "learned"
 
 // ErrLearned answers a user who still names it.
-var ErrLearned = errors.New("learned is gone, with the boosted trees; write survival instead")
+var ErrLearned = errors.New("learned was removed, with the boosted trees; write survival instead")
 
 // ParseKind reads one of the four names.
 func ParseKind(name string) (Kind, error) {

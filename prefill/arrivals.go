@@ -127,19 +127,19 @@ func (a *arrivals) timeout(m *model, r *Request) error {
 		return fmt.Errorf("%w: no region took model %q for %v", ErrQueueTimeout, m.name, timeout)
 	}
 	if !slices.ContainsFunc(m.servers, func(c *candidate) bool { return c.Live }) {
-		return fmt.Errorf("%w for model %q: for %v none of the %d that serve it has answered and taken requests, or no decode engine behind them has; "+
+		return fmt.Errorf("%w for model %q: for %v, no prefill engine of the %d that serve it took requests, or no decode engine did; "+
 			"look at their state in /status", ErrUnavailable, m.name, timeout, len(m.servers))
 	}
 	if r.Batch && !r.Reserved {
-		return fmt.Errorf("%w: other requests left nothing of model %q to batch for %v; send batch when there are fewer, add engines, "+
+		return fmt.Errorf("%w: for %[3]v, other requests took all engines of model %[2]q, and batch requests take only the rest; send batch requests when there are fewer others, add engines, "+
 			"or raise prefill.queue.batch_timeout", ErrQueueTimeout, m.name, timeout)
 	}
 	for _, c := range m.servers {
 		if c.Live && !c.account.Closed(a.now) {
-			return fmt.Errorf("%w: model %q found no place in the pool or no prefiller that could start it for %v; add decode slots or prefillers, raise pool.size, or see /prefill", ErrQueueTimeout, m.name, timeout)
+			return fmt.Errorf("%w: for %[3]v, a request for model %[2]q found no place in the pool or no prefill engine that could start it; add decode slots or prefill engines, raise pool.size, or see /prefill", ErrQueueTimeout, m.name, timeout)
 		}
 	}
-	return fmt.Errorf("%w: model %q waited %v; add prefillers or look for hand-offs that are not fetched", ErrKVExhausted, m.name, timeout)
+	return fmt.Errorf("%w: a request for model %q waited %v; add prefill engines, or look for hand-offs that are not fetched", ErrKVExhausted, m.name, timeout)
 }
 
 // late reports whether the time is over in which the first token was wanted.
@@ -148,9 +148,9 @@ func (r *Request) late(now time.Time) bool { return !r.Deadline.IsZero() && !now
 // unmet says why a request ends although it has waited no longer than any may.
 func (a *arrivals) unmet(r *Request) error {
 	if r.late(a.now) {
-		return fmt.Errorf("%w: its first token was wanted by now, and no prefiller could start it before; give it more time, or add prefillers", ErrDeadline)
+		return fmt.Errorf("%w: it has passed, and no prefill engine could start the request before; give the request more time, or add prefill engines", ErrDeadline)
 	}
-	return fmt.Errorf("%w: %v are left, and every prefiller is predicted to need longer; give it more time, or add prefillers", ErrDeadline, r.Deadline.Sub(a.now))
+	return fmt.Errorf("%w: %v are left, and every prefill engine would probably need longer; give the request more time, or add prefill engines", ErrDeadline, r.Deadline.Sub(a.now))
 }
 
 // serve serves all waiters that can pass now, in one order over all models. One whose best prefiller can take

@@ -199,7 +199,7 @@ func (t *Tier) CheckTarget(model, id string) error {
 	if m := t.models[model]; m != nil && slices.ContainsFunc(m.servers, func(c *candidate) bool { return c.ID == id }) {
 		return nil
 	}
-	return fmt.Errorf("%w: %q is no prefill candidate for model %q; GET /prefill lists them", ErrBadTarget, id, model)
+	return fmt.Errorf("%w: %q is no prefill engine for model %q; GET /prefill lists them", ErrBadTarget, id, model)
 }
 
 // filterCircuit keeps the live candidates that a request reaches and that are not out.

@@ -263,7 +263,7 @@ func (t *Tier) Score(r Request) ([]Scored, error) {
 	eligible, _ := t.choose.filterCircuit(&Request{}, m.servers)
 	eligible = t.choose.filterGate(eligible)
 	if len(eligible) == 0 {
-		return nil, fmt.Errorf("%w: nobody is left to score for model %q; see GET /prefill", ErrKVExhausted, r.Model)
+		return nil, fmt.Errorf("%w: no prefill engine is left to score for model %q; see GET /prefill", ErrKVExhausted, r.Model)
 	}
 	t.choose.look(m, &r, eligible)
 	var all []Scored

@@ -161,7 +161,7 @@ func (c *demoCmd) plan() ([]demoPolicy, error) {
 		}
 	}
 	if c.Extra < 0 && !c.Aggregated || c.C0 <= 0 || c.C1 <= 0 || c.PrefillBase < 0 || c.PrefillPerToken < 0 || c.Window < 0 || c.MaxAge < 0 {
-		return nil, errors.New("--extra and times must not be negative, --c0 and --c1 not 0")
+		return nil, errors.New("--extra and times must not be negative, and --c0 and --c1 must not be 0")
 	}
 	var policies []demoPolicy
 	for _, text := range namedargs.List(c.Policies) {
@@ -324,7 +324,7 @@ func writeDemoFit(history []trace.Request, path, source string) (string, error) 
 	learned, err := predictor.Train(string(predictor.KindSurvival), fit.Samples(history),
 		predictor.Options{Created: time.Now(), Source: predictor.Source{File: source, Rows: len(history)}})
 	if err != nil {
-		return "", fmt.Errorf("fitting the requests before those that are sent: %w", err)
+		return "", fmt.Errorf("a predictor could not be fitted to the requests before those that are sent: %w", err)
 	}
 	text, err := learned.Encode()
 	if err != nil {

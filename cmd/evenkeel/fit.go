@@ -45,9 +45,9 @@ func (c *fitPredictorCmd) Run(std streams) error {
 	case c.Horizon < 1:
 		return usageError{fmt.Errorf("--horizon %d: look at least 1 step ahead", c.Horizon)}
 	case !(c.Holdout > 0 && c.Holdout < 1):
-		return usageError{fmt.Errorf("--holdout %v: the share held out lies between 0 and 1", c.Holdout)}
+		return usageError{fmt.Errorf("--holdout %v: write a share above 0 and below 1", c.Holdout)}
 	case (c.Trace == "") == (c.Log == ""):
-		return usageError{errors.New("--trace or --log: one of them says what to learn from")}
+		return usageError{errors.New("give --trace or --log, from which the fit learns")}
 	case c.Trace != "":
 		history, err = fit.FromTrace(c.Trace)
 	default:
@@ -92,7 +92,7 @@ type fitStepCmd struct {
 // Run fails when no group's fit may be used.
 func (c *fitStepCmd) Run(std streams) error {
 	if c.Shift != 0 && c.Decisions == "" {
-		return usageError{errors.New("--shift without --decisions: there is nothing to shift the trace against")}
+		return usageError{errors.New("--shift needs --decisions, because it shifts the trace against the decision log")}
 	}
 	trace, err := fit.ReadStepTrace(c.Log)
 	if err != nil {

@@ -170,7 +170,7 @@ func (f fixtureCandidate) read(c *policy.Candidate, prompt float64, cfg *config.
 			*indicators[key] = n
 		default:
 			names := slices.Sorted(maps.Keys(indicators))
-			return fmt.Errorf("candidate %s: nothing is called %q; there are %s, %s, %s", id, key,
+			return fmt.Errorf("candidate %s: no value is called %q; there are %s, %s, %s", id, key,
 				matched, strings.Join(names, ", "), strings.Join(slices.Sorted(maps.Keys(extra)), ", "))
 		}
 	}

@@ -17,7 +17,7 @@ func TestCheckDecidesCases(t *testing.T) {
 		{"all as wanted", `[{"name":"x","policy":"lmetric","request":{"prompt_tokens":64},"want":"b","candidates":[{"id":"a","bs":4},{"id":"b"}]}]`, "ok   x: lmetric chooses b", 0},
 		{"the config's policy", `[{"name":"x","request":{"prompt_tokens":64},"want":"b","candidates":[{"id":"a","backlog_ms":4},{"id":"b"}]}]`, "finish chooses b", 0},
 		{"another is chosen", `[{"name":"x","policy":"lmetric","request":{"prompt_tokens":64},"want":"a","candidates":[{"id":"a","bs":4},{"id":"b"}]}]`, "FAIL x: lmetric chooses b, not a; scores: b 64, a 320", 1},
-		{"an indicator that does not exist", `[{"name":"x","request":{"prompt_tokens":64},"want":"a","candidates":[{"id":"a","batch":4}]}]`, `nothing is called "batch"; there are matched_tokens, active_blocks`, 1},
+		{"an indicator that does not exist", `[{"name":"x","request":{"prompt_tokens":64},"want":"a","candidates":[{"id":"a","batch":4}]}]`, `no value is called "batch"; there are matched_tokens, active_blocks`, 1},
 		{"a candidate that does not exist", `[{"name":"x","request":{"prompt_tokens":64},"want":"c","candidates":[{"id":"a"}]}]`, `want is "c"`, 1},
 		{"a policy that does not exist", `[{"name":"x","policy":"best","request":{"prompt_tokens":64},"want":"a","candidates":[{"id":"a"}]}]`, "case 1 (x): ", 1},
 		{"no prompt", `[{"name":"x","want":"a","candidates":[{"id":"a"}]}]`, "request.prompt_tokens", 1},

@@ -123,7 +123,7 @@ func (c *initCmd) entries(cfg *config.Config) (list []draft.Entry, err error) {
 		return list, nil
 	}
 	if slices.ContainsFunc(roles, func(l listed) bool { return l.given() }) {
-		return nil, usageError{errors.New("--probe and the flags that list engines (--prefiller-hosts and others): take one; --probe prefill=HOST:PORT says the role, too")}
+		return nil, usageError{errors.New("--probe does not go with the flags that list engines (--prefiller-hosts and others); use one of the two; --probe prefill=HOST:PORT gives the role, too")}
 	}
 	if c.RetryDelay == nil { // that of the example proxy is for those who replace it
 		cfg.Prefill.Retry.Base = config.Default().Prefill.Retry.Base
@@ -172,5 +172,5 @@ func writeNew(path string, text []byte) error {
 }
 
 func thereAlready(path string) error {
-	return fmt.Errorf("--out: %s is there already, and is not overwritten; name another file, or move it away", path)
+	return fmt.Errorf("--out: %s exists already, and is not overwritten; name another file, or move it away", path)
 }

@@ -110,10 +110,10 @@ func TestInitRefuses(t *testing.T) {
 		status      int
 		says        string
 	}{
-		{"to overwrite", "--out " + there, 1, there + " is there already, and is not overwritten"},
-		{"to write through a link", "--out " + filepath.Join(dir, "link.yaml"), 1, "is there already"},
+		{"to overwrite", "--out " + there, 1, there + " exists already, and is not overwritten"},
+		{"to write through a link", "--out " + filepath.Join(dir, "link.yaml"), 1, "exists already"},
 		{"a folder that is not there", "--out " + filepath.Join(dir, "none", "e.yaml"), 1, "--out: open"},
-		{"addresses and lists of engines", "--probe 127.0.0.1:1 --decoder-hosts a", 2, "--probe and the flags that list engines"},
+		{"addresses and lists of engines", "--probe 127.0.0.1:1 --decoder-hosts a", 2, "--probe does not go with the flags that list engines"},
 		{"a role that is none", "--probe router=127.0.0.1:1", 2, `"router" is no role; write prefill, decode or aggregated`},
 		{"an address without a port", "--probe decode=http://10.0.0.1:port", 2, "--probe decode=http://10.0.0.1:port"},
 		{"a path", "--probe http://10.0.0.1:8000/v1", 2, "more than a host and a port"},

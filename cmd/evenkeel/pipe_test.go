@@ -157,7 +157,7 @@ func TestTheLogOfATerminalIsForPeople(t *testing.T) {
 		forPeople bool
 		want      string
 	}{
-		{"a terminal", true, "03:04:05.006  WARN  engine is down  {\"engine\": \"d0:8200\", \"after\": \"1.5s\"}\n"},
+		{"a terminal", true, "03:04:05.006  WARN  an engine is down  {\"engine\": \"d0:8200\", \"after\": \"1.5s\"}\n"},
 		{"anything else", false, `{"level":"warn","ts":"2026-01-02T03:04:05.006Z","caller":"watch.go:7","msg":"an engine is down","engine":"d0:8200","after":1.5}` + "\n"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

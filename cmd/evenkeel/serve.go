@@ -171,7 +171,7 @@ func shutDown(g *gateway.Gateway, grace, limit time.Duration, signals <-chan os.
 	case s := <-signals:
 		return fmt.Errorf("ended by a third signal, %v, before every connection was closed", s)
 	case <-time.After(cutTime):
-		return fmt.Errorf("not every part ended within %v of the last stream being cut", cutTime)
+		return fmt.Errorf("some parts of the proxy had not ended %v after the last stream was cut", cutTime)
 	}
 }
 
@@ -189,7 +189,7 @@ func (c *serveCmd) config() (*config.Config, error) {
 		return cfg, nil
 	}
 	if used := c.used(); len(used) > 0 {
-		return nil, usageError{fmt.Errorf("--config and %s together; write what they say into %s", strings.Join(used, ", "), c.Config)}
+		return nil, usageError{fmt.Errorf("--config does not go with %s; write their values into %s", strings.Join(used, ", "), c.Config)}
 	}
 	cfg, err := config.Load(c.Config)
 	if err != nil {

@@ -207,9 +207,9 @@ func (c *simulateCmd) load(f *sim.Fleet) (sim.Load, error) {
 	case err != nil || !(rho > 0):
 		return sim.Load{}, fmt.Errorf("--load %q: want closed, or the share of what the ranks could serve, like 0.9", c.Load)
 	case rho > 1:
-		return sim.Load{}, fmt.Errorf("--load %v is %[1]v times what the ranks can serve: the pool would only grow, and waits would depend on the length of the run; write a share up to 1, like 0.9, or closed", rho)
+		return sim.Load{}, fmt.Errorf("--load %v is %[1]v times what the ranks can serve, so the pool would only grow, and waits would depend on the length of the run; write a share up to 1, like 0.9, or closed", rho)
 	case c.Pool != nil:
-		return sim.Load{}, errors.New("--pool and an open loop: there the pool is as long as it gets")
+		return sim.Load{}, errors.New("--pool has no effect in an open loop, where the arrivals decide how long the pool is; leave it out, or write --load closed")
 	}
 	return sim.Load{Rho: rho}, nil
 }

@@ -30,27 +30,27 @@ func (c *simulateCmd) idle(k *kong.Context) error {
 	}
 	if len(foreign) > 0 {
 		slices.Sort(tiers)
-		return usageError{fmt.Errorf("%s with --tier %s: only --tier %s has that; leave it out, or choose the tier",
+		return usageError{fmt.Errorf("%s does not go with --tier %s, only with --tier %s; leave it out, or choose that tier",
 			strings.Join(foreign, ", "), c.Tier, strings.Join(slices.Compact(tiers), " and "))}
 	}
 	replays := []string{"log", "policies", "out", "json", "tier"}
 	for _, f := range given {
 		if c.Log != "" && !slices.Contains(replays, f.Name) {
-			return usageError{fmt.Errorf("--%s with --log: the log has what happened; a replay takes --%s", f.Name, strings.Join(replays[1:4], ", --"))}
+			return usageError{fmt.Errorf("--%s has no effect with --log, because the log has it; a replay takes --%s", f.Name, strings.Join(replays[1:4], ", --"))}
 		}
 		switch {
 		case f.Name == "workers" && c.Scenario != "":
-			return usageError{fmt.Errorf("--workers with --scenario: the scenario says how many ranks there are")}
+			return usageError{fmt.Errorf("--workers does not go with --scenario, which says how many ranks there are; leave one out")}
 		case f.Name == "ahead" && c.Bind != bindArrival:
-			return usageError{fmt.Errorf("--ahead without --bind arrival: late, policies fill slots ahead by themselves")}
+			return usageError{fmt.Errorf("--ahead needs --bind arrival; with --bind late, policies fill slots ahead by themselves")}
 		case f.Name == "spare" && c.Bind == bindArrival:
-			return usageError{fmt.Errorf("--spare with --bind arrival: the rank is chosen before the prefill then, so that it has nothing to pull; leave one out")}
+			return usageError{fmt.Errorf("--spare does not go with --bind arrival, where the rank is chosen before the prefill and pulls nothing; leave one out")}
 		case f.Name == "format" && (c.Trace == "" || strings.HasPrefix(c.Trace, trace.SynthPrefix)):
-			return usageError{fmt.Errorf("--format without a file: it is that of --trace FILE")}
+			return usageError{fmt.Errorf("--format needs --trace FILE, because it is the format of that file")}
 		case c.Tier == "prefill" && !c.Prefill.Both && slices.Contains([]string{"c0", "c1", "chunk"}, f.Name):
-			return usageError{fmt.Errorf("--%s with --tier prefill: engines only decode with --both", f.Name)}
+			return usageError{fmt.Errorf("--%s needs --both with --tier prefill, because engines decode only then", f.Name)}
 		case c.Tier == "prefill" && c.Prefill.Both && f.Name == "hold":
-			return usageError{fmt.Errorf("--hold with --both: engines decode what they prefilled, and no rank fetches it")}
+			return usageError{fmt.Errorf("--hold does not go with --both, where engines decode their own prompts and no rank fetches KV; leave one out")}
 		}
 	}
 	return nil

@@ -93,7 +93,7 @@ func (c *surveyCmd) Run(std streams) (fail error) {
 	bar.finish()
 	r := survey.NewReport("evenkeel "+strings.Join(os.Args[1:], " "), lasted, all, findings)
 	if len(findings) == 0 {
-		return errors.New("the engines told nothing twice, so nothing is known; watch for longer")
+		return errors.New("no engine gave its metrics twice, so there is nothing to compare; watch for longer")
 	}
 	if err := r.Text(std.out); err != nil {
 		return err

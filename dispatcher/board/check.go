@@ -60,7 +60,7 @@ func (c *Config) checkNumbers(bad func(key, format string, args ...any)) {
 		}
 	}
 	if m.RequestMs > 0 && m.C1Ms == 0 {
-		bad("dispatch.step_model.request_ms", "%v ms without c1_ms, so that nobody knows how many KV tokens a request weighs as much as; write c1_ms, too", m.RequestMs)
+		bad("dispatch.step_model.request_ms", "%v ms without c1_ms; the two together say how many KV tokens a request counts as; write c1_ms, too", m.RequestMs)
 	}
 }
 
@@ -76,12 +76,12 @@ func (c *PredictorConfig) check(bad func(key, format string, args ...any)) {
 	case kind == predictor.KindExact && c.SecretFile == "":
 		bad("predictor.kind", "exact tells prompts apart by a keyed hash; set predictor.secret_file to a file of random bytes, as `head -c 32 /dev/urandom` writes it")
 	case kind == predictor.KindNone && c.File != "":
-		bad("predictor.file", "the kind is none, so that nobody reads it; write survival or exact, or remove the file")
+		bad("predictor.file", "the kind is none, so the file is not read; write survival or exact, or remove the file")
 	}
 }
 
 // errNoOracle is errOracle in the words of the config file.
-var errNoOracle = errors.New("an oracle knows how requests end, which only a replay can; write survival or exact")
+var errNoOracle = errors.New("only a replay can use an oracle, because only there it is known how requests end; write survival or exact")
 
 // decider is a policy as New will build it: with the configured predictor where it names
 // none. One that is no predictor was told already.

@@ -34,8 +34,8 @@ var (
 	ErrTooLarge    = errors.New("dispatcher: the prompt is larger than the whole KV budget of every decode rank; shorten it or raise kv_tokens_per_rank")
 	ErrNoWorkers   = errors.New("dispatcher: no decode rank is up for the model; check engines.decode and their health")
 	ErrWithdrawn   = errors.New("dispatcher: the entry was withdrawn before a rank was found")
-	ErrDraining    = errors.New("dispatcher: draining, no new admissions; retry against another proxy")
-	ErrDuplicate   = errors.New("dispatcher: an entry with this ID waits already; give every entry its own")
+	ErrDraining    = errors.New("dispatcher: this proxy drains and admits no new requests; send the request to another proxy")
+	ErrDuplicate   = errors.New("dispatcher: an entry with this ID waits already; give every entry an ID of its own")
 )
 
 // Entry is one finished prefill that waits for a rank.

@@ -194,7 +194,7 @@ func (sp Spec) With(key, value string) (Spec, error) {
 		return Spec{}, fmt.Errorf("policy %s: %s is gone: %s", sp.form.name, key, instead)
 	}
 	if key == "predictor" && value == "learned" && sp.Takes(key) {
-		return Spec{}, fmt.Errorf("policy %s: predictor=learned is gone, with the boosted trees; write predictor=survival", sp.form.name)
+		return Spec{}, fmt.Errorf("policy %s: predictor=learned was removed, with the boosted trees; write predictor=survival", sp.form.name)
 	}
 	if err := namedargs.Apply(sp.form.name, sp.form.keys, &sp.values, namedargs.Setting{Key: key, Value: value}); err != nil {
 		return Spec{}, err

@@ -76,7 +76,7 @@ func TestParseSaysWhatIsWrong(t *testing.T) {
 		{"an unknown predictor", "brh:predictor=magic", "policy brh: predictor=magic: want none, survival, exact, oracle"},
 		{"a word for yes or no", "brh:decrement_anchor=1", "policy brh: decrement_anchor=1: want false or true"},
 		{"what the paper's form decides itself", "brh:paper,queue=margin", "policy brh:paper: unknown key \"queue\"; it takes window, theta, order, horizon, alpha, beta, gamma, predictor, tau, every, watermark"},
-		{"a predictor that is gone", "brh:predictor=learned", "policy brh: predictor=learned is gone, with the boosted trees; write predictor=survival"},
+		{"a predictor that is gone", "brh:predictor=learned", "policy brh: predictor=learned was removed, with the boosted trees; write predictor=survival"},
 		{"a way to look ahead", "evenkeel:hold=0,mode=sampled", "policy evenkeel: mode is gone: looking ahead gained nothing, so delete it"},
 		{"how many ends to draw", "evenkeel:samples=2", "policy evenkeel: samples is gone: looking ahead gained nothing, so delete it"},
 		{"how far to look", "evenkeel:horizon=32", "policy evenkeel: horizon is gone: looking ahead gained nothing, so delete it"},

@@ -46,7 +46,7 @@ func newMixing(r *Replay) *mixing {
 
 func (m *mixing) build(v *board.GroupView, law board.StepModel) error {
 	if law.OwnMs <= 0 {
-		return fmt.Errorf("nobody knows yet what a prompt costs on %s", v.Key.Name)
+		return fmt.Errorf("the time that a prompt adds to a step of %s is not known yet", v.Key.Name)
 	}
 	w := &v.Workers[0]
 	engines := virtual.Mixed{Law: law, Budget: int32(w.StepBudget()), Interval: int64(w.Interval), Lasts: m.lasts}

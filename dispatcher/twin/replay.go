@@ -80,7 +80,7 @@ func NewReplay(w *Window, model, spec string, draw uint64) (*Replay, error) {
 	}
 	if was, is := nameOf(were.Policy()), nameOf(b.Policy()); was != is && mixed {
 		if share := w.bound(model, ranksOf(groups)); share > mostBound {
-			return nil, fmt.Errorf("%.0f %% of the prompt tokens were cached on some ranks only; under %s other ranks would have had them", 100*share, is)
+			return nil, fmt.Errorf("%.0f %% of the prompt tokens were in the caches of some ranks only, and under %s they would have been in those of other ranks", 100*share, is)
 		}
 	}
 	b.Only(model)
@@ -159,7 +159,7 @@ func (r *Replay) build(groups []board.GroupView, begin, end *board.Boards) error
 		v := &groups[i]
 		f, t := viewOf(untaught, v.Key), viewOf(taught, v.Key)
 		if f == nil || t == nil || !t.Line.Known() {
-			return fmt.Errorf("nobody knows yet how long a step of %s takes", v.Key.Name)
+			return fmt.Errorf("the time of a step of %s is not known yet", v.Key.Name)
 		}
 		law := t.Line.Through(f.Line.Taught)
 		if err := r.engines.build(v, law); err != nil {
@@ -285,7 +285,7 @@ func (r *Replay) Run(turns int) (over bool, err error) {
 		if r.still++; next > r.Now {
 			r.still = 0
 		} else if r.still > mostStill {
-			r.failed = fmt.Errorf("the replay stands still at %.0f ms", r.Now)
+			r.failed = fmt.Errorf("the replay does not go on after %.0f ms", r.Now)
 		}
 		r.Now = max(r.Now, next)
 	}
@@ -355,7 +355,7 @@ func (r *Replay) quit(id uint64) {
 func (r *Replay) placed(e *board.Effect) {
 	at, ok := r.live[e.Entry.ID]
 	if !ok {
-		r.failed = fmt.Errorf("request %d was bound and is not known", e.Entry.ID)
+		r.failed = fmt.Errorf("the policy bound request %d, which the replay does not know", e.Entry.ID)
 		return
 	}
 	delete(r.live, e.Entry.ID)

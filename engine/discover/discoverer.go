@@ -405,4 +405,4 @@ func (r *record) status() Found {
 	return f
 }
 
-var errUntried = errors.New("it is tried before its first request")
+var errUntried = errors.New("its trial before its first request has not ended yet")

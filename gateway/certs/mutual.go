@@ -38,7 +38,7 @@ func (a *Authority) Load(file string) error {
 // verify checks a chain as both sides do; names are looked at by the caller.
 func (a *Authority) verify(chain []*x509.Certificate, usage x509.ExtKeyUsage) error {
 	if len(chain) == 0 {
-		return fmt.Errorf("certificate: none was shown")
+		return fmt.Errorf("certificate: the caller showed none")
 	}
 	between := x509.NewCertPool()
 	for _, c := range chain[1:] {
@@ -73,7 +73,7 @@ func (p *Pair) MutualClient(a *Authority, serverName string, names []string) *tl
 				return err
 			}
 			if found := Names(s.PeerCertificates[0]); !slices.ContainsFunc(found, func(n string) bool { return slices.Contains(names, n) }) {
-				return fmt.Errorf("certificate: it is that of %q, not of %q", found, names)
+				return fmt.Errorf("certificate: it belongs to %q, not to %q", found, names)
 			}
 			return nil
 		},

@@ -100,7 +100,7 @@ func (c *Config) checkBind(bad report) {
 		bad("$.bind.ahead", "%q is no number of requests; write 0 or more, or auto", b.Ahead)
 	}
 	if set := "$.prefill.queue.max"; c.EarlyOnly() && c.source.has(set) {
-		bad(set, "all prefill engines have profiles whose requests wait for a decode rank before their prefill, and none waits for a prefill engine: pool.size bounds them; remove it")
+		bad(set, "requests of all profiles here wait for a decode rank before their prefill, so none waits for a prefill engine, and pool.size is their limit; remove it")
 	}
 	c.checkPartners(bad)
 }
@@ -111,12 +111,12 @@ func (c *Config) checkMetaserver(bad report) {
 	if b.Listen == "" {
 		for _, name := range c.ProfilesInUse("decode") {
 			if c.Profiles[name].Connector == mooncake.AscendLayerwise {
-				bad("$.profiles."+name+".connector", "decode engines with %s call back where their KV goes, and nothing listens for them; set bind.listen to an address that they reach", mooncake.AscendLayerwise)
+				bad("$.profiles."+name+".connector", "decode engines with %s call evenkeel back, and evenkeel does not listen for that; set bind.listen to an address that they reach", mooncake.AscendLayerwise)
 				return
 			}
 		}
 		if b.Advertise != "" {
-			bad("$.bind.advertise", "nothing listens there; set bind.listen, or remove it")
+			bad("$.bind.advertise", "evenkeel does not listen for callbacks; set bind.listen, or remove this key")
 		}
 		return
 	}
@@ -126,7 +126,7 @@ func (c *Config) checkMetaserver(bad report) {
 		return
 	}
 	if port != "0" && slices.Contains([]string{c.Listen, c.Admin.Listen, c.Geo.Listen}, b.Listen) {
-		bad("$.bind.listen", "callbacks need an address of their own; %q is that of clients, operators or dispatchers", b.Listen)
+		bad("$.bind.listen", "callbacks need an address of their own; %q is that of clients, operators or other proxies", b.Listen)
 	}
 	path := "$.bind.advertise"
 	if b.Advertise == "" {
@@ -231,11 +231,11 @@ func (e *Engine) checkCoordinates(path, role string, p *mooncake.Profile, bad re
 		case is && role != "prefill":
 			bad(path+"."+key, "only prefill engines have it; remove it")
 		case is && (p.Connector != mooncake.NIXLPush || !p.Early()):
-			bad(path+"."+key, "only prefill engines with connector %s and bind: %s are named to decode engines before they answer; remove it", mooncake.NIXLPush, mooncake.BindArrival)
+			bad(path+"."+key, "only prefill engines with connector %s and bind: %s need it; remove it", mooncake.NIXLPush, mooncake.BindArrival)
 		case is && e.Ranks > 1:
-			bad(path+"."+key, "its %d ranks have one each; remove it: each tells its own with its first answer", e.Ranks)
+			bad(path+"."+key, "each of its %d ranks has another one; remove the key, because each rank tells its own with its first answer", e.Ranks)
 		case needed && told && !is:
-			bad(path+"."+key, "kv_engine_id, kv_host and kv_port are needed together; write all three, or none: then the first answer tells them")
+			bad(path+"."+key, "kv_engine_id, kv_host and kv_port belong together; write all three, or none, so that evenkeel learns them from the engine's first answer")
 		}
 	}
 	if e.KVPort < 0 || e.KVPort > 65535 {
@@ -243,7 +243,7 @@ func (e *Engine) checkCoordinates(path, role string, p *mooncake.Profile, bad re
 	}
 	for key, n := range map[string]int{"tp_size": e.TPSize, "pp_size": e.PPSize, "dcp_size": e.DCPSize} {
 		if n < 0 {
-			bad(path+"."+key, "%d; write how many ranks share the model, or 0 for 1", n)
+			bad(path+"."+key, "%d; write the number of ranks that share the model, or 0 for 1", n)
 		}
 	}
 }

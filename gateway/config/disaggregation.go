@@ -28,7 +28,7 @@ func (c *Config) checkDisaggregation(bad report) {
 	for _, e := range c.Engines.Decode {
 		p := c.Profiles[e.Profile]
 		if n := p.MaxBatchedTokens; !seen[e.Profile] && p.AllowLocalPrefill && n > 0 && n < d.MaxLocalTokens {
-			bad("$.profiles."+e.Profile+".allow_local_prefill", "its engines compute %d tokens a step (max_num_batched_tokens) and may get %d (prefill.disaggregation.max_local_tokens_per_rank): decode would stand still for several steps; lower the latter, start the engines with more, or write false",
+			bad("$.profiles."+e.Profile+".allow_local_prefill", "its engines compute %d tokens per step (max_num_batched_tokens) and may get %d (prefill.disaggregation.max_local_tokens_per_rank), so decode would wait for several steps; lower the latter, start the engines with more, or write false",
 				n, d.MaxLocalTokens)
 		}
 		seen[e.Profile] = true

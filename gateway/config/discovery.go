@@ -94,7 +94,7 @@ func (c *Config) checkDiscovery(bad report) {
 	for i := range c.Discovery.DNS {
 		d, path := &c.Discovery.DNS[i], fmt.Sprintf("$.discovery.dns[%d]", i)
 		if names[d.Name+" "+d.Role] {
-			bad(path+".name", "%s is asked for %s engines twice; remove one", d.Name, d.Role)
+			bad(path+".name", "%s is listed twice for %s engines; remove one", d.Name, d.Role)
 		}
 		names[d.Name+" "+d.Role] = true
 		c.checkDNS(path, d, bad)
@@ -103,7 +103,7 @@ func (c *Config) checkDiscovery(bad report) {
 	for i := range c.Discovery.Kubernetes {
 		k, path := &c.Discovery.Kubernetes[i], fmt.Sprintf("$.discovery.kubernetes[%d]", i)
 		if key := k.Namespace + "/" + k.Selector + " " + k.Role; spaces[key] {
-			bad(path+".selector", "the same pods are selected twice; remove one")
+			bad(path+".selector", "another entry selects the same pods; remove one")
 		} else {
 			spaces[key] = true
 		}
@@ -116,10 +116,10 @@ func (c *Config) checkDNS(path string, d *DiscoveryDNS, bad report) {
 		bad(path+".name", "%q is no name; write one such as decode.default.svc.cluster.local", d.Name)
 	}
 	if d.Type != "A" && d.Type != "SRV" {
-		bad(path+".type", "%q is not asked for; write A (which includes AAAA) or SRV", d.Type)
+		bad(path+".type", "%q is no type of record that engines are found by; write A (which includes AAAA) or SRV", d.Type)
 	}
 	if d.Type == "A" && (d.Port < 1 || d.Port > 65535) {
-		bad(path+".port", "%d is no port, and A records tell none; write the engines'", d.Port)
+		bad(path+".port", "%d is no port, and A records do not tell one; write the engines' port", d.Port)
 	}
 	if d.Type == "SRV" && d.Port != 0 {
 		bad(path+".port", "SRV records tell the port; remove it")
@@ -132,7 +132,7 @@ func (c *Config) checkDNS(path string, d *DiscoveryDNS, bad report) {
 		bad(path+".interval", "%v is too often; write 1s or more", d.Interval)
 	}
 	if d.Misses < 1 {
-		bad(path+".misses", "%d; write after how many answers without it an engine is gone", d.Misses)
+		bad(path+".misses", "%d; write the number of answers without an engine after which it is gone", d.Misses)
 	}
 	c.checkFound(path, d.Role, d.Scheme, Engine{Profile: d.Profile, Region: d.Region, Ranks: d.Ranks, Group: d.Group, Barrier: d.Barrier, Slots: d.Slots}, bad)
 }
@@ -164,7 +164,7 @@ func (c *Config) checkKubernetes(path string, k *DiscoveryKubernetes, bad report
 // checkFound looks at what every engine of a source would be like.
 func (c *Config) checkFound(path, role, scheme string, e Engine, bad report) {
 	if scheme != "http" && scheme != "https" {
-		bad(path+".scheme", "%q is not spoken; write http or https", scheme)
+		bad(path+".scheme", "%q is not supported; write http or https", scheme)
 		return
 	}
 	e.URL = scheme + "://" + net.JoinHostPort("found", "1")

@@ -42,9 +42,9 @@ func (d *doubts) engines(c *Config) {
 		switch {
 		case len(side.list) > 0:
 		case side.role == "prefill" && len(c.Engines.Decode) > 0:
-			d.add("$.engines.prefill", "no prefill engine is listed, and none is discovered: only what one engine serves alone is served, such as embeddings; list prefill engines under engines.prefill for chats and completions")
+			d.add("$.engines.prefill", "no prefill engine is listed, and none is discovered, so only requests that one engine serves alone work, such as embeddings; list prefill engines under engines.prefill for chats and completions")
 		default:
-			d.add("$.engines."+side.role, "no %s engine is listed, and none is discovered: no request is served until one is added; list them under engines.%[1]s", side.role)
+			d.add("$.engines."+side.role, "no %s engine is listed, and none is discovered, so no request is served until one is added; list such engines under engines.%[1]s", side.role)
 		}
 	}
 }
@@ -57,7 +57,7 @@ func (d *doubts) profiles(c *Config) {
 	for name := range c.Profiles {
 		named := func(e Engine) bool { return e.Profile == name }
 		if name != DefaultProfile && name != DefaultAggregated && !slices.ContainsFunc(slices.Concat(c.Engines.Prefill, c.Engines.Decode, c.Engines.Aggregated), named) {
-			d.add("$.profiles."+name, "no engine names this profile, so it has no effect until one is added that does; write profile: %s at the engines that it is for. Engines that name none have the profile %s", name, DefaultProfile)
+			d.add("$.profiles."+name, "no engine names this profile, so it has no effect; write profile: %s at the engines that it is for. Engines that name no profile have the profile %s", name, DefaultProfile)
 		}
 	}
 }

@@ -14,7 +14,7 @@ func (c *Config) checkGeo(bad report) {
 	} else if problem := listenProblem(g.Listen); problem != "" {
 		bad("$.geo.listen", "%q %s; write host:port, such as \":9443\"", g.Listen, problem)
 	} else if _, port, _ := net.SplitHostPort(g.Listen); port != "0" && (g.Listen == c.Listen || g.Listen == c.Admin.Listen) {
-		bad("$.geo.listen", "dispatchers need an address of their own; %q is that of clients or operators", g.Listen)
+		bad("$.geo.listen", "proxies need an address of their own to call each other; %q is that of clients or operators", g.Listen)
 	}
 	regions := []string{g.Self.Region}
 	for _, p := range g.Peers {
@@ -26,7 +26,7 @@ func (c *Config) checkGeo(bad report) {
 		case !g.Ownership.On() && !g.Leads():
 			bad("$.engines."+side, "%s is in region %s; engines of other regions need geo.ownership.engine, or geo.mode central with geo.central this one", e.URL, e.Region)
 		case !slices.Contains(regions, e.Region):
-			bad("$.engines."+side, "%s: no dispatcher is in region %q; see geo.self and geo.peers", e.URL, e.Region)
+			bad("$.engines."+side, "%s: no proxy is in region %q; see geo.self and geo.peers", e.URL, e.Region)
 		}
 	}
 }

@@ -128,7 +128,7 @@ func TestErrorsPointAtTheFile(t *testing.T) {
 		},
 		{
 			"a TTL above the hold budget says which engine keeps how long", "pool:\n  ttl: 20s\nprofiles:\n  n: {connector: nixl-pull}\nengines:\n  prefill: [{url: \"http://p:1\", profile: n}]\n",
-			"f.yaml:2:8: pool.ttl: 20s is longer than prefill engine http://p:1 (profile n) keeps a finished prefill for us: 15s of its 30s; lower pool.ttl to 15s, or raise the engine's hold timeout and the profile's kv_hold_timeout\n" +
+			"f.yaml:2:8: pool.ttl: 20s is longer than prefill engine http://p:1 (profile n) holds a finished prefill for the pool: 15s of its 30s; lower pool.ttl to 15s, or raise the engine's hold timeout and the profile's kv_hold_timeout\n" +
 				"     1 | pool:\n" +
 				">    2 |   ttl: 20s\n" +
 				"     3 | profiles:",

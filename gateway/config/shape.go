@@ -60,7 +60,7 @@ func (s *shape) value(n ast.Node, t reflect.Type, path string) {
 	case *ast.AliasNode: // what it stands for was checked at its anchor, the type of a second use by the decoder
 		return
 	case *ast.TagNode:
-		s.bad(n.GetToken(), path, "tags such as %s mean nothing here; remove it", n.Start.Value)
+		s.bad(n.GetToken(), path, "tags such as %s have no meaning here; remove the tag", n.Start.Value)
 		return
 	}
 	switch {
@@ -73,7 +73,7 @@ func (s *shape) value(n ast.Node, t reflect.Type, path string) {
 	case t.Kind() == reflect.Slice:
 		list, ok := n.(*ast.SequenceNode)
 		if !ok {
-			s.bad(n.GetToken(), path, "a list is needed; write [a, b], or one item a line behind a dash")
+			s.bad(n.GetToken(), path, "a list is needed; write [a, b], or one item per line after a dash")
 			return
 		}
 		for i, item := range list.Values {
@@ -100,7 +100,7 @@ func (s *shape) mapping(n ast.Node, path string, typeOf func(key string) (reflec
 	case *ast.MappingValueNode:
 		values = []*ast.MappingValueNode{n}
 	default:
-		s.bad(n.GetToken(), path, "keys with values are needed here; write one a line as key: value, or {key: value}")
+		s.bad(n.GetToken(), path, "keys with values are needed here; write one per line as key: value, or {key: value}")
 		return
 	}
 	seen := map[string]int{}

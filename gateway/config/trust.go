@@ -79,11 +79,11 @@ func (c *Config) allowWorker(raw string) error {
 	case len(c.Admin.WorkerHosts) > 0:
 		return fmt.Errorf("%s is not among admin.worker_hosts; add it there, or the engine to the file", host)
 	case isAddr && (noEngine(addr) || slices.ContainsFunc(embedded(addr), noEngine)):
-		return fmt.Errorf("%s is, or leads to, a link-local, multicast or unspecified address, or one where a cloud tells its machines of themselves; no engine is expected there; if there is one, name it in admin.worker_hosts", host)
+		return fmt.Errorf("%s is, or leads to, a link-local, multicast or unspecified address, or a cloud's metadata address; no engine is expected there; if there is one, name it in admin.worker_hosts", host)
 	case slices.Contains(metadataNames, host):
-		return fmt.Errorf("%s is where a cloud tells its machines of themselves; no engine is expected there; if there is one, name it in admin.worker_hosts", host)
+		return fmt.Errorf("%s is a cloud's metadata address; no engine is expected there; if there is one, name it in admin.worker_hosts", host)
 	case isNumber(host):
-		return fmt.Errorf("%s may be read as an address in several ways; write a name or a plain address", host)
+		return fmt.Errorf("%s can be read as more than one address; write a name or a plain address", host)
 	}
 	return nil
 }

@@ -27,7 +27,7 @@ func (c *Config) checkListeners(bad report) {
 		bad("$.admin.listen", "%q is reachable from outside this host and has no token; set admin.token_file, or listen on 127.0.0.1", c.Admin.Listen)
 	}
 	if c.Admin.Listen == c.Listen && port != "0" {
-		bad("$.admin.listen", "clients and operators need an address each; both are %q", c.Listen)
+		bad("$.admin.listen", "clients and operators need different addresses; both are %q", c.Listen)
 	}
 }
 
@@ -106,7 +106,7 @@ func (c *Config) checkEngine(path, role string, e *Engine, bad report) {
 		bad(path+".profile", "no profile is named %q; there are %s", e.Profile, strings.Join(slices.Sorted(maps.Keys(c.Profiles)), ", "))
 	}
 	if known && profile.CAFile+profile.CertFile+profile.ServerName != "" && strings.HasPrefix(e.URL, "http:") {
-		bad(path+".url", "its profile %s says how to trust engines over TLS, and %q would be called in clear text; write https, or use a profile without ca_file, cert_file and server_name",
+		bad(path+".url", "its profile %s has keys for TLS, but %q would be called in clear text; write https, or use a profile without ca_file, cert_file and server_name",
 			e.Profile, e.URL)
 	}
 	if e.Ranks < 0 || e.Ranks > maxRanks {
@@ -114,13 +114,13 @@ func (c *Config) checkEngine(path, role string, e *Engine, bad report) {
 	}
 	switch {
 	case e.First < 0:
-		bad(path+".first_rank", "%d is no number of a DP rank; write what the header X-data-parallel-rank must say for the first rank behind this URL", e.First)
+		bad(path+".first_rank", "%d is no number of a DP rank; write the number that the header X-data-parallel-rank must have for the first rank behind this URL", e.First)
 	case known && e.First > 0 && profile.DPMode != mooncake.DPHybrid:
 		bad(path+".first_rank", "its profile %s has dp_mode %s, and only the nodes of a hybrid deployment may count their ranks from another number than 0; remove it, or set dp_mode: hybrid", e.Profile, profile.DPMode)
 	}
 	for key, port := range map[string]int{"kv_events_port": e.KVEventsPort, "kv_replay_port": e.KVReplayPort} {
 		if port < 0 || port > 65535 {
-			bad(path+"."+key, "%d is no port; write the one in the engine's --kv-events-config, or 0 for that of prefill.kv_events", port)
+			bad(path+"."+key, "%d is no port; write the port in the engine's --kv-events-config, or 0 for that of prefill.kv_events", port)
 		}
 		if role == "decode" && port != 0 {
 			bad(path+"."+key, "only the events of engines that prefill are followed; remove it")
@@ -151,7 +151,7 @@ func (c *Config) checkEngine(path, role string, e *Engine, bad report) {
 		return
 	}
 	if known && e.Ranks == 0 && profile.DPMode != mooncake.DPExternal {
-		bad(path, "its profile %s has dp_mode %s, so that one address fronts several DP ranks; set ranks to their number, or the engine places requests itself",
+		bad(path, "its profile %s has dp_mode %s, so this address has several DP ranks; set ranks to their number, or else the engine places requests itself",
 			e.Profile, profile.DPMode)
 	}
 	if e.Barrier != BarrierDP && e.Barrier != BarrierNone {
@@ -174,7 +174,7 @@ const maxRanks = 4096
 // a hand-off that outlives it decodes somebody else's blocks.
 func (c *Config) checkPool(bad report) {
 	if c.Pool.Size < 1 {
-		bad("$.pool.size", "%d places; at least 1 is needed for anything to be prefilled", c.Pool.Size)
+		bad("$.pool.size", "%d places are too few; write at least 1, because each prefill needs a place", c.Pool.Size)
 	}
 	outlives := func(engine, profile string) bool {
 		p, ok := c.Profiles[profile]
@@ -185,7 +185,7 @@ func (c *Config) checkPool(bad report) {
 		if err != nil || c.Pool.TTL <= budget {
 			return false
 		}
-		bad("$.pool.ttl", "%v is longer than prefill engine %s (profile %s) keeps a finished prefill for us: %v of its %v; lower pool.ttl to %v, or raise the engine's hold timeout and the profile's kv_hold_timeout",
+		bad("$.pool.ttl", "%v is longer than prefill engine %s (profile %s) holds a finished prefill for the pool: %v of its %v; lower pool.ttl to %v, or raise the engine's hold timeout and the profile's kv_hold_timeout",
 			c.Pool.TTL, engine, profile, budget, p.KVHoldTimeout, budget)
 		return true
 	}
@@ -239,7 +239,7 @@ func (c *Config) checkNumbers(bad report) {
 	}
 	least("$.limits.event_bytes", c.Limits.EventBytes, 1)
 	if most := 1 << 30; c.Limits.EventBytes > most {
-		bad("$.limits.event_bytes", "%d; %d is the most", c.Limits.EventBytes, most)
+		bad("$.limits.event_bytes", "%d is too much; write at most %d", c.Limits.EventBytes, most)
 	}
 	least("$.limits.answer_bytes", c.Limits.AnswerBytes, 1)
 	least("$.limits.resume_bytes", c.Limits.ResumeBytes, 0)

@@ -154,10 +154,10 @@ type Plan struct {
 // Why the legs of a request did not come together.
 var (
 	ErrUnknown     = errors.New("it is not known yet at which address decode engines reach the prefill engine")
-	ErrUnheard     = errors.New("nothing listens for callbacks of decode engines; bind.listen takes effect with a restart")
+	ErrUnheard     = errors.New("evenkeel does not listen for callbacks of decode engines yet; bind.listen takes effect with a restart")
 	ErrNoCallback  = errors.New("the decode engine did not say in time where the KV goes")
-	ErrRestarted   = errors.New("the prefill engine is another process than the decode engine was told of")
-	ErrSilent      = errors.New("the prompt was prefilled, and the decode engine did not begin its answer")
+	ErrRestarted   = errors.New("the prefill engine restarted after the decode engine had got its address")
+	ErrSilent      = errors.New("the prompt was prefilled, but the decode engine did not begin its answer")
 	ErrLate        = errors.New("the decode engine did not begin its answer while the prefill engine certainly kept the KV; a later answer could be made of another prompt's KV")
 	ErrUnconfirmed = errors.New("the prefill engine did not say in time whether the KV is complete")
 	ErrBroken      = errors.New("the prefill engine broke off while it handed the KV over")

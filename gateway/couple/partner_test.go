@@ -437,7 +437,7 @@ func TestWhatOneLegDoesToTheOther(t *testing.T) {
 			},
 		},
 		{
-			name: "the prefill engine is another process than the decode engine was told of", connector: push,
+			name: "the prefill engine restarted after the decode engine had got its address", connector: push,
 			why: life.Restarted, rebind: "prefill", orphan: true,
 			do: func(c *pair) *failure.Fault {
 				c.Meeting.Coordinates = &mooncake.Coordinates{EngineID: "e0"}

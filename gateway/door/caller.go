@@ -191,7 +191,7 @@ func (r *caller) book(n int) *openai.Error {
 			Message: fmt.Sprintf("this request asks for %d answers, and key %s may have %d at once; ask for fewer, or for the rest in another request", r.booked+n, r.key.Name, limit),
 		}
 	default:
-		e := openai.NewError(http.StatusTooManyRequests, "queue_full", fmt.Sprintf("key %s may have %d answers at once, and has them or too many for this request; try again when some have ended", r.key.Name, limit))
+		e := openai.NewError(http.StatusTooManyRequests, "queue_full", fmt.Sprintf("key %s may have %d answers at once, and this request would be beyond that; try again when some have ended", r.key.Name, limit))
 		e.RetryAfter, e.Own, e.Why = 1, true, fmt.Sprintf("key %s has all the answers that it may have at once (max_concurrent in keys_file: %d)", r.key.Name, limit)
 		return e
 	}

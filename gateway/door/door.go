@@ -222,7 +222,7 @@ func (d *Door) admit(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, in *incomin
 	case far:
 	case node != nil && (!ok && !(known && node.AllUp()) ||
 		ok && d.host.Requests.Owner.Has(owner.Regions) && !d.host.Requests.Owner.AdmitsAny()): // a model may come back with the region that serves it
-		return req, m, openai.Unavailable("no_region_available", "no engine that is ours serves "+strconv.Quote(req.Model)+", and no other region that can be reached", 1)
+		return req, m, openai.Unavailable("no_region_available", "no engine of this proxy serves "+strconv.Quote(req.Model)+", and no region that can be reached does", 1)
 	case !ok && known:
 		return req, m, noSuchModel(req.Model)
 	case !ok || !m.Prefill:

@@ -59,7 +59,7 @@ func (d *Door) steer(ctx *fasthttp.RequestCtx, in *incoming, m fleet.Route, body
 		in.Disaggregate = string(said)
 		if !slices.Contains([]string{request.DisaggregateAuto, request.DisaggregateAlways, request.DisaggregateNever}, in.Disaggregate) {
 			return openai.NewError(http.StatusBadRequest, "bad_target",
-				strconv.Quote(in.Disaggregate)+" is no way; write auto, always or never in "+disaggregateHeader+", or leave it out")
+				strconv.Quote(in.Disaggregate)+" is none of the values; write auto, always or never in "+disaggregateHeader+", or leave it out")
 		}
 	}
 	if spec := ctx.Request.Header.Peek(request.PolicyHeader); len(spec) > 0 && in.key.Trusted {

@@ -89,11 +89,11 @@ func ListenError(addr string, err error) error {
 	var name *net.DNSError
 	switch {
 	case errors.Is(err, syscall.EADDRINUSE):
-		return fmt.Errorf("%w; there is another process on %s: stop it, or choose a free port", err, addr)
+		return fmt.Errorf("%w; there is another process on %s; stop it, or choose a free port", err, addr)
 	case errors.Is(err, syscall.EADDRNOTAVAIL):
-		return fmt.Errorf("%w; no network interface of this machine has the address: write one of its own, or 0.0.0.0 for all", err)
+		return fmt.Errorf("%w; no network interface of this machine has the address; write an address of this machine, or 0.0.0.0 for all", err)
 	case errors.Is(err, syscall.EACCES):
-		return fmt.Errorf("%w; a port below 1024 needs a special right: choose a higher port, or grant CAP_NET_BIND_SERVICE", err)
+		return fmt.Errorf("%w; a port below 1024 needs a special right; choose a higher port, or grant CAP_NET_BIND_SERVICE", err)
 	case errors.As(err, &name):
 		return fmt.Errorf("%w; the host to listen on must be a name or an address of this machine", err)
 	}

@@ -86,7 +86,7 @@ func Transport(side string, err error) *openai.Error {
 
 // Late is the failure of a decode engine that began its answer after its KV may have become another prompt's.
 func Late() *openai.Error {
-	return openai.NewError(http.StatusGatewayTimeout, "decode_timeout", the("decode")+" stood still for so long that its answer could be made of another prompt's KV; send the request again")
+	return openai.NewError(http.StatusGatewayTimeout, "decode_timeout", the("decode")+" was silent for so long that its answer could be made of another prompt's KV; send the request again")
 }
 
 // Stream ends an answer whose engine broke it off.

@@ -74,7 +74,7 @@ func (f *Fleet) Plan(old, next *Settings) (*Plan, error) {
 		switch {
 		case spoken[key]:
 		case !ok:
-			errs = append(errs, fmt.Errorf("profiles.%s is gone, and %s engine %s, which was added while the proxy runs, has it; remove the engine first, or keep the profile",
+			errs = append(errs, fmt.Errorf("profiles.%s is missing, but %s engine %s, which was added while the proxy runs, uses it; remove the engine first, or keep the profile",
 				in.conf.Profile, in.role, in.id))
 		case !reflect.DeepEqual(*profileOf(in.role, profile), *in.profile):
 			build(in.role, in.conf, false)

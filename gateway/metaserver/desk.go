@@ -73,8 +73,8 @@ func newDesk() desk {
 }
 
 var (
-	errSpent   = errors.New("metaserver: the callback has come")
-	errUnknown = errors.New("metaserver: nobody waits for it")
+	errSpent   = errors.New("metaserver: the callback of this request has come before")
+	errUnknown = errors.New("metaserver: no request waits for this callback")
 )
 
 // Expect makes a URL for one callback. It must be called before the decode engine is told the URL,

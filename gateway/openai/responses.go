@@ -17,7 +17,7 @@ var responsesRules = map[string]rule{
 	"tools":        optional(functions),
 
 	"store":                   refuse("no engine keeps responses here, because the next request may go to another; leave it out or send false", "false"),
-	"background":              refuse("no engine keeps responses here, so nobody could fetch it; wait for the answer", "false"),
+	"background":              refuse("no engine keeps responses here, so they cannot be fetched later; wait for the answer", "false"),
 	"previous_response_id":    refuse("no engine keeps responses here; send the whole conversation as \"input\""),
 	"previous_input_messages": refuse("it has messages of another kind; send the whole conversation as \"input\""),
 	"n":                       integers(1, 1, nil), // a response has one output

@@ -66,7 +66,7 @@ func (o *siblings) yields(a *Area, sender string, ask geo.HandBack) error {
 		return fmt.Errorf("group %s: %w", a.Name, lease.ErrNotHolder)
 	}
 	if v.Away { // before anything here stops for it
-		return fmt.Errorf("group %s: %w: the store of its lease does not answer, so that nobody could take it", a.Name, lease.ErrNotHolder)
+		return fmt.Errorf("group %s: %w: the store of its lease does not answer, so no other proxy could take it", a.Name, lease.ErrNotHolder)
 	}
 	now, listed := time.Now(), a.claim.Members()
 	o.see(now)

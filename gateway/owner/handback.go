@@ -11,7 +11,7 @@ import (
 )
 
 // ErrNotHome is a dispatcher that asks for another's region.
-var ErrNotHome = errors.New("only a dispatcher whose home the region is may ask for it")
+var ErrNotHome = errors.New("only a proxy whose geo.self.region this is may ask for it")
 
 // Yield says whether an area goes from here to who asks for it. If so, nothing more
 // is begun for it until done is called.

@@ -103,7 +103,7 @@ func (p *Parts) templated(root index.Key) ([]byte, promptDigest) {
 func (r *Reader) askForIDs(model string, body []byte) ([]int32, error) {
 	target := r.Fleet.AnyPrefill(model)
 	if target == nil {
-		return nil, fmt.Errorf("nobody to ask for the token ids of a prompt for %s", model)
+		return nil, fmt.Errorf("no engine that answers can be asked for the token ids of a prompt for %s", model)
 	}
 	turn, ok := r.tokenizer.mayAsk(time.Now())
 	if !ok {

@@ -17,7 +17,7 @@ import (
 	"evenkeel/predictor"
 )
 
-var errEmptyConfig = errors.New("the file is empty, and a proxy without engines is hardly meant; is it being written?")
+var errEmptyConfig = errors.New("the file is empty, so it would remove all engines; write it again, or wait if it is being written")
 
 // New puts a validated config in force, and reads all files that it names but those of
 // engines. It returns what predictions start from; nil: there is no fit file.

@@ -64,7 +64,7 @@ func readPromptKey(p board.PredictorConfig) ([]byte, error) {
 		return nil, fmt.Errorf("predictor.secret_file: %w", err)
 	}
 	if text = bytes.TrimSpace(text); len(text) < leastSecret {
-		return nil, fmt.Errorf("predictor.secret_file: %s has %d bytes, at least %d are needed that nobody guesses: head -c 32 /dev/urandom | base64 > %[1]s", p.SecretFile, len(text), leastSecret)
+		return nil, fmt.Errorf("predictor.secret_file: %s has %d bytes; write at least %d random bytes, as `head -c 32 /dev/urandom | base64 > %[1]s` does", p.SecretFile, len(text), leastSecret)
 	}
 	return text, nil
 }

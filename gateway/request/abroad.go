@@ -87,7 +87,7 @@ func (j *job) cameBack(x *geo.Failure) (life.What, *openai.Error) {
 	log := j.srv.Log.With(zap.Inline(j), zap.String("peer", j.told.Peer), zap.String("cause", x.Reason), zap.Error(x.Err))
 	if x.Sibling {
 		if x.Ran && j.ran > 0 { // it may run a second time for nobody, and no third
-			return life.PeerRefuses, openai.Unavailable("owner_lost", "the proxy that served it was lost, and so was the one after it; send the request again", 1)
+			return life.PeerRefuses, openai.Unavailable("owner_lost", "the proxy that served the request was lost, and so was the next one that served it; send the request again", 1)
 		}
 		if x.Ran {
 			j.ran++
@@ -122,7 +122,7 @@ func (j *job) elsewhere(stay bool) *geo.Question {
 	return j.srv.Node.Question(a)
 }
 
-var errReturned = openai.NewError(http.StatusBadGateway, "peer_returned", "another dispatcher gave the request back")
+var errReturned = openai.NewError(http.StatusBadGateway, "peer_returned", "another proxy gave the request back")
 
 // relayedBy is another dispatcher's refusal as a client sees it.
 func relayedBy(r *geo.Relay) *openai.Error {
@@ -186,7 +186,7 @@ func (f *forwarded) Close() {
 	var fail *openai.Error
 	switch {
 	case f.Lost():
-		fail = openai.NewError(http.StatusBadGateway, "peer_lost", "upstream region lost")
+		fail = openai.NewError(http.StatusBadGateway, "peer_lost", "the region that served the request was lost; send the request again")
 	case !f.Whole():
 		fail = failure.Gone()
 	}

@@ -98,7 +98,7 @@ func (j *job) accept(lease *prefill.Lease, born fleet.Birth, x *mooncake.Exchang
 	c := lease.Candidate
 	got, err := c.Profile.ReadProbe(answer, x, j.srv.Fleet.KnownHost)
 	if err == nil && !prompt.Credible(got.PromptTokens, 0, j.srv.Fleet.Context(c.Instance)) {
-		err = fmt.Errorf("it counts %d tokens of the prompt, more than its model's context has", got.PromptTokens)
+		err = fmt.Errorf("it counts %d tokens in the prompt, more than the context of its model has", got.PromptTokens)
 	}
 	if err == nil && got.PromptTokens == 0 {
 		got.PromptTokens = j.estimate()

@@ -180,7 +180,7 @@ func (t *tester) judge(d subject, s *stream) error {
 	case !s.mirror.Finished():
 		return errors.New("the stream ended without a finish_reason")
 	case !ok:
-		return errors.New("the stream has no usage though it was asked for; tokens cannot be counted exactly")
+		return errors.New("the stream has no usage although the request asked for it, so tokens cannot be counted exactly")
 	case usage.Completion != tokens && s.mirror.FinishReason() == "length":
 		return fmt.Errorf("usage says %d tokens of the %d asked for", usage.Completion, tokens)
 	}

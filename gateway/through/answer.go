@@ -43,7 +43,7 @@ type answer struct {
 
 // Why an answer is of no use, or not whole.
 var (
-	errNoRoom = errors.New("the caller has as many bytes of requests and answers in memory as it may")
+	errNoRoom = errors.New("the caller's requests and answers take all the memory that it may use")
 	errCut    = errors.New("the engine's stream ended in the middle of an event")
 	errTold   = errors.New("the engine sent an event that says it failed")
 	errNoData = errors.New("the engine's stream ended without an event")
@@ -94,7 +94,7 @@ func (a *answer) readWhole(limit int, isJSON bool) *failure.Fault {
 	whole, err := a.readAll(limit)
 	switch {
 	case errors.Is(err, errNoRoom):
-		full := openai.Unavailable("overloaded", "the proxy holds as many bytes of requests and answers as it may, from all callers or from you; retry later", 1)
+		full := openai.Unavailable("overloaded", "requests and answers, of all callers or of you alone, take all the memory that they may use; retry later", 1)
 		return failure.Useless(life.Sole, life.TooLarge, full, err)
 	case errors.Is(err, engine.ErrTooLarge):
 		large := failure.BadGateway(failure.Engine, "its answer is larger than limits.answer_bytes, or than the room in limits.bodies_bytes; ask for less at once")

@@ -304,7 +304,7 @@ func TestTheSource(t *testing.T) {
 	srv, _ = proxy(t, newer)
 	s.URL = srv.URL
 	_, err = s.Once(t.Context())
-	require.ErrorContains(t, err, "use the proxy's own version")
+	require.ErrorContains(t, err, "use the same version as the proxy")
 }
 
 // TestRun drives the whole program, with keys from a pipe.

@@ -109,10 +109,10 @@ func read(text []byte) (*live.Document, error) {
 		err = json.Unmarshal(text, d)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("a live document that cannot be read: %w", err)
+		return nil, fmt.Errorf("the live document of the proxy cannot be read: %w", err)
 	}
 	if d.Form != live.Form {
-		return nil, fmt.Errorf("the proxy, version %s, sends live documents of form %d and this evenkeel reads form %d; use the proxy's own version",
+		return nil, fmt.Errorf("the proxy, version %s, sends live documents of form %d, and this evenkeel reads form %d; use the same version as the proxy",
 			d.Proxy.Version, d.Form, live.Form)
 	}
 	return d, nil

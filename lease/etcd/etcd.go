@@ -191,5 +191,5 @@ func (e *Engine) changed(ctx context.Context, epoch int64) error {
 	if rec.Holder != e.identity || rec.Epoch != epoch || rec.Term != lease.Running {
 		return lease.ErrLost
 	}
-	return fmt.Errorf("etcd key %s was written meanwhile by a call of ours whose answer was lost; next time", e.owner)
+	return fmt.Errorf("an earlier call of this proxy, whose answer was lost, has written etcd key %s; the next call will succeed", e.owner)
 }

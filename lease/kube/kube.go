@@ -149,5 +149,5 @@ func (e *Engine) write(ctx context.Context, what string, epoch int64, change fun
 			return err
 		}
 	}
-	return fmt.Errorf("%s Lease %s: something else keeps writing it", what, e.name)
+	return fmt.Errorf("%s Lease %s: another writer keeps changing it", what, e.name)
 }

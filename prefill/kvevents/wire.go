@@ -33,7 +33,7 @@ func dial(ctx context.Context, as zmq4.SocketType, addr string) (*wire, error) {
 	d := net.Dialer{Timeout: dialTimeout}
 	raw, err := d.DialContext(ctx, "tcp", addr)
 	if err != nil {
-		return nil, fmt.Errorf("kvevents: %w; is the engine started with kv_events_config, and is this its port plus rank?", err)
+		return nil, fmt.Errorf("kvevents: %w; start the engine with kv_events_config, and check that this is its port plus the rank", err)
 	}
 	w := &wire{raw: raw, stop: context.AfterFunc(ctx, func() { _ = raw.Close() })}
 	_ = raw.SetDeadline(time.Now().Add(dialTimeout))
