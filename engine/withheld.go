@@ -218,7 +218,7 @@ func (w *watch) halt(why error, heard bool) {
 		w.m.cfg.Log.Info("an engine takes requests again", zap.String("engine", w.in.ID))
 	case why == nil && was != nil && len(w.in.Canaries) > 0:
 		if w.suspect.circuit.Fail(theCanary, time.Now()) { // which may be what was told so
-			w.out(outFailures, fmt.Errorf("requests are refused with this again and again, although health checks are not: %w", was))
+			w.out(outFailures, fmt.Errorf("it refuses requests again and again, although its health checks do not say so: %w", was))
 		}
 	case w.absent.sure && !sure:
 		w.m.cfg.Log.Warn("an engine takes no requests for now, and its requests wait", zap.String("engine", w.in.ID), zap.Error(why))

@@ -142,7 +142,7 @@ func TestAnEngineThatTellsOnlyRequestsThatItReforms(t *testing.T) {
 			time.Sleep(2 * time.Second)
 			require.NoError(t, m.Status("d0").Halt)
 		}
-		require.ErrorContains(t, m.Status("d0").Out, "requests are told again and again, and checks are not: its group re-forms")
+		require.ErrorContains(t, m.Status("d0").Out, "it refuses requests again and again, although its health checks do not say so: its group re-forms")
 		time.Sleep(2 * time.Minute)
 		require.InDelta(t, 8, f.count(completionsPath), 2, "after 1, 2, 4 s and so on, at most 30")
 		require.Less(t, logs.Len(), 20)
@@ -233,7 +233,7 @@ func TestAFaultIsSeenAtTheNextCheck(t *testing.T) {
 		require.Equal(t, "up", m.Status("p0").State())
 		f.set("/fault_tolerance/status", ok(`{"schema_version":1,"total_engines":1,"engines":[{"id":4,"status":"dead"}]}`))
 		time.Sleep(2 * time.Second)
-		require.ErrorContains(t, m.Status("p0").Err, "a worker of it has died")
+		require.ErrorContains(t, m.Status("p0").Err, "one of its workers has died")
 		require.Equal(t, "down", m.Status("p0").State())
 		f.set("/fault_tolerance/status", healthy)
 		time.Sleep(2 * time.Second)

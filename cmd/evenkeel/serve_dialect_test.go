@@ -183,7 +183,7 @@ func TestServeRefuses(t *testing.T) {
 		{"callbacks that nobody makes", "--metaserver 127.0.0.1:1", 2, []string{"--metaserver: only engines with --connector ascend-layerwise call back"}},
 		{"a metaserver at the clients' address", "--connector ascend-layerwise --metaserver localhost:8000", 2, []string{"--metaserver: bind.listen", "an address of their own"}},
 		{"an unknown connector", "--connector lmcache", 2, []string{"--connector: ", "use one of"}},
-		{"a file and its replacement", "--config " + file + " --port 9000 --decoder-hosts a --max-retries 3", 2, []string{"--config and --port, --decoder-hosts, --max-retries together; write what they say into " + file}},
+		{"a file and its replacement", "--config " + file + " --port 9000 --decoder-hosts a --max-retries 3", 2, []string{"--config does not go with --port, --decoder-hosts, --max-retries; write their values into " + file}},
 		{"a file that is not there", "--config none.yaml", 1, []string{"none.yaml"}},
 		{"a file that is wrong", "--config " + write(t, "pool: {size: 0}"), 1, []string{"evenkeel.yaml:1:14: pool.size"}},
 		{"a file and a wrong flag", "--config " + file + " --policy fastest", 1, []string{"--policy: dispatch.policy"}},

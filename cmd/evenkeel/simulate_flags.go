@@ -30,7 +30,7 @@ func (c *simulateCmd) idle(k *kong.Context) error {
 	}
 	if len(foreign) > 0 {
 		slices.Sort(tiers)
-		return usageError{fmt.Errorf("%s does not go with --tier %s, only with --tier %s; leave it out, or choose that tier",
+		return usageError{fmt.Errorf("%s: --tier %s has no such flag, only --tier %s; leave it out, or choose another tier",
 			strings.Join(foreign, ", "), c.Tier, strings.Join(slices.Compact(tiers), " and "))}
 	}
 	replays := []string{"log", "policies", "out", "json", "tier"}

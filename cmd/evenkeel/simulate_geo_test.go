@@ -38,13 +38,13 @@ func TestSimulateTheGeoTierSaysWhatIsWrong(t *testing.T) {
 		{"an unknown scenario", "--scenario nowhere", "--scenario: scenario \"nowhere\": there are multi-turn"},
 		{"an unknown preset", "--preset h100", "unknown preset \"h100\""},
 		{"an unknown policy", "--policies sky", "unknown policy \"sky\""},
-		{"a trace", "--trace synth:mix", "--trace with --tier geo"},
-		{"a log", "--log x", "--log with --tier geo"},
-		{"plots", "--out x", "--out with --tier geo: only --tier decode has that"},
-		{"a load", "--load 0.7 --requests 100", "--load, --requests with --tier geo: only --tier decode and prefill has that"},
-		{"decode ranks", "--workers 8 --slots 16 --pool 3 --capacity 1 --stale 1 --transfer 1 --predictor none", "--workers, --slots, --pool, --capacity, --stale, --transfer, --predictor with --tier geo"},
-		{"decode steps", "--c0 55ms --c1 200ns", "--c0, --c1 with --tier geo"},
-		{"prefill engines", "--prefills 2 --both --define a=b", "--prefills, --both, --define with --tier geo: only --tier decode and prefill has that"},
+		{"a trace", "--trace synth:mix", "--trace: --tier geo has no such flag"},
+		{"a log", "--log x", "--log: --tier geo has no such flag"},
+		{"plots", "--out x", "--out: --tier geo has no such flag, only --tier decode"},
+		{"a load", "--load 0.7 --requests 100", "--load, --requests: --tier geo has no such flag, only --tier decode and prefill"},
+		{"decode ranks", "--workers 8 --slots 16 --pool 3 --capacity 1 --stale 1 --transfer 1 --predictor none", "--workers, --slots, --pool, --capacity, --stale, --transfer, --predictor: --tier geo has no such flag"},
+		{"decode steps", "--c0 55ms --c1 200ns", "--c0, --c1: --tier geo has no such flag"},
+		{"prefill engines", "--prefills 2 --both --define a=b", "--prefills, --both, --define: --tier geo has no such flag, only --tier decode and prefill"},
 	} {
 		status, _, errs := line(append([]string{"simulate", "--tier", "geo"}, strings.Fields(row.flags)...)...)
 		require.NotZero(t, status, row.name)

@@ -109,15 +109,15 @@ func TestSimulateSaysWhatIsWrong(t *testing.T) {
 		{"a log that is not there", "--log none.jsonl", 1, "none.jsonl"},
 		{"too few requests", "--requests 3", 1, "take at least"},
 		{"another tier", "--tier moon", 2, "--tier"},
-		{"flags of another tier", "--tp 3 --t0 1 --preset l4-llama8b", 2, "--tp, --t0, --preset with --tier decode: only --tier geo and prefill has that"},
-		{"a switch of another tier", "--no-hotspots", 2, "--hotspots with --tier decode"},
-		{"a flag of another tier with its default", "--hold 500ms", 2, "--hold with --tier decode"},
-		{"what a log has", "--log x.jsonl --slots 3", 2, "--slots with --log: the log has what happened; a replay takes --policies, --out, --json"},
-		{"ranks that the scenario has", "--scenario none.yaml --workers 3", 2, "--workers with --scenario"},
-		{"slots ahead of what is prefilled", "--ahead 3", 2, "--ahead without --bind arrival"},
+		{"flags of another tier", "--tp 3 --t0 1 --preset l4-llama8b", 2, "--tp, --t0, --preset: --tier decode has no such flag, only --tier geo and prefill"},
+		{"a switch of another tier", "--no-hotspots", 2, "--hotspots: --tier decode has no such flag"},
+		{"a flag of another tier with its default", "--hold 500ms", 2, "--hold: --tier decode has no such flag"},
+		{"what a log has", "--log x.jsonl --slots 3", 2, "--slots has no effect with --log, because the log has it; a replay takes --policies, --out, --json"},
+		{"ranks that the scenario has", "--scenario none.yaml --workers 3", 2, "--workers does not go with --scenario"},
+		{"slots ahead of what is prefilled", "--ahead 3", 2, "--ahead needs --bind arrival"},
 		{"so many slots ahead as nobody counts", "--bind arrival --ahead all", 1, `--ahead "all"`},
 		{"no engine that prefills", "--prefills 0", 1, "--prefills 0"},
-		{"the format of no file", "--format azure --trace synth:mix", 2, "--format without a file"},
+		{"the format of no file", "--format azure --trace synth:mix", 2, "--format needs --trace FILE"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			status, out, errs := line(append([]string{"simulate"}, strings.Fields(tc.line)...)...)
