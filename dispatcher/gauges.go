@@ -45,10 +45,10 @@ var (
 	descShared = prometheus.NewDesc("evenkeel_step_model_shared_prefill_seconds", "Step model: the time that the prompt tokens of all ranks add to a step, for each token that a rank computes in the mean. There is no series until steps with a prefill are known.", modelLabels, nil)
 	descAny    = prometheus.NewDesc("evenkeel_step_model_prefill_step_seconds", "Step model: the time that a step takes longer if any rank computes a prompt. There is no series until steps with a prefill are known.", modelLabels, nil)
 	descOutput = prometheus.NewDesc("evenkeel_rank_output_tokens_total",
-		"Tokens that the rank's answers have got. evenkeel_rank_running, divided by its rate, is how many seconds a token takes there.", rankLabels, nil)
-	descWhole = prometheus.NewDesc("evenkeel_rank_answers_total", "Answers of the rank that were whole.", rankLabels, nil)
+		"Tokens of the rank's answers. evenkeel_rank_running divided by the rate of this metric is the time per token on the rank, in seconds.", rankLabels, nil)
+	descWhole = prometheus.NewDesc("evenkeel_rank_answers_total", "Complete answers of the rank.", rankLabels, nil)
 	descEmpty = prometheus.NewDesc("evenkeel_rank_empty_answers_total",
-		"Answers of the rank that were whole and empty: the engine ended them without any text. Many of them on one rank only are a sign of broken weights or a broken GPU.", rankLabels, nil)
+		"Complete answers of the rank that its engine ended without any text. If only one rank has many, its weights or its GPU may be broken.", rankLabels, nil)
 	descR2     = prometheus.NewDesc("evenkeel_step_model_r2_ratio", "Share of the variance of step times that the learned step model explains. The model is used from 0.3 on.", rankLabels[:1], nil)
 	descBudget = prometheus.NewDesc("evenkeel_tick_budget_evaluations", "Evaluations that the policy may spend on the next tick.", rankLabels[:1], nil)
 

@@ -30,7 +30,7 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 		state: gauge("state", "1 for the state that the engine is in. out: requests failed in a row. wedged: a request of one token failed too. "+
 			"halted: its group re-forms or waits for its recovery, and requests wait.", "engine", "role", "state"),
 		outages:  counter("outages_total", "Times that a decode engine was taken out although it answers its health check.", "engine", "reason"),
-		canaries: counter("canaries_total", "Requests of one token that were sent to decode engines under suspicion. vouched: the request timed out, but streams of the engine went on.", "engine", "outcome"),
+		canaries: counter("canaries_total", "Requests of one token that were sent to decode engines that seemed broken. vouched: the request timed out, but streams of the engine went on.", "engine", "outcome"),
 		frozen:   gauge("gauges_frozen", "1 while a decode engine's gauges do not change although it has requests of this proxy.", "engine"),
 		over:     gauge("over_slots", "Requests that run on the engine's fullest rank beyond slots. Requests that were admitted before slots was lowered do not count. Above 0, slots is wrong, or other clients use the engine.", "engine"),
 		late:     counter("late_checks_total", "Health checks (GET /health) that took longer than 5 s while the engine answered requests. It is busy and stays in service.", "engine"),

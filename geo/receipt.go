@@ -18,7 +18,7 @@ type Receipt struct {
 	Model     string    `json:"model"`
 	Predicted struct {
 		policy.Terms
-		LocalCost float64 `json:"local_cost"` // -1: nobody here could have served it
+		LocalCost float64 `json:"local_cost"` // -1: no engine here could have served it
 	} `json:"predicted"`
 	Actual struct {
 		TTFTMs       float64 `json:"ttft_ms"` // 0: no first event came

@@ -74,7 +74,7 @@ func newMetrics(policies []string) *metrics {
 		budgetExhausted: prometheus.NewCounter(counter("prefill_retry_budget_exhausted_total",
 			"Retries that were refused because retries are too large a share of all requests (prefill.retry.budget).")),
 		misprediction: prometheus.NewHistogramVec(histogram("prefix_misprediction_tokens",
-			"Difference between the predicted and the actual cache hits of a prompt, where there is one.", prometheus.ExponentialBuckets(16, 2, 14)), []string{"direction"}),
+			"Difference between the predicted and the actual cache hits of a prompt. Prompts without a difference do not count.", prometheus.ExponentialBuckets(16, 2, 14)), []string{"direction"}),
 		hotFiltered: prometheus.NewCounter(counter("hotspot_filtered_requests_total",
 			"Requests that were kept off the engines that hold their prefix.")),
 		affinity: prometheus.NewCounterVec(counter("affinity_total",
@@ -187,7 +187,7 @@ var (
 	missesDesc     = describe("prefill_scrape_misses_total", "Scrapes of a prefill engine's gauges that failed or took longer than prefill.scrape.timeout.", "candidate")
 	handoffsDesc   = describe("handoffs", "Hand-offs whose KV prefill engines hold, by where they are. orphan: no decode engine will fetch it, so it stays until the engine's timeout.", "state")
 	queueDesc      = describe("prefill_queue_requests",
-		"Requests in the arrival queue, by priority. batch: those that take only what others leave. Each leg of a request counts. Retries do not count.", "priority")
+		"Requests in the arrival queue, by priority. batch: requests that take only the time that others leave. Each leg of a request counts. Retries do not count.", "priority")
 	expiredDesc    = describe("handoffs_expired_total", "Hand-offs whose engine freed their KV at its own timeout.")
 	misusesDesc    = describe("prefill_double_releases_total", "Calls that would end or move a prefill that has ended already. Such a call changes nothing, but it is a bug in evenkeel.")
 	promptDesc     = describe("prefix_prompt_tokens_total", "Prompt tokens of requests that got a prefill engine.")
@@ -198,7 +198,7 @@ var (
 	evictionsDesc  = describe("prefix_index_evictions_total", "Blocks of one engine that the index dropped. bytes: the index had no memory. capacity: the engine cannot hold more. ttl: the outcome stayed unknown. removed: the engine said so, or restarted. cold: a gap in its events. failed: the probe failed.", "reason")
 	tpDesc         = describe("calibration_prefill_seconds_per_token", "Fitted time of a new prompt token. hardware is the profile.", "model", "hardware")
 	r2Desc         = describe("calibration_r2_ratio", "Share of the prefill times that the fit explains.", "model", "hardware")
-	hotDesc        = describe("hotspot_classes", "Classes of requests that ask for more than the engines that hold their prefix can give. filter: kept off these engines.", "state")
+	hotDesc        = describe("hotspot_classes", "Classes of requests with more load than the engines that hold their prefix can take. alarm: nothing is done yet. filter: kept off these engines.", "state")
 	suspectDesc    = describe("prefix_capacity_suspect", "1 if the engine's prefix cache holds less or more than its capacity says: more than a fifth of the predicted hits were not there, or more than a fifth of the hits were not predicted because the index had forgotten them. Logged once, with the shares.", "candidate", "holds")
 	offDesc        = describe("prefix_misprediction_ratio", "Predicted hits that were not there, plus hits that were not predicted, as a share of the predicted tokens, of recent prompts. Above 0.1, the capacity, the block size or the token counts of prompts are wrong.")
 	preciseDesc    = describe("kv_events_precise", "1 while a candidate's KV events can be relied on. 0: the connection is broken, the events cannot be read, or the engine answered probes for 30 s without an event. Then its cache is known from answers alone.", "candidate")

@@ -135,7 +135,7 @@ type group struct {
 
 	forecast forecast.Running
 	budget   effort.Budget
-	held     int       // entries the last round held back though they had a slot
+	held     int       // entries that the last round held back although they had a slot
 	wake     time.Time // when the policy wants to look at these; zero: it does not say so
 	gathered gathered
 	steps    step.Times  // what its streams told
@@ -154,7 +154,7 @@ type gathered struct {
 	ranks, idle     uint64 // in the latter, and those of them that computed none
 
 	heldSince time.Time     // when the first of those that are held could have been sent
-	maxHold   time.Duration // for longer the policy holds none
+	maxHold   time.Duration // the policy holds no request longer than this
 }
 
 // entrant is an entry that waits.

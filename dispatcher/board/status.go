@@ -69,8 +69,8 @@ type DriftReport struct {
 // GroupStatus is what one Snapshot shows.
 type GroupStatus struct {
 	GroupLoads
-	Held   int   `json:"held"`   // entries the last round held back though they had a slot
-	Budget int32 `json:"budget"` // evaluations the next tick may spend
+	Held   int   `json:"held"`   // entries that the last round held back although they had a slot
+	Budget int32 `json:"budget"` // evaluations that the policy may spend on the next tick
 
 	Step *StepStatus `json:"step,omitempty"` // nil without barrier
 
@@ -86,14 +86,14 @@ type GroupLoads struct {
 	Name            string  `json:"name"` // empty for the ranks without barrier
 	Barrier         bool    `json:"barrier"`
 	Policy          string  `json:"policy"`          // in force now
-	FallbackRounds  int     `json:"fallback_rounds"` // above 0: the policy was too slow, so many rounds the fallback still decides
+	FallbackRounds  int     `json:"fallback_rounds"` // above 0: the policy was too slow, and the fallback decides this many more rounds
 	SteppingRanks   int     `json:"stepping_ranks"`  // all but those whose engine is down; the loads below are theirs
 	KVTokens        int64   `json:"kv_tokens"`       // of all of them
 	MeanTokens      float64 `json:"mean_tokens"`
 	LeastTokens     int64   `json:"least_tokens"`
 	MostTokens      int64   `json:"most_tokens"`
 	ImbalanceTokens int64   `json:"imbalance_tokens"` // sum over ranks of the largest load less their own
-	IdleShare       float64 `json:"idle_share"`       // the same as a share of all they could hold at the largest load
+	IdleShare       float64 `json:"idle_share"`       // imbalance_tokens as a share of the KV tokens if all ranks had the largest load
 }
 
 // RoundStatus is how requests are sent to ranks that prefill and decode.
@@ -106,7 +106,7 @@ type RoundStatus struct {
 	MostBacklog  int64   `json:"most_backlog_tokens"`
 	MeanBacklog  float64 `json:"mean_backlog_tokens"`
 	HeldS        float64 `json:"held_seconds"`     // how long the first of the held entries could have been sent; 0: none is held
-	MaxHoldS     float64 `json:"max_hold_seconds"` // for longer the policy holds none
+	MaxHoldS     float64 `json:"max_hold_seconds"` // the policy holds no request longer than this
 }
 
 // StepStatus is how long the steps of a group take and what imbalance costs.
@@ -114,11 +114,11 @@ type StepStatus struct {
 	MeanMs        float32 `json:"mean_ms"`           // 0 = unknown
 	C0Ms          float64 `json:"c0_ms"`             // of the model in force
 	C1Ms          float64 `json:"c1_ms"`             // a KV token of the fullest rank; 0 = unknown
-	RequestMs     float64 `json:"request_ms"`        // a request of the fullest rank; 0 = nothing surely
+	RequestMs     float64 `json:"request_ms"`        // time that a request of the fullest rank adds; 0 = not sure yet
 	OwnMs         float64 `json:"own_prefill_ms"`    // a token of a prompt that the slowest rank computes; 0 = unknown
 	SharedMs      float64 `json:"shared_prefill_ms"` // a token of the prompts of all ranks, divided by the ranks
-	PrefillMs     float64 `json:"prefill_step_ms"`   // more where any rank computes a prompt
-	RequestTokens int64   `json:"request_tokens"`    // KV tokens that a request weighs as much as, as policies see it, also where no model is good enough to be in force
+	PrefillMs     float64 `json:"prefill_step_ms"`   // time that a step takes longer if any rank computes a prompt
+	RequestTokens int64   `json:"request_tokens"`    // a request counts as this many KV tokens for policies, even while no model is good enough to be used
 	Source        string  `json:"source"`            // learned or configured, empty: no model
 	Samples       uint64  `json:"samples"`           // steps regressed
 	R2            float64 `json:"r2"`                // of the learned model, in force or not
@@ -140,11 +140,11 @@ type WorkerStatus struct {
 	Barrier      bool   `json:"barrier"`
 	Up           bool   `json:"up"`
 	Down         bool   `json:"down"`    // its engine does not answer or goes on without it, so it does not step with its group
-	Removed      bool   `json:"removed"` // gone from the fleet, not all its slots released yet
+	Removed      bool   `json:"removed"` // no longer in the fleet, but some of its slots are not released yet
 	Slots        int    `json:"slots"`
 	Limit        int    `json:"limit"`        // of the slots, those that may be used now; 0 while the rank is not up
-	Used         int    `json:"used"`         // may be above Slots under an immediate policy, or by Beyond
-	Beyond       int    `json:"beyond_slots"` // of the used ones, those in the engine's own queue because no slot or no KV room is free
+	Used         int    `json:"used"`         // may be above slots under an immediate policy, or because of beyond_slots
+	Beyond       int    `json:"beyond_slots"` // the used slots whose requests wait in the engine's own queue, because no slot or no KV room is free
 	Running      int    `json:"running"`
 	Transferring int    `json:"transferring"`  // admitted, no event seen yet
 	Output       int64  `json:"output_tokens"` // of all answers since the rank came

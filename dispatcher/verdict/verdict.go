@@ -38,11 +38,11 @@ type Auto struct {
 // Twin is what the last minutes of a group would have been under other policies.
 type Twin struct {
 	AgeSeconds    float64   `json:"age_seconds"`    // since the end of the window that was replayed
-	WindowSeconds float64   `json:"window_seconds"` // length of that window, without what is only run in
+	WindowSeconds float64   `json:"window_seconds"` // length of that window, without its start, which only fills the ranks
 	Policy        string    `json:"policy"`         // in force at the end of the window
 	StepMs        float64   `json:"step_ms"`        // mean of the steps that the engines made in the window, over all groups of the model: which of them gets a request is up to the policy
 	TwinStepMs    float64   `json:"twin_step_ms"`   // mean step of the window as it is replayed under the policy in force
-	ErrorRatio    float64   `json:"error_ratio"`    // by what share of a step that replay may be wrong: twice the deviation of the last windows, or that of this one if it is more
+	ErrorRatio    float64   `json:"error_ratio"`    // share of a step by which that replay may be wrong: twice the deviation of the last windows, or the deviation of this one if it is larger
 	Replays       int       `json:"replays"`        // how many of each policy were made; the figures are their means
 	Against       []Against `json:"against"`        // one for each other policy of dispatch.twin
 }
@@ -51,12 +51,12 @@ type Twin struct {
 type Against struct {
 	Policy       string  `json:"policy"`
 	StepMs       float64 `json:"step_ms"`          // mean step of the window as it is replayed under this policy; 0: it cannot be replayed
-	SavedMs      float64 `json:"saved_ms"`         // how much longer that is than the replay under the policy in force; below 0: that one loses
-	ErrorRatio   float64 `json:"error_ratio"`      // by what share of a step step_ms may be wrong, by chance or as the policy in force was
-	Claimed      bool    `json:"claimed"`          // the difference is larger than its error, and than that of the policy in force; others count in no sum
+	SavedMs      float64 `json:"saved_ms"`         // how much longer this is than the replay under the policy in force; below 0: the policy in force is slower
+	ErrorRatio   float64 `json:"error_ratio"`      // share of a step by which step_ms may be wrong, by chance or because the replay of the policy in force was
+	Claimed      bool    `json:"claimed"`          // the difference is larger than its error and that of the policy in force; other differences are not added up
 	SavedSeconds float64 `json:"saved_seconds"`    // time of steps that the policy in force saved since the start, where that was claimed
 	LostSeconds  float64 `json:"lost_seconds"`     // time of steps that it lost, likewise
-	Today        float64 `json:"rank_hours_today"` // saved since midnight UTC, the time of steps times the ranks of the group; below 0: lost
+	Today        float64 `json:"rank_hours_today"` // rank-hours saved since midnight UTC: the saved time of steps times the ranks of the group; below 0: lost
 	Hour         *Hour   `json:"hour,omitempty"`   // nil while too little is known
 	Says         string  `json:"says"`             // the same in words
 }
@@ -66,8 +66,8 @@ type Hour struct {
 	AgeSeconds float64 `json:"age_seconds"` // since the end of the traffic that it is of
 	Seconds    float64 `json:"seconds"`     // how long that was, an hour at most: from then on, what is older counts less and less
 	StepMs     float64 `json:"step_ms"`     // mean step as replayed under this policy
-	SavedMs    float64 `json:"saved_ms"`    // how much longer that is than as replayed under the policy in force; below 0: that one loses
-	ErrorRatio float64 `json:"error_ratio"` // by what share of a step step_ms may be wrong
+	SavedMs    float64 `json:"saved_ms"`    // how much longer this is than the replay under the policy in force; below 0: the policy in force is slower
+	ErrorRatio float64 `json:"error_ratio"` // share of a step by which step_ms may be wrong
 }
 
 // Say puts a comparison into a sentence. failed is why there is none.

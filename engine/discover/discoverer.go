@@ -43,7 +43,7 @@ type Status struct {
 	Engines []Found        `json:"engines"`
 }
 
-// SourceStatus is how a source does.
+// SourceStatus tells whether a source works.
 type SourceStatus struct {
 	Name    string    `json:"name"`
 	Engines int       `json:"engines"`         // in its last list

@@ -49,20 +49,20 @@ func Steps() []Step {
 	}
 }
 
-// Side is what was seen of one side, mean of the window, and what it should be.
+// Side has the measured values of one side, as means of the window, and the advised number of ranks.
 type Side struct {
 	Live           int     `json:"live_ranks"` // now
 	Down           int     `json:"down_ranks"` // now; they do not answer
 	Advised        int     `json:"advised_ranks"`
-	BacklogSeconds float64 `json:"backlog_seconds"` // until what comes now would begin
+	BacklogSeconds float64 `json:"backlog_seconds"` // time until a request that comes now would begin
 	Busy           float64 `json:"busy_share"`      // prefill: of time; decode: of slots
 	KV             float64 `json:"kv_share"`        // of the KV budget, 0: unknown
 }
 
-// Advice is what to do about a model's ranks.
+// Advice tells what to do about a model's ranks.
 type Advice struct {
 	Model   string  `json:"model"`
-	Steps   []Step  `json:"steps"` // never none at all
+	Steps   []Step  `json:"steps"` // at least one
 	Says    string  `json:"says"`
 	Ratio   float64 `json:"pd_ratio"` // advised prefill ranks for each decode rank; 0: not known yet
 	Prefill Side    `json:"prefill"`

@@ -188,7 +188,7 @@ func (a *Adviser) boardOfCandidate(c *prefill.CandidateStatus, boards map[string
 
 var (
 	adviceModel       = []string{"model"}
-	descAdvice        = prometheus.NewDesc("evenkeel_advice", "1 for what is advised now, of every kind and reason. Up to two are advised at once.", []string{"model", "kind", "reason"}, nil)
+	descAdvice        = prometheus.NewDesc("evenkeel_advice", "1 for each kind and reason that is advised now, and 0 for all others. Up to two are advised at once.", []string{"model", "kind", "reason"}, nil)
 	descAdvised       = prometheus.NewDesc("evenkeel_advised_ranks", "Ranks that the side should have. It is the number of ranks while nothing is advised.", []string{"model", "role"}, nil)
 	descLive          = prometheus.NewDesc("evenkeel_live_ranks", "Ranks of the side that answer.", []string{"model", "role"}, nil)
 	descRatio         = prometheus.NewDesc("evenkeel_pd_ratio_advice", "Advised prefill ranks for each advised decode rank.", adviceModel, nil)

@@ -41,7 +41,7 @@ type Document struct {
 	Advice    []Advice   `json:"advice"`    // on the number of ranks, one a model; empty: none yet, or off
 	Geo       *Geo       `json:"geo,omitempty"`
 	Sources   []Source   `json:"sources"` // of engines that are discovered; empty where none are
-	Areas     []Area     `json:"areas"`   // whose engines this proxy may serve; empty where nobody else may
+	Areas     []Area     `json:"areas"`   // the groups or regions whose engines this proxy may serve; empty if no other proxy may serve them
 }
 
 // Incident is everything that one cause made wrong.
@@ -72,7 +72,7 @@ type Hits struct {
 	Before float64 `json:"share_before"` // in the quarter of an hour before the last minute
 }
 
-// Advice is what to do about a model's ranks.
+// Advice tells what to do about a model's ranks.
 type Advice = advice.Advice
 
 // Proxy is the process itself.
@@ -174,7 +174,7 @@ type Rounds struct {
 	PrefillShare float64 `json:"prefill_share"` // of all steps since the start, those in which a rank computed a prompt
 	EmptyShare   float64 `json:"empty_share"`   // of the ranks, in the latter: those that computed none
 	HeldS        float64 `json:"held_s"`        // for how long the first of the held entries is held; 0: none is
-	MaxHoldS     float64 `json:"max_hold_s"`    // for longer the policy holds none
+	MaxHoldS     float64 `json:"max_hold_s"`    // the policy holds no request longer than this
 	Says         string  `json:"says"`          // the same in words
 }
 
@@ -340,7 +340,7 @@ type Area struct {
 	Home   bool   `json:"home"`
 	Phase  string `json:"phase"`
 	Admits bool   `json:"admits"` // we send its engines requests
-	Holder string `json:"holder"` // dispatcher; empty: nobody
+	Holder string `json:"holder"` // id of the proxy that owns it; empty: no proxy does
 	Epoch  int64  `json:"epoch"`
 }
 

@@ -14,7 +14,7 @@ import (
 type AreaStatus struct {
 	Phase  string `json:"phase"`
 	Admits bool   `json:"admits"`
-	Holder string `json:"holder"` // dispatcher's id; empty: nobody
+	Holder string `json:"holder"` // id of the proxy that owns it; empty: no proxy does
 	Epoch  int64  `json:"epoch"`
 	Up     int    `json:"engines_up"`
 	All    int    `json:"engines"`

@@ -90,7 +90,7 @@ type Host struct {
 	LookAtEngines func() // files that list engines may have changed
 }
 
-// ConfigStatus is what is in force and where it came from.
+// ConfigStatus tells which config is in force and where it came from.
 type ConfigStatus struct {
 	File   string    `json:"file,omitempty"` // empty: flags
 	SHA256 string    `json:"sha256,omitempty"`

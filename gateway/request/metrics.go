@@ -51,7 +51,7 @@ func newMetrics(reg prometheus.Registerer, buckets []float64, open *atomic.Int64
 		localRequests: counters("evenkeel_local_prefill_requests_total",
 			"Requests that a decode rank got without a hand-off. short: little of the prompt was new there. asked: a trusted caller wanted it. ended: probes return no hand-off. endpoint: an engine takes no hand-off at this endpoint.", "reason", []string{localShort, localAsked, localEnded, localWhole}),
 		localFailures: counter("evenkeel_local_prefill_failures_total",
-			"Requests that a decode rank got without a hand-off and failed before the first event. A prefill engine gets them."),
+			"Requests that a decode rank got without a hand-off and that failed before their first event. A prefill engine gets them then."),
 		localDeclined: counter("evenkeel_local_prefill_declined_total",
 			"Requests that were short enough for a decode rank to compute, but no rank had room or could be reached."),
 	}

@@ -33,7 +33,7 @@ type Host struct {
 	EndAll  func() (calls int)   // ends what runs on engines
 }
 
-// DrainState is how far the proxy's own drain is.
+// DrainState tells how far the proxy's own drain has got.
 type DrainState struct {
 	Since    time.Time  `json:"since"`
 	Deadline *time.Time `json:"deadline,omitempty"`

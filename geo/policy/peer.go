@@ -17,7 +17,7 @@ type Offer struct {
 	T0Ms         float64 `json:"t0_ms"`
 	FitN         int     `json:"fit_n"`                 // prefills that tp and t0 were learned from
 	RoomMs       float64 `json:"room_ms,omitempty"`     // until a replica's KV has room for a prompt without tokens; below 0: so long ago
-	TokenMs      float64 `json:"kv_token_ms,omitempty"` // in which the region's KV gets room for one more token; 0: nobody knows
+	TokenMs      float64 `json:"kv_token_ms,omitempty"` // time until the region's KV gets room for one more token; 0: unknown
 }
 
 // NewOffer sums up the local replicas. In the arrival queue wait so many

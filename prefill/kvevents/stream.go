@@ -120,7 +120,7 @@ type Status struct {
 	GapsCold       int64   `json:"gaps_cold"`
 	DecodeErrors   int64   `json:"decode_errors"`   // batches and events that cannot be read
 	UnknownTypes   int64   `json:"unknown_types"`   // events of another type
-	UnknownParents int64   `json:"unknown_parents"` // stored events whose parent nobody told of
+	UnknownParents int64   `json:"unknown_parents"` // stored events whose parent block is not known
 	Skipped        int64   `json:"skipped_blocks"`  // made of more than tokens
 	Blocks         int64   `json:"blocks"`          // that the engine holds
 	BlockTokens    int     `json:"block_tokens"`

@@ -19,7 +19,7 @@ import (
 // Definition is a policy that a user wrote, in expressions over the names of
 // Indicators.
 type Definition struct {
-	Filter    string   `yaml:"filter" json:"filter,omitempty"`       // true: eligible; skipped where it would leave nobody
+	Filter    string   `yaml:"filter" json:"filter,omitempty"`       // true: eligible; ignored if it would leave no engine
 	Score     string   `yaml:"score" json:"score"`                   // a number
 	Objective string   `yaml:"objective" json:"objective,omitempty"` // min, the default, or max
 	TieBreak  []string `yaml:"tie_break" json:"tie_break,omitempty"` // indicators, the smaller first, with a - before it the larger
