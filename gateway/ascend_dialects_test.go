@@ -101,7 +101,7 @@ func TestAnAnswerThatIsGivenBackAgainstTheProfilesWord(t *testing.T) {
 	prompt := reftext.MakePrompt(2, 40)
 	r := c.post(completionPath, completion(prompt, `"ignore_eos":true,`))
 	require.Equal(t, http.StatusOK, r.status, r.body)
-	const alarm = "ALARM: a decode engine gave a request back, and gives_back is false in its profile"
+	const alarm = "ALARM: a decode engine gave a request back, although its profile has gives_back: false"
 	said := 0
 	for _, l := range c.logs.All() {
 		if strings.HasPrefix(l.Message, alarm) {

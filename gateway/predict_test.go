@@ -125,9 +125,9 @@ func TestAPredictorThatCannotWorkStopsTheStart(t *testing.T) {
 	}{
 		{"a file that is not there", board.PredictorConfig{Kind: "survival", File: dir + "/none"}, "predictor.file: stat"},
 		{"a file of another version", board.PredictorConfig{Kind: "survival", File: bad}, "version 2, this evenkeel reads version 1"},
-		{"a file of the kind that is gone", board.PredictorConfig{Kind: "survival", File: trees}, "learned is gone"},
+		{"a file of the kind that is gone", board.PredictorConfig{Kind: "survival", File: trees}, "learned was removed"},
 		{"a secret that is not there", board.PredictorConfig{Kind: "exact", SecretFile: dir + "/none"}, "predictor.secret_file"},
-		{"a secret that is short", board.PredictorConfig{Kind: "exact", SecretFile: short}, "has 6 bytes, at least 16"},
+		{"a secret that is short", board.PredictorConfig{Kind: "exact", SecretFile: short}, "has 6 bytes; write at least 16"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			cfg := config.Default()
