@@ -80,7 +80,7 @@ func NewReplay(w *Window, model, spec string, draw uint64) (*Replay, error) {
 	}
 	if was, is := nameOf(were.Policy()), nameOf(b.Policy()); was != is && mixed {
 		if share := w.bound(model, ranksOf(groups)); share > mostBound {
-			return nil, fmt.Errorf("%.0f %% of the prompt tokens were in the caches of some ranks only, and under %s they would have been in those of other ranks", 100*share, is)
+			return nil, fmt.Errorf("%.0f %% of the prompt tokens were cached on some ranks only; under %s other ranks would have had them", 100*share, is)
 		}
 	}
 	b.Only(model)
