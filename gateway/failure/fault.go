@@ -33,6 +33,11 @@ func Useless(leg life.Leg, why life.Why, answer *openai.Error, err error) *Fault
 	return &Fault{Ended: life.Ended{Leg: leg, Far: life.Headed, Why: why, Open: true}, Answer: answer, Status: http.StatusOK, Err: err}
 }
 
+// OfEngine says that the leg's engine is known to have failed at it. KV that did not arrive is either engine's fault.
+func (f *Fault) OfEngine() bool {
+	return f != nil && f.Ended.OfEngine() && !errors.Is(f.Err, ErrUndelivered)
+}
+
 // Cause is why it failed, for receipts and spans.
 func (f *Fault) Cause() string {
 	if f.Err == nil {

@@ -106,7 +106,7 @@ func (r *Request) toReceipt(x *receipt.Receipt, e *Event) {
 	case Placed, PlacedLocally:
 		a.Decode = e.decode
 	case Failed:
-		a.State, a.Cause, a.Status = receipt.Ended, receipt.Clip(e.Cause), e.Status
+		a.State, a.Cause, a.FailedOn, a.Status = receipt.Ended, receipt.Clip(e.Cause), e.On, e.Status
 	case Retried:
 		a.Again = true
 	}

@@ -29,7 +29,7 @@ const (
 	First                      // At: when the first event of the answer came; Sent: when the decode call began, zero: none did
 	Relayed                    // Took, Tokens: of the answer from its first event on
 	Paced                      // Took, Tokens: from the first tokens of a whole answer to its last ones
-	Failed                     // Cause, Status, Answer: the attempt was in vain
+	Failed                     // Cause, On, Status, Answer: the attempt was in vain
 	Retried                    // another attempt follows
 	Freed                      // At: when its client left; nothing of the request is held any more
 )
@@ -53,6 +53,7 @@ type Event struct {
 	Tokens  int
 	Cached  int // of the prompt; -1: not known
 	Cause   string
+	On      string        // the engine or rank that failed; empty: none did, or it is not known which
 	Status  int           // of the engine
 	Answer  *openai.Error // that a client would get; nil: the attempt was not in vain
 

@@ -285,6 +285,9 @@ func (e Ended) Unheard() bool {
 	return e.Why == Unbegun || e.Open && e.Verdict().Whom != Nobody
 }
 
+// OfEngine says that its engine is why the leg has ended: it answered so, or it broke.
+func (e Ended) OfEngine() bool { return e.Why >= Stale && !e.Moved }
+
 // sole is the verdict on a Sole leg. What an engine has computed can be computed again: nothing of it is left there. But a request of
 // which an engine may have died goes to no other one. One of which no byte was sent always does.
 func (e Ended) sole() Verdict {

@@ -293,10 +293,20 @@ const (
 	failedShare = 0.9 // of them had an attempt on the host that failed
 )
 
-// elsewhere says that there are engines on other hosts, too.
+// elsewhere says that engines of other hosts may take over what those of a host do.
 func elsewhere(engines []Engine, host string) bool {
-	return slices.ContainsFunc(engines, func(e Engine) bool {
-		at, _, err := net.SplitHostPort(e.ID)
-		return err == nil && at != host
-	})
+	at := func(e *Engine) string {
+		h, _, _ := net.SplitHostPort(e.ID)
+		return h
+	}
+	known := false
+	for i := range engines {
+		e := &engines[i]
+		if known = known || at(e) == host; at(e) == host && !slices.ContainsFunc(engines, func(o Engine) bool {
+			return at(&o) != host && o.Role == e.Role && o.State == "up" && !o.Draining
+		}) {
+			return false
+		}
+	}
+	return known
 }

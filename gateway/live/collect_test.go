@@ -14,6 +14,31 @@ func TestTheConfigOfTheStartIsNoReload(t *testing.T) {
 	require.Equal(t, int64(7000), reloaded(time.UnixMilli(7000), began))
 }
 
+// A host is named where its engines may be drained: others do the same, and take requests now.
+func TestAHostThatFailsIsNamedIfOthersMayTakeOver(t *testing.T) {
+	p, d := Engine{ID: "a:7000", Role: "prefill", State: "up"}, Engine{ID: "a:8000", Role: "decode", State: "up"}
+	other := func(id, role, state string, drains bool) Engine {
+		return Engine{ID: id, Role: role, State: state, Draining: drains}
+	}
+	for name, tt := range map[string]struct {
+		engines []Engine
+		want    bool
+	}{
+		"another host has both":                       {[]Engine{p, d, other("b:7000", "prefill", "up", false), other("b:8000", "decode", "up", false)}, true},
+		"others on two hosts":                         {[]Engine{p, d, other("b:7000", "prefill", "up", false), other("c:8000", "decode", "up", false)}, true},
+		"it has gone":                                 {[]Engine{other("b:8000", "decode", "up", false)}, false},
+		"one host":                                    {[]Engine{p, d, other("a:8001", "decode", "up", false)}, false},
+		"the other host prefills only":                {[]Engine{d, other("b:7000", "prefill", "up", false)}, false},
+		"nobody else prefills":                        {[]Engine{p, d, other("b:8000", "decode", "up", false)}, false},
+		"the other is down":                           {[]Engine{d, other("b:8000", "decode", "down", false)}, false},
+		"the other drains":                            {[]Engine{d, other("b:8000", "decode", "up", true)}, false},
+		"one other is down and another one is not":    {[]Engine{d, other("b:8000", "decode", "down", false), other("c:8000", "decode", "up", false)}, true},
+		"the others of the same host are down anyway": {[]Engine{d, other("a:8001", "decode", "down", false), other("b:8000", "decode", "up", false)}, true},
+	} {
+		t.Run(name, func(t *testing.T) { require.Equal(t, tt.want, elsewhere(tt.engines, "a")) })
+	}
+}
+
 func TestAnEngineWithManyAdaptersHasFewNames(t *testing.T) {
 	many := make([]string, 3000)
 	for i := range many {

@@ -78,13 +78,21 @@ func why(r *receipt.Receipt) string {
 			all = append(all, decoded(d)...)
 		}
 		if a.Cause != "" {
-			say("It failed: %s", a.Cause)
+			say("It failed%s: %s", on(a.FailedOn), a.Cause)
 		}
 	}
 	if len(all) == 0 && r.State != receipt.Ended {
 		return "It is in this phase: " + r.State + "."
 	}
 	return strings.Join(all, " ")
+}
+
+// on names where something failed, if that is known.
+func on(engine string) string {
+	if engine == "" {
+		return ""
+	}
+	return " on " + engine
 }
 
 func decoded(d *receipt.Decode) []string {

@@ -36,6 +36,11 @@ func TestADecisionSaysWhereAndWhy(t *testing.T) {
 			"The group of ranks that prefill and decode was the only one left. Decode policy evenkeel chose among 7 ranks with room. This one held 1,000 KV tokens, the fullest 9,000."}},
 		"it failed in another region": {receipt.Receipt{ID: "a", Arrival: noon, State: receipt.Ended, Outcome: "upstream_failed", Attempts: []receipt.Attempt{{Peer: "us-1", Cause: "no answer"}}},
 			Decision{"a", noon.UnixMilli(), "", 0, "", "", 0, "upstream_failed", "It was sent to us-1. It failed: no answer."}},
+		"its prefill failed, after its rank was bound": {receipt.Receipt{ID: "a", Arrival: noon, State: receipt.Ended, Outcome: "prefill_failed", Attempts: []receipt.Attempt{
+			{Cause: "status 500", FailedOn: "p1:8000/0", Prefill: prefill, Decode: decode},
+		}}, Decision{"a", noon.UnixMilli(), "", 900, "p1:8000/0", "d1:8000/3", 0, "prefill_failed",
+			"Prefill policy finish chose among 4 engines. 512 tokens were thought to be cached there. Decode policy evenkeel chose among 7 ranks with room. " +
+				"This one held 1,000 KV tokens, the fullest 9,000. It failed on p1:8000/0: status 500."}},
 		"no grounds were noted": {receipt.Receipt{ID: "a", Arrival: noon, State: receipt.Ended, Attempts: []receipt.Attempt{{Decode: &receipt.Decode{Rank: "d", Policy: "jsq", Stage: "single"}}}},
 			Decision{"a", noon.UnixMilli(), "", 0, "", "d", 0, "", "Decode policy jsq chose the rank in its stage single."}},
 	} {

@@ -1,6 +1,7 @@
 package receipt
 
 import (
+	"slices"
 	"strconv"
 	"testing"
 	"time"
@@ -36,23 +37,52 @@ func TestHitsOfAKey(t *testing.T) {
 
 func TestTheHostOnWhichRequestsFail(t *testing.T) {
 	now := time.Date(2026, 1, 1, 3, 0, 0, 0, time.UTC)
-	g := NewRing(100, 1<<20)
-	add := func(status int, ended time.Duration, attempts ...Attempt) {
-		l := g.Open(&Receipt{ID: strconv.Itoa(g.count), Arrival: now.Add(-ended)})
-		l.End(func(r *Receipt) { r.Status, r.Attempts = status, attempts })
+	type request struct {
+		status   int
+		ended    time.Duration
+		attempts []Attempt
 	}
-	at := func(rank, cause string) Attempt { return Attempt{Cause: cause, Decode: &Decode{Rank: rank}} }
-	add(502, time.Hour, at("b:8000", "status 500"))
-	add(502, time.Second, at("b:8000", "status 500"), at("b:8001/3", "status 500"))
-	add(502, time.Second, at("a:8000", "status 500"), at("b:8001/3", "status 500"))
-	add(0, time.Second, at("a:8000", ""))
-	add(429, time.Second, at("a:8000", "full"))
-	add(503, time.Second, Attempt{Cause: "no room"})
-	add(502, time.Second, Attempt{Cause: "status 500", Prefill: &Prefill{Candidate: "b:7000/0"}})
-	host, most, all := g.FailedOn(now)
-	require.Equal(t, "b", host)
-	require.Equal(t, 3, most)
-	require.Equal(t, 4, all)
-	_, _, all = (*Ring)(nil).FailedOn(now)
+	on := func(names ...string) (list []Attempt) {
+		for _, name := range names {
+			list = append(list, Attempt{Cause: "status 500", FailedOn: name, Prefill: &Prefill{Candidate: "p:7000/0"}, Decode: &Decode{Rank: "d:8000"}})
+		}
+		return list
+	}
+	of := func(n int, names ...string) []request {
+		return slices.Repeat([]request{{502, time.Second, on(names...)}}, n)
+	}
+	for name, tt := range map[string]struct {
+		requests  []request
+		host      string
+		most, all int
+	}{
+		"most fail on one host": {[]request{
+			{502, time.Hour, on("b:8000")},
+			{502, time.Second, on("b:8000", "b:8001/3")},
+			{502, time.Second, on("a:8000", "b:8001/3")},
+			{0, time.Second, on("a:8000")},
+			{429, time.Second, on("a:8000")},
+			{503, time.Second, on("")},
+			{502, time.Second, on("b:7000/0")},
+		}, "b", 3, 4},
+		"both hosts fail every request": {of(9, "a:8000", "b:8000"), "", 0, 9},
+		"the second host fails some":    {append(of(7, "a:8000"), of(3, "a:8001", "b:8000")...), "a", 10, 10},
+		"the second host fails half":    {append(of(5, "a:8000"), of(5, "b:8000", "a:8001")...), "", 0, 10},
+		"no rank had room":              {of(9, ""), "", 0, 9},
+		"a group of ranks is no host":   {of(9, "main of m+aggregated"), "", 0, 9},
+		"one request fails there twice": {of(1, "a:8000", "a:8001"), "a", 1, 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := NewRing(100, 1<<20)
+			for i, r := range tt.requests {
+				g.Open(&Receipt{ID: strconv.Itoa(i), Arrival: now.Add(-r.ended)}).End(func(x *Receipt) { x.Status, x.Attempts = r.status, r.attempts })
+			}
+			host, most, all := g.FailedOn(now)
+			require.Equal(t, tt.host, host)
+			require.Equal(t, tt.most, most)
+			require.Equal(t, tt.all, all)
+		})
+	}
+	_, _, all := (*Ring)(nil).FailedOn(now)
 	require.Zero(t, all)
 }

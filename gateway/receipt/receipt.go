@@ -88,6 +88,8 @@ type Attempt struct {
 	Cause   string   `json:"cause,omitempty"`  // why it failed
 	Status  int      `json:"status,omitempty"` // the engine's answer, 0: none
 	Again   bool     `json:"again,omitempty"`  // another attempt followed
+
+	FailedOn string `json:"failed_on,omitempty"` // the engine or rank that failed at it; empty: none did, or it is not known which
 }
 
 // Prefill is the choice of a prefill engine.
@@ -192,7 +194,7 @@ func (r *Receipt) size() int64 {
 	}
 	for i := range r.Attempts {
 		a := &r.Attempts[i]
-		n += len(a.Cause) + len(a.Peer) + len(a.Engine)
+		n += len(a.Cause) + len(a.FailedOn) + len(a.Peer) + len(a.Engine)
 		if a.Prefill != nil {
 			n += sizePrefill + len(a.Prefill.Candidate)
 			choices(a.Prefill.Best)

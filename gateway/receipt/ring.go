@@ -250,49 +250,46 @@ func (r *Receipt) cached() int {
 }
 
 // FailedOn is the host on which an attempt of most of those requests failed that failed in the last minute, how many they are,
-// and of how many.
+// and of how many. It is none where half as many failed on another host: a request that fails on one is tried on others, so what
+// fails everywhere is not the fault of one.
 func (g *Ring) FailedOn(now time.Time) (host string, most, all int) {
 	if g == nil {
 		return "", 0, 0
 	}
-	g.mu.Lock()
-	defer g.mu.Unlock()
 	hosts := map[string]int{}
-	for i := range min(g.count, mostLately) {
-		r := g.ended[(g.next-1-i+len(g.ended))%len(g.ended)]
-		if r == nil || r.Status < 500 || r.ended(now) > lately {
+	for _, r := range g.last(mostLately, Filter{}) {
+		if r.Status < 500 || r.ended(now) > lately {
 			continue
 		}
 		all++
-		seen := ""
-		for j := range r.Attempts {
-			if h := r.Attempts[j].failedOn(); h != "" && h != seen {
-				seen = h
-				if hosts[h]++; hosts[h] > most {
-					host, most = h, hosts[h]
-				}
-			}
+		for h := range r.failedOn() {
+			hosts[h]++
 		}
+	}
+	next := 0
+	for h, n := range hosts {
+		if n > most {
+			host, most, next = h, n, most
+		} else {
+			next = max(next, n)
+		}
+	}
+	if 2*next >= most {
+		return "", 0, all
 	}
 	return host, most, all
 }
 
-// failedOn is the host on which an attempt failed; empty: it did not, or nobody knows.
-func (a *Attempt) failedOn() string {
-	at := ""
-	switch {
-	case a.Cause == "":
-	case a.Decode != nil:
-		at = a.Decode.Rank
-	case a.Prefill != nil:
-		at = a.Prefill.Candidate
+// failedOn are the hosts on which attempts failed.
+func (r *Receipt) failedOn() map[string]bool {
+	hosts := map[string]bool{}
+	for i := range r.Attempts {
+		engine, _, _ := strings.Cut(r.Attempts[i].FailedOn, "/")
+		if host, _, err := net.SplitHostPort(engine); err == nil {
+			hosts[host] = true
+		}
 	}
-	at, _, _ = strings.Cut(at, "/")
-	host, _, err := net.SplitHostPort(at)
-	if err != nil {
-		return ""
-	}
-	return host
+	return hosts
 }
 
 // Hits are those of a key's requests that ended in the last minute, and of those that ended in the quarter of an hour before.

@@ -243,6 +243,7 @@ func (b *bed) handle(ctx *fasthttp.RequestCtx) {
 		}
 	}
 	req, fail := openai.Parse(endpoint, bytes.Clone(ctx.PostBody()), openai.Limits{})
+	in.Told.Witness(func(string) string { return "" }, false, endpoint.Path())
 	in.Told.Tell(journal.Event{What: journal.Parsed, Req: req})
 	if fail == nil {
 		fail = b.Serve(ctx, in, req, b.route, req.Legs())

@@ -60,6 +60,18 @@ func (s *stream) judge(x life.Effect) {
 	}
 }
 
+// failedOn is the name of the engine or rank that its source failed on; empty: none did, or it is not known which.
+func (s *stream) failedOn() string {
+	switch {
+	case !s.fault.OfEngine():
+	case s.fault.Leg == life.Decode:
+		return s.rank.Target.ID
+	case s.partner != nil:
+		return s.partner.Prefiller().ID
+	}
+	return ""
+}
+
 // find settles the 500s of which it is known now whose they were.
 func (j *job) find(f life.Finding) {
 	for _, settle := range j.charges {

@@ -159,6 +159,9 @@ func (s *stream) account() {
 	}
 	s.reconcile()
 	s.reportLocal()
+	if on := s.failedOn(); s.broken != nil && on != "" {
+		j.told.Tell(journal.Event{What: journal.Failed, Cause: journal.Outcome(s.broken), On: on, Answer: s.broken})
+	}
 	j.told.EndAttempt(s.broken)
 	if !j.client.isLeg() {
 		j.srv.Account(j.in, s.broken)

@@ -31,7 +31,7 @@ func (s *stream) goOn() {
 		s.step(life.Event{What: life.GivenUp})
 		return
 	}
-	j.told.Tell(journal.Event{What: journal.Failed, Cause: "lost in the middle: " + f.Answer.Code, Answer: f.Answer})
+	j.told.Tell(journal.Event{What: journal.Failed, Cause: "lost in the middle: " + f.Answer.Code, On: s.failedOn(), Answer: f.Answer})
 	tier := s.plan()
 	var cause *openai.Error
 	switch tier {

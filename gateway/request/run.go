@@ -215,10 +215,18 @@ func (r *runner) began(f *failure.Fault, quit bool) life.Event {
 
 func (r *runner) fell(f *failure.Fault) life.Event {
 	r.fault, r.fail = f, f.Answer
-	r.told.Tell(journal.Event{What: journal.Failed, Cause: f.Cause(), Status: f.Status, Answer: f.Answer})
+	on := ""
+	switch {
+	case r.stream != nil:
+		r.stream.fault = f
+		on = r.stream.failedOn()
+	case r.lease != nil && f.OfEngine():
+		on = r.lease.Candidate.ID
+	}
+	r.told.Tell(journal.Event{What: journal.Failed, Cause: f.Cause(), On: on, Status: f.Status, Answer: f.Answer})
 	e := r.job.fell(f)
 	if r.stream != nil {
-		r.stream.fault, e.Engine = f, r.stream.rank.Instance
+		e.Engine = r.stream.rank.Instance
 	}
 	if f.Leg == life.Prefill && r.lease != nil {
 		e.Engine = r.prefiller().Instance

@@ -18,6 +18,7 @@ import (
 	"evenkeel/gateway/config"
 	"evenkeel/gateway/fleet"
 	"evenkeel/gateway/journal"
+	"evenkeel/gateway/receipt"
 	"evenkeel/mooncake"
 	"evenkeel/pool"
 	"evenkeel/prefill"
@@ -53,7 +54,7 @@ func newServer(t *testing.T, changes ...func(*config.Config, *Env)) *server {
 	set := fleet.NewSettings(cfg)
 	env.Settings, env.Locals, env.Places = func() *fleet.Settings { return set }, local.New(set.Prefill.Index.MaxBytes), pool.NewPlaces(set.Pool.Size)
 	var err error
-	env.Journal, err = journal.New(journal.Config{Registerer: reg, Log: log})
+	env.Journal, err = journal.New(journal.Config{Registerer: reg, Log: log, Receipts: receipt.NewRing(1000, 1<<20)})
 	require.NoError(t, err)
 	c := set.Tier()
 	c.Places, c.Registerer, c.Log = env.Places, reg, log

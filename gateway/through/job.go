@@ -134,7 +134,11 @@ func (j *job) call(anew bool) life.PassedEvent {
 		f = failure.Of(f.Ended, j.drained(), failure.ErrMoved)
 		f.Moved = true
 	}
-	told.Tell(journal.Event{What: journal.Failed, Cause: f.Cause(), Status: f.Status, Answer: f.Answer})
+	on := ""
+	if f.OfEngine() {
+		on = j.to.ID
+	}
+	told.Tell(journal.Event{What: journal.Failed, Cause: f.Cause(), On: on, Status: f.Status, Answer: f.Answer})
 	j.before, j.fault = j.fault, f
 	return life.PassedEvent{What: life.CallFell, End: f.Ended}
 }

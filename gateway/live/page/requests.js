@@ -112,7 +112,7 @@ function reasons(a) {
     list.push(`Decode on ${d.rank}: ${d.policy} chose it${d.able ? ` of ${d.able} with room` : ''}; it held ${whole(d.kv_tokens)} KV tokens, the fullest ${whole(d.fullest_kv_tokens)}.${up ? ` ${up}.` : ''}`);
   }
   if (a.peer) list.push(`It was sent to ${a.peer}.`);
-  if (a.cause) list.push(`It failed: ${a.cause}${a.again ? '; another attempt followed' : ''}.`);
+  if (a.cause) list.push(`It failed${a.failed_on ? ` on ${a.failed_on}` : ''}: ${a.cause}${a.again ? '; another attempt followed' : ''}.`);
   return list;
 }
 
