@@ -88,10 +88,10 @@ func (f *Fleet) RankOf(name, board string) (worker int32, ok bool) {
 	return id, in != nil && len(in.status.Models) > 0 && boardOf(in.status.Models) == board
 }
 
-// Beside adds to list the workers that may fail as one of them did, itself included: those behind the same API server, and
-// those on the same host while another host has an engine that is up. A host with a broken driver or disk has
+// Beside adds to list the workers that may fail as one of them did, itself included: those behind the same API server. host:
+// those on the same host, too, while another host has a rank that takes requests. A host with a broken driver or disk has
 // many ranks, all of them free because they fail at once.
-func (f *Fleet) Beside(worker int32, list []int32) []int32 {
+func (f *Fleet) Beside(worker int32, host bool, list []int32) []int32 {
 	f.mu.RLock()
 	defer f.mu.RUnlock()
 	one := f.ranks[worker]
@@ -100,10 +100,10 @@ func (f *Fleet) Beside(worker int32, list []int32) []int32 {
 	}
 	same := func(r *Rank) bool { return r.Instance == one.Instance }
 	besides := same
-	if host := one.host(); host != "" {
-		near := func(r *Rank) bool { return same(r) || r.host() == host }
+	if at := one.host(); host && at != "" {
+		near := func(r *Rank) bool { return same(r) || r.host() == at }
 		for id, r := range f.ranks {
-			if in := f.instances[r.Instance]; in != nil && in.status.Up && r.Board == one.Board && !near(r) && !slices.Contains(list, id) {
+			if r.up && r.Board == one.Board && !near(r) && !slices.Contains(list, id) {
 				besides = near
 				break
 			}

@@ -2,14 +2,12 @@ package fleet
 
 import (
 	"fmt"
-	"net/url"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
 
-	"evenkeel/engine"
 	"evenkeel/gateway/config"
 	"evenkeel/mooncake"
 )
@@ -100,29 +98,9 @@ func TestRanksOfEnginesThatAreGoneAreForgotten(t *testing.T) {
 	f.forgetRanks(now)
 	f.forgetRanks(now.Add(rankMemory))
 	require.NotNil(t, f.Rank(2), "an assignment may be on its way")
-	require.Equal(t, []int32{2}, f.Beside(2, nil))
+	require.Equal(t, []int32{2}, f.Beside(2, true, nil))
 	f.forgetRanks(now.Add(rankMemory + 1))
 	require.Nil(t, f.Rank(2))
 	require.NotNil(t, f.Rank(1))
-	require.Empty(t, f.Beside(2, nil))
-}
-
-func TestARequestKeepsOffTheHostOfARankThatFailed(t *testing.T) {
-	f := empty(t, nil)
-	for id, host := range []string{"a:8000", "a:8001", "a:8002", "b:8000", "b:8001"} {
-		u, err := url.Parse("http://" + host)
-		require.NoError(t, err)
-		in := &instance{}
-		in.status.Up = true
-		f.instances["decode "+host] = in
-		f.ranks[int32(id)] = &Rank{Instance: "decode " + host, Target: &engine.Target{URL: u}, Board: "m"}
-	}
-	list := f.Beside(1, nil)
-	require.ElementsMatch(t, []int32{0, 1, 2}, list)
-	require.ElementsMatch(t, []int32{0, 1, 2, 3}, f.Beside(3, list), "only the rank: no other host is left")
-	f.ranks[3].Board, f.ranks[4].Board = "other", "other"
-	require.Equal(t, []int32{1}, f.Beside(1, nil), "the other host serves another model")
-	f.ranks[3].Board, f.ranks[4].Board = "m", "m"
-	f.instances["decode b:8000"].status.Up, f.instances["decode b:8001"].status.Up = false, false
-	require.Equal(t, []int32{1}, f.Beside(1, nil), "the other host is down")
+	require.Empty(t, f.Beside(2, true, nil))
 }

@@ -33,6 +33,9 @@ func (f *Fleet) Publish() {
 	var locals []local.Rank
 	f.appraise(time.Now())
 	f.breaks()
+	for _, r := range f.ranks { // also of an engine that is gone, or whose models are not known any more
+		r.up = false
+	}
 	for _, k := range f.order {
 		in := f.instances[k]
 		f.route(routes, in, (in.serving || in.status.Late) && f.accepts(in, -1))
@@ -217,6 +220,7 @@ func (f *Fleet) worker(in *instance, r int, up bool) board.Worker {
 	rank := &Rank{
 		Worker: id, Instance: in.key(), Target: t, Profile: in.profile, Traffic: traffic, Signs: traffic.Signs(t.Rank),
 		Region: f.abroad(in), Board: f.boardOf(in), Context: in.context(), Area: f.Admission.Of(f.areaOf(in)), Pins: in.profile.Connector == mooncake.SGLang || in.reaches(pinsMinor, false),
+		up: up,
 	}
 	if in.role == Aggregated {
 		rank.Group = f.groupID(in)

@@ -1,14 +1,20 @@
 package fleet
 
 import (
+	"errors"
 	"syscall"
 	"testing"
+	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/require"
+	"go.uber.org/zap"
 
 	"evenkeel/dispatcher/board"
 	"evenkeel/engine"
 	"evenkeel/gateway/config"
+	"evenkeel/gateway/owner"
+	"evenkeel/geo"
 	"evenkeel/mooncake"
 	"evenkeel/prefill"
 	"evenkeel/prefill/local"
@@ -220,4 +226,74 @@ func TestHowABoardIsCalled(t *testing.T) {
 		require.Equal(t, want, name)
 		require.Equal(t, want != board, aggregated, board)
 	}
+}
+
+// The ranks beside one that failed are those that a request keeps off. It keeps off a whole host only where the board has a rank of
+// another one: else it would come back to the very rank that failed.
+func TestARequestKeepsOffAHostWhereAnotherOneTakesIt(t *testing.T) {
+	other := "decode 10.0.0.2:80"
+	status := func(change func(*engine.Status)) func(*Fleet) {
+		return func(f *Fleet) {
+			s := engine.Status{Up: true, Models: []engine.Model{{ID: "m"}}}
+			change(&s)
+			f.OnStatus(other, s)
+		}
+	}
+	for name, tt := range map[string]struct {
+		other func(*Fleet) // what it is
+		whole bool
+	}{
+		"takes requests":     {func(*Fleet) {}, true},
+		"is down":            {status(func(s *engine.Status) { s.Up = false }), false},
+		"failed at requests": {status(func(s *engine.Status) { s.Out = errors.New("500") }), false},
+		"is paused":          {status(func(s *engine.Status) { s.Accused = errors.New("500") }), false},
+		"is halted":          {status(func(s *engine.Status) { s.Halt = errors.New("its group re-forms") }), false},
+		"has lost its rank":  {status(func(s *engine.Status) { s.Lost = map[int]string{0: "retired"} }), false},
+		"lost its model":     {status(func(s *engine.Status) { s.Models = nil }), false},
+		"has another model":  {status(func(s *engine.Status) { s.Models = []engine.Model{{ID: "other"}} }), false},
+		"drains":             {func(f *Fleet) { require.NoError(t, f.Drain(Decode, "10.0.0.2:80", 0)) }, false},
+		"has another owner":  {func(f *Fleet) { f.Admission = unowned(t); f.Publish() }, false},
+		"was drained and not": {func(f *Fleet) {
+			require.NoError(t, f.Drain(Decode, "10.0.0.2:80", 0))
+			require.NoError(t, f.Undrain(Decode, "10.0.0.2:80"))
+		}, true},
+	} {
+		t.Run("another one "+name, func(t *testing.T) {
+			cfg := config.Default()
+			cfg.Profiles = map[string]mooncake.Profile{"a": {}}
+			for _, url := range []string{"http://10.0.0.1:80", "http://10.0.0.1:81", "http://10.0.0.2:80"} {
+				cfg.Engines.Decode = append(cfg.Engines.Decode, config.Engine{URL: url, Profile: "a"})
+			}
+			f := of(t, cfg)
+			enter, err := f.Load()
+			require.NoError(t, err)
+			enter()
+			for key := range f.instances {
+				f.up(key, "m")
+			}
+			tt.other(f)
+			one, beside := f.ids["10.0.0.1:80"], []int32{f.ids["10.0.0.1:80"]}
+			require.Equal(t, beside, f.Beside(one, false, nil), "it has crashed, and the other engines of its host are well")
+			if tt.whole {
+				beside = append(beside, f.ids["10.0.0.1:81"])
+			}
+			list := f.Beside(one, true, nil)
+			require.ElementsMatch(t, beside, list)
+			if tt.whole {
+				require.ElementsMatch(t, append(list, f.ids["10.0.0.2:80"]), f.Beside(f.ids["10.0.0.2:80"], true, list), "no other host is left")
+			}
+		})
+	}
+}
+
+// unowned are areas of which this proxy has none.
+func unowned(t *testing.T) *owner.Set {
+	cfg := config.Default()
+	cfg.Geo.Mode, cfg.Geo.Self = geo.Distributed, geo.Self{ID: "us-1", Region: "us"}
+	own := &cfg.Geo.Ownership
+	own.Engine, own.Etcd.Endpoints = geo.OwnEtcd, []string{"http://127.0.0.1:1"} // which no claim asks
+	areas, err := owner.New(cfg, owner.Host{Context: t.Context(), Log: zap.NewNop(), Registerer: prometheus.NewRegistry(), Hold: func() time.Duration { return time.Minute }})
+	require.NoError(t, err)
+	t.Cleanup(areas.Close)
+	return areas
 }

@@ -207,6 +207,7 @@ type Rank struct {
 	Area     *owner.Area   // who admits to it; nil: this proxy, which is alone
 
 	gone time.Time // its engine is, since then; under the fleet's mu
+	up   bool      // it takes requests, as last published; under the fleet's mu
 }
 
 // Heeds says whether a request at an endpoint runs on the rank that it names. Before 0.33 vLLM does not read the name at

@@ -58,7 +58,7 @@ type Monitor interface {
 // Fleet says where hand-offs can be decoded.
 type Fleet interface {
 	Rank(worker int32) *fleet.Rank
-	Beside(worker int32, list []int32) []int32
+	Beside(worker int32, host bool, list []int32) []int32
 	RegionFor(prefiller string) string
 	Outlived(b fleet.Birth) (gone, sure bool)
 	RejectionFrees(r *fleet.Rank) bool
@@ -146,7 +146,6 @@ func (d *Discarder) discardNow(h *Handoff) (outcome string, err error) {
 		if outcome, again, err = d.discardOn(r.Slot, h, try); err == nil || !again || try == discardTries || h.ProbeID != "" && outcome == discardFailed {
 			return outcome, err
 		}
-		h.Avoid = d.Fleet.Beside(r.Slot.Worker, h.Avoid)
 		select { // a moment for the monitor to hear of it
 		case <-time.After(d.Settings().Prefill.Retry.Base << try):
 		case <-d.Context.Done():
@@ -186,6 +185,9 @@ func (d *Discarder) discardOn(slot *dispatcher.Slot, h *Handoff, try int) (outco
 	}
 	headers := h.Identify(engine.JSONHeaders(fmt.Sprintf("ek-%s-x%d-%d", h.ID, h.Attempt, try)))
 	_, f := call.Whole(headers, rank.Profile.DiscardBody(&h.Body, h.Endpoint, h.Leg, h.kv, rand.Text(), nil), nil, d.Settings().Limits.EventBytes, now.Add(silence))
+	if f != nil {
+		h.Avoid = d.Fleet.Beside(slot.Worker, f.Why == life.Failed, h.Avoid)
+	}
 	switch {
 	case f == nil:
 		slot.Started() // the KV came

@@ -55,13 +55,18 @@ func (s *slots) Release(_ *dispatcher.Slot, o board.Outcome) { s.back = append(s
 type ranks struct {
 	rank        *fleet.Rank
 	gone, frees bool
+	hosts       int // how often a whole host was kept off
 }
 
-func (r *ranks) Rank(int32) *fleet.Rank                    { return r.rank }
-func (r *ranks) Beside(worker int32, list []int32) []int32 { return append(list, worker) }
-func (r *ranks) RegionFor(string) string                   { return "" }
-func (r *ranks) Outlived(fleet.Birth) (gone, sure bool)    { return r.gone, r.gone }
-func (r *ranks) RejectionFrees(*fleet.Rank) bool           { return r.frees }
+func (r *ranks) Rank(int32) *fleet.Rank { return r.rank }
+func (r *ranks) Beside(worker int32, host bool, list []int32) []int32 {
+	r.hosts += map[bool]int{true: 1}[host]
+	return append(list, worker)
+}
+
+func (r *ranks) RegionFor(string) string                { return "" }
+func (r *ranks) Outlived(fleet.Birth) (gone, sure bool) { return r.gone, r.gone }
+func (r *ranks) RejectionFrees(*fleet.Rank) bool        { return r.frees }
 
 // told is what a monitor was told of the decode engine.
 type told []string
@@ -111,6 +116,7 @@ func TestWhatBecomesOfADiscardedHandOff(t *testing.T) {
 		outcome string
 		back    []board.Outcome
 		told    string
+		hosts   int
 	}{
 		{
 			name:    "it is pulled",
@@ -132,6 +138,11 @@ func TestWhatBecomesOfADiscardedHandOff(t *testing.T) {
 			name:    "three refusals are enough",
 			engine:  func(w http.ResponseWriter, _ int) { refuse(w) },
 			outcome: discardRefused, back: []board.Outcome{failed, failed, failed},
+		},
+		{
+			name:    "what an engine answers with 500 may be its host's fault",
+			engine:  func(w http.ResponseWriter, _ int) { w.WriteHeader(http.StatusInternalServerError) },
+			outcome: discardRefused, back: []board.Outcome{failed, failed, failed}, hosts: 3,
 		},
 		{
 			name:    "an engine that frees what it refuses is as good as one that pulls",
@@ -249,6 +260,7 @@ func TestWhatBecomesOfADiscardedHandOff(t *testing.T) {
 			require.EqualValues(t, 1, testutil.ToFloat64(d.outcomes.WithLabelValues(row.outcome)))
 			require.Equal(t, row.back, s.back)
 			require.Equal(t, row.told, strings.Join(monitor, " "))
+			require.Equal(t, row.hosts, r.hosts)
 			c, pulled := tier.Status()[0], row.outcome == discardDone
 			require.Zero(t, c.Inflight+c.Pooled+c.Dispatched)
 			require.Equal(t, !pulled, c.Orphans == 1, "what no engine has pulled is left to the prefill engine's hold")

@@ -40,7 +40,8 @@ func (s *stream) judge(x life.Effect) {
 	case x.Do == life.Acclaim:
 		monitor.Judge(id, engine.Served, nil)
 	case x.Do == life.Shun:
-		s.job.avoid.decode = s.job.srv.Fleet.Beside(s.rank.Worker, s.job.avoid.decode)
+		answered := s.fault != nil && s.fault.Why == life.Failed // one that has crashed says nothing of the others of its host
+		s.job.avoid.decode = s.job.srv.Fleet.Beside(s.rank.Worker, answered, s.job.avoid.decode)
 	case whom == life.Disputed:
 		err, settle := s.fault.Err, monitor.Accuse(id)
 		s.job.charges = append(s.job.charges, func(f life.Finding) {

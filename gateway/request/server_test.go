@@ -110,6 +110,7 @@ type engines struct {
 	calls *fleet.Fleet // keeps the calls, and knows no engine
 
 	mu       sync.Mutex
+	shunned  []string                         // ranks, or the hosts of ranks
 	differed []string                         // models that two engines disagree on
 	at       map[string]*mooncake.Coordinates // of prefill engines that have told theirs
 }
@@ -153,7 +154,10 @@ func (f *engines) Differ(_, _, model string) {
 	f.differed = append(f.differed, model)
 }
 
-func (f *engines) Beside(worker int32, list []int32) []int32 {
+func (f *engines) Beside(worker int32, host bool, list []int32) []int32 {
+	f.mu.Lock()
+	f.shunned = append(f.shunned, map[bool]string{true: "the host of ", false: ""}[host]+f.ranks[worker].Target.ID)
+	f.mu.Unlock()
 	if slices.Contains(list, worker) {
 		return list
 	}

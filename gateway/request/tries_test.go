@@ -106,6 +106,31 @@ func TestARefusedRequestGoesToAnotherRank(t *testing.T) {
 	require.Equal(t, 20+again, b.probes())
 }
 
+// An engine that answers 500 may fail for what all engines of its host have. One that has crashed says nothing of the others.
+func TestOnlyAFailureThatIsAnsweredSpeaksAgainstTheHost(t *testing.T) {
+	t.Parallel()
+	for how, want := range map[string]string{
+		"is refused with 500":      "the host of d0",
+		"is refused with 503":      "d0",
+		"is reset before the head": "d0",
+		"is reset after the 200":   "d0",
+		"is reset in the middle":   "d0",
+	} {
+		t.Run(how, func(t *testing.T) {
+			t.Parallel()
+			b := start(t, setup{decode: both})
+			rule := ends[how]
+			rule.Count = 1
+			require.NoError(t, b.d[0].SetFaults(rule))
+			b.judge(long, `"stream":true,`)
+			b.over()
+			b.engines.mu.Lock()
+			defer b.engines.mu.Unlock()
+			require.Equal(t, []string{want}, b.engines.shunned)
+		})
+	}
+}
+
 // A refusal has run nothing, so the first few are no attempts.
 func TestRefusalsOfPrefillEnginesAreNoAttempts(t *testing.T) {
 	t.Parallel()
