@@ -21,6 +21,7 @@ type Ring struct {
 	bytes   int64
 	byID    map[string]*Receipt // those that ended, by our own ids: clients' are not unique
 	running map[string]*Live
+	hits    sums
 }
 
 // NewRing returns a ring for so many receipts, and for fewer where they would
@@ -29,7 +30,7 @@ func NewRing(last int, maxBytes int64) *Ring {
 	if last <= 0 {
 		return nil
 	}
-	return &Ring{maxBytes: maxBytes, ended: make([]*Receipt, last), byID: map[string]*Receipt{}, running: map[string]*Live{}}
+	return &Ring{maxBytes: maxBytes, ended: make([]*Receipt, last), byID: map[string]*Receipt{}, running: map[string]*Live{}, hits: sums{}}
 }
 
 // Live is the receipt of a request that runs. A nil one notes nothing.
@@ -87,6 +88,7 @@ func (g *Ring) keep(r *Receipt) {
 	g.next = (g.next + 1) % len(g.ended)
 	g.count++
 	g.byID[r.ID] = r
+	g.hits.add(r)
 	for g.bytes += r.size(); g.bytes > g.maxBytes && g.count > 1; {
 		g.dropOldest()
 	}
@@ -227,26 +229,14 @@ func (g *Ring) Waiting() map[string]int {
 	return keys
 }
 
-// Hits are the tokens of prompts, and of them those that were in a prefix cache.
-type Hits struct{ Prompt, Cached int }
-
 const (
-	mostLately = 2000        // receipts that Hits and FailedOn look at, the last ones
+	mostLately = 2000        // receipts that FailedOn looks at, the last ones
 	lately     = time.Minute // of requests that ended since then
-	hitsBefore = 15 * time.Minute
 )
 
-// ended says how long ago a request ended.
-func (r *Receipt) ended(now time.Time) time.Duration {
-	return now.Sub(r.Arrival.Add(time.Duration(r.Total * float64(time.Millisecond))))
-}
-
-// cached is how many tokens of the prompt were in a prefix cache: as its engine said, or as the index thought where it says nothing.
-func (r *Receipt) cached() int {
-	if r.CachedTokens > 0 || len(r.Attempts) == 0 || r.Attempts[len(r.Attempts)-1].Prefill == nil {
-		return max(0, r.CachedTokens)
-	}
-	return r.Attempts[len(r.Attempts)-1].Prefill.Hit
+// end is when its request ended.
+func (r *Receipt) end() time.Time {
+	return r.Arrival.Add(time.Duration(r.Total * float64(time.Millisecond)))
 }
 
 // FailedOn is the host on which an attempt of most of those requests failed that failed in the last minute, how many they are,
@@ -258,7 +248,7 @@ func (g *Ring) FailedOn(now time.Time) (host string, most, all int) {
 	}
 	hosts := map[string]int{}
 	for _, r := range g.last(mostLately, Filter{}) {
-		if r.Status < 500 || r.ended(now) > lately {
+		if r.Status < 500 || now.Sub(r.end()) > lately {
 			continue
 		}
 		all++
@@ -290,30 +280,6 @@ func (r *Receipt) failedOn() map[string]bool {
 		}
 	}
 	return hosts
-}
-
-// Hits are those of a key's requests that ended in the last minute, and of those that ended in the quarter of an hour before.
-func (g *Ring) Hits(key string, now time.Time) (last, before Hits) {
-	if g == nil {
-		return last, before
-	}
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	for i := range min(g.count, mostLately) {
-		r := g.ended[(g.next-1-i+len(g.ended))%len(g.ended)]
-		if r == nil || r.Key != key || r.PromptTokens == 0 {
-			continue
-		}
-		h := &last
-		switch ago := r.ended(now); {
-		case ago > hitsBefore:
-			continue
-		case ago > lately:
-			h = &before
-		}
-		h.Prompt, h.Cached = h.Prompt+r.PromptTokens, h.Cached+r.cached()
-	}
-	return last, before
 }
 
 // copy is the receipt as it is now.
