@@ -101,7 +101,7 @@ type Proxy struct {
 type Traffic struct {
 	RequestsPerS float64 `json:"requests_per_s"`      // that ended
 	FailuresPerS float64 `json:"failures_per_s"`      // of them, with a 5xx, a 429 or an error event
-	Recovered    bool    `json:"recovered,omitempty"` // so many requests went well since the last failure that some of them would have failed if it went on
+	Recovered    bool    `json:"recovered,omitempty"` // none failed for 3 s, and so many went well since then that some of them would have failed if it went on
 	FailedOn     string  `json:"failed_on,omitempty"` // the host on which an attempt of nearly all requests failed that failed in the last minute
 	TokensPerS   float64 `json:"tokens_per_s"`        // generated
 	TTFT         Latency `json:"ttft"`

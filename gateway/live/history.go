@@ -71,8 +71,10 @@ func (h *history) rates(t *Traffic) {
 	}
 }
 
-// surely is how many requests would have failed since the last failure, if it had gone on, for it to be over.
-const surely = 5
+const (
+	surely = 5               // so many requests would have failed since the last failure, if it had gone on, for it to be over
+	calmly = 3 * time.Second // and none has failed for so long: at high rates some may go well between two failures
+)
 
 // recovered says that what failed since a sample is over: rates of ten seconds would tell of it for as long. Requests that went well
 // since then count by how large a share of them failed before; with h.mu held.
@@ -80,7 +82,7 @@ func (h *history) recovered(first *sample) bool {
 	last := h.back(0)
 	for i := 0; h.back(i) != first; i++ {
 		if at := h.back(i); at.failed > h.back(i+1).failed {
-			return (last.ended-at.ended)*(at.failed-first.failed) >= surely*(at.ended-first.ended)
+			return last.at.Sub(at.at) >= calmly && (last.ended-at.ended)*(at.failed-first.failed) >= surely*(at.ended-first.ended)
 		}
 	}
 	return false

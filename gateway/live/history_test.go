@@ -93,10 +93,12 @@ func TestAFailureIsOverOnceEnoughRequestsWentWell(t *testing.T) {
 	}{
 		{"nothing failed", []uint64{10, 10}, []uint64{0, 0}, false},
 		{"all fail", []uint64{40, 40, 40}, []uint64{40, 40, 40}, false},
-		{"all failed, and a few went well since", []uint64{40, 40, 4}, []uint64{40, 40, 0}, false},
-		{"all failed, and five went well since", []uint64{40, 40, 5}, []uint64{40, 40, 0}, true},
-		{"one in ten failed, and that few may go well by chance", []uint64{40, 40, 40}, []uint64{4, 4, 0}, false},
-		{"one in ten failed, and fifty went well since", []uint64{40, 40, 40, 10}, []uint64{4, 4, 0, 0}, true},
+		{"all failed, and a few went well since", []uint64{40, 40, 2, 1, 1}, []uint64{40, 40, 0, 0, 0}, false},
+		{"all failed, and five went well since", []uint64{40, 40, 2, 1, 2}, []uint64{40, 40, 0, 0, 0}, true},
+		{"all failed, and many went well in the second since", []uint64{400, 400, 400}, []uint64{400, 400, 0}, false},
+		{"all failed, and many went well in the two seconds since", []uint64{400, 400, 400, 400}, []uint64{400, 400, 0, 0}, false},
+		{"one in ten failed, and that few may go well by chance", []uint64{40, 40, 40, 0, 0}, []uint64{4, 4, 0, 0, 0}, false},
+		{"one in ten failed, and fifty went well since", []uint64{40, 40, 40, 5, 5}, []uint64{4, 4, 0, 0, 0}, true},
 		{"they fail again", []uint64{40, 40, 40, 40}, []uint64{40, 0, 0, 1}, false},
 		{"nothing ended since", []uint64{40, 0, 0}, []uint64{40, 0, 0}, false},
 	} {
