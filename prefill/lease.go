@@ -1,6 +1,7 @@
 package prefill
 
 import (
+	"strings"
 	"time"
 
 	"go.uber.org/zap"
@@ -142,7 +143,7 @@ func (l *Lease) Blame(why string) {
 	t := l.tier
 	t.lock()
 	defer t.unlock()
-	l.c.fault = why[:min(len(why), mostFault)]
+	l.c.fault = strings.ToValidUTF8(why[:min(len(why), mostFault)], "\uFFFD") // the cut may be within a letter
 }
 
 // mostFault bounds what is kept of what an engine said.

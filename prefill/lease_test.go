@@ -1,9 +1,11 @@
 package prefill
 
 import (
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
+	"unicode/utf8"
 
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
@@ -161,4 +163,16 @@ func TestACandidateThatComesBackFindsItsAccounts(t *testing.T) {
 	l.Release()
 	require.Equal(t, "gone", stateOf(tier, "a"), "nothing is charged to it any more")
 	requireIdle(t, tier)
+}
+
+// What an engine said may be in any language, and is cut.
+func TestWhatACandidateSaidIsCutAtALetter(t *testing.T) {
+	tier := newTier(t, up("a"))
+	lease := acquire(t, tier, request(1))
+	lease.Blame(strings.Repeat("x", mostFault-1) + "模型")
+	lease.Failed(false, 0)
+	fault := tier.Status()[0].Fault
+	require.True(t, utf8.ValidString(fault), "%q", fault)
+	require.True(t, strings.HasPrefix(fault, strings.Repeat("x", mostFault-1)))
+	require.LessOrEqual(t, utf8.RuneCountInString(fault), mostFault)
 }
