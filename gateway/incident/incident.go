@@ -41,14 +41,15 @@ type Incident struct {
 	Named    string   `json:"named"`    // the same with what they are, as sentences; empty: What names them
 	Count    int      `json:"count"`    // of them in all
 	SinceMs  int64    `json:"since_ms"`
-	UntilMs  int64    `json:"until_ms"` // 0: it lasts
-	LastMs   int64    `json:"last_ms"`  // when it was found last, of what comes and goes and is away for the moment; 0: it is so now
-	Times    int      `json:"times"`    // how often it was: equal ones that are over and worth a look only are told as one, the last
-	FirstMs  int64    `json:"first_ms"` // since_ms of the first of them
-	Clients  string   `json:"clients"`  // what they see of it
-	Next     string   `json:"next"`     // what to do
-	Command  string   `json:"command"`  // to copy; empty: there is none
-	Runbook  string   `json:"runbook"`  // entry of the runbook; empty: there is none
+	UntilMs  int64    `json:"until_ms"`          // 0: it lasts
+	LastMs   int64    `json:"last_ms"`           // when it was found last, of what comes and goes and is away for the moment; 0: it is so now
+	Times    int      `json:"times"`             // how often it was: equal ones that are over and worth a look only are told as one, the last
+	FirstMs  int64    `json:"first_ms"`          // since_ms of the first of them
+	Clients  string   `json:"clients"`           // what they see of it
+	Next     string   `json:"next"`              // what to do
+	Command  string   `json:"command"`           // to copy; empty: there is none
+	Runbook  string   `json:"runbook"`           // entry of the runbook; empty: there is none
+	Crowded  bool     `json:"crowded,omitempty"` // many requests wait, as its cause or its effect
 }
 
 // Book is the incidents of the last minutes. The zero value is an empty one.

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -490,4 +491,24 @@ func TestAnOverloadNamesTheKey(t *testing.T) {
 func TestReasonsLeaveTheAddressOut(t *testing.T) {
 	require.Equal(t, "connection refused", WithoutAddress("engine d1:80: connect: dial tcp d1:80: connect: connection refused", "d1:80"))
 	require.Equal(t, "engine d2:80: no answer", WithoutAddress("engine d2:80: no answer", "d1:80"))
+}
+
+// Whoever reads an incident learns that many requests wait from a word of its own, not from what people read.
+func TestAnIncidentSaysThatManyRequestsWait(t *testing.T) {
+	is := func(of ...Kind) bool {
+		b := &Book{}
+		var found []Finding
+		for _, k := range of {
+			found = append(found, Finding{Kind: k, Severity: Bad, What: "It is so"})
+		}
+		b.Observe(noon, found)
+		in := b.Incidents()
+		require.Len(t, in, 1)
+		return in[0].Crowded
+	}
+	for k := range kinds {
+		require.Equal(t, slices.Contains([]Kind{Overload, KVFull, PrefillBusy, QueueFull, PoolLate}, k), is(k), k)
+	}
+	require.True(t, is(EngineDown, QueueFull), "as an effect, too")
+	require.False(t, is(EngineDown, RequestsFail))
 }

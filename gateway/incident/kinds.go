@@ -69,6 +69,7 @@ type kind struct {
 	harm     harm
 	effect   bool          // it follows from something else, where there is something else
 	load     bool          // an effect of what harms as much, and else the cause of what clients see
+	crowded  bool          // many requests wait
 	vague    bool          // others that harm as much say more
 	family   string        // kinds of one say the same of engines and of ranks
 	alone    bool          // somebody wants it so, or it is told of a group already: nothing else shares its cause
@@ -196,7 +197,7 @@ var kinds = map[Kind]kind{
 		next:    "Start a prefill engine, or one that does both, or free the KV memory of one that is full.",
 	},
 	QueueFull: {
-		harm: failing, effect: true, headline: "Full queue", runbook: "EvenkeelRefuses", command: receipt,
+		harm: failing, effect: true, crowded: true, headline: "Full queue", runbook: "EvenkeelRefuses", command: receipt,
 		clients: "Clients get a 429 for new requests, and are told to try again.",
 		next:    "Bring back engines that are down, add ranks to the side that is short, or find the caller that sends too much. A larger limit helps against short peaks only.",
 	},
@@ -206,18 +207,18 @@ var kinds = map[Kind]kind{
 		next:    "Bring prefill engines back, or free the KV memory of one that is full.",
 	},
 	PrefillBusy: {
-		harm: waiting, effect: true, load: true, rests: moment, headline: "Prefill backlog", runbook: "EvenkeelPrefillBacklog", command: advised,
+		harm: waiting, effect: true, load: true, crowded: true, rests: moment, headline: "Prefill backlog", runbook: "EvenkeelPrefillBacklog", command: advised,
 		clients: "All clients wait for their first token, whether their own prompts are long or short.",
 		next: "Bring back prefill engines that are down, or limit the key that sends most. If its prompts were in the prefix caches before, " +
 			"ask its owner what changed at their beginning: a time or an id there makes each prompt a new one. More decode ranks do not help.",
 	},
 	Overload: {
-		harm: failing, effect: true, load: true, rests: moment, headline: "Overload", many: "are overloaded: their slots are taken, and many requests wait", runbook: "Overload", command: advised,
+		harm: failing, effect: true, load: true, crowded: true, rests: moment, headline: "Overload", many: "are overloaded: their slots are taken, and many requests wait", runbook: "Overload", command: advised,
 		clients: "Clients wait for their first token until a slot is free. Those that wait too long get a 503, and new ones get a 429 while a queue is full.",
 		next:    "Bring back engines that are down, add decode ranks, or find the caller that sends too much and limit its key. A larger pool.size or prefill.queue.max only lets more clients wait.",
 	},
 	KVFull: {
-		harm: failing, effect: true, load: true, rests: moment, headline: "Full KV caches", runbook: "Overload", command: advised,
+		harm: failing, effect: true, load: true, crowded: true, rests: moment, headline: "Full KV caches", runbook: "Overload", command: advised,
 		many: "have full KV caches, and many requests wait",
 		clients: "Clients wait for their first token until an answer ends and frees KV memory. " +
 			"Those that wait too long get a 503, and new ones get a 429 while a queue is full.",
@@ -225,7 +226,7 @@ var kinds = map[Kind]kind{
 			"Look whether prompts are longer than usual, and whether the capacity of a rank is what its engine logs.",
 	},
 	PoolLate: {
-		harm: waiting, effect: true, headline: "Long waits", many: "have requests in the pool that wait too long for a rank", runbook: "EvenkeelDecodeBacklog", command: workers,
+		harm: waiting, effect: true, crowded: true, headline: "Long waits", many: "have requests in the pool that wait too long for a rank", runbook: "EvenkeelDecodeBacklog", command: workers,
 		clients: "Clients wait for their first token. Those that wait too long get an error.",
 		next:    "Look which decode ranks are down, drain or are full, and add decode ranks.",
 	},

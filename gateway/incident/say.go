@@ -31,6 +31,7 @@ func (o *open) say(now time.Time) Incident {
 		if m.Severity == Bad {
 			in.Severity = Bad
 		}
+		in.Crowded = in.Crowded || kinds[m.Kind].crowded
 		at := slices.IndexFunc(groups, func(g []*member) bool { return g[0].Kind == m.Kind })
 		if at < 0 {
 			groups = append(groups, []*member{m})

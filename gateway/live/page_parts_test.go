@@ -62,7 +62,7 @@ func TestModulesOfThePage(t *testing.T) {
 		{"panels.js", "[m.keysOf([]), m.keysOf([{ key: '', requests: 3 }]), m.keysOf([{ key: 'batch', requests: 1308 }, { key: '', requests: 100 }])]", `["","","Of 1,408 that wait for prefill or for a rank: 1,308 of key batch."]`},
 		{"picture.js", "[m.noModel({}), m.noModel({ model_why: 'a few steps' }), m.noModel({ model_why: 'one group?' })]", `["","","There is no step model: one group?"]`},
 		{"picture.js", "[[8.8, 93, 5], [44, 93, 5], [44, 43, 5], [8.8, 93, 0], [0, 43, 5]].map(([step_ms, p50_ms, samples]) => m.stepTime({ step_ms }, { tpot: { p50_ms, samples } }))", `["","a step takes 44.0 ms","a step takes 44.0 ms","a step takes 8.8 ms",""]`},
-		{"panels.js", "[0, 9].map((until_ms) => m.stepOf({ kind: 'none', reason: 'balanced' }, m.crowded({ incidents: [{ headline: 'Overload', until_ms }] })))", `["Not known: many requests wait now, though the ranks were not too busy in the mean of the last minute","There are enough ranks, by the mean of the last minute"]`},
+		{"panels.js", "[0, 9].map((until_ms) => m.stepOf({ kind: 'none', reason: 'balanced' }, m.crowded({ incidents: [{ crowded: true, until_ms }] })))", `["Not known: many requests wait now, though the ranks were not too busy in the mean of the last minute","There are enough ranks, by the mean of the last minute"]`},
 		{"panels.js", "[m.stepOf({ kind: 'none', reason: 'balanced' }), m.stepOf({ kind: 'none', reason: 'ranks_down' }), m.stepOf({ kind: 'add_decode', reason: 'busy' }), m.stepOf({ kind: 'none', reason: 'new' })]", `["There are enough ranks, by the mean of the last minute","Not known while ranks are down","Add decode ranks","none, new"]`},
 	} {
 		require.Equal(t, tt.want, b.module(tt.module, tt.expression), "%s: %s", tt.module, tt.expression)

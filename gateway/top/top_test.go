@@ -132,7 +132,7 @@ func TestTheTerminalSaysWhatThePageSays(t *testing.T) {
 	require.Contains(t, see(), "step 9.5 ms")
 	require.Contains(t, see(), "Both sides have enough ranks.")
 	d.Traffic.TPOT = live.Latency{P50Ms: 93, P99Ms: 95, Samples: 3}
-	d.Incidents[0].Headline = "Overload"
+	d.Incidents[0].Crowded = true
 	g.ModelMs, g.ModelWhy = 0, "step time does not follow the fullest rank (R2 0.00 of 47,707 steps): does its load hardly matter, or are they no barrier group?"
 	view := see()
 	require.NotContains(t, view, "step 9.5 ms", "answers get a token ten times as late")

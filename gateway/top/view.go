@@ -225,12 +225,9 @@ func (s screen) overview() (lines []string) {
 	return append(lines, s.decisions()...)
 }
 
-// crowded are the headlines of incidents in which many requests wait.
-var crowded = []string{"Overload", "Full KV caches", "Full queue", "Long waits"}
-
 // advised is what an advice says, which is of the last minute: it does not say that there are enough ranks while many requests wait.
 func advised(a live.Advice, incidents []live.Incident) string {
-	waits := slices.ContainsFunc(incidents, func(in live.Incident) bool { return in.UntilMs == 0 && slices.Contains(crowded, in.Headline) })
+	waits := slices.ContainsFunc(incidents, func(in live.Incident) bool { return in.UntilMs == 0 && in.Crowded })
 	if waits && len(a.Steps) > 0 && a.Steps[0].Reason == "balanced" {
 		return "not known: many requests wait now, though the ranks were not too busy in the mean of the last minute"
 	}

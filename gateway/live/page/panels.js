@@ -154,7 +154,7 @@ const steps = { add_prefill: 'Add prefill ranks', add_decode: 'Add decode ranks'
 const none = { balanced: 'There are enough ranks, by the mean of the last minute', too_little_data: 'Not known yet', prefill_down: 'Not known while no prefill rank answers', decode_down: 'Not known while no decode rank answers', ranks_down: 'Not known while ranks are down' };
 
 // crowded says that requests wait in numbers now, of which the mean of the last minute may not tell.
-export const crowded = (d) => d.incidents.some((i) => !i.until_ms && ['Overload', 'Full KV caches', 'Full queue', 'Long waits'].includes(i.headline));
+export const crowded = (d) => d.incidents.some((i) => !i.until_ms && i.crowded);
 
 // stepOf is a step of an advice in words. waits says that requests wait for ranks now.
 export const stepOf = (s, waits) => (waits && s.reason === 'balanced' ? 'Not known: many requests wait now, though the ranks were not too busy in the mean of the last minute' : s.kind === 'none' ? none[s.reason] : steps[s.kind]) || `${s.kind}, ${s.reason}`;
