@@ -8,14 +8,14 @@ import (
 // What Acquire can fail with, next to the context's own error. The gateway
 // turns each into the status and code that stand beside it.
 var (
-	ErrQueueFull     = errors.New("prefill: arrival queue full")                        // 429 queue_full
-	ErrQueueTimeout  = errors.New("prefill: arrival queue timeout")                     // 503 queue_timeout
-	ErrDeadline      = errors.New("prefill: the deadline of the request cannot be met") // 503 deadline_unmet
-	ErrKVExhausted   = errors.New("prefill: the KV gates of all prefill engines are closed")         // 503 prefill_kv_exhausted
-	ErrUnavailable   = errors.New("prefill: no prefill engine is up")                         // 503 prefill_unavailable
+	ErrQueueFull     = errors.New("prefill: arrival queue full")                             // 429 queue_full
+	ErrQueueTimeout  = errors.New("prefill: arrival queue timeout")                          // 503 queue_timeout
+	ErrDeadline      = errors.New("prefill: the deadline of the request cannot be met")      // 503 deadline_unmet
+	ErrKVExhausted   = errors.New("prefill: the KV gates of all prefill engines are closed") // 503 prefill_kv_exhausted
+	ErrUnavailable   = errors.New("prefill: no prefill engine is up")                        // 503 prefill_unavailable
 	ErrModelNotFound = errors.New("prefill: no configured prefill engine serves the model")  // 404 model_not_found
-	ErrBadTarget     = errors.New("prefill: no such candidate")                         // 400 bad_target
-	ErrBadPolicy     = errors.New("prefill")                                            // 400 bad_policy; policy.Parse says what is wrong
+	ErrBadTarget     = errors.New("prefill: no such candidate")                              // 400 bad_target
+	ErrBadPolicy     = errors.New("prefill")                                                 // 400 bad_policy; policy.Parse says what is wrong
 )
 
 // FullError is an ErrQueueFull with what is full.

@@ -309,7 +309,9 @@ func TestSIGHUPReadsTheConfigAgain(t *testing.T) {
 	require.Eventually(t, func() bool { return proxy.find("the config file was read again, and nothing in it has changed") != "" }, patience, 5*time.Millisecond)
 	require.NoError(t, os.WriteFile(file, []byte(text("pool: {size: 7}\n")), 0o600))
 	require.NoError(t, proxy.cmd.Process.Signal(syscall.SIGHUP))
-	require.Eventually(t, func() bool { return strings.Contains(proxy.find("the new config is in force now"), "pool.size: 1024 -> 7") }, patience, 5*time.Millisecond)
+	require.Eventually(t, func() bool {
+		return strings.Contains(proxy.find("the new config is in force now"), "pool.size: 1024 -> 7")
+	}, patience, 5*time.Millisecond)
 	_, status := proxy.get(proxy.admin + "/status")
 	require.Contains(t, status, `"pool_places": 7`)
 	require.NoError(t, proxy.cmd.Process.Signal(syscall.SIGTERM))

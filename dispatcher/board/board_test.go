@@ -182,8 +182,8 @@ func TestDrainAnswersAllThatWaitsAndAllThatComes(t *testing.T) {
 	require.Zero(t, m.Workers[0].Used)
 }
 
-// A rank whose answers are blank is found by its own counters: what did not end whole is no answer, whatever else is said of it.
-func TestARankCountsItsAnswersAndTheBlankOnes(t *testing.T) {
+// A rank whose answers are empty is found by its own counters: what did not end whole is no answer, whatever else is said of it.
+func TestARankCountsItsAnswersAndTheEmptyOnes(t *testing.T) {
 	h := newHand(t, testConfig())
 	h.fleet(ranks(2, 20, 0))
 	end := func(rank int32, outcomes ...Outcome) {
@@ -194,16 +194,16 @@ func TestARankCountsItsAnswersAndTheBlankOnes(t *testing.T) {
 	}
 	counted := func() (all [][2]uint64) {
 		for _, w := range h.status(h.at).Models[0].Workers {
-			all = append(all, [2]uint64{w.Answers, w.Blank})
+			all = append(all, [2]uint64{w.Answers, w.Empty})
 		}
 		return all
 	}
-	whole, blank := Outcome{Kind: Finished, Generated: 90}, Outcome{Kind: Finished, Generated: 1, Blank: true}
-	end(0, whole, blank, whole)
-	end(1, blank, blank)
+	whole, empty := Outcome{Kind: Finished, Generated: 90}, Outcome{Kind: Finished, Generated: 1, Empty: true}
+	end(0, whole, empty, whole)
+	end(1, empty, empty)
 	require.Equal(t, [][2]uint64{{3, 1}, {2, 2}}, counted())
 	for _, kind := range []Kind{Cancelled, Failed} {
-		end(0, Outcome{Kind: kind, Blank: true}, Outcome{Kind: kind, Generated: 7})
+		end(0, Outcome{Kind: kind, Empty: true}, Outcome{Kind: kind, Generated: 7})
 	}
 	require.Equal(t, [][2]uint64{{3, 1}, {2, 2}}, counted(), "these are no answers")
 }
