@@ -105,6 +105,9 @@ func TestEnginesThatFailAPassedRequest(t *testing.T) {
 			paid, _ := p.paid.Load(id)
 			require.Equal(t, kept.PromptTokens+kept.OutputTokens, paid)
 			require.Len(t, kept.Attempts, 1)
+			if a := kept.Attempts[0]; row.status != 200 {
+				require.Equal(t, a.Engine, a.FailedOn)
+			}
 			require.Len(t, o.got(), 1, "it was sent once")
 			complaints := p.logs.FilterMessage("an engine did not answer a request that was passed through to it").Len()
 			require.Equal(t, row.status >= 500, complaints == 1, "what is the engine's fault is in the log")
