@@ -28,7 +28,7 @@ func TestAnEngineThatAnswersIsUpWithItsFacts(t *testing.T) {
 	watched(t, f, func(t *testing.T, m *Monitor, _ *observer.ObservedLogs, reg *prometheus.Registry) {
 		s := m.Status("p0")
 		require.Equal(t, Status{
-			Up: true, Since: s.Since, Version: "0.27.1", StartTime: 100,
+			Up: true, Since: s.Since, Changed: s.Changed, Version: "0.27.1", StartTime: 100,
 			Models:         []Model{{ID: "m", MaxModelLen: 32768}, {ID: "m-lora", Parent: "m"}},
 			CapacityTokens: map[string]int64{"0": 1600},
 		}, s)

@@ -146,7 +146,7 @@ func (w *watch) alarm(refused bool) {
 func (w *watch) learned(up bool) Status {
 	f := w.facts
 	return Status{
-		Up: up, Err: f.err, Since: w.status.Since,
+		Up: up, Err: f.err, Since: w.status.Since, Changed: w.status.Changed,
 		Models: f.models, Version: f.version, CapacityTokens: f.capacity, StartTime: f.start,
 		Out: w.status.Out, Wedged: w.status.Wedged,
 	}

@@ -98,10 +98,11 @@ type Model struct {
 // capacity) stay when it goes down.
 type Status struct {
 	Up             bool
-	Late           bool  // down, but for less than Standstill, and only because its answers do not come: requests wait for it
-	Hangs          bool  // its port takes connections, its last health check got no answer, and nothing else came from it meanwhile
-	Err            error // why it is down, or what is amiss though it is up
-	Since          time.Time
+	Late           bool      // down, but for less than Standstill, and only because its answers do not come: requests wait for it
+	Hangs          bool      // its port takes connections, its last health check got no answer, and nothing else came from it meanwhile
+	Err            error     // why it is down, or what is amiss though it is up
+	Since          time.Time // of Up
+	Changed        time.Time // since when its State is so
 	Models         []Model
 	Version        string
 	CapacityTokens map[string]int64 // by rank, see Sample.Capacities; empty where unknown

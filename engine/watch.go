@@ -20,7 +20,7 @@ var ErrNotAnEngine = errors.New("the answer is not a list of models; check that 
 func newWatch(m *Monitor, in Instance) *watch {
 	return &watch{
 		m: m, in: in, kick: make(chan struct{}, 1), doubt: make(chan struct{}, 1), stop: func() {},
-		traffic: m.trafficOf(in.ID), expired: -1, status: Status{Since: time.Now()},
+		traffic: m.trafficOf(in.ID), expired: -1, status: Status{Since: time.Now(), Changed: time.Now()},
 	}
 }
 
@@ -39,13 +39,16 @@ func (w *watch) alive(ctx context.Context) (quick bool, err error) {
 	return w.in.Ready == "", err
 }
 
-// become replaces the status; Since moves with Up. It needs m.mu.
+// become replaces the status; Since moves with Up, and Changed with its State. It needs m.mu.
 func (w *watch) become(next Status) {
 	old := w.status
 	if next.equal(old) {
 		return
 	}
 	log := w.m.cfg.Log.With(zap.String("engine", w.in.ID), zap.String("role", w.in.Role))
+	if next.State() != old.State() {
+		next.Changed = time.Now()
+	}
 	switch {
 	case next.Up && !old.Up:
 		next.Since = time.Now()

@@ -116,6 +116,7 @@ func TestAnEngineThatReformsIsHalted(t *testing.T) {
 		require.Equal(t, "up", s.State())
 		require.NoError(t, s.Err)
 		require.Equal(t, since, s.Since, "it was up all the while")
+		require.WithinRange(t, s.Changed, time.Now().Add(-2*time.Second), time.Now(), "and takes requests since a moment ago")
 		require.Len(t, logs.FilterMessage("an engine takes no requests for now, and its requests wait").All(), 1)
 		m.Report("nobody", ErrReforming)
 	})

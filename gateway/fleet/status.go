@@ -43,7 +43,7 @@ func (f *Fleet) Statuses() []EngineStatus {
 		in := f.instances[k]
 		s := EngineStatus{
 			ID: in.id, Role: in.role, URL: in.engine.URL.String(), Group: in.conf.Group, Profile: in.conf.Profile,
-			Up: in.status.Up, State: in.status.State(), Share: in.share, Draining: !f.accepts(in, -1), Source: in.source, Away: in.away, Since: in.status.Since, Version: in.status.Version,
+			Up: in.status.Up, State: in.status.State(), Share: in.share, Draining: !f.accepts(in, -1), Source: in.source, Away: in.away, Since: in.status.Changed, Version: in.status.Version,
 			Hangs: in.status.Hangs, Ranks: len(ranksOf(in)), Slots: in.conf.Slots, Models: []string{},
 		}
 		why := cmp.Or(in.status.Halt, in.status.Out, in.status.Accused, in.status.LostRanks(), in.status.Err)

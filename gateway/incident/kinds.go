@@ -146,7 +146,7 @@ var kinds = map[Kind]kind{
 		command: `curl -sm 10 -o /dev/null -w '%{http_code}, connected after %{time_connect} s, %{time_total} s in all\n' http://{engine}/health`,
 	},
 	EngineOut: {
-		harm: waiting, headline: "Failing engine", many: "get no requests, because those before failed", runbook: "EvenkeelBreakerOpen", command: workers,
+		harm: waiting, headline: "Failing engine", many: "get no requests, because earlier ones failed", runbook: "EvenkeelBreakerOpen", command: workers,
 		clients: "Clients wait longer. Requests that failed there were tried elsewhere, as long as the retry budget lasted.",
 		next:    "Read the engine's own log. You may restart it at any time, because nothing new is sent there.",
 	},
@@ -181,7 +181,7 @@ var kinds = map[Kind]kind{
 		next:    "Look whether finished prefills wait in the pool. If so, add decode ranks, else add prefill ranks.",
 	},
 	PrefillOut: {
-		harm: waiting, headline: "Failing prefill engine", many: "take no prompts, because those before failed", runbook: "EvenkeelBreakerOpen", command: workers,
+		harm: waiting, headline: "Failing prefill engine", many: "take no prompts, because earlier ones failed", runbook: "EvenkeelBreakerOpen", command: workers,
 		clients: "Clients wait longer for their first token. Prompts that failed there were tried elsewhere.",
 		next:    "Mend what failed there; the engine's own log may say more. Others take its prompts meanwhile.",
 	},
@@ -262,8 +262,8 @@ var kinds = map[Kind]kind{
 	StepsSlow: {
 		harm: slower, alone: true, headline: "Slow steps", runbook: "EvenkeelStepsSlow",
 		clients: "Clients of this group get every token later.",
-		next: "One rank is enough to make all of them slow. If a rank is named that has more to do, look for who else uses its engine. " +
-			"If none is, compare the GPUs' clocks and the network between the ranks, host by host.",
+		next: "One rank is enough to make all of them slow. If a rank is named, look for who else uses its engine. " +
+			"If no rank is named, compare the GPUs' clocks and the network between the ranks, host by host.",
 		command: `curl -s -H "Authorization: Bearer $TOKEN" "$ADMIN/live?once" | ` +
 			`jq '.models[].groups[] | {name,step_ms,usual_ms,slow_s,most_tokens,differ}'`,
 	},

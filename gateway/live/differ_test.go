@@ -66,7 +66,7 @@ func TestRanksThatHaveMoreToDoThanTheOthers(t *testing.T) {
 
 // The incident of slow steps says where to look first.
 func TestSlowStepsNameTheRanksThatDiffer(t *testing.T) {
-	const slow = "Steps of group main take 215 ms, where they took 43 ms at such a load in the last hour; it has been so for 29s"
+	const slow = "Steps of group main, all on host d, take 215 ms, where they took 43 ms at such a load in the last hour; it has been so for 29s"
 	ranks := alike(8)
 	f := ranksOf(t, 8, true)
 	f.said = func(i int) *gateway.Gauges { return ranks[i].gauges }
@@ -79,7 +79,7 @@ func TestSlowStepsNameTheRanksThatDiffer(t *testing.T) {
 	require.Equal(t, slow+". Rank d:5 says that it runs 61 requests, and the middle one of the group 16", findingsOf(&d, timeline.Ended{})[0].What)
 	ranks[5].gauges.Running = 14
 	_, d = f.pass(1, nil)
-	require.Contains(t, findingsOf(&d, timeline.Ended{})[0].What, ". By the metrics of the engines, none of the 8 ranks has much more to do than the others")
+	require.Contains(t, findingsOf(&d, timeline.Ended{})[0].What, ". The metrics of the engines name none of the 8 ranks that has much more to do than the others")
 	f.said = nil
 	_, d = f.pass(1, nil)
 	require.NotContains(t, findingsOf(&d, timeline.Ended{})[0].What, ".", "nothing is known")

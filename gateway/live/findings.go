@@ -3,6 +3,7 @@ package live
 import (
 	"cmp"
 	"fmt"
+	"net"
 	"slices"
 	"strings"
 	"time"
@@ -305,7 +306,7 @@ func prefillFindings(d *Document, fails, full bool, say find) (key string) {
 		case "closed":
 			say(incident.GateClosed, Warn, where, "", "%s takes no prompts, because its KV cache is %.0f %% full", where.begin(), 100*e.KVShare)
 		case "out":
-			says := "%s takes no prompts, because those before failed"
+			says := "%s takes no prompts, because earlier ones failed"
 			why := strings.Replace(incident.WithoutAddress(e.Why, e.ID), "prefill "+e.ID+" answered", "it answered", 1)
 			if why != "" {
 				says += ": " + strings.ReplaceAll(why, "%", "%%")
@@ -322,7 +323,7 @@ func prefillFindings(d *Document, fails, full bool, say find) (key string) {
 			open++
 		case "out":
 			where := at{"group", g.ID, "ranks"}
-			say(incident.PrefillOut, Bad, where, "", "%s takes no prompts, because those before failed", where.begin())
+			say(incident.PrefillOut, Bad, where, "", "%s takes no prompts, because earlier ones failed", where.begin())
 		}
 	}
 	kind := "prefill"
@@ -427,13 +428,13 @@ func modelFindings(m *Model, several, told bool, drained map[string]bool, say fi
 		slowRanks(g, m.role(), of, name, on("ranks"), say)
 		if g.SlowS > 0 {
 			say(incident.StepsSlow, Warn, on("balance"), "",
-				"Steps of %s %s take %.0f ms, where they took %.0f ms at such a load in the last hour; it has been so for %s%s", of, name, g.StepMs, g.UsualMs,
+				"Steps of %s %s%s take %.0f ms, where they took %.0f ms at such a load in the last hour; it has been so for %s%s", of, name, g.allOn(), g.StepMs, g.UsualMs,
 				time.Duration(g.SlowS*float64(time.Second)).Round(time.Second), whatDiffers(g))
 		}
 		if g.FewS > 0 {
 			say(incident.TokensFew, Warn, on("balance"), "",
-				"A step of %s %s gives %.1f tokens to an answer, where it gave %.1f in the last hour, so that a token takes %.0f ms; it has been so for %s",
-				of, name, g.StepTokens, g.UsualTokens, g.TokenMs, time.Duration(g.FewS*float64(time.Second)).Round(time.Second))
+				"A step of %s %s%s gives %.1f tokens to an answer, where it gave %.1f in the last hour, so that a token takes %.0f ms; it has been so for %s",
+				of, name, g.allOn(), g.StepTokens, g.UsualTokens, g.TokenMs, time.Duration(g.FewS*float64(time.Second)).Round(time.Second))
 		}
 		full, tight, draining := []string{}, []string{}, []string{}
 		for j := range g.Ranks {
@@ -500,6 +501,23 @@ func emptyRanks(m *Model, say find) {
 		len(bad), m.Name, stats.Grouped(sum.Empty), stats.Grouped(sum.Answers), 100*others, listed(bad))
 }
 
+// allOn says behind its name on which host all ranks of the group are; empty: on several.
+func (g *Group) allOn() string {
+	on := ""
+	for i := range g.Ranks {
+		at, _, _ := strings.Cut(g.Ranks[i].Name, "/")
+		host, _, err := net.SplitHostPort(at)
+		if err != nil || on != "" && host != on {
+			return ""
+		}
+		on = host
+	}
+	if on == "" {
+		return ""
+	}
+	return ", all on host " + on + ","
+}
+
 const (
 	differRanks = 3 // that tell a gauge, before one of them can differ
 	differSaid  = 2 // that the sentence has
@@ -517,7 +535,7 @@ func whatDiffers(g *Group) string {
 	case tell < differRanks:
 		return ""
 	case len(g.Differ) == 0:
-		return fmt.Sprintf(". By the metrics of the engines, none of the %d ranks has much more to do than the others", tell)
+		return fmt.Sprintf(". The metrics of the engines name none of the %d ranks that has much more to do than the others", tell)
 	}
 	says := "."
 	for i, d := range g.Differ[:min(differSaid, len(g.Differ))] {

@@ -144,7 +144,7 @@ func TestFindingsSayWhatIsWrongAndWhere(t *testing.T) {
 		"a prefiller gives out what cannot be used": {func(d *Document) {
 			e := &d.Prefill.Engines[1]
 			e.State, e.Why = "out", "prefill "+e.ID+" answered without a usable hand-off: 100% wrong"
-		}, []told{{Bad, "prefill", "10.0.1.11:8000", "Prefill engine 10.0.1.11:8000 takes no prompts, because those before failed: " +
+		}, []told{{Bad, "prefill", "10.0.1.11:8000", "Prefill engine 10.0.1.11:8000 takes no prompts, because earlier ones failed: " +
 			"it answered without a usable hand-off: 100% wrong"}}},
 		"nobody prefills": {func(d *Document) {
 			d.Prefill.Engines = d.Prefill.Engines[:1]
@@ -160,7 +160,7 @@ func TestFindingsSayWhatIsWrongAndWhere(t *testing.T) {
 		}, []told{{Bad, "prefill", "", "No aggregated engine takes prompts"}, {Bad, "prefill", "", "4 requests wait for an aggregated engine"}}},
 		"a group that fails": {func(d *Document) {
 			d.Prefill.Groups = []PrefillGroup{{ID: "main of deepseek-r1 (aggregated)", State: "out"}}
-		}, []told{{Bad, "ranks", "main of deepseek-r1 (aggregated)", "Group main of deepseek-r1 (aggregated) takes no prompts, because those before failed"}}},
+		}, []told{{Bad, "ranks", "main of deepseek-r1 (aggregated)", "Group main of deepseek-r1 (aggregated) takes no prompts, because earlier ones failed"}}},
 		"an aggregated engine drains, once for all of its ranks": {func(d *Document) {
 			d.Models[0].Aggregated, d.Engines[12].Role, d.Engines[12].Draining = true, "aggregated", true
 			for i := range 16 {

@@ -81,7 +81,7 @@ type spell struct {
 
 // look takes in how it is now, and says for how long it has been amiss; 0: it is not.
 func (s *spell) look(amiss bool, now time.Time) (lasts time.Duration) {
-	said := s.lasts(now) > 0
+	said := !s.since.IsZero() && (!s.over.IsZero() || s.lasts(now) > 0)
 	switch {
 	case amiss && s.since.IsZero():
 		s.since = now
@@ -95,7 +95,11 @@ func (s *spell) look(amiss bool, now time.Time) (lasts time.Duration) {
 	return s.lasts(now)
 }
 
+// lasts says for how long it has been amiss, if it is so now.
 func (s *spell) lasts(now time.Time) time.Duration {
+	if !s.over.IsZero() {
+		return 0
+	}
 	if lasts := now.Sub(s.since); !s.since.IsZero() && lasts >= slowLasts {
 		return lasts
 	}

@@ -211,6 +211,8 @@ func gone(g live.Group, engines []live.Engine) (lines []string) {
 }
 
 // incidents is a line each: those that last, then those that are over.
+//
+// Where there is room, each has more lines: what clients see, and what to do.
 func (s screen) incidents() (lasting, over []string) {
 	for _, in := range s.doc.Incidents {
 		if in.UntilMs > 0 {
@@ -226,6 +228,11 @@ func (s screen) incidents() (lasting, over []string) {
 			last = ", seen last " + span(float64(max(0, s.doc.AtMs-in.LastMs))/1000) + " ago"
 		}
 		text := fmt.Sprintf("! %s for %s%s: %s", in.Severity, span(float64(max(0, s.doc.AtMs-in.SinceMs))/1000), last, in.What)
+		if s.height > everyInFull || s.height > firstInFull && len(lasting) == 0 {
+			lines := append(s.wrapped(bad, text+". "+in.Clients), s.wrapped(faint, "Next: "+in.Next)...)
+			lasting = append(lasting, strings.TrimPrefix(strings.Join(lines, "\n"), "  "))
+			continue
+		}
 		if room := s.width - ansi.StringWidth(text); room > 30 {
 			text += ". " + in.Clients
 		}
@@ -233,6 +240,12 @@ func (s screen) incidents() (lasting, over []string) {
 	}
 	return lasting, over
 }
+
+// Lines of a screen beyond which the first incident, or every one, is told in full.
+const (
+	firstInFull = 40
+	everyInFull = 200
+)
 
 // failures is a line for all of them; none where no request has failed.
 func (s screen) failures() (lines []string) {

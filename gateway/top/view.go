@@ -104,7 +104,7 @@ func (s screen) head() []string {
 			lines = append(lines, bad.Render(fmt.Sprintf("! %d more", len(lasting)-i)))
 			break
 		}
-		lines = append(lines, line)
+		lines = append(lines, strings.Split(line, "\n")...)
 	}
 	if len(lasting) == 0 {
 		lines = append(lines, good.Render("✓ nothing is wrong that can be seen from here"))
