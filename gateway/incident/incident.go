@@ -56,6 +56,7 @@ type Incident struct {
 type Book struct {
 	last        int // id
 	now         time.Time
+	away        bool // an engine gets nothing now
 	list        []*open
 	beyond      []string  // sentences of the findings that found no room among those that harm more
 	beyondSince time.Time // zero: all did
@@ -122,6 +123,7 @@ func (b *Book) Observe(now time.Time, found []Finding) {
 			away[engineOf(found[i].Where)] = true
 		}
 	}
+	b.away = len(away) > 0
 	ends := map[*open]bool{} // the causes of these were there until now
 	for _, o := range b.list {
 		ends[o] = !o.goesOn(now, seen)
@@ -455,6 +457,9 @@ func (b *Book) Incidents() []Incident {
 			list, told = append(list, b.rest()), true
 		}
 		in := o.say(b.now)
+		if b.away && o.lasts() && kinds[o.members[0].Kind].load {
+			in.Next = "Bring back the engines that are down. " + in.Next
+		}
 		if in.Severity == Warn {
 			name := in.Headline + "\n" + strings.Join(in.Where, "\n")
 			if i, ok := equal[name]; ok && in.UntilMs > 0 {

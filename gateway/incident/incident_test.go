@@ -484,8 +484,25 @@ func TestAnOverloadNamesTheKey(t *testing.T) {
 		b.Observe(noon, []Finding{{Kind: Overload, Severity: Bad, Of: "model", Where: "m", Key: key, What: "All slots are taken"}})
 		in := b.Incidents()[0]
 		require.Equal(t, want, in.Command)
-		require.Equal(t, key != "", strings.Contains(in.Next, "Ask who uses key "+key), in.Next)
+		require.Equal(t, key != "", strings.Contains(in.Next, "Ask who uses API key "+key), in.Next)
 	}
+}
+
+func TestAnOverloadSaysToBringBackEnginesWhereSomeAreAway(t *testing.T) {
+	full := Finding{Kind: Overload, Severity: Bad, Of: "model", Where: "m", What: "All slots are taken"}
+	var b Book
+	b.Observe(noon, []Finding{full})
+	require.NotContains(t, b.Incidents()[0].Next, "Bring back")
+	b = Book{}
+	b.Observe(noon, []Finding{{Kind: EngineDown, Severity: Bad, Of: "decode engine", Where: "h:1", What: "x is down"}})
+	b.Observe(noon.Add(time.Hour), []Finding{{Kind: EngineDown, Severity: Bad, Of: "decode engine", Where: "h:1", What: "x is down"}, full})
+	for _, in := range b.Incidents() {
+		if in.Headline == kinds[Overload].headline {
+			require.Contains(t, in.Next, "Bring back the engines that are down. Add decode ranks")
+			return
+		}
+	}
+	t.Fatal("there is no overload")
 }
 
 func TestReasonsLeaveTheAddressOut(t *testing.T) {

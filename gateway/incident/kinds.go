@@ -199,7 +199,7 @@ var kinds = map[Kind]kind{
 	QueueFull: {
 		harm: failing, effect: true, crowded: true, headline: "Full queue", runbook: "EvenkeelRefuses", command: receipt,
 		clients: "Clients get a 429 for new requests, and are told to try again.",
-		next:    "Bring back engines that are down, add ranks to the side that is short, or find the caller that sends too much. A larger limit helps against short peaks only.",
+		next:    "Add ranks to the side that is short, or find the caller that sends too much. A larger limit helps against short peaks only.",
 	},
 	QueueWaits: {
 		harm: waiting, effect: true, headline: "No prefill", runbook: "EvenkeelPrefillBacklog", command: workers,
@@ -209,20 +209,20 @@ var kinds = map[Kind]kind{
 	PrefillBusy: {
 		harm: waiting, effect: true, load: true, crowded: true, rests: moment, headline: "Prefill backlog", runbook: "EvenkeelPrefillBacklog", command: advised,
 		clients: "All clients wait for their first token, whether their own prompts are long or short.",
-		next: "Bring back prefill engines that are down, or limit the key that sends most. If its prompts were in the prefix caches before, " +
+		next: "Limit the key that sends most, or add prefill engines. If its prompts were in the prefix caches before, " +
 			"ask its owner what changed at their beginning: a time or an id there makes each prompt a new one. More decode ranks do not help.",
 	},
 	Overload: {
 		harm: failing, effect: true, load: true, crowded: true, rests: moment, headline: "Overload", many: "are overloaded: their slots are taken, and many requests wait", runbook: "Overload", command: advised,
 		clients: "Clients wait for their first token until a slot is free. Those that wait too long get a 503, and new ones get a 429 while a queue is full.",
-		next:    "Bring back engines that are down, add decode ranks, or find the caller that sends too much and limit its key. A larger pool.size or prefill.queue.max only lets more clients wait.",
+		next:    "Add decode ranks, or find the caller that sends too much and limit its key. A larger pool.size or prefill.queue.max only lets more clients wait.",
 	},
 	KVFull: {
 		harm: failing, effect: true, load: true, crowded: true, rests: moment, headline: "Full KV caches", runbook: "Overload", command: advised,
 		many: "have full KV caches, and many requests wait",
 		clients: "Clients wait for their first token until an answer ends and frees KV memory. " +
 			"Those that wait too long get a 503, and new ones get a 429 while a queue is full.",
-		next: "Bring back engines that are down, or add decode ranks. More slots do not help. " +
+		next: "Add decode ranks. More slots do not help. " +
 			"Look whether prompts are longer than usual, and whether the capacity of a rank is what its engine logs.",
 	},
 	PoolLate: {

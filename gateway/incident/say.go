@@ -79,11 +79,11 @@ func (o *open) say(now time.Time) Incident {
 	}
 	in.Command = command(k.command, lead.Where)
 	if lead.Key != "" {
-		in.Next = fmt.Sprintf("Ask who uses key %s, and lower its max_concurrent or rpm in the key file. "+
-			"Else bring back engines that are down, or add decode ranks.", lead.Key)
+		in.Next = fmt.Sprintf("Ask who uses API key %s, and lower its max_concurrent or rpm in the key file. "+
+			"Else add decode ranks.", lead.Key)
 		if lead.Kind == PrefillBusy {
-			in.Next = fmt.Sprintf("Ask who uses key %s what changed, and lower its max_concurrent or rpm in the key file. A time or an id at the beginning "+
-				"makes each prompt a new one for every prefix cache. Else bring back prefill engines that are down, or add some.", lead.Key)
+			in.Next = fmt.Sprintf("Ask who uses API key %s what changed, and lower its max_concurrent or rpm in the key file. A time or an id at the beginning "+
+				"makes each prompt a new one for every prefix cache. Else add prefill engines.", lead.Key)
 		}
 		if plain(lead.Key) {
 			in.Command = strings.ReplaceAll(flood, "{key}", lead.Key)

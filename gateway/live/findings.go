@@ -56,10 +56,11 @@ func capital(s string) string {
 }
 
 // find notes one of them, in a whole sentence.
-type find func(kind incident.Kind, severity string, where at, reason, format string, args ...any)
+type find func(kind incident.Kind, severity string, where at, reason, format string, args ...any) *incident.Finding
 
-func (f *findings) say(kind incident.Kind, severity string, where at, reason, format string, args ...any) {
+func (f *findings) say(kind incident.Kind, severity string, where at, reason, format string, args ...any) *incident.Finding {
 	*f = append(*f, incident.Finding{Kind: kind, Severity: severity, Panel: where.panel, Of: where.of, Where: where.where, Reason: reason, What: fmt.Sprintf(format, args...)})
+	return &(*f)[len(*f)-1]
 }
 
 // findingsOf reads a document as an operator would, first things first. last is what
@@ -77,7 +78,7 @@ func findingsOf(d *Document, last timeline.Ended) (all findings) {
 		say(incident.AuditDrift, Bad, proxyAt("proxy"), "", "The proxy's accounts are off by %s and %s KV tokens, which is a bug that you should report", count(int(p.DriftSlots), "slot"), stats.Grouped(p.DriftTokens))
 	}
 	if p.ConfigError != "" {
-		say(incident.ConfigRefused, Warn, proxyAt("proxy"), "", "The config file was refused and is not in force: %s", firstLine(p.ConfigError))
+		say(incident.ConfigRefused, Warn, proxyAt("proxy"), "", "The config file was refused and is not in force: %s", mistake(p.ConfigError))
 	}
 	fails := d.Traffic.FailuresPerS > failShare*d.Traffic.RequestsPerS
 	full, busy := make([]bool, len(d.Models)), false // models that are said to have no KV memory left; one has no room for requests
@@ -94,7 +95,7 @@ func findingsOf(d *Document, last timeline.Ended) (all findings) {
 	for i := range d.Engines {
 		e := &d.Engines[i]
 		if engineFinding(e, say) {
-			all[len(all)-1].For = time.Duration(e.SinceS * float64(time.Second))
+			all[len(all)-1].For = seconds(e.SinceS)
 		} else if e.Draining && e.Role != fleet.Prefill {
 			drained[e.ID] = true
 		}
@@ -180,7 +181,7 @@ func overload(d *Document, m *Model, fails bool, say find) (key string) {
 	switch free := float64(used) < takenShare*float64(slots); {
 	case slots == 0 || waiting == 0 || free && !full:
 		return ""
-	case waiting < min(used, slots) && !(fails && refused(d) != nil):
+	case waiting < min(used, slots) && !(full && free && 2*waiting >= used) && !(fails && refused(d) != nil): // KV memory comes free in large pieces
 		return ""
 	case !free:
 		full = false // more KV memory would not help
@@ -204,8 +205,22 @@ func overload(d *Document, m *Model, fails bool, say find) (key string) {
 	case slots == 1:
 		taken = fmt.Sprintf("The only %s of model %s is", kind, m.Name)
 	}
-	say(incident.Overload, Bad, at{"model", m.Name, "pool"}, "", "%s taken, and %s %s%s", taken, waits(waiting), where, floods)
+	say(incident.Overload, Bad, at{"model", m.Name, "pool"}, "", "%s taken, and %s %s%s%s", taken, waits(waiting), where, floods, slower(m))
 	return key
+}
+
+// slower says behind an overload that slots are taken for longer than before; empty: they are not.
+func slower(m *Model) string {
+	for i := range m.Groups {
+		g := &m.Groups[i]
+		switch {
+		case g.FewS > 0:
+			return fmt.Sprintf(". Answers of group %s hold their slots for longer, because a step gives %.1f tokens and gave %.1f before", g.Name, g.StepTokens, g.UsualTokens)
+		case g.SlowS > 0:
+			return fmt.Sprintf(". Answers of group %s hold their slots for longer, because a step takes %.0f ms and took %.0f ms before", g.Name, g.StepMs, g.UsualMs)
+		}
+	}
+	return ""
 }
 
 // floodOf names the key of most of the requests that wait, and says so behind a sentence. Both are empty where there is none.
@@ -219,9 +234,9 @@ func floodOf(waiting []Waiting) (key, says string) {
 	}
 	key = waiting[0].Key
 	if waiting[0].Requests == all {
-		return key, ", all of key " + key
+		return key, ", all of API key " + key
 	}
-	return key, fmt.Sprintf(": %s of the %s that wait are of key %s", stats.Grouped(waiting[0].Requests), stats.Grouped(all), key)
+	return key, fmt.Sprintf(": %s of the %s that wait are of API key %s", stats.Grouped(waiting[0].Requests), stats.Grouped(all), key)
 }
 
 // refused is how requests are refused because a queue is full; nil: none is lately, or
@@ -278,6 +293,12 @@ func sourceFindings(s *Source, say find) {
 	}
 }
 
+// mistake is what is wrong with a config: without the keys that there are, which `evenkeel check` lists.
+func mistake(text string) string {
+	what, _, _ := strings.Cut(firstLine(text), "; the keys here are ")
+	return what
+}
+
 // firstLine is what an error says; below it a file's lines may follow.
 func firstLine(text string) string {
 	line, _, _ := strings.Cut(text, "\n")
@@ -307,7 +328,7 @@ func prefillFindings(d *Document, fails, full bool, say find) (key string) {
 			say(incident.GateClosed, Warn, where, "", "%s takes no prompts, because its KV cache is %.0f %% full", where.begin(), 100*e.KVShare)
 		case "out":
 			says := "%s takes no prompts, because earlier ones failed"
-			why := strings.Replace(incident.WithoutAddress(e.Why, e.ID), "prefill "+e.ID+" answered", "it answered", 1)
+			why, _, _ := strings.Cut(strings.Replace(incident.WithoutAddress(e.Why, e.ID), "prefill "+e.ID+" answered", "it answered", 1), "; ")
 			if why != "" {
 				says += ": " + strings.ReplaceAll(why, "%", "%%")
 			}
@@ -360,9 +381,9 @@ func lostHits(h *Hits) string {
 	}
 	whose := "these prompts"
 	if h.Key != "" {
-		whose = "the prompts of key " + h.Key
+		whose = "the prompts of API key " + h.Key
 	}
-	return fmt.Sprintf(". In the last minute, prefix caches had %.0f %% of the tokens of %s, and %.0f %% before: they may begin differently now", 100*h.Share, whose, 100*h.Before)
+	return fmt.Sprintf(". Prefix caches had %.0f %% of the tokens of %s, and have %.0f %% since a minute ago: these prompts may begin differently now", 100*h.Before, whose, 100*h.Share)
 }
 
 // waits says how many requests wait.
@@ -372,6 +393,8 @@ func waits(n int) string {
 	}
 	return requests(n) + " wait"
 }
+
+func seconds(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }
 
 // requests says how many there are.
 func requests(n int) string {
@@ -428,13 +451,12 @@ func modelFindings(m *Model, several, told bool, drained map[string]bool, say fi
 		slowRanks(g, m.role(), of, name, on("ranks"), say)
 		if g.SlowS > 0 {
 			say(incident.StepsSlow, Warn, on("balance"), "",
-				"Steps of %s %s%s take %.0f ms, where they took %.0f ms at such a load in the last hour; it has been so for %s%s", of, name, g.allOn(), g.StepMs, g.UsualMs,
-				time.Duration(g.SlowS*float64(time.Second)).Round(time.Second), whatDiffers(g))
+				"Steps of %s %s%s take %.0f ms, and took %.0f ms at such a load before%s", of, name, g.allOn(), g.StepMs, g.UsualMs, whatDiffers(g)).For = seconds(g.SlowS)
 		}
 		if g.FewS > 0 {
 			say(incident.TokensFew, Warn, on("balance"), "",
-				"A step of %s %s%s gives %.1f tokens to an answer, where it gave %.1f in the last hour, so that a token takes %.0f ms; it has been so for %s",
-				of, name, g.allOn(), g.StepTokens, g.UsualTokens, g.TokenMs, time.Duration(g.FewS*float64(time.Second)).Round(time.Second))
+				"A step of %s %s%s gives %.1f tokens to an answer, and gave %.1f before, so that a token takes %.0f ms",
+				of, name, g.allOn(), g.StepTokens, g.UsualTokens, g.TokenMs).For = seconds(g.FewS)
 		}
 		full, tight, draining := []string{}, []string{}, []string{}
 		for j := range g.Ranks {

@@ -85,17 +85,31 @@ func TestFindingsSayWhatIsWrongAndWhere(t *testing.T) {
 			taken(d, 1404)
 			d.Waiting = []Waiting{{"batch", 1308}, {"chat", 60}, {"", 40}}
 		}, []told{
-			{Bad, "pool", "deepseek-r1", "All 768 decode slots of model deepseek-r1 are taken, and 1,408 requests wait in the pool and in the arrival queue: 1,308 of the 1,408 that wait are of key batch"},
+			{Bad, "pool", "deepseek-r1", "All 768 decode slots of model deepseek-r1 are taken, and 1,408 requests wait in the pool and in the arrival queue: 1,308 of the 1,408 that wait are of API key batch"},
 		}},
 		"prompts wait for prefill": {func(d *Document) {
 			d.Prefill.Waiting, d.Prefill.BacklogS, d.Prefill.BusyS = 114, 34.4, 25
 			d.Waiting = []Waiting{{"agents", 110}, {"chat", 4}}
 			d.Prefill.Hits = &Hits{"agents", 0.012, 0.97}
 		}, []told{{Bad, "prefill", "", "Prompts come faster than the prefill engines compute them: 114 requests wait, and a prompt that comes now begins in about 34 s: " +
-			"110 of the 114 that wait are of key agents. In the last minute, prefix caches had 1 % of the tokens of the prompts of key agents, and 97 % before: they may begin differently now"}}},
+			"110 of the 114 that wait are of API key agents. Prefix caches had 97 % of the tokens of the prompts of API key agents, and have 1 % since a minute ago: these prompts may begin differently now"}}},
 		"prompts wait for prefill, and the caches are as warm as before": {func(d *Document) {
 			d.Prefill.Waiting, d.Prefill.BacklogS, d.Prefill.BusyS, d.Prefill.Hits = 114, 34.4, 25, &Hits{"", 0.5, 0.6}
 		}, []told{{Bad, "prefill", "", "Prompts come faster than the prefill engines compute them: 114 requests wait, and a prompt that comes now begins in about 34 s"}}},
+		"answers hold their slots for longer": {func(d *Document) {
+			taken(d, 1404)
+			g := &d.Models[0].Groups[0]
+			g.FewS, g.StepTokens, g.UsualTokens, g.TokenMs = 60, 1, 3.1, 32
+		}, []told{
+			{Bad, "pool", "deepseek-r1", "All 768 decode slots of model deepseek-r1 are taken, and 1,408 requests wait in the pool and in the arrival queue. " +
+				"Answers of group dp hold their slots for longer, because a step gives 1.0 tokens and gave 3.1 before"},
+			{Warn, "balance", "dp", "A step of group dp, all on host 10.0.3.10, gives 1.0 tokens to an answer, and gave 3.1 before, so that a token takes 32 ms"},
+		}},
+		"a config is refused": {func(d *Document) {
+			d.Proxy.ConfigError = "e.yaml:15:10: limits.x: no such key; the keys here are a, b, c"
+		}, []told{
+			{Warn, "proxy", "", "The config file was refused and is not in force: e.yaml:15:10: limits.x: no such key"},
+		}},
 		"nobody floods": {func(d *Document) { taken(d, 1404); d.Waiting = []Waiting{{"batch", 704}, {"chat", 704}} }, []told{
 			{Bad, "pool", "deepseek-r1", "All 768 decode slots of model deepseek-r1 are taken, and 1,408 requests wait in the pool and in the arrival queue"},
 		}},
@@ -106,7 +120,7 @@ func TestFindingsSayWhatIsWrongAndWhere(t *testing.T) {
 			}
 			d.Waiting = []Waiting{{"batch", 1408}}
 		}, []told{
-			{Bad, "ranks", "deepseek-r1", "The KV caches of the decode ranks of model deepseek-r1 are 97 % full, so that 448 of 768 decode slots stay free, and 1,408 requests wait in the pool and in the arrival queue, all of key batch"},
+			{Bad, "ranks", "deepseek-r1", "The KV caches of the decode ranks of model deepseek-r1 are 97 % full, so that 448 of 768 decode slots stay free, and 1,408 requests wait in the pool and in the arrival queue, all of API key batch"},
 		}},
 		"KV memory is full, and nobody waits": {func(d *Document) {
 			for i := range 16 {
@@ -143,7 +157,7 @@ func TestFindingsSayWhatIsWrongAndWhere(t *testing.T) {
 			[]told{{Warn, "prefill", "10.0.1.11:8000", "Prefill engine 10.0.1.11:8000 takes no prompts, because its KV cache is 93 % full"}}},
 		"a prefiller gives out what cannot be used": {func(d *Document) {
 			e := &d.Prefill.Engines[1]
-			e.State, e.Why = "out", "prefill "+e.ID+" answered without a usable hand-off: 100% wrong"
+			e.State, e.Why = "out", "prefill "+e.ID+" answered without a usable hand-off: 100% wrong; do that"
 		}, []told{{Bad, "prefill", "10.0.1.11:8000", "Prefill engine 10.0.1.11:8000 takes no prompts, because earlier ones failed: " +
 			"it answered without a usable hand-off: 100% wrong"}}},
 		"nobody prefills": {func(d *Document) {

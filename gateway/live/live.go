@@ -133,7 +133,7 @@ func (l *Live) sample(ctx context.Context) {
 func (l *Live) note(d *Document, s *gateway.Sample, at time.Time) {
 	now := timeline.Now{
 		Ended: s.Ended, Failures: s.Failures, Whys: s.Whys, Engines: map[timeline.Engine]string{},
-		Drains: d.Proxy.Draining, Policy: d.Proxy.Policy, Reload: time.UnixMilli(d.Proxy.ReloadedMs),
+		Drains: d.Proxy.Draining, Policy: d.Proxy.Policy, Reload: time.UnixMilli(d.Proxy.ReloadedMs), Started: at.Add(-seconds(d.Proxy.UptimeS)),
 	}
 	for i := range d.Engines {
 		e := &d.Engines[i]

@@ -108,7 +108,8 @@ func TestSlowStepsAreFoundByTheLawOfTheHourBefore(t *testing.T) {
 	require.Empty(t, kinds, "not yet")
 	kinds, d := f.pass(20, nil)
 	require.Equal(t, []incident.Kind{incident.StepsSlow}, kinds)
-	require.Equal(t, "Steps of group main, all on host d, take 215 ms, where they took 43 ms at such a load in the last hour; it has been so for 29s", findingsOf(&d, timeline.Ended{})[0].What)
+	require.Equal(t, 29*time.Second, findingsOf(&d, timeline.Ended{})[0].For)
+	require.Equal(t, "Steps of group main, all on host d, take 215 ms, and took 43 ms at such a load before", findingsOf(&d, timeline.Ended{})[0].What)
 	kinds, _ = f.pass(3600, nil)
 	require.Equal(t, []incident.Kind{incident.StepsSlow}, kinds, "still, though the law of now explains it")
 	slow(1. / 5)
@@ -177,7 +178,7 @@ func TestSlowStepsAreFoundWithoutALaw(t *testing.T) {
 	f.tokens, f.stepMs = 33_000, 215
 	kinds, d := f.pass(30, nil)
 	require.Equal(t, []incident.Kind{incident.StepsSlow}, kinds)
-	require.Contains(t, findingsOf(&d, timeline.Ended{})[0].What, "take 215 ms, where they took 43 ms")
+	require.Contains(t, findingsOf(&d, timeline.Ended{})[0].What, "take 215 ms, and took 43 ms")
 }
 
 func TestStepsThatGiveFewerTokensAreFound(t *testing.T) {
@@ -196,7 +197,7 @@ func TestStepsThatGiveFewerTokensAreFound(t *testing.T) {
 	require.Empty(t, kinds, "not yet")
 	kinds, d = f.pass(30, nil)
 	require.Equal(t, []incident.Kind{incident.TokensFew}, kinds)
-	require.Contains(t, findingsOf(&d, timeline.Ended{})[0].What, "A step of group main, all on host d, gives 1.0 tokens to an answer, where it gave 3.0 in the last hour, so that a token takes 43 ms")
+	require.Contains(t, findingsOf(&d, timeline.Ended{})[0].What, "A step of group main, all on host d, gives 1.0 tokens to an answer, and gave 3.0 before, so that a token takes 43 ms")
 	pace(43. / 3)
 	kinds, _ = f.pass(60, nil)
 	require.Empty(t, kinds)

@@ -42,6 +42,7 @@ type Now struct {
 	Drains   bool              // the proxy
 	Policy   string
 	Reload   time.Time // last one that was used; zero: none
+	Started  time.Time // the proxy; zero: nobody knows
 }
 
 // Why is what an operator is told of a failure.
@@ -114,7 +115,7 @@ type GroupLine struct {
 // Event is something that happened at one moment.
 type Event struct {
 	AtMs int64  `json:"at_ms"`
-	Kind string `json:"kind"` // down, up, drain, reload, policy or refused
+	Kind string `json:"kind"` // start, down, up, drain, reload, policy or refused
 	What string `json:"what"`
 }
 
@@ -154,6 +155,8 @@ func (t *Timeline) Add(n Now, at time.Time) {
 			}
 		}
 		t.flag(&n, b, at)
+	} else if !n.Started.IsZero() && at.Sub(n.Started) < 15*time.Minute {
+		t.flags = append(t.flags, Event{n.Started.UnixMilli(), "start", "The proxy started"})
 	}
 	for _, l := range n.Lines[:min(mostLines, len(n.Lines))] {
 		i := slices.IndexFunc(b.lines, func(o Line) bool { return o.Model == l.Model && o.Group == l.Group })

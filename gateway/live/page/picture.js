@@ -301,7 +301,7 @@ export function showGroups(d, redraw) {
     const head = e.children[0], up = g.ranks.filter((r) => r.state === 'up').length, used = g.ranks.reduce((n, r) => n + r.slots_used, 0), slots = g.ranks.reduce((n, r) => n + r.slots, 0), c = e.children[1];
     put(head.children[0], groupName(m, g));
     const not = Object.entries(letters).filter(([s]) => s !== 'up').map(([s, l]) => [l, s, g.ranks.filter((r) => r.state === s).length]).filter(([, , k]) => k).map(([l, s, k]) => `${l}: ${k} ${s}`);
-    put(head.children[1], [`${up} of ${g.ranks.length} ranks up`, ...not, `${whole(used)} of ${whole(slots)} slots`, `${short(g.kv_tokens)} KV tokens`, stepTime(g, d.traffic)].filter(Boolean).join(' · '));
+    put(head.children[1], [`${up} of ${g.ranks.length} ranks up`, ...not, `${whole(Math.min(used, slots))} of ${whole(slots)} slots`, used > slots && slots ? `${whole(used - slots)} more in engines' queues` : '', `${short(g.kv_tokens)} KV tokens`, up ? stepTime(g, d.traffic) : ''].filter(Boolean).join(' · '));
     const { height } = paint(null, g, engines, c.clientWidth);
     const [x, w] = canvasFor(c, height);
     maps.set(c, paint(x, g, engines, w, chosen).map);
@@ -309,6 +309,7 @@ export function showGroups(d, redraw) {
     e.children[2].onclick = () => copyImage(e.children[2], m, g, engines);
     showRead(e.children[3], g, engines);
     put(e.children[4], [roundsOf(g), noModel(g)].filter(Boolean).join(' '));
+    e.children[4].classList.toggle('soft', !roundsOf(g)); // why there is no step model is no fault
   });
   if ($('rank-details').open) {
     keyed($('rank-rows'), groups.flatMap(({ g }) => byHost(g.ranks).flatMap((h) => h.ranks)), (r) => r.id, () => cells('id', '', 'n', 'n', 'n', 'n', 'n', 'n'), (row, r) => {
