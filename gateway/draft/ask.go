@@ -38,8 +38,9 @@ type Entry struct {
 	Bootstrap int    // port of its bootstrap server, 0: unknown
 	Notes     []string
 
-	model  string // one that it serves
-	handed handed // whether it handed a prompt over, where nothing else tells its role
+	model     string // one that it serves
+	handed    handed // whether it handed a prompt over, where nothing else tells its role
+	slotsTold bool   // it told its slots itself
 }
 
 func (e *Entry) note(format string, args ...any) {
@@ -139,7 +140,7 @@ func (e *Entry) sglang(body []byte) bool {
 	if told.Ranks > 1 {
 		e.Ranks = told.Ranks
 	}
-	if told.Slots > 0 {
+	if e.slotsTold = told.Slots > 0; e.slotsTold {
 		if e.Slots = told.Slots; told.Attention == nil || *told.Attention { // then the number is that of all ranks together
 			e.Slots /= max(1, told.Ranks)
 		}
@@ -170,7 +171,7 @@ func (e *Entry) vllm(body []byte) {
 	}
 	_ = json.Unmarshal(body, &told)      // an older one tells its settings as a text, in which the role and the connector are found
 	if told.Config.Scheduler.Slots > 0 { // else what a person says of them counts
-		e.Slots = told.Config.Scheduler.Slots
+		e.Slots, e.slotsTold = told.Config.Scheduler.Slots, true
 	}
 	if string(told.Config.Transfer) == "null" {
 		e.is("aggregated", "it has no KV connector")

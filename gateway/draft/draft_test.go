@@ -140,7 +140,7 @@ func TestAsk(t *testing.T) {
 			require.Equal(t, tt.want.Role == "prefill", len(cfg.Engines.Prefill) == 1)
 			require.Equal(t, tt.want.Role == "decode", len(cfg.Engines.Decode) == 1)
 			require.Equal(t, tt.want.Role == "aggregated", len(cfg.Engines.Aggregated) == 1)
-			entries[0].Notes, entries[0].model, entries[0].handed = nil, "", unreached
+			entries[0].Notes, entries[0].model, entries[0].handed, entries[0].slotsTold = nil, "", unreached, false
 			require.Equal(t, tt.want, entries[0])
 		})
 	}
@@ -208,6 +208,39 @@ func TestConnectorsThatDiffer(t *testing.T) {
 	text, err = File(config.Default(), nil)
 	require.NoError(t, err)
 	require.Contains(t, string(text), "No decode engine is known.")
+}
+
+// A profile has the name of its engines, and a sentence about slots says where the number is from.
+func TestTheFileSpeaksOfTheseEngines(t *testing.T) {
+	told := stub(t, map[string]string{"/health": "", "/server_info": `{"disaggregation_mode":"decode","max_running_requests":64,"dp_size":2}`})
+	for _, tt := range []struct {
+		connector, url string
+		slots          int
+		profile, says  string
+	}{
+		{mooncake.SGLang, told, 0, "sglang", "The rank runs so many requests at once: its --max-running-requests, divided"},
+		{mooncake.SGLang, "http://d:1", 16, "sglang", "You said that a rank runs so many requests at once (--slots). Compare its --max-running-requests"},
+		{mooncake.SGLang, "http://d:1", 0, "sglang", "Nothing tells how many requests the rank runs at once. Write its --max-running-requests"},
+		{mooncake.NIXLPush, "http://d:1", 16, "vllm", "(--slots). Compare its --max-num-seqs."},
+		{mooncake.AscendMooncakeV1, "http://d:1", 0, "ascend", "Write its --max-num-seqs: "},
+		{mooncake.Opaque, "http://d:1", 0, "opaque", ""},
+	} {
+		entries := []Entry{{Engine: config.Engine{URL: "http://p:1"}, Role: "prefill"}, {Engine: config.Engine{URL: tt.url, Slots: tt.slots}, Role: "decode"}}
+		if tt.url == told {
+			Ask(t.Context(), entries[1:], "")
+		}
+		cfg := config.Default()
+		cfg.Profiles = map[string]mooncake.Profile{config.DefaultProfile: {Connector: tt.connector}}
+		text, err := File(cfg, entries)
+		require.NoError(t, err)
+		require.Contains(t, string(text), tt.says)
+		cfg, err = config.Parse("new", text)
+		require.NoError(t, err)
+		require.Empty(t, cfg.Doubts())
+		require.Equal(t, tt.profile, cfg.Engines.Decode[0].Profile)
+		require.Equal(t, tt.profile, cfg.Engines.Prefill[0].Profile)
+		require.Equal(t, tt.connector, cfg.Profiles[tt.profile].Connector)
+	}
 }
 
 // Of many ranks that say the same, it is written once.

@@ -33,7 +33,7 @@ func File(cfg *config.Config, entries []Entry) ([]byte, error) {
 	w.line("")
 	w.line("admin:")
 	w.key("  listen", quote(cfg.Admin.Listen), "Operators find /metrics, /readyz and the live page here. Another address than loopback needs token_file.")
-	w.profile(cfg, entries)
+	w.profiles(cfg, entries)
 	w.engines(entries)
 	w.rest(cfg, len(ofRole(entries, "aggregated")) > 0)
 	text := w.Bytes()
@@ -45,7 +45,9 @@ func File(cfg *config.Config, entries []Entry) ([]byte, error) {
 
 type writer struct {
 	bytes.Buffer
-	said map[string]bool // sentences of engines' keys; each is written once
+	said    map[string]bool // sentences of engines' keys; each is written once
+	profile string          // of engines that prefill or decode
+	sglang  bool            // they are SGLang
 }
 
 // once returns a sentence if it was not written yet, and otherwise nothing.
@@ -78,14 +80,14 @@ func (w *writer) comment(indent string, sentences ...string) {
 	}
 }
 
-func (w *writer) profile(cfg *config.Config, entries []Entry) {
+func (w *writer) profiles(cfg *config.Config, entries []Entry) {
 	together := ofRole(entries, "aggregated")
 	p := cfg.Profiles[config.DefaultProfile]
 	w.line("")
-	w.comment("", "What cannot be asked of an engine, by kind of engine. Engines that name no profile have the first of these,",
+	w.comment("", "What cannot be asked of an engine, by kind of engine. Engines that name no profile have the profile ascend,",
 		"and those under engines.aggregated the profile aggregated.")
 	w.line("profiles:")
-	if len(together) == 0 || len(together) < len(entries) || p.Connector != "" {
+	if len(together) == 0 || len(together) < len(entries) {
 		defer w.callbacks(cfg, w.apart(&p, entries))
 	}
 	if len(together) == 0 {
@@ -129,7 +131,8 @@ func (w *writer) apart(p *mooncake.Profile, entries []Entry) (connector string) 
 	case len(told) > 0 && !slices.Equal(told, []string{given}):
 		sentence = "You chose this connector, but the engines say that they have " + strings.Join(told, ", ") + "."
 	}
-	w.line("  %s:", config.DefaultProfile)
+	w.profile, w.sglang = profileOf(connector), connector == mooncake.SGLang
+	w.line("  %s:", w.profile)
 	w.key("    connector", connector, sentence)
 	w.apiKey(p)
 	for _, e := range entries {
@@ -137,6 +140,17 @@ func (w *writer) apart(p *mooncake.Profile, entries []Entry) (connector string) 
 			w.key("    bootstrap_port", strconv.Itoa(e.Bootstrap), "The port of the bootstrap server on a prefill engine's host.")
 			break
 		}
+	}
+	return connector
+}
+
+// profileOf is the name of a profile: its engine's.
+func profileOf(connector string) string {
+	switch connector {
+	case mooncake.NIXLPull, mooncake.NIXLPush, mooncake.VLLMMooncake:
+		return "vllm"
+	case mooncake.AscendMooncakeV1, mooncake.AscendLayerwise:
+		return "ascend"
 	}
 	return connector
 }
@@ -187,7 +201,7 @@ func (w *writer) engines(entries []Entry) {
 		"or run init again and write the role before the address: --probe prefill=HOST:PORT decode=HOST:PORT.")
 	for _, e := range unknown {
 		w.comment("", e.Notes...)
-		var entry writer
+		entry := writer{profile: w.profile, sglang: w.sglang}
 		entry.entry("  ", "", e)
 		w.comment("", strings.Split(strings.TrimRight(entry.String(), "\n"), "\n")...)
 	}
@@ -204,15 +218,25 @@ func ofRole(entries []Entry, role string) (list []Entry) {
 
 func (w *writer) entry(indent, role string, e Entry) {
 	w.line("%s- url: %s", indent, e.URL)
+	if w.profile != "" && w.profile != config.DefaultProfile && role != "aggregated" {
+		w.key(indent+"  profile", w.profile, "")
+	}
 	if e.Ranks > 0 {
 		w.key(indent+"  ranks", strconv.Itoa(e.Ranks), w.once("So many DP ranks stand behind this URL."))
 	}
 	if role != "decode" && role != "aggregated" {
 		return
 	}
-	sentence := "The rank runs so many requests at once, as its --max-num-seqs says."
-	if e.Slots == 0 {
-		sentence = "Nothing tells how many requests the rank runs at once. Write its --max-num-seqs: with more, requests wait inside the engine; with less, it idles."
+	flag := "its --max-num-seqs"
+	if e.Connector == mooncake.SGLang || w.sglang && role == "decode" {
+		flag = "its --max-running-requests, divided by the number of ranks with DP attention"
+	}
+	sentence := "You said that a rank runs so many requests at once (--slots). Compare " + flag + "."
+	switch {
+	case e.Slots == 0:
+		sentence = "Nothing tells how many requests the rank runs at once. Write " + flag + ": with more, requests wait inside the engine; with less, it idles."
+	case e.slotsTold:
+		sentence = "The rank runs so many requests at once: " + flag + "."
 	}
 	if role == "decode" || e.Ranks == 0 { // else the address is a group of its own
 		w.key(indent+"  group", "main", w.once("Ranks of one DP deployment step together and have one group. Give each deployment a name of its own."))
