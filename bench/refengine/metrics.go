@@ -109,22 +109,31 @@ func (l *life) served(first, last int) (out []byte) {
 	})
 	lengths := func(name string, of func(g *group.Gauges) *group.Lengths) {
 		each(name, "histogram", func(rank int, g *group.Gauges) {
-			h, sum := of(g), int64(0)
-			for i := range h.Counts {
-				sum += h.Counts[i].Load()
-				le := "+Inf"
-				if i < len(group.LengthBounds) {
-					le = fmt.Sprintf("%d.0", group.LengthBounds[i])
-				}
-				line(name+"_bucket", rank, `le="`+le+`",`, sum)
-			}
-			line(name+"_sum", rank, "", h.Sum.Load())
-			line(name+"_count", rank, "", sum)
+			out = appendLengths(out, name, fmt.Sprintf("engine=\"%d\",model_name=%q", l.engine.cfg.DPFirst+rank, l.engine.cfg.Model), of(g))
 		})
 	}
 	lengths("vllm:request_prompt_tokens", func(g *group.Gauges) *group.Lengths { return &g.Prompts })
 	lengths("vllm:request_generation_tokens", func(g *group.Gauges) *group.Lengths { return &g.Answers })
 	return out
+}
+
+// appendLengths appends a histogram of the lengths of all of these together.
+func appendLengths(out []byte, name, labels string, all ...*group.Lengths) []byte {
+	var count, tokens int64
+	for i := range len(group.LengthBounds) + 1 {
+		le := "+Inf"
+		if i < len(group.LengthBounds) {
+			le = fmt.Sprintf("%d.0", group.LengthBounds[i])
+		}
+		for _, h := range all {
+			count += h.Counts[i].Load()
+		}
+		out = fmt.Appendf(out, "%s_bucket{%s,le=%q} %d\n", name, labels, le, count)
+	}
+	for _, h := range all {
+		tokens += h.Sum.Load()
+	}
+	return fmt.Appendf(out, "%s_sum{%s} %d\n%[1]s_count{%[2]s} %[4]d\n", name, labels, tokens, count)
 }
 
 // kvUsage is the share of a rank's KV cache that is in use.

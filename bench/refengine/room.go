@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"evenkeel/bench/refengine/bind"
+	"evenkeel/bench/refengine/group"
 	"evenkeel/bench/refengine/messages"
 	"evenkeel/bench/refengine/responses"
 )
@@ -99,6 +100,7 @@ func (b *bound) serveAbort(x *exchange) bool {
 func (l *life) sglangMetrics(first, last int, usage float64) []byte {
 	cfg := l.engine.cfg
 	var ranks []bind.Gauges
+	var prompts, answers []*group.Lengths // SGLang's histograms are of all ranks of a server
 	for rank := first; rank <= last; rank++ {
 		of, g, p := l.rankStats(rank), l.group.Gauges(rank), l.prefills[rank]
 		used := of.KVUsed
@@ -106,9 +108,23 @@ func (l *life) sglangMetrics(first, last int, usage float64) []byte {
 			used = int64(usage * float64(cfg.KVTokens))
 		}
 		ranks = append(ranks, bind.Gauges{Rank: rank, Running: of.Running, Waiting: p.Waiting.Load(), Bootstrap: p.Bootstrap.Load(), Inflight: p.Inflight.Load(),
-			Prealloc: g.Waiting.Load() - g.Deferred.Load(), Transfer: g.Deferred.Load(), Capacity: int64(cfg.KVTokens), Used: used})
+			Prealloc: g.Waiting.Load() - g.Deferred.Load(), Transfer: g.Deferred.Load(), Capacity: int64(cfg.KVTokens), Used: used,
+			Decoded: g.Generated.Load() - g.Begun.Load(), Cached: g.Hits.Load() + p.Hits.Load(),
+			Computed: max(0, g.Prompt.Load()-g.Pulled.Load()-g.Hits.Load()-p.Hits.Load())})
+		prompts, answers = append(prompts, &g.Prompts), append(answers, &g.Answers)
 	}
-	return bind.AppendMetrics(nil, cfg.Model, string(cfg.Role), ranks)
+	role := string(cfg.Role)
+	if cfg.Role == Aggregated {
+		role = "unified"
+	}
+	out := bind.AppendMetrics(nil, cfg.Model, role, ranks)
+	lengths := func(name string, of []*group.Lengths) {
+		out = fmt.Appendf(out, "# HELP %s lengths of the reference engine.\n# TYPE %[1]s histogram\n", name)
+		out = appendLengths(out, name, fmt.Sprintf("model_name=%q", cfg.Model), of...)
+	}
+	lengths("sglang:prompt_tokens_histogram", prompts)
+	lengths("sglang:generation_tokens_histogram", answers)
+	return out
 }
 
 // enter reads the room of a request. Which leg it is, the engine's role says.

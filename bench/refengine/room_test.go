@@ -265,12 +265,34 @@ func TestWhatSGLangTellsOfItself(t *testing.T) {
 	get := func(e *Engine, path string) reply { return do(p.c, "GET", e.URLs()[0]+path, "") }
 	require.Equal(t, 404, get(p.d, "/version").status)
 	page := get(p.d, "/metrics").body
-	for _, name := range []string{"num_running_reqs", "num_queue_reqs", "token_usage", "max_total_num_tokens",
+	for _, name := range []string{"num_running_reqs", "num_queue_reqs", "token_usage", "num_used_tokens", "max_total_num_tokens",
 		"num_decode_prealloc_queue_reqs", "num_decode_transfer_queue_reqs"} {
 		require.Contains(t, page, "\nsglang:"+name+`{model_name="ref",engine_type="decode",tp_rank="0",pp_rank="0",dp_rank="0"} `)
 	}
 	require.NotContains(t, page, "vllm:")
+	require.NotContains(t, page, "sglang:realtime_tokens_total{", "no series before the first token")
 	require.Contains(t, get(p.p, "/metrics").body, "sglang:num_prefill_inflight_queue_reqs")
+}
+
+// It counts tokens as it makes them, the first of an answer where its prompt was computed, and lengths once a request has ended.
+func TestWhatSGLangCounts(t *testing.T) {
+	p := sglang(t, patient, Config{})
+	r, s := p.both("a b", p.inRoom(1, streaming+`"max_tokens":5,`))
+	require.Equal(t, 200, r.status)
+	require.True(t, s.done)
+	eventually(t, "the request has left", func() bool { return p.d.Stats().Running == 0 })
+	page := do(p.c, "GET", p.d.URLs()[0]+"/metrics", "").body
+	for _, line := range []string{
+		`sglang:realtime_tokens_total{model_name="ref",engine_type="decode",tp_rank="0",pp_rank="0",dp_rank="0",mode="decode"} 4`,
+		`sglang:generation_tokens_histogram_bucket{model_name="ref",le="5.0"} 1`,
+		`sglang:generation_tokens_histogram_sum{model_name="ref"} 5`, `sglang:prompt_tokens_histogram_count{model_name="ref"} 1`,
+	} {
+		require.Contains(t, page, "\n"+line+"\n")
+	}
+	require.NotContains(t, page, `mode="prefill_compute"`)
+	page = do(p.c, "GET", p.p.URLs()[0]+"/metrics", "").body
+	require.Contains(t, page, `engine_type="prefill",tp_rank="0",pp_rank="0",dp_rank="0",mode="prefill_compute"} `)
+	require.NotContains(t, page, `mode="decode"`)
 }
 
 // A request whose KV is on its way has a place of its own, of which there are two for each slot.

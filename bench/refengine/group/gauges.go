@@ -13,6 +13,7 @@ type Gauges struct {
 	Queries, Hits atomic.Int64 // tokens of prompts of mixed ranks, and those that the prefix cache had
 
 	Prompt, Pulled   atomic.Int64 // tokens of prompts of those that have their first token, and those whose KV came from a prefill engine
+	Begun            atomic.Int64 // tokens of answers that came first
 	Gaps, GapNanos   atomic.Int64 // between two tokens of an answer: how many, and their sum
 	Prompts, Answers Lengths      // of those that have ended
 }
@@ -37,6 +38,7 @@ func (g *Gauges) given(j *Job, tokens int, now time.Time) {
 	g.Generated.Add(int64(tokens))
 	if j.last.IsZero() {
 		g.Prompt.Add(int64(j.prompt))
+		g.Begun.Add(int64(tokens))
 		if j.remote && !j.local {
 			g.Pulled.Add(int64(j.prompt))
 		}
@@ -57,6 +59,7 @@ func (g *Gauges) ended(j *Job, tokens int) {
 func (g *Gauges) Prefilled(prompt, tokens int) {
 	g.Prompt.Add(int64(prompt))
 	g.Generated.Add(int64(tokens))
+	g.Begun.Add(int64(tokens))
 	g.Prompts.observe(int64(prompt))
 	g.Answers.observe(int64(tokens))
 }
