@@ -19,6 +19,7 @@ type Finding struct {
 	Seconds  float64 // that were watched and counted
 	InFlight float64 // requests in the engines, in the mean
 	Running  float64 // of those, that do not wait
+	ComingMs float64 // for which a request has its rank before it is prefilled; 0: it gets its rank then, or nobody knows
 	Closed   bool    // their number hardly moves: a request follows each that ends
 	Tokens   float64 // of answers, a second
 	GapMs    float64 // between two tokens of an answer, in the mean
@@ -37,6 +38,7 @@ type Finding struct {
 	Why     error // nothing is foretold
 
 	mostRunning float64 // requests that were seen on a rank
+	coming      float64 // requests that have a rank and are not prefilled yet; NaN: not told
 }
 
 // Prefilling is what is known of steps with prompts.
@@ -79,6 +81,13 @@ var errAlone = errors.New("one rank waits for no other")
 func (f *Finding) judge(ctx context.Context, given Given, progress func(done, of int)) error {
 	f.see()
 	switch {
+	case f.Kind == untold:
+		known := "vLLM 0.32"
+		if f.SGLang {
+			known = "SGLang 0.5.23"
+		}
+		return fmt.Errorf("requests ran, but the pages lack %s, which counts the tokens of answers; %s has it, and other "+
+			"versions may not", f.Lacks, known)
 	case f.Kind == idle:
 		return errors.New("nothing was answered meanwhile")
 	case f.Kind == prefills:
@@ -92,8 +101,11 @@ func (f *Finding) judge(ctx context.Context, given Given, progress func(done, of
 		return f.withoutPrompts(points, given)
 	}
 	if math.IsNaN(f.KVExcess) {
-		return errors.New("the pages do not tell how many KV tokens ranks hold and have room for " +
-			"(vllm:cache_config_info with vllm:kv_cache_usage_perc, sglang:num_used_tokens with sglang:max_total_num_tokens)")
+		lacking := "vllm:cache_config_info with vllm:kv_cache_usage_perc"
+		if f.SGLang {
+			lacking = used.names[0]
+		}
+		return fmt.Errorf("the pages do not tell how many KV tokens ranks hold: they lack %s, or it is no number", lacking)
 	}
 	if f.Law = fit(points, surely); !f.Law.ok {
 		return fmt.Errorf("the length of steps follows nothing that the pages tell, in %d windows", len(points))
@@ -186,7 +198,7 @@ func (given Given) chunk(g *Group) float64 {
 
 // see sums up what the pages tell without any law.
 func (f *Finding) see() {
-	var steps, kv, requests, full, output, weighed, prompts, squares float64
+	var steps, kv, requests, full, output, weighed, prompts, squares, coming float64
 	for i := range f.windows {
 		w := &f.windows[i]
 		f.Seconds += w.seconds
@@ -199,6 +211,7 @@ func (f *Finding) see() {
 			r := &w.ranks[k]
 			sumKV, sumRunning, sumWaiting = sumKV+r.kv, sumRunning+r.running, sumWaiting+r.waiting
 			prompts += r.computed
+			coming += r.coming * w.seconds
 		}
 		in := sumRunning + sumWaiting
 		f.InFlight, f.Running, squares = f.InFlight+in*w.seconds, f.Running+sumRunning*w.seconds, squares+in*in*w.seconds
@@ -212,7 +225,22 @@ func (f *Finding) see() {
 	f.KVExcess, f.RequestExcess, f.KVFull = kv/steps, requests/steps, full/steps
 	f.InFlight, f.Running = f.InFlight/f.Seconds, f.Running/f.Seconds
 	f.Closed = squares/f.Seconds-f.InFlight*f.InFlight < steady*f.InFlight
+	f.coming = coming / f.Seconds
+	if ended := f.outputs.total(); f.early() && f.coming > 0 && ended > 0 { // as many are there as come in the time for which each stays
+		f.ComingMs = 1000 * f.coming * f.Seconds / ended
+	}
 	f.Tokens, f.GapMs, f.Prompts = output/f.Seconds, weighed/output, prompts/f.Seconds
+}
+
+// early says whether ranks are chosen before the prefill: SGLang's are, where others prefill. Of other engines no page tells it.
+func (f *Finding) early() bool { return f.SGLang && f.Kind == decodes }
+
+// ready are the requests in the engines that are prefilled: they run, or wait for a slot.
+func (f *Finding) ready() float64 {
+	if f.coming > 0 {
+		return f.InFlight - f.coming
+	}
+	return f.InFlight
 }
 
 // becomes is what a policy would make of a group, as far as a simulation tells: how much of the excess of its fullest rank over the mean would be left, and
@@ -313,11 +341,14 @@ func (f *Finding) decode(ctx context.Context, l *traffic, points []point, progre
 			u := router.unlike(f.KVExcess, f.RequestExcess)
 			excesses, weights = append(excesses, excess), append(weights, 1/(u*u))
 		}
-		running := l.InFlight
+		running, least := l.ready(), l.Running
 		if l.saturated() {
 			running = ours.running
+			if f.early() { // slots stand empty during a prefill
+				least = 0
+			}
 		}
-		runs = append(runs, min(l.atMost(), max(l.Running, running)))
+		runs = append(runs, min(l.atMost(), max(least, running)))
 	}
 	to := becomes{running: stats.Mean(runs), runningError: stats.Deviation(runs)}
 	to.excess, to.excessError = weighed(excesses, weights)
@@ -356,6 +387,15 @@ func (f *Finding) assume(l *traffic, given Given) {
 	}
 	if given.Slots == 0 {
 		add("a rank runs at most %d requests at once, the most that was seen (--slots says another number)", l.slots)
+	}
+	switch {
+	case !f.early():
+		add("evenkeel chooses ranks after the prefill, so not with ascend-layerwise, nor with nixl-push and bind: arrival")
+	case math.IsNaN(f.coming):
+		add("a prefill takes no time, because the pages lack %s; with SGLang, a slot stands empty for that time", transfer.names[0])
+	default:
+		add("a slot stands empty for the %.0f ms of a prefill, because SGLang needs the rank before it, "+
+			"and bind.ahead is 0, its default", f.ComingMs)
 	}
 	if f.Closed {
 		add("as many requests stay in the engines as there were: whoever gets an answer sooner asks again sooner")

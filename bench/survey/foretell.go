@@ -32,7 +32,11 @@ type traffic struct {
 // newTraffic says why nothing can be simulated.
 func newTraffic(f *Finding, given Given) (*traffic, error) {
 	t, ok := newTexts(f.prompts, f.outputs)
-	if !ok {
+	switch {
+	case f.SGLang && (len(f.prompts.Bounds) == 0 || len(f.outputs.Bounds) == 0):
+		return nil, fmt.Errorf("the pages lack %s and %s: no request has ended, or a version of SGLang that has --collect-tokens-histogram "+
+			"was started without it", promptLengths[1], outputLengths[1])
+	case !ok:
 		return nil, fmt.Errorf("%.0f requests ended meanwhile, and %d are needed to know how long prompts and answers are", f.outputs.total(), leastRequests)
 	}
 	return &traffic{Finding: f, texts: t, slots: cmp.Or(given.Slots, int(math.Ceil(f.mostRunning)))}, nil
@@ -40,7 +44,7 @@ func newTraffic(f *Finding, given Given) (*traffic, error) {
 
 // atMost is how many requests could run, if none waited for a slot or for KV room while another rank has some.
 func (l *traffic) atMost() float64 {
-	most := min(l.InFlight, float64(len(l.Ranks)*l.slots))
+	most := min(l.ready(), float64(len(l.Ranks)*l.slots))
 	if !math.IsNaN(l.KVFull) {
 		most = min(most, l.Running*nearlyFull/l.KVFull)
 	}
@@ -94,6 +98,11 @@ func (l *traffic) decodeLevels(ctx context.Context, seed uint64) ([]levels, erro
 		for i := range g.Ranks {
 			g.Ranks[i].Capacity = int64(max(l.room, 1.06*float64(longest)))
 		}
+	}
+	if l.ComingMs > 0 { // as bench/bind divides it between prompts
+		usual := sim.DefaultPrefill
+		scale := l.ComingMs / (usual.Ms + usual.PerTokenMs*l.prompts.mean())
+		p.Load.AtArrival, p.Load.Prefill = true, &sim.Prefill{Ms: scale * usual.Ms, PerTokenMs: scale * usual.PerTokenMs}
 	}
 	p.Source = sim.Source{Drawn: &sim.Drawn{Before: all[:1000], Requests: all[1000:], Warm: n / 8}}
 	result, err := p.Run(ctx)

@@ -6,6 +6,7 @@ import (
 	"math"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -168,6 +169,45 @@ func TestASurveyForetellsWhatLevellingIsWorth(t *testing.T) {
 		score.add(fmt.Sprintf("load %d: %s, %s", number, l.text, base), found[0], levelled, gain)
 	}
 	score.judge()
+}
+
+// Where SGLang serves, ranks are chosen before the prefill, so that a survey does not promise what choosing them after it would gain.
+func TestASurveyOfSGLangCountsTheEmptySlots(t *testing.T) {
+	race.Alone(t)
+	tried := 0
+	for number := uint64(0); tried < 2; number++ {
+		l := drawDecode(number)
+		if l.load.Rho > 0 {
+			continue
+		}
+		tried++
+		prefill := 40 * l.fleet.Groups[0].C0Ms
+		l.load.AtArrival, l.load.Prefill = true, &sim.Prefill{Ms: prefill}
+		result, err := (&sim.Plan{
+			Fleet: l.fleet, Load: l.load, Policies: []string{"jsq-kv", "evenkeel"}, Seeds: 1, Steps: true, TellLaw: true,
+			Source: sim.Source{Drawn: l.requests},
+		}).Run(t.Context())
+		require.NoError(t, err)
+		s := watchSteps(&result.Runs[0], l, int(number))
+		late := Judge(t.Context(), []*Series{s}, Given{Slots: l.slots}, func(int, int) {})[0]
+		s.SGLang, s.Role = true, "decode"
+		ended := s.outputs.total() / s.samples[len(s.samples)-1].at.Sub(s.samples[0].at).Seconds()
+		for i := range s.samples {
+			s.samples[i].ranks[0].Coming = ended * prefill / 1000
+		}
+		early := Judge(t.Context(), []*Series{s}, Given{Slots: l.slots}, func(int, int) {})[0]
+		require.NoError(t, late.Why)
+		require.NoError(t, early.Why)
+		require.InEpsilon(t, prefill, early.ComingMs, 0.05)
+		require.Contains(t, strings.Join(early.Assumed, "\n"), "because SGLang needs the rank before it")
+		require.Contains(t, strings.Join(late.Assumed, "\n"), "evenkeel chooses ranks after the prefill")
+		before, after := result.Runs[0].Metrics, result.Runs[1].Metrics
+		gain := after[report.TokensPerS].Mean/before[report.TokensPerS].Mean - 1
+		got, was := early.Changes[0].Gain, late.Changes[0].Gain
+		t.Logf("load %d: %s: %.3f, late %.3f, really %.3f", number, l.text, got, was, gain)
+		require.Less(t, got.Middle, was.Middle)
+		require.InDelta(t, gain, got.Middle, 0.05)
+	}
 }
 
 type decodeLoad struct {

@@ -17,6 +17,7 @@ import (
 type Rank struct {
 	Name             string  // of the rank, as the page labels it
 	Running, Waiting float64 // requests
+	Coming           float64 // of those that wait, the ones whose prefill runs: SGLang's, which have their rank before it
 	KV               float64 // tokens in use
 	Room             float64 // tokens that there is room for
 
@@ -51,6 +52,8 @@ type family struct {
 var (
 	running  = family{gauge: true, names: []string{"vllm:num_requests_running", "sglang:num_running_reqs"}}
 	waiting  = family{gauge: true, names: []string{"vllm:num_requests_waiting", "sglang:num_queue_reqs"}}
+	prealloc = family{gauge: true, names: []string{"sglang:num_decode_prealloc_queue_reqs"}}
+	transfer = family{gauge: true, names: []string{"sglang:num_decode_transfer_queue_reqs"}}
 	usage    = family{gauge: true, names: []string{"vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"}}
 	used     = family{gauge: true, names: []string{"sglang:num_used_tokens"}}
 	room     = family{gauge: true, names: []string{"sglang:max_total_num_tokens"}}
@@ -78,7 +81,7 @@ var (
 )
 
 func wanted() (names []string) {
-	for _, f := range []family{running, waiting, usage, used, room, output, prompt, computed, decoded, hits, gaps, gapsS} {
+	for _, f := range []family{running, waiting, prealloc, transfer, usage, used, room, output, prompt, computed, decoded, hits, gaps, gapsS} {
 		names = append(names, f.names...)
 	}
 	for _, h := range slices.Concat(promptLengths, outputLengths) {
@@ -96,6 +99,8 @@ type Page struct {
 	SGLang  bool
 	Role    string // prefill, decode or unified, where SGLang tells it
 	Ranks   []Rank // by name
+
+	Uncounted string // the counter of answers' tokens that it lacks; SGLang's is not there before the first token either
 }
 
 // mostRanks of a page; larger groups are several pages.
@@ -128,6 +133,13 @@ func Read(text []byte) (Page, error) {
 		p.Started = m.GetUntyped().GetValue()
 	}
 	rooms := engine.Capacities(families[cacheConfig].GetMetric())
+	counter := output.names[0]
+	if p.SGLang {
+		counter = decoded.names[0]
+	}
+	if len(families[counter].GetMetric()) == 0 {
+		p.Uncounted = counter
+	}
 	for name, r := range ranks {
 		of := func(f family) float64 { return f.of(families, name) }
 		r.Running, r.Waiting, r.Output, r.Prompt, r.Computed, r.Pulled = of(running), of(waiting), of(output), of(prompt), of(computed), of(pulled)
@@ -136,6 +148,8 @@ func Read(text []byte) (Page, error) {
 		if p.SGLang { // its page counts tokens only once a request has ended, where ranks have no label
 			r.Output, r.Computed, r.Pulled = zeroIfUnknown(of(decoded)), zeroIfUnknown(of(extended)), math.NaN()
 			r.Prompt = r.Computed + zeroIfUnknown(of(cached))
+			r.Coming = of(transfer)
+			r.Waiting += zeroIfUnknown(of(prealloc)) + zeroIfUnknown(r.Coming)
 		}
 		if tokens, told := rooms[name]; told {
 			r.Room = tokens

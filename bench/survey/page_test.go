@@ -6,6 +6,7 @@ import (
 	"os"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 )
@@ -36,7 +37,8 @@ func TestAPageOfSGLang(t *testing.T) {
 	var b strings.Builder
 	for _, rank := range []string{`dp_rank="0",tp_rank="0"`, `dp_rank="0",tp_rank="1"`, `dp_rank="1",tp_rank="2"`} {
 		for _, line := range []string{
-			"sglang:num_running_reqs{R} 3", "sglang:num_queue_reqs{R} 1", "sglang:num_used_tokens{R} 250", "sglang:max_total_num_tokens{R} 1000",
+			"sglang:num_running_reqs{R} 3", "sglang:num_queue_reqs{R} 1", "sglang:num_decode_prealloc_queue_reqs{R} 1",
+			"sglang:num_decode_transfer_queue_reqs{R} 2", "sglang:num_used_tokens{R} 250", "sglang:max_total_num_tokens{R} 1000",
 			`sglang:realtime_tokens_total{mode="decode",R} 70`, `sglang:realtime_tokens_total{mode="prefill_compute",R} 40`,
 			`sglang:realtime_tokens_total{mode="prefill_cache",R} 10`,
 		} {
@@ -51,9 +53,47 @@ func TestAPageOfSGLang(t *testing.T) {
 	require.Equal(t, "m", p.Model)
 	require.Len(t, p.Ranks, 2)
 	r := p.Ranks[0]
-	require.Equal(t, []float64{3, 1, 250, 1000, 70, 40, 50}, []float64{r.Running, r.Waiting, r.KV, r.Room, r.Output, r.Computed, r.Prompt})
+	require.Equal(t, []float64{3, 4, 250, 1000, 70, 40, 50}, []float64{r.Running, r.Waiting, r.KV, r.Room, r.Output, r.Computed, r.Prompt})
+	require.Equal(t, 2., r.Coming)
+	require.Empty(t, p.Uncounted)
 	require.InDelta(t, 90, r.Prompts.mean(), 1e-9)
 	require.Empty(t, p.Ranks[1].Prompts.Bounds)
+}
+
+// A page without a counter is not one that counts nothing.
+func TestASurveySaysWhatAPageLacks(t *testing.T) {
+	both := func(metric string, value int) (lines string) { // of two ranks
+		for rank := range 2 {
+			lines += fmt.Sprintf("sglang:%s,engine_type=\"decode\",model_name=\"m\",dp_rank=\"%d\"} %d\n", metric, rank, value)
+		}
+		return lines
+	}
+	run, idles := both(`num_running_reqs{tp_rank="0"`, 18), both(`num_running_reqs{tp_rank="0"`, 0)
+	counted := func(i int) string { return both(`realtime_tokens_total{mode="decode"`, 100*i) }
+	kv := both(`num_used_tokens{tp_rank="0"`, 500)
+	for name, tt := range map[string]struct {
+		page func(i int) string
+		says string
+	}{
+		"an engine that has counted nothing yet": {func(int) string { return idles + kv }, "nothing was answered meanwhile"},
+		"no counter":                             {func(int) string { return run + kv }, "requests ran, but the pages lack sglang:realtime_tokens_total"},
+		"no KV":                                  {func(i int) string { return run + counted(i) }, "they lack sglang:num_used_tokens"},
+		"no lengths":                             {func(i int) string { return run + counted(i) + kv }, "lack sglang:prompt_tokens_histogram and sglang:generation_tokens_histogram"},
+		"vLLM, no counter":                       {func(int) string { return ranksOf(2) }, "the pages lack vllm:generation_tokens_total"},
+	} {
+		s := &Series{Address: "a"}
+		for i := range 60 {
+			p, err := Read([]byte(tt.page(i)))
+			require.NoError(t, err)
+			s.Add(i, began.Add(time.Duration(i)*time.Second), p)
+		}
+		f := Judge(t.Context(), []*Series{s}, Given{}, func(int, int) {})[0]
+		require.ErrorContains(t, f.Why, tt.says, name)
+		for _, row := range f.Rows() {
+			require.NotContains(t, row.Value, "NaN", name)
+			require.False(t, f.Kind == untold && strings.Contains(row.Value, "idle"), name)
+		}
+	}
 }
 
 func TestWhatIsNoPage(t *testing.T) {

@@ -25,6 +25,7 @@ type Series struct {
 
 	output, prompt, computed float64 // tokens that came while it was watched
 	told                     bool    // what was computed
+	ran                      bool    // requests ran
 	prompts, outputs         Histogram
 }
 
@@ -47,6 +48,7 @@ func (s *Series) Add(round int, at time.Time, p Page) {
 		s.count(&p)
 	}
 	s.last = p
+	s.ran = s.ran || slices.ContainsFunc(p.Ranks, func(r Rank) bool { return r.Running > 0 })
 	if len(s.samples) == mostSamples {
 		s.every *= 2
 		s.samples = slices.DeleteFunc(s.samples, func(k sample) bool { return k.round%s.every != 0 })
@@ -91,6 +93,7 @@ const (
 	prefills kind = "prefill"
 	both     kind = "prefill and decode"
 	idle     kind = "idle"
+	untold   kind = "do not count tokens"
 )
 
 // does says what the ranks of an address did meanwhile. SGLang tells it. Of vLLM, who computes hardly any prompt decodes, and who gives one token
@@ -99,6 +102,8 @@ func (s *Series) does() kind {
 	switch {
 	case s.Role == "prefill":
 		return prefills
+	case s.last.Uncounted != "" && s.ran:
+		return untold
 	case !(s.output > 0):
 		return idle
 	case s.Role == "decode":
@@ -118,7 +123,8 @@ type Group struct {
 	Kind   kind
 	SGLang bool
 	Ranks  []string
-	Lost   int // windows in which an engine was silent or began anew
+	Lacks  string // the counter of tokens of answers
+	Lost   int    // windows in which an engine was silent or began anew
 
 	windows          []window
 	prompts, outputs Histogram
@@ -136,8 +142,8 @@ type window struct {
 
 // rankIn is a rank within a window.
 type rankIn struct {
-	running, waiting, kv float64 // in the mean of its two ends
-	computed             float64 // tokens of prompts
+	running, waiting, coming, kv float64 // in the mean of its two ends
+	computed                     float64 // tokens of prompts
 }
 
 // groups puts the addresses together whose ranks step together: those of one page always do, and addresses with one rank each if they
@@ -183,7 +189,7 @@ func groups(all []*Series) []*Group {
 		if of[k] == nil {
 			continue
 		}
-		g := &Group{Model: k.model, Kind: k.kind, SGLang: of[k][0].SGLang, Name: cmp.Or(k.alone, string(k.kind)), room: math.NaN()}
+		g := &Group{Model: k.model, Kind: k.kind, SGLang: of[k][0].SGLang, Lacks: of[k][0].last.Uncounted, Name: cmp.Or(k.alone, string(k.kind)), room: math.NaN()}
 		for _, s := range of[k] {
 			g.prompts.add(s.prompts)
 			g.outputs.add(s.outputs)
@@ -291,7 +297,7 @@ func between(a, b []sample, direct bool) (w window, ok bool) {
 			if !(y.Output >= x.Output) || y.Gaps < x.Gaps || math.IsNaN(x.Running+y.Running) {
 				return w, false
 			}
-			r := rankIn{running: (x.Running + y.Running) / 2, waiting: zeroIfUnknown(x.Waiting+y.Waiting) / 2, kv: (x.KV + y.KV) / 2, computed: computedIn(x, y, direct)}
+			r := rankIn{running: (x.Running + y.Running) / 2, waiting: zeroIfUnknown(x.Waiting+y.Waiting) / 2, coming: (x.Coming + y.Coming) / 2, kv: (x.KV + y.KV) / 2, computed: computedIn(x, y, direct)}
 			w.ranks = append(w.ranks, r)
 			for e, at := range []*Rank{x, y} {
 				ends[e].running, ends[e].kv = max(ends[e].running, at.Running), max(ends[e].kv, at.KV)
