@@ -92,7 +92,7 @@ func (f *Finding) Rows() (rows []Row) {
 		add("tokens of prompts computed, a second", "%s", report.Grouped(f.Prompts, 0))
 	}
 	if f.ComingMs > 0 {
-		add("a request has its rank before it runs for", "%.0f ms, %.0f steps", f.ComingMs, f.ComingMs/f.GapMs)
+		add("a request has its rank before it runs for", "%.0f ms, %.1f steps", f.ComingMs, f.ComingMs/f.GapMs)
 	}
 	if !math.IsNaN(f.KVExcess) {
 		add("KV of the fullest rank, beyond the mean", "%.0f %%", 100*f.KVExcess)
