@@ -23,7 +23,7 @@ type surveyCmd struct {
 	Engines []string      `sep:"none" required:"" placeholder:"ADDR ..." help:"Ask the engines at these addresses, host:port or a URL. Name an address with several ranks once."`
 	For     time.Duration `default:"15m" placeholder:"TIME" help:"Watch for this long; Ctrl-C ends it sooner (default: ${default})."`
 	Every   time.Duration `default:"1s" placeholder:"TIME" help:"Ask each engine once in this time (default: ${default})."`
-	Slots   int           `placeholder:"N" help:"A rank runs N requests at once, its --max-num-seqs (default: the largest number that the survey sees)."`
+	Slots   int           `placeholder:"N" help:"A rank runs N requests at once: its --max-num-seqs, or SGLang's --max-running-requests divided by the number of ranks (default: the largest number that the survey sees)."`
 	Budget  int           `name:"token-budget" placeholder:"N" help:"A step of a rank that prefills and decodes has at most N tokens, its --max-num-batched-tokens (default: 8192)."`
 	Out     string        `short:"o" placeholder:"FILE" help:"Also write the report as a page to FILE, which must not exist yet."`
 }
@@ -34,7 +34,7 @@ func (surveyCmd) Help() string {
 
     evenkeel survey --engines 10.0.0.3:8200 10.0.0.3:8201 10.0.0.4:8200 --for 15m --out survey.html
 
-It finds which ranks step together, how uneven they are, how long a step takes, and what evenkeel could gain there. It prints the gain with an interval and with its assumptions, or the reason why it cannot tell. It takes the engines' API key from the variable OPENAI_API_KEY. SGLang has metrics only with --enable-metrics. Watch while traffic is as usual, because the survey counts only what it sees.`
+It finds which ranks step together, how uneven they are, how long a step takes, and what evenkeel could gain there. It prints the gain with an interval and with its assumptions, or the reason why it cannot tell. It takes the engines' API key from the variable OPENAI_API_KEY. SGLang has metrics only with --enable-metrics, and renews most of them every 40 steps (--decode-log-interval). Watch while traffic is as usual, because the survey counts only what it sees.`
 }
 
 // Run watches, simulates and reports.
