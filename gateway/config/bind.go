@@ -69,11 +69,11 @@ func (b *Bind) Allows(a netip.Addr) bool {
 	})
 }
 
-// EarlyOnly says whether all prefill engines that there may be have profiles that bind early,
+// EarlyOnly says whether all prefill engines that there may be have profiles that bind early, and no engines prefill and decode,
 // so that no request waits for a prefill engine.
 func (c *Config) EarlyOnly() bool {
 	used := c.ProfilesInUse("prefill")
-	return len(used) > 0 && !slices.ContainsFunc(used, func(name string) bool { return !early(c, name) })
+	return len(used) > 0 && len(c.ProfilesInUse("aggregated")) == 0 && !slices.ContainsFunc(used, func(name string) bool { return !early(c, name) })
 }
 
 func early(c *Config, profile string) bool {
