@@ -256,7 +256,7 @@ func configIsOne(t *testing.T, m *manifest) {
 	require.Equal(t, "GOMEMLIMIT", pod.Containers[0].Env[0].Name)
 	require.Less(t, goal.Value(), memory)
 	const started = 30 << 20 // of a proxy that does nothing, docs/operate.md
-	bounds := started + int64(cfg.Limits.Bodies) + int64(cfg.Limits.ResumeBytes) + 2*int64(cfg.Prefill.Index.MaxBytes) + cfg.Admin.ReceiptsBytes
+	bounds := started + int64(cfg.Limits.Bodies) + int64(cfg.Limits.ResumeBytes) + 2*cfg.Prefill.Index.MaxBytes + cfg.Admin.ReceiptsBytes
 	require.LessOrEqual(t, bounds, goal.Value(), "all that the config lets a pod keep fits, so that no prompts can have the kernel kill it")
 
 	unit, err := os.ReadFile("../../configs/systemd/evenkeel.service")
