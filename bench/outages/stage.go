@@ -285,6 +285,9 @@ func (e *ear) listen(ctx context.Context, s *stage, lasts time.Duration, until f
 			Incidents []incident `json:"incidents"`
 		}
 		if s.proxy.Read("/live?once", &d) {
+			for i := range d.Incidents { // the folder of the run says nothing to a reader
+				d.Incidents[i].What = strings.ReplaceAll(d.Incidents[i].What, s.world.Dir+"/", "")
+			}
 			e.hear(time.Since(e.began), d.Incidents)
 			if until != nil && until() {
 				return nil
