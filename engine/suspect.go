@@ -66,7 +66,7 @@ func (m *Monitor) accused(id string, n int) {
 }
 
 var (
-	errAccused = fmt.Errorf("%d requests failed there with 500, and no other engine has answered one of them yet, so the requests may be at fault and not the engine", maxAccused)
+	errAccused = fmt.Errorf("%d requests failed there with 500; until another engine has answered one of them, it is open whether the engine or the requests are at fault", maxAccused)
 	errQuiet   = errors.New("its core gave no sign of life for so long that the KV of requests that wait there may be lost: there was no event on any stream, and no gauge moved")
 )
 

@@ -357,7 +357,7 @@ func TestFailuresThatMayBeTheRequestsOwnPauseAnEngine(t *testing.T) {
 			require.NoError(t, m.Status("d0").Accused, "%d may be anybody's", n)
 		}
 		settle = append(settle, m.Accuse("d0"))
-		require.ErrorContains(t, m.Status("d0").Accused, "no other engine has answered one of them yet")
+		require.ErrorContains(t, m.Status("d0").Accused, "until another engine has answered one of them")
 		require.NoError(t, m.Status("d0").Out)
 		settle[0]()
 		settle[0]()

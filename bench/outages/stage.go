@@ -82,7 +82,6 @@ type engine struct {
 	*world.Process
 	host string
 	port int
-	args []string
 }
 
 func (e *engine) url(rank int) string {
@@ -96,8 +95,8 @@ func (s *stage) start(ctx context.Context, name, host string, ranks int, args ..
 		e = &engine{host: host, port: ports.take(max(ranks, 1))}
 		s.engines[name] = e
 	}
-	e.args = append([]string{"engine", "--connector", "nixl-pull", "--dp-size", strconv.Itoa(ranks), "--listen", net.JoinHostPort(host, strconv.Itoa(e.port))}, args...)
-	if e.Process, err = s.world.Start(s.name+"-"+name, exec.Command(s.world.Binary, e.args...)); err != nil {
+	args = append([]string{"engine", "--connector", "nixl-pull", "--dp-size", strconv.Itoa(ranks), "--listen", net.JoinHostPort(host, strconv.Itoa(e.port))}, args...)
+	if e.Process, err = s.world.Start(s.name+"-"+name, exec.Command(s.world.Binary, args...)); err != nil {
 		return err
 	}
 	s.stops = append(s.stops, e.Kill)

@@ -457,7 +457,7 @@ func (b *Book) Incidents() []Incident {
 			list, told = append(list, b.rest()), true
 		}
 		in := o.say(b.now)
-		if b.away && o.lasts() && kinds[o.members[0].Kind].load {
+		if b.away && o.lasts() && kinds[o.members[0].Kind].crowded {
 			in.Next = "Bring back the engines that are down. " + in.Next
 		}
 		if in.Severity == Warn {

@@ -489,7 +489,13 @@ func TestAnOverloadNamesTheKey(t *testing.T) {
 }
 
 func TestAnOverloadSaysToBringBackEnginesWhereSomeAreAway(t *testing.T) {
-	full := Finding{Kind: Overload, Severity: Bad, Of: "model", Where: "m", What: "All slots are taken"}
+	for _, kind := range []Kind{Overload, KVFull, PrefillBusy, QueueFull} {
+		saysToBringBack(t, kind)
+	}
+}
+
+func saysToBringBack(t *testing.T, kind Kind) {
+	full := Finding{Kind: kind, Severity: Bad, Of: "model", Where: "m", What: "Many wait"}
 	var b Book
 	b.Observe(noon, []Finding{full})
 	require.NotContains(t, b.Incidents()[0].Next, "Bring back")
@@ -497,12 +503,12 @@ func TestAnOverloadSaysToBringBackEnginesWhereSomeAreAway(t *testing.T) {
 	b.Observe(noon, []Finding{{Kind: EngineDown, Severity: Bad, Of: "decode engine", Where: "h:1", What: "x is down"}})
 	b.Observe(noon.Add(time.Hour), []Finding{{Kind: EngineDown, Severity: Bad, Of: "decode engine", Where: "h:1", What: "x is down"}, full})
 	for _, in := range b.Incidents() {
-		if in.Headline == kinds[Overload].headline {
-			require.Contains(t, in.Next, "Bring back the engines that are down. Add decode ranks")
+		if in.Headline == kinds[kind].headline {
+			require.Contains(t, in.Next, "Bring back the engines that are down. "+kinds[kind].next)
 			return
 		}
 	}
-	t.Fatal("there is no overload")
+	t.Fatal("it is not told: " + kind)
 }
 
 func TestReasonsLeaveTheAddressOut(t *testing.T) {

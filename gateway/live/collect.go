@@ -70,7 +70,7 @@ func (p *proxy) Document(ctx context.Context) Document {
 	if pooled := slices.ContainsFunc(d.Models, func(m Model) bool { return m.Pool.Entries > 0 }); pooled || tier.Waiting > 0 {
 		d.Waiting = waitingOf(p.Receipts().Waiting())
 	}
-	p.gauges(&d)
+	readGauges(&d, p.Gauges)
 	if host, most, all := p.Receipts().FailedOn(now); all >= failedLeast && float64(most) >= failedShare*float64(all) && elsewhere(d.Engines, host) {
 		d.Traffic.FailedOn = host
 	}
@@ -88,13 +88,16 @@ func (p *proxy) Document(ctx context.Context) Document {
 	return d
 }
 
-// gauges fills in what engines say of the ranks behind a barrier.
-func (p *proxy) gauges(d *Document) {
+// readGauges fills in what engines say of the ranks behind a barrier.
+func readGauges(d *Document, of func(rank int32) (gateway.Gauges, bool)) {
 	for i := range d.Models {
 		for j := range d.Models[i].Groups {
 			g := &d.Models[i].Groups[j]
+			if !g.onlyDecodes() {
+				continue
+			}
 			for k := range g.Ranks {
-				if said, ok := p.Gauges(g.Ranks[k].ID); ok && g.onlyDecodes() {
+				if said, ok := of(g.Ranks[k].ID); ok {
 					g.Ranks[k].gauges = &said
 				}
 			}

@@ -6,6 +6,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"evenkeel/dispatcher/board"
 	"evenkeel/gateway"
 	"evenkeel/gateway/timeline"
 )
@@ -83,4 +84,20 @@ func TestSlowStepsNameTheRanksThatDiffer(t *testing.T) {
 	f.said = nil
 	_, d = f.pass(1, nil)
 	require.NotContains(t, findingsOf(&d, timeline.Ended{})[0].What, ".", "nothing is known")
+}
+
+func TestOnlyRanksBehindABarrierAreAskedForTheirGauges(t *testing.T) {
+	d := &Document{Models: []Model{{Groups: []Group{
+		{GroupLoads: board.GroupLoads{Barrier: true}, Ranks: []Rank{{ID: 1}, {ID: 2}}},
+		{GroupLoads: board.GroupLoads{Barrier: true}, Rounds: &Rounds{}, Ranks: []Rank{{ID: 3}}}, // prompts make its steps longer
+		{Ranks: []Rank{{ID: 4}}},
+	}}}}
+	asked := []int32{}
+	readGauges(d, func(rank int32) (gateway.Gauges, bool) {
+		asked = append(asked, rank)
+		return gateway.Gauges{Running: 7}, rank == 1
+	})
+	require.Equal(t, []int32{1, 2}, asked)
+	require.Equal(t, 7., d.Models[0].Groups[0].Ranks[0].gauges.Running)
+	require.Nil(t, d.Models[0].Groups[0].Ranks[1].gauges, "its engine said nothing lately")
 }

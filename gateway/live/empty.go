@@ -1,6 +1,9 @@
 package live
 
-import "time"
+import (
+	"slices"
+	"time"
+)
 
 // empties count the answers of a rank that its engine ends without any text. No request fails by them, and such a rank is the
 // fastest one, so it gets ever more requests.
@@ -33,7 +36,7 @@ func (b *empties) add(r *Rank, now time.Time) {
 	}
 	if n == 0 || now.Sub(b.marks[n-1].at) >= markEvery {
 		if b.marks = append(b.marks, mark{now, sum}); len(b.marks) > marksKept {
-			b.marks = append(b.marks[:0], b.marks[1:]...)
+			b.marks = slices.Delete(b.marks, 0, 1)
 		}
 	}
 	b.lately = sum.since(b.marks[max(0, len(b.marks)-marksLast)].Lately)

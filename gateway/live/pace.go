@@ -106,6 +106,9 @@ func (s *spell) lasts(now time.Time) time.Duration {
 	return 0
 }
 
+// lateSeconds is how long a request may wait where it may wait forever, before that is a finding.
+const lateSeconds = 10.0
+
 const (
 	lawEvery  = time.Minute
 	lawsKept  = 60
@@ -137,9 +140,8 @@ func (p *paces) add(d *Document, now time.Time) {
 				x.add(r, now.Sub(p.last), now)
 				x.empties.add(r, now)
 				ranks[r.ID] = x
-				r.TokenMs = x.ms
 			}
-			g.TokenMs = middle(g.Ranks)
+			g.pace(ranks)
 			if g.onlyDecodes() {
 				name := groupName{m.Name, g.Name}
 				u := p.groups[name]
@@ -165,12 +167,7 @@ func (p *paces) tell(d *Document) {
 		m := &d.Models[i]
 		for j := range m.Groups {
 			g := &m.Groups[j]
-			for k := range g.Ranks {
-				if x := p.ranks[g.Ranks[k].ID]; x != nil && g.Ranks[k].Steps {
-					g.Ranks[k].TokenMs, g.Ranks[k].Lately = x.ms, x.empties.lately
-				}
-			}
-			g.TokenMs = middle(g.Ranks)
+			g.pace(p.ranks)
 			if u := p.groups[groupName{m.Name, g.Name}]; u != nil && g.onlyDecodes() {
 				g.StepTokens = g.perStep()
 				if g.UsualMs = u.before; u.before > 0 {
@@ -182,6 +179,16 @@ func (p *paces) tell(d *Document) {
 			}
 		}
 	}
+}
+
+// pace fills in what is known of a group's ranks.
+func (g *Group) pace(ranks map[int32]*pace) {
+	for k := range g.Ranks {
+		if x := ranks[g.Ranks[k].ID]; x != nil && g.Ranks[k].Steps {
+			g.Ranks[k].TokenMs, g.Ranks[k].Lately = x.ms, x.empties.lately
+		}
+	}
+	g.TokenMs = middle(g.Ranks)
 }
 
 // add takes in what the rank's answers got since the document before.

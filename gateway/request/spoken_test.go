@@ -198,3 +198,31 @@ func TestAPanicOnTheWayOnIsNoWholeAnswer(t *testing.T) {
 		}
 	}
 }
+
+// A rank whose answers are empty fails at nothing, so its board has to count them.
+func TestAnAnswerWithoutAnyTextIsCountedOnItsRank(t *testing.T) {
+	event := func(delta, finish string) string {
+		return `data: {"id":"x","object":"chat.completion.chunk","created":1,"model":"ref","choices":[{"index":0,"delta":{` + delta + `},"finish_reason":` + finish + `}]}` + "\n\n"
+	}
+	const done = "data: [DONE]\n\n"
+	for name, row := range map[string]struct {
+		events string
+		empty  uint64
+	}{
+		"the end at once":      {event(`"role":"assistant","content":""`, "null") + event("", `"stop"`), 1},
+		"a text":               {event(`"role":"assistant","content":""`, "null") + event(`"content":"no"`, "null") + event("", `"stop"`), 0},
+		"reasoning only":       {event(`"role":"assistant","reasoning_content":"hm"`, "null") + event("", `"stop"`), 0},
+		"a call of a tool":     {event(`"role":"assistant","tool_calls":[{"index":0,"id":"c","type":"function","function":{"name":"f","arguments":"{}"}}]`, "null") + event("", `"tool_calls"`), 0},
+		"no token was allowed": {event(`"role":"assistant","content":""`, "null") + event("", `"length"`), 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := start(t, setup{})
+			b.speaks(t, row.events+done, "")
+			require.Equal(t, http.StatusOK, b.post(mooncake.Chat.Path(), chat(short, `"stream":true,`)).status)
+			b.over()
+			w := b.Dispatcher.Status(t.Context()).Models[0].Workers[0]
+			require.Equal(t, [2]uint64{1, row.empty}, [2]uint64{w.Answers, w.Empty})
+		})
+	}
+}

@@ -210,9 +210,7 @@ func gone(g live.Group, engines []live.Engine) (lines []string) {
 	return lines
 }
 
-// incidents is a line each: those that last, then those that are over.
-//
-// Where there is room, each has more lines: what clients see, and what to do.
+// incidents is a line each: those that last, then those that are over. Where there is room, what clients see and what to do follow.
 func (s screen) incidents() (lasting, over []string) {
 	for _, in := range s.doc.Incidents {
 		if in.UntilMs > 0 {
