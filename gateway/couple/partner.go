@@ -106,13 +106,13 @@ func (p *Partner) step(e life.LegEvent, f *failure.Fault) (on bool) {
 		}
 	}
 	for _, x := range todo {
-		on = p.do(x) || on
+		on = p.do(x, f) || on
 	}
 	return on
 }
 
 // do carries an effect out, and says whether it has the prefill leg go on.
-func (p *Partner) do(x life.LegEffect) (on bool) {
+func (p *Partner) do(x life.LegEffect, f *failure.Fault) (on bool) {
 	switch x.Do {
 	case life.EndDecode:
 		p.EndDecode()
@@ -125,7 +125,7 @@ func (p *Partner) do(x life.LegEffect) (on bool) {
 			p.call.Leave(leg.Notice)
 		}
 	case life.GiveBack:
-		handoff.Settle(p.lease, x.How)
+		handoff.Settle(p.lease, x.How, f)
 		p.lease = nil
 	case life.AwaitFirst:
 		p.awaitFirst()

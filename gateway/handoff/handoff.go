@@ -10,6 +10,7 @@ import (
 	"go.uber.org/zap/zapcore"
 
 	"evenkeel/engine"
+	"evenkeel/gateway/failure"
 	"evenkeel/gateway/fleet"
 	"evenkeel/gateway/life"
 	"evenkeel/mooncake"
@@ -97,8 +98,11 @@ var ErrLate = errors.New("the decode engine gave no sign of life for longer than
 // it did get.
 const BlockTokens = 128
 
-// Settle gives a prompt's lease back as the end of its leg wants it.
-func Settle(l *prefill.Lease, how life.How) {
+// Settle gives a prompt's lease back as the end of its leg wants it. why is the fault that the leg ended with; nil: there was none.
+func Settle(l *prefill.Lease, how life.How, why *failure.Fault) {
+	if (how == life.Refuse || how == life.Lose) && why != nil && why.Err != nil {
+		l.Blame(why.Err.Error())
+	}
 	switch how {
 	case life.Free:
 		l.Release()

@@ -43,7 +43,7 @@ func TestAProbeThatIsCutInItsAnswerIsNoFailure(t *testing.T) {
 		v := fault.Verdict()
 		require.Equal(t, life.Over, v.Next, "its client has left")
 		require.Equal(t, life.Orphan, v.KV, "it may have finished the prefill")
-		handoff.Settle(lease, v.KV)
+		handoff.Settle(lease, v.KV, nil)
 	}
 	c := srv.Tier.Status()[0]
 	require.Zero(t, c.Failures)

@@ -49,6 +49,9 @@ func TestTheReceiptSaysWhichEngineFailed(t *testing.T) {
 				}
 				b.judge(long, `"stream":true,`)
 				require.Equal(t, tt.want, failed(b))
+				if len(tt.p) == 1 { // of two, the first one was tried again, and answered
+					require.Contains(t, b.Tier.Status()[0].Fault, "500", "what failed there last")
+				}
 				b.settle()
 			})
 		}

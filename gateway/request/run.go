@@ -313,10 +313,7 @@ func (r *runner) settle(t life.Thing, how life.How) {
 		case how == life.Discard:
 			j.discard(r.held)
 		default:
-			if (how == life.Refuse || how == life.Lose) && r.fault != nil && r.fault.Err != nil {
-				r.lease.Blame(r.fault.Err.Error())
-			}
-			handoff.Settle(r.lease, how)
+			handoff.Settle(r.lease, how, r.fault)
 			if how == life.Free && r.fault != nil && r.fault.Why == life.Left {
 				j.freed()
 			}
@@ -328,7 +325,7 @@ func (r *runner) settle(t life.Thing, how life.How) {
 		case life.Doubt, life.DoubtOn:
 			j.doubts = append(j.doubts, r.held)
 		default:
-			handoff.Settle(r.held.Lease, how)
+			handoff.Settle(r.held.Lease, how, nil)
 		}
 		r.held = nil
 	case life.Doubted:
@@ -341,7 +338,7 @@ func (r *runner) settle(t life.Thing, how life.How) {
 			h.Avoid = slices.Clone(j.avoid.decode)
 			j.discard(h)
 		} else {
-			handoff.Settle(h.Lease, how)
+			handoff.Settle(h.Lease, how, nil)
 		}
 	case life.Slot:
 		r.giveSlotBack(how)
