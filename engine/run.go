@@ -164,6 +164,7 @@ func (w *watch) readFacts(ctx context.Context, full, hurry bool) {
 	w.pulse.pulls.before(w.traffic)
 	began := time.Now()
 	s, err := w.scrape(ctx, patience)
+	odd := err
 	if err == nil {
 		w.countExpired(s)
 		w.feel(s, began)
@@ -191,11 +192,25 @@ func (w *watch) readFacts(ctx context.Context, full, hurry bool) {
 		_, err := w.fault(ctx, patience)
 		f.tolerant, f.unsure = err == nil, err != nil && !lacks(err)
 	}
-	var models []Model
-	if models, f.err = w.models(ctx); f.err == nil {
+	models, err := w.models(ctx)
+	if errors.As(err, new(*PageError)) { // the models are known
+		odd, err = err, nil
+	}
+	if f.err = err; err == nil {
 		f.models = models // else those known before stay
 	}
+	w.tellOdd(odd)
 	w.facts, w.factsAt = f, time.Now()
+}
+
+// tellOdd warns of a page that cannot be right, once until the engine's pages can be read again.
+func (w *watch) tellOdd(err error) {
+	odd := errors.As(err, new(*PageError))
+	if odd && !w.odd {
+		w.m.cfg.Log.Warn("an engine's page is not believed, so the proxy goes by its own accounts; if its numbers stay so, restart the engine, or report them to its makers",
+			zap.String("engine", w.in.ID), zap.String("role", w.in.Role), zap.Error(err))
+	}
+	w.odd = odd || w.odd && err != nil
 }
 
 // lookForSigns reads the gauges out of turn. The streams are quiet, and the gauges may show that the core goes on.

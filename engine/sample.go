@@ -1,19 +1,13 @@
 package engine
 
 import (
-	"bytes"
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"math"
 	"slices"
 	"strconv"
-
-	dto "github.com/prometheus/client_model/go"
-	"github.com/prometheus/common/expfmt"
-	"github.com/prometheus/common/model"
 )
 
 // Names of the series a Sample reads, the first that has a value wins: new
@@ -30,11 +24,15 @@ var (
 	expiredNames  = []string{"vllm:nixl_num_kv_expired_reqs_total"}
 )
 
+// Names of series that each page has.
 const (
-	cacheConfigName = "vllm:cache_config_info"           // the capacity is in its labels
-	startTimeName   = "process_start_time_seconds"       // a change is a restart
-	metricsLimit    = 16 << 20                           // bytes; a big deployment's page is below 1 MiB
-	metricsAccept   = "text/plain;version=0.0.4;q=1,*/*" // OpenMetrics writes time stamps another way
+	CacheConfigName = "vllm:cache_config_info"     // the capacity is in its labels
+	StartTimeName   = "process_start_time_seconds" // a change is a restart
+)
+
+const (
+	metricsLimit  = 16 << 20                           // bytes; a big deployment's page is below 1 MiB
+	metricsAccept = "text/plain;version=0.0.4;q=1,*/*" // OpenMetrics writes time stamps another way
 )
 
 // MetricNames replace the known names where an operator's engine has others;
@@ -43,7 +41,7 @@ type MetricNames struct{ KVUsage, Running, Waiting string }
 
 // Sample is one reading of an engine's metrics. Every value is kept by the
 // `engine` label, one for each DP rank, and never averaged. A series that is
-// absent or NaN is unknown: the second result is false.
+// absent or NaN is unknown: the second result is false. A page with a number that cannot be right is an error.
 //
 // Rank -1 asks for the instance as a whole: the fullest rank's KV usage, and
 // the sum of the others. Gauges freeze while an engine is idle:
@@ -88,13 +86,17 @@ func Metrics(ctx context.Context, c *Client, t *Target) ([]byte, error) {
 // broken line among them must not blind us.
 func (n MetricNames) Parse(page []byte) (*Sample, error) {
 	kv, running, waiting := orDefault(n.KVUsage, kvUsageNames), orDefault(n.Running, runningNames), orDefault(n.Waiting, waitingNames)
-	wanted := slices.Concat(kv, running, waiting, capacityNames, outputNames, preemptNames, askedNames, pulledNames, expiredNames, []string{cacheConfigName, startTimeName})
-	families, err := Named(page, wanted)
+	limits := Limits{}.Shares(kv...).Add(MostRequests, running...).Add(MostRequests, waiting...).Add(MostKVTokens, capacityNames...)
+	families, err := Named(page, limits.Counters(slices.Concat(outputNames, preemptNames, askedNames, pulledNames, expiredNames)...))
+	if err != nil {
+		return nil, err
+	}
+	first, err := firstRank(families)
 	if err != nil {
 		return nil, err
 	}
 	s := &Sample{
-		FirstRank: firstRank(families),
+		FirstRank: first,
 		kvUsage:   byEngine(families, kv),
 		running:   byEngine(families, running),
 		waiting:   byEngine(families, waiting),
@@ -105,14 +107,22 @@ func (n MetricNames) Parse(page []byte) (*Sample, error) {
 		pulled:    byEngine(families, pulledNames),
 		expired:   byEngine(families, expiredNames),
 	}
-	configs := families[cacheConfigName].GetMetric()
-	maps.Copy(s.capacity, Capacities(configs))
+	configs := families[CacheConfigName].GetMetric()
+	rooms, err := Capacities(configs)
+	if err != nil {
+		return nil, err
+	}
+	maps.Copy(s.capacity, rooms)
 	for _, m := range configs {
-		if size, err := strconv.Atoi(Label(m, "block_size")); err == nil && size > 0 {
+		size, err := blockTokens(m)
+		if err != nil {
+			return nil, err
+		}
+		if size > 0 {
 			s.BlockTokens = size
 		}
 	}
-	for _, m := range families[startTimeName].GetMetric() {
+	for _, m := range families[StartTimeName].GetMetric() {
 		if v := m.GetUntyped().GetValue(); !math.IsNaN(v) {
 			s.StartTime = v
 		}
@@ -200,7 +210,7 @@ func gaugesOf(before, now *Sample, rank int) Gauges {
 	grew := func(of func(*Sample, int) (float64, bool)) float64 {
 		was, had := of(before, rank)
 		is, has := of(now, rank)
-		return known(max(0, is-was), had && has)
+		return known(is-was, had && has && is >= was) // one that goes back was begun anew by something that has no start time
 	}
 	g.Preempted, g.Computed = grew((*Sample).Preempted), grew((*Sample).NotPulled)
 	return g
@@ -227,114 +237,6 @@ func (s *Sample) at(values map[string]float64, rank int) (float64, bool) {
 	}
 	v, ok := values[""]
 	return v, ok && rank == 0
-}
-
-// firstRank is the lowest engine label of a page, whether its value is known or not.
-func firstRank(families map[string]*dto.MetricFamily) int {
-	first := math.MaxInt
-	for _, f := range families {
-		for _, m := range f.GetMetric() {
-			if n, err := strconv.Atoi(Label(m, "engine")); err == nil && n >= 0 {
-				first = min(first, n)
-			}
-		}
-	}
-	if first == math.MaxInt {
-		return 0
-	}
-	return first
-}
-
-// byEngine takes, for each engine label, the first name with a value. Other
-// labels (LoRA) may split a series: the largest counts.
-func byEngine(families map[string]*dto.MetricFamily, names []string) map[string]float64 {
-	out := map[string]float64{}
-	for _, name := range names {
-		found := map[string]float64{}
-		for _, m := range families[name].GetMetric() {
-			v, e := m.GetUntyped().GetValue(), Label(m, "engine")
-			if old, seen := found[e]; !math.IsNaN(v) && (!seen || v > old) {
-				found[e] = v
-			}
-		}
-		for e, v := range found {
-			if _, newer := out[e]; !newer {
-				out[e] = v
-			}
-		}
-	}
-	return out
-}
-
-// Capacities is how many tokens there is room for on each engine, by its label, from the series of vllm:cache_config_info.
-func Capacities(configs []*dto.Metric) map[string]float64 {
-	all := map[string]float64{}
-	for _, m := range configs {
-		if tokens, ok := cacheTokens(m, sharers(configs)); ok {
-			all[Label(m, "engine")] = tokens
-		}
-	}
-	return all
-}
-
-// sharers is how many engines have the blocks that a page tells of each. An API
-// server of vLLM adds up the blocks of all engines behind it, and tells that sum
-// for every one of them. Numbers that differ are each engine's own.
-func sharers(configs []*dto.Metric) int {
-	for _, m := range configs {
-		if Label(m, "num_gpu_blocks") != Label(configs[0], "num_gpu_blocks") {
-			return 1
-		}
-	}
-	return len(configs)
-}
-
-// cacheTokens is the capacity of one of n engines that share the blocks told.
-func cacheTokens(m *dto.Metric, n int) (float64, bool) {
-	blocks, err := strconv.ParseInt(Label(m, "num_gpu_blocks"), 10, 64)
-	if err != nil { // "None" until the engine has measured its memory
-		return 0, false
-	}
-	size, err := strconv.ParseInt(Label(m, "block_size"), 10, 64)
-	return float64(blocks/int64(n)) * float64(size), err == nil && blocks > 0 && size > 0
-}
-
-// Label is the value of a label; empty: it has none.
-func Label(m *dto.Metric, name string) string {
-	for _, l := range m.GetLabel() {
-		if l.GetName() == name {
-			return l.GetValue()
-		}
-	}
-	return ""
-}
-
-// Named reads the series of exactly these names from a page in the Prometheus text format, all of them untyped.
-func Named(page []byte, names []string) (map[string]*dto.MetricFamily, error) {
-	parser := expfmt.NewTextParser(model.UTF8Validation)
-	families, err := parser.TextToMetricFamilies(bytes.NewReader(onlyNamed(page, names)))
-	if err != nil {
-		line := 0 // the rest of what the parser says quotes the page
-		if at := (expfmt.ParseError{}); errors.As(err, &at) {
-			line = at.Line
-		}
-		return nil, fmt.Errorf("metrics page: line %d of the gauges in it is not in the text format", line)
-	}
-	return families, nil
-}
-
-// onlyNamed keeps the sample lines of exactly these names. Without their TYPE
-// lines all are untyped, which is all a gauge's value needs.
-func onlyNamed(page []byte, names []string) []byte {
-	var kept []byte
-	for line := range bytes.Lines(page) {
-		end := bytes.IndexAny(line, "{ \t")
-		if end > 0 && slices.ContainsFunc(names, func(n string) bool { return n == string(line[:end]) }) {
-			kept = append(kept, bytes.TrimRight(line, "\r\n")...)
-			kept = append(kept, '\n')
-		}
-	}
-	return kept
 }
 
 func orDefault(name string, defaults []string) []string {

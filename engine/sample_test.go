@@ -135,15 +135,34 @@ func FuzzMetrics(f *testing.F) {
 	require.NoError(f, err)
 	f.Add(page)
 	f.Add([]byte("vllm:kv_cache_usage_perc{engine=\"0\"} NaN\n"))
+	f.Add([]byte("vllm:cache_config_info{num_gpu_blocks=\"9223372036854775807\",block_size=\"9223372036854775807\",engine=\"9223372036854775807\"} 1\n"))
 	f.Add([]byte("sglang:token_usage 1e400\nprocess_start_time_seconds -1 5"))
 	f.Fuzz(func(t *testing.T, page []byte) {
 		s, err := MetricNames{}.Parse(page)
 		if err != nil {
 			return
 		}
-		for _, e := range s.Engines() {
-			if math.IsNaN(s.kvUsage[e]) {
-				t.Fatalf("%q: engine %q has NaN for a value", page, e)
+		for _, of := range []struct {
+			values map[string]float64
+			most   float64
+		}{
+			{s.kvUsage, mostShare},
+			{s.running, MostRequests},
+			{s.waiting, MostRequests},
+			{s.capacity, MostKVTokens},
+			{s.generated, mostCounted},
+			{s.preempted, mostCounted},
+			{s.asked, mostCounted},
+			{s.pulled, mostCounted},
+			{s.expired, mostCounted},
+			{map[string]float64{"": s.StartTime}, latestStart},
+			{map[string]float64{"": float64(s.BlockTokens)}, mostBlock},
+			{map[string]float64{"": float64(s.FirstRank)}, math.MaxInt32},
+		} {
+			for e, v := range of.values {
+				if !(v >= 0 && v <= of.most) {
+					t.Fatalf("%q: engine %q has %v for a value, and %v is the most", page, e, v, of.most)
+				}
 			}
 		}
 		again, err := MetricNames{}.Parse(bytes.ReplaceAll(page, []byte("\n"), []byte("\n# c\n")))

@@ -63,6 +63,7 @@ type watch struct {
 	expired float64        // hand-offs that it gave away unfetched, as it last said; below 0: it does not say
 	reports uint64         // failures to connect, and refusals of all requests, that callers told of
 	broke   bool           // a caller lost its connection since the last check began
+	odd     bool           // a page that cannot be right was told of; only the goroutine that reads facts uses it
 	alarmed bool           // the credential alarm was given and stands
 	gone    bool           // not watched any more: a check still under way changes nothing
 }

@@ -206,10 +206,11 @@ func (f *Finding) see() {
 		if !math.IsNaN(w.stepMs) {
 			weighed += w.output * w.stepMs
 		}
-		var sumKV, sumRunning, sumWaiting float64
+		var sumKV, sumRunning, sumWaiting, sumFull float64
 		for k := range w.ranks {
 			r := &w.ranks[k]
 			sumKV, sumRunning, sumWaiting = sumKV+r.kv, sumRunning+r.running, sumWaiting+r.waiting
+			sumFull += r.full
 			prompts += r.computed
 			coming += r.coming * w.seconds
 		}
@@ -219,7 +220,7 @@ func (f *Finding) see() {
 		if n := float64(len(w.ranks)); sumKV > 0 && sumRunning > 0 {
 			steps++
 			kv, requests = kv+w.most.kv*n/sumKV-1, requests+w.most.running*n/sumRunning-1
-			full += sumKV / n / f.room
+			full += sumFull / n
 		}
 	}
 	f.KVExcess, f.RequestExcess, f.KVFull = kv/steps, requests/steps, full/steps

@@ -66,11 +66,12 @@ func ask(ctx context.Context, client *engine.Client, targets []*engine.Target, a
 			if ctx.Err() != nil {
 				return // nobody waits for it any more
 			}
-			if s.Err = err; err != nil {
-				s.Silent++
-				return
+			if err == nil {
+				err = s.Add(round, now, p)
 			}
-			s.Add(round, now, p)
+			if err != nil {
+				s.Silent, s.Err = s.Silent+1, err
+			}
 		})
 	}
 	workers.Wait()

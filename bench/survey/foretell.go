@@ -19,6 +19,9 @@ type Given struct {
 	Budget int // tokens of a rank in a step, where it prefills
 }
 
+// MostSlots of a rank are simulated.
+const MostSlots = 4096
+
 // assumedBudget of engines whose --max-num-batched-tokens nobody told.
 const assumedBudget = 8192
 
@@ -39,7 +42,11 @@ func newTraffic(f *Finding, given Given) (*traffic, error) {
 	case !ok:
 		return nil, fmt.Errorf("%.0f requests ended meanwhile, and %d are needed to know how long prompts and answers are", f.outputs.total(), leastRequests)
 	}
-	return &traffic{Finding: f, texts: t, slots: cmp.Or(given.Slots, int(math.Ceil(f.mostRunning)))}, nil
+	slots := cmp.Or(given.Slots, int(math.Ceil(f.mostRunning)))
+	if slots > MostSlots {
+		return nil, fmt.Errorf("a rank ran %d requests at once, and no rank with more than %d is simulated", slots, MostSlots)
+	}
+	return &traffic{Finding: f, texts: t, slots: slots}, nil
 }
 
 // atMost is how many requests could run, if none waited for a slot or for KV room while another rank has some.

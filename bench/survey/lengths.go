@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"evenkeel/bench/trace"
+	"evenkeel/engine"
 )
 
 // texts draws lengths as the engines' histograms have them.
@@ -134,5 +135,5 @@ func (h *Histogram) edges(i int) (from, to float64) {
 			to = max(to, 2*h.Sum/(n-h.Counts[i-1]))
 		}
 	}
-	return from, max(to, 1.01*from)
+	return from, max(min(to, engine.MostContext), 1.01*from)
 }

@@ -69,28 +69,29 @@ var (
 	gapsS    = family{names: []string{"vllm:inter_token_latency_seconds_sum", "vllm:time_per_output_token_seconds_sum"}}
 )
 
-const (
-	cacheConfig = "vllm:cache_config_info"
-	started     = "process_start_time_seconds"
-)
-
 // The histograms of lengths, by their names without what follows in those of series.
 var (
 	promptLengths = []string{"vllm:request_prompt_tokens", "sglang:prompt_tokens_histogram"}
 	outputLengths = []string{"vllm:request_generation_tokens", "sglang:generation_tokens_histogram"}
 )
 
-func wanted() (names []string) {
-	for _, f := range []family{running, waiting, prealloc, transfer, usage, used, room, output, prompt, computed, decoded, hits, gaps, gapsS} {
-		names = append(names, f.names...)
+// limits are the series that are read, with the largest values that they can be right about.
+var limits = func() engine.Limits {
+	l := engine.Limits{}.Shares(usage.names...)
+	for _, f := range []family{running, waiting, prealloc, transfer} {
+		l.Add(engine.MostRequests, f.names...)
+	}
+	for _, f := range []family{used, room} {
+		l.Add(engine.MostKVTokens, f.names...)
+	}
+	for _, f := range []family{output, prompt, computed, decoded, hits, gaps, gapsS} {
+		l.Counters(f.names...)
 	}
 	for _, h := range slices.Concat(promptLengths, outputLengths) {
-		names = append(names, h+"_bucket", h+"_sum")
+		l.Counters(h+"_bucket", h+"_sum")
 	}
-	return append(names, cacheConfig, started)
-}
-
-var names = wanted()
+	return l
+}()
 
 // Page is what an engine's page of metrics tells.
 type Page struct {
@@ -103,12 +104,15 @@ type Page struct {
 	Uncounted string // the counter of answers' tokens that it lacks; SGLang's is not there before the first token either
 }
 
+// fullest is how many times its room a rank's KV may fill: the two are read one after the other.
+const fullest = 1.01
+
 // mostRanks of a page; larger groups are several pages.
 const mostRanks = 1024
 
 // Read reads a page.
 func Read(text []byte) (Page, error) {
-	families, err := engine.Named(text, names)
+	families, err := engine.Named(text, limits)
 	if err != nil {
 		return Page{}, err
 	}
@@ -129,10 +133,13 @@ func Read(text []byte) (Page, error) {
 	if len(ranks) > mostRanks {
 		return Page{}, fmt.Errorf("the page has %d ranks, and %d are the most that are looked at", len(ranks), mostRanks)
 	}
-	for _, m := range families[started].GetMetric() {
-		p.Started = m.GetUntyped().GetValue()
+	for _, m := range families[engine.StartTimeName].GetMetric() {
+		p.Started = zeroIfUnknown(m.GetUntyped().GetValue())
 	}
-	rooms := engine.Capacities(families[cacheConfig].GetMetric())
+	rooms, err := engine.Capacities(families[engine.CacheConfigName].GetMetric())
+	if err != nil {
+		return Page{}, err
+	}
 	counter := output.names[0]
 	if p.SGLang {
 		counter = decoded.names[0]
@@ -158,12 +165,22 @@ func Read(text []byte) (Page, error) {
 		if p.SGLang {
 			r.KV = of(used)
 		}
+		if !(r.Room > 0) {
+			r.Room = math.NaN()
+		}
+		if r.KV > r.Room*fullest {
+			return Page{}, &engine.PageError{Name: used.names[0], Says: fmt.Sprintf("%.0f, which is more than the %.0f of %s", r.KV, r.Room, room.names[0])}
+		}
 	}
 	for _, name := range slices.SortedFunc(maps.Keys(ranks), func(a, b string) int { return cmp.Or(cmp.Compare(len(a), len(b)), cmp.Compare(a, b)) }) {
 		r := ranks[name]
-		r.Prompts, r.Outputs = lengths(families, promptLengths, name), lengths(families, outputLengths, name)
+		if r.Prompts, r.Outputs, err = bothLengths(families, name); err != nil {
+			return Page{}, err
+		}
 		if len(p.Ranks) == 0 && len(r.Prompts.Bounds) == 0 { // SGLang's are of all ranks
-			r.Prompts, r.Outputs = lengths(families, promptLengths, ""), lengths(families, outputLengths, "")
+			if r.Prompts, r.Outputs, err = bothLengths(families, ""); err != nil {
+				return Page{}, err
+			}
 		}
 		r.Ended = r.Prompts.Sum + r.Outputs.Sum
 		p.Ranks = append(p.Ranks, *r)
@@ -206,32 +223,59 @@ func (f family) of(families map[string]*dto.MetricFamily, rank string) float64 {
 	return math.NaN()
 }
 
+// bothLengths are those of a rank's prompts and answers.
+func bothLengths(families map[string]*dto.MetricFamily, rank string) (prompts, outputs Histogram, err error) {
+	if prompts, err = lengths(families, promptLengths, rank); err == nil {
+		outputs, err = lengths(families, outputLengths, rank)
+	}
+	return prompts, outputs, err
+}
+
 // lengths are those of a rank in the first histogram that is there.
-func lengths(families map[string]*dto.MetricFamily, names []string, rank string) (h Histogram) {
+func lengths(families map[string]*dto.MetricFamily, names []string, rank string) (h Histogram, err error) {
 	for _, name := range names {
 		at := map[float64]float64{}
 		for _, m := range families[name+"_bucket"].GetMetric() {
 			le, err := strconv.ParseFloat(engine.Label(m, "le"), 64)
-			if err != nil || rankOf(m) != rank {
+			if err != nil || math.IsNaN(le) || rankOf(m) != rank {
 				continue
 			}
-			at[le] += m.GetUntyped().GetValue()
+			at[le] += zeroIfUnknown(m.GetUntyped().GetValue())
 		}
 		if len(at) == 0 {
 			continue
 		}
 		for _, m := range families[name+"_sum"].GetMetric() {
 			if rankOf(m) == rank {
-				h.Sum += m.GetUntyped().GetValue()
+				h.Sum += zeroIfUnknown(m.GetUntyped().GetValue())
 			}
 		}
 		h.Bounds = slices.Sorted(maps.Keys(at))
 		for _, b := range h.Bounds {
 			h.Counts = append(h.Counts, at[b])
 		}
-		return h
+		return h, h.odd(name)
 	}
-	return h
+	return h, nil
+}
+
+// odd says why a histogram of lengths of this name cannot be right.
+func (h *Histogram) odd(name string) error {
+	below := 0.0
+	for i, n := range h.Counts {
+		switch b := h.Bounds[i]; {
+		case !math.IsInf(b, 1) && (b < 0 || b > engine.MostContext):
+			return &engine.PageError{Name: name + "_bucket", Says: fmt.Sprintf("that requests are counted up to %g tokens", b)}
+		case n < below:
+			return &engine.PageError{Name: name + "_bucket", Says: fmt.Sprintf("%.0f up to %g, which is less than it says of shorter ones or said before", n, b)}
+		}
+		below = n
+	}
+	// One request may be in the sum and not in the count yet.
+	if h.Sum < 0 || h.Sum > (h.total()+1)*engine.MostContext {
+		return &engine.PageError{Name: name + "_sum", Says: fmt.Sprintf("%.0f more tokens for %.0f more requests", h.Sum, h.total())}
+	}
+	return nil
 }
 
 // since is what came to a histogram after it was like another one.

@@ -27,7 +27,7 @@ func NewReport(command string, lasted time.Duration, all []*Series, findings []*
 	r := &Report{Command: command, Lasted: lasted.Round(time.Second), Engines: len(all), Findings: findings}
 	for _, s := range all {
 		if s.Silent > 0 {
-			r.Silent = append(r.Silent, fmt.Sprintf("%s: questions without an answer: %d; the last one: %v", s.Address, s.Silent, s.Err))
+			r.Silent = append(r.Silent, fmt.Sprintf("%s: pages that did not come or were not believed: %d; the last reason: %v", s.Address, s.Silent, s.Err))
 		}
 	}
 	return r
@@ -81,7 +81,7 @@ func (f *Finding) Rows() (rows []Row) {
 	add("ranks", "%d, which %s", len(f.Ranks), f.Kind)
 	add("watched", "%.0f s", f.Seconds)
 	if f.Lost > 0 {
-		add("windows left out, because an engine was silent or began anew", "%d", f.Lost)
+		add("windows left out, because an engine was silent, was not believed or began anew", "%d", f.Lost)
 	}
 	if f.Tokens > 0 {
 		add("requests in the engines, in the mean", "%.1f", f.InFlight)

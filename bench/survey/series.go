@@ -2,10 +2,12 @@ package survey
 
 import (
 	"cmp"
+	"fmt"
 	"math"
 	"slices"
 	"time"
 
+	"evenkeel/engine"
 	"evenkeel/stats"
 )
 
@@ -16,10 +18,13 @@ type Series struct {
 	Model   string
 	SGLang  bool
 	Role    string // where the page tells it
-	Silent  int    // times that no page came
-	Err     error
+	Silent  int    // times that no page came, or one that cannot be right
+	Err     error  // the last reason
 
 	last    Page
+	at      time.Time // of it
+	doubted bool      // a page came after it that could not
+	life    int       // of the engine: another one for each time that it began anew
 	samples []sample
 	every   int // rounds of which one is kept
 
@@ -34,19 +39,33 @@ const mostSamples = 3600
 
 // sample is the ranks of an address at a time.
 type sample struct {
-	round   int
-	at      time.Time
-	started float64
-	ranks   []Rank // without histograms
+	round int
+	at    time.Time
+	life  int
+	ranks []Rank // without histograms
 }
 
-// Add takes what a page told in a round, which has a number.
-func (s *Series) Add(round int, at time.Time, p Page) {
-	if s.every == 0 {
+// Add takes what a page told in a round, which has a number. A page that cannot come after the one before is a PageError. Which of the two is wrong
+// nobody knows, so that counting begins anew with the next.
+func (s *Series) Add(round int, at time.Time, p Page) error {
+	switch {
+	case s.every == 0:
 		s.Model, s.SGLang, s.Role, s.every = p.Model, p.SGLang, p.Role, 1
-	} else {
-		s.count(&p)
+	case s.doubted:
+		s.life++
+	default:
+		same, err := p.follows(&s.last, at.Sub(s.at))
+		if err != nil {
+			s.doubted = true
+			return err
+		}
+		if same {
+			s.count(&p)
+		} else {
+			s.life++
+		}
 	}
+	s.at, s.doubted = at, false
 	s.last = p
 	s.ran = s.ran || slices.ContainsFunc(p.Ranks, func(r Rank) bool { return r.Running > 0 })
 	if len(s.samples) == mostSamples {
@@ -54,23 +73,78 @@ func (s *Series) Add(round int, at time.Time, p Page) {
 		s.samples = slices.DeleteFunc(s.samples, func(k sample) bool { return k.round%s.every != 0 })
 	}
 	if round%s.every != 0 {
-		return
+		return nil
 	}
 	ranks := slices.Clone(p.Ranks)
 	for i := range ranks {
 		ranks[i].Prompts, ranks[i].Outputs = Histogram{}, Histogram{}
 	}
-	s.samples = append(s.samples, sample{round: round, at: at, started: p.Started, ranks: ranks})
+	s.samples = append(s.samples, sample{round: round, at: at, life: s.life, ranks: ranks})
+	return nil
 }
 
-// count adds what came since the last page, if the engine is the same.
-func (s *Series) count(p *Page) {
-	if p.Started != s.last.Started || len(p.Ranks) != len(s.last.Ranks) {
-		return
+// Between two pages of an engine, no rank counts more tokens than these, and no gap between two tokens is shorter or longer in the mean.
+const (
+	fastest     = 1e9  // tokens a second, those of cached prompts among them
+	late        = 10.0 // seconds that a page may have come later than it was asked for
+	shortestGap = 1e-3 // ms
+	longestGap  = 3600 * 1e3
+)
+
+// follows says whether a page is of the same life of an engine as one before, so that what it counts goes on, and why it cannot be.
+func (p *Page) follows(last *Page, after time.Duration) (same bool, odd error) {
+	if p.Started != last.Started || len(p.Ranks) != len(last.Ranks) {
+		return false, nil
+	}
+	tokens, lengths := output.names[0], 0
+	if p.SGLang {
+		tokens, lengths = decoded.names[0], 1
 	}
 	for i := range p.Ranks {
-		a, b := &s.last.Ranks[i], &p.Ranks[i]
-		if !(b.Output >= a.Output) {
+		a, b := &last.Ranks[i], &p.Ranks[i]
+		for _, c := range []struct {
+			name string
+			a, b float64
+			most float64
+		}{
+			{tokens, a.Output, b.Output, fastest},
+			{prompt.names[0], a.Prompt, b.Prompt, fastest},
+			{computed.names[0], a.Computed, b.Computed, fastest},
+			{pulled.names[0], a.Pulled, b.Pulled, fastest},
+			{hits.names[0], a.Hits, b.Hits, fastest},
+			{gaps.names[0], a.Gaps, b.Gaps, fastest},
+			{gapsS.names[0], a.GapsMs, b.GapsMs, math.Inf(1)},
+		} {
+			switch more := c.b - c.a; {
+			case more < 0 && p.Started == 0: // nothing else tells that it began anew
+				return false, nil
+			case more < 0:
+				return false, &engine.PageError{Name: c.name, Says: fmt.Sprintf("%.0f, although it said %.0f before and the engine did not start anew", c.b, c.a)}
+			case more > c.most*(after.Seconds()+late):
+				return false, &engine.PageError{Name: c.name, Says: fmt.Sprintf("%.0f more within %v", more, after.Round(time.Millisecond))}
+			}
+		}
+		if n := b.Gaps - a.Gaps; n > 0 {
+			if ms := (b.GapsMs - a.GapsMs) / n; ms < shortestGap || ms > longestGap {
+				return false, &engine.PageError{Name: gapsS.names[0], Says: fmt.Sprintf("that a token came every %.3g ms", ms)}
+			}
+		}
+		for _, h := range []struct {
+			name string
+			Histogram
+		}{{promptLengths[lengths], b.Prompts.since(a.Prompts)}, {outputLengths[lengths], b.Outputs.since(a.Outputs)}} {
+			if err := h.odd(h.name); err != nil {
+				return false, err
+			}
+		}
+	}
+	return true, nil
+}
+
+// count adds what came since the last page.
+func (s *Series) count(p *Page) {
+	for i := range p.Ranks {
+		if !(p.Ranks[i].Output >= s.last.Ranks[i].Output) { // not told
 			return
 		}
 	}
@@ -143,6 +217,7 @@ type window struct {
 // rankIn is a rank within a window.
 type rankIn struct {
 	running, waiting, coming, kv float64 // in the mean of its two ends
+	full                         float64 // the share of its KV room that is in use; NaN: not told
 	computed                     float64 // tokens of prompts
 }
 
@@ -289,7 +364,7 @@ func between(a, b []sample, direct bool) (w window, ok bool) {
 	var gaps, gapsMs, running float64
 	var ends [2]rankIn
 	for i := range a {
-		if a[i].started != b[i].started || len(a[i].ranks) != len(b[i].ranks) {
+		if a[i].life != b[i].life || len(a[i].ranks) != len(b[i].ranks) {
 			return w, false
 		}
 		for k := range a[i].ranks {
@@ -297,7 +372,7 @@ func between(a, b []sample, direct bool) (w window, ok bool) {
 			if !(y.Output >= x.Output) || y.Gaps < x.Gaps || math.IsNaN(x.Running+y.Running) {
 				return w, false
 			}
-			r := rankIn{running: (x.Running + y.Running) / 2, waiting: zeroIfUnknown(x.Waiting+y.Waiting) / 2, coming: (x.Coming + y.Coming) / 2, kv: (x.KV + y.KV) / 2, computed: computedIn(x, y, direct)}
+			r := rankIn{running: (x.Running + y.Running) / 2, waiting: zeroIfUnknown(x.Waiting+y.Waiting) / 2, coming: (x.Coming + y.Coming) / 2, kv: (x.KV + y.KV) / 2, full: (x.KV/x.Room + y.KV/y.Room) / 2, computed: computedIn(x, y, direct)}
 			w.ranks = append(w.ranks, r)
 			for e, at := range []*Rank{x, y} {
 				ends[e].running, ends[e].kv = max(ends[e].running, at.Running), max(ends[e].kv, at.KV)

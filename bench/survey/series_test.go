@@ -59,7 +59,7 @@ func TestWhoStepsTogether(t *testing.T) {
 func TestAWindowInWhichAnEngineBeganAnewDoesNotCount(t *testing.T) {
 	s := told("d0", 1, 6, 0, 50, 20)
 	for i := 3; i < 6; i++ {
-		s.samples[i].started = 2
+		s.samples[i].life = 2
 		s.samples[i].ranks[0].Output -= 25
 	}
 	g := groups([]*Series{s})[0]

@@ -44,8 +44,8 @@ func (c *surveyCmd) Run(std streams) (fail error) {
 		return usageError{fmt.Errorf("--every %v asks too often; take 200ms or more", c.Every)}
 	case c.For < 10*c.Every:
 		return usageError{fmt.Errorf("--for %v is too short for --every %v; take ten times that or more", c.For, c.Every)}
-	case c.Slots < 0 || c.Slots > mostSurveyed || c.Budget < 0:
-		return usageError{fmt.Errorf("--slots is a number up to %d, and --token-budget one above 0", mostSurveyed)}
+	case c.Slots < 0 || c.Slots > survey.MostSlots || c.Budget < 0:
+		return usageError{fmt.Errorf("--slots is a number up to %d, and --token-budget one above 0", survey.MostSlots)}
 	}
 	targets, err := c.targets()
 	if err != nil {
@@ -131,6 +131,3 @@ func (c *surveyCmd) targets() (all []*engine.Target, err error) {
 	}
 	return all, nil
 }
-
-// mostSurveyed slots of a rank are simulated.
-const mostSurveyed = 4096

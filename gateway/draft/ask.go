@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"net/http"
 	"regexp"
 	"strings"
@@ -123,36 +124,45 @@ func (e *Entry) server(get func(path string) (int, []byte, error), version strin
 // sglang takes what SGLang tells; false: it is another engine.
 func (e *Entry) sglang(body []byte) bool {
 	var told struct {
-		Version   string `json:"version"`
-		Mode      string `json:"disaggregation_mode"`
-		Bootstrap int    `json:"disaggregation_bootstrap_port"`
-		Slots     int    `json:"max_running_requests"`
-		Ranks     int    `json:"dp_size"`
-		Attention *bool  `json:"enable_dp_attention"`
-		Budget    int    `json:"chunked_prefill_size"` // of a rank: a server with DP attention has divided it
-		Delays    bool   `json:"enable_prefill_delayer"`
+		Version   string        `json:"version"`
+		Mode      string        `json:"disaggregation_mode"`
+		Bootstrap engine.Number `json:"disaggregation_bootstrap_port"`
+		Slots     engine.Number `json:"max_running_requests"`
+		Ranks     engine.Number `json:"dp_size"`
+		Attention *bool         `json:"enable_dp_attention"`
+		Budget    engine.Number `json:"chunked_prefill_size"` // of a rank: a server with DP attention has divided it
+		engine.Holds
 	}
 	if json.Unmarshal(body, &told) != nil || told.Mode == "" {
 		return false
 	}
 	e.note("It is SGLang %s.", orUnknown(clean(told.Version)))
 	e.Connector = mooncake.SGLang
-	if told.Ranks > 1 {
-		e.Ranks = told.Ranks
+	ranks := e.whole(told.Ranks, "dp_size", engine.MostRanks)
+	if ranks > 1 {
+		e.Ranks = ranks
 	}
-	if e.slotsTold = told.Slots > 0; e.slotsTold {
-		if e.Slots = told.Slots; told.Attention == nil || *told.Attention { // then the number is that of all ranks together
-			e.Slots /= max(1, told.Ranks)
+	most := engine.MostRequests
+	ofAll := told.Attention == nil || *told.Attention // the number is that of all ranks together
+	if ofAll {
+		most *= max(1, ranks)
+	}
+	if slots := e.whole(told.Slots, "max_running_requests", most); slots > 0 {
+		if e.Slots, e.slotsTold = slots, true; ofAll {
+			e.Slots /= max(1, ranks)
 		}
 	}
 	e.is(map[string]string{"prefill": "prefill", "decode": "decode", "null": "aggregated"}[told.Mode], "its disaggregation_mode is "+clean(told.Mode))
 	if e.Role != "aggregated" {
-		e.Bootstrap = told.Bootstrap
+		e.Bootstrap = e.whole(told.Bootstrap, "disaggregation_bootstrap_port", math.MaxUint16)
 		return true
 	}
-	e.Budget = max(0, told.Budget) // -1: prompts are not cut
-	if told.Delays {
-		e.note("It holds prompts back itself (--enable-prefill-delayer). One hold is enough: start it without this flag.")
+	if told.Budget != "-1" { // which says that prompts are not cut
+		e.Budget = e.whole(told.Budget, "chunked_prefill_size", engine.MostStep)
+	}
+	flags, remedies := told.Flags(e.Slots)
+	for i := range flags {
+		e.note("It holds prompts back itself (%s). One hold is enough: %s.", flags[i], remedies[i])
 	}
 	return true
 }
@@ -163,15 +173,16 @@ func (e *Entry) vllm(body []byte) {
 		Config struct {
 			Transfer  json.RawMessage `json:"kv_transfer_config"`
 			Scheduler struct {
-				Slots    int `json:"max_num_seqs"`
-				Budget   int `json:"max_num_batched_tokens"`
-				Interval int `json:"prefill_schedule_interval"`
+				Slots    engine.Number `json:"max_num_seqs"`
+				Budget   engine.Number `json:"max_num_batched_tokens"`
+				Interval engine.Number `json:"prefill_schedule_interval"`
 			} `json:"scheduler_config"`
 		} `json:"vllm_config"`
 	}
-	_ = json.Unmarshal(body, &told)      // an older one tells its settings as a text, in which the role and the connector are found
-	if told.Config.Scheduler.Slots > 0 { // else what a person says of them counts
-		e.Slots, e.slotsTold = told.Config.Scheduler.Slots, true
+	_ = json.Unmarshal(body, &told) // an older one tells its settings as a text, in which the role and the connector are found
+	scheduler := &told.Config.Scheduler
+	if slots := e.whole(scheduler.Slots, "max_num_seqs", engine.MostRequests); slots > 0 { // else what a person says of them counts
+		e.Slots, e.slotsTold = slots, true
 	}
 	if string(told.Config.Transfer) == "null" {
 		e.is("aggregated", "it has no KV connector")
@@ -184,11 +195,27 @@ func (e *Entry) vllm(body []byte) {
 		}
 	}
 	if e.Role == "aggregated" {
-		e.Budget, e.Interval = max(0, told.Config.Scheduler.Budget), max(0, told.Config.Scheduler.Interval)
+		e.Budget = e.whole(scheduler.Budget, "max_num_batched_tokens", engine.MostStep)
+		e.Interval = e.whole(scheduler.Interval, "prefill_schedule_interval", engine.MostStep)
 		if e.Interval == 0 {
 			e.note("It does not tell its --prefill-schedule-interval. If that is above 1, write it as prefill_schedule_interval.")
 		}
 	}
+}
+
+// whole is a number that the engine tells of itself, 0 where it is not known or cannot be right.
+func (e *Entry) whole(n engine.Number, name string, most int) int {
+	v, err := n.Whole(name, int64(most))
+	if err != nil {
+		e.note("%s", sentence(err))
+	}
+	return v
+}
+
+// sentence is an error as a sentence of a comment.
+func sentence(err error) string {
+	s := clean(err.Error())
+	return strings.ToUpper(s[:1]) + s[1:] + "."
 }
 
 // vllmSays finds a value in vLLM's config, as text or as JSON.
@@ -230,7 +257,10 @@ func (e *Entry) models(ctx context.Context, client *engine.Client, target *engin
 	defer cancel()
 	models, err := engine.Models(ctx, client, target)
 	var status *engine.StatusError
+	var odd *engine.PageError
 	switch {
+	case errors.As(err, &odd):
+		e.note("%s", sentence(odd))
 	case errors.As(err, &status) && (status.Status == http.StatusUnauthorized || status.Status == http.StatusForbidden):
 		e.note("It wants an API key. Export it as OPENAI_API_KEY and run init again, and start the proxy with it.")
 	case err != nil:
@@ -256,6 +286,11 @@ func (e *Entry) metrics(ctx context.Context, client *engine.Client, target *engi
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
 	sample, err := engine.Scrape(ctx, client, target)
+	var odd *engine.PageError
+	if errors.As(err, &odd) {
+		e.note("%s", sentence(odd))
+		return
+	}
 	if err != nil {
 		e.note("GET /metrics could not be read: %s. Without its gauges, other clients of this engine are not seen.", why(err))
 		return

@@ -73,6 +73,29 @@ func TestAsk(t *testing.T) {
 			[]string{"It is an aggregated engine: its disaggregation_mode is null.", "It holds prompts back itself (--enable-prefill-delayer). One hold is enough"},
 		},
 		{
+			"an SGLang that waits for free slots", map[string]string{"/health": "", "/server_info": `{"disaggregation_mode":"null","max_running_requests":64,"dp_size":4,"min_free_slots_delay":4}`}, "",
+			Entry{Engine: config.Engine{Ranks: 4, Slots: 16}, Role: "aggregated", Connector: mooncake.SGLang},
+			[]string{"It holds prompts back itself (--min-free-slots-delay 4). One hold is enough: start it with --min-free-slots-delay 1."},
+		},
+		{
+			"an SGLang with DFlash, which waits for free slots by itself", map[string]string{"/health": "", "/server_info": `{"disaggregation_mode":"null","max_running_requests":64,"min_free_slots_delay":null,"speculative_algorithm":"DFLASH"}`}, "",
+			Entry{Engine: config.Engine{Slots: 64}, Role: "aggregated", Connector: mooncake.SGLang},
+			[]string{"It holds prompts back itself (--speculative-algorithm DFLASH, which turns --min-free-slots-delay on). One hold is enough: start it with --min-free-slots-delay 1."},
+		},
+		{
+			"numbers of SGLang that cannot be right", map[string]string{"/health": "", "/v1/models": `{"data":[{"id":"m","max_model_len":-3}]}`, "/metrics": "sglang:token_usage +Inf\n",
+				"/server_info": `{"disaggregation_mode":"null","max_running_requests":333333333333333333,"dp_size":1e30,"chunked_prefill_size":-2}`}, "",
+			Entry{Role: "aggregated", Connector: mooncake.SGLang},
+			[]string{`The engine's page cannot be right: max_running_requests says "333333333333333333".`, `cannot be right: dp_size says "1e30".`, `chunked_prefill_size says "-2".`,
+				`The engine's page cannot be right: max_model_len says "-3".`, `It serves "m".`, "The engine's page cannot be right: sglang:token_usage says +Inf."},
+		},
+		{
+			"numbers of vLLM that cannot be right", map[string]string{"/health": "", "/metrics": "vllm:cache_config_info{num_gpu_blocks=\"99999999999999999999\",block_size=\"16\"} 1\n",
+				"/server_info": `{"vllm_config":{"kv_transfer_config":null,"scheduler_config":{"max_num_seqs":1e30,"max_num_batched_tokens":-5,"prefill_schedule_interval":2.5}}}`}, "",
+			Entry{Role: "aggregated"},
+			[]string{`max_num_seqs says "1e30".`, `max_num_batched_tokens says "-5".`, `prefill_schedule_interval says "2.5".`, `The engine's page cannot be right: vllm:cache_config_info num_gpu_blocks says "99999999999999999999".`},
+		},
+		{
 			"an SGLang whose ranks are replicas", map[string]string{"/health": "", "/server_info": `{"disaggregation_mode":"null","max_running_requests":128,"dp_size":4,"enable_dp_attention":false,"chunked_prefill_size":-1}`}, "",
 			Entry{Engine: config.Engine{Ranks: 4, Slots: 128}, Role: "aggregated", Connector: mooncake.SGLang}, nil,
 		},

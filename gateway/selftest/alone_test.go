@@ -157,6 +157,20 @@ func TestSettingsThatDifferFromTheConfigAreTold(t *testing.T) {
 			"SGLang holds prompts itself", `{"enable_prefill_delayer":true}`, sglang,
 			[]string{"aggregated: holds prompts back itself (--enable-prefill-delayer). evenkeel holds them, too, and one hold is enough; start it without this flag"},
 		},
+		{
+			"SGLang waits for free slots", `{"min_free_slots_delay":4}`, sglang,
+			[]string{"aggregated: holds prompts back itself (--min-free-slots-delay 4). evenkeel holds them, too, and one hold is enough; start it with --min-free-slots-delay 1"},
+		},
+		{
+			"SGLang with DSpark waits for free slots by itself", `{"min_free_slots_delay":null,"speculative_algorithm":"DSPARK"}`, sglang,
+			[]string{"aggregated: holds prompts back itself (--speculative-algorithm DSPARK, which turns --min-free-slots-delay on). evenkeel holds them, too, and one hold is enough; start it with --min-free-slots-delay 1"},
+		},
+		{"SGLang with DFlash that was told not to wait", `{"min_free_slots_delay":1,"speculative_algorithm":"DFLASH"}`, sglang, nil},
+		{"SGLang without speculation", `{"min_free_slots_delay":null,"speculative_algorithm":null}`, sglang, nil},
+		{
+			"vLLM tells a number that cannot be right", `{"vllm_config":{"scheduler_config":{"max_num_seqs":333333333333333333,"max_num_batched_tokens":2048}}}`, noConnector(),
+			[]string{`aggregated: the engine's page cannot be right: max_num_seqs says "333333333333333333"`},
+		},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			found := Run(t.Context(), both(t, tc.profile, told(t, e.URLs()[0], tc.answer)), Options{})

@@ -5,6 +5,7 @@ package selftest
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"slices"
@@ -110,6 +111,10 @@ func (t *tester) subject(ctx context.Context, role string, e config.Engine) (s s
 		s.name += "/0"
 	}
 	s.models, err = t.models(ctx, s.target)
+	if odd := (*engine.PageError)(nil); errors.As(err, &odd) { // the models are known
+		t.report(s.name, Warn, "%v", odd)
+		err = nil
+	}
 	return s, err
 }
 

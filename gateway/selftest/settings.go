@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"net/http"
 
+	"evenkeel/engine"
 	"evenkeel/gateway/config"
 	"evenkeel/mooncake"
 )
@@ -14,7 +15,7 @@ import (
 func (t *tester) settings(ctx context.Context, role string, s subject, e config.Engine) {
 	switch {
 	case s.profile.Connector == mooncake.SGLang:
-		t.sglang(ctx, s)
+		t.sglang(ctx, s, e)
 	case s.profile.Aggregated():
 		t.vllm(ctx, s, e)
 	case role == "decode":
@@ -32,7 +33,7 @@ func (t *tester) serverInfo(ctx context.Context, s subject, into any) bool {
 
 // sglang warns of a server that goes on without a rank whose GPU has failed, because a request that names such a rank ends
 // it, and most of its ways to choose a rank choose that one, too. It also warns of one that holds prompts back as evenkeel does.
-func (t *tester) sglang(ctx context.Context, s subject) {
+func (t *tester) sglang(ctx context.Context, s subject, e config.Engine) {
 	named := s.profile.NamedRank(s.target.Rank) >= 0
 	if s.target.Rank < 0 && !s.profile.Aggregated() { // it has one rank
 		return
@@ -40,7 +41,7 @@ func (t *tester) sglang(ctx context.Context, s subject) {
 	var told struct {
 		Backend string `json:"elastic_ep_backend"`
 		Balance string `json:"load_balance_method"`
-		Delays  bool   `json:"enable_prefill_delayer"`
+		engine.Holds
 	}
 	answered := t.serverInfo(ctx, s, &told)
 	if told.Backend != "" && named {
@@ -53,19 +54,31 @@ func (t *tester) sglang(ctx context.Context, s subject) {
 	switch {
 	case !s.profile.Aggregated():
 	case !answered:
-		t.report(s.name, OK, "does not tell whether it holds prompts back itself (--enable-prefill-delayer): GET /server_info gives no answer")
-	case told.Delays:
-		t.report(s.name, Warn, "holds prompts back itself (--enable-prefill-delayer). evenkeel holds them, too, and one hold is enough; start it without this flag")
+		t.report(s.name, OK, "does not tell whether it holds prompts back itself (--enable-prefill-delayer, --min-free-slots-delay): GET /server_info gives no answer")
+	default:
+		flags, remedies := told.Flags(e.Slots)
+		for i := range flags {
+			t.report(s.name, Warn, "holds prompts back itself (%s). evenkeel holds them, too, and one hold is enough; %s", flags[i], remedies[i])
+		}
 	}
+}
+
+// whole is a number that an engine tells of itself, 0 where it is not known or cannot be right.
+func (t *tester) whole(s subject, n engine.Number, name string, most int64) int {
+	v, err := n.Whole(name, most)
+	if err != nil {
+		t.report(s.name, Warn, "%v", err)
+	}
+	return v
 }
 
 // vllmSettings are the sizes of a step that vLLM was started with. It tells them only with VLLM_SERVER_DEV_MODE=1.
 type vllmSettings struct {
 	Config struct {
 		Scheduler struct {
-			Slots    int `json:"max_num_seqs"`
-			Budget   int `json:"max_num_batched_tokens"`
-			Interval int `json:"prefill_schedule_interval"`
+			Slots    engine.Number `json:"max_num_seqs"`
+			Budget   engine.Number `json:"max_num_batched_tokens"`
+			Interval engine.Number `json:"prefill_schedule_interval"`
 		} `json:"scheduler_config"`
 	} `json:"vllm_config"`
 }
@@ -76,7 +89,7 @@ func (t *tester) atOnce(ctx context.Context, s subject, e config.Engine) {
 	if !t.serverInfo(ctx, s, &told) {
 		return
 	}
-	switch runs := told.Config.Scheduler.Slots; {
+	switch runs := t.whole(s, told.Config.Scheduler.Slots, "max_num_seqs", engine.MostRequests); {
 	case runs == 0 || e.Slots == 0:
 	case runs < e.Slots:
 		t.report(s.name, Warn, "was started with --max-num-seqs %d, and the config says slots: %d, so that requests wait inside the engine; write at most %[1]d", runs, e.Slots)
@@ -98,9 +111,10 @@ func (t *tester) vllm(ctx context.Context, s subject, e config.Engine) {
 		name, flag  string
 		said, meant int
 	}{
-		{"slots", "max-num-seqs", is.Slots, e.Slots},
-		{"token_budget", "max-num-batched-tokens", is.Budget, e.Budget},
-		{"prefill_schedule_interval", "prefill-schedule-interval", cmp.Or(is.Interval, 1), cmp.Or(e.Interval, 1)},
+		{"slots", "max-num-seqs", t.whole(s, is.Slots, "max_num_seqs", engine.MostRequests), e.Slots},
+		{"token_budget", "max-num-batched-tokens", t.whole(s, is.Budget, "max_num_batched_tokens", engine.MostStep), e.Budget},
+		{"prefill_schedule_interval", "prefill-schedule-interval",
+			cmp.Or(t.whole(s, is.Interval, "prefill_schedule_interval", engine.MostStep), 1), cmp.Or(e.Interval, 1)},
 	} {
 		if key.said > 0 && key.said != key.meant {
 			t.report(s.name, Warn, "was started with --"+key.flag+" %d, and the config says "+key.name+": %d; write %[1]d", key.said, key.meant)

@@ -1,0 +1,36 @@
+package engine
+
+import "strings"
+
+// Holds are the settings by which a server of SGLang that prefills and decodes holds prompts back itself, as GET /server_info tells
+// them. Source: SGLang 0.5.23, managers/min_free_slots_delayer.py.
+type Holds struct {
+	Delays      bool   `json:"enable_prefill_delayer"`
+	FreeSlots   Number `json:"min_free_slots_delay"` // prompts wait until so many slots of a rank are free; null: its start command does not say
+	Speculation string `json:"speculative_algorithm"`
+}
+
+// Flags returns the flags of the start command that make the server hold prompts back, each with what to do about it. A rank runs slots
+// requests at once; 0: unknown.
+func (h *Holds) Flags(slots int) (flags, remedies []string) {
+	add := func(flag, remedy string) { flags, remedies = append(flags, flag), append(remedies, remedy) }
+	if h.Delays {
+		add("--enable-prefill-delayer", "start it without this flag")
+	}
+	const off = "start it with --min-free-slots-delay 1"
+	switch algorithm := strings.ToUpper(h.Speculation); {
+	case h.FreeSlots == "": // this version has no such setting
+	case h.FreeSlots == "null": // these turn it on by themselves, but not for a few slots
+		if (algorithm == "DFLASH" || algorithm == "DSPARK") && (slots == 0 || slots >= fewSlots) {
+			add("--speculative-algorithm "+algorithm+", which turns --min-free-slots-delay on", off)
+		}
+	default:
+		if n, err := h.FreeSlots.Whole("min_free_slots_delay", MostRequests); err == nil && n > 1 {
+			add("--min-free-slots-delay "+string(h.FreeSlots), off)
+		}
+	}
+	return flags, remedies
+}
+
+// fewSlots is how many slots a rank has at least where SGLang turns the hold on by itself.
+const fewSlots = 8
