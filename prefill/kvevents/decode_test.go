@@ -5,6 +5,7 @@ import (
 	"encoding/hex"
 	"fmt"
 	"math"
+	"os"
 	"strings"
 	"sync"
 	"testing"
@@ -64,7 +65,7 @@ func (s *told) Cleared(_ index.Slot, why index.Reason) {
 	s.lines = append(s.lines, "cleared "+why.String())
 }
 func newMirror(sink Sink, count *counters) *mirror {
-	return &mirror{scope: index.Scope{Model: "m"}, sink: sink, most: 100, count: count, known: map[engineHash]block{}}
+	return &mirror{scope: index.Scope{Model: "m"}, sink: sink, most: 100, count: count, known: map[engineHash]block{}, holders: map[index.Key]int32{}}
 }
 
 func stored(hashes, parent, tokens any) m {
@@ -171,15 +172,31 @@ func FuzzBatch(f *testing.F) {
 	f.Add(payload(list{"BlockRemoved", list{8}, "GPU", 1}, list{"AllBlocksCleared"}, m{"type": "X", "y": list{m{}}}))
 	seed, _ := hex.DecodeString("92ca000000009192dbffffffff")
 	f.Add(seed)
+	ahead := func(hash any, parent any, more int32) m {
+		return with(stored(list{hash}, parent, list{1, 2}), m{"lookahead_token_ids": list{list{more}}, "group_idx": 0})
+	}
+	f.Add(payload(ahead(1, nil, 3), ahead(2, nil, 4), ahead(2, nil, 4), m{"type": "BlockRemoved", "block_hashes": list{1}}, ahead(1, 2, 5)))
+	frames, err := os.ReadFile("testdata/vllm-0.33-lookahead.hex")
+	require.NoError(f, err)
+	for _, line := range strings.Fields(string(frames)) {
+		seed, _ := hex.DecodeString(line)
+		f.Add(seed)
+	}
 	f.Fuzz(func(t *testing.T, batch []byte) {
 		var count counters
-		mirror := newMirror(newTold(), &count)
+		sink := held{}
+		mirror := newMirror(sink, &count)
 		d := newDecoder()
 		_, err := d.batch(batch, mirror.apply)
 		_, again := d.batch(batch, func(*event) {})
 		require.Equal(t, err == nil, again == nil, "what was read before changes nothing")
+		mirror.gone = nil
 		for _, b := range mirror.known {
 			require.NotZero(t, b.key)
+			require.True(t, sink[b.key], "the index lacks a block that the engine holds")
+			mirror.release(b.key)
 		}
+		require.Empty(t, mirror.holders)
+		require.Len(t, mirror.gone, len(sink))
 	})
 }

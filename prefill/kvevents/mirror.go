@@ -18,7 +18,10 @@ type Sink interface {
 
 // mirror keeps an engine's hashes of the blocks it holds, and what they are in
 // the index: ours are made of tokens and parent, whatever the engine's are made
-// of.
+// of. So several hashes may have one key. With EAGLE and no connector, vLLM from
+// 0.33 on hashes a block together with the tokens that follow it, and holds one
+// prefix as often as prompts go on from it in different ways. The index holds a
+// key until the engine has removed the last of its hashes.
 type mirror struct {
 	slot  index.Slot
 	scope index.Scope
@@ -26,9 +29,11 @@ type mirror struct {
 	most  int // blocks
 	count *counters
 
-	known  map[engineHash]block
-	hasher index.Hasher
-	keys   []index.Key
+	known   map[engineHash]block
+	holders map[index.Key]int32 // hashes in known that have this key
+	hasher  index.Hasher
+	keys    []index.Key
+	gone    []index.Key // keys whose last hash an event removes
 }
 
 type block struct {
@@ -37,7 +42,7 @@ type block struct {
 }
 
 // mostKnown bounds what a publisher that never removes a block can make us
-// remember: about 100 MiB.
+// remember: about 150 MiB.
 const mostKnown = 1 << 20
 
 // apply passes one event on.
@@ -57,6 +62,7 @@ func (m *mirror) apply(e *event) {
 // forget drops all that is known of the candidate.
 func (m *mirror) forget(why index.Reason) {
 	clear(m.known)
+	clear(m.holders)
 	m.sink.Lock()
 	defer m.sink.Unlock()
 	m.sink.Cleared(m.slot, why)
@@ -98,13 +104,40 @@ func (m *mirror) stored(e *event) {
 		parent = b.key
 	}
 	m.keys = m.hasher.Tokens(m.keys[:0], parent, e.tokens[:plain*e.block], e.block)
+	m.gone = m.gone[:0]
 	for i, k := range m.keys {
-		m.known[e.hashes[i]] = block{k, e.group}
+		m.hold(e.hashes[i], block{k, e.group})
 	}
 	m.count.skipped.Add(int64(len(e.hashes) - plain))
 	m.sink.Lock()
 	defer m.sink.Unlock()
+	if len(m.gone) > 0 {
+		m.sink.Removed(m.slot, m.gone)
+	}
 	m.sink.Stored(m.slot, m.keys)
+}
+
+// hold notes that the engine holds a block under a hash. It may have said so before: vLLM stores a hash once more for each request that
+// finds it in the cache.
+func (m *mirror) hold(h engineHash, b block) {
+	old, again := m.known[h]
+	m.known[h] = b
+	if again && old.key == b.key {
+		return
+	}
+	if again { // only an engine whose hashes are not made of tokens and parent does this
+		m.release(old.key)
+	}
+	m.holders[b.key]++
+}
+
+// release notes that a hash of a key is no longer held, and appends the key to gone if that was the last one.
+func (m *mirror) release(k index.Key) {
+	if m.holders[k]--; m.holders[k] > 0 {
+		return
+	}
+	delete(m.holders, k)
+	m.gone = append(m.gone, k)
 }
 
 // plain is how many of the stored blocks, from the first, are made of nothing
@@ -125,18 +158,18 @@ func (m *mirror) removed(e *event) {
 	if !onGPU(e.medium) {
 		return
 	}
-	m.keys = m.keys[:0]
+	m.gone = m.gone[:0]
 	for _, h := range e.hashes {
 		b, ok := m.known[h]
 		if ok && (!e.hasGroup || e.group == b.group) {
 			delete(m.known, h)
-			m.keys = append(m.keys, b.key)
+			m.release(b.key)
 		}
 	}
-	if len(m.keys) > 0 {
+	if len(m.gone) > 0 {
 		m.sink.Lock()
 		defer m.sink.Unlock()
-		m.sink.Removed(m.slot, m.keys)
+		m.sink.Removed(m.slot, m.gone)
 	}
 }
 
