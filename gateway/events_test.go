@@ -237,3 +237,66 @@ func TestWithoutEventsTheCacheIsKnownFromAnswers(t *testing.T) {
 	require.False(t, s.Events.Connected)
 	require.Zero(t, c.metric(fmt.Sprintf("evenkeel_kv_events_precise{candidate=%q}", s.ID)))
 }
+
+// The system chooses the ports of these publishers, and only the engine knows them. A restarted engine has other ones.
+func TestWhereRanksPublishIsTheEnginesWord(t *testing.T) {
+	t.Parallel()
+	two := publisher(func(c *refengine.Config) { c.Version, c.DPMode, c.DPSize = "0.33.0", "internal", 2 })
+	for name, o := range map[string]options{
+		"prefill":    {prefill: []refengine.Config{two}},
+		"aggregated": {mixed: []refengine.Config{two}},
+		"a port of the config at which nobody listens": {mixed: []refengine.Config{two}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			o.dirty = true
+			o.configure = func(cfg *config.Config) {
+				followed(cfg)
+				for _, all := range [][]config.Engine{cfg.Engines.Prefill, cfg.Engines.Aggregated} {
+					for i := range all {
+						all[i].Ranks, all[i].KVEventsPort, all[i].KVReplayPort = 2, 0, 0
+						if strings.Contains(name, "config") {
+							all[i].KVEventsPort, all[i].KVReplayPort = 1, 2
+						}
+					}
+				}
+			}
+			c := start(t, o)
+			engines := &c.prefill
+			if o.prefill == nil {
+				engines = &c.decode
+			}
+			status := func() (all []*prefill.EventsStatus) {
+				var o prefill.Overview
+				require.NoError(t, json.Unmarshal([]byte(c.get("/prefill").body), &o))
+				for _, s := range o.Candidates {
+					if s.Events != nil {
+						all = append(all, s.Events)
+					}
+				}
+				for i := range o.Ranks {
+					all = append(all, &o.Ranks[i].Events)
+				}
+				return all
+			}
+			atTheirPorts := func() bool {
+				all := status()
+				for i, s := range all {
+					if at, _ := (*engines)[0].KVEvents(i); !s.Connected || s.Source != at {
+						return false
+					}
+				}
+				return len(all) == 2
+			}
+			c.eventually("each rank's publisher is followed", atTheirPorts)
+			old := (*engines)[0]
+			again := old.Config()
+			again.Listen, again.KVEvents = strings.TrimPrefix(old.URLs()[0], "http://"), "127.0.0.1:0"
+			before, _ := old.KVEvents(0)
+			old.Close()
+			(*engines)[0] = c.engine(again)
+			after, _ := (*engines)[0].KVEvents(0)
+			require.NotEqual(t, before, after)
+			c.eventually("each rank's publisher is followed at its new port", atTheirPorts)
+		})
+	}
+}

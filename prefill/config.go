@@ -110,7 +110,7 @@ const (
 )
 
 // KVEventsConfig is what engines publish of their prefix caches. Rank i of an
-// engine has the ports i above these.
+// engine that does not say its ports has those i above these.
 type KVEventsConfig struct {
 	Enabled       bool          `yaml:"enabled"`
 	Port          int           `yaml:"port"`

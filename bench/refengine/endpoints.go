@@ -40,6 +40,7 @@ var endpoints = map[string]endpoint{
 	"/v1/models":                {http.MethodGet, false, (*life).serveModels},
 	"/health":                   {http.MethodGet, true, (*life).serveHealth},
 	"/version":                  {http.MethodGet, true, (*life).serveVersion},
+	"/kv_event_sources":         {http.MethodGet, true, serveEventSources},
 	"/metrics":                  {http.MethodGet, true, (*life).serveMetrics},
 	"/tokenize":                 {http.MethodPost, true, (*life).serveTokenize},
 	"/reset_prefix_cache":       {http.MethodPost, true, (*life).serveReset},
@@ -200,6 +201,26 @@ func (l *life) serveModels(x *exchange) bool {
 
 func (l *life) serveVersion(x *exchange) bool {
 	return x.answerJSON(map[string]string{"version": l.engine.cfg.Version})
+}
+
+// serveEventSources says where the ranks of the port publish their KV events, as vLLM does from 0.32 on.
+func serveEventSources(l *life, x *exchange) bool {
+	cfg := l.engine.cfg
+	if cfg.Connector == SGLang || cfg.before(32) {
+		return x.Answer(404, typeJSON, []byte(`{"detail":"Not Found"}`))
+	}
+	first, last := x.Port, x.Port
+	if cfg.DPMode == "internal" {
+		first, last = 0, cfg.DPSize-1
+	}
+	told := map[string]any{}
+	for rank := first; rank <= last; rank++ {
+		if events, replay := l.engine.KVEvents(rank); events != "" {
+			told[strconv.Itoa(cfg.DPFirst+rank)] = map[string]any{"enable_kv_cache_events": true, "publisher": "zmq", "endpoint": "tcp://" + events,
+				"replay_endpoint": "tcp://" + replay, "buffer_steps": 10_000, "hwm": cfg.KVEventsHWM, "max_queue_size": 100_000, "topic": ""}
+		}
+	}
+	return x.answerJSON(told)
 }
 
 func (l *life) serveTokenize(x *exchange) bool {

@@ -117,7 +117,7 @@ type Engine struct {
 	First   int    `yaml:"first_rank"` // what the header says for the first of them
 	Region  string `yaml:"region"`     // of another dispatcher: served only while this one owns it; empty: our own
 	// Prefill only.
-	KVEventsPort int `yaml:"kv_events_port"` // of its first rank, where prefill.kv_events.port is not its own; 0: it is
+	KVEventsPort int `yaml:"kv_events_port"` // of its first rank, before what it says itself; 0: prefill.kv_events.port, after what it says
 	KVReplayPort int `yaml:"kv_replay_port"`
 	// Of nixl-push with bind: arrival, where decode engines reach it; empty: its first answer tells.
 	KVEngineID string `yaml:"kv_engine_id"`

@@ -16,7 +16,6 @@ import (
 	"evenkeel/gateway/config"
 	"evenkeel/mooncake"
 	"evenkeel/prefill"
-	"evenkeel/prefill/kvevents"
 	"evenkeel/prefill/local"
 )
 
@@ -54,7 +53,7 @@ func (f *Fleet) Publish() {
 				if computes := in.profile.AllowLocalPrefill || w.Mixed; computes || in.profile.PullsLacking() {
 					l := local.Rank{ID: w.ID, Name: w.Name, Model: w.Model, Engine: w.Engine, Capacity: w.Capacity, Up: up, Computes: computes}
 					if w.Mixed {
-						l.Events = eventsOf(in, r, f.host.Settings().Prefill.KVEvents)
+						l.Events = f.eventsOf(in, r, f.host.Settings().Prefill.KVEvents)
 					}
 					locals = append(locals, l)
 				}
@@ -190,26 +189,9 @@ func (f *Fleet) candidate(in *instance, r int, up bool) prefill.Candidate {
 	}
 	if len(c.Models) > 0 {
 		c.Board = BoardIn(boardOf(in.status.Models), c.Region)
-		c.Events = eventsOf(in, r, f.host.Settings().Prefill.KVEvents)
+		c.Events = f.eventsOf(in, r, f.host.Settings().Prefill.KVEvents)
 	}
 	return c
-}
-
-// eventsOf is where a rank says what its prefix cache holds. Without an entry of
-// its own an engine has the ports that all have.
-func eventsOf(in *instance, r int, all prefill.KVEventsConfig) prefill.EventSource {
-	if !all.Enabled {
-		return prefill.EventSource{}
-	}
-	host, rank := in.engine.URL.Hostname(), max(0, r)
-	s := prefill.EventSource{
-		Events: kvevents.Endpoint(host, cmp.Or(in.conf.KVEventsPort, all.Port), rank),
-		Model:  boardOf(in.status.Models), ReplayTimeout: all.ReplayTimeout,
-	}
-	if port := cmp.Or(in.conf.KVReplayPort, all.ReplayPort); port != 0 {
-		s.Replay = kvevents.Endpoint(host, port, rank)
-	}
-	return s
 }
 
 // worker is called with f.mu held.

@@ -9,8 +9,9 @@ import (
 
 // EventSource is where an engine publishes what the prefix cache of a rank holds. The zero one publishes nothing.
 type EventSource struct {
-	Events, Replay string // host:port; without a replay any gap makes the rank cold
-	Model          string // base model of its blocks
+	kvevents.Place                 // as the config has it
+	Finder         kvevents.Finder // knows the engine's word, too; nil: nobody does. It must be comparable
+	Model          string          // base model of its blocks
 	ReplayTimeout  time.Duration
 }
 
@@ -26,7 +27,7 @@ type Feed struct {
 // Listen follows what an engine publishes, in blocks of so many tokens, under the lock that the caller holds.
 func (h *Holdings) Listen(lock lock, source EventSource, blockTokens int, capacity int64, now time.Time) Feed {
 	f := Feed{kvevents.Start(kvevents.Config{
-		Events: source.Events, Replay: source.Replay, ReplayTimeout: source.ReplayTimeout,
+		Place: source.Place, Finder: source.Finder, ReplayTimeout: source.ReplayTimeout,
 		Slot: h.Place(&Prompt{BlockTokens: blockTokens}, source.Model, capacity, now), Scope: index.Scope{Model: source.Model}, Sink: listener{lock, h},
 	}), source}
 	h.events, h.guessed = f.Stream, true // what was learned from answers so far is none of its blocks

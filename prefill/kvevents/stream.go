@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"math"
 	"net"
@@ -17,10 +18,22 @@ import (
 	"evenkeel/prefill/index"
 )
 
-// Config describes one stream.
-type Config struct {
+// Place is where a rank publishes.
+type Place struct {
 	Events string // host:port of the rank's publisher, see Endpoint
 	Replay string // of its replays; empty: none, so that any gap is a cold candidate
+}
+
+// Finder tells where a rank publishes now: the places in the order in which they are to be tried. With an error, these are what is
+// known without the engine's word.
+type Finder interface {
+	Places(ctx context.Context) ([]Place, error)
+}
+
+// Config describes one stream.
+type Config struct {
+	Place
+	Finder Finder // asked before each connection, because a restarted engine may have other ports; nil: Place is the only one
 	Slot   index.Slot
 	Scope  index.Scope // of the candidate's blocks; a LoRA's name comes with the events
 	Sink   Sink
@@ -57,6 +70,7 @@ type Stream struct {
 	begun    atomic.Int64 // as many of these are over
 	answered atomic.Int64 // first answer since the last batch, in Unix nanoseconds; 0: none
 	failure  atomic.Pointer[string]
+	at       atomic.Pointer[Place] // that was connected to last
 
 	// Of the goroutine that runs.
 	follow follower
@@ -68,13 +82,22 @@ type Stream struct {
 func Start(cfg Config) *Stream {
 	cfg.ReplayTimeout = cmp.Or(cfg.ReplayTimeout, 2*time.Second)
 	ctx, cancel := context.WithCancel(context.Background())
+	if cfg.Finder == nil {
+		cfg.Finder = only(cfg.Place)
+	}
 	s := &Stream{cfg: cfg, cancel: cancel, done: make(chan struct{}), resync: make(chan struct{}, 1), decode: newDecoder()}
 	s.mirror = mirror{slot: cfg.Slot, scope: cfg.Scope, sink: cfg.Sink, most: mostKnown, count: &s.count, known: map[engineHash]block{}, holders: map[index.Key]int32{}}
 	s.follow = follower{apply: s.apply, cold: s.cold, count: &s.count,
 		replay: func(from uint64, yield func(uint64, []byte) bool) error { return s.replay(ctx, from, yield) }}
+	s.at.Store(&cfg.Place)
 	go s.run(ctx)
 	return s
 }
+
+// only finds nothing but itself.
+type only Place
+
+func (o only) Places(context.Context) ([]Place, error) { return []Place{Place(o)}, nil }
 
 // Close ends the stream. The sink is not called any more when it returns; what
 // it was told stays as it is.
@@ -131,7 +154,7 @@ type Status struct {
 func (s *Stream) Status() Status {
 	c := &s.count
 	status := Status{
-		Source: s.cfg.Events, Complete: s.Complete(), Batches: c.batches.Load(), GapsReplayed: c.replayed.Load(), GapsCold: c.cold.Load(),
+		Source: s.at.Load().Events, Complete: s.Complete(), Batches: c.batches.Load(), GapsReplayed: c.replayed.Load(), GapsCold: c.cold.Load(),
 		DecodeErrors: c.decodeErrors.Load(), UnknownTypes: c.unknownTypes.Load(), UnknownParents: c.unknownParents.Load(),
 		Skipped: c.skipped.Load(), Blocks: c.known.Load(), BlockTokens: s.BlockTokens(), LagMs: float64(c.lagInMicros.Load()) / 1000,
 	}
@@ -169,13 +192,13 @@ func (s *Stream) run(ctx context.Context) {
 
 // session is one connection, from its dial to its end.
 func (s *Stream) session(ctx context.Context) error {
-	w, err := dial(ctx, zmq4.Sub, s.cfg.Events)
+	w, err := s.connect(ctx)
 	if err != nil {
 		return err
 	}
 	if err := w.SendMsg(zmq4.NewMsg([]byte{1})); err != nil { // to every topic
 		w.close()
-		return fmt.Errorf("kvevents: subscribing at %s: %w", s.cfg.Events, err)
+		return fmt.Errorf("kvevents: subscribing at %s: %w", s.at.Load().Events, err)
 	}
 	s.count.connects.Add(1)
 	q := newQueue()
@@ -214,12 +237,28 @@ func (s *Stream) session(ctx context.Context) error {
 	}
 }
 
+// connect dials the first place at which a publisher answers.
+func (s *Stream) connect(ctx context.Context) (*wire, error) {
+	places, why := s.cfg.Finder.Places(ctx)
+	for _, p := range places {
+		w, err := dial(ctx, zmq4.Sub, p.Events)
+		if err == nil {
+			s.at.Store(&p)
+			return w, nil
+		}
+		why = cmp.Or(why, err)
+	}
+	return nil, cmp.Or(why, errNowhere)
+}
+
+var errNowhere = errors.New("kvevents: nothing tells where the rank publishes")
+
 // read fills the queue until the connection ends.
 func (s *Stream) read(w *wire, q *queue) error {
 	for {
 		frames, err := w.frames()
 		if err != nil {
-			return fmt.Errorf("kvevents: %s: %w", s.cfg.Events, err)
+			return fmt.Errorf("kvevents: %s: %w", s.at.Load().Events, err)
 		}
 		if m, ok := messageOf(frames); ok {
 			q.push(m)
@@ -231,28 +270,29 @@ func (s *Stream) read(w *wire, q *queue) error {
 
 // replay asks the publisher for its batches from one on.
 func (s *Stream) replay(ctx context.Context, from uint64, yield func(uint64, []byte) bool) error {
-	if s.cfg.Replay == "" {
-		return fmt.Errorf("kvevents: %s has no replay endpoint", s.cfg.Events)
+	at := s.at.Load()
+	if at.Replay == "" {
+		return fmt.Errorf("kvevents: %s has no replay endpoint", at.Events)
 	}
 	ctx, cancel := context.WithTimeout(ctx, longReplay*s.cfg.ReplayTimeout)
 	defer cancel()
-	w, err := dial(ctx, zmq4.Dealer, s.cfg.Replay)
+	w, err := dial(ctx, zmq4.Dealer, at.Replay)
 	if err != nil {
 		return err
 	}
 	defer w.close()
 	if err := w.SendMsg(zmq4.NewMsgFrom(nil, binary.BigEndian.AppendUint64(nil, from))); err != nil {
-		return fmt.Errorf("kvevents: asking %s: %w", s.cfg.Replay, err)
+		return fmt.Errorf("kvevents: asking %s: %w", at.Replay, err)
 	}
 	for {
 		_ = w.raw.SetReadDeadline(time.Now().Add(s.cfg.ReplayTimeout))
 		frames, err := w.frames()
 		if err != nil {
-			return fmt.Errorf("kvevents: replay of %s: %w", s.cfg.Replay, err)
+			return fmt.Errorf("kvevents: replay of %s: %w", at.Replay, err)
 		}
 		m, ok := messageOf(frames)
 		if !ok {
-			return fmt.Errorf("kvevents: replay of %s: a message of %d frames", s.cfg.Replay, len(frames))
+			return fmt.Errorf("kvevents: replay of %s: a message of %d frames", at.Replay, len(frames))
 		}
 		if m.seq == endOfReplay || !yield(m.seq, m.payload) {
 			return nil

@@ -75,7 +75,7 @@ func startRank(t *testing.T, c refengine.Config) *rank {
 func (r *rank) follow() {
 	r.Helper()
 	events, replay := r.engine.KVEvents(0)
-	r.stream = Start(Config{Events: events, Replay: replay, Slot: r.slot, Scope: scope, Sink: r.sink, ReplayTimeout: 500 * time.Millisecond})
+	r.stream = Start(Config{Place: Place{events, replay}, Slot: r.slot, Scope: scope, Sink: r.sink, ReplayTimeout: 500 * time.Millisecond})
 	r.Cleanup(r.stream.Close)
 	r.eventually("connected", func() bool { return r.stream.Precise(time.Now()) })
 }
@@ -291,7 +291,7 @@ func batch(seq uint64, payload []byte) zmq4.Msg {
 func startStream(t *testing.T, events string) (*Stream, *rank) {
 	r := &rank{T: t, sink: &shared{x: index.New(index.Config{})}}
 	r.slot = r.sink.x.Add("p0/0", 0)
-	r.stream = Start(Config{Events: events, Slot: r.slot, Scope: index.Scope{Model: "m"}, Sink: r.sink, ReplayTimeout: 50 * time.Millisecond})
+	r.stream = Start(Config{Place: Place{Events: events}, Slot: r.slot, Scope: index.Scope{Model: "m"}, Sink: r.sink, ReplayTimeout: 50 * time.Millisecond})
 	t.Cleanup(r.stream.Close)
 	return r.stream, r
 }

@@ -9,6 +9,7 @@ import (
 
 	"evenkeel/prefill"
 	"evenkeel/prefill/index"
+	"evenkeel/prefill/kvevents"
 	"evenkeel/prefill/policy"
 )
 
@@ -130,7 +131,7 @@ func TestWhoPublishesIsFollowed(t *testing.T) {
 	}
 	set := func(sources ...string) {
 		for i := range ranks {
-			ranks[i].Events = prefill.EventSource{Events: sources[i], Model: "m"}
+			ranks[i].Events = prefill.EventSource{Place: kvevents.Place{Events: sources[i]}, Model: "m"}
 		}
 		l.Set(ranks)
 	}

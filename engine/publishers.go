@@ -1,0 +1,92 @@
+package engine
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math"
+	"net"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// Publisher is where a rank publishes its KV events, and answers what it is asked again, as the engine says it. A host of ""
+// stands for all addresses of the engine.
+type Publisher struct {
+	Rank           int // in the whole deployment
+	Events, Replay HostPort
+}
+
+// HostPort is an address of ZeroMQ over TCP; the zero one is none.
+type HostPort struct {
+	Host string
+	Port int
+}
+
+// Publishers reads GET /kv_event_sources, which vLLM has from 0.32 on, bounded by ctx. They are in the order of their ranks. An engine
+// that does not have the path has none, and so has one that publishes nothing.
+func Publishers(ctx context.Context, c *Client, t *Target) ([]Publisher, error) {
+	body, err := c.read(ctx, t, "/kv_event_sources", answerLimit)
+	if status := (*StatusError)(nil); errors.As(err, &status) && status.Status == http.StatusNotFound {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	all, err := parsePublishers(body)
+	if err != nil {
+		return nil, fmt.Errorf("engine %s: GET /kv_event_sources: %w", t.ID, err)
+	}
+	return all, nil
+}
+
+func parsePublishers(body []byte) ([]Publisher, error) {
+	var told map[string]struct {
+		Events string `json:"endpoint"`
+		Replay string `json:"replay_endpoint"`
+	}
+	if err := json.Unmarshal(body, &told); err != nil {
+		return nil, errors.New("the answer is not a publisher for each rank")
+	}
+	var all []Publisher
+	for name, s := range told {
+		rank, known, err := Whole("a rank", name, math.MaxInt32)
+		switch {
+		case err != nil:
+			return nil, err
+		case !known || len(told) > MostRanks:
+			return nil, &PageError{"a list of ranks", fmt.Sprintf("%s among %d", shown(name), len(told))}
+		}
+		p := Publisher{Rank: int(rank)}
+		if p.Events, err = hostPort("endpoint", s.Events); err != nil {
+			return nil, err
+		}
+		if s.Replay != "" {
+			if p.Replay, err = hostPort("replay_endpoint", s.Replay); err != nil {
+				return nil, err
+			}
+		}
+		all = append(all, p)
+	}
+	slices.SortFunc(all, func(a, b Publisher) int { return a.Rank - b.Rank })
+	return all, nil
+}
+
+// hostPort reads an address as ZeroMQ writes it. An engine that binds to all of its addresses says *.
+func hostPort(name, endpoint string) (at HostPort, err error) {
+	const scheme = "tcp://"
+	host, port, err := net.SplitHostPort(strings.TrimPrefix(endpoint, scheme))
+	if err == nil {
+		at.Port, err = strconv.Atoi(port)
+	}
+	if err != nil || !strings.HasPrefix(endpoint, scheme) || at.Port < 1 || at.Port > math.MaxUint16 {
+		return HostPort{}, &PageError{name, shown(endpoint) + ", which no other host reaches; give the engine an address like tcp://*:5557"}
+	}
+	if at.Host = host; host == "*" || host == "0.0.0.0" || host == "::" {
+		at.Host = ""
+	}
+	return at, nil
+}

@@ -1,0 +1,118 @@
+package fleet
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"strconv"
+	"time"
+
+	"evenkeel/engine"
+	"evenkeel/prefill"
+	"evenkeel/prefill/kvevents"
+)
+
+// eventsOf is where a rank says what its prefix cache holds. Without an entry of
+// its own an engine has the ports that all have.
+func (f *Fleet) eventsOf(in *instance, r int, all prefill.KVEventsConfig) prefill.EventSource {
+	if !all.Enabled {
+		return prefill.EventSource{}
+	}
+	host, rank := in.engine.URL.Hostname(), max(0, r)
+	s := prefill.EventSource{
+		Place:  kvevents.Place{Events: kvevents.Endpoint(host, cmp.Or(in.conf.KVEventsPort, all.Port), rank)},
+		Finder: publisher{f, in.key(), rank}, Model: boardOf(in.status.Models), ReplayTimeout: all.ReplayTimeout,
+	}
+	if port := cmp.Or(in.conf.KVReplayPort, all.ReplayPort); port != 0 {
+		s.Replay = kvevents.Endpoint(host, port, rank)
+	}
+	return s
+}
+
+// publisher finds where a rank of an engine publishes its KV events.
+type publisher struct {
+	fleet *Fleet
+	key   string
+	rank  int
+}
+
+// publisherPatience bounds the wait for an engine that is asked where it publishes.
+const publisherPatience = 2 * time.Second
+
+// Places asks the engine, which may have been restarted with other ports. A port that the config gives this engine alone goes before the
+// engine's word, because an engine does not know how its ports are mapped; one that all engines have goes after it.
+func (p publisher) Places(ctx context.Context) ([]kvevents.Place, error) {
+	p.fleet.mu.RLock()
+	in := p.fleet.instances[p.key]
+	if in == nil {
+		p.fleet.mu.RUnlock()
+		return nil, fmt.Errorf("engine %s is gone", p.key)
+	}
+	configured, own := p.fleet.eventsOf(in, p.rank, p.fleet.host.Settings().Prefill.KVEvents).Place, in.conf.KVEventsPort != 0
+	target, ranks, hosts := in.target(-1), max(1, in.conf.Ranks), append([]string{in.engine.URL.Hostname()}, in.profile.KVHosts...)
+	p.fleet.mu.RUnlock()
+
+	ctx, stop := context.WithTimeout(ctx, publisherPatience)
+	defer stop()
+	places := []kvevents.Place{configured}
+	all, err := engine.Publishers(ctx, p.fleet.host.Client, target)
+	if err != nil || len(all) == 0 {
+		return places, err
+	}
+	told, err := placeOf(ctx, all, p.rank, ranks, hosts)
+	switch {
+	case err != nil:
+		return places, fmt.Errorf("engine %s: %w", p.key, err)
+	case own && told != configured:
+		return append(places, told), nil
+	case told != configured:
+		return []kvevents.Place{told, configured}, nil
+	}
+	return places, nil
+}
+
+// placeOf is where a rank publishes. The engine numbers its ranks as the whole deployment does, from any number on. hosts are those of the
+// engine, the one of its URL first.
+func placeOf(ctx context.Context, all []engine.Publisher, rank, ranks int, hosts []string) (kvevents.Place, error) {
+	if len(all) < ranks || rank >= len(all) || all[rank].Rank != all[0].Rank+rank {
+		return kvevents.Place{}, fmt.Errorf("GET /kv_event_sources tells of %d ranks, and the config of %d", len(all), ranks)
+	}
+	var at kvevents.Place
+	for _, end := range []struct {
+		engine.HostPort
+		into *string
+	}{{all[rank].Events, &at.Events}, {all[rank].Replay, &at.Replay}} {
+		switch {
+		case end.Port == 0: // it answers nothing again
+			continue
+		case end.Host == "":
+			end.Host = hosts[0]
+		case !isOneOf(ctx, end.Host, hosts):
+			return kvevents.Place{}, fmt.Errorf("a rank publishes KV events at %s, which is no address of the engine that the proxy knows; "+
+				"if it is one, write it into kv_hosts of the engine's profile", net.JoinHostPort(end.Host, strconv.Itoa(end.Port)))
+		}
+		*end.into = net.JoinHostPort(end.Host, strconv.Itoa(end.Port))
+	}
+	return at, nil
+}
+
+// isOneOf says whether an address is one of these hosts, by its name or where the name leads to.
+func isOneOf(ctx context.Context, host string, hosts []string) bool {
+	if slices.Contains(hosts, host) {
+		return true
+	}
+	addr, err := netip.ParseAddr(host)
+	if err != nil {
+		return false
+	}
+	for _, h := range hosts {
+		found, err := net.DefaultResolver.LookupNetIP(ctx, "ip", h)
+		if err == nil && slices.ContainsFunc(found, func(a netip.Addr) bool { return a.Unmap() == addr.Unmap() }) {
+			return true
+		}
+	}
+	return false
+}
