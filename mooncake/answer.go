@@ -78,7 +78,7 @@ func (p *Profile) ReadProbe(answer []byte, x *Exchange, knownHost func(host stri
 	}
 	kv := got.kv
 	if kv == nil || rawjson.IsNull(kv) {
-		return a, fmt.Errorf("%w: kv_transfer_params is missing or null, finish_reason is %s; start the engine with kv_role kv_producer or kv_both",
+		return a, fmt.Errorf("%w: kv_transfer_params is missing or null, finish_reason is %s; start the engine with kv_role kv_producer",
 			ErrNoHandoff, reasonOf(a.FinishReason))
 	}
 	if len(kv) > maxHandoff {

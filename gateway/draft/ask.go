@@ -188,6 +188,9 @@ func (e *Entry) vllm(body []byte) {
 		e.is("aggregated", "it has no KV connector")
 	} else if role := vllmSays(body, "kv_role"); role != "" {
 		e.is(map[string]string{"kv_producer": "prefill", "kv_consumer": "decode"}[role], "its kv_role is "+role)
+		if role == "kv_both" {
+			e.note("Its kv_role is kv_both, which vLLM deprecates for NIXL. Start prefill engines with kv_producer and decode engines with kv_consumer.")
+		}
 	}
 	if name := vllmSays(body, "kv_connector"); name != "" {
 		if e.Connector = connectors[name]; e.Connector == "" {
@@ -198,7 +201,7 @@ func (e *Entry) vllm(body []byte) {
 		e.Budget = e.whole(scheduler.Budget, "max_num_batched_tokens", engine.MostStep)
 		e.Interval = e.whole(scheduler.Interval, "prefill_schedule_interval", engine.MostStep)
 		if e.Interval == 0 {
-			e.note("It does not tell its --prefill-schedule-interval. If that is above 1, write it as prefill_schedule_interval.")
+			e.note("It does not tell its --prefill-schedule-interval. If that is above 1, write it as prefill_schedule_interval. From vLLM 0.33 on it acts with one rank, too.")
 		}
 	}
 }

@@ -125,7 +125,7 @@ func TestAsk(t *testing.T) {
 		},
 		{
 			"vLLM with both roles", map[string]string{"/health": "", "/server_info": `{"kv_transfer_config":{"kv_connector":"MyConnector","kv_role":"kv_both"}}`}, "",
-			Entry{}, []string{"Its version is unknown.", "Nothing that it answers says", "Its kv_connector is MyConnector, for which there is no profile"},
+			Entry{}, []string{"Its version is unknown.", "Nothing that it answers says", "Its kv_role is kv_both, which vLLM deprecates for NIXL.", "Its kv_connector is MyConnector, for which there is no profile"},
 		},
 		{
 			"another role than a person gave", map[string]string{"/health": "", "/server_info": `{"version":"0.5.4","disaggregation_mode":"decode"}`}, "prefill",

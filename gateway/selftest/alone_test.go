@@ -1,6 +1,7 @@
 package selftest
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"fmt"
@@ -149,7 +150,7 @@ func TestSettingsThatDifferFromTheConfigAreTold(t *testing.T) {
 			"vLLM has larger steps, and an interval", `{"vllm_config":{"scheduler_config":{"max_num_seqs":32,"max_num_batched_tokens":8192,"prefill_schedule_interval":2}}}`, noConnector(),
 			[]string{
 				"aggregated: was started with --max-num-batched-tokens 8192, and the config says token_budget: 2048; write 8192",
-				"aggregated: was started with --prefill-schedule-interval 2, and the config says prefill_schedule_interval: 1; write 2",
+				"aggregated: was started with --prefill-schedule-interval 2, and the config says prefill_schedule_interval: 1; write 2, but not for a rank that steps alone and is older than vLLM 0.33: it ignores this flag",
 			},
 		},
 		{"SGLang holds nothing", `{"enable_prefill_delayer":false}`, sglang, nil},
@@ -178,6 +179,75 @@ func TestSettingsThatDifferFromTheConfigAreTold(t *testing.T) {
 			require.Equal(t, tc.warns, pick(found, Warn))
 		})
 	}
+}
+
+// handedBack puts into the last event of each stream what a decode engine with bidirectional_kv_xfer says there: vLLM 0.33, nixl/pull_scheduler.py.
+func handedBack(t *testing.T, raw string) string {
+	t.Helper()
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		req, err := http.NewRequestWithContext(context.WithoutCancel(r.Context()), r.Method, raw+r.URL.RequestURI(), r.Body)
+		if err != nil {
+			return
+		}
+		req.Header, req.Close, req.ContentLength = r.Header.Clone(), true, r.ContentLength
+		resp, err := http.DefaultClient.Do(req)
+		if err != nil {
+			return
+		}
+		defer func() { _ = resp.Body.Close() }()
+		w.Header().Set("Content-Type", resp.Header.Get("Content-Type"))
+		w.WriteHeader(resp.StatusCode)
+		lines := bufio.NewScanner(resp.Body)
+		for lines.Scan() {
+			line := lines.Text()
+			if strings.Contains(line, `"finish_reason":"`) {
+				line = strings.Replace(line, "data: {", `data: {"kv_transfer_params":{"do_remote_prefill":false,"do_remote_decode":true,"remote_block_ids":[[7,8]],"remote_engine_id":"d",`+
+					`"remote_request_id":"r","remote_host":"10.0.0.7","remote_port":5600,"tp_size":1,"remote_num_tokens":40,"remote_blocks_expiry_time":1300.5,"transfer_mode":"pull"},`, 1)
+			}
+			_, _ = w.Write([]byte(line + "\n"))
+		}
+	}))
+	t.Cleanup(s.Close)
+	return s.URL
+}
+
+func TestADecodeEngineThatKeepsTheKVOfAnswersIsTold(t *testing.T) {
+	p := start(t, refengine.Config{Role: refengine.Prefill, Connector: refengine.NIXLPull})
+	d := start(t, refengine.Config{Role: refengine.Decode, Connector: refengine.NIXLPull})
+	for name, tc := range map[string]struct {
+		url   string
+		warns bool
+	}{
+		"it says nothing":            {d.URLs()[0], false},
+		"its stream says so":         {handedBack(t, d.URLs()[0]), true},
+		"its settings say so":        {told(t, d.URLs()[0], `{"vllm_config":{"kv_transfer_config":{"kv_role":"kv_consumer","kv_connector_extra_config":{"bidirectional_kv_xfer":true}}}}`), true},
+		"its settings say otherwise": {told(t, d.URLs()[0], `{"vllm_config":{"kv_transfer_config":{"kv_connector_extra_config":{"bidirectional_kv_xfer":false}}}}`), false},
+		"both say so": {told(t, handedBack(t, d.URLs()[0]),
+			`{"vllm_config":{"kv_transfer_config":{"kv_connector_extra_config":{"bidirectional_kv_xfer":true}}}}`), true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			found := Run(t.Context(), cluster(t, mooncake.Profile{Connector: mooncake.NIXLPull}, p.URLs(), []string{tc.url}), Options{})
+			require.Empty(t, pick(found, Bad))
+			if !tc.warns {
+				require.Empty(t, pick(found, Warn))
+				return
+			}
+			require.Len(t, pick(found, Warn), 1)
+			require.Contains(t, pick(found, Warn)[0], "decode: keeps the KV of each answer for the next request of its chat (bidirectional_kv_xfer)")
+		})
+	}
+}
+
+func TestAnEngineThatIsBothIsTold(t *testing.T) {
+	p := start(t, refengine.Config{Role: refengine.Prefill, Connector: refengine.NIXLPull})
+	d := start(t, refengine.Config{Role: refengine.Decode, Connector: refengine.NIXLPull})
+	role := `{"vllm_config":{"kv_transfer_config":{"kv_role":"kv_both"}}}`
+	found := Run(t.Context(), cluster(t, mooncake.Profile{Connector: mooncake.NIXLPull}, []string{told(t, p.URLs()[0], role)}, []string{told(t, d.URLs()[0], role)}), Options{})
+	require.Empty(t, pick(found, Bad))
+	said := pick(found, Warn)
+	require.Len(t, said, 2)
+	require.Contains(t, said[0], "prefill: was started with kv_role kv_both, which vLLM deprecates for NIXL")
+	require.Contains(t, said[1], "decode: was started with kv_role kv_both")
 }
 
 func TestADecodeEngineWithAsManySlotsAsItRunsIsTold(t *testing.T) {

@@ -140,6 +140,7 @@ func (t *tester) answer(ctx context.Context, d subject, id string, body [][]byte
 type stream struct {
 	mirror                     *sse.Mirror
 	events, withUsage, withIDs int
+	handsBack                  bool // the engine keeps the KV of the answer for somebody who fetches it
 }
 
 func (s *stream) read(r io.Reader) error {
@@ -158,6 +159,7 @@ func (s *stream) read(r io.Reader) error {
 				continue
 			}
 			s.events++
+			s.handsBack = s.handsBack || strings.Contains(string(e.Data), `"do_remote_decode":true`)
 			if strings.Contains(string(e.Data), `"completion_tokens":`) {
 				s.withUsage++
 			}
@@ -189,6 +191,9 @@ func (t *tester) judge(d subject, s *stream) error {
 		t.counts(d, usage.Cached)
 	} else {
 		t.report(d.name, OK, "decoded %d tokens of a hand-off", usage.Completion)
+	}
+	if s.handsBack { // vLLM says it in streams from 0.33 on
+		t.report(d.name, Warn, handsBack)
 	}
 	if on(d.profile.ContinuousUsage) && s.withUsage < s.events-1 {
 		t.report(d.name, Warn, "only %d of %d events carry usage; set continuous_usage: false in its profile, tokens are counted by their ids then", s.withUsage, s.events)

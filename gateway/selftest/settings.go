@@ -18,8 +18,8 @@ func (t *tester) settings(ctx context.Context, role string, s subject, e config.
 		t.sglang(ctx, s, e)
 	case s.profile.Aggregated():
 		t.vllm(ctx, s, e)
-	case role == "decode":
-		t.atOnce(ctx, s, e)
+	default:
+		t.apart(ctx, role, s, e)
 	}
 }
 
@@ -75,6 +75,12 @@ func (t *tester) whole(s subject, n engine.Number, name string, most int64) int 
 // vllmSettings are the sizes of a step that vLLM was started with. It tells them only with VLLM_SERVER_DEV_MODE=1.
 type vllmSettings struct {
 	Config struct {
+		Transfer struct {
+			Role  string `json:"kv_role"`
+			Extra struct {
+				HandsBack engine.Number `json:"bidirectional_kv_xfer"`
+			} `json:"kv_connector_extra_config"`
+		} `json:"kv_transfer_config"`
 		Scheduler struct {
 			Slots    engine.Number `json:"max_num_seqs"`
 			Budget   engine.Number `json:"max_num_batched_tokens"`
@@ -83,12 +89,29 @@ type vllmSettings struct {
 	} `json:"vllm_config"`
 }
 
-// atOnce compares how many requests a decode engine runs at once with its slots. vLLM looks at requests that wait only while it runs fewer.
-func (t *tester) atOnce(ctx context.Context, s subject, e config.Engine) {
+// apart compares the settings of an engine of vLLM that prefills or decodes.
+func (t *tester) apart(ctx context.Context, role string, s subject, e config.Engine) {
 	var told vllmSettings
 	if !t.serverInfo(ctx, s, &told) {
 		return
 	}
+	if nixl := s.profile.Connector == mooncake.NIXLPull || s.profile.Connector == mooncake.NIXLPush; nixl && told.Config.Transfer.Role == "kv_both" {
+		t.report(s.name, Warn, "was started with kv_role kv_both, which vLLM deprecates for NIXL; start prefill engines with kv_producer and decode engines with kv_consumer")
+	}
+	if role == "decode" {
+		if told.Config.Transfer.Extra.HandsBack == "true" {
+			t.report(s.name, Warn, handsBack)
+		}
+		t.atOnce(s, e, &told)
+	}
+}
+
+// handsBack is what such a decode engine costs. Source: vLLM 0.32 and 0.33, nixl/pull_scheduler.py, request_finished.
+const handsBack = "keeps the KV of each answer for the next request of its chat (bidirectional_kv_xfer), for 480 s unless decoder_kv_blocks_ttl says otherwise. " +
+	"evenkeel fetches none of it and takes that room for free, so that requests will wait or be preempted in a busy engine; start it without bidirectional_kv_xfer"
+
+// atOnce compares how many requests a decode engine runs at once with its slots. vLLM looks at requests that wait only while it runs fewer.
+func (t *tester) atOnce(s subject, e config.Engine, told *vllmSettings) {
 	switch runs := t.whole(s, told.Config.Scheduler.Slots, "max_num_seqs", engine.MostRequests); {
 	case runs == 0 || e.Slots == 0:
 	case runs < e.Slots:
@@ -117,7 +140,11 @@ func (t *tester) vllm(ctx context.Context, s subject, e config.Engine) {
 			cmp.Or(t.whole(s, is.Interval, "prefill_schedule_interval", engine.MostStep), 1), cmp.Or(e.Interval, 1)},
 	} {
 		if key.said > 0 && key.said != key.meant {
-			t.report(s.name, Warn, "was started with --"+key.flag+" %d, and the config says "+key.name+": %d; write %[1]d", key.said, key.meant)
+			but := ""
+			if key.meant == 1 && key.name == "prefill_schedule_interval" {
+				but = ", but not for a rank that steps alone and is older than vLLM 0.33: it ignores this flag"
+			}
+			t.report(s.name, Warn, "was started with --"+key.flag+" %d, and the config says "+key.name+": %d; write %[1]d%[3]s", key.said, key.meant, but)
 		}
 	}
 }
