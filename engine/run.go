@@ -53,9 +53,12 @@ func (w *watch) check(ctx context.Context) {
 	case (err == nil || late(err)) && w.traffic.quiet(began) > 0.5:
 		w.lookForSigns(ctx)
 	}
-	var halt error
+	var halt, reforming error
 	if err == nil {
 		halt = w.lookForRanks(ctx)
+	}
+	if err == nil && errors.Is(w.facts.err, ErrReforming) {
+		reforming = w.reforming(ctx)
 	}
 	if ctx.Err() != nil { // stopped: what failed, failed by that
 		return
@@ -74,10 +77,12 @@ func (w *watch) check(ctx context.Context) {
 	strange := err == nil && (errors.Is(w.facts.err, ErrNotAnEngine) || errors.Is(w.facts.err, ErrRetired))
 	told := halt != nil
 	switch {
-	case errors.Is(err, ErrReforming), err == nil && errors.Is(w.facts.err, ErrReforming):
+	case errors.Is(err, ErrReforming):
 		halt, told = ErrReforming, true
-	case err == nil && w.facts.err != nil && errors.Is(w.absent.halt, ErrReforming):
-		halt = ErrReforming // only a list of models says that it is over
+	case reforming != nil:
+		halt, told = reforming, true
+	case err == nil && w.facts.err != nil && (errors.Is(w.absent.halt, ErrReforming) || errors.Is(w.absent.halt, errScaleFailed)):
+		halt = w.absent.halt // only a list of models says that it is over
 	}
 	switch {
 	case errors.Is(err, ErrReforming): // before 0.33 the health check of vLLM says it, too

@@ -29,6 +29,9 @@ var (
 // errDead is what vLLM says of a core that does not come back.
 var errDead = errors.New("one of its workers has died, and vLLM (--enable-fault-tolerance) will end the engine soon")
 
+// errScaleFailed is what vLLM says, from 0.33 on, of a change of its ranks that will not end: its API server refuses everything from then on.
+var errScaleFailed = errors.New("vLLM could not change the number of its ranks, and takes no requests until all of them are restarted")
+
 // LongestHalt is how long requests wait for an engine that is halted. One that is for longer is as good as down.
 const LongestHalt = 10 * time.Minute
 
@@ -229,7 +232,7 @@ func (w *watch) halt(why error, heard bool) {
 // hopeless is why an engine that is halted is down, or nil.
 func (a *absent) hopeless(now time.Time) error {
 	switch {
-	case errors.Is(a.halt, errDead):
+	case errors.Is(a.halt, errDead), errors.Is(a.halt, errScaleFailed):
 		return a.halt
 	case a.halt != nil && now.Sub(a.since) >= LongestHalt:
 		return fmt.Errorf("it has taken no requests for %.0f minutes: %w", LongestHalt.Minutes(), a.halt)
@@ -267,7 +270,7 @@ func (w *watch) lookForRanks(ctx context.Context) (halt error) {
 		var err error
 		if halt, err = w.fault(ctx, w.m.cfg.Timeout); err != nil { // then what it said last counts
 			w.m.mu.Lock()
-			if halt = w.absent.halt; errors.Is(halt, ErrReforming) {
+			if halt = w.absent.halt; errors.Is(halt, ErrReforming) || errors.Is(halt, errScaleFailed) {
 				halt = nil
 			}
 			w.m.mu.Unlock()
@@ -281,6 +284,34 @@ func (w *watch) lookForRanks(ctx context.Context) (halt error) {
 		}
 	}
 	return halt
+}
+
+// reforming asks vLLM how far a change of the number of its ranks is, while it refuses requests because of it. From 0.33 on it tells the phase, the
+// number that was asked for and why it failed, also where each rank has an API server of its own (entrypoints/serve/elastic_ep/api_router.py). Before
+// a commit, in the phase preparing, it takes requests. After one that failed it never does.
+func (w *watch) reforming(ctx context.Context) error {
+	ctx, stop := context.WithTimeout(ctx, min(w.m.cfg.Timeout, time.Second))
+	defer stop()
+	status, body, err := w.m.cfg.Client.ask(ctx, http.MethodPost, w.in.Target, "/is_scaling_elastic_ep", answerLimit)
+	var told struct {
+		Phase string `json:"phase"`
+		Error string `json:"error"`
+		Ranks Number `json:"requested_data_parallel_size"`
+	}
+	if err != nil || status != http.StatusOK || json.Unmarshal(body, &told) != nil { // an older one says nothing meanwhile
+		return ErrReforming
+	}
+	ranks, err := told.Ranks.Whole("requested_data_parallel_size", MostRanks)
+	if err != nil {
+		return fmt.Errorf("%w; %w", ErrReforming, err)
+	}
+	switch {
+	case told.Phase == "failed":
+		return fmt.Errorf("%w; it was to have %d, and says: %.200q", errScaleFailed, ranks, told.Error)
+	case ranks > 0:
+		return fmt.Errorf("%w; it is to have %d", ErrReforming, ranks)
+	}
+	return ErrReforming
 }
 
 // rankDue says that it is time to try whether an engine has more ranks again. It needs m.mu.

@@ -122,6 +122,50 @@ func TestAnEngineThatReformsIsHalted(t *testing.T) {
 	})
 }
 
+// From 0.33 on vLLM says how far a change of its ranks is. After one that failed it never takes requests again, so nothing waits for it.
+func TestAChangeOfRanksThatFailedIsNotWaitedFor(t *testing.T) {
+	const path = "/is_scaling_elastic_ep"
+	f := newFake()
+	watched(t, f, func(t *testing.T, m *Monitor, _ *observer.ObservedLogs, _ *prometheus.Registry) {
+		says := func(body string) Status {
+			f.set(path, ok(body))
+			time.Sleep(3 * time.Second)
+			return m.Status("p0")
+		}
+		phase := func(p string, ranks int, why string) string {
+			return fmt.Sprintf(`{"is_scaling_elastic_ep":%v,"phase":%q,"epoch":"1","error":%s,"requested_data_parallel_size":%d}`, p != "failed", p, why, ranks)
+		}
+		require.Equal(t, "up", says(phase("preparing", 8, "null")).State(), "it takes requests until it commits")
+		require.Zero(t, f.count(path), "nothing asks an engine that takes requests")
+
+		for _, p := range []string{"/v1/models", "/metrics"} {
+			f.set(p, refusing(503, `{"error":"`+saysScaling+`"}`))
+		}
+		m.Report("p0", fmt.Errorf("prefill p0: %w", ErrReforming))
+		s := says(phase("committing", 8, "null"))
+		require.Equal(t, "halted", s.State())
+		require.ErrorContains(t, s.Halt, "its group re-forms, because vLLM changes the number of its ranks (elastic EP); it is to have 8")
+		for _, old := range []string{`{"is_scaling_elastic_ep":true}`, `{"phase":"committing","error":null,"requested_data_parallel_size":null}`, "<html>",
+			`{"phase":"committing","requested_data_parallel_size":-3}`} {
+			require.Equal(t, "halted", says(old).State(), old)
+		}
+		f.set(path, status(503)) // its store cannot be reached just now
+		time.Sleep(3 * time.Second)
+		require.Equal(t, "halted", m.Status("p0").State())
+
+		s = says(phase("failed", 8, `"rank 3: RuntimeError"`))
+		require.Equal(t, "down", s.State())
+		require.ErrorContains(t, s.Err, `takes no requests until all of them are restarted; it was to have 8, and says: "rank 3: RuntimeError"`)
+
+		for _, p := range []string{"/v1/models", "/metrics"} {
+			f.set(p, newFake().answers[p])
+		}
+		time.Sleep(3 * time.Second)
+		require.Equal(t, "up", m.Status("p0").State())
+		require.NoError(t, m.Status("p0").Err)
+	})
+}
+
 // refusesTokens has a decode engine of one rank say to requests, canaries too, that its group re-forms.
 func refusesTokens(t *testing.T, m *Monitor, f *fake) {
 	m.cfg.Canary = time.Second

@@ -105,6 +105,26 @@ func TestAGroupThatReformsIsWaitedFor(t *testing.T) {
 	}
 }
 
+// A group whose change failed takes no requests until it is restarted. Requests do not wait for it.
+func TestAGroupThatCouldNotChangeItsRanksIsDown(t *testing.T) {
+	t.Parallel()
+	c := start(t, options{dirty: true, configure: quickHealth, decode: []refengine.Config{{Version: "0.33.0"}, {Version: "0.33.0"}}})
+	failed := c.decode[0]
+	require.NoError(t, failed.SetFaults(refengine.Rule{Fault: refengine.Scaling, Value: 8}))
+	c.eventually("it is seen, with the number", func() bool {
+		s := c.engineStatus(failed)
+		return s.State == "halted" && strings.Contains(s.Error, "it is to have 8")
+	})
+	require.NoError(t, failed.SetFaults(refengine.Rule{Fault: refengine.Scaling, Value: -8}))
+	c.eventually("it is down, with the reason", func() bool {
+		s := c.engineStatus(failed)
+		return s.State == "down" && strings.Contains(s.Error, "RuntimeError")
+	})
+	require.Equal(t, "right", c.judge("served by the other one", ""))
+	require.NoError(t, failed.SetFaults())
+	c.eventually("it was restarted", func() bool { return c.state(failed) == "up" })
+}
+
 // A group that re-forms for too long ends the waits at their limits, with an error that says so, and nothing is held then.
 func TestAWaitForAGroupThatReformsHasItsLimit(t *testing.T) {
 	t.Parallel()

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"math"
 	"net/http"
 	"slices"
 	"strconv"
@@ -41,6 +42,7 @@ var endpoints = map[string]endpoint{
 	"/health":                   {http.MethodGet, true, (*life).serveHealth},
 	"/version":                  {http.MethodGet, true, (*life).serveVersion},
 	"/kv_event_sources":         {http.MethodGet, true, serveEventSources},
+	scalingPath:                 {http.MethodPost, true, serveScaling},
 	"/metrics":                  {http.MethodGet, true, (*life).serveMetrics},
 	"/tokenize":                 {http.MethodPost, true, (*life).serveTokenize},
 	"/reset_prefix_cache":       {http.MethodPost, true, (*life).serveReset},
@@ -88,7 +90,7 @@ func (l *life) handle(x *exchange) bool {
 
 // withholds is what vLLM's ScalingMiddleware says in place of an answer; empty: nothing.
 func (l *life) withholds(x *exchange, path string) string {
-	if path == "/stats" || path == "/health" && !l.engine.cfg.before(33) {
+	if path == "/stats" || !l.engine.cfg.before(33) && (path == "/health" || path == scalingPath) {
 		return ""
 	}
 	if _, hit := l.engine.faults.now(Retired, x.Port); hit {
@@ -98,6 +100,29 @@ func (l *life) withholds(x *exchange, path string) string {
 		return "The model is currently scaling. Please try again later."
 	}
 	return ""
+}
+
+// scalingPath tells how far a change of the number of ranks is.
+const scalingPath = "/is_scaling_elastic_ep"
+
+// serveScaling tells the phase from 0.33 on, and else only that the number of ranks does not change: while it does, nothing is answered. The
+// value of the fault is the number that was asked for, and one below 0 says that the commit failed.
+func serveScaling(l *life, x *exchange) bool {
+	hit, now := l.engine.faults.now(Scaling, x.Port)
+	told := map[string]any{"is_scaling_elastic_ep": now}
+	if !l.engine.cfg.before(33) {
+		told["phase"], told["epoch"], told["error"], told["requested_data_parallel_size"] = "idle", nil, nil, nil
+		if now {
+			told["phase"] = "committing"
+		}
+		if now && hit.Value != 0 {
+			told["epoch"], told["requested_data_parallel_size"] = "1", math.Abs(hit.Value)
+		}
+		if hit.Value < 0 {
+			told["phase"], told["error"], told["is_scaling_elastic_ep"] = "failed", "rank 3: RuntimeError", false
+		}
+	}
+	return x.answerJSON(told)
 }
 
 // serveFaultStatus says whether the core of the port's rank has met a fault.
