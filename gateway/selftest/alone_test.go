@@ -169,8 +169,8 @@ func TestSettingsThatDifferFromTheConfigAreTold(t *testing.T) {
 		{"SGLang with DFlash that was told not to wait", `{"min_free_slots_delay":1,"speculative_algorithm":"DFLASH"}`, sglang, nil},
 		{"SGLang without speculation", `{"min_free_slots_delay":null,"speculative_algorithm":null}`, sglang, nil},
 		{
-			"vLLM tells a number that cannot be right", `{"vllm_config":{"scheduler_config":{"max_num_seqs":333333333333333333,"max_num_batched_tokens":2048}}}`, noConnector(),
-			[]string{`aggregated: the engine's page cannot be right: max_num_seqs says "333333333333333333"`},
+			"vLLM tells a number that cannot be right", `{"vllm_config":{"scheduler_config":{"max_num_seqs":333333333333333333,"max_num_batched_tokens":1e30}}}`, noConnector(),
+			[]string{`aggregated: does not tell its max_num_seqs: the engine's page cannot be right: max_num_seqs says "333333333333333333"`, `aggregated: does not tell its max_num_batched_tokens: the engine's page cannot be right: max_num_batched_tokens says "1e30"`},
 		},
 	} {
 		t.Run(tc.name, func(t *testing.T) {

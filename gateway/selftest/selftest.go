@@ -112,7 +112,7 @@ func (t *tester) subject(ctx context.Context, role string, e config.Engine) (s s
 	}
 	s.models, err = t.models(ctx, s.target)
 	if odd := (*engine.PageError)(nil); errors.As(err, &odd) { // the models are known
-		t.report(s.name, Warn, "%v", odd)
+		t.report(s.name, Warn, "does not tell how long a context its models take: %v", odd)
 		err = nil
 	}
 	return s, err

@@ -67,7 +67,7 @@ func (t *tester) sglang(ctx context.Context, s subject, e config.Engine) {
 func (t *tester) whole(s subject, n engine.Number, name string, most int64) int {
 	v, err := n.Whole(name, most)
 	if err != nil {
-		t.report(s.name, Warn, "%v", err)
+		t.report(s.name, Warn, "does not tell its "+name+": %v", err) // each name is a kind of its own
 	}
 	return v
 }
