@@ -9,7 +9,7 @@ import (
 
 // published is what any goroutine may read of a board: its pace, and whether it suspects any pair.
 type published struct {
-	watched              atomic.Int32 // suspected pairs: what arrives is of interest only while there are some
+	watched              atomic.Int32 // suspected pairs, and ranks that refuse: what arrives is of interest only while there are some
 	slots, free, waiting atomic.Int64
 	seconds              atomic.Uint64 // bits
 }

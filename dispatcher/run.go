@@ -227,6 +227,11 @@ func (r *runner) do(e *board.Effect, took time.Duration) {
 		m.quarantines.WithLabelValues(e.Pair.Prefiller, e.Pair.Engine).Inc()
 		r.log.Warn("dispatcher: hand-offs of a prefill engine do not reach a decode engine, although both work with other engines; the pair is avoided",
 			zap.String("prefiller", e.Pair.Prefiller), zap.String("engine", e.Pair.Engine), zap.Int("failures", e.Count), zap.Duration("for", e.Lasts))
+	case board.EffectSpared:
+		r.log.Warn("dispatcher: a rank has refused several requests in a row (429 or 503) and gets none for a moment, while others take any; then one request tries it",
+			zap.String("rank", e.Names[0]), zap.Duration("for", e.Lasts))
+	case board.EffectUnspared:
+		r.log.Info("dispatcher: a rank that had refused requests takes them again", zap.String("rank", e.Names[0]))
 	case board.EffectSteered:
 		m.steered.WithLabelValues(e.Label).Inc()
 	case board.EffectDuplicate:

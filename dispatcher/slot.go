@@ -17,8 +17,6 @@ type Slot struct {
 	Decide  time.Duration    // of Wait, the round that admitted it
 	Grounds *grounds.Grounds // what the rank was chosen on; nil without Config.Explain
 
-	handsOff bool // its KV comes from a prefill engine that is known
-
 	generated atomic.Int32
 	voice     voice  // the group's steps it got tokens in
 	pulse     *pulse // the group's; nil without barrier
@@ -29,7 +27,7 @@ type Slot struct {
 }
 
 func newSlot(e *pool.Entry, explain bool) *Slot {
-	s := &Slot{handsOff: e.Prefiller != ""}
+	s := &Slot{}
 	if explain {
 		s.Grounds = &grounds.Grounds{}
 	}
@@ -66,7 +64,7 @@ func (s *Slot) Generated() int { return int(s.generated.Load()) }
 func (s *Slot) Started() {
 	s.started.Store(true)
 	s.waits.Store(false) // the engine had room for it, whatever the board believes
-	if s.owner != nil && s.handsOff && s.owner.pace.watched.Load() > 0 {
+	if s.owner != nil && s.owner.pace.watched.Load() > 0 {
 		s.owner.arrive(s)
 	}
 }

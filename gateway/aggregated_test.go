@@ -130,7 +130,7 @@ func TestAFullRankLeavesItsGroupInService(t *testing.T) {
 	o := together(nil)
 	o.mixed[0].DPMode, o.mixed[0].DPSize = "internal", 4
 	c := start(t, o)
-	require.NoError(t, c.decode[0].SetFaults(refengine.Rule{Fault: refengine.Busy, Count: 3}))
+	require.NoError(t, c.decode[0].SetFaults(refengine.Rule{Fault: refengine.Busy, Count: 6}))
 	require.Equal(t, http.StatusServiceUnavailable, c.post(chatPath, talk("", "hi")).status, "all its attempts found a full queue")
 	require.Equal(t, "up", c.gw.Status(t.Context()).Engines[0].State)
 	require.Zero(t, c.gw.Status(t.Context()).Prefill[0].Failures)

@@ -59,6 +59,9 @@ type Entry struct {
 	// the entry waits for that, though not for ever.
 	Avoid []int32
 
+	// Last are the workers that it goes to only while no other one can take it at once: they are beside one that has refused it.
+	Last []int32
+
 	// Only are the workers that may have it, whatever it avoids; none: any may. It
 	// waits for one of these as long as it may wait.
 	Only []int32

@@ -30,8 +30,11 @@ type Candidate struct {
 	// Mixed: it is a group of ranks that prefill and decode. What is leased there waits in the pool of its board
 	// until it is sent, so it can start as many as will soon have a slot, and it is never scraped.
 	Mixed bool
-	// Second: it takes a prompt only where no other candidate of the model can, or where the request names it.
+	// Second: it takes a prompt only where no other candidate of the model can, or each of them has failed at the request, or where the
+	// request names it.
 	Second bool
+	// Idle: no rank would fetch the KV of its prompts, so that it comes second to all.
+	Idle bool
 }
 
 // word is the candidate's state, in one word for metrics and status.

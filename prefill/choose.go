@@ -222,13 +222,19 @@ func (d *chooser) filterCircuit(r *Request, servers []*candidate) (kept []*candi
 	return d.eligible, true
 }
 
-// first drops, in place, the candidates that come after others, unless only these are left or one is named.
+// first drops, in place, the candidates that come after others, unless only these are left, each of the others was tried, or one is
+// named. Those whose KV no rank would fetch are of no use after the others either.
 func (r *Request) first(candidates []*candidate) []*candidate {
 	second := func(c *candidate) bool { return c.Second }
-	if r.Target != "" || !slices.ContainsFunc(candidates, func(c *candidate) bool { return !c.Second }) {
+	fresh := func(c *candidate) bool { return !c.Second && !slices.Contains(r.Exclude, c.ID) }
+	useful := func(c *candidate) bool { return c.Second && !c.Idle }
+	switch {
+	case r.Target != "" || !slices.ContainsFunc(candidates, func(c *candidate) bool { return !c.Second }):
 		return candidates
+	case slices.ContainsFunc(candidates, fresh) || !slices.ContainsFunc(candidates, useful):
+		return slices.DeleteFunc(candidates, second)
 	}
-	return slices.DeleteFunc(candidates, second)
+	return slices.DeleteFunc(candidates, func(c *candidate) bool { return c.Idle })
 }
 
 // filterGate drops, in place, the candidates whose KV gate lets no probe pass.

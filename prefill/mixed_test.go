@@ -59,6 +59,28 @@ func TestSecondCandidatesServeWhenNoOtherCan(t *testing.T) {
 	require.Equal(t, "g", acquire(t, tier, request(3)).Candidate.ID)
 }
 
+// A request that each of the first ones has failed goes to those that come second, if they are of any use.
+func TestSecondCandidatesServeWhatTheFirstOnesFailed(t *testing.T) {
+	for _, row := range []struct {
+		name  string
+		tried []string
+		idle  bool
+		want  string
+	}{
+		{"no other was tried", nil, false, "a"},
+		{"the other was tried", []string{"a"}, false, "g"},
+		{"the other was tried, and no rank would fetch what this one computes", []string{"a"}, true, "a"},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			second := doBoth("g")
+			second[0].Second, second[0].Idle = true, row.idle
+			r := request(1)
+			r.Exclude = row.tried
+			require.Equal(t, row.want, acquire(t, newTier(t, append(up("a"), second...)), r).Candidate.ID)
+		})
+	}
+}
+
 // A scrape of a group would ask one of its engines for what all of them have.
 func TestAGroupIsNotScraped(t *testing.T) {
 	tier := newTier(t, append(up("a"), doBoth("g")...), func(c *Config) {

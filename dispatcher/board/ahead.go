@@ -28,7 +28,7 @@ func (r *rank) admits(p *decider) int {
 func (g *group) open() bool {
 	p := g.inForce()
 	for _, r := range g.ranks {
-		if r.Up && (p.Immediate() || r.admits(p) > 0) {
+		if r.takes() && (p.Immediate() || r.admits(p) > 0) {
 			return true
 		}
 	}

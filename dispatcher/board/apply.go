@@ -22,7 +22,11 @@ func (e Rerouted) apply(b *Boards) { b.boards[e.Model].rerouted(e.Slot, e.Prefil
 
 func (e Reached) apply(b *Boards) {
 	m := b.boards[e.Model]
-	m.reached(m.ledger.table[e.Slot].pair(), b.now)
+	c := &m.ledger.table[e.Slot]
+	m.took(c)
+	if c.prefiller != "" {
+		m.reached(c.pair(), b.now)
+	}
 }
 
 func (e *Steps) apply(b *Boards) {

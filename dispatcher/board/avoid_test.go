@@ -85,7 +85,11 @@ func TestAvoidingLosesNobody(t *testing.T) {
 			case 2:
 				if len(held) > 0 {
 					i := rapid.IntRange(0, len(held)-1).Draw(t, "released")
-					h.release(held[i])
+					if rapid.Bool().Draw(t, "refused") {
+						h.refuse(held[i])
+					} else {
+						h.release(held[i])
+					}
 					held = append(held[:i], held[i+1:]...)
 				}
 			default:

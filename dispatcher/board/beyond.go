@@ -44,7 +44,7 @@ func (b *board) overflow(e *pool.Entry, now time.Time) bool {
 // rank is limited, others' requests may be there or the engine is fresh in service: then
 // none of ours may wait in its queue.
 func (r *rank) queues(prompt int64) bool {
-	if !r.Up || r.Beyond == 0 || r.Capacity > 0 && prompt > r.room() {
+	if !r.takes() || r.Beyond == 0 || r.Capacity > 0 && prompt > r.room() {
 		return false
 	}
 	return r.startsAtOnce(prompt) || r.Limit == 0 && r.queue() < r.Beyond
@@ -138,7 +138,7 @@ func (b *board) keepPace() {
 	b.pace.Slots, b.pace.Free = 0, 0
 	for _, g := range b.groups {
 		for _, r := range g.ranks {
-			if r.Up {
+			if r.takes() {
 				open := r.open(b.pace.tokens)
 				b.pace.Slots, b.pace.Free = b.pace.Slots+min(r.usable(), max(1, len(r.slots)-r.queued+open)), b.pace.Free+open
 			}

@@ -61,6 +61,7 @@ func (b *board) admit(r *rank, w entrant, how Bound, now time.Time) {
 	if b.pairs.out > 0 {
 		b.pairs.send(&b.ledger.table[how.Slot], now)
 	}
+	b.send(r, c.id, now)
 	how.Worker, how.WorkerName, how.Group, how.Wait = r.ID, r.Name, r.Worker.Group, e.Wait(now)
 	b.waits.add(how.Wait)
 	b.forget(e)

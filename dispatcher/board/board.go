@@ -134,6 +134,7 @@ func (b *board) release(slot int32, o Outcome, generated int32, started bool, no
 	b.learn(c, o)
 	delete(b.lengths, c.id)
 	b.pairEnded(c, o, now)
+	b.tried(c, o.Refused, now)
 	if !c.discard {
 		b.pace.ended(now.Sub(c.since), int64(c.prompt)+int64(generated))
 	}

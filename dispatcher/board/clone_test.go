@@ -147,7 +147,7 @@ func TestBoardsThatAreToldTheSameStayTheSame(t *testing.T) {
 					e.Deadline = now.Add(time.Duration(rapid.IntRange(1, 3000).Draw(t, "within")) * time.Millisecond)
 				}
 				if rapid.IntRange(0, 4).Draw(t, "avoids") == 0 {
-					e.Avoid = []int32{rapid.Int32Range(0, 3).Draw(t, "rank")}
+					e.Avoid, e.Last = []int32{rapid.Int32Range(0, 3).Draw(t, "rank")}, []int32{rapid.Int32Range(0, 3).Draw(t, "last")}
 				}
 				var local *Local
 				if !e.Mixed && rapid.IntRange(0, 5).Draw(t, "local") == 0 {
@@ -171,12 +171,20 @@ func TestBoardsThatAreToldTheSameStayTheSame(t *testing.T) {
 			},
 			"release": func(t *rapid.T) {
 				if id, ok := one(); ok {
-					o := Outcome{Kind: rapid.SampledFrom([]Kind{Finished, Cancelled, Failed}).Draw(t, "kind"), Lost: rapid.Bool().Draw(t, "lost"), Orphaned: rapid.Bool().Draw(t, "orphaned")}
+					o := Outcome{Kind: rapid.SampledFrom([]Kind{Finished, Cancelled, Failed}).Draw(t, "kind"), Lost: rapid.Bool().Draw(t, "lost"), Refused: rapid.Bool().Draw(t, "refused"), Orphaned: rapid.Bool().Draw(t, "orphaned")}
 					all(func(w *twin) Event {
 						slot := w.slots[id]
 						delete(w.slots, id)
 						o.Generated = int(w.counts.Tokens[slot])
 						return &Release{"m", slot, o, w.counts.Tokens[slot], w.counts.Began[slot], w.counts.Joined[slot], steps}
+					}, 0)
+				}
+			},
+			"reached": func(t *rapid.T) {
+				if id, ok := one(); ok {
+					all(func(w *twin) Event {
+						w.counts.Began[w.slots[id]] = true
+						return Reached{"m", w.slots[id]}
 					}, 0)
 				}
 			},

@@ -38,11 +38,14 @@ func (b *board) fill(g *group, p *decider, now time.Time) {
 	s.Mixed, s.OwnMs = b.mixed, float32(model.OwnMs)
 	for _, r := range g.ranks {
 		free := r.admits(p)
-		if !r.Up {
+		switch {
+		case !r.takes():
 			free = min(free, 0)
+		case r.onTrial(now):
+			free = min(free, 1)
 		}
 		s.Workers = append(s.Workers, policy.Worker{
-			ID: r.ID, Free: int32(free), Up: r.Up, Capacity: r.capacity(watermark, now), Cost: r.Cost, Others: r.Others + r.guests, Running: r.running, Backlog: r.backlog,
+			ID: r.ID, Free: int32(free), Up: r.takes(), Capacity: r.capacity(watermark, now), Cost: r.Cost, Others: r.Others + r.guests, Running: r.running, Backlog: r.backlog,
 		})
 	}
 	for _, e := range b.pool.Entries() {
@@ -83,7 +86,8 @@ func propose(p *decider, s *policy.Snapshot, dst []policy.Assignment) (out []pol
 
 // arrange puts the groups that can take an entry in the order in which they
 // decide, their ranks refreshed.
-func (b *board) arrange() {
+func (b *board) arrange(now time.Time) {
+	b.spare(now)
 	b.order = b.order[:0]
 	for _, g := range b.groups {
 		if !g.open() {

@@ -58,10 +58,12 @@ const (
 	EffectSent                         // a round was sent, and so many ranks (Count) had a prompt to compute then; Label is the group
 	EffectBeyond                       // an entry was bound to an engine's own queue
 	EffectQuarantine                   // a pair is avoided from now on
+	EffectSpared                       // a rank has refused so many requests in a row that it gets none for so long (Lasts)
+	EffectUnspared                     // it takes requests again
 	EffectSteered                      // an assignment to a quarantined pair was looked at
 	EffectDuplicate                    // two workers have one ID
 	EffectPace                         // a tick is over; the pace of the board is this now
-	EffectWatch                        // so many pairs are suspected now
+	EffectWatch                        // so many pairs are suspected now, and ranks that refuse requests
 	EffectPolicy                       // another policy is in force
 	EffectRest                         // nothing of a group runs any more
 	EffectLeastStep                    // what is shorter is no step of the group

@@ -41,6 +41,8 @@ type Outcome struct {
 	Generated int // tokens of this leg
 	// Empty: the answer is whole, and its engine ended it without any text.
 	Empty bool
+	// Refused: the engine answered with 429 or 503, and took nothing of the request.
+	Refused bool
 	// Lost: the engine took the request, and its first event did not come. Where
 	// both ends serve others it is the way between them that fails.
 	Lost bool
@@ -74,7 +76,7 @@ type Rerouted struct {
 	Prefiller string
 }
 
-// Reached tells that the first event of a slot has come: the way of its KV works.
+// Reached tells that the first event of a slot has come: its engine took the request, and the way of its KV works, if it has one.
 type Reached struct {
 	Model string
 	Slot  int32

@@ -101,7 +101,6 @@ type Slot struct {
 	h           *hand
 	key         GroupKey
 	index       int32
-	handsOff    bool
 	generated   atomic.Int32
 	started     bool
 	waits       bool
@@ -285,7 +284,7 @@ func (h *hand) make(e pool.Entry) waiting {
 	} else if b != nil && b.mixed {
 		e.Mixed = true
 	}
-	w := waiting{entry: &e, slot: &Slot{h: h, handsOff: e.Prefiller != ""}, result: make(chan Result, 1)}
+	w := waiting{entry: &e, slot: &Slot{h: h}, result: make(chan Result, 1)}
 	if h.cfg.Explain {
 		w.slot.Grounds = &grounds.Grounds{}
 	}
@@ -347,7 +346,7 @@ func (s *Slot) Waits() bool { return s.waits }
 // Started tells of the first event.
 func (s *Slot) Started() {
 	s.started, s.waits = true, false
-	if s.handsOff && s.h.watched > 0 {
+	if s.h.watched > 0 {
 		s.h.told = append(s.h.told, func(h *hand) {
 			if h.slots[s.index] == s {
 				h.apply(Reached{s.key.Model, s.index})

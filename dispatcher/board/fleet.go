@@ -31,6 +31,7 @@ func (b *board) setWorkers(ws []Worker) {
 		w.Slots, w.Up = max(0, w.Slots), w.Up && !w.Down
 		if r.restarted(&w) {
 			b.forgetOrphans(r, all)
+			r.refusals.Succeed()
 		}
 		w.Process = cmp.Or(w.Process, r.Process)
 		r.Worker, r.present = w, true
@@ -51,6 +52,9 @@ func (b *board) setWorkers(ws []Worker) {
 	}
 	b.relate()
 	b.regroup()
+	if b.refusing > 0 {
+		b.watch()
+	}
 	b.recheck()
 }
 

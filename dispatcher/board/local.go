@@ -34,7 +34,7 @@ func (l *Local) Allows(tokens, running, inFlight int) bool {
 func (b *board) placeLocal(w entrant, now time.Time) {
 	b.waiting[w.entry.ID] = w
 	if b.pool.Len() == 0 {
-		b.arrange()
+		b.arrange(now)
 		if b.least = b.leastLocal(w, now); b.least > 0 {
 			b.ticks++
 			b.asked, b.at, b.again = w.entry, 0, false
@@ -115,7 +115,7 @@ func (b *board) localOn(r *rank, w entrant, watermark float64, now time.Time) (t
 			continue
 		}
 		tokens = max(1, offer.Tokens)
-		return tokens, r.Up && r.free() > 0 && r.kv+int64(w.prompt()) <= policy.KVBudget(r.capacity(watermark, now), watermark) &&
+		return tokens, r.takes() && r.free() > 0 && r.kv+int64(w.prompt()) <= policy.KVBudget(r.capacity(watermark, now), watermark) &&
 			w.local.Allows(tokens, len(r.slots), b.computing(r))
 	}
 	return 0, false

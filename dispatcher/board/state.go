@@ -44,6 +44,8 @@ type board struct {
 	discarding int       // waiting entries that are discarded hand-offs
 	holders    int       // waiting entries of whose prompt a rank holds something
 	wakeShy    time.Time // when the first of these takes any; zero: none has to wait
+	refusing   int       // ranks whose engines refused what they got last
+	wakeSpared time.Time // when the first of these that are spared may be tried; zero: none is
 
 	waits    waits
 	pace     Pace
@@ -101,6 +103,8 @@ type rank struct {
 
 	group    *group // while present
 	pressure pressure
+	refusals circuit.Circuit // by its engine, in a row
+	spared   bool            // it has refused too many to get any in this tick
 }
 
 func (r *rank) free() int { return r.usable() - len(r.slots) }

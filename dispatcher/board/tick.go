@@ -25,7 +25,7 @@ func (b *board) advance(now time.Time) {
 		b.keepPace()
 		return
 	}
-	b.changed, b.stepped, b.windowEnds, b.heldUntil, b.wakeShy, b.pairs.checkAt = false, false, time.Time{}, time.Time{}, time.Time{}, time.Time{}
+	b.changed, b.stepped, b.windowEnds, b.heldUntil, b.wakeShy, b.wakeSpared, b.pairs.checkAt = false, false, time.Time{}, time.Time{}, time.Time{}, time.Time{}, time.Time{}
 	if b.pool.Len() > 0 {
 		b.tick(now)
 	}
@@ -45,7 +45,7 @@ func (b *board) due(now time.Time) bool {
 	// What arrives while a window is open waits for its end, unless a policy
 	// sends everything on at once. Held entries are looked at once a step.
 	return b.changed || over(b.windowEnds) || b.arrived && (b.windowEnds.IsZero() || b.immediate()) ||
-		(b.windowEnds.IsZero() || b.mixed) && over(b.heldUntil) || b.windowEnds.IsZero() && b.stepped || over(b.wakeShy) || b.pairs.due(now)
+		(b.windowEnds.IsZero() || b.mixed) && over(b.heldUntil) || b.windowEnds.IsZero() && b.stepped || over(b.wakeShy) || over(b.wakeSpared) || b.pairs.due(now)
 }
 
 // settle ends a turn.
@@ -62,7 +62,7 @@ func (b *board) immediate() bool {
 // tick has every group decide that can take an entry, the one with the fewest
 // KV tokens a rank first; each sees the pool that is left.
 func (b *board) tick(now time.Time) {
-	b.arrange()
+	b.arrange(now)
 	if len(b.order) == 0 {
 		return
 	}

@@ -117,6 +117,38 @@ func (f *Fleet) Beside(worker int32, host bool, list []int32) []int32 {
 	return list
 }
 
+// Around returns the ranks that may refuse requests when one of them does, because one limit or one proxy stands before them all:
+// those of its group, or if no rank of another group takes requests, those of its engine. It returns none if no rank takes requests
+// but these. others says that one does that is not in list either.
+func (f *Fleet) Around(worker int32, list []int32) (around []int32, others bool) {
+	f.mu.RLock()
+	defer f.mu.RUnlock()
+	one := f.ranks[worker]
+	if one == nil { // gone, and nobody is sent there
+		return nil, false
+	}
+	for _, beside := range [...]func(*Rank) bool{
+		func(r *Rank) bool { return r.Group == one.Group },
+		func(r *Rank) bool { return r.Instance == one.Instance },
+	} {
+		apart := false
+		around = around[:0]
+		for id, r := range f.ranks {
+			switch {
+			case r.Board != one.Board:
+			case beside(r):
+				around = append(around, id)
+			case r.up:
+				apart, others = true, others || !slices.Contains(list, id)
+			}
+		}
+		if apart {
+			return around, others
+		}
+	}
+	return nil, false
+}
+
 // host is where its engine runs; empty: nobody knows.
 func (r *Rank) host() string {
 	if r.Target == nil || r.Target.URL == nil {
@@ -281,6 +313,7 @@ func (f *Fleet) partners(role string) (list []config.Engine) {
 type Whole struct {
 	Instance string // the monitor's id
 	ID       string // host:port
+	Group    string // of ranks that prefill and decode; empty: it has none
 	Target   *engine.Target
 	Traffic  *engine.Traffic
 }
@@ -303,7 +336,11 @@ func (f *Fleet) Wholes(model string, computes bool) (list []Whole, paired bool) 
 		}
 		may = true
 		if in.serving && !in.paused && f.accepts(in, -1) {
-			list = append(list, Whole{Instance: key, ID: in.id, Target: in.target(-1), Traffic: f.host.Monitor.Traffic(key)})
+			w := Whole{Instance: key, ID: in.id, Target: in.target(-1), Traffic: f.host.Monitor.Traffic(key)}
+			if in.role == Aggregated {
+				w.Group = f.groupID(in)
+			}
+			list = append(list, w)
 		}
 	}
 	return list, known && !may

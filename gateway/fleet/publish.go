@@ -173,7 +173,8 @@ func prefer(kind string, candidates []prefill.Candidate, workers []board.Worker)
 	for i := range candidates {
 		c := &candidates[i]
 		preferred := c.Mixed == (kind == config.PreferAggregated)
-		c.Second = !serves(c) || !preferred && slices.ContainsFunc(c.Models, first)
+		c.Idle = !serves(c)
+		c.Second = c.Idle || !preferred && slices.ContainsFunc(c.Models, first)
 	}
 }
 

@@ -2,6 +2,9 @@ package fleet
 
 import (
 	"errors"
+	"fmt"
+	"slices"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -282,6 +285,55 @@ func TestARequestKeepsOffAHostWhereAnotherOneTakesIt(t *testing.T) {
 			if tt.whole {
 				require.ElementsMatch(t, append(list, f.ids["10.0.0.2:80"]), f.Beside(f.ids["10.0.0.2:80"], true, list), "no other host is left")
 			}
+		})
+	}
+}
+
+// The ranks around one that refuses requests are those of its group, or, where there is no other group, those of its engine.
+func TestWhichRanksRefuseTogether(t *testing.T) {
+	at := func(engines ...string) (all []config.Engine) { // "host group"
+		for _, e := range engines {
+			host, group, _ := strings.Cut(e, " ")
+			all = append(all, config.Engine{URL: "http://" + host + ":80", Group: group, Ranks: 2})
+		}
+		return all
+	}
+	for name, row := range map[string]struct {
+		engines []config.Engine
+		down    []string // engines
+		list    []string // engines of whose ranks the request keeps off
+		around  []string
+		others  bool
+	}{
+		"two groups":                           {at("a x", "b x", "c y"), nil, nil, []string{"a", "b"}, true},
+		"two groups, one of which is down":     {at("a x", "b x", "c y"), []string{"c"}, nil, []string{"a"}, true},
+		"two groups, one of which has refused": {at("a x", "b x", "c y"), nil, []string{"c"}, []string{"a", "b"}, false},
+		"one group of two engines":             {at("a x", "b x"), nil, nil, []string{"a"}, true},
+		"one engine":                           {at("a x"), nil, nil, nil, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			cfg := config.Default()
+			cfg.Engines.Aggregated = row.engines
+			f := of(t, cfg)
+			enter, err := f.Load()
+			require.NoError(t, err)
+			enter()
+			for key := range f.instances {
+				if !slices.ContainsFunc(row.down, func(host string) bool { return strings.HasSuffix(key, " "+host+":80") }) {
+					f.up(key, "m")
+				}
+			}
+			ranks := func(hosts []string) (all []int32) {
+				for _, h := range hosts {
+					for r := range 2 {
+						all = append(all, f.ids[fmt.Sprintf("%s:80/%d", h, r)])
+					}
+				}
+				return all
+			}
+			around, others := f.Around(ranks([]string{"a"})[0], ranks(row.list))
+			require.ElementsMatch(t, ranks(row.around), around)
+			require.Equal(t, row.others, others)
 		})
 	}
 }

@@ -218,6 +218,9 @@ func (l *Life) fell(e Event, dst []Effect) []Effect {
 		e.End.Why = NoRank
 	}
 	v := e.End.Verdict()
+	if l.script == Mixed && v.Next == Again && e.End.Refused() { // no KV was lost with it
+		v.Next = Untaken
+	}
 	dst = l.condemn(&e, v.Whom, dst)
 	comes := e.End.Why == Withheld && l.tries.held < mostHeld // the engine, in a moment
 	if e.End.Why == Withheld && e.End.Leg == Prefill && !comes {

@@ -9,7 +9,7 @@ import (
 // are why they failed.
 type tries struct {
 	count, unsent int32 // since the last start: of an answer that goes on, those of its next part
-	refused       int32 // by prefill engines, attempts that do not count
+	refused       int32 // by engines that were to compute the prompt, attempts that do not count
 	bounced       int32 // given back by an engine without room before its first event
 	held          int32 // withheld by engines that were not there, attempts that do not count
 	resumed       int32 // lost answers that went on
@@ -17,7 +17,7 @@ type tries struct {
 	broke         []Breach
 }
 
-// mostRefused is how many refusals of prefill engines do not count as attempts, because the engines ran nothing. If engines refuse
+// mostRefused is how many refusals of engines that were to compute the prompt do not count as attempts, because the engines ran nothing. If engines refuse
 // a fifth of their probes, three attempts alone would fail one request in a hundred.
 const mostRefused = 3
 

@@ -138,3 +138,26 @@ func TestWhoseA500Was(t *testing.T) {
 	l.Step(faulty("decode a"), nil)
 	require.Contains(t, l.Step(Event{What: GivenUp}, nil), Effect{Do: Find, Finding: Unclear}, "no other engine had it")
 }
+
+// A rank that computes the prompt itself and refuses a request has taken nothing, as a prefill engine that refuses it: the first few
+// are no attempts. A rank that was to pull KV has cost a prefill.
+func TestRefusalsOfRanksThatDoBothAreNoAttempts(t *testing.T) {
+	for _, why := range []Why{Throttled, Busy} {
+		l := Life{}
+		for i, want := range []Retry{
+			{Budget: Counted, N: 1, Pause: 1}, {Budget: Counted, N: 1, Pause: 2}, {Budget: Counted, N: 1, Pause: 3},
+			{Budget: Counted, N: 1}, {Budget: Counted, N: 2},
+		} {
+			for _, e := range []Event{{What: Begun}, {What: NoRankTakes}, {What: Turn, Script: Mixed}, {What: Bound}} {
+				l.Step(e, nil)
+			}
+			got := l.Step(Event{What: Fell, End: Ended{Leg: Decode, Far: Headed, Why: why}}, nil)
+			require.Equal(t, want, got[len(got)-1].Retry, "refusal %d", i)
+			require.Contains(t, got, Effect{Do: Shun})
+			l = Life{tries: l.tries}
+		}
+		l = coupledAfter(Life{})
+		got := l.Step(Event{What: Fell, End: Ended{Leg: Decode, Far: Headed, Why: why}}, nil)
+		require.Equal(t, Retry{Budget: Counted, N: 1}, got[len(got)-1].Retry)
+	}
+}

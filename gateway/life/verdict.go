@@ -312,6 +312,11 @@ func (e Ended) sole() Verdict {
 	return v
 }
 
+// Refused says that the engine of a leg that decodes has too many requests: it refused this one, and read nothing of it.
+func (e Ended) Refused() bool {
+	return e.Leg == Decode && (e.Why == Busy || e.Why == Throttled)
+}
+
 // Untaken says that the engine of a leg took nothing of the request, so that another one may take its place.
 func (e Ended) Untaken() bool {
 	return e.Far == Unsent && e.Why != HungUp && e.Why != Moved || e.Why == Throttled || e.Why == Busy || e.Why == Withheld

@@ -18,7 +18,9 @@ import (
 // left ends it, and so does one that will have left by then.
 func (j *job) again(retry life.Retry, f *failure.Fault) bool {
 	wait, ok := j.backoff(retry, f)
-	wait = max(wait, min(f.RetryAfter, maxRetryAfter))
+	if !f.Refused() || !j.avoid.others || j.in.ToDecode != nil { // else it goes to others, and they said nothing of a wait
+		wait = max(wait, min(f.RetryAfter, maxRetryAfter))
+	}
 	log := j.srv.Log.With(zap.Inline(j), zap.Int("attempt", j.told.Attempts), zap.Int("status", f.Status), zap.Error(f.Err))
 	// The client's own time limit, if it told one, may be over before another attempt could begin. An answer that
 	// has begun has none.

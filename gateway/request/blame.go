@@ -32,10 +32,11 @@ func (j *job) fell(f *failure.Fault) life.Event {
 // judge tells the monitor what an answer, or the lack of one, says about the decode engine, and keeps the next attempts off its rank.
 func (s *stream) judge(x life.Effect) {
 	monitor, id, whom := s.job.srv.Monitor, s.rank.Instance, x.Whom
-	full := s.rank.Group != "" && s.fault != nil && (s.fault.Why == life.Busy || s.fault.Why == life.Throttled)
+	full := s.rank.Group != "" && s.fault != nil && s.fault.Refused()
 	switch {
-	case full && x.Do == life.Shun: // the queue of one rank is, and the other ranks of its address have theirs
-		s.job.avoid.decode = append(s.job.avoid.decode, s.rank.Worker)
+	case full && x.Do == life.Shun: // the queue of one rank is, or that of all beside it
+		around, others := s.job.srv.Fleet.Around(s.rank.Worker, s.job.avoid.ranks())
+		s.job.avoid.refuse(s.rank.Worker, around, others)
 	case full:
 	case x.Do == life.Acclaim:
 		monitor.Judge(id, engine.Served, nil)
@@ -85,5 +86,6 @@ func (j *job) find(f life.Finding) {
 func (s *stream) outcome(kind board.Kind) board.Outcome {
 	unheard := s.fault != nil && s.firstAt.IsZero() && s.fault.Unheard()
 	empty := kind == board.Finished && s.Mirror.Empty() && s.Mirror.FinishReason() == "stop" && !s.job.life.Resumed()
-	return board.Outcome{Kind: kind, Generated: s.Mirror.Tokens(), Empty: empty, Lost: unheard, Orphaned: s.stranded}
+	refused := s.fault != nil && s.firstAt.IsZero() && s.fault.Refused()
+	return board.Outcome{Kind: kind, Generated: s.Mirror.Tokens(), Empty: empty, Refused: refused, Lost: unheard, Orphaned: s.stranded}
 }

@@ -65,6 +65,7 @@ type Fleet interface {
 	couple.Fleet
 	handoff.Fleet
 	AnyPrefill(model string) *engine.Target
+	Around(worker int32, list []int32) (around []int32, others bool)
 	Owned(board string) bool
 	DownSince(instance string, at time.Time) bool
 	Context(instance string) int

@@ -103,12 +103,6 @@ type stay struct {
 	holder *prefill.Holder // of the leases that serve is to give back or pass on; nil: it had no turn yet
 }
 
-// avoided are engines that a request keeps off, because they failed at it.
-type avoided struct {
-	prefill []string // candidates tried since the last start
-	decode  []int32  // workers that failed, and those beside them
-}
-
 // locally is a job's share of being served whole by a decode rank.
 type locally struct {
 	asked bool             // whether that may be was looked at; a failed attempt is not made again

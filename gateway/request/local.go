@@ -80,7 +80,7 @@ func (j *job) bindLocal() *dispatcher.Slot {
 	tokens := j.srv.Locals.Length(&p)
 	rule := j.srv.localRule(conf, &p, why, tokens)
 	hits := map[int32]int{}
-	for _, o := range j.srv.Locals.Offers(&p, j.avoid.decode) {
+	for _, o := range j.srv.Locals.Offers(&p, j.avoid.ranks()) {
 		if rule.Allows(o.New, 0, 0) {
 			rule.Ranks = append(rule.Ranks, board.LocalRank{Worker: o.Rank, Tokens: o.New})
 			hits[o.Rank] = o.Hit

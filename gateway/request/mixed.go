@@ -24,7 +24,7 @@ func (j *job) placeMixed(lease *prefill.Lease) (*dispatcher.Slot, *failure.Fault
 		tokens = min(tokens, j.model.MaxLen) // a longer one would find no rank, and only its engine knows that it is shorter
 	}
 	var hits []board.Hit
-	for _, o := range j.srv.Locals.Offers(&p, j.avoid.decode) {
+	for _, o := range j.srv.Locals.Offers(&p, j.avoid.ranks()) {
 		if held := tokens - o.New; held > 0 {
 			hits = append(hits, board.Hit{Worker: o.Rank, Tokens: held})
 		}

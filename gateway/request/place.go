@@ -54,7 +54,7 @@ func (j *job) place(c prefill.Candidate, tokens int, enqueue func(*pool.Entry) <
 	}
 	e := &pool.Entry{
 		ID: j.srv.nextID(), Model: on, Prompt: tokens, Age: j.resume.before, Key: j.promptHash(), Arrival: arrival, Entered: time.Now(),
-		Only: j.in.ToDecode, Avoid: j.avoid.decode, Prefiller: at, Response: j.req.Endpoint == mooncake.Responses,
+		Only: j.in.ToDecode, Avoid: j.avoid.ranks(), Last: j.avoid.last, Prefiller: at, Response: j.req.Endpoint == mooncake.Responses,
 	}
 	got, lost := enqueue(e), j.srv.Owner.Losses() // the entry has the place in the pool now
 	queued = true

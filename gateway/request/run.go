@@ -335,7 +335,7 @@ func (r *runner) settle(t life.Thing, how life.How) {
 		h := j.doubts[0]
 		j.doubts = j.doubts[1:]
 		if how == life.Discard {
-			h.Avoid = slices.Clone(j.avoid.decode)
+			h.Avoid = j.avoid.ranks()
 			j.discard(h)
 		} else {
 			handoff.Settle(h.Lease, how, nil)

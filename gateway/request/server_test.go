@@ -164,6 +164,8 @@ func (f *engines) Beside(worker int32, host bool, list []int32) []int32 {
 	return append(list, worker)
 }
 
+func (f *engines) Around(int32, []int32) (around []int32, others bool) { return nil, false }
+
 func (f *engines) Track(at fleet.Place, call *engine.Call, safe bool) *fleet.Run {
 	return f.calls.Track(at, call, safe)
 }

@@ -111,7 +111,7 @@ const metadataHeader = "Metadata"
 var errNoEngine = openai.Unavailable("engine_unavailable", "no healthy engine of this proxy serves the model; retry later", 1)
 
 // choose takes the engine with the fewest calls of ours that may have the endpoint and was
-// not tried. The caller gives it back.
+// not tried, if there is one in a group of which none was: one limit may stand before them all. The caller gives it back.
 func (s *Server) choose(model, path string, tried []string) (fleet.Whole, *openai.Error) {
 	all, paired := s.Fleet.Wholes(model, computes(path))
 	switch {
@@ -124,7 +124,18 @@ func (s *Server) choose(model, path string, tried []string) (fleet.Whole, *opena
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	found, from := -1, rand.IntN(len(all))
-	lacking := 0
+	lacking, groups := 0, map[string]bool{}
+	for i := range all {
+		if all[i].Group != "" && slices.Contains(tried, all[i].Instance) {
+			groups[all[i].Group] = true
+		}
+	}
+	better := func(one, other *fleet.Whole) bool {
+		if a, b := groups[one.Group], groups[other.Group]; a != b {
+			return b
+		}
+		return s.busy[one.Instance] < s.busy[other.Instance]
+	}
 	for i := range all {
 		i = (i + from) % len(all) // of those alike not always the first
 		if at, ok := s.lacks[lack{all[i].Instance, path}]; ok && now.Sub(at) < lackMemory {
@@ -134,7 +145,7 @@ func (s *Server) choose(model, path string, tried []string) (fleet.Whole, *opena
 		if slices.Contains(tried, all[i].Instance) {
 			continue
 		}
-		if found < 0 || s.busy[all[i].Instance] < s.busy[all[found].Instance] {
+		if found < 0 || better(&all[i], &all[found]) {
 			found = i
 		}
 	}

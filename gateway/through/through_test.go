@@ -436,3 +436,22 @@ func TestAPanicHoldsNothing(t *testing.T) {
 	p.engines.list = list
 	require.Equal(t, http.StatusOK, p.ask("/v1/embeddings", "goes on").status)
 }
+
+// An engine of a group that refuses requests is as good as all of it, so that the second engine that is asked is one of another group.
+func TestAfterARefusalAnotherGroupIsAsked(t *testing.T) {
+	t.Parallel()
+	var all []*odd
+	for range 4 {
+		all = append(all, &odd{answer: says(503, "text/plain", "")})
+	}
+	well := &odd{answer: says(200, "application/json", "{}")}
+	p := start(t, nil, append(all, well)...)
+	for i := range p.engines.list {
+		p.engines.list[i].Group = map[bool]string{true: "refuses", false: "is well"}[i < len(all)]
+	}
+	for i := range 30 {
+		id := fmt.Sprint("request-", i)
+		require.Equal(t, http.StatusOK, p.ask("/tokenize", id).status)
+		require.LessOrEqual(t, len(p.receipt(id).Attempts), 2)
+	}
+}
