@@ -56,6 +56,7 @@ func (b *board) admit(r *rank, w entrant, how Bound, now time.Time) {
 	if r.Mixed {
 		b.owe(r, how.Slot, how.NewTokens, len(r.computing))
 		r.prompts++
+		how.ComputeMs = r.computeMs()
 	}
 	how.Step = b.ledger.table[how.Slot].bound
 	if b.pairs.out > 0 {

@@ -46,6 +46,19 @@ func (b *board) finish(r *rank, slot int32) {
 	c.left = 0
 }
 
+// computeMs is how long the rank takes for all prompts that it has yet to compute, if all ranks of its group compute prompts
+// meanwhile; 0: it is not known what a prompt costs, or what a step does.
+func (r *rank) computeMs() float32 {
+	m, _, _ := r.group.steps.Model()
+	decodes := r.group.steps.Ms(m, r.group.most)
+	if decodes <= 0 || m.OwnMs+m.SharedMs+m.PrefillMs <= 0 {
+		return 0
+	}
+	budget := max(1, r.StepBudget()-(len(r.slots)-r.early))
+	step := float64(decodes) + m.PrefillMs + (m.OwnMs*r.slowness()+m.SharedMs)*float64(budget)
+	return float32(step * math.Ceil(float64(r.backlog)/float64(budget)) * float64(max(1, r.Interval)))
+}
+
 // compute takes off what the ranks compute in the step that begins: the token budget less the decodes, first come first
 // served. What is left is what those that are sent now find before them: they can only be in the step after it.
 func (b *board) compute(g *group, number uint32) {

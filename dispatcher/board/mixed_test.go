@@ -490,3 +490,35 @@ func TestAShortPromptIsPlacedOnMixedRanks(t *testing.T) {
 	h.putLocal(pool.Entry{Prompt: 100}, local)
 	require.Zero(t, h.metrics.fallbacks[FallbackPanic])
 }
+
+// How long a rank takes for the prompts that it has to compute is known once it is known what a prompt costs.
+func TestHowLongTheFirstTokenOfAMixedRankTakes(t *testing.T) {
+	for _, row := range []struct {
+		name     string
+		law      StepModel
+		interval int
+		before   int // tokens of the prompt that came first
+		want     float32
+	}{
+		{"nothing is known", StepModel{}, 0, 0, 0},
+		{"only what decodes cost", StepModel{C0Ms: 10, C1Ms: 1e-4}, 0, 0, 0},
+		{"a prompt of one step", StepModel{C0Ms: 10, C1Ms: 1e-4, OwnMs: 0.1}, 0, 0, 10 + 100},
+		{"behind another one", StepModel{C0Ms: 10, C1Ms: 1e-4, OwnMs: 0.1}, 0, 1500, 2 * (10 + 100)},
+		{"in every second step", StepModel{C0Ms: 10, C1Ms: 1e-4, OwnMs: 0.1}, 2, 0, 2 * (10 + 100)},
+		{"where others hold it up", StepModel{C0Ms: 10, C1Ms: 1e-4, OwnMs: 0.1, SharedMs: 0.2, PrefillMs: 5}, 0, 0, 10 + 5 + 300},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			cfg := testConfig()
+			cfg.StepModel = row.law
+			h := newHand(t, cfg)
+			ws := ranks(1, 4, 0)
+			mixed(ws)
+			ws[0].Budget, ws[0].Interval = 1000, row.interval
+			h.fleet(ws)
+			if row.before > 0 {
+				h.put(pool.Entry{Prompt: row.before}).slotNow(t)
+			}
+			require.InDelta(t, row.want, h.put(pool.Entry{Prompt: 500}).slotNow(t).ComputeMs, 0.5)
+		})
+	}
+}

@@ -234,7 +234,8 @@ type Bound struct {
 	Held       time.Duration // of Wait, for a round
 	Step       uint32        // of its group, that was told last; 0: none was
 
-	StepMs float32 // a step of the group then, of an entry that is bound before its prefill; 0: unknown
+	StepMs    float32 // a step of the group then, of an entry that is bound before its prefill; 0: unknown
+	ComputeMs float32 // until a mixed rank has computed the prompt, and those before it; 0: unknown
 }
 
 // Local is what a decode rank may compute of a prompt that comes without a

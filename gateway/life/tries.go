@@ -42,6 +42,8 @@ func (t *tries) next(follows Next, e *Event) Retry {
 		return Retry{}
 	case Anew:
 		return Retry{Budget: Freely}
+	case Granted: // each of them has another group
+		return Retry{Budget: Freely}
 	case Room:
 		t.bounced++
 		if int(t.resumed+t.bounced) > e.Rooms {

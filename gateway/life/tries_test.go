@@ -77,6 +77,7 @@ func TestHowAttemptsCount(t *testing.T) {
 		{Withheld, 0, []Retry{
 			{Budget: Freely, Pause: 1}, {Budget: Freely, Pause: 2}, {Budget: Counted, N: 1}, {Budget: Counted, N: 2},
 		}},
+		{Stuck, 0, []Retry{{Budget: Freely}, {Budget: Freely}}}, // the budget was asked before
 		{Unable, 0, []Retry{{}}},
 	} {
 		l := coupled()

@@ -60,6 +60,7 @@ const (
 	Uncalled    // it did not say in time where the KV goes
 	Misplaced   // it named a place that KV may not go to
 	Unbegun     // the prompt was prefilled, and it did not begin its answer
+	Stuck       // it is to prefill, too, and gave no sign of life for many times as long as that takes
 	Unusable    // what it said cannot be made an answer of, or is more than an answer may be
 	Unconfirmed // it did not say in time whether the KV is complete
 	Incomplete  // it broke off while it handed the KV over
@@ -129,6 +130,7 @@ const (
 	Untaken               // another attempt, counted with those of which an engine took nothing
 	Room                  // another attempt, counted with those for which an engine had no room in its KV memory
 	Held                  // another attempt, counted with those for which an engine was not there
+	Granted               // another attempt, for which the budget was asked before
 	Anew                  // another attempt, not counted: nothing failed
 	Ask                   // its decode group's owner is asked
 	Same                  // the same engine gets it once more, over a new connection
@@ -212,6 +214,7 @@ var decodes = [whys]row{
 	Uncalled:    {[...]How{unsaid, Free, unsaid, unsaid}, Again, Engine}, // nothing is prefilled before that
 	Misplaced:   {[...]How{unsaid, Free, unsaid, unsaid}, Over, Nobody},
 	Unbegun:     {[...]How{unsaid, Orphan, Orphan, unsaid}, Again, Engine},
+	Stuck:       {[...]How{unsaid, DoubtOn, DoubtOn, unsaid}, Granted, Wedged},
 	Unusable:    {[...]How{unsaid, unsaid, DoubtOn, Free}, Over, Engine},
 
 	Rejected:  {[...]How{unsaid, unsaid, Doubt, Free}, Over, Nobody}, // a status may also come from a proxy before the engine, or after the KV was read

@@ -88,6 +88,7 @@ func TestVerdicts(t *testing.T) {
 		{"the area is lost before the decode is written", Ended{Decode, Unsent, NotOurs, false, false, false, false}, Verdict{Keep, Anew, Nobody}},
 		{"a decode engine cannot be reached", Ended{Decode, Unsent, Unreachable, false, false, false, false}, Verdict{Keep, Unreached, Engine}},
 		{"a decode engine dies before its first event", Ended{Decode, Sent, Broke, false, false, false, false}, Verdict{DoubtOn, Again, Engine}},
+		{"the core of a rank that does both stands still", Ended{Decode, Sent, Stuck, false, false, false, false}, Verdict{DoubtOn, Granted, Wedged}},
 		{"a decode engine is silent", Ended{Decode, Sent, Silent, false, false, false, false}, Verdict{DoubtOn, Again, Wedged}},
 		{"a decode engine refuses, and the KV may still be held", Ended{Decode, Headed, Rejected, false, false, false, false}, Verdict{Doubt, Over, Nobody}},
 		{"it refuses, and has the KV freed", Ended{Decode, Headed, Rejected, false, true, false, false}, Verdict{Free, Over, Nobody}},

@@ -8,6 +8,7 @@ type avoided struct {
 	decode  []int32  // workers that failed, and those beside them
 	refused []int32  // workers that refused it, and all of those beside them once a second one of these has refused it
 	last    []int32  // workers beside one that refused it: it goes there if no other can take it at once
+	halted  int      // how often the core of a rank stood still, and the request was taken from there
 	others  bool     // a rank takes requests that is beside none of these
 }
 

@@ -37,6 +37,10 @@ func (s *stream) judge(x life.Effect) {
 	case full && x.Do == life.Shun: // the queue of one rank is, or that of all beside it
 		around, others := s.job.srv.Fleet.Around(s.rank.Worker, s.job.avoid.ranks())
 		s.job.avoid.refuse(s.rank.Worker, around, others)
+	case x.Do == life.Shun && s.fault != nil && s.fault.Why == life.Stuck: // and the ranks that step with it
+		around, _ := s.job.srv.Fleet.Around(s.rank.Worker, nil)
+		s.job.avoid.decode = append(s.job.avoid.decode, around...)
+		s.job.avoid.halted++
 	case full:
 	case x.Do == life.Acclaim:
 		monitor.Judge(id, engine.Served, nil)

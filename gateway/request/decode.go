@@ -87,8 +87,11 @@ func (j *job) open(h *handoff.Handoff, s *stream) *failure.Fault {
 		}
 		silence = limits.ProbeTimeout
 	}
+	if h == nil && profile.Aggregated() {
+		defer s.watchCore()()
+	}
 	headers := h.Identify(engine.JSONHeaders(j.legID("d", j.told.Attempts)))
-	if f := s.send(headers, profile.DecodeBody(&j.body, j.req.Endpoint, j.leg, kv, s.wait.Salt(), !s.whole, nil), silence); f != nil {
+	if f := s.stuck(s.send(headers, profile.DecodeBody(&j.body, j.req.Endpoint, j.leg, kv, s.wait.Salt(), !s.whole, nil), silence)); f != nil {
 		if f.Engine != "" { // the call broke
 			j.srv.Monitor.Report(f.Engine, f.Err)
 		}
@@ -101,7 +104,7 @@ func (j *job) open(h *handoff.Handoff, s *stream) *failure.Fault {
 		return f
 	}
 	if err := s.first(s.began.Add(silence)); err != nil {
-		return s.failure(err)
+		return s.stuck(s.failure(err))
 	}
 	if !s.believed(h) {
 		return disbelieved()

@@ -2,6 +2,7 @@ package request
 
 import (
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"evenkeel/dispatcher"
@@ -62,6 +63,7 @@ type source struct {
 
 	mayHave int            // tokens
 	idle    time.Duration  // how long the engine may be silent, as the connection has it
+	halted  *atomic.Bool   // its engine's core was silent for so long that the request goes elsewhere; nil: that is not watched
 	may     int64          // tokens of the prompt that the engine was to compute at most; 0: that is settled
 	muffled bool           // the engine may tell nothing of a text before it has all of it
 	beyond  bool           // the engine's traffic expects it beyond the slots until release
