@@ -86,8 +86,7 @@ func propose(p *decider, s *policy.Snapshot, dst []policy.Assignment) (out []pol
 
 // arrange puts the groups that can take an entry in the order in which they
 // decide, their ranks refreshed.
-func (b *board) arrange(now time.Time) {
-	b.spare(now)
+func (b *board) arrange() {
 	b.order = b.order[:0]
 	for _, g := range b.groups {
 		if !g.open() {

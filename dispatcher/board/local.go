@@ -34,7 +34,7 @@ func (l *Local) Allows(tokens, running, inFlight int) bool {
 func (b *board) placeLocal(w entrant, now time.Time) {
 	b.waiting[w.entry.ID] = w
 	if b.pool.Len() == 0 {
-		b.arrange(now)
+		b.arrange()
 		if b.least = b.leastLocal(w, now); b.least > 0 {
 			b.ticks++
 			b.asked, b.at, b.again = w.entry, 0, false

@@ -13,6 +13,7 @@ func (b *board) tried(c *charge, refused bool, now time.Time) {
 	switch {
 	case refused:
 		if r.refusals.Fail(c.id, now) {
+			b.changed = true
 			b.emit(Effect{Kind: EffectSpared, Group: GroupKey{Model: b.model}, Names: [2]string{r.Name}, Lasts: r.refusals.Out()})
 		}
 		b.watch()
@@ -49,7 +50,7 @@ func (b *board) watch() {
 	b.emit(Effect{Kind: EffectWatch, Group: GroupKey{Model: b.model}, Count: len(b.pairs.suspects) + b.refusing})
 }
 
-// spare notes which ranks get nothing in the tick that begins, and when the first of them may be tried.
+// spare notes which ranks get nothing from now on, and when the first of them may be tried.
 func (b *board) spare(now time.Time) {
 	b.wakeSpared = time.Time{}
 	if b.refusing == 0 {

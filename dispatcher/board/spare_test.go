@@ -156,3 +156,11 @@ func TestRanksThatComeLast(t *testing.T) {
 	require.EqualValues(t, 1, h.put(e).slotNow(t).Worker)
 	require.True(t, h.put(e).waits())
 }
+
+// A rank whose time is over counts as one that has room, although nothing waits at that moment.
+func TestARankThatMayBeTriedHasRoom(t *testing.T) {
+	h := sparing(t, 2)
+	require.Equal(t, 2, h.pace.Free)
+	h.pass(circuit.FirstOut)
+	require.Equal(t, 4, h.pace.Free)
+}

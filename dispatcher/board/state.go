@@ -104,7 +104,7 @@ type rank struct {
 	group    *group // while present
 	pressure pressure
 	refusals circuit.Circuit // by its engine, in a row
-	spared   bool            // it has refused too many to get any in this tick
+	spared   bool            // it has refused too many to get any now
 }
 
 func (r *rank) free() int { return r.usable() - len(r.slots) }

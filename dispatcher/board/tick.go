@@ -26,6 +26,7 @@ func (b *board) advance(now time.Time) {
 		return
 	}
 	b.changed, b.stepped, b.windowEnds, b.heldUntil, b.wakeShy, b.wakeSpared, b.pairs.checkAt = false, false, time.Time{}, time.Time{}, time.Time{}, time.Time{}, time.Time{}
+	b.spare(now)
 	if b.pool.Len() > 0 {
 		b.tick(now)
 	}
@@ -62,7 +63,7 @@ func (b *board) immediate() bool {
 // tick has every group decide that can take an entry, the one with the fewest
 // KV tokens a rank first; each sees the pool that is left.
 func (b *board) tick(now time.Time) {
-	b.arrange(now)
+	b.arrange()
 	if len(b.order) == 0 {
 		return
 	}

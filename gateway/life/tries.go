@@ -17,8 +17,8 @@ type tries struct {
 	broke         []Breach
 }
 
-// mostRefused is how many refusals of engines that were to compute the prompt do not count as attempts, because the engines ran nothing. If engines refuse
-// a fifth of their probes, three attempts alone would fail one request in a hundred.
+// mostRefused is how many refusals of engines that were to compute the prompt do not count as attempts, because the engines ran nothing.
+// If engines refuse a fifth of their probes, three attempts alone would fail one request in a hundred.
 const mostRefused = 3
 
 // mostHeld is how often it does not count as an attempt that an engine says that it is not there. After the first time nothing goes

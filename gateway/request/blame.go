@@ -39,7 +39,7 @@ func (s *stream) judge(x life.Effect) {
 		s.job.avoid.refuse(s.rank.Worker, around, others)
 	case x.Do == life.Shun && s.fault != nil && s.fault.Why == life.Stuck: // and the ranks that step with it
 		around, _ := s.job.srv.Fleet.Around(s.rank.Worker, nil)
-		s.job.avoid.decode = append(s.job.avoid.decode, around...)
+		s.job.avoid.decode = append(s.job.srv.Fleet.Beside(s.rank.Worker, false, s.job.avoid.decode), around...)
 		s.job.avoid.halted++
 	case full:
 	case x.Do == life.Acclaim:

@@ -88,10 +88,10 @@ func (j *job) open(h *handoff.Handoff, s *stream) *failure.Fault {
 		silence = limits.ProbeTimeout
 	}
 	if h == nil && profile.Aggregated() {
-		defer s.watchCore()()
+		defer watchCore(s)()
 	}
 	headers := h.Identify(engine.JSONHeaders(j.legID("d", j.told.Attempts)))
-	if f := s.stuck(s.send(headers, profile.DecodeBody(&j.body, j.req.Endpoint, j.leg, kv, s.wait.Salt(), !s.whole, nil), silence)); f != nil {
+	if f := stuck(s, s.send(headers, profile.DecodeBody(&j.body, j.req.Endpoint, j.leg, kv, s.wait.Salt(), !s.whole, nil), silence)); f != nil {
 		if f.Engine != "" { // the call broke
 			j.srv.Monitor.Report(f.Engine, f.Err)
 		}
@@ -104,7 +104,7 @@ func (j *job) open(h *handoff.Handoff, s *stream) *failure.Fault {
 		return f
 	}
 	if err := s.first(s.began.Add(silence)); err != nil {
-		return s.stuck(s.failure(err))
+		return stuck(s, s.failure(err))
 	}
 	if !s.believed(h) {
 		return disbelieved()

@@ -16,9 +16,9 @@ const manyTimes = 16
 
 var errStuck = errors.New("its core gave no sign of life for first_event_timeout, and has had the prompt for many times as long as it takes to compute it: there was no event on any of its streams, and no gauge moved")
 
-// patience is how long a rank may have a prompt before its core is asked for signs of life; 0: nobody knows how long it takes, or nothing
+// allowance is how long a rank may have a prompt before its core is asked for signs of life; 0: nobody knows how long it takes, or nothing
 // comes before the whole answer. This is the one place where that is decided.
-func (s *stream) patience() time.Duration {
+func allowance(s *stream) time.Duration {
 	if s.slot.ComputeMs <= 0 || s.whole || s.muffled {
 		return 0
 	}
@@ -31,9 +31,9 @@ func (s *stream) patience() time.Duration {
 // as long as prefill.retry says no: many requests wait there at once, and the other group is not to get all of them in one moment. A prompt that
 // brings cores to a stand meets so many of them, and not all.
 // limits.probe_timeout ends the wait in any case.
-func (s *stream) watchCore() (stop func()) {
-	patience, quiet := s.patience(), s.rank.Profile.FirstEventTimeout
-	if patience == 0 || s.job.in.ToDecode != nil {
+func watchCore(s *stream) (stop func()) {
+	most, quiet := allowance(s), s.rank.Profile.FirstEventTimeout
+	if most == 0 || s.job.in.ToDecode != nil {
 		return func() {}
 	}
 	j, avoided, moves := s.job, s.job.avoid.ranks(), s.job.avoid.halted+1
@@ -59,7 +59,7 @@ func (s *stream) watchCore() (stop func()) {
 	}
 	mu.Lock()
 	defer mu.Unlock()
-	timer = time.AfterFunc(patience, func() {
+	timer = time.AfterFunc(most, func() {
 		mu.Lock()
 		defer mu.Unlock()
 		if timer != nil {
@@ -75,7 +75,7 @@ func (s *stream) watchCore() (stop func()) {
 }
 
 // stuck says of a call that was ended because the core stands still why it ended.
-func (s *stream) stuck(f *failure.Fault) *failure.Fault {
+func stuck(s *stream, f *failure.Fault) *failure.Fault {
 	if f != nil && f.Why == life.Silent && s.halted != nil && s.halted.Load() {
 		f.Why, f.Err = life.Stuck, errStuck
 	}
