@@ -13,10 +13,8 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-	"go.uber.org/zap"
 
 	"evenkeel/dispatcher/board"
-	"evenkeel/dispatcher/policy"
 	"evenkeel/dispatcher/twin"
 	"evenkeel/pool"
 	"evenkeel/predictor"
@@ -41,7 +39,6 @@ func Start(ctx context.Context, cfg Config) (*Dispatcher, error) {
 	if r.declog, err = openDecisionLog(cfg.DecisionLog, cfg.Log, d.metrics); err != nil {
 		return nil, err
 	}
-	noteKeys(cfg.Log, cfg.Policy, cfg.Twin...)
 	go d.run(ctx, r)
 	return d, nil
 }
@@ -104,7 +101,6 @@ func (d *Dispatcher) SetWorkers(ws []board.Worker) {
 
 // SetPolicy changes the policy of the barrier groups from the next tick on.
 func (d *Dispatcher) SetPolicy(spec string) error {
-	noteKeys(d.cfg.Log, spec)
 	return d.ask(func(r *runner) error {
 		now, err := r.auto.named(spec)
 		if err == nil && (now != "" || spec == "") { // no policy at all is refused
@@ -227,7 +223,6 @@ func (d *Dispatcher) Gauged(worker int32, kvTokens int64, at time.Time) {
 // Configure changes the settings between two rounds. Those that cannot work, or
 // not together, are refused, and all stays as it was.
 func (d *Dispatcher) Configure(s board.Settings) error {
-	noteKeys(d.cfg.Log, s.Policy)
 	return d.ask(func(r *runner) error {
 		now, err := r.auto.named(s.Policy)
 		if err != nil {
@@ -251,19 +246,6 @@ func (d *Dispatcher) Accepts(s board.Settings) error {
 		}
 		return r.boards.Accepts(s)
 	})
-}
-
-// noteKeys warns of keys of policies that do nothing.
-func noteKeys(log *zap.Logger, spec string, more ...string) {
-	for _, text := range append([]string{spec}, more...) {
-		sp, err := policy.ParseSpec(text)
-		if err != nil {
-			continue // that is told elsewhere
-		}
-		for _, note := range sp.Notes() {
-			log.Warn("dispatcher: " + note)
-		}
-	}
 }
 
 // ask has the loop run a command and waits for its answer.

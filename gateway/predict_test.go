@@ -114,10 +114,9 @@ func TestPredictionsFromAFileThatIsSwapped(t *testing.T) {
 func TestAPredictorThatCannotWorkStopsTheStart(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	short, bad, trees := filepath.Join(dir, "short"), filepath.Join(dir, "bad.json"), filepath.Join(dir, "trees.json")
+	short, bad := filepath.Join(dir, "short"), filepath.Join(dir, "bad.json")
 	require.NoError(t, os.WriteFile(short, []byte("secret\n"), 0o600))
 	require.NoError(t, os.WriteFile(bad, []byte(`{"evenkeel_fit":2}`), 0o600))
-	require.NoError(t, os.WriteFile(trees, []byte(`{"evenkeel_fit":1,"kind":"learned"}`), 0o600))
 	for _, tc := range []struct {
 		name    string
 		p       board.PredictorConfig
@@ -125,7 +124,6 @@ func TestAPredictorThatCannotWorkStopsTheStart(t *testing.T) {
 	}{
 		{"a file that is not there", board.PredictorConfig{Kind: "survival", File: dir + "/none"}, "predictor.file: stat"},
 		{"a file of another version", board.PredictorConfig{Kind: "survival", File: bad}, "version 2, this evenkeel reads version 1"},
-		{"a file of the kind that is gone", board.PredictorConfig{Kind: "survival", File: trees}, "learned was removed"},
 		{"a secret that is not there", board.PredictorConfig{Kind: "exact", SecretFile: dir + "/none"}, "predictor.secret_file"},
 		{"a secret that is short", board.PredictorConfig{Kind: "exact", SecretFile: short}, "has 6 bytes; write at least 16"},
 	} {

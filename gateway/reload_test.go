@@ -116,7 +116,7 @@ func TestABadConfigIsRefusedWhole(t *testing.T) {
 		{"no YAML", c.yaml(usual, c.decode[1]) + "x: [", ""},
 		{"nothing", " \n", "empty"},
 		{"a file that it names", c.yaml(usual+"keys_file: /nowhere\n", c.decode[1]), "/nowhere"},
-		{"a policy without its predictor", c.yaml(usual+"dispatch: {policy: \"brh:predictor=learned\"}\n", c.decode[1]), "learned"},
+		{"a policy without its predictor", c.yaml(usual+"dispatch: {policy: \"brh:predictor=magic\"}\n", c.decode[1]), "predictor=magic"},
 	} {
 		c.write(row.text)
 		r, status := c.reload("?dry=1")

@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"evenkeel/spelling"
 )
 
 // Connectors: how KV gets from a prefill engine to a decode engine.
@@ -208,7 +210,7 @@ func (p Profile) Validate() error {
 	}
 	oneOf := func(field, got string, want ...string) {
 		if !slices.Contains(want, got) {
-			bad("%s is %q; use one of: %s", field, got, strings.Join(want, ", "))
+			bad("%s is %q%s; use one of: %s", field, got, spelling.Hint(got, want), strings.Join(want, ", "))
 		}
 	}
 	notNegative := func(field string, n int64) {

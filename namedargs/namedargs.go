@@ -4,9 +4,12 @@
 package namedargs
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
+
+	"evenkeel/spelling"
 )
 
 // Setting is one key with its value as the text has it.
@@ -28,7 +31,7 @@ func Parse(text string, names []string) (name string, set []Setting, err error) 
 		items = append([]string{first}, items...)
 	}
 	if !slices.Contains(names, name) {
-		return "", nil, fmt.Errorf("unknown policy %q; there are %s", name, strings.Join(names, ", "))
+		return "", nil, fmt.Errorf("unknown policy %q%s; there are %s", name, spelling.Hint(name, names), strings.Join(names, ", "))
 	}
 	for _, item := range items {
 		key, value, ok := strings.Cut(item, "=")
@@ -48,7 +51,8 @@ func Apply[T any](name string, keys []Key[T], v *T, set ...Setting) error {
 	for _, s := range set {
 		k := find(keys, s.Key)
 		if k == nil {
-			return fmt.Errorf("policy %s: unknown key %q; it takes %s", name, s.Key, takes(keys))
+			names := namesOf(keys)
+			return fmt.Errorf("policy %s: unknown key %q%s; it takes %s", name, s.Key, spelling.Hint(s.Key, names), cmp.Or(strings.Join(names, ", "), "none"))
 		}
 		if !k.Read(v, s.Value) {
 			return fmt.Errorf("policy %s: %s: want %s", name, s, k.Must)
@@ -85,15 +89,12 @@ func find[T any](keys []Key[T], name string) *Key[T] {
 	return nil
 }
 
-func takes[T any](keys []Key[T]) string {
-	if len(keys) == 0 {
-		return "none"
-	}
+func namesOf[T any](keys []Key[T]) []string {
 	names := make([]string, len(keys))
 	for i := range keys {
 		names[i] = keys[i].Name
 	}
-	return strings.Join(names, ", ")
+	return names
 }
 
 // List takes a list of policies apart. An item with `=` and no `:` before it

@@ -11,7 +11,7 @@ import (
 func TestImportsArePure(t *testing.T) { // a text that reaches the network or the clock is no longer a name
 	pkg, err := build.ImportDir(".", 0)
 	require.NoError(t, err)
-	require.Subset(t, []string{"fmt", "math", "slices", "strconv", "strings"}, pkg.Imports, "let the caller do it")
+	require.Subset(t, []string{"cmp", "fmt", "math", "slices", "strconv", "strings", "evenkeel/spelling"}, pkg.Imports, "let the caller do it")
 }
 
 type values struct {
@@ -63,7 +63,7 @@ func TestAPolicyIsReadByNamePresetAndSettings(t *testing.T) {
 func TestWhatIsWrongIsNamed(t *testing.T) {
 	for _, row := range []struct{ name, text, want string }{
 		{"an unknown name", "three:n=1", `unknown policy "three"; there are one, two, two:paper`},
-		{"an unknown preset", "two:papr", `unknown policy "two:papr"; there are one, two, two:paper`},
+		{"an unknown preset", "two:papr", `unknown policy "two:papr" (did you mean "two:paper"?); there are one, two, two:paper`},
 		{"no value", "one:n", `policy one: "n" is no setting; write key=value`},
 		{"nothing behind the colon", "one:", `policy one: "" is no setting; write key=value`},
 		{"twice", "one:n=1,n=2", "policy one: n is set twice"},

@@ -75,8 +75,6 @@ func ParseFit(b []byte) (*Fit, error) {
 		return nil, errors.New("fit file: no evenkeel_fit in it: make one with evenkeel fit --out")
 	case *head.Version != FitVersion:
 		return nil, fmt.Errorf("fit file: version %d, this evenkeel reads version %d: fit again", *head.Version, FitVersion)
-	case head.Kind == learned:
-		return nil, fmt.Errorf("fit file: kind %w; fit again with evenkeel fit --kind survival", ErrLearned)
 	}
 	d := json.NewDecoder(bytes.NewReader(b))
 	d.DisallowUnknownFields()

@@ -68,7 +68,6 @@ func TestAFileIsReadStrictly(t *testing.T) {
 		{"the key that means none", `"00000000000000ff"`, `"0000000000000000"`, "neither"},
 		{"a bucket twice", `"00000000000000ff"`, `"q3"`, "twice"},
 		{"a bucket of nothing", `"outputs":[[20,1]]`, `"outputs":[[20,0]]`, "bucket 00000000000000ff: pair 0"},
-		{"the kind that is gone", `"exact"`, `"learned"`, "learned was removed, with the boosted trees; write survival instead; fit again with evenkeel fit --kind survival"},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			_, err := ParseFit(small(row.old, row.replacement))

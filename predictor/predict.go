@@ -12,10 +12,7 @@
 // prepares the next and swaps a pointer.
 package predictor
 
-import (
-	"errors"
-	"fmt"
-)
+import "fmt"
 
 // Query is one running request.
 type Query struct {
@@ -51,19 +48,11 @@ const (
 	KindExact    Kind = "exact"    // from those of the same prompt, else of prompts as long
 )
 
-// learned is the name of a kind that is gone.
-const learned = "learned"
-
-// ErrLearned answers a user who still names it.
-var ErrLearned = errors.New("learned was removed, with the boosted trees; write survival instead")
-
 // ParseKind reads one of the four names.
 func ParseKind(name string) (Kind, error) {
 	switch k := Kind(name); k {
 	case KindNone, KindOracle, KindSurvival, KindExact:
 		return k, nil
-	case learned:
-		return "", fmt.Errorf("predictor %w", ErrLearned)
 	}
 	return "", fmt.Errorf("predictor %q: not one of none, oracle, survival, exact", name)
 }

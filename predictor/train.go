@@ -67,8 +67,6 @@ func Train(kind string, reqs []Sample, opt Options) (*Fit, error) {
 		kinds = []Kind{KindSurvival, KindExact}
 	case string(KindSurvival), string(KindExact):
 		kinds = []Kind{Kind(kind)}
-	case learned:
-		return nil, fmt.Errorf("fit: kind %w", ErrLearned)
 	default:
 		return nil, fmt.Errorf("fit: kind %q cannot be trained: give survival, exact or auto", kind)
 	}

@@ -128,7 +128,6 @@ func TestTrainSaysWhatIsWrong(t *testing.T) {
 		{"rows that never advance", "survival", good, Options{Every: -20}, "every -20"},
 		{"a threshold past one", "survival", good, Options{Tau: 2}, "tau 2"},
 		{"time that runs back", "survival", good, Options{Step: -1}, "step -1ns"},
-		{"the kind that is gone", "learned", good, Options{}, "learned was removed, with the boosted trees; write survival instead"},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			_, err := Train(row.kind, row.reqs, row.opt)

@@ -31,9 +31,10 @@ var mayName = map[string][]string{
 	"evenkeel/prefill/policy": {"Definition"},
 	"evenkeel/prefill/index":  {"Config", "Index", "Key", "New", "Slot", "Usable"}, // the replicas' own caches
 	"evenkeel/engine":         {"ErrAborted", "Error", "PhaseConnect", "PhaseHead", "Target"},
-	"evenkeel/bench/report":   nil, // all of it, as of the next three
+	"evenkeel/bench/report":   nil, // all of it, as of the next four
 	"evenkeel/bench/reftext":  nil,
 	"evenkeel/namedargs":      nil,
+	"evenkeel/spelling":       nil,
 	"evenkeel/stats":          nil,
 }
 

@@ -7,6 +7,8 @@ import (
 	"math"
 	"slices"
 	"strings"
+
+	"evenkeel/spelling"
 )
 
 // Scenario is what runs: regions, how far they are apart, what their clients
@@ -139,7 +141,7 @@ func Presets() []string { return slices.Sorted(maps.Keys(presets)) }
 func Named(name, preset string) (*Scenario, error) {
 	e, ok := presets[preset]
 	if !ok {
-		return nil, fmt.Errorf("unknown preset %q; there are %s", preset, strings.Join(Presets(), ", "))
+		return nil, fmt.Errorf("unknown preset %q%s; there are %s", preset, spelling.Hint(preset, Presets()), strings.Join(Presets(), ", "))
 	}
 	s := &Scenario{
 		RTTMs:  [][]float64{{3, 183, 281}, {183, 3, 70}, {281, 70, 3}}, // from A (US-West) to B and C as GORGO has them; the third is ours

@@ -10,6 +10,8 @@ import (
 	"strings"
 
 	"github.com/goccy/go-yaml"
+
+	"evenkeel/spelling"
 )
 
 // file is what --scenario reads: YAML, or JSON, which is YAML too. What it
@@ -64,7 +66,7 @@ func Read(nameOrPath, preset string) (*Scenario, error) {
 	}
 	text, err := os.ReadFile(nameOrPath)
 	if errors.Is(err, os.ErrNotExist) {
-		return nil, fmt.Errorf("scenario %q: there are %s, and no such file", nameOrPath, strings.Join(Names(), ", "))
+		return nil, fmt.Errorf("scenario %q%s: there are %s, and no such file", nameOrPath, spelling.Hint(nameOrPath, Names()), strings.Join(Names(), ", "))
 	}
 	if err != nil {
 		return nil, fmt.Errorf("scenario: %w", err)

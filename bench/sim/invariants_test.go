@@ -14,7 +14,7 @@ import (
 // forms are all policies, and one that holds back much.
 func forms() []string {
 	return append(policy.Names(), "brh:predictor=oracle", "brh:predictor=exact,horizon=5", "brh:predictor=none", "brh:decrement_anchor=true,every=3",
-		"evenkeel:hold=20,hold_steps=50")
+		"evenkeel:hold=20")
 }
 
 func drawFleet(t *rapid.T) Fleet {

@@ -138,9 +138,6 @@ func project(in struct {
 }) error {
 	running := make([]policy.Request, len(in.Running))
 	for i, r := range in.Running {
-		if r.Start != 0 {
-			return errStart
-		}
 		running[i] = policy.Request{Prompt: r.Prompt, Generated: r.Generated, Rhat: r.Rhat}
 	}
 	got := make([]int64, in.Horizon+1)

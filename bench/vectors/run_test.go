@@ -179,8 +179,6 @@ func TestASnapshotThatMakesNoSenseIsRefused(t *testing.T) {
 		{"two entries of one id", `{"pool":[{"id":9,"prompt":1},{"id":9,"prompt":1}]}`, "two pool entries have id 9"},
 		{"a negative prompt", `{"pool":[{"id":9,"prompt":-1}]}`, "pool entry 9: prompt cannot be negative"},
 		{"more of a request on other workers than it has", `{"workers":[{"id":1,"running":[{"prompt":3,"away":4}]}]}`, "worker 1, running[0]: away is a part of prompt and generated"},
-		{"the start of a running request, which older logs have", `{"workers":[{"id":1,"running":[{"prompt":3,"start":12}]}]}`, "worker 1, running[0]: start is gone"},
-		{"the start of a pool entry, which older logs have", `{"pool":[{"id":9,"prompt":1,"start":3}]}`, "pool entry 9: start is gone"},
 		{"a negative load", `{"workers":[{"id":1,"running":[{"generated":-3}]}]}`, "worker 1, running[0]: prompt and generated cannot be negative"},
 		{"a negative capacity", `{"workers":[{"id":1,"capacity_tokens":-3}]}`, "worker 1: want capacity_tokens from 0 and cost from 0 to 1000"},
 		{"a cost without measure", `{"workers":[{"id":1,"cost":1e9}]}`, "worker 1: want capacity_tokens from 0 and cost from 0 to 1000"},

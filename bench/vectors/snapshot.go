@@ -93,7 +93,6 @@ type requestJSON struct {
 	Key       uint64  `json:"key"`
 	ID        *uint64 `json:"id"`
 	Slot      *int32  `json:"slot"`
-	Start     int32   `json:"start"` // errStart
 }
 
 type entryJSON struct {
@@ -103,7 +102,6 @@ type entryJSON struct {
 	WaitMs float32 `json:"age_ms"`
 	Urgent bool    `json:"urgent"`
 	Key    uint64  `json:"key"`
-	Start  int32   `json:"start"` // errStart
 
 	// Of ranks that prefill.
 	HeldMs     *float64   `json:"held_ms"`
@@ -111,9 +109,6 @@ type entryJSON struct {
 	Express    bool       `json:"express"`
 	Hits       [][2]int32 `json:"hits"` // worker and tokens
 }
-
-// errStart is what is said of a request with start, the steps until its first token, which older decision logs have.
-var errStart = errors.New("start is gone: a request counts from its bind on; delete it")
 
 // ErrSeveral is a text with more than one JSON value, such as a whole log.
 var ErrSeveral = errors.New("more than one JSON value")
@@ -199,9 +194,6 @@ func (in *snapshotJSON) snapshot() (policy.Snapshot, error) {
 			if r.Away < 0 || int64(r.Away) > int64(r.Prompt)+int64(r.Generated) {
 				return s, fmt.Errorf("worker %d, running[%d]: away is a part of prompt and generated", w.ID, i)
 			}
-			if r.Start != 0 {
-				return s, fmt.Errorf("worker %d, running[%d]: %w", w.ID, i, errStart)
-			}
 			age := r.Generated // what it generated here is all there is, unless the snapshot says more
 			if r.Age != nil {
 				age = *r.Age
@@ -225,9 +217,6 @@ func (in *snapshotJSON) snapshot() (policy.Snapshot, error) {
 	for _, e := range in.Pool {
 		if e.Prompt < 0 {
 			return s, fmt.Errorf("pool entry %d: prompt cannot be negative", e.ID)
-		}
-		if e.Start != 0 {
-			return s, fmt.Errorf("pool entry %d: %w", e.ID, errStart)
 		}
 		entry := policy.Entry{
 			ID: e.ID, Prompt: e.Prompt, Age: e.Age, WaitMs: e.WaitMs, Urgent: e.Urgent, Key: e.Key,

@@ -111,8 +111,6 @@ func TestCheckWarnsOfWhatIsHardlyMeant(t *testing.T) {
 		{"bodies of a terabyte", "limits: {bodies_bytes: 1099511627776}", "limits.bodies_bytes", "1099511627776 bytes are 1024 GiB"},
 		{"bodies of nothing", "limits: {body_bytes: 100}", "limits.body_bytes", "most requests are refused"},
 		{"days in place of minutes", "limits: {probe_timeout: 600h}", "limits.probe_timeout", "600h0m0s is more than a day"},
-		{"a key that is a constant now", "prefill: {index: {block_bytes: 512}}", "prefill.index.block_bytes", "this key is gone and has no effect, its value is always 256: delete it, because the next release refuses it (at: "},
-		{"and where it stands", "prefill: {index: {block_bytes: 512}}", "prefill.index.block_bytes", ":1:19)"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			status, out, errs := line("check", "--config", write(t, tt.text+"\n"), "--json")

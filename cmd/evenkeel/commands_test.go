@@ -147,7 +147,7 @@ func TestCheck(t *testing.T) {
 	status, out, errs = line("check", "--config", bad)
 	require.Equal(t, 1, status)
 	require.Empty(t, out)
-	require.Contains(t, errs, bad+":1:17: pool.tll: no such key; the keys here are size, ttl\n>    1 | pool: {size: 0, tll: 5s}\n")
+	require.Contains(t, errs, bad+":1:17: pool.tll: no such key (did you mean \"ttl\"?); the keys here are size, ttl\n>    1 | pool: {size: 0, tll: 5s}\n")
 }
 
 func TestCheckProbesTheEngines(t *testing.T) {

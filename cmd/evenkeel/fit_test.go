@@ -126,7 +126,6 @@ func TestFitRefuses(t *testing.T) {
 		{"two sources", "fit --trace a --log b --out " + out, 2, "--trace or --log"},
 		{"no place for the file", "fit --trace " + azure, 2, "--out"},
 		{"a kind that is none", "fit --trace " + azure + " --kind oracle --out " + out, 2, "--kind"},
-		{"a kind that is gone", "fit --trace " + azure + " --kind learned --out " + out, 2, "learned was removed, with the boosted trees; write survival instead"},
 		{"a horizon of nothing", "fit --trace " + azure + " --horizon 0 --out " + out, 2, "--horizon 0: look at least 1 step ahead"},
 		{"a hold-out of all", "fit --trace " + azure + " --holdout 1 --out " + out, 2, "--holdout 1: write a share above 0 and below 1"},
 		{"a shift of nothing", "fit step --log x --shift 5", 2, "--shift needs --decisions"},

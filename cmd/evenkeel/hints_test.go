@@ -21,6 +21,9 @@ func TestMistakesAreNamed(t *testing.T) {
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "url.yaml"), []byte("listen: \"http://0.0.0.0:8000\"\n"), 0o600))
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "port.yaml"), []byte("listen: \":80800\"\n"), 0o600))
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "two.yaml"), []byte("engines: {decode: [{url: \"http://d0:1,http://d1:1\", slots: 4}]}\n"), 0o600))
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "slot.yaml"), []byte("engines: {decode: [{url: \"http://d0:1\", slot: 4}]}\n"), 0o600))
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "profile.yaml"), []byte("profiles: {ascend: {}}\nengines: {decode: [{url: \"http://d0:1\", slots: 4, profile: asend}]}\n"), 0o600))
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "connector.yaml"), []byte("profiles: {default: {connector: nixl_pull}}\n"), 0o600))
 	const process = "another process"
 	for _, tt := range []struct {
 		name, line string
@@ -49,6 +52,16 @@ func TestMistakesAreNamed(t *testing.T) {
 		{"a negative delay", "serve --retry-delay -0.5", 2, "--retry-delay: prefill.retry.base: -500ms; a time above 0 is needed", "short flag"},
 		{"a file without its flag", "check evenkeel.yaml", 2, "a config file is given as --config evenkeel.yaml", ""},
 		{"a file that is not in this folder", "serve --config nowhere.yaml", 1, "open nowhere.yaml: no such file or directory; the path is relative to the working directory, " + dir, ""},
+		{"a command that is misspelt", "sevre", 2, `did you mean "serve"?`, ""},
+		{"a flag that is misspelt", "serve --polcy br0", 2, `did you mean "--policy"?`, ""},
+		{"a policy that is misspelt", "serve --policy pjsqkv", 2, `unknown policy "pjsqkv" (did you mean "pjsq-kv"?)`, ""},
+		{"a key of a policy that is misspelt", "serve --policy evenkeel:kapa=1", 2, `unknown key "kapa" (did you mean "kappa"?)`, ""},
+		{"a policy of regions that is misspelt", "simulate --tier geo --policies gorgoo", 1, `unknown policy "gorgoo" (did you mean "gorgo"?)`, ""},
+		{"a scenario that is misspelt", "simulate --tier geo --scenario skw", 1, `"skw" (did you mean "skew"?)`, ""},
+		{"a key that is misspelt, in a file", "check --config slot.yaml", 1, `engines.decode[0].slot: no such key (did you mean "slots"?)`, ""},
+		{"a profile that is misspelt, in a file", "check --config profile.yaml", 1, `no profile is named "asend" (did you mean "ascend"?)`, ""},
+		{"a connector that is misspelt, in a file", "check --config connector.yaml", 1, `connector is "nixl_pull" (did you mean "nixl-pull"?)`, ""},
+		{"a word that is like none", "serve --policy fastest", 2, `unknown policy "fastest"; there are`, "did you mean"},
 		{"tabs", "check --config tab.yaml", 1, "the line begins with a tab, and YAML is indented with spaces only", ""},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

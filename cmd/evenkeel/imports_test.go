@@ -22,10 +22,11 @@ import (
 var mayImport = map[string][]string{
 	"rawjson":             {},
 	"socket":              {},
-	"namedargs":           {},
+	"namedargs":           {"spelling"},
+	"spelling":            {},
 	"stats":               {},
 	"sse":                 {"rawjson"},
-	"mooncake":            {"rawjson"},
+	"mooncake":            {"rawjson", "spelling"},
 	"predictor":           {},
 	"dispatcher/subset":   {},
 	"dispatcher/policy":   {"dispatcher/rounds", "dispatcher/subset", "namedargs"},
@@ -51,7 +52,7 @@ var mayImport = map[string][]string{
 	"prefill/cache":       {"prefill/index", "prefill/kvevents"},
 	"prefill/fit":         {"prefill/policy"},
 	"prefill/steer":       {"prefill/policy"},
-	"prefill/policy":      {"namedargs"},
+	"prefill/policy":      {"namedargs", "spelling"},
 	"prefill/index":       {"rawjson"},
 	"prefill/local":       {"prefill", "prefill/cache", "prefill/fit", "prefill/index", "prefill/policy"},
 	"prefill/kvevents":    {"prefill/index"},
@@ -81,7 +82,7 @@ var mayImport = map[string][]string{
 	"gateway/prompt":      {"gateway/fleet", "gateway/openai", "engine", "engine/circuit", "prefill", "prefill/index", "mooncake"},
 	"gateway/receipt":     {},
 	"gateway/tracing":     {},
-	"gateway/config":      {"gateway/certs", "gateway/keys", "gateway/tracing", "geo", "mooncake", "engine", "prefill", "prefill/policy", "dispatcher", "dispatcher/board", "dispatcher/verdict"},
+	"gateway/config":      {"gateway/certs", "gateway/keys", "gateway/tracing", "geo", "mooncake", "engine", "prefill", "prefill/policy", "dispatcher", "dispatcher/board", "dispatcher/verdict", "spelling"},
 	"gateway/owner":       {"gateway/certs", "gateway/cluster", "gateway/config", "gateway/owner", "geo", "engine", "lease", "lease/kube", "lease/etcd"}, // ownertest is below it
 	"gateway":             {"dispatcher", "dispatcher/board", "engine", "engine/discover", "gateway/abroad", "gateway/advice", "gateway/adviser", "gateway/config", "gateway/door", "gateway/edge", "gateway/fleet", "gateway/journal", "gateway/loop", "gateway/metaserver", "gateway/openai", "gateway/owner", "gateway/receipt", "gateway/reload", "gateway/request", "gateway/selftest", "gateway/service", "gateway/through", "geo", "mooncake", "pool", "predictor", "prefill", "prefill/local"},
 	"gateway/life":        {"mooncake", "sse"},
@@ -97,7 +98,7 @@ var mayImport = map[string][]string{
 	"gateway/timeline":    {},
 	"gateway/top":         {"gateway/live"},
 	"gateway/admin":       {"gateway", "gateway/owner", "geo", "gateway/config", "gateway/live", "gateway/openai", "gateway/receipt", "prefill"},
-	"bench":               {"bench", "geo", "geo/policy", "prefill", "prefill/policy", "prefill/index", "dispatcher", "dispatcher/board", "dispatcher/policy", "dispatcher/subset", "dispatcher/twin", "pool", "predictor", "engine", "sse", "mooncake", "rawjson", "namedargs", "stats"},
+	"bench":               {"bench", "geo", "geo/policy", "prefill", "prefill/policy", "prefill/index", "dispatcher", "dispatcher/board", "dispatcher/policy", "dispatcher/subset", "dispatcher/twin", "pool", "predictor", "engine", "sse", "mooncake", "rawjson", "namedargs", "spelling", "stats"},
 	"bench/mixed":         {"bench", "dispatcher/board", "dispatcher/policy", "dispatcher/step", "dispatcher/virtual", "stats"},
 	"bench/rounds":        {"bench", "dispatcher/rounds"},
 	"bench/survey":        {"bench", "dispatcher/step", "engine", "stats"},
@@ -112,7 +113,7 @@ var mayImport = map[string][]string{
 }
 
 // pure packages are functions of their arguments: no clock, no I/O, no network.
-var pure = []string{"rawjson", "namedargs", "stats", "sse", "mooncake", "predictor", "geo/policy", "prefill/queue", "prefill/ledger", "prefill/cache", "prefill/fit", "prefill/steer", "prefill/policy", "prefill/index", "dispatcher/ahead", "dispatcher/board", "dispatcher/effort", "dispatcher/forecast", "dispatcher/grounds", "dispatcher/policy", "dispatcher/rounds", "dispatcher/step", "dispatcher/subset", "dispatcher/twin", "dispatcher/verdict", "dispatcher/virtual", "engine/circuit", "gateway/advice", "gateway/incident", "gateway/life", "gateway/timeline"}
+var pure = []string{"rawjson", "namedargs", "spelling", "stats", "sse", "mooncake", "predictor", "geo/policy", "prefill/queue", "prefill/ledger", "prefill/cache", "prefill/fit", "prefill/steer", "prefill/policy", "prefill/index", "dispatcher/ahead", "dispatcher/board", "dispatcher/effort", "dispatcher/forecast", "dispatcher/grounds", "dispatcher/policy", "dispatcher/rounds", "dispatcher/step", "dispatcher/subset", "dispatcher/twin", "dispatcher/verdict", "dispatcher/virtual", "engine/circuit", "gateway/advice", "gateway/incident", "gateway/life", "gateway/timeline"}
 
 var impure = []string{"os", "net", "net/http", "log", "log/slog", "time/tzdata", "os/exec", "syscall", "sync", "github.com/valyala/fasthttp", "go.uber.org/zap"}
 

@@ -14,7 +14,6 @@ import (
 
 	"evenkeel/bench/geosim"
 	"evenkeel/bench/refengine"
-	"evenkeel/predictor"
 	prefillpolicy "evenkeel/prefill/policy"
 )
 
@@ -80,7 +79,7 @@ func run(args []string, std streams) int {
 		return 0
 	}
 	if err != nil {
-		fmt.Fprintf(std.err, "evenkeel: %v%s\n", err, meantAsConfig(args)+meantTrees(args))
+		fmt.Fprintf(std.err, "evenkeel: %v%s\n", err, meantAsConfig(args))
 		var pe *kong.ParseError
 		if errors.As(err, &pe) && pe.Context != nil && pe.Context.Command() != "" {
 			hint(std.err, pe.Context.Command())
@@ -110,14 +109,6 @@ func meantAsConfig(args []string) string {
 		return ""
 	}
 	return fmt.Sprintf("; a config file is given as --config %s", args[1])
-}
-
-// meantTrees is a hint for a user who still fits boosted trees.
-func meantTrees(args []string) string {
-	if args[0] != "fit" || !slices.Contains(args, "learned") && !slices.Contains(args, "--kind=learned") {
-		return ""
-	}
-	return "; " + predictor.ErrLearned.Error()
 }
 
 // isServeFlag tells a command line that begins with a flag only serve has.

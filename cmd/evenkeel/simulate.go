@@ -25,6 +25,7 @@ import (
 	"evenkeel/dispatcher/board"
 	"evenkeel/namedargs"
 	"evenkeel/predictor"
+	"evenkeel/spelling"
 )
 
 // simulateCmd compares policies on a trace in the barrier simulator, or on the
@@ -245,8 +246,6 @@ func (c *simulateCmd) predictor(plan *sim.Plan) error {
 	if kind, err := predictor.ParseKind(c.Predictor); err == nil {
 		plan.Predictor.Kind = kind
 		return nil
-	} else if errors.Is(err, predictor.ErrLearned) {
-		return usageError{fmt.Errorf("--predictor: %w", predictor.ErrLearned)}
 	}
 	text, err := os.ReadFile(c.Predictor)
 	if err != nil {
@@ -272,7 +271,7 @@ func synthNames() string {
 func (c *simulateCmd) source(plan *sim.Plan) (string, error) {
 	if name, ok := strings.CutPrefix(c.Trace, trace.SynthPrefix); ok {
 		if !slices.Contains(trace.SynthNames(), name) {
-			return "", fmt.Errorf("--trace: there is no synthetic trace %q; there are %s", c.Trace, synthNames())
+			return "", fmt.Errorf("--trace: there is no synthetic trace %q%s; there are %s", c.Trace, spelling.Hint(name, trace.SynthNames()), synthNames())
 		}
 		plan.Source.Synth = name
 		return c.Trace, nil

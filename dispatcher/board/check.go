@@ -67,8 +67,6 @@ func (c *Config) checkNumbers(bad func(key, format string, args ...any)) {
 func (c *PredictorConfig) check(bad func(key, format string, args ...any)) {
 	kind, err := predictor.ParseKind(string(c.Kind))
 	switch {
-	case errors.Is(err, predictor.ErrLearned):
-		bad("predictor.kind", "%v", predictor.ErrLearned)
 	case err != nil:
 		bad("predictor.kind", "%q predicts nothing; write none, survival or exact", c.Kind)
 	case kind == predictor.KindOracle:

@@ -119,8 +119,6 @@ func TestPredictorsThatCannotBeHadAreRefused(t *testing.T) {
 	}{
 		{"an oracle in the config", "br0", "oracle", nil, "only a replay can"},
 		{"an oracle in the policy", "brh:predictor=oracle", "", nil, "only a replay can"},
-		{"an oracle by its mode", "evenkeel:mode=oracle", "", nil, "mode is gone"},
-		{"the kind that is gone", "brh:predictor=learned", "", nil, "policy brh: predictor=learned was removed, with the boosted trees; write predictor=survival"},
 		{"the configured kind is the policy's", "brh:horizon=80", "exact", nil, ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -1,7 +1,6 @@
 package policy
 
 import (
-	"fmt"
 	"math/rand/v2"
 	"slices"
 
@@ -13,10 +12,8 @@ import (
 // values are when nothing is.
 type form struct {
 	name     string
-	presets  []string          // keys the preset itself decides
-	keys     []key             // it takes
-	idle     []string          // keys that it took once: they are accepted, and do nothing
-	gone     map[string]string // keys that it took once and refuses: what to do about each
+	presets  []string // keys the preset itself decides
+	keys     []key    // it takes
 	defaults settings
 	build    func(name string, v *settings) Policy
 }
@@ -70,20 +67,10 @@ var forms = slices.Concat([]form{
 	{
 		name:     "evenkeel",
 		keys:     takes("budget", "kappa", "age_weight", "hold", "patience", "max_hold", "requests", "near", "max_age_ms", "ahead", "watermark"),
-		idle:     []string{"candidates", "pairs", "refill", "hold_steps"},
-		gone:     lookedAhead,
 		defaults: joint, build: newEvenkeel,
 	},
 }, simpleForms("random", ruleRandom, "seed"), simpleForms("rr", ruleRR), simpleForms("p2c", ruleP2C, "seed"),
 	simpleForms("jsq", ruleJSQ), simpleForms("jsq-kv", ruleJSQKV))
-
-const noGain = "looking ahead gained nothing, so delete it"
-
-// lookedAhead are the keys with which evenkeel once looked ahead, and what to write in their place.
-var lookedAhead = map[string]string{
-	"mode": noGain, "samples": noGain, "horizon": noGain, "gamma": noGain, "predictor": noGain,
-	"objective": "delete it, or write kappa=0 where it was max",
-}
 
 func with(v settings, change func(*settings)) settings {
 	change(&v)
@@ -157,7 +144,6 @@ type Spec struct {
 	form   *form
 	values settings
 	set    []string // keys given
-	idle   []string // of them, those that do nothing any more
 }
 
 // ParseSpec reads one policy in the language of namedargs.
@@ -186,16 +172,6 @@ func (sp Spec) Sets(key string) bool {
 
 // With returns the spec with a key set, in place of what it was.
 func (sp Spec) With(key, value string) (Spec, error) {
-	if slices.Contains(sp.form.idle, key) {
-		sp.idle = append(slices.Clone(sp.idle), key)
-		return sp, nil
-	}
-	if instead, ok := sp.form.gone[key]; ok {
-		return Spec{}, fmt.Errorf("policy %s: %s is gone: %s", sp.form.name, key, instead)
-	}
-	if key == "predictor" && value == "learned" && sp.Takes(key) {
-		return Spec{}, fmt.Errorf("policy %s: predictor=learned was removed, with the boosted trees; write predictor=survival", sp.form.name)
-	}
 	if err := namedargs.Apply(sp.form.name, sp.form.keys, &sp.values, namedargs.Setting{Key: key, Value: value}); err != nil {
 		return Spec{}, err
 	}
@@ -203,14 +179,6 @@ func (sp Spec) With(key, value string) (Spec, error) {
 		sp.set = append(slices.Clone(sp.set), key)
 	}
 	return sp, nil
-}
-
-// Notes says what of the keys that were given does nothing, a sentence each.
-func (sp Spec) Notes() (notes []string) {
-	for _, key := range sp.idle {
-		notes = append(notes, fmt.Sprintf("policy %s: %s does nothing any more, and the next release refuses it: delete it", sp.form.name, key))
-	}
-	return notes
 }
 
 // String is the canonical form: the name and what differs from its defaults.

@@ -31,7 +31,6 @@ func (c *Config) Validate() error {
 	c.checkTimes(bad)
 	c.checkNumbers(bad)
 	c.checkGeo(bad)
-	found = append(found, c.moved()...)
 	c.checkDiscovery(bad)
 	c.checkAdvice(bad)
 	for name, n := range c.GatewayAPI.Objectives {

@@ -9,9 +9,9 @@ import (
 )
 
 // Doubts are settings of a valid config that are probably a mistake: a proxy that
-// starts with it serves no request, a number has the wrong unit, or a key is no more.
+// starts with it serves no request, or a number has the wrong unit.
 func (c *Config) Doubts() []*Error {
-	d := doubts{source: &c.source, found: slices.Clone(c.source.gone)}
+	d := doubts{source: &c.source}
 	d.engines(c)
 	d.profiles(c)
 	d.sizes(reflect.ValueOf(c).Elem(), "$")

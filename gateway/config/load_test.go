@@ -105,15 +105,9 @@ func TestErrorsPointAtTheFile(t *testing.T) {
 	}{
 		{
 			"a misspelt key names those there are", "pool:\n  sice: 5\n",
-			"f.yaml:2:3: pool.sice: no such key; the keys here are size, ttl\n" +
+			"f.yaml:2:3: pool.sice: no such key (did you mean \"size\"?); the keys here are size, ttl\n" +
 				"     1 | pool:\n" +
 				">    2 |   sice: 5",
-		},
-		{
-			"a key that is gone says what to write instead", "dispatch:\n  policy: br0\n  shadow: [jsq]\n",
-			"f.yaml:3:3: dispatch.shadow: this key is gone; list the policies in dispatch.twin, which replays the last minutes under each of them and says what a step would have taken\n" +
-				"     2 |   policy: br0\n" +
-				">    3 |   shadow: [jsq]",
 		},
 		{
 			"a key written twice names the first", "pool:\n  size: 5\n  ttl: 1s\n  size: 6\n",

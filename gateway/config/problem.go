@@ -68,8 +68,6 @@ type source struct {
 	text   []byte
 	places map[string]place  // by path
 	flags  map[string]string // path → flag that replaced what the file says
-	gone   []*Error          // keys that are no more, and were written
-	moved  []setting         // those that are settings of geo.policy now
 }
 
 type place struct{ line, column int }

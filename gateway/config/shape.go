@@ -1,7 +1,6 @@
 package config
 
 import (
-	"cmp"
 	"fmt"
 	"iter"
 	"reflect"
@@ -14,6 +13,7 @@ import (
 
 	"evenkeel/dispatcher/verdict"
 	"evenkeel/mooncake"
+	"evenkeel/spelling"
 )
 
 // checkShape walks the file beside the type it is read into and notes where every
@@ -24,11 +24,6 @@ func (s *source) checkShape(root ast.Node, as reflect.Type, path string) error {
 	check := shape{source: s}
 	check.value(root, as, path)
 	return check.found.join()
-}
-
-// removed are keys that are refused, with what to write instead.
-var removed = map[string]string{
-	"$.dispatch.shadow": "this key is gone; list the policies in dispatch.twin, which replays the last minutes under each of them and says what a step would have taken",
 }
 
 type shape struct {
@@ -94,8 +89,6 @@ func (s *shape) mapping(n ast.Node, path string, typeOf func(key string) (reflec
 	var values []*ast.MappingValueNode
 	switch n := n.(type) {
 	case *ast.MappingNode:
-		s.source.dropGone(n, path)
-		s.source.dropMoved(n, path)
 		values = n.Values
 	case *ast.MappingValueNode:
 		values = []*ast.MappingValueNode{n}
@@ -118,7 +111,7 @@ func (s *shape) mapping(n ast.Node, path string, typeOf func(key string) (reflec
 		seen[key] = t.Position.Line
 		typ, known := typeOf(key)
 		if !known {
-			s.bad(t, at, "%s", cmp.Or(removed[at], "no such key; the keys here are "+strings.Join(names, ", ")))
+			s.bad(t, at, "no such key%s; the keys here are %s", spelling.Hint(key, names), strings.Join(names, ", "))
 			continue
 		}
 		s.record(at, t)

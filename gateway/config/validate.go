@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"evenkeel/mooncake"
+	"evenkeel/spelling"
 )
 
 func (c *Config) checkListeners(bad report) {
@@ -103,7 +104,8 @@ func (c *Config) checkEngine(path, role string, e *Engine, bad report) {
 	}
 	profile, known := c.Profiles[e.Profile]
 	if !known {
-		bad(path+".profile", "no profile is named %q; there are %s", e.Profile, strings.Join(slices.Sorted(maps.Keys(c.Profiles)), ", "))
+		names := slices.Sorted(maps.Keys(c.Profiles))
+		bad(path+".profile", "no profile is named %q%s; there are %s", e.Profile, spelling.Hint(e.Profile, names), strings.Join(names, ", "))
 	}
 	if known && profile.CAFile+profile.CertFile+profile.ServerName != "" && strings.HasPrefix(e.URL, "http:") {
 		bad(path+".url", "its profile %s has keys for TLS, but %q would be called in clear text; write https, or use a profile without ca_file, cert_file and server_name",

@@ -376,7 +376,7 @@ func TestParse(t *testing.T) {
 	require.Equal(t, "finish", must(t, " finish:load=50 ").String(), "what is the default is not said again")
 	require.Zero(t, must(t, "gorgo").Settings().Load)
 	for _, row := range []struct{ name, text, want string }{
-		{"an unknown policy", "sky", `unknown policy "sky"; there are finish, gorgo, skylb, skylb-ch, least-load, round-robin, local-only`},
+		{"an unknown policy", "sky", `unknown policy "sky" (did you mean "skylb" or "skylb-ch"?); there are finish, gorgo, skylb, skylb-ch, least-load, round-robin, local-only`},
 		{"a key of another policy", "skylb:load=1", `policy skylb: unknown key "load"; it takes push, max_unanswered, max_outstanding, credit_max, tau`},
 		{"no value", "finish:load", `policy finish: "load" is no setting; write key=value`},
 		{"twice", "finish:w=1,w=2", `policy finish: w is set twice`},

@@ -25,7 +25,7 @@ func TestSpecs(t *testing.T) {
 
 func TestWrongSpecsSayWhatThereIs(t *testing.T) {
 	for spec, want := range map[string]string{
-		"fnish":                 `unknown policy "fnish"; there are round-robin, least-tokens`,
+		"fnish":                 `unknown policy "fnish" (did you mean "finish"?); there are round-robin, least-tokens`,
 		"finish:x=1":            `policy finish: unknown key "x"; it takes none`,
 		"gorgo:w=1":             `policy gorgo: unknown key "w"; it takes qs`,
 		"gorgo:1":               `policy gorgo: "1" is no setting; write key=value`,
@@ -52,7 +52,7 @@ func TestImportsArePure(t *testing.T) { // a policy that can reach the network o
 	pure := []string{
 		"cmp", "errors", "fmt", "maps", "math", "reflect", "slices", "strconv", "strings", "github.com/cespare/xxhash/v2",
 		"github.com/expr-lang/expr", "github.com/expr-lang/expr/ast", "github.com/expr-lang/expr/file",
-		"github.com/expr-lang/expr/parser", "github.com/expr-lang/expr/vm", "evenkeel/namedargs",
+		"github.com/expr-lang/expr/parser", "github.com/expr-lang/expr/vm", "evenkeel/namedargs", "evenkeel/spelling",
 	}
 	require.Subset(t, pure, pkg.Imports, "let the tier read it and put the value in Candidate")
 }

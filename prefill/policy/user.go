@@ -14,6 +14,8 @@ import (
 	"github.com/expr-lang/expr/file"
 	"github.com/expr-lang/expr/parser"
 	"github.com/expr-lang/expr/vm"
+
+	"evenkeel/spelling"
 )
 
 // Definition is a policy that a user wrote, in expressions over the names of
@@ -233,7 +235,8 @@ func tieOn(text string) (key, error) {
 	name, descending := strings.CutPrefix(text, "-")
 	field, ok := indicators[name]
 	if !ok {
-		return nil, fmt.Errorf("no indicator is named %q; there are %s", name, strings.Join(slices.Sorted(maps.Keys(indicators)), ", "))
+		names := slices.Sorted(maps.Keys(indicators))
+		return nil, fmt.Errorf("no indicator is named %q%s; there are %s", name, spelling.Hint(name, names), strings.Join(names, ", "))
 	}
 	sign := 1.0
 	if descending {
