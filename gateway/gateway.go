@@ -359,6 +359,15 @@ func (g *Gateway) Ready() (ok bool, why string) {
 	return true, ""
 }
 
+// Missing has a line for each engine that takes no requests, with the reason, while no engine of
+// some role takes any.
+func (g *Gateway) Missing() []string {
+	if p, d := g.fleet.Up(); p > 0 && d > 0 {
+		return nil
+	}
+	return g.fleet.Missing()
+}
+
 // passesOnly says whether prefill engines are not wanted: requests are passed through to one engine each, as those
 // for embeddings are.
 func (g *Gateway) passesOnly() bool {

@@ -5,6 +5,8 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -67,6 +69,38 @@ func TestTheLogSaysWhyTheProxyIsNotReady(t *testing.T) {
 	for _, want := range []string{"prefill " + addressOf(c.prefill[0]) + " is down: ", "prefill " + nobody + " is down: ", "connection refused", "not a list of models"} {
 		require.Contains(t, engines, want)
 	}
+}
+
+// Who asks for readiness is told which engines are missing and why, if it may know their addresses.
+func TestReadinessTellsTheReasonByEngine(t *testing.T) {
+	t.Parallel()
+	file := filepath.Join(t.TempDir(), "token")
+	require.NoError(t, os.WriteFile(file, []byte("sesame\n"), 0o600))
+	o := twoDecodes(func(cfg *config.Config) { cfg.Admin.TokenFile = file })
+	o.token = "sesame"
+	c := start(t, o)
+	decode, dead, drained := addressOf(c.decode[0]), addressOf(c.prefill[0]), addressOf(c.decode[1])
+	require.Equal(t, http.StatusNoContent, c.ask("POST", c.admin+"/workers/"+drained+"/drain", "", "Authorization", "Bearer sesame").status)
+	c.prefill[0].Kill()
+	var got []string
+	c.eventually("it is not ready", func() bool {
+		r := c.get("/readyz")
+		got = strings.Split(strings.TrimSpace(r.body), "\n")
+		return r.status == http.StatusServiceUnavailable && len(got) > 1
+	})
+	require.Equal(t, "no healthy prefill engine", got[0])
+	require.Len(t, got, 3, "%q: one for each that is missing", got)
+	for _, want := range []string{"prefill " + dead + " is down: ", "decode " + drained + " is up: it drains, or another proxy owns it"} {
+		require.True(t, slices.ContainsFunc(got, func(line string) bool { return strings.HasPrefix(line, want) }), "%q: %s", got, want)
+	}
+	require.NotContains(t, strings.Join(got, " "), decode)
+	for _, header := range [][]string{nil, {"Authorization", "Bearer wrong"}} {
+		r := c.ask("GET", c.admin+"/readyz", "", header...)
+		require.Equal(t, http.StatusServiceUnavailable, r.status, "kubelets need no token")
+		require.Equal(t, "no healthy prefill engine\n", r.body, "strangers learn no address")
+	}
+	require.NoError(t, c.prefill[0].Revive())
+	c.eventually("it is ready again", func() bool { return c.get("/readyz").body == "ok\n" })
 }
 
 // That nobody takes the connection says more than the requests that failed by it.

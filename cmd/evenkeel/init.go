@@ -34,7 +34,7 @@ From engines that run. init asks each engine for /health, /version, /server_info
 
     evenkeel init --probe prefill=10.0.0.1:8100 decode=10.0.0.3:8200 decode=10.0.0.3:8201 --out evenkeel.yaml
 
-Comments in the file say what each engine told, and what it did not tell. vLLM tells its role, its connector, its --max-num-seqs and its --max-num-batched-tokens only with VLLM_SERVER_DEV_MODE=1. An engine without a connector is aggregated: it prefills and decodes. init takes the engines' API key from the variable OPENAI_API_KEY.
+Comments in the file say what each engine told, and what it did not tell. If some engines do not answer, init names them, writes what it knows, and ends with status 1. If none answers, it writes nothing. vLLM tells its role, its connector, its --max-num-seqs and its --max-num-batched-tokens only with VLLM_SERVER_DEV_MODE=1. An engine without a connector is aggregated: it prefills and decodes. init takes the engines' API key from the variable OPENAI_API_KEY.
 Then run evenkeel check --config evenkeel.yaml --probe.`
 }
 
@@ -68,8 +68,14 @@ func (c *initCmd) Run(std streams) error {
 			return errors.New("ended by a signal; nothing was written")
 		}
 	}
-	silent := withoutRole(entries)
-	if len(silent) > 0 && len(silent) == len(entries) {
+	dead, silent := unanswered(entries), withoutRole(entries)
+	if len(dead) > 0 && len(dead) == len(entries) {
+		return fmt.Errorf("no engine answered, and nothing was written: %s; start the engines, or give the addresses at which they listen", shortList(dead))
+	}
+	if len(dead) > 0 {
+		fmt.Fprintf(std.err, "%d of %d engines did not answer: %s; start them, or mend their addresses\n", len(dead), len(entries), shortList(dead))
+	}
+	if !slices.ContainsFunc(entries, func(e draft.Entry) bool { return e.Role != "" }) {
 		return fmt.Errorf("no engine told whether it prefills or decodes (%s), and nothing was written; run init again with the role before each address: --probe prefill=HOST:PORT decode=HOST:PORT", shortList(silent))
 	}
 	text, err := draft.File(cfg, entries)
@@ -81,19 +87,29 @@ func (c *initCmd) Run(std streams) error {
 	}
 	if c.Out == "" {
 		_, err = std.out.Write(text)
-		return err
+	} else if err = writeNew(c.Out, text); err == nil {
+		fmt.Fprintf(std.err, "%s is written; read its comments, then try it with: evenkeel check --config %[1]s --probe\n", c.Out)
 	}
-	if err := writeNew(c.Out, text); err != nil {
-		return err
+	if err == nil && len(dead) > 0 { // the config is worth having all the same: most of many engines may be there
+		return errors.New("the config is not complete: it has nothing that the engines which did not answer would have told, and those whose role you did not name stand in comments only; run init again once they answer, or complete it yourself")
 	}
-	fmt.Fprintf(std.err, "%s is written; read its comments, then try it with: evenkeel check --config %[1]s --probe\n", c.Out)
-	return nil
+	return err
 }
 
-// withoutRole returns the addresses of engines whose role is not known.
+// unanswered returns the addresses of engines that could not be asked, each with the reason.
+func unanswered(entries []draft.Entry) (urls []string) {
+	for _, e := range entries {
+		if e.Dead != "" {
+			urls = append(urls, e.URL+" ("+e.Dead+")")
+		}
+	}
+	return urls
+}
+
+// withoutRole returns the addresses of engines that answered, and whose role is not known all the same.
 func withoutRole(entries []draft.Entry) (urls []string) {
 	for _, e := range entries {
-		if e.Role == "" {
+		if e.Role == "" && e.Dead == "" {
 			urls = append(urls, e.URL)
 		}
 	}

@@ -81,7 +81,7 @@ func TestInitAsksEngines(t *testing.T) {
 	}
 	p, d, locked := start(refengine.Config{Role: refengine.Prefill}), start(refengine.Config{Role: refengine.Decode}), start(refengine.Config{Role: refengine.Decode, APIKey: "secret"})
 	status, out, errs := line("init", "--probe", "prefill="+p, "decode=http://"+d, locked, "127.0.0.1:1", "--port", "9000")
-	require.Equal(t, 0, status, errs)
+	require.Equal(t, 1, status, errs)
 	cfg, err := config.Parse("init", []byte(out))
 	require.NoError(t, err, out)
 	require.Equal(t, "localhost:9000", cfg.Listen)
@@ -95,7 +95,9 @@ func TestInitAsksEngines(t *testing.T) {
 	} {
 		require.Contains(t, out, want)
 	}
-	require.Contains(t, errs, "2 of 4 engines did not tell whether they prefill or decode, and stand in comments only: http://"+locked+", http://127.0.0.1:1; run init again with the role before their addresses")
+	require.Contains(t, errs, "1 of 4 engines did not tell whether they prefill or decode, and stand in comments only: http://"+locked+"; run init again with the role before their addresses")
+	require.Contains(t, errs, "1 of 4 engines did not answer: http://127.0.0.1:1 (")
+	require.Contains(t, errs, "the config is not complete")
 
 	status, out, errs = line("init", "--probe", start(refengine.Config{Role: refengine.Aggregated, DPSize: 2, DPMode: "internal"}))
 	require.Equal(t, 0, status, errs)
@@ -113,6 +115,40 @@ func TestInitAsksEngines(t *testing.T) {
 	require.Equal(t, 1, status)
 	require.Contains(t, errs, "no engine told whether it prefills or decodes (http://"+p+", http://"+d+"), and nothing was written; run init again with the role before each address")
 	require.NoFileExists(t, file)
+}
+
+// Whoever mistypes an address learns it from init, not from clients.
+func TestInitSaysWhichEnginesAreDead(t *testing.T) {
+	e, err := refengine.Start(refengine.Config{Role: refengine.Prefill, C0: time.Millisecond, PrefillBase: time.Millisecond})
+	require.NoError(t, err)
+	t.Cleanup(e.Close)
+	alive := strings.TrimPrefix(e.URLs()[0], "http://")
+	for _, tt := range []struct {
+		name, probe string
+		written     bool
+		says        string
+	}{
+		{"all are dead, with roles", "prefill=127.0.0.1:1 decode=127.0.0.1:2", false, "no engine answered, and nothing was written: http://127.0.0.1:1 ("},
+		{"all are dead, without roles", "127.0.0.1:1 127.0.0.1:2", false, "no engine answered, and nothing was written: http://127.0.0.1:1 ("},
+		{"one of two is dead", "prefill=" + alive + " decode=127.0.0.1:2", true, "1 of 2 engines did not answer: http://127.0.0.1:2 ("},
+		{"one is dead, and the other tells no role", alive + " decode=127.0.0.1:2", true, "1 of 2 engines did not answer: http://127.0.0.1:2 ("},
+		{"one is dead, and no role is known", alive + " 127.0.0.1:2", false, "1 of 2 engines did not answer: http://127.0.0.1:2 ("},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			file := filepath.Join(t.TempDir(), "e.yaml")
+			status, out, errs := line(append([]string{"init", "--out", file, "--probe"}, strings.Fields(tt.probe)...)...)
+			require.Equal(t, 1, status, errs)
+			require.Empty(t, out)
+			require.Contains(t, errs, tt.says)
+			if !tt.written {
+				require.NoFileExists(t, file)
+				return
+			}
+			cfg, err := config.Load(file)
+			require.NoError(t, err)
+			require.Equal(t, "http://127.0.0.1:2", cfg.Engines.Decode[0].URL, "the role was named")
+		})
+	}
 }
 
 func TestInitRefuses(t *testing.T) {

@@ -133,9 +133,13 @@ func (h *handler) guarded(shown http.Handler) map[string]http.HandlerFunc {
 func (h *handler) livez(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "ok\n") }
 
 // readyz is false while no request could be served, and first of all while the
-// proxy drains.
-func (h *handler) readyz(w http.ResponseWriter, _ *http.Request) {
+// proxy drains. Operators also get a line for each engine that is missing. Kubelets and
+// strangers do not, because these lines have addresses.
+func (h *handler) readyz(w http.ResponseWriter, r *http.Request) {
 	if ok, why := h.g.Ready(); !ok {
+		if known, asked := h.g.Reloader().Operator(bearer(r)); known && (asked || here(r.Host)) {
+			why = strings.Join(append([]string{why}, h.g.Missing()...), "\n")
+		}
 		http.Error(w, why, http.StatusServiceUnavailable)
 		return
 	}

@@ -37,6 +37,7 @@ type Entry struct {
 	Role      string // prefill, decode, aggregated, or empty: unknown
 	Connector string // that it has, empty: unknown
 	Bootstrap int    // port of its bootstrap server, 0: unknown
+	Dead      string // why it could not be asked; empty: it answered, or Ask did not ask
 	Notes     []string
 
 	model     string // one that it serves
@@ -69,7 +70,8 @@ func Ask(ctx context.Context, entries []Entry, keyEnv string) {
 func ask(ctx context.Context, client *engine.Client, e *Entry, keyEnv string) {
 	target, err := config.Target(e.Engine, &mooncake.Profile{APIKeyEnv: keyEnv})
 	if err != nil {
-		e.note("It could not be asked: %s.", clean(err.Error()))
+		e.Dead = clean(err.Error())
+		e.note("It could not be asked: %s.", e.Dead)
 		return
 	}
 	get := func(path string) (status int, body []byte, err error) {
@@ -79,7 +81,8 @@ func ask(ctx context.Context, client *engine.Client, e *Entry, keyEnv string) {
 	}
 	switch status, _, err := get("/health"); {
 	case err != nil:
-		e.note("It did not answer GET /health (%s), so nothing is known of it.", why(err))
+		e.Dead = why(err)
+		e.note("It did not answer GET /health (%s), so nothing is known of it.", e.Dead)
 		return
 	case status != http.StatusOK:
 		e.note("It answered GET /health with status %d: it may still be starting.", status)

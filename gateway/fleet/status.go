@@ -9,7 +9,7 @@ import (
 	"evenkeel/engine"
 )
 
-// mostWhy is how many engines the log names that take no requests.
+// mostWhy is how many engines are named that take no requests.
 const mostWhy = 8
 
 // EngineStatus is what is known of one engine.
@@ -79,10 +79,19 @@ func (f *Fleet) targets() []*engine.Target {
 func (f *Fleet) Missing() []string {
 	var all []string
 	for _, s := range f.Statuses() {
-		if s.State == "up" && len(s.Models) > 0 {
+		why := s.Error
+		switch {
+		case s.State != "up":
+		case s.Away != "":
+			why = "where it was discovered, it is said to be " + s.Away
+		case s.Draining:
+			why = "it drains, or another proxy owns it"
+		case len(s.Models) == 0:
+			why = cmp.Or(why, "it has not named its models yet")
+		default:
 			continue
 		}
-		all = append(all, fmt.Sprintf("%s %s is %s: %s", s.Role, s.ID, s.State, s.Error))
+		all = append(all, fmt.Sprintf("%s %s is %s: %s", s.Role, s.ID, s.State, why))
 	}
 	if more := len(all) - mostWhy; more > 0 {
 		all = append(slices.Clip(all[:mostWhy]), fmt.Sprintf("and %d more", more))
