@@ -10,6 +10,7 @@ import (
 	"evenkeel/dispatcher/board"
 	"evenkeel/dispatcher/twin"
 	"evenkeel/pool"
+	"evenkeel/predictor"
 )
 
 // Config is `dispatch` of the config file, and what Start needs beside it. The zero value
@@ -58,6 +59,12 @@ func (c *Config) Check(bad func(key, format string, args ...any)) {
 	if c.DecisionLog.MaxBytes < leastLogBytes {
 		bad("dispatch.log.max_bytes", "%d; at least %d is needed", c.DecisionLog.MaxBytes, leastLogBytes)
 	}
+}
+
+// DoubtFit says what of a fit file of this kind the policies do not read.
+func (c *Config) DoubtFit(kind predictor.Kind) string {
+	plain, _ := c.leftToTwin()
+	return plain.Config.DoubtFit(kind, append([]string{plain.Policy}, plain.Twin...)...)
 }
 
 func (c Config) withDefaults() Config {

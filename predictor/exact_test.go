@@ -12,7 +12,7 @@ func repeat(v int32, n int) []int32 { return slices.Repeat([]int32{v}, n) }
 
 func TestExactTakesTheNarrowestBucketItBelieves(t *testing.T) {
 	fit := &Fit{
-		Version: FitVersion, Kind: KindExact, Horizon: 80, Tau: 0.5, Every: 20,
+		Version: FitVersion, Kind: KindExact,
 		Outputs:         NewRuns(append(repeat(10, 60), repeat(500, 60)...)),
 		PromptQuantiles: []int32{100, 200, 300, 400, 500, 600, 700},
 		Buckets: []Bucket{

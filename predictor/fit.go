@@ -16,9 +16,6 @@ const FitVersion = 1
 type Fit struct {
 	Version         int       `json:"evenkeel_fit"`
 	Kind            Kind      `json:"kind"`
-	Horizon         int       `json:"horizon"` // steps, at which it was scored; it serves any other as well
-	Tau             float64   `json:"tau"`
-	Every           int       `json:"every"`
 	Created         time.Time `json:"created"`
 	Source          Source    `json:"source"`
 	Outputs         Runs      `json:"outputs"`
@@ -38,9 +35,11 @@ type Source struct {
 	To     string `json:"to"`
 }
 
-// Holdout is how good a fit was on requests it had not seen, and how good the
-// base rate was on the same.
+// Holdout is how good a fit to the earlier requests was on the later ones, and how good the
+// base rate was on the same. The file has a fit to all requests.
 type Holdout struct {
+	Requests int `json:"requests"` // held out, the last ones
+	Horizon  int `json:"horizon"`  // steps, of what was scored; tables serve any other as well
 	Scores
 	Base        Scores        `json:"base"`
 	Reliability []Reliability `json:"reliability,omitempty"`
@@ -95,9 +94,6 @@ const outputsMost = 2 * requestsMost
 func (f *Fit) validate() error {
 	if f.Kind != KindSurvival && f.Kind != KindExact {
 		return fmt.Errorf("kind %q: want survival or exact", f.Kind)
-	}
-	if f.Horizon < 1 || f.Every < 1 || !(f.Tau >= 0 && f.Tau <= 1) {
-		return fmt.Errorf("horizon %d, every %d, tau %v: want steps and tokens of at least 1 and a probability", f.Horizon, f.Every, f.Tau)
 	}
 	total := 0
 	check := func(what string, r Runs) error {

@@ -17,7 +17,7 @@ func TestAFitFileHoldsTheFit(t *testing.T) {
 			require.NoError(t, err)
 			b, err := f.Encode()
 			require.NoError(t, err)
-			require.True(t, strings.HasPrefix(string(b), `{"evenkeel_fit":1,"kind":"`+kind+`","horizon":80,"tau":0.5,"every":20,"created":"2026-01-02T03:04:05Z","source":{"file":"a.csv","sha256":"00","rows":400,`), "%.200s", b)
+			require.True(t, strings.HasPrefix(string(b), `{"evenkeel_fit":1,"kind":"`+kind+`","created":"2026-01-02T03:04:05Z","source":{"file":"a.csv","sha256":"00","rows":400,`), "%.200s", b)
 			back, err := ParseFit(b)
 			require.NoError(t, err)
 			again, err := back.Encode()
@@ -38,10 +38,10 @@ func TestAFitFileHoldsTheFit(t *testing.T) {
 
 // small is a valid file, with one part replaced.
 func small(old, replacement string) []byte {
-	const file = `{"evenkeel_fit":1,"kind":"exact","horizon":80,"tau":0.5,"every":20,"created":"2026-01-02T03:04:05Z",` +
+	const file = `{"evenkeel_fit":1,"kind":"exact","created":"2026-01-02T03:04:05Z",` +
 		`"source":{"file":"f","sha256":"","rows":3,"from":"","to":""},"outputs":[[10,2],[20,1]],"prompt_quantiles":[1,2,3,4,5,6,7],` +
 		`"buckets":[{"key":"q3","outputs":[[10,2]]},{"key":"00000000000000ff","outputs":[[20,1]]}],` +
-		`"holdout":{"rows":1,"auc":null,"brier":0.1,"conditional_mae":3,"base":{"rows":1,"auc":null,"brier":0.2,"conditional_mae":4}}}`
+		`"holdout":{"requests":1,"horizon":80,"rows":1,"auc":null,"brier":0.1,"conditional_mae":3,"base":{"rows":1,"auc":null,"brier":0.2,"conditional_mae":4}}}`
 	return []byte(strings.Replace(file, old, replacement, 1))
 }
 
@@ -52,10 +52,9 @@ func TestAFileIsReadStrictly(t *testing.T) {
 		{"a later version", `"evenkeel_fit":1`, `"evenkeel_fit":2`, "version 2, this evenkeel reads version 1"},
 		{"no version", `"evenkeel_fit":1,`, ``, "no evenkeel_fit"},
 		{"not JSON", `{"evenkeel_fit"`, `evenkeel`, "invalid character"},
-		{"a key nobody knows", `"every":20`, `"every":20,"evry":20`, `unknown field "evry"`},
+		{"a key nobody knows", `"kind":"exact"`, `"kind":"exact","evry":20`, `unknown field "evry"`},
 		{"something behind it", `"conditional_mae":4}}}`, `"conditional_mae":4}}} {}`, "after top-level value"},
 		{"a kind that is no fit", `"exact"`, `"oracle"`, `kind "oracle"`},
-		{"no horizon", `"horizon":80`, `"horizon":0`, "horizon 0"},
 		{"outputs of nothing", `[[10,2],[20,1]]`, `[[0,2]]`, "outputs: pair 0 is [0 2]"},
 		{"counts of nothing", `[[10,2],[20,1]]`, `[[5,-2]]`, "outputs: pair 0 is [5 -2]"},
 		{"lengths out of order", `[[10,2],[20,1]]`, `[[20,2],[10,1]]`, "pair 1"},
@@ -87,7 +86,7 @@ func FuzzParseFit(f *testing.F) {
 		p, table, err := fit.Build()
 		require.NoError(t, err, "what is read can be built")
 		for _, q := range []Query{{}, {Prompt: 5, Age: 10, Key: 255}, {Prompt: 1 << 30, Age: 1 << 30}} {
-			got := ask(p, fit.Horizon, q)
+			got := ask(p, 80, q)
 			require.True(t, got.P >= 0 && got.P <= 1, "%+v: %+v", q, got)
 		}
 		online, err := NewOnline(OnlineConfig{Kind: fit.Kind, Fit: fit})

@@ -11,9 +11,8 @@ import (
 // Options say how Train fits. Zeros stand for the defaults.
 type Options struct {
 	Horizon int           // steps, 80
-	Tau     float64       // gate written to the file, 0.5
 	Every   int           // tokens between the ages of rows, 20
-	Holdout float64       // share of the requests, the last, that scores and does not train, 0.25
+	Holdout float64       // share of the requests, the last, on which a fit to the others is scored, 0.25
 	Step    time.Duration // a token's time where samples carry no End, 55 ms
 	Created time.Time
 	Source  Source
@@ -21,7 +20,7 @@ type Options struct {
 
 func (o Options) withDefaults() Options {
 	o.Horizon, o.Every = cmp.Or(o.Horizon, 80), cmp.Or(o.Every, 20)
-	o.Tau, o.Holdout, o.Step = cmp.Or(o.Tau, 0.5), cmp.Or(o.Holdout, 0.25), cmp.Or(o.Step, 55*time.Millisecond)
+	o.Holdout, o.Step = cmp.Or(o.Holdout, 0.25), cmp.Or(o.Step, 55*time.Millisecond)
 	return o
 }
 
@@ -29,8 +28,6 @@ func (o Options) validate() error {
 	switch {
 	case o.Horizon < 1:
 		return fmt.Errorf("horizon %d: want at least 1 step", o.Horizon)
-	case !(o.Tau >= 0 && o.Tau <= 1):
-		return fmt.Errorf("tau %v: want a probability", o.Tau)
 	case o.Every < 1:
 		return fmt.Errorf("every %d: want at least 1 token", o.Every)
 	case !(o.Holdout > 0 && o.Holdout < 1):
@@ -55,7 +52,8 @@ const (
 )
 
 // Train fits a kind ("survival", "exact" or "auto") to requests in
-// order of arrival: on the earlier part, scored on the rest, never shuffled.
+// order of arrival. A fit to the earlier part is scored on the rest, never shuffled; the
+// one that is returned is fitted to all of them.
 func Train(kind string, reqs []Sample, opt Options) (*Fit, error) {
 	opt = opt.withDefaults()
 	if err := opt.validate(); err != nil {
@@ -88,20 +86,32 @@ func Train(kind string, reqs []Sample, opt Options) (*Fit, error) {
 
 	t := trial{reqs: reqs, cut: cut, opt: opt}
 	t.prepare()
-	var chosen *Fit
-	var compared []Comparison
+	f := &Fit{Version: FitVersion, Created: opt.Created, Source: opt.Source}
 	for _, k := range kinds {
-		f, err := t.fit(k)
+		h, err := t.score(k)
 		if err != nil {
 			return nil, fmt.Errorf("fit: %w", err)
 		}
-		compared = append(compared, Comparison{Kind: k, Scores: f.Holdout.Scores})
-		if chosen == nil || f.Holdout.Brier < chosen.Holdout.Brier {
-			chosen = f
+		f.Compared = append(f.Compared, Comparison{Kind: k, Scores: h.Scores})
+		if f.Kind == "" || h.Brier < f.Holdout.Brier {
+			f.Kind, f.Holdout = k, h
 		}
 	}
-	chosen.Compared = compared
-	return chosen, nil
+	f.learn(reqs)
+	return f, nil
+}
+
+// learn fills in the tables from all requests: those that scored are the newest, and say the most of the next.
+func (f *Fit) learn(reqs []Sample) {
+	f.Source.Rows = len(reqs)
+	outputs := make([]int32, len(reqs))
+	for i, r := range reqs {
+		outputs[i] = r.Output
+	}
+	f.Outputs = NewRuns(outputs)
+	if f.Kind == KindExact {
+		f.PromptQuantiles, f.Buckets = buckets(reqs)
+	}
 }
 
 // trial is one split of the requests and its held-out rows.
@@ -128,32 +138,27 @@ func (t *trial) row(p agePoint, said Prediction) Row {
 	return Row{P: said.P, Mu: said.Mu, Remaining: float64(rest), Ended: rest <= t.opt.Horizon}
 }
 
-func (t *trial) fit(k Kind) (*Fit, error) {
-	f := &Fit{Version: FitVersion, Kind: k, Horizon: t.opt.Horizon, Tau: t.opt.Tau, Every: t.opt.Every, Created: t.opt.Created, Source: t.opt.Source}
-	f.Source.Rows = len(t.reqs)
-	outputs := make([]int32, t.cut)
-	for i, r := range t.reqs[:t.cut] {
-		outputs[i] = r.Output
-	}
-	f.Outputs = NewRuns(outputs)
+// score is how good a fit of a kind to the training requests is on the others.
+func (t *trial) score(k Kind) (Holdout, error) {
+	var edges []int32
 	if k == KindExact {
-		f.PromptQuantiles, f.Buckets = t.buckets()
+		edges = promptEdges(t.reqs[:t.cut])
 	}
-	rows, err := t.ask(k, f.PromptQuantiles)
+	rows, err := t.ask(k, edges)
 	if err != nil {
-		return nil, err
+		return Holdout{}, err
 	}
-	f.Holdout = Holdout{Scores: Score(rows), Base: ScoreConstant(rows, t.base), Reliability: Calibrate(rows, 10)}
-	return f, nil
+	return Holdout{
+		Requests: len(t.reqs) - t.cut, Horizon: t.opt.Horizon,
+		Scores: Score(rows), Base: ScoreConstant(rows, t.base), Reliability: Calibrate(rows, 10),
+	}, nil
 }
 
 // buckets are the keys seen often enough, with their last outputs, and every
 // prompt-length bucket.
-func (t *trial) buckets() (edges []int32, buckets []Bucket) {
-	prompts := make([]int32, t.cut)
+func buckets(reqs []Sample) (edges []int32, buckets []Bucket) {
 	keys := map[uint64]*ring{}
-	for i, r := range t.reqs[:t.cut] {
-		prompts[i] = r.Prompt
+	for _, r := range reqs {
 		if r.Key == 0 {
 			continue
 		}
@@ -163,9 +168,9 @@ func (t *trial) buckets() (edges []int32, buckets []Bucket) {
 		}
 		keys[r.Key].push(r.Output)
 	}
-	edges = lengthEdges(prompts, LengthBuckets)
+	edges = promptEdges(reqs)
 	var lengths [LengthBuckets][]int32
-	for _, r := range t.reqs[:t.cut] {
+	for _, r := range reqs {
 		k := lengthBucket(edges, r.Prompt)
 		lengths[k] = append(lengths[k], r.Output)
 	}
@@ -179,6 +184,15 @@ func (t *trial) buckets() (edges []int32, buckets []Bucket) {
 	}
 	slices.SortFunc(buckets[LengthBuckets:], func(a, b Bucket) int { return cmp.Compare(a.Name, b.Name) })
 	return edges, buckets
+}
+
+// promptEdges are the bounds of the prompt-length buckets.
+func promptEdges(reqs []Sample) []int32 {
+	prompts := make([]int32, len(reqs))
+	for i, r := range reqs {
+		prompts[i] = r.Prompt
+	}
+	return lengthEdges(prompts, LengthBuckets)
 }
 
 // ask predicts the held-out rows with tables, each from what had finished by then, as the server would

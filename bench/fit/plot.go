@@ -36,7 +36,7 @@ func plotPath(out string) (string, error) {
 // point's area is its share of the rows; on the dashed line predictions hold.
 func reliabilityPlot(f *predictor.Fit) ([]byte, error) {
 	p := report.NewFigure("predicted probability to end within the horizon", "share that did", true)
-	p.Title.Text = fmt.Sprintf("%s, horizon %d: Brier %s, base rate %s", f.Kind, f.Horizon, figure(f.Holdout.Brier), figure(f.Holdout.Base.Brier))
+	p.Title.Text = fmt.Sprintf("%s, horizon %d: Brier %s, base rate %s", f.Kind, f.Holdout.Horizon, figure(f.Holdout.Brier), figure(f.Holdout.Base.Brier))
 	report.StyleText(&p.Title.TextStyle, 10.5, report.Muted)
 	p.Title.Padding = 8
 	for _, axis := range []*plot.Axis{&p.X, &p.Y} {

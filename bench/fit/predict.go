@@ -127,7 +127,7 @@ type Prediction struct {
 	Kind        predictor.Kind          `json:"kind"` // the one in the file
 	Horizon     int                     `json:"horizon"`
 	Source      predictor.Source        `json:"source"`
-	TrainedOn   int                     `json:"trained_on"` // requests, the earlier
+	TrainedOn   int                     `json:"trained_on"` // requests, the earlier, for the scores; the file has all
 	HeldOut     int                     `json:"held_out"`   // requests, the later
 	Scores      predictor.Scores        `json:"holdout"`
 	Base        predictor.Scores        `json:"base"`
@@ -165,7 +165,7 @@ func Train(kind string, h *History, opt predictor.Options, out string) (*Predict
 		return nil, err
 	}
 	return &Prediction{
-		Kind: f.Kind, Horizon: f.Horizon, Source: f.Source, TrainedOn: f.Outputs.Len(), HeldOut: len(h.Samples) - f.Outputs.Len(),
+		Kind: f.Kind, Horizon: f.Holdout.Horizon, Source: f.Source, TrainedOn: f.Source.Rows - f.Holdout.Requests, HeldOut: f.Holdout.Requests,
 		Scores: f.Holdout.Scores, Base: f.Holdout.Base, Reliability: f.Holdout.Reliability, Compared: f.Compared, File: out, Plot: plot, Notes: h.Notes,
 	}, nil
 }
@@ -174,7 +174,7 @@ func Train(kind string, h *History, opt predictor.Options, out string) (*Predict
 func (p *Prediction) WriteText(out io.Writer) error {
 	fmt.Fprintf(out, "%s: %d requests from %s to %s\n", p.Source.File, p.Source.Rows, p.Source.From, p.Source.To)
 	fmt.Fprintf(out, "sha256 %s\n", p.Source.SHA256)
-	fmt.Fprintf(out, "trained on the first %d, scored on the last %d: %d rows, horizon %d\n\n", p.TrainedOn, p.HeldOut, p.Scores.Rows, p.Horizon)
+	fmt.Fprintf(out, "trained on the first %d, scored on the last %d: %d rows, horizon %d; then fitted to all %d\n\n", p.TrainedOn, p.HeldOut, p.Scores.Rows, p.Horizon, p.Source.Rows)
 	w := tabwriter.NewWriter(out, 0, 4, 2, ' ', tabwriter.AlignRight)
 	fmt.Fprintln(w, "kind\tROC-AUC\tBrier\tconditional MAE\t\t")
 	for _, c := range p.Compared {

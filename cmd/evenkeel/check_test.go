@@ -2,6 +2,7 @@ package main
 
 import (
 	"encoding/json"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -129,6 +130,44 @@ func TestCheckWarnsOfWhatIsHardlyMeant(t *testing.T) {
 	status, out, _ := line("check", "--config", "../../configs/evenkeel.yaml", "--json")
 	require.Equal(t, 0, status, out)
 	require.Contains(t, out, `"findings": []`, "nothing of the example is in doubt")
+}
+
+// A fit file that the policies do not read, or only in part, is told of.
+func TestCheckWarnsOfAFitThatIsNotRead(t *testing.T) {
+	const fitted = `{"evenkeel_fit":1,"kind":"%s","created":"2026-01-01T00:00:00Z","source":{"file":"x","sha256":"","rows":1,"from":"","to":""},"outputs":[[5,1]],"holdout":{}}`
+	secret := write(t, "thirty-two bytes that are secret\n")
+	for _, tt := range []struct{ name, kind, policy, predictor, says string }{
+		{"the default reads the mean", "survival", "evenkeel", "survival", ""},
+		{"brh reads all", "survival", "brh", "survival", ""},
+		{"br0 reads nothing", "survival", "br0", "survival", "no policy of this config looks at the lengths of answers"},
+		{"nor does it read an exact one", "exact", "jsq-kv", "survival", "no policy of this config looks at the lengths of answers"},
+		{"brh without a predictor", "survival", "brh:predictor=none,horizon=80,gamma=0.9", "survival", "no policy of this config looks at the lengths of answers"},
+		{"one of those that the twin may choose", "survival", "auto:br0,brh", "survival", ""},
+		{"exact, and the default reads the mean", "exact", "evenkeel", "survival", "read only the mean length of answers; fit again with --kind survival"},
+		{"exact under survival", "exact", "brh", "survival", "the policies predict with survival"},
+		{"exact under a policy of survival", "exact", "brh:predictor=survival", "exact", "the policies predict with survival"},
+		{"exact under exact", "exact", "brh", "exact", ""},
+		{"survival under exact", "survival", "brh", "exact", "the predictor exact begins without what answers to single prompts were"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			config := fmt.Sprintf("dispatch: {policy: %q, twin: off}\npredictor: {kind: %s, file: %q, secret_file: %q}\n",
+				tt.policy, tt.predictor, write(t, fmt.Sprintf(fitted, tt.kind)), secret)
+			status, out, errs := line("check", "--config", write(t, config), "--json")
+			require.Equal(t, 0, status, out+errs)
+			var doc checked
+			require.NoError(t, json.Unmarshal([]byte(out), &doc))
+			said := ""
+			for _, f := range doc.Findings {
+				if f.Engine == "predictor.file" {
+					said += f.Msg
+				}
+			}
+			if tt.says == "" {
+				require.Empty(t, said)
+			}
+			require.Contains(t, said, tt.says)
+		})
+	}
 }
 
 // Files that a proxy writes are as they were after a check.

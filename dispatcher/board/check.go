@@ -78,6 +78,32 @@ func (c *PredictorConfig) check(bad func(key, format string, args ...any)) {
 	}
 }
 
+// DoubtFit says what of a fit file of this kind no policy among these reads, and what to do about it; empty: all
+// of it is read. The policies are those that decide, and those that are replayed.
+func (c *Config) DoubtFit(kind predictor.Kind, policies ...string) string {
+	reads, mean := map[predictor.Kind]bool{}, false
+	for _, text := range policies {
+		p, err := c.decider(text)
+		if err != nil {
+			continue // Check tells
+		}
+		n := policy.NeedsOf(p, 0)
+		reads[predictor.Kind(n.Predictor)], mean = true, mean || n.MeanOutput
+	}
+	predicts := reads[predictor.KindSurvival] || reads[predictor.KindExact]
+	switch {
+	case !predicts && !mean:
+		return "no policy of this config looks at the lengths of answers, so the file changes no decision; remove it, or name a policy that does, such as evenkeel (their mean) or brh"
+	case kind == predictor.KindExact && !predicts:
+		return "the file is of kind exact, and the policies of this config read only the mean length of answers; fit again with --kind survival, or name a policy that predicts, such as brh"
+	case kind == predictor.KindExact && !reads[kind]:
+		return "the file is of kind exact, and the policies predict with survival, so what it knows of single prompts is not read; write predictor.kind: exact with predictor.secret_file, or fit again with --kind survival"
+	case kind == predictor.KindSurvival && reads[predictor.KindExact]:
+		return "the file is of kind survival, so the predictor exact begins without what answers to single prompts were; fit again with --kind exact, or write predictor.kind: survival"
+	}
+	return ""
+}
+
 // errNoOracle is errOracle in the words of the config file.
 var errNoOracle = errors.New("only a replay can use an oracle, because only there it is known how requests end; write survival or exact")
 

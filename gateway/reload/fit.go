@@ -8,6 +8,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"evenkeel/gateway/config"
 	"evenkeel/predictor"
 )
 
@@ -40,7 +41,19 @@ func (f *fitFile) read() (*predictor.Fit, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", f.path, err)
 	}
+	f.kind = fit.Kind
 	return fit, nil
+}
+
+// doubtFit warns of a fit file of which the policies read nothing, or only a part.
+func (r *Reloader) doubtFit(cfg *config.Config) {
+	if r.fit.kind == "" {
+		return // there is no file, or it could not be read
+	}
+	decision := cfg.Decision()
+	if why := decision.DoubtFit(r.fit.kind); why != "" {
+		r.host.Log.Warn(why, zap.String(keyField, "predictor.file"))
+	}
 }
 
 func (r *Reloader) reloadFit() (bool, error) {
@@ -54,6 +67,7 @@ func (r *Reloader) reloadFit() (bool, error) {
 	}
 	if err == nil {
 		r.host.Log.Info("predictions start anew from the fit file", zap.String("predictor.file", r.fit.path), zap.String("kind", string(fit.Kind)), zap.Int("outputs", fit.Outputs.Len()))
+		r.doubtFit(r.Settings().Config)
 	}
 	return err == nil, err
 }

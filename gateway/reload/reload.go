@@ -41,6 +41,7 @@ func New(cfg *config.Config, h Host) (*Reloader, *predictor.Fit, error) {
 	if err != nil {
 		return nil, nil, fmt.Errorf("predictor.file: %w", err)
 	}
+	r.doubtFit(cfg)
 	return r, fit, nil
 }
 
@@ -131,6 +132,7 @@ func (r *Reloader) tell(got *Reload) {
 		}
 		log.Info("the new config is in force now", zap.Strings("changes", changes))
 		r.doubt(r.Settings().Config)
+		r.doubtFit(r.Settings().Config)
 		if len(got.Restart) > 0 {
 			r.host.Log.Warn("some keys of the new config take effect only after a restart", zap.Strings("keys", got.Restart))
 		}
@@ -187,7 +189,7 @@ func (r *Reloader) prepare() (*prepared, error) {
 	}
 	var fit *predictor.Fit
 	if merged.Predictor.File == old.Predictor.File {
-		p.fit.seen = r.fit.seen
+		p.fit = r.fit
 	} else if fit, err = p.fit.read(); err != nil {
 		return nil, fmt.Errorf("predictor.file: %w", err)
 	}

@@ -225,6 +225,7 @@ func (m *metrics) inForce(s *source) {
 type fitFile struct {
 	path string
 	seen fileState
+	kind predictor.Kind // of the fit that was read last
 }
 
 // fileState tells versions of a file apart.
