@@ -44,9 +44,9 @@ func newMetrics() *metrics {
 	m := &metrics{
 		all: all,
 		tickSeconds: own.NewHistogramVec(prometheus.HistogramOpts{
-			Name: "evenkeel_tick_seconds", Help: "Time of one decision: the snapshot, the policy, and the binding of what the policy assigned.",
+			Name: "evenkeel_tick_seconds", Help: "Dispatch latency: how long one round of decisions about a group takes, which is the snapshot, the policy, and the binding of what the policy assigned. The time that requests wait for it is not in it (evenkeel_stage_seconds).",
 			Buckets: prometheus.ExponentialBuckets(10e-6, 2, 14), // 10 µs to 82 ms
-		}, []string{"policy"}),
+		}, []string{"policy", "group"}),
 		fallbacks: counters("evenkeel_tick_fallbacks_total",
 			"Ticks in which the decode policy panicked, chose an impossible rank, or took longer than dispatch.tick_limit. "+board.FallbackSpec+" decided in its place.", "reason"),
 		invalid: counters("evenkeel_invalid_assignments_total",
@@ -78,6 +78,13 @@ func newMetrics() *metrics {
 	}
 	m.createSeries()
 	return m
+}
+
+// forget drops the series of a group that is gone.
+func (m *metrics) forget(group string) {
+	gone := prometheus.Labels{"group": group}
+	m.tickSeconds.DeletePartialMatch(gone)
+	m.roundRanks.DeletePartialMatch(gone)
 }
 
 // createSeries makes the series whose labels have few values. A counter that begins to

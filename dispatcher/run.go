@@ -200,7 +200,7 @@ func (r *runner) do(e *board.Effect, took time.Duration) {
 	case board.EffectBegins:
 		r.owned[e.Group.Model].slots[e.Slot].waits.Store(false)
 	case board.EffectRound:
-		m.tickSeconds.WithLabelValues(e.Policy).Observe(took.Seconds())
+		m.tickSeconds.WithLabelValues(e.Policy, e.Round.Group).Observe(took.Seconds())
 		if e.Err != nil {
 			r.log.Error("dispatcher: the policy failed", zap.String("policy", e.Policy), zap.Error(e.Err))
 		}
@@ -253,6 +253,7 @@ func (r *runner) do(e *board.Effect, took time.Duration) {
 	case board.EffectEnding:
 		r.learner.hear(e.Ending)
 	case board.EffectGroup:
+		m.tickSeconds.WithLabelValues(e.Policy, e.Label) // so that it exists before the first round
 		r.follow(e.Group)
 	case board.EffectRest:
 		if p := r.pulses[e.Group]; p != nil {
@@ -263,6 +264,7 @@ func (r *runner) do(e *board.Effect, took time.Duration) {
 			p.least.Store(int64(e.Lasts))
 		}
 	case board.EffectGroupGone:
+		m.forget(e.Label)
 		r.twins.gone(e.Group)
 		delete(r.pulses, e.Group) // its last streams still beat it, and nobody hears
 	case board.EffectGone:

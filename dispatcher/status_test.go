@@ -67,14 +67,41 @@ func TestStatusAndMetrics(t *testing.T) {
 			`evenkeel_audit_drift{kind="slots"} 0`,
 			`evenkeel_audit_drift{kind="kv_tokens"} 0`,
 			`evenkeel_double_releases_total 0`,
-			`evenkeel_tick_seconds_count{policy="pooled"} 2`,
-			`evenkeel_tick_seconds_bucket{policy="pooled",le="1e-05"}`,
+			`evenkeel_tick_seconds_count{group="main",policy="pooled"} 2`,
+			`evenkeel_tick_seconds_bucket{group="main",policy="pooled",le="1e-05"}`,
 		} {
 			require.Contains(t, text, line)
 		}
 		require.NotContains(t, text, `rank="d3"`, "a zero of the dead rank would enter every mean")
 		d.Release(a, board.Outcome{})
 		d.Release(b, board.Outcome{})
+	})
+}
+
+// The series of a group are there before its first round, and go with it.
+func TestRoundsAreTimedByGroup(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		registry := prometheus.NewRegistry()
+		cfg := testConfig()
+		cfg.Registerer = registry
+		d := start(t, cfg)
+		one, two := ranks(1, 1, 1000), ranks(2, 1, 1000)[1:]
+		two[0].Group = "other"
+		d.SetWorkers(append(one, two...))
+		text := scrape(t, registry)
+		require.Contains(t, text, `evenkeel_tick_seconds_count{group="main",policy="pooled"} 0`)
+		require.Contains(t, text, `evenkeel_tick_seconds_count{group="other",policy="pooled"} 0`)
+		for id := range 2 { // a slot each
+			require.NoError(t, (<-d.Enqueue(&pool.Entry{ID: uint64(id), Model: "m", Prompt: 300})).Err)
+		}
+		text = scrape(t, registry)
+		require.Contains(t, text, `evenkeel_tick_seconds_count{group="main",policy="pooled"} 1`)
+		require.Contains(t, text, `evenkeel_tick_seconds_count{group="other",policy="pooled"} 1`)
+		d.SetWorkers(one)
+		require.NoError(t, d.SetPolicy("pooled"))
+		text = scrape(t, registry)
+		require.Contains(t, text, `evenkeel_tick_seconds_count{group="main",policy="pooled"} 1`)
+		require.NotContains(t, text, `evenkeel_tick_seconds_count{group="other"`)
 	})
 }
 

@@ -167,7 +167,7 @@ func TestPolicyChanges(t *testing.T) {
 	}
 	require.JSONEq(t, `{"policy":"jsq"}`, put("jsq").body)
 	require.Equal(t, "right", c.judge("one", `"stream":true,`))
-	require.EqualValues(t, 1, c.metric(`evenkeel_tick_seconds_count{policy="jsq"}`))
+	require.EqualValues(t, 1, c.metric(`evenkeel_tick_seconds_count{group="main",policy="jsq"}`))
 	for _, bad := range []string{"best", "", "br0:nonsense"} {
 		r := put(bad)
 		require.Equal(t, http.StatusBadRequest, r.status, bad)

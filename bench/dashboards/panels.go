@@ -146,7 +146,7 @@ var decodeBoard = dashboard{
 			{title: "Step model", kind: graph, unit: "short", lines: one(`evenkeel_step_model_r2_ratio`, "{{group}} R²")},
 		}},
 		{"Deciding", []panel{
-			{title: "Time of a tick", kind: graph, unit: "s", lines: quantiles("evenkeel_tick_seconds", "policy")},
+			{title: "Time of a tick", kind: graph, unit: "s", lines: quantiles("evenkeel_tick_seconds", "group")},
 			{title: "Policy replaced, or overruled", kind: graph, unit: "short", lines: []line{
 				{`sum by (reason) (increase(evenkeel_tick_fallbacks_total[$rate]))`, "fallback: {{reason}}"},
 				{`sum by (fault) (increase(evenkeel_invalid_assignments_total[$rate]))`, "invalid: {{fault}}"},

@@ -70,8 +70,8 @@ const (
 	EffectSubject                      // a subject is to be learned
 	EffectFit                          // all subjects start anew from another fit
 	EffectEnding                       // a request that subjects learn from has left
-	EffectGroup                        // a group has its first rank
-	EffectGroupGone                    // a group has lost its last rank
+	EffectGroup                        // a group has its first rank; Label is its name
+	EffectGroupGone                    // a group has lost its last rank; Label is its name
 	EffectGone                         // a board holds nothing any more and is forgotten
 	EffectRejected                     // settings cannot work, and all stays as it was
 )

@@ -66,7 +66,7 @@ func (b *board) newGroup(name string, barrier bool) *group {
 			b.source(needs)
 		}
 	}
-	b.emit(Effect{Kind: EffectGroup, Group: b.key(g)})
+	b.emit(Effect{Kind: EffectGroup, Group: b.key(g), Policy: g.chosen.name, Label: b.label(g)})
 	return g
 }
 
@@ -104,7 +104,7 @@ func (b *board) regroup() {
 	for _, g := range all {
 		if len(g.members) == 0 {
 			g.held = 0 // its last streams may still tell steps
-			b.emit(Effect{Kind: EffectGroupGone, Group: b.key(g)})
+			b.emit(Effect{Kind: EffectGroupGone, Group: b.key(g), Label: b.label(g)})
 			continue
 		}
 		slices.SortFunc(g.members, func(x, y *rank) int { return cmp.Compare(x.ID, y.ID) })

@@ -218,6 +218,43 @@ func BenchmarkBest(b *testing.B) {
 	}
 }
 
+// BenchmarkTwoWays has the same problems enumerated and searched by bitsets, on both sides of the number of subsets
+// from which on Best takes bitsets. The margin is what as many candidates as may be taken fill in the mean.
+func BenchmarkTwoWays(b *testing.B) {
+	for _, c := range []struct{ n, c int }{{8, 8}, {16, 4}, {64, 2}, {12, 12}, {16, 5}, {13, 13}, {64, 3}, {16, 8}} {
+		for _, margin := range []int64{16_384, 32_768} { // both exact
+			rng := rand.New(rand.NewPCG(1, 2))
+			p := Problem{Cap: c.c, Limit: Unlimited}
+			for range c.n {
+				p.Tokens = append(p.Tokens, 1+rng.Int64N(2*margin/int64(c.c)))
+			}
+			var f Score
+			f.SetBR0(margin, 64)
+			ways := []struct {
+				name   string
+				search func(s *Solver)
+			}{
+				{"enumerated", func(s *Solver) { s.walk(0, choice{}, 0) }},
+				{"bitsets", func(s *Solver) { s.bitsets(&f, p.Cost) }},
+			}
+			var found [2]Set
+			for i, way := range ways {
+				b.Run(fmt.Sprintf("%dof%dto%d/%s", c.c, c.n, margin, way.name), func(b *testing.B) {
+					var s Solver
+					for b.Loop() {
+						s.load(&f, p)
+						way.search(&s)
+						found[i] = s.better(&f)
+					}
+				})
+			}
+			if found[0] != found[1] && found[0].Mask != 0 && found[1].Mask != 0 { // both ran
+				b.Errorf("%+v: enumerated %+v, by bitsets %+v", c, found[0], found[1])
+			}
+		}
+	}
+}
+
 func TestBestDoesNotAllocate(t *testing.T) {
 	var s Solver
 	for _, n := range []int{8, 16, 40} {
