@@ -34,7 +34,7 @@ var blocks = []page.Block[*book]{
 	{Name: "geo-default", Title: "Our default", Tables: (*book).defaults},
 	{Name: "geo-grid", Title: "Our default on a grid", Tables: (*book).grid},
 	{Name: "geo-claims", Title: "Claims", Tables: (*book).claims},
-	{Name: "geo-sweeps", Title: "Parameters", Tables: (*book).sweeps},
+	{Name: "geo-sweeps", Title: "Policies and parameters", Tables: (*book).sweeps},
 	{Name: "geo-cost", Title: "Replicas", Tables: (*book).cost},
 	{Name: "geo-faults", Title: "Faults", Tables: (*book).faults},
 }

@@ -242,10 +242,11 @@ func (b *book) peaks() float64 {
 	return float64(most) / float64(sum)
 }
 
-// sweeps are the parameters that C10 wants printed.
+// sweeps are the policies that forward, and the parameters that C10 wants printed.
 func (b *book) sweeps() string {
 	var out strings.Builder
 	for _, arms := range [][]string{
+		{ours, "gorgo", skylb},
 		{"finish:probe_ms=100", ours, seldom, "skylb:push=sp-p,probe_ms=100", skylb, "skylb:push=sp-p,probe_ms=2000"},
 		{"skylb:push=sp-p,tau=0", skylb, "skylb:push=sp-p,tau=16", "skylb:push=sp-p,tau=1000"},
 		{"finish:max_unanswered=2", "finish:max_unanswered=4", ours, "finish:max_unanswered=16", blind, "finish:push=sp-o,max_outstanding=24", "finish:push=sp-o"},
