@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"crypto/tls"
 	"encoding/hex"
+	"encoding/json"
 	"fmt"
 	"io"
 	"log"
@@ -137,6 +138,26 @@ func TestANewCertificateIsInForceWithinSeconds(t *testing.T) {
 	require.NotZero(t, c.logs.FilterMessage("a changed file is in force now").Len())
 	require.EqualValues(t, 1, c.metric(`evenkeel_reloads_total{key="tls",outcome="used"}`))
 	require.InDelta(t, nextHour.Unix(), c.metric(`evenkeel_certificate_expiry_timestamp_seconds{key="admin.tls"}`), 2)
+}
+
+// What the alerts on certificates page for, the page tells, too.
+func TestACertificateThatEndsIsToldOnThePage(t *testing.T) {
+	t.Parallel()
+	a := certtest.New(t)
+	c := tlsCluster(t, a, nil) // with certificates of an hour
+	incidents := func() string {
+		body := c.get("/live?once").body
+		var d struct {
+			Incidents []struct{ Severity, What string } `json:"incidents"`
+		}
+		require.NoError(t, json.Unmarshal([]byte(body), &d), body)
+		return fmt.Sprint(d.Incidents)
+	}
+	for _, want := range []string{"{bad The certificate of tls ends in less than two hours}", "{bad The certificate of admin.tls ends in less than two hours}"} {
+		c.eventually(want, func() bool { return strings.Contains(incidents(), want) })
+	}
+	a.Issue(t, "proxy", time.Now().Add(3*24*time.Hour+time.Minute))
+	c.eventually("days are left", func() bool { return strings.Contains(incidents(), "{warn The certificate of tls ends in 3 days}") })
 }
 
 func TestEnginesBehindTLS(t *testing.T) {

@@ -21,6 +21,8 @@ const (
 	Drains        Kind = "drains"
 	AuditDrift    Kind = "audit_drift"
 	ConfigRefused Kind = "config_refused"
+	CertEnds      Kind = "certificate_ends"
+	CertEndsNow   Kind = "certificate_ends_now"
 	RequestsFail  Kind = "requests_fail"
 	EngineDown    Kind = "engine_down"
 	EngineHangs   Kind = "engine_hangs"
@@ -98,6 +100,7 @@ const (
 	receipt = `curl -s -H "Authorization: Bearer $TOKEN" "$ADMIN/decisions?outcome=failed&n=20" | jq '.receipts[] | {id, outcome, attempts}'`
 	flood   = `curl -s -H "Authorization: Bearer $TOKEN" "$ADMIN/decisions?running=1&key={key}&n=20" | ` +
 		`jq '.receipts[] | {id, state, arrival, prompt_tokens}'`
+	certEnd = `curl -s -H "Authorization: Bearer $TOKEN" "$ADMIN/metrics" | grep -E "certificate_expiry|reloads_total.*tls"`
 	advised = `curl -s -H "Authorization: Bearer $TOKEN" "$ADMIN/status" | jq '.advice[] | {model, says, prefill, decode}'`
 )
 
@@ -122,6 +125,16 @@ var kinds = map[Kind]kind{
 		harm: nothing, alone: true, headline: "The config was refused", runbook: "EvenkeelReloadFailed", command: "evenkeel check --config FILE",
 		clients: "Clients notice nothing, because the config before is in force.",
 		next:    "Mend the file. The proxy reads it again by itself. Do not restart the proxy before: it would not start with this file.",
+	},
+	CertEnds: {
+		harm: nothing, alone: true, headline: "A certificate ends soon", runbook: "EvenkeelCertificateEnds", command: certEnd,
+		clients: "Clients notice nothing yet.",
+		next:    "Renew the certificate. The proxy reads the new files by itself.",
+	},
+	CertEndsNow: {
+		harm: nothing, alone: true, headline: "A certificate ends", runbook: "EvenkeelCertificateEndsNow", command: certEnd,
+		clients: "Clients notice nothing before it ends. After that, they cannot connect to this listener.",
+		next:    "Replace the files of the certificate now. The proxy reads them by itself.",
 	},
 	RequestsFail: {
 		harm: failing, effect: true, vague: true, headline: "Requests fail", runbook: "EvenkeelErrorBudgetBurnsFast", command: receipt,

@@ -49,6 +49,9 @@ func (p *proxy) Document(ctx context.Context) Document {
 	if s.Config.Last != nil {
 		d.Proxy.ConfigError = s.Config.Last.Error
 	}
+	for key, ends := range p.Reloader().Certificates() {
+		d.Proxy.Certificates = append(d.Proxy.Certificates, Certificate{key, ends.Sub(now).Seconds()})
+	}
 	ranks := newRankStates(&s)
 	for i := range s.Dispatch.Models {
 		d.Models = append(d.Models, model(&s.Dispatch.Models[i], ranks, conf.Pool.TTL.Seconds(), len(conf.Dispatch.Twin) > 0))

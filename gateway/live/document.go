@@ -94,6 +94,14 @@ type Proxy struct {
 	PlacesUsed    int     `json:"pool_places_used"`
 	DriftSlots    int64   `json:"audit_drift_slots"` // anything but 0 is a bug
 	DriftTokens   int64   `json:"audit_drift_tokens"`
+
+	Certificates []Certificate `json:"certificates,omitempty"` // of listeners with TLS
+}
+
+// Certificate is what a listener presents to those who connect.
+type Certificate struct {
+	Key   string  `json:"key"`    // of the config: tls, admin.tls or geo.tls
+	EndsS float64 `json:"ends_s"` // until then; below 0: it has ended
 }
 
 // Traffic is what clients get. Rates are of the last ten seconds, latencies of

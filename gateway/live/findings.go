@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"evenkeel/gateway/fleet"
 	"evenkeel/gateway/incident"
@@ -30,6 +31,9 @@ func findingsOf(d *Document, last timeline.Ended) (all findings) {
 	}
 	if p.ConfigError != "" {
 		say(incident.ConfigRefused, Warn, proxyAt("proxy"), "", "The config file was refused and is not in force: %s", mistake(p.ConfigError))
+	}
+	for _, c := range p.Certificates {
+		certificateFinding(c, say)
 	}
 	fails := d.Traffic.FailuresPerS > failShare*d.Traffic.RequestsPerS
 	full, busy := make([]bool, len(d.Models)), false // models that are said to have no KV memory left; one has no room for requests
@@ -73,6 +77,28 @@ func findingsOf(d *Document, last timeline.Ended) (all findings) {
 	}
 	slices.SortStableFunc(all, func(a, b incident.Finding) int { return cmp.Compare(a.Severity, b.Severity) }) // bad before warn
 	return all
+}
+
+// How long before its end a certificate is told of, as the alerts on it do.
+const (
+	certSoon = 14 * day
+	certNow  = day
+	day      = 24 * time.Hour
+)
+
+func certificateFinding(c Certificate, say find) {
+	left, where := seconds(c.EndsS), at{"listener", c.Key, "proxy"}
+	switch {
+	case left >= certSoon:
+	case left >= certNow:
+		say(incident.CertEnds, Warn, where, "", "The certificate of %s ends in %s", c.Key, count(int(left/day), "day"))
+	case left >= 2*time.Hour:
+		say(incident.CertEndsNow, Bad, where, "", "The certificate of %s ends in %d hours", c.Key, int(left.Hours()))
+	case left > 0:
+		say(incident.CertEndsNow, Bad, where, "", "The certificate of %s ends in less than two hours", c.Key)
+	default:
+		say(incident.CertEndsNow, Bad, where, "", "The certificate of %s has ended, and nobody who checks it can connect", c.Key)
+	}
 }
 
 // requestsFail counts over the last minute, as the strip and the table of failures do

@@ -1,6 +1,8 @@
 package live
 
 import (
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -109,6 +111,18 @@ func TestFindingsSayWhatIsWrongAndWhere(t *testing.T) {
 			d.Proxy.ConfigError = "e.yaml:15:10: limits.x: no such key; the keys here are a, b, c"
 		}, []told{
 			{Warn, "proxy", "", "The config file was refused and is not in force: e.yaml:15:10: limits.x: no such key"},
+		}},
+		"certificates end": {func(d *Document) {
+			for key, left := range map[string]time.Duration{"a": 14 * day, "b": 14*day - time.Minute, "c": day, "d": day - time.Minute, "e": time.Hour, "f": -time.Hour} {
+				d.Proxy.Certificates = append(d.Proxy.Certificates, Certificate{key, left.Seconds()})
+			}
+			slices.SortFunc(d.Proxy.Certificates, func(x, y Certificate) int { return strings.Compare(x.Key, y.Key) })
+		}, []told{
+			{Bad, "proxy", "d", "The certificate of d ends in 23 hours"},
+			{Bad, "proxy", "e", "The certificate of e ends in less than two hours"},
+			{Bad, "proxy", "f", "The certificate of f has ended, and nobody who checks it can connect"},
+			{Warn, "proxy", "b", "The certificate of b ends in 13 days"},
+			{Warn, "proxy", "c", "The certificate of c ends in 1 day"},
 		}},
 		"nobody floods": {func(d *Document) { taken(d, 1404); d.Waiting = []Waiting{{"batch", 704}, {"chat", 704}} }, []told{
 			{Bad, "pool", "deepseek-r1", "All 768 decode slots of model deepseek-r1 are taken, and 1,408 requests wait in the pool and in the arrival queue"},

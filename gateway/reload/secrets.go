@@ -5,10 +5,12 @@ import (
 	"crypto/sha256"
 	"crypto/subtle"
 	"fmt"
+	"iter"
 	"os"
 	"runtime"
 	"slices"
 	"strings"
+	"time"
 
 	"go.uber.org/zap"
 
@@ -136,9 +138,18 @@ func (r *Reloader) use(s *secrets) {
 }
 
 func (r *Reloader) exportExpiry() {
-	for i, key := range tlsKeys {
-		if p := r.tls[i]; p != nil {
-			r.metrics.certEnd.WithLabelValues(key).Set(float64(p.Leaf().NotAfter.Unix()))
+	for key, ends := range r.Certificates() {
+		r.metrics.certEnd.WithLabelValues(key).Set(float64(ends.Unix()))
+	}
+}
+
+// Certificates yields when the certificate ends that each listener with TLS presents now.
+func (r *Reloader) Certificates() iter.Seq2[string, time.Time] {
+	return func(yield func(key string, ends time.Time) bool) {
+		for i, key := range tlsKeys {
+			if p := r.tls[i]; p != nil && !yield(key, p.Leaf().NotAfter) {
+				return
+			}
 		}
 	}
 }
