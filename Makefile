@@ -102,11 +102,11 @@ outages: ## eleven outages staged with reference engines, and what the live page
 	go run ./bench/outages $(ARGS)
 
 .PHONY: ha
-ha: ## three real proxies before the same engines: an owner killed, back, ended, standing still, cut off, and the store away for a minute; who admits, how long nobody does; 3 minutes
+ha: ## three real proxies in front of the same engines: an owner killed, back, ended, standing still, cut off, and the store away for a minute; who admits, how long nobody does; 3 minutes
 	go run ./bench/ha
 
 .PHONY: real
-real: build ## real engines: installs vLLM for CPUs into a cache folder, runs evenkeel before it, compares with a plain engine; ROW='...': rows by pattern; CONNECTOR=nixl-push: the other way to hand KV over, with decode ranks bound after the prefill and before it; 45 minutes, or twice that
+real: build ## real engines: installs vLLM for CPUs into a cache folder, runs evenkeel in front of it, compares with a plain engine; ROW='...': rows by pattern; CONNECTOR=nixl-push: the other way to hand KV over, with decode ranks bound after the prefill and before it; 45 minutes, or twice that
 	go run ./bench/real -bin $(BIN)/evenkeel $(if $(CONNECTOR),-connector $(CONNECTOR)) $(if $(ROW),-row '$(ROW)',-out docs/results/real.md)
 
 .PHONY: peers
@@ -185,7 +185,7 @@ image: build ## the container image evenkeel:VERSION (from scratch, not root, no
 	go run ./bench/image -bin $(BIN)/evenkeel -tag evenkeel:$(VERSION)
 
 .PHONY: image-check
-image-check: build ## the image built and run before reference engines, read-only and not root; says so where no tool can
+image-check: build ## the image built and run in front of reference engines, read-only and not root; says so where no tool can
 	go run ./bench/image -bin $(BIN)/evenkeel -check
 
 .PHONY: chart-check

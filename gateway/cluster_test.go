@@ -61,7 +61,7 @@ type options struct {
 	dirty     bool                               // the engines may end with pins or counted faults: the test says which
 }
 
-// cluster is a proxy before reference engines, over real sockets.
+// cluster is a proxy in front of reference engines, over real sockets.
 type cluster struct {
 	*testing.T
 	prefill, decode []*refengine.Engine

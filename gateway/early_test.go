@@ -21,7 +21,7 @@ import (
 
 const streamed = `"stream":true,`
 
-// early is a proxy before engines whose connector wants the decode rank before the prefill.
+// early is a proxy in front of engines whose connector wants the decode rank before the prefill.
 func early(t *testing.T, connector refengine.Connector, o options) *cluster {
 	t.Helper()
 	if o.prefill == nil {

@@ -101,7 +101,7 @@ func TestPrioritiesAndTurns(t *testing.T) {
 	require.Equal(t, []string{"jam", "ops", "crowd", "one", "crowd", "crowd", "crowd", "batch", "ops"}, order)
 }
 
-// A gateway before the proxy says what a request is: its objective stands for a priority, and flows take turns as keys do.
+// A gateway in front of the proxy says what a request is: its objective stands for a priority, and flows take turns as keys do.
 func TestWhatATrustedGatewaySays(t *testing.T) {
 	t.Parallel()
 	c, free := jam(t, 100, "team ek-team", "gateway ek-gateway , trusted: true")

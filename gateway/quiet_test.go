@@ -227,7 +227,7 @@ func TestNothingOfARequestIsWrittenDown(t *testing.T) {
 // parrot answers a request in an engine's place, or not.
 type parrot func(w http.ResponseWriter, body string) bool
 
-// inFront puts a server before an engine that lets a parrot answer.
+// inFront puts a server in front of an engine that lets a parrot answer.
 func inFront(t *testing.T, e *config.Engine, bird *atomic.Pointer[parrot]) {
 	t.Helper()
 	target, err := url.Parse(e.URL)

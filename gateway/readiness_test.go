@@ -173,7 +173,7 @@ func TestEnginesWhosePagesAreSlowServeOn(t *testing.T) {
 	require.Empty(t, c.logs.FilterMessage("an engine is down").All())
 }
 
-// A proxy before an embedding model alone is ready without a prefill engine.
+// A proxy in front of an embedding model alone is ready without a prefill engine.
 func TestAProxyWithoutPrefillEnginesIsReady(t *testing.T) {
 	t.Parallel()
 	c := start(t, options{decode: []refengine.Config{pooling()}, partly: true, configure: func(cfg *config.Config) { cfg.Engines.Prefill = nil }})

@@ -11,7 +11,7 @@ import (
 )
 
 // httpLink is a peer's listener. Its connection is for probes alone, so that no
-// request stands before one.
+// request stands ahead of one.
 type httpLink struct {
 	node   *Node
 	to     string // id under which the peer's entry stands

@@ -302,7 +302,7 @@ func (c *Claim) Members() []string {
 	return c.machine.rec.Members
 }
 
-// Refused tells of an epoch that something before an engine has seen, and refuses
+// Refused tells of an epoch that something in front of an engine has seen, and refuses
 // ours for it.
 func (c *Claim) Refused(epoch int64) {
 	c.tellMachine(func(m *Machine, now time.Time) { m.Refused(now, epoch) })

@@ -98,7 +98,7 @@ type Machine struct {
 	claimed   int64 // an epoch above ours that somebody named; 0: none
 	claimedAt time.Time
 	refuted   int64     // those up to here were named and are false
-	refusedAt time.Time // when something before an engine last refused our epoch
+	refusedAt time.Time // when something in front of an engine last refused our epoch
 
 	fit     bool
 	leaving bool
@@ -289,7 +289,7 @@ func (m *Machine) Heard(epoch int64) {
 	}
 }
 
-// Refused tells that something before an engine refuses our epoch, for it has seen
+// Refused tells that something in front of an engine refuses our epoch, for it has seen
 // a higher one. Then the lease is given back and acquired again, with an epoch
 // above that one. Who says so more than once per lease is not believed again.
 func (m *Machine) Refused(now time.Time, epoch int64) {

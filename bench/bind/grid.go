@@ -67,7 +67,7 @@ func armOf(name string) *arm {
 	return &arms[slices.IndexFunc(arms, func(a arm) bool { return a.name == name })]
 }
 
-// scenario is requests before a fleet.
+// scenario is requests for a fleet.
 type scenario struct {
 	trace           string
 	ranks, slots    int

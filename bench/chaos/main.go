@@ -1,4 +1,4 @@
-// Command chaos runs the real proxy, a process of its own, before reference
+// Command chaos runs the real proxy, a process of its own, in front of reference
 // engines that fail, die and come back, under clients that check every token
 // and operators who change what they can. Then it stops the trouble, waits
 // until nothing is under way and holds that nothing was lost, leaked or mixed

@@ -1,5 +1,5 @@
 // Command dashboards writes Grafana's dashboards from panels.go, and holds them
-// against a running system: two regions before reference engines, under load,
+// against a running system: two regions in front of reference engines, under load,
 // scraped by a real Prometheus, which must have an answer to every panel.
 //
 //	go run ./bench/dashboards -write configs/grafana

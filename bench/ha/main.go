@@ -1,4 +1,4 @@
-// Command ha runs several real proxies, processes of their own, before the same
+// Command ha runs several real proxies, processes of their own, in front of the same
 // engines, under clients that check every token: it kills the owner of a decode
 // group, starts it again, ends another by a signal, lets one stand still until its
 // groups are another's, cuts one off, and takes the store of leases away from all.

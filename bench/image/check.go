@@ -21,7 +21,7 @@ import (
 // configPath is where the image's command looks for its config.
 const configPath = "/etc/evenkeel/evenkeel.yaml"
 
-// check runs the image before engines as `evenkeel demo` has them: two that prefill, and
+// check runs the image in front of engines as `evenkeel demo` has them: two that prefill, and
 // eight ranks that decode together.
 func (b builder) check(ctx context.Context, tag, folder string, out io.Writer) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)

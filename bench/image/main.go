@@ -1,6 +1,6 @@
 // Command image makes the container image of evenkeel from a binary and the list of
 // authorities that TLS trusts. It is from scratch, so that nothing is pulled and no
-// registry is asked. With -check it also runs the image before reference engines, as
+// registry is asked. With -check it also runs the image in front of reference engines, as
 // its user and with a root filesystem that cannot be written, and asks it.
 //
 //	go run ./bench/image -tag evenkeel:dev            # make image

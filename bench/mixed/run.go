@@ -26,7 +26,7 @@ type Contender struct {
 	Learn bool   // it learns what a step takes; else that is told
 }
 
-// Run is a policy on a load: ranks in virtual time, and the server's own board before them.
+// Run is a policy on a load: ranks in virtual time, and the server's own board in front of them.
 type Run struct {
 	*Load
 	Contender

@@ -1,5 +1,5 @@
 // Command peers asks whether the reference engines take what other routers send: it starts proxies that serve vLLM, vllm-ascend and
-// SGLang today before reference engines, checks each answer that clients get, and holds the bodies that engines get against evenkeel's.
+// SGLang today in front of reference engines, checks each answer that clients get, and holds the bodies that engines get against evenkeel's.
 package main
 
 import (
@@ -83,7 +83,7 @@ func (o options) run(ctx context.Context, out io.Writer) (ok bool, err error) {
 	}
 	text := answers.String() + "\n" + bodies.String()
 	if o.out != "" {
-		return ok, page.Write(o.out, "peers", "peers", "Other routers before the reference engines", text)
+		return ok, page.Write(o.out, "peers", "peers", "Other routers with the reference engines", text)
 	}
 	_, err = fmt.Fprintln(out, text)
 	return ok, err

@@ -24,7 +24,7 @@ const (
 	lost     = 21 // the rank that goes down
 )
 
-// drawLive runs a proxy before 32 decode ranks, kills one of them, and takes
+// drawLive runs a proxy in front of 32 decode ranks, kills one of them, and takes
 // pictures of what an operator sees then.
 func drawLive(ctx context.Context, o options, w *world.World, b *browser.Browser, out io.Writer) (err error) {
 	s, err := setUp(ctx, w)

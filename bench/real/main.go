@@ -1,4 +1,4 @@
-// Command real runs evenkeel before real engines: vLLM on a CPU with its NIXL
+// Command real runs evenkeel in front of real engines: vLLM on a CPU with its NIXL
 // connector, one prefill engine, two decode engines, and a plain engine that
 // does both and says what an answer should be. Everything runs on this machine
 // and on loopback. It installs what it needs into a cache folder, starts the

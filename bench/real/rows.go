@@ -27,7 +27,7 @@ func rowsOf(connector string) (all []row) {
 	return slices.Concat(all, atArrival(all), dataParallel, atArrival(dataParallel))
 }
 
-// atArrival are the same rows before a proxy that binds decode ranks at arrival.
+// atArrival are the same rows for a proxy that binds decode ranks at arrival.
 func atArrival(all []row) (bound []row) {
 	for _, r := range all {
 		bound = append(bound, row{name: boundEarly + r.name, engines: r.engines, run: func(ctx context.Context, w *site) outcome {

@@ -17,7 +17,7 @@ import (
 	"evenkeel/mooncake"
 )
 
-// site is the engines, and evenkeel before them.
+// site is the engines, and evenkeel in front of them.
 type site struct {
 	*world.World
 	options
@@ -37,7 +37,7 @@ type site struct {
 
 // setting is what differs between the proxies of the rows.
 type setting struct {
-	decode []string // URLs of engines, or of what is before them
+	decode []string // URLs of engines, or of what is in front of them
 	slots  int
 	bind   string
 }

@@ -56,7 +56,7 @@ type Config struct {
 	Phase           time.Duration // steps end so long after whole multiples of C0, so that engines in turn do not all speak at once; 0: the first begins when a request comes
 	TokensPerChunk  int           // tokens a request gets in one step, as with MTP, default 1
 	StreamInterval  int           // steps between two chunks after the first, default 1
-	FirstAtOnce     bool          // a request's first token comes when its KV is there, not at the end of a step: for measurements of what lies before the engine
+	FirstAtOnce     bool          // a request's first token comes when its KV is there, not at the end of a step: for measurements of what lies in front of the engine
 	Spread          bool          // a step's tokens come one after the other while it runs, as if each request had a clock of its own, and not all at the step's end
 	RecomputeEnable bool          // a preempted request ends with stop_reason "recomputed" instead of being recomputed in place
 

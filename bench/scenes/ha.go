@@ -15,7 +15,7 @@ import (
 	"evenkeel/bench/world"
 )
 
-// shard are proxies of one region before the same engines.
+// shard are proxies of one region in front of the same engines.
 var shard = kind{
 	head: func(w *site) string {
 		return fmt.Sprintf("three proxies, two decode groups, `lease: %v`, %d clients each", w.lease, w.clients)

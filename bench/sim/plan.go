@@ -1,4 +1,4 @@
-// Package sim is the barrier simulator: decode ranks that step together, in virtual time, before
+// Package sim is the barrier simulator: decode ranks that step together, in virtual time, behind
 // the server's own board, which decides who goes where. It takes seconds where engines take hours,
 // and the same seed gives the same run to the bit.
 package sim

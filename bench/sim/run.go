@@ -14,7 +14,7 @@ import (
 )
 
 // run is one policy on the requests of one seed: engines in virtual time, and the server's own
-// board before them. Times are ms since its start.
+// board in front of them. Times are ms since its start.
 type run struct {
 	*driver
 	fleet *Fleet

@@ -22,7 +22,7 @@ import (
 	"evenkeel/pool"
 )
 
-// What the server does, the simulator does: the same requests before the same engines give the
+// What the server does, the simulator does: the same requests for the same engines give the
 // same assignments in the same order, round by round.
 func TestTheServersLogIsWhatTheSimulatorDoes(t *testing.T) {
 	for _, spec := range []string{"pjsq-kv", "br0", "brh", "evenkeel"} {
@@ -89,7 +89,7 @@ func TestTheServerTellsWhatItsPolicySaves(t *testing.T) {
 	require.Less(t, v.AgeSeconds, 40.)
 }
 
-// serve has the server admit requests before engines of one group, and returns its decision log and last status.
+// serve has the server admit requests for engines of one group, and returns its decision log and last status.
 // The clock is synctest's, so every event is over before the next one comes.
 func serve(t *testing.T, g Group, w *workload, spec string, twins ...string) (log []logged, status board.Status) {
 	file := filepath.Join(t.TempDir(), "log")

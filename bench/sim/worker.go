@@ -16,7 +16,7 @@ type job struct {
 	key     uint64
 	blocks  []index.Key // of its prompt, where ranks keep them
 	arrival float64     // ms
-	entered float64     // the pool, or the line before it, last time
+	entered float64     // the pool, or the line in front of it, last time
 	first   float64     // end of the step of its first token; NaN before
 }
 

@@ -53,7 +53,7 @@ func (o options) mixedScenes(ctx context.Context) (list []scene, err error) {
 	return list, ctx.Err()
 }
 
-// serveMixed starts a proxy before ranks that prefill and decode, with the law of the load.
+// serveMixed starts a proxy in front of ranks that prefill and decode, with the law of the load.
 func serveMixed(ctx context.Context, w *world.World, s scene, name, dispatch string) (p *world.Proxy, engines []*refengine.Engine, err error) {
 	l := s.mixed
 	room, kv := unlimited, ""

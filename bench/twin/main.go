@@ -70,7 +70,7 @@ func main() {
 	}))
 }
 
-// scene is a load before engines.
+// scene is a load on engines.
 type scene struct {
 	name     string
 	policies [2]string
@@ -189,7 +189,7 @@ func (o options) run(ctx context.Context, out io.Writer) (ok bool, err error) {
 	list = slices.DeleteFunc(list, func(s scene) bool { return !strings.Contains(s.name, o.only) })
 	runs, errs := make([][2]*found, len(list)), make([]error, len(list))
 	var all sync.WaitGroup
-	for i, s := range list { // side by side, each before a proxy and engines of its own
+	for i, s := range list { // side by side, each with a proxy and engines of its own
 		all.Go(func() { runs[i], errs[i] = o.both(ctx, s, i) })
 	}
 	all.Wait()
@@ -344,7 +344,7 @@ func serve(ctx context.Context, w *world.World, s scene, name, dispatch string) 
 	return p, engines, err
 }
 
-// proxy starts one before engines. Requests may wait in it and in the engines for as long as they do.
+// proxy starts one in front of engines. Requests may wait in it and in the engines for as long as they do.
 func proxy(ctx context.Context, w *world.World, name, dispatch, profiles, engines string) (*world.Proxy, error) {
 	p := w.Proxies(name)[0]
 	return p, p.ServeWith(ctx, fmt.Sprintf(`listen: %q

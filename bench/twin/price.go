@@ -37,7 +37,7 @@ type price struct {
 	oldest     float64 // seconds, that a verdict was old before the next one came
 }
 
-// prices sends the same load to two proxies at once, each before a large fleet of its own. One of them has no twin.
+// prices sends the same load to two proxies at once, each in front of a large fleet of its own. One of them has no twin.
 func (o options) prices(ctx context.Context, out io.Writer) (ok bool, err error) {
 	w, err := world.New(ctx, "twin", o.Options)
 	if err != nil {

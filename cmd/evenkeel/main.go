@@ -22,7 +22,7 @@ type commands struct {
 	Serve    serveCmd    `cmd:"" help:"Run the proxy."`
 	Init     initCmd     `cmd:"" help:"Write a first config file, from flags or from the answers of engines that run."`
 	Check    checkCmd    `cmd:"" help:"Check a config file, and with --probe the engines that it names."`
-	Survey   surveyCmd   `cmd:"" help:"Estimate what evenkeel could gain before engines that serve already; it changes nothing."`
+	Survey   surveyCmd   `cmd:"" help:"Estimate what evenkeel could gain in front of engines that serve already; it changes nothing."`
 	Demo     demoCmd     `cmd:"" help:"Run reference engines, the proxy and load in one process, and compare policies."`
 	Simulate simulateCmd `cmd:"" help:"Replay a trace through the simulator and compare policies, or replay a decision log."`
 	Decide   decideCmd   `cmd:"" help:"Run one round of a policy on a recorded snapshot, and explain its decision."`
@@ -50,7 +50,7 @@ func run(args []string, std streams) int {
 	said := false // --help was answered
 	parser, err := kong.New(&cli,
 		kong.Name("evenkeel"),
-		kong.Description("evenkeel is a proxy before the engines of a large model. It keeps their data-parallel ranks level. `evenkeel demo` shows this on a real trace, `evenkeel help COMMAND` explains a command, and `evenkeel --version` prints the version."),
+		kong.Description("evenkeel is a proxy in front of the engines of a large model. It keeps their data-parallel ranks level. `evenkeel demo` shows this on a real trace, `evenkeel help COMMAND` explains a command, and `evenkeel --version` prints the version."),
 		kong.Writers(std.out, std.err),
 		kong.Exit(func(int) { said = true }),
 		kong.ConfigureHelp(kong.HelpOptions{Compact: true, WrapUpperBound: 100}),

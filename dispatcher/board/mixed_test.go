@@ -345,7 +345,7 @@ func TestAMixedRankGetsNothingBeyondItsSlots(t *testing.T) {
 	}
 }
 
-// The queue before the pool has put them in order: a later one may be there for longer.
+// The queue in front of the pool has put them in order: a later one may be there for longer.
 func TestMixedEntriesKeepTheOrderInWhichTheyCome(t *testing.T) {
 	h := onMixed(t, "evenkeel", ranks(1, 1, 0))
 	s := h.put(pool.Entry{Prompt: 1}).slotNow(t)

@@ -1,6 +1,6 @@
 // Package twin tells what the last minutes would have cost under another policy. It keeps what really
 // happened, and replays it from a copy of the real boards: the same requests with the lengths that they
-// really had, before engines in virtual time whose steps take what the real ones taught.
+// really had, on engines in virtual time whose steps take what the real ones taught.
 package twin
 
 import (

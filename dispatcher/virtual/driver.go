@@ -1,4 +1,4 @@
-// Package virtual is decode engines in virtual time with the server's own boards before them. The simulator
+// Package virtual is decode engines in virtual time with the server's own boards in front of them. The simulator
 // and the twin run it, so that neither has boards or engines of its own.
 package virtual
 

@@ -6,7 +6,7 @@ import (
 	"evenkeel/dispatcher/board"
 )
 
-// Mixes are groups of mixed ranks of one model, with boards before them. Who drives them says what they serve.
+// Mixes are groups of mixed ranks of one model, with boards in front of them. Who drives them says what they serve.
 type Mixes struct {
 	*Driver
 	Groups []*MixedGroup

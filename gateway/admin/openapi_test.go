@@ -98,7 +98,7 @@ func TestOpenAPIHasEveryRouteAndNoOther(t *testing.T) {
 	}
 }
 
-// running is a proxy before two reference engines.
+// running is a proxy in front of two reference engines.
 type running struct {
 	*testing.T
 	g      *gateway.Gateway

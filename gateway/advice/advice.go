@@ -169,7 +169,7 @@ func (a *Advisor) endRate() float64 {
 	return float64(last.Decode.Ended-first.Decode.Ended) / passed
 }
 
-// poolWait is how long a hand-off that comes now waits for a slot: those before
+// poolWait is how long a hand-off that comes now waits for a slot: those ahead of
 // it leave as answers end.
 func (a *Advisor) poolWait() float64 {
 	d := &a.samples[len(a.samples)-1].Decode

@@ -332,7 +332,7 @@ func TestWhatIsSent(t *testing.T) {
 	})
 }
 
-// Whatever stands before an engine and refuses an old epoch names the one that it has seen. The claim is told of it, so that it
+// Whatever stands in front of an engine and refuses an old epoch names the one that it has seen. The claim is told of it, so that it
 // gets the area back with a higher one.
 func TestTheEpochOfARefusalReachesTheClaim(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

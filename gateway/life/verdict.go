@@ -217,7 +217,7 @@ var decodes = [whys]row{
 	Stuck:       {[...]How{unsaid, DoubtOn, DoubtOn, unsaid}, Granted, Wedged},
 	Unusable:    {[...]How{unsaid, unsaid, DoubtOn, Free}, Over, Engine},
 
-	Rejected:  {[...]How{unsaid, unsaid, Doubt, Free}, Over, Nobody}, // a status may also come from a proxy before the engine, or after the KV was read
+	Rejected:  {[...]How{unsaid, unsaid, Doubt, Free}, Over, Nobody}, // a status may also come from a proxy in front of the engine, or after the KV was read
 	Throttled: {[...]How{unsaid, unsaid, Doubt, Free}, Again, Nobody},
 	Busy:      {[...]How{unsaid, unsaid, Doubt, Free}, Again, Engine},
 	Failed:    {[...]How{unsaid, unsaid, Doubt, Free}, Again, Disputed},

@@ -123,7 +123,7 @@ type Latency struct {
 	Samples int     `json:"samples"` // 0: nothing is known
 }
 
-// Model is one board: the ranks that serve a model and the pool before them. A model has a board for its decode ranks, and
+// Model is one board: the ranks that serve a model and the pool in front of them. A model has a board for its decode ranks, and
 // one for its ranks that prefill and decode.
 type Model struct {
 	Name       string  `json:"name"`                 // with (aggregated) behind it where its ranks prefill and decode

@@ -176,7 +176,7 @@ func (a *Area) Admits() bool { return a == nil || a.view.Load().Admits }
 // Begins says whether requests may begin here that the area's engines will serve.
 func (a *Area) Begins() bool { return a.Admits() && (a == nil || !a.yields.Load()) }
 
-// Mark adds the epoch of our ownership, for whoever stands before an engine and
+// Mark adds the epoch of our ownership, for whoever stands in front of an engine and
 // holds requests of an older one off, or counts them.
 func (a *Area) Mark(h []engine.Header) []engine.Header {
 	if a == nil || a.claim == nil {
@@ -186,7 +186,7 @@ func (a *Area) Mark(h []engine.Header) []engine.Header {
 }
 
 // Refused takes the epoch header of an answer that refuses a request. Who stands
-// before an engine and refuses an old epoch says there which one it has seen.
+// in front of an engine and refuses an old epoch says there which one it has seen.
 func (a *Area) Refused(header string) {
 	if a == nil || a.claim == nil || header == "" {
 		return
@@ -196,7 +196,7 @@ func (a *Area) Refused(header string) {
 	}
 }
 
-// EpochHeader tells an engine, and what stands before it, of whose time a request is.
+// EpochHeader tells an engine, and what stands in front of it, of whose time a request is.
 const EpochHeader = "X-Evenkeel-Epoch"
 
 // ErrNotOwner is a request that would have gone to engines that are another's by

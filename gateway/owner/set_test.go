@@ -141,7 +141,7 @@ func TestOnlyANewEpochIsATakeover(t *testing.T) {
 		require.True(t, a.Admits())
 		require.EqualValues(t, 1, testutil.ToFloat64(s.metrics.taken))
 		require.Equal(t, adopted, a.adopted, "others' requests have run out since the takeover")
-		a.Refused("17") // by what stands before an engine
+		a.Refused("17") // by what stands in front of an engine
 		time.Sleep(10 * time.Second)
 		synctest.Wait()
 		require.True(t, a.Admits())

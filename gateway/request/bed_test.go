@@ -46,7 +46,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// A bed is a server with reference engines and a listener. No monitor looks at the engines, and no door stands before it: what
+// A bed is a server with reference engines and a listener. No monitor looks at the engines, and no door stands in front of it: what
 // a request may be is checked elsewhere.
 type bed struct {
 	*server
@@ -78,7 +78,7 @@ type setup struct {
 	waits           bool                                                              // requests wait for a free slot; else each goes on to a rank at once
 	late            bool                                                              // decode engines may pull KV that was given away: the test says that no answer is made of it
 	gauged          bool                                                              // the gauges of decode engines are read, all the time
-	front           func(w http.ResponseWriter, r *http.Request, engine http.Handler) // stands before each engine; nil: nothing does
+	front           func(w http.ResponseWriter, r *http.Request, engine http.Handler) // stands in front of each engine; nil: nothing does
 }
 
 const refModel = "ref"

@@ -36,7 +36,7 @@ func TestExpiredHandoffsAreNeverDecoded(t *testing.T) {
 	const all = 30
 	o := holding("", 13*time.Second, 12*time.Second, 20*time.Millisecond) // a second in the pool; the pull has its time on a busy machine, too
 	o.waits, o.decode[0].Slots = true, 4
-	// Only the pool refuses: in the queue before prefill all wait as long as a slow machine takes.
+	// Only the pool refuses: in the queue for prefill all wait as long as a slow machine takes.
 	o.configure = func(c *config.Config, _ *Env) { c.Prefill.Queue.Timeout = time.Hour }
 	b := start(t, o)
 	got := <-b.judgeAll(all)

@@ -10,7 +10,7 @@ type Offer struct {
 	Queue        int     `json:"queue"`   // requests in the arrival queue
 	QueueMax     int     `json:"queue_max"`
 	QueueWaitMs  float64 `json:"queue_wait_ms"`
-	QueuedTokens float64 `json:"queued_new_tokens"` // before a request on the least busy replica
+	QueuedTokens float64 `json:"queued_new_tokens"` // ahead of a request on the least busy replica
 	Running      float64 `json:"running"`           // requests that decode there
 	Load         float64 `json:"load"`
 	TPMs         float64 `json:"tp_ms"`

@@ -85,7 +85,7 @@ func (p *Policy) goesBefore(r *Request, how by, i int, v float64, best int, valu
 	return first(r, a, b)
 }
 
-// queue is how many requests stand before one at a place.
+// queue is how many requests stand ahead of one at a place.
 func (p *Policy) queue(i int) float64 {
 	if x := &p.places[i]; x.Peer {
 		return float64(x.Queue)

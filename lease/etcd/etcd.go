@@ -111,7 +111,7 @@ func (e *Engine) Look(ctx context.Context) (lease.Record, error) {
 // Acquire writes all keys, if none was since Look.
 func (e *Engine) Acquire(ctx context.Context, above int64) (lease.Record, error) {
 	t := e.terms
-	if t.Base = e.base; above > e.base+e.now { // revisions have begun anew, or something before an engine counted further
+	if t.Base = e.base; above > e.base+e.now { // revisions have begun anew, or something in front of an engine counted further
 		t.Base = above
 	}
 	text, err := json.Marshal(t)

@@ -27,7 +27,7 @@ func (w *site) draw(round int) []ranks.Request {
 	return ranks.Draw(w.Seed+uint64(round), w.Requests, ranks.Lengths{Median: 500, Sigma: 1, Least: 32, Most: 4000}, ranks.Lengths{Median: 60, Sigma: .6, Least: 15, Most: 200})
 }
 
-// variant is a policy before an engine.
+// variant is a policy in front of an engine.
 type variant struct {
 	policy string
 	engine int
@@ -37,7 +37,7 @@ func (v variant) String() string {
 	return fmt.Sprintf("%s, interval %d", v.policy, intervals[v.engine])
 }
 
-// variants are all policies before all engines.
+// variants are all policies in front of all engines.
 func (w *site) variants() (list []variant) {
 	for i := range w.engines {
 		for policy := range strings.SplitSeq(w.policies, ",") {

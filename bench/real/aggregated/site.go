@@ -18,7 +18,7 @@ const budget = 512
 // nothing, so that both can run on the same cores.
 var intervals = [...]int{1, 2}
 
-// site is the engines, and evenkeel before them.
+// site is the engines, and evenkeel in front of them.
 type site struct {
 	*world.World
 	options
@@ -76,7 +76,7 @@ func (w *site) allSteps() (all []step, err error) {
 	return all, nil
 }
 
-// serve starts evenkeel with a policy before an engine. It knows the law that was measured first.
+// serve starts evenkeel with a policy in front of an engine. It knows the law that was measured first.
 func (w *site) serve(ctx context.Context, policy string, engine int) (*world.Proxy, error) {
 	p := w.Proxies("evenkeel")[0]
 	return p, p.ServeWith(ctx, fmt.Sprintf(`listen: %q

@@ -14,7 +14,7 @@ import (
 
 const blocks = 1000 // of a rank's KV cache; eight of the longest prompts need 650
 
-// site is the engines, and evenkeel before them.
+// site is the engines, and evenkeel in front of them.
 type site struct {
 	*world.World
 	options

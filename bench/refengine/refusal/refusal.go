@@ -10,7 +10,7 @@ import (
 // Shape is how an error body looks.
 type Shape string
 
-// The shapes. The last three are those of what stands before an engine.
+// The shapes. The last three are those of what stands in front of an engine.
 const (
 	New     Shape = "new"
 	Old     Shape = "old"

@@ -58,7 +58,7 @@ export function showStrip(latest, moment) {
   const column = Math.max(1, wide * strip.every_ms / length);
   const at = strip.at_ms, inside = at.map((t, i) => i).filter((i) => px(at[i]) >= left - column);
 
-  // Requests as an area, failures as bars before it.
+  // Requests as an area, failures as bars in front of it.
   let most = 0;
   for (const i of inside) most = Math.max(most, strip.requests[i]);
   const scale = nice(most);
