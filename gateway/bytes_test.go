@@ -134,6 +134,18 @@ func TestEnginesGetTheClientsBytes(t *testing.T) {
 		require.Equal(t, fmt.Sprint(len(got)), h.Get("Content-Length"))
 	}
 
+	// So they do if the body was packed on its way.
+	sent := map[string]string{"probe": string(rec.bodies["probe"]), "decode": string(rec.bodies["decode"])}
+	for _, how := range []string{"gzip", "zstd"} {
+		clear(rec.bodies)
+		r = c.post(chatPath, packed(t, how, body), "Content-Encoding", how)
+		require.Equal(t, 200, r.status, r.body)
+		for leg, want := range sent {
+			require.Equal(t, want, string(rec.bodies[leg]), "%s by %s", leg, how)
+			require.Empty(t, rec.header[leg].Values("Content-Encoding"), "%s by %s", leg, how)
+		}
+	}
+
 	// An adapter's requests go by its own name to the ranks of its base model.
 	r = c.post(chatPath, `{"model":"tuned","messages":[{"role":"user","content":"a"}]}`)
 	require.Equal(t, 200, r.status, r.body)

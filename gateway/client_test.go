@@ -453,14 +453,3 @@ func TestOneModel(t *testing.T) {
 	require.Equal(t, 404, c.ask(http.MethodGet, c.url+"/v1/models/", "").status)
 	require.Equal(t, 405, c.post("/v1/models/org/ref", "{}").status)
 }
-
-func TestACompressedBody(t *testing.T) {
-	t.Parallel()
-	c := start(t, options{})
-	for _, how := range []string{"gzip", "br", "identity, gzip"} {
-		r := c.post(chatPath, "\x1f\x8b", "Content-Encoding", how)
-		require.Equal(t, http.StatusUnsupportedMediaType, r.status, r.body)
-		require.Contains(t, r.body, `"unsupported_encoding"`)
-	}
-	require.Equal(t, 200, c.post(chatPath, chat("one", ""), "Content-Encoding", "identity").status)
-}

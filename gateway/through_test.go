@@ -161,7 +161,7 @@ func TestAPassedRequestThatIsRefused(t *testing.T) {
 		{"a form with two models", transcriptions, twice[0], twice[1], 400, "duplicate_key"},
 		{"a form for a model that hears nothing", transcriptions, withModel[0], withModel[1], 404, "no_such_route"},
 		{"a form that is too large", transcriptions, big, bigKind, 413, "body_too_large"},
-		{"a body in another coding", "/tokenize", `x`, "gzip", 415, "unsupported_encoding"},
+		{"a body in another coding", "/tokenize", `x`, "gzip", 400, "bad_encoding"},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			header := []string{"Content-Type", row.kind}

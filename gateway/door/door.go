@@ -3,7 +3,6 @@
 package door
 
 import (
-	"bytes"
 	"cmp"
 	"encoding/json"
 	"net/http"
@@ -128,9 +127,6 @@ func (d *Door) checkSender(ctx *fasthttp.RequestCtx, path string, in *incoming) 
 	if fail != nil {
 		return fail
 	}
-	if fail := encoded(ctx); fail != nil {
-		return fail
-	}
 	in.Told.Key = key.Name
 	in.Told.Witness(headersOf(ctx), key.Trusted, path)
 	if key.Trusted {
@@ -143,14 +139,22 @@ func headersOf(ctx *fasthttp.RequestCtx) func(name string) string {
 	return func(name string) string { return string(ctx.Request.Header.Peek(name)) }
 }
 
-// encoded refuses a compressed body: neither evenkeel nor an engine could read it
-// as JSON.
-func encoded(ctx *fasthttp.RequestCtx) *openai.Error {
-	how := ctx.Request.Header.ContentEncoding()
-	if len(how) == 0 || bytes.EqualFold(how, []byte("identity")) {
-		return nil
+// body takes the body of a request, and decodes it: neither evenkeel nor an engine could read a compressed one as JSON.
+func (d *Door) body(ctx *fasthttp.RequestCtx, in *incoming) ([]byte, *openai.Error) {
+	packed, charge := edge.TakeBody(ctx)
+	in.Body = charge
+	raw, r := edge.Unpack(&ctx.Request.Header, packed, charge, d.host.Config.Settings().Limits.Body)
+	if r == nil {
+		return raw, nil
 	}
-	return &openai.Error{Status: http.StatusUnsupportedMediaType, Code: "unsupported_encoding", Message: "the body has a Content-Encoding; send it without"}
+	fail := &openai.Error{Status: r.Status, Code: r.Code, Message: r.Message}
+	switch r.Status {
+	case http.StatusUnsupportedMediaType:
+		ctx.Response.Header.Set("Accept-Encoding", edge.Encodings)
+	case http.StatusServiceUnavailable:
+		fail.RetryAfter = 1
+	}
+	return nil, fail
 }
 
 // answer serves a request whose sender may send it: a client, or another
@@ -189,8 +193,10 @@ func (d *Door) admit(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, in *incomin
 	if fail := d.leaving(ctx, in); fail != nil {
 		return nil, fleet.Route{}, fail
 	}
-	raw, charge := edge.TakeBody(ctx)
-	in.Body = charge
+	raw, fail := d.body(ctx, in)
+	if fail != nil {
+		return nil, fleet.Route{}, fail
+	}
 	req, fail := openai.Parse(ep, raw, d.host.Config.Settings().Accept)
 	if fail != nil {
 		return nil, fleet.Route{}, fail
@@ -406,8 +412,10 @@ func (d *Door) admitWhole(ctx *fasthttp.RequestCtx, path string, in *incoming) (
 	if fail := d.leaving(ctx, in); fail != nil {
 		return nil, nil, fail
 	}
-	raw, charge := edge.TakeBody(ctx)
-	in.Body = charge
+	raw, fail := d.body(ctx, in)
+	if fail != nil {
+		return nil, nil, fail
+	}
 	req, fail := through.Parse(path, raw, string(ctx.Request.Header.ContentType()), d.host.Config.Settings().Accept)
 	if fail != nil {
 		return nil, nil, fail

@@ -197,7 +197,9 @@ func TestOnlyACallerWithAKeyIsLetIn(t *testing.T) {
 		{"a key", []string{by("plain")}, letIn, "plain"},
 		{"as Anthropic's clients send it", []string{"X-Api-Key: ek-plain"}, letIn, "plain"},
 		{"an Authorization counts before it", []string{"X-Api-Key: ek-plain", by("nobody")}, "401 invalid_api_key", ""},
-		{"a compressed body", []string{by("plain"), "Content-Encoding: gzip"}, "415 unsupported_encoding", "plain"},
+		{"a body in a coding that is not read", []string{by("plain"), "Content-Encoding: br"}, "415 unsupported_encoding", "plain"},
+		{"a body that is not packed as it says", []string{by("plain"), "Content-Encoding: gzip"}, "400 bad_encoding", "plain"},
+		{"a stranger's body is not unpacked", []string{by("nobody"), "Content-Encoding: gzip"}, "401 invalid_api_key", ""},
 		{"a body that says that it is not compressed", []string{by("plain"), "Content-Encoding: Identity"}, letIn, "plain"},
 	} {
 		t.Run(c.name, func(t *testing.T) {

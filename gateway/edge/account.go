@@ -1,6 +1,7 @@
 package edge
 
 import (
+	"math"
 	"net/netip"
 	"sync"
 )
@@ -72,8 +73,11 @@ func (c *Charge) fits(n int) bool {
 	return c.allowed(int64(n))
 }
 
-// Take takes n more, if it may.
+// Take takes n more, if it may. Nothing is charged for a request without a body.
 func (c *Charge) Take(n int) bool {
+	if c == nil {
+		return true
+	}
 	a := c.account
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -113,18 +117,23 @@ func (c *Charge) Most(n int) int {
 }
 
 // Give gives everything back. It may be called more than once.
-func (c *Charge) Give() {
+func (c *Charge) Give() { c.give(math.MaxInt64) }
+
+// give gives n back, or everything if that is less, and returns how much is left.
+func (c *Charge) give(n int64) (left int64) {
 	if c == nil {
-		return
+		return 0
 	}
 	a := c.account
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.held -= c.n
-	if a.callers[c.who] -= c.n; a.callers[c.who] == 0 {
+	n = min(n, c.n)
+	a.held -= n
+	if a.callers[c.who] -= n; a.callers[c.who] == 0 {
 		delete(a.callers, c.who)
 	}
-	c.n = 0
+	c.n -= n
+	return c.n
 }
 
 // smallBody is how many bytes of a body are read even if its request is refused.
