@@ -125,7 +125,30 @@ func (p *Profile) probeWith(b *Body, leg *Leg, params json.RawMessage, dst [][]b
 	if p.returnTokenIDs() {
 		members = append(members, Member{"return_token_ids", jsonTrue})
 	}
-	return b.Splice(dst, leg.resume().drop(dropOnProbe), append(members, Member{"kv_transfer_params", params}))
+	drop := dropOnProbe
+	if asksForMany(b) {
+		drop = dropOnProbeButLogprobs
+	}
+	return b.Splice(dst, leg.resume().drop(drop), append(members, Member{"kv_transfer_params", params}))
+}
+
+// dropOnProbeButLogprobs is dropOnProbe for a request for more likeliest tokens than engines give by default (vLLM's
+// --max-logprobs is 20). If they do not, the prefill engine says so before it computes anything: a decode engine
+// would say so afterwards, and before vLLM 0.25 leave the KV where it is.
+func dropOnProbeButLogprobs(key string) bool {
+	return key != "logprobs" && key != "top_logprobs" && dropOnProbe(key)
+}
+
+// asksForMany says whether a body asks for more likeliest tokens than engines give by default.
+func asksForMany(b *Body) bool {
+	for _, key := range [...]string{"top_logprobs", "logprobs"} {
+		if v, ok := b.Get(key); ok && (v[0] == '-' || v[0] >= '0' && v[0] <= '9') {
+			if n, err := strconv.ParseFloat(string(v), 64); err != nil || n < 0 || n > 20 {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 // DecodeBody appends the segments of the decode request: the client's body

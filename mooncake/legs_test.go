@@ -1,6 +1,7 @@
 package mooncake
 
 import (
+	"bytes"
 	"encoding/json"
 	"flag"
 	"math"
@@ -194,4 +195,28 @@ func TestStopTokensThatCouldEndTheEngineAreDropped(t *testing.T) {
 func TestPathsOfEndpoints(t *testing.T) {
 	require.Equal(t, "/v1/chat/completions", Chat.Path())
 	require.Equal(t, "/v1/completions", Completions.Path())
+}
+
+// A prefill engine is asked for logprobs only where it may say no, before a decode engine does.
+func TestAProbeAsksForManyLogprobsOnly(t *testing.T) {
+	p := Profile{}.WithDefaults()
+	for _, c := range []struct {
+		members string
+		ep      Endpoint
+		asks    bool
+	}{
+		{`"logprobs":true,"top_logprobs":20`, Chat, false},
+		{`"logprobs":true,"top_logprobs":21`, Chat, true},
+		{`"logprobs":true,"top_logprobs":-1`, Chat, true},
+		{`"logprobs":true`, Chat, false},
+		{`"logprobs":null,"top_logprobs":null`, Chat, false},
+		{`"logprobs":20`, Completions, false},
+		{`"logprobs":21`, Completions, true},
+	} {
+		body, err := ScanBody([]byte(`{"model":"m","prompt":"a","messages":[],`+c.members+`}`), 0)
+		require.NoError(t, err)
+		sent := string(bytes.Join(p.ProbeBody(&body, c.ep, nil, nil, nil), nil))
+		require.Equal(t, c.asks, strings.Contains(sent, c.members), "%s: %s", c.members, sent)
+		require.Equal(t, c.asks, strings.Contains(sent, "logprobs"), "%s: %s", c.members, sent)
+	}
 }

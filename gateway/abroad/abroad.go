@@ -75,7 +75,6 @@ type decoding struct {
 const (
 	decodingEvery = 250 * time.Millisecond
 	firstByte     = 120 * time.Second // of a forward
-	wholeAnswer   = 16 << 20          // bytes of one that is not streamed
 )
 
 // New wires the node; nil without other proxies.
@@ -88,7 +87,7 @@ func New(h Host) (*Peers, error) {
 	r := &Peers{host: h}
 	var err error
 	limits, cfg := &set.Limits, *c
-	cfg.FirstByte, cfg.Idle, cfg.Connect, cfg.WholeBytes, cfg.EventBytes = firstByte, limits.EventTimeout, limits.ConnectTimeout, wholeAnswer, limits.EventBytes
+	cfg.FirstByte, cfg.Idle, cfg.Connect, cfg.WholeBytes, cfg.EventBytes = firstByte, limits.EventTimeout, limits.ConnectTimeout, limits.AnswerBytes, limits.EventBytes
 	cfg.Tier, cfg.Running, cfg.Draining = h.Tier, r.running, h.Service.Draining
 	cfg.Registerer, cfg.Log = h.Registerer, h.Log
 	if h.Owner != nil {

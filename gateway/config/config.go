@@ -198,6 +198,12 @@ type Limits struct {
 	ChatTemplate   bool          `yaml:"allow_chat_template"`
 	MediaHosts     []string      `yaml:"media_hosts"` // http(s) media URLs are refused unless their host is here
 
+	// Of one request, and of all that are passed through at once.
+	Answers          int `yaml:"answers"` // to all its prompts together
+	AnswersPerPrompt int `yaml:"answers_per_prompt"`
+	StopStrings      int `yaml:"stop_strings"`
+	PassedThrough    int `yaml:"passed_through"`
+
 	// These two are constants but for tests. All writes of one answer together may take ClientLag: an answer that waits longer for
 	// its client keeps a slot from others. ClientBacklog bytes are kept for a client that reads slower than it is answered: about a
 	// thousand events, where the kernel would keep megabytes for each.
@@ -244,6 +250,8 @@ func Default() *Config {
 			EventBytes:     8 << 20,
 			AnswerBytes:    64 << 20,
 			ResumeBytes:    256 << 20,
+
+			Answers: 128, AnswersPerPrompt: 8, StopStrings: 16, PassedThrough: 2048,
 		},
 		Log:      Log{Level: "info"},
 		Tracing:  Tracing{Sample: 0.1, Timeout: 10 * time.Second},

@@ -63,6 +63,7 @@ var fixed = []func(next, running *Config){
 	func(n, r *Config) { n.Limits.Head = r.Limits.Head },
 	func(n, r *Config) { n.Limits.Connections = r.Limits.Connections },
 	func(n, r *Config) { n.Limits.PerIP = r.Limits.PerIP },
+	func(n, r *Config) { n.Limits.PassedThrough = r.Limits.PassedThrough },
 	func(n, r *Config) { n.Limits.ReadTimeout = r.Limits.ReadTimeout },
 	func(n, r *Config) { n.Limits.IdleTimeout = r.Limits.IdleTimeout },
 	func(n, r *Config) { n.Limits.WriteTimeout = r.Limits.WriteTimeout },

@@ -50,7 +50,7 @@ func TestDefaults(t *testing.T) {
 	require.Equal(t, Pool{Size: 1024, TTL: 0}, c.Pool)
 	require.Equal(t, Log{Level: "info"}, c.Log)
 	require.Equal(t, Limits{
-		Body: 32 << 20, Bodies: 2 << 30, Head: 16 << 10, ClientLag: 5 * time.Minute, ClientBacklog: 256 << 10, Connections: 65536, EventBytes: 8 << 20, AnswerBytes: 64 << 20, ResumeBytes: 256 << 20,
+		Body: 32 << 20, Bodies: 2 << 30, Head: 16 << 10, ClientLag: 5 * time.Minute, ClientBacklog: 256 << 10, Connections: 65536, EventBytes: 8 << 20, AnswerBytes: 64 << 20, ResumeBytes: 256 << 20, Answers: 128, AnswersPerPrompt: 8, StopStrings: 16, PassedThrough: 2048,
 		ReadTimeout: 30 * time.Second, IdleTimeout: 90 * time.Second, WriteTimeout: 30 * time.Second, ConnectTimeout: 3 * time.Second,
 		ProbeTimeout: 10 * time.Minute, ProbeGrace: time.Second, EventTimeout: 2 * time.Minute, DrainGrace: 2 * time.Second, DrainTimeout: 5 * time.Minute,
 	}, c.Limits)

@@ -245,6 +245,10 @@ func (c *Config) checkNumbers(bad report) {
 	}
 	least("$.limits.answer_bytes", c.Limits.AnswerBytes, 1)
 	least("$.limits.resume_bytes", c.Limits.ResumeBytes, 0)
+	least("$.limits.answers", c.Limits.Answers, 1)
+	least("$.limits.answers_per_prompt", c.Limits.AnswersPerPrompt, 1)
+	least("$.limits.stop_strings", c.Limits.StopStrings, 1)
+	least("$.limits.passed_through", c.Limits.PassedThrough, 1)
 	least("$.limits.connections", c.Limits.Connections, 1)
 	least("$.limits.connections_per_ip", c.Limits.PerIP, 0)
 	for i, host := range c.Limits.MediaHosts {

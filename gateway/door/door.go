@@ -215,7 +215,7 @@ func (d *Door) admit(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, in *incomin
 		}
 	}
 	if m.SGLang {
-		if fail := req.ForSGLang(); fail != nil {
+		if fail := req.ForSGLang(d.host.Config.Settings().Accept.VocabSize); fail != nil {
 			return req, m, fail
 		}
 	}

@@ -21,14 +21,11 @@ var messagesRules = map[string]rule{
 	"stream":         flag(func(p *parser, on bool) { p.req.Stream = on }),
 	"max_tokens":     integers(1, math.MaxInt32, func(p *parser, n int) { p.maxTokens = n }),
 	"thinking":       optional(thinking),
-	"stop_sequences": stringList(mostStops, false),
+	"stop_sequences": stopStrings(false),
 	"top_k":          integers(-1, math.MaxInt32, nil),
 
 	"chat_template_kwargs": chatTemplateArgs,
 }
-
-// mostStops is how many stop strings an engine takes.
-const mostStops = 16
 
 // leastThinking is the least budget for thinking, as in Anthropic's API and vLLM.
 const leastThinking = 1024

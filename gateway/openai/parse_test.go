@@ -15,7 +15,7 @@ import (
 func TestImportsArePure(t *testing.T) { // reading a request needs no clock and no network
 	pkg, err := build.ImportDir(".", 0)
 	require.NoError(t, err)
-	pure := []string{"bytes", "encoding/json", "errors", "fmt", "io", "math", "mime", "mime/multipart", "net/http", "net/url", "slices", "strconv", "strings", "evenkeel/mooncake", "evenkeel/rawjson"}
+	pure := []string{"bytes", "cmp", "encoding/json", "errors", "fmt", "io", "math", "mime", "mime/multipart", "net/http", "net/url", "slices", "strconv", "strings", "evenkeel/mooncake", "evenkeel/rawjson"}
 	require.Subset(t, pure, pkg.Imports, "let the gateway do it and pass the value in") // net/http: names of statuses
 }
 
@@ -25,6 +25,9 @@ func chat(extra string) string {
 }
 
 func completion(extra string) string { return `{"model":"m","prompt":"Hi"` + comma(extra) + `}` }
+
+// usual are limits as the config has them where it says nothing.
+var usual = Limits{VocabSize: 1000, Answers: 128, AnswersPerPrompt: 8, StopStrings: 16}
 
 func comma(extra string) string {
 	if extra == "" {
@@ -136,7 +139,7 @@ func TestWhatAClientAsksFor(t *testing.T) {
 func TestParseNamesTheKeyAtFault(t *testing.T) {
 	numbers := func(n int) string { return strings.TrimSuffix(strings.Repeat("1,", n), ",") }
 	texts := func(n int) string { return strings.TrimSuffix(strings.Repeat(`"x",`, n), ",") }
-	lim := Limits{VocabSize: 1000}
+	lim := usual
 	for _, tc := range []struct {
 		name, raw, param, code string
 	}{
@@ -187,7 +190,8 @@ func TestParseNamesTheKeyAtFault(t *testing.T) {
 		{"min_tokens above max_tokens", chat(`"min_tokens":6,"max_tokens":5`), "min_tokens", CodeInvalidValue},
 		{"seed beyond 64 bits", chat(`"seed":9223372036854775808`), "seed", CodeInvalidValue},
 		{"logprobs a count in a chat", chat(`"logprobs":3`), "logprobs", CodeInvalidType},
-		{"too many top_logprobs", chat(`"logprobs":true,"top_logprobs":21`), "top_logprobs", CodeInvalidValue},
+		{"top_logprobs that no engine has", chat(`"logprobs":true,"top_logprobs":-2`), "top_logprobs", CodeInvalidValue},
+		{"all top_logprobs without logprobs", chat(`"top_logprobs":-1`), "top_logprobs", CodeInvalidValue},
 		{"top_logprobs without logprobs", chat(`"top_logprobs":2`), "top_logprobs", CodeInvalidValue},
 		{"prompt_logprobs", chat(`"prompt_logprobs":0`), "prompt_logprobs", CodeUnsupported},
 		{"prompt_embeds", chat(`"prompt_embeds":"AA=="`), "prompt_embeds", CodeUnsupported},
@@ -252,12 +256,53 @@ func TestCompletionsHaveRulesOfTheirOwn(t *testing.T) {
 		{"129 prompts", `{"model":"m","prompt":[` + strings.TrimSuffix(strings.Repeat(`"x",`, 129), ",") + `]}`, "prompt", CodeInvalidValue},
 		{"17 prompts with 8 answers each", `{"model":"m","n":8,"prompt":[` + strings.TrimSuffix(strings.Repeat(`"x",`, 17), ",") + `]}`, "prompt", CodeInvalidValue},
 		{"logprobs a switch", completion(`"logprobs":true`), "logprobs", CodeInvalidType},
-		{"too many logprobs", completion(`"logprobs":21`), "logprobs", CodeInvalidValue},
+		{"logprobs that no engine has", completion(`"logprobs":-2`), "logprobs", CodeInvalidValue},
 		{"min_tokens above the default of 16", completion(`"min_tokens":17`), "min_tokens", CodeInvalidValue},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			_, e := Parse(mooncake.Completions, []byte(tc.raw), Limits{VocabSize: 1000})
+			_, e := Parse(mooncake.Completions, []byte(tc.raw), usual)
 			refusal(t, e, tc.param, tc.code)
+		})
+	}
+}
+
+// What a request may ask for is the operator's to say where evenkeel or an engine has a bound, and the engines' alone otherwise.
+func TestBoundsAreTheOperatorsOrTheEngines(t *testing.T) {
+	list := func(n int, of string) string { return "[" + strings.TrimSuffix(strings.Repeat(of+",", n), ",") + "]" }
+	for _, tc := range []struct {
+		name string
+		ep   mooncake.Endpoint
+		raw  string
+		lim  Limits
+		at   string // refused there; empty: it passes
+	}{
+		{"n at its bound", mooncake.Chat, chat(`"n":64`), Limits{AnswersPerPrompt: 64, Answers: 64}, ""},
+		{"n beyond its bound", mooncake.Chat, chat(`"n":65`), Limits{AnswersPerPrompt: 64, Answers: 128}, "n"},
+		{"n beyond all answers", mooncake.Chat, chat(`"n":65`), Limits{AnswersPerPrompt: 128, Answers: 64}, "messages"},
+		{"n without a bound", mooncake.Chat, chat(`"n":1000`), Limits{}, ""},
+		{"prompts at their bound", mooncake.Completions, `{"model":"m","prompt":` + list(300, `"x"`) + `}`, Limits{Answers: 300}, ""},
+		{"prompts beyond it", mooncake.Completions, `{"model":"m","prompt":` + list(301, `[1]`) + `}`, Limits{Answers: 300}, "prompt"},
+		{"answers beyond it", mooncake.Completions, `{"model":"m","n":2,"prompt":` + list(151, `"x"`) + `}`, Limits{Answers: 300, AnswersPerPrompt: 2}, "prompt"},
+		{"answers whose number no word holds", mooncake.Completions, `{"model":"m","n":2147483647,"prompt":` + list(3, `"x"`) + `}`, Limits{}, "prompt"},
+		{"stop strings at their bound", mooncake.Chat, chat(`"stop":` + list(40, `"x"`)), Limits{StopStrings: 40}, ""},
+		{"stop strings beyond it", mooncake.Completions, completion(`"stop":` + list(5, `"x"`)), Limits{StopStrings: 4}, "stop"},
+		{"stop strings of a response", mooncake.Responses, `{"model":"m","input":"a","stop":` + list(5, `"x"`) + `}`, Limits{StopStrings: 4}, "stop"},
+		{"stop strings of a message", mooncake.Messages, `{"model":"m","max_tokens":9,"messages":[{"role":"user","content":"a"}],"stop_sequences":` + list(17, `"x"`) + `}`, Limits{StopStrings: 17}, ""},
+		{"too many of a message", mooncake.Messages, `{"model":"m","max_tokens":9,"messages":[{"role":"user","content":"a"}],"stop_sequences":` + list(17, `"x"`) + `}`, Limits{StopStrings: 16}, "stop_sequences"},
+		{"bad words are the engines' to bound", mooncake.Chat, chat(`"bad_words":` + list(2000, `"x"`)), usual, ""},
+		{"so are the likeliest tokens of a chat", mooncake.Chat, chat(`"logprobs":true,"top_logprobs":100`), usual, ""},
+		{"and all of them", mooncake.Chat, chat(`"logprobs":true,"top_logprobs":-1`), usual, ""},
+		{"those of a completion", mooncake.Completions, completion(`"logprobs":50`), usual, ""},
+		{"and of a response", mooncake.Responses, `{"model":"m","input":"a","top_logprobs":50}`, usual, ""},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			r, e := Parse(tc.ep, []byte(tc.raw), tc.lim)
+			if tc.at != "" {
+				refusal(t, e, tc.at, CodeInvalidValue)
+				return
+			}
+			require.Nil(t, e)
+			require.NotNil(t, r)
 		})
 	}
 }
@@ -390,7 +435,7 @@ func TestLegsOfSeveralAnswers(t *testing.T) {
 }
 
 func TestErrorsHaveOpenAIsShape(t *testing.T) {
-	_, e := Parse(mooncake.Chat, []byte(chat(`"n":"<5>"`)), Limits{})
+	_, e := Parse(mooncake.Chat, []byte(chat(`"n":"<5>"`)), usual)
 	require.JSONEq(t, `{"error":{"message":"\"n\" is \"<5>\"; it must be an integer from 1 to 8","type":"invalid_request_error","param":"n","code":"invalid_type"}}`, string(e.JSON()))
 	require.EqualError(t, e, `400 invalid_type: n: "n" is "<5>"; it must be an integer from 1 to 8`)
 	for status, typ := range map[int]string{
@@ -422,7 +467,9 @@ func FuzzParse(f *testing.F) {
 		if completions {
 			ep = mooncake.Completions
 		}
-		r, e := Parse(ep, raw, Limits{VocabSize: 1000, MediaHosts: []string{"x"}})
+		lim := usual
+		lim.MediaHosts = []string{"x"}
+		r, e := Parse(ep, raw, lim)
 		if e != nil {
 			require.Equal(t, 400, e.Status)
 			require.True(t, json.Valid(e.JSON()))
@@ -431,7 +478,7 @@ func FuzzParse(f *testing.F) {
 		require.NotEmpty(t, r.Model)
 		legs := r.Legs()
 		require.NotEmpty(t, legs)
-		require.LessOrEqual(t, len(legs), MaxLegs)
+		require.LessOrEqual(t, len(legs), usual.Answers)
 		for i := range legs { // what goes out is JSON with every key of ours once
 			var sent []byte
 			for _, s := range p.DecodeBody(&r.Body, ep, &legs[i].Leg, json.RawMessage(`{"a":1}`), "", true, nil) {

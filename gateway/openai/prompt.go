@@ -76,8 +76,8 @@ func (p *parser) prompt(key string, v json.RawMessage) *Error {
 		if n++; shape == listTokens {
 			continue
 		}
-		if n > MaxLegs {
-			return bad(CodeInvalidValue, key, "%q has more than %d prompts", key, MaxLegs)
+		if most := unbounded(p.lim.Answers); n > most { // each has one
+			return bad(CodeInvalidValue, key, "%q has more than %d prompts", key, most)
 		}
 		prompts = append(prompts, item)
 		if shape == listTokenLists {

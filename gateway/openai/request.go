@@ -2,13 +2,10 @@ package openai
 
 import (
 	"encoding/json"
+	"math"
 
 	"evenkeel/mooncake"
 )
-
-// MaxLegs bounds how many PD requests one client request may become: every
-// one takes a place in the pool.
-const MaxLegs = 128
 
 // Limits are what the operator allows and what the engines can take.
 type Limits struct {
@@ -16,7 +13,23 @@ type Limits struct {
 	VocabSize    int      // token ids are below it; 0: unknown
 	MediaHosts   []string // host or host:port that a media URL may name, as it writes them; none: data: URLs only
 	ChatTemplate bool     // clients may send their own chat_template
+
+	// Zero is no bound.
+	Answers          int // that a request may ask for: every one takes a place in the pool
+	AnswersPerPrompt int
+	StopStrings      int
 }
+
+// unbounded is a limit, or one that nothing reaches for zero.
+func unbounded(limit int) int {
+	if limit <= 0 {
+		return math.MaxInt32
+	}
+	return limit
+}
+
+// AllTokens is a Likeliest of all tokens that the model knows, as in vLLM.
+const AllTokens = -1
 
 // Request is a client's request that may go to the engines.
 type Request struct {
@@ -29,7 +42,8 @@ type Request struct {
 	ContinuousUsage bool // stream_options.continuous_usage_stats, which counts only with the former
 	ReturnTokenIDs  bool
 
-	N            int               // answers for each prompt, 1 to 8
+	N            int               // answers for each prompt, 1 or more
+	Likeliest    int               // how many tokens beside each of the answer it has, with their probabilities; AllTokens: as many as the model knows
 	Prompts      []json.RawMessage // of a list of several prompts; nil: one prompt, in the body
 	MaxTokens    int               // 0: not given
 	MaxTokensKey string            // the key it came from
@@ -103,7 +117,6 @@ type parser struct {
 	streamOptions                  bool
 	stopTokens                     bool
 	echo, logprobs                 bool
-	topLogprobs                    int
 	mediaBytes                     int
 	thinking                       int // tokens that the answer may think for
 }
@@ -125,7 +138,7 @@ func (p *parser) together() *Error {
 	if p.streamOptions && !r.Stream {
 		return bad(CodeInvalidValue, "stream_options", "\"stream_options\" is only allowed when \"stream\" is true")
 	}
-	if p.topLogprobs > 0 && !p.logprobs {
+	if r.Likeliest != 0 && !p.logprobs && r.Endpoint != mooncake.Responses {
 		return bad(CodeInvalidValue, "top_logprobs", "\"top_logprobs\" needs \"logprobs\" to be true")
 	}
 	r.MaxTokens, r.MaxTokensKey = p.maxTokens, d.length
@@ -151,8 +164,8 @@ func (p *parser) together() *Error {
 		return bad(CodeUnsupported, "stop_token_ids",
 			"\"stop_token_ids\" together with \"min_tokens\" needs a model whose vocabulary size is configured here")
 	}
-	if legs := max(1, len(r.Prompts)) * r.N; legs > MaxLegs {
-		return bad(CodeInvalidValue, d.prompt, "%d prompts with \"n\" %d ask for %d answers, more than %d", len(r.Prompts), r.N, legs, MaxLegs)
+	if prompts, most := max(1, len(r.Prompts)), unbounded(p.lim.Answers); r.N > most/prompts { // a product could overflow
+		return bad(CodeInvalidValue, d.prompt, "%d prompts with %d answers each are more than %d answers; send fewer prompts, or a lower \"n\"", prompts, r.N, most)
 	}
 	r.ContinuousUsage = r.ContinuousUsage && r.IncludeUsage
 	r.Passthrough = !r.Stream && (p.echo && p.logprobs || !r.Endpoint.Common())

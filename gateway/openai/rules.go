@@ -25,16 +25,16 @@ var rules = map[string]rule{
 	"stream_options":   streamOptions,
 	"return_token_ids": flag(func(p *parser, on bool) { p.req.ReturnTokenIDs = on }),
 
-	"n":                     integers(1, 8, func(p *parser, n int) { p.req.N = n }),
+	"n":                     answers,
 	"max_tokens":            integers(1, math.MaxInt32, func(p *parser, n int) { p.maxTokens = n }),
 	"max_completion_tokens": integers(1, math.MaxInt32, func(p *parser, n int) { p.maxCompletionTokens = n }),
 	"min_tokens":            integers(0, math.MaxInt32, func(p *parser, n int) { p.minTokens = n }),
 	"seed":                  integers(math.MinInt64, math.MaxInt64, nil),
 	"logprobs":              logprobs,
-	"top_logprobs":          integers(0, 20, func(p *parser, n int) { p.topLogprobs = n }),
+	"top_logprobs":          likeliest,
 
-	"stop":                  stringList(mostStops, true),
-	"bad_words":             stringList(1024, false),
+	"stop":                  stopStrings(true),
+	"bad_words":             stringList(nil, false), // engines bound them by their tokens (vLLM's VLLM_MAX_NUM_BAD_WORDS)
 	"stop_token_ids":        tokenIDs(128, func(p *parser, n int) { p.stopTokens = n > 0 }),
 	"allowed_token_ids":     tokenIDs(math.MaxInt32, nil),
 	"logit_bias":            logitBias,
@@ -107,23 +107,28 @@ func flag(note func(*parser, bool)) rule {
 }
 
 func integers(lo, hi int64, note func(*parser, int)) rule {
-	want := fmt.Sprintf("an integer from %d to %d", lo, hi)
-	switch lo {
-	case hi:
-		want = fmt.Sprintf("%d or absent", lo)
-	case math.MinInt64:
-		want = "an integer of 64 bits"
-	}
 	return optional(func(p *parser, key string, v json.RawMessage) *Error {
 		n, ok := integer(v, lo, hi)
 		if !ok {
-			return wrong(key, v, isInteger, want)
+			return wrong(key, v, isInteger, integerIn(lo, hi))
 		}
 		if note != nil {
 			note(p, int(n))
 		}
 		return nil
 	})
+}
+
+func integerIn(lo, hi int64) string {
+	switch {
+	case lo == hi:
+		return fmt.Sprintf("%d or absent", lo)
+	case lo == math.MinInt64:
+		return "an integer of 64 bits"
+	case hi == math.MaxInt32:
+		return fmt.Sprintf("an integer of %d or more", lo)
+	}
+	return fmt.Sprintf("an integer from %d to %d", lo, hi)
 }
 
 func numbers(lo, hi float64) rule {
@@ -139,13 +144,13 @@ func numbers(lo, hi float64) rule {
 	})
 }
 
-// stringList is a list of at most most strings, or one string if alone allows it.
-func stringList(most int, alone bool) rule {
-	want := fmt.Sprintf("a list of at most %d strings that are not empty", most)
+// stringList is a list of strings, at most as many as most says, or one string if alone allows it.
+func stringList(most func(Limits) int, alone bool) rule {
+	want := "a list of strings that are not empty"
 	if alone {
 		want = "a string or " + want
 	}
-	return optional(func(_ *parser, key string, v json.RawMessage) *Error {
+	return optional(func(p *parser, key string, v json.RawMessage) *Error {
 		if alone && isString(v) {
 			if len(v) == len(`""`) {
 				return wrong(key, v, isString, want)
@@ -162,11 +167,16 @@ func stringList(most int, alone bool) rule {
 				return wrong(fmt.Sprintf("%s[%d]", key, n-1), s, isString, "a string that is not empty")
 			}
 		}
-		if n > most {
-			return bad(CodeInvalidValue, key, "%q has %d entries; it must be %s", key, n, want)
+		if most != nil && n > unbounded(most(p.lim)) {
+			return bad(CodeInvalidValue, key, "%q has %d entries, more than %d", key, n, most(p.lim))
 		}
 		return nil
 	})
+}
+
+// stopStrings: a probe has none, so only the decode engine would refuse too many, after a whole prefill.
+func stopStrings(alone bool) rule {
+	return stringList(func(l Limits) int { return l.StopStrings }, alone)
 }
 
 func tokenIDs(most int, note func(p *parser, n int)) rule {
@@ -255,12 +265,21 @@ var streamOptions = optional(func(p *parser, key string, v json.RawMessage) *Err
 	return nil
 })
 
+// answers is how many there are to each prompt.
+func answers(p *parser, key string, v json.RawMessage) *Error {
+	return integers(1, int64(unbounded(p.lim.AnswersPerPrompt)), func(p *parser, n int) { p.req.N = n })(p, key, v)
+}
+
+// likeliest is of how many tokens beside each token the answer has the probabilities. Engines bound it themselves (vLLM's --max-logprobs).
+var likeliest = integers(AllTokens, math.MaxInt32, func(p *parser, n int) { p.req.Likeliest = n })
+
 // logprobs is a switch in chat and a count in completions.
 var logprobs = optional(func(p *parser, key string, v json.RawMessage) *Error {
 	if p.req.Endpoint == mooncake.Chat {
 		return flag(func(p *parser, on bool) { p.logprobs = on })(p, key, v)
 	}
-	return integers(0, 20, func(p *parser, _ int) { p.logprobs = true })(p, key, v)
+	p.logprobs = true
+	return likeliest(p, key, v)
 })
 
 var logitBias = optional(func(p *parser, key string, v json.RawMessage) *Error {

@@ -1,6 +1,10 @@
 package openai
 
-import "evenkeel/mooncake"
+import (
+	"cmp"
+
+	"evenkeel/mooncake"
+)
 
 // sglang has the keys of a chat or completion that engines of SGLang obey and others ignore, and
 // that no client may set, each with the reason (SGLang 0.5.23, entrypoints/openai/protocol.py).
@@ -14,8 +18,18 @@ var sglang = map[string]string{
 	"stop_regex":             "an expression can keep the engine's scheduler busy for all; use stop",
 }
 
-// ForSGLang refuses what a request must not say to engines of SGLang.
-func (r *Request) ForSGLang() *Error {
+// sglangLikeliest is how many likeliest tokens a request may ask engines of SGLang for if the size of the vocabulary is unknown.
+const sglangLikeliest = 20
+
+// ForSGLang refuses what a request must not say to engines of SGLang, whose vocabulary has so many tokens; 0: that is unknown.
+func (r *Request) ForSGLang(vocabulary int) *Error {
+	if most := cmp.Or(vocabulary, sglangLikeliest); r.Likeliest < 0 || r.Likeliest > most { // its scheduler would ask for them unchecked, and end (0.5.23, layers/sampler.py)
+		key := "top_logprobs"
+		if r.Endpoint == mooncake.Completions {
+			key = "logprobs"
+		}
+		return bad(CodeInvalidValue, key, "%d likeliest tokens are asked for; the engines of this model take 0 to %d", r.Likeliest, most)
+	}
 	for key, v := range r.Body.All() {
 		if why, ok := sglang[key]; ok && !isNull(v) {
 			return bad(CodeUnsupported, key, "%q is not supported: %s", key, why)

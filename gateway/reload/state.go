@@ -121,6 +121,7 @@ type Settings struct {
 func newSettings(cfg *config.Config) *Settings {
 	return &Settings{fleet.NewSettings(cfg), openai.Limits{
 		VocabSize: vocabSize(cfg), ChatTemplate: cfg.Limits.ChatTemplate, MediaHosts: cfg.Limits.MediaHosts,
+		Answers: cfg.Limits.Answers, AnswersPerPrompt: cfg.Limits.AnswersPerPrompt, StopStrings: cfg.Limits.StopStrings,
 	}}
 }
 

@@ -3,6 +3,7 @@ package request
 import (
 	"cmp"
 	"encoding/json"
+	"math"
 	"net/http"
 	"strconv"
 	"time"
@@ -208,9 +209,13 @@ func (f *forwarded) mayRelay() int64 {
 	j := f.job
 	answers := 1
 	if j.leg == nil { // several answers
-		answers = openai.MaxLegs
+		answers = j.srv.Settings().Limits.Answers
 	}
-	return int64(answers) * mayTake(j.echoed()+j.mayHave(j.model.MaxLen), j.srv.Settings().Limits.EventBytes)
+	each := mayTake(j.echoed()+j.mayHave(j.model.MaxLen), j.req.Likeliest, j.srv.Settings().Limits.EventBytes)
+	if each > math.MaxInt64/int64(answers) {
+		return math.MaxInt64
+	}
+	return int64(answers) * each
 }
 
 // believes says whether the answer that another proxy gave in one piece can have

@@ -9,9 +9,13 @@ import (
 	"evenkeel/sse"
 )
 
-// tokenBytes is how much of a stream one token may take: with the twenty
-// likeliest tokens beside it, each as text and bytes, it is some 3 KiB.
-const tokenBytes = 16 << 10
+// tokenBytes is how much of a stream one token may take, beside what each of the likeliest tokens in its place takes as text
+// and as bytes: with twenty of them, it is some 3 KiB.
+const (
+	tokenBytes     = 16 << 10
+	likeliestBytes = 1 << 10
+	anyVocabulary  = 512 << 10 // tokens: more than a model knows
+)
 
 // mayHave is how many tokens the rest of the job's answer may have on an engine
 // whose context is so long.
@@ -34,9 +38,12 @@ func (j *job) echoed() int {
 	return max(j.req.PromptTokens, prompt.Bytes(j.req, j.leg)) // no engine has counted the prompt; a token of text has at least one byte
 }
 
-// mayTake is how many bytes a stream of so many tokens may have.
-func mayTake(tokens, event int) int64 {
-	return int64(event) + int64(tokens)*tokenBytes
+// mayTake is how many bytes a stream of so many tokens may have, each with so many likeliest ones and none with more than an event may have.
+func mayTake(tokens, likeliest, event int) int64 {
+	if likeliest == openai.AllTokens || likeliest > anyVocabulary {
+		likeliest = anyVocabulary
+	}
+	return int64(event) + int64(tokens)*int64(tokenBytes+min(likeliest*likeliestBytes, event))
 }
 
 // finishBody reads the rest of the body behind [DONE], within the reader's limits,
@@ -70,5 +77,5 @@ func (s *stream) limits(first time.Duration) sse.Limits {
 	if s.muffled {
 		gap = max(gap, l.ProbeTimeout)
 	}
-	return sse.Limits{Event: l.EventBytes, Bytes: mayTake(s.job.echoed()+s.mayHave, l.EventBytes), First: max(1, first), Gap: gap}
+	return sse.Limits{Event: l.EventBytes, Bytes: mayTake(s.job.echoed()+s.mayHave, s.job.req.Likeliest, l.EventBytes), First: max(1, first), Gap: gap}
 }

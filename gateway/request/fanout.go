@@ -169,8 +169,14 @@ func (f *fanned) goes(first *prefill.Ticket) bool {
 	return first.Elsewhere(ctx)
 }
 
-// letters numbers legs in a request id: aa, ab, ...
-func letters(i int) string { return string(rune('a'+i/26)) + string(rune('a'+i%26)) }
+// letters numbers legs in a request id: aa, ab, ..., zz, baa, ...
+func letters(i int) string {
+	name := string(rune('a' + i%26))
+	for i /= 26; i >= 26; i /= 26 {
+		name = string(rune('a'+i%26)) + name
+	}
+	return string(rune('a'+i)) + name
+}
 
 // endLegs ends every leg. It never blocks: the connection's watcher calls it.
 func (f *fanned) endLegs() {

@@ -43,7 +43,7 @@ type Fleet interface {
 type Server struct {
 	Env
 	took  *prometheus.HistogramVec
-	seats *edge.Account // of requests that are passed through now
+	seats *edge.Account // of requests that are passed through now: no queue and no pool knows these, so nothing else bounds them
 
 	mu    sync.Mutex
 	busy  map[string]int     // calls under way, by engine
@@ -59,7 +59,7 @@ const lackMemory = time.Minute
 
 // New makes the server of a proxy.
 func New(env Env) *Server {
-	s := &Server{Env: env, seats: edge.NewPlaces(mostOpen), busy: map[string]int{}, lacks: map[lack]time.Time{}}
+	s := &Server{Env: env, seats: edge.NewPlaces(int64(env.Settings().Limits.PassedThrough)), busy: map[string]int{}, lacks: map[lack]time.Time{}}
 	s.took = prometheus.NewHistogramVec(prometheus.HistogramOpts{
 		Name: "evenkeel_passed_seconds",
 		Help: "Time from arrival to the end of the answer, for requests that one engine serves alone. Requests without an answer do not count.", Buckets: env.Buckets,
@@ -75,10 +75,6 @@ func New(env Env) *Server {
 func computes(path string) bool {
 	return path != "/tokenize" && path != "/detokenize" && path != openai.CountPath
 }
-
-// mostOpen is how many requests are passed through at once. No queue and no pool knows these
-// requests, so nothing else bounds them. A caller that is alone may have half of the seats.
-const mostOpen = 2048
 
 // Transcriptions takes a form with a file. All other endpoints take JSON.
 const Transcriptions = "/v1/audio/transcriptions"

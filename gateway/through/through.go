@@ -65,11 +65,11 @@ func (s *Server) full() *openai.Error {
 	e := &openai.Error{
 		Status: http.StatusTooManyRequests, Code: "queue_full", RetryAfter: 1, Own: !s.seats.Full(),
 		Message: "too many requests are passed through to engines already; retry later",
-		Why:     fmt.Sprintf("the proxy passes %d requests through to engines at once, and no key of the config changes that", mostOpen),
+		Why:     fmt.Sprintf("as many requests are passed through to engines as limits.passed_through allows: %d", s.Settings().Limits.PassedThrough),
 	}
 	if e.Own {
 		e.Message = "too many of your requests are passed through to engines already; send the next when some have ended"
-		e.Why = fmt.Sprintf("one caller has its share of the %d requests that the proxy passes through at once: as many as are free beside it", mostOpen)
+		e.Why = fmt.Sprintf("one caller has its share of the requests that may be passed through at once (limits.passed_through: %d): as many as are free beside it", s.Settings().Limits.PassedThrough)
 	}
 	return e
 }
