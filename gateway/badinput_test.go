@@ -55,7 +55,6 @@ func TestRequestsThatAreNotAnswered(t *testing.T) {
 		code, param string
 	}{
 		"a model nobody serves":               {chatPath, strings.Replace(chat("a", ""), `"ref"`, `"gpt-9"`, 1), 404, "model_not_found", "model"},
-		"no model":                            {chatPath, `{"messages":[{"role":"user","content":"a"}]}`, 400, "missing_required_parameter", "model"},
 		"malformed JSON":                      {chatPath, `{` + message, 400, "invalid_json", ""},
 		"no JSON at all":                      {completionPath, `hello`, 400, "invalid_json", ""},
 		"an empty body":                       {completionPath, ``, 400, "invalid_json", ""},

@@ -128,7 +128,6 @@ func TestMessagesThatAreRefused(t *testing.T) {
 	}
 	for name, row := range map[string]struct{ body, says string }{
 		"no JSON":                         {`{`, "not acceptable"},
-		"no model":                        {`{"max_tokens":5,"messages":[{"role":"user","content":"a"}]}`, "names no model"},
 		"no messages":                     {`{"model":"ref","max_tokens":5}`, `no "messages"`},
 		"no turn":                         {`{"model":"ref","max_tokens":5,"messages":[]}`, "at least one"},
 		"no length":                       {`{"model":"ref","messages":[{"role":"user","content":"a"}]}`, `no "max_tokens"`},

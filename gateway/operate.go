@@ -157,7 +157,7 @@ func (g *Gateway) ScorePrefill(raw []byte) ([]prefill.Scored, error) {
 	if is.Messages != nil {
 		ep = mooncake.Chat
 	}
-	req, fail := openai.Parse(ep, raw, g.conf().Accept)
+	req, fail := openai.Parse(ep, raw, g.door.Accept())
 	if fail != nil {
 		return nil, errors.New(fail.Message)
 	}

@@ -15,7 +15,8 @@ import (
 type Body struct {
 	raw     []byte
 	members []member
-	closing int // index of the outermost '}'
+	closing int      // index of the outermost '}'
+	set     []Member // what it says instead of its text, or besides
 }
 
 type member struct {
@@ -62,12 +63,20 @@ func ScanBody(raw []byte, maxDepth int) (Body, error) {
 	return b, nil
 }
 
+// Set has the body say value for key, whatever its text says.
+func (b *Body) Set(key string, value []byte) { b.set = append(b.set, Member{key, value}) }
+
 // Raw is the text the body was scanned from.
 func (b *Body) Raw() []byte { return b.raw }
 
 // Get returns the value of key: the last one if there are several, which is
 // the one that Python's json keeps.
 func (b *Body) Get(key string) (json.RawMessage, bool) {
+	for i := range b.set {
+		if b.set[i].Key == key {
+			return b.set[i].Value, true
+		}
+	}
 	for i := len(b.members) - 1; i >= 0; i-- {
 		if m := &b.members[i]; m.key == key {
 			return b.raw[m.val:m.valTo:m.valTo], true
@@ -76,7 +85,7 @@ func (b *Body) Get(key string) (json.RawMessage, bool) {
 	return nil, false
 }
 
-// Count tells how often key appears.
+// Count tells how often key appears in the text.
 func (b *Body) Count(key string) int {
 	n := 0
 	for i := range b.members {
@@ -87,11 +96,19 @@ func (b *Body) Count(key string) int {
 	return n
 }
 
-// All yields the members in the order of the text, repeated keys included.
+// All yields the members in the order of the text, repeated keys included, and then those that were set.
 func (b *Body) All() iter.Seq2[string, json.RawMessage] {
 	return func(yield func(string, json.RawMessage) bool) {
 		for i := range b.members {
+			if replaced(b.set, b.members[i].key) {
+				continue
+			}
 			if m := &b.members[i]; !yield(m.key, b.raw[m.val:m.valTo:m.valTo]) {
+				return
+			}
+		}
+		for _, m := range b.set {
+			if !yield(m.Key, m.Value) {
 				return
 			}
 		}
@@ -110,6 +127,11 @@ const inlineValue = 128
 // the members of set. The segments point into the body and into set's values;
 // the only allocations are dst's room and one buffer for the keys of set.
 func (b *Body) Splice(dst [][]byte, drop func(key string) bool, set []Member) [][]byte {
+	for _, m := range b.set { // hardly a body has any
+		if !replaced(set, m.Key) && (drop == nil || !drop(m.Key)) {
+			set = append(set[:len(set):len(set)], m)
+		}
+	}
 	if dst == nil {
 		dst = make([][]byte, 0, usualSegments)
 	}

@@ -79,6 +79,31 @@ func (d *Door) Routes() (all []string) {
 	return all
 }
 
+// Accept is what a client may send.
+func (d *Door) Accept() openai.Limits {
+	lim := d.host.Config.Settings().Accept
+	lim.Sole = d.sole
+	return lim
+}
+
+// sole is the only model that is served here and in other regions; empty: there is another one, or none.
+func (d *Door) sole() string {
+	name := d.host.Fleet.Sole()
+	if d.host.Requests.Node == nil {
+		return name
+	}
+	for _, offered := range d.host.Requests.Node.Models() {
+		switch r, ok, _ := d.host.Fleet.Lookup(offered); {
+		case ok && r.Board == name: // it, or an adapter of it
+		case name == "":
+			name = offered
+		default:
+			return ""
+		}
+	}
+	return name
+}
+
 // complete serves the endpoints that are split: check, then one job or a fan-out.
 func (d *Door) complete(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint) {
 	d.receive(ctx, ep.Path(), func(in *incoming) *openai.Error { return d.answer(ctx, ep, in) })
@@ -197,7 +222,7 @@ func (d *Door) admit(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, in *incomin
 	if fail != nil {
 		return nil, fleet.Route{}, fail
 	}
-	req, fail := openai.Parse(ep, raw, d.host.Config.Settings().Accept)
+	req, fail := openai.Parse(ep, raw, d.Accept())
 	if fail != nil {
 		return nil, fleet.Route{}, fail
 	}
@@ -416,7 +441,7 @@ func (d *Door) admitWhole(ctx *fasthttp.RequestCtx, path string, in *incoming) (
 	if fail != nil {
 		return nil, nil, fail
 	}
-	req, fail := through.Parse(path, raw, string(ctx.Request.Header.ContentType()), d.host.Config.Settings().Accept)
+	req, fail := through.Parse(path, raw, string(ctx.Request.Header.ContentType()), d.Accept())
 	if fail != nil {
 		return nil, nil, fail
 	}

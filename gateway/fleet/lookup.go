@@ -36,6 +36,19 @@ func (f *Fleet) Models() []Route {
 	return list
 }
 
+// Sole is the base model that all engines have, those that are down included; empty: there are several, or none is known.
+func (f *Fleet) Sole() (name string) {
+	f.mu.RLock()
+	defer f.mu.RUnlock()
+	for _, r := range f.routes {
+		if name != "" && r.Board != name {
+			return ""
+		}
+		name = r.Board
+	}
+	return name
+}
+
 // forgetRanks drops the ranks of engines that are gone for long, for in a cluster
 // that rolls they come under new names for ever. Their numbers stay theirs. It is
 // called with f.mu held.

@@ -60,6 +60,7 @@ func thinking(p *parser, key string, v json.RawMessage) *Error {
 		if !ok {
 			return wrong(at, v, isInteger, fmt.Sprintf("an integer of %d or more", leastThinking))
 		}
+		plain(v, n)
 		p.thinking = int(n)
 	}
 	return nil

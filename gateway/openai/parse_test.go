@@ -1,9 +1,11 @@
 package openai
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"go/build"
+	"math"
 	"strings"
 	"testing"
 
@@ -169,7 +171,10 @@ func TestParseNamesTheKeyAtFault(t *testing.T) {
 		{"n below zero", chat(`"n":-1`), "n", CodeInvalidValue},
 		{"n huge", chat(`"n":99999999999999999999999`), "n", CodeInvalidValue},
 		{"n a fraction", chat(`"n":1.5`), "n", CodeInvalidType},
-		{"n a whole float", chat(`"n":1.0`), "n", CodeInvalidType},
+		{"n a fraction in another form", chat(`"n":15e-1`), "n", CodeInvalidType},
+		{"n a whole number that is too large in another form", chat(`"n":1e400`), "n", CodeInvalidValue},
+		{"n zero in another form", chat(`"n":0.0e5`), "n", CodeInvalidValue},
+		{"a token in a form that does not fit its place", chat(`"stop_token_ids":[1e2,1e3]`), "stop_token_ids[1]", CodeInvalidValue},
 		{"n a string", chat(`"n":"5"`), "n", CodeInvalidType},
 		{"n true", chat(`"n":true`), "n", CodeInvalidType},
 		{"n a list", chat(`"n":[1]`), "n", CodeInvalidType},
@@ -185,9 +190,10 @@ func TestParseNamesTheKeyAtFault(t *testing.T) {
 
 		{"max_tokens zero", chat(`"max_tokens":0`), "max_tokens", CodeInvalidValue},
 		{"max_tokens beyond 31 bits", chat(`"max_tokens":2147483648`), "max_tokens", CodeInvalidValue},
-		{"max_completion_tokens a fraction", chat(`"max_completion_tokens":1e2`), "max_completion_tokens", CodeInvalidType},
+		{"max_completion_tokens a fraction", chat(`"max_completion_tokens":1e-2`), "max_completion_tokens", CodeInvalidType},
 		{"min_tokens below zero", chat(`"min_tokens":-1`), "min_tokens", CodeInvalidValue},
 		{"min_tokens above max_tokens", chat(`"min_tokens":6,"max_tokens":5`), "min_tokens", CodeInvalidValue},
+		{"seed beyond 64 bits in another form", chat(`"seed":9223372036854775808.0`), "seed", CodeInvalidValue},
 		{"seed beyond 64 bits", chat(`"seed":9223372036854775808`), "seed", CodeInvalidValue},
 		{"logprobs a count in a chat", chat(`"logprobs":3`), "logprobs", CodeInvalidType},
 		{"top_logprobs that no engine has", chat(`"logprobs":true,"top_logprobs":-2`), "top_logprobs", CodeInvalidValue},
@@ -264,6 +270,90 @@ func TestCompletionsHaveRulesOfTheirOwn(t *testing.T) {
 			refusal(t, e, tc.param, tc.code)
 		})
 	}
+}
+
+// A whole number is one in each form that JSON has for it, and engines get it with digits alone.
+func TestWholeNumbersInEveryForm(t *testing.T) {
+	for form, want := range map[string]int64{
+		"4": 4, "4.0": 4, "4.000": 4, "4e0": 4, "4E+0": 4, "40e-1": 4, "0.4e1": 4, "4.0e0": 4, "4000.00e-3": 4, "4e2": 400, "4.25e2": 425, "0.0": 0, "-0.0": 0, "0e9999999999": 0, "-0": 0,
+		"9007199254740993.0": 9007199254740993, "-9223372036854775808.0": math.MinInt64, "9223372036854775807": math.MaxInt64, "-7.0": -7, "2e18": 2_000_000_000_000_000_000,
+	} {
+		n, ok := integer(json.RawMessage(form), math.MinInt64, math.MaxInt64)
+		require.True(t, ok, form)
+		require.Equal(t, want, n, form)
+	}
+	for _, form := range []string{"4.5", "4e-1", "1e-9999999999", "0.1", "41e-1", "-1.5", `"4"`, "true", "[4]"} {
+		require.False(t, isInteger(json.RawMessage(form)), form)
+	}
+	for _, form := range []string{"1e19", "1e9999999999", "-1e400", "9223372036854775808.0"} {
+		_, ok := integer(json.RawMessage(form), math.MinInt64, math.MaxInt64)
+		require.False(t, ok, form)
+		require.True(t, isInteger(json.RawMessage(form)), form)
+	}
+	forms := map[mooncake.Endpoint][2]string{
+		mooncake.Chat: {`{"model":"m","messages":[{"role":"user","content":"a"}],"max_tokens":4.0,"max_completion_tokens":2e5,"min_tokens":0.0,"n":2.0,"seed":7.0,"logprobs":true,"top_logprobs":3e0,"stop_token_ids":[5.0,6]}`,
+			`{"max_tokens":4,"max_completion_tokens":200000,"min_tokens":0,"seed":7,"top_logprobs":3,"stop_token_ids":[5,6],"logprobs":true}`},
+		mooncake.Completions: {`{"model":"m","prompt":[1.0,2e0,3],"max_tokens":1e1,"seed":-7.0,"best_of":1.0,"logprobs":2.0}`,
+			`{"prompt":[1,2,3],"max_tokens":10,"seed":-7,"logprobs":2}`},
+		mooncake.Responses: {`{"model":"m","input":"a","max_output_tokens":4.0,"seed":7e0,"top_logprobs":0.0}`, `{"input":"a","max_output_tokens":4,"seed":7,"top_logprobs":0}`},
+		mooncake.Messages: {`{"model":"m","messages":[{"role":"user","content":"a"}],"max_tokens":4e3,"top_k":5.0,"thinking":{"type":"enabled","budget_tokens":2000.0}}`,
+			`{"max_tokens":4000,"top_k":5,"thinking":{"type":"enabled","budget_tokens":2000}}`},
+	}
+	profile := mooncake.Profile{Connector: mooncake.NIXLPull, VocabSize: 1000}.WithDefaults()
+	for ep, form := range forms {
+		r, e := Parse(ep, []byte(form[0]), usual)
+		require.Nil(t, e, "%d: %v", ep, e)
+		var want, got map[string]json.RawMessage
+		require.NoError(t, json.Unmarshal([]byte(form[1]), &want))
+		sent := bytes.Join(profile.DecodeBody(&r.Body, ep, nil, json.RawMessage(`{}`), "", true, nil), nil)
+		require.NoError(t, json.Unmarshal(sent, &got))
+		for key, value := range want {
+			require.Equal(t, string(value), strings.ReplaceAll(string(got[key]), " ", ""), "%s: %s", key, sent)
+		}
+		require.NotRegexp(t, `[0-9](\.|e[0-9])`, string(bytes.Join(profile.ProbeBody(&r.Body, ep, nil, nil, nil), nil)))
+		if ep == mooncake.Chat {
+			require.Equal(t, []int{200000, 2}, []int{r.MaxTokens, r.N})
+			second := bytes.Join(profile.DecodeBody(&r.Body, ep, &r.Legs()[1].Leg, json.RawMessage(`{}`), "", true, nil), nil)
+			require.Contains(t, string(second), `"seed":8`)
+		}
+	}
+}
+
+// A request without a model is for the only one that there is, and engines get its name.
+func TestTheOnlyModelNeedsNoName(t *testing.T) {
+	lim := usual
+	lim.Sole = func() string { return `o"m` }
+	profile := mooncake.Profile{Connector: mooncake.NIXLPull}.WithDefaults()
+	for _, model := range []string{``, `"model":null,`, `"model":"",`} {
+		for ep, form := range map[mooncake.Endpoint]string{
+			mooncake.Chat: `{%s"messages":[{"role":"user","content":"a"}]}`, mooncake.Completions: `{%s"prompt":"a"}`,
+			mooncake.Responses: `{%s"input":"a"}`, mooncake.Messages: `{%s"max_tokens":9,"messages":[{"role":"user","content":"a"}]}`,
+		} {
+			_, e := Parse(ep, fmt.Appendf(nil, form, model), usual)
+			refusal(t, e, "model", CodeMissing)
+			r, e := Parse(ep, fmt.Appendf(nil, form, model), lim)
+			require.Nil(t, e)
+			require.Equal(t, `o"m`, r.Model)
+			for _, sent := range [][][]byte{
+				profile.ProbeBody(&r.Body, ep, nil, nil, nil), profile.DecodeBody(&r.Body, ep, nil, json.RawMessage(`{}`), "", false, nil), r.Body.Splice(nil, mooncake.Reserved, nil),
+			} {
+				b, err := mooncake.ScanBody(bytes.Join(sent, nil), 0)
+				require.NoError(t, err)
+				got, _ := b.Get("model")
+				require.Equal(t, []any{1, `"o\"m"`}, []any{b.Count("model"), string(got)})
+			}
+		}
+		r, e := ParsePassed(fmt.Appendf(nil, `{%s"input":"a"}`, model), lim)
+		require.Nil(t, e)
+		require.Contains(t, string(bytes.Join(r.Body.Splice(nil, mooncake.Reserved, nil), nil)), `"model":"o\"m"`)
+	}
+	nameless := bytes.Replace(form("Content-Disposition: form-data; name=\"x\"\r\n"), []byte(`name="model"`), []byte(`name="y"`), 1)
+	r, e := ParseForm(nameless, formKind, lim)
+	require.Nil(t, e)
+	require.Equal(t, `o"m`, r.Model)
+	named, e := Parse(mooncake.Chat, []byte(chat("")), lim)
+	require.Nil(t, e)
+	require.Equal(t, "m", named.Model)
 }
 
 // What a request may ask for is the operator's to say where evenkeel or an engine has a bound, and the engines' alone otherwise.

@@ -59,8 +59,15 @@ func parsePassed(raw []byte, lim Limits, ep mooncake.Endpoint, rules map[string]
 	return p.req, p.named()
 }
 
-// named refuses a request without a model: nobody would know which engine it is for.
+// named takes a request without a model for one of the only model, as engines do (vLLM 0.33, _is_model_supported in
+// entrypoints/serve/engine/serving.py), and refuses it where there are several: nobody would know which engine it is for.
 func (p *parser) named() *Error {
+	if p.req.Model == "" && p.lim.Sole != nil {
+		if p.req.Model = p.lim.Sole(); p.req.Model != "" && p.req.Body.Raw() != nil {
+			name, _ := json.Marshal(p.req.Model) // strings always marshal
+			p.req.Body.Set("model", name)
+		}
+	}
 	if p.req.Model == "" {
 		return bad(CodeMissing, "model", "the request names no model; set \"model\"")
 	}
@@ -154,14 +161,14 @@ const (
 	maxFieldBytes = 64 << 10
 )
 
-// ParseForm reads and checks a form with files, which goes to one engine byte for byte. So a
+// ParseForm reads and checks a form with files, which goes to one engine byte for byte, also without a model. So a
 // field that no client may set is refused here, where JSON would go on without it.
-func ParseForm(raw []byte, contentType string) (*Request, *Error) {
+func ParseForm(raw []byte, contentType string, lim Limits) (*Request, *Error) {
 	kind, params, err := mime.ParseMediaType(contentType)
 	if err != nil || kind != "multipart/form-data" || params["boundary"] == "" {
 		return nil, bad(CodeInvalidType, "", "the body must be a form; send Content-Type: multipart/form-data with its boundary")
 	}
-	p := parser{req: &Request{N: 1, PromptBytes: len(raw)}}
+	p := parser{lim: lim, req: &Request{N: 1, PromptBytes: len(raw)}}
 	parts := multipart.NewReader(bytes.NewReader(raw), params["boundary"])
 	seen := map[string]bool{}
 	for n := 0; ; n++ {

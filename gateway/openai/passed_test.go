@@ -104,12 +104,12 @@ func TestAFieldThatTwoParsersMayReadOtherwiseIsRefused(t *testing.T) {
 		"Content-Disposition: form-data; name=\"x\"; name=\"priority\"\r\n",
 		"Content-Disposition: form-data; name=x\"\"vllm_xargs\r\n",
 	} {
-		_, e := ParseForm(form(headers), formKind)
+		_, e := ParseForm(form(headers), formKind, Limits{})
 		require.NotNil(t, e, headers)
 		require.Equal(t, 400, e.Status)
 	}
 	for _, headers := range []string{plain, plain + "Content-Type: text/plain\r\nContent-Transfer-Encoding: 8bit\r\n"} {
-		_, e := ParseForm(form(headers), formKind)
+		_, e := ParseForm(form(headers), formKind, Limits{})
 		require.Nil(t, e, headers)
 	}
 }
@@ -119,7 +119,7 @@ func FuzzParseForm(f *testing.F) {
 	f.Add(form("Content-Disposition: form-data; name=\"x\"; filename=\"a\"\r\n"))
 	f.Add(form("Content-Disposition: form-data; name=\"x\"\r\nContent-Disposition: form-data; name=\"priority\"\r\n"))
 	f.Fuzz(func(t *testing.T, raw []byte) {
-		req, e := ParseForm(raw, formKind)
+		req, e := ParseForm(raw, formKind, Limits{})
 		if e != nil {
 			require.Equal(t, 400, e.Status)
 			return

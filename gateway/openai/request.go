@@ -14,6 +14,8 @@ type Limits struct {
 	MediaHosts   []string // host or host:port that a media URL may name, as it writes them; none: data: URLs only
 	ChatTemplate bool     // clients may send their own chat_template
 
+	Sole func() string // the model of a request that names none, if it can only be one; empty, or nil: it must name one
+
 	// Zero is no bound.
 	Answers          int // that a request may ask for: every one takes a place in the pool
 	AnswersPerPrompt int
@@ -129,8 +131,8 @@ const DefaultCompletionTokens = 16
 // together checks what no key can tell by itself, and completes the request.
 func (p *parser) together() *Error {
 	r, d := p.req, &dialects[p.req.Endpoint]
-	if r.Model == "" {
-		return bad(CodeMissing, "model", "the request names no model; set \"model\"")
+	if e := p.named(); e != nil {
+		return e
 	}
 	if !p.hasPrompt {
 		return bad(CodeMissing, d.prompt, "the request has no %q", d.prompt)

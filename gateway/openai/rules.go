@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"math"
+	"strconv"
 
 	"evenkeel/mooncake"
 	"evenkeel/rawjson"
@@ -112,6 +113,9 @@ func integers(lo, hi int64, note func(*parser, int)) rule {
 		if !ok {
 			return wrong(key, v, isInteger, integerIn(lo, hi))
 		}
+		if !isPlain(v) { // not every engine takes another form for whole
+			p.req.Body.Set(key, strconv.AppendInt(nil, n, 10))
+		}
 		if note != nil {
 			note(p, int(n))
 		}
@@ -201,12 +205,18 @@ func tokenIDs(most int, note func(p *parser, n int)) rule {
 // tokens counts a list of token ids and checks that each is in the vocabulary.
 func (p *parser) tokens(key string, list json.RawMessage) (n int, e *Error) {
 	for id := range rawjson.Elements(list) {
-		if !p.isToken(id) {
+		if !p.takesToken(id) {
 			return 0, wrong(fmt.Sprintf("%s[%d]", key, n), id, isInteger, fmt.Sprintf("a token id from 0 to %d", p.maxToken()))
 		}
 		n++
 	}
 	return n, nil
+}
+
+// takesToken is isToken of an element of a list.
+func (p *parser) takesToken(id json.RawMessage) bool {
+	token, ok := integer(id, 0, p.maxToken())
+	return ok && plain(id, token)
 }
 
 func (p *parser) isToken(id json.RawMessage) bool {

@@ -2,7 +2,9 @@ package openai
 
 import (
 	"encoding/json"
+	"math"
 	"strconv"
+	"strings"
 )
 
 // Values come from a scanned body, so their first byte tells their type.
@@ -13,14 +15,64 @@ func isObject(v json.RawMessage) bool  { return v[0] == '{' }
 func isBoolean(v json.RawMessage) bool { return v[0] == 't' || v[0] == 'f' }
 func isNumber(v json.RawMessage) bool  { return v[0] == '-' || v[0] >= '0' && v[0] <= '9' }
 
-// isInteger: 1.0 and 1e0 are not, an engine may read them either way.
+// isInteger: 1.0 and 1e0 are, as in JSON Schema.
 func isInteger(v json.RawMessage) bool {
+	_, ok := digitsOf(v)
+	return ok
+}
+
+// isPlain says whether a number is written with digits alone.
+func isPlain(v json.RawMessage) bool {
 	for i, c := range v {
 		if (c < '0' || c > '9') && (i > 0 || c != '-') {
 			return false
 		}
 	}
 	return true
+}
+
+// digitsOf is a whole number with digits alone, exactly. ok is false for what is no whole number. One that no integer
+// of 64 bits holds has at least that many digits.
+func digitsOf(v json.RawMessage) (text string, ok bool) {
+	if isPlain(v) {
+		return string(v), true
+	}
+	if !isNumber(v) {
+		return "", false
+	}
+	const most = 20 // digits, beyond 64 bits
+	sign, rest := "", string(v)
+	if rest[0] == '-' {
+		sign, rest = "-", rest[1:]
+	}
+	mantissa, power, exp := rest, "", 0
+	if at := strings.IndexAny(rest, "eE"); at >= 0 {
+		mantissa, power = rest[:at], rest[at+1:]
+	}
+	whole, fraction, _ := strings.Cut(mantissa, ".")
+	fraction = strings.TrimRight(fraction, "0")
+	digits := strings.TrimLeft(whole+fraction, "0")
+	if digits == "" {
+		return "0", true
+	}
+	if power != "" {
+		var err error
+		if exp, err = strconv.Atoi(power); err != nil { // beyond all that is in question
+			exp = math.MaxInt32
+			if power[0] == '-' {
+				exp = math.MinInt32
+			}
+		}
+	}
+	zeros := exp - len(fraction) // behind digits; below 0, so many of them are behind the point
+	if zeros < 0 {
+		cut := len(digits) + zeros
+		if cut < 1 || strings.Trim(digits[cut:], "0") != "" {
+			return "", false
+		}
+		return sign + digits[:cut], true
+	}
+	return sign + digits + strings.Repeat("0", min(zeros, most)), true
 }
 
 func isDigits(s string) bool {
@@ -35,11 +87,28 @@ func isDigits(s string) bool {
 func boolean(v json.RawMessage) (on, ok bool) { return v[0] == 't', isBoolean(v) }
 
 func integer(v json.RawMessage, lo, hi int64) (int64, bool) {
-	if !isInteger(v) {
+	text, ok := digitsOf(v)
+	if !ok {
 		return 0, false
 	}
-	n, err := strconv.ParseInt(string(v), 10, 64)
+	n, err := strconv.ParseInt(text, 10, 64)
 	return n, err == nil && n >= lo && n <= hi
+}
+
+// plain writes a whole number inside a member with digits alone where it stands, because not every engine takes 1.0 and 1e0 for
+// one. ok is false if they need more room.
+func plain(v json.RawMessage, n int64) (ok bool) {
+	if isPlain(v) {
+		return true
+	}
+	text := strconv.AppendInt(make([]byte, 0, 20), n, 10)
+	if len(text) > len(v) {
+		return false
+	}
+	for i := copy(v, text); i < len(v); i++ {
+		v[i] = ' '
+	}
+	return true
 }
 
 func number(v json.RawMessage, lo, hi float64) bool {

@@ -20,7 +20,7 @@ import (
 func Parse(path string, raw []byte, contentType string, lim openai.Limits) (*openai.Request, *openai.Error) {
 	switch path {
 	case Transcriptions:
-		return openai.ParseForm(raw, contentType)
+		return openai.ParseForm(raw, contentType, lim)
 	case openai.CountPath:
 		return openai.ParseCount(raw, lim)
 	}
