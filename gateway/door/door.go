@@ -257,9 +257,9 @@ func (d *Door) admit(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, in *incomin
 	case !ok && known:
 		return req, m, noSuchModel(req.Model)
 	case !ok || !m.Prefill:
-		return req, m, openai.Unavailable("prefill_unavailable", "no healthy prefill engine serves "+strconv.Quote(req.Model), 1)
+		return req, m, failure.Unserved("prefill", req.Model, m.Alone)
 	case !m.Decode:
-		return req, m, openai.Unavailable("decode_unavailable", "no healthy decode engine serves "+strconv.Quote(req.Model), 1)
+		return req, m, failure.Unserved("decode", req.Model, m.Alone)
 	case !ep.Common() && !d.host.Fleet.Owned(m.Board): // before a prefill whose KV no rank of ours would fetch
 		return req, m, failure.NotOurs()
 	case in.Whole && !d.host.Requests.Locals.Serve(m.Board): // no retry could help

@@ -33,8 +33,8 @@ func seen(e *openai.Error) string {
 }
 
 func TestWhatTheQueueAndThePoolSayIsTranslated(t *testing.T) {
-	queue := func(err error) *openai.Error { return Queue(err, "m") }
-	pooled := func(err error) *openai.Error { return Pool(err, 7) }
+	queue := func(err error) *openai.Error { return Queue(err, "m", false) }
+	pooled := func(err error) *openai.Error { return Pool(err, 7, "m", false) }
 	for _, c := range []struct {
 		name string
 		of   func(error) *openai.Error
@@ -54,15 +54,17 @@ func TestWhatTheQueueAndThePoolSayIsTranslated(t *testing.T) {
 		{"no rank had room after it", pooled, pool.ErrTimeout, "503 pool_timeout, retry after 2"},
 		{"the hand-off became too old", pooled, pool.ErrExpired, "503 pool_timeout, retry after 2"},
 		{"the dispatcher ends", pooled, board.ErrDraining, "503 draining, retry after 1"},
+		{"no engine lives, and each would do both", func(err error) *openai.Error { return Queue(err, "m", true) }, prefill.ErrUnavailable, "503 engine_unavailable, retry after 1"},
+		{"no rank is up, and each would do both", func(err error) *openai.Error { return Pool(err, 7, "m", true) }, board.ErrNoWorkers, "503 engine_unavailable, retry after 1"},
 		{"no rank is up", pooled, board.ErrNoWorkers, "503 decode_unavailable, retry after 1"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			require.Equal(t, c.want, seen(c.of(fmt.Errorf("request 7: %w", c.err))))
 		})
 	}
-	require.Equal(t, "model", Queue(prefill.ErrModelNotFound, "m").Param)
-	require.Contains(t, Queue(prefill.ErrModelNotFound, "m").Message, `"m"`)
-	require.Contains(t, Pool(board.ErrTooLarge, 4711).Message, "4711 tokens")
+	require.Equal(t, "model", Queue(prefill.ErrModelNotFound, "m", false).Param)
+	require.Contains(t, Queue(prefill.ErrModelNotFound, "m", false).Message, `"m"`)
+	require.Contains(t, Pool(board.ErrTooLarge, 4711, "m", false).Message, "4711 tokens")
 }
 
 // Where an engine stands is the operator's business, so no answer may hold its address.
@@ -90,7 +92,7 @@ func TestABrokenCallIsToldWithoutAddresses(t *testing.T) {
 			e := Transport("decode", c.err)
 			require.Equal(t, c.call, seen(e)+": "+e.Message)
 			cut := Stream("upstream_broken", c.err)
-			require.Equal(t, "502 upstream_broken: the decode engine's answer broke off: "+c.cut, seen(cut)+": "+cut.Message)
+			require.Equal(t, "502 upstream_broken: the engine's answer broke off: "+c.cut, seen(cut)+": "+cut.Message)
 			require.NotContains(t, string(e.JSON())+string(cut.JSON()), "10.1.2.3")
 		})
 	}

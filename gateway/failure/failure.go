@@ -63,6 +63,16 @@ func BadGateway(side, why string) *openai.Error {
 // Engine is the side of an engine that serves a request alone.
 const Engine = "engine"
 
+// Unserved says that no engine of a side is up for a model. If alone is set, each engine of the model computes prompts and writes
+// answers, so there are no sides.
+func Unserved(side, model string, alone bool) *openai.Error {
+	who := side + " engine"
+	if alone {
+		side, who = Engine, "engine"
+	}
+	return openai.Unavailable(side+"_unavailable", "no healthy "+who+" serves "+strconv.Quote(model), 1)
+}
+
 // the names a side in a sentence.
 func the(side string) string {
 	if side == Engine {
@@ -91,7 +101,7 @@ func Late() *openai.Error {
 
 // Stream ends an answer whose engine broke it off.
 func Stream(code string, err error) *openai.Error {
-	return openai.NewError(http.StatusBadGateway, code, "the decode engine's answer broke off: "+cause(err))
+	return openai.NewError(http.StatusBadGateway, code, "the engine's answer broke off: "+cause(err))
 }
 
 // Told is what an engine said in an event, as a client sees it in place
@@ -208,7 +218,7 @@ func Refused(log *zap.Logger, side, id string, status int, resp *engine.Response
 }
 
 // Queue maps what the prefill tier says.
-func Queue(err error, model string) *openai.Error {
+func Queue(err error, model string, alone bool) *openai.Error {
 	var full *prefill.FullError
 	switch {
 	case errors.As(err, &full):
@@ -217,13 +227,13 @@ func Queue(err error, model string) *openai.Error {
 			Why: fmt.Sprintf("the arrival queue of model %s is full (%s: %d)", full.Model, full.Key, full.Max),
 		}
 	case errors.Is(err, prefill.ErrKVExhausted):
-		return openai.Unavailable("prefill_kv_exhausted", "every prefill engine's KV memory is taken; retry later", 2)
+		return openai.Unavailable("prefill_kv_exhausted", "the KV memory of all engines that compute prompts is taken; retry later", 2)
 	case errors.Is(err, prefill.ErrQueueTimeout):
-		return openai.Unavailable("queue_timeout", "the request waited too long for a prefill engine; retry later", 2)
+		return openai.Unavailable("queue_timeout", "the request waited too long for an engine that computes its prompt; retry later", 2)
 	case errors.Is(err, prefill.ErrDeadline):
 		return Deadline()
 	case errors.Is(err, prefill.ErrModelNotFound):
-		return &openai.Error{Status: http.StatusNotFound, Code: "model_not_found", Param: "model", Message: fmt.Sprintf("no prefill engine serves %q", model)}
+		return &openai.Error{Status: http.StatusNotFound, Code: "model_not_found", Param: "model", Message: fmt.Sprintf("no engine that computes prompts serves %q", model)}
 	case errors.Is(err, prefill.ErrBadPolicy): // a reload dropped it since it was checked
 		return openai.NewError(http.StatusBadRequest, "bad_policy", err.Error())
 	case errors.Is(err, context.Canceled):
@@ -231,7 +241,7 @@ func Queue(err error, model string) *openai.Error {
 	case errors.Is(err, prefill.ErrElsewhere):
 		return NotOurs()
 	}
-	return openai.Unavailable("prefill_unavailable", "no prefill engine takes requests for the model now", 1)
+	return Unserved("prefill", model, alone)
 }
 
 // Deadline ends a request before its prefill is spent in vain.
@@ -241,21 +251,21 @@ func Deadline() *openai.Error {
 }
 
 // Pool maps what the dispatcher says of an entry it could not place.
-func Pool(err error, prompt int) *openai.Error {
+func Pool(err error, prompt int, model string, alone bool) *openai.Error {
 	switch {
 	case errors.Is(err, board.ErrTooLarge):
 		return &openai.Error{
 			Status: http.StatusBadRequest, Code: "prompt_too_long",
-			Message: fmt.Sprintf("the prompt's %d tokens are more than any decode rank's whole KV memory", prompt),
+			Message: fmt.Sprintf("the prompt's %d tokens are more than any rank's whole KV memory", prompt),
 		}
 	case errors.Is(err, pool.ErrUnbound):
 		return openai.Unavailable("queue_timeout", "the request waited too long for engines to serve it; retry later", 2)
 	case errors.Is(err, pool.ErrTimeout), errors.Is(err, pool.ErrExpired):
-		return openai.Unavailable("pool_timeout", "no decode rank had room in time; retry later", 2)
+		return openai.Unavailable("pool_timeout", "no rank had room in time; retry later", 2)
 	case errors.Is(err, board.ErrDraining):
 		return Leaving()
 	}
-	return openai.Unavailable("decode_unavailable", "no healthy decode engine serves the model", 1)
+	return Unserved("decode", model, alone)
 }
 
 // RetryAfter reads an engine's Retry-After in seconds; a date counts as none. A

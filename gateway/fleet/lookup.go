@@ -14,11 +14,16 @@ import (
 )
 
 // Lookup finds a model's route. known is false while no engine has told which
-// models it serves, when an unknown name proves nothing.
+// models it serves, when an unknown name proves nothing. Of one that no engine has told, the route says what engines there are.
 func (f *Fleet) Lookup(model string) (r Route, ok, known bool) {
 	f.mu.RLock()
 	defer f.mu.RUnlock()
-	r, ok = f.routes[model]
+	if r, ok = f.routes[model]; !ok {
+		r.Alone = len(f.instances) > 0
+		for _, in := range f.instances {
+			r.Alone = r.Alone && in.role == Aggregated
+		}
+	}
 	return r, ok, len(f.routes) > 0
 }
 

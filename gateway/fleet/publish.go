@@ -235,8 +235,9 @@ func (f *Fleet) route(routes map[string]Route, in *instance, up bool) {
 	for _, m := range in.status.Models {
 		r, ok := routes[m.ID]
 		if !ok {
-			r = Route{Name: m.ID, Board: boardOf(in.status.Models)}
+			r = Route{Name: m.ID, Board: boardOf(in.status.Models), Alone: true}
 		}
+		r.Alone = r.Alone && in.role == Aggregated
 		for ep := range r.Whole {
 			r.Whole[ep] = r.Whole[ep] || up && in.role != Aggregated && !in.takesHandOff(mooncake.Endpoint(ep))
 		}

@@ -240,6 +240,7 @@ type Route struct {
 	Clamps  bool   // some decode engine cuts max_tokens to what the prompt leaves of it
 	Prefill bool   // some prefill engine that is up has it
 	Decode  bool   // some decode rank that is up has it
+	Alone   bool   // all engines that have it, those that are down included, prefill and decode
 	SGLang  bool   // some engine obeys keys that only SGLang knows
 	Blind   bool   // some engine could give an answer back without a word, on an endpoint that is not common
 

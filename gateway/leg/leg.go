@@ -60,6 +60,7 @@ type Call struct {
 	Area   *owner.Area // the request is sent only while the area is ours; nil: no other proxy sends to the engine
 	Run    Run         // nil: nothing but the engine and we end the call
 	Path   string
+	Alone  bool // the engine computes the prompt and writes the answer
 	Beyond bool // it is sent although the rank has no slot or no KV room for it
 	Limits engine.Deadlines
 	Log    *zap.Logger
@@ -183,6 +184,9 @@ func (c *Call) refused(resp *engine.Response) *failure.Fault {
 }
 
 func (c *Call) side() string {
+	if c.Alone {
+		return failure.Engine
+	}
 	return [...]string{life.Prefill: "prefill", life.Decode: "decode", life.Sole: failure.Engine}[c.Leg]
 }
 

@@ -123,7 +123,7 @@ func (s *stream) send(headers []engine.Header, body [][]byte, silence time.Durat
 		s.slot.Progress(min(j.req.Limit, wholeCharge)) // in advance: no event will tell
 	}
 	call := leg.Call{
-		Call: s.call, Leg: life.Decode, Engine: s.rank.Instance, Area: s.rank.Area, Path: j.req.Endpoint.Path(), Beyond: s.beyond,
+		Call: s.call, Leg: life.Decode, Engine: s.rank.Instance, Area: s.rank.Area, Path: j.req.Endpoint.Path(), Beyond: s.beyond, Alone: s.rank.Group != "",
 		Limits: engine.Deadlines{Connect: j.srv.Settings().Limits.ConnectTimeout, FirstByte: silence, Idle: silence}, Log: j.srv.Log,
 	}
 	if s.resp, f = call.Open(j.told.Carry(headers), body); f != nil && f.Status != 0 {

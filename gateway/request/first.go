@@ -84,12 +84,20 @@ func (s *stream) readWhole() error {
 // for, so that no other engine would answer otherwise.
 func (s *stream) tooLong(err error) bool { return s.whole && errors.Is(err, engine.ErrTooLarge) }
 
+// side is what the stream's engine is called in errors.
+func (s *stream) side() string {
+	if s.rank.Group != "" {
+		return failure.Engine
+	}
+	return "decode"
+}
+
 // failure is the fault of a decode that forwarded nothing: a refusal that came
 // late is the client's to see, all else the engine's failure.
 func (s *stream) failure(err error) *failure.Fault {
 	f := s.fault
 	if f == nil || s.tooLong(err) || errors.Is(s.Err(), sse.ErrLargeEvent) {
-		f = (&leg.Call{Leg: life.Decode, Engine: s.rank.Instance}).Broke(err)
+		f = (&leg.Call{Leg: life.Decode, Engine: s.rank.Instance, Alone: s.rank.Group != ""}).Broke(err)
 	}
 	if f.Far, f.Open = life.Headed, true; s.Mirror.Started() || s.tooLong(err) {
 		f.Far = life.Through // the KV had been read when it broke
@@ -97,7 +105,7 @@ func (s *stream) failure(err error) *failure.Fault {
 	switch {
 	case s.tooLong(err) || errors.Is(s.Err(), sse.ErrLargeEvent):
 		f.Why, f.Engine = life.TooLarge, ""
-		f.Answer = failure.BadGateway("decode", "its answer, or the event that begins it, is larger than limits.event_bytes; ask for less, or for a stream")
+		f.Answer = failure.BadGateway(s.side(), "its answer, or the event that begins it, is larger than limits.event_bytes; ask for less, or for a stream")
 		return f
 	case f != s.fault:
 		return f
@@ -105,15 +113,15 @@ func (s *stream) failure(err error) *failure.Fault {
 		f.Why = life.Garbled
 	}
 	if errors.Is(err, errRefusal) {
-		err = fmt.Errorf("decode engine %s: %w: %s", s.rank.Target.ID, err, s.forLog(s.broken))
+		err = fmt.Errorf("engine %s: %w: %s", s.rank.Target.ID, err, s.forLog(s.broken))
 	}
 	f.Err, f.Rooms = failure.Undelivered(err, s.Mirror.Failure().Message), recomputeMax(s.rank.Profile)
 	switch {
 	case f.Answer.Status/100 == 4:
 	case f.Why == life.Silent:
-		f.Answer = failure.Transport("decode", err)
+		f.Answer = failure.Transport(s.side(), err)
 	default:
-		f.Answer = failure.BadGateway("decode", f.Answer.Message)
+		f.Answer = failure.BadGateway(s.side(), f.Answer.Message)
 	}
 	return f
 }

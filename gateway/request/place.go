@@ -115,7 +115,7 @@ func (j *job) unplaced(err error, tokens int, region string, unowned bool) *fail
 	if unowned {
 		return failure.Of(life.Ended{Why: life.Unowned}, failure.NotOurs(), owner.ErrNotOwner)
 	}
-	f := failure.Of(life.Ended{Why: life.NoRank}, failure.Pool(err, tokens), err)
+	f := failure.Of(life.Ended{Why: life.NoRank}, failure.Pool(err, tokens, j.model.Name, j.model.Alone), err)
 	if gone := errors.Is(err, board.ErrNoWorkers) || errors.Is(err, board.ErrWithdrawn); gone && region != "" {
 		f.Why = life.RanksLost
 	}

@@ -183,7 +183,7 @@ func (s *stream) effect(fx sse.Effects) {
 		s.job.srv.Dispatcher.Preempted(s.slot.Worker)
 		s.job.srv.Fleet.GaveBack(s.rank.Instance)
 		answer := openai.NewError(http.StatusBadGateway, "recompute_unresumable",
-			"the decode engine ran out of KV memory and gave the request back; it cannot be resumed")
+			"the engine ran out of KV memory and gave the request back; it cannot be resumed")
 		s.fails(life.GivenBack, answer, errRefusal)
 	}
 }

@@ -39,7 +39,7 @@ func (j *job) notChosen(err error) *openai.Error {
 		j.freed()
 		return failure.Gone()
 	}
-	return failure.Queue(err, j.model.Name)
+	return failure.Queue(err, j.model.Name, j.model.Alone)
 }
 
 func (j *job) acquire() (*prefill.Lease, error) {
