@@ -66,6 +66,9 @@ func TestPassedThrough(t *testing.T) {
 		{"several texts are embedded", "/v1/embeddings", `{"model":"emb","input":["one","two"]}`, vector("two"), 2},
 		{"documents are put in an order", "/v1/rerank", `{"model":"emb","query":"q","documents":["a","b","c"]}`, `"relevance_score":`, 4},
 		{"texts are compared", "/v1/score", `{"model":"emb","text_1":"a","text_2":"b"}`, fmt.Sprintf(`"score":%v`, plain.Alike("a", "b")), 2},
+		{"documents by the second name", "/v2/rerank", `{"model":"emb","query":"q","documents":["a","b","c"]}`, `"relevance_score":`, 4},
+		{"documents by the short name", "/rerank", `{"model":"emb","query":"q","documents":["a","b","c"]}`, `"relevance_score":`, 4},
+		{"texts by the short name", "/score", `{"model":"emb","text_1":"a","text_2":"b"}`, fmt.Sprintf(`"score":%v`, plain.Alike("a", "b")), 2},
 		{"a text is classified", "/classify", `{"model":"emb","input":"a"}`, `"num_classes":2`, 1},
 		{"a text is pooled", "/pooling", `{"model":"emb","input":"a b c"}`, vector("a b c"), 3},
 		{"embeddings come as base64", "/v1/embeddings", `{"model":"emb","input":"a","encoding_format":"base64"}`, `"embedding":"`, 1},
@@ -109,6 +112,13 @@ func TestPassedThrough(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, plain.Heard([]byte("speech of today")), heard.Text)
 	})
+	t.Run("the official client has speech translated", func(t *testing.T) {
+		client := c.client()
+		file := openai.File(strings.NewReader("speech of today"), "speech.wav", "audio/wav")
+		said, err := client.Audio.Translations.New(t.Context(), openai.AudioTranslationNewParams{Model: "ears", File: file})
+		require.NoError(t, err)
+		require.Equal(t, plain.Heard([]byte("speech of today")), said.Text)
+	})
 	t.Run("a transcription is streamed", func(t *testing.T) {
 		body, kind := form(t, "speech", "model", "ears", "stream", "true")
 		r := c.post(transcriptions, body, "Content-Type", kind, "X-Request-Id", "streamed")
@@ -119,7 +129,7 @@ func TestPassedThrough(t *testing.T) {
 		require.True(t, strings.HasSuffix(r.body, "data: [DONE]\n\n"))
 		require.True(t, c.receipt("streamed").Stream)
 	})
-	c.eventually("each is in the request log", func() bool { return len(c.outcomes()) >= 14 })
+	c.eventually("each is in the request log", func() bool { return len(c.outcomes()) >= 18 })
 	for _, outcome := range c.outcomes() {
 		require.Equal(t, "ok", outcome)
 	}

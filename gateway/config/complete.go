@@ -18,6 +18,7 @@ func (c *Config) Validate() error {
 		found = append(found, c.source.at(path, format, args...))
 	}
 	c.checkListeners(bad)
+	c.checkOrigins(bad)
 	c.checkTLS(bad)
 	c.checkWorkerHosts(bad)
 	c.checkProfiles(bad)

@@ -45,6 +45,7 @@ type Config struct {
 	Advice    Advice                `yaml:"advice"`
 	Discovery Discovery             `yaml:"discovery"`
 
+	CORS       CORS       `yaml:"cors"`
 	GatewayAPI GatewayAPI `yaml:"gateway_api"`
 
 	source source // so that Validate can point at the line
@@ -148,6 +149,11 @@ const (
 type GatewayAPI struct {
 	Metrics    bool           `yaml:"metrics"`    // at the client listener, without a key: how busy the proxy is, as vLLM says it
 	Objectives map[string]int `yaml:"objectives"` // priorities of requests of trusted callers, by the name of an InferenceObjective
+}
+
+// CORS says which pages of other sites may call the client listener from a browser.
+type CORS struct {
+	Origins []string `yaml:"origins"` // as browsers send them, such as https://chat.example; *: all
 }
 
 // Advice is on how many ranks each side should have.

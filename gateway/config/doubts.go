@@ -13,6 +13,7 @@ import (
 func (c *Config) Doubts() []*Error {
 	d := doubts{source: &c.source}
 	d.engines(c)
+	d.pages(c)
 	d.profiles(c)
 	d.sizes(reflect.ValueOf(c).Elem(), "$")
 	d.numbers(c)
@@ -59,6 +60,13 @@ func (d *doubts) profiles(c *Config) {
 		if name != DefaultProfile && name != DefaultAggregated && !slices.ContainsFunc(slices.Concat(c.Engines.Prefill, c.Engines.Decode, c.Engines.Aggregated), named) {
 			d.add("$.profiles."+name, "no engine names this profile, so it has no effect; write profile: %s at the engines that it is for. Engines that name no profile have the profile %s", name, DefaultProfile)
 		}
+	}
+}
+
+// pages of any site reach a proxy that asks for no key, with the browser of anybody inside its network.
+func (d *doubts) pages(c *Config) {
+	if c.KeysFile == "" && slices.Contains(c.CORS.Origins, "*") {
+		d.add("$.cors.origins", "every page that somebody inside your network opens may send requests, because no key is asked for; list the sites that you mean, or set keys_file")
 	}
 }
 

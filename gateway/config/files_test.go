@@ -67,6 +67,8 @@ func TestTheFullExampleHasEveryKeyAtItsDefault(t *testing.T) {
 	require.Empty(t, c.Tracing.Headers)
 	require.Empty(t, c.Tracing.Resource)
 	c.Tracing.Headers, c.Tracing.Resource = nil, nil
+	require.Empty(t, c.CORS.Origins)
+	c.CORS.Origins = nil
 	require.Empty(t, c.GatewayAPI.Objectives)
 	c.GatewayAPI.Objectives = nil
 	c.source, want.source = source{}, source{}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"net"
+	"net/url"
 	"reflect"
 	"slices"
 	"strings"
@@ -29,6 +30,24 @@ func (c *Config) checkListeners(bad report) {
 	}
 	if c.Admin.Listen == c.Listen && port != "0" {
 		bad("$.admin.listen", "clients and operators need different addresses; both are %q", c.Listen)
+	}
+}
+
+// checkOrigins holds each origin to the form in which browsers send it, because it is compared as text.
+func (c *Config) checkOrigins(bad report) {
+	for i, origin := range c.CORS.Origins {
+		path := fmt.Sprintf("$.cors.origins[%d]", i)
+		if origin == "*" {
+			if len(c.CORS.Origins) > 1 {
+				bad(path, "\"*\" allows every origin; write it alone, or only the others")
+			}
+			continue
+		}
+		u, err := url.Parse(origin)
+		if err != nil || u.Scheme == "" || u.Host == "" || u.Scheme+"://"+u.Host != origin || strings.ToLower(origin) != origin || strings.Contains(u.Host, "*") ||
+			u.Scheme == "https" && u.Port() == "443" || u.Scheme == "http" && u.Port() == "80" {
+			bad(path, "%q is not an origin as browsers send it; write scheme and host in lower case, with the port if it is not the usual one and with nothing behind it, such as https://chat.example, or \"*\" alone for all", origin)
+		}
 	}
 }
 

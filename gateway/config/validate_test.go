@@ -28,6 +28,16 @@ func TestValidateRefuses(t *testing.T) {
 		{"a weight for a policy that has none", "prefill: {policy: round-robin, work: vllm-ascend}", "prefill.work", "remove it"},
 		{"a threshold of nothing", "prefill: {kv_threshold: 0}", "prefill.kv_threshold", "such as 0.9"},
 		{"a threshold its hysteresis eats", "prefill: {kv_threshold: 0.01}", "prefill.kv_threshold", "such as 0.9"},
+		{"an origin with a path", "cors: {origins: [\"https://chat.example/\"]}", "cors.origins[0]", "nothing behind it"},
+		{"an origin without a scheme", "cors: {origins: [\"*.example\"]}", "cors.origins[0]", "https://chat.example"},
+		{"an origin with a star in it", "cors: {origins: [\"https://*.example\"]}", "cors.origins[0]", "https://chat.example"},
+		{"an origin in capitals", "cors: {origins: [\"https://a.example\", \"https://Chat.example\"]}", "cors.origins[1]", "in lower case"},
+		{"an origin with the usual port", "cors: {origins: [\"https://chat.example:443\"]}", "cors.origins[0]", "not the usual one"},
+		{"all origins and one more", "cors: {origins: [\"https://chat.example\", \"*\"]}", "cors.origins[1]", "write it alone"},
+		{"no answers", "limits: {answers: 0}", "limits.answers", "at least 1"},
+		{"no answer to a prompt", "limits: {answers_per_prompt: 0}", "limits.answers_per_prompt", "at least 1"},
+		{"no stop string", "limits: {stop_strings: 0}", "limits.stop_strings", "at least 1"},
+		{"nothing passed through", "limits: {passed_through: 0}", "limits.passed_through", "at least 1"},
 		{"no attempt", "prefill: {retry: {attempts: 0}}", "prefill.retry.attempts", "at least 1"},
 		{"no backoff", "prefill: {retry: {base: 0s}}", "prefill.retry.base", "above 0"},
 		{"a negative scrape interval", "prefill: {scrape: {interval: -1s}}", "prefill.scrape.interval", "0s or more"},
@@ -220,4 +230,20 @@ func TestWhatIsValidHereIsValidThere(t *testing.T) {
 		}.Validate())
 		require.NotZero(t, p.KVThreshold*p.Retry.Budget*float64(p.Retry.Attempts*p.Queue.Max), "0 would be another default")
 	})
+}
+
+func TestEverySiteWithoutAKeyIsDoubtful(t *testing.T) {
+	const engines = "engines: {aggregated: [{url: \"http://a:1\"}]}\n"
+	for text, doubtful := range map[string]bool{
+		"cors: {origins: [\"*\"]}": true, "cors: {origins: [\"https://chat.example\"]}": false, "cors: {origins: [\"*\"]}\nkeys_file: keys.yaml": false,
+	} {
+		c, err := Parse("f.yaml", []byte(engines+text))
+		require.NoError(t, err)
+		require.NoError(t, c.Validate())
+		doubts := c.Doubts()
+		require.Equal(t, doubtful, len(doubts) == 1, "%s: %v", text, doubts)
+		if doubtful {
+			require.Equal(t, "cors.origins", doubts[0].Path)
+		}
+	}
 }

@@ -36,6 +36,7 @@ func New(h Host) *Door {
 // Handle serves a request of the public listener.
 func (d *Door) Handle(ctx *fasthttp.RequestCtx) {
 	path, method := string(ctx.Path()), string(ctx.Method())
+	shared := d.share(ctx)
 	route, ok := d.routes[path]
 	if name, one := strings.CutPrefix(path, "/v1/models/"); one && name != "" { // which may have slashes in it
 		route, ok = d.routes[oneModel]
@@ -43,6 +44,8 @@ func (d *Door) Handle(ctx *fasthttp.RequestCtx) {
 	switch {
 	case !ok:
 		d.host.Requests.Fail(ctx, openai.NewError(http.StatusNotFound, "not_found", "no such path: "+method+" "+path))
+	case shared && asksFirst(&ctx.Request.Header):
+		preflight(ctx, route.method)
 	case method != route.method && !(method == http.MethodHead && route.method == http.MethodGet):
 		ctx.Response.Header.Set("Allow", route.method)
 		d.host.Requests.Fail(ctx, openai.NewError(http.StatusMethodNotAllowed, "method_not_allowed", path+" takes "+route.method+", not "+method))
@@ -319,12 +322,13 @@ func (d *Door) Refused(h *fasthttp.RequestHeader, r edge.Refusal) {
 // TurnAway answers a request that no handler saw, in the words of its endpoint.
 func (d *Door) TurnAway(ctx *fasthttp.RequestCtx, r edge.Refusal) {
 	edge.AnswerJSON(ctx, r)
+	d.share(ctx)
 	if path := string(ctx.Path()); openai.Anthropics(path) {
 		ctx.SetBody((&openai.Error{Status: r.Status, Code: r.Code, Message: r.Message}).In(path))
 	}
 }
 
-// servedModel is a model as OpenAI shows it.
+// servedModel is a model as OpenAI shows it, and as Anthropic does, whose clients read the second part.
 type servedModel struct {
 	ID          string `json:"id"`
 	Object      string `json:"object"`
@@ -332,6 +336,20 @@ type servedModel struct {
 	OwnedBy     string `json:"owned_by"`
 	Root        string `json:"root"`
 	MaxModelLen int    `json:"max_model_len,omitempty"`
+
+	Type        string `json:"type"`
+	DisplayName string `json:"display_name"`
+	CreatedAt   string `json:"created_at"`
+	Lifecycle   string `json:"lifecycle"`
+	MaxInput    int    `json:"max_input_tokens,omitempty"`
+}
+
+// newServedModel describes a model of which nobody knows when it was made: it is as old as the proxy.
+func (d *Door) newServedModel(name, root string, maxLen int) servedModel {
+	return servedModel{
+		ID: name, Object: "model", Created: d.host.Started.Unix(), OwnedBy: "evenkeel", Root: root, MaxModelLen: maxLen,
+		Type: "model", DisplayName: name, CreatedAt: d.host.Started.UTC().Format(time.RFC3339), Lifecycle: "active", MaxInput: maxLen,
+	}
 }
 
 // listModels is the union of what healthy engines serve.
@@ -339,10 +357,18 @@ func (d *Door) listModels(ctx *fasthttp.RequestCtx) {
 	if !d.mayAskForModels(ctx) {
 		return
 	}
-	writeJSON(ctx, http.StatusOK, struct {
-		Object string        `json:"object"`
-		Data   []servedModel `json:"data"`
-	}{"list", d.servedModels()})
+	list := d.servedModels()
+	page := struct {
+		Object  string        `json:"object"`
+		Data    []servedModel `json:"data"`
+		HasMore bool          `json:"has_more"` // these three are Anthropic's: it is the only page
+		FirstID *string       `json:"first_id"`
+		LastID  *string       `json:"last_id"`
+	}{Object: "list", Data: list}
+	if len(list) > 0 {
+		page.FirstID, page.LastID = &list[0].ID, &list[len(list)-1].ID
+	}
+	writeJSON(ctx, http.StatusOK, page)
 }
 
 // showModel is one of them.
@@ -375,12 +401,12 @@ func (d *Door) mayAskForModels(ctx *fasthttp.RequestCtx) bool {
 func (d *Door) servedModels() []servedModel {
 	list := []servedModel{}
 	for _, r := range d.host.Fleet.Models() {
-		list = append(list, servedModel{r.Name, "model", d.host.Started.Unix(), "evenkeel", r.Board, r.MaxLen})
+		list = append(list, d.newServedModel(r.Name, r.Board, r.MaxLen))
 	}
 	if d.host.Requests.Node != nil {
 		for _, name := range d.host.Requests.Node.Models() {
 			if !slices.ContainsFunc(list, func(m servedModel) bool { return m.ID == name }) {
-				list = append(list, servedModel{name, "model", d.host.Started.Unix(), "evenkeel", name, 0})
+				list = append(list, d.newServedModel(name, name, 0))
 			}
 		}
 	}

@@ -468,8 +468,11 @@ func TestTheListOfModelsIsWhatIsServed(t *testing.T) {
 		return ctx.Response.StatusCode()
 	}
 	var list struct {
-		Object string
-		Data   []servedModel
+		Object  string
+		Data    []servedModel
+		HasMore *bool  `json:"has_more"`
+		FirstID string `json:"first_id"`
+		LastID  string `json:"last_id"`
 	}
 	require.Equal(t, http.StatusOK, read("/v1/models", &list))
 	require.Equal(t, "list", list.Object)
@@ -478,10 +481,12 @@ func TestTheListOfModelsIsWhatIsServed(t *testing.T) {
 		names[i] = m.ID
 	}
 	require.Equal(t, []string{"m", "org/m"}, names)
+	require.Equal(t, []any{new(false), "m", "org/m"}, []any{list.HasMore, list.FirstID, list.LastID}, "the only page, for Anthropic's clients")
 	var one servedModel
 	require.Equal(t, http.StatusOK, read("/v1/models/org/m", &one))
 	require.Equal(t, list.Data[1], one)
 	require.Equal(t, []any{"model", h.now.Unix(), "evenkeel"}, []any{one.Object, one.Created, one.OwnedBy})
+	require.Equal(t, []any{"model", "org/m", h.now.UTC().Format(time.RFC3339), "active"}, []any{one.Type, one.DisplayName, one.CreatedAt, one.Lifecycle})
 	require.Equal(t, http.StatusNotFound, read("/v1/models/x", nil))
 }
 

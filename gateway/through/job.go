@@ -147,7 +147,7 @@ func (j *job) call(anew bool) life.PassedEvent {
 func (j *job) open(anew bool) (f *failure.Fault) {
 	began, limits := time.Now(), &j.srv.Settings().Limits
 	headers, body := engine.JSONHeaders("ek-"+j.in.Told.ID+"-x"+strconv.Itoa(j.in.Told.Attempts)), [][]byte{j.raw}
-	if j.path == Transcriptions {
+	if hears(j.path) {
 		headers[0].Value = j.kind
 	} else {
 		body = j.req.Body.Splice(nil, mooncake.Reserved, nil)

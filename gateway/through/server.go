@@ -5,6 +5,7 @@ import (
 	"math/rand/v2"
 	"net/http"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -76,11 +77,15 @@ func computes(path string) bool {
 	return path != "/tokenize" && path != "/detokenize" && path != openai.CountPath
 }
 
-// Transcriptions takes a form with a file. All other endpoints take JSON.
-const Transcriptions = "/v1/audio/transcriptions"
+// Paths are the endpoints that are passed through. Not every engine has all names of one: SGLang 0.5.23 has /v1/rerank and /v1/score only
+// (entrypoints/http_server.py), vLLM 0.33 has them all (entrypoints/pooling/scoring/api_router.py, entrypoints/speech_to_text).
+var Paths = []string{
+	"/tokenize", "/detokenize", "/v1/embeddings", "/v1/rerank", "/v2/rerank", "/rerank", "/v1/score", "/score", "/classify", "/pooling",
+	"/v1/audio/transcriptions", "/v1/audio/translations", openai.CountPath,
+}
 
-// Paths are the endpoints that are passed through.
-var Paths = []string{"/tokenize", "/detokenize", "/v1/embeddings", "/v1/rerank", "/v1/score", "/classify", "/pooling", Transcriptions, openai.CountPath}
+// hears says whether an endpoint takes a form with speech. All others take JSON.
+func hears(path string) bool { return strings.HasPrefix(path, "/v1/audio/") }
 
 // Estimate is how many tokens of its key's minute a request takes before an engine has
 // counted them.
@@ -88,7 +93,7 @@ func Estimate(path string, req *openai.Request) int {
 	if !computes(path) {
 		return 0
 	}
-	if path == Transcriptions {
+	if hears(path) {
 		return req.PromptBytes / bytesPerHeard
 	}
 	return req.PromptBytes / bytesPerToken

@@ -1,5 +1,5 @@
 // Package through serves requests that are not split into prefill and decode: token counts,
-// embeddings, scores, transcriptions. Each goes as it came to one engine that has its model
+// embeddings, scores, what is heard. Each goes as it came to one engine that has its model
 // and its endpoint, and the engine's answer goes to the client as it comes.
 package through
 
@@ -18,10 +18,10 @@ import (
 
 // Parse reads and checks the body of a request to one of the endpoints.
 func Parse(path string, raw []byte, contentType string, lim openai.Limits) (*openai.Request, *openai.Error) {
-	switch path {
-	case Transcriptions:
+	switch {
+	case hears(path):
 		return openai.ParseForm(raw, contentType, lim)
-	case openai.CountPath:
+	case path == openai.CountPath:
 		return openai.ParseCount(raw, lim)
 	}
 	return openai.ParsePassed(raw, lim)

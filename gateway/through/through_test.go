@@ -305,7 +305,7 @@ func TestADrainEndsCallsThatArePassedThrough(t *testing.T) {
 // A form with speech takes tokens of its key's minute by its bytes, a text by fewer of them, and to count tokens costs none.
 func TestWhatARequestIsTakenForBeforeItIsCounted(t *testing.T) {
 	t.Parallel()
-	for path, tokens := range map[string]int{Transcriptions: 50, "/v1/embeddings": 12800, "/tokenize": 0} {
+	for path, tokens := range map[string]int{"/v1/audio/transcriptions": 50, "/v1/embeddings": 12800, "/tokenize": 0} {
 		require.Equal(t, tokens, Estimate(path, &openai.Request{PromptBytes: 50 << 10}), path)
 	}
 }

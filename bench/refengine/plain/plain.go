@@ -59,10 +59,10 @@ func Has(t Task, path string) (serve func(Request) Answer, ok bool) {
 var paths = map[Task]map[string]func(Request) Answer{
 	Generate: {"/detokenize": of(detokenize)},
 	Pooling: {
-		"/detokenize": of(detokenize), "/v1/embeddings": of(embeddings), "/v1/rerank": of(rerank), "/v1/score": of(score),
+		"/detokenize": of(detokenize), "/v1/embeddings": of(embeddings), "/v1/rerank": of(rerank), "/v2/rerank": of(rerank), "/rerank": of(rerank), "/v1/score": of(score), "/score": of(score),
 		"/classify": of(classify), "/pooling": of(pool),
 	},
-	Transcription: {"/detokenize": of(detokenize), "/v1/audio/transcriptions": transcribe},
+	Transcription: {"/detokenize": of(detokenize), "/v1/audio/transcriptions": transcribe, "/v1/audio/translations": transcribe},
 }
 
 // Vector is the embedding of a text.
