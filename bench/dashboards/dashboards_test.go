@@ -337,3 +337,22 @@ func TestFailedIsTheSameEverywhere(t *testing.T) {
 		}
 	}
 }
+
+// What a client is told with a 5xx counts against the promise to clients, unless it is the request's own wish or no request.
+func TestEveryFailureOfOursCounts(t *testing.T) {
+	page, err := os.ReadFile("../../docs/errors.md")
+	require.NoError(t, err)
+	clients, _, found := strings.Cut(string(page), "## Errors of operators' calls")
+	require.True(t, found)
+	counted := strings.Split(failed, "|")
+	rows := regexp.MustCompile("(?m)^\\| `(\\w+)` \\| 5\\d\\d \\|").FindAllStringSubmatch(clients, -1)
+	require.NotEmpty(t, rows)
+	for _, row := range rows {
+		switch row[1] {
+		case "deadline_unmet", "too_many_connections": // a wish of the request; no request
+		case "not_owner", "owner_lost": // sent again to the owner
+		default:
+			require.Contains(t, counted, row[1])
+		}
+	}
+}
