@@ -72,7 +72,7 @@ func TestRequestsThatAreNotAnswered(t *testing.T) {
 		"n of 0":                              {chatPath, `{"n":0,` + message + `}`, 400, "invalid_value", "n"},
 		"n of 9":                              {chatPath, `{"n":9,` + message + `}`, 400, "invalid_value", "n"},
 		"max_tokens of 0":                     {chatPath, `{"max_tokens":0,` + message + `}`, 400, "invalid_value", "max_tokens"},
-		"too many logprobs":                   {chatPath, `{"logprobs":true,"top_logprobs":21,` + message + `}`, 400, "invalid_value", "top_logprobs"},
+		"too many logprobs":                   {chatPath, `{"logprobs":true,"top_logprobs":-2,` + message + `}`, 400, "invalid_value", "top_logprobs"},
 		"too many stop strings":               {chatPath, `{"stop":["1","2","3","4","5","6","7","8","9","a","b","c","d","e","f","g","h"],` + message + `}`, 400, "invalid_value", "stop"},
 		"a priority":                          {chatPath, `{"priority":-5,` + message + `}`, 400, "invalid_value", "priority"},
 		"stream_options without a stream":     {chatPath, `{"stream_options":{"include_usage":true},` + message + `}`, 400, "invalid_value", "stream_options"},

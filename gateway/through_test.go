@@ -265,6 +265,7 @@ func TestADrainMovesAPassedRequest(t *testing.T) {
 	slow, quick := pooling(), pooling()
 	slow.PrefillBase = time.Hour
 	c := start(t, options{decode: []refengine.Config{{}, slow}, profile: mooncake.Profile{}})
+	c.served("emb", 1)
 	answer := make(chan reply, 1)
 	go func() { answer <- c.post("/v1/embeddings", embedding, "X-Request-Id", "moved") }()
 	c.eventually("it runs", func() bool { return c.metric("evenkeel_requests_open") == 1 })
