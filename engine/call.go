@@ -14,6 +14,7 @@ type Call struct {
 	client *Client
 	target *Target
 	fresh  bool
+	again  bool         // the request may be sent twice
 	guard  func() error // the last word before the request is written; nil: nobody has one
 	onSent func()       // the request is written; nil: nobody asks
 	resp   Response
@@ -34,10 +35,17 @@ func (c *Client) NewCall(t *Target) *Call { return &Call{client: c, target: t} }
 // Target is the engine.
 func (k *Call) Target() *Target { return k.target }
 
-// Fresh makes Do dial instead of taking a kept-alive connection: for the one
-// repetition after Error.Stale.
+// Fresh makes Do dial instead of taking a kept-alive connection, so that no Error is
+// Stale: for what follows one that was, and for what must not meet one.
 func (k *Call) Fresh() *Call {
 	k.fresh = true
+	return k
+}
+
+// Repeat lets Do send the request a second time after Error.Stale, because it does no
+// harm if the engine acts on both.
+func (k *Call) Repeat() *Call {
+	k.again = true
 	return k
 }
 
@@ -54,14 +62,16 @@ func (k *Call) OnWritten(f func()) { k.onSent = f }
 // they are, in one system call with the head, and not touched after Do. An
 // error is always an *Error.
 //
-// A GET or HEAD on a kept-alive connection that turns out stale is repeated
-// once on a new one. Nothing else is ever sent twice.
+// A request on a kept-alive connection that turns out stale is sent once more on a new
+// one if no byte of it was written, or if it does no harm twice: a GET, a HEAD, and one
+// that Repeat says it of. Nothing else is ever sent twice.
 func (k *Call) Do(method, path string, hdr []Header, body [][]byte, d Deadlines) (*Response, error) {
 	if err := k.check(method, path, hdr); err != nil {
 		return nil, &Error{Target: k.target.ID, Phase: PhaseRequest, Err: err}
 	}
 	r, failure := k.attempt(method, path, hdr, body, d, k.fresh)
-	if failure != nil && failure.Stale() && (method == http.MethodGet || method == http.MethodHead) {
+	harmless := k.again || method == http.MethodGet || method == http.MethodHead
+	if failure != nil && failure.Stale() && (harmless || !failure.Sent) {
 		r, failure = k.attempt(method, path, hdr, body, d, true)
 	}
 	if failure != nil { // not returned as it is: a nil *Error would be a non-nil error

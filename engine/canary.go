@@ -67,7 +67,7 @@ func (w *watch) asks(model string) question {
 // oneToken has a rank compute a token. computed says that it did: a refusal comes from before the core, and passes, unless the rank is lost.
 func oneToken(ctx context.Context, c *Client, t *Target, ask question) (computed bool, err error) {
 	to, asked := ask(t)
-	call := c.NewCall(to)
+	call := c.NewCall(to).Fresh() // one that was kept alive may lead to another process
 	defer context.AfterFunc(ctx, call.Abort)()
 	id := Header{"X-Request-Id", fmt.Sprintf("ek-canary-%016x", rand.Uint64())}
 	resp, err := call.Do(http.MethodPost, completionsPath, []Header{{"Content-Type", "application/json"}, id}, [][]byte{asked}, Deadlines{})

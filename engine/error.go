@@ -54,7 +54,7 @@ type Error struct {
 func (e *Error) Error() string {
 	note := ""
 	if e.Stale() {
-		note = " (kept-alive connection was stale: send again on a new one)"
+		note = " (the kept-alive connection was stale)"
 	}
 	return fmt.Sprintf("engine %s: %s: %v%s", e.Target, e.Phase, e.Err, note)
 }
@@ -63,8 +63,8 @@ func (e *Error) Error() string {
 func (e *Error) Unwrap() error { return e.Err }
 
 // Stale reports that a kept-alive connection broke before one response byte
-// came. Most likely the engine had closed it while it was idle, but the request
-// may also have run: a POST goes again only as a new request.
+// came. Most likely the engine had closed it while it was idle, but if it is Sent,
+// the request may also have run: a POST goes again only as a new request.
 func (e *Error) Stale() bool {
 	return e.Reused && !e.Answered && !e.Timeout && !e.Aborted && (e.Phase == PhaseWrite || e.Phase == PhaseHead)
 }

@@ -92,7 +92,7 @@ func stale(requests *atomic.Int32) script {
 }
 
 func TestStaleConnection(t *testing.T) {
-	t.Run("a POST is not sent twice, the error says it is safe on a new connection", func(t *testing.T) {
+	t.Run("a POST that may have been read is not sent twice, and the error says why", func(t *testing.T) {
 		var requests atomic.Int32
 		c, tg := listen(t, stale(&requests))
 		require.NoError(t, run(c.NewCall(tg), 2, Deadlines{}))
@@ -113,6 +113,36 @@ func TestStaleConnection(t *testing.T) {
 		require.Equal(t, 200, status)
 		require.Equal(t, "x", string(body))
 		require.EqualValues(t, 3, requests.Load())
+	})
+	t.Run("so is a POST that does no harm twice", func(t *testing.T) {
+		var requests atomic.Int32
+		c, tg := listen(t, stale(&requests))
+		require.NoError(t, run(c.NewCall(tg), 2, Deadlines{}))
+		require.NoError(t, run(c.NewCall(tg).Repeat(), 2, Deadlines{}))
+		require.EqualValues(t, 3, requests.Load())
+	})
+	t.Run("so is a POST of which no byte was written, and its guard is asked again", func(t *testing.T) {
+		var requests atomic.Int32
+		hungUp := make(chan struct{})
+		c, tg := pipe(t, func(n int, conn net.Conn, br *bufio.Reader) {
+			if swallow(br) == nil {
+				return
+			}
+			requests.Add(1)
+			_, _ = io.WriteString(conn, ok("x"))
+			if n == 1 {
+				_ = conn.Close() // a pipe has no socket that would show it before it is written
+				close(hungUp)
+			}
+		})
+		require.NoError(t, run(c.NewCall(tg), 2, Deadlines{}))
+		<-hungUp
+		guarded := 0
+		call := c.NewCall(tg)
+		call.Guard(func() error { guarded++; return nil })
+		require.NoError(t, run(call, 2, Deadlines{}))
+		require.EqualValues(t, 2, requests.Load())
+		require.Equal(t, 2, guarded)
 	})
 	t.Run("one that the engine has closed is not used at all", func(t *testing.T) {
 		closed := make(chan struct{})

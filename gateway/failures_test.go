@@ -35,9 +35,9 @@ const (
 
 var phases = []struct{ name, about string }{
 	{inChoice, "The request waits in the arrival queue. No engine knows of it."},
-	{inProbe, "A prefill engine computes the prompt."},
+	{inProbe, "A prefill engine computes the prompt. A reset on a kept-alive connection that had ended unseen is no attempt, and no engine is blamed: a new prefill follows, and the request uses only new connections from then on. It is sent again as it is if none of its bytes was written."},
 	{inPool, "The hand-off waits for a decode rank. The prefill engine holds its KV. No call is under way."},
-	{dispatched, "A decode engine was sent the request and has not answered. If the connection was refused, the engine has not read the hand-off, and another rank can use it. In all other cases the engine may have read it, so evenkeel does not use it again. With `reject_releases`, which vLLM has from 0.25 on, a 429, 500 or 503 releases its KV tokens at once."},
+	{dispatched, "A decode engine was sent the request and has not answered. A connection that had ended unseen is treated as for a probe. If the connection was refused, the engine has not read the hand-off, and another rank can use it. In all other cases the engine may have read it, so evenkeel does not use it again. With `reject_releases`, which vLLM has from 0.25 on, a 429, 500 or 503 releases its KV tokens at once."},
 	{opened, "The decode engine has taken the hand-off and pulls the KV. The client has received nothing."},
 	{streaming, "The client has part of the answer. For an answer that is not streamed the rows are the same, but the client has nothing of it yet: where such an answer cannot go on in the middle, it begins again."},
 	{finishing, "The last token has been sent. The end has not."},

@@ -75,6 +75,7 @@ type Request struct {
 	Headers        []engine.Header
 	Body           [][]byte
 	Stream         bool
+	Dials          bool          // it is sent over a new connection
 	Deadline       time.Time     // when the client gives up; zero: unknown
 	Held           time.Duration // that the peer may hold it back besides, as it does with batch
 	Most           int64         // bytes of a streamed answer; 0: any number

@@ -47,6 +47,9 @@ func (f *Forward) send(r *Request) (*Relay, error) {
 	}
 	call := n.traffic.NewCall(f.peer.target)
 	call.OnWritten(f.Written)
+	if r.Dials {
+		call.Fresh()
+	}
 	if !f.Carry(call) {
 		return nil, engine.ErrAborted
 	}

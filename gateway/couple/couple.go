@@ -148,6 +148,7 @@ type Plan struct {
 	Prompt    int                                                     // tokens, as estimated
 	Body      func(p *mooncake.Profile, m *mooncake.Meeting) [][]byte // of the prefill leg
 	EndDecode func()                                                  // ends the decode leg, from any goroutine; may come more than once
+	Dials     bool                                                    // its calls take new connections only
 	Whole     bool                                                    // its answer comes in one piece, or may say nothing before its end
 }
 

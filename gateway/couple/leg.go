@@ -119,6 +119,9 @@ func (p *Partner) probe() (again bool) {
 		Call: leg.New(m.Client, c.Profile, c.Target), Engine: c.Instance, Path: p.Endpoint.Path(), Log: m.Log,
 		Limits: engine.Deadlines{Connect: limits.ConnectTimeout, FirstByte: limits.ProbeTimeout, Idle: limits.EventTimeout},
 	}
+	if p.Dials {
+		call.Fresh()
+	}
 	p.mu.Lock()
 	if !p.step(life.LegEvent{What: life.ProbeDue}, nil) {
 		p.mu.Unlock()

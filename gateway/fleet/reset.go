@@ -24,7 +24,7 @@ func (f *Fleet) ResetPrefixCaches(ctx context.Context) error {
 }
 
 func (f *Fleet) reset(ctx context.Context, t *engine.Target) error {
-	call := f.host.Client.NewCall(t)
+	call := f.host.Client.NewCall(t).Repeat()
 	defer context.AfterFunc(ctx, call.Abort)()
 	limit := f.host.Settings().Limits.ConnectTimeout
 	resp, err := call.Do(http.MethodPost, "/reset_prefix_cache", nil, nil, engine.Deadlines{Connect: limit, FirstByte: 10 * limit, Idle: limit})

@@ -175,7 +175,7 @@ func (d *Discarder) discardOn(slot *dispatcher.Slot, h *Handoff, try int) (outco
 	defer rank.Traffic.Settles(BlockTokens, BlockTokens)
 	silence := rank.Profile.FirstEventTimeout
 	call := leg.Call{
-		Call: leg.New(d.Client, rank.Profile, rank.Target), Leg: life.Decode, Engine: rank.Instance, Area: rank.Area, Path: h.Endpoint.Path(), Beyond: slot.Beyond,
+		Call: leg.New(d.Client, rank.Profile, rank.Target).Fresh(), Leg: life.Decode, Engine: rank.Instance, Area: rank.Area, Path: h.Endpoint.Path(), Beyond: slot.Beyond,
 		Limits: engine.Deadlines{Connect: d.Settings().Limits.ConnectTimeout, FirstByte: silence, Idle: silence}, Log: d.Log,
 	}
 	defer context.AfterFunc(d.Context, call.Abort)() // shutting down does not wait for it

@@ -153,7 +153,7 @@ func ended(leg life.Leg, err error) life.Ended {
 	switch {
 	case call.Aborted || errors.Is(err, engine.ErrClosed):
 		e.Why = life.HungUp
-	case leg == life.Sole && call.Stale():
+	case call.Stale():
 		e.Why = life.Stale
 	case e.Far == life.Unsent && call.Phase == engine.PhaseConnect:
 		e.Why = life.Unreachable
@@ -193,7 +193,7 @@ func (c *Call) side() string {
 // Abort has an engine of SGLang end a request: it may not notice by itself that its caller has left. SGLang ends all
 // requests whose id begins with this one (SGLang pull request 25561).
 func Abort(client *engine.Client, target *engine.Target, id string, log *zap.Logger) error {
-	c := Call{Call: client.NewCall(target.Unranked()), Path: "/abort_request", Limits: engine.Deadlines{Connect: abortTime, FirstByte: abortTime}, Log: log}
+	c := Call{Call: client.NewCall(target.Unranked()).Repeat(), Path: "/abort_request", Limits: engine.Deadlines{Connect: abortTime, FirstByte: abortTime}, Log: log}
 	_, f := c.Whole(engine.JSONHeaders(id+"-abort"), [][]byte{fmt.Appendf(nil, `{"rid":%q}`, id)}, nil, 1<<10, time.Now().Add(2*abortTime))
 	if f != nil && f.Status == 0 {
 		return f.Err

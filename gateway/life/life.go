@@ -60,6 +60,9 @@ func (l *Life) Stays() bool { return l.history == returned }
 // Resumed says whether its answer was lost and goes on elsewhere.
 func (l *Life) Resumed() bool { return l.tries.resumed > 0 }
 
+// Dials says whether calls of the request take new connections only, because one that had been kept alive had ended.
+func (l *Life) Dials() bool { return l.tries.redials > 0 }
+
 // Losses is how often a part of its answer was lost, or given back before it began.
 func (l *Life) Losses() int { return int(l.tries.resumed + l.tries.bounced) }
 
@@ -240,7 +243,7 @@ func (l *Life) fell(e Event, dst []Effect) []Effect {
 		how = Cancelled
 	}
 	dst = l.owed.settle(dst, Slot, how)
-	if e.End.Leg == Decode && !idle && e.End.Why != GivenBack && !comes {
+	if e.End.Leg == Decode && !idle && e.End.Why != GivenBack && e.End.Why != Stale && !comes {
 		dst = append(dst, Effect{Do: Shun})
 	}
 	l.last = v.Next

@@ -12,6 +12,7 @@ type tries struct {
 	refused       int32 // by engines that were to compute the prompt, attempts that do not count
 	bounced       int32 // given back by an engine without room before its first event
 	held          int32 // withheld by engines that were not there, attempts that do not count
+	redials       int32 // over connections that had ended unseen, attempts that do not count; of its whole life
 	resumed       int32 // lost answers that went on
 	suspect       int32 // engines that the request may have broken
 	broke         []Breach
@@ -25,6 +26,10 @@ const mostRefused = 3
 // there until it is back, and the request waits for that in a queue. So only one that came and went again, or one that is told of too
 // late, says it twice.
 const mostHeld = 2
+
+// mostRedials is how often it does not count as an attempt that a connection which was kept alive had ended. All later calls of the
+// request dial, so that none of them meets another one.
+const mostRedials = 1
 
 // poison is how many engines a request may have broken before it is stopped.
 const poison = 2
@@ -54,6 +59,14 @@ func (t *tries) next(follows Next, e *Event) Retry {
 		if t.held < mostHeld {
 			t.held++
 			return Retry{Budget: Freely, Pause: int(t.held)}
+		}
+	case Redial:
+		if t.redials < mostRedials {
+			if t.breaks(e) {
+				return Retry{}
+			}
+			t.redials++
+			return Retry{Budget: Freely}
 		}
 	case Unreached:
 		t.unsent++

@@ -72,6 +72,7 @@ func TestHowAttemptsCount(t *testing.T) {
 	}{
 		{Silent, 0, []Retry{{Budget: Counted, N: 1}, {Budget: Counted, N: 2}, {Budget: Counted, N: 3}}},
 		{Unreachable, 0, []Retry{{Budget: OfUnsent, N: 1}, {Budget: OfUnsent, N: 2}}},
+		{Stale, 0, []Retry{{Budget: Freely}, {Budget: Counted, N: 1}, {Budget: Counted, N: 2}}},
 		{Unlearned, 0, []Retry{{Budget: Freely}, {Budget: Freely}}},
 		{GivenBack, 2, []Retry{{Budget: Freely, Pause: 1}, {Budget: Freely, Pause: 2}, {}}},
 		{Withheld, 0, []Retry{
@@ -83,7 +84,10 @@ func TestHowAttemptsCount(t *testing.T) {
 		l := coupled()
 		for i, want := range row.want {
 			far := Headed
-			if row.why < Broke {
+			switch {
+			case row.why == Stale:
+				far = Sent
+			case row.why < Broke:
 				far = Unsent
 			}
 			got := l.Step(Event{What: Fell, Rooms: row.rooms, End: Ended{Leg: Decode, Far: far, Why: row.why}}, nil)
@@ -103,6 +107,30 @@ func TestHowAttemptsCount(t *testing.T) {
 		require.Equal(t, want, got[len(got)-1].Retry, "refusal %d of a prefill engine", i)
 		l = Life{tries: l.tries}
 	}
+}
+
+// After a connection that had ended unseen all calls of a request dial, whatever becomes of it, and the rank is not shunned. A request
+// under which engines die does not get another one for that.
+func TestAStaleConnectionIsNoAttempt(t *testing.T) {
+	stale := Event{What: Fell, Breach: Breach{Engine: "decode a"}, End: Ended{Leg: Decode, Far: Sent, Why: Stale}}
+	l := coupledAfter(Life{})
+	require.False(t, l.Dials())
+	dst := l.Step(stale, nil)
+	require.NotContains(t, dst, Effect{Do: Shun})
+	require.Equal(t, Effect{Do: Pause, Retry: Retry{Budget: Freely}}, dst[len(dst)-1])
+	require.True(t, l.Dials())
+	l = coupledAfter(l)
+	l.Step(Event{What: First}, nil)
+	l.Step(broken("decode b"), nil)
+	l.Step(Event{What: Begun}, nil)
+	require.True(t, l.Dials(), "its answer was lost, and goes on")
+
+	l = coupledAfter(Life{})
+	l.Step(broken("decode b"), nil)
+	l = coupledAfter(l)
+	stale.Down = []string{"decode b"}
+	dst = l.Step(stale, nil)
+	require.Equal(t, Effect{Do: Pause}, dst[len(dst)-1])
 }
 
 // An engine that says again and again that it is not there gets the request no more.

@@ -132,6 +132,7 @@ const (
 	Held                  // another attempt, counted with those for which an engine was not there
 	Granted               // another attempt, for which the budget was asked before
 	Anew                  // another attempt, not counted: nothing failed
+	Redial                // another attempt over new connections, not counted: the one before had a connection that had ended unseen
 	Ask                   // its decode group's owner is asked
 	Same                  // the same engine gets it once more, over a new connection
 )
@@ -168,6 +169,7 @@ var prefills = [whys]row{
 	Ignored:   {[...]How{unsaid, unsaid, unsaid, Discard}, Over, Nobody},
 	TooLong:   {[...]How{unsaid, unsaid, unsaid, Discard}, Over, Nobody}, // the decode engine would refuse it after it had read the KV
 
+	Stale:       {[...]How{Free, Orphan, unsaid, unsaid}, Redial, Nobody}, // the engine may have read the prompt all the same
 	Unreachable: {[...]How{Refuse, unsaid, unsaid, unsaid}, Unreached, Nobody},
 	Broke:       {[...]How{Refuse, Lose, Lose, unsaid}, Again, Nobody},
 	Silent:      {[...]How{Refuse, Lose, Lose, unsaid}, Again, Nobody}, // silence may hide a finished prefill and its KV
@@ -206,6 +208,7 @@ var decodes = [whys]row{
 	Disbelieved: {[...]How{unsaid, unsaid, unsaid, Free}, Again, Nobody},
 	Ignored:     {[...]How{unsaid, unsaid, unsaid, Free}, Over, Nobody},
 
+	Stale:       {[...]How{Keep, DoubtOn, unsaid, unsaid}, Redial, Nobody}, // it does not prove that the KV was not read
 	Unreachable: {[...]How{Keep, unsaid, unsaid, unsaid}, Unreached, Engine},
 	Broke:       {[...]How{Keep, DoubtOn, DoubtOn, Free}, Again, Engine}, // a connection that breaks does not prove that the KV was not read
 	Silent:      {[...]How{Keep, DoubtOn, DoubtOn, Free}, Again, Wedged},

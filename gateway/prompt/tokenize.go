@@ -120,7 +120,7 @@ func (r *Reader) askForIDs(model string, body []byte) ([]int32, error) {
 }
 
 func (r *Reader) postTokenize(target *engine.Target, body []byte) ([]int32, error) {
-	call, patience := r.Client.NewCall(target), r.Settings().Prefill.Index.TokenizeTimeout
+	call, patience := r.Client.NewCall(target).Repeat(), r.Settings().Prefill.Index.TokenizeTimeout
 	timer := time.AfterFunc(patience, call.Abort)
 	defer timer.Stop()
 	resp, err := call.Do(http.MethodPost, "/tokenize", []engine.Header{{Name: "Content-Type", Value: "application/json"}}, [][]byte{body},

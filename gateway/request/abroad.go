@@ -41,6 +41,7 @@ func (j *job) send(ctx *fasthttp.RequestCtx, way *geo.Forward) (life.What, *open
 	whole, failure := f.Send(&geo.Request{
 		Method: http.MethodPost, Target: string(ctx.RequestURI()), Headers: j.told.Carry(j.passedOn(ctx)), Body: j.body.Splice(nil, mooncake.Reserved, nil),
 		Stream: j.req.Stream, Deadline: j.in.Patience, Held: held, Most: f.mayRelay(),
+		Dials: j.ran > 0, // it was lost once, perhaps with a connection that had been kept alive
 	})
 	switch {
 	case failure != nil:

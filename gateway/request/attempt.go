@@ -7,11 +7,14 @@ import (
 
 	"go.uber.org/zap"
 
+	"evenkeel/engine"
 	"evenkeel/gateway/failure"
 	"evenkeel/gateway/fleet"
 	"evenkeel/gateway/journal"
+	"evenkeel/gateway/leg"
 	"evenkeel/gateway/life"
 	"evenkeel/gateway/prompt"
+	"evenkeel/mooncake"
 )
 
 // again asks for another attempt and waits the pause. The client that
@@ -79,6 +82,15 @@ func (j *job) probeFailed(run *fleet.Run, f *failure.Fault) *failure.Fault {
 		f.Answer, f.Err, f.Engine = j.srv.movedOut(), failure.ErrMoved, ""
 	}
 	return f
+}
+
+// call prepares one to an engine, for a request with this life.
+func (srv *Server) call(l *life.Life, p *mooncake.Profile, t *engine.Target) *engine.Call {
+	call := leg.New(srv.Client, p, t)
+	if l.Dials() {
+		call.Fresh()
+	}
+	return call
 }
 
 // legID is new for every leg and attempt, so that a retried probe never meets its own

@@ -48,7 +48,7 @@ func (j *job) probe(lease *prefill.Lease) (*handoff.Handoff, *failure.Fault) {
 	born := j.srv.Fleet.Born(c.Instance)
 	limits := &j.srv.Settings().Limits
 	call := leg.Call{
-		Call: leg.New(j.srv.Client, c.Profile, c.Target), Engine: c.Instance, Path: j.req.Endpoint.Path(), Log: j.srv.Log,
+		Call: j.srv.call(&j.life, c.Profile, c.Target), Engine: c.Instance, Path: j.req.Endpoint.Path(), Log: j.srv.Log,
 		Limits: engine.Deadlines{Connect: limits.ConnectTimeout, FirstByte: limits.ProbeTimeout, Idle: limits.EventTimeout},
 	}
 	run := j.srv.Fleet.TrackProbe(&lease.Candidate, call.Call)

@@ -23,7 +23,7 @@ import (
 // newStream prepares the answer on the rank of a slot.
 func (j *job) newStream(slot *dispatcher.Slot) *stream {
 	rank := j.srv.Fleet.Rank(slot.Worker)
-	call := leg.New(j.srv.Client, rank.Profile, rank.Target)
+	call := j.srv.call(&j.life, rank.Profile, rank.Target)
 	s := &stream{job: j, source: source{
 		slot: slot, rank: rank, call: call, began: time.Now(), local: slot.NewTokens > 0, mayHave: j.mayHave(rank.Context),
 		buffers: buffersPool.Get().(*buffers),

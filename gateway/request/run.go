@@ -223,6 +223,9 @@ func (r *runner) fell(f *failure.Fault) life.Event {
 	case r.lease != nil && f.OfEngine():
 		on = r.lease.Candidate.ID
 	}
+	if f.Why == life.Stale && r.lease != nil { // it says nothing about the prefill engine of this attempt
+		r.avoid.prefill = r.avoid.prefill[:len(r.avoid.prefill)-1]
+	}
 	r.told.Tell(journal.Event{What: journal.Failed, Cause: f.Cause(), On: on, Status: f.Status, Answer: f.Answer})
 	e := r.job.fell(f)
 	if r.stream != nil {

@@ -80,7 +80,7 @@ func (t *tester) probe(ctx context.Context, p subject, id string, body [][]byte)
 // call prepares a request to an engine, which ends with ctx.
 func (t *tester) call(ctx context.Context, s subject, half life.Leg) (call *leg.Call, end func() bool) {
 	call = &leg.Call{
-		Call: leg.New(t.client, s.profile, s.target), Leg: half, Area: s.seat.Area, Path: mooncake.Completions.Path(), Log: zap.NewNop(),
+		Call: leg.New(t.client, s.profile, s.target).Fresh(), Leg: half, Area: s.seat.Area, Path: mooncake.Completions.Path(), Log: zap.NewNop(),
 		Limits: engine.Deadlines{Connect: t.cfg.Limits.ConnectTimeout, FirstByte: stepTimeout, Idle: stepTimeout},
 	}
 	return call, context.AfterFunc(ctx, call.Abort)
