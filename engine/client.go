@@ -11,6 +11,7 @@ import (
 	"context"
 	"crypto/tls"
 	"net"
+	"net/netip"
 	"sync"
 	"time"
 )
@@ -21,6 +22,7 @@ type Options struct {
 	IdleTimeout time.Duration // longest a connection is idle and used again; default 4 s
 	ReadBuffer  int           // bytes a connection; also bounds the response head; default 8 KiB
 	Dial        func(ctx context.Context, network, address string) (net.Conn, error)
+	Lookup      func(ctx context.Context, host string) ([]netip.Addr, error) // nil: that of the system, or none beside a Dial of the caller's
 }
 
 // Client makes calls to any number of engines over kept-alive connections.
@@ -37,6 +39,11 @@ func NewClient(o Options) *Client {
 	o.ReadBuffer = cmp.Or(o.ReadBuffer, 8<<10)
 	if o.Dial == nil {
 		o.Dial = new(net.Dialer).DialContext
+		if o.Lookup == nil {
+			o.Lookup = func(ctx context.Context, host string) ([]netip.Addr, error) {
+				return net.DefaultResolver.LookupNetIP(ctx, "ip", host)
+			}
+		}
 	}
 	return &Client{opts: o, idle: newIdlePool(o.IdleTimeout, o.MaxIdle), readers: newReaders(o.ReadBuffer)}
 }

@@ -9,12 +9,11 @@ import (
 // Get reads a whole small answer (health, models, metrics), bounded by ctx. It
 // is idempotent, so a stale connection is replaced once without a word.
 func (c *Client) Get(ctx context.Context, t *Target, path string, limit int, hdr ...Header) (status int, body []byte, err error) {
-	return c.ask(ctx, http.MethodGet, t, path, limit, hdr...)
+	return c.NewCall(t).ask(ctx, http.MethodGet, path, limit, hdr...)
 }
 
 // ask is Get with any method, for questions that an engine does not take as a GET.
-func (c *Client) ask(ctx context.Context, method string, t *Target, path string, limit int, hdr ...Header) (status int, body []byte, err error) {
-	k := c.NewCall(t)
+func (k *Call) ask(ctx context.Context, method, path string, limit int, hdr ...Header) (status int, body []byte, err error) {
 	stop := context.AfterFunc(ctx, k.Abort)
 	defer stop()
 	defer func() {

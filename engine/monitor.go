@@ -103,8 +103,8 @@ func (m *Monitor) OnSample(f func(id string, s *Sample)) { m.sampled = f }
 // Report tells how a call to an instance failed. If no connection could be
 // made the instance is down from now to its next good check, which is made at
 // once. So it is after a connection that broke; then the instance is down if
-// that check cannot connect either. Anything else (a timeout, bytes that are no
-// answer) may be the request's own fault: the checks find out in their time. An engine or a rank that takes no requests, as
+// that check cannot connect either. After one that could not be made in time the next check, at once, is over a
+// new connection. Anything else (a timeout, bytes that are no answer) may be the request's own fault: the checks find out in their time. An engine or a rank that takes no requests, as
 // the engine says, gets none from now on.
 func (m *Monitor) Report(id string, err error) {
 	var e *Error
@@ -113,6 +113,15 @@ func (m *Monitor) Report(id string, err error) {
 		defer m.mu.Unlock()
 		if w := m.watches[id]; w != nil && w.status.Up {
 			w.withheld(err)
+		}
+		return
+	}
+	if errors.As(err, &e) && e.Phase == PhaseConnect && e.Timeout { // its name may lead to a host that is not there, while kept-alive connections answer
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		if w := m.watches[id]; w != nil && w.status.Up {
+			w.redial = true
+			w.checkNow()
 		}
 		return
 	}

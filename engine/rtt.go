@@ -5,10 +5,10 @@ import "time"
 // rttWeight is what one health check counts for: GORGO's.
 const rttWeight = 0.3
 
-// learnRTT takes how long a good health check took. The first after a while opens
+// learnRTT takes how long a good health check took. A fresh one, and the first after a while, opens
 // a connection, which takes longer than any request will.
-func (w *watch) learnRTT(took time.Duration, now time.Time) {
-	kept := now.Sub(w.answered) < w.m.cfg.Client.opts.IdleTimeout
+func (w *watch) learnRTT(took time.Duration, now time.Time, fresh bool) {
+	kept := !fresh && now.Sub(w.answered) < w.m.cfg.Client.opts.IdleTimeout
 	w.answered = now
 	if !kept {
 		return

@@ -37,14 +37,21 @@ func (w *watch) checkNow() {
 func (w *watch) check(ctx context.Context) {
 	w.m.mu.Lock()
 	reports, up, broke, halted := w.reports, w.status.Up, w.broke, w.absent.halt != nil
-	w.broke = false
+	fresh := !up || broke || w.redial || w.failed > 0 || time.Since(w.factsAt) >= w.m.cfg.FactsInterval
+	w.broke, w.redial = false, false
 	w.m.mu.Unlock()
+	if fresh {
+		w.locate(ctx)
+	}
 	heard := w.traffic.heard.Load()
 	began := time.Now()
-	quick, err := w.alive(ctx)
+	quick, err := w.alive(ctx, fresh)
 	if err == nil && quick {
 		now := time.Now()
-		w.learnRTT(now.Sub(began), now)
+		w.learnRTT(now.Sub(began), now, fresh)
+	}
+	if err == nil && fresh {
+		w.unproven = false
 	}
 	unknown := w.facts.err != nil && len(w.facts.models) == 0
 	switch {
@@ -110,7 +117,7 @@ func (w *watch) check(ctx context.Context) {
 		w.show(next)
 		w.lookForMore()
 		w.judged()
-	case late(err) && w.traffic.heard.Load() != heard && len(w.facts.models) > 0:
+	case late(err) && w.traffic.heard.Load() != heard && len(w.facts.models) > 0 && !w.unproven: // else another host is heard
 		w.m.metrics.late.WithLabelValues(w.in.ID).Inc()
 		if reports != w.reports { // it could not be reached meanwhile
 			return
@@ -134,6 +141,7 @@ func (w *watch) check(ctx context.Context) {
 		if next.Err = err; next.Hangs {
 			next.Err = fmt.Errorf("it does not answer its health check (%.3g s): %w", w.m.cfg.Timeout.Seconds(), err)
 		}
+		next.Err = w.elsewhere(next.Err)
 		w.become(next)
 	}
 }

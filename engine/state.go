@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"maps"
+	"net/netip"
 	"slices"
 	"sync"
 	"time"
@@ -41,11 +42,13 @@ type watch struct {
 	stop    context.CancelFunc
 	traffic *Traffic
 
-	factsAt  time.Time // last read; only run's goroutine
-	facts    facts     // only run's goroutine
-	pulse    pulse     // only run's goroutine
-	answered time.Time // the last good health check; only run's goroutine
-	said     string    // what keeps it from serving, as the log has it; under m.mu
+	factsAt  time.Time    // last read; only run's goroutine
+	facts    facts        // only run's goroutine
+	pulse    pulse        // only run's goroutine
+	addrs    []netip.Addr // that the engine's name had when it was last looked up; only run's goroutine
+	unproven bool         // it has others since, and no new connection was answered there; only run's goroutine
+	answered time.Time    // the last good health check; only run's goroutine
+	said     string       // what keeps it from serving, as the log has it; under m.mu
 	saidAt   time.Time
 
 	counting  sync.Mutex // held while ExpiredNow asks; m.mu is taken within it, and never the other way round
@@ -63,6 +66,8 @@ type watch struct {
 	expired float64        // hand-offs that it gave away unfetched, as it last said; below 0: it does not say
 	reports uint64         // failures to connect, and refusals of all requests, that callers told of
 	broke   bool           // a caller lost its connection since the last check began
+	redial  bool           // a caller could not connect in time since then: that check is over a new connection
+	moved   Moved          // of the status that is told next
 	odd     bool           // a page that cannot be right was told of; only the goroutine that reads facts uses it
 	alarmed bool           // the credential alarm was given and stands
 	gone    bool           // not watched any more: a check still under way changes nothing
@@ -118,6 +123,9 @@ type Status struct {
 	// failed, and whether by their own fault is open.
 	Accused error
 
+	// Moved is set once the engine's name has had another address.
+	Moved Moved
+
 	// Halt is why nothing new goes there for now, and requests wait for it: its group re-forms, or waits for its recovery.
 	Halt error
 	// Lost are its ranks that are out of its group, each with the reason. They get no requests.
@@ -163,7 +171,7 @@ type facts struct {
 // equal compares what a callback can see.
 func (s Status) equal(o Status) bool {
 	return s.Up == o.Up && s.Late == o.Late && s.Hangs == o.Hangs && s.Version == o.Version && s.StartTime == o.StartTime && text(s.Err) == text(o.Err) &&
-		text(s.Out) == text(o.Out) && text(s.Halt) == text(o.Halt) && maps.Equal(s.Lost, o.Lost) && s.Wedged == o.Wedged && text(s.Accused) == text(o.Accused) &&
+		text(s.Out) == text(o.Out) && text(s.Halt) == text(o.Halt) && maps.Equal(s.Lost, o.Lost) && s.Wedged == o.Wedged && s.Moved == o.Moved && text(s.Accused) == text(o.Accused) &&
 		slices.Equal(s.Models, o.Models) && maps.Equal(s.CapacityTokens, o.CapacityTokens)
 }
 

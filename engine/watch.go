@@ -27,21 +27,32 @@ func newWatch(m *Monitor, in Instance) *watch {
 // alive asks an engine whether it serves. quick says that the answer cost it nothing. If the quick path
 // says no, it may only repeat what GET /health has found before, or an older version may lack the path.
 // So the engine is then asked for its health.
-func (w *watch) alive(ctx context.Context) (quick bool, err error) {
+//
+// fresh: it is asked over a new connection, to the address that its name has now. One that was kept alive may lead to a
+// process that takes no new ones.
+func (w *watch) alive(ctx context.Context, fresh bool) (quick bool, err error) {
+	ask := func(path string) error {
+		call := w.m.cfg.Client.NewCall(w.in.Target)
+		if fresh {
+			call.Fresh()
+		}
+		_, err := w.ask(ctx, call, path, w.m.cfg.Timeout, answerLimit)
+		return err
+	}
 	if w.in.Ready != "" {
-		_, err = w.get(ctx, w.in.Ready, w.m.cfg.Timeout, answerLimit)
+		err = ask(w.in.Ready)
 		var answered *StatusError
 		if !errors.As(err, &answered) || answered.Status != http.StatusNotFound && answered.Status != http.StatusServiceUnavailable {
 			return true, err
 		}
 	}
-	_, err = w.get(ctx, "/health", w.m.cfg.Timeout, answerLimit)
-	return w.in.Ready == "", err
+	return w.in.Ready == "", ask("/health")
 }
 
 // become replaces the status; Since moves with Up, and Changed with its State. It needs m.mu.
 func (w *watch) become(next Status) {
 	old := w.status
+	next.Moved = w.moved
 	if next.equal(old) {
 		return
 	}
@@ -56,6 +67,7 @@ func (w *watch) become(next Status) {
 	case old.Up && !next.Up:
 		next.Since = time.Now()
 		log.Warn("an engine is down", zap.Error(next.Err))
+		w.m.cfg.Client.idle.drop(w.in.Target.key()) // what was kept alive from before leads to nothing, or to another process
 	case old.StartTime != 0 && next.StartTime != old.StartTime:
 		log.Warn("an engine restarted between two health checks, so the KV that it held is lost")
 	}
@@ -146,9 +158,13 @@ func (w *watch) scrape(ctx context.Context, patience time.Duration) (*Sample, er
 }
 
 func (w *watch) get(ctx context.Context, path string, patience time.Duration, limit int) ([]byte, error) {
+	return w.ask(ctx, w.m.cfg.Client.NewCall(w.in.Target), path, patience, limit)
+}
+
+func (w *watch) ask(ctx context.Context, call *Call, path string, patience time.Duration, limit int) ([]byte, error) {
 	ctx, stop := context.WithTimeout(ctx, patience)
 	defer stop()
-	status, body, err := w.m.cfg.Client.Get(ctx, w.in.Target, path, limit)
+	status, body, err := call.ask(ctx, http.MethodGet, path, limit)
 	if err == nil && status != http.StatusOK {
 		err = &StatusError{Target: w.in.ID, Path: path, Status: status, Why: Withheld(status, body, w.in.Target.Unranked())}
 	}

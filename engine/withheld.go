@@ -292,7 +292,7 @@ func (w *watch) lookForRanks(ctx context.Context) (halt error) {
 func (w *watch) reforming(ctx context.Context) error {
 	ctx, stop := context.WithTimeout(ctx, min(w.m.cfg.Timeout, time.Second))
 	defer stop()
-	status, body, err := w.m.cfg.Client.ask(ctx, http.MethodPost, w.in.Target, "/is_scaling_elastic_ep", answerLimit)
+	status, body, err := w.m.cfg.Client.NewCall(w.in.Target).Repeat().ask(ctx, http.MethodPost, "/is_scaling_elastic_ep", answerLimit)
 	var told struct {
 		Phase string `json:"phase"`
 		Error string `json:"error"`

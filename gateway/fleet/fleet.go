@@ -182,8 +182,8 @@ func (f *Fleet) OnStatus(key string, s engine.Status) {
 	f.mu.Lock()
 	in, ok := f.instances[key]
 	if ok {
-		in.status = s
 		f.away(in, s)
+		in.status = s
 	}
 	f.mu.Unlock()
 	f.started(key, s.StartTime, s.Up && s.Err == nil)

@@ -176,13 +176,19 @@ func (f *Fleet) lives(key string, start float64, asked time.Time) {
 	}
 }
 
-// away notes whether the last connection to a prefill engine was refused. It is
-// called with f.mu held.
+// away notes whether the last connection to a prefill engine was refused, and whether its name
+// leads to another host. in has the status before s. It is called with f.mu held.
 func (f *Fleet) away(in *instance, s engine.Status) {
-	p := &in.processes
+	p, sign := &in.processes, ""
 	refused := errors.Is(s.Err, syscall.ECONNREFUSED)
-	if refused && !p.away && in.role == Prefill {
-		f.another(in, "a connection was refused")
+	switch {
+	case s.Moved != in.status.Moved && !s.Moved.At.IsZero():
+		sign = "its name has another address"
+	case refused && !p.away:
+		sign = "a connection was refused"
+	}
+	if sign != "" && in.role == Prefill {
+		f.another(in, sign)
 		p.ahead = true
 	}
 	p.away = refused

@@ -6,6 +6,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"evenkeel/engine"
 	"evenkeel/gateway/config"
 	"evenkeel/mooncake"
 	"evenkeel/prefill"
@@ -71,4 +72,24 @@ func TestAnEngineIDAloneRaisesNoMoreThanADoubt(t *testing.T) {
 			require.Equal(t, row.want, got)
 		})
 	}
+}
+
+// A name that leads to another host leads to another process, which has none of the KV: once, however the two are told apart then.
+func TestANameThatMovesLeadsToAnotherProcess(t *testing.T) {
+	cfg := config.Default()
+	cfg.Profiles = map[string]mooncake.Profile{"a": {}}
+	f := of(t, cfg)
+	require.NoError(t, f.Add(Prefill, config.Engine{URL: "http://engine.test:80", Profile: "a"}))
+	key := f.order[0]
+	f.OnStatus(key, engine.Status{Up: true, StartTime: 1})
+	before := f.Born(key)
+	moved := engine.Moved{From: "10.0.0.1", To: "10.0.0.2", At: time.Unix(100, 0)}
+	f.OnStatus(key, engine.Status{StartTime: 1, Moved: moved})
+	gone, sure := f.Outlived(before)
+	require.True(t, gone && sure)
+	require.Equal(t, moved, *f.Statuses()[0].Moved)
+	after := f.Born(key)
+	f.OnStatus(key, engine.Status{Up: true, StartTime: 2, Moved: moved})
+	gone, _ = f.Outlived(after)
+	require.False(t, gone, "it is the process that was meant")
 }

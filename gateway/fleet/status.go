@@ -14,24 +14,25 @@ const mostWhy = 8
 
 // EngineStatus is what is known of one engine.
 type EngineStatus struct {
-	ID       string    `json:"id"` // host:port
-	Role     string    `json:"role"`
-	URL      string    `json:"url"`
-	Group    string    `json:"group,omitempty"`
-	Profile  string    `json:"profile"`
-	Up       bool      `json:"up"`    // answers its health check
-	State    string    `json:"state"` // up, out (requests failed in a row), wedged (a request of one token failed, too), halted (its group re-forms or waits for its recovery, and requests wait for it), down, odd (another connector than its model's); error says why
-	Share    float64   `json:"share"` // of its slots that may be used now; below 1 while it is fresh in service
-	Draining bool      `json:"draining"`
-	Source   string    `json:"source,omitempty"` // that discovered it
-	Away     string    `json:"away,omitempty"`   // why it gets no new work by its source: not ready, leaving
-	Since    time.Time `json:"since"`
-	Error    string    `json:"error,omitempty"`
-	Hangs    bool      `json:"hangs,omitempty"` // its port takes connections, but its last health check got no answer
-	Models   []string  `json:"models"`
-	Version  string    `json:"version,omitempty"`
-	Ranks    int       `json:"ranks"`
-	Slots    int       `json:"slots,omitempty"` // per rank
+	ID       string        `json:"id"` // host:port
+	Role     string        `json:"role"`
+	URL      string        `json:"url"`
+	Group    string        `json:"group,omitempty"`
+	Profile  string        `json:"profile"`
+	Up       bool          `json:"up"`    // answers its health check
+	State    string        `json:"state"` // up, out (requests failed in a row), wedged (a request of one token failed, too), halted (its group re-forms or waits for its recovery, and requests wait for it), down, odd (another connector than its model's); error says why
+	Share    float64       `json:"share"` // of its slots that may be used now; below 1 while it is fresh in service
+	Draining bool          `json:"draining"`
+	Source   string        `json:"source,omitempty"` // that discovered it
+	Away     string        `json:"away,omitempty"`   // why it gets no new work by its source: not ready, leaving
+	Since    time.Time     `json:"since"`
+	Error    string        `json:"error,omitempty"`
+	Hangs    bool          `json:"hangs,omitempty"` // its port takes connections, but its last health check got no answer
+	Moved    *engine.Moved `json:"moved,omitempty"` // its name has other addresses than before
+	Models   []string      `json:"models"`
+	Version  string        `json:"version,omitempty"`
+	Ranks    int           `json:"ranks"`
+	Slots    int           `json:"slots,omitempty"` // per rank
 }
 
 // Statuses tells how every engine is.
@@ -52,6 +53,9 @@ func (f *Fleet) Statuses() []EngineStatus {
 		}
 		if why != nil {
 			s.Error = why.Error()
+		}
+		if moved := in.status.Moved; !moved.At.IsZero() {
+			s.Moved = &moved
 		}
 		if in.odd != "" && in.status.Up {
 			s.State, s.Error, s.Draining = "odd", in.odd, false
