@@ -20,6 +20,9 @@ var (
 	descCapacity   = prometheus.NewDesc("evenkeel_rank_kv_capacity_tokens", "KV tokens that the rank has room for, as configured or as its engine says. If neither is known, there is no series.", rankLabels, nil)
 	descSlots      = prometheus.NewDesc("evenkeel_rank_slots", "Slots of the rank, by state. used can be above the configured slots under an immediate policy, and by a few where requests are sent ahead of slots that come free. free is 0 on a rank that takes nothing new, because it drains or its engine is out.", append(rankLabels, "state"), nil)
 	descRunning    = prometheus.NewDesc("evenkeel_rank_running", "Requests on the rank whose first event has come. The others still pull their KV.", rankLabels, nil)
+	descSaid       = prometheus.NewDesc("evenkeel_rank_scraped_requests", "Requests on the rank by the engine's own metrics, read at every tenth health check, in its batch (running) or in its queue (waiting). If running differs from evenkeel_rank_running for minutes, other clients use the engine, or it goes on with requests that have ended for evenkeel. There is no series while the engine's metrics cannot be read.", append(rankLabels, "state"), nil)
+	descUsage      = prometheus.NewDesc("evenkeel_rank_kv_usage_ratio", "Share of the rank's KV memory in use. own: by the proxy's own count, where the rank's room is known. scraped: by the engine's gauge, read at every tenth health check; it may also count what its prefix cache keeps. There is no scraped series while the engine's metrics cannot be read.", append(rankLabels, "source"), nil)
+	descUnsaid     = prometheus.NewDesc("evenkeel_rank_answers_without_usage_total", "Complete answers of the rank for which its engine reported no token usage. Their tokens are the proxy's own count, in limits and in the load of ranks.", rankLabels, nil)
 	descBeyond     = prometheus.NewDesc("evenkeel_rank_beyond_slots", "Requests in the queue of the rank's engine. They were sent ahead of a slot that comes free, or they were bound at their hand-offs' deadlines although the rank had no slot or no KV room for them (dispatch.beyond_slots). They are among the used slots.", rankLabels, nil)
 	descBound      = prometheus.NewDesc("evenkeel_rank_bound", "Requests on the rank that were bound before their prefill and have no event yet. Only ranks whose connector binds so early have this series.", rankLabels, nil)
 	descBacklog    = prometheus.NewDesc("evenkeel_rank_backlog_tokens", "Prompt tokens that were sent to the rank and that it has yet to compute, by the proxy's own count. Only ranks that prefill and decode have this series.", rankLabels, nil)
@@ -82,7 +85,7 @@ func describeDrift(kind string) *prometheus.Desc {
 // Describe implements prometheus.Collector.
 func (gauges) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
-		descKVTokens, descCapacity, descSlots, descRunning, descOutput, descWhole, descEmpty, descBeyond, descBound, descBacklog, descUneven, descRounds, descPrefills,
+		descKVTokens, descCapacity, descSlots, descRunning, descOutput, descWhole, descEmpty, descUnsaid, descSaid, descUsage, descBeyond, descBound, descBacklog, descUneven, descRounds, descPrefills,
 		descOrphans, descImbalance, descIdle, descPool, descPoolOldest, descDriftSlots, descDriftKV,
 		descHeld, descStep, descLost, descC0, descC1, descEach, descOwn, descShared, descAny, descR2, descBudget, descPairs, descTwinError, descTwinAge, descTwinSaved, descTwinLost,
 		descOutputs, descBrier, descAUC, descMAE, descDrift, descDriftMax,
@@ -125,6 +128,17 @@ func (g gauges) Collect(ch chan<- prometheus.Metric) {
 			gauge(descKVTokens, float64(w.KVTokens), group, rank)
 			if w.Capacity > 0 {
 				gauge(descCapacity, float64(w.Capacity), group, rank)
+				gauge(descUsage, float64(w.KVTokens)/float64(w.Capacity), group, rank, "own")
+			}
+			if said, ok := g.said(w.ID); ok {
+				told := func(d *prometheus.Desc, v float64, what string) {
+					if v >= 0 {
+						gauge(d, v, group, rank, what)
+					}
+				}
+				told(descSaid, said.Running, "running")
+				told(descSaid, said.Waiting, "waiting")
+				told(descUsage, said.KVShare, "scraped")
 			}
 			gauge(descSlots, float64(max(0, w.Limit-w.Used)), group, rank, "free")
 			gauge(descSlots, float64(w.Used), group, rank, "used")
@@ -132,6 +146,7 @@ func (g gauges) Collect(ch chan<- prometheus.Metric) {
 			ch <- prometheus.MustNewConstMetric(descOutput, prometheus.CounterValue, float64(w.Output), group, rank)
 			ch <- prometheus.MustNewConstMetric(descWhole, prometheus.CounterValue, float64(w.Answers), group, rank)
 			ch <- prometheus.MustNewConstMetric(descEmpty, prometheus.CounterValue, float64(w.Empty), group, rank)
+			ch <- prometheus.MustNewConstMetric(descUnsaid, prometheus.CounterValue, float64(w.Unsaid), group, rank)
 			gauge(descBeyond, float64(w.Beyond), group, rank)
 			if w.Mixed {
 				gauge(descBacklog, float64(w.Backlog), group, rank)
@@ -198,6 +213,14 @@ func (g gauges) Collect(ch chan<- prometheus.Metric) {
 	gauge(descPoolOldest, oldest)
 	gauge(descDriftSlots, float64(s.Drift.Slots))
 	gauge(descDriftKV, float64(s.Drift.KVTokens))
+}
+
+// said is what the engine of a rank says of it.
+func (g gauges) said(worker int32) (s Said, ok bool) {
+	if g.d.cfg.Said == nil {
+		return s, false
+	}
+	return g.d.cfg.Said(worker)
 }
 
 // labels keeps series apart where names alone do not: one duplicate would

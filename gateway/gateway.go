@@ -89,6 +89,14 @@ func New(cfg *config.Config, log *zap.Logger) (g *Gateway, err error) {
 	decision := cfg.Decision()
 	decision.Predictor.Fit, decision.TTL, decision.Explain = fit, g.conf().PoolTTL(), cfg.Explains()
 	decision.Registerer, decision.Places, decision.OnRoom, decision.Log = g.reg, g.places, g.tier.Wake, log
+	decision.Said = func(worker int32) (dispatcher.Said, bool) {
+		r := g.fleet.Rank(worker)
+		if r == nil {
+			return dispatcher.Said{}, false
+		}
+		said, ok := g.monitor.Gauges(r.Instance, r.Target.Rank)
+		return dispatcher.Said{Running: said.Running, Waiting: said.Waiting, KVShare: said.KVShare}, ok
+	}
 	if g.dispatcher, err = dispatcher.Start(g.ctx, decision); err != nil {
 		return nil, err
 	}

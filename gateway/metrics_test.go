@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/require"
@@ -151,4 +152,24 @@ func TestAlertsNameOutcomesThatThereAre(t *testing.T) {
 	for _, n := range named {
 		require.Subset(t, there, strings.Split(n[1], "|"))
 	}
+}
+
+// What engines say of their ranks stands beside what the proxy counts there.
+func TestWhatEnginesSayOfTheirRanksIsInTheMetrics(t *testing.T) {
+	t.Parallel()
+	c := start(t, options{configure: func(cfg *config.Config) { cfg.Health.Interval = 20 * time.Millisecond }})
+	leave := c.endless()
+	c.eventually("both say that one rank runs one request", func() bool {
+		page, alike := c.get("/metrics").body, 0
+		ranks := regexp.MustCompile(`evenkeel_rank_running\{(.*)\} (\d)`).FindAllStringSubmatch(page, -1)
+		require.Len(c, ranks, 2)
+		for _, r := range ranks {
+			if strings.Contains(page, "evenkeel_rank_scraped_requests{"+r[1]+`,state="running"} `+r[2]+"\n") {
+				alike++
+			}
+		}
+		return alike == 2 && sumOf(c.T, page, "evenkeel_rank_running") == 1 && valueOf(c.T, page, "evenkeel_rank_kv_usage_ratio{"+ranks[0][1]+`,source="scraped"}`)+
+			valueOf(c.T, page, "evenkeel_rank_kv_usage_ratio{"+ranks[1][1]+`,source="scraped"}`) > 0
+	})
+	leave()
 }

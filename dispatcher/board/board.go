@@ -151,6 +151,9 @@ func (b *board) release(slot int32, o Outcome, generated int32, started bool, no
 		if r.answers++; o.Empty {
 			r.empty++
 		}
+		if o.Unsaid {
+			r.unsaid++
+		}
 	}
 	if !r.present {
 		b.leave(r)

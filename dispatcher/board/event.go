@@ -41,6 +41,8 @@ type Outcome struct {
 	Generated int // tokens of this leg
 	// Empty: the answer is whole, and its engine ended it without any text.
 	Empty bool
+	// Unsaid: the answer is whole, and its engine said nothing of its tokens.
+	Unsaid bool
 	// Refused: the engine answered with 429 or 503, and took nothing of the request.
 	Refused bool
 	// Lost: the engine took the request, and its first event did not come. Where

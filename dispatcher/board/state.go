@@ -90,6 +90,7 @@ type rank struct {
 	output    int64   // tokens of all released slots
 	answers   uint64  // that were whole
 	empty     uint64  // of them, those that their engine ended without any text
+	unsaid    uint64  // of the answers, those of which their engine told no usage
 	prompts   uint64  // that were sent to it so far
 	computing []int32 // slots that have no token yet, or none since they were preempted, in the order in which they are computed
 	computes  int64   // prompt tokens of the step under way

@@ -146,10 +146,11 @@ type WorkerStatus struct {
 	Used         int    `json:"used"`         // may be above slots under an immediate policy, or because of beyond_slots
 	Beyond       int    `json:"beyond_slots"` // the used slots whose requests wait in the engine's own queue, because no slot or no KV room is free
 	Running      int    `json:"running"`
-	Transferring int    `json:"transferring"`  // admitted, no event seen yet
-	Output       int64  `json:"output_tokens"` // of all answers since the rank came
-	Answers      uint64 `json:"answers"`       // that were whole, since then
-	Empty        uint64 `json:"empty_answers"` // of them, those that the engine ended without any text
+	Transferring int    `json:"transferring"`          // admitted, no event seen yet
+	Output       int64  `json:"output_tokens"`         // of all answers since the rank came
+	Answers      uint64 `json:"answers"`               // that were whole, since then
+	Empty        uint64 `json:"empty_answers"`         // of them, those that the engine ended without any text
+	Unsaid       uint64 `json:"answers_without_usage"` // and those for which it reported no token usage
 	KVTokens     int64  `json:"kv_tokens"`
 	Unread       int64  `json:"unread_kv_tokens,omitempty"` // of KVTokens, those of prompts that are not computed yet, which no step reads
 	Others       int64  `json:"others_kv_tokens"`           // of requests that are not ours, while this proxy has just taken the rank over
@@ -264,7 +265,7 @@ func (b *board) rankStatus(r *rank, now time.Time) WorkerStatus {
 			w.Bound++
 		}
 	}
-	w.Transferring, w.Output, w.Answers, w.Empty = w.Used-w.Running, r.output, r.answers, r.empty
+	w.Transferring, w.Output, w.Answers, w.Empty, w.Unsaid = w.Used-w.Running, r.output, r.answers, r.empty, r.unsaid
 	for i := range r.running {
 		w.Output += int64(r.running[i].Generated)
 	}

@@ -91,5 +91,7 @@ func (s *stream) outcome(kind board.Kind) board.Outcome {
 	unheard := s.fault != nil && s.firstAt.IsZero() && s.fault.Unheard()
 	empty := kind == board.Finished && s.Mirror.Empty() && s.Mirror.FinishReason() == "stop" && !s.job.life.Resumed()
 	refused := s.fault != nil && s.firstAt.IsZero() && s.fault.Refused()
-	return board.Outcome{Kind: kind, Generated: s.Mirror.Tokens(), Empty: empty, Refused: refused, Lost: unheard, Orphaned: s.stranded}
+	_, told := s.Mirror.Usage()
+	unsaid := kind == board.Finished && (s.untold || !told)
+	return board.Outcome{Kind: kind, Generated: s.Mirror.Tokens(), Empty: empty, Unsaid: unsaid, Refused: refused, Lost: unheard, Orphaned: s.stranded}
 }

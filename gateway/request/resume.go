@@ -174,6 +174,8 @@ func (s *stream) conclude(head sse.Head, finish string) {
 		u.Cached = -1
 	}
 	u.Total = u.Prompt + u.Completion
+	_, told := s.Mirror.Usage()
+	s.untold = !told
 	frames := sse.NewFramer(0)
 	frames.Feed(sse.Ending(nil, j.req.Endpoint == mooncake.Chat, head, finish, u))
 	for e, ok := frames.Next(); ok && s.stage < ended; e, ok = frames.Next() {

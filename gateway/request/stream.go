@@ -67,6 +67,7 @@ type source struct {
 	may     int64          // tokens of the prompt that the engine was to compute at most; 0: that is settled
 	muffled bool           // the engine may tell nothing of a text before it has all of it
 	beyond  bool           // the engine's traffic expects it beyond the slots until release
+	untold  bool           // its usage is told in the engine's place
 	heard   bool           // its first event; the engine's traffic counts it until release
 	fault   *failure.Fault // why it ended before the answer was whole; nil: it has not, or the answer was
 	*buffers

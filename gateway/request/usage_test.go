@@ -45,6 +45,34 @@ func TestAUsageThatTheEngineDidNotTell(t *testing.T) {
 		require.NotContains(t, r.body, "error")
 	}
 	b.settle()
+	require.EqualValues(t, 2, b.Dispatcher.Status(t.Context()).Models[0].Workers[0].Unsaid)
+}
+
+// Answers whose engine told no usage are counted for its rank, whether the client asked for one or not. Others are not, nor are
+// answers that are not whole.
+func TestAnswersWithoutUsageAreCounted(t *testing.T) {
+	t.Parallel()
+	const usage = `data: {"id":"d","choices":[],"usage":{"prompt_tokens":7,"completion_tokens":2}}` + "\n\n"
+	for _, row := range []struct {
+		name, more, events string
+		want               uint64
+	}{
+		{"a stream without", `"stream":true,`, wholeEvents, 1},
+		{"a stream without, which was to have one", `"stream":true,"stream_options":{"include_usage":true},`, wholeEvents, 1},
+		{"a stream with", `"stream":true,`, oneEvent + lastEvent + usage + doneEvent, 0},
+		{"an answer in one piece without", "", wholeEvents, 1},
+		{"an answer in one piece with", "", oneEvent + lastEvent + usage + doneEvent, 0},
+		{"two answers without", `"n":2,`, wholeEvents, 2},
+		{"a stream that breaks off", `"stream":true,`, oneEvent, 0},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			t.Parallel()
+			b := misled(t, &unruly{probe: tell, decode: func(w *script, _ *http.Request) { w.send(row.events) }})
+			b.post(mooncake.Chat.Path(), chat("a", row.more))
+			b.settle()
+			require.Equal(t, row.want, b.Dispatcher.Status(t.Context()).Models[0].Workers[0].Unsaid)
+		})
+	}
 }
 
 // More tokens than the answer may have are not told, however they are estimated.

@@ -1,0 +1,50 @@
+package dispatcher
+
+import (
+	"strings"
+	"testing"
+	"testing/synctest"
+
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	"github.com/stretchr/testify/require"
+
+	"evenkeel/dispatcher/board"
+	"evenkeel/pool"
+)
+
+// The proxy's own counts of a rank stand beside what its engine says; what the engine does not say, or said long ago, has no series.
+func TestWhatEnginesSayStandsBesideOwnCounts(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		cfg := testConfig()
+		cfg.Said = func(worker int32) (Said, bool) {
+			return []Said{{Running: 5, Waiting: 0, KVShare: 0.75}, {Running: 2, Waiting: -1, KVShare: -1}, {}}[worker], worker < 2
+		}
+		d := start(t, cfg)
+		ws := ranks(3, 4, 100)
+		ws[1].Capacity = 0
+		d.SetWorkers(ws)
+		s := (<-d.Enqueue(&pool.Entry{ID: 1, Model: "m", Prompt: 25})).Slot
+		require.Zero(t, s.Worker)
+		require.NoError(t, testutil.CollectAndCompare(gauges{d}, strings.NewReader(`
+# HELP evenkeel_rank_kv_usage_ratio Share of the rank's KV memory in use. own: by the proxy's own count, where the rank's room is known. scraped: by the engine's gauge, read at every tenth health check; it may also count what its prefix cache keeps. There is no scraped series while the engine's metrics cannot be read.
+# TYPE evenkeel_rank_kv_usage_ratio gauge
+evenkeel_rank_kv_usage_ratio{group="main",rank="d0",source="own"} 0.25
+evenkeel_rank_kv_usage_ratio{group="main",rank="d0",source="scraped"} 0.75
+evenkeel_rank_kv_usage_ratio{group="main",rank="d2",source="own"} 0
+# HELP evenkeel_rank_scraped_requests Requests on the rank by the engine's own metrics, read at every tenth health check, in its batch (running) or in its queue (waiting). If running differs from evenkeel_rank_running for minutes, other clients use the engine, or it goes on with requests that have ended for evenkeel. There is no series while the engine's metrics cannot be read.
+# TYPE evenkeel_rank_scraped_requests gauge
+evenkeel_rank_scraped_requests{group="main",rank="d0",state="running"} 5
+evenkeel_rank_scraped_requests{group="main",rank="d0",state="waiting"} 0
+evenkeel_rank_scraped_requests{group="main",rank="d1",state="running"} 2
+`), "evenkeel_rank_kv_usage_ratio", "evenkeel_rank_scraped_requests"))
+		d.Release(s, board.Outcome{Kind: board.Finished, Unsaid: true})
+		synctest.Wait()
+		require.NoError(t, testutil.CollectAndCompare(gauges{d}, strings.NewReader(`
+# HELP evenkeel_rank_answers_without_usage_total Complete answers of the rank for which its engine reported no token usage. Their tokens are the proxy's own count, in limits and in the load of ranks.
+# TYPE evenkeel_rank_answers_without_usage_total counter
+evenkeel_rank_answers_without_usage_total{group="main",rank="d0"} 1
+evenkeel_rank_answers_without_usage_total{group="main",rank="d1"} 0
+evenkeel_rank_answers_without_usage_total{group="main",rank="d2"} 0
+`), "evenkeel_rank_answers_without_usage_total"))
+	})
+}
