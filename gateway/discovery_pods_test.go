@@ -13,9 +13,11 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 
 	"evenkeel/bench/refengine"
+	"evenkeel/bench/reftext"
 	"evenkeel/engine/discover"
 	"evenkeel/engine/discover/kube"
 	"evenkeel/engine/discover/kube/kubetest"
+	"evenkeel/gateway/config"
 )
 
 // podOf is a pod that runs a reference engine.
@@ -75,4 +77,61 @@ func TestATerminatingPodGetsNoTraffic(t *testing.T) {
 	require.NoError(t, api.CoreV1().Pods("llm").Delete(t.Context(), "d-0", metav1.DeleteOptions{}))
 	c.eventually("it is gone", func() bool { return c.status(old).ID == "" })
 	require.Positive(t, stop())
+}
+
+// Pods whose label, or whose source, says that they are aggregated serve requests alone, and so does one that comes later. They
+// are never half of a pair.
+func TestAggregatedPodsServeAlone(t *testing.T) {
+	t.Parallel()
+	for name, source := range map[string]kube.Config{
+		"their labels say so":  {RoleLabel: "evenkeel.io/role"},
+		"their source says so": {Role: discover.Aggregated},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			label := ""
+			if source.Role == "" {
+				label = discover.Aggregated
+			}
+			pod := func(e *refengine.Engine, name string) *corev1.Pod {
+				p := podOf(t, e, name, label)
+				p.Annotations["evenkeel.io/token-budget"] = "4096"
+				return p
+			}
+			var api *fake.Clientset
+			c := start(t, options{
+				mixed:     []refengine.Config{{}},
+				configure: func(cfg *config.Config) { cfg.ExposeRoute = true },
+				discover: func(c *cluster) []discover.Source {
+					api = fake.NewClientset(pod(c.decode[0], "a-0"))
+					source.Client, source.Namespace, source.Selector, source.Port = kubetest.Client{API: api}, "llm", "app=vllm", "8000"
+					return []discover.Source{kube.New(source)}
+				},
+			})
+			require.Equal(t, discover.Aggregated, c.status(addressOf(c.decode[0])).Role)
+			serves := func(e *refengine.Engine) bool {
+				before := e.Stats().Requests
+				_, route := c.say(talk(`"stream":true,`, reftext.MakePrompt(1, 30)))
+				require.Equal(t, "aggregated", route)
+				return e.Stats().Requests > before
+			}
+			require.True(t, serves(c.decode[0]))
+
+			next := c.engine(refengine.Config{Role: refengine.Aggregated})
+			c.decode = append(c.decode, next)
+			_, err := api.CoreV1().Pods("llm").Create(t.Context(), pod(next, "a-1"), metav1.CreateOptions{})
+			require.NoError(t, err)
+			c.eventually("the new pod serves", func() bool { return serves(next) })
+			require.NoError(t, api.CoreV1().Pods("llm").Delete(t.Context(), "a-0", metav1.DeleteOptions{}))
+			old := addressOf(c.decode[0])
+			c.eventually("the first one is gone", func() bool { return c.status(old).ID == "" })
+			for range 5 {
+				require.True(t, serves(next))
+			}
+			for _, e := range c.gw.Status(t.Context()).Engines {
+				require.Equal(t, discover.Aggregated, e.Role)
+			}
+			require.Zero(t, next.Stats().Probes)
+		})
+	}
 }
