@@ -162,7 +162,7 @@ func (p *Profile) DecodeBody(b *Body, ep Endpoint, leg *Leg, kv json.RawMessage,
 	}
 	members, drop := p.answer(b, leg, stream)
 	members = salted(b, salt, members)
-	if kv != nil {
+	if kv != nil || leg.resume().beside() {
 		members = append(members, Member{"kv_transfer_params", leg.resume().params(kv)})
 	}
 	return b.Splice(dst, leg.resume().drop(drop), members)

@@ -100,8 +100,8 @@ const (
 // the answer.
 const (
 	ChatResumeNone     = "none"
-	ChatResumeVLLM     = "vllm_prompt_token_ids"  // token ids beside the hand-off, vLLM from PR 48145 on
-	ChatResumeAscend   = "ascend_private"         // the same under vllm-ascend's own key
+	ChatResumeVLLM     = "vllm_prompt_token_ids"  // token ids beside the hand-off, vLLM from 0.27 on (PR 48145)
+	ChatResumeAscend   = "ascend_private"         // the same for vllm-ascend from 0.26 on, see idKeys
 	ChatResumeContinue = "continue_final_message" // the text so far as a last message
 )
 
@@ -173,6 +173,9 @@ func (p Profile) WithDefaults() Profile {
 		}
 		set(&p.KVHoldTimeout, hold)
 		set(&p.ProbeMinTokens, MinTokensOne)
+	}
+	if p.Ascend() { // its recompute scheduler gives answers back in their middle, and most of its tutorials turn that on
+		set(&p.ChatResume, ChatResumeAscend)
 	}
 	set(&p.ChatResume, ChatResumeNone)
 	set(&p.DPMode, DPExternal)

@@ -49,24 +49,32 @@ func (r *Resume) prompt(b *Body, members []Member) []Member {
 
 // params adds the token ids to kv_transfer_params, where that is their place.
 func (r *Resume) params(kv json.RawMessage) json.RawMessage {
-	if r == nil {
+	if !r.beside() {
 		return kv
 	}
-	var key string
-	switch r.How {
-	case ChatResumeVLLM:
-		key = "prompt_token_ids"
-	case ChatResumeAscend:
-		key = "_vllm_ascend_recompute_token_ids"
-	default:
-		return kv
+	if kv == nil {
+		kv = json.RawMessage("{}")
 	}
-	open := bytes.TrimRight(kv[:len(kv)-1], " \t\r\n")
-	out := slices.Concat(open, []byte(`,"`+key+`":`), r.IDs, []byte{'}'})
-	if len(open) == 1 {
-		out = slices.Delete(out, 1, 2) // an empty object has no comma to add
+	out := slices.Clip(bytes.TrimRight(kv[:len(kv)-1], " \t\r\n")) // kv stays as it is
+	for _, key := range idKeys[r.How] {
+		if len(out) > 1 { // an empty object has no comma to add
+			out = append(out, ',')
+		}
+		out = slices.Concat(out, []byte(`"`+key+`":`), r.IDs)
 	}
-	return out
+	return append(out, '}')
+}
+
+// beside says whether the token ids stand in kv_transfer_params.
+func (r *Resume) beside() bool { return r != nil && idKeys[r.How] != nil }
+
+// idKeys are the members of kv_transfer_params that have the token ids of prompt and answer. vLLM reads its own from 0.27 on
+// (renderers/online_renderer.py). vllm-ascend 0.26.0rc1 has another one (patch/recompute_proxy.py), because its vLLM 0.26 reads none,
+// and 0.27.1rc1 and 0.30.0rc2 no longer have it. So their engines get both: each takes out the one it knows, and the connectors of
+// vllm-ascend only read the members that they know (distributed/kv_transfer/kv_p2p).
+var idKeys = map[string][]string{
+	ChatResumeVLLM:   {"prompt_token_ids"},
+	ChatResumeAscend: {"_vllm_ascend_recompute_token_ids", "prompt_token_ids"},
 }
 
 // budget adds how much may and must be generated yet.

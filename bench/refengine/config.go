@@ -290,6 +290,19 @@ func (c Config) minor() int {
 	return has
 }
 
+// resumeKey is the member of kv_transfer_params whose token ids stand for the prompt of a chat: vLLM has one from 0.27 on, and
+// vllm-ascend 0.26 has its own.
+func (c Config) resumeKey() string {
+	ascend := c.Connector == AscendMooncake || c.Connector == AscendLayerwise
+	switch {
+	case c.NoResumeIDs, ascend && c.before(26), !ascend && c.before(27):
+		return ""
+	case c.before(27):
+		return "_vllm_ascend_recompute_token_ids"
+	}
+	return "prompt_token_ids"
+}
+
 // namesRequests: before 0.14 a hand-off of vllm-ascend did not say which request
 // made it, nor before 0.13 one of vLLM's NIXL. Its blocks are known by the probe's
 // own id then, which has no random suffix yet, and a decode engine reports a pull

@@ -62,9 +62,8 @@ func readKV(cfg Config, raw json.RawMessage) (*kvParams, *apiError) {
 	}
 	f := fields{m: m, where: "kv_transfer_params."}
 	p := &kvParams{produce: f.boolean("do_remote_decode"), consume: f.boolean("do_remote_prefill"), transferID: f.text("transfer_id")}
-	p.promptIDs = f.ids("prompt_token_ids")
-	if p.promptIDs == nil {
-		p.promptIDs = f.ids("_vllm_ascend_recompute_token_ids")
+	if key := cfg.resumeKey(); key != "" {
+		p.promptIDs = f.ids(key)
 	}
 	if p.produce && p.consume {
 		return nil, refuse(400, "kv_transfer_params: do_remote_decode and do_remote_prefill exclude each other")

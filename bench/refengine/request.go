@@ -114,7 +114,7 @@ func (l *life) parse(chat bool, body []byte) (*request, *apiError) {
 		r.setLeg(kv)
 	}
 	r.returnIDs = f.boolean("return_token_ids") && !cfg.NoTokenIDs
-	if err := r.render(f, chat, cfg.NoResumeIDs); err != nil {
+	if err := r.render(f, chat); err != nil {
 		return nil, err
 	}
 	if r.salt = f.text("cache_salt"); r.salt == "" {
@@ -155,14 +155,14 @@ func (r *request) setLeg(kv *kvParams) {
 	}
 }
 
-func (r *request) render(f *fields, chat, ignoreIDs bool) *apiError {
+func (r *request) render(f *fields, chat bool) *apiError {
 	prompt, err := reftext.RenderMembers(chat, f.m)
 	if err != nil {
 		why := strings.TrimPrefix(err.Error(), "reftext: ")
 		param, _, _ := strings.Cut(why, ":")
 		return refuse(400, "%s", why).of(param)
 	}
-	if r.kv != nil && len(r.kv.promptIDs) > 0 && !ignoreIDs { // the client's template and text are left out (vllm#48145)
+	if r.kv != nil && len(r.kv.promptIDs) > 0 { // the client's template and text are left out (vllm#48145)
 		var seed *int64
 		if _, ok := f.member("seed"); ok {
 			v := read[int64](f, "seed", "not an integer")

@@ -29,7 +29,7 @@ func (checkCmd) Help() string {
 	return `check does what serve does before it opens its first socket. It also reads the files that the config names, and tries whether it can write the files that serve writes. It prints the warnings that serve would log, and the errors with which serve would
 not start. Run it as the user that serve runs as, in the same working directory and environment: relative paths start at the working directory, and check reads variables such as an api_key_env.
 
---probe tries at most 4,096 pairs, and every rank at least once. It never sends two requests to one engine at the same time. If the first three pairs of an engine fail, it tries no more pairs of this engine.
+--probe tries at most 4,096 pairs, and every rank at least once. With one pair of each engine, it also finds out how a chat goes on whose answer breaks off (chat_resume). It never sends two requests to one engine at the same time. If the first three pairs of an engine fail, it tries no more pairs of this engine.
 
 The exit status is 0 if serve would start. It is 1 if serve would not start, or if a probe or a case failed.`
 }
@@ -137,7 +137,7 @@ func (c *checkCmd) look(found *checked) error {
 	if c.Probe {
 		ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 		defer stop()
-		found.Findings = append(found.Findings, selftest.Run(ctx, found.cfg, selftest.Options{EveryPair: true})...)
+		found.Findings = append(found.Findings, selftest.Run(ctx, found.cfg, selftest.Options{EveryPair: true, Resumes: true})...)
 	}
 	return nil
 }

@@ -41,6 +41,7 @@ type Entry struct {
 	Notes     []string
 
 	model     string // one that it serves
+	version   string // of vLLM; empty: unknown
 	handed    handed // whether it handed a prompt over, where nothing else tells its role
 	slotsTold bool   // it told its slots itself
 }
@@ -120,6 +121,7 @@ func (e *Entry) server(get func(path string) (int, []byte, error), version strin
 	if e.sglang(body) {
 		return
 	}
+	e.version = version
 	e.note("Its version is %s.", orUnknown(version))
 	e.vllm(body)
 }

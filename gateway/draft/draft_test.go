@@ -163,7 +163,7 @@ func TestAsk(t *testing.T) {
 			require.Equal(t, tt.want.Role == "prefill", len(cfg.Engines.Prefill) == 1)
 			require.Equal(t, tt.want.Role == "decode", len(cfg.Engines.Decode) == 1)
 			require.Equal(t, tt.want.Role == "aggregated", len(cfg.Engines.Aggregated) == 1)
-			entries[0].Notes, entries[0].model, entries[0].handed, entries[0].slotsTold = nil, "", unreached, false
+			entries[0].Notes, entries[0].model, entries[0].version, entries[0].handed, entries[0].slotsTold = nil, "", "", unreached, false
 			require.Equal(t, tt.want, entries[0])
 		})
 	}
@@ -282,4 +282,26 @@ func TestWhatIsTrueOfAllRanksIsSaidOnce(t *testing.T) {
 	require.NoError(t, err)
 	require.Len(t, cfg.Engines.Decode, 144)
 	require.Equal(t, "main", cfg.Engines.Decode[143].Group)
+}
+
+// Decode engines of vllm-ascend give chats back in their middle: the file says how they go on, by what the version knows.
+func TestChatsOfAscendGoOn(t *testing.T) {
+	for _, tc := range []struct{ connector, version, want string }{
+		{mooncake.AscendMooncakeV1, "", mooncake.ChatResumeAscend},
+		{mooncake.AscendMooncakeV1, "0.30.0", mooncake.ChatResumeAscend},
+		{mooncake.AscendLayerwise, "0.26.0", mooncake.ChatResumeAscend},
+		{mooncake.AscendMooncakeV1, "0.23.0", mooncake.ChatResumeContinue},
+		{mooncake.NIXLPull, "0.30.0", ""},
+	} {
+		url := stub(t, map[string]string{"/health": "", "/version": `{"version":"` + tc.version + `"}`})
+		list := []Entry{{Engine: config.Engine{URL: url}, Role: "prefill", Connector: tc.connector}, {Engine: config.Engine{URL: url}, Role: "decode", Connector: tc.connector}}
+		Ask(t.Context(), list, "")
+		text, err := File(config.Default(), list)
+		require.NoError(t, err)
+		if tc.want == "" {
+			require.NotContains(t, string(text), "chat_resume")
+			continue
+		}
+		require.Contains(t, string(text), "\n    chat_resume: "+tc.want+" ", "%v", tc)
+	}
 }

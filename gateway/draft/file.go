@@ -135,6 +135,7 @@ func (w *writer) apart(p *mooncake.Profile, entries []Entry) (connector string) 
 	w.line("  %s:", w.profile)
 	w.key("    connector", connector, sentence)
 	w.apiKey(p)
+	w.chatResume(connector, entries)
 	for _, e := range entries {
 		if e.Bootstrap > 0 && connector == mooncake.SGLang {
 			w.key("    bootstrap_port", strconv.Itoa(e.Bootstrap), "The port of the bootstrap server on a prefill engine's host.")
@@ -142,6 +143,21 @@ func (w *writer) apart(p *mooncake.Profile, entries []Entry) (connector string) 
 		}
 	}
 	return connector
+}
+
+// chatResume writes how chats go on that a decode engine of vllm-ascend gives back in their middle.
+func (w *writer) chatResume(connector string, entries []Entry) {
+	if p := (&mooncake.Profile{Connector: connector}); !p.Ascend() {
+		return
+	}
+	how, sentence := mooncake.ChatResumeAscend, "A chat that a decode engine gives back in its middle goes on by token ids. For vllm-ascend before 0.26, write continue_final_message."
+	for _, e := range entries {
+		var minor int
+		if n, _ := fmt.Sscanf(e.version, "0.%d.", &minor); n == 1 && minor < 26 && e.Role != "aggregated" {
+			how, sentence = mooncake.ChatResumeContinue, "A chat that a decode engine gives back in its middle goes on by its text. From vllm-ascend 0.26 on, write ascend_private, which is exact."
+		}
+	}
+	w.key("    chat_resume", how, sentence)
 }
 
 // profileOf is the name of a profile: its engine's.

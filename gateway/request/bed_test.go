@@ -117,6 +117,7 @@ func start(t *testing.T, o setup) *bed {
 	if o.profile.Connector == mooncake.NIXLPush && o.profile.Bind == "" {
 		o.profile.Bind = mooncake.BindArrival
 	}
+	o.profile.ChatResume = cmp.Or(o.profile.ChatResume, mooncake.ChatResumeNone) // a test whose chats go on says how
 	profile := o.profile.WithDefaults()
 	for _, c := range o.prefill {
 		c.Role = refengine.Prefill

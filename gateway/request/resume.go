@@ -16,7 +16,7 @@ import (
 	"evenkeel/sse"
 )
 
-var errIgnoredResume = errors.New("the engine did not go on with the answer so far; set chat_resume: none in its profile, or upgrade the engine")
+var errIgnoredResume = errors.New("the engine did not go on with the answer so far; set the chat_resume that check --probe names in its profile, or upgrade the engine")
 
 // goOn takes the answer up where it was lost: served anew, the prompt longer by
 // what the client has, and spliced so that the client reads one answer.

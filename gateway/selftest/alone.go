@@ -4,8 +4,6 @@ import (
 	"context"
 	"fmt"
 	"sync"
-
-	"evenkeel/mooncake"
 )
 
 // aggregated is the role of engines that prefill and decode.
@@ -44,9 +42,10 @@ func (t *tester) everyRank(ctx context.Context, ranks []subject) {
 
 // alone has one rank compute a prompt and answer it.
 func (t *tester) alone(ctx context.Context, s subject, id string) error {
-	body, err := prompt(s.models[0], id)
+	q, err := prompt(s.models[0], id)
 	if err != nil {
 		return err
 	}
-	return t.answer(ctx, s, id, s.profile.DecodeBody(body, mooncake.Completions, nil, nil, "", true, nil))
+	_, err = t.answer(ctx, s, q, id, s.profile.DecodeBody(&q.body, q.endpoint, nil, nil, "", true, nil))
+	return err
 }

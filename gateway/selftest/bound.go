@@ -24,8 +24,8 @@ var (
 
 // bound sends one prompt through two engines that work on it at the same time. The error of the engine that failed
 // first is returned, and only that: the other one was told to end.
-func (t *tester) bound(ctx context.Context, p, d subject, body *mooncake.Body, id string) (answer mooncake.ProbeAnswer, prefill, decode error) {
-	m := leg.Meet(id, mooncake.Completions, p.profile, p.target, p.ranks, d.profile, d.target)
+func (t *tester) bound(ctx context.Context, p, d subject, q *query, id string) (answer mooncake.ProbeAnswer, prompt int, prefill, decode error) {
+	m := leg.Meet(id, q.endpoint, p.profile, p.target, p.ranks, d.profile, d.target)
 	var callback <-chan metaserver.Callback
 	if p.profile.Connector != mooncake.SGLang {
 		expected := t.callbacks.Expect(metaserver.Wanted{Rank: d.target.ID, Read: func(body []byte) (mooncake.Callback, error) {
@@ -39,11 +39,11 @@ func (t *tester) bound(ctx context.Context, p, d subject, body *mooncake.Body, i
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		if answer, prefill = t.boundPrefill(ctx, p, d, body, m, callback); prefill != nil {
+		if answer, prefill = t.boundPrefill(ctx, p, d, q, m, callback); prefill != nil {
 			cancel(errLeg)
 		}
 	}()
-	decode = t.answer(ctx, d, id, d.profile.EarlyDecode(body, nil, m, "", true, nil))
+	prompt, decode = t.answer(ctx, d, q, id, d.profile.EarlyDecode(&q.body, q.leg, m, "", true, nil))
 	if decode != nil {
 		cancel(errLeg)
 	}
@@ -60,11 +60,11 @@ func (t *tester) bound(ctx context.Context, p, d subject, body *mooncake.Body, i
 		_ = leg.Abort(t.client, p.target, id, zap.NewNop())
 		_ = leg.Abort(t.client, d.target, id, zap.NewNop())
 	}
-	return answer, prefill, decode
+	return answer, prompt, prefill, decode
 }
 
 // boundPrefill sends the prefill leg, once the decode engine has called back if it does, and reads its answer to the end.
-func (t *tester) boundPrefill(ctx context.Context, p, d subject, body *mooncake.Body, m *mooncake.Meeting, callback <-chan metaserver.Callback) (none mooncake.ProbeAnswer, err error) {
+func (t *tester) boundPrefill(ctx context.Context, p, d subject, q *query, m *mooncake.Meeting, callback <-chan metaserver.Callback) (none mooncake.ProbeAnswer, err error) {
 	if callback != nil {
 		select {
 		case came := <-callback:
@@ -81,7 +81,7 @@ func (t *tester) boundPrefill(ctx context.Context, p, d subject, body *mooncake.
 			return none, context.Cause(ctx)
 		}
 	}
-	text, err := t.probe(ctx, p, m.RID, p.profile.EarlyProbe(body, nil, m, true, nil))
+	text, err := t.probe(ctx, p, q, m.RID, p.profile.EarlyProbe(&q.body, q.leg, m, true, nil))
 	if err != nil {
 		return none, err
 	}

@@ -42,16 +42,16 @@ func One(ctx context.Context, cfg *config.Config, role string, e config.Engine, 
 
 func (t *tester) onePrefill(ctx context.Context, s subject, partners []config.Engine) error {
 	t.learnHosts(ctx, s)
-	body, err := prompt(s.models[0], t.id())
+	q, err := prompt(s.models[0], t.id())
 	if err != nil {
 		return err
 	}
-	answer, err := t.prefill(ctx, s, body, t.id())
+	answer, err := t.prefill(ctx, s, q, t.id())
 	if err != nil {
 		return err
 	}
 	if d, ok := t.partner(ctx, "decode", s, partners); ok {
-		_ = t.decode(ctx, d, body, answer, t.id()) // else its hold timeout frees it
+		_, _ = t.decode(ctx, d, q, answer, t.id()) // else its hold timeout frees it
 	}
 	return nil
 }
@@ -69,7 +69,7 @@ func (t *tester) oneWith(ctx context.Context, role string, s subject, partners [
 		}
 		model, _ := common(partner, s)
 		id := fmt.Sprintf("%s-%d", t.id(), n)
-		body, err := prompt(model, id)
+		q, err := prompt(model, id)
 		if err != nil {
 			return err
 		}
@@ -88,9 +88,9 @@ func (t *tester) oneWith(ctx context.Context, role string, s subject, partners [
 		if together {
 			got = "KV"
 			t.learnHosts(ctx, d)
-			_, prefill, decode = t.bound(ctx, p, d, body, id)
-		} else if answer, prefill = t.prefill(ctx, p, body, id); prefill == nil {
-			decode = t.decode(ctx, d, body, answer, id)
+			_, _, prefill, decode = t.bound(ctx, p, d, q, id)
+		} else if answer, prefill = t.prefill(ctx, p, q, id); prefill == nil {
+			_, decode = t.decode(ctx, d, q, answer, id)
 		}
 		switch {
 		case role == "prefill" && prefill != nil:
@@ -104,11 +104,12 @@ func (t *tester) oneWith(ctx context.Context, role string, s subject, partners [
 	if !s.profile.HandsOff() {
 		return nil
 	}
-	body, err := prompt(s.models[0], t.id())
+	q, err := prompt(s.models[0], t.id())
 	if err != nil {
 		return err
 	}
-	return t.decode(ctx, s, body, mooncake.ProbeAnswer{}, t.id())
+	_, err = t.decode(ctx, s, q, mooncake.ProbeAnswer{}, t.id())
+	return err
 }
 
 // partner is the first of the other side that answers and has a model of s.

@@ -23,19 +23,26 @@ const (
 	tokens      = 4 // asked for
 )
 
-// prompt is the body of the one request: some blocks of KV, and nobody's words.
-func prompt(model, id string) (*mooncake.Body, error) {
-	words := id + strings.Repeat(" evenkeel self test", 16)
-	body, err := mooncake.ScanBody(fmt.Appendf(nil, `{"model":%q,"prompt":%q,"max_tokens":%d,"temperature":0}`, model, words, tokens), 0)
-	return &body, err
+// A query is a request of a test.
+type query struct {
+	body     mooncake.Body
+	endpoint mooncake.Endpoint
+	leg      *mooncake.Leg // how it goes on with an answer; nil: it begins one
 }
 
-func (t *tester) prefill(ctx context.Context, p subject, body *mooncake.Body, id string) (mooncake.ProbeAnswer, error) {
+// prompt is the request that is sent through each pair: some blocks of KV, and nobody's words.
+func prompt(model, id string) (*query, error) {
+	words := id + strings.Repeat(" evenkeel self test", 16)
+	body, err := mooncake.ScanBody(fmt.Appendf(nil, `{"model":%q,"prompt":%q,"max_tokens":%d,"temperature":0}`, model, words, tokens), 0)
+	return &query{body: body, endpoint: mooncake.Completions}, err
+}
+
+func (t *tester) prefill(ctx context.Context, p subject, q *query, id string) (mooncake.ProbeAnswer, error) {
 	x, err := t.exchange(ctx, p, id)
 	if err != nil {
 		return mooncake.ProbeAnswer{}, err
 	}
-	text, err := t.probe(ctx, p, id+"-p", p.profile.ProbeBody(body, mooncake.Completions, nil, x, nil))
+	text, err := t.probe(ctx, p, q, id+"-p", p.profile.ProbeBody(&q.body, q.endpoint, q.leg, x, nil))
 	if err != nil {
 		return mooncake.ProbeAnswer{}, err
 	}
@@ -67,8 +74,8 @@ func (t *tester) exchange(ctx context.Context, p subject, id string) (*mooncake.
 }
 
 // probe sends a prefill request and reads the answer to its end.
-func (t *tester) probe(ctx context.Context, p subject, id string, body [][]byte) ([]byte, error) {
-	call, end := t.call(ctx, p, life.Prefill)
+func (t *tester) probe(ctx context.Context, p subject, q *query, id string, body [][]byte) ([]byte, error) {
+	call, end := t.call(ctx, p, q, life.Prefill)
 	defer end()
 	text, f := call.Whole(engine.JSONHeaders(id), body, nil, answerBytes, time.Now().Add(2*stepTimeout))
 	if f != nil {
@@ -78,9 +85,9 @@ func (t *tester) probe(ctx context.Context, p subject, id string, body [][]byte)
 }
 
 // call prepares a request to an engine, which ends with ctx.
-func (t *tester) call(ctx context.Context, s subject, half life.Leg) (call *leg.Call, end func() bool) {
+func (t *tester) call(ctx context.Context, s subject, q *query, half life.Leg) (call *leg.Call, end func() bool) {
 	call = &leg.Call{
-		Call: leg.New(t.client, s.profile, s.target).Fresh(), Leg: half, Area: s.seat.Area, Path: mooncake.Completions.Path(), Log: zap.NewNop(),
+		Call: leg.New(t.client, s.profile, s.target).Fresh(), Leg: half, Area: s.seat.Area, Path: q.endpoint.Path(), Log: zap.NewNop(),
 		Limits: engine.Deadlines{Connect: t.cfg.Limits.ConnectTimeout, FirstByte: stepTimeout, Idle: stepTimeout},
 	}
 	return call, context.AfterFunc(ctx, call.Abort)
@@ -106,34 +113,34 @@ func decodeLeg(a mooncake.ProbeAnswer) string {
 	return "d"
 }
 
-func (t *tester) decode(ctx context.Context, d subject, body *mooncake.Body, a mooncake.ProbeAnswer, id string) error {
-	return t.answer(ctx, d, id+"-"+decodeLeg(a), d.profile.DecodeBody(body, mooncake.Completions, nil, a.KV, "", true, nil))
+func (t *tester) decode(ctx context.Context, d subject, q *query, a mooncake.ProbeAnswer, id string) (prompt int, err error) {
+	return t.answer(ctx, d, q, id+"-"+decodeLeg(a), d.profile.DecodeBody(&q.body, q.endpoint, q.leg, a.KV, "", true, nil))
 }
 
-// answer sends a decode request, reads the answer and compares what it says of itself.
-func (t *tester) answer(ctx context.Context, d subject, id string, body [][]byte) error {
+// answer sends a decode request, reads the answer and compares what it says of itself. It returns how many tokens the prompt
+// had there.
+func (t *tester) answer(ctx context.Context, d subject, q *query, id string, body [][]byte) (prompt int, err error) {
 	half, cached := life.Decode, -1
 	if d.profile.Aggregated() {
 		half, cached = life.Sole, sse.OwnCached
 	}
-	call, end := t.call(ctx, d, half)
+	call, end := t.call(ctx, d, q, half)
 	defer end()
 	resp, f := call.Open(engine.JSONHeaders(id), body)
 	if resp != nil {
 		defer resp.Close()
 	}
 	if f != nil {
-		return why(ctx, call, f)
+		return 0, why(ctx, call, f)
 	}
 	s := stream{mirror: sse.NewMirror(sse.Ask{Usage: true, ContinuousUsage: true, TokenIDs: true, Choice: -1, Cached: cached})}
-	err := s.read(resp)
-	if err == nil {
+	if err = s.read(resp); err == nil && q.endpoint == mooncake.Completions { // a chat differs in nothing that is judged here
 		err = t.judge(d, &s)
 	}
 	if err != nil && ctx.Err() != nil {
-		return context.Cause(ctx)
+		return 0, context.Cause(ctx)
 	}
-	return err
+	return s.mirror.Prompt(), err
 }
 
 // stream is what one answer brought.

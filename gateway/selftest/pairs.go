@@ -182,7 +182,7 @@ func (t *tester) sum(ranks []subject) {
 func (t *tester) pair(ctx context.Context, p, d subject, n int) {
 	model, _ := common(p, d)
 	id := fmt.Sprintf("ek-%s-%d", t.run, n)
-	body, err := prompt(model, id)
+	q, err := prompt(model, id)
 	if err != nil {
 		t.report(p.name, Bad, "%v", err)
 		return
@@ -195,9 +195,9 @@ func (t *tester) pair(ctx context.Context, p, d subject, n int) {
 	with := "with the hand-off of %s: %v"
 	if together, _ := meets(p, d); together {
 		with = "with the KV of %s: %v"
-		prefill, decode = t.together(ctx, p, d, body, id)
+		prefill, decode = t.together(ctx, p, d, q, id)
 	} else {
-		prefill, decode = t.inTurn(ctx, p, d, body, id)
+		prefill, decode = t.inTurn(ctx, p, d, q, id)
 	}
 	switch {
 	case prefill != nil:
@@ -257,19 +257,20 @@ func (t *tester) counts(p subject, cached int) {
 }
 
 // inTurn prefills first and has the hand-off decoded.
-func (t *tester) inTurn(ctx context.Context, p, d subject, body *mooncake.Body, id string) (prefill, decode error) {
-	answer, err := t.prefill(ctx, p, body, id)
+func (t *tester) inTurn(ctx context.Context, p, d subject, q *query, id string) (prefill, decode error) {
+	answer, err := t.prefill(ctx, p, q, id)
 	if err != nil {
 		return err, nil
 	}
 	t.report(p.name, OK, "a probe of %d tokens returned a usable hand-off", answer.PromptTokens)
 	t.counts(p, answer.CachedTokens)
-	return nil, t.decode(ctx, d, body, answer, id)
+	_, err = t.decode(ctx, d, q, answer, id)
+	return nil, err
 }
 
 // together has both work on the request at the same time.
-func (t *tester) together(ctx context.Context, p, d subject, body *mooncake.Body, id string) (prefill, decode error) {
-	answer, prefill, decode := t.bound(ctx, p, d, body, id)
+func (t *tester) together(ctx context.Context, p, d subject, q *query, id string) (prefill, decode error) {
+	answer, _, prefill, decode := t.bound(ctx, p, d, q, id)
 	if prefill == nil && decode == nil {
 		t.report(p.name, OK, "prefilled %d tokens for a decode engine that was there before", answer.PromptTokens)
 		t.counts(p, answer.CachedTokens)

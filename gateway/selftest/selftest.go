@@ -24,6 +24,8 @@ type Options struct {
 	// EveryPair tries every prefill engine with every decode engine. Without it each rank has one partner. An aggregated rank
 	// has none: it is tried alone.
 	EveryPair bool
+	// Resumes also finds how chats go on whose answers break off. These requests take no slots.
+	Resumes bool
 	// Seat takes a slot of a decode rank before a request of the test is sent there. Without Seat, no slots are taken.
 	Seat func(ctx context.Context, rank string, tokens int) (Seat, error)
 }
@@ -53,6 +55,9 @@ func Run(ctx context.Context, cfg *config.Config, o Options) []Finding {
 		}
 	} else {
 		t.try(ctx, partners(prefills, decodes))
+	}
+	if o.Resumes {
+		t.resumes(ctx, prefills, decodes)
 	}
 	t.everyRank(ctx, together)
 	t.sum(prefills)

@@ -1,0 +1,154 @@
+package selftest
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+
+	"evenkeel/mooncake"
+)
+
+// soFar is the part of an answer with which the engines are to go on: as text, and how many tokens stand for it where token
+// ids do.
+const (
+	soFar       = `"So far"`
+	soFarTokens = 2
+)
+
+// resumes finds how chats go on whose answers break off: each engine gets a partner, and this pair goes on with a part of an
+// answer. An engine that does not know the way begins the answer anew, which its count of prompt tokens shows.
+func (t *tester) resumes(ctx context.Context, prefills, decodes []subject) {
+	n := 0
+	for _, round := range partners(engines(prefills), engines(decodes)) {
+		for _, p := range round {
+			if ctx.Err() != nil || t.failed(p.prefill) || t.failed(p.decode) {
+				continue
+			}
+			t.resume(ctx, p.prefill, p.decode, fmt.Sprintf("%s-r%d", t.id(), n))
+			n++
+		}
+	}
+}
+
+// failed says whether a rank has failed a pair: what it does not do with a completion it does not do with a chat.
+func (t *tester) failed(s subject) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.recordOf(s).failed > 0
+}
+
+// resume finds what a pair goes on with.
+func (t *tester) resume(ctx context.Context, p, d subject, id string) {
+	is := d.profile.ChatResume
+	model, _ := common(p, d)
+	q, err := chat(model, id)
+	if err != nil {
+		t.report(d.name, Bad, "%v", err)
+		return
+	}
+	first, err := t.through(ctx, p, d, q, id+"-0")
+	if err != nil {
+		t.report(d.name, OK, "does not answer a chat (%v), so chat_resume was not tried", err)
+		return
+	}
+	works := ""     // the first way that the pair knows
+	var wrong error // why that is not the profile's own
+	for i, how := range ways(d.profile) {
+		err := t.goesOn(ctx, p, d, q, how, first, fmt.Sprintf("%s-%d", id, i+1))
+		if ctx.Err() != nil {
+			return
+		}
+		if err == nil {
+			works = how
+			break
+		}
+		if how == is {
+			wrong = err
+		}
+	}
+	switch {
+	case works == is:
+		t.report(d.name, OK, "a chat that breaks off goes on (chat_resume: %s)", is)
+	case works == "" && wrong == nil:
+		t.report(d.name, OK, "a chat that breaks off ends with an error: it goes on in no way that chat_resume has")
+	case works == "":
+		t.report(d.name, Warn, "a chat that breaks off ends with an error: chat_resume is %s, and with it %v. No other way works either; upgrade the engines", is, wrong)
+	case is == mooncake.ChatResumeNone:
+		t.report(d.name, OK, "a chat that breaks off ends with an error, because chat_resume is none; these engines go on with chat_resume: %s", works)
+	default:
+		t.report(d.name, Warn, "a chat that breaks off ends with an error: chat_resume is %s, and with it %v; set chat_resume: %s in its profile", is, wrong, works)
+	}
+}
+
+// ways are those that an engine may know, its profile's own first.
+func ways(p *mooncake.Profile) (list []string) {
+	byIDs := mooncake.ChatResumeVLLM
+	switch {
+	case p.Ascend():
+		byIDs = mooncake.ChatResumeAscend
+	case p.Connector == mooncake.SGLang:
+		byIDs = mooncake.ChatResumeNone
+	}
+	for _, how := range []string{p.ChatResume, byIDs, mooncake.ChatResumeContinue} {
+		if how != mooncake.ChatResumeNone && (len(list) == 0 || list[0] != how) {
+			list = append(list, how)
+		}
+	}
+	return list
+}
+
+// goesOn sends the chat with a part of its answer. first is what the engines told of the chat alone.
+func (t *tester) goesOn(ctx context.Context, p, d subject, q *query, how string, first counted, id string) error {
+	longer := *q
+	resume := &mooncake.Resume{How: how, Text: json.RawMessage(soFar), Tokens: soFarTokens}
+	longer.leg = &mooncake.Leg{Resume: resume}
+	byIDs := !mooncake.ByText(how)
+	if byIDs {
+		var own []int32
+		if json.Unmarshal(first.ids, &own) != nil || len(own) < soFarTokens {
+			return errors.New("the prefill engine does not tell the prompt's token ids (vLLM has them since 0.10.2)")
+		}
+		resume.IDs = mooncake.JoinIDs(first.ids, own[:soFarTokens])
+	}
+	now, err := t.through(ctx, p, d, &longer, id)
+	if err != nil {
+		return err
+	}
+	for _, side := range []struct {
+		name       string
+		alone, now int
+	}{{"prefill", first.atP, now.atP}, {"decode", first.atD, now.atD}} {
+		more := side.now - side.alone
+		if side.alone > 0 && side.now > 0 && (more <= 0 || byIDs && more != soFarTokens) { // 0: it does not tell
+			return fmt.Errorf("the %s engine overlooked the answer so far: it counted %d prompt tokens, and %d without it", side.name, side.now, side.alone)
+		}
+	}
+	return nil
+}
+
+// chat is a request for a chat.
+func chat(model, id string) (*query, error) {
+	body, err := mooncake.ScanBody(fmt.Appendf(nil, `{"model":%q,"messages":[{"role":"user","content":%q}],"max_tokens":%d,"temperature":0}`, model, id+" evenkeel self test", tokens), 0)
+	return &query{body: body, endpoint: mooncake.Chat}, err
+}
+
+// counted is what a pair tells of a prompt.
+type counted struct {
+	ids      json.RawMessage // nil: the prefill engine does not tell them
+	atP, atD int             // tokens, as each engine counts them; 0: it does not tell
+}
+
+// through sends a request through a pair.
+func (t *tester) through(ctx context.Context, p, d subject, q *query, id string) (counted, error) {
+	var answer mooncake.ProbeAnswer
+	var prompt int
+	var prefill, decode error
+	if together, _ := meets(p, d); together {
+		answer, prompt, prefill, decode = t.bound(ctx, p, d, q, id)
+	} else if answer, prefill = t.prefill(ctx, p, q, id); prefill == nil {
+		prompt, decode = t.decode(ctx, d, q, answer, id)
+	}
+	return counted{answer.PromptTokenIDs, answer.PromptTokens, prompt}, cmp.Or(prefill, decode)
+}
