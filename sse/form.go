@@ -166,6 +166,25 @@ func countOf(o *rawjson.Object) int {
 	return max(0, n)
 }
 
+// OnlyFailure appends what a stream consists of that has nothing but an error.
+func OnlyFailure(dst []byte, f Form, message, typ, code string) []byte {
+	return (&Answer{Mirror: Mirror{ask: Ask{Form: f}}}).Ending(dst, true, message, typ, code)
+}
+
+// Silence is what a client gets that waits for an event: it tells of nothing, and shows that the connection lives. Clients of
+// messages know an event for that, and those of other endpoints pass over comments. It must not be changed.
+func Silence(f Form) []byte {
+	if f == Messages {
+		return pinged
+	}
+	return commented
+}
+
+var (
+	pinged    = []byte("event: ping\ndata: {\"type\": \"ping\"}\n\n")
+	commented = []byte(": keep-alive\n\n")
+)
+
 // Ending appends what ends a stream for its client: the error, if there is one, and [DONE]
 // where the endpoint has it. typ and code are the error's in the words of the endpoint.
 func (a *Answer) Ending(dst []byte, failed bool, message, typ, code string) []byte {

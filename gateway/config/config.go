@@ -196,6 +196,7 @@ type Limits struct {
 	ProbeTimeout   time.Duration `yaml:"probe_timeout"`      // whole prefill; long prompts take minutes
 	ProbeGrace     time.Duration `yaml:"probe_grace"`        // a prefill may still end this long after its client left; 0: it is aborted at once
 	EventTimeout   time.Duration `yaml:"event_timeout"`      // between two events of a decode stream
+	KeepAlive      time.Duration `yaml:"keep_alive"`         // after which a client that waits for an event gets a comment; 0: it gets none
 	DrainGrace     time.Duration `yaml:"drain_grace"`        // SIGTERM: /readyz is false this long before requests are refused
 	DrainTimeout   time.Duration `yaml:"drain_timeout"`      // then streams may finish this long
 	EventBytes     int           `yaml:"event_bytes"`

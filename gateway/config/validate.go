@@ -227,6 +227,7 @@ func (c *Config) checkTimes(bad report) {
 	for path, d := range map[string]time.Duration{
 		"$.health.canary": c.Health.Canary, "$.health.slow_start": c.Health.SlowStart,
 		"$.limits.drain_timeout": c.Limits.DrainTimeout, "$.limits.drain_grace": c.Limits.DrainGrace, "$.limits.probe_grace": c.Limits.ProbeGrace,
+		"$.limits.keep_alive": c.Limits.KeepAlive,
 	} {
 		if d < 0 {
 			bad(path, "%v is negative; write 0s or more", d)

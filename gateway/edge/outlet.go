@@ -26,6 +26,7 @@ type Outlet struct {
 	log    *zap.Logger
 	head   []byte // of the answer; nil: it is out
 	closes bool   // the connection ends with the answer
+	keep   *KeepAlive
 
 	raw     syscall.RawConn
 	attempt func(fd uintptr) // made once: a closure for each chunk would be garbage
@@ -52,15 +53,19 @@ func Release(ctx *fasthttp.RequestCtx, log *zap.Logger, run func(*Outlet)) bool 
 	if err != nil {
 		return false
 	}
-	o := &Outlet{client: w.client, wire: w, log: log, raw: raw}
+	o := &Outlet{client: w.client, wire: w, log: log, raw: raw, keep: w.alive}
 	o.attempt = o.write
-	h := &ctx.Response.Header
-	o.closes = w.server.stopping.Load() || ctx.Request.Header.ConnectionClose() || h.ConnectionClose()
-	if o.closes {
-		h.SetConnectionClose()
+	if Opened(ctx) {
+		o.closes = o.keep.closes
+	} else {
+		h := &ctx.Response.Header
+		o.closes = w.server.stopping.Load() || ctx.Request.Header.ConnectionClose() || h.ConnectionClose()
+		if o.closes {
+			h.SetConnectionClose()
+		}
+		h.SetContentLength(-1)
+		o.head = h.AppendBytes(nil)
 	}
-	h.SetContentLength(-1)
-	o.head = h.AppendBytes(nil)
 	ctx.HijackSetNoResponse(true)
 	ctx.Hijack(func(net.Conn) { o.guard(func() { run(o) }) })
 	return true
@@ -91,11 +96,13 @@ func (o *Outlet) Frame(b []byte) []byte {
 	b = append(b, "\r\n"...)[at:]
 	if o.head != nil {
 		b, o.head = slices.Concat(o.head, b), nil
+		o.keep.wrote()
 	}
 	return b
 }
 
-const lastChunk = "0\r\n\r\n"
+// KeepAlive has what the client gets while the engine is silent; nil: nothing.
+func (o *Outlet) KeepAlive() *KeepAlive { return o.keep }
 
 // Send writes data as a chunk, and the end of the body behind it if it is the last. It waits until the client
 // has taken them.
@@ -108,6 +115,7 @@ func (o *Outlet) Send(data []byte, last bool) error {
 	} else {
 		b = append(b[:0], o.head...)
 		o.head = nil
+		o.keep.wrote()
 	}
 	if last {
 		b = append(b, lastChunk...)

@@ -36,7 +36,8 @@ type Pull struct {
 	conn  io.Writer // the client's; nil: fasthttp writes everything
 	wire  *wire     // keeps back what fasthttp writes at the end; nil: nothing does
 	head  bool      // the answer's head is out, so that conn may be written to
-	err   error     // why reading ended; nil: not yet
+	keep  *KeepAlive
+	err   error // why reading ended; nil: not yet
 	once  sync.Once
 }
 
@@ -63,43 +64,69 @@ func (p *Pull) ended() bool { return p.ends != nil && p.ends.Ended() }
 
 // Answer makes p the body of ctx's answer.
 func (p *Pull) Answer(ctx *fasthttp.RequestCtx) {
-	if !ctx.Request.Header.IsHTTP11() {
-		p.writePlain(ctx)
+	w, opened := wireOf(ctx), Opened(ctx)
+	if w != nil {
+		p.keep = w.alive
+	}
+	if opened || !ctx.Request.Header.IsHTTP11() {
+		p.writePlain(ctx, opened)
 		return
 	}
-	p.conn, p.wire = ctx.Conn(), wireOf(ctx)
+	p.conn, p.wire = ctx.Conn(), w
 	p.head = p.pending() > smallChunk // it leaves by itself, so that nothing stands before the first chunk
 	ctx.Response.ImmediateHeaderFlush = p.head
 	ctx.Response.SetBodyStream(p, -1)
 }
 
-// writePlain writes the answer to a client of HTTP/1.0 and waits until it is out. That protocol has no chunks: the
-// body ends with the connection. A reset tells the client that the body is not whole.
-func (p *Pull) writePlain(ctx *fasthttp.RequestCtx) {
+// writePlain writes the answer past fasthttp and waits until it is out: to a client of HTTP/1.0, or behind a head that is out
+// already. HTTP/1.0 has no chunks: the body ends with the connection. A reset tells the client that the body is not whole.
+func (p *Pull) writePlain(ctx *fasthttp.RequestCtx, opened bool) {
 	defer func() { _ = p.Close() }()
-	ctx.Response.Header.SetContentLength(identity)
-	conn := ctx.Conn()
-	ctx.HijackSetNoResponse(true) // fasthttp would write chunks
-	ctx.Hijack(func(net.Conn) { _ = conn.Close() })
-	out := ctx.Response.Header.AppendBytes(nil)
+	conn, w, plain := ctx.Conn(), wireOf(ctx), !ctx.Request.Header.IsHTTP11()
+	again := false
+	ctx.HijackSetNoResponse(true) // fasthttp would write chunks, or another head
+	ctx.Hijack(func(net.Conn) {
+		if again {
+			go w.again().serve()
+			return
+		}
+		_ = conn.Close()
+	})
+	var out []byte
+	if !opened {
+		ctx.Response.Header.SetContentLength(identity)
+		out = ctx.Response.Header.AppendBytes(nil)
+	}
+	p.head = opened
 	buf := make([]byte, smallChunk)
 	for p.err == nil {
 		n, _ := p.Read(buf)
-		if out = append(out, buf[:n]...); len(out) > 0 {
+		if plain {
+			out = append(out, buf[:n]...)
+		} else {
+			out = p.keep.frame(out, buf[:n])
+		}
+		if p.err == io.EOF && !plain { //nolint:errorlint // as Close compares
+			out = append(out, lastChunk...)
+		}
+		if len(out) > 0 {
 			if _, err := conn.Write(out); err != nil {
 				return
 			}
-			out = out[:0]
+			out, p.head = out[:0], true
 		}
 	}
-	if c, ok := ConnOf(ctx); ok && p.err != io.EOF { //nolint:errorlint // as Close compares
+	whole := p.err == io.EOF //nolint:errorlint // as Close compares
+	if again = whole && opened && !p.keep.closes; whole {
+		return
+	}
+	if c, ok := ConnOf(ctx); ok {
 		c.abandon()
 		c.cut()
 	}
 }
 
-// identity is fasthttp's length of a body that ends with its connection.
-const identity = -2
+const lastChunk = "0\r\n\r\n"
 
 const (
 	smallChunk = 4<<10 - 64 // with its frame it fits fasthttp's buffer
@@ -121,6 +148,11 @@ func (p *Pull) Read(b []byte) (n int, err error) {
 			p.err = err
 		}
 	}()
+	if p.head {
+		p.keep.wrote()
+		p.keep.Wait()
+		defer p.keep.Over()
+	}
 	n, err = p.src.Read(b)
 	if p.wire != nil && (err == io.EOF || err == nil && p.pending() == 0 && p.ended()) { //nolint:errorlint // as fasthttp compares
 		p.wire.hold()

@@ -3,6 +3,7 @@ package edge
 import (
 	"cmp"
 	"fmt"
+	"net"
 	"runtime/debug"
 	"time"
 
@@ -81,8 +82,18 @@ func (o *Options) guard(ctx *fasthttp.RequestCtx) {
 		if w := wireOf(ctx); w != nil {
 			w.charge.Give() // the handler will not
 		}
-		if c, ok := ConnOf(ctx); ok {
+		c, ok := ConnOf(ctx)
+		if ok {
 			c.OnGone(nil)
+		}
+		if ok && Opened(ctx) { // there is no other status any more, and a stream that breaks off is not whole
+			if conn := ctx.Conn(); !ctx.Hijacked() {
+				ctx.HijackSetNoResponse(true)
+				ctx.Hijack(func(net.Conn) { _ = conn.Close() })
+			}
+			c.abandon()
+			c.cut()
+			return
 		}
 		ctx.Response.Reset() // also closes a stream that was set
 		o.refuse(ctx, refusedPanic)
@@ -111,6 +122,7 @@ func (o *Options) guard(ctx *fasthttp.RequestCtx) {
 	if w.client != nil {
 		w.client.lagged.Store(0)
 	}
+	w.alive = nil
 	if w.server.stopping.Load() {
 		ctx.SetConnectionClose() // fasthttp does so only while it waits for connections of its own
 	}

@@ -56,6 +56,7 @@ type wire struct {
 	last   bool             // the next piece that is written is the last to be kept back
 	charge *Charge          // of the request being served; nil: it has no body
 	taken  bool             // the handler has the body, and gives its charge back
+	alive  *KeepAlive       // of the request being served; nil: its client waits in silence
 }
 
 // tlsWire lets fasthttp see that a connection is TLS, by these two methods.

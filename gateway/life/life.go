@@ -31,6 +31,9 @@ const (
 //	   |       Abroad → Done                            lost
 //	   └──────────── Pausing, Offering ←── Fell ─────────┘
 //
+// A client that has waited for long has the status 200 and comments already (limits.keep_alive). That changes nothing here: what was
+// never answered is tried again as before, and whoever carries Fail out makes an event of it.
+//
 // While an answer flows nothing is waited for here: its stream has the life beside it, and tells how it ends.
 type Life struct {
 	Bound bool // it is a leg of a fan-out, or its client has a part of its answer: no other dispatcher may have it

@@ -175,24 +175,14 @@ func (e *Error) In(path string) []byte {
 	if !Anthropics(path) {
 		return e.JSON()
 	}
-	message := e.Message
-	if e.Raw != nil {
-		said, anthropics := saidIn(e.Raw)
-		if anthropics {
-			return e.Raw
-		}
-		if said != "" {
-			message = said
-		}
-	}
-	if e.Param != "" && !strings.Contains(message, e.Param) { // there is no other place for it
-		message = e.Param + ": " + message
+	if _, anthropics := saidIn(e.Raw); anthropics {
+		return e.Raw
 	}
 	var in struct {
 		Type    string `json:"type"`
 		Message string `json:"message"`
 	}
-	in.Type, in.Message = e.TypeIn(path), message
+	in.Type, in.Message = e.TypeIn(path), e.Words()
 	body, _ := json.Marshal(struct { // strings always marshal
 		Type  string `json:"type"`
 		Error any    `json:"error"`
@@ -207,6 +197,21 @@ func (e *Error) Typed(path string) (body []byte, contentType string) {
 		return body, e.ContentType
 	}
 	return body, "application/json"
+}
+
+// Words is the message for a place that has room for nothing else: what an engine said, and the key at fault.
+func (e *Error) Words() string {
+	message := e.Message
+	if said, _ := saidIn(e.Raw); said != "" {
+		message = said
+	}
+	if e.Param != "" && !strings.Contains(message, e.Param) {
+		message = e.Param + ": " + message
+	}
+	if message == "" {
+		message = fmt.Sprintf("an engine refused the request with status %d", e.Status)
+	}
+	return message
 }
 
 // saidIn is the message in the error of an engine, and whether that has Anthropic's shape.

@@ -51,11 +51,13 @@ type Stream interface {
 type pump struct {
 	Stream
 	out  *edge.Outlet
+	keep *edge.KeepAlive  // has what the client gets while the engine is silent; nil: nothing
 	resp *engine.Response // of the source that flows, or flowed last
 
 	loop  *loop.Loop
 	leave int         // how often the loop has passed the stream on; touches from before mean nothing
 	in    *loop.Watch // of the engine's socket; nil: a goroutine drives
+	until time.Time   // when the engine has been silent for too long; zero: it may be silent for ever
 	room  *loop.Watch // of the client's, while it is blocked
 	rest  []byte      // what the blocked client has not taken
 }
@@ -65,7 +67,7 @@ type pump struct {
 func Start(ctx *fasthttp.RequestCtx, log *zap.Logger, loops *loop.Set, s Stream) bool {
 	l := loops.Next()
 	return l != nil && edge.Release(ctx, log, func(o *edge.Outlet) {
-		p := &pump{Stream: s, out: o, loop: l}
+		p := &pump{Stream: s, out: o, keep: o.KeepAlive(), loop: l}
 		p.guard(p.carry)
 	})
 }
@@ -73,7 +75,7 @@ func Start(ctx *fasthttp.RequestCtx, log *zap.Logger, loops *loop.Set, s Stream)
 // carry drives the stream by waiting, until its end or until the loop can take it over.
 func (p *pump) carry() {
 	for {
-		events, err := p.Next()
+		events, err := p.next()
 		if err == nil {
 			err = p.out.Send(events, p.Ended())
 		}
@@ -90,6 +92,13 @@ func (p *pump) carry() {
 		p.out.End(err == nil)
 		return
 	}
+}
+
+// next waits for events. The client gets comments meanwhile, if it waits for long.
+func (p *pump) next() ([]byte, error) {
+	p.keep.Wait()
+	defer p.keep.Over()
+	return p.Next()
 }
 
 // guard ends the stream if f panics.
@@ -150,7 +159,15 @@ func (p *pump) touched(turn int) {
 
 // await begins the wait for the engine.
 func (p *pump) await(now time.Time) {
-	if wait := p.Wait(now); wait > 0 {
+	wait := p.Wait(now)
+	p.until = time.Time{}
+	if wait > 0 {
+		p.until = now.Add(wait)
+	}
+	if silence := p.keep.Silence(); silence > 0 && (wait <= 0 || silence < wait) {
+		wait = silence
+	}
+	if wait > 0 {
 		p.in.Wake(now.Add(wait))
 	}
 }
@@ -208,8 +225,13 @@ func (p *pump) arrive(b []byte, now time.Time) {
 		p.pass(a)
 		return
 	}
-	if len(a.frame) > edge.ChunkRoom {
-		frame := p.out.Frame(a.frame)
+	p.send(a.frame, now)
+}
+
+// send passes on what stands behind edge.ChunkRoom, and awaits more.
+func (p *pump) send(frame []byte, now time.Time) {
+	if len(frame) > edge.ChunkRoom {
+		frame = p.out.Frame(frame)
 		n, err := p.out.Try(frame, now)
 		if err != nil {
 			p.pass(arrival{gone: true})
@@ -291,6 +313,8 @@ func (p *pump) unblock() {
 func (p *pump) Expired(_ *loop.Watch, now time.Time) {
 	defer p.recovered()
 	switch by := p.out.Patience(); {
+	case p.room == nil && p.keep.Silence() > 0 && (p.until.IsZero() || now.Before(p.until)): // only the client has waited for long
+		p.send(append(make([]byte, edge.ChunkRoom), p.keep.Comment()...), now)
 	case p.room == nil:
 		p.pass(arrival{})
 	case by.IsZero() || by.After(now):

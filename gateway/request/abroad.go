@@ -12,6 +12,7 @@ import (
 	"go.uber.org/zap"
 
 	"evenkeel/engine"
+	"evenkeel/gateway/edge"
 	"evenkeel/gateway/failure"
 	"evenkeel/gateway/journal"
 	"evenkeel/gateway/life"
@@ -43,6 +44,9 @@ func (j *job) send(ctx *fasthttp.RequestCtx, way *geo.Forward) (life.What, *open
 		Stream: j.req.Stream, Deadline: j.in.Patience, Held: held, Most: f.mayRelay(),
 		Dials: j.ran > 0, // it was lost once, perhaps with a connection that had been kept alive
 	})
+	if failure == nil {
+		edge.Opened(ctx)
+	}
 	switch {
 	case failure != nil:
 		j.client.OnGone(nil)

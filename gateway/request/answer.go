@@ -6,6 +6,7 @@ import (
 	"io"
 	"net/http"
 	"strconv"
+	"time"
 
 	"github.com/valyala/fasthttp"
 
@@ -14,6 +15,7 @@ import (
 	"evenkeel/gateway/openai"
 	"evenkeel/gateway/pump"
 	"evenkeel/geo"
+	"evenkeel/sse"
 )
 
 // Headers of a request and of its answer.
@@ -43,8 +45,21 @@ const (
 	wayFallback  = "fallback"
 )
 
-// Fail writes an error answer.
+// keep has the client of ctx get comments while it waits for the events of its answer (limits.keep_alive), until Stream or Fail.
+// Another dispatcher gets none: it needs the status, and keeps its own client.
+func (srv *Server) keep(ctx *fasthttp.RequestCtx, in *Incoming, since time.Time) {
+	if span := srv.Settings().Limits.KeepAlive; span > 0 && in.From == nil {
+		edge.KeepClient(ctx, span, since, sse.Silence(sse.FormOf(string(ctx.Path()))), srv.Log)
+	}
+}
+
+// Fail writes an error answer. A client that has the head of a stream already gets the error as an event, and the stream ends.
 func (srv *Server) Fail(ctx *fasthttp.RequestCtx, e *openai.Error) {
+	if path := string(ctx.Path()); edge.Opened(ctx) {
+		end := sse.OnlyFailure(nil, sse.FormOf(path), e.Words(), e.TypeIn(path), e.Code)
+		edge.NewPull(bytes.NewReader(end), func(error) {}, srv.Log).Answer(ctx)
+		return
+	}
 	ctx.SetStatusCode(e.Status)
 	body, contentType := e.Typed(string(ctx.Path()))
 	if e.RetryAfter > 0 {
@@ -122,11 +137,10 @@ type Events interface {
 // Stream has the client of ctx answered event by event. The connection's own goroutine reads them once the handler has returned, so
 // that a slow client slows its engine down. If a loop can carry the answer, and it may have more than a few tokens still, a loop does.
 func (srv *Server) Stream(ctx *fasthttp.RequestCtx, contentType []byte, answer Events, tokens int) {
-	ctx.SetStatusCode(http.StatusOK)
-	h := &ctx.Response.Header
-	h.SetContentTypeBytes(contentType)
-	h.Set("Cache-Control", "no-cache")
-	h.Set("X-Accel-Buffering", "no") // an nginx in front must not gather tokens
+	if !edge.Opened(ctx) {
+		ctx.SetStatusCode(http.StatusOK)
+		edge.StreamHead(&ctx.Response.Header, contentType)
+	}
 	if flow, ok := answer.(pump.Stream); !ok || tokens <= shortAnswer || !pump.Start(ctx, srv.Log, srv.Loops, flow) {
 		edge.NewPull(answer, func(error) { answer.Close() }, srv.Log).Answer(ctx)
 	}

@@ -7,6 +7,7 @@ import (
 
 	"github.com/valyala/fasthttp"
 
+	"evenkeel/gateway/edge"
 	"evenkeel/gateway/failure"
 	"evenkeel/gateway/openai"
 	"evenkeel/mooncake"
@@ -51,6 +52,7 @@ func (f *fanned) stream(ctx *fasthttp.RequestCtx) {
 	case <-f.stop:
 		first.fail = failure.Gone()
 	}
+	edge.Opened(ctx)
 	if first.fail != nil {
 		m.fail = first.fail
 		f.mark(ctx, first.fail)

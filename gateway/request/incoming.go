@@ -41,6 +41,9 @@ func (srv *Server) Serve(ctx *fasthttp.RequestCtx, in *Incoming, req *openai.Req
 	in.way = wayLocal
 	j := &job{srv: srv, req: req, body: req.Body, client: reader{conn}, id: in.Told.ID, model: m, arrive: in.Told.Arrival, in: in, told: in.Told}
 	req.Body, req.Prompts = mooncake.Body{}, nil // the jobs have it, as long as they need it
+	if req.Stream {
+		srv.keep(ctx, in, in.Told.Arrival)
+	}
 	if len(legs) > 1 {
 		return srv.fanOut(ctx, conn, j, legs)
 	}
@@ -50,6 +53,7 @@ func (srv *Server) Serve(ctx *fasthttp.RequestCtx, in *Incoming, req *openai.Req
 	if s == nil && fail == nil {
 		return nil // another dispatcher answers
 	}
+	edge.Opened(ctx) // what is set in the head from here on is lost if it is
 	srv.expose(ctx, in)
 	srv.markRoute(ctx, in)
 	in.Body.Give() // what is kept to go on elsewhere is on an account of its own
@@ -78,6 +82,7 @@ func (srv *Server) Serve(ctx *fasthttp.RequestCtx, in *Incoming, req *openai.Req
 
 // Refuse ends a request that never had an answer.
 func (srv *Server) Refuse(ctx *fasthttp.RequestCtx, in *Incoming, e *openai.Error) {
+	edge.Opened(ctx)
 	if in.Explain {
 		markReason(ctx, e)
 	}
