@@ -177,9 +177,21 @@ func TestToolCalls(t *testing.T) {
 	}
 	s, _ := streamOf(t, c, e.URLs()[0]+"/v1/chat/completions", chatBody("a b", tools+`"stream":true,"max_tokens":4,`))
 	require.NotEmpty(t, s.content, "auto answers with text")
-	s, _ = streamOf(t, c, e.URLs()[0]+"/v1/chat/completions", chatBody("a b", tools+`"tool_choice":"required","stream":true,"max_tokens":4,`))
-	require.Equal(t, "length", s.finish)
-	require.False(t, json.Valid([]byte(s.arguments)), "cut off")
+}
+
+// A call that max_tokens cuts is a piece of a call in a stream, and text in an answer in one piece.
+func TestToolCallsThatAreCut(t *testing.T) {
+	const body = `"tools":[{"type":"function","function":{"name":"f"}}],"tool_choice":"required","max_tokens":4,`
+	for version, finish := range map[string]string{"0.30.0": "tool_calls", "0.31.0": "length"} {
+		e := start(t, Config{TokensPerChunk: 2, Version: version})
+		s, _ := streamOf(t, client(t), e.URLs()[0]+"/v1/chat/completions", chatBody("a b", body+`"stream":true,`))
+		require.Equal(t, finish, s.finish, version)
+		require.False(t, json.Valid([]byte(s.arguments)), "cut off")
+		r := do(client(t), "POST", e.URLs()[0]+"/v1/chat/completions", chatBody("a b", body))
+		require.Contains(t, r.body, `"finish_reason":"length"`, version)
+		require.Contains(t, r.body, `"content":"<tool_call>`, version)
+		require.NotContains(t, r.body, `"tool_calls"`, version)
+	}
 }
 
 func TestReasoning(t *testing.T) {

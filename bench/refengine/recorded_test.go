@@ -29,8 +29,7 @@ var differs = map[string]string{
 	"chat-structured-stream": endsBare, "chat-penalties-stream": endsBare,
 	"decode-completion-logprobs": "all tokens came in one event, which has the prompt's ids and the end at once",
 	"chat-tools-required-stream": "the model makes three calls",
-	"chat-tools-required":        "the call is cut by max_tokens, and vLLM gives it as text then; a reference engine's call is whole at any length",
-	"prefill-chat-tools":         "as above: a probe's one token is the beginning of a call",
+	"prefill-chat-tools":         "the call is cut by max_tokens, and the markup is another one: a probe's one token is the beginning of a call",
 	"error-schema":               "a reference engine reads no schema",
 	"error-token-id":             "a reference engine names the prompt in param, for evenkeel reads none",
 }

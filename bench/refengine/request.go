@@ -32,6 +32,7 @@ type request struct {
 	stopIDs                               []int32
 	logprobs                              int // top ones a token, -1 = none
 	tool                                  string
+	named                                 bool // the request names that tool
 	echoText                              string
 
 	troubles troubles
@@ -285,7 +286,7 @@ func (r *request) tools(f *fields) {
 	}
 	for _, t := range tools {
 		if t.Function.Name == named.Function.Name {
-			r.tool = t.Function.Name
+			r.tool, r.named = t.Function.Name, true
 		}
 	}
 	if r.tool == "" {

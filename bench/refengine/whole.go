@@ -65,14 +65,18 @@ func (a *answer) appendMessage(dst []byte, n int, finish string) []byte {
 	thought := min(n, a.reasoningEnd())
 	dst = append(dst, `"message":{"role":"assistant","content":`...)
 	dst = append(dst, '"')
-	if a.r.tool == "" {
+	switch {
+	case a.r.tool == "":
 		dst = a.appendText(dst, thought, n)
+	case a.cutCall(finish):
+		dst = rawjson.AppendEscaped(dst, `<tool_call>{"name": "`+a.r.tool+`", "arguments": `)
+		dst = a.appendArguments(dst, thought, n, false)
 	}
 	dst = append(dst, '"')
 	if !a.sglang() {
 		dst = append(dst, `,"refusal":null,"annotations":null,"audio":null,"function_call":null`...)
 	}
-	if a.r.tool != "" && !a.noCall {
+	if a.r.tool != "" && !a.noCall && !a.cutCall(finish) {
 		dst = append(rawjson.AppendEscaped(append(dst, `,"tool_calls":[{"id":"call_`...), a.r.id), `","type":"function","function":{"name":"`...)
 		dst = append(rawjson.AppendEscaped(dst, a.r.tool), `","arguments":"`...)
 		dst = append(a.appendArguments(dst, thought, n, finish == "tool_calls"), `"}}]`...)
