@@ -21,6 +21,7 @@ type metrics struct {
 	roundRanks *prometheus.HistogramVec
 	roundHold  prometheus.Histogram
 
+	thought     prometheus.Histogram
 	quarantines *prometheus.CounterVec
 	steered     *prometheus.CounterVec
 
@@ -62,6 +63,10 @@ func newMetrics() *metrics {
 		roundHold: own.NewHistogram(prometheus.HistogramOpts{
 			Name: "evenkeel_round_hold_seconds", Help: "Time that a request was held for a round, although a rank had a slot and KV room for it. It is at most max_hold of the policy.",
 			Buckets: []float64{.01, .03, .1, .2, .3, .5, 1, 2, 3, 5, 10},
+		}),
+		thought: own.NewHistogram(prometheus.HistogramOpts{
+			Name: "evenkeel_unheard_tokens_ratio", Help: "Tokens that the dispatcher thought an answer to have, divided by the tokens that its engine counted in the end. Only answers count of which an engine tells nothing before their end. With 1 the load of their rank was right. With less it was higher than the dispatcher knew.",
+			Buckets: []float64{.1, .25, .5, .75, .9, 1.1, 1.33, 2, 4, 10},
 		}),
 		quarantines: counters("evenkeel_pair_quarantines_total",
 			"Times that the proxy began to avoid a pair of engines, or began again because the one hand-off that tried the pair failed.", "prefiller", "engine"),

@@ -91,12 +91,13 @@ func (r *runner) count(o *owned) {
 	c := &o.counts
 	if grow := len(o.slots) - len(c.Tokens); grow > 0 {
 		c.Tokens, c.Began, c.Joined = append(c.Tokens, make([]int32, grow)...), append(c.Began, make([]bool, grow)...), append(c.Joined, make([]uint32, grow)...)
+		c.Unheard = append(c.Unheard, make([]int32, grow)...)
 	}
 	for i, s := range o.slots {
 		if s != nil {
-			c.Tokens[i], c.Began[i], c.Joined[i] = s.generated.Load(), s.started.Load(), s.voice.first.Load()
+			c.Tokens[i], c.Began[i], c.Joined[i], c.Unheard[i] = s.generated.Load(), s.started.Load(), s.voice.first.Load(), s.unheard.Load()
 		} else {
-			c.Tokens[i], c.Began[i], c.Joined[i] = 0, false, 0
+			c.Tokens[i], c.Began[i], c.Joined[i], c.Unheard[i] = 0, false, 0, 0
 		}
 	}
 	r.boards.Apply(c, r.now) // has no effects
@@ -132,7 +133,7 @@ func (r *runner) giveBack(s *Slot, outcome board.Outcome) {
 	o.slots[s.Slot] = nil
 	r.release = board.Release{
 		Model: o.model, Slot: s.Slot, Outcome: outcome, Generated: s.generated.Load(), Started: s.started.Load(),
-		First: s.voice.first.Load(), Last: s.voice.last.Load(),
+		First: s.voice.first.Load(), Last: s.voice.last.Load(), Unheard: s.unheard.Load(),
 	}
 	r.apply(&r.release)
 }
@@ -241,6 +242,8 @@ func (r *runner) do(e *board.Effect, took time.Duration) {
 		if r.own(e.Group.Model).pace.publish(&e.Pace) && r.cfg.OnRoom != nil {
 			r.cfg.OnRoom()
 		}
+	case board.EffectThought:
+		m.thought.Observe(e.Thought / float64(e.Count))
 	case board.EffectWatch:
 		r.own(e.Group.Model).pace.watched.Store(int32(e.Count))
 	case board.EffectPolicy:

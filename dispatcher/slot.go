@@ -1,6 +1,7 @@
 package dispatcher
 
 import (
+	"math"
 	"sync/atomic"
 	"time"
 
@@ -24,6 +25,7 @@ type Slot struct {
 	started   atomic.Bool
 	released  atomic.Bool
 	waits     atomic.Bool // in the engine's queue, beyond the rank's slots or KV room
+	unheard   atomic.Int32
 }
 
 func newSlot(e *pool.Entry, explain bool) *Slot {
@@ -51,9 +53,15 @@ func (s *Slot) Progress(generated int) {
 			break
 		}
 	}
-	if s.pulse != nil {
+	if s.pulse != nil && s.unheard.Load() == 0 {
 		s.pulse.beat(&s.voice)
 	}
+}
+
+// Unheard says that the engine computes the request from now on and tells nothing of its tokens, of which there may be so many,
+// before its end. Until Progress tells more, the board lets them grow as the other streams of the group do.
+func (s *Slot) Unheard(most int) {
+	s.unheard.Store(int32(max(1, min(most, math.MaxInt32))))
 }
 
 // Generated is what Progress last told.

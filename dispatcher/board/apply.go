@@ -12,7 +12,12 @@ func (e Withdraw) apply(b *Boards) { b.withdraw(e.Entry) }
 
 func (e *Release) apply(b *Boards) {
 	m := b.boards[e.Model]
-	m.depart(e.Slot, e.Generated, e.First, e.Last)
+	m.ledger.table[e.Slot].unheard.most = e.Unheard
+	generated, first, last := e.Generated, e.First, e.Last
+	if c := &m.ledger.table[e.Slot]; c.unheard.first != 0 && c.rank.group != nil {
+		generated, first, last = int32(c.unheard.tokens), c.unheard.first, c.rank.group.last.Number
+	}
+	m.depart(e.Slot, generated, first, last)
 	m.release(e.Slot, e.Outcome, e.Generated, e.Started, b.now)
 }
 
@@ -56,6 +61,7 @@ func (s Settings) apply(b *Boards) { b.reject(b.configure(s)) }
 func (e *Counts) apply(b *Boards) {
 	if m := b.boards[e.Model]; m != nil {
 		m.counts = e
+		m.listen(b.now)
 	}
 }
 

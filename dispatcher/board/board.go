@@ -131,6 +131,7 @@ func (b *board) release(slot int32, o Outcome, generated int32, started bool, no
 	c := &b.ledger.table[slot]
 	r, left := c.rank, *c
 	c.started = c.started || started
+	b.settleUnheard(c, o, generated, now)
 	b.learn(c, o)
 	delete(b.lengths, c.id)
 	b.pairEnded(c, o, now)

@@ -44,7 +44,7 @@ func (w *twin) copied() *twin {
 		}
 	}
 	c.counts = Counts{
-		"m", slices.Clone(w.counts.Tokens), slices.Clone(w.counts.Began), slices.Clone(w.counts.Joined),
+		"m", slices.Clone(w.counts.Tokens), slices.Clone(w.counts.Began), slices.Clone(w.counts.Joined), slices.Clone(w.counts.Unheard),
 	}
 	return c
 }
@@ -78,8 +78,10 @@ func (w *twin) write(effects []Effect) {
 			w.slots[e.Entry.ID] = e.Bound.Slot
 			for int(e.Bound.Slot) >= len(w.counts.Tokens) {
 				w.counts.Tokens, w.counts.Began, w.counts.Joined = append(w.counts.Tokens, 0), append(w.counts.Began, false), append(w.counts.Joined, 0)
+				w.counts.Unheard = append(w.counts.Unheard, 0)
 			}
 			w.counts.Tokens[e.Bound.Slot], w.counts.Began[e.Bound.Slot], w.counts.Joined[e.Bound.Slot] = 0, false, 0
+			w.counts.Unheard[e.Bound.Slot] = 0
 			delete(w.entries, e.Entry.ID)
 		case EffectRefuse:
 			line += fmt.Sprint(e.Entry.ID)
@@ -159,6 +161,13 @@ func TestBoardsThatAreToldTheSameStayTheSame(t *testing.T) {
 					return Enqueue{Entry: &own, Local: local, Hits: hits}
 				}, 0)
 			},
+			"unheard": func(*rapid.T) {
+				if id, ok := one(); ok {
+					for _, w := range both {
+						w.counts.Unheard[w.slots[id]] = 1000
+					}
+				}
+			},
 			"tokens": func(t *rapid.T) {
 				if id, ok := one(); ok {
 					n := rapid.Int32Range(1, 50).Draw(t, "tokens")
@@ -176,7 +185,7 @@ func TestBoardsThatAreToldTheSameStayTheSame(t *testing.T) {
 						slot := w.slots[id]
 						delete(w.slots, id)
 						o.Generated = int(w.counts.Tokens[slot])
-						return &Release{"m", slot, o, w.counts.Tokens[slot], w.counts.Began[slot], w.counts.Joined[slot], steps}
+						return &Release{"m", slot, o, w.counts.Tokens[slot], w.counts.Began[slot], w.counts.Joined[slot], steps, w.counts.unheard(slot)}
 					}, 0)
 				}
 			},

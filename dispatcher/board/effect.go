@@ -26,10 +26,11 @@ type Effect struct {
 
 	Round *Round // EffectRound: valid until the next event
 
-	Pair  Pair // EffectQuarantine
-	Count int
-	Lasts time.Duration
-	Pace  Pace // EffectPace
+	Pair    Pair // EffectQuarantine
+	Count   int
+	Thought float64 // EffectThought: tokens
+	Lasts   time.Duration
+	Pace    Pace // EffectPace
 
 	Subject Subject        // EffectSubject
 	Fit     *predictor.Fit // EffectSubject, EffectFit: what learning starts from; nil: from nothing
@@ -70,6 +71,7 @@ const (
 	EffectSubject                      // a subject is to be learned
 	EffectFit                          // all subjects start anew from another fit
 	EffectEnding                       // a request that subjects learn from has left
+	EffectThought                      // an answer that was told of at its end only was thought to have so many tokens (Thought), and has Count
 	EffectGroup                        // a group has its first rank; Label is its name
 	EffectGroupGone                    // a group has lost its last rank; Label is its name
 	EffectGone                         // a board holds nothing any more and is forgotten

@@ -33,6 +33,7 @@ type Release struct {
 	Generated   int32  // tokens that were seen
 	Started     bool   // the first event was
 	First, Last uint32 // steps of the group that its first and its last tokens came with; 0: none came
+	Unheard     int32  // as in Counts
 }
 
 // Outcome is what became of a request that leaves its rank.
@@ -128,6 +129,8 @@ type Counts struct {
 	Tokens []int32  // generated
 	Began  []bool   // the first event has come
 	Joined []uint32 // the group's step that the first tokens came with; 0: none has come
+
+	Unheard []int32 // of an answer whose tokens are told at its end only, how many it may have; 0: they are told as they come
 }
 
 // Tick ends the waits of a board that are over, and has it decide if anything happened that
@@ -154,6 +157,13 @@ func (c *Counts) generated(slot int32) int32 {
 func (c *Counts) step(slot int32) uint32 {
 	if c != nil && int(slot) < len(c.Joined) {
 		return c.Joined[slot]
+	}
+	return 0
+}
+
+func (c *Counts) unheard(slot int32) int32 {
+	if int(slot) < len(c.Unheard) {
+		return c.Unheard[slot]
 	}
 	return 0
 }

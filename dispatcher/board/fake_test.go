@@ -70,6 +70,7 @@ type command func(*hand)
 type counted struct {
 	fallbacks, invalid, steered labelled
 	beyond                      float64
+	thought                     []float64
 }
 
 type labelled map[string]float64
@@ -104,6 +105,7 @@ type Slot struct {
 	generated   atomic.Int32
 	started     bool
 	waits       bool
+	unheard     int32
 	first, last uint32 // steps
 }
 
@@ -121,7 +123,7 @@ func newHand(t tb, cfg Config) *hand {
 	}
 	return &hand{
 		Boards: b, at: time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC), waiting: map[*pool.Entry]waiting{}, pulses: map[GroupKey]*beat{},
-		metrics: counted{labelled{}, labelled{}, labelled{}, 0}, tick: Tick{Model: "m"}, counts: Counts{Model: "m"},
+		metrics: counted{labelled{}, labelled{}, labelled{}, 0, nil}, tick: Tick{Model: "m"}, counts: Counts{Model: "m"},
 	}
 }
 
@@ -159,12 +161,13 @@ func (h *hand) count() {
 	c := &h.counts
 	if grow := len(h.slots) - len(c.Tokens); grow > 0 {
 		c.Tokens, c.Began, c.Joined = append(c.Tokens, make([]int32, grow)...), append(c.Began, make([]bool, grow)...), append(c.Joined, make([]uint32, grow)...)
+		c.Unheard = append(c.Unheard, make([]int32, grow)...)
 	}
 	for i, s := range h.slots {
 		if s != nil {
-			c.Tokens[i], c.Began[i], c.Joined[i] = s.generated.Load(), s.started, s.first
+			c.Tokens[i], c.Began[i], c.Joined[i], c.Unheard[i] = s.generated.Load(), s.started, s.first, s.unheard
 		} else {
-			c.Tokens[i], c.Began[i], c.Joined[i] = 0, false, 0
+			c.Tokens[i], c.Began[i], c.Joined[i], c.Unheard[i] = 0, false, 0, 0
 		}
 	}
 	h.Apply(c, h.at)
@@ -196,6 +199,8 @@ func (h *hand) carryOut(effects []Effect) {
 			h.metrics.invalid[e.Label]++
 		case EffectFallback:
 			h.metrics.fallbacks[e.Label]++
+		case EffectThought:
+			h.metrics.thought = append(h.metrics.thought, e.Thought/float64(e.Count))
 		case EffectBeyond:
 			h.metrics.beyond++
 		case EffectSteered:
@@ -249,7 +254,7 @@ func (h *hand) preempted(worker int32) { h.apply(Preempted{worker}) }
 func (h *hand) giveBack(s *Slot, o Outcome) {
 	h.count()
 	h.slots[s.index] = nil
-	h.apply(&Release{Model: s.key.Model, Slot: s.index, Outcome: o, Generated: s.generated.Load(), Started: s.started, First: s.first, Last: s.last})
+	h.apply(&Release{Model: s.key.Model, Slot: s.index, Outcome: o, Generated: s.generated.Load(), Started: s.started, First: s.first, Last: s.last, Unheard: s.unheard})
 }
 
 func (h *hand) status(now time.Time) Status {

@@ -107,7 +107,7 @@ func (b *board) refresh(r *rank) {
 	for i, slot := range r.slots {
 		q := &r.running[i]
 		if b.counts != nil {
-			generated := b.counts.generated(slot)
+			generated := b.generated(slot)
 			q.Age += generated - q.Generated
 			q.Generated = generated
 		}

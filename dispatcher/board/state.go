@@ -143,6 +143,7 @@ type group struct {
 	held     int       // entries that the last round held back although they had a slot
 	wake     time.Time // when the policy wants to look at these; zero: it does not say so
 	gathered gathered
+	tempo    tempo
 	steps    step.Times  // what its streams told
 	had      []step.Rank // what its ranks had in a step, so that hearing of one allocates nothing
 	last     Step        // of these; the requests it was made for are known with the next
@@ -349,6 +350,7 @@ type charge struct {
 	left        int32  // of its prompt, what a mixed rank has yet to compute
 	chunks      chunks // in which that is done
 	had         int32  // tokens that it had got when it was preempted there; 0: it never was
+	unheard     unheard
 }
 
 // ledger is every charge by its dense index, and what was charged and

@@ -106,7 +106,7 @@ func (b *board) inStep(g *group) (requests int, sure bool) {
 			}
 		}
 		for i, slot := range r.slots {
-			joined := b.counts.step(slot)
+			joined := cmp.Or(b.counts.step(slot), b.ledger.table[slot].unheard.first)
 			if joined != 0 && !later(joined, g.last.Number) {
 				had(joined, r.running[i].Tokens())
 			}

@@ -1,0 +1,144 @@
+package board
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"evenkeel/pool"
+)
+
+// stream has streams get a token each in every step of 50 ms, for so long.
+func (h *hand) stream(d time.Duration, streams ...*Slot) {
+	for end := h.at.Add(d); h.at.Before(end); {
+		h.at = h.at.Add(50 * time.Millisecond)
+		for _, s := range streams {
+			s.Progress(s.Generated() + 1)
+		}
+		told := h.told
+		h.told = nil
+		h.do(told...)
+		h.count()
+	}
+}
+
+// held are the KV tokens of a rank.
+func (h *hand) heldBy(id int32) int64 {
+	h.status(h.at)
+	return h.boards["m"].ranks[id].kv
+}
+
+func TestAnAnswerThatIsNotHeardGrowsAsTheStreamsDo(t *testing.T) {
+	for _, row := range []struct {
+		name   string
+		change func(w *Worker)
+		before bool // the answer begins before any stream was looked at
+	}{
+		{"with a barrier", func(*Worker) {}, false},
+		{"without one", func(w *Worker) { w.Barrier = false }, false},
+		{"on ranks that prefill and decode", func(w *Worker) { w.Mixed = true }, false},
+		{"there, without a barrier", func(w *Worker) { w.Mixed, w.Barrier = true, false }, false},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			h := newHand(t, testConfig())
+			fleet := ranks(2, 8, 0)
+			for i := range fleet {
+				row.change(&fleet[i])
+			}
+			h.fleet(fleet)
+			heard := h.put(pool.Entry{Prompt: 100}).slotNow(t)
+			heard.Started()
+			heard.Progress(1)
+			h.stream(2*time.Second, heard)
+			whole := h.put(pool.Entry{Prompt: 100}).slotNow(t)
+			require.NotEqual(t, heard.Worker, whole.Worker)
+			require.EqualValues(t, 100, h.heldBy(whole.Worker))
+			whole.unheard = 1000
+			h.stream(5*time.Second, heard)
+			require.InDelta(t, 200, h.heldBy(whole.Worker), 10, "twenty tokens in each of five seconds")
+			require.True(t, h.boards["m"].started(whole.index), "it is not on its way any more")
+
+			whole.generated.Store(110)
+			h.release(whole)
+			require.Len(t, h.metrics.thought, 1)
+			require.InDelta(t, 100./110, h.metrics.thought[0], .1)
+			require.Zero(t, h.heldBy(whole.Worker))
+			slots, kv := h.boards["m"].drift()
+			require.Zero(t, slots)
+			require.Zero(t, kv)
+		})
+	}
+}
+
+func TestAnAnswerThatIsNotHeardHasNoMoreThanItMay(t *testing.T) {
+	h := newHand(t, testConfig())
+	h.fleet(ranks(1, 8, 0))
+	heard := h.put(pool.Entry{Prompt: 100}).slotNow(t)
+	heard.Progress(1)
+	h.stream(time.Second, heard)
+	before := h.heldBy(0)
+	whole := h.put(pool.Entry{Prompt: 100}).slotNow(t)
+	whole.unheard = 16
+	h.stream(10*time.Second, heard)
+	require.EqualValues(t, before+200+100+16, h.heldBy(0), "200 tokens more of the stream, and a prompt with 16")
+	whole.Progress(40) // as a stream whose engine has held its text back so far
+	require.EqualValues(t, before+200+100+40, h.heldBy(0), "what is told counts")
+}
+
+// Where no stream was ever heard nothing is known, until the first answer ends.
+func TestAnswersThatAreNotHeardTeachTheirPaceWhereThereIsNoStream(t *testing.T) {
+	h := newHand(t, testConfig())
+	h.fleet(ranks(1, 8, 0))
+	first := h.put(pool.Entry{Prompt: 100}).slotNow(t)
+	first.unheard = 1000
+	h.stream(10 * time.Second)
+	require.LessOrEqual(t, h.heldBy(0), int64(101))
+	first.generated.Store(100)
+	h.release(first)
+	next := h.put(pool.Entry{Prompt: 100}).slotNow(t)
+	next.unheard = 1000
+	h.stream(5 * time.Second)
+	require.InDelta(t, 150, h.heldBy(0), 5, "ten tokens in a second")
+}
+
+// One that waits in its engine's own queue does not grow.
+func TestAnAnswerThatIsNotHeardDoesNotGrowInItsEnginesQueue(t *testing.T) {
+	h := newHand(t, testConfig())
+	h.fleet(ranks(1, 8, 0))
+	heard := h.put(pool.Entry{Prompt: 100}).slotNow(t)
+	heard.Progress(1)
+	h.stream(time.Second, heard)
+	whole := h.put(pool.Entry{Prompt: 100}).slotNow(t)
+	whole.unheard = 1000
+	h.boards["m"].ledger.table[whole.index].waits = true
+	h.boards["m"].ranks[0].queued = 1
+	before := h.heldBy(0)
+	h.stream(time.Second, heard)
+	require.Equal(t, before+20, h.heldBy(0), "the stream's tokens alone")
+}
+
+func TestWhatIsNotHeardAllocatesNothing(t *testing.T) {
+	h := newHand(t, testConfig())
+	h.fleet(ranks(4, 8, 0))
+	var slots []*Slot
+	for range 16 {
+		slots = append(slots, h.put(pool.Entry{Prompt: 100}).slotNow(t))
+	}
+	for i, s := range slots {
+		if s.Progress(1); i%2 == 0 {
+			s.unheard = 1 << 20
+		}
+	}
+	h.count()
+	require.Zero(t, testing.AllocsPerRun(100, func() {
+		h.at = h.at.Add(paceEvery)
+		for i, s := range slots {
+			if i%2 == 1 {
+				s.generated.Add(2)
+			}
+		}
+		h.count()
+	}))
+	require.Greater(t, h.boards["m"].generated(slots[0].index), int32(100))
+}
