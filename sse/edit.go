@@ -97,7 +97,15 @@ func (m *Mirror) act(k *mark, b []byte) action {
 			return put
 		}
 		return keep
-	case foreign, roleValue:
+	case foreign:
+		switch {
+		case !m.ask.Whole:
+			return remove
+		case rawjson.IsNull(old): // engines have it in all answers in one piece
+			return keep
+		}
+		return null
+	case roleValue:
 		return remove
 	case offsetsValue:
 		return put

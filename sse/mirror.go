@@ -15,6 +15,7 @@ type Ask struct {
 	Usage           bool // stream_options.include_usage
 	ContinuousUsage bool // stream_options.continuous_usage_stats; means nothing without Usage
 	TokenIDs        bool // return_token_ids
+	Whole           bool // the answer comes in one piece, as its only event
 
 	// Cached is the prefill engine's cached_tokens, which replaces decode's: that
 	// one counts the KV it pulled as cached. -1: not known, decode's is removed;

@@ -150,6 +150,7 @@ type Plan struct {
 	EndDecode func()                                                  // ends the decode leg, from any goroutine; may come more than once
 	Dials     bool                                                    // its calls take new connections only
 	Whole     bool                                                    // its answer comes in one piece, or may say nothing before its end
+	Most      int                                                     // tokens that the answer may have
 }
 
 // Why the legs of a request did not come together.

@@ -236,6 +236,9 @@ func (p *Partner) accept(answer []byte, at time.Time) {
 		}
 	}
 	p.got, p.ended = got, at
+	if p.Whole {
+		p.Slot.Unheard(p.Most)
+	}
 	lease.Answered(prefill.Usage{PromptTokens: cmp.Or(got.PromptTokens, p.Prompt), CachedTokens: got.CachedTokens}, at.Add(c.Profile.KVHoldTimeout))
 	p.step(life.LegEvent{What: life.PrefillDone, Prompt: got.PromptTokens}, nil)
 }

@@ -174,7 +174,23 @@ func (p *Partner) awaitFirst() {
 	if kept := p.kept(); kept < limit {
 		limit, why = kept, ErrLate
 	}
-	p.silence = time.AfterFunc(limit, func() { p.tell(life.LegEvent{What: life.Quiet}, unbegun(why)) })
+	p.silence = time.AfterFunc(limit, func() {
+		if p.Whole && p.waitsOn() {
+			return
+		}
+		p.tell(life.LegEvent{What: life.Quiet}, unbegun(why))
+	})
+}
+
+// waitsOn has an answer in one piece waited for as long as its rank goes on, if that is still so.
+func (p *Partner) waitsOn() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	left := handoff.Patience(p.Rank, p.maker.Settings(), p.ended, p.Most, time.Now())
+	if left > 0 {
+		p.silence.Reset(left)
+	}
+	return left > 0
 }
 
 // unbegun is the end of a decode leg whose first event did not come in time.

@@ -36,6 +36,50 @@ func LimitFromSlot(slot *dispatcher.Slot, call *engine.Call, limit time.Duration
 	return func() { close(done) }
 }
 
+// Patience is how much longer an answer in one piece is waited for, of which so many tokens were asked for at an instant. Nothing
+// comes before all of it has. So after limits.probe_timeout it is waited for as long as the core of its rank gives signs of
+// life, by events of other streams or by gauges, and at most for as long as its tokens may take.
+func Patience(r *fleet.Rank, set *fleet.Settings, asked time.Time, tokens int, now time.Time) time.Duration {
+	last := asked.Add(set.Limits.ProbeTimeout)
+	most := last.Add(time.Duration(tokens) * slowestToken)
+	if alive := r.Signs.Last().Add(set.Limits.EventTimeout); alive.After(last) {
+		last = alive
+	}
+	if last.After(most) {
+		last = most
+	}
+	return last.Sub(now)
+}
+
+// slowestToken is longer than any engine takes for a token with which a client is content. It only bounds the wait for an engine
+// that has lost one request and goes on with others.
+const slowestToken = time.Second
+
+// LimitWhole ends the call of an answer in one piece when that is not waited for any longer.
+func LimitWhole(r *fleet.Rank, call *engine.Call, set *fleet.Settings, tokens int) (stop func()) {
+	asked := time.Now()
+	left := func() time.Duration { return Patience(r, set, asked, tokens, time.Now()) }
+	done := make(chan struct{})
+	go func() {
+		over := time.NewTimer(left())
+		defer over.Stop()
+		for {
+			select {
+			case <-done:
+				return
+			case <-over.C:
+				rest := left()
+				if rest <= 0 {
+					call.Expire()
+					return
+				}
+				over.Reset(rest)
+			}
+		}
+	}()
+	return func() { close(done) }
+}
+
 // Await begins the wait for the first event of a request that is sent to a rank, with a hand-off or, if h is nil, without
 // one. whole: the answer comes in one piece, so nothing but gauges tells what the core does until then.
 func (h *Handoff) Await(r *fleet.Rank, now time.Time, whole bool) *engine.Wait {

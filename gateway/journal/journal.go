@@ -59,7 +59,7 @@ func New(c Config) (*Journal, error) {
 		g.cancels[p], g.released[p] = cancels.WithLabelValues(string(p)), released.WithLabelValues(string(p))
 	}
 	ttft := prometheus.NewHistogram(prometheus.HistogramOpts{
-		Name: "evenkeel_ttft_seconds", Help: "Time from a request's arrival to the first event of its answer.", Buckets: c.Buckets,
+		Name: "evenkeel_ttft_seconds", Help: "Time from a request's arrival to the first event of its answer. An answer that its engine sends in one piece has no such time.", Buckets: c.Buckets,
 	})
 	tpot := prometheus.NewHistogram(prometheus.HistogramOpts{
 		Name: "evenkeel_tpot_seconds", Help: "Mean time per token after the first token. Each complete answer is one sample.", Buckets: c.Buckets,

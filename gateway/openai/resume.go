@@ -47,8 +47,9 @@ func Unresumable(b *mooncake.Body, ep mooncake.Endpoint) bool {
 	return false
 }
 
-// HasTools tells whether a chat offers tools: templates then render an
-// assistant's message otherwise than it was generated.
+// HasTools tells whether a chat offers tools. Templates then render an assistant's message otherwise than it was generated. And
+// engines read calls of tools in a whole text otherwise than in a stream: of a call that max_tokens has cut, vLLM streams the
+// piece that there is, and says it as text in an answer in one piece (0.32, 0.33).
 func HasTools(b *mooncake.Body) bool {
 	v, ok := b.Get("tools")
 	return ok && !isNull(v) && string(v) != "[]"

@@ -106,8 +106,3 @@ func (j *job) estimate() int {
 	}
 	return prompt.Tokens(j.req, j.leg)
 }
-
-// wholeCharge bounds what is charged in advance for an answer that comes in one
-// piece, in tokens: a client that asks for millions must not make its rank look
-// full to all others.
-const wholeCharge = 1024

@@ -85,7 +85,8 @@ func (j *job) open(h *handoff.Handoff, s *stream) *failure.Fault {
 		if h != nil { // no first event shows that its pull is over, so the call outlives its client until one would have come
 			defer j.client.leaveAfter(s.call, 0, pulled).stop()
 		}
-		silence = limits.ProbeTimeout
+		defer handoff.LimitWhole(s.rank, s.call, j.srv.Settings(), s.mayHave)()
+		silence = handoff.Forever
 	}
 	if h == nil && profile.Aggregated() {
 		defer watchCore(s)()
@@ -119,8 +120,8 @@ func (s *stream) send(headers []engine.Header, body [][]byte, silence time.Durat
 		s.beyond = true
 		s.rank.Traffic.Beyond(1) // so that the alarm about ranks with too many requests expects one more
 	}
-	if s.whole || s.muffled {
-		s.slot.Progress(min(j.req.Limit, wholeCharge)) // in advance: no event will tell
+	if s.partner == nil && (s.whole || s.muffled) { // else the partner says it, when the prompt is there
+		s.slot.Unheard(s.mayHave)
 	}
 	call := leg.Call{
 		Call: s.call, Leg: life.Decode, Engine: s.rank.Instance, Area: s.rank.Area, Path: j.req.Endpoint.Path(), Beyond: s.beyond, Alone: s.rank.Group != "",

@@ -53,7 +53,7 @@ var errNotJSON = errors.New("the engine's answer is not JSON")
 // of a stream: so the mirror counts it, corrects its cached_tokens and knows a
 // failure.
 func (s *stream) readWhole() error {
-	body, err := s.resp.ReadAll(s.job.srv.Settings().Limits.EventBytes)
+	body, err := s.resp.ReadAll(s.mostWhole())
 	if err != nil {
 		return err
 	}
@@ -78,6 +78,15 @@ func (s *stream) readWhole() error {
 	}
 	s.ends()
 	return nil
+}
+
+// mostWhole is how many bytes an answer in one piece may have.
+func (s *stream) mostWhole() int {
+	limits := &s.job.srv.Settings().Limits
+	if s.whole {
+		return max(limits.AnswerBytes, limits.EventBytes)
+	}
+	return limits.EventBytes // it is the error of an engine that was to stream
 }
 
 // tooLong tells whether a whole answer is larger than allowed: as it was asked
@@ -105,7 +114,10 @@ func (s *stream) failure(err error) *failure.Fault {
 	switch {
 	case s.tooLong(err) || errors.Is(s.Err(), sse.ErrLargeEvent):
 		f.Why, f.Engine = life.TooLarge, ""
-		f.Answer = failure.BadGateway(s.side(), "its answer, or the event that begins it, is larger than limits.event_bytes; ask for less, or for a stream")
+		f.Answer = failure.BadGateway(s.side(), "the event that begins its answer is larger than limits.event_bytes; ask for less")
+		if s.whole {
+			f.Answer = failure.BadGateway(s.side(), "its answer is larger than limits.answer_bytes; ask for less, or for a stream")
+		}
 		return f
 	case f != s.fault:
 		return f

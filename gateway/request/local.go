@@ -189,7 +189,7 @@ func (j *job) arrived(h *handoff.Handoff, s *stream) {
 	if !s.local {
 		j.local.known = nil // a long prompt has thousands of keys
 	}
-	if h != nil {
+	if h != nil && !s.whole { // an answer in one piece does not show when the KV was there
 		j.srv.Locals.Moved(p.Model, j.prompt, time.Since(s.began))
 	}
 }

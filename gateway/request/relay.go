@@ -39,7 +39,7 @@ func (j *job) newStream(slot *dispatcher.Slot) *stream {
 	}
 	var assembler *sse.Assembler
 	if s.whole { // its one piece has choices and usage
-		ask.ContinuousUsage = true
+		ask.ContinuousUsage, ask.Whole = true, true
 	} else if j.keep(rank); !resumed && !j.req.Stream { // a resumed source's events go to the assembler of the answer
 		assembler = sse.NewAssembler(j.req.Endpoint == mooncake.Chat, j.srv.Settings().Limits.AnswerBytes)
 	}
@@ -75,7 +75,7 @@ func (s *stream) opened() {
 		s.rank.Traffic.Begin()
 	}
 	j := s.job
-	if !j.life.Resumed() { // else the client has had its first event
+	if !j.life.Resumed() && !s.whole { // else the client has had its first event, or nobody knows when the first token came
 		j.told.Tell(journal.Event{What: journal.First, At: s.firstAt, Sent: s.began})
 		if j.srv.Node != nil {
 			j.srv.Node.Served(s.firstAt.Sub(j.arrive))

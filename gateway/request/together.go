@@ -46,7 +46,7 @@ func (b bound) decode(lease *prefill.Lease) (_ *failure.Fault, quit bool) {
 		Body: func(p *mooncake.Profile, m *mooncake.Meeting) [][]byte {
 			return p.EarlyProbe(&body, half, m, streamed, nil)
 		},
-		EndDecode: func() { s.call.Leave(leg.Notice) }, Whole: s.whole || s.muffled, Dials: j.life.Dials(),
+		EndDecode: func() { s.call.Leave(leg.Notice) }, Whole: s.whole || s.muffled, Most: s.mayHave, Dials: j.life.Dials(),
 	})
 	if err != nil {
 		f := failure.Of(life.Ended{Leg: life.Decode, Why: life.Leaving}, failure.Leaving(), err)
