@@ -63,8 +63,10 @@ func (a *Assembler) Add(event []byte) error {
 			if !rawjson.IsNull(o.Value()) {
 				a.usage, a.any = append(a.usage[:0], o.Value()...), true
 			}
-		default:
+		case "id", "created", "model", "system_fingerprint", "prompt_token_ids":
 			a.top.first(o.Key, o.Value())
+		default:
+			a.top.gather(o.Key, o.Value())
 		}
 	}
 	switch {

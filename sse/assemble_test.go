@@ -40,6 +40,11 @@ func TestAssemblerPutsAnAnswerTogether(t *testing.T) {
 		{"token ids are joined, empty lists and white space included; prompt ids come once", false,
 			[]string{`{"choices":[{"text":"a","token_ids":[ ],"prompt_token_ids":[1]}]}`, `{"choices":[{"text":"b","token_ids":[ 5 ],"prompt_token_ids":null}]}`, `{"choices":[{"text":"","token_ids":[]}]}`, `{"choices":[{"text":"c","token_ids":[6,7]}]}`},
 			`{"object":"text_completion","choices":[{"index":0,"text":"abc","finish_reason":null,"token_ids":[ 5 ,6,7],"prompt_token_ids":[1]}]}`},
+		{"lists and objects that nobody knows are put together, in the delta, the choice and the answer", true,
+			[]string{`{"choices":[{"delta":{"notes":[1],"seen":[7],"part":{"a":1}},"experts":["x"],"same":{"b":1}}],"ext":{"routed":"q"},"rows":[null]}`,
+				`{"choices":[{"delta":{"notes":[2,3],"seen":[7],"part":{"a":2,"b":3}},"experts":["y"],"same":{"b":1}}],"ext":{"spec":[4]},"rows":[{"1":2}]}`,
+				`{"choices":[{"delta":{"notes":null},"experts":null}],"ext":null,"rows":null}`},
+			`{"object":"chat.completion","ext":{"routed":"q","spec":[4]},"rows":[null,{"1":2}],"choices":[{"index":0,"message":{"role":"assistant","content":null,"notes":[1,2,3],"seen":[7],"part":{"a":2,"b":3}},"finish_reason":null,"experts":["x","y"],"same":{"b":1}}]}`},
 		{"choices come by index, each with its own end", false,
 			[]string{`{"choices":[{"index":1,"text":"b"},{"index":0,"text":"a"}]}`, `{"choices":[{"index":0,"text":"a","finish_reason":"stop","stop_reason":"x"}]}`, `{"choices":[{"index":1,"text":"b","finish_reason":"length","stop_reason":null}]}`},
 			`{"object":"text_completion","choices":[{"index":0,"text":"aa","finish_reason":"stop","stop_reason":"x"},{"index":1,"text":"bb","finish_reason":"length","stop_reason":null}]}`},
@@ -97,6 +102,9 @@ func TestMergeAnswersOfAFanOut(t *testing.T) {
 		{"details of another shape too",
 			[]Part{{one("a", `{"prompt_tokens":5,"completion_tokens":2,"prompt_tokens_details":[1]}`), 0}},
 			`{"id":"a","created":1.0,"choices":[{"index":0,"text":"a","x":1e400}],"usage":{"prompt_tokens":5,"total_tokens":7,"completion_tokens":2}}`},
+		{"metrics are of one answer",
+			[]Part{{[]byte(`{"metrics":{"t":1},"choices":[{}]}`), 0}, {[]byte(`{"metrics":{"t":2},"choices":[{}]}`), 0}}, `{"choices":[{"index":0},{"index":1}]}`},
+		{"and stay where there is one", []Part{{[]byte(`{"metrics":{"t":1},"choices":[{}]}`), 0}}, `{"metrics":{"t":1},"choices":[{"index":0}]}`},
 		{"no usage, no sum", []Part{{[]byte(`{"choices":[{},{"index":7}],"usage":null}`), 0}, {[]byte(`{"choices":[]}`), 0}}, `{"choices":[{"index":0},{"index":1}]}`},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

@@ -47,7 +47,7 @@ func (c *choice) add(b []byte, i int) bool {
 		case "prompt_token_ids":
 			c.rest.first(o.Key, val)
 		default:
-			c.rest.last(o.Key, val)
+			c.rest.gather(o.Key, val)
 		}
 	}
 	return o.Pos > 0 && !c.full()
@@ -87,7 +87,7 @@ func (c *choice) addDelta(b []byte, i int) bool {
 			if val[0] == '"' {
 				c.message.join(o.Key, val)
 			} else {
-				c.message.last(o.Key, val)
+				c.message.gather(o.Key, val)
 			}
 		}
 	}

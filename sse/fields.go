@@ -1,6 +1,10 @@
 package sse
 
-import "evenkeel/rawjson"
+import (
+	"bytes"
+
+	"evenkeel/rawjson"
+)
 
 // fields is a JSON object under construction: its members in the order they
 // were first seen, each value in its own buffer.
@@ -64,6 +68,23 @@ func (fs *fields) join(key, val []byte) {
 	}
 }
 
+// gather keeps all that is told of a member whose meaning is not known: lists are put together, and so are the members of objects.
+// Of anything else the last value stays. What comes again as it was is not told twice.
+func (fs *fields) gather(key, val []byte) {
+	f := fs.find(key)
+	switch {
+	case f == nil:
+		fs.add(key, val)
+	case rawjson.IsNull(val), bytes.Equal(f.val, val):
+	case f.val[0] == '[' && val[0] == '[':
+		f.val = joinArrays(f.val, val)
+	case f.val[0] == '{' && val[0] == '{':
+		f.val = joinObjects(f.val, val)
+	default:
+		f.val = append(f.val[:0], val...)
+	}
+}
+
 // maxMembers bounds the members of an object, the tool calls of a message and the
 // choices of an answer under construction.
 const maxMembers = 256
@@ -88,6 +109,17 @@ func joinArrays(a, b []byte) []byte {
 	default:
 		return append(append(a[:len(a)-1], ','), b[first:]...)
 	}
+}
+
+// joinObjects puts the members of object b into object a: of those that both have, b's.
+func joinObjects(a, b []byte) []byte {
+	var all fields
+	for _, from := range [][]byte{a, b} {
+		for o := rawjson.ObjectAt(from, 0); o.NextValue(); {
+			all.last(o.Key, o.Value())
+		}
+	}
+	return append(all.appendMembers([]byte{'{'}), '}')
 }
 
 // appendMembers appends the members with a comma before each but the first of

@@ -22,7 +22,7 @@ func MergeAnswers(parts []Part) ([]byte, error) {
 	if len(parts) == 0 {
 		return nil, errors.New("sse: merging the answers of a fan-out: there are none")
 	}
-	var m merger
+	m := merger{alone: len(parts) == 1}
 	for i, p := range parts {
 		if err := m.add(p); err != nil {
 			return nil, fmt.Errorf("sse: merging the answers of a fan-out: part %d: %w", i, err)
@@ -32,6 +32,7 @@ func MergeAnswers(parts []Part) ([]byte, error) {
 }
 
 type merger struct {
+	alone   bool
 	top     fields
 	choices []byte // elements, with commas
 	n       int    // of them
@@ -48,6 +49,10 @@ func (m *merger) add(p Part) error {
 		case "usage":
 			if err := m.usage.add(o.Value(), p.PromptIndex); err != nil {
 				return err
+			}
+		case "metrics": // they are of one answer, so that vLLM leaves them out of one with several (0.33)
+			if m.alone {
+				m.top.first(o.Key, o.Value())
 			}
 		default:
 			m.top.first(o.Key, o.Value())
