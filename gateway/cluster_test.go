@@ -266,7 +266,9 @@ func (c *cluster) settled(dirty bool) {
 	surplus := int64(0)
 	for _, e := range append(c.prefill, c.decode...) {
 		st := e.Stats()
-		locals -= st.LocalPrefills
+		if e.Config().Role != refengine.Prefill { // one that prefills may answer a request alone
+			locals -= st.LocalPrefills
+		}
 		surplus += st.OverAdmitted
 		type harm struct{ Replays, ExpiredPulls, WrongBlocks, Crashes, DuplicateIDs, RankMismatch int64 }
 		if c.late {
@@ -278,7 +280,7 @@ func (c *cluster) settled(dirty bool) {
 			require.Zero(c, loss{st.Leaks, st.Unknown, st.KeyMismatches, st.InTransfer, st.Unpinned})
 		}
 	}
-	require.True(c, dirty || locals >= 0, "engines prefilled %d prompts on decode ranks that the proxy did not count", -locals)
+	require.True(c, dirty || locals >= 0, "decode engines prefilled %d prompts that the proxy did not count", -locals)
 	if !dirty && surplus > 0 {
 		require.LessOrEqual(c, float64(surplus), c.metric("evenkeel_heedless_engines_total"), "over-admitted by engines that had let go in time")
 	}

@@ -139,12 +139,12 @@ func TestAWholeAnswerThatIsTooLarge(t *testing.T) {
 	t.Parallel()
 	c := start(t, options{
 		decode: []refengine.Config{{}, {}}, profile: mooncake.Profile{NonStream: mooncake.NonStreamPassthrough},
-		configure: func(cfg *config.Config) { cfg.Limits.EventBytes = 300 },
+		configure: func(cfg *config.Config) { cfg.Limits.EventBytes, cfg.Limits.AnswerBytes = 300, 300 },
 	})
 	for i := range 8 {
 		r := c.post(chatPath, chat(fmt.Sprint("prompt ", i), `"max_tokens":50,`))
 		require.Equal(t, http.StatusBadGateway, r.status)
-		require.Contains(t, r.body, "limits.event_bytes")
+		require.Contains(t, r.body, "limits.answer_bytes")
 	}
 	require.EqualValues(t, 8, c.decode[0].Stats().Decodes+c.decode[1].Stats().Decodes, "none is tried again")
 	require.Zero(t, c.sum("evenkeel_engine_outages_total"))

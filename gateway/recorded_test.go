@@ -104,6 +104,9 @@ func TestRecordedEnginesServe(t *testing.T) {
 			require.Equal(t, answer.Usage.Details.Cached, got.usage.Details.Cached, "by the prefill engine")
 			require.Contains(t, *d.asked.Load(), `"kv_transfer_params":`+string(answer.KV))
 
+			if strings.Contains(leg.Client, `"tools"`) {
+				return // in one piece its answer is the engine's own, and none is recorded that a hand-off began
+			}
 			whole := c.post(leg.Ask.Path, leg.Client)
 			require.Equal(t, http.StatusOK, whole.status, whole.body)
 			require.Equal(t, want.text, textOf(t, whole.body))

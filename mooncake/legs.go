@@ -71,21 +71,16 @@ func dropOnDecode(key string) bool {
 	return key == "n" || key == "best_of" || key == "use_beam_search" || Reserved(key)
 }
 
-// dropOnDecodeStops is dropOnDecode for a body whose stop_token_ids the engine
-// may not survive.
-func dropOnDecodeStops(key string) bool { return key == "stop_token_ids" || dropOnDecode(key) }
-
 // dropOnProbe drops what does not shape the prompt: the probe's one token is
 // thrown away, and some of it is refused or dangerous there.
 func dropOnProbe(key string) bool {
 	switch key {
 	case "stream_options", "min_tokens", "logprobs", "top_logprobs", "prompt_logprobs", "stop", "stop_token_ids",
 		"structured_outputs", "min_p", "logit_bias", "bad_words", "allowed_token_ids", "thinking_token_budget",
-		"repetition_detection", "echo", "ignore_eos", "seed", "presence_penalty", "frequency_penalty", "repetition_penalty",
-		"return_token_ids":
+		"repetition_detection", "echo", "ignore_eos", "seed", "presence_penalty", "frequency_penalty", "repetition_penalty":
 		return true
 	}
-	return strings.HasPrefix(key, "guided_") || dropOnDecode(key)
+	return strings.HasPrefix(key, "guided_") || strings.HasPrefix(key, "return_") || dropOnDecode(key)
 }
 
 var (
@@ -188,8 +183,12 @@ func salted(b *Body, salt string, members []Member) []Member {
 func (p *Profile) answer(b *Body, leg *Leg, stream bool) (members []Member, drop func(key string) bool) {
 	members = legMembers(b, leg, make([]Member, 0, 14))
 	drop = dropOnDecode
+	if beams, _ := b.Get("use_beam_search"); string(beams) == "true" { // n is how many there are, and one engine makes all
+		drop = Reserved
+	}
 	if !p.stopTokensSafe(b) {
-		drop = dropOnDecodeStops
+		inner := drop
+		drop = func(key string) bool { return key == "stop_token_ids" || inner(key) }
 	}
 	if stream {
 		usage := usageTotal

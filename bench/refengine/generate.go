@@ -205,7 +205,7 @@ func (l *life) troubleEarly(x *exchange, r *request) (done, ok bool) {
 	if n := int64(cfg.MaxQueued); n > 0 && l.rankStats(r.rank).Waiting >= n {
 		return true, x.fail(refuse(503, "The engine's queue of %d requests is full.", n))
 	}
-	if crash := r.crash(); crash != "" { // here a real engine dies
+	if crash := r.crash(cfg); crash != "" { // here a real engine dies
 		if cfg.Role == Aggregated {
 			return true, l.engine.die(x, r.rank)
 		}
@@ -246,7 +246,10 @@ func (r Rule) refusal() *apiError {
 }
 
 // crash names the assertion that a request would break in a real engine.
-func (r *request) crash() string {
+func (r *request) crash(cfg Config) string {
+	if r.rows && r.leg == LegDecode && r.kv.remote.missing == "" && cfg.before(31) { // vLLM issue 50792
+		return "OverflowError: out of range integral type conversion attempted"
+	}
 	if r.minTokens > 0 {
 		for _, id := range r.stopIDs {
 			if id < 0 || id >= reftext.VocabSize {

@@ -32,6 +32,7 @@ type request struct {
 	stopIDs                               []int32
 	logprobs                              int // top ones a token, -1 = none
 	tool                                  string
+	rows                                  bool // logprobs of the prompt's tokens are asked for
 	named                                 bool // the request names that tool
 	echoText                              string
 
@@ -205,14 +206,24 @@ func (r *request) output(f *fields, cfg Config) {
 	if r.chat {
 		def = cfg.MaxModelLen - r.prompt.Tokens()
 	}
-	r.maxTokens = f.between("max_tokens", 1, math.MaxInt32, def)
+	least := 1
+	if !r.chat && r.echo { // one is computed, and left out
+		least = 0
+	}
+	r.maxTokens = max(1, f.between("max_tokens", least, math.MaxInt32, def))
 	if r.chat {
 		r.maxTokens = f.between("max_completion_tokens", 1, math.MaxInt32, r.maxTokens)
 	}
 	r.minTokens = f.between("min_tokens", 0, math.MaxInt32, 0)
 	r.ignoreEOS = f.boolean("ignore_eos")
+	rows, asked := f.member("prompt_logprobs")
+	r.rows = asked && string(rows) != "null"
+	if r.rows && r.stream && string(rows) != "0" {
+		f.fail("prompt_logprobs", "`prompt_logprobs` are not available when `stream=True`.")
+	}
 	if !r.chat {
 		r.logprobs = f.between("logprobs", 0, 20, -1)
+		r.rows = r.rows || r.echo && r.logprobs >= 0
 		return
 	}
 	top := f.between("top_logprobs", 0, 20, 0)

@@ -32,18 +32,32 @@ func (a *answer) appendWhole(dst []byte, n int, finish, stopReason string, hando
 	}
 	dst = a.appendIDs(append(dst, ','), 0, n)
 	if !a.r.chat {
-		dst = a.appendPromptIDs(append(dst, `,"prompt_logprobs":null,`...), a.r.returnIDs)
+		dst = a.appendPromptIDs(append(a.appendRows(append(dst, `,"prompt_logprobs":`...)), ','), a.r.returnIDs)
 	}
 	dst = append(append(dst, `,"routed_experts":null}],"service_tier":null`...), fingerprint...)
 	dst = a.appendWholeUsage(append(dst, `,"usage":`...), n)
 	if a.r.chat {
-		dst = append(a.appendPromptIDs(append(dst, `,"prompt_logprobs":null,`...), a.r.returnIDs), `,"prompt_text":null`...)
+		dst = append(a.appendPromptIDs(append(a.appendRows(append(dst, `,"prompt_logprobs":`...)), ','), a.r.returnIDs), `,"prompt_text":null`...)
 	}
 	if handoff == nil {
 		handoff = json.RawMessage("null")
 	}
 	dst = append(append(dst, `,"kv_transfer_params":`...), handoff...)
 	return append(dst, `,"ec_transfer_params":null,"metrics":null}`...)
+}
+
+// appendRows is what the logprobs of the prompt's tokens are. The first has none.
+func (a *answer) appendRows(dst []byte) []byte {
+	if !a.r.rows {
+		return append(dst, "null"...)
+	}
+	return appendList(dst, 0, a.r.prompt.Tokens(), func(dst []byte, i int) []byte {
+		if i == 0 {
+			return append(dst, "null"...)
+		}
+		id := a.r.prompt.IDs[i]
+		return fmt.Appendf(dst, `{"%d":{"logprob":%.4f,"rank":1,"decoded_token":"t"}}`, id, logprob(id, 0))
+	})
 }
 
 // appendWholeUsage is the usage of an answer without a stream, which has every member.

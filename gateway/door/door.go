@@ -247,6 +247,14 @@ func (d *Door) admit(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, in *incomin
 			return req, m, fail
 		}
 	}
+	if ok && !m.Alone {
+		if fail := req.Split(m.Rows); fail != nil {
+			return req, m, fail
+		}
+		if m.SGLang && req.PrefillOnly { // whose server ends when it gets a request without a room
+			return req, m, noRows
+		}
+	}
 	node := d.host.Requests.Node
 	far := ep.Common() && in.From == nil && node != nil && node.Offered(req.Model)
 	if !ok && far {
@@ -269,6 +277,12 @@ func (d *Door) admit(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, in *incomin
 		return req, m, openai.NewError(http.StatusNotFound, "no_such_route", "an engine of "+strconv.Quote(req.Model)+" takes no hand-off at "+ep.Path()+", and no decode engine may compute a prompt alone; use /v1/chat/completions, or ask the operator for allow_local_prefill")
 	}
 	return req, m, nil
+}
+
+// noRows refuses what no engine of SGLang answers where one prefills and another one decodes.
+var noRows = &openai.Error{
+	Status: http.StatusBadRequest, Code: openai.CodeUnsupported, Param: "echo",
+	Message: "\"echo\" with \"logprobs\" is not supported here: the engines of this model either prefill or decode, and tell no logprobs of a prompt then",
 }
 
 // blind is why a request is refused whose answer could be cut short without a word.

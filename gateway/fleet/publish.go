@@ -235,7 +235,7 @@ func (f *Fleet) route(routes map[string]Route, in *instance, up bool) {
 	for _, m := range in.status.Models {
 		r, ok := routes[m.ID]
 		if !ok {
-			r = Route{Name: m.ID, Board: boardOf(in.status.Models), Alone: true}
+			r = Route{Name: m.ID, Board: boardOf(in.status.Models), Alone: true, Rows: true}
 		}
 		r.Alone = r.Alone && in.role == Aggregated
 		for ep := range r.Whole {
@@ -243,7 +243,9 @@ func (f *Fleet) route(routes map[string]Route, in *instance, up bool) {
 		}
 		r.SGLang = r.SGLang || in.profile.Connector == mooncake.SGLang
 		r.Blind = r.Blind || in.mayGiveBack() // one that is down now may be up when the request gets there
-		if in.role != Decode {
+		if in.role == Decode {
+			r.Rows = r.Rows && in.computesRows()
+		} else {
 			r.Prefill = r.Prefill || up
 		}
 		if in.decodes() {

@@ -142,6 +142,21 @@ func (i *instance) roomsEverywhere() bool {
 	return n >= 2 && slices.Compare(v[:], firstRooms[:]) >= 0
 }
 
+// computesRows says whether a decode engine computes a prompt whose logprobs are asked for by itself, although it is given its KV.
+// From 0.31 on the scheduler of vLLM loads nothing for such a request (v1/core/sched/scheduler.py, skip_reading_prefix_cache). Before, an
+// engine ended with an OverflowError there (vLLM issue 50792, of 0.23). vllm-ascend has schedulers of its own, and a decode engine of SGLang
+// tells no logprobs of a prompt (0.5.23, disaggregation/utils.py).
+func (i *instance) computesRows() bool {
+	switch i.profile.Connector {
+	case mooncake.NIXLPull, mooncake.NIXLPush, mooncake.VLLMMooncake:
+		return i.reaches(rowsMinor, false)
+	}
+	return false
+}
+
+// rowsMinor is the first 0.x of vLLM whose decode engines compute such prompts.
+const rowsMinor = 31
+
 // clamps tells whether a decode engine cuts max_tokens to fit. If its version cannot
 // be read, the answer is yes: the engine then decides.
 func (i *instance) clamps() bool {
@@ -241,6 +256,7 @@ type Route struct {
 	Prefill bool   // some prefill engine that is up has it
 	Decode  bool   // some decode rank that is up has it
 	Alone   bool   // all engines that have it, those that are down included, prefill and decode
+	Rows    bool   // each engine that decodes what another one has prefilled computes a prompt whose logprobs are asked for by itself
 	SGLang  bool   // some engine obeys keys that only SGLang knows
 	Blind   bool   // some engine could give an answer back without a word, on an endpoint that is not common
 

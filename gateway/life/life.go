@@ -122,7 +122,13 @@ func (l *Life) Step(e Event, dst []Effect) []Effect {
 		}
 		return l.fail(e, OfPeer, dst)
 	case Probing:
-		if e.What == HandedOver {
+		switch e.What {
+		case First: // it has all of the answer, and there is nothing to hand over
+			l.state = Answering
+			dst = l.owed.settle(dst, Lease, Free)
+			dst = l.owed.conclude(dst, l.tries.poisons())
+			return append(l.blame.find(Guilty, dst), Effect{Do: AnswerIt})
+		case HandedOver:
 			dst = l.owed.settle(dst, Lease, Pass)
 			l.owed.take(KV)
 			l.owed.named = e.Named

@@ -338,3 +338,21 @@ func TestHowASlotGoesBack(t *testing.T) {
 		require.Contains(t, l.Step(row.e, nil), Effect{Do: Settle, Thing: Slot, How: row.want}, "%+v", row.e)
 	}
 }
+
+// A prefill engine may have the whole answer: of one token, that is. Then nothing is handed over, and no rank is asked.
+func TestAPrefillEngineMayAnswerAlone(t *testing.T) {
+	var l Life
+	step := func(e Event) (all []Do) {
+		for _, x := range l.Step(e, nil) {
+			all = append(all, x.Do)
+		}
+		return all
+	}
+	step(Event{What: Begun})
+	step(Event{What: NoRankTakes})
+	require.Contains(t, step(Event{What: Turn}), SendProbe)
+	require.True(t, l.Reserved())
+	require.Equal(t, []Effect{{Do: Settle, Thing: Lease, How: Free}, {Do: Settle, Thing: Place, How: Back}, {Do: AnswerIt}}, l.Step(Event{What: First}, nil))
+	require.False(t, l.Reserved())
+	require.Equal(t, []Do{EndWhole}, step(Event{What: Ends}))
+}

@@ -3,7 +3,6 @@ package openai
 import (
 	"encoding/json"
 	"math"
-	"strings"
 
 	"evenkeel/mooncake"
 )
@@ -52,6 +51,9 @@ type Request struct {
 	MaxTokensKey string            // the key it came from
 	Limit        int               // of the answer: MaxTokens, or what engines take if no key is there; 0: what the context leaves
 	Passthrough  bool              // its answer is to be the engine's own one in one piece, because a stream says less, or says it otherwise
+	PromptRows   bool              // an engine of vLLM has to compute logprobs of the prompt's tokens for it
+	Beams        int               // of a beam search; 0: there is none
+	PrefillOnly  bool              // a prefill engine answers it alone, because its answer has one token at most
 	PromptBytes  int               // text of prompt or messages and tools, without inline media: an estimate's input
 	PromptTokens int               // exact where the prompts are token ids, else 0
 }
@@ -120,6 +122,7 @@ type parser struct {
 	streamOptions                  bool
 	stopTokens                     bool
 	echo, logprobs                 bool
+	promptLogprobs, beams          bool
 	mediaBytes                     int
 	thinking                       int // tokens that the answer may think for
 }
@@ -171,20 +174,15 @@ func (p *parser) together() *Error {
 		return bad(CodeInvalidValue, d.prompt, "%d prompts with %d answers each are more than %d answers; send fewer prompts, or a lower \"n\"", prompts, r.N, most)
 	}
 	r.ContinuousUsage = r.ContinuousUsage && r.IncludeUsage
-	r.Passthrough = !r.Stream && (p.echo && p.logprobs || !r.Endpoint.Common() || HasTools(&r.Body) || asksBeside(&r.Body))
+	r.PromptRows = p.promptLogprobs || p.echo && (p.logprobs || r.Endpoint == mooncake.Chat)
+	if p.beams {
+		if r.Stream {
+			return bad(CodeUnsupported, "use_beam_search", "\"use_beam_search\" cannot be streamed, because the best answer is known at the end only; send \"stream\": false")
+		}
+		r.Beams, r.N = r.N, 1 // one engine makes all of them
+	}
+	r.Passthrough = !r.Stream && (r.PromptRows || p.beams || !r.Endpoint.Common() || HasTools(&r.Body) || asksBeside(&r.Body))
 	tools, _ := r.Body.Get("tools")
 	r.PromptBytes += len(tools) - p.mediaBytes
 	return nil
-}
-
-// asksBeside says whether a request asks for something beside the tokens of its answer, such as return_meta_info or
-// return_routed_experts. Engines say it in an answer in one piece, but in a stream not all of it, and SGLang refuses some of it
-// there (0.5.23, entrypoints/openai/serving_chat.py). Token ids come in both.
-func asksBeside(b *mooncake.Body) bool {
-	for key, v := range b.All() {
-		if strings.HasPrefix(key, "return_") && key != "return_token_ids" && key != "return_tokens_as_token_ids" && !isNull(v) && string(v) != "false" {
-			return true
-		}
-	}
-	return false
 }

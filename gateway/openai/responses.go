@@ -23,8 +23,8 @@ var responsesRules = map[string]rule{
 	"n":                       integers(1, 1, nil), // a response has one output
 	"best_of":                 integers(1, 1, nil),
 	"min_tokens":              rules["min_tokens"],
-	"use_beam_search":         rules["use_beam_search"],
-	"prompt_logprobs":         rules["prompt_logprobs"],
+	"use_beam_search":         refuse("no engine has beam search for responses", "false"),
+	"prompt_logprobs":         refuse("no engine tells them of a response"),
 	"conversation":            refuse("no engine keeps conversations here; send the whole conversation as \"input\""),
 	"prompt":                  refuse("no engine has prompt templates; send \"input\""),
 	"truncation":              refuse("both engines would cut the prompt, each in its own way", `"disabled"`),

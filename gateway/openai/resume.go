@@ -55,6 +55,18 @@ func HasTools(b *mooncake.Body) bool {
 	return ok && !isNull(v) && string(v) != "[]"
 }
 
+// asksBeside says whether a request asks for something beside the tokens of its answer, such as return_meta_info or
+// return_routed_experts. Engines say it in an answer in one piece, but in a stream not all of it, and SGLang refuses some of it
+// there (0.5.23, entrypoints/openai/serving_chat.py). Token ids come in both.
+func asksBeside(b *mooncake.Body) bool {
+	for key, v := range b.All() {
+		if strings.HasPrefix(key, "return_") && key != "return_token_ids" && key != "return_tokens_as_token_ids" && !isNull(v) && string(v) != "false" {
+			return true
+		}
+	}
+	return false
+}
+
 // HasLogprobs tells whether the answer has its tokens' probabilities.
 func HasLogprobs(b *mooncake.Body) bool {
 	v, ok := b.Get("logprobs")

@@ -27,7 +27,7 @@ var rules = map[string]rule{
 	"return_token_ids": flag(func(p *parser, on bool) { p.req.ReturnTokenIDs = on }),
 
 	"n":                     answers,
-	"max_tokens":            integers(1, math.MaxInt32, func(p *parser, n int) { p.maxTokens = n }),
+	"max_tokens":            maxTokens,
 	"max_completion_tokens": integers(1, math.MaxInt32, func(p *parser, n int) { p.maxCompletionTokens = n }),
 	"min_tokens":            integers(0, math.MaxInt32, func(p *parser, n int) { p.minTokens = n }),
 	"seed":                  integers(math.MinInt64, math.MaxInt64, nil),
@@ -47,8 +47,8 @@ var rules = map[string]rule{
 	"ignore_eos":            flag(nil),
 	"best_of":               integers(1, 1, nil),
 	"priority":              integers(0, 0, nil), // any other value would jump the engine's queue
-	"use_beam_search":       refuse("beam search cannot be split into prefill and decode", "false"),
-	"prompt_logprobs":       refuse("a decode engine that pulled the KV cache of a prompt cannot compute them"),
+	"use_beam_search":       flag(func(p *parser, on bool) { p.beams = on }),
+	"prompt_logprobs":       integers(-1, math.MaxInt32, func(p *parser, _ int) { p.promptLogprobs = true }),
 	"prompt_embeds":         refuse("prompts are text or token ids here"),
 	"logits_processors":     refuse("engines do not load code that clients name"),
 	"chat_template":         chatTemplate,
@@ -61,7 +61,18 @@ var rules = map[string]rule{
 	"repetition_detection":  nil,
 }
 
-func isNull(v json.RawMessage) bool { return v[0] == 'n' }
+// maxTokens is how long an answer may be. An echo of a completion's prompt may have no answer at all.
+func maxTokens(p *parser, key string, v json.RawMessage) *Error {
+	echo, _ := p.req.Body.Get("echo")
+	if _, zero := integer(v, 0, 0); zero && p.req.Endpoint == mooncake.Completions && string(echo) == "true" {
+		p.req.Body.Set(key, []byte("0")) // in whatever form it came
+		p.maxTokens = 1                  // an engine computes one token, which it leaves out
+		return nil
+	}
+	return fromOne(p, key, v)
+}
+
+var fromOne = integers(1, math.MaxInt32, func(p *parser, n int) { p.maxTokens = n })
 
 // optional makes null the same as absent, as the engines do.
 func optional(r rule) rule {

@@ -35,6 +35,15 @@ func (r *Request) ForSGLang(vocabulary int) *Error {
 			return bad(CodeUnsupported, key, "%q is not supported: %s", key, why)
 		}
 	}
+	if r.Beams > 0 {
+		return bad(CodeUnsupported, "use_beam_search", "\"use_beam_search\" is not supported: the engines of this model have no beam search")
+	}
+	if v, there := r.Body.Get("prompt_logprobs"); there && !isNull(v) {
+		return bad(CodeUnsupported, "prompt_logprobs", "\"prompt_logprobs\" is not supported: the engines of this model tell them only with \"echo\" and \"logprobs\"")
+	}
+	if r.Endpoint == mooncake.Chat {
+		r.PromptRows = false // they know no echo there
+	}
 	if r.Endpoint == mooncake.Chat && r.ReturnTokenIDs {
 		return bad(CodeUnsupported, "return_token_ids", "\"return_token_ids\" is not supported for chats by the engines of this model, which have no place for token ids in a stream; completions have one")
 	}

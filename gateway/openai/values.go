@@ -9,6 +9,7 @@ import (
 
 // Values come from a scanned body, so their first byte tells their type.
 
+func isNull(v json.RawMessage) bool    { return v[0] == 'n' }
 func isString(v json.RawMessage) bool  { return v[0] == '"' }
 func isArray(v json.RawMessage) bool   { return v[0] == '[' }
 func isObject(v json.RawMessage) bool  { return v[0] == '{' }

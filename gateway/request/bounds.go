@@ -24,7 +24,7 @@ func (j *job) mayHave(context int) int {
 	if limit := j.req.Limit; limit > 0 {
 		most = min(most, max(1, limit-j.resume.before))
 	}
-	return most
+	return most * max(1, j.req.Beams)
 }
 
 // echoed is how many tokens of the prompt the answer may begin with.

@@ -9,6 +9,7 @@ import (
 
 	"evenkeel/engine"
 	"evenkeel/gateway/failure"
+	"evenkeel/gateway/fleet"
 	"evenkeel/gateway/leg"
 	"evenkeel/gateway/life"
 	"evenkeel/sse"
@@ -53,10 +54,15 @@ var errNotJSON = errors.New("the engine's answer is not JSON")
 // of a stream: so the mirror counts it, corrects its cached_tokens and knows a
 // failure.
 func (s *stream) readWhole() error {
-	body, err := s.resp.ReadAll(s.mostWhole())
+	body, err := s.resp.ReadAll(mostBytes(s.job.srv.Settings(), s.whole))
 	if err != nil {
 		return err
 	}
+	return s.takeWhole(body)
+}
+
+// takeWhole is readWhole of an answer that has been read.
+func (s *stream) takeWhole(body []byte) error {
 	line := bytes.NewBuffer(make([]byte, 0, len(body)+16))
 	line.WriteString("data: ")
 	if err := json.Compact(line, body); err != nil {
@@ -80,13 +86,12 @@ func (s *stream) readWhole() error {
 	return nil
 }
 
-// mostWhole is how many bytes an answer in one piece may have.
-func (s *stream) mostWhole() int {
-	limits := &s.job.srv.Settings().Limits
-	if s.whole {
-		return max(limits.AnswerBytes, limits.EventBytes)
+// mostBytes is how much an answer in one piece may have, if that was asked for. Else it is the error of an engine that was to stream.
+func mostBytes(set *fleet.Settings, whole bool) int {
+	if whole {
+		return max(set.Limits.AnswerBytes, set.Limits.EventBytes)
 	}
-	return limits.EventBytes // it is the error of an engine that was to stream
+	return set.Limits.EventBytes
 }
 
 // tooLong tells whether a whole answer is larger than allowed: as it was asked

@@ -64,11 +64,14 @@ func (srv *Server) Serve(ctx *fasthttp.RequestCtx, in *Incoming, req *openai.Req
 		srv.explain(ctx, in, nil)
 	}
 	if req.Stream {
-		tokens := s.mayHave
+		tokens, kind := s.mayHave, []byte("text/event-stream")
+		if s.resp != nil { // else all of it is here
+			kind = s.resp.ContentType()
+		}
 		if s.stage == ended {
 			tokens = 0
 		}
-		srv.Stream(ctx, s.resp.ContentType(), flow{s}, tokens)
+		srv.Stream(ctx, kind, flow{s}, tokens)
 		return nil
 	}
 	answer, fail := s.collect()

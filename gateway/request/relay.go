@@ -33,7 +33,9 @@ func (j *job) newStream(slot *dispatcher.Slot) *stream {
 	s.muffled = j.muffled(rank.Profile)
 	ask := j.ask
 	ask.TokensPerChunk = rank.Traffic.TokensPerChunk()
-	ask.MaxTokens, ask.Context = s.mayHave, prompt.Longest(rank.Context)
+	if ask.MaxTokens, ask.Context = s.mayHave, prompt.Longest(rank.Context); j.req.Beams > 0 {
+		ask.Context = 0 // all beams together may have more
+	}
 	if ask.Cached = j.cached; s.local || rank.Profile.Connector == mooncake.SGLang {
 		ask.Cached = sse.OwnCached
 	}
@@ -191,7 +193,9 @@ func (s *stream) effect(fx sse.Effects) {
 // progress tells the board how far the request is after so many more events with tokens;
 // the tick reads it.
 func (s *stream) progress(tokens, events int) {
-	s.slot.Progress(tokens)
+	if s.slot != nil { // else a prefill engine answers
+		s.slot.Progress(tokens)
+	}
 	if s.heard {
 		s.rank.Traffic.Heard()
 	}

@@ -127,6 +127,13 @@ func (r *runner) do(x life.Effect) life.Event {
 		r.fail = fail
 		return life.Event{What: what}
 	case life.SendProbe:
+		if j.req.PrefillOnly {
+			var f *failure.Fault
+			if r.stream, f = r.prefillOnly(); f != nil {
+				return r.fell(f)
+			}
+			return life.Event{What: life.First}
+		}
 		held, f := j.probe(r.lease)
 		if r.held = held; f != nil {
 			f.Kept = true // until somebody fetches it
@@ -170,7 +177,11 @@ func (r *runner) queue() life.Event {
 	}
 	j.avoid.prefill = append(j.avoid.prefill, lease.Candidate.ID)
 	r.lease = lease
-	return life.Event{What: life.Turn, Script: j.srv.script(lease.Candidate)}
+	script := j.srv.script(lease.Candidate)
+	if j.req.PrefillOnly && script == life.Early {
+		script = life.Late // no decode rank has a part in it
+	}
+	return life.Event{What: life.Turn, Script: script}
 }
 
 func (r *runner) enqueue(x life.Effect) life.Event {

@@ -92,7 +92,9 @@ func TestAnAnswerInOnePieceIsWaitedForAsLongAsItsRankGoesOn(t *testing.T) {
 				},
 			})
 			stream := make(chan reply, 1)
-			go func() { stream <- b.post(mooncake.Chat.Path(), chat("a stream", `"stream":true,"ignore_eos":true,"max_tokens":250,`)) }()
+			go func() {
+				stream <- b.post(mooncake.Chat.Path(), chat("a stream", `"stream":true,"ignore_eos":true,"max_tokens":250,`))
+			}()
 			got := b.post(mooncake.Chat.Path(), chat("one two three", callsTool+`"ignore_eos":true,"max_tokens":200,`)) // four seconds
 			require.Equal(t, http.StatusOK, got.status, got.body)
 			require.Contains(t, got.body, `"completion_tokens":200`)

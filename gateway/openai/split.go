@@ -1,0 +1,26 @@
+package openai
+
+import "evenkeel/mooncake"
+
+// Split refuses what engines could not answer, or would not survive, where one engine prefills the prompt and another one decodes.
+// recompute: each decode engine computes a prompt whose logprobs are asked for once more by itself. If the answer has one token at
+// most, a prefill engine may give it alone.
+func (r *Request) Split(recompute bool) *Error {
+	switch {
+	case r.Beams > 0:
+		return bad(CodeUnsupported, "use_beam_search", "\"use_beam_search\" is not supported here: the engines of this model either prefill or decode, and beam search cannot be split so")
+	case !r.PromptRows:
+	case r.Limit == 1 && r.Endpoint.Common():
+		r.PrefillOnly = true
+	case !recompute:
+		key, what := "prompt_logprobs", "\"prompt_logprobs\""
+		if r.Body.Count(key) == 0 {
+			key, what = "echo", "\"echo\" with logprobs"
+			if r.Endpoint == mooncake.Chat {
+				what = "\"echo\" in a chat"
+			}
+		}
+		return bad(CodeUnsupported, key, "%s is not supported here with \"max_tokens\" above 1: a decode engine of this model gets the KV cache of the prompt from another engine and cannot compute the prompt's logprobs", what)
+	}
+	return nil
+}

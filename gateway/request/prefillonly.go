@@ -1,0 +1,105 @@
+package request
+
+import (
+	"bytes"
+	"fmt"
+	"time"
+
+	"evenkeel/engine"
+	"evenkeel/gateway/failure"
+	"evenkeel/gateway/fleet"
+	"evenkeel/gateway/journal"
+	"evenkeel/gateway/leg"
+	"evenkeel/gateway/life"
+	"evenkeel/prefill"
+	"evenkeel/sse"
+)
+
+// prefillOnly has a prefill engine answer the request, which asks for logprobs of its prompt and for one token at most. Only an
+// engine that computes the prompt can tell these, and nothing is left to decode. So there is no hand-off and no slot.
+func (r *runner) prefillOnly() (*stream, *failure.Fault) {
+	j, lease := r.job, r.lease
+	if j.client.Left() {
+		return nil, failure.Of(life.Ended{Why: life.Left}, failure.Gone(), nil)
+	}
+	j.enter(journal.Prefill, "")
+	began, c, limits := time.Now(), lease.Candidate, &j.srv.Settings().Limits
+	call := leg.Call{
+		Call: leg.New(j.srv.Client, c.Profile, c.Target), Engine: c.Instance, Path: j.req.Endpoint.Path(), Log: j.srv.Log,
+		Limits: engine.Deadlines{Connect: limits.ConnectTimeout, FirstByte: limits.ProbeTimeout, Idle: limits.EventTimeout},
+	}
+	run := j.srv.Fleet.TrackProbe(&lease.Candidate, call.Call)
+	defer j.srv.Fleet.Untrack(run)
+	call.Run = run
+	if c.Profile.Early() {
+		lease.Send()
+	}
+	j.client.OnGone(func() { call.Leave(leg.Notice) })
+	defer j.client.OnGone(nil)
+	body := c.Profile.DecodeBody(&j.body, j.req.Endpoint, j.leg, nil, "", j.req.Stream, nil)
+	resp, f := call.Open(j.told.Carry(engine.JSONHeaders(j.legID("p", j.told.Attempts))), body)
+	var answer []byte
+	if resp != nil {
+		defer resp.Close()
+		if f == nil {
+			answer, f = call.Read(resp, nil, mostBytes(j.srv.Settings(), true), began.Add(limits.ProbeTimeout))
+		}
+	}
+	if f != nil && f.Status == 0 {
+		return nil, j.probeFailed(run, f)
+	}
+	j.srv.Monitor.Heard(c.Instance)
+	j.told.Tell(journal.Event{What: journal.Probed, Took: time.Since(began)})
+	if f != nil {
+		if f.Why == life.Withheld {
+			j.srv.Monitor.Report(f.Engine, f.Err)
+		}
+		return nil, f
+	}
+	s := &stream{job: j, whole: !j.req.Stream, source: source{
+		rank:  &fleet.Rank{Worker: -1, Instance: c.Instance, Target: c.Target, Profile: c.Profile, Traffic: &engine.Traffic{}, Signs: engine.NewSigns()},
+		began: began, mayHave: j.mayHave(j.model.MaxLen), buffers: buffersPool.Get().(*buffers),
+	}}
+	if err := takeAll(s, answer); err != nil {
+		s.settle(0)
+		return nil, failure.Useless(life.Prefill, life.Garbled, failure.BadGateway("prefill", "its answer cannot be used"), fmt.Errorf("prefill %s: %w", c.ID, err))
+	}
+	u, _ := s.Mirror.Usage()
+	j.prompt = u.Prompt
+	j.told.Tell(journal.Event{What: journal.Prefilled, Tokens: u.Prompt, Cached: u.Cached})
+	lease.Answered(prefill.Usage{PromptTokens: u.Prompt, CachedTokens: u.Cached}, time.Time{})
+	s.firstAt = time.Now()
+	j.told.Tell(journal.Event{What: journal.First, At: s.firstAt})
+	j.enter(journal.Streaming, "")
+	return s, nil
+}
+
+// takeAll takes an answer of which all is here.
+func takeAll(s *stream, answer []byte) error {
+	ask := s.job.ask
+	ask.Cached, ask.MaxTokens = sse.OwnCached, s.mayHave
+	if s.whole {
+		ask.ContinuousUsage, ask.Whole = true, true
+	}
+	s.Trail.Reset(false)
+	s.Answer.Reset(ask)
+	s.out = s.out[:0]
+	if s.whole {
+		return s.takeWhole(answer)
+	}
+	if !bytes.HasPrefix(bytes.TrimLeft(answer, "\r\n"), []byte("data:")) {
+		return errNotJSON
+	}
+	s.Reader.Reset(s.limits(time.Hour))
+	var fx sse.Effects
+	s.now = time.Now()
+	s.out, fx = s.Feed(s.out, answer, s.now)
+	s.effect(fx)
+	if s.broken == nil && s.stage < ended {
+		s.fails(life.Garbled, failure.Stream("upstream_incomplete", errNotWhole), errNotWhole)
+	}
+	if s.broken != nil {
+		return errRefusal
+	}
+	return nil
+}
