@@ -70,7 +70,7 @@ func (b *board) gauged(r *rank, e Gauged) {
 	b.refresh(r)
 	missing := r.orphaned - e.KVTokens
 	for i, slot := range r.slots {
-		if b.started(slot) && !b.ledger.table[slot].strays {
+		if b.seen(slot) && !b.ledger.table[slot].strays {
 			missing += r.running[i].Tokens()
 		}
 	}

@@ -412,8 +412,13 @@ type examined struct {
 	decides bool // policies are made anew
 }
 
-// started says whether the first event of a slot has come.
+// started says whether the first event of a slot has come, or would have come if its engine told of any.
 func (b *board) started(slot int32) bool {
+	return b.seen(slot) || b.ledger.table[slot].unheard.first != 0
+}
+
+// seen says whether the first event of a slot has come, so that its KV is there.
+func (b *board) seen(slot int32) bool {
 	c := &b.ledger.table[slot]
 	c.started = c.started || b.counts != nil && b.counts.started(slot)
 	return c.started

@@ -79,33 +79,34 @@ func (b *board) listen(now time.Time) {
 		}
 		g.tempo.learn(streams, tokens, between)
 		if silent > 0 {
-			b.grow(g, g.tempo.perSecond()*between.Seconds())
+			b.grow(g, between, now, g.barrier && streams > 0)
 		}
 	}
 }
 
-// grow gives each unheard answer of a group so many tokens more. One whose prompt the rank computes has none before that is done:
-// a step takes as much of a prompt as the rank's budget. Where steps are told, they take it off.
-func (b *board) grow(g *group, tokens float64) {
+// grow gives each unheard answer of a group what it may have got since the last look. One whose prompt the rank computes has none
+// before that is done: a step takes as much of a prompt as the rank's budget. Where steps are told, they take it off.
+func (b *board) grow(g *group, between time.Duration, now time.Time, told bool) {
+	perSecond := g.tempo.perSecond()
 	for _, r := range g.ranks {
-		budget := int64(tokens * float64(r.StepBudget()))
+		budget := int64(perSecond * between.Seconds() * float64(r.StepBudget()))
 		for _, slot := range r.slots {
 			c := &b.ledger.table[slot]
 			if c.unheard.most == 0 || c.waits {
 				continue
 			}
-			if c.left > 0 && !g.barrier {
+			if c.left > 0 && !told {
 				n := min(budget, int64(c.left))
 				c.left, r.backlog, budget = c.left-int32(n), r.backlog-n, budget-n
 			}
 			if c.left > 0 {
 				continue
 			}
-			if c.started = true; c.unheard.first == 0 {
-				c.unheard.first = g.last.Number + 1
-				c.unheard.tokens = 1 // its KV is there
+			if c.unheard.first == 0 {
+				c.unheard.first, c.unheard.tokens = g.last.Number+1, 1
 			}
-			c.unheard.tokens = min(c.unheard.tokens+tokens, float64(c.unheard.most))
+			run := min(between, now.Sub(c.since)) // it may have come after the last look
+			c.unheard.tokens = min(c.unheard.tokens+perSecond*run.Seconds(), float64(c.unheard.most))
 		}
 	}
 }

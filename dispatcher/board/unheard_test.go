@@ -142,3 +142,35 @@ func TestWhatIsNotHeardAllocatesNothing(t *testing.T) {
 	}))
 	require.Greater(t, h.boards["m"].generated(slots[0].index), int32(100))
 }
+
+// Boards are looked at when something comes, which may be after a long time.
+func TestAnAnswerThatIsNotHeardDoesNotGrowByWhatWasBeforeIt(t *testing.T) {
+	h := newHand(t, testConfig())
+	h.fleet(ranks(1, 8, 0))
+	heard := h.put(pool.Entry{Prompt: 100}).slotNow(t)
+	heard.Progress(1)
+	h.stream(time.Second, heard)
+	h.at = h.at.Add(time.Minute)
+	heard.Progress(heard.Generated() + 20*60)
+	whole := h.put(pool.Entry{Prompt: 100})
+	slot := whole.slotNow(t)
+	slot.unheard = 10_000
+	h.at = h.at.Add(paceEvery)
+	h.count()
+	require.LessOrEqual(t, h.boards["m"].generated(slot.index), int32(1+20))
+}
+
+// What is only thought does not say that a hand-off has reached its engine.
+func TestAnAnswerThatIsNotHeardProvesNoPair(t *testing.T) {
+	h := newHand(t, testConfig())
+	h.fleet(ranks(1, 8, 0))
+	heard := h.put(pool.Entry{Prompt: 100}).slotNow(t)
+	heard.Progress(1)
+	whole := h.put(pool.Entry{Prompt: 100, Prefiller: "p"}).slotNow(t)
+	whole.unheard = 1000
+	h.stream(time.Second, heard)
+	b := h.boards["m"]
+	require.True(t, b.started(whole.index))
+	require.False(t, b.seen(whole.index))
+	require.False(t, b.ledger.table[whole.index].started)
+}
