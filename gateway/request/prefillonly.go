@@ -24,16 +24,8 @@ func (r *runner) prefillOnly() (*stream, *failure.Fault) {
 	}
 	j.enter(journal.Prefill, "")
 	began, c, limits := time.Now(), lease.Candidate, &j.srv.Settings().Limits
-	call := leg.Call{
-		Call: leg.New(j.srv.Client, c.Profile, c.Target), Engine: c.Instance, Path: j.req.Endpoint.Path(), Log: j.srv.Log,
-		Limits: engine.Deadlines{Connect: limits.ConnectTimeout, FirstByte: limits.ProbeTimeout, Idle: limits.EventTimeout},
-	}
-	run := j.srv.Fleet.TrackProbe(&lease.Candidate, call.Call)
+	call, run := toPrefill(j, lease)
 	defer j.srv.Fleet.Untrack(run)
-	call.Run = run
-	if c.Profile.Early() {
-		lease.Send()
-	}
 	j.client.OnGone(func() { call.Leave(leg.Notice) })
 	defer j.client.OnGone(nil)
 	body := c.Profile.DecodeBody(&j.body, j.req.Endpoint, j.leg, nil, "", j.req.Stream, nil)
@@ -45,15 +37,7 @@ func (r *runner) prefillOnly() (*stream, *failure.Fault) {
 			answer, f = call.Read(resp, nil, mostBytes(j.srv.Settings(), true), began.Add(limits.ProbeTimeout))
 		}
 	}
-	if f != nil && f.Status == 0 {
-		return nil, j.probeFailed(run, f)
-	}
-	j.srv.Monitor.Heard(c.Instance)
-	j.told.Tell(journal.Event{What: journal.Probed, Took: time.Since(began)})
-	if f != nil {
-		if f.Why == life.Withheld {
-			j.srv.Monitor.Report(f.Engine, f.Err)
-		}
+	if f = answeredBy(j, call, run, began, f); f != nil {
 		return nil, f
 	}
 	s := &stream{job: j, whole: !j.req.Stream, source: source{

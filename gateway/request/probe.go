@@ -47,16 +47,8 @@ func (j *job) probe(lease *prefill.Lease) (*handoff.Handoff, *failure.Fault) {
 	}
 	born := j.srv.Fleet.Born(c.Instance)
 	limits := &j.srv.Settings().Limits
-	call := leg.Call{
-		Call: j.srv.call(&j.life, c.Profile, c.Target), Engine: c.Instance, Path: j.req.Endpoint.Path(), Log: j.srv.Log,
-		Limits: engine.Deadlines{Connect: limits.ConnectTimeout, FirstByte: limits.ProbeTimeout, Idle: limits.EventTimeout},
-	}
-	run := j.srv.Fleet.TrackProbe(&lease.Candidate, call.Call)
+	call, run := toPrefill(j, lease)
 	defer j.srv.Fleet.Untrack(run)
-	call.Run = run
-	if c.Profile.Early() { // nobody can name it to a decode engine yet
-		lease.Send()
-	}
 	// An engine that finishes a prefill pins its KV before anyone hears of it, and closing the connection then loses the only
 	// name it has: the pin stays until the hold timeout (vllm#50425). So the probe of a client that leaves may still finish for a
 	// moment, and its hand-off is discarded like any other. One that takes longer is aborted, which frees it on the engine at
@@ -79,18 +71,38 @@ func (j *job) probe(lease *prefill.Lease) (*handoff.Handoff, *failure.Fault) {
 		}()
 		answer, f = call.Read(resp, *room, mooncake.MaxProbeAnswer, began.Add(limits.ProbeTimeout))
 	}
-	if f != nil && f.Status == 0 {
-		return nil, j.probeFailed(run, f)
-	}
-	j.srv.Monitor.Heard(c.Instance)
-	j.told.Tell(journal.Event{What: journal.Probed, Took: time.Since(began)})
-	if f != nil {
-		if f.Why == life.Withheld {
-			j.srv.Monitor.Report(f.Engine, f.Err)
-		}
+	if f = answeredBy(j, call, run, began, f); f != nil {
 		return nil, f
 	}
 	return j.accept(lease, born, x, answer, answered)
+}
+
+// toPrefill is a call to the prefill engine of a lease, which a drain may end. Whoever gets it untracks its run.
+func toPrefill(j *job, lease *prefill.Lease) (*leg.Call, *fleet.Run) {
+	c, limits := lease.Candidate, &j.srv.Settings().Limits
+	call := &leg.Call{
+		Call: j.srv.call(&j.life, c.Profile, c.Target), Engine: c.Instance, Path: j.req.Endpoint.Path(), Log: j.srv.Log,
+		Limits: engine.Deadlines{Connect: limits.ConnectTimeout, FirstByte: limits.ProbeTimeout, Idle: limits.EventTimeout},
+	}
+	run := j.srv.Fleet.TrackProbe(&lease.Candidate, call.Call)
+	call.Run = run
+	if c.Profile.Early() { // nobody can name it to a decode engine yet
+		lease.Send()
+	}
+	return call, run
+}
+
+// answeredBy takes note of a call to a prefill engine that is over. f is how it failed, nil if it did not.
+func answeredBy(j *job, call *leg.Call, run *fleet.Run, began time.Time, f *failure.Fault) *failure.Fault {
+	if f != nil && f.Status == 0 {
+		return j.probeFailed(run, f)
+	}
+	j.srv.Monitor.Heard(call.Engine)
+	j.told.Tell(journal.Event{What: journal.Probed, Took: time.Since(began)})
+	if f != nil && f.Why == life.Withheld {
+		j.srv.Monitor.Report(f.Engine, f.Err)
+	}
+	return f
 }
 
 // accept makes a hand-off of a probe's answer.
