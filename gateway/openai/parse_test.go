@@ -200,6 +200,7 @@ func TestParseNamesTheKeyAtFault(t *testing.T) {
 		{"all top_logprobs without logprobs", chat(`"top_logprobs":-1`), "top_logprobs", CodeInvalidValue},
 		{"top_logprobs without logprobs", chat(`"top_logprobs":2`), "top_logprobs", CodeInvalidValue},
 		{"prompt_logprobs of another type", chat(`"prompt_logprobs":true`), "prompt_logprobs", CodeInvalidType},
+		{"prompt_logprobs in a stream", chat(`"prompt_logprobs":1,"stream":true`), "prompt_logprobs", CodeInvalidValue},
 		{"fewer than all of them", chat(`"prompt_logprobs":-2`), "prompt_logprobs", CodeInvalidValue},
 		{"prompt_embeds", chat(`"prompt_embeds":"AA=="`), "prompt_embeds", CodeUnsupported},
 		{"logits_processors", chat(`"logits_processors":["os.system"]`), "logits_processors", CodeUnsupported},

@@ -123,6 +123,7 @@ type parser struct {
 	stopTokens                     bool
 	echo, logprobs                 bool
 	promptLogprobs, beams          bool
+	rowsInStream                   bool // so few logprobs of the prompt are asked for that engines take a stream
 	mediaBytes                     int
 	thinking                       int // tokens that the answer may think for
 }
@@ -175,6 +176,9 @@ func (p *parser) together() *Error {
 	}
 	r.ContinuousUsage = r.ContinuousUsage && r.IncludeUsage
 	r.PromptRows = p.promptLogprobs || p.echo && (p.logprobs || r.Endpoint == mooncake.Chat)
+	if r.Stream && p.promptLogprobs && !p.rowsInStream { // the decode engine would refuse it, after a whole prefill
+		return bad(CodeInvalidValue, "prompt_logprobs", "\"prompt_logprobs\" is not available in a stream; send \"stream\": false")
+	}
 	if p.beams {
 		if r.Stream {
 			return bad(CodeUnsupported, "use_beam_search", "\"use_beam_search\" cannot be streamed, because the best answer is known at the end only; send \"stream\": false")

@@ -48,7 +48,7 @@ var rules = map[string]rule{
 	"best_of":               integers(1, 1, nil),
 	"priority":              integers(0, 0, nil), // any other value would jump the engine's queue
 	"use_beam_search":       flag(func(p *parser, on bool) { p.beams = on }),
-	"prompt_logprobs":       integers(-1, math.MaxInt32, func(p *parser, _ int) { p.promptLogprobs = true }),
+	"prompt_logprobs":       integers(-1, math.MaxInt32, func(p *parser, n int) { p.promptLogprobs, p.rowsInStream = true, n == 0 }),
 	"prompt_embeds":         refuse("prompts are text or token ids here"),
 	"logits_processors":     refuse("engines do not load code that clients name"),
 	"chat_template":         chatTemplate,
