@@ -41,14 +41,6 @@ var mayDiffer = []rule{
 			"and evenkeel removes token ids from a stream whose client did not ask for them",
 	},
 	{
-		regexp.MustCompile(`^body\.choices\[\d+\]\.message\.content$`),
-		func(d difference, got map[string]any) bool {
-			_, calls := leaves("", got, map[string]any{})[strings.TrimSuffix(d.path, "content")+"tool_calls[0].type"]
-			return calls && d.plain == "" && d.got == nil
-		},
-		"evenkeel sends null for an empty text beside tool calls, as OpenAI does; in vLLM's stream, null and an empty text look alike",
-	},
-	{
 		regexp.MustCompile(`^body\.choices\[\d+\]\.prompt_token_ids\[\d+\]$`),
 		func(d difference, got map[string]any) bool {
 			_, asked := leaves("", got, map[string]any{})[d.path[:strings.LastIndex(d.path, ".")]+".token_ids[0]"]
