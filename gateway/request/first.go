@@ -58,11 +58,11 @@ func (s *stream) readWhole() error {
 	if err != nil {
 		return err
 	}
-	return s.takeWhole(body)
+	return takeWhole(s, body)
 }
 
 // takeWhole is readWhole of an answer that has been read.
-func (s *stream) takeWhole(body []byte) error {
+func takeWhole(s *stream, body []byte) error {
 	line := bytes.NewBuffer(make([]byte, 0, len(body)+16))
 	line.WriteString("data: ")
 	if err := json.Compact(line, body); err != nil {

@@ -69,7 +69,7 @@ func takeAll(s *stream, answer []byte) error {
 	s.Answer.Reset(ask)
 	s.out = s.out[:0]
 	if s.whole {
-		return s.takeWhole(answer)
+		return takeWhole(s, answer)
 	}
 	if !bytes.HasPrefix(bytes.TrimLeft(answer, "\r\n"), []byte("data:")) {
 		return errNotJSON
