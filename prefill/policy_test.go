@@ -103,7 +103,7 @@ func TestOnlyEqualScoresAreATie(t *testing.T) {
 func TestUnknownPoliciesAreRefusedByNameWithTheKnownOnes(t *testing.T) {
 	_, err := New(Config{Policy: "fnish"})
 	require.ErrorIs(t, err, ErrBadPolicy)
-	require.ErrorContains(t, err, `prefill: unknown policy "fnish"; there are round-robin, least-tokens`)
+	require.ErrorContains(t, err, `prefill: unknown policy "fnish" (did you mean "finish"?); there are round-robin, least-tokens`)
 
 	tier := newTier(t, up("a"))
 	require.ErrorIs(t, tier.SetPolicy("metric"), ErrBadPolicy)
