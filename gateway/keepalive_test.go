@@ -163,7 +163,7 @@ func TestStreamsPassAProxyThatClosesSilentConnections(t *testing.T) {
 	}
 }
 
-// behindNginx runs an nginx before a proxy, and returns its URL.
+// behindNginx runs an nginx in front of a proxy, and returns its URL.
 func behindNginx(t *testing.T, nginx, proxy string, silence time.Duration, through string) string {
 	t.Helper()
 	dir := t.TempDir()

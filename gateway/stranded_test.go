@@ -97,7 +97,7 @@ func (m marked) Write(p []byte) (int, error) {
 	return m.Writer.Write(p)
 }
 
-// ways puts a way before each engine of a config.
+// ways puts a way in front of each engine of a config.
 func ways(t *testing.T, cfg *config.Config) (all []*way) {
 	for _, list := range [][]config.Engine{cfg.Engines.Prefill, cfg.Engines.Decode, cfg.Engines.Aggregated} {
 		for i := range list {

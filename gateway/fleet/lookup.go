@@ -135,7 +135,7 @@ func (f *Fleet) Beside(worker int32, host bool, list []int32) []int32 {
 	return list
 }
 
-// Around returns the ranks that may refuse requests when one of them does, because one limit or one proxy stands before them all:
+// Around returns the ranks that may refuse requests when one of them does, because one limit or one proxy stands in front of them all:
 // those of its group, or if no rank of another group takes requests, those of its engine. It returns none if no rank takes requests
 // but these. others says that one does that is not in list either.
 func (f *Fleet) Around(worker int32, list []int32) (around []int32, others bool) {
