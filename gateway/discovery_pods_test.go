@@ -121,7 +121,7 @@ func TestAggregatedPodsServeAlone(t *testing.T) {
 			c.decode = append(c.decode, next)
 			_, err := api.CoreV1().Pods("llm").Create(t.Context(), pod(next, "a-1"), metav1.CreateOptions{})
 			require.NoError(t, err)
-			c.eventually("the new pod serves", func() bool { return serves(next) })
+			c.eventually("the new pod is in use", c.inUse(next))
 			require.NoError(t, api.CoreV1().Pods("llm").Delete(t.Context(), "a-0", metav1.DeleteOptions{}))
 			old := addressOf(c.decode[0])
 			c.eventually("the first one is gone", func() bool { return c.status(old).ID == "" })
