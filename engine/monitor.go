@@ -103,9 +103,9 @@ func (m *Monitor) OnSample(f func(id string, s *Sample)) { m.sampled = f }
 // Report tells how a call to an instance failed. If no connection could be
 // made the instance is down from now to its next good check, which is made at
 // once. So it is after a connection that broke; then the instance is down if
-// that check cannot connect either. After one that could not be made in time the next check, at once, is over a
-// new connection. Anything else (a timeout, bytes that are no answer) may be the request's own fault: the checks find out in their time. An engine or a rank that takes no requests, as
-// the engine says, gets none from now on.
+// that check cannot connect either. After one that could not be made in time there is a check at once, too, over
+// a new connection. Anything else (a timeout, bytes that are no answer) may be the request's own fault: the checks
+// find out in their time. An engine or a rank that takes no requests, as the engine says, gets none from now on.
 func (m *Monitor) Report(id string, err error) {
 	var e *Error
 	if IsWithheld(err) {
