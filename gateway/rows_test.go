@@ -92,10 +92,10 @@ func TestLogprobsOfPromptsComeFromWhoComputesThem(t *testing.T) {
 // asked are the requests that decode engines, or ranks that do both, and prefill engines had so far.
 func (c *cluster) asked() (decode, prefill int64) {
 	for _, e := range c.decode {
-		decode += int64(e.Stats().Requests)
+		decode += e.Stats().Requests
 	}
 	for _, e := range c.prefill {
-		prefill += int64(e.Stats().Requests)
+		prefill += e.Stats().Requests
 	}
 	return decode, prefill
 }

@@ -115,7 +115,7 @@ func TestPassedThrough(t *testing.T) {
 	t.Run("the official client has speech translated", func(t *testing.T) {
 		client := c.client()
 		file := openai.File(strings.NewReader("speech of today"), "speech.wav", "audio/wav")
-		said, err := client.Audio.Translations.New(t.Context(), openai.AudioTranslationNewParams{Model: "ears", File: file})
+		said, err := client.Audio.Translations.New(t.Context(), openai.AudioTranslationNewParams{Model: "ears", File: file}) //nolint:staticcheck // OpenAI calls it deprecated, and vLLM serves it
 		require.NoError(t, err)
 		require.Equal(t, plain.Heard([]byte("speech of today")), said.Text)
 	})

@@ -38,7 +38,7 @@ func (b *board) shy(e *pool.Entry, now time.Time) bool {
 	for _, g := range b.groups {
 		watermark := policy.Watermark(g.inForce().Policy)
 		for _, r := range g.ranks {
-			if r.takes() && wants(e, r.ID) && int64(e.Prompt) <= r.budget(watermark) {
+			if r.Up && wants(e, r.ID) && int64(e.Prompt) <= r.budget(watermark) {
 				return true
 			}
 		}
@@ -66,15 +66,16 @@ func (b *board) placeShy(now time.Time) {
 	}
 }
 
-// roomFor is the rank that a shy entry goes to of those that can take it now: the emptiest, and one of those that come last for it only
-// if there is no other. It is nil if none can.
+// roomFor is the rank that a shy entry goes to of those that can take it now: the emptiest, and one of those that come last for it, or
+// that are spared, only if there is no other. A rank that is spared may serve again, and those that the entry avoids have refused it. It
+// is nil if none can.
 func (b *board) roomFor(e *pool.Entry, now time.Time) (best *rank) {
 	for _, g := range b.order {
 		p := g.inForce()
 		watermark := policy.Watermark(p.Policy)
 		for _, r := range g.ranks {
 			fits := p.Immediate() || r.free() > 0 && r.kv+int64(e.Prompt) <= policy.KVBudget(r.capacity(watermark, now), watermark)
-			if takes := r.takes() || len(e.Only) > 0 && r.Up; takes && fits && wants(e, r.ID) && !b.pairs.vetoed(e, r, now) && (best == nil || before(e, r, best)) {
+			if r.Up && fits && wants(e, r.ID) && !b.pairs.vetoed(e, r, now) && (best == nil || before(e, r, best)) {
 				best = r
 			}
 		}
@@ -86,6 +87,9 @@ func (b *board) roomFor(e *pool.Entry, now time.Time) (best *rank) {
 func before(e *pool.Entry, r, other *rank) bool {
 	if last := slices.Contains(e.Last, r.ID); last != slices.Contains(e.Last, other.ID) {
 		return !last
+	}
+	if r.spared != other.spared {
+		return !r.spared
 	}
 	return r.weigh(r.kv) < other.weigh(other.kv)
 }
