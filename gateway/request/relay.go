@@ -194,6 +194,9 @@ func (s *stream) effect(fx sse.Effects) {
 // the tick reads it.
 func (s *stream) progress(tokens, events int) {
 	if s.slot != nil { // else a prefill engine answers
+		if s.whole { // the prefill engine, whose partner says so, may have less haste
+			s.slot.Unheard(s.mayHave)
+		}
 		s.slot.Progress(tokens)
 	}
 	if s.heard {
