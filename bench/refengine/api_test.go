@@ -387,7 +387,7 @@ func FuzzParse(f *testing.F) {
 	f.Add(false, completionBody("a", `"kv_transfer_params":{"do_remote_prefill":true,"remote_block_ids":[[1,2]],"remote_port":7},`))
 	l := &life{engine: &Engine{cfg: Config{}.WithDefaults()}}
 	f.Fuzz(func(t *testing.T, chat bool, body string) {
-		r, refused := l.parse(chat, []byte(body))
+		r, refused := l.parse(chat, 0, []byte(body))
 		if refused != nil {
 			return
 		}

@@ -41,6 +41,9 @@ type Config struct {
 	Group     string // name in the step trace, default "main"
 
 	Model       string     // default "ref"
+	Aliases     []string   // more names of it, which /v1/models lists, too
+	Adapters    []string   // LoRA adapters that every rank has from the start
+	Parentless  bool       // /v1/models lists adapters without parent
 	MaxModelLen int        // tokens, default 131072
 	Version     string     // default 0.27.1, of SGLang 0.5.23
 	Task        plain.Task // what the model is for; default completions

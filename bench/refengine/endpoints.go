@@ -39,6 +39,8 @@ var endpoints = map[string]endpoint{
 	}},
 	"/v1/messages/count_tokens": {http.MethodPost, false, (*life).serveCount},
 	"/v1/models":                {http.MethodGet, false, (*life).serveModels},
+	"/v1/load_lora_adapter":     {http.MethodPost, false, func(l *life, x *exchange) bool { return serveAdapter(l, x, true) }},
+	"/v1/unload_lora_adapter":   {http.MethodPost, false, func(l *life, x *exchange) bool { return serveAdapter(l, x, false) }},
 	"/health":                   {http.MethodGet, true, (*life).serveHealth},
 	"/version":                  {http.MethodGet, true, (*life).serveVersion},
 	"/kv_event_sources":         {http.MethodGet, true, serveEventSources},
@@ -170,7 +172,7 @@ func (l *life) serveCount(x *exchange) bool {
 // servePlain answers a request that makes no completion. It takes as long as the prefill of
 // as many tokens.
 func (l *life) servePlain(x *exchange, serve func(plain.Request) plain.Answer) bool {
-	a := serve(plain.Request{Model: l.engine.cfg.Model, Header: x.Req.Header, Body: x.Body})
+	a := serve(plain.Request{Model: l.engine.cfg.Model, Names: append(l.adapters.of(x.Port), l.engine.cfg.Aliases...), Header: x.Req.Header, Body: x.Body})
 	if path := x.Req.URL.Path; a.Status == http.StatusOK && path != "/detokenize" && !x.Pause(l.engine.cfg.PrefillBase+time.Duration(a.Tokens)*l.engine.cfg.PrefillPerToken) {
 		return false
 	}
@@ -215,15 +217,6 @@ func (x *exchange) answerJSON(v any) bool {
 	return x.Answer(200, typeJSON, body)
 }
 
-func (l *life) serveModels(x *exchange) bool {
-	cfg, created := l.engine.cfg, l.began.Unix()
-	permission := map[string]any{"id": "modelperm-reference", "object": "model_permission", "created": created, "allow_create_engine": false,
-		"allow_sampling": true, "allow_logprobs": true, "allow_search_indices": false, "allow_view": true, "allow_fine_tuning": false,
-		"organization": "*", "group": nil, "is_blocking": false}
-	return x.answerJSON(map[string]any{"object": "list", "data": []any{map[string]any{"id": cfg.Model, "object": "model",
-		"created": created, "owned_by": "vllm", "root": cfg.Model, "parent": nil, "max_model_len": cfg.MaxModelLen, "permission": []any{permission}}}})
-}
-
 func (l *life) serveVersion(x *exchange) bool {
 	return x.answerJSON(map[string]string{"version": l.engine.cfg.Version})
 }
@@ -254,8 +247,10 @@ func (l *life) serveTokenize(x *exchange) bool {
 		return x.fail(refuse(400, "body: %v", err).of("body"))
 	}
 	f := &fields{m: members}
-	if model := f.text("model"); model != "" && model != l.engine.cfg.Model {
-		return x.fail(refuse(404, "The model `%s` does not exist.", model).of("model"))
+	if model := f.text("model"); model != "" {
+		if _, ok := l.adapters.lists(&l.engine.cfg, x.Port, model); !ok {
+			return x.fail(noSuchModel(model))
+		}
 	}
 	_, chat := members["messages"]
 	p, err := reftext.RenderMembers(chat, members)

@@ -62,6 +62,7 @@ type life struct {
 	kvListeners []net.Listener  // of publishers, then of replays
 	events      []*cache.Events // of the ranks
 	pins        *pins.Pins
+	adapters    *adapters
 	bound       *bound
 	prefills    []*prompts.Rank
 	group       *group.Group
@@ -153,7 +154,7 @@ func (e *Engine) Revive() error {
 	if e.life != nil || e.closed {
 		return fmt.Errorf("refengine: running or closed; only a killed engine can be revived")
 	}
-	l := &life{engine: e, began: time.Now(), conns: map[net.Conn]net.Listener{}, balance: balance{flying: make([]int, e.cfg.DPSize)}}
+	l := &life{engine: e, began: time.Now(), conns: map[net.Conn]net.Listener{}, balance: balance{flying: make([]int, e.cfg.DPSize)}, adapters: newAdapters(e.cfg, len(e.addrs))}
 	l.ctx, l.cancel = context.WithCancel(context.Background())
 	shape := e.cfg.ErrorShape
 	l.server = wire.Server{

@@ -40,7 +40,7 @@ func (l *life) generate(x *exchange, chat bool) bool {
 		})
 		defer landed()
 	}
-	r, refused := l.parse(chat, x.Body)
+	r, refused := l.parse(chat, x.Port, x.Body)
 	if r != nil && r.room != nil && refused == nil {
 		x.late = x.words != nil && r.stream
 		var lost func() bool

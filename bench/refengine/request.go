@@ -15,6 +15,7 @@ import (
 // request is a chat or completion request, checked as strictly as an engine does.
 type request struct {
 	chat   bool
+	model  string // as its answer calls it
 	leg    string
 	id     string // of the answer: prefix and the client's X-Request-Id
 	rank   int
@@ -90,7 +91,7 @@ func (f *fields) real(key string, low, high float64) {
 }
 
 // parse reads and checks a body.
-func (l *life) parse(chat bool, body []byte) (*request, *apiError) {
+func (l *life) parse(chat bool, port int, body []byte) (*request, *apiError) {
 	cfg := l.engine.cfg
 	if !utf8.Valid(body) {
 		return nil, refuse(400, "body: not UTF-8").of("body")
@@ -101,9 +102,8 @@ func (l *life) parse(chat bool, body []byte) (*request, *apiError) {
 	}
 	f := &fields{m: m}
 	r := &request{chat: chat, leg: LegPlain, logprobs: -1}
-	if model := f.text("model"); f.err == nil && model != "" && model != cfg.Model {
-		return nil, refuse(404, "The model `%s` does not exist.", model).of("model")
-	}
+	model, listed := f.text("model"), false
+	r.model, listed = l.adapters.lists(&cfg, port, model)
 	if cfg.Connector == SGLang {
 		if err := r.enter(m, cfg.Role); err != nil {
 			return nil, err
@@ -114,6 +114,9 @@ func (l *life) parse(chat bool, body []byte) (*request, *apiError) {
 			return nil, err
 		}
 		r.setLeg(kv)
+	}
+	if f.err == nil && !listed {
+		return r, noSuchModel(model)
 	}
 	r.returnIDs = f.boolean("return_token_ids") && !cfg.NoTokenIDs
 	if err := r.render(f, chat); err != nil {

@@ -35,7 +35,8 @@ var Tasks = []Task{Generate, Pooling, Transcription}
 
 // A Request is one that the engine got.
 type Request struct {
-	Model  string // of the engine
+	Model  string   // of the engine
+	Names  []string // more names that a request may ask for
 	Header http.Header
 	Body   []byte
 }
@@ -97,11 +98,16 @@ func of[T any](serve func(model string, ask T) Answer) func(Request) Answer {
 		if err := cmp.Or(json.Unmarshal(r.Body, &named), json.Unmarshal(r.Body, &ask)); err != nil {
 			return refuse(http.StatusBadRequest, err.Error())
 		}
-		if named.Model != "" && named.Model != r.Model {
+		if !r.lists(named.Model) {
 			return unknown(named.Model)
 		}
 		return serve(r.Model, ask)
 	}
+}
+
+// lists says whether the request may ask for a model.
+func (r *Request) lists(model string) bool {
+	return model == "" || model == r.Model || slices.Contains(r.Names, model)
 }
 
 func unknown(model string) Answer {
@@ -261,7 +267,7 @@ func transcribe(r Request) Answer {
 			return refuse(http.StatusBadRequest, err.Error())
 		}
 	}
-	if model := string(fields["model"]); model != "" && model != r.Model {
+	if model := string(fields["model"]); !r.lists(model) {
 		return unknown(model)
 	}
 	file, ok := fields["file"]

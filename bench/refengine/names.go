@@ -1,0 +1,126 @@
+package refengine
+
+import (
+	"encoding/json"
+	"net/http"
+	"slices"
+	"sync"
+)
+
+// adapters are the LoRA adapters that the API server of each port has loaded. Those that were loaded while it runs are lost with it.
+type adapters struct {
+	mu     sync.Mutex
+	byPort [][]string
+}
+
+func newAdapters(cfg Config, ports int) *adapters {
+	a := &adapters{byPort: make([][]string, ports)}
+	for port := range a.byPort {
+		a.byPort[port] = slices.Clone(cfg.Adapters)
+	}
+	return a
+}
+
+func (a *adapters) of(port int) []string {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return slices.Clone(a.byPort[port])
+}
+
+// change loads an adapter or unloads it, and says whether it was there before.
+func (a *adapters) change(port int, name string, load bool) (was bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	at := slices.Index(a.byPort[port], name)
+	switch {
+	case at < 0 && load:
+		a.byPort[port] = append(a.byPort[port], name)
+	case at >= 0 && !load:
+		a.byPort[port] = slices.Delete(a.byPort[port], at, at+1)
+	}
+	return at >= 0
+}
+
+// Load has the API server of a port load an adapter, and Unload has it unload one, as the endpoints do.
+func (e *Engine) Load(port int, name string) { e.change(port, name, true) }
+
+// Unload is the reverse of Load. Requests that run with the adapter go on.
+func (e *Engine) Unload(port int, name string) { e.change(port, name, false) }
+
+func (e *Engine) change(port int, name string, load bool) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.life != nil {
+		e.life.adapters.change(port, name, load)
+	}
+}
+
+// lists says whether a request at a port may ask for a model, and by which name the answer calls it: that of the adapter, else the
+// first of the base model (check_model and model_name in entrypoints/openai/models/serving.py of vLLM 0.31).
+func (a *adapters) lists(cfg *Config, port int, name string) (called string, ok bool) {
+	if name == "" || name == cfg.Model || slices.Contains(cfg.Aliases, name) {
+		return cfg.Model, true
+	}
+	return name, slices.Contains(a.of(port), name)
+}
+
+func noSuchModel(name string) *apiError {
+	return refuse(404, "The model `%s` does not exist.", name).of("model")
+}
+
+// serveModels lists the base model by all its names, and then the adapters.
+func (l *life) serveModels(x *exchange) bool {
+	cfg, created := l.engine.cfg, l.began.Unix()
+	permission := map[string]any{"id": "modelperm-reference", "object": "model_permission", "created": created, "allow_create_engine": false,
+		"allow_sampling": true, "allow_logprobs": true, "allow_search_indices": false, "allow_view": true, "allow_fine_tuning": false,
+		"organization": "*", "group": nil, "is_blocking": false}
+	card := func(id, root string, parent, length any) map[string]any {
+		return map[string]any{"id": id, "object": "model", "created": created, "owned_by": "vllm", "root": root, "parent": parent,
+			"max_model_len": length, "permission": []any{permission}}
+	}
+	var data []any
+	for _, name := range append([]string{cfg.Model}, cfg.Aliases...) {
+		data = append(data, card(name, cfg.Model, nil, cfg.MaxModelLen))
+	}
+	for _, name := range l.adapters.of(x.Port) {
+		var parent any = cfg.Model
+		if cfg.Parentless {
+			parent = nil
+		}
+		data = append(data, card(name, "/adapters/"+name, parent, nil))
+	}
+	return x.answerJSON(map[string]any{"object": "list", "data": data})
+}
+
+// serveAdapter loads an adapter or unloads it, where the engine was started with VLLM_ALLOW_RUNTIME_LORA_UPDATING
+// (load_lora_adapter and unload_lora_adapter in entrypoints/openai/models/serving.py of vLLM 0.31).
+func serveAdapter(l *life, x *exchange, load bool) bool {
+	var ask struct {
+		Name    string `json:"lora_name"`
+		Path    string `json:"lora_path"`
+		Inplace bool   `json:"load_inplace"`
+	}
+	if err := json.Unmarshal(x.Body, &ask); err != nil {
+		return x.fail(refuse(400, "body: %v", err).of("body"))
+	}
+	_, listed := l.adapters.lists(&l.engine.cfg, x.Port, ask.Name)
+	base := ask.Name == l.engine.cfg.Model || slices.Contains(l.engine.cfg.Aliases, ask.Name)
+	switch {
+	case load && (ask.Name == "" || ask.Path == ""):
+		return x.fail(refuse(400, "Both 'lora_name' and 'lora_path' must be provided."))
+	case load && base:
+		return x.fail(refuse(400, "The lora adapter '%s' conflicts with a served base model.", ask.Name))
+	case load && listed && !ask.Inplace:
+		return x.fail(refuse(400, "The lora adapter '%s' has already been loaded. If you want to load the adapter in place, set 'load_inplace' to True.", ask.Name))
+	case !load && ask.Name == "":
+		return x.fail(refuse(400, "'lora_name' needs to be provided to unload a LoRA adapter."))
+	case !load && (base || !listed):
+		return x.fail(refuse(404, "The lora adapter '%s' cannot be found.", ask.Name))
+	}
+	l.adapters.change(x.Port, ask.Name, load)
+	done := "removed"
+	if load {
+		done = "added"
+	}
+	return x.Answer(http.StatusOK, "text/plain; charset=utf-8", []byte("Success: LoRA adapter '"+ask.Name+"' "+done+" successfully."))
+}
