@@ -286,30 +286,31 @@ func (d *Dispatcher) run(ctx context.Context, r *runner) {
 	}
 }
 
-// Room returns how many hand-offs more than those that wait in the pool of a board
+// Room returns how many hand-offs for a model more than those that wait in the pool of a board
 // would get a slot within a time. It is at least one if none waits, so that a
-// hand-off is always on its way.
-func (d *Dispatcher) Room(board string, within time.Duration) int {
+// hand-off is always on its way. own says that not all ranks of the board list the model, so that its hand-offs are counted apart.
+func (d *Dispatcher) Room(board, model string, within time.Duration) (n int, own bool) {
 	v, ok := d.paces.Load(board)
 	if !ok {
-		return math.MaxInt // no rank was ever there: it is not the slots that are missing
+		return math.MaxInt, false // no rank was ever there: it is not the slots that are missing
 	}
-	p := v.(*published)
+	p, own := v.(*published).of(model)
 	slots := p.slots.Load()
 	if slots == 0 {
-		return math.MaxInt
+		return math.MaxInt, own
 	}
 	freed := within.Seconds() * float64(slots) / max(math.Float64frombits(p.seconds.Load()), 1e-3)
-	return max(1, int(min(float64(p.free.Load())+freed, math.MaxInt32))) - int(p.waiting.Load())
+	return max(1, int(min(float64(p.free.Load())+freed, math.MaxInt32))) - int(p.waiting.Load()), own
 }
 
-// Free returns how many slots of a board were free after the last turn.
-func (d *Dispatcher) Free(board string) int {
+// Free returns how many slots of a board were free for a model after the last turn. own is as for Room.
+func (d *Dispatcher) Free(board, model string) (n int, own bool) {
 	v, ok := d.paces.Load(board)
 	if !ok {
-		return math.MaxInt32 // no rank was ever there: it is not the slots that are missing
+		return math.MaxInt32, false // no rank was ever there: it is not the slots that are missing
 	}
-	return int(v.(*published).free.Load())
+	p, own := v.(*published).of(model)
+	return int(p.free.Load()), own
 }
 
 func (m *metrics) register(r prometheus.Registerer, d *Dispatcher) error {

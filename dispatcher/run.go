@@ -239,11 +239,18 @@ func (r *runner) do(e *board.Effect, took time.Duration) {
 		r.log.Warn("dispatcher: two workers have the same ID, and the second is ignored",
 			zap.Int32("id", e.Worker), zap.String("kept", e.Names[0]), zap.String("ignored", e.Names[1]))
 	case board.EffectPace:
-		if r.own(e.Group.Model).pace.publish(&e.Pace) && r.cfg.OnRoom != nil {
+		o := r.own(e.Group.Model)
+		more := o.pace.publish(&e.Pace)
+		for i := range e.Named {
+			more = o.named[i].publish(&e.Named[i]) || more
+		}
+		if more && r.cfg.OnRoom != nil {
 			r.cfg.OnRoom()
 		}
 	case board.EffectThought:
 		m.thought.Observe(e.Thought / float64(e.Count))
+	case board.EffectNames:
+		r.own(e.Group.Model).list(e.Listed)
 	case board.EffectWatch:
 		r.own(e.Group.Model).pace.watched.Store(int32(e.Count))
 	case board.EffectPolicy:

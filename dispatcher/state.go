@@ -47,6 +47,7 @@ type owned struct {
 	tick   board.Tick
 	arrive func(*Slot)
 	pace   *published
+	named  []*published // of names that not all its ranks list, in the boards' order
 }
 
 // runner owns the boards. It reads the clock, tells them what others want in its

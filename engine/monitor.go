@@ -105,13 +105,18 @@ func (m *Monitor) OnSample(f func(id string, s *Sample)) { m.sampled = f }
 // once. So it is after a connection that broke; then the instance is down if
 // that check cannot connect either. After one that could not be made in time there is a check at once, too, over
 // a new connection. Anything else (a timeout, bytes that are no answer) may be the request's own fault: the checks
-// find out in their time. An engine or a rank that takes no requests, as the engine says, gets none from now on.
+// find out in their time. An engine or a rank that takes no requests, as the engine says, gets none from now on. Of one that does not
+// have a model that its list has, the list is read again.
 func (m *Monitor) Report(id string, err error) {
 	var e *Error
-	if IsWithheld(err) {
+	if unlisted := errors.Is(err, ErrUnlisted); unlisted || IsWithheld(err) {
 		m.mu.Lock()
 		defer m.mu.Unlock()
-		if w := m.watches[id]; w != nil && w.status.Up {
+		switch w := m.watches[id]; {
+		case w == nil || !w.status.Up:
+		case unlisted:
+			w.unlisted(err)
+		default:
 			w.withheld(err)
 		}
 		return

@@ -36,7 +36,7 @@ func (w *watch) checkNow() {
 // its API server is busy, and the work goes on.
 func (w *watch) check(ctx context.Context) {
 	w.m.mu.Lock()
-	reports, up, broke, halted := w.reports, w.status.Up, w.broke, w.absent.halt != nil
+	reports, up, broke, halted, relist := w.reports, w.status.Up, w.broke, w.absent.halt != nil, w.relist
 	fresh := !up || broke || w.redial || w.failed > 0 || time.Since(w.factsAt) >= w.m.cfg.FactsInterval
 	w.broke, w.redial = false, false
 	w.m.mu.Unlock()
@@ -55,7 +55,7 @@ func (w *watch) check(ctx context.Context) {
 	}
 	unknown := w.facts.err != nil && len(w.facts.models) == 0
 	switch {
-	case err == nil && (!up || unknown || halted || time.Since(w.factsAt) >= w.m.cfg.FactsInterval):
+	case err == nil && (!up || unknown || halted || relist || time.Since(w.factsAt) >= w.m.cfg.FactsInterval):
 		w.readFacts(ctx, !up, !up || unknown || halted)
 	case (err == nil || late(err)) && w.traffic.quiet(began) > 0.5:
 		w.lookForSigns(ctx)
@@ -205,6 +205,9 @@ func (w *watch) readFacts(ctx context.Context, full, hurry bool) {
 		_, err := w.fault(ctx, patience)
 		f.tolerant, f.unsure = err == nil, err != nil && !lacks(err)
 	}
+	w.m.mu.Lock()
+	w.relist = false // what comes from now on may be about a newer list
+	w.m.mu.Unlock()
 	models, err := w.models(ctx)
 	if errors.As(err, new(*PageError)) { // the models are known
 		odd, err = err, nil

@@ -55,22 +55,24 @@ type watch struct {
 	countedAt time.Time  // it began to ask; under counting
 
 	// Under m.mu:
-	status  Status
-	suspect suspicion
-	absent  absent // but for its reports, which are run's
-	rtt     time.Duration
-	sample  *Sample // the last reading that was felt; nil: there was none
-	readAt  time.Time
-	gauges  map[int]Gauges // of it, by rank
-	failed  int            // checks in a row
-	expired float64        // hand-offs that it gave away unfetched, as it last said; below 0: it does not say
-	reports uint64         // failures to connect, and refusals of all requests, that callers told of
-	broke   bool           // a caller lost its connection since the last check began
-	redial  bool           // a caller could not connect in time since then: that check is over a new connection
-	moved   Moved          // of the status that is told next
-	odd     bool           // a page that cannot be right was told of; only the goroutine that reads facts uses it
-	alarmed bool           // the credential alarm was given and stands
-	gone    bool           // not watched any more: a check still under way changes nothing
+	status   Status
+	suspect  suspicion
+	absent   absent // but for its reports, which are run's
+	rtt      time.Duration
+	sample   *Sample // the last reading that was felt; nil: there was none
+	readAt   time.Time
+	gauges   map[int]Gauges // of it, by rank
+	failed   int            // checks in a row
+	expired  float64        // hand-offs that it gave away unfetched, as it last said; below 0: it does not say
+	reports  uint64         // failures to connect, and refusals of all requests, that callers told of
+	broke    bool           // a caller lost its connection since the last check began
+	redial   bool           // a caller could not connect in time since then: that check is over a new connection
+	moved    Moved          // of the status that is told next
+	odd      bool           // a page that cannot be right was told of; only the goroutine that reads facts uses it
+	relist   bool           // a request found that the engine's list has changed
+	relisted time.Time      // when a check was last made because of that
+	alarmed  bool           // the credential alarm was given and stands
+	gone     bool           // not watched any more: a check still under way changes nothing
 }
 
 // Instance is one engine process to watch: one URL, whatever number of DP ranks.

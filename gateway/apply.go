@@ -74,8 +74,10 @@ func (g *Gateway) prepare(old, next *reload.Settings, fit *predictor.Fit) (apply
 func (g *Gateway) prefillConfig(s *reload.Settings) prefill.Config {
 	c := s.Tier()
 	c.Explain, c.Places = s.Explains(), g.places
-	c.Free = func(board string) int { return g.dispatcher.Free(board) }
-	c.Decode = func(board string, within time.Duration) int { return g.dispatcher.Room(board, within) }
+	c.Free = func(board, model string) (int, bool) { return g.dispatcher.Free(board, model) }
+	c.Decode = func(board, model string, within time.Duration) (int, bool) {
+		return g.dispatcher.Room(board, model, within)
+	}
 	c.Ranks = g.locals
 	c.Scraper, c.Registerer, c.Log = g.fleet.Scrape, g.reg, g.log
 	return c

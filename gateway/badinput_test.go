@@ -391,18 +391,3 @@ func TestThePoolTimesOut(t *testing.T) {
 	c.eventually("it is drained", func() bool { return c.metric(`evenkeel_drains_total{outcome="drained"}`) == 1 })
 	require.Zero(t, c.prefill[0].Stats().Pins)
 }
-
-// A model that only the prefill engine knows is no mistake of the client alone.
-func TestADecodeEngineThatDoesNotKnowTheModel(t *testing.T) {
-	t.Parallel()
-	c := start(t, options{prefill: []refengine.Config{{Version: "0.31.0"}}, decode: []refengine.Config{{Version: "0.32.0"}}, dirty: true})
-	require.NoError(t, c.decode[0].SetFaults(refengine.Rule{Fault: refengine.Status, Value: 404, Leg: refengine.LegDecode}))
-	for range 3 {
-		require.Equal(t, 404, c.post(chatPath, chat("one", "")).status)
-	}
-	said := c.logs.FilterMessageSnippet("do not fit").All()
-	require.Len(t, said, 1, "once for a pair")
-	require.Equal(t, "0.31.0", said[0].ContextMap()["prefill_version"])
-	require.Equal(t, "0.32.0", said[0].ContextMap()["decode_version"])
-	require.Equal(t, addressOf(c.decode[0]), said[0].ContextMap()["decode"])
-}

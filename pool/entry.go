@@ -23,7 +23,8 @@ var (
 // exported fields and changes none of them afterwards.
 type Entry struct {
 	ID    uint64 // unique among the entries that wait
-	Model string
+	Model string // whose ranks may have it
+	Name  string // that the request asks for, which not all of these may list; empty: any rank has it
 
 	Prefiller string // engine that holds its KV, or will; empty = nobody counts what fails with it
 

@@ -32,7 +32,7 @@ func (t *Tier) Batch() BatchStatus {
 // leaves says whether the candidate is left over for a batch request: no other request waits for what serves its
 // models, neither here nor in the engine nor for a decode rank, and one slot more than the request will need is free, for
 // the request that comes next.
-func (d *chooser) leaves(c *candidate) bool {
+func (d *chooser) leaves(r *Request, c *candidate) bool {
 	for _, name := range c.Models { // a model and its adapters have the same engines
 		if m := d.models[name]; m != nil && m.line.Online() {
 			return false
@@ -54,7 +54,11 @@ func (d *chooser) leaves(c *candidate) bool {
 		underWay += o.account.Leases[ledger.Probing] + pooled
 		waiting += pooled
 	}
-	return waiting == 0 && (d.cfg.Free == nil || d.cfg.Free(c.Board)-underWay > 1)
+	if waiting > 0 || d.cfg.Free == nil {
+		return waiting == 0
+	}
+	free, _ := d.cfg.Free(c.Board, r.Model)
+	return free-underWay > 1
 }
 
 // waited tells the metrics how long a request was in the queue that got a candidate.

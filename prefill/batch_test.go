@@ -27,7 +27,7 @@ func withSlots(free *int, ids ...string) (candidates []Candidate, change func(*C
 	for i := range candidates {
 		candidates[i].Board = "board"
 	}
-	return candidates, func(c *Config) { c.Free = func(string) int { return *free } }
+	return candidates, func(c *Config) { c.Free = func(string, string) (int, bool) { return *free, false } }
 }
 
 func TestBatchTakesOnlyWhatIsLeft(t *testing.T) {
@@ -104,7 +104,7 @@ func TestBatchTakesOnlyWhatIsLeft(t *testing.T) {
 // Groups of ranks that prefill and decode have one slot for what waits there, and one for what comes next.
 func TestAGroupOfRanksThatDoBothTakesBatchLast(t *testing.T) {
 	free := 2
-	tier := newTier(t, doBoth("g"), func(c *Config) { c.Free = func(string) int { return free } })
+	tier := newTier(t, doBoth("g"), func(c *Config) { c.Free = func(string, string) (int, bool) { return free, false } })
 	first := acquire(t, tier, batch(1))
 	mustWait(t, tier, batch(2)) // the first has no rank yet
 	free--

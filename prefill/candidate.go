@@ -35,6 +35,8 @@ type Candidate struct {
 	Second bool
 	// Idle: no rank would fetch the KV of its prompts, so that it comes second to all.
 	Idle bool
+	// Behind are the models for which it comes second: the ranks that its requests can go to, and that list the model, take none now.
+	Behind []string
 }
 
 // word is the candidate's state, in one word for metrics and status.

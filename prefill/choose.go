@@ -3,6 +3,7 @@ package prefill
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"math"
 	"slices"
 	"time"
@@ -117,7 +118,7 @@ func (d *chooser) count(l *Lease, choice policy.Choice, kept string, watch steer
 // prefill may come a little earlier, for its decode engine needs time to find room for it.
 func (d *chooser) canStart(r *Request, c *candidate) bool {
 	if c.Mixed {
-		return d.mayPool(c)
+		return d.mayPool(c, r.Model)
 	}
 	if r.Elsewhere != nil {
 		p := d.prefiller(c)
@@ -133,12 +134,48 @@ func (d *chooser) canStart(r *Request, c *candidate) bool {
 
 // mayPool says whether one more request may wait for the ranks of a group that prefills and decodes: as many may as
 // have a slot, and half as many again, so that there is something to choose from when slots become free.
-func (d *chooser) mayPool(c *candidate) bool {
+func (d *chooser) mayPool(c *candidate, model string) bool {
 	if d.cfg.Free == nil {
 		return true
 	}
-	free := d.cfg.Free(c.Board)
-	return c.account.Unsent() < max(1, free+free/2)
+	free, own := d.cfg.Free(c.Board, model)
+	_, unsent := c.before(model, own)
+	return unsent < max(1, free+free/2)
+}
+
+// before counts the charges that one more for a model would come behind, of those that are not answered: all, and those that were not
+// sent. Those of a model that has ranks of its own are counted apart, because they take no slot that the others wait for.
+func (c *candidate) before(model string, own bool) (probing, unsent int) {
+	if own {
+		if a := c.apart[model]; a != nil {
+			return a.Probing, a.Unsent
+		}
+		return 0, 0
+	}
+	probing, unsent = c.account.Leases[ledger.Probing], c.account.Unsent()
+	for _, a := range c.apart {
+		probing, unsent = probing-a.Probing, unsent-a.Unsent
+	}
+	return probing, unsent
+}
+
+// countApart counts a charge apart, if its model has ranks of its own.
+func (d *chooser) countApart(c *candidate, l *Lease) {
+	own := false
+	if d.cfg.Free != nil {
+		_, own = d.cfg.Free(c.Board, l.model)
+	}
+	maps.DeleteFunc(c.apart, func(_ string, a *ledger.Apart) bool { return a.Probing == 0 })
+	if !own {
+		return
+	}
+	if c.apart == nil {
+		c.apart = map[string]*ledger.Apart{}
+	}
+	if c.apart[l.model] == nil {
+		c.apart[l.model] = &ledger.Apart{}
+	}
+	l.charge.CountApart(c.apart[l.model])
 }
 
 // leadsAt is from when on a candidate may be given a prompt that is bound before its prefill, although it cannot
@@ -225,11 +262,11 @@ func (d *chooser) filterCircuit(r *Request, servers []*candidate) (kept []*candi
 // first drops, in place, the candidates that come after others, unless only these are left, each of the others was tried, or one is
 // named. Those whose KV no rank would fetch are of no use after the others either.
 func (r *Request) first(candidates []*candidate) []*candidate {
-	second := func(c *candidate) bool { return c.Second }
-	fresh := func(c *candidate) bool { return !c.Second && !slices.Contains(r.Exclude, c.ID) }
-	useful := func(c *candidate) bool { return c.Second && !c.Idle }
+	second := func(c *candidate) bool { return c.Second || slices.Contains(c.Behind, r.Model) }
+	fresh := func(c *candidate) bool { return !second(c) && !slices.Contains(r.Exclude, c.ID) }
+	useful := func(c *candidate) bool { return second(c) && !c.Idle }
 	switch {
-	case r.Target != "" || !slices.ContainsFunc(candidates, func(c *candidate) bool { return !c.Second }):
+	case r.Target != "" || !slices.ContainsFunc(candidates, func(c *candidate) bool { return !second(c) }):
 		return candidates
 	case slices.ContainsFunc(candidates, fresh) || !slices.ContainsFunc(candidates, useful):
 		return slices.DeleteFunc(candidates, second)
@@ -299,6 +336,7 @@ func (d *chooser) reserve(c *candidate, p *policy.Policy, r *Request, v *policy.
 	} else {
 		c.account.Charge(&l.charge, weight, r.Holder, d.now)
 	}
+	d.countApart(c, l)
 	c.cache.Expect(&l.expected, &r.Prompt, r.Model, int(v.PromptTokens), l.HitTokens, d.found, c.account.Capacity(), d.now)
 	return l
 }

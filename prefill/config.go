@@ -43,13 +43,15 @@ type Config struct {
 	Early  QueueConfig      `yaml:"-"`
 	Clock  func() time.Time `yaml:"-"` // of a simulation; nil: the real one
 	Places Places           `yaml:"-"` // room in the pool; nil: unlimited
-	// Decode tells how many hand-offs more than wait for the ranks of a board would get a slot within a time; nil: all. It
-	// is called under the tier's lock.
-	Decode func(board string, within time.Duration) int `yaml:"-"`
-	// Free tells how many slots are free on the ranks of a board that prefill and decode; nil: always one more. It must not wait.
-	Free    func(board string) int `yaml:"-"`
-	Scraper Scraper                `yaml:"-"` // needed unless Scrape.Interval is 0
-	Ranks   Ranks                  `yaml:"-"` // that prefill and decode; nil: there are none
+	// Decode tells how many hand-offs for a model more than wait for the ranks of a board would get a slot within a time; nil: all. It
+	// is called under the tier's lock. own says that not all ranks of the board list the model, so that the hand-offs for it are
+	// counted apart from the others.
+	Decode func(board, model string, within time.Duration) (n int, own bool) `yaml:"-"`
+	// Free tells how many slots are free for a model on the ranks of a board that prefill and decode; nil: always one more. It must
+	// not wait. own is as for Decode.
+	Free    func(board, model string) (n int, own bool) `yaml:"-"`
+	Scraper Scraper                                     `yaml:"-"` // needed unless Scrape.Interval is 0
+	Ranks   Ranks                                       `yaml:"-"` // that prefill and decode; nil: there are none
 
 	Registerer prometheus.Registerer `yaml:"-"` // nil: metrics are kept but not exported
 	Log        *zap.Logger           `yaml:"-"` // nil: silent

@@ -77,7 +77,7 @@ func (d *chooser) decodeFull(c *candidate) bool {
 // hopeless says whether a hand-off that the candidate begins now would get no decode
 // slot before its engine drops it, because too many are on their way already. Who
 // waits for that is looked at again when Config.Decode has grown, see Wake.
-func (d *chooser) hopeless(c *candidate) bool {
+func (d *chooser) hopeless(c *candidate, model string) bool {
 	if d.cfg.Decode == nil || c.Board == "" || c.Profile == nil || c.Profile.Early() { // nothing is handed off early
 		return false
 	}
@@ -85,11 +85,13 @@ func (d *chooser) hopeless(c *candidate) bool {
 	if err != nil {
 		return false
 	}
+	room, own := d.cfg.Decode(c.Board, model, hold)
 	ahead := 0
 	for _, other := range d.candidates {
 		if other.Board == c.Board {
-			ahead += other.account.Leases[ledger.Probing]
+			probing, _ := other.before(model, own)
+			ahead += probing
 		}
 	}
-	return ahead >= d.cfg.Decode(c.Board, hold)
+	return ahead >= room
 }

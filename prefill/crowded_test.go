@@ -69,7 +69,7 @@ func TestAPromptInThePoolIsOnItsWayUntilARankWasAsked(t *testing.T) {
 func TestSlotsAreNotAskedForWhereTheyAreBoundBefore(t *testing.T) {
 	candidates := up("a")
 	candidates[0].Board, candidates[0].Profile = "m", &mooncake.Profile{Connector: mooncake.SGLang}
-	tier := newTier(t, candidates, func(c *Config) { c.Decode = func(string, time.Duration) int { return 0 } })
+	tier := newTier(t, candidates, func(c *Config) { c.Decode = func(string, string, time.Duration) (int, bool) { return 0, false } })
 	acquire(t, tier, request(0))
 }
 
@@ -81,12 +81,12 @@ func TestNothingIsPrefilledThatGetsNoSlotInTime(t *testing.T) {
 	}
 	candidates[2].Board = "another"
 	tier := newTier(t, candidates, withPolicy("round-robin"), func(c *Config) {
-		c.Decode = func(board string, within time.Duration) int {
+		c.Decode = func(board, _ string, within time.Duration) (int, bool) {
 			require.Equal(t, 15*time.Second, within, "the hold budget")
 			if board != "m" {
-				return 100
+				return 100, false
 			}
-			return room
+			return room, false
 		}
 	})
 	first := acquire(t, tier, request(0))

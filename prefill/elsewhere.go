@@ -37,7 +37,7 @@ func (d *chooser) local(m *model, r *Request) Local {
 	for i, c := range m.servers {
 		open, _ := c.account.Passes(d.now)
 		if c.Mixed {
-			open = d.mayPool(c)
+			open = d.mayPool(c, m.name)
 		}
 		p := d.prefiller(c)
 		p.Candidate, p.Live, p.Open = d.view[i], c.Live && c.circuit.Allows(d.now), open && room

@@ -23,7 +23,7 @@ func doBoth(ids ...string) (all []Candidate) {
 // As many requests wait for the ranks of a group as have a slot, and half as many again; what was sent waits for nothing here.
 func TestHowManyRequestsAGroupMayHaveWaiting(t *testing.T) {
 	for free, want := range map[int]int{0: 1, 1: 1, 2: 3, 4: 6} {
-		tier := newTier(t, doBoth("g"), func(c *Config) { c.Free = func(string) int { return free } })
+		tier := newTier(t, doBoth("g"), func(c *Config) { c.Free = func(string, string) (int, bool) { return free, false } })
 		var waiting []*Lease
 		for range want {
 			waiting = append(waiting, acquire(t, tier, request(1)))
@@ -89,4 +89,69 @@ func TestAGroupIsNotScraped(t *testing.T) {
 	})
 	live, _ := runner{Tier: tier}.live()
 	require.Len(t, live, 1)
+}
+
+// Requests for a model that has ranks of its own within its group are counted apart: neither do they hold the others up while their
+// ranks are full, nor the others them.
+func TestRequestsForANameAreCountedApart(t *testing.T) {
+	free := map[string]int{testModel: 2, "x": 0}
+	own := true
+	candidates := doBoth("g")
+	candidates[0].Models = append(candidates[0].Models, "x")
+	tier := newTier(t, candidates, func(c *Config) {
+		c.Free = func(_, model string) (int, bool) { return free[model], own && model == "x" }
+	})
+	of := func(i int, model string) Request {
+		r := request(i)
+		r.Model = model
+		return r
+	}
+	named := acquire(t, tier, of(0, "x"))
+	mustWait(t, tier, of(1, "x"))
+	var all []*Lease
+	for i := range 3 {
+		all = append(all, acquire(t, tier, of(i, testModel)))
+	}
+	mustWait(t, tier, of(4, testModel))
+	free["x"] = 2
+	all = append(all, acquire(t, tier, of(5, "x")))
+	named.Send()
+	all = append(all, acquire(t, tier, of(6, "x")), acquire(t, tier, of(7, "x")))
+	mustWait(t, tier, of(8, "x"))
+	all[0].Release() // unsent
+	own = false      // all ranks list it: what comes from now on is counted together
+	all = append(all, acquire(t, tier, of(9, testModel)))
+	mustWait(t, tier, of(10, testModel))
+	named.Answered(Usage{PromptTokens: 10, CachedTokens: -1}, time.Time{})
+	named.Release()
+	for _, l := range all[1:] {
+		l.Release()
+	}
+	tier.lock()
+	require.NotEmpty(t, tier.candidates["g"].apart)
+	for _, a := range tier.candidates["g"].apart {
+		require.Zero(t, *a)
+	}
+	tier.unlock()
+	requireIdle(t, tier)
+}
+
+// Whoever has no rank up that lists a model takes its prompts only if no other can.
+func TestACandidateIsBehindForSomeModels(t *testing.T) {
+	both := up("a", "b")
+	both[0].Models = append(both[0].Models, "x")
+	both[1].Models = both[0].Models
+	both[0].Behind = []string{"x"}
+	tier := newTier(t, both, withPolicy("round-robin"))
+	named := request(0)
+	named.Model = "x"
+	got := map[string]int{}
+	for range 2 {
+		require.Equal(t, "b", acquire(t, tier, named).Candidate.ID)
+		got[acquire(t, tier, request(1)).Candidate.ID]++
+	}
+	require.Equal(t, map[string]int{"a": 1, "b": 1}, got)
+	both[1].Live = false
+	tier.SetCandidates(both)
+	require.Equal(t, "a", acquire(t, tier, named).Candidate.ID)
 }

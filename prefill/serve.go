@@ -45,7 +45,7 @@ func (d *chooser) serve(m *model, p *policy.Policy, r *Request, since, start tim
 	}
 	eligible = d.filterFresh(eligible)
 	if r.Batch && !r.Reserved { // a retry has had its turn
-		eligible = slices.DeleteFunc(eligible, func(c *candidate) bool { return !d.leaves(c) })
+		eligible = slices.DeleteFunc(eligible, func(c *candidate) bool { return !d.leaves(r, c) })
 		if len(eligible) == 0 {
 			return nil, nobody // batch is the last of its line
 		}
@@ -87,7 +87,7 @@ func (d *chooser) serve(m *model, p *policy.Policy, r *Request, since, start tim
 		c.account.Wait(ledger.WeightOf(v, r.promptBytes()))
 		return nil, held
 	}
-	if !r.Reserved && d.hopeless(c) {
+	if !r.Reserved && d.hopeless(c, r.Model) {
 		return nil, held
 	}
 	if !r.Reserved && d.cfg.Places != nil && !d.cfg.Places.TryReserve() {

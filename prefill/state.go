@@ -67,6 +67,7 @@ type candidate struct {
 	order      int  // position in the configuration
 	configured bool // false: removed, kept for its charges
 	account    ledger.Account
+	apart      map[string]*ledger.Apart // of account, by models that not all ranks list that its requests can go to
 	ring       []uint64
 	cache      cache.Holdings
 	stretch    fit.Stretch

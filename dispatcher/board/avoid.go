@@ -15,14 +15,16 @@ import (
 const avoidFor = 30 * time.Second
 
 // particular says whether an entry does not go to any rank.
-func particular(e *pool.Entry) bool { return len(e.Avoid)+len(e.Only) > 0 }
+func (b *board) particular(e *pool.Entry) bool {
+	return len(e.Avoid)+len(e.Only) > 0 || b.partial[e.Name] != nil
+}
 
 // wants says whether an entry may go to a rank as long as it is shy.
-func wants(e *pool.Entry, rank int32) bool {
+func wants(e *pool.Entry, r *rank) bool {
 	if len(e.Only) > 0 {
-		return slices.Contains(e.Only, rank)
+		return r.lists(e.Name) && slices.Contains(e.Only, r.ID)
 	}
-	return !slices.Contains(e.Avoid, rank)
+	return r.lists(e.Name) && !slices.Contains(e.Avoid, r.ID)
 }
 
 // shy says whether an entry must not go to the ranks it avoids now: there is
@@ -38,7 +40,7 @@ func (b *board) shy(e *pool.Entry, now time.Time) bool {
 	for _, g := range b.groups {
 		watermark := policy.Watermark(g.inForce().Policy)
 		for _, r := range g.ranks {
-			if r.Up && wants(e, r.ID) && int64(e.Prompt) <= r.budget(watermark) {
+			if r.Up && wants(e, r) && int64(e.Prompt) <= r.budget(watermark) {
 				return true
 			}
 		}
@@ -71,11 +73,8 @@ func (b *board) placeShy(now time.Time) {
 // is nil if none can.
 func (b *board) roomFor(e *pool.Entry, now time.Time) (best *rank) {
 	for _, g := range b.order {
-		p := g.inForce()
-		watermark := policy.Watermark(p.Policy)
 		for _, r := range g.ranks {
-			fits := p.Immediate() || r.free() > 0 && r.kv+int64(e.Prompt) <= policy.KVBudget(r.capacity(watermark, now), watermark)
-			if r.Up && fits && wants(e, r.ID) && !b.pairs.vetoed(e, r, now) && (best == nil || before(e, r, best)) {
+			if r.Up && wants(e, r) && b.hasRoomFor(e, r, now) && (best == nil || before(e, r, best)) {
 				best = r
 			}
 		}
@@ -92,4 +91,79 @@ func before(e *pool.Entry, r, other *rank) bool {
 		return !r.spared
 	}
 	return r.weigh(r.kv) < other.weigh(other.kv)
+}
+
+// hasRoomFor says whether a rank that is up has a slot and KV room for an entry, and its KV a way there.
+func (b *board) hasRoomFor(e *pool.Entry, r *rank, now time.Time) bool {
+	p := r.group.inForce()
+	watermark := policy.Watermark(p.Policy)
+	return (p.Immediate() || r.free() > 0 && r.kv+int64(e.Prompt) <= policy.KVBudget(r.capacity(watermark, now), watermark)) && !b.pairs.vetoed(e, r, now)
+}
+
+// countParticular counts the waiting entries anew, after what ranks list has changed.
+func (b *board) countParticular() {
+	b.avoiding = 0
+	for _, l := range b.names {
+		l.waiting = 0
+	}
+	for id, w := range b.waiting {
+		if l := b.partial[w.entry.Name]; l != nil && w.local == nil && !w.entry.Discard {
+			l.waiting++
+		}
+		if w.particular = w.local == nil && b.particular(w.entry); w.particular {
+			b.avoiding++
+		}
+		b.waiting[id] = w
+	}
+}
+
+// apart says whether a group's policy does not see an entry, because not all ranks of the group list its name.
+func (b *board) apart(e *pool.Entry, g *group) bool {
+	l := b.partial[e.Name]
+	return l != nil && !slices.Contains(l.whole, g)
+}
+
+// placeNamed gives entries to ranks that list their name while other ranks of their group do not. Before the policies decide, it does
+// so for those that are older than every entry that policies see; after them, for all. So no name is served first.
+func (b *board) placeNamed(now time.Time, first bool) {
+	if b.avoiding == 0 || len(b.partial) == 0 {
+		return
+	}
+	for i := 0; i < b.pool.Len(); {
+		e := b.pool.Entries()[i]
+		l := b.partial[e.Name]
+		switch {
+		case b.shy(e, now): // it has its own
+		case l == nil || len(l.whole) > 0 && first:
+			if first {
+				return
+			}
+		case l.full < b.ticks && b.placeOn(l, e, now):
+			continue // it has left the pool
+		}
+		i++
+	}
+}
+
+// placeOn binds an entry to the emptiest rank of a listing that can take it now, and says whether there was one. If all that list its
+// name are spared, none is: the board alone sees that, as policies look at all ranks.
+func (b *board) placeOn(l *listing, e *pool.Entry, now time.Time) bool {
+	var best *rank
+	ranks, full := l.parts, true
+	spared := !slices.ContainsFunc(l.ranks, (*rank).takes)
+	if spared {
+		ranks = l.ranks
+	}
+	for _, r := range ranks {
+		if p := r.group.inForce(); (r.takes() || spared && r.Up) && (p.Immediate() || r.free() > 0) {
+			full = false
+			if b.hasRoomFor(e, r, now) && (best == nil || before(e, r, best)) {
+				best = r
+			}
+		}
+	}
+	if full {
+		l.full = b.ticks
+	}
+	return best != nil && b.bind(best.group, best.group.inForce(), policy.Assignment{Entry: e.ID, Worker: best.ID}, now) == ""
 }

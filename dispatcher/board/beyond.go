@@ -23,7 +23,7 @@ func (b *board) overflow(e *pool.Entry, now time.Time) bool {
 	var best *rank
 	for _, g := range b.groups {
 		for _, r := range g.ranks {
-			if wants(e, r.ID) && r.queues(prompt) && !b.pairs.vetoed(e, r, now) && (best == nil || r.sooner(best, prompt)) {
+			if wants(e, r) && r.queues(prompt) && !b.pairs.vetoed(e, r, now) && (best == nil || r.sooner(best, prompt)) {
 				best = r
 			}
 		}
@@ -138,14 +138,23 @@ func (b *board) keepPace() {
 	b.pace.Slots, b.pace.Free = 0, 0
 	for _, g := range b.groups {
 		for _, r := range g.ranks {
-			if r.takes() {
-				open := r.open(b.pace.tokens)
-				b.pace.Slots, b.pace.Free = b.pace.Slots+min(r.usable(), max(1, len(r.slots)-r.queued+open)), b.pace.Free+open
-			}
+			b.pace.add(r)
 		}
 	}
 	b.pace.Waiting = b.pool.Len() - b.discarding
-	b.emit(Effect{Kind: EffectPace, Group: GroupKey{Model: b.model}, Pace: b.pace})
+	for i, l := range b.names {
+		b.paces[i] = l.pace(&b.pace)
+		b.pace.Waiting -= max(0, l.waiting-b.paces[i].Free) // those take no slot that others could have
+	}
+	b.emit(Effect{Kind: EffectPace, Group: GroupKey{Model: b.model}, Pace: b.pace, Named: b.paces})
+}
+
+// add takes in the slots of a rank.
+func (p *Pace) add(r *rank) {
+	if r.takes() {
+		open := r.open(p.tokens)
+		p.Slots, p.Free = p.Slots+min(r.usable(), max(1, len(r.slots)-r.queued+open)), p.Free+open
+	}
 }
 
 // open is how many free slots the rank has KV room for, if requests need as many KV
@@ -156,4 +165,13 @@ func (r *rank) open(tokens float64) int {
 		return free
 	}
 	return int(min(float64(free), float64(max(0, r.room()-r.kv))/tokens))
+}
+
+// pace is the pace of a name: how fast the slots of the ranks that list it come free.
+func (l *listing) pace(all *Pace) Pace {
+	p := Pace{Seconds: all.Seconds, tokens: all.tokens, Waiting: l.waiting}
+	for _, r := range l.ranks {
+		p.add(r)
+	}
+	return p
 }

@@ -17,8 +17,8 @@ func newBoard(model string, r *rules) *board {
 func (b *board) empty() bool { return len(b.ranks) == 0 && b.pool.Len() == 0 }
 
 func (b *board) enqueue(w entrant, now time.Time) {
-	err := b.refusal(w.prompt())
-	if b.up == 0 {
+	err := b.refusal(w.entry)
+	if l := b.partial[w.entry.Name]; b.up == 0 || l != nil && l.up == 0 {
 		err = ErrNoWorkers
 	}
 	if _, taken := b.waiting[w.entry.ID]; taken {
@@ -36,11 +36,12 @@ func (b *board) enqueue(w entrant, now time.Time) {
 		b.lengths[w.entry.ID] = w.output
 	}
 	b.pool.Add(w.entry, now)
-	b.waiting[w.entry.ID] = w
-	b.arrived = true
-	if particular(w.entry) {
+	if w.particular = b.particular(w.entry); w.particular {
 		b.avoiding++
 	}
+	b.waiting[w.entry.ID] = w
+	b.arrived = true
+	b.waitsFor(w.entry, 1)
 	if len(w.hits) > 0 {
 		b.holders++
 	}
@@ -49,14 +50,20 @@ func (b *board) enqueue(w entrant, now time.Time) {
 	}
 }
 
-// refusal says why a prompt can never be admitted, whatever is released.
+// refusal says why an entry can never be admitted, whatever is released.
 // Ranks that are down may come back, so they count: a prefill that is done
 // already is worth the wait.
-func (b *board) refusal(prompt int32) error {
+func (b *board) refusal(e *pool.Entry) error {
+	largest := b.largest
+	if l := b.partial[e.Name]; l != nil {
+		largest = l.largest
+	}
 	switch {
 	case len(b.groups) == 0:
 		return ErrNoWorkers
-	case int64(prompt) > b.largest:
+	case b.unlisted(e.Name):
+		return ErrNotListed
+	case int64(tokens(e.Prompt)) > largest:
 		return ErrTooLarge
 	}
 	return nil
@@ -79,8 +86,11 @@ func (b *board) refuse(e *pool.Entry, err error) {
 func (b *board) forget(e *pool.Entry) {
 	w := b.waiting[e.ID]
 	delete(b.waiting, e.ID)
-	if particular(e) {
+	if w.particular {
 		b.avoiding--
+	}
+	if w.local == nil {
+		b.waitsFor(e, -1)
 	}
 	if len(w.hits) > 0 {
 		b.holders--
@@ -121,6 +131,27 @@ func (b *board) outage(now time.Time) {
 		for len(b.pool.Entries()) > 0 {
 			b.fail(b.pool.Entries()[0], ErrNoWorkers)
 		}
+	}
+}
+
+// lonely ends the waits for names of which all ranks are down, though other ranks of the board are up.
+func (b *board) lonely(now time.Time) {
+	b.lonelyTo = time.Time{}
+	if b.avoiding == 0 || len(b.partial) == 0 {
+		return
+	}
+	for i := 0; i < b.pool.Len(); {
+		e := b.pool.Entries()[i]
+		l := b.partial[e.Name]
+		switch {
+		case l == nil || l.up > 0:
+		case !now.Before(l.downTo):
+			b.fail(e, ErrNoWorkers)
+			continue
+		case b.lonelyTo.IsZero() || l.downTo.Before(b.lonelyTo):
+			b.lonelyTo = l.downTo
+		}
+		i++
 	}
 }
 

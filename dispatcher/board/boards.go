@@ -69,7 +69,7 @@ func (l *Boards) Next() time.Time {
 		if !b.windowEnds.IsZero() && !b.mixed {
 			held = time.Time{} // the window ends soon, and held entries are not looked at before
 		}
-		for _, t := range [...]time.Time{b.windowEnds, held, b.wakeShy, b.wakeSpared, b.pairs.checkAt, b.pool.NextDeadline(), outage} {
+		for _, t := range [...]time.Time{b.windowEnds, held, b.wakeShy, b.lonelyTo, b.wakeSpared, b.pairs.checkAt, b.pool.NextDeadline(), outage} {
 			if !t.IsZero() && (next.IsZero() || t.Before(next)) {
 				next = t
 			}

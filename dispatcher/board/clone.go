@@ -46,7 +46,7 @@ func (b *board) clone(r *rules) *board {
 	c.waiting = make(map[uint64]entrant, len(b.waiting))
 	for _, e := range c.pool.Entries() {
 		w := b.waiting[e.ID]
-		c.waiting[e.ID] = entrant{entry: e, output: c.lengths[e.ID], hits: w.hits, since: w.since}
+		c.waiting[e.ID] = entrant{entry: e, output: c.lengths[e.ID], hits: w.hits, particular: w.particular, since: w.since}
 	}
 	groups := make(map[*group]*group, len(b.groups))
 	c.ranks = make(map[int32]*rank, len(b.ranks))
@@ -69,6 +69,9 @@ func (b *board) clone(r *rules) *board {
 	for _, r := range c.ranks {
 		r.engine = c.those(r.engine)
 	}
+	c.listed, c.listers, c.names, c.named, c.paces = nil, nil, nil, nil, nil
+	c.listings()
+	c.countParticular()
 	c.ledger.table, c.ledger.unused = slices.Clone(b.ledger.table), slices.Clone(b.ledger.unused)
 	for i := range c.ledger.table {
 		if s := &c.ledger.table[i]; s.rank != nil {

@@ -137,6 +137,7 @@ func TestBoardsThatAreToldTheSameStayTheSame(t *testing.T) {
 				e := pool.Entry{
 					ID: ids, Model: "m", Prompt: rapid.IntRange(1, 3000).Draw(t, "prompt"), Discard: rapid.IntRange(0, 9).Draw(t, "drain") == 0,
 					Prefiller: rapid.SampledFrom([]string{"", "p0", "p1"}).Draw(t, "prefiller"), Entered: now, Response: rapid.Bool().Draw(t, "response"),
+					Name: rapid.SampledFrom([]string{"", "base", "x"}).Draw(t, "name"),
 				}
 				e.Early = fleet[0].Early && rapid.Bool().Draw(t, "early")
 				e.Mixed = fleet[0].Mixed
@@ -219,6 +220,7 @@ func TestBoardsThatAreToldTheSameStayTheSame(t *testing.T) {
 					ws[i].Down = !ws[i].Up && rapid.Bool().Draw(t, "down")
 					ws[i].Beyond, ws[i].Engine = rapid.IntRange(0, 2).Draw(t, "beyond"), fmt.Sprint("d", i/2)
 					ws[i].Strays = rapid.Bool().Draw(t, "strays")
+					ws[i].Lists = rapid.SampledFrom([]*Names{baseOnly, withX}).Draw(t, "lists")
 					ws[i].Process = rapid.Uint64Range(0, 2).Draw(t, "process")
 				}
 				all(func(*twin) Event { return SetWorkers{ws} }, 0)

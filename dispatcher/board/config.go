@@ -33,6 +33,7 @@ var (
 	ErrExpired     = pool.ErrExpired
 	ErrTooLarge    = errors.New("dispatcher: the prompt is larger than the whole KV budget of every decode rank; shorten it or raise kv_tokens_per_rank")
 	ErrNoWorkers   = errors.New("dispatcher: no decode rank is up for the model; check engines.decode and their health")
+	ErrNotListed   = errors.New("dispatcher: no decode engine lists the name that the request asks for any more; GET /status has what each lists")
 	ErrWithdrawn   = errors.New("dispatcher: the entry was withdrawn before a rank was found")
 	ErrDraining    = errors.New("dispatcher: this proxy drains and admits no new requests; send the request to another proxy")
 	ErrDuplicate   = errors.New("dispatcher: an entry with this ID waits already; give every entry an ID of its own")
@@ -60,6 +61,7 @@ type Worker struct {
 	Group    string
 	Barrier  bool    // its group steps together
 	Engine   string  // API server it is part of: what a hand-off of a prefiller reaches or does not
+	Lists    *Names  // what may be asked for there; nil on all ranks of a model: whatever it is
 	Slots    int     // max_num_seqs
 	Beyond   int     // requests its engine's own queue may have for want of slots or KV room, at their hand-offs' deadlines and without a Limit; 0 = none: it does not renew their hold
 	Limit    int     // of them, as many as may be used now, while its engine is fresh in service; 0 = all

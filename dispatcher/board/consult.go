@@ -49,7 +49,7 @@ func (b *board) fill(g *group, p *decider, now time.Time) {
 		})
 	}
 	for _, e := range b.pool.Entries() {
-		if int64(e.Prompt) > largest || b.avoiding > 0 && b.shy(e, now) {
+		if int64(e.Prompt) > largest || b.avoiding > 0 && (b.apart(e, g) || b.shy(e, now)) {
 			continue
 		}
 		b.offer(e, p, now)

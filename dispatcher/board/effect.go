@@ -30,7 +30,9 @@ type Effect struct {
 	Count   int
 	Thought float64 // EffectThought: tokens
 	Lasts   time.Duration
-	Pace    Pace // EffectPace
+	Pace    Pace     // EffectPace
+	Named   []Pace   // EffectPace: of the names that EffectNames told last. Valid until the next event
+	Listed  []string // EffectNames
 
 	Subject Subject        // EffectSubject
 	Fit     *predictor.Fit // EffectSubject, EffectFit: what learning starts from; nil: from nothing
@@ -64,6 +66,7 @@ const (
 	EffectSteered                      // an assignment to a quarantined pair was looked at
 	EffectDuplicate                    // two workers have one ID
 	EffectPace                         // a tick is over; the pace of the board is this now
+	EffectNames                        // these names are listed by some ranks of the board and not by others
 	EffectWatch                        // so many pairs are suspected now, and ranks that refuse requests
 	EffectPolicy                       // another policy is in force
 	EffectRest                         // nothing of a group runs any more

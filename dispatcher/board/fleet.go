@@ -55,6 +55,8 @@ func (b *board) setWorkers(ws []Worker) {
 	if b.refusing > 0 {
 		b.watch()
 	}
+	b.listings()
+	b.countParticular()
 	b.recheck()
 }
 
@@ -137,7 +139,7 @@ func (b *board) recheck() {
 		}
 	}
 	for _, e := range slices.Clone(b.pool.Entries()) {
-		if err := b.refusal(tokens(e.Prompt)); err != nil {
+		if err := b.refusal(e); err != nil {
 			b.fail(e, err)
 		}
 	}

@@ -39,10 +39,18 @@ type board struct {
 	windowEnds time.Time // of the burst of freed slots; zero: none
 	stepped    bool      // a group that holds entries back began a step
 	pairs      pairs
-	heldUntil  time.Time // when to look at held entries although no step was told; zero: none is held
-	avoiding   int       // waiting entries that do not go to any rank
-	discarding int       // waiting entries that are discarded hand-offs
-	holders    int       // waiting entries of whose prompt a rank holds something
+	heldUntil  time.Time           // when to look at held entries although no step was told; zero: none is held
+	avoiding   int                 // waiting entries that do not go to any rank
+	discarding int                 // waiting entries that are discarded hand-offs
+	holders    int                 // waiting entries of whose prompt a rank holds something
+	partial    map[string]*listing // by name, those that some ranks list and others do not
+	common     *Names              // what any one rank lists: a name that is not partial is in it, or no rank lists it
+	listed     []lister            // what partial follows from
+	listers    []lister            // room for the next of these
+	names      []*listing          // the same in order, with their names and their paces
+	named      []string
+	paces      []Pace
+	lonelyTo   time.Time // when the first wait ends for a name of which all ranks are down; zero: there is none
 	wakeShy    time.Time // when the first of these takes any; zero: none has to wait
 	refusing   int       // ranks whose engines refused what they got last
 	wakeSpared time.Time // when the first of these that are spared may be tried; zero: none is
@@ -165,12 +173,13 @@ type gathered struct {
 
 // entrant is an entry that waits.
 type entrant struct {
-	entry   *pool.Entry
-	local   *Local           // it has no hand-off, and does not wait; nil: it has one
-	output  int32            // that was told; 0: it was not
-	grounds *grounds.Grounds // room for what its rank is chosen on, so that the tick allocates nothing; nil: nobody asks
-	hits    []Hit            // what ranks hold of its prompt
-	since   time.Time        // when it could first have been sent to one; zero: it never could
+	entry      *pool.Entry
+	local      *Local           // it has no hand-off, and does not wait; nil: it has one
+	output     int32            // that was told; 0: it was not
+	grounds    *grounds.Grounds // room for what its rank is chosen on, so that the tick allocates nothing; nil: nobody asks
+	hits       []Hit            // what ranks hold of its prompt
+	particular bool             // it does not go to any rank, and is counted with those
+	since      time.Time        // when it could first have been sent to one; zero: it never could
 }
 
 func (e entrant) prompt() int32 { return tokens(e.entry.Prompt) }
@@ -454,4 +463,28 @@ func (b *board) key(g *group) GroupKey { return GroupKey{b.model, g.name, g.barr
 type known struct {
 	Subject
 	*Tables
+}
+
+// Names are what an engine lists. They never change. Engines that list the same have the same value, so that two can be compared by
+// their pointers. nil has every name: nobody has told.
+type Names struct{ all map[string]struct{} }
+
+// listing is a name that some ranks of a board list and others do not.
+type listing struct {
+	ranks []*rank  // present ones that list it, ascending ID
+	whole []*group // groups of which all ranks do
+	parts []*rank  // of ranks, those of the other groups
+
+	up      int       // of ranks, those that take requests, or are waited for
+	largest int64     // prompt that any of ranks could ever take, in KV tokens
+	downTo  time.Time // until then an outage of all ranks is waited out; zero: there is none
+	full    uint64    // tick in which none of parts had a slot left
+	waiting int       // entries
+}
+
+// lister is a rank as far as the listings follow from it.
+type lister struct {
+	rank  *rank
+	group *group
+	lists *Names
 }

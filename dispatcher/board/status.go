@@ -162,6 +162,7 @@ type WorkerStatus struct {
 	Backlog      int64  `json:"backlog_tokens,omitempty"`   // prompt tokens that it has yet to compute
 	Prompts      uint64 `json:"prompts,omitempty"`          // that were sent to it so far
 	Orphans      int64  `json:"orphan_kv_tokens,omitempty"` // of requests that left before their prefill ended, which its engine may keep
+	Lists        *Names `json:"-"`                          // what may be asked for there; /status has the models of its engine
 }
 
 // Loads is a sample of all boards, as little as one can cost: in no order.
@@ -251,7 +252,8 @@ func (b *board) poolAges(now time.Time) []int {
 
 func (b *board) rankStatus(r *rank, now time.Time) WorkerStatus {
 	w := WorkerStatus{
-		ID: r.ID, Name: r.Name, Group: r.Group, Barrier: r.Barrier, Up: r.Up && r.present, Down: r.Down, Removed: !r.present,
+		Lists: r.Lists,
+		ID:    r.ID, Name: r.Name, Group: r.Group, Barrier: r.Barrier, Up: r.Up && r.present, Down: r.Down, Removed: !r.present,
 		Slots: r.Slots, Used: len(r.slots), Beyond: r.queued, KVTokens: r.kv - r.Others, Others: r.Others, Capacity: r.Capacity, Tight: r.pressure.tight(now),
 		Early: r.Early, Orphans: r.orphaned, Mixed: r.Mixed, Backlog: r.backlog, Prompts: r.prompts, Unread: r.later,
 	}

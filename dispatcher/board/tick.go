@@ -18,6 +18,7 @@ const guardWaits = 6
 // let an entry in. The rounds themselves follow, one by one, see deciding.
 func (b *board) advance(now time.Time) {
 	b.outage(now)
+	b.lonely(now)
 	b.expire(now)
 	due := b.due(now)
 	b.arrived = false
@@ -52,6 +53,7 @@ func (b *board) due(now time.Time) bool {
 // settle ends a turn.
 func (b *board) settle(now time.Time) {
 	b.at = len(b.order) // nobody decides on what comes later
+	b.placeNamed(now, false)
 	b.watchHeld(now)
 	b.keepPace()
 }
@@ -70,6 +72,7 @@ func (b *board) tick(now time.Time) {
 	b.ticks++
 	if b.avoiding > 0 {
 		b.placeShy(now)
+		b.placeNamed(now, true)
 	}
 	b.asked, b.at, b.again = nil, 0, false
 }

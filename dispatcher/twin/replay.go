@@ -313,7 +313,7 @@ func (r *Replay) come() {
 func (r *Replay) enter(j *job) {
 	at := func(d time.Duration) time.Time { return r.Began.Add(d) }
 	e := &board.Entry{
-		ID: j.id, Model: r.Model, Prompt: int(j.prompt), Age: int(j.age), Key: j.came.key, Arrival: at(j.came.arrival), Entered: at(j.came.entered),
+		ID: j.id, Model: r.Model, Name: j.came.name, Prompt: int(j.prompt), Age: int(j.age), Key: j.came.key, Arrival: at(j.came.arrival), Entered: at(j.came.entered),
 		Early: j.came.early, Discard: j.came.discard, Mixed: j.came.mixed, Express: j.came.express,
 	}
 	if j.came.deadline != 0 {

@@ -49,7 +49,7 @@ type counted struct {
 type came struct {
 	at, arrival, entered, deadline time.Duration // deadline 0: none
 	id, key                        uint64
-	model                          string
+	model, name                    string
 	prompt, age                    int32
 	early, discard                 bool
 	mixed, express                 bool
@@ -128,7 +128,7 @@ func (t *Tape) Hear(e board.Event, now time.Time) {
 func (t *Tape) came(q *board.Enqueue, now time.Time) {
 	s, e := t.stretch, q.Entry
 	c := came{
-		at: now.Sub(s.From), id: e.ID, key: e.Key, model: e.Model, prompt: int32(e.Prompt), age: int32(e.Age),
+		at: now.Sub(s.From), id: e.ID, key: e.Key, model: e.Model, name: e.Name, prompt: int32(e.Prompt), age: int32(e.Age),
 		early: e.Early, discard: e.Discard, mixed: e.Mixed, express: e.Express, hits: q.Hits,
 	}
 	since := func(t time.Time, or time.Duration) time.Duration {

@@ -178,26 +178,28 @@ func (r *Peers) followDecoding(ctx context.Context) {
 
 // Look has decisions know how busy the ranks of each model are now.
 func (r *Peers) Look(ctx context.Context) {
-	boards, free := map[string]decoding{}, map[string]int{}
+	boards := map[string][]alike{}
 	for _, m := range r.host.Dispatcher.Status(ctx).Models {
-		boards[m.Model], free[m.Model] = decodingOf(m.Workers), freeSlots(m.Workers)
+		boards[m.Model] = byLists(m.Workers)
 	}
 	all := map[string]decoding{}
 	for _, route := range r.host.Fleet.Models() {
-		d := boards[route.Board]
-		d.add(boards[route.Board+fleet.AggregatedMark])
-		for board, of := range boards { // of other regions whose engines are ours
+		d, free := decodingFor(boards[route.Board], route.Name)
+		both, _ := decodingFor(boards[route.Board+fleet.AggregatedMark], route.Name)
+		d.add(both)
+		for board, kinds := range boards { // of other regions whose engines are ours
+			of, freeThere := decodingFor(kinds, route.Name)
 			if strings.HasPrefix(board, route.Board+fleet.AggregatedMark+fleet.RegionMark) {
 				d.add(of)
 			} else if strings.HasPrefix(board, route.Board+fleet.RegionMark) {
 				if d.free == nil {
-					d.free = map[string]int{"": free[route.Board]}
+					d.free = map[string]int{"": free}
 				}
-				d.free[strings.TrimPrefix(board, route.Board+fleet.RegionMark)] = free[board]
+				d.free[strings.TrimPrefix(board, route.Board+fleet.RegionMark)] = freeThere
 				d.add(of)
 			}
 		}
-		if !r.host.Fleet.Begins(route.Board) {
+		if !r.host.Fleet.Begins(route.Board, route.Name) {
 			d.slots = 0
 		}
 		all[route.Name] = d
@@ -214,7 +216,36 @@ func (r *Peers) Look(ctx context.Context) {
 	}
 }
 
-// add takes in the ranks of another board.
+// alike are ranks of a board that list the same models.
+type alike struct {
+	lists *board.Names
+	decoding
+	free int
+}
+
+func byLists(workers []board.WorkerStatus) (kinds []alike) {
+	of := map[*board.Names][]board.WorkerStatus{}
+	for i := range workers {
+		of[workers[i].Lists] = append(of[workers[i].Lists], workers[i])
+	}
+	for lists, ranks := range of {
+		kinds = append(kinds, alike{lists, decodingOf(ranks), freeSlots(ranks)})
+	}
+	return kinds
+}
+
+// decodingFor is what the ranks have that list a model, and how many of their slots are free.
+func decodingFor(kinds []alike, model string) (d decoding, free int) {
+	for i := range kinds {
+		if k := &kinds[i]; k.lists.Has(model) {
+			d.add(k.decoding)
+			free += k.free
+		}
+	}
+	return d, free
+}
+
+// add takes in other ranks.
 func (d *decoding) add(o decoding) {
 	if d.slots == 0 || o.slots > 0 && o.running < d.running {
 		d.running = o.running
@@ -305,7 +336,7 @@ func (r *Peers) finish(ctx context.Context, group string) {
 	ctx, cancel := context.WithTimeout(ctx, r.host.Config.Settings().HA.Lease/6) // who asks waits for twice as long
 	defer cancel()
 	r.Look(ctx) // from here on what comes waits, or goes elsewhere
-	boards := slices.DeleteFunc(r.host.Fleet.BoardsOf(group), r.host.Fleet.Begins)
+	boards := slices.DeleteFunc(r.host.Fleet.BoardsOf(group), func(board string) bool { return r.host.Fleet.Begins(board, "") })
 	for len(boards) > 0 && ctx.Err() == nil && r.underWay(boards) {
 		time.Sleep(finishEvery)
 	}

@@ -77,7 +77,7 @@ func newWing(t *testing.T) *wing {
 	places := pool.NewPlaces(10)
 	c := cfg.Prefill
 	c.Scrape.Interval, c.Places, c.Registerer, c.Log = 0, places, reg, log
-	c.Decode = func(string, time.Duration) int { return 1 }
+	c.Decode = func(string, string, time.Duration) (int, bool) { return 1, false }
 	tier, err := prefill.New(c)
 	require.NoError(t, err)
 	w.dispatcher, err = dispatcher.Start(ctx, dispatcher.Config{
@@ -250,6 +250,29 @@ func TestWhatIsDecodedHereIsLookedAtAgain(t *testing.T) {
 		require.Equal(t, map[bool]int{true: 4}[up], slots)
 		require.Equal(t, map[bool]int{true: 1}[up], len(w.decodes()))
 	}
+}
+
+// Only the ranks that list a name decode for it: peers are told of no others.
+func TestWhatIsDecodedHereGoesByName(t *testing.T) {
+	w := newWing(t)
+	for port, names := range map[string][]engine.Model{"8": {{ID: "m"}}, "9": {{ID: "m"}, {ID: "x", Parent: "m"}}} {
+		require.NoError(t, w.fleet.Add(fleet.Decode, config.Engine{URL: "http://127.0.0.1:" + port, Slots: 4, Profile: "a"}))
+		w.fleet.OnStatus("decode 127.0.0.1:"+port, engine.Status{Models: names, Up: true})
+	}
+	base, both := board.NewNames([]string{"m"}), board.NewNames([]string{"m", "x"})
+	slots := func(model string) int {
+		w.Look(t.Context())
+		_, n := w.running(model)
+		return n
+	}
+	workers := []board.Worker{{ID: 0, Name: "d/0", Model: "m", Slots: 4, Up: true, Lists: base}, {ID: 1, Name: "e/0", Model: "m", Slots: 3, Up: true, Lists: both}}
+	w.dispatcher.SetWorkers(workers)
+	require.Equal(t, []int{7, 3}, []int{slots("m"), slots("x")})
+	require.Len(t, w.decodes(), 2)
+	workers[1].Up = false
+	w.dispatcher.SetWorkers(workers)
+	require.Equal(t, []int{4, 0}, []int{slots("m"), slots("x")})
+	require.Equal(t, []string{"m"}, w.decodes())
 }
 
 // A proxy without peers has none of this.

@@ -49,7 +49,6 @@ type Fleet interface {
 	KnownHost(host string) bool
 	Coordinates(c prefill.Candidate) *mooncake.Coordinates
 	Learn(c prefill.Candidate, b fleet.Birth, at *mooncake.Coordinates)
-	Differ(prefill, decode, model string)
 	Born(instance string) fleet.Birth
 	TrackProbe(c *prefill.Candidate, call *engine.Call) *fleet.Run
 	Untrack(r *fleet.Run)
@@ -142,7 +141,6 @@ type Plan struct {
 	Lease     *prefill.Lease          // not sent yet; the partner settles it
 	Rank      *fleet.Rank             // that decodes
 	Slot      *dispatcher.Slot        // there
-	Model     string
 	Endpoint  mooncake.Endpoint
 	Headers   []engine.Header                                         // of the prefill leg
 	Prompt    int                                                     // tokens, as estimated

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"net/http"
 	"strconv"
 	"time"
 
@@ -155,11 +154,8 @@ func (p *Partner) probe() (again bool) {
 	switch {
 	case f.Status != 0:
 		m.Monitor.Heard(c.Instance)
-		if f.Why == life.Withheld {
+		if f.Engine != "" {
 			m.Monitor.Report(f.Engine, f.Err)
-		}
-		if f.Status == http.StatusNotFound && p.dialect.CallsBack {
-			m.Fleet.Differ(c.Instance, p.Rank.Instance, p.Model) // the decode engine took what this one refuses
 		}
 	case f.Why == life.HungUp:
 		f.Err, f.Engine = failure.ErrMoved, ""

@@ -39,7 +39,6 @@ func (none) HostsOf(string) func(string) bool                            { retur
 func (none) KnownHost(host string) bool                                  { return host == "10.0.0.5" }
 func (n none) Coordinates(prefill.Candidate) *mooncake.Coordinates       { return n.at }
 func (none) Learn(prefill.Candidate, fleet.Birth, *mooncake.Coordinates) {}
-func (none) Differ(string, string, string)                               {}
 func (none) Born(string) fleet.Birth                                     { return fleet.Birth{} }
 func (none) TrackProbe(*prefill.Candidate, *engine.Call) *fleet.Run {
 	return &fleet.Run{}
@@ -107,7 +106,7 @@ func newPair(t *testing.T, connector string, change func(*config.Config)) *pair 
 	prefills := cfg.Prefill
 	prefills.Scrape.Interval = 0
 	prefills.Registerer, prefills.Log, prefills.Places = prometheus.NewRegistry(), zap.NewNop(), pool.NewPlaces(10)
-	prefills.Decode = func(string, time.Duration) int { return 1 }
+	prefills.Decode = func(string, string, time.Duration) (int, bool) { return 1, false }
 	var err error
 	c.tier, err = prefill.New(prefills)
 	require.NoError(t, err)
@@ -122,8 +121,8 @@ func newPair(t *testing.T, connector string, change func(*config.Config)) *pair 
 	require.NoError(t, err)
 	c.Partner, err = c.maker.Start(Plan{
 		Request: none{}, ID: "ek-1", Lease: lease, Rank: &fleet.Rank{Instance: "decode d", Target: d, Profile: &profile}, Slot: &dispatcher.Slot{},
-		Model: "m", Endpoint: mooncake.Chat,
-		Headers: engine.JSONHeaders("ek-1"), Prompt: 7, EndDecode: func() { c.ended <- struct{}{} },
+		Endpoint: mooncake.Chat,
+		Headers:  engine.JSONHeaders("ek-1"), Prompt: 7, EndDecode: func() { c.ended <- struct{}{} },
 		Body: func(p *mooncake.Profile, m *mooncake.Meeting) [][]byte { return p.EarlyProbe(&body, nil, m, true, nil) },
 	})
 	require.NoError(t, err)

@@ -230,6 +230,7 @@ func (d *Door) admit(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, in *incomin
 		return nil, fleet.Route{}, fail
 	}
 	m, ok, known := d.host.Fleet.Lookup(req.Model)
+	ok = ok && !m.Half
 	if !ep.Common() {
 		if fail := d.here(ep.Path(), req.Model); fail != nil {
 			return req, m, fail
@@ -266,12 +267,12 @@ func (d *Door) admit(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, in *incomin
 		ok && d.host.Requests.Owner.Has(owner.Regions) && !d.host.Requests.Owner.AdmitsAny()): // a model may come back with the region that serves it
 		return req, m, openai.Unavailable("no_region_available", "no engine of this proxy serves "+strconv.Quote(req.Model)+", and no region that can be reached does", 1)
 	case !ok && known:
-		return req, m, noSuchModel(req.Model)
+		return req, m, failure.NoSuchModel(req.Model)
 	case !ok || !m.Prefill:
 		return req, m, failure.Unserved("prefill", req.Model, m.Alone)
 	case !m.Decode:
 		return req, m, failure.Unserved("decode", req.Model, m.Alone)
-	case !ep.Common() && !d.host.Fleet.Owned(m.Board): // before a prefill whose KV no rank of ours would fetch
+	case !ep.Common() && !d.host.Fleet.Owned(m.Board, m.Name): // before a prefill whose KV no rank of ours would fetch
 		return req, m, failure.NotOurs()
 	case in.Whole && !d.host.Requests.Locals.Serve(m.Board): // no retry could help
 		return req, m, openai.NewError(http.StatusNotFound, "no_such_route", "an engine of "+strconv.Quote(req.Model)+" takes no hand-off at "+ep.Path()+", and no decode engine may compute a prompt alone; use /v1/chat/completions, or ask the operator for allow_local_prefill")
@@ -316,13 +317,6 @@ func (d *Door) leaving(ctx *fasthttp.RequestCtx, in *incoming) *openai.Error {
 		return failure.Leaving()
 	}
 	return nil
-}
-
-func noSuchModel(name string) *openai.Error {
-	return &openai.Error{
-		Status: http.StatusNotFound, Code: "model_not_found", Param: "model",
-		Message: "the model " + strconv.Quote(name) + " does not exist; GET /v1/models lists those that do",
-	}
 }
 
 // Refused counts a request that no handler saw, in its key's minute, too.
@@ -394,7 +388,7 @@ func (d *Door) showModel(ctx *fasthttp.RequestCtx) {
 	list := d.servedModels()
 	i := slices.IndexFunc(list, func(m servedModel) bool { return m.ID == name })
 	if i < 0 {
-		d.host.Requests.Fail(ctx, noSuchModel(name))
+		d.host.Requests.Fail(ctx, failure.NoSuchModel(name))
 		return
 	}
 	writeJSON(ctx, http.StatusOK, list[i])
@@ -497,7 +491,7 @@ func (d *Door) here(path, model string) *openai.Error {
 	case d.host.Requests.Node != nil && d.host.Requests.Node.Offered(model):
 		return openai.Unavailable("no_region_available", "no engine of this region serves "+strconv.Quote(model)+", and requests to "+path+" are not sent to other regions; send it to a proxy there", 1)
 	case known:
-		return noSuchModel(model)
+		return failure.NoSuchModel(model)
 	}
 	return nil
 }

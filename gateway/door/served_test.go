@@ -401,7 +401,7 @@ func TestOnlyATrustedCallerSteers(t *testing.T) {
 }
 
 func (h *house) rank() int32 {
-	worker, ok := h.fleet.RankOf(decoder, "m")
+	worker, ok := h.fleet.RankOf(decoder, "m", "m")
 	require.True(h.t, ok)
 	return worker
 }
@@ -458,7 +458,8 @@ func TestAClientsPatienceIsRead(t *testing.T) {
 
 func TestTheListOfModelsIsWhatIsServed(t *testing.T) {
 	h := open(t)
-	h.says(fleet.Prefill, prefiller, true, "org/m", "m")
+	h.says(fleet.Prefill, prefiller, true, "m", "org/m", "half")
+	h.says(fleet.Decode, decoder, true, "m", "org/m")
 	read := func(path string, into any) int {
 		ctx := asking("GET", path, "", by("plain"))
 		h.Handle(ctx)
@@ -488,6 +489,7 @@ func TestTheListOfModelsIsWhatIsServed(t *testing.T) {
 	require.Equal(t, []any{"model", h.now.Unix(), "evenkeel"}, []any{one.Object, one.Created, one.OwnedBy})
 	require.Equal(t, []any{"model", "org/m", h.now.UTC().Format(time.RFC3339), "active"}, []any{one.Type, one.DisplayName, one.CreatedAt, one.Lifecycle})
 	require.Equal(t, http.StatusNotFound, read("/v1/models/x", nil))
+	require.Equal(t, http.StatusNotFound, read("/v1/models/half", nil), "no decode engine has it")
 }
 
 func TestHealthIsThatOfTheProxy(t *testing.T) {

@@ -104,7 +104,7 @@ func (d *Door) aim(ctx *fasthttp.RequestCtx, in *incoming, m fleet.Route) *opena
 		}
 	}
 	if name := ctx.Request.Header.Peek(targetDecodeHeader); len(name) > 0 && in.key.Trusted {
-		worker, ok := d.host.Fleet.RankOf(string(name), m.Board)
+		worker, ok := d.host.Fleet.RankOf(string(name), m.Board, m.Name)
 		if !ok {
 			return openai.NewError(http.StatusBadRequest, "bad_target",
 				strconv.Quote(string(name))+" is no decode rank for the model; GET /workers lists them; or leave "+targetDecodeHeader+" out")

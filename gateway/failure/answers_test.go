@@ -56,12 +56,14 @@ func TestWhatTheQueueAndThePoolSayIsTranslated(t *testing.T) {
 		{"the dispatcher ends", pooled, board.ErrDraining, "503 draining, retry after 1"},
 		{"no engine lives, and each would do both", func(err error) *openai.Error { return Queue(err, "m", true) }, prefill.ErrUnavailable, "503 engine_unavailable, retry after 1"},
 		{"no rank is up, and each would do both", func(err error) *openai.Error { return Pool(err, 7, "m", true) }, board.ErrNoWorkers, "503 engine_unavailable, retry after 1"},
+		{"no rank lists the name any more", pooled, board.ErrNotListed, "404 model_not_found"},
 		{"no rank is up", pooled, board.ErrNoWorkers, "503 decode_unavailable, retry after 1"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			require.Equal(t, c.want, seen(c.of(fmt.Errorf("request 7: %w", c.err))))
 		})
 	}
+	require.Equal(t, Queue(prefill.ErrModelNotFound, "m", false), Pool(board.ErrNotListed, 7, "m", false))
 	require.Equal(t, "model", Queue(prefill.ErrModelNotFound, "m", false).Param)
 	require.Contains(t, Queue(prefill.ErrModelNotFound, "m", false).Message, `"m"`)
 	require.Contains(t, Pool(board.ErrTooLarge, 4711, "m", false).Message, "4711 tokens")

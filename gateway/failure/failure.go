@@ -217,6 +217,14 @@ func Refused(log *zap.Logger, side, id string, status int, resp *engine.Response
 	}
 }
 
+// NoSuchModel is the answer to a request for a name that no engine lists.
+func NoSuchModel(name string) *openai.Error {
+	return &openai.Error{
+		Status: http.StatusNotFound, Code: "model_not_found", Param: "model",
+		Message: "the model " + strconv.Quote(name) + " does not exist; GET /v1/models lists those that do",
+	}
+}
+
 // Queue maps what the prefill tier says.
 func Queue(err error, model string, alone bool) *openai.Error {
 	var full *prefill.FullError
@@ -233,7 +241,7 @@ func Queue(err error, model string, alone bool) *openai.Error {
 	case errors.Is(err, prefill.ErrDeadline):
 		return Deadline()
 	case errors.Is(err, prefill.ErrModelNotFound):
-		return &openai.Error{Status: http.StatusNotFound, Code: "model_not_found", Param: "model", Message: fmt.Sprintf("no engine that computes prompts serves %q", model)}
+		return NoSuchModel(model)
 	case errors.Is(err, prefill.ErrBadPolicy): // a reload dropped it since it was checked
 		return openai.NewError(http.StatusBadRequest, "bad_policy", err.Error())
 	case errors.Is(err, context.Canceled):
@@ -253,6 +261,8 @@ func Deadline() *openai.Error {
 // Pool maps what the dispatcher says of an entry it could not place.
 func Pool(err error, prompt int, model string, alone bool) *openai.Error {
 	switch {
+	case errors.Is(err, board.ErrNotListed):
+		return NoSuchModel(model)
 	case errors.Is(err, board.ErrTooLarge):
 		return &openai.Error{
 			Status: http.StatusBadRequest, Code: "prompt_too_long",

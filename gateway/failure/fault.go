@@ -15,7 +15,7 @@ type Fault struct {
 	Answer     *openai.Error // what the client sees if it is not tried again
 	Status     int           // that the engine answered; 0: none
 	Err        error         // what failed, for the log
-	Engine     string        // the monitor's id, if a call to the engine broke
+	Engine     string        // the monitor's id, if it is to hear of the engine: a call broke, or the engine said something of itself
 	RetryAfter time.Duration
 	Rooms      int // how often the engine may give a request back for want of KV memory
 }

@@ -39,15 +39,19 @@ func (f *Fleet) BoardsOf(name string) (boards []string) {
 	return boards
 }
 
-// Owned says whether some decode group with a board's ranks is ours.
-func (f *Fleet) Owned(board string) bool { return f.groupWith(board, (*owner.Area).Admits) }
+// Owned says whether some decode group with a board's ranks that list a model is ours.
+func (f *Fleet) Owned(board, model string) bool {
+	return f.groupWith(board, model, (*owner.Area).Admits)
+}
 
-// Begins says whether requests may begin here that a board's ranks will decode.
-func (f *Fleet) Begins(board string) bool { return f.groupWith(board, (*owner.Area).Begins) }
+// Begins says whether requests for a model may begin here that a board's ranks will decode; model empty: for some model.
+func (f *Fleet) Begins(board, model string) bool {
+	return f.groupWith(board, model, (*owner.Area).Begins)
+}
 
-// groupWith finds a group of a board's ranks; where this proxy is alone there is
+// groupWith finds a group of a board's ranks that list a model; where this proxy is alone there is
 // one.
-func (f *Fleet) groupWith(board string, is func(*owner.Area) bool) bool {
+func (f *Fleet) groupWith(board, model string, is func(*owner.Area) bool) bool {
 	s := f.Admission
 	if !s.Has(owner.Groups) {
 		return true
@@ -55,7 +59,7 @@ func (f *Fleet) groupWith(board string, is func(*owner.Area) bool) bool {
 	f.mu.RLock()
 	defer f.mu.RUnlock()
 	for _, in := range f.instances {
-		if !in.decodes() || len(in.status.Models) == 0 || boardOf(in.status.Models) != board && in.board() != board {
+		if !in.decodes() || len(in.status.Models) == 0 || boardOf(in.status.Models) != board && in.board() != board || model != "" && !in.has(model) {
 			continue
 		}
 		if a := s.Of(in.conf.Group); a != nil && is(a) {

@@ -70,7 +70,7 @@ func TestTheRanksOfARegionStandBehindItsFence(t *testing.T) {
 	f.Publish()
 
 	for id, region := range map[string]string{"10.0.0.1:80": "us", "10.0.0.2:80": "eu"} {
-		worker, ok := f.RankOf(f.instances["decode "+id].target(-1).ID, "m")
+		worker, ok := f.RankOf(f.instances["decode "+id].target(-1).ID, "m", "m")
 		require.True(t, ok, id)
 		rank := f.Rank(worker)
 		written, ok := rank.Area.Enter()

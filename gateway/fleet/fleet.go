@@ -24,7 +24,7 @@ const defaultSlots = 32
 func New(h Host) *Fleet {
 	f := &Fleet{
 		host: h, instances: map[string]*instance{}, ranks: map[int32]*Rank{}, ids: map[string]int32{},
-		differing: map[[2]string][2]string{}, routes: map[string]Route{}, hosts: map[string]trust{}, stops: map[string]*stopped{},
+		routes: map[string]Route{}, hosts: map[string]trust{}, stops: map[string]*stopped{},
 		bygone: map[string]bygone{}, dead: map[string]time.Time{}, runs: runs{all: map[*Run]struct{}{}},
 	}
 	f.again = time.AfterFunc(time.Hour, f.Publish)
@@ -123,6 +123,7 @@ func aOrAn(role string) string {
 func (f *Fleet) put(in *instance) {
 	if old, ok := f.instances[in.key()]; ok {
 		in.status, in.standing, in.number = old.status, old.standing, old.number
+		in.lists, in.named = old.lists, old.named
 		in.processes, in.gaveBack = old.processes, old.gaveBack
 		if in.found == (found{}) && !in.own { // an operator describes it anew
 			in.found = old.found

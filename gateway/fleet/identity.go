@@ -2,7 +2,6 @@ package fleet
 
 import (
 	"maps"
-	"slices"
 	"time"
 )
 
@@ -19,7 +18,6 @@ func (f *Fleet) drop(in *instance, dead bool) {
 	delete(f.instances, in.key())
 	f.abandon(in.key())
 	f.distrust(in, dead)
-	maps.DeleteFunc(f.differing, func(pair [2]string, _ [2]string) bool { return slices.Contains(pair[:], in.key()) })
 	if in.incarnation == "" {
 		return
 	}

@@ -33,7 +33,7 @@ func (f *Fleet) Models() []Route {
 	defer f.mu.RUnlock()
 	var list []Route
 	for _, r := range f.routes {
-		if r.Prefill || r.Decode {
+		if (r.Prefill || r.Decode) && !r.Half {
 			list = append(list, r)
 		}
 	}
@@ -93,8 +93,8 @@ func (f *Fleet) Named(name string) (r *Rank, board string) {
 	return r, BoardIn(in.board(), f.abroad(in))
 }
 
-// RankOf finds the decode rank of a name that serves a board.
-func (f *Fleet) RankOf(name, board string) (worker int32, ok bool) {
+// RankOf finds the decode rank of a name that serves a board and lists a model.
+func (f *Fleet) RankOf(name, board, model string) (worker int32, ok bool) {
 	f.mu.RLock()
 	defer f.mu.RUnlock()
 	id, ok := f.ids[name]
@@ -103,7 +103,7 @@ func (f *Fleet) RankOf(name, board string) (worker int32, ok bool) {
 		return 0, false
 	}
 	in := f.instances[r.Instance]
-	return id, in != nil && len(in.status.Models) > 0 && boardOf(in.status.Models) == board
+	return id, in != nil && in.has(model) && boardOf(in.status.Models) == board
 }
 
 // Beside adds to list the workers that may fail as one of them did, itself included: those behind the same API server. host:
@@ -211,27 +211,6 @@ func (f *Fleet) NamesRequests(c prefill.Candidate) bool {
 // requestIDsMinor is the first 0.x of vllm-ascend, which reports the version of
 // vLLM that it is made for, whose hand-offs have a remote_request_id.
 const requestIDsMinor = 14
-
-// Differ says that a decode engine answered 404 for a model whose prompt the prefill
-// engine had computed: they were started for different models or adapters, or are
-// of versions that name them differently. It is said once for a pair, and again when
-// one of them comes back as another version.
-func (f *Fleet) Differ(prefill, decode, model string) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	p, d := f.instances[prefill], f.instances[decode]
-	if p == nil || d == nil {
-		return
-	}
-	pair, versions := [2]string{prefill, decode}, [2]string{p.status.Version, d.status.Version}
-	if was, said := f.differing[pair]; said && was == versions {
-		return
-	}
-	f.differing[pair] = versions
-	f.host.Log.Error("ALARM: a prefill and a decode engine do not fit together: the decode engine answered 404 for a model that the prefill engine has; start both with the same model, adapters and version",
-		zap.String("model", model), zap.String("prefill", p.id), zap.String("prefill_version", versions[0]),
-		zap.String("decode", d.id), zap.String("decode_version", versions[1]))
-}
 
 // GaveBack says that a decode engine gave an answer back. If its profile says that it never does, responses and
 // messages that it gave back were taken for whole. It gets none of them any more, until it starts anew, which its metrics tell.

@@ -32,24 +32,35 @@ func (f *Fleet) Publish() {
 	var locals []local.Rank
 	f.appraise(time.Now())
 	f.breaks()
-	for _, r := range f.ranks { // also of an engine that is gone, or whose models are not known any more
+	regions, groups := map[string]*reach{}, map[string]*reach{} // of ranks that decode, of ranks that do both
+	for _, r := range f.ranks {                                 // also of an engine that is gone, or whose models are not known any more
 		r.up = false
 	}
 	for _, k := range f.order {
 		in := f.instances[k]
+		f.name(in)
 		f.route(routes, in, (in.serving || in.status.Late) && f.accepts(in, -1))
 		for _, r := range ranksOf(in) {
 			lost := in.status.Lost[max(0, r)] != ""
 			up := in.serving && !in.paused && !lost && f.accepts(in, r)
 			if in.role == Prefill {
 				candidates = append(candidates, f.candidate(in, r, up))
-			} else if len(in.status.Models) > 0 { // before that its board is unknown
+			} else if len(in.status.Models) == 0 { // its board is unknown
+				if in.role == Decode {
+					reachIn(regions, f.abroad(in)).unknown = true
+				}
+			} else {
 				admits := f.Admission.Admits(f.areaOf(in)) && !f.broken[in.together()]
 				up = up && admits
 				w := f.worker(in, r, up)
 				w.Down = w.Down || lost
 				w.Awaited = in.status.Halted() && in.serving && !lost && admits && f.accepts(in, r)
 				workers = append(workers, w)
+				if w.Mixed {
+					reachIn(groups, f.groupID(in)).add(in.lists, up || w.Awaited)
+				} else {
+					reachIn(regions, f.abroad(in)).add(in.lists, up || w.Awaited)
+				}
 				if computes := in.profile.AllowLocalPrefill || w.Mixed; computes || in.profile.PullsLacking() {
 					l := local.Rank{ID: w.ID, Name: w.Name, Model: w.Model, Engine: w.Engine, Capacity: w.Capacity, Up: up, Computes: computes}
 					if w.Mixed {
@@ -63,6 +74,8 @@ func (f *Fleet) Publish() {
 			}
 		}
 	}
+	f.halves(routes)
+	onlyWhereListed(candidates, regions, groups)
 	onlyWhereDecoded(candidates, workers)
 	prefer(f.host.Settings().Engines.Prefer, candidates, workers)
 	f.desert(candidates)
@@ -211,7 +224,7 @@ func (f *Fleet) worker(in *instance, r int, up bool) board.Worker {
 	f.ranks[id] = rank
 	w := board.Worker{
 		ID: id, Name: t.ID, Model: f.boardOf(in), Group: in.conf.Group, Barrier: in.conf.Barrier == "dp",
-		Engine: in.id, Slots: in.conf.Slots, Limit: in.limit(in.conf.Slots), Capacity: cmp.Or(in.conf.KV, capacityOf(in, r)), Cost: in.conf.Cost, Up: up,
+		Engine: in.id, Lists: in.lists, Slots: in.conf.Slots, Limit: in.limit(in.conf.Slots), Capacity: cmp.Or(in.conf.KV, capacityOf(in, r)), Cost: in.conf.Cost, Up: up,
 		Strays:  !rank.Heeds(mooncake.Responses),
 		Down:    !in.status.Up || in.status.Wedged && !in.status.Halted(),
 		Process: math.Float64bits(in.status.StartTime), Early: in.profile.Early(), AtOnce: in.profile.Early() && in.profile.Connector == mooncake.NIXLPush,
@@ -246,9 +259,11 @@ func (f *Fleet) route(routes map[string]Route, in *instance, up bool) {
 		if in.role == Decode {
 			r.Rows = r.Rows && in.computesRows()
 		} else {
+			r.listed[0] = true
 			r.Prefill = r.Prefill || up
 		}
 		if in.decodes() {
+			r.listed[1] = true
 			r.Decode = r.Decode || up
 			r.Board = boardOf(in.status.Models)
 			if n := in.maxLen(m); n > 0 && (r.MaxLen == 0 || n < r.MaxLen) {

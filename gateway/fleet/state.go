@@ -37,24 +37,23 @@ type Fleet struct {
 	publishing sync.Mutex // serialises Publish, so that the last list published is the newest one
 
 	mu          sync.RWMutex
-	instances   map[string]*instance    // by role and host:port
-	order       []string                // as configured, then as added
-	ranks       map[int32]*Rank         // those of engines that are gone for a while, too: assignments may be on their way
-	ids         map[string]int32        // rank name → worker id, never reused
-	numbers     int32                   // given out
-	bygone      map[string]bygone       // ids of ranks whose engine may come back, by incarnation and name
-	dead        map[string]time.Time    // incarnations that will not, until when a hand-off of theirs may turn up
-	differing   map[[2]string][2]string // pairs of a prefill and a decode engine of which only the first knew a model, and their versions then
-	broken      map[string]bool         // groups of ranks that prefill and decode of which an engine is down, as published last
-	routes      map[string]Route        // model or LoRA name → board
-	ready       tally                   // that take requests, of which tier and dispatcher know it
-	hosts       map[string]trust        // from which a prefiller's KV may be pulled
-	stops       map[string]*stopped     // engines and ranks that drain, by role and id
-	added       int                     // engines that ever were
-	asked       int                     // times a prefill engine was asked for token ids
-	again       *time.Timer             // publishes while an engine gets its load step by step
-	coordinates sync.Map                // of placed, by candidate
-	exchanges   sync.Map                // of learned: what the bootstrap servers of vllm-mooncake prefillers answered, by candidate
+	instances   map[string]*instance // by role and host:port
+	order       []string             // as configured, then as added
+	ranks       map[int32]*Rank      // those of engines that are gone for a while, too: assignments may be on their way
+	ids         map[string]int32     // rank name → worker id, never reused
+	numbers     int32                // given out
+	bygone      map[string]bygone    // ids of ranks whose engine may come back, by incarnation and name
+	dead        map[string]time.Time // incarnations that will not, until when a hand-off of theirs may turn up
+	broken      map[string]bool      // groups of ranks that prefill and decode of which an engine is down, as published last
+	routes      map[string]Route     // model or LoRA name → board
+	ready       tally                // that take requests, of which tier and dispatcher know it
+	hosts       map[string]trust     // from which a prefiller's KV may be pulled
+	stops       map[string]*stopped  // engines and ranks that drain, by role and id
+	added       int                  // engines that ever were
+	asked       int                  // times a prefill engine was asked for token ids
+	again       *time.Timer          // publishes while an engine gets its load step by step
+	coordinates sync.Map             // of placed, by candidate
+	exchanges   sync.Map             // of learned: what the bootstrap servers of vllm-mooncake prefillers answered, by candidate
 	runs        runs
 }
 
@@ -88,8 +87,10 @@ type instance struct {
 	conf    config.Engine
 	profile *mooncake.Profile
 	status  engine.Status
-	number  int      // in the order of arrival
-	hosts   []string // trusted for its hand-offs
+	lists   *board.Names   // what its status has of models; nil: it is not known
+	named   []engine.Model // what lists follows from
+	number  int            // in the order of arrival
+	hosts   []string       // trusted for its hand-offs
 	found
 	own bool // stands in the config, and is discovery's no more
 	standing
@@ -181,11 +182,6 @@ func (i *instance) mayGiveBack() bool {
 	return i.role == Decode && (i.profile.MayGiveBack() || same)
 }
 
-// has says whether an engine serves a model, as far as is known.
-func (i *instance) has(model string) bool {
-	return slices.ContainsFunc(i.status.Models, func(m engine.Model) bool { return m.ID == model })
-}
-
 // context is the longest of its models' contexts, 0 where one is unknown.
 func (i *instance) context() (longest int) {
 	for _, m := range i.status.Models {
@@ -258,9 +254,12 @@ type Route struct {
 	Alone   bool   // all engines that have it, those that are down included, prefill and decode
 	Rows    bool   // each engine that decodes what another one has prefilled computes a prompt whose logprobs are asked for by itself
 	SGLang  bool   // some engine obeys keys that only SGLang knows
+	Half    bool   // engines that prefill or engines that decode list it, but not both: so nobody completes a prompt for it
 	Blind   bool   // some engine could give an answer back without a word, on an endpoint that is not common
 
 	Whole [mooncake.Endpoints]bool // some engine that is up takes no hand-off there
+
+	listed [2]bool // by engines that prefill, by engines that decode, up or not
 }
 
 // standing is an engine's place in the service, as last published. What runs on

@@ -20,6 +20,7 @@ import (
 	"evenkeel/gateway/service"
 	"evenkeel/mooncake"
 	"evenkeel/pool"
+	"evenkeel/prefill"
 )
 
 // What becomes of a hand-off that is discarded, as drains_total labels it. All but
@@ -60,6 +61,7 @@ type Fleet interface {
 	Rank(worker int32) *fleet.Rank
 	Beside(worker int32, host bool, list []int32) []int32
 	RegionFor(prefiller string) string
+	BoardFor(c prefill.Candidate, model, region string) string
 	Outlived(b fleet.Birth) (gone, sure bool)
 	RejectionFrees(r *fleet.Rank) bool
 }
@@ -131,10 +133,11 @@ func (d *Discarder) discardNow(h *Handoff) (outcome string, err error) {
 		if gone, _ := d.Fleet.Outlived(h.Born); gone {
 			return discardExpired, errors.Join(ErrOutlived, err)
 		}
+		c := h.Lease.Candidate
 		r := <-d.Dispatcher.Enqueue(&pool.Entry{
-			ID: d.NextID(), Model: fleet.BoardIn(h.Model.Board, d.Fleet.RegionFor(h.Lease.Candidate.Instance)), Prompt: h.Prompt, Arrival: h.Arrival, Entered: time.Now(),
+			ID: d.NextID(), Model: d.Fleet.BoardFor(c, h.Model.Name, d.Fleet.RegionFor(c.Instance)), Name: h.Model.Name, Prompt: h.Prompt, Arrival: h.Arrival, Entered: time.Now(),
 			Deadline:  h.PulledBy(),
-			Prefiller: h.Lease.Candidate.Instance,
+			Prefiller: c.Instance,
 			Avoid:     h.Avoid,
 			Discard:   true,
 			Response:  h.Endpoint == mooncake.Responses,
@@ -188,6 +191,9 @@ func (d *Discarder) discardOn(slot *dispatcher.Slot, h *Handoff, try int) (outco
 	if f != nil {
 		h.Avoid = d.Fleet.Beside(slot.Worker, f.Why == life.Failed, h.Avoid)
 	}
+	if f != nil && (f.Status == 0 && f.Why != life.NotOurs || f.Why == life.Withheld || f.Why == life.Unlisted) {
+		d.Monitor.Report(f.Engine, f.Err)
+	}
 	switch {
 	case f == nil:
 		slot.Started() // the KV came
@@ -196,11 +202,9 @@ func (d *Discarder) discardOn(slot *dispatcher.Slot, h *Handoff, try int) (outco
 		end.Kind = board.Cancelled
 		return discardUnplaced, true, f.Err
 	case f.Status == 0:
-		d.Monitor.Report(f.Engine, f.Err)
 		end.Lost = d.discardLost(f)
 		return discardFailed, f.Why != life.Silent, f.Err
 	case f.Why == life.Withheld:
-		d.Monitor.Report(f.Engine, f.Err)
 		return discardRefused, true, f.Err
 	case !d.Fleet.RejectionFrees(rank):
 		return discardRefused, true, f.Err

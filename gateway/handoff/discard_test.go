@@ -64,7 +64,10 @@ func (r *ranks) Beside(worker int32, host bool, list []int32) []int32 {
 	return append(list, worker)
 }
 
-func (r *ranks) RegionFor(string) string                { return "" }
+func (r *ranks) RegionFor(string) string { return "" }
+func (r *ranks) BoardFor(_ prefill.Candidate, _, region string) string {
+	return fleet.BoardIn("m", region)
+}
 func (r *ranks) Outlived(fleet.Birth) (gone, sure bool) { return r.gone, r.gone }
 func (r *ranks) RejectionFrees(*fleet.Rank) bool        { return r.frees }
 
@@ -87,7 +90,7 @@ func leased(t *testing.T) (*prefill.Tier, *prefill.Lease) {
 	c := config.Default().Prefill
 	c.Scrape.Interval = 0
 	c.Registerer, c.Log, c.Places = prometheus.NewRegistry(), zap.NewNop(), pool.NewPlaces(10)
-	c.Decode = func(string, time.Duration) int { return 1 }
+	c.Decode = func(string, string, time.Duration) (int, bool) { return 1, false }
 	tier, err := prefill.New(c)
 	require.NoError(t, err)
 	tier.SetCandidates([]prefill.Candidate{{ID: "p/0", Instance: "prefill p", Models: []string{"m"}, Live: true, Profile: &mooncake.Profile{}}})

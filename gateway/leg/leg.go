@@ -176,6 +176,12 @@ func (c *Call) refused(resp *engine.Response) *failure.Fault {
 			Err: fmt.Errorf("%s %s answered %d: %w", who, id, status, why),
 		}
 	}
+	if why := engine.Unlisted(status, c.Refusal); why != nil {
+		return &failure.Fault{
+			Ended: life.Ended{Leg: c.Leg, Far: life.Headed, Why: life.Unlisted}, Answer: failure.Refused(c.Log, side, id, status, resp, c.Refusal), Status: status, Engine: c.Engine,
+			Err: fmt.Errorf("%s %s answered %d: %w", who, id, status, why),
+		}
+	}
 	return &failure.Fault{
 		Ended: life.Ended{Leg: c.Leg, Far: life.Headed, Why: life.ByStatus(status)}, Answer: failure.Refused(c.Log, side, id, status, resp, c.Refusal), Status: status,
 		Err:        failure.Undelivered(fmt.Errorf("%s %s answered %d", who, id, status), string(c.Refusal)),

@@ -183,6 +183,8 @@ func TestHowALegEnds(t *testing.T) {
 		{name: "its answer turns out too large", play: answers("200 OK", "\r\n"+strings.Repeat("x", most+1)), want: ended{Far: life.Headed, Why: life.Broke}, code: "_failed", fails: engine.ErrTooLarge},
 
 		{name: "400", play: answers("400 Bad Request", "Content-Length: 2\r\n\r\nno"), want: ended{Far: life.Headed, Why: life.Rejected}, code: "engine_refused", status: 400},
+		{name: "404 for want of the model", play: answers("404 Not Found", "Content-Length: 81\r\n\r\n"+`{"error":{"message":"The model 'x' does not exist","type":"NotFound","code":404}}`), want: ended{Far: life.Headed, Why: life.Unlisted}, code: "engine_refused", status: 404, fails: engine.ErrUnlisted},
+		{name: "404", play: answers("404 Not Found", "Content-Length: 2\r\n\r\nno"), want: ended{Far: life.Headed, Why: life.Rejected}, code: "engine_refused", status: 404},
 		{name: "401", play: answers("401 Unauthorized", "Content-Length: 2\r\n\r\nno"), want: ended{Far: life.Headed, Why: life.Rejected}, code: "_failed", status: 401},
 		{name: "429", play: answers("429 Too Many Requests", "Retry-After: 7\r\nContent-Length: 2\r\n\r\nno"), want: ended{Far: life.Headed, Why: life.Throttled}, code: "engine_refused", status: 429},
 		{name: "500", play: answers("500 Internal Server Error", "Content-Length: 2\r\n\r\nno"), want: ended{Far: life.Headed, Why: life.Failed}, code: "_failed", status: 500},
@@ -269,8 +271,8 @@ func TestHowALegEnds(t *testing.T) {
 						require.True(t, tc.dial != nil || f.Conn == nil, "no connection is made")
 						require.Empty(t, got.Engine, "the engine is not to blame")
 					case tc.status > 0:
-						require.True(t, strings.HasPrefix(string(call.Refusal), "no"))
-						require.Empty(t, got.Engine, "a status says that it lives")
+						require.True(t, tc.fails == engine.ErrUnlisted || strings.HasPrefix(string(call.Refusal), "no"))
+						require.Equal(t, tc.fails == engine.ErrUnlisted, got.Engine != "", "a status says that it lives")
 						require.ErrorContains(t, got.Err, side+" engine e answered ")
 					default:
 						require.Equal(t, side+" e", got.Engine)

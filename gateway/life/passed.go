@@ -76,6 +76,7 @@ type Passed struct {
 	waits  PassedDo // GiveUp: it has not begun
 	asked  int      // engines
 	failed int      // of these, those that did not answer
+	lacked bool     // one of them did not have the model
 	holds  [passedThings]bool
 }
 
@@ -120,7 +121,7 @@ func (p *Passed) choose(dst []PassedEffect) []PassedEffect {
 
 // none ends a request for which there is no engine any more.
 func (p *Passed) none(dst []PassedEffect) []PassedEffect {
-	if p.failed > 0 {
+	if p.failed > 0 || p.lacked {
 		return p.turnAway(OfAttempt, dst)
 	}
 	return p.turnAway(OfRanks, dst)
@@ -147,6 +148,9 @@ func (p *Passed) fell(e PassedEvent, dst []PassedEffect) []PassedEffect {
 		return p.send(SendAnew, dst)
 	case v.Next == Anew:
 		return p.choose(append(dst, PassedEffect{Do: Remember}, PassedEffect{Do: Recall}))
+	case v.Next == Listed:
+		p.lacked = true
+		return p.choose(dst)
 	case v.Next == Over: // the request's fault
 		return p.turnAway(OfAttempt, dst)
 	}

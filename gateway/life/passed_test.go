@@ -30,7 +30,7 @@ var settlesPassed = [passedThings][]How{
 var soleEnds = func() (all []Ended) {
 	for why, far := range map[Why][]Far{
 		HungUp: {Unsent, Sent, Headed}, Unreachable: {Unsent}, Stale: {Unsent, Sent}, Broke: {Unsent, Sent, Headed}, Silent: {Unsent, Sent, Headed}, Garbled: {Headed}, TooLarge: {Headed},
-		Lacks: {Headed}, Rejected: {Headed}, Throttled: {Headed}, Busy: {Headed}, Failed: {Headed}, Erred: {Headed}, Unable: {Headed}, Odd: {Headed},
+		Lacks: {Headed}, Rejected: {Headed}, Throttled: {Headed}, Busy: {Headed}, Failed: {Headed}, Erred: {Headed}, Unable: {Headed}, Odd: {Headed}, Unlisted: {Headed},
 	} {
 		for _, far := range far {
 			for flags := range 4 {
@@ -180,6 +180,7 @@ func TestWhatBecomesOfAPassedRequest(t *testing.T) {
 		return PassedEvent{What: CallFell, End: Ended{Leg: Sole, Far: far, Why: why}}
 	}
 	moved := PassedEvent{What: CallFell, End: Ended{Leg: Sole, Far: Sent, Why: HungUp, Moved: true}}
+	unlisted := fell(Headed, Unlisted)
 	busy, lacks, stale, unreached := fell(Headed, Busy), fell(Headed, Lacks), fell(Sent, Stale), fell(Unsent, Unreachable)
 	chosen, none, noRoute := PassedEvent{What: Chosen}, PassedEvent{What: NoneLeft}, PassedEvent{What: NoRoute}
 	times := func(n int, all ...PassedEvent) []PassedEvent { return slices.Repeat(all, n) }
@@ -203,6 +204,9 @@ func TestWhatBecomesOfAPassedRequest(t *testing.T) {
 		{"three engines are busy", times(3, chosen, busy), OfAttempt, 3, 3, 3},
 		{"two engines are busy, and one drains", append(times(2, chosen, busy), chosen, moved), OfAttempt, 3, 3, 3},
 		{"an engine refuses the request", []PassedEvent{chosen, fell(Headed, Rejected)}, OfAttempt, 1, 1, 0},
+		{"an engine does not have the model any more", []PassedEvent{chosen, unlisted, chosen}, goesOn, 2, 2, 0},
+		{"no engine does", []PassedEvent{chosen, unlisted, chosen, unlisted, none}, OfAttempt, 2, 2, 0},
+		{"as many were asked as may be", times(8, chosen, unlisted), OfAttempt, 8, 8, 0},
 		{"an engine fails", []PassedEvent{chosen, fell(Headed, Erred)}, OfAttempt, 1, 1, 1},
 		{"an engine cannot do what it asks for", []PassedEvent{chosen, fell(Headed, Unable)}, OfAttempt, 1, 1, 1},
 		{"an engine breaks off", []PassedEvent{chosen, fell(Sent, Broke)}, OfAttempt, 1, 1, 1},

@@ -13,6 +13,7 @@ type tries struct {
 	bounced       int32 // given back by an engine without room before its first event
 	held          int32 // withheld by engines that were not there, attempts that do not count
 	redials       int32 // over connections that had ended unseen, attempts that do not count; of its whole life
+	unlisted      int32 // by engines that did not have the model, attempts that do not count
 	resumed       int32 // lost answers that went on
 	suspect       int32 // engines that the request may have broken
 	broke         []Breach
@@ -31,11 +32,15 @@ const mostHeld = 2
 // request dial, so that none of them meets another one.
 const mostRedials = 1
 
+// mostUnlisted is how often it does not count as an attempt that an engine does not have the model. Its list is read again at once, so
+// that only several that change at the same time say it.
+const mostUnlisted = 3
+
 // poison is how many engines a request may have broken before it is stopped.
 const poison = 2
 
 // restart drops the attempts before, as far as they count against the next ones.
-func (t *tries) restart() { t.count, t.unsent, t.refused, t.held = 0, 0, 0, 0 }
+func (t *tries) restart() { t.count, t.unsent, t.refused, t.held, t.unlisted = 0, 0, 0, 0, 0 }
 
 // poisons tells whether the request is taken for what breaks engines.
 func (t *tries) poisons() bool { return t.suspect >= poison }
@@ -68,6 +73,12 @@ func (t *tries) next(follows Next, e *Event) Retry {
 			t.redials++
 			return Retry{Budget: Freely}
 		}
+	case Listed:
+		if t.unlisted == mostUnlisted {
+			return Retry{}
+		}
+		t.unlisted++
+		return Retry{Budget: Freely, Pause: int(t.unlisted)}
 	case Unreached:
 		t.unsent++
 		return Retry{Budget: OfUnsent, N: int(t.unsent)}

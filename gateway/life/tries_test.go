@@ -133,6 +133,25 @@ func TestAStaleConnectionIsNoAttempt(t *testing.T) {
 	require.Equal(t, Effect{Do: Pause}, dst[len(dst)-1])
 }
 
+// Engines whose lists have just changed cost no attempt, and they are not asked without end.
+func TestEnginesThatDoNotHaveTheModelCostNoAttempt(t *testing.T) {
+	var l Life
+	for i := range mostUnlisted + 1 {
+		for _, e := range []Event{{What: Begun}, {What: NoRankTakes}, {What: Turn}} {
+			l.Step(e, nil)
+		}
+		got := l.Step(Event{What: Fell, End: Ended{Leg: Prefill, Far: Headed, Why: Unlisted, Kept: true}}, nil)
+		require.Contains(t, got, Effect{Do: Settle, Thing: Lease, How: Free}, "the engine is not blamed")
+		want := Retry{Budget: Freely, Pause: i + 1}
+		if i == mostUnlisted {
+			want = Retry{}
+		}
+		require.Equal(t, want, got[len(got)-1].Retry)
+		l = Life{tries: l.tries}
+	}
+	require.Zero(t, l.tries.count)
+}
+
 // An engine that says again and again that it is not there gets the request no more.
 func TestAnEngineThatIsNeverThereIsShunned(t *testing.T) {
 	var l Life

@@ -76,6 +76,7 @@ const (
 	Odd       // any other status
 	GivenBack // the engine ran out of KV memory and gave the request back
 	Withheld  // the engine takes no requests while its group re-forms, or none for this rank any more: it read nothing of the request
+	Unlisted  // 404, because the engine does not have the model that the request names, though its list had it: it read nothing else of the request
 
 	whys // how many there are
 )
@@ -131,6 +132,7 @@ const (
 	Room                  // another attempt, counted with those for which an engine had no room in its KV memory
 	Held                  // another attempt, counted with those for which an engine was not there
 	Granted               // another attempt, for which the budget was asked before
+	Listed                // another attempt, counted with those of which an engine did not have the model
 	Anew                  // another attempt, not counted: nothing failed
 	Redial                // another attempt over new connections, not counted: the one before had a connection that had ended unseen
 	Ask                   // its decode group's owner is asked
@@ -190,6 +192,7 @@ var prefills = [whys]row{
 	Unable:    {[...]How{unsaid, unsaid, Free, unsaid}, Elsewhere, Nobody},
 	Odd:       {[...]How{unsaid, unsaid, Refuse, unsaid}, Elsewhere, Nobody},
 	Withheld:  {[...]How{unsaid, unsaid, Free, unsaid}, Held, Nobody},
+	Unlisted:  {[...]How{unsaid, unsaid, Free, unsaid}, Listed, Nobody},
 }
 
 // decodes is what follows the end of a decode leg.
@@ -229,6 +232,7 @@ var decodes = [whys]row{
 	Odd:       {[...]How{unsaid, unsaid, Doubt, Free}, Elsewhere, Engine},
 	GivenBack: {[...]How{unsaid, unsaid, Doubt, Free}, Room, Nobody},
 	Withheld:  {[...]How{unsaid, unsaid, Doubt, Free}, Held, Nobody}, // its bytes were written, so no second engine may have the hand-off
+	Unlisted:  {[...]How{unsaid, unsaid, Doubt, Free}, Listed, Nobody},
 }
 
 // Ended is what is known of a leg that has ended without what it was for.
@@ -308,6 +312,8 @@ func (e Ended) sole() Verdict {
 		v.Next = Same
 	case e.Why == Withheld:
 		v.Next, v.Whom = Again, Nobody
+	case e.Why == Unlisted:
+		v.Next, v.Whom = Listed, Nobody
 	case e.Far == Unsent || e.Why == Throttled || e.Why == Busy:
 		v.Next = Again
 	case e.Why == Lacks:
@@ -325,5 +331,5 @@ func (e Ended) Refused() bool {
 
 // Untaken says that the engine of a leg took nothing of the request, so that another one may take its place.
 func (e Ended) Untaken() bool {
-	return e.Far == Unsent && e.Why != HungUp && e.Why != Moved || e.Why == Throttled || e.Why == Busy || e.Why == Withheld
+	return e.Far == Unsent && e.Why != HungUp && e.Why != Moved || e.Why == Throttled || e.Why == Busy || e.Why == Withheld || e.Why == Unlisted
 }

@@ -2,7 +2,6 @@ package request
 
 import (
 	"encoding/json"
-	"net/http"
 	"time"
 
 	"evenkeel/engine"
@@ -93,13 +92,10 @@ func (j *job) open(h *handoff.Handoff, s *stream) *failure.Fault {
 	}
 	headers := h.Identify(engine.JSONHeaders(j.legID("d", j.told.Attempts)))
 	if f := stuck(s, s.send(headers, profile.DecodeBody(&j.body, j.req.Endpoint, j.leg, kv, s.wait.Salt(), !s.whole, nil), silence)); f != nil {
-		if f.Engine != "" { // the call broke
+		if f.Engine != "" {
 			j.srv.Monitor.Report(f.Engine, f.Err)
 		}
-		switch {
-		case f.Status == http.StatusNotFound && h != nil:
-			j.srv.Fleet.Differ(h.Lease.Candidate.Instance, s.rank.Instance, j.model.Name)
-		case s.whole && f.Why == life.HungUp && f.Far != life.Unsent && !time.Now().Before(pulled):
+		if s.whole && f.Why == life.HungUp && f.Far != life.Unsent && !time.Now().Before(pulled) {
 			f.Far = life.Through // its answer was not awaited any longer, its pull was over
 		}
 		return f

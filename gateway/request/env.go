@@ -66,7 +66,7 @@ type Fleet interface {
 	handoff.Fleet
 	AnyPrefill(model string) *engine.Target
 	Around(worker int32, list []int32) (around []int32, others bool)
-	Owned(board string) bool
+	Owned(board, model string) bool
 	DownSince(instance string, at time.Time) bool
 	Context(instance string) int
 	NamesRequests(c prefill.Candidate) bool

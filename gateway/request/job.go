@@ -52,6 +52,8 @@ type job struct {
 	question *geo.Question // where it goes, if there are other regions and that is open
 	ran      int           // proxies of this region that may have served it, and gave it back
 
+	unlisted *openai.Error // what the last engine answered that did not have the model; nil: none did
+
 	avoid avoided
 	local locally
 

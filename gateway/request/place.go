@@ -1,7 +1,9 @@
 package request
 
 import (
+	"cmp"
 	"errors"
+	"strings"
 	"time"
 
 	"evenkeel/dispatcher"
@@ -43,17 +45,21 @@ func (j *job) place(c prefill.Candidate, tokens int, enqueue func(*pool.Entry) <
 		}
 	})
 	j.enter(journal.Pooled, "")
-	region, area, at := j.srv.Fleet.RegionFor(c.Instance), j.model.Board, c.Instance
-	on := fleet.BoardIn(area, region)
+	region, at := j.srv.Fleet.RegionFor(c.Instance), c.Instance
 	if c.Mixed { // the candidate is the ranks themselves
-		region, area, at, on = c.Region, c.Board, "", c.Board
+		region, at = c.Region, ""
+	}
+	on := j.srv.Fleet.BoardFor(c, j.model.Name, region)
+	area := on
+	if !c.Mixed {
+		area = strings.TrimSuffix(on, fleet.BoardIn("", region))
 	}
 	arrival := j.arrive
 	if j.in.Batch && !j.life.Resumed() { // what it was held back for puts it before nobody, and takes nothing of its time here
 		arrival = time.Now()
 	}
 	e := &pool.Entry{
-		ID: j.srv.nextID(), Model: on, Prompt: tokens, Age: j.resume.before, Key: j.promptHash(), Arrival: arrival, Entered: time.Now(),
+		ID: j.srv.nextID(), Model: on, Name: j.model.Name, Prompt: tokens, Age: j.resume.before, Key: j.promptHash(), Arrival: arrival, Entered: time.Now(),
 		Only: j.in.ToDecode, Avoid: j.avoid.ranks(), Last: j.avoid.last, Prefiller: at, Response: j.req.Endpoint == mooncake.Responses,
 	}
 	got, lost := enqueue(e), j.srv.Owner.Losses() // the entry has the place in the pool now
@@ -72,7 +78,7 @@ func (j *job) place(c prefill.Candidate, tokens int, enqueue func(*pool.Entry) <
 	}
 	defer onPanic(func() { withdraw(life.Leaving, nil) })
 	for waits {
-		if unowned = !j.srv.Fleet.Owned(area); unowned || region != "" && !j.srv.Owner.Admits(region) {
+		if unowned = !j.srv.Fleet.Owned(area, j.model.Name); unowned || region != "" && !j.srv.Owner.Admits(region) {
 			j.srv.Dispatcher.Withdraw(e)
 			r, waits = <-got, false // the slot may have come first, so it is checked again before it is used
 			continue
@@ -115,7 +121,11 @@ func (j *job) unplaced(err error, tokens int, region string, unowned bool) *fail
 	if unowned {
 		return failure.Of(life.Ended{Why: life.Unowned}, failure.NotOurs(), owner.ErrNotOwner)
 	}
-	f := failure.Of(life.Ended{Why: life.NoRank}, failure.Pool(err, tokens, j.model.Name, j.model.Alone), err)
+	answer := failure.Pool(err, tokens, j.model.Name, j.model.Alone)
+	if errors.Is(err, board.ErrNotListed) {
+		answer = cmp.Or(j.unlisted, answer)
+	}
+	f := failure.Of(life.Ended{Why: life.NoRank}, answer, err)
 	if gone := errors.Is(err, board.ErrNoWorkers) || errors.Is(err, board.ErrWithdrawn); gone && region != "" {
 		f.Why = life.RanksLost
 	}

@@ -99,7 +99,7 @@ func answeredBy(j *job, call *leg.Call, run *fleet.Run, began time.Time, f *fail
 	}
 	j.srv.Monitor.Heard(call.Engine)
 	j.told.Tell(journal.Event{What: journal.Probed, Took: time.Since(began)})
-	if f != nil && f.Why == life.Withheld {
+	if f != nil && f.Engine != "" {
 		j.srv.Monitor.Report(f.Engine, f.Err)
 	}
 	return f

@@ -226,6 +226,9 @@ func (r *runner) began(f *failure.Fault, quit bool) life.Event {
 
 func (r *runner) fell(f *failure.Fault) life.Event {
 	r.fault, r.fail = f, f.Answer
+	if f.Why == life.Unlisted {
+		r.unlisted = f.Answer
+	}
 	on := ""
 	switch {
 	case r.stream != nil:

@@ -1,6 +1,7 @@
 package request
 
 import (
+	"cmp"
 	"context"
 	"slices"
 	"sync"
@@ -58,7 +59,9 @@ func newServer(t *testing.T, changes ...func(*config.Config, *Env)) *server {
 	require.NoError(t, err)
 	c := set.Tier()
 	c.Places, c.Registerer, c.Log = env.Places, reg, log
-	c.Decode = func(board string, within time.Duration) int { return s.Dispatcher.Room(board, within) }
+	c.Decode = func(board, model string, within time.Duration) (int, bool) {
+		return s.Dispatcher.Room(board, model, within)
+	}
 	c.Scraper = func(context.Context, prefill.Candidate) (prefill.Sample, error) {
 		return prefill.Sample{}, context.Canceled
 	}
@@ -109,15 +112,21 @@ type engines struct {
 
 	calls *fleet.Fleet // keeps the calls, and knows no engine
 
-	mu       sync.Mutex
-	shunned  []string                         // ranks, or the hosts of ranks
-	differed []string                         // models that two engines disagree on
-	at       map[string]*mooncake.Coordinates // of prefill engines that have told theirs
+	mu      sync.Mutex
+	shunned []string                         // ranks, or the hosts of ranks
+	at      map[string]*mooncake.Coordinates // of prefill engines that have told theirs
 }
 
-func (f *engines) Rank(worker int32) *fleet.Rank                                 { return f.ranks[worker] }
-func (f *engines) RegionFor(string) string                                       { return f.region }
-func (f *engines) Owned(string) bool                                             { return !f.unowned }
+func (f *engines) Rank(worker int32) *fleet.Rank { return f.ranks[worker] }
+func (f *engines) RegionFor(string) string       { return f.region }
+func (f *engines) Owned(string, string) bool     { return !f.unowned }
+func (f *engines) BoardFor(c prefill.Candidate, model, region string) string {
+	if c.Mixed {
+		return c.Board
+	}
+	return fleet.BoardIn(cmp.Or(model, "m"), region)
+}
+
 func (f *engines) Context(string) int                                            { return f.context }
 func (f *engines) NamesRequests(prefill.Candidate) bool                          { return f.named }
 func (f *engines) KnownHost(host string) bool                                    { return host == "127.0.0.1" }
@@ -147,12 +156,6 @@ func (f *engines) Learn(c prefill.Candidate, _ fleet.Birth, at *mooncake.Coordin
 }
 
 func (f *engines) GaveBack(string) {}
-
-func (f *engines) Differ(_, _, model string) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.differed = append(f.differed, model)
-}
 
 func (f *engines) Beside(worker int32, host bool, list []int32) []int32 {
 	f.mu.Lock()

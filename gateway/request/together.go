@@ -41,7 +41,7 @@ func (b bound) decode(lease *prefill.Lease) (_ *failure.Fault, quit bool) {
 	id := couple.ID(j.id, j.told.Attempts)
 	var err error
 	s.partner, err = j.srv.couples.Start(couple.Plan{
-		Request: j, ID: id, Lease: lease, Slot: slot, Rank: s.rank, Model: j.model.Name, Endpoint: j.req.Endpoint,
+		Request: j, ID: id, Lease: lease, Slot: slot, Rank: s.rank, Endpoint: j.req.Endpoint,
 		Headers: j.told.Carry(leg.Headers(id, j.req.Endpoint, lease.Candidate.Profile)), Prompt: tokens,
 		Body: func(p *mooncake.Profile, m *mooncake.Meeting) [][]byte {
 			return p.EarlyProbe(&body, half, m, streamed, nil)
@@ -141,7 +141,7 @@ func (b bound) lost(how life.Parting, f *failure.Fault) *failure.Fault {
 	other, stranded := s.partner.Ended(how)
 	s.stranded = stranded
 	if other == nil {
-		if f.Err != nil && (how == life.Died || f.Why == life.Withheld) {
+		if f.Err != nil && (how == life.Died || f.Status != 0 && f.Engine != "") {
 			j.srv.Monitor.Report(s.rank.Instance, f.Err)
 		}
 		return f

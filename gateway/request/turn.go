@@ -39,6 +39,9 @@ func (j *job) notChosen(err error) *openai.Error {
 		j.freed()
 		return failure.Gone()
 	}
+	if j.unlisted != nil && errors.Is(err, prefill.ErrModelNotFound) {
+		return j.unlisted
+	}
 	return failure.Queue(err, j.model.Name, j.model.Alone)
 }
 

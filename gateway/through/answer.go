@@ -59,7 +59,7 @@ func (a *answer) broke(f *failure.Fault) *failure.Fault {
 
 // refused says more of an error status than that it is one.
 func (a *answer) refused(f *failure.Fault) *failure.Fault {
-	if f.Why == life.Withheld {
+	if f.Engine != "" {
 		return a.broke(f)
 	}
 	f.Why = life.ByStatus(f.Answer.Status) // a refusal of our own credential is not the request's fault

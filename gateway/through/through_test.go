@@ -162,6 +162,22 @@ func TestAnotherEngineServesAPassedRequest(t *testing.T) {
 			require.LessOrEqual(t, len(broken.got()), 1, "it is asked once")
 		})
 	}
+	t.Run("where one does not have the model any more", func(t *testing.T) {
+		gone := "{\"error\":{\"message\":\"The model `emb` does not exist.\",\"type\":\"NotFoundError\",\"param\":\"model\",\"code\":404}}"
+		broken.answers(says(404, "application/json", gone))
+		p.logs.TakeAll()
+		for range 20 {
+			require.Equal(t, http.StatusOK, p.ask("/classify", "unlisted").status)
+		}
+		require.NotEmpty(t, broken.got())
+		require.Zero(t, p.logs.Len(), "nobody is blamed")
+		good.answers(says(404, "application/json", gone))
+		defer good.answers(says(200, "application/json", `{"ok":true}`))
+		r := p.ask("/classify", "unlisted-by-all")
+		require.Equal(t, http.StatusNotFound, r.status)
+		require.Equal(t, gone, r.body, "as the engine says it")
+		require.Len(t, p.receipt("unlisted-by-all").Attempts, 2)
+	})
 	t.Run("where one is overloaded, and the receipt says so", func(t *testing.T) {
 		broken.answers(says(503, "text/plain", ""))
 		two := 0

@@ -203,6 +203,18 @@ type Charge struct {
 	since   time.Time // when it got into this phase
 	expires time.Time // when the engine frees the KV by itself; zero while probing
 	place   int       // in the heap of expiries
+	apart   *Apart    // that it is counted in until it is answered; nil: in none
+}
+
+// Apart counts the charges of one model on an account that are not answered, where its requests are counted apart from the others'.
+type Apart struct{ Probing, Unsent int }
+
+// CountApart counts a charge that was booked just now in a, too.
+func (c *Charge) CountApart(a *Apart) {
+	c.apart = a
+	if a.Probing++; c.sent.IsZero() {
+		a.Unsent++
+	}
 }
 
 // Send says that the probe is sent now, once.
@@ -213,6 +225,9 @@ func (c *Charge) Send(now time.Time) {
 	}
 	a := c.account
 	c.sent = now
+	if c.apart != nil {
+		c.apart.Unsent--
+	}
 	a.unanswered = append(a.unanswered, c)
 	a.sends++
 	a.engineWaits++
@@ -291,6 +306,16 @@ func (c *Charge) Orphan(hold time.Duration, now time.Time) {
 // Release books that the prefiller has the KV back.
 func (c *Charge) Release(now time.Time) { c.move(Ended, 0, now) }
 
+func (c *Charge) leaveApart() {
+	if c.apart == nil {
+		return
+	}
+	if c.apart.Probing--; c.sent.IsZero() {
+		c.apart.Unsent--
+	}
+	c.apart = nil
+}
+
 // move books a charge into another phase, or out. It is the only place that takes
 // anything off an account.
 func (c *Charge) move(to Phase, tokens int64, now time.Time) {
@@ -301,6 +326,7 @@ func (c *Charge) move(to Phase, tokens int64, now time.Time) {
 	}
 	if c.phase == Probing {
 		a.answer(c, now)
+		c.leaveApart()
 	} else {
 		heap.Remove(&a.ledger.expiries, c.place)
 	}

@@ -1,0 +1,143 @@
+package board
+
+import (
+	"cmp"
+	"maps"
+	"slices"
+	"time"
+
+	"evenkeel/dispatcher/policy"
+	"evenkeel/pool"
+)
+
+// Names. The ranks of a board share a base model. Beside it, each engine may list other names: LoRA adapters, which are
+// loaded and unloaded engine by engine, and more names of the base model. A request goes only to ranks that list the name that it asks
+// for. Policies know nothing of that: they see the request where all ranks of their group list its name. Where only some do, the
+// board itself gives it to the emptiest of these.
+
+// NewNames has these names.
+func NewNames(names []string) *Names {
+	n := &Names{all: make(map[string]struct{}, len(names))}
+	for _, name := range names {
+		n.all[name] = struct{}{}
+	}
+	return n
+}
+
+// Has says whether a name is among them.
+func (n *Names) Has(name string) bool {
+	if n == nil || name == "" {
+		return true
+	}
+	_, ok := n.all[name]
+	return ok
+}
+
+// Same says whether they are what another one has.
+func (n *Names) Same(other *Names) bool { return maps.Equal(n.all, other.all) }
+
+// listings finds the names that some ranks list and others do not. Few names are among them, often none: so the work of a change is in
+// that of lists, and not in that of ranks.
+func (b *board) listings() {
+	b.listers = b.listers[:0]
+	for _, g := range b.groups {
+		for _, r := range g.members {
+			b.listers = append(b.listers, lister{r, g, r.Lists})
+		}
+	}
+	if !slices.Equal(b.listers, b.listed) {
+		b.listed = append(b.listed[:0], b.listers...)
+		b.relist()
+	}
+	for _, l := range b.partial {
+		l.up, l.largest = 0, 0
+		for _, r := range l.ranks {
+			if r.Up || r.Awaited {
+				l.up++
+			}
+			l.largest = max(l.largest, r.budget(policy.Watermark(r.group.chosen.Policy)))
+		}
+		if l.up > 0 {
+			l.downTo = time.Time{}
+		} else if l.downTo.IsZero() {
+			l.downTo = b.now.Add(outageGrace)
+		}
+	}
+}
+
+func (b *board) relist() {
+	was := b.partial
+	b.partial, b.common = nil, nil
+	lists := map[*Names]int{} // ranks
+	for i, l := range b.listed {
+		if lists[l.lists]++; i == 0 {
+			b.common = l.lists
+		}
+	}
+	for n := range lists {
+		if len(lists) == 1 || n == nil {
+			continue
+		}
+		for name := range n.all {
+			if b.partial[name] != nil {
+				continue
+			}
+			there := 0
+			for other, ranks := range lists {
+				if other.Has(name) {
+					there += ranks
+				}
+			}
+			if there == len(b.listed) {
+				continue
+			}
+			if b.partial == nil {
+				b.partial = map[string]*listing{}
+			}
+			l := &listing{}
+			if before := was[name]; before != nil {
+				l.downTo = before.downTo
+			}
+			b.partial[name] = l
+			l.find(b, name)
+		}
+	}
+	b.names, b.named = b.names[:0], nil
+	for _, name := range slices.Sorted(maps.Keys(b.partial)) {
+		b.names, b.named = append(b.names, b.partial[name]), append(b.named, name)
+	}
+	b.paces = make([]Pace, len(b.names))
+	b.emit(Effect{Kind: EffectNames, Group: GroupKey{Model: b.model}, Listed: b.named})
+}
+
+// find finds the ranks that list a name.
+func (l *listing) find(b *board, name string) {
+	for _, g := range b.groups {
+		from := len(l.ranks)
+		for _, r := range g.members {
+			if r.lists(name) {
+				l.ranks = append(l.ranks, r)
+			}
+		}
+		if of := l.ranks[from:]; len(of) == len(g.members) {
+			l.whole = append(l.whole, g)
+		} else {
+			l.parts = append(l.parts, of...)
+		}
+	}
+	slices.SortFunc(l.ranks, func(x, y *rank) int { return cmp.Compare(x.ID, y.ID) })
+}
+
+func (r *rank) lists(name string) bool { return r.Lists.Has(name) }
+
+// waitsFor counts an entry that begins to wait, or ends, with those that wait for its name.
+func (b *board) waitsFor(e *pool.Entry, n int) {
+	if l := b.partial[e.Name]; l != nil && !e.Discard {
+		l.waiting += n
+	}
+}
+
+// unlisted says that no rank of the board lists a name, not even one that is down.
+func (b *board) unlisted(name string) bool {
+	return len(b.groups) > 0 && b.partial[name] == nil && !b.common.Has(name)
+}

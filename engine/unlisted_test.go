@@ -1,0 +1,72 @@
+package engine
+
+import (
+	"fmt"
+	"net/http"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/stretchr/testify/require"
+	"go.uber.org/zap/zaptest/observer"
+)
+
+func TestWhatSaysThatAnEngineDoesNotHaveTheModel(t *testing.T) {
+	for _, row := range []struct {
+		name, body string
+		status     int
+		is         bool
+	}{
+		{"vLLM", `{"error":{"message":"The model \u0060org/x y\u0060 does not exist.","type":"NotFoundError","param":"model","code":404}}`, 404, true},
+		{"vLLM's resolvers of adapters", `{"error":{"message":"LoRA adapter x does not exist","type":"NotFoundError","param":null,"code":404}}`, 404, true},
+		{"vLLM before 0.11", `{"object":"error","message":"The model \u0060x\u0060 does not exist.","type":"NotFoundError","param":null,"code":404}`, 404, true},
+		{"vLLM of a message", `{"type":"error","error":{"type":"NotFoundError","message":"The model \u0060x\u0060 does not exist."}}`, 404, true},
+		{"vLLM's Rust front end", `{"error":{"message":"no x here","type":"invalid_request_error","param":null,"code":"model_not_found"}}`, 404, true},
+		{"SGLang of a response", `{"error":{"message":"The model 'x' does not exist","type":"invalid_request_error","param":"model","code":404}}`, 404, true},
+		{"another status", `{"error":{"message":"The model \u0060x\u0060 does not exist.","code":400}}`, 400, false},
+		{"a path that is not there", `{"detail":"Not Found"}`, 404, false},
+		{"a response that is not there", `{"error":{"message":"Response with id 'The model \u0060x\u0060 does not exist.' not found.","code":404}}`, 404, false},
+		{"a text", "The model 'x' does not exist.", 404, false},
+		{"an error that is a text", `{"error":"Not Found"}`, 404, false},
+		{"nothing", "", 404, false},
+	} {
+		require.Equal(t, row.is, Unlisted(row.status, []byte(row.body)) != nil, row.name)
+	}
+}
+
+// An engine that does not have a model that its list has is asked for its list at once, and then once a second at most, however many
+// requests it refuses.
+func TestTheListOfAnEngineIsReadAgain(t *testing.T) {
+	f := newFake()
+	watched(t, f, func(t *testing.T, m *Monitor, logs *observer.ObservedLogs, _ *prometheus.Registry) {
+		m.cfg.FactsInterval = time.Hour
+		time.Sleep(5 * time.Second)
+		before := f.count("/v1/models")
+		f.set("/v1/models", ok(`{"data":[{"id":"m"}]}`))
+		for range 40 {
+			m.Report("p0", fmt.Errorf("prefill p0 answered 404: %w", ErrUnlisted))
+			time.Sleep(time.Millisecond)
+		}
+		require.Equal(t, []Model{{ID: "m"}}, m.Status("p0").Models, "within a moment")
+		require.Equal(t, before+1, f.count("/v1/models"))
+		require.Equal(t, "up", m.Status("p0").State(), "it is not blamed")
+		f.set("/v1/models", ok(`{"data":[{"id":"m"},{"id":"x"}]}`))
+		time.Sleep(3 * time.Second)
+		require.Len(t, m.Status("p0").Models, 2, "a later refusal was looked into, too")
+		for range 100 {
+			m.Report("p0", ErrUnlisted)
+			time.Sleep(100 * time.Millisecond)
+		}
+		time.Sleep(2 * time.Second)
+		asked := f.count("/v1/models")
+		require.LessOrEqual(t, asked, before+2+22)
+		require.LessOrEqual(t, logs.FilterMessageSnippet("its list has").Len(), 12)
+		time.Sleep(time.Minute)
+		require.Equal(t, asked, f.count("/v1/models"), "nobody has refused anything since")
+		f.set("/health", refusing(http.StatusInternalServerError, ""))
+		time.Sleep(5 * time.Second)
+		m.Report("p0", ErrUnlisted)
+		m.Report("nobody", ErrUnlisted)
+		require.False(t, m.Status("p0").Up, "one that is down is not asked")
+	})
+}

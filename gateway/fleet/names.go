@@ -1,0 +1,136 @@
+package fleet
+
+import (
+	"cmp"
+	"slices"
+
+	"evenkeel/dispatcher/board"
+	"evenkeel/engine"
+	"evenkeel/prefill"
+)
+
+// Names. An engine lists its base model, perhaps by several names, and the LoRA adapters that it has loaded. Adapters come and go engine
+// by engine, so lists that differ are a normal state. A request goes only to engines that list the name that it asks for. Here it
+// is decided which these are: for boards, for the prefill tier, and for requests that one engine serves alone.
+
+// name keeps what an engine lists. Engines that list the same share the value. It is called with f.mu held.
+func (f *Fleet) name(in *instance) {
+	if slices.Equal(in.named, in.status.Models) {
+		return
+	}
+	in.named, in.lists = in.status.Models, nil
+	if len(in.named) == 0 {
+		return
+	}
+	all := make([]string, len(in.named))
+	for i, m := range in.named {
+		all[i] = m.ID
+	}
+	lists := board.NewNames(all)
+	for _, other := range f.instances {
+		if other != in && other.lists != nil && other.lists.Same(lists) {
+			lists = other.lists
+			break
+		}
+	}
+	in.lists = lists
+}
+
+// has says whether an engine lists a model, as far as is known.
+func (i *instance) has(model string) bool {
+	return slices.ContainsFunc(i.status.Models, func(m engine.Model) bool { return m.ID == model })
+}
+
+// reach is what the ranks list that requests can go to from a candidate.
+type reach struct {
+	all, open []*board.Names // open: of those that take requests, or are waited for
+	unknown   bool           // an engine has not told what it lists
+}
+
+// reachIn is the reach of a key.
+func reachIn(all map[string]*reach, key string) *reach {
+	if all[key] == nil {
+		all[key] = &reach{}
+	}
+	return all[key]
+}
+
+func (r *reach) add(n *board.Names, open bool) {
+	if !slices.Contains(r.all, n) {
+		r.all = append(r.all, n)
+	}
+	if open && !slices.Contains(r.open, n) {
+		r.open = append(r.open, n)
+	}
+}
+
+func listed(by []*board.Names, name string) bool {
+	return slices.ContainsFunc(by, func(n *board.Names) bool { return n.Has(name) })
+}
+
+// onlyWhereListed leaves candidates the models that ranks list, too, which are reached from there: in the candidate's region, or in the
+// group that it is. It comes second for those that no rank lists which takes requests now.
+func onlyWhereListed(candidates []prefill.Candidate, regions, groups map[string]*reach) {
+	for i := range candidates {
+		c := &candidates[i]
+		r := regions[c.Region]
+		if c.Mixed {
+			r = groups[c.ID]
+		}
+		if r == nil || len(r.all) == 0 {
+			continue
+		}
+		if reached := func(m string) bool { return listed(r.all, m) }; !r.unknown && slices.ContainsFunc(c.Models, reached) {
+			c.Models = slices.DeleteFunc(c.Models, func(m string) bool { return !reached(m) })
+		}
+		if len(r.open) == 0 {
+			continue // as for every model of ranks that are down
+		}
+		for _, m := range c.Models {
+			if !listed(r.open, m) {
+				c.Behind = append(c.Behind, m)
+			}
+		}
+	}
+}
+
+// halves marks the routes of models that engines of one side list and none of the other side, where all of these have told what they
+// list. It is called with f.mu held.
+func (f *Fleet) halves(routes map[string]Route) {
+	var there, unknown [2]bool // of engines that prefill, of engines that decode
+	for _, in := range f.instances {
+		for side, of := range [2]bool{in.role != Decode, in.decodes()} {
+			there[side] = there[side] || of
+			unknown[side] = unknown[side] || of && len(in.status.Models) == 0
+		}
+	}
+	for name, r := range routes {
+		for side, by := range r.listed {
+			r.Half = r.Half || !by && there[side] && !unknown[side]
+		}
+		routes[name] = r
+	}
+}
+
+// BoardFor is the one whose ranks decode for a model what a prefill engine of a region computed: that of its own base
+// model, if ranks of it list the model.
+func (f *Fleet) BoardFor(c prefill.Candidate, model, region string) string {
+	if c.Mixed { // the candidate is the ranks themselves
+		return c.Board
+	}
+	f.mu.RLock()
+	defer f.mu.RUnlock()
+	found := ""
+	for _, k := range f.order {
+		in := f.instances[k]
+		if in.role != Decode || !in.lists.Has(model) || f.abroad(in) != region || len(in.status.Models) == 0 {
+			continue
+		}
+		b := f.boardOf(in)
+		if b == c.Board {
+			return b
+		}
+		found = cmp.Or(found, b)
+	}
+	return cmp.Or(found, c.Board)
+}
