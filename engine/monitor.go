@@ -156,6 +156,20 @@ func (m *Monitor) Report(id string, err error) {
 	w.checkNow()
 }
 
+// relistEvery is the least time between two readings of an engine's list because of what it answered to requests.
+const relistEvery = time.Second
+
+// unlisted has the engine's list read again, now if that was not done a moment ago, else with the next check. It needs m.mu.
+func (w *watch) unlisted(err error) {
+	w.relist = true
+	if time.Since(w.relisted) < relistEvery {
+		return
+	}
+	w.relisted = time.Now()
+	w.m.cfg.Log.Info("an engine answered that it does not have a model that its list has; the list is read again", zap.String("engine", w.in.ID), zap.Error(err))
+	w.checkNow()
+}
+
 // Expired is how many hand-offs a prefill engine has given away before anything had fetched them, as it said when its gauges
 // were last read.
 func (m *Monitor) Expired(id string) (n float64, known bool) {
