@@ -4,7 +4,11 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"net/http"
+	"regexp"
+	"sync"
 )
 
 // Models reads GET /v1/models, bounded by ctx. With a PageError the models are known, but not the context of all of them.
