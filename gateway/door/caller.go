@@ -24,6 +24,7 @@ import (
 
 // Door serves the public listener.
 type Door struct {
+	only     func() string // is sole, so that no request makes a value of the method
 	host     Host
 	routes   map[string]handler
 	endpoint endpointPage

@@ -29,7 +29,7 @@ import (
 // New makes the door of a proxy.
 func New(h Host) *Door {
 	d := &Door{host: h}
-	d.routes = d.publicRoutes()
+	d.only, d.routes = d.sole, d.publicRoutes()
 	return d
 }
 
@@ -85,7 +85,7 @@ func (d *Door) Routes() (all []string) {
 // Accept is what a client may send.
 func (d *Door) Accept() openai.Limits {
 	lim := d.host.Config.Settings().Accept
-	lim.Sole = d.sole
+	lim.Sole = d.only
 	return lim
 }
 
