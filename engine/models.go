@@ -65,9 +65,10 @@ func Unlisted(status int, body []byte) error {
 		Error   json.RawMessage `json:"error"`
 		Message string          `json:"message"` // of vLLM before 0.11, whose error is the whole body
 	}
-	if status != http.StatusNotFound || json.Unmarshal(body, &told) != nil {
+	if status != http.StatusNotFound {
 		return nil
 	}
+	_ = json.Unmarshal(body, &told) // what is no object has no message
 	var inner struct {
 		Message string          `json:"message"`
 		Code    json.RawMessage `json:"code"` // a number, or a word of vLLM's Rust front end and of SGLang

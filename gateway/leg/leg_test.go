@@ -271,8 +271,8 @@ func TestHowALegEnds(t *testing.T) {
 						require.True(t, tc.dial != nil || f.Conn == nil, "no connection is made")
 						require.Empty(t, got.Engine, "the engine is not to blame")
 					case tc.status > 0:
-						require.True(t, tc.fails == engine.ErrUnlisted || strings.HasPrefix(string(call.Refusal), "no"))
-						require.Equal(t, tc.fails == engine.ErrUnlisted, got.Engine != "", "a status says that it lives")
+						require.True(t, errors.Is(tc.fails, engine.ErrUnlisted) || strings.HasPrefix(string(call.Refusal), "no"))
+						require.Equal(t, errors.Is(tc.fails, engine.ErrUnlisted), got.Engine != "", "a status says that it lives")
 						require.ErrorContains(t, got.Err, side+" engine e answered ")
 					default:
 						require.Equal(t, side+" e", got.Engine)
