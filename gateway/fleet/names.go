@@ -94,19 +94,27 @@ func onlyWhereListed(candidates []prefill.Candidate, regions, groups map[string]
 	}
 }
 
-// halves marks the routes of models that engines of one side list and none of the other side, where all of these have told what they
-// list. It is called with f.mu held.
+// halves marks the routes of models that engines of one side list and none of the other side has, although that side has engines of
+// their base model, and all of its engines have told what they list. A model whose base no engine of the other side has, such as
+// one for embeddings, is no half: one engine alone may serve it. It is called with f.mu held.
 func (f *Fleet) halves(routes map[string]Route) {
-	var there, unknown [2]bool // of engines that prefill, of engines that decode
+	there := map[string][2]bool{} // by base model: engines that prefill, engines that decode
+	var unknown [2]bool
 	for _, in := range f.instances {
 		for side, of := range [2]bool{in.role != Decode, in.decodes()} {
-			there[side] = there[side] || of
-			unknown[side] = unknown[side] || of && len(in.status.Models) == 0
+			if !of {
+				continue
+			}
+			if unknown[side] = unknown[side] || len(in.status.Models) == 0; len(in.status.Models) > 0 {
+				sides := there[boardOf(in.status.Models)]
+				sides[side] = true
+				there[boardOf(in.status.Models)] = sides
+			}
 		}
 	}
 	for name, r := range routes {
 		for side, by := range r.listed {
-			r.Half = r.Half || !by && there[side] && !unknown[side]
+			r.Half = r.Half || !by && there[r.Board][side] && !unknown[side]
 		}
 		routes[name] = r
 	}
