@@ -64,7 +64,7 @@ const (
 
 // blameless are the causes that say nothing about the peer, so that no client
 // can take one out.
-var blameless = []string{causeDown, causeUnfit, causeLarge, RejectBusy, RejectDraining, RejectDeadline, RejectOwner, RejectRecipient}
+var blameless = []string{causeDown, causeUnfit, causeLarge, RejectBusy, RejectDraining, RejectModel, RejectDeadline, RejectOwner, RejectRecipient}
 
 var causes = append([]string{causeDial, causeBroken, causeTimeout, causeDown, causeStatus, causeUnfit, causeLarge}, rejects...)
 

@@ -126,6 +126,21 @@ func TestFiveFallbacksTakeAPeerOut(t *testing.T) {
 	require.Equal(t, policy.Circuit.String(), first(n).Available["m"])
 }
 
+// A peer that has unloaded an adapter says so until its next probe does. That speaks against none of its other models.
+func TestAPeerWithoutTheModelIsNotTakenOut(t *testing.T) {
+	url, _ := served(t, 100, func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set(RejectHeader, RejectModel)
+		w.WriteHeader(http.StatusNotFound)
+	})
+	n, _ := node(t, nil, entry(t, "eu-1", url))
+	for range 6 {
+		_, fail := forwarded(t, n).Send(stream)
+		require.Equal(t, RejectModel, fail.Reason)
+		require.Nil(t, fail.Relay, "the request comes back")
+		require.Equal(t, "closed", first(n).Circuit)
+	}
+}
+
 func TestTheDaysBudgetEndsForwards(t *testing.T) {
 	url, _ := served(t, 100, func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusBadGateway) })
 	e := entry(t, "eu-1", url)

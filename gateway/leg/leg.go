@@ -177,8 +177,10 @@ func (c *Call) refused(resp *engine.Response) *failure.Fault {
 		}
 	}
 	if why := engine.Unlisted(status, c.Refusal); why != nil {
+		answer := failure.Refused(c.Log, side, id, status, resp, c.Refusal)
+		answer.Code = failure.NoSuchModel("").Code // another region may have it
 		return &failure.Fault{
-			Ended: life.Ended{Leg: c.Leg, Far: life.Headed, Why: life.Unlisted}, Answer: failure.Refused(c.Log, side, id, status, resp, c.Refusal), Status: status, Engine: c.Engine,
+			Ended: life.Ended{Leg: c.Leg, Far: life.Headed, Why: life.Unlisted}, Answer: answer, Status: status, Engine: c.Engine,
 			Err: fmt.Errorf("%s %s answered %d: %w", who, id, status, why),
 		}
 	}

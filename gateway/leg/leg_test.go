@@ -183,7 +183,7 @@ func TestHowALegEnds(t *testing.T) {
 		{name: "its answer turns out too large", play: answers("200 OK", "\r\n"+strings.Repeat("x", most+1)), want: ended{Far: life.Headed, Why: life.Broke}, code: "_failed", fails: engine.ErrTooLarge},
 
 		{name: "400", play: answers("400 Bad Request", "Content-Length: 2\r\n\r\nno"), want: ended{Far: life.Headed, Why: life.Rejected}, code: "engine_refused", status: 400},
-		{name: "404 for want of the model", play: answers("404 Not Found", "Content-Length: 81\r\n\r\n"+`{"error":{"message":"The model 'x' does not exist","type":"NotFound","code":404}}`), want: ended{Far: life.Headed, Why: life.Unlisted}, code: "engine_refused", status: 404, fails: engine.ErrUnlisted},
+		{name: "404 for want of the model", play: answers("404 Not Found", "Content-Length: 81\r\n\r\n"+`{"error":{"message":"The model 'x' does not exist","type":"NotFound","code":404}}`), want: ended{Far: life.Headed, Why: life.Unlisted}, code: "model_not_found", status: 404, fails: engine.ErrUnlisted},
 		{name: "404", play: answers("404 Not Found", "Content-Length: 2\r\n\r\nno"), want: ended{Far: life.Headed, Why: life.Rejected}, code: "engine_refused", status: 404},
 		{name: "401", play: answers("401 Unauthorized", "Content-Length: 2\r\n\r\nno"), want: ended{Far: life.Headed, Why: life.Rejected}, code: "_failed", status: 401},
 		{name: "429", play: answers("429 Too Many Requests", "Retry-After: 7\r\nContent-Length: 2\r\n\r\nno"), want: ended{Far: life.Headed, Why: life.Throttled}, code: "engine_refused", status: 429},

@@ -118,7 +118,7 @@ func (j *job) wanted() time.Time {
 // regions. So a hand-off in a region whose ranks are gone, most often because the
 // region was handed back, is spent: the prompt is prefilled again elsewhere, once.
 func (j *job) unplaced(err error, tokens int, region string, unowned bool) *failure.Fault {
-	if unowned {
+	if unowned && !errors.Is(err, board.ErrNotListed) {
 		return failure.Of(life.Ended{Why: life.Unowned}, failure.NotOurs(), owner.ErrNotOwner)
 	}
 	answer := failure.Pool(err, tokens, j.model.Name, j.model.Alone)
