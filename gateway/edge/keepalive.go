@@ -51,7 +51,7 @@ func (o opening) says() (head bool, next opening) {
 	return false, o
 }
 
-// KeepClient begins the wait of ctx's client, who has waited since a moment already. It ends with Opened. Until then nothing of
+// KeepClient begins the wait of ctx's client, who has waited since a moment already. It ends with EndWait. Until then nothing of
 // ctx's answer may be touched.
 func KeepClient(ctx *fasthttp.RequestCtx, span time.Duration, since time.Time, comment []byte, log *zap.Logger) {
 	w := wireOf(ctx)
@@ -66,8 +66,8 @@ func KeepClient(ctx *fasthttp.RequestCtx, span time.Duration, since time.Time, c
 	k.wait(time.Until(since.Add(span)))
 }
 
-// Opened ends the wait of ctx's client, and says whether the head of the answer went out meanwhile: then the rest is events.
-func Opened(ctx *fasthttp.RequestCtx) bool {
+// EndWait ends the wait of ctx's client, and says whether the head of the answer went out meanwhile: then the rest is events.
+func EndWait(ctx *fasthttp.RequestCtx) bool {
 	w := wireOf(ctx)
 	return w != nil && w.alive.over() == opened
 }

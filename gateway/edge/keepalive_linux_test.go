@@ -49,7 +49,7 @@ func TestWhatComesBehindComments(t *testing.T) {
 		t.Run(row.name, func(t *testing.T) {
 			heard, parts := make(chan struct{}), make(chan string)
 			s := serve(t, Options{Handler: waits(heard, func(ctx *fasthttp.RequestCtx) {
-				require.True(t, Opened(ctx))
+				require.True(t, EndWait(ctx))
 				NewPull(readFunc(func(b []byte) (int, error) {
 					part, more := <-parts
 					if !more {
@@ -134,7 +134,7 @@ func TestWhatBreaksBehindComments(t *testing.T) {
 func TestAQuickAnswerHasNoComments(t *testing.T) {
 	s := serve(t, Options{Handler: func(ctx *fasthttp.RequestCtx) {
 		KeepClient(ctx, time.Hour, time.Now(), []byte(comment), zap.NewNop())
-		require.False(t, Opened(ctx))
+		require.False(t, EndWait(ctx))
 		ctx.SetStatusCode(http.StatusTeapot)
 		ctx.SetBodyString("a pot")
 	}}, ListenOptions{})

@@ -55,7 +55,7 @@ func Release(ctx *fasthttp.RequestCtx, log *zap.Logger, run func(*Outlet)) bool 
 	}
 	o := &Outlet{client: w.client, wire: w, log: log, raw: raw, keep: w.alive}
 	o.attempt = o.write
-	if Opened(ctx) {
+	if EndWait(ctx) {
 		o.closes = o.keep.closes
 	} else {
 		h := &ctx.Response.Header

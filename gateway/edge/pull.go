@@ -64,7 +64,7 @@ func (p *Pull) ended() bool { return p.ends != nil && p.ends.Ended() }
 
 // Answer makes p the body of ctx's answer.
 func (p *Pull) Answer(ctx *fasthttp.RequestCtx) {
-	w, opened := wireOf(ctx), Opened(ctx)
+	w, opened := wireOf(ctx), EndWait(ctx)
 	if w != nil {
 		p.keep = w.alive
 	}

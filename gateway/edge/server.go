@@ -86,7 +86,7 @@ func (o *Options) guard(ctx *fasthttp.RequestCtx) {
 		if ok {
 			c.OnGone(nil)
 		}
-		if ok && Opened(ctx) { // there is no other status any more, and a stream that breaks off is not whole
+		if ok && EndWait(ctx) { // there is no other status any more, and a stream that breaks off is not whole
 			if conn := ctx.Conn(); !ctx.Hijacked() {
 				ctx.HijackSetNoResponse(true)
 				ctx.Hijack(func(net.Conn) { _ = conn.Close() })

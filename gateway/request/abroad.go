@@ -45,7 +45,7 @@ func (j *job) send(ctx *fasthttp.RequestCtx, way *geo.Forward) (life.What, *open
 		Dials: j.ran > 0, // it was lost once, perhaps with a connection that had been kept alive
 	})
 	if failure == nil {
-		edge.Opened(ctx)
+		edge.EndWait(ctx)
 	}
 	switch {
 	case failure != nil:

@@ -55,7 +55,7 @@ func (srv *Server) keep(ctx *fasthttp.RequestCtx, in *Incoming, since time.Time)
 
 // Fail writes an error answer. A client that has the head of a stream already gets the error as an event, and the stream ends.
 func (srv *Server) Fail(ctx *fasthttp.RequestCtx, e *openai.Error) {
-	if path := string(ctx.Path()); edge.Opened(ctx) {
+	if path := string(ctx.Path()); edge.EndWait(ctx) {
 		end := sse.OnlyFailure(nil, sse.FormOf(path), e.Words(), e.TypeIn(path), e.Code)
 		edge.NewPull(bytes.NewReader(end), func(error) {}, srv.Log).Answer(ctx)
 		return
@@ -137,7 +137,7 @@ type Events interface {
 // Stream has the client of ctx answered event by event. The connection's own goroutine reads them once the handler has returned, so
 // that a slow client slows its engine down. If a loop can carry the answer, and it may have more than a few tokens still, a loop does.
 func (srv *Server) Stream(ctx *fasthttp.RequestCtx, contentType []byte, answer Events, tokens int) {
-	if !edge.Opened(ctx) {
+	if !edge.EndWait(ctx) {
 		ctx.SetStatusCode(http.StatusOK)
 		edge.StreamHead(&ctx.Response.Header, contentType)
 	}

@@ -87,7 +87,7 @@ func (f *fanned) goElsewhere(ctx *fasthttp.RequestCtx, whole *job) (answered boo
 			}
 		}
 		whole.told.EndAttempt(fail)
-		edge.Opened(ctx)
+		edge.EndWait(ctx)
 		f.srv.markRoute(ctx, f.in)
 	}()
 	whole.told.Reached = journal.Queued // its legs enter phases, it does not until it is sent

@@ -52,7 +52,7 @@ func (f *fanned) stream(ctx *fasthttp.RequestCtx) {
 	case <-f.stop:
 		first.fail = failure.Gone()
 	}
-	edge.Opened(ctx)
+	edge.EndWait(ctx)
 	if first.fail != nil {
 		m.fail = first.fail
 		f.mark(ctx, first.fail)

@@ -53,7 +53,7 @@ func (srv *Server) Serve(ctx *fasthttp.RequestCtx, in *Incoming, req *openai.Req
 	if s == nil && fail == nil {
 		return nil // another dispatcher answers
 	}
-	edge.Opened(ctx) // what is set in the head from here on is lost if it is
+	edge.EndWait(ctx) // what is set in the head from here on is lost if it is
 	srv.expose(ctx, in)
 	srv.markRoute(ctx, in)
 	in.Body.Give() // what is kept to go on elsewhere is on an account of its own
@@ -85,7 +85,7 @@ func (srv *Server) Serve(ctx *fasthttp.RequestCtx, in *Incoming, req *openai.Req
 
 // Refuse ends a request that never had an answer.
 func (srv *Server) Refuse(ctx *fasthttp.RequestCtx, in *Incoming, e *openai.Error) {
-	edge.Opened(ctx)
+	edge.EndWait(ctx)
 	if in.Explain {
 		markReason(ctx, e)
 	}
