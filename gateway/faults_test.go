@@ -46,7 +46,7 @@ func (c *cluster) judging(prompt, more string) <-chan string {
 
 // judge asks and fails if what came is wrong, or looks whole and is not. It
 // says "right", or what the client was told.
-func (c *cluster) judge(prompt, more string) string {
+func (c *cluster) judge(prompt, more string, headers ...string) string {
 	c.Helper()
 	body := chat(prompt, more)
 	var all []uint64 // answers: without a seed, and those of two seeds
@@ -59,7 +59,7 @@ func (c *cluster) judge(prompt, more string) string {
 	if strings.Contains(more, `"n":2`) {
 		keys = all[1:]
 	}
-	r := c.post(chatPath, body)
+	r := c.post(chatPath, body, headers...)
 	require.NoError(c, r.err, "an answer ends as HTTP says, whatever it says")
 	if r.status != http.StatusOK {
 		require.Contains(c, []int{400, 422, 429, 500, 501, 502, 503, 504}, r.status, r.body)

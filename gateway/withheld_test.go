@@ -278,3 +278,35 @@ func TestARankOfSGLangThatIsMaskedIsSeen(t *testing.T) {
 	require.Empty(t, c.engineStatus(d).Error)
 	require.Zero(t, d.Stats().Crashes)
 }
+
+// Ranks are gone while nothing runs on them. The engine says so with the 400 that the next request to one of them gets. This
+// request goes to another rank, and nothing names one that is gone after it.
+func TestRanksThatVanishWhileNothingRuns(t *testing.T) {
+	t.Parallel()
+	one := refengine.Config{DPSize: 4, DPMode: "internal", PrefixCache: 4096}
+	for name, o := range map[string]options{
+		"decode ranks":                  {decode: []refengine.Config{one}},
+		"ranks that prefill and decode": {mixed: []refengine.Config{one}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			o.dirty, o.configure = true, retrying
+			c := start(t, o)
+			require.Equal(t, map[string]int{"right": 8}, c.judgeAll(8, streamed))
+			c.accounted()
+			d := c.decode[0]
+			require.NoError(t, d.SetFaults(refengine.Rule{Fault: refengine.FewerRanks, Value: 2}))
+			require.Equal(t, map[string]int{"right": 16}, c.judgeAll(16, streamed))
+			c.eventually("it is known", func() bool { return c.engineStatus(d).Error != "" })
+			require.Equal(t, "ranks 2 to 3 are lost: the engine has only 2 ranks now (elastic EP)", c.engineStatus(d).Error)
+			for rank := range one.DPSize {
+				require.Equal(t, rank < 2, c.rankOf(d, rank).Up, "rank %d", rank)
+			}
+			require.Equal(t, map[string]int{"right": 8}, c.judgeAll(8, ""))
+			c.settledRequests(32)
+			for _, r := range c.records()[24:] {
+				require.Equal(t, 1, r.Attempts, "no request is sent to a rank that is gone")
+			}
+		})
+	}
+}

@@ -1,0 +1,67 @@
+package gateway_test
+
+import (
+	"fmt"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"evenkeel/bench/refengine"
+	"evenkeel/gateway/config"
+)
+
+// Batch requests and requests with deadlines are forwarded among others to a region that has too few slots for all, and that may
+// be shut down meanwhile. Every answer is right. A deadline is met or ends the request there, and the region is not blamed for it.
+func TestBatchAndDeadlinesAmongForwards(t *testing.T) {
+	t.Parallel()
+	for name, places := range map[string]int{"the region stays, with few places": 4, "the region is shut down": 64} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			file := filepath.Join(t.TempDir(), "keys.yaml")
+			keyFile(t, file, "ops ek-ops , trusted: true")
+			us, eu := pair(t,
+				options{configure: func(cfg *config.Config) { remote(cfg); cfg.KeysFile = file }},
+				options{
+					decode:    []refengine.Config{{Slots: 2, C0: 4 * time.Millisecond}},
+					configure: func(cfg *config.Config) { cfg.Geo.Policy, cfg.Pool.Size = "local-only", places },
+				})
+			const each = 8
+			ends := places > 4*each // and has a place for each of them until then
+			var mu sync.Mutex
+			var wg sync.WaitGroup
+			got := map[string]map[string]int{}
+			for kind, more := range map[string][2]string{
+				"interactive": {"X-Evenkeel-Priority", "0"}, "batch": {"X-Evenkeel-Class", "batch"},
+				"short": {"X-Evenkeel-Deadline-Ms", "5"}, "long": {"X-Evenkeel-Deadline-Ms", "60000"},
+			} {
+				got[kind] = map[string]int{}
+				for i := range each {
+					wg.Go(func() {
+						verdict := us.judge(fmt.Sprint(kind, " number ", i), streamed, "Authorization", "Bearer ek-ops", more[0], more[1])
+						mu.Lock()
+						defer mu.Unlock()
+						got[kind][verdict]++
+					})
+				}
+			}
+			if ends {
+				us.eventually("batch waits there", func() bool { return eu.gw.Status(t.Context()).Batch.Waiting > 0 })
+				require.NoError(t, eu.gw.Shutdown(t.Context()))
+			}
+			wg.Wait()
+			t.Log(got)
+			for _, kind := range []string{"interactive", "batch", "long"} {
+				require.Equal(t, map[string]int{"right": each}, got[kind], kind)
+			}
+			require.Equal(t, each, got["short"]["right"]+got["short"]["503"], got["short"])
+			require.LessOrEqual(t, us.metric(`evenkeel_geo_forwards_total{outcome="relayed_error",peer="eu-1"}`), float64(got["short"]["503"]), "an error of the region is the deadline's")
+			require.NotZero(t, us.metric(`evenkeel_geo_forwards_total{outcome="ok",peer="eu-1"}`))
+			if !ends {
+				require.Equal(t, "available", us.availability("eu-1"))
+			}
+		})
+	}
+}
