@@ -13,7 +13,7 @@ import (
 
 	"github.com/valyala/fasthttp"
 
-	"evenkeel/socket"
+	"evenkeel/internal/socket"
 )
 
 const (

@@ -14,7 +14,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"evenkeel/bench/real/recording"
+	"evenkeel/bench/rigs/real/recording"
 )
 
 // TestRecordedMetricsAreRead reads the pages of real engines: alone, prefill and decode, idle and busy.

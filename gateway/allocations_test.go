@@ -8,7 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"evenkeel/bench/race"
+	"evenkeel/internal/race"
 )
 
 // What a request of one token allocates between its head and the end of its answer is most

@@ -16,7 +16,7 @@ import (
 	"github.com/openai/openai-go/v3/option"
 	"github.com/stretchr/testify/require"
 
-	"evenkeel/bench/reftext"
+	"evenkeel/bench/lab/reftext"
 )
 
 // reply is what came for a request.

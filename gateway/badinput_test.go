@@ -15,8 +15,8 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/zap"
 
-	"evenkeel/bench/refengine"
-	"evenkeel/bench/reftext"
+	"evenkeel/bench/lab/refengine"
+	"evenkeel/bench/lab/reftext"
 	"evenkeel/gateway"
 	"evenkeel/gateway/config"
 )

@@ -6,7 +6,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"evenkeel/bench/refengine"
+	"evenkeel/bench/lab/refengine"
 )
 
 // A rank that fails every request at once is always free, while the others are

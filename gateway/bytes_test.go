@@ -16,7 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/zap"
 
-	"evenkeel/bench/reftext"
+	"evenkeel/bench/lab/reftext"
 	"evenkeel/gateway"
 	"evenkeel/gateway/config"
 )

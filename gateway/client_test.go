@@ -14,8 +14,8 @@ import (
 	"github.com/openai/openai-go/v3/packages/param"
 	"github.com/stretchr/testify/require"
 
-	"evenkeel/bench/refengine"
-	"evenkeel/bench/reftext"
+	"evenkeel/bench/lab/refengine"
+	"evenkeel/bench/lab/reftext"
 )
 
 func ask(prompt string) openai.ChatCompletionNewParams {

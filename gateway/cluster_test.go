@@ -18,13 +18,13 @@ import (
 	"go.uber.org/zap"
 	"go.uber.org/zap/zaptest/observer"
 
-	"evenkeel/bench/race"
-	"evenkeel/bench/refengine"
+	"evenkeel/bench/lab/refengine"
 	"evenkeel/engine/discover"
 	"evenkeel/gateway"
 	"evenkeel/gateway/admin"
 	"evenkeel/gateway/certs/certtest"
 	"evenkeel/gateway/config"
+	"evenkeel/internal/race"
 	"evenkeel/mooncake"
 )
 

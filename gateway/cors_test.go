@@ -7,8 +7,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"evenkeel/bench/refengine"
-	"evenkeel/bench/refengine/plain"
+	"evenkeel/bench/lab/refengine"
+	"evenkeel/bench/lab/refengine/plain"
 	"evenkeel/gateway/config"
 )
 

@@ -9,8 +9,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"evenkeel/bench/refengine"
-	"evenkeel/bench/reftext"
+	"evenkeel/bench/lab/refengine"
+	"evenkeel/bench/lab/reftext"
 )
 
 // The monitor reads an engine's gauges and pages. However wrong or late they are, clients notice nothing. What else an engine

@@ -14,9 +14,9 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"evenkeel/bench/load"
-	"evenkeel/bench/refengine"
-	"evenkeel/bench/trace"
+	"evenkeel/bench/lab/load"
+	"evenkeel/bench/lab/refengine"
+	"evenkeel/bench/lab/trace"
 	"evenkeel/gateway/config"
 	"evenkeel/gateway/owner"
 	"evenkeel/geo"

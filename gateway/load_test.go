@@ -8,12 +8,12 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"evenkeel/bench/load"
-	"evenkeel/bench/race"
-	"evenkeel/bench/refengine"
-	"evenkeel/bench/reftext"
-	"evenkeel/bench/trace"
+	"evenkeel/bench/lab/load"
+	"evenkeel/bench/lab/refengine"
+	"evenkeel/bench/lab/reftext"
+	"evenkeel/bench/lab/trace"
 	"evenkeel/gateway/config"
+	"evenkeel/internal/race"
 )
 
 // conversation is n requests of a few hundred tokens that are answered by 30

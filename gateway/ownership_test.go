@@ -14,7 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.etcd.io/etcd/server/v3/embed"
 
-	"evenkeel/bench/refengine"
+	"evenkeel/bench/lab/refengine"
 	"evenkeel/gateway/config"
 	"evenkeel/gateway/owner"
 	"evenkeel/geo"

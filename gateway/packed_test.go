@@ -14,9 +14,9 @@ import (
 	"github.com/openai/openai-go/v3/responses"
 	"github.com/stretchr/testify/require"
 
-	"evenkeel/bench/refengine"
-	"evenkeel/bench/refengine/plain"
-	"evenkeel/bench/reftext"
+	"evenkeel/bench/lab/refengine"
+	"evenkeel/bench/lab/refengine/plain"
+	"evenkeel/bench/lab/reftext"
 	"evenkeel/gateway/config"
 	"evenkeel/geo"
 )

@@ -10,7 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/zap"
 
-	"evenkeel/bench/reftext"
+	"evenkeel/bench/lab/reftext"
 	"evenkeel/dispatcher/board"
 	"evenkeel/gateway"
 	"evenkeel/gateway/config"

@@ -12,8 +12,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"evenkeel/bench/real/recording"
-	"evenkeel/bench/refengine"
+	"evenkeel/bench/lab/refengine"
+	"evenkeel/bench/rigs/real/recording"
 	"evenkeel/gateway/config"
 	"evenkeel/mooncake"
 )

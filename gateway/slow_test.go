@@ -14,9 +14,9 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"evenkeel/bench/race"
-	"evenkeel/bench/refengine"
+	"evenkeel/bench/lab/refengine"
 	"evenkeel/gateway/config"
+	"evenkeel/internal/race"
 )
 
 // sip begins an endless stream and returns its connection, whose kernel takes

@@ -16,11 +16,11 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"evenkeel/bench/load"
-	"evenkeel/bench/race"
-	"evenkeel/bench/refengine"
-	"evenkeel/bench/reftext"
+	"evenkeel/bench/lab/load"
+	"evenkeel/bench/lab/refengine"
+	"evenkeel/bench/lab/reftext"
 	"evenkeel/gateway/config"
+	"evenkeel/internal/race"
 	"evenkeel/mooncake"
 )
 

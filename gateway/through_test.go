@@ -16,9 +16,9 @@ import (
 	"github.com/openai/openai-go/v3"
 	"github.com/stretchr/testify/require"
 
-	"evenkeel/bench/refengine"
-	"evenkeel/bench/refengine/plain"
-	"evenkeel/bench/reftext"
+	"evenkeel/bench/lab/refengine"
+	"evenkeel/bench/lab/refengine/plain"
+	"evenkeel/bench/lab/reftext"
 	"evenkeel/gateway/config"
 	"evenkeel/mooncake"
 )

@@ -7,7 +7,7 @@ import (
 	"fmt"
 	"strconv"
 
-	"evenkeel/rawjson"
+	"evenkeel/internal/rawjson"
 )
 
 // Sentinels of ReadProbe.

@@ -5,7 +5,7 @@ import (
 	"iter"
 	"math"
 
-	"evenkeel/rawjson"
+	"evenkeel/internal/rawjson"
 )
 
 // Body is one JSON object, a client's request or an engine's answer: its text

@@ -7,7 +7,7 @@ import (
 	"fmt"
 	"slices"
 
-	"evenkeel/rawjson"
+	"evenkeel/internal/rawjson"
 )
 
 // Sentinels of ReadCallback, beside ErrUnknownHost.

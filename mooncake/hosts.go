@@ -9,7 +9,7 @@ import (
 	"slices"
 	"strings"
 
-	"evenkeel/rawjson"
+	"evenkeel/internal/rawjson"
 )
 
 // ErrUnknownHost says that the handoff names a host that is no prefill engine's.

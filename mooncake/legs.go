@@ -9,7 +9,7 @@ import (
 	"strconv"
 	"strings"
 
-	"evenkeel/rawjson"
+	"evenkeel/internal/rawjson"
 )
 
 // Endpoint is one of the calls that are split into prefill and decode.

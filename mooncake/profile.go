@@ -8,7 +8,7 @@ import (
 	"strings"
 	"time"
 
-	"evenkeel/spelling"
+	"evenkeel/internal/spelling"
 )
 
 // Connectors: how KV gets from a prefill engine to a decode engine.

@@ -1,6 +1,6 @@
 package mooncake
 
-import "evenkeel/rawjson"
+import "evenkeel/internal/rawjson"
 
 // ConnectorOf names the connector whose hand-off is in a probe's answer; empty: there is no hand-off, or several connectors
 // could have made it. Each connector has keys that no other one has: see testdata/handoffs.

@@ -7,7 +7,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"evenkeel/bench/real/recording"
+	"evenkeel/bench/rigs/real/recording"
 )
 
 // TestRecordedProbesAreRead gives what real prefill engines answered to ReadProbe, and finds each hand-off byte for byte in the

@@ -1,6 +1,6 @@
 package mooncake
 
-import "evenkeel/rawjson"
+import "evenkeel/internal/rawjson"
 
 // shape is what the bodies of an endpoint have otherwise than those of chat and completions.
 // None of them has min_tokens, stream_options or token ids.

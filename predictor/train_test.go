@@ -8,7 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"evenkeel/bench/race"
+	"evenkeel/internal/race"
 )
 
 // recurrent is traffic in which templates recur and long prompts get long answers.

@@ -9,7 +9,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"github.com/stretchr/testify/require"
 
-	"evenkeel/bench/race"
+	"evenkeel/internal/race"
 )
 
 // A million sessions come, each with a prompt of its own. What is remembered of them does not grow with their number. The last ones

@@ -6,7 +6,7 @@ import (
 	"math"
 	"slices"
 
-	"evenkeel/rawjson"
+	"evenkeel/internal/rawjson"
 )
 
 // ErrNoAnswer says that the stream held no event an answer could be made of.

@@ -4,7 +4,7 @@ import (
 	"slices"
 	"strconv"
 
-	"evenkeel/rawjson"
+	"evenkeel/internal/rawjson"
 )
 
 // choice is one choice of an answer under construction.

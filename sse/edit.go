@@ -4,7 +4,7 @@ import (
 	"bytes"
 	"strconv"
 
-	"evenkeel/rawjson"
+	"evenkeel/internal/rawjson"
 )
 
 type action uint8

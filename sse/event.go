@@ -4,7 +4,7 @@ import (
 	"slices"
 	"strconv"
 
-	"evenkeel/rawjson"
+	"evenkeel/internal/rawjson"
 )
 
 // BlankLine ends an event, wherever it broke off.

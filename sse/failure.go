@@ -4,7 +4,7 @@ import (
 	"encoding/json"
 	"strconv"
 
-	"evenkeel/rawjson"
+	"evenkeel/internal/rawjson"
 )
 
 // Failure is what an engine said when a stream failed. Fields it did not fill

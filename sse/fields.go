@@ -3,7 +3,7 @@ package sse
 import (
 	"bytes"
 
-	"evenkeel/rawjson"
+	"evenkeel/internal/rawjson"
 )
 
 // fields is a JSON object under construction: its members in the order they

@@ -4,7 +4,7 @@ import (
 	"slices"
 	"strconv"
 
-	"evenkeel/rawjson"
+	"evenkeel/internal/rawjson"
 )
 
 // A Form is what the events of an endpoint are like.

@@ -9,7 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"evenkeel/rawjson"
+	"evenkeel/internal/rawjson"
 )
 
 func seeds(f *testing.F) [][]byte {

@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"strconv"
 
-	"evenkeel/rawjson"
+	"evenkeel/internal/rawjson"
 )
 
 // Part is one answer of a fan-out.

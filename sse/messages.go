@@ -3,7 +3,7 @@ package sse
 import (
 	"strconv"
 
-	"evenkeel/rawjson"
+	"evenkeel/internal/rawjson"
 )
 
 // Anthropic's events. The first one is message_start, and then content blocks begin. Text, thinking

@@ -4,7 +4,7 @@ import (
 	"errors"
 	"math"
 
-	"evenkeel/rawjson"
+	"evenkeel/internal/rawjson"
 )
 
 // Ask is what the client asked for, where it differs from what decode was asked,

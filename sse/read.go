@@ -3,7 +3,7 @@ package sse
 import (
 	"bytes"
 
-	"evenkeel/rawjson"
+	"evenkeel/internal/rawjson"
 )
 
 // Mirror follows one decode leg: it counts its tokens, edits its

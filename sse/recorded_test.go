@@ -8,7 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"evenkeel/bench/real/recording"
+	"evenkeel/bench/rigs/real/recording"
 )
 
 // streamed are the recorded streams of real engines that came with status 200.

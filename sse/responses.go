@@ -3,7 +3,7 @@ package sse
 import (
 	"strconv"
 
-	"evenkeel/rawjson"
+	"evenkeel/internal/rawjson"
 )
 
 // readResponse reads an event of /v1/responses, or its whole answer. cached is what to tell of

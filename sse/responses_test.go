@@ -8,7 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"evenkeel/rawjson"
+	"evenkeel/internal/rawjson"
 )
 
 const (

@@ -1,6 +1,6 @@
 package sse
 
-import "evenkeel/rawjson"
+import "evenkeel/internal/rawjson"
 
 // Trail is what is kept of a leg so that another can go on with its answer.
 // The mirror adds what reaches the client, event by event; it

@@ -23,7 +23,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"evenkeel/bench/race"
+	"evenkeel/internal/race"
 )
 
 // arrow goes from a file to another one of its package that declares something which the first file uses: a function, a type, a

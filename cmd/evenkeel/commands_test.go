@@ -11,11 +11,11 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"evenkeel/bench/refengine"
+	"evenkeel/bench/lab/refengine"
 	"evenkeel/gateway/keys"
 )
 
-const vectorFolder = "../../bench/vectors/testdata"
+const vectorFolder = "../../bench/lab/vectors/testdata"
 
 func TestVectors(t *testing.T) {
 	status, out, errs := line("vectors", vectorFolder)

@@ -7,7 +7,7 @@ import (
 
 	"github.com/alecthomas/kong"
 
-	"evenkeel/bench/geosim"
+	"evenkeel/bench/sim/regions"
 	"evenkeel/dispatcher/policy"
 	"evenkeel/mooncake"
 )
@@ -221,7 +221,7 @@ func valuesOf(f *kong.Flag, begun string) []string {
 	case "log-level":
 		list = []string{"debug", "info", "warn", "error"}
 	case "preset":
-		list = geosim.Presets()
+		list = regions.Presets()
 	}
 	list = starting(begun, list)
 	if p := f.PlaceHolder; strings.HasPrefix(p, "FILE") || p == "DIR" {

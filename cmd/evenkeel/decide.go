@@ -8,7 +8,7 @@ import (
 	"os"
 	"text/tabwriter"
 
-	"evenkeel/bench/vectors"
+	"evenkeel/bench/lab/vectors"
 )
 
 type decideCmd struct {

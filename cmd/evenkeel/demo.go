@@ -16,11 +16,11 @@ import (
 
 	"github.com/alecthomas/kong"
 
-	"evenkeel/bench/fit"
-	"evenkeel/bench/report"
-	"evenkeel/bench/trace"
+	"evenkeel/bench/lab/fit"
+	"evenkeel/bench/lab/report"
+	"evenkeel/bench/lab/trace"
 	"evenkeel/dispatcher/policy"
-	"evenkeel/namedargs"
+	"evenkeel/internal/namedargs"
 	"evenkeel/predictor"
 )
 

@@ -11,8 +11,8 @@ import (
 
 	"github.com/alecthomas/kong"
 
-	"evenkeel/bench/refengine"
-	"evenkeel/bench/report"
+	"evenkeel/bench/lab/refengine"
+	"evenkeel/bench/lab/report"
 	"evenkeel/dispatcher/policy"
 	"evenkeel/gateway"
 	"evenkeel/gateway/config"

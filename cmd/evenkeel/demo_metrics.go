@@ -8,7 +8,7 @@ import (
 
 	dto "github.com/prometheus/client_model/go"
 
-	"evenkeel/bench/report"
+	"evenkeel/bench/lab/report"
 	"evenkeel/gateway"
 )
 

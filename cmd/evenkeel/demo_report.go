@@ -8,8 +8,8 @@ import (
 	"strings"
 	"time"
 
-	"evenkeel/bench/report"
-	"evenkeel/bench/trace"
+	"evenkeel/bench/lab/report"
+	"evenkeel/bench/lab/trace"
 	"evenkeel/dispatcher/policy"
 )
 

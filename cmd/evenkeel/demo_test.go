@@ -18,8 +18,8 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
-	"evenkeel/bench/report"
-	"evenkeel/bench/trace"
+	"evenkeel/bench/lab/report"
+	"evenkeel/bench/lab/trace"
 )
 
 // small makes a demo of seconds: 2 ranks of 4 slots, quick steps.

@@ -17,11 +17,11 @@ import (
 
 	"go.uber.org/zap"
 
-	"evenkeel/bench/load"
-	"evenkeel/bench/refengine"
-	"evenkeel/bench/refengine/steplog"
-	"evenkeel/bench/report"
-	"evenkeel/bench/trace"
+	"evenkeel/bench/lab/load"
+	"evenkeel/bench/lab/refengine"
+	"evenkeel/bench/lab/refengine/steplog"
+	"evenkeel/bench/lab/report"
+	"evenkeel/bench/lab/trace"
 	"evenkeel/gateway"
 	"evenkeel/gateway/admin"
 	"evenkeel/gateway/config"

@@ -11,7 +11,7 @@ import (
 	"github.com/alecthomas/kong"
 	"github.com/stretchr/testify/require"
 
-	"evenkeel/bench/race"
+	"evenkeel/internal/race"
 )
 
 // pages are the texts for people, by their path.

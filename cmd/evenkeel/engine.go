@@ -12,8 +12,8 @@ import (
 	"syscall"
 	"time"
 
-	"evenkeel/bench/refengine"
-	"evenkeel/bench/refengine/plain"
+	"evenkeel/bench/lab/refengine"
+	"evenkeel/bench/lab/refengine/plain"
 )
 
 // engineCmd is the reference engine: it speaks what vLLM and vllm-ascend speak,

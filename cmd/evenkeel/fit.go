@@ -6,7 +6,7 @@ import (
 	"io"
 	"time"
 
-	"evenkeel/bench/fit"
+	"evenkeel/bench/lab/fit"
 	"evenkeel/predictor"
 )
 

@@ -14,7 +14,7 @@ import (
 	"evenkeel/predictor"
 )
 
-const azure = "../../bench/trace/azure-2023-conv.csv.gz"
+const azure = "../../bench/lab/trace/azure-2023-conv.csv.gz"
 
 // textFile writes a file of its own for a test.
 func textFile(t *testing.T, name, text string) string {

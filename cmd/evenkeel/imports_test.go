@@ -20,18 +20,19 @@ import (
 // import. A folder stands for what is below it unless that has a row of its
 // own. Arrows never turn back.
 var mayImport = map[string][]string{
-	"rawjson":             {},
-	"socket":              {},
-	"namedargs":           {"spelling"},
-	"spelling":            {},
-	"stats":               {},
-	"sse":                 {"rawjson"},
-	"mooncake":            {"rawjson", "spelling"},
+	"internal/rawjson":    {},
+	"internal/socket":     {},
+	"internal/namedargs":  {"internal/spelling"},
+	"internal/spelling":   {},
+	"internal/stats":      {},
+	"internal/race":       {},
+	"sse":                 {"internal/rawjson"},
+	"mooncake":            {"internal/rawjson", "internal/spelling"},
 	"predictor":           {},
 	"dispatcher/subset":   {},
-	"dispatcher/policy":   {"dispatcher/rounds", "dispatcher/subset", "namedargs"},
+	"dispatcher/policy":   {"dispatcher/rounds", "dispatcher/subset", "internal/namedargs"},
 	"dispatcher/fakes":    {"dispatcher/policy"},
-	"dispatcher/step":     {"stats"},
+	"dispatcher/step":     {"internal/stats"},
 	"dispatcher/ahead":    {},
 	"dispatcher/forecast": {"predictor", "dispatcher/policy"},
 	"pool":                {"mooncake"},
@@ -43,7 +44,7 @@ var mayImport = map[string][]string{
 	"dispatcher/virtual":  {"dispatcher/board", "dispatcher/step"},
 	"dispatcher/twin":     {"dispatcher/board", "dispatcher/virtual", "pool"},
 	"dispatcher":          {"dispatcher/board", "dispatcher/effort", "dispatcher/forecast", "dispatcher/grounds", "dispatcher/twin", "dispatcher/verdict", "pool", "predictor", "dispatcher/policy"},
-	"engine":              {"engine/circuit", "mooncake", "socket", "sse"},
+	"engine":              {"engine/circuit", "mooncake", "internal/socket", "sse"},
 	"engine/circuit":      {},
 	"engine/discover":     {"engine/discover"}, // its sources are below it
 	"prefill":             {"prefill/queue", "prefill/ledger", "prefill/cache", "prefill/fit", "prefill/steer", "prefill/policy", "prefill/index", "prefill/kvevents", "mooncake", "engine", "engine/circuit"},
@@ -52,15 +53,15 @@ var mayImport = map[string][]string{
 	"prefill/cache":       {"prefill/index", "prefill/kvevents"},
 	"prefill/fit":         {"prefill/policy"},
 	"prefill/steer":       {"prefill/policy"},
-	"prefill/policy":      {"namedargs", "spelling"},
-	"prefill/index":       {"rawjson"},
+	"prefill/policy":      {"internal/namedargs", "internal/spelling"},
+	"prefill/index":       {"internal/rawjson"},
 	"prefill/local":       {"prefill", "prefill/cache", "prefill/fit", "prefill/index", "prefill/policy"},
 	"prefill/kvevents":    {"prefill/index"},
 	"lease":               {},
 	"lease/kube":          {"lease"},
 	"lease/etcd":          {"lease"},
 	"geo":                 {"lease", "geo/policy", "prefill", "prefill/fit", "prefill/index", "prefill/policy", "engine", "engine/circuit", "sse"},
-	"geo/policy":          {"namedargs", "prefill/policy"},
+	"geo/policy":          {"internal/namedargs", "prefill/policy"},
 	"gateway/advice":      {},
 	"gateway/abroad":      {"gateway/certs", "gateway/edge", "gateway/fleet", "gateway/openai", "gateway/owner", "gateway/reload", "gateway/service", "geo", "prefill", "dispatcher", "dispatcher/board", "engine", "mooncake"},
 	"gateway/adviser":     {"gateway/advice", "gateway/config", "gateway/fleet", "dispatcher", "dispatcher/board", "pool", "prefill"},
@@ -69,8 +70,8 @@ var mayImport = map[string][]string{
 	"gateway/door":        {"gateway/edge", "gateway/failure", "gateway/fleet", "gateway/journal", "gateway/keys", "gateway/openai", "gateway/owner", "gateway/prompt", "gateway/receipt", "gateway/reload", "gateway/request", "gateway/service", "gateway/through", "geo", "mooncake", "prefill"},
 	"gateway/through":     {"gateway/edge", "gateway/failure", "gateway/fleet", "gateway/journal", "gateway/leg", "gateway/life", "gateway/openai", "gateway/request", "engine", "mooncake", "sse"},
 	"gateway/draft":       {"engine", "gateway/config", "mooncake"},
-	"gateway/edge":        {"socket"},
-	"gateway/loop":        {"socket"},
+	"gateway/edge":        {"internal/socket"},
+	"gateway/loop":        {"internal/socket"},
 	"gateway/pump":        {"gateway/edge", "gateway/loop", "engine", "sse"},
 	"gateway/files":       {},
 	"gateway/fleet":       {"gateway/cluster", "gateway/config", "gateway/leg", "gateway/metaserver", "gateway/owner", "gateway/selftest", "engine", "engine/discover", "engine/discover/dns", "engine/discover/kube", "geo", "prefill", "prefill/kvevents", "prefill/local", "dispatcher/board", "mooncake"},
@@ -78,11 +79,11 @@ var mayImport = map[string][]string{
 	"gateway/keys":        {},
 	"gateway/reload":      {"gateway/certs", "gateway/config", "gateway/files", "gateway/fleet", "gateway/keys", "gateway/openai", "geo", "dispatcher/board", "predictor"},
 	"gateway/service":     {},
-	"gateway/openai":      {"mooncake", "rawjson"},
+	"gateway/openai":      {"mooncake", "internal/rawjson"},
 	"gateway/prompt":      {"gateway/fleet", "gateway/openai", "engine", "engine/circuit", "prefill", "prefill/index", "mooncake"},
 	"gateway/receipt":     {},
 	"gateway/tracing":     {},
-	"gateway/config":      {"gateway/certs", "gateway/keys", "gateway/tracing", "geo", "mooncake", "engine", "prefill", "prefill/policy", "dispatcher", "dispatcher/board", "dispatcher/verdict", "spelling"},
+	"gateway/config":      {"gateway/certs", "gateway/keys", "gateway/tracing", "geo", "mooncake", "engine", "prefill", "prefill/policy", "dispatcher", "dispatcher/board", "dispatcher/verdict", "internal/spelling"},
 	"gateway/owner":       {"gateway/certs", "gateway/cluster", "gateway/config", "gateway/owner", "geo", "engine", "lease", "lease/kube", "lease/etcd"}, // ownertest is below it
 	"gateway":             {"dispatcher", "dispatcher/board", "engine", "engine/discover", "gateway/abroad", "gateway/advice", "gateway/adviser", "gateway/config", "gateway/door", "gateway/edge", "gateway/fleet", "gateway/journal", "gateway/loop", "gateway/metaserver", "gateway/openai", "gateway/owner", "gateway/receipt", "gateway/reload", "gateway/request", "gateway/selftest", "gateway/service", "gateway/through", "geo", "mooncake", "pool", "predictor", "prefill", "prefill/local"},
 	"gateway/life":        {"mooncake", "sse"},
@@ -93,27 +94,27 @@ var mayImport = map[string][]string{
 	"gateway/failure":     {"gateway/journal", "gateway/life", "gateway/openai", "geo", "prefill", "dispatcher/board", "pool", "engine", "sse"},
 	"gateway/request":     {"gateway/edge", "gateway/failure", "gateway/fleet", "gateway/handoff", "gateway/journal", "gateway/leg", "gateway/life", "gateway/loop", "gateway/metaserver", "gateway/openai", "gateway/owner", "gateway/prompt", "gateway/pump", "gateway/recording", "gateway/service", "geo", "prefill", "prefill/local", "dispatcher", "dispatcher/board", "pool", "engine", "sse", "mooncake", "gateway/couple"},
 	"gateway/selftest":    {"gateway/config", "gateway/failure", "gateway/leg", "gateway/life", "gateway/metaserver", "gateway/owner", "engine", "sse", "mooncake"},
-	"gateway/live":        {"gateway", "gateway/advice", "gateway/fleet", "gateway/incident", "gateway/journal", "gateway/openai", "gateway/receipt", "gateway/timeline", "dispatcher/board", "dispatcher/verdict", "docs", "engine/discover", "prefill", "stats"},
+	"gateway/live":        {"gateway", "gateway/advice", "gateway/fleet", "gateway/incident", "gateway/journal", "gateway/openai", "gateway/receipt", "gateway/timeline", "dispatcher/board", "dispatcher/verdict", "docs", "engine/discover", "prefill", "internal/stats"},
 	"gateway/incident":    {},
 	"gateway/timeline":    {},
 	"gateway/top":         {"gateway/live"},
 	"gateway/admin":       {"gateway", "gateway/owner", "geo", "gateway/config", "gateway/live", "gateway/openai", "gateway/receipt", "prefill"},
-	"bench":               {"bench", "geo", "geo/policy", "prefill", "prefill/policy", "prefill/index", "dispatcher", "dispatcher/board", "dispatcher/policy", "dispatcher/subset", "dispatcher/twin", "pool", "predictor", "engine", "sse", "mooncake", "rawjson", "namedargs", "spelling", "stats"},
-	"bench/mixed":         {"bench", "dispatcher/board", "dispatcher/policy", "dispatcher/step", "dispatcher/virtual", "stats"},
-	"bench/rounds":        {"bench", "dispatcher/rounds"},
-	"bench/survey":        {"bench", "dispatcher/step", "engine", "stats"},
-	"bench/sim":           {"bench", "dispatcher/board", "dispatcher/twin", "dispatcher/virtual", "prefill/index", "stats"}, // what it simulates is what ships
+	"bench":               {"bench", "geo", "geo/policy", "prefill", "prefill/policy", "prefill/index", "dispatcher", "dispatcher/board", "dispatcher/policy", "dispatcher/subset", "dispatcher/twin", "pool", "predictor", "engine", "sse", "mooncake", "internal/rawjson", "internal/namedargs", "internal/spelling", "internal/stats"},
+	"bench/sim/mixed":     {"bench", "dispatcher/board", "dispatcher/policy", "dispatcher/step", "dispatcher/virtual", "internal/stats"},
+	"bench/claims/rounds": {"bench", "dispatcher/rounds"},
+	"bench/lab/survey":    {"bench", "dispatcher/step", "engine", "internal/stats"},
+	"bench/sim/decode":    {"bench", "dispatcher/board", "dispatcher/twin", "dispatcher/virtual", "prefill/index", "internal/stats"}, // what it simulates is what ships
 	"docs":                {},
 	"docs/book":           {},
 	"cmd":                 {"*"},
 
 	"gateway/metaserver": {"gateway/edge", "mooncake"},
 
-	"bench/refengine/group": {"bench", "dispatcher/step", "dispatcher/virtual"}, // it schedules as the simulator does
+	"bench/lab/refengine/group": {"bench", "dispatcher/step", "dispatcher/virtual"}, // it schedules as the simulator does
 }
 
 // pure packages are functions of their arguments: no clock, no I/O, no network.
-var pure = []string{"rawjson", "namedargs", "spelling", "stats", "sse", "mooncake", "predictor", "geo/policy", "prefill/queue", "prefill/ledger", "prefill/cache", "prefill/fit", "prefill/steer", "prefill/policy", "prefill/index", "dispatcher/ahead", "dispatcher/board", "dispatcher/effort", "dispatcher/forecast", "dispatcher/grounds", "dispatcher/policy", "dispatcher/rounds", "dispatcher/step", "dispatcher/subset", "dispatcher/twin", "dispatcher/verdict", "dispatcher/virtual", "engine/circuit", "gateway/advice", "gateway/incident", "gateway/life", "gateway/timeline"}
+var pure = []string{"internal/rawjson", "internal/namedargs", "internal/spelling", "internal/stats", "sse", "mooncake", "predictor", "geo/policy", "prefill/queue", "prefill/ledger", "prefill/cache", "prefill/fit", "prefill/steer", "prefill/policy", "prefill/index", "dispatcher/ahead", "dispatcher/board", "dispatcher/effort", "dispatcher/forecast", "dispatcher/grounds", "dispatcher/policy", "dispatcher/rounds", "dispatcher/step", "dispatcher/subset", "dispatcher/twin", "dispatcher/verdict", "dispatcher/virtual", "engine/circuit", "gateway/advice", "gateway/incident", "gateway/life", "gateway/timeline"}
 
 var impure = []string{"os", "net", "net/http", "log", "log/slog", "time/tzdata", "os/exec", "syscall", "sync", "github.com/valyala/fasthttp", "go.uber.org/zap"}
 

@@ -10,8 +10,8 @@ import (
 	"syscall"
 	"time"
 
-	"evenkeel/bench/load"
-	"evenkeel/bench/trace"
+	"evenkeel/bench/lab/load"
+	"evenkeel/bench/lab/trace"
 )
 
 // loadCmd paces by a trace's own times (--trace), by a rate (--rate, with the

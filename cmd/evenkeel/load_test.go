@@ -10,7 +10,7 @@ import (
 	"github.com/alecthomas/kong"
 	"github.com/stretchr/testify/require"
 
-	"evenkeel/bench/load"
+	"evenkeel/bench/lab/load"
 )
 
 func parseLoad(t *testing.T, args ...string) *loadCmd {

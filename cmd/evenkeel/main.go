@@ -12,8 +12,8 @@ import (
 
 	"github.com/alecthomas/kong"
 
-	"evenkeel/bench/geosim"
-	"evenkeel/bench/refengine"
+	"evenkeel/bench/lab/refengine"
+	"evenkeel/bench/sim/regions"
 	prefillpolicy "evenkeel/prefill/policy"
 )
 
@@ -131,6 +131,6 @@ func commandName(command string) string {
 func helpWords() kong.Vars {
 	return kong.Vars{"policies": policyNames(), "decodepolicies": decodePolicies, "prefillpolicies": strings.Join(prefillpolicy.Names(), ", "),
 		"faults": strings.Join(slices.Concat(refengine.FaultNames(), refengine.BoundFaultNames(), refengine.GroupFaultNames()), ", "), "synths": synthNames(),
-		"geopresets": strings.Join(geosim.Presets(), ", "), "geopolicies": strings.Join(geosim.Arms(), ", "), "geoscenarios": strings.Join(geosim.Names(), ", "), "geodefault": geoPolicies,
+		"geopresets": strings.Join(regions.Presets(), ", "), "geopolicies": strings.Join(regions.Arms(), ", "), "geoscenarios": strings.Join(regions.Names(), ", "), "geodefault": geoPolicies,
 		"aggregateddemo": aggregatedDefaults()}
 }

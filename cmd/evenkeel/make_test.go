@@ -13,7 +13,7 @@ func TestACompileSaysHowFarItIs(t *testing.T) {
 	if _, err := exec.LookPath("bash"); err != nil {
 		t.Skip("bash is not installed")
 	}
-	said, err := exec.Command("../../bench/counted.sh", "150", "bash", "-c",
+	said, err := exec.Command("../../bench/tools/ci/counted.sh", "150", "bash", "-c",
 		`for i in {1..120}; do echo pkg/$i; done >&2; echo "# pkg/120" >&2; echo "pkg/120/a.go:1:2: undefined: x" >&2; exit 3`).CombinedOutput()
 	var failed *exec.ExitError
 	require.ErrorAs(t, err, &failed)
@@ -61,7 +61,7 @@ func TestAPackageThatItsOwnTestsHardlyRunFails(t *testing.T) {
 		"ok  \tevenkeel/socket\t0.1s\tcoverage: [no statements] [no tests to run]": "",
 	} {
 		var complaints strings.Builder
-		cmd := exec.Command("../../bench/covered.sh")
+		cmd := exec.Command("../../bench/tools/ci/covered.sh")
 		cmd.Stdin, cmd.Stderr = strings.NewReader(line+"\n"), &complaints
 		said, err := cmd.Output()
 		require.Equal(t, complaint == "", err == nil, line)

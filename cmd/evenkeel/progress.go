@@ -9,7 +9,7 @@ import (
 	"github.com/schollz/progressbar/v3"
 	"golang.org/x/term"
 
-	"evenkeel/bench/load"
+	"evenkeel/bench/lab/load"
 )
 
 // progress shows a bar, or a line every five seconds.

@@ -18,8 +18,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"evenkeel/bench/refengine"
-	"evenkeel/bench/reftext"
+	"evenkeel/bench/lab/refengine"
+	"evenkeel/bench/lab/reftext"
 )
 
 // patience bounds every wait of these tests; none of them waits for it.

@@ -18,14 +18,14 @@ import (
 
 	"github.com/alecthomas/kong"
 
-	"evenkeel/bench/report"
-	"evenkeel/bench/sim"
-	"evenkeel/bench/trace"
-	"evenkeel/bench/vectors"
+	"evenkeel/bench/lab/report"
+	"evenkeel/bench/lab/trace"
+	"evenkeel/bench/lab/vectors"
+	"evenkeel/bench/sim/decode"
 	"evenkeel/dispatcher/board"
-	"evenkeel/namedargs"
+	"evenkeel/internal/namedargs"
+	"evenkeel/internal/spelling"
 	"evenkeel/predictor"
-	"evenkeel/spelling"
 )
 
 // simulateCmd compares policies on a trace in the barrier simulator, or on the
@@ -156,17 +156,17 @@ func (c *simulateCmd) report(ctx context.Context, progress io.Writer) (*report.R
 }
 
 // plan checks the flags.
-func (c *simulateCmd) plan() (*sim.Plan, string, error) {
+func (c *simulateCmd) plan() (*decode.Plan, string, error) {
 	if c.Workers < 1 {
 		return nil, "", fmt.Errorf("--workers %d: at least 1", c.Workers)
 	}
-	plan := &sim.Plan{
+	plan := &decode.Plan{
 		Requests: c.Requests, Seeds: c.Seeds, Policies: namedargs.List(c.Policies), Steps: c.Out != "",
 		Fleet: c.uniform(),
 	}
 	var err error
 	if c.Scenario != "" {
-		if plan.Fleet, err = sim.ReadScenario(c.Scenario, plan.Fleet); err != nil {
+		if plan.Fleet, err = decode.ReadScenario(c.Scenario, plan.Fleet); err != nil {
 			return nil, "", err
 		}
 	}
@@ -189,15 +189,15 @@ func (c *simulateCmd) plan() (*sim.Plan, string, error) {
 }
 
 // uniform is the fleet of the flags.
-func (c *simulateCmd) uniform() sim.Fleet {
-	f := sim.Uniform(min(max(c.Workers, 1), 1<<20), c.Slots, c.Capacity)
+func (c *simulateCmd) uniform() decode.Fleet {
+	f := decode.Uniform(min(max(c.Workers, 1), 1<<20), c.Slots, c.Capacity)
 	f.Groups[0].C0Ms, f.Groups[0].C1Ms = float64(c.C0)/float64(time.Millisecond), float64(c.C1)/float64(time.Millisecond)
 	return f
 }
 
-func (c *simulateCmd) load(f *sim.Fleet) (sim.Load, error) {
+func (c *simulateCmd) load(f *decode.Fleet) (decode.Load, error) {
 	if c.Load == "closed" {
-		l := sim.Load{Pool: 4 * f.Ranks()}
+		l := decode.Load{Pool: 4 * f.Ranks()}
 		if c.Pool != nil {
 			l.Pool = *c.Pool
 		}
@@ -206,19 +206,19 @@ func (c *simulateCmd) load(f *sim.Fleet) (sim.Load, error) {
 	rho, err := strconv.ParseFloat(c.Load, 64)
 	switch {
 	case err != nil || !(rho > 0):
-		return sim.Load{}, fmt.Errorf("--load %q: want closed, or the share of what the ranks could serve, like 0.9", c.Load)
+		return decode.Load{}, fmt.Errorf("--load %q: want closed, or the share of what the ranks could serve, like 0.9", c.Load)
 	case rho > 1:
-		return sim.Load{}, fmt.Errorf("--load %v is %[1]v times what the ranks can serve, so the pool would only grow, and waits would depend on the length of the run; write a share up to 1, like 0.9, or closed", rho)
+		return decode.Load{}, fmt.Errorf("--load %v is %[1]v times what the ranks can serve, so the pool would only grow, and waits would depend on the length of the run; write a share up to 1, like 0.9, or closed", rho)
 	case c.Pool != nil:
-		return sim.Load{}, errors.New("--pool has no effect in an open loop, where the arrivals decide how long the pool is; leave it out, or write --load closed")
+		return decode.Load{}, errors.New("--pool has no effect in an open loop, where the arrivals decide how long the pool is; leave it out, or write --load closed")
 	}
-	return sim.Load{Rho: rho}, nil
+	return decode.Load{Rho: rho}, nil
 }
 
 // bind reads when requests get their ranks, and what prefills take.
-func (c *simulateCmd) bind(l *sim.Load) error {
+func (c *simulateCmd) bind(l *decode.Load) error {
 	l.AtArrival = c.Bind == bindArrival
-	l.Prefill = &sim.Prefill{Ms: c.PrefillMs, PerTokenMs: c.PerToken}
+	l.Prefill = &decode.Prefill{Ms: c.PrefillMs, PerTokenMs: c.PerToken}
 	if c.Prefills != nil {
 		if l.Prefill.Engines = *c.Prefills; l.Prefill.Engines < 1 {
 			return fmt.Errorf("--prefills %d: at least 1, or leave it out", *c.Prefills)
@@ -239,7 +239,7 @@ func (c *simulateCmd) bind(l *sim.Load) error {
 const bindArrival = "arrival"
 
 // predictor reads the flag: a kind, or a fit file.
-func (c *simulateCmd) predictor(plan *sim.Plan) error {
+func (c *simulateCmd) predictor(plan *decode.Plan) error {
 	if c.Predictor == "" {
 		return nil
 	}
@@ -268,7 +268,7 @@ func synthNames() string {
 }
 
 // source opens the trace and names it.
-func (c *simulateCmd) source(plan *sim.Plan) (string, error) {
+func (c *simulateCmd) source(plan *decode.Plan) (string, error) {
 	if name, ok := strings.CutPrefix(c.Trace, trace.SynthPrefix); ok {
 		if !slices.Contains(trace.SynthNames(), name) {
 			return "", fmt.Errorf("--trace: there is no synthetic trace %q%s; there are %s", c.Trace, spelling.Hint(name, trace.SynthNames()), synthNames())
@@ -310,7 +310,7 @@ func (c *simulateCmd) replay(ctx context.Context, progress io.Writer) (*report.R
 }
 
 // fleetWords describe what decodes.
-func (c *simulateCmd) fleetWords(f *sim.Fleet) string {
+func (c *simulateCmd) fleetWords(f *decode.Fleet) string {
 	if c.Scenario != "" {
 		return fmt.Sprintf("%d ranks in %d groups, as %s has them", f.Ranks(), len(f.Groups), filepath.Base(c.Scenario))
 	}
@@ -345,8 +345,8 @@ func (c *simulateCmd) commandLine() string {
 		line.Add(true, "spare %d", *c.Spare)
 	}
 	line.Add(c.Bind == bindArrival, "bind %s", c.Bind)
-	line.Add(c.PrefillMs != sim.DefaultPrefill.Ms, "prefill-ms %v", c.PrefillMs)
-	line.Add(c.PerToken != sim.DefaultPrefill.PerTokenMs, "prefill-per-token %v", c.PerToken)
+	line.Add(c.PrefillMs != decode.DefaultPrefill.Ms, "prefill-ms %v", c.PrefillMs)
+	line.Add(c.PerToken != decode.DefaultPrefill.PerTokenMs, "prefill-per-token %v", c.PerToken)
 	if c.Prefills != nil {
 		line.Add(true, "prefills %d", *c.Prefills)
 	}
@@ -358,7 +358,7 @@ func (c *simulateCmd) commandLine() string {
 	return line.Text
 }
 
-func (c *simulateCmd) facts(plan *sim.Plan, result *sim.Result, source string, began time.Time) []report.Fact {
+func (c *simulateCmd) facts(plan *decode.Plan, result *decode.Result, source string, began time.Time) []report.Fact {
 	v, commit := buildInfo()
 	load := fmt.Sprintf("open loop, %g of what the ranks could serve if they were level", plan.Load.Rho)
 	if plan.Load.Rho == 0 {
@@ -379,7 +379,7 @@ func (c *simulateCmd) facts(plan *sim.Plan, result *sim.Result, source string, b
 }
 
 // prefillWords describe what prefills, and when requests get their ranks.
-func (c *simulateCmd) prefillWords(l *sim.Load) string {
+func (c *simulateCmd) prefillWords(l *decode.Load) string {
 	engines := "as many engines as are asked for"
 	if l.Prefill.Engines > 0 {
 		engines = fmt.Sprintf("%d engines", l.Prefill.Engines)

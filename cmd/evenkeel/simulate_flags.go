@@ -8,7 +8,7 @@ import (
 
 	"github.com/alecthomas/kong"
 
-	"evenkeel/bench/trace"
+	"evenkeel/bench/lab/trace"
 )
 
 // idle refuses flags that were given and that what runs would not look at: those

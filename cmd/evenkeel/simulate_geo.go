@@ -10,9 +10,9 @@ import (
 	"text/tabwriter"
 	"time"
 
-	"evenkeel/bench/geosim"
-	"evenkeel/bench/report"
-	"evenkeel/namedargs"
+	"evenkeel/bench/lab/report"
+	"evenkeel/bench/sim/regions"
+	"evenkeel/internal/namedargs"
 )
 
 // geoPolicies are those that are compared unless told otherwise.
@@ -20,12 +20,12 @@ const geoPolicies = "skylb:push=sp-p,finish,gorgo,skylb-ch,region-local,central-
 
 func (c *simulateCmd) simulateGeo(ctx context.Context, std streams) error {
 	c.Scenario, c.Policies = cmp.Or(c.Scenario, "skew"), cmp.Or(c.Policies, geoPolicies)
-	scenario, err := geosim.Read(c.Scenario, c.Geo.Preset)
+	scenario, err := regions.Read(c.Scenario, c.Geo.Preset)
 	if err != nil {
 		return fmt.Errorf("--scenario: %w", err)
 	}
 	show := progressLines(std.err)
-	plan := &geosim.Plan{Scenario: scenario, Arms: namedargs.List(c.Policies), Seeds: c.Seeds, Progress: func(done, total int) {
+	plan := &regions.Plan{Scenario: scenario, Arms: namedargs.List(c.Policies), Seeds: c.Seeds, Progress: func(done, total int) {
 		show.update(done, total, fmt.Sprintf("%d of %d runs done", done, total))
 	}}
 	began := time.Now()
@@ -64,14 +64,14 @@ func geoTable(b *bytes.Buffer, runs []report.Run, seeds int) {
 		}
 		fmt.Fprintln(w, strings.Join([]string{
 			r.Policy, show(report.TokensPerS, 1, 0), show(report.TTFTMean, 1, 0), show(report.TTFTP50, 1, 0), show(report.TTFTP90, 1, 0), show(report.TTFTP99, 1, 0),
-			show(geosim.E2EMean, 1e-3, 1), show(report.E2EP99, 1e-3, 1), show(report.HitRatio, 1, 2), show(geosim.Forwards, 1, 0), show(geosim.Egress, 1e-6, 1),
-			show(geosim.EgressUSD, 1, 5), show(geosim.Spread, 1, 2), show(geosim.Fallbacks, 1, 0),
-			show(geosim.Lost, 1, 0), show(report.Failed, 1, 0), show(geosim.Violations, 1, 0),
+			show(regions.E2EMean, 1e-3, 1), show(report.E2EP99, 1e-3, 1), show(report.HitRatio, 1, 2), show(regions.Forwards, 1, 0), show(regions.Egress, 1e-6, 1),
+			show(regions.EgressUSD, 1, 5), show(regions.Spread, 1, 2), show(regions.Fallbacks, 1, 0),
+			show(regions.Lost, 1, 0), show(report.Failed, 1, 0), show(regions.Violations, 1, 0),
 		}, "\t")+"\t")
 	}
 	_ = w.Flush() // into a buffer
 	for _, r := range runs {
-		if v := r.Metrics[geosim.Violations].Mean; v > 0 || math.IsNaN(v) {
+		if v := r.Metrics[regions.Violations].Mean; v > 0 || math.IsNaN(v) {
 			fmt.Fprintf(b, "%s broke an invariant: a request ended twice or never, was forwarded twice, or ran three times.\n", r.Policy)
 		}
 	}

@@ -11,10 +11,10 @@ import (
 	"strings"
 	"time"
 
-	"evenkeel/bench/prefillsim"
-	"evenkeel/bench/report"
-	"evenkeel/bench/trace"
-	"evenkeel/namedargs"
+	"evenkeel/bench/lab/report"
+	"evenkeel/bench/lab/trace"
+	"evenkeel/bench/sim/prefill"
+	"evenkeel/internal/namedargs"
 	prefillpolicy "evenkeel/prefill/policy"
 )
 
@@ -74,25 +74,25 @@ func (c *simulateCmd) prefills() int {
 }
 
 // prefillPlan checks the flags.
-func (c *simulateCmd) prefillPlan() (*prefillsim.Plan, string, error) {
+func (c *simulateCmd) prefillPlan() (*prefill.Plan, string, error) {
 	f := &c.Prefill
-	plan := &prefillsim.Plan{
+	plan := &prefill.Plan{
 		Requests: c.Requests, Seeds: c.Seeds, Push: f.Push, CapacityFactor: f.WrongCapacity, TellLine: !f.Learn,
 		Burst: f.Burst, NoHotspots: !f.Hotspots, Affinity: f.Affinity,
-		Engines: prefillsim.Engines{
+		Engines: prefill.Engines{
 			Ranks: c.prefills(), Capacity: cmp.Or(c.Capacity, defaultCapacity), Hold: f.Hold, Slow: f.Slow,
 			Line: prefillpolicy.Line{TPMs: f.Tp, T0Ms: f.T0, Beta2: f.Beta2},
 		},
 		Definitions: map[string]prefillpolicy.Definition{},
 	}
 	if f.Both {
-		plan.Engines.Decode = &prefillsim.Decode{C0: c.C0, C1: c.C1, Chunk: f.Chunk}
+		plan.Engines.Decode = &prefill.Decode{C0: c.C0, C1: c.C1, Chunk: f.Chunk}
 	}
 	for name, score := range f.Define {
 		plan.Definitions[name] = prefillpolicy.Definition{Score: score}
 	}
 	if c.Policies == "" {
-		plan.Policies = append(prefillsim.Policies(), slices.Sorted(maps.Keys(f.Define))...)
+		plan.Policies = append(prefill.Policies(), slices.Sorted(maps.Keys(f.Define))...)
 	} else {
 		plan.Policies = namedargs.List(c.Policies)
 	}
@@ -176,7 +176,7 @@ func (c *simulateCmd) prefillLine() string {
 }
 
 // prefillNotes say how far the numbers carry.
-func (c *simulateCmd) prefillNotes(p *prefillsim.Plan) []string {
+func (c *simulateCmd) prefillNotes(p *prefill.Plan) []string {
 	var notes []string
 	if !slices.ContainsFunc(p.Trace.Requests, func(r trace.Request) bool { return len(r.HashIDs) > 0 }) {
 		notes = append(notes, "The trace does not say which prompts share blocks: no prompt finds anything in a cache, and policies that look for hits have none to look for.")

@@ -12,7 +12,7 @@ import (
 	"syscall"
 	"time"
 
-	"evenkeel/bench/survey"
+	"evenkeel/bench/lab/survey"
 	"evenkeel/engine"
 	"evenkeel/gateway/config"
 	"evenkeel/mooncake"

@@ -1,7 +1,7 @@
 package main
 
 import (
-	"evenkeel/bench/vectors"
+	"evenkeel/bench/lab/vectors"
 )
 
 type vectorsCmd struct {

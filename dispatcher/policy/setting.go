@@ -7,7 +7,7 @@ import (
 	"strconv"
 
 	"evenkeel/dispatcher/subset"
-	"evenkeel/namedargs"
+	"evenkeel/internal/namedargs"
 )
 
 // settings are the values of all keys; each form takes some of them.

@@ -5,7 +5,7 @@ import (
 	"slices"
 
 	"evenkeel/dispatcher/rounds"
-	"evenkeel/namedargs"
+	"evenkeel/internal/namedargs"
 )
 
 // form is a policy or a preset of one: its name, what may be set, and what the

@@ -5,7 +5,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"evenkeel/namedargs"
+	"evenkeel/internal/namedargs"
 )
 
 func TestParse(t *testing.T) {

@@ -8,7 +8,7 @@ import (
 	"slices"
 	"time"
 
-	"evenkeel/stats"
+	"evenkeel/internal/stats"
 )
 
 // When a model learned on line is used: one of fewer steps, or of times that hardly follow the load,

@@ -8,7 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
 
-	"evenkeel/bench/race"
+	"evenkeel/internal/race"
 )
 
 func TestLengthsCountThoseThatWereNotSeenToTheEnd(t *testing.T) {

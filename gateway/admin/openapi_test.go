@@ -24,8 +24,8 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/zap"
 
-	"evenkeel/bench/refengine"
-	"evenkeel/bench/refengine/plain"
+	"evenkeel/bench/lab/refengine"
+	"evenkeel/bench/lab/refengine/plain"
 	"evenkeel/gateway"
 	"evenkeel/gateway/config"
 	"evenkeel/gateway/live"

@@ -33,7 +33,7 @@ type Bind struct {
 	Confirm time.Duration `yaml:"-"`
 }
 
-// grace and confirm are what the linker may set for bench/chaos, whose engines fail late and on purpose.
+// grace and confirm are what the linker may set for bench/rigs/chaos, whose engines fail late and on purpose.
 var (
 	grace   = "5s"
 	confirm = "100ms"

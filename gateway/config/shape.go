@@ -12,8 +12,8 @@ import (
 	"github.com/goccy/go-yaml/token"
 
 	"evenkeel/dispatcher/verdict"
+	"evenkeel/internal/spelling"
 	"evenkeel/mooncake"
-	"evenkeel/spelling"
 )
 
 // checkShape walks the file beside the type it is read into and notes where every

@@ -11,8 +11,8 @@ import (
 	"strings"
 	"time"
 
+	"evenkeel/internal/spelling"
 	"evenkeel/mooncake"
-	"evenkeel/spelling"
 )
 
 func (c *Config) checkListeners(bad report) {

@@ -17,7 +17,7 @@ import (
 	"github.com/valyala/fasthttp"
 	"go.uber.org/zap"
 
-	"evenkeel/socket"
+	"evenkeel/internal/socket"
 )
 
 const (

@@ -12,7 +12,7 @@ import (
 	"github.com/valyala/fasthttp"
 	"go.uber.org/zap"
 
-	"evenkeel/socket"
+	"evenkeel/internal/socket"
 )
 
 // An Outlet is the connection of a client whose streamed answer fasthttp does not write: it has let go of

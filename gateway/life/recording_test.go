@@ -17,7 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-var recordings = flag.String("recording", "", "a pattern of files that `go run ./bench/chaos -record FILE` wrote: their lives are driven, and with -update they become testdata/recording.txt")
+var recordings = flag.String("recording", "", "a pattern of files that `go run ./bench/rigs/chaos -record FILE` wrote: their lives are driven, and with -update they become testdata/recording.txt")
 
 // The lives of real requests, as chaos runs recorded them, do again what they did, and so does a copy taken in the middle of each.
 // testdata/recording.txt has each distinct life once; `make recording` makes it anew. Where lives are meant to do something else than they

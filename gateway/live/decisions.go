@@ -8,7 +8,7 @@ import (
 
 	"evenkeel/gateway/fleet"
 	"evenkeel/gateway/receipt"
-	"evenkeel/stats"
+	"evenkeel/internal/stats"
 )
 
 // mostDecisions are in a document.

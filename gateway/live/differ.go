@@ -6,7 +6,7 @@ import (
 	"slices"
 
 	"evenkeel/gateway"
-	"evenkeel/stats"
+	"evenkeel/internal/stats"
 )
 
 // gauge is one that engines tell of each rank. A rank differs where it is above the middle one by so many units at least, by half,

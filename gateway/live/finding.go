@@ -6,7 +6,7 @@ import (
 	"time"
 
 	"evenkeel/gateway/incident"
-	"evenkeel/stats"
+	"evenkeel/internal/stats"
 )
 
 // Severities of a finding.

@@ -10,7 +10,7 @@ import (
 	"evenkeel/gateway/fleet"
 	"evenkeel/gateway/incident"
 	"evenkeel/gateway/timeline"
-	"evenkeel/stats"
+	"evenkeel/internal/stats"
 )
 
 const failShare = 0.01 // of requests, at which they are said to fail

@@ -6,7 +6,7 @@ import (
 	"strings"
 
 	"evenkeel/gateway/incident"
-	"evenkeel/stats"
+	"evenkeel/internal/stats"
 )
 
 // At which a number of a group becomes a finding.

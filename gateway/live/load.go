@@ -6,7 +6,7 @@ import (
 
 	"evenkeel/gateway/fleet"
 	"evenkeel/gateway/incident"
-	"evenkeel/stats"
+	"evenkeel/internal/stats"
 )
 
 // At which a load becomes a finding.

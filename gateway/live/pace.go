@@ -4,7 +4,7 @@ import (
 	"slices"
 	"time"
 
-	"evenkeel/stats"
+	"evenkeel/internal/stats"
 )
 
 // paces follow how fast ranks give tokens, and how long the steps of groups take beside what their law used to say. They are told of

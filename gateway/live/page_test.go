@@ -32,7 +32,7 @@ import (
 	"evenkeel/dispatcher/board"
 	"evenkeel/gateway/receipt"
 	"evenkeel/gateway/timeline"
-	"evenkeel/stats"
+	"evenkeel/internal/stats"
 )
 
 var shots = flag.String("shots", "", "folder to write pictures of the page to")

@@ -14,7 +14,7 @@ import (
 	"go.uber.org/zap"
 	"golang.org/x/sys/unix"
 
-	"evenkeel/socket"
+	"evenkeel/internal/socket"
 )
 
 // A Loop is one goroutine and the sockets that it is told of.

@@ -15,7 +15,7 @@ import (
 	"go.uber.org/zap/zaptest/observer"
 	"golang.org/x/sys/unix"
 
-	"evenkeel/socket"
+	"evenkeel/internal/socket"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }

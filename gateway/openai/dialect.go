@@ -4,8 +4,8 @@ import (
 	"bytes"
 	"strings"
 
+	"evenkeel/internal/rawjson"
 	"evenkeel/mooncake"
-	"evenkeel/rawjson"
 )
 
 // dialect is what the bodies of an endpoint say in words of their own.

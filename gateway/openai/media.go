@@ -8,8 +8,8 @@ import (
 	"slices"
 	"strings"
 
+	"evenkeel/internal/rawjson"
 	"evenkeel/mooncake"
-	"evenkeel/rawjson"
 )
 
 // content checks the parts of a message. Both engines fetch a media URL, from

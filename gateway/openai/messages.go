@@ -9,8 +9,8 @@ import (
 	"slices"
 	"strings"
 
+	"evenkeel/internal/rawjson"
 	"evenkeel/mooncake"
-	"evenkeel/rawjson"
 )
 
 // messagesRules are those of /v1/messages, in Anthropic's dialect.

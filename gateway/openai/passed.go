@@ -11,8 +11,8 @@ import (
 	"strconv"
 	"strings"
 
+	"evenkeel/internal/rawjson"
 	"evenkeel/mooncake"
-	"evenkeel/rawjson"
 )
 
 // passedRules are those of a request that one engine serves whole. All other keys

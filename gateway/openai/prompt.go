@@ -4,7 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 
-	"evenkeel/rawjson"
+	"evenkeel/internal/rawjson"
 )
 
 // messages checks the turns of a chat as far as we act on them: their media.

@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"math"
 
-	"evenkeel/rawjson"
+	"evenkeel/internal/rawjson"
 )
 
 // responsesRules are those of /v1/responses.

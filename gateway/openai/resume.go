@@ -3,8 +3,8 @@ package openai
 import (
 	"strings"
 
+	"evenkeel/internal/rawjson"
 	"evenkeel/mooncake"
-	"evenkeel/rawjson"
 )
 
 // Unresumable tells whether a request asks for something an engine could not

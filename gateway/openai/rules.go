@@ -6,8 +6,8 @@ import (
 	"math"
 	"strconv"
 
+	"evenkeel/internal/rawjson"
 	"evenkeel/mooncake"
-	"evenkeel/rawjson"
 )
 
 // rule checks the value of a key and notes what the request needs from it.

@@ -1,6 +1,6 @@
 // Package recording writes down what happens to each request, as gateway/life is told of it, and what gateway/life says to that. So a
 // test can drive the lives of a real run again. A program does so only if it was linked with the name of a file, as
-// `go run ./bench/chaos -record FILE` does it. In every other program a recording is one comparison.
+// `go run ./bench/rigs/chaos -record FILE` does it. In every other program a recording is one comparison.
 package recording
 
 import (

@@ -15,7 +15,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"evenkeel/bench/reftext"
+	"evenkeel/bench/lab/reftext"
 	"evenkeel/gateway/fleet"
 	"evenkeel/mooncake"
 )

@@ -13,12 +13,12 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"evenkeel/bench/race"
-	"evenkeel/bench/refengine"
-	"evenkeel/bench/reftext"
+	"evenkeel/bench/lab/refengine"
+	"evenkeel/bench/lab/reftext"
 	"evenkeel/gateway/config"
 	"evenkeel/gateway/journal"
 	"evenkeel/gateway/openai/answertest"
+	"evenkeel/internal/race"
 	"evenkeel/mooncake"
 )
 

@@ -9,9 +9,9 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"evenkeel/bench/race"
-	"evenkeel/bench/refengine"
+	"evenkeel/bench/lab/refengine"
 	"evenkeel/gateway/config"
+	"evenkeel/internal/race"
 	"evenkeel/mooncake"
 )
 

@@ -8,7 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"evenkeel/bench/refengine"
+	"evenkeel/bench/lab/refengine"
 )
 
 // What a decode engine computes of prompts whose KV was handed over is counted, and neither what it pulls nor what it is to

@@ -5,7 +5,7 @@ import (
 	"math"
 	"slices"
 
-	"evenkeel/namedargs"
+	"evenkeel/internal/namedargs"
 )
 
 // Name is the policy's bounded name, for metrics and headers.

@@ -13,7 +13,7 @@ import (
 func TestImportsArePure(t *testing.T) { // a policy that can reach the network or the clock is no longer a policy
 	pkg, err := build.ImportDir(".", 0)
 	require.NoError(t, err)
-	pure := []string{"cmp", "fmt", "math", "slices", "strconv", "strings", "github.com/cespare/xxhash/v2", "evenkeel/namedargs", "evenkeel/prefill/policy"}
+	pure := []string{"cmp", "fmt", "math", "slices", "strconv", "strings", "github.com/cespare/xxhash/v2", "evenkeel/internal/namedargs", "evenkeel/prefill/policy"}
 	require.Subset(t, pure, pkg.Imports, "let the owner of the queue read it and put it in Place or Request")
 }
 

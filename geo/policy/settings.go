@@ -3,7 +3,7 @@ package policy
 import (
 	"math"
 
-	"evenkeel/namedargs"
+	"evenkeel/internal/namedargs"
 )
 
 // Settings are what may be set of a policy, as the config does for all of them

@@ -17,7 +17,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"evenkeel/bench/refengine"
+	"evenkeel/bench/lab/refengine"
 	"evenkeel/prefill/index"
 )
 

@@ -13,7 +13,7 @@ func TestImportsArePure(t *testing.T) { // no clock, no socket, no log: the owne
 	pkg, err := build.ImportDir(".", 0)
 	require.NoError(t, err)
 	pure := []string{"bytes", "encoding/binary", "encoding/json", "hash/maphash", "math", "math/bits", "strconv", "time", "unicode/utf8",
-		"github.com/cespare/xxhash/v2", "evenkeel/rawjson"}
+		"github.com/cespare/xxhash/v2", "evenkeel/internal/rawjson"}
 	require.Subset(t, pure, pkg.Imports, "let the owner read it and pass it in")
 }
 

@@ -9,7 +9,7 @@ import (
 
 	"github.com/cespare/xxhash/v2"
 
-	"evenkeel/rawjson"
+	"evenkeel/internal/rawjson"
 )
 
 // The rendering of a chat: its tools, then its messages, each ended by a

@@ -6,7 +6,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"evenkeel/bench/real/recording"
+	"evenkeel/bench/rigs/real/recording"
 	"evenkeel/prefill/index"
 )
 

@@ -1,6 +1,6 @@
 package policy
 
-import "evenkeel/namedargs"
+import "evenkeel/internal/namedargs"
 
 // score is what a policy wants least of; v is its parameter.
 type score func(v float64, q *Query, c *Candidate) float64

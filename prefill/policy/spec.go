@@ -4,7 +4,7 @@ import (
 	"fmt"
 	"slices"
 
-	"evenkeel/namedargs"
+	"evenkeel/internal/namedargs"
 )
 
 // Policy chooses among candidates. It has scratch of its own, so one goroutine

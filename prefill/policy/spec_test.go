@@ -52,7 +52,7 @@ func TestImportsArePure(t *testing.T) { // a policy that can reach the network o
 	pure := []string{
 		"cmp", "errors", "fmt", "maps", "math", "reflect", "slices", "strconv", "strings", "github.com/cespare/xxhash/v2",
 		"github.com/expr-lang/expr", "github.com/expr-lang/expr/ast", "github.com/expr-lang/expr/file",
-		"github.com/expr-lang/expr/parser", "github.com/expr-lang/expr/vm", "evenkeel/namedargs", "evenkeel/spelling",
+		"github.com/expr-lang/expr/parser", "github.com/expr-lang/expr/vm", "evenkeel/internal/namedargs", "evenkeel/internal/spelling",
 	}
 	require.Subset(t, pure, pkg.Imports, "let the tier read it and put the value in Candidate")
 }

@@ -15,7 +15,7 @@ import (
 	"github.com/expr-lang/expr/parser"
 	"github.com/expr-lang/expr/vm"
 
-	"evenkeel/spelling"
+	"evenkeel/internal/spelling"
 )
 
 // Definition is a policy that a user wrote, in expressions over the names of

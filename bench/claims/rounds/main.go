@@ -1,0 +1,127 @@
+// Command rounds says what it is worth to hold prompts until several ranks compute one in the same steps: loads whose
+// every property is drawn are served by virtual ranks that prefill and decode behind one barrier, under policies that
+// know the same. The same seeds give the same tables to the bit.
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"runtime"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+
+	"evenkeel/bench/rigs/testbed"
+	"evenkeel/bench/sim/mixed"
+	"evenkeel/bench/tools/page"
+)
+
+type options struct {
+	seeds []uint64
+	loads int
+	only  int
+	out   string
+}
+
+func main() {
+	testbed.Main("rounds", func(ctx context.Context, args []string, out io.Writer) error {
+		o, err := parse(args)
+		if err != nil {
+			return err
+		}
+		return o.run(ctx, out)
+	})
+}
+
+func parse(args []string) (o options, err error) {
+	f := flag.NewFlagSet("rounds", flag.ContinueOnError)
+	seeds := f.String("seeds", "1,2,3,20261127", "of the loads, separated by commas; each gives a table of its own")
+	f.IntVar(&o.loads, "loads", 64, "how many of each seed")
+	f.IntVar(&o.only, "load", -1, "number of the only load that is served, of the first seed, with a line for each policy; -1: all are")
+	f.StringVar(&o.out, "out", "", "document to write the tables into; empty: they are printed")
+	if err := f.Parse(args); err != nil {
+		return o, err
+	}
+	for _, text := range strings.Split(*seeds, ",") {
+		n, err := strconv.ParseUint(text, 10, 64)
+		if err != nil {
+			return o, fmt.Errorf("-seeds %s: %q is no seed; write numbers with commas between them", *seeds, text)
+		}
+		o.seeds = append(o.seeds, n)
+	}
+	if o.loads < 1 {
+		return o, fmt.Errorf("-loads %d: there must be one", o.loads)
+	}
+	return o, nil
+}
+
+func (o *options) run(ctx context.Context, out io.Writer) error {
+	if o.only >= 0 {
+		return o.one(ctx, out)
+	}
+	var all []*trials
+	for _, seed := range o.seeds {
+		t, err := try(ctx, seed, o.loads, os.Stderr)
+		if err != nil {
+			return err
+		}
+		all = append(all, t)
+	}
+	if o.out == "" {
+		_, err := fmt.Fprintln(out, o.tables(all))
+		return err
+	}
+	return page.Fill(o.out, "rounds", book(all), []page.Block[book]{{Name: "rounds", Title: "Prompts in rounds", Tables: func(b book) string { return o.tables(b) }}})
+}
+
+type book []*trials
+
+func (book) Err() error { return nil }
+
+// one prints what each policy makes of one load.
+func (o *options) one(ctx context.Context, out io.Writer) error {
+	l := mixed.Draw(o.seeds[0], o.only)
+	fmt.Fprintf(out, "load %s\n", l)
+	for _, p := range policies() {
+		got, err := mixed.Serve(ctx, l, p)
+		if err != nil {
+			return err
+		}
+		fmt.Fprintf(out, "%-34s %8.1f tokens/s, TTFT %8.0f ms, p99 %8.0f, TPOT %6.1f, p95 %6.1f, prefill in %3.0f %% of steps, %3.0f %% of ranks empty in them\n",
+			p.Name, got.Tokens, got.TTFT, got.TTFT99, got.TPOT50, got.TPOT95, 100*got.Prefill, 100*got.Empty)
+	}
+	return nil
+}
+
+// try runs all policies on all loads, as many loads at once as there are processors.
+func try(ctx context.Context, seed uint64, loads int, progress io.Writer) (*trials, error) {
+	t := &trials{seed: seed, policies: policies(), of: make([][]mixed.Outcome, loads)}
+	for i := range loads {
+		t.loads = append(t.loads, mixed.Draw(seed, i))
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	var workers sync.WaitGroup
+	var next, done atomic.Int64
+	for range runtime.GOMAXPROCS(0) {
+		workers.Go(func() {
+			for i := int(next.Add(1)) - 1; i < loads && ctx.Err() == nil; i = int(next.Add(1)) - 1 {
+				for _, p := range t.policies {
+					got, err := mixed.Serve(ctx, t.loads[i], p)
+					if err != nil {
+						cancel(err)
+						return
+					}
+					t.of[i] = append(t.of[i], got)
+				}
+				fmt.Fprintf(progress, "seed %d, %d of %d: load %s\n", seed, done.Add(1), loads, t.loads[i])
+			}
+		})
+	}
+	workers.Wait()
+	return t, context.Cause(ctx)
+}

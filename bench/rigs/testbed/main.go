@@ -1,0 +1,54 @@
+package testbed
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"syscall"
+)
+
+// Main is a command's main: it runs until it ends, or until a signal ends its
+// context, and exits with 1 after an error.
+func Main(name string, run func(ctx context.Context, args []string, out io.Writer) error) {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	err := run(ctx, os.Args[1:], os.Stdout)
+	stop()
+	if err == nil || errors.Is(err, flag.ErrHelp) {
+		return
+	}
+	if !errors.Is(err, errBreach) {
+		fmt.Fprintln(os.Stderr, name+":", err)
+	}
+	os.Exit(1)
+}
+
+var errBreach = errors.New("something was not held, as was told")
+
+// Judged is for Main: it also exits with 1 where ok says that something was not held.
+func Judged(run func(ctx context.Context, args []string, out io.Writer) (ok bool, err error)) func(context.Context, []string, io.Writer) error {
+	return func(ctx context.Context, args []string, out io.Writer) error {
+		ok, err := run(ctx, args, out)
+		if err == nil && !ok {
+			return errBreach
+		}
+		return err
+	}
+}
+
+// Options are what every command that starts the program has flags for.
+type Options struct {
+	Bin  string // the program; empty: it is built
+	Keep string // the folder of a run; empty: a temporary one
+}
+
+// Flags are a command's flags, with those of its options.
+func (o *Options) Flags(name string) *flag.FlagSet {
+	flags := flag.NewFlagSet(name, flag.ContinueOnError)
+	flags.StringVar(&o.Bin, "bin", "", "the proxy to run; empty: it is built")
+	flags.StringVar(&o.Keep, "keep", "", "folder for configs and logs; empty: a temporary one, kept after a breach")
+	return flags
+}
