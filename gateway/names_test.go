@@ -179,9 +179,10 @@ func TestARequestGoesWhereItsNameIsListed(t *testing.T) {
 // Requests for an adapter of which all ranks are full wait, and hold up nobody whose ranks are free: neither in the pool nor before it.
 func TestANameWhoseRanksAreFullHoldsNobodyElseUp(t *testing.T) {
 	t.Parallel()
+	slow := refengine.Config{Slots: 2, Adapters: []string{adapter}, C0: 3 * time.Millisecond}
 	for name, o := range map[string]options{
-		"engines that do both": {mixed: []refengine.Config{{Slots: 2, Adapters: []string{adapter}}, {Slots: 2}}},
-		"a pair":               {prefill: []refengine.Config{{Adapters: []string{adapter}}}, decode: []refengine.Config{{Slots: 2, Adapters: []string{adapter}}, {Slots: 2}}},
+		"engines that do both": {mixed: []refengine.Config{slow, {Slots: 2}}},
+		"a pair":               {prefill: []refengine.Config{{Adapters: []string{adapter}}}, decode: []refengine.Config{slow, {Slots: 2}}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -201,8 +202,9 @@ func TestANameWhoseRanksAreFullHoldsNobodyElseUp(t *testing.T) {
 					}
 				})
 			}
-			for i := range 2 { // both slots of its rank
-				ask(`"stream":true,"ignore_eos":true,"max_tokens":4000,`, fmt.Sprint("long ", i))
+			leave := make([]func(), 2) // the clients that have both slots of its rank
+			for i := range leave {
+				leave[i], _ = c.send(strings.Replace(chat(fmt.Sprint("long ", i), `"stream":true,"ignore_eos":true,`), model, adapter, 1))
 			}
 			running := func() int64 { return c.decode[0].Stats().Running }
 			c.eventually("the rank is full", func() bool { return running() == 2 })
@@ -214,6 +216,9 @@ func TestANameWhoseRanksAreFullHoldsNobodyElseUp(t *testing.T) {
 				require.Equal(t, "right", c.judge(fmt.Sprint("base ", i), streamed))
 			}
 			require.EqualValues(t, 2, running(), "the long ones run still, so that none of those that wait was served before")
+			for _, ends := range leave {
+				ends()
+			}
 			full.Wait()
 		})
 	}
