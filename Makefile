@@ -72,13 +72,13 @@ lives: ## 10,000 random lives of requests for each connector, with faults of eve
 	  go run ./bench/rigs/chaos -scenario lives -connector $$c $(if $(SEED),-seed $(SEED)) || exit 1; done
 
 .PHONY: recording
-recording: ## gateway/life/testdata/recording.txt anew, from chaos runs of each connector and the tests of gateway; 15 minutes
+recording: ## gateway/lifecycle/testdata/recording.txt anew, from chaos runs of each connector and the tests of gateway; 15 minutes
 	rm -rf out/recording && mkdir -p out/recording
 	for c in ascend-layerwise sglang nixl-push nixl-pull ascend-mooncake-v1; do \
 	  go run ./bench/rigs/chaos -seed 7 -connector $$c -scenario lives -count 2000 -record out/recording/$$c-lives.jsonl || exit 1; \
 	  go run ./bench/rigs/chaos -seed 7 -connector $$c -scenario mixed -duration 20s -record out/recording/$$c-mixed.jsonl || exit 1; done
 	go test ./gateway -count=1 -timeout 20m -skip TestARequestOfOneTokenAllocatesLittle -ldflags "-X 'evenkeel/gateway/recording.file=$(CURDIR)/out/recording/gateway-tests.jsonl'"
-	go test ./gateway/life -count=1 -run TestRecordedLives -v -recording '$(CURDIR)/out/recording/*.jsonl' -update
+	go test ./gateway/lifecycle -count=1 -run TestRecordedLives -v -recording '$(CURDIR)/out/recording/*.jsonl' -update
 
 .PHONY: regions
 regions: ## three real regions in network namespaces (root, iproute2; else on loopback): the same bytes, first tokens, loss, kill, take-over, cut, the store of leases away for a minute; 3 minutes

@@ -27,13 +27,13 @@ type Config struct {
 	// OnRoom is called at the end of a turn after which Room says more than before. It
 	// must not block. nil = nobody is told.
 	OnRoom func() `yaml:"-"`
-	// Said is asked for the metrics. nil = no engine is asked for its own.
-	Said func(worker int32) (s Said, ok bool) `yaml:"-"`
-	Log  *zap.Logger                          `yaml:"-"`
+	// EngineMetrics is asked for the metrics. nil = no engine is asked for its own.
+	EngineMetrics func(worker int32) (s EngineMetrics, ok bool) `yaml:"-"`
+	Log           *zap.Logger                                   `yaml:"-"`
 }
 
-// Said is what an engine said of a rank when its metrics were last read. Below 0: it does not say so.
-type Said struct {
+// EngineMetrics is what an engine said of a rank when its metrics were last read. Below 0: it does not say so.
+type EngineMetrics struct {
 	Running, Waiting float64 // requests
 	KVShare          float64 // of its KV memory, in use
 }

@@ -216,11 +216,11 @@ func (g gauges) Collect(ch chan<- prometheus.Metric) {
 }
 
 // said is what the engine of a rank says of it.
-func (g gauges) said(worker int32) (s Said, ok bool) {
-	if g.d.cfg.Said == nil {
+func (g gauges) said(worker int32) (s EngineMetrics, ok bool) {
+	if g.d.cfg.EngineMetrics == nil {
 		return s, false
 	}
-	return g.d.cfg.Said(worker)
+	return g.d.cfg.EngineMetrics(worker)
 }
 
 // labels keeps series apart where names alone do not: one duplicate would

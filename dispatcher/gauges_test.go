@@ -16,8 +16,8 @@ import (
 func TestWhatEnginesSayStandsBesideOwnCounts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		cfg := testConfig()
-		cfg.Said = func(worker int32) (Said, bool) {
-			return []Said{{Running: 5, Waiting: 0, KVShare: 0.75}, {Running: 2, Waiting: -1, KVShare: -1}, {}}[worker], worker < 2
+		cfg.EngineMetrics = func(worker int32) (EngineMetrics, bool) {
+			return []EngineMetrics{{Running: 5, Waiting: 0, KVShare: 0.75}, {Running: 2, Waiting: -1, KVShare: -1}, {}}[worker], worker < 2
 		}
 		d := start(t, cfg)
 		ws := ranks(3, 4, 100)

@@ -23,7 +23,7 @@ func newRunner(cfg Config, d *Dispatcher, wake func(command) bool) (*runner, err
 	built := func(t board.Learned) { wake(func(r *runner) { r.apply(t) }) }
 	r := &runner{
 		boards: l, cfg: cfg, d: d, wake: wake, log: cfg.Log, metrics: d.metrics, learner: newLearner(cfg.Log, d.metrics, built), twins: newTwins(cfg, d.metrics),
-		waiting: map[*pool.Entry]waiting{}, owned: map[string]*owned{}, pulses: map[board.GroupKey]*pulse{},
+		waiting: map[*pool.Entry]waiting{}, owned: map[string]*owned{}, detectors: map[board.GroupKey]*stepDetector{},
 	}
 	name := l.Policy() // from the start
 	d.policy.Store(&name)
@@ -63,7 +63,7 @@ func (r *runner) advance(queue []command, now time.Time) {
 // they want done.
 func (r *runner) apply(e board.Event) {
 	if r.twins != nil {
-		r.twins.tape.Hear(e, r.now)
+		r.twins.tape.Record(e, r.now)
 	}
 	r.carryOut(r.boards.Apply(e, r.now), 0)
 	for r.boards.Deciding() {
@@ -95,7 +95,7 @@ func (r *runner) count(o *owned) {
 	}
 	for i, s := range o.slots {
 		if s != nil {
-			c.Tokens[i], c.Began[i], c.Joined[i], c.Unheard[i] = s.generated.Load(), s.started.Load(), s.voice.first.Load(), s.unheard.Load()
+			c.Tokens[i], c.Began[i], c.Joined[i], c.Unheard[i] = s.generated.Load(), s.started.Load(), s.stream.first.Load(), s.unheard.Load()
 		} else {
 			c.Tokens[i], c.Began[i], c.Joined[i], c.Unheard[i] = 0, false, 0, 0
 		}
@@ -116,7 +116,7 @@ func (r *runner) enqueue(w waiting) {
 		r.count(o)
 	}
 	r.waiting[w.entry] = w
-	r.arrival = board.Enqueue{Entry: w.entry, Local: w.local, Hits: w.hits, Grounds: w.slot.Grounds}
+	r.arrival = board.Enqueue{Entry: w.entry, Local: w.local, Hits: w.hits, Trace: w.slot.Trace}
 	r.apply(&r.arrival)
 	r.arrival = board.Enqueue{} // it may be garbage before the next one comes
 }
@@ -133,7 +133,7 @@ func (r *runner) giveBack(s *Slot, outcome board.Outcome) {
 	o.slots[s.Slot] = nil
 	r.release = board.Release{
 		Model: o.model, Slot: s.Slot, Outcome: outcome, Generated: s.generated.Load(), Started: s.started.Load(),
-		First: s.voice.first.Load(), Last: s.voice.last.Load(), Unheard: s.unheard.Load(),
+		First: s.stream.first.Load(), Last: s.stream.last.Load(), Unheard: s.unheard.Load(),
 	}
 	r.apply(&r.release)
 }
@@ -266,17 +266,17 @@ func (r *runner) do(e *board.Effect, took time.Duration) {
 		m.tickSeconds.WithLabelValues(e.Policy, e.Label) // so that it exists before the first round
 		r.follow(e.Group)
 	case board.EffectRest:
-		if p := r.pulses[e.Group]; p != nil {
+		if p := r.detectors[e.Group]; p != nil {
 			p.pause()
 		}
 	case board.EffectLeastStep:
-		if p := r.pulses[e.Group]; p != nil {
+		if p := r.detectors[e.Group]; p != nil {
 			p.least.Store(int64(e.Lasts))
 		}
 	case board.EffectGroupGone:
 		m.forget(e.Label)
 		r.twins.gone(e.Group)
-		delete(r.pulses, e.Group) // its last streams still beat it, and nobody hears
+		delete(r.detectors, e.Group) // its last streams still report to it, and nobody reads that
 	case board.EffectGone:
 		r.disown(e.Group.Model)
 	case board.EffectRejected:
@@ -318,16 +318,16 @@ func (r *runner) follow(key board.GroupKey) {
 		return
 	}
 	heard := func(r *runner) { r.hear(key) } // made once: telling a step allocates nothing
-	r.pulses[key] = newPulse(func() { r.wake(heard) })
+	r.detectors[key] = newStepDetector(func() { r.wake(heard) })
 }
 
 // hear tells a board the steps that the streams of a group told of.
 func (r *runner) hear(key board.GroupKey) {
-	p := r.pulses[key]
+	p := r.detectors[key]
 	if p == nil {
 		return // the group is gone
 	}
-	r.steps.Group, r.steps.Told = key, p.read(r.steps.Told[:0])
+	r.steps.Group, r.steps.List = key, p.read(r.steps.List[:0])
 	r.count(r.owned[key.Model])
 	r.apply(&r.steps)
 }
@@ -336,7 +336,7 @@ func (r *runner) hear(key board.GroupKey) {
 func (r *runner) bind(e *board.Effect, took time.Duration) {
 	o, s := r.own(e.Group.Model), r.waiting[e.Entry].slot
 	s.Bound, s.Decide = e.Bound, took
-	s.owner, s.pulse = o, r.pulses[e.Group]
+	s.owner, s.detector = o, r.detectors[e.Group]
 	s.waits.Store(s.Beyond)
 	if e.Entry.Mixed {
 		r.metrics.roundHold.Observe(s.Held.Seconds())

@@ -15,7 +15,7 @@ func TestAGroupThatIsGoneIsForgotten(t *testing.T) {
 	s := h.put(pool.Entry{Prompt: 5}).slotNow(t)
 	s.Progress(1)
 	h.fleet(nil)
-	require.Empty(t, h.pulses)
+	require.Empty(t, h.detectors)
 	s.Progress(2) // a step of the group
 	h.do(h.told...)
 	h.release(s)

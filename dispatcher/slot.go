@@ -6,7 +6,7 @@ import (
 	"time"
 
 	"evenkeel/dispatcher/board"
-	"evenkeel/dispatcher/grounds"
+	"evenkeel/dispatcher/decision"
 	"evenkeel/pool"
 )
 
@@ -15,13 +15,13 @@ import (
 // change.
 type Slot struct {
 	board.Bound
-	Decide  time.Duration    // of Wait, the round that admitted it
-	Grounds *grounds.Grounds // what the rank was chosen on; nil without Config.Explain
+	Decide time.Duration   // of Wait, the round that admitted it
+	Trace  *decision.Trace // what the rank was chosen on; nil without Config.Explain
 
 	generated atomic.Int32
-	voice     voice  // the group's steps it got tokens in
-	pulse     *pulse // the group's; nil without barrier
-	owner     *owned // whose slot it is
+	stream    streamState   // the group's steps it got tokens in
+	detector  *stepDetector // the group's; nil without barrier
+	owner     *owned        // whose slot it is
 	started   atomic.Bool
 	released  atomic.Bool
 	waits     atomic.Bool // in the engine's queue, beyond the rank's slots or KV room
@@ -31,7 +31,7 @@ type Slot struct {
 func newSlot(e *pool.Entry, explain bool) *Slot {
 	s := &Slot{}
 	if explain {
-		s.Grounds = &grounds.Grounds{}
+		s.Trace = &decision.Trace{}
 	}
 	return s
 }
@@ -53,8 +53,8 @@ func (s *Slot) Progress(generated int) {
 			break
 		}
 	}
-	if s.pulse != nil && s.unheard.Load() == 0 {
-		s.pulse.beat(&s.voice)
+	if s.detector != nil && s.unheard.Load() == 0 {
+		s.detector.onToken(&s.stream)
 	}
 }
 

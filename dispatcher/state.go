@@ -54,22 +54,22 @@ type owned struct {
 // order, and carries out the effects that come back: it answers callers, counts, and writes the
 // log and the decision log.
 type runner struct {
-	boards   *board.Boards
-	cfg      Config
-	now      time.Time // of the turn
-	d        *Dispatcher
-	wake     func(command) bool // has a command run in the next turn
-	log      *zap.Logger
-	metrics  *metrics
-	learner  *learner
-	twins    *twins       // nil: none
-	auto     *auto        // nil: the policy is not left to the twin
-	declog   *decisionLog // nil: off
-	waiting  map[*pool.Entry]waiting
-	owned    map[string]*owned // by model
-	inOrder  []*owned          // the same, by model
-	pulses   map[board.GroupKey]*pulse
-	rejected error // what the last event changed nothing for
+	boards    *board.Boards
+	cfg       Config
+	now       time.Time // of the turn
+	d         *Dispatcher
+	wake      func(command) bool // has a command run in the next turn
+	log       *zap.Logger
+	metrics   *metrics
+	learner   *learner
+	twins     *twins       // nil: none
+	auto      *auto        // nil: the policy is not left to the twin
+	declog    *decisionLog // nil: off
+	waiting   map[*pool.Entry]waiting
+	owned     map[string]*owned // by model
+	inOrder   []*owned          // the same, by model
+	detectors map[board.GroupKey]*stepDetector
+	rejected  error // what the last event changed nothing for
 
 	// Events that are used again and again.
 	decided board.Decided

@@ -112,7 +112,7 @@ func (t *twins) run(ctx context.Context, specs, chosen []string) {
 				t.book(&verdicts[i])
 			}
 			if t.choices != nil {
-				if choice, change := chooser.Hear(verdicts, time.Now()); change {
+				if choice, change := chooser.Consider(verdicts, time.Now()); change {
 					t.choices(choice)
 				}
 			}
@@ -155,7 +155,7 @@ func (t *twins) take(judge *twin.Twin) {
 	t.fresh = nil
 	t.mu.Unlock()
 	for _, s := range fresh {
-		judge.Take(s.Stretch, s.end)
+		judge.AddStretch(s.Stretch, s.end)
 	}
 }
 

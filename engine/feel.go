@@ -22,7 +22,7 @@ func (w *watch) feel(s *Sample, at time.Time) {
 	w.m.mu.Lock()
 	defer w.m.mu.Unlock()
 	w.keep(s, at)
-	p, now, busy := &w.pulse, vitalsOf(s, -1), w.traffic.running.Load() > 0
+	p, now, busy := &w.scrapes, vitalsOf(s, -1), w.traffic.running.Load() > 0
 	if busy && p.busy && now == p.last {
 		p.alike++
 	} else {
@@ -65,7 +65,7 @@ func (w *watch) feel(s *Sample, at time.Time) {
 // feelRanks looks for gauges that moved since the scrape before. Such a gauge is a sign of life of its rank's core at the
 // time of that earlier scrape, because the core made a step at some time after it. at is when this scrape began.
 func (w *watch) feelRanks(s *Sample, at time.Time) {
-	p := &w.pulse
+	p := &w.scrapes
 	before := p.ranks
 	p.ranks = make(map[int]vitals, len(w.in.Canaries))
 	for _, t := range w.in.Canaries {

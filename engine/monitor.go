@@ -219,13 +219,13 @@ func (m *Monitor) Gauges(id string, rank int) (g Gauges, ok bool) {
 	return g, ok
 }
 
-// Heard tells that an instance answered something other than a check of the
+// Answered reports that an instance answered something other than a check of the
 // monitor: it lives, however late its health check comes.
-func (m *Monitor) Heard(id string) {
+func (m *Monitor) Answered(id string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if w := m.watches[id]; w != nil {
-		w.traffic.Heard()
+		w.traffic.OnEvent()
 	}
 }
 

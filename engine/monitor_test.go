@@ -102,7 +102,7 @@ func TestALateHealthCheckTakesNoEngineThatAnswers(t *testing.T) {
 		f.set("/health", "")
 		for range 60 {
 			time.Sleep(time.Second)
-			m.Heard("p0")
+			m.Answered("p0")
 			require.True(t, m.Status("p0").Up)
 			require.False(t, m.Status("p0").Hangs)
 		}
@@ -111,17 +111,17 @@ func TestALateHealthCheckTakesNoEngineThatAnswers(t *testing.T) {
 
 		time.Sleep(time.Minute)
 		require.False(t, m.Status("p0").Up, "nothing was heard of it any more")
-		m.Heard("p0")
+		m.Answered("p0")
 		for !m.Status("p0").Up { // it hangs no longer: its requests are answered
 			time.Sleep(time.Second)
-			m.Heard("p0")
+			m.Answered("p0")
 		}
 		f.set("/health", ok(""))
 		time.Sleep(10 * time.Second)
 		require.NoError(t, m.Status("p0").Err)
 		require.Len(t, logs.FilterMessage("an engine is down").All(), 1)
 		require.Len(t, logs.FilterMessage("an engine is up").All(), 2)
-		m.Heard("nobody")
+		m.Answered("nobody")
 	})
 }
 

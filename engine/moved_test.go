@@ -93,7 +93,7 @@ func TestANameThatMovesToAHostThatIsDead(t *testing.T) {
 					_, _, err := c.Get(ctx, target(t, "http://p0:8000"), "/health", 100)
 					stop()
 					m.Report("p0", err)
-					m.Heard("p0")
+					m.Answered("p0")
 					time.Sleep(100 * time.Millisecond)
 				}
 				s := m.Status("p0")
@@ -101,7 +101,7 @@ func TestANameThatMovesToAHostThatIsDead(t *testing.T) {
 				require.WithinRange(t, s.Moved.At, at, time.Now())
 				require.ErrorContains(t, s.Err, "its name has another address now, 10.0.0.2 instead of 10.0.0.1, which was seen at ")
 				for range 600 {
-					m.Heard("p0") // a stream of before is not over
+					m.Answered("p0") // a stream of before is not over
 					time.Sleep(100 * time.Millisecond)
 					require.False(t, m.Status("p0").Up)
 				}

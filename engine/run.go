@@ -43,7 +43,7 @@ func (w *watch) check(ctx context.Context) {
 	if fresh {
 		w.locate(ctx)
 	}
-	heard := w.traffic.heard.Load()
+	heard := w.traffic.events.Load()
 	began := time.Now()
 	quick, err := w.alive(ctx, fresh)
 	if err == nil && quick {
@@ -117,7 +117,7 @@ func (w *watch) check(ctx context.Context) {
 		w.show(next)
 		w.lookForMore()
 		w.judged()
-	case late(err) && w.traffic.heard.Load() != heard && len(w.facts.models) > 0 && !w.unproven: // else another host is heard
+	case late(err) && w.traffic.events.Load() != heard && len(w.facts.models) > 0 && !w.unproven: // else another host is heard
 		w.m.metrics.late.WithLabelValues(w.in.ID).Inc()
 		if reports != w.reports { // it could not be reached meanwhile
 			return
@@ -174,7 +174,7 @@ func (w *watch) readFacts(ctx context.Context, full, hurry bool) {
 	if hurry { // it could serve already: what only helps must not keep it waiting
 		patience = min(patience, time.Second)
 	}
-	w.pulse.pulls.before(w.traffic)
+	w.scrapes.pulls.before(w.traffic)
 	began := time.Now()
 	s, err := w.scrape(ctx, patience)
 	odd := err

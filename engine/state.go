@@ -44,7 +44,7 @@ type watch struct {
 
 	factsAt  time.Time    // last read; only run's goroutine
 	facts    facts        // only run's goroutine
-	pulse    pulse        // only run's goroutine
+	scrapes  scrapes      // only run's goroutine
 	addrs    []netip.Addr // that the engine's name had when it was last looked up; only run's goroutine
 	unproven bool         // it has others since, and no new connection was answered there; only run's goroutine
 	answered time.Time    // the last good health check; only run's goroutine

@@ -204,7 +204,7 @@ func (w *watch) tryNow(ctx context.Context) {
 	s, model := &w.suspect, w.status.baseModel()
 	s.doubted, s.tried = false, time.Now()
 	s.circuit.Send(theCanary, time.Now())
-	heard := w.traffic.heard.Load()
+	heard := w.traffic.events.Load()
 	ask := w.asks(model)
 	ranks := slices.DeleteFunc(slices.Clone(w.in.Canaries), func(t *Target) bool { return w.status.Lost[t.Rank] != "" })
 	w.m.mu.Unlock()
@@ -218,7 +218,7 @@ func (w *watch) tryNow(ctx context.Context) {
 	}
 	switch {
 	case err == nil:
-	case errors.Is(err, context.DeadlineExceeded) && w.traffic.heard.Load() != heard:
+	case errors.Is(err, context.DeadlineExceeded) && w.traffic.events.Load() != heard:
 		outcome = canaryVouched // its batch was full, and runs
 	default:
 		outcome = canaryFailed

@@ -160,7 +160,7 @@ func TestWhatACanaryProves(t *testing.T) {
 				judge(m, Silent, 1)
 				time.Sleep(5 * time.Second)
 				if row.heard {
-					m.Traffic("d0").Heard()
+					m.Traffic("d0").OnEvent()
 				}
 				time.Sleep(5 * time.Second)
 				synctest.Wait()

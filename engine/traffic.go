@@ -12,7 +12,7 @@ import (
 // any goroutine, for every event.
 type Traffic struct {
 	running atomic.Int64
-	heard   atomic.Uint64
+	events  atomic.Uint64
 	chunk   atomic.Uint64 // tokens of a chunk, a float64's bits
 	beyond  atomic.Int64
 
@@ -23,11 +23,11 @@ type Traffic struct {
 	open     atomic.Int64 // of these, tokens of requests that the engine may not have counted yet
 }
 
-// Begin tells of a first event.
-func (t *Traffic) Begin() { t.running.Add(1); t.heard.Add(1) }
+// Begin reports a first event.
+func (t *Traffic) Begin() { t.running.Add(1); t.events.Add(1) }
 
-// Heard tells of a later one.
-func (t *Traffic) Heard() { t.heard.Add(1) }
+// OnEvent reports a later one.
+func (t *Traffic) OnEvent() { t.events.Add(1) }
 
 // Beyond tells of a request that was sent on purpose although its rank has no slot
 // for it, and with -1 that it is gone: an engine may run it although the slots we
@@ -164,8 +164,8 @@ func vitalsOf(s *Sample, rank int) vitals {
 	return vitals{known(s.Generated(rank)), known(s.Running(rank)), known(s.Waiting(rank)), known(s.KVUsage(rank))}
 }
 
-// pulse is what the scrapes of an instance showed; only run's goroutine has it.
-type pulse struct {
+// scrapes are what the scrapes of an instance showed; only run's goroutine has it.
+type scrapes struct {
 	at     time.Time // the last scrape began
 	ranks  map[int]vitals
 	last   vitals
@@ -187,7 +187,7 @@ const settledScrapes = 2
 
 // allow follows the configured slots: at once when they are raised, and when
 // they are lowered once the requests that had been admitted before have ended.
-func (p *pulse) allow(slots int, running float64) {
+func (p *scrapes) allow(slots int, running float64) {
 	if running > float64(slots) {
 		p.settled = 0
 	} else {

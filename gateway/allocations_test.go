@@ -26,11 +26,11 @@ func TestARequestOfOneTokenAllocatesLittle(t *testing.T) {
 	const requests, most = 50, 57
 	var each int64
 	for range 5 { // what goes on beside it adds to the count, and nothing takes from it
-		before := allocations("evenkeel/gateway/door.(*Door).Handle")
+		before := allocations("evenkeel/gateway/admission.(*Handler).Handle")
 		for range requests {
 			ask()
 		}
-		if each = (allocations("evenkeel/gateway/door.(*Door).Handle") - before) / requests; each <= most {
+		if each = (allocations("evenkeel/gateway/admission.(*Handler).Handle") - before) / requests; each <= most {
 			break
 		}
 	}

@@ -18,21 +18,21 @@ import (
 	"evenkeel/dispatcher"
 	"evenkeel/dispatcher/board"
 	"evenkeel/engine"
-	"evenkeel/gateway/abroad"
+	"evenkeel/gateway/admission"
 	"evenkeel/gateway/adviser"
 	"evenkeel/gateway/config"
-	"evenkeel/gateway/door"
 	"evenkeel/gateway/edge"
 	"evenkeel/gateway/fleet"
 	"evenkeel/gateway/journal"
 	"evenkeel/gateway/loop"
 	"evenkeel/gateway/metaserver"
 	"evenkeel/gateway/owner"
+	"evenkeel/gateway/passthrough"
+	"evenkeel/gateway/peerserver"
 	"evenkeel/gateway/receipt"
 	"evenkeel/gateway/reload"
 	"evenkeel/gateway/request"
 	"evenkeel/gateway/service"
-	"evenkeel/gateway/through"
 	"evenkeel/pool"
 	"evenkeel/prefill"
 	"evenkeel/prefill/local"
@@ -89,13 +89,13 @@ func New(cfg *config.Config, log *zap.Logger) (g *Gateway, err error) {
 	decision := cfg.Decision()
 	decision.Predictor.Fit, decision.TTL, decision.Explain = fit, g.conf().PoolTTL(), cfg.Explains()
 	decision.Registerer, decision.Places, decision.OnRoom, decision.Log = g.reg, g.places, g.tier.Wake, log
-	decision.Said = func(worker int32) (dispatcher.Said, bool) {
+	decision.EngineMetrics = func(worker int32) (dispatcher.EngineMetrics, bool) {
 		r := g.fleet.Rank(worker)
 		if r == nil {
-			return dispatcher.Said{}, false
+			return dispatcher.EngineMetrics{}, false
 		}
 		said, ok := g.monitor.Gauges(r.Instance, r.Target.Rank)
-		return dispatcher.Said{Running: said.Running, Waiting: said.Waiting, KVShare: said.KVShare}, ok
+		return dispatcher.EngineMetrics{Running: said.Running, Waiting: said.Waiting, KVShare: said.KVShare}, ok
 	}
 	if g.dispatcher, err = dispatcher.Start(g.ctx, decision); err != nil {
 		return nil, err
@@ -103,12 +103,12 @@ func New(cfg *config.Config, log *zap.Logger) (g *Gateway, err error) {
 	g.bodies = edge.NewBodies(int64(cfg.Limits.Bodies))
 	if g.owner, err = owner.New(cfg, owner.Host{
 		Context: g.ctx, Log: log, Registerer: g.reg, Buckets: secondsBuckets, Hold: func() time.Duration { return g.conf().HoldTimeout() }, Leaving: g.service.Draining,
-		Engines: g.fleet.Areas, Load: g.fleet.LoadOf, Publish: g.publishOwners,
+		Engines: g.fleet.Scopes, Load: g.fleet.LoadOf, Publish: g.publishOwners,
 	}); err != nil {
 		return nil, err
 	}
 	g.fleet.Admission = g.owner
-	if g.peers, err = abroad.New(g.abroadHost()); err != nil {
+	if g.peers, err = peerserver.New(g.abroadHost()); err != nil {
 		return nil, err
 	}
 	g.requests = request.New(g.env())
@@ -121,9 +121,9 @@ func New(cfg *config.Config, log *zap.Logger) (g *Gateway, err error) {
 		return nil, err
 	}
 	g.discovery = fleet.NewDiscovery(g.fleet, sources...)
-	g.door = door.New(door.Host{
+	g.door = admission.New(admission.Host{
 		Started: g.started, Ready: g.Ready, Loads: g.modelLoads, Config: g.config, Service: g.service, Fleet: g.fleet, Requests: g.requests,
-		Through: through.New(through.Env{
+		Through: passthrough.New(passthrough.Env{
 			Log: log, Registerer: g.reg, Buckets: secondsBuckets, Settings: func() *fleet.Settings { return g.conf().Settings }, Serving: g.service.Context,
 			Client: g.client, Monitor: g.monitor, Fleet: g.fleet, Requests: g.requests, Bodies: g.bodies,
 		}),

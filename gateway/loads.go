@@ -5,19 +5,19 @@ import (
 	"slices"
 	"strings"
 
-	"evenkeel/gateway/door"
+	"evenkeel/gateway/admission"
 	"evenkeel/gateway/fleet"
 )
 
 // modelLoads is how busy the engines are with each model, as far as the proxy knows: a model's boards are added up, and the KV of ranks whose
 // capacity is not known does not count.
-func (g *Gateway) modelLoads(ctx context.Context) (list []door.ModelLoad) {
+func (g *Gateway) modelLoads(ctx context.Context) (list []admission.ModelLoad) {
 	queued, prefills, boards := g.tier.Backlogs(), g.tier.Status(), g.dispatcher.Status(ctx).Models
 	for _, route := range g.fleet.Models() {
 		if route.Name != route.Board {
 			continue // an adapter of another model
 		}
-		l, kv, capacity := door.ModelLoad{Model: route.Name, Waiting: queued[route.Name].Requests}, int64(0), int64(0)
+		l, kv, capacity := admission.ModelLoad{Model: route.Name, Waiting: queued[route.Name].Requests}, int64(0), int64(0)
 		for i := range prefills {
 			if c := &prefills[i]; !c.Aggregated && slices.Contains(c.Models, route.Name) {
 				l.Running += c.Inflight

@@ -92,7 +92,7 @@ type tenants struct {
 	us, eu, as *cluster
 }
 
-func (t *tenants) area(c *cluster) owner.RegionStatus {
+func (t *tenants) scope(c *cluster) owner.RegionStatus {
 	for _, a := range c.gw.Owners() {
 		if a.Region == "us" {
 			return a
@@ -156,7 +156,7 @@ func (t *tenants) watchOwners(all ...*cluster) (end func()) {
 			}
 			owner := ""
 			for _, c := range all {
-				if a := t.area(c); a.Admits {
+				if a := t.scope(c); a.Admits {
 					if owner != "" {
 						two = owner + " and " + c.gw.Geo().ID()
 					}
@@ -223,29 +223,29 @@ func TestARegionIsTakenOverAndHandedBack(t *testing.T) {
 		}
 	})
 	us, eu, as := all.us, all.eu, all.as
-	us.eventually("us-1 owns its region", func() bool { return all.area(us).Admits })
+	us.eventually("us-1 owns its region", func() bool { return all.scope(us).Admits })
 	endWatch := all.watchOwners(us, eu, as)
 	endLoad := under(eu)
 
-	epoch := all.area(us).Epoch
+	epoch := all.scope(us).Epoch
 	leave := us.endless()
 	w.set(true) // us-1 reaches the store no more
-	us.eventually("us-1 stops what is new", func() bool { a := all.area(us); return !a.Admits && a.Phase == "fenced" })
+	us.eventually("us-1 stops what is new", func() bool { a := all.scope(us); return !a.Admits && a.Phase == "fenced" })
 	require.Positive(t, us.sum("evenkeel_rank_running"), "streams run on")
-	eu.eventually("eu-1 takes it over", func() bool { return all.area(eu).Admits })
-	require.Greater(t, all.area(eu).Epoch, epoch)
+	eu.eventually("eu-1 takes it over", func() bool { return all.scope(eu).Admits })
+	require.Greater(t, all.scope(eu).Epoch, epoch)
 	require.EqualValues(t, 1, eu.metric(`evenkeel_geo_takeover_active{region="us"}`))
-	require.False(t, all.area(as).Admits)
+	require.False(t, all.scope(as).Admits)
 	served := func() int64 { return all.us.decode[0].Stats().Requests }
 	before := served()
 	eu.eventually("eu-1 uses what it has taken over, and says by its epoch that it is the owner", func() bool {
-		return served() > before && all.us.decode[0].Stats().Epoch == all.area(eu).Epoch
+		return served() > before && all.us.decode[0].Stats().Epoch == all.scope(eu).Epoch
 	})
 	leave()
 
 	w.set(false)
-	us.eventually("us-1 has its region back", func() bool { return all.area(us).Admits })
-	require.Equal(t, "us-1", all.area(us).Holder)
+	us.eventually("us-1 has its region back", func() bool { return all.scope(us).Admits })
+	require.Equal(t, "us-1", all.scope(us).Holder)
 	ok, failed := endLoad()
 	require.Positive(t, ok)
 	require.LessOrEqual(t, failed, 3, "of eu-1's three clients, through takeover and hand-back: what was between prefill and decode there")
@@ -254,7 +254,7 @@ func TestARegionIsTakenOverAndHandedBack(t *testing.T) {
 	dead, cut := context.WithCancel(context.Background())
 	cut() // killed: nothing is released
 	_ = us.gw.Shutdown(dead)
-	eu.eventually("eu-1 takes it over again", func() bool { return all.area(eu).Admits })
+	eu.eventually("eu-1 takes it over again", func() bool { return all.scope(eu).Admits })
 	endWatch()
 	all.slotsKept("two owners, one after the other")
 	for _, e := range us.decode {
@@ -266,13 +266,13 @@ func TestARegionIsTakenOverAndHandedBack(t *testing.T) {
 func TestStaticOwnersTakeAShare(t *testing.T) {
 	all := threeRegions(t, func(o *geo.Ownership) { o.Engine = geo.OwnStatic })
 	us, eu, as := all.us, all.eu, all.as
-	require.True(t, all.area(us).Admits)
+	require.True(t, all.scope(us).Admits)
 	require.Equal(t, 1, us.logs.FilterMessageSnippet("ownership is static").Len(), "warned at the start")
 	dead, cut := context.WithCancel(context.Background())
 	cut()
 	_ = us.gw.Shutdown(dead)
-	eu.eventually("eu-1 takes us over", func() bool { return all.area(eu).Admits })
-	require.False(t, all.area(as).Admits)
+	eu.eventually("eu-1 takes us over", func() bool { return all.scope(eu).Admits })
+	require.False(t, all.scope(as).Admits)
 	eu.eventually("it uses all of its own slots, and half of those once it has looked what runs there", func() bool {
 		limits := map[int]int{}
 		for _, m := range eu.gw.Status(context.Background()).Dispatch.Models {
@@ -284,6 +284,6 @@ func TestStaticOwnersTakeAShare(t *testing.T) {
 		return maps.Equal(map[int]int{4: 2, 2: 2}, limits)
 	})
 	_ = eu.gw.Shutdown(dead)
-	as.eventually("as-1 is next in order", func() bool { return all.area(as).Admits })
+	as.eventually("as-1 is next in order", func() bool { return all.scope(as).Admits })
 	require.EqualValues(t, 1, as.metric(`evenkeel_geo_takeover_active{region="us"}`))
 }

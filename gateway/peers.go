@@ -6,17 +6,17 @@ import (
 
 	"github.com/valyala/fasthttp"
 
-	"evenkeel/gateway/abroad"
 	"evenkeel/gateway/openai"
+	"evenkeel/gateway/peerserver"
 	"evenkeel/mooncake"
 )
 
-func (g *Gateway) abroadHost() abroad.Host {
-	return abroad.Host{
+func (g *Gateway) abroadHost() peerserver.Host {
+	return peerserver.Host{
 		Context: g.ctx, Go: g.background.Go, Log: g.log, Registerer: g.reg, Config: g.config, Service: g.service,
 		Fleet: g.fleet, Tier: g.tier, Dispatcher: g.dispatcher, Owner: g.owner, Bodies: g.bodies,
 		Fail: func(ctx *fasthttp.RequestCtx, e *openai.Error) { g.requests.Fail(ctx, e) },
-		Serve: func(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, from *abroad.Hop, came time.Time) {
+		Serve: func(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, from *peerserver.Hop, came time.Time) {
 			g.door.Receive(ctx, ep, &from.Hop, from.Tenant, came)
 		},
 	}

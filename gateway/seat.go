@@ -16,15 +16,15 @@ import (
 	"evenkeel/dispatcher"
 	"evenkeel/dispatcher/board"
 	"evenkeel/engine"
-	"evenkeel/gateway/abroad"
+	"evenkeel/gateway/admission"
 	"evenkeel/gateway/adviser"
-	"evenkeel/gateway/door"
 	"evenkeel/gateway/edge"
 	"evenkeel/gateway/fleet"
 	"evenkeel/gateway/journal"
 	"evenkeel/gateway/loop"
 	"evenkeel/gateway/metaserver"
 	"evenkeel/gateway/owner"
+	"evenkeel/gateway/peerserver"
 	"evenkeel/gateway/reload"
 	"evenkeel/gateway/request"
 	"evenkeel/gateway/selftest"
@@ -51,7 +51,7 @@ type Gateway struct {
 	places     *pool.Places
 	dispatcher *dispatcher.Dispatcher
 	owner      *owner.Set         // nil: everything is ours
-	peers      *abroad.Peers      // nil: there are no others
+	peers      *peerserver.Peers  // nil: there are no others
 	meta       *metaserver.Server // nil: no decode engine calls back
 	journal    *journal.Journal
 	loops      loop.Set // that carry streamed answers
@@ -59,7 +59,7 @@ type Gateway struct {
 	advice     *adviser.Adviser
 	seats      atomic.Uint64 // how many were asked for; their ids have the highest bit, and no request's id has it
 
-	door     *door.Door
+	door     *admission.Handler
 	bodies   *edge.Account
 	server   *edge.Server
 	listener *edge.Listener
@@ -87,14 +87,14 @@ func (g *Gateway) Seat(ctx context.Context, name string, tokens int) (selftest.S
 		switch {
 		case rank == nil:
 			return selftest.Seat{}, fmt.Errorf("rank %s serves no requests now", name)
-		case rank.Area.Ours() != nil:
+		case rank.Scope.Ours() != nil:
 			return selftest.Seat{}, selftest.ErrNotOurs
 		}
 		rule := &board.Local{Ranks: []board.LocalRank{{Worker: rank.Worker, Tokens: tokens}}, Threshold: tokens, InFlight: math.MaxInt}
 		got := <-g.dispatcher.EnqueueLocal(&pool.Entry{ID: 1<<63 | g.seats.Add(1), Model: serves, Prompt: tokens, Arrival: time.Now()}, rule)
 		switch {
 		case got.Err == nil:
-			return selftest.Seat{Area: rank.Area, Leave: func() {
+			return selftest.Seat{Scope: rank.Scope, Leave: func() {
 				g.dispatcher.Release(got.Slot, board.Outcome{Kind: board.Cancelled}) // nothing is learned from it
 			}}, nil
 		case !errors.Is(got.Err, board.ErrNotLocal):

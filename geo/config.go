@@ -64,7 +64,7 @@ type Config struct {
 	Running  func(model string) (perReplica float64, seqs int)                                         `yaml:"-"` // decode requests; must not wait
 	Draining func() bool                                                                               `yaml:"-"`
 	Tenure   func() Tenure                                                                             `yaml:"-"` // of this dispatcher; nil: regions have no owners
-	Heard    func(Heard)                                                                               `yaml:"-"` // of a peer's probe; nil with Tenure
+	OnProbe  func(ProbeReport)                                                                         `yaml:"-"` // of a peer's probe; nil with Tenure
 	Lookup   func(ctx context.Context, d Discovery, host, port string) (addresses []string, err error) `yaml:"-"`
 
 	Clock Clock                  `yaml:"-"` // nil: the machine's

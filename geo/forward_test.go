@@ -266,19 +266,19 @@ func TestTheHeadOfARequestTellsWhoCannotBeAPeer(t *testing.T) {
 	require.NoError(t, err)
 	for name, row := range map[string]struct {
 		keys   *Keys
-		hop    func(h *Hop)   // before it is signed
-		head   func(k *Knock) // after that
+		hop    func(h *Hop)         // before it is signed
+		head   func(k *Credentials) // after that
 		late   time.Duration
 		reject string
 	}{
 		"one that might be":         {},
-		"no hop":                    {head: func(k *Knock) { k.Hop = "" }, reject: RejectHop},
-		"the version before":        {head: func(k *Knock) { k.Hop = "v1" + k.Hop[2:] }, reject: RejectVersion},
+		"no hop":                    {head: func(k *Credentials) { k.Hop = "" }, reject: RejectHop},
+		"the version before":        {head: func(k *Credentials) { k.Hop = "v1" + k.Hop[2:] }, reject: RejectVersion},
 		"nobody's name":             {hop: func(h *Hop) { h.Origin, h.Via = "mars", []string{"mars"} }, reject: RejectPeer},
 		"a key that is not ours":    {keys: stranger, reject: RejectSignature},
-		"no signature":              {head: func(k *Knock) { k.Signature = "" }, reject: RejectSignature},
-		"another path":              {head: func(k *Knock) { k.Target = "/v1/completions" }, reject: RejectSignature},
-		"another tenant":            {head: func(k *Knock) { k.Tenant = "rich" }, reject: RejectSignature},
+		"no signature":              {head: func(k *Credentials) { k.Signature = "" }, reject: RejectSignature},
+		"another path":              {head: func(k *Credentials) { k.Target = "/v1/completions" }, reject: RejectSignature},
+		"another tenant":            {head: func(k *Credentials) { k.Tenant = "rich" }, reject: RejectSignature},
 		"another recipient":         {hop: func(h *Hop) { h.To = "asia-1" }, reject: RejectRecipient},
 		"an earlier run":            {hop: func(h *Hop) { h.Boot = "another" }, reject: RejectRecipient},
 		"one recorded long ago":     {late: 31 * time.Second, reject: RejectStale},
@@ -287,27 +287,27 @@ func TestTheHeadOfARequestTellsWhoCannotBeAPeer(t *testing.T) {
 		if row.keys == nil {
 			row.keys = keys
 		}
-		d, m, h, k := door(keys, 1), goldenMessage(), golden, Knock{}
+		d, m, h, k := door(keys, 1), goldenMessage(), golden, Credentials{}
 		if row.hop != nil {
 			row.hop(&h)
 		}
-		k = Knock{Message: m, Hop: h.String(), Signature: row.keys.Sign(&m, &h)}
+		k = Credentials{Message: m, Hop: h.String(), Signature: row.keys.Sign(&m, &h)}
 		if row.head != nil {
 			row.head(&k)
 		}
 		got := ""
-		if x := d.Glance(&k, now.Add(row.late)); x != nil {
+		if x := d.CheckHead(&k, now.Add(row.late)); x != nil {
 			got = x.Reject
 		}
 		require.Equal(t, row.reject, got, name)
 	}
 	d, m, h := door(keys, 1), goldenMessage(), golden
-	k := Knock{Message: m, Body: goldenBody(), Hop: h.String(), Signature: keys.Sign(&m, &h)}
-	require.Nil(t, d.Glance(&k, now))
-	require.Nil(t, d.Glance(&k, now), "to look changes nothing")
-	_, refusal := d.Open(&k, now)
+	k := Credentials{Message: m, Body: goldenBody(), Hop: h.String(), Signature: keys.Sign(&m, &h)}
+	require.Nil(t, d.CheckHead(&k, now))
+	require.Nil(t, d.CheckHead(&k, now), "to look changes nothing")
+	_, refusal := d.Verify(&k, now)
 	require.Nil(t, refusal)
-	require.Equal(t, RejectSignature, d.Glance(&k, now).Reject, "it was here before")
+	require.Equal(t, RejectSignature, d.CheckHead(&k, now).Reject, "it was here before")
 }
 
 func TestWhatEndedBeforeItWasSentIsNotSent(t *testing.T) {

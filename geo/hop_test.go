@@ -34,8 +34,8 @@ func goldenKeys(t testing.TB) *Keys {
 }
 
 // door is that of eu-1, whose peers are us-1 and asia-1.
-func door(keys *Keys, maxHops int) *Door {
-	d := &Door{self: "eu-1", boot: golden.Boot, maxHops: maxHops, skew: 30 * time.Second, nonces: newNonces(time.Minute), known: func(id string) ([]string, bool) {
+func door(keys *Keys, maxHops int) *Verifier {
+	d := &Verifier{self: "eu-1", boot: golden.Boot, maxHops: maxHops, skew: 30 * time.Second, nonces: newNonces(time.Minute), known: func(id string) ([]string, bool) {
 		return []string{"spiffe://ek/" + id}, id == "us-1" || id == "asia-1"
 	}}
 	d.keys.Store(keys)
@@ -112,35 +112,35 @@ func TestWhoMayComeIn(t *testing.T) {
 	for _, row := range []struct {
 		name   string
 		hop    func(h *Hop)
-		knock  func(k *Knock)
+		knock  func(k *Credentials)
 		late   time.Duration
 		again  bool // the same request was here before
 		status int
 		reject string
 	}{
 		{name: "a hop of one allowed is accepted"},
-		{name: "two hops of one allowed", hop: func(h *Hop) { h.N = 2; h.Via = []string{"us-1", "asia-1"} }, knock: func(k *Knock) { k.Names = []string{"spiffe://ek/asia-1"} }, status: 508, reject: RejectHop},
+		{name: "two hops of one allowed", hop: func(h *Hop) { h.N = 2; h.Via = []string{"us-1", "asia-1"} }, knock: func(k *Credentials) { k.Names = []string{"spiffe://ek/asia-1"} }, status: 508, reject: RejectHop},
 		{name: "more hops than are allowed here", hop: func(h *Hop) { h.Max = 5 }, status: 508, reject: RejectHop},
 		{name: "via contains ourselves", hop: func(h *Hop) { h.N, h.Via = 3, []string{"us-1", "eu-1", "us-1"} }, status: 508, reject: RejectHop},
 		{name: "hops and via disagree", hop: func(h *Hop) { h.N = 0 }, status: 508, reject: RejectHop},
-		{name: "no hop at all", knock: func(k *Knock) { k.Hop = "" }, status: 508, reject: RejectHop},
-		{name: "of the version before", knock: func(k *Knock) { k.Hop = "v1" + k.Hop[2:] }, status: 400, reject: RejectVersion},
-		{name: "of a version yet to come", knock: func(k *Knock) { k.Hop = "v3" + k.Hop[2:] }, status: 400, reject: RejectVersion},
-		{name: "of no version", knock: func(k *Knock) { k.Hop = "va" + k.Hop[2:] }, status: 508, reject: RejectHop},
+		{name: "no hop at all", knock: func(k *Credentials) { k.Hop = "" }, status: 508, reject: RejectHop},
+		{name: "of the version before", knock: func(k *Credentials) { k.Hop = "v1" + k.Hop[2:] }, status: 400, reject: RejectVersion},
+		{name: "of a version yet to come", knock: func(k *Credentials) { k.Hop = "v3" + k.Hop[2:] }, status: 400, reject: RejectVersion},
+		{name: "of no version", knock: func(k *Credentials) { k.Hop = "va" + k.Hop[2:] }, status: 508, reject: RejectHop},
 		{name: "sent to another dispatcher", hop: func(h *Hop) { h.To = "asia-1" }, status: 421, reject: RejectRecipient},
 		{name: "sent to one whose name begins like ours", hop: func(h *Hop) { h.To = "eu" }, status: 421, reject: RejectRecipient},
 		{name: "sent to an earlier run", hop: func(h *Hop) { h.Boot = "another" }, status: 421, reject: RejectRecipient},
 		{name: "sent to any run", hop: func(h *Hop) { h.Boot = "" }, status: 421, reject: RejectRecipient},
-		{name: "another body than was signed", knock: func(k *Knock) { k.Body = []byte("{}") }, status: 401, reject: RejectSignature},
+		{name: "another body than was signed", knock: func(k *Credentials) { k.Body = []byte("{}") }, status: 401, reject: RejectSignature},
 		{name: "31 seconds old", late: 31 * time.Second, status: 401, reject: RejectStale},
 		{name: "31 seconds ahead", late: -31 * time.Second, status: 401, reject: RejectStale},
 		{name: "30 seconds old is believed", late: 30 * time.Second},
 		{name: "the same nonce again", again: true, status: 401, reject: RejectSignature},
-		{name: "no signature", knock: func(k *Knock) { k.Signature = "" }, status: 401, reject: RejectSignature},
-		{name: "another tenant than was signed", knock: func(k *Knock) { k.Tenant = "tenant-b" }, status: 401, reject: RejectSignature},
+		{name: "no signature", knock: func(k *Credentials) { k.Signature = "" }, status: 401, reject: RejectSignature},
+		{name: "another tenant than was signed", knock: func(k *Credentials) { k.Tenant = "tenant-b" }, status: 401, reject: RejectSignature},
 		{name: "a stranger with the key", hop: func(h *Hop) { h.Origin, h.Via = "mars-1", []string{"mars-1"} }, status: 403, reject: RejectPeer},
 		{name: "a peer that speaks for a stranger", hop: func(h *Hop) { h.Origin = "mars-1" }, status: 403, reject: RejectPeer},
-		{name: "a peer with another peer's certificate", knock: func(k *Knock) { k.Names = []string{"spiffe://ek/asia-1"} }, status: 403, reject: RejectPeer},
+		{name: "a peer with another peer's certificate", knock: func(k *Credentials) { k.Names = []string{"spiffe://ek/asia-1"} }, status: 403, reject: RejectPeer},
 		{name: "ourselves", hop: func(h *Hop) { h.Origin, h.Via = "eu-1", []string{"eu-1"} }, status: 403, reject: RejectPeer},
 	} {
 		t.Run(row.name, func(t *testing.T) {
@@ -150,15 +150,15 @@ func TestWhoMayComeIn(t *testing.T) {
 				row.hop(&h)
 			}
 			m := goldenMessage()
-			k := Knock{Message: m, Body: goldenBody(), Hop: h.String(), Signature: keys.Sign(&m, &h), Certified: true, Names: []string{"spiffe://ek/us-1"}}
+			k := Credentials{Message: m, Body: goldenBody(), Hop: h.String(), Signature: keys.Sign(&m, &h), Certified: true, Names: []string{"spiffe://ek/us-1"}}
 			if row.knock != nil {
 				row.knock(&k)
 			}
 			if row.again {
-				_, refusal := d.Open(&k, now)
+				_, refusal := d.Verify(&k, now)
 				require.Nil(t, refusal)
 			}
-			got, refusal := d.Open(&k, now.Add(row.late))
+			got, refusal := d.Verify(&k, now.Add(row.late))
 			if row.status == 0 {
 				require.Nil(t, refusal)
 				require.Equal(t, golden, got)
@@ -184,7 +184,7 @@ func TestARequestThatMayGoFurtherIsHeldAgainstItsWay(t *testing.T) {
 		keys := goldenKeys(t)
 		d, h, m := door(keys, 3), golden, goldenMessage()
 		h.Origin, h.Via, h.N, h.Max = row.origin, row.via, len(row.via), 3
-		_, refusal := d.Open(&Knock{Message: m, Body: goldenBody(), Hop: h.String(), Signature: keys.Sign(&m, &h), Certified: true, Names: []string{"spiffe://ek/asia-1"}}, time.UnixMilli(h.Time))
+		_, refusal := d.Verify(&Credentials{Message: m, Body: goldenBody(), Hop: h.String(), Signature: keys.Sign(&m, &h), Certified: true, Names: []string{"spiffe://ek/asia-1"}}, time.UnixMilli(h.Time))
 		if row.status == 0 {
 			require.Nil(t, refusal, row.name)
 			continue
@@ -196,11 +196,11 @@ func TestARequestThatMayGoFurtherIsHeldAgainstItsWay(t *testing.T) {
 
 func TestWithoutKeysACertificateIsEnoughAndNothingIsNot(t *testing.T) {
 	d := door(nil, 1)
-	k := Knock{Message: goldenMessage(), Body: goldenBody(), Hop: golden.String()}
-	_, refusal := d.Open(&k, time.UnixMilli(golden.Time))
+	k := Credentials{Message: goldenMessage(), Body: goldenBody(), Hop: golden.String()}
+	_, refusal := d.Verify(&k, time.UnixMilli(golden.Time))
 	require.Equal(t, 401, refusal.Status)
 	k.Certified, k.Names = true, []string{"spiffe://ek/us-1"}
-	_, refusal = d.Open(&k, time.UnixMilli(golden.Time))
+	_, refusal = d.Verify(&k, time.UnixMilli(golden.Time))
 	require.Nil(t, refusal)
 }
 

@@ -26,8 +26,8 @@ func New(cfg Config) (*Node, error) {
 		return nil, fmt.Errorf("geo.policy: %w", err)
 	}
 	n.snapshot, _ = cfg.SnapshotBytes()
-	n.door = &Door{self: cfg.Self.ID, boot: n.boot, maxHops: cfg.MaxHops, skew: cfg.HMAC.Skew, nonces: newNonces(2 * cfg.HMAC.Skew), known: n.known}
-	n.door.keys.Store(cfg.Keys)
+	n.verifier = &Verifier{self: cfg.Self.ID, boot: n.boot, maxHops: cfg.MaxHops, skew: cfg.HMAC.Skew, nonces: newNonces(2 * cfg.HMAC.Skew), known: n.known}
+	n.verifier.keys.Store(cfg.Keys)
 	n.metrics = newMetrics(n)
 	n.metrics.createSeries()
 	if cfg.Registerer != nil {
@@ -78,11 +78,11 @@ func (n *Node) Close() {
 
 // SetKeys replaces the keys between dispatchers.
 func (n *Node) SetKeys(k *Keys) {
-	n.door.keys.Store(k)
+	n.verifier.keys.Store(k)
 }
 
-// Door is who may come in.
-func (n *Node) Door() *Door { return n.door }
+// Verifier decides which requests of peers may come in.
+func (n *Node) Verifier() *Verifier { return n.verifier }
 
 // ID is how other dispatchers know this one.
 func (n *Node) ID() string { return n.cfg.Self.ID }

@@ -104,8 +104,8 @@ func (n *Node) heard(p *peer, seq uint64, sent time.Time, e Echo) (up bool) {
 	up = p.up
 	n.judge(p, now)
 	n.mu.Unlock()
-	if err == nil && n.cfg.Heard != nil {
-		n.cfg.Heard(Heard{Peer: a.ID, Region: a.Region, Tenure: a.Tenure, RTTMs: a.RTTMs})
+	if err == nil && n.cfg.OnProbe != nil {
+		n.cfg.OnProbe(ProbeReport{Peer: a.ID, Region: a.Region, Tenure: a.Tenure, RTTMs: a.RTTMs})
 	}
 	if refused {
 		n.cfg.Log.Warn("a peer refuses the probes of this proxy", zap.String("peer", p.id), zap.Error(err))

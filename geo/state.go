@@ -16,17 +16,17 @@ import (
 // Node is this dispatcher among the others: it knows its peers, decides which
 // request goes to one, and carries it there.
 type Node struct {
-	cfg     Config
-	boot    string
-	started time.Time
-	clock   Clock
-	traffic *engine.Client
-	metrics *metrics
-	door    *Door
-	papers  receipts
-	running sync.WaitGroup  // probers, and ends of forwards that are waited for; begun under mu, or before Start returns
-	ctx     context.Context // of the probers
-	stop    context.CancelFunc
+	cfg      Config
+	boot     string
+	started  time.Time
+	clock    Clock
+	traffic  *engine.Client
+	metrics  *metrics
+	verifier *Verifier
+	papers   receipts
+	running  sync.WaitGroup  // probers, and ends of forwards that are waited for; begun under mu, or before Start returns
+	ctx      context.Context // of the probers
+	stop     context.CancelFunc
 
 	snapshot int64 // bytes of what is remembered of the prompts sent to a peer
 

@@ -22,23 +22,23 @@ type HandBack struct {
 	Epoch  int64  `json:"epoch"`
 }
 
-// Area names what is asked for.
-func (h HandBack) Area() string {
+// Scope names what is asked for.
+func (h HandBack) Scope() string {
 	if h.Group != "" {
 		return "group " + h.Group
 	}
 	return "region " + h.Region
 }
 
-// PledgePath is where an owner that cannot reach the store of leases asks for a
+// VotePath is where an owner that cannot reach the store of leases asks for a
 // promise that nobody else will admit.
-const PledgePath = "/evenkeel/peer/v1/pledge"
+const VotePath = "/evenkeel/peer/v1/pledge"
 
-// Pledge asks for that promise, for a decode group that is held with an epoch.
-type Pledge struct {
+// Vote asks for that promise, for a decode group that is held with an epoch.
+type Vote struct {
 	Region string `json:"region"`
 	Group  string `json:"group"`
-	lease.Pledge
+	lease.Vote
 }
 
 // HandedBack is what the holder says once it has stopped: what of its own still
@@ -70,9 +70,9 @@ func (n *Node) AskBack(ctx context.Context, name string, ask HandBack) (h Handed
 	return h, nil
 }
 
-// AskPledge asks a peer, by the name it gives itself, for a promise.
-func (n *Node) AskPledge(ctx context.Context, name string, ask Pledge) error {
-	_, err := n.post(ctx, name, PledgePath, ask)
+// AskVote asks a peer, by the name it gives itself, for a promise.
+func (n *Node) AskVote(ctx context.Context, name string, ask Vote) error {
+	_, err := n.post(ctx, name, VotePath, ask)
 	return err
 }
 

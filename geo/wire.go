@@ -96,8 +96,8 @@ type Tenure struct {
 	Prefill map[string]prefill.Share `json:"prefill,omitempty"` // what it has on prefill engines
 }
 
-// Heard is what a peer's probe said.
-type Heard struct {
+// ProbeReport is what a peer's probe said.
+type ProbeReport struct {
 	Peer, Region string
 	Tenure
 	RTTMs map[string]float64 // to its own peers

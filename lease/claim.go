@@ -10,7 +10,7 @@ import (
 	"go.uber.org/zap"
 )
 
-// A Claim is one dispatcher's standing towards one area: a machine, its engine
+// A Claim is one dispatcher's standing towards one scope: a machine, its engine
 // and the goroutine that runs them.
 type Claim struct {
 	engine Engine
@@ -23,13 +23,13 @@ type Claim struct {
 	machine *Machine
 	told    View // what OnChange was told last; of Run's goroutine and GiveBack's
 
-	said clamour              // of Run's goroutine
+	said logOnce              // of Run's goroutine
 	sure atomic.Pointer[sure] // unless OnChange says otherwise; nil: it does not admit
 
-	origin  time.Time
-	wall    func(now time.Time) time.Time // a wall clock, which goes on while the machine is suspended
-	ahead   time.Duration                 // of the wall clock before the monotonic one since origin, as last looked
-	pledger map[string]bool               // members that are being asked for a promise, of Run's goroutine
+	origin time.Time
+	wall   func(now time.Time) time.Time // a wall clock, which goes on while the machine is suspended
+	ahead  time.Duration                 // of the wall clock before the monotonic one since origin, as last looked
+	asking map[string]bool               // members that are being asked for a promise, of Run's goroutine
 
 	poke chan struct{}
 	done chan struct{}
@@ -41,11 +41,11 @@ type Hooks struct {
 	// it returns from one that does not admit, nothing is admitted any more: only
 	// then is a lease released. It must not call the claim.
 	OnChange func(View)
-	// AskBack asks the holder, a dispatcher's id, to give the area back.
+	// AskBack asks the holder, a dispatcher's id, to give the scope back.
 	AskBack func(ctx context.Context, holder string, epoch int64) error
-	// Pledge asks a member not to admit for a lease and longer. It is called only
+	// Vote asks a member not to admit for a lease and longer. It is called only
 	// with Config.Members.
-	Pledge func(ctx context.Context, member string, ask Pledge) error
+	Vote func(ctx context.Context, member string, ask Vote) error
 }
 
 // sure is how long a claim admits without being told.
@@ -59,7 +59,7 @@ func NewClaim(cfg Config, engine Engine, hooks Hooks, log *zap.Logger) *Claim {
 	cfg.Begun = time.Now()
 	return &Claim{
 		engine: engine, hooks: hooks, log: log, retry: cfg.Retry, cap: cfg.RenewDeadline / 2,
-		origin: cfg.Begun, wall: func(now time.Time) time.Time { return now.Round(0) }, pledger: map[string]bool{},
+		origin: cfg.Begun, wall: func(now time.Time) time.Time { return now.Round(0) }, asking: map[string]bool{},
 		machine: NewMachine(cfg), poke: make(chan struct{}, 1), done: make(chan struct{}),
 	}
 }
@@ -85,8 +85,8 @@ func (c *Claim) Run(ctx context.Context) {
 		if !calling {
 			call, wake = c.machine.Next(now)
 		}
-		if ask, ok := c.machine.AskPledges(now); ok {
-			c.askPledges(ctx, ask, begin)
+		if ask, ok := c.machine.AskVotes(now); ok {
+			c.askVotes(ctx, ask, begin)
 		}
 		c.tell(now)
 		c.mu.Unlock()
@@ -101,7 +101,7 @@ func (c *Claim) Run(ctx context.Context) {
 			open--
 			switch {
 			case r.member != "":
-				delete(c.pledger, r.member)
+				delete(c.asking, r.member)
 			case r.call != AskBack:
 				calling = false
 			}
@@ -117,22 +117,22 @@ func (c *Claim) Run(ctx context.Context) {
 	}
 }
 
-// askPledges asks every other member that is not being asked.
-func (c *Claim) askPledges(ctx context.Context, ask Pledge, begin func(func() result)) {
+// askVotes asks every other member that is not being asked.
+func (c *Claim) askVotes(ctx context.Context, ask Vote, begin func(func() result)) {
 	for _, member := range ask.Members {
-		if member == Dispatcher(ask.Holder) || c.pledger[member] {
+		if member == Dispatcher(ask.Holder) || c.asking[member] {
 			continue
 		}
-		c.pledger[member] = true
+		c.asking[member] = true
 		begin(func() result {
 			ctx, cancel := context.WithTimeout(ctx, c.retry)
 			defer cancel()
 			r := result{sent: time.Now(), member: member}
 			r.ahead = c.aheadAt(r.sent)
-			r.err = c.hooks.Pledge(ctx, member, ask)
+			r.err = c.hooks.Vote(ctx, member, ask)
 			r.tell = func(now time.Time, err error) {
 				if err == nil {
-					c.machine.Pledges(r.sent, now, member, ask.Epoch)
+					c.machine.Votes(r.sent, now, member, ask.Epoch)
 				}
 			}
 			return r
@@ -252,10 +252,10 @@ func (c *Claim) GiveBack(epoch int64, stopped func()) error {
 	return nil
 }
 
-// Stand is the machine's.
-func (c *Claim) Stand(home bool, rank int, fit bool) {
+// SetStanding is the machine's.
+func (c *Claim) SetStanding(home bool, rank int, fit bool) {
 	c.mu.Lock()
-	changed := c.machine.Stand(time.Now(), home, rank, fit)
+	changed := c.machine.SetStanding(time.Now(), home, rank, fit)
 	c.mu.Unlock()
 	if changed {
 		c.wake()
@@ -269,7 +269,7 @@ func (c *Claim) Claimed(epoch int64) {
 
 // Promise answers an owner that cannot reach the store: without an error nothing
 // is admitted here for a lease and longer.
-func (c *Claim) Promise(ask Pledge) error {
+func (c *Claim) Promise(ask Vote) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	now := time.Now()
@@ -281,11 +281,11 @@ func (c *Claim) Promise(ask Pledge) error {
 	return nil
 }
 
-// Heard tells of an epoch that a peer has seen.
-func (c *Claim) Heard(epoch int64) {
+// ObserveEpoch reports an epoch that a peer has seen.
+func (c *Claim) ObserveEpoch(epoch int64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.machine.Heard(epoch)
+	c.machine.ObserveEpoch(epoch)
 }
 
 // Seen is the highest epoch that was read, held or named by anybody.
@@ -329,7 +329,7 @@ func (c *Claim) Admits(now time.Time) bool {
 	return true
 }
 
-// Leave gives the area up and waits until the lease is released, or ctx ends.
+// Leave gives the scope up and waits until the lease is released, or ctx ends.
 func (c *Claim) Leave(ctx context.Context) {
 	c.tellMachine(func(m *Machine, now time.Time) { m.Leave(now) })
 	every := time.NewTicker(c.retry / 20)

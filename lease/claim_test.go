@@ -157,7 +157,7 @@ func TestClaimsTakeOverAndGiveBack(t *testing.T) {
 		synctest.Wait()
 		require.True(t, us.admits(), "it was given back to nobody: its home takes it at once")
 		eu := join("eu-1", false)
-		eu.Stand(false, 0, true)
+		eu.SetStanding(false, 0, true)
 		time.Sleep(30 * time.Second)
 
 		us.cutOff(true)
@@ -181,8 +181,8 @@ func TestClaimsTakeOverAndGiveBack(t *testing.T) {
 	})
 }
 
-// A holder that is asked for the area and hangs delays no look at the lease, so
-// the area is taken when the lease ends.
+// A holder that is asked for the scope and hangs delays no look at the lease, so
+// the scope is taken when the lease ends.
 func TestAHolderThatHangsDelaysNoLook(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, stop := context.WithCancel(t.Context())
@@ -222,7 +222,7 @@ func TestAHolderThatHangsDelaysNoLook(t *testing.T) {
 	})
 }
 
-// Who should own an area may change: it is asked back at once, and Admits knows
+// Who should own a scope may change: it is asked back at once, and Admits knows
 // without being told when the time is over.
 func TestAnAreaFollowsWhoShouldOwnIt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -246,8 +246,8 @@ func TestAnAreaFollowsWhoShouldOwnIt(t *testing.T) {
 			running.Go(func() { d.Run(ctx) })
 		}
 		a, b := desks["a"], desks["b"]
-		a.Stand(true, 0, true)
-		b.Stand(false, 1, true)
+		a.SetStanding(true, 0, true)
+		b.SetStanding(false, 1, true)
 		time.Sleep(21 * time.Second)
 		require.True(t, a.admits())
 		require.True(t, a.Admits(time.Now()))
@@ -255,8 +255,8 @@ func TestAnAreaFollowsWhoShouldOwnIt(t *testing.T) {
 		require.False(t, b.Admits(time.Now()))
 
 		time.Sleep(time.Second)
-		a.Stand(false, 1, true)
-		b.Stand(true, 0, true)
+		a.SetStanding(false, 1, true)
+		b.SetStanding(true, 0, true)
 		time.Sleep(time.Second)
 		require.False(t, a.admits())
 		require.True(t, b.admits(), "handed over, and nobody waited for an expiry")
@@ -389,7 +389,7 @@ func TestClaimsPledgeWhileTheStoreHangs(t *testing.T) {
 					d.view = v
 				},
 				AskBack: func(context.Context, string, int64) error { return ErrNotHolder },
-				Pledge: func(ctx context.Context, member string, ask Pledge) error {
+				Vote: func(ctx context.Context, member string, ask Vote) error {
 					if deaf.Load() {
 						<-ctx.Done()
 						return ctx.Err()
@@ -397,7 +397,7 @@ func TestClaimsPledgeWhileTheStoreHangs(t *testing.T) {
 					return desks[member].Promise(ask)
 				},
 			}, zaptest.NewLogger(t))
-			d.Stand(k == 0, k, true)
+			d.SetStanding(k == 0, k, true)
 			desks[id] = d
 		}
 		for _, id := range []string{"a", "b"} { // a takes the lease: it may first
@@ -413,7 +413,7 @@ func TestClaimsPledgeWhileTheStoreHangs(t *testing.T) {
 			time.Sleep(time.Second)
 			require.True(t, a.Admits(time.Now()))
 		}
-		require.True(t, a.View().Pledged)
+		require.True(t, a.View().Voted)
 		b.cutOff(false)
 		time.Sleep(time.Minute)
 		require.True(t, a.Admits(time.Now()), "b reaches the store and keeps what it promised")

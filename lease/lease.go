@@ -1,8 +1,8 @@
-// Package lease decides which dispatcher owns an area of engines: a region that
+// Package lease decides which dispatcher owns a scope of engines: a region that
 // a peer may take over, a decode group that a standby may. The lease itself is
 // kept by an engine that has a consensus, a Kubernetes Lease or an etcd key; here
 // is what must be true on top of that, which neither gives: an owner that cannot
-// renew stops before another starts, a taker waits, an area is handed back in
+// renew stops before another starts, a taker waits, a scope is handed back in
 // two steps.
 //
 // Machine is pure: the time and what was learned go in, what to do comes out.

@@ -7,7 +7,7 @@ import (
 )
 
 // Call is what a machine wants done next: one call of its engine, or the
-// question to the holder whether it gives the area back.
+// question to the holder whether it gives the scope back.
 type Call int
 
 // Calls.
@@ -24,7 +24,7 @@ func (c Call) String() string {
 	return [...]string{"none", "look", "acquire", "renew", "release", "ask back"}[c]
 }
 
-// Phase is where a dispatcher stands towards an area.
+// Phase is where a dispatcher stands towards a scope.
 type Phase string
 
 // Phases.
@@ -40,26 +40,26 @@ const (
 // Config says who a machine speaks for.
 type Config struct {
 	Self string // identity
-	Home bool   // the area is this dispatcher's by configuration
+	Home bool   // the scope is this dispatcher's by configuration
 	Rank int    // among those that may take it over, 0 first
 	Times
 
-	Members []string  // ids of all dispatchers that may ever own the area; none: whoever asks the store may
+	Members []string  // ids of all dispatchers that may ever own the scope; none: whoever asks the store may
 	Begun   time.Time // when the process began, with Members: what it promised before is not known any more
 }
 
 // View is what a machine holds true at a moment.
 type View struct {
 	Phase   Phase
-	Admits  bool   // may bind new requests to the area's engines
-	Pledged bool   // admits by the pledges of the other members alone, for the store confirms nothing
+	Admits  bool   // may bind new requests to the scope's engines
+	Voted   bool   // admits by the votes of the other members alone, for the store confirms nothing
 	Differs bool   // the holder lists other members than we do: it gets no promise from us, and we none from it
 	Away    bool   // the store fails, or answers too slowly for an owner to renew in time
 	Holder  string // identity, as last read; empty: nobody
 	Epoch   int64  // ours while we hold the lease, else as last read
 }
 
-// ErrNotHolder is the answer to who asks for an area that is not held here with
+// ErrNotHolder is the answer to who asks for a scope that is not held here with
 // that epoch.
 var ErrNotHolder = errors.New("not held here with this epoch")
 
@@ -86,14 +86,14 @@ type Machine struct {
 	epoch   int64     // ours, while held
 	seen    int64     // highest epoch that was read, held or named by anybody
 	renewed time.Time // when the last acquisition or renewal that succeeded was sent
-	lasts   time.Time // until then what was renewed or pledged lasts: nothing is admitted afterwards
+	lasts   time.Time // until then what was renewed or voted lasts: nothing is admitted afterwards
 	start   time.Time // nothing is admitted before
 	away    bool      // the last call of the store failed, or took too long
 
 	promise promise              // to an owner that cannot reach the store
-	pledges map[string]time.Time // to us, by member: when the last one that was given was asked for
-	ask     time.Time            // no pledge is asked for before
-	reclaim bool                 // the store has lost our lease: it is ours again if pledges show that no other proxy admits
+	votes   map[string]time.Time // to us, by member: when the last one that was given was asked for
+	ask     time.Time            // no vote is asked for before
+	reclaim bool                 // the store has lost our lease: it is ours again if votes show that no other proxy admits
 
 	claimed   int64 // an epoch above ours that somebody named; 0: none
 	claimedAt time.Time
@@ -104,13 +104,13 @@ type Machine struct {
 	leaving bool
 	giveBy  time.Time // the release must be done by then; zero: nothing is given back
 	hurry   time.Time // looks often until then: a release is expected
-	asked   time.Time // when the holder may be asked for the area again
+	asked   time.Time // when the holder may be asked for the scope again
 	asking  bool      // it is being asked
 }
 
 // NewMachine begins to watch.
 func NewMachine(cfg Config) *Machine {
-	m := &Machine{cfg: cfg, fit: cfg.Home, pledges: map[string]time.Time{}}
+	m := &Machine{cfg: cfg, fit: cfg.Home, votes: map[string]time.Time{}}
 	if len(cfg.Members) > 0 { // the process before may have promised something at its end
 		m.promise.until = cfg.Begun.Add(cfg.Duration)
 	}
@@ -213,7 +213,7 @@ func later(a, b time.Time) time.Time {
 	return a
 }
 
-// wantsBack says whether the area is to be asked back from its holder.
+// wantsBack says whether the scope is to be asked back from its holder.
 func (m *Machine) wantsBack() bool {
 	return m.cfg.Home && m.fit && !m.leaving && !m.away && !m.excluded() && m.looked && m.rec.Holder != "" && m.rec.Term != Over &&
 		Dispatcher(m.rec.Holder) != Dispatcher(m.cfg.Self)
@@ -245,15 +245,15 @@ func (m *Machine) GiveBack(now time.Time, epoch int64) error {
 	return nil
 }
 
-// Leave gives the area up for good: the process ends.
+// Leave gives the scope up for good: the process ends.
 func (m *Machine) Leave(now time.Time) {
 	m.leaving, m.try = true, now
 }
 
-// Stand says all that may change where owners are chosen anew: whether the area is this
+// SetStanding sets all that may change where owners are chosen anew: whether the scope is this
 // dispatcher's, so that it takes it first and asks for it back, its place among those
 // that may take it, and whether it could serve it. It reports whether one of them is new.
-func (m *Machine) Stand(now time.Time, home bool, rank int, fit bool) (changed bool) {
+func (m *Machine) SetStanding(now time.Time, home bool, rank int, fit bool) (changed bool) {
 	changed = m.cfg.Home != home || m.cfg.Rank != rank || m.fit != fit
 	if home && !m.cfg.Home {
 		m.try = now
@@ -265,25 +265,25 @@ func (m *Machine) Stand(now time.Time, home bool, rank int, fit bool) (changed b
 // Claimed tells that somebody named an epoch. One above ours stops admission at
 // once, until a renewal that is sent later proves it false.
 func (m *Machine) Claimed(now time.Time, epoch int64) {
-	m.Heard(epoch)
+	m.ObserveEpoch(epoch)
 	if m.held && epoch > m.epoch && epoch > m.refuted && epoch > m.claimed {
 		m.claimed, m.claimedAt, m.try = epoch, now, now.Add(1)
 		m.void()
 	}
 }
 
-// void forgets what was renewed and pledged: it proves nothing any more.
+// void forgets what was renewed and voted: it proves nothing any more.
 func (m *Machine) void() {
 	m.renewed, m.lasts, m.reclaim = time.Time{}, time.Time{}, false
-	clear(m.pledges)
+	clear(m.votes)
 }
 
 // maxEpoch bounds what is believed of others: a Kubernetes Lease counts to 1<<31.
 const maxEpoch = 1 << 30
 
-// Heard tells of an epoch that somebody has seen. The next acquisition has a
+// ObserveEpoch reports an epoch that somebody has seen. The next acquisition has a
 // higher one, whatever the store remembers.
-func (m *Machine) Heard(epoch int64) {
+func (m *Machine) ObserveEpoch(epoch int64) {
 	if epoch <= maxEpoch {
 		m.seen = max(m.seen, epoch)
 	}
@@ -296,7 +296,7 @@ func (m *Machine) Refused(now time.Time, epoch int64) {
 	if !m.held || epoch <= m.epoch || epoch > maxEpoch || m.away || now.Before(m.admitsFrom()) || now.Before(m.refusedAt.Add(m.cfg.Duration)) {
 		return
 	}
-	m.Heard(epoch)
+	m.ObserveEpoch(epoch)
 	m.refusedAt, m.giveBy, m.try = now, later(m.giveBy, now.Add(m.cfg.Step)), now
 }
 
@@ -317,13 +317,13 @@ func (m *Machine) View(now time.Time) View {
 	switch {
 	case m.held && (m.leaving || !m.giveBy.IsZero()):
 		v.Phase = Giving
-	case m.held && (!now.Before(m.lasts) || m.reclaim && !m.pledged(now)):
+	case m.held && (!now.Before(m.lasts) || m.reclaim && !m.hasVotes(now)):
 		v.Phase = Fenced
 	case m.held && now.Before(m.admitsFrom()):
 		v.Phase = Starting
 	case m.held:
 		v.Phase, v.Admits = Owner, true
-		v.Pledged = m.reclaim || !now.Before(m.renewed.Add(m.cfg.RenewDeadline))
+		v.Voted = m.reclaim || !now.Before(m.renewed.Add(m.cfg.RenewDeadline))
 	case m.wantsBack():
 		v.Phase = Recovering
 	}

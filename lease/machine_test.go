@@ -34,7 +34,7 @@ func TestRenewalCountsFromWhenItWasSent(t *testing.T) {
 
 func TestLeaseThatIsNotThereMayHaveBeenDeleted(t *testing.T) {
 	m := NewMachine(Config{Self: "us-1_a", Home: true, Times: DefaultTimes})
-	m.Heard(3)
+	m.ObserveEpoch(3)
 	m.Looked(seconds(0), seconds(0), Record{}, nil)
 	call, _ := m.Next(seconds(14))
 	require.Equal(t, Look, call, "its holder may renew it by pledges and create it again")
@@ -137,7 +137,7 @@ func TestACallUnderWayDelaysNothing(t *testing.T) {
 	m = NewMachine(Config{Self: "b_1", Times: DefaultTimes})
 	m.fit = true
 	next(m, at(0), Look)
-	m.Stand(at(0), true, 0, true)
+	m.SetStanding(at(0), true, 0, true)
 	m.Looked(at(0), at(1), Record{Holder: "a_1", Epoch: 4, Stamp: "y"}, nil)
 	next(m, at(1), AskBack)
 	m.Asked(at(1), ErrNotHolder)

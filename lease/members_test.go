@@ -90,9 +90,9 @@ func TestAreasSpreadAndMoveLittle(t *testing.T) {
 		had := map[string]int{}
 		first := map[string]string{}
 		for i := range 600 {
-			area := fmt.Sprintf("group-%d", i)
-			first[area] = m.Order(area)[0]
-			had[first[area]]++
+			scope := fmt.Sprintf("group-%d", i)
+			first[scope] = m.Order(scope)[0]
+			had[first[scope]]++
 		}
 		for _, id := range ids {
 			if had[id] < 600/n/2 {
@@ -101,9 +101,9 @@ func TestAreasSpreadAndMoveLittle(t *testing.T) {
 		}
 		gone := rapid.SampledFrom(ids).Draw(t, "gone")
 		m.See(slices.DeleteFunc(slices.Clone(ids), func(id string) bool { return id == gone }), seconds(20))
-		for area, was := range first {
-			if now := m.Order(area)[0]; was != gone && now != was {
-				t.Fatalf("%s went from %s to %s when %s left", area, was, now, gone)
+		for scope, was := range first {
+			if now := m.Order(scope)[0]; was != gone && now != was {
+				t.Fatalf("%s went from %s to %s when %s left", scope, was, now, gone)
 			}
 		}
 	})

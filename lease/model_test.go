@@ -35,7 +35,7 @@ type plea struct {
 	from     *node
 	run      *Machine // of the asker
 	to       string
-	ask      Pledge
+	ask      Vote
 	sent     time.Time
 	arrives  time.Duration // true
 	answered time.Duration // true; 0: not yet
@@ -101,7 +101,7 @@ func (w *world) join(name string, rate float64) *node {
 // favour makes a node the first in order, and the others those after it.
 func (w *world) favour(first int) {
 	for i, n := range w.nodes {
-		n.m.Stand(n.now(w.t), i == first, max(0, (i-first+len(w.nodes))%len(w.nodes)-1), true)
+		n.m.SetStanding(n.now(w.t), i == first, max(0, (i-first+len(w.nodes))%len(w.nodes)-1), true)
 	}
 }
 
@@ -116,7 +116,7 @@ func (w *world) begin(n *node, members ...string) {
 	cfg.Self, cfg.Members, cfg.Begun = Identity(n.name, fmt.Sprint("b", n.runs)), members, n.now(w.t)
 	n.m = NewMachine(cfg)
 	n.m.fit = true
-	n.m.Heard(w.lost) // from the others, before it takes anything
+	n.m.ObserveEpoch(w.lost) // from the others, before it takes anything
 }
 
 // restore brings the store back from a copy: it has what it had once. All that live have heard of the epoch of the moment,
@@ -140,7 +140,7 @@ func (w *world) restore(share float64) {
 		w.rec.Term, w.ends = Running, w.t+max(w.ttl, w.rec.Duration)
 	}
 	for _, n := range w.nodes {
-		n.m.Heard(w.lost)
+		n.m.ObserveEpoch(w.lost)
 	}
 }
 
@@ -153,7 +153,7 @@ func (w *world) probe() {
 		}
 	}
 	for _, n := range w.nodes {
-		n.m.Heard(seen)
+		n.m.ObserveEpoch(seen)
 	}
 }
 
@@ -163,7 +163,7 @@ func (w *world) pledges() {
 		if n.dead {
 			continue
 		}
-		ask, ok := n.m.AskPledges(n.now(w.t))
+		ask, ok := n.m.AskVotes(n.now(w.t))
 		for _, id := range ask.Members {
 			if d := w.way(n); ok && id != n.name && d >= 0 {
 				w.asked = append(w.asked, &plea{from: n, run: n.m, to: id, ask: ask, sent: n.now(w.t), arrives: w.t + d})
@@ -176,7 +176,7 @@ func (w *world) pledges() {
 			return false
 		case p.answered > 0:
 			if p.from.m == p.run && !p.from.dead {
-				p.run.Pledges(p.sent, p.from.now(w.t), p.to, p.ask.Epoch)
+				p.run.Votes(p.sent, p.from.now(w.t), p.to, p.ask.Epoch)
 			}
 			return true
 		case i < 0 || w.nodes[i].m.Promise(w.nodes[i].now(w.t), p.ask) != nil:
@@ -369,7 +369,7 @@ func (w *world) until(t time.Duration) (log []string) {
 
 // stores are the two kinds: one that keeps no time, one that ends terms.
 // An owner that is cut off stops, the first taker waits until it must have,
-// and who returns gets the area back in two steps.
+// and who returns gets the scope back in two steps.
 // Somebody deletes a lease right after it was acquired, before the next in order looks:
 // for that one it was never there, and the first cannot know.
 // The store is restored from a copy of a moment at which nobody held the lease, while an owner renewed it a moment ago.
@@ -377,6 +377,6 @@ func (w *world) until(t time.Duration) (log []string) {
 // released admits at once, and the owner before has not stopped yet.
 // With a lease never two admit, whatever the network does and however the clocks
 // run, as long as none is twice as fast as another; and when the trouble is over
-// the home owns its area.
+// the home owns its scope.
 // The limit of the promise, as a witness: a taker's clock that runs more than
 // twice as fast.

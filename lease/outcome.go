@@ -21,7 +21,7 @@ func (m *Machine) Looked(sent, now time.Time, rec Record, err error) {
 	m.again(sent, now)
 	switch {
 	case m.reclaim && m.mine():
-		if m.pledged(now) {
+		if m.hasVotes(now) {
 			m.try = now
 		}
 	case m.reclaim:
@@ -87,7 +87,7 @@ func (m *Machine) hold(sent, start time.Time, epoch int64) {
 	m.held, m.reclaim, m.bare, m.epoch, m.start = true, false, false, epoch, start
 	m.renewed, m.lasts = sent, sent.Add(m.cfg.RenewDeadline)
 	m.giveBy, m.claimed = time.Time{}, 0
-	clear(m.pledges)
+	clear(m.votes)
 }
 
 // Renewed tells what came of Renew. A renewal counts from when it was sent: the
@@ -131,7 +131,7 @@ func (m *Machine) lose(now time.Time) {
 	m.try = now
 }
 
-// Asked tells whether the holder has agreed to give the area back.
+// Asked tells whether the holder has agreed to give the scope back.
 func (m *Machine) Asked(now time.Time, err error) {
 	m.asking, m.asked = false, now.Add(m.cfg.Step)
 	if err == nil {
@@ -157,7 +157,7 @@ func (m *Machine) Next(now time.Time) (call Call, wake time.Time) {
 	case m.held && (m.leaving || now.Before(m.giveBy)):
 		return Release, now
 	case m.reclaim:
-		if m.looked && !m.stale && m.mine() && m.pledged(now) {
+		if m.looked && !m.stale && m.mine() && m.hasVotes(now) {
 			return m.acquire(), now
 		}
 		return Look, now

@@ -2,7 +2,7 @@ package lease
 
 import "time"
 
-// Static is ownership without a lease, for one binary and nothing else: the first of an order that was seen alive of late owns the area, and its
+// Static is ownership without a lease, for one binary and nothing else: the first of an order that was seen alive of late owns the scope, and its
 // home always does when it lives. Who cannot see the home but is seen by its
 // clients believes itself the owner: a partition makes two. So a taker uses only
 // a share of the slots.
@@ -23,7 +23,7 @@ func NewStatic(self, home string, order []string, dead time.Duration, now time.T
 // Saw tells that a dispatcher answered a probe.
 func (s *Static) Saw(id string, now time.Time) { s.seen[id] = now }
 
-// Owner is who owns the area now; empty: nobody that is known to live.
+// Owner is who owns the scope now; empty: nobody that is known to live.
 func (s *Static) Owner(now time.Time) string {
 	if s.alive(s.home, now) {
 		return s.home

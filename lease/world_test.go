@@ -143,7 +143,7 @@ func TestAReleaseThatTheStoreRemembersFromEarlierIsNotBelieved(t *testing.T) {
 			require.Equal(t, "eu-1", w.owners())
 			w.deny = AskBack // the holder does not hear it
 			w.begin(home)
-			home.m.Heard(owner.m.seen) // but its probes are answered
+			home.m.ObserveEpoch(owner.m.seen) // but its probes are answered
 			w.until(w.t + time.Minute)
 			require.Equal(t, "eu-1", w.owners())
 			w.rec = free
@@ -235,7 +235,7 @@ func TestNeverTwoAdmit(t *testing.T) {
 			}
 		}
 		if o := w.owners(); o != "us-1" {
-			t.Fatalf("in the end %q owns the area (somebody did before: %v); lease %+v; %+v", o, admitted, w.rec, w.nodes[0].m.View(w.nodes[0].now(w.t)))
+			t.Fatalf("in the end %q owns the scope (somebody did before: %v); lease %+v; %+v", o, admitted, w.rec, w.nodes[0].m.View(w.nodes[0].now(w.t)))
 		}
 	})
 }

@@ -33,9 +33,9 @@ func Example() {
 		return
 	}
 	handoff := mooncake.NewHandoff(answer.KV, answered.Add(budget), answered.Add(profile.KVHoldTimeout))
-	_, err = handoff.Take(answered.Add(time.Second))
+	_, err = handoff.Acquire(answered.Add(time.Second))
 	fmt.Println(err)
-	_, err = handoff.Take(answered.Add(2 * time.Second))
+	_, err = handoff.Acquire(answered.Add(2 * time.Second))
 	fmt.Println(err)
 	// Output:
 	// {"model":"m", "messages":[{"role":"user","content":"Hi"}],"stream":false,"max_tokens":1,"min_tokens":1,"kv_transfer_params":{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,"remote_block_ids":null,"remote_host":null,"remote_port":null}}

@@ -33,9 +33,9 @@ func NewHandoff(params json.RawMessage, deadline, expires time.Time) Handoff {
 // Deadline is the instant from which Take refuses.
 func (h *Handoff) Deadline() time.Time { return h.deadline }
 
-// Take returns the params to the first caller before the deadline, and
+// Acquire returns the params to the first caller before the deadline, and
 // ErrTaken or ErrExpired to any other. After either, prefill again.
-func (h *Handoff) Take(now time.Time) (json.RawMessage, error) {
+func (h *Handoff) Acquire(now time.Time) (json.RawMessage, error) {
 	return h.take(now, h.deadline)
 }
 

@@ -29,9 +29,9 @@ func TestHandoffIsTakenOnceAndBeforeItsDeadline(t *testing.T) {
 			h := NewHandoff(params, t0, t0)
 			require.Equal(t, t0, h.Deadline())
 			if !tc.first.IsZero() {
-				_, _ = h.Take(tc.first)
+				_, _ = h.Acquire(tc.first)
 			}
-			got, err := h.Take(tc.at)
+			got, err := h.Acquire(tc.at)
 			require.ErrorIs(t, err, tc.want)
 			if tc.want == nil {
 				require.Equal(t, params, got)
@@ -48,7 +48,7 @@ func TestManyTakersGetOneHandoff(t *testing.T) {
 	var wg sync.WaitGroup
 	for range 50 {
 		wg.Go(func() {
-			if _, err := h.Take(time.Unix(1, 0)); err == nil {
+			if _, err := h.Acquire(time.Unix(1, 0)); err == nil {
 				won.Add(1)
 			}
 		})
@@ -60,7 +60,7 @@ func TestManyTakersGetOneHandoff(t *testing.T) {
 func TestAHandoffNobodyReadsMayBeDiscardedLate(t *testing.T) {
 	t0 := time.Unix(1_000_000, 0)
 	h := NewHandoff(json.RawMessage(`{"a":1}`), t0, t0.Add(time.Minute))
-	_, err := h.Take(t0)
+	_, err := h.Acquire(t0)
 	require.ErrorIs(t, err, ErrExpired, "too late for a reader")
 	_, err = h.Discard(t0.Add(time.Minute))
 	require.ErrorIs(t, err, ErrExpired, "the engine has freed it")
@@ -69,6 +69,6 @@ func TestAHandoffNobodyReadsMayBeDiscardedLate(t *testing.T) {
 	require.JSONEq(t, `{"a":1}`, string(got))
 	_, err = h.Discard(t0)
 	require.ErrorIs(t, err, ErrTaken)
-	_, err = h.Take(t0.Add(-1))
+	_, err = h.Acquire(t0.Add(-1))
 	require.ErrorIs(t, err, ErrTaken, "what was discarded is never decoded")
 }

@@ -57,7 +57,7 @@ func (p *Profile) Early() bool { return p.Bind == BindArrival || p.alwaysEarly()
 
 // HandsOff tells whether a prefill engine returns a hand-off, which a decode rank that is
 // chosen afterwards can use.
-func (p *Profile) HandsOff() bool { return !p.alwaysEarly() && !p.Aggregated() }
+func (p *Profile) HasHandoff() bool { return !p.alwaysEarly() && !p.Aggregated() }
 
 func (p *Profile) alwaysEarly() bool { return alwaysEarly[p.Connector] != "" }
 

@@ -125,7 +125,7 @@ func TestWhichConnectorsBindWhen(t *testing.T) {
 			require.Equal(t, tc.early, p.Early())
 			budget, err := p.HoldBudget()
 			require.NoError(t, err)
-			require.Equal(t, !p.HandsOff(), budget == math.MaxInt64, "a hand-off is held for a time, also where it is the exception")
+			require.Equal(t, !p.HasHandoff(), budget == math.MaxInt64, "a hand-off is held for a time, also where it is the exception")
 		})
 	}
 }

@@ -69,13 +69,13 @@ func (d *chooser) tokensOf(r *Request) int {
 }
 
 // mostGrounds are the candidates that grounds name.
-const mostGrounds = 8
+const mostAlternatives = 8
 
-// grounds explains the choice from the present view.
-func (d *chooser) grounds(p *policy.Policy, chosen int, reason string, asked bool) *Grounds {
-	g := &Grounds{Reason: reason, Eligible: len(d.view)}
+// trace explains the choice from the present view.
+func (d *chooser) trace(p *policy.Policy, chosen int, reason string, asked bool) *Trace {
+	g := &Trace{Reason: reason, Eligible: len(d.view)}
 	if asked {
-		g.Best = p.Explain(d.view, chosen, mostGrounds)
+		g.Best = p.Explain(d.view, chosen, mostAlternatives)
 	} else {
 		g.Best = []policy.Row{{Candidate: d.view[chosen].ID, Chosen: true}}
 	}

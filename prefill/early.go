@@ -38,7 +38,7 @@ func (l *Lease) Sooner(least time.Duration, avoid []string) *Lease {
 	if next == nil {
 		return nil
 	}
-	next.Policy, next.Wait, next.Grounds = l.Policy, l.Wait, l.Grounds
+	next.Policy, next.Wait, next.Trace = l.Policy, l.Wait, l.Trace
 	l.charge.Settle()
 	l.expected.Dropped()
 	l.c.circuit.Neutral(l.number)

@@ -106,7 +106,7 @@ func (d *chooser) serve(m *model, p *policy.Policy, r *Request, since, start tim
 	d.waited(r, lease)
 	reason := d.count(lease, choice, kept, watch, len(eligible))
 	if d.cfg.Explain {
-		lease.Grounds = d.grounds(p, choice.Index, reason, kept != steer.Kept)
+		lease.Trace = d.trace(p, choice.Index, reason, kept != steer.Kept)
 	}
 	d.metrics.decisionSeconds.Observe(time.Since(start).Seconds())
 	return lease, 0

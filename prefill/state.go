@@ -116,7 +116,7 @@ type Lease struct {
 	Policy    string        // that chose it
 	Wait      time.Duration // in the arrival queue
 	HitTokens int           // of the prompt thought to be in the candidate's prefix cache
-	Grounds   *Grounds      // what it was chosen on; nil without Config.Explain
+	Trace     *Trace        // what it was chosen on; nil without Config.Explain
 	Others    int           // probes of ours the candidate had not answered when this one was charged
 
 	tier      *Tier
@@ -276,8 +276,8 @@ type Prefiller struct {
 	ResidualMs float64     // that its probes, and one more, take beyond what is predicted; below 0: less
 }
 
-// Grounds are what a candidate was chosen on.
-type Grounds struct {
+// A Trace is what a candidate was chosen on.
+type Trace struct {
 	Reason   string       // policy, or only, canary, affinity, fallback
 	Eligible int          // candidates
 	Best     []policy.Row // the chosen first, then by score; without scores where none were asked for

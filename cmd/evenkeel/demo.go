@@ -178,7 +178,7 @@ func (c *demoCmd) plan() ([]demoPolicy, error) {
 				return nil, err
 			}
 		}
-		if spec.Takes("max_age_ms") && !spec.Sets("max_age_ms") {
+		if spec.Accepts("max_age_ms") && !spec.Sets("max_age_ms") {
 			if spec, err = spec.With("max_age_ms", strconv.FormatInt(c.MaxAge.Milliseconds(), 10)); err != nil {
 				return nil, fmt.Errorf("--max-age: %w", err)
 			}

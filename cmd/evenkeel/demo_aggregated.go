@@ -109,7 +109,7 @@ func (c *demoCmd) check() error {
 
 // hold gives a policy that holds prompts the time that it may.
 func (c *demoCmd) hold(spec policy.Spec) (policy.Spec, error) {
-	if !spec.Takes("max_hold") || spec.Sets("max_hold") {
+	if !spec.Accepts("max_hold") || spec.Sets("max_hold") {
 		return spec, nil
 	}
 	spec, err := spec.With("max_hold", strconv.FormatFloat(c.MaxHold.Seconds(), 'f', -1, 64))

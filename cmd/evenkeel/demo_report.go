@@ -143,7 +143,7 @@ func (c *demoCmd) notes(r *report.Report) []string {
 func (c *demoCmd) aggregatedNotes(trials []*trial) []string {
 	notes := c.engineNotes()
 	for _, t := range trials {
-		if spec, err := policy.ParseSpec(t.policy.spec); err == nil && spec.Takes("max_hold") {
+		if spec, err := policy.ParseSpec(t.policy.spec); err == nil && spec.Accepts("max_hold") {
 			notes = append(notes, fmt.Sprintf("The proxy learns from the times of tokens what a prompt takes. Under %s it knew %s; the engines take %s and %s. Until it knows something, it holds no prompt.",
 				t.policy.name, t.law, micros(c.PrefillPerToken+c.PrefillShared), millis(c.PrefillBase)))
 		}

@@ -36,14 +36,14 @@ var mayImport = map[string][]string{
 	"dispatcher/ahead":    {},
 	"dispatcher/forecast": {"predictor", "dispatcher/policy"},
 	"pool":                {"mooncake"},
-	"dispatcher/board":    {"pool", "predictor", "dispatcher/ahead", "dispatcher/effort", "dispatcher/forecast", "dispatcher/grounds", "dispatcher/policy", "dispatcher/step", "dispatcher/verdict", "engine/circuit"},
+	"dispatcher/board":    {"pool", "predictor", "dispatcher/ahead", "dispatcher/effort", "dispatcher/forecast", "dispatcher/decision", "dispatcher/policy", "dispatcher/step", "dispatcher/verdict", "engine/circuit"},
 	"dispatcher/effort":   {},
 	"dispatcher/rounds":   {},
-	"dispatcher/grounds":  {},
+	"dispatcher/decision": {},
 	"dispatcher/verdict":  {},
 	"dispatcher/virtual":  {"dispatcher/board", "dispatcher/step"},
 	"dispatcher/twin":     {"dispatcher/board", "dispatcher/virtual", "pool"},
-	"dispatcher":          {"dispatcher/board", "dispatcher/effort", "dispatcher/forecast", "dispatcher/grounds", "dispatcher/twin", "dispatcher/verdict", "pool", "predictor", "dispatcher/policy"},
+	"dispatcher":          {"dispatcher/board", "dispatcher/effort", "dispatcher/forecast", "dispatcher/decision", "dispatcher/twin", "dispatcher/verdict", "pool", "predictor", "dispatcher/policy"},
 	"engine":              {"engine/circuit", "mooncake", "internal/socket", "sse"},
 	"engine/circuit":      {},
 	"engine/discover":     {"engine/discover"}, // its sources are below it
@@ -63,18 +63,18 @@ var mayImport = map[string][]string{
 	"geo":                 {"lease", "geo/policy", "prefill", "prefill/fit", "prefill/index", "prefill/policy", "engine", "engine/circuit", "sse"},
 	"geo/policy":          {"internal/namedargs", "prefill/policy"},
 	"gateway/advice":      {},
-	"gateway/abroad":      {"gateway/certs", "gateway/edge", "gateway/fleet", "gateway/openai", "gateway/owner", "gateway/reload", "gateway/service", "geo", "prefill", "dispatcher", "dispatcher/board", "engine", "mooncake"},
+	"gateway/peerserver":  {"gateway/certs", "gateway/edge", "gateway/fleet", "gateway/openai", "gateway/owner", "gateway/reload", "gateway/service", "geo", "prefill", "dispatcher", "dispatcher/board", "engine", "mooncake"},
 	"gateway/adviser":     {"gateway/advice", "gateway/config", "gateway/fleet", "dispatcher", "dispatcher/board", "pool", "prefill"},
 	"gateway/certs":       {"gateway/certs"}, // certtest is below it
 	"gateway/cluster":     {},
-	"gateway/door":        {"gateway/edge", "gateway/failure", "gateway/fleet", "gateway/journal", "gateway/keys", "gateway/openai", "gateway/owner", "gateway/prompt", "gateway/receipt", "gateway/reload", "gateway/request", "gateway/service", "gateway/through", "geo", "mooncake", "prefill"},
-	"gateway/through":     {"gateway/edge", "gateway/failure", "gateway/fleet", "gateway/journal", "gateway/leg", "gateway/life", "gateway/openai", "gateway/request", "engine", "mooncake", "sse"},
+	"gateway/admission":   {"gateway/edge", "gateway/failure", "gateway/fleet", "gateway/journal", "gateway/keys", "gateway/openai", "gateway/owner", "gateway/prompt", "gateway/receipt", "gateway/reload", "gateway/request", "gateway/service", "gateway/passthrough", "geo", "mooncake", "prefill"},
+	"gateway/passthrough": {"gateway/edge", "gateway/failure", "gateway/fleet", "gateway/journal", "gateway/upstream", "gateway/lifecycle", "gateway/openai", "gateway/request", "engine", "mooncake", "sse"},
 	"gateway/draft":       {"engine", "gateway/config", "mooncake"},
 	"gateway/edge":        {"internal/socket"},
 	"gateway/loop":        {"internal/socket"},
 	"gateway/pump":        {"gateway/edge", "gateway/loop", "engine", "sse"},
 	"gateway/files":       {},
-	"gateway/fleet":       {"gateway/cluster", "gateway/config", "gateway/leg", "gateway/metaserver", "gateway/owner", "gateway/selftest", "engine", "engine/discover", "engine/discover/dns", "engine/discover/kube", "geo", "prefill", "prefill/kvevents", "prefill/local", "dispatcher/board", "mooncake"},
+	"gateway/fleet":       {"gateway/cluster", "gateway/config", "gateway/upstream", "gateway/metaserver", "gateway/owner", "gateway/selftest", "engine", "engine/discover", "engine/discover/dns", "engine/discover/kube", "geo", "prefill", "prefill/kvevents", "prefill/local", "dispatcher/board", "mooncake"},
 	"gateway/journal":     {"gateway/config", "gateway/openai", "gateway/receipt", "gateway/timeline", "gateway/tracing", "geo", "prefill", "prefill/policy", "dispatcher", "dispatcher/board", "engine", "mooncake"},
 	"gateway/keys":        {},
 	"gateway/reload":      {"gateway/certs", "gateway/config", "gateway/files", "gateway/fleet", "gateway/keys", "gateway/openai", "geo", "dispatcher/board", "predictor"},
@@ -85,15 +85,15 @@ var mayImport = map[string][]string{
 	"gateway/tracing":     {},
 	"gateway/config":      {"gateway/certs", "gateway/keys", "gateway/tracing", "geo", "mooncake", "engine", "prefill", "prefill/policy", "dispatcher", "dispatcher/board", "dispatcher/verdict", "internal/spelling"},
 	"gateway/owner":       {"gateway/certs", "gateway/cluster", "gateway/config", "gateway/owner", "geo", "engine", "lease", "lease/kube", "lease/etcd"}, // ownertest is below it
-	"gateway":             {"dispatcher", "dispatcher/board", "engine", "engine/discover", "gateway/abroad", "gateway/advice", "gateway/adviser", "gateway/config", "gateway/door", "gateway/edge", "gateway/fleet", "gateway/journal", "gateway/loop", "gateway/metaserver", "gateway/openai", "gateway/owner", "gateway/receipt", "gateway/reload", "gateway/request", "gateway/selftest", "gateway/service", "gateway/through", "geo", "mooncake", "pool", "predictor", "prefill", "prefill/local"},
-	"gateway/life":        {"mooncake", "sse"},
-	"gateway/recording":   {"gateway/life"},
-	"gateway/leg":         {"gateway/failure", "gateway/life", "gateway/owner", "engine", "mooncake", "sse"},
-	"gateway/handoff":     {"gateway/failure", "gateway/fleet", "gateway/leg", "gateway/life", "gateway/service", "dispatcher", "dispatcher/board", "pool", "prefill", "engine", "mooncake"},
-	"gateway/couple":      {"dispatcher", "gateway/failure", "gateway/fleet", "gateway/handoff", "gateway/leg", "gateway/life", "gateway/metaserver", "gateway/openai", "gateway/recording", "gateway/service", "engine", "mooncake", "prefill"},
-	"gateway/failure":     {"gateway/journal", "gateway/life", "gateway/openai", "geo", "prefill", "dispatcher/board", "pool", "engine", "sse"},
-	"gateway/request":     {"gateway/edge", "gateway/failure", "gateway/fleet", "gateway/handoff", "gateway/journal", "gateway/leg", "gateway/life", "gateway/loop", "gateway/metaserver", "gateway/openai", "gateway/owner", "gateway/prompt", "gateway/pump", "gateway/recording", "gateway/service", "geo", "prefill", "prefill/local", "dispatcher", "dispatcher/board", "pool", "engine", "sse", "mooncake", "gateway/couple"},
-	"gateway/selftest":    {"gateway/config", "gateway/failure", "gateway/leg", "gateway/life", "gateway/metaserver", "gateway/owner", "engine", "sse", "mooncake"},
+	"gateway":             {"dispatcher", "dispatcher/board", "engine", "engine/discover", "gateway/peerserver", "gateway/advice", "gateway/adviser", "gateway/config", "gateway/admission", "gateway/edge", "gateway/fleet", "gateway/journal", "gateway/loop", "gateway/metaserver", "gateway/openai", "gateway/owner", "gateway/receipt", "gateway/reload", "gateway/request", "gateway/selftest", "gateway/service", "gateway/passthrough", "geo", "mooncake", "pool", "predictor", "prefill", "prefill/local"},
+	"gateway/lifecycle":   {"mooncake", "sse"},
+	"gateway/recording":   {"gateway/lifecycle"},
+	"gateway/upstream":    {"gateway/failure", "gateway/lifecycle", "gateway/owner", "engine", "mooncake", "sse"},
+	"gateway/handoff":     {"gateway/failure", "gateway/fleet", "gateway/upstream", "gateway/lifecycle", "gateway/service", "dispatcher", "dispatcher/board", "pool", "prefill", "engine", "mooncake"},
+	"gateway/couple":      {"dispatcher", "gateway/failure", "gateway/fleet", "gateway/handoff", "gateway/upstream", "gateway/lifecycle", "gateway/metaserver", "gateway/openai", "gateway/recording", "gateway/service", "engine", "mooncake", "prefill"},
+	"gateway/failure":     {"gateway/journal", "gateway/lifecycle", "gateway/openai", "geo", "prefill", "dispatcher/board", "pool", "engine", "sse"},
+	"gateway/request":     {"gateway/edge", "gateway/failure", "gateway/fleet", "gateway/handoff", "gateway/journal", "gateway/upstream", "gateway/lifecycle", "gateway/loop", "gateway/metaserver", "gateway/openai", "gateway/owner", "gateway/prompt", "gateway/pump", "gateway/recording", "gateway/service", "geo", "prefill", "prefill/local", "dispatcher", "dispatcher/board", "pool", "engine", "sse", "mooncake", "gateway/couple"},
+	"gateway/selftest":    {"gateway/config", "gateway/failure", "gateway/upstream", "gateway/lifecycle", "gateway/metaserver", "gateway/owner", "engine", "sse", "mooncake"},
 	"gateway/live":        {"gateway", "gateway/advice", "gateway/fleet", "gateway/incident", "gateway/journal", "gateway/openai", "gateway/receipt", "gateway/timeline", "dispatcher/board", "dispatcher/verdict", "docs", "engine/discover", "prefill", "internal/stats"},
 	"gateway/incident":    {},
 	"gateway/timeline":    {},
@@ -114,7 +114,7 @@ var mayImport = map[string][]string{
 }
 
 // pure packages are functions of their arguments: no clock, no I/O, no network.
-var pure = []string{"internal/rawjson", "internal/namedargs", "internal/spelling", "internal/stats", "sse", "mooncake", "predictor", "geo/policy", "prefill/queue", "prefill/ledger", "prefill/cache", "prefill/fit", "prefill/steer", "prefill/policy", "prefill/index", "dispatcher/ahead", "dispatcher/board", "dispatcher/effort", "dispatcher/forecast", "dispatcher/grounds", "dispatcher/policy", "dispatcher/rounds", "dispatcher/step", "dispatcher/subset", "dispatcher/twin", "dispatcher/verdict", "dispatcher/virtual", "engine/circuit", "gateway/advice", "gateway/incident", "gateway/life", "gateway/timeline"}
+var pure = []string{"internal/rawjson", "internal/namedargs", "internal/spelling", "internal/stats", "sse", "mooncake", "predictor", "geo/policy", "prefill/queue", "prefill/ledger", "prefill/cache", "prefill/fit", "prefill/steer", "prefill/policy", "prefill/index", "dispatcher/ahead", "dispatcher/board", "dispatcher/effort", "dispatcher/forecast", "dispatcher/decision", "dispatcher/policy", "dispatcher/rounds", "dispatcher/step", "dispatcher/subset", "dispatcher/twin", "dispatcher/verdict", "dispatcher/virtual", "engine/circuit", "gateway/advice", "gateway/incident", "gateway/lifecycle", "gateway/timeline"}
 
 var impure = []string{"os", "net", "net/http", "log", "log/slog", "time/tzdata", "os/exec", "syscall", "sync", "github.com/valyala/fasthttp", "go.uber.org/zap"}
 

@@ -45,7 +45,7 @@ func passingWith(t *testing.T, cfg Config, fleet []Worker, lag, output int) (h *
 		}
 		most = max(most, len(there))
 		h.count()
-		h.steps.Group, h.steps.Told = b.key(g), append(h.steps.Told[:0], Step{Number: uint32(step), Length: 20 * time.Millisecond})
+		h.steps.Group, h.steps.List = b.key(g), append(h.steps.List[:0], Step{Number: uint32(step), Length: 20 * time.Millisecond})
 		h.apply(&h.steps)
 		var over []*Slot
 		for i := 0; i < len(there) && i < 8; i++ { // the engine's slots

@@ -5,7 +5,7 @@ import (
 )
 
 func (e Enqueue) apply(b *Boards) {
-	b.enqueue(entrant{entry: e.Entry, local: e.Local, grounds: e.Grounds, output: e.Output, hits: e.Hits})
+	b.enqueue(entrant{entry: e.Entry, local: e.Local, trace: e.Trace, output: e.Output, hits: e.Hits})
 }
 
 func (e Withdraw) apply(b *Boards) { b.withdraw(e.Entry) }
@@ -36,7 +36,7 @@ func (e Reached) apply(b *Boards) {
 
 func (e *Steps) apply(b *Boards) {
 	if m, g := b.group(e.Group); g != nil {
-		m.hear(g, e.Told)
+		m.hear(g, e.List)
 	}
 }
 

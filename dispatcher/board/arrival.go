@@ -19,7 +19,7 @@ const AheadAuto = -1
 // from a rank that is early is not even being prefilled.
 func HoldsNothing(spec string) string {
 	sp, err := policy.ParseSpec(spec)
-	if err != nil || !sp.Takes("hold") || sp.Sets("hold") {
+	if err != nil || !sp.Accepts("hold") || sp.Sets("hold") {
 		return spec // what is no policy is told elsewhere
 	}
 	if sp, err = sp.With("hold", "0"); err != nil {

@@ -10,7 +10,7 @@ import (
 
 // Clone copies the boards between two events, with all that decides what they do next: what
 // happens to the copy leaves the original as it is. Sampled scores of predictions are left
-// out, and so is the room for grounds, because both are for people who look at the original.
+// out, and so is the room for traces, because both are for people who look at the original.
 func (l *Boards) Clone() *Boards {
 	r := *l.rules
 	r.subjects = make(map[Subject]*known, len(l.subjects))

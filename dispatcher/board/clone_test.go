@@ -334,7 +334,7 @@ func TestTheBoardsArePure(t *testing.T) {
 			for _, i := range file.Imports {
 				pure := []string{
 					"cmp", "errors", "fmt", "iter", "maps", "math", "runtime/debug", "slices", "strconv", "time", // debug: the stack of a policy that panicked
-					"evenkeel/dispatcher/ahead", "evenkeel/dispatcher/effort", "evenkeel/dispatcher/forecast", "evenkeel/dispatcher/grounds", "evenkeel/dispatcher/policy", "evenkeel/dispatcher/step", "evenkeel/dispatcher/verdict", "evenkeel/pool", "evenkeel/predictor", "evenkeel/engine/circuit",
+					"evenkeel/dispatcher/ahead", "evenkeel/dispatcher/effort", "evenkeel/dispatcher/forecast", "evenkeel/dispatcher/decision", "evenkeel/dispatcher/policy", "evenkeel/dispatcher/step", "evenkeel/dispatcher/verdict", "evenkeel/pool", "evenkeel/predictor", "evenkeel/engine/circuit",
 				}
 				require.Contains(t, pure, strings.Trim(i.Path.Value, `"`), name)
 			}

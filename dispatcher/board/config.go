@@ -22,9 +22,9 @@ type PredictorConfig struct {
 	SecretFile string         `yaml:"secret_file"` // keys the hashes of prompts, exact only
 	// Fit is what the tables start from; nil: from nothing.
 	Fit *predictor.Fit `yaml:"-"`
-	// Told: entries come with the lengths that their outputs will have, so that predictor
+	// KnownLengths: entries come with the lengths that their outputs will have, so that predictor
 	// oracle can be had. Only a simulation knows them.
-	Told bool `yaml:"-"`
+	KnownLengths bool `yaml:"-"`
 }
 
 // Why an entry gets no slot.

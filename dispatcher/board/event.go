@@ -3,7 +3,7 @@ package board
 import (
 	"time"
 
-	"evenkeel/dispatcher/grounds"
+	"evenkeel/dispatcher/decision"
 	"evenkeel/pool"
 	"evenkeel/predictor"
 )
@@ -15,11 +15,11 @@ type Event interface{ apply(b *Boards) }
 // Enqueue takes an entry in, which is answered by one EffectBind or EffectRefuse. It belongs
 // to the board until then.
 type Enqueue struct {
-	Entry   *pool.Entry
-	Local   *Local           // it has no hand-off, and does not wait; nil: it has one
-	Grounds *grounds.Grounds // room for what its rank is chosen on; nil: nobody asks
-	Hits    []Hit            // what ranks hold of its prompt; they are not changed afterwards
-	Output  int32            // tokens it will have generated in the end, with PredictorConfig.Told; 0: nobody knows
+	Entry  *pool.Entry
+	Local  *Local          // it has no hand-off, and does not wait; nil: it has one
+	Trace  *decision.Trace // room for what its rank is chosen on; nil: nobody asks
+	Hits   []Hit           // what ranks hold of its prompt; they are not changed afterwards
+	Output int32           // tokens it will have generated in the end, with PredictorConfig.KnownLengths; 0: nobody knows
 }
 
 // Withdraw takes an entry out of the pool, if it is the one that waits there.
@@ -88,7 +88,7 @@ type Reached struct {
 // Steps tells the steps of a group, in their order, since the last time.
 type Steps struct {
 	Group GroupKey
-	Told  []Step
+	List  []Step
 }
 
 // Step is one step of a group: the one whose tokens begin to come when it is told.

@@ -5,8 +5,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"evenkeel/dispatcher/decision"
 	"evenkeel/dispatcher/fakes"
-	"evenkeel/dispatcher/grounds"
 	"evenkeel/dispatcher/policy"
 	"evenkeel/pool"
 )
@@ -97,7 +97,7 @@ type Result struct {
 // Slot is what a caller has of its place.
 type Slot struct {
 	Bound
-	Grounds *grounds.Grounds
+	Grounds *decision.Trace
 
 	h           *hand
 	key         GroupKey
@@ -243,7 +243,7 @@ func (h *hand) enqueue(w waiting) {
 		h.count()
 	}
 	h.waiting[w.entry] = w
-	h.apply(Enqueue{Entry: w.entry, Local: w.local, Hits: w.hits, Grounds: w.slot.Grounds})
+	h.apply(Enqueue{Entry: w.entry, Local: w.local, Hits: w.hits, Trace: w.slot.Grounds})
 }
 
 func (h *hand) withdraw(e *pool.Entry) { h.apply(Withdraw{e}) }
@@ -291,7 +291,7 @@ func (h *hand) make(e pool.Entry) waiting {
 	}
 	w := waiting{entry: &e, slot: &Slot{h: h}, result: make(chan Result, 1)}
 	if h.cfg.Explain {
-		w.slot.Grounds = &grounds.Grounds{}
+		w.slot.Grounds = &decision.Trace{}
 	}
 	return w
 }

@@ -213,7 +213,7 @@ func TestLengthsThatAreToldAreKnown(t *testing.T) {
 	cfg := realConfig("brh:horizon=40,predictor=oracle")
 	_, err := New(cfg)
 	require.ErrorContains(t, err, "only a replay can")
-	cfg.Predictor.Told = true
+	cfg.Predictor.KnownLengths = true
 	h := newHand(t, cfg)
 	h.fleet(ranks(1, 9, 0))
 	w := h.make(pool.Entry{Prompt: 5})

@@ -55,7 +55,7 @@ func (h *hand) step() {
 }
 
 func (h *hand) tellStep(number uint32) {
-	h.steps.Group, h.steps.Told = GroupKey{"m", "main", true}, append(h.steps.Told[:0], Step{Number: number, Length: 20 * time.Millisecond})
+	h.steps.Group, h.steps.List = GroupKey{"m", "main", true}, append(h.steps.List[:0], Step{Number: number, Length: 20 * time.Millisecond})
 	h.apply(&h.steps)
 }
 

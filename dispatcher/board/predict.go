@@ -18,7 +18,7 @@ func (c Config) parser() func(spec string) (policy.Policy, error) {
 		if err != nil {
 			return nil, err
 		}
-		if seed != 0 && sp.Takes("seed") && !sp.Sets("seed") {
+		if seed != 0 && sp.Accepts("seed") && !sp.Sets("seed") {
 			if sp, err = sp.With("seed", strconv.FormatUint(seed, 10)); err != nil {
 				return nil, err
 			}
@@ -31,7 +31,7 @@ func (c Config) parser() func(spec string) (policy.Policy, error) {
 // hint says what to do about a policy that cannot work with it.
 func specWith(kind predictor.Kind, text, hint string) (policy.Spec, error) {
 	sp, err := policy.ParseSpec(text)
-	if err == nil && kind != "" && sp.Takes("predictor") && !sp.Sets("predictor") {
+	if err == nil && kind != "" && sp.Accepts("predictor") && !sp.Sets("predictor") {
 		if sp, err = sp.With("predictor", string(kind)); err != nil {
 			err = fmt.Errorf("%w; %s", err, hint)
 		}
@@ -66,7 +66,7 @@ func checkTwin(cfg Config) error {
 
 // kindServes says whether a kind of predictor can be had.
 func (c *PredictorConfig) kindServes(kind predictor.Kind) error {
-	if kind == predictor.KindOracle && !c.Told {
+	if kind == predictor.KindOracle && !c.KnownLengths {
 		return errOracle
 	}
 	return nil

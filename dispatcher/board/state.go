@@ -7,9 +7,9 @@ import (
 	"time"
 
 	"evenkeel/dispatcher/ahead"
+	"evenkeel/dispatcher/decision"
 	"evenkeel/dispatcher/effort"
 	"evenkeel/dispatcher/forecast"
-	"evenkeel/dispatcher/grounds"
 	"evenkeel/dispatcher/policy"
 	"evenkeel/dispatcher/step"
 	"evenkeel/engine/circuit"
@@ -174,12 +174,12 @@ type gathered struct {
 // entrant is an entry that waits.
 type entrant struct {
 	entry      *pool.Entry
-	local      *Local           // it has no hand-off, and does not wait; nil: it has one
-	output     int32            // that was told; 0: it was not
-	grounds    *grounds.Grounds // room for what its rank is chosen on, so that the tick allocates nothing; nil: nobody asks
-	hits       []Hit            // what ranks hold of its prompt
-	particular bool             // it does not go to any rank, and is counted with those
-	since      time.Time        // when it could first have been sent to one; zero: it never could
+	local      *Local          // it has no hand-off, and does not wait; nil: it has one
+	output     int32           // that was told; 0: it was not
+	trace      *decision.Trace // room for what its rank is chosen on, so that the tick allocates nothing; nil: nobody asks
+	hits       []Hit           // what ranks hold of its prompt
+	particular bool            // it does not go to any rank, and is counted with those
+	since      time.Time       // when it could first have been sent to one; zero: it never could
 }
 
 func (e entrant) prompt() int32 { return tokens(e.entry.Prompt) }

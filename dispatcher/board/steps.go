@@ -15,7 +15,7 @@ const holdCheck = 50 * time.Millisecond
 // LeastStep is the shortest step of an engine we believe in at first.
 const LeastStep = time.Millisecond
 
-// watchHeld has a tick once a step while a policy holds entries back. The pulse tells of steps; a timer a little longer than one stands in
+// watchHeld has a tick once a step while a policy holds entries back. The step detector reports steps; a timer a little longer than one stands in
 // where it does not.
 func (b *board) watchHeld(now time.Time) {
 	for _, g := range b.groups {

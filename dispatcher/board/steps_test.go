@@ -97,7 +97,7 @@ func TestHearingAStepDoesNotAllocate(t *testing.T) {
 			b.depart(s.index, int32(n), s.first, s.last)
 		}
 		h.count()
-		h.steps.Group, h.steps.Told = b.key(g), append(h.steps.Told[:0], Step{Number: uint32(n), Length: 20 * time.Millisecond})
+		h.steps.Group, h.steps.List = b.key(g), append(h.steps.List[:0], Step{Number: uint32(n), Length: 20 * time.Millisecond})
 		h.apply(&h.steps)
 	}))
 	require.Greater(t, g.last.Number, uint32(900))

@@ -333,7 +333,7 @@ func (h *hand) cycle(admitted []waiting) ([]waiting, time.Duration) {
 		b.discharge(w.slot.index)
 		h.slots[w.slot.index] = nil
 		b.pool.Add(w.entry, h.at)
-		b.waiting[w.entry.ID] = entrant{entry: w.entry, grounds: w.slot.Grounds}
+		b.waiting[w.entry.ID] = entrant{entry: w.entry, trace: w.slot.Grounds}
 		h.waiting[w.entry] = w
 		n++
 	}

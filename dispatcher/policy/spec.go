@@ -162,8 +162,8 @@ func ParseSpec(text string) (Spec, error) {
 	return sp, nil
 }
 
-// Takes reports whether the policy has the key.
-func (sp Spec) Takes(key string) bool { return namedargs.Has(sp.form.keys, key) }
+// Accepts reports whether the policy has the key.
+func (sp Spec) Accepts(key string) bool { return namedargs.Has(sp.form.keys, key) }
 
 // Sets reports whether the key was given or is decided by the preset.
 func (sp Spec) Sets(key string) bool {

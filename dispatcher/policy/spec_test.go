@@ -99,7 +99,7 @@ func TestSpecKnowsWhatIsSet(t *testing.T) {
 	require.True(t, sp.Sets("window"))
 	require.True(t, sp.Sets("queue"), "by the preset")
 	require.False(t, sp.Sets("theta"))
-	require.False(t, sp.Takes("queue"), "the preset decides it")
+	require.False(t, sp.Accepts("queue"), "the preset decides it")
 	other, err := sp.With("theta", "3")
 	require.NoError(t, err)
 	require.Equal(t, "br0:paper,window=4,theta=3", other.String())

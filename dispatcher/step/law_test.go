@@ -106,7 +106,7 @@ func TestWhichWeightIsInForce(t *testing.T) {
 		w.teach(&s, 6000)
 		require.Zero(t, s.Weight(), "though another one was learned")
 		m, source, _ := s.Model()
-		require.Equal(t, Told, source)
+		require.Equal(t, Given, source)
 		require.Equal(t, s.Law, m)
 	})
 	t.Run("none, once requests cost nothing any more", func(t *testing.T) {

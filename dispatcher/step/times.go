@@ -32,7 +32,7 @@ type Times struct {
 	meanMs   float32 // fading mean, half-life 32 steps
 	off      float64 // ms that steps without a prefill are off the line, fading mean
 	tokens   float64 // of a request in a step, fading mean; 0: not known
-	taught   Taught
+	learned  LearnedSteps
 	buckets  [len(bounds)]uint64
 	sumMs    float64
 }
@@ -136,7 +136,7 @@ func (s *Times) learn(ranks []Rank, most *Rank, weight, ms float64) {
 	x := most.load(weight)
 	tame := s.tame(x, ms)
 	s.regression.add(x, ms)
-	s.taught.add(most, ms)
+	s.learned.add(most, ms)
 	if line, changed := s.requests.add(ranks, tame); changed {
 		s.regression = line
 	}
@@ -201,15 +201,15 @@ func (s *Times) ownShare() float64 {
 	return ownShare
 }
 
-// Taught are the steps that taught something since the start.
-type Taught struct {
+// LearnedSteps are the steps that the model was learned from since the start.
+type LearnedSteps struct {
 	Steps    float64
 	Tokens   float64 // of the fullest rank, over all of them
 	Requests float64 // likewise
 	Ms       float64
 }
 
-func (t *Taught) add(most *Rank, ms float64) {
+func (t *LearnedSteps) add(most *Rank, ms float64) {
 	t.Steps, t.Tokens, t.Requests, t.Ms = t.Steps+1, t.Tokens+most.KV, t.Requests+most.Requests, t.Ms+ms
 }
 
@@ -217,13 +217,13 @@ func (t *Taught) add(most *Rank, ms float64) {
 type Line struct {
 	Model        // its slope is 0 where the load is not seen in them
 	InForce bool // else it is not good enough for policies
-	Taught  Taught
+	Learned LearnedSteps
 	Fixed   float64 // ms of a step with a prefill that do not depend on what it computes; 0: not known
 }
 
 // Line so far.
 func (s *Times) Line() Line {
-	l := Line{Taught: s.taught}
+	l := Line{Learned: s.learned}
 	l.Model, _, _ = s.Model()
 	if base, ok := s.withPrefills(); ok && s.Law == (Model{}) {
 		l.Fixed = base.C0Ms + base.PrefillMs
@@ -238,15 +238,15 @@ func (s *Times) Line() Line {
 }
 
 // Known says whether steps have taught how long they take.
-func (l *Line) Known() bool { return l.Taught.Steps > 0 || l.Fixed > 0 }
+func (l *Line) Known() bool { return l.Learned.Steps > 0 || l.Fixed > 0 }
 
 // Through is the line through the mean of the steps from an earlier moment on. Steps with a prefill take as long as they were
 // learned to take. If there are few others, some of these had a prefill that nobody saw. So they are taken to be no longer than
 // the fixed part of a step with one.
-func (l *Line) Through(before Taught) Model {
-	m, t := l.Model, &l.Taught
+func (l *Line) Through(before LearnedSteps) Model {
+	m, t := l.Model, &l.Learned
 	if t.Steps == before.Steps && m.C0Ms == 0 { // else nothing would be known, though steps before have told: all of them, however long ago
-		before = Taught{}
+		before = LearnedSteps{}
 	}
 	n := t.Steps - before.Steps
 	if n > 0 {
@@ -270,7 +270,7 @@ func usual(length, typical time.Duration) bool {
 const (
 	Learned    = "learned"
 	Configured = "configured"
-	Told       = "told"
+	Given      = "told"
 )
 
 // Model is the one in force and where its decodes come from, empty when there is none,
@@ -279,7 +279,7 @@ func (s *Times) Model() (m Model, source string, r2 float64) {
 	learned, r2 := s.fit()
 	switch {
 	case s.Law != (Model{}):
-		return s.Law, Told, r2
+		return s.Law, Given, r2
 	case s.n >= fitSteps && learned.C1Ms > 0 && r2 >= fitR2:
 		learned.C0Ms = max(0, learned.C0Ms) // no step is free
 		m, source = learned, Learned

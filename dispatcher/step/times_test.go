@@ -138,7 +138,7 @@ func TestALineIsToldBeforePoliciesMayUseIt(t *testing.T) {
 			l := s.Line()
 			require.Equal(t, c.inForce, l.InForce)
 			require.InDelta(t, c.slope, l.C1Ms, 1e-4)
-			require.EqualValues(t, c.steps, l.Taught.Steps)
+			require.EqualValues(t, c.steps, l.Learned.Steps)
 		})
 	}
 }
@@ -146,16 +146,16 @@ func TestALineIsToldBeforePoliciesMayUseIt(t *testing.T) {
 func TestALineGoesThroughTheMeanOfAWindow(t *testing.T) {
 	var s Times
 	feed(&s, 500, 50, 2e-4, 0, 100_000)
-	before := s.Line().Taught
+	before := s.Line().Learned
 	feed(&s, 500, 60, 2e-4, 0, 100_000) // everything takes longer now
-	l := Line{Model: Model{C1Ms: 2e-4}, Taught: s.Line().Taught}
+	l := Line{Model: Model{C1Ms: 2e-4}, Learned: s.Line().Learned}
 	m := l.Through(before)
 	require.InDelta(t, 60, m.C0Ms, 0.01)
 	require.Equal(t, 2e-4, m.C1Ms)
-	l = Line{Model: Model{C0Ms: 7}, Taught: before}
+	l = Line{Model: Model{C0Ms: 7}, Learned: before}
 	require.Equal(t, Model{C0Ms: 7}, l.Through(before), "nothing was taught")
 	l.Model = Model{C1Ms: 1}
-	require.Zero(t, l.Through(Taught{}).C0Ms, "no step is free")
+	require.Zero(t, l.Through(LearnedSteps{}).C0Ms, "no step is free")
 }
 
 // Where nearly all steps have a prefill, few tell what the others take, and some of these had one that nobody saw.
@@ -176,18 +176,18 @@ func TestAStepWithoutAPrefillTakesNoLongerThanTheFixedPartOfOne(t *testing.T) {
 	}
 	l = s.Line()
 	require.True(t, l.Known(), "though no step was without a prefill")
-	require.InDelta(t, 25, l.Through(Taught{}).C0Ms, 1)
+	require.InDelta(t, 25, l.Through(LearnedSteps{}).C0Ms, 1)
 	for range 9 {
 		teach(0, 700)
 	}
 	l = s.Line()
-	m := l.Through(Taught{})
+	m := l.Through(LearnedSteps{})
 	require.InDelta(t, 25, m.C0Ms, 1)
 	require.InDelta(t, 25, m.C0Ms+m.PrefillMs, 1)
 	for range 300 {
 		teach(0, 0)
 	}
-	before := s.Line().Taught
+	before := s.Line().Learned
 	teach(0, 0)
 	l = s.Line()
 	m = l.Through(before)
@@ -197,11 +197,11 @@ func TestAStepWithoutAPrefillTakesNoLongerThanTheFixedPartOfOne(t *testing.T) {
 
 // A few steps without a prefill, of which the window has none, tell more than those with one.
 func TestStepsBeforeTheWindowTellWhatItDoesNot(t *testing.T) {
-	l := Line{Taught: Taught{Steps: 30, Ms: 900}, Fixed: 400}
-	require.Equal(t, 30., l.Through(l.Taught).C0Ms)
-	require.Equal(t, 370., l.Through(l.Taught).PrefillMs)
+	l := Line{Learned: LearnedSteps{Steps: 30, Ms: 900}, Fixed: 400}
+	require.Equal(t, 30., l.Through(l.Learned).C0Ms)
+	require.Equal(t, 370., l.Through(l.Learned).PrefillMs)
 	l.C0Ms = 20
-	require.Equal(t, 20., l.Through(l.Taught).C0Ms, "it is known better")
+	require.Equal(t, 20., l.Through(l.Learned).C0Ms, "it is known better")
 }
 
 // An engine may stand still in its first steps. The steps after it are heard, and soon say what is usual.

@@ -12,7 +12,7 @@ type account struct {
 	judged int       // windows
 	step   scatter
 	owed   scatter
-	chance map[string]*fading // by policy: the variance of the mean step over a second, as share of the step
+	chance map[string]*ewma // by policy: the variance of the mean step over a second, as share of the step
 	wrong  wrong
 	heard  time.Time        // the hours have what was before
 	hours  map[string]*hour // by another policy
@@ -21,22 +21,22 @@ type account struct {
 }
 
 // fading is a mean in which the past fades.
-type fading struct {
+type ewma struct {
 	mean float64
 	n    float64
 }
 
 // fadingWeight is by how much of the difference each window moves that mean, once there were more than a few.
-const fadingWeight = 1. / 8
+const ewmaWeight = 1. / 8
 
-func (f *fading) add(x float64) {
+func (f *ewma) add(x float64) {
 	f.n++
-	f.mean += max(fadingWeight, 1/f.n) * (x - f.mean)
+	f.mean += max(ewmaWeight, 1/f.n) * (x - f.mean)
 }
 
 // scatter is how far something is off: the mean of its square over windows of a second. Over longer ones it is off by
 // less.
-type scatter struct{ square fading }
+type scatter struct{ square ewma }
 
 // add takes in how far it is off over a window of so many seconds. It says how far it is off at most in nineteen of
 // twenty cases: twice the deviation, and at least what it is now.
@@ -70,7 +70,7 @@ func (a *account) knows(policy string) bool { return a.chance[policy] != nil }
 func (a *account) chanceOf(policy string, t *tally, seconds float64) (chance float64, known bool) {
 	if t.n > 1 {
 		if !a.knows(policy) {
-			a.chance[policy] = &fading{}
+			a.chance[policy] = &ewma{}
 		}
 		a.chance[policy].add(t.variance() * seconds)
 	}

@@ -42,7 +42,7 @@ func TestTheErrorOfAForecast(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			r := rand.New(rand.NewPCG(1, 2))
 			at := func(chance, wrong float64) float64 { return 50 * (1 + wrong + chance*r.NormFloat64()) }
-			a := account{chance: map[string]*fading{}}
+			a := account{chance: map[string]*ewma{}}
 			within, size := 0., 0.
 			for range windows {
 				var own, other tally
@@ -99,7 +99,7 @@ func TestTalliesOfFewReplays(t *testing.T) {
 	require.Equal(t, 50., one.mean())
 	require.Zero(t, one.variance(), "one tells nothing of chance")
 	require.InDelta(t, 0.014, one.beside(0.01), 1e-3)
-	a := account{chance: map[string]*fading{}}
+	a := account{chance: map[string]*ewma{}}
 	_, known := a.chanceOf("p", &one, 60)
 	require.False(t, known, "there never were two")
 	two := one
@@ -129,7 +129,7 @@ func TestWhatIsClaimed(t *testing.T) {
 				c.v.From = noon.Add(-240 * time.Second)
 			}
 			p := tried{spec: "other", policy: "other", step: tally{n: c.n, sum: 52.5 * c.n, squares: 52.5 * 52.5 * c.n}}
-			got := (&Twin{}).against(&p, &c.v, &account{chance: map[string]*fading{}})
+			got := (&Twin{}).against(&p, &c.v, &account{chance: map[string]*ewma{}})
 			require.Equal(t, c.want, got.Claimed)
 			require.InDelta(t, 2.5, got.SavedMs, 1e-9)
 			require.InDelta(t, 2*leastOff, got.Error, 1e-9)

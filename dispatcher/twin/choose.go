@@ -59,8 +59,8 @@ func NewChooser(specs []string) *Chooser {
 	return &Chooser{specs: specs, latest: map[board.GroupKey]Verdict{}}
 }
 
-// Hear takes verdicts in, and says which policy is to be put in force, if another is.
-func (c *Chooser) Hear(fresh []Verdict, now time.Time) (choice Choice, change bool) {
+// Consider adds verdicts, and returns which policy is to be put in force, if another is.
+func (c *Chooser) Consider(fresh []Verdict, now time.Time) (choice Choice, change bool) {
 	if len(fresh) == 0 {
 		return Choice{}, false
 	}

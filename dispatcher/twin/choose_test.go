@@ -40,7 +40,7 @@ func TestTheChooserWaitsUntilItIsSure(t *testing.T) {
 	better := map[string]float64{"evenkeel": 3, "jsq": 2}
 	c := NewChooser([]string{"br0", "evenkeel", "jsq"})
 	hear := func(after time.Duration, v ...Verdict) string {
-		choice, change := c.Hear(v, noon.Add(after))
+		choice, change := c.Consider(v, noon.Add(after))
 		require.Equal(t, change, choice.Spec != "")
 		return choice.Spec
 	}
@@ -70,10 +70,10 @@ func TestTheChooserForgetsWhatIsGoneAndWhatIsOnlyCompared(t *testing.T) {
 	c := NewChooser([]string{"br0", "evenkeel"})
 	gone := found("gone", 0, nil, 0)
 	gone.Sure = false
-	_, _ = c.Hear([]Verdict{gone}, noon)
+	_, _ = c.Consider([]Verdict{gone}, noon)
 	for n := 20; ; n++ {
 		at := time.Duration(n) * time.Minute
-		if choice, change := c.Hear([]Verdict{found("a", at, map[string]float64{"evenkeel": 3, "jsq": 9}, 0.01)}, noon.Add(at)); change {
+		if choice, change := c.Consider([]Verdict{found("a", at, map[string]float64{"evenkeel": 3, "jsq": 9}, 0.01)}, noon.Add(at)); change {
 			require.Equal(t, "evenkeel", choice.Spec)
 			return
 		}
@@ -85,8 +85,8 @@ func TestTheChooserWeighsAllModels(t *testing.T) {
 	c := NewChooser([]string{"br0", "evenkeel", "jsq"})
 	for n := range 10 {
 		at := time.Duration(n) * time.Minute
-		_, _ = c.Hear([]Verdict{found("b", at, map[string]float64{"evenkeel": -3}, 0.01)}, noon.Add(at))
-		choice, change := c.Hear([]Verdict{found("a", at, map[string]float64{"evenkeel": 3}, 0.01)}, noon.Add(at))
+		_, _ = c.Consider([]Verdict{found("b", at, map[string]float64{"evenkeel": -3}, 0.01)}, noon.Add(at))
+		choice, change := c.Consider([]Verdict{found("a", at, map[string]float64{"evenkeel": 3}, 0.01)}, noon.Add(at))
 		require.False(t, change, "%v: what one model gains, the other loses", choice)
 	}
 }

@@ -75,7 +75,7 @@ func TestAReplayKnowsTheLagOfEarlierWindows(t *testing.T) {
 // What was on a rank before the replay began must not teach its boards that first tokens take as long as it ran for.
 func TestARequestThatWasThereKeepsItsFirstStep(t *testing.T) {
 	f := &fates{answers: []answer{{lag: 5}}, at: map[uint64]int32{7: 0}, lag: 3}
-	r, g := &decoding{Replay: &Replay{fates: f}}, &virtual.Group{Pulse: virtual.Pulse{Number: 500}}
+	r, g := &decoding{Replay: &Replay{fates: f}}, &virtual.Group{StepCounter: virtual.StepCounter{Number: 500}}
 	for name, c := range map[string]struct {
 		charge board.Charge
 		want   uint32

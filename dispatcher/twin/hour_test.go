@@ -116,8 +116,8 @@ func TestWhenAnHourBeginsAnew(t *testing.T) {
 	require.InDelta(t, 240, a.over(replays("a", 45), replays("own", 50), 60, 0.01).Seconds, 1e-9)
 	judge := New(nil)
 	judge.models["m"] = a
-	judge.Take(&Stretch{}, nil)
+	judge.AddStretch(&Stretch{}, nil)
 	require.InDelta(t, 300, a.over(replays("a", 45), replays("own", 50), 60, 0.01).Seconds, 1e-9)
-	judge.Take(&Stretch{First: true}, nil)
+	judge.AddStretch(&Stretch{First: true}, nil)
 	require.Zero(t, a.over(replays("a", 45), replays("own", 50), 60, 0.01))
 }

@@ -15,11 +15,11 @@ import (
 type mixing struct {
 	*Replay
 	behind virtual.Mixes
-	at     map[int32]seat // of ranks, by ID
+	at     map[int32]rankState // of ranks, by ID
 }
 
 // seat is where a rank is; one that is not up has nothing to do.
-type seat struct {
+type rankState struct {
 	group *virtual.MixedGroup
 	rank  int
 	up    bool
@@ -30,11 +30,11 @@ type seat struct {
 const lateFrom, lateTo = 2, 20
 
 func newMixing(r *Replay) *mixing {
-	m := &mixing{Replay: r, at: map[int32]seat{}, behind: virtual.Mixes{Driver: r.Driver}}
+	m := &mixing{Replay: r, at: map[int32]rankState{}, behind: virtual.Mixes{Driver: r.Driver}}
 	m.behind.Token, m.behind.Finished = m.token, func(_ *virtual.MixedGroup, _ int, w *virtual.Work) { r.left(w.Job) }
-	m.Hears = func(e board.Event, _ time.Time) {
+	m.OnEvent = func(e board.Event, _ time.Time) {
 		if s, ok := e.(*board.Steps); ok { // as the real ones are told: a step in which no answer goes on is a part of the next one
-			for _, told := range s.Told {
+			for _, told := range s.List {
 				if told.Length > 0 {
 					m.note(ms(told.Length))
 				}
@@ -70,7 +70,7 @@ func (m *mixing) join(w *board.Worker) {
 			return
 		}
 		g := m.behind.Groups[i]
-		k = seat{group: g, rank: len(g.Ranks)}
+		k = rankState{group: g, rank: len(g.Ranks)}
 		g.Ranks, g.IDs = append(g.Ranks, virtual.MixedRank{}), append(g.IDs, w.ID)
 	}
 	if k.up = !w.Down; !k.up {
@@ -80,7 +80,7 @@ func (m *mixing) join(w *board.Worker) {
 }
 
 // leave has what is on a rank come again.
-func (m *mixing) leave(k seat) {
+func (m *mixing) leave(k rankState) {
 	var all []virtual.Work
 	m.behind.Each(func(g *virtual.MixedGroup, rank int, w *virtual.Work) {
 		if g == k.group && rank == k.rank {

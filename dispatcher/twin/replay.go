@@ -161,7 +161,7 @@ func (r *Replay) build(groups []board.GroupView, begin, end *board.Boards) error
 		if f == nil || t == nil || !t.Line.Known() {
 			return fmt.Errorf("the time of a step of %s is not known yet", v.Key.Name)
 		}
-		law := t.Line.Through(f.Line.Taught)
+		law := t.Line.Through(f.Line.Learned)
 		if err := r.engines.build(v, law); err != nil {
 			return err
 		}

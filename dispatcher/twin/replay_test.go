@@ -42,7 +42,7 @@ func taped(t *testing.T, policy string, seconds int) (stretches []*Stretch) {
 		e.Place(g.Ranks[f.Bound.Worker], virtual.Leg{Slot: f.Bound.Slot, Prompt: int32(f.Entry.Prompt), Left: waiting[f.Entry]})
 	}
 	tape := &Tape{}
-	e.Hears, e.Does = tape.Hear, tape.Done
+	e.OnEvent, e.OnEffect = tape.Record, tape.Done
 	e.Apply(board.SetWorkers{Workers: workers}, 0)
 
 	came := 0
@@ -76,7 +76,7 @@ func taped(t *testing.T, policy string, seconds int) (stretches []*Stretch) {
 func judged(t *testing.T, judge *Twin, stretches []*Stretch) (v Verdict) {
 	t.Helper()
 	for i, s := range stretches[:len(stretches)-1] {
-		judge.Take(s, stretches[i+1].Boards)
+		judge.AddStretch(s, stretches[i+1].Boards)
 	}
 	for more := true; more && v.Replays == 0; {
 		var fresh []Verdict

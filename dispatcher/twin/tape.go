@@ -100,8 +100,8 @@ func (t *Tape) Cut(now time.Time, copied *board.Boards) (ended *Stretch) {
 	return ended
 }
 
-// Hear keeps an event that the boards are told, before they are.
-func (t *Tape) Hear(e board.Event, now time.Time) {
+// Record keeps an event that the boards are told, before they are.
+func (t *Tape) Record(e board.Event, now time.Time) {
 	if t.stretch == nil {
 		return
 	}

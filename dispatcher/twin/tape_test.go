@@ -37,13 +37,13 @@ func TestATapeKeepsWhatComesAndLeaves(t *testing.T) {
 	tape.Done(&first.bind, noon)
 	require.Nil(t, tape.Cut(noon, empty(t)), "nothing was before")
 	require.True(t, tape.stretch.First)
-	tape.Hear(&first.leave, noon.Add(time.Second))
-	tape.Hear(&second.come, noon.Add(2*time.Second))
+	tape.Record(&first.leave, noon.Add(time.Second))
+	tape.Record(&second.come, noon.Add(2*time.Second))
 	tape.Done(&second.bind, noon.Add(3*time.Second))
 	second.leave.First = 0
-	tape.Hear(&second.leave, noon.Add(4*time.Second))
+	tape.Record(&second.leave, noon.Add(4*time.Second))
 	refused := request(3, 0).come
-	tape.Hear(refused, noon.Add(5*time.Second))
+	tape.Record(refused, noon.Add(5*time.Second))
 	tape.Done(&board.Effect{Kind: board.EffectRefuse, Entry: refused.Entry}, noon.Add(6*time.Second))
 
 	s := tape.Cut(noon.Add(15*time.Second), empty(t))
@@ -66,7 +66,7 @@ func TestAStretchEndsWithThePolicy(t *testing.T) {
 	tape.Cut(noon, empty(t))
 	require.False(t, tape.Due(noon.Add(59*time.Second), time.Minute))
 	require.True(t, tape.Due(noon.Add(time.Minute), time.Minute))
-	tape.Hear(board.SetPolicy{Spec: "br0"}, noon.Add(time.Second))
+	tape.Record(board.SetPolicy{Spec: "br0"}, noon.Add(time.Second))
 	require.True(t, tape.Due(noon.Add(time.Second), time.Minute))
 	require.Nil(t, tape.Cut(noon.Add(2*time.Second), empty(t)), "it is of two policies")
 	require.True(t, tape.stretch.First, "what comes is not replayed with what was")
@@ -78,7 +78,7 @@ func TestAStretchIsBounded(t *testing.T) {
 	tape.Cut(noon, empty(t))
 	r := request(1, 0)
 	for !tape.Due(noon, time.Hour) {
-		tape.Hear(&r.come, noon)
+		tape.Record(&r.come, noon)
 		require.LessOrEqual(t, len(tape.stretch.came), mostOfStretch)
 	}
 }
@@ -87,11 +87,11 @@ func TestTheTwinKeepsWhatOneWindowNeeds(t *testing.T) {
 	judge, end := New([]string{"jsq"}), empty(t)
 	for n := range 100 {
 		from := noon.Add(time.Duration(n) * 15 * time.Second)
-		judge.Take(&Stretch{Boards: end, From: from, To: from.Add(15 * time.Second), came: make([]came, 5000)}, end)
+		judge.AddStretch(&Stretch{Boards: end, From: from, To: from.Add(15 * time.Second), came: make([]came, 5000)}, end)
 		require.LessOrEqual(t, from.Add(15*time.Second).Sub(judge.kept[0].From), Span)
 		require.LessOrEqual(t, 5000*len(judge.kept), mostKept)
 	}
-	judge.Take(&Stretch{Boards: end, From: noon, To: noon, First: true}, end)
+	judge.AddStretch(&Stretch{Boards: end, From: noon, To: noon, First: true}, end)
 	require.Len(t, judge.kept, 1, "a window does not reach over a change")
 }
 
@@ -101,8 +101,8 @@ func TestATapeDoesNotTouchTheHeap(t *testing.T) {
 	tape.latest = 10_000
 	tape.Cut(noon, empty(t))
 	require.Zero(t, testing.AllocsPerRun(1000, func() {
-		tape.Hear(&r.come, noon)
+		tape.Record(&r.come, noon)
 		tape.Done(&r.bind, noon)
-		tape.Hear(&r.leave, noon)
+		tape.Record(&r.leave, noon)
 	}))
 }

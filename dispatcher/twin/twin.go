@@ -104,8 +104,8 @@ func New(specs []string, anew ...string) *Twin {
 	return &Twin{anew: anew, specs: slices.Compact(slices.Clone(specs)), models: map[string]*account{}}
 }
 
-// Take takes in a stretch that is whole, and the boards as they were at its end.
-func (t *Twin) Take(s *Stretch, end *board.Boards) {
+// AddStretch adds a stretch that is whole, and the boards as they were at its end.
+func (t *Twin) AddStretch(s *Stretch, end *board.Boards) {
 	if s.First {
 		t.kept, t.judging = nil, nil
 		for _, a := range t.models {
@@ -225,7 +225,7 @@ func really(from, to *board.GroupView) (took, n float64) {
 	if isMixed([]board.GroupView{*to}) {
 		return 1000 * (to.Seconds - from.Seconds), float64(to.Steps - from.Steps)
 	}
-	return to.Line.Taught.Ms - from.Line.Taught.Ms, to.Line.Taught.Steps - from.Line.Taught.Steps
+	return to.Line.Learned.Ms - from.Line.Learned.Ms, to.Line.Learned.Steps - from.Line.Learned.Steps
 }
 
 // lasts is how many seconds the measured part of a window has.
@@ -249,13 +249,13 @@ func (t *Twin) judge(j *judging) (found []Verdict) {
 	}
 	a := t.models[model]
 	if a == nil {
-		a = &account{chance: map[string]*fading{}, hours: map[string]*hour{}}
+		a = &account{chance: map[string]*ewma{}, hours: map[string]*hour{}}
 		if isMixed(ended) {
 			a.wrong.most = leastOffMixed
 		}
 		t.models[model] = a
 	}
-	maps.DeleteFunc(a.chance, func(policy string, _ *fading) bool {
+	maps.DeleteFunc(a.chance, func(policy string, _ *ewma) bool {
 		return !slices.ContainsFunc(j.tried, func(p tried) bool { return p.policy == policy })
 	})
 	a.judged++

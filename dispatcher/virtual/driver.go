@@ -19,15 +19,15 @@ type Driver struct {
 	Model  string
 	Counts board.Counts
 
-	Bound   func(e *board.Effect)
-	Refused func(e *board.Effect)
-	Other   func(e *board.Effect) // what else they want done
-	Told    func(ms float64)      // an event was told, and what follows from it was decided
-	Timed   func(round func())    // has a round decided, for who wants to know how long that takes; nil: nobody does
+	Bound     func(e *board.Effect)
+	Refused   func(e *board.Effect)
+	Other     func(e *board.Effect) // what else they want done
+	OnDecided func(ms float64)      // an event was applied, and what follows from it was decided
+	Timed     func(round func())    // runs the decision of a round, and measures it; nil: it is not measured
 
-	// For who keeps what happens; nil: nobody does.
-	Hears func(e board.Event, now time.Time)   // before the boards are told
-	Does  func(e *board.Effect, now time.Time) // before it is done
+	// For recorders; nil: nothing is recorded.
+	OnEvent  func(e board.Event, now time.Time)   // before it is applied to the boards
+	OnEffect func(e *board.Effect, now time.Time) // before it is done
 
 	tick    board.Tick
 	decided board.Decided
@@ -38,7 +38,7 @@ type Driver struct {
 func NewDriver(b *board.Boards, began time.Time, model string) *Driver {
 	return &Driver{
 		Boards: b, Began: began, Model: model, Counts: board.Counts{Model: model}, tick: board.Tick{Model: model}, stopped: map[string]bool{},
-		Other: func(*board.Effect) {}, Told: func(float64) {},
+		Other: func(*board.Effect) {}, OnDecided: func(float64) {},
 	}
 }
 
@@ -50,8 +50,8 @@ func (d *Driver) Instant(ms float64) time.Time {
 // Apply tells the boards an event, and has them decide what follows from it.
 func (d *Driver) Apply(e board.Event, ms float64) {
 	now := d.Instant(ms)
-	if d.Hears != nil {
-		d.Hears(e, now)
+	if d.OnEvent != nil {
+		d.OnEvent(e, now)
 	}
 	d.carryOut(d.Boards.Apply(e, now), now)
 	for d.Boards.Deciding() {
@@ -65,7 +65,7 @@ func (d *Driver) Apply(e board.Event, ms float64) {
 		d.carryOut(effects, now)
 		d.carryOut(d.Boards.Apply(&d.decided, now), now)
 	}
-	d.Told(ms)
+	d.OnDecided(ms)
 }
 
 // Look is a tick.
@@ -92,8 +92,8 @@ func (d *Driver) Count(ms float64) { d.Boards.Apply(&d.Counts, d.Instant(ms)) }
 
 func (d *Driver) carryOut(effects []board.Effect, now time.Time) {
 	for i := range effects {
-		if d.Does != nil {
-			d.Does(&effects[i], now)
+		if d.OnEffect != nil {
+			d.OnEffect(&effects[i], now)
 		}
 		switch e := &effects[i]; e.Kind {
 		case board.EffectBind:
@@ -109,21 +109,21 @@ func (d *Driver) carryOut(effects []board.Effect, now time.Time) {
 	}
 }
 
-// Pulse is what the streams of a group tell: the number of the step whose tokens come, and when that was told, NaN if
+// StepCounter is what the streams of a group report: the number of the step whose tokens come, and when that was reported, NaN if
 // nothing ran before.
-type Pulse struct {
+type StepCounter struct {
 	Key    board.GroupKey
 	Number uint32
 	Since  float64
 	steps  board.Steps
 }
 
-func newPulse(key board.GroupKey) Pulse {
-	return Pulse{Key: key, Number: 1, Since: math.NaN(), steps: board.Steps{Group: key}}
+func newStepCounter(key board.GroupKey) StepCounter {
+	return StepCounter{Key: key, Number: 1, Since: math.NaN(), steps: board.Steps{Group: key}}
 }
 
 // heard tells the boards of a step.
-func (d *Driver) heard(p *Pulse, now float64) {
+func (d *Driver) heard(p *StepCounter, now float64) {
 	if d.stopped[p.Key.Name] {
 		delete(d.stopped, p.Key.Name)
 		p.Since = math.NaN()
@@ -133,7 +133,7 @@ func (d *Driver) heard(p *Pulse, now float64) {
 		told.Length = time.Duration(math.Round((now - p.Since) * float64(time.Millisecond)))
 	}
 	p.Since = now
-	p.steps.Told = append(p.steps.Told[:0], told)
+	p.steps.List = append(p.steps.List[:0], told)
 	d.Count(now)
 	d.Apply(&p.steps, now)
 }

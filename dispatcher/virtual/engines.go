@@ -167,7 +167,7 @@ func (e *Engines) finishStep(g *Group) {
 			tokens++
 			if again {
 				told = true
-				e.heard(&g.Pulse, e.Now)
+				e.heard(&g.StepCounter, e.Now)
 			}
 		}
 	}

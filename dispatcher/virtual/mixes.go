@@ -29,7 +29,7 @@ type sent struct {
 // MixedGroup is a group as the boards know it.
 type MixedGroup struct {
 	Mixed
-	Pulse
+	StepCounter
 	IDs []int32 // of its ranks, ascending
 
 	told bool // of the step that ends
@@ -37,7 +37,7 @@ type MixedGroup struct {
 
 // Add takes a group in, which does not step yet. cached says how much of a prompt a rank holds when it is admitted.
 func (m *Mixes) Add(key board.GroupKey, engines Mixed, ids []int32, cached func(rank int, w *Work) int32) *MixedGroup {
-	g := &MixedGroup{Mixed: engines, Pulse: newPulse(key), IDs: ids}
+	g := &MixedGroup{Mixed: engines, StepCounter: newStepCounter(key), IDs: ids}
 	g.Mixed.Ranks, g.Mixed.Ends, g.Mixed.Cached = make([]MixedRank, len(ids)), Never, cached
 	g.Mixed.Token = func(rank int, w *Work) { m.token(g, rank, w) }
 	g.Mixed.Finished = func(rank int, w *Work) { m.finished(g, rank, w) }
@@ -149,7 +149,7 @@ func (m *Mixes) token(g *MixedGroup, rank int, w *Work) {
 	m.Token(g, rank, w)
 	if again {
 		g.told = true
-		m.heard(&g.Pulse, m.Now)
+		m.heard(&g.StepCounter, m.Now)
 	}
 }
 

@@ -46,7 +46,7 @@ type Rank struct {
 
 // Group is ranks behind one barrier.
 type Group struct {
-	Pulse
+	StepCounter
 	Law   board.StepModel // what a step takes; the slowest rank is the one with the largest Cost times its load
 	Ranks []*Rank         // that are part of it, ascending id
 	Step  int64           // number of the step in progress, else of the next one
@@ -57,7 +57,7 @@ type Group struct {
 
 // NewGroup is one that does not step yet.
 func NewGroup(key board.GroupKey, law board.StepModel) *Group {
-	return &Group{Pulse: newPulse(key), Law: law, Ends: Never}
+	return &Group{StepCounter: newStepCounter(key), Law: law, Ends: Never}
 }
 
 // Load sums the KV tokens that step k reads, and the requests that decode.

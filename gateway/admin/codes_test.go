@@ -30,8 +30,8 @@ func TestOpenAPIHasEveryErrorCode(t *testing.T) {
 	operator = append(operator, codesIn(t, "gateway/live")...)
 	require.ElementsMatch(t, unique(operator), codes(doc, operators))
 
-	client := codesIn(t, "gateway/door", "peers.go")
-	for _, pkg := range []string{"gateway/request", "gateway/failure", "gateway/prompt", "gateway/openai", "gateway/edge", "gateway/through"} {
+	client := codesIn(t, "gateway/admission", "peers.go")
+	for _, pkg := range []string{"gateway/request", "gateway/failure", "gateway/prompt", "gateway/openai", "gateway/edge", "gateway/passthrough"} {
 		client = append(client, codesIn(t, pkg)...)
 	}
 	require.ElementsMatch(t, unique(client), codes(doc, clients))

@@ -16,7 +16,7 @@ import (
 	"evenkeel/engine"
 	"evenkeel/gateway/failure"
 	"evenkeel/gateway/fleet"
-	"evenkeel/gateway/life"
+	"evenkeel/gateway/lifecycle"
 	"evenkeel/gateway/metaserver"
 	"evenkeel/gateway/service"
 	"evenkeel/mooncake"
@@ -38,7 +38,7 @@ type Config struct {
 
 // Monitor is told how prefill engines did.
 type Monitor interface {
-	Heard(instance string)
+	Answered(instance string)
 	Report(instance string, err error)
 }
 
@@ -109,11 +109,11 @@ func (m *Maker) lost(f *failure.Fault) {
 	switch {
 	case f == nil:
 		cause = causeDecode
-	case f.Verdict().Next == life.Over:
+	case f.Verdict().Next == lifecycle.Over:
 		return
-	case f.Why == life.Unbegun:
+	case f.Why == lifecycle.Unbegun:
 		cause = causeSilent
-	case f.Leg == life.Decode:
+	case f.Leg == lifecycle.Decode:
 		cause = causeCallback
 	}
 	m.rebinds.WithLabelValues(cause).Inc()

@@ -10,7 +10,7 @@ import (
 
 	"evenkeel/gateway/config"
 	"evenkeel/gateway/fleet"
-	"evenkeel/gateway/life"
+	"evenkeel/gateway/lifecycle"
 	"evenkeel/gateway/metaserver"
 	"evenkeel/mooncake"
 	"evenkeel/prefill"
@@ -40,12 +40,12 @@ func TestALostAnswerIsNotBelievedEither(t *testing.T) {
 		t.Run(row.name, func(t *testing.T) {
 			maker := &Maker{Config: Config{Settings: func() *fleet.Settings { return fleet.NewSettings(config.Default()) }}}
 			d := dialects[mooncake.SGLang]
-			p := &Partner{maker: maker, dialect: d, legs: life.NewLegs(d), over: make(chan struct{}), dead: make(chan struct{})}
+			p := &Partner{maker: maker, dialect: d, legs: lifecycle.NewLegs(d), over: make(chan struct{}), dead: make(chan struct{})}
 			p.lease = &prefill.Lease{}
-			for _, e := range []life.LegEvent{{What: life.ProbeDue}, {What: life.Began}} {
+			for _, e := range []lifecycle.LegEvent{{What: lifecycle.ProbeDue}, {What: lifecycle.Began}} {
 				p.legs.Step(e, nil)
 			}
-			p.legs.Step(life.LegEvent{What: life.PrefillDone, Prompt: row.prefilled}, nil)
+			p.legs.Step(lifecycle.LegEvent{What: lifecycle.PrefillDone, Prompt: row.prefilled}, nil)
 			if row.closed {
 				p.Close()
 			}
@@ -66,8 +66,8 @@ func TestACallbackAtTheEndIsForgotten(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			meta := metaserver.New(metaserver.Config{Registerer: prometheus.NewRegistry(), Log: zap.NewNop(), Advertise: func() string { return "" }})
 			d := dialects[mooncake.AscendLayerwise]
-			p := &Partner{dialect: d, legs: life.NewLegs(d), dead: make(chan struct{}), Meeting: &mooncake.Meeting{}, expect: meta.Expect(metaserver.Wanted{})}
-			p.legs.Step(life.LegEvent{What: life.Began}, nil)
+			p := &Partner{dialect: d, legs: lifecycle.NewLegs(d), dead: make(chan struct{}), Meeting: &mooncake.Meeting{}, expect: meta.Expect(metaserver.Wanted{})}
+			p.legs.Step(lifecycle.LegEvent{What: lifecycle.Began}, nil)
 			if late {
 				p.Close()
 			}

@@ -13,9 +13,9 @@ import (
 
 	"evenkeel/engine"
 	"evenkeel/gateway/failure"
-	"evenkeel/gateway/leg"
-	"evenkeel/gateway/life"
+	"evenkeel/gateway/lifecycle"
 	"evenkeel/gateway/metaserver"
+	"evenkeel/gateway/upstream"
 	"evenkeel/mooncake"
 	"evenkeel/prefill"
 )
@@ -28,7 +28,7 @@ func ID(request string, attempt int) string {
 
 func (p *Partner) meet() error {
 	m, c, rank, longest := p.maker, p.lease.Candidate, p.Rank, p.Rank.Context
-	p.Meeting = leg.Meet(p.ID, p.Endpoint, c.Profile, c.Target, m.Fleet.Ranks(c.Instance), rank.Profile, rank.Target)
+	p.Meeting = upstream.Meet(p.ID, p.Endpoint, c.Profile, c.Target, m.Fleet.Ranks(c.Instance), rank.Profile, rank.Target)
 	switch {
 	case p.dialect.CallsBack && m.Meta == nil:
 		return ErrUnheard
@@ -57,8 +57,8 @@ func (p *Partner) awaitCallback() bool {
 	case came := <-p.expect.Came():
 		return p.calledBack(came, time.Since(began))
 	case <-time.After(p.maker.Settings().Bind.CallbackTimeout):
-		why := failure.Of(life.Ended{Leg: life.Decode, Far: life.Sent, Why: life.Uncalled}, failure.Transport("decode", ErrNoCallback), ErrNoCallback)
-		p.tell(life.LegEvent{What: life.Overdue}, why)
+		why := failure.Of(lifecycle.Ended{Leg: lifecycle.Decode, Far: lifecycle.Sent, Why: lifecycle.Uncalled}, failure.Transport("decode", ErrNoCallback), ErrNoCallback)
+		p.tell(lifecycle.LegEvent{What: lifecycle.Overdue}, why)
 		<-p.dead // of an answer that has begun although nobody called back, its end
 	case <-p.dead:
 	}
@@ -73,17 +73,17 @@ func (p *Partner) calledBack(came metaserver.Callback, took time.Duration) bool 
 	if came.Err == nil {
 		p.last.CalledBack(took)
 	}
-	e := life.LegEvent{What: life.CalledBack}
+	e := lifecycle.LegEvent{What: lifecycle.CalledBack}
 	var f *failure.Fault
 	switch {
 	case came.Err != nil:
-		e.What = life.Miscalled
-		f = failure.Of(life.Ended{Leg: life.Decode, Far: life.Sent, Why: life.Garbled}, failure.BadGateway("decode", "it named no place for the KV"), came.Err)
+		e.What = lifecycle.Miscalled
+		f = failure.Of(lifecycle.Ended{Leg: lifecycle.Decode, Far: lifecycle.Sent, Why: lifecycle.Garbled}, failure.BadGateway("decode", "it named no place for the KV"), came.Err)
 		if errors.Is(came.Err, mooncake.ErrUnknownHost) {
-			f.Why = life.Misplaced
+			f.Why = lifecycle.Misplaced
 		}
 	case came.Empty: // it has the whole prompt
-		e.What = life.NeedsNothing
+		e.What = lifecycle.NeedsNothing
 	}
 	p.step(e, f)
 	return p.legs.Due()
@@ -100,13 +100,13 @@ func (p *Partner) lateCallback() bool {
 		defer p.mu.Unlock()
 		if came.Err == nil && !came.Empty {
 			p.Meeting.Callback = came.KV
-			return p.step(life.LegEvent{What: life.CalledLate}, nil)
+			return p.step(lifecycle.LegEvent{What: lifecycle.CalledLate}, nil)
 		}
-		return p.step(life.LegEvent{What: life.Uncallable}, nil)
+		return p.step(lifecycle.LegEvent{What: lifecycle.Uncallable}, nil)
 	case <-time.After(grace):
 	case <-p.expect.Forgotten():
 	}
-	return p.tell(life.LegEvent{What: life.Uncallable}, nil)
+	return p.tell(lifecycle.LegEvent{What: lifecycle.Uncallable}, nil)
 }
 
 // probe sends the prefill leg and reads its answer. It returns whether another engine is to be tried.
@@ -114,15 +114,15 @@ func (p *Partner) probe() (again bool) {
 	m, lease := p.maker, p.lease
 	c := lease.Candidate
 	limits := &m.Settings().Limits
-	call := leg.Call{
-		Call: leg.New(m.Client, c.Profile, c.Target), Engine: c.Instance, Path: p.Endpoint.Path(), Log: m.Log,
+	call := upstream.Call{
+		Call: upstream.New(m.Client, c.Profile, c.Target), Engine: c.Instance, Path: p.Endpoint.Path(), Log: m.Log,
 		Limits: engine.Deadlines{Connect: limits.ConnectTimeout, FirstByte: limits.ProbeTimeout, Idle: limits.EventTimeout},
 	}
 	if p.Dials {
 		call.Fresh()
 	}
 	p.mu.Lock()
-	if !p.step(life.LegEvent{What: life.ProbeDue}, nil) {
+	if !p.step(lifecycle.LegEvent{What: lifecycle.ProbeDue}, nil) {
 		p.mu.Unlock()
 		return false
 	}
@@ -136,7 +136,7 @@ func (p *Partner) probe() (again bool) {
 	lease.Send()
 	answer, f := call.Whole(p.Headers, p.Body(c.Profile, p.Meeting), nil, mooncake.MaxProbeAnswer, began.Add(limits.ProbeTimeout))
 	answered := time.Now()
-	if f != nil && f.Why == life.HungUp && p.unheard() { // the engine may write all the same, and the end of this leg ends the decode leg
+	if f != nil && f.Why == lifecycle.HungUp && p.unheard() { // the engine may write all the same, and the end of this leg ends the decode leg
 		select {
 		case <-time.After(p.abortDelay()):
 		case <-m.Serving().Done():
@@ -147,20 +147,20 @@ func (p *Partner) probe() (again bool) {
 	p.call = nil
 	p.times.Probe = answered.Sub(began)
 	if f == nil {
-		m.Monitor.Heard(c.Instance)
+		m.Monitor.Answered(c.Instance)
 		p.accept(answer, answered)
 		return false
 	}
 	switch {
 	case f.Status != 0:
-		m.Monitor.Heard(c.Instance)
+		m.Monitor.Answered(c.Instance)
 		if f.Engine != "" {
 			m.Monitor.Report(f.Engine, f.Err)
 		}
-	case f.Why == life.HungUp:
+	case f.Why == lifecycle.HungUp:
 		f.Err, f.Engine = failure.ErrMoved, ""
 		if run.Moved() {
-			f.Why = life.Moved
+			f.Why = lifecycle.Moved
 		}
 	default:
 		m.Monitor.Report(f.Engine, f.Err)
@@ -172,7 +172,7 @@ func (p *Partner) probe() (again bool) {
 // serve the same decode leg. It is called with p.mu held.
 func (p *Partner) unserved(f *failure.Fault) (again bool) {
 	f.Kept, p.refusal = p.dialect.Keeps, f
-	return p.step(life.LegEvent{What: life.PrefillFell, Again: len(p.tried) < p.maker.Settings().Prefill.Retry.Attempts}, f)
+	return p.step(lifecycle.LegEvent{What: lifecycle.PrefillFell, Again: len(p.tried) < p.maker.Settings().Prefill.Retry.Attempts}, f)
 }
 
 // anew has another engine prefill for the same decode leg.
@@ -183,10 +183,10 @@ func (p *Partner) anew() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if err != nil {
-		return p.step(life.LegEvent{What: life.NotFound}, p.refusal)
+		return p.step(lifecycle.LegEvent{What: lifecycle.NotFound}, p.refusal)
 	}
 	p.tried = append(p.tried, lease.Candidate.ID)
-	p.step(life.LegEvent{What: life.Found}, nil)
+	p.step(lifecycle.LegEvent{What: lifecycle.Found}, nil)
 	p.goTo(lease)
 	return true
 }
@@ -221,13 +221,13 @@ func (p *Partner) accept(answer []byte, at time.Time) {
 	if err != nil {
 		err = fmt.Errorf("prefill %s: %w", c.ID, err)
 		p.maker.Log.Warn("a prefill failed after its request had got its decode rank", zap.Inline(p.Request), zap.Error(err))
-		p.unserved(failure.Useless(life.Prefill, life.Garbled, failure.BadGateway("prefill", "it did not hand the prompt over"), err))
+		p.unserved(failure.Useless(lifecycle.Prefill, lifecycle.Garbled, failure.BadGateway("prefill", "it did not hand the prompt over"), err))
 		return
 	}
 	if at := got.Coordinates; at != nil {
 		p.maker.Fleet.Learn(c, p.born, at)
 		if at.EngineID != p.Meeting.Coordinates.EngineID {
-			p.unserved(failure.Useless(life.Prefill, life.Restarted, failure.BadGateway("prefill", ErrRestarted.Error()), ErrRestarted))
+			p.unserved(failure.Useless(lifecycle.Prefill, lifecycle.Restarted, failure.BadGateway("prefill", ErrRestarted.Error()), ErrRestarted))
 			return
 		}
 	}
@@ -236,14 +236,14 @@ func (p *Partner) accept(answer []byte, at time.Time) {
 		p.Slot.Unheard(p.Most)
 	}
 	lease.Answered(prefill.Usage{PromptTokens: cmp.Or(got.PromptTokens, p.Prompt), CachedTokens: got.CachedTokens}, at.Add(c.Profile.KVHoldTimeout))
-	p.step(life.LegEvent{What: life.PrefillDone, Prompt: got.PromptTokens}, nil)
+	p.step(lifecycle.LegEvent{What: lifecycle.PrefillDone, Prompt: got.PromptTokens}, nil)
 }
 
 // abort has an engine of SGLang end the leg. Nobody waits for the answer.
 func (p *Partner) abort(t *engine.Target) {
 	m := p.maker
 	_ = m.Run(math.MaxInt, func() { // else the proxy is about to end, and engines notice that
-		if err := leg.Abort(m.Client, t, p.ID, m.Log); err != nil {
+		if err := upstream.Abort(m.Client, t, p.ID, m.Log); err != nil {
 			m.Log.Warn("an engine did not accept an abort, so it ends the request at its own timeout", zap.Inline(p.Request), zap.String("engine", t.ID), zap.Error(err))
 		}
 	})

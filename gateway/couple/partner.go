@@ -10,16 +10,16 @@ import (
 	"evenkeel/gateway/failure"
 	"evenkeel/gateway/fleet"
 	"evenkeel/gateway/handoff"
-	"evenkeel/gateway/leg"
-	"evenkeel/gateway/life"
+	"evenkeel/gateway/lifecycle"
 	"evenkeel/gateway/metaserver"
 	"evenkeel/gateway/openai"
 	"evenkeel/gateway/recording"
+	"evenkeel/gateway/upstream"
 	"evenkeel/mooncake"
 	"evenkeel/prefill"
 )
 
-var dialects = map[string]life.Dialect{
+var dialects = map[string]lifecycle.Dialect{
 	mooncake.AscendLayerwise: {CallsBack: true, Strands: true, Retries: true},
 	mooncake.SGLang:          {Aborts: true},
 	mooncake.NIXLPush:        {Keeps: true, Strands: true},
@@ -32,7 +32,7 @@ type Partner struct {
 	Meeting *mooncake.Meeting // for the body of the decode leg
 
 	maker   *Maker
-	dialect life.Dialect
+	dialect lifecycle.Dialect
 	expect  *metaserver.Expectation // nil: nothing is called back
 	dead    chan struct{}           // closed when the decode leg has ended
 	over    chan struct{}           // closed when the prefill leg has
@@ -40,7 +40,7 @@ type Partner struct {
 	tried   []string                // prefill engines
 
 	mu       sync.Mutex
-	legs     life.Legs
+	legs     lifecycle.Legs
 	tape     recording.Tape
 	lease    *prefill.Lease // nil once it is settled
 	last     *prefill.Lease // the same, settled or not
@@ -62,7 +62,7 @@ type Times struct{ Callback, Probe time.Duration }
 func (m *Maker) Start(plan Plan) (*Partner, error) {
 	c := plan.Lease.Candidate
 	d := dialects[c.Profile.Connector]
-	p := &Partner{Plan: plan, maker: m, lease: plan.Lease, last: plan.Lease, dialect: d, legs: life.NewLegs(d), dead: make(chan struct{}), over: make(chan struct{}), tried: []string{c.ID}}
+	p := &Partner{Plan: plan, maker: m, lease: plan.Lease, last: plan.Lease, dialect: d, legs: lifecycle.NewLegs(d), dead: make(chan struct{}), over: make(chan struct{}), tried: []string{c.ID}}
 	p.tape.BeginLegs(d)
 	err := p.meet()
 	if err == nil {
@@ -92,12 +92,12 @@ func (p *Partner) serve() {
 
 // step tells the legs what happens, and carries out what is to be done. f is why a leg ends, if that ends the other one. It is called
 // with p.mu held, and returns whether the prefill leg goes on.
-func (p *Partner) step(e life.LegEvent, f *failure.Fault) (on bool) {
+func (p *Partner) step(e lifecycle.LegEvent, f *failure.Fault) (on bool) {
 	if f != nil {
 		e.End = f.Ended
 	}
 	was := p.legs.Failed()
-	var room [8]life.LegEffect
+	var room [8]lifecycle.LegEffect
 	todo := p.legs.Step(e, room[:0])
 	p.tape.StepLegs(e, todo)
 	if !was && p.legs.Failed() {
@@ -112,54 +112,54 @@ func (p *Partner) step(e life.LegEvent, f *failure.Fault) (on bool) {
 }
 
 // do carries an effect out, and says whether it has the prefill leg go on.
-func (p *Partner) do(x life.LegEffect, f *failure.Fault) (on bool) {
+func (p *Partner) do(x lifecycle.LegEffect, f *failure.Fault) (on bool) {
 	switch x.Do {
-	case life.EndDecode:
+	case lifecycle.EndDecode:
 		p.EndDecode()
-	case life.AbortDecode:
+	case lifecycle.AbortDecode:
 		p.abort(p.Rank.Target)
-	case life.AbortPrefill:
+	case lifecycle.AbortPrefill:
 		p.abort(p.last.Candidate.Target)
-	case life.HangUp:
+	case lifecycle.HangUp:
 		if p.call != nil {
-			p.call.Leave(leg.Notice)
+			p.call.Leave(upstream.Notice)
 		}
-	case life.GiveBack:
+	case lifecycle.GiveBack:
 		handoff.Settle(p.lease, x.How, f)
 		p.lease = nil
-	case life.AwaitFirst:
+	case lifecycle.AwaitFirst:
 		p.awaitFirst()
-	case life.StopWaiting:
+	case lifecycle.StopWaiting:
 		if p.silence != nil {
 			p.silence.Stop()
 		}
-	case life.Forget:
+	case lifecycle.Forget:
 		p.forget(0)
-	case life.Drain:
+	case lifecycle.Drain:
 		cause := drainLate
 		if p.legs.Left() {
 			cause = drainLeft
 		}
 		p.maker.drains.WithLabelValues(cause).Inc()
 		return true
-	case life.CountLoss:
+	case lifecycle.CountLoss:
 		p.maker.lost(p.failed)
-	case life.Strand:
+	case lifecycle.Strand:
 		p.stranded = true
-	case life.WaitGone:
+	case lifecycle.WaitGone:
 		wait := p.maker.Settings().Bind.Grace
 		if p.dialect.Aborts {
 			wait = p.abortDelay()
 		}
-		time.AfterFunc(wait, func() { p.tell(life.LegEvent{What: life.ClientWaited}, left()) })
-	case life.Send, life.Seek:
+		time.AfterFunc(wait, func() { p.tell(lifecycle.LegEvent{What: lifecycle.ClientWaited}, left()) })
+	case lifecycle.Send, lifecycle.Seek:
 		return true
 	}
 	return false
 }
 
 // tell is step for those that do not hold p.mu.
-func (p *Partner) tell(e life.LegEvent, f *failure.Fault) (on bool) {
+func (p *Partner) tell(e lifecycle.LegEvent, f *failure.Fault) (on bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.step(e, f)
@@ -178,7 +178,7 @@ func (p *Partner) awaitFirst() {
 		if p.Whole && p.waitsOn() {
 			return
 		}
-		p.tell(life.LegEvent{What: life.Quiet}, unbegun(why))
+		p.tell(lifecycle.LegEvent{What: lifecycle.Quiet}, unbegun(why))
 	})
 }
 
@@ -195,16 +195,16 @@ func (p *Partner) waitsOn() bool {
 
 // unbegun is the end of a decode leg whose first event did not come in time.
 func unbegun(why error) *failure.Fault {
-	return failure.Of(life.Ended{Leg: life.Decode, Far: life.Sent, Why: life.Unbegun}, openai.NewError(http.StatusGatewayTimeout, "decode_timeout", why.Error()), why)
+	return failure.Of(lifecycle.Ended{Leg: lifecycle.Decode, Far: lifecycle.Sent, Why: lifecycle.Unbegun}, openai.NewError(http.StatusGatewayTimeout, "decode_timeout", why.Error()), why)
 }
 
 func whyBroken() *failure.Fault {
-	return failure.Of(life.Ended{Far: life.Through, Why: life.Incomplete}, failure.BadGateway("prefill", ErrBroken.Error()), ErrBroken)
+	return failure.Of(lifecycle.Ended{Far: lifecycle.Through, Why: lifecycle.Incomplete}, failure.BadGateway("prefill", ErrBroken.Error()), ErrBroken)
 }
 
 // left is the end of legs whose client has left.
 func left() *failure.Fault {
-	return failure.Of(life.Ended{Why: life.Left}, failure.Gone(), errLeft)
+	return failure.Of(lifecycle.Ended{Why: lifecycle.Left}, failure.Gone(), errLeft)
 }
 
 // kept is for how long after its answer the prefill engine certainly keeps the KV. It has no limit if nothing is kept, or
@@ -222,13 +222,13 @@ func (p *Partner) kept() time.Duration {
 // a moment for the prefill engine's answer. It returns why the answer cannot be believed, or nil.
 func (p *Partner) Started(prompt int) *failure.Fault {
 	p.mu.Lock()
-	p.step(life.LegEvent{What: life.Began, Prompt: prompt, Late: time.Since(p.ended) > p.kept()}, unbegun(ErrLate))
+	p.step(lifecycle.LegEvent{What: lifecycle.Began, Prompt: prompt, Late: time.Since(p.ended) > p.kept()}, unbegun(ErrLate))
 	confirm := p.failed == nil && p.dialect.Aborts && !p.legs.Answered()
 	p.mu.Unlock()
 	if confirm {
 		p.awaitOver(p.maker.Settings().Bind.Confirm)
 	}
-	p.tell(life.LegEvent{What: life.Confirmed}, nil)
+	p.tell(lifecycle.LegEvent{What: lifecycle.Confirmed}, nil)
 	return p.Lost()
 }
 
@@ -254,26 +254,26 @@ func (p *Partner) Believe(prompt int, gone <-chan struct{}) *failure.Fault {
 		select {
 		case <-p.over:
 		case <-gone:
-			p.tell(life.LegEvent{What: life.Unwanted}, left())
+			p.tell(lifecycle.LegEvent{What: lifecycle.Unwanted}, left())
 		case <-time.After(p.maker.Settings().Bind.Grace):
 			answer := openai.NewError(http.StatusGatewayTimeout, "prefill_timeout", ErrUnconfirmed.Error())
-			p.tell(life.LegEvent{What: life.Unwanted}, failure.Of(life.Ended{Far: life.Sent, Why: life.Unconfirmed}, answer, ErrUnconfirmed))
+			p.tell(lifecycle.LegEvent{What: lifecycle.Unwanted}, failure.Of(lifecycle.Ended{Far: lifecycle.Sent, Why: lifecycle.Unconfirmed}, answer, ErrUnconfirmed))
 		}
 	}
-	p.tell(life.LegEvent{What: life.Confirmed, Prompt: prompt}, nil)
+	p.tell(lifecycle.LegEvent{What: lifecycle.Confirmed, Prompt: prompt}, nil)
 	return p.Lost()
 }
 
 // Ended is told that the decode leg has ended without a first event, and ends the prefill leg where
 // that is of use. f is why the prefill leg has ended the decode leg, nil if that has ended by itself.
 // stranded says that the decode engine may keep blocks for ever.
-func (p *Partner) Ended(how life.Parting) (f *failure.Fault, stranded bool) {
+func (p *Partner) Ended(how lifecycle.EndReason) (f *failure.Fault, stranded bool) {
 	p.mu.Lock()
-	p.step(life.LegEvent{What: life.DecodeFell, Parting: how}, nil)
+	p.step(lifecycle.LegEvent{What: lifecycle.DecodeFell, Reason: how}, nil)
 	f, stranded = p.failed, p.stranded
 	close(p.dead)
 	p.mu.Unlock()
-	if f == nil && how == life.Died && p.dialect.Aborts { // whoever calls closes the decode leg, and its pages must not be given away while they are written
+	if f == nil && how == lifecycle.Died && p.dialect.Aborts { // whoever calls closes the decode leg, and its pages must not be given away while they are written
 		p.awaitOver(p.abortDelay())
 	}
 	return f, stranded
@@ -293,7 +293,7 @@ func (p *Partner) abortDelay() time.Duration {
 
 // ClientLeft is told that the client has left; after the first event it does nothing. It does not block,
 // and may be called from any goroutine.
-func (p *Partner) ClientLeft() { p.tell(life.LegEvent{What: life.ClientGone}, left()) }
+func (p *Partner) ClientLeft() { p.tell(lifecycle.LegEvent{What: lifecycle.ClientGone}, left()) }
 
 // Wait waits for the end of the prefill leg of a client that has left, for at most the grace. stranded says that the leg may
 // still write to blocks that the decode engine keeps for it. An engine of SGLang keeps none, and ends a leg that was aborted.
@@ -326,7 +326,7 @@ func (p *Partner) Lost() *failure.Fault {
 // Abandon ends the prefill leg of an answer that has begun, because the client does not wait for the answer any more.
 func (p *Partner) Abandon() {
 	if p.dialect.Aborts {
-		p.tell(life.LegEvent{What: life.Unwanted}, left())
+		p.tell(lifecycle.LegEvent{What: lifecycle.Unwanted}, left())
 	}
 }
 
@@ -335,7 +335,7 @@ func (p *Partner) Close() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if !p.legs.Closed() {
-		p.step(life.LegEvent{What: life.DecodeOver}, nil)
+		p.step(lifecycle.LegEvent{What: lifecycle.DecodeOver}, nil)
 		close(p.dead)
 	}
 }

@@ -24,7 +24,7 @@ import (
 	"evenkeel/gateway/config"
 	"evenkeel/gateway/failure"
 	"evenkeel/gateway/fleet"
-	"evenkeel/gateway/life"
+	"evenkeel/gateway/lifecycle"
 	"evenkeel/gateway/metaserver"
 	"evenkeel/mooncake"
 	"evenkeel/pool"
@@ -44,7 +44,7 @@ func (none) TrackProbe(*prefill.Candidate, *engine.Call) *fleet.Run {
 	return &fleet.Run{}
 }
 func (none) Untrack(*fleet.Run)                           {}
-func (none) Heard(string)                                 {}
+func (none) Answered(string)                              {}
 func (none) Report(string, error)                         {}
 func (none) Blocked(string) []string                      { return nil }
 func (none) Shunned(*dispatcher.Slot) []string            { return nil }
@@ -197,7 +197,7 @@ func (c *pair) isEnded() *failure.Fault {
 	case <-time.After(time.Minute):
 		c.t.Fatal("the decode leg goes on")
 	}
-	f, _ := c.Ended(life.Died)
+	f, _ := c.Ended(lifecycle.Died)
 	return f
 }
 
@@ -209,12 +209,12 @@ func TestWhatOneLegDoesToTheOther(t *testing.T) {
 		name, connector string
 		change          func(*config.Config)
 		do              func(c *pair) *failure.Fault // why there is no answer, or none that is believed
-		why             life.Why
-		leg             life.Leg // of the fault
-		fine            bool     // no fault
-		orphan          bool     // the lease is left to the prefill engine
-		aborted         string   // the engines that are told to abort
-		rebind, drain   string   // what is counted
+		why             lifecycle.Why
+		leg             lifecycle.Leg // of the fault
+		fine            bool          // no fault
+		orphan          bool          // the lease is left to the prefill engine
+		aborted         string        // the engines that are told to abort
+		rebind, drain   string        // what is counted
 	}{
 		{
 			name: "both answer", connector: sglang, fine: true,
@@ -229,17 +229,17 @@ func TestWhatOneLegDoesToTheOther(t *testing.T) {
 		},
 		{
 			name: "the prefill engine has counted less of the prompt than the decode engine has", connector: sglang,
-			why: life.Incomplete, aborted: "decode", rebind: "prefill",
+			why: lifecycle.Incomplete, aborted: "decode", rebind: "prefill",
 			do: func(c *pair) *failure.Fault {
 				c.answer <- says(5)
 				<-c.over
 				f := c.Started(7)
-				_, _ = c.Ended(life.Died)
+				_, _ = c.Ended(lifecycle.Died)
 				return f
 			},
 		},
 		{
-			name: "it says so after the first event", connector: sglang, why: life.Incomplete, aborted: "decode",
+			name: "it says so after the first event", connector: sglang, why: lifecycle.Incomplete, aborted: "decode",
 			do: func(c *pair) *failure.Fault {
 				require.Nil(c.t, c.Started(7), "the first event is held back for a moment only")
 				c.answer <- says(5)
@@ -250,7 +250,7 @@ func TestWhatOneLegDoesToTheOther(t *testing.T) {
 			},
 		},
 		{
-			name: "it never says so", connector: sglang, why: life.Unconfirmed, aborted: "prefill",
+			name: "it never says so", connector: sglang, why: lifecycle.Unconfirmed, aborted: "prefill",
 			do: func(c *pair) *failure.Fault {
 				c.sent()
 				require.Nil(c.t, c.Started(7))
@@ -262,7 +262,7 @@ func TestWhatOneLegDoesToTheOther(t *testing.T) {
 		},
 		{
 			name: "the client leaves while it is waited for", connector: sglang,
-			why: life.Left, aborted: "prefill", change: func(c *config.Config) { c.Bind.Grace = time.Hour },
+			why: lifecycle.Left, aborted: "prefill", change: func(c *config.Config) { c.Bind.Grace = time.Hour },
 			do: func(c *pair) *failure.Fault {
 				c.sent()
 				require.Nil(c.t, c.Started(7))
@@ -275,34 +275,34 @@ func TestWhatOneLegDoesToTheOther(t *testing.T) {
 			},
 		},
 		{
-			name: "the prefill engine breaks off", connector: sglang, why: life.Broke, aborted: "decode", rebind: "prefill",
+			name: "the prefill engine breaks off", connector: sglang, why: lifecycle.Broke, aborted: "decode", rebind: "prefill",
 			do: func(c *pair) *failure.Fault { c.answer <- reset; return c.isEnded() },
 		},
 		{
-			name: "the prefill engine refuses", connector: sglang, why: life.Busy, aborted: "decode", rebind: "prefill",
+			name: "the prefill engine refuses", connector: sglang, why: lifecycle.Busy, aborted: "decode", rebind: "prefill",
 			do: func(c *pair) *failure.Fault { c.answer <- status(503); return c.isEnded() },
 		},
 		{
-			name: "the prefill engine finds a fault of the request", connector: sglang, why: life.Rejected, aborted: "decode",
+			name: "the prefill engine finds a fault of the request", connector: sglang, why: lifecycle.Rejected, aborted: "decode",
 			do: func(c *pair) *failure.Fault { c.answer <- status(400); return c.isEnded() },
 		},
 		{
 			name: "no first event follows the prefill", connector: sglang,
-			why: life.Unbegun, leg: life.Decode, aborted: "decode", rebind: "silent",
+			why: lifecycle.Unbegun, leg: lifecycle.Decode, aborted: "decode", rebind: "silent",
 			do: func(c *pair) *failure.Fault { c.answer <- says(7); return c.isEnded() },
 		},
 		{
 			name: "the decode engine dies", connector: sglang, fine: true, aborted: "prefill", rebind: "decode",
 			do: func(c *pair) *failure.Fault {
 				c.sent()
-				f, stranded := c.Ended(life.Died)
+				f, stranded := c.Ended(lifecycle.Died)
 				require.False(c.t, stranded, "it gives blocks of what was aborted away at once")
 				<-c.over
 				return f
 			},
 		},
 		{
-			name: "the client leaves before the first event", connector: sglang, why: life.Garbled, aborted: "decode prefill",
+			name: "the client leaves before the first event", connector: sglang, why: lifecycle.Garbled, aborted: "decode prefill",
 			do: func(c *pair) *failure.Fault {
 				c.sent()
 				c.ClientLeft()
@@ -326,12 +326,12 @@ func TestWhatOneLegDoesToTheOther(t *testing.T) {
 			},
 		},
 		{
-			name: "no callback comes", connector: layerwise, change: quick, why: life.Uncalled, leg: life.Decode, rebind: "callback",
+			name: "no callback comes", connector: layerwise, change: quick, why: lifecycle.Uncalled, leg: lifecycle.Decode, rebind: "callback",
 			do: func(c *pair) *failure.Fault { defer func() { <-c.over }(); return c.isEnded() },
 		},
 		{
 			name: "it comes too late, when only the end of a prefill frees the blocks", connector: layerwise,
-			why: life.Uncalled, leg: life.Decode, rebind: "callback", drain: "late_callback",
+			why: lifecycle.Uncalled, leg: lifecycle.Decode, rebind: "callback", drain: "late_callback",
 			change: func(c *config.Config) { c.Bind.CallbackTimeout, c.Bind.Grace = 20*time.Millisecond, time.Minute },
 			do: func(c *pair) *failure.Fault {
 				f := c.isEnded()
@@ -342,7 +342,7 @@ func TestWhatOneLegDoesToTheOther(t *testing.T) {
 			},
 		},
 		{
-			name: "it names a host that is not known", connector: layerwise, why: life.Misplaced, leg: life.Decode,
+			name: "it names a host that is not known", connector: layerwise, why: lifecycle.Misplaced, leg: lifecycle.Decode,
 			do: func(c *pair) *failure.Fault {
 				c.calls("10.0.0.5", "10.0.0.6")
 				defer func() { <-c.over }()
@@ -350,7 +350,7 @@ func TestWhatOneLegDoesToTheOther(t *testing.T) {
 			},
 		},
 		{
-			name: "it names another request", connector: layerwise, why: life.Garbled, leg: life.Decode, rebind: "callback",
+			name: "it names another request", connector: layerwise, why: lifecycle.Garbled, leg: lifecycle.Decode, rebind: "callback",
 			do: func(c *pair) *failure.Fault { c.calls("ek-1", "ek-2"); defer func() { <-c.over }(); return c.isEnded() },
 		},
 		{
@@ -380,7 +380,7 @@ func TestWhatOneLegDoesToTheOther(t *testing.T) {
 		},
 		{
 			name: "all prefill engines take nothing", connector: layerwise,
-			why: life.Busy, rebind: "prefill", change: func(c *config.Config) { c.Prefill.Retry.Attempts = 2 },
+			why: lifecycle.Busy, rebind: "prefill", change: func(c *config.Config) { c.Prefill.Retry.Attempts = 2 },
 			do: func(c *pair) *failure.Fault {
 				c.answer <- status(503)
 				c.answer <- status(503)
@@ -391,7 +391,7 @@ func TestWhatOneLegDoesToTheOther(t *testing.T) {
 		{
 			name: "the decode engine refuses before it calls back", connector: layerwise, fine: true, rebind: "decode",
 			do: func(c *pair) *failure.Fault {
-				f, stranded := c.Ended(life.Refused)
+				f, stranded := c.Ended(lifecycle.Refused)
 				require.False(c.t, stranded)
 				<-c.over
 				return f
@@ -402,14 +402,14 @@ func TestWhatOneLegDoesToTheOther(t *testing.T) {
 			do: func(c *pair) *failure.Fault {
 				c.calls()
 				c.sent()
-				f, stranded := c.Ended(life.Died)
+				f, stranded := c.Ended(lifecycle.Died)
 				require.True(c.t, stranded)
 				<-c.over
 				return f
 			},
 		},
 		{
-			name: "the client leaves before the callback", connector: layerwise, why: life.Left,
+			name: "the client leaves before the callback", connector: layerwise, why: lifecycle.Left,
 			do: func(c *pair) *failure.Fault { c.ClientLeft(); defer func() { <-c.over }(); return c.isEnded() },
 		},
 		{
@@ -421,7 +421,7 @@ func TestWhatOneLegDoesToTheOther(t *testing.T) {
 				c.ClientLeft()
 				c.answer <- says(7)
 				require.False(c.t, c.Wait(), "the prefill has ended, and nothing writes any more")
-				f, _ := c.Ended(life.Died)
+				f, _ := c.Ended(lifecycle.Died)
 				return f
 			},
 		},
@@ -437,7 +437,7 @@ func TestWhatOneLegDoesToTheOther(t *testing.T) {
 		},
 		{
 			name: "the prefill engine restarted after the decode engine had got its address", connector: push,
-			why: life.Restarted, rebind: "prefill", orphan: true,
+			why: lifecycle.Restarted, rebind: "prefill", orphan: true,
 			do: func(c *pair) *failure.Fault {
 				c.Meeting.Coordinates = &mooncake.Coordinates{EngineID: "e0"}
 				c.answer <- says(7)
@@ -448,7 +448,7 @@ func TestWhatOneLegDoesToTheOther(t *testing.T) {
 			name: "the decode engine dies before it has the KV", connector: push, fine: true, rebind: "decode", orphan: true,
 			do: func(c *pair) *failure.Fault {
 				c.sent()
-				f, stranded := c.Ended(life.Died)
+				f, stranded := c.Ended(lifecycle.Died)
 				require.True(c.t, stranded)
 				c.answer <- says(7)
 				<-c.over

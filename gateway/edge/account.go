@@ -73,8 +73,8 @@ func (c *Charge) fits(n int) bool {
 	return c.allowed(int64(n))
 }
 
-// Take takes n more, if it may. Nothing is charged for a request without a body.
-func (c *Charge) Take(n int) bool {
+// Acquire charges n more, if it may. Nothing is charged for a request without a body.
+func (c *Charge) Acquire(n int) bool {
 	if c == nil {
 		return true
 	}

@@ -26,7 +26,7 @@ func TestBodiesTogetherAreBounded(t *testing.T) {
 	inside, leave := make(chan struct{}, 8), make(chan struct{})
 	refused := make(chan Refusal, 8)
 	s := serve(t, Options{Bodies: bodies, Caller: named, Refused: func(_ *fasthttp.RequestHeader, r Refusal) { refused <- r }, Handler: func(ctx *fasthttp.RequestCtx) {
-		_, charge := TakeBody(ctx)
+		_, charge := AcquireBody(ctx)
 		defer charge.Give()
 		inside <- struct{}{}
 		<-leave
@@ -120,7 +120,7 @@ func TestAHandlerThatPanicsKeepsNothingCharged(t *testing.T) {
 	for _, take := range []bool{false, true} {
 		s := serve(t, Options{Bodies: bodies, Handler: func(ctx *fasthttp.RequestCtx) {
 			if take {
-				TakeBody(ctx)
+				AcquireBody(ctx)
 			}
 			panic("on purpose")
 		}}, ListenOptions{})
@@ -237,7 +237,7 @@ func TestACallerLeavesPlacesToOthers(t *testing.T) {
 	taken := func(name string) (n int, all []*Charge) {
 		for {
 			c := places.For(&Charge{who: caller{name: name}})
-			if !c.Take(1) {
+			if !c.Acquire(1) {
 				return n, all
 			}
 			n, all = n+1, append(all, c)
@@ -263,13 +263,13 @@ func TestACallerLeavesPlacesToOthers(t *testing.T) {
 func TestTheAnswerToACallersOnlyRequestMayFillTheLimit(t *testing.T) {
 	bodies := NewBodies(64 << 10)
 	body := &Charge{account: bodies, who: caller{name: "a"}}
-	require.True(t, body.Take(10<<10))
+	require.True(t, body.Acquire(10<<10))
 	answer := bodies.For(body)
 	require.Equal(t, 54<<10, answer.Most(64<<10))
-	require.True(t, answer.Take(54<<10))
+	require.True(t, answer.Acquire(54<<10))
 	body.Give()
 	require.Equal(t, 64<<10, answer.Most(1<<20))
-	require.False(t, bodies.For(body).Take(16<<10), "a second one leaves room")
+	require.False(t, bodies.For(body).Acquire(16<<10), "a second one leaves room")
 	answer.Give()
 	require.Zero(t, bodies.Held())
 	require.Empty(t, bodies.callers)

@@ -28,7 +28,7 @@ const (
 // client that wants its answer keeps its side open.
 type Conn struct {
 	net.Conn
-	*Departure
+	*Disconnect
 	sock socket.Socket // of Conn, if it has one
 	ln   *Listener
 	id   uint64 // the watcher's name for it; file descriptors are reused, ids are not

@@ -180,7 +180,7 @@ var (
 
 // admit checks the limits, books the connection and starts watching it.
 func (l *Listener) admit(raw net.Conn) (*Conn, error) {
-	c := &Conn{Conn: raw, sock: socket.Of(raw), Departure: NewDeparture(l.log), ln: l, ip: addrOf(raw)}
+	c := &Conn{Conn: raw, sock: socket.Of(raw), Disconnect: NewDisconnect(l.log), ln: l, ip: addrOf(raw)}
 	if err := l.book(c); err != nil {
 		l.turnAway(raw, err)
 		return nil, err

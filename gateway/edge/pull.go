@@ -33,7 +33,7 @@ type Pull struct {
 	ends  interface{ Ended() bool }  // src, if it knows that behind what Read has nothing comes
 	end   func(err error)
 	log   *zap.Logger
-	conn  io.Writer // the client's; nil: fasthttp writes everything
+	conn  io.Writer // the client's connection; nil: the whole answer is written by fasthttp
 	wire  *wire     // keeps back what fasthttp writes at the end; nil: nothing does
 	head  bool      // the answer's head is out, so that conn may be written to
 	keep  *KeepAlive

@@ -115,7 +115,7 @@ func (o *Options) guard(ctx *fasthttp.RequestCtx) {
 	}
 	defer func() { // a body that the handler did not take would stay for the whole answer
 		if !w.taken {
-			_, charge := TakeBody(ctx)
+			_, charge := AcquireBody(ctx)
 			charge.Give()
 		}
 	}()

@@ -180,7 +180,7 @@ func TestABodyTooBigIsNotAStrangersBody(t *testing.T) {
 // Who waits for a word before sending a body gets the refusal instead.
 func TestContinueIsNotSaidToWhatIsRefused(t *testing.T) {
 	bodies := NewBodies(1 << 20)
-	require.True(t, (&Charge{account: bodies}).Take(1<<20-100<<10))
+	require.True(t, (&Charge{account: bodies}).Acquire(1<<20-100<<10))
 	s := serve(t, Options{Handler: hello, MaxBody: 1 << 20, Bodies: bodies, Stranger: func(h *fasthttp.RequestHeader) *Refusal {
 		if len(h.Peek("Authorization")) > 0 {
 			return nil

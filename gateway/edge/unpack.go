@@ -57,7 +57,7 @@ func Unpack(h *fasthttp.RequestHeader, packed []byte, charge *Charge, most int) 
 		return nil, badEncoding(err)
 	}
 	beside := int(min(2*says.window, says.window+1<<20)) // as zstd's decoder allocates (klauspost/compress 1.20.1, frameDec.reset)
-	if !charge.Take(beside) {
+	if !charge.Acquire(beside) {
 		return nil, &refusedBodies
 	}
 	r, err := c.open(packed, says)
@@ -89,7 +89,7 @@ func badEncoding(err error) *Refusal {
 
 // unpackAll reads up to most bytes to the end, at first into a buffer of room bytes.
 func unpackAll(r io.Reader, charge *Charge, room, most int) ([]byte, error) {
-	if !charge.Take(room) {
+	if !charge.Acquire(room) {
 		return nil, errNoRoom
 	}
 	buf := make([]byte, 0, room)
@@ -105,7 +105,7 @@ func unpackAll(r io.Reader, charge *Charge, room, most int) ([]byte, error) {
 				return nil, errBodyTooLarge
 			}
 			larger := min(most, max(smallBody, 4*len(buf)))
-			if !charge.Take(larger - len(buf)) {
+			if !charge.Acquire(larger - len(buf)) {
 				return nil, errNoRoom
 			}
 			buf = append(append(make([]byte, 0, larger), buf...), one[0])

@@ -49,7 +49,7 @@ func headWith(encodings ...string) *fasthttp.RequestHeader {
 // unpacked decodes a body whose memory is charged to an account, and gives everything back.
 func unpacked(t testing.TB, account *Account, h *fasthttp.RequestHeader, body []byte, most int) (plain []byte, refused string) {
 	charge := &Charge{account: account, who: caller{name: "a"}}
-	require.True(t, charge.Take(len(body)))
+	require.True(t, charge.Acquire(len(body)))
 	plain, r := Unpack(h, body, charge, most)
 	if r != nil {
 		require.NotEmpty(t, r.Message)

@@ -32,10 +32,10 @@ type upload struct {
 	buf    []byte
 }
 
-// TakeBody makes the body of a request the handler's own, with what is charged
+// AcquireBody makes the body of a request the handler's own, with what is charged
 // for it: the handler gives that back when it needs the body no longer. A body
 // that is not taken is let go of when the handler returns.
-func TakeBody(ctx *fasthttp.RequestCtx) ([]byte, *Charge) {
+func AcquireBody(ctx *fasthttp.RequestCtx) ([]byte, *Charge) {
 	var c *Charge
 	if w := wireOf(ctx); w != nil {
 		c, w.taken = w.charge, true
@@ -111,7 +111,7 @@ func (o *Options) callerOf(h *fasthttp.RequestHeader, w *wire) (c caller) {
 func (u *upload) read() error {
 	if w := u.w; !u.f.chunked && len(w.rest) == u.f.length { // it came with the head, and nothing after it
 		u.buf, w.rest = w.rest, nil
-		if !u.charge.Take(len(u.buf)) {
+		if !u.charge.Acquire(len(u.buf)) {
 			return errNoRoom
 		}
 		return nil
@@ -165,7 +165,7 @@ func (u *upload) grow() error {
 	if !u.f.chunked {
 		room = min(u.f.length, max(firstRoom, 8*len(u.buf)))
 	}
-	if !u.charge.Take(room - cap(u.buf)) {
+	if !u.charge.Acquire(room - cap(u.buf)) {
 		return errNoRoom
 	}
 	if err := u.w.SetReadDeadline(u.began.Add(u.o.uploadTime(room))); err != nil {

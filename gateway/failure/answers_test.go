@@ -187,7 +187,7 @@ func TestAnErrorEventKeepsItsStatusOnlyIfItRefusesTheRequest(t *testing.T) {
 	for status, want := range map[int]string{
 		400: "400 c", 404: "404 c", 429: "429 c, retry after 1", 401: "502 c", 403: "502 c", 500: "502 c", 503: "502 c", 200: "502 c", 0: "502 c",
 	} {
-		e := Told(sse.Failure{Status: status, Type: "t", Code: "c", Message: "m"})
+		e := FromStream(sse.Failure{Status: status, Type: "t", Code: "c", Message: "m"})
 		require.Equal(t, want, seen(e), status)
 		require.Equal(t, []string{"t", "m"}, []string{e.Type, e.Message})
 	}

@@ -104,9 +104,9 @@ func Stream(code string, err error) *openai.Error {
 	return openai.NewError(http.StatusBadGateway, code, "the engine's answer broke off: "+cause(err))
 }
 
-// Told is what an engine said in an event, as a client sees it in place
+// FromStream is what an engine said in an event, as a client sees it in place
 // of an answer: only a refusal of the request keeps its status.
-func Told(f sse.Failure) *openai.Error {
+func FromStream(f sse.Failure) *openai.Error {
 	e := &openai.Error{Status: f.Status, Type: f.Type, Code: f.Code, Message: f.Message}
 	if f.Status/100 != 4 || f.Status == http.StatusUnauthorized || f.Status == http.StatusForbidden {
 		e.Status = http.StatusBadGateway

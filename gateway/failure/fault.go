@@ -5,13 +5,13 @@ import (
 	"net/http"
 	"time"
 
-	"evenkeel/gateway/life"
+	"evenkeel/gateway/lifecycle"
 	"evenkeel/gateway/openai"
 )
 
 // A Fault is a leg of an attempt that has ended without what it was for.
 type Fault struct {
-	life.Ended
+	lifecycle.Ended
 	Answer     *openai.Error // what the client sees if it is not tried again
 	Status     int           // that the engine answered; 0: none
 	Err        error         // what failed, for the log
@@ -24,13 +24,13 @@ type Fault struct {
 var ErrMoved = errors.New("the engine was taken out of service")
 
 // Of is a leg that has ended with err, which may be nil.
-func Of(end life.Ended, answer *openai.Error, err error) *Fault {
+func Of(end lifecycle.Ended, answer *openai.Error, err error) *Fault {
 	return &Fault{Ended: end, Answer: answer, Err: err}
 }
 
 // Useless is a leg whose engine has answered with status 200, and whose answer cannot be used.
-func Useless(leg life.Leg, why life.Why, answer *openai.Error, err error) *Fault {
-	return &Fault{Ended: life.Ended{Leg: leg, Far: life.Headed, Why: why, Open: true}, Answer: answer, Status: http.StatusOK, Err: err}
+func Useless(leg lifecycle.Leg, why lifecycle.Why, answer *openai.Error, err error) *Fault {
+	return &Fault{Ended: lifecycle.Ended{Leg: leg, Far: lifecycle.Headed, Why: why, Open: true}, Answer: answer, Status: http.StatusOK, Err: err}
 }
 
 // OfEngine says that the leg's engine is known to have failed at it. KV that did not arrive is either engine's fault.

@@ -6,8 +6,8 @@ import (
 	"evenkeel/gateway/owner"
 )
 
-// Areas counts the engines of every area, and those that answer.
-func (f *Fleet) Areas() map[string]owner.Reach {
+// Scopes counts the engines of every scope, and those that answer.
+func (f *Fleet) Scopes() map[string]owner.Reach {
 	f.mu.RLock()
 	defer f.mu.RUnlock()
 	all := map[string]owner.Reach{}
@@ -15,11 +15,11 @@ func (f *Fleet) Areas() map[string]owner.Reach {
 		if !in.decodes() && !f.Admission.Has(owner.Regions) { // a group is one of engines that decode, a region is all that is there
 			continue
 		}
-		r := all[f.areaOf(in)]
+		r := all[f.scopeOf(in)]
 		if r.All++; in.status.Up {
 			r.Up++
 		}
-		all[f.areaOf(in)] = r
+		all[f.scopeOf(in)] = r
 	}
 	return all
 }
@@ -41,17 +41,17 @@ func (f *Fleet) BoardsOf(name string) (boards []string) {
 
 // Owned says whether some decode group with a board's ranks that list a model is ours.
 func (f *Fleet) Owned(board, model string) bool {
-	return f.groupWith(board, model, (*owner.Area).Admits)
+	return f.groupWith(board, model, (*owner.Scope).Admits)
 }
 
 // Begins says whether requests for a model may begin here that a board's ranks will decode; model empty: for some model.
 func (f *Fleet) Begins(board, model string) bool {
-	return f.groupWith(board, model, (*owner.Area).Begins)
+	return f.groupWith(board, model, (*owner.Scope).Begins)
 }
 
 // groupWith finds a group of a board's ranks that list a model; where this proxy is alone there is
 // one.
-func (f *Fleet) groupWith(board, model string, is func(*owner.Area) bool) bool {
+func (f *Fleet) groupWith(board, model string, is func(*owner.Scope) bool) bool {
 	s := f.Admission
 	if !s.Has(owner.Groups) {
 		return true
@@ -72,5 +72,5 @@ func (f *Fleet) groupWith(board, model string, is func(*owner.Area) bool) bool {
 // Admits says whether the owner of a worker's region is this proxy.
 func (f *Fleet) Admits(worker int32) bool {
 	r := f.Rank(worker)
-	return r == nil || !f.Admission.Has(owner.Regions) || r.Area.Admits()
+	return r == nil || !f.Admission.Has(owner.Regions) || r.Scope.Admits()
 }

@@ -43,17 +43,17 @@ func TestTheRanksOfARegionStandBehindItsFence(t *testing.T) {
 	own.Engine, own.Etcd.Endpoints = geo.OwnEtcd, []string{"http://127.0.0.1:1"} // which no claim asks
 	set := NewSettings(cfg)
 	f := empty(t, func() *Settings { return set })
-	areas, err := owner.New(cfg, owner.Host{Context: t.Context(), Log: zap.NewNop(), Registerer: prometheus.NewRegistry(), Hold: func() time.Duration { return time.Minute }})
+	scopes, err := owner.New(cfg, owner.Host{Context: t.Context(), Log: zap.NewNop(), Registerer: prometheus.NewRegistry(), Hold: func() time.Duration { return time.Minute }})
 	require.NoError(t, err)
-	defer areas.Close()
-	f.Admission = areas
+	defer scopes.Close()
+	f.Admission = scopes
 	times := lease.DefaultTimes
 	times.Duration, times.RenewDeadline = time.Hour, time.Hour/2 // the claims are stopped, and yet theirs is not over while this runs
 	claims := map[string]*lease.Claim{}
 	var running sync.WaitGroup
 	ctx, stop := context.WithCancel(t.Context())
 	for _, region := range []string{"us", "eu"} {
-		a := areas.Of(region)
+		a := scopes.Of(region)
 		claim := a.Claim(lease.Config{Self: "us-1_x", Home: true, Times: times}, free{}, lease.Hooks{}, zap.NewNop())
 		running.Go(func() { claim.Run(ctx) })
 		require.Eventually(t, a.Admits, time.Minute, time.Millisecond)
@@ -73,13 +73,13 @@ func TestTheRanksOfARegionStandBehindItsFence(t *testing.T) {
 		worker, ok := f.RankOf(f.instances["decode "+id].target(-1).ID, "m", "m")
 		require.True(t, ok, id)
 		rank := f.Rank(worker)
-		written, ok := rank.Area.Enter()
+		written, ok := rank.Scope.Enter()
 		require.True(t, ok, region)
 		written()
-		require.Equal(t, []engine.Header{{Name: owner.EpochHeader, Value: "7"}}, rank.Area.Mark(nil), region)
+		require.Equal(t, []engine.Header{{Name: owner.EpochHeader, Value: "7"}}, rank.Scope.Mark(nil), region)
 		require.NoError(t, claims[region].GiveBack(7, func() {}))
-		require.ErrorIs(t, rank.Area.Ours(), owner.ErrNotOwner, region)
-		_, ok = rank.Area.Enter()
+		require.ErrorIs(t, rank.Scope.Ours(), owner.ErrNotOwner, region)
+		_, ok = rank.Scope.Enter()
 		require.False(t, ok, region)
 	}
 }

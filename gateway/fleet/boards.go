@@ -77,9 +77,9 @@ func (f *Fleet) decodes(meant func(*instance) bool) (list []*instance) {
 	return list
 }
 
-// areaOf is the area whose owner admits to an engine: its decode group, or its
+// scopeOf is the scope whose owner admits to an engine: its decode group, or its
 // region.
-func (f *Fleet) areaOf(in *instance) string {
+func (f *Fleet) scopeOf(in *instance) string {
 	if f.Admission.Has(owner.Groups) {
 		return in.conf.Group
 	}

@@ -50,7 +50,7 @@ func (f *Fleet) Publish() {
 					reachIn(regions, f.abroad(in)).unknown = true
 				}
 			} else {
-				admits := f.Admission.Admits(f.areaOf(in)) && !f.broken[in.together()]
+				admits := f.Admission.Admits(f.scopeOf(in)) && !f.broken[in.together()]
 				up = up && admits
 				w := f.worker(in, r, up)
 				w.Down = w.Down || lost
@@ -215,7 +215,7 @@ func (f *Fleet) worker(in *instance, r int, up bool) board.Worker {
 	traffic := f.host.Monitor.Traffic(in.key())
 	rank := &Rank{
 		Worker: id, Instance: in.key(), Target: t, Profile: in.profile, Traffic: traffic, Signs: traffic.Signs(t.Rank),
-		Region: f.abroad(in), Board: f.boardOf(in), Context: in.context(), Area: f.Admission.Of(f.areaOf(in)), Pins: in.profile.Connector == mooncake.SGLang || in.reaches(pinsMinor, false),
+		Region: f.abroad(in), Board: f.boardOf(in), Context: in.context(), Scope: f.Admission.Of(f.scopeOf(in)), Pins: in.profile.Connector == mooncake.SGLang || in.reaches(pinsMinor, false),
 		up: up,
 	}
 	if in.role == Aggregated {
@@ -237,7 +237,7 @@ func (f *Fleet) worker(in *instance, r int, up bool) board.Worker {
 	} else if in.profile.Renews() {
 		w.Beyond = f.host.Settings().Dispatch.Beyond
 	}
-	limit, others := f.Admission.Room(f.areaOf(in), t.ID, w.Slots)
+	limit, others := f.Admission.Room(f.scopeOf(in), t.ID, w.Slots)
 	if w.Others = others; limit > 0 && (w.Limit == 0 || limit < w.Limit) {
 		w.Limit = limit
 	}

@@ -338,14 +338,14 @@ func TestWhichRanksRefuseTogether(t *testing.T) {
 	}
 }
 
-// unowned are areas of which this proxy has none.
+// unowned are scopes of which this proxy has none.
 func unowned(t *testing.T) *owner.Set {
 	cfg := config.Default()
 	cfg.Geo.Mode, cfg.Geo.Self = geo.Distributed, geo.Self{ID: "us-1", Region: "us"}
 	own := &cfg.Geo.Ownership
 	own.Engine, own.Etcd.Endpoints = geo.OwnEtcd, []string{"http://127.0.0.1:1"} // which no claim asks
-	areas, err := owner.New(cfg, owner.Host{Context: t.Context(), Log: zap.NewNop(), Registerer: prometheus.NewRegistry(), Hold: func() time.Duration { return time.Minute }})
+	scopes, err := owner.New(cfg, owner.Host{Context: t.Context(), Log: zap.NewNop(), Registerer: prometheus.NewRegistry(), Hold: func() time.Duration { return time.Minute }})
 	require.NoError(t, err)
-	t.Cleanup(areas.Close)
-	return areas
+	t.Cleanup(scopes.Close)
+	return scopes
 }

@@ -15,18 +15,18 @@ import (
 // askPatience bounds the wait for an engine that is asked what runs there.
 const askPatience = time.Second
 
-// LoadOf is what our own requests hold of an area's decode ranks, and with ask what its
+// LoadOf is what our own requests hold of a scope's decode ranks, and with ask what its
 // engines say that runs there.
-func (f *Fleet) LoadOf(ctx context.Context, area string, ask bool) (ours, all []geo.Resident, silent []string) {
+func (f *Fleet) LoadOf(ctx context.Context, scope string, ask bool) (ours, all []geo.Resident, silent []string) {
 	for _, m := range f.host.Dispatch(ctx).Models {
 		for _, w := range m.Workers {
-			if r := f.Rank(w.ID); w.Used > 0 && r != nil && r.Area != nil && r.Area.Name == area {
+			if r := f.Rank(w.ID); w.Used > 0 && r != nil && r.Scope != nil && r.Scope.Name == scope {
 				ours = append(ours, geo.Resident{ID: w.Name, Requests: w.Used, KVTokens: w.KVTokens})
 			}
 		}
 	}
 	if ask {
-		all, silent = f.residents(ctx, f.decodes(func(in *instance) bool { return f.areaOf(in) == area }))
+		all, silent = f.residents(ctx, f.decodes(func(in *instance) bool { return f.scopeOf(in) == scope }))
 	}
 	return ours, all, silent
 }

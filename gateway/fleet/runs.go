@@ -5,7 +5,7 @@ import (
 	"slices"
 
 	"evenkeel/engine"
-	"evenkeel/gateway/leg"
+	"evenkeel/gateway/upstream"
 	"evenkeel/prefill"
 )
 
@@ -37,7 +37,7 @@ var errDown = errors.New("the engine was declared down before it answered")
 func (r *Run) move(why uint32) {
 	r.leaves.CompareAndSwap(stays, why)
 	if r.safe.Load() {
-		r.call.Leave(leg.Notice)
+		r.call.Leave(upstream.Notice)
 	}
 }
 
@@ -45,7 +45,7 @@ func (r *Run) move(why uint32) {
 func (r *Run) Settle() {
 	r.safe.Store(true)
 	if r.leaves.Load() != stays {
-		r.call.Leave(leg.Notice)
+		r.call.Leave(upstream.Notice)
 	}
 }
 

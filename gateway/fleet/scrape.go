@@ -30,7 +30,7 @@ func (f *Fleet) Scrape(ctx context.Context, c prefill.Candidate) (prefill.Sample
 		p.sample, p.err = engine.MetricNames(c.Profile.Metrics).Scrape(ctx, f.host.Client, c.Target)
 		p.at = time.Now()
 		if p.err == nil {
-			f.host.Monitor.Heard(c.Instance)
+			f.host.Monitor.Answered(c.Instance)
 			f.lives(c.Instance, p.sample.StartTime, asked)
 		}
 	}

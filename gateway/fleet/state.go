@@ -30,7 +30,7 @@ import (
 // outlive health: a rank that comes back finds its load.
 type Fleet struct {
 	host      Host
-	Admission *owner.Set // who admits to areas of engines, regions or decode groups; set before the first engine enters
+	Admission *owner.Set // who admits to scopes of engines, regions or decode groups; set before the first engine enters
 
 	pages sync.Map // of *page: the last metric page of each prefill engine, by instance
 
@@ -215,7 +215,7 @@ type Rank struct {
 	Group    string        // the candidate that its group is, if it prefills and decodes; empty: it does not
 	Context  int           // tokens of prompt and answer, of its longest model; 0: unknown
 	Pins     bool          // its engine runs a response on the rank that it names
-	Area     *owner.Area   // who admits to it; nil: this proxy, which is alone
+	Scope    *owner.Scope  // who admits to it; nil: this proxy, which is alone
 
 	gone time.Time // its engine is, since then; under the fleet's mu
 	up   bool      // it takes requests, as last published; under the fleet's mu

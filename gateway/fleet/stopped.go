@@ -33,7 +33,7 @@ func (s *stopped) stopTimer() {
 // accepts says whether a rank gets new work, as far as drains, owners and discovery go; -1: any rank of
 // the engine. It is called with f.mu held.
 func (f *Fleet) accepts(in *instance, r int) bool {
-	if in.away != "" || in.odd != "" || f.stops[in.key()] != nil || f.Admission.Has(owner.Regions) && !f.Admission.Admits(f.areaOf(in)) {
+	if in.away != "" || in.odd != "" || f.stops[in.key()] != nil || f.Admission.Has(owner.Regions) && !f.Admission.Admits(f.scopeOf(in)) {
 		return false
 	}
 	if r >= 0 {

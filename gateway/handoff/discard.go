@@ -15,9 +15,9 @@ import (
 	"evenkeel/engine"
 	"evenkeel/gateway/failure"
 	"evenkeel/gateway/fleet"
-	"evenkeel/gateway/leg"
-	"evenkeel/gateway/life"
+	"evenkeel/gateway/lifecycle"
 	"evenkeel/gateway/service"
+	"evenkeel/gateway/upstream"
 	"evenkeel/mooncake"
 	"evenkeel/pool"
 	"evenkeel/prefill"
@@ -177,8 +177,8 @@ func (d *Discarder) discardOn(slot *dispatcher.Slot, h *Handoff, try int) (outco
 	rank.Traffic.Sends(BlockTokens)
 	defer rank.Traffic.Settles(BlockTokens, BlockTokens)
 	silence := rank.Profile.FirstEventTimeout
-	call := leg.Call{
-		Call: leg.New(d.Client, rank.Profile, rank.Target).Fresh(), Leg: life.Decode, Engine: rank.Instance, Area: rank.Area, Path: h.Endpoint.Path(), Beyond: slot.Beyond,
+	call := upstream.Call{
+		Call: upstream.New(d.Client, rank.Profile, rank.Target).Fresh(), Leg: lifecycle.Decode, Engine: rank.Instance, Scope: rank.Scope, Path: h.Endpoint.Path(), Beyond: slot.Beyond,
 		Limits: engine.Deadlines{Connect: d.Settings().Limits.ConnectTimeout, FirstByte: silence, Idle: silence}, Log: d.Log,
 	}
 	defer context.AfterFunc(d.Context, call.Abort)() // shutting down does not wait for it
@@ -189,22 +189,22 @@ func (d *Discarder) discardOn(slot *dispatcher.Slot, h *Handoff, try int) (outco
 	headers := h.Identify(engine.JSONHeaders(fmt.Sprintf("ek-%s-x%d-%d", h.ID, h.Attempt, try)))
 	_, f := call.Whole(headers, rank.Profile.DiscardBody(&h.Body, h.Endpoint, h.Leg, h.kv, rand.Text(), nil), nil, d.Settings().Limits.EventBytes, now.Add(silence))
 	if f != nil {
-		h.Avoid = d.Fleet.Beside(slot.Worker, f.Why == life.Failed, h.Avoid)
+		h.Avoid = d.Fleet.Beside(slot.Worker, f.Why == lifecycle.Failed, h.Avoid)
 	}
-	if f != nil && (f.Status == 0 && f.Why != life.NotOurs || f.Why == life.Withheld || f.Why == life.Unlisted) {
+	if f != nil && (f.Status == 0 && f.Why != lifecycle.NotOurs || f.Why == lifecycle.Withheld || f.Why == lifecycle.Unlisted) {
 		d.Monitor.Report(f.Engine, f.Err)
 	}
 	switch {
 	case f == nil:
 		slot.Started() // the KV came
 		d.Monitor.Judge(rank.Instance, engine.Served, nil)
-	case f.Why == life.NotOurs:
+	case f.Why == lifecycle.NotOurs:
 		end.Kind = board.Cancelled
 		return discardUnplaced, true, f.Err
 	case f.Status == 0:
 		end.Lost = d.discardLost(f)
-		return discardFailed, f.Why != life.Silent, f.Err
-	case f.Why == life.Withheld:
+		return discardFailed, f.Why != lifecycle.Silent, f.Err
+	case f.Why == lifecycle.Withheld:
 		return discardRefused, true, f.Err
 	case !d.Fleet.RejectionFrees(rank):
 		return discardRefused, true, f.Err
@@ -218,14 +218,14 @@ func (d *Discarder) discardOn(slot *dispatcher.Slot, h *Handoff, try int) (outco
 // hand-off may be why.
 func (d *Discarder) discardLost(f *failure.Fault) bool {
 	switch f.Why {
-	case life.HungUp:
+	case lifecycle.HungUp:
 		return false
-	case life.Silent:
+	case lifecycle.Silent:
 		d.Monitor.Judge(f.Engine, engine.Silent, f.Err)
 	default:
 		d.Monitor.Judge(f.Engine, engine.Faulted, f.Err)
 	}
-	return f.Far != life.Unsent
+	return f.Far != lifecycle.Unsent
 }
 
 var errCrowded = errors.New("as many hand-offs as the pool has places are being discarded already; raise pool.size or add decode capacity")

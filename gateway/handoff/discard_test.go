@@ -198,7 +198,7 @@ func TestWhatBecomesOfADiscardedHandOff(t *testing.T) {
 		{
 			name: "it was taken by an engine that may have read it",
 			change: func(_ *Discarder, _ *slots, _ *ranks, h *Handoff) {
-				_, _ = h.Take(time.Now())
+				_, _ = h.Acquire(time.Now())
 			},
 			outcome: discardExpired, back: []board.Outcome{failed},
 		},

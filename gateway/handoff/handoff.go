@@ -12,7 +12,7 @@ import (
 	"evenkeel/engine"
 	"evenkeel/gateway/failure"
 	"evenkeel/gateway/fleet"
-	"evenkeel/gateway/life"
+	"evenkeel/gateway/lifecycle"
 	"evenkeel/mooncake"
 	"evenkeel/prefill"
 )
@@ -53,7 +53,7 @@ func (h *Handoff) Params(now time.Time) (json.RawMessage, error) {
 		return h.kv, nil
 	}
 	var err error
-	h.kv, err = h.Take(now)
+	h.kv, err = h.Acquire(now)
 	return h.kv, err
 }
 
@@ -99,16 +99,16 @@ var ErrLate = errors.New("the decode engine gave no sign of life for longer than
 const BlockTokens = 128
 
 // Settle gives a prompt's lease back as the end of its leg wants it. why is the fault that the leg ended with; nil: there was none.
-func Settle(l *prefill.Lease, how life.How, why *failure.Fault) {
-	if (how == life.Refuse || how == life.Lose) && why != nil && why.Err != nil {
+func Settle(l *prefill.Lease, how lifecycle.How, why *failure.Fault) {
+	if (how == lifecycle.Refuse || how == lifecycle.Lose) && why != nil && why.Err != nil {
 		l.Blame(why.Err.Error())
 	}
 	switch how {
-	case life.Free:
+	case lifecycle.Free:
 		l.Release()
-	case life.Refuse:
+	case lifecycle.Refuse:
 		l.Failed(false, 0)
-	case life.Lose:
+	case lifecycle.Lose:
 		l.Failed(true, l.Candidate.Profile.KVHoldTimeout)
 	default: // also of what is not fetched, for want of somebody who does
 		l.Orphan()

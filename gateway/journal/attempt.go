@@ -147,7 +147,7 @@ func (r *Request) toSpans(e *Event) {
 
 func prefillOf(l *prefill.Lease) *receipt.Prefill {
 	p := &receipt.Prefill{Candidate: l.Candidate.ID, Policy: l.Policy, Hit: l.HitTokens, Ahead: l.Others}
-	if g := l.Grounds; g != nil {
+	if g := l.Trace; g != nil {
 		p.Reason, p.Eligible, p.Best = g.Reason, g.Eligible, make([]receipt.Choice, len(g.Best))
 		for i, c := range g.Best {
 			p.Best[i] = receipt.Choice{Name: c.Candidate, Score: c.Score, Chosen: c.Chosen}
@@ -163,7 +163,7 @@ func decodeOf(s *dispatcher.Slot) *receipt.Decode {
 	if int(s.Stage) < len(boardStages) {
 		d.Stage = boardStages[s.Stage]
 	}
-	g := s.Grounds
+	g := s.Trace
 	if g == nil {
 		return d
 	}
@@ -208,5 +208,5 @@ func (r *Request) EndAttempt(fail *openai.Error) {
 	default:
 		cause = Outcome(fail)
 	}
-	r.Tell(Event{What: Failed, Cause: cause, Answer: fail})
+	r.Report(Event{What: Failed, Cause: cause, Answer: fail})
 }

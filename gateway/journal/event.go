@@ -62,11 +62,11 @@ type Event struct {
 }
 
 // Tell takes an event in where it counts: in the facts and metrics, and in the receipt and the spans.
-func (r *Request) Tell(e Event) {
+func (r *Request) Report(e Event) {
 	r.note(&e)
 	r.show(&e)
 	if e.Slot != nil {
-		e.Slot.Grounds = nil // as long as the answer runs only the receipt has them
+		e.Slot.Trace = nil // as long as the answer runs only the receipt has them
 	}
 }
 

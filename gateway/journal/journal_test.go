@@ -10,7 +10,7 @@ import (
 
 	"evenkeel/dispatcher"
 	"evenkeel/dispatcher/board"
-	"evenkeel/dispatcher/grounds"
+	"evenkeel/dispatcher/decision"
 	"evenkeel/engine"
 	"evenkeel/gateway/openai"
 	"evenkeel/gateway/receipt"
@@ -71,19 +71,19 @@ func TestARequestThatNobodyWatchesCostsNothing(t *testing.T) {
 	header := func(string) string { return "" }
 	require.Zero(t, testing.AllocsPerRun(100, func() {
 		r.Witness(header, false, mooncake.Chat.Path())
-		r.Tell(Event{What: Parsing})
+		r.Report(Event{What: Parsing})
 		r.show(&Event{What: Parsed, Req: req})
-		r.Tell(Event{What: Attempted})
+		r.Report(Event{What: Attempted})
 		for _, p := range phases {
-			r.Tell(Event{What: Entered, Phase: p, Call: "decode"})
+			r.Report(Event{What: Entered, Phase: p, Call: "decode"})
 		}
-		r.Tell(Event{What: Chose, Lease: lease})
-		r.Tell(Event{What: Prefilled, Tokens: 10})
+		r.Report(Event{What: Chose, Lease: lease})
+		r.Report(Event{What: Prefilled, Tokens: 10})
 		r.show(&Event{What: Placed, Slot: slot})
-		r.Tell(Event{What: PlacedLocally, Slot: slot})
+		r.Report(Event{What: PlacedLocally, Slot: slot})
 		r.Carry(nil)
-		r.Tell(Event{What: Failed})
-		r.Tell(Event{What: Retried})
+		r.Report(Event{What: Failed})
+		r.Report(Event{What: Retried})
 		r.EndAttempt(nil)
 		r.showEnd(nil)
 	}))
@@ -97,7 +97,7 @@ func BenchmarkWatch(b *testing.B) {
 	for _, name := range []string{"off", "receipts", "traces, not sampled", "traces"} {
 		b.Run(name, func(b *testing.B) {
 			g, req := ways[name], &openai.Request{Model: "m", Stream: true}
-			lease, slot := &prefill.Lease{}, &dispatcher.Slot{Bound: board.Bound{WorkerName: "d", Policy: "evenkeel"}, Grounds: &grounds.Grounds{}}
+			lease, slot := &prefill.Lease{}, &dispatcher.Slot{Bound: board.Bound{WorkerName: "d", Policy: "evenkeel"}, Trace: &decision.Trace{}}
 			header := func(string) string { return "" }
 			b.ReportAllocs()
 			for b.Loop() {

@@ -21,7 +21,7 @@ import (
 
 	"evenkeel/dispatcher"
 	"evenkeel/dispatcher/board"
-	"evenkeel/dispatcher/grounds"
+	"evenkeel/dispatcher/decision"
 	"evenkeel/gateway/openai"
 	"evenkeel/gateway/receipt"
 	"evenkeel/mooncake"
@@ -105,45 +105,45 @@ func TestAnAttemptThatFailedAndTheNextOneAreToldEverywhere(t *testing.T) {
 		}
 		r := s.begin("r")
 		arrived := r.Arrival
-		r.Tell(Event{What: Parsing})
+		r.Report(Event{What: Parsing})
 		pass(1)
-		r.Tell(Event{What: Parsed, Req: &openai.Request{Model: "m", Stream: true}})
+		r.Report(Event{What: Parsed, Req: &openai.Request{Model: "m", Stream: true}})
 
-		r.Tell(Event{What: Attempted})
-		r.Tell(Event{What: Entered, Phase: Queued})
-		r.Tell(Event{What: Waited, Took: pass(2)})
-		r.Tell(Event{What: Chose, Lease: &prefill.Lease{Candidate: prefill.Candidate{ID: "p0"}, Policy: "prefix", HitTokens: 16, Others: 3, Grounds: &prefill.Grounds{
+		r.Report(Event{What: Attempted})
+		r.Report(Event{What: Entered, Phase: Queued})
+		r.Report(Event{What: Waited, Took: pass(2)})
+		r.Report(Event{What: Chose, Lease: &prefill.Lease{Candidate: prefill.Candidate{ID: "p0"}, Policy: "prefix", HitTokens: 16, Others: 3, Trace: &prefill.Trace{
 			Reason: "policy", Eligible: 4, Best: []policy.Row{{Candidate: "p0", Score: number(1.5), Chosen: true}, {Candidate: "p1"}},
 		}}})
-		r.Tell(Event{What: Entered, Phase: Prefill})
-		r.Tell(Event{What: Probed, Took: pass(4)})
-		r.Tell(Event{What: Prefilled, Tokens: 100, Cached: 32})
-		r.Tell(Event{What: Entered, Phase: Pooled})
+		r.Report(Event{What: Entered, Phase: Prefill})
+		r.Report(Event{What: Probed, Took: pass(4)})
+		r.Report(Event{What: Prefilled, Tokens: 100, Cached: 32})
+		r.Report(Event{What: Entered, Phase: Pooled})
 		waited := pass(8)
-		weighed := &grounds.Grounds{Tick: 7, Waiting: 2, KVTokens: 500, Fullest: 900, Able: 3, Less: true}
-		weighed.Keep(grounds.Weighed{Worker: 1, Name: "d1", Score: 0.25, KVTokens: 500, Free: 6}, 1)
-		weighed.Keep(grounds.Weighed{Worker: 2, Name: "d2", Score: 0.75}, 1)
-		slot := &dispatcher.Slot{Decide: time.Millisecond, Grounds: weighed, Bound: board.Bound{
+		weighed := &decision.Trace{Tick: 7, Waiting: 2, KVTokens: 500, Fullest: 900, Able: 3, Less: true}
+		weighed.Keep(decision.Alternative{Worker: 1, Name: "d1", Score: 0.25, KVTokens: 500, Free: 6}, 1)
+		weighed.Keep(decision.Alternative{Worker: 2, Name: "d2", Score: 0.75}, 1)
+		slot := &dispatcher.Slot{Decide: time.Millisecond, Trace: weighed, Bound: board.Bound{
 			Worker: 1, WorkerName: "d1", Group: "g", Policy: "evenkeel", Stage: 2, Score: 0.25, Wait: waited,
 		}}
-		r.Tell(Event{What: Placed, Slot: slot, Took: waited})
-		require.Nil(t, slot.Grounds, "nobody needs them while the answer runs")
-		r.Tell(Event{What: Entered, Phase: Transfer, Call: "decode"})
+		r.Report(Event{What: Placed, Slot: slot, Took: waited})
+		require.Nil(t, slot.Trace, "nobody needs them while the answer runs")
+		r.Report(Event{What: Entered, Phase: Transfer, Call: "decode"})
 		pass(16)
-		r.Tell(Event{What: Failed, Cause: "engine d1: connection reset", Status: 502, Answer: openai.NewError(502, "decode_failed", "m")})
-		r.Tell(Event{What: Retried})
+		r.Report(Event{What: Failed, Cause: "engine d1: connection reset", Status: 502, Answer: openai.NewError(502, "decode_failed", "m")})
+		r.Report(Event{What: Retried})
 		pass(32)
 
-		r.Tell(Event{What: Attempted})
-		r.Tell(Event{What: PlacedLocally, Slot: &dispatcher.Slot{Bound: board.Bound{WorkerName: "d2", Policy: "rr", Stage: 9, NewTokens: 84}}, Tokens: 16})
-		r.Tell(Event{What: Entered, Phase: Prefill})
+		r.Report(Event{What: Attempted})
+		r.Report(Event{What: PlacedLocally, Slot: &dispatcher.Slot{Bound: board.Bound{WorkerName: "d2", Policy: "rr", Stage: 9, NewTokens: 84}}, Tokens: 16})
+		r.Report(Event{What: Entered, Phase: Prefill})
 		pass(64)
-		r.Tell(Event{What: Prefilled, Tokens: 123, Cached: -1, Resumed: true})
-		r.Tell(Event{What: First, At: time.Now(), Sent: time.Now().Add(-64 * time.Millisecond)})
-		r.Tell(Event{What: Entered, Phase: Streaming})
+		r.Report(Event{What: Prefilled, Tokens: 123, Cached: -1, Resumed: true})
+		r.Report(Event{What: First, At: time.Now(), Sent: time.Now().Add(-64 * time.Millisecond)})
+		r.Report(Event{What: Entered, Phase: Streaming})
 		took := pass(128)
-		r.Tell(Event{What: Relayed, Took: took, Tokens: 11})
-		r.Tell(Event{What: Paced, Took: took, Tokens: 11})
+		r.Report(Event{What: Relayed, Took: took, Tokens: 11})
+		r.Report(Event{What: Paced, Took: took, Tokens: 11})
 		r.EndAttempt(nil)
 		r.End(nil)
 		require.NoError(t, s.Close())
@@ -201,9 +201,9 @@ func TestAnAttemptThatFailedAndTheNextOneAreToldEverywhere(t *testing.T) {
 // A receipt tells which scores are better only where a policy compared the ranks.
 func TestAReceiptSaysWhichScoresAreBetter(t *testing.T) {
 	of := func(stage uint8, less bool, score float64) *receipt.Decode {
-		g := &grounds.Grounds{Less: less}
-		g.Keep(grounds.Weighed{Worker: 1, Name: "d1", Score: score}, 1)
-		return decodeOf(&dispatcher.Slot{Grounds: g, Bound: board.Bound{Worker: 1, Stage: stage}})
+		g := &decision.Trace{Less: less}
+		g.Keep(decision.Alternative{Worker: 1, Name: "d1", Score: score}, 1)
+		return decodeOf(&dispatcher.Slot{Trace: g, Bound: board.Bound{Worker: 1, Stage: stage}})
 	}
 	best := []receipt.Choice{{Name: "d1", Score: number(2), Chosen: true}}
 	require.Equal(t, &receipt.Decode{Stage: "guard", Better: "more", Best: best}, of(0, false, 2))
@@ -217,16 +217,16 @@ func TestAClientThatLeftIsCountedOnceWhereItLeft(t *testing.T) {
 		s := open(t)
 		gone := openai.NewError(StatusClientClosed, "client_closed", "the client left")
 		r := s.begin("r")
-		r.Tell(Event{What: Parsed, Req: &openai.Request{Model: "m"}})
-		r.Tell(Event{What: Attempted})
-		r.Tell(Event{What: Entered, Phase: Queued})
-		r.Tell(Event{What: Entered, Phase: Pooled})
+		r.Report(Event{What: Parsed, Req: &openai.Request{Model: "m"}})
+		r.Report(Event{What: Attempted})
+		r.Report(Event{What: Entered, Phase: Queued})
+		r.Report(Event{What: Entered, Phase: Pooled})
 		left := time.Now()
 		time.Sleep(5 * time.Millisecond)
-		r.Tell(Event{What: Entered, Phase: Transfer, Left: true})
+		r.Report(Event{What: Entered, Phase: Transfer, Left: true})
 		r.EndAttempt(gone)
 		r.EndAttempt(gone)
-		r.Tell(Event{What: Freed, At: left})
+		r.Report(Event{What: Freed, At: left})
 		r.End(gone)
 		for _, p := range phases {
 			want := 0.0
@@ -249,7 +249,7 @@ func TestAClientThatLeftIsCountedOnceWhereItLeft(t *testing.T) {
 func TestAnEnginesOwnCodeIsNoOutcome(t *testing.T) {
 	s := open(t)
 	r := s.begin("r")
-	r.Tell(Event{What: Attempted})
+	r.Report(Event{What: Attempted})
 	fail := openai.NewError(502, "code of an engine", "m")
 	r.EndAttempt(fail)
 	r.End(fail)
@@ -264,13 +264,13 @@ func TestAnEnginesOwnCodeIsNoOutcome(t *testing.T) {
 func TestARequestThatOthersServeNamesThem(t *testing.T) {
 	s := open(t)
 	r := s.begin("through")
-	r.Tell(Event{What: Attempted})
-	r.Tell(Event{What: Entered, Phase: Transfer, Engine: "e0"})
+	r.Report(Event{What: Attempted})
+	r.Report(Event{What: Entered, Phase: Transfer, Engine: "e0"})
 	r.PromptTokens, r.OutputTokens = 5, 6
 	r.End(nil)
 	r = s.begin("abroad")
-	r.Tell(Event{What: Attempted})
-	r.Tell(Event{What: Entered, Phase: Transfer, Peer: "eu"})
+	r.Report(Event{What: Attempted})
+	r.Report(Event{What: Entered, Phase: Transfer, Peer: "eu"})
 	r.End(nil)
 	through, abroad := s.Receipts.Find("through", 1)[0], s.Receipts.Find("abroad", 1)[0]
 	require.Equal(t, []any{Passed, "e0", 5, 6}, []any{through.Route, through.Attempts[0].Engine, through.PromptTokens, through.OutputTokens})
@@ -292,7 +292,7 @@ func TestTheLegsOfARequestAddUp(t *testing.T) {
 		{PromptTokens: 5, TTFTMs: 50, Attempts: 1, LocalTokens: 5, Prefill: "p2", Rank: "d2"},
 	} {
 		leg := r.Leg(string(rune('a' + n)))
-		leg.Tell(Event{What: Attempted})
+		leg.Report(Event{What: Attempted})
 		leg.EndAttempt(nil)
 		leg.Facts = facts
 		r.Sum(&leg.Facts)

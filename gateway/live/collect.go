@@ -44,7 +44,7 @@ func (p *proxy) Document(ctx context.Context) Document {
 		},
 		Waiting: []Waiting{}, Incidents: []Incident{}, Failures: []Failed{},
 		Advice: append([]Advice{}, s.Advice...), Engines: make([]Engine, 0, len(s.Engines)),
-		Decisions: Decisions(p.Receipts().Latest(mostDecisions), now), Sources: sources(s.Discovery), Areas: []Area{},
+		Decisions: Decisions(p.Receipts().Latest(mostDecisions), now), Sources: sources(s.Discovery), Scopes: []Scope{},
 	}
 	if s.Config.Last != nil {
 		d.Proxy.ConfigError = s.Config.Last.Error
@@ -87,7 +87,7 @@ func (p *proxy) Document(ctx context.Context) Document {
 			d.Prefill.Hits = &Hits{key, share(float64(lately.Cached), float64(lately.Prompt)), share(float64(before.Cached), float64(before.Prompt))}
 		}
 	}
-	p.abroad(&d)
+	p.regions(&d)
 	return d
 }
 
@@ -129,7 +129,7 @@ func waitingOf(keys map[string]int) []Waiting {
 }
 
 // abroad fills in other regions.
-func (p *proxy) abroad(d *Document) {
+func (p *proxy) regions(d *Document) {
 	if n := p.Geo(); n != nil {
 		s := n.Status()
 		d.Geo = &Geo{Policy: s.Policy, Peers: make([]Peer, 0, len(s.Peers))}
@@ -138,12 +138,12 @@ func (p *proxy) abroad(d *Document) {
 		}
 	}
 	for _, a := range p.Owners() {
-		d.Areas = append(d.Areas, Area{a.Region, "", a.Home, a.Phase, a.Admits, a.Holder, a.Epoch})
+		d.Scopes = append(d.Scopes, Scope{a.Region, "", a.Home, a.Phase, a.Admits, a.Holder, a.Epoch})
 	}
 	if ha := p.HA(); ha != nil {
 		d.Proxy.Role = ha.Role
 		for _, g := range ha.Groups {
-			d.Areas = append(d.Areas, Area{d.Proxy.Region, g.Group, true, g.Phase, g.Admits, g.Holder, g.Epoch})
+			d.Scopes = append(d.Scopes, Scope{d.Proxy.Region, g.Group, true, g.Phase, g.Admits, g.Holder, g.Epoch})
 		}
 	}
 }
@@ -184,7 +184,7 @@ func model(m *board.ModelStatus, states rankStates, ttl float64, twin bool) Mode
 	out.Name, out.Aggregated = fleet.Called(m.Model)
 	for i := range m.Groups {
 		g := &m.Groups[i]
-		group := Group{GroupLoads: g.GroupLoads, Held: g.Held, Rounds: roundsOf(g), Twin: twinOf(m, g, twin), Ghosts: ghosts(g), Ranks: []Rank{}}
+		group := Group{GroupLoads: g.GroupLoads, Held: g.Held, Rounds: roundsOf(g), Twin: twinOf(m, g, twin), Counterfactuals: counterfactuals(g), Ranks: []Rank{}}
 		if g.Step != nil {
 			group.law = law{c0: g.Step.C0Ms, c1: g.Step.C1Ms, each: g.Step.RequestMs}
 			group.StepMs, group.ModelMs, group.ModelWhy = float64(g.Step.MeanMs), g.Step.ModelMs, g.Step.Why

@@ -96,7 +96,7 @@ func on(engine string) string {
 }
 
 func decoded(d *receipt.Decode) []string {
-	if d.Able == 0 { // nobody noted the grounds
+	if d.Able == 0 { // nobody asked for the trace
 		return []string{fmt.Sprintf("Decode policy %s chose the rank in its stage %s.", d.Policy, cmp.Or(d.Stage, "bound"))}
 	}
 	s := []string{fmt.Sprintf("Decode policy %s chose among %s with room. This one held %s KV tokens, the fullest %s.", d.Policy, count(d.Able, "rank"), stats.Grouped(max(0, d.KVTokens)), stats.Grouped(max(0, d.Fullest)))}

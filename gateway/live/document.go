@@ -41,7 +41,7 @@ type Document struct {
 	Advice    []Advice   `json:"advice"`    // on the number of ranks, one a model; empty: none yet, or off
 	Geo       *Geo       `json:"geo,omitempty"`
 	Sources   []Source   `json:"sources"` // of engines that are discovered; empty where none are
-	Areas     []Area     `json:"areas"`   // the groups or regions whose engines this proxy may serve; empty if no other proxy may serve them
+	Scopes    []Scope    `json:"areas"`   // the groups or regions whose engines this proxy may serve; empty if no other proxy may serve them
 }
 
 // Incident is everything that one cause made wrong.
@@ -144,23 +144,23 @@ type Pool struct {
 // Group is the ranks that step together, or all of a model that have no barrier.
 type Group struct {
 	board.GroupLoads
-	Held        int       `json:"held_entries"`                // the last round held back though they had a slot
-	StepMs      float64   `json:"step_ms"`                     // measured, mean of the last steps; 0: unknown
-	TokenMs     float64   `json:"token_ms,omitempty"`          // the median of the ranks' token_ms; 0: none has one
-	UsualMs     float64   `json:"usual_ms,omitempty"`          // while steps take much longer than they did in the last hour: what a step at the present loads took then
-	SlowS       float64   `json:"slow_s,omitempty"`            // and for how long that has been so
-	Differ      []Differs `json:"differ,omitempty"`            // and which ranks say of themselves what is far above what the others say, the farthest first
-	StepTokens  float64   `json:"step_tokens,omitempty"`       // that a step gives to an answer: more than one with speculative decoding
-	UsualTokens float64   `json:"usual_step_tokens,omitempty"` // while that is much less than in the last hour: what it was then
-	FewS        float64   `json:"few_s,omitempty"`             // and for how long that has been so
-	ModelMs     float64   `json:"model_ms"`                    // a step at the present loads by the step model; 0: there is no model
-	ModelWhy    string    `json:"model_why,omitempty"`         // there is no model
-	LostShare   float64   `json:"lost_share"`                  // the part of model_ms that imbalance costs
-	LostMs      float64   `json:"lost_ms"`                     // the part of model_ms that imbalance costs
-	Rounds      *Rounds   `json:"rounds,omitempty"`            // nil where the ranks do not prefill
-	Twin        Twin      `json:"twin"`
-	Ghosts      []Ghost   `json:"ghosts"` // where other policies would have the line, the lowest first; empty while there is no verdict that claims a difference
-	Ranks       []Rank    `json:"ranks"`
+	Held            int              `json:"held_entries"`                // the last round held back though they had a slot
+	StepMs          float64          `json:"step_ms"`                     // measured, mean of the last steps; 0: unknown
+	TokenMs         float64          `json:"token_ms,omitempty"`          // the median of the ranks' token_ms; 0: none has one
+	UsualMs         float64          `json:"usual_ms,omitempty"`          // while steps take much longer than they did in the last hour: what a step at the present loads took then
+	SlowS           float64          `json:"slow_s,omitempty"`            // and for how long that has been so
+	Differ          []Differs        `json:"differ,omitempty"`            // and which ranks say of themselves what is far above what the others say, the farthest first
+	StepTokens      float64          `json:"step_tokens,omitempty"`       // that a step gives to an answer: more than one with speculative decoding
+	UsualTokens     float64          `json:"usual_step_tokens,omitempty"` // while that is much less than in the last hour: what it was then
+	FewS            float64          `json:"few_s,omitempty"`             // and for how long that has been so
+	ModelMs         float64          `json:"model_ms"`                    // a step at the present loads by the step model; 0: there is no model
+	ModelWhy        string           `json:"model_why,omitempty"`         // there is no model
+	LostShare       float64          `json:"lost_share"`                  // the part of model_ms that imbalance costs
+	LostMs          float64          `json:"lost_ms"`                     // the part of model_ms that imbalance costs
+	Rounds          *Rounds          `json:"rounds,omitempty"`            // nil where the ranks do not prefill
+	Twin            Twin             `json:"twin"`
+	Counterfactuals []Counterfactual `json:"ghosts"` // where other policies would have the line, the lowest first; empty while there is no verdict that claims a difference
+	Ranks           []Rank           `json:"ranks"`
 
 	law law
 }
@@ -193,9 +193,9 @@ type Twin struct {
 	Verdict *verdict.Twin `json:"verdict,omitempty"` // nil while there is none
 }
 
-// Ghost is where the fullest rank would stand under a policy that the twin replayed,
+// Counterfactual is where the fullest rank would stand under a policy that the twin replayed,
 // by the step model: as much higher as its steps are longer.
-type Ghost struct {
+type Counterfactual struct {
 	Policy     string  `json:"policy"`
 	MostTokens int64   `json:"most_tokens"`
 	SavedMs    float64 `json:"saved_ms"` // how much longer its steps are; below 0: shorter
@@ -340,9 +340,9 @@ type Peer struct {
 	Circuit  string  `json:"circuit"` // closed, or open
 }
 
-// Area is a region, or a decode group of our own, whose engines this proxy may
+// Scope is a region, or a decode group of our own, whose engines this proxy may
 // own.
-type Area struct {
+type Scope struct {
 	Region string `json:"region"`
 	Group  string `json:"group,omitempty"` // empty: all of the region
 	Home   bool   `json:"home"`

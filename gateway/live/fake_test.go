@@ -114,7 +114,7 @@ func (f *fake) Document(context.Context) Document {
 	}
 	g.SteppingRanks, g.KVTokens, g.MeanTokens, g.LeastTokens, g.MostTokens = loads.Ranks, loads.Sum, loads.Mean(), loads.Min, loads.Max
 	g.ImbalanceTokens, g.IdleShare = loads.Imbalance(), loads.IdleShare()
-	g.Ghosts = []Ghost{{Policy: "jsq-kv", MostTokens: g.MostTokens + 24_000, SavedMs: 3.1}}
+	g.Counterfactuals = []Counterfactual{{Policy: "jsq-kv", MostTokens: g.MostTokens + 24_000, SavedMs: 3.1}}
 	d := Document{
 		Form: Form, AtMs: time.Now().UnixMilli(), EveryMs: sampleEvery.Milliseconds(),
 		Proxy:   Proxy{ID: "eu-1", Version: "dev", UptimeS: 90_000 + seconds, Ready: true, Policy: "evenkeel", PrefillPolicy: "finish", Open: 5012, Places: 400, PlacesUsed: 37},
@@ -123,7 +123,7 @@ func (f *fake) Document(context.Context) Document {
 			Entries: s.Pool, OldestS: 0.74, TTLS: 60, UpToS: board.PoolAgeSeconds, Ages: []int{s.Pool / 2, s.Pool / 3, s.Pool - s.Pool/2 - s.Pool/3, 0, 0, 0, 0},
 		}}},
 		Prefill: Prefill{Policy: "finish", Waiting: 4, QueueMax: 1000, HitShare: 0.41, Groups: []PrefillGroup{}},
-		Waiting: []Waiting{}, Incidents: []Incident{}, Failures: []Failed{}, Advice: []Advice{}, Decisions: []Decision{}, Sources: []Source{}, Areas: []Area{},
+		Waiting: []Waiting{}, Incidents: []Incident{}, Failures: []Failed{}, Advice: []Advice{}, Decisions: []Decision{}, Sources: []Source{}, Scopes: []Scope{},
 	}
 	for i := range 12 {
 		used := int64(400_000 + 30_000*i + int(20_000*math.Sin(seconds/9+float64(i))))

@@ -66,7 +66,7 @@ func findingsOf(d *Document, last timeline.Ended) (all findings) {
 			}
 		}
 	}
-	for _, a := range d.Areas {
+	for _, a := range d.Scopes {
 		if a.Holder == "" && !a.Admits {
 			where := at{"region", a.Region, "geo"}
 			if a.Group != "" {

@@ -228,7 +228,7 @@ func TestFindingsSayWhatIsWrongAndWhere(t *testing.T) {
 			{Warn, "engines", "file:a.yaml", "2 engines of file:a.yaml are not used: decode engine 10.0.9.1:8000, decode engine 10.0.9.2:8000. The first one is unfit: gives no hand-off"},
 		}},
 		"nobody owns a group": {func(d *Document) {
-			d.Areas = []Area{{Group: "dp", Phase: "watching"}, {Group: "other", Holder: "eu-2"}, {Group: "mine", Admits: true}}
+			d.Scopes = []Scope{{Group: "dp", Phase: "watching"}, {Group: "other", Holder: "eu-2"}, {Group: "mine", Admits: true}}
 		},
 			[]told{{Bad, "geo", "dp", "Group dp has no owner, so that its engines get no requests"}}},
 		"a peer is gone": {func(d *Document) { d.Geo = &Geo{Peers: []Peer{{ID: "us-1", Region: "us"}}} },

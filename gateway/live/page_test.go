@@ -340,7 +340,7 @@ func troubled(d *Document) {
 	p.Engines[4].State, p.Engines[4].KVShare, p.Engines[4].KVTokens = "closed", 0.94, 940_000
 	pool := &d.Models[0].Pool
 	pool.Entries, pool.OldestS, pool.Ages = 212, 33, []int{4, 9, 30, 60, 61, 40, 8}
-	d.Areas = []Area{{Region: "eu", Home: true, Phase: "holding", Admits: true, Holder: "eu-1", Epoch: 4}}
+	d.Scopes = []Scope{{Region: "eu", Home: true, Phase: "holding", Admits: true, Holder: "eu-1", Epoch: 4}}
 	d.Geo = &Geo{Policy: "sp-p", Peers: []Peer{{ID: "us-1", Region: "us", Up: true, RTTMs: 84, InFlight: 3, Circuit: "closed"}}}
 }
 
@@ -558,7 +558,7 @@ func TestPageTakesNamesAsText(t *testing.T) {
 		c := &d.Decisions[0]
 		c.ID, c.Model, c.Prefill, c.Rank, c.Outcome, c.Why = evil, evil, evil, evil, evil, evil
 		d.Geo = &Geo{Policy: evil, Peers: []Peer{{ID: evil, Region: evil, Fault: evil}}}
-		d.Areas = []Area{{Region: evil, Phase: evil, Holder: evil}}
+		d.Scopes = []Scope{{Region: evil, Phase: evil, Holder: evil}}
 	})
 	s.open()
 	b.visit(s)

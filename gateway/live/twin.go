@@ -49,19 +49,19 @@ func span(seconds float64) string {
 	return fmt.Sprintf("%.1f min", seconds/60)
 }
 
-// ghosts are the lines that other policies would have. The twin tells how much longer
+// counterfactuals are the lines that other policies would have. The twin tells how much longer
 // their steps are, and the step model what a KV token of the fullest rank costs. Where ranks
 // prefill, prompts make the difference, and there are none.
-func ghosts(g *board.GroupStatus) []Ghost {
-	list := []Ghost{}
+func counterfactuals(g *board.GroupStatus) []Counterfactual {
+	list := []Counterfactual{}
 	if g.Twin == nil || g.Rounds != nil || g.Step == nil || g.Step.C1Ms <= 0 || g.SteppingRanks == 0 {
 		return list
 	}
 	for _, a := range g.Twin.Against {
 		if a.Claimed && a.StepMs > 0 {
-			list = append(list, Ghost{a.Policy, max(0, g.MostTokens+int64(a.SavedMs/g.Step.C1Ms)), a.SavedMs})
+			list = append(list, Counterfactual{a.Policy, max(0, g.MostTokens+int64(a.SavedMs/g.Step.C1Ms)), a.SavedMs})
 		}
 	}
-	slices.SortStableFunc(list, func(a, b Ghost) int { return cmp.Compare(a.MostTokens, b.MostTokens) })
+	slices.SortStableFunc(list, func(a, b Counterfactual) int { return cmp.Compare(a.MostTokens, b.MostTokens) })
 	return list
 }

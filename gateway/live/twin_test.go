@@ -57,10 +57,10 @@ func TestGhosts(t *testing.T) {
 			{Policy: "jsq-kv", StepMs: 47, SavedMs: 3, Claimed: true}, {Policy: "brh", StepMs: 44.1, SavedMs: 0.1}, {Policy: "none", Claimed: true}, {Policy: "better", StepMs: 43, SavedMs: -1, Claimed: true},
 		}},
 	}
-	require.Equal(t, []Ghost{{"better", 90_000, -1}, {"jsq-kv", 130_000, 3}}, ghosts(&g), "what is not claimed has no line")
+	require.Equal(t, []Counterfactual{{"better", 90_000, -1}, {"jsq-kv", 130_000, 3}}, counterfactuals(&g), "what is not claimed has no line")
 	g.Rounds = &board.RoundStatus{}
-	require.Empty(t, ghosts(&g), "prompts make the difference")
+	require.Empty(t, counterfactuals(&g), "prompts make the difference")
 	g.Rounds, g.Step.C1Ms = nil, 0
-	require.Empty(t, ghosts(&g), "what a token costs is not known")
-	require.Empty(t, ghosts(&board.GroupStatus{}))
+	require.Empty(t, counterfactuals(&g), "what a token costs is not known")
+	require.Empty(t, counterfactuals(&board.GroupStatus{}))
 }

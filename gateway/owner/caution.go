@@ -9,8 +9,8 @@ import (
 // Room is what a decode rank has for us: of its slots as many as a cautious owner
 // uses, 0 being all, and the KV tokens of others' requests. Of a rank that nobody
 // has looked at yet it is one slot.
-func (s *Set) Room(area, rank string, slots int) (limit int, others int64) {
-	a := s.Of(area)
+func (s *Set) Room(scope, rank string, slots int) (limit int, others int64) {
+	a := s.Of(scope)
 	if a == nil {
 		return 0, 0
 	}
@@ -28,7 +28,7 @@ func (s *Set) Room(area, rank string, slots int) (limit int, others int64) {
 
 // cautious says whether others' requests may still run on the engines. It is called
 // with a.mu held.
-func (a *Area) cautious(now time.Time) bool {
+func (a *Scope) cautious(now time.Time) bool {
 	switch {
 	case a.adopted.IsZero():
 		return false
@@ -40,7 +40,7 @@ func (a *Area) cautious(now time.Time) bool {
 
 // keepFound keeps what of others was found: what engines say less what is ours. Of a rank
 // that does not tell it keeps what it had. It is called with a.mu held.
-func (a *Area) keepFound(ours, found []geo.Resident, silent []string) {
+func (a *Scope) keepFound(ours, found []geo.Resident, silent []string) {
 	own := map[string]geo.Resident{}
 	for _, r := range ours {
 		own[r.ID] = r

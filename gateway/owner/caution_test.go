@@ -12,9 +12,9 @@ import (
 
 func TestATakerIsCautiousUntilStrandedHandOffsAreGone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		a := &Area{Name: "us", share: 0.5, hold: 30 * time.Second, others: map[string]geo.Resident{}}
+		a := &Scope{Name: "us", share: 0.5, hold: 30 * time.Second, others: map[string]geo.Resident{}}
 		o := &Set{}
-		o.all.Store(&map[string]*Area{"us": a})
+		o.all.Store(&map[string]*Scope{"us": a})
 		room := func(rank string) [2]int {
 			limit, others := o.Room("us", rank, 10)
 			return [2]int{limit, int(others)}

@@ -31,7 +31,7 @@ func (free) Release(context.Context, int64) error { return nil }
 // nobody may have been awake to tell that the time is over.
 func TestARequestIsNotWrittenOnceItsOwnersTimeIsOver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		a := NewArea("main")
+		a := NewScope("main")
 		a.Claim(lease.Config{Self: "us-1_x", Home: true, Times: lease.DefaultTimes}, free{}, lease.Hooks{}, zap.NewNop())
 		_, ok := a.Enter()
 		require.False(t, ok, "it is not ours yet")
@@ -63,7 +63,7 @@ func TestARequestIsNotWrittenOnceItsOwnersTimeIsOver(t *testing.T) {
 		require.Less(t, <-flushed, sendPatience, "the last that was admitted is written")
 		require.Zero(t, a.sending.Load())
 	})
-	var alone *Area
+	var alone *Scope
 	_, ok := alone.Enter()
 	require.True(t, ok, "a proxy without others owns all")
 	require.False(t, errors.Is(alone.Ours(), ErrNotOwner))

@@ -42,25 +42,25 @@ func (o *siblings) live() []string {
 
 // order returns the proxies that should own a group, first to last. It leaves out those
 // that may not own it, by our list of members or by that of the lease.
-func (o *siblings) order(a *Area) []string {
+func (o *siblings) order(a *Scope) []string {
 	listed := a.claim.Members()
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return o.members.Order(a.Name, o.set.members, listed)
 }
 
-func (o *siblings) stand(all map[string]*Area, reach map[string]Reach, now time.Time) {
+func (o *siblings) stand(all map[string]*Scope, reach map[string]Reach, now time.Time) {
 	leaving := o.see(now)
 	for name, a := range all {
 		listed := a.claim.Members()
 		o.mu.Lock()
 		rank, home := o.members.Place(name, lease.Dispatcher(a.view.Load().Holder), now, o.set.members, listed)
 		o.mu.Unlock()
-		a.claim.Stand(home, rank, !leaving && reach[name].enough())
+		a.claim.SetStanding(home, rank, !leaving && reach[name].enough())
 	}
 }
 
-func (o *siblings) yields(a *Area, sender string, ask geo.HandBack) error {
+func (o *siblings) yields(a *Scope, sender string, ask geo.HandBack) error {
 	v := a.view.Load()
 	if ask.Epoch != v.Epoch {
 		return fmt.Errorf("group %s: %w", a.Name, lease.ErrNotHolder)
@@ -78,12 +78,12 @@ func (o *siblings) yields(a *Area, sender string, ask geo.HandBack) error {
 	return nil
 }
 
-func (o *siblings) heirs(a *Area) bool {
+func (o *siblings) heirs(a *Scope) bool {
 	o.see(time.Now())
 	return slices.ContainsFunc(o.order(a), func(id string) bool { return id != o.set.node.ID() })
 }
 
-func (o *siblings) hear(all map[string]*Area, h geo.Heard) {
+func (o *siblings) hear(all map[string]*Scope, h geo.ProbeReport) {
 	now := time.Now()
 	for name, epoch := range h.Groups {
 		if a := all[name]; a != nil {

@@ -13,9 +13,9 @@ import (
 // ErrNotHome is a dispatcher that asks for another's region.
 var ErrNotHome = errors.New("only a proxy whose geo.self.region this is may ask for it")
 
-// Yield says whether an area goes from here to who asks for it. If so, nothing more
+// Yield says whether a scope goes from here to who asks for it. If so, nothing more
 // is begun for it until done is called.
-func (s *Set) Yield(sender string, ask geo.HandBack) (a *Area, done func(), err error) {
+func (s *Set) Yield(sender string, ask geo.HandBack) (a *Scope, done func(), err error) {
 	if ask.Group == "" {
 		if !s.Has(Regions) {
 			return nil, nil, fmt.Errorf("region %s: %w: regions have no owners here; see geo.ownership.engine", ask.Region, lease.ErrNotHolder)
@@ -25,7 +25,7 @@ func (s *Set) Yield(sender string, ask geo.HandBack) (a *Area, done func(), err 
 		a = s.Of(ask.Group)
 	}
 	if a == nil || a.claim == nil {
-		return nil, nil, fmt.Errorf("%s: %w", ask.Area(), lease.ErrNotHolder)
+		return nil, nil, fmt.Errorf("%s: %w", ask.Scope(), lease.ErrNotHolder)
 	}
 	if err := s.yields(a, sender, ask); err != nil {
 		return nil, nil, err
@@ -34,9 +34,9 @@ func (s *Set) Yield(sender string, ask geo.HandBack) (a *Area, done func(), err 
 	return a, func() { a.yields.Store(false) }, nil
 }
 
-// HandBack stops what we admit to an area, says what of ours still runs there, and
+// HandBack stops what we admit to a scope, says what of ours still runs there, and
 // lets the lease go.
-func (s *Set) HandBack(a *Area, ask geo.HandBack) (geo.HandedBack, error) {
+func (s *Set) HandBack(a *Scope, ask geo.HandBack) (geo.HandedBack, error) {
 	h := geo.HandedBack{HandBack: ask, Ranks: []geo.Resident{}}
 	err := a.claim.GiveBack(ask.Epoch, func() {
 		a.mu.Lock()
@@ -48,7 +48,7 @@ func (s *Set) HandBack(a *Area, ask geo.HandBack) (geo.HandedBack, error) {
 	return h, err
 }
 
-// HandOver waits until the other proxies have taken the areas of this proxy, which drains. They ask for them by themselves;
+// HandOver waits until the other proxies have taken the scopes of this proxy, which drains. They ask for them by themselves;
 // a proxy that has just started asks only once it may admit. Until then the requests that they forward are served here. The
 // wait ends at the latest when a proxy that starts now could admit.
 func (s *Set) HandOver(ctx context.Context) {
@@ -71,7 +71,7 @@ func (s *Set) HandOver(ctx context.Context) {
 	}
 }
 
-// wanted says whether another proxy could take an area that is ours.
+// wanted says whether another proxy could take a scope that is ours.
 func (s *Set) wanted() bool {
 	for _, a := range *s.all.Load() {
 		if v := a.view.Load(); v.Admits && !v.Away && s.heirs(a) {
@@ -84,9 +84,9 @@ func (s *Set) wanted() bool {
 // HandsOver says whether this proxy, which drains, still serves requests that others forward to it.
 func (s *Set) HandsOver() bool { return s != nil && s.handsOver.Load() }
 
-// askBack asks the holder for an area that should be ours, and keeps what it says
+// askBack asks the holder for a scope that should be ours, and keeps what it says
 // runs there: of ranks that it does not name nothing does.
-func (s *Set) askBack(ctx context.Context, a *Area, holder string, epoch int64) error {
+func (s *Set) askBack(ctx context.Context, a *Scope, holder string, epoch int64) error {
 	ask := geo.HandBack{Region: a.Name, Epoch: epoch}
 	if s.kind == Groups {
 		ask.Region, ask.Group = s.region, a.Name
@@ -104,18 +104,18 @@ func (s *Set) askBack(ctx context.Context, a *Area, holder string, epoch int64) 
 }
 
 // Promise answers an owner that cannot reach the store.
-func (s *Set) Promise(sender string, ask geo.Pledge) error {
+func (s *Set) Promise(sender string, ask geo.Vote) error {
 	a := s.Of(ask.Group)
 	switch {
 	case !s.Has(Groups) || a == nil || ask.Region != s.region:
-		return fmt.Errorf("%w: group %q is not known here", lease.ErrNoPledge, ask.Group)
+		return fmt.Errorf("%w: group %q is not known here", lease.ErrNoVote, ask.Group)
 	case lease.Dispatcher(ask.Holder) != sender:
-		return fmt.Errorf("%w: %s asks for %s", lease.ErrNoPledge, sender, ask.Holder)
+		return fmt.Errorf("%w: %s asks for %s", lease.ErrNoVote, sender, ask.Holder)
 	}
-	return a.claim.Promise(ask.Pledge)
+	return a.claim.Promise(ask.Vote)
 }
 
-// Tenure is what probes tell our peers of areas.
+// Tenure is what probes tell our peers of scopes.
 func (s *Set) Tenure() geo.Tenure {
 	t := geo.Tenure{Seen: map[string]int64{}}
 	for name, a := range *s.all.Load() {
@@ -147,7 +147,7 @@ func with[V any](m map[string]V, key string, v V) map[string]V {
 }
 
 // lent is how many requests of ours still run in a region that was handed back.
-func (s *Set) lent(a *Area) (n int) {
+func (s *Set) lent(a *Scope) (n int) {
 	a.mu.Lock()
 	gave := a.gave && s.kind == Regions
 	a.mu.Unlock()
@@ -166,15 +166,15 @@ func (s *Set) lent(a *Area) (n int) {
 	return n
 }
 
-// Hear takes what a peer's probe told.
-func (s *Set) Hear(h geo.Heard) {
+// OnProbe reads what a peer's probe reported.
+func (s *Set) OnProbe(h geo.ProbeReport) {
 	all := *s.all.Load()
 	if s.kind == Groups && h.Region != s.region {
 		return
 	}
 	for name, epoch := range h.Seen {
 		if a := all[name]; a != nil && a.claim != nil {
-			a.claim.Heard(epoch)
+			a.claim.ObserveEpoch(epoch)
 		}
 	}
 	s.hear(all, h)

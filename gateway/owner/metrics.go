@@ -48,11 +48,11 @@ func newMetrics(s *Set) *metrics {
 }
 
 // took counts a takeover, and how long it took if there was an owner before.
-func (m *metrics) took(area string, after time.Duration, before bool) {
+func (m *metrics) took(scope string, after time.Duration, before bool) {
 	if m.taken == nil {
 		return
 	}
-	m.taken.WithLabelValues(area).Inc()
+	m.taken.WithLabelValues(scope).Inc()
 	if before {
 		m.after.Observe(after.Seconds())
 	}

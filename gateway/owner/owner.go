@@ -11,15 +11,15 @@ import (
 	"evenkeel/lease"
 )
 
-// New wires the areas of the kind that the config gives owners; nil if it gives
+// New wires the scopes of the kind that the config gives owners; nil if it gives
 // none.
 func New(c *config.Config, host Host) (*Set, error) {
 	own, ha := &c.Geo.Ownership, &c.HA
 	s := &Set{
 		host: host, conf: c, log: host.Log, region: c.Geo.Self.Region, ctx: host.Context,
-		poke: make(chan struct{}, 1), barred: map[string]bar{}, left: map[string]*Area{}, lost: make(chan struct{}),
+		poke: make(chan struct{}, 1), barred: map[string]bar{}, left: map[string]*Scope{}, lost: make(chan struct{}),
 	}
-	s.all.Store(&map[string]*Area{})
+	s.all.Store(&map[string]*Scope{})
 	switch {
 	case ha.On():
 		s.kind, s.members = Groups, ha.MemberList()

@@ -25,7 +25,7 @@ type neighbours struct {
 
 func regionObject(region string) string { return "evenkeel-owner-" + strings.ToLower(region) }
 
-// enter makes the areas: our region, and those of engines.
+// enter makes the scopes: our region, and those of engines.
 func (n *neighbours) enter() error {
 	s, c := n.set, &n.set.conf.Geo
 	regions := []string{c.Self.Region}
@@ -34,9 +34,9 @@ func (n *neighbours) enter() error {
 			regions = append(regions, e.Region)
 		}
 	}
-	all := map[string]*Area{}
+	all := map[string]*Scope{}
 	for _, region := range regions {
-		a := s.area(region)
+		a := s.scope(region)
 		if a.home = region == c.Self.Region; !a.home {
 			a.share = c.Ownership.MaxShare
 		}
@@ -80,7 +80,7 @@ func (n *neighbours) order(region string) (ids []string) {
 }
 
 // rank is this proxy's place among those that may take a region.
-func (n *neighbours) rank(a *Area) (rank int) {
+func (n *neighbours) rank(a *Scope) (rank int) {
 	self := n.set.conf.Geo.Self.ID
 	if a.home {
 		return 0
@@ -105,18 +105,18 @@ func (n *neighbours) rank(a *Area) (rank int) {
 	return rank
 }
 
-func (n *neighbours) stand(all map[string]*Area, reach map[string]Reach, now time.Time) {
+func (n *neighbours) stand(all map[string]*Scope, reach map[string]Reach, now time.Time) {
 	for name, a := range all {
 		switch {
 		case a.static != nil:
 			n.judge(a, now)
 		case !a.home:
-			a.claim.Stand(false, n.rank(a), reach[name].enough())
+			a.claim.SetStanding(false, n.rank(a), reach[name].enough())
 		}
 	}
 }
 
-func (n *neighbours) yields(a *Area, sender string, _ geo.HandBack) error {
+func (n *neighbours) yields(a *Scope, sender string, _ geo.HandBack) error {
 	if !slices.ContainsFunc(n.set.conf.Geo.Peers, func(p geo.PeerConfig) bool {
 		return p.Region == a.Name && p.AnswersTo(sender)
 	}) {
@@ -126,9 +126,9 @@ func (n *neighbours) yields(a *Area, sender string, _ geo.HandBack) error {
 }
 
 // heirs is false: a region that is released goes to the first proxy that finds it released.
-func (n *neighbours) heirs(*Area) bool { return false }
+func (n *neighbours) heirs(*Scope) bool { return false }
 
-func (n *neighbours) hear(all map[string]*Area, h geo.Heard) {
+func (n *neighbours) hear(all map[string]*Scope, h geo.ProbeReport) {
 	for region, epoch := range h.Epochs {
 		if a := all[region]; a != nil && a.claim != nil {
 			a.claim.Claimed(epoch)
@@ -152,8 +152,8 @@ func (n *neighbours) hear(all map[string]*Area, h geo.Heard) {
 	}
 }
 
-// judge asks the static order who owns the area now.
-func (n *neighbours) judge(a *Area, now time.Time) {
+// judge asks the static order who owns the scope now.
+func (n *neighbours) judge(a *Scope, now time.Time) {
 	n.judging.Lock()
 	defer n.judging.Unlock()
 	a.mu.Lock()

@@ -46,8 +46,8 @@ func (s *Set) Run(ctx context.Context) {
 	}
 }
 
-// start runs the claim of an area.
-func (s *Set) start(a *Area) {
+// start runs the claim of a scope.
+func (s *Set) start(a *Scope) {
 	if a.claim == nil {
 		return
 	}
@@ -64,10 +64,10 @@ func (s *Set) start(a *Area) {
 // engines have all gone. One that comes back is claimed once it was left: the store
 // cannot tell two claims of one proxy apart.
 func (s *Set) enlist(reach map[string]Reach, now time.Time) {
-	maps.DeleteFunc(s.left, func(_ string, a *Area) bool { return !a.claiming() })
+	maps.DeleteFunc(s.left, func(_ string, a *Scope) bool { return !a.claiming() })
 	maps.DeleteFunc(s.barred, func(name string, _ bar) bool { _, there := reach[name]; return !there })
 	before := *s.all.Load()
-	after := make(map[string]*Area, len(reach))
+	after := make(map[string]*Scope, len(reach))
 	changed := false
 	for name := range reach {
 		if a := before[name]; a != nil {
@@ -77,7 +77,7 @@ func (s *Set) enlist(reach map[string]Reach, now time.Time) {
 		if s.left[name] != nil || now.Before(s.barred[name].until) {
 			continue
 		}
-		a := s.area(name)
+		a := s.scope(name)
 		if err := s.claim(a, 0); err != nil {
 			s.bar(name, err, now)
 			continue
@@ -130,8 +130,8 @@ func (s *Set) unbar() {
 	}
 }
 
-// claiming says whether the area's claim has not ended.
-func (a *Area) claiming() bool {
+// claiming says whether the scope's claim has not ended.
+func (a *Scope) claiming() bool {
 	select {
 	case <-a.over:
 		return false
@@ -140,7 +140,7 @@ func (a *Area) claiming() bool {
 	}
 }
 
-// countOthers reads what runs on the ranks of areas that were taken over of late, or
+// countOthers reads what runs on the ranks of scopes that were taken over of late, or
 // are about to be, and is not ours. It falls with what is read alone; a rank that
 // does not tell keeps what it had.
 func (s *Set) countOthers(ctx context.Context, now time.Time) {

@@ -1,9 +1,9 @@
-// Package owner says to which areas this proxy admits new requests, where several
+// Package owner says to which scopes this proxy admits new requests, where several
 // proxies may serve the same engines: to regions, its own and those of a proxy that
-// died, or to decode groups of its own region. Each area has one owner, by a lease
+// died, or to decode groups of its own region. Each scope has one owner, by a lease
 // (package lease), and before its engines stands one fence: a request enters it, is
 // looked at a last time in the moment in which it is written, and carries the epoch
-// of its owner; who loses an area waits until what has entered is written.
+// of its owner; who loses a scope waits until what has entered is written.
 //
 // The package knows nothing of fleet or dispatcher but the functions of a Host.
 // run.go has the goroutine; groups.go and regions.go say who should own what.
@@ -23,7 +23,7 @@ import (
 	"evenkeel/lease"
 )
 
-// Kind is what areas are.
+// Kind is what scopes are.
 type Kind string
 
 // Kinds.
@@ -48,35 +48,35 @@ type Host struct {
 	Hold       func() time.Duration // the longest that a prefiller keeps KV blocks for somebody, by the config in force
 	Leaving    func() bool          // this proxy drains
 
-	// Engines are the areas that engines are in.
+	// Engines are the scopes that engines are in.
 	Engines func() map[string]Reach
-	// Load is what our own requests hold of the ranks of an area, and with ask also
+	// Load is what our own requests hold of the ranks of a scope, and with ask also
 	// what its engines say that runs there; silent are ranks that do not tell.
-	Load func(ctx context.Context, area string, ask bool) (ours, all []geo.Resident, silent []string)
+	Load func(ctx context.Context, scope string, ask bool) (ours, all []geo.Resident, silent []string)
 	// Publish has fleet and dispatcher take up what Admits and Room say now: when it
-	// returns, nothing is bound any more to an area that admits nothing.
+	// returns, nothing is bound any more to a scope that admits nothing.
 	Publish func(ctx context.Context)
 }
 
-// Reach is how many engines an area has, and how many answer.
+// Reach is how many engines a scope has, and how many answer.
 type Reach struct{ Up, All int }
 
-// enough says whether an area could be served with the engines that answer.
+// enough says whether a scope could be served with the engines that answer.
 func (r Reach) enough() bool { return r.All > 0 && 2*r.Up >= r.All }
 
-// standing says who should own which area.
+// standing says who should own which scope.
 type standing interface {
 	// stand tells all claims, by the peers and engines of now.
-	stand(all map[string]*Area, reach map[string]Reach, now time.Time)
-	// yields is nil if an area goes from here to who asks for it.
-	yields(a *Area, sender string, ask geo.HandBack) error
-	// heirs says whether a proxy lives that should own an area once this one has left.
-	heirs(a *Area) bool
+	stand(all map[string]*Scope, reach map[string]Reach, now time.Time)
+	// yields is nil if a scope goes from here to who asks for it.
+	yields(a *Scope, sender string, ask geo.HandBack) error
+	// heirs says whether a proxy lives that should own a scope once this one has left.
+	heirs(a *Scope) bool
 	// hear takes what a peer's probe told.
-	hear(all map[string]*Area, h geo.Heard)
+	hear(all map[string]*Scope, h geo.ProbeReport)
 }
 
-// Set is all areas of a kind. A nil Set is that of a proxy that is alone: it admits
+// Set is all scopes of a kind. A nil Set is that of a proxy that is alone: it admits
 // to everything.
 type Set struct {
 	host    Host
@@ -84,7 +84,7 @@ type Set struct {
 	conf    *config.Config
 	log     *zap.Logger
 	leases  *leases
-	open    func(name string) (lease.Engine, error) // the lease of an area
+	open    func(name string) (lease.Engine, error) // the lease of a scope
 	times   lease.Times
 	members []string // that alone may own anything; none: anybody
 	region  string   // ours
@@ -98,12 +98,12 @@ type Set struct {
 	claims sync.WaitGroup // that run
 	poke   chan struct{}  // looks at once
 	known  atomic.Bool    // somebody admitted to something since the start
-	all    atomic.Pointer[map[string]*Area]
-	barred map[string]bar   // of run: areas that cannot be owned
-	left   map[string]*Area // of run: those whose claim is letting go
+	all    atomic.Pointer[map[string]*Scope]
+	barred map[string]bar    // of run: scopes that cannot be owned
+	left   map[string]*Scope // of run: those whose claim is letting go
 
 	mu   sync.Mutex
-	lost chan struct{} // closed when an area is, and another put in its place
+	lost chan struct{} // closed when a scope is, and another put in its place
 }
 
 // Join gives the node over which proxies talk, before Run.
@@ -113,15 +113,15 @@ func (s *Set) Join(n *geo.Node) {
 	}
 }
 
-// area makes one without a claim.
-func (s *Set) area(name string) *Area {
-	a := NewArea(name)
+// scope makes one without a claim.
+func (s *Set) scope(name string) *Scope {
+	a := NewScope(name)
 	a.hold = s.host.Hold()
 	return a
 }
 
-// claim gives an area its claim.
-func (s *Set) claim(a *Area, rank int) error {
+// claim gives a scope its claim.
+func (s *Set) claim(a *Scope, rank int) error {
 	engine, err := s.open(a.Name)
 	if err != nil {
 		return err
@@ -129,22 +129,22 @@ func (s *Set) claim(a *Area, rank int) error {
 	a.Claim(lease.Config{Self: s.leases.identity, Home: a.home, Rank: rank, Times: s.times, Members: s.members}, engine, lease.Hooks{
 		OnChange: func(v lease.View) { s.changed(a, v) },
 		AskBack:  func(ctx context.Context, holder string, epoch int64) error { return s.askBack(ctx, a, holder, epoch) },
-		Pledge: func(ctx context.Context, member string, ask lease.Pledge) error {
-			return s.node.AskPledge(ctx, member, geo.Pledge{Region: s.region, Group: a.Name, Pledge: ask})
+		Vote: func(ctx context.Context, member string, ask lease.Vote) error {
+			return s.node.AskVote(ctx, member, geo.Vote{Region: s.region, Group: a.Name, Vote: ask})
 		},
 	}, s.log.With(zap.String(string(s.kind), a.Name)))
 	return nil
 }
 
-// Of is the area of that name; nil: this proxy is alone, or knows none yet.
-func (s *Set) Of(name string) *Area {
+// Of is the scope of that name; nil: this proxy is alone, or knows none yet.
+func (s *Set) Of(name string) *Scope {
 	if s == nil {
 		return nil
 	}
 	return (*s.all.Load())[name]
 }
 
-// Admits says whether engines of an area get new work from here.
+// Admits says whether engines of a scope get new work from here.
 func (s *Set) Admits(name string) bool {
 	if s == nil {
 		return true
@@ -153,7 +153,7 @@ func (s *Set) Admits(name string) bool {
 	return a != nil && a.Admits()
 }
 
-// AdmitsAny says whether any area's engines get new work from here.
+// AdmitsAny says whether any scope's engines get new work from here.
 func (s *Set) AdmitsAny() bool {
 	if s == nil {
 		return true
@@ -166,10 +166,10 @@ func (s *Set) AdmitsAny() bool {
 	return false
 }
 
-// Has says whether areas are of that kind.
+// Has says whether scopes are of that kind.
 func (s *Set) Has(k Kind) bool { return s != nil && s.kind == k }
 
-// Losses is closed when the next area is lost; nil: none ever is.
+// Losses is closed when the next scope is lost; nil: none ever is.
 func (s *Set) Losses() <-chan struct{} {
 	if s == nil {
 		return nil

@@ -63,18 +63,18 @@ func (l *lent) Renew(ctx context.Context, _ int64) error {
 	return nil
 }
 
-// setOf is a Set with one area that a lease gives us.
-func setOf(t *testing.T, kind Kind, store lease.Engine) (*Set, *Area) {
+// setOf is a Set with one scope that a lease gives us.
+func setOf(t *testing.T, kind Kind, store lease.Engine) (*Set, *Scope) {
 	s := &Set{
 		kind: kind, conf: config.Default(), log: zap.NewNop(), region: "us", ctx: t.Context(), times: lease.DefaultTimes,
-		poke: make(chan struct{}, 1), lost: make(chan struct{}), barred: map[string]bar{}, left: map[string]*Area{},
+		poke: make(chan struct{}, 1), lost: make(chan struct{}), barred: map[string]bar{}, left: map[string]*Scope{},
 		host: Host{Publish: func(context.Context) {}, Hold: func() time.Duration { return time.Minute }, Engines: func() map[string]Reach { return map[string]Reach{"us": {1, 1}} }},
 	}
 	s.metrics = newMetrics(s)
-	a := s.area("us")
+	a := s.scope("us")
 	a.home = true
 	a.Claim(lease.Config{Self: "us-1_x", Home: true, Times: lease.DefaultTimes}, store, lease.Hooks{OnChange: func(v lease.View) { s.changed(a, v) }}, zap.NewNop())
-	s.all.Store(&map[string]*Area{"us": a})
+	s.all.Store(&map[string]*Scope{"us": a})
 	return s, a
 }
 
@@ -163,7 +163,7 @@ evenkeel_ha_pledged{group="us"} 0
 	})
 }
 
-// What a peer has seen of an area's epochs counts, whether it owns the area or not: who
+// What a peer has seen of a scope's epochs counts, whether it owns the scope or not: who
 // takes it next has a higher one, also where the store has forgotten all of them.
 func TestTheNextEpochIsAboveWhatAPeerHasSeen(t *testing.T) {
 	for _, kind := range []Kind{Regions, Groups} {
@@ -173,10 +173,10 @@ func TestTheNextEpochIsAboveWhatAPeerHasSeen(t *testing.T) {
 				if s.standing = (&siblings{set: s}); kind == Regions {
 					s.standing = &neighbours{set: s}
 				}
-				s.Hear(geo.Heard{Peer: "us-2", Region: "us", Tenure: geo.Tenure{Seen: map[string]int64{"us": 41, "other": 99}}})
-				s.Hear(geo.Heard{Peer: "us-3", Region: "us", Tenure: geo.Tenure{Seen: map[string]int64{"us": 7}}})
+				s.OnProbe(geo.ProbeReport{Peer: "us-2", Region: "us", Tenure: geo.Tenure{Seen: map[string]int64{"us": 41, "other": 99}}})
+				s.OnProbe(geo.ProbeReport{Peer: "us-3", Region: "us", Tenure: geo.Tenure{Seen: map[string]int64{"us": 7}}})
 				if kind == Groups {
-					s.Hear(geo.Heard{Peer: "eu-1", Region: "eu", Tenure: geo.Tenure{Seen: map[string]int64{"us": 77}}}) // of a group there that has this name
+					s.OnProbe(geo.ProbeReport{Peer: "eu-1", Region: "eu", Tenure: geo.Tenure{Seen: map[string]int64{"us": 77}}}) // of a group there that has this name
 				}
 				require.EqualValues(t, 41, a.claim.Seen())
 				ctx, stop := context.WithCancel(t.Context())
@@ -211,9 +211,9 @@ func TestAProxyWithoutOwnersAndStoreIsNotReady(t *testing.T) {
 		require.Contains(t, s.Unready(time.Now()), "the store of leases does not answer")
 		require.True(t, a.view.Load().Away)
 		s.standing = &siblings{set: s}
-		s.Hear(geo.Heard{Peer: "us-2", Region: "us", Tenure: geo.Tenure{Groups: map[string]int64{"us": 2}}})
+		s.OnProbe(geo.ProbeReport{Peer: "us-2", Region: "us", Tenure: geo.Tenure{Groups: map[string]int64{"us": 2}}})
 		require.Empty(t, s.Unready(time.Now()), "another owns it")
-		s.all.Store(&map[string]*Area{})
+		s.all.Store(&map[string]*Scope{})
 		require.Empty(t, s.Unready(time.Now()), "there are no engines, which is said elsewhere")
 		stop()
 		running.Wait()
@@ -237,7 +237,7 @@ func TestTheOrderOfAGroupLeavesOutWhomTheLeaseDoesNotList(t *testing.T) {
 		o := &siblings{set: s, members: lease.NewMembers("us-1", false, time.Minute)}
 		o.members.See([]string{"us-0", "us-1", "us-2"}, time.Now())
 		require.Equal(t, []string{"us-0", "us-1", "us-2"}, o.order(a), "it has not been read yet")
-		a.claim.Stand(false, 1, true)
+		a.claim.SetStanding(false, 1, true)
 		ctx, stop := context.WithCancel(t.Context())
 		var running sync.WaitGroup
 		running.Go(func() { a.claim.Run(ctx) })
@@ -263,13 +263,13 @@ func TestPromisesAreForWhoAsksInItsOwnName(t *testing.T) {
 	s, a := setOf(t, Groups, &lent{})
 	list := []string{"us-1", "us-2"}
 	a.Claim(lease.Config{Self: "us-1_x", Times: lease.DefaultTimes, Members: list}, &lent{}, lease.Hooks{OnChange: func(lease.View) {}}, zap.NewNop())
-	ask := geo.Pledge{Region: "us", Group: "us", Pledge: lease.Pledge{Holder: "us-2_y", Epoch: 3, Members: list}}
+	ask := geo.Vote{Region: "us", Group: "us", Vote: lease.Vote{Holder: "us-2_y", Epoch: 3, Members: list}}
 	require.NoError(t, s.Promise("us-2", ask))
-	require.ErrorIs(t, s.Promise("us-3", ask), lease.ErrNoPledge)
+	require.ErrorIs(t, s.Promise("us-3", ask), lease.ErrNoVote)
 	ask.Members = list[:1]
-	require.ErrorIs(t, s.Promise("us-2", ask), lease.ErrNoPledge)
+	require.ErrorIs(t, s.Promise("us-2", ask), lease.ErrNoVote)
 	ask.Group = "other"
-	require.ErrorIs(t, s.Promise("us-2", ask), lease.ErrNoPledge)
+	require.ErrorIs(t, s.Promise("us-2", ask), lease.ErrNoVote)
 	var alone *Set
 	require.Error(t, alone.Promise("us-2", ask))
 }
@@ -322,9 +322,9 @@ func (k *kept) Release(_ context.Context, epoch int64) error {
 
 type alwaysOurs struct{ standing }
 
-func (alwaysOurs) stand(all map[string]*Area, _ map[string]Reach, _ time.Time) {
+func (alwaysOurs) stand(all map[string]*Scope, _ map[string]Reach, _ time.Time) {
 	for _, a := range all {
-		a.claim.Stand(true, 0, true)
+		a.claim.SetStanding(true, 0, true)
 	}
 }
 
@@ -334,9 +334,9 @@ type heir struct {
 	lives atomic.Bool
 }
 
-func (h *heir) heirs(*Area) bool { return h.lives.Load() }
+func (h *heir) heirs(*Scope) bool { return h.lives.Load() }
 
-// An owner that drains waits for a proxy that could own its areas, but not for ever.
+// An owner that drains waits for a proxy that could own its scopes, but not for ever.
 func TestAnOwnerThatDrainsWaitsForTheNext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, a := setOf(t, Groups, &lent{})
@@ -377,7 +377,7 @@ func TestAGroupThatComesBackHasOneClaim(t *testing.T) {
 		s, _ := setOf(t, Groups, store)
 		ctx, stop := context.WithCancel(t.Context())
 		s.ctx = ctx
-		s.all.Store(&map[string]*Area{})
+		s.all.Store(&map[string]*Scope{})
 		s.standing, s.leases = alwaysOurs{}, &leases{identity: "us-1_x"}
 		s.open = func(string) (lease.Engine, error) { return store, nil }
 		var gone atomic.Bool
@@ -428,7 +428,7 @@ func TestAGroupThatCannotBeClaimedIsTriedLessOften(t *testing.T) {
 		core, logs := observer.New(zap.ErrorLevel)
 		ctx, stop := context.WithCancel(t.Context())
 		s.ctx, s.log = ctx, zap.New(core)
-		s.all.Store(&map[string]*Area{})
+		s.all.Store(&map[string]*Scope{})
 		s.standing, s.leases = alwaysOurs{}, &leases{identity: "us-1_x"}
 		s.host.Load = func(context.Context, string, bool) (ours, all []geo.Resident, silent []string) { return nil, nil, nil }
 		var mu sync.Mutex

@@ -10,8 +10,8 @@ import (
 	"evenkeel/lease"
 )
 
-// AreaStatus is who admits to an area, and how its engines are.
-type AreaStatus struct {
+// ScopeStatus is who admits to a scope, and how its engines are.
+type ScopeStatus struct {
 	Phase  string `json:"phase"`
 	Admits bool   `json:"admits"`
 	Holder string `json:"holder"` // id of the proxy that owns it; empty: no proxy does
@@ -25,7 +25,7 @@ type AreaStatus struct {
 type RegionStatus struct {
 	Region string `json:"region"`
 	Home   bool   `json:"home"`
-	AreaStatus
+	ScopeStatus
 	Rank int `json:"rank"` // among those that may take it
 }
 
@@ -40,14 +40,14 @@ type HAStatus struct {
 // GroupStatus is a decode group and who admits to it.
 type GroupStatus struct {
 	Group string `json:"group"`
-	AreaStatus
+	ScopeStatus
 	Order   []string `json:"order"`                    // of those that should own it
 	Pledged bool     `json:"pledged,omitempty"`        // it is ours by the promises of all other members alone
 	Differs bool     `json:"members_differ,omitempty"` // its holder has another list in ha.members than this proxy
 }
 
-func statusOf(v *lease.View, r Reach) AreaStatus {
-	return AreaStatus{Phase: string(v.Phase), Admits: v.Admits, Holder: lease.Dispatcher(v.Holder), Epoch: v.Epoch, Up: r.Up, All: r.All, Away: v.Away}
+func statusOf(v *lease.View, r Reach) ScopeStatus {
+	return ScopeStatus{Phase: string(v.Phase), Admits: v.Admits, Holder: lease.Dispatcher(v.Holder), Epoch: v.Epoch, Up: r.Up, All: r.All, Away: v.Away}
 }
 
 // RegionsStatus lists the regions whose engines this proxy may serve, its own
@@ -59,7 +59,7 @@ func (s *Set) RegionsStatus() (list []RegionStatus) {
 	reach, all, n := s.host.Engines(), *s.all.Load(), s.standing.(*neighbours)
 	for _, name := range slices.Sorted(maps.Keys(all)) {
 		a := all[name]
-		one := RegionStatus{Region: name, Home: a.home, AreaStatus: statusOf(a.view.Load(), reach[name]), Rank: n.rank(a)}
+		one := RegionStatus{Region: name, Home: a.home, ScopeStatus: statusOf(a.view.Load(), reach[name]), Rank: n.rank(a)}
 		if list = append(list, one); a.home {
 			copy(list[1:], list)
 			list[0] = one
@@ -82,7 +82,7 @@ func (s *Set) GroupsStatus() *HAStatus {
 		if v.Admits {
 			h.Role = "owner"
 		}
-		h.Groups = append(h.Groups, GroupStatus{Group: name, AreaStatus: statusOf(v, reach[name]), Order: o.order(a), Pledged: v.Pledged, Differs: v.Differs})
+		h.Groups = append(h.Groups, GroupStatus{Group: name, ScopeStatus: statusOf(v, reach[name]), Order: o.order(a), Pledged: v.Voted, Differs: v.Differs})
 	}
 	return h
 }
@@ -106,7 +106,7 @@ func (m *metrics) Collect(ch chan<- prometheus.Metric) {
 	for name, a := range *m.set.all.Load() {
 		v := a.view.Load()
 		for desc, value := range map[*prometheus.Desc]float64{
-			m.admits: bit[v.Admits], m.epoch: float64(v.Epoch), m.away: bit[v.Away], m.takeover: bit[v.Admits && !a.home], m.pledged: bit[v.Pledged], m.differs: bit[v.Differs],
+			m.admits: bit[v.Admits], m.epoch: float64(v.Epoch), m.away: bit[v.Away], m.takeover: bit[v.Admits && !a.home], m.pledged: bit[v.Voted], m.differs: bit[v.Differs],
 		} {
 			if desc != nil {
 				ch <- prometheus.MustNewConstMetric(desc, prometheus.GaugeValue, value, name)

@@ -39,7 +39,7 @@ func newLeases(engine string, duration time.Duration, namespace string, e geo.Et
 	}
 }
 
-// open returns the lease of an area: an object of that name, or a key below the
+// open returns the lease of a scope: an object of that name, or a key below the
 // prefix.
 func (l *leases) open(object, kubeconfig, key string) (lease.Engine, error) {
 	if l.engine == geo.OwnKubernetes {

@@ -1,4 +1,4 @@
-// Package recording writes down what happens to each request, as gateway/life is told of it, and what gateway/life says to that. So a
+// Package recording writes down what happens to each request, as gateway/lifecycle is told of it, and what gateway/lifecycle says to that. So a
 // test can drive the lives of a real run again. A program does so only if it was linked with the name of a file, as
 // `go run ./bench/rigs/chaos -record FILE` does it. In every other program a recording is one comparison.
 package recording
@@ -10,7 +10,7 @@ import (
 	"slices"
 	"sync/atomic"
 
-	"evenkeel/gateway/life"
+	"evenkeel/gateway/lifecycle"
 )
 
 // file is set by the linker. No file of that name may be there yet.
@@ -39,37 +39,37 @@ type Tape struct{ id int64 }
 // A line is one step. The lines of a tape have its ID, and stand in their order.
 type line struct {
 	ID      int64
-	Value   string           `json:",omitempty"` // of a life that is about to be told that it begins, or goes on: all of it
-	Dialect *life.Dialect    `json:",omitempty"` // of legs that begin
-	Event   *life.Event      `json:",omitempty"`
-	Leg     *life.LegEvent   `json:",omitempty"`
-	Do      []life.Effect    `json:",omitempty"`
-	LegDo   []life.LegEffect `json:",omitempty"`
+	Value   string                `json:",omitempty"` // of a life that is about to be told that it begins, or goes on: all of it
+	Dialect *lifecycle.Dialect    `json:",omitempty"` // of legs that begin
+	Event   *lifecycle.Event      `json:",omitempty"`
+	Leg     *lifecycle.LegEvent   `json:",omitempty"`
+	Do      []lifecycle.Effect    `json:",omitempty"`
+	LegDo   []lifecycle.LegEffect `json:",omitempty"`
 }
 
 // Begin records how a life stands before it is told that the request begins, or that its answer is to go on.
-func (t *Tape) Begin(l *life.Life) {
+func (t *Tape) Begin(l *lifecycle.Lifecycle) {
 	if out != nil {
 		t.write(line{Value: fmt.Sprint(*l)})
 	}
 }
 
 // Step records an event of a life, and what is to be done.
-func (t *Tape) Step(e life.Event, todo []life.Effect) {
+func (t *Tape) Step(e lifecycle.Event, todo []lifecycle.Effect) {
 	if out != nil {
 		t.write(line{Event: new(e), Do: slices.Clone(todo)})
 	}
 }
 
 // BeginLegs records what the connector of two legs is like.
-func (t *Tape) BeginLegs(d life.Dialect) {
+func (t *Tape) BeginLegs(d lifecycle.Dialect) {
 	if out != nil {
 		t.write(line{Dialect: new(d)})
 	}
 }
 
 // StepLegs records an event of two legs, and what is to be done.
-func (t *Tape) StepLegs(e life.LegEvent, todo []life.LegEffect) {
+func (t *Tape) StepLegs(e lifecycle.LegEvent, todo []lifecycle.LegEffect) {
 	if out != nil {
 		t.write(line{Leg: new(e), LegDo: slices.Clone(todo)})
 	}

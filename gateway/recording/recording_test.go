@@ -10,7 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"evenkeel/gateway/life"
+	"evenkeel/gateway/lifecycle"
 )
 
 // records has the package record into a file until the test ends. It returns what was written so far.
@@ -36,20 +36,20 @@ func records(t *testing.T) (lines func() []line) {
 
 func TestALineForEachStepInTheOrderOfEachLife(t *testing.T) {
 	lines := records(t)
-	var l life.Life
+	var l lifecycle.Lifecycle
 	var one, other Tape
 	l.Bound = true
 	value := fmt.Sprint(l)
 	one.Begin(&l)
-	begun := life.Event{What: life.Begun}
+	begun := lifecycle.Event{What: lifecycle.Begun}
 	todo := l.Step(begun, nil)
 	one.Step(begun, todo)
-	d := life.Dialect{Aborts: true}
+	d := lifecycle.Dialect{Aborts: true}
 	other.BeginLegs(d)
-	due := life.LegEvent{What: life.ProbeDue}
-	sent := new(life.NewLegs(d)).Step(due, nil)
+	due := lifecycle.LegEvent{What: lifecycle.ProbeDue}
+	sent := new(lifecycle.NewLegs(d)).Step(due, nil)
 	other.StepLegs(due, sent)
-	none := life.Event{What: life.NoRankTakes}
+	none := lifecycle.Event{What: lifecycle.NoRankTakes}
 	one.Step(none, nil)
 	id := one.id
 	require.Equal(t, []line{
@@ -64,9 +64,9 @@ func TestALineForEachStepInTheOrderOfEachLife(t *testing.T) {
 func TestAFileIsBounded(t *testing.T) {
 	lines := records(t)
 	var tape Tape
-	tape.BeginLegs(life.Dialect{})
+	tape.BeginLegs(lifecycle.Dialect{})
 	written.Store(limit - 10)
-	tape.BeginLegs(life.Dialect{})
+	tape.BeginLegs(lifecycle.Dialect{})
 	require.Len(t, lines(), 1)
 }
 
@@ -79,15 +79,15 @@ func TestAFileThatIsThereIsNotMixedWithAnother(t *testing.T) {
 
 // A program that does not record pays a comparison for each step. What an event refers to stays on its stack.
 func TestWhatIsNotRecordedAllocatesNothing(t *testing.T) {
-	var l life.Life
+	var l lifecycle.Lifecycle
 	var tape Tape
 	require.Zero(t, testing.AllocsPerRun(100, func() {
-		var room [8]life.Effect
-		var legRoom [8]life.LegEffect
-		legs := life.NewLegs(life.Dialect{})
+		var room [8]lifecycle.Effect
+		var legRoom [8]lifecycle.LegEffect
+		legs := lifecycle.NewLegs(lifecycle.Dialect{})
 		tape.Begin(&l)
-		tape.Step(life.Event{}, l.Step(life.Event{What: life.Begun}, room[:0]))
-		tape.BeginLegs(life.Dialect{})
-		tape.StepLegs(life.LegEvent{}, legs.Step(life.LegEvent{What: life.ProbeDue}, legRoom[:0]))
+		tape.Step(lifecycle.Event{}, l.Step(lifecycle.Event{What: lifecycle.Begun}, room[:0]))
+		tape.BeginLegs(lifecycle.Dialect{})
+		tape.StepLegs(lifecycle.LegEvent{}, legs.Step(lifecycle.LegEvent{What: lifecycle.ProbeDue}, legRoom[:0]))
 	}))
 }

@@ -56,7 +56,7 @@ func (r *Reloader) Operator(word string) (known, asked bool) {
 	return subtle.ConstantTimeCompare(got[:], t.sum[:]) == 1, true
 }
 
-// readPromptKey reads what keys the hashes that tell prompts apart; nil: nobody does.
+// readPromptKey reads the key of the hashes by which prompts are told apart; nil: there is no key.
 func readPromptKey(p board.PredictorConfig) ([]byte, error) {
 	if p.Kind != predictor.KindExact {
 		return nil, nil

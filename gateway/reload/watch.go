@@ -75,16 +75,16 @@ func (r *Reloader) watchedFiles() []watched {
 		{keyGeoTLS, func() (bool, error) { return r.reloadPair(Peers) }},
 		{keyGeoCA, r.reloadGeoCA},
 		{keyGeoKeys, r.reloadGeoKeys},
-		{keyAuthority, func() (bool, error) { return r.host.ReloadTrust(r.other) }},
+		{keyAuthority, func() (bool, error) { return r.host.ReloadTrust(r.changed) }},
 		{keyPredictor, r.reloadFit},
 		{keyPromptKey, r.reloadPromptKey},
 	}
 }
 
-// other tells whether a file is another than was read last; of a bad one, too,
-// so that it is told once. One that is gone is between two versions, or will be
-// told by whoever reads it.
-func (r *Reloader) other(file string) bool {
+// changed reports whether a file differs from the one that was read last. A file that
+// could not be used counts as read, so that its error is logged once. A file that is gone
+// is between two versions, or its reader reports that.
+func (r *Reloader) changed(file string) bool {
 	now := digestOf(file)
 	if file == "" || now == r.seen[file] {
 		return false
@@ -95,7 +95,7 @@ func (r *Reloader) other(file string) bool {
 
 // reread puts what a file holds in force, if the file is another than was read last.
 func reread[T any](r *Reloader, file string, read func(file string) (T, error), use func(T)) (bool, error) {
-	if !r.other(file) {
+	if !r.changed(file) {
 		return false, nil
 	}
 	got, err := read(file)
@@ -129,7 +129,7 @@ func (r *Reloader) reloadToken() (bool, error) {
 
 func (r *Reloader) reloadGeoCA() (bool, error) {
 	file := r.Settings().Geo.TLS.CA
-	if r.authority == nil || !r.other(file) {
+	if r.authority == nil || !r.changed(file) {
 		return false, nil
 	}
 	return true, r.authority.Load(file)

@@ -82,7 +82,7 @@ func markReason(ctx *fasthttp.RequestCtx, e *openai.Error) {
 // waited for up to its first event, as a Server-Timing header would. Not every
 // caller may see it: names of engines are addresses.
 func (srv *Server) expose(ctx *fasthttp.RequestCtx, in *Incoming) {
-	told := in.Told
+	told := in.Record
 	if !srv.Settings().ExposeRoute && !in.Explain || told.Route == "" {
 		return
 	}
@@ -110,8 +110,8 @@ func (srv *Server) markRoute(ctx *fasthttp.RequestCtx, in *Incoming) {
 // the refusal: which of them are its own to mend.
 func (srv *Server) explain(ctx *fasthttp.RequestCtx, in *Incoming, fail *openai.Error) {
 	if fail == nil {
-		if in.Told.PromptTokens > 0 {
-			ctx.Response.Header.Set(geo.CachedHeader, strconv.Itoa(in.Told.CachedTokens))
+		if in.Record.PromptTokens > 0 {
+			ctx.Response.Header.Set(geo.CachedHeader, strconv.Itoa(in.Record.CachedTokens))
 		}
 		return
 	}

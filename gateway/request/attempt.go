@@ -11,20 +11,20 @@ import (
 	"evenkeel/gateway/failure"
 	"evenkeel/gateway/fleet"
 	"evenkeel/gateway/journal"
-	"evenkeel/gateway/leg"
-	"evenkeel/gateway/life"
+	"evenkeel/gateway/lifecycle"
 	"evenkeel/gateway/prompt"
+	"evenkeel/gateway/upstream"
 	"evenkeel/mooncake"
 )
 
 // again asks for another attempt and waits the pause. The client that
 // left ends it, and so does one that will have left by then.
-func (j *job) again(retry life.Retry, f *failure.Fault) bool {
+func (j *job) again(retry lifecycle.Retry, f *failure.Fault) bool {
 	wait, ok := j.backoff(retry, f)
 	if !f.Refused() || !j.avoid.others || j.in.ToDecode != nil { // else it goes to others, and they said nothing of a wait
 		wait = max(wait, min(f.RetryAfter, maxRetryAfter))
 	}
-	log := j.srv.Log.With(zap.Inline(j), zap.Int("attempt", j.told.Attempts), zap.Int("status", f.Status), zap.Error(f.Err))
+	log := j.srv.Log.With(zap.Inline(j), zap.Int("attempt", j.record.Attempts), zap.Int("status", f.Status), zap.Error(f.Err))
 	// The client's own time limit, if it told one, may be over before another attempt could begin. An answer that
 	// has begun has none.
 	late := !j.life.Resumed() && !j.in.Patience.IsZero() && time.Now().Add(wait).After(j.in.Patience)
@@ -35,7 +35,7 @@ func (j *job) again(retry life.Retry, f *failure.Fault) bool {
 	log.Info("an attempt failed, and the request is tried again")
 	select {
 	case <-time.After(wait):
-		j.told.Tell(journal.Event{What: journal.Retried})
+		j.record.Report(journal.Event{What: journal.Retried})
 		return true
 	case <-j.client.Gone():
 		return false
@@ -43,15 +43,15 @@ func (j *job) again(retry life.Retry, f *failure.Fault) bool {
 }
 
 // backoff asks the budget of another attempt, and says how long to wait before it.
-func (j *job) backoff(retry life.Retry, f *failure.Fault) (wait time.Duration, again bool) {
+func (j *job) backoff(retry lifecycle.Retry, f *failure.Fault) (wait time.Duration, again bool) {
 	conf, pause := &j.srv.Settings().Prefill.Retry, retry.Pause
 	switch retry.Budget {
-	case life.NoMore:
-	case life.Freely:
+	case lifecycle.NoMore:
+	case lifecycle.Freely:
 		again = true
-	case life.OfUnsent:
+	case lifecycle.OfUnsent:
 		wait, again = j.srv.Tier.RetryUnsent(retry.N)
-	case life.Counted:
+	case lifecycle.Counted:
 		wait, again = j.srv.Tier.Retry(retry.N, f.Status, f.Err)
 		if !again && retry.Despite && f.Status == 0 && retry.N < conf.Attempts {
 			again, pause = true, retry.N
@@ -69,24 +69,24 @@ const maxRetryAfter = 5 * time.Second
 
 // probeFailed settles a probe whose call broke. An engine aborts with the connection, unless its answer had begun.
 func (j *job) probeFailed(run *fleet.Run, f *failure.Fault) *failure.Fault {
-	ended := f.Why == life.HungUp || f.Far == life.Unsent
+	ended := f.Why == lifecycle.HungUp || f.Far == lifecycle.Unsent
 	switch {
 	case ended && j.client.Left():
-		f.Why, f.Answer, f.Err = life.Left, failure.Gone(), nil
+		f.Why, f.Answer, f.Err = lifecycle.Left, failure.Gone(), nil
 	case ended && run.Moved():
-		f.Why = life.Moved
-	case f.Why != life.HungUp:
+		f.Why = lifecycle.Moved
+	case f.Why != lifecycle.HungUp:
 		j.srv.Monitor.Report(f.Engine, f.Err)
 	}
-	if f.Why == life.Moved || f.Why == life.HungUp {
+	if f.Why == lifecycle.Moved || f.Why == lifecycle.HungUp {
 		f.Answer, f.Err, f.Engine = j.srv.movedOut(), failure.ErrMoved, ""
 	}
 	return f
 }
 
 // call prepares one to an engine, for a request with this life.
-func (srv *Server) call(l *life.Life, p *mooncake.Profile, t *engine.Target) *engine.Call {
-	call := leg.New(srv.Client, p, t)
+func (srv *Server) call(l *lifecycle.Lifecycle, p *mooncake.Profile, t *engine.Target) *engine.Call {
+	call := upstream.New(srv.Client, p, t)
 	if l.Dials() {
 		call.Fresh()
 	}

@@ -14,15 +14,15 @@ import (
 	"evenkeel/gateway/failure"
 	"evenkeel/gateway/fleet"
 	"evenkeel/gateway/handoff"
-	"evenkeel/gateway/leg"
-	"evenkeel/gateway/life"
+	"evenkeel/gateway/lifecycle"
+	"evenkeel/gateway/upstream"
 	"evenkeel/mooncake"
 	"evenkeel/prefill"
 	"evenkeel/sse"
 )
 
 func TestAThrottledClientIsToldWhenToComeBack(t *testing.T) {
-	require.Positive(t, failure.Told(sse.Failure{Status: http.StatusTooManyRequests}).RetryAfter)
+	require.Positive(t, failure.FromStream(sse.Failure{Status: http.StatusTooManyRequests}).RetryAfter)
 }
 
 // A client that leaves while a probe is being answered must not take the engine
@@ -30,19 +30,19 @@ func TestAThrottledClientIsToldWhenToComeBack(t *testing.T) {
 func TestAProbeThatIsCutInItsAnswerIsNoFailure(t *testing.T) {
 	srv := newServer(t)
 	srv.Tier.SetCandidates([]prefill.Candidate{{ID: "p/0", Instance: "prefill p", Models: []string{"m"}, Live: true, Profile: &mooncake.Profile{KVHoldTimeout: time.Minute}}})
-	kid := edge.NewDeparture(zap.NewNop())
+	kid := edge.NewDisconnect(zap.NewNop())
 	kid.Leave()
 	for range 6 {
 		lease, err := srv.Tier.Acquire(t.Context(), prefill.Request{Model: "m", PromptTokens: 7})
 		require.NoError(t, err)
 		srv.Places.Release()
 		j := &job{srv: srv.Server, client: reader{kid}}
-		call := leg.Call{Engine: "prefill p"}
+		call := upstream.Call{Engine: "prefill p"}
 		fault := j.probeFailed(&fleet.Run{}, call.Broke(&engine.Error{Sent: true, Answered: true, Aborted: true, Err: errors.New("cut")}))
 		fault.Kept = true
 		v := fault.Verdict()
-		require.Equal(t, life.Over, v.Next, "its client has left")
-		require.Equal(t, life.Orphan, v.KV, "it may have finished the prefill")
+		require.Equal(t, lifecycle.Over, v.Next, "its client has left")
+		require.Equal(t, lifecycle.Orphan, v.KV, "it may have finished the prefill")
 		handoff.Settle(lease, v.KV, nil)
 	}
 	c := srv.Tier.Status()[0]

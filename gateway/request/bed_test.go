@@ -244,8 +244,8 @@ func (b *bed) handle(ctx *fasthttp.RequestCtx) {
 		}
 	}
 	req, fail := openai.Parse(endpoint, bytes.Clone(ctx.PostBody()), openai.Limits{})
-	in.Told.Witness(func(string) string { return "" }, false, endpoint.Path())
-	in.Told.Tell(journal.Event{What: journal.Parsed, Req: req})
+	in.Record.Witness(func(string) string { return "" }, false, endpoint.Path())
+	in.Record.Report(journal.Event{What: journal.Parsed, Req: req})
 	if fail == nil {
 		fail = b.Serve(ctx, in, req, b.route, req.Legs())
 	}
@@ -329,7 +329,7 @@ func (b *bed) fate(got string, in *Incoming, prefills, blame, holds bool) string
 			words = append(words, fmt.Sprintf(format, args...))
 		}
 	}
-	note(in.Told.Attempts-1, "%d attempts", in.Told.Attempts)
+	note(in.Record.Attempts-1, "%d attempts", in.Record.Attempts)
 	if n := b.probes(); prefills {
 		note(n-1, "%d prefills", n)
 		note(1-n, "no prefill")

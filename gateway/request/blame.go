@@ -8,18 +8,18 @@ import (
 	"evenkeel/dispatcher/board"
 	"evenkeel/engine"
 	"evenkeel/gateway/failure"
-	"evenkeel/gateway/life"
+	"evenkeel/gateway/lifecycle"
 	"evenkeel/prefill"
 )
 
 // fell is what a request's life is told of a leg that has ended.
-func (j *job) fell(f *failure.Fault) life.Event {
-	e := life.Event{What: life.Fell, End: f.Ended, Rooms: f.Rooms}
+func (j *job) fell(f *failure.Fault) lifecycle.Event {
+	e := lifecycle.Event{What: lifecycle.Fell, End: f.Ended, Rooms: f.Rooms}
 	switch arrived := !errors.Is(f.Err, failure.ErrUndelivered); {
 	case f.Status == http.StatusInternalServerError:
 		e.Faulty = arrived
 	case f.Status == 0 && f.Engine != "" && arrived && prefill.Broke(f.Err):
-		e.Breach = life.Breach{Engine: f.Engine, At: time.Now()}
+		e.Breach = lifecycle.Breach{Engine: f.Engine, At: time.Now()}
 		for _, b := range j.life.Breaches() {
 			if j.srv.Fleet.DownSince(b.Engine, b.At) {
 				e.Down = append(e.Down, b.Engine)
@@ -30,38 +30,38 @@ func (j *job) fell(f *failure.Fault) life.Event {
 }
 
 // judge tells the monitor what an answer, or the lack of one, says about the decode engine, and keeps the next attempts off its rank.
-func (s *stream) judge(x life.Effect) {
-	monitor, id, whom := s.job.srv.Monitor, s.rank.Instance, x.Whom
+func (s *stream) judge(x lifecycle.Effect) {
+	monitor, id, whom := s.job.srv.Monitor, s.rank.Instance, x.Blame
 	full := s.rank.Group != "" && s.fault != nil && s.fault.Refused()
 	switch {
-	case full && x.Do == life.Shun: // the queue of one rank is, or that of all beside it
+	case full && x.Do == lifecycle.Shun: // the queue of one rank is, or that of all beside it
 		around, others := s.job.srv.Fleet.Around(s.rank.Worker, s.job.avoid.ranks())
 		s.job.avoid.refuse(s.rank.Worker, around, others)
-	case x.Do == life.Shun && s.fault != nil && s.fault.Why == life.Stuck: // and the ranks that step with it
+	case x.Do == lifecycle.Shun && s.fault != nil && s.fault.Why == lifecycle.Stuck: // and the ranks that step with it
 		around, _ := s.job.srv.Fleet.Around(s.rank.Worker, nil)
 		s.job.avoid.decode = append(s.job.srv.Fleet.Beside(s.rank.Worker, false, s.job.avoid.decode), around...)
 		s.job.avoid.halted++
 	case full:
-	case x.Do == life.Acclaim:
+	case x.Do == lifecycle.Acclaim:
 		monitor.Judge(id, engine.Served, nil)
-	case x.Do == life.Shun:
-		answered := s.fault != nil && s.fault.Why == life.Failed // one that has crashed says nothing of the others of its host
+	case x.Do == lifecycle.Shun:
+		answered := s.fault != nil && s.fault.Why == lifecycle.Failed // one that has crashed says nothing of the others of its host
 		s.job.avoid.decode = s.job.srv.Fleet.Beside(s.rank.Worker, answered, s.job.avoid.decode)
-	case whom == life.Disputed:
+	case whom == lifecycle.Disputed:
 		err, settle := s.fault.Err, monitor.Accuse(id)
-		s.job.charges = append(s.job.charges, func(f life.Finding) {
+		s.job.charges = append(s.job.charges, func(f lifecycle.Finding) {
 			settle()
 			switch f {
-			case life.Guilty:
+			case lifecycle.Guilty:
 				monitor.Judge(id, engine.Faulted, err)
-			case life.Unclear:
+			case lifecycle.Unclear:
 				monitor.Judge(id, engine.Unclear, err)
-			case life.Innocent:
+			case lifecycle.Innocent:
 			}
 		})
-	case whom == life.Wedged:
+	case whom == lifecycle.Wedged:
 		monitor.Judge(id, engine.Silent, s.fault.Err)
-	case whom == life.Engine:
+	case whom == lifecycle.Engine:
 		monitor.Judge(id, engine.Faulted, s.fault.Err)
 	}
 }
@@ -70,7 +70,7 @@ func (s *stream) judge(x life.Effect) {
 func (s *stream) failedOn() string {
 	switch {
 	case !s.fault.OfEngine():
-	case s.fault.Leg == life.Decode:
+	case s.fault.Leg == lifecycle.Decode:
 		return s.rank.Target.ID
 	case s.partner != nil:
 		return s.partner.Prefiller().ID
@@ -79,7 +79,7 @@ func (s *stream) failedOn() string {
 }
 
 // find settles the 500s of which it is known now whose they were.
-func (j *job) find(f life.Finding) {
+func (j *job) find(f lifecycle.Finding) {
 	for _, settle := range j.charges {
 		settle(f)
 	}

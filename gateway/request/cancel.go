@@ -5,12 +5,12 @@ import (
 
 	"evenkeel/engine"
 	"evenkeel/gateway/journal"
-	"evenkeel/gateway/leg"
+	"evenkeel/gateway/upstream"
 )
 
 // enter begins a phase, and a call of this name with it unless it is empty.
 func (j *job) enter(p journal.Phase, call string) {
-	j.told.Tell(journal.Event{What: journal.Entered, Phase: p, Left: j.client.Left(), Call: call})
+	j.record.Report(journal.Event{What: journal.Entered, Phase: p, Left: j.client.Left(), Call: call})
 }
 
 // leaveAfter has a call end when its client has left, and from then on for so long, and a moment has come.
@@ -31,7 +31,7 @@ type leaving struct {
 
 // departed runs once the client has left.
 func (l *leaving) departed() {
-	l.later = time.AfterFunc(max(l.grace, time.Until(l.moment)), func() { l.call.Leave(leg.Notice) })
+	l.later = time.AfterFunc(max(l.grace, time.Until(l.moment)), func() { l.call.Leave(upstream.Notice) })
 }
 
 // stop has the call go on, whatever becomes of the client.
@@ -48,7 +48,7 @@ func (s *stream) part() {
 	if s.resp == nil || s.resp.Ended() {
 		return
 	}
-	s.call.Leave(leg.Notice)
+	s.call.Leave(upstream.Notice)
 	var rest [1 << 10]byte
 	for {
 		if _, err := s.resp.Read(rest[:]); err != nil {
@@ -60,6 +60,6 @@ func (s *stream) part() {
 // freed observes that nothing of a request is held any more, if its client left.
 func (j *job) freed() {
 	if j.client.Left() {
-		j.told.Tell(journal.Event{What: journal.Freed, At: j.client.GoneAt()})
+		j.record.Report(journal.Event{What: journal.Freed, At: j.client.GoneAt()})
 	}
 }

@@ -112,7 +112,7 @@ func TestWhatChunksWereTakenForIsNotBilled(t *testing.T) {
 		r := b.post(mooncake.Completions.Path(), completion("a", `"max_tokens":1000,"stream":true,`))
 		require.Equal(t, http.StatusOK, r.status, r.body)
 		b.over()
-		require.Equal(t, want, b.asked[i].Told.OutputTokens)
+		require.Equal(t, want, b.asked[i].Record.OutputTokens)
 	}
 	b.settle()
 }

@@ -8,9 +8,9 @@ import (
 	"evenkeel/gateway/failure"
 	"evenkeel/gateway/handoff"
 	"evenkeel/gateway/journal"
-	"evenkeel/gateway/leg"
-	"evenkeel/gateway/life"
+	"evenkeel/gateway/lifecycle"
 	"evenkeel/gateway/openai"
+	"evenkeel/gateway/upstream"
 )
 
 // decode consumes the hand-off, if there is one, and returns with the first data event in hand:
@@ -26,7 +26,7 @@ func (s *stream) decode(h *handoff.Handoff) *failure.Fault {
 		if h == nil {
 			j.client.OnGone(nil)
 		}
-		if f.Verdict().KV == life.DoubtOn {
+		if f.Verdict().KV == lifecycle.DoubtOn {
 			s.overdue(h)
 		}
 		return f
@@ -45,18 +45,18 @@ func (j *job) open(h *handoff.Handoff, s *stream) *failure.Fault {
 	defer s.wait.End()
 	var kv json.RawMessage
 	if h == nil {
-		j.client.OnGone(func() { s.call.Leave(leg.Notice) }) // no pull of KV is under way
+		j.client.OnGone(func() { s.call.Leave(upstream.Notice) }) // no pull of KV is under way
 	} else {
 		if gone, sure := j.srv.Fleet.Outlived(h.Born); gone {
-			why := life.MayOutlive
+			why := lifecycle.MayOutlive
 			if sure {
-				why = life.Outlived
+				why = lifecycle.Outlived
 			}
-			return failure.Of(life.Ended{Leg: life.Decode, Why: why}, failure.BadGateway("prefill", "it is gone, and the prefilled prompt with it"), handoff.ErrOutlived)
+			return failure.Of(lifecycle.Ended{Leg: lifecycle.Decode, Why: why}, failure.BadGateway("prefill", "it is gone, and the prefilled prompt with it"), handoff.ErrOutlived)
 		}
 		var err error
 		if kv, err = h.Params(s.began); err != nil {
-			return failure.Of(life.Ended{Leg: life.Decode, Why: life.Expired}, failure.BadGateway("decode", "its turn came after the hand-off's deadline"), err)
+			return failure.Of(lifecycle.Ended{Leg: lifecycle.Decode, Why: lifecycle.Expired}, failure.BadGateway("decode", "its turn came after the hand-off's deadline"), err)
 		}
 		h.Lease.Dispatched()
 	}
@@ -90,13 +90,13 @@ func (j *job) open(h *handoff.Handoff, s *stream) *failure.Fault {
 	if h == nil && profile.Aggregated() {
 		defer watchCore(s)()
 	}
-	headers := h.Identify(engine.JSONHeaders(j.legID("d", j.told.Attempts)))
+	headers := h.Identify(engine.JSONHeaders(j.legID("d", j.record.Attempts)))
 	if f := stuck(s, s.send(headers, profile.DecodeBody(&j.body, j.req.Endpoint, j.leg, kv, s.wait.Salt(), !s.whole, nil), silence)); f != nil {
 		if f.Engine != "" {
 			j.srv.Monitor.Report(f.Engine, f.Err)
 		}
-		if s.whole && f.Why == life.HungUp && f.Far != life.Unsent && !time.Now().Before(pulled) {
-			f.Far = life.Through // its answer was not awaited any longer, its pull was over
+		if s.whole && f.Why == lifecycle.HungUp && f.Far != lifecycle.Unsent && !time.Now().Before(pulled) {
+			f.Far = lifecycle.Through // its answer was not awaited any longer, its pull was over
 		}
 		return f
 	}
@@ -106,7 +106,7 @@ func (j *job) open(h *handoff.Handoff, s *stream) *failure.Fault {
 	if !s.believed(h) {
 		return disbelieved()
 	}
-	return ignored(life.Decode, j.verify(j.resume.atD, s.Mirror.Prompt()))
+	return ignored(lifecycle.Decode, j.verify(j.resume.atD, s.Mirror.Prompt()))
 }
 
 // send sends a decode request and returns once the head of its answer has come.
@@ -119,11 +119,11 @@ func (s *stream) send(headers []engine.Header, body [][]byte, silence time.Durat
 	if s.partner == nil && (s.whole || s.muffled) { // else the partner says it, when the prompt is there
 		s.slot.Unheard(s.mayHave)
 	}
-	call := leg.Call{
-		Call: s.call, Leg: life.Decode, Engine: s.rank.Instance, Area: s.rank.Area, Path: j.req.Endpoint.Path(), Beyond: s.beyond, Alone: s.rank.Group != "",
+	call := upstream.Call{
+		Call: s.call, Leg: lifecycle.Decode, Engine: s.rank.Instance, Scope: s.rank.Scope, Path: j.req.Endpoint.Path(), Beyond: s.beyond, Alone: s.rank.Group != "",
 		Limits: engine.Deadlines{Connect: j.srv.Settings().Limits.ConnectTimeout, FirstByte: silence, Idle: silence}, Log: j.srv.Log,
 	}
-	if s.resp, f = call.Open(j.told.Carry(headers), body); f != nil && f.Status != 0 {
+	if s.resp, f = call.Open(j.record.Carry(headers), body); f != nil && f.Status != 0 {
 		f.Frees = j.srv.Fleet.RejectionFrees(s.rank)
 	}
 	return f
@@ -131,13 +131,13 @@ func (s *stream) send(headers []engine.Header, body [][]byte, silence time.Durat
 
 // disbelieved is the end of a decode leg whose KV may have been another prompt's.
 func disbelieved() *failure.Fault {
-	return failure.Of(life.Ended{Leg: life.Decode, Far: life.Through, Why: life.Disbelieved}, failure.Late(), handoff.ErrLate)
+	return failure.Of(lifecycle.Ended{Leg: lifecycle.Decode, Far: lifecycle.Through, Why: lifecycle.Disbelieved}, failure.Late(), handoff.ErrLate)
 }
 
 // ignored is the end of a leg whose engine did not take up the answer so far; nil if fail is.
-func ignored(leg life.Leg, fail *openai.Error) *failure.Fault {
+func ignored(leg lifecycle.Leg, fail *openai.Error) *failure.Fault {
 	if fail == nil {
 		return nil
 	}
-	return failure.Of(life.Ended{Leg: leg, Far: life.Through, Why: life.Ignored}, fail, nil)
+	return failure.Of(lifecycle.Ended{Leg: leg, Far: lifecycle.Through, Why: lifecycle.Ignored}, fail, nil)
 }

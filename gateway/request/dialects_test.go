@@ -266,7 +266,7 @@ func TestAResponseOrAMessageThatIsLostInTheMiddle(t *testing.T) {
 				}
 				b.settle()
 				require.EqualValues(t, 1, b.metric(t, counted, "4"))
-				require.Equal(t, code, b.asked[0].Told.Outcome)
+				require.Equal(t, code, b.asked[0].Record.Outcome)
 				require.Equal(t, 1, b.probes(), "nothing is prefilled again")
 			})
 		}
@@ -428,7 +428,7 @@ func TestClientsThatLeaveARequestThatGoesWhole(t *testing.T) {
 				b.settle()
 				require.EqualValues(t, 1, b.metric(t, "evenkeel_cancels_total", "prefill"))
 				require.Zero(t, b.metric(t, "evenkeel_local_prefill_failures_total", ""), "the engine did not fail")
-				require.Equal(t, "client_closed", b.asked[0].Told.Outcome)
+				require.Equal(t, "client_closed", b.asked[0].Record.Outcome)
 				require.Zero(t, b.p[0].Stats().Requests)
 			})
 		}

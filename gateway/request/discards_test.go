@@ -23,7 +23,7 @@ func TestADiscardLeavesNothingInAPrefixCache(t *testing.T) {
 	for i := range 5 {
 		prompt := reftext.MakePrompt(uint64(i), 300)
 		require.NoError(t, b.d[i%3].SetFaults(refengine.Rule{Fault: refengine.SilentEnd, Leg: refengine.LegDecode, Count: 1}))
-		for attempts := 1; attempts == 1; attempts = b.asked[len(b.asked)-1].Told.Attempts { // until the engine has its turn
+		for attempts := 1; attempts == 1; attempts = b.asked[len(b.asked)-1].Record.Attempts { // until the engine has its turn
 			require.Equal(t, "right", b.judge(prompt, `"stream":true,`))
 			b.over()
 		}

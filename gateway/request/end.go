@@ -12,33 +12,33 @@ import (
 	"evenkeel/dispatcher/board"
 	"evenkeel/gateway/failure"
 	"evenkeel/gateway/journal"
-	"evenkeel/gateway/life"
+	"evenkeel/gateway/lifecycle"
 	"evenkeel/gateway/openai"
 )
 
 // fails ends the source before the answer was whole. Where the answer has begun, its life says what follows.
-func (s *stream) fails(why life.Why, answer *openai.Error, err error) {
+func (s *stream) fails(why lifecycle.Why, answer *openai.Error, err error) {
 	if s.stage >= ended {
 		return
 	}
 	if s.job.client.Left() { // that is why it broke
-		why, answer = life.Left, failure.Gone()
+		why, answer = lifecycle.Left, failure.Gone()
 	}
 	begun := !s.firstAt.IsZero()
 	switch {
-	case begun && why == life.Throttled:
-		why = life.Rejected
-	case begun && why == life.Rejected && answer.Status/100 == 5: // it refuses our own credential
-		why = life.Erred
+	case begun && why == lifecycle.Throttled:
+		why = lifecycle.Rejected
+	case begun && why == lifecycle.Rejected && answer.Status/100 == 5: // it refuses our own credential
+		why = lifecycle.Erred
 	}
-	s.fault = failure.Of(life.Ended{Leg: life.Decode, Far: life.Through, Why: why, Open: true, Moved: begun && s.run.Moved()}, answer, err)
+	s.fault = failure.Of(lifecycle.Ended{Leg: lifecycle.Decode, Far: lifecycle.Through, Why: why, Open: true, Moved: begun && s.run.Moved()}, answer, err)
 	s.fault.Status, s.fault.Engine = s.Mirror.Failure().Status, s.rank.Instance
 	if !begun {
 		s.stage, s.broken = ended, answer
 		return
 	}
 	e := s.job.fell(s.fault)
-	e.Faulty = answer.Status/100 == 5 && why >= life.Rejected && why != life.GivenBack
+	e.Faulty = answer.Status/100 == 5 && why >= lifecycle.Rejected && why != lifecycle.GivenBack
 	s.step(e)
 }
 
@@ -50,31 +50,31 @@ func (s *stream) ends() {
 	if s.firstAt.IsZero() { // all of it came at once
 		s.finish(nil)
 	}
-	s.step(life.Event{What: life.Ends})
+	s.step(lifecycle.Event{What: lifecycle.Ends})
 }
 
 // step tells the life of an answer that has begun what became of it, and carries out what is to be done.
-func (s *stream) step(e life.Event) {
+func (s *stream) step(e lifecycle.Event) {
 	j := s.job
 	e.Left, e.Engine = j.client.Left(), s.rank.Instance
-	var room [6]life.Effect
+	var room [6]lifecycle.Effect
 	for _, x := range j.tell(e, room[:0]) {
 		switch x.Do {
-		case life.Confirm: // the decode engine is done with it, whatever the prefill engine says
-			e := life.Event{What: life.Believed}
+		case lifecycle.Confirm: // the decode engine is done with it, whatever the prefill engine says
+			e := lifecycle.Event{What: lifecycle.Believed}
 			if f := s.partner.Believe(s.Mirror.Prompt(), j.client.Gone()); f != nil {
-				s.fault, e.What = f, life.Fell
+				s.fault, e.What = f, lifecycle.Fell
 			}
 			s.step(e)
-		case life.GoOn: // fill does, once the client has what came so far
+		case lifecycle.GoOn: // fill does, once the client has what came so far
 			s.stage = lost
-		case life.EndWhole:
+		case lifecycle.EndWhole:
 			s.finish(nil)
-		case life.BreakOff:
+		case lifecycle.BreakOff:
 			s.finish(s.fault.Answer)
-		case life.Settle:
+		case lifecycle.Settle:
 			s.release(kinds[x.How])
-		case life.Find:
+		case lifecycle.Find:
 			j.find(x.Finding)
 		default:
 			s.judge(x)
@@ -83,7 +83,7 @@ func (s *stream) step(e life.Event) {
 }
 
 // kinds are the ways in which a slot goes back.
-var kinds = map[life.How]board.Kind{life.Failing: board.Failed, life.Cancelled: board.Cancelled, life.Finish: board.Finished}
+var kinds = map[lifecycle.How]board.Kind{lifecycle.Failing: board.Failed, lifecycle.Cancelled: board.Cancelled, lifecycle.Finish: board.Finished}
 
 // finish closes the stream's contents: whole when fail is nil, else with an error event, never as if whole.
 func (s *stream) finish(fail *openai.Error) {
@@ -143,8 +143,8 @@ func (s *stream) close() {
 		return
 	}
 	s.job.client.OnGone(nil)
-	s.fails(life.Left, failure.Gone(), nil) // where the client's side ended first
-	s.finish(failure.Gone())                // and where the life is over, because something panicked
+	s.fails(lifecycle.Left, failure.Gone(), nil) // where the client's side ended first
+	s.finish(failure.Gone())                     // and where the life is over, because something panicked
 	s.account()
 	s.job.forget()
 	s.settle(board.Cancelled)
@@ -153,16 +153,16 @@ func (s *stream) close() {
 // account fills in the job's record and observes the whole answer.
 func (s *stream) account() {
 	now, j, tokens := time.Now(), s.job, s.tokens()
-	j.told.Tell(journal.Event{What: journal.Relayed, Took: now.Sub(s.firstAt), Tokens: tokens})
+	j.record.Report(journal.Event{What: journal.Relayed, Took: now.Sub(s.firstAt), Tokens: tokens})
 	if tokens > 1 && s.broken == nil && !s.whole && !s.muffled {
-		j.told.Tell(journal.Event{What: journal.Paced, Took: s.tokenAt.Sub(s.tokenFrom), Tokens: tokens})
+		j.record.Report(journal.Event{What: journal.Paced, Took: s.tokenAt.Sub(s.tokenFrom), Tokens: tokens})
 	}
 	s.reconcile()
 	s.reportLocal()
 	if on := s.failedOn(); s.broken != nil && on != "" {
-		j.told.Tell(journal.Event{What: journal.Failed, Cause: journal.Outcome(s.broken), On: on, Answer: s.broken})
+		j.record.Report(journal.Event{What: journal.Failed, Cause: journal.Outcome(s.broken), On: on, Answer: s.broken})
 	}
-	j.told.EndAttempt(s.broken)
+	j.record.EndAttempt(s.broken)
 	if !j.client.isLeg() {
 		j.srv.Account(j.in, s.broken)
 	}
@@ -277,10 +277,10 @@ func (srv *Server) Account(in *Incoming, fail *openai.Error) {
 		return // it was Broken, and then its answer was closed
 	}
 	defer srv.open.Add(-1)
-	in.Limits.GiveBack(in.Told.PromptTokens + in.Told.OutputTokens)
+	in.Limits.GiveBack(in.Record.PromptTokens + in.Record.OutputTokens)
 	in.Body.Give()
 	if in.From != nil {
-		srv.Node.Received(in.Told.Origin, journal.Outcome(fail))
+		srv.Node.Received(in.Record.Origin, journal.Outcome(fail))
 	}
-	in.Told.End(fail)
+	in.Record.End(fail)
 }

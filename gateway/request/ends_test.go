@@ -74,7 +74,7 @@ type legEnd struct{ leg, streamed, whole string }
 
 const again = "right, 2 attempts, 2 prefills"
 
-// It is a rule of gateway/life what becomes of a request, of its hand-off and of its engines when a leg ends. Here the rules meet
+// It is a rule of gateway/lifecycle what becomes of a request, of its hand-off and of its engines when a leg ends. Here the rules meet
 // engines: the first engine ends the leg so, once, and a second engine of its role is well. No engine may ever find that the
 // proxy has used a hand-off twice, and nothing may be held in the end.
 func TestWhatComesOfTheEndOfALeg(t *testing.T) {

@@ -14,7 +14,7 @@ import (
 	"evenkeel/gateway/edge"
 	"evenkeel/gateway/failure"
 	"evenkeel/gateway/journal"
-	"evenkeel/gateway/life"
+	"evenkeel/gateway/lifecycle"
 	"evenkeel/gateway/openai"
 	"evenkeel/geo"
 	"evenkeel/mooncake"
@@ -40,8 +40,8 @@ type fanned struct {
 // A branch is one of the PD requests.
 type branch struct {
 	*job
-	kid    *edge.Departure // its share of the client's connection: gone when the client is, or when a sibling failed
-	prompt int             // index of its prompt
+	kid    *edge.Disconnect // its share of the client's connection: gone when the client is, or when a sibling failed
+	prompt int              // index of its prompt
 }
 
 // fanOut serves a request of several legs. An error it returns has not been answered.
@@ -51,14 +51,14 @@ func (srv *Server) fanOut(ctx *fasthttp.RequestCtx, conn *edge.Conn, whole *job,
 	if req.Endpoint == mooncake.Completions {
 		prefix = "cmpl-ek-"
 	}
-	f := &fanned{srv: srv, conn: conn, req: req, in: in, id: []byte(prefix + in.Told.ID), stop: make(chan struct{})}
+	f := &fanned{srv: srv, conn: conn, req: req, in: in, id: []byte(prefix + in.Record.ID), stop: make(chan struct{})}
 	for i := range legs {
-		kid, name := edge.NewDeparture(srv.Log), letters(i)
+		kid, name := edge.NewDisconnect(srv.Log), letters(i)
 		f.legs = append(f.legs, branch{kid: kid, prompt: legs[i].Prompt, job: &job{
-			srv: srv, req: req, body: whole.body, leg: &legs[i].Leg, client: reader{kid}, id: in.Told.ID + "-" + name, model: whole.model, arrive: whole.arrive, in: in, told: in.Told.Leg(name),
+			srv: srv, req: req, body: whole.body, leg: &legs[i].Leg, client: reader{kid}, id: in.Record.ID + "-" + name, model: whole.model, arrive: whole.arrive, in: in, record: in.Record.Leg(name),
 			ask: sse.Ask{
 				Usage: req.IncludeUsage || !req.Stream, ContinuousUsage: req.ContinuousUsage, TokenIDs: req.ReturnTokenIDs, Cached: -1,
-				ID: f.id, Created: in.Told.Arrival.Unix(), Choice: legs[i].Choice, DropFinalUsage: req.Stream, DropDone: true,
+				ID: f.id, Created: in.Record.Arrival.Unix(), Choice: legs[i].Choice, DropFinalUsage: req.Stream, DropDone: true,
 			},
 		}})
 	}
@@ -86,11 +86,11 @@ func (f *fanned) goElsewhere(ctx *fasthttp.RequestCtx, whole *job) (answered boo
 				f.srv.Dispatcher.Release(s, board.Outcome{Kind: board.Cancelled})
 			}
 		}
-		whole.told.EndAttempt(fail)
+		whole.record.EndAttempt(fail)
 		edge.EndWait(ctx)
 		f.srv.markRoute(ctx, f.in)
 	}()
-	whole.told.Reached = journal.Queued // its legs enter phases, it does not until it is sent
+	whole.record.Reached = journal.Queued // its legs enter phases, it does not until it is sent
 	for {
 		away, err := f.enter()
 		switch {
@@ -100,9 +100,9 @@ func (f *fanned) goElsewhere(ctx *fasthttp.RequestCtx, whole *job) (answered boo
 		default:
 			return false, nil
 		}
-		whole.told.Tell(journal.Event{What: journal.Attempted})
+		whole.record.Report(journal.Event{What: journal.Attempted})
 		what, fail := whole.send(ctx, away)
-		if what == life.PeerAnswers || fail != nil {
+		if what == lifecycle.PeerAnswers || fail != nil {
 			return fail == nil, fail
 		}
 		whole.life.CameBack(what)
@@ -265,7 +265,7 @@ func (f *fanned) mark(ctx *fasthttp.RequestCtx, fail *openai.Error) {
 // settle sums the legs' facts into those of the client's request.
 func (f *fanned) settle(fail *openai.Error) {
 	for _, l := range f.legs {
-		f.in.Told.Sum(&l.told.Facts)
+		f.in.Record.Sum(&l.record.Facts)
 	}
 	f.srv.Account(f.in, fail)
 }

@@ -25,13 +25,13 @@ func TestAClientThatLeavesBeforeTheLegsBegin(t *testing.T) {
 		&board.Local{Threshold: 100, InFlight: 100, Ranks: []board.LocalRank{{Worker: 0, Tokens: 7}}})
 	require.NoError(t, r.Err)
 
-	kid := edge.NewDeparture(srv.Log)
+	kid := edge.NewDisconnect(srv.Log)
 	kid.Leave()
-	in := &Incoming{Told: srv.Journal.Request(journal.Facts{ID: "x"})}
-	whole := &job{srv: srv.Server, req: &openai.Request{}, client: reader{kid}, model: fleet.Route{Name: "m", Board: "m"}, in: in, told: in.Told}
+	in := &Incoming{Record: srv.Journal.Request(journal.Facts{ID: "x"})}
+	whole := &job{srv: srv.Server, req: &openai.Request{}, client: reader{kid}, model: fleet.Route{Name: "m", Board: "m"}, in: in, record: in.Record}
 	f := &fanned{srv: srv.Server, conn: kid, req: whole.req, in: in, stop: make(chan struct{})}
 	for i := range 2 {
-		f.legs = append(f.legs, branch{kid: kid, job: &job{srv: srv.Server, req: whole.req, client: reader{kid}, model: whole.model, in: in, told: in.Told.Leg(letters(i))}})
+		f.legs = append(f.legs, branch{kid: kid, job: &job{srv: srv.Server, req: whole.req, client: reader{kid}, model: whole.model, in: in, record: in.Record.Leg(letters(i))}})
 	}
 	f.legs[0].local.slot = r.Slot
 
@@ -49,12 +49,12 @@ func (unlimited) GiveBack(int) {}
 func TestAPanicOfALegEndsTheRequestOnly(t *testing.T) {
 	srv := newServer(t)
 	for _, stream := range []bool{false, true} {
-		kid, in := edge.NewDeparture(srv.Log), srv.Incoming(journal.Facts{ID: "x", Arrival: time.Now()})
+		kid, in := edge.NewDisconnect(srv.Log), srv.Incoming(journal.Facts{ID: "x", Arrival: time.Now()})
 		in.Limits = unlimited{}
 		req := &openai.Request{Stream: stream}
 		f := &fanned{srv: srv.Server, conn: kid, req: req, in: in, stop: make(chan struct{})}
 		for i := range 3 { // a leg without a body, which serve does not expect
-			f.legs = append(f.legs, branch{kid: edge.NewDeparture(srv.Log), job: &job{srv: srv.Server, req: req, in: in, told: in.Told.Leg(letters(i))}})
+			f.legs = append(f.legs, branch{kid: edge.NewDisconnect(srv.Log), job: &job{srv: srv.Server, req: req, in: in, record: in.Record.Leg(letters(i))}})
 		}
 		var ctx fasthttp.RequestCtx
 		if stream {

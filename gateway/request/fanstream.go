@@ -118,7 +118,7 @@ func (m *merged) finish() {
 		m.pending = sse.ErrorEvent(m.pending, m.fail.Message, cmp.Or(m.fail.Type, "server_error"), m.fail.Code)
 	} else if m.req.IncludeUsage {
 		usage, details := m.sumUsage()
-		m.pending = sse.UsageEvent(m.pending, m.id, []byte(m.req.Model), m.in.Told.Arrival.Unix(), m.req.Endpoint == mooncake.Chat, usage, details)
+		m.pending = sse.UsageEvent(m.pending, m.id, []byte(m.req.Model), m.in.Record.Arrival.Unix(), m.req.Endpoint == mooncake.Chat, usage, details)
 	}
 	m.pending = append(m.pending, sse.Done...)
 }

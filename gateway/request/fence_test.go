@@ -19,7 +19,7 @@ import (
 	"evenkeel/gateway/failure"
 	"evenkeel/gateway/fleet"
 	"evenkeel/gateway/journal"
-	"evenkeel/gateway/life"
+	"evenkeel/gateway/lifecycle"
 	"evenkeel/gateway/openai"
 	"evenkeel/gateway/owner"
 	"evenkeel/gateway/owner/ownertest"
@@ -43,8 +43,8 @@ func opened(t *testing.T, to *fleet.Rank) *failure.Fault {
 	defer srv.Client.Close()
 	body, err := mooncake.ScanBody([]byte(`{"model":"m","messages":[]}`), 10)
 	require.NoError(t, err)
-	j := &job{srv: srv, req: &openai.Request{Endpoint: mooncake.Chat}, body: body, client: reader{edge.NewDeparture(zap.NewNop())}, in: &Incoming{}}
-	j.told = new(journal.Journal).Request(journal.Facts{})
+	j := &job{srv: srv, req: &openai.Request{Endpoint: mooncake.Chat}, body: body, client: reader{edge.NewDisconnect(zap.NewNop())}, in: &Incoming{}}
+	j.record = new(journal.Journal).Request(journal.Facts{})
 	return j.open(nil, &stream{job: j, source: source{rank: to, slot: new(dispatcher.Slot), call: srv.Client.NewCall(to.Target), began: time.Now()}})
 }
 
@@ -58,10 +58,10 @@ func TestARequestIsNotWrittenOnAConnectionThatCameTooLate(t *testing.T) {
 	handshake.VerifyConnection = func(tls.ConnectionState) error {
 		return claim.GiveBack(2, func() {})
 	}
-	fault := opened(t, &fleet.Rank{Signs: engine.NewSigns(), Target: &engine.Target{URL: at(t, engineServer), TLS: handshake}, Profile: &mooncake.Profile{}, Area: a})
+	fault := opened(t, &fleet.Rank{Signs: engine.NewSigns(), Target: &engine.Target{URL: at(t, engineServer), TLS: handshake}, Profile: &mooncake.Profile{}, Scope: a})
 	require.ErrorIs(t, fault.Err, owner.ErrNotOwner)
-	require.Equal(t, life.Anew, fault.Verdict().Next, "it goes to who has the group now")
-	require.Equal(t, life.Keep, fault.Verdict().KV, "with its hand-off, if the group is ours again")
+	require.Equal(t, lifecycle.Anew, fault.Verdict().Next, "it goes to who has the group now")
+	require.Equal(t, lifecycle.Keep, fault.Verdict().KV, "with its hand-off, if the group is ours again")
 	require.Zero(t, asked.Load())
 	require.Zero(t, a.Sending())
 }

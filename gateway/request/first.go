@@ -10,8 +10,8 @@ import (
 	"evenkeel/engine"
 	"evenkeel/gateway/failure"
 	"evenkeel/gateway/fleet"
-	"evenkeel/gateway/leg"
-	"evenkeel/gateway/life"
+	"evenkeel/gateway/lifecycle"
+	"evenkeel/gateway/upstream"
 	"evenkeel/sse"
 )
 
@@ -79,7 +79,7 @@ func takeWhole(s *stream, body []byte) error {
 	case s.broken != nil:
 		return errRefusal
 	case !s.Mirror.Finished():
-		s.fails(life.Garbled, failure.Stream("upstream_incomplete", errNotWhole), errNotWhole)
+		s.fails(lifecycle.Garbled, failure.Stream("upstream_incomplete", errNotWhole), errNotWhole)
 		return errRefusal
 	}
 	s.ends()
@@ -111,14 +111,14 @@ func (s *stream) side() string {
 func (s *stream) failure(err error) *failure.Fault {
 	f := s.fault
 	if f == nil || s.tooLong(err) || errors.Is(s.Err(), sse.ErrLargeEvent) {
-		f = (&leg.Call{Leg: life.Decode, Engine: s.rank.Instance, Alone: s.rank.Group != ""}).Broke(err)
+		f = (&upstream.Call{Leg: lifecycle.Decode, Engine: s.rank.Instance, Alone: s.rank.Group != ""}).Broke(err)
 	}
-	if f.Far, f.Open = life.Headed, true; s.Mirror.Started() || s.tooLong(err) {
-		f.Far = life.Through // the KV had been read when it broke
+	if f.Far, f.Open = lifecycle.Headed, true; s.Mirror.Started() || s.tooLong(err) {
+		f.Far = lifecycle.Through // the KV had been read when it broke
 	}
 	switch {
 	case s.tooLong(err) || errors.Is(s.Err(), sse.ErrLargeEvent):
-		f.Why, f.Engine = life.TooLarge, ""
+		f.Why, f.Engine = lifecycle.TooLarge, ""
 		f.Answer = failure.BadGateway(s.side(), "the event that begins its answer is larger than limits.event_bytes; ask for less")
 		if s.whole {
 			f.Answer = failure.BadGateway(s.side(), "its answer is larger than limits.answer_bytes; ask for less, or for a stream")
@@ -126,8 +126,8 @@ func (s *stream) failure(err error) *failure.Fault {
 		return f
 	case f != s.fault:
 		return f
-	case f.Why == life.Unusable: // of what came so far nothing is out
-		f.Why = life.Garbled
+	case f.Why == lifecycle.Unusable: // of what came so far nothing is out
+		f.Why = lifecycle.Garbled
 	}
 	if errors.Is(err, errRefusal) {
 		err = fmt.Errorf("engine %s: %w: %s", s.rank.Target.ID, err, s.forLog(s.broken))
@@ -135,7 +135,7 @@ func (s *stream) failure(err error) *failure.Fault {
 	f.Err, f.Rooms = failure.Undelivered(err, s.Mirror.Failure().Message), recomputeMax(s.rank.Profile)
 	switch {
 	case f.Answer.Status/100 == 4:
-	case f.Why == life.Silent:
+	case f.Why == lifecycle.Silent:
 		f.Answer = failure.Transport(s.side(), err)
 	default:
 		f.Answer = failure.BadGateway(s.side(), f.Answer.Message)

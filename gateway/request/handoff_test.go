@@ -12,7 +12,7 @@ import (
 	"evenkeel/gateway/fleet"
 	"evenkeel/gateway/handoff"
 	"evenkeel/gateway/journal"
-	"evenkeel/gateway/life"
+	"evenkeel/gateway/lifecycle"
 	"evenkeel/gateway/openai"
 	"evenkeel/mooncake"
 	"evenkeel/prefill"
@@ -20,7 +20,7 @@ import (
 
 // late is a client that is found gone once its request has got a slot.
 type late struct {
-	*edge.Departure
+	*edge.Disconnect
 	bound func() bool
 }
 
@@ -29,7 +29,7 @@ func (l *late) Gone() <-chan struct{} {
 		runtime.Gosched()
 	}
 	l.Leave()
-	return l.Departure.Gone()
+	return l.Disconnect.Gone()
 }
 
 func TestASlotThatComesAsTheClientLeavesIsGivenBack(t *testing.T) {
@@ -41,14 +41,14 @@ func TestASlotThatComesAsTheClientLeavesIsGivenBack(t *testing.T) {
 	for range 20 { // either may be seen first
 		lease, err := srv.Tier.Acquire(t.Context(), prefill.Request{Model: "m", PromptTokens: 7})
 		require.NoError(t, err)
-		client := &late{edge.NewDeparture(srv.Log), func() bool { return used() == 1 }}
-		j := &job{srv: srv.Server, req: &openai.Request{}, client: reader{client}, model: fleet.Route{Board: "m"}, in: &Incoming{}, told: srv.Journal.Request(journal.Facts{}), prompt: 7}
+		client := &late{edge.NewDisconnect(srv.Log), func() bool { return used() == 1 }}
+		j := &job{srv: srv.Server, req: &openai.Request{}, client: reader{client}, model: fleet.Route{Board: "m"}, in: &Incoming{}, record: srv.Journal.Request(journal.Facts{}), prompt: 7}
 		h := &handoff.Handoff{Handoff: mooncake.NewHandoff(nil, time.Now().Add(time.Minute), time.Now().Add(2*time.Minute)), Lease: lease, Origin: handoff.Origin{Request: j, Prompt: 7}}
 		slot, f := j.wait(h)
 		if f == nil {
 			srv.Dispatcher.Release(slot, board.Outcome{})
 		} else {
-			require.Equal(t, life.Verdict{KV: life.Discard, Next: life.Over}, f.Verdict())
+			require.Equal(t, lifecycle.Verdict{KV: lifecycle.Discard, Next: lifecycle.Over}, f.Verdict())
 		}
 		lease.Release()
 		require.Zero(t, used())

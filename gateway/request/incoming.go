@@ -21,7 +21,7 @@ import (
 // of its answer.
 func (srv *Server) Incoming(facts journal.Facts) *Incoming {
 	srv.open.Add(1)
-	return &Incoming{Told: srv.Journal.Request(facts)}
+	return &Incoming{Record: srv.Journal.Request(facts)}
 }
 
 // NewID is 128 random bits: the stem of every id a request has on engines.
@@ -39,10 +39,10 @@ func (srv *Server) Serve(ctx *fasthttp.RequestCtx, in *Incoming, req *openai.Req
 		return &openai.Error{Status: http.StatusInternalServerError, Code: "internal_error", Message: "the connection is not watched"}
 	}
 	in.way = wayLocal
-	j := &job{srv: srv, req: req, body: req.Body, client: reader{conn}, id: in.Told.ID, model: m, arrive: in.Told.Arrival, in: in, told: in.Told}
+	j := &job{srv: srv, req: req, body: req.Body, client: reader{conn}, id: in.Record.ID, model: m, arrive: in.Record.Arrival, in: in, record: in.Record}
 	req.Body, req.Prompts = mooncake.Body{}, nil // the jobs have it, as long as they need it
 	if req.Stream {
-		srv.keep(ctx, in, in.Told.Arrival)
+		srv.keep(ctx, in, in.Record.Arrival)
 	}
 	if len(legs) > 1 {
 		return srv.fanOut(ctx, conn, j, legs)
@@ -104,6 +104,6 @@ func (srv *Server) Broken(in *Incoming) {
 // Score asks every prefill policy where a request would go, without sending it.
 func (srv *Server) Score(req *openai.Request, m fleet.Route) ([]prefill.Scored, error) {
 	legs := req.Legs()
-	j := &job{srv: srv, req: req, body: req.Body, leg: &legs[0].Leg, model: m, id: NewID(), in: &Incoming{}, told: srv.Journal.Request(journal.Facts{})}
+	j := &job{srv: srv, req: req, body: req.Body, leg: &legs[0].Leg, model: m, id: NewID(), in: &Incoming{}, record: srv.Journal.Request(journal.Facts{})}
 	return srv.Tier.Score(j.arrival())
 }

@@ -1,6 +1,6 @@
 // Package request serves one request: it has an engine prefill the prompt, waits for a
 // decode rank, relays that rank's answer, and gives back what the request took, however
-// it ends. What is done when is decided in gateway/life. run.go, which carries that out, is the
+// it ends. What is done when is decided in gateway/lifecycle. run.go, which carries that out, is the
 // place to start reading.
 package request
 
@@ -17,7 +17,7 @@ import (
 	"evenkeel/gateway/fleet"
 	"evenkeel/gateway/handoff"
 	"evenkeel/gateway/journal"
-	"evenkeel/gateway/life"
+	"evenkeel/gateway/lifecycle"
 	"evenkeel/gateway/openai"
 	"evenkeel/gateway/prompt"
 	"evenkeel/gateway/recording"
@@ -29,7 +29,7 @@ import (
 
 // A job is one prompt that becomes one PD request: a client's request, or one
 // leg of a fan-out. serve is its life. How far it has come, what it holds
-// and where it may still be served stands in gateway/life.
+// and where it may still be served stands in gateway/lifecycle.
 type job struct {
 	srv    *Server
 	req    *openai.Request
@@ -41,13 +41,13 @@ type job struct {
 	arrive time.Time
 	ask    sse.Ask
 	in     *Incoming
-	told   *journal.Request // of in; of a leg, its own
+	record *journal.Request // of in; of a leg, its own
 
 	prompt int // tokens as the prefill engine counted them; of a resumed request with the answer so far
 	cached int // of these, found in its prefix cache; -1 unknown
 	stay   stay
 
-	life     life.Life
+	life     lifecycle.Lifecycle
 	tape     recording.Tape
 	question *geo.Question // where it goes, if there are other regions and that is open
 	ran      int           // proxies of this region that may have served it, and gave it back
@@ -59,7 +59,7 @@ type job struct {
 
 	doubts  []*handoff.Handoff // that an engine may have read, and no answer was made of them
 	resume  resumption
-	charges []func(life.Finding) // 500s of engines, until it is known whose they are
+	charges []func(lifecycle.Finding) // 500s of engines, until it is known whose they are
 }
 
 // client is the connection the answer goes to: edge.Conn, or a fan-out's share
@@ -74,8 +74,8 @@ type client interface {
 // MarshalLogObject names the job in the log.
 func (j *job) MarshalLogObject(enc zapcore.ObjectEncoder) error {
 	enc.AddString("id", j.id)
-	if j.told.TraceID != "" {
-		enc.AddString("trace_id", j.told.TraceID)
+	if j.record.TraceID != "" {
+		enc.AddString("trace_id", j.record.TraceID)
 	}
 	return nil
 }
@@ -94,7 +94,7 @@ func (j *job) promptHash() uint64 {
 	}
 	hash := j.parts().Hash(key)
 	if !j.client.isLeg() { // the legs of one request have one line, and their prompts one by one
-		j.told.PromptKey = fmt.Sprintf("%016x", hash)
+		j.record.PromptKey = fmt.Sprintf("%016x", hash)
 	}
 	return hash
 }
@@ -116,7 +116,7 @@ type locally struct {
 // resumption is a job's share of going on: what it keeps for that, and what its
 // next attempt starts from.
 type resumption struct {
-	keeping life.Keeping
+	keeping lifecycle.Keeping
 	how     string          // a chat_resume or mooncake.ResumePrompt; empty: only anew
 	ids     json.RawMessage // of the prompt, as the prefill engine had them
 	charged int64           // bytes kept, on the gateway's account
@@ -131,11 +131,11 @@ type resumption struct {
 type reader struct{ client }
 
 // isLeg says whether another record counts for the client's request.
-func (r reader) isLeg() bool { _, ok := r.client.(*edge.Departure); return ok }
+func (r reader) isLeg() bool { _, ok := r.client.(*edge.Disconnect); return ok }
 
 // Incoming is a request as it was admitted, and what is told of it.
 type Incoming struct {
-	Told *journal.Request
+	Record *journal.Request
 	Wishes
 	Limits   Limits       // of its caller
 	Priority int          // in the arrival queue
@@ -187,7 +187,7 @@ func onPanic(giveBack func()) {
 	}
 }
 
-func (j *job) tell(e life.Event, dst []life.Effect) []life.Effect {
+func (j *job) tell(e lifecycle.Event, dst []lifecycle.Effect) []lifecycle.Effect {
 	dst = j.life.Step(e, dst)
 	j.tape.Step(e, dst)
 	return dst

@@ -2,7 +2,7 @@ package request
 
 import (
 	"evenkeel/gateway/fleet"
-	"evenkeel/gateway/life"
+	"evenkeel/gateway/lifecycle"
 	"evenkeel/gateway/openai"
 	"evenkeel/mooncake"
 )
@@ -14,17 +14,17 @@ func (j *job) keep(rank *fleet.Rank) {
 	}
 	j.forget()
 	r := &j.resume
-	r.keeping, r.how = life.KeepStart, j.howToResume(rank.Profile)
+	r.keeping, r.how = lifecycle.KeepStart, j.howToResume(rank.Profile)
 	switch {
 	case recomputeMax(rank.Profile) == 0:
-		r.keeping = life.KeepNothing
+		r.keeping = lifecycle.KeepNothing
 	case r.how != "" || !j.req.Stream:
 		size := int64(len(j.body.Raw()) + len(r.ids))
 		if j.srv.resumeBytes.Add(size) > int64(j.srv.Settings().Limits.ResumeBytes) {
 			j.srv.resumeBytes.Add(-size)
 			break
 		}
-		r.keeping, r.charged = life.KeepAll, size
+		r.keeping, r.charged = lifecycle.KeepAll, size
 	}
 }
 
@@ -38,11 +38,11 @@ func (j *job) forget() {
 // stay for a long answer.
 func (s *stream) shed() {
 	j := s.job
-	if s.firstAt.IsZero() || j.resume.keeping == life.KeepAll || j.resume.keeping == life.KeepStart && s.Mirror.Tokens() == 0 {
+	if s.firstAt.IsZero() || j.resume.keeping == lifecycle.KeepAll || j.resume.keeping == lifecycle.KeepStart && s.Mirror.Tokens() == 0 {
 		return
 	}
 	s.Mirror.Untrack()
-	j.body, j.leg, j.resume.ids, j.resume.keeping = mooncake.Body{}, nil, nil, life.KeepNothing
+	j.body, j.leg, j.resume.ids, j.resume.keeping = mooncake.Body{}, nil, nil, lifecycle.KeepNothing
 }
 
 // howToResume is the way this request could go on, as far as it is known

@@ -98,7 +98,7 @@ func TestAClientThatWaitsGetsComments(t *testing.T) {
 					b.over()
 					require.Equal(t, stream, n > 0, "%d comments: %s", n, r.body)
 					require.Equal(t, stream, strings.HasPrefix(r.header.Get("Content-Type"), "text/event-stream"))
-					require.GreaterOrEqual(t, b.asked[len(b.asked)-1].Told.TTFTMs, float64(span.Milliseconds()), "a comment is no token")
+					require.GreaterOrEqual(t, b.asked[len(b.asked)-1].Record.TTFTMs, float64(span.Milliseconds()), "a comment is no token")
 					for _, d := range dialects {
 						if d.path == row.path {
 							text, fail := d.read(t, r.body, stream)
@@ -226,8 +226,8 @@ func TestRetriesBehindComments(t *testing.T) {
 			for range 2 { // one of them meets the fault
 				r := b.post(mooncake.Chat.Path(), chat(short, `"stream":true,`))
 				b.over()
-				attempts = max(attempts, b.asked[len(b.asked)-1].Told.Attempts)
-				if b.asked[len(b.asked)-1].Told.Attempts > 1 {
+				attempts = max(attempts, b.asked[len(b.asked)-1].Record.Attempts)
+				if b.asked[len(b.asked)-1].Record.Attempts > 1 {
 					require.Positive(t, comments(&r, mooncake.Chat.Path()))
 				}
 				text, finished, fail := read(t, r)
@@ -253,7 +253,7 @@ func TestAClientThatLeavesBehindComments(t *testing.T) {
 	require.Equal(t, http.StatusOK, resp.StatusCode, "the head is here long before the first token")
 	require.NoError(t, conn.Close())
 	b.over()
-	require.Equal(t, "client_closed", b.asked[0].Told.Outcome)
+	require.Equal(t, "client_closed", b.asked[0].Record.Outcome)
 	b.settle()
 }
 

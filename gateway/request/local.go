@@ -97,7 +97,7 @@ func (j *job) bindLocal() *dispatcher.Slot {
 	}
 	j.srv.metrics.localRequests.WithLabelValues(why).Inc()
 	j.question = nil
-	j.told.Tell(journal.Event{What: journal.PlacedLocally, Slot: r.Slot, Tokens: hits[r.Slot.Worker]})
+	j.record.Report(journal.Event{What: journal.PlacedLocally, Slot: r.Slot, Tokens: hits[r.Slot.Worker]})
 	return r.Slot
 }
 
@@ -162,7 +162,7 @@ func (srv *Server) localRule(conf *prefill.Disaggregation, p *local.Prompt, why 
 // localFailed takes note of a rank that did not come to a first event with a prompt.
 func (j *job) localFailed(s *stream, f *failure.Fault) {
 	j.srv.metrics.localFailures.Inc()
-	j.told.Route = ""
+	j.record.Route = ""
 	j.srv.Log.Warn("a decode rank failed at a prompt that it got without a hand-off", zap.Inline(j), zap.String("engine", s.rank.Target.ID), zap.Error(f.Err))
 }
 
@@ -202,7 +202,7 @@ func (j *job) countLocal(s *stream) {
 		j.srv.Dispatcher.Counted(s.slot, j.prompt)
 	}
 	j.resume.alone, j.cached = j.prompt, -1
-	j.told.PromptTokens = j.prompt
+	j.record.PromptTokens = j.prompt
 	if !s.whole {
 		if wantsIDs(j.req, s.rank.Profile) && len(s.Trail.PromptIDs) > 0 {
 			j.resume.ids = slices.Clone(s.Trail.PromptIDs)
@@ -221,10 +221,10 @@ func (s *stream) reportLocal() {
 	if !ok {
 		u.Cached = -1
 	}
-	j.told.CachedTokens = max(0, u.Cached)
+	j.record.CachedTokens = max(0, u.Cached)
 	if known := j.local.known; known != nil {
 		p := local.Prompt{Prompt: *known, Model: s.rank.Board}
-		if turned, holds := j.srv.Locals.Computed(s.rank.Worker, &p, j.prompt, j.told.HitTokens, u.Cached); turned {
+		if turned, holds := j.srv.Locals.Computed(s.rank.Worker, &p, j.prompt, j.record.HitTokens, u.Cached); turned {
 			j.srv.Log.Warn("a decode engine's cached_tokens show whether its prefix cache works as expected; if it does not, the engine gets no more prompts without a hand-off; without --enable-prompt-tokens-details an engine reports no cached_tokens",
 				zap.String("engine", s.rank.Target.ID), zap.Bool("as_expected", holds))
 		}

@@ -40,8 +40,8 @@ func TestARankThatFailsAtAPromptLeavesItToPrefill(t *testing.T) {
 			require.EqualValues(t, 1, b.metric(t, "evenkeel_local_prefill_failures_total", ""))
 			require.EqualValues(t, 1, b.locals())
 			require.Equal(t, 1, b.probes())
-			require.Equal(t, journal.Disaggregated, b.asked[0].Told.Route)
-			require.Equal(t, 2, b.asked[0].Told.Attempts)
+			require.Equal(t, journal.Disaggregated, b.asked[0].Record.Route)
+			require.Equal(t, 2, b.asked[0].Record.Attempts)
 		})
 	}
 }
@@ -110,7 +110,7 @@ func TestABusyRankLeavesShortPromptsToPrefill(t *testing.T) {
 	require.EqualValues(t, 1, b.metric(t, "evenkeel_local_prefill_declined_total", ""))
 	leave()
 	require.Equal(t, "right", <-got)
-	require.Equal(t, journal.Disaggregated, b.asked[1].Told.Route)
+	require.Equal(t, journal.Disaggregated, b.asked[1].Record.Route)
 	b.settle()
 }
 
@@ -133,7 +133,7 @@ func (b *bed) say(body string) (route string) {
 	require.True(b.t, finished)
 	require.Equal(b.t, reftext.NaturalLength(p.Answer), right(b.t, p.Answer, text))
 	b.over()
-	return b.asked[len(b.asked)-1].Told.Route
+	return b.asked[len(b.asked)-1].Record.Route
 }
 
 func TestEveryPromptIsDisaggregatedUnlessToldOtherwise(t *testing.T) {
@@ -264,7 +264,7 @@ func TestAFurtherTurnGoesWhereItsKVIs(t *testing.T) {
 		text, finished, fail := read(t, b.post(mooncake.Chat.Path(), body))
 		require.Empty(t, fail)
 		require.True(t, finished, text)
-		return b.asked[len(b.asked)-1].Told.Rank
+		return b.asked[len(b.asked)-1].Record.Rank
 	}
 	words := func(seed uint64) string { return reftext.MakePrompt(seed, 2000) }
 	end := b.endless() // on the first rank, so that the others go to the second

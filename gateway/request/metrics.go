@@ -6,7 +6,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promauto"
 
-	"evenkeel/gateway/life"
+	"evenkeel/gateway/lifecycle"
 )
 
 // metrics are what requests count.
@@ -37,11 +37,11 @@ func newMetrics(reg prometheus.Registerer, buckets []float64, open *atomic.Int64
 	return &metrics{
 		itl: auto.NewHistogram(prometheus.HistogramOpts{Name: "evenkeel_itl_seconds", Help: "Time between two events that carry tokens.", Buckets: buckets}),
 		recomputes: counters("evenkeel_recomputes_total",
-			"Requests that a decode engine gave back because it had no KV memory left, by how they went on. 0: from the start, because the client had nothing of the answer yet. 1: a completion, by its token ids. 2: a chat, by its token ids. 3: by its text, which is not exact to the token. 4: not at all, it ended with an error. finished: no token was left to compute.", "tier", life.Tiers),
+			"Requests that a decode engine gave back because it had no KV memory left, by how they went on. 0: from the start, because the client had nothing of the answer yet. 1: a completion, by its token ids. 2: a chat, by its token ids. 3: by its text, which is not exact to the token. 4: not at all, it ended with an error. finished: no token was left to compute.", "tier", lifecycle.Tiers),
 		losses: counters("evenkeel_decode_losses_total",
-			"Answers whose decode engine died or failed after the client had a part of them, by how they went on. The tiers are those of evenkeel_recomputes_total.", "tier", life.Tiers),
+			"Answers whose decode engine died or failed after the client had a part of them, by how they went on. The tiers are those of evenkeel_recomputes_total.", "tier", lifecycle.Tiers),
 		moves: counters("evenkeel_drained_answers_total",
-			"Answers that ran on a rank at the deadline of its drain, by how they went on. The tiers are those of evenkeel_recomputes_total.", "tier", life.Tiers),
+			"Answers that ran on a rank at the deadline of its drain, by how they went on. The tiers are those of evenkeel_recomputes_total.", "tier", lifecycle.Tiers),
 		heedless: counter("evenkeel_heedless_engines_total",
 			"Decode calls that the proxy closed and that the engine had not closed 250 ms later. Their slots were given to others all the same, so a rank may have had one request too many."),
 		latePulls: counter("evenkeel_late_pulls_total",

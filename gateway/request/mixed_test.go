@@ -14,7 +14,7 @@ import (
 	"evenkeel/gateway/edge"
 	"evenkeel/gateway/fleet"
 	"evenkeel/gateway/journal"
-	"evenkeel/gateway/life"
+	"evenkeel/gateway/lifecycle"
 	"evenkeel/gateway/openai"
 	"evenkeel/mooncake"
 	"evenkeel/pool"
@@ -64,7 +64,7 @@ func TestWhatIsToldOfARequestForRanksThatDoBoth(t *testing.T) {
 			l := &listens{}
 			srv := newServer(t, func(c *config.Config, _ *Env) { c.Pool.TTL, c.Prefill.Queue.Timeout = row.ttl, 7*time.Second })
 			l.Dispatcher, srv.Env.Dispatcher = srv.Env.Dispatcher, l
-			kid, in := edge.NewDeparture(zap.NewNop()), &Incoming{Told: srv.Journal.Request(journal.Facts{ID: "x"}), Priority: row.priority, Batch: row.batch}
+			kid, in := edge.NewDisconnect(zap.NewNop()), &Incoming{Record: srv.Journal.Request(journal.Facts{ID: "x"}), Priority: row.priority, Batch: row.batch}
 			if row.deadline > 0 {
 				in.Deadline = arrive.Add(row.deadline)
 			}
@@ -76,12 +76,12 @@ func TestWhatIsToldOfARequestForRanksThatDoBoth(t *testing.T) {
 			require.NoError(t, err)
 			j := &job{
 				srv: srv.Server, req: &openai.Request{Endpoint: mooncake.Completions}, body: body, client: reader{struct{ client }{kid}}, model: fleet.Route{Name: "m", Board: "m", MaxLen: row.maxLen},
-				in: in, told: in.Told, arrive: arrive, prompt: row.prompt,
+				in: in, record: in.Record, arrive: arrive, prompt: row.prompt,
 			}
 			srv.Places.Reserve()
 			slot, f := j.placeMixed(&prefill.Lease{Candidate: prefill.Candidate{ID: "g", Board: "m+aggregated", Mixed: true}})
 			require.Nil(t, slot)
-			require.Equal(t, life.NoRank, f.Why)
+			require.Equal(t, lifecycle.NoRank, f.Why)
 			require.Equal(t, "m+aggregated", l.told.Model)
 			require.Empty(t, l.told.Prefiller)
 			require.Equal(t, row.express, l.told.Express)
@@ -115,7 +115,7 @@ func TestADeadlineThatPassesWhileNoRankHasRoom(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			srv := newServer(t, func(*config.Config, *Env) {})
 			srv.Env.Dispatcher = &listens{Dispatcher: srv.Env.Dispatcher, err: row.err}
-			kid, in := edge.NewDeparture(zap.NewNop()), &Incoming{Told: srv.Journal.Request(journal.Facts{ID: "x"})}
+			kid, in := edge.NewDisconnect(zap.NewNop()), &Incoming{Record: srv.Journal.Request(journal.Facts{ID: "x"})}
 			if row.deadline != 0 {
 				in.Deadline = time.Now().Add(row.deadline)
 			}
@@ -123,7 +123,7 @@ func TestADeadlineThatPassesWhileNoRankHasRoom(t *testing.T) {
 			require.NoError(t, err)
 			j := &job{
 				srv: srv.Server, req: &openai.Request{Endpoint: mooncake.Completions}, body: body, client: reader{struct{ client }{kid}},
-				model: fleet.Route{Name: "m", Board: "m"}, in: in, told: in.Told, arrive: time.Now(),
+				model: fleet.Route{Name: "m", Board: "m"}, in: in, record: in.Record, arrive: time.Now(),
 			}
 			srv.Places.Reserve()
 			_, f := j.placeMixed(&prefill.Lease{Candidate: prefill.Candidate{ID: "g", Board: "m+aggregated", Mixed: true}})

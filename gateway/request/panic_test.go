@@ -16,7 +16,7 @@ import (
 	"evenkeel/gateway/fleet"
 	"evenkeel/gateway/handoff"
 	"evenkeel/gateway/journal"
-	"evenkeel/gateway/life"
+	"evenkeel/gateway/lifecycle"
 	"evenkeel/gateway/openai"
 	"evenkeel/mooncake"
 	"evenkeel/pool"
@@ -39,8 +39,8 @@ func withEngines(t *testing.T) *server {
 func TestAPanicGivesBackWhatAStepHasTaken(t *testing.T) {
 	srv := withEngines(t)
 
-	kid, in := edge.NewDeparture(zap.NewNop()), &Incoming{Told: srv.Journal.Request(journal.Facts{ID: "x"})}
-	j := &job{srv: srv.Server, req: &openai.Request{Passthrough: true}, client: reader{kid}, model: fleet.Route{Name: "m", Board: "m"}, in: in, told: in.Told}
+	kid, in := edge.NewDisconnect(zap.NewNop()), &Incoming{Record: srv.Journal.Request(journal.Facts{ID: "x"})}
+	j := &job{srv: srv.Server, req: &openai.Request{Passthrough: true}, client: reader{kid}, model: fleet.Route{Name: "m", Board: "m"}, in: in, record: in.Record}
 	bound := <-srv.Dispatcher.EnqueueLocal(&pool.Entry{ID: 1, Model: "m", Prompt: 7, Arrival: time.Now(), Entered: time.Now()},
 		&board.Local{Threshold: 100, InFlight: 100, Ranks: []board.LocalRank{{Worker: 0, Tokens: 7}}})
 	require.NoError(t, bound.Err)
@@ -49,12 +49,12 @@ func TestAPanicGivesBackWhatAStepHasTaken(t *testing.T) {
 	require.Equal(t, 1, srv.Tier.Status()[0].Inflight)
 
 	srv.Settings = func() *fleet.Settings { panic("on purpose") } // both steps ask it for their deadlines
-	j.life.Step(life.Event{What: life.Begun}, nil)
-	j.life.Step(life.Event{What: life.NoRankTakes}, nil)
-	require.PanicsWithValue(t, "on purpose", func() { _, _ = (&runner{job: j, lease: lease}).run(life.Event{What: life.Turn}) })
-	j.life = life.Life{}
-	j.life.Step(life.Event{What: life.Begun}, nil)
-	require.PanicsWithValue(t, "on purpose", func() { _, _ = (&runner{job: j, slot: bound.Slot}).run(life.Event{What: life.RankTakes}) })
+	j.life.Step(lifecycle.Event{What: lifecycle.Begun}, nil)
+	j.life.Step(lifecycle.Event{What: lifecycle.NoRankTakes}, nil)
+	require.PanicsWithValue(t, "on purpose", func() { _, _ = (&runner{job: j, lease: lease}).run(lifecycle.Event{What: lifecycle.Turn}) })
+	j.life = lifecycle.Lifecycle{}
+	j.life.Step(lifecycle.Event{What: lifecycle.Begun}, nil)
+	require.PanicsWithValue(t, "on purpose", func() { _, _ = (&runner{job: j, slot: bound.Slot}).run(lifecycle.Event{What: lifecycle.RankTakes}) })
 	require.Zero(t, srv.Places.Used())
 	require.Zero(t, srv.Tier.Status()[0].Inflight)
 	require.Equal(t, 1, srv.Tier.Status()[0].Orphans, "its engine may hold the prompt")
@@ -65,20 +65,20 @@ func TestAPanicGivesBackWhatAStepHasTaken(t *testing.T) {
 func TestAPanicBetweenTwoEffectsLosesNone(t *testing.T) {
 	srv := withEngines(t)
 	<-srv.discards.Close() // none begins
-	kid, in := edge.NewDeparture(zap.NewNop()), &Incoming{Told: srv.Journal.Request(journal.Facts{ID: "x"})}
-	j := &job{srv: srv.Server, req: &openai.Request{Stream: true}, client: reader{kid}, model: fleet.Route{Name: "m", Board: "m"}, in: in, told: in.Told, prompt: 7}
+	kid, in := edge.NewDisconnect(zap.NewNop()), &Incoming{Record: srv.Journal.Request(journal.Facts{ID: "x"})}
+	j := &job{srv: srv.Server, req: &openai.Request{Stream: true}, client: reader{kid}, model: fleet.Route{Name: "m", Board: "m"}, in: in, record: in.Record, prompt: 7}
 	lease, err := srv.Tier.Acquire(t.Context(), prefill.Request{ID: "x", Model: "m", PromptTokens: 7})
 	require.NoError(t, err)
 	lease.Answered(prefill.Usage{PromptTokens: 7}, time.Now().Add(time.Minute))
 	bound := <-srv.Dispatcher.Enqueue(&pool.Entry{ID: 1, Model: "m", Prompt: 7, Arrival: time.Now(), Entered: time.Now(), Deadline: time.Now().Add(time.Minute)})
 	require.NoError(t, bound.Err)
-	for _, e := range []life.Event{{What: life.Begun}, {What: life.NoRankTakes}, {What: life.Turn}, {What: life.HandedOver}, {What: life.Bound}} {
+	for _, e := range []lifecycle.Event{{What: lifecycle.Begun}, {What: lifecycle.NoRankTakes}, {What: lifecycle.Turn}, {What: lifecycle.HandedOver}, {What: lifecycle.Bound}} {
 		j.life.Step(e, nil)
 	}
 	held := &handoff.Handoff{Handoff: mooncake.NewHandoff(nil, time.Now().Add(time.Minute), time.Now().Add(2*time.Minute)), Lease: lease}
 	r := &runner{job: j, lease: lease, held: held, slot: bound.Slot, stream: j.newStream(bound.Slot)} // without the fault, so that it cannot be judged
 	require.Panics(t, func() {
-		_, _ = r.run(life.Event{What: life.Fell, End: life.Ended{Leg: life.Decode, Far: life.Sent, Why: life.Broke}})
+		_, _ = r.run(lifecycle.Event{What: lifecycle.Fell, End: lifecycle.Ended{Leg: lifecycle.Decode, Far: lifecycle.Sent, Why: lifecycle.Broke}})
 	})
 	require.Equal(t, 1, srv.Tier.Status()[0].Orphans, "an engine may have read it")
 	require.Zero(t, srv.Tier.Status()[0].Inflight)
@@ -89,8 +89,8 @@ func TestAPanicBetweenTwoEffectsLosesNone(t *testing.T) {
 // A request that waits in the pool leaves it when it panics, and takes its place along.
 func TestAPanicInThePoolGivesThePlaceBack(t *testing.T) {
 	srv := newServer(t)
-	kid, in := edge.NewDeparture(zap.NewNop()), &Incoming{Told: srv.Journal.Request(journal.Facts{ID: "x"})}
-	j := &job{srv: srv.Server, req: &openai.Request{}, client: reader{kid}, model: fleet.Route{Name: "m", Board: "m"}, in: in, told: in.Told}
+	kid, in := edge.NewDisconnect(zap.NewNop()), &Incoming{Record: srv.Journal.Request(journal.Facts{ID: "x"})}
+	j := &job{srv: srv.Server, req: &openai.Request{}, client: reader{kid}, model: fleet.Route{Name: "m", Board: "m"}, in: in, record: in.Record}
 	waits := func(enqueue func(*pool.Entry) <-chan dispatcher.Result) {
 		srv.Places.Reserve()
 		require.PanicsWithValue(t, "on purpose", func() { _, _ = j.place(prefill.Candidate{}, 7, enqueue) })

@@ -12,7 +12,7 @@ import (
 	"evenkeel/gateway/fleet"
 	"evenkeel/gateway/handoff"
 	"evenkeel/gateway/journal"
-	"evenkeel/gateway/life"
+	"evenkeel/gateway/lifecycle"
 	"evenkeel/gateway/openai"
 	"evenkeel/gateway/owner"
 	"evenkeel/mooncake"
@@ -27,7 +27,7 @@ func (j *job) wait(h *handoff.Handoff) (*dispatcher.Slot, *failure.Fault) {
 		return j.srv.Dispatcher.Enqueue(e, j.near(e.Model, j.prompt)...)
 	})
 	if f != nil {
-		f.Far, f.Kept = life.Through, true
+		f.Far, f.Kept = lifecycle.Through, true
 	}
 	return slot, f
 }
@@ -50,9 +50,9 @@ func (j *job) place(c prefill.Candidate, tokens int, enqueue func(*pool.Entry) <
 		region, at = c.Region, ""
 	}
 	on := j.srv.Fleet.BoardFor(c, j.model.Name, region)
-	area := on
+	scope := on
 	if !c.Mixed {
-		area = strings.TrimSuffix(on, fleet.BoardIn("", region))
+		scope = strings.TrimSuffix(on, fleet.BoardIn("", region))
 	}
 	arrival := j.arrive
 	if j.in.Batch && !j.life.Resumed() { // what it was held back for puts it before nobody, and takes nothing of its time here
@@ -66,7 +66,7 @@ func (j *job) place(c prefill.Candidate, tokens int, enqueue func(*pool.Entry) <
 	queued = true
 	var r dispatcher.Result
 	waits, unowned := true, false
-	withdraw := func(why life.Why, answer *openai.Error) (*dispatcher.Slot, *failure.Fault) {
+	withdraw := func(why lifecycle.Why, answer *openai.Error) (*dispatcher.Slot, *failure.Fault) {
 		if waits {
 			j.srv.Dispatcher.Withdraw(e)
 			r, waits = <-got, false
@@ -74,11 +74,11 @@ func (j *job) place(c prefill.Candidate, tokens int, enqueue func(*pool.Entry) <
 		if r.Err == nil { // the slot came first: ours to give back
 			j.srv.Dispatcher.Release(r.Slot, board.Outcome{Kind: board.Cancelled})
 		}
-		return nil, failure.Of(life.Ended{Why: why}, answer, nil)
+		return nil, failure.Of(lifecycle.Ended{Why: why}, answer, nil)
 	}
-	defer onPanic(func() { withdraw(life.Leaving, nil) })
+	defer onPanic(func() { withdraw(lifecycle.Leaving, nil) })
 	for waits {
-		if unowned = !j.srv.Fleet.Owned(area, j.model.Name); unowned || region != "" && !j.srv.Owner.Admits(region) {
+		if unowned = !j.srv.Fleet.Owned(scope, j.model.Name); unowned || region != "" && !j.srv.Owner.Admits(region) {
 			j.srv.Dispatcher.Withdraw(e)
 			r, waits = <-got, false // the slot may have come first, so it is checked again before it is used
 			continue
@@ -89,20 +89,20 @@ func (j *job) place(c prefill.Candidate, tokens int, enqueue func(*pool.Entry) <
 		case <-lost:
 			lost = j.srv.Owner.Losses()
 		case <-j.client.Gone():
-			return withdraw(life.Left, failure.Gone())
+			return withdraw(lifecycle.Left, failure.Gone())
 		case <-j.srv.Serving().Done():
-			return withdraw(life.Leaving, failure.Leaving())
+			return withdraw(lifecycle.Leaving, failure.Leaving())
 		}
 	}
 	if e.Early && errors.Is(r.Err, pool.ErrUnbound) || c.Mixed && errors.Is(r.Err, pool.ErrTimeout) { // nothing is prefilled yet
 		if by := j.wanted(); !by.IsZero() && !time.Now().Before(by) {
-			return nil, failure.Of(life.Ended{Why: life.NoRank}, failure.Deadline(), prefill.ErrDeadline)
+			return nil, failure.Of(lifecycle.Ended{Why: lifecycle.NoRank}, failure.Deadline(), prefill.ErrDeadline)
 		}
 	}
 	if r.Err != nil {
 		return nil, j.unplaced(r.Err, tokens, region, unowned)
 	}
-	j.told.Tell(journal.Event{What: journal.Placed, Slot: r.Slot, Took: time.Since(e.Entered)})
+	j.record.Report(journal.Event{What: journal.Placed, Slot: r.Slot, Took: time.Since(e.Entered)})
 	return r.Slot, nil
 }
 
@@ -119,15 +119,15 @@ func (j *job) wanted() time.Time {
 // region was handed back, is spent: the prompt is prefilled again elsewhere, once.
 func (j *job) unplaced(err error, tokens int, region string, unowned bool) *failure.Fault {
 	if unowned && !errors.Is(err, board.ErrNotListed) {
-		return failure.Of(life.Ended{Why: life.Unowned}, failure.NotOurs(), owner.ErrNotOwner)
+		return failure.Of(lifecycle.Ended{Why: lifecycle.Unowned}, failure.NotOurs(), owner.ErrNotOwner)
 	}
 	answer := failure.Pool(err, tokens, j.model.Name, j.model.Alone)
 	if errors.Is(err, board.ErrNotListed) {
 		answer = cmp.Or(j.unlisted, answer)
 	}
-	f := failure.Of(life.Ended{Why: life.NoRank}, answer, err)
+	f := failure.Of(lifecycle.Ended{Why: lifecycle.NoRank}, answer, err)
 	if gone := errors.Is(err, board.ErrNoWorkers) || errors.Is(err, board.ErrWithdrawn); gone && region != "" {
-		f.Why = life.RanksLost
+		f.Why = lifecycle.RanksLost
 	}
 	return f
 }

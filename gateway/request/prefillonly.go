@@ -9,8 +9,8 @@ import (
 	"evenkeel/gateway/failure"
 	"evenkeel/gateway/fleet"
 	"evenkeel/gateway/journal"
-	"evenkeel/gateway/leg"
-	"evenkeel/gateway/life"
+	"evenkeel/gateway/lifecycle"
+	"evenkeel/gateway/upstream"
 	"evenkeel/prefill"
 	"evenkeel/sse"
 )
@@ -20,16 +20,16 @@ import (
 func (r *runner) prefillOnly() (*stream, *failure.Fault) {
 	j, lease := r.job, r.lease
 	if j.client.Left() {
-		return nil, failure.Of(life.Ended{Why: life.Left}, failure.Gone(), nil)
+		return nil, failure.Of(lifecycle.Ended{Why: lifecycle.Left}, failure.Gone(), nil)
 	}
 	j.enter(journal.Prefill, "")
 	began, c, limits := time.Now(), lease.Candidate, &j.srv.Settings().Limits
 	call, run := toPrefill(j, lease)
 	defer j.srv.Fleet.Untrack(run)
-	j.client.OnGone(func() { call.Leave(leg.Notice) })
+	j.client.OnGone(func() { call.Leave(upstream.Notice) })
 	defer j.client.OnGone(nil)
 	body := c.Profile.DecodeBody(&j.body, j.req.Endpoint, j.leg, nil, "", j.req.Stream, nil)
-	resp, f := call.Open(j.told.Carry(engine.JSONHeaders(j.legID("p", j.told.Attempts))), body)
+	resp, f := call.Open(j.record.Carry(engine.JSONHeaders(j.legID("p", j.record.Attempts))), body)
 	var answer []byte
 	if resp != nil {
 		defer resp.Close()
@@ -46,14 +46,14 @@ func (r *runner) prefillOnly() (*stream, *failure.Fault) {
 	}}
 	if err := takeAll(s, answer); err != nil {
 		s.settle(0)
-		return nil, failure.Useless(life.Prefill, life.Garbled, failure.BadGateway("prefill", "its answer cannot be used"), fmt.Errorf("prefill %s: %w", c.ID, err))
+		return nil, failure.Useless(lifecycle.Prefill, lifecycle.Garbled, failure.BadGateway("prefill", "its answer cannot be used"), fmt.Errorf("prefill %s: %w", c.ID, err))
 	}
 	u, _ := s.Mirror.Usage()
 	j.prompt = u.Prompt
-	j.told.Tell(journal.Event{What: journal.Prefilled, Tokens: u.Prompt, Cached: u.Cached})
+	j.record.Report(journal.Event{What: journal.Prefilled, Tokens: u.Prompt, Cached: u.Cached})
 	lease.Answered(prefill.Usage{PromptTokens: u.Prompt, CachedTokens: u.Cached}, time.Time{})
 	s.firstAt = time.Now()
-	j.told.Tell(journal.Event{What: journal.First, At: s.firstAt})
+	j.record.Report(journal.Event{What: journal.First, At: s.firstAt})
 	j.enter(journal.Streaming, "")
 	return s, nil
 }
@@ -80,7 +80,7 @@ func takeAll(s *stream, answer []byte) error {
 	s.out, fx = s.Feed(s.out, answer, s.now)
 	s.effect(fx)
 	if s.broken == nil && s.stage < ended {
-		s.fails(life.Garbled, failure.Stream("upstream_incomplete", errNotWhole), errNotWhole)
+		s.fails(lifecycle.Garbled, failure.Stream("upstream_incomplete", errNotWhole), errNotWhole)
 	}
 	if s.broken != nil {
 		return errRefusal

@@ -15,9 +15,9 @@ import (
 	"evenkeel/gateway/fleet"
 	"evenkeel/gateway/handoff"
 	"evenkeel/gateway/journal"
-	"evenkeel/gateway/leg"
-	"evenkeel/gateway/life"
+	"evenkeel/gateway/lifecycle"
 	"evenkeel/gateway/prompt"
+	"evenkeel/gateway/upstream"
 	"evenkeel/mooncake"
 	"evenkeel/prefill"
 )
@@ -29,21 +29,21 @@ var answerPool = sync.Pool{New: func() any { return new([]byte) }}
 // hand-off is read also of a client that has left, to be discarded. With a fault, it is of no use.
 func (j *job) probe(lease *prefill.Lease) (*handoff.Handoff, *failure.Fault) {
 	if j.client.Left() { // before anything is sent
-		return nil, failure.Of(life.Ended{Why: life.Left}, failure.Gone(), nil)
+		return nil, failure.Of(lifecycle.Ended{Why: lifecycle.Left}, failure.Gone(), nil)
 	}
 	j.enter(journal.Prefill, "")
 	began := time.Now()
 	c := lease.Candidate
 	x, err := j.srv.Fleet.Exchange(c)
 	if err != nil {
-		f := failure.Of(life.Ended{Why: life.Unnamed}, failure.BadGateway("prefill", "its bootstrap server does not answer"), err)
+		f := failure.Of(lifecycle.Ended{Why: lifecycle.Unnamed}, failure.BadGateway("prefill", "its bootstrap server does not answer"), err)
 		if prefill.Unsent(err) {
-			f.Why = life.Unreachable
+			f.Why = lifecycle.Unreachable
 		}
 		return nil, f
 	}
 	if x != nil {
-		x.TransferID = j.legID("t", j.told.Attempts)
+		x.TransferID = j.legID("t", j.record.Attempts)
 	}
 	born := j.srv.Fleet.Born(c.Instance)
 	limits := &j.srv.Settings().Limits
@@ -55,7 +55,7 @@ func (j *job) probe(lease *prefill.Lease) (*handoff.Handoff, *failure.Fault) {
 	// once. What an engine finishes in the instant in which it notices that cannot be known to anyone. It is not left on the
 	// budget: charging every aborted probe for the whole hold timeout would close the gate on engines that are empty.
 	leaving := j.client.leaveAfter(call.Call, limits.ProbeGrace, time.Time{})
-	resp, f := call.Open(j.told.Carry(engine.JSONHeaders(j.legID("p", j.told.Attempts))), c.Profile.ProbeBody(&j.body, j.req.Endpoint, j.leg, x, nil))
+	resp, f := call.Open(j.record.Carry(engine.JSONHeaders(j.legID("p", j.record.Attempts))), c.Profile.ProbeBody(&j.body, j.req.Endpoint, j.leg, x, nil))
 	leaving.stop()
 	answered := time.Now() // the hold timeout counts from the response headers
 	if resp != nil {
@@ -78,9 +78,9 @@ func (j *job) probe(lease *prefill.Lease) (*handoff.Handoff, *failure.Fault) {
 }
 
 // toPrefill is a call to the prefill engine of a lease, which a drain may end. Whoever gets it untracks its run.
-func toPrefill(j *job, lease *prefill.Lease) (*leg.Call, *fleet.Run) {
+func toPrefill(j *job, lease *prefill.Lease) (*upstream.Call, *fleet.Run) {
 	c, limits := lease.Candidate, &j.srv.Settings().Limits
-	call := &leg.Call{
+	call := &upstream.Call{
 		Call: j.srv.call(&j.life, c.Profile, c.Target), Engine: c.Instance, Path: j.req.Endpoint.Path(), Log: j.srv.Log,
 		Limits: engine.Deadlines{Connect: limits.ConnectTimeout, FirstByte: limits.ProbeTimeout, Idle: limits.EventTimeout},
 	}
@@ -93,12 +93,12 @@ func toPrefill(j *job, lease *prefill.Lease) (*leg.Call, *fleet.Run) {
 }
 
 // answeredBy takes note of a call to a prefill engine that is over. f is how it failed, nil if it did not.
-func answeredBy(j *job, call *leg.Call, run *fleet.Run, began time.Time, f *failure.Fault) *failure.Fault {
+func answeredBy(j *job, call *upstream.Call, run *fleet.Run, began time.Time, f *failure.Fault) *failure.Fault {
 	if f != nil && f.Status == 0 {
 		return j.probeFailed(run, f)
 	}
-	j.srv.Monitor.Heard(call.Engine)
-	j.told.Tell(journal.Event{What: journal.Probed, Took: time.Since(began)})
+	j.srv.Monitor.Answered(call.Engine)
+	j.record.Report(journal.Event{What: journal.Probed, Took: time.Since(began)})
 	if f != nil && f.Engine != "" {
 		j.srv.Monitor.Report(f.Engine, f.Err)
 	}
@@ -123,22 +123,22 @@ func (j *job) accept(lease *prefill.Lease, born fleet.Birth, x *mooncake.Exchang
 	}
 	budget, budgetErr := c.Profile.HoldBudget()
 	if err = errors.Join(err, budgetErr); err != nil {
-		why := life.Garbled
+		why := lifecycle.Garbled
 		switch {
 		case errors.Is(err, mooncake.ErrNoHandoff) && got.FinishReason == "stop":
-			why = life.Empty
+			why = lifecycle.Empty
 			j.endsAtOnce(got.PromptTokens)
 		case errors.Is(err, mooncake.ErrNoHandoff):
-			why = life.Bare
+			why = lifecycle.Bare
 		}
 		err = fmt.Errorf("prefill %s answered without a usable hand-off: %w", c.ID, err)
-		if why == life.Garbled { // wrong connector, or an engine that points elsewhere
+		if why == lifecycle.Garbled { // wrong connector, or an engine that points elsewhere
 			j.srv.Log.Error("a prefill engine's answer has no usable hand-off, and is refused", zap.Inline(j), zap.Error(err))
 		}
-		return nil, failure.Useless(life.Prefill, why, failure.BadGateway("prefill", "it gave no usable hand-off"), err)
+		return nil, failure.Useless(lifecycle.Prefill, why, failure.BadGateway("prefill", "it gave no usable hand-off"), err)
 	}
 	j.prompt = got.PromptTokens
-	j.told.Tell(journal.Event{What: journal.Prefilled, Tokens: got.PromptTokens, Cached: got.CachedTokens, Resumed: j.life.Resumed()})
+	j.record.Report(journal.Event{What: journal.Prefilled, Tokens: got.PromptTokens, Cached: got.CachedTokens, Resumed: j.life.Resumed()})
 	if !j.life.Resumed() {
 		j.resume.alone, j.cached = got.PromptTokens, got.CachedTokens
 		if wantsIDs(j.req, c.Profile) {
@@ -148,17 +148,17 @@ func (j *job) accept(lease *prefill.Lease, born fleet.Birth, x *mooncake.Exchang
 	expires := answered.Add(c.Profile.KVHoldTimeout)
 	lease.Answered(prefill.Usage{PromptTokens: got.PromptTokens, CachedTokens: got.CachedTokens}, expires)
 	h := &handoff.Handoff{Handoff: mooncake.NewHandoff(got.KV, answered.Add(budget), expires), Lease: lease, Born: j.srv.Fleet.Made(born, c, got.EngineID)}
-	h.Origin = handoff.Origin{Request: j, ID: j.id, Arrival: j.arrive, Model: j.model, Endpoint: j.req.Endpoint, Body: j.body, Leg: j.leg, Prompt: j.prompt, Attempt: j.told.Attempts}
+	h.Origin = handoff.Origin{Request: j, ID: j.id, Arrival: j.arrive, Model: j.model, Endpoint: j.req.Endpoint, Body: j.body, Leg: j.leg, Prompt: j.prompt, Attempt: j.record.Attempts}
 	if got.Coordinates != nil {
 		j.srv.Fleet.Learn(c, born, got.Coordinates)
 	}
 	if got.ByProbeID {
-		h.ProbeID = j.legID("p", j.told.Attempts)
+		h.ProbeID = j.legID("p", j.record.Attempts)
 	}
 	if fail := prompt.Beyond(j.model, j.req, j.prompt, j.resume.before); fail != nil {
-		return h, failure.Of(life.Ended{Far: life.Through, Why: life.TooLong}, fail, nil)
+		return h, failure.Of(lifecycle.Ended{Far: lifecycle.Through, Why: lifecycle.TooLong}, fail, nil)
 	}
-	return h, ignored(life.Prefill, j.verify(j.resume.atP, got.PromptTokens))
+	return h, ignored(lifecycle.Prefill, j.verify(j.resume.atP, got.PromptTokens))
 }
 
 // endsAtOnce notes that the first token was the end of the answer.

@@ -12,10 +12,10 @@ import (
 	"evenkeel/gateway/failure"
 	"evenkeel/gateway/fleet"
 	"evenkeel/gateway/journal"
-	"evenkeel/gateway/leg"
-	"evenkeel/gateway/life"
+	"evenkeel/gateway/lifecycle"
 	"evenkeel/gateway/openai"
 	"evenkeel/gateway/prompt"
+	"evenkeel/gateway/upstream"
 	"evenkeel/mooncake"
 	"evenkeel/sse"
 )
@@ -47,7 +47,7 @@ func (j *job) newStream(slot *dispatcher.Slot) *stream {
 	}
 	at, safe := fleet.Place{Instance: rank.Instance, Rank: rank.Target.Rank}, s.whole || s.local // the first event of a whole answer is its last
 	s.run = j.srv.Fleet.Track(at, call, safe)
-	if s.Trail.Reset(mooncake.ByText(j.resume.how)); !s.whole && j.resume.keeping != life.KeepNothing {
+	if s.Trail.Reset(mooncake.ByText(j.resume.how)); !s.whole && j.resume.keeping != lifecycle.KeepNothing {
 		s.Trail.KeepPrompt = s.local || rank.Profile.Early()
 		ask.Trail = &s.Trail
 	}
@@ -78,14 +78,14 @@ func (s *stream) opened() {
 	}
 	j := s.job
 	if !j.life.Resumed() && !s.whole { // else the client has had its first event, or nobody knows when the first token came
-		j.told.Tell(journal.Event{What: journal.First, At: s.firstAt, Sent: s.began})
+		j.record.Report(journal.Event{What: journal.First, At: s.firstAt, Sent: s.began})
 		if j.srv.Node != nil {
 			j.srv.Node.Served(s.firstAt.Sub(j.arrive))
 		}
 	}
 	s.run.Settle()
 	j.enter(journal.Streaming, "")
-	j.client.OnGone(func() { s.call.Leave(leg.Notice) }) // from here a close aborts cleanly on the engine
+	j.client.OnGone(func() { s.call.Leave(upstream.Notice) }) // from here a close aborts cleanly on the engine
 }
 
 // fill reads one arrival and turns its complete events into bytes for the
@@ -110,7 +110,7 @@ func (s *stream) fill() error {
 	if err == nil || s.stage != flows {
 		return nil //nolint:nilerr // the end of the stream is not part of the answer
 	}
-	if s.broke(err); s.fault == nil || s.fault.Why == life.Unusable || s.Mirror.Started() {
+	if s.broke(err); s.fault == nil || s.fault.Why == lifecycle.Unusable || s.Mirror.Started() {
 		return nil
 	}
 	return err
@@ -131,23 +131,23 @@ func (s *stream) broke(err error) {
 	whole := errors.Is(err, io.EOF) && s.Closed() == sse.Whole
 	switch wrong := s.partner.Lost(); {
 	case s.TooMuch():
-		s.fails(life.Unusable, failure.Stream("upstream_broken", err), err)
+		s.fails(lifecycle.Unusable, failure.Stream("upstream_broken", err), err)
 	case whole:
 		if s.Mirror.LacksUsage() && max(s.Mirror.Prompt(), s.job.prompt) > 0 {
 			s.conclude(s.Trail.Head, "")
 		}
 		s.ends()
 	case wrong != nil:
-		s.fails(life.Unusable, wrong.Answer, errors.New(wrong.Answer.Code))
+		s.fails(lifecycle.Unusable, wrong.Answer, errors.New(wrong.Answer.Code))
 	case s.run.Moved():
-		s.fails(life.Moved, s.job.srv.movedOut(), failure.ErrMoved)
+		s.fails(lifecycle.Moved, s.job.srv.movedOut(), failure.ErrMoved)
 	case errors.Is(err, io.EOF):
-		s.fails(life.Garbled, failure.Stream("upstream_incomplete", errNotWhole), errNotWhole)
+		s.fails(lifecycle.Garbled, failure.Stream("upstream_incomplete", errNotWhole), errNotWhole)
 	default:
 		s.job.srv.Monitor.Report(s.rank.Instance, err)
-		why := (&leg.Call{Leg: life.Decode}).Broke(err).Why
-		if why == life.HungUp { // not for a drain, and not yet for a client
-			why = life.Broke
+		why := (&upstream.Call{Leg: lifecycle.Decode}).Broke(err).Why
+		if why == lifecycle.HungUp { // not for a drain, and not yet for a client
+			why = lifecycle.Broke
 		}
 		s.fails(why, failure.Stream("upstream_broken", err), err)
 	}
@@ -170,23 +170,23 @@ func (s *stream) effect(fx sse.Effects) {
 	case sse.Whole:
 		s.ends()
 	case sse.Short:
-		s.fails(life.Garbled, failure.Stream("upstream_incomplete", errNotWhole), errNotWhole)
+		s.fails(lifecycle.Garbled, failure.Stream("upstream_incomplete", errNotWhole), errNotWhole)
 	case sse.Garbled:
-		s.fails(life.Garbled, failure.Stream("upstream_broken", s.Err()), s.Err())
+		s.fails(lifecycle.Garbled, failure.Stream("upstream_broken", s.Err()), s.Err())
 	case sse.Broken:
-		s.fails(life.Unusable, failure.Stream("upstream_broken", s.Err()), s.Err())
+		s.fails(lifecycle.Unusable, failure.Stream("upstream_broken", s.Err()), s.Err())
 	case sse.Refused:
 		said := s.Mirror.Failure()
-		s.fails(life.ByStatus(said.Status), failure.Told(said), fmt.Errorf("its event was an error of status %d", said.Status))
+		s.fails(lifecycle.ByStatus(said.Status), failure.FromStream(said), fmt.Errorf("its event was an error of status %d", said.Status))
 	case sse.GivenBack:
 		if s.firstAt.IsZero() { // serve begins anew
-			s.job.srv.metrics.recomputes.WithLabelValues(life.Repeated).Inc()
+			s.job.srv.metrics.recomputes.WithLabelValues(lifecycle.Repeated).Inc()
 		}
 		s.job.srv.Dispatcher.Preempted(s.slot.Worker)
 		s.job.srv.Fleet.GaveBack(s.rank.Instance)
 		answer := openai.NewError(http.StatusBadGateway, "recompute_unresumable",
 			"the engine ran out of KV memory and gave the request back; it cannot be resumed")
-		s.fails(life.GivenBack, answer, errRefusal)
+		s.fails(lifecycle.GivenBack, answer, errRefusal)
 	}
 }
 
@@ -200,7 +200,7 @@ func (s *stream) progress(tokens, events int) {
 		s.slot.Progress(tokens)
 	}
 	if s.heard {
-		s.rank.Traffic.Heard()
+		s.rank.Traffic.OnEvent()
 	}
 	s.shed()
 	if s.tokenFrom.IsZero() {

@@ -9,7 +9,7 @@ import (
 
 	"evenkeel/gateway/failure"
 	"evenkeel/gateway/journal"
-	"evenkeel/gateway/life"
+	"evenkeel/gateway/lifecycle"
 	"evenkeel/gateway/openai"
 	"evenkeel/gateway/prompt"
 	"evenkeel/mooncake"
@@ -28,37 +28,37 @@ func (s *stream) goOn() {
 		}
 	}
 	if f == nil || j.client.Left() {
-		s.step(life.Event{What: life.GivenUp})
+		s.step(lifecycle.Event{What: lifecycle.GivenUp})
 		return
 	}
-	j.told.Tell(journal.Event{What: journal.Failed, Cause: "lost in the middle: " + f.Answer.Code, On: s.failedOn(), Answer: f.Answer})
+	j.record.Report(journal.Event{What: journal.Failed, Cause: "lost in the middle: " + f.Answer.Code, On: s.failedOn(), Answer: f.Answer})
 	tier := s.plan()
 	var cause *openai.Error
 	switch tier {
-	case life.Broken:
-		s.step(life.Event{What: life.GivenUp})
-	case life.Concluding:
+	case lifecycle.Broken:
+		s.step(lifecycle.Event{What: lifecycle.GivenUp})
+	case lifecycle.Concluding:
 	default:
-		j.told.Tell(journal.Event{What: journal.Retried})
+		j.record.Report(journal.Event{What: journal.Retried})
 		var next *stream
 		if next, cause = j.serve(nil); cause == nil {
 			s.adopt(next)
 		} else {
-			tier = life.Broken
+			tier = lifecycle.Broken
 		}
 	}
 	counter := j.srv.metrics.losses
 	switch {
-	case f.Why == life.GivenBack:
+	case f.Why == lifecycle.GivenBack:
 		counter = j.srv.metrics.recomputes
 	case moved:
 		counter = j.srv.metrics.moves
 	}
 	counter.WithLabelValues(tier).Inc()
 	switch {
-	case tier != life.Broken:
+	case tier != lifecycle.Broken:
 		j.srv.Log.Info("an answer goes on after its decode engine lost it", zap.Inline(j), zap.String("lost", f.Answer.Code), zap.String("tier", tier),
-			zap.Bool("token_exact", tier != life.ByText), zap.Int("tokens", s.tokens()), zap.String("engine", s.rank.Target.ID))
+			zap.Bool("token_exact", tier != lifecycle.ByText), zap.Int("tokens", s.tokens()), zap.String("engine", s.rank.Target.ID))
 	case cause != nil && cause.Status == journal.StatusClientClosed:
 		s.finish(failure.Gone())
 	case cause != nil:
@@ -69,7 +69,7 @@ func (s *stream) goOn() {
 
 // plan sets the job up for its next attempt and returns the tier. With
 // life.Concluding it has put the end of the answer into the stream.
-func (s *stream) plan() life.Tier {
+func (s *stream) plan() lifecycle.Tier {
 	j, r := s.job, &s.job.resume
 	if s.sofar == nil {
 		s.sofar = &sse.Trail{}
@@ -78,12 +78,12 @@ func (s *stream) plan() life.Tier {
 		s.sofar.Head, s.sofar.Prompt = s.Trail.Head, s.Trail.Prompt
 	}
 	s.sofar.Join(&s.Trail)
-	loss := life.Loss{
+	loss := lifecycle.Loss{
 		Said: s.sofar, Finished: s.Mirror.Finished(), Keeping: r.keeping, Streamed: j.req.Stream,
 		May: j.life.Losses() < recomputeMax(s.rank.Profile) && j.req.Endpoint.Common(),
 		How: r.how, IDs: r.ids, Alone: r.alone, Most: j.most(), Limit: j.req.Limit, LimitKey: cmp.Or(j.req.MaxTokensKey, "max_tokens"),
 	}
-	if r.keeping == life.KeepAll {
+	if r.keeping == lifecycle.KeepAll {
 		loss.Plain, loss.Tools = !openai.Unresumable(&j.body, j.req.Endpoint), openai.HasTools(&j.body)
 		if r.how == mooncake.ResumeText {
 			if loss.Text = j.parts().Text(); openai.Echoes(&j.body) { // the answer begins with it
@@ -91,14 +91,14 @@ func (s *stream) plan() life.Tier {
 			}
 		}
 	}
-	if r.keeping != life.KeepNothing {
+	if r.keeping != lifecycle.KeepNothing {
 		loss.Seen = j.seesTokens()
 	}
 	p := loss.Plan()
 	switch {
-	case p.Tier == life.Broken:
+	case p.Tier == lifecycle.Broken:
 		return p.Tier
-	case p.Tier == life.Concluding && loss.Finished:
+	case p.Tier == lifecycle.Concluding && loss.Finished:
 		s.conclude(p.Said.Head, "")
 		return p.Tier
 	case p.Unseen:
@@ -107,10 +107,10 @@ func (s *stream) plan() life.Tier {
 	s.sofar, j.ask.Seam = p.Said, p.Seam
 	r.before, r.atP, r.atD = p.Said.Completed, p.AtP, p.AtD
 	j.prompt = r.alone + r.before
-	j.told.Inexact = j.told.Inexact || p.Tier == life.ByText
+	j.record.Inexact = j.record.Inexact || p.Tier == lifecycle.ByText
 	leg := *j.leg
 	leg.Resume, j.leg = p.Resume, &leg
-	if p.Tier == life.Concluding {
+	if p.Tier == lifecycle.Concluding {
 		s.before(r.before)
 		s.conclude(p.Said.Head, "length")
 	}
@@ -147,7 +147,7 @@ func (s *stream) adopt(next *stream) {
 	frames.Feed(s.out)
 	for e, ok := frames.Next(); ok; e, ok = frames.Next() {
 		if err := s.Assembler.Add(e.Raw); err != nil {
-			s.fails(life.Unusable, failure.Stream("upstream_broken", err), err)
+			s.fails(lifecycle.Unusable, failure.Stream("upstream_broken", err), err)
 		}
 	}
 	s.out = s.out[:0]

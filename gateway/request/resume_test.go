@@ -301,7 +301,7 @@ func TestALostAnswerGoesOn(t *testing.T) {
 						at += utf8.RuneCount(reftext.AppendToken(nil, reftext.TokenID(rendered.Answer, i)))
 					}
 				}
-				last := b.asked[i].Told
+				last := b.asked[i].Record
 				require.Equal(t, "ok", last.Outcome)
 				require.Equal(t, n, last.OutputTokens)
 				require.Equal(t, rendered.Tokens(), last.PromptTokens)
@@ -357,7 +357,7 @@ func TestALostAnswerGoesOnByItsText(t *testing.T) {
 			got := readSeamless(t, r)
 			b.settle()
 			require.EqualValues(t, 1, b.metric(t, "evenkeel_recomputes_total", row.tier))
-			require.Equal(t, row.tier == "3", b.asked[0].Told.Inexact)
+			require.Equal(t, row.tier == "3", b.asked[0].Record.Inexact)
 			if row.tier == "4" {
 				require.Equal(t, "recompute_unresumable", got.fail)
 				return

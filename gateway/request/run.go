@@ -13,7 +13,7 @@ import (
 	"evenkeel/gateway/failure"
 	"evenkeel/gateway/handoff"
 	"evenkeel/gateway/journal"
-	"evenkeel/gateway/life"
+	"evenkeel/gateway/lifecycle"
 	"evenkeel/gateway/openai"
 	"evenkeel/geo"
 	"evenkeel/pool"
@@ -38,9 +38,9 @@ func (j *job) serve(ctx *fasthttp.RequestCtx) (*stream, *openai.Error) {
 		j.stay.end(j.srv.Tier)
 	}()
 	r := runner{job: j, ctx: ctx}
-	s, fail := r.run(life.Event{What: life.Begun})
+	s, fail := r.run(lifecycle.Event{What: lifecycle.Begun})
 	if fail != nil {
-		j.told.EndAttempt(fail)
+		j.record.EndAttempt(fail)
 	}
 	return s, fail
 }
@@ -60,16 +60,16 @@ type runner struct {
 	fail   *openai.Error  // what the last attempt came to
 }
 
-func (r *runner) run(e life.Event) (*stream, *openai.Error) {
+func (r *runner) run(e lifecycle.Event) (*stream, *openai.Error) {
 	j := r.job
-	var room [8]life.Effect
+	var room [8]lifecycle.Effect
 	todo := room[:0]
 	defer onPanic(func() { // what was to be given back when something panicked, and what is held still
 		if r.stream != nil { // it has the slot
 			defer r.stream.settle(board.Failed)
 		}
-		for _, x := range slices.Concat(todo, j.tell(life.Event{What: life.Panicked}, nil)) {
-			if x.Do == life.Settle || x.Do == life.Find {
+		for _, x := range slices.Concat(todo, j.tell(lifecycle.Event{What: lifecycle.Panicked}, nil)) {
+			if x.Do == lifecycle.Settle || x.Do == lifecycle.Find {
 				r.do(x)
 			}
 		}
@@ -83,9 +83,9 @@ func (r *runner) run(e life.Event) (*stream, *openai.Error) {
 		for len(todo) > 0 {
 			x := todo[0]
 			switch todo = todo[1:]; x.Do {
-			case life.AnswerIt:
+			case lifecycle.AnswerIt:
 				return r.answer(), nil
-			case life.Fail:
+			case lifecycle.Fail:
 				return nil, r.error(x.Error)
 			}
 			e = r.do(x)
@@ -94,124 +94,124 @@ func (r *runner) run(e life.Event) (*stream, *openai.Error) {
 }
 
 // do carries an effect out. Of one that is waited for, it returns how it ended.
-func (r *runner) do(x life.Effect) life.Event {
+func (r *runner) do(x lifecycle.Effect) lifecycle.Event {
 	j := r.job
 	switch x.Do {
-	case life.Question:
+	case lifecycle.Question:
 		if j.question == nil {
 			j.question = j.elsewhere(false)
 		}
-	case life.Attempt:
-		j.told.Tell(journal.Event{What: journal.Attempted})
+	case lifecycle.Attempt:
+		j.record.Report(journal.Event{What: journal.Attempted})
 		r.fault, r.stream, r.lease = nil, nil, nil
-	case life.Settle:
+	case lifecycle.Settle:
 		r.settle(x.Thing, x.How)
-	case life.Restart:
+	case lifecycle.Restart:
 		j.stay.end(j.srv.Tier)
 		j.question = r.asks
-	case life.Drop:
+	case lifecycle.Drop:
 		r.away.Drop()
-	case life.Shun, life.Condemn:
+	case lifecycle.Shun, lifecycle.Condemn:
 		r.judge(x)
-	case life.Find:
+	case lifecycle.Find:
 		j.find(x.Finding)
-	case life.TryAlone:
+	case lifecycle.TryAlone:
 		if r.slot = j.bindLocal(); r.slot == nil {
-			return life.Event{What: life.NoRankTakes}
+			return lifecycle.Event{What: lifecycle.NoRankTakes}
 		}
-		return life.Event{What: life.RankTakes}
-	case life.Queue:
+		return lifecycle.Event{What: lifecycle.RankTakes}
+	case lifecycle.Queue:
 		return r.queue()
-	case life.Forward:
+	case lifecycle.Forward:
 		what, fail := j.send(r.ctx, r.away)
 		r.fail = fail
-		return life.Event{What: what}
-	case life.SendProbe:
+		return lifecycle.Event{What: what}
+	case lifecycle.SendProbe:
 		if j.req.PrefillOnly {
 			var f *failure.Fault
 			if r.stream, f = r.prefillOnly(); f != nil {
 				return r.fell(f)
 			}
-			return life.Event{What: life.First}
+			return lifecycle.Event{What: lifecycle.First}
 		}
 		held, f := j.probe(r.lease)
 		if r.held = held; f != nil {
 			f.Kept = true // until somebody fetches it
 			return r.fell(f)
 		}
-		return life.Event{What: life.HandedOver, Named: held.ProbeID != ""}
-	case life.Enqueue:
+		return lifecycle.Event{What: lifecycle.HandedOver, Named: held.ProbeID != ""}
+	case lifecycle.Enqueue:
 		return r.enqueue(x)
-	case life.SendDecode:
+	case lifecycle.SendDecode:
 		r.stream = j.newStream(r.slot)
 		f := r.stream.decode(r.held)
 		if f == nil && r.mixed() {
 			r.lease.Answered(prefill.Usage{PromptTokens: j.prompt, CachedTokens: -1}, time.Time{}) // nothing is kept for anybody
 		}
 		return r.began(f, (r.held == nil || r.stream.whole) && j.client.Left())
-	case life.SendBoth:
+	case lifecycle.SendBoth:
 		r.stream = j.newStream(r.slot)
 		return r.began(bound{r.stream}.decode(r.lease))
-	case life.Pause:
+	case lifecycle.Pause:
 		if j.again(x.Retry, r.fault) {
-			return life.Event{What: life.Retried}
+			return lifecycle.Event{What: lifecycle.Retried}
 		}
-		return life.Event{What: life.GivenUp}
-	case life.Offer:
+		return lifecycle.Event{What: lifecycle.GivenUp}
+	case lifecycle.Offer:
 		return r.offer(x.Group)
-	case life.Acclaim, life.AnswerIt, life.Fail, life.Confirm, life.GoOn, life.EndWhole, life.BreakOff: // run does these, or the stream of an answer
+	case lifecycle.Acclaim, lifecycle.AnswerIt, lifecycle.Fail, lifecycle.Confirm, lifecycle.GoOn, lifecycle.EndWhole, lifecycle.BreakOff: // run does these, or the stream of an answer
 	}
-	return life.Event{}
+	return lifecycle.Event{}
 }
 
-func (r *runner) queue() life.Event {
+func (r *runner) queue() lifecycle.Event {
 	j := r.job
 	lease, away, err := j.choose()
 	switch {
 	case away != nil:
 		r.away = away
-		return life.Event{What: life.Directed}
+		return lifecycle.Event{What: lifecycle.Directed}
 	case err != nil:
 		r.fail = j.notChosen(err)
-		return life.Event{What: life.NoTurn, Open: errors.Is(err, prefill.ErrUnavailable)}
+		return lifecycle.Event{What: lifecycle.NoTurn, Open: errors.Is(err, prefill.ErrUnavailable)}
 	}
 	j.avoid.prefill = append(j.avoid.prefill, lease.Candidate.ID)
 	r.lease = lease
 	script := j.srv.script(lease.Candidate)
-	if j.req.PrefillOnly && script == life.Early {
-		script = life.Late // no decode rank has a part in it
+	if j.req.PrefillOnly && script == lifecycle.Early {
+		script = lifecycle.Late // no decode rank has a part in it
 	}
-	return life.Event{What: life.Turn, Script: script}
+	return lifecycle.Event{What: lifecycle.Turn, Script: script}
 }
 
-func (r *runner) enqueue(x life.Effect) life.Event {
+func (r *runner) enqueue(x lifecycle.Effect) lifecycle.Event {
 	j := r.job
 	if x.Place { // a hand-off that comes back for another rank
 		j.srv.Places.Reserve()
 	}
 	var f *failure.Fault
 	switch x.Script {
-	case life.Mixed:
+	case lifecycle.Mixed:
 		r.slot, f = j.placeMixed(r.lease)
-	case life.Early:
+	case lifecycle.Early:
 		r.slot, f = j.place(r.lease.Candidate, j.estimate(), func(e *pool.Entry) <-chan dispatcher.Result {
 			e.Early, e.Deadline = true, j.wanted()
 			return j.srv.Dispatcher.Enqueue(e, j.near(e.Model, e.Prompt)...)
 		})
-	case life.Late:
+	case lifecycle.Late:
 		r.slot, f = j.wait(r.held)
 	}
 	if f != nil {
 		return r.fell(f)
 	}
-	return life.Event{What: life.Bound}
+	return lifecycle.Event{What: lifecycle.Bound}
 }
 
 // mixed says whether the attempt is one of a rank that prefills and decodes.
 func (r *runner) mixed() bool { return r.lease != nil && r.lease.Candidate.Mixed }
 
 // began is how the legs of an attempt ended: with a first event, or a fault.
-func (r *runner) began(f *failure.Fault, quit bool) life.Event {
+func (r *runner) began(f *failure.Fault, quit bool) lifecycle.Event {
 	if f != nil {
 		f.Moved = r.stream.run.Moved()
 		e := r.fell(f)
@@ -221,12 +221,12 @@ func (r *runner) began(f *failure.Fault, quit bool) life.Event {
 		}
 		return e
 	}
-	return life.Event{What: life.First}
+	return lifecycle.Event{What: lifecycle.First}
 }
 
-func (r *runner) fell(f *failure.Fault) life.Event {
+func (r *runner) fell(f *failure.Fault) lifecycle.Event {
 	r.fault, r.fail = f, f.Answer
-	if f.Why == life.Unlisted {
+	if f.Why == lifecycle.Unlisted {
 		r.unlisted = f.Answer
 	}
 	on := ""
@@ -237,15 +237,15 @@ func (r *runner) fell(f *failure.Fault) life.Event {
 	case r.lease != nil && f.OfEngine():
 		on = r.lease.Candidate.ID
 	}
-	if f.Why == life.Stale && r.lease != nil { // it says nothing about the prefill engine of this attempt
+	if f.Why == lifecycle.Stale && r.lease != nil { // it says nothing about the prefill engine of this attempt
 		r.avoid.prefill = r.avoid.prefill[:len(r.avoid.prefill)-1]
 	}
-	r.told.Tell(journal.Event{What: journal.Failed, Cause: f.Cause(), On: on, Status: f.Status, Answer: f.Answer})
+	r.record.Report(journal.Event{What: journal.Failed, Cause: f.Cause(), On: on, Status: f.Status, Answer: f.Answer})
 	e := r.job.fell(f)
 	if r.stream != nil {
 		e.Engine = r.stream.rank.Instance
 	}
-	if f.Leg == life.Prefill && r.lease != nil {
+	if f.Leg == lifecycle.Prefill && r.lease != nil {
 		e.Engine = r.prefiller().Instance
 	}
 	return e
@@ -260,11 +260,11 @@ func (r *runner) prefiller() prefill.Candidate {
 }
 
 // judge takes note of an engine that failed. A prefill engine's 500 may be forgiven.
-func (r *runner) judge(x life.Effect) {
-	if x.Do == life.Condemn && x.Leg == life.Prefill {
+func (r *runner) judge(x lifecycle.Effect) {
+	if x.Do == lifecycle.Condemn && x.Leg == lifecycle.Prefill {
 		tier, id := r.srv.Tier, r.prefiller().ID
-		r.charges = append(r.charges, func(f life.Finding) {
-			if f == life.Innocent {
+		r.charges = append(r.charges, func(f lifecycle.Finding) {
+			if f == lifecycle.Innocent {
 				tier.Forgive(id)
 			}
 		})
@@ -275,9 +275,9 @@ func (r *runner) judge(x life.Effect) {
 
 // offer asks whether a request that cannot be served here should go to its decode group's owner, or to a region where attempts
 // have not failed yet.
-func (r *runner) offer(group bool) life.Event {
+func (r *runner) offer(group bool) lifecycle.Event {
 	j, node := r.job, r.srv.Node
-	no := life.Event{What: life.NotOffered}
+	no := lifecycle.Event{What: lifecycle.NotOffered}
 	if node == nil || !j.req.Endpoint.Common() || j.client.Left() || group && j.in.aimed() || !group && !node.Offered(j.model.Name) {
 		return no
 	}
@@ -286,9 +286,9 @@ func (r *runner) offer(group bool) life.Event {
 		return no
 	}
 	if r.asks = q; r.fault == nil {
-		j.told.EndAttempt(r.fail)
+		j.record.EndAttempt(r.fail)
 	}
-	return life.Event{What: life.Offered}
+	return lifecycle.Event{What: lifecycle.Offered}
 }
 
 // answer takes note that the answer has begun. It is nil if another dispatcher has answered.
@@ -297,80 +297,80 @@ func (r *runner) answer() *stream {
 	if s != nil {
 		s.shed()
 		if s.stage == ended { // all of it came at once
-			s.step(life.Event{What: life.Ends})
+			s.step(lifecycle.Event{What: lifecycle.Ends})
 		}
 	}
 	return s
 }
 
 // error is what the client gets.
-func (r *runner) error(which life.Error) *openai.Error {
+func (r *runner) error(which lifecycle.Error) *openai.Error {
 	switch which {
-	case life.OfClient:
+	case lifecycle.OfClient:
 		return failure.Gone()
-	case life.OfRanks:
+	case lifecycle.OfRanks:
 		return failure.Alone(r.client.Left(), r.fail)
-	case life.OfOwner:
+	case lifecycle.OfOwner:
 		return failure.NotOurs()
-	case life.OfAttempt, life.OfPeer:
+	case lifecycle.OfAttempt, lifecycle.OfPeer:
 	}
 	return r.fail
 }
 
-func (r *runner) settle(t life.Thing, how life.How) {
+func (r *runner) settle(t lifecycle.Thing, how lifecycle.How) {
 	j := r.job
 	switch t {
-	case life.Place:
-		if how == life.Back {
+	case lifecycle.Place:
+		if how == lifecycle.Back {
 			j.srv.Places.Release()
 		}
-	case life.Lease:
+	case lifecycle.Lease:
 		switch {
-		case how == life.Pass: // the hand-off has it, or the legs of the attempt
-		case how == life.Discard:
+		case how == lifecycle.Pass: // the hand-off has it, or the legs of the attempt
+		case how == lifecycle.Discard:
 			j.discard(r.held)
 		default:
 			handoff.Settle(r.lease, how, r.fault)
-			if how == life.Free && r.fault != nil && r.fault.Why == life.Left {
+			if how == lifecycle.Free && r.fault != nil && r.fault.Why == lifecycle.Left {
 				j.freed()
 			}
 		}
-	case life.KV:
+	case lifecycle.KV:
 		switch how {
-		case life.Discard:
+		case lifecycle.Discard:
 			j.discard(r.held)
-		case life.Doubt, life.DoubtOn:
+		case lifecycle.Doubt, lifecycle.DoubtOn:
 			j.doubts = append(j.doubts, r.held)
 		default:
 			handoff.Settle(r.held.Lease, how, nil)
 		}
 		r.held = nil
-	case life.Doubted:
+	case lifecycle.Doubted:
 		if len(j.doubts) == 0 { // something panicked before it was noted
 			break
 		}
 		h := j.doubts[0]
 		j.doubts = j.doubts[1:]
-		if how == life.Discard {
+		if how == lifecycle.Discard {
 			h.Avoid = j.avoid.ranks()
 			j.discard(h)
 		} else {
 			handoff.Settle(h.Lease, how, nil)
 		}
-	case life.Slot:
+	case lifecycle.Slot:
 		r.giveSlotBack(how)
 	}
 }
 
 // giveSlotBack does so with the slot of an attempt that failed.
-func (r *runner) giveSlotBack(how life.How) {
+func (r *runner) giveSlotBack(how lifecycle.How) {
 	j, kind := r.job, kinds[how]
 	s := r.stream
 	if s == nil { // there was none yet when something panicked
 		j.srv.Dispatcher.Release(r.slot, board.Outcome{Kind: kind})
 		return
 	}
-	if s.local && how == life.Failing && r.fault != nil && !r.mixed() {
+	if s.local && how == lifecycle.Failing && r.fault != nil && !r.mixed() {
 		j.localFailed(s, r.fault)
 	}
 	r.drop(kind)

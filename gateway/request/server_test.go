@@ -194,7 +194,7 @@ type monitor struct {
 	counts  bool    // prefill engines tell that
 }
 
-func (m *monitor) Heard(string) {}
+func (m *monitor) Answered(string) {}
 
 func (m *monitor) Report(id string, _ error) {
 	m.mu.Lock()

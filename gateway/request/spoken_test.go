@@ -74,7 +74,7 @@ func TestErrorsWithinAnAnswer(t *testing.T) {
 				}
 				got := b.post(mooncake.Chat.Path(), chat(short, ""))
 				b.settle()
-				said := fmt.Sprintf("%d, %d attempts", got.status, b.asked[0].Told.Attempts)
+				said := fmt.Sprintf("%d, %d attempts", got.status, b.asked[0].Record.Attempts)
 				for _, judged := range b.monitor.judged["decode d0"] {
 					if judged == engine.Faulted {
 						said += ", faulted"

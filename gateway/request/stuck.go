@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"evenkeel/gateway/failure"
-	"evenkeel/gateway/life"
+	"evenkeel/gateway/lifecycle"
 )
 
 // manyTimes is how many times as long as predicted a rank that prefills and decodes may take for a prompt, on top of the first_event_timeout
@@ -76,8 +76,8 @@ func watchCore(s *stream) (stop func()) {
 
 // stuck says of a call that was ended because the core stands still why it ended.
 func stuck(s *stream, f *failure.Fault) *failure.Fault {
-	if f != nil && f.Why == life.Silent && s.halted != nil && s.halted.Load() {
-		f.Why, f.Err = life.Stuck, errStuck
+	if f != nil && f.Why == lifecycle.Silent && s.halted != nil && s.halted.Load() {
+		f.Why, f.Err = lifecycle.Stuck, errStuck
 	}
 	return f
 }

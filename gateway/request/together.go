@@ -9,8 +9,8 @@ import (
 	"evenkeel/gateway/failure"
 	"evenkeel/gateway/handoff"
 	"evenkeel/gateway/journal"
-	"evenkeel/gateway/leg"
-	"evenkeel/gateway/life"
+	"evenkeel/gateway/lifecycle"
+	"evenkeel/gateway/upstream"
 	"evenkeel/mooncake"
 	"evenkeel/prefill"
 )
@@ -18,14 +18,14 @@ import (
 // script is how a request goes on whose turn has come. As long as
 // nobody knows where decode engines reach a prefill engine, requests to it are bound after their prefill,
 // whose answer says where.
-func (srv *Server) script(c prefill.Candidate) life.Script {
+func (srv *Server) script(c prefill.Candidate) lifecycle.Script {
 	switch {
 	case c.Mixed:
-		return life.Mixed
+		return lifecycle.Mixed
 	case c.Profile.Early() && (c.Profile.Connector != mooncake.NIXLPush || srv.Fleet.Coordinates(c) != nil):
-		return life.Early
+		return lifecycle.Early
 	}
-	return life.Late
+	return lifecycle.Late
 }
 
 // bound is the stream of a request that is bound before its prefill, until its first event has come.
@@ -35,26 +35,26 @@ type bound struct{ *stream }
 // client has left, and the prefill leg has ended, or the engine keeps blocks for it.
 func (b bound) decode(lease *prefill.Lease) (_ *failure.Fault, quit bool) {
 	s, j, slot := b.stream, b.job, b.slot
-	j.told.Tell(journal.Event{What: journal.Entered, Phase: journal.Transfer, Left: j.client.Left(), Call: "decode", Early: true})
+	j.record.Report(journal.Event{What: journal.Entered, Phase: journal.Transfer, Left: j.client.Left(), Call: "decode", Early: true})
 	s.computes()
 	body, half, streamed, tokens := j.body, j.leg, !s.whole, j.estimate()
-	id := couple.ID(j.id, j.told.Attempts)
+	id := couple.ID(j.id, j.record.Attempts)
 	var err error
 	s.partner, err = j.srv.couples.Start(couple.Plan{
 		Request: j, ID: id, Lease: lease, Slot: slot, Rank: s.rank, Endpoint: j.req.Endpoint,
-		Headers: j.told.Carry(leg.Headers(id, j.req.Endpoint, lease.Candidate.Profile)), Prompt: tokens,
+		Headers: j.record.Carry(upstream.Headers(id, j.req.Endpoint, lease.Candidate.Profile)), Prompt: tokens,
 		Body: func(p *mooncake.Profile, m *mooncake.Meeting) [][]byte {
 			return p.EarlyProbe(&body, half, m, streamed, nil)
 		},
-		EndDecode: func() { s.call.Leave(leg.Notice) }, Whole: s.whole || s.muffled, Most: s.mayHave, Dials: j.life.Dials(),
+		EndDecode: func() { s.call.Leave(upstream.Notice) }, Whole: s.whole || s.muffled, Most: s.mayHave, Dials: j.life.Dials(),
 	})
 	if err != nil {
-		f := failure.Of(life.Ended{Leg: life.Decode, Why: life.Leaving}, failure.Leaving(), err)
+		f := failure.Of(lifecycle.Ended{Leg: lifecycle.Decode, Why: lifecycle.Leaving}, failure.Leaving(), err)
 		switch {
 		case errors.Is(err, couple.ErrUnheard):
-			f.Why, f.Answer = life.Unready, failure.BadGateway("decode", err.Error())
+			f.Why, f.Answer = lifecycle.Unready, failure.BadGateway("decode", err.Error())
 		case errors.Is(err, couple.ErrUnknown):
-			f.Why = life.Unlearned
+			f.Why = lifecycle.Unlearned
 		}
 		return f, false
 	}
@@ -63,7 +63,7 @@ func (b bound) decode(lease *prefill.Lease) (_ *failure.Fault, quit bool) {
 	j.client.OnGone(nil)
 	if f != nil {
 		b.hear()
-		if quit = f.Why != life.NotOurs && j.client.Left(); quit { // its prefill leg may still write to the rank
+		if quit = f.Why != lifecycle.NotOurs && j.client.Left(); quit { // its prefill leg may still write to the rank
 			s.stranded = s.partner.Wait() || s.stranded
 		}
 		return f, quit
@@ -72,7 +72,7 @@ func (b bound) decode(lease *prefill.Lease) (_ *failure.Fault, quit bool) {
 	j.arrived(nil, s)
 	b.hear()
 	_, times, _ := s.partner.Told()
-	j.told.Tell(journal.Event{What: journal.Coupled, Took: times.Callback, Slot: slot})
+	j.record.Report(journal.Event{What: journal.Coupled, Took: times.Callback, Slot: slot})
 	s.opened()
 	if s.slot == nil { // all of it came at once
 		s.partner.Close()
@@ -87,35 +87,35 @@ func (b bound) open() *failure.Fault {
 	defer s.wait.End()
 	// The legs' partner ends the wait: how long it may take depends on the prefill.
 	body := s.rank.Profile.EarlyDecode(&j.body, j.leg, s.partner.Meeting, s.wait.Salt(), !s.whole, nil)
-	if f := s.send(leg.Headers(s.partner.ID, j.req.Endpoint, s.rank.Profile), body, handoff.Forever); f != nil {
-		how := life.Died
+	if f := s.send(upstream.Headers(s.partner.ID, j.req.Endpoint, s.rank.Profile), body, handoff.Forever); f != nil {
+		how := lifecycle.Died
 		switch {
-		case f.Status != 0 && f.Verdict().Next == life.Over:
-			how = life.Declined
-		case f.Status != 0 || f.Why == life.NotOurs || f.Why == life.Unreachable:
-			how = life.Refused
+		case f.Status != 0 && f.Verdict().Next == lifecycle.Over:
+			how = lifecycle.Declined
+		case f.Status != 0 || f.Why == lifecycle.NotOurs || f.Why == lifecycle.Unreachable:
+			how = lifecycle.Refused
 		}
 		return b.lost(how, f)
 	}
 	if err := b.first(); err != nil {
 		f := s.failure(err)
-		how := life.Died
-		if next := f.Verdict().Next; s.broken != nil && (next == life.Over || next == life.Room) {
-			how = life.Declined
+		how := lifecycle.Died
+		if next := f.Verdict().Next; s.broken != nil && (next == lifecycle.Over || next == lifecycle.Room) {
+			how = lifecycle.Declined
 		}
 		return b.lost(how, f)
 	}
 	if !s.believed(nil) {
-		return b.lost(life.Died, disbelieved())
+		return b.lost(lifecycle.Died, disbelieved())
 	}
 	f := s.partner.Started(s.Mirror.Prompt())
 	if s.stage == ended {
 		f = s.partner.Believe(s.Mirror.Prompt(), j.client.Gone())
 	}
 	if f != nil {
-		return b.lost(life.Died, f)
+		return b.lost(lifecycle.Died, f)
 	}
-	if f = ignored(life.Decode, j.verify(j.resume.atD, s.Mirror.Prompt())); f != nil {
+	if f = ignored(lifecycle.Decode, j.verify(j.resume.atD, s.Mirror.Prompt())); f != nil {
 		s.partner.Close()
 	}
 	return f
@@ -136,12 +136,12 @@ func (b bound) first() error {
 
 // lost is the fault of a decode leg without a first event: its own, or that of the prefill leg that has
 // ended it.
-func (b bound) lost(how life.Parting, f *failure.Fault) *failure.Fault {
+func (b bound) lost(how lifecycle.EndReason, f *failure.Fault) *failure.Fault {
 	s, j := b.stream, b.job
 	other, stranded := s.partner.Ended(how)
 	s.stranded = stranded
 	if other == nil {
-		if f.Err != nil && (how == life.Died || f.Status != 0 && f.Engine != "") {
+		if f.Err != nil && (how == lifecycle.Died || f.Status != 0 && f.Engine != "") {
 			j.srv.Monitor.Report(s.rank.Instance, f.Err)
 		}
 		return f
@@ -161,10 +161,10 @@ func (b bound) hear() {
 	if !answered {
 		return
 	}
-	j.told.Tell(journal.Event{What: journal.Probed, Took: times.Probe})
-	j.told.Prefill = s.partner.Prefiller().ID
+	j.record.Report(journal.Event{What: journal.Probed, Took: times.Probe})
+	j.record.Prefill = s.partner.Prefiller().ID
 	j.prompt = cmp.Or(got.PromptTokens, j.prompt)
-	j.told.Tell(journal.Event{What: journal.Prefilled, Tokens: got.PromptTokens, Cached: got.CachedTokens, Resumed: j.life.Resumed()})
+	j.record.Report(journal.Event{What: journal.Prefilled, Tokens: got.PromptTokens, Cached: got.CachedTokens, Resumed: j.life.Resumed()})
 	if j.life.Resumed() {
 		return
 	}

@@ -99,8 +99,8 @@ func TestARefusedRequestGoesToAnotherRank(t *testing.T) {
 	b.settle()
 	again := 0
 	for _, in := range b.asked {
-		require.LessOrEqual(t, in.Told.Attempts, 2)
-		again += in.Told.Attempts - 1
+		require.LessOrEqual(t, in.Record.Attempts, 2)
+		again += in.Record.Attempts - 1
 	}
 	require.Positive(t, again, "some met the bad rank first")
 	require.Equal(t, 20+again, b.probes())
@@ -172,7 +172,7 @@ func TestAnAnswerThatBeginsWithItsEnd(t *testing.T) {
 	require.NoError(t, b.p[0].SetFaults(refengine.Rule{Fault: refengine.EOSFirst}))
 	require.Equal(t, "right", b.judge(short, `"stream":true,`))
 	b.settle()
-	require.Equal(t, 2, b.asked[0].Told.Attempts)
+	require.Equal(t, 2, b.asked[0].Record.Attempts)
 	require.EqualValues(t, 1, b.p[0].Stats().NullHandoffs)
 	require.Zero(t, b.metric(t, "evenkeel_prefill_attempts_total", "failed"), "it is the prompt's doing, and no client may take engines out with it")
 }
@@ -237,7 +237,7 @@ func TestNoRetryAfterTheClientsOwnTime(t *testing.T) {
 		b.wish.Patience = row.patience
 		require.Equal(t, row.outcome, b.judge(short, ""))
 		b.over()
-		require.Equal(t, row.attempts, b.asked[i].Told.Attempts)
+		require.Equal(t, row.attempts, b.asked[i].Record.Attempts)
 	}
 	b.settle()
 }
@@ -271,7 +271,7 @@ func TestADamagedEventBreaksItsAnswer(t *testing.T) {
 			}})
 			require.Equal(t, "right", b.judge(long, row.more))
 			b.settle()
-			require.Equal(t, 2, b.asked[0].Told.Attempts)
+			require.Equal(t, 2, b.asked[0].Record.Attempts)
 		})
 	}
 }

@@ -49,7 +49,7 @@ func (j *job) acquire() (*prefill.Lease, error) {
 	began := time.Now()
 	j.enter(journal.Queued, "")
 	lease, err := j.awaitTurn()
-	j.told.Tell(journal.Event{What: journal.Waited, Took: time.Since(began)})
+	j.record.Report(journal.Event{What: journal.Waited, Took: time.Since(began)})
 	if err != nil {
 		return nil, err
 	}
@@ -60,7 +60,7 @@ func (j *job) acquire() (*prefill.Lease, error) {
 		}
 	})
 	lease = j.srv.couples.Prefer(lease)
-	j.told.Tell(journal.Event{What: journal.Chose, Lease: lease})
+	j.record.Report(journal.Event{What: journal.Chose, Lease: lease})
 	if j.life.Open() {
 		j.avoid.prefill = nil // of attempts before its question
 	}
@@ -107,7 +107,7 @@ func (j *job) arrival() prefill.Request {
 	r := prefill.Request{
 		ID: j.id, Model: j.model.Name, PromptTokens: j.estimate(), Counted: j.prompt > 0 || (j.leg == nil || j.leg.Prompt == nil) && j.req.PromptTokens > 0, PromptBytes: prompt.Bytes(j.req, j.leg), Arrival: j.arrive,
 		Session: j.in.Session, Ends: j.in.Ends, Policy: j.in.PrefillPolicy, Target: j.in.ToPrefill,
-		Key: cmp.Or(j.in.Flow, j.told.Key), Priority: j.in.Priority, Batch: j.in.Batch, Reserved: j.life.Reserved(), Exclude: j.avoid.prefill, Returned: j.life.Waited(),
+		Key: cmp.Or(j.in.Flow, j.record.Key), Priority: j.in.Priority, Batch: j.in.Batch, Reserved: j.life.Reserved(), Exclude: j.avoid.prefill, Returned: j.life.Waited(),
 	}
 	if !j.life.Resumed() {
 		r.Deadline = j.in.Deadline
@@ -123,7 +123,7 @@ func (j *job) arrival() prefill.Request {
 		r.Prompt = j.recognize()
 	}
 	if node := j.srv.Node; node != nil {
-		r.May = node.May(j.told.Key, j.model.Name)
+		r.May = node.May(j.record.Key, j.model.Name)
 	}
 	return r
 }

@@ -12,8 +12,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/zap"
 
-	"evenkeel/gateway/leg"
 	"evenkeel/gateway/metaserver"
+	"evenkeel/gateway/upstream"
 	"evenkeel/mooncake"
 )
 
@@ -25,7 +25,7 @@ var (
 // bound sends one prompt through two engines that work on it at the same time. The error of the engine that failed
 // first is returned, and only that: the other one was told to end.
 func (t *tester) bound(ctx context.Context, p, d subject, q *query, id string) (answer mooncake.ProbeAnswer, prompt int, prefill, decode error) {
-	m := leg.Meet(id, q.endpoint, p.profile, p.target, p.ranks, d.profile, d.target)
+	m := upstream.Meet(id, q.endpoint, p.profile, p.target, p.ranks, d.profile, d.target)
 	var callback <-chan metaserver.Callback
 	if p.profile.Connector != mooncake.SGLang {
 		expected := t.callbacks.Expect(metaserver.Wanted{Rank: d.target.ID, Read: func(body []byte) (mooncake.Callback, error) {
@@ -57,8 +57,8 @@ func (t *tester) bound(ctx context.Context, p, d subject, q *query, id string) (
 		prefill = nil
 	}
 	if (prefill != nil || decode != nil) && p.profile.Connector == mooncake.SGLang { // whose engines may not notice that we have left
-		_ = leg.Abort(t.client, p.target, id, zap.NewNop())
-		_ = leg.Abort(t.client, d.target, id, zap.NewNop())
+		_ = upstream.Abort(t.client, p.target, id, zap.NewNop())
+		_ = upstream.Abort(t.client, d.target, id, zap.NewNop())
 	}
 	return answer, prompt, prefill, decode
 }

@@ -34,7 +34,7 @@ func One(ctx context.Context, cfg *config.Config, role string, e config.Engine, 
 	if t.unpaired(s) {
 		return t.findings, nil
 	}
-	if role == "prefill" && s.profile.HandsOff() {
+	if role == "prefill" && s.profile.HasHandoff() {
 		return t.findings, t.onePrefill(ctx, s, partners)
 	}
 	return t.findings, t.oneWith(ctx, role, s, partners)
@@ -101,7 +101,7 @@ func (t *tester) oneWith(ctx context.Context, role string, s subject, partners [
 			return nil
 		}
 	}
-	if !s.profile.HandsOff() {
+	if !s.profile.HasHandoff() {
 		return nil
 	}
 	q, err := prompt(s.models[0], t.id())

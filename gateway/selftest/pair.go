@@ -12,8 +12,8 @@ import (
 
 	"evenkeel/engine"
 	"evenkeel/gateway/failure"
-	"evenkeel/gateway/leg"
-	"evenkeel/gateway/life"
+	"evenkeel/gateway/lifecycle"
+	"evenkeel/gateway/upstream"
 	"evenkeel/mooncake"
 	"evenkeel/sse"
 )
@@ -75,7 +75,7 @@ func (t *tester) exchange(ctx context.Context, p subject, id string) (*mooncake.
 
 // probe sends a prefill request and reads the answer to its end.
 func (t *tester) probe(ctx context.Context, p subject, q *query, id string, body [][]byte) ([]byte, error) {
-	call, end := t.call(ctx, p, q, life.Prefill)
+	call, end := t.call(ctx, p, q, lifecycle.Prefill)
 	defer end()
 	text, f := call.Whole(engine.JSONHeaders(id), body, nil, answerBytes, time.Now().Add(2*stepTimeout))
 	if f != nil {
@@ -85,23 +85,23 @@ func (t *tester) probe(ctx context.Context, p subject, q *query, id string, body
 }
 
 // call prepares a request to an engine, which ends with ctx.
-func (t *tester) call(ctx context.Context, s subject, q *query, half life.Leg) (call *leg.Call, end func() bool) {
-	call = &leg.Call{
-		Call: leg.New(t.client, s.profile, s.target).Fresh(), Leg: half, Area: s.seat.Area, Path: q.endpoint.Path(), Log: zap.NewNop(),
+func (t *tester) call(ctx context.Context, s subject, q *query, half lifecycle.Leg) (call *upstream.Call, end func() bool) {
+	call = &upstream.Call{
+		Call: upstream.New(t.client, s.profile, s.target).Fresh(), Leg: half, Scope: s.seat.Scope, Path: q.endpoint.Path(), Log: zap.NewNop(),
 		Limits: engine.Deadlines{Connect: t.cfg.Limits.ConnectTimeout, FirstByte: stepTimeout, Idle: stepTimeout},
 	}
 	return call, context.AfterFunc(ctx, call.Abort)
 }
 
 // why says in words for the operator why a request failed.
-func why(ctx context.Context, call *leg.Call, f *failure.Fault) error {
+func why(ctx context.Context, call *upstream.Call, f *failure.Fault) error {
 	switch {
 	case ctx.Err() != nil:
 		return context.Cause(ctx)
 	case f.Status == 0:
 		return f.Err
 	}
-	return fmt.Errorf("%s was answered with %d: %s", [...]string{life.Prefill: "a probe", life.Decode: "the decode request", life.Sole: "a request"}[call.Leg], f.Status, clip(call.Refusal))
+	return fmt.Errorf("%s was answered with %d: %s", [...]string{lifecycle.Prefill: "a probe", lifecycle.Decode: "the decode request", lifecycle.Sole: "a request"}[call.Leg], f.Status, clip(call.Refusal))
 }
 
 // decodeLeg ends the id of the decode request: the probe's own where only that
@@ -120,9 +120,9 @@ func (t *tester) decode(ctx context.Context, d subject, q *query, a mooncake.Pro
 // answer sends a decode request, reads the answer and compares what it says of itself. It returns how many tokens the prompt
 // had there.
 func (t *tester) answer(ctx context.Context, d subject, q *query, id string, body [][]byte) (prompt int, err error) {
-	half, cached := life.Decode, -1
+	half, cached := lifecycle.Decode, -1
 	if d.profile.Aggregated() {
-		half, cached = life.Sole, sse.OwnCached
+		half, cached = lifecycle.Sole, sse.OwnCached
 	}
 	call, end := t.call(ctx, d, q, half)
 	defer end()

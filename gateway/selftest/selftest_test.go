@@ -473,14 +473,14 @@ func TestOthersRanksAreLeftAlone(t *testing.T) {
 	c := cluster(t, mooncake.Profile{}, p.URLs(), []string{theirs.URLs()[0], ours.URLs()[0]})
 	own, err := config.InstanceID(ours.URLs()[0])
 	require.NoError(t, err)
-	area, _ := ownertest.Owned(t, 7)
+	scope, _ := ownertest.Owned(t, 7)
 	var taken, left int
 	found := Run(t.Context(), c, Options{Seat: func(_ context.Context, rank string, _ int) (Seat, error) {
 		if rank != own {
 			return Seat{}, ErrNotOurs
 		}
 		taken++
-		return Seat{Area: area, Leave: func() { left++ }}, nil
+		return Seat{Scope: scope, Leave: func() { left++ }}, nil
 	}})
 	require.Empty(t, pick(found, Bad))
 	require.Equal(t, []int{1, 1}, []int{taken, left})

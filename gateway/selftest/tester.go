@@ -63,8 +63,8 @@ type subject struct {
 
 // Seat is a slot of a decode rank.
 type Seat struct {
-	Area  *owner.Area // the request is sent only while it is ours; nil: no other proxy sends to the rank
-	Leave func()      // gives the slot back
+	Scope *owner.Scope // the request is sent only while it is ours; nil: no other proxy sends to the rank
+	Leave func()       // gives the slot back
 }
 
 // ErrNotOurs says that another proxy sends requests to a rank.
@@ -134,6 +134,6 @@ type pair struct{ prefill, decode subject }
 // meets says whether both legs of a request are under way at the same time. Engines of which one
 // does so, and the other one in no way or in another, serve no request together.
 func meets(p, d subject) (together, ever bool) {
-	together = !p.profile.HandsOff()
-	return together, together != d.profile.HandsOff() && (!together || p.profile.Connector == d.profile.Connector)
+	together = !p.profile.HasHandoff()
+	return together, together != d.profile.HasHandoff() && (!together || p.profile.Connector == d.profile.Connector)
 }

@@ -76,7 +76,7 @@ func bands(ranks []live.Rank, width int) (list [][]column, cells int) {
 // picture draws a group.
 func (s screen) picture(g live.Group) (lines []string) {
 	list, cells := bands(g.Ranks, s.width-2)
-	for _, o := range g.Ghosts[:min(3, len(g.Ghosts))] {
+	for _, o := range g.Counterfactuals[:min(3, len(g.Counterfactuals))] {
 		word := "longer"
 		if o.SavedMs < 0 {
 			word = "shorter"

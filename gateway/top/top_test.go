@@ -339,7 +339,7 @@ func (l *locked) String() string              { l.mu.Lock(); defer l.mu.Unlock()
 func TestThePicture(t *testing.T) {
 	g := func(ranks int) live.Group {
 		g := document(ranks).Models[0].Groups[0]
-		g.Ghosts = []live.Ghost{{Policy: "jsq-kv", MostTokens: 90_000, SavedMs: 3.1}}
+		g.Counterfactuals = []live.Counterfactual{{Policy: "jsq-kv", MostTokens: 90_000, SavedMs: 3.1}}
 		for i := range g.Ranks {
 			g.Ranks[i].KVTokens = int64(10_000 * (1 + i%8))
 		}

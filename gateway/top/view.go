@@ -218,7 +218,7 @@ func (s screen) overview() (lines []string) {
 			lines = append(lines, fmt.Sprintf("peer %s in %s  %s  rtt %.1f ms  %d in flight", p.ID, p.Region, state, p.RTTMs, p.InFlight))
 		}
 	}
-	for _, a := range d.Areas {
+	for _, a := range d.Scopes {
 		lines = append(lines, fmt.Sprintf("%s  %s  owner %s  epoch %d", cmp.Or(a.Group, a.Region), a.Phase, cmp.Or(a.Holder, "nobody"), a.Epoch))
 	}
 	lines = append(lines, "")

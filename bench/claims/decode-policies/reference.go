@@ -69,7 +69,7 @@ const referenceGuard = 1000
 // guarded gives a policy that has a guard another age for it.
 func guarded(name string, ms int) (string, error) {
 	spec, err := policy.ParseSpec(name)
-	if err != nil || !spec.Takes("max_age_ms") {
+	if err != nil || !spec.Accepts("max_age_ms") {
 		return name, err
 	}
 	_, err = spec.With("max_age_ms", strconv.Itoa(ms))

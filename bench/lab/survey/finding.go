@@ -43,7 +43,7 @@ type Finding struct {
 
 // Prefilling is what is known of steps with prompts.
 type Prefilling struct {
-	Told  bool
+	Known bool
 	Share float64 // of the steps hold a prompt at least
 	Ranks float64 // that have one in those, in the mean
 }
@@ -53,16 +53,16 @@ type Span struct{ Low, Middle, High float64 }
 
 // Change is what a change of policy is worth.
 type Change struct {
-	What string
-	Gain Span // as a share of tokens/s, or of those of each answer where requests come as they come
-	Told bool // it is narrow enough to decide by
+	What   string
+	Gain   Span // as a share of tokens/s, or of those of each answer where requests come as they come
+	Narrow bool // it is narrow enough to decide by
 }
 
 // narrow is how wide an interval may be to be told: so many points, or half the gain.
 const narrow = 0.06
 
 func change(what string, gain Span) Change {
-	return Change{What: what, Gain: gain, Told: gain.High-gain.Low <= max(narrow, math.Abs(gain.Middle)/2)}
+	return Change{What: what, Gain: gain, Narrow: gain.High-gain.Low <= max(narrow, math.Abs(gain.Middle)/2)}
 }
 
 // Judge says what was found of each group.
@@ -177,7 +177,7 @@ func (f *Finding) prefilling(points []point) {
 		steps, some, ranks = steps+p.steps, some+p.steps*p.prompting, ranks+p.steps*p.computing
 	}
 	if some > 0 {
-		f.Prefilling = Prefilling{Told: true, Share: some / steps, Ranks: ranks / some}
+		f.Prefilling = Prefilling{Known: true, Share: some / steps, Ranks: ranks / some}
 	}
 }
 

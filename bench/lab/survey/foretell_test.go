@@ -324,11 +324,11 @@ func (v *verdicts) add(load string, f *Finding, what string, gain float64) {
 		}
 		in := c.Gain.Low <= gain && gain <= c.Gain.High
 		v.t.Logf("%s: %s: %.1f (%.1f to %.1f) %%, really %.1f %%: in %v, told %v; law %+v; at most %.1f %%, closed %v", load, what,
-			100*c.Gain.Middle, 100*c.Gain.Low, 100*c.Gain.High, 100*gain, in, c.Told, f.Law, 100*f.Most.Middle, f.Closed)
+			100*c.Gain.Middle, 100*c.Gain.Low, 100*c.Gain.High, 100*gain, in, c.Narrow, f.Law, 100*f.Most.Middle, f.Closed)
 		if in {
 			v.within++
 		}
-		if c.Told {
+		if c.Narrow {
 			v.told++
 		}
 	}

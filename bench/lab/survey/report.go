@@ -51,9 +51,9 @@ func (f *Finding) Verdict() string {
 	}
 	best := f.Changes[len(f.Changes)-1]
 	switch {
-	case best.Told && best.Gain.High < little:
+	case best.Narrow && best.Gain.High < little:
 		return fmt.Sprintf("There is nothing to gain here: with %s there would be %s.", best.What, f.gain(best))
-	case !best.Told:
+	case !best.Narrow:
 		return fmt.Sprintf("What a change would gain cannot be told: it lies between %.0f and %.0f %%, and a longer survey, or --slots, may narrow it.",
 			100*best.Gain.Low, 100*best.Gain.High)
 	}
@@ -103,7 +103,7 @@ func (f *Finding) Rows() (rows []Row) {
 	if !math.IsNaN(f.KVFull) {
 		add("KV room in use", "%.0f %%", 100*f.KVFull)
 	}
-	if p := f.Prefilling; p.Told {
+	if p := f.Prefilling; p.Known {
 		add("steps with a prompt", "%.0f %%, on %.1f of %d ranks in the mean", 100*p.Share, p.Ranks, len(f.Ranks))
 	}
 	if f.Law.ok {
@@ -118,7 +118,7 @@ func (f *Finding) Rows() (rows []Row) {
 	}
 	for _, c := range f.Changes {
 		told := ""
-		if !c.Told {
+		if !c.Narrow {
 			told = "; too wide to decide by"
 		}
 		add(c.What, "%s%s", f.gain(c), told)
@@ -207,7 +207,7 @@ func bars(f *Finding) *picture {
 	}
 	add("the most that could be gained", f.Most, true)
 	for _, c := range f.Changes {
-		add(c.What, c.Gain, c.Told)
+		add(c.What, c.Gain, c.Narrow)
 	}
 	step := 0.01
 	for (high-low)/step > 8 {

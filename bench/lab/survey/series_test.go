@@ -132,7 +132,7 @@ func TestWhatNoWindowTellsIsNotNothing(t *testing.T) {
 	require.True(t, f.Law.ok)
 	c := change(levelled, f.levelling(points, becomes{running: 10}))
 	require.Greater(t, c.Gain.High, 0.31, "level ranks would gain so much")
-	require.False(t, c.Told)
+	require.False(t, c.Narrow)
 }
 
 func TestAMetricThatIsNoNumberLeavesItsWindowOut(t *testing.T) {

@@ -37,7 +37,7 @@ func (p Params) Complete(sp policy.Spec) (policy.Spec, error) {
 	all := reflect.ValueOf(p)
 	for i := range all.NumField() {
 		key, value := all.Type().Field(i).Tag.Get("json"), all.Field(i)
-		if value.Kind() != reflect.Pointer || value.IsNil() || !sp.Takes(key) || sp.Sets(key) {
+		if value.Kind() != reflect.Pointer || value.IsNil() || !sp.Accepts(key) || sp.Sets(key) {
 			continue
 		}
 		var err error

@@ -16,7 +16,7 @@ type auto struct {
 // chooses has the twin choose the policy of the run.
 func (r *run) chooses(specs []string) {
 	r.auto = &auto{judge: twin.New(specs, specs...), chooser: twin.NewChooser(specs)}
-	r.Hears, r.Does = r.auto.tape.Hear, r.auto.tape.Done
+	r.OnEvent, r.OnEffect = r.auto.tape.Record, r.auto.tape.Done
 }
 
 // judge has the twin judge if it is time, and changes the policy if it says so.
@@ -31,11 +31,11 @@ func (r *run) judge() {
 	if s == nil {
 		return
 	}
-	a.judge.Take(s, copied)
+	a.judge.AddStretch(s, copied)
 	for more := true; more; {
 		var fresh []twin.Verdict
 		fresh, more = a.judge.Work(1 << 20)
-		if choice, change := a.chooser.Hear(fresh, now); change {
+		if choice, change := a.chooser.Consider(fresh, now); change {
 			a.changes++
 			r.Apply(board.SetPolicy{Spec: choice.Spec}, r.Now)
 		}

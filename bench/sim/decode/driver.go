@@ -19,7 +19,7 @@ type driver struct {
 	learned bool      // something was, since tables were looked at
 	builds  float64   // when to look at them although nothing is learned; never: all is in them
 
-	round  func(r *board.Round)  // for those who look at rounds; nil: nobody does
+	round  func(r *board.Round)  // called with each round; nil: rounds are not observed
 	broken func(e *board.Effect) // an assignment that breaks a limit, or a policy that failed
 }
 
@@ -29,7 +29,7 @@ func newDriver(cfg board.Config, history []arrival) (*driver, error) {
 		return nil, err
 	}
 	d := &driver{Engines: virtual.Engines{Driver: virtual.NewDriver(b, began, model)}, history: history, builds: never}
-	d.Other, d.Told = d.other, d.told
+	d.Other, d.OnDecided = d.other, d.told
 	return d, nil
 }
 

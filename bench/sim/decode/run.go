@@ -93,7 +93,7 @@ func newRun(fleet *Fleet, load Load, w *workload, cfg board.Config) (*run, error
 			r.jobs[i].blocks = keys(a.blocks, a.prompt)
 		}
 	}
-	cfg.Predictor.Told, cfg.BindAhead = true, load.Ahead                      // it is up to policies to ask
+	cfg.Predictor.KnownLengths, cfg.BindAhead = true, load.Ahead              // it is up to policies to ask
 	r.early = load.AtArrival && (r.prefill.time(1) > 0 || fleet.Transfer > 0) // else binding at arrival is binding late
 	history := w.history
 	if cfg.Predictor.Fit != nil {

@@ -28,9 +28,9 @@ func tapedWith(t testing.TB, f *Fleet, load Load, w *workload, cfg board.Config,
 	r, err := newRun(f, load, w, cfg)
 	require.NoError(t, err)
 	tape := &twin.Tape{}
-	r.Hears, r.Does = func(e board.Event, now time.Time) {
+	r.OnEvent, r.OnEffect = func(e board.Event, now time.Time) {
 		if !misses(e) {
-			tape.Hear(e, now)
+			tape.Record(e, now)
 		}
 	}, tape.Done
 	cut := func() {
@@ -74,7 +74,7 @@ func TestTheTwinForetellsWhatAnotherPolicyHas(t *testing.T) {
 		for in, spec := range specs {
 			judge, v := twin.New([]string{specs[1-in]}), twin.Verdict{}
 			for i, s := range tapes[in][:last] {
-				judge.Take(s, tapes[in][i+1].Boards)
+				judge.AddStretch(s, tapes[in][i+1].Boards)
 				for more := i >= last-judged; more; {
 					var fresh []twin.Verdict
 					if fresh, more = judge.Work(1 << 20); len(fresh) > 0 {
@@ -136,7 +136,7 @@ func TestOverManyWindowsTheTwinIsSurer(t *testing.T) {
 	for in, spec := range specs {
 		judge, v := twin.New([]string{specs[1-in]}), twin.Verdict{}
 		for i, s := range tapes[in][:last] {
-			judge.Take(s, tapes[in][i+1].Boards)
+			judge.AddStretch(s, tapes[in][i+1].Boards)
 			for more := i%4 == 0; more; { // each minute is judged
 				var fresh []twin.Verdict
 				if fresh, more = judge.Work(1 << 20); len(fresh) > 0 {
@@ -186,7 +186,7 @@ func TestAReplayGoesOnFromWhereTheLastOneWas(t *testing.T) {
 	}
 	told := func(judge *twin.Twin) (ms float64) {
 		for i := range 2 * span {
-			judge.Take(tapes[0][1+i], tapes[0][2+i].Boards)
+			judge.AddStretch(tapes[0][1+i], tapes[0][2+i].Boards)
 			for more := i >= 2*span-2; more; { // the last two windows
 				var fresh []twin.Verdict
 				if fresh, more = judge.Work(1 << 20); len(fresh) > 0 {
@@ -256,7 +256,7 @@ func TestWhatAVerdictIsMadeOf(t *testing.T) {
 	}
 	tape := tapedWith(t, &f, Load{Rho: 0.8}, w, cfg, 15*time.Second, func(board.Event) bool { return false })
 	judge := twin.New([]string{"fails now and then", "jsq-kv", "br0", "no-such-policy", "random", "fails"})
-	take := func(i int) { judge.Take(tape[i], tape[i+1].Boards) }
+	take := func(i int) { judge.AddStretch(tape[i], tape[i+1].Boards) }
 	verdictWhile := func(comes func(n int)) (v twin.Verdict) {
 		n := 0
 		for more := true; more && v.Replays == 0; n++ {
@@ -315,7 +315,7 @@ func TestAForecastIsNoSurerThanTheReplayOfWhatWas(t *testing.T) {
 		})
 		judge := twin.New([]string{"jsq-kv"})
 		for i := range len(tape) - 1 {
-			judge.Take(tape[i], tape[i+1].Boards)
+			judge.AddStretch(tape[i], tape[i+1].Boards)
 			for more := i > 5; more; {
 				var fresh []twin.Verdict
 				if fresh, more = judge.Work(1 << 20); len(fresh) > 0 {
@@ -363,7 +363,7 @@ func TestTheTwinReplaysWhatWas(t *testing.T) {
 				tape := taped(t, &c.fleet, Load{Rho: c.rho}, w, spec, 15*time.Second)
 				judge := twin.New([]string{"random"})
 				for i := range stretches {
-					judge.Take(tape[2+i], tape[3+i].Boards)
+					judge.AddStretch(tape[2+i], tape[3+i].Boards)
 				}
 				var found []twin.Verdict
 				for more := true; more; {

@@ -39,7 +39,7 @@ type Run struct {
 	seen     []asked // what engines told of their queues, which is up to 100 ms old
 	seenAt   float64
 	turn     int
-	Before   func() // each turn, for who keeps what happens; nil: nobody does
+	Before   func() // called before each turn, by a recorder; nil: nothing is recorded
 
 	next      int     // request
 	queue     []int32 // of those that came, those that were not let go to the board, first come first served

@@ -19,7 +19,7 @@ func taped(t *testing.T, l *Load, p Contender, lasts time.Duration) (stretches [
 	s, err := New(l, p)
 	require.NoError(t, err)
 	tape, next := &twin.Tape{}, time.Duration(0)
-	s.Hears, s.Does = tape.Hear, tape.Done
+	s.OnEvent, s.OnEffect = tape.Record, tape.Done
 	s.Before = func() {
 		if now := s.Instant(s.Now); now.Sub(s.Began) >= next || tape.Due(now, time.Minute) {
 			next += 15 * time.Second
@@ -81,7 +81,7 @@ func TestTheTwinForetellsWhatRoundsAreWorth(t *testing.T) {
 		for in := range two {
 			judge, v := twin.New([]string{two[1-in].Spec}), twin.Verdict{}
 			for i, s := range tapes[in][:last] {
-				judge.Take(s, tapes[in][i+1].Boards)
+				judge.AddStretch(s, tapes[in][i+1].Boards)
 				for more := i >= last-judged; more; {
 					var fresh []twin.Verdict
 					if fresh, more = judge.Work(1 << 20); len(fresh) > 0 {

@@ -1,4 +1,4 @@
-// Package ownertest makes areas that are ours, for tests.
+// Package ownertest makes scopes that are ours, for tests.
 package ownertest
 
 import (
@@ -27,10 +27,10 @@ func (f free) Acquire(context.Context, int64) (lease.Record, error) {
 func (free) Renew(context.Context, int64) error   { return nil }
 func (free) Release(context.Context, int64) error { return nil }
 
-// Owned is an area that is ours for an hour, with an epoch, and its claim, which does not run any more.
-func Owned(t *testing.T, epoch int64) (*owner.Area, *lease.Claim) {
+// Owned is a scope that is ours for an hour, with an epoch, and its claim, which does not run any more.
+func Owned(t *testing.T, epoch int64) (*owner.Scope, *lease.Claim) {
 	t.Helper()
-	a, times := owner.NewArea("main"), lease.DefaultTimes
+	a, times := owner.NewScope("main"), lease.DefaultTimes
 	times.Duration, times.RenewDeadline = time.Hour, time.Hour/2
 	claim := a.Claim(lease.Config{Self: "us-1_x", Home: true, Times: times}, free(epoch), lease.Hooks{}, zap.NewNop())
 	ctx, stop := context.WithCancel(t.Context())

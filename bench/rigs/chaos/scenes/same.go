@@ -12,7 +12,7 @@ import (
 	"evenkeel/bench/rigs/testbed"
 )
 
-// way is one from a region to a peer: the caller whose requests take it.
+// way is a path from a region to a peer. It is named by the caller whose requests are forwarded on it.
 type way struct {
 	from, to int
 	caller   string

@@ -1,0 +1,71 @@
+package board
+
+import (
+	"math"
+
+	"evenkeel/dispatcher/decision"
+	"evenkeel/dispatcher/policy"
+)
+
+// mostAsked bounds the ranks that a policy is asked about after one round: a
+// tick must not be longer for being explained than for being decided. A group of
+// 144 ranks has 16 of its entries compared, the others have the loads alone.
+const mostAsked = 16 * 144
+
+// explain fills in the traces of a round's assignments, before they are bound.
+// It allocates nothing: the callers of Enqueue have made the room.
+func (b *board) explain(g *group, p *decider) {
+	if !b.cfg.Explain {
+		return
+	}
+	s := &b.snapshot
+	fullest := int64(0)
+	for _, r := range g.ranks {
+		fullest = max(fullest, r.kv)
+	}
+	if cap(b.weights) < len(s.Workers) {
+		b.weights = make([]float64, len(s.Workers))
+	}
+	weigher, _ := p.Policy.(policy.Weigher)
+	left := mostAsked
+	for i, a := range b.assignments {
+		w, ok := b.waiting[a.Entry]
+		if !ok || w.trace == nil {
+			continue
+		}
+		scores, less := b.weights[:len(s.Workers)], true
+		if left -= len(scores); weigher == nil || left < 0 {
+			weigher = nil
+		} else if less, ok = weigher.Weigh(s, i, a, int64(w.prompt()), scores); !ok {
+			weigher = nil
+		}
+		if weigher == nil {
+			scores, less = nil, true
+		}
+		*w.trace = decision.Trace{Tick: b.ticks, Waiting: len(s.Pool), Fullest: fullest, Less: less}
+		weighed(w.trace, g, p.Immediate(), s, a.Worker, scores)
+	}
+}
+
+// weighed puts the ranks in order: by score, without scores by KV tokens.
+func weighed(o *decision.Trace, g *group, immediate bool, s *policy.Snapshot, chosen int32, scores []float64) {
+	for i, r := range g.ranks {
+		worker := &s.Workers[i]
+		if r.ID == chosen {
+			o.KVTokens = r.kv
+		}
+		able := worker.Up && (immediate || worker.Free > 0)
+		if scores != nil {
+			able = !math.IsNaN(scores[i])
+		}
+		if !able {
+			continue
+		}
+		o.Able++
+		c := decision.Alternative{Worker: r.ID, Name: r.Name, Score: math.NaN(), KVTokens: r.kv, Free: worker.Free}
+		if scores != nil {
+			c.Score = scores[i]
+		}
+		o.Keep(c, chosen)
+	}
+}

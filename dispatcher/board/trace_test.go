@@ -1,0 +1,116 @@
+package board
+
+import (
+	"fmt"
+	"math"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"evenkeel/dispatcher/decision"
+	"evenkeel/dispatcher/effort"
+	"evenkeel/pool"
+)
+
+func TestASlotSaysWhatItsRankWasChosenOn(t *testing.T) {
+	cfg := realConfig("br0")
+	cfg.Explain = true
+	h := newHand(t, cfg)
+	h.fleet(ranks(3, 2, 0))
+	h.put(pool.Entry{Prompt: 900}).slotNow(t)
+	w := h.put(pool.Entry{Prompt: 300})
+	s := w.slotNow(t)
+	g := s.Grounds
+	require.NotNil(t, g)
+	require.Equal(t, 1, g.Waiting)
+	require.Equal(t, 3, g.Able)
+	require.EqualValues(t, 900, g.Fullest)
+	require.Zero(t, g.KVTokens, "an empty rank took it")
+	require.Len(t, g.Best(), 3)
+	require.Equal(t, s.Worker, g.Best()[0].Worker, "the best is what was chosen")
+	require.EqualValues(t, 900, g.Best()[2].KVTokens)
+	require.Less(t, g.Best()[2].Score, g.Best()[0].Score)
+}
+
+func TestWithoutExplainASlotHasNoGrounds(t *testing.T) {
+	h := newHand(t, realConfig("br0"))
+	h.fleet(ranks(2, 2, 0))
+	require.Nil(t, h.put(pool.Entry{Prompt: 900}).slotNow(t).Grounds)
+	var none *decision.Trace
+	require.Empty(t, none.Best())
+}
+
+func TestATickThatIsExplainedDoesNotTouchTheHeap(t *testing.T) {
+	for _, spec := range tickPolicies {
+		t.Run(spec, func(t *testing.T) {
+			h := explained(t, spec)
+			var admitted []waiting
+			turn := func() {
+				h.generate()
+				admitted, _ = h.cycle(admitted)
+			}
+			for range 30 {
+				turn()
+			}
+			compared := 0
+			for _, w := range h.waiting { // those that were admitted are back
+				if best := w.slot.Grounds.Best(); len(best) > 0 && !math.IsNaN(best[0].Score) {
+					compared++
+				}
+			}
+			require.GreaterOrEqual(t, compared, mostAsked/144)
+			require.Zero(t, testing.AllocsPerRun(20, turn))
+		})
+	}
+}
+
+// explained is a saturated board whose slots have grounds.
+func explained(tb testing.TB, spec string) *hand {
+	h := saturated(tb, spec)
+	h.cfg.Explain = true
+	for id, w := range h.boards["m"].waiting {
+		w.trace = &decision.Trace{}
+		h.waiting[w.entry].slot.Grounds = w.trace
+		h.boards["m"].waiting[id] = w
+	}
+	return h
+}
+
+// BenchmarkExplain is what grounds cost a tick.
+func BenchmarkExplain(b *testing.B) {
+	for _, spec := range tickPolicies {
+		var plain float64
+		for _, on := range []bool{false, true} {
+			b.Run(fmt.Sprintf("%s/explain=%v", spec, on), func(b *testing.B) {
+				h := saturated(b, spec)
+				if on {
+					h = explained(b, spec)
+				}
+				board := h.boards["m"]
+				var admitted []waiting
+				for range 30 {
+					h.generate()
+					admitted, _ = h.cycle(admitted)
+				}
+				var sum time.Duration
+				n := 0
+				b.ReportAllocs()
+				for b.Loop() {
+					h.generate()
+					board.groups[0].budget = effort.Budget{}
+					var d time.Duration
+					admitted, d = h.cycle(admitted)
+					sum += d
+					n++
+				}
+				mean := float64(sum.Microseconds()) / float64(n)
+				b.ReportMetric(mean, "µs/tick")
+				if plain == 0 {
+					plain = mean
+				}
+				b.ReportMetric(mean/plain, "ratio")
+			})
+		}
+	}
+}

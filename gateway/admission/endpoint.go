@@ -1,0 +1,71 @@
+package admission
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"strconv"
+	"time"
+
+	"github.com/valyala/fasthttp"
+
+	"evenkeel/gateway/openai"
+)
+
+// Anybody may ask for the page, and it asks the dispatcher. So it is made anew after endpointLasts at the soonest, takes endpointWaits at most,
+// and is no page any more after endpointStale.
+const (
+	endpointLasts = 200 * time.Millisecond
+	endpointWaits = time.Second
+	endpointStale = 10 * time.Second
+)
+
+// metrics tells the picker of an InferencePool how busy the proxy is, in the words of vLLM.
+func (d *Handler) metrics(ctx *fasthttp.RequestCtx) {
+	if !d.host.Config.Settings().GatewayAPI.Metrics {
+		d.host.Requests.Fail(ctx, openai.NewError(http.StatusNotFound, "not_found",
+			"no such path: "+string(ctx.Method())+" "+endpointPath+"; the metrics of this proxy are at its admin listener"))
+		return
+	}
+	page := d.endpoint.last.Load()
+	if (page == nil || time.Since(page.made) >= endpointLasts) && d.endpoint.busy.CompareAndSwap(false, true) { // others get the page of before
+		d.look()
+		page = d.endpoint.last.Load()
+	}
+	if page == nil || time.Since(page.made) >= endpointStale {
+		ctx.SetStatusCode(http.StatusServiceUnavailable) // nobody knows
+		return
+	}
+	ctx.SetContentType("text/plain; version=0.0.4; charset=utf-8")
+	_, _ = ctx.Write(page.text) // into memory
+}
+
+// look makes the page anew, unless the dispatcher does not answer.
+func (d *Handler) look() {
+	defer d.endpoint.busy.Store(false)
+	wait, stop := context.WithTimeout(d.host.Service.Context(), endpointWaits)
+	defer stop()
+	if loads := d.host.Loads(wait); wait.Err() == nil {
+		d.endpoint.last.Store(&endpointText{time.Now(), appendLoads(nil, loads)})
+	}
+}
+
+const endpointPath = "/metrics"
+
+// appendLoads appends three gauges.
+func appendLoads(dst []byte, loads []ModelLoad) []byte {
+	for _, g := range []struct {
+		name, help string
+		of         func(l ModelLoad) float64
+	}{
+		{"vllm:num_requests_running", "Requests that an engine prefills, or that have a decode slot.", func(l ModelLoad) float64 { return float64(l.Running) }},
+		{"vllm:num_requests_waiting", "Requests that wait for a prefill or for a decode slot.", func(l ModelLoad) float64 { return float64(l.Waiting) }},
+		{"vllm:kv_cache_usage_perc", "Share of the decode ranks' KV cache that is in use. 1 is all of it.", func(l ModelLoad) float64 { return l.KV }},
+	} {
+		dst = fmt.Appendf(dst, "# HELP %s %s\n# TYPE %[1]s gauge\n", g.name, g.help)
+		for _, l := range loads {
+			dst = fmt.Appendf(dst, "%s{model_name=%s} %v\n", g.name, strconv.Quote(l.Model), g.of(l))
+		}
+	}
+	return dst
+}

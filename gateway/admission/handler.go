@@ -1,0 +1,497 @@
+// Package admission is the way of a request from the public listener to its service: routes, who
+// sends it, what it may and asks for, and whether anything can serve it.
+package admission
+
+import (
+	"cmp"
+	"encoding/json"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/valyala/fasthttp"
+
+	"evenkeel/gateway/edge"
+	"evenkeel/gateway/failure"
+	"evenkeel/gateway/fleet"
+	"evenkeel/gateway/journal"
+	"evenkeel/gateway/openai"
+	"evenkeel/gateway/owner"
+	"evenkeel/gateway/passthrough"
+	"evenkeel/gateway/prompt"
+	"evenkeel/gateway/receipt"
+	"evenkeel/gateway/request"
+	"evenkeel/mooncake"
+)
+
+// New makes the door of a proxy.
+func New(h Host) *Handler {
+	d := &Handler{host: h}
+	d.only, d.routes = d.sole, d.publicRoutes()
+	return d
+}
+
+// Handle serves a request of the public listener.
+func (d *Handler) Handle(ctx *fasthttp.RequestCtx) {
+	path, method := string(ctx.Path()), string(ctx.Method())
+	shared := d.share(ctx)
+	route, ok := d.routes[path]
+	if name, one := strings.CutPrefix(path, "/v1/models/"); one && name != "" { // which may have slashes in it
+		route, ok = d.routes[oneModel]
+	}
+	switch {
+	case !ok:
+		d.host.Requests.Fail(ctx, openai.NewError(http.StatusNotFound, "not_found", "no such path: "+method+" "+path))
+	case shared && asksFirst(&ctx.Request.Header):
+		preflight(ctx, route.method)
+	case method != route.method && !(method == http.MethodHead && route.method == http.MethodGet):
+		ctx.Response.Header.Set("Allow", route.method)
+		d.host.Requests.Fail(ctx, openai.NewError(http.StatusMethodNotAllowed, "method_not_allowed", path+" takes "+route.method+", not "+method))
+	default:
+		route.serve(ctx)
+	}
+}
+
+const oneModel = "/v1/models/{model}"
+
+func (d *Handler) publicRoutes() map[string]handler {
+	all := map[string]handler{
+		"/v1/chat/completions": {http.MethodPost, func(ctx *fasthttp.RequestCtx) { d.complete(ctx, mooncake.Chat) }},
+		"/v1/completions":      {http.MethodPost, func(ctx *fasthttp.RequestCtx) { d.complete(ctx, mooncake.Completions) }},
+		"/v1/responses":        {http.MethodPost, func(ctx *fasthttp.RequestCtx) { d.complete(ctx, mooncake.Responses) }},
+		"/v1/messages":         {http.MethodPost, func(ctx *fasthttp.RequestCtx) { d.complete(ctx, mooncake.Messages) }},
+		"/v1/models":           {http.MethodGet, d.listModels},
+		oneModel:               {http.MethodGet, d.showModel},
+		"/health":              {http.MethodGet, d.health},
+		"/healthcheck":         {http.MethodGet, d.healthcheck},
+		endpointPath:           {http.MethodGet, d.metrics},
+	}
+	for _, path := range passthrough.Paths {
+		all[path] = handler{http.MethodPost, func(ctx *fasthttp.RequestCtx) { d.pass(ctx, path) }}
+	}
+	return all
+}
+
+// Routes lists what the public listener serves, as GET /path.
+func (d *Handler) Routes() (all []string) {
+	for path, r := range d.routes {
+		all = append(all, r.method+" "+path)
+	}
+	return all
+}
+
+// Accept is what a client may send.
+func (d *Handler) Accept() openai.Limits {
+	lim := d.host.Config.Settings().Accept
+	lim.Sole = d.only
+	return lim
+}
+
+// sole is the only model that is served here and in other regions; empty: there is another one, or none.
+func (d *Handler) sole() string {
+	name := d.host.Fleet.Sole()
+	if d.host.Requests.Node == nil {
+		return name
+	}
+	for _, offered := range d.host.Requests.Node.Models() {
+		switch r, ok, _ := d.host.Fleet.Lookup(offered); {
+		case ok && r.Board == name: // it, or an adapter of it
+		case name == "":
+			name = offered
+		default:
+			return ""
+		}
+	}
+	return name
+}
+
+// complete serves the endpoints that are split: check, then one job or a fan-out.
+func (d *Handler) complete(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint) {
+	d.receive(ctx, ep.Path(), func(in *incoming) *openai.Error { return d.answer(ctx, ep, in) })
+}
+
+// receive serves a request of a client, once it is known who sent it and that they may.
+func (d *Handler) receive(ctx *fasthttp.RequestCtx, path string, serve func(*incoming) *openai.Error) {
+	arrive := time.Now()
+	clientID := string(ctx.Request.Header.Peek("X-Request-Id"))
+	in := d.newIncoming(journal.Facts{ID: request.NewID(), ClientID: receipt.Clip(clientID), Arrival: arrive})
+	ctx.Response.Header.Set("X-Request-Id", cmp.Or(clientID, in.Record.ID))
+
+	d.end(ctx, in, func() *openai.Error {
+		if fail := d.checkSender(ctx, path, in); fail != nil {
+			return fail
+		}
+		return serve(in)
+	})
+}
+
+// end serves a request and refuses it with the error, if there is one. A panic goes
+// on to the edge, but the request gives back what it holds of its caller's limits.
+func (d *Handler) end(ctx *fasthttp.RequestCtx, in *incoming, serve func() *openai.Error) {
+	broken := true
+	defer func() {
+		if broken {
+			d.host.Requests.Broken(in.Incoming)
+		}
+	}()
+	if fail := serve(); fail != nil {
+		d.host.Requests.Refuse(ctx, in.Incoming, fail)
+	}
+	broken = false
+}
+
+// newIncoming begins the record of a request.
+func (d *Handler) newIncoming(facts journal.Facts) *incoming {
+	in := &incoming{Incoming: d.host.Requests.Incoming(facts)}
+	in.Limits = &in.caller
+	return in
+}
+
+// checkSender finds out who sends a request and whether they may now.
+func (d *Handler) checkSender(ctx *fasthttp.RequestCtx, path string, in *incoming) *openai.Error {
+	key, fail := d.authenticate(ctx)
+	if fail != nil {
+		return fail
+	}
+	in.Record.Key = key.Name
+	in.Record.Witness(headersOf(ctx), key.Trusted, path)
+	if key.Trusted {
+		in.Explain, _ = strconv.ParseBool(string(ctx.Request.Header.Peek(explainHeader)))
+	}
+	return in.identify(ctx, key, d.host.Config.Settings().GatewayAPI.Objectives, in.Record.Arrival)
+}
+
+func headersOf(ctx *fasthttp.RequestCtx) func(name string) string {
+	return func(name string) string { return string(ctx.Request.Header.Peek(name)) }
+}
+
+// body takes the body of a request, and decodes it: neither evenkeel nor an engine could read a compressed one as JSON.
+func (d *Handler) body(ctx *fasthttp.RequestCtx, in *incoming) ([]byte, *openai.Error) {
+	packed, charge := edge.AcquireBody(ctx)
+	in.Body = charge
+	raw, r := edge.Unpack(&ctx.Request.Header, packed, charge, d.host.Config.Settings().Limits.Body)
+	if r == nil {
+		return raw, nil
+	}
+	fail := &openai.Error{Status: r.Status, Code: r.Code, Message: r.Message}
+	switch r.Status {
+	case http.StatusUnsupportedMediaType:
+		ctx.Response.Header.Set("Accept-Encoding", edge.Encodings)
+	case http.StatusServiceUnavailable:
+		fail.RetryAfter = 1
+	}
+	return nil, fail
+}
+
+// answer serves a request whose sender may send it: a client, or another
+// dispatcher. An error it returns has not been answered yet, and the request holds what
+// it took of its caller's limits until its end.
+func (d *Handler) answer(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, in *incoming) *openai.Error {
+	from := in.From
+	in.Record.Report(journal.Event{What: journal.Parsing})
+	req, m, fail := d.admit(ctx, ep, in)
+	in.Record.Report(journal.Event{What: journal.Parsed, Req: req})
+	if from != nil && fail == nil {
+		fail = d.busy(from, m)
+	}
+	if fail != nil {
+		return fail
+	}
+	if fail := d.steer(ctx, in, m, &req.Body); fail != nil {
+		return fail
+	}
+	in.locate(ctx, d.host.Requests.Node != nil)
+	legs := req.Legs()
+	if fail := d.host.Requests.Prompts.Overlong(m, req, legs); fail != nil {
+		return fail
+	}
+	if fail := in.book(len(legs) - 1); fail != nil {
+		return fail
+	}
+	if fail := in.meter(prompt.AllTokens(req, legs), in.Record.Arrival); fail != nil {
+		return fail
+	}
+	return d.host.Requests.Serve(ctx, in.Incoming, req, m, legs)
+}
+
+// admit checks a request against what can be served at all.
+func (d *Handler) admit(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, in *incoming) (*openai.Request, fleet.Route, *openai.Error) {
+	if fail := d.leaving(ctx, in); fail != nil {
+		return nil, fleet.Route{}, fail
+	}
+	raw, fail := d.body(ctx, in)
+	if fail != nil {
+		return nil, fleet.Route{}, fail
+	}
+	req, fail := openai.Parse(ep, raw, d.Accept())
+	if fail != nil {
+		return nil, fleet.Route{}, fail
+	}
+	m, ok, known := d.host.Fleet.Lookup(req.Model)
+	ok = ok && !m.Half
+	if !ep.Common() {
+		if fail := d.here(ep.Path(), req.Model); fail != nil {
+			return req, m, fail
+		}
+		if m.Blind {
+			return req, m, openai.NewError(http.StatusNotFound, "no_such_route", ep.Path()+" is not served for "+strconv.Quote(req.Model)+blind)
+		}
+		in.Whole = m.Whole[ep]
+		if fail := unserved(ep, m); fail != nil {
+			return req, m, fail
+		}
+	}
+	if m.SGLang {
+		if fail := req.ForSGLang(d.host.Config.Settings().Accept.VocabSize); fail != nil {
+			return req, m, fail
+		}
+	}
+	if ok && !m.Alone {
+		if fail := req.Split(m.Rows); fail != nil {
+			return req, m, fail
+		}
+		if m.SGLang && req.PrefillOnly { // whose server ends when it gets a request without a room
+			return req, m, noRows
+		}
+	}
+	node := d.host.Requests.Node
+	far := ep.Common() && in.From == nil && node != nil && node.Offered(req.Model)
+	if !ok && far {
+		m = fleet.Route{Name: req.Model, Board: req.Model}
+	}
+	switch {
+	case far:
+	case node != nil && (!ok && !(known && node.AllUp()) ||
+		ok && d.host.Requests.Owner.Has(owner.Regions) && !d.host.Requests.Owner.AdmitsAny()): // a model may come back with the region that serves it
+		return req, m, openai.Unavailable("no_region_available", "no engine of this proxy serves "+strconv.Quote(req.Model)+", and no region that can be reached does", 1)
+	case !ok && known:
+		return req, m, failure.NoSuchModel(req.Model)
+	case !ok || !m.Prefill:
+		return req, m, failure.Unserved("prefill", req.Model, m.Alone)
+	case !m.Decode:
+		return req, m, failure.Unserved("decode", req.Model, m.Alone)
+	case !ep.Common() && !d.host.Fleet.Owned(m.Board, m.Name): // before a prefill whose KV no rank of ours would fetch
+		return req, m, failure.NotOurs()
+	case in.Whole && !d.host.Requests.Locals.Serve(m.Board): // no retry could help
+		return req, m, openai.NewError(http.StatusNotFound, "no_such_route", "an engine of "+strconv.Quote(req.Model)+" takes no hand-off at "+ep.Path()+", and no decode engine may compute a prompt alone; use /v1/chat/completions, or ask the operator for allow_local_prefill")
+	}
+	return req, m, nil
+}
+
+// noRows refuses what no engine of SGLang answers where one prefills and another one decodes.
+var noRows = &openai.Error{
+	Status: http.StatusBadRequest, Code: openai.CodeUnsupported, Param: "echo",
+	Message: "\"echo\" with \"logprobs\" is not supported here: the engines of this model either prefill or decode, and tell no logprobs of a prompt then",
+}
+
+// blind is why a request is refused whose answer could be cut short without a word.
+const blind = ": this model has decode engines of vllm-ascend, which may end an answer early when they have no memory left, and this endpoint would not say so; " +
+	"use /v1/chat/completions, or ask the operator whether the connector of the engines is right, and for gives_back: false"
+
+// unserved refuses a request that engines of SGLang would not compute, or would compute with another model: in a message they look
+// for a LoRA adapter behind a colon of the model's name, and in a response not at all (0.5.23, _resolve_lora_path in
+// entrypoints/openai/serving_base.py, create_responses in serving_responses.py).
+func unserved(ep mooncake.Endpoint, m fleet.Route) *openai.Error {
+	why := ""
+	switch {
+	case !m.SGLang:
+		return nil
+	case m.Name != m.Board:
+		why = "engines of SGLang would answer there with the base model in place of this LoRA adapter"
+	case m.Whole[ep]:
+		why = "it needs SGLang 0.5.23 or later, and an engine of this model is older, or does not tell its version at /server_info; use /v1/chat/completions"
+	default:
+		return nil
+	}
+	return openai.NewError(http.StatusNotFound, "no_such_route", ep.Path()+" is not served for "+strconv.Quote(m.Name)+": "+why)
+}
+
+// leaving refuses a request if the proxy shuts down.
+func (d *Handler) leaving(ctx *fasthttp.RequestCtx, in *incoming) *openai.Error {
+	if d.host.Service.Draining() {
+		ctx.SetConnectionClose() // so that the client's next request goes where the load balancer sends it
+	}
+	if d.host.Service.Refusing() && !(in.From != nil && d.host.Requests.Owner.HandsOver()) {
+		return failure.Leaving()
+	}
+	return nil
+}
+
+// Refused counts a request that no handler saw, in its key's minute, too.
+func (d *Handler) Refused(h *fasthttp.RequestHeader, r edge.Refusal) {
+	if key, ok := d.keyOf(h); ok {
+		key.Request(time.Now())
+	}
+	d.host.Requests.Journal.Refused(&openai.Error{Status: r.Status, Code: r.Code})
+}
+
+// TurnAway answers a request that no handler saw, in the words of its endpoint.
+func (d *Handler) TurnAway(ctx *fasthttp.RequestCtx, r edge.Refusal) {
+	edge.AnswerJSON(ctx, r)
+	d.share(ctx)
+	if path := string(ctx.Path()); openai.Anthropics(path) {
+		ctx.SetBody((&openai.Error{Status: r.Status, Code: r.Code, Message: r.Message}).In(path))
+	}
+}
+
+// servedModel is a model as OpenAI shows it, and as Anthropic does, whose clients read the second part.
+type servedModel struct {
+	ID          string `json:"id"`
+	Object      string `json:"object"`
+	Created     int64  `json:"created"`
+	OwnedBy     string `json:"owned_by"`
+	Root        string `json:"root"`
+	MaxModelLen int    `json:"max_model_len,omitempty"`
+
+	Type        string `json:"type"`
+	DisplayName string `json:"display_name"`
+	CreatedAt   string `json:"created_at"`
+	Lifecycle   string `json:"lifecycle"`
+	MaxInput    int    `json:"max_input_tokens,omitempty"`
+}
+
+// newServedModel describes a model of which nobody knows when it was made: it is as old as the proxy.
+func (d *Handler) newServedModel(name, root string, maxLen int) servedModel {
+	return servedModel{
+		ID: name, Object: "model", Created: d.host.Started.Unix(), OwnedBy: "evenkeel", Root: root, MaxModelLen: maxLen,
+		Type: "model", DisplayName: name, CreatedAt: d.host.Started.UTC().Format(time.RFC3339), Lifecycle: "active", MaxInput: maxLen,
+	}
+}
+
+// listModels is the union of what healthy engines serve.
+func (d *Handler) listModels(ctx *fasthttp.RequestCtx) {
+	if !d.mayAskForModels(ctx) {
+		return
+	}
+	list := d.servedModels()
+	page := struct {
+		Object  string        `json:"object"`
+		Data    []servedModel `json:"data"`
+		HasMore bool          `json:"has_more"` // these three are Anthropic's: it is the only page
+		FirstID *string       `json:"first_id"`
+		LastID  *string       `json:"last_id"`
+	}{Object: "list", Data: list}
+	if len(list) > 0 {
+		page.FirstID, page.LastID = &list[0].ID, &list[len(list)-1].ID
+	}
+	writeJSON(ctx, http.StatusOK, page)
+}
+
+// showModel is one of them.
+func (d *Handler) showModel(ctx *fasthttp.RequestCtx) {
+	if !d.mayAskForModels(ctx) {
+		return
+	}
+	name := strings.TrimPrefix(string(ctx.Path()), "/v1/models/")
+	list := d.servedModels()
+	i := slices.IndexFunc(list, func(m servedModel) bool { return m.ID == name })
+	if i < 0 {
+		d.host.Requests.Fail(ctx, failure.NoSuchModel(name))
+		return
+	}
+	writeJSON(ctx, http.StatusOK, list[i])
+}
+
+func (d *Handler) mayAskForModels(ctx *fasthttp.RequestCtx) bool {
+	key, fail := d.authenticate(ctx)
+	if fail == nil {
+		fail = inRate(key, time.Now())
+	}
+	if fail != nil {
+		d.host.Requests.Journal.Refused(fail)
+		d.host.Requests.Fail(ctx, fail)
+	}
+	return fail == nil
+}
+
+func (d *Handler) servedModels() []servedModel {
+	list := []servedModel{}
+	for _, r := range d.host.Fleet.Models() {
+		list = append(list, d.newServedModel(r.Name, r.Board, r.MaxLen))
+	}
+	if d.host.Requests.Node != nil {
+		for _, name := range d.host.Requests.Node.Models() {
+			if !slices.ContainsFunc(list, func(m servedModel) bool { return m.ID == name }) {
+				list = append(list, d.newServedModel(name, name, 0))
+			}
+		}
+	}
+	return list
+}
+
+// health answers as the engines do: 200 while requests can be served.
+func (d *Handler) health(ctx *fasthttp.RequestCtx) {
+	if ok, _ := d.host.Ready(); !ok {
+		ctx.SetStatusCode(http.StatusServiceUnavailable)
+	}
+}
+
+// healthcheck is the vllm-ascend proxy's dialect.
+func (d *Handler) healthcheck(ctx *fasthttp.RequestCtx) {
+	prefillers, decoders := d.host.Fleet.Count()
+	ok, _ := d.host.Ready()
+	status, word := http.StatusOK, "ok"
+	if !ok {
+		status, word = http.StatusServiceUnavailable, "unavailable"
+	}
+	writeJSON(ctx, status, map[string]any{"status": word, "prefill_instances": prefillers, "decode_instances": decoders})
+}
+
+func writeJSON(ctx *fasthttp.RequestCtx, status int, v any) {
+	body, err := json.Marshal(v)
+	if err != nil {
+		ctx.SetStatusCode(http.StatusInternalServerError)
+		return
+	}
+	ctx.SetStatusCode(status)
+	ctx.SetContentType("application/json")
+	ctx.SetBody(body)
+}
+
+// pass serves a request that goes to one engine as it came.
+func (d *Handler) pass(ctx *fasthttp.RequestCtx, path string) {
+	d.receive(ctx, path, func(in *incoming) *openai.Error {
+		in.Record.Report(journal.Event{What: journal.Parsing})
+		req, raw, fail := d.admitWhole(ctx, path, in)
+		in.Record.Report(journal.Event{What: journal.Parsed, Req: req})
+		if fail != nil {
+			return fail
+		}
+		if fail := in.meter(passthrough.Estimate(path, req), in.Record.Arrival); fail != nil {
+			return fail
+		}
+		return d.host.Through.Serve(ctx, in.Incoming, req, path, raw)
+	})
+}
+
+// admitWhole checks such a request against what can be served at all.
+func (d *Handler) admitWhole(ctx *fasthttp.RequestCtx, path string, in *incoming) (*openai.Request, []byte, *openai.Error) {
+	if fail := d.leaving(ctx, in); fail != nil {
+		return nil, nil, fail
+	}
+	raw, fail := d.body(ctx, in)
+	if fail != nil {
+		return nil, nil, fail
+	}
+	req, fail := passthrough.Parse(path, raw, string(ctx.Request.Header.ContentType()), d.Accept())
+	if fail != nil {
+		return nil, nil, fail
+	}
+	return req, raw, d.here(path, req.Model)
+}
+
+// here refuses a request of an endpoint that is served here or not at all, if no engine of
+// this region has its model.
+func (d *Handler) here(path, model string) *openai.Error {
+	_, ok, known := d.host.Fleet.Lookup(model)
+	switch {
+	case ok:
+	case d.host.Requests.Node != nil && d.host.Requests.Node.Offered(model):
+		return openai.Unavailable("no_region_available", "no engine of this region serves "+strconv.Quote(model)+", and requests to "+path+" are not sent to other regions; send it to a proxy there", 1)
+	case known:
+		return failure.NoSuchModel(model)
+	}
+	return nil
+}

@@ -1,0 +1,143 @@
+package admission
+
+import (
+	"fmt"
+	"net/http"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/cespare/xxhash/v2"
+	"github.com/valyala/fasthttp"
+
+	"evenkeel/gateway/fleet"
+	"evenkeel/gateway/openai"
+	"evenkeel/gateway/request"
+	"evenkeel/mooncake"
+)
+
+// Headers of a request that steer it.
+const (
+	explainHeader       = "X-Evenkeel-Explain"
+	disaggregateHeader  = "X-Evenkeel-Disaggregate"
+	targetPrefillHeader = "X-Evenkeel-Target-Prefill"
+	targetDecodeHeader  = "X-Evenkeel-Target-Decode"
+	geoHeader           = "X-Evenkeel-Geo" // local: the request is never forwarded
+)
+
+// longestDeadline is of x-evenkeel-deadline-ms: a day. Nothing waits that long.
+const longestDeadline = 24 * time.Hour
+
+// steer reads what a request says about its way: its session, which anybody may
+// name or end, and the class, the deadline, the prefill policy and the engines, which only a trusted caller may.
+func (d *Handler) steer(ctx *fasthttp.RequestCtx, in *incoming, m fleet.Route, body *mooncake.Body) *openai.Error {
+	session := ctx.Request.Header.Peek(request.SessionHeader)
+	for _, key := range [...]string{"prompt_cache_key", "user"} {
+		if value, ok := body.Get(key); ok && len(session) == 0 && len(value) > 2 && value[0] == '"' {
+			session = value
+		}
+	}
+	if len(session) > 0 {
+		var d xxhash.Digest
+		d.Reset()
+		_, _ = d.WriteString(in.Record.Key) // the same name of another caller is another session
+		_, _ = d.Write([]byte{0})
+		_, _ = d.Write(session)
+		in.Session = max(1, d.Sum64())
+	}
+	if said := ctx.Request.Header.Peek(request.SessionEndHeader); len(said) > 0 {
+		if in.Ends = string(said) == "true"; !in.Ends && string(said) != "false" {
+			return openai.NewError(http.StatusBadRequest, "bad_session_end",
+				request.SessionEndHeader+" is "+strconv.Quote(string(said))+"; write true with the last request of a session, or leave it out")
+		}
+	}
+	if fail := in.schedule(&ctx.Request.Header); fail != nil {
+		return fail
+	}
+	in.Record.Scheduled(in.Batch, in.Priority, in.Deadline)
+	if said := ctx.Request.Header.Peek(disaggregateHeader); len(said) > 0 && in.key.Trusted {
+		in.Disaggregate = string(said)
+		if !slices.Contains([]string{request.DisaggregateAuto, request.DisaggregateAlways, request.DisaggregateNever}, in.Disaggregate) {
+			return openai.NewError(http.StatusBadRequest, "bad_target",
+				strconv.Quote(in.Disaggregate)+" is none of the values; write auto, always or never in "+disaggregateHeader+", or leave it out")
+		}
+	}
+	if spec := ctx.Request.Header.Peek(request.PolicyHeader); len(spec) > 0 && in.key.Trusted {
+		in.PrefillPolicy = string(spec)
+		if err := d.host.Requests.Tier.CheckPolicy(in.PrefillPolicy); err != nil {
+			return openai.NewError(http.StatusBadRequest, "bad_policy", err.Error()+"; or leave "+request.PolicyHeader+" out")
+		}
+	}
+	return d.aim(ctx, in, m)
+}
+
+// schedule reads how long a request may wait: its class, which is its key's unless a trusted caller says another, and
+// the trusted caller's deadline. Another dispatcher is trusted.
+func (r *incoming) schedule(h *fasthttp.RequestHeader) *openai.Error {
+	r.Batch = r.key.Batch
+	if !r.key.Trusted && r.From == nil {
+		return nil
+	}
+	if said := h.Peek(request.ClassHeader); len(said) > 0 {
+		if r.Batch = string(said) == request.ClassBatch; !r.Batch && string(said) != request.ClassOnline {
+			return openai.NewError(http.StatusBadRequest, "bad_class",
+				strconv.Quote(string(said))+" is no class; write batch or online in "+request.ClassHeader+", or leave it out for that of your key")
+		}
+	}
+	if said := h.Peek(request.DeadlineHeader); len(said) > 0 {
+		n, err := strconv.ParseInt(string(said), 10, 64)
+		if err != nil || n < 1 || n > longestDeadline.Milliseconds() {
+			return openai.NewError(http.StatusBadRequest, "bad_deadline",
+				fmt.Sprintf("%s must be a whole number from 1 to %d; leave it out if the first token may come at any time", request.DeadlineHeader, longestDeadline.Milliseconds()))
+		}
+		r.Deadline = r.Record.Arrival.Add(time.Duration(n) * time.Millisecond)
+	}
+	return nil
+}
+
+// aim reads which engines a trusted caller wants.
+func (d *Handler) aim(ctx *fasthttp.RequestCtx, in *incoming, m fleet.Route) *openai.Error {
+	if id := ctx.Request.Header.Peek(targetPrefillHeader); len(id) > 0 && in.key.Trusted {
+		in.ToPrefill = string(id)
+		if err := d.host.Requests.Tier.CheckTarget(m.Name, in.ToPrefill); err != nil {
+			return openai.NewError(http.StatusBadRequest, "bad_target", err.Error()+"; or leave "+targetPrefillHeader+" out")
+		}
+	}
+	if name := ctx.Request.Header.Peek(targetDecodeHeader); len(name) > 0 && in.key.Trusted {
+		worker, ok := d.host.Fleet.RankOf(string(name), m.Board, m.Name)
+		if !ok {
+			return openai.NewError(http.StatusBadRequest, "bad_target",
+				strconv.Quote(string(name))+" is no decode rank for the model; GET /workers lists them; or leave "+targetDecodeHeader+" out")
+		}
+		in.ToDecode = []int32{worker}
+		if r := d.host.Fleet.Rank(worker); r != nil && r.Group != "" { // its turn is one at its group
+			in.ToPrefill = r.Group
+		}
+	}
+	return nil
+}
+
+// locate reads how long a request's client waits, and, where there are other regions,
+// where it comes from and whether it may leave.
+func (r *incoming) locate(ctx *fasthttp.RequestCtx, far bool) {
+	if far {
+		r.Address = ctx.RemoteIP().String()
+		r.Stays = string(ctx.Request.Header.Peek(geoHeader)) == "local"
+	}
+	r.Patience = patienceOf(&ctx.Request.Header, r.Record.Arrival)
+}
+
+// patienceOf is when the client gives up waiting for an answer to begin, as the
+// OpenAI libraries tell in seconds; zero if it did not.
+func patienceOf(h *fasthttp.RequestHeader, arrive time.Time) time.Time {
+	for _, name := range [...]string{"X-Stainless-Read-Timeout", "X-Stainless-Timeout"} {
+		said := h.Peek(name)
+		if len(said) == 0 {
+			continue
+		}
+		if s, err := strconv.ParseFloat(string(said), 64); err == nil && s > 0 && s < 1e6 { // 0 is none
+			return arrive.Add(time.Duration(s * float64(time.Second)))
+		}
+	}
+	return time.Time{}
+}

@@ -1,0 +1,255 @@
+package lifecycle
+
+import (
+	"slices"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
+)
+
+var dialects = map[string]Dialect{
+	"layerwise": {CallsBack: true, Strands: true, Retries: true},
+	"sglang":    {Aborts: true},
+	"push":      {Keeps: true, Strands: true},
+}
+
+// mayCome are the events that the world may send to legs now. asked are effects that are waited for.
+func (w *twoLegs) mayCome() []LegWhat {
+	var all []LegWhat
+	switch l := &w.legs; l.prefill {
+	case uncalled:
+		if w.asksLate {
+			all = append(all, CalledLate, Uncallable)
+		} else {
+			all = append(all, CalledBack, NeedsNothing, Miscalled)
+			if !w.overdue {
+				all = append(all, Overdue)
+			}
+		}
+	case due:
+		all = append(all, ProbeDue)
+	case running:
+		all = append(all, PrefillFell, PrefillDone)
+	case seeking:
+		if l.leased {
+			all = append(all, ProbeDue)
+		} else {
+			all = append(all, Found, NotFound)
+		}
+	case answered, gone:
+	}
+	switch w.legs.decode {
+	case opens:
+		all = append(all, Began, DecodeFell, ClientGone)
+	case begun:
+		if w.legs.failed { // the first event is not believed
+			all = append(all, DecodeFell)
+		} else {
+			all = append(all, Confirmed, DecodeOver, Unwanted)
+		}
+	case fell:
+	case over:
+		all = append(all, Confirmed, Unwanted)
+	}
+	if w.quiet {
+		all = append(all, Quiet)
+	}
+	if w.waits {
+		all = append(all, ClientWaited)
+	}
+	return all
+}
+
+// twoLegs is what a model of the world knows of two legs.
+type twoLegs struct {
+	legs          Legs
+	leases        int  // that are not settled
+	overdue       bool // the time for the callback is over
+	asksLate      bool // and the decode leg, so that only the grace is left
+	quiet, waits  bool // a timer runs
+	ended, hungUp int
+	closed        bool
+}
+
+func (w *twoLegs) tell(t require.TestingT, e LegEvent) []LegEffect {
+	twin := w.legs
+	dst := w.legs.Step(e, nil)
+	require.Equal(t, dst, twin.Step(e, nil), "equal events give equal effects")
+	require.Equal(t, w.legs, twin)
+	for _, x := range dst {
+		switch x.Do {
+		case GiveBack:
+			w.leases--
+			require.Contains(t, settles[Lease], x.How)
+		case EndDecode:
+			require.False(t, w.closed, "a decode leg is ended that has ended")
+			w.ended++
+		case AwaitFirst:
+			w.quiet = true
+		case StopWaiting:
+			w.quiet = false
+		case WaitGone:
+			w.waits = true
+		case HangUp:
+			w.hungUp++
+		}
+	}
+	switch e.What {
+	case Began: // the wait for the prefill engine's answer follows, and has an end
+		w.tell(t, LegEvent{What: Confirmed, Prompt: e.Prompt})
+	case Overdue:
+		w.overdue = true
+	case Found:
+		w.leases++
+	case DecodeFell, DecodeOver:
+		w.closed = true
+	case ClientWaited:
+		w.waits = false
+	case Quiet:
+		w.quiet = false
+	}
+	if w.closed && w.legs.prefill == uncalled {
+		w.asksLate = true
+	}
+	require.GreaterOrEqual(t, w.leases, 0, "a lease is settled twice")
+	require.LessOrEqual(t, w.ended, 1)
+	return dst
+}
+
+func (w *twoLegs) drawn(t *rapid.T) LegEvent {
+	e := LegEvent{What: rapid.SampledFrom(w.mayCome()).Draw(t, "what"), Prompt: rapid.SampledFrom([]int{0, 5, 10}).Draw(t, "prompt"), Again: rapid.Bool().Draw(t, "again"), Late: rapid.IntRange(0, 5).Draw(t, "late") == 0}
+	e.Reason = rapid.SampledFrom([]EndReason{Refused, Declined, Died}).Draw(t, "parting")
+	switch e.What {
+	case PrefillFell, NotFound:
+		e.End = rapid.SampledFrom(probeEnds).Draw(t, "end")
+		e.End.Kept = w.legs.dialect.Keeps
+	case Quiet, Began:
+		e.End = Ended{Leg: Decode, Far: Sent, Why: Unbegun}
+	case Overdue:
+		e.End = Ended{Leg: Decode, Far: Sent, Why: Uncalled}
+	case Miscalled:
+		e.End = Ended{Leg: Decode, Far: Sent, Why: Garbled}
+	case ClientGone, ClientWaited, Unwanted:
+		e.End = Ended{Why: Left}
+	}
+	return e
+}
+
+// probeEnds are the ends of a prefill leg that was sent.
+var probeEnds = func() (all []Ended) {
+	ends(func(e Ended, said How) {
+		if said != unsaid && e.Leg == Prefill && e.Far < Through && !e.Moved && !e.Frees && e.Why != Left {
+			all = append(all, e)
+		}
+	})
+	return all
+}()
+
+// In whatever order things happen to two legs: the lease is settled once, and when both legs have ended nothing is owed. One leg ends
+// the other one at most once.
+func TestTwoLegsOweNothingAtTheEnd(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		name := rapid.SampledFrom([]string{"layerwise", "push", "sglang"}).Draw(t, "dialect")
+		w := twoLegs{legs: NewLegs(dialects[name]), leases: 1}
+		for range rapid.IntRange(0, 15).Draw(t, "events") {
+			if len(w.mayCome()) == 0 {
+				break
+			}
+			w.tell(t, w.drawn(t))
+		}
+		for range 20 { // then both legs come to their ends
+			switch may := w.mayCome(); {
+			case slices.Contains(may, DecodeOver):
+				w.tell(t, LegEvent{What: DecodeOver})
+			case slices.Contains(may, DecodeFell):
+				w.tell(t, LegEvent{What: DecodeFell, Reason: Died})
+			case slices.Contains(may, Uncallable):
+				w.tell(t, LegEvent{What: Uncallable})
+			case slices.Contains(may, ProbeDue):
+				w.tell(t, LegEvent{What: ProbeDue})
+			case slices.Contains(may, PrefillDone):
+				w.tell(t, LegEvent{What: PrefillDone, Prompt: 10})
+			case slices.Contains(may, NotFound):
+				w.tell(t, LegEvent{What: NotFound, End: Ended{Far: Headed, Why: Busy}})
+			}
+		}
+		require.Zero(t, w.leases, "%s: %+v", name, w.legs)
+	})
+}
+
+// A client that leaves before the first event ends both legs, at once or when what it left may be ended.
+func TestAClientThatLeavesEndsBothLegs(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		name := rapid.SampledFrom([]string{"layerwise", "push", "sglang"}).Draw(t, "dialect")
+		w := twoLegs{legs: NewLegs(dialects[name]), leases: 1}
+		for range rapid.IntRange(0, 6).Draw(t, "events") {
+			if w.legs.decode != opens {
+				return
+			}
+			w.tell(t, w.drawn(t))
+		}
+		if w.legs.decode != opens {
+			return
+		}
+		w.tell(t, LegEvent{What: ClientGone, End: Ended{Why: Left}})
+		if w.waits {
+			w.tell(t, LegEvent{What: ClientWaited, End: Ended{Why: Left}})
+		}
+		require.True(t, w.legs.Failed(), "%s: %+v", name, w.legs)
+		require.Equal(t, 1, w.ended)
+	})
+}
+
+// An answer whose prompt was not prefilled to its end is never believed.
+func TestAnAnswerOfHalfAPromptIsNotBelieved(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		w := twoLegs{legs: NewLegs(dialects["sglang"]), leases: 1}
+		w.tell(t, LegEvent{What: ProbeDue})
+		steps := []LegEvent{{What: Began, Prompt: 10}, {What: PrefillDone, Prompt: 5}, {What: DecodeOver}, {What: Confirmed, Prompt: 10}}
+		if rapid.Bool().Draw(t, "the prefill's answer comes first") {
+			steps[0], steps[1] = steps[1], steps[0]
+		}
+		for _, e := range steps {
+			w.tell(t, e)
+		}
+		require.True(t, w.legs.Failed())
+	})
+}
+
+// KV whose first event came, and was not believed, was read.
+func TestKVOfAFirstEventThatIsNotBelievedIsFree(t *testing.T) {
+	l := NewLegs(dialects["push"])
+	for _, e := range []LegEvent{{What: ProbeDue}, {What: ClientGone, End: Ended{Why: Left}}, {What: ClientWaited, End: Ended{Why: Left}}, {What: Began}, {What: Confirmed}, {What: DecodeFell, Reason: Died}} {
+		l.Step(e, nil)
+	}
+	require.Contains(t, l.Step(LegEvent{What: PrefillDone}, nil), LegEffect{Do: GiveBack, How: Free})
+}
+
+// What stays on a decode rank when its leg ends by itself, by connector and phase.
+func TestWhatAnEndedDecodeStrands(t *testing.T) {
+	called := []LegEvent{{What: CalledBack}, {What: ProbeDue}}
+	for _, row := range []struct {
+		name, dialect string
+		before        []LegEvent
+		how           EndReason
+		strands       bool
+	}{
+		{"a layerwise decode that broke while its prefill runs", "layerwise", called, Died, true},
+		{"one whose KV is written", "layerwise", append(slices.Clone(called), LegEvent{What: PrefillDone}), Died, false},
+		{"one that refused", "layerwise", nil, Refused, false},
+		{"one that broke before its callback", "layerwise", nil, Died, false},
+		{"a layerwise one that broke while its prompt goes to another engine", "layerwise", append(slices.Clone(called), LegEvent{What: PrefillFell, Again: true, End: Ended{Far: Headed, Why: Busy}}, LegEvent{What: Found}), Died, true},
+		{"one that says then that it needs nothing", "layerwise", []LegEvent{{What: ClientGone, End: Ended{Why: Left}}, {What: Began}, {What: NeedsNothing}}, Died, false},
+		{"a pushed one that broke while its prefill runs", "push", []LegEvent{{What: ProbeDue}}, Died, true},
+		{"a pushed one whose prefill has answered", "push", []LegEvent{{What: ProbeDue}, {What: PrefillDone}}, Died, false},
+		{"a pushed one that refused", "push", []LegEvent{{What: ProbeDue}}, Refused, false},
+	} {
+		l := NewLegs(dialects[row.dialect])
+		for _, e := range row.before {
+			l.Step(e, nil)
+		}
+		got := l.Step(LegEvent{What: DecodeFell, Reason: row.how}, nil)
+		require.Equal(t, row.strands, slices.Contains(got, LegEffect{Do: Strand}), row.name)
+	}
+}

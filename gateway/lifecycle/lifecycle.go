@@ -1,0 +1,366 @@
+package lifecycle
+
+// State is where a request stands: what it waits for.
+type State uint8
+
+// The states.
+const (
+	Fresh      State = iota // nothing: an attempt may begin
+	Placing                 // the dispatcher says whether a decode rank computes the prompt alone
+	Queued                  // its turn at a prefill engine
+	Forwarded               // the answer of another dispatcher
+	Probing                 // the prefill engine's answer
+	Pooled                  // a slot on a decode rank
+	Opening                 // the decode engine's first event
+	Coupled                 // the same, of a request that was bound before its prefill: both of its legs are under way
+	Pausing                 // the pause before another attempt
+	Offering                // it is known whether another dispatcher should have it now
+	Answering               // the end of its answer, or its loss
+	Confirming              // the prefill engine's word that the KV was whole
+	Lost                    // the answer was lost: its client takes what came so far, and then it is known whether it goes on
+	Done
+	states
+)
+
+// A Life is how far a request has come, what it holds, and where it may still be served. It is told what happens, and says
+// what is to be done. It belongs to one goroutine at a time.
+//
+//	Placing → Queued → Probing → Pooled → Opening → Answering → Done
+//	   ↑         ↓        early: Pooled → Coupled ↗      ↓
+//	   |         ↓        mixed: Pooled → Opening ↗      ↓
+//	   |       Forwarded → Done                            lost
+//	   └──────────── Pausing, Offering ←── Fell ─────────┘
+//
+// A client that has waited for long has the status 200 and comments already (limits.keep_alive). That changes nothing here: what was
+// never answered is tried again as before, and whoever carries Fail out makes an event of it.
+//
+// While an answer flows nothing is waited for here: its stream has the life beside it, and tells how it ends.
+type Lifecycle struct {
+	Bound bool // it is a leg of a fan-out, or its client has a part of its answer: no other dispatcher may have it
+	Alone bool // only a rank that computes the prompt may serve it
+
+	state   State
+	history history
+	script  Script
+	last    Next // what the last attempt came to
+	tries   tries
+	blame   blame
+	owed    owed
+}
+
+// Open says whether another dispatcher may still get the request.
+func (l *Lifecycle) Open() bool { return l.history.open() }
+
+// Waited says whether the request has its old place in the arrival queue.
+func (l *Lifecycle) Waited() bool { return l.history.waited() }
+
+// Tried says whether every attempt here has failed.
+func (l *Lifecycle) Tried() bool { return l.history == triedHere }
+
+// Stays says that the request stays here for good.
+func (l *Lifecycle) Stays() bool { return l.history == returned }
+
+// Resumed says whether its answer was lost and goes on elsewhere.
+func (l *Lifecycle) Resumed() bool { return l.tries.resumed > 0 }
+
+// Dials says whether calls of the request take new connections only, because one that had been kept alive had ended.
+func (l *Lifecycle) Dials() bool { return l.tries.redials > 0 }
+
+// Losses is how often a part of its answer was lost, or given back before it began.
+func (l *Lifecycle) Losses() int { return int(l.tries.resumed + l.tries.bounced) }
+
+// Breaches are the connections that broke under the request.
+func (l *Lifecycle) Breaches() []Breach { return l.tries.broke }
+
+// Reserved says whether the request has a place in the pool.
+func (l *Lifecycle) Reserved() bool { return l.owed.has[Place] }
+
+// CameBack moves a request that another dispatcher gave back.
+func (l *Lifecycle) CameBack(by What) {
+	if by == RegionReturns {
+		l.history.moves(gaveBack)
+	} else {
+		l.history.moves(askAgain)
+	}
+}
+
+// Moved gives a leg the history of the request that it is a part of.
+func (l *Lifecycle) Moved(whole *Lifecycle) { l.history = whole.history }
+
+// Step takes an event in and appends to dst what is to be done, in this order. What is waited for is the last.
+func (l *Lifecycle) Step(e Event, dst []Effect) []Effect {
+	if e.What == Panicked {
+		return l.panicked(dst)
+	}
+	switch l.state {
+	case Fresh:
+		if e.What == Begun {
+			return l.begin(dst)
+		}
+	case Placing:
+		switch {
+		case e.What == RankTakes:
+			l.history.moves(turned)
+			l.owed.take(Slot)
+			l.state = Opening
+			return append(dst, Effect{Do: SendDecode})
+		case l.Alone:
+			return l.fail(e, OfRanks, dst)
+		}
+		l.state = Queued
+		return append(dst, Effect{Do: Queue})
+	case Queued:
+		return l.queued(e, dst)
+	case Forwarded:
+		switch e.What {
+		case PeerAnswers:
+			l.state = Done
+			return append(l.conclude(dst), Effect{Do: AnswerIt})
+		case RegionReturns, SiblingReturns:
+			l.CameBack(e.What)
+			return l.begin(dst)
+		}
+		return l.fail(e, OfPeer, dst)
+	case Probing:
+		switch e.What {
+		case First: // it has all of the answer, and there is nothing to hand over
+			l.state = Answering
+			dst = l.owed.settle(dst, Lease, Free)
+			dst = l.owed.conclude(dst, l.tries.poisons())
+			return append(l.blame.find(Guilty, dst), Effect{Do: AnswerIt})
+		case HandedOver:
+			dst = l.owed.settle(dst, Lease, Pass)
+			l.owed.take(KV)
+			l.owed.named = e.Named
+			return l.enqueue(dst)
+		}
+	case Pooled:
+		if e.What == Bound {
+			l.owed.take(Slot)
+			if l.script == Early {
+				l.state = Coupled
+				dst = l.owed.settle(dst, Lease, Pass)
+				return append(dst, Effect{Do: SendBoth})
+			}
+			l.state = Opening
+			return append(dst, Effect{Do: SendDecode})
+		}
+	case Opening, Coupled: // only of a mixed one there is a lease still
+		switch e.What {
+		case Ends: // all of it came at once. The slot is free, whatever the prefill engine says of it
+			return l.owed.settle(append(dst, Effect{Do: Acclaim}), Slot, Finish)
+		case First:
+			l.state = Answering
+			dst = l.owed.settle(dst, KV, Free) // the prefill engine has its blocks back
+			dst = l.owed.settle(dst, Lease, Free)
+			dst = l.owed.conclude(dst, l.tries.poisons())
+			return append(l.blame.find(Guilty, dst), Effect{Do: AnswerIt})
+		}
+	case Answering, Confirming, Lost:
+		return l.answered(e, dst)
+	case Done:
+		return dst
+	case Pausing:
+		if e.What == Retried {
+			return l.begin(dst)
+		}
+		return l.givenUp(e, dst)
+	case Offering:
+		if e.What == Offered {
+			l.tries.restart()
+			return l.begin(append(l.conclude(dst), Effect{Do: Restart}))
+		}
+		return l.fail(e, OfAttempt, dst)
+	}
+	if e.What == Fell {
+		return l.fell(e, dst)
+	}
+	return dst
+}
+
+func (l *Lifecycle) begin(dst []Effect) []Effect {
+	l.script = Late
+	if !l.Bound && l.history.open() {
+		dst = append(dst, Effect{Do: Question})
+	}
+	dst = append(dst, Effect{Do: Attempt})
+	if l.owed.has[KV] {
+		return l.enqueue(dst)
+	}
+	l.state = Placing
+	return append(dst, Effect{Do: TryAlone})
+}
+
+// enqueue has the pool find a rank. The pool's entry has the request's place from then on.
+func (l *Lifecycle) enqueue(dst []Effect) []Effect {
+	l.state = Pooled
+	enqueue := Effect{Do: Enqueue, Script: l.script, Place: !l.owed.has[Place]}
+	return append(l.owed.settle(dst, Place, Pass), enqueue)
+}
+
+// queued goes on from the arrival queue.
+func (l *Lifecycle) queued(e Event, dst []Effect) []Effect {
+	switch e.What {
+	case Turn:
+		l.history.moves(turned) // it stays here: no retry leaves
+		l.owed.take(Place)
+		l.owed.take(Lease)
+		if l.script = e.Script; l.script != Late {
+			return l.enqueue(dst)
+		}
+		l.state = Probing
+		return append(dst, Effect{Do: SendProbe})
+	case Directed:
+		if l.Bound { // its question was settled before
+			return l.fail(e, OfOwner, append(dst, Effect{Do: Drop}))
+		}
+		l.state = Forwarded
+		return append(dst, Effect{Do: Forward})
+	}
+	l.last = Elsewhere
+	if e.Open && !e.Left && l.offer(failed) {
+		return append(dst, Effect{Do: Offer})
+	}
+	return l.fail(e, OfAttempt, dst)
+}
+
+// fell goes on from the end of a leg: it settles what the leg held.
+func (l *Lifecycle) fell(e Event, dst []Effect) []Effect {
+	if e.End.Why == RanksLost && !l.history.moves(lostRanks) {
+		e.End.Why = NoRank
+	}
+	v := e.End.Verdict()
+	if l.script == Mixed && v.Next == Again && e.End.Refused() { // no KV was lost with it
+		v.Next = Untaken
+	}
+	dst = l.condemn(&e, v.Blame, dst)
+	comes := e.End.Why == Withheld && l.tries.held < mostHeld // the engine, in a moment
+	if e.End.Why == Withheld && e.End.Leg == Prefill && !comes {
+		v.KV = Refuse
+	}
+	switch {
+	case l.script == Mixed && (v.Blame == Nobody || e.End.Why == Busy): // the queue of one rank is full, and the group is well
+		dst = l.owed.settle(dst, Lease, Free) // what an engine has computed can be computed again: nothing of it is left there
+	case l.script == Mixed:
+		dst = l.owed.settle(dst, Lease, Refuse)
+	case v.KV != Keep:
+		dst = l.owed.settle(dst, Lease, v.KV)
+		dst = l.owed.settle(dst, KV, v.KV)
+	}
+	how, idle := Failing, e.End.Why == Unready || e.End.Why == Unlearned || e.End.Why == Leaving // nothing was sent
+	if idle || e.Quit || e.End.Why == NotOurs || e.End.Why == Left && e.End.Open {
+		how = Cancelled
+	}
+	dst = l.owed.settle(dst, Slot, how)
+	if e.End.Leg == Decode && !idle && e.End.Why != GivenBack && e.End.Why != Stale && !comes {
+		dst = append(dst, Effect{Do: Shun})
+	}
+	l.last = v.Next
+	if v.Next == Over || v.Next == Ask || e.Left {
+		return l.givenUp(e, dst)
+	}
+	l.state = Pausing
+	return append(dst, Effect{Do: Pause, Retry: l.tries.next(v.Next, &e)})
+}
+
+// condemn holds a failure against the engine of a leg.
+func (l *Lifecycle) condemn(e *Event, whom Blame, dst []Effect) []Effect {
+	if whom == Disputed && !e.Faulty { // KV that did not arrive fails at any engine
+		whom = Engine
+	}
+	if whom == Nobody || e.End.Leg == Prefill && whom != Disputed {
+		return dst
+	}
+	dst = append(dst, Effect{Do: Condemn, Blame: whom, Leg: e.End.Leg})
+	if whom == Disputed {
+		return l.blame.accuse(e.Engine, dst)
+	}
+	return dst
+}
+
+// answered goes on from an answer that has begun.
+func (l *Lifecycle) answered(e Event, dst []Effect) []Effect {
+	switch {
+	case e.What == Begun && l.state == Lost:
+		l.tries.restart()
+		l.tries.resumed++
+		return l.begin(dst)
+	case e.What == Ends && l.state == Answering:
+		if l.owed.has[Slot] { // else it had ended with its first event, and this was asked before
+			dst = l.owed.settle(append(dst, Effect{Do: Acclaim}), Slot, Finish)
+			if l.script == Early { // its prefill engine may have more to say
+				l.state = Confirming
+				return append(dst, Effect{Do: Confirm})
+			}
+		}
+		fallthrough
+	case e.What == Ends, e.What == Believed:
+		l.state = Done
+		return append(l.conclude(dst), Effect{Do: EndWhole})
+	case e.What == Fell && l.state == Answering:
+		return l.broke(e, dst)
+	}
+	l.state = Done
+	return append(l.conclude(dst), Effect{Do: BreakOff})
+}
+
+// broke goes on from the loss of an answer that has begun. Engines may fail at a request twice, not a third time.
+func (l *Lifecycle) broke(e Event, dst []Effect) []Effect {
+	v, how := e.End.Verdict(), Failing
+	if e.Left || e.End.Why == Left {
+		v, how = Verdict{Next: Over}, Cancelled
+	}
+	dst = l.owed.settle(l.condemn(&e, v.Blame, dst), Slot, how)
+	if v.Next == Over || l.tries.breaks(&e) {
+		l.state = Done
+		return append(l.conclude(dst), Effect{Do: BreakOff})
+	}
+	l.state = Lost
+	if v.Next != Room {
+		dst = append(dst, Effect{Do: Shun})
+	}
+	return append(dst, Effect{Do: GoOn})
+}
+
+// givenUp goes on when there is no other attempt here.
+func (l *Lifecycle) givenUp(e Event, dst []Effect) []Effect {
+	dst = l.owed.settle(dst, KV, Doubt) // no engine has it, but no answer needs it any more
+	switch {
+	case e.Left:
+		return l.fail(e, OfClient, dst)
+	case l.last == Ask && l.offer(lostGroup), l.last != Ask && l.last != Over && !l.tries.poisons() && l.offer(failed):
+		return append(dst, Effect{Do: Offer, Group: l.last == Ask})
+	}
+	return l.fail(e, OfAttempt, dst)
+}
+
+// offer says whether the request may be asked about again, and then has it asked.
+func (l *Lifecycle) offer(why move) bool {
+	if l.Bound || !l.history.moves(why) {
+		return false
+	}
+	l.state = Offering
+	return true
+}
+
+func (l *Lifecycle) fail(e Event, with Error, dst []Effect) []Effect {
+	l.state = Done
+	if e.Left {
+		with = OfClient
+	}
+	return append(l.conclude(dst), Effect{Do: Fail, Error: with})
+}
+
+// conclude settles what is left when the attempts are over.
+func (l *Lifecycle) conclude(dst []Effect) []Effect {
+	return l.owed.conclude(l.blame.find(Unclear, dst), l.tries.poisons())
+}
+
+// panicked settles all at once.
+func (l *Lifecycle) panicked(dst []Effect) []Effect {
+	l.state = Done
+	dst = l.owed.settle(dst, Slot, Failing)
+	dst = l.owed.settle(dst, Lease, Orphan)
+	dst = l.owed.settle(dst, KV, Orphan)
+	return l.owed.conclude(l.blame.find(Unclear, dst), true)
+}

@@ -1,0 +1,51 @@
+package lifecycle
+
+// settles are the ways in which each thing may be settled.
+var settles = [things][]How{
+	Place:   {Back, Pass},
+	Lease:   {Free, Refuse, Lose, Orphan, Discard, Pass},
+	KV:      {Free, Orphan, Discard, Doubt, DoubtOn},
+	Doubted: {Discard, Orphan},
+	Slot:    {Failing, Cancelled, Finish},
+}
+
+// doubt is a hand-off that an engine may have read.
+type doubt struct {
+	live  bool // the engine has not said that it is done with the request
+	named bool // a second request for it would have the id of the first
+}
+
+// owed is what a request holds. Each thing is settled once: by an effect, in a way that is its own.
+type owed struct {
+	has    [things]bool // Doubted is in doubts
+	named  bool         // of the KV: a decode request must have the probe's id
+	doubts []doubt
+}
+
+func (o *owed) take(t Thing) { o.has[t] = true }
+
+// settle ends the hold of a thing; one that is not held is settled.
+func (o *owed) settle(dst []Effect, t Thing, how How) []Effect {
+	if !o.has[t] {
+		return dst
+	}
+	o.has[t] = false
+	if how == Doubt || how == DoubtOn {
+		o.doubts = append(o.doubts, doubt{live: how == DoubtOn, named: o.named})
+	}
+	return append(dst, Effect{Do: Settle, Thing: t, How: how})
+}
+
+// conclude settles what is left when the attempts are over. A hand-off that was doubted is discarded, so that its engine has
+// the memory back. It is not, if the request may be what breaks engines, or if two requests of one id would meet there.
+func (o *owed) conclude(dst []Effect, poison bool) []Effect {
+	for _, d := range o.doubts {
+		how := Discard
+		if poison || d.live && d.named {
+			how = Orphan
+		}
+		dst = append(dst, Effect{Do: Settle, Thing: Doubted, How: how})
+	}
+	o.doubts = nil
+	return o.settle(dst, Place, Back)
+}

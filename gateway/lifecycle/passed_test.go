@@ -1,0 +1,263 @@
+package lifecycle
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
+)
+
+// mayPass are the events that may follow what is waited for in a state. A panic may follow anything.
+var mayPass = map[PassedDo][]PassedWhat{
+	Choose:   {Chosen, NoneLeft, NoRoute},
+	SendOver: {CallFell, CameWhole, Streams},
+	SendAnew: {CallFell, CameWhole, Streams},
+	Hand:     {StreamEnded},
+}
+
+// settlesPassed are the ways in which each thing may be settled.
+var settlesPassed = [passedThings][]How{
+	Seat:   {Back},
+	Body:   {Back, Pass},
+	Call:   {Free, Spent},
+	Memory: {Back, Pass},
+}
+
+// soleEnds are the ends that a Sole leg may have.
+var soleEnds = func() (all []Ended) {
+	for why, far := range map[Why][]Far{
+		HungUp: {Unsent, Sent, Headed}, Unreachable: {Unsent}, Stale: {Unsent, Sent}, Broke: {Unsent, Sent, Headed}, Silent: {Unsent, Sent, Headed}, Garbled: {Headed}, TooLarge: {Headed},
+		Lacks: {Headed}, Rejected: {Headed}, Throttled: {Headed}, Busy: {Headed}, Failed: {Headed}, Erred: {Headed}, Unable: {Headed}, Odd: {Headed}, Unlisted: {Headed},
+	} {
+		for _, far := range far {
+			for flags := range 4 {
+				all = append(all, Ended{Leg: Sole, Far: far, Why: why, Moved: flags&1 > 0, Open: flags&2 > 0 && far == Headed})
+			}
+		}
+	}
+	slices.SortFunc(all, func(a, b Ended) int { return cmp.Compare(fmt.Sprint(a), fmt.Sprint(b)) })
+	return all
+}()
+
+// spent says whether an engine may have computed a request, by what is known of it alone.
+func spent(e Ended) bool {
+	return e.Open || e.Far > Unsent && e.Why != Stale && e.Why < Lacks
+}
+
+// onePassed is what a model of the world knows of a request that is passed through, by the effects alone.
+type onePassed struct {
+	life                  Passed
+	held                  [passedThings]int
+	engines, calls, ended int
+	failures              int // that the log tells of
+}
+
+func (w *onePassed) tell(t require.TestingT, e PassedEvent) []PassedEffect {
+	require.False(t, w.over())
+	if e.What == Arrived {
+		w.held[Seat]++
+		w.held[Body]++
+	}
+	twin := w.life
+	dst := w.life.Step(e, nil)
+	require.Equal(t, dst, twin.Step(e, nil), "equal events give equal effects")
+	require.Equal(t, w.life, twin)
+	for _, x := range dst {
+		require.Zero(t, w.ended, "something follows the end")
+		switch x.Do {
+		case GiveUp:
+			require.Contains(t, settlesPassed[x.Thing], x.How, "%d of thing %d", x.How, x.Thing)
+			require.Positive(t, w.held[x.Thing], "thing %d is settled, and is not held", x.Thing)
+			w.held[x.Thing]--
+		case Choose:
+			require.Zero(t, w.held[Call])
+		case SendOver, SendAnew:
+			require.Zero(t, w.held[Call], "one engine at a time has it")
+			require.Positive(t, w.held[Body], "its body is sent")
+			w.held[Call]++
+			w.held[Memory]++
+			w.calls++
+			if x.Do == SendOver {
+				w.engines++
+			}
+		case Complain:
+			w.failures++
+		case Account, TurnAway:
+			w.ended++
+		}
+	}
+	return dst
+}
+
+// over says whether the life is.
+func (w *onePassed) over() bool { return w.life.waits != GiveUp && !w.life.holds[Seat] }
+
+// drawn is an event that may come now; of no use when the life is over.
+func (w *onePassed) drawn(t *rapid.T) PassedEvent {
+	if w.over() {
+		return PassedEvent{}
+	}
+	e := PassedEvent{What: rapid.SampledFrom(mayPass[w.life.waits]).Draw(t, "what"), Left: rapid.IntRange(0, 9).Draw(t, "left") == 0}
+	if rapid.IntRange(0, 99).Draw(t, "panic") == 0 {
+		e.What = PassPanicked
+	}
+	if e.What == CallFell {
+		e.End = rapid.SampledFrom(soleEnds).Draw(t, "end")
+	}
+	return e
+}
+
+// In whatever order things happen: what is taken is settled once, in a way that is its own, and nothing is held at the end. The
+// engines of a request are few. A copy does what the first one does.
+func TestWhatAPassedRequestTakesIsSettledOnce(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		var w onePassed
+		e := PassedEvent{What: Arrived}
+		for steps := 0; !w.over(); steps++ {
+			require.Less(t, steps, 40, "it comes to an end")
+			dst := w.tell(t, e)
+			require.LessOrEqual(t, w.failures, mostFailed)
+			require.LessOrEqual(t, w.engines, mostAsked)
+			require.LessOrEqual(t, w.calls, 2*w.engines)
+			if w.over() {
+				require.True(t, e.What == PassPanicked || w.ended == 1 || e.What == CameWhole && slices.Contains(dst, PassedEffect{Do: Hand}), "%+v", dst)
+				break
+			}
+			e = w.drawn(t)
+		}
+		require.Zero(t, w.held)
+		require.Empty(t, w.life.Step(PassedEvent{What: StreamEnded}, nil), "an end is told once")
+	})
+}
+
+// A request of which an engine may have died goes to no other engine, unless it was ended because that engine drains. The engine itself
+// gets it a second time only where a connection ended that had been kept alive.
+func TestWhatMayHaveKilledAnEngineGoesToNoOther(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		var w onePassed
+		e := PassedEvent{What: Arrived}
+		for !w.over() {
+			second := w.life.waits == SendAnew
+			dst := w.tell(t, e)
+			if e.What == CallFell {
+				killed := e.End.Far > Unsent && slices.Contains([]Why{HungUp, Broke, Silent, Garbled}, e.End.Why) || second && e.End.Far < Headed
+				if killed && !e.End.Moved || e.Left {
+					require.Equal(t, TurnAway, dst[len(dst)-1].Do, "%+v", e.End)
+				}
+				again := slices.Contains(dst, PassedEffect{Do: SendAnew})
+				require.Equal(t, e.End.Why == Stale && !e.End.Moved && !second && !e.Left, again, "%+v", e.End)
+				require.Contains(t, dst, PassedEffect{Do: GiveUp, Thing: Call, How: map[bool]How{true: Spent, false: Free}[spent(e.End)]}, "%+v", e.End)
+			}
+			e = w.drawn(t)
+		}
+	})
+}
+
+// The client may leave in any state: what it waits for ends, and then nothing is tried any more.
+func TestAPassedRequestWhoseClientLeavesEnds(t *testing.T) {
+	for _, before := range [][]PassedEvent{
+		{},
+		{{What: CallFell, End: Ended{Leg: Sole, Why: Unreachable}}, {What: Chosen}},
+		{{What: CallFell, End: Ended{Leg: Sole, Far: Sent, Why: Stale}}},
+	} {
+		for _, end := range soleEnds {
+			var w onePassed
+			for _, e := range slices.Concat([]PassedEvent{{What: Arrived}, {What: Chosen}}, before, []PassedEvent{{What: CallFell, End: end, Left: true}}) {
+				w.tell(t, e)
+			}
+			require.True(t, w.over())
+			require.Zero(t, w.held)
+		}
+	}
+}
+
+// What the client gets and what is tried, by what the engines do in turn.
+func TestWhatBecomesOfAPassedRequest(t *testing.T) {
+	fell := func(far Far, why Why) PassedEvent {
+		return PassedEvent{What: CallFell, End: Ended{Leg: Sole, Far: far, Why: why}}
+	}
+	moved := PassedEvent{What: CallFell, End: Ended{Leg: Sole, Far: Sent, Why: HungUp, Moved: true}}
+	unlisted := fell(Headed, Unlisted)
+	busy, lacks, stale, unreached := fell(Headed, Busy), fell(Headed, Lacks), fell(Sent, Stale), fell(Unsent, Unreachable)
+	chosen, none, noRoute := PassedEvent{What: Chosen}, PassedEvent{What: NoneLeft}, PassedEvent{What: NoRoute}
+	times := func(n int, all ...PassedEvent) []PassedEvent { return slices.Repeat(all, n) }
+	const goesOn = Error(99)
+	for _, row := range []struct {
+		name     string
+		events   []PassedEvent
+		with     Error // of the client; goesOn: it has none yet
+		engines  int
+		calls    int
+		failures int
+	}{
+		{"no engine takes it", []PassedEvent{none}, OfRanks, 0, 0, 0},
+		{"no engine has the endpoint", []PassedEvent{noRoute}, OfRanks, 0, 0, 0},
+		{"an engine is busy, and another is chosen", []PassedEvent{chosen, busy, chosen}, goesOn, 2, 2, 1},
+		{"an engine has too many requests", []PassedEvent{chosen, fell(Headed, Throttled), chosen}, goesOn, 2, 2, 1},
+		{"an engine cannot be reached", []PassedEvent{chosen, unreached, chosen}, goesOn, 2, 2, 1},
+		{"a connection ended before a byte was sent", []PassedEvent{chosen, fell(Unsent, Broke), chosen}, goesOn, 2, 2, 1},
+		{"an engine is busy, and no other is left", []PassedEvent{chosen, busy, none}, OfAttempt, 1, 1, 1},
+		{"an engine is busy, and the others lack the endpoint by now", []PassedEvent{chosen, busy, noRoute}, OfRanks, 1, 1, 1},
+		{"three engines are busy", times(3, chosen, busy), OfAttempt, 3, 3, 3},
+		{"two engines are busy, and one drains", append(times(2, chosen, busy), chosen, moved), OfAttempt, 3, 3, 3},
+		{"an engine refuses the request", []PassedEvent{chosen, fell(Headed, Rejected)}, OfAttempt, 1, 1, 0},
+		{"an engine does not have the model any more", []PassedEvent{chosen, unlisted, chosen}, goesOn, 2, 2, 0},
+		{"no engine does", []PassedEvent{chosen, unlisted, chosen, unlisted, none}, OfAttempt, 2, 2, 0},
+		{"as many were asked as may be", times(8, chosen, unlisted), OfAttempt, 8, 8, 0},
+		{"an engine fails", []PassedEvent{chosen, fell(Headed, Erred)}, OfAttempt, 1, 1, 1},
+		{"an engine cannot do what it asks for", []PassedEvent{chosen, fell(Headed, Unable)}, OfAttempt, 1, 1, 1},
+		{"an engine breaks off", []PassedEvent{chosen, fell(Sent, Broke)}, OfAttempt, 1, 1, 1},
+		{"an engine breaks off in its answer", []PassedEvent{chosen, fell(Headed, Broke)}, OfAttempt, 1, 1, 1},
+		{"an engine is silent", []PassedEvent{chosen, fell(Sent, Silent)}, OfAttempt, 1, 1, 1},
+		{"an engine is drained", []PassedEvent{chosen, moved, chosen}, goesOn, 2, 2, 1},
+		{"an engine lacks the endpoint", []PassedEvent{chosen, lacks, chosen}, goesOn, 2, 2, 0},
+		{"eight engines lack the endpoint", times(8, chosen, lacks), OfRanks, 8, 8, 0},
+		{"seven do, and one is busy", append(times(7, chosen, lacks), chosen, busy), OfAttempt, 8, 8, 1},
+		{"a kept-alive connection ended", []PassedEvent{chosen, stale}, goesOn, 1, 2, 0},
+		{"the new one ends, too", []PassedEvent{chosen, stale, fell(Sent, Broke)}, OfAttempt, 1, 2, 1},
+		{"no new one can be made", []PassedEvent{chosen, stale, unreached}, OfAttempt, 1, 2, 1},
+		{"over the new one the engine says that it is busy", []PassedEvent{chosen, stale, busy, chosen}, goesOn, 2, 3, 1},
+		{"over the new one it drains", []PassedEvent{chosen, stale, moved, chosen}, goesOn, 2, 3, 1},
+		{"another engine's connection ended, too", []PassedEvent{chosen, stale, busy, chosen, stale}, goesOn, 2, 4, 1},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			var w onePassed
+			last := w.tell(t, PassedEvent{What: Arrived})
+			for _, e := range row.events {
+				last = w.tell(t, e)
+			}
+			got := goesOn
+			if x := last[len(last)-1]; x.Do == TurnAway {
+				got = x.Error
+			}
+			require.Equal(t, row.with, got, "%+v", last)
+			require.Equal(t, []int{row.engines, row.calls, row.failures}, []int{w.engines, w.calls, w.failures})
+		})
+	}
+}
+
+// The failure that a client is told of is the last one that counts.
+func TestWhichFailureCounts(t *testing.T) {
+	for name, row := range map[string]struct {
+		first, second Ended
+		recalls       bool
+	}{
+		"an engine that lacks the endpoint":         {Ended{Far: Headed, Why: Busy}, Ended{Far: Headed, Why: Lacks}, true},
+		"an engine that died at the second attempt": {Ended{Far: Sent, Why: Stale}, Ended{Why: Unreachable}, true},
+		"an engine that is busy then":               {Ended{Far: Sent, Why: Stale}, Ended{Far: Headed, Why: Busy}, false},
+		"another engine that is busy":               {Ended{Far: Headed, Why: Busy}, Ended{Far: Headed, Why: Busy}, false},
+	} {
+		var w onePassed
+		w.tell(t, PassedEvent{What: Arrived})
+		w.tell(t, PassedEvent{What: Chosen})
+		row.first.Leg, row.second.Leg = Sole, Sole
+		w.tell(t, PassedEvent{What: CallFell, End: row.first})
+		if w.life.waits == Choose {
+			w.tell(t, PassedEvent{What: Chosen})
+		}
+		require.Equal(t, row.recalls, slices.Contains(w.tell(t, PassedEvent{What: CallFell, End: row.second}), PassedEffect{Do: Recall}), name)
+	}
+}

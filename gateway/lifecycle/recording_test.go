@@ -1,0 +1,389 @@
+package lifecycle
+
+import (
+	"bytes"
+	"cmp"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+var recordings = flag.String("recording", "", "a pattern of files that `go run ./bench/rigs/chaos -record FILE` wrote: their lives are driven, and with -update they become testdata/recording.txt")
+
+// The lives of real requests, as chaos runs recorded them, do again what they did, and so does a copy taken in the middle of each.
+// testdata/recording.txt has each distinct life once; `make recording` makes it anew. Where lives are meant to do something else than they
+// did, -update writes what they do now. What no run has met is printed: that is what the properties of this package are for.
+func TestRecordedLivesDoAgainWhatTheyDid(t *testing.T) {
+	const file = "testdata/recording.txt"
+	w := readWords(t)
+	head, lives := w.fromRuns(t, *recordings)
+	if *recordings == "" {
+		text, err := os.ReadFile(file)
+		require.NoError(t, err)
+		head, lives = w.read(t, string(text))
+	}
+	seen, distinct := met{states: map[string]int{}, ends: map[Ended]int{}}, map[string]int{}
+	for _, p := range lives {
+		distinct[strings.Join(w.drive(t, p, &seen), "\n")] += p.times
+	}
+	t.Log(strings.Join(append(head, seen.report(w)...), "\n"))
+	if *recordings != "" {
+		head = append(head, fmt.Sprintf("%d of them are distinct", len(distinct)))
+	}
+	if *update {
+		require.NoError(t, os.WriteFile(file, write(head, distinct), 0o644)) //nolint:gosec // test data
+	}
+}
+
+// played is a life, or the two legs of an attempt, as it was recorded, and how often it came.
+type played struct {
+	times int
+	steps []step
+}
+
+// A step is how a value begins, or a life goes on, or else what it was told, and what it said to that.
+type step struct {
+	begin *beginning
+	legs  *Dialect
+	event *Event
+	leg   *LegEvent
+	do    []Effect
+	legDo []LegEffect
+}
+
+// beginning is how a life stands when its request begins, or when its answer was lost and is to go on.
+type beginning struct {
+	Bound, Alone bool
+	History      history
+}
+
+// told is a value that is driven.
+type told struct {
+	life Lifecycle
+	legs Legs
+}
+
+// take drives it by one step.
+func (v *told) take(t *testing.T, s step, first bool) (do []Effect, legDo []LegEffect) {
+	switch {
+	case s.begin != nil:
+		if v.life.Bound, v.life.Alone = s.begin.Bound, s.begin.Alone; first {
+			v.life.history = s.begin.History
+		}
+		require.Equal(t, v.life.history, s.begin.History)
+	case s.legs != nil:
+		v.legs = NewLegs(*s.legs)
+	case s.event != nil:
+		do = v.life.Step(*s.event, nil)
+	default:
+		legDo = v.legs.Step(*s.leg, nil)
+	}
+	return do, legDo
+}
+
+// drive holds what a value says against what it said then. It returns each step as a text.
+func (w *words) drive(t *testing.T, p played, seen *met) (texts []string) {
+	var v, twin told
+	half := len(p.steps) / 2
+	for i, s := range p.steps {
+		if i == half {
+			twin = v
+			twin.life.owed.doubts, twin.life.tries.broke = slices.Clone(v.life.owed.doubts), slices.Clone(v.life.tries.broke)
+		}
+		where := w.where(&v, s)
+		do, legDo := v.take(t, s, i == 0)
+		did := s
+		s.do, s.legDo = do, legDo
+		text := where + " | " + w.step(s)
+		if !slices.Equal(do, did.do) || !slices.Equal(legDo, did.legDo) {
+			require.True(t, *update && *recordings == "", "a life does not do what it did\nafter  %s\nit did %s\nnow    %s", strings.Join(texts, "\n       "), w.step(did), w.step(s))
+		}
+		if i >= half {
+			again, legAgain := twin.take(t, s, i == 0)
+			require.Equal(t, do, again, "a copy from the middle")
+			require.Equal(t, legDo, legAgain, "a copy from the middle")
+		}
+		texts = append(texts, text)
+		seen.note(where, w, s, p.times)
+	}
+	require.Equal(t, v.legs, twin.legs)
+	require.Equal(t, fmt.Sprint(v.life), fmt.Sprint(twin.life))
+	return texts
+}
+
+// where is the state in which something is told.
+func (w *words) where(v *told, s step) string {
+	if s.legs != nil || s.leg != nil {
+		return w.of("prefilling", int(v.legs.prefill)) + " " + w.of("decoding", int(v.legs.decode))
+	}
+	return w.of("State", int(v.life.state))
+}
+
+// fromRuns reads what runs have written. A count of tokens becomes its rank among those of the same legs, for only what is more matters,
+// and engines become numbers of their life.
+func (w *words) fromRuns(t *testing.T, pattern string) (head []string, lives []played) {
+	if pattern == "" {
+		return nil, nil
+	}
+	files, err := filepath.Glob(pattern)
+	require.NoError(t, err)
+	require.NotEmpty(t, files)
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		require.NoError(t, err)
+		tapes := map[int64]*played{}
+		begun, legs := 0, 0
+		for line := range bytes.Lines(text) {
+			var l struct {
+				ID      int64
+				Value   string
+				Dialect *Dialect
+				Event   *Event
+				Leg     *LegEvent
+				Do      []Effect
+				LegDo   []LegEffect
+			}
+			require.NoError(t, json.Unmarshal(line, &l), "%s: %s", file, line)
+			s := step{legs: l.Dialect, event: l.Event, leg: l.Leg, do: l.Do, legDo: l.LegDo}
+			if l.Value != "" {
+				s.begin = new(beginning)
+				_, err := fmt.Sscanf(l.Value, "{%t %t %d %d ", &s.begin.Bound, &s.begin.Alone, new(State), &s.begin.History)
+				require.NoError(t, err, l.Value)
+			}
+			if tapes[l.ID] == nil {
+				tapes[l.ID] = &played{times: 1}
+				if l.Dialect != nil {
+					legs++
+				} else {
+					begun++
+				}
+			}
+			tapes[l.ID].steps = append(tapes[l.ID].steps, s)
+		}
+		for _, id := range slices.Sorted(maps.Keys(tapes)) {
+			rank(tapes[id].steps)
+			rename(tapes[id].steps)
+			lives = append(lives, *tapes[id])
+		}
+		head = append(head, fmt.Sprintf("%s: %d lives, %d pairs of legs", strings.TrimSuffix(filepath.Base(file), filepath.Ext(file)), begun, legs))
+	}
+	return head, lives
+}
+
+func rank(steps []step) {
+	counts := []int{0}
+	for _, s := range steps {
+		if s.leg != nil {
+			counts = append(counts, s.leg.Prompt)
+		}
+	}
+	slices.Sort(counts)
+	counts = slices.Compact(counts)
+	for _, s := range steps {
+		if s.leg != nil {
+			s.leg.Prompt = slices.Index(counts, s.leg.Prompt)
+		}
+	}
+}
+
+func rename(steps []step) {
+	names := map[string]string{"": ""}
+	of := func(engine *string) {
+		if names[*engine] == "" && *engine != "" {
+			role, _, _ := strings.Cut(*engine, " ")
+			names[*engine] = fmt.Sprint(role, " ", len(names))
+		}
+		*engine = names[*engine]
+	}
+	for _, s := range steps {
+		if s.event != nil {
+			of(&s.event.Engine)
+			of(&s.event.Breach.Engine)
+			for i := range s.event.Down {
+				of(&s.event.Down[i])
+			}
+		}
+	}
+}
+
+const between = "--\n" // the parts of the file: where it comes from, the steps, and the lives as numbers of steps, behind how often each came
+
+func write(head []string, distinct map[string]int) []byte {
+	all := map[string]int{}
+	for life := range distinct {
+		for text := range strings.SplitSeq(life, "\n") {
+			all[text] = 0
+		}
+	}
+	var b bytes.Buffer
+	b.WriteString(strings.Join(head, "\n") + "\n" + between)
+	for i, text := range slices.Sorted(maps.Keys(all)) {
+		all[text] = i + 1
+		fmt.Fprintf(&b, "%d %s\n", i+1, text)
+	}
+	b.WriteString(between)
+	byTimes := slices.SortedFunc(maps.Keys(distinct), func(a, c string) int {
+		return cmp.Or(cmp.Compare(distinct[c], distinct[a]), cmp.Compare(a, c))
+	})
+	for _, life := range byTimes {
+		fmt.Fprintf(&b, "%d:", distinct[life])
+		for text := range strings.SplitSeq(life, "\n") {
+			fmt.Fprintf(&b, " %d", all[text])
+		}
+		b.WriteString("\n")
+	}
+	return b.Bytes()
+}
+
+func (w *words) read(t *testing.T, text string) (head []string, lives []played) {
+	parts := strings.Split(text, between)
+	require.Len(t, parts, 3)
+	var steps []step
+	for line := range strings.Lines(parts[1]) {
+		_, text, _ := strings.Cut(strings.TrimSpace(line), " ")
+		steps = append(steps, w.parse(t, text))
+	}
+	for line := range strings.Lines(parts[2]) {
+		times, numbers, _ := strings.Cut(line, ":")
+		p := played{times: number(t, times)}
+		for _, n := range strings.Fields(numbers) {
+			p.steps = append(p.steps, steps[number(t, n)-1])
+		}
+		lives = append(lives, p)
+	}
+	return strings.Split(strings.TrimSpace(parts[0]), "\n"), lives
+}
+
+func number(t *testing.T, text string) int {
+	n, err := strconv.Atoi(text)
+	require.NoError(t, err)
+	return n
+}
+
+// met is what the lives of a recording have met, and how often.
+type met struct {
+	states map[string]int // by state, and what was told in it
+	ends   map[Ended]int  // of legs; without what else is known
+}
+
+func (m *met) note(where string, w *words, s step, times int) {
+	var end *Ended
+	switch {
+	case s.event != nil:
+		m.states[where+" "+w.of("What", int(s.event.What))] += times
+		if s.event.What == Fell {
+			end = &s.event.End
+		}
+	case s.leg != nil:
+		m.states[where+" "+w.of("LegWhat", int(s.leg.What))] += times
+		if s.leg.What == PrefillFell {
+			end = &s.leg.End
+		}
+	}
+	if end != nil {
+		m.ends[Ended{Leg: end.Leg, Far: end.Far, Why: end.Why}] += times
+	}
+}
+
+// report lists what was met and what was not, of all that may be.
+func (m *met) report(w *words) []string {
+	lines := []string{"states and what was told in them:"}
+	possible := map[string]bool{}
+	list := func(of []string) {
+		var was, never []string
+		for _, pair := range of {
+			if possible[pair] = true; m.states[pair] > 0 {
+				was = append(was, fmt.Sprintf("%s %d", pair, m.states[pair]))
+			} else {
+				never = append(never, pair)
+			}
+		}
+		lines = append(lines, "  met: "+strings.Join(was, ", "), "  never: "+strings.Join(never, ", "))
+	}
+	for state := range Done {
+		var pairs []string
+		for _, what := range append(slices.Clone(answers[state]), Panicked) {
+			pairs = append(pairs, w.of("State", int(state))+" "+w.of("What", int(what)))
+		}
+		list(pairs)
+	}
+	lines = append(lines, "of two legs:")
+	list(w.pairsOfLegs())
+	lines = append(lines, "cells of the tables of verdict.go:")
+	for leg, rows := range [][whys]row{prefills, decodes} {
+		hit, all := 0, 0
+		var never []string
+		for why := range whys {
+			for far := range Through + 1 {
+				if rows[why].kv[far] == unsaid {
+					continue
+				}
+				if all++; m.ends[Ended{Leg: Leg(leg), Far: far, Why: why}] > 0 { //nolint:gosec // 0 or 1
+					hit++
+				} else {
+					never = append(never, w.of("Why", int(why))+" "+w.of("Far", int(far)))
+				}
+			}
+		}
+		lines = append(lines, fmt.Sprintf("  %s: %d of %d met; never: %s", w.of("Leg", leg), hit, all, strings.Join(never, ", ")))
+	}
+	return lines
+}
+
+// pairsOfLegs are all states that two legs may come to in the world of legs_test.go, with what may be told in them.
+func (w *words) pairsOfLegs() (all []string) {
+	pairs := map[string]bool{}
+	for _, d := range dialects {
+		begin := twoLegs{legs: NewLegs(d), leases: 1}
+		known, todo := map[twoLegs]bool{begin: true}, []twoLegs{begin}
+		for len(todo) > 0 {
+			at := todo[0]
+			todo = todo[1:]
+			for _, what := range at.mayCome() {
+				pairs[w.where(&told{legs: at.legs}, step{leg: new(LegEvent)})+" "+w.of("LegWhat", int(what))] = true
+				for _, e := range variants(what, d) {
+					next := at
+					next.tell(panics{}, e)
+					next.ended, next.hungUp = 0, 0
+					if !known[next] {
+						known[next] = true
+						todo = append(todo, next)
+					}
+				}
+			}
+		}
+	}
+	return slices.Sorted(maps.Keys(pairs))
+}
+
+// variants are events of a kind that differ in what they lead to.
+func variants(what LegWhat, d Dialect) (all []LegEvent) {
+	switch what {
+	case PrefillFell, NotFound:
+		for _, why := range []Why{Busy, Broke} {
+			all = append(all, LegEvent{What: what, Again: true, End: Ended{Far: Headed, Why: why, Kept: d.Keeps}})
+		}
+	case Began, PrefillDone, Confirmed:
+		all = append(all, LegEvent{What: what, Prompt: 5}, LegEvent{What: what, Prompt: 10, Late: d.Keeps})
+	case DecodeFell:
+		all = append(all, LegEvent{What: what, Reason: Died}, LegEvent{What: what, Reason: Refused})
+	default:
+		all = append(all, LegEvent{What: what})
+	}
+	return all
+}
+
+// panics has what is required end the test by a panic.
+type panics struct{}
+
+func (panics) Errorf(format string, args ...any) { panic(fmt.Sprintf(format, args...)) }
+func (panics) FailNow()                          {}

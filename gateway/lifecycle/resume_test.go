@@ -1,0 +1,117 @@
+package lifecycle
+
+import (
+	"encoding/json"
+	"slices"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
+
+	"evenkeel/mooncake"
+	"evenkeel/sse"
+)
+
+// said is an answer of three tokens, the last of which had no text yet.
+func said() *sse.Trail {
+	return &sse.Trail{Head: sse.Head{ID: []byte(`"a"`)}, IDs: []int32{7, 8, 9}, Shown: 2, Text: []byte("ab"), Runes: 2, Content: true, Prompt: 2, Completed: 3}
+}
+
+func lost() *Loss {
+	return &Loss{
+		Said: said(), May: true, Keeping: KeepAll, Streamed: true, Plain: true,
+		How: mooncake.ResumePrompt, IDs: json.RawMessage(`[1,2]`), Alone: 2, Most: 100, LimitKey: "max_tokens",
+	}
+}
+
+func TestHowALostAnswerGoesOn(t *testing.T) {
+	ids := func(how, list string, tokens int) *mooncake.Resume {
+		return &mooncake.Resume{How: how, IDs: json.RawMessage(list), Tokens: tokens}
+	}
+	text := func(how, text string, tokens int) *mooncake.Resume {
+		return &mooncake.Resume{How: how, Text: json.RawMessage(text), Tokens: tokens}
+	}
+	limited := ids(mooncake.ResumePrompt, "[1,2,7,8]", 2)
+	limited.Limit, limited.LimitKey = 7, "max_tokens"
+	for _, row := range []struct {
+		name   string
+		change func(*Loss)
+		tier   Tier
+		resume *mooncake.Resume
+		tokens int // of the answer so far that are not made anew
+	}{
+		{"a completion goes on behind the tokens whose text is out", func(*Loss) {}, ByPrompt, ids(mooncake.ResumePrompt, "[1,2,7,8]", 2), 2},
+		{"where the client is told of tokens, none is made anew", func(l *Loss) { l.Seen, l.Said.Shown = true, 3 }, ByPrompt, ids(mooncake.ResumePrompt, "[1,2,7,8,9]", 3), 3},
+		{"nor can it go on where the last one has no text yet", func(l *Loss) { l.Seen = true }, Broken, nil, 0},
+		{"but begin again, in one piece", func(l *Loss) { l.Seen, l.Streamed = true, false }, Repeated, nil, 0},
+		{"a chat goes on by its token ids", func(l *Loss) { l.How = mooncake.ChatResumeVLLM }, ByIDs, ids(mooncake.ChatResumeVLLM, "[1,2,7,8]", 2), 2},
+		{"a chat goes on by its text", func(l *Loss) { l.How = mooncake.ChatResumeContinue }, ByText, text(mooncake.ChatResumeContinue, `"ab"`, 3), 3},
+		{"a completion goes on by its text", func(l *Loss) { l.How, l.Text = mooncake.ResumeText, []byte(`"once "`) }, ByText, text(mooncake.ResumeText, `"once ab"`, 3), 3},
+		{"what the client allows is less by what it has", func(l *Loss) { l.Limit, l.Most = 9, 9 }, ByPrompt, limited, 2},
+		{"nothing is out", func(l *Loss) { l.Said = &sse.Trail{Head: said().Head} }, Repeated, nil, 0},
+		{"ids of tokens without text are out, and nobody was told", func(l *Loss) { l.Said.Content = false }, Repeated, nil, 0},
+		{"an answer in one piece whose tokens are not known begins again", func(l *Loss) { l.Streamed, l.How = false, "" }, Repeated, nil, 0},
+		{"a stream whose tokens are not known breaks off", func(l *Loss) { l.How = "" }, Broken, nil, 0},
+		{"a token is missing", func(l *Loss) { l.Said.Completed = 4 }, Broken, nil, 0},
+		{"the engines count different prompts", func(l *Loss) { l.Said.Prompt = 5 }, Broken, nil, 0},
+		{"an event was not understood", func(l *Loss) { l.Said.Unread = true }, Broken, nil, 0},
+		{"there was more than text", func(l *Loss) { l.Said.MoreThan = true }, Broken, nil, 0},
+		{"tools and text", func(l *Loss) { l.How, l.Tools = mooncake.ChatResumeContinue, true }, Broken, nil, 0},
+		{"tokens are told, and only text goes on", func(l *Loss) { l.How, l.Seen = mooncake.ChatResumeContinue, true }, Broken, nil, 0},
+		{"something in the request hinders it", func(l *Loss) { l.Plain = false }, Broken, nil, 0},
+		{"it was lost too often", func(l *Loss) { l.May = false }, Broken, nil, 0},
+		{"its body is gone", func(l *Loss) { l.Keeping = KeepNothing }, Broken, nil, 0},
+		{"only the body is kept, and text is out", func(l *Loss) { l.Keeping = KeepStart }, Broken, nil, 0},
+		{"only its end is missing", func(l *Loss) { l.Finished, l.Keeping = true, KeepNothing }, Concluding, nil, 3},
+		{"it has no token left", func(l *Loss) { l.Most, l.Seen = 3, true }, Concluding, nil, 3},
+		{"it has none left by a count that was guessed", func(l *Loss) {
+			l.Most, l.How, l.Said.Guessed = 3, mooncake.ChatResumeContinue, true
+		}, ByText, text(mooncake.ChatResumeContinue, `"ab"`, 2), 2},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			l := lost()
+			row.change(l)
+			before := *l.Said
+			before.IDs = slices.Clone(before.IDs)
+			p := l.Plan()
+			require.Equal(t, row.tier, p.Tier)
+			require.Equal(t, row.resume, p.Resume)
+			require.Equal(t, before, *l.Said, "what was said stays as it is")
+			if row.tier != Broken {
+				require.Equal(t, row.tokens, p.Said.Completed)
+			}
+			require.Equal(t, row.tier == Repeated && !l.Streamed && l.Said.Content, p.Unseen)
+		})
+	}
+}
+
+// However an answer was lost: what goes on has as many tokens as engines are told to count, and no more than it may have.
+func TestAPlanFitsWhatWasSaid(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		l, is := lost(), func(name string) bool { return rapid.Bool().Draw(t, name) }
+		n := rapid.IntRange(0, 5).Draw(t, "ids")
+		l.Said.IDs, l.Said.Completed = make([]int32, n), rapid.IntRange(0, 5).Draw(t, "tokens")
+		l.Said.Shown, l.Said.Content, l.Said.Prompt = rapid.IntRange(0, n).Draw(t, "shown"), is("content"), rapid.SampledFrom([]int{0, 2, 3}).Draw(t, "prompt")
+		l.Said.Guessed, l.Said.Unread, l.Said.MoreThan = is("guessed"), is("unread"), is("more")
+		l.Streamed, l.Seen, l.Plain, l.Tools, l.Finished, l.Text = is("streamed"), is("seen"), is("plain"), is("tools"), is("finished"), []byte(`""`)
+		l.How = rapid.SampledFrom([]string{"", mooncake.ResumePrompt, mooncake.ResumeText, mooncake.ChatResumeVLLM, mooncake.ChatResumeContinue}).Draw(t, "how")
+		l.Most = rapid.IntRange(1, 6).Draw(t, "most")
+		p := l.Plan()
+		if p.Tier == Broken {
+			require.Equal(t, Plan{Tier: Broken}, p, "nothing of it goes on")
+			return
+		}
+		if p.Resume == nil {
+			require.Zero(t, p.AtP+p.AtD)
+			return
+		}
+		require.Less(t, p.Said.Completed, l.Most, "a token is left to compute")
+		require.Equal(t, p.Said.Completed, p.Resume.Tokens)
+		if p.Resume.IDs != nil {
+			require.Equal(t, p.AtP, mooncake.CountIDs(p.Resume.IDs), "the prefill engine counts what it is sent")
+			require.GreaterOrEqual(t, p.Said.Completed, l.Said.Shown, "text that is out is not made anew")
+		}
+		require.NotNil(t, p.Seam, "the client reads one answer")
+		require.Equal(t, p.Said.Completed, p.Seam.Tokens)
+	})
+}

@@ -1,0 +1,204 @@
+package owner
+
+import (
+	"context"
+	"errors"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"go.uber.org/zap"
+
+	"evenkeel/engine"
+	"evenkeel/geo"
+	"evenkeel/lease"
+)
+
+// bar is why a group cannot be owned, and when that is tried again.
+type bar struct {
+	why   string
+	pause time.Duration // between the last two tries
+	until time.Time
+}
+
+// Scope is a region or a decode group: its claim, and the fence before its engines.
+// A nil Scope is one that this proxy need not share.
+type Scope struct {
+	Name    string
+	claim   *lease.Claim       // nil: the order is static
+	end     context.CancelFunc // of the claim
+	over    chan struct{}      // closed once the claim has ended
+	view    atomic.Pointer[lease.View]
+	sending atomic.Int64  // requests that were admitted and are not written yet
+	yields  atomic.Bool   // it is about to be another's: nothing more is begun for it
+	home    bool          // a region: it is ours by configuration
+	share   float64       // of slots that we use while we are cautious
+	hold    time.Duration // others' requests may run there for so long after a takeover
+
+	mu      sync.Mutex
+	static  *lease.Static           // nil: there is a claim
+	others  map[string]geo.Resident // requests of others, by rank, while we are cautious
+	told    bool                    // the one before named all of them
+	gave    bool                    // it was handed back, and requests of ours may still run there
+	adopted time.Time               // when it last became ours; zero: it is not
+	epoch   int64                   // with which it did
+	since   time.Time               // when it first did with that epoch
+	heard   time.Time               // when its last other owner was heard of
+}
+
+// NewArea makes a scope that nobody owns.
+func NewScope(name string) *Scope {
+	a := &Scope{Name: name, share: 1, others: map[string]geo.Resident{}}
+	a.view.Store(&lease.View{Phase: lease.Watching})
+	return a
+}
+
+// Claim gives the scope its claim. Without OnChange the fence alone follows it.
+func (a *Scope) Claim(cfg lease.Config, engine lease.Engine, hooks lease.Hooks, log *zap.Logger) *lease.Claim {
+	if hooks.OnChange == nil {
+		hooks.OnChange = func(v lease.View) { a.view.Store(&v) }
+	}
+	a.claim = lease.NewClaim(cfg, engine, hooks, log)
+	return a.claim
+}
+
+// sendPatience is what requests that were admitted have to be written, when an
+// scope is lost.
+const sendPatience = time.Second
+
+// changed takes a view of a scope's claim. Once it returns from one that does not
+// admit, nothing is bound to the scope's engines any more, and what was bound
+// before is on its way.
+func (s *Set) changed(a *Scope, v lease.View) {
+	was := a.view.Load() // each scope has one caller at a time
+	log := s.log.With(zap.String(string(s.kind), a.Name), zap.String("phase", string(v.Phase)), zap.String("holder", v.Holder), zap.Int64("epoch", v.Epoch))
+	if was.Admits == v.Admits {
+		a.mu.Lock()
+		if v.Admits {
+			a.epoch = v.Epoch
+		}
+		a.mu.Unlock()
+		if a.view.Store(&v); was.Phase != v.Phase {
+			log.Info("ownership: a lease is in another phase; whether this proxy admits has not changed")
+		}
+		return
+	}
+	// A publish between these lines acts on the view: caution is noted before the view
+	// admits, and forgotten only after it no longer admits.
+	var after time.Duration
+	a.mu.Lock()
+	if v.Admits {
+		s.known.Store(true)
+		after = s.adopt(a, v.Epoch, time.Now())
+		a.view.Store(&v)
+	} else {
+		a.view.Store(&v)
+		a.adopted, a.told = time.Time{}, false
+		clear(a.others)
+	}
+	a.mu.Unlock()
+	log.Warn("ownership of a "+s.kind.words()+" changed", zap.Bool("admits", v.Admits), zap.Duration("after_the_last_owner", after))
+	if !v.Admits {
+		s.mu.Lock()
+		close(s.lost)
+		s.lost = make(chan struct{})
+		s.mu.Unlock()
+	}
+	s.host.Publish(s.ctx)
+	if !v.Admits {
+		a.flush(s.ctx)
+	}
+	select {
+	case s.poke <- struct{}{}: // what runs there is not known yet
+	default:
+	}
+}
+
+// adopt notes that a scope is ours. Only a new epoch is a takeover: one that comes
+// back with the epoch that it had, after the store was away, was nobody else's. It
+// is called with a.mu held.
+func (s *Set) adopt(a *Scope, epoch int64, now time.Time) (after time.Duration) {
+	a.gave = false
+	if a.claim == nil || epoch != a.epoch {
+		a.epoch, a.since = epoch, now
+		if a.hold > 0 {
+			a.hold = s.host.Hold() // another than when the scope was made, if the config changed
+		}
+		if !a.heard.IsZero() {
+			after = now.Sub(a.heard)
+		}
+		s.metrics.took(a.Name, after, !a.heard.IsZero())
+	}
+	a.adopted = a.since
+	return after
+}
+
+// Sending is how many requests have entered and are not written yet.
+func (a *Scope) Sending() int64 { return a.sending.Load() }
+
+// flush waits until what was admitted is written. What takes longer finds in its
+// last look that it is too late.
+func (a *Scope) flush(ctx context.Context) {
+	for end := time.Now().Add(sendPatience); a.Sending() > 0 && time.Now().Before(end) && ctx.Err() == nil; {
+		time.Sleep(time.Millisecond)
+	}
+}
+
+// Enter is where a request begins to be sent to the scope's engines; leave must be
+// called once it is written, or will not be.
+func (a *Scope) Enter() (leave func(), ok bool) {
+	if a == nil {
+		return func() {}, true
+	}
+	a.sending.Add(1)
+	leave = sync.OnceFunc(func() { a.sending.Add(-1) })
+	if a.Ours() == nil {
+		return leave, true
+	}
+	leave()
+	return leave, false
+}
+
+// Ours is the last look, right before a request is written: a process that stood
+// still since it admitted finds out here, and so does a request whose connection
+// took longer than flush waits. Else it is ErrNotOwner.
+func (a *Scope) Ours() error {
+	if a == nil || a.view.Load().Admits && (a.claim == nil || a.claim.Admits(time.Now())) {
+		return nil
+	}
+	return ErrNotOwner
+}
+
+// Admits says whether new work may be bound to the scope's engines.
+func (a *Scope) Admits() bool { return a == nil || a.view.Load().Admits }
+
+// Begins says whether requests may begin here that the scope's engines will serve.
+func (a *Scope) Begins() bool { return a.Admits() && (a == nil || !a.yields.Load()) }
+
+// Mark adds the epoch of our ownership, for whoever stands in front of an engine and
+// holds requests of an older one off, or counts them.
+func (a *Scope) Mark(h []engine.Header) []engine.Header {
+	if a == nil || a.claim == nil {
+		return h
+	}
+	return append(h, engine.Header{Name: EpochHeader, Value: strconv.FormatInt(a.view.Load().Epoch, 10)})
+}
+
+// Refused takes the epoch header of an answer that refuses a request. Who stands
+// in front of an engine and refuses an old epoch says there which one it has seen.
+func (a *Scope) Refused(header string) {
+	if a == nil || a.claim == nil || header == "" {
+		return
+	}
+	if epoch, err := strconv.ParseInt(header, 10, 64); err == nil && epoch > a.view.Load().Epoch {
+		a.claim.Refused(epoch)
+	}
+}
+
+// EpochHeader tells an engine, and what stands in front of it, of whose time a request is.
+const EpochHeader = "X-Evenkeel-Epoch"
+
+// ErrNotOwner is a request that would have gone to engines that are another's by
+// then.
+var ErrNotOwner = errors.New("another proxy admits to these engines now")

@@ -1,0 +1,257 @@
+package passthrough
+
+import (
+	"context"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"net/url"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/stretchr/testify/require"
+	"github.com/valyala/fasthttp"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
+
+	"evenkeel/dispatcher/board"
+	"evenkeel/engine"
+	"evenkeel/gateway/config"
+	"evenkeel/gateway/edge"
+	"evenkeel/gateway/fleet"
+	"evenkeel/gateway/journal"
+	"evenkeel/gateway/openai"
+	"evenkeel/gateway/receipt"
+	"evenkeel/gateway/request"
+	"evenkeel/prefill"
+	"evenkeel/prefill/local"
+)
+
+const patience = 20 * time.Second
+
+// odd is an engine whose answers a test writes.
+type odd struct {
+	mu     sync.Mutex
+	answer http.HandlerFunc
+	bodies []string
+}
+
+func (o *odd) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	body, _ := io.ReadAll(r.Body)
+	o.mu.Lock()
+	o.bodies = append(o.bodies, string(body))
+	answer := o.answer
+	o.mu.Unlock()
+	answer(w, r)
+}
+
+func (o *odd) answers(f http.HandlerFunc) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.answer, o.bodies = f, nil
+}
+
+func (o *odd) got() []string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.bodies
+}
+
+func says(status int, kind, body string) http.HandlerFunc {
+	return func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", kind)
+		w.WriteHeader(status)
+		_, _ = io.WriteString(w, body)
+	}
+}
+
+func hangUp(w http.ResponseWriter, _ *http.Request) {
+	if conn, _, err := http.NewResponseController(w).Hijack(); err == nil {
+		_ = conn.Close()
+	}
+}
+
+// reset ends a connection as one ends that the peer closed while it was idle, and a request met that.
+func reset(w http.ResponseWriter, _ *http.Request) {
+	if conn, _, err := http.NewResponseController(w).Hijack(); err == nil {
+		_ = conn.(*net.TCPConn).SetLinger(0)
+		_ = conn.Close()
+	}
+}
+
+// ends is an engine that ends with the request that it gets.
+func ends(_ http.ResponseWriter, r *http.Request) {
+	_ = r.Context().Value(http.ServerContextKey).(*http.Server).Close()
+}
+
+// engines are those of one model, in a fleet that only keeps their calls.
+type engines struct {
+	*fleet.Fleet
+	list   []fleet.Whole
+	paired bool
+}
+
+func (e *engines) Wholes(string, bool) ([]fleet.Whole, bool) { return e.list, e.paired }
+
+// account is what a caller pays for, in tokens, by the id of the request.
+type account struct {
+	paid *sync.Map
+	id   string
+}
+
+func (a account) GiveBack(tokens int) { a.paid.Store(a.id, tokens) }
+
+// proxy serves what is passed through, and nothing else, to callers that are named by a header.
+type proxy struct {
+	*Server
+	t        *testing.T
+	engines  *engines
+	url      string
+	logs     *observer.ObservedLogs
+	receipts *receipt.Ring
+	registry *prometheus.Registry
+	paid     sync.Map
+	http     *http.Client
+}
+
+func start(t *testing.T, change func(*config.Config), all ...*odd) *proxy {
+	cfg := config.Default()
+	cfg.Limits.Bodies = 1 << 20
+	if change != nil {
+		change(cfg)
+	}
+	core, logs := observer.New(zap.WarnLevel)
+	set, reg, log := fleet.NewSettings(cfg), prometheus.NewRegistry(), zap.New(core)
+	settings := func() *fleet.Settings { return set }
+	client := engine.NewClient(engine.Options{})
+	t.Cleanup(client.Close)
+	monitor := engine.NewMonitor(engine.MonitorConfig{Client: client, Registerer: reg, Log: log})
+	p := &proxy{t: t, logs: logs, registry: reg, receipts: receipt.NewRing(3000, 1<<24),
+		http: &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 8}}, engines: &engines{Fleet: fleet.New(fleet.Host{
+			Context: t.Context(), Serving: t.Context, Started: time.Now(), Log: log, Registerer: reg, Settings: settings, Monitor: monitor,
+			Publish: func([]prefill.Candidate, []local.Rank, []board.Worker) {},
+		})}}
+	t.Cleanup(p.http.CloseIdleConnections)
+	for _, o := range all {
+		server := httptest.NewServer(o)
+		t.Cleanup(server.Close)
+		at, err := url.Parse(server.URL)
+		require.NoError(t, err)
+		p.engines.list = append(p.engines.list, fleet.Whole{Instance: "decode " + at.Host, ID: at.Host, Target: &engine.Target{ID: at.Host, URL: at, Rank: -1}, Traffic: &engine.Traffic{}})
+	}
+	told, err := journal.New(journal.Config{Registerer: reg, Log: log, Receipts: p.receipts})
+	require.NoError(t, err)
+	requests := &request.Server{Env: request.Env{Log: log, Settings: settings, Journal: told}}
+	bodies := edge.NewBodies(int64(cfg.Limits.Bodies))
+	p.Server = New(Env{Log: log, Registerer: reg, Settings: settings, Serving: t.Context, Client: client, Monitor: monitor, Fleet: p.engines, Requests: requests, Bodies: bodies})
+
+	ln, err := edge.Listen("127.0.0.1:0", edge.ListenOptions{})
+	require.NoError(t, err)
+	p.url = "http://" + ln.Addr().String()
+	server := edge.NewServer(edge.Options{
+		Bodies: bodies, Caller: func(h *fasthttp.RequestHeader) string { return string(h.Peek("X-Caller")) },
+		Handler: func(ctx *fasthttp.RequestCtx) {
+			path, header := string(ctx.Path()), &ctx.Request.Header
+			in := requests.Incoming(journal.Facts{ID: string(header.Peek("X-Request-Id")), Arrival: time.Now()})
+			in.Limits = account{&p.paid, in.Record.ID}
+			defer func() {
+				if v := recover(); v != nil {
+					requests.Broken(in)
+					panic(v)
+				}
+			}()
+			in.Record.Witness(func(name string) string { return string(header.Peek(name)) }, true, path)
+			raw, charge := edge.AcquireBody(ctx)
+			in.Body = charge
+			req, fail := Parse(path, raw, string(header.ContentType()), openai.Limits{})
+			if fail == nil {
+				fail = p.Serve(ctx, in, req, path, raw)
+			}
+			if fail != nil {
+				requests.Refuse(ctx, in, fail)
+			}
+		},
+	})
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(ln) }()
+	t.Cleanup(func() {
+		p.eventually("nothing is held", func() bool {
+			p.mu.Lock()
+			defer p.mu.Unlock()
+			return len(p.busy) == 0 && p.seats.Held() == 0 && bodies.Held() == 0 && requests.Open() == 0 && p.engines.Move(func(fleet.Place) bool { return true }) == 0
+		})
+		ctx, cancel := context.WithCancel(context.Background())
+		cancel() // nobody waits for what a test left open
+		_ = edge.Drain(ctx, server, ln)
+		<-served
+	})
+	return p
+}
+
+func (p *proxy) eventually(what string, ok func() bool) {
+	p.t.Helper()
+	require.Eventually(p.t, ok, patience, time.Millisecond, what)
+}
+
+// reply is an answer as its client has it.
+type reply struct {
+	status int
+	header http.Header
+	body   string
+	err    error
+}
+
+// post sends a request of a caller and reads its answer.
+func (p *proxy) post(ctx context.Context, path, body, id, caller string) reply {
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, p.url+path, strings.NewReader(body))
+	if err != nil {
+		return reply{err: err}
+	}
+	req.Header.Set("Content-Type", "application/json")
+	req.Header.Set("X-Request-Id", id)
+	req.Header.Set("X-Caller", caller)
+	resp, err := p.http.Do(req)
+	if err != nil {
+		return reply{err: err}
+	}
+	defer func() { _ = resp.Body.Close() }()
+	all, err := io.ReadAll(resp.Body)
+	return reply{resp.StatusCode, resp.Header, string(all), err}
+}
+
+func (p *proxy) ask(path, id string) reply { return p.post(p.t.Context(), path, embedding, id, "") }
+
+// receipt is what became of a request that has ended, or will soon.
+func (p *proxy) receipt(id string) (r *receipt.Receipt) {
+	p.t.Helper()
+	p.eventually("the receipt of "+id+" is closed", func() bool {
+		found := p.receipts.Find(id, 1)
+		if len(found) == 0 || found[0].State != receipt.Ended {
+			return false
+		}
+		r = found[0]
+		return true
+	})
+	return r
+}
+
+// cancels are the clients that left in a phase.
+func (p *proxy) cancels(phase string) (n float64) {
+	p.t.Helper()
+	all, err := p.registry.Gather()
+	require.NoError(p.t, err)
+	for _, f := range all {
+		for _, m := range f.GetMetric() {
+			if f.GetName() == "evenkeel_cancels_total" && m.GetLabel()[0].GetValue() == phase {
+				n += m.GetCounter().GetValue()
+			}
+		}
+	}
+	return n
+}
+
+const embedding = `{"model":"emb","input":"a"}`

@@ -1,0 +1,406 @@
+// Package peerserver is this proxy among those of other regions, and among those that have
+// decode groups of the same region: the listener to which they come, what they are told,
+// and the hand-back of what we hold of theirs.
+package peerserver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net"
+	"net/url"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/valyala/fasthttp"
+	"go.uber.org/zap"
+
+	"evenkeel/dispatcher"
+	"evenkeel/dispatcher/board"
+	"evenkeel/engine"
+	"evenkeel/gateway/edge"
+	"evenkeel/gateway/fleet"
+	"evenkeel/gateway/openai"
+	"evenkeel/gateway/owner"
+	"evenkeel/gateway/reload"
+	"evenkeel/gateway/service"
+	"evenkeel/geo"
+	"evenkeel/mooncake"
+	"evenkeel/prefill"
+)
+
+// Peers are the other proxies, as this one sees them. A proxy without others has none, nil,
+// and nothing of them costs anything then.
+type Peers struct {
+	host     Host
+	node     *geo.Node
+	server   *edge.Server
+	listener *edge.Listener
+	decoding atomic.Pointer[map[string]decoding] // by model
+	shares   shares
+	warned   atomic.Int64 // Unix ns of the last warning about another version
+}
+
+// Host is the proxy that has peers.
+type Host struct {
+	Context    context.Context // ends with the proxy
+	Go         func(func())    // runs what the end of the proxy waits for
+	Log        *zap.Logger
+	Registerer prometheus.Registerer
+	Config     *reload.Reloader
+	Service    *service.Service
+	Fleet      *fleet.Fleet
+	Tier       *prefill.Tier
+	Dispatcher *dispatcher.Dispatcher
+	Owner      *owner.Set // nil: everything is ours
+	Bodies     *edge.Account
+	Fail       func(*fasthttp.RequestCtx, *openai.Error) // answers with an error
+	// Serve answers a request that another dispatcher sent: its origin has checked who sent it
+	// and what they may.
+	Serve func(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, from *Hop, came time.Time)
+}
+
+// decoding is how busy the ranks of a model are.
+type decoding struct {
+	running float64        // requests on the rank that has fewest
+	slots   int            // of all ranks
+	free    map[string]int // of them, by region; nil: all are of one
+}
+
+const (
+	decodingEvery = 250 * time.Millisecond
+	firstByte     = 120 * time.Second // of a forward
+)
+
+// New wires the node; nil without other proxies.
+func New(h Host) (*Peers, error) {
+	set := h.Config.Settings()
+	c := &set.Geo
+	if !c.On() {
+		return nil, nil
+	}
+	r := &Peers{host: h}
+	var err error
+	limits, cfg := &set.Limits, *c
+	cfg.FirstByte, cfg.Idle, cfg.Connect, cfg.WholeBytes, cfg.EventBytes = firstByte, limits.EventTimeout, limits.ConnectTimeout, limits.AnswerBytes, limits.EventBytes
+	cfg.Tier, cfg.Running, cfg.Draining = h.Tier, r.running, h.Service.Draining
+	cfg.Registerer, cfg.Log = h.Registerer, h.Log
+	if h.Owner != nil {
+		cfg.Tenure, cfg.OnProbe = r.tenure, r.hear
+	}
+	if h.Owner.Has(owner.Groups) {
+		cfg.Siblings, cfg.Whole = true, limits.ProbeTimeout+set.Prefill.Queue.Timeout
+	}
+	if cfg.Keys, err = c.ReadKeys(); err != nil {
+		return nil, err
+	}
+	cfg.Peers = slices.Clone(c.Peers)
+	for i := range cfg.Peers {
+		if err := r.reach(&cfg.Peers[i]); err != nil {
+			return nil, err
+		}
+	}
+	if r.node, err = geo.New(cfg); err != nil {
+		return nil, err
+	}
+	h.Owner.Join(r.node)
+	r.decoding.Store(&map[string]decoding{})
+	r.server = edge.NewServer(edge.Options{
+		Handler: r.handle, Log: h.Log, MaxBody: limits.Body, MaxHead: limits.Head, Concurrency: limits.Connections + 1,
+		ReadTimeout: limits.ReadTimeout, IdleTimeout: limits.IdleTimeout, Stranger: r.stranger, Answer: r.turnedAway, Bodies: h.Bodies,
+	})
+	return r, nil
+}
+
+// reach fills in how calls to a peer are made.
+func (r *Peers) reach(p *geo.PeerConfig) error {
+	u, err := url.Parse(p.URL)
+	if err != nil {
+		return fmt.Errorf("geo.peers: %s: %w", p.ID, err)
+	}
+	p.Target = &engine.Target{ID: p.ID, URL: &url.URL{Scheme: u.Scheme, Host: u.Host}, Rank: -1}
+	if a := r.host.Config.Authority(); u.Scheme == "https" && a != nil {
+		p.Target.TLS = r.host.Config.Certificate(reload.Peers).MutualClient(a, u.Hostname(), p.SANs())
+	}
+	return nil
+}
+
+// Start opens the listener for other dispatchers and begins to probe them.
+func (r *Peers) Start() error {
+	h, set := &r.host, r.host.Config.Settings()
+	limits, certificate := &set.Limits, h.Config.Certificate(reload.Peers)
+	var err error
+	r.listener, err = edge.Listen(set.Geo.Listen, edge.ListenOptions{
+		WriteTimeout: limits.WriteTimeout, MaxConns: limits.Connections, MaxLag: limits.ClientLag, SendBuffer: limits.ClientBacklog,
+		TLS: certificate != nil, Log: h.Log,
+	})
+	if err != nil {
+		return fmt.Errorf("geo.listen: %w", err)
+	}
+	ln := certificate.Listener(r.listener)
+	if a := h.Config.Authority(); a != nil {
+		ln = certificate.MutualListener(r.listener, a)
+	}
+	h.Go(func() {
+		if err := r.server.Serve(ln); err != nil && !errors.Is(err, net.ErrClosed) {
+			h.Log.Error("the listener for other proxies has failed", zap.Error(err))
+		}
+	})
+	h.Go(func() { r.followDecoding(h.Context) })
+	r.node.Start()
+	if h.Owner != nil {
+		h.Go(func() { h.Owner.Run(h.Context) })
+	}
+	h.Log.Info("listening for other proxies", zap.String("geo", r.listener.Addr().String()), zap.String("id", r.node.ID()), zap.Int("peers", len(set.Geo.Peers)))
+	return nil
+}
+
+// followDecoding keeps what decisions need of the dispatcher: it must not be
+// asked under the tier's lock.
+func (r *Peers) followDecoding(ctx context.Context) {
+	tick := time.NewTicker(decodingEvery)
+	defer tick.Stop()
+	for {
+		r.Look(ctx)
+		r.forgetShares()
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+	}
+}
+
+// Look has decisions know how busy the ranks of each model are now.
+func (r *Peers) Look(ctx context.Context) {
+	boards := map[string][]alike{}
+	for _, m := range r.host.Dispatcher.Status(ctx).Models {
+		boards[m.Model] = byLists(m.Workers)
+	}
+	all := map[string]decoding{}
+	for _, route := range r.host.Fleet.Models() {
+		d, free := decodingFor(boards[route.Board], route.Name)
+		both, _ := decodingFor(boards[route.Board+fleet.AggregatedMark], route.Name)
+		d.add(both)
+		for board, kinds := range boards { // of other regions whose engines are ours
+			of, freeThere := decodingFor(kinds, route.Name)
+			if strings.HasPrefix(board, route.Board+fleet.AggregatedMark+fleet.RegionMark) {
+				d.add(of)
+			} else if strings.HasPrefix(board, route.Board+fleet.RegionMark) {
+				if d.free == nil {
+					d.free = map[string]int{"": free}
+				}
+				d.free[strings.TrimPrefix(board, route.Board+fleet.RegionMark)] = freeThere
+				d.add(of)
+			}
+		}
+		if !r.host.Fleet.Begins(route.Board, route.Name) {
+			d.slots = 0
+		}
+		all[route.Name] = d
+		if d.free != nil || (*r.decoding.Load())[route.Name].free != nil {
+			r.host.Tier.SetSlots(route.Name, d.free)
+		}
+	}
+	before := r.decoding.Swap(&all)
+	for name, now := range all {
+		if now.slots > 0 && (*before)[name].slots == 0 { // it can be served here again
+			r.host.Tier.Wake()
+			return
+		}
+	}
+}
+
+// alike are ranks of a board that list the same models.
+type alike struct {
+	lists *board.Names
+	decoding
+	free int
+}
+
+func byLists(workers []board.WorkerStatus) (kinds []alike) {
+	of := map[*board.Names][]board.WorkerStatus{}
+	for i := range workers {
+		of[workers[i].Lists] = append(of[workers[i].Lists], workers[i])
+	}
+	for lists, ranks := range of {
+		kinds = append(kinds, alike{lists, decodingOf(ranks), freeSlots(ranks)})
+	}
+	return kinds
+}
+
+// decodingFor is what the ranks have that list a model, and how many of their slots are free.
+func decodingFor(kinds []alike, model string) (d decoding, free int) {
+	for i := range kinds {
+		if k := &kinds[i]; k.lists.Has(model) {
+			d.add(k.decoding)
+			free += k.free
+		}
+	}
+	return d, free
+}
+
+// add takes in other ranks.
+func (d *decoding) add(o decoding) {
+	if d.slots == 0 || o.slots > 0 && o.running < d.running {
+		d.running = o.running
+	}
+	d.slots += o.slots
+}
+
+func decodingOf(workers []board.WorkerStatus) (d decoding) {
+	first := true
+	for _, w := range workers {
+		if !w.Up {
+			continue
+		}
+		d.slots += w.Slots
+		if first || float64(w.Used) < d.running {
+			d.running, first = float64(w.Used), false
+		}
+	}
+	return d
+}
+
+// freeSlots is how many requests the ranks take at once before one ends.
+func freeSlots(workers []board.WorkerStatus) (n int) {
+	for _, w := range workers {
+		if w.Up {
+			n += max(0, w.Limit-w.Used)
+		}
+	}
+	return n
+}
+
+func (r *Peers) running(model string) (perReplica float64, seqs int) {
+	d := (*r.decoding.Load())[model]
+	return d.running, d.slots
+}
+
+// decodes are the models that something decodes here now.
+func (r *Peers) decodes() (models []string) {
+	for name, d := range *r.decoding.Load() {
+		if d.slots > 0 {
+			models = append(models, name)
+		}
+	}
+	return models
+}
+
+// Drain ends the listener, as the shutdown of the proxy does that of clients.
+func (r *Peers) Drain(ctx context.Context) error {
+	err := edge.Drain(ctx, r.server, r.listener)
+	_ = r.listener.Close() // a server that is stopped before it accepts anything does not
+	return err
+}
+
+// Node decides what is sent to which peer; nil without others.
+func (r *Peers) Node() *geo.Node {
+	if r == nil {
+		return nil
+	}
+	return r.node
+}
+
+// Addr is where other dispatchers connect; empty without others.
+func (r *Peers) Addr() string {
+	if r == nil || r.listener == nil {
+		return ""
+	}
+	return r.listener.Addr().String()
+}
+
+// giveBack stops what we admit to a scope that another should have, says what of
+// ours still runs there, and lets the lease go.
+func (r *Peers) giveBack(sender string, ask geo.HandBack) (h geo.HandedBack, err error) {
+	a, done, err := r.host.Owner.Yield(sender, ask)
+	if err != nil {
+		return h, err
+	}
+	defer done()
+	if ask.Group != "" {
+		r.finish(r.host.Context, a.Name)
+	}
+	return r.host.Owner.HandBack(a, ask)
+}
+
+// finish has what was begun here come to a rank before the group goes, where no
+// other group of ours could decode it: what does not is prefilled again, and its
+// first hand-off stays with the prefiller until the hold timeout.
+func (r *Peers) finish(ctx context.Context, group string) {
+	ctx, cancel := context.WithTimeout(ctx, r.host.Config.Settings().HA.Lease/6) // who asks waits for twice as long
+	defer cancel()
+	r.Look(ctx) // from here on what comes waits, or goes elsewhere
+	boards := slices.DeleteFunc(r.host.Fleet.BoardsOf(group), func(board string) bool { return r.host.Fleet.Begins(board, "") })
+	for len(boards) > 0 && ctx.Err() == nil && r.underWay(boards) {
+		time.Sleep(finishEvery)
+	}
+}
+
+const finishEvery = 5 * time.Millisecond
+
+// underWay says whether something is prefilled here, or waits for a rank, that
+// would be decoded on one of the boards.
+func (r *Peers) underWay(boards []string) bool {
+	return slices.ContainsFunc(r.host.Tier.Status(), func(c prefill.CandidateStatus) bool {
+		return c.Inflight+c.Pooled > 0 && slices.ContainsFunc(c.Models, func(m string) bool {
+			route, _, _ := r.host.Fleet.Lookup(m)
+			return slices.Contains(boards, route.Board)
+		})
+	})
+}
+
+// tenure is what probes tell our peers.
+func (r *Peers) tenure() geo.Tenure {
+	t := r.host.Owner.Tenure()
+	if r.host.Owner.Has(owner.Groups) {
+		if t.Prefill = r.host.Tier.Shares(); !r.refusing() {
+			t.Decodes = r.decodes()
+		}
+	}
+	return t
+}
+
+// hear takes what a peer's probe told.
+func (r *Peers) hear(h geo.ProbeReport) {
+	if r.host.Owner.Has(owner.Groups) && h.Region == r.host.Config.Settings().Geo.Self.Region {
+		r.share(h.Peer, h.Prefill)
+	}
+	r.host.Owner.OnProbe(h)
+}
+
+// shares is what siblings have on the prefill engines, by their names.
+type shares struct {
+	mu sync.Mutex
+	of map[string]map[string]prefill.Share
+}
+
+// share takes what a sibling has.
+func (r *Peers) share(id string, has map[string]prefill.Share) {
+	r.shares.mu.Lock()
+	if r.shares.of == nil {
+		r.shares.of = map[string]map[string]prefill.Share{}
+	}
+	if r.shares.of[id] = has; has == nil {
+		delete(r.shares.of, id)
+	}
+	all := slices.Collect(maps.Values(r.shares.of))
+	r.shares.mu.Unlock()
+	r.host.Tier.SetShares(all...)
+}
+
+// forgetShares drops those of siblings that are gone.
+func (r *Peers) forgetShares() {
+	live, _ := r.node.Siblings()
+	r.shares.mu.Lock()
+	gone := slices.DeleteFunc(slices.Collect(maps.Keys(r.shares.of)), func(id string) bool { return slices.Contains(live, id) })
+	r.shares.mu.Unlock()
+	for _, id := range gone {
+		r.share(id, nil)
+	}
+}

@@ -1,0 +1,184 @@
+package peerserver
+
+import (
+	"encoding/json"
+	"errors"
+	"net/http"
+	"slices"
+	"time"
+
+	"github.com/valyala/fasthttp"
+
+	"evenkeel/gateway/certs"
+	"evenkeel/gateway/edge"
+	"evenkeel/gateway/openai"
+	"evenkeel/gateway/owner"
+	"evenkeel/geo"
+	"evenkeel/mooncake"
+)
+
+// Hop is what a request on the peer listener showed of its way.
+type Hop struct {
+	geo.Hop
+	Tenant string
+}
+
+// stranger refuses by its head what no dispatcher sent, before its body is read.
+func (r *Peers) stranger(h *fasthttp.RequestHeader) *edge.Refusal {
+	x := r.node.Verifier().CheckHead(credentialsOf(h), time.Now())
+	if x == nil {
+		return nil
+	}
+	r.rejected(x.Reject)
+	return &edge.Refusal{Status: x.Status, Code: x.Reject, Message: x.Message}
+}
+
+// knockOf is what the head of a request shows.
+func credentialsOf(h *fasthttp.RequestHeader) *geo.Credentials {
+	return &geo.Credentials{
+		Message: geo.Message{Method: string(h.Method()), Target: string(h.RequestURI()), Tenant: string(h.Peek(geo.TenantHeader))},
+		Hop:     string(h.Peek(geo.HopHeader)), Signature: string(h.Peek(geo.SignatureHeader)),
+	}
+}
+
+// warnEvery is the least time between two warnings that any caller can cause.
+const warnEvery = time.Minute
+
+// rejected counts a refusal, and logs those that an operator has to mend.
+func (r *Peers) rejected(reason string) {
+	r.node.Rejected(reason)
+	if reason != geo.RejectVersion {
+		return
+	}
+	now := time.Now().UnixNano()
+	if last := r.warned.Load(); now-last >= int64(warnEvery) && r.warned.CompareAndSwap(last, now) {
+		r.host.Log.Warn("a proxy of another version of evenkeel calls and is refused; run the same version on both sides")
+	}
+}
+
+// turnedAway answers what no handler saw.
+func (r *Peers) turnedAway(ctx *fasthttp.RequestCtx, x edge.Refusal) {
+	r.host.Fail(ctx, openai.NewError(x.Status, x.Code, x.Message))
+	if slices.Contains([]string{geo.RejectHop, geo.RejectPeer, geo.RejectSignature, geo.RejectStale, geo.RejectVersion, geo.RejectRecipient}, x.Code) {
+		ctx.Response.Header.Set(geo.RejectHeader, x.Code)
+	}
+}
+
+// handle serves the peer listener.
+func (r *Peers) handle(ctx *fasthttp.RequestCtx) {
+	came := time.Now()
+	from, refusal := r.open(ctx, came)
+	if refusal != nil {
+		r.reject(ctx, refusal)
+		return
+	}
+	ctx.Response.Header.Set(geo.ServedByHeader, r.node.ID())
+	path := string(ctx.Path())
+	ep := mooncake.Completions
+	switch {
+	case string(ctx.Method()) != http.MethodPost:
+		r.host.Fail(ctx, openai.NewError(http.StatusMethodNotAllowed, "method_not_allowed", "only POST is allowed here; other proxies call this listener"))
+		return
+	case path == geo.ProbePath:
+		answer, refusal := r.node.Answer(ctx.PostBody(), came)
+		if refusal != nil {
+			r.reject(ctx, refusal)
+			return
+		}
+		ctx.SetContentType("application/json")
+		ctx.SetBody(answer)
+		return
+	case path == geo.HandBackPath:
+		r.handBack(ctx, from)
+		return
+	case path == geo.VotePath:
+		r.vote(ctx, from)
+		return
+	case path == mooncake.Chat.Path():
+		ep = mooncake.Chat
+	case path != mooncake.Completions.Path():
+		r.reject(ctx, &geo.Refusal{Status: http.StatusNotFound, Reject: geo.RejectVersion, Message: "there is no such path between proxies: " + path})
+		return
+	}
+	r.receive(ctx, ep, from, came)
+}
+
+// handBack answers the home of a region that we hold.
+func (r *Peers) handBack(ctx *fasthttp.RequestCtx, from *Hop) {
+	var ask geo.HandBack
+	if err := json.Unmarshal(ctx.PostBody(), &ask); err != nil {
+		r.host.Fail(ctx, openai.NewError(http.StatusBadRequest, "bad_request", err.Error()))
+		return
+	}
+	h, err := r.giveBack(from.Sender(), ask)
+	switch {
+	case errors.Is(err, owner.ErrNotHome):
+		r.reject(ctx, &geo.Refusal{Status: http.StatusForbidden, Reject: geo.RejectPeer, Message: err.Error()})
+		return
+	case err != nil:
+		r.host.Fail(ctx, openai.NewError(http.StatusConflict, "not_holder", err.Error()))
+		return
+	}
+	text, err := json.Marshal(h)
+	if err != nil { // of our own numbers and names
+		r.host.Fail(ctx, openai.NewError(http.StatusInternalServerError, "internal", err.Error()))
+		return
+	}
+	ctx.SetContentType("application/json")
+	ctx.SetBody(text)
+}
+
+// vote answers an owner that cannot reach the store of leases.
+func (r *Peers) vote(ctx *fasthttp.RequestCtx, from *Hop) {
+	var ask geo.Vote
+	if err := json.Unmarshal(ctx.PostBody(), &ask); err != nil {
+		r.host.Fail(ctx, openai.NewError(http.StatusBadRequest, "bad_request", err.Error()))
+		return
+	}
+	if err := r.host.Owner.Promise(from.Sender(), ask); err != nil {
+		r.host.Fail(ctx, openai.NewError(http.StatusConflict, "no_pledge", err.Error()))
+		return
+	}
+	ctx.SetContentType("application/json")
+	ctx.SetBodyString("{}")
+}
+
+// open asks the door.
+func (r *Peers) open(ctx *fasthttp.RequestCtx, now time.Time) (*Hop, *geo.Refusal) {
+	k := credentialsOf(&ctx.Request.Header)
+	k.Body = ctx.PostBody()
+	if tls := ctx.TLSConnectionState(); tls != nil && len(tls.PeerCertificates) > 0 && r.host.Config.Authority() != nil {
+		k.Certified, k.Names = true, certs.Names(tls.PeerCertificates[0])
+	}
+	got, refusal := r.node.Verifier().Verify(k, now)
+	return &Hop{got, k.Tenant}, refusal
+}
+
+// receive has a request of another dispatcher served, unless that comes too late.
+func (r *Peers) receive(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, from *Hop, came time.Time) {
+	left := time.UnixMilli(from.Deadline).Sub(came)
+	switch {
+	case r.refusing():
+		r.reject(ctx, &geo.Refusal{Status: http.StatusServiceUnavailable, Reject: geo.RejectDraining, Message: "this region takes no new requests"})
+		return
+	case left <= 0:
+		r.reject(ctx, &geo.Refusal{Status: http.StatusGatewayTimeout, Reject: geo.RejectDeadline, Message: "the deadline of this request has passed, so its caller does not wait any more"})
+		return
+	}
+	if conn, ok := edge.ConnOf(ctx); ok { // the origin has gone on without us by then
+		late := time.AfterFunc(left, func() { _ = conn.Close() })
+		defer late.Stop()
+	}
+	r.host.Serve(ctx, ep, from, came)
+}
+
+// refusing says whether requests of other dispatchers are refused. While this proxy hands its groups over, they are still
+// served, although requests of clients are already refused.
+func (r *Peers) refusing() bool { return r.host.Service.Refusing() && !r.host.Owner.HandsOver() }
+
+// reject answers another dispatcher so that it serves the request itself.
+func (r *Peers) reject(ctx *fasthttp.RequestCtx, x *geo.Refusal) {
+	r.rejected(x.Reject)
+	r.host.Fail(ctx, openai.NewError(x.Status, x.Reject, x.Message))
+	ctx.Response.Header.Set(geo.RejectHeader, x.Reject)
+}

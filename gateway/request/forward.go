@@ -1,0 +1,234 @@
+package request
+
+import (
+	"cmp"
+	"encoding/json"
+	"math"
+	"net/http"
+	"strconv"
+	"time"
+
+	"github.com/valyala/fasthttp"
+	"go.uber.org/zap"
+
+	"evenkeel/engine"
+	"evenkeel/gateway/edge"
+	"evenkeel/gateway/failure"
+	"evenkeel/gateway/journal"
+	"evenkeel/gateway/lifecycle"
+	"evenkeel/gateway/openai"
+	"evenkeel/gateway/owner"
+	"evenkeel/gateway/prompt"
+	"evenkeel/geo"
+	"evenkeel/mooncake"
+)
+
+// send has another dispatcher answer. A peer that fails before the client has
+// anything gives the request back: it is not answered then, and there is no error. It
+// takes its old place in the queue and stays, or is asked about again.
+func (j *job) send(ctx *fasthttp.RequestCtx, way *geo.Forward) (lifecycle.What, *openai.Error) {
+	f := &forwarded{way, j}
+	if j.client.Left() {
+		f.Drop()
+		j.freed()
+		return lifecycle.PeerRefuses, failure.Gone()
+	}
+	j.record.Report(journal.Event{What: journal.Entered, Phase: journal.Transfer, Left: j.client.Left(), Call: "forward", Peer: f.PeerID()})
+	j.client.OnGone(f.Leave)
+	var held time.Duration
+	if j.in.Batch {
+		held = j.srv.Settings().Prefill.Queue.BatchTimeout
+	}
+	whole, failure := f.Send(&geo.Request{
+		Method: http.MethodPost, Target: string(ctx.RequestURI()), Headers: j.record.Carry(j.passedOn(ctx)), Body: j.body.Splice(nil, mooncake.Reserved, nil),
+		Stream: j.req.Stream, Deadline: j.in.Patience, Held: held, Most: f.mayRelay(),
+		Dials: j.ran > 0, // it was lost once, perhaps with a connection that had been kept alive
+	})
+	if failure == nil {
+		edge.EndWait(ctx)
+	}
+	switch {
+	case failure != nil:
+		j.client.OnGone(nil)
+		return j.cameBack(failure)
+	case whole != nil:
+		j.client.OnGone(nil)
+		f.inOnePiece(ctx, whole)
+	default:
+		f.relay(ctx)
+	}
+	return lifecycle.PeerAnswers, nil
+}
+
+// passedOn are the client's headers that mean something in another region.
+func (j *job) passedOn(ctx *fasthttp.RequestCtx) (headers []engine.Header) {
+	for _, name := range [...]string{SessionHeader, SessionEndHeader} {
+		if s := ctx.Request.Header.Peek(name); len(s) > 0 {
+			headers = append(headers, engine.Header{Name: name, Value: string(s)})
+		}
+	}
+	if j.in.Batch {
+		headers = append(headers, engine.Header{Name: ClassHeader, Value: ClassBatch})
+	}
+	if !j.in.Deadline.IsZero() { // what is left of it
+		left := max(1, time.Until(j.in.Deadline).Milliseconds())
+		headers = append(headers, engine.Header{Name: DeadlineHeader, Value: strconv.FormatInt(left, 10)})
+	}
+	return headers
+}
+
+// cameBack handles a forward that gave the client nothing. Without an error the
+// request is served here, or asked about again.
+func (j *job) cameBack(x *geo.Failure) (lifecycle.What, *openai.Error) {
+	if x.Gone || j.client.Left() {
+		j.freed()
+		return lifecycle.PeerRefuses, failure.Gone()
+	}
+	if x.Relay != nil {
+		j.in.way = wayForwarded
+		return lifecycle.PeerRefuses, relayedBy(x.Relay)
+	}
+	j.in.way = wayFallback
+	what := lifecycle.SiblingReturns
+	log := j.srv.Log.With(zap.Inline(j), zap.String("peer", j.record.Peer), zap.String("cause", x.Reason), zap.Error(x.Err))
+	if x.Sibling {
+		if x.Ran && j.ran > 0 { // it may run a second time for nobody, and no third
+			return lifecycle.PeerRefuses, openai.Unavailable("owner_lost", "the proxy that served the request was lost, and so was the next one that served it; send the request again", 1)
+		}
+		if x.Ran {
+			j.ran++
+		}
+		log.Info("another proxy gave a request back, and the owner of its decode group is looked up again")
+	} else {
+		log.Info("another region gave a request back, and it is served here")
+		what = lifecycle.RegionReturns
+		j.question = j.elsewhere(true)
+	}
+	j.record.Report(journal.Event{What: journal.Failed, Cause: "peer " + j.record.Peer + ": " + x.Reason, Answer: errReturned})
+	j.record.Report(journal.Event{What: journal.Retried})
+	return what, nil
+}
+
+// elsewhere is what the arrival queue asks about the request; nil: nothing. No other dispatcher gets one whose stream has no [DONE].
+func (j *job) elsewhere(stay bool) *geo.Question {
+	if j.srv.Node == nil || !j.req.Endpoint.Common() {
+		return nil
+	}
+	a := geo.Ask{
+		ID: j.id, Model: j.model.Name, Tenant: j.record.Key, Leave: j.life.Tried(), Stay: stay || j.in.Stays && !j.srv.Owner.Has(owner.Groups), Home: j.in.Stays, RingKey: geo.RingKeyOf(j.in.Session, j.in.Address),
+	}
+	if from := j.in.From; from != nil {
+		a.Came = from
+		a.Stay = a.Stay || from.N >= from.Max
+		a.ID = cmp.Or(from.RID, a.ID)
+	}
+	if !a.Stay {
+		a.Prompt = j.recognize()
+	}
+	return j.srv.Node.Question(a)
+}
+
+var errReturned = openai.NewError(http.StatusBadGateway, "peer_returned", "another proxy gave the request back")
+
+// relayedBy is another dispatcher's refusal as a client sees it.
+func relayedBy(r *geo.Relay) *openai.Error {
+	e := &openai.Error{Status: r.Status, Code: "engine_refused", Raw: r.Body, ContentType: r.ContentType}
+	if r.Status == http.StatusTooManyRequests || r.Status == http.StatusServiceUnavailable {
+		e.RetryAfter = 1
+	}
+	return e
+}
+
+// forwarded is an answer that another dispatcher gives. It outlives the handler, and so
+// it does not keep the handler's context.
+type forwarded struct {
+	*geo.Forward
+	job *job
+}
+
+// started tells of its first event, or all of it.
+func (f *forwarded) started(ctx *fasthttp.RequestCtx) {
+	j := f.job
+	j.enter(journal.Streaming, "")
+	j.record.Report(journal.Event{What: journal.First, At: f.FirstAt()})
+	j.in.way = wayForwarded
+	j.record.PromptTokens, j.record.CachedTokens = j.estimate(), max(0, f.Cached())
+	j.body = mooncake.Body{} // the peer has it
+	j.in.Body.Give()
+	j.srv.markRoute(ctx, j.in)
+}
+
+// inOnePiece answers with what came in one piece.
+func (f *forwarded) inOnePiece(ctx *fasthttp.RequestCtx, whole *geo.Relay) {
+	j := f.job
+	f.started(ctx)
+	f.Forward.Close()
+	var says struct {
+		Usage struct {
+			Prompt     int `json:"prompt_tokens"`
+			Completion int `json:"completion_tokens"`
+		} `json:"usage"`
+	}
+	if json.Unmarshal(whole.Body, &says) == nil && says.Usage.Prompt > 0 && f.believes(says.Usage.Prompt, says.Usage.Completion) {
+		j.record.PromptTokens, j.record.OutputTokens = says.Usage.Prompt, says.Usage.Completion
+	}
+	j.record.EndAttempt(nil)
+	j.srv.Account(j.in, nil)
+	ctx.SetStatusCode(whole.Status)
+	Piece(ctx, whole.ContentType, whole.Body, nil)
+}
+
+// relay hands the client the peer's stream, event by event as it comes.
+func (f *forwarded) relay(ctx *fasthttp.RequestCtx) {
+	j := f.job
+	f.started(ctx)
+	j.srv.Stream(ctx, f.ContentType(), f, j.mayHave(j.model.MaxLen))
+}
+
+// Close settles a request whose answer a peer has streamed.
+func (f *forwarded) Close() {
+	j := f.job
+	j.client.OnGone(nil)
+	var fail *openai.Error
+	switch {
+	case f.Lost():
+		fail = openai.NewError(http.StatusBadGateway, "peer_lost", "the region that served the request was lost; send the request again")
+	case !f.Whole():
+		fail = failure.Gone()
+	}
+	tokens := f.Events()
+	f.Forward.Close()
+	if !f.Whole() {
+		j.freed()
+	}
+	j.record.Report(journal.Event{What: journal.Relayed, Took: time.Since(f.FirstAt()), Tokens: tokens})
+	j.record.EndAttempt(fail)
+	j.srv.Account(j.in, fail)
+}
+
+// Panicked is Close where the stream has panicked.
+func (f *forwarded) Panicked(v any) { f.job.panicked(v, f.Close) }
+
+// mayRelay is how many bytes another proxy's stream may have.
+func (f *forwarded) mayRelay() int64 {
+	j := f.job
+	answers := 1
+	if j.leg == nil { // several answers
+		answers = j.srv.Settings().Limits.Answers
+	}
+	each := mayTake(j.echoed()+j.mayHave(j.model.MaxLen), j.req.Likeliest, j.srv.Settings().Limits.EventBytes)
+	if each > math.MaxInt64/int64(answers) {
+		return math.MaxInt64
+	}
+	return int64(answers) * each
+}
+
+// believes says whether the answer that another proxy gave in one piece can have
+// so many tokens.
+func (f *forwarded) believes(prompted, completion int) bool {
+	j := f.job
+	if j.leg == nil { // several answers of several prompts
+		return prompt.Credible(prompted, completion, 0)
+	}
+	return prompt.Credible(prompted, completion, j.model.MaxLen) && completion <= j.mayHave(j.model.MaxLen)
+}

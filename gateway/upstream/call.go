@@ -1,0 +1,212 @@
+// Package upstream is the one way in which the proxy sends a request to an engine and learns what came of it: an answer, or a fault in the
+// words of gateway/lifecycle. It knows nothing of leases, slots and clients.
+package upstream
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/http"
+	"strings"
+	"time"
+
+	"go.uber.org/zap"
+
+	"evenkeel/engine"
+	"evenkeel/gateway/failure"
+	"evenkeel/gateway/lifecycle"
+	"evenkeel/gateway/owner"
+	"evenkeel/mooncake"
+	"evenkeel/sse"
+)
+
+// Notice is how long an engine may take to notice that we left. One that does not close its side by then is cut off.
+const Notice = 250 * time.Millisecond
+
+// New prepares a call to an engine. A request for SGLang names the rank in its body, and not in a header. One that no
+// other engine has a part in names it in the header, unless ranks must not be named.
+func New(client *engine.Client, profile *mooncake.Profile, target *engine.Target) *engine.Call {
+	if profile.Connector == mooncake.SGLang && (!profile.Aggregated() || profile.NamedRank(target.Rank) < 0) {
+		target = target.Unranked()
+	}
+	return client.NewCall(target)
+}
+
+// Meet says how the two legs of a request with this id will meet that are under way at once, as far as that is known beforehand.
+// ranks is how many the prefill engine has.
+func Meet(id string, e mooncake.Endpoint, p *mooncake.Profile, prefill *engine.Target, ranks int, d *mooncake.Profile, decode *engine.Target) *mooncake.Meeting {
+	m := &mooncake.Meeting{Endpoint: e, RID: id, PrefillRank: p.NamedRank(prefill.Rank), DecodeRank: d.NamedRank(decode.Rank), RequestID: e.RequestID(id)}
+	if p.Connector == mooncake.SGLang {
+		room, n := rand.Int64N(1<<62), int64(max(1, ranks)) // a room that was never used before, and modulo the ranks is that of the engine
+		m.Host, m.Port, m.Room = prefill.URL.Hostname(), p.BootstrapPort, room-room%n+int64(max(0, prefill.Rank))
+	}
+	return m
+}
+
+// Headers are those of a leg that is called id, of a request that is bound before its prefill.
+func Headers(id string, e mooncake.Endpoint, p *mooncake.Profile) []engine.Header {
+	headers := engine.JSONHeaders(id)
+	if p.Nameless(e) {
+		headers = append(headers, engine.Header{Name: mooncake.RIDHeader, Value: id})
+	}
+	return headers
+}
+
+// A Call is a request to an engine. Open or Whole sends it, once. Any goroutine may end it meanwhile, by the methods of engine.Call.
+type Call struct {
+	*engine.Call
+	Leg    lifecycle.Leg
+	Engine string       // the monitor's id
+	Scope  *owner.Scope // the request is sent only while the scope is ours; nil: no other proxy sends to the engine
+	Run    Run          // nil: nothing but the engine and we end the call
+	Path   string
+	Alone  bool // the engine computes the prompt and writes the answer
+	Beyond bool // it is sent although the rank has no slot or no KV room for it
+	Limits engine.Deadlines
+	Log    *zap.Logger
+
+	Refusal []byte // the beginning of the body that came with an error status
+}
+
+// A Run knows of a call that was ended because its engine is down. Such a call has broken with the engine.
+type Run interface{ Cause(err error) error }
+
+// BeyondHeader tells an engine that the request was sent on purpose although the rank has no slot
+// or no KV room for it. An engine may ignore it; it helps to read logs.
+const BeyondHeader = "X-Evenkeel-Beyond-Slots"
+
+// Open sends the request and returns once the head of its answer has come. The caller closes the response. An error status is a
+// fault, and its response is returned, too.
+func (c *Call) Open(headers []engine.Header, body [][]byte) (*engine.Response, *failure.Fault) {
+	sent, ours := c.Scope.Enter()
+	defer sent()
+	if !ours {
+		return nil, c.Broke(owner.ErrNotOwner)
+	}
+	if c.Scope != nil {
+		c.OnWritten(sent)
+		c.Guard(c.Scope.Ours)
+	}
+	if c.Beyond {
+		headers = append(headers, engine.Header{Name: BeyondHeader, Value: "1"})
+	}
+	resp, err := c.Do(http.MethodPost, c.Path, c.Scope.Mark(headers), body, c.Limits)
+	if err != nil {
+		return nil, c.Broke(err)
+	}
+	if resp.StatusCode() != http.StatusOK {
+		return resp, c.refused(resp)
+	}
+	return resp, nil
+}
+
+// Whole sends the request and reads its answer to the end. It has until by for that, and the answer may have so many bytes. The
+// answer is in room if that is large enough.
+func (c *Call) Whole(headers []engine.Header, body [][]byte, room []byte, most int, by time.Time) ([]byte, *failure.Fault) {
+	resp, f := c.Open(headers, body)
+	if f == nil {
+		room, f = c.Read(resp, room, most, by)
+	}
+	if resp != nil {
+		resp.Close()
+	}
+	return room, f
+}
+
+// Read reads the answer of an open call to its end, as Whole does.
+func (c *Call) Read(resp *engine.Response, room []byte, most int, by time.Time) ([]byte, *failure.Fault) {
+	resp.SetDeadline(by)
+	answer, err := resp.ReadInto(room, most)
+	if err != nil {
+		return room, c.Broke(err)
+	}
+	return answer, nil
+}
+
+// Broke is the end of the leg whose call failed with err, before its answer or in the middle of it.
+func (c *Call) Broke(err error) *failure.Fault {
+	if errors.Is(err, owner.ErrNotOwner) { // nothing was sent, and the engine is not to blame
+		return failure.Of(lifecycle.Ended{Leg: c.Leg, Why: lifecycle.NotOurs}, failure.NotOurs(), owner.ErrNotOwner)
+	}
+	if c.Run != nil {
+		err = c.Run.Cause(err)
+	}
+	return &failure.Fault{Ended: ended(c.Leg, err), Answer: failure.Transport(c.side(), err), Err: err, Engine: c.Engine}
+}
+
+// ended says how far a leg had come, and why it ended.
+func ended(leg lifecycle.Leg, err error) lifecycle.Ended {
+	e := lifecycle.Ended{Leg: leg, Far: lifecycle.Headed, Why: lifecycle.Broke}
+	var call *engine.Error
+	switch isCall := errors.As(err, &call); {
+	case errors.Is(err, sse.ErrSilent):
+		e.Why = lifecycle.Silent
+		return e
+	case !isCall: // what was read is not what it should be
+		e.Why = lifecycle.Garbled
+		return e
+	case !call.Sent:
+		e.Far = lifecycle.Unsent
+	case !call.Answered:
+		e.Far = lifecycle.Sent
+	}
+	switch {
+	case call.Aborted || errors.Is(err, engine.ErrClosed):
+		e.Why = lifecycle.HungUp
+	case call.Stale():
+		e.Why = lifecycle.Stale
+	case e.Far == lifecycle.Unsent && call.Phase == engine.PhaseConnect:
+		e.Why = lifecycle.Unreachable
+	case engine.WasSilent(err):
+		e.Why = lifecycle.Silent
+	}
+	return e
+}
+
+// refused is the end of a leg whose engine answered with an error status. The engine's 4xx reach the client as they came. Its
+// 5xx do not, nor does a refusal of our own credential.
+func (c *Call) refused(resp *engine.Response) *failure.Fault {
+	c.Scope.Refused(string(resp.Header(owner.EpochHeader)))
+	c.Refusal = failure.Body(resp)
+	status, side, id := failure.StatusOf(c.Path, resp.StatusCode(), c.Refusal), c.side(), c.Target().ID
+	who := strings.TrimPrefix(side+" engine", failure.Engine+" ")
+	if why := engine.Withheld(resp.StatusCode(), c.Refusal, c.Target()); why != nil {
+		return &failure.Fault{
+			Ended: lifecycle.Ended{Leg: c.Leg, Far: lifecycle.Headed, Why: lifecycle.Withheld}, Answer: failure.Withheld(side, why), Status: status, Engine: c.Engine,
+			Err: fmt.Errorf("%s %s answered %d: %w", who, id, status, why),
+		}
+	}
+	if why := engine.Unlisted(status, c.Refusal); why != nil {
+		answer := failure.Refused(c.Log, side, id, status, resp, c.Refusal)
+		answer.Code = failure.NoSuchModel("").Code // another region may have it
+		return &failure.Fault{
+			Ended: lifecycle.Ended{Leg: c.Leg, Far: lifecycle.Headed, Why: lifecycle.Unlisted}, Answer: answer, Status: status, Engine: c.Engine,
+			Err: fmt.Errorf("%s %s answered %d: %w", who, id, status, why),
+		}
+	}
+	return &failure.Fault{
+		Ended: lifecycle.Ended{Leg: c.Leg, Far: lifecycle.Headed, Why: lifecycle.ByStatus(status)}, Answer: failure.Refused(c.Log, side, id, status, resp, c.Refusal), Status: status,
+		Err:        failure.Undelivered(fmt.Errorf("%s %s answered %d", who, id, status), string(c.Refusal)),
+		RetryAfter: time.Duration(failure.RetryAfter(resp)) * time.Second,
+	}
+}
+
+func (c *Call) side() string {
+	if c.Alone {
+		return failure.Engine
+	}
+	return [...]string{lifecycle.Prefill: "prefill", lifecycle.Decode: "decode", lifecycle.Sole: failure.Engine}[c.Leg]
+}
+
+// Abort has an engine of SGLang end a request: it may not notice by itself that its caller has left. SGLang ends all
+// requests whose id begins with this one (SGLang pull request 25561).
+func Abort(client *engine.Client, target *engine.Target, id string, log *zap.Logger) error {
+	c := Call{Call: client.NewCall(target.Unranked()).Repeat(), Path: "/abort_request", Limits: engine.Deadlines{Connect: abortTime, FirstByte: abortTime}, Log: log}
+	_, f := c.Whole(engine.JSONHeaders(id+"-abort"), [][]byte{fmt.Appendf(nil, `{"rid":%q}`, id)}, nil, 1<<10, time.Now().Add(2*abortTime))
+	if f != nil && f.Status == 0 {
+		return f.Err
+	}
+	return nil
+}
+
+const abortTime = 2 * time.Second

@@ -1,0 +1,124 @@
+package geo
+
+import (
+	"errors"
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"time"
+)
+
+// A Verifier decides which requests on the peer listener are another dispatcher's.
+type Verifier struct {
+	self    string
+	boot    string // the run of this process, as probes report it
+	maxHops int
+	skew    time.Duration
+	keys    atomic.Pointer[Keys] // nil: none are asked for
+	nonces  *nonces
+	known   func(id string) (sans []string, ok bool)
+}
+
+// Refusal is why the door stays shut.
+type Refusal struct {
+	Status  int
+	Reject  string // of RejectHeader
+	Message string
+}
+
+func refuse(status int, reject, format string, args ...any) *Refusal {
+	return &Refusal{status, reject, fmt.Sprintf(format, args...)}
+}
+
+// Credentials are what a request on the peer listener shows.
+type Credentials struct {
+	Message
+	Body           []byte   // nothing yet for CheckHead
+	Hop, Signature string   // headers, empty if there are none
+	Names          []string // URI and DNS names of its certificate, which was verified
+	Certified      bool     // it has one
+}
+
+// CheckHead refuses by its head what Verify would refuse whatever its body is, so
+// that a body of which no dispatcher is the sender is not read.
+func (d *Verifier) CheckHead(k *Credentials, now time.Time) *Refusal {
+	_, refusal := d.head(k, now)
+	return refusal
+}
+
+// Verify checks which dispatcher sent a request, and then whether it may have come this way.
+// With keys a signature is needed, with a certificate the peer's own name in
+// it; the listener sees to it that there is one of both.
+func (d *Verifier) Verify(k *Credentials, now time.Time) (Hop, *Refusal) {
+	h, refusal := d.head(k, now)
+	if refusal != nil {
+		return h, refusal
+	}
+	signed := d.keys.Load() != nil
+	sans, _ := d.known(h.Sender())
+	switch {
+	case !signed && !k.Certified:
+		return h, refuse(http.StatusUnauthorized, RejectSignature, "neither a certificate nor a signature; set geo.tls or geo.hmac on both sides")
+	case k.Certified && !slices.ContainsFunc(k.Names, func(n string) bool { return slices.Contains(sans, n) }):
+		return h, refuse(http.StatusForbidden, RejectPeer, "the certificate is not that of peer %q; see its san", h.Sender())
+	case DigestOf(k.Body) != h.Digest:
+		return h, refuse(http.StatusUnauthorized, RejectSignature, "the body is not the one that was signed")
+	case signed && !d.nonces.first(h.Nonce, now):
+		return h, refuse(http.StatusUnauthorized, RejectSignature, "the nonce was used before")
+	}
+	return h, nil
+}
+
+// head checks all but the body and the certificate.
+func (d *Verifier) head(k *Credentials, now time.Time) (Hop, *Refusal) {
+	h, err := ParseHop(k.Hop)
+	switch {
+	case errors.Is(err, ErrHopVersion):
+		return h, refuse(http.StatusBadRequest, RejectVersion, "%v", err)
+	case err != nil:
+		return h, refuse(http.StatusLoopDetected, RejectHop, "%v; this listener is for other dispatchers, clients have their own", err)
+	}
+	if keys := d.keys.Load(); keys != nil {
+		age := now.Sub(time.UnixMilli(h.Time)).Abs()
+		switch {
+		case !keys.Signed(k.Signature, &k.Message, &h):
+			return h, refuse(http.StatusUnauthorized, RejectSignature, "the signature is not that of a known key; use the same keys on both sides")
+		case age > d.skew:
+			return h, refuse(http.StatusUnauthorized, RejectStale, "sent %v ago by the sender's clock, and %v is believed; set the clocks", age.Round(time.Millisecond), d.skew)
+		case d.nonces.used(h.Nonce):
+			return h, refuse(http.StatusUnauthorized, RejectSignature, "the nonce was used before")
+		}
+	}
+	if _, ok := d.known(h.Sender()); !ok {
+		return h, refuse(http.StatusForbidden, RejectPeer, "no peer is named %q; list it under geo.peers", h.Sender())
+	}
+	if _, ok := d.known(h.Origin); !ok || h.Origin != h.Via[0] {
+		return h, refuse(http.StatusForbidden, RejectPeer, "the origin %q is no peer, or not the first of via", h.Origin)
+	}
+	if !d.addressed(k.Target, &h) {
+		return h, refuse(http.StatusMisdirectedRequest, RejectRecipient, "it was sent to %q, or to an earlier run of %q; geo.self.id and the peer's id under geo.peers must agree",
+			h.To, d.self)
+	}
+	switch {
+	case slices.Contains(h.Via, d.self):
+		return h, refuse(http.StatusLoopDetected, RejectHop, "the request was here before")
+	case h.N > h.Max || h.N != len(h.Via):
+		return h, refuse(http.StatusLoopDetected, RejectHop, "it has made %d hops of %d", h.N, h.Max)
+	case h.Max > d.maxHops:
+		return h, refuse(http.StatusLoopDetected, RejectHop, "it may make %d hops and %d are allowed here; set geo.max_hops alike", h.Max, d.maxHops)
+	}
+	return h, nil
+}
+
+// addressed says whether the request was sent to this run of this dispatcher. A
+// probe asks who is there: its sender does not know the run yet, and where one
+// entry of geo.peers stands for several dispatchers, no more than how their
+// names begin. It changes nothing, so it may be answered again.
+func (d *Verifier) addressed(target string, h *Hop) bool {
+	if target == ProbePath {
+		return h.To == d.self || strings.HasPrefix(d.self, h.To+"-")
+	}
+	return h.To == d.self && h.Boot == d.boot
+}

@@ -1,0 +1,96 @@
+package lease
+
+import (
+	"slices"
+	"time"
+
+	"go.uber.org/zap"
+)
+
+// logOnce logs what fails, once until it succeeds again.
+type logOnce struct {
+	failing  [AskBack + 1]bool // calls that failed last
+	slow     bool              // the store answered too late last
+	duration time.Duration     // of another's lease that was said to differ from ours
+	members  []string          // of another's lease, which were said to differ
+	differ   bool              // they do
+}
+
+// result says what is new about a call that came back.
+func (s *logOnce) result(log *zap.Logger, r result, now time.Time, soon time.Duration) {
+	if r.member != "" {
+		if r.err != nil {
+			log.Debug("ownership: a member does not promise not to take over", zap.String("member", r.member), zap.Error(r.err))
+		}
+		return
+	}
+	failed := r.err != nil
+	switch was := s.failing[r.call]; {
+	case failed && was:
+		log.Debug("ownership: the call still fails", zap.Stringer("call", r.call), zap.Error(r.err))
+	case failed:
+		log.Warn("ownership: a call to the lease's store or holder fails; the next line about it comes when it succeeds", zap.Stringer("call", r.call), zap.Error(r.err))
+	case was:
+		log.Info("ownership: the call succeeds again", zap.Stringer("call", r.call))
+	}
+	s.failing[r.call] = failed
+	if r.call == AskBack {
+		return
+	}
+	switch took := now.Sub(r.sent); {
+	case !failed && took > soon && !s.slow:
+		log.Warn("ownership: the lease's store answers so slowly that an owner may fail to renew its lease in time and stop admitting; the next line about it comes when the store is fast again",
+			zap.Stringer("call", r.call), zap.Duration("took", took), zap.Duration("at_most", soon))
+		s.slow = true
+	case !failed && took <= soon && s.slow:
+		log.Info("ownership: the lease's store is fast enough again")
+		s.slow = false
+	}
+}
+
+// change says what a view has that the one before had not.
+func (s *logOnce) change(log *zap.Logger, was, v View) {
+	switch {
+	case v.Voted && !was.Voted:
+		log.Warn("ownership: the lease's store does not confirm renewals; this proxy goes on, because all other members have promised not to take over", zap.Int64("epoch", v.Epoch))
+	case was.Voted && !v.Voted && v.Admits:
+		log.Info("ownership: the lease's store confirms renewals again", zap.Int64("epoch", v.Epoch))
+	case v.Phase == Fenced && was.Admits:
+		log.Info("ownership: this proxy admits nothing any more, because the lease's store confirmed no renewal in time, or does not know the lease", zap.Int64("epoch", v.Epoch))
+	}
+}
+
+// looked says that the holder of a lease has another duration, or other members,
+// than this dispatcher.
+func (s *logOnce) looked(log *zap.Logger, cfg *Config, rec Record) {
+	if rec.Holder == "" || rec.Holder == cfg.Self {
+		return
+	}
+	differ := !slices.Equal(rec.Members, cfg.Members)
+	switch {
+	case differ && !(s.differ && slices.Equal(rec.Members, s.members)):
+		log.Warn("ownership: the holder's ha.members differ from ours, so no owner can go on while the lease's store is away; write the same list into the config of every proxy",
+			zap.String("holder", rec.Holder), zap.Strings("holders", rec.Members), zap.Strings("ours", cfg.Members))
+	case !differ && s.differ:
+		log.Info("ownership: the holder's ha.members are the same as ours again")
+	}
+	s.differ, s.members = differ, rec.Members
+	if rec.Duration == s.duration || rec.Duration == 0 {
+		return
+	}
+	if s.duration = rec.Duration; rec.Duration != cfg.Duration {
+		log.Warn("ownership: the holder's lease has another duration than ours; the longer one counts; write the same lease duration into the config of every proxy",
+			zap.String("holder", rec.Holder), zap.Duration("holders", rec.Duration), zap.Duration("ours", cfg.Duration))
+	}
+}
+
+// result is what a call brought.
+type result struct {
+	call   Call
+	sent   time.Time
+	ahead  time.Duration // of the wall clock, when it was sent
+	rec    Record
+	err    error
+	member string                         // of a vote
+	tell   func(now time.Time, err error) // the machine
+}

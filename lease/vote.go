@@ -1,0 +1,153 @@
+package lease
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+)
+
+// While nobody reaches the store, an owner goes on as long as every other member
+// promises it, for longer than until the next promise, not to admit. That is safe
+// only where membership is closed: all members have the same list, the lease names
+// it, and a dispatcher that is not on that list never takes the lease. One that is
+// on it and runs with another list, or none, gives no promise, so that the owner
+// has stopped by the time it may take the lease itself.
+//
+// A promise lasts as long as a lease, ends early when its owner gives the lease
+// back, and counts for the owner from when it asked. So the waits that prevent two owners
+// by leases also prevent two owners by promises. A process that has just started keeps a
+// promise, too, because the process before it may have given one. This promise ends early
+// if the process has seen a holder of the lease, and then that this holder released it: a
+// holder releases a lease only if it may admit by it, so all owners before it have stopped,
+// and the promise was given to it or to one of them. It says nothing of the store. A member whose acquisition
+// was under way when it promised holds the lease then, and does not admit before
+// its promise is over.
+//
+// Votes only prolong a time in which the owner may admit. One whose time is over
+// needs the store: others may have promised something else since.
+
+// promise is what a member has promised an owner.
+type promise struct {
+	to    string // identity; empty: a process before this one, to whomever
+	epoch int64
+	until time.Time // nothing is acquired before, and nothing admitted before a start delay later
+}
+
+// Vote is what an owner asks of the other members.
+type Vote struct {
+	Holder  string   `json:"holder"` // identity
+	Epoch   int64    `json:"epoch"`
+	Members []string `json:"members"`
+}
+
+// ErrNoVote is the answer to an owner that gets no promise.
+var ErrNoVote = errors.New("no promise not to take the scope")
+
+// closed says whether the members are the dispatchers that may ever own the scope.
+func (m *Machine) closed() bool { return len(m.cfg.Members) > 0 }
+
+// excluded says whether this dispatcher must never take the lease: it is not on
+// its own list, or not on that of the holder that was seen last. That one may go
+// on by the promises of others, of which this one knows nothing.
+func (m *Machine) excluded() bool {
+	self := Dispatcher(m.cfg.Self)
+	return m.closed() && !slices.Contains(m.cfg.Members, self) || len(m.rec.Members) > 0 && !slices.Contains(m.rec.Members, self)
+}
+
+// differs says whether the holder that was seen last lists other members.
+func (m *Machine) differs() bool {
+	return !m.held && m.rec.Holder != "" && m.rec.Holder != m.cfg.Self && !slices.Equal(m.rec.Members, m.cfg.Members)
+}
+
+// Promise is asked by an owner that cannot reach the store. Without an error this
+// dispatcher does not admit before a lease and a start delay from now are over.
+func (m *Machine) Promise(now time.Time, ask Vote) error {
+	self, owner := Dispatcher(m.cfg.Self), Dispatcher(ask.Holder)
+	switch {
+	case !m.closed() || !slices.Equal(ask.Members, m.cfg.Members):
+		return fmt.Errorf("%w: our lists of members differ", ErrNoVote)
+	case owner == self || !slices.Contains(m.cfg.Members, owner):
+		return fmt.Errorf("%w: %q is not another member", ErrNoVote, owner)
+	case m.held && m.epoch >= ask.Epoch, m.looked && m.rec.Epoch > ask.Epoch && m.rec.Holder != ask.Holder:
+		return fmt.Errorf("%w: epoch %d is over", ErrNoVote, ask.Epoch)
+	}
+	m.ObserveEpoch(ask.Epoch)
+	if m.held { // with an older epoch
+		m.void()
+		m.claimed, m.claimedAt, m.try = ask.Epoch, now, now.Add(1)
+	}
+	m.promise = promise{ask.Holder, ask.Epoch, later(m.promise.until, now.Add(m.cfg.Duration))}
+	return nil
+}
+
+// askAt is when the other members are to be asked for votes, zero for never: the
+// store has not confirmed a renewal for a while, or knows nothing of our lease, and
+// our time is not over yet.
+func (m *Machine) askAt() time.Time {
+	switch {
+	case !m.closed() || !m.held || m.leaving || !m.giveBy.IsZero():
+		return time.Time{}
+	case m.reclaim:
+		return m.ask
+	}
+	return later(m.ask, m.renewed.Add(2*m.cfg.Retry))
+}
+
+// AskVotes says that the other members must be asked now, and for what.
+func (m *Machine) AskVotes(now time.Time) (Vote, bool) {
+	if at := m.askAt(); at.IsZero() || now.Before(at) || !now.Before(m.lasts) || now.Before(m.admitsFrom()) {
+		return Vote{}, false
+	}
+	m.ask = now.Add(m.cfg.Retry)
+	return Vote{Holder: m.cfg.Self, Epoch: m.epoch, Members: m.cfg.Members}, true
+}
+
+// Votes tells that a member gave the promise that was asked for then.
+func (m *Machine) Votes(sent, now time.Time, member string, epoch int64) {
+	if !m.held || epoch != m.epoch || !now.Before(m.lasts) || m.leaving || !m.giveBy.IsZero() {
+		return
+	}
+	m.votes[member] = later(m.votes[member], sent)
+	m.lasts = later(m.lasts, m.votedUntil())
+	if m.reclaim && m.hasVotes(now) {
+		m.try = now
+	}
+}
+
+// votedUntil is until when every other member's promise counts.
+func (m *Machine) votedUntil() time.Time {
+	var first time.Time
+	for _, id := range m.cfg.Members {
+		if id == Dispatcher(m.cfg.Self) {
+			continue
+		}
+		at, ok := m.votes[id]
+		if !ok {
+			return time.Time{}
+		}
+		if first.IsZero() || at.Before(first) {
+			first = at
+		}
+	}
+	if first.IsZero() {
+		return first
+	}
+	return first.Add(m.cfg.RenewDeadline)
+}
+
+// voted says whether every other member has promised not to admit now.
+func (m *Machine) hasVotes(now time.Time) bool {
+	return m.held && m.closed() && !m.leaving && m.giveBy.IsZero() && now.Before(m.lasts) && now.Before(m.votedUntil())
+}
+
+// mayReclaim says whether the lease, of which the store knows nothing any more, may be
+// asked for by votes. Until they have come nothing is admitted.
+func (m *Machine) mayReclaim(now time.Time) bool {
+	return m.closed() && len(m.cfg.Members) > 1 && !m.leaving && m.giveBy.IsZero() && now.Before(m.lasts) && !now.Before(m.admitsFrom())
+}
+
+// mine says whether nobody but us has held the lease since we did.
+func (m *Machine) mine() bool {
+	return m.rec.Term != Running && (m.rec.Holder == m.cfg.Self || m.rec.Holder == "" && m.rec.Epoch <= m.epoch)
+}
