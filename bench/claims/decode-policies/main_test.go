@@ -46,6 +46,7 @@ func TestAPageIsFilledAndItsTextKept(t *testing.T) {
 		}
 		require.Positive(t, rows, name)
 	}
+	require.Contains(t, tables["predictors"], "trained on the first 900 requests, scored on the 300 after them")
 	for _, item := range []string{"**1.", "**2.", "**3a.", "**3b.", "**4.", "**5."} {
 		require.Contains(t, tables["claims"], item)
 	}
