@@ -128,7 +128,7 @@ bench: ## every benchmark, into bench/out/bench.txt for benchstat
 	set -o pipefail; go test -vet=off -run '^$$' -bench . -benchmem -benchtime $(BENCHTIME) $$(grep -rl --include='*_test.go' '^func Benchmark' . | xargs -n1 dirname | sort -u) | tee bench/out/bench.txt
 
 .PHONY: reproduce
-reproduce: ## the tables of docs/results/decode-policies.md, 5 to 15 minutes on two cores; TRACES="a.csv b.jsonl": on those, into out/reproduce.md
+reproduce: ## the tables of docs/results/decode-policies.md, 5 to 15 minutes on two cores; TRACES="a.csv b.jsonl": on those, into out/decode-policies.md
 	go run ./bench/claims/decode-policies $(TRACES)
 
 .PHONY: rounds
@@ -152,8 +152,8 @@ bind: ## what it costs to bind decode ranks before the prefill, simulated: docs/
 	go run ./bench/claims/bind $(if $(ARGS),$(ARGS),-samples bench/out/bind.jsonl -out docs/results/bind.md)
 
 .PHONY: reproduce-prefill
-reproduce-prefill: ## the tables of docs/results/prefill-policies.md, 5 minutes on two idle cores; TRACES="a.jsonl": on those, into out/reproduce-prefill.md
-	go run ./bench/claims/decode-policies --tier prefill $(TRACES)
+reproduce-prefill: ## the tables of docs/results/prefill-policies.md, 5 minutes on two idle cores; TRACES="a.jsonl": on those, into out/prefill-policies.md
+	go run ./bench/claims/prefill-policies $(TRACES)
 
 .PHONY: reproduce-geo
 reproduce-geo: ## the tables of docs/results/regions.md: regions that forward to each other, simulated, 10 to 30 minutes

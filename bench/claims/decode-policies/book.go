@@ -1,28 +1,27 @@
 package main
 
 import (
-	"context"
 	"fmt"
-	"io"
 	"slices"
 	"strings"
 
 	"evenkeel/bench/lab/report"
 	"evenkeel/bench/lab/trace"
 	"evenkeel/bench/tools/page"
+	"evenkeel/bench/tools/policytables"
 )
 
 // blocks in the order in which they are computed, and stand in a document of
 // their own.
 var blocks = []page.Block[*book]{
 	{Name: "closed", Title: "Closed loop", Tables: (*book).closedLoop},
-	{Name: "scaling", Title: "More ranks", Tables: func(b *book) string { return page.Joined(b.traces.real, b.scale) }},
+	{Name: "scaling", Title: "More ranks", Tables: func(b *book) string { return page.Joined(b.Traces.Real, b.scale) }},
 	{Name: "drawn", Title: "Drawn traces", Tables: (*book).drawnTraces},
 	{Name: "short", Title: "Short answers", Tables: (*book).shortAnswers},
-	{Name: "open", Title: "Open loop", Tables: func(b *book) string { return page.Joined(slices.Concat(b.traces.real, b.traces.long()), b.openTable) }},
-	{Name: "sweeps", Title: "beta and gamma", Tables: func(b *book) string { return page.Joined(b.traces.real, b.sweepOf) }},
+	{Name: "open", Title: "Open loop", Tables: func(b *book) string { return page.Joined(slices.Concat(b.Traces.Real, b.Traces.Long()), b.openTable) }},
+	{Name: "sweeps", Title: "beta and gamma", Tables: func(b *book) string { return page.Joined(b.Traces.Real, b.sweepOf) }},
 	{Name: "limits", Title: "KV limits, late telemetry", Tables: (*book).limits},
-	{Name: "predictors", Title: "Predictors", Tables: func(b *book) string { return page.Joined(b.traces.real, b.holdOut) }},
+	{Name: "predictors", Title: "Predictors", Tables: func(b *book) string { return page.Joined(b.Traces.Real, b.holdOut) }},
 	{Name: "reference", Title: "Beside the reference", Tables: (*book).reference},
 	{Name: "claims", Title: "What should be seen", Tables: (*book).claims},
 }
@@ -49,50 +48,18 @@ const (
 )
 
 // book makes the tables of one run.
-type book struct {
-	page.Runs
-	most   int // requests of a seed; 0: all there are
-	traces *bookSources
-	opts   options
-}
-
-// A quick run has one seed, of requests that fill 64 ranks of 16 slots twice.
-const (
-	fullSeeds     = 5
-	prefillSeeds  = 10 // blocks of a trace
-	quickRequests = 2500
-)
-
-func newBook(ctx context.Context, o options, progress io.Writer) (*book, error) {
-	traces, err := newSources(o.traces)
-	if err != nil {
-		return nil, err
-	}
-	b := &book{traces: traces, opts: o, Runs: page.Runs{Ctx: ctx, Seeds: fullSeeds, Progress: progress, Done: map[string]*page.Outcome{}}}
-	if o.tier == "prefill" {
-		b.Seeds = prefillSeeds
-	}
-	if o.quick {
-		b.Seeds, b.most = 1, quickRequests
-	}
-	return b, nil
-}
+type book struct{ *policytables.Book }
 
 // requests of a seed; 0 is all there are.
-func (b *book) requests(on *source) int {
-	if t := on.from.Trace; t != nil && b.most > len(t.Requests)/2 {
+func (b *book) requests(on *policytables.Source) int {
+	if t := on.From.Trace; t != nil && b.Most > len(t.Requests)/2 {
 		return 0
 	}
-	return b.most
+	return b.Most
 }
 
 // notAsked stands in place of tables that need our own traces.
 const notAsked = "Not made for traces that a user gives."
-
-// leftOut stands in place of a table that cannot be simulated.
-func leftOut(title fmt.Stringer, why string) string {
-	return fmt.Sprintf("**%s**\n\nLeft out: %s.\n", title, why)
-}
 
 // How tables show metrics.
 var (
@@ -100,7 +67,6 @@ var (
 	spread      = page.Column{Metric: report.MaxMinusMin, Title: "max - min, 1,000 tokens", Scale: 1e-3, Digits: -1}
 	idle        = page.Column{Metric: report.IdleShare, Title: "idle, %", Scale: 100, Digits: 1}
 	throughput  = page.Column{Metric: report.TokensPerS, Title: "tokens/s", Scale: 1}
-	tpot        = page.Column{Metric: report.TPOTP95, Title: "TPOT p95, ms", Scale: 1, Digits: 1}
 	ttft        = page.Column{Metric: report.TTFTP99, Title: "TTFT p99, s", Scale: 1e-3, Digits: 1}
 	e2e         = page.Column{Metric: report.E2EP99, Title: "E2E p99, s", Scale: 1e-3, Digits: 1}
 	meanWait    = page.Column{Metric: report.WaitMean, Title: "mean wait, s", Scale: 1e-3, Digits: 1}
@@ -110,14 +76,14 @@ var (
 
 // sizes are the ranks of a group that are compared, and sweepSizes those of the sweeps.
 func (b *book) sizes() []int {
-	if b.opts.quick {
+	if b.Quick {
 		return []int{4, 8, 64}
 	}
 	return []int{4, 8, 16, 32, 64}
 }
 
 func (b *book) sweepSizes() []int {
-	if b.opts.quick {
+	if b.Quick {
 		return []int{8}
 	}
 	return []int{8, 16}
@@ -127,9 +93,9 @@ func (b *book) sweepSizes() []int {
 func (b *book) full(sc scenario, policies []string) string {
 	o := b.at(sc, policies...)
 	if o.Refused != "" {
-		return leftOut(sc, o.Refused)
+		return policytables.LeftOut(sc, o.Refused)
 	}
-	columns := []page.Column{imbalance, spread, idle, throughput, tpot, ttft, meanWait, longestWait}
+	columns := []page.Column{imbalance, spread, idle, throughput, policytables.TPOT, ttft, meanWait, longestWait}
 	if sc.capacity > 0 {
 		columns = append(columns, preempted)
 	}
@@ -140,28 +106,28 @@ func (b *book) full(sc scenario, policies []string) string {
 }
 
 func (b *book) closedLoop() string {
-	first, others := b.traces.real[:1], slices.Clone(b.traces.real[1:])
-	if b.traces.azure200 != nil {
-		others = append(others, b.traces.azure200)
+	first, others := b.Traces.Real[:1], slices.Clone(b.Traces.Real[1:])
+	if b.Traces.Azure200 != nil {
+		others = append(others, b.Traces.Azure200)
 	}
 	return b.fullTables(first, widest) + "\n" + b.fullTables(others, with("br0:paper", "brh:predictor=oracle"))
 }
 
 func (b *book) drawnTraces() string {
-	if b.traces.drawn == nil {
+	if b.Traces.Drawn == nil {
 		return notAsked
 	}
-	return b.fullTables(b.traces.long(), compared)
+	return b.fullTables(b.Traces.Long(), compared)
 }
 
-func (b *book) fullTables(sources []*source, policies []string) string {
-	return page.Joined(sources, func(s *source) string {
-		return s.describe() + ".\n\n" + b.full(closed(s, 8), policies)
+func (b *book) fullTables(sources []*policytables.Source, policies []string) string {
+	return page.Joined(sources, func(s *policytables.Source) string {
+		return s.Describe() + ".\n\n" + b.full(closed(s, 8), policies)
 	})
 }
 
 // across runs policies in several sizes of group, and says which sizes were left out.
-func (b *book) across(on *source, sizes []int, policies []string, each func(g int, o *page.Outcome)) (text string) {
+func (b *book) across(on *policytables.Source, sizes []int, policies []string, each func(g int, o *page.Outcome)) (text string) {
 	for _, g := range sizes {
 		if o := b.at(closed(on, g), policies...); o.Refused != "" {
 			text += fmt.Sprintf("%d ranks are left out: %s.\n\n", g, o.Refused)
@@ -173,7 +139,7 @@ func (b *book) across(on *source, sizes []int, policies []string, each func(g in
 }
 
 // scale has a table for each metric and a column for each size.
-func (b *book) scale(on *source) string {
+func (b *book) scale(on *policytables.Source) string {
 	var outcomes []*page.Outcome
 	metrics := []page.Column{imbalance, idle, throughput}
 	columns := make([][]page.Cells[string], len(metrics))
@@ -195,7 +161,7 @@ func (b *book) scale(on *source) string {
 		return longestWait.Alone(report.Value{Mean: worst})
 	}}
 	for i, c := range metrics {
-		text += fmt.Sprintf("**%s, closed, %d slots a rank: %s**\n\n%s\n", on.name, slotsOfRank, c.Title, page.Rows("policy", foreseeing, page.Code, append(columns[i], longest)...))
+		text += fmt.Sprintf("**%s, closed, %d slots a rank: %s**\n\n%s\n", on.Name, slotsOfRank, c.Title, page.Rows("policy", foreseeing, page.Code, append(columns[i], longest)...))
 	}
 	if line := b.command(closed(on, 8), foreseeing); line != "" {
 		line = strings.Replace(line, "--workers 8", "--workers $G", 1)
@@ -209,14 +175,14 @@ var rhos = []float64{0.7, 0.9}
 
 // openTable is a line for each policy: what counts where arrivals do not wait for
 // answers, at both loads.
-func (b *book) openTable(on *source) string {
+func (b *book) openTable(on *policytables.Source) string {
 	var columns []page.Cells[string]
 	for _, rho := range rhos {
 		o := b.at(open(on, 8, rho), compared...)
 		if o.Refused != "" {
-			return leftOut(open(on, 8, rho), o.Refused)
+			return policytables.LeftOut(open(on, 8, rho), o.Refused)
 		}
-		for _, c := range []page.Column{imbalance, idle, throughput, tpot, e2e, longestWait} {
+		for _, c := range []page.Column{imbalance, idle, throughput, policytables.TPOT, e2e, longestWait} {
 			columns = append(columns, o.Columns(fmt.Sprintf("%g: ", rho), c != idle, c)...)
 		}
 	}
@@ -224,29 +190,29 @@ func (b *book) openTable(on *source) string {
 	if line != "" {
 		line = fmt.Sprintf("for RHO in %g %g; do %s; done", rhos[0], rhos[1], strings.Replace(line, fmt.Sprintf("--load %g", rhos[0]), "--load $RHO", 1))
 	}
-	return fmt.Sprintf("**%s, 8 x %d, open loop**\n\n%s%s", on.name, slotsOfRank, page.Rows("policy", compared, page.Code, columns...), page.Fenced(line))
+	return fmt.Sprintf("**%s, 8 x %d, open loop**\n\n%s%s", on.Name, slotsOfRank, page.Rows("policy", compared, page.Code, columns...), page.Fenced(line))
 }
 
 func (b *book) shortAnswers() string {
-	on := b.traces.code
+	on := b.Traces.Code
 	if on == nil {
 		return notAsked
 	}
-	return b.fullTables([]*source{on}, foreseeing) + "\n" + b.openTable(on)
+	return b.fullTables([]*policytables.Source{on}, foreseeing) + "\n" + b.openTable(on)
 }
 
 // sweepOf goes through the two weights of BR-H, crosswise around the defaults.
-func (b *book) sweepOf(on *source) string {
+func (b *book) sweepOf(on *policytables.Source) string {
 	policies := append(sweep(), "jsq", baseline, "pjsq-kv")
 	var columns []page.Cells[string]
 	text := b.across(on, b.sweepSizes(), policies, func(g int, o *page.Outcome) {
-		columns = append(columns, o.Columns(fmt.Sprintf("G = %d: ", g), false, imbalance, idle, throughput, tpot, longestWait)...)
+		columns = append(columns, o.Columns(fmt.Sprintf("G = %d: ", g), false, imbalance, idle, throughput, policytables.TPOT, longestWait)...)
 	})
 	if columns != nil {
 		name := func(p string) string { return page.Code(strings.TrimPrefix(p, sweepPrefix+",")) }
 		text += page.Rows("`"+sweepPrefix+"` with", policies, name, columns...)
 	}
-	return fmt.Sprintf("**%s, closed, %d slots a rank**\n\n%s%s", on.name, slotsOfRank, text, page.Fenced(b.command(closed(on, 8), policies)))
+	return fmt.Sprintf("**%s, closed, %d slots a rank**\n\n%s%s", on.Name, slotsOfRank, text, page.Fenced(b.command(closed(on, 8), policies)))
 }
 
 const sweepPrefix = "brh:predictor=oracle"
@@ -266,9 +232,9 @@ func sweep() []string {
 // limits shows what makes deciding harder: KV that runs out, and progress that is
 // seen late.
 func (b *book) limits() string {
-	on := b.traces.real[0]
+	on := b.Traces.Real[0]
 	tight := closed(on, 8)
-	tight.capacity = int64(max(1, tightness*slotsOfRank*trace.Resident(on.from.Trace.Requests)))
+	tight.capacity = int64(max(1, tightness*slotsOfRank*trace.Resident(on.From.Trace.Requests)))
 	late := closed(on, 8)
 	late.stale, late.transfer = 16, 4
 	return page.Joined([]scenario{tight, late}, func(sc scenario) string { return b.full(sc, compared) })

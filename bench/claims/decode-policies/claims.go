@@ -8,14 +8,11 @@ import (
 
 	"evenkeel/bench/lab/report"
 	"evenkeel/bench/tools/page"
+	"evenkeel/bench/tools/policytables"
 )
 
-// Verdicts on a claim.
-const (
-	pass     = "PASS"
-	fails    = "does not reproduce"
-	reported = "reported"
-)
+// reported stands in place of a verdict where none is given.
+const reported = "reported"
 
 // claims holds every claim of the policies against what was simulated, also those
 // that do not come out.
@@ -24,31 +21,23 @@ func (b *book) claims() string {
 	return page.Joined(items, func(item func() string) string { return item() })
 }
 
-// verdict in words.
-func verdict(ok bool) string {
-	if ok {
-		return pass
-	}
-	return "**" + fails + "**"
-}
-
 // closedLoops are all closed loops that are judged.
 func (b *book) closedLoops() []scenario {
 	var all []scenario
-	for _, s := range b.traces.real {
+	for _, s := range b.Traces.Real {
 		for _, g := range b.sizes() {
 			all = append(all, closed(s, g))
 		}
 	}
-	if b.traces.moon != nil {
-		all = append(all, wide(b.traces), scenario{on: b.traces.moon, ranks: 8, slots: 10, pool: poolOfRank * 8},
-			closed(b.traces.azure200, 8), closed(b.traces.azure200, 16))
+	if b.Traces.Mooncake != nil {
+		all = append(all, wide(b.Traces), scenario{on: b.Traces.Mooncake, ranks: 8, slots: 10, pool: poolOfRank * 8},
+			closed(b.Traces.Azure200, 8), closed(b.Traces.Azure200, 16))
 	}
-	for _, s := range b.traces.drawn {
+	for _, s := range b.Traces.Drawn {
 		all = append(all, closed(s, 8))
 	}
-	if b.traces.code != nil {
-		all = append(all, closed(b.traces.code, 64))
+	if b.Traces.Code != nil {
+		all = append(all, closed(b.Traces.Code, 64))
 	}
 	return all
 }
@@ -56,12 +45,12 @@ func (b *book) closedLoops() []scenario {
 // openLoops are all open loops that are judged.
 func (b *book) openLoops() []scenario {
 	var all []scenario
-	for _, s := range slices.Concat(b.traces.real, b.traces.drawn) {
+	for _, s := range slices.Concat(b.Traces.Real, b.Traces.Drawn) {
 		for _, rho := range rhos {
 			all = append(all, open(s, 8, rho))
 		}
 	}
-	for _, s := range b.traces.real {
+	for _, s := range b.Traces.Real {
 		all = append(all, open(s, 32, 0.8))
 	}
 	return all
@@ -76,11 +65,11 @@ func (b *book) shortestQueueLoses() string {
 			continue
 		}
 		most := 0.75
-		if sc.on == b.traces.moon {
+		if sc.on == b.Traces.Mooncake {
 			most = 0.35
 		}
 		x := o.Ratio("br0", "jsq", report.Imbalance)
-		t.Add(sc.String(), page.Ratio(x), page.Ratio(most), verdict(x <= most))
+		t.Add(sc.String(), page.Ratio(x), page.Ratio(most), policytables.Verdict(x <= most))
 	}
 	return "**1. BR-0 has at most 0.75 of the imbalance of the shortest queue, 0.35 on Mooncake.** (Paper: 0.24 and 0.52.)\n\n" + t.String()
 }
@@ -97,22 +86,22 @@ func (b *book) lookingAheadHelps() string {
 		x := o.Ratio("brh:predictor=oracle", "br0", report.Imbalance)
 		t.Add(sc.String(), page.Ratio(x), idle.Show(o.Of("br0", idle.Metric)), idle.Show(o.Of("brh:predictor=oracle", idle.Metric)), judge(x))
 	}
-	below := func(x float64) string { return verdict(x < 1) }
+	below := func(x float64) string { return policytables.Verdict(x < 1) }
 	only := func(float64) string { return reported }
 	var scenarios []scenario
 	judges := map[scenario]func(float64) string{}
-	for _, s := range b.traces.real {
+	for _, s := range b.Traces.Real {
 		scenarios = append(scenarios, closed(s, 8), closed(s, 64))
 		judges[closed(s, 8)], judges[closed(s, 64)] = only, below
 	}
-	if b.traces.moon != nil {
-		eight := closed(b.traces.moon, 8)
+	if b.Traces.Mooncake != nil {
+		eight := closed(b.Traces.Mooncake, 8)
 		judges[eight] = func(x float64) string { return fmt.Sprintf("%s (no gain expected: 1.03 ± 0.1)", reported) }
-		for _, sc := range []scenario{closed(b.traces.azure200, 16), wide(b.traces)} {
+		for _, sc := range []scenario{closed(b.Traces.Azure200, 16), wide(b.Traces)} {
 			scenarios = append(scenarios, sc)
 			judges[sc] = below
 		}
-		short := closed(b.traces.code, 8)
+		short := closed(b.Traces.Code, 8)
 		scenarios = append(scenarios, short)
 		judges[short] = only
 	}
@@ -128,7 +117,7 @@ func (b *book) lookingAheadHelps() string {
 func (b *book) imbalanceGrows() string {
 	sizes := b.sizes()
 	t := page.Markdown{Head: []string{"trace", "ranks", "grows least", "grows most", "verdict"}, Text: 2}
-	for _, s := range b.traces.real {
+	for _, s := range b.Traces.Real {
 		var fits []int
 		for _, g := range sizes {
 			if b.at(closed(s, g), foreseeing...).Refused == "" {
@@ -147,8 +136,8 @@ func (b *book) imbalanceGrows() string {
 		}
 		byGrowth := func(p, q string) int { return cmp.Compare(growth(p), growth(q)) }
 		least, most := slices.MinFunc(foreseeing, byGrowth), slices.MaxFunc(foreseeing, byGrowth)
-		t.Add(s.name, fmt.Sprintf("%d to %d", few, many), fmt.Sprintf("%.2f times, `%s`", growth(least), least),
-			fmt.Sprintf("%.2f times, `%s`", growth(most), most), verdict(growth(least) > 1))
+		t.Add(s.Name, fmt.Sprintf("%d to %d", few, many), fmt.Sprintf("%.2f times, `%s`", growth(least), least),
+			fmt.Sprintf("%.2f times, `%s`", growth(most), most), policytables.Verdict(growth(least) > 1))
 	}
 	return "**3a. Imbalance grows faster than the number of ranks**: a rank's share of it is larger with many ranks than with few, under every policy. (Paper: JSQ 2.3 times, BR-0 5.5, from 4 " +
 		"to 16 ranks.)\n\n" + t.String()
@@ -160,7 +149,7 @@ const pointsOfSweep = 1
 // weightsMatterLittle is the second half of line 3.
 func (b *book) weightsMatterLittle() string {
 	t := page.Markdown{Head: []string{"closed loop", "idle over the sweep, %", "points", "tokens/s over the sweep", "idle, `jsq-kv`, %", "verdict"}, Text: 1}
-	for _, s := range b.traces.real {
+	for _, s := range b.Traces.Real {
 		for _, g := range b.sweepSizes() {
 			sc := closed(s, g)
 			o := b.at(sc, append(sweep(), baseline)...)
@@ -176,7 +165,7 @@ func (b *book) weightsMatterLittle() string {
 			}
 			points := page.Rounded(idle.Shown(hi)-idle.Shown(lo), idle.Digits)
 			t.Add(sc.String(), idle.Alone(lo)+" to "+idle.Alone(hi), fmt.Sprintf("%.*f", idle.Digits, points), throughput.Alone(slow)+" to "+throughput.Alone(fast),
-				idle.Show(o.Of(baseline, idle.Metric)), verdict(points < pointsOfSweep))
+				idle.Show(o.Of(baseline, idle.Metric)), policytables.Verdict(points < pointsOfSweep))
 		}
 	}
 	return "**3b. beta from 8 to 96 and gamma from 0.5 to 1 move idle time by little**: by less than one point.\n\n" + t.String()
@@ -234,8 +223,8 @@ func (b *book) defaultHolds() string {
 	for _, sc := range slices.Concat(b.closedLoops(), b.openLoops()) {
 		add(sc, 0)
 	}
-	if b.traces.moon != nil {
-		sc := wide(b.traces)
+	if b.Traces.Mooncake != nil {
+		sc := wide(b.Traces)
 		guard := b.guardOf(sc)
 		add(sc, guard)
 	}
@@ -272,9 +261,9 @@ func (j *judged) faults() string {
 		found = append(found, "waits too long")
 	}
 	if found == nil {
-		return pass
+		return policytables.Pass
 	}
-	return verdict(false) + ": " + strings.Join(found, "; ")
+	return policytables.Verdict(false) + ": " + strings.Join(found, "; ")
 }
 
 // above is to idle by more than a deviation.
@@ -292,5 +281,5 @@ const (
 // waitBound is how long a request may wait at most, in ms, where KV is plenty.
 func (j *judged) waitBound() report.Value {
 	guard := max(j.guardMs, guardWaits*j.o.Of(j.ours, report.WaitMean).Mean)
-	return report.Value{Mean: guard + j.sc.on.mean*j.o.Of(j.ours, report.StepMean).Mean}
+	return report.Value{Mean: guard + j.sc.on.MeanOutput*j.o.Of(j.ours, report.StepMean).Mean}
 }

@@ -9,10 +9,11 @@ import (
 
 	"evenkeel/bench/lab/report"
 	"evenkeel/bench/tools/page"
+	"evenkeel/bench/tools/policytables"
 )
 
 func TestFaultsOfTheDefault(t *testing.T) {
-	on := &source{name: "t", mean: 100}
+	on := &policytables.Source{Name: "t", MeanOutput: 100}
 	shared := func(idle, sd, imbalance, wait float64) report.Metrics {
 		return report.Metrics{
 			report.IdleShare: {Mean: idle, SD: sd}, report.Imbalance: {Mean: imbalance},
@@ -26,11 +27,11 @@ func TestFaultsOfTheDefault(t *testing.T) {
 		kv, br, bh report.Metrics
 		want       string
 	}{
-		{"better everywhere", closed(on, 64), shared(0.05, 0, 10, 36_499), shared(0.1, 0, 30, 0), shared(0.06, 0, 20, 0), shared(0.06, 0, 20, 0), pass},
-		{"within a deviation of its own", closed(on, 8), shared(0.065, 0.005, 10, 0), shared(0.1, 0, 30, 0), shared(0.06, 0, 20, 0), shared(0.06, 0.001, 20, 0), pass},
+		{"better everywhere", closed(on, 64), shared(0.05, 0, 10, 36_499), shared(0.1, 0, 30, 0), shared(0.06, 0, 20, 0), shared(0.06, 0, 20, 0), policytables.Pass},
+		{"within a deviation of its own", closed(on, 8), shared(0.065, 0.005, 10, 0), shared(0.1, 0, 30, 0), shared(0.06, 0, 20, 0), shared(0.06, 0.001, 20, 0), policytables.Pass},
 		{"above one rival", closed(on, 8), shared(0.065, 0.001, 10, 0), shared(0.1, 0, 30, 0), shared(0.06, 0, 20, 0), shared(0.07, 0, 20, 0), "**does not reproduce**: idles above `br0`"},
 		{"not enough below the baseline in a closed loop", closed(on, 8), shared(0.08, 0, 10, 0), shared(0.1, 0, 30, 0), shared(0.09, 0, 20, 0), shared(0.09, 0, 20, 0), "**does not reproduce**: idle 0.80 of `jsq-kv`"},
-		{"which an open one does not ask for", open(on, 8, 0.7), shared(0.08, 0, 10, 0), shared(0.1, 0, 30, 0), shared(0.09, 0, 20, 0), shared(0.09, 0, 20, 0), pass},
+		{"which an open one does not ask for", open(on, 8, 0.7), shared(0.08, 0, 10, 0), shared(0.1, 0, 30, 0), shared(0.09, 0, 20, 0), shared(0.09, 0, 20, 0), policytables.Pass},
 		{"above the baseline in an open loop", open(on, 8, 0.7), shared(0.12, 0.01, 10, 0), shared(0.1, 0.01, 30, 0), shared(0.2, 0, 20, 0), shared(0.2, 0, 20, 0), "**does not reproduce**: idles above `jsq-kv`"},
 		{"many ranks ask for more", closed(on, 64), shared(0.05, 0, 16, 0), shared(0.1, 0, 30, 0), shared(0.06, 0, 20, 0), shared(0.06, 0, 40, 0), "**does not reproduce**: imbalance 0.80 of `br0`"},
 		{"30 s and 100 steps of 60 ms is the longest wait", closed(on, 8), shared(0.05, 0, 1, 36_501), shared(0.1, 0, 3, 0), shared(0.06, 0, 2, 0), shared(0.06, 0, 2, 0), "**does not reproduce**: waits too long"},
@@ -47,8 +48,8 @@ func TestFaultsOfTheDefault(t *testing.T) {
 // judging is a book of one trace whose simulations are done.
 func judging(t *testing.T, gave func(sc scenario, policy string) report.Metrics) *book {
 	t.Helper()
-	on := &source{name: "t"}
-	b := &book{traces: &bookSources{real: []*source{on}}, Runs: page.Runs{Done: map[string]*page.Outcome{}}}
+	on := &policytables.Source{Name: "t"}
+	b := &book{&policytables.Book{Traces: &policytables.Traces{Real: []*policytables.Source{on}}, Runs: page.Runs{Done: map[string]*page.Outcome{}}}}
 	for _, g := range b.sizes() {
 		sc := closed(on, g)
 		o := &page.Outcome{Metrics: map[string]report.Metrics{}}

@@ -11,96 +11,26 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"evenkeel/bench/lab/trace"
-	"evenkeel/bench/tools/page"
+	"evenkeel/bench/tools/policytables"
+	"evenkeel/bench/tools/policytables/tabletest"
 	"evenkeel/dispatcher/policy"
 	"evenkeel/internal/race"
 )
 
-func written(t *testing.T, name, text string) string {
-	t.Helper()
-	path := filepath.Join(t.TempDir(), name)
-	require.NoError(t, os.WriteFile(path, []byte(text), 0o644))
-	return path
-}
-
-func text(t *testing.T, path string) string {
-	t.Helper()
-	b, err := os.ReadFile(path)
-	require.NoError(t, err)
-	return string(b)
-}
-
-func TestWhereTablesGo(t *testing.T) {
-	for _, c := range []struct {
-		name string
-		args []string
-		want options
-	}{
-		{"our traces fill our document", nil, options{tier: "decode", out: document}},
-		{"a quick run does not", []string{"--quick"}, options{tier: "decode", out: scratch, quick: true, traces: []string{}}},
-		{"nor do a user's traces", []string{"a.csv", "b.jsonl"}, options{tier: "decode", out: scratch, traces: []string{"a.csv", "b.jsonl"}}},
-		{"unless that is said", []string{"--quick", "--out", "x.md", "a.csv"}, options{tier: "decode", out: "x.md", quick: true, traces: []string{"a.csv"}}},
-		{"the other tier's go to its own", []string{"--tier", "prefill"}, options{tier: "prefill", out: prefillDocument, traces: []string{}}},
-		{"some tables", []string{"--only", "open,claims"}, options{tier: "decode", out: document, only: []string{"open", "claims"}, traces: []string{}}},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			got, err := parse(c.args, io.Discard)
-			require.NoError(t, err)
-			require.Equal(t, c.want, got)
-		})
-	}
-	var says bytes.Buffer
-	_, err := parse([]string{"--only", "opened"}, &says)
-	require.ErrorContains(t, err, "--only opened: there are closed, scaling")
-	require.Contains(t, says.String(), "there are closed")
-}
-
 // small makes a book of runs that take no time and show nothing but their shape.
-func small(t *testing.T, o options) (*book, *bytes.Buffer) {
+func small(t *testing.T, files ...string) (*book, *bytes.Buffer) {
 	t.Helper()
-	var says bytes.Buffer
-	o.quick = true
-	b, err := newBook(t.Context(), o, &says)
-	require.NoError(t, err)
-	b.most = 600
-	return b, &says
+	b, says := tabletest.Small(t, 600, files...)
+	return program.Book(b), says
 }
 
-// parts cuts a document into text and blocks.
-func parts(t *testing.T, doc string, blocks []page.Block[*book]) (prose string, tables map[string]string) {
-	t.Helper()
-	tables = map[string]string{}
-	for _, name := range page.Names(blocks) {
-		o := options{}
-		if strings.HasPrefix(name, "prefill-") {
-			o.tier = "prefill"
-		}
-		opening, closing := page.Markers(name, o.target())
-		before, rest, found := strings.Cut(doc, opening)
-		inside, after, closed := strings.Cut(rest, closing)
-		require.True(t, found && closed, "the document has no place for %s", name)
-		doc, tables[name] = before+after, inside
-	}
-	return doc, tables
-}
-
-func TestADocumentIsFilledAndItsTextKept(t *testing.T) {
+func TestAPageIsFilledAndItsTextKept(t *testing.T) {
 	race.Alone(t)
-	ours := text(t, filepath.Join("..", "..", "..", document))
-	path := written(t, "decode-policies.md", ours)
-	b, says := small(t, options{})
-	require.NoError(t, b.fill(path, nil))
+	b, says := small(t)
+	tables := tabletest.FillPage(t, program, b.Book)
 	require.Contains(t, says.String(), "azure, 8 x 16, closed: ")
-	filled := text(t, path)
-	prose, tables := parts(t, filled, blocks)
-	was, _ := parts(t, ours, blocks)
-	require.Equal(t, was, prose)
 
 	for name, body := range tables {
-		require.True(t, strings.HasPrefix(body, "`go run ./bench/claims/decode-policies --only "+name+" --quick`\n"), name)
-		require.NotContains(t, body, "NaN", name)
-		require.NotContains(t, body, "Inf", name)
 		rows := 0
 		for tab := range strings.SplitSeq(body, "\n\n") {
 			if !strings.HasPrefix(tab, "| ") {
@@ -116,6 +46,7 @@ func TestADocumentIsFilledAndItsTextKept(t *testing.T) {
 		}
 		require.Positive(t, rows, name)
 	}
+	require.Contains(t, tables["predictors"], "trained on the first 900 requests, scored on the 300 after them")
 	for _, item := range []string{"**1.", "**2.", "**3a.", "**3b.", "**4.", "**5."} {
 		require.Contains(t, tables["claims"], item)
 	}
@@ -128,7 +59,7 @@ func TestADocumentIsFilledAndItsTextKept(t *testing.T) {
 func TestTheSameTablesAgain(t *testing.T) {
 	var made []string
 	for range 2 {
-		b, _ := small(t, options{})
+		b, _ := small(t)
 		text := b.shortAnswers()
 		require.NoError(t, b.Err())
 		made = append(made, text)
@@ -150,40 +81,19 @@ func TestOtherTraces(t *testing.T) {
 	require.NoError(t, os.WriteFile(long, []byte(csv.String()), 0o644))
 	require.NoError(t, os.WriteFile(short, []byte(lines.String()), 0o644))
 
-	out := filepath.Join(dir, "out.md")
-	b, _ := small(t, options{traces: []string{long, short}})
-	require.NoError(t, b.fill(out, nil))
-	_, tables := parts(t, text(t, out), blocks)
-	require.Contains(t, tables["closed"], "`go run ./bench/claims/decode-policies --only closed --quick "+long+" "+short+"`")
+	b, _ := small(t, long, short)
+	tables := tabletest.FillNew(t, program, b.Book)
 	require.Contains(t, tables["closed"], "long.csv, 8 x 16, closed")
 	require.Contains(t, tables["closed"], "Left out: 30 requests", "a trace too short for the fleet is no reason to show nothing")
 	require.Contains(t, tables["claims"], "| long.csv, 8 x 16, closed |")
 	for _, name := range []string{"drawn", "short", "reference"} {
 		require.Contains(t, tables[name], notAsked)
 	}
-
-	_, err := newBook(t.Context(), options{traces: []string{filepath.Join(dir, "none.csv")}}, io.Discard)
-	require.ErrorIs(t, err, os.ErrNotExist)
-}
-
-func TestTracesOfOneNameAreToldApart(t *testing.T) {
-	dir := t.TempDir()
-	var paths []string
-	for _, sub := range []string{"a", "b"} {
-		require.NoError(t, os.Mkdir(filepath.Join(dir, sub), 0o755))
-		path := filepath.Join(dir, sub, "t.csv")
-		require.NoError(t, os.WriteFile(path, []byte("0.0,5,5\n1.0,5,5\n"), 0o644))
-		paths = append(paths, path)
-	}
-	s, err := newSources(paths)
-	require.NoError(t, err)
-	require.Equal(t, "t.csv", s.real[0].name)
-	require.Equal(t, "t.csv (2)", s.real[1].name)
 }
 
 func TestAScenarioIsSimulatedOnce(t *testing.T) {
-	b, says := small(t, options{})
-	sc := closed(b.traces.code, 4)
+	b, says := small(t)
+	sc := closed(b.Traces.Code, 4)
 	b.at(sc, "jsq", "br0")
 	o := b.at(sc, "br0", "jsq-kv")
 	require.NoError(t, b.Err())
@@ -193,26 +103,24 @@ func TestAScenarioIsSimulatedOnce(t *testing.T) {
 }
 
 func TestCommandsAreOfTheScenario(t *testing.T) {
-	b, err := newBook(t.Context(), options{}, io.Discard)
+	full, err := policytables.NewBook(t.Context(), policytables.Options{}, program.Seeds, io.Discard)
 	require.NoError(t, err)
-	sc := closed(b.traces.moon, 64)
+	b := program.Book(full)
+	sc := closed(b.Traces.Mooncake, 64)
 	sc.pool, sc.capacity, sc.stale, sc.transfer = 128, 5000, 16, 4
 	require.Equal(t, "evenkeel simulate --trace bench/lab/trace/mooncake-conversation.jsonl.gz --workers 64 --slots 16 --pool 128 --capacity 5000 "+
 		"--stale 16 --transfer 4 --seeds 5 --policies jsq,br0:window=4,theta=0", b.command(sc, []string{"jsq", "br0:window=4,theta=0"}))
-	require.Equal(t, "evenkeel simulate --trace synth:code --workers 8 --slots 16 --load 0.9 --seeds 5 --policies jsq", b.command(open(b.traces.code, 8, 0.9), []string{"jsq"}))
-	require.Empty(t, b.command(closed(b.traces.azure200, 8), nil), "the command line has no such trace")
-	for _, s := range b.traces.real {
-		read, err := trace.Read(filepath.Join("..", "..", "..", s.flag), trace.Options{})
-		require.NoError(t, err)
-		require.Equal(t, s.from.Trace, read, "the command names the same trace")
-	}
+	require.Equal(t, "evenkeel simulate --trace synth:code --workers 8 --slots 16 --load 0.9 --seeds 5 --policies jsq", b.command(open(b.Traces.Code, 8, 0.9), []string{"jsq"}))
+	require.Empty(t, b.command(closed(b.Traces.Azure200, 8), nil), "the command line has no such trace")
 }
 
 // TestSettingsAreDocumented holds the table of docs/policies.md against the
 // policies: every key, its default and who takes it.
 func TestSettingsAreDocumented(t *testing.T) {
 	const policies = "docs/policies.md"
-	_, settings, there := strings.Cut(text(t, filepath.Join("..", "..", "..", policies)), "\n## Settings\n")
+	page, err := os.ReadFile(filepath.Join("..", "..", "..", policies))
+	require.NoError(t, err)
+	_, settings, there := strings.Cut(string(page), "\n## Settings\n")
 	require.True(t, there, policies)
 	settings, _, _ = strings.Cut(settings, "\n## ")
 	type entry struct{ key, value string }

@@ -6,6 +6,7 @@ import (
 	"evenkeel/bench/lab/fit"
 	"evenkeel/bench/lab/report"
 	"evenkeel/bench/tools/page"
+	"evenkeel/bench/tools/policytables"
 	"evenkeel/predictor"
 )
 
@@ -13,17 +14,17 @@ import (
 const fitHorizon = 80
 
 // holdOut scores every kind of predictor on the last quarter of a trace.
-func (b *book) holdOut(on *source) string {
-	t := on.from.Trace
+func (b *book) holdOut(on *policytables.Source) string {
+	t := on.From.Trace
 	requests := t.Requests
-	if b.most > 0 {
-		requests = requests[:min(len(requests), 2*b.most)]
+	if b.Most > 0 {
+		requests = requests[:min(len(requests), 2*b.Most)]
 	}
 	samples := fit.Samples(requests)
-	fmt.Fprintf(b.Progress, "%s: fitting predictors\n", on.name)
+	fmt.Fprintf(b.Progress, "%s: fitting predictors\n", on.Name)
 	f, err := predictor.Train(predictor.Auto, samples, predictor.Options{Horizon: fitHorizon})
 	if err != nil {
-		return fmt.Sprintf("**%s**\n\nLeft out: %s.\n", on.name, err)
+		return fmt.Sprintf("**%s**\n\nLeft out: %s.\n", on.Name, err)
 	}
 	tab := page.Markdown{Head: []string{"kind", "AUC", "Brier", "conditional MAE, tokens"}}
 	for _, c := range f.Compared {
@@ -35,10 +36,10 @@ func (b *book) holdOut(on *source) string {
 	}
 	base := f.Holdout.Base
 	tab.Add("base rate", figure(base.AUC, 3), figure(base.Brier, 4), figure(base.ConditionalMAE, 1))
-	text := fmt.Sprintf("**%s, horizon %d: trained on the first %s requests, scored on the %s after them, %s rows**\n\n%s", on.name, fitHorizon,
-		report.Grouped(float64(f.Outputs.Len()), 0), report.Grouped(float64(len(samples)-f.Outputs.Len()), 0), report.Grouped(float64(base.Rows), 0), &tab)
-	if !b.opts.quick {
-		text += fmt.Sprintf("\n```\nevenkeel fit --trace %s --horizon %d --out fit.json\n```\n", on.flag, fitHorizon)
+	text := fmt.Sprintf("**%s, horizon %d: trained on the first %s requests, scored on the %s after them, %s rows**\n\n%s", on.Name, fitHorizon,
+		report.Grouped(float64(len(samples)-f.Holdout.Requests), 0), report.Grouped(float64(f.Holdout.Requests), 0), report.Grouped(float64(base.Rows), 0), &tab)
+	if !b.Quick {
+		text += fmt.Sprintf("\n```\nevenkeel fit --trace %s --horizon %d --out fit.json\n```\n", on.Flag, fitHorizon)
 	}
 	return text
 }

@@ -8,6 +8,7 @@ import (
 
 	"evenkeel/bench/lab/report"
 	"evenkeel/bench/tools/page"
+	"evenkeel/bench/tools/policytables"
 	"evenkeel/dispatcher/policy"
 )
 
@@ -23,31 +24,31 @@ var referenceRows = []string{
 // referenceRun is a scenario with the figures of an independent simulator of the
 // same model, one for each of referenceRows.
 type referenceRun struct {
-	at   func(*bookSources) scenario
+	at   func(*policytables.Traces) scenario
 	gave []figures
 }
 
 var referenceRuns = []referenceRun{
 	{
-		func(s *bookSources) scenario { return open(s.moon, 8, 0.7) },
+		func(s *policytables.Traces) scenario { return open(s.Mooncake, 8, 0.7) },
 		[]figures{{35.8, 932}, {20.9, 933}, {21.6, 933}, {32.4, 934}, {21.6, 933}, {21.2, 933}, {21.2, 933}},
 	},
 	{
-		func(s *bookSources) scenario { return open(s.moon, 8, 0.9) },
+		func(s *policytables.Traces) scenario { return open(s.Mooncake, 8, 0.9) },
 		[]figures{{33.8, 1073}, {31.1, 1087}, {32.1, 1092}, {17.1, 1202}, {17.2, 1198}, {17.3, 1197}, {16.8, 1199}},
 	},
 	{
-		func(s *bookSources) scenario {
-			return scenario{on: s.moon, ranks: 8, slots: 10, pool: poolOfRank * 8}
+		func(s *policytables.Traces) scenario {
+			return scenario{on: s.Mooncake, ranks: 8, slots: 10, pool: poolOfRank * 8}
 		},
 		[]figures{{38.0, 818}, {32.8, 830}, {37.1, 822}, {11.5, 949}, {14.3, 935}, {13.8, 937}, {13.4, 936}},
 	},
 	{
-		func(s *bookSources) scenario { return open(s.azure, 8, 0.9) },
+		func(s *policytables.Traces) scenario { return open(s.Azure, 8, 0.9) },
 		[]figures{{18.9, 1941}, {13.3, 1940}, {14.1, 1942}, {14.1, 1943}, {11.5, 1943}, {11.9, 1943}, {12.6, 1943}},
 	},
 	{
-		func(s *bookSources) scenario { return closed(s.azure200, 16) },
+		func(s *policytables.Traces) scenario { return closed(s.Azure200, 16) },
 		[]figures{{10.1, 4301}, {10.0, 4301}, {10.5, 4299}, {7.0, 4312}, {7.0, 4312}, {6.4, 4314}, {5.6, 4317}},
 	},
 	{
@@ -58,8 +59,8 @@ var referenceRuns = []referenceRun{
 
 // wide is a group of 64 with the reference's pool, half as long as ours is for
 // fewer ranks.
-func wide(s *bookSources) scenario {
-	return scenario{on: s.moon, ranks: 64, slots: slotsOfRank, pool: 2 * 64}
+func wide(s *policytables.Traces) scenario {
+	return scenario{on: s.Mooncake, ranks: 64, slots: slotsOfRank, pool: 2 * 64}
 }
 
 // referenceGuard is from which wait on the reference serves an entry first, in
@@ -98,14 +99,14 @@ func (b *book) guardOf(sc scenario) int {
 }
 
 func (b *book) reference() string {
-	if b.traces.moon == nil {
+	if b.Traces.Mooncake == nil {
 		return notAsked
 	}
 	return page.Joined(referenceRuns, b.besideReference)
 }
 
 func (b *book) besideReference(r referenceRun) string {
-	sc := r.at(b.traces)
+	sc := r.at(b.Traces)
 	guard := b.guardOf(sc)
 	policies := make([]string, len(referenceRows))
 	for i, p := range referenceRows {
@@ -113,7 +114,7 @@ func (b *book) besideReference(r referenceRun) string {
 	}
 	o := b.at(sc, policies...)
 	if o.Refused != "" {
-		return leftOut(sc, o.Refused)
+		return policytables.LeftOut(sc, o.Refused)
 	}
 	show := func(c page.Column) page.Cells[int] {
 		return page.Cells[int]{Title: c.Title, Of: func(i int) string { return c.Show(o.Of(policies[i], c.Metric)) }}

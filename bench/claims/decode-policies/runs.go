@@ -7,12 +7,13 @@ import (
 	"evenkeel/bench/lab/report"
 	"evenkeel/bench/sim/decode"
 	"evenkeel/bench/tools/page"
+	"evenkeel/bench/tools/policytables"
 	"evenkeel/dispatcher/board"
 )
 
 // scenario is a load on a fleet.
 type scenario struct {
-	on           *source
+	on           *policytables.Source
 	ranks, slots int
 	rho          float64 // open loop; 0: closed
 	pool         int     // closed loop: requests beyond the slots
@@ -22,11 +23,11 @@ type scenario struct {
 }
 
 // closed is the closed loop that evenkeel simulate has by default.
-func closed(on *source, ranks int) scenario {
+func closed(on *policytables.Source, ranks int) scenario {
 	return scenario{on: on, ranks: ranks, slots: slotsOfRank, pool: poolOfRank * ranks}
 }
 
-func open(on *source, ranks int, rho float64) scenario {
+func open(on *policytables.Source, ranks int, rho float64) scenario {
 	return scenario{on: on, ranks: ranks, slots: slotsOfRank, rho: rho}
 }
 
@@ -50,7 +51,7 @@ func (sc scenario) load() string {
 }
 
 func (sc scenario) String() string {
-	s := report.Words{Text: fmt.Sprintf("%s, %s, %s", sc.on.name, sc.size(), sc.load()), Before: ", "}
+	s := report.Words{Text: fmt.Sprintf("%s, %s, %s", sc.on.Name, sc.size(), sc.load()), Before: ", "}
 	s.Add(sc.capacity > 0, "%s KV tokens a rank", report.Grouped(float64(sc.capacity), 0))
 	s.Add(sc.stale > 0 || sc.transfer > 0, "seen %d steps late, transfer %d", sc.stale, sc.transfer)
 	return s.Text
@@ -59,11 +60,11 @@ func (sc scenario) String() string {
 // command simulates the scenario by itself; empty where the command line knows no
 // such trace.
 func (b *book) command(sc scenario, policies []string) string {
-	if sc.on.flag == "" {
+	if sc.on.Flag == "" {
 		return ""
 	}
 	requests := b.requests(sc.on)
-	line := report.Words{Text: fmt.Sprintf("evenkeel simulate --trace %s --workers %d --slots %d", sc.on.flag, sc.ranks, sc.slots), Before: " "}
+	line := report.Words{Text: fmt.Sprintf("evenkeel simulate --trace %s --workers %d --slots %d", sc.on.Flag, sc.ranks, sc.slots), Before: " "}
 	line.Add(sc.rho > 0, "--load %g", sc.rho)
 	line.Add(sc.rho == 0 && sc.pool != poolOfRank*sc.ranks, "--pool %d", sc.pool)
 	line.Add(sc.capacity > 0, "--capacity %d", sc.capacity)
@@ -78,7 +79,7 @@ func (b *book) command(sc scenario, policies []string) string {
 func (b *book) at(sc scenario, policies ...string) *page.Outcome {
 	return b.In(sc, policies, func(o *page.Outcome, lacking []string) error {
 		plan := decode.Plan{
-			Policies: lacking, Source: sc.on.from, Requests: b.requests(sc.on), Seeds: b.Seeds,
+			Policies: lacking, Source: sc.on.From, Requests: b.requests(sc.on), Seeds: b.Seeds,
 			Fleet: decode.Uniform(sc.ranks, sc.slots, sc.capacity), Load: decode.Load{Rho: sc.rho, Pool: sc.pool}, Window: board.DefaultWindow,
 		}
 		plan.Fleet.Stale, plan.Fleet.Transfer = sc.stale, sc.transfer
