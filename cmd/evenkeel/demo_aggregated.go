@@ -37,7 +37,7 @@ const (
 	aggregatedPolicies = "rr,jsq-kv," + delayer + ",evenkeel"
 )
 
-// fullAggregated are aggregated engines at full scale: about the middle of the ranges from which `make rounds`
+// fullAggregated are aggregated engines at full scale: about the middle of the ranges from which `make claim NAME=rounds`
 // draws its loads, which is the geometric mean where it draws logarithms.
 var fullAggregated = report.StepModel{
 	C0: 25 * time.Millisecond, C1: 80 * time.Nanosecond,
@@ -178,9 +178,9 @@ func (c *demoCmd) prefillFact() string {
 func (c *demoCmd) engineNotes() []string {
 	m := fullAggregated
 	return []string{
-		fmt.Sprintf("Engine time is scaled down. At full scale a step takes %s + %s per KV token of the fullest rank, %s per prompt token of the slowest rank, %s per prompt token of a rank in the mean, and %s if any rank computes a prompt: about the middle of the ranges from which `make rounds` draws its loads. The defaults here are %d times as fast, and so are the time of tokenizers (up to %s here) and max_hold (%g s here). The time of HTTP and of the proxy is not scaled.",
+		fmt.Sprintf("Engine time is scaled down. At full scale a step takes %s + %s per KV token of the fullest rank, %s per prompt token of the slowest rank, %s per prompt token of a rank in the mean, and %s if any rank computes a prompt: about the middle of the ranges from which `make claim NAME=rounds` draws its loads. The defaults here are %d times as fast, and so are the time of tokenizers (up to %s here) and max_hold (%g s here). The time of HTTP and of the proxy is not scaled.",
 			millis(m.C0), micros(m.C1), micros(m.Own), micros(m.Shared), millis(m.Prefill), aggregatedFactor, millis(c.Jitter), c.MaxHold.Seconds()),
-		fmt.Sprintf("These ranks have %d slots, because they share a laptop's cores with the proxy and the load; the ranges of `make rounds` go from 16 to 64. With more slots more prompts come in a step. They have no prefix cache.", c.Slots),
+		fmt.Sprintf("These ranks have %d slots, because they share a laptop's cores with the proxy and the load; the ranges of `make claim NAME=rounds` go from 16 to 64. With more slots more prompts come in a step. They have no prefix cache.", c.Slots),
 		fmt.Sprintf("Balanced means: each step has the same KV tokens and the same prompt tokens, equally many on each rank. It does not mean fewer steps with a prefill. delayer is jsq-kv with engines that begin no prompt for up to %d steps, until each rank has one.", delayerSteps),
 	}
 }

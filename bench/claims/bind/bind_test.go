@@ -143,7 +143,7 @@ func TestFiguresAreDrawnOfWhatThereIs(t *testing.T) {
 	require.NoError(t, o.run(context.Background(), io.Discard, io.Discard))
 	text, err := os.ReadFile(o.out)
 	require.NoError(t, err)
-	opening, closing := page.Markers("bind", "bind")
+	opening, closing := page.Markers("bind", "claim NAME=bind")
 	require.Contains(t, string(text), opening+"All of the")
 	require.Contains(t, string(text), closing)
 	kept, err := os.ReadFile(filepath.Join("..", "..", "..", "docs", "results", "bind.csv"))

@@ -28,13 +28,13 @@ type options struct {
 }
 
 func main() {
-	testbed.Main("bind", func(ctx context.Context, args []string, out io.Writer) error {
+	testbed.Main("bind", testbed.Page(func(ctx context.Context, args []string, out io.Writer) error {
 		o, err := parse(args)
 		if err != nil {
 			return err
 		}
 		return o.run(ctx, out, os.Stderr)
-	})
+	}, []string{"-samples", "bench/out/bind.jsonl", "-out", "docs/results/bind.md"}))
 }
 
 func parse(args []string) (o options, err error) {
@@ -158,7 +158,7 @@ func (b *book) write(out io.Writer) error {
 			return err
 		}
 	}
-	if err := page.Write(b.out, "bind", "bind", "What was asked, and what came out", b.found()); err != nil {
+	if err := page.Write(b.out, "claim NAME=bind", "bind", "What was asked, and what came out", b.found()); err != nil {
 		return err
 	}
 	return report.Replace(strings.TrimSuffix(b.out, ".md")+".csv", b.csv())

@@ -2,7 +2,7 @@
 // writes down what the live page says: after how many seconds, in which words, and how it looks. What is staged was
 // listed before the page was looked at, half of it by somebody who did not know the page (outage.by).
 //
-//	go run ./bench/claims/outages                # make outages
+//	go run ./bench/claims/outages                # make claim NAME=outages
 //	go run ./bench/claims/outages -only 3,7 -out "" -pictures out/outages
 package main
 
@@ -75,7 +75,7 @@ func run(ctx context.Context, args []string, out io.Writer) (err error) {
 	if o.out == "" {
 		return nil
 	}
-	return page.Write(o.out, "outages", "outages", "Outages", table)
+	return page.Write(o.out, "claim NAME=outages", "outages", "Outages", table)
 }
 
 // choose are the outages of a list of numbers.

@@ -14,7 +14,9 @@ import (
 	"evenkeel/bench/rigs/testbed"
 )
 
-func main() { testbed.Main("barrier", play) }
+func main() {
+	testbed.Main("real-barrier", testbed.Page(play, []string{"-out", "docs/results/real-barrier.md"}))
+}
 
 // options are the command line's.
 type options struct {
@@ -45,7 +47,7 @@ func play(ctx context.Context, args []string, out io.Writer) (err error) {
 		return err
 	}
 	fitted := fitLaw(rows)
-	tables := ranks.Tables{Out: out, Target: "real-barrier"}
+	tables := ranks.Tables{Out: out, Target: "claim NAME=real-barrier"}
 	tables.Show("law", "The law of the step", func(out io.Writer) { writeLaw(out, rows, fitted) })
 	all, err := w.rounds(ctx, strings.Split(o.policies, ","))
 	if err != nil {

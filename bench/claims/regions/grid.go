@@ -137,7 +137,7 @@ func (b *book) grid() string {
 		}
 		rows = append(rows, append(row, verdict(inTheMedian.met(medians[0], medians[1]))+", "+verdict(atWorst.met(worsts[0], worsts[1]))))
 	}
-	return fmt.Sprintf("`make reproduce-geo`, `%s`, %d cells, %d seeds. Wanted: in the median %s, at worst %s\n\n", gridScenario, len(all), b.Seeds, inTheMedian, atWorst) +
+	return fmt.Sprintf("`make claim NAME=regions`, `%s`, %d cells, %d seeds. Wanted: in the median %s, at worst %s\n\n", gridScenario, len(all), b.Seeds, inTheMedian, atWorst) +
 		table("`finish` against | mean TTFT, median | mean TTFT, worst | tokens/s, median | tokens/s, worst | in the median, at worst", rows) + "\n" + b.axes(all, seeds)
 }
 

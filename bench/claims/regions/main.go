@@ -40,7 +40,7 @@ var blocks = []page.Block[*book]{
 }
 
 // makes is what `make` calls the tables.
-const makes = "reproduce-geo"
+const makes = "claim NAME=regions"
 
 func run(ctx context.Context, path string, seeds int, only string) error {
 	if seeds < 1 {

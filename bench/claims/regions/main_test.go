@@ -25,7 +25,7 @@ func TestTheDocumentHasAPlaceForEveryTable(t *testing.T) {
 
 func TestRunWritesWhatItIsAskedFor(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "geo.md")
-	page := "<!-- geo-faults: written by `make reproduce-geo` -->\n<!-- end of geo-faults -->\n"
+	page := "<!-- geo-faults: written by `make claim NAME=regions` -->\n<!-- end of geo-faults -->\n"
 	require.NoError(t, os.WriteFile(path, []byte(page), 0o600))
 	require.ErrorContains(t, run(t.Context(), path, 1, "no-table"), "-only no-table: there are geo-default")
 	require.ErrorContains(t, run(t.Context(), path, 0, ""), "-seeds 0")

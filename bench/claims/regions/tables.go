@@ -218,7 +218,7 @@ func (b *book) claims() string {
 	add("C10", "ours: the peer's wait and the round trip belong into the cost",
 		"without the wait TTFT ≥ 2 times on skew and diurnal; without the round trip ≥ 1.01 times on multi-turn",
 		fmt.Sprintf("without wait %s, without RTT %s", noWait, noRTT), noWait.least() >= 2 && noRTT.least() >= 1.01)
-	return fmt.Sprintf("`make reproduce-geo`, %d seeds\n\n", b.Seeds) + table("claim | source | in shape if | measured | verdict", rows)
+	return fmt.Sprintf("`make claim NAME=regions`, %d seeds\n\n", b.Seeds) + table("claim | source | in shape if | measured | verdict", rows)
 }
 
 // extremes are the least and the most mean TTFT of these arms.

@@ -50,14 +50,17 @@ type options struct {
 }
 
 func main() {
-	testbed.Main("regret", func(ctx context.Context, args []string, out io.Writer) error {
+	testbed.Main("regret", testbed.Page(func(ctx context.Context, args []string, out io.Writer) error {
 		o, err := parse(args)
 		if err != nil {
 			return err
 		}
 		return o.run(ctx, out)
-	})
+	}, []string{"-out", document}, []string{"-ahead", "-loads", "48", "-out", document},
+		[]string{"-loads", "25", "-auto", "auto:br0,evenkeel,evenkeel:hold=0", "-out", document}))
 }
+
+const document = "docs/results/regret.md"
 
 func parse(args []string) (o options, err error) {
 	f := flag.NewFlagSet("regret", flag.ContinueOnError)
@@ -111,7 +114,7 @@ func (o options) run(ctx context.Context, out io.Writer) error {
 			_, said := fmt.Fprintln(out, table)
 			return errors.Join(err, said)
 		}
-		return page.Write(o.out, "regret", "ahead", "Sending ahead", table)
+		return page.Write(o.out, "claim NAME=regret", "ahead", "Sending ahead", table)
 	}
 	t := &trials{known: map[share][]float64{}, seed: o.seed, drawn: o.loads, policies: slices.Concat(set, beside, o.with), shifts: shifts}
 	if o.auto != "" {
@@ -145,7 +148,7 @@ func (o options) run(ctx context.Context, out io.Writer) error {
 		}
 	}
 	if o.out != "" && o.auto != "" {
-		return page.Write(o.out, "regret", "auto", "The twin's choice", t.autoTable())
+		return page.Write(o.out, "claim NAME=regret", "auto", "The twin's choice", t.autoTable())
 	}
 	if o.out != "" {
 		return t.write(o.out)
@@ -205,7 +208,7 @@ func (t *trials) write(path string) error {
 	if err := report.Replace(filepath.Join(pictures, "regret.svg"), picture); err != nil {
 		return err
 	}
-	return page.Write(path, "regret", "regret", "Policies on random loads", t.tables())
+	return page.Write(path, "claim NAME=regret", "regret", "Policies on random loads", t.tables())
 }
 
 // raw writes what each policy made of each load.

@@ -28,13 +28,13 @@ type options struct {
 }
 
 func main() {
-	testbed.Main("rounds", func(ctx context.Context, args []string, out io.Writer) error {
+	testbed.Main("rounds", testbed.Page(func(ctx context.Context, args []string, out io.Writer) error {
 		o, err := parse(args)
 		if err != nil {
 			return err
 		}
 		return o.run(ctx, out)
-	})
+	}, []string{"-out", "docs/results/rounds.md"}))
 }
 
 func parse(args []string) (o options, err error) {
@@ -75,7 +75,7 @@ func (o *options) run(ctx context.Context, out io.Writer) error {
 		_, err := fmt.Fprintln(out, o.tables(all))
 		return err
 	}
-	return page.Fill(o.out, "rounds", book(all), []page.Block[book]{{Name: "rounds", Title: "Prompts in rounds", Tables: func(b book) string { return o.tables(b) }}})
+	return page.Fill(o.out, "claim NAME=rounds", book(all), []page.Block[book]{{Name: "rounds", Title: "Prompts in rounds", Tables: func(b book) string { return o.tables(b) }}})
 }
 
 type book []*trials

@@ -19,7 +19,7 @@ const (
 
 var mixedPolicies = [2]string{"rr", "evenkeel"}
 
-// mixedScenes are loads drawn as for `make rounds`: the first ones with an open loop, with no more tokens than this machine carries,
+// mixedScenes are loads drawn as for `make claim NAME=rounds`: the first ones with an open loop, with no more tokens than this machine carries,
 // and without chats, because which rank has the beginning of one would depend on the policy. Under both policies the simulated ranks keep
 // up, no answer takes longer than half the run, and there are steps without a prompt, or nobody could learn what these take.
 func (o options) mixedScenes(ctx context.Context) (list []scene, err error) {

@@ -50,7 +50,7 @@ type options struct {
 }
 
 func main() {
-	testbed.Main("twin", testbed.Judged(func(ctx context.Context, args []string, out io.Writer) (ok bool, err error) {
+	testbed.Main("twin", testbed.Page(testbed.Judged(func(ctx context.Context, args []string, out io.Writer) (ok bool, err error) {
 		var o options
 		f := flag.NewFlagSet("twin", flag.ContinueOnError)
 		f.StringVar(&o.Bin, "bin", "", "the proxy to run; empty: it is built")
@@ -67,8 +67,10 @@ func main() {
 			return o.prices(ctx, out)
 		}
 		return o.run(ctx, out)
-	}))
+	}), []string{"-out", document}, []string{"-aggregated", "-for", "9m", "-out", document}))
 }
+
+const document = "docs/results/twin.md"
 
 // scene is a load on engines.
 type scene struct {
@@ -80,7 +82,7 @@ type scene struct {
 	rate     float64 // requests a second
 }
 
-// scenes are a real trace, and the first two loads of make regret that have an open loop, equal ranks, not more tokens
+// scenes are a real trace, and the first two loads of make claim NAME=regret that have an open loop, equal ranks, not more tokens
 // than this machine carries, and something to foretell: the simulator has the policies differ on them, and both keep
 // up. Where requests pile up, what a step costs depends on all that was sent since the start.
 func (o options) scenes(ctx context.Context) (list []scene, err error) {
@@ -218,7 +220,7 @@ func (o options) run(ctx context.Context, out io.Writer) (ok bool, err error) {
 	}
 	fmt.Fprintf(out, "\n%s\n%d of %d forecasts are within their error\n", m.String(), within, 2*len(list))
 	if o.out != "" {
-		err = page.Write(o.out, "twin", block, "Foretold and really", m.String())
+		err = page.Write(o.out, "claim NAME=twin", block, "Foretold and really", m.String())
 	}
 	return ok, err
 }

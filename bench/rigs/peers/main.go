@@ -25,7 +25,7 @@ type options struct {
 }
 
 func main() {
-	testbed.Main("peers", testbed.Judged(func(ctx context.Context, args []string, out io.Writer) (ok bool, err error) {
+	testbed.Main("peers", testbed.Page(testbed.Judged(func(ctx context.Context, args []string, out io.Writer) (ok bool, err error) {
 		var o options
 		f := o.Flags("peers")
 		f.StringVar(&o.cache, "cache", "", "folder in which routers are installed; empty: one in the user's cache folder")
@@ -37,7 +37,7 @@ func main() {
 			return false, err
 		}
 		return o.run(ctx, out)
-	}))
+	}), []string{"-out", "docs/results/real.md"}))
 }
 
 // bench is a run.
@@ -83,7 +83,7 @@ func (o options) run(ctx context.Context, out io.Writer) (ok bool, err error) {
 	}
 	text := answers.String() + "\n" + bodies.String()
 	if o.out != "" {
-		return ok, page.Write(o.out, "peers", "peers", "Other routers with the reference engines", text)
+		return ok, page.Write(o.out, "claim NAME=peers", "peers", "Other routers with the reference engines", text)
 	}
 	_, err = fmt.Fprintln(out, text)
 	return ok, err

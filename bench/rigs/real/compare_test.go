@@ -154,7 +154,7 @@ func TestATableReplacesTheRowsThatRan(t *testing.T) {
 	text = ran(mooncake.NIXLPush, false, passed("5 fields"), "chat, greedy")
 	require.NotContains(t, text, "40 at once")
 	text = ran(mooncake.None, true, passed("6 fields"), "chat, n")
-	require.Contains(t, text, "<!-- rows: written by `make real-aggregated` -->")
+	require.Contains(t, text, "<!-- rows: written by `make claim NAME=real-aggregated` -->")
 	require.Contains(t, text, "| chat, n | pass | 6 fields |")
 }
 

@@ -26,7 +26,11 @@ import (
 	"evenkeel/mooncake"
 )
 
-func main() { testbed.Main("real", testbed.Judged(run)) }
+func main() {
+	testbed.Main("real", testbed.Page(testbed.Judged(run), []string{"-out", document}, []string{"-connector", mooncake.NIXLPush, "-out", document}))
+}
+
+const document = "docs/results/real.md"
 
 // cacheVariable names the environment variable that moves the cache folder.
 const cacheVariable = "EVENKEEL_REAL_CACHE"
@@ -129,7 +133,7 @@ func run(ctx context.Context, args []string, out io.Writer) (ok bool, err error)
 func command(o options) string {
 	text := "make real"
 	if o.connector == mooncake.None {
-		return "make real-aggregated"
+		return "make claim NAME=real-aggregated"
 	}
 	if o.row != nil && o.row.String() != "" {
 		text += " ROW='" + o.row.String() + "'"

@@ -149,7 +149,7 @@ func (t *table) keep(earlier string) {
 func (t *table) save(file string) error {
 	name, target, differs := t.connector, "real CONNECTOR="+t.connector, "real"
 	if t.connector == mooncake.None { // it has a page of its own, with other tables
-		name, target, differs = "rows", "real-aggregated", "real-aggregated"
+		name, target, differs = "rows", "claim NAME=real-aggregated", "claim NAME=real-aggregated"
 	}
 	if t.part {
 		was, err := os.ReadFile(file)

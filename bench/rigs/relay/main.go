@@ -38,7 +38,7 @@ type options struct {
 	watched bool
 }
 
-func main() { testbed.Main("relay", run) }
+func main() { testbed.Main("relay", testbed.Page(run, []string{"-page", "docs/results/relay.md"})) }
 
 func run(ctx context.Context, args []string, out io.Writer) error {
 	if len(args) > 0 {

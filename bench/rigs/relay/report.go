@@ -25,7 +25,7 @@ func (s *store) report(b *bench) error {
 	}
 	var tables strings.Builder
 	s.write(&tables, b)
-	return page.Write(b.page, "bench-relay", "relay", "What a relayed token costs", tables.String())
+	return page.Write(b.page, "claim NAME=relay", "relay", "What a relayed token costs", tables.String())
 }
 
 // names are those of all proxies, in the order of the tables.

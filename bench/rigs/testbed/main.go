@@ -26,6 +26,21 @@ func Main(name string, run func(ctx context.Context, args []string, out io.Write
 	os.Exit(1)
 }
 
+// Page is for Main: without arguments the command makes its whole page of docs/results. Each part is the arguments of one run of it.
+func Page(run func(ctx context.Context, args []string, out io.Writer) error, parts ...[]string) func(context.Context, []string, io.Writer) error {
+	return func(ctx context.Context, args []string, out io.Writer) error {
+		if len(args) > 0 {
+			return run(ctx, args, out)
+		}
+		for _, part := range parts {
+			if err := run(ctx, part, out); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+}
+
 var errBreach = errors.New("something was not held, as was told")
 
 // Judged is for Main: it also exits with 1 where ok says that something was not held.

@@ -59,7 +59,7 @@ func ranksOf(ranks, slots int) Fleet {
 }
 
 // What the twin says of a policy is what the simulator has under it, within the error that it states: the same requests,
-// the same engines. Each run is seven minutes of a real trace, from empty ranks and at the rate of `make twin`.
+// the same engines. Each run is seven minutes of a real trace, from empty ranks and at the rate of `make claim NAME=twin`.
 func TestTheTwinForetellsWhatAnotherPolicyHas(t *testing.T) {
 	race.Alone(t)
 	const requests, judged = 2000, 6

@@ -3,7 +3,7 @@
 // scraped by a real Prometheus, which must have an answer to every panel.
 //
 //	go run ./bench/tools/dashboards -write configs/grafana
-//	go run ./bench/tools/dashboards                          # make dashboards-check
+//	go run ./bench/tools/dashboards                          # go run ./bench/tools/dashboards
 //	go run ./bench/tools/dashboards -pictures docs/img       # and a picture of each dashboard
 package main
 

@@ -1,5 +1,5 @@
-// Package vllm installs vLLM for a CPU into the cache folder that `make real`, `make real-barrier` and
-// `make real-aggregated` share, makes a MoE model, and starts engines as processes.
+// Package vllm installs vLLM for a CPU into the cache folder that `make real`, `make claim NAME=real-barrier` and
+// `make claim NAME=real-aggregated` share, makes a MoE model, and starts engines as processes.
 package vllm
 
 import (
