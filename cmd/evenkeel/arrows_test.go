@@ -70,6 +70,41 @@ func TestArrowsBackUpAreTheFewest(t *testing.T) {
 
 // arrowsOfProduct are the arrows of each package of the module but those below bench, with the names that each arrow stands for.
 func arrowsOfProduct(t *testing.T) map[string]map[arrow]map[string]bool {
+	t.Helper()
+	all := map[string]map[arrow]map[string]bool{}
+	for _, p := range product(t) {
+		found := map[arrow]map[string]bool{}
+		for id, obj := range p.uses {
+			if obj.Pkg() != p.Package || obj.Parent() != p.Scope() && !isMethod(obj) {
+				continue
+			}
+			a := arrow{p.file(id.Pos()), p.file(obj.Pos())}
+			if a.from == a.to {
+				continue
+			}
+			if found[a] == nil {
+				found[a] = map[string]bool{}
+			}
+			found[a][obj.Name()] = true
+		}
+		all[strings.TrimPrefix(p.Path(), "evenkeel/")] = found
+	}
+	return all
+}
+
+// typed is a package of the product with what its identifiers mean.
+type typed struct {
+	*types.Package
+	fset *token.FileSet
+	uses map[*ast.Ident]types.Object
+}
+
+// file is the name of the file that a position is in.
+func (c *typed) file(at token.Pos) string { return filepath.Base(c.fset.Position(at).Filename) }
+
+// product is all packages of evenkeel but those of bench, without their tests.
+func product(t *testing.T) (all []typed) {
+	t.Helper()
 	type listed struct {
 		ImportPath, Dir, Export string
 		GoFiles                 []string
@@ -100,7 +135,6 @@ func arrowsOfProduct(t *testing.T) map[string]map[arrow]map[string]bool {
 		}
 		return os.Open(exports[path])
 	})
-	all := map[string]map[arrow]map[string]bool{}
 	for _, p := range own {
 		var files []*ast.File
 		for _, name := range p.GoFiles {
@@ -111,21 +145,7 @@ func arrowsOfProduct(t *testing.T) map[string]map[arrow]map[string]bool {
 		info := types.Info{Uses: map[*ast.Ident]types.Object{}}
 		pkg, err := (&types.Config{Importer: imports}).Check(p.ImportPath, fset, files, &info)
 		require.NoError(t, err)
-		found := map[arrow]map[string]bool{}
-		for id, obj := range info.Uses {
-			if obj.Pkg() != pkg || obj.Parent() != pkg.Scope() && !isMethod(obj) {
-				continue
-			}
-			a := arrow{filepath.Base(fset.Position(id.Pos()).Filename), filepath.Base(fset.Position(obj.Pos()).Filename)}
-			if a.from == a.to {
-				continue
-			}
-			if found[a] == nil {
-				found[a] = map[string]bool{}
-			}
-			found[a][obj.Name()] = true
-		}
-		all[strings.TrimPrefix(p.ImportPath, "evenkeel/")] = found
+		all = append(all, typed{pkg, fset, info.Uses})
 	}
 	require.Greater(t, len(all), 50, "packages of the product")
 	return all
