@@ -26,6 +26,7 @@ TOOLS    := $(CURDIR)/$(BIN)/tools
 # them: without cgo, as releases are, and without the paths of this machine.
 export CGO_ENABLED := 0
 export GOFLAGS := $(strip $(shell go env GOFLAGS) -trimpath)
+# `work` is every package of the two modules of go.work; ./... would leave out bench/outside.
 
 .PHONY: help
 help: ## print this
@@ -47,17 +48,17 @@ demo: build ## engines, proxy and load in one process: policies side by side on 
 .PHONY: test
 test: ## every test
 	@echo "Compiling what the tests need. The first time this takes two to four minutes on two idle cores, later a few seconds."
-	@packages=$$(go list -deps -test -f '{{if not (or .ForTest (eq .Name "main"))}}{{.ImportPath}}{{end}}' ./...) && bench/tools/ci/counted.sh $$(wc -w <<<"$$packages") go build -v $$packages
+	@packages=$$(go list -deps -test -f '{{if not (or .ForTest (eq .Name "main"))}}{{.ImportPath}}{{end}}' work) && bench/tools/ci/counted.sh $$(wc -w <<<"$$packages") go build -v $$packages
 	@echo "The tests begin. They take about five minutes on two idle cores, and the first time one or two more, to link the test programs."
-	@TIMEFORMAT='The tests took %1R s, and %1U s of CPU besides %1S s in the kernel.'; time go test -timeout 20m ./...
+	@TIMEFORMAT='The tests took %1R s, and %1U s of CPU besides %1S s in the kernel.'; time go test -timeout 20m work
 
 .PHONY: race
 race: ## every test under the race detector, which wants cgo
-	CGO_ENABLED=1 go test -race -timeout 20m ./...
+	CGO_ENABLED=1 go test -race -timeout 20m work
 
 .PHONY: fuzz
 fuzz: ## each fuzz target for FUZZTIME (30s)
-	@set -e; for pkg in $$(go list ./...); do \
+	@set -e; for pkg in $$(go list work); do \
 	  for target in $$(go test -list '^Fuzz' $$pkg | grep '^Fuzz' || true); do \
 	    echo "== $$pkg $$target"; go test -run '^$$' -fuzz "^$$target$$" -fuzztime $(FUZZTIME) $$pkg; \
 	  done; done
@@ -85,17 +86,17 @@ regions: ## three real regions in network namespaces (root, iproute2; else on lo
 	go run ./bench/rigs/chaos/regions
 
 .PHONY: dashboards
-dashboards: ## configs/grafana/*.json anew from bench/tools/dashboards
-	go run ./bench/tools/dashboards -write configs/grafana
+dashboards: ## configs/grafana/*.json anew from bench/outside/dashboards
+	go run ./bench/outside/dashboards -write configs/grafana
 
 .PHONY: dashboards-check
 dashboards-check: ## every panel and rule against a real Prometheus that scrapes two regions under load, 2 minutes; PICTURES=docs/img: draws them, too
-	go run ./bench/tools/dashboards $(if $(PICTURES),-pictures $(PICTURES))
+	go run ./bench/outside/dashboards $(if $(PICTURES),-pictures $(PICTURES))
 
 .PHONY: pictures
 pictures: build ## docs/img anew from real runs: dashboards, live page, terminal view, a demo's report; wants prometheus, chromium and tmux; 10 minutes
-	go run ./bench/tools/dashboards -bin $(BIN)/evenkeel -pictures docs/img
-	go run ./bench/tools/pictures -bin $(BIN)/evenkeel
+	go run ./bench/outside/dashboards -bin $(BIN)/evenkeel -pictures docs/img
+	go run ./bench/outside/pictures -bin $(BIN)/evenkeel
 
 .PHONY: outages
 outages: ## eleven outages staged with reference engines, and what the live page says of each: docs/results/outages.md, 15 minutes; wants chromium; ARGS='-only 3,7 -out ""'
@@ -171,14 +172,14 @@ bench-watch: ## evenkeel with the page open, with every request traced, without 
 # govet of golangci-lint has all analyzers of `go vet`.
 lint: $(TOOLS)/golangci-lint ## gofmt, vet and the linters of .golangci.yml
 	@test -z "$$(gofmt -l $$(git ls-files '*.go'))" || { gofmt -l $$(git ls-files '*.go'); echo "run gofmt -w on these"; exit 1; }
-	$(TOOLS)/golangci-lint run ./...
+	$(TOOLS)/golangci-lint run ./... ./bench/outside/...
 
 $(TOOLS)/golangci-lint:
 	GOBIN=$(TOOLS) go install github.com/golangci/golangci-lint/v2/cmd/golangci-lint@$(GOLANGCI)
 
 .PHONY: book
 book: ## docs/ as static pages: out/book/index.html
-	go run ./docs/book -version $(VERSION)
+	go run ./bench/outside/book -version $(VERSION)
 
 .PHONY: image
 image: build ## the container image evenkeel:VERSION (from scratch, not root, nothing is pulled), by docker, podman or buildah
@@ -203,7 +204,7 @@ release: build ## out/release: an archive, a deb, an rpm and a bill of materials
 .PHONY: vulncheck
 vulncheck: ## govulncheck; says so where its database cannot be reached
 	@GOBIN=$(TOOLS) go install golang.org/x/vuln/cmd/govulncheck@$(VULNCHECK) \
-	  && { $(TOOLS)/govulncheck ./... || { s=$$?; [ $$s -eq 3 ] && exit $$s; echo "govulncheck did not run: its database could not be reached"; }; } \
+	  && { $(TOOLS)/govulncheck work || { s=$$?; [ $$s -eq 3 ] && exit $$s; echo "govulncheck did not run: its database could not be reached"; }; } \
 	  || { s=$$?; [ $$s -eq 3 ] && exit $$s; echo "govulncheck did not run: it could not be installed"; }
 
 .PHONY: ci
@@ -213,5 +214,5 @@ ci: ## what CI runs: lint, vulnerabilities, fuzz seeds, short benchmarks, and ev
 	$(MAKE) --no-print-directory build lint vulncheck
 	$(MAKE) --no-print-directory bench BENCHTIME=1x >/dev/null
 	$(MAKE) --no-print-directory image-check chart-check
-	CGO_ENABLED=1 go test -race -vet=off -p 3 -timeout 20m ./gateway ./...
-	set -o pipefail; go test -count=1 -cover -vet=off -p 3 -timeout 20m ./gateway ./... | bench/tools/ci/covered.sh $(PROXIES)
+	CGO_ENABLED=1 go test -race -vet=off -p 3 -timeout 20m ./gateway work
+	set -o pipefail; go test -count=1 -cover -vet=off -p 3 -timeout 20m ./gateway work | bench/tools/ci/covered.sh $(PROXIES)

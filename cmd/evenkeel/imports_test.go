@@ -94,7 +94,7 @@ var mayImport = map[string][]string{
 	"gateway/failure":     {"gateway/journal", "gateway/life", "gateway/openai", "geo", "prefill", "dispatcher/board", "pool", "engine", "sse"},
 	"gateway/request":     {"gateway/edge", "gateway/failure", "gateway/fleet", "gateway/handoff", "gateway/journal", "gateway/leg", "gateway/life", "gateway/loop", "gateway/metaserver", "gateway/openai", "gateway/owner", "gateway/prompt", "gateway/pump", "gateway/recording", "gateway/service", "geo", "prefill", "prefill/local", "dispatcher", "dispatcher/board", "pool", "engine", "sse", "mooncake", "gateway/couple"},
 	"gateway/selftest":    {"gateway/config", "gateway/failure", "gateway/leg", "gateway/life", "gateway/metaserver", "gateway/owner", "engine", "sse", "mooncake"},
-	"gateway/live":        {"gateway", "gateway/advice", "gateway/fleet", "gateway/incident", "gateway/journal", "gateway/openai", "gateway/receipt", "gateway/timeline", "dispatcher/board", "dispatcher/verdict", "docs", "engine/discover", "prefill", "internal/stats"},
+	"gateway/live":        {"gateway", "gateway/advice", "gateway/fleet", "gateway/incident", "gateway/journal", "gateway/live", "gateway/openai", "gateway/receipt", "gateway/timeline", "dispatcher/board", "dispatcher/policy", "dispatcher/verdict", "docs", "engine/discover", "prefill", "internal/stats"}, // livetest is below it
 	"gateway/incident":    {},
 	"gateway/timeline":    {},
 	"gateway/top":         {"gateway/live"},
@@ -105,7 +105,7 @@ var mayImport = map[string][]string{
 	"bench/lab/survey":    {"bench", "dispatcher/step", "engine", "internal/stats"},
 	"bench/sim/decode":    {"bench", "dispatcher/board", "dispatcher/twin", "dispatcher/virtual", "prefill/index", "internal/stats"}, // what it simulates is what ships
 	"docs":                {},
-	"docs/book":           {},
+	"bench/outside/book":  {},
 	"cmd":                 {"*"},
 
 	"gateway/metaserver": {"gateway/edge", "mooncake"},
