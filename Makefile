@@ -79,6 +79,7 @@ recording: ## gateway/life/testdata/recording.txt anew, from chaos runs of each 
 	  go run ./bench/rigs/chaos -seed 7 -connector $$c -scenario lives -count 2000 -record out/recording/$$c-lives.jsonl || exit 1; \
 	  go run ./bench/rigs/chaos -seed 7 -connector $$c -scenario mixed -duration 20s -record out/recording/$$c-mixed.jsonl || exit 1; done
 	go test ./gateway -count=1 -timeout 20m -skip TestARequestOfOneTokenAllocatesLittle -ldflags "-X 'evenkeel/gateway/recording.file=$(CURDIR)/out/recording/gateway-tests.jsonl'"
+	go test ./bench/outside/api -count=1 -ldflags "-X 'evenkeel/gateway/recording.file=$(CURDIR)/out/recording/api-tests.jsonl'"
 	go test ./gateway/life -count=1 -run TestRecordedLives -v -recording '$(CURDIR)/out/recording/*.jsonl' -update
 
 .PHONY: regions
