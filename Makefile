@@ -26,6 +26,7 @@ TOOLS    := $(CURDIR)/$(BIN)/tools
 # them: without cgo, as releases are, and without the paths of this machine.
 export CGO_ENABLED := 0
 export GOFLAGS := $(strip $(shell go env GOFLAGS) -trimpath)
+# `work` is every package of the two modules of go.work; ./... would leave out bench/outside.
 
 .PHONY: help
 help: ## print this
@@ -47,17 +48,17 @@ demo: build ## policies side by side on a real trace, with engines and load, in 
 .PHONY: test
 test: ## every test
 	@echo "Compiling what the tests need. The first time this takes two to four minutes on two idle cores, later a few seconds."
-	@packages=$$(go list -deps -test -f '{{if not (or .ForTest (eq .Name "main"))}}{{.ImportPath}}{{end}}' ./...) && bench/tools/ci/counted.sh $$(wc -w <<<"$$packages") go build -v $$packages
+	@packages=$$(go list -deps -test -f '{{if not (or .ForTest (eq .Name "main"))}}{{.ImportPath}}{{end}}' work) && bench/tools/ci/counted.sh $$(wc -w <<<"$$packages") go build -v $$packages
 	@echo "The tests begin. They take about five minutes on two idle cores, and the first time one or two more, to link the test programs."
-	@TIMEFORMAT='The tests took %1R s, and %1U s of CPU besides %1S s in the kernel.'; time go test -timeout 20m ./...
+	@TIMEFORMAT='The tests took %1R s, and %1U s of CPU besides %1S s in the kernel.'; time go test -timeout 20m work
 
 .PHONY: race
 race: ## every test under the race detector, which wants cgo
-	CGO_ENABLED=1 go test -race -timeout 20m ./...
+	CGO_ENABLED=1 go test -race -timeout 20m work
 
 .PHONY: fuzz
 fuzz: ## each fuzz target for FUZZTIME (30s)
-	@set -e; for pkg in $$(go list ./...); do \
+	@set -e; for pkg in $$(go list work); do \
 	  for target in $$(go test -list '^Fuzz' $$pkg | grep '^Fuzz' || true); do \
 	    echo "== $$pkg $$target"; go test -run '^$$' -fuzz "^$$target$$" -fuzztime $(FUZZTIME) $$pkg; \
 	  done; done
@@ -78,6 +79,7 @@ recording: ## gateway/lifecycle/testdata/recording.txt anew; 15 minutes
 	  go run ./bench/rigs/chaos -seed 7 -connector $$c -scenario lives -count 2000 -record out/recording/$$c-lives.jsonl || exit 1; \
 	  go run ./bench/rigs/chaos -seed 7 -connector $$c -scenario mixed -duration 20s -record out/recording/$$c-mixed.jsonl || exit 1; done
 	go test ./gateway -count=1 -timeout 20m -skip TestARequestOfOneTokenAllocatesLittle -ldflags "-X 'evenkeel/gateway/recording.file=$(CURDIR)/out/recording/gateway-tests.jsonl'"
+	go test ./bench/outside/api -count=1 -ldflags "-X 'evenkeel/gateway/recording.file=$(CURDIR)/out/recording/api-tests.jsonl'"
 	go test ./gateway/lifecycle -count=1 -run TestRecordedLives -v -recording '$(CURDIR)/out/recording/*.jsonl' -update
 
 .PHONY: regions
@@ -86,12 +88,12 @@ regions: ## three regions in network namespaces: loss, kill, take-over, cut; 3 m
 
 .PHONY: dashboards
 dashboards: ## configs/grafana/*.json anew
-	go run ./bench/tools/dashboards -write configs/grafana
+	go run ./bench/outside/dashboards -write configs/grafana
 
 .PHONY: pictures
 pictures: build ## docs/img anew; wants prometheus, chromium and tmux; 10 minutes
-	go run ./bench/tools/dashboards -bin $(BIN)/evenkeel -pictures docs/img
-	go run ./bench/tools/pictures -bin $(BIN)/evenkeel
+	go run ./bench/outside/dashboards -bin $(BIN)/evenkeel -pictures docs/img
+	go run ./bench/outside/pictures -bin $(BIN)/evenkeel
 
 .PHONY: ha
 ha: ## three proxies of one region: an owner killed, back, cut off; 3 minutes
@@ -117,14 +119,14 @@ claim: ## NAME=regret: measure a claim and write its page; without NAME: a list
 # govet of golangci-lint has all analyzers of `go vet`.
 lint: $(TOOLS)/golangci-lint ## gofmt, vet and the linters of .golangci.yml
 	@test -z "$$(gofmt -l $$(git ls-files '*.go'))" || { gofmt -l $$(git ls-files '*.go'); echo "run gofmt -w on these"; exit 1; }
-	$(TOOLS)/golangci-lint run ./...
+	$(TOOLS)/golangci-lint run ./... ./bench/outside/...
 
 $(TOOLS)/golangci-lint:
 	GOBIN=$(TOOLS) go install github.com/golangci/golangci-lint/v2/cmd/golangci-lint@$(GOLANGCI)
 
 .PHONY: book
 book: ## docs/ as static pages: out/book/index.html
-	go run ./docs/book -version $(VERSION)
+	go run ./bench/outside/book -version $(VERSION)
 
 .PHONY: image
 image: build ## the container image evenkeel:VERSION
@@ -139,7 +141,7 @@ chart-check: ## the Helm chart against the Kustomize base and the schemas
 	@[ -x $(TOOLS)/helm ] || GOBIN=$(TOOLS) go install -ldflags '-s -w' helm.sh/helm/v3/cmd/helm@$(HELM) \
 	  || echo "helm could not be installed: that it lints and renders the chart is left out"
 	@[ ! -x $(TOOLS)/helm ] || $(TOOLS)/helm lint --strict configs/kubernetes/chart
-	HELM=$(TOOLS)/helm go test -count=1 -vet=off ./cmd/evenkeel -run 'Chart|Helm|Manifest|PodHas'
+	HELM=$(TOOLS)/helm go test -count=1 -vet=off ./bench/outside/manifests
 
 .PHONY: release
 release: build ## out/release: archives, packages and bills of materials, reproducible
@@ -149,7 +151,7 @@ release: build ## out/release: archives, packages and bills of materials, reprod
 .PHONY: vulncheck
 vulncheck: ## govulncheck
 	@GOBIN=$(TOOLS) go install golang.org/x/vuln/cmd/govulncheck@$(VULNCHECK) \
-	  && { $(TOOLS)/govulncheck ./... || { s=$$?; [ $$s -eq 3 ] && exit $$s; echo "govulncheck did not run: its database could not be reached"; }; } \
+	  && { $(TOOLS)/govulncheck work || { s=$$?; [ $$s -eq 3 ] && exit $$s; echo "govulncheck did not run: its database could not be reached"; }; } \
 	  || { s=$$?; [ $$s -eq 3 ] && exit $$s; echo "govulncheck did not run: it could not be installed"; }
 
 .PHONY: ci
@@ -159,5 +161,5 @@ ci: ## what CI runs: lint, fuzz seeds, short benchmarks, every test twice
 	$(MAKE) --no-print-directory build lint vulncheck
 	$(MAKE) --no-print-directory bench BENCHTIME=1x >/dev/null
 	$(MAKE) --no-print-directory image-check chart-check
-	CGO_ENABLED=1 go test -race -vet=off -p 3 -timeout 20m ./gateway ./...
-	set -o pipefail; go test -count=1 -cover -vet=off -p 3 -timeout 20m ./gateway ./... | bench/tools/ci/covered.sh $(PROXIES)
+	CGO_ENABLED=1 go test -race -vet=off -p 3 -timeout 20m ./gateway work
+	set -o pipefail; go test -count=1 -cover -vet=off -p 3 -timeout 20m ./gateway work | bench/tools/ci/covered.sh $(PROXIES)

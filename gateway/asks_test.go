@@ -12,8 +12,6 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/openai/openai-go/v3"
-	"github.com/openai/openai-go/v3/option"
 	"github.com/stretchr/testify/require"
 
 	"evenkeel/bench/lab/reftext"
@@ -156,13 +154,6 @@ func valueOf(t *testing.T, page, series string) (v float64) {
 		}
 	}
 	return v
-}
-
-// client is the official one, without retries.
-func (c *cluster) client(opts ...option.RequestOption) openai.Client {
-	return openai.NewClient(append([]option.RequestOption{
-		option.WithBaseURL(c.url + "/v1"), option.WithAPIKey("none"), option.WithMaxRetries(0), option.WithHTTPClient(c.http),
-	}, opts...)...)
 }
 
 // outcomes are the request log's, oldest first.

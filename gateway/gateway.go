@@ -271,6 +271,9 @@ func (g *Gateway) Addr() string { return g.listener.Addr().String() }
 // AdminAddr is where operators connect.
 func (g *Gateway) AdminAddr() string { return g.admin.Addr().String() }
 
+// CutTime is how long Shutdown may take once it waits for no stream any more.
+const CutTime = 15 * time.Second
+
 // Shutdown takes no new requests and waits for streams and for hand-offs that
 // are being released. What runs at ctx's deadline ends with an error event; when
 // ctx is cancelled before, its connections are cut. Either is an error, and then

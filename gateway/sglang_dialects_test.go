@@ -7,8 +7,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/openai/openai-go/v3"
-	"github.com/openai/openai-go/v3/responses"
 	"github.com/stretchr/testify/require"
 
 	"evenkeel/bench/lab/refengine"
@@ -28,79 +26,21 @@ func rooms(o options) options {
 	return o
 }
 
+// The official client asks for responses in bench/outside/api.
 func TestResponsesOfSGLang(t *testing.T) {
 	t.Parallel()
 	c := early(t, refengine.SGLang, rooms(options{configure: func(cfg *config.Config) { cfg.ExposeRoute = true }}))
-	client := c.client()
 	prompt := reftext.MakePrompt(1, 300)
 	key := reftext.OfUser(prompt).Answer
-	natural := reftext.NaturalLength(key)
-	ask := func() responses.ResponseNewParams {
-		return responses.ResponseNewParams{Model: model, Input: responses.ResponseNewParamsInputUnion{OfString: openai.String(prompt)}}
-	}
-	streamed := func(t *testing.T, p responses.ResponseNewParams) (text, args string, last responses.Response) {
-		stream := client.Responses.NewStreaming(t.Context(), p)
-		for stream.Next() {
-			switch e := stream.Current().AsAny().(type) {
-			case responses.ResponseTextDeltaEvent:
-				text += e.Delta
-			case responses.ResponseFunctionCallArgumentsDeltaEvent:
-				args += e.Delta
-			case responses.ResponseCompletedEvent:
-				last = e.Response
-			case responses.ResponseIncompleteEvent:
-				last = e.Response
-			}
-		}
-		require.NoError(t, stream.Err())
-		return text, args, last
-	}
-	t.Run("not streamed", func(t *testing.T) {
-		got, err := client.Responses.New(t.Context(), ask())
-		require.NoError(t, err)
-		require.Equal(t, "completed", string(got.Status))
-		wholeText(t, key, got.OutputText())
-		require.EqualValues(t, 300, got.Usage.InputTokens)
-		require.EqualValues(t, natural, got.Usage.OutputTokens)
-	})
-	t.Run("streamed, and both engines had a part in it", func(t *testing.T) {
-		text, _, last := streamed(t, ask())
-		wholeText(t, key, text)
-		require.Equal(t, text, last.OutputText())
-		r := c.post(responsesPath, respond(prompt, `"stream":true,`), "X-Request-Id", "response")
-		require.Equal(t, http.StatusOK, r.status, r.body)
-		require.Equal(t, "disaggregated", r.header.Get("X-Evenkeel-Route"))
-		wholeText(t, key, answertest.ReadResponse(t, r.body).Text)
-		kept := c.receipt("response")
-		require.Equal(t, 300, kept.PromptTokens)
-		require.Equal(t, natural, kept.OutputTokens)
-	})
-	t.Run("an answer that is cut says so", func(t *testing.T) {
-		p := ask()
-		p.MaxOutputTokens = openai.Int(7)
-		text, _, last := streamed(t, p)
-		require.Equal(t, "incomplete", string(last.Status))
-		require.Equal(t, reftext.Text(key, 5), text, "SGLang keeps two tokens back")
-		got, err := client.Responses.New(t.Context(), p)
-		require.NoError(t, err)
-		require.Equal(t, text, got.OutputText())
-	})
-	t.Run("tools", func(t *testing.T) {
-		p := ask()
-		p.Tools = []responses.ToolUnionParam{{OfFunction: &responses.FunctionToolParam{Name: "look_up", Strict: openai.Bool(false), Parameters: map[string]any{"type": "object"}}}}
-		text, _, last := streamed(t, p)
-		require.NotEmpty(t, text)
-		require.Equal(t, text, last.OutputText(), "which comes in one event")
-		p.ToolChoice = responses.ResponseNewParamsToolChoiceUnion{OfFunctionTool: &responses.ToolChoiceFunctionParam{Name: "look_up"}}
-		got, err := client.Responses.New(t.Context(), p)
-		require.NoError(t, err)
-		require.Equal(t, "look_up", got.Output[0].Name)
-		_, args, _ := streamed(t, p)
-		require.NotEmpty(t, args)
-		require.Equal(t, got.Output[0].Arguments.OfString, args)
-		r := c.post(responsesPath, respond(prompt, `"tools":[{"type":"web_search"}],`))
-		require.Equal(t, http.StatusBadRequest, r.status, "it would generate twice in one room")
-	})
+	r := c.post(responsesPath, respond(prompt, `"stream":true,`), "X-Request-Id", "response")
+	require.Equal(t, http.StatusOK, r.status, r.body)
+	require.Equal(t, "disaggregated", r.header.Get("X-Evenkeel-Route"), "both engines had a part in it")
+	wholeText(t, key, answertest.ReadResponse(t, r.body).Text)
+	kept := c.receipt("response")
+	require.Equal(t, 300, kept.PromptTokens)
+	require.Equal(t, reftext.NaturalLength(key), kept.OutputTokens)
+	r = c.post(responsesPath, respond(prompt, `"tools":[{"type":"web_search"}],`))
+	require.Equal(t, http.StatusBadRequest, r.status, "it would generate twice in one room")
 	c.settled(false)
 	for _, e := range append(c.prefill, c.decode...) {
 		require.Zero(t, e.Stats().Crashes)

@@ -55,7 +55,7 @@ var alwaysEarly = map[string]string{
 // Early tells whether a request is bound to its decode rank before its prefill.
 func (p *Profile) Early() bool { return p.Bind == BindArrival || p.alwaysEarly() || p.Aggregated() }
 
-// HandsOff tells whether a prefill engine returns a hand-off, which a decode rank that is
+// HasHandoff reports whether a prefill engine returns a hand-off, which a decode rank that is
 // chosen afterwards can use.
 func (p *Profile) HasHandoff() bool { return !p.alwaysEarly() && !p.Aggregated() }
 

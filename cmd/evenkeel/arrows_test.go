@@ -68,7 +68,8 @@ func TestArrowsBackUpAreTheFewest(t *testing.T) {
 	}
 }
 
-// arrowsOfProduct are the arrows of each package of the module but those below bench, with the names that each arrow stands for.
+// arrowsOfProduct are the arrows of each package of both modules but those of the first one below bench, with the names that each
+// arrow stands for.
 func arrowsOfProduct(t *testing.T) map[string]map[arrow]map[string]bool {
 	t.Helper()
 	all := map[string]map[arrow]map[string]bool{}
@@ -110,7 +111,7 @@ func product(t *testing.T) (all []typed) {
 		GoFiles                 []string
 		Module                  *struct{ Main bool }
 	}
-	list := exec.CommandContext(t.Context(), "go", "list", "-export", "-deps", "-json=ImportPath,Dir,Export,GoFiles,Module", "./...")
+	list := exec.CommandContext(t.Context(), "go", "list", "-export", "-deps", "-json=ImportPath,Dir,Export,GoFiles,Module", "work")
 	list.Dir, list.Env = filepath.Join("..", ".."), append(os.Environ(), "CGO_ENABLED=0") // as `make build` has compiled it
 	out, err := list.Output()
 	require.NoError(t, err)
@@ -124,7 +125,7 @@ func product(t *testing.T) (all []typed) {
 			require.NoError(t, err)
 		}
 		exports[p.ImportPath] = p.Export
-		if p.Module != nil && p.Module.Main && !strings.HasPrefix(p.ImportPath, "evenkeel/bench/") {
+		if p.Module != nil && p.Module.Main && (!strings.HasPrefix(p.ImportPath, "evenkeel/bench/") || strings.HasPrefix(p.ImportPath, "evenkeel/bench/outside/")) {
 			own = append(own, p)
 		}
 	}

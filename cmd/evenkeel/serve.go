@@ -139,9 +139,6 @@ func (c *serveCmd) Run(streams) error {
 // as by the self-test or by a burst of requests.
 const forgetEvery = 10 * time.Second
 
-// cutTime is how long the end may take once nothing is waited for any more.
-const cutTime = 15 * time.Second
-
 // shutDown lets load balancers notice, for grace, and then running streams
 // finish, for limit; a second signal ends both.
 func shutDown(g *gateway.Gateway, grace, limit time.Duration, signals <-chan os.Signal, log *zap.Logger) error {
@@ -170,8 +167,8 @@ func shutDown(g *gateway.Gateway, grace, limit time.Duration, signals <-chan os.
 		return err
 	case s := <-signals:
 		return fmt.Errorf("ended by a third signal, %v, before every connection was closed", s)
-	case <-time.After(cutTime):
-		return fmt.Errorf("some parts of the proxy had not ended %v after the last stream was cut", cutTime)
+	case <-time.After(gateway.CutTime):
+		return fmt.Errorf("some parts of the proxy had not ended %v after the last stream was cut", gateway.CutTime)
 	}
 }
 

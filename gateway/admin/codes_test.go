@@ -11,19 +11,26 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/getkin/kin-openapi/openapi3"
 	"github.com/stretchr/testify/require"
 )
 
 var codeRow = regexp.MustCompile("(?m)^\\| (\\d{3}) \\| `([a-z_]+)` \\|")
 
-func codes(doc *openapi3.T, tag string) (all []string) {
-	for _, m := range codeRow.FindAllStringSubmatch(doc.Tags.Get(tag).Description, -1) {
-		all = append(all, m[1]+" "+m[2])
+// codes are the rows of a tag's table, "status code".
+func codes(doc *page, tag string) (all []string) {
+	for _, of := range doc.Tags {
+		if of.Name != tag {
+			continue
+		}
+		for _, m := range codeRow.FindAllStringSubmatch(of.Description, -1) {
+			all = append(all, m[1]+" "+m[2])
+		}
 	}
 	return all
 }
 
+// Every code of an error stands in the document with its status, and every one
+// that stands there is in the source.
 func TestOpenAPIHasEveryErrorCode(t *testing.T) {
 	doc := documented(t)
 	operator := codesIn(t, "gateway/admin")
@@ -42,6 +49,8 @@ func unique(all []string) []string {
 	return slices.Compact(all)
 }
 
+// codesIn collects what a package hands to those that make errors, as "status
+// code". Files of another listener are left out.
 func codesIn(t *testing.T, pkg string, without ...string) (all []string) {
 	t.Helper()
 	c := constants(t, "geo", "gateway/openai", pkg)
@@ -75,6 +84,7 @@ func codesIn(t *testing.T, pkg string, without ...string) (all []string) {
 
 func status(n int) ast.Expr { return &ast.BasicLit{Kind: token.INT, Value: strconv.Itoa(n)} }
 
+// nameOf is the last part of a name: NewError of openai.NewError.
 func nameOf(e ast.Expr) string {
 	switch e := e.(type) {
 	case *ast.Ident:
@@ -85,6 +95,7 @@ func nameOf(e ast.Expr) string {
 	return ""
 }
 
+// consts are string constants by name.
 type consts map[string]string
 
 func constants(t *testing.T, packages ...string) consts {
@@ -107,6 +118,7 @@ func constants(t *testing.T, packages ...string) consts {
 	return all
 }
 
+// literal finds status and code in openai.Error{...} and edge.Refusal{...}.
 func (c consts) literal(n *ast.CompositeLit) []string {
 	if name := nameOf(n.Type); name != "Error" && name != "Refusal" {
 		return nil
@@ -131,6 +143,8 @@ func (c consts) literal(n *ast.CompositeLit) []string {
 	return c.pairs(where, code)
 }
 
+// pairs is "status code" where both are written down. A side in front of a code
+// stands for both.
 func (c consts) pairs(where, code ast.Expr) []string {
 	n := c.status(where)
 	if sum, ok := code.(*ast.BinaryExpr); ok {
@@ -148,6 +162,7 @@ func (c consts) pairs(where, code ast.Expr) []string {
 	return []string{n + " " + text}
 }
 
+// status reads 400, http.StatusBadRequest and journal.StatusClientClosed.
 func (c consts) status(e ast.Expr) string {
 	if lit, ok := e.(*ast.BasicLit); ok {
 		return lit.Value
@@ -164,6 +179,7 @@ func (c consts) status(e ast.Expr) string {
 	return ""
 }
 
+// sourcesBut is sources without some files.
 func sourcesBut(t *testing.T, dir string, without ...string) (files []*ast.File) {
 	t.Helper()
 	for name, f := range sources(t, dir) {

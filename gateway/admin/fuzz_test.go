@@ -37,7 +37,7 @@ func FuzzBodies(f *testing.F) {
 			f.Add(uint8(i), []byte(s))
 		}
 	}
-	h := fuzzed(f)
+	_, h := nowhere(f)
 	f.Fuzz(func(t *testing.T, which uint8, body []byte) {
 		to := bodies[int(which)%len(bodies)]
 		known := engines(t, h)
@@ -75,25 +75,25 @@ func FuzzBodies(f *testing.F) {
 	})
 }
 
-// fuzzed is the listener of a proxy whose engines are nowhere: nobody listens on
+// nowhere is a proxy whose engines are nowhere, and its listener: nobody listens on
 // these addresses, and no others may be added.
-func fuzzed(f *testing.F) http.Handler {
+func nowhere(t testing.TB) (*gateway.Gateway, http.Handler) {
 	cfg := config.Default()
 	cfg.Listen, cfg.Admin.Listen, cfg.Admin.WorkerHosts = "127.0.0.1:0", "127.0.0.1:0", []string{"127.77.0.0/16"}
 	cfg.Engines.Prefill = []config.Engine{{URL: "http://127.77.0.1:9"}}
 	cfg.Engines.Decode = []config.Engine{{URL: "http://127.77.0.1:9", Slots: 1}}
-	require.NoError(f, cfg.Validate())
+	require.NoError(t, cfg.Validate())
 	g, err := gateway.New(cfg, zap.NewNop())
-	require.NoError(f, err)
+	require.NoError(t, err)
 	h, err := New(g, Options{Log: zap.NewNop()})
-	require.NoError(f, err)
-	require.NoError(f, g.Start(h))
-	f.Cleanup(func() {
+	require.NoError(t, err)
+	require.NoError(t, g.Start(h))
+	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 		defer cancel()
-		require.NoError(f, g.Shutdown(ctx))
+		require.NoError(t, g.Shutdown(ctx))
 	})
-	return h
+	return g, h
 }
 
 func ask(h http.Handler, method, path, body string) *httptest.ResponseRecorder {

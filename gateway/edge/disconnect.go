@@ -20,7 +20,7 @@ type Disconnect struct {
 	goneAt time.Time // set before gone is closed
 }
 
-// NewDeparture returns that of a client who is there.
+// NewDisconnect is that of a client who is there.
 func NewDisconnect(log *zap.Logger) *Disconnect {
 	return &Disconnect{log: log, gone: make(chan struct{})}
 }

@@ -61,7 +61,7 @@ type Event struct {
 	decode  *receipt.Decode  // of Slot
 }
 
-// Tell takes an event in where it counts: in the facts and metrics, and in the receipt and the spans.
+// Report counts an event where it belongs: in the facts and metrics, and in the receipt and the spans.
 func (r *Request) Report(e Event) {
 	r.note(&e)
 	r.show(&e)

@@ -22,7 +22,7 @@ const (
 	states
 )
 
-// A Life is how far a request has come, what it holds, and where it may still be served. It is told what happens, and says
+// A Lifecycle is how far a request has come, what it holds, and where it may still be served. It is told what happens, and says
 // what is to be done. It belongs to one goroutine at a time.
 //
 //	Placing → Queued → Probing → Pooled → Opening → Answering → Done

@@ -17,7 +17,7 @@ import (
 	"evenkeel/prefill"
 )
 
-// proxy is a source that is a running proxy.
+// proxy is a subject that is a running proxy.
 type proxy struct {
 	*gateway.Gateway
 	version, host string

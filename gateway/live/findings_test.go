@@ -235,8 +235,7 @@ func TestFindingsSayWhatIsWrongAndWhere(t *testing.T) {
 			[]told{{Warn, "geo", "us-1", "Peer us-1 in region us is not up: it answered no probe"}}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			f := newFake(16)
-			f.began = time.Now()
+			f := NewFake(16)
 			d := f.Document(t.Context())
 			tt.change(&d)
 			require.Equal(t, tt.want, toldOf(&d))

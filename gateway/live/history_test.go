@@ -113,7 +113,7 @@ func TestAFailureIsOverOnceEnoughRequestsWentWell(t *testing.T) {
 			var got Traffic
 			h.rate(&got)
 			require.Equal(t, tt.want, got.Recovered)
-			d := newFake(1).Document(t.Context())
+			d := NewFake(1).Document(t.Context())
 			d.Traffic = got
 			for _, f := range findingsOf(&d, timeline.Ended{All: 120, Failed: 9}) {
 				require.False(t, tt.want && f.Kind == incident.RequestsFail, f.What)

@@ -29,7 +29,7 @@ type Options struct {
 // Live tells watchers how a proxy is. While nobody watches it costs a sample a
 // second, and a document every five: incidents begin and end then, too.
 type Live struct {
-	source  source
+	subject Subject
 	log     *zap.Logger
 	history history
 	past    past
@@ -44,8 +44,8 @@ type Live struct {
 	timeline timeline.Timeline
 }
 
-// source is what is shown: a proxy, or what a test makes up.
-type source interface {
+// Subject is what is shown: a proxy, or what a test makes up.
+type Subject interface {
 	Sample(context.Context) (s gateway.Sample, ok bool)
 	Document(context.Context) Document
 }
@@ -69,11 +69,12 @@ const (
 
 // New prepares the view of a proxy; Run has to run beside it.
 func New(g *gateway.Gateway, opt Options) *Live {
-	return newLive(&proxy{g, opt.Version, hostname()}, opt.Log)
+	return Of(&proxy{g, opt.Version, hostname()}, opt.Log)
 }
 
-func newLive(s source, log *zap.Logger) *Live {
-	return &Live{source: s, log: log, watchers: map[*watcher]struct{}{}}
+// Of prepares the view of a subject.
+func Of(s Subject, log *zap.Logger) *Live {
+	return &Live{subject: s, log: log, watchers: map[*watcher]struct{}{}}
 }
 
 // Run samples the proxy, and sends documents while somebody watches, until ctx
@@ -96,7 +97,7 @@ func (l *Live) Run(ctx context.Context) {
 func (l *Live) sample(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, sampleEvery)
 	defer cancel()
-	s, ok := l.source.Sample(ctx)
+	s, ok := l.subject.Sample(ctx)
 	if !ok {
 		return
 	}
@@ -107,7 +108,7 @@ func (l *Live) sample(ctx context.Context) {
 	if !watched && !turn {
 		return
 	}
-	d := l.source.Document(ctx)
+	d := l.subject.Document(ctx)
 	if ctx.Err() != nil {
 		return
 	}
@@ -127,6 +128,12 @@ func (l *Live) sample(ctx context.Context) {
 		n.strip, _ = json.Marshal(l.strip()) // whole numbers and names
 	}
 	l.send(n)
+}
+
+// Add adds a second of the past to the history and to the timeline, so that a test need not wait for them.
+func (l *Live) Add(d *Document, s *gateway.Sample, at time.Time) {
+	l.history.add(s, at)
+	l.note(d, s, at)
 }
 
 // note adds a second to the timeline.
@@ -203,7 +210,7 @@ func (l *Live) judge(d *Document, observe bool) {
 
 // Document is how the proxy is now.
 func (l *Live) Document(ctx context.Context) Document {
-	d := l.source.Document(ctx)
+	d := l.subject.Document(ctx)
 	if ctx.Err() == nil {
 		l.judge(&d, false)
 	}

@@ -15,13 +15,15 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 	"go.uber.org/zap"
+
+	"evenkeel/gateway/timeline"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // serve runs a view of a fake without its clock: a test calls turn.
-func serve(t *testing.T, f *fake) (l *Live, url string) {
-	l = newLive(f, zap.NewNop())
+func serve(t *testing.T, f Fake) (l *Live, url string) {
+	l = Of(f, zap.NewNop())
 	server := httptest.NewServer(l)
 	t.Cleanup(func() {
 		server.CloseClientConnections()
@@ -70,12 +72,12 @@ func (e *events) next(t *testing.T, v any) (name string) {
 
 func TestAWatcherGetsTheHistoryAndThenEveryDocument(t *testing.T) {
 	for _, encoding := range []string{"identity", "gzip"} {
-		f := newFake(144)
+		f := NewFake(144)
 		l, url := serve(t, f)
 		for range 5 {
 			l.sample(t.Context())
 		}
-		require.Equal(t, 1, f.documents(), "nobody watches: one every five seconds is judged")
+		require.Equal(t, 1, f.Documents(), "nobody watches: one every five seconds is judged")
 		stream := watch(t, url, encoding)
 		var h History
 		require.Equal(t, "history", stream.next(t, &h))
@@ -89,7 +91,7 @@ func TestAWatcherGetsTheHistoryAndThenEveryDocument(t *testing.T) {
 		require.NotEmpty(t, strip.AtMs)
 		for i := range 6 {
 			before := d.AtMs
-			f.set(func(d *Document) { d.AtMs = before + 1000 })
+			f.Change(func(d *Document) { d.AtMs = before + 1000 })
 			l.sample(t.Context())
 			require.Equal(t, "document", stream.next(t, &d))
 			if i%judgeEvery == 0 {
@@ -99,16 +101,16 @@ func TestAWatcherGetsTheHistoryAndThenEveryDocument(t *testing.T) {
 		}
 		require.NoError(t, stream.body.Close())
 		require.Eventually(t, func() bool { return !l.watched() }, time.Minute, time.Millisecond)
-		made := f.documents()
+		made := f.Documents()
 		for range judgeEvery {
 			l.sample(t.Context())
 		}
-		require.Equal(t, made+1, f.documents(), "nobody watches any more")
+		require.Equal(t, made+1, f.Documents(), "nobody watches any more")
 	}
 }
 
 func TestOnceIsOneDocumentWithoutNulls(t *testing.T) {
-	f := newFake(2)
+	f := NewFake(2)
 	_, url := serve(t, f)
 	resp, err := http.Get(url + "?once")
 	require.NoError(t, err)
@@ -122,7 +124,7 @@ func TestOnceIsOneDocumentWithoutNulls(t *testing.T) {
 }
 
 func TestAWatcherThatReadsNothingIsLetGo(t *testing.T) {
-	l, _ := serve(t, newFake(1))
+	l, _ := serve(t, NewFake(1))
 	slow, ok := l.join(time.Now())
 	require.True(t, ok)
 	fast, ok := l.join(time.Now())
@@ -141,7 +143,7 @@ func TestAWatcherThatReadsNothingIsLetGo(t *testing.T) {
 
 // Watchers that never read look like others until their connections' buffers are full.
 func TestTheOldestWatcherGivesWay(t *testing.T) {
-	l, url := serve(t, newFake(1))
+	l, url := serve(t, NewFake(1))
 	var all []*watcher
 	for i := range mostWatchers {
 		w, ok := l.join(time.Now().Add(-watchAtLeast - time.Duration(mostWatchers-i)*time.Second))
@@ -162,7 +164,7 @@ func TestTheOldestWatcherGivesWay(t *testing.T) {
 }
 
 func TestThereAreSoManyWatchersAndNoMore(t *testing.T) {
-	l, url := serve(t, newFake(1))
+	l, url := serve(t, NewFake(1))
 	for range mostWatchers {
 		_, ok := l.join(time.Now())
 		require.True(t, ok)
@@ -177,10 +179,10 @@ func TestThereAreSoManyWatchersAndNoMore(t *testing.T) {
 }
 
 func TestDocumentsOf144RanksStaySmall(t *testing.T) {
-	f := newFake(144)
+	f := NewFake(144)
 	l, url := serve(t, f)
 	for range samples {
-		f.pass(time.Second)
+		f.Pass(time.Second)
 		l.sample(t.Context())
 	}
 	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url, nil)
@@ -201,7 +203,7 @@ func TestDocumentsOf144RanksStaySmall(t *testing.T) {
 	before := counted.n
 	const seconds = 5
 	for range seconds {
-		f.pass(time.Second)
+		f.Pass(time.Second)
 		l.sample(t.Context())
 		if name := stream.next(t, &event); name == "strip" {
 			stream.next(t, &event)
@@ -224,10 +226,10 @@ func (c *counter) Read(p []byte) (int, error) {
 
 // What was to be seen at a moment of the last minutes can be seen again.
 func TestTheDocumentOfAMoment(t *testing.T) {
-	f := newFake(3)
+	f := NewFake(3)
 	l, url := serve(t, f)
 	for i := range 7 { // at 0 and 5 one is made
-		f.set(func(d *Document) { d.AtMs = int64(1000 * (i + 1)) })
+		f.Change(func(d *Document) { d.AtMs = int64(1000 * (i + 1)) })
 		l.sample(t.Context())
 	}
 	for query, want := range map[string]int64{"5999": 1000, "6000": 6000, "99999": 6000} {
@@ -259,20 +261,20 @@ func TestTheDocumentOfAMoment(t *testing.T) {
 
 // Incidents and failures are judged whether anybody watches or not.
 func TestIncidentsAreNotedThoughNobodyWatches(t *testing.T) {
-	f := newFake(16)
+	f := NewFake(16)
 	l, _ := serve(t, f)
 	turn := func(seconds int) Document {
 		for range seconds {
-			f.pass(time.Second)
+			f.Pass(time.Second)
 			l.sample(t.Context())
 		}
 		return l.Document(t.Context())
 	}
 	require.Empty(t, turn(1).Incidents)
-	f.set(func(d *Document) { d.Engines[12].State, d.Engines[12].Why = "down", "connection refused" })
-	f.fail(7)
+	f.Change(func(d *Document) { d.Engines[12].State, d.Engines[12].Why = "down", "connection refused" })
+	f.Fail(map[timeline.Outcome]uint64{{Name: "upstream_broken", Status: 502}: 7}, nil, 0)
 	turn(5)
-	f.set(nil)
+	f.Change(nil)
 	d := turn(10)
 	require.Len(t, d.Incidents, 1)
 	require.Equal(t, "Decode engine 10.0.3.10:8000 is down: connection refused", d.Incidents[0].What)
@@ -287,11 +289,11 @@ func TestIncidentsAreNotedThoughNobodyWatches(t *testing.T) {
 
 // A reader that leaves gets a document without models, and nothing follows from it.
 func TestAReaderThatLeavesEndsNoIncident(t *testing.T) {
-	f := newFake(16)
+	f := NewFake(16)
 	l, _ := serve(t, f)
-	f.set(func(d *Document) { d.Engines[12].State = "down" })
+	f.Change(func(d *Document) { d.Engines[12].State = "down" })
 	l.sample(t.Context())
-	f.set(func(d *Document) { d.Models, d.Engines = []Model{}, []Engine{} })
+	f.Change(func(d *Document) { d.Models, d.Engines = []Model{}, []Engine{} })
 	gone, leave := context.WithCancel(t.Context())
 	leave()
 	require.Empty(t, l.Document(gone).Incidents)

@@ -47,7 +47,7 @@ type Scope struct {
 	heard   time.Time               // when its last other owner was heard of
 }
 
-// NewArea makes a scope that nobody owns.
+// NewScope makes a scope that nobody owns.
 func NewScope(name string) *Scope {
 	a := &Scope{Name: name, share: 1, others: map[string]geo.Resident{}}
 	a.view.Store(&lease.View{Phase: lease.Watching})

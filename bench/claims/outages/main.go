@@ -18,7 +18,6 @@ import (
 	"sync"
 
 	"evenkeel/bench/rigs/testbed"
-	"evenkeel/bench/tools/browser"
 	"evenkeel/bench/tools/page"
 )
 
@@ -47,27 +46,21 @@ func run(ctx context.Context, args []string, out io.Writer) (err error) {
 	if o.out != "" && len(chosen) < len(outages) {
 		return errors.New("the page has all outages: leave -only out, or write -out \"\" and another -pictures")
 	}
-	path, err := browser.Chromium()
-	if err != nil {
-		return err
-	}
 	if err := os.MkdirAll(o.pictures, 0o755); err != nil {
 		return err
 	}
-	b, err := browser.Open(ctx, path)
-	if err != nil {
+	if err := shoot(ctx, out); err != nil { // here and not after minutes, if there is no browser
 		return err
 	}
-	defer b.Close()
 	w, err := testbed.New(ctx, "outages", o.Options)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, w.Close(true)) }()
-	if err := stageAll(ctx, w, chosen, &camera{browser: b, folder: o.pictures}, o.together, out); err != nil {
+	if err := stageAll(ctx, w, chosen, &camera{folder: o.pictures}, o.together, out); err != nil {
 		return err
 	}
-	if err := browser.Shrink(o.pictures, out); err != nil {
+	if err := shoot(ctx, out, "-shrink", o.pictures); err != nil {
 		return err
 	}
 	table := tell(chosen, o.pictures)

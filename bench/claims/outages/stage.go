@@ -19,7 +19,6 @@ import (
 	"evenkeel/bench/lab/load"
 	"evenkeel/bench/lab/trace"
 	"evenkeel/bench/rigs/testbed"
-	"evenkeel/bench/tools/browser"
 )
 
 // outage is what goes wrong, and what was said of it.
@@ -240,7 +239,7 @@ func (o *outage) stage(ctx context.Context, w *testbed.World, c *camera) (err er
 	if err := errors.Join(err, <-began); err != nil {
 		return err
 	}
-	if err := c.take("http://"+s.proxy.Address+"/", picture(o.number, c.folder)); err != nil {
+	if err := c.take(ctx, "http://"+s.proxy.Address+"/", picture(o.number, c.folder)); err != nil {
 		return err
 	}
 	ear.frozen = true
@@ -329,26 +328,30 @@ func italic(text string) string {
 	return "*" + text + "*"
 }
 
-// camera takes one picture at a time.
+// camera takes one picture at a time. The browser is in another module, so that a program of that module takes it.
 type camera struct {
 	sync.Mutex
-	browser *browser.Browser
-	folder  string
+	folder string
 }
 
-func (c *camera) take(url, file string) error {
+func (c *camera) take(ctx context.Context, url, file string) error {
 	c.Lock()
 	defer c.Unlock()
-	if err := c.browser.Visit(url, "light", 1280, 900); err != nil {
-		return err
-	}
-	if err := c.browser.Await("evenkeel.document && evenkeel.frames.length > 2"); err != nil {
-		return err
-	}
 	if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
 		return err
 	}
-	return c.browser.Shoot(file, false, io.Discard)
+	return shoot(ctx, io.Discard, "-await", "evenkeel.document && evenkeel.frames.length > 2", url, file)
+}
+
+// shoot runs the program that has the browser.
+func shoot(ctx context.Context, out io.Writer, args ...string) error {
+	var complaint strings.Builder
+	cmd := exec.CommandContext(ctx, "go", append([]string{"run", "evenkeel/bench/outside/camera"}, args...)...)
+	cmd.Stdout, cmd.Stderr = out, &complaint
+	if err := cmd.Run(); err != nil {
+		return fmt.Errorf("bench/outside/camera: %w: %s", err, complaint.String())
+	}
+	return nil
 }
 
 var errNoEngine = errors.New("no such engine")

@@ -14,7 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-const repository = "../.."
+const repository = "../../.."
 
 func TestTheBookIsWhole(t *testing.T) {
 	b, err := read(repository, "v0")

@@ -1,4 +1,4 @@
-package live
+package livepage
 
 import (
 	"flag"
@@ -13,6 +13,7 @@ import (
 	"github.com/chromedp/chromedp/kb"
 	"github.com/stretchr/testify/require"
 
+	"evenkeel/gateway/live"
 	"evenkeel/gateway/timeline"
 )
 
@@ -94,7 +95,7 @@ func TestPageKeepsTheFocus(t *testing.T) {
 // An incident says what to do, by keys alone, and keeps what is open and focused.
 func TestIncidentsSayWhatToDo(t *testing.T) {
 	b, s := chromium(t), newSite(t, 144)
-	s.fake.set(troubled)
+	s.fake.Change(troubled)
 	s.open()
 	b.visit(s)
 	b.eventually("the incidents", "document.getElementById('problem-list').children.length === 4")
@@ -112,7 +113,7 @@ func TestIncidentsSayWhatToDo(t *testing.T) {
 	b.eventually("the entry", "document.querySelector('#problem-list .entry').innerText.includes('Clients')")
 	b.shoot("incident-open")
 	before := b.eval("evenkeel.document.at_ms")
-	s.fake.set(nil)
+	s.fake.Change(nil)
 	b.eventually("they are over", "evenkeel.document.at_ms > "+before+" && document.querySelectorAll('#problem-list li.over').length === 4")
 	require.Equal(t, "Runbook: EvenkeelBreakerOpen", b.eval("document.activeElement.textContent"), "the focus stayed")
 	require.Equal(t, "true", b.eval("document.querySelector('#problem-list details').open && document.getElementById('problems').className === 'ok'"))
@@ -127,14 +128,14 @@ func TestIncidentsSayWhatToDo(t *testing.T) {
 // Who drags on the strip sees the whole page as it was.
 func TestStripMovesThePage(t *testing.T) {
 	b, s := chromium(t), newSite(t, 16).open()
-	s.fake.set(func(d *Document) { d.Proxy.Open = 111_111 })
+	s.fake.Change(func(d *live.Document) { d.Proxy.Open = 111_111 })
 	b.visit(s)
 	wait := func(what, script string, ms int) {
 		b.eventually(what, script)
 		b.eventually("some more", fmt.Sprintf("evenkeel.document.at_ms > %d + %s", ms, b.eval("evenkeel.document.at_ms")))
 	}
 	wait("then", text+".includes('111,111')", 3500)
-	s.fake.set(func(d *Document) { d.Proxy.Open = 222_222 })
+	s.fake.Change(func(d *live.Document) { d.Proxy.Open = 222_222 })
 	wait("now", text+".includes('222,222')", 2500)
 	b.press("7")
 	require.Equal(t, "strip", b.eval("document.activeElement.id"))
@@ -214,13 +215,13 @@ func TestPictureCanBeCopied(t *testing.T) {
 }
 
 // hurt are what a fleet may be in.
-var hurt = map[string]func(*Document){
-	"well": func(*Document) {},
-	"half-dead": func(d *Document) {
+var hurt = map[string]func(*live.Document){
+	"well": func(*live.Document) {},
+	"half-dead": func(d *live.Document) {
 		g := &d.Models[0].Groups[0]
 		for i := range g.Ranks {
 			if r := &g.Ranks[i]; i < len(g.Ranks)/2 {
-				r.State, r.Steps, r.KVTokens, r.Used, r.Slots, r.Running = RankDown, false, 0, 0, 0, 0
+				r.State, r.Steps, r.KVTokens, r.Used, r.Slots, r.Running = live.RankDown, false, 0, 0, 0, 0
 			}
 		}
 		g.SteppingRanks = len(g.Ranks) - len(g.Ranks)/2
@@ -233,7 +234,7 @@ var hurt = map[string]func(*Document){
 		}
 		d.Traffic.RequestsPerS, d.Traffic.FailuresPerS = 410, 37
 	},
-	"flood": func(d *Document) {
+	"flood": func(d *live.Document) {
 		d.Prefill.Waiting = 1000
 		for i := range d.Prefill.Engines {
 			d.Prefill.Engines[i].State, d.Prefill.Engines[i].KVShare, d.Prefill.Engines[i].ScrapeAgeMs = "closed", 0.97, 9000
@@ -245,17 +246,17 @@ var hurt = map[string]func(*Document){
 		}
 		d.Traffic.RequestsPerS, d.Traffic.FailuresPerS = 2100, 1500
 		d.Models[0].Pool.Entries = 9000
-		d.Advice = []Advice{{Model: "deepseek-r1", Says: "Prefill has 12 ranks, and 16 are advised. Decode has 32 ranks, and 32 are advised."}}
+		d.Advice = []live.Advice{{Model: "deepseek-r1", Says: "Prefill has 12 ranks, and 16 are advised. Decode has 32 ranks, and 32 are advised."}}
 		d.Advice[0].Steps = append(d.Advice[0].Steps, struct {
 			Kind   string `json:"kind"`
 			Reason string `json:"reason"`
 		}{"add_prefill", "backlog"})
 	},
-	"draining": func(d *Document) {
+	"draining": func(d *live.Document) {
 		g := &d.Models[0].Groups[0]
 		for i := range g.Ranks {
 			if i%4 == 1 {
-				g.Ranks[i].State, g.Ranks[i].Slots = RankDraining, 0
+				g.Ranks[i].State, g.Ranks[i].Slots = live.RankDraining, 0
 			}
 		}
 	},
@@ -267,7 +268,7 @@ func TestPageInEverySizeAndState(t *testing.T) {
 	for _, ranks := range []int{8, 32, 144} {
 		for name, change := range hurt {
 			s := newSite(t, ranks)
-			s.fake.set(change)
+			s.fake.Change(change)
 			s.open()
 			for i, width := range []int64{390, 1024, 1440} {
 				b.do(chromedp.EmulateViewport(width, 900))
@@ -326,7 +327,7 @@ func TestPageIsOpenForLong(t *testing.T) {
 	}
 	var first float64
 	for began, i := time.Now(), 0; time.Since(began) < *soak; i++ {
-		s.fake.set(hurt[states[i%len(states)]])
+		s.fake.Change(hurt[states[i%len(states)]])
 		b.do(chromedp.Sleep(15 * time.Second))
 		if used := heap(); i == 7 { // every state has been seen twice
 			first = used
@@ -366,12 +367,9 @@ func TestPageTellsOfAFlood(t *testing.T) {
 	b.visit(s)
 	b.eventually("history", `document.getElementById('problems').className === 'ok' && document.getElementById('failures-now').textContent === 'No request fails now. These numbers are history.'`)
 	require.Equal(t, "0", b.eval(`document.querySelectorAll('#failure-rows .bad').length`), "nothing is red while nothing fails")
-	s.fake.mu.Lock()
-	s.fake.fails = 82_800
-	s.fake.failed = map[timeline.Outcome]uint64{{Name: "queue_full", Status: 429}: 90_000, {Name: "upstream_broken", Status: 502}: 1080}
-	s.fake.whys = map[timeline.Outcome]timeline.Why{{Name: "queue_full", Status: 429}: {Text: "the arrival queue of model deepseek-r1 is full (prefill.queue.max: 1000)"}}
-	s.fake.mu.Unlock()
-	s.fake.set(hurt["flood"])
+	s.fake.Fail(map[timeline.Outcome]uint64{{Name: "queue_full", Status: 429}: 90_000, {Name: "upstream_broken", Status: 502}: 1080},
+		map[timeline.Outcome]timeline.Why{{Name: "queue_full", Status: 429}: {Text: "the arrival queue of model deepseek-r1 is full (prefill.queue.max: 1000)"}}, 82_800)
+	s.fake.Change(hurt["flood"])
 	b.eventually("the verdict", `document.getElementById('problems-title').textContent.startsWith('✕ Overload: ')`)
 	first := func() string { return b.eval("document.getElementById('problem-list').children[0].innerText") }
 	b.eventually("the queue", `document.getElementById('problem-list').children[0].innerText.includes('prefill.queue.max')`)
@@ -401,8 +399,8 @@ func TestPageShowsWhatDrains(t *testing.T) {
 	})()`
 	require.Equal(t, "0", b.eval(orange))
 	height := b.eval("document.querySelector('canvas.map').clientHeight")
-	s.fake.set(func(d *Document) {
-		d.Models[0].Groups[0].Ranks[3].State, d.Models[0].Groups[0].Ranks[3].KVTokens = RankDraining, 9000
+	s.fake.Change(func(d *live.Document) {
+		d.Models[0].Groups[0].Ranks[3].State, d.Models[0].Groups[0].Ranks[3].KVTokens = live.RankDraining, 9000
 	})
 	b.eventually("it is drawn", orange+" > 400")
 	require.Equal(t, height, b.eval("document.querySelector('canvas.map').clientHeight"), "the legend has room for it")
@@ -411,14 +409,14 @@ func TestPageShowsWhatDrains(t *testing.T) {
 }
 
 // together makes the ranks of a document prefill and decode: with every document rounds are sent to half of them.
-func together() func(*Document) {
+func together() func(*live.Document) {
 	documents := uint64(0)
-	return func(d *Document) {
+	return func(d *live.Document) {
 		documents++
 		m := &d.Models[0]
 		m.Name, m.Aggregated = m.Name+" (aggregated)", true
 		g := &m.Groups[0]
-		g.Rounds = &Rounds{Sent: 3 * documents, MaxHoldS: 5, Says: "Since the start 31 % of steps had a prefill, and 26 % of ranks were empty in them."}
+		g.Rounds = &live.Rounds{Sent: 3 * documents, MaxHoldS: 5, Says: "Since the start 31 % of steps had a prefill, and 26 % of ranks were empty in them."}
 		for i := range g.Ranks {
 			r := &g.Ranks[i]
 			r.Prompts, r.Backlog, r.Unread = 7, int64(300*i), int64(1500*i)
@@ -426,14 +424,14 @@ func together() func(*Document) {
 				r.Prompts += documents
 			}
 		}
-		d.Prefill.Engines, d.Prefill.Groups = []PrefillEngine{}, []PrefillGroup{{ID: "dp", State: "open"}}
+		d.Prefill.Engines, d.Prefill.Groups = []live.PrefillEngine{}, []live.PrefillGroup{{ID: "dp", State: "open"}}
 	}
 }
 
 // Rounds are seen as they go, and beside the KV of each rank stands what it has to compute.
 func TestPageShowsRounds(t *testing.T) {
 	b, s := chromium(t), newSite(t, 8)
-	s.fake.set(together())
+	s.fake.Change(together())
 	s.open()
 	b.visit(s)
 	b.eventually("the rounds of a second", `(document.querySelector('p.rounds') || {}).textContent === 'Since the start 31 % of steps had a prefill, and 26 % of ranks were empty in them. In the last second 3 rounds went to 4 of 8 ranks.'`)

@@ -15,8 +15,8 @@ import (
 
 	"github.com/charmbracelet/x/ansi"
 
+	"evenkeel/bench/outside/browser"
 	"evenkeel/bench/rigs/testbed"
-	"evenkeel/bench/tools/browser"
 )
 
 // drawTop takes a picture of `evenkeel top` in a terminal of 80 columns and 24

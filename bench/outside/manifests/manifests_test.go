@@ -1,4 +1,5 @@
-package main
+// Package manifests renders what configs/kubernetes has, as kustomize and helm do, and checks it.
+package manifests
 
 import (
 	"bytes"
@@ -29,10 +30,11 @@ import (
 	"sigs.k8s.io/kustomize/api/krusty"
 	"sigs.k8s.io/kustomize/kyaml/filesys"
 
+	"evenkeel/gateway"
 	"evenkeel/gateway/config"
 )
 
-const manifests = "../../configs/kubernetes"
+const manifests = "../../../configs/kubernetes"
 
 // manifest is what a folder describes.
 type manifest struct {
@@ -246,7 +248,7 @@ func configIsOne(t *testing.T, m *manifest) {
 			}
 		}
 	}
-	drain := cfg.Limits.DrainGrace + cfg.Limits.DrainTimeout + cutTime
+	drain := cfg.Limits.DrainGrace + cfg.Limits.DrainTimeout + gateway.CutTime
 	require.Greater(t, time.Duration(*pod.TerminationGracePeriodSeconds)*time.Second, drain, "nothing kills a pod that drains")
 	require.LessOrEqual(t, time.Duration(pod.Containers[0].ReadinessProbe.PeriodSeconds*pod.Containers[0].ReadinessProbe.FailureThreshold)*time.Second, cfg.Limits.DrainGrace,
 		"who asks has noticed before requests are refused")
@@ -259,7 +261,7 @@ func configIsOne(t *testing.T, m *manifest) {
 	bounds := started + int64(cfg.Limits.Bodies) + int64(cfg.Limits.ResumeBytes) + 2*cfg.Prefill.Index.MaxBytes + cfg.Admin.ReceiptsBytes
 	require.LessOrEqual(t, bounds, goal.Value(), "all that the config lets a pod keep fits, so that no prompts can have the kernel kill it")
 
-	unit, err := os.ReadFile("../../configs/systemd/evenkeel.service")
+	unit, err := os.ReadFile("../../../configs/systemd/evenkeel.service")
 	require.NoError(t, err)
 	require.Contains(t, string(unit), fmt.Sprint("TimeoutStopSec=", *pod.TerminationGracePeriodSeconds))
 	require.NotContains(t, string(unit), "ProcSubset=pid", "Go reads /proc/sys/net/core/somaxconn, and without it only 128 connections may wait to be accepted")

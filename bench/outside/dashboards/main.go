@@ -2,9 +2,9 @@
 // against a running system: two regions in front of reference engines, under load,
 // scraped by a real Prometheus, which must have an answer to every panel.
 //
-//	go run ./bench/tools/dashboards -write configs/grafana
-//	go run ./bench/tools/dashboards                          # go run ./bench/tools/dashboards
-//	go run ./bench/tools/dashboards -pictures docs/img       # and a picture of each dashboard
+//	go run ./bench/outside/dashboards -write configs/grafana
+//	go run ./bench/outside/dashboards                          # every panel and rule is asked for
+//	go run ./bench/outside/dashboards -pictures docs/img       # and a picture of each dashboard
 package main
 
 import (

@@ -1,4 +1,5 @@
-package live
+// Package livepage opens the live page (gateway/live/page) in a browser, in front of proxies that tests make up.
+package livepage
 
 import (
 	"cmp"
@@ -6,6 +7,7 @@ import (
 	"encoding/json"
 	"flag"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -27,13 +29,18 @@ import (
 	"github.com/chromedp/chromedp"
 	"github.com/chromedp/chromedp/kb"
 	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
 	"go.uber.org/zap"
 
 	"evenkeel/dispatcher/board"
+	"evenkeel/gateway/live"
+	"evenkeel/gateway/live/livetest"
 	"evenkeel/gateway/receipt"
 	"evenkeel/gateway/timeline"
 	"evenkeel/internal/stats"
 )
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 var shots = flag.String("shots", "", "folder to write pictures of the page to")
 
@@ -41,8 +48,8 @@ var shots = flag.String("shots", "", "folder to write pictures of the page to")
 // that stays when it is started again.
 type site struct {
 	t      *testing.T
-	fake   *fake
-	live   *Live
+	fake   *livetest.Proxy
+	live   *live.Live
 	addr   string
 	token  string
 	server *httptest.Server
@@ -54,41 +61,37 @@ type site struct {
 }
 
 func newSite(t *testing.T, ranks int) *site {
-	s := &site{t: t, fake: newFake(ranks), addr: "127.0.0.1:0"}
-	s.fake.pass(time.Hour)
+	s := &site{t: t, fake: livetest.New(ranks), addr: "127.0.0.1:0"}
+	s.fake.Pass(time.Hour)
 	t.Cleanup(func() { s.close() })
 	return s
 }
 
-// open starts the server with five minutes behind it.
+// open starts the server with a quarter of an hour behind it.
 func (s *site) open() *site {
-	s.live = newLive(s.fake, zap.NewNop())
-	for i := range samples {
-		sample := s.fake.at(3600 - float64(samples-i))
-		s.live.history.add(&sample, time.Now().Add(time.Duration(i-samples)*time.Second))
-	}
+	s.live = live.Of(s.fake, zap.NewNop())
 	for i := range 900 { // a quarter of an hour, with a bad time in it
 		at := time.Now().Add(time.Duration(i-900) * time.Second)
-		sample, d := s.fake.at(3600-float64(900-i)), Document{Proxy: Proxy{Policy: "evenkeel"}, Engines: []Engine{{ID: "10.0.3.13:8000", Role: "decode", State: "up"}}}
+		d := live.Document{Proxy: live.Proxy{Policy: "evenkeel"}, Engines: []live.Engine{{ID: "10.0.3.13:8000", Role: "decode", State: "up"}}}
 		if i > 300 {
 			d.Proxy.Policy = "br0"
 		}
 		if bad := uint64(max(0, min(120, i-500))); bad > 0 {
-			s.fake.failed = map[timeline.Outcome]uint64{{Name: "queue_full", Status: 429}: 60 * bad, {Name: "upstream_broken", Status: 502}: 9 * bad}
-			sample.Failures = s.fake.failed
+			s.fake.Fail(map[timeline.Outcome]uint64{{Name: "queue_full", Status: 429}: 60 * bad, {Name: "upstream_broken", Status: 502}: 9 * bad}, nil, 0)
 		}
 		if i > 500 && i < 620 {
 			d.Engines[0].State = "down"
 		}
+		sample := s.fake.At(3600 - float64(900-i))
 		var most int64
 		for _, r := range sample.Ranks {
 			most = max(most, r.KVTokens)
 		}
-		d.Models = []Model{{Name: "deepseek-r1", Groups: []Group{{GroupLoads: board.GroupLoads{Name: "dp", MostTokens: most}}}}}
-		s.live.note(&d, &sample, at)
+		d.Models = []live.Model{{Name: "deepseek-r1", Groups: []live.Group{{GroupLoads: board.GroupLoads{Name: "dp", MostTokens: most}}}}}
+		s.live.Add(&d, &sample, at)
 	}
 	mux := http.NewServeMux()
-	for path, page := range Page() {
+	for path, page := range live.Page() {
 		mux.Handle("GET "+path, page)
 	}
 	mux.HandleFunc("GET /live", func(w http.ResponseWriter, r *http.Request) {
@@ -103,7 +106,7 @@ func (s *site) open() *site {
 		s.receipts = append(s.receipts, cmp.Or(r.URL.Query().Get("id"), r.URL.RawQuery))
 		s.mu.Unlock()
 		if r.URL.Query().Has("brief") {
-			_ = json.NewEncoder(w).Encode(map[string]any{"kept": 9000, "running": 12, "receipts": []any{}, "decisions": []Decision{{ID: "found", AtMs: 1, Outcome: "queue_full", Why: "it was refused"}}})
+			_ = json.NewEncoder(w).Encode(map[string]any{"kept": 9000, "running": 12, "receipts": []any{}, "decisions": []live.Decision{{ID: "found", AtMs: 1, Outcome: "queue_full", Why: "it was refused"}}})
 			return
 		}
 		_ = json.NewEncoder(w).Encode(map[string]any{"receipts": []any{aReceipt(r.URL.Query().Get("id"))}})
@@ -288,9 +291,9 @@ func TestPageShows144RanksAndKeepsUp(t *testing.T) {
 
 	before := b.eval("evenkeel.document.at_ms")
 	b.eventually("another document", "evenkeel.document.at_ms > "+before)
-	s.fake.set(func(d *Document) { d.Proxy.Open = 777_123 })
+	s.fake.Change(func(d *live.Document) { d.Proxy.Open = 777_123 })
 	b.eventually("what changed", text+`.includes('777,123')`)
-	s.fake.set(nil)
+	s.fake.Change(nil)
 	b.scheme("light")
 	b.shoot("live-light")
 	b.scheme("dark")
@@ -302,7 +305,7 @@ func TestPageShows144RanksAndKeepsUp(t *testing.T) {
 
 func TestPageSaysWhatIsWrong(t *testing.T) {
 	b, s := chromium(t), newSite(t, 144)
-	s.fake.set(troubled)
+	s.fake.Change(troubled)
 	s.open()
 	b.visit(s)
 	b.eventually("the verdict", `document.getElementById('problems').className === 'bad' && document.getElementById('problem-list').children.length === 4`)
@@ -319,14 +322,14 @@ func TestPageSaysWhatIsWrong(t *testing.T) {
 }
 
 // troubled is a bad night.
-func troubled(d *Document) {
+func troubled(d *live.Document) {
 	g := &d.Models[0].Groups[0]
 	for i := range g.Ranks {
 		switch r := &g.Ranks[i]; {
 		case i/16 == 3:
-			r.State, r.KVTokens, r.Used, r.Running = RankOut, 0, 0, 0
+			r.State, r.KVTokens, r.Used, r.Running = live.RankOut, 0, 0, 0
 		case i == 70 || i == 71:
-			r.State = RankDraining
+			r.State = live.RankDraining
 		case i == 100:
 			r.KVTokens, r.Tight = r.Capacity, true
 		}
@@ -340,13 +343,13 @@ func troubled(d *Document) {
 	p.Engines[4].State, p.Engines[4].KVShare, p.Engines[4].KVTokens = "closed", 0.94, 940_000
 	pool := &d.Models[0].Pool
 	pool.Entries, pool.OldestS, pool.Ages = 212, 33, []int{4, 9, 30, 60, 61, 40, 8}
-	d.Scopes = []Scope{{Region: "eu", Home: true, Phase: "holding", Admits: true, Holder: "eu-1", Epoch: 4}}
-	d.Geo = &Geo{Policy: "sp-p", Peers: []Peer{{ID: "us-1", Region: "us", Up: true, RTTMs: 84, InFlight: 3, Circuit: "closed"}}}
+	d.Scopes = []live.Scope{{Region: "eu", Home: true, Phase: "holding", Admits: true, Holder: "eu-1", Epoch: 4}}
+	d.Geo = &live.Geo{Policy: "sp-p", Peers: []live.Peer{{ID: "us-1", Region: "us", Up: true, RTTMs: 84, InFlight: 3, Circuit: "closed"}}}
 }
 
 func TestPageFitsANarrowScreen(t *testing.T) {
 	b, s := chromium(t), newSite(t, 32)
-	s.fake.set(troubledFew)
+	s.fake.Change(troubledFew)
 	s.open()
 	b.do(chromedp.EmulateViewport(390, 844))
 	b.visit(s)
@@ -358,8 +361,8 @@ func TestPageFitsANarrowScreen(t *testing.T) {
 	b.calm(s)
 }
 
-func troubledFew(d *Document) {
-	d.Models[0].Groups[0].Ranks[5].State = RankDraining
+func troubledFew(d *live.Document) {
+	d.Models[0].Groups[0].Ranks[5].State = live.RankDraining
 	d.Engines[2].State, d.Engines[2].Why = "down", "dial tcp 10.0.1.12:8000: connection refused"
 	d.Prefill.Engines[2].State = "down"
 }
@@ -425,11 +428,11 @@ func TestPageSpeaksOnlyOfWhatChanged(t *testing.T) {
 	b.eval(`(window.spoken = [], new MutationObserver((l) => l.forEach((m) => { const r = (m.target.parentElement || document.body).closest('[role=status], [aria-live]'); if (r) spoken.push(r.textContent); })).observe(document.body, { subtree: true, childList: true, characterData: true }))`)
 	for i := range 3 {
 		open := int64(1000 + i)
-		s.fake.set(func(d *Document) { d.Proxy.Open = open })
+		s.fake.Change(func(d *live.Document) { d.Proxy.Open = open })
 		b.eventually("another document", fmt.Sprintf("evenkeel.document.proxy.open_requests === %d && document.getElementById('problems-title').textContent.includes('%s')", open, stats.Grouped(open)))
 	}
 	require.Equal(t, "0", b.eval("spoken.length"), "%s", b.eval("spoken.join(' | ')"))
-	s.fake.set(troubledFew)
+	s.fake.Change(troubledFew)
 	b.eventually("the verdict is said", `document.getElementById('said').textContent.startsWith('Engine outage: 1 thing is wrong, and 1 is worth a look. Prefill engine 10.0.1.12:8000 is down')`)
 	b.calm(s)
 }
@@ -438,14 +441,14 @@ func TestPageSpeaksOnlyOfWhatChanged(t *testing.T) {
 // so is the step they are of.
 func TestPageTellsOfOneStep(t *testing.T) {
 	b, s := chromium(t), newSite(t, 16)
-	s.fake.set(func(d *Document) {
+	s.fake.Change(func(d *live.Document) {
 		g := &d.Models[0].Groups[0]
 		g.StepMs, g.ModelMs, g.LostShare, g.LostMs = 50, 20, 0.1, 2
 	})
 	s.open()
 	b.visit(s)
 	b.eventually("the tile", text+`.includes('2.0 ms of 20.0 ms, by the step model')`)
-	s.fake.set(func(d *Document) {
+	s.fake.Change(func(d *live.Document) {
 		g := &d.Models[0].Groups[0]
 		g.StepMs, g.ModelMs, g.LostShare, g.LostMs = 50, 0, 0, 0
 	})
@@ -462,8 +465,8 @@ func TestPageTellsWhatAnotherPolicyWouldHaveCost(t *testing.T) {
 	for _, says := range []string{"Replayed: the 4.0 min until 12 s ago; error 0.8 % of a step. Requests are replayed as they came: ", "evenkeel: imbalance "} {
 		require.Contains(t, b.eval("document.getElementById('balances').innerText"), says)
 	}
-	s.fake.set(func(d *Document) {
-		d.Models[0].Groups[0].Twin = Twin{Says: []string{}, Note: "The twin has replayed nothing yet."}
+	s.fake.Change(func(d *live.Document) {
+		d.Models[0].Groups[0].Twin = live.Twin{Says: []string{}, Note: "The twin has replayed nothing yet."}
 	})
 	b.eventually("there is none", `document.querySelectorAll('.twin li').length === 0 && document.querySelector('.twin').innerText.endsWith('The twin has replayed nothing yet.')`)
 	b.calm(s)
@@ -472,12 +475,12 @@ func TestPageTellsWhatAnotherPolicyWouldHaveCost(t *testing.T) {
 // A rank that is dead enters neither the mean nor the emptiest.
 func TestPageLeavesDeadRanksOutOfTheMean(t *testing.T) {
 	b, s := chromium(t), newSite(t, 4)
-	s.fake.set(func(d *Document) {
+	s.fake.Change(func(d *live.Document) {
 		g := &d.Models[0].Groups[0]
 		for i := range g.Ranks {
 			g.Ranks[i].KVTokens = int64(100_000 + i)
 		}
-		g.Ranks[0].State, g.Ranks[0].Steps, g.Ranks[0].KVTokens, g.Ranks[0].Slots = RankDown, false, 0, 0
+		g.Ranks[0].State, g.Ranks[0].Steps, g.Ranks[0].KVTokens, g.Ranks[0].Slots = live.RankDown, false, 0, 0
 		g.SteppingRanks, g.KVTokens, g.MeanTokens, g.LeastTokens, g.MostTokens = 3, 300_006, 100_002, 100_001, 100_003
 	})
 	s.open()
@@ -503,17 +506,15 @@ func TestPageSaysThatTheStreamIsLostAndComesBack(t *testing.T) {
 
 func TestPageSaysWhyItGetsNoStream(t *testing.T) {
 	b, s := chromium(t), newSite(t, 16).open()
-	for range mostWatchers {
-		w, ok := s.live.join(time.Now())
-		require.True(t, ok)
+	for range 16 { // as many as there may be
+		stream, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+s.addr+"/live", nil)
+		require.NoError(t, err)
+		resp, err := http.DefaultClient.Do(stream)
+		require.NoError(t, err)
+		require.Equal(t, http.StatusOK, resp.StatusCode)
 		go func() {
-			for ok := true; ok; {
-				select {
-				case _, ok = <-w.news:
-				case <-t.Context().Done():
-					ok = false
-				}
-			}
+			_, _ = io.Copy(io.Discard, resp.Body)
+			_ = resp.Body.Close()
 		}()
 	}
 	b.visit(s)
@@ -544,10 +545,10 @@ func TestPageAsksForTheTokenOnce(t *testing.T) {
 func TestPageTakesNamesAsText(t *testing.T) {
 	const evil = `<img src=x onerror="window.hit=1"><script>window.hit=1</script>"'&\u202e` + "\x00"
 	b, s := chromium(t), newSite(t, 3)
-	s.fake.set(func(d *Document) {
+	s.fake.Change(func(d *live.Document) {
 		m := &d.Models[0]
 		m.Name, m.Groups[0].Name, m.Groups[0].Policy = evil, evil, evil
-		m.Groups[0].Twin = Twin{Says: []string{evil}, Note: evil}
+		m.Groups[0].Twin = live.Twin{Says: []string{evil}, Note: evil}
 		for i := range m.Groups[0].Ranks {
 			m.Groups[0].Ranks[i].Name, m.Groups[0].Ranks[i].State = fmt.Sprint(evil, i), evil
 		}
@@ -557,8 +558,8 @@ func TestPageTakesNamesAsText(t *testing.T) {
 		d.Prefill.Policy, d.Prefill.Engines[0].ID, d.Prefill.Engines[0].State = evil, evil, evil
 		c := &d.Decisions[0]
 		c.ID, c.Model, c.Prefill, c.Rank, c.Outcome, c.Why = evil, evil, evil, evil, evil, evil
-		d.Geo = &Geo{Policy: evil, Peers: []Peer{{ID: evil, Region: evil, Fault: evil}}}
-		d.Scopes = []Scope{{Region: evil, Phase: evil, Holder: evil}}
+		d.Geo = &live.Geo{Policy: evil, Peers: []live.Peer{{ID: evil, Region: evil, Fault: evil}}}
+		d.Scopes = []live.Scope{{Region: evil, Phase: evil, Holder: evil}}
 	})
 	s.open()
 	b.visit(s)

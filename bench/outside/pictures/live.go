@@ -12,8 +12,8 @@ import (
 	"evenkeel/bench/lab/load"
 	"evenkeel/bench/lab/refengine"
 	"evenkeel/bench/lab/trace"
+	"evenkeel/bench/outside/browser"
 	"evenkeel/bench/rigs/testbed"
-	"evenkeel/bench/tools/browser"
 )
 
 const (

@@ -9,8 +9,8 @@ import (
 	"path/filepath"
 	"strconv"
 
+	"evenkeel/bench/outside/browser"
 	"evenkeel/bench/rigs/testbed"
-	"evenkeel/bench/tools/browser"
 )
 
 // drawDemo runs the demo, which writes a report, and takes pictures of that. Its

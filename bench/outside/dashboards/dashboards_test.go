@@ -27,7 +27,7 @@ func TestTheDashboardsAreWritten(t *testing.T) {
 		require.NoError(t, err)
 		got, err := os.ReadFile(filepath.Join(configs, "grafana", d.file))
 		require.NoError(t, err)
-		require.Equal(t, string(want), string(got), "write them anew: go run ./bench/tools/dashboards -write configs/grafana")
+		require.Equal(t, string(want), string(got), "write them anew: go run ./bench/outside/dashboards -write configs/grafana")
 	}
 	files, err := filepath.Glob(filepath.Join(configs, "grafana", "*.json"))
 	require.NoError(t, err)
