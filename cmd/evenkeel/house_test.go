@@ -134,6 +134,17 @@ func TestTheFilesOfTheArchitectureDeclareWhatItNames(t *testing.T) {
 	}
 }
 
+// The page of words has at most 60 rows, and each says in which package its word is.
+func TestTheWordsOfARequestsWay(t *testing.T) {
+	rows := rowsOf(t, "| word |")
+	assert.LessOrEqual(t, len(rows), 60)
+	for _, row := range rows {
+		folders := inSpan.FindAllStringSubmatch(row[strings.LastIndex(row[:strings.LastIndex(row, "|")], "|"):], -1)
+		require.Len(t, folders, 1, row)
+		assert.DirExists(t, filepath.Join("..", "..", folders[0][1]), row)
+	}
+}
+
 // receiver is the name of a method's type, without pointer and type parameters.
 func receiver(of ast.Expr) string {
 	switch of := of.(type) {
