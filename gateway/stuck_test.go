@@ -55,7 +55,7 @@ func TestASlowCoreKeepsItsPrompts(t *testing.T) {
 	t.Parallel()
 	t.Run("other streams of its ranks move", func(t *testing.T) {
 		t.Parallel()
-		o := knowsPrompts(oneServer, time.Second)
+		o := knowsPrompts(oneServer, 3*time.Second) // a busy machine stops this process for one or two
 		for i := range o.mixed {
 			o.mixed[i].MaxBatchedTokens, o.mixed[i].PrefillPerToken = 64, 2*time.Millisecond // the predicted time is next to nothing
 		}
@@ -63,7 +63,7 @@ func TestASlowCoreKeepsItsPrompts(t *testing.T) {
 		for range 16 { // on each rank some
 			defer c.endless()()
 		}
-		require.Equal(t, "right", c.judge(strings.Repeat("a long prompt, ", 400), streamed))
+		require.Equal(t, "right", c.judge(strings.Repeat("a long prompt, ", 800), streamed))
 		require.Empty(t, c.logs.FilterMessage("an attempt failed, and the request is tried again").All())
 	})
 	t.Run("there is no other group", func(t *testing.T) {

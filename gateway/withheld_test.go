@@ -61,7 +61,10 @@ func TestAGroupThatReformsIsWaitedFor(t *testing.T) {
 		t.Run(row.name, func(t *testing.T) {
 			t.Parallel()
 			two := refengine.Config{DPSize: 2, DPMode: "internal", Version: row.version, C0: 2 * time.Millisecond}
-			o := options{dirty: true, configure: quickHealth, decode: []refengine.Config{two}, prefill: []refengine.Config{{Version: row.version}}}
+			o := options{dirty: true, decode: []refengine.Config{two}, prefill: []refengine.Config{{Version: row.version}}, configure: func(cfg *config.Config) {
+				quickHealth(cfg)
+				cfg.Prefill.Retry.Base = 500 * time.Millisecond // a busy machine sees the first refusal late
+			}}
 			begin := func() *cluster { return start(t, o) }
 			switch {
 			case row.mixed:
