@@ -102,9 +102,7 @@ type Law struct {
 	Group GroupKey
 	StepModel
 
-	// RowsMs and Sizes are Snapshot's.
-	RowsMs float64
-	Sizes  []int
+	RowsMs float64 // Snapshot's
 }
 
 // SetWorkers replaces the fleet, of all models.

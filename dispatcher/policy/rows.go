@@ -58,7 +58,7 @@ func (p *evenkeel) limitsOfRows(s *Snapshot) [2]int32 {
 	for _, n := range p.counts(s) {
 		now = max(now, int(n))
 	}
-	return [2]int32{int32(rounded(s.Sizes, level)), int32(rounded(s.Sizes, (level+now)/2))}
+	return [2]int32{int32(level), int32((level + now) / 2)}
 }
 
 // counts are the requests of each rank with those that are placed.
@@ -76,13 +76,5 @@ func (p *evenkeel) counts(s *Snapshot) []int32 {
 // predicted is what the loads and the rows make of a step, in ms beside its fixed part.
 func (p *evenkeel) predicted(s *Snapshot) float64 {
 	peak := math.Ldexp(float64(p.loads.peak()), -fixedBits)
-	return float64(s.C1Ms)*peak + float64(s.RowsMs)*float64(rounded(s.Sizes, int(slices.Max(p.counts(s)))))
-}
-
-// rounded is the captured size for so many requests.
-func rounded(sizes []int, n int) int {
-	if at, _ := slices.BinarySearch(sizes, n); at < len(sizes) {
-		return sizes[at]
-	}
-	return n
+	return float64(s.C1Ms)*peak + float64(s.RowsMs)*float64(slices.Max(p.counts(s)))
 }

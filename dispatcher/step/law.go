@@ -125,21 +125,20 @@ func (l *Law) eager(ranks []Rank) (ms float64) {
 }
 
 // Assumed is the law as policies decide by it: a load that is the largest of the ranks' own loads, with what a request weighs in it,
-// and beside it what each row of the rank with most rows adds, by captured size where there are graphs.
-func (l *Law) Assumed() (load Model, rowsMs float64, sizes []int) {
+// and beside it what each row of the rank with most rows adds. Captured sizes are left out: a rank that is just below one now is above
+// it a few steps later.
+func (l *Law) Assumed() (load Model, rowsMs float64) {
 	load, rowsMs = l.Model, l.MostMs
 	switch l.Form {
-	case Eager:
-		return load, rowsMs, nil
 	case Unmasked:
 		rowsMs += l.RequestMs + l.MeanMs
 		load.RequestMs = 0
 	case Masked:
 		rowsMs += l.RequestMs
 		load.RequestMs = 0
-	case OwnBuckets:
+	case Eager, OwnBuckets:
 	}
-	return load, rowsMs, l.Sizes
+	return load, rowsMs
 }
 
 // Level is the law of ranks that all have as much, as a Model: there every form costs the same but for padding.

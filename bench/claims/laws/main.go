@@ -57,6 +57,9 @@ func (n *numbers) Set(text string) error {
 }
 
 func run(ctx context.Context, args []string, out io.Writer) error {
+	if len(args) > 0 && args[0] == "-gate" {
+		return runGate(ctx, args[1:], out)
+	}
 	o := options{requests: numbers{1, 4, 16, 64}, contexts: numbers{256, 2048, 8192}, prompts: numbers{512, 2048, 4096}, out: out}
 	flags := flag.NewFlagSet("law", flag.ContinueOnError)
 	flags.SetOutput(out)

@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"math"
+
+	"evenkeel/dispatcher/step"
 )
 
 // Fleet is the decode ranks of a run.
@@ -25,6 +27,14 @@ type Group struct {
 	C0Ms, C1Ms float64
 	RequestMs  float64
 	Ranks      []Rank
+
+	// Law is what a step takes where that depends on more than the slowest rank; nil: as above. Where ranks are level both agree, but
+	// for what pads.
+	Law *step.Law
+	// Assumed is the law that policies are told, and what a request of the rank with most requests adds to it. Without a C1Ms there is
+	// none, or with Plan.TellLaw the one above.
+	Assumed step.Model
+	RowsMs  float64
 }
 
 // Rank is one DP rank.

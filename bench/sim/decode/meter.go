@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"evenkeel/bench/lab/report"
+	"evenkeel/dispatcher/step"
 	"evenkeel/dispatcher/virtual"
 	"evenkeel/internal/stats"
 )
@@ -32,6 +33,7 @@ type meter struct {
 	lacked, prompts                                                           float64   // tokens that were pulled, and those of their prompts
 	ticks                                                                     []float64 // us
 	loads                                                                     []int64
+	does                                                                      []step.Rank
 
 	keep bool // the steps of the first group, for plots
 	kept []report.Step
@@ -111,12 +113,13 @@ func (m *meter) finished(now float64, q *job) {
 }
 
 // step measures the step that begins and returns how long it takes.
-func (m *meter) step(g *virtual.Group, first bool, now float64) float64 {
-	m.loads = m.loads[:0]
+func (m *meter) step(g *virtual.Group, law *step.Law, first bool, now float64) float64 {
+	m.loads, m.does = m.loads[:0], m.does[:0]
 	running, mostRunning, largest, costly, sumCost := 0, 0, 0.0, 0.0, 0.0 // loads as steps feel them
 	for _, w := range g.Ranks {
 		tokens, n := w.Load(g.Step)
 		m.loads = append(m.loads, tokens)
+		m.does = append(m.does, step.Rank{Requests: float64(n), KV: float64(tokens)})
 		running, mostRunning = running+n, max(mostRunning, n)
 		load := w.Feels(tokens, n)
 		largest = max(largest, load)
@@ -130,6 +133,9 @@ func (m *meter) step(g *virtual.Group, first bool, now float64) float64 {
 	imbalance := float64(int64(len(m.loads))*most - sum)
 	kvMs := g.Law.C1Ms * largest
 	ms := g.Law.C0Ms + kvMs
+	if law != nil {
+		ms = law.Ms(m.does)
+	}
 	if m.keep && first {
 		m.keepStep(g, now, ms)
 	}

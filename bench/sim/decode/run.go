@@ -78,7 +78,7 @@ func newRun(fleet *Fleet, load Load, w *workload, cfg board.Config) (*run, error
 	for i := range fleet.Groups {
 		plan := &fleet.Groups[i]
 		g := &group{Group: virtual.NewGroup(board.GroupKey{Model: model, Name: strconv.Itoa(i), Barrier: true},
-			board.StepModel{C0Ms: plan.C0Ms, C1Ms: plan.C1Ms, RequestMs: plan.RequestMs})}
+			board.StepModel{C0Ms: plan.C0Ms, C1Ms: plan.C1Ms, RequestMs: plan.RequestMs}), plan: plan}
 		for _, p := range plan.Ranks {
 			w := &worker{Rank: &virtual.Rank{ID: int32(len(r.workers)), Slots: p.Slots, Capacity: p.Capacity, Cost: p.Cost, Group: g.Group}, plan: p}
 			if fleet.Spare != nil {
@@ -114,11 +114,13 @@ func newRun(fleet *Fleet, load Load, w *workload, cfg board.Config) (*run, error
 // serve has the engines serve the jobs.
 func (r *run) serve() {
 	r.Stale = r.fleet.Stale
+	r.laws = map[*virtual.Group]*step.Law{}
 	for _, g := range r.groups {
 		r.Groups = append(r.Groups, g.Group)
+		r.laws[g.Group] = g.plan.Law
 	}
 	r.Length = func(g *virtual.Group) float64 {
-		r.stepMs = r.meter.step(g, g == r.Groups[0], r.Now)
+		r.stepMs = r.meter.step(g, r.laws[g], g == r.Groups[0], r.Now)
 		return r.stepMs
 	}
 	if r.load.AtArrival {
@@ -273,6 +275,10 @@ func (r *run) comeAndGo() {
 		if r.law && !g.told && len(g.Ranks) > 0 {
 			g.told = true
 			r.Apply(board.Law{Group: g.Key, StepModel: g.Law}, r.Now)
+		}
+		if g.plan.Assumed.C1Ms > 0 && !g.told && len(g.Ranks) > 0 {
+			g.told = true
+			r.Apply(board.Law{Group: g.Key, StepModel: g.plan.Assumed, RowsMs: g.plan.RowsMs}, r.Now)
 		}
 	}
 }

@@ -13,6 +13,7 @@ import (
 	"evenkeel/bench/sim/decode"
 	"evenkeel/bench/tools/page"
 	"evenkeel/dispatcher/board"
+	"evenkeel/dispatcher/step"
 )
 
 // Load is one that was drawn: how long answers and prompts are, how requests come, and
@@ -119,6 +120,13 @@ func New(seed uint64, number int) *Load {
 	l.stale, l.lag = r.IntN(stepsTo+1), r.IntN(stepsTo+1)
 	l.seed, l.Tokens, l.Lasts, l.Bounded = r.Uint64(), tokens, lasts, true
 	return l
+}
+
+// OnRanks has the load served by one group of so many equal ranks, whose steps take that if they are level.
+func (l *Load) OnRanks(ranks int, level step.Model) {
+	l.pool = max(min(1, l.pool), l.pool*ranks/l.Ranks)
+	l.Ranks, l.Groups, l.uneven = ranks, 1, evenRanks
+	l.C0, l.C1, l.Request = level.C0Ms, level.C1Ms, level.RequestMs
 }
 
 // The ranges that properties are drawn from. What spans a decade is drawn by its logarithm. Those of a step's law and of

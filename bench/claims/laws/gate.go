@@ -1,0 +1,190 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"flag"
+	"fmt"
+	"io"
+	"math"
+	"os"
+	"slices"
+	"time"
+
+	"evenkeel/bench/lab/report"
+	"evenkeel/bench/sim/draw"
+	"evenkeel/bench/tools/page"
+	"evenkeel/dispatcher/step"
+)
+
+// gate is the question whether it matters that evenkeel knows the form of the law: loads drawn at random are served under each form, by
+// the default policy that takes each form for true, and by the one that learns what it can.
+type gate struct {
+	seed  uint64
+	loads int
+	out   string
+}
+
+// judgement is the seed of the table in the page.
+const judgement = 20261204
+
+// largest is the largest graph that engines capture by default.
+const largest = 512
+
+// gateLaw are the constants of a law whose form is another question.
+type gateLaw struct {
+	name             string
+	ranks            int
+	c0, c1           float64 // ms, µs
+	own, most, equal float64 // ms a request
+}
+
+// gateLaws are fits to kernel times; docs/results/laws.md says of what.
+var gateLaws = []gateLaw{
+	{"DeepSeek-V3, SGLang, H200", 32, 19.1, 0.0319, 0.015, 0.171, 0.050},
+	{"DeepSeek-V3, vLLM, H200", 32, 30.2, 0.0224, 0.050, 0.060, 0.486},
+	{"DeepSeek-V3, SGLang, B200", 32, 15.5, 0.0193, 0.009, 0.015, 0.026},
+	{"DeepSeek-V3.2, SGLang, H200", 32, 19.6, 0.0063, 0.090, 0.171, 0.050},
+	{"DeepSeek-V3.2, SGLang, B200", 32, 16.0, 0.0058, 0.022, 0.015, 0.026},
+	{"Qwen3-235B, SGLang, H200", 8, 17.4, 0.0400, 0.018, 0.048, 0.110},
+	{"Qwen3-235B, vLLM, H200", 8, 25.7, 0.0327, 0.066, 0.048, 0.108},
+	{"Qwen3-235B, SGLang, B200", 8, 14.7, 0.0161, 0.008, 0.045, 0.083},
+}
+
+func (l *gateLaw) in(form step.Form) *step.Law {
+	return &step.Law{
+		Model: step.Model{C0Ms: l.c0, C1Ms: l.c1 / 1000, RequestMs: l.own}, Form: form, MostMs: l.most, MeanMs: l.equal, Sizes: step.Captured(largest),
+	}
+}
+
+var variants = []string{"eager", "two maxima", "weight all", "half", "today own", "counts*2"}
+
+func assumption(l *gateLaw, k int) (step.Model, float64) {
+	m := l.in(step.Eager).Model
+	all := l.own + l.most + l.equal
+	switch k {
+	case 0:
+		return m, l.most
+	case 1:
+		m.RequestMs = 0
+		return m, all
+	case 2:
+		m.RequestMs = all
+		return m, 0
+	case 3:
+		m.RequestMs = all / 2
+		return m, all / 2
+	case 4:
+		return m, 0
+	}
+	m.RequestMs = 2 * all
+	return m, 0
+}
+
+const learns = 6
+
+type outcomes [len(step.Forms)][learns + 1]report.Metrics
+
+func runGate(ctx context.Context, args []string, out io.Writer) error {
+	var g gate
+	flags := flag.NewFlagSet("laws -gate", flag.ContinueOnError)
+	flags.Uint64Var(&g.seed, "seed", judgement, "of the loads")
+	flags.IntVar(&g.loads, "loads", 32, "how many")
+	flags.StringVar(&g.out, "out", "", "document to write the tables into; empty: they are printed")
+	if err := flags.Parse(args); err != nil {
+		return err
+	}
+	if g.loads < 1 {
+		return fmt.Errorf("-loads %d: there must be one", g.loads)
+	}
+	all, err := g.try(ctx, os.Stderr)
+	if err != nil {
+		return err
+	}
+	if g.out != "" {
+		return page.Write(g.out, "claim NAME=laws", "gate", "What it is worth to know the form", g.tables(all))
+	}
+	_, err = fmt.Fprintln(out, g.tables(all))
+	return err
+}
+
+// load is the load of a number, and the law that it is served under.
+func (g *gate) load(number int) (*draw.Load, *gateLaw) {
+	law := &gateLaws[number%len(gateLaws)]
+	l := draw.New(g.seed, number)
+	l.OnRanks(law.ranks, law.in(step.Eager).Level())
+	l.Tokens, l.Lasts = 3e6, 30*time.Second
+	return l, law
+}
+
+func (g *gate) try(ctx context.Context, progress io.Writer) ([]outcomes, error) {
+	all := make([]outcomes, g.loads)
+	_, err := report.Trials(ctx, g.loads, 1, nil, func(ctx context.Context, i int, _ uint64) (struct{}, error) {
+		start := time.Now()
+		l, law := g.load(i)
+		plan := l.Plan([]string{"evenkeel"}, 0)
+		for truth := range step.Forms {
+			for assumed := range learns + 1 {
+				one := plan
+				one.Fleet.Groups = slices.Clone(plan.Fleet.Groups)
+				one.Fleet.Groups[0].Law = law.in(step.Form(truth))
+				if assumed < learns {
+					one.Fleet.Groups[0].Assumed, one.Fleet.Groups[0].RowsMs = assumption(law, assumed)
+				}
+				got, err := one.RunAlone(ctx, 1)
+				if err != nil {
+					return struct{}{}, fmt.Errorf("load %s: %w", l, err)
+				}
+				all[i][truth][assumed] = got
+			}
+		}
+		_, err := fmt.Fprintf(progress, "%5.1f s  %s: %s\n", time.Since(start).Seconds(), law.name, l)
+		return struct{}{}, err
+	})
+	return all, err
+}
+
+// tables show what a policy loses that takes another form for true, beside one that takes the true one.
+func (g *gate) tables(all []outcomes) string {
+	text := fmt.Sprintf("%d loads of seed %d, each under one of %d laws. A cell is the geometric mean of the ratios to the policy that takes the true form for true, "+
+		"and the worst of them.\n", g.loads, g.seed, len(gateLaws))
+	for _, f := range []struct {
+		metric report.Metric
+		name   string
+		more   bool
+	}{{report.StepMean, "Mean step", false}, {report.TokensPerS, "Tokens/s", true}, {report.TPOTP95, "TPOT p95", false}} {
+		t := page.Markdown{Head: []string{f.name + ": steps really are"}}
+		t.Head = append(t.Head, variants...)
+		t.Head = append(t.Head, "learned")
+		for truth, name := range step.Forms {
+			row := []string{name}
+			for assumed := range learns + 1 {
+				var ratios []float64
+				for i := range all {
+					ratios = append(ratios, all[i][truth][assumed][f.metric].Mean/all[i][truth][0][f.metric].Mean)
+				}
+				row = append(row, spread(ratios, f.more))
+			}
+			t.Add(row...)
+		}
+		text += "\n" + t.String()
+	}
+	return text
+}
+
+// spread is the geometric mean of ratios and the worst one.
+func spread(ratios []float64, more bool) string {
+	ratios = slices.DeleteFunc(ratios, math.IsNaN)
+	if len(ratios) == 0 {
+		return "–"
+	}
+	sum := 0.0
+	for _, x := range ratios {
+		sum += math.Log(x)
+	}
+	worst := slices.MaxFunc(ratios, cmp.Compare)
+	if more {
+		worst = slices.MinFunc(ratios, cmp.Compare)
+	}
+	return fmt.Sprintf("%.3f (%.3f)", math.Exp(sum/float64(len(ratios))), worst)
+}
