@@ -7,6 +7,7 @@ import (
 	"net"
 	"os"
 	"os/signal"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -14,6 +15,7 @@ import (
 
 	"evenkeel/bench/lab/refengine"
 	"evenkeel/bench/lab/refengine/plain"
+	"evenkeel/dispatcher/step"
 )
 
 // engineCmd is the reference engine: it speaks what vLLM and vllm-ascend speak,
@@ -65,8 +67,15 @@ type engineCmd struct {
 	Aggregated aggregatedFlags `embed:"" group:"With --role aggregated"`
 }
 
+// paddings are the values of --padding, in the order of step.Forms.
+var paddings = []string{step.Eager: "none", step.Unmasked: "all", step.Masked: "masked", step.OwnBuckets: "own"}
+
 type stepFlags struct {
 	CR        time.Duration `name:"cr" help:"Take this time more in a step per request of the slowest rank."`
+	CM        time.Duration `name:"cm" help:"Take this time more in a step per request of the rank with most requests."`
+	CS        time.Duration `name:"cs" help:"Take this time more in a step per request of all ranks, divided by the number of ranks."`
+	Padding   string        `enum:"none,all,masked,own" default:"none" help:"Pad the requests of ranks to the size of a graph, as engines do: none; all ranks to the largest one, where --cs is taken for what pads, too (all) or not (masked); or each rank by itself (own) (default: ${default})."`
+	Captured  int           `default:"512" help:"With --padding, have graphs for up to this many requests of a rank (default: ${default})."`
 	Jitter    time.Duration `placeholder:"20ms" help:"The scheduler sees a request after a random time, from a tenth of this to all of it, as with tokenizers that work in parallel."`
 	StepTrace string        `placeholder:"FILE" help:"Write a JSON line for every rank and step to FILE."`
 }
@@ -116,7 +125,7 @@ func (c *engineCmd) config() (refengine.Config, error) {
 		Role: refengine.Role(c.Role), Listen: c.Listen, Advertise: c.Advertise, DPSize: c.DPSize, DPMode: c.DPMode, Group: c.Group,
 		Model: c.Model, MaxModelLen: c.MaxModelLen, Version: c.Version, APIKey: c.APIKey, Task: plain.Task(strings.TrimPrefix(c.Task, "generate")),
 		Slots: c.Slots, KVTokens: c.KVTokens, MaxQueued: c.MaxQueued,
-		C0: c.C0, C1: c.C1, CR: c.Steps.CR, Jitter: c.Steps.Jitter, TokensPerChunk: c.TokensPerChunk, StreamInterval: c.StreamInterval, RecomputeEnable: c.Recompute,
+		C0: c.C0, C1: c.C1, CR: c.Steps.CR, CM: c.Steps.CM, CS: c.Steps.CS, Jitter: c.Steps.Jitter, TokensPerChunk: c.TokensPerChunk, StreamInterval: c.StreamInterval, RecomputeEnable: c.Recompute,
 		PrefillBase: c.PrefillBase, PrefillPerToken: c.PrefillPerToken, PrefixCache: c.PrefixCache, KVEventsEncoding: c.KVEventsEncoding,
 		Connector: refengine.Connector(c.Connector), FlatBlockIDs: c.FlatBlockIDs, KVHoldTimeout: c.KVHoldTimeout,
 		MaxBatchedTokens: c.Aggregated.MaxNumBatchedTokens, PrefillShared: c.Aggregated.PrefillShared,
@@ -130,6 +139,9 @@ func (c *engineCmd) config() (refengine.Config, error) {
 			return cfg, usageError{fmt.Errorf("--listen %s: %w; write host:port", c.Listen, err)}
 		}
 		cfg.KVEvents = net.JoinHostPort(host, strconv.Itoa(c.KVEvents))
+	}
+	if form := slices.Index(paddings, c.Steps.Padding); form > 0 {
+		cfg.Form, cfg.Captured = step.Form(form), c.Steps.Captured
 	}
 	for _, text := range c.Fault {
 		var r refengine.Rule

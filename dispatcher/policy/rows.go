@@ -12,37 +12,44 @@ type rows struct{ of []int32 } // requests of each rank
 // arrange places the entries of the round and improves that. Where requests count for themselves it also tries to keep ranks from more
 // requests than others have, and takes what makes the step shortest.
 func (p *evenkeel) arrange(s *Snapshot) {
-	p.spread(s, 0)
+	p.spread(s)
 	if s.RowsMs <= 0 {
 		return
 	}
-	free, placed := p.predicted(s), len(p.placed)
-	best, at := free, int32(0)
-	for _, most := range p.limitsOfRows(s) {
-		p.spread(s, most)
+	best, placed, at, last := p.predicted(s), len(p.placed), int32(0), int32(0)
+	for _, last = range p.limitsOfRows(s) {
+		p.limit(s, last)
+		p.spread(s)
 		if ms := p.predicted(s); len(p.placed) >= placed && ms < best {
-			best, at = ms, most
+			best, at = ms, last
 		}
 	}
-	p.spread(s, at)
+	if at != last {
+		p.limit(s, at)
+		p.spread(s)
+	}
 }
 
-// spread places and improves, with no more than so many requests on a rank that has not more already; 0: as many as there are slots.
-func (p *evenkeel) spread(s *Snapshot, most int32) {
-	if most > 0 || len(p.placed) > 0 {
-		p.placed = p.placed[:0]
-		p.loads.build(s, p.loads.request)
-		p.ranks.load(s, p.loads.held, p.set.watermark, 0)
-		for g := range s.Workers {
-			if over := int32(len(s.Workers[g].Running)) + p.ranks.free[g] - most; most > 0 && over > 0 && p.ranks.free[g] > 0 {
-				less := min(over, p.ranks.free[g])
-				p.ranks.free[g] -= less
-				p.ranks.open -= int64(less)
-			}
-		}
-	}
+func (p *evenkeel) spread(s *Snapshot) {
 	p.place(s)
 	p.improve(p.budget(s))
+}
+
+// limit begins the round anew, with no more than so many requests on a rank that has not more already; 0: as many as there are slots.
+func (p *evenkeel) limit(s *Snapshot, most int32) {
+	p.placed = p.placed[:0]
+	p.loads.build(s, p.loads.request)
+	p.ranks.load(s, p.loads.held, p.set.watermark, 0)
+	if most == 0 {
+		return
+	}
+	for g := range s.Workers {
+		over := int32(len(s.Workers[g].Running)) + p.ranks.free[g] - most
+		if less := min(over, p.ranks.free[g]); less > 0 {
+			p.ranks.free[g] -= less
+			p.ranks.open -= int64(less)
+		}
+	}
 }
 
 // limitsOfRows are the numbers of requests that are tried: as if all ranks had as many, and the middle between that and what came out.

@@ -70,6 +70,9 @@ func (l *Law) Ms(ranks []Rank) float64 {
 	if len(ranks) == 0 {
 		return l.C0Ms
 	}
+	if l.Form == Eager && l.MostMs == 0 && l.MeanMs == 0 {
+		return l.Model.Ms(ranks)
+	}
 	most, sum := 0.0, 0.0
 	for i := range ranks {
 		n := ranks[i].rows()
@@ -125,17 +128,18 @@ func (l *Law) eager(ranks []Rank) (ms float64) {
 }
 
 // Assumed is the law as policies decide by it: a load that is the largest of the ranks' own loads, with what a request weighs in it,
-// and beside it what each row of the rank with most rows adds. Captured sizes are left out: a rank that is just below one now is above
-// it a few steps later.
+// and beside it what each request of the rank with most requests adds. In graphs all of a request is of the second kind; half of it is
+// counted as a weight, because a search that moves one request at a time finds level counts by a weight, and by a largest count alone
+// it does not. Captured sizes are left out: a rank that is just below one now is above it a few steps later.
 func (l *Law) Assumed() (load Model, rowsMs float64) {
 	load, rowsMs = l.Model, l.MostMs
 	switch l.Form {
 	case Unmasked:
-		rowsMs += l.RequestMs + l.MeanMs
-		load.RequestMs = 0
+		rowsMs = (l.RequestMs + l.MostMs + l.MeanMs) / 2
+		load.RequestMs = rowsMs
 	case Masked:
-		rowsMs += l.RequestMs
-		load.RequestMs = 0
+		rowsMs = (l.RequestMs + l.MostMs) / 2
+		load.RequestMs = rowsMs
 	case Eager, OwnBuckets:
 	}
 	return load, rowsMs

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"evenkeel/dispatcher/board"
+	"evenkeel/dispatcher/step"
 	"evenkeel/dispatcher/virtual"
 )
 
@@ -49,7 +50,7 @@ func (m *mixing) build(v *board.GroupView, law board.StepModel) error {
 		return fmt.Errorf("the time that a prompt adds to a step of %s is not known yet", v.Key.Name)
 	}
 	w := &v.Workers[0]
-	engines := virtual.Mixed{Law: law, Budget: int32(w.StepBudget()), Interval: int64(w.Interval), Lasts: m.lasts}
+	engines := virtual.Mixed{Law: step.Law{Model: law}, Budget: int32(w.StepBudget()), Interval: int64(w.Interval), Lasts: m.lasts}
 	for i := range v.Workers {
 		engines.Slots = max(engines.Slots, v.Workers[i].Slots)
 		if c := v.Workers[i].Capacity; c > 0 && (engines.Room == 0 || c < engines.Room) {

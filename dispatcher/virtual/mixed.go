@@ -9,7 +9,7 @@ import (
 // Mixed is ranks behind one barrier that prefill and decode, as engines schedule them: each step takes so many tokens
 // of a rank at most, first of the requests that run, in the order of their admission, then of those that wait.
 type Mixed struct {
-	Law      step.Model
+	Law      step.Law
 	Budget   int32 // tokens of a rank in a step
 	Slots    int   // requests that run on a rank
 	Room     int64 // KV tokens of a rank; 0: unlimited

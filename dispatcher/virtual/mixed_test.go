@@ -23,7 +23,7 @@ type bench struct {
 
 func mixed(ranks int, change func(g *Mixed)) *bench {
 	b := &bench{firsts: map[int32]float64{}, ends: map[int32]float64{}, tokens: map[int32]int{}}
-	b.Mixed = Mixed{Law: step.Model{C0Ms: 10, OwnMs: 0.1}, Budget: 100, Slots: 4, Ranks: make([]MixedRank, ranks), Ends: Never}
+	b.Mixed = Mixed{Law: step.Law{Model: step.Model{C0Ms: 10, OwnMs: 0.1}}, Budget: 100, Slots: 4, Ranks: make([]MixedRank, ranks), Ends: Never}
 	b.Cached = func(int, *Work) int32 { return 0 }
 	b.Token = func(_ int, w *Work) {
 		if b.tokens[w.Job]++; w.Gen == 1 {
@@ -58,7 +58,7 @@ func equal(t *testing.T, want, got []float64) {
 
 func TestALawOfSteps(t *testing.T) {
 	b := mixed(2, func(g *Mixed) {
-		g.Law = step.Model{C0Ms: 10, RequestMs: 1, C1Ms: 0.01, OwnMs: 0.1, SharedMs: 0.2, PrefillMs: 5}
+		g.Law.Model = step.Model{C0Ms: 10, RequestMs: 1, C1Ms: 0.01, OwnMs: 0.1, SharedMs: 0.2, PrefillMs: 5}
 	})
 	b.Add(0, Work{Job: 1, Prompt: 50, Left: 3})
 	b.Add(1, Work{Job: 2, Prompt: 30, Left: 2})
@@ -232,7 +232,7 @@ func TestTheStepsOfMixedRanksTeachTheirLaw(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			rng := rand.New(rand.NewPCG(1, 2))
-			b := mixed(4, func(g *Mixed) { g.Law, g.Budget, g.Slots = c.law, 4096, 48 })
+			b := mixed(4, func(g *Mixed) { g.Law.Model, g.Budget, g.Slots = c.law, 4096, 48 })
 			var s step.Times
 			coming, job := 0., int32(0)
 			for s.Samples() < 9000 {

@@ -57,33 +57,15 @@ func (l *gateLaw) in(form step.Form) *step.Law {
 	}
 }
 
-var variants = []string{"eager", "two maxima", "weight all", "half", "today own", "counts*2"}
+// What a policy knows: a form with its constants, or what it learns from nothing, or from the constants as the config may have them.
+const (
+	learns     = len(step.Forms)
+	learnsMore = learns + 1
+	columns    = learns + 2
+)
 
-func assumption(l *gateLaw, k int) (step.Model, float64) {
-	m := l.in(step.Eager).Model
-	all := l.own + l.most + l.equal
-	switch k {
-	case 0:
-		return m, l.most
-	case 1:
-		m.RequestMs = 0
-		return m, all
-	case 2:
-		m.RequestMs = all
-		return m, 0
-	case 3:
-		m.RequestMs = all / 2
-		return m, all / 2
-	case 4:
-		return m, 0
-	}
-	m.RequestMs = 2 * all
-	return m, 0
-}
-
-const learns = 6
-
-type outcomes [len(step.Forms)][learns + 1]report.Metrics
+// outcomes are what came of a load under a truth, by what the policy knows.
+type outcomes [len(step.Forms)][columns]report.Metrics
 
 func runGate(ctx context.Context, args []string, out io.Writer) error {
 	var g gate
@@ -124,12 +106,17 @@ func (g *gate) try(ctx context.Context, progress io.Writer) ([]outcomes, error) 
 		l, law := g.load(i)
 		plan := l.Plan([]string{"evenkeel"}, 0)
 		for truth := range step.Forms {
-			for assumed := range learns + 1 {
+			for assumed := range columns {
 				one := plan
 				one.Fleet.Groups = slices.Clone(plan.Fleet.Groups)
-				one.Fleet.Groups[0].Law = law.in(step.Form(truth))
-				if assumed < learns {
-					one.Fleet.Groups[0].Assumed, one.Fleet.Groups[0].RowsMs = assumption(law, assumed)
+				group := &one.Fleet.Groups[0]
+				group.Law = law.in(step.Form(truth))
+				switch assumed {
+				case learns:
+				case learnsMore:
+					one.StepModel = group.Law.Level()
+				default:
+					group.Assumed, group.RowsMs = law.in(step.Form(assumed)).Assumed()
 				}
 				got, err := one.RunAlone(ctx, 1)
 				if err != nil {
@@ -154,14 +141,16 @@ func (g *gate) tables(all []outcomes) string {
 		more   bool
 	}{{report.StepMean, "Mean step", false}, {report.TokensPerS, "Tokens/s", true}, {report.TPOTP95, "TPOT p95", false}} {
 		t := page.Markdown{Head: []string{f.name + ": steps really are"}}
-		t.Head = append(t.Head, variants...)
-		t.Head = append(t.Head, "learned")
+		for _, form := range step.Forms {
+			t.Head = append(t.Head, "taken for "+form)
+		}
+		t.Head = append(t.Head, "learned", "learned, from the constants")
 		for truth, name := range step.Forms {
 			row := []string{name}
-			for assumed := range learns + 1 {
+			for assumed := range columns {
 				var ratios []float64
 				for i := range all {
-					ratios = append(ratios, all[i][truth][assumed][f.metric].Mean/all[i][truth][0][f.metric].Mean)
+					ratios = append(ratios, all[i][truth][assumed][f.metric].Mean/all[i][truth][truth][f.metric].Mean)
 				}
 				row = append(row, spread(ratios, f.more))
 			}

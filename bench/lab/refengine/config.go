@@ -15,6 +15,7 @@ import (
 	"evenkeel/bench/lab/refengine/group"
 	"evenkeel/bench/lab/refengine/plain"
 	"evenkeel/bench/lab/refengine/prompts"
+	"evenkeel/dispatcher/step"
 )
 
 // Role says which requests an engine takes.
@@ -56,6 +57,10 @@ type Config struct {
 	C0              time.Duration // a step's fixed time, default 5 ms
 	C1              time.Duration // a step's time per KV token of the slowest rank, default 200 ns
 	CR              time.Duration // a step's time per request of the slowest rank
+	CM              time.Duration // a step's time per request of the rank with most requests
+	CS              time.Duration // a step's time per request of all ranks, divided by how many ranks there are
+	Form            step.Form     // whether ranks are padded to the size of a graph, and for whom that costs something
+	Captured        int           // the largest graph, by requests of a rank; 0: there are none
 	Phase           time.Duration // steps end so long after whole multiples of C0, so that engines in turn do not all speak at once; 0: the first begins when a request comes
 	TokensPerChunk  int           // tokens a request gets in one step, as with MTP, default 1
 	StreamInterval  int           // steps between two chunks after the first, default 1
@@ -248,12 +253,16 @@ func (c Config) Validate() error {
 	for _, d := range []struct {
 		field string
 		value time.Duration
-	}{{"c0", c.C0}, {"c1", c.C1}, {"cr", c.CR}, {"prefill base", c.PrefillBase}, {"prefill per token", c.PrefillPerToken},
+	}{{"c0", c.C0}, {"c1", c.C1}, {"cr", c.CR}, {"cm", c.CM}, {"cs", c.CS}, {"prefill base", c.PrefillBase}, {"prefill per token", c.PrefillPerToken},
 		{"prefill shared", c.PrefillShared}, {"jitter", c.Jitter},
 		{"KV hold timeout", c.KVHoldTimeout}, {"bootstrap timeout", c.BootstrapTimeout}, {"waiting timeout", c.WaitingTimeout}, {"keep-alive", c.KeepAlive}} {
 		if d.value < 0 {
 			bad("%s is %v; it must not be negative", d.field, d.value)
 		}
+	}
+	atLeast("captured", int64(c.Captured), 0)
+	if c.Form != step.Eager && c.Captured == 0 {
+		bad("the form %s has no graphs; say how large the largest one is", c.Form)
 	}
 	for i, r := range c.Faults {
 		if err := r.Validate(); err != nil {
@@ -276,7 +285,7 @@ func (c Config) group() group.Config {
 	if c.Role == Aggregated {
 		mixed = &group.Mixed{Budget: c.MaxBatchedTokens, Interval: c.PrefillInterval, First: c.PrefillFirst, Delay: c.PrefillDelayer, Shared: c.PrefillShared}
 	}
-	return group.Config{Ranks: c.DPSize, Slots: c.Slots, Blocks: c.KVTokens / blockSize, TokensPerChunk: c.TokensPerChunk, C0: c.C0, C1: c.C1, CR: c.CR, Phase: c.Phase,
+	return group.Config{Ranks: c.DPSize, Slots: c.Slots, Blocks: c.KVTokens / blockSize, TokensPerChunk: c.TokensPerChunk, C0: c.C0, C1: c.C1, CR: c.CR, CM: c.CM, CS: c.CS, Form: c.Form, Captured: c.Captured, Phase: c.Phase,
 		FirstAtOnce: c.FirstAtOnce, Spread: c.Spread, Recompute: c.RecomputeEnable, PrefillBase: c.PrefillBase, PrefillPer: c.PrefillPerToken, Waits: waits, Mixed: mixed}
 }
 

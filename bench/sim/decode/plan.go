@@ -32,6 +32,9 @@ type Plan struct {
 
 	Window time.Duration // of freed slots, as the server has it; 0 = off
 
+	// StepModel is what policies take for true until they have learned it, as the config may say.
+	StepModel board.StepModel
+
 	// TellLaw tells policies what a step takes, which they learn otherwise as in the server.
 	TellLaw bool
 
@@ -96,7 +99,7 @@ func (p *Plan) Validate() error {
 
 // config is that of the board for a policy and a seed: what is drawn is drawn anew for each.
 func (p *Plan) config(text string, seed uint64) board.Config {
-	cfg := board.Config{Policy: text, Window: p.Window, Predictor: p.Predictor, Seed: seed * 1_000_003}
+	cfg := board.Config{Policy: text, Window: p.Window, StepModel: p.StepModel, Predictor: p.Predictor, Seed: seed * 1_000_003}
 	if specs, auto := twin.Auto(text); auto {
 		cfg.Policy, cfg.Twin = specs[0], specs
 	}

@@ -20,7 +20,7 @@ type Load struct {
 	Slots  int
 	Room   int64 // KV tokens of a rank; 0: unlimited
 	Budget int32
-	Law    step.Model
+	Law    step.Law
 	Rho    float64 // open loop: requests, as a share of what ranks could do that are always level; 0: closed
 	Full   float64 // closed loop: requests that are there, as a share of the slots
 
@@ -86,7 +86,7 @@ func Draw(seed uint64, number int) *Load {
 	l.Slots = int(math.Round(between(slotsFrom, slotsTo)))
 	l.Budget = budgetFrom << r.IntN(budgets)
 	token, shared := between(tokenFrom, tokenTo), between(sharedFrom, sharedTo)
-	l.Law = step.Model{
+	l.Law.Model = step.Model{
 		C0Ms: logarithm(c0From, c0To), C1Ms: logarithm(kvFrom, kvTo), RequestMs: half(logarithm(requestFrom, reqTo)),
 		OwnMs: token * (1 - shared), SharedMs: token * shared, PrefillMs: between(0, anyTo),
 	}

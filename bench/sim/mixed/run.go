@@ -136,7 +136,7 @@ func (s *Run) fleet() {
 	if s.Learn {
 		return
 	}
-	s.Apply(board.Law{Group: key, StepModel: s.Law}, 0)
+	s.Apply(board.Law{Group: key, StepModel: s.Law.Model}, 0)
 }
 
 // Do runs it. It is over when all that came in the measured time have ended, or are waited for no longer.

@@ -12,6 +12,7 @@ import (
 	"evenkeel/bench/lab/refengine/cache"
 	"evenkeel/bench/lab/refengine/stand"
 	"evenkeel/bench/lab/refengine/steplog"
+	"evenkeel/dispatcher/step"
 )
 
 // Job is a request in the decode group. What is exported is the connection's, and set before Submit, or safe to read.
@@ -88,6 +89,10 @@ type Config struct {
 	TokensPerChunk int
 	C0, C1         time.Duration // of a step, and of each KV token of the slowest rank
 	CR             time.Duration // of each request of the slowest rank
+	CM             time.Duration // of each request of the rank with most requests
+	CS             time.Duration // of each request of all ranks, divided by how many ranks there are
+	Form           step.Form     // which of these pad, and for whom
+	Captured       int           // the largest graph; 0: there are none
 	Mixed          *Mixed        // the ranks compute prompts between their decodes; nil: prefill engines do
 	Phase          time.Duration // steps end so long after whole multiples of C0; 0: the first begins when a request comes
 	FirstAtOnce    bool          // a first token does not wait for the end of a step
@@ -126,6 +131,8 @@ type Group struct {
 	mixed    *mixed             // what the ranks do, where they compute prompts; nil: they only decode
 	caches   []*cache.Cache     // by rank; nil: none
 	loads    []steplog.RankLoad // scratch of a step
+	does     []step.Rank        // likewise
+	law      step.Law
 	step     int64
 	turns    int           // requests that have been given one
 	prefills time.Duration // local prefill time of the step being put together
@@ -142,7 +149,7 @@ type decodeRank struct {
 // New is a group without requests. caches are those of the ranks, nil for one that has none.
 func New(cfg Config, count Counts, log *steplog.Log, caches []*cache.Cache) *Group {
 	g := &Group{cfg: cfg, count: count, log: log, inbox: newMailbox[message](),
-		ranks: make([]decodeRank, cfg.Ranks), loads: make([]steplog.RankLoad, cfg.Ranks), caches: caches}
+		ranks: make([]decodeRank, cfg.Ranks), loads: make([]steplog.RankLoad, cfg.Ranks), does: make([]step.Rank, cfg.Ranks), law: cfg.law(), caches: caches}
 	if cfg.Mixed != nil {
 		g.mixed = newMixed(g)
 	}
@@ -482,7 +489,6 @@ func (r *decodeRank) full(cfg Config, remote bool) bool {
 
 // measure notes the load of the step that starts and says how long it takes.
 func (g *Group) measure() (length time.Duration, busy bool) {
-	var slowest time.Duration
 	for i := range g.ranks {
 		r := &g.ranks[i]
 		load := steplog.RankLoad{Running: len(r.running)}
@@ -490,10 +496,10 @@ func (g *Group) measure() (length time.Duration, busy bool) {
 			load.KVTokens += j.kvTokens()
 		}
 		g.loads[i] = load
-		slowest = max(slowest, time.Duration(load.Running)*g.cfg.CR+time.Duration(load.KVTokens)*g.cfg.C1)
+		g.does[i] = step.Rank{Requests: float64(load.Running), KV: float64(load.KVTokens)}
 		busy = busy || load.Running > 0
 	}
-	return g.cfg.C0 + slowest + g.prefills, busy
+	return time.Duration(math.Round(g.law.Ms(g.does)*float64(time.Millisecond))) + g.prefills, busy
 }
 
 func (g *Group) publish() {

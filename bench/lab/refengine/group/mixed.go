@@ -33,13 +33,24 @@ func newMixed(g *Group) *mixed {
 	cfg, how := g.cfg, g.cfg.Mixed
 	m := &mixed{group: g, jobs: map[int32]*Job{}}
 	m.Mixed = virtual.Mixed{
-		Law:    step.Model{C0Ms: ms(cfg.C0), RequestMs: ms(cfg.CR), C1Ms: ms(cfg.C1), OwnMs: ms(cfg.PrefillPer), SharedMs: ms(how.Shared), PrefillMs: ms(cfg.PrefillBase)},
+		Law:    cfg.law(),
 		Budget: int32(how.Budget), Slots: cfg.Slots, Room: int64(cfg.Blocks) * cache.BlockSize, Block: cache.BlockSize,
 		Interval: int64(how.Interval), First: how.First, Delay: how.Delay,
 		Ranks: make([]virtual.MixedRank, cfg.Ranks), Ends: virtual.Never,
 		Cached: m.cached, Computed: m.computed, Token: m.token, Finished: m.finished,
 	}
 	return m
+}
+
+// law is what a step of the group takes.
+func (c *Config) law() step.Law {
+	l := step.Law{
+		Model: step.Model{C0Ms: ms(c.C0), RequestMs: ms(c.CR), C1Ms: ms(c.C1)}, Form: c.Form, MostMs: ms(c.CM), MeanMs: ms(c.CS), Sizes: step.Captured(c.Captured),
+	}
+	if c.Mixed != nil {
+		l.OwnMs, l.SharedMs, l.PrefillMs = ms(c.PrefillPer), ms(c.Mixed.Shared), ms(c.PrefillBase)
+	}
+	return l
 }
 
 func ms(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
