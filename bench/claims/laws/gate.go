@@ -57,12 +57,25 @@ func (l *gateLaw) in(form step.Form) *step.Law {
 	}
 }
 
-// What a policy knows: a form with its constants, or what it learns from nothing, or from the constants as the config may have them.
+// What a policy knows: a form with its constants, or what it learns; that from nothing, from the middle of all laws, or from the
+// constants as the config may have them.
 const (
 	learns     = len(step.Forms)
-	learnsMore = learns + 1
-	columns    = learns + 2
+	fromMiddle = learns + 1
+	fromItsOwn = learns + 2
+	columns    = learns + 3
 )
+
+// middle is the geometric mean of the laws, for an engine of which nothing is known.
+func middle() step.Model {
+	var c0, c1, request float64
+	for i := range gateLaws {
+		m := gateLaws[i].in(step.Eager).Level()
+		c0, c1, request = c0+math.Log(m.C0Ms), c1+math.Log(m.C1Ms), request+math.Log(m.RequestMs)
+	}
+	n := float64(len(gateLaws))
+	return step.Model{C0Ms: math.Exp(c0 / n), C1Ms: math.Exp(c1 / n), RequestMs: math.Exp(request / n)}
+}
 
 // outcomes are what came of a load under a truth, by what the policy knows.
 type outcomes [len(step.Forms)][columns]report.Metrics
@@ -113,7 +126,9 @@ func (g *gate) try(ctx context.Context, progress io.Writer) ([]outcomes, error) 
 				group.Law = law.in(step.Form(truth))
 				switch assumed {
 				case learns:
-				case learnsMore:
+				case fromMiddle:
+					one.StepModel = middle()
+				case fromItsOwn:
 					one.StepModel = group.Law.Level()
 				default:
 					group.Assumed, group.RowsMs = law.in(step.Form(assumed)).Assumed()
@@ -134,7 +149,7 @@ func (g *gate) try(ctx context.Context, progress io.Writer) ([]outcomes, error) 
 // tables show what a policy loses that takes another form for true, beside one that takes the true one.
 func (g *gate) tables(all []outcomes) string {
 	text := fmt.Sprintf("%d loads of seed %d, each under one of %d laws. A cell is the geometric mean of the ratios to the policy that takes the true form for true, "+
-		"and the worst of them.\n", g.loads, g.seed, len(gateLaws))
+		"and the worst of them. In the middle of the laws a request weighs %s KV tokens.\n", g.loads, g.seed, len(gateLaws), report.Grouped(weight(), 0))
 	for _, f := range []struct {
 		metric report.Metric
 		name   string
@@ -144,7 +159,7 @@ func (g *gate) tables(all []outcomes) string {
 		for _, form := range step.Forms {
 			t.Head = append(t.Head, "taken for "+form)
 		}
-		t.Head = append(t.Head, "learned", "learned, from the constants")
+		t.Head = append(t.Head, "learned", "learned, from the middle", "learned, from its constants")
 		for truth, name := range step.Forms {
 			row := []string{name}
 			for assumed := range columns {
@@ -159,6 +174,11 @@ func (g *gate) tables(all []outcomes) string {
 		text += "\n" + t.String()
 	}
 	return text
+}
+
+func weight() float64 {
+	m := middle()
+	return m.Weight()
 }
 
 // spread is the geometric mean of ratios and the worst one.
