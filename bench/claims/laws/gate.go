@@ -1,7 +1,6 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"flag"
 	"fmt"
@@ -146,54 +145,85 @@ func (g *gate) try(ctx context.Context, progress io.Writer) ([]outcomes, error) 
 	return all, err
 }
 
-// tables show what a policy loses that takes another form for true, beside one that takes the true one.
-func (g *gate) tables(all []outcomes) string {
-	text := fmt.Sprintf("%d loads of seed %d, each under one of %d laws. A cell is the geometric mean of the ratios to the policy that takes the true form for true, "+
-		"and the worst of them. In the middle of the laws a request weighs %s KV tokens.\n", g.loads, g.seed, len(gateLaws), report.Grouped(weight(), 0))
-	for _, f := range []struct {
-		metric report.Metric
-		name   string
-		more   bool
-	}{{report.StepMean, "Mean step", false}, {report.TokensPerS, "Tokens/s", true}, {report.TPOTP95, "TPOT p95", false}} {
-		t := page.Markdown{Head: []string{f.name + ": steps really are"}}
-		for _, form := range step.Forms {
-			t.Head = append(t.Head, "taken for "+form)
+// gateFigure is what policies are compared by.
+type gateFigure struct {
+	metric report.Metric
+	name   string
+	more   bool // is better
+}
+
+var gateFigures = []gateFigure{{report.StepMean, "mean step", false}, {report.TokensPerS, "tokens/s", true}, {report.TPOTP95, "TPOT p95", false}}
+
+// ratios are a column's figures as multiples of those of the policy that takes the true form for true; above 1 is worse.
+func (f gateFigure) ratios(all []outcomes, truth, column int) (list []float64) {
+	for i := range all {
+		x := all[i][truth][column][f.metric].Mean / all[i][truth][truth][f.metric].Mean
+		if f.more {
+			x = 1 / x
 		}
-		t.Head = append(t.Head, "learned", "learned, from the middle", "learned, from its constants")
+		if !math.IsNaN(x) {
+			list = append(list, x)
+		}
+	}
+	return list
+}
+
+// names are those of the columns.
+func names() (list []string) {
+	for _, form := range step.Forms {
+		list = append(list, "taken for "+form)
+	}
+	return append(list, "learned", "learned, from the middle", "learned, from its constants")
+}
+
+// tables show what a policy loses that knows less than the true form, beside one that knows it.
+func (g *gate) tables(all []outcomes) string {
+	m := middle()
+	text := fmt.Sprintf("%d loads of seed %d, each under one of %d laws. A cell is what is lost beside the policy that takes the true form for true, in %%: the geometric "+
+		"mean, and the worst load. In the middle of the laws a request weighs %s KV tokens.\n", g.loads, g.seed, len(gateLaws), report.Grouped(m.Weight(), 0))
+	for _, f := range gateFigures {
+		t := page.Markdown{Head: append([]string{f.name + ": steps really are"}, names()...)}
 		for truth, name := range step.Forms {
 			row := []string{name}
-			for assumed := range columns {
-				var ratios []float64
-				for i := range all {
-					ratios = append(ratios, all[i][truth][assumed][f.metric].Mean/all[i][truth][truth][f.metric].Mean)
-				}
-				row = append(row, spread(ratios, f.more))
+			for column := range columns {
+				list := f.ratios(all, truth, column)
+				row = append(row, fmt.Sprintf("%.1f (%.1f)", 100*(geometric(list)-1), 100*(slices.Max(list)-1)))
 			}
 			t.Add(row...)
 		}
 		text += "\n" + t.String()
 	}
+	return text + "\n" + g.verdict(all)
+}
+
+// verdict says which column loses least at worst, and what it is worth to know the form.
+func (g *gate) verdict(all []outcomes) (text string) {
+	for _, f := range gateFigures {
+		best, least := 0, math.Inf(1)
+		for column := range columns {
+			worst := 0.0
+			for truth := range step.Forms {
+				worst = max(worst, slices.Max(f.ratios(all, truth, column)))
+			}
+			if worst < least {
+				best, least = column, worst
+			}
+		}
+		var known []float64 // what the learner loses, whatever the truth
+		for truth := range step.Forms {
+			known = append(known, f.ratios(all, truth, learns)...)
+		}
+		text += fmt.Sprintf("- %s: the least worst loss has *%s*, %.1f %%. Who knows form and constants gains %.1f %% in the mean over what is learned from nothing.\n",
+			f.name, names()[best], 100*(least-1), 100*(geometric(known)-1))
+	}
 	return text
 }
 
-func weight() float64 {
-	m := middle()
-	return m.Weight()
-}
-
-// spread is the geometric mean of ratios and the worst one.
-func spread(ratios []float64, more bool) string {
-	ratios = slices.DeleteFunc(ratios, math.IsNaN)
-	if len(ratios) == 0 {
-		return "–"
-	}
+// geometric is the geometric mean.
+func geometric(list []float64) float64 {
 	sum := 0.0
-	for _, x := range ratios {
+	for _, x := range list {
 		sum += math.Log(x)
 	}
-	worst := slices.MaxFunc(ratios, cmp.Compare)
-	if more {
-		worst = slices.MinFunc(ratios, cmp.Compare)
-	}
-	return fmt.Sprintf("%.3f (%.3f)", math.Exp(sum/float64(len(ratios))), worst)
+	return math.Exp(sum / float64(len(list)))
 }
