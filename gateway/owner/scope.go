@@ -63,7 +63,7 @@ func (a *Scope) Claim(cfg lease.Config, engine lease.Engine, hooks lease.Hooks, 
 	return a.claim
 }
 
-// sendPatience is what requests that were admitted have to be written, when an
+// sendPatience is what requests that were admitted have to be written, when a
 // scope is lost.
 const sendPatience = time.Second
 
