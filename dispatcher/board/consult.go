@@ -35,6 +35,7 @@ func (b *board) fill(g *group, p *decider, now time.Time) {
 	model, _, _ := g.steps.Model()
 	s.C0Ms, s.C1Ms = float32(model.C0Ms), float32(model.C1Ms)
 	s.StepMs, s.RequestTokens = g.steps.Ms(model, g.most), g.request()
+	s.RowsMs, s.Sizes = float32(g.rowsMs), g.sizes
 	s.Mixed, s.OwnMs = b.mixed, float32(model.OwnMs)
 	for _, r := range g.ranks {
 		free := r.admits(p)

@@ -101,6 +101,10 @@ type Step struct {
 type Law struct {
 	Group GroupKey
 	StepModel
+
+	// RowsMs and Sizes are Snapshot's.
+	RowsMs float64
+	Sizes  []int
 }
 
 // SetWorkers replaces the fleet, of all models.

@@ -29,7 +29,7 @@ func onMixed(t tb, spec string, fleet []Worker) *hand {
 	h := newHand(t, realConfig(spec))
 	h.fleet(mixed(fleet))
 	if len(fleet) > 0 {
-		h.apply(Law{GroupKey{"m", "main", true}, law})
+		h.apply(Law{Group: GroupKey{"m", "main", true}, StepModel: law})
 	}
 	return h
 }
@@ -223,7 +223,7 @@ func TestAPromptIsHeldForARound(t *testing.T) {
 // Requests are not held any more once they wait for a slot.
 func TestWithoutASlotNothingIsHeld(t *testing.T) {
 	h := onMixed(t, "evenkeel", ranks(2, 8, 0))
-	h.apply(Law{GroupKey{"m", "main", true}, StepModel{C0Ms: 10, C1Ms: 1e-4, OwnMs: 1000}})
+	h.apply(Law{Group: GroupKey{"m", "main", true}, StepModel: StepModel{C0Ms: 10, C1Ms: 1e-4, OwnMs: 1000}})
 	h.decode(t, 8)
 	require.NoError(t, h.setPolicy("evenkeel"))
 	w := h.put(pool.Entry{Prompt: 3000})
@@ -240,7 +240,7 @@ func TestWithoutASlotNothingIsHeld(t *testing.T) {
 // The status says how long requests are held, how many prompts each rank got, and how many ranks computed none.
 func TestTheStatusTellsOfRounds(t *testing.T) {
 	h := onMixed(t, "evenkeel", ranks(2, 8, 0))
-	h.apply(Law{GroupKey{"m", "main", true}, StepModel{C0Ms: 10, C1Ms: 1e-4, OwnMs: 1000}})
+	h.apply(Law{Group: GroupKey{"m", "main", true}, StepModel: StepModel{C0Ms: 10, C1Ms: 1e-4, OwnMs: 1000}})
 	h.decode(t, 8)
 	require.NoError(t, h.setPolicy("evenkeel:max_hold=2"))
 	before := h.status(h.at).Models[0]
@@ -281,7 +281,7 @@ func TestTheLongestHoldIsMaxHold(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			h := onMixed(t, "evenkeel", ranks(2, 8, 0))
-			h.apply(Law{GroupKey{"m", "main", true}, StepModel{C0Ms: 10, C1Ms: 1e-4, OwnMs: 1000}})
+			h.apply(Law{Group: GroupKey{"m", "main", true}, StepModel: StepModel{C0Ms: 10, C1Ms: 1e-4, OwnMs: 1000}})
 			h.decode(t, 8)
 			require.NoError(t, h.setPolicy("evenkeel:max_hold=2"))
 			began := h.at
@@ -300,7 +300,7 @@ func TestTheLongestHoldIsMaxHold(t *testing.T) {
 
 func TestAClockThatJumpsHoldsNothingForLonger(t *testing.T) {
 	h := onMixed(t, "evenkeel", ranks(2, 8, 0))
-	h.apply(Law{GroupKey{"m", "main", true}, StepModel{C0Ms: 10, C1Ms: 1e-4, OwnMs: 1000}})
+	h.apply(Law{Group: GroupKey{"m", "main", true}, StepModel: StepModel{C0Ms: 10, C1Ms: 1e-4, OwnMs: 1000}})
 	h.decode(t, 8)
 	require.NoError(t, h.setPolicy("evenkeel:max_hold=2"))
 	w := h.put(pool.Entry{Prompt: 3000})
@@ -319,7 +319,7 @@ func TestAClockThatJumpsHoldsNothingForLonger(t *testing.T) {
 
 func TestBeforeTheLawIsLearnedNothingIsHeld(t *testing.T) {
 	h := onMixed(t, "evenkeel", ranks(2, 8, 0))
-	h.apply(Law{GroupKey{"m", "main", true}, StepModel{C0Ms: 10, C1Ms: 1e-4}})
+	h.apply(Law{Group: GroupKey{"m", "main", true}, StepModel: StepModel{C0Ms: 10, C1Ms: 1e-4}})
 	h.decode(t, 8)
 	require.NoError(t, h.setPolicy("evenkeel"))
 	first := h.put(pool.Entry{Prompt: 3000}).slotNow(t)
@@ -402,7 +402,7 @@ func fullOfMixed(tb testing.TB) *hand {
 	cfg := realConfig("prr")
 	h := newHand(tb, cfg)
 	h.fleet(mixed(ranks(ranksN, slots, 400_000)))
-	h.apply(Law{GroupKey{"m", "main", true}, law})
+	h.apply(Law{Group: GroupKey{"m", "main", true}, StepModel: law})
 	rng := rand.New(rand.NewPCG(1, 2))
 	prompt := func() pool.Entry { return pool.Entry{Prompt: 100 + rng.IntN(8000)} }
 	for i, w := range h.putAll(ranksN*slots, prompt) {

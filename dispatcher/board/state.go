@@ -153,6 +153,8 @@ type group struct {
 	gathered gathered
 	tempo    tempo
 	steps    step.Times  // what its streams told
+	rowsMs   float64     // of a told law, what a request of the rank with most requests adds
+	sizes    []int       // of a told law, to which requests are rounded up
 	had      []step.Rank // what its ranks had in a step, so that hearing of one allocates nothing
 	last     Step        // of these; the requests it was made for are known with the next
 	gone     int64       // tokens of all requests that were released

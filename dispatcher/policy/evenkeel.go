@@ -23,6 +23,7 @@ type evenkeel struct {
 	hold []Placed
 	held []heldBack
 
+	rows   rows   // where requests count whatever their KV
 	tight  tight  // where KV room is short
 	gather gather // where ranks prefill
 	near   residents
@@ -66,8 +67,7 @@ func (p *evenkeel) Decide(s *Snapshot, dst []Assignment) []Assignment {
 		p.placeTight(s, mean)
 		return p.bind(s, dst)
 	}
-	p.place(s)
-	p.improve(p.budget(s))
+	p.arrange(s)
 	p.fillUp(s)
 	p.holdBack(s)
 	p.stayNear(s)

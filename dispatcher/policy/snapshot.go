@@ -20,7 +20,11 @@ type Snapshot struct {
 	// RequestTokens is how many KV tokens a request weighs as much as in a step; 0 where a request costs nothing but
 	// its tokens, as the policies of papers have it.
 	RequestTokens int64
-	MeanOutput    float64 // tokens of a finished answer, in the mean; 0 before enough of them were seen
+	// RowsMs is what each request of the rank with most requests adds to a step, whatever the KV of that rank, and Sizes are the
+	// numbers of requests to which engines round it up. 0: nothing; none: it is not rounded.
+	RowsMs     float32
+	Sizes      []int
+	MeanOutput float64 // tokens of a finished answer, in the mean; 0 before enough of them were seen
 
 	Mixed bool    // the ranks prefill and decode: entries come without KV
 	OwnMs float32 // of them: ms of a step per prompt token that a rank computes by itself, 0 = unknown

@@ -22,47 +22,47 @@ func TestBoundAtArrivalStepByStep(t *testing.T) {
 		fleet Fleet
 		load  Load
 		jobs  *workload
-		want  []step
+		want  []stepSeen
 	}{
 		{
 			"ranks stand still until the first prompt is prefilled",
 			simple(1, 2, 0), bound(Prefill{Ms: 15}, 0, 0), of([2]int32{100, 3}, [2]int32{200, 2}),
-			[]step{{15, []int{300}}, {28, []int{302}}, {41.02, []int{102}}},
+			[]stepSeen{{15, []int{300}}, {28, []int{302}}, {41.02, []int{102}}},
 		},
 		{
 			"a request joins the first step after its prefill, and its slot is taken meanwhile",
 			simple(1, 2, 0), bound(Prefill{PerTokenMs: 0.1}, 0, 0), of([2]int32{100, 4}, [2]int32{200, 1}, [2]int32{300, 1}),
-			[]step{{10, []int{100}}, {21, []int{301}}, {34.01, []int{102}}, {45.03, []int{103}}, {64.01, []int{300}}},
+			[]stepSeen{{10, []int{100}}, {21, []int{301}}, {34.01, []int{102}}, {45.03, []int{103}}, {64.01, []int{300}}},
 		},
 		{
 			"and the steps of the transfer come on top",
 			slow, bound(Prefill{Ms: 15}, 0, 0), of([2]int32{100, 2}),
-			[]step{{15, []int{0}}, {25, []int{100}}, {36, []int{101}}},
+			[]stepSeen{{15, []int{0}}, {25, []int{100}}, {36, []int{101}}},
 		},
 		{
 			"a rank is bound when an engine can begin with the prompt",
 			simple(1, 2, 0), bound(Prefill{Ms: 20, Engines: 1}, 0, 0), of([2]int32{100, 1}, [2]int32{200, 1}),
-			[]step{{20, []int{100}}, {40, []int{200}}},
+			[]stepSeen{{20, []int{100}}, {40, []int{200}}},
 		},
 		{
 			"slots stand empty while their requests are prefilled",
 			simple(1, 1, 0), bound(Prefill{Ms: 12}, 1, 0), of([2]int32{100, 2}, [2]int32{200, 1}),
-			[]step{{12, []int{100}}, {23, []int{101}}, {46.01, []int{200}}},
+			[]stepSeen{{12, []int{100}}, {23, []int{101}}, {46.01, []int{200}}},
 		},
 		{
 			"unless a rank may have more than its slots",
 			simple(1, 1, 0), bound(Prefill{Ms: 12}, 1, 1), of([2]int32{100, 2}, [2]int32{200, 1}),
-			[]step{{12, []int{100}}, {23, []int{101}}, {34.01, []int{200}}},
+			[]stepSeen{{12, []int{100}}, {23, []int{101}}, {34.01, []int{200}}},
 		},
 		{
 			"who is prefilled first is served first",
 			simple(1, 1, 0), bound(Prefill{PerTokenMs: 0.1}, 1, 1), of([2]int32{500, 1}, [2]int32{100, 1}),
-			[]step{{10, []int{100}}, {50, []int{500}}},
+			[]stepSeen{{10, []int{100}}, {50, []int{500}}},
 		},
 		{
 			"late, prompts wait for an engine before they wait for a rank",
 			simple(1, 2, 0), Load{Rho: 1, Prefill: &Prefill{Ms: 20, Engines: 1}}, of([2]int32{100, 1}, [2]int32{200, 1}),
-			[]step{{20, []int{100}}, {40, []int{200}}},
+			[]stepSeen{{20, []int{100}}, {40, []int{200}}},
 		},
 	} {
 		t.Run(c.name, func(t *testing.T) {

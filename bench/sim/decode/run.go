@@ -10,6 +10,7 @@ import (
 	"strconv"
 
 	"evenkeel/dispatcher/board"
+	"evenkeel/dispatcher/step"
 	"evenkeel/dispatcher/virtual"
 )
 
@@ -41,6 +42,7 @@ type run struct {
 	ended   func()  // a request is done
 	auto    *auto   // nil: the policy stays
 	caches  *caches // nil: ranks keep none
+	laws    map[*virtual.Group]*step.Law
 }
 
 // never is the end of a step that is not in progress.

@@ -34,23 +34,23 @@ func of(lengths ...[2]int32) *workload {
 	return w
 }
 
-// step is a step as a test writes it: when it begins, in ms, and the KV tokens
+// stepSeen is a step as a test writes it: when it begins, in ms, and the KV tokens
 // of the ranks.
-type step struct {
+type stepSeen struct {
 	at    float64
 	loads []int
 }
 
 // trace runs to the end and returns every step of the first group.
-func follow(t *testing.T, f Fleet, l Load, w *workload, spec string) (*run, []step) {
+func follow(t *testing.T, f Fleet, l Load, w *workload, spec string) (*run, []stepSeen) {
 	t.Helper()
 	r, err := newRun(&f, l, w, by(spec))
 	require.NoError(t, err)
 	r.meter.keep = true
 	require.NoError(t, r.all(context.Background()))
-	var got []step
+	var got []stepSeen
 	for _, s := range r.meter.kept {
-		got = append(got, step{math.Round(float64(s.Start)/float64(10*time.Microsecond)) / 100, s.KVTokens})
+		got = append(got, stepSeen{math.Round(float64(s.Start)/float64(10*time.Microsecond)) / 100, s.KVTokens})
 	}
 	return r, got
 }
@@ -72,53 +72,53 @@ func TestStepByStep(t *testing.T) {
 		load  Load
 		jobs  *workload
 		spec  string
-		want  []step
+		want  []stepSeen
 	}{
 		{
 			"the oldest takes the slot that came free, the step waits for the fullest rank",
 			simple(2, 1, 0), Load{Pool: 1}, of([2]int32{100, 2}, [2]int32{200, 1}, [2]int32{300, 3}, [2]int32{50, 1}), "pjsq-kv",
-			[]step{{0, []int{100, 200}}, {12, []int{101, 0}}, {23.01, []int{0, 300}}, {36.01, []int{50, 301}}, {49.02, []int{0, 302}}}, // whoever takes a slot that came free misses a step
+			[]stepSeen{{0, []int{100, 200}}, {12, []int{101, 0}}, {23.01, []int{0, 300}}, {36.01, []int{50, 301}}, {49.02, []int{0, 302}}}, // whoever takes a slot that came free misses a step
 		},
 		{
 			"an immediate policy lets the engine queue, first come first served",
 			simple(2, 1, 0), Load{Pool: 2}, of([2]int32{100, 2}, [2]int32{200, 1}, [2]int32{300, 1}, [2]int32{400, 1}), "rr",
-			[]step{{0, []int{100, 200}}, {12, []int{101, 400}}, {26, []int{300, 0}}},
+			[]stepSeen{{0, []int{100, 200}}, {12, []int{101, 400}}, {26, []int{300, 0}}},
 		},
 		{
 			"a cost counts in the step's time, not in the tokens",
-			unequal, Load{}, of([2]int32{100, 1}, [2]int32{100, 1}), "prr", []step{{0, []int{100, 100}}},
+			unequal, Load{}, of([2]int32{100, 1}, [2]int32{100, 1}), "prr", []stepSeen{{0, []int{100, 100}}},
 		},
 		{
 			"a transfer takes slot and steps, but no step time for its KV",
 			late, Load{Pool: 1}, of([2]int32{100, 2}, [2]int32{200, 1}), "pjsq",
-			[]step{{0, []int{0}}, {10, []int{0}}, {20, []int{100}}, {31, []int{101}}, {42.01, []int{0}}, {52.01, []int{0}}, {62.01, []int{200}}},
+			[]stepSeen{{0, []int{0}}, {10, []int{0}}, {20, []int{100}}, {31, []int{101}}, {42.01, []int{0}}, {52.01, []int{0}}, {62.01, []int{200}}},
 		},
 		{
 			"KV overflow preempts the last admitted, which is prefilled again and goes on",
 			simple(1, 2, 500), Load{}, of([2]int32{200, 3}, [2]int32{299, 3}), "pjsq:watermark=0",
 			// Each took a token: 201 + 300 are one too many. Prefill of 300: 65 ms.
-			[]step{{0, []int{499}}, {14.99, []int{201}}, {27, []int{202}}, {79.99, []int{300}}, {92.99, []int{301}}},
+			[]stepSeen{{0, []int{499}}, {14.99, []int{201}}, {27, []int{202}}, {79.99, []int{300}}, {92.99, []int{301}}},
 		},
 		{
 			"an open loop waits for the end of prefill",
 			simple(1, 1, 0), Load{Rho: 0.5}, of([2]int32{100, 1}, [2]int32{200, 1}), "pjsq",
-			[]step{{55, []int{100}}, {66, []int{200}}}, // the second, ready at 60, finds a step in progress
+			[]stepSeen{{55, []int{100}}, {66, []int{200}}}, // the second, ready at 60, finds a step in progress
 		},
 		{
 			"a rank joins after two steps",
 			joins, Load{Pool: 3}, of([2]int32{100, 3}, [2]int32{200, 2}, [2]int32{300, 1}), "pjsq",
-			[]step{{0, []int{100}}, {11, []int{101}}, {22.01, []int{102, 0}}, {33.03, []int{0, 200}}, {45.03, []int{300, 201}}},
+			[]stepSeen{{0, []int{100}}, {11, []int{101}}, {22.01, []int{102, 0}}, {33.03, []int{0, 200}}, {45.03, []int{300, 201}}},
 		},
 		{
 			"a rank that leaves finishes what it runs, takes nothing and holds the barrier until then",
 			leaves, Load{Pool: 2}, of([2]int32{500, 2}, [2]int32{200, 1}, [2]int32{300, 3}), "pjsq",
-			[]step{{0, []int{500, 200}}, {15, []int{501, 0}}, {30.01, []int{300}}, {43.01, []int{301}}, {56.02, []int{302}}},
+			[]stepSeen{{0, []int{500, 200}}, {15, []int{501, 0}}, {30.01, []int{300}}, {43.01, []int{301}}, {56.02, []int{302}}},
 		},
 		{
 			"a rank that fails loses its KV: its requests are prefilled again with what they had",
 			fails, Load{Pool: 1}, of([2]int32{500, 3}, [2]int32{200, 4}), "pjsq",
 			// At 30.01 two tokens of the first are out; prefill of 502 takes 75.1 ms.
-			[]step{{0, []int{500, 200}}, {15, []int{501, 201}}, {30.01, []int{202}}, {42.03, []int{203}}, {105.11, []int{502}}},
+			[]stepSeen{{0, []int{500, 200}}, {15, []int{501, 201}}, {30.01, []int{202}}, {42.03, []int{203}}, {105.11, []int{502}}},
 		},
 	} {
 		t.Run(c.name, func(t *testing.T) {

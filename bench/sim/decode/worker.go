@@ -44,4 +44,5 @@ type group struct {
 	*virtual.Group
 	later []*worker // that will join
 	told  bool      // its law, where that is not learned
+	plan  *Group
 }

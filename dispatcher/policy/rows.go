@@ -1,0 +1,88 @@
+package policy
+
+import (
+	"math"
+	"slices"
+)
+
+// rows is the scratch of rounds in which the rank with most requests makes a step longer whatever its KV: two maxima, of ranks that
+// may differ.
+type rows struct{ of []int32 } // requests of each rank
+
+// arrange places the entries of the round and improves that. Where requests count for themselves it also tries to keep ranks from more
+// requests than others have, and takes what makes the step shortest.
+func (p *evenkeel) arrange(s *Snapshot) {
+	p.spread(s, 0)
+	if s.RowsMs <= 0 {
+		return
+	}
+	free, placed := p.predicted(s), len(p.placed)
+	best, at := free, int32(0)
+	for _, most := range p.limitsOfRows(s) {
+		p.spread(s, most)
+		if ms := p.predicted(s); len(p.placed) >= placed && ms < best {
+			best, at = ms, most
+		}
+	}
+	p.spread(s, at)
+}
+
+// spread places and improves, with no more than so many requests on a rank that has not more already; 0: as many as there are slots.
+func (p *evenkeel) spread(s *Snapshot, most int32) {
+	if most > 0 || len(p.placed) > 0 {
+		p.placed = p.placed[:0]
+		p.loads.build(s, p.loads.request)
+		p.ranks.load(s, p.loads.held, p.set.watermark, 0)
+		for g := range s.Workers {
+			if over := int32(len(s.Workers[g].Running)) + p.ranks.free[g] - most; most > 0 && over > 0 && p.ranks.free[g] > 0 {
+				less := min(over, p.ranks.free[g])
+				p.ranks.free[g] -= less
+				p.ranks.open -= int64(less)
+			}
+		}
+	}
+	p.place(s)
+	p.improve(p.budget(s))
+}
+
+// limitsOfRows are the numbers of requests that are tried: as if all ranks had as many, and the middle between that and what came out.
+func (p *evenkeel) limitsOfRows(s *Snapshot) [2]int32 {
+	sum, most := 0, 0
+	for g := range s.Workers {
+		n := len(s.Workers[g].Running)
+		sum, most = sum+n, max(most, n)
+	}
+	sum += len(p.placed)
+	level := max(most, (sum+len(s.Workers)-1)/len(s.Workers))
+	now := most
+	for _, n := range p.counts(s) {
+		now = max(now, int(n))
+	}
+	return [2]int32{int32(rounded(s.Sizes, level)), int32(rounded(s.Sizes, (level+now)/2))}
+}
+
+// counts are the requests of each rank with those that are placed.
+func (p *evenkeel) counts(s *Snapshot) []int32 {
+	p.rows.of = sized(p.rows.of, len(s.Workers))
+	for g := range s.Workers {
+		p.rows.of[g] = int32(len(s.Workers[g].Running))
+	}
+	for _, a := range p.placed {
+		p.rows.of[a.rank]++
+	}
+	return p.rows.of
+}
+
+// predicted is what the loads and the rows make of a step, in ms beside its fixed part.
+func (p *evenkeel) predicted(s *Snapshot) float64 {
+	peak := math.Ldexp(float64(p.loads.peak()), -fixedBits)
+	return float64(s.C1Ms)*peak + float64(s.RowsMs)*float64(rounded(s.Sizes, int(slices.Max(p.counts(s)))))
+}
+
+// rounded is the captured size for so many requests.
+func rounded(sizes []int, n int) int {
+	if at, _ := slices.BinarySearch(sizes, n); at < len(sizes) {
+		return sizes[at]
+	}
+	return n
+}

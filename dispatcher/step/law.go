@@ -1,0 +1,150 @@
+package step
+
+import "slices"
+
+// Form is which rows of its ranks a step takes its time for. Attention and dense layers are a rank's own work, and experts see the
+// rows of all ranks; in between stands the padding of the engine.
+type Form uint8
+
+// The forms. In vLLM all ranks take the same graph or none (v1/worker/dp_utils.py, 0.32; v1/worker/gpu/dp_utils.py, 0.33). In SGLang
+// 0.5.23 with deepep, moe_dense_tp_size 1 and enable_dp_lm_head each rank has a graph of its own.
+const (
+	Eager      Form = iota // no rank is padded
+	Unmasked               // in graphs: each rank runs as many rows as the largest one, and experts compute these, too
+	Masked                 // in graphs, but experts skip the rows that pad
+	OwnBuckets             // in graphs: each rank is padded to a size of its own, and experts skip the rows that pad
+)
+
+// Forms are all of them, by name.
+var Forms = [...]string{Eager: "eager", Unmasked: "graphs, unmasked", Masked: "graphs, masked", OwnBuckets: "own buckets"}
+
+func (f Form) String() string { return Forms[f] }
+
+// Law is a step with its form. The Model's RequestMs is what a row of a rank's own costs it.
+type Law struct {
+	Model
+	Form   Form
+	MostMs float64 // more, for each row of the rank that has most: sending
+	MeanMs float64 // more, for each row of all ranks, divided by how many there are: experts
+	Sizes  []int   // captured, ascending; more rows than the last one are run without a graph
+}
+
+// Captured are the sizes of graphs that vLLM captures, up to the largest: 1, 2, 4, then by 8 to 256, then by 16
+// (config/vllm.py, 0.32).
+func Captured(largest int) (sizes []int) {
+	for _, n := range []int{1, 2, 4} {
+		if n <= largest {
+			sizes = append(sizes, n)
+		}
+	}
+	for n := 8; n <= largest; {
+		sizes = append(sizes, n)
+		if n < 256 {
+			n += 8
+		} else {
+			n += 16
+		}
+	}
+	return sizes
+}
+
+// padded is how many rows a graph runs for so many; false: none is large enough.
+func (l *Law) padded(rows float64) (float64, bool) {
+	at, _ := slices.BinarySearchFunc(l.Sizes, rows, func(size int, rows float64) int {
+		switch {
+		case float64(size) < rows:
+			return -1
+		case float64(size) > rows:
+			return 1
+		}
+		return 0
+	})
+	if at == len(l.Sizes) {
+		return rows, false
+	}
+	return float64(l.Sizes[at]), true
+}
+
+// Ms is how long a step of these ranks takes.
+func (l *Law) Ms(ranks []Rank) float64 {
+	if len(ranks) == 0 {
+		return l.C0Ms
+	}
+	most, sum := 0.0, 0.0
+	for i := range ranks {
+		n := ranks[i].rows()
+		most, sum = max(most, n), sum+n
+	}
+	mean, form := sum/float64(len(ranks)), l.Form
+	widest, fits := l.padded(most)
+	if !fits {
+		form = Eager // one rank that has too many rows for a graph ends those of all
+	}
+	own := 0.0
+	for i := range ranks {
+		r := &ranks[i]
+		own = max(own, l.C1Ms*r.KV+l.rowsMs(r, form, widest))
+	}
+	switch form {
+	case Eager:
+		return l.C0Ms + own + l.eager(ranks)
+	case Unmasked:
+		mean = widest
+	case Masked, OwnBuckets:
+	}
+	return l.C0Ms + own + l.MostMs*widest + l.MeanMs*mean
+}
+
+// rows are those that the rank runs: one for each request that decodes, and one for each token of a prompt.
+func (r *Rank) rows() float64 { return r.Requests + r.Prompt }
+
+// rowsMs is what a rank's own rows take.
+func (l *Law) rowsMs(r *Rank, form Form, widest float64) float64 {
+	switch form {
+	case Unmasked, Masked:
+		return l.RequestMs * widest
+	case OwnBuckets:
+		n, _ := l.padded(r.rows())
+		return l.RequestMs * n
+	case Eager:
+	}
+	return l.RequestMs*r.Requests + l.OwnMs*r.Prompt
+}
+
+// eager is what all ranks together take in a step without graphs, besides what the slowest takes by itself.
+func (l *Law) eager(ranks []Rank) (ms float64) {
+	most, sum := 0.0, 0.0
+	for i := range ranks {
+		most, sum = max(most, ranks[i].Requests), sum+ranks[i].Requests
+	}
+	ms = l.MostMs*most + l.MeanMs*sum/float64(len(ranks))
+	if prompts := meanPrompt(ranks); prompts > 0 {
+		ms += l.SharedMs*prompts + l.PrefillMs
+	}
+	return ms
+}
+
+// Assumed is the law as policies decide by it: a load that is the largest of the ranks' own loads, with what a request weighs in it,
+// and beside it what each row of the rank with most rows adds, by captured size where there are graphs.
+func (l *Law) Assumed() (load Model, rowsMs float64, sizes []int) {
+	load, rowsMs = l.Model, l.MostMs
+	switch l.Form {
+	case Eager:
+		return load, rowsMs, nil
+	case Unmasked:
+		rowsMs += l.RequestMs + l.MeanMs
+		load.RequestMs = 0
+	case Masked:
+		rowsMs += l.RequestMs
+		load.RequestMs = 0
+	case OwnBuckets:
+	}
+	return load, rowsMs, l.Sizes
+}
+
+// Level is the law of ranks that all have as much, as a Model: there every form costs the same but for padding.
+func (l *Law) Level() Model {
+	m := l.Model
+	m.RequestMs += l.MostMs + l.MeanMs
+	return m
+}
