@@ -6,10 +6,13 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"math/rand/v2"
 	"os"
 	"slices"
+	"sync"
 	"time"
 
+	"evenkeel/bench/lab/laws"
 	"evenkeel/bench/lab/report"
 	"evenkeel/bench/sim/draw"
 	"evenkeel/bench/tools/page"
@@ -27,35 +30,6 @@ type gate struct {
 // judgement is the seed of the table in the page.
 const judgement = 20261204
 
-// largest is the largest graph that engines capture by default.
-const largest = 512
-
-// gateLaw are the constants of a law whose form is another question.
-type gateLaw struct {
-	name             string
-	ranks            int
-	c0, c1           float64 // ms, µs
-	own, most, equal float64 // ms a request
-}
-
-// gateLaws are fits to kernel times; docs/results/laws.md says of what.
-var gateLaws = []gateLaw{
-	{"DeepSeek-V3, SGLang, H200", 32, 19.1, 0.0319, 0.015, 0.171, 0.050},
-	{"DeepSeek-V3, vLLM, H200", 32, 30.2, 0.0224, 0.050, 0.060, 0.486},
-	{"DeepSeek-V3, SGLang, B200", 32, 15.5, 0.0193, 0.009, 0.015, 0.026},
-	{"DeepSeek-V3.2, SGLang, H200", 32, 19.6, 0.0063, 0.090, 0.171, 0.050},
-	{"DeepSeek-V3.2, SGLang, B200", 32, 16.0, 0.0058, 0.022, 0.015, 0.026},
-	{"Qwen3-235B, SGLang, H200", 8, 17.4, 0.0400, 0.018, 0.048, 0.110},
-	{"Qwen3-235B, vLLM, H200", 8, 25.7, 0.0327, 0.066, 0.048, 0.108},
-	{"Qwen3-235B, SGLang, B200", 8, 14.7, 0.0161, 0.008, 0.045, 0.083},
-}
-
-func (l *gateLaw) in(form step.Form) *step.Law {
-	return &step.Law{
-		Model: step.Model{C0Ms: l.c0, C1Ms: l.c1 / 1000, RequestMs: l.own}, Form: form, MostMs: l.most, MeanMs: l.equal, Sizes: step.Captured(largest),
-	}
-}
-
 // What a policy knows: a form with its constants, or what it learns; that from nothing, from the middle of all laws, or from the
 // constants as the config may have them.
 const (
@@ -65,14 +39,29 @@ const (
 	columns    = learns + 3
 )
 
+// candidates are the laws that loads are served under: of groups as large as loads are drawn for.
+var candidates = sync.OnceValue(func() []laws.Entry {
+	return slices.DeleteFunc(laws.All(), func(e laws.Entry) bool { return !e.Graphs || e.Ranks < fewest || e.Ranks > widest })
+})
+
+// The groups of the gate, in ranks.
+const fewest, widest = 8, 32
+
+// in is a law in another form than its engine's.
+func in(e *laws.Entry, form step.Form) *step.Law {
+	l := e.Law()
+	l.Form = form
+	return &l
+}
+
 // middle is the geometric mean of the laws, for an engine of which nothing is known.
 func middle() step.Model {
 	var c0, c1, request float64
-	for i := range gateLaws {
-		m := gateLaws[i].in(step.Eager).Level()
+	for _, e := range candidates() {
+		m := in(&e, step.Eager).Level()
 		c0, c1, request = c0+math.Log(m.C0Ms), c1+math.Log(m.C1Ms), request+math.Log(m.RequestMs)
 	}
-	n := float64(len(gateLaws))
+	n := float64(len(candidates()))
 	return step.Model{C0Ms: math.Exp(c0 / n), C1Ms: math.Exp(c1 / n), RequestMs: math.Exp(request / n)}
 }
 
@@ -102,14 +91,20 @@ func runGate(ctx context.Context, args []string, out io.Writer) error {
 	return err
 }
 
-// load is the load of a number, and the law that it is served under.
-func (g *gate) load(number int) (*draw.Load, *gateLaw) {
-	law := &gateLaws[number%len(gateLaws)]
+// load is the load of a number, and the law that it is served under, drawn like the rest of it.
+func (g *gate) load(number int) (*draw.Load, *laws.Entry) {
+	law := &candidates()[rand.New(rand.NewPCG(g.seed, uint64(number)+1<<32)).IntN(len(candidates()))]
 	l := draw.New(g.seed, number)
-	l.OnRanks(law.ranks, law.in(step.Eager).Level())
-	l.Tokens, l.Lasts = 3e6, 30*time.Second
+	l.OnRanks(law.Ranks, in(law, step.Eager).Level())
+	l.Tokens, l.Lasts = most, lasts
 	return l, law
 }
+
+// How much of a load is played: less than in bench/claims/regret, because each is played 28 times.
+const (
+	most  = 3e6
+	lasts = 30 * time.Second
+)
 
 func (g *gate) try(ctx context.Context, progress io.Writer) ([]outcomes, error) {
 	all := make([]outcomes, g.loads)
@@ -122,7 +117,7 @@ func (g *gate) try(ctx context.Context, progress io.Writer) ([]outcomes, error) 
 				one := plan
 				one.Fleet.Groups = slices.Clone(plan.Fleet.Groups)
 				group := &one.Fleet.Groups[0]
-				group.Law = law.in(step.Form(truth))
+				group.Law = in(law, step.Form(truth))
 				switch assumed {
 				case learns:
 				case fromMiddle:
@@ -130,7 +125,7 @@ func (g *gate) try(ctx context.Context, progress io.Writer) ([]outcomes, error) 
 				case fromItsOwn:
 					one.StepModel = group.Law.Level()
 				default:
-					group.Assumed, group.RowsMs = law.in(step.Form(assumed)).Assumed()
+					group.Assumed, group.RowsMs = in(law, step.Form(assumed)).Assumed()
 				}
 				got, err := one.RunAlone(ctx, 1)
 				if err != nil {
@@ -139,7 +134,7 @@ func (g *gate) try(ctx context.Context, progress io.Writer) ([]outcomes, error) 
 				all[i][truth][assumed] = got
 			}
 		}
-		_, err := fmt.Fprintf(progress, "%5.1f s  %s: %s\n", time.Since(start).Seconds(), law.name, l)
+		_, err := fmt.Fprintf(progress, "%5.1f s  %s, %s, %s, %d ranks: %s\n", time.Since(start).Seconds(), law.Model, law.Engine, law.GPU, law.Ranks, l)
 		return struct{}{}, err
 	})
 	return all, err
@@ -179,8 +174,8 @@ func names() (list []string) {
 // tables show what a policy loses that knows less than the true form, beside one that knows it.
 func (g *gate) tables(all []outcomes) string {
 	m := middle()
-	text := fmt.Sprintf("%d loads of seed %d, each under one of %d laws. A cell is what is lost beside the policy that takes the true form for true, in %%: the geometric "+
-		"mean, and the worst load. In the middle of the laws a request weighs %s KV tokens.\n", g.loads, g.seed, len(gateLaws), report.Grouped(m.Weight(), 0))
+	text := fmt.Sprintf("%d loads of seed %d, each under a law drawn from %d. A cell is what is lost beside the policy that takes the true form for true, in %%: the geometric "+
+		"mean, and the worst load. In the middle of the laws a request weighs %s KV tokens.\n", g.loads, g.seed, len(candidates()), report.Grouped(m.Weight(), 0))
 	for _, f := range gateFigures {
 		t := page.Markdown{Head: append([]string{f.name + ": steps really are"}, names()...)}
 		for truth, name := range step.Forms {

@@ -21,8 +21,8 @@ type beside struct {
 	share, ms      float64
 }
 
-// laws are what was measured and what it tells.
-type laws struct {
+// found is what was measured and what it tells.
+type found struct {
 	cells  []cell
 	beside []beside
 
@@ -35,7 +35,7 @@ type laws struct {
 var errSingular = errors.New("the law cannot be told from these: take at least two different numbers of -requests and two of -contexts")
 
 // fit tells what a step without prompts takes.
-func (l *laws) fit() error {
+func (l *found) fit() error {
 	rows, y := make([][]float64, len(l.cells)), make([]float64, len(l.cells))
 	for i, c := range l.cells {
 		rows[i], y[i] = []float64{1, float64(c.requests), c.kv}, c.ms
@@ -49,10 +49,10 @@ func (l *laws) fit() error {
 }
 
 // at is what a step takes by the law.
-func (l *laws) at(requests, kv float64) float64 { return l.decode.At([]float64{1, requests, kv}) }
+func (l *found) at(requests, kv float64) float64 { return l.decode.At([]float64{1, requests, kv}) }
 
 // fitPrompts tells what prompts take.
-func (l *laws) fitPrompts() {
+func (l *found) fitPrompts() {
 	l.alone = true
 	for _, p := range l.beside {
 		l.alone = l.alone && p.share == 1
@@ -70,7 +70,7 @@ func (l *laws) fitPrompts() {
 }
 
 // write prints all as a part of a page.
-func (l *laws) write(out io.Writer, o *options) error {
+func (l *found) write(out io.Writer, o *options) error {
 	d := l.decode
 	_, err := fmt.Fprintf(out, "%s, %d ranks. A step without prompts takes, by %d measurements (R2 %.4f):\n\n"+
 		"c0 %.2f +- %.2f ms, cr %.4f +- %.4f ms a request, c1 %.4f +- %.4f µs a KV token\n\n", o.client.Model, o.ranks, d.N, d.R2,

@@ -14,7 +14,7 @@ import (
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 func TestALawIsFoundInItsSteps(t *testing.T) {
-	var l laws
+	var l found
 	for _, n := range []int{1, 8, 64} {
 		for _, context := range []float64{500, 4000, 16_000} {
 			kv := float64(n) * context
@@ -34,7 +34,7 @@ func TestALawIsFoundInItsSteps(t *testing.T) {
 	l.beside = []beside{{tokens: 512, share: 1, ms: 10}, {tokens: 1024, share: 1, ms: 15}, {tokens: 2048, share: 1, ms: 25}}
 	l.fitPrompts()
 	require.InDeltaSlice(t, []float64{5, 10. / 1024}, l.prompts.Of, 1e-3, "one rank")
-	require.ErrorIs(t, (&laws{cells: l.cells[:2]}).fit(), errSingular)
+	require.ErrorIs(t, (&found{cells: l.cells[:2]}).fit(), errSingular)
 }
 
 // A reference engine with two ranks is measured over sockets. How long its steps last here is not asserted.

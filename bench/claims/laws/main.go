@@ -5,6 +5,8 @@
 //	go run ./bench/claims/laws -engine http://10.0.0.4:8000 -ranks 8 -requests 1,16,64 -contexts 512,4096,16384 -prompts 1024,4096,8192
 //
 // The engine's prefix cache should be off, and no prompt longer than what it computes in a step.
+//
+// Without arguments it makes the laws of bench/lab/laws and the tables of docs/results/laws.md, from times of kernels that NVIDIA measured.
 package main
 
 import (
@@ -26,7 +28,7 @@ import (
 	"evenkeel/internal/stats"
 )
 
-func main() { testbed.Main("law", run) }
+func main() { testbed.Main("laws", testbed.Page(run, []string{"-table"}, []string{"-gate", "-out", "docs/results/laws.md"})) }
 
 type options struct {
 	engine                      string
@@ -71,12 +73,17 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	flags.IntVar(&o.steps, "steps", 128, "that are measured of each")
 	flags.IntVar(&o.repeats, "repeats", 3, "how often each is measured")
 	flags.IntVar(&o.most, "kv", 0, "tokens that a rank has room for: what does not fit is left out; 0: everything is tried")
+	table := flags.Bool("table", false, "make bench/lab/laws/laws.json and the tables of docs/results/laws.md; no engine is asked")
+	cache := flags.String("cache", "", "with -table: folder for the Python packages; empty: one in the user's cache folder")
 	model := flags.String("model", "", "its name; empty: the one that /v1/models names")
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
+	if *table && o.engine == "" && flags.NArg() == 0 {
+		return tabulate(ctx, *cache, ".", out)
+	}
 	if o.engine == "" || flags.NArg() > 0 || o.ranks < 1 || o.steps < 16 || o.repeats < 1 {
-		return errors.New("law wants -engine URL, at least 16 -steps, one of -ranks and one of -repeats, and nothing else")
+		return errors.New("law wants -table, or -engine URL, at least 16 -steps, one of -ranks and one of -repeats, and nothing else")
 	}
 	o.engine = strings.TrimRight(o.engine, "/")
 	o.client = ranks.NewClient()
@@ -112,7 +119,7 @@ func (o *options) model(ctx context.Context) (string, error) {
 
 // measure measures everything and prints it.
 func (o *options) measure(ctx context.Context) error {
-	var l laws
+	var l found
 	for repeat := range o.repeats + 1 {
 		for _, n := range o.requests {
 			for _, context := range o.contexts {
@@ -196,7 +203,7 @@ func (o *options) decode(ctx context.Context, n, prompt int) (ms float64, err er
 
 // prompt has prompts of so many tokens computed on some ranks at once, again and again, beside a few requests that decode. What their tokens took longer
 // meanwhile, the prompts cost. Rounds whose prompts did not end together are left out.
-func (o *options) prompt(ctx context.Context, l *laws, tokens, on int) (p beside, err error) {
+func (o *options) prompt(ctx context.Context, l *found, tokens, on int) (p beside, err error) {
 	p.tokens, p.share = tokens, float64(on)/float64(o.ranks)
 	n, about := o.requests[0], o.contexts[0]
 	alone := l.at(float64(n), float64(n)*(float64(about)+2*float64(o.steps)))
