@@ -67,7 +67,7 @@ func (p *evenkeel) Decide(s *Snapshot, dst []Assignment) []Assignment {
 		p.placeTight(s, mean)
 		return p.bind(s, dst)
 	}
-	p.arrange(s)
+	arrange(p, s)
 	p.fillUp(s)
 	p.holdBack(s)
 	p.stayNear(s)

@@ -11,32 +11,32 @@ type rows struct{ of []int32 } // requests of each rank
 
 // arrange places the entries of the round and improves that. Where requests count for themselves it also tries to keep ranks from more
 // requests than others have, and takes what makes the step shortest.
-func (p *evenkeel) arrange(s *Snapshot) {
-	p.spread(s)
+func arrange(p *evenkeel, s *Snapshot) {
+	spread(p, s)
 	if s.RowsMs <= 0 {
 		return
 	}
-	best, placed, at, last := p.predicted(s), len(p.placed), int32(0), int32(0)
-	for _, last = range p.limitsOfRows(s) {
-		p.limit(s, last)
-		p.spread(s)
-		if ms := p.predicted(s); len(p.placed) >= placed && ms < best {
+	best, placed, at, last := predicted(p, s), len(p.placed), int32(0), int32(0)
+	for _, last = range limitsOfRows(p, s) {
+		limitRows(p, s, last)
+		spread(p, s)
+		if ms := predicted(p, s); len(p.placed) >= placed && ms < best {
 			best, at = ms, last
 		}
 	}
 	if at != last {
-		p.limit(s, at)
-		p.spread(s)
+		limitRows(p, s, at)
+		spread(p, s)
 	}
 }
 
-func (p *evenkeel) spread(s *Snapshot) {
+func spread(p *evenkeel, s *Snapshot) {
 	p.place(s)
 	p.improve(p.budget(s))
 }
 
-// limit begins the round anew, with no more than so many requests on a rank that has not more already; 0: as many as there are slots.
-func (p *evenkeel) limit(s *Snapshot, most int32) {
+// limitRows begins the round anew, with no more than so many requests on a rank that has not more already; 0: as many as there are slots.
+func limitRows(p *evenkeel, s *Snapshot, most int32) {
 	p.placed = p.placed[:0]
 	p.loads.build(s, p.loads.request)
 	p.ranks.load(s, p.loads.held, p.set.watermark, 0)
@@ -53,7 +53,7 @@ func (p *evenkeel) limit(s *Snapshot, most int32) {
 }
 
 // limitsOfRows are the numbers of requests that are tried: as if all ranks had as many, and the middle between that and what came out.
-func (p *evenkeel) limitsOfRows(s *Snapshot) [2]int32 {
+func limitsOfRows(p *evenkeel, s *Snapshot) [2]int32 {
 	sum, most := 0, 0
 	for g := range s.Workers {
 		n := len(s.Workers[g].Running)
@@ -62,14 +62,14 @@ func (p *evenkeel) limitsOfRows(s *Snapshot) [2]int32 {
 	sum += len(p.placed)
 	level := max(most, (sum+len(s.Workers)-1)/len(s.Workers))
 	now := most
-	for _, n := range p.counts(s) {
+	for _, n := range counts(p, s) {
 		now = max(now, int(n))
 	}
 	return [2]int32{int32(level), int32((level + now) / 2)}
 }
 
 // counts are the requests of each rank with those that are placed.
-func (p *evenkeel) counts(s *Snapshot) []int32 {
+func counts(p *evenkeel, s *Snapshot) []int32 {
 	p.rows.of = sized(p.rows.of, len(s.Workers))
 	for g := range s.Workers {
 		p.rows.of[g] = int32(len(s.Workers[g].Running))
@@ -81,7 +81,7 @@ func (p *evenkeel) counts(s *Snapshot) []int32 {
 }
 
 // predicted is what the loads and the rows make of a step, in ms beside its fixed part.
-func (p *evenkeel) predicted(s *Snapshot) float64 {
+func predicted(p *evenkeel, s *Snapshot) float64 {
 	peak := math.Ldexp(float64(p.loads.peak()), -fixedBits)
-	return float64(s.C1Ms)*peak + float64(s.RowsMs)*float64(slices.Max(p.counts(s)))
+	return float64(s.C1Ms)*peak + float64(s.RowsMs)*float64(slices.Max(counts(p, s)))
 }

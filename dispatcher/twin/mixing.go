@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"evenkeel/dispatcher/board"
-	"evenkeel/dispatcher/step"
 	"evenkeel/dispatcher/virtual"
 )
 
@@ -50,7 +49,8 @@ func (m *mixing) build(v *board.GroupView, law board.StepModel) error {
 		return fmt.Errorf("the time that a prompt adds to a step of %s is not known yet", v.Key.Name)
 	}
 	w := &v.Workers[0]
-	engines := virtual.Mixed{Law: step.Law{Model: law}, Budget: int32(w.StepBudget()), Interval: int64(w.Interval), Lasts: m.lasts}
+	engines := virtual.Mixed{Budget: int32(w.StepBudget()), Interval: int64(w.Interval), Lasts: m.lasts}
+	engines.Law.Model = law
 	for i := range v.Workers {
 		engines.Slots = max(engines.Slots, v.Workers[i].Slots)
 		if c := v.Workers[i].Capacity; c > 0 && (engines.Room == 0 || c < engines.Room) {
