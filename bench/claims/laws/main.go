@@ -28,7 +28,9 @@ import (
 	"evenkeel/internal/stats"
 )
 
-func main() { testbed.Main("laws", testbed.Page(run, []string{"-table"}, []string{"-gate", "-out", "docs/results/laws.md"})) }
+func main() {
+	testbed.Main("laws", testbed.Page(run, []string{"-table"}, []string{"-gate", "-out", "docs/results/laws.md"}))
+}
 
 type options struct {
 	engine                      string
