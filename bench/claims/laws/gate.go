@@ -182,7 +182,7 @@ func (g *gate) tables(all []outcomes) string {
 			row := []string{name}
 			for column := range columns {
 				list := f.ratios(all, truth, column)
-				row = append(row, fmt.Sprintf("%.1f (%.1f)", 100*(geometric(list)-1), 100*(slices.Max(list)-1)))
+				row = append(row, fmt.Sprintf("%s (%s)", percent(geometric(list)), percent(slices.Max(list))))
 			}
 			t.Add(row...)
 		}
@@ -213,6 +213,9 @@ func (g *gate) verdict(all []outcomes) (text string) {
 	}
 	return text
 }
+
+// percent is by how much a ratio is above 1; without the sign of a zero.
+func percent(ratio float64) string { return fmt.Sprintf("%.1f", math.Round(1000*(ratio-1))/10+0) }
 
 // geometric is the geometric mean.
 func geometric(list []float64) float64 {
