@@ -1,6 +1,7 @@
 package main
 
 import (
+	"math"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -37,6 +38,11 @@ func TestTheGateJudgesByTheWorstLoad(t *testing.T) {
 	for _, f := range []string{"mean step", "tokens/s", "TPOT p95"} {
 		require.Contains(t, text, "- "+f+": the least worst loss has *taken for eager*, 2.0 %. Who knows form and constants gains 4.9 % in the mean")
 	}
-	m := middle()
-	require.InDelta(t, 8000, m.Weight(), 4000, "between the lightest and the heaviest of the laws")
+	m, lightest, heaviest := middle(), math.Inf(1), 0.0
+	for _, e := range candidates() {
+		level := in(&e, step.Eager).Level()
+		lightest, heaviest = min(lightest, level.Weight()), max(heaviest, level.Weight())
+	}
+	require.Greater(t, m.Weight(), lightest)
+	require.Less(t, m.Weight(), heaviest)
 }
