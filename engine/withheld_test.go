@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -181,6 +182,7 @@ func TestAnEngineThatTellsOnlyRequestsThatItReforms(t *testing.T) {
 	watched(t, f, func(t *testing.T, m *Monitor, logs *observer.ObservedLogs, _ *prometheus.Registry) {
 		refusesTokens(t, m, f)
 		for range circuit.Limit {
+			synctest.Wait() // for a check of the same instant
 			require.NoError(t, m.Status("d0").Out)
 			m.Report("d0", ErrReforming)
 			require.True(t, m.Status("d0").Halted())
