@@ -48,7 +48,7 @@ demo: build ## policies side by side on a real trace, with engines and load, in 
 .PHONY: test
 test: ## every test
 	@echo "Compiling what the tests need. The first time this takes two to four minutes on two idle cores, later a few seconds."
-	@packages=$$(go list -deps -test -f '{{if not (or .ForTest (eq .Name "main"))}}{{.ImportPath}}{{end}}' work) && bench/tools/ci/counted.sh $$(wc -w <<<"$$packages") go build -v $$packages
+	@packages=$$(go list -deps -test -f '{{if and .GoFiles (not (or .ForTest (eq .Name "main")))}}{{.ImportPath}}{{end}}' work) && bench/tools/ci/counted.sh $$(wc -w <<<"$$packages") go build -v $$packages
 	@echo "The tests begin. They take about five minutes on two idle cores, and the first time one or two more, to link the test programs."
 	@TIMEFORMAT='The tests took %1R s, and %1U s of CPU besides %1S s in the kernel.'; time go test -timeout 20m work
 
