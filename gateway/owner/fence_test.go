@@ -68,3 +68,16 @@ func TestARequestIsNotWrittenOnceItsOwnersTimeIsOver(t *testing.T) {
 	require.True(t, ok, "a proxy without others owns all")
 	require.False(t, errors.Is(alone.Ours(), ErrNotOwner))
 }
+
+// A lease that the store had lost is taken again with a later epoch, and without a pause. What was marked with the epoch before is not
+// written any more: an engine may have seen the later one.
+func TestARequestIsNotWrittenUnderAnEarlierEpoch(t *testing.T) {
+	s, a := &Set{log: zap.NewNop(), poke: make(chan struct{}, 1)}, NewScope("main")
+	a.view.Store(&lease.View{Phase: lease.Owner, Admits: true, Epoch: 4})
+	epoch := a.Epoch()
+	require.NoError(t, a.Still(epoch))
+	s.changed(a, lease.View{Phase: lease.Owner, Admits: true, Epoch: 5})
+	require.NoError(t, a.Ours())
+	require.ErrorIs(t, a.Still(epoch), ErrNotOwner)
+	require.NoError(t, a.Still(a.Epoch()))
+}

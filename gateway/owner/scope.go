@@ -170,6 +170,18 @@ func (a *Scope) Ours() error {
 	return ErrNotOwner
 }
 
+// Epoch is that of our ownership now.
+func (a *Scope) Epoch() int64 { return a.view.Load().Epoch }
+
+// Still is Ours for a request that is marked with an epoch. The scope may be ours with a later one by now, since a lease that the
+// store had lost is taken again without a pause. An engine that has seen the later one would take this request for another owner's.
+func (a *Scope) Still(epoch int64) error {
+	if err := a.Ours(); err != nil || a.Epoch() == epoch {
+		return err
+	}
+	return ErrNotOwner
+}
+
 // Admits says whether new work may be bound to the scope's engines.
 func (a *Scope) Admits() bool { return a == nil || a.view.Load().Admits }
 
@@ -182,7 +194,7 @@ func (a *Scope) Mark(h []engine.Header) []engine.Header {
 	if a == nil || a.claim == nil {
 		return h
 	}
-	return append(h, engine.Header{Name: EpochHeader, Value: strconv.FormatInt(a.view.Load().Epoch, 10)})
+	return append(h, engine.Header{Name: EpochHeader, Value: strconv.FormatInt(a.Epoch(), 10)})
 }
 
 // Refused takes the epoch header of an answer that refuses a request. Who stands
@@ -191,7 +203,7 @@ func (a *Scope) Refused(header string) {
 	if a == nil || a.claim == nil || header == "" {
 		return
 	}
-	if epoch, err := strconv.ParseInt(header, 10, 64); err == nil && epoch > a.view.Load().Epoch {
+	if epoch, err := strconv.ParseInt(header, 10, 64); err == nil && epoch > a.Epoch() {
 		a.claim.Refused(epoch)
 	}
 }

@@ -85,7 +85,8 @@ func (c *Call) Open(headers []engine.Header, body [][]byte) (*engine.Response, *
 	}
 	if c.Scope != nil {
 		c.OnWritten(sent)
-		c.Guard(c.Scope.Ours)
+		epoch := c.Scope.Epoch()
+		c.Guard(func() error { return c.Scope.Still(epoch) })
 	}
 	if c.Beyond {
 		headers = append(headers, engine.Header{Name: BeyondHeader, Value: "1"})
