@@ -183,7 +183,7 @@ func TestPolicyChanges(t *testing.T) {
 func TestWorkersComeAndGo(t *testing.T) {
 	t.Parallel()
 	c := start(t, options{})
-	late, err := refengine.Start(quick(refengine.Config{Role: refengine.Decode}))
+	late, err := refengine.Start(refengine.Config{Role: refengine.Decode}.Quick())
 	require.NoError(t, err)
 	c.decode = append(c.decode, late)
 	address := strings.TrimPrefix(late.URLs()[0], "http://")

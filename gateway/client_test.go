@@ -19,7 +19,7 @@ func TestEcho(t *testing.T) {
 	t.Parallel()
 	c := start(t, options{})
 	prompt := reftext.MakePrompt(3, 100)
-	alone, err := refengine.Start(quick(refengine.Config{}))
+	alone, err := refengine.Start(refengine.Config{}.Quick())
 	require.NoError(t, err)
 	defer alone.Close()
 	for _, more := range []string{`"echo":true,`, `"echo":true,"stream":true,`, `"echo":true,"return_token_ids":true,`, `"echo":true,"stream":true,"return_token_ids":true,`} {

@@ -76,25 +76,6 @@ type cluster struct {
 	config          string // file; empty: none
 }
 
-// quick is an engine whose times do not hold a test up.
-func quick(c refengine.Config) refengine.Config {
-	set := func(d *time.Duration, to time.Duration) {
-		if *d == 0 {
-			*d = to
-		}
-	}
-	set(&c.C0, time.Millisecond)
-	set(&c.C1, time.Nanosecond)
-	set(&c.PrefillBase, time.Millisecond)
-	set(&c.PrefillPerToken, time.Nanosecond)
-	set(&c.TransferBase, 100*time.Microsecond)
-	set(&c.TransferPer, time.Nanosecond)
-	if c.Slots == 0 {
-		c.Slots = 16
-	}
-	return c
-}
-
 // start starts everything and waits until the proxy is ready and all engines are up: the
 // proxy is ready as soon as one of each role is. At the end of the
 // test it holds that nothing was leaked, replayed or left charged.
@@ -236,7 +217,7 @@ func kvPorts(e *refengine.Engine) (events, replay int) {
 
 func (c *cluster) engine(cfg refengine.Config) *refengine.Engine {
 	c.Helper()
-	e, err := refengine.Start(quick(cfg))
+	e, err := refengine.Start(cfg.Quick())
 	require.NoError(c, err)
 	return e
 }

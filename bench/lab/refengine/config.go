@@ -272,6 +272,15 @@ func (c Config) Validate() error {
 	return errors.Join(errs...)
 }
 
+// Quick is the config with times that hold no test up, where it has none of its own.
+func (c Config) Quick() Config {
+	c.C0, c.C1 = cmp.Or(c.C0, time.Millisecond), cmp.Or(c.C1, time.Nanosecond)
+	c.PrefillBase, c.PrefillPerToken = cmp.Or(c.PrefillBase, time.Millisecond), cmp.Or(c.PrefillPerToken, time.Nanosecond)
+	c.TransferBase, c.TransferPer = cmp.Or(c.TransferBase, 100*time.Microsecond), cmp.Or(c.TransferPer, time.Nanosecond)
+	c.Slots = cmp.Or(c.Slots, 16)
+	return c
+}
+
 // group is the part that says how requests are decoded.
 func (c Config) group() group.Config {
 	waits := group.WaitsForBlocks

@@ -3,7 +3,6 @@ package api
 
 import (
 	"bufio"
-	"cmp"
 	"context"
 	"encoding/json"
 	"flag"
@@ -148,11 +147,7 @@ func start(t *testing.T, o options) *proxy {
 func (p *proxy) engine(connector refengine.Connector, cfg refengine.Config) *refengine.Engine {
 	p.Helper()
 	cfg.Connector = connector
-	cfg.C0, cfg.C1 = cmp.Or(cfg.C0, time.Millisecond), cmp.Or(cfg.C1, time.Nanosecond)
-	cfg.PrefillBase, cfg.PrefillPerToken = cmp.Or(cfg.PrefillBase, time.Millisecond), cmp.Or(cfg.PrefillPerToken, time.Nanosecond)
-	cfg.TransferBase, cfg.TransferPer = cmp.Or(cfg.TransferBase, 100*time.Microsecond), cmp.Or(cfg.TransferPer, time.Nanosecond)
-	cfg.Slots = cmp.Or(cfg.Slots, 16)
-	e, err := refengine.Start(cfg)
+	e, err := refengine.Start(cfg.Quick())
 	require.NoError(p, err)
 	return e
 }
