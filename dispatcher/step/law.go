@@ -65,12 +65,15 @@ func (l *Law) padded(rows float64) (float64, bool) {
 	return float64(l.Sizes[at]), true
 }
 
+// Plain says whether the Model is all there is of the law: the slowest rank sets the pace, and nothing else does.
+func (l *Law) Plain() bool { return l.Form == Eager && l.MostMs == 0 && l.MeanMs == 0 }
+
 // Ms is how long a step of these ranks takes.
 func (l *Law) Ms(ranks []Rank) float64 {
 	if len(ranks) == 0 {
 		return l.C0Ms
 	}
-	if l.Form == Eager && l.MostMs == 0 && l.MeanMs == 0 {
+	if l.Plain() {
 		return l.Model.Ms(ranks)
 	}
 	most, sum := 0.0, 0.0

@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"evenkeel/dispatcher/board"
+	"evenkeel/dispatcher/step"
 )
 
 // Leg is a request on a rank, as it really is.
@@ -47,17 +48,17 @@ type Rank struct {
 // Group is ranks behind one barrier.
 type Group struct {
 	StepCounter
-	Law   board.StepModel // what a step takes; the slowest rank is the one with the largest Cost times its load
-	Ranks []*Rank         // that are part of it, ascending id
-	Step  int64           // number of the step in progress, else of the next one
-	Ends  float64         // of the step in progress, ms; Never: none
+	Law   step.Law // what a step takes; the slowest rank is the one with the largest Cost times its load
+	Ranks []*Rank  // that are part of it, ascending id
+	Step  int64    // number of the step in progress, else of the next one
+	Ends  float64  // of the step in progress, ms; Never: none
 
 	begun bool // a step has ended, and the next one has begun before anybody could learn of that
 }
 
 // NewGroup is one that does not step yet.
 func NewGroup(key board.GroupKey, law board.StepModel) *Group {
-	return &Group{StepCounter: newStepCounter(key), Law: law, Ends: Never}
+	return &Group{StepCounter: newStepCounter(key), Law: step.Law{Model: law}, Ends: Never}
 }
 
 // Load sums the KV tokens that step k reads, and the requests that decode.

@@ -9,6 +9,18 @@ import (
 	"slices"
 )
 
+// GeometricMean is that of values above 0. Those that are no number do not count; NaN where none does.
+func GeometricMean(values []float64) float64 {
+	sum, n := 0.0, 0
+	for _, x := range values {
+		if !math.IsNaN(x) {
+			sum += math.Log(x)
+			n++
+		}
+	}
+	return math.Exp(sum / float64(n))
+}
+
 // Mean is NaN of none.
 func Mean(values []float64) float64 {
 	sum := 0.0

@@ -64,3 +64,9 @@ func TestCountsAreGrouped(t *testing.T) {
 	}
 	require.Equal(t, "18,446,744,073,709,551,615", Grouped(uint64(math.MaxUint64)))
 }
+
+func TestGeometricMean(t *testing.T) {
+	require.InDelta(t, 4, GeometricMean([]float64{2, 8}), 1e-12)
+	require.InDelta(t, 4, GeometricMean([]float64{2, math.NaN(), 8}), 1e-12)
+	require.True(t, math.IsNaN(GeometricMean(nil)))
+}

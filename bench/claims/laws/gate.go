@@ -17,6 +17,7 @@ import (
 	"evenkeel/bench/sim/draw"
 	"evenkeel/bench/tools/page"
 	"evenkeel/dispatcher/step"
+	"evenkeel/internal/stats"
 )
 
 // gate is the question whether it matters that evenkeel knows the form of the law: loads drawn at random are served under each form, by
@@ -56,13 +57,12 @@ func in(e *laws.Entry, form step.Form) *step.Law {
 
 // middle is the geometric mean of the laws, for an engine of which nothing is known.
 func middle() step.Model {
-	var c0, c1, request float64
+	var c0, c1, request []float64
 	for _, e := range candidates() {
 		m := in(&e, step.Eager).Level()
-		c0, c1, request = c0+math.Log(m.C0Ms), c1+math.Log(m.C1Ms), request+math.Log(m.RequestMs)
+		c0, c1, request = append(c0, m.C0Ms), append(c1, m.C1Ms), append(request, m.RequestMs)
 	}
-	n := float64(len(candidates()))
-	return step.Model{C0Ms: math.Exp(c0 / n), C1Ms: math.Exp(c1 / n), RequestMs: math.Exp(request / n)}
+	return step.Model{C0Ms: stats.GeometricMean(c0), C1Ms: stats.GeometricMean(c1), RequestMs: stats.GeometricMean(request)}
 }
 
 // outcomes are what came of a load under a truth, by what the policy knows.
@@ -72,7 +72,7 @@ func runGate(ctx context.Context, args []string, out io.Writer) error {
 	var g gate
 	flags := flag.NewFlagSet("laws -gate", flag.ContinueOnError)
 	flags.Uint64Var(&g.seed, "seed", judgement, "of the loads")
-	flags.IntVar(&g.loads, "loads", 32, "how many")
+	flags.IntVar(&g.loads, "loads", 64, "how many")
 	flags.StringVar(&g.out, "out", "", "document to write the tables into; empty: they are printed")
 	if err := flags.Parse(args); err != nil {
 		return err
@@ -182,7 +182,7 @@ func (g *gate) tables(all []outcomes) string {
 			row := []string{name}
 			for column := range columns {
 				list := f.ratios(all, truth, column)
-				row = append(row, fmt.Sprintf("%s (%s)", percent(geometric(list)), percent(slices.Max(list))))
+				row = append(row, fmt.Sprintf("%s (%s)", percent(stats.GeometricMean(list)), percent(slices.Max(list))))
 			}
 			t.Add(row...)
 		}
@@ -209,19 +209,10 @@ func (g *gate) verdict(all []outcomes) (text string) {
 			known = append(known, f.ratios(all, truth, learns)...)
 		}
 		text += fmt.Sprintf("- %s: the least worst loss has *%s*, %.1f %%. Who knows form and constants gains %.1f %% in the mean over what is learned from nothing.\n",
-			f.name, names()[best], 100*(least-1), 100*(geometric(known)-1))
+			f.name, names()[best], 100*(least-1), 100*(stats.GeometricMean(known)-1))
 	}
 	return text
 }
 
 // percent is by how much a ratio is above 1; without the sign of a zero.
 func percent(ratio float64) string { return fmt.Sprintf("%.1f", math.Round(1000*(ratio-1))/10+0) }
-
-// geometric is the geometric mean.
-func geometric(list []float64) float64 {
-	sum := 0.0
-	for _, x := range list {
-		sum += math.Log(x)
-	}
-	return math.Exp(sum / float64(len(list)))
-}

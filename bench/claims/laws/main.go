@@ -6,7 +6,8 @@
 //
 // The engine's prefix cache should be off, and no prompt longer than what it computes in a step.
 //
-// Without arguments it makes the laws of bench/lab/laws and the tables of docs/results/laws.md, from times of kernels that NVIDIA measured.
+// Without arguments it makes the laws of bench/lab/laws and the tables of docs/results/laws.md, from times of kernels that NVIDIA measured;
+// then it says what it is worth to know the form of a law (-gate).
 package main
 
 import (
@@ -75,6 +76,7 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	flags.IntVar(&o.steps, "steps", 128, "that are measured of each")
 	flags.IntVar(&o.repeats, "repeats", 3, "how often each is measured")
 	flags.IntVar(&o.most, "kv", 0, "tokens that a rank has room for: what does not fit is left out; 0: everything is tried")
+	_ = flags.Bool("gate", false, "as the first flag: what it is worth to know the form of a law, with flags of its own, which -gate -h lists")
 	table := flags.Bool("table", false, "make bench/lab/laws/laws.json and the tables of docs/results/laws.md; no engine is asked")
 	cache := flags.String("cache", "", "with -table: folder for the Python packages; empty: one in the user's cache folder")
 	model := flags.String("model", "", "its name; empty: the one that /v1/models names")

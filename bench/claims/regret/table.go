@@ -61,14 +61,11 @@ type share struct {
 
 // geomean is that of the values drawn; those that are no number do not count.
 func geomean(values []float64, drawn []int) float64 {
-	sum, n := 0.0, 0
-	for _, i := range drawn {
-		if !math.IsNaN(values[i]) {
-			sum += math.Log(values[i])
-			n++
-		}
+	list := make([]float64, len(drawn))
+	for k, i := range drawn {
+		list[k] = values[i]
 	}
-	return math.Exp(sum / float64(n))
+	return stats.GeometricMean(list)
 }
 
 func all(n int) []int {

@@ -7,6 +7,7 @@ import (
 
 	"evenkeel/bench/sim/mixed"
 	"evenkeel/bench/tools/page"
+	"evenkeel/internal/stats"
 )
 
 // trials are all policies on the loads of a seed.
@@ -21,13 +22,9 @@ type trials struct {
 type spread struct{ mean, least, most float64 }
 
 func over(values []float64) spread {
-	s, sum := spread{math.NaN(), math.Inf(1), math.Inf(-1)}, 0.0
+	s := spread{stats.GeometricMean(values), math.Inf(1), math.Inf(-1)}
 	for _, v := range values {
-		sum += math.Log(v)
 		s.least, s.most = min(s.least, v), max(s.most, v)
-	}
-	if len(values) > 0 {
-		s.mean = math.Exp(sum / float64(len(values)))
 	}
 	return s
 }

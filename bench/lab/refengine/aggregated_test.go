@@ -16,6 +16,7 @@ import (
 
 	"evenkeel/bench/lab/refengine/steplog"
 	"evenkeel/bench/lab/reftext"
+	"evenkeel/dispatcher/step"
 )
 
 // ranks is one server with aggregated ranks.
@@ -282,6 +283,10 @@ func TestAggregatedConfigsThatCannotWork(t *testing.T) {
 		"prefill interval":         {PrefillInterval: -1},
 		"prefill delayer":          {PrefillDelayer: -1},
 		"cr is":                    {CR: -1},
+		"cm is":                    {CM: -1},
+		"cs is":                    {CS: -1},
+		"captured is -1":           {Captured: -1},
+		"has no graphs":            {Form: step.Masked},
 		"prefill shared":           {PrefillShared: -1},
 		"jitter":                   {Jitter: -1},
 	} {

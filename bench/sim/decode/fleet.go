@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 
 	"evenkeel/dispatcher/step"
 )
@@ -100,6 +101,9 @@ func (f *Fleet) Validate() error {
 		}
 		if !(g.RequestMs >= 0 && g.RequestMs <= 1e3) || g.RequestMs > 0 && g.C1Ms == 0 {
 			return fmt.Errorf("group %q: request_ms %v must not be below 0, and wants a c1_ms above 0", g.Name, g.RequestMs)
+		}
+		if g.Law != nil && slices.ContainsFunc(g.Ranks, func(r Rank) bool { return r.Cost != 1 }) {
+			return fmt.Errorf("group %q: a law with a form wants ranks of cost 1", g.Name)
 		}
 		n += len(g.Ranks)
 		for k := range g.Ranks {

@@ -113,7 +113,7 @@ func (m *meter) finished(now float64, q *job) {
 }
 
 // step measures the step that begins and returns how long it takes.
-func (m *meter) step(g *virtual.Group, law *step.Law, first bool, now float64) float64 {
+func (m *meter) step(g *virtual.Group, first bool, now float64) float64 {
 	m.loads, m.does = m.loads[:0], m.does[:0]
 	running, mostRunning, largest, costly, sumCost := 0, 0, 0.0, 0.0, 0.0 // loads as steps feel them
 	for _, w := range g.Ranks {
@@ -133,8 +133,8 @@ func (m *meter) step(g *virtual.Group, law *step.Law, first bool, now float64) f
 	imbalance := float64(int64(len(m.loads))*most - sum)
 	kvMs := g.Law.C1Ms * largest
 	ms := g.Law.C0Ms + kvMs
-	if law != nil {
-		ms = law.Ms(m.does)
+	if !g.Law.Plain() {
+		ms = g.Law.Ms(m.does)
 	}
 	if m.keep && first {
 		m.keepStep(g, now, ms)
@@ -157,7 +157,8 @@ func (m *meter) step(g *virtual.Group, law *step.Law, first bool, now float64) f
 	}
 	m.ms += ms
 	m.kvMs += kvMs
-	m.idealMs += g.Law.C0Ms + (g.Law.C1Ms*float64(sum)+g.Law.RequestMs*float64(running))/sumCost
+	level := g.Law.Level()
+	m.idealMs += level.C0Ms + (level.C1Ms*float64(sum)+level.RequestMs*float64(running))/sumCost
 	return ms
 }
 

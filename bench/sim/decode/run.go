@@ -10,7 +10,6 @@ import (
 	"strconv"
 
 	"evenkeel/dispatcher/board"
-	"evenkeel/dispatcher/step"
 	"evenkeel/dispatcher/virtual"
 )
 
@@ -42,7 +41,6 @@ type run struct {
 	ended   func()  // a request is done
 	auto    *auto   // nil: the policy stays
 	caches  *caches // nil: ranks keep none
-	laws    map[*virtual.Group]*step.Law
 }
 
 // never is the end of a step that is not in progress.
@@ -79,6 +77,9 @@ func newRun(fleet *Fleet, load Load, w *workload, cfg board.Config) (*run, error
 		plan := &fleet.Groups[i]
 		g := &group{Group: virtual.NewGroup(board.GroupKey{Model: model, Name: strconv.Itoa(i), Barrier: true},
 			board.StepModel{C0Ms: plan.C0Ms, C1Ms: plan.C1Ms, RequestMs: plan.RequestMs}), plan: plan}
+		if plan.Law != nil {
+			g.Law = *plan.Law
+		}
 		for _, p := range plan.Ranks {
 			w := &worker{Rank: &virtual.Rank{ID: int32(len(r.workers)), Slots: p.Slots, Capacity: p.Capacity, Cost: p.Cost, Group: g.Group}, plan: p}
 			if fleet.Spare != nil {
@@ -114,13 +115,11 @@ func newRun(fleet *Fleet, load Load, w *workload, cfg board.Config) (*run, error
 // serve has the engines serve the jobs.
 func (r *run) serve() {
 	r.Stale = r.fleet.Stale
-	r.laws = map[*virtual.Group]*step.Law{}
 	for _, g := range r.groups {
 		r.Groups = append(r.Groups, g.Group)
-		r.laws[g.Group] = g.plan.Law
 	}
 	r.Length = func(g *virtual.Group) float64 {
-		r.stepMs = r.meter.step(g, r.laws[g], g == r.Groups[0], r.Now)
+		r.stepMs = r.meter.step(g, g == r.Groups[0], r.Now)
 		return r.stepMs
 	}
 	if r.load.AtArrival {
@@ -274,7 +273,7 @@ func (r *run) comeAndGo() {
 	for _, g := range r.groups {
 		if r.law && !g.told && len(g.Ranks) > 0 {
 			g.told = true
-			r.Apply(board.Law{Group: g.Key, StepModel: g.Law}, r.Now)
+			r.Apply(board.Law{Group: g.Key, StepModel: g.Law.Model}, r.Now)
 		}
 		if g.plan.Assumed.C1Ms > 0 && !g.told && len(g.Ranks) > 0 {
 			g.told = true

@@ -11,6 +11,8 @@ import (
 	"evenkeel/bench/lab/report"
 	"evenkeel/dispatcher/board"
 	"evenkeel/dispatcher/policy"
+	"evenkeel/dispatcher/step"
+	"evenkeel/dispatcher/virtual"
 )
 
 // by is a board whose groups have a policy. It waits for no burst, so that a step that begins
@@ -131,6 +133,40 @@ func TestStepByStep(t *testing.T) {
 			require.Equal(t, c.want, got)
 		})
 	}
+}
+
+// A step of two ranks takes what its law says: the first one has one long prompt, the second one three short ones.
+func TestStepsFollowTheirLaw(t *testing.T) {
+	for form, want := range map[step.Form]float64{
+		step.Eager: 10 + (10 + 1) + 3*2 + 2*3, step.Unmasked: 10 + (10 + 4) + 4*2 + 4*3, step.Masked: 10 + (10 + 4) + 4*2 + 2*3, step.OwnBuckets: 10 + (10 + 1) + 4*2 + 2*3,
+	} {
+		f := simple(2, 3, 0)
+		f.Groups[0].Law = &step.Law{Model: step.Model{C0Ms: 10, C1Ms: 0.01, RequestMs: 1}, Form: form, MostMs: 2, MeanMs: 3, Sizes: step.Captured(4)}
+		require.NoError(t, f.Validate())
+		g := &virtual.Group{Law: *f.Groups[0].Law, Step: 1}
+		for _, prompts := range [][]int32{{1000}, {10, 10, 10}} {
+			r := &virtual.Rank{Cost: 1, Group: g, Active: len(prompts)}
+			for _, p := range prompts {
+				r.Legs = append(r.Legs, virtual.Leg{Prompt: p})
+			}
+			g.Ranks = append(g.Ranks, r)
+		}
+		require.InDelta(t, want, (&meter{}).step(g, true, 0), 1e-9, form)
+
+		f.Groups[0].Ranks[1].Cost = 2
+		require.ErrorContains(t, f.Validate(), "wants ranks of cost 1")
+	}
+}
+
+// Where nothing but the slowest rank counts, a run by a law is the run without one, to the bit.
+func TestAPlainLawChangesNothing(t *testing.T) {
+	jobs := func() *workload { return of([2]int32{100, 5}, [2]int32{900, 3}, [2]int32{50, 9}, [2]int32{400, 4}) }
+	_, without := follow(t, simple(2, 2, 0), Load{}, jobs(), "evenkeel")
+	f := simple(2, 2, 0)
+	f.Groups[0].Law = &step.Law{Model: step.Model{C0Ms: 10, C1Ms: 0.01}}
+	_, with := follow(t, f, Load{}, jobs(), "evenkeel")
+	require.NotEmpty(t, without)
+	require.Equal(t, without, with)
 }
 
 func TestTimesOfARequest(t *testing.T) {

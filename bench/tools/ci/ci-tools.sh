@@ -1,11 +1,12 @@
 #!/bin/sh
 # What some tests want beside Go: promtool and prometheus (Debian's prometheus),
-# chromium, and buildah for the container image. As root, where apt is, they are
+# chromium, nginx (nginx-light), and buildah for the container image. As root, where apt is, they are
 # installed; otherwise it says what is missing, and those tests say that they are skipped.
 set -u
 missing=
 command -v promtool >/dev/null || missing="$missing prometheus"
 command -v chromium >/dev/null || missing="$missing chromium"
+command -v nginx >/dev/null || [ -x /usr/sbin/nginx ] || missing="$missing nginx-light"
 command -v buildah >/dev/null || missing="$missing buildah"
 [ -n "$missing" ] || exit 0
 if [ "$(id -u)" -ne 0 ] || ! command -v apt-get >/dev/null; then

@@ -13,6 +13,7 @@ import (
 
 	"evenkeel/bench/lab/refengine/cache"
 	"evenkeel/bench/lab/refengine/steplog"
+	"evenkeel/dispatcher/step"
 )
 
 // clocked runs a group in a bubble, where time stands still until everyone waits.
@@ -61,6 +62,31 @@ func TestTheSlowestRankSetsTheStep(t *testing.T) {
 			}
 		}
 	})
+}
+
+// The third step has a rank with one long prompt, and another one with three short ones. Who pays for what in it depends on how the
+// engine pads: there are graphs for 1, 2 and 4 requests.
+func TestStepsOfEachForm(t *testing.T) {
+	for form, want := range map[step.Form]time.Duration{
+		step.Eager:      10*time.Millisecond + (33+3*1000)*time.Microsecond + 3*2*time.Millisecond + 2*3*time.Millisecond,
+		step.Unmasked:   10*time.Millisecond + (1002+4*1000)*time.Microsecond + 4*2*time.Millisecond + 4*3*time.Millisecond,
+		step.Masked:     10*time.Millisecond + (1002+4*1000)*time.Microsecond + 4*2*time.Millisecond + 2*3*time.Millisecond,
+		step.OwnBuckets: 10*time.Millisecond + (33+4*1000)*time.Microsecond + 4*2*time.Millisecond + 2*3*time.Millisecond,
+	} {
+		t.Run(form.String(), func(t *testing.T) {
+			cfg := Config{Ranks: 2, PrefillBase: 1, PrefillPer: 1, CR: time.Millisecond, CM: 2 * time.Millisecond, CS: 3 * time.Millisecond, Form: form, Captured: 4}
+			clocked(t, cfg, func(g *Group) {
+				g.put(0, 1000, 4)
+				for range 3 {
+					g.put(1, 10, 4)
+				}
+				time.Sleep(time.Second)
+				full := g.log.All()[2]
+				require.Equal(t, []steplog.RankLoad{{Running: 1, KVTokens: 1002}, {Running: 3, KVTokens: 33}}, full.Ranks)
+				require.Equal(t, want, full.Length)
+			})
+		})
+	}
 }
 
 func TestALocalPrefillHoldsUpTheWholeGroup(t *testing.T) {
