@@ -60,9 +60,9 @@ func TestAnAnswerInOnePieceIsTheEnginesOwn(t *testing.T) {
 			}
 			got := b.post(mooncake.Chat.Path(), chat("one two three", callsTool+`"max_tokens":4,"n":2,`))
 			require.Equal(t, 2, strings.Count(got.body, `"finish_reason":"length"`), got.body)
+			b.settle()
 			require.EqualValues(t, 6, b.metric(t, "evenkeel_unheard_tokens_ratio", ""), "of each the board is told how far it was off")
 			require.Equal(t, before, b.metric(t, "evenkeel_ttft_seconds", ""), "nobody knows when the first token came")
-			b.settle()
 		})
 	}
 }
