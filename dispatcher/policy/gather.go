@@ -40,7 +40,10 @@ func GatheredBy(p Policy) Gathered {
 	}
 }
 
-func (r *gather) begin() { r.first, r.nextMs = r.first[:0], math.Inf(1) }
+func (r *gather) begin() {
+	r.first, r.nextMs = r.first[:0], math.Inf(1)
+	r.planner.Forget()
+}
 
 // holds says whether the last round held an entry although it had a slot.
 func (r *gather) holds(entry int32) bool {

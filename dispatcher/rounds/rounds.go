@@ -76,7 +76,8 @@ const (
 // which they may be served. What it returns is valid until the next call.
 func (p *Planner) Decide(now float64, g *Group, waiting []Candidate, rule Rule) (picks []Pick, wake float64) {
 	p.ranks = append(p.ranks[:0], g.Ranks...)
-	p.picks, p.held, p.oldest, p.round = p.picks[:0], 0, 0, false
+	p.Forget()
+	p.picks = p.picks[:0]
 	p.placed = slices.Grow(p.placed[:0], len(waiting))[:len(waiting)]
 	for i := range waiting {
 		p.placed[i] = waits
@@ -109,6 +110,9 @@ func (p *Planner) Decide(now float64, g *Group, waiting []Candidate, rule Rule) 
 		}
 	}
 }
+
+// Forget has the last decision be none, so that Held and Released say nothing of it.
+func (p *Planner) Forget() { p.held, p.oldest, p.round = 0, 0, false }
 
 // Held is how many candidates the last decision held although they had a slot.
 func (p *Planner) Held() int { return p.held }
