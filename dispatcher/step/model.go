@@ -59,10 +59,20 @@ func meanPrompt(ranks []Rank) (mean float64) {
 	return mean / float64(len(ranks))
 }
 
-// fullest is the rank with the largest load; the zero Rank where none has any.
-func fullest(ranks []Rank, weight float64) (most Rank) {
+// weighing is what a request counts as.
+type weighing struct {
+	weight  float64 // KV tokens
+	fullest bool    // KV and requests are those of the fullest rank; false: of the rank with most KV, and of that with most requests
+}
+
+// fullestOf is the rank with the largest load, or one that has the most KV and the most requests of any; the zero Rank where none has
+// anything.
+func (w weighing) fullestOf(ranks []Rank) (most Rank) {
 	for i := range ranks {
-		if r := &ranks[i]; r.load(weight) > most.load(weight) {
+		switch r := &ranks[i]; {
+		case !w.fullest:
+			most.KV, most.Requests = max(most.KV, r.KV), max(most.Requests, r.Requests)
+		case r.load(w.weight) > most.load(w.weight):
 			most = *r
 		}
 	}

@@ -11,11 +11,17 @@ type prefills struct {
 	pp, pq, qq, py, qy, yy float64
 }
 
+// UsualOwnShare is the rank's own part of what a token of a prompt costs, until rounds were so uneven that the steps tell: the middle
+// of the laws of bench/lab/laws, with experts as fast as they were in published runs.
+const UsualOwnShare = 0.25
+
+// UsualOwnMs is what such a part takes, about the middle of these laws, until something is known of it: without it nothing would be held,
+// and a group whose prompts came faster than it computes them one by one would not get over that before it has learned.
+const UsualOwnMs = 0.02
+
 const (
-	fitPrefills = 100 // steps with a prefill that must be known at least
-	// ownShare is the rank's own part of what a prompt costs, until rounds were so uneven that the steps tell.
-	ownShare = 0.6
-	toldWell = 0.05 // standard error of that part, at most
+	fitPrefills = 100  // steps with a prefill that must be known at least
+	toldWell    = 0.05 // standard error of the rank's own part of what a prompt costs, at most
 	// What is expected before anything is known, for the rule for outliers alone.
 	guessC0Ms, guessMs = 20, 0.1
 )

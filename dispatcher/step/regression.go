@@ -14,8 +14,8 @@ var fade = math.Exp2(-1. / halfLife)
 // regression is least squares of step times on the largest load, the past
 // fading.
 type regression struct {
-	weight              float64 // KV tokens that a request counts as in a load
-	n                   uint64  // steps taken in
+	weighing                   // of requests in a load
+	n                   uint64 // steps taken in
 	w, x, y, xx, xy, yy float64
 }
 

@@ -5,23 +5,26 @@ import "math"
 // requests finds out how many KV tokens a request weighs as much as. A group whose ranks are level in KV tokens hides
 // that: the rank that holds the others up is then the one with most requests, and which one that is depends on the answer.
 // So a number of weights are tried side by side. With each the fullest rank is another one, and so is the line of the
-// steps' times on its load; the weight whose line is off least is the likely one. All is seen as differences within short
+// steps' times on its load; the weight whose line is off least is the likely one. Where an engine pads its ranks, most KV and
+// most requests may be on different ranks, so each weight is tried in both ways. All is seen as differences within short
 // blocks of steps, since what changes slowly (the engine's clock, what its prompts are about) moves with the number of
 // requests for no reason.
 type requests struct {
-	weight float64 // in use; 0: none is sure
-	tried  trial
+	start float64  // in use until steps tell
+	found weighing // that steps told; weight 0: a request costs nothing surely
+	told  bool
+	tried trial
 
 	window, block sums
-	arms          [arms]arm
+	arms          [2 * arms]arm // where the fullest rank sets the pace, and where the most KV and the most requests do
 }
 
 const (
 	windowSteps  = 2000
 	blockSteps   = 100
-	arms         = 24
+	arms         = 30
 	armsPerTwo   = 2    // of which each weighs twice as much as the one so many before it
-	lightest     = 16   // KV tokens
+	lightest     = 64   // KV tokens; the heaviest is a million, where models with sparse attention are
 	sureFall     = 3    // times the standard error, of how much the errors of blocks fall
 	changes      = 0.05 // of the weight, at least, or it stays
 	resolutionMs = 0.1
@@ -38,13 +41,13 @@ var tries = func() (all [arms]float64) {
 // sums of the times of steps.
 type sums struct{ n, y, yy float64 }
 
-// arm is one weight: sums over the block, and over the window of how they vary within blocks.
+// arm is one weight in one of the two ways: sums over the block, and over the window of how they vary within blocks.
 type arm struct{ bx, bxx, bxy, x, xx, xy float64 }
 
 // trial is what a window found, and how it does in the next one.
 type trial struct {
-	arm         int     // 0: requests cost nothing surely
-	weight      float64 // the best one, beside that arm's
+	arm         int // 0: requests cost nothing surely
+	best        weighing
 	with, plain float64 // slopes
 
 	blocks, falls, squares float64 // by how much the squared error of a block falls with it
@@ -52,12 +55,17 @@ type trial struct {
 
 // add takes in a step. Where the weight in use is another one after it, line is the regression with that weight.
 func (q *requests) add(ranks []Rank, ms float64) (line regression, changed bool) {
-	var most [arms]float64
+	var most [2 * arms]float64
+	mostKV, mostRequests := 0.0, 0.0
 	for i := range ranks {
 		kv, n := ranks[i].KV, ranks[i].Requests
-		for k := range most {
+		mostKV, mostRequests = max(mostKV, kv), max(mostRequests, n)
+		for k := range tries {
 			most[k] = max(most[k], kv+tries[k]*n)
 		}
+	}
+	for k := range tries {
+		most[arms+k] = mostKV + tries[k]*mostRequests
 	}
 	for k := range q.arms {
 		a, x := &q.arms[k], most[k]
@@ -98,26 +106,34 @@ func (q *requests) endBlock() {
 	q.block = sums{}
 }
 
+// inUse is what requests are counted as.
+func (q *requests) inUse() weighing {
+	if q.told {
+		return q.found
+	}
+	return weighing{weight: q.start}
+}
+
 // judge ends a window: what the one before it found is in use from now on if the steps of this one were surely off less with it.
 func (q *requests) judge() (changed bool) {
-	was, before := q.weight, q.tried
+	was, before := q.inUse(), q.tried
 	q.tried = q.find()
 	if before.holds() {
 		q.use(&before)
-	} else if q.weight > 0 && q.refuted() {
-		q.weight = 0
+	} else if was.weight > 0 && q.refuted() {
+		q.found, q.told = q.tried.best, true
 	}
-	return q.weight != was
+	return q.inUse() != was
 }
 
 // use changes the weight to what two windows found.
 func (q *requests) use(before *trial) {
-	found := before.weight
-	if q.tried.arm > 0 {
-		found = math.Sqrt(found * q.tried.weight)
+	found := before.best
+	if q.tried.arm > 0 && q.tried.best.fullest == found.fullest {
+		found.weight = math.Sqrt(found.weight * q.tried.best.weight)
 	}
-	if math.Abs(math.Log(found/q.weight)) > changes {
-		q.weight = found
+	if was := q.inUse(); !q.told || was.fullest != found.fullest || math.Abs(math.Log(found.weight/was.weight)) > changes {
+		q.found, q.told = found, true
 	}
 }
 
@@ -125,28 +141,29 @@ func (q *requests) use(before *trial) {
 func (q *requests) find() trial {
 	best, plain := 0, q.arms[0].least(&q.window)
 	least := plain
-	for k := 1; k < arms; k++ {
-		if x := q.arms[k].least(&q.window); x < least && q.arms[k].xy > 0 {
+	for k := range q.arms {
+		if x := q.arms[k].least(&q.window); k%arms > 0 && x < least && q.arms[k].xy > 0 {
 			best, least = k, x
 		}
 	}
 	if best == 0 || plain-least <= q.sure(least) {
 		return trial{}
 	}
-	t := trial{arm: best, weight: tries[best], with: q.arms[best].slope(), plain: q.arms[0].slope()}
-	if best > 1 && best < arms-1 { // the lowest point of the parabola through three
+	t := trial{arm: best, best: weighing{tries[best%arms], best < arms}, with: q.arms[best].slope(), plain: q.arms[0].slope()}
+	if of := best % arms; of > 1 && of < arms-1 { // the lowest point of the parabola through three
 		below, above := q.arms[best-1].least(&q.window), q.arms[best+1].least(&q.window)
 		if bend := below - 2*least + above; bend > 0 {
-			t.weight *= math.Exp2((below - above) / (2 * bend) / armsPerTwo)
+			t.best.weight *= math.Exp2((below - above) / (2 * bend) / armsPerTwo)
 		}
 	}
 	return t
 }
 
-// refuted says whether requests that cost nothing explain the window surely better than the weight in use. A window in
-// which all ranks have as many requests all the time says nothing, and the weight stays.
+// refuted says whether requests that cost nothing explain the window surely better than the weight in use, in whichever of the two
+// ways. A window in which all ranks have as many requests all the time says nothing, and the weight stays.
 func (q *requests) refuted() bool {
-	plain, with := q.arms[0].least(&q.window), q.arms[nearest(q.weight)].least(&q.window)
+	at, plain := nearest(q.inUse().weight), q.arms[0].least(&q.window)
+	with := min(q.arms[at].least(&q.window), q.arms[arms+at].least(&q.window))
 	return with-plain > q.sure(plain)
 }
 
@@ -191,8 +208,13 @@ func nearest(weight float64) int {
 
 // line is what a regression with the weight in use would be by now.
 func (q *requests) line() regression {
-	a, w := &q.arms[nearest(q.weight)], &q.window
-	r := regression{weight: q.weight, n: uint64(w.n), w: w.n, x: a.x, y: w.y, xx: a.xx + a.x*a.x/w.n, xy: a.xy + a.x*w.y/w.n, yy: w.yy + w.y*w.y/w.n}
+	use, w := q.inUse(), &q.window
+	at := nearest(use.weight)
+	if !use.fullest {
+		at += arms
+	}
+	a := &q.arms[at]
+	r := regression{weighing: use, n: uint64(w.n), w: w.n, x: a.x, y: w.y, xx: a.xx + a.x*a.x/w.n, xy: a.xy + a.x*w.y/w.n, yy: w.yy + w.y*w.y/w.n}
 	if s := 1 / (1 - fade) / w.n; s < 1 {
 		r.w, r.x, r.y, r.xx, r.xy, r.yy = s*r.w, s*r.x, s*r.y, s*r.xx, s*r.xy, s*r.yy
 	}

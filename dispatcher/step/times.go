@@ -18,10 +18,14 @@ const (
 	fitR2    = 0.3
 )
 
+// UsualWeight is how many KV tokens a request weighs as much as, until something is known of that: about the middle of what engines
+// with accelerators take (bench/lab/laws). Loads that were drawn cost a third more at worst where a request began at nothing.
+const UsualWeight = 20_000
+
 // Times are what a group's steps have taught.
 type Times struct {
 	regression
-	Configured Model // in force until one is learned; zero: none
+	Configured Model // see Configure; zero: none
 	Law        Model // what is told and never learned; zero: nothing
 
 	all      median[time.Duration] // lengths
@@ -84,10 +88,10 @@ type Sample struct {
 
 // Teach takes in a step. It keeps nothing of the sample.
 func (s *Times) Teach(t Sample) {
-	weight := s.Weight()
-	most := fullest(t.Ranks, weight)
+	use := s.ofLine()
+	most := use.fullestOf(t.Ranks)
 	prefill := slices.ContainsFunc(t.Ranks, func(r Rank) bool { return r.Prompt > 0 })
-	if most.load(weight) <= 0 && !prefill || t.Length <= 0 || t.Tokens <= 0 {
+	if most.load(use.weight) <= 0 && !prefill || t.Length <= 0 || t.Tokens <= 0 {
 		return
 	}
 	if s.tokens == 0 {
@@ -102,7 +106,7 @@ func (s *Times) Teach(t Sample) {
 		s.listen()
 	case !prefill:
 		if s.isPlain(t.Length) {
-			s.learn(t.Ranks, &most, weight, ms)
+			s.learn(t.Ranks, &most, use, ms)
 		}
 	default:
 		s.listen()
@@ -129,11 +133,11 @@ func (s *Times) isPlain(length time.Duration) bool {
 }
 
 // learn takes in a step without a prefill, and what the fullest rank had in it.
-func (s *Times) learn(ranks []Rank, most *Rank, weight, ms float64) {
-	if weight != s.regression.weight { // the config says another
-		s.regression = regression{weight: weight}
+func (s *Times) learn(ranks []Rank, most *Rank, use weighing, ms float64) {
+	if use != s.regression.weighing { // the config says another
+		s.regression = regression{weighing: use}
 	}
-	x := most.load(weight)
+	x := most.load(use.weight)
 	tame := s.tame(x, ms)
 	s.regression.add(x, ms)
 	s.learned.add(most, ms)
@@ -157,15 +161,32 @@ func (s *Times) tame(x, ms float64) float64 {
 	return line + off
 }
 
+// Configure sets what is in force until steps have taught more. A config that does not say what a request costs has it begin at UsualWeight.
+func (s *Times) Configure(m Model) {
+	s.Configured = m
+	s.requests.start = UsualWeight
+	if m.C1Ms > 0 {
+		s.requests.start = m.Weight()
+	}
+}
+
 // Weight is how many KV tokens a request counts as in a load; 0 where it costs nothing surely.
 func (s *Times) Weight() float64 {
-	switch {
-	case s.Law.C1Ms > 0: // else it may know of prompts only
+	if s.Law.C1Ms > 0 { // else it may know of prompts only
 		return s.Law.Weight()
-	case s.requests.weight > 0:
-		return s.requests.weight
 	}
-	return s.Configured.Weight()
+	return s.requests.inUse().weight
+}
+
+// ofLine is what requests are counted as in the line of the steps: where steps do not tell it, only what the config says.
+func (s *Times) ofLine() weighing {
+	switch {
+	case s.Law.C1Ms > 0:
+		return weighing{s.Law.Weight(), true}
+	case s.requests.told:
+		return s.requests.found
+	}
+	return weighing{s.Configured.Weight(), true}
 }
 
 // decodes is the law of steps without a prefill, as well as it is known: a line that is not good enough for policies
@@ -198,7 +219,7 @@ func (s *Times) ownShare() float64 {
 	if c := &s.Configured; c.OwnMs+c.SharedMs > 0 {
 		return c.OwnMs / (c.OwnMs + c.SharedMs)
 	}
-	return ownShare
+	return UsualOwnShare
 }
 
 // LearnedSteps are the steps that the model was learned from since the start.

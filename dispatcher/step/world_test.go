@@ -51,7 +51,7 @@ func (w *world) costly() { w.law.RequestMs = 0.05 * math.Exp(math.Log(8)*w.rng.F
 
 // prefills has ranks compute prompts.
 func (w *world) prefills() {
-	token, shared := 0.08+0.08*w.rng.Float64(), 0.25+0.3*w.rng.Float64()
+	token, shared := 0.08+0.08*w.rng.Float64(), 0.55+0.35*w.rng.Float64()
 	w.law.OwnMs, w.law.SharedMs, w.law.PrefillMs = token*(1-shared), token*shared, 20*w.rng.Float64()
 	w.computes = true
 }
