@@ -38,6 +38,9 @@ func (l *LogLine) AppendJSON(dst []byte) []byte {
 	if s.RequestTokens != 0 {
 		dst = strconv.AppendInt(append(dst, `,"request_tokens":`...), s.RequestTokens, 10)
 	}
+	if s.RowTokens != 0 {
+		dst = strconv.AppendInt(append(dst, `,"row_tokens":`...), s.RowTokens, 10)
+	}
 	if s.Budget != 0 {
 		dst = whole(append(dst, `,"budget":`...), s.Budget)
 	}

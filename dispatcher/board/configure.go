@@ -57,7 +57,7 @@ func (l *Boards) configure(s Settings) error {
 		b.pool.SetTTL(l.cfg.TTL)
 		for _, g := range b.groups {
 			if g.barrier {
-				g.steps.Configured = l.cfg.StepModel
+				g.steps.Configure(l.cfg.StepModel)
 			} else if e.decides {
 				g.chosen = b.choose(false)
 			}

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"evenkeel/dispatcher/policy"
+	"evenkeel/dispatcher/step"
 	"evenkeel/pool"
 )
 
@@ -34,9 +35,9 @@ func (b *board) fill(g *group, p *decider, now time.Time) {
 	largest := g.largest(watermark, now)
 	model, _, _ := g.steps.Model()
 	s.C0Ms, s.C1Ms = float32(model.C0Ms), float32(model.C1Ms)
-	s.StepMs, s.RequestTokens = g.steps.Ms(model, g.most), g.request()
-	s.RowsMs = float32(g.rowsMs)
-	s.Mixed, s.OwnMs = b.mixed, float32(model.OwnMs)
+	s.StepMs = g.steps.Ms(model, g.most)
+	s.RequestTokens, s.RowTokens = g.weights()
+	s.Mixed, s.OwnMs = b.mixed, float32(cmp.Or(model.OwnMs, step.UsualOwnMs))
 	for _, r := range g.ranks {
 		free := r.admits(p)
 		switch {

@@ -102,7 +102,7 @@ type Law struct {
 	Group GroupKey
 	StepModel
 
-	RowsMs float64 // Snapshot's
+	RowsMs float64 // that each request of the rank with most requests adds
 }
 
 // SetWorkers replaces the fleet, of all models.

@@ -63,7 +63,7 @@ func (b *board) setWorkers(ws []Worker) {
 func (b *board) newGroup(name string, barrier bool) *group {
 	g := &group{name: name, barrier: barrier, chosen: b.choose(barrier), fallback: b.make(FallbackSpec)}
 	if barrier {
-		g.steps.Configured = b.cfg.StepModel
+		g.steps.Configure(b.cfg.StepModel)
 		for _, needs := range b.replayed {
 			b.source(needs)
 		}

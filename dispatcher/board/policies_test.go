@@ -72,8 +72,8 @@ func TestWhatOthersHoldIsLoadAndTakesRoom(t *testing.T) {
 	for _, name := range []string{"evenkeel", "brh", "br0", "pjsq-kv", "jsq-kv"} {
 		t.Run(name, func(t *testing.T) {
 			h := newHand(t, Config{Policy: name, TickLimit: time.Hour})
-			fleet := ranks(2, 3, 20_000)
-			fleet[0].Others = 15_000
+			fleet := ranks(2, 3, 200_000)
+			fleet[0].Others = 150_000
 			h.fleet(fleet)
 			var slots []*Slot
 			for range 3 {
@@ -84,10 +84,10 @@ func TestWhatOthersHoldIsLoadAndTakesRoom(t *testing.T) {
 			}
 			h.release(slots...)
 			require.Zero(t, h.status(h.at).Models[0].Workers[0].KVTokens, "ours")
-			require.EqualValues(t, 15_000, h.status(h.at).Models[0].Workers[0].Others)
+			require.EqualValues(t, 150_000, h.status(h.at).Models[0].Workers[0].Others)
 			fleet[1].Up = false
 			h.fleet(fleet)
-			if w := h.put(pool.Entry{Prompt: 6000}); !strings.HasPrefix(name, "jsq") {
+			if w := h.put(pool.Entry{Prompt: 60_000}); !strings.HasPrefix(name, "jsq") {
 				require.True(t, w.waits(), "there is no room beside them")
 				fleet[0].Others = 10_000
 				h.fleet(fleet)

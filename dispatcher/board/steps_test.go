@@ -130,7 +130,8 @@ func TestARequestMakesStepsLonger(t *testing.T) {
 	for range 3 {
 		h.put(pool.Entry{Prompt: 10_000}).slotNow(t)
 	}
-	require.EqualValues(t, 20_000, h.boards["m"].snapshot.RequestTokens)
+	require.EqualValues(t, 10_000, h.boards["m"].snapshot.RequestTokens, "and as much on the rank with most requests")
+	require.EqualValues(t, 10_000, h.boards["m"].snapshot.RowTokens)
 	require.InDelta(t, 50+5e-4*70_000, float64(h.boards["m"].snapshot.StepMs), 1e-3, "one long request, and two short ones on the other rank")
 
 	told := h.status(h.at).Models[0].Groups[0].Step

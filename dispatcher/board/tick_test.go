@@ -347,7 +347,7 @@ var tickPolicies = []string{"pjsq-kv", "br0", "brh", "evenkeel"}
 // policy that knows how long outputs are and how long a step takes.
 func saturated(tb testing.TB, spec string) *hand {
 	cfg := realConfig("pjsq-kv")
-	cfg.StepModel = StepModel{C0Ms: 55, C1Ms: 2e-4}
+	cfg.StepModel = StepModel{C0Ms: 55, C1Ms: 2e-5, RequestMs: 0.4}
 	cfg.Predictor.Kind = "survival"
 	h := fullBoard(tb, cfg, 144, 40, 64, 1000)
 	h.teach(lengths(4096))

@@ -13,15 +13,15 @@ type rows struct{ of []int32 } // requests of each rank
 // requests than others have, and takes what makes the step shortest.
 func arrange(p *evenkeel, s *Snapshot) {
 	spread(p, s)
-	if s.RowsMs <= 0 {
+	if s.RowTokens <= 0 || !p.set.requests {
 		return
 	}
 	best, placed, at, last := predicted(p, s), len(p.placed), int32(0), int32(0)
 	for _, last = range limitsOfRows(p, s) {
 		limitRows(p, s, last)
 		spread(p, s)
-		if ms := predicted(p, s); len(p.placed) >= placed && ms < best {
-			best, at = ms, last
+		if load := predicted(p, s); len(p.placed) >= placed && load < best {
+			best, at = load, last
 		}
 	}
 	if at != last {
@@ -80,8 +80,8 @@ func counts(p *evenkeel, s *Snapshot) []int32 {
 	return p.rows.of
 }
 
-// predicted is what the loads and the rows make of a step, in ms beside its fixed part.
+// predicted is what the loads and the rows make of a step, in KV tokens.
 func predicted(p *evenkeel, s *Snapshot) float64 {
 	peak := math.Ldexp(float64(p.loads.peak()), -fixedBits)
-	return float64(s.C1Ms)*peak + float64(s.RowsMs)*float64(slices.Max(counts(p, s)))
+	return peak + float64(s.RowTokens)*float64(slices.Max(counts(p, s)))
 }

@@ -27,7 +27,7 @@ func TestWhereRequestsCountForThemselves(t *testing.T) {
 		return n
 	}
 	require.Equal(t, [2]int{0, 6}, on())
-	s.RowsMs = 0.5
+	s.RowTokens = 500
 	require.Equal(t, [2]int{6, 0}, on())
 }
 
@@ -41,7 +41,7 @@ func TestRowsPlaceNoFewer(t *testing.T) {
 		v.hold, v.near = 0, 0
 		free := newEvenkeel("", &v).(*evenkeel)
 		without := len(free.Decide(s, nil))
-		s.RowsMs = rapid.Float32Range(0, 2).Draw(t, "ms")
+		s.RowTokens = rapid.Int64Range(0, 100_000).Draw(t, "KV tokens")
 		p := newEvenkeel("", &v).(*evenkeel)
 		all := p.Decide(s, nil)
 		checkRules(t, p, s, all)
@@ -51,7 +51,7 @@ func TestRowsPlaceNoFewer(t *testing.T) {
 
 func TestRowsDoNotAllocate(t *testing.T) {
 	s, p := crowd(64), newPolicy(t, "evenkeel")
-	s.RowsMs = 0.1
+	s.RowTokens = 2000
 	dst := p.Decide(s, nil)
 	require.NotEmpty(t, dst)
 	require.Zero(t, testing.AllocsPerRun(20, func() { dst = p.Decide(s, dst[:0]) }))

@@ -20,8 +20,9 @@ type Snapshot struct {
 	// RequestTokens is how many KV tokens a request weighs as much as in a step; 0 where a request costs nothing but
 	// its tokens, as the policies of papers have it.
 	RequestTokens int64
-	// RowsMs is what each request of the rank with most requests adds to a step, whatever the KV of that rank; 0: nothing.
-	RowsMs     float32
+	// RowTokens is how many KV tokens more each request of the rank with most requests weighs as much as, whatever the KV of that
+	// rank; 0: nothing.
+	RowTokens  int64
 	MeanOutput float64 // tokens of a finished answer, in the mean; 0 before enough of them were seen
 
 	Mixed bool    // the ranks prefill and decode: entries come without KV

@@ -107,7 +107,7 @@ func TestALogLineReadsBackAsItWas(t *testing.T) {
 		whole := func(most int32, what string) int32 { return rapid.Int32Range(0, most).Draw(t, what) }
 		number := func(what string) float32 { return rapid.Float32Range(0, 1e6).Draw(t, what) }
 		s := policy.Snapshot{
-			MaxAgeMs: number("guard"), StepMs: number("step"), C0Ms: number("c0"), C1Ms: number("c1"), Budget: whole(4000, "budget"), RequestTokens: int64(whole(40_000, "tokens of a request")),
+			MaxAgeMs: number("guard"), StepMs: number("step"), C0Ms: number("c0"), C1Ms: number("c1"), Budget: whole(4000, "budget"), RequestTokens: int64(whole(40_000, "tokens of a request")), RowTokens: int64(whole(40_000, "of the rank with most")),
 		}
 		if s.Mixed = rapid.Bool().Draw(t, "mixed"); s.Mixed {
 			s.OwnMs, s.RequestTokens = number("own"), int64(whole(1<<20, "request"))

@@ -65,6 +65,7 @@ type snapshotJSON struct {
 	C0Ms    float32      `json:"c0_ms"`
 	C1Ms    float32      `json:"c1_ms"`
 	Request int64        `json:"request_tokens"` // KV tokens that a request weighs as much as
+	Row     int64        `json:"row_tokens"`     // and more, on the rank with most requests
 	Budget  int32        `json:"budget"`         // evaluations, 0 = the policy's own
 	Outputs []int32      `json:"outputs"`        // finished lengths, of which the mean counts
 
@@ -164,10 +165,10 @@ const maxCost = 1000
 func (in *snapshotJSON) snapshot() (policy.Snapshot, error) {
 	s := policy.Snapshot{
 		MaxAgeMs: float32(deref(in.MaxAgeMs)),
-		StepMs:   in.StepMs, C0Ms: in.C0Ms, C1Ms: in.C1Ms, Budget: in.Budget, RequestTokens: in.Request, Mixed: in.Mixed,
+		StepMs:   in.StepMs, C0Ms: in.C0Ms, C1Ms: in.C1Ms, Budget: in.Budget, RequestTokens: in.Request, RowTokens: in.Row, Mixed: in.Mixed,
 	}
-	if in.Request < 0 {
-		return s, errors.New("request_tokens cannot be negative")
+	if in.Request < 0 || in.Row < 0 {
+		return s, errors.New("request_tokens and row_tokens cannot be negative")
 	}
 	if in.Mixed {
 		s.OwnMs = in.OwnMs
