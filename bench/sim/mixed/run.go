@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"evenkeel/dispatcher/board"
+	"evenkeel/dispatcher/step"
 	"evenkeel/dispatcher/virtual"
 	"evenkeel/internal/stats"
 )
@@ -18,12 +19,13 @@ import (
 // Contender is who chooses the ranks of requests.
 type Contender struct {
 	Name  string
-	Spec  string // of a policy of the server's, which holds requests in its pool
-	Route Router // of a proxy that sends each request when it comes; nil: spec decides
-	Delay int    // passes for which the engines hold prompts
-	Every int    // steps of the engines between those that compute prompts
-	Exact bool   // the proxy knows how long prompts are
-	Learn bool   // it learns what a step takes; else that is told
+	Spec  string    // of a policy of the server's, which holds requests in its pool
+	Route Router    // of a proxy that sends each request when it comes; nil: spec decides
+	Delay int       // passes for which the engines hold prompts
+	Every int       // steps of the engines between those that compute prompts
+	Exact bool      // the proxy knows how long prompts are
+	Learn bool      // it learns what a step takes; else that is told
+	Form  step.Form // that is told
 }
 
 // Run is a policy on a load: ranks in virtual time, and the server's own board in front of them.
@@ -136,7 +138,10 @@ func (s *Run) fleet() {
 	if s.Learn {
 		return
 	}
-	s.Apply(board.Law{Group: key, StepModel: s.Law.Model}, 0)
+	told := s.Law
+	told.Form = s.Form
+	law, rows := told.Assumed()
+	s.Apply(board.Law{Group: key, StepModel: law, RowsMs: rows}, 0)
 }
 
 // Do runs it. It is over when all that came in the measured time have ended, or are waited for no longer.
