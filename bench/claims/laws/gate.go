@@ -15,6 +15,7 @@ import (
 	"evenkeel/bench/lab/laws"
 	"evenkeel/bench/lab/report"
 	"evenkeel/bench/sim/draw"
+	"evenkeel/bench/sim/mixed"
 	"evenkeel/bench/tools/page"
 	"evenkeel/dispatcher/step"
 	"evenkeel/internal/stats"
@@ -24,21 +25,29 @@ import (
 // the default policy that takes each form for true, and by the one that learns what it can.
 type gate struct {
 	seed  uint64
-	loads int
+	loads int // on decode ranks
+	mixed int // on ranks that do both
 	out   string
 }
 
-// judgement is the seed of the table in the page.
-const judgement = 20261204
+// judgement is the seed of the tables in the page.
+const judgement = 20261211
 
-// What a policy knows: a form with its constants, or what it learns; that from nothing, from the middle of all laws, or from the
-// constants as the config may have them.
+// What a policy knows: a form with its constants, or what it learns, with what its config may say of the constants. The first columns are
+// the forms.
 const (
-	learns     = len(step.Forms)
-	fromMiddle = learns + 1
-	fromItsOwn = learns + 2
-	columns    = learns + 3
+	learns      = len(step.Forms)
+	fromNothing = learns + 1 // what a request costs
+	fromItsOwn  = learns + 2
 )
+
+// columnNames are what the policy knows.
+func columnNames() (list []string) {
+	for _, form := range step.Forms {
+		list = append(list, "taken for "+form)
+	}
+	return append(list, "learned", "learned, from requests that cost nothing", "learned, from its constants")
+}
 
 // candidates are the laws that loads are served under: of groups as large as loads are drawn for.
 var candidates = sync.OnceValue(func() []laws.Entry {
@@ -65,39 +74,82 @@ func middle() step.Model {
 	return step.Model{C0Ms: stats.GeometricMean(c0), C1Ms: stats.GeometricMean(c1), RequestMs: stats.GeometricMean(request)}
 }
 
+// figures are what policies are compared by.
+type figures [3]float64
+
 // outcomes are what came of a load under a truth, by what the policy knows.
-type outcomes [len(step.Forms)][columns]report.Metrics
+type outcomes [len(step.Forms)][]figures
+
+// figure is one of them.
+type figure struct {
+	name string
+	more bool // is better
+}
+
+// study is the gate on one kind of ranks.
+type study struct {
+	of      string
+	loads   int
+	figures [3]figure
+	columns int // the first so many
+	try     func(ctx context.Context, i int) (outcomes, string, error)
+}
+
+func (g *gate) studies() []*study {
+	return []*study{
+		{"Decode ranks", g.loads, [3]figure{{"mean step", false}, {"tokens/s", true}, {"TPOT p95", false}}, len(columnNames()), g.decode},
+		{"Ranks that prefill and decode", g.mixed, [3]figure{{"tokens/s", true}, {"mean TTFT", false}, {"TPOT p95", false}}, learns + 1, g.both},
+	}
+}
 
 func runGate(ctx context.Context, args []string, out io.Writer) error {
 	var g gate
 	flags := flag.NewFlagSet("laws -gate", flag.ContinueOnError)
 	flags.Uint64Var(&g.seed, "seed", judgement, "of the loads")
-	flags.IntVar(&g.loads, "loads", 64, "how many")
+	flags.IntVar(&g.loads, "loads", 64, "how many on decode ranks")
+	flags.IntVar(&g.mixed, "mixed", 16, "how many on ranks that prefill and decode")
 	flags.StringVar(&g.out, "out", "", "document to write the tables into; empty: they are printed")
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
-	if g.loads < 1 {
-		return fmt.Errorf("-loads %d: there must be one", g.loads)
+	if g.loads < 1 || g.mixed < 1 {
+		return fmt.Errorf("-loads %d, -mixed %d: there must be one of each", g.loads, g.mixed)
 	}
-	all, err := g.try(ctx, os.Stderr)
-	if err != nil {
-		return err
+	m := middle()
+	text := fmt.Sprintf("Loads of seed %d, each under a law drawn from %d. A cell is what is lost beside the policy that takes the true form for true, in %%: the geometric "+
+		"mean, and the worst load. In the middle of the laws a request weighs %s KV tokens.\n", g.seed, len(candidates()), report.Grouped(m.Weight(), 0))
+	for _, s := range g.studies() {
+		all, err := s.play(ctx, os.Stderr)
+		if err != nil {
+			return err
+		}
+		text += "\n" + s.tables(all)
 	}
 	if g.out != "" {
-		return page.Write(g.out, "claim NAME=laws", "gate", "What it is worth to know the form", g.tables(all))
+		return page.Write(g.out, "claim NAME=laws", "gate", "What it is worth to know the form", text)
 	}
-	_, err = fmt.Fprintln(out, g.tables(all))
+	_, err := fmt.Fprintln(out, text)
 	return err
 }
 
-// load is the load of a number, and the law that it is served under, drawn like the rest of it.
-func (g *gate) load(number int) (*draw.Load, *laws.Entry) {
-	law := &candidates()[rand.New(rand.NewPCG(g.seed, uint64(number)+1<<32)).IntN(len(candidates()))]
-	l := draw.New(g.seed, number)
-	l.OnRanks(law.Ranks, in(law, step.Eager).Level())
-	l.Tokens, l.Lasts = most, lasts
-	return l, law
+func (s *study) play(ctx context.Context, progress io.Writer) ([]outcomes, error) {
+	all := make([]outcomes, s.loads)
+	_, err := report.Trials(ctx, s.loads, 1, nil, func(ctx context.Context, i int, _ uint64) (struct{}, error) {
+		start := time.Now()
+		one, load, err := s.try(ctx, i)
+		if err != nil {
+			return struct{}{}, fmt.Errorf("load %s: %w", load, err)
+		}
+		all[i] = one
+		_, err = fmt.Fprintf(progress, "%5.1f s  %s\n", time.Since(start).Seconds(), load)
+		return struct{}{}, err
+	})
+	return all, err
+}
+
+// law is the one that a load is served under, drawn like the rest of it.
+func (g *gate) law(number int) *laws.Entry {
+	return &candidates()[rand.New(rand.NewPCG(g.seed, uint64(number)+1<<32)).IntN(len(candidates()))]
 }
 
 // How much of a load is played: less than in bench/claims/regret, because each is played 28 times.
@@ -106,54 +158,75 @@ const (
 	lasts = 30 * time.Second
 )
 
-func (g *gate) try(ctx context.Context, progress io.Writer) ([]outcomes, error) {
-	all := make([]outcomes, g.loads)
-	_, err := report.Trials(ctx, g.loads, 1, nil, func(ctx context.Context, i int, _ uint64) (struct{}, error) {
-		start := time.Now()
-		l, law := g.load(i)
-		plan := l.Plan([]string{"evenkeel"}, 0)
-		for truth := range step.Forms {
-			for assumed := range columns {
-				one := plan
-				one.Fleet.Groups = slices.Clone(plan.Fleet.Groups)
-				group := &one.Fleet.Groups[0]
-				group.Law = in(law, step.Form(truth))
-				switch assumed {
-				case learns:
-				case fromMiddle:
-					one.StepModel = middle()
-				case fromItsOwn:
-					one.StepModel = group.Law.Level()
-				default:
-					group.Assumed, group.RowsMs = in(law, step.Form(assumed)).Assumed()
-				}
-				got, err := one.RunAlone(ctx, 1)
-				if err != nil {
-					return struct{}{}, fmt.Errorf("load %s: %w", l, err)
-				}
-				all[i][truth][assumed] = got
+// decode plays a load on decode ranks.
+func (g *gate) decode(ctx context.Context, i int) (all outcomes, _ string, _ error) {
+	law := g.law(i)
+	l := draw.New(g.seed, i)
+	l.OnRanks(law.Ranks, in(law, step.Eager).Level())
+	l.Tokens, l.Lasts = most, lasts
+	text := fmt.Sprintf("%s, %s, %s, %d ranks: %s", law.Model, law.Engine, law.GPU, law.Ranks, l)
+	plan := l.Plan([]string{"evenkeel"}, 0)
+	for truth := range step.Forms {
+		for assumed := range columnNames() {
+			one := plan
+			one.Fleet.Groups = slices.Clone(plan.Fleet.Groups)
+			group := &one.Fleet.Groups[0]
+			group.Law = in(law, step.Form(truth))
+			switch assumed {
+			case learns:
+			case fromNothing:
+				one.StepModel = group.Law.Level()
+				one.StepModel.RequestMs = 0
+			case fromItsOwn:
+				one.StepModel = group.Law.Level()
+			default:
+				group.Assumed, group.RowsMs = in(law, step.Form(assumed)).Assumed()
 			}
+			got, err := one.RunAlone(ctx, 1)
+			if err != nil {
+				return all, text, err
+			}
+			all[truth] = append(all[truth], figures{got[report.StepMean].Mean, got[report.TokensPerS].Mean, got[report.TPOTP95].Mean})
 		}
-		_, err := fmt.Fprintf(progress, "%5.1f s  %s, %s, %s, %d ranks: %s\n", time.Since(start).Seconds(), law.Model, law.Engine, law.GPU, law.Ranks, l)
-		return struct{}{}, err
-	})
-	return all, err
+	}
+	return all, text, nil
 }
 
-// gateFigure is what policies are compared by.
-type gateFigure struct {
-	metric report.Metric
-	name   string
-	more   bool // is better
+// both plays a load on ranks that prefill and decode.
+func (g *gate) both(ctx context.Context, i int) (all outcomes, _ string, _ error) {
+	law := g.law(i)
+	l := mixed.Draw(g.seed, i)
+	room := 0.0
+	if l.Room > 0 {
+		room = 1
+	}
+	l.Ranks = law.Ranks
+	l.Law = *in(law, step.Eager)
+	l.Measure(room)
+	text := fmt.Sprintf("%s, %s, %s: %s", law.Model, law.Engine, law.GPU, l)
+	for truth := range step.Forms {
+		for assumed := range learns + 1 {
+			one := *l
+			one.Law = *in(law, step.Form(truth))
+			p := mixed.Contender{Spec: "evenkeel", Learn: assumed == learns}
+			if !p.Learn {
+				p.Form = step.Form(assumed)
+			}
+			got, err := mixed.Serve(ctx, &one, p)
+			if err != nil {
+				return all, text, err
+			}
+			all[truth] = append(all[truth], figures{got.Tokens, got.TTFT, got.TPOT95})
+		}
+	}
+	return all, text, nil
 }
-
-var gateFigures = []gateFigure{{report.StepMean, "mean step", false}, {report.TokensPerS, "tokens/s", true}, {report.TPOTP95, "TPOT p95", false}}
 
 // ratios are a column's figures as multiples of those of the policy that takes the true form for true; above 1 is worse.
-func (f gateFigure) ratios(all []outcomes, truth, column int) (list []float64) {
+func (s *study) ratios(all []outcomes, of, truth, column int) (list []float64) {
 	for i := range all {
-		x := all[i][truth][column][f.metric].Mean / all[i][truth][truth][f.metric].Mean
-		if f.more {
+		x := all[i][truth][column][of] / all[i][truth][truth][of]
+		if s.figures[of].more {
 			x = 1 / x
 		}
 		if !math.IsNaN(x) {
@@ -163,42 +236,33 @@ func (f gateFigure) ratios(all []outcomes, truth, column int) (list []float64) {
 	return list
 }
 
-// names are those of the columns.
-func names() (list []string) {
-	for _, form := range step.Forms {
-		list = append(list, "taken for "+form)
-	}
-	return append(list, "learned", "learned, from the middle", "learned, from its constants")
-}
-
 // tables show what a policy loses that knows less than the true form, beside one that knows it.
-func (g *gate) tables(all []outcomes) string {
-	m := middle()
-	text := fmt.Sprintf("%d loads of seed %d, each under a law drawn from %d. A cell is what is lost beside the policy that takes the true form for true, in %%: the geometric "+
-		"mean, and the worst load. In the middle of the laws a request weighs %s KV tokens.\n", g.loads, g.seed, len(candidates()), report.Grouped(m.Weight(), 0))
-	for _, f := range gateFigures {
-		t := page.Markdown{Head: append([]string{f.name + ": steps really are"}, names()...)}
+func (s *study) tables(all []outcomes) string {
+	names := columnNames()[:s.columns]
+	text := fmt.Sprintf("**%s**, %d loads.\n", s.of, s.loads)
+	for of, f := range s.figures {
+		t := page.Markdown{Head: append([]string{f.name + ": steps really are"}, names...)}
 		for truth, name := range step.Forms {
 			row := []string{name}
-			for column := range columns {
-				list := f.ratios(all, truth, column)
+			for column := range names {
+				list := s.ratios(all, of, truth, column)
 				row = append(row, fmt.Sprintf("%s (%s)", percent(stats.GeometricMean(list)), percent(slices.Max(list))))
 			}
 			t.Add(row...)
 		}
 		text += "\n" + t.String()
 	}
-	return text + "\n" + g.verdict(all)
+	return text + "\n" + s.verdict(all, names)
 }
 
 // verdict says which column loses least at worst, and what it is worth to know the form.
-func (g *gate) verdict(all []outcomes) (text string) {
-	for _, f := range gateFigures {
+func (s *study) verdict(all []outcomes, names []string) (text string) {
+	for of, f := range s.figures {
 		best, least := 0, math.Inf(1)
-		for column := range columns {
+		for column := range names {
 			worst := 0.0
 			for truth := range step.Forms {
-				worst = max(worst, slices.Max(f.ratios(all, truth, column)))
+				worst = max(worst, slices.Max(s.ratios(all, of, truth, column)))
 			}
 			if worst < least {
 				best, least = column, worst
@@ -206,10 +270,10 @@ func (g *gate) verdict(all []outcomes) (text string) {
 		}
 		var known []float64 // what the learner loses, whatever the truth
 		for truth := range step.Forms {
-			known = append(known, f.ratios(all, truth, learns)...)
+			known = append(known, s.ratios(all, of, truth, learns)...)
 		}
-		text += fmt.Sprintf("- %s: the least worst loss has *%s*, %.1f %%. Who knows form and constants gains %.1f %% in the mean over what is learned from nothing.\n",
-			f.name, names()[best], 100*(least-1), 100*(stats.GeometricMean(known)-1))
+		text += fmt.Sprintf("- %s: the least worst loss has *%s*, %.1f %%. Who knows form and constants gains %s %% in the mean over what is learned.\n",
+			f.name, names[best], 100*(least-1), percent(stats.GeometricMean(known)))
 	}
 	return text
 }
