@@ -15,7 +15,9 @@ type Gauges struct {
 }
 
 // appendBarrier appends what SGLang counts of its barrier with SGLANG_ENABLE_METRICS_DP_ATTENTION=1. Without it, the series
-// are there and count nothing (srt/observability/metrics_collector.py, 0.5.22 and 0.5.23).
+// are there and count nothing (srt/observability/metrics_collector.py, 0.5.22 and 0.5.23). Its clock runs while a scheduler gathers the
+// sizes of all ranks before a step (srt/managers/scheduler_components/dp_attn.py). Real ranks also wait in the layers of a step, where no
+// series counts it. The ranks here wait for each other once a step, and all of that is counted.
 func appendBarrier(dst []byte, model, role string, ranks []Gauges) []byte {
 	const waits, pairs = "sglang:dp_attention_sync_wait_seconds", "sglang:dp_attention_pairs_total"
 	line := func(name string, g Gauges, label string, value any) {
