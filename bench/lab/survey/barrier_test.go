@@ -134,6 +134,9 @@ func TestABarrierIsReadFromPages(t *testing.T) {
 		require.NoError(t, s.Add(i, began.Add(time.Duration(i)*time.Second), p))
 	}
 	require.Equal(t, Barrier{Steps: 400, WaitedMs: 400, Pairs: 80_000, FewerPairs: 40_000}, s.barrier, "what came while it was watched")
+	half := s.last.Ranks[0].Barrier
+	half.Steps, half.FewerPairs = math.NaN(), math.NaN()
+	require.Zero(t, half.since(Barrier{}), "a sum without its count says nothing")
 	for _, c := range []struct{ series, value, says string }{
 		{"sync_wait_seconds_sum", "+Inf", "sync_wait_seconds_sum says +Inf"},
 		{"sync_wait_seconds_count", "-1", "sync_wait_seconds_count says -1"},
@@ -141,7 +144,7 @@ func TestABarrierIsReadFromPages(t *testing.T) {
 		{"pairs_total imbalance", "-5", "pairs_total says -5"},
 		{"sync_wait_seconds_sum", "1e6", "sync_wait_seconds_sum says 1000000 s more for 20 steps"},
 		{"sync_wait_seconds_count", "9e15", "more within 1s"},
-		{"sync_wait_seconds_sum", "NaN", ""}, // is not told
+		{"sync_wait_seconds_sum", "NaN", ""}, // it is not told
 	} {
 		p, err := Read(countedPage(111, map[string]string{c.series: c.value}))
 		if err == nil {

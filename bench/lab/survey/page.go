@@ -206,9 +206,15 @@ func Read(text []byte) (Page, error) {
 	return p, nil
 }
 
-// since is what came after b was like another one. What is not told counts as nothing.
-func (b Barrier) since(o Barrier) Barrier {
-	return Barrier{zeroIfUnknown(b.Steps - o.Steps), zeroIfUnknown(b.WaitedMs - o.WaitedMs), zeroIfUnknown(b.Pairs - o.Pairs), zeroIfUnknown(b.FewerPairs - o.FewerPairs)}
+// since is what came to it after it was like another one. Of two counters that belong together, none counts where one is not told.
+func (b Barrier) since(o Barrier) (came Barrier) {
+	if steps, waited := b.Steps-o.Steps, b.WaitedMs-o.WaitedMs; !math.IsNaN(steps + waited) {
+		came.Steps, came.WaitedMs = steps, waited
+	}
+	if pairs, fewer := b.Pairs-o.Pairs, b.FewerPairs-o.FewerPairs; !math.IsNaN(pairs + fewer) {
+		came.Pairs, came.FewerPairs = pairs, fewer
+	}
+	return came
 }
 
 // add adds what another rank counted.
