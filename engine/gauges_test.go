@@ -23,18 +23,51 @@ func TestGaugesOfARank(t *testing.T) {
 		require.False(t, ok)
 		g, ok := m.Gauges("d0", -1)
 		require.True(t, ok)
-		require.Equal(t, Gauges{Running: 12, Waiting: -1, KVShare: 0.5, Preempted: -1, Computed: -1}, g, "there is no reading before it")
+		require.Equal(t, Gauges{Running: 12, Waiting: -1, KVShare: 0.5, Preempted: -1, Computed: -1, WaitMs: -1}, g, "there is no reading before it")
 		f.set("/metrics", page(100, 61, 7, 15_000, 10_000))
 		time.Sleep(12 * time.Second)
 		g, _ = m.Gauges("d0", -1)
-		require.Equal(t, Gauges{Running: 61, Waiting: -1, KVShare: 0.5, Preempted: 4, Computed: 5000}, g)
+		require.Equal(t, Gauges{Running: 61, Waiting: -1, KVShare: 0.5, Preempted: 4, Computed: 5000, WaitMs: -1}, g)
 		f.set("/metrics", page(200, 1, 1, 1, 0))
 		time.Sleep(12 * time.Second)
 		g, _ = m.Gauges("d0", -1)
-		require.Equal(t, Gauges{Running: 1, Waiting: -1, KVShare: 0.5, Preempted: -1, Computed: -1}, g, "another process counts")
+		require.Equal(t, Gauges{Running: 1, Waiting: -1, KVShare: 0.5, Preempted: -1, Computed: -1, WaitMs: -1}, g, "another process counts")
 		f.set("/metrics", status(404))
 		time.Sleep(oldReadings*10*time.Second + 5*time.Second)
 		_, ok = m.Gauges("d0", -1)
 		require.False(t, ok, "it says nothing any more")
 	})
+}
+
+// Two ranks of SGLang behind one address, of which the second has two workers: each rank waits for as long as it counts itself.
+func TestHowLongARankWaitsByItsOwnClock(t *testing.T) {
+	page := func(steps, sum0, sum1 string) *Sample {
+		text := ""
+		for series, values := range map[string][3]string{"count": {steps, steps, "0"}, "sum": {sum0, sum1, "0"}} {
+			for i, labels := range []string{`dp_rank="0",tp_rank="0"`, `dp_rank="1",tp_rank="2"`, `dp_rank="1",tp_rank="3"`} {
+				text += fmt.Sprintf("sglang:dp_attention_sync_wait_seconds_%s{model_name=\"m\",%s} %s\n", series, labels, values[i])
+			}
+		}
+		s, err := MetricNames{}.Parse([]byte(text))
+		require.NoError(t, err)
+		return s
+	}
+	before := page("100", "2", "3")
+	for name, tt := range map[string]struct {
+		now  *Sample
+		want [3]float64 // of rank 0, rank 1, and where the address has one rank
+	}{
+		"each rank since the reading before":  {page("300", "2.2", "3.8"), [3]float64{1, 4, 2.5}},
+		"no step since then":                  {before, [3]float64{-1, -1, -1}},
+		"a clock that cannot be right":        {page("101", "1e9", "3"), [3]float64{-1, 0, -1}},
+		"a clock that is no number":           {page("300", "NaN", "3"), [3]float64{-1, 0, -1}},
+		"counters that began anew":            {page("5", "1", "1"), [3]float64{-1, -1, -1}},
+		"the variable is not set":             {page("0", "0", "0"), [3]float64{-1, -1, -1}},
+		"a page that has none of these lines": {&Sample{}, [3]float64{-1, -1, -1}},
+	} {
+		for i, rank := range []int{0, 1, -1} {
+			require.InDelta(t, tt.want[i], gaugesOf(before, tt.now, rank).WaitMs, 1e-9, "%s, rank %d", name, rank)
+		}
+	}
+	require.EqualValues(t, -1, gaugesOf(nil, before, 0).WaitMs, "there is no reading before it")
 }

@@ -2,6 +2,7 @@ package engine
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"math"
@@ -221,6 +222,17 @@ func byEngine(families map[string]*dto.MetricFamily, names []string) map[string]
 			if _, newer := out[e]; !newer {
 				out[e] = v
 			}
+		}
+	}
+	return out
+}
+
+// sums adds up what is counted by each rank: vLLM labels it `engine`, SGLang `dp_rank`. Of SGLang's workers of a rank, one counts.
+func sums(f *dto.MetricFamily) map[string]float64 {
+	out := map[string]float64{}
+	for _, m := range f.GetMetric() {
+		if v := m.GetUntyped().GetValue(); !math.IsNaN(v) {
+			out[cmp.Or(Label(m, "engine"), Label(m, "dp_rank"))] += v
 		}
 	}
 	return out

@@ -22,6 +22,8 @@ var (
 	askedNames    = []string{"vllm:external_prefix_cache_queries_total"}
 	pulledNames   = []string{"vllm:external_prefix_cache_hits_total"}
 	expiredNames  = []string{"vllm:nixl_num_kv_expired_reqs_total"}
+	waitedNames   = []string{"sglang:dp_attention_sync_wait_seconds_sum"} // counted with SGLANG_ENABLE_METRICS_DP_ATTENTION=1 only
+	stepsNames    = []string{"sglang:dp_attention_sync_wait_seconds_count"}
 )
 
 // Names of series that each page has.
@@ -56,6 +58,8 @@ type Sample struct {
 	FirstRank int
 
 	kvUsage, running, waiting, capacity, generated, preempted, asked, pulled, expired map[string]float64
+
+	waited, steps map[string]float64 // seconds and steps, by DP rank where SGLang labels it
 }
 
 // Scrape reads GET /metrics, bounded by ctx. ctx should have a deadline.
@@ -87,7 +91,7 @@ func Metrics(ctx context.Context, c *Client, t *Target) ([]byte, error) {
 func (n MetricNames) Parse(page []byte) (*Sample, error) {
 	kv, running, waiting := orDefault(n.KVUsage, kvUsageNames), orDefault(n.Running, runningNames), orDefault(n.Waiting, waitingNames)
 	limits := Limits{}.Shares(kv...).Add(MostRequests, running...).Add(MostRequests, waiting...).Add(MostKVTokens, capacityNames...)
-	families, err := Named(page, limits.Counters(slices.Concat(outputNames, preemptNames, askedNames, pulledNames, expiredNames)...))
+	families, err := Named(page, limits.Counters(slices.Concat(outputNames, preemptNames, askedNames, pulledNames, expiredNames, waitedNames, stepsNames)...))
 	if err != nil {
 		return nil, err
 	}
@@ -106,6 +110,8 @@ func (n MetricNames) Parse(page []byte) (*Sample, error) {
 		asked:     byEngine(families, askedNames),
 		pulled:    byEngine(families, pulledNames),
 		expired:   byEngine(families, expiredNames),
+		waited:    sums(families[waitedNames[0]]),
+		steps:     sums(families[stepsNames[0]]),
 	}
 	configs := families[CacheConfigName].GetMetric()
 	rooms, err := Capacities(configs)
@@ -153,6 +159,12 @@ func (s *Sample) Expired() (float64, bool) { return s.total(s.expired, -1) }
 // Preempted counts the requests, since the start, that had to give their KV back before they were done.
 func (s *Sample) Preempted(rank int) (float64, bool) { return s.total(s.preempted, rank) }
 
+// Waited counts the seconds, since the start, that a rank waited for the others before its steps, by SGLang's own clock.
+func (s *Sample) Waited(rank int) (float64, bool) { return s.total(s.waited, rank) }
+
+// Steps counts the steps, since the start, before which a rank waited.
+func (s *Sample) Steps(rank int) (float64, bool) { return s.total(s.steps, rank) }
+
 // NotPulled counts the prompt tokens, since the start, whose KV was looked for in
 // other engines and did not come: they were computed.
 func (s *Sample) NotPulled(rank int) (tokens float64, ok bool) {
@@ -192,7 +204,11 @@ type Gauges struct {
 	KVShare          float64 // of its KV memory, in use
 	Preempted        float64 // requests, since the reading before
 	Computed         float64 // prompt tokens whose KV it looked for in other engines and did not get, since the reading before
+	WaitMs           float64 // for which it waited for the other ranks before a step, in the mean since the reading before
 }
+
+// mostWaitMs is longer than a rank waits: an hour before each step.
+const mostWaitMs = 3600 * 1000
 
 // gaugesOf has what a rank says now, and what its counters grew by since the reading before, which is nil at the first one.
 func gaugesOf(before, now *Sample, rank int) Gauges {
@@ -203,7 +219,7 @@ func gaugesOf(before, now *Sample, rank int) Gauges {
 		return v
 	}
 	g := Gauges{Running: known(now.Running(rank)), Waiting: known(now.Waiting(rank)), KVShare: known(now.KVUsage(rank))}
-	g.Preempted, g.Computed = -1, -1
+	g.Preempted, g.Computed, g.WaitMs = -1, -1, -1
 	if before == nil || before.StartTime != now.StartTime {
 		return g
 	}
@@ -213,6 +229,11 @@ func gaugesOf(before, now *Sample, rank int) Gauges {
 		return known(is-was, had && has && is >= was) // one that goes back was begun anew by something that has no start time
 	}
 	g.Preempted, g.Computed = grew((*Sample).Preempted), grew((*Sample).NotPulled)
+	if steps := grew((*Sample).Steps); steps > 0 {
+		if ms := 1000 * grew((*Sample).Waited) / steps; ms >= 0 && ms <= mostWaitMs {
+			g.WaitMs = ms
+		}
+	}
 	return g
 }
 

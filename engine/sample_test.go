@@ -155,6 +155,8 @@ func FuzzMetrics(f *testing.F) {
 			{s.asked, mostCounted},
 			{s.pulled, mostCounted},
 			{s.expired, mostCounted},
+			{s.waited, math.Inf(1)}, // of several workers
+			{s.steps, math.Inf(1)},
 			{map[string]float64{"": s.StartTime}, latestStart},
 			{map[string]float64{"": float64(s.BlockTokens)}, mostBlock},
 			{map[string]float64{"": float64(s.FirstRank)}, math.MaxInt32},

@@ -65,8 +65,32 @@ func (g *Gateway) Status(ctx context.Context) Status {
 		Engines: g.fleet.Statuses(), Prefill: g.tier.Status(), Batch: g.tier.Batch(), Dispatch: g.dispatcher.Status(ctx),
 		Advice: g.advice.Latest(),
 	}
+	readClocks(&s.Dispatch, g.Gauges)
 	s.Drains, s.Discovery = g.fleet.Drains(s.Dispatch, s.Prefill), g.discovery.State()
 	return s
+}
+
+// readClocks fills in how long ranks wait for each other by what their engines count, which boards do not know.
+func readClocks(s *board.Status, of func(rank int32) (Gauges, bool)) {
+	for i := range s.Models {
+		m := &s.Models[i]
+		for j := range m.Groups {
+			g, told, sum := &m.Groups[j], 0.0, 0.0
+			if g.Step == nil {
+				continue
+			}
+			for k := range m.Workers {
+				w := &m.Workers[k]
+				if !w.Barrier || w.Group != g.Name || w.Down || w.Removed {
+					continue
+				}
+				if said, ok := of(w.ID); ok && said.WaitMs >= 0 {
+					told, sum = told+1, sum+said.WaitMs
+				}
+			}
+			g.Step.SyncWaitMs = sum / max(1, told)
+		}
+	}
 }
 
 // Receipts are those of the last requests, and of all that run; nil: none are

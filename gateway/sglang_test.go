@@ -3,6 +3,7 @@ package gateway_test
 import (
 	"fmt"
 	"net/http"
+	"strings"
 	"testing"
 	"time"
 
@@ -123,4 +124,18 @@ func TestACanaryOfSGLangIsComputed(t *testing.T) {
 			require.Equal(t, "right", c.judge("one two three", `"stream":true,`))
 		})
 	}
+}
+
+// What engines of SGLang count of their barrier stands in the status and on the live page. One request leaves a rank that waits for the other.
+func TestTheStatusTellsHowLongRanksWaitByTheirOwnCount(t *testing.T) {
+	t.Parallel()
+	c := early(t, refengine.SGLang, options{
+		decode:    []refengine.Config{{DPSize: 2, DPMode: "internal", C1: 20 * time.Microsecond, BarrierMetrics: true}},
+		configure: func(cfg *config.Config) { cfg.Health.Interval = 50 * time.Millisecond }, // metrics are read every ten of them
+	})
+	c.eventually("a wait is told", func() bool {
+		require.Equal(t, "right", c.judge("one two three", `"stream":true,`))
+		const told = `"sync_wait_ms":`
+		return strings.Contains(c.get("/status").body, told) && strings.Contains(c.get("/live?once").body, told)
+	})
 }

@@ -192,7 +192,7 @@ func TestEveryEngineFlagReachesTheEngine(t *testing.T) {
 		KVEvents: 16, KVEventsEncoding: "map",
 		Connector: "nixl-pull", FlatBlockIDs: true, KVHoldTimeout: 13, RejectReleases: true, ErrorShape: "rust", OldMetricNames: true,
 		Fault: []string{`{"fault":"hang","after_tokens":3}`}, Seed: 14,
-		Steps: stepFlags{CR: 17, Jitter: 18, CM: 25, CS: 26, Padding: "masked", Captured: 27}, SGLang: sglangFlags{BootstrapTimeout: 19, WaitingTimeout: 20},
+		Steps: stepFlags{CR: 17, Jitter: 18, CM: 25, CS: 26, Padding: "masked", Captured: 27}, SGLang: sglangFlags{BootstrapTimeout: 19, WaitingTimeout: 20, BarrierMetrics: true},
 		Aggregated: aggregatedFlags{MaxNumBatchedTokens: 21, PrefillShared: 22, PrefillScheduleInterval: 23, PrefillFirst: true, PrefillDelayer: 24},
 	}
 	got, err := c.config()
@@ -203,7 +203,7 @@ func TestEveryEngineFlagReachesTheEngine(t *testing.T) {
 		KVEvents: "127.0.0.1:16", KVEventsEncoding: "map",
 		Connector: refengine.NIXLPull, FlatBlockIDs: true, KVHoldTimeout: 13, RejectReleases: true, ErrorShape: refengine.ShapeRust, OldMetricNames: true,
 		PromptTokensDetails: true, Faults: []refengine.Rule{{Fault: refengine.Hang, AfterTokens: 3}}, Seed: 14,
-		CR: 17, CM: 25, CS: 26, Form: step.Masked, Captured: 27, Jitter: 18, BootstrapTimeout: 19, WaitingTimeout: 20, MaxBatchedTokens: 21, PrefillShared: 22, PrefillInterval: 23, PrefillFirst: true, PrefillDelayer: 24,
+		CR: 17, CM: 25, CS: 26, Form: step.Masked, Captured: 27, Jitter: 18, BootstrapTimeout: 19, WaitingTimeout: 20, BarrierMetrics: true, MaxBatchedTokens: 21, PrefillShared: 22, PrefillInterval: 23, PrefillFirst: true, PrefillDelayer: 24,
 	}, got)
 }
 

@@ -83,6 +83,7 @@ type stepFlags struct {
 type sglangFlags struct {
 	BootstrapTimeout time.Duration `placeholder:"300s" help:"sglang: let a prefill wait this long for its decode engine (default: 300s)."`
 	WaitingTimeout   time.Duration `placeholder:"300s" help:"sglang: let a decode engine wait this long for KV (default: 300s)."`
+	BarrierMetrics   bool          `help:"sglang: count in the metrics how long ranks wait for each other, as with SGLANG_ENABLE_METRICS_DP_ATTENTION=1."`
 }
 
 type aggregatedFlags struct {
@@ -130,7 +131,7 @@ func (c *engineCmd) config() (refengine.Config, error) {
 		Connector: refengine.Connector(c.Connector), FlatBlockIDs: c.FlatBlockIDs, KVHoldTimeout: c.KVHoldTimeout,
 		MaxBatchedTokens: c.Aggregated.MaxNumBatchedTokens, PrefillShared: c.Aggregated.PrefillShared,
 		PrefillInterval: c.Aggregated.PrefillScheduleInterval, PrefillFirst: c.Aggregated.PrefillFirst, PrefillDelayer: c.Aggregated.PrefillDelayer,
-		BootstrapTimeout: c.SGLang.BootstrapTimeout, WaitingTimeout: c.SGLang.WaitingTimeout, RejectReleases: c.RejectReleases,
+		BootstrapTimeout: c.SGLang.BootstrapTimeout, WaitingTimeout: c.SGLang.WaitingTimeout, BarrierMetrics: c.SGLang.BarrierMetrics, RejectReleases: c.RejectReleases,
 		PromptTokensDetails: true, ErrorShape: refengine.ErrorShape(c.ErrorShape), OldMetricNames: c.OldMetricNames, Seed: c.Seed,
 	}
 	if c.KVEvents != 0 {

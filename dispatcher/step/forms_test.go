@@ -30,6 +30,15 @@ func TestWhoPaysInAStep(t *testing.T) {
 		law.Form = form
 		require.InDelta(t, want, law.Ms(ranks), 1e-9, form)
 	}
+	for form, want := range map[Form][]float64{
+		Eager:      {9, 1, 0}, // behind the 9 that stood there: 11 and 12 ms of their own
+		Unmasked:   {9, 0, 4}, // both run 64 rows
+		Masked:     {9, 0, 4},
+		OwnBuckets: {9, 0.8, 0}, // 11.6 and 12.4
+	} {
+		law.Form = form
+		require.InDeltaSlice(t, want, law.AppendWaits([]float64{9}, ranks), 1e-9, form)
+	}
 	law.Form = Masked
 	ranks[0].Prompt = 1000 // more rows than the largest graph has: all ranks run as they are
 	require.InDelta(t, 20+(10+1+10)+12+10.5+10+3, law.Ms(ranks), 1e-9)

@@ -76,20 +76,10 @@ func (l *Law) Ms(ranks []Rank) float64 {
 	if l.Plain() {
 		return l.Model.Ms(ranks)
 	}
-	most, sum := 0.0, 0.0
-	for i := range ranks {
-		n := ranks[i].rows()
-		most, sum = max(most, n), sum+n
-	}
-	mean, form := sum/float64(len(ranks)), l.Form
-	widest, fits := l.padded(most)
-	if !fits {
-		form = Eager // one rank that has too many rows for a graph ends those of all
-	}
+	form, widest, mean := l.runs(ranks)
 	own := 0.0
 	for i := range ranks {
-		r := &ranks[i]
-		own = max(own, l.C1Ms*r.KV+l.rowsMs(r, form, widest))
+		own = max(own, l.ownMs(&ranks[i], form, widest))
 	}
 	switch form {
 	case Eager:
@@ -99,6 +89,42 @@ func (l *Law) Ms(ranks []Rank) float64 {
 	case Masked, OwnBuckets:
 	}
 	return l.C0Ms + own + l.MostMs*widest + l.MeanMs*mean
+}
+
+// AppendWaits appends how long each rank of a step waits for the one whose own work takes longest.
+func (l *Law) AppendWaits(dst []float64, ranks []Rank) []float64 {
+	if len(ranks) == 0 {
+		return dst
+	}
+	form, widest, _ := l.runs(ranks)
+	from, own := len(dst), 0.0
+	for i := range ranks {
+		dst = append(dst, l.ownMs(&ranks[i], form, widest))
+		own = max(own, dst[from+i])
+	}
+	for i := range dst[from:] {
+		dst[from+i] = own - dst[from+i]
+	}
+	return dst
+}
+
+// runs says in which form these ranks step, how many rows the widest of them runs, padded, and how many they have in the mean.
+func (l *Law) runs(ranks []Rank) (form Form, widest, mean float64) {
+	most, sum := 0.0, 0.0
+	for i := range ranks {
+		n := ranks[i].rows()
+		most, sum = max(most, n), sum+n
+	}
+	widest, fits := l.padded(most)
+	if form = l.Form; !fits {
+		form = Eager // one rank that has too many rows for a graph ends those of all
+	}
+	return form, widest, sum / float64(len(ranks))
+}
+
+// ownMs is what a rank takes by itself.
+func (l *Law) ownMs(r *Rank, form Form, widest float64) float64 {
+	return l.C1Ms*r.KV + l.rowsMs(r, form, widest)
 }
 
 // rows are those that the rank runs: one for each request that decodes, and one for each token of a prompt.

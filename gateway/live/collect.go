@@ -188,7 +188,7 @@ func model(m *board.ModelStatus, states rankStates, ttl float64, twin bool) Mode
 		if g.Step != nil {
 			group.law = law{c0: g.Step.C0Ms, c1: g.Step.C1Ms, each: g.Step.RequestMs}
 			group.StepMs, group.ModelMs, group.ModelWhy = float64(g.Step.MeanMs), g.Step.ModelMs, g.Step.Why
-			group.LostShare, group.LostMs = g.Step.LostShare, g.Step.LostMs
+			group.LostShare, group.LostMs, group.SyncWaitMs = g.Step.LostShare, g.Step.LostMs, g.Step.SyncWaitMs
 		}
 		for _, w := range m.Workers {
 			if w.Barrier == g.Barrier && (!g.Barrier || w.Group == g.Name) {

@@ -99,6 +99,7 @@ type Config struct {
 	ElasticEP        *string       // backend with which SGLang goes on without a rank that has lost its GPU; nil: it does not
 	FaultTolerance   bool          // vLLM was started with --enable-fault-tolerance
 	Replicas         bool          // the ranks of SGLang are replicas without DP attention
+	BarrierMetrics   bool          // ranks of SGLang count how long they wait for each other (SGLANG_ENABLE_METRICS_DP_ATTENTION=1)
 	Heartbeat        time.Duration // between two looks of it at a prefill engine that it waits for, default 5 s
 	RejectReleases   bool          // a decode request that fails validation frees the prefill's KV (vllm#41269)
 

@@ -107,10 +107,14 @@ func (l *life) sglangMetrics(first, last int, usage float64) []byte {
 		if !math.IsNaN(usage) {
 			used = int64(usage * float64(cfg.KVTokens))
 		}
-		ranks = append(ranks, bind.Gauges{Rank: rank, Running: of.Running, Waiting: p.Waiting.Load(), Bootstrap: p.Bootstrap.Load(), Inflight: p.Inflight.Load(),
+		on := bind.Gauges{Rank: rank, Running: of.Running, Waiting: p.Waiting.Load(), Bootstrap: p.Bootstrap.Load(), Inflight: p.Inflight.Load(),
 			Prealloc: g.Waiting.Load() - g.Deferred.Load(), Transfer: g.Deferred.Load(), Capacity: int64(cfg.KVTokens), Used: used,
 			Decoded: g.Generated.Load() - g.Begun.Load(), Cached: g.Hits.Load() + p.Hits.Load(),
-			Computed: max(0, g.Prompt.Load()-g.Pulled.Load()-g.Hits.Load()-p.Hits.Load())})
+			Computed: max(0, g.Prompt.Load()-g.Pulled.Load()-g.Hits.Load()-p.Hits.Load())}
+		if cfg.BarrierMetrics {
+			on.Steps, on.WaitNanos, on.Pairs, on.FewerPairs = g.Steps.Load(), g.WaitNanos.Load(), g.Pairs.Load(), g.FewerPairs.Load()
+		}
+		ranks = append(ranks, on)
 		prompts, answers = append(prompts, &g.Prompts), append(answers, &g.Answers)
 	}
 	role := string(cfg.Role)

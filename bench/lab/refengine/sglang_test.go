@@ -66,3 +66,18 @@ func TestWhatTheServerOfSGLangSays(t *testing.T) {
 		require.Contains(t, r.body, row.says)
 	}
 }
+
+// The series of the barrier are always there, and count only if the server is told to (0.5.23).
+func TestSGLangCountsItsBarrierIfItIsToldTo(t *testing.T) {
+	for _, told := range []bool{false, true} {
+		e, p := sglangRanks(t, Config{Role: Decode, DPSize: 2, BarrierMetrics: told})
+		r := do(p.c, "POST", e.URLs()[0]+"/v1/completions", `{"bootstrap_host":"2.2.2.2","bootstrap_port":1,"bootstrap_room":2,"model":"ref","max_tokens":4,"prompt":"a b","routed_dp_rank":0}`)
+		require.Equal(t, 200, r.status, r.body)
+		page := do(p.c, "GET", e.URLs()[0]+"/metrics", "").body
+		for _, series := range []string{`sync_wait_seconds_count{L}`, `sync_wait_seconds_sum{L}`, `pairs_total{L,kind="imbalance"}`} { // of the rank that is idle
+			line := "\nsglang:dp_attention_" + strings.Replace(series, "L", `model_name="ref",engine_type="decode",tp_rank="0",pp_rank="0",dp_rank="1"`, 1) + " "
+			require.Contains(t, page, line)
+			require.Equal(t, told, !strings.Contains(page, line+"0\n"), series)
+		}
+	}
+}

@@ -32,6 +32,7 @@ type Finding struct {
 
 	Law     fitted
 	KVShare float64 // of a step, that reading KV takes on the fullest rank
+	WaitMs  float64 // for which a rank waits for the others in a step, in the mean, by the law
 	Most    Span    // that could be gained: on decode ranks if all were always as full as the mean and no slot stood empty; where ranks prefill, if prompts cost nothing
 	Changes []Change
 	Assumed []string
@@ -110,9 +111,13 @@ func (f *Finding) judge(ctx context.Context, given Given, progress func(done, of
 	if f.Law = fit(points, surely); !f.Law.ok {
 		return fmt.Errorf("the length of steps follows nothing that the pages tell, in %d windows", len(points))
 	}
+	steps := 0.0
 	for i := range points {
-		f.KVShare += f.Law.C1Ms * points[i].kv / points[i].ms / float64(len(points))
+		p := &points[i]
+		f.KVShare += f.Law.C1Ms * p.kv / p.ms / float64(len(points))
+		f.WaitMs, steps = f.WaitMs+p.steps*(f.Law.C1Ms*(p.kv-p.meanKV)+f.Law.RequestMs*(p.running-p.meanRunning)), steps+p.steps
 	}
+	f.WaitMs /= steps
 	l, err := newTraffic(f, given)
 	if err != nil {
 		return err
@@ -231,6 +236,11 @@ func (f *Finding) see() {
 		f.ComingMs = 1000 * f.coming * f.Seconds / ended
 	}
 	f.Tokens, f.GapMs, f.Prompts = output/f.Seconds, weighed/output, prompts/f.Seconds
+}
+
+// unasked says whether SGLang could count how long these ranks wait for each other, and does not.
+func (f *Finding) unasked() bool {
+	return f.SGLang && len(f.Ranks) > 1 && f.Tokens > 0 && f.barrier.Steps == 0
 }
 
 // early says whether ranks are chosen before the prefill: SGLang's are, where others prefill. Of other engines no page tells it.

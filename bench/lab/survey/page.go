@@ -30,8 +30,17 @@ type Rank struct {
 	GapsMs   float64 // their sum
 	Ended    float64 // tokens of prompts and answers of the requests that have ended
 	Hits     float64 // tokens of prompts that the prefix cache had, when they were admitted
+	Barrier
 
 	Prompts, Outputs Histogram // lengths of the requests that have ended, in tokens
+}
+
+// Barrier is what SGLang counts of the steps that ranks do together. Without SGLANG_ENABLE_METRICS_DP_ATTENTION=1 it counts none.
+type Barrier struct {
+	Steps      float64
+	WaitedMs   float64 // until all ranks had come to the gather before a step
+	Pairs      float64 // of a query and a key, that a rank's attention computed: where it decodes, the KV tokens that it read
+	FewerPairs float64 // that the rank with the most computed beyond them
 }
 
 // Histogram is how many values there were up to each bound, since the engine started.
@@ -66,6 +75,10 @@ var (
 	hits     = family{names: []string{"vllm:prefix_cache_hits_total", "vllm:gpu_prefix_cache_hits_total"}}
 	cached   = family{names: []string{"sglang:realtime_tokens_total"}, label: "mode", value: "prefill_cache"}
 	gaps     = family{names: []string{"vllm:inter_token_latency_seconds_count", "vllm:time_per_output_token_seconds_count"}}
+	syncs    = family{names: []string{"sglang:dp_attention_sync_wait_seconds_count"}}
+	waitedS  = family{names: []string{"sglang:dp_attention_sync_wait_seconds_sum"}}
+	pairs    = family{names: []string{"sglang:dp_attention_pairs_total"}, label: "kind", value: "scheduled"}
+	fewerP   = family{names: []string{"sglang:dp_attention_pairs_total"}, label: "kind", value: "imbalance"}
 	gapsS    = family{names: []string{"vllm:inter_token_latency_seconds_sum", "vllm:time_per_output_token_seconds_sum"}}
 )
 
@@ -74,6 +87,9 @@ var (
 	promptLengths = []string{"vllm:request_prompt_tokens", "sglang:prompt_tokens_histogram"}
 	outputLengths = []string{"vllm:request_generation_tokens", "sglang:generation_tokens_histogram"}
 )
+
+// mostPairs is more than 2^53: a chunk of a long prompt has billions of pairs, and a sum of such numbers goes on above it.
+const mostPairs = 1e20
 
 // limits are the series that are read, with the largest values that they can be right about.
 var limits = func() engine.Limits {
@@ -84,9 +100,10 @@ var limits = func() engine.Limits {
 	for _, f := range []family{used, room} {
 		l.Add(engine.MostKVTokens, f.names...)
 	}
-	for _, f := range []family{output, prompt, computed, decoded, hits, gaps, gapsS} {
+	for _, f := range []family{output, prompt, computed, decoded, hits, gaps, gapsS, syncs, waitedS} {
 		l.Counters(f.names...)
 	}
+	l.Add(mostPairs, pairs.names...)
 	for _, h := range slices.Concat(promptLengths, outputLengths) {
 		l.Counters(h+"_bucket", h+"_sum")
 	}
@@ -152,6 +169,7 @@ func Read(text []byte) (Page, error) {
 		r.Running, r.Waiting, r.Output, r.Prompt, r.Computed, r.Pulled = of(running), of(waiting), of(output), of(prompt), of(computed), of(pulled)
 		r.Hits = of(hits)
 		r.Gaps, r.GapsMs, r.Room = of(gaps), 1000*of(gapsS), of(room)
+		r.Barrier = Barrier{Steps: of(syncs), WaitedMs: 1000 * of(waitedS), Pairs: of(pairs), FewerPairs: of(fewerP)}
 		if p.SGLang { // its page counts tokens only once a request has ended, where ranks have no label
 			r.Output, r.Computed, r.Pulled = zeroIfUnknown(of(decoded)), zeroIfUnknown(of(extended)), math.NaN()
 			r.Prompt = r.Computed + zeroIfUnknown(of(cached))
@@ -186,6 +204,22 @@ func Read(text []byte) (Page, error) {
 		p.Ranks = append(p.Ranks, *r)
 	}
 	return p, nil
+}
+
+// since is what came to it after it was like another one. Of two counters that belong together, none counts where one is not told.
+func (b Barrier) since(o Barrier) (came Barrier) {
+	if steps, waited := b.Steps-o.Steps, b.WaitedMs-o.WaitedMs; !math.IsNaN(steps + waited) {
+		came.Steps, came.WaitedMs = steps, waited
+	}
+	if pairs, fewer := b.Pairs-o.Pairs, b.FewerPairs-o.FewerPairs; !math.IsNaN(pairs + fewer) {
+		came.Pairs, came.FewerPairs = pairs, fewer
+	}
+	return came
+}
+
+// add adds what another rank counted.
+func (b *Barrier) add(o Barrier) {
+	b.Steps, b.WaitedMs, b.Pairs, b.FewerPairs = b.Steps+o.Steps, b.WaitedMs+o.WaitedMs, b.Pairs+o.Pairs, b.FewerPairs+o.FewerPairs
 }
 
 func zeroIfUnknown(x float64) float64 {

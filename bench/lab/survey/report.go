@@ -7,6 +7,7 @@ import (
 	"html/template"
 	"io"
 	"math"
+	"slices"
 	"strings"
 	"time"
 
@@ -19,12 +20,16 @@ type Report struct {
 	Lasted   time.Duration
 	Engines  int
 	Silent   []string // engines that did not answer now and then, with how often
+	Advice   string   // how SGLang counts what it did not; empty: there is nothing to advise
 	Findings []*Finding
 }
 
 // NewReport puts it together.
 func NewReport(command string, lasted time.Duration, all []*Series, findings []*Finding) *Report {
 	r := &Report{Command: command, Lasted: lasted.Round(time.Second), Engines: len(all), Findings: findings}
+	if slices.ContainsFunc(findings, (*Finding).unasked) {
+		r.Advice = askBarrier
+	}
 	for _, s := range all {
 		if s.Silent > 0 {
 			r.Silent = append(r.Silent, fmt.Sprintf("%s: pages that did not come or were not believed: %d; the last reason: %v", s.Address, s.Silent, s.Err))
@@ -32,6 +37,9 @@ func NewReport(command string, lasted time.Duration, all []*Series, findings []*
 	}
 	return r
 }
+
+const askBarrier = "With DP attention, SGLang 0.5.22 or later counts itself how long its ranks wait for each other. " +
+	"Start it with SGLANG_ENABLE_METRICS_DP_ATTENTION=1, and the next report has that beside its own figures."
 
 // Verdict is the sentence that a group's reader wants first.
 func (f *Finding) Verdict() string {
@@ -96,6 +104,9 @@ func (f *Finding) Rows() (rows []Row) {
 	}
 	if !math.IsNaN(f.KVExcess) {
 		add("KV of the fullest rank, beyond the mean", "%.0f %%", 100*f.KVExcess)
+		if b := f.barrier; f.Kind == decodes && b.FewerPairs < mostRanks*b.Pairs { // where prompts are computed, these have pairs, too
+			add("the same, by SGLang's own count of all steps", "%.0f %%", 100*b.FewerPairs/b.Pairs)
+		}
 	}
 	if !math.IsNaN(f.RequestExcess) {
 		add("requests of the rank with the most, beyond the mean", "%.0f %%", 100*f.RequestExcess)
@@ -105,6 +116,13 @@ func (f *Finding) Rows() (rows []Row) {
 	}
 	if p := f.Prefilling; p.Known {
 		add("steps with a prompt", "%.0f %%, on %.1f of %d ranks in the mean", 100*p.Share, p.Ranks, len(f.Ranks))
+	}
+	if b := f.barrier; b.Steps > 0 {
+		law := ""
+		if f.Law.ok {
+			law = fmt.Sprintf("; %.2f ms in all, by the law of steps below", f.WaitMs)
+		}
+		add("a rank waits for the others in a step, in the mean", "%.2f ms at the gather before it, by SGLang's own clock%s", b.WaitedMs/b.Steps, law)
 	}
 	if f.Law.ok {
 		add("a step takes", "%s", f.Law.words())
@@ -153,6 +171,9 @@ func (r *Report) Text(w io.Writer) error {
 	}
 	for _, s := range r.Silent {
 		fmt.Fprintf(&b, "%s\n", s)
+	}
+	if r.Advice != "" {
+		fmt.Fprintf(&b, "%s\n", r.Advice)
 	}
 	_, err := io.WriteString(w, b.String())
 	return err

@@ -32,6 +32,7 @@ type Series struct {
 	told                     bool    // what was computed
 	ran                      bool    // requests ran
 	prompts, outputs         Histogram
+	barrier                  Barrier // of all ranks
 }
 
 // mostSamples is how many of an address are kept, an hour of them at first.
@@ -114,6 +115,10 @@ func (p *Page) follows(last *Page, after time.Duration) (same bool, odd error) {
 			{hits.names[0], a.Hits, b.Hits, fastest},
 			{gaps.names[0], a.Gaps, b.Gaps, fastest},
 			{gapsS.names[0], a.GapsMs, b.GapsMs, math.Inf(1)},
+			{syncs.names[0], a.Steps, b.Steps, fastest},
+			{waitedS.names[0], a.WaitedMs, b.WaitedMs, math.Inf(1)},
+			{pairs.names[0], a.Pairs, b.Pairs, mostPairs},
+			{fewerP.names[0], a.FewerPairs, b.FewerPairs, mostPairs},
 		} {
 			switch more := c.b - c.a; {
 			case more < 0 && p.Started == 0: // nothing else tells that it began anew
@@ -128,6 +133,9 @@ func (p *Page) follows(last *Page, after time.Duration) (same bool, odd error) {
 			if ms := (b.GapsMs - a.GapsMs) / n; ms < shortestGap || ms > longestGap {
 				return false, &engine.PageError{Name: gapsS.names[0], Says: fmt.Sprintf("that a token came every %.3g ms", ms)}
 			}
+		}
+		if n := b.Steps - a.Steps; (b.WaitedMs-a.WaitedMs)/max(n, 1) > longestGap {
+			return false, &engine.PageError{Name: waitedS.names[0], Says: fmt.Sprintf("%.0f s more for %.0f steps", (b.WaitedMs-a.WaitedMs)/1000, n)}
 		}
 		for _, h := range []struct {
 			name string
@@ -156,6 +164,7 @@ func (s *Series) count(p *Page) {
 		s.told = s.told || !math.IsNaN(b.Computed)
 		s.prompts.add(b.Prompts.since(a.Prompts))
 		s.outputs.add(b.Outputs.since(a.Outputs))
+		s.barrier.add(b.Barrier.since(a.Barrier))
 	}
 }
 
@@ -202,6 +211,7 @@ type Group struct {
 
 	windows          []window
 	prompts, outputs Histogram
+	barrier          Barrier
 	room             float64 // tokens of a rank, the least; NaN: not told
 }
 
@@ -268,6 +278,7 @@ func groups(all []*Series) []*Group {
 		for _, s := range of[k] {
 			g.prompts.add(s.prompts)
 			g.outputs.add(s.outputs)
+			g.barrier.add(s.barrier)
 			for i := range s.last.Ranks {
 				name := s.Address
 				if len(s.last.Ranks) > 1 {

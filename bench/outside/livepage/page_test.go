@@ -448,6 +448,9 @@ func TestPageTellsOfOneStep(t *testing.T) {
 	s.open()
 	b.visit(s)
 	b.eventually("the tile", text+`.includes('2.0 ms of 20.0 ms, by the step model')`)
+	require.Equal(t, "false", b.eval(text+`.includes('engines count')`), "no engine tells how long its ranks wait")
+	s.fake.Change(func(d *live.Document) { d.Models[0].Groups[0].SyncWaitMs = 1.84 })
+	b.eventually("what the engines tell", text+`.includes("1.9 ms of 30.6 ms, by the step model; engines count 1.8 ms")`)
 	s.fake.Change(func(d *live.Document) {
 		g := &d.Models[0].Groups[0]
 		g.StepMs, g.ModelMs, g.LostShare, g.LostMs = 50, 0, 0, 0

@@ -16,6 +16,9 @@ type Gauges struct {
 	Begun            atomic.Int64 // tokens of answers that came first
 	Gaps, GapNanos   atomic.Int64 // between two tokens of an answer: how many, and their sum
 	Prompts, Answers Lengths      // of those that have ended
+
+	Steps, WaitNanos  atomic.Int64 // of the ranks together, and for how long this one has waited for the others in them
+	Pairs, FewerPairs atomic.Int64 // KV tokens that it read in those, and those that the fullest rank read beyond them
 }
 
 // LengthBounds are those of vLLM's histograms of lengths, in tokens.

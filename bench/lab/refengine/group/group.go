@@ -132,6 +132,7 @@ type Group struct {
 	caches   []*cache.Cache     // by rank; nil: none
 	loads    []steplog.RankLoad // scratch of a step
 	does     []step.Rank        // likewise
+	waits    []float64          // ms for which each rank waits for the others in the step
 	law      step.Law
 	step     int64
 	turns    int           // requests that have been given one
@@ -139,10 +140,11 @@ type Group struct {
 }
 
 type decodeRank struct {
-	waiting  []*Job // arrival order, phases queued to ready
-	running  []*Job // order of admission
-	stranded []*Job // hold blocks for nobody
-	pressed  bool   // preempted in this step
+	waiting  []*Job        // arrival order, phases queued to ready
+	running  []*Job        // order of admission
+	stranded []*Job        // hold blocks for nobody
+	pressed  bool          // preempted in this step
+	prefills time.Duration // its own part of the group's
 	gauges   Gauges
 }
 
@@ -230,6 +232,7 @@ func (g *Group) Run(ctx context.Context) {
 			g.leave(g.mixed.end())
 			continue
 		}
+		g.waited()
 		g.generate(func(j *Job) bool { return j.turn > at })
 	}
 }
@@ -407,6 +410,7 @@ func (g *Group) admit() {
 	g.prefills = 0
 	for i := range g.ranks {
 		r := &g.ranks[i]
+		r.prefills = 0
 		if r.pressed {
 			continue
 		}
@@ -433,7 +437,7 @@ func (g *Group) admit() {
 			r.running = append(r.running, j)
 		}
 		clear(r.waiting[len(kept):])
-		r.waiting = kept
+		r.waiting, r.prefills = kept, prefills
 		g.prefills = max(g.prefills, prefills)
 	}
 }
@@ -499,7 +503,29 @@ func (g *Group) measure() (length time.Duration, busy bool) {
 		g.does[i] = step.Rank{Requests: float64(load.Running), KV: float64(load.KVTokens)}
 		busy = busy || load.Running > 0
 	}
+	g.waits = g.law.AppendWaits(g.waits[:0], g.does)
+	for i := range g.ranks {
+		g.waits[i] += ms(g.prefills - g.ranks[i].prefills)
+	}
 	return time.Duration(math.Round(g.law.Ms(g.does)*float64(time.Millisecond))) + g.prefills, busy
+}
+
+// waited counts what the barrier of the step that ends has cost each rank.
+func (g *Group) waited() {
+	if len(g.ranks) == 1 {
+		return
+	}
+	most := 0.0
+	for i := range g.does {
+		most = max(most, g.does[i].KV)
+	}
+	for i := range g.ranks {
+		to, kv := &g.ranks[i].gauges, g.does[i].KV
+		to.Steps.Add(1)
+		to.WaitNanos.Add(int64(math.Round(g.waits[i] * float64(time.Millisecond))))
+		to.Pairs.Add(int64(kv))
+		to.FewerPairs.Add(int64(most - kv))
+	}
 }
 
 func (g *Group) publish() {

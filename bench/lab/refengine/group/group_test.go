@@ -89,12 +89,43 @@ func TestStepsOfEachForm(t *testing.T) {
 	}
 }
 
+// In each step, every rank but the slowest waits for it.
+func TestRanksCountHowLongTheyWait(t *testing.T) {
+	clocked(t, Config{Ranks: 3, CR: time.Millisecond, PrefillBase: 1, PrefillPer: 1}, func(g *Group) {
+		g.put(0, 1000, 4)
+		g.put(1, 300, 3) // which begin in the second step
+		g.put(1, 300, 3)
+		time.Sleep(time.Second)
+		synctest.Wait()
+		for i, want := range []struct {
+			waited       time.Duration
+			pairs, fewer int64
+		}{ // steps: 1000|0|0, 1001|600|0, 1002|602|0, 1003|604|0, by KV; a request is worth 1000 of them
+			{(600 - 1) + (602 - 2) + (604 - 3), 1000 + 1001 + 1002 + 1003, 0},
+			{2000, 600 + 602 + 604, 1000 + 401 + 400 + 399},
+			{2000 + 2600 + 2602 + 2604, 0, 1000 + 1001 + 1002 + 1003},
+		} {
+			on := g.Gauges(i)
+			require.EqualValues(t, 4, on.Steps.Load(), "rank %d", i)
+			require.InDelta(t, want.waited*time.Microsecond, on.WaitNanos.Load(), 3000, "rank %d", i) // with local prefills of about 1000 ns
+			require.Equal(t, []int64{want.pairs, want.fewer}, []int64{on.Pairs.Load(), on.FewerPairs.Load()}, "rank %d", i)
+		}
+	})
+	clocked(t, Config{}, func(g *Group) {
+		g.put(0, 10, 3)
+		time.Sleep(time.Second)
+		require.Zero(t, g.Gauges(0).Steps.Load(), "one rank waits for no other")
+	})
+}
+
 func TestALocalPrefillHoldsUpTheWholeGroup(t *testing.T) {
 	clocked(t, Config{Ranks: 2, PrefillBase: time.Second, PrefillPer: time.Millisecond}, func(g *Group) {
 		g.put(0, 500, 2)
 		time.Sleep(10 * time.Second)
 		steps := g.log.All()
 		require.Equal(t, 1510*time.Millisecond+500*time.Microsecond, steps[0].Length)
+		require.EqualValues(t, 1500*time.Millisecond+1001*time.Microsecond, g.Gauges(1).WaitNanos.Load(), "for the prefill, too, and in the second step for the KV")
+		require.Zero(t, g.Gauges(0).WaitNanos.Load())
 		require.Less(t, steps[1].Length, 12*time.Millisecond)
 		require.EqualValues(t, 1, g.count.LocalPrefills.Load())
 	})
