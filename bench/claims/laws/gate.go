@@ -125,10 +125,15 @@ func runGate(ctx context.Context, args []string, out io.Writer) error {
 		}
 		text += "\n" + s.tables(all)
 	}
+	learned, err := g.learnedTable(ctx)
+	if err != nil {
+		return err
+	}
+	text += "\n" + learned
 	if g.out != "" {
 		return page.Write(g.out, "claim NAME=laws", "gate", "What it is worth to know the form", text)
 	}
-	_, err := fmt.Fprintln(out, text)
+	_, err = fmt.Fprintln(out, text)
 	return err
 }
 
@@ -158,12 +163,32 @@ const (
 	lasts = 30 * time.Second
 )
 
-// decode plays a load on decode ranks.
-func (g *gate) decode(ctx context.Context, i int) (all outcomes, _ string, _ error) {
+// onDecode is the load of a number on decode ranks, and its law.
+func (g *gate) onDecode(i int) (*laws.Entry, *draw.Load) {
 	law := g.law(i)
 	l := draw.New(g.seed, i)
 	l.OnRanks(law.Ranks, in(law, step.Eager).Level())
 	l.Tokens, l.Lasts = most, lasts
+	return law, l
+}
+
+// onBoth is that on ranks that prefill and decode.
+func (g *gate) onBoth(i int) (*laws.Entry, *mixed.Load) {
+	law := g.law(i)
+	l := mixed.Draw(g.seed, i)
+	room := 0.0
+	if l.Room > 0 {
+		room = 1
+	}
+	l.Ranks = law.Ranks
+	l.Law = *in(law, step.Eager)
+	l.Measure(room)
+	return law, l
+}
+
+// decode plays a load on decode ranks.
+func (g *gate) decode(ctx context.Context, i int) (all outcomes, _ string, _ error) {
+	law, l := g.onDecode(i)
 	text := fmt.Sprintf("%s, %s, %s, %d ranks: %s", law.Model, law.Engine, law.GPU, law.Ranks, l)
 	plan := l.Plan([]string{"evenkeel"}, 0)
 	for truth := range step.Forms {
@@ -194,15 +219,7 @@ func (g *gate) decode(ctx context.Context, i int) (all outcomes, _ string, _ err
 
 // both plays a load on ranks that prefill and decode.
 func (g *gate) both(ctx context.Context, i int) (all outcomes, _ string, _ error) {
-	law := g.law(i)
-	l := mixed.Draw(g.seed, i)
-	room := 0.0
-	if l.Room > 0 {
-		room = 1
-	}
-	l.Ranks = law.Ranks
-	l.Law = *in(law, step.Eager)
-	l.Measure(room)
+	law, l := g.onBoth(i)
 	text := fmt.Sprintf("%s, %s, %s: %s", law.Model, law.Engine, law.GPU, l)
 	for truth := range step.Forms {
 		for assumed := range learns + 1 {

@@ -41,6 +41,9 @@ type Plan struct {
 	// Steps keeps every step of the first group in the first seed's runs.
 	Steps bool
 
+	// Watch, if set, sees the boards at each round.
+	Watch func(b *board.Boards, now time.Time)
+
 	// Progress, if set, is told how many requests of all runs are done. Calls
 	// come from several goroutines, one at a time.
 	Progress func(done, total int)
@@ -189,6 +192,9 @@ func (p *Plan) try(ctx context.Context, policy string, seed uint64, told *counte
 	}
 	r.law = p.TellLaw
 	r.ended = told.add
+	if p.Watch != nil {
+		r.round = func(*board.Round) { p.Watch(r.Boards, instant(r.Now)) }
+	}
 	r.meter.keep = p.Steps && seed == 1
 	if err := r.all(ctx); err != nil {
 		return nil, err
