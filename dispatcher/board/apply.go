@@ -42,7 +42,7 @@ func (e *Steps) apply(b *Boards) {
 
 func (e Law) apply(b *Boards) {
 	if _, g := b.group(e.Group); g != nil {
-		g.steps.Law, g.rowsMs = e.StepModel, e.RowsMs
+		g.steps.Law, g.told = e.StepModel, &e.Weights
 	}
 }
 

@@ -3,12 +3,12 @@ package board
 import (
 	"cmp"
 	"fmt"
+	"math"
 	"runtime/debug"
 	"slices"
 	"time"
 
 	"evenkeel/dispatcher/policy"
-	"evenkeel/dispatcher/step"
 	"evenkeel/pool"
 )
 
@@ -36,8 +36,9 @@ func (b *board) fill(g *group, p *decider, now time.Time) {
 	model, _, _ := g.steps.Model()
 	s.C0Ms, s.C1Ms = float32(model.C0Ms), float32(model.C1Ms)
 	s.StepMs = g.steps.Ms(model, g.most)
-	s.RequestTokens, s.RowTokens = g.weights()
-	s.Mixed, s.OwnMs = b.mixed, float32(cmp.Or(model.OwnMs, step.UsualOwnMs))
+	use := g.weights()
+	s.RequestTokens, s.RowTokens = int64(math.Round(use.Request)), int64(math.Round(use.Row))
+	s.Mixed, s.OwnMs = b.mixed, float32(g.ownMs(&model))
 	for _, r := range g.ranks {
 		free := r.admits(p)
 		switch {

@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"evenkeel/dispatcher/decision"
+	"evenkeel/dispatcher/step"
 	"evenkeel/pool"
 	"evenkeel/predictor"
 )
@@ -102,7 +103,7 @@ type Law struct {
 	Group GroupKey
 	StepModel
 
-	RowsMs float64 // that each request of the rank with most requests adds
+	Weights step.Weights // by which policies decide
 }
 
 // SetWorkers replaces the fleet, of all models.

@@ -10,6 +10,7 @@ import (
 
 	"evenkeel/dispatcher/effort"
 	"evenkeel/dispatcher/policy"
+	"evenkeel/dispatcher/step"
 	"evenkeel/pool"
 )
 
@@ -317,7 +318,24 @@ func TestAClockThatJumpsHoldsNothingForLonger(t *testing.T) {
 	w.slotNow(t)
 }
 
-func TestBeforeTheLawIsLearnedNothingIsHeld(t *testing.T) {
+func TestBeforeAPromptsPriceIsLearnedItIsTheUsualOne(t *testing.T) {
+	h := newHand(t, realConfig("evenkeel"))
+	h.fleet(mixed(ranks(2, 8, 0)))
+	h.decode(t, 8)
+	require.NoError(t, h.setPolicy("evenkeel"))
+	w := h.put(pool.Entry{Prompt: 3000})
+	require.True(t, w.waits())
+	began := h.at
+	for w.waits() {
+		h.at = h.Next()
+		h.do()
+	}
+	require.Equal(t, h.at.Sub(began), w.slotNow(t).Held)
+	require.Less(t, h.at.Sub(began), 100*time.Millisecond)
+	require.EqualValues(t, float32(step.UsualOwnMs), h.boards["m"].snapshot.OwnMs)
+}
+
+func TestALawWithoutAPriceOfPromptsHoldsNothing(t *testing.T) {
 	h := onMixed(t, "evenkeel", ranks(2, 8, 0))
 	h.apply(Law{Group: GroupKey{"m", "main", true}, StepModel: StepModel{C0Ms: 10, C1Ms: 1e-4}})
 	h.decode(t, 8)

@@ -152,11 +152,11 @@ type group struct {
 	wake     time.Time // when the policy wants to look at these; zero: it does not say so
 	gathered gathered
 	tempo    tempo
-	steps    step.Times  // what its streams told
-	rowsMs   float64     // of a told law, what a request of the rank with most requests adds
-	had      []step.Rank // what its ranks had in a step, so that hearing of one allocates nothing
-	last     Step        // of these; the requests it was made for are known with the next
-	gone     int64       // tokens of all requests that were released
+	steps    step.Times    // what its streams told
+	told     *step.Weights // that do not change; nil: half of what a request weighs is either of them
+	had      []step.Rank   // what its ranks had in a step, so that hearing of one allocates nothing
+	last     Step          // of these; the requests it was made for are known with the next
+	gone     int64         // tokens of all requests that were released
 	lag      ahead.Lag
 	lead     ahead.Lead
 	tokens   int64 // these, and of those that run, when the last step was told

@@ -118,7 +118,7 @@ type StepStatus struct {
 	OwnMs         float64 `json:"own_prefill_ms"`    // a token of a prompt that the slowest rank computes; 0 = unknown
 	SharedMs      float64 `json:"shared_prefill_ms"` // a token of the prompts of all ranks, divided by the ranks
 	PrefillMs     float64 `json:"prefill_step_ms"`   // time that a step takes longer if any rank computes a prompt
-	RequestTokens int64   `json:"request_tokens"`    // a request counts as this many KV tokens for policies, even while no model is good enough to be used
+	RequestTokens int64   `json:"request_tokens"`    // a request counts as this many KV tokens for policies, even while no model is good enough to be used: half in the load of its rank, and half on the rank with most requests
 	Source        string  `json:"source"`            // learned or configured, empty: no model
 	Samples       uint64  `json:"samples"`           // steps regressed
 	R2            float64 `json:"r2"`                // of the learned model, in force or not

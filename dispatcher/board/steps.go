@@ -216,12 +216,18 @@ func (r *rank) slowness() float64 { return float64(cmp.Or(r.Cost, 1)) }
 // request is how many KV tokens a request weighs as much as in the group's steps.
 func (g *group) request() int64 { return int64(math.Round(g.steps.Weight())) }
 
-// weights are what policies count a request as, in KV tokens: in the load of its rank, and more on the rank with most requests. Half is
-// of either kind, as if the engine padded its ranks to the one with most (step.Unmasked): least is lost where that is wrong.
-func (g *group) weights() (request, row int64) {
-	if law := &g.steps.Law; law.C1Ms > 0 {
-		return g.request(), int64(math.Round(g.rowsMs / law.C1Ms))
+// ownMs is what a token of a prompt takes its own rank: what is usual, until steps or the config tell.
+func (g *group) ownMs(m *step.Model) float64 {
+	if g.told != nil {
+		return m.OwnMs
 	}
-	half := g.request() / 2
-	return half, half
+	return cmp.Or(m.OwnMs, step.UsualOwnMs)
+}
+
+// weights are by what policies decide.
+func (g *group) weights() step.Weights {
+	if g.told != nil {
+		return *g.told
+	}
+	return step.Halves(g.steps.Weight())
 }

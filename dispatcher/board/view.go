@@ -13,6 +13,7 @@ import (
 type GroupView struct {
 	Key     GroupKey
 	Line    step.Line
+	Weights step.Weights
 	Steps   uint64   // that were told so far
 	Seconds float64  // these took
 	Last    uint32   // number of the one that was told last
@@ -46,7 +47,7 @@ func (l *Boards) Groups(model string) (all []GroupView, dense bool) {
 			continue
 		}
 		h := g.steps.Histogram()
-		v := GroupView{Key: b.key(g), Steps: h.Count, Seconds: h.Seconds, Last: g.last.Number, Line: g.steps.Line()}
+		v := GroupView{Key: b.key(g), Steps: h.Count, Seconds: h.Seconds, Last: g.last.Number, Line: g.steps.Line(), Weights: g.weights()}
 		for _, r := range g.members {
 			v.Workers = append(v.Workers, r.Worker)
 		}

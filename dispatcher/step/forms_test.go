@@ -53,8 +53,9 @@ func TestWhatPoliciesTakeForTrue(t *testing.T) {
 	level := []Rank{{Requests: 16, KV: 5000}, {Requests: 16, KV: 5000}}
 	for form, lacks := range map[Form]float64{Eager: 0.3, OwnBuckets: 0.3, Masked: 0.3, Unmasked: 0} {
 		law.Form = form
-		load, rowsMs := law.Assumed()
-		require.InDelta(t, law.Ms(level)-16*lacks, load.Ms(level)+16*rowsMs, 1e-9, form)
+		load, use := law.Assumed()
+		assumed := load.C0Ms + load.C1Ms*(level[0].KV+16*(use.Request+use.Row))
+		require.InDelta(t, law.Ms(level)-16*lacks, assumed, 1e-9, form)
 	}
 }
 

@@ -156,22 +156,25 @@ func (l *Law) eager(ranks []Rank) (ms float64) {
 	return ms
 }
 
-// Assumed is the law as policies decide by it: a load that is the largest of the ranks' own loads, with what a request weighs in it,
-// and beside it what each request of the rank with most requests adds. In graphs all of a request is of the second kind; half of it is
-// counted as a weight, because a search that moves one request at a time finds level counts by a weight, and by a largest count alone
-// it does not. Captured sizes are left out: a rank that is just below one now is above it a few steps later.
-func (l *Law) Assumed() (load Model, rowsMs float64) {
-	load, rowsMs = l.Model, l.MostMs
+// Assumed is the law as policies decide by it: a load that is the largest of the ranks' own loads, and what a request counts as in it and
+// beside it. In graphs all of a request is of the second kind, and half of it is counted as the first. Captured sizes are left out: a
+// rank that is just below one now is above it a few steps later.
+func (l *Law) Assumed() (load Model, use Weights) {
+	load = l.Model
+	if l.C1Ms <= 0 {
+		return load, use
+	}
 	switch l.Form {
 	case Unmasked:
-		rowsMs = (l.RequestMs + l.MostMs + l.MeanMs) / 2
-		load.RequestMs = rowsMs
+		load.RequestMs += l.MostMs + l.MeanMs
+		use = Halves(load.Weight())
 	case Masked:
-		rowsMs = (l.RequestMs + l.MostMs) / 2
-		load.RequestMs = rowsMs
+		load.RequestMs += l.MostMs
+		use = Halves(load.Weight())
 	case Eager, OwnBuckets:
+		use = Weights{load.Weight(), l.MostMs / l.C1Ms}
 	}
-	return load, rowsMs
+	return load, use
 }
 
 // Level is the law of ranks that all have as much, as a Model: there every form costs the same but for padding.

@@ -26,6 +26,20 @@ func (m *Model) Weight() float64 {
 	return m.RequestMs / m.C1Ms
 }
 
+// Weights are what policies count a request as, in KV tokens.
+type Weights struct {
+	Request float64 // in the load of its rank
+	Row     float64 // and more, on the rank with most requests, whatever the KV of that one
+}
+
+// Halves counts one half as the one and one half as the other, as if the engine padded its ranks to the one with most requests (Unmasked):
+// least is lost where that is wrong. A search that moves one request at a time finds level counts by a weight, and by the largest
+// count alone it does not.
+func Halves(weight float64) Weights { return Weights{weight / 2, weight / 2} }
+
+// Weights are those of a law in which the slowest rank sets the pace and nothing else does.
+func (m *Model) Weights() Weights { return Weights{Request: m.Weight()} }
+
 // Ms is how long a step of these ranks takes.
 func (m *Model) Ms(ranks []Rank) float64 {
 	if len(ranks) == 0 {

@@ -166,9 +166,7 @@ func (r *Replay) build(groups []board.GroupView, begin, end *board.Boards) error
 			return err
 		}
 		r.work.add(law, v.Workers)
-		if told := known(t.Line.InForce, law); told != (board.StepModel{}) {
-			r.Boards.Apply(board.Law{Group: v.Key, StepModel: told}, r.Began)
-		}
+		r.Boards.Apply(board.Law{Group: v.Key, StepModel: known(t.Line.InForce, law), Weights: t.Weights}, r.Began)
 		for k := range v.Workers {
 			r.engines.join(&v.Workers[k])
 		}

@@ -205,7 +205,7 @@ func (g *gate) decode(ctx context.Context, i int) (all outcomes, _ string, _ err
 			case fromItsOwn:
 				one.StepModel = group.Law.Level()
 			default:
-				group.Assumed, group.RowsMs = in(law, step.Form(assumed)).Assumed()
+				group.Assumed, group.Weights = in(law, step.Form(assumed)).Assumed()
 			}
 			got, err := one.RunAlone(ctx, 1)
 			if err != nil {

@@ -273,11 +273,11 @@ func (r *run) comeAndGo() {
 	for _, g := range r.groups {
 		if r.law && !g.told && len(g.Ranks) > 0 {
 			g.told = true
-			r.Apply(board.Law{Group: g.Key, StepModel: g.Law.Model}, r.Now)
+			r.Apply(board.Law{Group: g.Key, StepModel: g.Law.Model, Weights: g.Law.Weights()}, r.Now)
 		}
 		if g.plan.Assumed.C1Ms > 0 && !g.told && len(g.Ranks) > 0 {
 			g.told = true
-			r.Apply(board.Law{Group: g.Key, StepModel: g.plan.Assumed, RowsMs: g.plan.RowsMs}, r.Now)
+			r.Apply(board.Law{Group: g.Key, StepModel: g.plan.Assumed, Weights: g.plan.Weights}, r.Now)
 		}
 	}
 }

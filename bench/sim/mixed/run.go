@@ -140,8 +140,8 @@ func (s *Run) fleet() {
 	}
 	told := s.Law
 	told.Form = s.Form
-	law, rows := told.Assumed()
-	s.Apply(board.Law{Group: key, StepModel: law, RowsMs: rows}, 0)
+	law, use := told.Assumed()
+	s.Apply(board.Law{Group: key, StepModel: law, Weights: use}, 0)
 }
 
 // Do runs it. It is over when all that came in the measured time have ended, or are waited for no longer.
