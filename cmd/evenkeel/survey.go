@@ -25,7 +25,9 @@ type surveyCmd struct {
 	Every   time.Duration `default:"1s" placeholder:"TIME" help:"Ask each engine once in this time (default: ${default})."`
 	Slots   int           `placeholder:"N" help:"A rank runs N requests at once: its --max-num-seqs, or SGLang's --max-running-requests divided by the number of ranks (default: the largest number that the survey sees)."`
 	Budget  int           `name:"token-budget" placeholder:"N" help:"A step of a rank that prefills and decodes has at most N tokens, its --max-num-batched-tokens (default: 8192)."`
-	Out     string        `short:"o" placeholder:"FILE" help:"Also write the report as a page to FILE, which must not exist yet."`
+	Out     string        `short:"o" placeholder:"FILE" help:"Also write the report as a page to FILE, which must not exist yet. With --trial, it is a file of JSON, and is always written (default then: evenkeel-trial.json)."`
+
+	surveyTrial `embed:"" group:"Play loads instead of watching"`
 }
 
 // Help is what `survey --help` says below its first line.
@@ -38,8 +40,10 @@ It finds which ranks step together, how uneven they are, how long a step takes, 
 }
 
 // Run watches, simulates and reports.
-func (c *surveyCmd) Run(std streams) (fail error) {
-	switch {
+func (c *surveyCmd) Run(std streams) error {
+	switch err := c.checkTrial(); {
+	case err != nil:
+		return usageError{err}
 	case c.Every < 200*time.Millisecond:
 		return usageError{fmt.Errorf("--every %v asks too often; take 200ms or more", c.Every)}
 	case c.For < 10*c.Every:
@@ -47,26 +51,38 @@ func (c *surveyCmd) Run(std streams) (fail error) {
 	case c.Slots < 0 || c.Slots > survey.MostSlots || c.Budget < 0:
 		return usageError{fmt.Errorf("--slots is a number up to %d, and --token-budget one above 0", survey.MostSlots)}
 	}
+	if c.Trial {
+		return c.runTrial(std)
+	}
 	targets, err := c.targets()
 	if err != nil {
 		return usageError{err}
 	}
-	page := io.Discard
-	if c.Out != "" { // before anything is watched for it
-		f, err := os.OpenFile(c.Out, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666) //nolint:gosec // a report is read by others
-		if errors.Is(err, fs.ErrExist) {
-			return thereAlready(c.Out)
-		}
-		if err != nil {
-			return err
-		}
-		defer func() {
-			if fail = errors.Join(fail, f.Close()); fail != nil {
-				_ = os.Remove(c.Out)
-			}
-		}()
-		page = f
+	if c.Out == "" {
+		return c.watch(std, targets, io.Discard)
 	}
+	return writesTo(c.Out, func(file *os.File) error { return c.watch(std, targets, file) })
+}
+
+// writesTo makes a new file before work is done for it, and removes it if the work fails.
+func writesTo(path string, work func(file *os.File) error) (fail error) {
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666) //nolint:gosec // a report is read by others
+	if errors.Is(err, fs.ErrExist) {
+		return thereAlready(path)
+	}
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if fail = errors.Join(fail, f.Close()); fail != nil && !errors.Is(fail, errNotWhole) {
+			_ = os.Remove(path)
+		}
+	}()
+	return work(f)
+}
+
+// watch watches the engines and writes the report.
+func (c *surveyCmd) watch(std streams, targets []*engine.Target, page io.Writer) error {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	client := engine.NewClient(engine.Options{ReadBuffer: 64 << 10})
