@@ -18,7 +18,7 @@ import (
 	"evenkeel/mooncake"
 )
 
-// surveyCmd looks at engines that serve already.
+// surveyCmd looks at engines that serve already, or plays loads to them, see survey_trial.go.
 type surveyCmd struct {
 	Engines []string      `sep:"none" required:"" placeholder:"ADDR ..." help:"Ask the engines at these addresses, host:port or a URL. Name an address with several ranks once."`
 	For     time.Duration `default:"15m" placeholder:"TIME" help:"Watch for this long; Ctrl-C ends it sooner (default: ${default})."`
@@ -36,7 +36,13 @@ func (surveyCmd) Help() string {
 
     evenkeel survey --engines 10.0.0.3:8200 10.0.0.3:8201 10.0.0.4:8200 --for 15m --out survey.html
 
-It finds which ranks step together, how uneven they are, how long a step takes, and what evenkeel could gain there. It prints the gain with an interval and with its assumptions, or the reason why it cannot tell. It takes the engines' API key from the variable OPENAI_API_KEY. SGLang has metrics only with --enable-metrics, and renews most of them every 40 steps (--decode-log-interval). Watch while traffic is as usual, because the survey counts only what it sees.`
+It finds which ranks step together, how uneven they are, how long a step takes, and what evenkeel could gain there. It prints the gain with an interval and with its assumptions, or the reason why it cannot tell. It takes the engines' API key from the variable OPENAI_API_KEY. SGLang has metrics only with --enable-metrics, and renews most of them every 40 steps (--decode-log-interval). Watch while traffic is as usual, because the survey counts only what it sees.
+
+With --trial, survey does not watch. It plays four loads to ranks that prefill and decode behind one address, which nobody else may use meanwhile:
+
+    evenkeel survey --trial --engines 10.0.0.1:8000 --law DeepSeek-V3,vllm,H200,8 --out trial.json
+
+The requests of a load go both ways, in short blocks in turn: straight to the address, where the engine balances its ranks, and through an evenkeel in this process. First it prints what that costs and what the simulator expects. Then it prints the gain with an interval, and writes one file with all figures, without prompts and names of hosts. Start vLLM with --data-parallel-size 8 and VLLM_SERVER_DEV_MODE=1, or SGLang with --enable-dp-attention --dp-size 8 --enable-metrics (docs/trial.md).`
 }
 
 // Run watches, simulates and reports.

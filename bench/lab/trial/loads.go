@@ -68,7 +68,7 @@ func Loads(e *Engine, short bool) []*Load {
 	for i, l := range all {
 		if short {
 			for _, x := range []*Lengths{&l.Prompt, &l.Output} {
-				x.Median, x.Most = max(4, x.Median/5), max(8, x.Most/5)
+				x.Median, x.Most = max(4, x.Median/10), max(8, x.Most/10)
 			}
 		}
 		l.Output.Most = min(l.Output.Most, max(2, fits/4))

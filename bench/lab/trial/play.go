@@ -127,12 +127,11 @@ func (e *Early) Error() string {
 	return e.Says + " (" + e.Detail + ")"
 }
 
-// Play plays a load until it has its pairs, or the time is over, and adds them to what is played. rate is what the load before was
-// served in a second. It fails where going on makes no sense: the context ended, or requests are not answered.
-func (p *Player) Play(ctx context.Context, to *Played, rate float64) error {
+// Play plays a load until it has its pairs, or the time is over, and adds them to what is played. before is the load before it. It fails where going on makes no sense: the context ended, or requests are not answered.
+func (p *Player) Play(ctx context.Context, to, before *Played) error {
 	within, cancel := context.WithTimeout(ctx, lasts(p.Each, p.Bound))
 	defer cancel()
-	err := p.pairs(within, to, rate)
+	err := p.pairs(within, to, before)
 	switch {
 	case err == nil || ctx.Err() != nil || within.Err() == nil:
 		return err
@@ -144,11 +143,11 @@ func (p *Player) Play(ctx context.Context, to *Played, rate float64) error {
 }
 
 // pairs plays the pairs of a load.
-func (p *Player) pairs(ctx context.Context, to *Played, rate float64) error {
-	l, pairs := to.Load, p.Pairs
+func (p *Player) pairs(ctx context.Context, to, before *Played) error {
+	l, rate := to.Load, 0.0
 	if l.Open() {
-		to.Rate = rate * l.Share
-		to.Requests = max(8, int(to.Rate*p.Each.Seconds()/float64(pairs)))
+		rate = before.Served() * l.Share
+		to.Rate, to.Requests = rate, before.Requests
 	} else {
 		for _, way := range []Way{Ours, Straight} { // evenkeel learns, and the engine compiles and captures
 			b, err := p.block(ctx, l, way, math.MaxUint32, perWarmUp*l.InFlight, 0, max(p.Bound, p.Each))
@@ -157,9 +156,9 @@ func (p *Player) pairs(ctx context.Context, to *Played, rate float64) error {
 			}
 			rate = b.Requests
 		}
-		to.Requests = max(perPlace*l.InFlight, int(rate*p.Each.Seconds()/float64(pairs)))
-		pairs = max(p.Least, min(pairs, int(rate*p.Each.Seconds()/float64(to.Requests))))
+		to.Requests = max(perPlace*l.InFlight, int(rate*p.Each.Seconds()/float64(p.Pairs)))
 	}
+	pairs := max(p.Least, min(p.Pairs, int(rate*p.Each.Seconds()/float64(to.Requests))))
 	bound := max(p.Bound, 2*mostTimes*p.Each/time.Duration(pairs))
 	for i := range pairs {
 		pair := Pair{First: Straight}

@@ -20,15 +20,15 @@ func New(e *Engine, loads []*Load, x *Expectation) *Report {
 
 // Play plays all loads. Where it ends early, the report says why and has what was played until then.
 func (r *Report) Play(ctx context.Context, p *Player) {
-	rate := 0.0
+	var before *Played
 	for _, l := range r.Loads {
-		err := p.Play(ctx, l, rate)
+		err := p.Play(ctx, l, before)
 		l.Gain = l.Judge()
 		if err != nil {
 			r.end(err)
 			return
 		}
-		if rate = l.Served(); rate == 0 {
+		if before = l; l.Gain == nil {
 			r.end(&Early{Says: l.Name + ": too many requests failed in each pair of blocks; look into the engine's log"})
 			return
 		}
