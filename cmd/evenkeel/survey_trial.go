@@ -204,7 +204,8 @@ func (c *surveyCmd) play(ctx context.Context, std streams, r *trials.Report, ent
 	defer bar.finish()
 	p := &trials.Player{
 		Engine: *r.Engine, URLs: map[trials.Way]string{trials.Straight: entry.URL, trials.Ours: "http://" + g.Addr()}, APIKey: os.Getenv(engineKeyEnv),
-		Each: c.each(), Bound: trials.Patience, Pairs: trialPairs, Least: leastTrialPairs, Told: func(now load.Progress, what string) { bar.trial(now, what) },
+		Each: c.each(), Bound: trials.Patience, Pairs: trialPairs, Least: leastTrialPairs,
+		Told: func(now load.Progress, what string) { bar.trial(now, what) }, Learned: func() *trials.Learned { return lawOf(ctx, g) },
 	}
 	every := time.Second
 	if c.Short {
@@ -234,7 +235,7 @@ func (c *surveyCmd) play(ctx context.Context, std streams, r *trials.Report, ent
 	if !r.Any() {
 		return fmt.Errorf("no pair of blocks was played: %s%s", r.Why, inBrackets(r.Detail))
 	}
-	r.Law = trials.Explain(r.Engine, lawOf(context.WithoutCancel(ctx), g), pages)
+	r.Law = trials.Explain(r.Engine, r.Learned(), pages)
 	return nil
 }
 
@@ -274,7 +275,7 @@ func lawOf(ctx context.Context, g *gateway.Gateway) *trials.Learned {
 	defer cancel()
 	for _, m := range g.Status(ctx).Dispatch.Models {
 		for _, group := range m.Groups {
-			if s := group.Step; s != nil && s.C0Ms > 0 {
+			if s := group.Step; s != nil && s.C0Ms+s.OwnMs > 0 {
 				return &trials.Learned{
 					Form: step.Eager.String(), C0Ms: s.C0Ms, C1Ms: s.C1Ms, RequestMs: s.RequestMs, OwnMs: s.OwnMs, SharedMs: s.SharedMs, PrefillMs: s.PrefillMs,
 					Steps: s.Samples, R2: s.R2,

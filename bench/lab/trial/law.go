@@ -51,7 +51,10 @@ const Far = 0.2
 
 // Explain compares what was learned, and the laws of the table, with the steps that the engine's page told of.
 func Explain(e *Engine, learned *Learned, all []*survey.Series) (l Law) {
-	l.Learned = learned
+	if learned != nil {
+		m := *learned
+		l.Learned = &m
+	}
 	const usual = 8192
 	chunk := e.Budget
 	if chunk == 0 {
@@ -62,9 +65,9 @@ func Explain(e *Engine, learned *Learned, all []*survey.Series) (l Law) {
 	if len(windows) == 0 {
 		return l
 	}
-	if learned != nil {
-		m := step.Model{C0Ms: learned.C0Ms, C1Ms: learned.C1Ms, RequestMs: learned.RequestMs, OwnMs: learned.OwnMs, SharedMs: learned.SharedMs, PrefillMs: learned.PrefillMs}
-		learned.Error = off(&step.Law{Model: m}, windows)
+	if m := l.Learned; m != nil && m.C0Ms > 0 {
+		m := step.Model{C0Ms: m.C0Ms, C1Ms: m.C1Ms, RequestMs: m.RequestMs, OwnMs: m.OwnMs, SharedMs: m.SharedMs, PrefillMs: m.PrefillMs}
+		l.Learned.Error = off(&step.Law{Model: m}, windows)
 	}
 	among, same := candidates(e)
 	for i := range among {

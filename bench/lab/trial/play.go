@@ -60,6 +60,7 @@ type Played struct {
 	Pairs    []Pair    `json:"pairs"`
 	Dropped  int       `json:"dropped_pairs,omitempty"` // pairs in which too many requests failed; they do not count
 	Cut      bool      `json:"cut,omitempty"`           // the time was over before it had all its pairs
+	Learned  *Learned  `json:"learned,omitempty"`       // what evenkeel knew of the steps after the last block that went through it
 	Expected *Expected `json:"expected,omitempty"`
 	Gain     *Gain     `json:"gain,omitempty"`
 }
@@ -74,7 +75,8 @@ type Player struct {
 	Pairs  int           // that a load has at most
 	Least  int           // and that it has even where they last longer
 
-	Told func(now load.Progress, what string)
+	Told    func(now load.Progress, what string)
+	Learned func() *Learned // what evenkeel knows of the steps now
 
 	seed uint64 // of the texts: each block has its own, so that no prefix cache knows a prompt
 }
@@ -173,8 +175,11 @@ func (p *Player) pairs(ctx context.Context, to, before *Played) error {
 			}
 			if way == Straight {
 				pair.Engine = b
-			} else {
-				pair.Evenkeel = b
+				continue
+			}
+			pair.Evenkeel = b
+			if l := p.Learned(); l != nil {
+				to.Learned = l
 			}
 		}
 		if !pair.counts() {

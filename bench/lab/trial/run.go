@@ -49,6 +49,16 @@ func (r *Report) end(err error) {
 	}
 }
 
+// Learned is what evenkeel knew of the steps after the last load in which it knew something.
+func (r *Report) Learned() (last *Learned) {
+	for _, l := range r.Loads {
+		if l.Learned != nil {
+			last = l.Learned
+		}
+	}
+	return last
+}
+
 // Any says whether a pair of blocks was played.
 func (r *Report) Any() bool {
 	for _, l := range r.Loads {

@@ -158,7 +158,7 @@ func player(t *testing.T, url string) *Player {
 	t.Helper()
 	return &Player{
 		Engine: Engine{Kind: vLLM, Ranks: 2, Slots: 4, Asks: "ref", Tokens: 1}, URLs: map[Way]string{Straight: url, Ours: url},
-		Each: 200 * time.Millisecond, Bound: 10 * time.Second, Pairs: 2, Least: 2, Told: func(load.Progress, string) {},
+		Each: 200 * time.Millisecond, Bound: 10 * time.Second, Pairs: 2, Least: 2, Told: func(load.Progress, string) {}, Learned: func() *Learned { return nil },
 	}
 }
 
