@@ -88,7 +88,8 @@ func (c *surveyCmd) runTrial(std streams) (fail error) {
 	r.Short, r.Each = c.Short, c.each().Seconds()
 	v, commit := buildInfo()
 	r.Program = trials.Program{Version: v, Commit: commit, Go: runtime.Version(), System: runtime.GOOS + "/" + runtime.GOARCH, CPUs: runtime.GOMAXPROCS(0)}
-	r.Plan(std.out, trials.Costs(loads, x, c.each()))
+	_, leastPairs := c.pairs()
+	r.Plan(std.out, trials.Costs(loads, x, c.each(), leastPairs))
 	if c.Plan {
 		return nil
 	}
@@ -113,6 +114,14 @@ func (c *surveyCmd) runTrial(std streams) (fail error) {
 
 // errNotWhole ends with status 1, and keeps the file.
 var errNotWhole = fmt.Errorf("the trial is not the whole: %w", errFailed)
+
+// pairs are how many pairs of blocks a load has at most, and at least.
+func (c *surveyCmd) pairs() (most, least int) {
+	if c.Short {
+		return shortPairs, shortPairs
+	}
+	return trialPairs, leastTrialPairs
+}
 
 func (c *surveyCmd) each() time.Duration {
 	if c.Short {
@@ -204,12 +213,13 @@ func (c *surveyCmd) play(ctx context.Context, std streams, r *trials.Report, ent
 	defer bar.finish()
 	p := &trials.Player{
 		Engine: *r.Engine, URLs: map[trials.Way]string{trials.Straight: entry.URL, trials.Ours: "http://" + g.Addr()}, APIKey: os.Getenv(engineKeyEnv),
-		Each: c.each(), Bound: trials.Patience, Pairs: trialPairs, Least: leastTrialPairs,
+		Each: c.each(), Bound: trials.Patience,
 		Told: func(now load.Progress, what string) { bar.trial(now, what) }, Learned: func() *trials.Learned { return lawOf(ctx, g) },
 	}
+	p.Pairs, p.Least = c.pairs()
 	every := time.Second
 	if c.Short {
-		p.Pairs, p.Least, every = shortPairs, shortPairs, 200*time.Millisecond
+		every = 200 * time.Millisecond
 	}
 	if err := p.Measure(ctx); err != nil {
 		if ctx.Err() != nil {

@@ -85,7 +85,7 @@ func TestATrialIsPlannedWithoutBeingPlayed(t *testing.T) {
 	addr := bothRoles(t, refengine.Config{Role: refengine.Aggregated, DPSize: 2})
 	status, out, errs := line("survey", "--trial", "--plan", "--engines", addr, "--slots", "4")
 	require.Zero(t, status, errs)
-	require.Contains(t, out, "Together that is 40 minutes, and 88 minutes at most.")
+	require.Contains(t, out, "Together that is about 40 minutes, and 88 minutes at most.")
 	require.Contains(t, out, "The table of laws has none with 2 ranks of vllm, so nothing is expected.")
 	files, err := os.ReadDir(".")
 	require.NoError(t, err)

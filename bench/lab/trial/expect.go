@@ -193,7 +193,8 @@ func simulate(ctx context.Context, e *Engine, loads []*Load, law step.Law, seed 
 		if p.ours, err = mixed.Serve(ctx, m, mixed.Contender{Name: "evenkeel", Spec: "evenkeel", Every: e.Interval, Learn: true}); err != nil {
 			return nil, err
 		}
-		rate = p.theirs.Tokens / l.meanOutput()
+		_, output := l.means()
+		rate = p.theirs.Tokens / output
 		p.rate = rate
 		all = append(all, p)
 	}
@@ -202,26 +203,35 @@ func simulate(ctx context.Context, e *Engine, loads []*Load, law step.Law, seed 
 
 // Cost is what the trial takes.
 type Cost struct {
-	Time, Most      time.Duration // without and with everything that may last longer
-	Prompts, Output Span
-	Input           Span // tokens of prompts
+	Time, Most time.Duration // about, and if everything takes as long as it may
+	Prompts    Span
+	Input      Span // tokens of prompts
+	Output     Span // tokens of answers
 }
 
-// Costs adds up what the loads take, by what is expected of them. Without an expectation, only times are known.
-func Costs(loads []*Load, x *Expectation, each time.Duration) (c Cost) {
+// Costs adds up what the loads take, by what is expected of them. Without an expectation it is what they take at least.
+func Costs(loads []*Load, x *Expectation, each time.Duration, leastPairs int) (c Cost) {
+	least, uncounted := 0.0, 0.0
 	for k, l := range loads {
-		c.Time += 2 * each
-		c.Most += lasts(each, Patience)
-		if k >= len(x.Loads) {
-			continue
+		if !l.Open() { // else the blocks are as large as those of the load before
+			least, uncounted = float64(2*leastPairs*perPlace*l.InFlight), float64(2*perWarmUp*l.InFlight)
+		} else {
+			uncounted = 0
 		}
-		for _, s := range []struct {
-			to   *Span
-			from Span
-			of   float64
-		}{{&c.Prompts, x.Loads[k].Rate, 1}, {&c.Output, x.Loads[k].Output, 1}, {&c.Input, x.Loads[k].Rate, l.meanPrompt()}} {
-			of := s.of * 2 * each.Seconds()
-			s.to.Low, s.to.Middle, s.to.High = s.to.Low+of*s.from.Low, s.to.Middle+of*s.from.Middle, s.to.High+of*s.from.High
+		var rate Span
+		if x != nil && k < len(x.Loads) {
+			rate = x.Loads[k].Rate
+		}
+		sent := func(rate float64) float64 { return max(least, rate*2*each.Seconds()) + uncounted }
+		lasting := 2 * each
+		if rate.Middle > 0 {
+			lasting = max(lasting, time.Duration(sent(rate.Middle)/rate.Middle*float64(time.Second)))
+		}
+		most := lasts(each, Patience)
+		c.Time, c.Most = c.Time+min(lasting, most), c.Most+most
+		prompt, output := l.means()
+		for to, tokens := range map[*Span]float64{&c.Prompts: 1, &c.Input: prompt, &c.Output: output} {
+			to.Low, to.Middle, to.High = to.Low+tokens*sent(rate.Low), to.Middle+tokens*sent(rate.Middle), to.High+tokens*sent(rate.High)
 		}
 	}
 	return c

@@ -114,6 +114,3 @@ func (l *Load) means() (prompt, output float64) {
 	}
 	return prompt, output
 }
-
-func (l *Load) meanPrompt() float64 { p, _ := l.means(); return p }
-func (l *Load) meanOutput() float64 { _, o := l.means(); return o }

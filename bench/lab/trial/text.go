@@ -21,16 +21,18 @@ func (r *Report) Plan(out io.Writer, c Cost) {
 	for i, l := range r.Loads {
 		fmt.Fprintf(out, "%d. %s: %v\n", i+1, l.Name, l.Load)
 	}
-	fmt.Fprintf(out, "\nEach load is played for about %s straight to the engine and for as long through evenkeel, in short blocks in turn. Together that is %s, and %s at most.\n",
+	fmt.Fprintf(out, "\nEach load is played for about %s straight to the engine and for as long through evenkeel, in short blocks in turn. Together that is about %s, and %s at most.\n",
 		minutes(time.Duration(r.Each*float64(time.Second))), minutes(c.Time), minutes(c.Most))
-	if c.Prompts.High > 0 {
-		fmt.Fprintf(out, "By what is expected, %s prompts are sent, with %s tokens in all, and %s tokens are answered.\n", amount(c.Prompts), amount(c.Input), amount(c.Output))
+	by := "By what is expected,"
+	if r.Expects == nil || len(r.Expects.Loads) == 0 {
+		by = "At least"
 	}
+	fmt.Fprintf(out, "%s %s prompts are sent, with %s tokens in all, and %s tokens are answered.\n", by, amount(c.Prompts), amount(c.Input), amount(c.Output))
 	if r.Expects == nil || len(r.Expects.Loads) == 0 {
 		fmt.Fprintf(out, "\nThe table of laws has none with %d ranks of %s, so nothing is expected.\n\n", e.Ranks, e.Kind)
 		return
 	}
-	by := fmt.Sprintf("under the %d laws of the table that have %d ranks of %s", len(r.Expects.Laws), e.Ranks, e.Kind)
+	by = fmt.Sprintf("under the %d laws of the table that have %d ranks of %s", len(r.Expects.Laws), e.Ranks, e.Kind)
 	if len(r.Expects.Laws) == 1 {
 		by = "under the law " + r.Expects.Laws[0]
 	}
@@ -45,7 +47,10 @@ func (r *Report) Plan(out io.Writer, c Cost) {
 }
 
 func minutes(d time.Duration) string {
-	if d < 2*time.Minute {
+	switch {
+	case d == time.Second:
+		return "a second"
+	case d < 2*time.Minute:
 		return fmt.Sprintf("%.0f seconds", d.Seconds())
 	}
 	return fmt.Sprintf("%.0f minutes", math.Ceil(d.Minutes()))
@@ -157,9 +162,13 @@ func (p *Played) mean(figure func(b *Block) float64) (theirs, ours float64) {
 
 // text prints the law.
 func (l *Law) text(out io.Writer) {
-	if m := l.Learned; m == nil {
+	switch m := l.Learned; {
+	case m == nil:
 		fmt.Fprintln(out, "evenkeel learned no law of the steps: it saw too few, or they follow nothing that it knows.")
-	} else {
+	case m.C0Ms == 0:
+		fmt.Fprintf(out, "From %s steps, evenkeel learned only what prompts take: %.1f µs per token of the slowest rank, %.1f µs per token of a rank in the mean, and %.2f ms if there are any.\n",
+			stats.Grouped(m.Steps), 1e3*m.OwnMs, 1e3*m.SharedMs, m.PrefillMs)
+	default:
 		fmt.Fprintf(out, "The law that evenkeel learned from %s steps (R2 %.2f, form %s): a step takes %.2f ms, %.4f µs per KV token and %.3f ms per request of the slowest rank; of prompts, %.1f µs per token of the slowest rank, %.1f µs per token of a rank in the mean, and %.2f ms if there are any.\n",
 			stats.Grouped(m.Steps), m.R2, m.Form, m.C0Ms, 1e3*m.C1Ms, m.RequestMs, 1e3*m.OwnMs, 1e3*m.SharedMs, m.PrefillMs)
 		if m.Error > 0 {

@@ -107,11 +107,15 @@ func TestWhatIsExpectedUnderALaw(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, x, again)
 
-	c := Costs(loads, &x, 5*time.Minute)
-	require.Equal(t, 40*time.Minute, c.Time)
+	c := Costs(loads, &x, 5*time.Minute, 3)
+	require.GreaterOrEqual(t, c.Time, 40*time.Minute)
 	require.Greater(t, c.Most, c.Time)
 	require.Positive(t, c.Prompts.Low)
 	require.Greater(t, c.Input.Low, c.Prompts.Low)
+	none := Costs(loads, nil, 5*time.Minute, 3)
+	require.Equal(t, 40*time.Minute, none.Time)
+	require.Equal(t, 2.*(96*(3*perPlace+perWarmUp)+96*3*perPlace+32*(3*perPlace+perWarmUp)+115*(3*perPlace+perWarmUp)), none.Prompts.Low, "each block has so many at least")
+	require.Greater(t, Costs(loads, &x, time.Minute, 3).Time, 8*time.Minute, "blocks last as long as their requests")
 
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()
@@ -182,7 +186,7 @@ func TestBothWaysGetTheSameRequests(t *testing.T) {
 		require.Equal(t, 2, l.Gain.Tokens.Pairs)
 	}
 	var text bytes.Buffer
-	r.Plan(&text, Costs(Loads(&p.Engine, true), &Expectation{}, time.Second))
+	r.Plan(&text, Costs(Loads(&p.Engine, true), &Expectation{}, time.Second, 2))
 	r.Text(&text)
 	require.Contains(t, text.String(), "The table of laws has none with 2 ranks of vllm")
 	require.Contains(t, text.String(), "2 pairs of")
