@@ -23,7 +23,7 @@ type surveyCmd struct {
 	Engines []string      `sep:"none" required:"" placeholder:"ADDR ..." help:"Ask the engines at these addresses, host:port or a URL. Name an address with several ranks once."`
 	For     time.Duration `default:"15m" placeholder:"TIME" help:"Watch for this long; Ctrl-C ends it sooner (default: ${default})."`
 	Every   time.Duration `default:"1s" placeholder:"TIME" help:"Ask each engine once in this time (default: ${default})."`
-	Slots   int           `placeholder:"N" help:"A rank runs N requests at once: its --max-num-seqs, or SGLang's --max-running-requests divided by the number of ranks (default: the largest number that the survey sees)."`
+	Slots   int           `placeholder:"N" help:"A rank runs N requests at once: its --max-num-seqs, or SGLang's --max-running-requests divided by the number of ranks (default: the largest number that the survey sees; with --trial, the one that the engine tells)."`
 	Budget  int           `name:"token-budget" placeholder:"N" help:"A step of a rank that prefills and decodes has at most N tokens, its --max-num-batched-tokens (default: 8192)."`
 	Out     string        `short:"o" placeholder:"FILE" help:"Also write the report as a page to FILE, which must not exist yet. With --trial, it is a file of JSON, and is always written (default then: evenkeel-trial.json)."`
 
