@@ -191,6 +191,11 @@ func (c *demoCmd) gateway(ctx context.Context, p demoPolicy, prefills []*refengi
 			cfg.Engines.Decode = append(cfg.Engines.Decode, config.Engine{URL: url, Slots: c.Slots})
 		}
 	}
+	return startGateway(ctx, cfg, len(prefills)+c.Workers, 10*time.Second)
+}
+
+// startGateway starts a proxy in this process, and waits until it and so many engines may serve, no longer than the patience.
+func startGateway(ctx context.Context, cfg *config.Config, engines int, patience time.Duration) (*gateway.Gateway, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
@@ -209,7 +214,7 @@ func (c *demoCmd) gateway(ctx context.Context, p demoPolicy, prefills []*refengi
 	if err := g.Start(handler); err != nil {
 		return nil, err
 	}
-	if err := ready(ctx, g, len(prefills)+c.Workers); err != nil {
+	if err := ready(ctx, g, engines, patience); err != nil {
 		ending, cancel := context.WithCancel(context.WithoutCancel(ctx))
 		cancel()
 		if serr := g.Shutdown(ending); serr != nil {
@@ -240,8 +245,8 @@ func (c *demoCmd) connect(cfg *config.Config, prefills []*refengine.Engine) {
 }
 
 // ready waits until every engine is up: with fewer the load would not be the same.
-func ready(ctx context.Context, g *gateway.Gateway, engines int) error {
-	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+func ready(ctx context.Context, g *gateway.Gateway, engines int, patience time.Duration) error {
+	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	poll := time.NewTicker(10 * time.Millisecond)
 	defer poll.Stop()

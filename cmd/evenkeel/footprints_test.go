@@ -43,6 +43,7 @@ var capabilities = []capability{
 	{"receipts", []string{"gateway/receipt"}, ""},
 	{"self-test", []string{"gateway/selftest", "gateway/seat.go"}, ""},
 	{"survey", []string{"bench/lab/survey", "cmd/evenkeel/survey.go"}, ""},
+	{"trial", []string{"bench/lab/trial", "cmd/evenkeel/survey_trial.go"}, ""},
 	{"twin", []string{"dispatcher/twin", "dispatcher/verdict", "dispatcher/virtual", "dispatcher/twins.go", "dispatcher/auto.go", "gateway/live/twin.go"}, ""},
 }
 

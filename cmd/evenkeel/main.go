@@ -22,7 +22,7 @@ type commands struct {
 	Serve    serveCmd    `cmd:"" help:"Run the proxy."`
 	Init     initCmd     `cmd:"" help:"Write a first config file, from flags or from the answers of engines that run."`
 	Check    checkCmd    `cmd:"" help:"Check a config file, and with --probe the engines that it names."`
-	Survey   surveyCmd   `cmd:"" help:"Estimate what evenkeel could gain in front of engines that serve already; it changes nothing."`
+	Survey   surveyCmd   `cmd:"" help:"Estimate what evenkeel could gain in front of engines that serve already, or measure it with --trial; it changes nothing."`
 	Demo     demoCmd     `cmd:"" help:"Run reference engines, the proxy and load in one process, and compare policies."`
 	Simulate simulateCmd `cmd:"" help:"Replay a trace through the simulator and compare policies, or replay a decision log."`
 	Decide   decideCmd   `cmd:"" help:"Run one round of a policy on a recorded snapshot, and explain its decision."`

@@ -61,6 +61,14 @@ func (p *progress) load(now load.Progress) {
 		now.Ended, of, now.OK, now.Failed, now.Cancelled, now.Sent-now.Ended))
 }
 
+// trial is load of a block that has a name.
+func (p *progress) trial(now load.Progress, what string) {
+	if p.bar != nil {
+		p.bar.Describe(what)
+	}
+	p.update(now.Ended, now.Total, fmt.Sprintf("%s: %d of %d requests ended, %d failed", what, now.Ended, now.Total, now.Failed))
+}
+
 func (p *progress) finish() {
 	if p.bar != nil {
 		_ = p.bar.Finish()

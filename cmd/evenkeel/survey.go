@@ -18,14 +18,16 @@ import (
 	"evenkeel/mooncake"
 )
 
-// surveyCmd looks at engines that serve already.
+// surveyCmd looks at engines that serve already, or plays loads to them, see survey_trial.go.
 type surveyCmd struct {
 	Engines []string      `sep:"none" required:"" placeholder:"ADDR ..." help:"Ask the engines at these addresses, host:port or a URL. Name an address with several ranks once."`
 	For     time.Duration `default:"15m" placeholder:"TIME" help:"Watch for this long; Ctrl-C ends it sooner (default: ${default})."`
 	Every   time.Duration `default:"1s" placeholder:"TIME" help:"Ask each engine once in this time (default: ${default})."`
-	Slots   int           `placeholder:"N" help:"A rank runs N requests at once: its --max-num-seqs, or SGLang's --max-running-requests divided by the number of ranks (default: the largest number that the survey sees)."`
+	Slots   int           `placeholder:"N" help:"A rank runs N requests at once: its --max-num-seqs, or SGLang's --max-running-requests divided by the number of ranks (default: the largest number that the survey sees; with --trial, the one that the engine tells)."`
 	Budget  int           `name:"token-budget" placeholder:"N" help:"A step of a rank that prefills and decodes has at most N tokens, its --max-num-batched-tokens (default: 8192)."`
-	Out     string        `short:"o" placeholder:"FILE" help:"Also write the report as a page to FILE, which must not exist yet."`
+	Out     string        `short:"o" placeholder:"FILE" help:"Also write the report as a page to FILE, which must not exist yet. With --trial, it is a file of JSON, and is always written (default then: evenkeel-trial.json)."`
+
+	surveyTrial `embed:"" group:"Play loads instead of watching"`
 }
 
 // Help is what `survey --help` says below its first line.
@@ -34,12 +36,20 @@ func (surveyCmd) Help() string {
 
     evenkeel survey --engines 10.0.0.3:8200 10.0.0.3:8201 10.0.0.4:8200 --for 15m --out survey.html
 
-It finds which ranks step together, how uneven they are, how long a step takes, and what evenkeel could gain there. It prints the gain with an interval and with its assumptions, or the reason why it cannot tell. It takes the engines' API key from the variable OPENAI_API_KEY. SGLang has metrics only with --enable-metrics, and renews most of them every 40 steps (--decode-log-interval). Watch while traffic is as usual, because the survey counts only what it sees.`
+It finds which ranks step together, how uneven they are, how long a step takes, and what evenkeel could gain there. It prints the gain with an interval and with its assumptions, or the reason why it cannot tell. It takes the engines' API key from the variable OPENAI_API_KEY. SGLang has metrics only with --enable-metrics, and renews most of them every 40 steps (--decode-log-interval). Watch while traffic is as usual, because the survey counts only what it sees.
+
+With --trial, survey does not watch. It plays four loads to ranks that prefill and decode behind one address, which nobody else may use meanwhile:
+
+    evenkeel survey --trial --engines 10.0.0.1:8000 --law DeepSeek-V3,vllm,H200,8 --out trial.json
+
+The requests of a load go both ways, in short blocks in turn: straight to the address, where the engine balances its ranks, and through an evenkeel in this process. First it prints what that costs and what the simulator expects. Then it prints the gain with an interval, and writes one file with all figures, without prompts and names of hosts. Start vLLM with --data-parallel-size 8 and VLLM_SERVER_DEV_MODE=1, or SGLang with --enable-dp-attention --dp-size 8 --enable-metrics (docs/trial.md).`
 }
 
 // Run watches, simulates and reports.
-func (c *surveyCmd) Run(std streams) (fail error) {
-	switch {
+func (c *surveyCmd) Run(std streams) error {
+	switch err := c.checkTrial(); {
+	case err != nil:
+		return usageError{err}
 	case c.Every < 200*time.Millisecond:
 		return usageError{fmt.Errorf("--every %v asks too often; take 200ms or more", c.Every)}
 	case c.For < 10*c.Every:
@@ -47,26 +57,38 @@ func (c *surveyCmd) Run(std streams) (fail error) {
 	case c.Slots < 0 || c.Slots > survey.MostSlots || c.Budget < 0:
 		return usageError{fmt.Errorf("--slots is a number up to %d, and --token-budget one above 0", survey.MostSlots)}
 	}
+	if c.Trial {
+		return c.runTrial(std)
+	}
 	targets, err := c.targets()
 	if err != nil {
 		return usageError{err}
 	}
-	page := io.Discard
-	if c.Out != "" { // before anything is watched for it
-		f, err := os.OpenFile(c.Out, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666) //nolint:gosec // a report is read by others
-		if errors.Is(err, fs.ErrExist) {
-			return thereAlready(c.Out)
-		}
-		if err != nil {
-			return err
-		}
-		defer func() {
-			if fail = errors.Join(fail, f.Close()); fail != nil {
-				_ = os.Remove(c.Out)
-			}
-		}()
-		page = f
+	if c.Out == "" {
+		return c.watch(std, targets, io.Discard)
 	}
+	return writesTo(c.Out, func(file *os.File) error { return c.watch(std, targets, file) })
+}
+
+// writesTo makes a new file before work is done for it, and removes it if the work fails.
+func writesTo(path string, work func(file *os.File) error) (fail error) {
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666) //nolint:gosec // a report is read by others
+	if errors.Is(err, fs.ErrExist) {
+		return thereAlready(path)
+	}
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if fail = errors.Join(fail, f.Close()); fail != nil && !errors.Is(fail, errNotWhole) {
+			_ = os.Remove(path)
+		}
+	}()
+	return work(f)
+}
+
+// watch watches the engines and writes the report.
+func (c *surveyCmd) watch(std streams, targets []*engine.Target, page io.Writer) error {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	client := engine.NewClient(engine.Options{ReadBuffer: 64 << 10})

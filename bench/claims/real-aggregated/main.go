@@ -38,6 +38,7 @@ type options struct {
 	repeats  int
 	load     float64
 	survey   bool
+	short    bool // only a short trial
 	report   string
 }
 
@@ -52,6 +53,7 @@ func play(ctx context.Context, args []string, out io.Writer) (err error) {
 	flags.IntVar(&o.repeats, "repeats", 5, "how often the delay by each prompt is measured")
 	flags.Float64Var(&o.load, "load", 0.75, "of the open lists, as a share of the requests per second that "+reference+" serves of the closed ones")
 	flags.BoolVar(&o.survey, "survey", false, "only: what evenkeel survey sees of the engine")
+	flags.BoolVar(&o.short, "trial", false, "only: evenkeel survey --trial in its short form, against one engine: about five minutes")
 	flags.StringVar(&o.report, "report", "", "the file to which its report goes, as evenkeel survey --out writes it")
 	if err := flags.Parse(args); err != nil {
 		return err
@@ -66,6 +68,9 @@ func play(ctx context.Context, args []string, out io.Writer) (err error) {
 	defer func() { _ = w.Close(false) }()
 	if err := w.build(ctx); err != nil {
 		return err
+	}
+	if o.short {
+		return w.trial(ctx, out)
 	}
 	tables := ranks.Tables{Out: out, Target: "claim NAME=real-aggregated"}
 	seen, err := w.survey(ctx)

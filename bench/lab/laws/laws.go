@@ -96,6 +96,11 @@ func All() []Entry { return slices.Clone(file().Laws) }
 // Source is what they were made of.
 func Source() string { return file().Source }
 
+// Name is how people call a law: MODEL,ENGINE,GPU,RANKS. The model stands without the organisation that made it.
+func (e *Entry) Name() string {
+	return fmt.Sprintf("%s,%s,%s,%d", e.Model[strings.LastIndexByte(e.Model, '/')+1:], e.Engine, e.GPU, e.Ranks)
+}
+
 // Level is how long a decode step takes where each rank has so many requests and KV tokens, and none is padded.
 func (e *Entry) Level(requests, kv float64) float64 {
 	return e.C0Ms + e.C1Ms*kv + (e.OwnMs+e.MostMs+e.MeanMs)*requests

@@ -17,7 +17,7 @@ import (
 // reader finishes in one sitting. Pages of results are in it only where their
 // tables are written by hand, too.
 var mostWords = map[string]int{
-	"README.md": 900, "docs/quickstart.md": 1200, "docs/fit.md": 1700, "docs/how-it-works.md": 1300,
+	"README.md": 900, "docs/quickstart.md": 1200, "docs/fit.md": 1700, "docs/trial.md": 500, "docs/how-it-works.md": 1300,
 	"docs/comparison.md": 1660, "docs/glossary.md": 1700, "docs/contents.md": 200,
 	"docs/migrate.md": 4550,
 	"docs/operate.md": 4500, "docs/engines.md": 3500, "docs/connectors.md": 2500, "docs/aggregated.md": 1550,
@@ -30,7 +30,7 @@ var mostWords = map[string]int{
 
 const (
 	mostInResults = 305
-	mostInAll     = 65_000
+	mostInAll     = 65_500
 )
 
 // generated pages are written by programs as a whole.

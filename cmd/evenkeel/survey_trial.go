@@ -1,0 +1,297 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"os"
+	"os/signal"
+	"runtime"
+	"strings"
+	"syscall"
+	"time"
+
+	"evenkeel/bench/lab/load"
+	"evenkeel/bench/lab/survey"
+	trials "evenkeel/bench/lab/trial" // a trial of the demo has the plain name
+	"evenkeel/dispatcher/step"
+	"evenkeel/engine"
+	"evenkeel/gateway"
+	"evenkeel/gateway/config"
+	"evenkeel/gateway/draft"
+)
+
+// surveyTrial are the flags of a survey that plays loads itself.
+type surveyTrial struct {
+	Trial bool          `help:"Instead of watching, play four loads to the one address of --engines, whose ranks prefill and decode: in turn straight to it, and through an evenkeel in this process. Nobody else may use the engine meanwhile."`
+	Each  time.Duration `default:"5m" placeholder:"TIME" help:"Play each load for this long each way (default: ${default})."`
+	Law   string        `placeholder:"NAME" help:"Expect what the simulator makes of this law: MODEL,ENGINE,GPU,RANKS, such as DeepSeek-V3,vllm,H200,8 (default: all laws that have as many ranks of the engine)."`
+	Ranks int           `placeholder:"N" help:"The address has N ranks (default: as many as the engine tells)."`
+	Plan  bool          `help:"Print what the trial costs and what to expect, and play nothing."`
+	Short bool          `help:"Play a few seconds of each load, with short texts. This shows that it works, and not what is gained."`
+}
+
+// Trials have so many pairs of blocks of a load.
+const (
+	trialPairs, leastTrialPairs = 8, 3
+	shortPairs                  = 2
+	shortEach                   = time.Second
+	shortSimulated              = 20 * time.Second
+	trialFile                   = "evenkeel-trial.json"
+)
+
+// check refuses flags that do not go together.
+func (c *surveyCmd) checkTrial() error {
+	switch d := (surveyTrial{Each: 5 * time.Minute}); {
+	case !c.Trial && c.surveyTrial != d:
+		return errors.New("--each, --law, --ranks, --plan and --short are for --trial; add it, or leave them out")
+	case !c.Trial:
+		return nil
+	case len(c.Engines) != 1:
+		return errors.New("--trial compares evenkeel with an engine that balances its ranks itself: name one address, that of all ranks")
+	case c.For != 15*time.Minute || c.Every != time.Second:
+		return errors.New("--for and --every are for a survey that watches; with --trial, use --each")
+	case c.Each < time.Second || c.Each > 4*time.Hour:
+		return fmt.Errorf("--each %v: take a second to four hours", c.Each)
+	case c.Ranks < 0 || c.Ranks > engine.MostRanks:
+		return fmt.Errorf("--ranks %d: write a number up to %d", c.Ranks, engine.MostRanks)
+	}
+	return nil
+}
+
+// runTrial plays the trial.
+func (c *surveyCmd) runTrial(std streams) (fail error) {
+	targets, err := c.targets()
+	if err != nil {
+		return usageError{err}
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	context.AfterFunc(ctx, stop) // a second signal ends at once
+	client := engine.NewClient(engine.Options{ReadBuffer: 64 << 10})
+	defer client.Close()
+	fmt.Fprintf(std.err, "asking the engine what it is; each answer is waited for 5 seconds\n")
+	entry, err := c.detect(ctx)
+	if err != nil {
+		return err
+	}
+	e := trials.Ask(ctx, client, targets[0])
+	e.Count(entry.Ranks, entry.Slots)
+	e.Budget, e.Interval = entry.Budget, entry.Interval
+	loads := trials.Loads(&e, c.Short)
+	x, err := c.expect(ctx, std, &e, loads)
+	if err != nil {
+		return err
+	}
+	r := trials.New(&e, loads, x)
+	r.Short, r.Each = c.Short, c.each().Seconds()
+	v, commit := buildInfo()
+	r.Program = trials.Program{Version: v, Commit: commit, Go: runtime.Version(), System: runtime.GOOS + "/" + runtime.GOARCH, CPUs: runtime.GOMAXPROCS(0)}
+	_, leastPairs := c.pairs()
+	r.Plan(std.out, trials.Costs(loads, x, c.each(), leastPairs))
+	if c.Plan {
+		return nil
+	}
+	if c.Out == "" {
+		c.Out = trialFile
+	}
+	return writesTo(c.Out, func(file *os.File) error {
+		if err := c.play(ctx, std, r, entry, client, targets[0]); err != nil {
+			return err
+		}
+		r.Text(std.out)
+		if err := r.JSON(file); err != nil {
+			return err
+		}
+		fmt.Fprintf(std.err, "%s is written; it has no prompts and no names of hosts\n", c.Out)
+		if !r.Complete {
+			return errNotWhole
+		}
+		return nil
+	})
+}
+
+// errNotWhole ends with status 1, and keeps the file.
+var errNotWhole = fmt.Errorf("the trial is not the whole: %w", errFailed)
+
+// pairs are how many pairs of blocks a load has at most, and at least.
+func (c *surveyCmd) pairs() (most, least int) {
+	if c.Short {
+		return shortPairs, shortPairs
+	}
+	return trialPairs, leastTrialPairs
+}
+
+func (c *surveyCmd) each() time.Duration {
+	if c.Short {
+		return shortEach
+	}
+	return c.Each
+}
+
+// detect finds out what stands behind the address, as init does.
+func (c *surveyCmd) detect(ctx context.Context) (*draft.Entry, error) {
+	at := c.Engines[0]
+	if !strings.Contains(at, "://") {
+		at = "http://" + at
+	}
+	entries := []draft.Entry{{Engine: config.Engine{URL: strings.TrimRight(at, "/"), Ranks: c.Ranks, Slots: c.Slots, Budget: c.Budget}}}
+	key := ""
+	if os.Getenv(engineKeyEnv) != "" {
+		key = engineKeyEnv
+	}
+	draft.Ask(ctx, entries, key)
+	e := &entries[0]
+	if ctx.Err() != nil {
+		return nil, errors.New("ended by a signal; nothing was played")
+	}
+	if c.Ranks > 0 {
+		e.Ranks = c.Ranks
+	}
+	if c.Slots > 0 {
+		e.Slots = c.Slots
+	}
+	if c.Budget > 0 {
+		e.Budget = c.Budget
+	}
+	says := strings.Join(e.Notes, " ")
+	switch {
+	case e.Dead != "":
+		return nil, fmt.Errorf("%s does not answer (%s); start the engine, or give the address at which it listens", at, e.Dead)
+	case e.Role == "prefill" || e.Role == "decode" || e.Role == "" && e.Connector != "":
+		return nil, fmt.Errorf("%s belongs to a pair of prefill and decode engines, and a trial is for ranks that do both; take evenkeel survey without --trial, or start an engine without a KV connector. %s", at, says)
+	case e.Role == "":
+		return nil, fmt.Errorf("%s answers, but nothing tells that it is an engine that prefills and decodes; look whether the address is that of vLLM or SGLang, and whether a model is loaded. %s", at, says)
+	case e.Ranks < 2:
+		return nil, fmt.Errorf("%s has one rank, which waits for no other; start vLLM with --data-parallel-size 8, or SGLang with --enable-dp-attention --dp-size 8, behind one address. If it has several and does not tell, add --ranks", at)
+	case e.Slots < 1:
+		return nil, fmt.Errorf("%s does not tell how many requests a rank runs at once; add --slots with its --max-num-seqs, or start vLLM with VLLM_SERVER_DEV_MODE=1", at)
+	}
+	return e, nil
+}
+
+// expect simulates what the loads should show.
+func (c *surveyCmd) expect(ctx context.Context, std streams, e *trials.Engine, loads []*trials.Load) (*trials.Expectation, error) {
+	by, err := trials.Find(c.Law, e)
+	if err != nil {
+		return nil, usageError{err}
+	}
+	if len(by) > 0 && by[0].Ranks != e.Ranks {
+		return nil, usageError{fmt.Errorf("--law %s is of %d ranks, and the engine has %d; name a law with as many", c.Law, by[0].Ranks, e.Ranks)}
+	}
+	lasts := c.Each
+	if c.Short {
+		lasts = shortSimulated
+	}
+	fmt.Fprintln(std.err, "simulating the loads, for up to some minutes; Ctrl-C ends it")
+	bar := newProgress(std.err)
+	x, err := trials.Expect(ctx, e, loads, by, lasts, func(done, of int) {
+		bar.update(done, of, fmt.Sprintf("simulated %d of %d", done, of))
+	})
+	bar.finish()
+	if ctx.Err() != nil {
+		return nil, errors.New("ended by a signal; nothing was played")
+	}
+	return &x, err
+}
+
+// play starts evenkeel before the engine and plays all loads. The engine's page is watched meanwhile.
+func (c *surveyCmd) play(ctx context.Context, std streams, r *trials.Report, entry *draft.Entry, client *engine.Client, target *engine.Target) (fail error) {
+	g, err := c.proxy(ctx, r, entry)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		ending, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
+		defer cancel()
+		if err := g.Shutdown(ending); err != nil && r.Complete {
+			fail = errors.Join(fail, err)
+		}
+	}()
+	bar := newProgress(std.err)
+	defer bar.finish()
+	p := &trials.Player{
+		Engine: *r.Engine, URLs: map[trials.Way]string{trials.Straight: entry.URL, trials.Ours: "http://" + g.Addr()}, APIKey: os.Getenv(engineKeyEnv),
+		Each: c.each(), Bound: trials.Patience,
+		Told: func(now load.Progress, what string) { bar.trial(now, what) }, Learned: func() *trials.Learned { return lawOf(ctx, g) },
+	}
+	p.Pairs, p.Least = c.pairs()
+	every := time.Second
+	if c.Short {
+		every = 200 * time.Millisecond
+	}
+	if err := p.Measure(ctx); err != nil {
+		if ctx.Err() != nil {
+			return errors.New("ended by a signal; nothing was played")
+		}
+		return err
+	}
+	r.Engine.Tokens = p.Engine.Tokens
+	watched, over := context.WithCancel(ctx)
+	defer over()
+	var pages []*survey.Series
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		pages, _ = survey.Watch(watched, client, []*engine.Target{target}, every, math.MaxInt64, func(time.Duration) {}) // a page that cannot be read is told with the law
+	}()
+	began := time.Now()
+	r.Began = began.UTC()
+	r.Play(ctx, p)
+	r.Seconds = time.Since(began).Seconds()
+	over()
+	<-done
+	if !r.Any() {
+		return fmt.Errorf("no pair of blocks was played: %s%s", r.Why, inBrackets(r.Detail))
+	}
+	r.Law = trials.Explain(r.Engine, r.Learned(), pages)
+	return nil
+}
+
+func inBrackets(s string) string {
+	if s == "" {
+		return ""
+	}
+	return " (" + s + ")"
+}
+
+// proxy is evenkeel as init would configure it for this engine, on a free port of this machine.
+func (c *surveyCmd) proxy(ctx context.Context, r *trials.Report, entry *draft.Entry) (*gateway.Gateway, error) {
+	of := config.Default()
+	(&dialect{}).profiles(of)
+	text, err := draft.File(of, []draft.Entry{*entry})
+	if err != nil {
+		return nil, err
+	}
+	cfg, err := config.Parse("the config for "+entry.URL, text)
+	if err != nil {
+		return nil, err
+	}
+	cfg.Listen, cfg.Admin.Listen = "127.0.0.1:0", "127.0.0.1:0"
+	for _, l := range r.Loads {
+		cfg.Pool.Size = max(cfg.Pool.Size, l.InFlight)
+	}
+	r.Program.Policy = cfg.Dispatch.Policy
+	return startGateway(ctx, cfg, 1, trialStarts)
+}
+
+// trialStarts is how long evenkeel may take to find the engine in service.
+const trialStarts = time.Minute
+
+// lawOf is what evenkeel learned of the steps; nil: nothing.
+func lawOf(ctx context.Context, g *gateway.Gateway) *trials.Learned {
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	for _, m := range g.Status(ctx).Dispatch.Models {
+		for _, group := range m.Groups {
+			if s := group.Step; s != nil && s.C0Ms+s.OwnMs > 0 {
+				return &trials.Learned{
+					Form: step.Eager.String(), C0Ms: s.C0Ms, C1Ms: s.C1Ms, RequestMs: s.RequestMs, OwnMs: s.OwnMs, SharedMs: s.SharedMs, PrefillMs: s.PrefillMs,
+					Steps: s.Samples, R2: s.R2,
+				}
+			}
+		}
+	}
+	return nil
+}
