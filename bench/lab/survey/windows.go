@@ -29,6 +29,14 @@ func Windows(all []*Series, chunk float64) (out []Window) {
 	return out
 }
 
+// Counted is what the engines counted of their barrier while they were watched.
+func Counted(all []*Series) (b Barrier) {
+	for _, s := range all {
+		b.add(s.barrier)
+	}
+	return b
+}
+
 // seen is not ok where nothing was answered, or where the page does not tell what the ranks hold.
 func (w *window) seen(chunk float64) (s Window, ok bool) {
 	if !(w.stepMs > 0) || math.IsInf(w.stepMs, 0) {

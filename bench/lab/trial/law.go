@@ -28,13 +28,14 @@ type Law struct {
 	Learned *Learned `json:"learned,omitempty"` // nil: nothing was learned
 	Seen    int      `json:"seen_windows"`      // stretches of time in which the engine's page of metrics told how long steps are
 	Nearest *Near    `json:"nearest,omitempty"` // nil: nothing was seen, or the table has no such ranks
-	Barrier []Figure `json:"barrier,omitempty"` // what the engine itself tells of its ranks' waits; empty until package survey reads that
+	Barrier *Counted `json:"barrier,omitempty"` // nil: the engine counts nothing of it
 }
 
-// Figure is a value by the engine's own name for it.
-type Figure struct {
-	Name  string  `json:"name"`
-	Value float64 `json:"value"`
+// Counted is what SGLang counted itself of how its ranks wait for each other, both ways together (survey.Barrier).
+type Counted struct {
+	Steps  float64 `json:"steps"`
+	WaitMs float64 `json:"wait_ms"`      // of a rank in a step, before its forward pass
+	Beyond float64 `json:"pairs_beyond"` // attention that the rank with most computed beyond the others, as a share of all
 }
 
 // Near is the law of the table that is nearest to the steps that were seen.
@@ -62,6 +63,9 @@ func Explain(e *Engine, learned *Learned, all []*survey.Series) (l Law) {
 	}
 	windows := survey.Windows(all, float64(chunk))
 	l.Seen = len(windows)
+	if b := survey.Counted(all); b.Steps > 0 {
+		l.Barrier = &Counted{Steps: b.Steps, WaitMs: b.WaitedMs / b.Steps, Beyond: b.FewerPairs / max(1, b.Pairs)}
+	}
 	if len(windows) == 0 {
 		return l
 	}

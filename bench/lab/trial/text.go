@@ -190,7 +190,8 @@ func (l *Law) text(out io.Writer) {
 			fmt.Fprintf(out, "WARNING: that is more than %.0f %%, so the law is not that of your engines, and what is expected under laws of the table may be wrong here.\n", 100*Far)
 		}
 	}
-	for _, f := range l.Barrier {
-		fmt.Fprintf(out, "The engine tells of its barrier: %s %g\n", f.Name, f.Value)
+	if b := l.Barrier; b != nil {
+		fmt.Fprintf(out, "SGLang counted both ways together: a rank waits %.2f ms before a step (of %s), and the rank with most attention computes %.0f %% beyond the mean.\n",
+			b.WaitMs, stats.Grouped(int64(b.Steps)), 100*b.Beyond)
 	}
 }

@@ -194,6 +194,12 @@ func TestBothWaysGetTheSameRequests(t *testing.T) {
 	require.NotContains(t, text.String(), "NOT THE WHOLE")
 }
 
+func TestWhatSGLangCountsIsPrinted(t *testing.T) {
+	var text bytes.Buffer
+	(&Law{Barrier: &Counted{Steps: 1200, WaitMs: 3.14, Beyond: 0.25}}).text(&text)
+	require.Contains(t, text.String(), "a rank waits 3.14 ms before a step (of 1,200), and the rank with most attention computes 25 % beyond the mean")
+}
+
 func start(t *testing.T) (url string) {
 	t.Helper()
 	e, err := refengine.Start(refengine.Config{Role: refengine.Aggregated, DPMode: "internal", DPSize: 2, Slots: 4, C0: time.Millisecond})
