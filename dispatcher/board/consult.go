@@ -32,7 +32,10 @@ func (b *board) fill(g *group, p *decider, now time.Time) {
 	s := &b.snapshot
 	s.Workers, s.Pool, s.Waits = s.Workers[:0], s.Pool[:0], s.Waits[:0]
 	watermark := policy.Watermark(p.Policy)
-	largest := g.largest(watermark, now)
+	largest, longest := g.largest(watermark), int64(0)
+	for _, e := range b.pool.Entries() {
+		longest = max(longest, int64(e.Prompt))
+	}
 	model, _, _ := g.steps.Model()
 	s.C0Ms, s.C1Ms = float32(model.C0Ms), float32(model.C1Ms)
 	s.StepMs = g.steps.Ms(model, g.most)
@@ -48,7 +51,7 @@ func (b *board) fill(g *group, p *decider, now time.Time) {
 			free = min(free, 1)
 		}
 		s.Workers = append(s.Workers, policy.Worker{
-			ID: r.ID, Free: int32(free), Up: r.takes(), Capacity: r.capacity(watermark, now), Cost: r.Cost, Others: r.Others + r.guests, Running: r.running, Backlog: r.backlog,
+			ID: r.ID, Free: int32(free), Up: r.takes(), Capacity: r.capacity(watermark, now, longest), Cost: r.Cost, Others: r.Others + r.guests, Running: r.running, Backlog: r.backlog,
 		})
 	}
 	for _, e := range b.pool.Entries() {

@@ -27,13 +27,18 @@ func (p *pressure) tight(now time.Time) bool { return now.Before(p.until) }
 
 // capacity is the rank's capacity as policies see it. One that keeps the
 // watermark's share of it empty keeps what a doubled one would of the true one.
-func (r *rank) capacity(watermark float64, now time.Time) int64 {
+// A rank on which nothing runs has room for the longest prompt that waits, since
+// it preempts nothing by itself, and might wait for as long as the rank is tight.
+func (r *rank) capacity(watermark float64, now time.Time, longest int64) int64 {
 	if r.Capacity == 0 || watermark >= 1 || !r.pressure.tight(now) {
 		return r.room()
 	}
 	doubled := max(watermark, min(2*watermark, tightMost))
-	left := int64(math.Ceil(float64(r.room()) * (1 - doubled) / (1 - watermark)))
-	return min(max(left, 1), r.room()) // 0 would be unlimited
+	left := math.Ceil(float64(r.room()) * (1 - doubled) / (1 - watermark))
+	if len(r.slots) == 0 {
+		left = max(left, math.Ceil(float64(longest+1)/(1-watermark)))
+	}
+	return int64(min(max(left, 1), float64(r.room()))) // 0 would be unlimited
 }
 
 func (l *Boards) preempted(worker int32) {
@@ -49,10 +54,10 @@ func (l *Boards) preempted(worker int32) {
 
 // largest is the longest prompt that a rank of the group which is up could take
 // if it were idle.
-func (g *group) largest(watermark float64, now time.Time) (most int64) {
+func (g *group) largest(watermark float64) (most int64) {
 	for _, r := range g.ranks {
 		if r.Up {
-			most = max(most, policy.KVBudget(r.capacity(watermark, now), watermark))
+			most = max(most, policy.KVBudget(r.room(), watermark))
 		}
 	}
 	return most

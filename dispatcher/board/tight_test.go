@@ -26,12 +26,13 @@ func TestAnEngineThatPreemptsTwiceIsKeptEmptier(t *testing.T) {
 	require.True(t, tight())
 	require.False(t, h.status(h.at).Models[0].Workers[0].Tight, "the other rank")
 
-	first, second := h.put(pool.Entry{Prompt: 850}).slotNow(t), h.put(pool.Entry{Prompt: 850})
-	require.EqualValues(t, 0, first.Worker)
+	first, small, second := h.put(pool.Entry{Prompt: 850}).slotNow(t), h.put(pool.Entry{Prompt: 10}).slotNow(t), h.put(pool.Entry{Prompt: 850})
+	require.EqualValues(t, []int32{0, 1}, []int32{first.Worker, small.Worker})
 	require.True(t, second.waits(), "800 is what rank 1 takes now")
-	require.EqualValues(t, 1, h.put(pool.Entry{Prompt: 800}).slotNow(t).Worker)
+	third := h.put(pool.Entry{Prompt: 790}).slotNow(t)
+	require.EqualValues(t, 1, third.Worker)
 
-	h.release(h.slotsOf(1)[0])
+	h.release(third)
 	h.pass(59 * time.Second)
 	require.True(t, tight())
 	require.True(t, second.waits())
@@ -39,6 +40,27 @@ func TestAnEngineThatPreemptsTwiceIsKeptEmptier(t *testing.T) {
 	require.False(t, tight())
 	h.look()
 	require.EqualValues(t, 1, second.slotNow(t).Worker)
+}
+
+// A prompt that fits a rank only where it is not tight does not wait for that where the rank is idle.
+func TestATightRankThatIsIdleTakesALongPrompt(t *testing.T) {
+	for _, spec := range []string{"evenkeel", "br0", "brh", "pjsq-kv"} {
+		h := newHand(t, realConfig(spec+":watermark=0.1"))
+		h.fleet(ranks(1, 9, 1000))
+		h.do(func(l *hand) { l.preempted(0); l.preempted(0) })
+		small := h.put(pool.Entry{Prompt: 10}).slotNow(t)
+		long := h.put(pool.Entry{Prompt: 850})
+		require.True(t, long.waits(), spec)
+		other := h.put(pool.Entry{Prompt: 800})
+		h.release(small)
+		h.look()
+		if long.waits() { // the other one was first
+			h.release(other.slotNow(t))
+			h.look()
+		}
+		require.True(t, h.status(h.at).Models[0].Workers[0].Tight, spec)
+		long.slotNow(t)
+	}
 }
 
 func TestTheDoubledWatermarkIsWhatPoliciesWillKeepFree(t *testing.T) {
@@ -49,8 +71,8 @@ func TestTheDoubledWatermarkIsWhatPoliciesWillKeepFree(t *testing.T) {
 		now := time.Now()
 		r.pressure.until = now.Add(1)
 		doubled := max(w, min(2*w, tightMost))
-		require.InDelta(t, float64(capacity)*(1-doubled), float64(policy.KVBudget(r.capacity(w, now), w)), 2)
-		require.LessOrEqual(t, r.capacity(w, now), capacity)
-		require.Equal(t, capacity, r.capacity(w, now.Add(1)))
+		require.InDelta(t, float64(capacity)*(1-doubled), float64(policy.KVBudget(r.capacity(w, now, 0), w)), 2)
+		require.LessOrEqual(t, r.capacity(w, now, 0), capacity)
+		require.Equal(t, capacity, r.capacity(w, now.Add(1), 0))
 	})
 }
