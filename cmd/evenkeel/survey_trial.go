@@ -15,7 +15,6 @@ import (
 	"evenkeel/bench/lab/load"
 	"evenkeel/bench/lab/survey"
 	trials "evenkeel/bench/lab/trial" // a trial of the demo has the plain name
-	"evenkeel/dispatcher/step"
 	"evenkeel/engine"
 	"evenkeel/gateway"
 	"evenkeel/gateway/config"
@@ -287,7 +286,7 @@ func lawOf(ctx context.Context, g *gateway.Gateway) *trials.Learned {
 		for _, group := range m.Groups {
 			if s := group.Step; s != nil && s.C0Ms+s.OwnMs > 0 {
 				return &trials.Learned{
-					Form: step.Eager.String(), C0Ms: s.C0Ms, C1Ms: s.C1Ms, RequestMs: s.RequestMs, OwnMs: s.OwnMs, SharedMs: s.SharedMs, PrefillMs: s.PrefillMs,
+					Way: string(s.Way), C0Ms: s.C0Ms, C1Ms: s.C1Ms, RequestMs: s.RequestMs, OwnMs: s.OwnMs, SharedMs: s.SharedMs, PrefillMs: s.PrefillMs,
 					Steps: s.Samples, R2: s.R2,
 				}
 			}

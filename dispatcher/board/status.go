@@ -111,22 +111,23 @@ type RoundStatus struct {
 
 // StepStatus is how long the steps of a group take and what imbalance costs.
 type StepStatus struct {
-	MeanMs        float32 `json:"mean_ms"`           // 0 = unknown
-	C0Ms          float64 `json:"c0_ms"`             // of the model in force
-	C1Ms          float64 `json:"c1_ms"`             // a KV token of the fullest rank; 0 = unknown
-	RequestMs     float64 `json:"request_ms"`        // time that a request of the fullest rank adds; 0 = not sure yet
-	OwnMs         float64 `json:"own_prefill_ms"`    // a token of a prompt that the slowest rank computes; 0 = unknown
-	SharedMs      float64 `json:"shared_prefill_ms"` // a token of the prompts of all ranks, divided by the ranks
-	PrefillMs     float64 `json:"prefill_step_ms"`   // time that a step takes longer if any rank computes a prompt
-	RequestTokens int64   `json:"request_tokens"`    // a request counts as this many KV tokens for policies, even while no model is good enough to be used: half in the load of its rank, and half on the rank with most requests
-	Source        string  `json:"source"`            // learned or configured, empty: no model
-	Samples       uint64  `json:"samples"`           // steps regressed
-	R2            float64 `json:"r2"`                // of the learned model, in force or not
-	ModelMs       float64 `json:"model_ms"`          // a step at the present loads by the model in force; 0 = no model
-	LostShare     float64 `json:"lost_share"`        // the part of ModelMs that imbalance costs
-	LostMs        float64 `json:"lost_ms"`           // the part of ModelMs that imbalance costs
-	Says          string  `json:"says"`              // the same in words, empty while unknown
-	Why           string  `json:"why,omitempty"`     // there is no model
+	MeanMs        float32  `json:"mean_ms"`           // 0 = unknown
+	C0Ms          float64  `json:"c0_ms"`             // of the model in force
+	C1Ms          float64  `json:"c1_ms"`             // a KV token of the fullest rank; 0 = unknown
+	RequestMs     float64  `json:"request_ms"`        // time that a request of the fullest rank adds; 0 = not sure yet
+	OwnMs         float64  `json:"own_prefill_ms"`    // a token of a prompt that the slowest rank computes; 0 = unknown
+	SharedMs      float64  `json:"shared_prefill_ms"` // a token of the prompts of all ranks, divided by the ranks
+	PrefillMs     float64  `json:"prefill_step_ms"`   // time that a step takes longer if any rank computes a prompt
+	RequestTokens int64    `json:"request_tokens"`    // a request counts as this many KV tokens for policies, even while no model is good enough to be used: half in the load of its rank, and half on the rank with most requests
+	Source        string   `json:"source"`            // learned or configured, empty: no model
+	Way           step.Way `json:"requests_of"`       // that a step waits for: fullest rank, or two ranks, of which one has the most KV and one the most requests; empty: steps do not tell
+	Samples       uint64   `json:"samples"`           // steps regressed
+	R2            float64  `json:"r2"`                // of the learned model, in force or not
+	ModelMs       float64  `json:"model_ms"`          // a step at the present loads by the model in force; 0 = no model
+	LostShare     float64  `json:"lost_share"`        // the part of ModelMs that imbalance costs
+	LostMs        float64  `json:"lost_ms"`           // the part of ModelMs that imbalance costs
+	Says          string   `json:"says"`              // the same in words, empty while unknown
+	Why           string   `json:"why,omitempty"`     // there is no model
 
 	SyncWaitMs float64 `json:"sync_wait_ms,omitempty"` // that a rank waits for the others before a step by its engine's own clock, in the mean between the last two readings; 0 = no engine tells it
 }
@@ -319,7 +320,7 @@ func (g *group) stepStatus(b policy.Balance) *StepStatus {
 	m, source, r2 := g.steps.Model()
 	s := &StepStatus{
 		MeanMs: g.steps.Ms(m, b.Max), C0Ms: m.C0Ms, C1Ms: m.C1Ms, RequestMs: m.RequestMs, OwnMs: m.OwnMs, SharedMs: m.SharedMs, PrefillMs: m.PrefillMs,
-		RequestTokens: g.request(), Source: source, Samples: g.steps.Samples(), R2: r2,
+		RequestTokens: g.request(), Way: g.steps.Told(), Source: source, Samples: g.steps.Samples(), R2: r2,
 	}
 	if source == "" {
 		s.Why = g.steps.Unknown(r2)

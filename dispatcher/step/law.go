@@ -15,6 +15,14 @@ const (
 	OwnBuckets             // in graphs: each rank is padded to a size of its own, and experts skip the rows that pad
 )
 
+// Way is how steps of the form take what requests cost, but for padding.
+func (f Form) Way() Way {
+	if f == Eager || f == OwnBuckets {
+		return Fullest
+	}
+	return TwoRanks
+}
+
 // Forms are all of them, by name.
 var Forms = [...]string{Eager: "eager", Unmasked: "graphs, unmasked", Masked: "graphs, masked", OwnBuckets: "own buckets"}
 

@@ -101,6 +101,25 @@ func TestWhatARequestCostsIsLearned(t *testing.T) {
 	require.Greater(t, used, 25)
 }
 
+// Which way steps take requests is told only where it is so.
+func TestWhoPaysForRequestsIsTold(t *testing.T) {
+	for padded, want := range map[bool]Way{false: Fullest, true: TwoRanks} {
+		told := 0
+		for seed := range uint64(40) {
+			var s Times
+			w := drawn(seed)
+			w.padded = padded
+			w.costly()
+			w.teach(&s, 10_100)
+			if way := s.Told(); way != Untold {
+				require.Equal(t, want, way, "load %d: %+v", seed, w.law)
+				told++
+			}
+		}
+		require.Greater(t, told, 10)
+	}
+}
+
 func TestWhichWeightIsInForce(t *testing.T) {
 	costly := func() *world { w := drawn(7); w.costly(); return w }
 	t.Run("one that is configured, until one is learned", func(t *testing.T) {

@@ -73,6 +73,16 @@ func meanPrompt(ranks []Rank) (mean float64) {
 	return mean / float64(len(ranks))
 }
 
+// Way is how a step takes what requests cost.
+type Way string
+
+// The ways. Of the forms, eager and own buckets are the first one, and graphs the second.
+const (
+	Untold   Way = ""             // steps do not tell the two apart
+	Fullest  Way = "fullest rank" // KV and requests of the rank that has most of both
+	TwoRanks Way = "two ranks"    // the most KV, and the most requests of whichever rank
+)
+
 // weighing is what a request counts as.
 type weighing struct {
 	weight  float64 // KV tokens

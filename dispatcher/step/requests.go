@@ -13,6 +13,7 @@ type requests struct {
 	start float64  // in use until steps tell
 	found weighing // that steps told; weight 0: a request costs nothing surely
 	told  bool
+	way   bool // the found one's is sure, too
 	tried trial
 
 	window, block sums
@@ -48,6 +49,7 @@ type arm struct{ bx, bxx, bxy, x, xx, xy float64 }
 type trial struct {
 	arm         int // 0: requests cost nothing surely
 	best        weighing
+	sure        bool    // of the two ways, the other one surely explains less
 	with, plain float64 // slopes
 
 	blocks, falls, squares float64 // by how much the squared error of a block falls with it
@@ -121,7 +123,7 @@ func (q *requests) judge() (changed bool) {
 	if before.holds() {
 		q.use(&before)
 	} else if was.weight > 0 && q.refuted() {
-		q.found, q.told = q.tried.best, true
+		q.found, q.told, q.way = q.tried.best, true, q.tried.sure
 	}
 	return q.inUse() != was
 }
@@ -135,14 +137,20 @@ func (q *requests) use(before *trial) {
 	if was := q.inUse(); !q.told || was.fullest != found.fullest || math.Abs(math.Log(found.weight/was.weight)) > changes {
 		q.found, q.told = found, true
 	}
+	q.way = before.sure && q.tried.sure && q.tried.best.fullest == q.found.fullest
 }
 
 // find is the best weight of the window, if it is surely better than none.
 func (q *requests) find() trial {
 	best, plain := 0, q.arms[0].least(&q.window)
-	least := plain
+	least, of := plain, [2]float64{plain, plain}
 	for k := range q.arms {
-		if x := q.arms[k].least(&q.window); k%arms > 0 && x < least && q.arms[k].xy > 0 {
+		x := q.arms[k].least(&q.window)
+		if k%arms == 0 || q.arms[k].xy <= 0 {
+			continue
+		}
+		of[k/arms] = min(of[k/arms], x)
+		if x < least {
 			best, least = k, x
 		}
 	}
@@ -150,7 +158,8 @@ func (q *requests) find() trial {
 		return trial{}
 	}
 	t := trial{arm: best, best: weighing{tries[best%arms], best < arms}, with: q.arms[best].slope(), plain: q.arms[0].slope()}
-	if of := best % arms; of > 1 && of < arms-1 { // the lowest point of the parabola through three
+	t.sure = math.Abs(of[0]-of[1]) > q.sure(least)
+	if k := best % arms; k > 1 && k < arms-1 { // the lowest point of the parabola through three
 		below, above := q.arms[best-1].least(&q.window), q.arms[best+1].least(&q.window)
 		if bend := below - 2*least + above; bend > 0 {
 			t.best.weight *= math.Exp2((below - above) / (2 * bend) / armsPerTwo)

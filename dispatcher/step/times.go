@@ -178,6 +178,17 @@ func (s *Times) Weight() float64 {
 	return s.requests.inUse().weight
 }
 
+// Told is which way steps take what requests cost, where they tell it in two windows.
+func (s *Times) Told() (way Way) {
+	switch q := &s.requests; {
+	case s.Law.C1Ms > 0 || !q.told || !q.way || q.found.weight == 0:
+		return Untold
+	case q.found.fullest:
+		return Fullest
+	}
+	return TwoRanks
+}
+
 // ofLine is what requests are counted as in the line of the steps: where steps do not tell it, only what the config says.
 func (s *Times) ofLine() weighing {
 	switch {

@@ -9,6 +9,7 @@ import (
 // world is a group whose requests come and go, and the law of its steps.
 type world struct {
 	law      Model
+	padded   bool // the most requests count, of whichever rank
 	rng      *rand.Rand
 	noise    float64 // share of a step
 	drift    float64 // share of c0 that comes and goes within hundreds of steps
@@ -138,11 +139,20 @@ func (r *serves) step(budget float64) (does Rank) {
 // lasts is how long a step takes, with what is not in the law. One of two hundred is an outlier.
 func (w *world) lasts(ranks []Rank) time.Duration {
 	w.clock += w.rng.NormFloat64()*math.Sqrt(2./300) - w.clock/300
-	ms := w.law.Ms(ranks)*(1+w.noise*w.rng.NormFloat64()) + w.drift*w.clock*w.law.C0Ms
+	ms := w.ms(ranks)*(1+w.noise*w.rng.NormFloat64()) + w.drift*w.clock*w.law.C0Ms
 	if w.rng.IntN(200) == 0 {
 		ms *= 1 + 9*w.rng.Float64()
 	}
 	return time.Duration(max(0.1, ms) * float64(time.Millisecond))
+}
+
+// ms is how long a step takes by the law.
+func (w *world) ms(ranks []Rank) float64 {
+	if !w.padded {
+		return w.law.Ms(ranks)
+	}
+	most := weighing{}.fullestOf(ranks)
+	return w.law.Ms([]Rank{most})
 }
 
 // teach so many steps.

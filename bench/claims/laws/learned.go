@@ -30,8 +30,21 @@ type quantity struct {
 
 var quantities = [...]quantity{{"a step", false}, {"weight of a request", false}, {"a prompt's own part", true}, {"a prompt in all", true}}
 
-// errs are what is learned, as multiples of what is true, by quantity and how many steps there were.
-type errs [len(quantities)][len(after)]float64
+// errs are what is learned, by how many steps there were.
+type errs struct {
+	off [len(quantities)][len(after)]float64 // multiples of what is true, by quantity
+	way [len(after)]told                     // who pays for requests
+}
+
+// told is whether steps tell something.
+type told int
+
+const (
+	unseen told = iota
+	untold
+	rightly
+	wrongly
+)
 
 // slot is where a quantity of so many steps is kept; false: there were too few.
 func slot(steps uint64) (at int, ok bool) {
@@ -85,17 +98,25 @@ func (e *errs) see(got *board.StepStatus, steps uint64, law *step.Law, ranks []b
 	if !ok {
 		return
 	}
-	if e[1][at] == 0 {
+	if e.way[at] == unseen {
+		switch got.Way {
+		case law.Form.Way():
+			e.way[at] = rightly
+		case step.Untold:
+			e.way[at] = untold
+		default:
+			e.way[at] = wrongly
+		}
 		level := law.Level()
-		e[1][at] = max(1, float64(got.RequestTokens)) / level.Weight()
+		e.off[1][at] = max(1, float64(got.RequestTokens)) / level.Weight()
 	}
-	if e[0][at] == 0 && got.C1Ms > 0 {
+	if e.off[0][at] == 0 && got.C1Ms > 0 {
 		var list []step.Rank
 		for i := range ranks {
 			list = append(list, step.Rank{Requests: float64(ranks[i].Running), KV: float64(ranks[i].KVTokens)})
 		}
 		m := step.Model{C0Ms: got.C0Ms, C1Ms: got.C1Ms, RequestMs: got.RequestMs}
-		e[0][at] = m.Ms(list) / law.Ms(list)
+		e.off[0][at] = m.Ms(list) / law.Ms(list)
 	}
 }
 
@@ -105,11 +126,11 @@ func (e *errs) prompts(run *mixed.Run, law *step.Law) {
 	g := &s.Models[0].Groups[0]
 	got := g.Step
 	at, ok := slot(g.Steps.Count)
-	if !ok || got == nil || got.OwnMs+got.SharedMs <= 0 || e[2][at] > 0 {
+	if !ok || got == nil || got.OwnMs+got.SharedMs <= 0 || e.off[2][at] > 0 {
 		return
 	}
-	e[2][at] = got.OwnMs / law.OwnMs
-	e[3][at] = (got.OwnMs + got.SharedMs) / (law.OwnMs + law.SharedMs)
+	e.off[2][at] = got.OwnMs / law.OwnMs
+	e.off[3][at] = (got.OwnMs + got.SharedMs) / (law.OwnMs + law.SharedMs)
 }
 
 // learnedTable is what learned laws are off by after so many steps, in each truth.
@@ -140,7 +161,7 @@ func (g *gate) learnedTable(ctx context.Context) (string, error) {
 			for at := range after {
 				var list []float64
 				for i := range all {
-					if x := all[i][truth][q][at]; x > 0 {
+					if x := all[i][truth].off[q][at]; x > 0 {
 						list = append(list, math.Abs(math.Log(x)))
 					}
 				}
@@ -148,6 +169,17 @@ func (g *gate) learnedTable(ctx context.Context) (string, error) {
 			}
 			t.Add(row...)
 		}
+	}
+	for truth, name := range step.Forms {
+		row := []string{"who pays for requests", name}
+		for at := range after {
+			var n [wrongly + 1]int
+			for i := range all {
+				n[all[i][truth].way[at]]++
+			}
+			row = append(row, fmt.Sprintf("%d of %d, %d wrong", n[rightly], g.mixed-n[unseen], n[wrongly]))
+		}
+		t.Add(row...)
 	}
 	return fmt.Sprintf("**What learned laws are off by**, in the median of %d loads, as a factor, and of how many of them it is known. A step is one at the loads of the moment; "+
 		"a request begins at %s KV tokens.\n\n%s", g.mixed, stats.Grouped(step.UsualWeight), t.String()), nil

@@ -9,9 +9,9 @@ import (
 	"evenkeel/dispatcher/step"
 )
 
-// Learned is the law that evenkeel learned from the times of tokens, in its own form.
+// Learned is the law that evenkeel learned from the times of tokens.
 type Learned struct {
-	Form      string  `json:"form"`
+	Way       string  `json:"requests_of"` // step.Way
 	C0Ms      float64 `json:"c0_ms"`
 	C1Ms      float64 `json:"c1_ms"`
 	RequestMs float64 `json:"request_ms"`

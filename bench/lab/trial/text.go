@@ -7,6 +7,7 @@ import (
 	"text/tabwriter"
 	"time"
 
+	"evenkeel/dispatcher/step"
 	"evenkeel/internal/stats"
 )
 
@@ -169,8 +170,16 @@ func (l *Law) text(out io.Writer) {
 		fmt.Fprintf(out, "From %s steps, evenkeel learned only what prompts take: %.1f µs per token of the slowest rank, %.1f µs per token of a rank in the mean, and %.2f ms if there are any.\n",
 			stats.Grouped(m.Steps), 1e3*m.OwnMs, 1e3*m.SharedMs, m.PrefillMs)
 	default:
-		fmt.Fprintf(out, "The law that evenkeel learned from %s steps (R2 %.2f, form %s): a step takes %.2f ms, %.4f µs per KV token and %.3f ms per request of the slowest rank; of prompts, %.1f µs per token of the slowest rank, %.1f µs per token of a rank in the mean, and %.2f ms if there are any.\n",
-			stats.Grouped(m.Steps), m.R2, m.Form, m.C0Ms, 1e3*m.C1Ms, m.RequestMs, 1e3*m.OwnMs, 1e3*m.SharedMs, m.PrefillMs)
+		fmt.Fprintf(out, "The law that evenkeel learned from %s steps (R2 %.2f): a step takes %.2f ms, %.4f µs per KV token and %.3f ms per request of the slowest rank; of prompts, %.1f µs per token of the slowest rank, %.1f µs per token of a rank in the mean, and %.2f ms if there are any.\n",
+			stats.Grouped(m.Steps), m.R2, m.C0Ms, 1e3*m.C1Ms, m.RequestMs, 1e3*m.OwnMs, 1e3*m.SharedMs, m.PrefillMs)
+		switch step.Way(m.Way) {
+		case step.Fullest:
+			fmt.Fprintln(out, "Steps wait for the rank that has most KV and requests together: the engine is eager, or has buckets of its own for each rank.")
+		case step.TwoRanks:
+			fmt.Fprintln(out, "Steps wait for the most KV and for the most requests, of whichever ranks: the engine pads its ranks in graphs.")
+		case step.Untold:
+			fmt.Fprintln(out, "The steps do not tell whether the engine pads its ranks.")
+		}
 		if m.Error > 0 {
 			fmt.Fprintf(out, "It is %.0f %% off in the mean of %d windows in which the engine's page told of its steps.\n", 100*m.Error, l.Seen)
 		}
