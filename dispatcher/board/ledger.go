@@ -139,7 +139,7 @@ func (b *board) refreshGroup(g *group) {
 	for _, r := range g.ranks {
 		b.refresh(r)
 	}
-	request := g.request()
+	request := g.known()
 	for _, r := range g.ranks {
 		g.kv += r.kv
 		g.most = max(g.most, r.cost(request))

@@ -282,7 +282,7 @@ func (g *group) status(now time.Time) GroupStatus {
 	s := GroupStatus{Held: g.held, Budget: g.budget.Evaluations()}
 	s.Name, s.Barrier, s.Policy, s.FallbackRounds = g.name, g.barrier, g.inForce().name, g.slow
 	var kv, cost policy.Balance
-	request := g.request()
+	request := g.known()
 	for _, r := range g.ranks {
 		kv.Add(r.decoding())
 		cost.Add(r.cost(request))

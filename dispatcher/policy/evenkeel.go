@@ -64,11 +64,11 @@ func (p *evenkeel) Decide(s *Snapshot, dst []Assignment) []Assignment {
 		return p.inRounds(s, dst)
 	}
 	if mean, short := p.shortOfRoom(s); short {
+		p.loads.build(s, p.requestTokens(s, true))
 		p.placeTight(s, mean)
 		return p.bind(s, dst)
 	}
 	arrange(p, s)
-	p.fillUp(s)
 	p.holdBack(s)
 	p.stayNear(s)
 	return p.bind(s, dst)
@@ -85,13 +85,20 @@ func (p *evenkeel) measure(s *Snapshot) bool {
 	if !open || len(s.Pool) == 0 {
 		return false
 	}
-	request := int64(0)
-	if p.set.requests {
-		request = s.RequestTokens
-	}
-	p.loads.build(s, request)
+	p.loads.build(s, p.requestTokens(s, s.Mixed))
 	p.ranks.load(s, p.loads.held, p.set.watermark, 0)
 	return true
+}
+
+// requestTokens is what a request counts as in a load. Where the rank with most requests is not looked at by itself, all of it counts there.
+func (p *evenkeel) requestTokens(s *Snapshot, all bool) int64 {
+	switch {
+	case !p.set.requests:
+		return 0
+	case all:
+		return s.RequestTokens + s.RowTokens
+	}
+	return s.RequestTokens
 }
 
 func (p *evenkeel) budget(s *Snapshot) int {
@@ -134,10 +141,14 @@ func (p *evenkeel) holdBack(s *Snapshot) {
 	}
 	step := p.stepMs(s)
 	p.hold = p.hold[:0]
+	whole := p.requestTokens(s, true)
+	for g := range s.Workers { // what was counted apart
+		p.loads.now[g] += p.loads.scaled(g, (whole-p.loads.request)*int64(len(s.Workers[g].Running)))
+	}
 	for _, a := range p.placed {
 		e := &s.Pool[p.pick.all[a.who].entry]
 		h := Placed{Rank: int(a.rank), Tokens: p.loads.scaled(int(a.rank), int64(e.Prompt)), Overdue: isOverdue(s, e)}
-		p.loads.now[a.rank] += p.loads.scaled(int(a.rank), p.loads.request) // that is due whenever it comes, so no moment is better for it
+		p.loads.now[a.rank] += p.loads.scaled(int(a.rank), whole) // that is due whenever it comes, so no moment is better for it
 		if step > 0 {
 			h.WaitedSteps = float64(e.WaitMs) / step
 		}

@@ -7,49 +7,79 @@ import (
 
 // rows is the scratch of rounds in which the rank with most requests makes a step longer whatever its KV: two maxima, of ranks that
 // may differ.
-type rows struct{ of []int32 } // requests of each rank
+type rows struct {
+	of   []int32 // requests of each rank
+	less []int32 // slots of each rank that are closed for now
+}
+
+// arrangements are how many the evaluations of a round are shared by: one without a limit, two with one, and the best of them once more.
+const arrangements = 4
+
+// arrangement is what came of one.
+type arrangement struct {
+	placed, late int     // entries, and overdue ones among them
+	load         float64 // what the loads and the rows make of a step, in KV tokens
+}
 
 // arrange places the entries of the round and improves that. Where requests count for themselves it also tries to keep ranks from more
-// requests than others have, and takes what makes the step shortest.
+// requests than others have, and takes what makes the step shortest, if no fewer entries are placed then, and no fewer overdue ones.
 func arrange(p *evenkeel, s *Snapshot) {
-	spread(p, s)
+	budget := p.budget(s)
 	if s.RowTokens <= 0 || !p.set.requests {
+		spread(p, s, budget)
+		p.fillUp(s)
 		return
 	}
-	best, placed, at, last := predicted(p, s), len(p.placed), int32(0), int32(0)
-	for _, last = range limitsOfRows(p, s) {
-		limitRows(p, s, last)
-		spread(p, s)
-		if load := predicted(p, s); len(p.placed) >= placed && load < best {
-			best, at = load, last
+	budget = max(1, budget/arrangements)
+	spread(p, s, budget)
+	p.fillUp(s)
+	best, at, last := arranged(p, s), int32(0), int32(0)
+	for _, most := range limitsOfRows(p, s) {
+		if most == last {
+			continue
+		}
+		last = most
+		withLimit(p, s, most, budget)
+		if a := arranged(p, s); a.placed >= best.placed && a.late >= best.late && a.load < best.load {
+			best, at = a, most
 		}
 	}
 	if at != last {
-		limitRows(p, s, at)
-		spread(p, s)
+		withLimit(p, s, at, budget)
 	}
 }
 
-func spread(p *evenkeel, s *Snapshot) {
+func spread(p *evenkeel, s *Snapshot, budget int) {
 	p.place(s)
-	p.improve(p.budget(s))
+	p.improve(budget)
 }
 
-// limitRows begins the round anew, with no more than so many requests on a rank that has not more already; 0: as many as there are slots.
-func limitRows(p *evenkeel, s *Snapshot, most int32) {
+// withLimit begins the round anew, with no more than so many requests on a rank that has not more already; 0: as many as there are slots.
+// What finds no place then may have one beyond that.
+func withLimit(p *evenkeel, s *Snapshot, most int32, budget int) {
 	p.placed = p.placed[:0]
 	p.loads.build(s, p.loads.request)
 	p.ranks.load(s, p.loads.held, p.set.watermark, 0)
-	if most == 0 {
-		return
-	}
-	for g := range s.Workers {
-		over := int32(len(s.Workers[g].Running)) + p.ranks.free[g] - most
-		if less := min(over, p.ranks.free[g]); less > 0 {
-			p.ranks.free[g] -= less
-			p.ranks.open -= int64(less)
+	wanted := int(min(p.ranks.open, int64(len(s.Pool))))
+	p.rows.less = sized(p.rows.less, len(s.Workers))
+	clear(p.rows.less)
+	if most > 0 {
+		for g := range s.Workers {
+			over := int32(len(s.Workers[g].Running)) + p.ranks.free[g] - most
+			p.rows.less[g] = max(0, min(over, p.ranks.free[g]))
+			p.ranks.free[g] -= p.rows.less[g]
+			p.ranks.open -= int64(p.rows.less[g])
 		}
 	}
+	spread(p, s, budget)
+	for g, n := range p.rows.less {
+		if g != p.ranks.reserved {
+			p.ranks.free[g] += n
+			p.ranks.open += int64(n)
+		}
+	}
+	p.wanted = wanted
+	p.fillUp(s)
 }
 
 // limitsOfRows are the numbers of requests that are tried: as if all ranks had as many, and the middle between that and what came out.
@@ -80,8 +110,14 @@ func counts(p *evenkeel, s *Snapshot) []int32 {
 	return p.rows.of
 }
 
-// predicted is what the loads and the rows make of a step, in KV tokens.
-func predicted(p *evenkeel, s *Snapshot) float64 {
+func arranged(p *evenkeel, s *Snapshot) (a arrangement) {
+	a.placed = len(p.placed)
+	for _, at := range p.placed {
+		if p.pick.all[at.who].late {
+			a.late++
+		}
+	}
 	peak := math.Ldexp(float64(p.loads.peak()), -fixedBits)
-	return peak + float64(s.RowTokens)*float64(slices.Max(counts(p, s)))
+	a.load = peak + float64(s.RowTokens)*float64(slices.Max(counts(p, s)))
+	return a
 }

@@ -159,8 +159,8 @@ func (q *requests) find() trial {
 	}
 	t := trial{arm: best, best: weighing{tries[best%arms], best < arms}, with: q.arms[best].slope(), plain: q.arms[0].slope()}
 	t.sure = math.Abs(of[0]-of[1]) > q.sure(least)
-	if k := best % arms; k > 1 && k < arms-1 { // the lowest point of the parabola through three
-		below, above := q.arms[best-1].least(&q.window), q.arms[best+1].least(&q.window)
+	if k := best % arms; k > 1 && k < arms-1 { // the lowest point of the parabola through three, which is nearest to the one in the middle
+		below, above := max(least, q.arms[best-1].least(&q.window)), max(least, q.arms[best+1].least(&q.window))
 		if bend := below - 2*least + above; bend > 0 {
 			t.best.weight *= math.Exp2((below - above) / (2 * bend) / armsPerTwo)
 		}

@@ -165,7 +165,7 @@ func (s *Times) tame(x, ms float64) float64 {
 func (s *Times) Configure(m Model) {
 	s.Configured = m
 	s.requests.start = UsualWeight
-	if m.C1Ms > 0 {
+	if m.RequestMs > 0 {
 		s.requests.start = m.Weight()
 	}
 }

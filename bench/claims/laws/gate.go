@@ -201,7 +201,7 @@ func (g *gate) decode(ctx context.Context, i int) (all outcomes, _ string, _ err
 			case learns:
 			case fromNothing:
 				one.StepModel = group.Law.Level()
-				one.StepModel.RequestMs = 0
+				one.StepModel.RequestMs *= 1e-6 // with nothing it would begin as without a config
 			case fromItsOwn:
 				one.StepModel = group.Law.Level()
 			default:
