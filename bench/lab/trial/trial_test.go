@@ -84,6 +84,34 @@ func TestSettingsHaveNoPathsAndNoNames(t *testing.T) {
 	require.Equal(t, map[string]any{"dp_size": 8., "moe_a2a_backend": "deepep", "enable_dp_attention": true, "max_num_seqs": 64.}, settings(told))
 }
 
+// An engine that has a draft model tells some settings twice.
+func TestASettingIsTheOneThatIsLeastDeep(t *testing.T) {
+	var told map[string]any
+	require.NoError(t, json.Unmarshal([]byte(`{"a_draft":{"model_config":{"quantization":"draft","dtype":"deep"}},"b":{"quantization":"fp8"},"c":{"quantization":"other"},
+		"cuda_graph_bs":[1,2,4],"all2all_backend":["a.b.c"],"max_num_seqs":[]}`), &told))
+	for range 20 { // maps have no order
+		require.Equal(t, map[string]any{"quantization": "fp8", "dtype": "deep", "cuda_graph_bs": []any{1., 2., 4.}}, settings(told))
+	}
+	told = map[string]any{"cuda_graph_bs": slices.Repeat([]any{1.}, mostNumbers+1)}
+	require.Empty(t, settings(told))
+}
+
+func TestWordsAreNoHosts(t *testing.T) {
+	for _, s := range []string{
+		"fp8_e4m3", "0.27.1", "v0.11.0", "0.5.3.post1", "0.11.1rc2.dev45+g3d5c8d4a1.d20251101", "0.10.2+cu128", "0.9.2.dev0+g5358cce5f.precompiled", "a.b",
+	} {
+		require.Equal(t, s, word(s))
+	}
+	for _, s := range []string{"gpu-7.corp.internal", "10.0.0.7", "10.0.0.7-a", "0.27.1.corp.internal", "0.27.1+gpu.corp.internal", "7.8.corp", "a b", "/a", "fe80::1", ""} {
+		require.Empty(t, word(s), s)
+	}
+	for id, want := range map[string]string{
+		"deepseek-ai/DeepSeek-V3": "DeepSeek-V3", "/home/a/Llama-3.1_8B/": "Llama-3.1_8B", "http://10.0.0.7:80": "", "ours (secret)": "", "": "",
+	} {
+		require.Equal(t, want, modelName(id), id)
+	}
+}
+
 // What is expected is the same each time, and lies where the simulator's claims lie.
 func TestWhatIsExpectedUnderALaw(t *testing.T) {
 	e := &Engine{Kind: vLLM, Ranks: 8, Slots: 16}
