@@ -186,6 +186,8 @@ func (l *Law) text(out io.Writer) {
 		}
 	}
 	switch n := l.Nearest; {
+	case l.Unread:
+		fmt.Fprintf(out, "The engine's page of metrics could not be read (%s), so no law of the table was compared.\n", l.Detail)
 	case l.Seen == 0:
 		fmt.Fprintln(out, "The engine's page of metrics did not tell how long steps are (SGLang needs --enable-metrics), so no law of the table was compared.")
 	case n == nil:

@@ -4,8 +4,16 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math"
 	"net"
+	"net/http"
+	"net/http/httptest"
+	"net/http/httputil"
 	"net/url"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -17,6 +25,7 @@ import (
 	"evenkeel/bench/lab/laws"
 	"evenkeel/bench/lab/load"
 	"evenkeel/bench/lab/refengine"
+	"evenkeel/bench/lab/survey"
 	"evenkeel/engine"
 )
 
@@ -185,6 +194,23 @@ func TestAGainIsThatOfThePairs(t *testing.T) {
 	require.Zero(t, p.Served())
 }
 
+// One figure that is no number costs only itself.
+func TestTheFileIsWrittenWhateverTheFiguresAre(t *testing.T) {
+	nan, inf := math.NaN(), math.Inf(1)
+	r := New(&Engine{Kind: vLLM, Tokens: nan}, []*Load{{Name: "l", Share: inf}}, &Expectation{Loads: []Expected{{TTFT: Span{Low: -inf}}}})
+	l := r.Loads[0]
+	l.Pairs, l.Gain, l.Learned = []Pair{made(nan, 2), made(50, 1.1)}, &Gain{Tokens: Interval{Mean: inf}}, &Learned{R2: nan}
+	r.Law.Nearest = &Near{Error: nan}
+	r.Began = time.Now()
+	var file bytes.Buffer
+	require.NoError(t, r.JSON(&file))
+	var back Report
+	require.NoError(t, json.Unmarshal(file.Bytes(), &back))
+	require.Equal(t, []float64{0, 50}, []float64{back.Loads[0].Pairs[0].Engine.Tokens, back.Loads[0].Pairs[1].Engine.Tokens})
+	require.Zero(t, back.Law.Nearest.Error)
+	require.Zero(t, back.Loads[0].Expected.TTFT.Low)
+}
+
 // player plays straight to an engine both ways.
 func player(t *testing.T, url string) *Player {
 	t.Helper()
@@ -288,6 +314,44 @@ func TestAnEngineThatAnswersNothingIsNotPlayed(t *testing.T) {
 	p := player(t, silence(t))
 	p.Bound = 100 * time.Millisecond
 	require.ErrorContains(t, p.Measure(t.Context()), "of 4 requests for a few tokens were not answered")
+}
+
+// Prompts get their length by what the engine counts in the first ones.
+func TestAnEngineThatCountsNoPromptsIsNotPlayed(t *testing.T) {
+	u, err := url.Parse(start(t))
+	require.NoError(t, err)
+	for counts, says := range map[int]string{1: "counts 4 tokens in prompts of 800 words", 900_000: "counts 3600000 tokens in"} {
+		proxy := httputil.NewSingleHostReverseProxy(u)
+		proxy.ModifyResponse = func(r *http.Response) error {
+			text, err := io.ReadAll(r.Body)
+			r.Body.Close()
+			text = regexp.MustCompile(`"prompt_tokens":\d+`).ReplaceAll(text, fmt.Appendf(nil, `"prompt_tokens":%d`, counts))
+			text = regexp.MustCompile(`"total_tokens":\d+`).ReplaceAll(text, fmt.Appendf(nil, `"total_tokens":%d`, counts+4))
+			r.Body, r.ContentLength = io.NopCloser(bytes.NewReader(text)), int64(len(text))
+			r.Header.Del("Content-Length")
+			return err
+		}
+		s := httptest.NewServer(proxy)
+		p := player(t, s.URL)
+		require.ErrorContains(t, p.Measure(t.Context()), says)
+		s.Close()
+	}
+}
+
+// A page that cannot be read is something else than a page that does not tell of steps.
+func TestWhyNoLawIsCompared(t *testing.T) {
+	var text bytes.Buffer
+	broken := &survey.Series{Err: errors.New("503 Service Unavailable")}
+	l := Explain(&Engine{Kind: vLLM, Ranks: 2}, nil, []*survey.Series{broken})
+	require.True(t, l.Unread)
+	l.text(&text)
+	require.Contains(t, text.String(), "could not be read (503 Service Unavailable)")
+	require.NotContains(t, text.String(), "--enable-metrics")
+	text.Reset()
+	l = Explain(&Engine{Kind: vLLM, Ranks: 2}, nil, []*survey.Series{{}})
+	require.False(t, l.Unread)
+	l.text(&text)
+	require.Contains(t, text.String(), "SGLang needs --enable-metrics")
 }
 
 func TestTheEngineIsAsked(t *testing.T) {
