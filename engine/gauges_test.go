@@ -69,5 +69,11 @@ func TestHowLongARankWaitsByItsOwnClock(t *testing.T) {
 			require.InDelta(t, tt.want[i], gaugesOf(before, tt.now, rank).WaitMs, 1e-9, "%s, rank %d", name, rank)
 		}
 	}
+	for _, absurd := range []string{"-1", "+Inf", "1e300", "many"} {
+		s, err := MetricNames{}.Parse([]byte("vllm:num_requests_running 5\nsglang:dp_attention_sync_wait_seconds_sum{dp_rank=\"0\"} " + absurd + "\nsglang:dp_attention_sync_wait_seconds_count{dp_rank=\"0\"} 900\n"))
+		require.NoError(t, err, "the page is believed without it")
+		g := gaugesOf(before, s, 0)
+		require.Equal(t, []float64{5, -1}, []float64{g.Running, g.WaitMs}, absurd)
+	}
 	require.EqualValues(t, -1, gaugesOf(nil, before, 0).WaitMs, "there is no reading before it")
 }

@@ -91,13 +91,17 @@ func Metrics(ctx context.Context, c *Client, t *Target) ([]byte, error) {
 func (n MetricNames) Parse(page []byte) (*Sample, error) {
 	kv, running, waiting := orDefault(n.KVUsage, kvUsageNames), orDefault(n.Running, runningNames), orDefault(n.Waiting, waitingNames)
 	limits := Limits{}.Shares(kv...).Add(MostRequests, running...).Add(MostRequests, waiting...).Add(MostKVTokens, capacityNames...)
-	families, err := Named(page, limits.Counters(slices.Concat(outputNames, preemptNames, askedNames, pulledNames, expiredNames, waitedNames, stepsNames)...))
+	families, err := Named(page, limits.Counters(slices.Concat(outputNames, preemptNames, askedNames, pulledNames, expiredNames)...))
 	if err != nil {
 		return nil, err
 	}
 	first, err := firstRank(families)
 	if err != nil {
 		return nil, err
+	}
+	clocks, err := Named(page, Limits{}.Counters(waitedNames[0], stepsNames[0]))
+	if err != nil {
+		clocks = nil // nothing is decided by them, so that the rest of the page is believed without them
 	}
 	s := &Sample{
 		FirstRank: first,
@@ -110,8 +114,8 @@ func (n MetricNames) Parse(page []byte) (*Sample, error) {
 		asked:     byEngine(families, askedNames),
 		pulled:    byEngine(families, pulledNames),
 		expired:   byEngine(families, expiredNames),
-		waited:    sums(families[waitedNames[0]]),
-		steps:     sums(families[stepsNames[0]]),
+		waited:    sums(clocks[waitedNames[0]]),
+		steps:     sums(clocks[stepsNames[0]]),
 	}
 	configs := families[CacheConfigName].GetMetric()
 	rooms, err := Capacities(configs)
@@ -204,7 +208,7 @@ type Gauges struct {
 	KVShare          float64 // of its KV memory, in use
 	Preempted        float64 // requests, since the reading before
 	Computed         float64 // prompt tokens whose KV it looked for in other engines and did not get, since the reading before
-	WaitMs           float64 // for which it waited for the other ranks before a step, in the mean since the reading before
+	WaitMs           float64 // for which it waited for the other ranks before a step, in the mean since the reading before; below 0 also where no step came since then
 }
 
 // mostWaitMs is longer than a rank waits: an hour before each step.

@@ -70,10 +70,13 @@ func (g *Gateway) Status(ctx context.Context) Status {
 	return s
 }
 
-// readClocks fills in how long ranks wait for each other by what their engines count, which boards do not know.
+// readClocks fills in how long ranks wait for each other by what their engines count, which boards do not know. It writes to copies,
+// because the status of a dispatcher that has ended belongs to everybody who asks.
 func readClocks(s *board.Status, of func(rank int32) (Gauges, bool)) {
+	s.Models = slices.Clone(s.Models)
 	for i := range s.Models {
 		m := &s.Models[i]
+		m.Groups = slices.Clone(m.Groups)
 		for j := range m.Groups {
 			g, told, sum := &m.Groups[j], 0.0, 0.0
 			if g.Step == nil {
@@ -88,7 +91,9 @@ func readClocks(s *board.Status, of func(rank int32) (Gauges, bool)) {
 					told, sum = told+1, sum+said.WaitMs
 				}
 			}
-			g.Step.SyncWaitMs = sum / max(1, told)
+			step := *g.Step
+			step.SyncWaitMs = sum / max(1, told)
+			g.Step = &step
 		}
 	}
 }

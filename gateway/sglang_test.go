@@ -11,6 +11,8 @@ import (
 
 	"evenkeel/bench/lab/refengine"
 	"evenkeel/bench/lab/refengine/plain"
+	"evenkeel/dispatcher/board"
+	"evenkeel/gateway"
 	"evenkeel/gateway/config"
 	"evenkeel/mooncake"
 )
@@ -138,4 +140,17 @@ func TestTheStatusTellsHowLongRanksWaitByTheirOwnCount(t *testing.T) {
 		const told = `"sync_wait_ms":`
 		return strings.Contains(c.get("/status").body, told) && strings.Contains(c.get("/live?once").body, told)
 	})
+}
+
+// After the end, the dispatcher has one status for everybody who asks. Waits are told in a copy of it.
+func TestWaitsAreNotWrittenIntoTheStatusOfOthers(t *testing.T) {
+	t.Parallel()
+	shared := board.Status{Models: []board.ModelStatus{{
+		Groups:  []board.GroupStatus{{GroupLoads: board.GroupLoads{Name: "g", Barrier: true}, Step: &board.StepStatus{MeanMs: 20}}},
+		Workers: []board.WorkerStatus{{ID: 1, Group: "g", Barrier: true}},
+	}}}
+	mine := shared
+	gateway.ReadClocks(&mine, func(int32) (gateway.Gauges, bool) { return gateway.Gauges{WaitMs: 3}, true })
+	require.Equal(t, board.StepStatus{MeanMs: 20, SyncWaitMs: 3}, *mine.Models[0].Groups[0].Step)
+	require.Equal(t, board.StepStatus{MeanMs: 20}, *shared.Models[0].Groups[0].Step)
 }

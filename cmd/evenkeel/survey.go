@@ -70,7 +70,7 @@ func (c *surveyCmd) Run(std streams) error {
 	return writesTo(c.Out, func(file *os.File) error { return c.watch(std, targets, file) })
 }
 
-// writesTo makes a new file before work is done for it, and removes it if the work fails.
+// writesTo makes a new file before work is done for it, and removes it if the work fails with anything but an error that keeps it.
 func writesTo(path string, work func(file *os.File) error) (fail error) {
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666) //nolint:gosec // a report is read by others
 	if errors.Is(err, fs.ErrExist) {
@@ -80,12 +80,19 @@ func writesTo(path string, work func(file *os.File) error) (fail error) {
 		return err
 	}
 	defer func() {
-		if fail = errors.Join(fail, f.Close()); fail != nil && !errors.Is(fail, errNotWhole) {
+		keep := fail == nil || errors.As(fail, new(keepsFile))
+		fail = errors.Join(fail, f.Close())
+		if !keep {
 			_ = os.Remove(path)
 		}
 	}()
 	return work(f)
 }
+
+// keepsFile is an error after which what was written is worth keeping.
+type keepsFile struct{ error }
+
+func (k keepsFile) Unwrap() error { return k.error }
 
 // watch watches the engines and writes the report.
 func (c *surveyCmd) watch(std streams, targets []*engine.Target, page io.Writer) error {

@@ -1,10 +1,11 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"math"
+	"io"
 	"os"
 	"os/signal"
 	"runtime"
@@ -59,15 +60,38 @@ func (c *surveyCmd) checkTrial() error {
 	return nil
 }
 
-// runTrial plays the trial.
-func (c *surveyCmd) runTrial(std streams) (fail error) {
+// runTrial makes the file, unless there is to be none, and plays the trial.
+func (c *surveyCmd) runTrial(std streams) error {
 	targets, err := c.targets()
 	if err != nil {
 		return usageError{err}
 	}
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	if c.Plan {
+		return c.trial(std, targets[0], nil)
+	}
+	c.Out = cmp.Or(c.Out, trialFile)
+	return writesTo(c.Out, func(file *os.File) error { return c.trial(std, targets[0], file) })
+}
+
+// untilSignal is a context that ends with a signal. A second one ends the process at once, except that of a terminal that is gone: a shell
+// sends it once more to what it started.
+func untilSignal() (ctx context.Context, stop func()) {
+	asked, release := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	context.AfterFunc(asked, release)
+	if signal.Ignored(syscall.SIGHUP) { // under nohup
+		return asked, release
+	}
+	hung, forget := signal.NotifyContext(asked, syscall.SIGHUP)
+	return hung, func() {
+		forget()
+		release()
+	}
+}
+
+// trial plans, plays and tells. Without a file, it only plans.
+func (c *surveyCmd) trial(std streams, target *engine.Target, file io.Writer) error {
+	ctx, stop := untilSignal()
 	defer stop()
-	context.AfterFunc(ctx, stop) // a second signal ends at once
 	client := engine.NewClient(engine.Options{ReadBuffer: 64 << 10})
 	defer client.Close()
 	fmt.Fprintf(std.err, "asking the engine what it is; each answer is waited for 5 seconds\n")
@@ -75,7 +99,7 @@ func (c *surveyCmd) runTrial(std streams) (fail error) {
 	if err != nil {
 		return err
 	}
-	e := trials.Ask(ctx, client, targets[0])
+	e := trials.Ask(ctx, client, target)
 	e.Count(entry.Ranks, entry.Slots)
 	e.Budget, e.Interval = entry.Budget, entry.Interval
 	loads := trials.Loads(&e, c.Short)
@@ -92,27 +116,43 @@ func (c *surveyCmd) runTrial(std streams) (fail error) {
 	if c.Plan {
 		return nil
 	}
-	if c.Out == "" {
-		c.Out = trialFile
+	g, err := c.proxy(ctx, r, entry)
+	if err != nil {
+		return err
 	}
-	return writesTo(c.Out, func(file *os.File) error {
-		if err := c.play(ctx, std, r, entry, client, targets[0]); err != nil {
-			return err
-		}
-		r.Text(std.out)
-		if err := r.JSON(file); err != nil {
-			return err
-		}
-		fmt.Fprintf(std.err, "%s is written; it has no prompts and no names of hosts\n", c.Out)
-		if !r.Complete {
-			return errNotWhole
-		}
-		return nil
-	})
+	end := func() error {
+		ending, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
+		defer cancel()
+		return g.Shutdown(ending)
+	}
+	if err := c.play(ctx, std, r, g, entry.URL, client, target); err != nil {
+		_ = end() // the other error is the one to mend
+		return err
+	}
+	return c.tell(std, r, file, end)
 }
 
-// errNotWhole ends with status 1, and keeps the file.
-var errNotWhole = fmt.Errorf("the trial is not the whole: %w", errFailed)
+// tell writes and prints what was played, and only then ends what it was played through. No error from there on takes the file away.
+// The file is first: the terminal may be gone.
+func (c *surveyCmd) tell(std streams, r *trials.Report, file io.Writer, end func() error) error {
+	err := r.JSON(file)
+	r.Text(std.out)
+	if err == nil {
+		fmt.Fprintf(std.err, "%s is written; it has no prompts and no names of hosts\n", c.Out)
+	} else {
+		err = fmt.Errorf("%s is not whole: %w", c.Out, err)
+	}
+	if late := end(); late != nil {
+		err = errors.Join(err, fmt.Errorf("the trial was played, but evenkeel did not end as it should: %w", late))
+	}
+	switch {
+	case err != nil:
+		return keepsFile{err}
+	case !r.Complete:
+		return keepsFile{errFailed} // the text says it
+	}
+	return nil
+}
 
 // pairs are how many pairs of blocks a load has at most, and at least.
 func (c *surveyCmd) pairs() (most, least int) {
@@ -195,23 +235,12 @@ func (c *surveyCmd) expect(ctx context.Context, std streams, e *trials.Engine, l
 	return &x, err
 }
 
-// play starts evenkeel before the engine and plays all loads. The engine's page is watched meanwhile.
-func (c *surveyCmd) play(ctx context.Context, std streams, r *trials.Report, entry *draft.Entry, client *engine.Client, target *engine.Target) (fail error) {
-	g, err := c.proxy(ctx, r, entry)
-	if err != nil {
-		return err
-	}
-	defer func() {
-		ending, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
-		defer cancel()
-		if err := g.Shutdown(ending); err != nil && r.Complete {
-			fail = errors.Join(fail, err)
-		}
-	}()
+// play plays all loads, straight to the address and through evenkeel. The engine's page is watched meanwhile.
+func (c *surveyCmd) play(ctx context.Context, std streams, r *trials.Report, g *gateway.Gateway, straight string, client *engine.Client, target *engine.Target) error {
 	bar := newProgress(std.err)
 	defer bar.finish()
 	p := &trials.Player{
-		Engine: *r.Engine, URLs: map[trials.Way]string{trials.Straight: entry.URL, trials.Ours: "http://" + g.Addr()}, APIKey: os.Getenv(engineKeyEnv),
+		Engine: *r.Engine, URLs: map[trials.Way]string{trials.Straight: straight, trials.Ours: "http://" + g.Addr()}, APIKey: os.Getenv(engineKeyEnv),
 		Each: c.each(), Bound: trials.Patience,
 		Told: func(now load.Progress, what string) { bar.trial(now, what) }, Learned: func() *trials.Learned { return lawOf(ctx, g) },
 	}
@@ -233,7 +262,7 @@ func (c *surveyCmd) play(ctx context.Context, std streams, r *trials.Report, ent
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		pages, _ = survey.Watch(watched, client, []*engine.Target{target}, every, math.MaxInt64, func(time.Duration) {}) // a page that cannot be read is told with the law
+		pages = survey.Follow(watched, client, []*engine.Target{target}, every) // a page that cannot be read is told with the law
 	}()
 	began := time.Now()
 	r.Began = began.UTC()

@@ -3,6 +3,8 @@ package main
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
+	"math"
 	"net/http"
 	"os"
 	"os/signal"
@@ -121,16 +123,61 @@ func TestATrialThatCannotBePlayed(t *testing.T) {
 	status, _, errs := line("survey", "--engines", both, "--short")
 	require.Equal(t, 2, status)
 	require.Contains(t, errs, "are for --trial; add it")
+	_, _, errs = line("survey", "--trial", "--engines", both, "--slots", "4", "--short", "--out", there)
+	require.NotContains(t, errs, "simulating", "a file that is there is said at once")
+	require.NoFileExists(t, trialFile, "nothing is left of what was not played")
 	kept, err := os.ReadFile(there)
 	require.NoError(t, err)
 	require.Equal(t, "an older one", string(kept))
 }
 
-// Ctrl-C ends a trial with what was played. Here it comes with the first request of the second load. evenkeel gives requests ids of
+// What fails after a trial takes nothing from it.
+func TestALateErrorKeepsTheFile(t *testing.T) {
+	for name, tt := range map[string]struct {
+		whole bool
+		late  error
+		fails string
+	}{
+		"all is well":                   {true, nil, ""},
+		"evenkeel does not end":         {true, errors.New("a request is stuck"), "did not end as it should: a request is stuck"},
+		"nor after a part of the trial": {false, errors.New("a request is stuck"), "did not end as it should: a request is stuck"},
+		"a part of the trial":           {false, nil, errFailed.Error()},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := trials.New(&trials.Engine{Kind: "vllm"}, []*trials.Load{{Name: "chat"}}, nil)
+			r.Complete, r.Loads[0].Pairs = tt.whole, make([]trials.Pair, 1)
+			r.Seconds = math.NaN()
+			var out, errs bytes.Buffer
+			c := surveyCmd{Out: filepath.Join(t.TempDir(), "trial.json")}
+			err := writesTo(c.Out, func(file *os.File) error {
+				return c.tell(streams{&out, &errs}, r, file, func() error {
+					require.Contains(t, out.String(), "evenkeel learned no law", "it is told before evenkeel ends")
+					return tt.late
+				})
+			})
+			require.Equal(t, tt.fails == "", err == nil)
+			if err != nil {
+				require.ErrorContains(t, err, tt.fails)
+			}
+			require.Equal(t, tt.late == nil && !tt.whole, errors.Is(err, errFailed), "the error is printed")
+			text, err := os.ReadFile(c.Out)
+			require.NoError(t, err)
+			require.True(t, json.Valid(text), string(text))
+		})
+	}
+}
+
+// Ctrl-C ends a trial with what was played, and so does a terminal that is gone. Here the signal comes with the first request of the second load. evenkeel gives requests ids of
 // its own, so that only runs that go straight to the engine are told apart.
 func TestATrialThatIsInterrupted(t *testing.T) {
+	for _, by := range []syscall.Signal{syscall.SIGINT, syscall.SIGHUP} {
+		t.Run(by.String(), func(t *testing.T) { interrupted(t, by) })
+	}
+}
+
+func interrupted(t *testing.T, by syscall.Signal) {
 	caught := make(chan os.Signal, 1)
-	signal.Notify(caught, syscall.SIGINT) // whatever the trial does, it does not end the test
+	signal.Notify(caught, by) // whatever the trial does, it does not end the test
 	defer signal.Stop(caught)
 	const runs = 1 + 1 + shortPairs + 1 // the question, the one that is not counted, the pairs, and the next
 	var mu sync.Mutex
@@ -140,7 +187,7 @@ func TestATrialThatIsInterrupted(t *testing.T) {
 		defer mu.Unlock()
 		if m := runOf.FindString(h.Get("X-Request-Id")); m != "" && !seen[m] {
 			if seen[m] = true; len(seen) == runs {
-				_ = syscall.Kill(os.Getpid(), syscall.SIGINT)
+				_ = syscall.Kill(os.Getpid(), by)
 			}
 		}
 	}})

@@ -129,7 +129,7 @@ type StepStatus struct {
 	Says          string   `json:"says"`              // the same in words, empty while unknown
 	Why           string   `json:"why,omitempty"`     // there is no model
 
-	SyncWaitMs float64 `json:"sync_wait_ms,omitempty"` // that a rank waits for the others before a step by its engine's own clock, in the mean between the last two readings; 0 = no engine tells it
+	SyncWaitMs float64 `json:"sync_wait_ms,omitempty"` // that a rank waits for the others before a step by its engine's own clock, in the mean between the last two readings; 0: no engine tells it, or no step fell between them
 }
 
 // StepHistogram is evenkeel_step_seconds.

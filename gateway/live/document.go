@@ -157,7 +157,7 @@ type Group struct {
 	ModelWhy        string           `json:"model_why,omitempty"`         // there is no model
 	LostShare       float64          `json:"lost_share"`                  // the part of model_ms that imbalance costs
 	LostMs          float64          `json:"lost_ms"`                     // the part of model_ms that imbalance costs
-	SyncWaitMs      float64          `json:"sync_wait_ms,omitempty"`      // that a rank waits for the others before a step by its engine's own clock, in the mean between the last two readings; 0: no engine tells it
+	SyncWaitMs      float64          `json:"sync_wait_ms,omitempty"`      // that a rank waits for the others before a step by its engine's own clock, in the mean between the last two readings; 0: no engine tells it, or no step fell between them
 	Rounds          *Rounds          `json:"rounds,omitempty"`            // nil where the ranks do not prefill
 	Twin            Twin             `json:"twin"`
 	Counterfactuals []Counterfactual `json:"ghosts"` // where other policies would have the line, the lowest first; empty while there is no verdict that claims a difference

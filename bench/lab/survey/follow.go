@@ -15,32 +15,53 @@ import (
 // Watch asks all engines for their metrics, once in each interval, until the time is over or ctx ends. Each engine has one request at a time. One
 // that is silent in the first round is an error: its address may be wrong.
 func Watch(ctx context.Context, client *engine.Client, targets []*engine.Target, every, lasts time.Duration, told func(gone time.Duration)) ([]*Series, error) {
-	all := make([]*Series, len(targets))
-	for i, t := range targets {
-		all[i] = &Series{Address: t.ID}
-	}
-	ticker := time.NewTicker(every)
-	defer ticker.Stop()
-	began := time.Now()
-	for round := 0; ; round++ {
-		now := time.Now()
-		ask(ctx, client, targets, all, round, now, max(every, leastPatience))
+	all, began := seriesOf(targets), time.Now()
+	err := rounds(ctx, client, targets, all, every, func(round int) (over bool, fail error) {
 		if round == 0 && ctx.Err() == nil {
 			var errs []error
 			for _, s := range all {
 				errs = append(errs, s.Err)
 			}
 			if err := errors.Join(errs...); err != nil {
-				return nil, err
+				return true, err
 			}
 		}
 		told(time.Since(began))
-		if time.Since(began) >= lasts {
-			return all, nil
+		return time.Since(began) >= lasts, nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	return all, nil
+}
+
+// Follow is Watch until ctx ends, for engines that are known to serve: one that is silent at first is asked again in the next round.
+func Follow(ctx context.Context, client *engine.Client, targets []*engine.Target, every time.Duration) []*Series {
+	all := seriesOf(targets)
+	_ = rounds(ctx, client, targets, all, every, func(int) (bool, error) { return false, nil }) // which never fails
+	return all
+}
+
+func seriesOf(targets []*engine.Target) []*Series {
+	all := make([]*Series, len(targets))
+	for i, t := range targets {
+		all[i] = &Series{Address: t.ID}
+	}
+	return all
+}
+
+// rounds asks all engines in each interval, until ctx ends or what is done after a round says that it is over.
+func rounds(ctx context.Context, client *engine.Client, targets []*engine.Target, all []*Series, every time.Duration, after func(round int) (over bool, fail error)) error {
+	ticker := time.NewTicker(every)
+	defer ticker.Stop()
+	for round := 0; ; round++ {
+		ask(ctx, client, targets, all, round, time.Now(), max(every, leastPatience))
+		if over, err := after(round); over || err != nil {
+			return err
 		}
 		select {
 		case <-ctx.Done():
-			return all, nil
+			return nil
 		case <-ticker.C:
 		}
 	}

@@ -2,10 +2,12 @@ package survey
 
 import (
 	"bytes"
+	"context"
 	"net/http"
 	"net/http/httptest"
 	"net/url"
 	"slices"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -82,4 +84,42 @@ func TestAnAddressThatIsNoEngineIsSaidAtOnce(t *testing.T) {
 	_, err := Watch(t.Context(), client, []*engine.Target{target(t, s.URL), target(t, "http://127.0.0.1:1")}, time.Second, time.Minute, func(time.Duration) {})
 	require.ErrorContains(t, err, "404 Not Found; SGLang has metrics with --enable-metrics")
 	require.ErrorContains(t, err, "127.0.0.1:1")
+}
+
+// An engine under load may miss a page, also the first one.
+func TestAFollowedEngineIsAskedAgain(t *testing.T) {
+	var asked atomic.Int64
+	ctx, enough := context.WithCancel(t.Context())
+	defer enough()
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		switch n := asked.Add(1); {
+		case n == 1:
+			http.Error(w, "busy", http.StatusServiceUnavailable)
+			return
+		case n > 4:
+			enough()
+		}
+		_, _ = w.Write([]byte("vllm:num_requests_running{engine=\"0\",model_name=\"m\"} 1\n"))
+	}))
+	defer s.Close()
+	client := engine.NewClient(engine.Options{})
+	defer client.Close()
+	all := Follow(ctx, client, []*engine.Target{target(t, s.URL)}, time.Millisecond)
+	require.Positive(t, all[0].Silent)
+	require.NotEmpty(t, all[0].samples)
+	unread, _ := Unread(all)
+	require.False(t, unread)
+
+	ctx, ended := context.WithCancel(t.Context())
+	defer ended()
+	gone := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		if asked.Add(-1) < 0 {
+			ended()
+		}
+		http.Error(w, "busy", http.StatusServiceUnavailable)
+	}))
+	defer gone.Close()
+	unread, why := Unread(Follow(ctx, client, []*engine.Target{target(t, gone.URL)}, time.Millisecond))
+	require.True(t, unread)
+	require.ErrorContains(t, why, "503 Service Unavailable")
 }

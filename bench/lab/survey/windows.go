@@ -29,6 +29,17 @@ func Windows(all []*Series, chunk float64) (out []Window) {
 	return out
 }
 
+// Unread says whether the page of each address was hardly ever read, so that nothing can be known of it, and why not.
+func Unread(all []*Series) (unread bool, why error) {
+	for _, s := range all {
+		if len(s.samples) > 1 || s.Err == nil {
+			return false, nil
+		}
+		why = s.Err
+	}
+	return why != nil, why
+}
+
 // Counted is what the engines counted of their barrier while they were watched.
 func Counted(all []*Series) (b Barrier) {
 	for _, s := range all {

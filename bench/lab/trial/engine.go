@@ -6,9 +6,6 @@ import (
 	"context"
 	"encoding/json"
 	"net/http"
-	"regexp"
-	"slices"
-	"strings"
 	"time"
 
 	"evenkeel/engine"
@@ -18,7 +15,7 @@ import (
 type Engine struct {
 	Kind     string         `json:"engine"` // vllm or sglang
 	Version  string         `json:"version"`
-	Model    string         `json:"model"` // without folders
+	Model    string         `json:"model"` // without folders; empty: it has odd letters
 	Ranks    int            `json:"ranks"`
 	Slots    int            `json:"slots"`                              // of a rank
 	Budget   int            `json:"token_budget,omitempty"`             // tokens of a rank in a step
@@ -69,7 +66,7 @@ func Ask(ctx context.Context, client *engine.Client, at *engine.Target) (e Engin
 	if len(models) > 0 {
 		m := &models[0]
 		e.Asks, e.Context = m.ID, m.MaxModelLen
-		e.Model = m.ID[strings.LastIndexByte(strings.TrimRight(m.ID, "/"), '/')+1:]
+		e.Model = modelName(m.ID)
 	}
 	within, cancel = context.WithTimeout(ctx, patience)
 	defer cancel()
@@ -85,54 +82,4 @@ func Ask(ctx context.Context, client *engine.Client, at *engine.Target) (e Engin
 func (e *Engine) Count(ranks, slots int) {
 	e.Ranks, e.Slots = ranks, slots
 	e.Room /= int64(max(1, ranks))
-}
-
-// asked are the settings that a law, or the balancing of the engine, depends on. Nothing else of what an engine tells is kept:
-// paths, hosts and keys are none of ours.
-var asked = []string{
-	"all2all_backend", "async_scheduling", "attention_backend", "block_size", "cache_dtype", "chunked_prefill_size", "cuda_graph_bs",
-	"cuda_graph_max_bs", "cudagraph_mode", "data_parallel_size", "deepep_mode", "disable_cuda_graph", "disable_radix_cache", "dp_size", "dtype",
-	"enable_chunked_prefill", "enable_dbo", "enable_dp_attention", "enable_dp_lm_head", "enable_eplb", "enable_expert_parallel",
-	"enable_mixed_chunk", "enable_prefill_delayer", "enable_prefix_caching", "enable_two_batch_overlap", "enforce_eager", "ep_size",
-	"gpu_memory_utilization", "kv_cache_dtype", "load_balance_method", "max_cudagraph_capture_size", "max_model_len", "max_num_batched_tokens",
-	"max_num_seqs", "max_running_requests", "max_total_num_tokens", "mem_fraction_static", "moe_a2a_backend", "moe_backend", "moe_dense_tp_size",
-	"num_speculative_tokens", "prefill_decode_interval", "prefill_schedule_interval", "quantization", "speculative_algorithm",
-	"tensor_parallel_size", "tp_size",
-}
-
-// settings finds them, however deep they stand.
-func settings(told map[string]any) map[string]any {
-	found := map[string]any{}
-	var look func(in map[string]any)
-	look = func(in map[string]any) {
-		for key, v := range in {
-			if deeper, ok := v.(map[string]any); ok {
-				look(deeper)
-				continue
-			}
-			if _, known := slices.BinarySearch(asked, key); !known || found[key] != nil {
-				continue
-			}
-			switch v := v.(type) {
-			case bool, float64:
-				found[key] = v
-			case string:
-				if w := word(v); w != "" {
-					found[key] = w
-				}
-			}
-		}
-	}
-	look(told)
-	return found
-}
-
-var aWord = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.+-]{0,63}$`)
-
-// word is a text that can hold no path, address or sentence; else it is empty.
-func word(v any) string {
-	if s, ok := v.(string); ok && aWord.MatchString(s) {
-		return s
-	}
-	return ""
 }

@@ -3,6 +3,8 @@ package trial
 import (
 	"encoding/json"
 	"io"
+	"math"
+	"reflect"
 	"time"
 )
 
@@ -42,9 +44,30 @@ type Program struct {
 	Policy  string `json:"policy"`
 }
 
-// JSON writes the file.
+// JSON writes the file. A number that JSON does not have becomes 0 in the report, because one figure must not cost the others.
 func (r *Report) JSON(w io.Writer) error {
+	finite(reflect.ValueOf(r))
 	enc := json.NewEncoder(w)
 	enc.SetIndent("", " ")
 	return enc.Encode(r)
+}
+
+// finite makes numbers 0 that are not finite, in all that a value leads to.
+func finite(v reflect.Value) {
+	switch v.Kind() {
+	case reflect.Float64:
+		if x := v.Float(); v.CanSet() && (math.IsNaN(x) || math.IsInf(x, 0)) {
+			v.SetFloat(0)
+		}
+	case reflect.Pointer:
+		finite(v.Elem()) // of nil, it is of no kind
+	case reflect.Struct:
+		for _, f := range v.Fields() {
+			finite(f)
+		}
+	case reflect.Slice:
+		for i := range v.Len() {
+			finite(v.Index(i))
+		}
+	}
 }

@@ -25,10 +25,13 @@ type Learned struct {
 
 // Law is what is known of how long steps take.
 type Law struct {
-	Learned *Learned `json:"learned,omitempty"` // nil: nothing was learned
-	Seen    int      `json:"seen_windows"`      // stretches of time in which the engine's page of metrics told how long steps are
-	Nearest *Near    `json:"nearest,omitempty"` // nil: nothing was seen, or the table has no such ranks
-	Barrier *Counted `json:"barrier,omitempty"` // nil: the engine counts nothing of it
+	Learned *Learned `json:"learned,omitempty"`     // nil: nothing was learned
+	Seen    int      `json:"seen_windows"`          // stretches of time in which the engine's page of metrics told how long steps are
+	Unread  bool     `json:"page_unread,omitempty"` // that page could not be read
+	Nearest *Near    `json:"nearest,omitempty"`     // nil: nothing was seen, or the table has no such ranks
+	Barrier *Counted `json:"barrier,omitempty"`     // nil: the engine counts nothing of it
+
+	Detail string `json:"-"` // why the page could not be read, for people at this machine
 }
 
 // Counted is what SGLang counted itself of how its ranks wait for each other, both ways together (survey.Barrier).
@@ -67,6 +70,10 @@ func Explain(e *Engine, learned *Learned, all []*survey.Series) (l Law) {
 		l.Barrier = &Counted{Steps: b.Steps, WaitMs: b.WaitedMs / b.Steps, Beyond: b.FewerPairs / max(1, b.Pairs)}
 	}
 	if len(windows) == 0 {
+		var why error
+		if l.Unread, why = survey.Unread(all); l.Unread {
+			l.Detail = why.Error()
+		}
 		return l
 	}
 	if m := l.Learned; m != nil && m.C0Ms > 0 {

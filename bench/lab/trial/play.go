@@ -93,6 +93,9 @@ const (
 // lasts is how long a load may last.
 func lasts(each, bound time.Duration) time.Duration { return 2*mostTimes*each + bound }
 
+// An engine counts so many tokens for each word of our prompts. By any other number, prompts would not have the length that they should.
+const leastTokens, mostTokens = 0.5, 20
+
 // Measure asks for a few answers, to see that there are any, and how the engine counts the words of prompts.
 func (p *Player) Measure(ctx context.Context) error {
 	const words, asked = 200, 4
@@ -110,9 +113,11 @@ func (p *Player) Measure(ctx context.Context) error {
 	case r.OK < asked:
 		return fmt.Errorf("%d of %d requests for a few tokens were not answered (%s); look into the engine's log, and mend that first", asked-r.OK, asked, whyOf(r))
 	}
-	if r.PromptTokens > 0 {
-		p.Engine.Tokens = float64(r.ReportedPromptTokens) / float64(r.PromptTokens)
+	per := float64(r.ReportedPromptTokens) / float64(max(1, r.PromptTokens))
+	if per < leastTokens || per > mostTokens {
+		return fmt.Errorf("the engine counts %d tokens in prompts of %d words, and that cannot be right; see whether the usage in its answers tells the whole prompt_tokens", r.ReportedPromptTokens, r.PromptTokens)
 	}
+	p.Engine.Tokens = per
 	return nil
 }
 

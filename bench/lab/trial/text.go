@@ -1,6 +1,7 @@
 package trial
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"math"
@@ -14,7 +15,7 @@ import (
 // Plan prints what will be played, what it costs, and what the simulator expects.
 func (r *Report) Plan(out io.Writer, c Cost) {
 	e := r.Engine
-	fmt.Fprintf(out, "%s %s, %s: %d ranks of %d slots", e.Kind, e.Version, e.Model, e.Ranks, e.Slots)
+	fmt.Fprintf(out, "%s %s, %s: %d ranks of %d slots", e.Kind, e.Version, cmp.Or(e.Model, "a model"), e.Ranks, e.Slots)
 	if e.Room > 0 {
 		fmt.Fprintf(out, ", room for %s KV tokens per rank", stats.Grouped(e.Room))
 	}
@@ -185,6 +186,8 @@ func (l *Law) text(out io.Writer) {
 		}
 	}
 	switch n := l.Nearest; {
+	case l.Unread:
+		fmt.Fprintf(out, "The engine's page of metrics could not be read (%s), so no law of the table was compared.\n", l.Detail)
 	case l.Seen == 0:
 		fmt.Fprintln(out, "The engine's page of metrics did not tell how long steps are (SGLang needs --enable-metrics), so no law of the table was compared.")
 	case n == nil:

@@ -4,8 +4,16 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math"
 	"net"
+	"net/http"
+	"net/http/httptest"
+	"net/http/httputil"
 	"net/url"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -17,6 +25,7 @@ import (
 	"evenkeel/bench/lab/laws"
 	"evenkeel/bench/lab/load"
 	"evenkeel/bench/lab/refengine"
+	"evenkeel/bench/lab/survey"
 	"evenkeel/engine"
 )
 
@@ -82,6 +91,34 @@ func TestSettingsHaveNoPathsAndNoNames(t *testing.T) {
 	require.NoError(t, json.Unmarshal([]byte(`{"dp_size":8,"host":"10.0.0.1","model_path":"/home/a/model","moe_a2a_backend":"deepep","quantization":"/home/a/q",
 		"enable_dp_attention":true,"api_key":"secret","vllm_config":{"scheduler_config":{"max_num_seqs":64}},"dtype":null}`), &told))
 	require.Equal(t, map[string]any{"dp_size": 8., "moe_a2a_backend": "deepep", "enable_dp_attention": true, "max_num_seqs": 64.}, settings(told))
+}
+
+// An engine that has a draft model tells some settings twice.
+func TestASettingIsTheOneThatIsLeastDeep(t *testing.T) {
+	var told map[string]any
+	require.NoError(t, json.Unmarshal([]byte(`{"a_draft":{"model_config":{"quantization":"draft","dtype":"deep"}},"b":{"quantization":"fp8"},"c":{"quantization":"other"},
+		"cuda_graph_bs":[1,2,4],"all2all_backend":["a.b.c"],"max_num_seqs":[]}`), &told))
+	for range 20 { // maps have no order
+		require.Equal(t, map[string]any{"quantization": "fp8", "dtype": "deep", "cuda_graph_bs": []any{1., 2., 4.}}, settings(told))
+	}
+	told = map[string]any{"cuda_graph_bs": slices.Repeat([]any{1.}, mostNumbers+1)}
+	require.Empty(t, settings(told))
+}
+
+func TestWordsAreNoHosts(t *testing.T) {
+	for _, s := range []string{
+		"fp8_e4m3", "0.27.1", "v0.11.0", "0.5.3.post1", "0.11.1rc2.dev45+g3d5c8d4a1.d20251101", "0.10.2+cu128", "0.9.2.dev0+g5358cce5f.precompiled", "a.b",
+	} {
+		require.Equal(t, s, word(s))
+	}
+	for _, s := range []string{"gpu-7.corp.internal", "10.0.0.7", "10.0.0.7-a", "0.27.1.corp.internal", "0.27.1+gpu.corp.internal", "7.8.corp", "a b", "/a", "fe80::1", ""} {
+		require.Empty(t, word(s), s)
+	}
+	for id, want := range map[string]string{
+		"deepseek-ai/DeepSeek-V3": "DeepSeek-V3", "/home/a/Llama-3.1_8B/": "Llama-3.1_8B", "http://10.0.0.7:80": "", "ours (secret)": "", "": "",
+	} {
+		require.Equal(t, want, modelName(id), id)
+	}
 }
 
 // What is expected is the same each time, and lies where the simulator's claims lie.
@@ -155,6 +192,23 @@ func TestAGainIsThatOfThePairs(t *testing.T) {
 	p.Pairs = []Pair{bad}
 	require.Nil(t, p.Judge())
 	require.Zero(t, p.Served())
+}
+
+// One figure that is no number costs only itself.
+func TestTheFileIsWrittenWhateverTheFiguresAre(t *testing.T) {
+	nan, inf := math.NaN(), math.Inf(1)
+	r := New(&Engine{Kind: vLLM, Tokens: nan}, []*Load{{Name: "l", Share: inf}}, &Expectation{Loads: []Expected{{TTFT: Span{Low: -inf}}}})
+	l := r.Loads[0]
+	l.Pairs, l.Gain, l.Learned = []Pair{made(nan, 2), made(50, 1.1)}, &Gain{Tokens: Interval{Mean: inf}}, &Learned{R2: nan}
+	r.Law.Nearest = &Near{Error: nan}
+	r.Began = time.Now()
+	var file bytes.Buffer
+	require.NoError(t, r.JSON(&file))
+	var back Report
+	require.NoError(t, json.Unmarshal(file.Bytes(), &back))
+	require.Equal(t, []float64{0, 50}, []float64{back.Loads[0].Pairs[0].Engine.Tokens, back.Loads[0].Pairs[1].Engine.Tokens})
+	require.Zero(t, back.Law.Nearest.Error)
+	require.Zero(t, back.Loads[0].Expected.TTFT.Low)
 }
 
 // player plays straight to an engine both ways.
@@ -260,6 +314,44 @@ func TestAnEngineThatAnswersNothingIsNotPlayed(t *testing.T) {
 	p := player(t, silence(t))
 	p.Bound = 100 * time.Millisecond
 	require.ErrorContains(t, p.Measure(t.Context()), "of 4 requests for a few tokens were not answered")
+}
+
+// Prompts get their length by what the engine counts in the first ones.
+func TestAnEngineThatCountsNoPromptsIsNotPlayed(t *testing.T) {
+	u, err := url.Parse(start(t))
+	require.NoError(t, err)
+	for counts, says := range map[int]string{1: "counts 4 tokens in prompts of 800 words", 900_000: "counts 3600000 tokens in"} {
+		proxy := httputil.NewSingleHostReverseProxy(u)
+		proxy.ModifyResponse = func(r *http.Response) error {
+			text, err := io.ReadAll(r.Body)
+			r.Body.Close()
+			text = regexp.MustCompile(`"prompt_tokens":\d+`).ReplaceAll(text, fmt.Appendf(nil, `"prompt_tokens":%d`, counts))
+			text = regexp.MustCompile(`"total_tokens":\d+`).ReplaceAll(text, fmt.Appendf(nil, `"total_tokens":%d`, counts+4))
+			r.Body, r.ContentLength = io.NopCloser(bytes.NewReader(text)), int64(len(text))
+			r.Header.Del("Content-Length")
+			return err
+		}
+		s := httptest.NewServer(proxy)
+		p := player(t, s.URL)
+		require.ErrorContains(t, p.Measure(t.Context()), says)
+		s.Close()
+	}
+}
+
+// A page that cannot be read is something else than a page that does not tell of steps.
+func TestWhyNoLawIsCompared(t *testing.T) {
+	var text bytes.Buffer
+	broken := &survey.Series{Err: errors.New("503 Service Unavailable")}
+	l := Explain(&Engine{Kind: vLLM, Ranks: 2}, nil, []*survey.Series{broken})
+	require.True(t, l.Unread)
+	l.text(&text)
+	require.Contains(t, text.String(), "could not be read (503 Service Unavailable)")
+	require.NotContains(t, text.String(), "--enable-metrics")
+	text.Reset()
+	l = Explain(&Engine{Kind: vLLM, Ranks: 2}, nil, []*survey.Series{{}})
+	require.False(t, l.Unread)
+	l.text(&text)
+	require.Contains(t, text.String(), "SGLang needs --enable-metrics")
 }
 
 func TestTheEngineIsAsked(t *testing.T) {
