@@ -48,19 +48,6 @@ func TestEveryEntryButADrainFreesItsPlaceOnce(t *testing.T) {
 	used(1, "a drain holds no place")
 }
 
-// Whoever has an answer may be over at once, and holds no place then.
-func TestAPlaceIsFreeBeforeItsEntryIsAnswered(t *testing.T) {
-	for _, want := range []error{nil, board.ErrDraining} {
-		places, result := pool.NewPlaces(1), make(chan Result, 1)
-		require.True(t, places.TryReserve())
-		freed := 0
-		places.OnFree(func() { freed++; require.Empty(t, result) })
-		waiting{entry: &pool.Entry{}, result: result}.answer(places, Result{Err: want})
-		require.Equal(t, 1, freed)
-		require.ErrorIs(t, (<-result).Err, want)
-	}
-}
-
 func TestProgressDoesNotAllocate(t *testing.T) {
 	s, n := &Slot{}, 0
 	require.Zero(t, testing.AllocsPerRun(100, func() { n++; s.Progress(n); s.Started() }))

@@ -358,12 +358,12 @@ func (r *runner) answer(e *pool.Entry, result Result) {
 	w.answer(r.cfg.Places, result)
 }
 
-// answer frees the entry's place and answers the caller, in this order: a request that is over has no place any more.
+// answer answers the caller and frees the entry's place.
 func (w waiting) answer(places *pool.Places, r Result) {
+	w.result <- r
 	if places != nil && !w.entry.Discard && w.local == nil {
 		places.Release()
 	}
-	w.result <- r
 }
 
 // choose puts a policy in force that the twin found to be better.
