@@ -5,6 +5,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 )
 
 // asked are the settings that a law, or the balancing of the engine, depends on. Nothing else of what an engine tells is kept:
@@ -66,11 +67,16 @@ func setting(v any) any {
 	return nil
 }
 
+// These are made when the first trial asks for them.
 var (
-	aWord    = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.+-]{0,63}$`)
-	aName    = regexp.MustCompile(`^[A-Za-z0-9._-]{1,128}$`)
-	aVersion = regexp.MustCompile(`^v?[0-9]+\.[0-9]+(\.[0-9]+)?([.-]?(a|b|rc|dev|post)\.?[0-9]*)*(\+` + built + `(\.` + built + `)*)?$`)
+	aWord    = lazily(`^[A-Za-z0-9][A-Za-z0-9_.+-]{0,63}$`)
+	aName    = lazily(`^[A-Za-z0-9._-]{1,128}$`)
+	aVersion = lazily(`^v?[0-9]+\.[0-9]+(\.[0-9]+)?([.-]?(a|b|rc|dev|post)\.?[0-9]*)*(\+` + built + `(\.` + built + `)*)?$`)
 )
+
+func lazily(text string) func() *regexp.Regexp {
+	return sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(text) })
+}
 
 // mostPoints has a word that is no version. Hosts and addresses have more.
 const mostPoints = 1
@@ -81,7 +87,7 @@ const built = `(g?[0-9a-f]{6,40}|d[0-9]+|cu[0-9]+|rocm[0-9]+|cpu|tpu|xpu|npu|emp
 // word is a text that can hold no path, no sentence, and no host or address with several points; else it is empty.
 func word(v any) string {
 	s, ok := v.(string)
-	if !ok || !aWord.MatchString(s) || strings.Count(s, ".") > mostPoints && !aVersion.MatchString(s) {
+	if !ok || !aWord().MatchString(s) || strings.Count(s, ".") > mostPoints && !aVersion().MatchString(s) {
 		return ""
 	}
 	return s
@@ -90,7 +96,7 @@ func word(v any) string {
 // modelName is the name of a model without the folders before it; empty: it has something else than letters, digits and . _ -.
 func modelName(id string) string {
 	id = strings.TrimRight(id, "/")
-	if name := id[strings.LastIndexByte(id, '/')+1:]; aName.MatchString(name) {
+	if name := id[strings.LastIndexByte(id, '/')+1:]; aName().MatchString(name) {
 		return name
 	}
 	return ""
