@@ -29,11 +29,15 @@ type Slot struct {
 }
 
 func newSlot(e *pool.Entry, explain bool) *Slot {
-	s := &Slot{}
-	if explain {
-		s.Trace = &decision.Trace{}
+	if !explain {
+		return &Slot{}
 	}
-	return s
+	both := &struct {
+		Slot
+		trace decision.Trace
+	}{}
+	both.Trace = &both.trace
+	return &both.Slot
 }
 
 // held says whether it has not been given back. Only the runner asks.

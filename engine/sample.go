@@ -208,7 +208,7 @@ type Gauges struct {
 	KVShare          float64 // of its KV memory, in use
 	Preempted        float64 // requests, since the reading before
 	Computed         float64 // prompt tokens whose KV it looked for in other engines and did not get, since the reading before
-	WaitMs           float64 // for which it waited for the other ranks before a step, in the mean since the reading before; below 0 also where no step came since then
+	WaitMs           float64 // for which it waited for others before a step, in the mean since the reading before; below 0 also without a step
 }
 
 // mostWaitMs is longer than a rank waits: an hour before each step.

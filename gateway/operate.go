@@ -78,24 +78,28 @@ func readClocks(s *board.Status, of func(rank int32) (Gauges, bool)) {
 		m := &s.Models[i]
 		m.Groups = slices.Clone(m.Groups)
 		for j := range m.Groups {
-			g, told, sum := &m.Groups[j], 0.0, 0.0
-			if g.Step == nil {
-				continue
+			g := &m.Groups[j]
+			if ms, told := waited(m.Workers, g.Name, of); told && g.Step != nil {
+				step := *g.Step
+				step.SyncWaitMs, g.Step = ms, &step
 			}
-			for k := range m.Workers {
-				w := &m.Workers[k]
-				if !w.Barrier || w.Group != g.Name || w.Down || w.Removed {
-					continue
-				}
-				if said, ok := of(w.ID); ok && said.WaitMs >= 0 {
-					told, sum = told+1, sum+said.WaitMs
-				}
-			}
-			step := *g.Step
-			step.SyncWaitMs = sum / max(1, told)
-			g.Step = &step
 		}
 	}
+}
+
+// waited is how long ranks of a barrier group wait in the mean; not told: no engine counts it.
+func waited(ranks []board.WorkerStatus, group string, of func(rank int32) (Gauges, bool)) (ms float64, told bool) {
+	sum, n := 0.0, 0
+	for i := range ranks {
+		w := &ranks[i]
+		if !w.Barrier || w.Group != group || w.Down || w.Removed {
+			continue
+		}
+		if said, ok := of(w.ID); ok && said.WaitMs >= 0 {
+			sum, n = sum+said.WaitMs, n+1
+		}
+	}
+	return sum / float64(max(1, n)), n > 0
 }
 
 // Receipts are those of the last requests, and of all that run; nil: none are

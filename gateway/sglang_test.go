@@ -128,7 +128,8 @@ func TestACanaryOfSGLangIsComputed(t *testing.T) {
 	}
 }
 
-// What engines of SGLang count of their barrier stands in the status and on the live page. One request leaves a rank that waits for the other.
+// What engines of SGLang count of their barrier stands in the status and on the live page. One request leaves a rank that waits for
+// the other.
 func TestTheStatusTellsHowLongRanksWaitByTheirOwnCount(t *testing.T) {
 	t.Parallel()
 	c := early(t, refengine.SGLang, options{

@@ -131,7 +131,8 @@ func (c *engineCmd) config() (refengine.Config, error) {
 		Connector: refengine.Connector(c.Connector), FlatBlockIDs: c.FlatBlockIDs, KVHoldTimeout: c.KVHoldTimeout,
 		MaxBatchedTokens: c.Aggregated.MaxNumBatchedTokens, PrefillShared: c.Aggregated.PrefillShared,
 		PrefillInterval: c.Aggregated.PrefillScheduleInterval, PrefillFirst: c.Aggregated.PrefillFirst, PrefillDelayer: c.Aggregated.PrefillDelayer,
-		BootstrapTimeout: c.SGLang.BootstrapTimeout, WaitingTimeout: c.SGLang.WaitingTimeout, BarrierMetrics: c.SGLang.BarrierMetrics, RejectReleases: c.RejectReleases,
+		BootstrapTimeout: c.SGLang.BootstrapTimeout, WaitingTimeout: c.SGLang.WaitingTimeout,
+		BarrierMetrics: c.SGLang.BarrierMetrics, RejectReleases: c.RejectReleases,
 		PromptTokensDetails: true, ErrorShape: refengine.ErrorShape(c.ErrorShape), OldMetricNames: c.OldMetricNames, Seed: c.Seed,
 	}
 	if c.KVEvents != 0 {

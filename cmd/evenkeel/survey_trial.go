@@ -41,7 +41,7 @@ const (
 	trialFile                   = "evenkeel-trial.json"
 )
 
-// check refuses flags that do not go together.
+// checkTrial refuses flags that do not go together.
 func (c *surveyCmd) checkTrial() error {
 	switch d := (surveyTrial{Each: 5 * time.Minute}); {
 	case !c.Trial && c.surveyTrial != d:
@@ -110,7 +110,9 @@ func (c *surveyCmd) trial(std streams, target *engine.Target, file io.Writer) er
 	r := trials.New(&e, loads, x)
 	r.Short, r.Each = c.Short, c.each().Seconds()
 	v, commit := buildInfo()
-	r.Program = trials.Program{Version: v, Commit: commit, Go: runtime.Version(), System: runtime.GOOS + "/" + runtime.GOARCH, CPUs: runtime.GOMAXPROCS(0)}
+	r.Program = trials.Program{
+		Version: v, Commit: commit, Go: runtime.Version(), System: runtime.GOOS + "/" + runtime.GOARCH, CPUs: runtime.GOMAXPROCS(0),
+	}
 	_, leastPairs := c.pairs()
 	r.Plan(std.out, trials.Costs(loads, x, c.each(), leastPairs))
 	if c.Plan {
@@ -199,13 +201,17 @@ func (c *surveyCmd) detect(ctx context.Context) (*draft.Entry, error) {
 	case e.Dead != "":
 		return nil, fmt.Errorf("%s does not answer (%s); start the engine, or give the address at which it listens", at, e.Dead)
 	case e.Role == "prefill" || e.Role == "decode" || e.Role == "" && e.Connector != "":
-		return nil, fmt.Errorf("%s belongs to a pair of prefill and decode engines, and a trial is for ranks that do both; take evenkeel survey without --trial, or start an engine without a KV connector. %s", at, says)
+		return nil, fmt.Errorf("%s belongs to a pair of prefill and decode engines, and a trial is for ranks that do both; "+
+			"take evenkeel survey without --trial, or start an engine without a KV connector. %s", at, says)
 	case e.Role == "":
-		return nil, fmt.Errorf("%s answers, but nothing tells that it is an engine that prefills and decodes; look whether the address is that of vLLM or SGLang, and whether a model is loaded. %s", at, says)
+		return nil, fmt.Errorf("%s answers, but nothing tells that it is an engine that prefills and decodes; "+
+			"look whether the address is that of vLLM or SGLang, and whether a model is loaded. %s", at, says)
 	case e.Ranks < 2:
-		return nil, fmt.Errorf("%s has one rank, which waits for no other; start vLLM with --data-parallel-size 8, or SGLang with --enable-dp-attention --dp-size 8, behind one address. If it has several and does not tell, add --ranks", at)
+		return nil, fmt.Errorf("%s has one rank, which waits for no other; start vLLM with --data-parallel-size 8, "+
+			"or SGLang with --enable-dp-attention --dp-size 8, behind one address. If it has several and does not tell, add --ranks", at)
 	case e.Slots < 1:
-		return nil, fmt.Errorf("%s does not tell how many requests a rank runs at once; add --slots with its --max-num-seqs, or start vLLM with VLLM_SERVER_DEV_MODE=1", at)
+		return nil, fmt.Errorf("%s does not tell how many requests a rank runs at once; "+
+			"add --slots with its --max-num-seqs, or start vLLM with VLLM_SERVER_DEV_MODE=1", at)
 	}
 	return e, nil
 }
@@ -217,7 +223,9 @@ func (c *surveyCmd) expect(ctx context.Context, std streams, e *trials.Engine, l
 		return nil, usageError{err}
 	}
 	if len(by) > 0 && by[0].Ranks != e.Ranks {
-		return nil, usageError{fmt.Errorf("--law %s is of %d ranks, and the engine has %d; name a law with as many", c.Law, by[0].Ranks, e.Ranks)}
+		return nil, usageError{
+			fmt.Errorf("--law %s is of %d ranks, and the engine has %d; name a law with as many", c.Law, by[0].Ranks, e.Ranks),
+		}
 	}
 	lasts := c.Each
 	if c.Short {
@@ -236,11 +244,14 @@ func (c *surveyCmd) expect(ctx context.Context, std streams, e *trials.Engine, l
 }
 
 // play plays all loads, straight to the address and through evenkeel. The engine's page is watched meanwhile.
-func (c *surveyCmd) play(ctx context.Context, std streams, r *trials.Report, g *gateway.Gateway, straight string, client *engine.Client, target *engine.Target) error {
+func (c *surveyCmd) play(ctx context.Context, std streams, r *trials.Report, g *gateway.Gateway, straight string,
+	client *engine.Client, target *engine.Target,
+) error {
 	bar := newProgress(std.err)
 	defer bar.finish()
 	p := &trials.Player{
-		Engine: *r.Engine, URLs: map[trials.Way]string{trials.Straight: straight, trials.Ours: "http://" + g.Addr()}, APIKey: os.Getenv(engineKeyEnv),
+		Engine: *r.Engine, APIKey: os.Getenv(engineKeyEnv),
+		URLs: map[trials.Way]string{trials.Straight: straight, trials.Ours: "http://" + g.Addr()},
 		Each: c.each(), Bound: trials.Patience,
 		Told: func(now load.Progress, what string) { bar.trial(now, what) }, Learned: func() *trials.Learned { return lawOf(ctx, g) },
 	}
@@ -271,17 +282,10 @@ func (c *surveyCmd) play(ctx context.Context, std streams, r *trials.Report, g *
 	over()
 	<-done
 	if !r.Any() {
-		return fmt.Errorf("no pair of blocks was played: %s%s", r.Why, inBrackets(r.Detail))
+		return fmt.Errorf("no pair of blocks was played: %w", r.Ended())
 	}
 	r.Law = trials.Explain(r.Engine, r.Learned(), pages)
 	return nil
-}
-
-func inBrackets(s string) string {
-	if s == "" {
-		return ""
-	}
-	return " (" + s + ")"
 }
 
 // proxy is evenkeel as init would configure it for this engine, on a free port of this machine.
@@ -315,8 +319,8 @@ func lawOf(ctx context.Context, g *gateway.Gateway) *trials.Learned {
 		for _, group := range m.Groups {
 			if s := group.Step; s != nil && s.C0Ms+s.OwnMs > 0 {
 				return &trials.Learned{
-					Way: string(s.Way), C0Ms: s.C0Ms, C1Ms: s.C1Ms, RequestMs: s.RequestMs, OwnMs: s.OwnMs, SharedMs: s.SharedMs, PrefillMs: s.PrefillMs,
-					Steps: s.Samples, R2: s.R2,
+					Way: string(s.Way), C0Ms: s.C0Ms, C1Ms: s.C1Ms, RequestMs: s.RequestMs, Steps: s.Samples, R2: s.R2,
+					OwnMs: s.OwnMs, SharedMs: s.SharedMs, PrefillMs: s.PrefillMs,
 				}
 			}
 		}

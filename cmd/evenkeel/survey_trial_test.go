@@ -167,8 +167,8 @@ func TestALateErrorKeepsTheFile(t *testing.T) {
 	}
 }
 
-// Ctrl-C ends a trial with what was played, and so does a terminal that is gone. Here the signal comes with the first request of the second load. evenkeel gives requests ids of
-// its own, so that only runs that go straight to the engine are told apart.
+// Ctrl-C ends a trial with what was played, and so does a terminal that is gone. Here the signal comes with the first request of
+// the second load. evenkeel gives requests ids of its own, so that only runs that go straight to the engine are told apart.
 func TestATrialThatIsInterrupted(t *testing.T) {
 	for _, by := range []syscall.Signal{syscall.SIGINT, syscall.SIGHUP} {
 		t.Run(by.String(), func(t *testing.T) { interrupted(t, by) })

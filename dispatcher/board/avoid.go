@@ -96,8 +96,7 @@ func before(e *pool.Entry, r, other *rank) bool {
 // hasRoomFor says whether a rank that is up has a slot and KV room for an entry, and its KV a way there.
 func (b *board) hasRoomFor(e *pool.Entry, r *rank, now time.Time) bool {
 	p := r.group.inForce()
-	watermark := policy.Watermark(p.Policy)
-	return (p.Immediate() || r.free() > 0 && r.kv+int64(e.Prompt) <= policy.KVBudget(r.capacity(watermark, now, int64(e.Prompt)), watermark)) && !b.pairs.vetoed(e, r, now)
+	return (p.Immediate() || r.fits(int64(e.Prompt), policy.Watermark(p.Policy), now)) && !b.pairs.vetoed(e, r, now)
 }
 
 // countParticular counts the waiting entries anew, after what ranks list has changed.

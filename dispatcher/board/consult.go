@@ -51,7 +51,8 @@ func (b *board) fill(g *group, p *decider, now time.Time) {
 			free = min(free, 1)
 		}
 		s.Workers = append(s.Workers, policy.Worker{
-			ID: r.ID, Free: int32(free), Up: r.takes(), Capacity: r.capacity(watermark, now, longest), Cost: r.Cost, Others: r.Others + r.guests, Running: r.running, Backlog: r.backlog,
+			ID: r.ID, Free: int32(free), Up: r.takes(), Capacity: r.capacity(watermark, now, longest), Cost: r.Cost,
+			Others: r.Others + r.guests, Running: r.running, Backlog: r.backlog,
 		})
 	}
 	for _, e := range b.pool.Entries() {

@@ -115,7 +115,7 @@ func (b *board) localOn(r *rank, w entrant, watermark float64, now time.Time) (t
 			continue
 		}
 		tokens = max(1, offer.Tokens)
-		return tokens, r.takes() && r.lists(w.entry.Name) && r.free() > 0 && r.kv+int64(w.prompt()) <= policy.KVBudget(r.capacity(watermark, now, int64(w.prompt())), watermark) &&
+		return tokens, r.takes() && r.lists(w.entry.Name) && r.fits(int64(w.prompt()), watermark, now) &&
 			w.local.Allows(tokens, len(r.slots), b.computing(r))
 	}
 	return 0, false

@@ -216,11 +216,8 @@ func (r *rank) slowness() float64 { return float64(cmp.Or(r.Cost, 1)) }
 // request is how many KV tokens a request weighs as much as in the group's steps.
 func (g *group) request() int64 { return int64(math.Round(g.steps.Weight())) }
 
-// known is the same by the model in force: what is said of steps is not made of what is only assumed.
-func (g *group) known() int64 {
-	m, _, _ := g.steps.Model()
-	return int64(math.Round(m.Weight()))
-}
+// known is the same for what is said of steps, which is not made of what is only assumed.
+func (g *group) known() int64 { return int64(math.Round(g.steps.Known())) }
 
 // ownMs is what a token of a prompt takes its own rank: what is usual, until steps or the config tell.
 func (g *group) ownMs(m *step.Model) float64 {

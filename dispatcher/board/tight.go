@@ -41,6 +41,11 @@ func (r *rank) capacity(watermark float64, now time.Time, longest int64) int64 {
 	return int64(min(max(left, 1), float64(r.room()))) // 0 would be unlimited
 }
 
+// fits says whether the rank has a slot and KV room for a prompt.
+func (r *rank) fits(prompt int64, watermark float64, now time.Time) bool {
+	return r.free() > 0 && r.kv+prompt <= policy.KVBudget(r.capacity(watermark, now, prompt), watermark)
+}
+
 func (l *Boards) preempted(worker int32) {
 	for _, b := range l.inOrder {
 		if r := b.ranks[worker]; r != nil {

@@ -90,7 +90,8 @@ func (p *evenkeel) measure(s *Snapshot) bool {
 	return true
 }
 
-// requestTokens is what a request counts as in a load. Where the rank with most requests is not looked at by itself, all of it counts there.
+// requestTokens is what a request counts as in a load. Where the rank with most requests is not looked at by itself, all of it
+// counts there.
 func (p *evenkeel) requestTokens(s *Snapshot, all bool) int64 {
 	switch {
 	case !p.set.requests:

@@ -187,7 +187,7 @@ func phases(p Policy, s *Snapshot, dst []Assignment) (out []Assignment, took [3]
 
 // BenchmarkTick is a tick of a saturated group in which the policy itself made
 // the loads. The p99 of br0 and brh is to be below 1 ms, the mean of evenkeel
-// below 400 us and p99 < 700 us, at 144 ranks of 40 whose requests cost nothing but KV; else below 800 us. Stage 1 of evenkeel is its
+// below 400 us and p99 < 700 us, at 144 ranks of 40. Stage 1 of evenkeel is its
 // start, stage 2 the improvement and the rest. With three steps to a tick about
 // 60 slots are free at each; a table is swapped every second.
 func BenchmarkTick(b *testing.B) {

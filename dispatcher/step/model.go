@@ -37,9 +37,6 @@ type Weights struct {
 // count alone it does not.
 func Halves(weight float64) Weights { return Weights{weight / 2, weight / 2} }
 
-// Weights are those of a law in which the slowest rank sets the pace and nothing else does.
-func (m *Model) Weights() Weights { return Weights{Request: m.Weight()} }
-
 // Ms is how long a step of these ranks takes.
 func (m *Model) Ms(ranks []Rank) float64 {
 	if len(ranks) == 0 {

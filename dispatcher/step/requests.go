@@ -223,7 +223,9 @@ func (q *requests) line() regression {
 		at += arms
 	}
 	a := &q.arms[at]
-	r := regression{weighing: use, n: uint64(w.n), w: w.n, x: a.x, y: w.y, xx: a.xx + a.x*a.x/w.n, xy: a.xy + a.x*w.y/w.n, yy: w.yy + w.y*w.y/w.n}
+	r := regression{
+		weighing: use, n: uint64(w.n), w: w.n, x: a.x, y: w.y, xx: a.xx + a.x*a.x/w.n, xy: a.xy + a.x*w.y/w.n, yy: w.yy + w.y*w.y/w.n,
+	}
 	if s := 1 / (1 - fade) / w.n; s < 1 {
 		r.w, r.x, r.y, r.xx, r.xy, r.yy = s*r.w, s*r.x, s*r.y, s*r.xx, s*r.xy, s*r.yy
 	}

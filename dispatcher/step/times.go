@@ -161,7 +161,8 @@ func (s *Times) tame(x, ms float64) float64 {
 	return line + off
 }
 
-// Configure sets what is in force until steps have taught more. A config that does not say what a request costs has it begin at UsualWeight.
+// Configure sets what is in force until steps have taught more. A config that does not say what a request costs has it begin at
+// UsualWeight.
 func (s *Times) Configure(m Model) {
 	s.Configured = m
 	s.requests.start = UsualWeight
@@ -177,6 +178,9 @@ func (s *Times) Weight() float64 {
 	}
 	return s.requests.inUse().weight
 }
+
+// Known is Weight without what is only assumed.
+func (s *Times) Known() float64 { return s.ofLine().weight }
 
 // Told is which way steps take what requests cost, where they tell it in two windows.
 func (s *Times) Told() (way Way) {

@@ -97,8 +97,14 @@ type study struct {
 
 func (g *gate) studies() []*study {
 	return []*study{
-		{"Decode ranks", g.loads, [3]figure{{"mean step", false}, {"tokens/s", true}, {"TPOT p95", false}}, len(columnNames()), g.decode},
-		{"Ranks that prefill and decode", g.mixed, [3]figure{{"tokens/s", true}, {"mean TTFT", false}, {"TPOT p95", false}}, learns + 1, g.both},
+		{
+			of: "Decode ranks", loads: g.loads, columns: len(columnNames()), try: g.decode,
+			figures: [3]figure{{"mean step", false}, {"tokens/s", true}, {"TPOT p95", false}},
+		},
+		{
+			of: "Ranks that prefill and decode", loads: g.mixed, columns: learns + 1, try: g.both,
+			figures: [3]figure{{"tokens/s", true}, {"mean TTFT", false}, {"TPOT p95", false}},
+		},
 	}
 }
 
@@ -116,8 +122,9 @@ func runGate(ctx context.Context, args []string, out io.Writer) error {
 		return fmt.Errorf("-loads %d, -mixed %d: there must be one of each", g.loads, g.mixed)
 	}
 	m := middle()
-	text := fmt.Sprintf("Loads of seed %d, each under a law drawn from %d. A cell is what is lost beside the policy that takes the true form for true, in %%: the geometric "+
-		"mean, and the worst load. In the middle of the laws a request weighs %s KV tokens.\n", g.seed, len(candidates()), report.Grouped(m.Weight(), 0))
+	text := fmt.Sprintf("Loads of seed %d, each under a law drawn from %d. A cell is what is lost beside the policy that takes the true form "+
+		"for true, in %%: the geometric mean, and the worst load. In the middle of the laws a request weighs %s KV tokens.\n",
+		g.seed, len(candidates()), report.Grouped(m.Weight(), 0))
 	for _, s := range g.studies() {
 		all, err := s.play(ctx, os.Stderr)
 		if err != nil {
@@ -205,7 +212,7 @@ func (g *gate) decode(ctx context.Context, i int) (all outcomes, _ string, _ err
 			case fromItsOwn:
 				one.StepModel = group.Law.Level()
 			default:
-				group.Assumed, group.Weights = in(law, step.Form(assumed)).Assumed()
+				group.Assumed = in(law, step.Form(assumed))
 			}
 			got, err := one.RunAlone(ctx, 1)
 			if err != nil {
@@ -289,7 +296,8 @@ func (s *study) verdict(all []outcomes, names []string) (text string) {
 		for truth := range step.Forms {
 			known = append(known, s.ratios(all, of, truth, learns)...)
 		}
-		text += fmt.Sprintf("- %s: the least worst loss has *%s*, %.1f %%. Who knows form and constants gains %s %% in the mean over what is learned.\n",
+		text += fmt.Sprintf("- %s: the least worst loss has *%s*, %.1f %%. "+
+			"Who knows form and constants gains %s %% in the mean over what is learned.\n",
 			f.name, names[best], 100*(least-1), percent(stats.GeometricMean(known)))
 	}
 	return text

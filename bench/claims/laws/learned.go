@@ -22,16 +22,18 @@ var after = [...]int{500, 2000, 5000, 20_000}
 // looks is how many rounds there are from one look to the next.
 const looks = 20
 
-// quantity is something that is learned of a group.
-type quantity struct {
-	name  string
-	mixed bool // of ranks that prefill and decode
-}
+// What is learned of a group of decode ranks, and of one whose ranks compute prompts.
+const (
+	ofStep = iota
+	ofRequest
+	ofOwn
+	ofPrompt
+)
 
-var quantities = [...]quantity{{"a step", false}, {"weight of a request", false}, {"a prompt's own part", true}, {"a prompt in all", true}}
+var quantities = [...]string{ofStep: "a step", ofRequest: "weight of a request", ofOwn: "a prompt's own part", ofPrompt: "a prompt in all"}
 
-// errs are what is learned, by how many steps there were.
-type errs struct {
+// lessons are what is learned, by how many steps there were.
+type lessons struct {
 	off [len(quantities)][len(after)]float64 // multiples of what is true, by quantity
 	way [len(after)]told                     // who pays for requests
 }
@@ -56,7 +58,7 @@ func slot(steps uint64) (at int, ok bool) {
 }
 
 // learnedOf plays a load of each kind under a truth, and says what the default policy learns of it; 0 where it was not played for so long.
-func (g *gate) learnedOf(ctx context.Context, i int, truth step.Form) (e errs, _ error) {
+func (g *gate) learnedOf(ctx context.Context, i int, truth step.Form) (e lessons, _ error) {
 	law, l := g.onDecode(i)
 	plan := l.Plan([]string{"evenkeel"}, 0)
 	plan.Fleet.Groups = slices.Clone(plan.Fleet.Groups)
@@ -93,7 +95,7 @@ func (g *gate) learnedOf(ctx context.Context, i int, truth step.Form) (e errs, _
 }
 
 // see keeps the first look after each number of steps.
-func (e *errs) see(got *board.StepStatus, steps uint64, law *step.Law, ranks []board.WorkerStatus) {
+func (e *lessons) see(got *board.StepStatus, steps uint64, law *step.Law, ranks []board.WorkerStatus) {
 	at, ok := slot(steps)
 	if !ok {
 		return
@@ -108,34 +110,34 @@ func (e *errs) see(got *board.StepStatus, steps uint64, law *step.Law, ranks []b
 			e.way[at] = wrongly
 		}
 		level := law.Level()
-		e.off[1][at] = max(1, float64(got.RequestTokens)) / level.Weight()
+		e.off[ofRequest][at] = max(1, float64(got.RequestTokens)) / level.Weight()
 	}
-	if e.off[0][at] == 0 && got.C1Ms > 0 {
+	if e.off[ofStep][at] == 0 && got.C1Ms > 0 {
 		var list []step.Rank
 		for i := range ranks {
 			list = append(list, step.Rank{Requests: float64(ranks[i].Running), KV: float64(ranks[i].KVTokens)})
 		}
 		m := step.Model{C0Ms: got.C0Ms, C1Ms: got.C1Ms, RequestMs: got.RequestMs}
-		e.off[0][at] = m.Ms(list) / law.Ms(list)
+		e.off[ofStep][at] = m.Ms(list) / law.Ms(list)
 	}
 }
 
 // prompts does the same for what a token of a prompt costs.
-func (e *errs) prompts(run *mixed.Run, law *step.Law) {
+func (e *lessons) prompts(run *mixed.Run, law *step.Law) {
 	s := run.Boards.Status(run.Instant(run.Now))
 	g := &s.Models[0].Groups[0]
 	got := g.Step
 	at, ok := slot(g.Steps.Count)
-	if !ok || got == nil || got.OwnMs+got.SharedMs <= 0 || e.off[2][at] > 0 {
+	if !ok || got == nil || got.OwnMs+got.SharedMs <= 0 || e.off[ofOwn][at] > 0 {
 		return
 	}
-	e.off[2][at] = got.OwnMs / law.OwnMs
-	e.off[3][at] = (got.OwnMs + got.SharedMs) / (law.OwnMs + law.SharedMs)
+	e.off[ofOwn][at] = got.OwnMs / law.OwnMs
+	e.off[ofPrompt][at] = (got.OwnMs + got.SharedMs) / (law.OwnMs + law.SharedMs)
 }
 
 // learnedTable is what learned laws are off by after so many steps, in each truth.
 func (g *gate) learnedTable(ctx context.Context) (string, error) {
-	all := make([][len(step.Forms)]errs, g.mixed)
+	all := make([][len(step.Forms)]lessons, g.mixed)
 	_, err := report.Trials(ctx, g.mixed, 1, nil, func(ctx context.Context, i int, _ uint64) (struct{}, error) {
 		for truth := range step.Forms {
 			e, err := g.learnedOf(ctx, i, step.Form(truth))
@@ -157,7 +159,7 @@ func (g *gate) learnedTable(ctx context.Context) (string, error) {
 	t := page.Markdown{Head: head, Text: 2}
 	for q, of := range quantities {
 		for truth, name := range step.Forms {
-			row := []string{of.name, name}
+			row := []string{of, name}
 			for at := range after {
 				var list []float64
 				for i := range all {
@@ -181,11 +183,12 @@ func (g *gate) learnedTable(ctx context.Context) (string, error) {
 		}
 		t.Add(row...)
 	}
-	return fmt.Sprintf("**What learned laws are off by**, in the median of %d loads, as a factor, and of how many of them it is known. A step is one at the loads of the moment; "+
-		"a request begins at %s KV tokens.\n\n%s", g.mixed, stats.Grouped(step.UsualWeight), t.String()), nil
+	return fmt.Sprintf("**What learned laws are off by**, in the median of %d loads, as a factor, and of how many of them it is known. "+
+		"A step is one at the loads of the moment; a request begins at %s KV tokens.\n\n%s",
+		g.mixed, stats.Grouped(step.UsualWeight), t.String()), nil
 }
 
-// offBy is the median of errs.
+// offBy is the median of errors, and how many there are.
 func offBy(list []float64) string {
 	if len(list) == 0 {
 		return "–"

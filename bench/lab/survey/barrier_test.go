@@ -25,8 +25,8 @@ import (
 	"evenkeel/engine"
 )
 
-// watchGroup has uneven ranks decode for some minutes of virtual time, and returns what a survey reads of their pages as SGLang. counts: the engine is
-// told to count its barrier.
+// watchGroup has uneven ranks decode for some minutes of virtual time, and returns what a survey reads of their pages as SGLang.
+// counts: the engine is told to count its barrier.
 func watchGroup(t *testing.T, cfg group.Config, counts bool) *Series {
 	var pages [300][]byte // one a second
 	synctest.Test(t, func(t *testing.T) {
@@ -110,8 +110,8 @@ func TestTheEngineAgreesWithTheSurvey(t *testing.T) {
 	}
 }
 
-// countedPage is a page after so many seconds, of two ranks that read 300 and 100 KV tokens in each of 20 steps a second. The barrier's series of the first
-// rank are replaced.
+// countedPage is a page after so many seconds, of two ranks that read 300 and 100 KV tokens in each of 20 steps a second. The
+// barrier's series of the first rank are replaced.
 func countedPage(at int64, instead map[string]string) []byte {
 	n := 20 * at
 	text := string(bind.AppendMetrics(nil, "m", "decode", []bind.Gauges{

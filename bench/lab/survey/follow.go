@@ -51,7 +51,9 @@ func seriesOf(targets []*engine.Target) []*Series {
 }
 
 // rounds asks all engines in each interval, until ctx ends or what is done after a round says that it is over.
-func rounds(ctx context.Context, client *engine.Client, targets []*engine.Target, all []*Series, every time.Duration, after func(round int) (over bool, fail error)) error {
+func rounds(ctx context.Context, client *engine.Client, targets []*engine.Target, all []*Series, every time.Duration,
+	after func(round int) (over bool, fail error),
+) error {
 	ticker := time.NewTicker(every)
 	defer ticker.Stop()
 	for round := 0; ; round++ {

@@ -122,7 +122,8 @@ func (f *Finding) Rows() (rows []Row) {
 		if f.Law.ok {
 			law = fmt.Sprintf("; %.2f ms in all, by the law of steps below", f.WaitMs)
 		}
-		add("a rank waits for the others in a step, in the mean", "%.2f ms at the gather before it, by SGLang's own clock%s", b.WaitedMs/b.Steps, law)
+		add("a rank waits for the others in a step, in the mean",
+			"%.2f ms at the gather before it, by SGLang's own clock%s", b.WaitedMs/b.Steps, law)
 	}
 	if f.Law.ok {
 		add("a step takes", "%s", f.Law.words())

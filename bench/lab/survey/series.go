@@ -135,7 +135,8 @@ func (p *Page) follows(last *Page, after time.Duration) (same bool, odd error) {
 			}
 		}
 		if n := b.Steps - a.Steps; (b.WaitedMs-a.WaitedMs)/max(n, 1) > longestGap {
-			return false, &engine.PageError{Name: waitedS.names[0], Says: fmt.Sprintf("%.0f s more for %.0f steps", (b.WaitedMs-a.WaitedMs)/1000, n)}
+			more := fmt.Sprintf("%.0f s more for %.0f steps", (b.WaitedMs-a.WaitedMs)/1000, n)
+			return false, &engine.PageError{Name: waitedS.names[0], Says: more}
 		}
 		for _, h := range []struct {
 			name string

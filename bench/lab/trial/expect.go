@@ -5,14 +5,12 @@ import (
 	"context"
 	"fmt"
 	"math"
-	"runtime"
 	"slices"
 	"strings"
-	"sync"
-	"sync/atomic"
 	"time"
 
 	"evenkeel/bench/lab/laws"
+	"evenkeel/bench/lab/report"
 	"evenkeel/bench/sim/mixed"
 	"evenkeel/dispatcher/step"
 	"evenkeel/internal/spelling"
@@ -75,7 +73,8 @@ func Find(name string, e *Engine) (found []laws.Entry, err error) {
 			like = "; of this model there are " + strings.Join(names, " ")
 		}
 	}
-	return nil, fmt.Errorf("--law %s is no law of the table%s; write MODEL,ENGINE,GPU,RANKS as in DeepSeek-V3,vllm,H200,8 (docs/results/laws.md has the models)", name, like)
+	return nil, fmt.Errorf("--law %s is no law of the table%s; "+
+		"write MODEL,ENGINE,GPU,RANKS as in DeepSeek-V3,vllm,H200,8 (docs/results/laws.md has the models)", name, like)
 }
 
 // published is what is left of the laws' shared part of a prompt if what was published of prompts is true (docs/results/laws.md).
@@ -101,7 +100,8 @@ func own(e *Engine) mixed.Contender {
 }
 
 // Expect simulates the loads under each law, once with its prompts and once with those that were published, for so long each.
-func Expect(ctx context.Context, e *Engine, loads []*Load, by []laws.Entry, each time.Duration, told func(done, of int)) (x Expectation, err error) {
+func Expect(ctx context.Context, e *Engine, loads []*Load, by []laws.Entry, each time.Duration, told func(done, of int),
+) (x Expectation, err error) {
 	type run struct {
 		law  step.Law
 		seed uint64
@@ -119,35 +119,17 @@ func Expect(ctx context.Context, e *Engine, loads []*Load, by []laws.Entry, each
 			runs = append(runs, run{law, seed}, run{faster, seed})
 		}
 	}
-	of := make([][]pair, len(runs))
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	var workers sync.WaitGroup
-	var next, done atomic.Int64
-	var telling sync.Mutex
-	for range runtime.GOMAXPROCS(0) {
-		workers.Go(func() {
-			for i := int(next.Add(1)) - 1; i < len(runs) && ctx.Err() == nil; i = int(next.Add(1)) - 1 {
-				var err error
-				if of[i], err = simulate(ctx, e, loads, runs[i].law, runs[i].seed, each); err != nil {
-					cancel(err)
-					return
-				}
-				telling.Lock()
-				told(int(done.Add(1)), len(runs))
-				telling.Unlock()
-			}
-		})
-	}
-	workers.Wait()
-	if err := context.Cause(ctx); err != nil || len(runs) == 0 {
+	all, err := report.Trials(ctx, len(runs), 1, told, func(ctx context.Context, i int, _ uint64) ([]pair, error) {
+		return simulate(ctx, e, loads, runs[i].law, runs[i].seed, each)
+	})
+	if err != nil || len(runs) == 0 {
 		return Expectation{}, err
 	}
 	for k := range loads {
 		over := func(figure func(p *pair) float64) Span {
 			values := make([]float64, len(runs))
 			for i := range runs {
-				values[i] = figure(&of[i][k])
+				values[i] = figure(&all[i][0][k])
 			}
 			return spanOf(values)
 		}
@@ -176,8 +158,10 @@ func simulate(ctx context.Context, e *Engine, loads []*Load, law step.Law, seed 
 	const usual = 8192 // vLLM's on large GPUs
 	rate := 0.0
 	for k, l := range loads {
-		m := &mixed.Load{Number: k, Texts: l, Ranks: e.Ranks, Slots: e.Slots, Budget: int32(max(e.Slots, cmp.Or(e.Budget, usual))), Seed: 1 + seed,
-			Full: float64(l.InFlight) / float64(e.Ranks*e.Slots), Rho: l.Share}
+		m := &mixed.Load{
+			Number: k, Texts: l, Ranks: e.Ranks, Slots: e.Slots, Budget: int32(max(e.Slots, cmp.Or(e.Budget, usual))), Seed: 1 + seed,
+			Full: float64(l.InFlight) / float64(e.Ranks*e.Slots), Rho: l.Share,
+		}
 		m.Law = step.Law{Model: law.Level()} // the form has no part in how long requests stay, about
 		m.Measure(0)
 		m.Law, m.Room = law, e.Room
@@ -190,7 +174,8 @@ func simulate(ctx context.Context, e *Engine, loads []*Load, law step.Law, seed 
 		if p.theirs, err = mixed.Serve(ctx, m, own(e)); err != nil {
 			return nil, err
 		}
-		if p.ours, err = mixed.Serve(ctx, m, mixed.Contender{Name: "evenkeel", Spec: "evenkeel", Every: e.Interval, Learn: true}); err != nil {
+		ours := mixed.Contender{Name: "evenkeel", Spec: "evenkeel", Every: e.Interval, Learn: true}
+		if p.ours, err = mixed.Serve(ctx, m, ours); err != nil {
 			return nil, err
 		}
 		_, output := l.means()

@@ -26,7 +26,7 @@ type Load struct {
 	Prompt   Lengths `json:"prompt"`
 	Output   Lengths `json:"output"`
 	InFlight int     `json:"in_flight,omitempty"`     // a closed loop has so many requests at any time
-	Share    float64 `json:"share_of_rate,omitempty"` // an open loop sends this share of the requests per second that the closed one before it was served
+	Share    float64 `json:"share_of_rate,omitempty"` // an open loop sends this share of the rate that the closed one before it had
 }
 
 // Next draws the lengths of a request.

@@ -111,11 +111,13 @@ func (p *Player) Measure(ctx context.Context) error {
 	case ctx.Err() != nil:
 		return ctx.Err()
 	case r.OK < asked:
-		return fmt.Errorf("%d of %d requests for a few tokens were not answered (%s); look into the engine's log, and mend that first", asked-r.OK, asked, whyOf(r))
+		return fmt.Errorf("%d of %d requests for a few tokens were not answered (%s); look into the engine's log, and mend that first",
+			asked-r.OK, asked, whyOf(r))
 	}
 	per := float64(r.ReportedPromptTokens) / float64(max(1, r.PromptTokens))
 	if per < leastTokens || per > mostTokens {
-		return fmt.Errorf("the engine counts %d tokens in prompts of %d words, and that cannot be right; see whether the usage in its answers tells the whole prompt_tokens", r.ReportedPromptTokens, r.PromptTokens)
+		return fmt.Errorf("the engine counts %d tokens in prompts of %d words, and that cannot be right; "+
+			"see whether the usage in its answers tells the whole prompt_tokens", r.ReportedPromptTokens, r.PromptTokens)
 	}
 	p.Engine.Tokens = per
 	return nil
@@ -134,7 +136,8 @@ func (e *Early) Error() string {
 	return e.Says + " (" + e.Detail + ")"
 }
 
-// Play plays a load until it has its pairs, or the time is over, and adds them to what is played. before is the load before it. It fails where going on makes no sense: the context ended, or requests are not answered.
+// Play plays a load until it has its pairs, or the time is over, and adds them to what is played. before is the load before it. It
+// fails where going on makes no sense: the context ended, or requests are not answered.
 func (p *Player) Play(ctx context.Context, to, before *Played) error {
 	within, cancel := context.WithTimeout(ctx, lasts(p.Each, p.Bound))
 	defer cancel()
@@ -143,7 +146,8 @@ func (p *Player) Play(ctx context.Context, to, before *Played) error {
 	case err == nil || ctx.Err() != nil || within.Err() == nil:
 		return err
 	case len(to.Pairs) < 2:
-		return &Early{Says: fmt.Sprintf("%s: after %v there are %d pairs of blocks; look whether the engine is that slow, or give it more time with --each", to.Name, lasts(p.Each, p.Bound), len(to.Pairs))}
+		return &Early{Says: fmt.Sprintf("%s: after %v there are %d pairs of blocks; "+
+			"look whether the engine is that slow, or give it more time with --each", to.Name, lasts(p.Each, p.Bound), len(to.Pairs))}
 	}
 	to.Cut = true
 	return nil
@@ -209,7 +213,8 @@ func (p *Played) Served() float64 {
 func (p *Pair) counts() bool { return p.Engine.whole() && p.Evenkeel.whole() }
 
 // block plays a list one way. The same number draws the same list.
-func (p *Player) block(ctx context.Context, l *Load, way Way, number uint64, n int, rate float64, bound time.Duration) (b Block, err error) {
+func (p *Player) block(ctx context.Context, l *Load, way Way, number uint64, n int, rate float64, bound time.Duration,
+) (b Block, err error) {
 	what := fmt.Sprintf("%s, through evenkeel", l.Name)
 	if way == Straight {
 		what = fmt.Sprintf("%s, straight to the engine", l.Name)
@@ -224,7 +229,8 @@ func (p *Player) block(ctx context.Context, l *Load, way Way, number uint64, n i
 	b = blockOf(way, r)
 	switch {
 	case b.Stopped > 0:
-		return b, &Early{Says: fmt.Sprintf("%s: %d of %d requests had no whole answer after %v; see whether the engine is down or stands still", what, n-b.OK, n, bound)}
+		return b, &Early{Says: fmt.Sprintf("%s: %d of %d requests had no whole answer after %v; "+
+			"see whether the engine is down or stands still", what, n-b.OK, n, bound)}
 	case 2*b.Failed > b.Sent:
 		return b, &Early{fmt.Sprintf("%s: %d of %d requests failed; look into the engine's log", what, b.Failed, b.Sent), whyOf(r)}
 	}
@@ -232,7 +238,8 @@ func (p *Player) block(ctx context.Context, l *Load, way Way, number uint64, n i
 }
 
 // run sends a list and waits for the answers, no longer than the bound.
-func (p *Player) run(ctx context.Context, way Way, list []trace.Request, inFlight int, bound time.Duration, what string) (*load.Result, error) {
+func (p *Player) run(ctx context.Context, way Way, list []trace.Request, inFlight int, bound time.Duration, what string,
+) (*load.Result, error) {
 	for i := range list {
 		list[i].Prompt = max(2, int(float64(list[i].Prompt)/p.Engine.Tokens))
 	}
@@ -253,7 +260,8 @@ func blockOf(way Way, r *load.Result) Block {
 		w = &r.All
 	}
 	return Block{
-		Way: way, Seconds: r.All.Seconds, Sent: r.Sent, OK: r.OK, Failed: r.Failed, Stopped: r.Stopped, Kinds: maps.Clone(r.Kinds), Window: w.Seconds,
+		Way: way, Seconds: r.All.Seconds, Window: w.Seconds,
+		Sent: r.Sent, OK: r.OK, Failed: r.Failed, Stopped: r.Stopped, Kinds: maps.Clone(r.Kinds),
 		Requests: w.RequestsPerS, Tokens: w.TokensPerS, TTFT: w.TTFT.Mean, TTFT95: w.TTFT.P95, TPOT95: w.TPOT.P95, Late: r.Lag.P99,
 		PromptTokens: r.ReportedPromptTokens, OutputTokens: r.All.OutputTokens,
 	}

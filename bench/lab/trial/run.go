@@ -36,6 +36,9 @@ func (r *Report) Play(ctx context.Context, p *Player) {
 	r.Complete = true
 }
 
+// Ended is why the trial is not complete.
+func (r *Report) Ended() error { return &Early{r.Why, r.Detail} }
+
 // end says why there is no more.
 func (r *Report) end(err error) {
 	var early *Early

@@ -23,13 +23,15 @@ func (r *Report) Plan(out io.Writer, c Cost) {
 	for i, l := range r.Loads {
 		fmt.Fprintf(out, "%d. %s: %v\n", i+1, l.Name, l.Load)
 	}
-	fmt.Fprintf(out, "\nEach load is played for about %s straight to the engine and for as long through evenkeel, in short blocks in turn. Together that is about %s, and %s at most.\n",
+	fmt.Fprintf(out, "\nEach load is played for about %s straight to the engine and for as long through evenkeel, in short blocks in turn. "+
+		"Together that is about %s, and %s at most.\n",
 		minutes(time.Duration(r.Each*float64(time.Second))), minutes(c.Time), minutes(c.Most))
 	by := "By what is expected,"
 	if r.Expects == nil || len(r.Expects.Loads) == 0 {
 		by = "At least"
 	}
-	fmt.Fprintf(out, "%s %s prompts are sent, with %s tokens in all, and %s tokens are answered.\n", by, amount(c.Prompts), amount(c.Input), amount(c.Output))
+	fmt.Fprintf(out, "%s %s prompts are sent, with %s tokens in all, and %s tokens are answered.\n",
+		by, amount(c.Prompts), amount(c.Input), amount(c.Output))
 	if r.Expects == nil || len(r.Expects.Loads) == 0 {
 		fmt.Fprintf(out, "\nThe table of laws has none with %d ranks of %s, so nothing is expected.\n\n", e.Ranks, e.Kind)
 		return
@@ -93,13 +95,10 @@ func (i Interval) String() string {
 // Text prints what came of the trial.
 func (r *Report) Text(out io.Writer) {
 	if !r.Complete {
-		why := r.Why
-		if r.Detail != "" {
-			why += " (" + r.Detail + ")"
-		}
-		fmt.Fprintf(out, "THIS IS NOT THE WHOLE TRIAL: %s. What was measured until then:\n\n", why)
+		fmt.Fprintf(out, "THIS IS NOT THE WHOLE TRIAL: %v. What was measured until then:\n\n", r.Ended())
 	}
-	fmt.Fprintln(out, "evenkeel beside the engine's own balancing: means over the blocks, and the difference with the 95 % interval over their pairs.")
+	fmt.Fprintln(out, "evenkeel beside the engine's own balancing: means over the blocks, "+
+		"and the difference with the 95 % interval over their pairs.")
 	w := tabwriter.NewWriter(out, 0, 4, 2, ' ', 0)
 	fmt.Fprintln(w, "load\twhat\tengine\tevenkeel\tdifference, %\texpected, %")
 	for _, l := range r.Loads {
@@ -120,7 +119,8 @@ func (p *Played) rows(w io.Writer) {
 	for i := range p.Pairs {
 		failed += p.Pairs[i].Engine.Failed + p.Pairs[i].Evenkeel.Failed
 	}
-	about := []string{p.Name, fmt.Sprintf("  %d pairs of %d requests", p.Gain.Tokens.Pairs, p.Requests), fmt.Sprintf("  %d failed", failed), ""}
+	blocks := fmt.Sprintf("  %d pairs of %d requests", p.Gain.Tokens.Pairs, p.Requests)
+	about := []string{p.Name, blocks, fmt.Sprintf("  %d failed", failed), ""}
 	if p.Dropped > 0 {
 		about[3] = fmt.Sprintf("  %d pairs left out: many failed", p.Dropped)
 	} else if p.Cut {
@@ -164,32 +164,38 @@ func (p *Played) mean(figure func(b *Block) float64) (theirs, ours float64) {
 
 // text prints the law.
 func (l *Law) text(out io.Writer) {
+	const prompts = "%.1f µs per token of the slowest rank, %.1f µs per token of a rank in the mean, and %.2f ms if there are any.\n"
 	switch m := l.Learned; {
 	case m == nil:
 		fmt.Fprintln(out, "evenkeel learned no law of the steps: it saw too few, or they follow nothing that it knows.")
 	case m.C0Ms == 0:
-		fmt.Fprintf(out, "From %s steps, evenkeel learned only what prompts take: %.1f µs per token of the slowest rank, %.1f µs per token of a rank in the mean, and %.2f ms if there are any.\n",
+		fmt.Fprintf(out, "From %s steps, evenkeel learned only what prompts take: "+prompts,
 			stats.Grouped(m.Steps), 1e3*m.OwnMs, 1e3*m.SharedMs, m.PrefillMs)
 	default:
-		fmt.Fprintf(out, "The law that evenkeel learned from %s steps (R2 %.2f): a step takes %.2f ms, %.4f µs per KV token and %.3f ms per request of the slowest rank; of prompts, %.1f µs per token of the slowest rank, %.1f µs per token of a rank in the mean, and %.2f ms if there are any.\n",
+		fmt.Fprintf(out, "The law that evenkeel learned from %s steps (R2 %.2f): a step takes %.2f ms, "+
+			"%.4f µs per KV token and %.3f ms per request of the slowest rank; of prompts, "+prompts,
 			stats.Grouped(m.Steps), m.R2, m.C0Ms, 1e3*m.C1Ms, m.RequestMs, 1e3*m.OwnMs, 1e3*m.SharedMs, m.PrefillMs)
 		switch step.Way(m.Way) {
 		case step.Fullest:
-			fmt.Fprintln(out, "Steps wait for the rank that has most KV and requests together: the engine is eager, or has buckets of its own for each rank.")
+			fmt.Fprintln(out, "Steps wait for the rank that has most KV and requests together: "+
+				"the engine is eager, or has buckets of its own for each rank.")
 		case step.TwoRanks:
-			fmt.Fprintln(out, "Steps wait for the most KV and for the most requests, of whichever ranks: the engine pads its ranks in graphs.")
+			fmt.Fprintln(out, "Steps wait for the most KV and for the most requests, of whichever ranks: "+
+				"the engine pads its ranks in graphs.")
 		case step.Untold:
 			fmt.Fprintln(out, "The steps do not tell whether the engine pads its ranks.")
 		}
 		if m.Error > 0 {
-			fmt.Fprintf(out, "It is %.0f %% off in the mean of %d windows in which the engine's page told of its steps.\n", 100*m.Error, l.Seen)
+			fmt.Fprintf(out, "It is %.0f %% off in the mean of %d windows in which the engine's page told of its steps.\n",
+				100*m.Error, l.Seen)
 		}
 	}
 	switch n := l.Nearest; {
 	case l.Unread:
 		fmt.Fprintf(out, "The engine's page of metrics could not be read (%s), so no law of the table was compared.\n", l.Detail)
 	case l.Seen == 0:
-		fmt.Fprintln(out, "The engine's page of metrics did not tell how long steps are (SGLang needs --enable-metrics), so no law of the table was compared.")
+		fmt.Fprintln(out, "The engine's page of metrics did not tell how long steps are (SGLang needs --enable-metrics), "+
+			"so no law of the table was compared.")
 	case n == nil:
 		fmt.Fprintln(out, "The table of laws has none with as many ranks of this engine.")
 	default:
@@ -199,11 +205,13 @@ func (l *Law) text(out io.Writer) {
 		}
 		fmt.Fprintf(out, "The nearest of %s: %s (%s), %.0f %% off in the mean of these windows.\n", of, n.Name, n.Form, 100*n.Error)
 		if n.Error > Far {
-			fmt.Fprintf(out, "WARNING: that is more than %.0f %%, so the law is not that of your engines, and what is expected under laws of the table may be wrong here.\n", 100*Far)
+			fmt.Fprintf(out, "WARNING: that is more than %.0f %%, so the law is not that of your engines, "+
+				"and what is expected under laws of the table may be wrong here.\n", 100*Far)
 		}
 	}
 	if b := l.Barrier; b != nil {
-		fmt.Fprintf(out, "SGLang counted both ways together: a rank waits %.2f ms before a step (of %s), and the rank with most attention computes %.0f %% beyond the mean.\n",
+		fmt.Fprintf(out, "SGLang counted both ways together: a rank waits %.2f ms before a step (of %s), "+
+			"and the rank with most attention computes %.0f %% beyond the mean.\n",
 			b.WaitMs, stats.Grouped(int64(b.Steps)), 100*b.Beyond)
 	}
 }

@@ -216,7 +216,8 @@ func player(t *testing.T, url string) *Player {
 	t.Helper()
 	return &Player{
 		Engine: Engine{Kind: vLLM, Ranks: 2, Slots: 4, Asks: "ref", Tokens: 1}, URLs: map[Way]string{Straight: url, Ours: url},
-		Each: 200 * time.Millisecond, Bound: 10 * time.Second, Pairs: 2, Least: 2, Told: func(load.Progress, string) {}, Learned: func() *Learned { return nil },
+		Each: 200 * time.Millisecond, Bound: time.Minute, Pairs: 2, Least: 2,
+		Told: func(load.Progress, string) {}, Learned: func() *Learned { return nil },
 	}
 }
 
@@ -278,6 +279,7 @@ func TestATrialThatEndsEarlyHasWhatItPlayed(t *testing.T) {
 			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()
 			p := player(t, start(t))
+			p.Bound = 10 * time.Second
 			r := New(&p.Engine, Loads(&p.Engine, true), nil)
 			p.Told = func(_ load.Progress, what string) {
 				if strings.HasPrefix(what, r.Loads[1].Name) {

@@ -32,10 +32,8 @@ type Group struct {
 	// Law is what a step takes where that depends on more than the slowest rank; nil: as above. Where ranks are level both agree, but
 	// for what pads.
 	Law *step.Law
-	// Assumed is the law that policies are told, and what a request counts as by it. Without a C1Ms there is none, or with Plan.TellLaw
-	// the one above.
-	Assumed step.Model
-	Weights step.Weights
+	// Assumed is the law that policies are told; nil: none, or with Plan.TellLaw the one above.
+	Assumed *step.Law
 }
 
 // Rank is one DP rank.

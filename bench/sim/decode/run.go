@@ -271,13 +271,14 @@ func (r *run) comeAndGo() {
 	r.Count(r.Now)
 	r.Apply(board.SetWorkers{Workers: ws}, r.Now)
 	for _, g := range r.groups {
-		if r.law && !g.told && len(g.Ranks) > 0 {
-			g.told = true
-			r.Apply(board.Law{Group: g.Key, StepModel: g.Law.Model, Weights: g.Law.Weights()}, r.Now)
+		told := g.plan.Assumed
+		if told == nil && r.law {
+			told = &g.Law
 		}
-		if g.plan.Assumed.C1Ms > 0 && !g.told && len(g.Ranks) > 0 {
+		if told != nil && !g.told && len(g.Ranks) > 0 {
 			g.told = true
-			r.Apply(board.Law{Group: g.Key, StepModel: g.plan.Assumed, Weights: g.plan.Weights}, r.Now)
+			law, use := told.Assumed()
+			r.Apply(board.Law{Group: g.Key, StepModel: law, Weights: use}, r.Now)
 		}
 	}
 }

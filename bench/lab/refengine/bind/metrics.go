@@ -21,7 +21,8 @@ type Gauges struct {
 func appendBarrier(dst []byte, model, role string, ranks []Gauges) []byte {
 	const waits, pairs = "sglang:dp_attention_sync_wait_seconds", "sglang:dp_attention_pairs_total"
 	line := func(name string, g Gauges, label string, value any) {
-		dst = fmt.Appendf(dst, "%s{model_name=%q,engine_type=%q,tp_rank=\"0\",pp_rank=\"0\",dp_rank=\"%d\"%s} %v\n", name, model, role, g.Rank, label, value)
+		dst = fmt.Appendf(dst, "%s{model_name=%q,engine_type=%q,tp_rank=\"0\",pp_rank=\"0\",dp_rank=\"%d\"%s} %v\n",
+			name, model, role, g.Rank, label, value)
 	}
 	dst = fmt.Appendf(dst, "# HELP %s histogram of the reference engine.\n# TYPE %[1]s histogram\n", waits)
 	for _, g := range ranks {

@@ -30,8 +30,8 @@ func Plugin(w *testbed.World) (string, error) {
 	return site, vllm.Plugin(site, "evenkeel_ranks", plugin)
 }
 
-// Start starts vLLM with a MoE model on two ranks, each bound to a core. It tells its settings, and has not answered yet. Its log, and the steps of
-// each rank, are files of that name.
+// Start starts vLLM with a MoE model on two ranks, each bound to a core. It tells its settings, and has not answered yet. Its log,
+// and the steps of each rank, are files of that name.
 func Start(ctx context.Context, w *testbed.World, in *vllm.Installation, name string, flags ...string) (*vllm.Engine, error) {
 	model, err := in.Model(ctx)
 	if err != nil {
@@ -47,7 +47,10 @@ func Start(ctx context.Context, w *testbed.World, in *vllm.Installation, name st
 		return nil, err
 	}
 	e, err := in.Serve(model, port, w.File(name+".log"),
-		[]string{"PYTHONPATH=" + site, "EVENKEEL_STEPS=" + w.File(name+".steps"), "VLLM_CPU_KVCACHE_SPACE=1", "VLLM_CPU_OMP_THREADS_BIND=0|1", "VLLM_SERVER_DEV_MODE=1"},
+		[]string{
+			"PYTHONPATH=" + site, "EVENKEEL_STEPS=" + w.File(name+".steps"),
+			"VLLM_CPU_KVCACHE_SPACE=1", "VLLM_CPU_OMP_THREADS_BIND=0|1", "VLLM_SERVER_DEV_MODE=1",
+		},
 		append([]string{
 			"--data-parallel-size", fmt.Sprint(Count), "--api-server-count", "1", "--max-model-len", fmt.Sprint(ContextLen), "--max-num-seqs", fmt.Sprint(Slots),
 			"--block-size", fmt.Sprint(Block), "--no-enable-prefix-caching",
