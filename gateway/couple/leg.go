@@ -152,6 +152,9 @@ func (p *Partner) probe() (again bool) {
 		return false
 	}
 	switch {
+	case f.Status != 0 && p.legs.Aborting():
+		m.Monitor.Answered(c.Instance)
+		f = aborted()
 	case f.Status != 0:
 		m.Monitor.Answered(c.Instance)
 		if f.Engine != "" {
@@ -166,6 +169,12 @@ func (p *Partner) probe() (again bool) {
 		m.Monitor.Report(f.Engine, f.Err)
 	}
 	return p.unserved(f)
+}
+
+// aborted is the end of a prefill leg whose engine has answered after it was told to abort the request. Whatever the answer is, it
+// is no failure of the engine's, and the engine has given the blocks away.
+func aborted() *failure.Fault {
+	return failure.Of(lifecycle.Ended{Leg: lifecycle.Prefill, Far: lifecycle.Sent, Why: lifecycle.HungUp}, failure.Transport("prefill", failure.ErrMoved), failure.ErrMoved)
 }
 
 // unserved is what becomes of the request for want of a prefill. If the engine took nothing, another one may
@@ -218,6 +227,10 @@ func (p *Partner) goTo(lease *prefill.Lease) {
 func (p *Partner) accept(answer []byte, at time.Time) {
 	lease, c := p.lease, p.last.Candidate
 	got, err := c.Profile.ReadEarlyProbe(answer, p.maker.Fleet.KnownHost)
+	if err != nil && p.legs.Aborting() {
+		p.unserved(aborted())
+		return
+	}
 	if err != nil {
 		err = fmt.Errorf("prefill %s: %w", c.ID, err)
 		p.maker.Log.Warn("a prefill failed after its request had got its decode rank", zap.Inline(p.Request), zap.Error(err))

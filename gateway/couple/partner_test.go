@@ -57,6 +57,7 @@ type pair struct {
 	maker  *Maker
 	meta   *metaserver.Server
 	tier   *prefill.Tier
+	reg    *prometheus.Registry           // of the tier's metrics
 	answer chan func(http.ResponseWriter) // the prefill engine's, to its next request
 	gone   chan struct{}                  // closed at the end of the test
 
@@ -76,7 +77,7 @@ func newPair(t *testing.T, connector string, change func(*config.Config)) *pair 
 		change(cfg)
 	}
 	set, client, reg := fleet.NewSettings(cfg), engine.NewClient(engine.Options{}), prometheus.NewRegistry()
-	c := &pair{t: t, answer: make(chan func(http.ResponseWriter), 2), gone: make(chan struct{}), ended: make(chan struct{}, 9)}
+	c := &pair{t: t, reg: prometheus.NewRegistry(), answer: make(chan func(http.ResponseWriter), 2), gone: make(chan struct{}), ended: make(chan struct{}, 9)}
 	serve := func(name string) *engine.Target {
 		e := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { c.serve(name, w, r) }))
 		t.Cleanup(e.Close)
@@ -105,7 +106,7 @@ func newPair(t *testing.T, connector string, change func(*config.Config)) *pair 
 	})
 	prefills := cfg.Prefill
 	prefills.Scrape.Interval = 0
-	prefills.Registerer, prefills.Log, prefills.Places = prometheus.NewRegistry(), zap.NewNop(), pool.NewPlaces(10)
+	prefills.Registerer, prefills.Log, prefills.Places = c.reg, zap.NewNop(), pool.NewPlaces(10)
 	prefills.Decode = func(string, string, time.Duration) (int, bool) { return 1, false }
 	var err error
 	c.tier, err = prefill.New(prefills)
@@ -155,6 +156,36 @@ func says(prompt int) func(http.ResponseWriter) {
 			`"kv_transfer_params":{"do_remote_prefill":true,"do_remote_decode":false,"remote_engine_id":"e1","remote_block_ids":[[1]],`+
 			`"remote_host":"10.0.0.5","remote_port":5600,"remote_request_id":"x","tp_size":1}}`, prompt)
 	}
+}
+
+// saysAborted answers a prefill as SGLang 0.5.23 answers one that somebody has aborted.
+func saysAborted(w http.ResponseWriter) {
+	_, _ = io.WriteString(w, `{"choices":[{"finish_reason":"abort"}],"usage":{"prompt_tokens":7,"completion_tokens":0}}`)
+}
+
+// abortedWith has the decode leg die, and the prefill engine answer so after it was told to abort the request.
+func (c *pair) abortedWith(answer func(http.ResponseWriter)) *failure.Fault {
+	c.sent()
+	f, _ := c.Ended(lifecycle.Died)
+	c.answer <- answer
+	<-c.over
+	require.EqualValues(c.t, 1, c.attempts("dropped"))
+	require.Zero(c.t, c.attempts("failed"))
+	return f
+}
+
+// attempts is how many prefill legs have ended so.
+func (c *pair) attempts(outcome string) (n float64) {
+	families, err := c.reg.Gather()
+	require.NoError(c.t, err)
+	for _, f := range families {
+		for _, m := range f.Metric {
+			if f.GetName() == "evenkeel_prefill_attempts_total" && m.Label[0].GetValue() == outcome {
+				n += m.Counter.GetValue()
+			}
+		}
+	}
+	return n
 }
 
 func status(code int) func(http.ResponseWriter) {
@@ -302,7 +333,15 @@ func TestWhatOneLegDoesToTheOther(t *testing.T) {
 			},
 		},
 		{
-			name: "the client leaves before the first event", connector: sglang, why: lifecycle.Garbled, aborted: "decode prefill",
+			name: "the decode engine dies, and the prefill engine says that it has aborted the request", connector: sglang, fine: true, aborted: "prefill", rebind: "decode",
+			do: func(c *pair) *failure.Fault { return c.abortedWith(saysAborted) },
+		},
+		{
+			name: "the decode engine dies, and the prefill engine fails at a request that it was told to abort", connector: sglang, fine: true, aborted: "prefill", rebind: "decode",
+			do: func(c *pair) *failure.Fault { return c.abortedWith(status(500)) },
+		},
+		{
+			name: "the client leaves before the first event", connector: sglang, why: lifecycle.HungUp, aborted: "decode prefill",
 			do: func(c *pair) *failure.Fault {
 				c.sent()
 				c.ClientLeft()

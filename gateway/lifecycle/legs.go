@@ -23,6 +23,7 @@ const (
 	uncalled prefilling = iota // it waits until the decode engine says where the KV goes
 	due                        // it may be sent
 	running                    // a prefill engine may have it
+	aborting                   // it may have it still, and was told to abort it
 	seeking                    // its engine took nothing, and another one is looked for, or found
 	answered                   // the prefill engine has answered well
 	gone                       // it has ended without an answer, or there is nothing to prefill
@@ -153,6 +154,9 @@ func (l *Legs) Failed() bool { return l.failed }
 // Answered says whether the prefill engine has answered well.
 func (l *Legs) Answered() bool { return l.prefill == answered }
 
+// Aborting says whether the prefill engine was told to abort the request, so that an answer which says so is no failure of its own.
+func (l *Legs) Aborting() bool { return l.prefill == aborting }
+
 // Begun says whether the first event has come.
 func (l *Legs) Begun() bool { return l.decode == begun || l.decode == over }
 
@@ -236,10 +240,18 @@ func (l *Legs) Step(e LegEvent, dst []LegEffect) []LegEffect {
 			if !l.failed {
 				l.failed, l.why = true, e.End
 			}
-			return append(dst, LegEffect{Do: AbortPrefill}, LegEffect{Do: HangUp})
+			return l.abort(dst)
 		}
 	}
 	return dst
+}
+
+// abort ends the prefill leg with a connector whose engines are told to.
+func (l *Legs) abort(dst []LegEffect) []LegEffect {
+	if l.prefill == running {
+		l.prefill = aborting
+	}
+	return append(dst, LegEffect{Do: AbortPrefill}, LegEffect{Do: HangUp})
 }
 
 // settle gives the lease back, once.
@@ -363,7 +375,7 @@ func (l *Legs) part(how EndReason, dst []LegEffect) (_ []LegEffect, stranded boo
 	d, sent := &l.dialect, l.prefill == running || l.prefill == seeking || l.prefill == answered && l.blocks != needless
 	switch {
 	case d.Aborts:
-		return append(dst, LegEffect{Do: AbortPrefill}, LegEffect{Do: HangUp}), false
+		return l.abort(dst), false
 	case d.CallsBack && sent && !l.left: // it would write to nobody
 		return append(dst, LegEffect{Do: HangUp}), how == Died && l.prefill != answered
 	case d.CallsBack && l.blocks == unknown && how != Died:
@@ -386,7 +398,7 @@ func (l *Legs) gone(e LegEvent, dst []LegEffect) []LegEffect {
 	case l.dialect.CallsBack && l.blocks == unknown: // no engine has blocks yet, as far as is known
 		dst = l.fail(e.End, dst)
 	case l.dialect.Aborts: // the prefill engine first: the decode engine must not give blocks away that are written
-		return append(dst, LegEffect{Do: AbortPrefill}, LegEffect{Do: HangUp}, LegEffect{Do: WaitGone})
+		return append(l.abort(dst), LegEffect{Do: WaitGone})
 	}
 	// Only the first event says that both engines' blocks can be freed; the reader of the decode leg ends it then. If no
 	// event comes for too long, because a prefill engine stands still, the blocks are left to the engines.

@@ -29,7 +29,7 @@ func (w *twoLegs) mayCome() []LegWhat {
 		}
 	case due:
 		all = append(all, ProbeDue)
-	case running:
+	case running, aborting:
 		all = append(all, PrefillFell, PrefillDone)
 	case seeking:
 		if l.leased {
