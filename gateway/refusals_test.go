@@ -82,6 +82,24 @@ func TestAGroupThatRefusesFailsNoRequest(t *testing.T) {
 	}
 }
 
+// One group refuses more requests at once than the budget of retries has for all of them. Nothing was run, and the other group takes each.
+func TestABurstThatAGroupRefusesFailsNoRequest(t *testing.T) {
+	t.Parallel()
+	for _, server := range []string{oneServer, ownServers, oneGroup} {
+		t.Run(server, func(t *testing.T) {
+			t.Parallel()
+			o := twoGroups(server)
+			for i := range o.mixed {
+				o.mixed[i].Slots = 128
+			}
+			c := start(t, o)
+			require.NoError(t, c.decode[0].SetFaults(refengine.Rule{Fault: refengine.Busy}))
+			require.Equal(t, map[string]int{"right": 1000}, c.judgeAll(1000, streamed))
+			require.Zero(t, c.metric("evenkeel_prefill_retry_budget_exhausted_total"))
+		})
+	}
+}
+
 // Where every group refuses, the client gets the refusal of an engine, and when to come back, after some attempts and not more.
 func TestWhereEveryGroupRefusesTheClientIsTold(t *testing.T) {
 	t.Parallel()

@@ -17,11 +17,16 @@ import (
 	"evenkeel/mooncake"
 )
 
+// othersTake says whether an engine has refused the request, and it goes to ranks that are not beside it.
+func (j *job) othersTake(f *failure.Fault) bool {
+	return f.Refused() && j.avoid.others && j.in.ToDecode == nil
+}
+
 // again asks for another attempt and waits the pause. The client that
 // left ends it, and so does one that will have left by then.
 func (j *job) again(retry lifecycle.Retry, f *failure.Fault) bool {
 	wait, ok := j.backoff(retry, f)
-	if !f.Refused() || !j.avoid.others || j.in.ToDecode != nil { // else it goes to others, and they said nothing of a wait
+	if !j.othersTake(f) { // else nobody there said anything of a wait
 		wait = max(wait, min(f.RetryAfter, maxRetryAfter))
 	}
 	log := j.srv.Log.With(zap.Inline(j), zap.Int("attempt", j.record.Attempts), zap.Int("status", f.Status), zap.Error(f.Err))
@@ -52,6 +57,10 @@ func (j *job) backoff(retry lifecycle.Retry, f *failure.Fault) (wait time.Durati
 	case lifecycle.OfUnsent:
 		wait, again = j.srv.Tier.RetryUnsent(retry.N)
 	case lifecycle.Counted:
+		if j.othersTake(f) && pause > 0 {
+			again = true // the budget keeps failures from multiplying, and nothing was run
+			break
+		}
 		wait, again = j.srv.Tier.Retry(retry.N, f.Status, f.Err)
 		if !again && retry.Despite && f.Status == 0 && retry.N < conf.Attempts {
 			again, pause = true, retry.N
