@@ -166,6 +166,7 @@ func TestConnectionsThatEndUnseenFailNoRequest(t *testing.T) {
 				continue
 			}
 			t.Run(name+", "+when, func(t *testing.T) {
+				t.Parallel()
 				var all []*way
 				c := begin(t, options{
 					dirty: true, // what an engine may have read is not used again, so some KV waits for its timeout

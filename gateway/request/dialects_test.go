@@ -155,7 +155,9 @@ func TestEveryFaultOfALegThatIsBoundInADialect(t *testing.T) {
 					t.Parallel()
 					o := o
 					o.profile.FirstEventTimeout = 2 * time.Second
-					o.configure = func(c *config.Config, _ *Env) { c.Limits.ProbeTimeout = 4 * time.Second }
+					o.configure = func(c *config.Config, _ *Env) {
+						c.Limits.ProbeTimeout, c.Limits.EventTimeout = 4*time.Second, 4*time.Second
+					}
 					b := start(t, o)
 					for j := range 4 {
 						rule := rule
