@@ -18,7 +18,7 @@ import (
 )
 
 // othersTake says whether an engine has refused the request, and it goes to ranks that are not beside it.
-func (j *job) othersTake(f *failure.Fault) bool {
+func othersTake(j *job, f *failure.Fault) bool {
 	return f.Refused() && j.avoid.others && j.in.ToDecode == nil
 }
 
@@ -26,7 +26,7 @@ func (j *job) othersTake(f *failure.Fault) bool {
 // left ends it, and so does one that will have left by then.
 func (j *job) again(retry lifecycle.Retry, f *failure.Fault) bool {
 	wait, ok := j.backoff(retry, f)
-	if !j.othersTake(f) { // else nobody there said anything of a wait
+	if !othersTake(j, f) { // else nobody there said anything of a wait
 		wait = max(wait, min(f.RetryAfter, maxRetryAfter))
 	}
 	log := j.srv.Log.With(zap.Inline(j), zap.Int("attempt", j.record.Attempts), zap.Int("status", f.Status), zap.Error(f.Err))
@@ -57,7 +57,7 @@ func (j *job) backoff(retry lifecycle.Retry, f *failure.Fault) (wait time.Durati
 	case lifecycle.OfUnsent:
 		wait, again = j.srv.Tier.RetryUnsent(retry.N)
 	case lifecycle.Counted:
-		if j.othersTake(f) && pause > 0 {
+		if othersTake(j, f) && pause > 0 {
 			again = true // the budget keeps failures from multiplying, and nothing was run
 			break
 		}

@@ -34,7 +34,7 @@ func (b *bed) speaks(t *testing.T, first, more string) {
 		_, _ = io.WriteString(w, first)
 		if f, ok := w.(http.Flusher); ok && more != "" {
 			f.Flush()
-			time.Sleep(20 * time.Millisecond) // so that they are two arrivals
+			time.Sleep(300 * time.Millisecond) // so that they are two arrivals
 			_, _ = io.WriteString(w, more)
 		}
 	}))
