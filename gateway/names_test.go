@@ -5,6 +5,7 @@ import (
 	"io"
 	"net/http"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -68,7 +69,7 @@ func (c *cluster) asksMany(n int) {
 	}
 }
 
-// listed waits until the proxy lists the adapter for so many engines.
+// listed waits until the proxy lists the adapter for so many engines, and serves it where more than the prefill engines have it.
 func (c *cluster) listed(engines int) {
 	c.Helper()
 	c.eventually(fmt.Sprintf("%d engines list the adapter", engines), func() bool {
@@ -80,7 +81,7 @@ func (c *cluster) listed(engines int) {
 				}
 			}
 		}
-		return n == engines
+		return n == engines && slices.Contains(c.models(), adapter) == (engines > len(c.prefill))
 	})
 }
 
