@@ -100,6 +100,25 @@ func TestABurstThatAGroupRefusesFailsNoRequest(t *testing.T) {
 	}
 }
 
+// One attempt is one, whoever refuses.
+func TestWithOneAttemptNothingIsAskedTwice(t *testing.T) {
+	t.Parallel()
+	o := twoGroups(oneServer)
+	configure := o.configure
+	o.configure = func(cfg *config.Config) {
+		configure(cfg)
+		cfg.Prefill.Retry.Attempts = 1
+	}
+	c := start(t, o)
+	for _, e := range c.decode {
+		require.NoError(t, e.SetFaults(refengine.Rule{Fault: refengine.Busy}))
+	}
+	asked := func() int64 { return c.decode[0].Stats().Requests + c.decode[1].Stats().Requests }
+	was := asked()
+	require.Equal(t, http.StatusServiceUnavailable, c.post(chatPath, talk("", "hi")).status)
+	require.EqualValues(t, 1, asked()-was)
+}
+
 // Where every group refuses, the client gets the refusal of an engine, and when to come back, after some attempts and not more.
 func TestWhereEveryGroupRefusesTheClientIsTold(t *testing.T) {
 	t.Parallel()

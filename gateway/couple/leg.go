@@ -152,9 +152,6 @@ func (p *Partner) probe() (again bool) {
 		return false
 	}
 	switch {
-	case f.Status != 0 && p.legs.Aborting():
-		m.Monitor.Answered(c.Instance)
-		f = aborted()
 	case f.Status != 0:
 		m.Monitor.Answered(c.Instance)
 		if f.Engine != "" {
@@ -171,8 +168,8 @@ func (p *Partner) probe() (again bool) {
 	return p.unserved(f)
 }
 
-// aborted is the end of a prefill leg whose engine has answered after it was told to abort the request. Whatever the answer is, it
-// is no failure of the engine's, and the engine has given the blocks away.
+// aborted is the end of a prefill leg whose engine says that it has not finished the prompt, after it was told to abort the request.
+// That is no failure of the engine's, and it has given the blocks away.
 func aborted() *failure.Fault {
 	return failure.Of(lifecycle.Ended{Leg: lifecycle.Prefill, Far: lifecycle.Sent, Why: lifecycle.HungUp}, failure.Transport("prefill", failure.ErrMoved), failure.ErrMoved)
 }
@@ -227,7 +224,7 @@ func (p *Partner) goTo(lease *prefill.Lease) {
 func (p *Partner) accept(answer []byte, at time.Time) {
 	lease, c := p.lease, p.last.Candidate
 	got, err := c.Profile.ReadEarlyProbe(answer, p.maker.Fleet.KnownHost)
-	if err != nil && p.legs.Aborting() {
+	if errors.Is(err, mooncake.ErrPrefillFailed) && p.legs.Aborting() {
 		p.unserved(aborted())
 		return
 	}

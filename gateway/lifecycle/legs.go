@@ -236,10 +236,11 @@ func (l *Legs) Step(e LegEvent, dst []LegEffect) []LegEffect {
 	case ClientWaited:
 		return l.fail(e.End, dst)
 	case Unwanted:
-		if l.prefill == running {
-			if !l.failed {
-				l.failed, l.why = true, e.End
-			}
+		was := l.prefill
+		if (was == running || was == aborting) && !l.failed {
+			l.failed, l.why = true, e.End
+		}
+		if was == running {
 			return l.abort(dst)
 		}
 	}

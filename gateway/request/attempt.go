@@ -17,7 +17,7 @@ import (
 	"evenkeel/mooncake"
 )
 
-// othersTake says whether an engine has refused the request, and it goes to ranks that are not beside it.
+// othersTake says whether an engine has refused the request, and it goes to ranks that are beside none which has.
 func othersTake(j *job, f *failure.Fault) bool {
 	return f.Refused() && j.avoid.others && j.in.ToDecode == nil
 }
@@ -58,7 +58,7 @@ func (j *job) backoff(retry lifecycle.Retry, f *failure.Fault) (wait time.Durati
 		wait, again = j.srv.Tier.RetryUnsent(retry.N)
 	case lifecycle.Counted:
 		if othersTake(j, f) && pause > 0 {
-			again = true // the budget keeps failures from multiplying, and nothing was run
+			again = retry.N < conf.Attempts // the budget keeps failures from multiplying, and nothing was run
 			break
 		}
 		wait, again = j.srv.Tier.Retry(retry.N, f.Status, f.Err)

@@ -3,6 +3,7 @@ package request
 import (
 	"errors"
 	"net/http"
+	"slices"
 	"time"
 
 	"evenkeel/dispatcher/board"
@@ -35,7 +36,7 @@ func (s *stream) judge(x lifecycle.Effect) {
 	full := s.rank.Group != "" && s.fault != nil && s.fault.Refused()
 	switch {
 	case full && x.Do == lifecycle.Shun: // the queue of one rank is, or that of all beside it
-		around, others := s.job.srv.Fleet.Around(s.rank.Worker, s.job.avoid.ranks())
+		around, others := s.job.srv.Fleet.Around(s.rank.Worker, slices.Concat(s.job.avoid.ranks(), s.job.avoid.last))
 		s.job.avoid.refuse(s.rank.Worker, around, others)
 	case x.Do == lifecycle.Shun && s.fault != nil && s.fault.Why == lifecycle.Stuck: // and the ranks that step with it
 		around, _ := s.job.srv.Fleet.Around(s.rank.Worker, nil)
