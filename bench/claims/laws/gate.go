@@ -187,7 +187,7 @@ func (g *gate) onBoth(i int) (*laws.Entry, *mixed.Load) {
 	if l.Room > 0 {
 		room = 1
 	}
-	l.Ranks = law.Ranks
+	l.Of, l.Ranks = law.Name(), law.Ranks
 	l.Law = *in(law, step.Eager)
 	l.Measure(room)
 	return law, l
@@ -233,8 +233,8 @@ func (g *gate) both(ctx context.Context, i int) (all outcomes, _ string, _ error
 			one := *l
 			one.Law = *in(law, step.Form(truth))
 			p := mixed.Contender{Spec: "evenkeel", Learn: assumed == learns}
-			if !p.Learn {
-				p.Form = step.Form(assumed)
+			if form := step.Form(assumed); !p.Learn {
+				p.Form = &form
 			}
 			got, err := mixed.Serve(ctx, &one, p)
 			if err != nil {

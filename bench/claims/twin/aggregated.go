@@ -60,9 +60,13 @@ func serveMixed(ctx context.Context, w *testbed.World, s scene, name, dispatch s
 	if l.Room > 0 {
 		room, kv = int(l.Room), fmt.Sprintf(", kv_tokens: %d", l.Room)
 	}
+	captured := 0
+	if n := len(l.Law.Sizes); n > 0 {
+		captured = l.Law.Sizes[n-1]
+	}
 	engines, err = w.Engines(refengine.Config{
 		Role: refengine.Aggregated, Model: "m", DPSize: l.Ranks, Slots: l.Slots, KVTokens: room, MaxBatchedTokens: int(l.Budget),
-		C0: millis(l.Law.C0Ms), C1: millis(l.Law.C1Ms), CR: millis(l.Law.RequestMs),
+		C0: millis(l.Law.C0Ms), C1: millis(l.Law.C1Ms), CR: millis(l.Law.RequestMs), CM: millis(l.Law.MostMs), CS: millis(l.Law.MeanMs), Form: l.Law.Form, Captured: captured,
 		PrefillBase: millis(l.Law.PrefillMs), PrefillPerToken: millis(l.Law.OwnMs), PrefillShared: millis(l.Law.SharedMs),
 		Jitter: 20 * time.Millisecond, PromptTokensDetails: true, StepLog: 1 << 20,
 	})

@@ -4,8 +4,11 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"slices"
+	"sync"
 	"time"
 
+	"evenkeel/bench/lab/laws"
 	"evenkeel/bench/lab/trace"
 	"evenkeel/bench/sim/draw"
 	"evenkeel/dispatcher/step"
@@ -21,6 +24,7 @@ type Load struct {
 	Room   int64 // KV tokens of a rank; 0: unlimited
 	Budget int32
 	Law    step.Law
+	Of     string  // deployment that has the law; empty: the law is drawn from what is published
 	Rho    float64 // open loop: requests, as a share of what ranks could do that are always level; 0: closed
 	Full   float64 // closed loop: requests that are there, as a share of the slots
 
@@ -50,25 +54,26 @@ type request struct {
 
 // The ranges. What spans more than a factor of four is drawn by its logarithm.
 const (
-	ranksFrom, ranksTo   = 2, 32
-	slotsFrom, slotsTo   = 16, 64
-	budgetFrom, budgets  = 2048, 4 // 2048 times 1, 2, 4, 8
-	c0From, c0To         = 10, 60  // ms
-	kvFrom, kvTo         = 0.02e-3, 0.3e-3
-	requestFrom, reqTo   = 0.05, 0.4 // in half of the loads; 0 in the others
-	tokenFrom, tokenTo   = 0.080, 0.160
-	sharedFrom, sharedTo = 0.25, 0.55
-	anyTo                = 20
-	fullFrom, fullTo     = 0.5, 1.2
-	rhoFrom, rhoTo       = 0.3, 0.95
-	roomFrom, roomTo     = 0.6, 1.2 // in half of the loads, of what the slots hold in the mean
-	chatsFrom, chatsTo   = 0.3, 0.9 // in half of the loads
-	lateFrom, lateTo     = 2, 20
-	guessed              = 0.3 // deviation of the logarithm
-	longestPrompt        = 128_000
+	ranksFrom, ranksTo  = 2, 32
+	slotsFrom, slotsTo  = 16, 64
+	budgetFrom, budgets = 2048, 4 // 2048 times 1, 2, 4, 8
+	c0From, c0To        = 8, 60   // ms
+	kvFrom, kvTo        = 0.005e-3, 0.25e-3
+	requestFrom, reqTo  = 0.02, 0.6
+	tokenFrom, tokenTo  = 0.060, 0.340
+	ownFrom, ownTo      = 0.10, 0.40 // of what a request and a token of a prompt cost
+	anyTo               = 20
+	fullFrom, fullTo    = 0.5, 1.2
+	rhoFrom, rhoTo      = 0.3, 0.95
+	roomFrom, roomTo    = 0.6, 1.2 // in half of the loads, of what the slots hold in the mean
+	chatsFrom, chatsTo  = 0.3, 0.9 // in half of the loads
+	lateFrom, lateTo    = 2, 20
+	guessed             = 0.3 // deviation of the logarithm
+	longestPrompt       = 128_000
 )
 
-// Draw draws one whose every property is random.
+// Draw draws one whose every property is random. Loads of even numbers have the law of a deployment, of those that bench/lab/laws has
+// with as many ranks.
 func Draw(seed uint64, number int) *Load {
 	r := rand.New(rand.NewPCG(seed, uint64(number)))
 	between := func(from, to float64) float64 { return from + (to-from)*r.Float64() }
@@ -85,10 +90,16 @@ func Draw(seed uint64, number int) *Load {
 	l.Ranks = int(math.Round(logarithm(ranksFrom, ranksTo)))
 	l.Slots = int(math.Round(between(slotsFrom, slotsTo)))
 	l.Budget = budgetFrom << r.IntN(budgets)
-	token, shared := between(tokenFrom, tokenTo), between(sharedFrom, sharedTo)
+	request, token, own := logarithm(requestFrom, reqTo), logarithm(tokenFrom, tokenTo), between(ownFrom, ownTo)
 	l.Law.Model = step.Model{
-		C0Ms: logarithm(c0From, c0To), C1Ms: logarithm(kvFrom, kvTo), RequestMs: half(logarithm(requestFrom, reqTo)),
-		OwnMs: token * (1 - shared), SharedMs: token * shared, PrefillMs: between(0, anyTo),
+		C0Ms: logarithm(c0From, c0To), C1Ms: logarithm(kvFrom, kvTo), RequestMs: own * request,
+		OwnMs: own * token, SharedMs: (1 - own) * token, PrefillMs: between(0, anyTo),
+	}
+	l.Law.MeanMs = (1 - own) * request
+	if all := deployments(); number%2 == 0 {
+		e := &all[r.IntN(len(all))]
+		l.Of, l.Ranks, l.Law = e.Name(), e.Ranks, e.Law()
+		l.Law.SharedMs *= published
 	}
 	if l.Rho = half(between(rhoFrom, rhoTo)); l.Rho == 0 {
 		l.Full = between(fullFrom, fullTo)
@@ -98,6 +109,17 @@ func Draw(seed uint64, number int) *Load {
 	l.Measure(room)
 	return l
 }
+
+// published is what part of the experts and the sending of a prompt is left where whole steps that were published are right, and not the
+// times of kernels: about half.
+const published = 0.5
+
+// deployments are those whose laws are drawn: CUDA graphs, and as many ranks as loads have.
+var deployments = sync.OnceValue(func() []laws.Entry {
+	return slices.DeleteFunc(laws.All(), func(e laws.Entry) bool {
+		return !e.Graphs || e.Prompt.Fit.Steps == 0 || e.Ranks < ranksFrom || e.Ranks > ranksTo
+	})
+})
 
 // Measure finds how long requests stay and how many the ranks can serve, from some of them.
 func (l *Load) Measure(room float64) {
@@ -117,7 +139,8 @@ func (l *Load) Measure(room float64) {
 		l.Room = int64(max(1.06*longest, room*slots*resident))
 		slots = max(1, min(slots, float64(l.Room)/resident))
 	}
-	ms := l.Law.C0Ms + slots*(l.Law.RequestMs+l.Law.C1Ms*resident)
+	level := l.Law.Level()
+	ms := level.C0Ms + slots*(level.RequestMs+level.C1Ms*resident)
 	g := float64(l.Ranks)
 	each := outputs*ms/(g*slots) + prompts*(l.Law.OwnMs+l.Law.SharedMs)/g // ms of the group for each request
 	l.Stays = each * g * slots
@@ -179,6 +202,10 @@ func (l *Load) String() string {
 	if l.Rho > 0 {
 		how = fmt.Sprintf("open, rho %.2f", l.Rho)
 	}
-	return fmt.Sprintf("%d: %d ranks of %d slots, %s, %s, %.0f %% go on, budget %d, c0 %.0f ms",
-		l.Number, l.Ranks, l.Slots, how, l.Texts.String(), 100*l.Chats, l.Budget, l.Law.C0Ms)
+	law := "a published law"
+	if l.Of != "" {
+		law = l.Of
+	}
+	return fmt.Sprintf("%d: %s, %d ranks of %d slots, %s, %s, %.0f %% go on, budget %d, c0 %.0f ms",
+		l.Number, law, l.Ranks, l.Slots, how, l.Texts.String(), 100*l.Chats, l.Budget, l.Law.C0Ms)
 }

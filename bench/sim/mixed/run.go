@@ -19,13 +19,13 @@ import (
 // Contender is who chooses the ranks of requests.
 type Contender struct {
 	Name  string
-	Spec  string    // of a policy of the server's, which holds requests in its pool
-	Route Router    // of a proxy that sends each request when it comes; nil: spec decides
-	Delay int       // passes for which the engines hold prompts
-	Every int       // steps of the engines between those that compute prompts
-	Exact bool      // the proxy knows how long prompts are
-	Learn bool      // it learns what a step takes; else that is told
-	Form  step.Form // that is told
+	Spec  string     // of a policy of the server's, which holds requests in its pool
+	Route Router     // of a proxy that sends each request when it comes; nil: spec decides
+	Delay int        // passes for which the engines hold prompts
+	Every int        // steps of the engines between those that compute prompts
+	Exact bool       // the proxy knows how long prompts are
+	Learn bool       // it learns what a step takes; else that is told
+	Form  *step.Form // that is told; nil: that of the engines
 }
 
 // Run is a policy on a load: ranks in virtual time, and the server's own board in front of them.
@@ -139,7 +139,9 @@ func (s *Run) fleet() {
 		return
 	}
 	told := s.Law
-	told.Form = s.Form
+	if s.Form != nil {
+		told.Form = *s.Form
+	}
 	law, use := told.Assumed()
 	s.Apply(board.Law{Group: key, StepModel: law, Weights: use}, 0)
 }
