@@ -34,6 +34,7 @@ func (l *LogLine) AppendJSON(dst []byte) []byte {
 	if s.Mixed {
 		dst = append(dst, `,"mixed":true`...)
 		dst = field(dst, `,"own_prefill_ms":`, s.OwnMs)
+		dst = field(dst, `,"unbegun":`, s.Unbegun)
 	}
 	if s.RequestTokens != 0 {
 		dst = strconv.AppendInt(append(dst, `,"request_tokens":`...), s.RequestTokens, 10)

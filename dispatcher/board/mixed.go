@@ -205,3 +205,25 @@ func (w *entrant) wait(now time.Time) policy.Wait {
 	}
 	return e
 }
+
+// awaiting is how many requests wait for their first token on a group's ranks or in the pool, but those that are held. Of those that may go
+// to any group, each group that takes requests has its share.
+func (b *board) awaiting(g *group) float64 {
+	early := 0
+	for _, r := range g.ranks {
+		early += r.early
+		for _, slot := range r.computing {
+			if b.ledger.table[slot].had > 0 { // it has had tokens, and is computed again
+				early--
+			}
+		}
+	}
+	share, held := 0, 0
+	for _, o := range b.groups {
+		held = max(held, o.held)
+		if slices.ContainsFunc(o.ranks, (*rank).takes) {
+			share++
+		}
+	}
+	return float64(max(0, early)) + float64(max(0, b.pool.Len()-held))/float64(max(1, share))
+}

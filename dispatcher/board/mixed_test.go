@@ -1,6 +1,7 @@
 package board
 
 import (
+	"math"
 	"math/rand/v2"
 	"slices"
 	"testing"
@@ -31,9 +32,13 @@ func onMixed(t tb, spec string, fleet []Worker) *hand {
 	h.fleet(mixed(fleet))
 	if len(fleet) > 0 {
 		h.apply(Law{Group: GroupKey{"m", "main", true}, StepModel: law})
+		h.manyWait()
 	}
 	return h
 }
+
+// manyWait has many requests have waited for their first token, so that prompts are held.
+func (h *hand) manyWait() { h.boards["m"].groups[0].unbegun = unbegun{1e6, 1} }
 
 // decode fills slots of rank 0 and of rank 1 in turn with requests that decode.
 func (h *hand) decode(t testing.TB, n int) (all []*Slot) {
@@ -221,6 +226,62 @@ func TestAPromptIsHeldForARound(t *testing.T) {
 	}
 }
 
+// Who waits for a first token is counted over the steps: on its rank or for a slot, but not who is held.
+func TestWhoWaitsForAFirstTokenIsCounted(t *testing.T) {
+	h := onMixed(t, "evenkeel", ranks(2, 8, 0))
+	b := h.boards["m"]
+	g := b.groups[0]
+	h.decode(t, 8)
+	require.NoError(t, h.setPolicy("evenkeel"))
+	require.True(t, h.put(pool.Entry{Prompt: 1000}).waits())
+	require.Zero(t, b.awaiting(g), "one request is held")
+	require.NoError(t, h.setPolicy("evenkeel:patience=0"))
+	for range 9 {
+		h.put(pool.Entry{Prompt: 10})
+	}
+	require.InDelta(t, 10, b.awaiting(g), 0, "eight have a slot, and two wait for one")
+	g.unbegun = unbegun{}
+	for range 3000 { // one minute
+		h.step()
+	}
+	require.InDelta(t, 10, g.unbegun.mean(), 1e-3)
+	h.release(h.slotsOf(0)...)
+	h.release(h.slotsOf(1)...)
+	for range 3000 {
+		h.step()
+	}
+	before := math.Exp(-1) / (1 + math.Exp(-1)) // what the minute before counts for
+	require.InDelta(t, 10*before+2*(1-before), g.unbegun.mean(), 1e-2, "of the two that waited, each has a slot now")
+}
+
+// Under a light load a prompt is hardly held: seldom does anybody wait for a first token, so little is worth a wait. One of 1,000 tokens
+// takes 0.1 s.
+func TestALonePromptIsHardlyHeld(t *testing.T) {
+	h := onMixed(t, "evenkeel", ranks(2, 8, 0))
+	h.decode(t, 8)
+	h.boards["m"].groups[0].unbegun = unbegun{}
+	require.NoError(t, h.setPolicy("evenkeel"))
+	for range 50 {
+		h.step()
+	}
+	for range 20 {
+		w := h.put(pool.Entry{Prompt: 1000})
+		for w.waits() {
+			h.at = h.Next()
+			h.do()
+		}
+		s := w.slotNow(t)
+		require.Less(t, s.Held, 4*time.Millisecond)
+		h.step()
+		s.Started()
+		for k := range 50 {
+			s.Progress(1 + k)
+			h.step()
+		}
+		h.release(s)
+	}
+}
+
 // Requests are not held any more once they wait for a slot.
 func TestWithoutASlotNothingIsHeld(t *testing.T) {
 	h := onMixed(t, "evenkeel", ranks(2, 8, 0))
@@ -322,6 +383,7 @@ func TestBeforeAPromptsPriceIsLearnedItIsTheUsualOne(t *testing.T) {
 	h := newHand(t, realConfig("evenkeel"))
 	h.fleet(mixed(ranks(2, 8, 0)))
 	h.decode(t, 8)
+	h.manyWait()
 	require.NoError(t, h.setPolicy("evenkeel"))
 	w := h.put(pool.Entry{Prompt: 3000})
 	require.True(t, w.waits())

@@ -151,6 +151,7 @@ type group struct {
 	held     int       // entries that the last round held back although they had a slot
 	wake     time.Time // when the policy wants to look at these; zero: it does not say so
 	gathered gathered
+	unbegun  unbegun
 	tempo    tempo
 	steps    step.Times    // what its streams told
 	told     *step.Weights // that do not change; nil: half of what a request weighs is either of them
@@ -170,6 +171,28 @@ type gathered struct {
 
 	heldSince time.Time     // when the first of those that are held could have been sent
 	maxHold   time.Duration // the policy holds no request longer than this
+}
+
+// unbegun is how many requests of a group wait for their first token and are not held, over its steps, the past fading. Who waits in
+// the arrival queue is not here yet.
+type unbegun struct{ sum, seconds float64 }
+
+const (
+	recently = 60 // after so many seconds of steps the past counts for a third
+	longest  = 5  // seconds that a step counts for at most: an engine that stood still says nothing of the minutes after it
+)
+
+func (u *unbegun) add(requests float64, length time.Duration) {
+	seconds := min(longest, length.Seconds())
+	kept := math.Exp(-seconds / recently)
+	u.sum, u.seconds = u.sum*kept+requests*seconds, u.seconds*kept+seconds
+}
+
+func (u *unbegun) mean() float32 {
+	if u.seconds <= 0 {
+		return -1 // no stream has told of a step
+	}
+	return float32(u.sum / u.seconds)
 }
 
 // entrant is an entry that waits.

@@ -16,9 +16,10 @@ type prompt struct {
 	Wait
 }
 
-// ofMixed is two ranks that prefill, with four requests each that decode, and a law of 0.1 ms for each token of a prompt.
+// ofMixed is two ranks that prefill, with four requests each that decode, and a law of 0.1 ms for each token of a prompt. Many requests
+// wait for their first token.
 func ofMixed(pool ...prompt) *Snapshot {
-	s := &Snapshot{Mixed: true, OwnMs: 0.1, C0Ms: 10, C1Ms: 1e-4}
+	s := &Snapshot{Mixed: true, OwnMs: 0.1, Unbegun: 1000, C0Ms: 10, C1Ms: 1e-4}
 	for id := range int32(2) {
 		w := Worker{ID: 10 * id, Free: 4, Up: true}
 		for i := range uint64(4) {
@@ -47,6 +48,11 @@ func newPolicy(t interface {
 
 func TestRoundsOfAPolicy(t *testing.T) {
 	never := func(tokens int32) prompt { return prompt{tokens: tokens, Wait: Wait{HeldMs: -1}} }
+	few := func(pool ...prompt) *Snapshot {
+		s := ofMixed(pool...)
+		s.Unbegun = 0.2
+		return s
+	}
 	for _, tt := range []struct {
 		name   string
 		spec   string
@@ -56,8 +62,9 @@ func TestRoundsOfAPolicy(t *testing.T) {
 		nextMs float64
 	}{
 		{"one prompt is held until its wait is worth it", "evenkeel", ofMixed(never(1000)), []int32{-1}, []uint64{1}, 100},
-		{"with more patience it is held for longer", "evenkeel:patience=0.5", ofMixed(never(1000)), []int32{-1}, []uint64{1}, 200},
-		{"but not for longer than max_hold", "evenkeel:patience=0.5,max_hold=0.05", ofMixed(never(1000)), []int32{-1}, []uint64{1}, 50},
+		{"where few wait for their first token, it is held for less", "evenkeel", few(never(1000)), []int32{-1}, []uint64{1}, 25},
+		{"with more patience it is held for longer", "evenkeel:patience=5", few(never(1000)), []int32{-1}, []uint64{1}, 50},
+		{"but not for longer than max_hold", "evenkeel:max_hold=0.05", ofMixed(never(1000)), []int32{-1}, []uint64{1}, 50},
 		{"without patience all go at once", "evenkeel:patience=0", ofMixed(never(1000)), []int32{0}, []uint64{1}, math.Inf(1)},
 		{"two level a round", "evenkeel", ofMixed(never(1000), never(1000)), []int32{0, 10}, []uint64{1, 2}, math.Inf(1)},
 		{"what was held for long enough goes", "evenkeel", ofMixed(prompt{1000, false, Wait{HeldMs: 101}}), []int32{0}, nil, math.Inf(1)},

@@ -27,7 +27,10 @@ type Snapshot struct {
 
 	Mixed bool    // the ranks prefill and decode: entries come without KV
 	OwnMs float32 // of them: ms of a step per prompt token that a rank computes by itself, 0 = unknown
-	Waits []Wait  // one for each entry of Pool, in its order, if Mixed or if a rank holds something of a prompt that waits; else none
+	// Unbegun is how many requests wait for their first token on them or in the pool, and are not held, in the mean of the last minute of
+	// steps; below 0: nobody knows.
+	Unbegun float32
+	Waits   []Wait // one for each entry of Pool, in its order, if Mixed or if a rank holds something of a prompt that waits; else none
 }
 
 // Worker is one DP rank of the group.

@@ -35,6 +35,7 @@ type Candidate struct {
 type Group struct {
 	Ranks    []Rank
 	Decoding int     // requests that decode
+	Unbegun  float64 // requests that wait for their first token and are not held, in the mean of the last minute; below 0: nobody knows
 	Slots    int     // of all ranks, free or not
 	Own      float64 // seconds that a rank's own part of a prefill takes for each token; 0: not learned, so nothing is held
 	Request  float64 // what one more request costs a step, in KV tokens
@@ -42,12 +43,15 @@ type Group struct {
 
 // Rule is how long requests are held.
 type Rule struct {
-	Patience float64 // seconds that requests may wait for each second that they spare the decodes
+	Patience float64 // by how many percent the time to the first token may become longer for each percent by which tokens come sooner
 	MaxHold  float64 // no request is held for longer, s
 }
 
 // Default is the rule that loads drawn at random recommend.
-var Default = Rule{Patience: 0.25, MaxHold: 5}
+var Default = Rule{Patience: 2.5, MaxHold: 5}
+
+// mostShare is how long requests may wait at most, as a share of the time that they spare the decodes, where half of the slots decode.
+const mostShare = 0.25
 
 // Pick sends a candidate to a rank.
 type Pick struct{ Candidate, Rank int32 }
@@ -173,10 +177,22 @@ func (p *Planner) place(now float64, g *Group, waiting []Candidate, rule Rule) (
 	return n, float64(top-largest) - float64(more-sum)/float64(max(1, len(p.ranks)))
 }
 
-// release says when those that were placed are sent.
+// release says when those that were placed are sent: when they have been held, all together, for as long as it is worth.
+//
+// Let prompts come at a rate r, each of which takes its rank the time a, and let k of them be sent together. Then the decodes stand
+// still for r*a/k of the time, and a request is held for about (k-1)/2r. One prompt more in each round spares the decodes a
+// share of r*a/k^2, and adds 1/2r to a time to the first token of T. With the rule's patience p the former is worth the latter as long as
+// k^2 < 2p * r*a * r*T. Here r*T is how many requests wait for their first token, whatever the rate, and until then the requests of a
+// round have been held for k^2/2r in all: for p * r*T times the time a. A round that fills every rank is worth no wait, so a is what it is
+// not level by.
 func (p *Planner) release(now float64, g *Group, waiting []Candidate, rule Rule, n int, uneven float64) float64 {
-	price := float64(g.Decoding) * g.Own * uneven // request-seconds that the decodes would wait beyond a level round
-	if price <= 0 {
+	decoding := float64(g.Decoding)
+	most := mostShare * decoding * min(1, decoding/(float64(g.Slots)/2))
+	if g.Unbegun >= 0 || rule.Patience == 0 {
+		most = min(most, rule.Patience*g.Unbegun)
+	}
+	worth := most * g.Own * uneven // request-seconds
+	if worth <= 0 {
 		return now
 	}
 	at, held := math.Inf(1), 0.0
@@ -187,8 +203,7 @@ func (p *Planner) release(now float64, g *Group, waiting []Candidate, rule Rule,
 			at = min(at, c.Since+rule.MaxHold, c.Until)
 		}
 	}
-	w := rule.Patience * min(1, float64(g.Decoding)/(float64(g.Slots)/2))
-	return min(at, now+max(0, w*price-held)/float64(n))
+	return min(at, now+max(0, worth-held)/float64(n))
 }
 
 // longest is how long one of those that were placed is held, at most.

@@ -9,9 +9,9 @@ import (
 	"pgregory.net/rapid"
 )
 
-// group is ranks with so many tokens of backlog each, of which half of the slots decode.
+// group is ranks with so many tokens of backlog each, of which half of the slots decode, and many requests wait for their first token.
 func group(backlog ...int64) *Group {
-	g := &Group{Own: 0.0001}
+	g := &Group{Own: 0.0001, Unbegun: 1000}
 	for _, b := range backlog {
 		g.Ranks = append(g.Ranks, Rank{Slots: 8, Room: 100_000, Backlog: b})
 	}
@@ -54,6 +54,13 @@ func TestDecide(t *testing.T) {
 			waiting: waiting(10, 1000), wake: 10.05},
 		{name: "a group that serves little holds for less", group: group(0, 0), change: func(g *Group, _ []Candidate) { g.Decoding = 4 },
 			waiting: waiting(10, 1000), wake: 10 + 0.2/16},
+		// 2.5 * 0.4 requests, for 500 tokens each.
+		{name: "where few wait for their first token it is held for less", group: group(0, 0), change: func(g *Group, _ []Candidate) { g.Unbegun = 0.4 },
+			waiting: waiting(10, 1000), wake: 10.05},
+		{name: "where nobody knows, as if many did", group: group(0, 0), change: func(g *Group, _ []Candidate) { g.Unbegun = -1 },
+			waiting: waiting(10, 1000), wake: 10.2},
+		{name: "and where none did it is not held", group: group(0, 0), change: func(g *Group, _ []Candidate) { g.Unbegun = 0 },
+			waiting: waiting(never, 1000), picks: []Pick{{0, 0}}, wake: all},
 		{name: "one that fits beside what another rank computes rides along", group: group(4000, 0), waiting: waiting(10, 3000),
 			picks: []Pick{{0, 1}}, wake: all},
 		{name: "and leaves the others held", group: group(0, 2000), waiting: waiting(10, 12_000, 1500),
@@ -116,6 +123,7 @@ func TestAClockThatGoesBackHoldsNobodyForLonger(t *testing.T) {
 func TestRoundsKeepTheirBounds(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		g := &Group{Own: rapid.SampledFrom([]float64{0, 1e-5, 1e-4, 1}).Draw(t, "own"), Request: rapid.Float64Range(0, 3000).Draw(t, "request")}
+		g.Unbegun = rapid.Float64Range(-1, 20).Draw(t, "unbegun")
 		for range rapid.IntRange(1, 6).Draw(t, "ranks") {
 			g.Ranks = append(g.Ranks, Rank{
 				Slots: rapid.IntRange(0, 4).Draw(t, "slots"), Room: rapid.Int64Range(0, 9000).Draw(t, "room"),

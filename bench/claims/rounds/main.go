@@ -39,8 +39,8 @@ func main() {
 
 func parse(args []string) (o options, err error) {
 	f := flag.NewFlagSet("rounds", flag.ContinueOnError)
-	seeds := f.String("seeds", "1,2,3,20261127", "of the loads, separated by commas; each gives a table of its own")
-	f.IntVar(&o.loads, "loads", 64, "how many of each seed")
+	seeds := f.String("seeds", "1,2,20261129", "of the loads, separated by commas; each gives a table of its own")
+	f.IntVar(&o.loads, "loads", 32, "how many of each seed")
 	f.IntVar(&o.only, "load", -1, "number of the only load that is served, of the first seed, with a line for each policy; -1: all are")
 	f.StringVar(&o.out, "out", "", "document to write the tables into; empty: they are printed")
 	if err := f.Parse(args); err != nil {

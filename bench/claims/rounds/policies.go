@@ -20,16 +20,19 @@ func policies() []mixed.Contender {
 	learned := held("rounds, the law of a step learned", d.Patience, d.MaxHold, false)
 	learned.Learn = true
 	return []mixed.Contender{
-		{Name: "round robin", Spec: "rr"},
 		{Name: "vLLM's own", Route: mixed.VLLM},
 		{Name: "least tokens", Route: mixed.LeastTokens},
+		{Name: "SGLang's own: round robin", Spec: "rr"},
+		{Name: "a router by counts", Spec: "jsq"},
 		{Name: "delayer in the engines, 30 passes", Route: mixed.LeastTokens, Delay: 30},
 		held(ours, d.Patience, d.MaxHold, false),
+		held("rounds, whatever waits", whatever, d.MaxHold, false),
 		held("rounds, lengths known", d.Patience, d.MaxHold, true),
 		learned,
 		held("rounds, patience 0", 0, d.MaxHold, false),
-		held("rounds, patience 0.5", 0.5, d.MaxHold, false),
 		held("rounds, patience 1", 1, d.MaxHold, false),
+		held("rounds, patience 5", 5, d.MaxHold, false),
+		held("rounds, patience 10", 10, d.MaxHold, false),
 		held("rounds, max_hold 2 s", d.Patience, 2, false),
 		held("rounds, max_hold 10 s", d.Patience, 10, false),
 		{Name: "least tokens, interval 2 in the engines", Route: mixed.LeastTokens, Every: 2},
@@ -37,8 +40,15 @@ func policies() []mixed.Contender {
 	}
 }
 
-// set is how many of them the best is taken of.
-const set = 5
+// whatever is so much patience that it does not matter how many wait for their first token: prompts are held for a quarter of what they
+// spare, as they were before that mattered.
+const whatever = 100
 
-// base is what the others are held against.
-const base = 2
+// set is how many of them the best is taken of.
+const set = 6
+
+// base is what the others are held against, and beside is the second one of which no load may lose much.
+const (
+	base   = 0
+	beside = 1
+)

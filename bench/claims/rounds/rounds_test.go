@@ -31,6 +31,6 @@ func TestTablesJudge(t *testing.T) {
 	require.NoError(t, err)
 	o := options{}
 	text := o.tables([]*trials{all})
-	require.Contains(t, text, "| tokens/s against least tokens: mean, worst |")
-	require.Contains(t, text, "| least tokens | 1.000 (1.00, 1.00) |")
+	require.Contains(t, text, "| tokens/s beside the better of vLLM's own and least tokens: worst |")
+	require.Contains(t, text, "| vLLM's own | 1.000 (1.00, 1.00) |")
 }

@@ -70,8 +70,9 @@ type snapshotJSON struct {
 	Outputs []int32      `json:"outputs"`        // finished lengths, of which the mean counts
 
 	// Of ranks that prefill and decode.
-	Mixed bool    `json:"mixed"`
-	OwnMs float32 `json:"own_prefill_ms"`
+	Mixed   bool    `json:"mixed"`
+	OwnMs   float32 `json:"own_prefill_ms"`
+	Unbegun float32 `json:"unbegun"` // requests that wait for their first token, in the mean
 }
 
 type workerJSON struct {
@@ -171,7 +172,7 @@ func (in *snapshotJSON) snapshot() (policy.Snapshot, error) {
 		return s, errors.New("request_tokens and row_tokens cannot be negative")
 	}
 	if in.Mixed {
-		s.OwnMs = in.OwnMs
+		s.OwnMs, s.Unbegun = in.OwnMs, in.Unbegun
 	}
 	if len(in.Outputs) > 0 {
 		s.MeanOutput = predictor.NewSurvival(in.Outputs).MeanOutput()
