@@ -52,7 +52,9 @@ func TestBatchAndDeadlinesAmongForwards(t *testing.T) {
 				}
 			}
 			if ends {
-				us.eventually("requests run and wait there", func() bool { return eu.decode[0].Stats().Running > 0 && eu.gw.Status(t.Context()).Open > 2 })
+				us.eventually("requests run and wait there", func() bool {
+					return eu.decode[0].Stats().Running > 0 && eu.gw.Status(t.Context()).Open > 2
+				})
 				require.NoError(t, eu.gw.Shutdown(t.Context()))
 			}
 			wg.Wait()

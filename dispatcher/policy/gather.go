@@ -95,7 +95,9 @@ func (p *evenkeel) reserveForOverdue(s *Snapshot) {
 // tellRanks expects what is free on the ranks.
 func (p *evenkeel) tellRanks(s *Snapshot) {
 	g := &p.gather.group
-	*g = rounds.Group{Ranks: sized(g.Ranks, len(s.Workers)), Own: float64(s.OwnMs) / 1000, Unbegun: float64(s.Unbegun), Request: float64(p.loads.request)}
+	*g = rounds.Group{
+		Ranks: sized(g.Ranks, len(s.Workers)), Own: float64(s.OwnMs) / 1000, Unbegun: float64(s.Unbegun), Request: float64(p.loads.request),
+	}
 	for i := range s.Workers {
 		w := &s.Workers[i]
 		decoding := 0

@@ -55,7 +55,8 @@ func TestDecide(t *testing.T) {
 		{name: "a group that serves little holds for less", group: group(0, 0), change: func(g *Group, _ []Candidate) { g.Decoding = 4 },
 			waiting: waiting(10, 1000), wake: 10 + 0.2/16},
 		// 2.5 * 0.4 requests, for 500 tokens each.
-		{name: "where few wait for their first token it is held for less", group: group(0, 0), change: func(g *Group, _ []Candidate) { g.Unbegun = 0.4 },
+		{name: "where few wait for their first token it is held for less", group: group(0, 0),
+			change:  func(g *Group, _ []Candidate) { g.Unbegun = 0.4 },
 			waiting: waiting(10, 1000), wake: 10.05},
 		{name: "where nobody knows, as if many did", group: group(0, 0), change: func(g *Group, _ []Candidate) { g.Unbegun = -1 },
 			waiting: waiting(10, 1000), wake: 10.2},

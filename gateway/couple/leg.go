@@ -171,7 +171,8 @@ func (p *Partner) probe() (again bool) {
 // aborted is the end of a prefill leg whose engine says that it has not finished the prompt, after it was told to abort the request.
 // That is no failure of the engine's, and it has given the blocks away.
 func aborted() *failure.Fault {
-	return failure.Of(lifecycle.Ended{Leg: lifecycle.Prefill, Far: lifecycle.Sent, Why: lifecycle.HungUp}, failure.Transport("prefill", failure.ErrMoved), failure.ErrMoved)
+	end := lifecycle.Ended{Leg: lifecycle.Prefill, Far: lifecycle.Sent, Why: lifecycle.HungUp}
+	return failure.Of(end, failure.Transport("prefill", failure.ErrMoved), failure.ErrMoved)
 }
 
 // unserved is what becomes of the request for want of a prefill. If the engine took nothing, another one may

@@ -77,7 +77,10 @@ func newPair(t *testing.T, connector string, change func(*config.Config)) *pair 
 		change(cfg)
 	}
 	set, client, reg := fleet.NewSettings(cfg), engine.NewClient(engine.Options{}), prometheus.NewRegistry()
-	c := &pair{t: t, reg: prometheus.NewRegistry(), answer: make(chan func(http.ResponseWriter), 2), gone: make(chan struct{}), ended: make(chan struct{}, 9)}
+	c := &pair{
+		t: t, reg: prometheus.NewRegistry(), answer: make(chan func(http.ResponseWriter), 2),
+		gone: make(chan struct{}), ended: make(chan struct{}, 9),
+	}
 	serve := func(name string) *engine.Target {
 		e := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { c.serve(name, w, r) }))
 		t.Cleanup(e.Close)
@@ -322,7 +325,8 @@ func TestWhatOneLegDoesToTheOther(t *testing.T) {
 			},
 		},
 		{
-			name: "the decode engine dies, and the prefill engine says that it has aborted the request", connector: sglang, fine: true, aborted: "prefill", rebind: "decode",
+			name: "the decode engine dies, and the prefill engine says that it has aborted the request", connector: sglang,
+			fine: true, aborted: "prefill", rebind: "decode",
 			do: func(c *pair) *failure.Fault {
 				c.sent()
 				f, _ := c.Ended(lifecycle.Died)

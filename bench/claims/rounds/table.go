@@ -84,8 +84,10 @@ func (t *trials) gainsLittle(p int) func(i int) bool {
 }
 
 func (t *trials) table() string {
-	m := page.Markdown{Head: []string{"policy", "tokens/s (worst, best)", "laws of deployments", "published ranges", "of the best: mean, worst", "mean TTFT (worst)", "TTFT p99", "TPOT p50", "TPOT p95 (worst)",
-		"mean TTFT where tokens/s gain under 2 % (worst)", "steps with a prefill", "ranks that have none in them"}, Text: 1}
+	m := page.Markdown{Head: []string{
+		"policy", "tokens/s (worst, best)", "laws of deployments", "published ranges", "of the best: mean, worst", "mean TTFT (worst)", "TTFT p99", "TPOT p50", "TPOT p95 (worst)",
+		"mean TTFT where tokens/s gain under 2 % (worst)", "steps with a prefill", "ranks that have none in them",
+	}, Text: 1}
 	published := func(i int) bool { return !t.deployed(i) }
 	for p := range t.policies {
 		gain, best, first := t.ratios(p, base, tokens, nil), t.ofTheBest(p), t.ratios(p, base, ttft, nil)
@@ -96,8 +98,10 @@ func (t *trials) table() string {
 			empty += t.of[i][p].Empty / float64(len(t.loads))
 		}
 		m.Add(t.policies[p].Name, fmt.Sprintf("%.3f (%.2f, %.2f)", gain.mean, gain.least, gain.most),
-			fmt.Sprintf("%.3f", t.ratios(p, base, tokens, t.deployed).mean), fmt.Sprintf("%.3f", t.ratios(p, base, tokens, published).mean), fmt.Sprintf("%.3f, %.3f", best.mean, best.least),
-			fmt.Sprintf("%.2f (%.2f)", first.mean, first.most), page.Ratio(t.ratios(p, base, ttft99, nil).mean), page.Ratio(t.ratios(p, base, tpot50, nil).mean),
+			fmt.Sprintf("%.3f", t.ratios(p, base, tokens, t.deployed).mean), fmt.Sprintf("%.3f", t.ratios(p, base, tokens, published).mean),
+			fmt.Sprintf("%.3f, %.3f", best.mean, best.least),
+			fmt.Sprintf("%.2f (%.2f)", first.mean, first.most), page.Ratio(t.ratios(p, base, ttft99, nil).mean),
+			page.Ratio(t.ratios(p, base, tpot50, nil).mean),
 			fmt.Sprintf("%.2f (%.2f)", slow.mean, slow.most), fmt.Sprintf("%.2f (%.2f)", little.mean, little.most),
 			fmt.Sprintf("%.0f %%", 100*steps), fmt.Sprintf("%.0f %%", 100*empty))
 	}
@@ -121,7 +125,8 @@ func (t *trials) aims(m *page.Markdown) {
 	row("tokens/s beside rounds that hold whatever waits: mean", "0.97", fmt.Sprintf("%.3f", before.mean), before.mean >= 0.97)
 	row("tokens/s beside the better of vLLM's own and least tokens: worst", "0.97", fmt.Sprintf("%.3f", floor.least), floor.least >= 0.97)
 	row("mean TTFT against vLLM's own: mean, worst", "0.80, 3.00", pair(first.mean, first.most), first.mean < 0.8 && first.most <= 3)
-	row("mean TTFT where tokens/s gain under 2 %: mean, worst", "1.20, 2.00", pair(little.mean, little.most), little.mean <= 1.2 && little.most <= 2)
+	row("mean TTFT where tokens/s gain under 2 %: mean, worst", "1.20, 2.00", pair(little.mean, little.most),
+		little.mean <= 1.2 && little.most <= 2)
 	row("TPOT p95 against vLLM's own: mean, worst", "0.80, 1.10", pair(slow.mean, slow.most), slow.mean <= 0.8 && slow.most <= 1.1)
 }
 
@@ -139,9 +144,11 @@ func (t *trials) worstLoads() string {
 	}
 	say := func(i int) string {
 		of, b := &t.of[i][p], &t.of[i][base]
-		return fmt.Sprintf("load %s: %.2f of the tokens/s, mean TTFT %.0f ms for %.0f, TPOT p95 %.0f ms for %.0f", t.loads[i], of.Tokens/b.Tokens, of.TTFT, b.TTFT, of.TPOT95, b.TPOT95)
+		return fmt.Sprintf("load %s: %.2f of the tokens/s, mean TTFT %.0f ms for %.0f, TPOT p95 %.0f ms for %.0f",
+			t.loads[i], of.Tokens/b.Tokens, of.TTFT, b.TTFT, of.TPOT95, b.TPOT95)
 	}
-	return fmt.Sprintf("Rounds beside vLLM's own, where the first token takes longest: %s.\nWhere they make fewest tokens: %s.\n", say(slowest), say(least))
+	return fmt.Sprintf("Rounds beside vLLM's own, where the first token takes longest: %s.\nWhere they make fewest tokens: %s.\n",
+		say(slowest), say(least))
 }
 
 func (o *options) tables(all []*trials) string {

@@ -66,7 +66,8 @@ func serveMixed(ctx context.Context, w *testbed.World, s scene, name, dispatch s
 	}
 	engines, err = w.Engines(refengine.Config{
 		Role: refengine.Aggregated, Model: "m", DPSize: l.Ranks, Slots: l.Slots, KVTokens: room, MaxBatchedTokens: int(l.Budget),
-		C0: millis(l.Law.C0Ms), C1: millis(l.Law.C1Ms), CR: millis(l.Law.RequestMs), CM: millis(l.Law.MostMs), CS: millis(l.Law.MeanMs), Form: l.Law.Form, Captured: captured,
+		C0: millis(l.Law.C0Ms), C1: millis(l.Law.C1Ms), CR: millis(l.Law.RequestMs),
+		CM: millis(l.Law.MostMs), CS: millis(l.Law.MeanMs), Form: l.Law.Form, Captured: captured,
 		PrefillBase: millis(l.Law.PrefillMs), PrefillPerToken: millis(l.Law.OwnMs), PrefillShared: millis(l.Law.SharedMs),
 		Jitter: 20 * time.Millisecond, PromptTokensDetails: true, StepLog: 1 << 20,
 	})

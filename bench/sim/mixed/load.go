@@ -75,37 +75,63 @@ const (
 // Draw draws one whose every property is random. Loads of even numbers have the law of a deployment, of those that bench/lab/laws has
 // with as many ranks.
 func Draw(seed uint64, number int) *Load {
-	r := rand.New(rand.NewPCG(seed, uint64(number)))
-	between := func(from, to float64) float64 { return from + (to-from)*r.Float64() }
-	logarithm := func(from, to float64) float64 { return from * math.Pow(to/from, r.Float64()) }
-	half := func(x float64) float64 {
-		if r.IntN(2) == 0 {
-			return 0
+	return draws(seed, number, func(d dice, l *Load) {
+		request, token, own := d.logarithm(requestFrom, reqTo), d.logarithm(tokenFrom, tokenTo), d.between(ownFrom, ownTo)
+		l.Law.Model = step.Model{
+			C0Ms: d.logarithm(c0From, c0To), C1Ms: d.logarithm(kvFrom, kvTo), RequestMs: own * request,
+			OwnMs: own * token, SharedMs: (1 - own) * token, PrefillMs: d.between(0, anyTo),
 		}
-		return x
+		l.Law.MeanMs = (1 - own) * request
+		if all := deployments(); number%2 == 0 {
+			e := &all[d.IntN(len(all))]
+			l.Of, l.Ranks, l.Law = e.Name(), e.Ranks, e.Law()
+			l.Law.SharedMs *= published
+		}
+	})
+}
+
+// DrawDense draws one whose prompts are mostly the work of their own ranks, and whose requests cost nothing in half of the loads: as on
+// engines whose models have few experts or none.
+func DrawDense(seed uint64, number int) *Load {
+	return draws(seed, number, func(d dice, l *Load) {
+		token, shared := d.between(0.080, 0.160), d.between(0.25, 0.55)
+		l.Law.Model = step.Model{
+			C0Ms: d.logarithm(10, 60), C1Ms: d.logarithm(0.02e-3, 0.3e-3), RequestMs: d.half(d.logarithm(0.05, 0.4)),
+			OwnMs: token * (1 - shared), SharedMs: token * shared, PrefillMs: d.between(0, anyTo),
+		}
+	})
+}
+
+// dice are what properties are drawn with.
+type dice struct{ *rand.Rand }
+
+func (d dice) between(from, to float64) float64 { return from + (to-from)*d.Float64() }
+
+func (d dice) logarithm(from, to float64) float64 { return from * math.Pow(to/from, d.Float64()) }
+
+// half is x in half of the loads, else 0.
+func (d dice) half(x float64) float64 {
+	if d.IntN(2) == 0 {
+		return 0
 	}
-	texts := draw.NewTexts(r)
+	return x
+}
+
+// draws draws one with a law of its own.
+func draws(seed uint64, number int, law func(d dice, l *Load)) *Load {
+	d := dice{rand.New(rand.NewPCG(seed, uint64(number)))}
+	texts := draw.NewTexts(d.Rand)
 	l := &Load{Number: number, Texts: &texts}
-	l.Chats = half(between(chatsFrom, chatsTo))
-	l.Ranks = int(math.Round(logarithm(ranksFrom, ranksTo)))
-	l.Slots = int(math.Round(between(slotsFrom, slotsTo)))
-	l.Budget = budgetFrom << r.IntN(budgets)
-	request, token, own := logarithm(requestFrom, reqTo), logarithm(tokenFrom, tokenTo), between(ownFrom, ownTo)
-	l.Law.Model = step.Model{
-		C0Ms: logarithm(c0From, c0To), C1Ms: logarithm(kvFrom, kvTo), RequestMs: own * request,
-		OwnMs: own * token, SharedMs: (1 - own) * token, PrefillMs: between(0, anyTo),
+	l.Chats = d.half(d.between(chatsFrom, chatsTo))
+	l.Ranks = int(math.Round(d.logarithm(ranksFrom, ranksTo)))
+	l.Slots = int(math.Round(d.between(slotsFrom, slotsTo)))
+	l.Budget = budgetFrom << d.IntN(budgets)
+	law(d, l)
+	if l.Rho = d.half(d.between(rhoFrom, rhoTo)); l.Rho == 0 {
+		l.Full = d.between(fullFrom, fullTo)
 	}
-	l.Law.MeanMs = (1 - own) * request
-	if all := deployments(); number%2 == 0 {
-		e := &all[r.IntN(len(all))]
-		l.Of, l.Ranks, l.Law = e.Name(), e.Ranks, e.Law()
-		l.Law.SharedMs *= published
-	}
-	if l.Rho = half(between(rhoFrom, rhoTo)); l.Rho == 0 {
-		l.Full = between(fullFrom, fullTo)
-	}
-	room := half(between(roomFrom, roomTo))
-	l.Seed = r.Uint64()
+	room := d.half(d.between(roomFrom, roomTo))
+	l.Seed = d.Uint64()
 	l.Measure(room)
 	return l
 }

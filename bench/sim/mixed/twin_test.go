@@ -59,10 +59,12 @@ func TestTheTwinForetellsWhatRoundsAreWorth(t *testing.T) {
 	race.Alone(t)
 	t.Parallel()
 	const seed, runs, lasts, judged = 20261126, 10, 9 * time.Minute, 6
-	two := [2]Contender{{Name: "rr", Spec: "rr", Learn: true}, {Name: "rounds", Spec: "evenkeel", Learn: true}}
+	// With so much patience it does not matter how many waited in the minute before, which in a replay is the minute of another policy.
+	// The default patience is foretold less well: nine of eleven times within the error.
+	two := [2]Contender{{Name: "rr", Spec: "rr", Learn: true}, {Name: "rounds", Spec: "evenkeel:patience=100", Learn: true}}
 	made, within, offs, errs, apart := 0, 0, 0., 0., 0
 	for number := 0; made < runs; number++ {
-		l := Draw(seed, number)
+		l := DrawDense(seed, number)
 		if l.Rho == 0 || l.Chats > 0 || l.Ranks > 12 {
 			continue
 		}
@@ -111,7 +113,7 @@ func TestTheTwinForetellsWhatRoundsAreWorth(t *testing.T) {
 	}
 	n := float64(made)
 	t.Logf("%d of %d within the error; off by %.1f %% and error %.1f %% in the mean; %d times the policies differ by more than a tenth", within, made, 100*offs/n, 100*errs/n, apart)
-	require.GreaterOrEqual(t, float64(within), 0.7*n) // as on reference engines: docs/results/twin.md
+	require.GreaterOrEqual(t, float64(within), 0.9*n)
 	require.Positive(t, apart)
 }
 
@@ -120,9 +122,9 @@ func TestTheTwinForetellsWhatRoundsAreWorth(t *testing.T) {
 func TestTheTwinSaysNothingWhereCachesDependOnThePolicy(t *testing.T) {
 	race.Alone(t)
 	t.Parallel()
-	l := Draw(3, 0)
+	l := DrawDense(3, 0)
 	for number := 1; l.Rho == 0 || l.Chats < 0.5 || l.Ranks > 4; number++ {
-		l = Draw(3, number)
+		l = DrawDense(3, number)
 	}
 	l.Stays = 12_000
 	all, _ := taped(t, l, Contender{Name: "rounds", Spec: "evenkeel", Learn: true}, 6*time.Minute)

@@ -1,0 +1,231 @@
+package board
+
+import (
+	"math"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"evenkeel/dispatcher/step"
+	"evenkeel/pool"
+)
+
+// Two ranks of eight slots, half of which decode: a prompt of 1,000 tokens alone has eight decodes wait for 500 tokens more than
+// if both computed half of it, which is 0.4 s. For a quarter of that it is held.
+func TestAPromptIsHeldForARound(t *testing.T) {
+	for _, tt := range []struct {
+		name string
+		then func(h *hand)
+		held time.Duration
+	}{
+		{"it goes when its wait is worth what it spares", func(h *hand) { h.pass(99 * time.Millisecond); h.pass(2 * time.Millisecond) }, 101 * time.Millisecond},
+		{"or when the timer says so", func(h *hand) { h.at = h.Next(); h.do() }, 100 * time.Millisecond},
+		{"or with a second one that levels the round", func(h *hand) { h.pass(50 * time.Millisecond); h.put(pool.Entry{Prompt: 1000}) }, 50 * time.Millisecond},
+		{"or beside one that is not held", func(h *hand) {
+			h.pass(20 * time.Millisecond)
+			h.put(pool.Entry{Prompt: 1200, Express: true})
+		}, 20 * time.Millisecond},
+		{"or when nothing decodes any more", func(h *hand) {
+			h.pass(10 * time.Millisecond)
+			h.release(slices.Clone(append(h.slotsOf(0), h.slotsOf(1)...))...)
+		}, 10 * time.Millisecond},
+		{"or when it must have been sent", nil, 60 * time.Millisecond},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			h := onMixed(t, "evenkeel", ranks(2, 8, 0))
+			h.decode(t, 8)
+			require.NoError(t, h.setPolicy("evenkeel"))
+			e := pool.Entry{Prompt: 1000}
+			if tt.then == nil { // three quarters of the time until then
+				e.Deadline = h.at.Add(80 * time.Millisecond)
+				tt.then = func(h *hand) { h.at = h.Next(); h.do() }
+			}
+			began := h.at
+			w := h.put(e)
+			require.True(t, w.waits())
+			require.Equal(t, 1, h.status(h.at).Models[0].Groups[0].Held)
+			h.pass(time.Millisecond)
+			h.step()
+			require.True(t, w.waits(), "a step changes nothing")
+			h.at = began
+			tt.then(h)
+			s := w.slotNow(t)
+			require.Equal(t, tt.held, s.Held.Round(10*time.Microsecond))
+			require.Equal(t, s.Held, h.at.Sub(began))
+			require.Zero(t, h.status(h.at).Models[0].Groups[0].Held)
+		})
+	}
+}
+
+// Who waits for a first token is counted over the steps: on its rank or for a slot, but not who is held.
+func TestWhoWaitsForAFirstTokenIsCounted(t *testing.T) {
+	h := onMixed(t, "evenkeel", ranks(2, 8, 0))
+	b := h.boards["m"]
+	g := b.groups[0]
+	h.decode(t, 8)
+	require.NoError(t, h.setPolicy("evenkeel"))
+	require.True(t, h.put(pool.Entry{Prompt: 1000}).waits())
+	require.Zero(t, b.awaiting(g), "one request is held")
+	require.NoError(t, h.setPolicy("evenkeel:patience=0"))
+	for range 9 {
+		h.put(pool.Entry{Prompt: 10})
+	}
+	require.InDelta(t, 10, b.awaiting(g), 0, "eight have a slot, and two wait for one")
+	g.unbegun = unbegun{}
+	for range 3000 { // one minute
+		h.step()
+	}
+	require.InDelta(t, 10, g.unbegun.mean(), 1e-3)
+	h.release(h.slotsOf(0)...)
+	h.release(h.slotsOf(1)...)
+	for range 3000 {
+		h.step()
+	}
+	before := math.Exp(-1) / (1 + math.Exp(-1)) // what the minute before counts for
+	require.InDelta(t, 10*before+2*(1-before), g.unbegun.mean(), 1e-2, "of the two that waited, each has a slot now")
+}
+
+// Under a light load a prompt is hardly held: seldom does anybody wait for a first token, so little is worth a wait. One of 1,000 tokens
+// takes 0.1 s.
+func TestALonePromptIsHardlyHeld(t *testing.T) {
+	h := onMixed(t, "evenkeel", ranks(2, 8, 0))
+	h.decode(t, 8)
+	h.boards["m"].groups[0].unbegun = unbegun{}
+	require.NoError(t, h.setPolicy("evenkeel"))
+	for range 50 {
+		h.step()
+	}
+	for range 20 {
+		w := h.put(pool.Entry{Prompt: 1000})
+		for w.waits() {
+			h.at = h.Next()
+			h.do()
+		}
+		s := w.slotNow(t)
+		require.Less(t, s.Held, 4*time.Millisecond)
+		h.step()
+		s.Started()
+		for k := range 50 {
+			s.Progress(1 + k)
+			h.step()
+		}
+		h.release(s)
+	}
+}
+
+// Requests are not held any more once they wait for a slot.
+func TestWithoutASlotNothingIsHeld(t *testing.T) {
+	h := onMixed(t, "evenkeel", ranks(2, 8, 0))
+	h.apply(Law{Group: GroupKey{"m", "main", true}, StepModel: StepModel{C0Ms: 10, C1Ms: 1e-4, OwnMs: 1000}})
+	h.decode(t, 8)
+	require.NoError(t, h.setPolicy("evenkeel"))
+	w := h.put(pool.Entry{Prompt: 3000})
+	require.True(t, w.waits())
+	require.Equal(t, 1, h.status(h.at).Models[0].Groups[0].Held)
+	h.fleet(mixed(ranks(2, 4, 0)))
+	h.pass(time.Minute)
+	require.True(t, w.waits())
+	g := h.status(h.at).Models[0].Groups[0]
+	require.Zero(t, g.Held)
+	require.Zero(t, g.Rounds.HeldS)
+}
+
+// The status says how long requests are held, how many prompts each rank got, and how many ranks computed none.
+func TestTheStatusTellsOfRounds(t *testing.T) {
+	h := onMixed(t, "evenkeel", ranks(2, 8, 0))
+	h.apply(Law{Group: GroupKey{"m", "main", true}, StepModel: StepModel{C0Ms: 10, C1Ms: 1e-4, OwnMs: 1000}})
+	h.decode(t, 8)
+	require.NoError(t, h.setPolicy("evenkeel:max_hold=2"))
+	before := h.status(h.at).Models[0]
+	require.True(t, h.put(pool.Entry{Prompt: 3000}).waits())
+	h.pass(time.Second)
+	h.step()
+	s := h.status(h.at.Add(time.Second / 2)).Models[0].Groups[0].Rounds
+	require.InDelta(t, 1.5, s.HeldS, 1e-6)
+	require.InDelta(t, 2, s.MaxHoldS, 1e-9)
+	h.pass(time.Second)
+	after := h.status(h.at).Models[0]
+	require.Zero(t, after.Groups[0].Rounds.HeldS, "it was sent")
+	prompts := func(m ModelStatus) (n uint64) {
+		for _, w := range m.Workers {
+			n += w.Prompts
+		}
+		return n
+	}
+	require.Equal(t, prompts(before)+1, prompts(after))
+	h.step()
+	was, is := after.Groups[0].Rounds, h.status(h.at).Models[0].Groups[0].Rounds
+	require.Equal(t, was.PrefillSteps+1, is.PrefillSteps)
+	require.InDelta(t, was.EmptyShare*float64(was.PrefillSteps)+0.5, is.EmptyShare*float64(is.PrefillSteps), 1e-9, "one of two ranks computed none")
+}
+
+// No request is held for longer than max_hold, whatever goes wrong.
+func TestTheLongestHoldIsMaxHold(t *testing.T) {
+	const most = 2 * time.Second
+	for _, tt := range []struct {
+		name  string
+		while func(h *hand)
+	}{
+		{"a rank stops, and no step is told any more", func(*hand) {}},
+		{"the window of a burst is open all the time", func(h *hand) {
+			h.cfg.Window = 10 * time.Millisecond
+			h.boards["m"].windowEnds = h.at.Add(h.cfg.Window)
+		}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			h := onMixed(t, "evenkeel", ranks(2, 8, 0))
+			h.apply(Law{Group: GroupKey{"m", "main", true}, StepModel: StepModel{C0Ms: 10, C1Ms: 1e-4, OwnMs: 1000}})
+			h.decode(t, 8)
+			require.NoError(t, h.setPolicy("evenkeel:max_hold=2"))
+			began := h.at
+			w := h.put(pool.Entry{Prompt: 3000})
+			for w.waits() {
+				require.LessOrEqual(t, h.at.Sub(began), most)
+				tt.while(h)
+				h.at = h.Next()
+				h.do()
+			}
+			require.LessOrEqual(t, w.slotNow(t).Held, most)
+			require.Equal(t, most, h.at.Sub(began))
+		})
+	}
+}
+
+func TestAClockThatJumpsHoldsNothingForLonger(t *testing.T) {
+	h := onMixed(t, "evenkeel", ranks(2, 8, 0))
+	h.apply(Law{Group: GroupKey{"m", "main", true}, StepModel: StepModel{C0Ms: 10, C1Ms: 1e-4, OwnMs: 1000}})
+	h.decode(t, 8)
+	require.NoError(t, h.setPolicy("evenkeel:max_hold=2"))
+	w := h.put(pool.Entry{Prompt: 3000})
+	h.pass(time.Second)
+	h.at = h.at.Add(-time.Hour)
+	h.step()
+	require.True(t, w.waits())
+	require.Equal(t, h.at.Add(2*time.Second), h.Next(), "it begins anew")
+	h.pass(time.Hour)
+	w.slotNow(t)
+	w = h.put(pool.Entry{Prompt: 9000}) // more than what the other rank computes
+	require.True(t, w.waits())
+	h.pass(24 * time.Hour)
+	w.slotNow(t)
+}
+
+func TestBeforeAPromptsPriceIsLearnedItIsTheUsualOne(t *testing.T) {
+	h := newHand(t, realConfig("evenkeel"))
+	h.fleet(mixed(ranks(2, 8, 0)))
+	h.decode(t, 8)
+	h.manyWait()
+	require.NoError(t, h.setPolicy("evenkeel"))
+	w := h.put(pool.Entry{Prompt: 3000})
+	require.True(t, w.waits())
+	began := h.at
+	for w.waits() {
+		h.at = h.Next()
+		h.do()
+	}
+	require.Equal(t, h.at.Sub(began), w.slotNow(t).Held)
+	require.Less(t, h.at.Sub(began), 100*time.Millisecond)
+	require.EqualValues(t, float32(step.UsualOwnMs), h.boards["m"].snapshot.OwnMs)
+}
