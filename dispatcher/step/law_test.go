@@ -17,57 +17,53 @@ func TestALawOfRanks(t *testing.T) {
 	require.Zero(t, (&Model{RequestMs: 1}).Weight())
 }
 
-// Whatever the law, what is learned of it is not negative, and foretells steps with a prefill; where steps tell the rank's own part, it is
-// right. The laws are always the same: of a thousand others, one or two are a little farther off.
+// Whatever the law, what is learned of it is not negative, and foretells steps with a prefill: also where the rank's own part, which is
+// not learned, is another than is usual, here 10 to 45 % of what a token costs.
 func TestTheLawOfPrefillsIsLearned(t *testing.T) {
-	for seed := range uint64(100) {
-		w := drawn(seed)
-		if seed%2 == 0 {
-			w.costly()
-		}
-		w.prefills()
-		var s Times
-		w.teach(&s, 50)
-		m, _, _ := s.Model()
-		require.Zero(t, m, "nothing is known yet")
-		w.teach(&s, 4000)
-		m, _, _ = s.Model()
-		for _, x := range []float64{m.C0Ms, m.C1Ms, m.RequestMs, m.OwnMs, m.SharedMs, m.PrefillMs} {
-			require.GreaterOrEqual(t, x, 0.)
-		}
-		m = s.decodes()
-		if s.prefills.n < 500 || !s.prefills.fit(&m, s.ownShare()) {
-			continue // such as where all steps have as much to compute as each other
-		}
-		if s.n >= fitSteps && ownIsTold(&m) { // else steps without a prefill are rare, and only what a step takes in all is known
-			near := 0.09                                 // of all that a token costs
-			if w.law.RequestMs > 0 && m.RequestMs == 0 { // what requests cost is not known yet, and prompts are charged with it
-				near = 0.2
+	for told, bound := range map[bool]float64{true: 0.04, false: 0.05} {
+		known := 0
+		for seed := range uint64(100) {
+			w := drawn(seed)
+			if seed%2 == 0 {
+				w.costly()
 			}
-			require.InDelta(t, w.law.OwnMs, m.OwnMs, near*(w.law.OwnMs+w.law.SharedMs), "law %d: %+v, learned %+v", seed, w.law, m)
+			w.prefills()
+			var s Times
+			if told {
+				s.Configure(Model{OwnMs: 3 * w.law.OwnMs, SharedMs: 3 * w.law.SharedMs})
+			}
+			w.teach(&s, 50)
+			m, _, _ := s.Model()
+			require.Equal(t, s.Configured, m, "nothing is known yet")
+			w.teach(&s, 4000)
+			m, _, _ = s.Model()
+			for _, x := range []float64{m.C0Ms, m.C1Ms, m.RequestMs, m.OwnMs, m.SharedMs, m.PrefillMs} {
+				require.GreaterOrEqual(t, x, 0.)
+			}
+			m = s.decodes()
+			if s.prefills.line.n < 500 || !s.prefills.fit(&m) {
+				continue // such as where all steps have as much to compute as each other
+			}
+			known++
+			off := w.off(&m, 500, func(ranks []Rank) bool { return meanPrompt(ranks) > 0 })
+			require.Less(t, off, bound+w.drift+w.noise/5, "law %d, told %v: %+v, learned %+v", seed, told, w.law, m)
 		}
-		off := w.off(&m, 500, func(ranks []Rank) bool { return meanPrompt(ranks) > 0 })
-		require.Less(t, off, 0.04+w.drift+w.noise/5, "law %d: %+v, learned %+v", seed, w.law, m)
+		require.Greater(t, known, 80)
 	}
 }
 
-// ownIsTold says whether steps told the rank's own part of a prompt.
-func ownIsTold(m *Model) bool { return math.Abs(m.OwnMs/(m.OwnMs+m.SharedMs)-UsualOwnShare) > 1e-9 }
-
-func TestMostGroupsTellTheOwnPartOfAPrompt(t *testing.T) {
-	told := 0
-	for seed := range uint64(60) {
-		var s Times
-		w := drawn(seed)
-		w.prefills()
-		w.teach(&s, 4000)
-		m := s.decodes()
-		if s.prefills.fit(&m, s.ownShare()) && ownIsTold(&m) {
-			told++
-			require.InEpsilon(t, w.law.OwnMs, m.OwnMs, 0.2, "%+v, learned %+v", w.law, m)
-		}
-	}
-	require.Greater(t, told, 45)
+// A config that says another share begins anew: what was added up before had the share of before.
+func TestAnotherShareBeginsAnew(t *testing.T) {
+	w, s := drawn(3), Times{}
+	w.prefills()
+	w.teach(&s, 3000)
+	require.Greater(t, s.prefills.line.n, uint64(500))
+	s.Configure(w.law)
+	w.teach(&s, 50)
+	require.Less(t, s.prefills.line.n, uint64(50))
+	w.teach(&s, 3000)
+	m, _, _ := s.Model()
+	require.InEpsilon(t, w.law.OwnMs, m.OwnMs, 0.1)
 }
 
 // What a request costs is used only where it costs something, and then it is about right.
@@ -212,12 +208,12 @@ func TestStallsTeachNothingOfPrefills(t *testing.T) {
 	w, s := drawn(3), Times{}
 	w.prefills()
 	w.teach(&s, 3000)
-	n := s.prefills.n
+	n := s.prefills.line.n
 	require.Greater(t, n, uint64(500))
 	for range 10 {
 		s.Teach(Sample{Ranks: []Rank{{Requests: 1, KV: 100, Prompt: 10}}, Tokens: 1, Length: 5 * time.Second})
 	}
-	require.Equal(t, n, s.prefills.n)
+	require.Equal(t, n, s.prefills.line.n)
 }
 
 func TestACopyLearnsByItself(t *testing.T) {

@@ -43,6 +43,12 @@ func (r *regression) fit() (m Model, r2 float64) {
 	return m, cov * cov / (vx * vy)
 }
 
+// from is the slope of the line that takes c0 without a load, and how much it explains of what steps take beyond that.
+func (r *regression) from(c0 float64) (slope, r2 float64) {
+	xy, yy := r.xy-c0*r.x, r.yy-2*c0*r.y+c0*c0*r.w
+	return xy / r.xx, xy * xy / (r.xx * yy)
+}
+
 // sureSlope is how many times its standard error a slope is at least.
 const sureSlope = 4
 

@@ -225,11 +225,11 @@ func (s *Times) decodes() (m Model) {
 // withPrefills is that law with what a prefill costs; not ok: that is not known.
 func (s *Times) withPrefills() (m Model, ok bool) {
 	m = s.decodes()
-	ok = s.prefills.fit(&m, s.ownShare())
+	ok = s.prefills.fit(&m)
 	return m, ok
 }
 
-// ownShare is the rank's own part of what a prompt costs, where steps do not tell it.
+// ownShare is the rank's own part of what a prompt costs.
 func (s *Times) ownShare() float64 {
 	if c := &s.Configured; c.OwnMs+c.SharedMs > 0 {
 		return c.OwnMs / (c.OwnMs + c.SharedMs)

@@ -59,12 +59,10 @@ func TestTheTwinForetellsWhatRoundsAreWorth(t *testing.T) {
 	race.Alone(t)
 	t.Parallel()
 	const seed, runs, lasts, judged = 20261126, 10, 9 * time.Minute, 6
-	// With so much patience it does not matter how many waited in the minute before, which in a replay is the minute of another policy.
-	// The default patience is foretold less well: nine of eleven times within the error.
-	two := [2]Contender{{Name: "rr", Spec: "rr", Learn: true}, {Name: "rounds", Spec: "evenkeel:patience=100", Learn: true}}
+	two := [2]Contender{{Name: "rr", Spec: "rr", Learn: true}, {Name: "rounds", Spec: "evenkeel", Learn: true}}
 	made, within, offs, errs, apart := 0, 0, 0., 0., 0
 	for number := 0; made < runs; number++ {
-		l := DrawDense(seed, number)
+		l := Draw(seed, number)
 		if l.Rho == 0 || l.Chats > 0 || l.Ranks > 12 {
 			continue
 		}
