@@ -1,0 +1,64 @@
+package gateway_test
+
+import (
+	"fmt"
+	"net/http"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"evenkeel/bench/lab/refengine"
+	"evenkeel/bench/lab/reftext"
+	"evenkeel/gateway/config"
+)
+
+// Whom the default policy holds for a round, and for how long, on ranks that prefill and decode: nobody who asks alone, hardly anybody
+// beside a few answers, and by far the most where many users wait for their first token. None of the figures is a time of this machine:
+// they are compared with each other, and with max_hold.
+func TestWhoIsHeldForARound(t *testing.T) {
+	t.Parallel()
+	const maxHold = 2
+	c := start(t, options{
+		mixed: []refengine.Config{{DPSize: 4, Slots: 8, C0: 5e6, PrefillPerToken: 50e3, PrefillShared: 100e3, MaxBatchedTokens: 512}},
+		configure: func(cfg *config.Config) {
+			cfg.Dispatch.Policy = fmt.Sprintf("evenkeel:max_hold=%d", maxHold)
+		},
+	})
+	asks := func(client, n int) {
+		for i := range n {
+			prompt := reftext.MakePrompt(uint64(1000*client+i), 200+100*(client*7+i*3)%1200)
+			r := c.post(chatPath, talk(`"stream":true,"max_tokens":24,`, prompt))
+			require.Equal(t, http.StatusOK, r.status, r.body)
+		}
+	}
+	held := func(name string, load func()) (mean float64) {
+		sum, n := c.metric("evenkeel_round_hold_seconds_sum"), c.metric("evenkeel_round_hold_seconds_count")
+		most := c.metric(`evenkeel_round_hold_seconds_bucket{le="3"}`)
+		load()
+		placed := c.metric("evenkeel_round_hold_seconds_count") - n
+		require.Positive(t, placed)
+		require.Equal(t, placed, c.metric(`evenkeel_round_hold_seconds_bucket{le="3"}`)-most, "max_hold is %d s", maxHold)
+		mean = (c.metric("evenkeel_round_hold_seconds_sum") - sum) / placed
+		t.Logf("%s: %.0f requests were held for %.2f ms in the mean", name, placed, 1000*mean)
+		return mean
+	}
+
+	alone := held("one at a time", func() { asks(1, 12) })
+	require.Zero(t, alone)
+	few := held("one at a time, beside two answers", func() {
+		for range 2 {
+			defer c.endless()()
+		}
+		asks(2, 12)
+	})
+	many := held("24 users", func() {
+		var all sync.WaitGroup
+		for i := range 24 {
+			all.Go(func() { asks(3+i, 6) })
+		}
+		all.Wait()
+	})
+	require.Greater(t, many, 5*few)
+	c.settled(false)
+}
