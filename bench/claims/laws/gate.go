@@ -31,7 +31,7 @@ type gate struct {
 }
 
 // judgement is the seed of the tables in the page.
-const judgement = 20261211
+const judgement = 20261212
 
 // What a policy knows: a form with its constants, or what it learns, with what its config may say of the constants. The first columns are
 // the forms.
@@ -57,10 +57,11 @@ var candidates = sync.OnceValue(func() []laws.Entry {
 // The groups of the gate, in ranks.
 const fewest, widest = 8, 32
 
-// in is a law in another form than its engine's.
+// in is a law in another form than its engine's. Prompts take as long as in whole steps that were published.
 func in(e *laws.Entry, form step.Form) *step.Law {
 	l := e.Law()
 	l.Form = form
+	l.SharedMs *= laws.Published
 	return &l
 }
 

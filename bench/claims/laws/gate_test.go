@@ -44,6 +44,7 @@ func TestTheGateJudgesByTheWorstLoad(t *testing.T) {
 	require.Greater(t, m.Weight(), lightest)
 	require.Less(t, m.Weight(), heaviest)
 	require.InEpsilon(t, m.Weight(), step.UsualWeight, 0.05, "what policies begin with")
+	require.InDelta(t, laws.Published, promptShare(laws.All()), 0.005)
 	share, own := usualPrompts()
 	require.InDelta(t, share, step.UsualOwnShare, 0.02)
 	require.InEpsilon(t, own, step.UsualOwnMs, 0.05)

@@ -47,6 +47,10 @@ type Prompt struct {
 	Fit      Fit     `json:"fit"`
 }
 
+// Published is what part of a prompt's experts and sending is left where whole steps that were published are right, and not the times of
+// kernels (docs/results/laws.md): these have nothing that overlaps, and no experts that are balanced.
+const Published = 0.46
+
 // Fit is how well a law fits the steps that it was made of.
 type Fit struct {
 	Steps   int     `json:"steps"`

@@ -77,9 +77,6 @@ func Find(name string, e *Engine) (found []laws.Entry, err error) {
 		"write MODEL,ENGINE,GPU,RANKS as in DeepSeek-V3,vllm,H200,8 (docs/results/laws.md has the models)", name, like)
 }
 
-// published is what is left of the laws' shared part of a prompt if what was published of prompts is true (docs/results/laws.md).
-const published = 0.46
-
 // seeds of the loads where one law is simulated: its interval is over these.
 const seeds = 5
 
@@ -115,7 +112,7 @@ func Expect(ctx context.Context, e *Engine, loads []*Load, by []laws.Entry, each
 				break
 			}
 			faster := law
-			faster.SharedMs *= published
+			faster.SharedMs *= laws.Published
 			runs = append(runs, run{law, seed}, run{faster, seed})
 		}
 	}

@@ -85,7 +85,7 @@ func Draw(seed uint64, number int) *Load {
 		if all := deployments(); number%2 == 0 {
 			e := &all[d.IntN(len(all))]
 			l.Of, l.Ranks, l.Law = e.Name(), e.Ranks, e.Law()
-			l.Law.SharedMs *= published
+			l.Law.SharedMs *= laws.Published
 		}
 	})
 }
@@ -135,10 +135,6 @@ func draws(seed uint64, number int, law func(d dice, l *Load)) *Load {
 	l.Measure(room)
 	return l
 }
-
-// published is what part of the experts and the sending of a prompt is left where whole steps that were published are right, and not the
-// times of kernels: about half.
-const published = 0.5
 
 // deployments are those whose laws are drawn: CUDA graphs, and as many ranks as loads have.
 var deployments = sync.OnceValue(func() []laws.Entry {
