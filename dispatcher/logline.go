@@ -35,6 +35,7 @@ func (l *LogLine) AppendJSON(dst []byte) []byte {
 		dst = append(dst, `,"mixed":true`...)
 		dst = field(dst, `,"own_prefill_ms":`, s.OwnMs)
 		dst = field(dst, `,"unbegun":`, s.Unbegun)
+		dst = field(dst, `,"prompt_rate":`, s.PromptRate)
 	}
 	if s.RequestTokens != 0 {
 		dst = strconv.AppendInt(append(dst, `,"request_tokens":`...), s.RequestTokens, 10)

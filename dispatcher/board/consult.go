@@ -41,7 +41,8 @@ func (b *board) fill(g *group, p *decider, now time.Time) {
 	s.StepMs = g.steps.Ms(model, g.most)
 	use := g.weights()
 	s.RequestTokens, s.RowTokens = int64(math.Round(use.Request)), int64(math.Round(use.Row))
-	s.Mixed, s.OwnMs, s.Unbegun = b.mixed, float32(g.ownMs(&model)), g.unbegun.mean()
+	s.Mixed, s.OwnMs = b.mixed, float32(g.ownMs(&model))
+	s.Unbegun, s.PromptRate = g.lately.unbegun()
 	for _, r := range g.ranks {
 		free := r.admits(p)
 		switch {

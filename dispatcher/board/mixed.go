@@ -61,7 +61,7 @@ func (r *rank) computeMs() float32 {
 
 // compute takes off what the ranks compute in the step that begins: the token budget less the decodes, first come first
 // served. What is left is what those that are sent now find before them: they can only be in the step after it.
-func (b *board) compute(g *group, number uint32) {
+func (b *board) compute(g *group, number uint32) (tokens int64) {
 	busy := uint64(0)
 	for _, r := range g.ranks {
 		budget := 0
@@ -69,6 +69,7 @@ func (b *board) compute(g *group, number uint32) {
 			budget = r.StepBudget() - (len(r.slots) - r.early)
 		}
 		r.work(b, int64(budget), number+1)
+		tokens += r.computes
 		if r.computes > 0 {
 			busy++
 		}
@@ -79,6 +80,7 @@ func (b *board) compute(g *group, number uint32) {
 		g.gathered.ranks += uint64(len(g.ranks))
 		g.gathered.idle += uint64(len(g.ranks)) - busy
 	}
+	return tokens
 }
 
 // StepBudget is how many tokens a step of a mixed rank takes, as far as anybody says.

@@ -36,7 +36,7 @@ func onMixed(t tb, spec string, fleet []Worker) *hand {
 }
 
 // manyWait has many requests have waited for their first token, so that prompts are held.
-func (h *hand) manyWait() { h.boards["m"].groups[0].unbegun = unbegun{1e6, 1} }
+func (h *hand) manyWait() { h.boards["m"].groups[0].lately = lately{1e6, 1e6, 1} }
 
 // decode fills slots of rank 0 and of rank 1 in turn with requests that decode.
 func (h *hand) decode(t testing.TB, n int) (all []*Slot) {

@@ -151,7 +151,7 @@ type group struct {
 	held     int       // entries that the last round held back although they had a slot
 	wake     time.Time // when the policy wants to look at these; zero: it does not say so
 	gathered gathered
-	unbegun  unbegun
+	lately   lately
 	tempo    tempo
 	steps    step.Times    // what its streams told
 	told     *step.Weights // that do not change; nil: half of what a request weighs is either of them
@@ -173,26 +173,28 @@ type gathered struct {
 	maxHold   time.Duration // the policy holds no request longer than this
 }
 
-// unbegun is how many requests of a group wait for their first token and are not held, over its steps, the past fading. Who waits in
-// the arrival queue is not here yet.
-type unbegun struct{ sum, seconds float64 }
+// lately is what came of a group over its steps, the past fading: how many requests waited for their first token and were not held, and
+// how many tokens of prompts its ranks computed. Who waits in the arrival queue is not here yet.
+type lately struct{ waited, tokens, seconds float64 }
 
 const (
 	recently = 60 // after so many seconds of steps the past counts for a third
 	longest  = 5  // seconds that a step counts for at most: an engine that stood still says nothing of the minutes after it
 )
 
-func (u *unbegun) add(requests float64, length time.Duration) {
+func (l *lately) add(requests float64, tokens int64, length time.Duration) {
 	seconds := min(longest, length.Seconds())
 	kept := math.Exp(-seconds / recently)
-	u.sum, u.seconds = u.sum*kept+requests*seconds, u.seconds*kept+seconds
+	l.waited, l.tokens, l.seconds = l.waited*kept+requests*seconds, l.tokens*kept+float64(tokens), l.seconds*kept+seconds
 }
 
-func (u *unbegun) mean() float32 {
-	if u.seconds <= 0 {
-		return -1 // no stream has told of a step
+// unbegun is how many requests waited in the mean, and rate is how many tokens of prompts were computed a second; below 0: no stream has
+// told of a step.
+func (l *lately) unbegun() (requests, rate float32) {
+	if l.seconds <= 0 {
+		return -1, -1
 	}
-	return float32(u.sum / u.seconds)
+	return float32(l.waited / l.seconds), float32(l.tokens / l.seconds)
 }
 
 // entrant is an entry that waits.

@@ -70,8 +70,7 @@ func (b *board) hear(g *group, told []Step) {
 		}
 		g.last = s
 		if b.mixed {
-			g.unbegun.add(b.awaiting(g), s.Length)
-			b.compute(g, s.Number)
+			g.lately.add(b.awaiting(g), b.compute(g, s.Number), s.Length)
 		}
 		g.steps.Add(s.Length)
 	}

@@ -19,7 +19,7 @@ type prompt struct {
 // ofMixed is two ranks that prefill, with four requests each that decode, and a law of 0.1 ms for each token of a prompt. Many requests
 // wait for their first token.
 func ofMixed(pool ...prompt) *Snapshot {
-	s := &Snapshot{Mixed: true, OwnMs: 0.1, Unbegun: 1000, C0Ms: 10, C1Ms: 1e-4}
+	s := &Snapshot{Mixed: true, OwnMs: 0.1, Unbegun: 1000, PromptRate: 10_000, C0Ms: 10, C1Ms: 1e-4}
 	for id := range int32(2) {
 		w := Worker{ID: 10 * id, Free: 4, Up: true}
 		for i := range uint64(4) {

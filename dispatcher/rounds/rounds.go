@@ -36,6 +36,7 @@ type Group struct {
 	Ranks    []Rank
 	Decoding int     // requests that decode
 	Unbegun  float64 // requests that wait for their first token and are not held, in the mean of the last minute; below 0: nobody knows
+	Rate     float64 // tokens of prompts that all ranks together computed a second, likewise
 	Slots    int     // of all ranks, free or not
 	Own      float64 // seconds that a rank's own part of a prefill takes for each token; 0: not learned, so nothing is held
 	Request  float64 // what one more request costs a step, in KV tokens
@@ -184,12 +185,16 @@ func (p *Planner) place(now float64, g *Group, waiting []Candidate, rule Rule) (
 // share of r*a/k^2, and adds 1/2r to a time to the first token of T. With the rule's patience p the former is worth the latter as long as
 // k^2 < 2p * r*a * r*T. Here r*T is how many requests wait for their first token, whatever the rate, and until then the requests of a
 // round have been held for k^2/2r in all: for p * r*T times the time a. A round that fills every rank is worth no wait, so a is what it is
-// not level by.
+// not level by. Where 2p * r*a * r*T is below 1, no second prompt is expected in that time, and a request would wait for company that does
+// not come: then it is held for that share of the time.
 func (p *Planner) release(now float64, g *Group, waiting []Candidate, rule Rule, n int, uneven float64) float64 {
 	decoding := float64(g.Decoding)
 	most := mostShare * decoding * min(1, decoding/(float64(g.Slots)/2))
 	if g.Unbegun >= 0 || rule.Patience == 0 {
 		most = min(most, rule.Patience*g.Unbegun)
+		if g.Rate >= 0 {
+			most *= min(1, 2*rule.Patience*g.Unbegun*g.Own*g.Rate)
+		}
 	}
 	worth := most * g.Own * uneven // request-seconds
 	if worth <= 0 {

@@ -110,7 +110,7 @@ func TestALogLineReadsBackAsItWas(t *testing.T) {
 			MaxAgeMs: number("guard"), StepMs: number("step"), C0Ms: number("c0"), C1Ms: number("c1"), Budget: whole(4000, "budget"), RequestTokens: int64(whole(40_000, "tokens of a request")), RowTokens: int64(whole(40_000, "of the rank with most")),
 		}
 		if s.Mixed = rapid.Bool().Draw(t, "mixed"); s.Mixed {
-			s.OwnMs, s.Unbegun, s.RequestTokens = number("own"), number("unbegun"), int64(whole(1<<20, "request"))
+			s.OwnMs, s.Unbegun, s.PromptRate, s.RequestTokens = number("own"), number("unbegun"), number("rate"), int64(whole(1<<20, "request"))
 		}
 		slot := int32(0)
 		for id := range whole(3, "workers") {

@@ -70,9 +70,10 @@ type snapshotJSON struct {
 	Outputs []int32      `json:"outputs"`        // finished lengths, of which the mean counts
 
 	// Of ranks that prefill and decode.
-	Mixed   bool    `json:"mixed"`
-	OwnMs   float32 `json:"own_prefill_ms"`
-	Unbegun float32 `json:"unbegun"` // requests that wait for their first token, in the mean
+	Mixed      bool    `json:"mixed"`
+	OwnMs      float32 `json:"own_prefill_ms"`
+	Unbegun    float32 `json:"unbegun"`     // requests that wait for their first token, in the mean
+	PromptRate float32 `json:"prompt_rate"` // tokens of prompts that the ranks compute, a second
 }
 
 type workerJSON struct {
@@ -172,7 +173,7 @@ func (in *snapshotJSON) snapshot() (policy.Snapshot, error) {
 		return s, errors.New("request_tokens and row_tokens cannot be negative")
 	}
 	if in.Mixed {
-		s.OwnMs, s.Unbegun = in.OwnMs, in.Unbegun
+		s.OwnMs, s.Unbegun, s.PromptRate = in.OwnMs, in.Unbegun, in.PromptRate
 	}
 	if len(in.Outputs) > 0 {
 		s.MeanOutput = predictor.NewSurvival(in.Outputs).MeanOutput()
