@@ -114,7 +114,7 @@ func runGate(ctx context.Context, args []string, out io.Writer) error {
 	flags := flag.NewFlagSet("laws -gate", flag.ContinueOnError)
 	flags.Uint64Var(&g.seed, "seed", judgement, "of the loads")
 	flags.IntVar(&g.loads, "loads", 64, "how many on decode ranks")
-	flags.IntVar(&g.mixed, "mixed", 16, "how many on ranks that prefill and decode")
+	flags.IntVar(&g.mixed, "mixed", 32, "how many on ranks that prefill and decode")
 	flags.StringVar(&g.out, "out", "", "document to write the tables into; empty: they are printed")
 	if err := flags.Parse(args); err != nil {
 		return err
@@ -293,13 +293,23 @@ func (s *study) verdict(all []outcomes, names []string) (text string) {
 				best, least = column, worst
 			}
 		}
-		var known []float64 // what the learner loses, whatever the truth
-		for truth := range step.Forms {
-			known = append(known, s.ratios(all, of, truth, learns)...)
+		known := func(loads []int) float64 { // what the learner loses, whatever the truth
+			var list []float64
+			for _, i := range loads {
+				for truth := range step.Forms {
+					list = append(list, s.ratios(all[i:i+1], of, truth, learns)...)
+				}
+			}
+			return stats.GeometricMean(list)
 		}
+		everything := make([]int, len(all))
+		for i := range everything {
+			everything[i] = i
+		}
+		low, high := stats.Bootstrap(len(all), 0.95, known)
 		text += fmt.Sprintf("- %s: the least worst loss has *%s*, %.1f %%. "+
-			"Who knows form and constants gains %s %% in the mean over what is learned.\n",
-			f.name, names[best], 100*(least-1), percent(stats.GeometricMean(known)))
+			"Who knows form and constants gains %s %% in the mean over what is learned, with other loads %s to %s %%.\n",
+			f.name, names[best], 100*(least-1), percent(known(everything)), percent(low), percent(high))
 	}
 	return text
 }
