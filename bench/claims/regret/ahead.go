@@ -23,7 +23,7 @@ var spares = []int{-1, 0, 1, 2, 4, 8}
 func (o options) ahead(ctx context.Context) (string, error) {
 	var loads []*draw.Load
 	for number := o.from; len(loads) < o.loads; number++ {
-		if l := draw.New(o.seed, number); l.Lag() > 0 {
+		if l := draw.Judged(o.seed, number); l.Lag() > 0 {
 			loads = append(loads, l)
 		}
 	}

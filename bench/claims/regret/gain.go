@@ -10,8 +10,8 @@ import (
 	"evenkeel/internal/stats"
 )
 
-// rivals are whom people ask about: what they run today.
-var rivals = []string{"jsq-kv", "jsq", "rr"}
+// rivals are whom people ask about: what they run today. Of the first one more is shown.
+var rivals = []string{vllmOwn, sglangOwn, "jsq-kv"}
 
 // kvShares are the limits of the classes by the share of a step that reading KV takes on the fullest rank.
 var kvShares = []float64{0, 0.1, 0.3, 1}
@@ -19,10 +19,13 @@ var kvShares = []float64{0, 0.1, 0.3, 1}
 // gains is by how much the default beats what people run, by the kind of load.
 func (t *trials) gains() string {
 	m := page.Markdown{Text: 1, Head: []string{
-		"loads", "how many", "`jsq-kv`: tokens/s, %", "TPOT p95, %", "TTFT p50, times", "TTFT p99, times", fmt.Sprintf("loads with over %.0f %% fewer tokens/s", 100*lost),
-		"`jsq`: tokens/s, %", "TPOT p95, %", "`rr`: tokens/s, %", "TPOT p95, %",
+		"loads", "how many", "vLLM's own, `jsq`: tokens/s, %", "TPOT p95, %", "TTFT p50, times", "TTFT p99, times", fmt.Sprintf("loads with over %.0f %% fewer tokens/s", 100*lost),
+		"SGLang's own, `rr`: tokens/s, %", "TPOT p95, %", "`jsq-kv`: tokens/s, %", "TPOT p95, %",
 	}}
 	t.gain(&m, "all", all(len(t.loads)))
+	for _, l := range t.laws() {
+		t.gain(&m, l.name, l.loads)
+	}
 	for _, c := range draw.Classes() {
 		t.gain(&m, c.Name, slices.DeleteFunc(all(len(t.loads)), func(i int) bool { return !c.Has(t.loads[i]) }))
 	}
@@ -35,6 +38,20 @@ func (t *trials) gains() string {
 		}))
 	}
 	return m.String()
+}
+
+// law is where loads have the laws of their steps from.
+type law struct {
+	name  string
+	loads []int
+}
+
+func (t *trials) laws() []law {
+	deployed := func(i int) bool { return t.loads[i].Of != "" }
+	return []law{
+		{"laws of deployments", slices.DeleteFunc(all(len(t.loads)), func(i int) bool { return !deployed(i) })},
+		{"laws from published ranges", slices.DeleteFunc(all(len(t.loads)), deployed)},
+	}
 }
 
 // gain adds what the default has on some loads, as a geometric mean.

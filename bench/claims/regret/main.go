@@ -27,16 +27,18 @@ import (
 	"evenkeel/dispatcher/twin"
 )
 
-// set is what the best is taken of.
-var set = []string{
-	"rr", "jsq", "jsq-kv", "pjsq-kv", "br0", "br0:paper", "br0:window=64", "brh", "brh:window=64", "evenkeel",
-}
+// set is what the best is taken of: the policies with a guard, under which no request waits for ever.
+var set = []string{"br0", "br0:window=64", "brh", "brh:window=64", "evenkeel"}
 
-// beside the set, the default is judged without some of its parts.
-var beside = []string{"evenkeel:hold=0", "evenkeel:ahead=false", "evenkeel:requests=false"}
+// beside the set are what people run, BalanceRoute's own form, and the default without some of its parts.
+var beside = []string{vllmOwn, sglangOwn, "jsq-kv", "br0:paper", "evenkeel:ahead=false", "evenkeel:requests=false"}
+
+// What engines do by themselves, or a router that counts requests: vLLM gives a request to the rank with fewest, SGLang to one after
+// the other.
+const vllmOwn, sglangOwn = "jsq", "rr"
 
 // judgement is the seed of the tables in the docs. Policies are developed on other ones.
-const judgement = 20261129
+const judgement = 20261130
 
 type options struct {
 	seed  uint64
@@ -125,7 +127,7 @@ func (o options) run(ctx context.Context, out io.Writer) error {
 		t.policies, t.shifts = slices.Concat(list, []string{o.auto}), nil
 	}
 	for i := range o.loads {
-		l := draw.New(o.seed, o.from+i)
+		l := draw.Judged(o.seed, o.from+i)
 		if o.auto != "" {
 			l.Lasts, l.Bounded = autoLasts, false
 		}

@@ -131,3 +131,34 @@ func TestALongRunIsBounded(t *testing.T) {
 	require.Greater(t, bounded, mostRequests)
 	require.Less(t, bounded, 2*mostRequests)
 }
+
+// Half of the loads that policies are judged by are served by a deployment of the table, under its law, and each lasts for 30 stays of a
+// request.
+func TestWhatPoliciesAreJudgedBy(t *testing.T) {
+	deployed := map[string]bool{}
+	for i := range 400 {
+		l := Judged(7, i)
+		require.Equal(t, l, Judged(7, i), "the same again")
+		require.Equal(t, i%2 == 0, l.Of != "", l)
+		stays := Stays * l.answers.mean * float64(l.Ranks*l.Slots)
+		require.True(t, stays <= staysTokens || l.Slots == slotsFrom, l)
+		if l.Of != "" {
+			deployed[l.Of] = true
+			require.Equal(t, 1, l.Groups)
+			require.True(t, l.Even())
+		}
+		if i >= 20 {
+			continue
+		}
+		p := l.Plan([]string{"jsq"}, 0)
+		require.NoError(t, p.Validate(), l)
+		require.Equal(t, l.Of != "", p.Fleet.Groups[0].Law != nil, l)
+		outputs := 0
+		for _, q := range p.Source.Drawn.Requests {
+			outputs += q.Output
+		}
+		there := float64(len(p.Source.Drawn.Ages)) // requests that run at once
+		require.Greater(t, float64(outputs), 0.8*Stays*l.answers.mean*there, "%s: heavy tails and templates have other means", l)
+	}
+	require.Greater(t, len(deployed), 60)
+}

@@ -6,8 +6,11 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"slices"
+	"sync"
 	"time"
 
+	"evenkeel/bench/lab/laws"
 	"evenkeel/bench/lab/report"
 	"evenkeel/bench/lab/trace"
 	"evenkeel/bench/sim/decode"
@@ -31,13 +34,16 @@ type Load struct {
 	pool    int     // closed loop: requests beyond the slots
 	C0, C1  float64 // ms
 	Request float64 // ms
-	stale   int     // steps
+	Of      string  // the deployment whose law this is; empty: it is from published ranges
+	law     *step.Law
+	stale   int // steps
 	lag     int     // steps from an admission to the first token
 
 	seed    uint64        // of its requests
 	Tokens  float64       // that are generated, where that many steps or requests are not enough
 	Lasts   time.Duration // at least, if steps take as long as where nothing is read;
 	Bounded bool          // but then for no more requests and tokens than can be simulated in a minute or two
+	stays   float64       // of a request, at least
 }
 
 // Drifts says whether the mean answer changes over the run.
@@ -122,6 +128,31 @@ func New(seed uint64, number int) *Load {
 	return l
 }
 
+// Stays of a request that a load is played for where policies are judged: so that its start and its end do not decide.
+const Stays = 30
+
+// Judged draws the load that policies are judged by. Those of even numbers are served by a deployment. All are played for Stays, with
+// fewer slots where that would take longer than can be simulated in a minute or so.
+func Judged(seed uint64, number int) *Load {
+	l := New(seed, number)
+	if number%2 == 0 {
+		e := &deployments()[rand.New(rand.NewPCG(seed, uint64(number)+1<<32)).IntN(len(deployments()))]
+		law := e.Law()
+		l.OnRanks(e.Ranks, law.Level())
+		l.Of, l.law = e.Name(), &law
+	}
+	l.stays = Stays
+	slots := min(l.Slots, max(slotsFrom, int(staysTokens/Stays/(l.answers.mean*float64(l.Ranks)))))
+	l.pool = max(min(1, l.pool), l.pool*slots/l.Slots)
+	l.Slots = slots
+	return l
+}
+
+// deployments are those whose laws are drawn.
+var deployments = sync.OnceValue(func() []laws.Entry {
+	return slices.DeleteFunc(laws.All(), func(e laws.Entry) bool { return !e.Graphs })
+})
+
 // OnRanks has the load served by one group of so many equal ranks, whose steps take that if they are level.
 func (l *Load) OnRanks(ranks int, level step.Model) {
 	l.pool = max(min(1, l.pool), l.pool*ranks/l.Ranks)
@@ -155,8 +186,9 @@ func Ranges() string {
 		"(±20 to ±100 %), recurrent (50 to 95 % from 100 prompts, each with its own length), drifting (the mean changes 2 to 10 times over the run, up or down): each as often")
 	t.Add("mean answer", fmt.Sprintf("%d to %s tokens", meanFrom, report.Grouped(meanTo, 0)))
 	t.Add("prompts", "short (log-normal, median 50 to 500 tokens), chat (500 to 3,000), long (4,000 to 30,000), chat with 2 to 20 % huge ones (40,000 to 120,000): each as often")
+	t.Add("law of a step", fmt.Sprintf("loads of even numbers: that of one of %d deployments of [the table](laws.md), in its own form, with as many ranks, which are alike; the others: from the ranges below", len(deployments())))
 	t.Add("ranks", fmt.Sprintf("%d to %d", ranksFrom, ranksTo))
-	t.Add("slots of a rank", fmt.Sprintf("%d to %d", slotsFrom, slotsTo))
+	t.Add("slots of a rank", fmt.Sprintf("%d to %d, but fewer where %d stays of a request would be more than %d million tokens", slotsFrom, slotsTo, Stays, int(staysTokens/1e6)))
 	t.Add("ranks differ", fmt.Sprintf("not, in slots (each has %g to 1 of that), in what a token costs (%g to %g): each as often", unevenFrom, costFrom, costTo))
 	t.Add("KV capacity", fmt.Sprintf("unlimited, or %g to %g of what the slots of a rank hold in the mean, at least the longest request: each as often", fullFrom, fullTo))
 	t.Add("groups", fmt.Sprintf("1 to %d", groupsTo))
@@ -181,7 +213,10 @@ func within(x float64, least, most int) int {
 }
 
 func (l *Load) String() string {
-	w := report.Words{Text: fmt.Sprintf("%d: answers %s, prompts %s, %d x %d", l.Number, l.answers.text(), l.prompts.text(), l.Ranks, l.Slots), Before: ", "}
+	w := report.Words{Text: fmt.Sprintf("%d: ", l.Number)}
+	w.Add(l.Of != "", "%s, ", l.Of)
+	w.Add(true, "answers %s, prompts %s, %d x %d", l.answers.text(), l.prompts.text(), l.Ranks, l.Slots)
+	w.Before = ", "
 	w.Add(l.uneven == unevenSlots, "slots differ")
 	w.Add(l.uneven == unevenCosts, "costs differ")
 	w.Add(l.full > 0, "KV for %.2f of the slots", l.full)
@@ -201,6 +236,8 @@ const (
 	leastRequests = 20_000
 	tokens        = 12e6
 	history       = 2000
+
+	staysTokens = 20e6
 
 	// At least so long, because guards, learned laws and queues need their time; but not for more requests and tokens.
 	lasts        = 2 * time.Minute
@@ -225,7 +262,7 @@ func (l *Load) Plan(policies []string, shift float64) decode.Plan {
 	if l.Bounded {
 		long = min(long, mostRequests/perStep, mostTokens/slots)
 	}
-	steps = max(steps, long)
+	steps = max(steps, long, 1.1*l.stays*l.answers.mean)
 	warm := max(0.5*slots, steps*perStep/10)
 	running, waiting := int(slots), l.pool
 	total := running + waiting + int(warm+steps*perStep)
@@ -284,7 +321,7 @@ func (l *Load) fleet(r *rand.Rand, d *decode.Drawn) decode.Fleet {
 	}
 	f := decode.Fleet{Stale: l.stale, Transfer: l.lag}
 	for g := range l.Groups {
-		group := decode.Group{Name: fmt.Sprint(g), C0Ms: l.C0, C1Ms: l.C1, RequestMs: l.Request}
+		group := decode.Group{Name: fmt.Sprint(g), C0Ms: l.C0, C1Ms: l.C1, RequestMs: l.Request, Law: l.law}
 		for range l.Ranks*(g+1)/l.Groups - l.Ranks*g/l.Groups {
 			rank := decode.Rank{Slots: l.Slots, Capacity: capacity, Cost: 1}
 			switch share, cost := uniform(r, unevenFrom, 1), uniform(r, costFrom, costTo); l.uneven {
