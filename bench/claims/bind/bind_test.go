@@ -23,7 +23,7 @@ func TestTheCSVHasEveryArmAndThePageSaysWhatWasRun(t *testing.T) {
 	var found strings.Builder
 	require.NoError(t, o.run(context.Background(), &found, io.Discard))
 	for _, want := range []string{"\nsynth:code,2,4,closed,", "\nsynth:code,2,4,0.8,", "2 seeds of 200 requests",
-		"All of the 28 runs", "| expected | found | verdict |"} {
+		"All of the 24 runs", "| expected | found | verdict |"} {
 		require.Contains(t, found.String(), want)
 	}
 	for _, a := range arms {
@@ -60,11 +60,11 @@ func TestRunsAreFoundAgain(t *testing.T) {
 	end()
 	text, _, err := page(ended)
 	require.ErrorIs(t, err, context.Canceled)
-	require.Contains(t, text, "**0** of the 28 runs")
+	require.Contains(t, text, "**0** of the 24 runs")
 
 	whole, runs, err := page(context.Background())
 	require.NoError(t, err)
-	require.Equal(t, 28, runs)
+	require.Equal(t, 24, runs)
 	written, err := os.ReadFile(file)
 	require.NoError(t, err)
 	cut := written[:len(written)-10]
@@ -88,7 +88,7 @@ func TestVerdictsAreFound(t *testing.T) {
 	o, err := parse(strings.Fields("-traces synth:lognormal -ranks 2 -slots 4 -loads closed -steps 1,10 -seeds 1 -requests 200"))
 	require.NoError(t, err)
 	b := &book{options: o, samples: &samples{of: map[cell]report.Sample{}}, scenarios: o.scenarios()}
-	require.Equal(t, 5, strings.Count(b.verdicts(), "nothing was measured"))
+	require.Equal(t, 4, strings.Count(b.verdicts(), "nothing was measured"))
 	set := func(of func(arm int, steps float64) (idle, tokens float64)) {
 		for _, steps := range []float64{0, 1, 10} {
 			for i := range arms {
@@ -102,11 +102,8 @@ func TestVerdictsAreFound(t *testing.T) {
 	// As it was expected: one step is free, ten cost what they were foreseen to, and slots ahead give most of that back.
 	set(func(arm int, steps float64) (idle, tokens float64) {
 		idle, tokens = 0.1, 1000
-		switch arm {
-		case lateKV, arrivalKV:
+		if arm == lateKV || arm == arrivalKV {
 			idle = 0.3
-		case arrivalHold:
-			idle = 0.09
 		}
 		if steps == 10 && !arms[arm].late() {
 			share := foreseen(b.scenarios[0], steps)
@@ -117,7 +114,7 @@ func TestVerdictsAreFound(t *testing.T) {
 		}
 		return idle, tokens
 	})
-	require.Equal(t, 5, strings.Count(b.verdicts(), "| met |"), b.verdicts())
+	require.Equal(t, 4, strings.Count(b.verdicts(), "| met |"), b.verdicts())
 	// And nothing of it.
 	set(func(arm int, steps float64) (idle, tokens float64) {
 		idle, tokens = 0.1, 1000
@@ -125,14 +122,14 @@ func TestVerdictsAreFound(t *testing.T) {
 			tokens = 2000
 		}
 		switch arm {
-		case lateKV, arrivalHold:
+		case lateKV:
 			idle = 0.3
 		case arrivalAhead:
 			tokens = 900
 		}
 		return idle, tokens
 	})
-	require.Equal(t, 5, strings.Count(b.verdicts(), "| **not met** |"), b.verdicts())
+	require.Equal(t, 4, strings.Count(b.verdicts(), "| **not met** |"), b.verdicts())
 	require.NotContains(t, string(b.csv()), "NaN")
 }
 

@@ -49,7 +49,6 @@ var arms = []arm{
 	lateNow:      {name: "late, `evenkeel`", policy: "evenkeel"},
 	arrivalKV:    {name: "arrival, `jsq-kv`", policy: "jsq-kv", load: arrival},
 	arrivalNow:   {name: "arrival, `evenkeel`", policy: "evenkeel", load: arrival},
-	arrivalHold:  {name: "arrival, `evenkeel:hold=0.5`", policy: "evenkeel:hold=0.5", load: arrival},
 	arrivalAhead: {name: "arrival, `evenkeel`, slots ahead", policy: "evenkeel", load: decode.Load{AtArrival: true, Ahead: board.AheadAuto}},
 }
 
@@ -59,7 +58,6 @@ const (
 	lateNow
 	arrivalKV
 	arrivalNow
-	arrivalHold
 	arrivalAhead
 )
 

@@ -9,7 +9,6 @@ import (
 	"strings"
 
 	"evenkeel/bench/lab/report"
-	"evenkeel/internal/stats"
 )
 
 // book is what was run.
@@ -110,12 +109,6 @@ func foreseen(s *scenario, steps float64) float64 {
 		return math.NaN()
 	}
 	return steps / (steps + src.output)
-}
-
-// interval is where the mean of values lies with 95 %, if they are independent.
-func interval(values []float64) (low, high float64) {
-	wide := 1.96 * stats.Deviation(values) / math.Sqrt(float64(len(values)))
-	return stats.Mean(values) - wide, stats.Mean(values) + wide
 }
 
 // columns of the CSV, each with the deviation between seeds.

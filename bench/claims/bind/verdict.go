@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"slices"
 
-	"evenkeel/bench/lab/report"
 	"evenkeel/bench/tools/page"
 	"evenkeel/internal/stats"
 )
@@ -17,13 +16,12 @@ const (
 	someLost     = 0.01  // of the tokens/s: from there on it is compared with what was foreseen
 	tooFar       = 0.5   // of what was foreseen, above it or below
 	wonBack      = 0.5   // of what is lost
-	samePatience = 1.02  // times the TTFT p99
 )
 
 // verdicts are what was expected, what came out, and whether that is it.
 func (b *book) verdicts() string {
 	t := page.Markdown{Head: []string{"expected", "found", "verdict"}, Text: 3}
-	for _, v := range []func() (expected, found string, met, known bool){b.shortIsFree, b.shortIsKept, b.emptySlots, b.aheadHelps, b.holdHelps} {
+	for _, v := range []func() (expected, found string, met, known bool){b.shortIsFree, b.shortIsKept, b.emptySlots, b.aheadHelps} {
 		expected, found, met, known := v()
 		verdict := "met"
 		switch {
@@ -104,35 +102,6 @@ func (b *book) aheadHelps() (expected, found string, met, known bool) {
 	}
 	return expected, fmt.Sprintf("%d cases: %.0f %% in the median, %.0f to %.0f %%", len(of), 100*stats.Median(of), 100*slices.Min(of), 100*slices.Max(of)),
 		stats.Median(of) >= wonBack && slices.Min(of) >= 0, true
-}
-
-// less compares two arms over all cells in idle points: below 0, the first is less idle.
-func (b *book) less(least float64, arm, beside int) []float64 {
-	return b.each(func(s *scenario, steps float64) (float64, bool) {
-		idle, ok := b.means(s, steps, report.IdleShare, arm, beside)
-		if !ok || steps < least {
-			return 0, false
-		}
-		return 100 * (idle[0] - idle[1]), true
-	})
-}
-
-func (b *book) holdHelps() (expected, found string, met, known bool) {
-	idle := b.less(0, arrivalHold, arrivalNow)
-	patience := b.each(func(s *scenario, steps float64) (float64, bool) {
-		ttft, ok := b.means(s, steps, report.TTFTP99, arrivalHold, arrivalNow)
-		if !ok {
-			return 0, false
-		}
-		return ttft[0] / ttft[1], true
-	})
-	expected = fmt.Sprintf("holding back at arrival (`hold=0.5`) lowers the idle share, and the TTFT p99 is at most %.0f %% longer in the median", 100*(samePatience-1))
-	if len(idle) == 0 {
-		return expected, "", false, false
-	}
-	low, high := interval(idle)
-	return expected, fmt.Sprintf("%+.2f points (95 %% interval %+.2f to %+.2f); TTFT p99 %.3f times, %.3f to %.3f", stats.Mean(idle), low, high, stats.Median(patience), slices.Min(patience), slices.Max(patience)),
-		high < 0 && stats.Median(patience) <= samePatience, true
 }
 
 func count(all []float64, is func(float64) bool) (n int) {
