@@ -23,7 +23,6 @@ var kinds = map[string]func(in, want json.RawMessage) error{
 	"br0":       comparing(round),
 	"brh":       comparing(round),
 	"cost":      comparing(cost),
-	"hold":      comparing(hold),
 	"imbalance": comparing(imbalance),
 }
 
@@ -163,6 +162,24 @@ func round(rawIn json.RawMessage, want struct {
 		return fmt.Errorf("assign = %v, want %v", got, want.Assign)
 	}
 	return nil
+}
+
+// cost is of several columns, which count by their weights: evenkeel has one of them.
+func cost(in struct {
+	Loads   [][]float64 `json:"loads"` // [worker][column]
+	Weights []float64   `json:"weights"`
+}, want struct{ J float64 }) error {
+	sum, column := 0.0, make([]float64, len(in.Loads))
+	for c, weight := range in.Weights {
+		for g, row := range in.Loads {
+			if len(row) != len(in.Weights) {
+				return fmt.Errorf("in: worker %d has %d columns, there are %d weights", g, len(row), len(in.Weights))
+			}
+			column[g] = row[c]
+		}
+		sum += weight * policy.Cost(column)
+	}
+	return near("J", sum, want.J)
 }
 
 func imbalance(in struct {

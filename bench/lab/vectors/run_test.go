@@ -80,10 +80,6 @@ func TestAWrongAnswerFails(t *testing.T) {
 			"score a: auc = NaN, want 0.5",
 		},
 		{
-			"a held entry", `{"kind":"hold","id":"a","in":{"loads":[0,0],"placed":[{"worker":0,"tokens":9000,"waited_steps":0,"overdue":false}],"running":9,"c0_ms":10,"c1_ms":0.01,"hold":0.5,"hold_steps":20},"want":{"dropped":[]}}`,
-			"hold a: dropped = [0], want []",
-		},
-		{
 			"a load without its column", `{"kind":"cost","id":"a","in":{"loads":[[1,2],[3]],"weights":[0.5,0.5]},"want":{"J":2}}`,
 			"cost a: in: worker 1 has 1 columns, there are 2 weights",
 		},
@@ -143,16 +139,6 @@ func TestParametersOfTheSnapshotStandWhereTheSpecSetsNone(t *testing.T) {
 const saturated = `{"step_ms":60,"c0_ms":50,"c1_ms":0.001,"outputs":[200,300,400],
 	"workers":[{"id":0,"free":1,"running":[{"prompt":10000,"generated":40}]},{"id":1,"free":1,"running":[{"prompt":10000,"generated":40}]}],
 	"pool":[{"id":1,"prompt":90000,"age_ms":60},{"id":2,"prompt":300}]}`
-
-func TestDecideSaysWhatIsHeldBack(t *testing.T) {
-	r, err := Decide([]byte(saturated), "evenkeel")
-	require.NoError(t, err)
-	require.Len(t, r.Assignments, 1)
-	require.EqualValues(t, 2, r.Assignments[0].Entry)
-	require.Len(t, r.Left, 1)
-	require.EqualValues(t, 1, r.Left[0].Entry)
-	require.Regexp(t, `^held back: it would lengthen every step by 89\.\d ms for 10\.1 ms of use$`, r.Left[0].Why)
-}
 
 func TestRequestsWithoutAnIDAreTold(t *testing.T) {
 	s, _, err := ReadSnapshot([]byte(saturated))
