@@ -10,21 +10,21 @@ import (
 )
 
 func TestThePolicyIsLeftToTheTwinUntilOneIsNamed(t *testing.T) {
-	const list = "auto:br0,evenkeel,evenkeel:hold=0"
+	const list = "auto:br0,evenkeel,evenkeel:kappa=0"
 	d, err := Start(t.Context(), Config{Config: board.Config{Policy: list, Twin: []string{"jsq-kv", "br0"}}})
 	require.NoError(t, err)
 	require.Equal(t, "br0", d.Policy(), "the first, to begin with")
 	choose := func(spec string) {
 		require.NoError(t, d.ask(func(r *runner) error {
-			require.Equal(t, []string{"br0", "evenkeel", "evenkeel:hold=0", "jsq-kv"}, []string(r.cfg.Twin))
+			require.Equal(t, []string{"br0", "evenkeel", "evenkeel:kappa=0", "jsq-kv"}, []string(r.cfg.Twin))
 			r.choose(twin.Choice{Spec: spec, Why: "it is better"})
 			return nil
 		}))
 	}
-	choose("evenkeel:hold=0")
-	require.Equal(t, "evenkeel:hold=0", d.Policy())
+	choose("evenkeel:kappa=0")
+	require.Equal(t, "evenkeel:kappa=0", d.Policy())
 	choose("jsq-kv")
-	require.Equal(t, "evenkeel:hold=0", d.Policy(), "one that is only compared is never chosen")
+	require.Equal(t, "evenkeel:kappa=0", d.Policy(), "one that is only compared is never chosen")
 	a := d.Status(t.Context()).Auto
 	require.True(t, a.On)
 	require.EqualValues(t, 1, a.Changes)

@@ -407,7 +407,7 @@ func (c *simulateCmd) notes(r *report.Report) []string {
 		short = ", and prefill is never short"
 	}
 	if c.Bind == bindArrival {
-		notes = append(notes, "Ranks are bound before the prefill: slots stand empty meanwhile, and the first token waits for the prefill in a closed loop too. Policies that name no hold hold nothing back.")
+		notes = append(notes, "Ranks are bound before the prefill: slots stand empty meanwhile, and the first token waits for the prefill in a closed loop too.")
 	}
 	return append(notes,
 		"× is the ratio to "+first.Policy+". balanced is no policy: it is what the steps of all runs would give if all ranks held the same load in each.",

@@ -1,11 +1,5 @@
 package board
 
-import (
-	"slices"
-
-	"evenkeel/dispatcher/policy"
-)
-
 // Early ranks. Some connectors want to know the decode rank before the prefill begins. A
 // request is then bound while it waits for its prefill: its slot and the room for its KV are taken
 // at once, but no step reads that KV before the request starts to decode. What the rank's steps
@@ -14,29 +8,6 @@ import (
 // AheadAuto as Config.BindAhead: as many requests beyond the slots as are on their way to their first
 // token, in the mean, if a slot's time goes by as that of the last requests did.
 const AheadAuto = -1
-
-// HoldsNothing is a policy's spec, without hold where it names none: a request that is held back
-// from a rank that is early is not even being prefilled.
-func HoldsNothing(spec string) string {
-	sp, err := policy.ParseSpec(spec)
-	if err != nil || !sp.Accepts("hold") || sp.Sets("hold") {
-		return spec // what is no policy is told elsewhere
-	}
-	if sp, err = sp.With("hold", "0"); err != nil {
-		return spec
-	}
-	return sp.String()
-}
-
-// prefillsLater takes in whether the ranks are early, or mixed, and says whether that has changed.
-func (b *board) prefillsLater(ws []Worker) (changed bool) {
-	was := b.early
-	if len(ws) > 0 { // else those that come back will tell
-		b.early = slices.ContainsFunc(ws, func(w Worker) bool { return w.Early })
-		b.mixed = slices.ContainsFunc(ws, func(w Worker) bool { return w.Mixed })
-	}
-	return b.early != was
-}
 
 // seeStarts counts the requests of a rank as decoding whose first event has come.
 func (b *board) seeStarts(r *rank) {

@@ -122,20 +122,6 @@ func TestNothingIsSentAheadUnlessToldWhereRanksAreBoundFirst(t *testing.T) {
 	require.Equal(t, 10, most, "a fifth of a request's time, a quarter at most")
 }
 
-func TestPoliciesHoldNothingBackThatIsNotPrefilled(t *testing.T) {
-	for spec, want := range map[string]string{"evenkeel": "evenkeel:hold=0", "evenkeel:hold=0.2": "evenkeel:hold=0.2", "br0": "br0"} {
-		h := newHand(t, realConfig(spec))
-		h.fleet(early(ranks(1, 1, 0)))
-		name := func() string { return h.status(h.at).Models[0].Groups[0].Policy }
-		require.Equal(t, want, name())
-		require.NoError(t, h.setPolicy("jsq"))
-		require.NoError(t, h.setPolicy(spec))
-		require.Equal(t, want, name(), "also as a setting")
-		require.Equal(t, want, h.Clone().boards["m"].groups[0].chosen.Name())
-		require.Equal(t, spec, h.Policy(), "others hold back what they did")
-	}
-}
-
 func TestOneProcessHasRanksThatAreEarlyAndOthers(t *testing.T) {
 	cfg := realConfig("evenkeel")
 	cfg.BindAhead = 2
@@ -151,15 +137,6 @@ func TestOneProcessHasRanksThatAreEarlyAndOthers(t *testing.T) {
 	require.Equal(t, 3, h.boards["m"].ranks[0].early)
 	require.Len(t, h.boards["other"].ranks[7].slots, 1)
 	require.Zero(t, h.boards["other"].ranks[7].early)
-	name := func(model string) string { return h.boards[model].groups[0].chosen.Name() }
-	require.Equal(t, "evenkeel:hold=0", name("m"))
-	require.Equal(t, "evenkeel", name("other"))
-
-	h.fleet(ranks(1, 1, 0)) // other engines, with a connector that hands off
-	require.Equal(t, "evenkeel", name("m"))
-	h.fleet(nil)
-	h.fleet(early(ranks(1, 1, 0)))
-	require.Equal(t, "evenkeel:hold=0", name("m"))
 }
 
 func TestACopyKnowsWhatIsNotPrefilled(t *testing.T) {
@@ -169,5 +146,4 @@ func TestACopyKnowsWhatIsNotPrefilled(t *testing.T) {
 	c := h.Clone().boards["m"]
 	require.Equal(t, 1, c.ranks[0].early)
 	require.EqualValues(t, 100, c.ranks[0].later)
-	require.True(t, c.early)
 }

@@ -65,11 +65,7 @@ func (l *Boards) Next() time.Time {
 		if b.pool.Len() == 0 {
 			outage = time.Time{} // nobody waits for its end
 		}
-		held := b.heldUntil
-		if !b.windowEnds.IsZero() && !b.mixed {
-			held = time.Time{} // the window ends soon, and held entries are not looked at before
-		}
-		for _, t := range [...]time.Time{b.windowEnds, held, b.wakeShy, b.lonelyTo, b.wakeSpared, b.pairs.checkAt, b.pool.NextDeadline(), outage} {
+		for _, t := range [...]time.Time{b.windowEnds, b.heldUntil, b.wakeShy, b.lonelyTo, b.wakeSpared, b.pairs.checkAt, b.pool.NextDeadline(), outage} {
 			if !t.IsZero() && (next.IsZero() || t.Before(next)) {
 				next = t
 			}
@@ -155,9 +151,6 @@ func (b *board) choose(barrier bool) decider {
 	spec := b.cfg.DensePolicy
 	if barrier {
 		spec = b.spec
-	}
-	if b.early {
-		spec = HoldsNothing(spec)
 	}
 	p := b.make(spec)
 	p.source = b.source(policy.NeedsOf(p.Policy, 0))

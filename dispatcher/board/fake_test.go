@@ -284,10 +284,11 @@ func (h *hand) putAll(n int, next func() pool.Entry) []waiting {
 func (h *hand) make(e pool.Entry) waiting {
 	h.ids++
 	e.ID, e.Entered, e.Model = h.ids, h.at, cmp.Or(e.Model, "m")
-	if b := h.boards[e.Model]; b != nil && b.early {
-		e.Early = true
-	} else if b != nil && b.mixed {
-		e.Mixed = true
+	if b := h.boards[e.Model]; b != nil {
+		for _, r := range b.ranks {
+			e.Early = e.Early || r.present && r.Early
+		}
+		e.Mixed = e.Mixed || b.mixed && !e.Early
 	}
 	w := waiting{entry: &e, slot: &Slot{h: h}, result: make(chan Result, 1)}
 	if h.cfg.Explain {

@@ -13,10 +13,8 @@ func (b *board) setWorkers(ws []Worker) {
 	for _, r := range b.ranks {
 		r.present = false
 	}
-	if b.prefillsLater(ws) {
-		for _, g := range b.groups {
-			g.chosen = b.choose(g.barrier)
-		}
+	if len(ws) > 0 { // else those that come back will tell
+		b.mixed = slices.ContainsFunc(ws, func(w Worker) bool { return w.Mixed })
 	}
 	for _, w := range ws {
 		r := b.ranks[w.ID]

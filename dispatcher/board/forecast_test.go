@@ -174,7 +174,7 @@ func TestLiveScoresAreOfThePredictionsUsed(t *testing.T) {
 		rows       int
 	}{
 		{"a policy that reads r-hat", "brh:horizon=80", 40},
-		{"a policy that reads the mean output: a sample by slot", "evenkeel:hold=0", 20},
+		{"a policy that reads the mean output: a sample by slot", "evenkeel", 20},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			h := newHand(t, realConfig(c.spec))

@@ -59,6 +59,59 @@ func TestAPromptIsHeldForARound(t *testing.T) {
 	}
 }
 
+// holding is a board on which a prompt is held for a round, for 100 ms.
+func holding(t *testing.T) (*hand, waiting) {
+	h := onMixed(t, "evenkeel", ranks(2, 8, 0))
+	h.decode(t, 8)
+	require.NoError(t, h.setPolicy("evenkeel"))
+	w := h.put(pool.Entry{Prompt: 1000})
+	require.True(t, w.waits())
+	return h, w
+}
+
+func TestAHeldEntryIsLookedAtOnceAStep(t *testing.T) {
+	h, w := holding(t)
+	b := h.boards["m"]
+	require.Equal(t, 1, b.groups[0].held)
+	ticks, due := b.ticks, h.Next()
+	require.Equal(t, h.at.Add(100*time.Millisecond), due.Round(10*time.Microsecond))
+
+	h.pass(time.Millisecond)
+	require.Equal(t, ticks, b.ticks, "nothing changed and no step is over")
+	h.step()
+	require.Equal(t, ticks+1, b.ticks, "told by a stream, before the timer")
+	require.True(t, w.waits())
+
+	h.at = h.Next()
+	h.do()
+	require.Equal(t, ticks+2, b.ticks)
+	require.False(t, w.waits(), "nobody is held for ever")
+	require.Zero(t, b.groups[0].held)
+	require.Zero(t, h.Next())
+}
+
+func TestAStepIsNotLookedAtBeforeAWindowEnds(t *testing.T) {
+	h, w := holding(t)
+	b := h.boards["m"]
+	b.windowEnds = h.at.Add(10 * time.Millisecond)
+	ticks := b.ticks
+	h.step()
+	require.Equal(t, ticks, b.ticks)
+	require.Equal(t, b.windowEnds, h.Next())
+	h.pass(10 * time.Millisecond)
+	require.Equal(t, ticks+1, b.ticks)
+	require.True(t, w.waits())
+}
+
+func TestAHeldEntryThatLeavesEndsTheTicks(t *testing.T) {
+	h, w := holding(t)
+	h.do(func(l *hand) { l.withdraw(w.entry) })
+	h.at = h.Next()
+	h.do()
+	require.Zero(t, h.boards["m"].groups[0].held)
+	require.Zero(t, h.Next())
+}
+
 // Who waits for a first token is counted over the steps: on its rank or for a slot, but not who is held.
 func TestWhoWaitsForAFirstTokenIsCounted(t *testing.T) {
 	h := onMixed(t, "evenkeel", ranks(2, 8, 0))

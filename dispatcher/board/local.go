@@ -91,7 +91,7 @@ func (b *board) roundLocal(g *group, p *decider, now time.Time) {
 		}
 		b.emit(Effect{Kind: EffectNotOffered, Policy: p.name, Worker: a.Worker})
 	}
-	// No rank suits it: the policy would hold the request back.
+	// No rank suits it: the policy would let the request wait.
 }
 
 // decidedLocal answers the asked entry if no group is left that may have it.

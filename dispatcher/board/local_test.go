@@ -107,7 +107,7 @@ func TestAPromptWithoutAHandoffGoesBehindThoseThatWait(t *testing.T) {
 	h.fleet(ranks(1, 4, 0))
 	require.NoError(t, h.setPolicy("never"))
 	w := h.putLocal(pool.Entry{Prompt: 50}, Local{Threshold: 256, InFlight: 512, Ranks: offers(10)})
-	require.ErrorIs(t, w.errNow(t), ErrNotLocal, "the policy would hold it back")
+	require.ErrorIs(t, w.errNow(t), ErrNotLocal, "the policy would let it wait")
 	first := h.put(pool.Entry{Prompt: 10})
 	require.True(t, first.waits())
 	require.NoError(t, h.setPolicy("pooled"))

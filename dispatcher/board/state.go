@@ -27,8 +27,7 @@ type board struct {
 	ranks  map[int32]*rank // by worker ID, with those that are gone but still charged
 	groups []*group        // with a present rank, ascending lowest ID
 	up     int             // present ranks that take work
-	early  bool            // the ranks are, as told last
-	mixed  bool            // likewise
+	mixed  bool            // the ranks are, as told last
 	downTo time.Time       // until then an outage of all ranks is waited out; zero: there is none
 	// largest prompt any present rank could ever take, in KV tokens
 	largest int64
@@ -37,9 +36,9 @@ type board struct {
 	arrived    bool      // entries came since the last turn
 	changed    bool      // something else did that may let an entry in
 	windowEnds time.Time // of the burst of freed slots; zero: none
-	stepped    bool      // a group that holds entries back began a step
+	stepped    bool      // a group that holds entries for a round began a step
 	pairs      pairs
-	heldUntil  time.Time           // when to look at held entries although no step was told; zero: none is held
+	heldUntil  time.Time           // when to look at held entries although nothing happens; zero: none is held
 	avoiding   int                 // waiting entries that do not go to any rank
 	discarding int                 // waiting entries that are discarded hand-offs
 	holders    int                 // waiting entries of whose prompt a rank holds something
@@ -148,7 +147,7 @@ type group struct {
 
 	forecast forecast.Running
 	budget   effort.Budget
-	held     int       // entries that the last round held back although they had a slot
+	held     int       // entries that the last decision held for a round although they had a slot
 	wake     time.Time // when the policy wants to look at these; zero: it does not say so
 	gathered gathered
 	lately   lately

@@ -69,7 +69,7 @@ type DriftReport struct {
 // GroupStatus is what one Snapshot shows.
 type GroupStatus struct {
 	GroupLoads
-	Held   int   `json:"held"`   // entries that the last round held back although they had a slot
+	Held   int   `json:"held"`   // entries that the last decision held for a round although they had a slot
 	Budget int32 `json:"budget"` // evaluations that the policy may spend on the next tick
 
 	Step *StepStatus `json:"step,omitempty"` // nil without barrier

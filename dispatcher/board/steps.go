@@ -8,42 +8,22 @@ import (
 	"evenkeel/dispatcher/step"
 )
 
-// holdCheck is how long after a tick held entries are looked at again where
-// nobody tells how long a step takes.
-const holdCheck = 50 * time.Millisecond
-
 // LeastStep is the shortest step of an engine we believe in at first.
 const LeastStep = time.Millisecond
 
-// watchHeld has a tick once a step while a policy holds entries back. The step detector reports steps; a timer a little longer than one stands in
-// where it does not.
-func (b *board) watchHeld(now time.Time) {
+// watchHeld has a tick when a policy that holds entries for a round wants to look at them again.
+func (b *board) watchHeld() {
 	for _, g := range b.groups {
 		if b.pool.Len() == 0 {
 			g.held = 0
 		}
-		if g.held == 0 {
-			continue
-		}
-		wait := holdCheck
-		if s := b.step(g); s > 0 {
-			wait = s + s/2
-		}
-		at := now.Add(wait)
-		if b.mixed {
-			at = g.wake
-		}
-		if !at.IsZero() && (b.heldUntil.IsZero() || at.Before(b.heldUntil)) {
-			b.heldUntil = at
+		if g.held > 0 && !g.wake.IsZero() && (b.heldUntil.IsZero() || g.wake.Before(b.heldUntil)) {
+			b.heldUntil = g.wake
 		}
 	}
 }
 
-// step is how long one of the group takes, 0 where nobody knows.
-func (b *board) step(g *group) time.Duration {
-	return time.Duration(g.stepMs() * float32(time.Millisecond))
-}
-
+// stepMs is how long a step of the group takes, 0 where nobody knows.
 func (g *group) stepMs() float32 {
 	m, _, _ := g.steps.Model()
 	return g.steps.Ms(m, g.most)

@@ -45,16 +45,16 @@ func (b *board) looks(now time.Time) bool {
 func (b *board) due(now time.Time) bool {
 	over := func(t time.Time) bool { return !t.IsZero() && !now.Before(t) }
 	// What arrives while a window is open waits for its end, unless a policy
-	// sends everything on at once. Held entries are looked at once a step.
+	// sends everything on at once. Held entries are looked at with each step, and when the policy wants to.
 	return b.changed || over(b.windowEnds) || b.arrived && (b.windowEnds.IsZero() || b.immediate()) ||
-		(b.windowEnds.IsZero() || b.mixed) && over(b.heldUntil) || b.windowEnds.IsZero() && b.stepped || over(b.wakeShy) || over(b.wakeSpared) || b.pairs.due(now)
+		over(b.heldUntil) || b.windowEnds.IsZero() && b.stepped || over(b.wakeShy) || over(b.wakeSpared) || b.pairs.due(now)
 }
 
 // settle ends a turn.
 func (b *board) settle(now time.Time) {
 	b.at = len(b.order) // nobody decides on what comes later
 	b.placeNamed(now, false)
-	b.watchHeld(now)
+	b.watchHeld()
 	b.keepPace()
 }
 

@@ -20,9 +20,6 @@ type evenkeel struct {
 	placed []placement // in the order of placement
 	spare  []int32     // candidates not placed, oldest first after the overdue ones
 
-	hold []Placed
-	held []heldBack
-
 	rows   rows   // where requests count whatever their KV
 	tight  tight  // where KV room is short
 	gather gather // where ranks prefill
@@ -32,12 +29,6 @@ type evenkeel struct {
 // placement is a candidate on a rank.
 type placement struct{ who, rank int32 }
 
-// heldBack is an entry that waits for a better moment.
-type heldBack struct {
-	entry         int32   // index in the pool
-	adds, worthMs float64 // ms of every step
-}
-
 func newEvenkeel(name string, v *settings) Policy { return &evenkeel{name: name, set: *v} }
 
 func (p *evenkeel) Name() string      { return p.name }
@@ -45,16 +36,16 @@ func (p *evenkeel) Immediate() bool   { return false }
 func (p *evenkeel) MaxAgeMs() float32 { return float32(p.set.maxAgeMs) }
 
 func (p *evenkeel) needs(float64) Needs {
-	return Needs{MeanOutput: true, StepModel: true, Hits: p.set.near > 0, Holds: p.set.hold > 0}
+	return Needs{MeanOutput: true, StepModel: true, Hits: p.set.near > 0}
 }
 
 func (p *evenkeel) limits() limits {
 	return limits{
-		watermark: p.set.watermark, ahead: p.set.ahead, reserved: p.ranks.reserved, reservedFor: p.ranks.reservedFor, held: p.held, gather: &p.gather,
+		watermark: p.set.watermark, ahead: p.set.ahead, reserved: p.ranks.reserved, reservedFor: p.ranks.reservedFor, gather: &p.gather,
 	}
 }
 
-// Decide places, improves, and holds back what is better placed later.
+// Decide places the entries, improves that, and puts prompts on ranks that hold them where that costs nothing.
 func (p *evenkeel) Decide(s *Snapshot, dst []Assignment) []Assignment {
 	p.gather.begin()
 	if !p.measure(s) {
@@ -69,14 +60,13 @@ func (p *evenkeel) Decide(s *Snapshot, dst []Assignment) []Assignment {
 		return p.bind(s, dst)
 	}
 	arrange(p, s)
-	p.holdBack(s)
 	p.stayNear(s)
 	return p.bind(s, dst)
 }
 
 // measure takes the loads; it reports whether there is anything to decide.
 func (p *evenkeel) measure(s *Snapshot) bool {
-	p.held, p.placed = p.held[:0], p.placed[:0]
+	p.placed = p.placed[:0]
 	p.ranks.reserved, p.ranks.reservedFor = none, none
 	open := false
 	for g := range s.Workers {
@@ -125,54 +115,6 @@ func (p *evenkeel) add(who int32, g int) {
 	p.loads.shift(g, p.pick.on(&p.loads, who, g))
 	p.placed = append(p.placed, placement{who, int32(g)})
 	c.placed = true
-}
-
-// holdBack drops entries that would lengthen every step by more than their use.
-func (p *evenkeel) holdBack(s *Snapshot) {
-	rule := HoldRule{C0Ms: float64(s.C0Ms), C1Ms: float64(s.C1Ms), Share: p.set.hold, Steps: p.set.holdSteps}
-	if rule.Share == 0 || rule.C1Ms <= 0 {
-		return
-	}
-	for g := range s.Workers {
-		for i := range s.Workers[g].Running {
-			if s.Workers[g].Running[i].Generated > 0 {
-				rule.Running++
-			}
-		}
-	}
-	step := p.stepMs(s)
-	p.hold = p.hold[:0]
-	whole := p.requestTokens(s, true)
-	for g := range s.Workers { // what was counted apart
-		p.loads.now[g] += p.loads.scaled(g, (whole-p.loads.request)*int64(len(s.Workers[g].Running)))
-	}
-	for _, a := range p.placed {
-		e := &s.Pool[p.pick.all[a.who].entry]
-		h := Placed{Rank: int(a.rank), Tokens: p.loads.scaled(int(a.rank), int64(e.Prompt)), Overdue: isOverdue(s, e)}
-		p.loads.now[a.rank] += p.loads.scaled(int(a.rank), whole) // that is due whenever it comes, so no moment is better for it
-		if step > 0 {
-			h.WaitedSteps = float64(e.WaitMs) / step
-		}
-		p.hold = append(p.hold, h)
-	}
-	if rule.Apply(p.loads.now, p.hold) > 0 {
-		p.dropHeld()
-	}
-}
-
-// dropHeld takes the placements back that are held.
-func (p *evenkeel) dropHeld() {
-	kept := p.placed[:0]
-	for i, a := range p.placed {
-		h := &p.hold[i]
-		if !h.Held {
-			kept = append(kept, a)
-			continue
-		}
-		p.held = append(p.held, heldBack{p.pick.all[a.who].entry, h.AddsMs, h.WorthMs})
-		p.loads.shift(int(a.rank), -p.pick.on(&p.loads, a.who, int(a.rank)))
-	}
-	p.placed = kept
 }
 
 // bind writes the placements. The score is how many tokens of cost an entry

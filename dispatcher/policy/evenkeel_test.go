@@ -51,45 +51,6 @@ func TestARequestCountsForItsGrowthToo(t *testing.T) {
 	require.Equal(t, [][2]int{{100, 1}}, pairs(decide(t, "evenkeel", s)), "100 tokens each")
 }
 
-func TestAnAdmissionThatCostsMoreThanItGivesWaits(t *testing.T) {
-	s := &Snapshot{
-		C0Ms: 50, C1Ms: 1e-3, StepMs: 60,
-		Workers: level(4, 10_000, 1),
-		Pool:    []Entry{{ID: 1, Prompt: 90_000, WaitMs: 60}, {ID: 2, Prompt: 300}},
-	}
-	for g := range s.Workers {
-		s.Workers[g].Running[0].Generated = 1
-	}
-	p, err := Parse("evenkeel")
-	require.NoError(t, err)
-	got, left := Explain(p, s)
-	require.Equal(t, [][2]int{{2, 0}}, pairs(got))
-	require.Equal(t, []Left{{1, "held back: it would lengthen every step by 89.7 ms for 6.03 ms of use"}}, left)
-	require.Equal(t, 1, Held(p), "so that the dispatcher ticks once a step")
-	require.True(t, NeedsOf(p, 0).Holds)
-
-	for _, c := range []struct {
-		name string
-		set  func(*Snapshot)
-		spec string
-	}{
-		{"but not for ever", func(s *Snapshot) { s.Pool[0].WaitMs = 20 * 60 }, "evenkeel"},
-		{"but not when it is urgent", func(s *Snapshot) { s.Pool[0].Urgent = true }, "evenkeel"},
-		{"nor when nobody knows what a token costs", func(s *Snapshot) { s.C1Ms = 0 }, "evenkeel"},
-		{"nor when holding back is off", func(*Snapshot) {}, "evenkeel:hold=0"},
-		{"nor when there is too little to lose", func(*Snapshot) {}, "evenkeel:hold=8"},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			s := clone(s)
-			c.set(s)
-			require.Len(t, decide(t, c.spec, s), 2)
-		})
-	}
-	_, left = Explain(p, &Snapshot{Workers: s.Workers, Pool: nil})
-	require.Empty(t, left)
-	require.Zero(t, Held(p))
-}
-
 func TestARequestWeighsKVTokens(t *testing.T) {
 	many := make([]Request, 8)
 	for i := range many {
@@ -121,10 +82,6 @@ func TestARequestWeighsKVTokens(t *testing.T) {
 			require.Equal(t, [][2]int{{1, c.rank}}, pairs(decide(t, c.spec, s)))
 		})
 	}
-
-	s.Workers[1].Up = false
-	s.Pool[0].Prompt, s.RequestTokens = 2000, 10_000
-	require.Len(t, decide(t, "evenkeel", s), 1, "it takes its time of each step whenever it comes, so it is not held back for that")
 }
 
 // Both ranks hold the same KV. What each holds once its room is full depends on how long the prompts are that fill it.
@@ -245,7 +202,7 @@ func TestWhatImprovingMakesRoomForIsPlaced(t *testing.T) {
 		for i := range rapid.IntRange(3, 9).Draw(t, "pool") {
 			s.Pool = append(s.Pool, Entry{ID: uint64(i), Prompt: rapid.Int32Range(5, 70).Draw(t, "prompt")})
 		}
-		got := decideRapid(t, "evenkeel:watermark=0,hold=0", s)
+		got := decideRapid(t, "evenkeel:watermark=0", s)
 		after := s.after(got)
 		for _, e := range s.Pool {
 			if slices.ContainsFunc(got, func(a Assignment) bool { return a.Entry == e.ID }) {

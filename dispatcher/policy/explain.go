@@ -14,11 +14,10 @@ type Left struct {
 // limits is what a policy admits into, and what its last round kept back.
 type limits struct {
 	watermark             float64
-	extra                 int32 // slots beyond the free ones
-	ahead                 bool  // more slots than are free, where some will be
-	queues                bool  // neither slots nor room count, only what a rank could ever hold
-	reserved, reservedFor int   // indices, or none
-	held                  []heldBack
+	extra                 int32   // slots beyond the free ones
+	ahead                 bool    // more slots than are free, where some will be
+	queues                bool    // neither slots nor room count, only what a rank could ever hold
+	reserved, reservedFor int     // indices, or none
 	gather                *gather // nil: nothing waits for a round
 }
 
@@ -103,11 +102,6 @@ func (s *Snapshot) after(assigned []Assignment) map[int32]load {
 // why gives the first reason that holds for the entry with this index.
 func (l limits) why(s *Snapshot, after map[int32]load, entry int) string {
 	tokens := int64(s.Pool[entry].Prompt)
-	for _, h := range l.held {
-		if int(h.entry) == entry {
-			return fmt.Sprintf("held back: it would lengthen every step by %.3g ms for %.3g ms of use", h.adds, h.worthMs)
-		}
-	}
 	if l.gather != nil && l.gather.holds(int32(entry)) {
 		return fmt.Sprintf("held for a round: it goes in %.3g ms, or sooner with others", l.gather.nextMs)
 	}
@@ -148,8 +142,6 @@ func (l limits) why(s *Snapshot, after map[int32]load, entry int) string {
 		return fmt.Sprintf("worker %d is reserved for an overdue entry, %d", s.Workers[l.reserved].ID, s.Pool[l.reservedFor].ID)
 	case !slotAfter:
 		return "no free slot left"
-	case len(l.held) > 0 && tokens <= most:
-		return "no free slot left: one is kept for an entry that is held back"
 	default:
 		return fmt.Sprintf("fits no rank's room: %d tokens, the largest room beside a free slot is %d", tokens, most)
 	}

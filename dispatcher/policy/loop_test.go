@@ -177,7 +177,6 @@ func phases(p Policy, s *Snapshot, dst []Assignment) (out []Assignment, took [3]
 			lap(1)
 			p.improve(p.budget(s))
 			p.fillUp(s)
-			p.holdBack(s)
 			dst = p.bind(s, dst)
 		}
 	}

@@ -78,8 +78,6 @@ func TestWhatIsSparedMakesNoStepLonger(t *testing.T) {
 		}
 		far, near := joint, joint
 		far.near, near.near = 0, 0.01
-		far.hold = rapid.SampledFrom([]float64{0, 0.5}).Draw(t, "hold")
-		near.hold = far.hold
 		apart, beside := newEvenkeel("", &far).(*evenkeel), newEvenkeel("", &near).(*evenkeel)
 		a, b := apart.Decide(s, nil), beside.Decide(s, nil)
 		checkRules(t, beside, s, b)

@@ -17,7 +17,6 @@ type Needs struct {
 	MeanOutput bool // Snapshot.MeanOutput
 	StepModel  bool // Snapshot.StepMs, C0Ms and C1Ms
 	Hits       bool // Snapshot.Waits, for what ranks hold of prompts
-	Holds      bool // may hold entries back: while Held says so, a tick is due once a step though nothing changed
 }
 
 // needy is a policy that wants more than loads.
@@ -34,10 +33,10 @@ func NeedsOf(p Policy, meanOutput float64) Needs {
 	return Needs{}
 }
 
-// Held is how many entries p's last round held back though they had a slot.
+// Held is how many entries p's last decision held for a round though they had a slot.
 func Held(p Policy) int {
 	if e, ok := p.(*evenkeel); ok {
-		return len(e.held) + e.gather.planner.Held()
+		return e.gather.planner.Held()
 	}
 	return 0
 }

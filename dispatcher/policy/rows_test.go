@@ -21,7 +21,7 @@ func TestWhereRequestsCountForThemselves(t *testing.T) {
 		s.Pool = append(s.Pool, Entry{ID: uint64(1 + i), Prompt: 100})
 	}
 	on := func() (n [2]int) {
-		for _, a := range newPolicy(t, "evenkeel:hold=0").Decide(s, nil) {
+		for _, a := range newPolicy(t, "evenkeel").Decide(s, nil) {
 			n[a.Worker]++
 		}
 		return n
@@ -37,7 +37,7 @@ func TestRowsPlaceNoFewer(t *testing.T) {
 		s := drawMeasured(t)
 		s.Waits = nil
 		v := joint
-		v.hold, v.near = 0, 0
+		v.near = 0
 		v.budget = arrangements * rapid.IntRange(1, 500).Draw(t, "evaluations of one")
 		decide := func(budget int) (all []Assignment, overdue int) {
 			v := v

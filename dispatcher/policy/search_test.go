@@ -41,7 +41,6 @@ func drawEvenkeel(t *rapid.T) *evenkeel {
 	v.refill = rapid.SampledFrom([]int{0, 200}).Draw(t, "refill")
 	v.ageWeight = rapid.SampledFrom([]float64{0, 100}).Draw(t, "age weight")
 	v.kappa = rapid.SampledFrom([]float64{0, 0, 0, 0.3}).Draw(t, "kappa")
-	v.hold = rapid.SampledFrom([]float64{0, 0.5}).Draw(t, "hold")
 	return newEvenkeel("evenkeel", &v).(*evenkeel)
 }
 

@@ -37,8 +37,6 @@ type settings struct {
 	refill     int
 	kappa      float64
 	ageWeight  float64 // or auto
-	hold       float64
-	holdSteps  float64
 	patience   float64
 	maxHold    float64
 	requests   bool
@@ -77,7 +75,6 @@ var allSettings = []key{
 	namedargs.Whole("budget", 0, 1<<24, func(v *settings) *int { return &v.budget }),
 	namedargs.Number("kappa", 0, 1, func(v *settings) *float64 { return &v.kappa }),
 	orAuto("age_weight", 1e6, func(v *settings) *float64 { return &v.ageWeight }),
-	namedargs.Number("hold", 0, 100, func(v *settings) *float64 { return &v.hold }),
 	namedargs.Number("patience", 0, 100, func(v *settings) *float64 { return &v.patience }),
 	namedargs.Number("max_hold", 0, 3600, func(v *settings) *float64 { return &v.maxHold }).Meaning("seconds from 0 to 3600"),
 	namedargs.Either("requests", "false", "true", func(v *settings) *bool { return &v.requests }),

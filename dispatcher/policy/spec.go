@@ -27,7 +27,7 @@ var lookingAhead = with(standard, func(v *settings) {
 
 var joint = with(standard, func(v *settings) {
 	v.candidates, v.budget, v.pairs, v.refill = 128, 4000, 24, 200
-	v.kappa, v.ageWeight, v.hold, v.holdSteps, v.requests = 0.6, auto, 0.5, 20, true
+	v.kappa, v.ageWeight, v.requests = 0.6, auto, true
 	v.near = 0.01
 	v.patience, v.maxHold = rounds.Default.Patience, rounds.Default.MaxHold
 })
@@ -66,7 +66,7 @@ var forms = slices.Concat([]form{
 	},
 	{
 		name:     "evenkeel",
-		keys:     takes("budget", "kappa", "age_weight", "hold", "patience", "max_hold", "requests", "near", "max_age_ms", "ahead", "watermark"),
+		keys:     takes("budget", "kappa", "age_weight", "patience", "max_hold", "requests", "near", "max_age_ms", "ahead", "watermark"),
 		defaults: joint, build: newEvenkeel,
 	},
 }, simpleForms("random", ruleRandom, "seed"), simpleForms("rr", ruleRR), simpleForms("p2c", ruleP2C, "seed"),

@@ -23,11 +23,11 @@ func TestParse(t *testing.T) {
 		{"or not", "brh:beta=8,horizon=16,predictor=exact,tau=0.7,every=10,decrement_anchor=true", "brh:horizon=16,beta=8,predictor=exact,tau=0.7,every=10,decrement_anchor=true"},
 		{"the paper's form has its own defaults", "brh:paper,horizon=80,gamma=0.8", "brh:paper,gamma=0.8"},
 		{
-			"evenkeel with all that differs", "evenkeel:hold=0,budget=1000,kappa=0.5,age_weight=0",
-			"evenkeel:budget=1000,kappa=0.5,age_weight=0,hold=0",
+			"evenkeel with all that differs", "evenkeel:near=0,budget=1000,kappa=0.5,age_weight=0",
+			"evenkeel:budget=1000,kappa=0.5,age_weight=0,near=0",
 		},
 		{
-			"and with its defaults", "evenkeel:budget=4000,kappa=0.6,ahead=true,age_weight=auto,hold=0.5,max_age_ms=30000,watermark=0.05",
+			"and with its defaults", "evenkeel:budget=4000,kappa=0.6,ahead=true,age_weight=auto,near=0.01,max_age_ms=30000,watermark=0.05",
 			"evenkeel",
 		},
 	} {
@@ -121,7 +121,7 @@ func FuzzParse(f *testing.F) {
 	f.Add("br0:window=4,theta=G,queue=capacity,order=desc,max_age_ms=1e3,watermark=.1")
 	f.Add("br0:paper,window=64")
 	f.Add("brh:horizon=auto,alpha=0.5,gamma=auto,predictor=exact,decrement_anchor=true")
-	f.Add("evenkeel:hold=1,kappa=0.2")
+	f.Add("evenkeel:max_hold=1,kappa=0.2")
 	f.Add("random,seed=18446744073709551615")
 	f.Fuzz(func(t *testing.T, spec string) {
 		p, err := Parse(spec)

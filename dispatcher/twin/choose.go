@@ -13,7 +13,7 @@ import (
 // autoPrefix begins a policy that is a choice among others.
 const autoPrefix = "auto:"
 
-// Auto are the policies that a spec like auto:br0,evenkeel:hold=0 lets the twin choose from; the first is in force
+// Auto are the policies that a spec like auto:br0,evenkeel:kappa=0 lets the twin choose from; the first is in force
 // until it has. ok is false for any other spec. A key that follows a comma belongs to the policy before.
 func Auto(spec string) (specs []string, ok bool) {
 	list, ok := strings.CutPrefix(spec, autoPrefix)

@@ -11,16 +11,16 @@ import (
 
 func TestAKeyAfterACommaBelongsToThePolicyBefore(t *testing.T) {
 	for text, want := range map[string][]string{
-		"auto:br0":                                    {"br0"},
-		"auto:br0,evenkeel,evenkeel:hold=0":           {"br0", "evenkeel", "evenkeel:hold=0"},
-		"auto:brh:horizon=30,window=4, evenkeel,jsq":  {"brh:horizon=30,window=4", "evenkeel", "jsq"},
-		"auto:br0:window=4,theta=0,evenkeel:hold=0.5": {"br0:window=4,theta=0", "evenkeel:hold=0.5"},
+		"auto:br0":                                     {"br0"},
+		"auto:br0,evenkeel,evenkeel:kappa=0":           {"br0", "evenkeel", "evenkeel:kappa=0"},
+		"auto:brh:horizon=30,window=4, evenkeel,jsq":   {"brh:horizon=30,window=4", "evenkeel", "jsq"},
+		"auto:br0:window=4,theta=0,evenkeel:kappa=0.5": {"br0:window=4,theta=0", "evenkeel:kappa=0.5"},
 	} {
 		specs, ok := Auto(text)
 		require.True(t, ok)
 		require.Equal(t, want, specs, text)
 	}
-	_, ok := Auto("evenkeel:hold=0,kappa=1")
+	_, ok := Auto("evenkeel:near=0,kappa=1")
 	require.False(t, ok)
 }
 

@@ -144,7 +144,7 @@ type Pool struct {
 // Group is the ranks that step together, or all of a model that have no barrier.
 type Group struct {
 	board.GroupLoads
-	Held            int              `json:"held_entries"`                // the last round held back though they had a slot
+	Held            int              `json:"held_entries"`                // the last decision held for a round though they had a slot
 	StepMs          float64          `json:"step_ms"`                     // measured, mean of the last steps; 0: unknown
 	TokenMs         float64          `json:"token_ms,omitempty"`          // the median of the ranks' token_ms; 0: none has one
 	UsualMs         float64          `json:"usual_ms,omitempty"`          // while steps take much longer than they did in the last hour: what a step at the present loads took then

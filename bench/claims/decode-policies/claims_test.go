@@ -97,11 +97,11 @@ func TestImbalanceMustGrowFasterThanTheRanks(t *testing.T) {
 
 func TestGuardedPolicies(t *testing.T) {
 	for name, want := range map[string]string{
-		"jsq":             "jsq", // has none
-		"br0:paper":       "br0:paper",
-		"br0":             "br0:max_age_ms=60000",
-		"brh:horizon=80":  "brh:horizon=80,max_age_ms=60000",
-		"evenkeel:hold=0": "evenkeel:hold=0,max_age_ms=60000",
+		"jsq":              "jsq", // has none
+		"br0:paper":        "br0:paper",
+		"br0":              "br0:max_age_ms=60000",
+		"brh:horizon=80":   "brh:horizon=80,max_age_ms=60000",
+		"evenkeel:kappa=0": "evenkeel:kappa=0,max_age_ms=60000",
 	} {
 		got, err := guarded(name, 60_000)
 		require.NoError(t, err)

@@ -11,10 +11,9 @@ import (
 	"evenkeel/internal/race"
 )
 
-// forms are all policies, and one that holds back much.
+// forms are all policies, and brh with more of its settings.
 func forms() []string {
-	return append(policy.Names(), "brh:predictor=oracle", "brh:predictor=exact,horizon=5", "brh:predictor=none", "brh:decrement_anchor=true,every=3",
-		"evenkeel:hold=20")
+	return append(policy.Names(), "brh:predictor=oracle", "brh:predictor=exact,horizon=5", "brh:predictor=none", "brh:decrement_anchor=true,every=3")
 }
 
 func drawFleet(t *rapid.T) Fleet {

@@ -7,7 +7,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"evenkeel/bench/lab/report"
-	"evenkeel/dispatcher/board"
 	"evenkeel/internal/race"
 )
 
@@ -94,13 +93,11 @@ func TestBoundAtArrivalIsBoundLateWithoutPrefills(t *testing.T) {
 	}
 }
 
-// The run above does without early ranks altogether. Ranks that are early decide the same, by every policy that
-// holds nothing back: that, policies do not at arrival.
+// The run above does without early ranks altogether. Ranks that are early decide the same, by every policy.
 func TestEarlyRanksDecideTheSameWithoutPrefills(t *testing.T) {
 	race.Alone(t)
 	for _, load := range []Load{{Pool: 12}, {Rho: 0.9}} {
 		for _, spec := range forms() {
-			spec = board.HoldsNothing(spec)
 			p := plan(spec)
 			p.Source.Trace, p.Requests = azure(900), 300
 			p.Fleet.Groups[0].Ranks[0].Capacity = 12_000 // some are preempted

@@ -66,7 +66,7 @@ func TestTheTwinForetellsWhatAnotherPolicyHas(t *testing.T) {
 	f := ranksOf(8, 8)
 	all := azureTrace().Requests
 	rate := f.Rate(0.85, all[:6000])
-	specs := []string{"jsq-kv", "evenkeel"}
+	specs := []string{"jsq", "evenkeel"}
 	forecasts, within, thirds, apart, offs, errs := 0, 0, 0, 0, 0.0, 0.0
 	for from := 0; from+requests <= len(all); from += requests {
 		tapes := tapedUnder(t, &f, all[from:from+requests], rate, specs)
