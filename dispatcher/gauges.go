@@ -38,7 +38,7 @@ var (
 	descRounds   = prometheus.NewDesc("evenkeel_rounds_total", "Rounds that were sent to the ranks of a group that prefills and decodes. Requests that go beside a round, because they lengthen no step, are no rounds.", rankLabels[:1], nil)
 	descPrefills = prometheus.NewDesc("evenkeel_prefill_steps_total", "Steps of the group in which a rank computed a prompt, by the proxy's own count, among the steps of evenkeel_step_seconds. Only groups that prefill and decode have this series.", rankLabels[:1], nil)
 
-	descHeld   = prometheus.NewDesc("evenkeel_held_entries", "Requests that the policy held back in its last round, although they had a slot.", rankLabels[:1], nil)
+	descHeld   = prometheus.NewDesc("evenkeel_held_entries", "Requests that the policy held for a round in its last decision, although they had a slot.", rankLabels[:1], nil)
 	descStep   = prometheus.NewDesc("evenkeel_step_seconds", "Time between two steps of the group, as measured from its streams.", rankLabels[:1], nil)
 	descLost   = prometheus.NewDesc("evenkeel_step_lost_ratio", "Share of a step that is lost to imbalance, by the step model. There is no series while there is no step model.", rankLabels[:1], nil)
 	descC0     = prometheus.NewDesc("evenkeel_step_model_c0_seconds", "Step model: the part of a step's time that does not depend on the load.", modelLabels, nil)
