@@ -233,7 +233,7 @@ func TestTheStepsOfMixedRanksTeachTheirLaw(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			rng := rand.New(rand.NewPCG(1, 2))
 			b := mixed(4, func(g *Mixed) { g.Law.Model, g.Budget, g.Slots = c.law, 4096, 48 })
-			var s step.Times
+			s := step.Times{Configured: step.Model{OwnMs: c.law.OwnMs, SharedMs: c.law.SharedMs}} // which share of a prompt is the rank's own is told
 			coming, job := 0., int32(0)
 			for s.Samples() < 9000 {
 				for ; coming <= b.now; coming += 1000 / c.rate * rng.ExpFloat64() {
