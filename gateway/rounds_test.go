@@ -13,9 +13,9 @@ import (
 	"evenkeel/gateway/config"
 )
 
-// Whom the default policy holds for a round, and for how long, on ranks that prefill and decode: nobody who asks alone, hardly anybody
-// beside a few answers, and by far the most where many users wait for their first token. None of the figures is a time of this machine:
-// they are compared with each other, and with max_hold.
+// Whom the default policy holds for a round on ranks that prefill and decode: nobody who asks alone, but many who ask together, and
+// nobody for longer than max_hold or with patience 0. The log says for how long; on a machine with two idle cores 0.1 to 0.6 ms beside two
+// answers, and 13 to 15 ms among 24 users.
 func TestWhoIsHeldForARound(t *testing.T) {
 	t.Parallel()
 	const maxHold = 2
@@ -46,7 +46,7 @@ func TestWhoIsHeldForARound(t *testing.T) {
 
 	alone := held("one at a time", func() { asks(1, 12) })
 	require.Zero(t, alone)
-	few := held("one at a time, beside two answers", func() {
+	held("one at a time, beside two answers", func() {
 		for range 2 {
 			defer c.endless()()
 		}
@@ -59,6 +59,14 @@ func TestWhoIsHeldForARound(t *testing.T) {
 		}
 		all.Wait()
 	})
-	require.Greater(t, many, 5*few)
+	require.Positive(t, many)
+	require.Equal(t, http.StatusOK, c.ask(http.MethodPut, c.admin+"/policy", `{"policy":"evenkeel:patience=0"}`).status)
+	require.Zero(t, held("with patience 0", func() {
+		var all sync.WaitGroup
+		for i := range 24 {
+			all.Go(func() { asks(30+i, 2) })
+		}
+		all.Wait()
+	}))
 	c.settled(false)
 }
