@@ -59,7 +59,7 @@ func main() {
 		}
 		return o.run(ctx, out)
 	}, []string{"-out", document}, []string{"-ahead", "-loads", "48", "-out", document},
-		[]string{"-loads", "25", "-auto", "auto:br0,evenkeel,evenkeel:hold=0", "-out", document}))
+		[]string{"-loads", "25", "-auto", "auto:br0,evenkeel,evenkeel:ahead=false", "-out", document}))
 }
 
 const document = "docs/results/regret.md"
@@ -72,7 +72,7 @@ func parse(args []string) (o options, err error) {
 	f.StringVar(&o.out, "out", "", "document to write the tables into; empty: they are printed")
 	f.StringVar(&o.csv, "csv", "", "file for what each policy made of each load")
 	with := f.String("with", "", "more policies to judge beside the set, separated by blanks; none of them counts for what is best")
-	f.StringVar(&o.auto, "auto", "", "a policy like auto:br0,evenkeel,evenkeel:hold=0, to be judged beside those of its list on the loads whose answers drift; nothing else is")
+	f.StringVar(&o.auto, "auto", "", "a policy like auto:br0,evenkeel,evenkeel:ahead=false, to be judged beside those of its list on the loads whose answers drift; nothing else is")
 	f.BoolVar(&o.lead, "ahead", false, "only: what sending ahead gains on engines that pull KV as vLLM does, with more or fewer requests than slots")
 	if err := f.Parse(args); err != nil {
 		return o, err
