@@ -140,8 +140,8 @@ func TestWhatPoliciesAreJudgedBy(t *testing.T) {
 		l := Judged(7, i)
 		require.Equal(t, l, Judged(7, i), "the same again")
 		require.Equal(t, i%2 == 0, l.Of != "", l)
-		stays := Stays * l.answers.mean * float64(l.Ranks*l.Slots)
-		require.True(t, stays <= staysTokens || l.Slots == slotsFrom, l)
+		requests := Stays * float64(l.Ranks*l.Slots)
+		require.True(t, requests <= mostRequests && requests*l.answers.mean <= staysTokens || l.Slots == slotsFrom, l)
 		if l.Of != "" {
 			deployed[l.Of] = true
 			require.Equal(t, 1, l.Groups)
