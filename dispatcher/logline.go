@@ -34,8 +34,8 @@ func (l *LogLine) AppendJSON(dst []byte) []byte {
 	if s.Mixed {
 		dst = append(dst, `,"mixed":true`...)
 		dst = field(dst, `,"own_prefill_ms":`, s.OwnMs)
-		dst = field(dst, `,"unbegun":`, s.Unbegun)
-		dst = field(dst, `,"prompt_rate":`, s.PromptRate)
+		dst = float(append(dst, `,"unbegun":`...), s.Unbegun)
+		dst = float(append(dst, `,"prompt_rate":`...), s.PromptRate)
 	}
 	if s.RequestTokens != 0 {
 		dst = strconv.AppendInt(append(dst, `,"request_tokens":`...), s.RequestTokens, 10)

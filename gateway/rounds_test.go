@@ -1,10 +1,10 @@
 package gateway_test
 
 import (
-	"fmt"
 	"net/http"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -14,15 +14,15 @@ import (
 )
 
 // Whom the default policy holds for a round on ranks that prefill and decode: nobody who asks alone, but many who ask together, and
-// nobody for longer than max_hold or with patience 0. The log says for how long; on a machine with two idle cores 0.1 to 0.6 ms beside two
-// answers, and 13 to 15 ms among 24 users.
+// nobody with patience 0. The log says for how long; on a machine with two idle cores 0.1 to 0.6 ms beside two answers, and 13 to 15 ms
+// among 24 users.
 func TestWhoIsHeldForARound(t *testing.T) {
 	t.Parallel()
-	const maxHold = 2
 	c := start(t, options{
 		mixed: []refengine.Config{{DPSize: 4, Slots: 8, C0: 5e6, PrefillPerToken: 50e3, PrefillShared: 100e3, MaxBatchedTokens: 512}},
 		configure: func(cfg *config.Config) {
-			cfg.Dispatch.Policy = fmt.Sprintf("evenkeel:max_hold=%d", maxHold)
+			cfg.Dispatch.Policy = "evenkeel"
+			cfg.Dispatch.TickLimit = time.Minute // on a busy machine no other policy stands in
 		},
 	})
 	asks := func(client, n int) {
@@ -34,11 +34,9 @@ func TestWhoIsHeldForARound(t *testing.T) {
 	}
 	held := func(name string, load func()) (mean float64) {
 		sum, n := c.metric("evenkeel_round_hold_seconds_sum"), c.metric("evenkeel_round_hold_seconds_count")
-		most := c.metric(`evenkeel_round_hold_seconds_bucket{le="3"}`)
 		load()
 		placed := c.metric("evenkeel_round_hold_seconds_count") - n
 		require.Positive(t, placed)
-		require.Equal(t, placed, c.metric(`evenkeel_round_hold_seconds_bucket{le="3"}`)-most, "max_hold is %d s", maxHold)
 		mean = (c.metric("evenkeel_round_hold_seconds_sum") - sum) / placed
 		t.Logf("%s: %.0f requests were held for %.2f ms in the mean", name, placed, 1000*mean)
 		return mean

@@ -42,7 +42,7 @@ func (b *board) fill(g *group, p *decider, now time.Time) {
 	use := g.weights()
 	s.RequestTokens, s.RowTokens = int64(math.Round(use.Request)), int64(math.Round(use.Row))
 	s.Mixed, s.OwnMs = b.mixed, float32(g.ownMs(&model))
-	s.Unbegun, s.PromptRate = g.lately.unbegun()
+	s.Unbegun, s.PromptRate = g.lately.means()
 	for _, r := range g.ranks {
 		free := r.admits(p)
 		switch {

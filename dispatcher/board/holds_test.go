@@ -130,7 +130,7 @@ func TestWhoWaitsForAFirstTokenIsCounted(t *testing.T) {
 	for range 3000 { // one minute
 		h.step()
 	}
-	is, rate := g.lately.unbegun()
+	is, rate := g.lately.means()
 	require.InDelta(t, 10, is, 1e-3)
 	require.Positive(t, rate)
 	h.release(h.slotsOf(0)...)
@@ -139,12 +139,29 @@ func TestWhoWaitsForAFirstTokenIsCounted(t *testing.T) {
 		h.step()
 	}
 	before := math.Exp(-1) / (1 + math.Exp(-1)) // what the minute before counts for
-	is, _ = g.lately.unbegun()
+	is, _ = g.lately.means()
 	require.InDelta(t, 10*before+2*(1-before), is, 1e-2, "of the two that waited, each has a slot now")
 }
 
-// Under a light load a prompt is hardly held: seldom does anybody wait for a first token, so little is worth a wait. One of 1,000 tokens
-// takes 0.1 s.
+// What came of a group lately is a mean per second of its steps. One that stood still counts for five seconds.
+func TestLatelyIsPerSecond(t *testing.T) {
+	var l lately
+	requests, rate := l.means()
+	require.Negative(t, requests)
+	require.Negative(t, rate)
+	for range 100 {
+		l.add(3, 50, 20*time.Millisecond)
+	}
+	requests, rate = l.means()
+	require.InDelta(t, 3, requests, 1e-4)
+	require.InEpsilon(t, 2500, rate, 1e-3, "the tokens of a step count for all of it")
+	l.add(0, 0, time.Hour)
+	_, rate = l.means()
+	require.InEpsilon(t, 2500*2/7., rate, 0.1)
+}
+
+// Under a light load a prompt is held for a millisecond at most: seldom does anybody wait for a first token, so little is worth a wait, and
+// seldom does a second prompt come. One of 1,000 tokens takes 0.1 s.
 func TestALonePromptIsHardlyHeld(t *testing.T) {
 	h := onMixed(t, "evenkeel", ranks(2, 8, 0))
 	h.decode(t, 8)

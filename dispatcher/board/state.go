@@ -187,9 +187,8 @@ func (l *lately) add(requests float64, tokens int64, length time.Duration) {
 	l.waited, l.tokens, l.seconds = l.waited*kept+requests*seconds, l.tokens*kept+float64(tokens), l.seconds*kept+seconds
 }
 
-// unbegun is how many requests waited in the mean, and rate is how many tokens of prompts were computed a second; below 0: no stream has
-// told of a step.
-func (l *lately) unbegun() (requests, rate float32) {
+// means are how many requests waited, and how many tokens of prompts were computed per second; below 0: no stream has told of a step.
+func (l *lately) means() (requests, rate float32) {
 	if l.seconds <= 0 {
 		return -1, -1
 	}

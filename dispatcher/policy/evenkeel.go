@@ -36,7 +36,7 @@ func (p *evenkeel) Immediate() bool   { return false }
 func (p *evenkeel) MaxAgeMs() float32 { return float32(p.set.maxAgeMs) }
 
 func (p *evenkeel) needs(float64) Needs {
-	return Needs{MeanOutput: true, StepModel: true, Hits: p.set.near > 0}
+	return Needs{MeanOutput: true, Hits: p.set.near > 0}
 }
 
 func (p *evenkeel) limits() limits {

@@ -15,7 +15,6 @@ type Needs struct {
 	DecrementAnchor bool    // count a closed gate's r^ = H down too, by the paper's letter
 
 	MeanOutput bool // Snapshot.MeanOutput
-	StepModel  bool // Snapshot.StepMs, C0Ms and C1Ms
 	Hits       bool // Snapshot.Waits, for what ranks hold of prompts
 }
 

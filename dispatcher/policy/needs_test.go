@@ -30,7 +30,7 @@ func TestNeeds(t *testing.T) {
 			"the paper counts the anchor down", "brh:paper", 28,
 			Needs{Predictor: "survival", Horizon: 80, Tau: 0.5, Every: 20, DecrementAnchor: true},
 		},
-		{"evenkeel wants their mean alone", "evenkeel", 0, Needs{MeanOutput: true, StepModel: true, Hits: true}},
+		{"evenkeel wants their mean alone", "evenkeel", 0, Needs{MeanOutput: true, Hits: true}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			p, err := Parse(c.spec)

@@ -28,7 +28,7 @@ type Snapshot struct {
 	Mixed bool    // the ranks prefill and decode: entries come without KV
 	OwnMs float32 // of them: ms of a step per prompt token that a rank computes by itself, 0 = unknown
 	// Unbegun is how many requests wait for their first token on them or in the pool, and are not held, in the mean of the last minute of
-	// steps, and PromptRate is how many tokens of prompts all ranks together computed a second of them; below 0: nobody knows.
+	// steps, and PromptRate is how many tokens of prompts all ranks together computed per second of them; below 0: nobody knows.
 	Unbegun    float32
 	PromptRate float32
 	Waits      []Wait // one for each entry of Pool, in its order, if Mixed or if a rank holds something of a prompt that waits; else none

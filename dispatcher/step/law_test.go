@@ -52,6 +52,18 @@ func TestTheLawOfPrefillsIsLearned(t *testing.T) {
 	}
 }
 
+// One of the two keys alone says nothing of the share.
+func TestOneKeyAloneIsNoShare(t *testing.T) {
+	for _, m := range []Model{{OwnMs: 0.1}, {SharedMs: 0.1}, {}} {
+		w, s := drawn(3), Times{}
+		w.prefills()
+		s.Configure(m)
+		w.teach(&s, 3000)
+		learned, _, _ := s.Model()
+		require.InEpsilon(t, UsualOwnShare, learned.OwnMs/(learned.OwnMs+learned.SharedMs), 1e-9)
+	}
+}
+
 // A config that says another share begins anew: what was added up before had the share of before.
 func TestAnotherShareBeginsAnew(t *testing.T) {
 	w, s := drawn(3), Times{}

@@ -165,6 +165,7 @@ func (s *Times) tame(x, ms float64) float64 {
 // UsualWeight.
 func (s *Times) Configure(m Model) {
 	s.Configured = m
+	s.prefills.divide(s.ownShare())
 	s.requests.start = UsualWeight
 	if m.RequestMs > 0 {
 		s.requests.start = m.Weight()
@@ -231,7 +232,7 @@ func (s *Times) withPrefills() (m Model, ok bool) {
 
 // ownShare is the rank's own part of what a prompt costs.
 func (s *Times) ownShare() float64 {
-	if c := &s.Configured; c.OwnMs+c.SharedMs > 0 {
+	if c := &s.Configured; c.OwnMs > 0 && c.SharedMs > 0 { // one alone says nothing of the share
 		return c.OwnMs / (c.OwnMs + c.SharedMs)
 	}
 	return UsualOwnShare

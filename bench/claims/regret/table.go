@@ -245,7 +245,7 @@ func met(is, limit string, more bool) bool {
 	var x, y float64
 	_, _ = fmt.Sscan(is, &x)
 	_, _ = fmt.Sscan(limit, &y)
-	return x == y || more == (x > y)
+	return x == y || !math.IsNaN(x) && more == (x > y)
 }
 
 // least of the values drawn.

@@ -70,10 +70,10 @@ type snapshotJSON struct {
 	Outputs []int32      `json:"outputs"`        // finished lengths, of which the mean counts
 
 	// Of ranks that prefill and decode.
-	Mixed      bool    `json:"mixed"`
-	OwnMs      float32 `json:"own_prefill_ms"`
-	Unbegun    float32 `json:"unbegun"`     // requests that wait for their first token, in the mean
-	PromptRate float32 `json:"prompt_rate"` // tokens of prompts that the ranks compute, a second
+	Mixed      bool     `json:"mixed"`
+	OwnMs      float32  `json:"own_prefill_ms"`
+	Unbegun    *float32 `json:"unbegun"`     // requests that wait for their first token, in the mean; absent: nobody knows
+	PromptRate *float32 `json:"prompt_rate"` // tokens of prompts that the ranks compute per second, likewise
 }
 
 type workerJSON struct {
@@ -173,7 +173,10 @@ func (in *snapshotJSON) snapshot() (policy.Snapshot, error) {
 		return s, errors.New("request_tokens and row_tokens cannot be negative")
 	}
 	if in.Mixed {
-		s.OwnMs, s.Unbegun, s.PromptRate = in.OwnMs, in.Unbegun, in.PromptRate
+		s.OwnMs, s.Unbegun, s.PromptRate = in.OwnMs, -1, -1
+		if in.Unbegun != nil && in.PromptRate != nil {
+			s.Unbegun, s.PromptRate = *in.Unbegun, *in.PromptRate
+		}
 	}
 	if len(in.Outputs) > 0 {
 		s.MeanOutput = predictor.NewSurvival(in.Outputs).MeanOutput()

@@ -127,7 +127,6 @@ var decodeBoard = dashboard{
 			{title: "A token takes", says: "By rank, in the mean. Behind a barrier all ranks are as slow as the slowest.", kind: graph, unit: "s",
 				lines: one(`avg_over_time(evenkeel_rank_running[$rate]) / rate(evenkeel_rank_output_tokens_total[$rate])`, "{{rank}}")},
 			{title: "Pool", kind: graph, unit: "short", lines: []line{{`sum(evenkeel_pool_entries)`, "entries"}, {`max(evenkeel_pool_oldest_seconds)`, "oldest, seconds"}}},
-			{title: "Held for a round", says: "Entries that the policy held for a round though they had a slot.", kind: graph, unit: "short", lines: one(`evenkeel_held_entries`, "{{group}}")},
 			{title: "Wait in the pool", kind: graph, unit: "s", lines: []line{
 				{`histogram_quantile(0.5, sum by (le) (rate(evenkeel_stage_seconds_bucket{stage="pool_wait"}[$rate])))`, "p50"},
 				{`histogram_quantile(0.99, sum by (le) (rate(evenkeel_stage_seconds_bucket{stage="pool_wait"}[$rate])))`, "p99"},
@@ -172,7 +171,8 @@ var decodeBoard = dashboard{
 				}, idle: "learned once there were steps with prompts"},
 			{title: "Rounds", kind: graph, unit: "ops", lines: one(`sum by (group) (rate(evenkeel_rounds_total[$rate]))`, "{{group}}"), idle: noMixed},
 			{title: "Ranks that a round fills", kind: graph, unit: "short", lines: quantiles("evenkeel_round_ranks", "group"), idle: noMixed},
-			{title: "Held for a round", kind: graph, unit: "s", lines: quantiles("evenkeel_round_hold_seconds", ""), idle: noMixed},
+			{title: "Held for a round", says: "Requests that are held now though they have a slot.", kind: graph, unit: "short", lines: one(`evenkeel_held_entries`, "{{group}}"), idle: noMixed},
+			{title: "Time held for a round", kind: graph, unit: "s", lines: quantiles("evenkeel_round_hold_seconds", ""), idle: noMixed},
 		}},
 		{"Engines", []panel{
 			{title: "Engines with decode slots", kind: graph, unit: "short", lines: one(`sum by (state) (evenkeel_engine_state{role=~"decode|aggregated"})`, "{{state}}")},

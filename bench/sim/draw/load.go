@@ -37,7 +37,7 @@ type Load struct {
 	Of      string  // the deployment whose law this is; empty: it is from published ranges
 	law     *step.Law
 	stale   int // steps
-	lag     int     // steps from an admission to the first token
+	lag     int // steps from an admission to the first token
 
 	seed    uint64        // of its requests
 	Tokens  float64       // that are generated, where that many steps or requests are not enough
