@@ -65,7 +65,9 @@ func (l *Boards) Next() time.Time {
 		if b.pool.Len() == 0 {
 			outage = time.Time{} // nobody waits for its end
 		}
-		for _, t := range [...]time.Time{b.windowEnds, b.heldUntil, b.wakeShy, b.lonelyTo, b.wakeSpared, b.pairs.checkAt, b.pool.NextDeadline(), outage} {
+		for _, t := range [...]time.Time{
+			b.windowEnds, b.heldUntil, b.wakeShy, b.lonelyTo, b.wakeSpared, b.pairs.checkAt, b.pool.NextDeadline(), outage,
+		} {
 			if !t.IsZero() && (next.IsZero() || t.Before(next)) {
 				next = t
 			}

@@ -96,7 +96,8 @@ func (p *evenkeel) reserveForOverdue(s *Snapshot) {
 func (p *evenkeel) tellRanks(s *Snapshot) {
 	g := &p.gather.group
 	*g = rounds.Group{
-		Ranks: sized(g.Ranks, len(s.Workers)), Own: float64(s.OwnMs) / 1000, Unbegun: float64(s.Unbegun), Rate: float64(s.PromptRate), Request: float64(p.loads.request),
+		Ranks: sized(g.Ranks, len(s.Workers)), Own: float64(s.OwnMs) / 1000, Request: float64(p.loads.request),
+		Unbegun: float64(s.Unbegun), Rate: float64(s.PromptRate),
 	}
 	for i := range s.Workers {
 		w := &s.Workers[i]

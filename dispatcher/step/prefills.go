@@ -1,8 +1,8 @@
 package step
 
-// prefills is the line of how long steps with a prefill take without the decodes of their slowest rank. The load of a step is the sum of the
-// tokens of prompts that this rank computed and of those that a rank computed in the mean, each times its share of what a token costs. The
-// time of a step in which nobody computes anything is part of it, so that it says something also where all steps have a prefill.
+// prefills is the line of how long steps with a prefill take without the decodes of their slowest rank. The load of a step is the sum of
+// the tokens of prompts that this rank computed and of those that a rank computed in the mean, each times its share of what a token costs.
+// The time of a step in which nobody computes anything is part of it, so that it says something also where all steps have a prefill.
 type prefills struct {
 	line  regression
 	share float64         // of the rank's own tokens in that load
@@ -10,8 +10,9 @@ type prefills struct {
 }
 
 // UsualOwnShare is the rank's own part of what a token of a prompt costs, where the config does not say: the middle of the laws of
-// bench/lab/laws, with experts as fast as they were in published runs. It is not learned, because the lengths of prompts are guessed: steps
-// told a share that was 1.3 to 2.2 times too large or too small in the median of 16 drawn loads, and policies served 1 % fewer tokens by it.
+// bench/lab/laws, with experts as fast as they were in published runs. It is not learned, because the lengths of prompts are guessed:
+// steps told a share that was 1.3 to 2.2 times too large or too small in the median of 16 drawn loads, and policies served 1 % fewer
+// tokens by it.
 const UsualOwnShare = 0.25
 
 // UsualOwnMs is what such a part takes, about the middle of these laws, until something is known of it: without it nothing would be held,

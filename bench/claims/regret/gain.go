@@ -19,7 +19,8 @@ var kvShares = []float64{0, 0.1, 0.3, 1}
 // gains is by how much the default beats what people run, by the kind of load.
 func (t *trials) gains() string {
 	m := page.Markdown{Text: 1, Head: []string{
-		"loads", "how many", "vLLM's own, `jsq`: tokens/s, %", "TPOT p95, %", "TTFT p50, times", "TTFT p99, times", fmt.Sprintf("loads with over %.0f %% fewer tokens/s", 100*lost),
+		"loads", "how many", "vLLM's own, `jsq`: tokens/s, %", "TPOT p95, %", "TTFT p50, times", "TTFT p99, times",
+		fmt.Sprintf("loads with over %.0f %% fewer tokens/s", 100*lost),
 		"SGLang's own, `rr`: tokens/s, %", "TPOT p95, %", "`jsq-kv`: tokens/s, %", "TPOT p95, %",
 	}}
 	t.gain(&m, "all", all(len(t.loads)))
@@ -40,7 +41,7 @@ func (t *trials) gains() string {
 	return m.String()
 }
 
-// law is where loads have the laws of their steps from.
+// law is the loads that have the laws of their steps from the same source.
 type law struct {
 	name  string
 	loads []int

@@ -72,7 +72,8 @@ func parse(args []string) (o options, err error) {
 	f.StringVar(&o.out, "out", "", "document to write the tables into; empty: they are printed")
 	f.StringVar(&o.csv, "csv", "", "file for what each policy made of each load")
 	with := f.String("with", "", "more policies to judge beside the set, separated by blanks; none of them counts for what is best")
-	f.StringVar(&o.auto, "auto", "", "a policy like auto:br0,evenkeel,evenkeel:ahead=false, to be judged beside those of its list on the loads whose answers drift; nothing else is")
+	f.StringVar(&o.auto, "auto", "", "a policy like auto:br0,evenkeel,evenkeel:ahead=false, to be judged beside those of its list "+
+		"on the loads whose answers drift; nothing else is")
 	f.BoolVar(&o.lead, "ahead", false, "only: what sending ahead gains on engines that pull KV as vLLM does, with more or fewer requests than slots")
 	if err := f.Parse(args); err != nil {
 		return o, err

@@ -196,7 +196,10 @@ func (t *trials) aims() []aim {
 		{"tokens/s, worst", func(p int, drawn []int) float64 { return least(t.shares(p, throughput), drawn) }, 0.95, true, "%.3f"},
 		{"TTFT p99, geometric mean", func(p int, drawn []int) float64 { return geomean(t.shares(p, first), drawn) }, 1.15, false, "%.2f"},
 		{"TPOT p95, geometric mean", func(p int, drawn []int) float64 { return geomean(t.shares(p, pace), drawn) }, 1.02, false, "%.2f"},
-		{"TTFT p50 in closed loops, times that of `jsq-kv`, geometric mean", func(p int, drawn []int) float64 { return geomean(t.closedMedian(p), drawn) }, 1.15, false, "%.2f"},
+		{
+			"TTFT p50 in closed loops, times that of `jsq-kv`, geometric mean",
+			func(p int, drawn []int) float64 { return geomean(t.closedMedian(p), drawn) }, 1.15, false, "%.2f",
+		},
 	}
 }
 

@@ -85,7 +85,8 @@ func (t *trials) gainsLittle(p int) func(i int) bool {
 
 func (t *trials) table() string {
 	m := page.Markdown{Head: []string{
-		"policy", "tokens/s (worst, best)", "laws of deployments", "published ranges", "of the best: mean, worst", "mean TTFT (worst)", "TTFT p99", "TPOT p50", "TPOT p95 (worst)",
+		"policy", "tokens/s (worst, best)", "laws of deployments", "published ranges", "of the best: mean, worst", "mean TTFT (worst)",
+		"TTFT p99", "TPOT p50", "TPOT p95 (worst)",
 		"mean TTFT where tokens/s gain under 2 % (worst)", "steps with a prefill", "ranks that have none in them",
 	}, Text: 1}
 	published := func(i int) bool { return !t.deployed(i) }

@@ -171,7 +171,8 @@ var decodeBoard = dashboard{
 				}, idle: "learned once there were steps with prompts"},
 			{title: "Rounds", kind: graph, unit: "ops", lines: one(`sum by (group) (rate(evenkeel_rounds_total[$rate]))`, "{{group}}"), idle: noMixed},
 			{title: "Ranks that a round fills", kind: graph, unit: "short", lines: quantiles("evenkeel_round_ranks", "group"), idle: noMixed},
-			{title: "Held for a round", says: "Requests that are held now though they have a slot.", kind: graph, unit: "short", lines: one(`evenkeel_held_entries`, "{{group}}"), idle: noMixed},
+			{title: "Held for a round", says: "Requests that are held now though they have a slot.", kind: graph, unit: "short",
+				lines: one(`evenkeel_held_entries`, "{{group}}"), idle: noMixed},
 			{title: "Time held for a round", kind: graph, unit: "s", lines: quantiles("evenkeel_round_hold_seconds", ""), idle: noMixed},
 		}},
 		{"Engines", []panel{

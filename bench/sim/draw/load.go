@@ -187,9 +187,11 @@ func Ranges() string {
 		"(±20 to ±100 %), recurrent (50 to 95 % from 100 prompts, each with its own length), drifting (the mean changes 2 to 10 times over the run, up or down): each as often")
 	t.Add("mean answer", fmt.Sprintf("%d to %s tokens", meanFrom, report.Grouped(meanTo, 0)))
 	t.Add("prompts", "short (log-normal, median 50 to 500 tokens), chat (500 to 3,000), long (4,000 to 30,000), chat with 2 to 20 % huge ones (40,000 to 120,000): each as often")
-	t.Add("law of a step", fmt.Sprintf("loads of even numbers: that of one of %d deployments of [the table](laws.md), in its own form, with as many ranks, which are alike; the others: from the ranges below", len(deployments())))
+	t.Add("law of a step", fmt.Sprintf("loads of even numbers: that of one of %d deployments of [the table](laws.md), in its own form, "+
+		"with as many ranks, which are alike; the others: from the ranges below", len(deployments())))
 	t.Add("ranks", fmt.Sprintf("%d to %d", ranksFrom, ranksTo))
-	t.Add("slots of a rank", fmt.Sprintf("%d to %d, but fewer where %d stays of a request would be more than %d million tokens or %s requests", slotsFrom, slotsTo, Stays, int(staysTokens/1e6), report.Grouped(mostRequests, 0)))
+	t.Add("slots of a rank", fmt.Sprintf("%d to %d, but fewer where %d stays of a request would be more than %d million tokens or %s requests",
+		slotsFrom, slotsTo, Stays, int(staysTokens/1e6), report.Grouped(mostRequests, 0)))
 	t.Add("ranks differ", fmt.Sprintf("not, in slots (each has %g to 1 of that), in what a token costs (%g to %g): each as often", unevenFrom, costFrom, costTo))
 	t.Add("KV capacity", fmt.Sprintf("unlimited, or %g to %g of what the slots of a rank hold in the mean, at least the longest request: each as often", fullFrom, fullTo))
 	t.Add("groups", fmt.Sprintf("1 to %d", groupsTo))
