@@ -134,7 +134,7 @@ func TestDelaysAreMeansOfRepeats(t *testing.T) {
 }
 
 func TestRunsAreComparedWithinTheirRound(t *testing.T) {
-	w := &site{options: options{policies: reference + ",evenkeel", Options: ranks.Options{Requests: 100, Seed: 3}}}
+	w := &site{options: options{policies: theirs + ",evenkeel", Options: ranks.Options{Requests: 100, Seed: 3}}}
 	list := w.variants()
 	require.Len(t, list, 4)
 	var rounds [][]*run
@@ -148,12 +148,12 @@ func TestRunsAreComparedWithinTheirRound(t *testing.T) {
 	}
 	var out strings.Builder
 	writeRuns(&out, rounds, w.options)
-	require.Contains(t, out.String(), "| `jsq-kv` | 1 | 200 ± 79 | 200 ± 79 | 200 ± 79 | 200.0 ± 79.1 | 10.0 ± 0.0 | 20.0 ± 0.0 | 0 |")
+	require.Contains(t, out.String(), "| `engine` | 1 | 200 ± 79 | 200 ± 79 | 200 ± 79 | 200.0 ± 79.1 | 10.0 ± 0.0 | 20.0 ± 0.0 | 0 |")
 	require.Contains(t, out.String(), "| `evenkeel` | 2 | +30.0 ± 0.0 | +30.0 ± 0.0 | +30.0 ± 0.0 | +30.0 ± 0.0 |")
 	require.Contains(t, out.String(), "| `evenkeel` | 2 | 260 ± 103 | 260 ± 103 | 260 ± 103 | 260.0 ± 102.8 | 10.0 ± 0.0 | 20.0 ± 0.0 | 15 |")
-	require.NotContains(t, out.String(), "| `jsq-kv` | 1 | +")
+	require.NotContains(t, out.String(), "| `engine` | 1 | +")
 	require.Contains(t, (&run{variant: list[3], Sample: report.Sample{alone: .25}}).String(), "evenkeel, interval 2: 0 tokens/s")
-	require.Zero(t, base([]variant{{"rr", 1}}), "without the reference the first is compared with")
+	require.Zero(t, base([]variant{{"rr", 1}}), "without vLLM's own balancing the first is compared with")
 }
 
 func TestListsOfARoundAreTheSameForAll(t *testing.T) {

@@ -17,9 +17,8 @@ import (
 )
 
 const (
-	reference = "jsq-kv" // the rank with the fewest KV tokens, at once
-	theirs    = "engine" // requests go to the engine itself, without a rank, so that it balances
-	clients   = 14       // of a closed loop: two slots are free in the mean, as where somebody sized the engine
+	theirs  = "engine" // requests go to the engine itself, without a rank, so that vLLM balances: what the others are compared with
+	clients = 14       // of a closed loop: two slots are free in the mean, as where somebody sized the engine
 )
 
 // draw is a list of requests.
@@ -134,8 +133,8 @@ func (w *site) compare(ctx context.Context) (closed, open [][]*run, err error) {
 // perSecond is how many requests per second a run served.
 const perSecond report.Metric = "requests_per_s"
 
-// base is the variant that the others are compared with: the reference before the first engine, or what is first.
-func base(list []variant) int { return max(0, slices.Index(list, variant{reference, 0})) }
+// base is the variant that the others are compared with: vLLM's own balancing at the first engine, or what is first.
+func base(list []variant) int { return max(0, slices.Index(list, variant{theirs, 0})) }
 
 // play has a variant serve a list, with an evenkeel that is new.
 func (w *site) play(ctx context.Context, v variant, how send) (_ *run, err error) {
