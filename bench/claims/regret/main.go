@@ -24,7 +24,6 @@ import (
 	"evenkeel/bench/rigs/testbed"
 	"evenkeel/bench/sim/draw"
 	"evenkeel/bench/tools/page"
-	"evenkeel/dispatcher/twin"
 )
 
 // set is what the best is taken of: the policies with a guard, under which no request waits for ever.
@@ -47,7 +46,6 @@ type options struct {
 	out   string
 	csv   string
 	with  []string // policies beside the set
-	auto  string   // a policy that the twin chooses; empty: the set is judged
 	lead  bool     // what sending ahead gains is judged, and nothing else
 }
 
@@ -58,8 +56,7 @@ func main() {
 			return err
 		}
 		return o.run(ctx, out)
-	}, []string{"-out", document}, []string{"-ahead", "-loads", "48", "-out", document},
-		[]string{"-loads", "25", "-auto", "auto:br0,evenkeel,evenkeel:ahead=false", "-out", document}))
+	}, []string{"-out", document}, []string{"-ahead", "-loads", "48", "-out", document}))
 }
 
 const document = "docs/results/regret.md"
@@ -72,8 +69,6 @@ func parse(args []string) (o options, err error) {
 	f.StringVar(&o.out, "out", "", "document to write the tables into; empty: they are printed")
 	f.StringVar(&o.csv, "csv", "", "file for what each policy made of each load")
 	with := f.String("with", "", "more policies to judge beside the set, separated by blanks; none of them counts for what is best")
-	f.StringVar(&o.auto, "auto", "", "a policy like auto:br0,evenkeel,evenkeel:ahead=false, to be judged beside those of its list "+
-		"on the loads whose answers drift; nothing else is")
 	f.BoolVar(&o.lead, "ahead", false, "only: what sending ahead gains on engines that pull KV as vLLM does, with more or fewer requests than slots")
 	if err := f.Parse(args); err != nil {
 		return o, err
@@ -98,9 +93,7 @@ func (o outcome) of(m report.Metric) float64 {
 // trials are all policies on all loads.
 type trials struct {
 	seed     uint64
-	drawn    int // loads, of which some may be left out
 	policies []string
-	shifts   []string // of them, those that are run once more on each load
 	loads    []*draw.Load
 	of       [][]outcome // by load, then by policy
 	shifted  [][]outcome // the same requests, begun elsewhere, under those
@@ -119,25 +112,9 @@ func (o options) run(ctx context.Context, out io.Writer) error {
 		}
 		return page.Write(o.out, "claim NAME=regret", "ahead", "Sending ahead", table)
 	}
-	t := &trials{known: map[share][]float64{}, seed: o.seed, drawn: o.loads, policies: slices.Concat(set, beside, o.with), shifts: shifts}
-	if o.auto != "" {
-		list, ok := twin.Auto(o.auto)
-		if !ok {
-			return fmt.Errorf("-auto %s: write auto: and the policies to choose from, as in auto:br0,evenkeel", o.auto)
-		}
-		t.policies, t.shifts = slices.Concat(list, []string{o.auto}), nil
-	}
+	t := &trials{known: map[share][]float64{}, seed: o.seed, policies: slices.Concat(set, beside, o.with)}
 	for i := range o.loads {
-		l := draw.Judged(o.seed, o.from+i)
-		if o.auto != "" {
-			l.Lasts, l.Bounded = autoLasts, false
-		}
-		if o.auto == "" || l.Drifts() {
-			t.loads = append(t.loads, l)
-		}
-	}
-	if len(t.loads) == 0 {
-		return fmt.Errorf("-auto: the answers of none of these %d loads drift; draw more", o.loads)
+		t.loads = append(t.loads, draw.Judged(o.seed, o.from+i))
 	}
 	if p := t.loads[0].Plan(t.policies, 0); p.Validate() != nil {
 		return p.Validate() // such as a policy that there is not
@@ -150,17 +127,10 @@ func (o options) run(ctx context.Context, out io.Writer) error {
 			return err
 		}
 	}
-	if o.out != "" && o.auto != "" {
-		return page.Write(o.out, "claim NAME=regret", "auto", "The twin's choice", t.autoTable())
-	}
 	if o.out != "" {
 		return t.write(o.out)
 	}
-	text := (*trials).tables
-	if o.auto != "" {
-		text = (*trials).autoTable
-	}
-	_, err := fmt.Fprintln(out, text(t))
+	_, err := fmt.Fprintln(out, t.tables())
 	return err
 }
 
@@ -183,7 +153,7 @@ func (t *trials) tryLoad(ctx context.Context, i int) error {
 		policies []string
 		shift    float64
 		to       *[]outcome
-	}{{t.policies, 0, &t.of[i]}, {t.shifts, 0.5, &t.shifted[i]}} {
+	}{{t.policies, 0, &t.of[i]}, {shifts, 0.5, &t.shifted[i]}} {
 		plan := t.loads[i].Plan(run.policies, run.shift)
 		for _, p := range run.policies {
 			one := plan

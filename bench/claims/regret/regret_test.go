@@ -21,7 +21,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 func TestTheTablesOfALoad(t *testing.T) {
 	small := draw.Judged(1, 41) // answers of 34 tokens
 	small.Ranks, small.Slots, small.Tokens = 4, 8, 0
-	tr := &trials{known: map[share][]float64{}, seed: 1, policies: slices.Concat(set, beside), shifts: shifts, loads: []*draw.Load{small}}
+	tr := &trials{known: map[share][]float64{}, seed: 1, policies: slices.Concat(set, beside), loads: []*draw.Load{small}}
 	require.NoError(t, tr.try(context.Background(), io.Discard))
 	text := tr.tables()
 	for _, p := range set {

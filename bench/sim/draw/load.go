@@ -39,15 +39,11 @@ type Load struct {
 	stale   int // steps
 	lag     int // steps from an admission to the first token
 
-	seed    uint64        // of its requests
-	Tokens  float64       // that are generated, where that many steps or requests are not enough
-	Lasts   time.Duration // at least, if steps take as long as where nothing is read;
-	Bounded bool          // but then for no more requests and tokens than can be simulated in a minute or two
-	stays   float64       // of a request, at least
+	seed   uint64        // of its requests
+	Tokens float64       // that are generated, where that many steps or requests are not enough
+	Lasts  time.Duration // at least, if steps take as long as where nothing is read; but for no more requests and tokens than can be simulated in a minute or two
+	stays  float64       // of a request, at least
 }
-
-// Drifts says whether the mean answer changes over the run.
-func (l *Load) Drifts() bool { return l.answers.kind == drifting }
 
 // Lag is how many steps there are from an admission to the first token.
 func (l *Load) Lag() int { return l.lag }
@@ -124,7 +120,7 @@ func New(seed uint64, number int) *Load {
 	l.C0, l.C1 = logUniform(r, c0From, c0To), logUniform(r, c1From, c1To)
 	l.Request = logUniform(r, requestFrom, requestTo)
 	l.stale, l.lag = r.IntN(stepsTo+1), r.IntN(stepsTo+1)
-	l.seed, l.Tokens, l.Lasts, l.Bounded = r.Uint64(), tokens, lasts, true
+	l.seed, l.Tokens, l.Lasts = r.Uint64(), tokens, lasts
 	return l
 }
 
@@ -261,10 +257,7 @@ func (l *Load) Plan(policies []string, shift float64) decode.Plan {
 	perStep := slots / l.answers.mean // requests done in a step, about
 	steps := min(leastSteps, leastRequests/perStep)
 	steps = max(steps*1.1, min(l.Tokens/slots, 2*leastRequests/perStep))
-	long := l.Lasts.Seconds() * 1000 / l.C0
-	if l.Bounded {
-		long = min(long, mostRequests/perStep, mostTokens/slots)
-	}
+	long := min(l.Lasts.Seconds()*1000/l.C0, mostRequests/perStep, mostTokens/slots)
 	steps = max(steps, long, 1.1*l.stays*l.answers.mean)
 	warm := max(0.5*slots, steps*perStep/10)
 	running, waiting := int(slots), l.pool
