@@ -14,7 +14,6 @@ import (
 
 	"evenkeel/bench/lab/report"
 	"evenkeel/dispatcher/board"
-	"evenkeel/dispatcher/twin"
 )
 
 // Plan is policies side by side on the same requests.
@@ -102,11 +101,7 @@ func (p *Plan) Validate() error {
 
 // config is that of the board for a policy and a seed: what is drawn is drawn anew for each.
 func (p *Plan) config(text string, seed uint64) board.Config {
-	cfg := board.Config{Policy: text, Window: p.Window, StepModel: p.StepModel, Predictor: p.Predictor, Seed: seed * 1_000_003}
-	if specs, auto := twin.Auto(text); auto {
-		cfg.Policy, cfg.Twin = specs[0], specs
-	}
-	return cfg
+	return board.Config{Policy: text, Window: p.Window, StepModel: p.StepModel, Predictor: p.Predictor, Seed: seed * 1_000_003}
 }
 
 // name is that of a policy's run in tables. It says where more is told than a server knows.
@@ -186,9 +181,6 @@ func (p *Plan) try(ctx context.Context, policy string, seed uint64, told *counte
 	r, err := newRun(&p.Fleet, p.Load, w, p.config(policy, seed))
 	if err != nil {
 		return nil, err
-	}
-	if specs, auto := twin.Auto(policy); auto {
-		r.chooses(specs)
 	}
 	r.law = p.TellLaw
 	r.ended = told.add

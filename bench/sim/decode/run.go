@@ -39,7 +39,6 @@ type run struct {
 	err     error   // a policy broke a limit
 	stalled int     // turns in which nothing happened
 	ended   func()  // a request is done
-	auto    *auto   // nil: the policy stays
 	caches  *caches // nil: ranks keep none
 }
 
@@ -167,9 +166,6 @@ func (r *run) instant() (over bool, err error) {
 	}
 	if r.Begin() {
 		r.look(r.Now)
-	}
-	if r.auto != nil {
-		r.judge()
 	}
 	if r.inside == 0 && r.next == len(r.jobs) {
 		return true, nil
