@@ -2,13 +2,11 @@ package dispatcher
 
 import (
 	"cmp"
-	"slices"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/zap"
 
 	"evenkeel/dispatcher/board"
-	"evenkeel/dispatcher/twin"
 	"evenkeel/pool"
 	"evenkeel/predictor"
 )
@@ -46,24 +44,7 @@ func Default() Config {
 // Check tells bad of every setting of the config file that cannot work, as that of the
 // boards does.
 func (c *Config) Check(bad func(key, format string, args ...any)) {
-	plain, left := c.leftToTwin()
-	if left != nil {
-		if slices.Contains(left.specs, "") {
-			bad("dispatch.policy", "%q has an empty policy; write auto: and the policies to choose from, as in auto:br0,evenkeel", c.Policy)
-			return
-		}
-		for _, spec := range left.specs[1:] {
-			each := plain.Config
-			each.Policy, each.Twin = spec, nil
-			each.Check(func(key, format string, args ...any) {
-				if key == "dispatch.policy" {
-					bad(key, format, args...)
-				}
-			})
-		}
-		plain.Twin = c.Twin
-	}
-	plain.Config.Check(bad)
+	c.Config.Check(bad)
 	if c.DecisionLog.MaxBytes < leastLogBytes {
 		bad("dispatch.log.max_bytes", "%d; at least %d is needed", c.DecisionLog.MaxBytes, leastLogBytes)
 	}
@@ -71,30 +52,12 @@ func (c *Config) Check(bad func(key, format string, args ...any)) {
 
 // DoubtFit says what of a fit file of this kind the policies do not read.
 func (c *Config) DoubtFit(kind predictor.Kind) string {
-	plain, _ := c.leftToTwin()
-	return plain.Config.DoubtFit(kind, append([]string{plain.Policy}, plain.Twin...)...)
+	return c.Config.DoubtFit(kind, append([]string{c.Policy}, c.Twin...)...)
 }
 
 func (c Config) withDefaults() Config {
 	c.Config, c.Log = c.Config.WithDefaults(), cmp.Or(c.Log, zap.NewNop())
 	return c
-}
-
-// leftToTwin finds in a policy like auto:br0,evenkeel the one to begin with and those that the twin has to
-// replay.
-func (c Config) leftToTwin() (Config, *auto) {
-	specs, ok := twin.Auto(c.Policy)
-	if !ok {
-		return c, nil
-	}
-	replayed := slices.Clone(specs)
-	for _, spec := range c.Twin {
-		if !slices.Contains(specs, spec) {
-			replayed = append(replayed, spec)
-		}
-	}
-	c.Policy, c.Twin = specs[0], replayed
-	return c, &auto{specs: specs, on: true}
 }
 
 // DecisionLogConfig has every round recorded, one JSON line each.

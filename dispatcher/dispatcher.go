@@ -15,7 +15,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"evenkeel/dispatcher/board"
-	"evenkeel/dispatcher/twin"
 	"evenkeel/pool"
 	"evenkeel/predictor"
 )
@@ -23,15 +22,12 @@ import (
 // Start runs a dispatcher until ctx is cancelled. Then every waiting entry
 // gets ErrDraining; slots may still be released.
 func Start(ctx context.Context, cfg Config) (*Dispatcher, error) {
-	cfg, left := cfg.withDefaults().leftToTwin()
+	cfg = cfg.withDefaults()
 	d := &Dispatcher{cfg: cfg, inbox: newInbox(), done: make(chan struct{})}
 	d.metrics = newMetrics()
 	r, err := newRunner(cfg, d, d.inbox.push)
 	if err != nil {
 		return nil, err
-	}
-	if r.auto = left; left != nil {
-		r.twins.choices = func(c twin.Choice) { d.inbox.push(func(r *runner) { r.choose(c) }) }
 	}
 	if err := d.metrics.register(cfg.Registerer, d); err != nil {
 		return nil, err
@@ -101,16 +97,7 @@ func (d *Dispatcher) SetWorkers(ws []board.Worker) {
 
 // SetPolicy changes the policy of the barrier groups from the next tick on.
 func (d *Dispatcher) SetPolicy(spec string) error {
-	return d.ask(func(r *runner) error {
-		now, err := r.auto.named(spec)
-		if err == nil && (now != "" || spec == "") { // no policy at all is refused
-			err = r.set(board.SetPolicy{Spec: now})
-		}
-		if err == nil {
-			r.auto.turn(spec)
-		}
-		return err
-	})
+	return d.ask(func(r *runner) error { return r.set(board.SetPolicy{Spec: spec}) })
 }
 
 // SetFit has predictors start anew from a fit, and learn on from there.
@@ -223,29 +210,12 @@ func (d *Dispatcher) Gauged(worker int32, kvTokens int64, at time.Time) {
 // Configure changes the settings between two rounds. Those that cannot work, or
 // not together, are refused, and all stays as it was.
 func (d *Dispatcher) Configure(s board.Settings) error {
-	return d.ask(func(r *runner) error {
-		now, err := r.auto.named(s.Policy)
-		if err != nil {
-			return err
-		}
-		named := s.Policy
-		s.Policy = now
-		if err := r.set(s); err != nil {
-			return err
-		}
-		r.auto.turn(named)
-		return nil
-	})
+	return d.ask(func(r *runner) error { return r.set(s) })
 }
 
 // Accepts says what Configure would, and changes nothing.
 func (d *Dispatcher) Accepts(s board.Settings) error {
-	return d.ask(func(r *runner) (err error) {
-		if s.Policy, err = r.auto.named(s.Policy); err != nil {
-			return err
-		}
-		return r.boards.Accepts(s)
-	})
+	return d.ask(func(r *runner) error { return r.boards.Accepts(s) })
 }
 
 // ask has the loop run a command and waits for its answer.

@@ -36,7 +36,7 @@ func (r *runner) start(ctx context.Context) (wait func()) {
 	var beside sync.WaitGroup
 	beside.Go(func() { r.learner.run(ctx) })
 	if r.twins != nil {
-		beside.Go(func() { r.twins.run(ctx, r.cfg.Twin, r.auto.list()) })
+		beside.Go(func() { r.twins.run(ctx, r.cfg.Twin) })
 	}
 	if r.declog != nil {
 		beside.Go(func() { r.declog.run(ctx) })
@@ -164,7 +164,6 @@ func (r *runner) shutDown(queue []command, now time.Time) {
 func (r *runner) status(now time.Time) board.Status {
 	r.countAll()
 	s := r.boards.Status(now)
-	s.Auto = r.auto.status()
 	for i := range s.Models {
 		m := &s.Models[i]
 		for j := range m.Groups {
@@ -364,20 +363,6 @@ func (w waiting) answer(places *pool.Places, r Result) {
 	if places != nil && !w.entry.Discard && w.local == nil {
 		places.Release()
 	}
-}
-
-// choose puts a policy in force that the twin found to be better.
-func (r *runner) choose(c twin.Choice) {
-	a := r.auto
-	if a == nil || !a.on || !slices.Contains(a.specs, c.Spec) {
-		return
-	}
-	if err := r.set(board.SetPolicy{Spec: c.Spec}); err != nil {
-		r.log.Warn("dispatcher: the policy that the twin chose cannot be used", zap.String("policy", c.Spec), zap.Error(err))
-		return
-	}
-	a.changes, a.at, a.why = a.changes+1, r.now, c.Why
-	r.log.Info("dispatcher: the twin has chosen another policy", zap.String("policy", r.boards.Policy()), zap.String("why", c.Why))
 }
 
 // record ends a stretch of the tape if it is time.

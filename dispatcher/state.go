@@ -63,7 +63,6 @@ type runner struct {
 	metrics   *metrics
 	learner   *learner
 	twins     *twins       // nil: none
-	auto      *auto        // nil: the policy is not left to the twin
 	declog    *decisionLog // nil: off
 	waiting   map[*pool.Entry]waiting
 	owned     map[string]*owned // by model

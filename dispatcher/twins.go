@@ -27,8 +27,6 @@ type twins struct {
 	began time.Time
 	late  atomic.Int64 // when a tick was late last, ns since then; 0: none was
 
-	choices func(twin.Choice) // nil: nobody chooses
-
 	mu     sync.Mutex
 	fresh  []recorded // stretches that were not taken yet
 	judged map[board.GroupKey]*judged
@@ -73,8 +71,8 @@ func newTwins(cfg Config, m *metrics) *twins {
 }
 
 // run judges until ctx ends.
-func (t *twins) run(ctx context.Context, specs, chosen []string) {
-	judge, chooser, turns := twin.New(specs, chosen...), twin.NewChooser(chosen), 1
+func (t *twins) run(ctx context.Context, specs []string) {
+	judge, turns := twin.New(specs), 1
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	rest := func(d time.Duration) bool {
@@ -104,17 +102,12 @@ func (t *twins) run(ctx context.Context, specs, chosen []string) {
 			verdicts, again, failure := work(judge, turns)
 			if more = again; failure != nil {
 				t.log.Error("dispatcher: the twin failed to replay some minutes, and goes on with the next ones", zap.Error(failure))
-				judge = twin.New(specs, chosen...)
+				judge = twin.New(specs)
 			}
 			took := time.Since(start)
 			t.work.Add(took.Seconds())
 			for i := range verdicts {
 				t.book(&verdicts[i])
-			}
-			if t.choices != nil {
-				if choice, change := chooser.Consider(verdicts, time.Now()); change {
-					t.choices(choice)
-				}
 			}
 			if !rest(time.Duration(float64(took) * (costs/share - 1))) {
 				return

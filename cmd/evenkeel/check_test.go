@@ -142,7 +142,6 @@ func TestCheckWarnsOfAFitThatIsNotRead(t *testing.T) {
 		{"br0 reads nothing", "survival", "br0", "survival", "no policy of this config looks at the lengths of answers"},
 		{"nor does it read an exact one", "exact", "jsq-kv", "survival", "no policy of this config looks at the lengths of answers"},
 		{"brh without a predictor", "survival", "brh:predictor=none,horizon=80,gamma=0.9", "survival", "no policy of this config looks at the lengths of answers"},
-		{"one of those that the twin may choose", "survival", "auto:br0,brh", "survival", ""},
 		{"exact, and the default reads the mean", "exact", "evenkeel", "survival", "read only the mean length of answers; fit again with --kind survival"},
 		{"exact under survival", "exact", "brh", "survival", "the policies predict with survival"},
 		{"exact under a policy of survival", "exact", "brh:predictor=survival", "exact", "the policies predict with survival"},

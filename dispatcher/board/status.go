@@ -15,7 +15,6 @@ import (
 // Status is a copy of the boards for people and metrics.
 type Status struct {
 	Policy string        `json:"policy"` // of barrier groups
-	Auto   *verdict.Auto `json:"auto,omitempty"`
 	Models []ModelStatus `json:"models"`
 	Drift  DriftStatus   `json:"audit_drift"`
 }

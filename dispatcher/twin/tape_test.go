@@ -10,6 +10,8 @@ import (
 	"evenkeel/pool"
 )
 
+var noon = time.Date(2026, 1, 1, 12, 0, 0, 0, time.UTC)
+
 func empty(t testing.TB) *board.Boards {
 	b, err := board.New(board.Config{})
 	require.NoError(t, err)

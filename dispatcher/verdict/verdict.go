@@ -4,7 +4,6 @@ package verdict
 import (
 	"fmt"
 	"math"
-	"time"
 )
 
 // Policies are those that the twin replays; the config file may also say Off.
@@ -24,15 +23,6 @@ func (t *Policies) UnmarshalYAML(read func(any) error) error {
 	}
 	*t = list
 	return nil
-}
-
-// Auto is a policy that is left to the twin.
-type Auto struct {
-	Policies []string  `json:"policies"`      // to choose from
-	On       bool      `json:"on"`            // false: an operator has named one policy since
-	Changes  uint64    `json:"changes"`       // since the start
-	At       time.Time `json:"at,omitzero"`   // of the last change
-	Why      string    `json:"why,omitempty"` // of the last change
 }
 
 // Twin is what the last minutes of a group would have been under other policies.

@@ -108,7 +108,7 @@ func TestValidateRefuses(t *testing.T) {
 		{"a request whose weight nobody knows", "dispatch: {step_model: {request_ms: 0.1}}", "dispatch.step_model.request_ms", "write c1_ms"},
 		{"a decision log too small for a round", "dispatch: {log: {file: d.jsonl, max_bytes: 1000}}", "dispatch.log.max_bytes", "at least 1048576"},
 		{"a policy to replay that nobody knows", "dispatch: {twin: [br0, fastest]}", "dispatch.twin[1]", "unknown policy \"fastest\""},
-		{"an empty policy to choose from", "dispatch: {policy: \"auto:br0,,evenkeel\"}", "dispatch.policy", "an empty policy"},
+		{"a choice among policies", "dispatch: {policy: \"auto:br0,evenkeel\"}", "dispatch.policy", "unknown policy \"auto\"; there are br0, "},
 		{"a word for what is replayed", "dispatch: {twin: no}", "dispatch.twin", "a list is needed"},
 		{"an oracle as policy", "dispatch: {policy: \"brh:predictor=oracle\"}", "dispatch.policy", "only a replay can"},
 		{"an oracle as predictor", "predictor: {kind: oracle}", "predictor.kind", "only a replay can"},
