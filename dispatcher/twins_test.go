@@ -24,7 +24,7 @@ func TestAnHourThatIsOldIsNotTold(t *testing.T) {
 	tw := &twins{judged: map[board.GroupKey]*judged{}}
 	tw.judged[key] = &judged{against: map[string]*saved{}}
 	tw.book(&twin.Verdict{Group: key, From: now.Add(-4 * time.Minute), To: now, Policy: "evenkeel", StepMs: 44, Against: []twin.Against{
-		{Spec: "jsq-kv", Policy: "jsq-kv", StepMs: 47, SavedMs: 3, Hour: twin.Hour{Seconds: 1800, To: now, StepMs: 47, SavedMs: 3, Error: 0.01}},
+		{Policy: "jsq-kv", StepMs: 47, SavedMs: 3, Hour: twin.Hour{Seconds: 1800, To: now, StepMs: 47, SavedMs: 3, Error: 0.01}},
 	}})
 	told := func(policy string, at time.Time) verdict.Against { return tw.status(key, policy, at).Against[0] }
 	require.Equal(t, &verdict.Hour{AgeSeconds: 60, Seconds: 1800, StepMs: 47, SavedMs: 3, ErrorRatio: 0.01}, told("evenkeel", now.Add(time.Minute)).Hour)

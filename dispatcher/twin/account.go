@@ -11,7 +11,6 @@ type account struct {
 	until  time.Time // steps before are accounted for
 	judged int       // windows
 	step   scatter
-	owed   scatter
 	chance map[string]*ewma // by policy: the variance of the mean step over a second, as share of the step
 	wrong  wrong
 	heard  time.Time        // the hours have what was before
@@ -208,6 +207,6 @@ type tried struct {
 	failed error
 	again  bool // it is another of them under another spec
 
-	step, owed tally // of replays: the mean step, in ms, and the work that is owed
-	fresh      steps // of all replays, where the window is fresh
+	step  tally // of replays: the mean step, in ms
+	fresh steps // of all replays, where the window is fresh
 }

@@ -34,7 +34,7 @@ func (w *Window) marks() (at []float64) {
 func (r *Replay) mark(at float64) {
 	r.Count(at)
 	b := &Begun{spec: r.spec, at: r.Instant(at), boards: r.Boards.Clone(), rest: make(map[uint64]int32, len(r.jobs))}
-	r.engines.each(func(job, left, _, _ int32) { b.rest[r.jobs[job].id] = left })
+	r.engines.each(func(job, left int32) { b.rest[r.jobs[job].id] = left })
 	for id, at := range r.live {
 		b.rest[id] = r.jobs[at].left
 	}

@@ -174,11 +174,10 @@ func (d *decoding) due() float64 {
 	return next
 }
 
-func (d *decoding) each(yield func(job, left, holds, compute int32)) {
+func (d *decoding) each(yield func(job, left int32)) {
 	for _, k := range d.ranks {
 		for i := range k.Legs {
-			l := &k.Legs[i]
-			yield(l.Job, l.Left, l.Prompt+l.Gen, 0)
+			yield(k.Legs[i].Job, k.Legs[i].Left)
 		}
 	}
 }

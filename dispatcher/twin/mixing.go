@@ -164,6 +164,6 @@ func (m *mixing) turn() { m.behind.Turn(m.come) }
 
 func (m *mixing) due() float64 { return m.behind.Due() }
 
-func (m *mixing) each(yield func(job, left, holds, compute int32)) {
-	m.behind.Each(func(_ *virtual.MixedGroup, _ int, w *virtual.Work) { yield(w.Job, w.Left, w.Prompt+w.Gen, w.Due()) })
+func (m *mixing) each(yield func(job, left int32)) {
+	m.behind.Each(func(_ *virtual.MixedGroup, _ int, w *virtual.Work) { yield(w.Job, w.Left) })
 }

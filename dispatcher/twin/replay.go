@@ -12,45 +12,6 @@ import (
 	"evenkeel/dispatcher/virtual"
 )
 
-// engines are what a replay has behind its boards.
-type engines interface {
-	// build makes a group of a view, whose steps follow a law.
-	build(v *board.GroupView, law board.StepModel) error
-	// join has a rank take part in its group, or be as it is now.
-	join(w *board.Worker)
-	// keep has ranks leave that are not among these, which tell their groups. What runs on them comes again.
-	keep(groups map[int32]string)
-	// resume has the requests on ranks that were there from the start. Those that it returns wait for a rank anew.
-	resume(anotherPolicy bool) (queued []board.Charge)
-	// place gives a request to the rank that the boards bound it to, and says whether that is there.
-	place(at int32, b *board.Bound) bool
-	// drop takes a request off, and says whether a rank has it.
-	drop(id uint64) bool
-	// turn is what happens now, and due is when something does next.
-	turn()
-	due() float64
-	// each tells of the requests on ranks: what they still get, hold, and have yet to compute.
-	each(func(job, left, holds, compute int32))
-}
-
-// job is a request of a replay.
-type job struct {
-	id     uint64
-	prompt int32 // of the present leg, as the boards are told
-	real   int32 // likewise, as its engine counts it
-	age    int32
-	left   int32 // tokens it still gets
-	lag    int32
-	cached int32 // of its prompt, on the rank where a mixed one is
-	came   came
-	entry  *board.Entry // that waits
-}
-
-type quit struct {
-	at float64 // ms
-	id uint64
-}
-
 // mostStill bounds the turns of one instant.
 const mostStill = 10_000
 
@@ -103,10 +64,6 @@ func NewReplay(w *Window, model, spec string, draw uint64) (*Replay, error) {
 		return nil, err
 	}
 	r.resume(b.Policy() != inForce)
-	for _, l := range w.looks() {
-		r.looks = append(r.looks, ms(l.at.Sub(w.From())))
-	}
-	r.n = len(r.looks)
 	from, to := w.fresh()
 	r.newly = [2]float64{ms(from.Sub(w.From())), ms(to.Sub(w.From()))}
 	return r, nil
@@ -165,7 +122,6 @@ func (r *Replay) build(groups []board.GroupView, begin, end *board.Boards) error
 		if err := r.engines.build(v, law); err != nil {
 			return err
 		}
-		r.work.add(law, v.Workers)
 		r.Boards.Apply(board.Law{Group: v.Key, StepModel: known(t.Line.InForce, law), Weights: t.Weights}, r.Began)
 		for k := range v.Workers {
 			r.engines.join(&v.Workers[k])
@@ -271,10 +227,6 @@ func (r *Replay) Run(turns int) (over bool, err error) {
 		for len(r.marks) > 0 && r.marks[0] <= next {
 			r.mark(r.marks[0])
 			r.marks = r.marks[1:]
-		}
-		for len(r.looks) > 0 && r.looks[0] <= next {
-			r.owed += r.owes()
-			r.looks = r.looks[1:]
 		}
 		if next >= r.ends {
 			r.over = true

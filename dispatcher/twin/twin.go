@@ -23,24 +23,12 @@ func Every(held int) time.Duration {
 // Twin judges policies by what the last minutes would have been under them.
 type Twin struct {
 	specs []string
-	anew  []string      // of these
 	kept  []*Stretch    // whole ones that follow each other, the oldest first
 	end   *board.Boards // at the end of the last one
 
 	judging *judging
 	models  map[string]*account
 	current bool // the judgement of the last window that is whole has begun
-}
-
-// apart is by what share one thing is more than another; nothing is not known to be apart from nothing.
-func apart(replayed, really float64) float64 {
-	switch {
-	case really > 0:
-		return replayed/really - 1
-	case replayed > 0:
-		return 1
-	}
-	return 0
 }
 
 // Verdict is what was found of one group. The groups of a model are judged together: which of them gets a request is
@@ -57,23 +45,16 @@ type Verdict struct {
 	Sure     bool    // enough windows were judged to know how wrong the twin is
 	Replays  int     // how many of each policy were made; the figures are their means
 
-	// Work that is owed to the requests of the model that are inside, in ms of a rank. The sooner they are served the
-	// less it is.
-	Owed, TwinOwed float64 // really, and as replayed under the policy in force
-	OwedError      float64 // by what share of that the twin is wrong
-
 	Against []Against // one for each other policy
 }
 
 // Against is what the model would have had under another policy.
 type Against struct {
-	Spec    string
 	Policy  string  // its name
 	StepMs  float64 // in the mean, as replayed
 	SavedMs float64 // of every step, by the policy in force; below 0 it loses
 	Error   float64 // by what share of a step StepMs may be wrong
 	Claimed bool    // the difference is more than that, and more than the error of the policy in force
-	Owed    float64 // as replayed
 	Hour    Hour
 	Failed  error
 }
@@ -95,13 +76,11 @@ type judging struct {
 	round  uint64
 	replay *Replay  // under way
 	marked []*Begun // of the replays of this round
-	work   work     // what tokens cost in them
 }
 
-// New judges these policies, beside the one in force. Replays under those of anew all begin with the real boards: they
-// tell what a change of the policy would do.
-func New(specs []string, anew ...string) *Twin {
-	return &Twin{anew: anew, specs: slices.Compact(slices.Clone(specs)), models: map[string]*account{}}
+// New judges these policies, beside the one in force.
+func New(specs []string) *Twin {
+	return &Twin{specs: slices.Compact(slices.Clone(specs)), models: map[string]*account{}}
 }
 
 // AddStretch adds a stretch that is whole, and the boards as they were at its end.
@@ -155,9 +134,7 @@ func (t *Twin) Work(turns int) (fresh []Verdict, more bool) {
 		p.again = slices.ContainsFunc(j.tried[:j.at], func(o tried) bool { return o.policy == p.policy })
 		p.step.add(j.replay.StepMs())
 		p.fresh.fade(1, &j.replay.fresh, 1)
-		p.owed.add(j.replay.Owed())
 		j.marked = append(j.marked, j.replay.Marked...)
-		j.work = j.replay.work
 	default:
 		return nil, true
 	}
@@ -189,9 +166,6 @@ func (t *Twin) begin(j *judging) bool {
 		p := &j.tried[j.at]
 		if p.failed == nil && !p.again {
 			if j.replay, p.failed = NewReplay(j.window, j.models[0], p.spec, j.round); p.failed == nil {
-				if slices.Contains(t.anew, p.spec) {
-					j.replay.marks = nil
-				}
 				return true
 			}
 		}
@@ -244,7 +218,7 @@ func (t *Twin) judge(j *judging) (found []Verdict) {
 			ms, steps = ms+took, steps+n
 		}
 	}
-	if steps == 0 || own.step.mean() == 0 {
+	if steps == 0 || ms == 0 || own.step.mean() == 0 {
 		return nil
 	}
 	a := t.models[model]
@@ -262,11 +236,10 @@ func (t *Twin) judge(j *judging) (found []Verdict) {
 	a.lag = w.fates(model).lag
 	v := Verdict{
 		From: w.Measured().From, To: w.To(), Policy: own.policy, StepMs: ms / steps, TwinMs: own.step.mean(), Sure: a.judged >= leastJudged,
-		Owed: w.owed(model, j.work), TwinOwed: own.owed.mean(), Replays: int(own.step.n),
+		Replays: int(own.step.n),
 	}
-	off := apart(v.TwinMs, v.StepMs)
+	off := v.TwinMs/v.StepMs - 1
 	v.Error = a.step.add(off, lasts(&v))
-	v.OwedError = a.owed.add(apart(v.TwinOwed, v.Owed), 1) // it adds up: over a longer window it is off by no less
 	if chance, known := a.chanceOf(own.policy, &own.step, lasts(&v)); known {
 		a.wrong.add(off, own.step.beside(chance), lasts(&v), min(lasts(&v), v.To.Sub(a.until).Seconds()))
 	}
@@ -305,9 +278,9 @@ func (t *Twin) judge(j *judging) (found []Verdict) {
 // against compares the replays of another policy with those of the policy in force.
 func (t *Twin) against(p *tried, v *Verdict, a *account) Against {
 	if p.failed != nil {
-		return Against{Spec: p.spec, Policy: p.spec, Failed: p.failed}
+		return Against{Policy: p.spec, Failed: p.failed}
 	}
-	found := Against{Spec: p.spec, Policy: p.policy, StepMs: p.step.mean(), SavedMs: p.step.mean() - v.TwinMs, Owed: p.owed.mean()}
+	found := Against{Policy: p.policy, StepMs: p.step.mean(), SavedMs: p.step.mean() - v.TwinMs}
 	chance, known := a.chanceOf(p.policy, &p.step, lasts(v))
 	found.Error = a.wrong.forecast(p.step.beside(chance))
 	found.Claimed = known && v.Sure && lasts(v) >= LeastClaimed.Seconds() && found.StepMs > 0 && math.Abs(found.SavedMs) > max(found.Error, v.Error)*v.StepMs

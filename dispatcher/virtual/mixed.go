@@ -62,9 +62,6 @@ func (w *Work) computing() bool { return w.done < w.due }
 // Done is how many tokens of its prompt, and after a preemption of its answer, are computed or were cached.
 func (w *Work) Done() int { return int(w.done) }
 
-// Due is how much of it is to be computed before its next token.
-func (w *Work) Due() int32 { return w.due - w.done }
-
 func (w *Work) tokens() int64 { return int64(w.Prompt) + int64(w.Gen) }
 
 // Add gives a request to a rank.

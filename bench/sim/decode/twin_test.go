@@ -184,10 +184,11 @@ func TestAReplayGoesOnFromWhereTheLastOneWas(t *testing.T) {
 		really := mean(t, at(t, tapes[1], from), at(t, tapes[1], to))
 		n, onOff, anewOff = n+1, onOff+on.StepMs()/really-1, anewOff+anew.StepMs()/really-1
 	}
-	told := func(judge *twin.Twin) (ms float64) {
+	told := func(from int) (ms float64) {
+		judge := twin.New([]string{spec})
 		for i := range 2 * span {
 			judge.AddStretch(tapes[0][1+i], tapes[0][2+i].Boards)
-			for more := i >= 2*span-2; more; { // the last two windows
+			for more := i >= from; more; {
 				var fresh []twin.Verdict
 				if fresh, more = judge.Work(1 << 20); len(fresh) > 0 {
 					ms = fresh[0].Against[0].StepMs
@@ -196,8 +197,7 @@ func TestAReplayGoesOnFromWhereTheLastOneWas(t *testing.T) {
 		}
 		return ms
 	}
-	goesOn, begins := told(twin.New([]string{spec})), told(twin.New([]string{spec}, spec))
-	require.NotEqual(t, goesOn, begins, "for one that may be chosen")
+	require.NotEqual(t, told(2*span-2), told(2*span-1), "the last window, after one before it and alone")
 	t.Logf("%.0f windows: off by %.1f %% in the mean, and by %.1f %% if each begins anew", n, 100*onOff/n, 100*anewOff/n)
 	require.InDelta(t, 0, onOff/n, 0.01)
 	require.Greater(t, anewOff/n, 0.01)
@@ -374,8 +374,7 @@ func TestTheTwinReplaysWhatWas(t *testing.T) {
 				require.Len(t, found, len(c.fleet.Groups))
 				v := found[0]
 				require.InEpsilon(t, v.StepMs, v.TwinMs, 0.04)
-				require.InEpsilon(t, v.Owed, v.TwinOwed, 0.06)
-				t.Logf("%.2f ms replayed %.2f (%+.1f %%), owed %.0f, %.0f", v.StepMs, v.TwinMs, 100*(v.TwinMs/v.StepMs-1), v.Owed, v.TwinOwed)
+				t.Logf("%.2f ms replayed %.2f (%+.1f %%)", v.StepMs, v.TwinMs, 100*(v.TwinMs/v.StepMs-1))
 				offs, runs = offs+v.TwinMs/v.StepMs-1, runs+1
 				require.NoError(t, v.Against[0].Failed)
 				for _, other := range found {
