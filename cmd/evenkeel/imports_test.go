@@ -103,7 +103,7 @@ var mayImport = map[string][]string{
 	"bench":               {"bench", "geo", "geo/policy", "prefill", "prefill/policy", "prefill/index", "dispatcher", "dispatcher/board", "dispatcher/policy", "dispatcher/step", "dispatcher/subset", "dispatcher/twin", "pool", "predictor", "engine", "sse", "mooncake", "internal/rawjson", "internal/namedargs", "internal/spelling", "internal/stats"},
 	"bench/sim/mixed":     {"bench", "dispatcher/board", "dispatcher/policy", "dispatcher/step", "dispatcher/virtual", "internal/stats"},
 	"bench/claims/rounds": {"bench", "dispatcher/rounds", "internal/stats"},
-	"bench/lab/laws":      {"dispatcher/step"},
+	"bench/lab/laws":      {"dispatcher/step", "internal/spelling"},
 	"bench/lab/survey":    {"bench", "dispatcher/step", "engine", "internal/stats"},
 	"bench/sim/decode":    {"bench", "dispatcher/board", "dispatcher/step", "dispatcher/virtual", "prefill/index", "internal/stats"}, // what it simulates is what ships
 	"docs":                {},

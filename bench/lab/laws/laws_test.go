@@ -94,3 +94,39 @@ func TestWhichPartsAreEstimated(t *testing.T) {
 	require.Equal(t, "sending", strings.Join((&Fit{Own: 0.9, Experts: 1}).Estimated(), ", "))
 	require.Empty(t, (&Fit{Own: 0.9, Sending: 1, Experts: 1}).Estimated())
 }
+
+func TestALawIsFoundByItsName(t *testing.T) {
+	e, err := Find("deepseek-v3,SGLang,h200,32")
+	require.NoError(t, err)
+	require.Equal(t, "DeepSeek-V3,sglang,H200,32", e.Name())
+	for name, says := range map[string]string{
+		"DeepSeek-V3,vllm,H200,24": "like it are DeepSeek-V3,vllm,H200,8 DeepSeek-V3,vllm,H200,16 DeepSeek-V3,vllm,H200,32 DeepSeek-V3,vllm,H200,64;",
+		"DeepSeek-V3,vllm,H200":    "like it are DeepSeek-V3,vllm,H200,8 ",
+		"DeepSeek-V3,vlm,H200,8":   `did you mean "DeepSeek-V3,vllm,H200,8"`,
+		"gpt-oss-120b":             "like it are gpt-oss-120b,sglang,B200,4 ",
+		"mine":                     "--law mine is no law of the table; write MODEL,ENGINE,GPU,RANKS",
+		"":                         "write MODEL,ENGINE,GPU,RANKS",
+	} {
+		_, err := Find(name)
+		require.ErrorContains(t, err, says)
+	}
+}
+
+func TestTheListHasEveryLawOnce(t *testing.T) {
+	var b strings.Builder
+	require.NoError(t, List(&b))
+	listed := map[string]bool{}
+	for line := range strings.Lines(b.String()) {
+		words := strings.Fields(line)
+		for _, ranks := range words[3:] {
+			if name := strings.Join(append(words[:3:3], ranks), ","); strings.Trim(ranks, "0123456789") == "" {
+				require.False(t, listed[name], name)
+				listed[name] = true
+				_, err := Find(name)
+				require.NoError(t, err)
+			}
+		}
+	}
+	require.Len(t, listed, len(All()))
+	require.Contains(t, b.String(), "own buckets")
+}

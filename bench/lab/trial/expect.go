@@ -3,17 +3,14 @@ package trial
 import (
 	"cmp"
 	"context"
-	"fmt"
 	"math"
 	"slices"
-	"strings"
 	"time"
 
 	"evenkeel/bench/lab/laws"
 	"evenkeel/bench/lab/report"
 	"evenkeel/bench/sim/mixed"
 	"evenkeel/dispatcher/step"
-	"evenkeel/internal/spelling"
 )
 
 // Span is where a figure lies over all that was simulated.
@@ -50,31 +47,19 @@ type Expectation struct {
 
 // Find returns the laws of the table by which the trial is simulated: the named one, or all with these ranks and this engine.
 func Find(name string, e *Engine) (found []laws.Entry, err error) {
-	all := laws.All()
-	if name == "" {
-		for i := range all {
-			if all[i].Ranks == e.Ranks && all[i].Engine == e.Kind {
-				found = append(found, all[i])
-			}
+	if name != "" {
+		one, err := laws.Find(name)
+		if err != nil {
+			return nil, err
 		}
-		return found, nil
+		return []laws.Entry{*one}, nil
 	}
-	var names []string
-	for i := range all {
-		if strings.EqualFold(all[i].Name(), name) {
-			return all[i : i+1], nil
-		}
-		names = append(names, all[i].Name())
-	}
-	like := spelling.Hint(name, names)
-	if model, _, _ := strings.Cut(name, ","); like == "" {
-		names = slices.DeleteFunc(names, func(n string) bool { return !strings.HasPrefix(strings.ToLower(n), strings.ToLower(model)+",") })
-		if len(names) > 0 {
-			like = "; of this model there are " + strings.Join(names, " ")
+	for _, law := range laws.All() {
+		if law.Ranks == e.Ranks && law.Engine == e.Kind {
+			found = append(found, law)
 		}
 	}
-	return nil, fmt.Errorf("--law %s is no law of the table%s; "+
-		"write MODEL,ENGINE,GPU,RANKS as in DeepSeek-V3,vllm,H200,8 (docs/results/laws.md has the models)", name, like)
+	return found, nil
 }
 
 // seeds of the loads where one law is simulated: its interval is over these.
