@@ -18,6 +18,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
 
+	"evenkeel/bench/lab/laws"
 	"evenkeel/bench/lab/refengine/bind"
 	"evenkeel/bench/lab/refengine/cache"
 	"evenkeel/bench/lab/refengine/group"
@@ -108,6 +109,43 @@ func TestTheEngineAgreesWithTheSurvey(t *testing.T) {
 			require.Equal(t, asks, strings.Count(report, "SGLANG_ENABLE_METRICS_DP_ATTENTION=1"))
 		}
 	}
+}
+
+// A survey names the law of the table by which its ranks step, and says so where none is near.
+func TestASurveyNamesTheNearestLaw(t *testing.T) {
+	e, err := laws.Find("Qwen3-235B-A22B-FP8,sglang,H200,4")
+	require.NoError(t, err)
+	ms := func(x float64) time.Duration { return time.Duration(x * float64(time.Millisecond)) }
+	law := e.Law()
+	cfg := group.Config{
+		Ranks: 4, Slots: 24, Blocks: 8192, TokensPerChunk: 1, C0: ms(law.C0Ms), C1: ms(law.C1Ms), CR: ms(law.RequestMs), CM: ms(law.MostMs),
+		CS: ms(law.MeanMs), Form: law.Form, Captured: law.Sizes[len(law.Sizes)-1],
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel() // nothing is simulated
+	s := watchGroup(t, cfg, false)
+	told := func() (*Near, string) {
+		f := Judge(ctx, []*Series{s}, Given{}, func(int, int) {})[0]
+		var text bytes.Buffer
+		require.NoError(t, NewReport("", time.Minute, []*Series{s}, []*Finding{f}).Text(&text))
+		return f.Nearest, text.String()
+	}
+	near, text := told()
+	require.Less(t, near.Error, 0.03, "%+v", near)
+	require.False(t, near.Same, "no page of these engines names a model of the table")
+	require.Contains(t, text, "because there is none of this model")
+	s.Model = "Qwen/Qwen3-235B-A22B-FP8"
+	near, text = told()
+	require.True(t, near.Same)
+	require.Equal(t, e.Name(), near.Name)
+	require.Contains(t, text, e.Name()+" (graphs, unmasked), of 5 of this model; it is ")
+	require.NotContains(t, text, "does not hold here")
+	s.Model = "DeepSeek-V3" // on four ranks it steps otherwise
+	near, text = told()
+	require.Greater(t, near.Error, Far)
+	require.Contains(t, text, "that is more than 20 %, so what is simulated by it does not hold here")
+	require.Nil(t, Nearest("sglang", "", 3, []Window{{StepMs: 1, Steps: 1}}), "no law has three ranks")
+	require.Nil(t, Nearest("sglang", "", 4, nil), "nothing was seen")
 }
 
 // countedPage is a page after so many seconds, of two ranks that read 300 and 100 KV tokens in each of 20 steps a second. The

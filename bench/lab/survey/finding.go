@@ -31,6 +31,7 @@ type Finding struct {
 	Prefilling    Prefilling
 
 	Law     fitted
+	Nearest *Near   // of the table; nil: it has no law of as many ranks, or nothing tells how long steps are
 	KVShare float64 // of a step, that reading KV takes on the fullest rank
 	WaitMs  float64 // for which a rank waits for the others in a step, in the mean, by the law
 	Most    Span    // that could be gained: on decode ranks if all were always as full as the mean and no slot stood empty; where ranks prefill, if prompts cost nothing
@@ -96,6 +97,11 @@ func (f *Finding) judge(ctx context.Context, given Given, progress func(done, of
 	case len(f.Ranks) == 1:
 		return errAlone
 	}
+	engine := "vllm"
+	if f.SGLang {
+		engine = "sglang"
+	}
+	f.Nearest = Nearest(engine, f.Model, len(f.Ranks), f.seen(given.chunk(f.Group)))
 	points := f.points(max(1, leastSteps*f.GapMs/1000), given.chunk(f.Group))
 	if f.Kind == both {
 		f.prefilling(points)

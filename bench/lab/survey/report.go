@@ -135,6 +135,18 @@ func (f *Finding) Rows() (rows []Row) {
 	} else if f.Why == nil {
 		add("the most that could be gained", "answers faster by %.1f %% (%.1f to %.1f), if prompts cost nothing", 100*f.Most.Middle, 100*f.Most.Low, 100*f.Most.High)
 	}
+	if n := f.Nearest; n != nil {
+		of := "model"
+		if !n.Same {
+			of = "as many ranks, because there is none of this model"
+		}
+		far := ""
+		if n.Error > Far {
+			far = fmt.Sprintf("; that is more than %.0f %%, so what is simulated by it does not hold here", 100*Far)
+		}
+		add("the nearest law of the table", "%s (%s), of %d of this %s; it is %.0f %% off in the mean of the steps%s",
+			n.Name, n.Form, n.Among, of, 100*n.Error, far)
+	}
 	for _, c := range f.Changes {
 		told := ""
 		if !c.Narrow {

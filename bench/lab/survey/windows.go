@@ -20,10 +20,16 @@ func Windows(all []*Series, chunk float64) (out []Window) {
 		if g.Kind != both && g.Kind != decodes {
 			continue
 		}
-		for i := range g.windows {
-			if w, ok := g.windows[i].seen(chunk); ok {
-				out = append(out, w)
-			}
+		out = append(out, g.seen(chunk)...)
+	}
+	return out
+}
+
+// seen are those of a group.
+func (g *Group) seen(chunk float64) (out []Window) {
+	for i := range g.windows {
+		if w, ok := g.windows[i].seen(chunk); ok {
+			out = append(out, w)
 		}
 	}
 	return out

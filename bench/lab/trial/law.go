@@ -1,10 +1,6 @@
 package trial
 
 import (
-	"math"
-	"strings"
-
-	"evenkeel/bench/lab/laws"
 	"evenkeel/bench/lab/survey"
 	"evenkeel/dispatcher/step"
 )
@@ -25,11 +21,11 @@ type Learned struct {
 
 // Law is what is known of how long steps take.
 type Law struct {
-	Learned *Learned `json:"learned,omitempty"`     // nil: nothing was learned
-	Seen    int      `json:"seen_windows"`          // stretches of time in which the engine's page of metrics told how long steps are
-	Unread  bool     `json:"page_unread,omitempty"` // that page could not be read
-	Nearest *Near    `json:"nearest,omitempty"`     // nil: nothing was seen, or the table has no such ranks
-	Barrier *Counted `json:"barrier,omitempty"`     // nil: the engine counts nothing of it
+	Learned *Learned     `json:"learned,omitempty"`     // nil: nothing was learned
+	Seen    int          `json:"seen_windows"`          // stretches of time in which the engine's page of metrics told how long steps are
+	Unread  bool         `json:"page_unread,omitempty"` // that page could not be read
+	Nearest *survey.Near `json:"nearest,omitempty"`     // nil: nothing was seen, or the table has no such ranks
+	Barrier *Counted     `json:"barrier,omitempty"`     // nil: the engine counts nothing of it
 
 	Detail string `json:"-"` // why the page could not be read, for people at this machine
 }
@@ -40,18 +36,6 @@ type Counted struct {
 	WaitMs float64 `json:"wait_ms"`      // of a rank in a step, before its forward pass
 	Beyond float64 `json:"pairs_beyond"` // attention that the rank with most computed beyond the others, as a share of all
 }
-
-// Near is the law of the table that is nearest to the steps that were seen.
-type Near struct {
-	Name  string  `json:"name"`
-	Form  string  `json:"form"`
-	Error float64 `json:"error"` // mean of the errors, as a share of the steps
-	Among int     `json:"among"` // laws
-	Same  bool    `json:"same_model"`
-}
-
-// Far is the mean error above which the nearest law is no law of these engines.
-const Far = 0.2
 
 // Explain compares what was learned, and the laws of the table, with the steps that the engine's page told of.
 func Explain(e *Engine, learned *Learned, all []*survey.Series) (l Law) {
@@ -78,45 +62,8 @@ func Explain(e *Engine, learned *Learned, all []*survey.Series) (l Law) {
 	}
 	if m := l.Learned; m != nil && m.C0Ms > 0 {
 		m := step.Model{C0Ms: m.C0Ms, C1Ms: m.C1Ms, RequestMs: m.RequestMs, OwnMs: m.OwnMs, SharedMs: m.SharedMs, PrefillMs: m.PrefillMs}
-		l.Learned.Error = off(&step.Law{Model: m}, windows)
+		l.Learned.Error = survey.Off(&step.Law{Model: m}, windows)
 	}
-	among, same := candidates(e)
-	for i := range among {
-		law := among[i].Law()
-		if err := off(&law, windows); l.Nearest == nil || err < l.Nearest.Error {
-			l.Nearest = &Near{Name: among[i].Name(), Form: law.Form.String(), Error: err, Among: len(among), Same: same}
-		}
-	}
+	l.Nearest = survey.Nearest(e.Kind, e.Model, e.Ranks, windows)
 	return l
-}
-
-// candidates are the laws of as many ranks of this engine, of the model if the table has it.
-func candidates(e *Engine) (all []laws.Entry, same bool) {
-	all, _ = Find("", e) // no name is no error
-	var of []laws.Entry
-	for i := range all {
-		if model, _, _ := strings.Cut(all[i].Name(), ","); strings.EqualFold(model, e.Model) {
-			of = append(of, all[i])
-		}
-	}
-	if len(of) > 0 {
-		return of, true
-	}
-	return all, false
-}
-
-// off is the mean error of a law over the steps of some windows.
-func off(law *step.Law, windows []survey.Window) float64 {
-	sum, steps := 0.0, 0.0
-	for i := range windows {
-		w := &windows[i]
-		decoding := make([]step.Rank, len(w.Ranks))
-		for k, r := range w.Ranks {
-			decoding[k] = step.Rank{Requests: r.Requests, KV: r.KV}
-		}
-		ms := (1-w.Prompting)*law.Ms(decoding) + w.Prompting*law.Ms(w.Ranks)
-		sum += w.Steps * math.Abs(ms/w.StepMs-1)
-		steps += w.Steps
-	}
-	return sum / steps
 }

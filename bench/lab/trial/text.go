@@ -8,6 +8,7 @@ import (
 	"text/tabwriter"
 	"time"
 
+	"evenkeel/bench/lab/survey"
 	"evenkeel/dispatcher/step"
 	"evenkeel/internal/stats"
 )
@@ -204,9 +205,9 @@ func (l *Law) text(out io.Writer) {
 			of = fmt.Sprintf("%d laws of this model with as many ranks", n.Among)
 		}
 		fmt.Fprintf(out, "The nearest of %s: %s (%s), %.0f %% off in the mean of these windows.\n", of, n.Name, n.Form, 100*n.Error)
-		if n.Error > Far {
+		if n.Error > survey.Far {
 			fmt.Fprintf(out, "WARNING: that is more than %.0f %%, so the law is not that of your engines, "+
-				"and what is expected under laws of the table may be wrong here.\n", 100*Far)
+				"and what is expected under laws of the table may be wrong here.\n", 100*survey.Far)
 		}
 	}
 	if b := l.Barrier; b != nil {

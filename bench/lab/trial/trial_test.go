@@ -200,7 +200,7 @@ func TestTheFileIsWrittenWhateverTheFiguresAre(t *testing.T) {
 	r := New(&Engine{Kind: vLLM, Tokens: nan}, []*Load{{Name: "l", Share: inf}}, &Expectation{Loads: []Expected{{TTFT: Span{Low: -inf}}}})
 	l := r.Loads[0]
 	l.Pairs, l.Gain, l.Learned = []Pair{made(nan, 2), made(50, 1.1)}, &Gain{Tokens: Interval{Mean: inf}}, &Learned{R2: nan}
-	r.Law.Nearest = &Near{Error: nan}
+	r.Law.Nearest = &survey.Near{Error: nan}
 	r.Began = time.Now()
 	var file bytes.Buffer
 	require.NoError(t, r.JSON(&file))
