@@ -12,6 +12,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"evenkeel/bench/lab/laws"
 	"evenkeel/bench/lab/report"
 	"evenkeel/bench/lab/trace"
 	"evenkeel/bench/sim/decode"
@@ -226,6 +227,12 @@ func drawDecode(number uint64) *decodeLoad {
 	ranks := int(math.Round(log(2, 32)))
 	l := &decodeLoad{slots: int(math.Round(log(8, 32)))}
 	c0, c1, cr := log(10, 60), log(2e-5, 3e-4), log(0.05, 0.4)
+	var deployment *laws.Entry // half of the groups step as one of the table, the others by wider ranges
+	of := "a drawn law"
+	if all := deployments(); number%4 == 0 || number%4 == 3 {
+		deployment = &all[r.IntN(len(all))]
+		ranks = deployment.Ranks
+	}
 	n := min(60*ranks*l.slots, 15_000)
 	all := make([]trace.Request, n+1000)
 	longest, at := 0, time.Duration(0)
@@ -242,14 +249,25 @@ func drawDecode(number uint64) *decodeLoad {
 	if number%4 >= 2 {
 		g.RequestMs = cr
 	}
+	if deployment != nil {
+		law := deployment.Law()
+		level := law.Level()
+		g.C0Ms, g.C1Ms, g.RequestMs, g.Law = level.C0Ms, level.C1Ms, level.RequestMs, &law
+		of = deployment.Name()
+	}
 	if r.IntN(2) == 0 {
 		l.load.Rho = 0.4 + 0.3*r.Float64() // so that nobody waits in an engine: steps do not tell of those
 	} else {
 		l.load.Pool = 1 + int(float64(ranks*l.slots)*r.Float64()/2)
 	}
 	l.requests = &decode.Drawn{Before: all[:1000], Requests: all[1000:], Warm: n / 8}
-	l.text = fmt.Sprintf("%d ranks of %d slots, c0 %.0f, c1 %.5f, cr %.2f, rho %.2f, %s", ranks, l.slots, c0, c1, g.RequestMs, l.load.Rho, texts.String())
+	l.text = fmt.Sprintf("%s, %d ranks of %d slots, c0 %.0f, c1 %.5f, cr %.2f, rho %.2f, %s", of, ranks, l.slots, g.C0Ms, g.C1Ms, g.RequestMs, l.load.Rho, texts.String())
 	return l
+}
+
+// deployments are those of as many ranks as such groups have.
+func deployments() []laws.Entry {
+	return slices.DeleteFunc(laws.All(), func(e laws.Entry) bool { return !e.Graphs || e.Ranks > 32 })
 }
 
 // watchSteps is what a survey sees of the steps that are measured: their lengths with some noise.
@@ -298,7 +316,7 @@ func watchSteps(run *report.Run, l *decodeLoad, number int) *Series {
 	return s
 }
 
-// The loads on which it is judged what a survey foretells. docs/fit.md tells of 20 of each of two seeds, which take three minutes each.
+// The loads on which it is judged what a survey foretells. docs/fit.md tells of 20 of each of the seeds 20261205 and 20261206, which take a minute each.
 var (
 	cases = flag.Int("cases", 5, "loads")
 	seed  = flag.Uint64("seed", 20261203, "of the loads")
