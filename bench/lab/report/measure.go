@@ -49,10 +49,11 @@ func (s Step) prefills() (ranks, tokens int) {
 }
 
 // StepModel is how long a step takes: C0 + C1 times the largest load of the
-// group, in KV tokens. Where ranks also prefill, the slowest rank takes Own more
-// for each token of its prompts, all take Shared more for each token that a rank
-// computes in the mean, and Prefill more if any rank computes one.
-type StepModel struct{ C0, C1, Own, Shared, Prefill time.Duration }
+// group, in KV tokens, and Request for each request that a rank has in the mean.
+// Where ranks also prefill, the slowest rank takes Own more for each token of its
+// prompts, all take Shared more for each token that a rank computes in the mean,
+// and Prefill more if any rank computes one.
+type StepModel struct{ C0, C1, Request, Own, Shared, Prefill time.Duration }
 
 // KVShare is the part of a step that depends on the load.
 func (m StepModel) KVShare(kvTokens float64) float64 {
@@ -100,13 +101,15 @@ func Measure(steps []Step, m StepModel) (run, bound Sample) {
 		if largest > 0 {
 			idle += float64(s.imbalance()) / (ranks * float64(largest))
 		}
+		running := 0.0
 		for _, n := range s.Running {
-			tokens += float64(n)
+			running += float64(n)
 		}
+		tokens += running
 		held += float64(sum)
 		length += float64(s.Length)
 		kvLength += float64(m.C1) * float64(largest)
-		ideal += float64(m.C0) + float64(m.C1)*float64(sum)/max(1, ranks)
+		ideal += float64(m.C0) + (float64(m.C1)*float64(sum)+float64(m.Request)*running)/max(1, ranks)
 		mixed = mixed || s.Prefill != nil
 		if computing, prompts := s.prefills(); computing > 0 {
 			prefills++
@@ -136,6 +139,7 @@ func Measure(steps []Step, m StepModel) (run, bound Sample) {
 	bound[TokensPerS] = tokens / (ideal / 1e9)
 	bound[StepMean] = millis(ideal / n)
 	if ranks := len(steps[0].KVTokens); ranks > 0 {
+		m.C0 += time.Duration(float64(m.Request) * tokens / n / float64(ranks))
 		bound[KVShare] = m.KVShare(held / n / float64(ranks))
 	}
 	return run, bound

@@ -184,6 +184,7 @@ func (m *meter) sample() (run, bound report.Sample) {
 	if m.prompts > 0 {
 		run[report.Pulled] = m.lacked / m.prompts
 	}
+	run[report.TTFTMean] = stats.Mean(m.ttft)
 	slices.Sort(m.ticks)
 	run[report.TickP99], run[report.TickMean] = stats.Percentile(m.ticks, 0.99), stats.Mean(m.ticks)
 	for _, q := range []struct {

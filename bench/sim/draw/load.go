@@ -132,11 +132,26 @@ const Stays = 30
 func Judged(seed uint64, number int) *Load {
 	l := New(seed, number)
 	if number%2 == 0 {
-		e := &deployments()[rand.New(rand.NewPCG(seed, uint64(number)+1<<32)).IntN(len(deployments()))]
-		law := e.Law()
-		l.OnRanks(e.Ranks, law.Level())
-		l.Of, l.law = e.Name(), &law
+		l.servedBy(&deployments()[rand.New(rand.NewPCG(seed, uint64(number)+1<<32)).IntN(len(deployments()))])
 	}
+	return l.judged()
+}
+
+// Served draws the load of a number as Judged does, but it is served by this deployment.
+func Served(seed uint64, number int, e *laws.Entry) *Load {
+	l := New(seed, number)
+	l.servedBy(e)
+	return l.judged()
+}
+
+// servedBy has the ranks of a deployment serve the load.
+func (l *Load) servedBy(e *laws.Entry) {
+	law := e.Law()
+	l.OnRanks(e.Ranks, law.Level())
+	l.Of, l.law = e.Name(), &law
+}
+
+func (l *Load) judged() *Load {
 	l.stays = Stays
 	each := Stays * float64(l.Ranks) // stays for each slot of a rank
 	slots := min(l.Slots, max(slotsFrom, int(min(staysTokens/l.answers.mean, mostRequests)/each)))

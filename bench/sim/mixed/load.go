@@ -83,11 +83,20 @@ func Draw(seed uint64, number int) *Load {
 		}
 		l.Law.MeanMs = (1 - own) * request
 		if all := deployments(); number%2 == 0 {
-			e := &all[d.IntN(len(all))]
-			l.Of, l.Ranks, l.Law = e.Name(), e.Ranks, e.Law()
-			l.Law.SharedMs *= laws.Published
+			l.servedBy(&all[d.IntN(len(all))])
 		}
 	})
+}
+
+// Served draws one whose every property is random, but it is served by this deployment.
+func Served(seed uint64, number int, e *laws.Entry) *Load {
+	return draws(seed, number, func(_ dice, l *Load) { l.servedBy(e) })
+}
+
+// servedBy has the ranks of a deployment serve the load.
+func (l *Load) servedBy(e *laws.Entry) {
+	l.Of, l.Ranks, l.Law = e.Name(), e.Ranks, e.Law()
+	l.Law.SharedMs *= laws.Published
 }
 
 // DrawDense draws one whose prompts are mostly the work of their own ranks, and whose requests cost nothing in half of the loads: as on
@@ -143,7 +152,8 @@ var deployments = sync.OnceValue(func() []laws.Entry {
 	})
 })
 
-// Measure finds how long requests stay and how many the ranks can serve, from some of them.
+// Measure finds how long requests stay and how many the ranks can serve, from some of them. With a share of what the slots hold in the
+// mean, it sets the room to that.
 func (l *Load) Measure(room float64) {
 	const n = 4000
 	var prompts, outputs, resident, longest float64
@@ -159,6 +169,8 @@ func (l *Load) Measure(room float64) {
 	slots := float64(l.Slots)
 	if room > 0 {
 		l.Room = int64(max(1.06*longest, room*slots*resident))
+	}
+	if l.Room > 0 {
 		slots = max(1, min(slots, float64(l.Room)/resident))
 	}
 	level := l.Law.Level()

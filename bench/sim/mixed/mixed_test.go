@@ -6,6 +6,9 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"evenkeel/bench/lab/laws"
+	"evenkeel/bench/lab/trace"
+	"evenkeel/dispatcher/step"
 	"evenkeel/internal/race"
 )
 
@@ -53,4 +56,33 @@ func TestACacheForgetsTheOldest(t *testing.T) {
 	require.Zero(t, c.holds(2))
 	require.EqualValues(t, 50, c.holds(3))
 	require.EqualValues(t, 170, c.tokens)
+}
+
+// Each run has the requests of the trace in their order, from the one with which it begins, however often it is begun.
+func TestATraceIsReplayedFromWhereItBegins(t *testing.T) {
+	texts := &Replayed{Name: "three", From: 2, Requests: []trace.Request{{Prompt: 1, Output: 4}, {Prompt: 2, Output: 0}, {Prompt: 3, Output: 6}}}
+	l := &Load{Texts: texts, Ranks: 2, Slots: 2, Law: step.Law{Model: step.Model{C0Ms: 10}}, Full: 1}
+	for range 2 {
+		var prompts []int32
+		for _, q := range l.requests(5, 0) {
+			prompts = append(prompts, q.prompt)
+			require.Positive(t, q.output, "a rank answers with a token at least")
+		}
+		require.Equal(t, []int32{3, 1, 2, 3, 1}, prompts)
+	}
+	require.Equal(t, "three from request 2", texts.String())
+}
+
+// A load that a deployment serves differs from the drawn one in nothing but the ranks and their law.
+func TestServedByADeployment(t *testing.T) {
+	e, err := laws.Find("Kimi-K2.5,vllm,GB200,16")
+	require.NoError(t, err)
+	for number := range 8 {
+		drawn, served := DrawDense(5, number), Served(5, number, e)
+		require.Equal(t, drawn.Texts.String(), served.Texts.String())
+		require.Equal(t, drawn.Slots, served.Slots)
+		require.Equal(t, 16, served.Ranks)
+		require.Equal(t, e.Name(), served.Of)
+		require.InDelta(t, laws.Published*(e.Prompt.MostMs+e.Prompt.MeanMs), served.Law.SharedMs, 1e-12)
+	}
 }
