@@ -42,8 +42,8 @@ install: build ## evenkeel into the folder of `go install`
 	go install -ldflags '$(LDFLAGS)' ./cmd/evenkeel
 
 .PHONY: demo
-demo: build ## policies side by side on a real trace, with engines and load, in a minute
-	@$(BIN)/evenkeel demo
+demo: build ## a row of README's table, with engines, proxy and load in one process, in a minute
+	@$(BIN)/evenkeel demo --aggregated --law Qwen3-235B-A22B-FP8,vllm,H200,8
 
 .PHONY: test
 test: ## every test

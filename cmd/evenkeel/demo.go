@@ -17,6 +17,7 @@ import (
 	"github.com/alecthomas/kong"
 
 	"evenkeel/bench/lab/fit"
+	"evenkeel/bench/lab/laws"
 	"evenkeel/bench/lab/report"
 	"evenkeel/bench/lab/trace"
 	"evenkeel/dispatcher/policy"
@@ -34,6 +35,7 @@ type demoCmd struct {
 	Slots    int    `default:"16" placeholder:"B" help:"Decode this many requests at once on a rank (default: ${default})."`
 	Extra    int    `default:"32" placeholder:"N" help:"Keep this many requests in the system beyond the slots (default: ${default})."`
 	Policies string `default:"jsq-kv,jsq,br0,brh,evenkeel" placeholder:"LIST" help:"Compare these policies; the first is the reference (default: ${default}). There are: ${policies}."`
+	Law      string `placeholder:"NAME|list" help:"Have ranks that step as those of a deployment, but ${demofactor} times as fast: MODEL,ENGINE,GPU,RANKS, such as Qwen3-235B-A22B-FP8,vllm,H200,8, by the times of kernels that NVIDIA measured. It takes the place of --workers, --c0 and --c1, and with --aggregated of the times of prompts. The first policy is then the engine's own. With list, print all laws and run nothing."`
 	Out      string `placeholder:"DIR" help:"Write the report to DIR (default: a new folder, evenkeel-demo-NUMBER, in the folder for temporary files)."`
 	JSON     bool   `name:"json" help:"Print one JSON document."`
 	Seed     uint64 `default:"1" help:"Choose with this seed which part of the trace is sent, and the text of its prompts (default: ${default})."`
@@ -48,6 +50,8 @@ type demoCmd struct {
 	MaxAge          time.Duration `default:"3s" help:"Set max_age_ms of policies that have this parameter and name no value: a request that waited longer goes first (default: ${default})."`
 
 	demoAggregated `embed:"" group:"Ranks that prefill and decode"`
+
+	deployment *laws.Entry // whose law it is; nil: none was named
 }
 
 // demoPolicy is a policy to show.
@@ -58,6 +62,9 @@ type demoPolicy struct {
 
 // Run fails if any stream was wrong or broken, or the user ended it.
 func (c *demoCmd) Run(std streams, k *kong.Context) error {
+	if c.Law == lawList {
+		return laws.List(std.out)
+	}
 	if err := c.defaults(k); err != nil {
 		return err
 	}
@@ -88,8 +95,7 @@ func (c *demoCmd) run(ctx context.Context, std streams) error {
 	if c.Aggregated {
 		ranks = fmt.Sprintf("%d ranks of %d slots that prefill and decode", c.Workers, c.Slots)
 	}
-	fmt.Fprintf(std.err, "%d requests of %s; %s, %d requests in the system; a step takes %s and %s a KV token\n",
-		c.Requests, source, ranks, c.concurrency(), millis(c.C0), c.perToken())
+	fmt.Fprintf(std.err, "%d requests of %s; %s, %d requests in the system; %s\n", c.Requests, source, ranks, c.concurrency(), c.stepWords())
 
 	if least := c.concurrency() + c.warm(); c.Requests <= least {
 		fmt.Fprintf(std.err, "%d requests are too few to measure anything, so only the streams are checked; take more than %d, or fewer --workers, --slots or --extra\n",
@@ -230,6 +236,10 @@ func (c *demoCmd) perToken() string {
 
 func (c *demoCmd) model() report.StepModel {
 	m := report.StepModel{C0: c.C0, C1: c.C1}
+	if c.deployment != nil {
+		l := c.law()
+		m.Request = faster(l.Level().RequestMs)
+	}
 	if c.Aggregated {
 		m.Own, m.Shared, m.Prefill = c.PrefillPerToken, c.PrefillShared, c.PrefillBase
 	}

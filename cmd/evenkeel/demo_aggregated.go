@@ -73,7 +73,7 @@ func (c *demoCmd) defaults(k *kong.Context) error {
 	if c.Aggregated {
 		c.become(given)
 	}
-	return nil
+	return c.becomeLike(given)
 }
 
 // become sets all flags but those that were given.
@@ -130,6 +130,7 @@ func (c *demoCmd) aggregatedEngine(p demoPolicy) refengine.Config {
 	if p.name == delayer {
 		cfg.PrefillDelayer = delayerSteps
 	}
+	c.step(&cfg)
 	return cfg
 }
 
@@ -158,10 +159,11 @@ func learned(ctx context.Context, g *gateway.Gateway) string {
 
 // aggregatedLine makes the same report again.
 func (c *demoCmd) aggregatedLine() string {
-	line := fmt.Sprintf("evenkeel demo --aggregated --requests %d --workers %d --slots %d --extra=%d --policies %s --seed %d",
-		c.Requests, c.Workers, c.Slots, c.Extra, c.Policies, c.Seed)
-	line += fmt.Sprintf(" --c0 %v --c1 %v --prefill-base %v --prefill-per-token %v --prefill-shared %v --token-budget %d --jitter %v --window %v --max-age %v --max-hold %v",
-		c.C0, c.C1, c.PrefillBase, c.PrefillPerToken, c.PrefillShared, c.TokenBudget, c.Jitter, c.Window, c.MaxAge, c.MaxHold)
+	line := fmt.Sprintf("evenkeel demo --aggregated --requests %d --slots %d --extra=%d --policies %s --seed %d ", c.Requests, c.Slots, c.Extra, c.Policies, c.Seed)
+	line += c.lawFlags(fmt.Sprintf("--workers %d --c0 %v --c1 %v --prefill-base %v --prefill-per-token %v --prefill-shared %v",
+		c.Workers, c.C0, c.C1, c.PrefillBase, c.PrefillPerToken, c.PrefillShared))
+	line += fmt.Sprintf(" --token-budget %d --jitter %v --window %v --max-age %v --max-hold %v",
+		c.TokenBudget, c.Jitter, c.Window, c.MaxAge, c.MaxHold)
 	if c.Trace != "" {
 		line += " --trace " + c.Trace
 	}

@@ -33,8 +33,13 @@ func (c *demoCmd) report(trials []*trial, requests []trace.Request, source strin
 	r.Facts = c.facts(trials, requests, source, began)
 	if c.Aggregated {
 		r.Title = "evenkeel demo, ranks that prefill and decode"
+	}
+	switch {
+	case c.deployment != nil:
+		r.Notes = append(c.lawNotes(r.Runs), c.measuredNotes(r)...)
+	case c.Aggregated:
 		r.Notes = append(c.aggregatedNotes(trials), c.measuredNotes(r)...)
-	} else {
+	default:
 		r.Notes = c.notes(r)
 	}
 	return r
@@ -45,10 +50,10 @@ func (c *demoCmd) commandLine() string {
 	if c.Aggregated {
 		return c.aggregatedLine()
 	}
-	line := fmt.Sprintf("evenkeel demo --requests %d --workers %d --slots %d --extra %d --policies %s --seed %d",
-		c.Requests, c.Workers, c.Slots, c.Extra, c.Policies, c.Seed)
-	line += fmt.Sprintf(" --c0 %v --c1 %v --prefills %d --prefill-base %v --prefill-per-token %v --window %v --max-age %v",
-		c.C0, c.C1, c.Prefills, c.PrefillBase, c.PrefillPerToken, c.Window, c.MaxAge)
+	line := fmt.Sprintf("evenkeel demo --requests %d %s --slots %d --extra %d --policies %s --seed %d",
+		c.Requests, c.lawFlags(fmt.Sprintf("--workers %d --c0 %v --c1 %v", c.Workers, c.C0, c.C1)), c.Slots, c.Extra, c.Policies, c.Seed)
+	line += fmt.Sprintf(" --prefills %d --prefill-base %v --prefill-per-token %v --window %v --max-age %v",
+		c.Prefills, c.PrefillBase, c.PrefillPerToken, c.Window, c.MaxAge)
 	if c.Trace != "" {
 		line += " --trace " + c.Trace
 	}
@@ -86,7 +91,7 @@ func (c *demoCmd) facts(trials []*trial, requests []trace.Request, source string
 		{Name: "trace", Value: fmt.Sprintf("%s, %d requests, seed %d", source, len(requests), c.Seed)},
 		{Name: "prompt tokens", Value: tokens(s.Prompt)},
 		{Name: "output tokens", Value: tokens(s.Output)},
-		{Name: "decode", Value: fmt.Sprintf("%d ranks behind one barrier, %d slots each; step = %s + %s per KV token of the fullest rank", c.Workers, c.Slots, millis(c.C0), c.perToken())},
+		{Name: "decode", Value: fmt.Sprintf("%d ranks behind one barrier, %d slots each; %s", c.Workers, c.Slots, c.stepWords())},
 		{Name: "prefill", Value: prefill},
 		{Name: "load", Value: fmt.Sprintf("closed loop, %s; every stream checked token by token", inSystem)},
 		{Name: "policies as they ran", Value: strings.Join(specs, "; ")},

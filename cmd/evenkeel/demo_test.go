@@ -18,8 +18,10 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
+	"evenkeel/bench/lab/laws"
 	"evenkeel/bench/lab/report"
 	"evenkeel/bench/lab/trace"
+	"evenkeel/dispatcher/step"
 )
 
 // small makes a demo of seconds: 2 ranks of 4 slots, quick steps.
@@ -121,6 +123,51 @@ func TestDemoOfRanksThatPrefillAndDecode(t *testing.T) {
 	require.NotContains(t, string(page), "NaN")
 }
 
+// Ranks of a deployment step as its law says, only faster, and the last note is what the table of README has.
+func TestDemoOfADeployment(t *testing.T) {
+	for args, want := range map[string]struct {
+		runs  int
+		words string
+		model string
+	}{
+		"--law gpt-oss-120b,sglang,h200,4":            {5, "gpt-oss-120b, SGLang, 4 ranks on H200 that decode: evenkeel beside rr, which is as SGLang balances by itself: tokens/s ", "--law gpt-oss-120b,sglang,H200,4 --slots 4"},
+		"--aggregated --law gpt-oss-120b,vllm,h200,4": {4, "gpt-oss-120b, vLLM, 4 ranks on H200 that prefill and decode: evenkeel beside jsq, which is as vLLM balances by itself: tokens/s ", "--aggregated --requests 70 --slots 4 --extra=-2"},
+	} {
+		var out, progress bytes.Buffer
+		dir := t.TempDir()
+		status := run(append([]string{"demo", "--out", dir, "--slots", "4", "--requests", "70"}, strings.Fields(args)...), streams{&out, &progress})
+		require.Zero(t, status, progress.String())
+		require.Contains(t, strings.Join(strings.Fields(out.String()), " "), want.words)
+		require.Contains(t, progress.String(), "they step as gpt-oss-120b,")
+		page, err := os.ReadFile(filepath.Join(dir, "report.html"))
+		require.NoError(t, err)
+		require.True(t, strings.Contains(string(page), want.model), "the command that makes the page again")
+		text, err := os.ReadFile(filepath.Join(dir, "report.json"))
+		require.NoError(t, err)
+		var doc struct{ Runs []json.RawMessage }
+		require.NoError(t, json.Unmarshal(text, &doc))
+		require.Len(t, doc.Runs, want.runs)
+	}
+}
+
+// The engines of a demo take what the deployment's take, in all parts of a step.
+func TestADemoStepsAsTheDeployment(t *testing.T) {
+	c := demoCmd{Law: "DeepSeek-V3,sglang,H200,16", Slots: 8, demoAggregated: demoAggregated{Aggregated: true}}
+	require.NoError(t, c.becomeLike(nil))
+	cfg := c.aggregatedEngine(demoPolicy{})
+	e := c.deployment
+	for what, of := range map[string][2]float64{
+		"c0": {e.C0Ms, float64(cfg.C0)}, "c1": {e.C1Ms, float64(cfg.C1)}, "own": {e.OwnMs, float64(cfg.CR)}, "most": {e.MostMs, float64(cfg.CM)},
+		"mean": {e.MeanMs, float64(cfg.CS)}, "own of prompts": {e.Prompt.OwnMs, float64(cfg.PrefillPerToken)},
+		"shared of prompts": {laws.Published * (e.Prompt.MostMs + e.Prompt.MeanMs), float64(cfg.PrefillShared)},
+	} {
+		require.InDelta(t, of[0]/aggregatedFactor*1e6, of[1], 1, what) // ns
+	}
+	require.Equal(t, step.OwnBuckets, cfg.Form)
+	require.Equal(t, 512, cfg.Captured)
+	require.Equal(t, 16, cfg.DPSize)
+}
+
 // Two users of a machine, or two demos of one, do not write over each other.
 func TestEachDemoHasAFolderOfItsOwn(t *testing.T) {
 	defer noLeak(t)()
@@ -211,9 +258,12 @@ func TestDemoRefusesBeforeItStarts(t *testing.T) {
 
 func TestDemoRefusesFlagsThatNothingWouldLookAt(t *testing.T) {
 	for line, says := range map[string]string{
-		"demo --token-budget 4096":                "--token-budget without --aggregated",
-		"demo --aggregated --prefills 3":          "--prefills with --aggregated",
-		"demo --aggregated --connector nixl-pull": "--connector with --aggregated",
+		"demo --token-budget 4096":                                            "--token-budget without --aggregated",
+		"demo --aggregated --prefills 3":                                      "--prefills with --aggregated",
+		"demo --aggregated --connector nixl-pull":                             "--connector with --aggregated",
+		"demo --law mine":                                                     "--law mine is no law of the table",
+		"demo --law gpt-oss-120b,vllm,H200,4 --workers 4":                     "--workers does not go with --law",
+		"demo --aggregated --law gpt-oss-120b,vllm,H200,4 --prefill-base 1ms": "--prefill-base does not go with --law",
 	} {
 		var out, progress bytes.Buffer
 		require.Equal(t, 2, run(strings.Fields(line), streams{&out, &progress}))

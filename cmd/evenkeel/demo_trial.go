@@ -168,10 +168,12 @@ func (c *demoCmd) engines(p demoPolicy) (prefills []*refengine.Engine, decode *r
 		}
 		prefills = append(prefills, e)
 	}
-	decode, err = refengine.Start(refengine.Config{
+	cfg := refengine.Config{
 		Role: refengine.Decode, Model: "demo", Connector: refengine.Connector(c.Connector), DPSize: c.Workers, Slots: c.Slots, C0: c.C0, C1: c.C1,
 		PromptTokensDetails: true, Seed: c.Seed, StepLog: demoSteps,
-	})
+	}
+	c.step(&cfg)
+	decode, err = refengine.Start(cfg)
 	return prefills, decode, err
 }
 
@@ -310,6 +312,7 @@ func readLoad(r *load.Result, into report.Sample) {
 		return
 	}
 	if t := r.Window.TTFT; t.N > 0 {
+		into[report.TTFTMean] = t.Mean
 		into[report.TTFTP50], into[report.TTFTP99] = t.P50, t.P99
 	}
 	if t := r.Window.TPOT; t.N > 0 {

@@ -18,6 +18,7 @@ import (
 
 	"github.com/alecthomas/kong"
 
+	"evenkeel/bench/lab/laws"
 	"evenkeel/bench/lab/report"
 	"evenkeel/bench/lab/trace"
 	"evenkeel/bench/lab/vectors"
@@ -31,37 +32,40 @@ import (
 // simulateCmd compares policies on a trace in the barrier simulator, or on the
 // snapshots of a decision log.
 type simulateCmd struct {
-	Trace     string        `tier:"decode,prefill" placeholder:"FILE|synth:NAME" help:"Replay the requests of FILE, CSV or JSON lines, gzipped or not (docs/traces.md has the columns), or a drawn trace, one of ${synths} (default: Azure's conversation trace of 2023)."`
-	Format    string        `tier:"decode,prefill" enum:"auto,azure,mooncake" default:"auto" help:"The trace has this format: auto, azure (any CSV) or mooncake (any JSON lines) (default: ${default})."`
-	Workers   int           `tier:"decode" default:"8" placeholder:"G" help:"Have this many decode ranks, which step together (default: ${default})."`
-	Slots     int           `tier:"decode" default:"16" placeholder:"B" help:"Decode this many requests at once on a rank (default: ${default})."`
-	Capacity  int64         `tier:"decode,prefill" placeholder:"TOKENS" help:"Hold this many KV tokens on a rank (default: unlimited; a prefill engine 1000000)."`
-	Load      string        `tier:"decode,prefill" default:"closed" placeholder:"closed|RHO" help:"With closed, the number of requests in the system stays the same. With a number, requests arrive as in the trace, at that share of what level ranks could serve (default: ${default}). With --tier prefill, give shares of time in which engines prefill under lmetric, like 0.5,0.85 (default: 0.7)."`
-	Pool      *int          `tier:"decode" placeholder:"N" help:"Closed loop: keep this many requests in the system beyond the slots (default: 4 for each rank)."`
-	Policies  string        `placeholder:"LIST" help:"Compare these policies; the first is the reference (default: ${decodepolicies}; --tier prefill: all; --tier geo: ${geodefault}). There are: ${policies}; for prefill: ${prefillpolicies}; for geo: ${geopolicies}."`
-	Predictor string        `tier:"decode" placeholder:"FILE|KIND" help:"Policies that predict use this predictor if they name none: a file that evenkeel fit wrote, none, survival, exact or oracle (default: survival)."`
-	Seeds     int           `default:"5" placeholder:"N" help:"Run every policy this many times, each time on another part of the trace, or on another drawn one (default: ${default})."`
-	Requests  int           `tier:"decode,prefill" placeholder:"N" help:"Take this many requests for a run (default: its part of the trace, repeated if the ranks need more; with --tier prefill, the whole trace, or 12000 drawn requests)."`
-	Stale     int           `tier:"decode" placeholder:"N" help:"Let policies see the progress of requests N steps late."`
-	Transfer  int           `tier:"decode" placeholder:"N" help:"Let N steps pass between an admission and the first token. The request holds its slot and its KV in this time."`
-	Cached    bool          `tier:"decode" name:"decode-cache" help:"Have decode ranks keep the KV of prompts, as --enable-prefix-caching does. Of a further prompt they pull only the part that they lack; --transfer is the time of a whole prompt. The trace must have hash_ids, as Mooncake's and synth:prefix have."`
-	Spare     *int          `tier:"decode" placeholder:"N" help:"Let a rank run N requests more than it has slots; the sum is its --max-num-seqs. It begins to pull the KV of a request only while it runs fewer than that, as vLLM does (default: it runs as many requests as it has slots, and pulls at once)."`
-	Bind      string        `tier:"decode" enum:"late,arrival" default:"late" help:"With late, a request gets its rank after its prefill. With arrival, it gets its rank before, as some connectors need it, and holds its slot and the room for its KV from then on (default: ${default})."`
-	PrefillMs float64       `tier:"decode" default:"50" placeholder:"MS" help:"A prefill takes this time, however short. In a closed loop with --bind late, this counts only for requests that are prefilled again, because all others wait in the pool after their prefill (default: ${default})."`
-	PerToken  float64       `tier:"decode" name:"prefill-per-token" default:"0.05" placeholder:"MS" help:"A prefill takes this time more per token of the prompt (default: ${default})."`
-	Prefills  *int          `tier:"decode,prefill" placeholder:"P" help:"Have P prefill engines, each of which computes one prompt at a time, in the order of arrival (default: as many as prompts need; with --tier prefill, 8)."`
-	Ahead     string        `tier:"decode" default:"0" placeholder:"N|auto" help:"With --bind arrival, let a rank have N requests beyond its slots, because a request needs no slot during its prefill. With auto, N is the mean number of requests that have no first token yet, at most a quarter of the slots (default: ${default})."`
-	Scenario  string        `tier:"decode,geo" placeholder:"FILE" help:"Read groups and their ranks from FILE (YAML or JSON), in place of --workers. They may be unequal, join and leave. With --tier geo, read regions from FILE, or take one of ${geoscenarios} (default: skew)."`
-	C0        time.Duration `tier:"decode,prefill" name:"c0" default:"55ms" help:"A decode step takes this time, whatever its load (default: ${default})."`
-	C1        time.Duration `tier:"decode,prefill" name:"c1" default:"200ns" help:"A decode step takes this time more per KV token of the fullest rank (default: ${default})."`
-	Window    time.Duration `tier:"decode" default:"3ms" help:"The first slot of a burst of freed ones waits this long for the others, as dispatch.window (default: ${default})."`
-	Law       string        `tier:"decode" enum:"learned,told" default:"learned" help:"With learned, policies learn from the steps how long a step takes, as in the server. With told, they are told it, and the table says so (default: ${default})."`
-	Tier      string        `enum:"decode,prefill,geo" default:"decode" help:"Simulate this part: decode, prefill or geo (default: ${default})."`
-	Prefill   prefillFlags  `embed:"" group:"With --tier prefill"`
-	Geo       geoFlags      `embed:"" group:"With --tier geo"`
-	Log       string        `tier:"decode" placeholder:"FILE" help:"Replay a decision log: every policy decides on the recorded snapshots."`
-	Out       string        `tier:"decode" placeholder:"DIR" help:"Write a page with plots, and the numbers, to DIR."`
-	JSON      bool          `name:"json" help:"Print one JSON document."`
+	Trace      string        `tier:"decode,aggregated,prefill" placeholder:"FILE|synth:NAME" help:"Replay the requests of FILE, CSV or JSON lines, gzipped or not (docs/traces.md has the columns), or a drawn trace, one of ${synths} (default: Azure's conversation trace of 2023)."`
+	Format     string        `tier:"decode,aggregated,prefill" enum:"auto,azure,mooncake" default:"auto" help:"The trace has this format: auto, azure (any CSV) or mooncake (any JSON lines) (default: ${default})."`
+	Workers    int           `tier:"decode" default:"8" placeholder:"G" help:"Have this many decode ranks, which step together (default: ${default})."`
+	Slots      int           `tier:"decode,aggregated" default:"16" placeholder:"B" help:"Decode this many requests at once on a rank (default: ${default})."`
+	Capacity   int64         `tier:"decode,aggregated,prefill" placeholder:"TOKENS" help:"Hold this many KV tokens on a rank (default: unlimited; a prefill engine 1000000)."`
+	Load       string        `tier:"decode,aggregated,prefill" default:"closed" placeholder:"closed|RHO" help:"With closed, the number of requests in the system stays the same. With a number, requests arrive as in the trace, at that share of what level ranks could serve (default: ${default}). With --tier prefill, give shares of time in which engines prefill under lmetric, like 0.5,0.85 (default: 0.7)."`
+	Pool       *int          `tier:"decode,aggregated" placeholder:"N" help:"Closed loop: keep this many requests in the system beyond the slots (default: 4 for each rank; with --tier aggregated, 15 %% of the slots are free, as with --pool=-N)."`
+	Policies   string        `placeholder:"LIST" help:"Compare these policies; the first is the reference (default: ${decodepolicies}; --tier aggregated: ${aggregatedpolicies}; --tier prefill: all; --tier geo: ${geodefault}). There are: ${policies}; for prefill: ${prefillpolicies}; for geo: ${geopolicies}."`
+	Predictor  string        `tier:"decode" placeholder:"FILE|KIND" help:"Policies that predict use this predictor if they name none: a file that evenkeel fit wrote, none, survival, exact or oracle (default: survival)."`
+	Seeds      int           `default:"5" placeholder:"N" help:"Run every policy this many times, each time on another part of the trace, or on another drawn one (default: ${default})."`
+	Requests   int           `tier:"decode,prefill" placeholder:"N" help:"Take this many requests for a run (default: its part of the trace, repeated if the ranks need more; with --tier prefill, the whole trace, or 12000 drawn requests)."`
+	Stale      int           `tier:"decode" placeholder:"N" help:"Let policies see the progress of requests N steps late."`
+	Transfer   int           `tier:"decode" placeholder:"N" help:"Let N steps pass between an admission and the first token. The request holds its slot and its KV in this time."`
+	Cached     bool          `tier:"decode" name:"decode-cache" help:"Have decode ranks keep the KV of prompts, as --enable-prefix-caching does. Of a further prompt they pull only the part that they lack; --transfer is the time of a whole prompt. The trace must have hash_ids, as Mooncake's and synth:prefix have."`
+	Spare      *int          `tier:"decode" placeholder:"N" help:"Let a rank run N requests more than it has slots; the sum is its --max-num-seqs. It begins to pull the KV of a request only while it runs fewer than that, as vLLM does (default: it runs as many requests as it has slots, and pulls at once)."`
+	Bind       string        `tier:"decode" enum:"late,arrival" default:"late" help:"With late, a request gets its rank after its prefill. With arrival, it gets its rank before, as some connectors need it, and holds its slot and the room for its KV from then on (default: ${default})."`
+	PrefillMs  float64       `tier:"decode" default:"50" placeholder:"MS" help:"A prefill takes this time, however short. In a closed loop with --bind late, this counts only for requests that are prefilled again, because all others wait in the pool after their prefill (default: ${default})."`
+	PerToken   float64       `tier:"decode" name:"prefill-per-token" default:"0.05" placeholder:"MS" help:"A prefill takes this time more per token of the prompt (default: ${default})."`
+	Prefills   *int          `tier:"decode,prefill" placeholder:"P" help:"Have P prefill engines, each of which computes one prompt at a time, in the order of arrival (default: as many as prompts need; with --tier prefill, 8)."`
+	Ahead      string        `tier:"decode" default:"0" placeholder:"N|auto" help:"With --bind arrival, let a rank have N requests beyond its slots, because a request needs no slot during its prefill. With auto, N is the mean number of requests that have no first token yet, at most a quarter of the slots (default: ${default})."`
+	Scenario   string        `tier:"decode,geo" placeholder:"FILE" help:"Read groups and their ranks from FILE (YAML or JSON), in place of --workers. They may be unequal, join and leave. With --tier geo, read regions from FILE, or take one of ${geoscenarios} (default: skew)."`
+	C0         time.Duration `tier:"decode,prefill" name:"c0" default:"55ms" help:"A decode step takes this time, whatever its load (default: ${default})."`
+	C1         time.Duration `tier:"decode,prefill" name:"c1" default:"200ns" help:"A decode step takes this time more per KV token of the fullest rank (default: ${default})."`
+	Window     time.Duration `tier:"decode" default:"3ms" help:"The first slot of a burst of freed ones waits this long for the others, as dispatch.window (default: ${default})."`
+	Law        string        `tier:"decode,aggregated" placeholder:"NAME|list" help:"Let ranks step as those of a deployment: MODEL,ENGINE,GPU,RANKS, such as DeepSeek-V3,sglang,H200,32, by the times of kernels that NVIDIA measured. It takes the place of --workers, --c0 and --c1, the first policy is then the engine's own, and --slots is ${lawslots} unless given. With list, print all laws and simulate nothing."`
+	TellLaw    bool          `tier:"decode" help:"Tell policies how long a step takes, and say so in the table. Otherwise they learn it from the steps, as in the server."`
+	Tier       string        `enum:"decode,aggregated,prefill,geo" default:"decode" help:"Simulate this part: decode, aggregated (ranks that prefill and decode, which needs --law), prefill or geo (default: ${default})."`
+	Prefill    prefillFlags  `embed:"" group:"With --tier prefill"`
+	Geo        geoFlags      `embed:"" group:"With --tier geo"`
+	deployment *laws.Entry   // whose law it is; nil: none was named
+
+	Log  string `tier:"decode" placeholder:"FILE" help:"Replay a decision log: every policy decides on the recorded snapshots."`
+	Out  string `tier:"decode" placeholder:"DIR" help:"Write a page with plots, and the numbers, to DIR."`
+	JSON bool   `name:"json" help:"Print one JSON document."`
 }
 
 // Run simulates, or replays a log, until it is done or the user ends it.
@@ -71,13 +75,22 @@ func (c *simulateCmd) Run(std streams, k *kong.Context) error {
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
+	if c.Law == lawList {
+		return laws.List(std.out)
+	}
+	if err := c.become(given(k)); err != nil {
+		return err
+	}
+	if c.Tier == tierAggregated {
+		return ended(ctx, std, c.simulateAggregated(ctx, std))
+	}
 	if c.Tier == "prefill" {
 		return ended(ctx, std, c.simulatePrefill(ctx, std))
 	}
 	if c.Tier == "geo" {
 		return ended(ctx, std, c.simulateGeo(ctx, std))
 	}
-	c.Policies = cmp.Or(c.Policies, decodePolicies)
+	c.Policies = cmp.Or(c.Policies, c.decodePolicies())
 	if c.Out != "" { // before anything is simulated for it
 		if err := makeFolder(c.Out); err != nil {
 			return err
@@ -109,7 +122,7 @@ func (c *simulateCmd) Run(std streams, k *kong.Context) error {
 	return err
 }
 
-// decodePolicies are those that are compared unless told otherwise.
+// decodePolicies are those that are compared unless told otherwise or a law is named.
 const decodePolicies = "jsq,jsq-kv,pjsq-kv,br0,brh,evenkeel"
 
 // ended puts a signal in the place of the error that it led to.
@@ -171,7 +184,7 @@ func (c *simulateCmd) plan() (*decode.Plan, string, error) {
 		}
 	}
 	plan.Fleet.Stale, plan.Fleet.Transfer, plan.Fleet.Spare, plan.Fleet.Caches = c.Stale, c.Transfer, c.Spare, c.Cached
-	plan.Window, plan.TellLaw = c.Window, c.Law == "told"
+	plan.Window, plan.TellLaw = c.Window, c.TellLaw
 	if plan.Load, err = c.load(&plan.Fleet); err != nil {
 		return nil, "", err
 	}
@@ -191,7 +204,13 @@ func (c *simulateCmd) plan() (*decode.Plan, string, error) {
 // uniform is the fleet of the flags.
 func (c *simulateCmd) uniform() decode.Fleet {
 	f := decode.Uniform(min(max(c.Workers, 1), 1<<20), c.Slots, c.Capacity)
-	f.Groups[0].C0Ms, f.Groups[0].C1Ms = float64(c.C0)/float64(time.Millisecond), float64(c.C1)/float64(time.Millisecond)
+	g := &f.Groups[0]
+	g.C0Ms, g.C1Ms = float64(c.C0)/float64(time.Millisecond), float64(c.C1)/float64(time.Millisecond)
+	if c.deployment != nil {
+		law := c.deployment.Law()
+		level := law.Level()
+		g.C0Ms, g.C1Ms, g.RequestMs, g.Law = level.C0Ms, level.C1Ms, level.RequestMs, &law
+	}
 	return f
 }
 
@@ -314,6 +333,9 @@ func (c *simulateCmd) fleetWords(f *decode.Fleet) string {
 	if c.Scenario != "" {
 		return fmt.Sprintf("%d ranks in %d groups, as %s has them", f.Ranks(), len(f.Groups), filepath.Base(c.Scenario))
 	}
+	if c.deployment != nil {
+		return fmt.Sprintf("%d ranks behind one barrier, %d slots each; %s", c.Workers, c.Slots, lawWords(c.deployment))
+	}
 	return fmt.Sprintf("%d ranks behind one barrier, %d slots each; step = %s + %s per KV token of the fullest rank", c.Workers, c.Slots, millis(c.C0), millis(c.C1))
 }
 
@@ -328,7 +350,7 @@ func (c *simulateCmd) commandLine() string {
 	line.Add(c.Trace != "", "trace %s", c.Trace)
 	line.Add(c.Format != "auto", "format %s", c.Format)
 	line.Add(c.Scenario != "", "scenario %s", c.Scenario)
-	line.Add(c.Scenario == "", "workers %d", c.Workers)
+	line.Add(c.Scenario == "" && c.Law == "", "workers %d", c.Workers)
 	line.Add(true, "slots %d", c.Slots)
 	line.Add(c.Capacity != 0, "capacity %d", c.Capacity)
 	line.Add(true, "load %s", c.Load)
@@ -351,10 +373,11 @@ func (c *simulateCmd) commandLine() string {
 		line.Add(true, "prefills %d", *c.Prefills)
 	}
 	line.Add(c.Ahead != "0", "ahead %s", c.Ahead)
-	line.Add(true, "c0 %v", c.C0)
-	line.Add(true, "c1 %v", c.C1)
+	line.Add(c.Law == "", "c0 %v", c.C0)
+	line.Add(c.Law == "", "c1 %v", c.C1)
+	line.Add(c.Law != "", "law %s", c.Law)
 	line.Add(c.Window != board.DefaultWindow, "window %v", c.Window)
-	line.Add(c.Law != "learned", "law %s", c.Law)
+	line.Add(c.TellLaw, "tell-law")
 	return line.Text
 }
 
@@ -372,7 +395,7 @@ func (c *simulateCmd) facts(plan *decode.Plan, result *decode.Result, source str
 		{Name: "decode", Value: c.fleetWords(&plan.Fleet)},
 		{Name: "load", Value: load},
 		{Name: "predictor", Value: cmp.Or(c.Predictor, "the policies' own")},
-		{Name: "board", Value: fmt.Sprintf("the server's, freed slots wait %s for others; what a step takes is %s", millis(c.Window), c.Law)},
+		{Name: "board", Value: fmt.Sprintf("the server's, freed slots wait %s for others; what a step takes is %s", millis(c.Window), map[bool]string{false: "learned", true: "told"}[c.TellLaw])},
 		{Name: "prefill", Value: c.prefillWords(&plan.Load)},
 		{Name: "telemetry", Value: fmt.Sprintf("progress is seen %d steps late, KV takes %d steps to a rank", c.Stale, c.Transfer)},
 	}
@@ -395,6 +418,9 @@ func (c *simulateCmd) prefillWords(l *decode.Load) string {
 func (c *simulateCmd) notes(r *report.Report) []string {
 	first := r.Runs[0]
 	notes := []string{r.Headline()}
+	if c.deployment != nil {
+		notes = append(notes, gain(c.deployment, "that decode", r.Runs), pricedBy)
+	}
 	if kv, ok := first.Metrics[report.KVShare]; ok {
 		notes = append(notes, fmt.Sprintf("Throughput and TPOT gain at most the idle share times KV's share of a step, here %.1f %% times %.0f %% under %s: imbalance is paid only behind a barrier, and only where steps depend on KV.",
 			100*first.Metrics[report.IdleShare].Mean, 100*kv.Mean, first.Policy))

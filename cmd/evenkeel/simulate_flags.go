@@ -15,12 +15,7 @@ import (
 // of another tier (the tag tier says whose a flag is; without, of all), and those
 // that another flag takes the place of or makes sense of.
 func (c *simulateCmd) idle(k *kong.Context) error {
-	var given []*kong.Flag
-	for _, p := range k.Path {
-		if p.Flag != nil && !slices.Contains(given, p.Flag) {
-			given = append(given, p.Flag)
-		}
-	}
+	given := given(k)
 	var foreign, tiers []string
 	for _, f := range given {
 		if of := f.Tag.Get("tier"); of != "" && !slices.Contains(strings.Split(of, ","), c.Tier) {
@@ -30,8 +25,13 @@ func (c *simulateCmd) idle(k *kong.Context) error {
 	}
 	if len(foreign) > 0 {
 		slices.Sort(tiers)
-		return usageError{fmt.Errorf("%s: --tier %s has no such flag, only --tier %s; leave it out, or choose another tier",
-			strings.Join(foreign, ", "), c.Tier, strings.Join(slices.Compact(tiers), " and "))}
+		tiers = slices.Compact(tiers)
+		last := len(tiers) - 1
+		only := tiers[last]
+		if last > 0 {
+			only = strings.Join(tiers[:last], ", ") + " and " + only
+		}
+		return usageError{fmt.Errorf("%s: --tier %s has no such flag, only --tier %s; leave it out, or choose another tier", strings.Join(foreign, ", "), c.Tier, only)}
 	}
 	replays := []string{"log", "policies", "out", "json", "tier"}
 	for _, f := range given {
@@ -41,6 +41,8 @@ func (c *simulateCmd) idle(k *kong.Context) error {
 		switch {
 		case f.Name == "workers" && c.Scenario != "":
 			return usageError{fmt.Errorf("--workers does not go with --scenario, which says how many ranks there are; leave one out")}
+		case slices.Contains([]string{"workers", "c0", "c1", "scenario"}, f.Name) && c.Law != "":
+			return usageError{fmt.Errorf("--%s does not go with --law, which says how many ranks there are and how long they step; leave one out", f.Name)}
 		case f.Name == "ahead" && c.Bind != bindArrival:
 			return usageError{fmt.Errorf("--ahead needs --bind arrival; with --bind late, policies fill slots ahead by themselves")}
 		case f.Name == "spare" && c.Bind == bindArrival:
@@ -54,6 +56,16 @@ func (c *simulateCmd) idle(k *kong.Context) error {
 		}
 	}
 	return nil
+}
+
+// given are the flags of a command line.
+func given(k *kong.Context) (flags []*kong.Flag) {
+	for _, p := range k.Path {
+		if p.Flag != nil && !slices.Contains(flags, p.Flag) {
+			flags = append(flags, p.Flag)
+		}
+	}
+	return flags
 }
 
 // prefillFlags are those of --tier prefill alone. Trace, policies, seeds, load,

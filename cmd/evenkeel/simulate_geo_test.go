@@ -41,7 +41,7 @@ func TestSimulateTheGeoTierSaysWhatIsWrong(t *testing.T) {
 		{"a trace", "--trace synth:mix", "--trace: --tier geo has no such flag"},
 		{"a log", "--log x", "--log: --tier geo has no such flag"},
 		{"plots", "--out x", "--out: --tier geo has no such flag, only --tier decode"},
-		{"a load", "--load 0.7 --requests 100", "--load, --requests: --tier geo has no such flag, only --tier decode and prefill"},
+		{"a load", "--load 0.7 --requests 100", "--load, --requests: --tier geo has no such flag, only --tier aggregated, decode and prefill"},
 		{"decode ranks", "--workers 8 --slots 16 --pool 3 --capacity 1 --stale 1 --transfer 1 --predictor none", "--workers, --slots, --pool, --capacity, --stale, --transfer, --predictor: --tier geo has no such flag"},
 		{"decode steps", "--c0 55ms --c1 200ns", "--c0, --c1: --tier geo has no such flag"},
 		{"prefill engines", "--prefills 2 --both --define a=b", "--prefills, --both, --define: --tier geo has no such flag, only --tier decode and prefill"},

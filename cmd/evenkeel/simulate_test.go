@@ -30,6 +30,7 @@ func TestSimulate(t *testing.T) {
 		{"an open loop on a drawn trace", smallSim + "--trace synth:mix --load 0.8 --stale 3 --transfer 1 --policies jsq,brh:horizon=20,evenkeel --predictor exact"},
 		{"tight KV", smallSim + "--capacity 9000 --policies jsq-kv,pjsq-kv,br0"},
 		{"ranks bound before the prefill", smallSim + "--policies jsq-kv,br0,evenkeel --bind arrival --prefill-ms 200 --prefill-per-token 0.1 --prefills 20 --ahead auto"},
+		{"ranks of a deployment", strings.TrimPrefix(smallSim, "--workers 4 ") + "--law gpt-oss-120b,sglang,h200,4 --policies rr,jsq-kv,evenkeel"},
 		{"groups of unequal ranks that come and go", strings.TrimPrefix(smallSim, "--workers 4 ") + "--scenario " + scenario + " --policies jsq,br0,evenkeel --pool 20 --c0 20ms --c1 1us"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -117,6 +118,15 @@ func TestSimulateSaysWhatIsWrong(t *testing.T) {
 		{"slots ahead of what is prefilled", "--ahead 3", 2, "--ahead needs --bind arrival"},
 		{"so many slots ahead as nobody counts", "--bind arrival --ahead all", 1, `--ahead "all"`},
 		{"no engine that prefills", "--prefills 0", 1, "--prefills 0"},
+		{"a law nobody knows", "--law mine", 2, "--law mine is no law of the table"},
+		{"ranks beside a law, which has them", "--law gpt-oss-120b,vllm,H200,4 --workers 3", 2, "--workers does not go with --law"},
+		{"a fixed part beside a law, which has it", "--law gpt-oss-120b,vllm,H200,4 --c0 3ms", 2, "--c0 does not go with --law"},
+		{"ranks that do both, of nobody", "--tier aggregated", 2, "--tier aggregated needs --law"},
+		{"ranks that do both and predict", "--tier aggregated --law gpt-oss-120b,vllm,H200,4 --predictor exact", 2, "--predictor: --tier aggregated has no such flag"},
+		{"a law of prefill engines", "--tier prefill --law gpt-oss-120b,vllm,H200,4", 2, "--law: --tier prefill has no such flag"},
+		{"no request in the system", "--tier aggregated --law gpt-oss-120b,vllm,H200,4 --slots 4 --pool=-16", 1, "--pool -16: no request would be in the system, which has 16 slots"},
+		{"room for no request", "--tier aggregated --law gpt-oss-120b,vllm,H200,4 --capacity 100", 1, "--capacity 100: the longest request of the trace has"},
+		{"a policy nobody knows for ranks that do both", "--tier aggregated --law gpt-oss-120b,vllm,H200,4 --policies fast", 1, "besides them there are engine and delayer"},
 		{"the format of no file", "--format azure --trace synth:mix", 2, "--format needs --trace FILE"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -125,5 +135,30 @@ func TestSimulateSaysWhatIsWrong(t *testing.T) {
 			require.Empty(t, out)
 			require.Contains(t, errs, tc.want)
 		})
+	}
+}
+
+func TestSimulateListsTheLaws(t *testing.T) {
+	status, out, errs := line("simulate", "--law", "list")
+	require.Equal(t, 0, status, errs)
+	require.Regexp(t, `(?m)^MODEL +ENGINE +GPU +RANKS +form of a decode step$`, out)
+	require.Regexp(t, `(?m)^DeepSeek-V3 +sglang +H200 +16 32 64 +own buckets$`, out)
+	status, demo, errs := line("demo", "--law", "list")
+	require.Equal(t, 0, status, errs)
+	require.Equal(t, out, demo)
+}
+
+func TestSimulateTellsWhatADeploymentGains(t *testing.T) {
+	for args, says := range map[string]string{
+		"--law gpt-oss-120b,vllm,h200,4 --slots 8 --requests 300 --seeds 1 --policies jsq,evenkeel":                                 "gpt-oss-120b, vLLM, 4 ranks on H200 that decode: evenkeel beside jsq, which is as vLLM balances by itself: tokens/s ",
+		"--tier aggregated --law gpt-oss-120b,sglang,h200,4 --slots 8 --seeds 2 --trace synth:lognormal --policies engine,evenkeel": "gpt-oss-120b, SGLang, 4 ranks on H200 that prefill and decode: evenkeel beside engine, which is as SGLang balances by itself: tokens/s ",
+		"--tier aggregated --law gpt-oss-120b,vllm,h200,4 --slots 4 --seeds 1 --load 0.5 --policies engine,delayer,jsq":             "jsq beside engine, which is as vLLM balances by itself: tokens/s ",
+	} {
+		status, out, errs := line(append([]string{"simulate"}, strings.Fields(args)...)...)
+		require.Equal(t, 0, status, errs)
+		plain := strings.Join(strings.Fields(out), " ")
+		require.Contains(t, plain, says)
+		require.Regexp(t, `tokens/s [+-][0-9.]+ %, mean TTFT [+-][0-9.]+ %, TPOT p95 [+-][0-9.]+ %\.`, plain)
+		require.Contains(t, plain, "NVIDIA measured")
 	}
 }

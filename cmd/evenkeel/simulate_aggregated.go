@@ -1,0 +1,211 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"evenkeel/bench/lab/laws"
+	"evenkeel/bench/lab/report"
+	"evenkeel/bench/lab/trace"
+	"evenkeel/bench/sim/mixed"
+	"evenkeel/dispatcher/policy"
+	"evenkeel/internal/namedargs"
+)
+
+const (
+	tierAggregated = "aggregated"
+
+	aggregatedSimulated = engineItself + ",jsq-kv," + delayer + ",evenkeel"
+	aggregatedBudget    = 8192 // tokens that a rank computes in a step: vLLM's default on these GPUs
+	aggregatedFree      = 0.15 // of the slots, in a closed loop
+)
+
+// aggregatedColumns are those of the table.
+var aggregatedColumns = []report.Metric{report.TokensPerS, report.TTFTMean, report.TTFTP99, report.TPOTP50, report.TPOTP95, report.MixedSteps,
+	report.EmptyRanks, report.Failed}
+
+// simulateAggregated compares policies on ranks that prefill and decode.
+func (c *simulateCmd) simulateAggregated(ctx context.Context, std streams) error {
+	if c.deployment == nil {
+		return usageError{errors.New("--tier aggregated needs --law, which says what a step takes; --law list prints all")}
+	}
+	policies, err := c.contenders()
+	if err != nil {
+		return err
+	}
+	load, texts, err := c.mixedLoad()
+	if err != nil {
+		return err
+	}
+	if c.Seeds < 1 {
+		return fmt.Errorf("--seeds %d: at least 1", c.Seeds)
+	}
+	began, bar := time.Now(), newProgress(std.err)
+	fmt.Fprintf(std.err, "%s, %d seeds; %d ranks of %d slots that prefill and decode; %s\n",
+		texts.Name, c.Seeds, load.Ranks, load.Slots, lawWords(c.deployment))
+	all, err := report.Trials(ctx, len(policies), c.Seeds, func(done, total int) {
+		bar.update(done, total, fmt.Sprintf("%d of %d runs done", done, total))
+	}, func(ctx context.Context, i int, seed uint64) (report.Sample, error) {
+		return outcome(ctx, c.of(load, texts, seed), policies[i])
+	})
+	bar.finish()
+	if err != nil {
+		return err
+	}
+	r := report.Report{Title: "evenkeel simulate", Command: c.aggregatedLine()}
+	for i, p := range policies {
+		r.Runs = append(r.Runs, report.Run{Policy: p.Name, Seeds: c.Seeds, Metrics: report.Summarize(all[i]...)})
+	}
+	r.Facts = []report.Fact{
+		{Name: "when", Value: fmt.Sprintf("%s, %.0f s in all", began.Format("2006-01-02 15:04:05 MST"), time.Since(began).Seconds())},
+		{Name: "trace", Value: fmt.Sprintf("the lengths of %s, %d seeds", texts.Name, c.Seeds)},
+		{Name: "ranks", Value: fmt.Sprintf("%d that prefill and decode, %d slots each; %s", load.Ranks, load.Slots, lawWords(c.deployment))},
+	}
+	r.Notes = c.aggregatedNotes(&r)
+	if c.JSON {
+		return r.JSON(std.out)
+	}
+	var b bytes.Buffer
+	if err := r.Lines(&b, aggregatedColumns...); err != nil {
+		return err
+	}
+	b.WriteByte('\n')
+	for _, note := range r.Notes {
+		writeWrapped(&b, note)
+	}
+	fmt.Fprintf(&b, "%.0f s in all. Again: %s\n", time.Since(began).Seconds(), r.Command)
+	_, err = b.WriteTo(std.out)
+	return err
+}
+
+// contenders are who is compared.
+func (c *simulateCmd) contenders() (all []mixed.Contender, err error) {
+	if c.Policies == "" {
+		c.Policies = aggregatedSimulated
+	}
+	for _, name := range namedargs.List(c.Policies) {
+		p := mixed.Contender{Name: name, Spec: name, Learn: true}
+		switch {
+		case name == delayer:
+			p.Spec, p.Route, p.Delay = "", mixed.LeastTokens, delayerSteps
+		case name == engineItself && c.deployment.Engine == "vllm":
+			p.Spec, p.Route = "", mixed.VLLM
+		case name == engineItself:
+			p.Spec = balancesBy(c.deployment)
+		default:
+			if _, err := policy.ParseSpec(name); err != nil {
+				return nil, fmt.Errorf("--policies: %w; besides them there are %s and %s", err, engineItself, delayer)
+			}
+		}
+		all = append(all, p)
+	}
+	return all, nil
+}
+
+// mixedLoad is the load of the first seed.
+func (c *simulateCmd) mixedLoad() (*mixed.Load, *mixed.Replayed, error) {
+	if c.deployment.Prompt.Fit.Steps == 0 {
+		return nil, nil, fmt.Errorf("--law %s does not say what prompts take; take --tier decode, or another law", c.Law)
+	}
+	if c.Slots < 1 || c.Slots > aggregatedBudget {
+		return nil, nil, fmt.Errorf("--slots %d: 1 to %d", c.Slots, aggregatedBudget)
+	}
+	t, name := trace.Azure(), "Azure's conversation trace (2023)"
+	if c.Trace != "" {
+		var err error
+		if t, name, err = c.readTrace(); err != nil {
+			return nil, nil, err
+		}
+	}
+	texts := &mixed.Replayed{Name: name, Requests: t.Requests}
+	l := &mixed.Load{
+		Texts: texts, Ranks: c.deployment.Ranks, Slots: c.Slots, Budget: aggregatedBudget,
+		Law: c.deployment.Law(), Of: c.deployment.Name(), Full: 1 - aggregatedFree,
+	}
+	l.Law.SharedMs *= laws.Published
+	if c.Load != "closed" {
+		open, err := c.load(nil)
+		if err != nil {
+			return nil, nil, err
+		}
+		l.Rho, l.Full = open.Rho, 0
+	} else if c.Pool != nil {
+		if l.Full = 1 + float64(*c.Pool)/float64(l.Ranks*l.Slots); l.Full <= 0 {
+			return nil, nil, fmt.Errorf("--pool %d: no request would be in the system, which has %d slots", *c.Pool, l.Ranks*l.Slots)
+		}
+	}
+	longest := slices.MaxFunc(t.Requests, func(a, b trace.Request) int { return a.Prompt + a.Output - b.Prompt - b.Output })
+	if n := int64(longest.Prompt + longest.Output); c.Capacity > 0 && c.Capacity < n+n/10 {
+		return nil, nil, fmt.Errorf("--capacity %d: the longest request of the trace has %d tokens, and a rank needs a tenth more", c.Capacity, n)
+	}
+	return l, texts, nil
+}
+
+// readTrace is the trace that is named.
+func (c *simulateCmd) readTrace() (*trace.Trace, string, error) {
+	if name, ok := strings.CutPrefix(c.Trace, trace.SynthPrefix); ok {
+		const drawn = 20_000
+		t, err := trace.Synth(name, drawn, 1)
+		return t, c.Trace, err
+	}
+	t, err := trace.Read(c.Trace, trace.Options{Format: trace.Format(c.Format)})
+	return t, filepath.Base(c.Trace), err
+}
+
+// of is the load of a seed: that begins elsewhere in the trace, and draws its arrivals anew.
+func (c *simulateCmd) of(l *mixed.Load, texts *mixed.Replayed, seed uint64) *mixed.Load {
+	so, from := *l, *texts
+	from.From = int(seed-1) * len(texts.Requests) / c.Seeds
+	so.Texts, so.Seed, so.Room = &from, seed, c.Capacity
+	so.Measure(0)
+	return &so
+}
+
+// outcome is what one of them makes of a load.
+func outcome(ctx context.Context, l *mixed.Load, p mixed.Contender) (report.Sample, error) {
+	o, err := mixed.Serve(ctx, l, p)
+	return report.Sample{
+		report.TokensPerS: o.Tokens, report.TTFTMean: o.TTFT, report.TTFTP99: o.TTFT99, report.TPOTP50: o.TPOT50, report.TPOTP95: o.TPOT95,
+		report.MixedSteps: o.Prefill, report.EmptyRanks: o.Empty, report.Failed: float64(o.Unended),
+	}, err
+}
+
+// aggregatedLine makes the same numbers again.
+func (c *simulateCmd) aggregatedLine() string {
+	line := report.Words{Text: "evenkeel simulate --tier aggregated", Before: " --"}
+	line.Add(true, "law %s", c.Law)
+	line.Add(true, "policies %s", c.Policies)
+	line.Add(c.Trace != "", "trace %s", c.Trace)
+	line.Add(c.Format != "auto", "format %s", c.Format)
+	line.Add(true, "slots %d", c.Slots)
+	line.Add(c.Capacity != 0, "capacity %d", c.Capacity)
+	line.Add(true, "load %s", c.Load)
+	if c.Pool != nil {
+		line.Text += fmt.Sprintf(" --pool=%d", *c.Pool)
+	}
+	line.Add(true, "seeds %d", c.Seeds)
+	return line.Text
+}
+
+// aggregatedNotes say how far the numbers carry.
+func (c *simulateCmd) aggregatedNotes(r *report.Report) []string {
+	how := "In a closed loop a request comes when one has left"
+	if c.Load != "closed" {
+		how = "Requests come as a Poisson process, whatever the times of the trace"
+	}
+	return []string{
+		gain(c.deployment, "that prefill and decode", r.Runs), r.Headline(),
+		pricedBy + fmt.Sprintf(" The part of a prompt that all ranks compute together is %g of that, as in whole steps that were published.", laws.Published),
+		how + fmt.Sprintf(". A step computes at most %d tokens of a rank. No prompt is in a prefix cache.", aggregatedBudget),
+		fmt.Sprintf("engine is what the engine does by itself with one address. %s is what engines do that hold prompts for up to %d steps, "+
+			"until each rank has one. × is the ratio to %s. ± is the deviation between seeds, each of which begins elsewhere in the trace.",
+			delayer, delayerSteps, r.Runs[0].Policy),
+		"A simulator: the server's own board decides and learns what a step takes; a prompt's length is guessed (sigma 0.3). Engines never fail.",
+	}
+}
