@@ -219,7 +219,46 @@ func (b *book) claimsOfAllRows() string {
 	t.Add(fmt.Sprintf("in none of %d rows does the lower end of the interval of `finish` pass %.2f of `lmetric`", rows, surely), fmt.Sprintf("%.2f (%s)", worst, where), policytables.Verdict(worst <= surely))
 	t.Add("engines that also decode: mean TTFT of `finish` at most 1.00 of `lmetric`'s in every row", fmt.Sprintf("%.2f at most", both), policytables.Verdict(both <= 1))
 	t.Add("engines that also decode: and its mean TPOT at most 1.00", fmt.Sprintf("%.2f at most", tokens), policytables.Verdict(tokens <= 1))
+	b.headline(&t)
 	return "**all tables**\n\n" + t.String()
+}
+
+// headline is what LMetric's paper (arXiv 2603.15202) says of real workloads: by how much its mean TTFT and TPOT are less than those of
+// vLLM's router and of a scheduler in production, in whose place Bailian's stands.
+func (b *book) headline(t *page.Markdown) {
+	for _, h := range []struct {
+		rival, what string
+		of          report.Metric
+		percent     float64
+	}{
+		{"vllm-queue", "mean TTFT", report.TTFTMean, 92}, {"bailian", "mean TTFT", report.TTFTMean, 52},
+		{"vllm-queue", "mean TPOT", report.TPOTMean, 21}, {"bailian", "mean TPOT", report.TPOTMean, 20},
+	} {
+		least, most := math.Inf(1), math.Inf(-1)
+		for _, sc := range b.scenarios() {
+			if !sc.both {
+				continue
+			}
+			if o := b.at(sc, "lmetric", h.rival); o.Refused == "" {
+				less := 100 * (1 - o.Ratio("lmetric", h.rival, h.of))
+				least, most = min(least, less), max(most, less)
+			}
+		}
+		if math.IsInf(least, 1) {
+			continue
+		}
+		verdict := policytables.Pass
+		switch {
+		case most <= 0:
+			verdict = policytables.Verdict(false)
+		case most < h.percent:
+			verdict = "weaker than published"
+		case least < h.percent:
+			verdict = "weaker than published, but for the best row"
+		}
+		t.Add(fmt.Sprintf("engines that also decode, LMetric's paper: %s of `lmetric` %.0f %% less than that of `%s`", h.what, h.percent, h.rival),
+			fmt.Sprintf("%.0f to %.0f %% less", least, most), verdict)
+	}
 }
 
 // scenarios are those of all tables.

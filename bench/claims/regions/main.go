@@ -113,3 +113,6 @@ func verdict(ok bool) string {
 	}
 	return "**not reproduced**"
 }
+
+// weaker is the verdict where a claim holds, but by less than was published.
+const weaker = "weaker than claimed"

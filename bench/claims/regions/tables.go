@@ -117,8 +117,12 @@ func ofLoads(change func(l *regions.Load)) func(s *regions.Scenario) {
 // claims are C1 to C10.
 func (b *book) claims() string {
 	var rows [][]string
-	add := func(id, source, want, measured string, ok bool) {
-		rows = append(rows, []string{id, source, want, measured, verdict(ok)})
+	add := func(id, source, want, measured string, ok, asPublished bool) {
+		said := verdict(ok)
+		if ok && !asPublished {
+			said = weaker
+		}
+		rows = append(rows, []string{id, source, want, measured, said})
 	}
 	balancers := []string{"rr", "central-least-load", "ch", "prefix-blind"}
 	all := append([]string{ours, skylb}, balancers...)
@@ -152,10 +156,10 @@ func (b *book) claims() string {
 	}
 	add("C1", "S0: 1.12 to 2.06 times the throughput of single balancers", "skylb ≥ 1.05 of rr and ≥ 0.95 of least-load, in each of 15 cells",
 		fmt.Sprintf("%s of rr, %s of least-load; %s of prefix-blind (no target). With %s %s of rr, %s of least-load", overRR, overLL, overPrefix, pauses, pausedRR, pausedLL),
-		overRR.least() >= 1.05 && overLL.least() >= 0.95)
+		overRR.least() >= 1.05 && overLL.least() >= 0.95, overRR.least() >= 1.12)
 	add("C2", "S0: 1.74 to 6.30 times lower latency", "TTFT of the best single balancer ≥ 1.2 times that of finish, of the worst ≥ 2",
 		fmt.Sprintf("best %s, worst %s (best over skylb: %s); without the 24k engines best %s, worst %s. With %s best %s, worst %s", best, worst, theirs, roomyBest, roomyWorst,
-			pauses, pausedBest, pausedWorst), best.least() >= 1.2 && worst.least() >= 2)
+			pauses, pausedBest, pausedWorst), best.least() >= 1.2 && worst.least() >= 2, best.least() >= 1.74)
 
 	var p90, p90OnePass span
 	for _, preset := range original {
@@ -166,7 +170,7 @@ func (b *book) claims() string {
 		}
 	}
 	add("C3", "S0: P90 TTFT is 10 to 23 % of the baselines'", "finish ≤ 0.50 of rr and prefix-blind on tot", fmt.Sprintf("%s; with %s %s", p90, onePass, p90OnePass),
-		p90.most() <= 0.5)
+		p90.most() <= 0.5, p90.most() <= 0.23)
 
 	one := []string{blindMatch, match, "finish:push=blind", "finish:push=sp-p", "finish:push=sp-e", "finish:push=sp-o,max_outstanding=8", "prefix-blind"}
 	alone := b.on("one-region", presets[0], one...)
@@ -175,14 +179,14 @@ func (b *book) claims() string {
 	add("C4", "S0: SP-P has 1.27 times the throughput of blind, 1.4 times that of SP-O; P90 TTFT 18 times lower than blind",
 		"4 replicas, 30 clients, one region, local choice as in finish: SP-P within 10 % of blind, SP-E ≥ 0.98 of SP-P, SP-P ≥ 1.1 of SP-O(8)",
 		fmt.Sprintf("%.2f, %.2f, %.2f. With the longest match alone as local choice SP-P has %.2f times blind's throughput, and %.2f times that of SGLang's router",
-			spp, spe, spo8, to(match, blindMatch), to(match, "prefix-blind")), spp >= 0.9 && spp <= 1.1 && spe >= 0.98 && spo8 >= 1.1)
+			spp, spe, spo8, to(match, blindMatch), to(match, "prefix-blind")), spp >= 0.9 && spp <= 1.1 && spe >= 0.98 && spo8 >= 1.1, spp >= 1.27 && spo8 >= 1.4)
 
 	sk := b.on("skew", presets[0], skylb, "skylb-local", "region-local", "finish:replicas=9").Ratio
 	gain := sk(skylb, "skylb-local", report.TokensPerS)
 	p, tokens := sk("finish:replicas=9", "region-local", report.TTFTP90), sk("finish:replicas=9", "region-local", report.TokensPerS)
 	add("C5", "S0: 1.07 to 1.18 over region-local; 9 replicas do as 12",
 		"skew: skylb ≥ 1.03 of itself without peers; finish on 9: P90 TTFT ≤ region-local's on 12, tokens/s ≥ 0.84",
-		fmt.Sprintf("%.2f; on 9: P90 TTFT %.2f, tokens/s %.2f", gain, p, tokens), gain >= 1.03 && p <= 1 && tokens >= 0.84)
+		fmt.Sprintf("%.2f; on 9: P90 TTFT %.2f, tokens/s %.2f", gain, p, tokens), gain >= 1.03 && p <= 1 && tokens >= 0.84, gain >= 1.07)
 
 	var apart, apartOnePass span
 	for _, preset := range original {
@@ -191,7 +195,7 @@ func (b *book) claims() string {
 		}
 	}
 	add("C6", "S0: uniform trees favour consistent hashing by 2 %", "ch within 10 % of finish in tokens/s", fmt.Sprintf("%s; with %s %s", apart, onePass, apartOnePass),
-		apart.least() >= 0.9 && apart.most() <= 1.1)
+		apart.least() >= 0.9 && apart.most() <= 1.1, true)
 
 	share := b.peaks()
 	rows = append(rows, []string{
@@ -202,11 +206,11 @@ func (b *book) claims() string {
 	g := b.on("gorgo", "a100-mistral7b", ours, "gorgo", "central-gorgo", "central-least-load").Ratio
 	central, mine := g("central-least-load", "central-gorgo", report.TTFTP50), g("central-least-load", ours, report.TTFTP50)
 	add("C8", "S1: a central GORGO has 2.5 times lower median TTFT", "least-load over central-gorgo ≥ 1.2, over finish ≥ 2", fmt.Sprintf("%.2f, %.2f", central, mine),
-		central >= 1.2 && mine >= 2)
+		central >= 1.2 && mine >= 2, central >= 2.5)
 	mean, p99, rate := g("central-least-load", "gorgo", report.TTFTMean), g("central-least-load", "gorgo", report.TTFTP99),
 		g("gorgo", "central-least-load", report.TokensPerS)
 	add("C9", "S1: distributed GORGO has 4.0 times lower mean, 15 times lower P99 TTFT, and 43 % fewer requests done",
-		"both ≥ 2, tokens/s ≥ 1.00 at equal limits", fmt.Sprintf("mean %.2f, P99 %.2f, tokens/s %.2f", mean, p99, rate), mean >= 2 && p99 >= 2 && rate >= 1)
+		"both ≥ 2, tokens/s ≥ 1.00 at equal limits", fmt.Sprintf("mean %.2f, P99 %.2f, tokens/s %.2f", mean, p99, rate), mean >= 2 && p99 >= 2 && rate >= 1, mean >= 4 && p99 >= 15)
 
 	var noWait, noRTT span
 	for _, preset := range presets {
@@ -217,7 +221,7 @@ func (b *book) claims() string {
 	}
 	add("C10", "ours: the peer's wait and the round trip belong into the cost",
 		"without the wait TTFT ≥ 2 times on skew and diurnal; without the round trip ≥ 1.01 times on multi-turn",
-		fmt.Sprintf("without wait %s, without RTT %s", noWait, noRTT), noWait.least() >= 2 && noRTT.least() >= 1.01)
+		fmt.Sprintf("without wait %s, without RTT %s", noWait, noRTT), noWait.least() >= 2 && noRTT.least() >= 1.01, true)
 	return fmt.Sprintf("`make claim NAME=regions`, %d seeds\n\n", b.Seeds) + table("claim | source | in shape if | measured | verdict", rows)
 }
 
