@@ -59,9 +59,8 @@ const fewest, widest = 8, 32
 
 // in is a law in another form than its engine's. Prompts take as long as in whole steps that were published.
 func in(e *laws.Entry, form step.Form) *step.Law {
-	l := e.Law()
+	l := e.Served()
 	l.Form = form
-	l.SharedMs *= laws.Published
 	return &l
 }
 

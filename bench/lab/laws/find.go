@@ -28,12 +28,18 @@ func Find(name string) (*Entry, error) {
 		if len(same) == 0 {
 			return ""
 		}
+		if more := len(same) - shown; more > 0 {
+			return fmt.Sprintf("; like it are %s and %d more", strings.Join(same[:shown], " "), more)
+		}
 		return "; like it are " + strings.Join(same, " ")
 	}
 	like := cmp.Or(alike(min(3, len(parts))), spelling.Hint(name, names), alike(2), alike(1))
-	return nil, fmt.Errorf("--law %s is no law of the table%s; write MODEL,ENGINE,GPU,RANKS as in DeepSeek-V3,vllm,H200,8 "+
-		"(evenkeel simulate --law list lists all)", name, like)
+	return nil, fmt.Errorf("%q is no law of the table%s; write MODEL,ENGINE,GPU,RANKS as in DeepSeek-V3,vllm,H200,8 "+
+		"(evenkeel simulate --law list prints all)", name, like)
 }
+
+// shown are how many names an error has at most.
+const shown = 8
 
 // List writes which laws there are: a line for each model, engine, GPU and form.
 func List(w io.Writer) error {

@@ -125,6 +125,36 @@ func (e *Entry) Law() step.Law {
 	return l
 }
 
+// Served is the law of decode steps with prompts in them, as whole steps that were published have it.
+func (e *Entry) Served() step.Law {
+	l := e.Law()
+	l.SharedMs *= Published
+	return l
+}
+
+// Title is a law in words: the model, its engine and its GPUs.
+func (e *Entry) Title() string {
+	model, _, _ := strings.Cut(e.Name(), ",")
+	return fmt.Sprintf("%s, %s, %d %s", model, e.EngineTitle(), e.Ranks, e.GPU)
+}
+
+// EngineTitle is the engine's name as its makers write it.
+func (e *Entry) EngineTitle() string {
+	if e.Engine == "sglang" {
+		return "SGLang"
+	}
+	return "vLLM"
+}
+
+// Balances is the policy that is nearest to what the engine does by itself with requests for one address: vLLM gives each to the rank with
+// the fewest, and SGLang takes the ranks in turn.
+func (e *Entry) Balances() string {
+	if e.Engine == "sglang" {
+		return "rr"
+	}
+	return "jsq"
+}
+
 // Form is which rows of its ranks a decode step takes its time for.
 func (e *Entry) Form() step.Form {
 	switch {

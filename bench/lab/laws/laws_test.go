@@ -104,7 +104,7 @@ func TestALawIsFoundByItsName(t *testing.T) {
 		"DeepSeek-V3,vllm,H200":    "like it are DeepSeek-V3,vllm,H200,8 ",
 		"DeepSeek-V3,vlm,H200,8":   `did you mean "DeepSeek-V3,vllm,H200,8"`,
 		"gpt-oss-120b":             "like it are gpt-oss-120b,sglang,B200,4 ",
-		"mine":                     "--law mine is no law of the table; write MODEL,ENGINE,GPU,RANKS",
+		"mine":                     `"mine" is no law of the table; write MODEL,ENGINE,GPU,RANKS`,
 		"":                         "write MODEL,ENGINE,GPU,RANKS",
 	} {
 		_, err := Find(name)

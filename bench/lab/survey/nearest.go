@@ -42,9 +42,10 @@ func Nearest(engine, model string, ranks int, windows []Window) (n *Near) {
 		among = same
 	}
 	for i := range among {
-		law := among[i].Law()
-		if err := Off(&law, windows); n == nil || err < n.Error {
-			n = &Near{Name: among[i].Name(), Form: law.Form.String(), Error: err, Among: len(among), Same: len(same) > 0}
+		for _, law := range []step.Law{among[i].Law(), among[i].Served()} { // they differ in what prompts take
+			if err := Off(&law, windows); n == nil || err < n.Error {
+				n = &Near{Name: among[i].Name(), Form: law.Form.String(), Error: err, Among: len(among), Same: len(same) > 0}
+			}
 		}
 	}
 	return n

@@ -3,6 +3,7 @@ package trial
 import (
 	"cmp"
 	"context"
+	"fmt"
 	"math"
 	"slices"
 	"time"
@@ -50,7 +51,7 @@ func Find(name string, e *Engine) (found []laws.Entry, err error) {
 	if name != "" {
 		one, err := laws.Find(name)
 		if err != nil {
-			return nil, err
+			return nil, fmt.Errorf("--law: %w", err)
 		}
 		return []laws.Entry{*one}, nil
 	}
@@ -96,9 +97,7 @@ func Expect(ctx context.Context, e *Engine, loads []*Load, by []laws.Entry, each
 			if len(by) > 1 && seed > 0 {
 				break
 			}
-			faster := law
-			faster.SharedMs *= laws.Published
-			runs = append(runs, run{law, seed}, run{faster, seed})
+			runs = append(runs, run{law, seed}, run{by[i].Served(), seed})
 		}
 	}
 	all, err := report.Trials(ctx, len(runs), 1, told, func(ctx context.Context, i int, _ uint64) ([]pair, error) {

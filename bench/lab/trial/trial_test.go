@@ -77,7 +77,7 @@ func TestALawIsFoundByItsName(t *testing.T) {
 	}
 	for name, says := range map[string]string{
 		"DeepSeek-V3,vlm,H200,8": `did you mean "DeepSeek-V3,vllm,H200,8"`,
-		"Kimi-K2.5,vllm,TPU,8":   "of this model there are Kimi-K2.5,",
+		"Kimi-K2.5,vllm,TPU,8":   "like it are Kimi-K2.5,",
 		"no-such":                "write MODEL,ENGINE,GPU,RANKS as in",
 	} {
 		_, err := Find(name, e)

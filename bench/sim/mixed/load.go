@@ -95,8 +95,7 @@ func Served(seed uint64, number int, e *laws.Entry) *Load {
 
 // servedBy has the ranks of a deployment serve the load.
 func (l *Load) servedBy(e *laws.Entry) {
-	l.Of, l.Ranks, l.Law = e.Name(), e.Ranks, e.Law()
-	l.Law.SharedMs *= laws.Published
+	l.Of, l.Ranks, l.Law = e.Name(), e.Ranks, e.Served()
 }
 
 // DrawDense draws one whose prompts are mostly the work of their own ranks, and whose requests cost nothing in half of the loads: as on
