@@ -61,6 +61,7 @@ type Config struct {
 	CS              time.Duration // a step's time per request of all ranks, divided by how many ranks there are
 	Form            step.Form     // whether ranks are padded to the size of a graph, and for whom that costs something
 	Captured        int           // the largest graph, by requests of a rank; 0: there are none
+	Law             *step.Law     // what a step takes in place of all of these, and of PrefillBase, PrefillPerToken and PrefillShared on aggregated ranks; nil: they say
 	Phase           time.Duration // steps end so long after whole multiples of C0, so that engines in turn do not all speak at once; 0: the first begins when a request comes
 	TokensPerChunk  int           // tokens a request gets in one step, as with MTP, default 1
 	StreamInterval  int           // steps between two chunks after the first, default 1
@@ -295,7 +296,7 @@ func (c Config) group() group.Config {
 	if c.Role == Aggregated {
 		mixed = &group.Mixed{Budget: c.MaxBatchedTokens, Interval: c.PrefillInterval, First: c.PrefillFirst, Delay: c.PrefillDelayer, Shared: c.PrefillShared}
 	}
-	return group.Config{Ranks: c.DPSize, Slots: c.Slots, Blocks: c.KVTokens / blockSize, TokensPerChunk: c.TokensPerChunk, C0: c.C0, C1: c.C1, CR: c.CR, CM: c.CM, CS: c.CS, Form: c.Form, Captured: c.Captured, Phase: c.Phase,
+	return group.Config{Ranks: c.DPSize, Slots: c.Slots, Blocks: c.KVTokens / blockSize, TokensPerChunk: c.TokensPerChunk, C0: c.C0, C1: c.C1, CR: c.CR, CM: c.CM, CS: c.CS, Form: c.Form, Captured: c.Captured, Law: c.Law, Phase: c.Phase,
 		FirstAtOnce: c.FirstAtOnce, Spread: c.Spread, Recompute: c.RecomputeEnable, PrefillBase: c.PrefillBase, PrefillPer: c.PrefillPerToken, Waits: waits, Mixed: mixed}
 }
 

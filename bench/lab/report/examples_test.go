@@ -10,7 +10,7 @@ import (
 
 // Two ranks step together; the second step is level.
 func ExampleMeasure() {
-	model := report.StepModel{C0: 5 * time.Millisecond, C1: 200 * time.Nanosecond}
+	model := report.StepModel{C0: 5 * time.Millisecond, C1: 200}
 	steps := []report.Step{
 		{Start: 0, Length: 9 * time.Millisecond, Running: []int{16, 16}, KVTokens: []int{20_000, 10_000}},
 		{Start: 9 * time.Millisecond, Length: 8 * time.Millisecond, Running: []int{16, 16}, KVTokens: []int{15_000, 15_000}},

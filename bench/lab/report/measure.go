@@ -53,11 +53,15 @@ func (s Step) prefills() (ranks, tokens int) {
 // Where ranks also prefill, the slowest rank takes Own more for each token of its
 // prompts, all take Shared more for each token that a rank computes in the mean,
 // and Prefill more if any rank computes one.
-type StepModel struct{ C0, C1, Request, Own, Shared, Prefill time.Duration }
+type StepModel struct {
+	C0                            time.Duration
+	C1                            float64 // ns, which is less than one on some GPUs
+	Request, Own, Shared, Prefill time.Duration
+}
 
 // KVShare is the part of a step that depends on the load.
 func (m StepModel) KVShare(kvTokens float64) float64 {
-	kv := float64(m.C1) * kvTokens
+	kv := m.C1 * kvTokens
 	if kv == 0 {
 		return 0
 	}
@@ -108,8 +112,8 @@ func Measure(steps []Step, m StepModel) (run, bound Sample) {
 		tokens += running
 		held += float64(sum)
 		length += float64(s.Length)
-		kvLength += float64(m.C1) * float64(largest)
-		ideal += float64(m.C0) + (float64(m.C1)*float64(sum)+float64(m.Request)*running)/max(1, ranks)
+		kvLength += m.C1 * float64(largest)
+		ideal += float64(m.C0) + (m.C1*float64(sum)+float64(m.Request)*running)/max(1, ranks)
 		mixed = mixed || s.Prefill != nil
 		if computing, prompts := s.prefills(); computing > 0 {
 			prefills++

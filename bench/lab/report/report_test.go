@@ -35,7 +35,7 @@ func golden(t *testing.T, name string, got []byte) {
 
 const ms = time.Millisecond
 
-var model = StepModel{C0: 5 * ms, C1: 200 * time.Nanosecond}
+var model = StepModel{C0: 5 * ms, C1: 200}
 
 // saw makes steps of four ranks whose loads differ by spread.
 func saw(n, spread int) []Step {
@@ -48,7 +48,7 @@ func saw(n, spread int) []Step {
 			s.KVTokens = append(s.KVTokens, 20_000+int(wave*float64(spread)))
 		}
 		largest, _, _ := s.load()
-		s.Length = model.C0 + time.Duration(largest)*model.C1
+		s.Length = model.C0 + time.Duration(float64(largest)*model.C1)
 		at += s.Length
 		steps = append(steps, s)
 	}
@@ -125,7 +125,7 @@ func TestMeasure(t *testing.T) {
 		{Start: 20 * ms, Length: 20 * ms, Late: ms, Running: []int{1, 0}, KVTokens: []int{200, 0}},
 		{Start: 40 * ms, Length: 10 * ms, Late: 3 * ms, Running: []int{0, 0}, KVTokens: []int{0, 0}},
 	}
-	run, bound := Measure(steps, StepModel{C0: ms, C1: 10 * time.Microsecond})
+	run, bound := Measure(steps, StepModel{C0: ms, C1: 10_000})
 	require.InDelta(t, (200.+200.)/3, run[Imbalance], 1e-9)
 	require.InDelta(t, (200.+200.)/3, run[MaxMinusMin], 1e-9)
 	require.InDelta(t, (200./600.+200./400.)/3, run[IdleShare], 1e-9)
@@ -147,7 +147,7 @@ func TestMeasureOfRanksThatPrefill(t *testing.T) {
 		{Start: 20 * ms, Length: 10 * ms, Running: []int{1, 2}, KVTokens: []int{100, 300}, Prefill: []int{300, 200}},
 		{Start: 30 * ms, Length: 10 * ms, Running: []int{1, 2}, KVTokens: []int{100, 300}, Prefill: []int{0, 0}},
 	}
-	run, bound := Measure(steps, StepModel{C0: ms, C1: 10 * time.Microsecond, Own: 6 * time.Microsecond, Shared: 4 * time.Microsecond, Prefill: 2 * ms})
+	run, bound := Measure(steps, StepModel{C0: ms, C1: 10_000, Own: 6 * time.Microsecond, Shared: 4 * time.Microsecond, Prefill: 2 * ms})
 	require.InDelta(t, 0.5, run[MixedSteps], 1e-9)
 	require.InDelta(t, 0.25, run[EmptyRanks], 1e-9, "half of the ranks in one of two steps")
 	require.InDelta(t, 1+2+0.5*(2+2.5), bound[StepMean], 1e-9, "c0 + c1 * mean load, and in half of the steps what 250 tokens for each rank take")
@@ -188,7 +188,7 @@ func TestABalancedGroupIsItsOwnBound(t *testing.T) {
 				}
 			}
 			largest, _, _ := s.load()
-			s.Length = model.C0 + time.Duration(largest)*model.C1
+			s.Length = model.C0 + time.Duration(float64(largest)*model.C1)
 			at += s.Length
 			steps = append(steps, s)
 		}

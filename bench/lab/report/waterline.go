@@ -142,7 +142,7 @@ func (p *pane) draw(s *strings.Builder, pane int, top float64, model StepModel) 
 			continue
 		}
 		largest, _, sum := step.load()
-		lost += (float64(largest) - float64(sum)/float64(len(step.KVTokens))) * millis(float64(model.C1))
+		lost += (float64(largest) - float64(sum)/float64(len(step.KVTokens))) * millis(model.C1)
 		length += millis(float64(step.Length))
 		n++
 	}

@@ -93,6 +93,7 @@ type Config struct {
 	CS             time.Duration // of each request of all ranks, divided by how many ranks there are
 	Form           step.Form     // which of these pad, and for whom
 	Captured       int           // the largest graph; 0: there are none
+	Law            *step.Law     // what a step takes in place of all of these; nil: they say
 	Mixed          *Mixed        // the ranks compute prompts between their decodes; nil: prefill engines do
 	Phase          time.Duration // steps end so long after whole multiples of C0; 0: the first begins when a request comes
 	FirstAtOnce    bool          // a first token does not wait for the end of a step

@@ -44,6 +44,9 @@ func newMixed(g *Group) *mixed {
 
 // law is what a step of the group takes.
 func (c *Config) law() step.Law {
+	if c.Law != nil {
+		return *c.Law
+	}
 	l := step.Law{
 		Model: step.Model{C0Ms: ms(c.C0), RequestMs: ms(c.CR), C1Ms: ms(c.C1)}, Form: c.Form, MostMs: ms(c.CM), MeanMs: ms(c.CS), Sizes: step.Captured(c.Captured),
 	}
