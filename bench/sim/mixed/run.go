@@ -3,6 +3,7 @@
 package mixed
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"math"
@@ -41,6 +42,7 @@ type Run struct {
 	seen     []asked // what engines told of their queues, which is up to 100 ms old
 	seenAt   float64
 	turn     int
+	err      error  // of the first decision that could not be made
 	Before   func() // called before each turn, by a recorder; nil: nothing is recorded
 
 	next      int     // request
@@ -98,7 +100,9 @@ func New(l *Load, p Contender) (*Run, error) {
 	s.Driver = virtual.NewDriver(b, time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC), model)
 	s.Mixes.Token, s.Mixes.Finished = s.token, s.finished
 	s.Bound, s.Other = s.send, s.other
-	s.Refused = func(e *board.Effect) { panic(e.Err) } // each request fits every rank, see length
+	s.Refused = func(e *board.Effect) {
+		s.err = cmp.Or(s.err, fmt.Errorf("%s: a request fits no rank: %w", p.Name, e.Err))
+	} // length makes it fit, unless a policy keeps much free
 	s.fleet()
 	if l.Rho == 0 { // the first ones come over a mean stay, the others when one has left
 		for i := range s.requests {
@@ -152,6 +156,9 @@ func (s *Run) Do(ctx context.Context) (Outcome, error) {
 	for turns := 0; s.Now < s.to || s.unended > 0 && s.Now < last; turns++ {
 		if turns%1024 == 0 && ctx.Err() != nil {
 			return Outcome{}, ctx.Err()
+		}
+		if s.err != nil {
+			return Outcome{}, s.err
 		}
 		if s.Before != nil {
 			s.Before()
@@ -283,7 +290,7 @@ func (s *Run) other(e *board.Effect) {
 		s.learner.Learn(&e.Ending)
 		s.learned = true
 	case board.EffectInvalid, board.EffectFallback:
-		panic(fmt.Sprintf("%s: %s %v", s.Name, e.Label, e.Err))
+		s.err = cmp.Or(s.err, fmt.Errorf("%s: %s: %w", s.Name, e.Label, e.Err))
 	}
 }
 
