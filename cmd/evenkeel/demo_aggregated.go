@@ -40,7 +40,7 @@ const (
 // fullAggregated are aggregated engines at full scale: about the middle of the ranges from which `make claim NAME=rounds`
 // draws its loads, which is the geometric mean where it draws logarithms.
 var fullAggregated = report.StepModel{
-	C0: 25 * time.Millisecond, C1: 80 * time.Nanosecond,
+	C0: 25 * time.Millisecond, C1: 80,
 	Own: 72 * time.Microsecond, Shared: 48 * time.Microsecond, Prefill: 10 * time.Millisecond,
 }
 
@@ -84,7 +84,7 @@ func (c *demoCmd) become(given []string) {
 		"requests":          func() { c.Requests = 800 },
 		"extra":             func() { c.Extra = -int(math.Round(0.15 * float64(c.Workers*c.Slots))) },
 		"c0":                func() { c.C0 = m.C0 / aggregatedFactor },
-		"c1":                func() { c.C1 = m.C1 / aggregatedFactor },
+		"c1":                func() { c.C1 = time.Duration(m.C1 / aggregatedFactor) },
 		"prefill-per-token": func() { c.PrefillPerToken = m.Own / aggregatedFactor },
 		"prefill-base":      func() { c.PrefillBase = m.Prefill / aggregatedFactor },
 	} {
@@ -181,7 +181,7 @@ func (c *demoCmd) engineNotes() []string {
 	m := fullAggregated
 	return []string{
 		fmt.Sprintf("Engine time is scaled down. At full scale a step takes %s + %s per KV token of the fullest rank, %s per prompt token of the slowest rank, %s per prompt token of a rank in the mean, and %s if any rank computes a prompt: about the middle of the ranges from which `make claim NAME=rounds` draws its loads. The defaults here are %d times as fast, and so are the time of tokenizers (up to %s here) and max_hold (%g s here). The time of HTTP and of the proxy is not scaled.",
-			millis(m.C0), micros(m.C1), micros(m.Own), micros(m.Shared), millis(m.Prefill), aggregatedFactor, millis(c.Jitter), c.MaxHold.Seconds()),
+			millis(m.C0), micros(time.Duration(m.C1)), micros(m.Own), micros(m.Shared), millis(m.Prefill), aggregatedFactor, millis(c.Jitter), c.MaxHold.Seconds()),
 		fmt.Sprintf("These ranks have %d slots, because they share a laptop's cores with the proxy and the load; the ranges of `make claim NAME=rounds` go from 16 to 64. With more slots more prompts come in a step. They have no prefix cache.", c.Slots),
 		fmt.Sprintf("Balanced means: each step has the same KV tokens and the same prompt tokens, equally many on each rank. It does not mean fewer steps with a prefill. delayer is jsq-kv with engines that begin no prompt for up to %d steps, until each rank has one.", delayerSteps),
 	}

@@ -1,24 +1,33 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"time"
 
-	"evenkeel/bench/lab/laws"
 	"evenkeel/bench/lab/refengine"
 	"evenkeel/bench/lab/report"
 	"evenkeel/dispatcher/step"
 )
 
-// faster is a time of an engine at full scale, in ms, as long as the demo lets it be.
-func faster(ms float64) time.Duration {
-	return time.Duration(ms / aggregatedFactor * float64(time.Millisecond))
+// factor is how many times as fast as at full scale the engines of a deployment are here. They share a laptop's cores with the proxy and
+// the load, so that many ranks are not as fast as few.
+func (c *demoCmd) factor() float64 {
+	return min(aggregatedFactor, max(1, 8*aggregatedFactor/float64(c.deployment.Ranks)))
 }
 
-// becomeLike takes from the law that is named how many ranks there are and how they step, and the policies if none were given.
+// faster is a time of an engine at full scale, in ms, as long as the demo lets it be.
+func (c *demoCmd) faster(ms float64) time.Duration {
+	return time.Duration(ms / c.factor() * float64(time.Millisecond))
+}
+
+// becomeLike takes from the law that is named how many ranks there are and how they step, and what was not given.
 func (c *demoCmd) becomeLike(given []string) (err error) {
 	if c.Law == "" {
+		if slices.Contains(given, "law") {
+			return usageError{errNoLaw}
+		}
 		return nil
 	}
 	takes := []string{"workers", "c0", "c1"}
@@ -30,54 +39,76 @@ func (c *demoCmd) becomeLike(given []string) (err error) {
 			return usageError{fmt.Errorf("--%s does not go with --law, which says it; leave one out", flag)}
 		}
 	}
-	if c.deployment, err = laws.Find(c.Law); err != nil {
-		return usageError{err}
+	if c.deployment, err = namedLaw(c.Law); err != nil {
+		return err
+	}
+	if c.Aggregated && c.deployment.Prompt.Fit.Steps == 0 {
+		return usageError{errors.New("--law " + c.Law + " does not say what prompts take; leave out --aggregated, or name another law")}
 	}
 	c.Law, c.Workers = c.deployment.Name(), c.deployment.Ranks
-	l := c.law()
-	c.C0, c.C1 = faster(l.C0Ms), max(1, faster(l.C1Ms))
-	own := balancesBy(c.deployment)
-	if !slices.Contains(given, "policies") {
-		c.Policies = own + ",jsq-kv,br0,brh,evenkeel"
+	own, slots := c.deployment.Balances(), c.Workers*c.Slots
+	for flag, set := range map[string]func(){
+		"policies": func() { c.Policies = own + ",jsq-kv,br0,brh,evenkeel" },
+		"prefills": func() { c.Prefills = 4 },
+		// Prefill engines are never short, so that the ranks decide.
+		"prefill-base": func() { c.PrefillBase = time.Millisecond }, "prefill-per-token": func() { c.PrefillPerToken = time.Microsecond },
+	} {
+		if !c.Aggregated && !slices.Contains(given, flag) {
+			set()
+		}
 	}
 	if c.Aggregated {
-		if c.deployment.Prompt.Fit.Steps == 0 {
-			return usageError{fmt.Errorf("--law %s does not say what prompts take; leave out --aggregated, or name another law", c.Law)}
-		}
-		c.PrefillPerToken, c.PrefillShared, c.PrefillBase = faster(l.OwnMs), faster(l.SharedMs), faster(l.PrefillMs)
-		if !slices.Contains(given, "policies") {
-			c.Policies = own + ",jsq-kv," + delayer + ",evenkeel"
-		}
-		if !slices.Contains(given, "extra") {
-			c.Extra = -int(0.15*float64(c.Workers*c.Slots) + 0.5)
+		c.PrefillBase, c.PrefillPerToken, c.PrefillShared = 0, 0, 0 // the law has them
+		scale := aggregatedFactor / c.factor()
+		for flag, set := range map[string]func(){
+			"policies": func() { c.Policies = own + ",jsq-kv," + delayer + ",evenkeel" },
+			"extra":    func() { c.Extra = -int(aggregatedFree*float64(slots) + 0.5) },
+			"jitter":   func() { c.Jitter = time.Duration(scale * float64(c.Jitter)) },
+			"max-hold": func() { c.MaxHold = time.Duration(scale * float64(c.MaxHold)) },
+		} {
+			if !slices.Contains(given, flag) {
+				set()
+			}
 		}
 	}
+	if !slices.Contains(given, "requests") {
+		c.Requests = max(c.Requests, 2*(c.concurrency()+c.warm()))
+	}
+	l := c.law()
+	c.C0, c.C1 = c.faster(c.factor()*l.C0Ms), max(1, time.Duration(l.C1Ms*1e6)) // for words and checks: the engines have the law
 	return nil
 }
 
-// law is the deployment's. What all ranks compute of a prompt together takes as long as in whole steps that were published.
+// law is the deployment's, as fast as it is here. What all ranks compute of a prompt together takes as long as in whole steps that were
+// published.
 func (c *demoCmd) law() step.Law {
-	l := c.deployment.Law()
-	l.SharedMs *= laws.Published
+	l := c.deployment.Served()
+	for _, part := range []*float64{&l.C0Ms, &l.C1Ms, &l.RequestMs, &l.MostMs, &l.MeanMs, &l.OwnMs, &l.SharedMs, &l.PrefillMs} {
+		*part /= c.factor()
+	}
 	return l
 }
 
 // step has an engine take for its requests what those of the law take, and pad as they do.
 func (c *demoCmd) step(cfg *refengine.Config) {
-	if c.deployment == nil {
-		return
+	if c.deployment != nil {
+		l := c.law()
+		cfg.Law = &l
 	}
-	l := c.law()
-	cfg.CR, cfg.CM, cfg.CS, cfg.Form = faster(l.RequestMs), faster(l.MostMs), faster(l.MeanMs), l.Form
-	if n := len(l.Sizes); n > 0 {
-		cfg.Captured = l.Sizes[n-1]
-	}
+}
+
+// lawModel is what a step takes, for what is measured of steps.
+func (c *demoCmd) lawModel() report.StepModel {
+	ns := func(ms float64) time.Duration { return time.Duration(ms * float64(time.Millisecond)) }
+	law := c.law()
+	l := law.Level()
+	return report.StepModel{C0: ns(l.C0Ms), C1: l.C1Ms * 1e6, Request: ns(l.RequestMs), Own: ns(l.OwnMs), Shared: ns(l.SharedMs), Prefill: ns(l.PrefillMs)}
 }
 
 // stepWords say how long a step takes.
 func (c *demoCmd) stepWords() string {
 	if c.deployment != nil {
-		return fmt.Sprintf("%s, and all of it is %d times as fast", lawWords(c.deployment), aggregatedFactor)
+		return fmt.Sprintf("%s, and all of it is %.3g times as fast", lawWords(c.deployment), c.factor())
 	}
 	return fmt.Sprintf("a step takes %s and %s for each KV token of the fullest rank", millis(c.C0), c.perToken())
 }
@@ -92,17 +123,25 @@ func (c *demoCmd) lawFlags(flags string) string {
 
 // lawNotes say what came out and how far it carries.
 func (c *demoCmd) lawNotes(runs []report.Run) []string {
-	which, load := "that decode", ""
+	which, load, made := "decode", "", pricedBy
 	if c.Aggregated {
-		which = "that prefill and decode"
+		which, made = "prefill and decode", pricedBy+priced
 		if c.Extra < 0 {
 			load = ", which leaves slots free, so that a prompt that is held comes later than without"
 		}
 	}
+	what := gain(c.deployment, which, runs)
+	if what != "" {
+		what += " This is one run of one load" + load + ". docs/results/deployments.md has many loads."
+	}
+	for _, run := range runs {
+		if late := run.Metrics[report.StepLateP99].Mean; late > run.Metrics[report.StepMean].Mean {
+			what = fmt.Sprintf("This machine was too slow for engines that are %.3g times as fast, so the table does not tell what evenkeel gains.", c.factor())
+		}
+	}
 	return []string{
-		gain(c.deployment, which, runs) + " This is one run of one load" + load + ". docs/results/deployments.md has the mean of many loads.",
-		pricedBy,
-		fmt.Sprintf("Engines take a %dth of the time here, so that the demo is short, and their ranks have %d slots, because they share the cores of "+
-			"this machine with the proxy and the load. The time of HTTP and of the proxy is not scaled.", aggregatedFactor, c.Slots),
+		what, made,
+		fmt.Sprintf("Engines are %.3g times as fast here, so that the demo is short, and their ranks have %d slots, because they share the cores of "+
+			"this machine with the proxy and the load. The time of HTTP and of the proxy is not scaled.", c.factor(), c.Slots),
 	}
 }

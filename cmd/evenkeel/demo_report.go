@@ -14,7 +14,7 @@ import (
 )
 
 // The engines that the demo's are a fast copy of.
-var fullScale = report.StepModel{C0: 55 * time.Millisecond, C1: 200 * time.Nanosecond}
+var fullScale = report.StepModel{C0: 55 * time.Millisecond, C1: 200}
 
 // Of Mooncake's conversation trace: mean over decode steps of the KV tokens
 // that a running request holds, as trace.Resident has it. The trace is not
@@ -120,7 +120,7 @@ func machine() string {
 
 // notes say how far the numbers carry. All are computed from this run.
 func (c *demoCmd) notes(r *report.Report) []string {
-	full := report.StepModel{C0: fullScale.C0, C1: c.C1}
+	full := report.StepModel{C0: fullScale.C0, C1: float64(c.C1)}
 	var notes []string
 	if c.C0 < full.C0 {
 		notes = append(notes, fmt.Sprintf("Engine time is scaled down: a step's fixed part c0 is %s here and %s at full scale, %.3g times more; its part per KV token, c1 = %s, is not scaled.",

@@ -130,14 +130,17 @@ func TestDemoOfADeployment(t *testing.T) {
 		words string
 		model string
 	}{
-		"--law gpt-oss-120b,sglang,h200,4":            {5, "gpt-oss-120b, SGLang, 4 ranks on H200 that decode: evenkeel beside rr, which is as SGLang balances by itself: tokens/s ", "--law gpt-oss-120b,sglang,H200,4 --slots 4"},
-		"--aggregated --law gpt-oss-120b,vllm,h200,4": {4, "gpt-oss-120b, vLLM, 4 ranks on H200 that prefill and decode: evenkeel beside jsq, which is as vLLM balances by itself: tokens/s ", "--aggregated --requests 70 --slots 4 --extra=-2"},
+		"--law gpt-oss-120b,sglang,h200,4":            {5, "gpt-oss-120b, SGLang, 4 H200 that decode: evenkeel beside rr, which is nearest to SGLang's own balancing: tokens/s ", "--law gpt-oss-120b,sglang,H200,4 --slots 4"},
+		"--aggregated --law gpt-oss-120b,vllm,h200,4": {4, "gpt-oss-120b, vLLM, 4 H200 that prefill and decode: evenkeel beside jsq, which is nearest to vLLM's own balancing: tokens/s ", "--aggregated --requests 70 --slots 4 --extra=-2"},
 	} {
 		var out, progress bytes.Buffer
 		dir := t.TempDir()
 		status := run(append([]string{"demo", "--out", dir, "--slots", "4", "--requests", "70"}, strings.Fields(args)...), streams{&out, &progress})
 		require.Zero(t, status, progress.String())
-		require.Contains(t, strings.Join(strings.Fields(out.String()), " "), want.words)
+		said := strings.Join(strings.Fields(out.String()), " ")
+		if !strings.Contains(said, "This machine was too slow for engines that are 5 times as fast") { // its cores had other work
+			require.Contains(t, said, want.words)
+		}
 		require.Contains(t, progress.String(), "they step as gpt-oss-120b,")
 		page, err := os.ReadFile(filepath.Join(dir, "report.html"))
 		require.NoError(t, err)
@@ -150,22 +153,24 @@ func TestDemoOfADeployment(t *testing.T) {
 	}
 }
 
-// The engines of a demo take what the deployment's take, in all parts of a step.
+// The engines of a demo take what the deployment's take, in all parts of a step: each part is so many times as fast.
 func TestADemoStepsAsTheDeployment(t *testing.T) {
-	c := demoCmd{Law: "DeepSeek-V3,sglang,H200,16", Slots: 8, demoAggregated: demoAggregated{Aggregated: true}}
-	require.NoError(t, c.becomeLike(nil))
-	cfg := c.aggregatedEngine(demoPolicy{})
-	e := c.deployment
-	for what, of := range map[string][2]float64{
-		"c0": {e.C0Ms, float64(cfg.C0)}, "c1": {e.C1Ms, float64(cfg.C1)}, "own": {e.OwnMs, float64(cfg.CR)}, "most": {e.MostMs, float64(cfg.CM)},
-		"mean": {e.MeanMs, float64(cfg.CS)}, "own of prompts": {e.Prompt.OwnMs, float64(cfg.PrefillPerToken)},
-		"shared of prompts": {laws.Published * (e.Prompt.MostMs + e.Prompt.MeanMs), float64(cfg.PrefillShared)},
-	} {
-		require.InDelta(t, of[0]/aggregatedFactor*1e6, of[1], 1, what) // ns
+	for _, e := range laws.All() {
+		if e.Prompt.Fit.Steps == 0 {
+			continue
+		}
+		c := demoCmd{Law: e.Name(), Slots: 8, demoAggregated: demoAggregated{Aggregated: true}}
+		require.NoError(t, c.becomeLike(nil))
+		got, want := c.aggregatedEngine(demoPolicy{}).Law, e.Served()
+		ranks := make([]step.Rank, e.Ranks)
+		for i := range ranks {
+			ranks[i] = step.Rank{Requests: float64(8 - i%3), KV: 9000, Prompt: float64(100 * (i % 2))}
+		}
+		require.InEpsilon(t, want.Ms(ranks), c.factor()*got.Ms(ranks), 1e-9, e.Name())
+		require.InEpsilon(t, want.C1Ms*1e6, c.factor()*c.model().C1, 1e-9, e.Name())
+		require.GreaterOrEqual(t, c.Requests, 2*(c.concurrency()+c.warm()), "something is measured")
+		require.Equal(t, e.Ranks, c.aggregatedEngine(demoPolicy{}).DPSize)
 	}
-	require.Equal(t, step.OwnBuckets, cfg.Form)
-	require.Equal(t, 512, cfg.Captured)
-	require.Equal(t, 16, cfg.DPSize)
 }
 
 // Two users of a machine, or two demos of one, do not write over each other.
@@ -258,11 +263,13 @@ func TestDemoRefusesBeforeItStarts(t *testing.T) {
 
 func TestDemoRefusesFlagsThatNothingWouldLookAt(t *testing.T) {
 	for line, says := range map[string]string{
-		"demo --token-budget 4096":                                            "--token-budget without --aggregated",
-		"demo --aggregated --prefills 3":                                      "--prefills with --aggregated",
-		"demo --aggregated --connector nixl-pull":                             "--connector with --aggregated",
-		"demo --law mine":                                                     "--law mine is no law of the table",
-		"demo --law gpt-oss-120b,vllm,H200,4 --workers 4":                     "--workers does not go with --law",
+		"demo --token-budget 4096":                        "--token-budget without --aggregated",
+		"demo --aggregated --prefills 3":                  "--prefills with --aggregated",
+		"demo --aggregated --connector nixl-pull":         "--connector with --aggregated",
+		"demo --law mine":                                 `--law: "mine" is no law of the table`,
+		"demo --law list --json":                          "--law list prints all laws and looks at no other flag",
+		"demo --law=":                                     "--law is empty",
+		"demo --law gpt-oss-120b,vllm,H200,4 --workers 4": "--workers does not go with --law",
 		"demo --aggregated --law gpt-oss-120b,vllm,H200,4 --prefill-base 1ms": "--prefill-base does not go with --law",
 	} {
 		var out, progress bytes.Buffer

@@ -38,8 +38,8 @@ type simulateCmd struct {
 	Slots      int           `tier:"decode,aggregated" default:"16" placeholder:"B" help:"Decode this many requests at once on a rank (default: ${default})."`
 	Capacity   int64         `tier:"decode,aggregated,prefill" placeholder:"TOKENS" help:"Hold this many KV tokens on a rank (default: unlimited; a prefill engine 1000000)."`
 	Load       string        `tier:"decode,aggregated,prefill" default:"closed" placeholder:"closed|RHO" help:"With closed, the number of requests in the system stays the same. With a number, requests arrive as in the trace, at that share of what level ranks could serve (default: ${default}). With --tier prefill, give shares of time in which engines prefill under lmetric, like 0.5,0.85 (default: 0.7)."`
-	Pool       *int          `tier:"decode,aggregated" placeholder:"N" help:"Closed loop: keep this many requests in the system beyond the slots (default: 4 for each rank; with --tier aggregated, 15 %% of the slots are free, as with --pool=-N)."`
-	Policies   string        `placeholder:"LIST" help:"Compare these policies; the first is the reference (default: ${decodepolicies}; --tier aggregated: ${aggregatedpolicies}; --tier prefill: all; --tier geo: ${geodefault}). There are: ${policies}; for prefill: ${prefillpolicies}; for geo: ${geopolicies}."`
+	Pool       *int          `tier:"decode,aggregated" placeholder:"N" help:"Closed loop: keep this many requests in the system beyond the slots (default: 4 for each rank; with --tier aggregated, 15 % of the slots are free, as with --pool=-N)."`
+	Policies   string        `placeholder:"LIST" help:"Compare these policies; the first is the reference (default: ${decodepolicies}; --tier prefill: all; --tier geo: ${geodefault}). There are: ${policies}; for prefill: ${prefillpolicies}; for geo: ${geopolicies}. With --tier aggregated there are also engine, which is what the engine does by itself, and delayer, which is that of SGLang (default there: ${aggregatedpolicies})."`
 	Predictor  string        `tier:"decode" placeholder:"FILE|KIND" help:"Policies that predict use this predictor if they name none: a file that evenkeel fit wrote, none, survival, exact or oracle (default: survival)."`
 	Seeds      int           `default:"5" placeholder:"N" help:"Run every policy this many times, each time on another part of the trace, or on another drawn one (default: ${default})."`
 	Requests   int           `tier:"decode,prefill" placeholder:"N" help:"Take this many requests for a run (default: its part of the trace, repeated if the ranks need more; with --tier prefill, the whole trace, or 12000 drawn requests)."`
@@ -76,7 +76,7 @@ func (c *simulateCmd) Run(std streams, k *kong.Context) error {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	if c.Law == lawList {
-		return laws.List(std.out)
+		return listLaws(std, k)
 	}
 	if err := c.become(given(k)); err != nil {
 		return err
@@ -160,7 +160,7 @@ func (c *simulateCmd) report(ctx context.Context, progress io.Writer) (*report.R
 		return nil, nil, err
 	}
 	r := &report.Report{
-		Title: "evenkeel simulate", Command: c.commandLine(), Model: report.StepModel{C0: c.C0, C1: c.C1},
+		Title: "evenkeel simulate", Command: c.commandLine(), Model: c.model(),
 		Runs: result.Runs, Bound: result.Bound,
 	}
 	r.Facts = c.facts(plan, result, source, began)
@@ -419,7 +419,7 @@ func (c *simulateCmd) notes(r *report.Report) []string {
 	first := r.Runs[0]
 	notes := []string{r.Headline()}
 	if c.deployment != nil {
-		notes = append(notes, gain(c.deployment, "that decode", r.Runs), pricedBy)
+		notes = append(notes, gain(c.deployment, "decode", r.Runs), pricedBy)
 	}
 	if kv, ok := first.Metrics[report.KVShare]; ok {
 		notes = append(notes, fmt.Sprintf("Throughput and TPOT gain at most the idle share times KV's share of a step, here %.1f %% times %.0f %% under %s: imbalance is paid only behind a barrier, and only where steps depend on KV.",

@@ -10,7 +10,6 @@ import (
 	"strings"
 	"time"
 
-	"evenkeel/bench/lab/laws"
 	"evenkeel/bench/lab/report"
 	"evenkeel/bench/lab/trace"
 	"evenkeel/bench/sim/mixed"
@@ -22,8 +21,9 @@ const (
 	tierAggregated = "aggregated"
 
 	aggregatedSimulated = engineItself + ",jsq-kv," + delayer + ",evenkeel"
-	aggregatedBudget    = 8192 // tokens that a rank computes in a step: vLLM's default on these GPUs
-	aggregatedFree      = 0.15 // of the slots, in a closed loop
+	aggregatedBudget    = 8192   // tokens that a rank computes in a step: vLLM's default on these GPUs
+	aggregatedFree      = 0.15   // of the slots, in a closed loop
+	mostAggregated      = 16_384 // slots of all ranks, and requests in the system: each request of a run is kept
 )
 
 // aggregatedColumns are those of the table.
@@ -97,7 +97,7 @@ func (c *simulateCmd) contenders() (all []mixed.Contender, err error) {
 		case name == engineItself && c.deployment.Engine == "vllm":
 			p.Spec, p.Route = "", mixed.VLLM
 		case name == engineItself:
-			p.Spec = balancesBy(c.deployment)
+			p.Spec = c.deployment.Balances()
 		default:
 			if _, err := policy.ParseSpec(name); err != nil {
 				return nil, fmt.Errorf("--policies: %w; besides them there are %s and %s", err, engineItself, delayer)
@@ -113,8 +113,11 @@ func (c *simulateCmd) mixedLoad() (*mixed.Load, *mixed.Replayed, error) {
 	if c.deployment.Prompt.Fit.Steps == 0 {
 		return nil, nil, fmt.Errorf("--law %s does not say what prompts take; take --tier decode, or another law", c.Law)
 	}
-	if c.Slots < 1 || c.Slots > aggregatedBudget {
-		return nil, nil, fmt.Errorf("--slots %d: 1 to %d", c.Slots, aggregatedBudget)
+	if c.Slots < 1 || c.Slots > mostAggregated/c.deployment.Ranks {
+		return nil, nil, fmt.Errorf("--slots %d: 1 to %d with so many ranks", c.Slots, mostAggregated/c.deployment.Ranks)
+	}
+	if c.Capacity < 0 {
+		return nil, nil, fmt.Errorf("--capacity %d: a number of KV tokens, or 0 for no limit", c.Capacity)
 	}
 	t, name := trace.Azure(), "Azure's conversation trace (2023)"
 	if c.Trace != "" {
@@ -126,16 +129,21 @@ func (c *simulateCmd) mixedLoad() (*mixed.Load, *mixed.Replayed, error) {
 	texts := &mixed.Replayed{Name: name, Requests: t.Requests}
 	l := &mixed.Load{
 		Texts: texts, Ranks: c.deployment.Ranks, Slots: c.Slots, Budget: aggregatedBudget,
-		Law: c.deployment.Law(), Of: c.deployment.Name(), Full: 1 - aggregatedFree,
+		Law: c.deployment.Served(), Of: c.deployment.Name(), Full: 1 - aggregatedFree,
 	}
-	l.Law.SharedMs *= laws.Published
 	if c.Load != "closed" {
 		open, err := c.load(nil)
 		if err != nil {
 			return nil, nil, err
 		}
+		if open.Rho*float64(l.Ranks*l.Slots) < 1 {
+			return nil, nil, fmt.Errorf("--load %s: there would be less than one request at a time; write a larger share", c.Load)
+		}
 		l.Rho, l.Full = open.Rho, 0
 	} else if c.Pool != nil {
+		if *c.Pool > mostAggregated {
+			return nil, nil, fmt.Errorf("--pool %d: at most %d", *c.Pool, mostAggregated)
+		}
 		if l.Full = 1 + float64(*c.Pool)/float64(l.Ranks*l.Slots); l.Full <= 0 {
 			return nil, nil, fmt.Errorf("--pool %d: no request would be in the system, which has %d slots", *c.Pool, l.Ranks*l.Slots)
 		}
@@ -200,8 +208,8 @@ func (c *simulateCmd) aggregatedNotes(r *report.Report) []string {
 		how = "Requests come as a Poisson process, whatever the times of the trace"
 	}
 	return []string{
-		gain(c.deployment, "that prefill and decode", r.Runs), r.Headline(),
-		pricedBy + fmt.Sprintf(" The part of a prompt that all ranks compute together is %g of that, as in whole steps that were published.", laws.Published),
+		gain(c.deployment, "prefill and decode", r.Runs), r.Headline(),
+		pricedBy + priced,
 		how + fmt.Sprintf(". A step computes at most %d tokens of a rank. No prompt is in a prefix cache.", aggregatedBudget),
 		fmt.Sprintf("engine is what the engine does by itself with one address. %s is what engines do that hold prompts for up to %d steps, "+
 			"until each rank has one. × is the ratio to %s. ± is the deviation between seeds, each of which begins elsewhere in the trace.",

@@ -1,9 +1,11 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/alecthomas/kong"
 
@@ -21,19 +23,62 @@ const (
 // pricedBy says what a law was made of.
 const pricedBy = "The law of a step is made of times of kernels that NVIDIA measured, and of how the engine pads its ranks. Nobody has measured whole steps of uneven ranks for it."
 
+// priced is what it was made of besides, where ranks compute prompts, too.
+var priced = fmt.Sprintf(" The part of a prompt that all ranks compute together is %g of that, as in whole steps that were published.", laws.Published)
+
+// listLaws prints all laws, and looks at no other flag.
+func listLaws(std streams, k *kong.Context) error {
+	if more := given(k); len(more) > 1 {
+		return usageError{errors.New("--law list prints all laws and looks at no other flag; leave the others out")}
+	}
+	return laws.List(std.out)
+}
+
 // become takes the number of ranks from the law that is named, and what else is not given then.
 func (c *simulateCmd) become(given []*kong.Flag) (err error) {
-	if c.Law == "" {
+	is := func(name string) bool {
+		return slices.ContainsFunc(given, func(f *kong.Flag) bool { return f.Name == name })
+	}
+	switch {
+	case c.Law == "" && is("law"):
+		return usageError{errNoLaw}
+	case c.Law == "":
 		return nil
 	}
-	if c.deployment, err = laws.Find(c.Law); err != nil {
-		return usageError{err}
+	if c.deployment, err = namedLaw(c.Law); err != nil {
+		return err
 	}
 	c.Law, c.Workers = c.deployment.Name(), c.deployment.Ranks
-	if !slices.ContainsFunc(given, func(f *kong.Flag) bool { return f.Name == "slots" }) {
+	if !is("slots") {
 		c.Slots = lawSlots
 	}
 	return nil
+}
+
+var errNoLaw = errors.New("--law is empty; write MODEL,ENGINE,GPU,RANKS, or list")
+
+// namedLaw is the law of a flag.
+func namedLaw(name string) (*laws.Entry, error) {
+	e, err := laws.Find(name)
+	if err == nil {
+		return e, nil
+	}
+	hint := ""
+	if name == "told" || name == "learned" {
+		hint = "; whether policies are told what a step takes, --tell-law says"
+	}
+	return nil, usageError{fmt.Errorf("--law: %w%s", err, hint)}
+}
+
+// model is what a step takes, for plots.
+func (c *simulateCmd) model() report.StepModel {
+	if c.deployment == nil {
+		return report.StepModel{C0: c.C0, C1: float64(c.C1)}
+	}
+	ms := func(x float64) time.Duration { return time.Duration(x * float64(time.Millisecond)) }
+	law := c.deployment.Law()
+	l := law.Level()
+	return report.StepModel{C0: ms(l.C0Ms), C1: l.C1Ms * 1e6, Request: ms(l.RequestMs)}
 }
 
 // decodePolicies are those that are compared unless others are given. With a law, what its engine does by itself is first.
@@ -41,16 +86,7 @@ func (c *simulateCmd) decodePolicies() string {
 	if c.deployment == nil {
 		return decodePolicies
 	}
-	return balancesBy(c.deployment) + ",jsq-kv,br0,brh,evenkeel"
-}
-
-// balancesBy is the policy that is most like what an engine does with the requests of one address, if its ranks have no addresses of
-// their own: vLLM takes the rank with the fewest requests, and SGLang the ranks in turn.
-func balancesBy(e *laws.Entry) string {
-	if e.Engine == "sglang" {
-		return "rr"
-	}
-	return "jsq"
+	return c.deployment.Balances() + ",jsq-kv,br0,brh,evenkeel"
 }
 
 // lawWords name a law, and what a step takes where all ranks have as much.
@@ -61,27 +97,27 @@ func lawWords(e *laws.Entry) string {
 		e.Name(), law.Form, l.C0Ms, 1000*l.C1Ms, l.RequestMs)
 }
 
-// gain says what the last policy makes of a deployment beside the first one. What they are compared by stands in the table of README, too.
+// gain says what the last policy makes of a deployment beside the first one; nothing where too little was measured.
 func gain(e *laws.Entry, which string, runs []report.Run) string {
 	a, b := runs[0], runs[len(runs)-1]
-	if len(runs) < 2 {
-		return ""
-	}
-	model, _, _ := strings.Cut(e.Name(), ",")
-	s := fmt.Sprintf("%s, %s, %d ranks on %s %s: %s beside %s", model, engineNames[e.Engine], e.Ranks, e.GPU, which, b.Policy, a.Policy)
-	if a.Policy == balancesBy(e) || a.Policy == engineItself {
-		s += ", which is as " + engineNames[e.Engine] + " balances by itself"
-	}
-	for i, m := range []struct {
+	var parts []string
+	for _, m := range []struct {
 		words string
 		of    report.Metric
 	}{{"tokens/s", report.TokensPerS}, {"mean TTFT", report.TTFTMean}, {"TPOT p95", report.TPOTP95}} {
-		x, y := a.Metrics[m.of], b.Metrics[m.of]
-		if x.Mean > 0 {
-			s += fmt.Sprintf("%s %s %+.1f %%", map[bool]string{true: ":", false: ","}[i == 0], m.words, 100*(y.Mean/x.Mean-1))
+		if x, y := a.Metrics[m.of].Mean, b.Metrics[m.of].Mean; x > 0 && y > 0 {
+			parts = append(parts, fmt.Sprintf("%s %+.1f %%", m.words, 100*(y/x-1)))
 		}
 	}
-	return s + "."
+	if len(runs) < 2 || len(parts) == 0 {
+		return ""
+	}
+	than := a.Policy
+	switch than {
+	case engineItself:
+		than += ", which is " + e.EngineTitle() + "'s own balancing"
+	case e.Balances():
+		than += ", which is nearest to " + e.EngineTitle() + "'s own balancing"
+	}
+	return fmt.Sprintf("%s that %s: %s beside %s: %s.", e.Title(), which, b.Policy, than, strings.Join(parts, ", "))
 }
-
-var engineNames = map[string]string{"vllm": "vLLM", "sglang": "SGLang"}

@@ -118,7 +118,15 @@ func TestSimulateSaysWhatIsWrong(t *testing.T) {
 		{"slots ahead of what is prefilled", "--ahead 3", 2, "--ahead needs --bind arrival"},
 		{"so many slots ahead as nobody counts", "--bind arrival --ahead all", 1, `--ahead "all"`},
 		{"no engine that prefills", "--prefills 0", 1, "--prefills 0"},
-		{"a law nobody knows", "--law mine", 2, "--law mine is no law of the table"},
+		{"a law nobody knows", "--law mine", 2, `--law: "mine" is no law of the table`},
+		{"what was told by another flag", "--law told", 2, "--tell-law says"},
+		{"a law of no name", "--law=", 2, "--law is empty"},
+		{"the list of laws as JSON", "--law list --json", 2, "--law list prints all laws and looks at no other flag"},
+		{"less than no room", "--tier aggregated --law gpt-oss-120b,vllm,H200,4 --capacity=-5", 1, "--capacity -5: a number of KV tokens"},
+		{"a policy that keeps all room free", "--tier aggregated --law gpt-oss-120b,vllm,H200,4 --slots 4 --seeds 1 --policies evenkeel:watermark=0.9 --capacity 15600", 1, "a request fits no rank"},
+		{"more slots than can be kept", "--tier aggregated --law gpt-oss-120b,vllm,H200,4 --slots 5000", 1, "--slots 5000: 1 to 4096"},
+		{"more requests than can be kept", "--tier aggregated --law gpt-oss-120b,vllm,H200,4 --pool 20000000", 1, "--pool 20000000: at most"},
+		{"nearly no load", "--tier aggregated --law gpt-oss-120b,vllm,H200,4 --load 1e-9", 1, "less than one request at a time"},
 		{"ranks beside a law, which has them", "--law gpt-oss-120b,vllm,H200,4 --workers 3", 2, "--workers does not go with --law"},
 		{"a fixed part beside a law, which has it", "--law gpt-oss-120b,vllm,H200,4 --c0 3ms", 2, "--c0 does not go with --law"},
 		{"ranks that do both, of nobody", "--tier aggregated", 2, "--tier aggregated needs --law"},
@@ -150,9 +158,9 @@ func TestSimulateListsTheLaws(t *testing.T) {
 
 func TestSimulateTellsWhatADeploymentGains(t *testing.T) {
 	for args, says := range map[string]string{
-		"--law gpt-oss-120b,vllm,h200,4 --slots 8 --requests 300 --seeds 1 --policies jsq,evenkeel":                                 "gpt-oss-120b, vLLM, 4 ranks on H200 that decode: evenkeel beside jsq, which is as vLLM balances by itself: tokens/s ",
-		"--tier aggregated --law gpt-oss-120b,sglang,h200,4 --slots 8 --seeds 2 --trace synth:lognormal --policies engine,evenkeel": "gpt-oss-120b, SGLang, 4 ranks on H200 that prefill and decode: evenkeel beside engine, which is as SGLang balances by itself: tokens/s ",
-		"--tier aggregated --law gpt-oss-120b,vllm,h200,4 --slots 4 --seeds 1 --load 0.5 --policies engine,delayer,jsq":             "jsq beside engine, which is as vLLM balances by itself: tokens/s ",
+		"--law gpt-oss-120b,vllm,h200,4 --slots 8 --requests 300 --seeds 1 --policies jsq,evenkeel":                                 "gpt-oss-120b, vLLM, 4 H200 that decode: evenkeel beside jsq, which is nearest to vLLM's own balancing: tokens/s ",
+		"--tier aggregated --law gpt-oss-120b,sglang,h200,4 --slots 8 --seeds 2 --trace synth:lognormal --policies engine,evenkeel": "gpt-oss-120b, SGLang, 4 H200 that prefill and decode: evenkeel beside engine, which is SGLang's own balancing: tokens/s ",
+		"--tier aggregated --law gpt-oss-120b,vllm,h200,4 --slots 4 --seeds 1 --load 0.5 --policies engine,delayer,jsq":             "jsq beside engine, which is vLLM's own balancing: tokens/s ",
 	} {
 		status, out, errs := line(append([]string{"simulate"}, strings.Fields(args)...)...)
 		require.Equal(t, 0, status, errs)
