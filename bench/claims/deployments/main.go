@@ -60,14 +60,15 @@ func parse(args []string) (o options, err error) {
 }
 
 // row is a deployment of the table. These were chosen before any of them was simulated: models that many serve, both engines, both kinds
-// of ranks, GPUs of each generation, and one with sparse attention.
+// of ranks, GPUs of each generation, and one with sparse attention. No decode rank is one of SGLang: its pairs need the rank before the
+// prefill, and how that is, the claim bind says.
 type row struct {
 	law  string
 	both bool // its ranks prefill and decode
 }
 
 var rows = []row{
-	{"DeepSeek-V3,sglang,H200,32", false},
+	{"DeepSeek-V3,vllm,H200,32", false},
 	{"DeepSeek-V3,vllm,GB200,32", false},
 	{"DeepSeek-V3.2,vllm,B200,16", false},
 	{"Qwen3-235B-A22B-FP8,vllm,H200,8", false},
@@ -106,6 +107,11 @@ func (o options) run(ctx context.Context, out io.Writer) error {
 	}
 	for i := range all {
 		all[i].pairs = got[i]
+		for _, p := range got[i] {
+			if p.ours[report.TokensPerS] <= 0 || p.theirs[report.TokensPerS] <= 0 {
+				return fmt.Errorf("load %s: one of both made no token", p.load)
+			}
+		}
 	}
 	if _, err := report.Trials(ctx, len(all), 1, nil, func(ctx context.Context, i int, _ uint64) (struct{}, error) {
 		return struct{}{}, all[i].playAgain(ctx, o.seed)
@@ -142,14 +148,14 @@ const (
 	lessFree = ours + ":watermark=0.02"
 )
 
-// decodes plays a load to ranks that decode.
+// decodes plays a load to ranks that decode, and that get a request after its prefill.
 func decodes(ctx context.Context, seed uint64, number int, e *laws.Entry, policy string) (pair, error) {
 	l := draw.Served(seed, number, e)
 	p := pair{number: number, load: l}
 	for _, side := range []struct {
 		policy string
 		into   *report.Sample
-	}{{own(e), &p.theirs}, {policy, &p.ours}} {
+	}{{e.Balances(), &p.theirs}, {policy, &p.ours}} {
 		plan := l.Plan([]string{side.policy}, 0)
 		got, err := plan.RunAlone(ctx, 1)
 		if err != nil {
@@ -168,7 +174,7 @@ func prefillsToo(ctx context.Context, seed uint64, number int, e *laws.Entry, ti
 	l := mixed.Served(seed, number, e)
 	l.Stays *= times
 	p := pair{number: number, load: l}
-	theirs := mixed.Contender{Name: e.Engine, Spec: own(e)}
+	theirs := mixed.Contender{Name: e.Engine, Spec: e.Balances()}
 	if e.Engine == "vllm" {
 		theirs = mixed.Contender{Name: e.Engine, Route: mixed.VLLM}
 	}
@@ -186,11 +192,3 @@ func prefillsToo(ctx context.Context, seed uint64, number int, e *laws.Entry, ti
 }
 
 const ours = "evenkeel"
-
-// own is what an engine does by itself with requests for one address: vLLM sends them to the rank with fewest, SGLang to the ranks in turn.
-func own(e *laws.Entry) string {
-	if e.Engine == "sglang" {
-		return "rr"
-	}
-	return "jsq"
-}
