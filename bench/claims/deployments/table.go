@@ -90,9 +90,9 @@ func (j *judged) of(m report.Metric, is func(x float64) bool) string {
 }
 
 // median is by how much some ratios are above 1. One load that is too much for its ranks moves a mean of times to the first token by much.
-func median(ratios []float64) string {
+func median(ratios []float64, digits int) string {
 	ratios = slices.Sorted(slices.Values(ratios))
-	return fmt.Sprintf("%+.0f", 100*(stats.Percentile(ratios, 0.5)-1))
+	return fmt.Sprintf("%+.*f", digits, page.Rounded(100*(stats.Percentile(ratios, 0.5)-1), digits)+0) // no -0
 }
 
 // The ranks of which a step's length is told, so that everybody can compute it from laws.json.
@@ -110,8 +110,8 @@ func tables(all []judged, seed uint64) string {
 		j := &all[i]
 		deployment, ranks := j.names()
 		tokens, ttft := j.ratios(report.TokensPerS), j.ratios(report.TTFTMean)
-		m.Add(deployment, fmt.Sprintf("%.1f", j.law.Level(levelRequests, levelKV)), interval(tokens), fmt.Sprintf("%+.1f", 100*(stats.Percentile(slices.Sorted(slices.Values(tokens)), 0.5)-1)),
-			j.fewer(), interval(ttft), median(ttft), j.longer(), interval(j.ratios(report.TPOTP95)), ranks, j.law.Form().String())
+		m.Add(deployment, fmt.Sprintf("%.1f", j.law.Level(levelRequests, levelKV)), interval(tokens), median(tokens, 1),
+			j.fewer(), interval(ttft), median(ttft, 0), j.longer(), interval(j.ratios(report.TPOTP95)), ranks, j.law.Form().String())
 	}
 	fmt.Fprintf(&b, "%v\n", &m)
 	w := page.Markdown{Head: []string{"where it gains least", "tokens/s, %", "played again: tokens/s, %", "how", "its ranks", "the load"}, Text: 3}
@@ -130,7 +130,7 @@ func short(all []judged) string {
 	for i := range all {
 		j := &all[i]
 		deployment, ranks := j.names()
-		m.Add(deployment, interval(j.ratios(report.TokensPerS)), median(j.ratios(report.TTFTMean)), j.longer()+fmt.Sprintf(" of %d", len(j.pairs)),
+		m.Add(deployment, interval(j.ratios(report.TokensPerS)), median(j.ratios(report.TTFTMean), 0), j.longer()+fmt.Sprintf(" of %d", len(j.pairs)),
 			interval(j.ratios(report.TPOTP95)), ranks)
 	}
 	return m.String()
