@@ -114,7 +114,7 @@ func ofLoads(change func(l *regions.Load)) func(s *regions.Scenario) {
 	}
 }
 
-// claims are C1 to C10.
+// claims are C1 to C11.
 func (b *book) claims() string {
 	var rows [][]string
 	add := func(id, source, want, measured string, ok, asPublished bool) {
@@ -222,6 +222,16 @@ func (b *book) claims() string {
 	add("C10", "ours: the peer's wait and the round trip belong into the cost",
 		"without the wait TTFT ≥ 2 times on skew and diurnal; without the round trip ≥ 1.01 times on multi-turn",
 		fmt.Sprintf("without wait %s, without RTT %s", noWait, noRTT), noWait.least() >= 2 && noRTT.least() >= 1.01, true)
+	var faster, more span
+	for _, preset := range presets {
+		o := b.on("skew", preset, "gorgo", skylb)
+		faster.add(o.Ratio("gorgo", skylb, report.TTFTMean))
+		more.add(o.Ratio("gorgo", skylb, report.TokensPerS))
+	}
+	rows = append(rows, []string{
+		"C11", "none: neither paper has the other's balancer", "no target: both on skew, skylb with push=sp-p",
+		fmt.Sprintf("gorgo over skylb: mean TTFT %s, tokens/s %s", faster, more), "–",
+	})
 	return fmt.Sprintf("`make claim NAME=regions`, %d seeds\n\n", b.Seeds) + table("claim | source | in shape if | measured | verdict", rows)
 }
 
