@@ -35,7 +35,7 @@ type demoCmd struct {
 	Slots    int    `default:"16" placeholder:"B" help:"Decode this many requests at once on a rank (default: ${default})."`
 	Extra    int    `default:"32" placeholder:"N" help:"Keep this many requests in the system beyond the slots (default: ${default})."`
 	Policies string `default:"jsq-kv,jsq,br0,brh,evenkeel" placeholder:"LIST" help:"Compare these policies; the first is the reference (default: ${default}). There are: ${policies}."`
-	Law      string `placeholder:"NAME|list" help:"Have ranks that step as those of a deployment, but ${demofactor} times as fast: MODEL,ENGINE,GPU,RANKS, such as DeepSeek-V3,vllm,H200,8, by the times of kernels that NVIDIA measured. It takes the place of --workers, --c0 and --c1, and with --aggregated of the times of prompts. The first policy is then the engine's own. With list, print all laws and run nothing."`
+	Law      string `placeholder:"NAME|list" help:"Have ranks that step as those of a deployment, but up to ${demofactor} times as fast: MODEL,ENGINE,GPU,RANKS, such as DeepSeek-V3,vllm,H200,8, by the times of kernels that NVIDIA measured. It takes the place of --workers, --c0 and --c1, and with --aggregated of the times of prompts. The first policy is then the engine's own. With list, print all laws and run nothing."`
 	Out      string `placeholder:"DIR" help:"Write the report to DIR (default: a new folder, evenkeel-demo-NUMBER, in the folder for temporary files)."`
 	JSON     bool   `name:"json" help:"Print one JSON document."`
 	Seed     uint64 `default:"1" help:"Choose with this seed which part of the trace is sent, and the text of its prompts (default: ${default})."`
@@ -236,7 +236,7 @@ func (c *demoCmd) perToken() string {
 
 func (c *demoCmd) model() report.StepModel {
 	if c.deployment != nil {
-		return c.lawModel()
+		return modelOf(c.law())
 	}
 	m := report.StepModel{C0: c.C0, C1: float64(c.C1)}
 	if c.Aggregated {

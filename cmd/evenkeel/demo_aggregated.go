@@ -29,10 +29,7 @@ type demoAggregated struct {
 
 const (
 	// aggregatedFactor is how many times as fast as at full scale these engines are.
-	aggregatedFactor = 5
-	// delayer is the name of what engines do by themselves: it is no policy of the proxy.
-	delayer            = "delayer"
-	delayerSteps       = 30
+	aggregatedFactor   = 5
 	demoSteps          = 1 << 20 // that are kept: an hour and a half of 5 ms
 	aggregatedPolicies = "rr,jsq-kv," + delayer + ",evenkeel"
 )
@@ -55,12 +52,7 @@ func aggregatedDefaults() string {
 // defaults sets the flags that were not given to those of aggregated engines. It refuses
 // flags that the engines of the demo would not look at.
 func (c *demoCmd) defaults(k *kong.Context) error {
-	var given []string
-	for _, p := range k.Path {
-		if p.Flag != nil {
-			given = append(given, p.Flag.Name)
-		}
-	}
+	given := namesOf(given(k))
 	idle, why := []string{"token-budget", "prefill-shared", "jitter", "max-hold"}, "without --aggregated: these ranks only decode"
 	if c.Aggregated {
 		idle, why = []string{"connector", "prefills"}, "with --aggregated: ranks compute their prompts themselves"
@@ -70,10 +62,16 @@ func (c *demoCmd) defaults(k *kong.Context) error {
 			return usageError{fmt.Errorf("--%s %s; leave it out", flag, why)}
 		}
 	}
+	if err := c.nameLaw(given); err != nil {
+		return err
+	}
 	if c.Aggregated {
 		c.become(given)
 	}
-	return c.becomeLike(given)
+	if c.deployment != nil {
+		c.becomeLike(given)
+	}
+	return nil
 }
 
 // become sets all flags but those that were given.
@@ -82,7 +80,7 @@ func (c *demoCmd) become(given []string) {
 	for flag, set := range map[string]func(){
 		"policies":          func() { c.Policies = aggregatedPolicies },
 		"requests":          func() { c.Requests = 800 },
-		"extra":             func() { c.Extra = -int(math.Round(0.15 * float64(c.Workers*c.Slots))) },
+		"extra":             func() { c.Extra = -int(math.Round(aggregatedFree * float64(c.Workers*c.Slots))) },
 		"c0":                func() { c.C0 = m.C0 / aggregatedFactor },
 		"c1":                func() { c.C1 = time.Duration(m.C1 / aggregatedFactor) },
 		"prefill-per-token": func() { c.PrefillPerToken = m.Own / aggregatedFactor },

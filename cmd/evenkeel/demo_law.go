@@ -17,13 +17,8 @@ func (c *demoCmd) factor() float64 {
 	return min(aggregatedFactor, max(1, 8*aggregatedFactor/float64(c.deployment.Ranks)))
 }
 
-// faster is a time of an engine at full scale, in ms, as long as the demo lets it be.
-func (c *demoCmd) faster(ms float64) time.Duration {
-	return time.Duration(ms / c.factor() * float64(time.Millisecond))
-}
-
-// becomeLike takes from the law that is named how many ranks there are and how they step, and what was not given.
-func (c *demoCmd) becomeLike(given []string) (err error) {
+// nameLaw finds the law that is named, which says how many ranks there are, and refuses flags whose place it takes.
+func (c *demoCmd) nameLaw(given []string) (err error) {
 	if c.Law == "" {
 		if slices.Contains(given, "law") {
 			return usageError{errNoLaw}
@@ -46,37 +41,35 @@ func (c *demoCmd) becomeLike(given []string) (err error) {
 		return usageError{errors.New("--law " + c.Law + " does not say what prompts take; leave out --aggregated, or name another law")}
 	}
 	c.Law, c.Workers = c.deployment.Name(), c.deployment.Ranks
-	own, slots := c.deployment.Balances(), c.Workers*c.Slots
-	for flag, set := range map[string]func(){
+	return nil
+}
+
+// becomeLike sets what depends on the law to what suits it, but for what was given.
+func (c *demoCmd) becomeLike(given []string) {
+	own, m := c.deployment.Balances(), c.model()
+	c.C0, c.C1 = m.C0, max(1, time.Duration(m.C1)) // they are checked and not used: the engines have the law
+	defaults := map[string]func(){
 		"policies": func() { c.Policies = own + ",jsq-kv,br0,brh,evenkeel" },
-		"prefills": func() { c.Prefills = 4 },
 		// Prefill engines are never short, so that the ranks decide.
-		"prefill-base": func() { c.PrefillBase = time.Millisecond }, "prefill-per-token": func() { c.PrefillPerToken = time.Microsecond },
-	} {
-		if !c.Aggregated && !slices.Contains(given, flag) {
-			set()
-		}
+		"prefills":          func() { c.Prefills = 4 },
+		"prefill-base":      func() { c.PrefillBase = time.Millisecond },
+		"prefill-per-token": func() { c.PrefillPerToken = time.Microsecond },
 	}
 	if c.Aggregated {
 		c.PrefillBase, c.PrefillPerToken, c.PrefillShared = 0, 0, 0 // the law has them
-		scale := aggregatedFactor / c.factor()
-		for flag, set := range map[string]func(){
+		slower := aggregatedFactor / c.factor()
+		defaults = map[string]func(){
 			"policies": func() { c.Policies = own + ",jsq-kv," + delayer + ",evenkeel" },
-			"extra":    func() { c.Extra = -int(aggregatedFree*float64(slots) + 0.5) },
-			"jitter":   func() { c.Jitter = time.Duration(scale * float64(c.Jitter)) },
-			"max-hold": func() { c.MaxHold = time.Duration(scale * float64(c.MaxHold)) },
-		} {
-			if !slices.Contains(given, flag) {
-				set()
-			}
+			"jitter":   func() { c.Jitter = time.Duration(slower * float64(c.Jitter)) },
+			"max-hold": func() { c.MaxHold = time.Duration(slower * float64(c.MaxHold)) },
 		}
 	}
-	if !slices.Contains(given, "requests") {
-		c.Requests = max(c.Requests, 2*(c.concurrency()+c.warm()))
+	defaults["requests"] = func() { c.Requests = max(c.Requests, 2*(c.concurrency()+c.warm())) }
+	for flag, set := range defaults {
+		if !slices.Contains(given, flag) {
+			set()
+		}
 	}
-	l := c.law()
-	c.C0, c.C1 = c.faster(c.factor()*l.C0Ms), max(1, time.Duration(l.C1Ms*1e6)) // for words and checks: the engines have the law
-	return nil
 }
 
 // law is the deployment's, as fast as it is here. What all ranks compute of a prompt together takes as long as in whole steps that were
@@ -95,14 +88,6 @@ func (c *demoCmd) step(cfg *refengine.Config) {
 		l := c.law()
 		cfg.Law = &l
 	}
-}
-
-// lawModel is what a step takes, for what is measured of steps.
-func (c *demoCmd) lawModel() report.StepModel {
-	ns := func(ms float64) time.Duration { return time.Duration(ms * float64(time.Millisecond)) }
-	law := c.law()
-	l := law.Level()
-	return report.StepModel{C0: ns(l.C0Ms), C1: l.C1Ms * 1e6, Request: ns(l.RequestMs), Own: ns(l.OwnMs), Shared: ns(l.SharedMs), Prefill: ns(l.PrefillMs)}
 }
 
 // stepWords say how long a step takes.
@@ -136,7 +121,8 @@ func (c *demoCmd) lawNotes(runs []report.Run) []string {
 	}
 	for _, run := range runs {
 		if late := run.Metrics[report.StepLateP99].Mean; late > run.Metrics[report.StepMean].Mean {
-			what = fmt.Sprintf("This machine was too slow for engines that are %.3g times as fast, so the table does not tell what evenkeel gains.", c.factor())
+			what = fmt.Sprintf("This machine was too slow for engines that are %.3g times as fast, so the table does not tell what evenkeel gains.",
+				c.factor())
 		}
 	}
 	return []string{

@@ -160,7 +160,9 @@ func TestADemoStepsAsTheDeployment(t *testing.T) {
 			continue
 		}
 		c := demoCmd{Law: e.Name(), Slots: 8, demoAggregated: demoAggregated{Aggregated: true}}
-		require.NoError(t, c.becomeLike(nil))
+		require.NoError(t, c.nameLaw(nil))
+		c.become(nil)
+		c.becomeLike(nil)
 		got, want := c.aggregatedEngine(demoPolicy{}).Law, e.Served()
 		ranks := make([]step.Rank, e.Ranks)
 		for i := range ranks {

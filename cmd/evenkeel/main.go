@@ -130,7 +130,8 @@ func commandName(command string) string {
 
 // helpWords are the lists that help texts name.
 func helpWords() kong.Vars {
-	return kong.Vars{"policies": policyNames(), "decodepolicies": decodePolicies, "aggregatedpolicies": aggregatedSimulated, "lawslots": strconv.Itoa(lawSlots), "demofactor": strconv.Itoa(aggregatedFactor), "prefillpolicies": strings.Join(prefillpolicy.Names(), ", "),
+	return kong.Vars{"policies": policyNames(), "decodepolicies": decodePolicies,
+		"aggregatedpolicies": aggregatedSimulated, "lawslots": strconv.Itoa(lawSlots), "demofactor": strconv.Itoa(aggregatedFactor), "prefillpolicies": strings.Join(prefillpolicy.Names(), ", "),
 		"faults": strings.Join(slices.Concat(refengine.FaultNames(), refengine.BoundFaultNames(), refengine.GroupFaultNames()), ", "), "synths": synthNames(),
 		"geopresets": strings.Join(regions.Presets(), ", "), "geopolicies": strings.Join(regions.Arms(), ", "), "geoscenarios": strings.Join(regions.Names(), ", "), "geodefault": geoPolicies,
 		"aggregateddemo": aggregatedDefaults()}

@@ -32,40 +32,40 @@ import (
 // simulateCmd compares policies on a trace in the barrier simulator, or on the
 // snapshots of a decision log.
 type simulateCmd struct {
-	Trace      string        `tier:"decode,aggregated,prefill" placeholder:"FILE|synth:NAME" help:"Replay the requests of FILE, CSV or JSON lines, gzipped or not (docs/traces.md has the columns), or a drawn trace, one of ${synths} (default: Azure's conversation trace of 2023)."`
-	Format     string        `tier:"decode,aggregated,prefill" enum:"auto,azure,mooncake" default:"auto" help:"The trace has this format: auto, azure (any CSV) or mooncake (any JSON lines) (default: ${default})."`
-	Workers    int           `tier:"decode" default:"8" placeholder:"G" help:"Have this many decode ranks, which step together (default: ${default})."`
-	Slots      int           `tier:"decode,aggregated" default:"16" placeholder:"B" help:"Decode this many requests at once on a rank (default: ${default})."`
-	Capacity   int64         `tier:"decode,aggregated,prefill" placeholder:"TOKENS" help:"Hold this many KV tokens on a rank (default: unlimited; a prefill engine 1000000)."`
-	Load       string        `tier:"decode,aggregated,prefill" default:"closed" placeholder:"closed|RHO" help:"With closed, the number of requests in the system stays the same. With a number, requests arrive as in the trace, at that share of what level ranks could serve (default: ${default}). With --tier prefill, give shares of time in which engines prefill under lmetric, like 0.5,0.85 (default: 0.7)."`
-	Pool       *int          `tier:"decode,aggregated" placeholder:"N" help:"Closed loop: keep this many requests in the system beyond the slots (default: 4 for each rank; with --tier aggregated, 15 % of the slots are free, as with --pool=-N)."`
-	Policies   string        `placeholder:"LIST" help:"Compare these policies; the first is the reference (default: ${decodepolicies}; --tier prefill: all; --tier geo: ${geodefault}). There are: ${policies}; for prefill: ${prefillpolicies}; for geo: ${geopolicies}. With --tier aggregated there are also engine, which is what the engine does by itself, and delayer, which is that of SGLang (default there: ${aggregatedpolicies})."`
-	Predictor  string        `tier:"decode" placeholder:"FILE|KIND" help:"Policies that predict use this predictor if they name none: a file that evenkeel fit wrote, none, survival, exact or oracle (default: survival)."`
-	Seeds      int           `default:"5" placeholder:"N" help:"Run every policy this many times, each time on another part of the trace, or on another drawn one (default: ${default})."`
-	Requests   int           `tier:"decode,prefill" placeholder:"N" help:"Take this many requests for a run (default: its part of the trace, repeated if the ranks need more; with --tier prefill, the whole trace, or 12000 drawn requests)."`
-	Stale      int           `tier:"decode" placeholder:"N" help:"Let policies see the progress of requests N steps late."`
-	Transfer   int           `tier:"decode" placeholder:"N" help:"Let N steps pass between an admission and the first token. The request holds its slot and its KV in this time."`
-	Cached     bool          `tier:"decode" name:"decode-cache" help:"Have decode ranks keep the KV of prompts, as --enable-prefix-caching does. Of a further prompt they pull only the part that they lack; --transfer is the time of a whole prompt. The trace must have hash_ids, as Mooncake's and synth:prefix have."`
-	Spare      *int          `tier:"decode" placeholder:"N" help:"Let a rank run N requests more than it has slots; the sum is its --max-num-seqs. It begins to pull the KV of a request only while it runs fewer than that, as vLLM does (default: it runs as many requests as it has slots, and pulls at once)."`
-	Bind       string        `tier:"decode" enum:"late,arrival" default:"late" help:"With late, a request gets its rank after its prefill. With arrival, it gets its rank before, as some connectors need it, and holds its slot and the room for its KV from then on (default: ${default})."`
-	PrefillMs  float64       `tier:"decode" default:"50" placeholder:"MS" help:"A prefill takes this time, however short. In a closed loop with --bind late, this counts only for requests that are prefilled again, because all others wait in the pool after their prefill (default: ${default})."`
-	PerToken   float64       `tier:"decode" name:"prefill-per-token" default:"0.05" placeholder:"MS" help:"A prefill takes this time more per token of the prompt (default: ${default})."`
-	Prefills   *int          `tier:"decode,prefill" placeholder:"P" help:"Have P prefill engines, each of which computes one prompt at a time, in the order of arrival (default: as many as prompts need; with --tier prefill, 8)."`
-	Ahead      string        `tier:"decode" default:"0" placeholder:"N|auto" help:"With --bind arrival, let a rank have N requests beyond its slots, because a request needs no slot during its prefill. With auto, N is the mean number of requests that have no first token yet, at most a quarter of the slots (default: ${default})."`
-	Scenario   string        `tier:"decode,geo" placeholder:"FILE" help:"Read groups and their ranks from FILE (YAML or JSON), in place of --workers. They may be unequal, join and leave. With --tier geo, read regions from FILE, or take one of ${geoscenarios} (default: skew)."`
-	C0         time.Duration `tier:"decode,prefill" name:"c0" default:"55ms" help:"A decode step takes this time, whatever its load (default: ${default})."`
-	C1         time.Duration `tier:"decode,prefill" name:"c1" default:"200ns" help:"A decode step takes this time more per KV token of the fullest rank (default: ${default})."`
-	Window     time.Duration `tier:"decode" default:"3ms" help:"The first slot of a burst of freed ones waits this long for the others, as dispatch.window (default: ${default})."`
-	Law        string        `tier:"decode,aggregated" placeholder:"NAME|list" help:"Let ranks step as those of a deployment: MODEL,ENGINE,GPU,RANKS, such as DeepSeek-V3,sglang,H200,32, by the times of kernels that NVIDIA measured. It takes the place of --workers, --c0 and --c1, the first policy is then the engine's own, and --slots is ${lawslots} unless given. With list, print all laws and simulate nothing."`
-	TellLaw    bool          `tier:"decode" help:"Tell policies how long a step takes, and say so in the table. Otherwise they learn it from the steps, as in the server."`
-	Tier       string        `enum:"decode,aggregated,prefill,geo" default:"decode" help:"Simulate this part: decode, aggregated (ranks that prefill and decode, which needs --law), prefill or geo (default: ${default})."`
-	Prefill    prefillFlags  `embed:"" group:"With --tier prefill"`
-	Geo        geoFlags      `embed:"" group:"With --tier geo"`
-	deployment *laws.Entry   // whose law it is; nil: none was named
+	Trace     string        `tier:"decode,aggregated,prefill" placeholder:"FILE|synth:NAME" help:"Replay the requests of FILE, CSV or JSON lines, gzipped or not (docs/traces.md has the columns), or a drawn trace, one of ${synths} (default: Azure's conversation trace of 2023)."`
+	Format    string        `tier:"decode,aggregated,prefill" enum:"auto,azure,mooncake" default:"auto" help:"The trace has this format: auto, azure (any CSV) or mooncake (any JSON lines) (default: ${default})."`
+	Workers   int           `tier:"decode" default:"8" placeholder:"G" help:"Have this many decode ranks, which step together (default: ${default})."`
+	Slots     int           `tier:"decode,aggregated" default:"16" placeholder:"B" help:"Decode this many requests at once on a rank (default: ${default})."`
+	Capacity  int64         `tier:"decode,aggregated,prefill" placeholder:"TOKENS" help:"Hold this many KV tokens on a rank (default: unlimited; a prefill engine 1000000)."`
+	Load      string        `tier:"decode,aggregated,prefill" default:"closed" placeholder:"closed|RHO" help:"With closed, the number of requests in the system stays the same. With a number, requests arrive as in the trace, at that share of what level ranks could serve (default: ${default}). With --tier prefill, give shares of time in which engines prefill under lmetric, like 0.5,0.85 (default: 0.7)."`
+	Pool      *int          `tier:"decode,aggregated" placeholder:"N" help:"Closed loop: keep this many requests in the system beyond the slots (default: 4 for each rank; with --tier aggregated, 15 % of the slots are free, as with --pool=-N)."`
+	Policies  string        `placeholder:"LIST" help:"Compare these policies; the first is the reference (default: ${decodepolicies}; --tier prefill: all; --tier geo: ${geodefault}). There are: ${policies}; for prefill: ${prefillpolicies}; for geo: ${geopolicies}. With --tier aggregated there are also engine, which is what the engine does by itself, and delayer, which is that of SGLang (default there: ${aggregatedpolicies})."`
+	Predictor string        `tier:"decode" placeholder:"FILE|KIND" help:"Policies that predict use this predictor if they name none: a file that evenkeel fit wrote, none, survival, exact or oracle (default: survival)."`
+	Seeds     int           `default:"5" placeholder:"N" help:"Run every policy this many times, each time on another part of the trace, or on another drawn one (default: ${default})."`
+	Requests  int           `tier:"decode,prefill" placeholder:"N" help:"Take this many requests for a run (default: its part of the trace, repeated if the ranks need more; with --tier prefill, the whole trace, or 12000 drawn requests)."`
+	Stale     int           `tier:"decode" placeholder:"N" help:"Let policies see the progress of requests N steps late."`
+	Transfer  int           `tier:"decode" placeholder:"N" help:"Let N steps pass between an admission and the first token. The request holds its slot and its KV in this time."`
+	Cached    bool          `tier:"decode" name:"decode-cache" help:"Have decode ranks keep the KV of prompts, as --enable-prefix-caching does. Of a further prompt they pull only the part that they lack; --transfer is the time of a whole prompt. The trace must have hash_ids, as Mooncake's and synth:prefix have."`
+	Spare     *int          `tier:"decode" placeholder:"N" help:"Let a rank run N requests more than it has slots; the sum is its --max-num-seqs. It begins to pull the KV of a request only while it runs fewer than that, as vLLM does (default: it runs as many requests as it has slots, and pulls at once)."`
+	Bind      string        `tier:"decode" enum:"late,arrival" default:"late" help:"With late, a request gets its rank after its prefill. With arrival, it gets its rank before, as some connectors need it, and holds its slot and the room for its KV from then on (default: ${default})."`
+	PrefillMs float64       `tier:"decode" default:"50" placeholder:"MS" help:"A prefill takes this time, however short. In a closed loop with --bind late, this counts only for requests that are prefilled again, because all others wait in the pool after their prefill (default: ${default})."`
+	PerToken  float64       `tier:"decode" name:"prefill-per-token" default:"0.05" placeholder:"MS" help:"A prefill takes this time more per token of the prompt (default: ${default})."`
+	Prefills  *int          `tier:"decode,prefill" placeholder:"P" help:"Have P prefill engines, each of which computes one prompt at a time, in the order of arrival (default: as many as prompts need; with --tier prefill, 8)."`
+	Ahead     string        `tier:"decode" default:"0" placeholder:"N|auto" help:"With --bind arrival, let a rank have N requests beyond its slots, because a request needs no slot during its prefill. With auto, N is the mean number of requests that have no first token yet, at most a quarter of the slots (default: ${default})."`
+	Scenario  string        `tier:"decode,geo" placeholder:"FILE" help:"Read groups and their ranks from FILE (YAML or JSON), in place of --workers. They may be unequal, join and leave. With --tier geo, read regions from FILE, or take one of ${geoscenarios} (default: skew)."`
+	C0        time.Duration `tier:"decode,prefill" name:"c0" default:"55ms" help:"A decode step takes this time, whatever its load (default: ${default})."`
+	C1        time.Duration `tier:"decode,prefill" name:"c1" default:"200ns" help:"A decode step takes this time more per KV token of the fullest rank (default: ${default})."`
+	Window    time.Duration `tier:"decode" default:"3ms" help:"The first slot of a burst of freed ones waits this long for the others, as dispatch.window (default: ${default})."`
+	Law       string        `tier:"decode,aggregated" placeholder:"NAME|list" help:"Let ranks step as those of a deployment: MODEL,ENGINE,GPU,RANKS, such as DeepSeek-V3,sglang,H200,32, by the times of kernels that NVIDIA measured. It takes the place of --workers, --c0 and --c1, the first policy is then the engine's own, and --slots is ${lawslots} unless given. With list, print all laws and simulate nothing."`
+	TellLaw   bool          `tier:"decode" help:"Tell policies how long a step takes, and say so in the table. Otherwise they learn it from the steps, as in the server."`
+	Tier      string        `enum:"decode,aggregated,prefill,geo" default:"decode" help:"Simulate this part: decode, aggregated (ranks that prefill and decode, which needs --law), prefill or geo (default: ${default})."`
+	Prefill   prefillFlags  `embed:"" group:"With --tier prefill"`
+	Geo       geoFlags      `embed:"" group:"With --tier geo"`
+	Log       string        `tier:"decode" placeholder:"FILE" help:"Replay a decision log: every policy decides on the recorded snapshots."`
+	Out       string        `tier:"decode" placeholder:"DIR" help:"Write a page with plots, and the numbers, to DIR."`
+	JSON      bool          `name:"json" help:"Print one JSON document."`
 
-	Log  string `tier:"decode" placeholder:"FILE" help:"Replay a decision log: every policy decides on the recorded snapshots."`
-	Out  string `tier:"decode" placeholder:"DIR" help:"Write a page with plots, and the numbers, to DIR."`
-	JSON bool   `name:"json" help:"Print one JSON document."`
+	deployment *laws.Entry // whose law it is; nil: none was named
 }
 
 // Run simulates, or replays a log, until it is done or the user ends it.
@@ -78,7 +78,7 @@ func (c *simulateCmd) Run(std streams, k *kong.Context) error {
 	if c.Law == lawList {
 		return listLaws(std, k)
 	}
-	if err := c.become(given(k)); err != nil {
+	if err := c.become(namesOf(given(k))); err != nil {
 		return err
 	}
 	if c.Tier == tierAggregated {
@@ -299,9 +299,19 @@ func (c *simulateCmd) source(plan *decode.Plan) (string, error) {
 		plan.Source.Trace = trace.Azure()
 		return "Azure's conversation trace (2023)", nil
 	}
-	var err error
-	plan.Source.Trace, err = trace.Read(c.Trace, trace.Options{Format: trace.Format(c.Format)})
-	return filepath.Base(c.Trace), err
+	t, name, err := c.readTrace(0) // it is in a file
+	plan.Source.Trace = t
+	return name, err
+}
+
+// readTrace is the trace that is named, and what it is called. One that is drawn has so many requests.
+func (c *simulateCmd) readTrace(drawn int) (*trace.Trace, string, error) {
+	if name, ok := strings.CutPrefix(c.Trace, trace.SynthPrefix); ok {
+		t, err := trace.Synth(name, drawn, 1)
+		return t, c.Trace, err
+	}
+	t, err := trace.Read(c.Trace, trace.Options{Format: trace.Format(c.Format)})
+	return t, filepath.Base(c.Trace), err
 }
 
 // replay runs the policies on a decision log.
@@ -387,6 +397,10 @@ func (c *simulateCmd) facts(plan *decode.Plan, result *decode.Result, source str
 	if plan.Load.Rho == 0 {
 		load = fmt.Sprintf("closed loop, %d requests in the system beyond the slots", plan.Load.Pool)
 	}
+	known := "learned"
+	if c.TellLaw {
+		known = "told"
+	}
 	return []report.Fact{
 		{Name: "when", Value: fmt.Sprintf("%s, %.0f s in all", began.Format("2006-01-02 15:04:05 MST"), time.Since(began).Seconds())},
 		{Name: "machine", Value: machine() + "; it decides over the tick's times only"},
@@ -395,7 +409,7 @@ func (c *simulateCmd) facts(plan *decode.Plan, result *decode.Result, source str
 		{Name: "decode", Value: c.fleetWords(&plan.Fleet)},
 		{Name: "load", Value: load},
 		{Name: "predictor", Value: cmp.Or(c.Predictor, "the policies' own")},
-		{Name: "board", Value: fmt.Sprintf("the server's, freed slots wait %s for others; what a step takes is %s", millis(c.Window), map[bool]string{false: "learned", true: "told"}[c.TellLaw])},
+		{Name: "board", Value: fmt.Sprintf("the server's, freed slots wait %s for others; what a step takes is %s", millis(c.Window), known)},
 		{Name: "prefill", Value: c.prefillWords(&plan.Load)},
 		{Name: "telemetry", Value: fmt.Sprintf("progress is seen %d steps late, KV takes %d steps to a rank", c.Stale, c.Transfer)},
 	}

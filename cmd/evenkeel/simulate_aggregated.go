@@ -5,9 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"path/filepath"
 	"slices"
-	"strings"
 	"time"
 
 	"evenkeel/bench/lab/report"
@@ -23,6 +21,7 @@ const (
 	aggregatedSimulated = engineItself + ",jsq-kv," + delayer + ",evenkeel"
 	aggregatedBudget    = 8192   // tokens that a rank computes in a step: vLLM's default on these GPUs
 	aggregatedFree      = 0.15   // of the slots, in a closed loop
+	drawnTexts          = 20_000 // requests of a drawn trace
 	mostAggregated      = 16_384 // slots of all ranks, and requests in the system: each request of a run is kept
 )
 
@@ -94,10 +93,9 @@ func (c *simulateCmd) contenders() (all []mixed.Contender, err error) {
 		switch {
 		case name == delayer:
 			p.Spec, p.Route, p.Delay = "", mixed.LeastTokens, delayerSteps
-		case name == engineItself && c.deployment.Engine == "vllm":
-			p.Spec, p.Route = "", mixed.VLLM
 		case name == engineItself:
-			p.Spec = c.deployment.Balances()
+			p = mixed.Own(c.deployment.Engine)
+			p.Name = name
 		default:
 			if _, err := policy.ParseSpec(name); err != nil {
 				return nil, fmt.Errorf("--policies: %w; besides them there are %s and %s", err, engineItself, delayer)
@@ -122,7 +120,7 @@ func (c *simulateCmd) mixedLoad() (*mixed.Load, *mixed.Replayed, error) {
 	t, name := trace.Azure(), "Azure's conversation trace (2023)"
 	if c.Trace != "" {
 		var err error
-		if t, name, err = c.readTrace(); err != nil {
+		if t, name, err = c.readTrace(drawnTexts); err != nil {
 			return nil, nil, err
 		}
 	}
@@ -153,17 +151,6 @@ func (c *simulateCmd) mixedLoad() (*mixed.Load, *mixed.Replayed, error) {
 		return nil, nil, fmt.Errorf("--capacity %d: the longest request of the trace has %d tokens, and a rank needs a tenth more", c.Capacity, n)
 	}
 	return l, texts, nil
-}
-
-// readTrace is the trace that is named.
-func (c *simulateCmd) readTrace() (*trace.Trace, string, error) {
-	if name, ok := strings.CutPrefix(c.Trace, trace.SynthPrefix); ok {
-		const drawn = 20_000
-		t, err := trace.Synth(name, drawn, 1)
-		return t, c.Trace, err
-	}
-	t, err := trace.Read(c.Trace, trace.Options{Format: trace.Format(c.Format)})
-	return t, filepath.Base(c.Trace), err
 }
 
 // of is the load of a seed: that begins elsewhere in the trace, and draws its arrivals anew.

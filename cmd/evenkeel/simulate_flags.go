@@ -31,7 +31,8 @@ func (c *simulateCmd) idle(k *kong.Context) error {
 		if last > 0 {
 			only = strings.Join(tiers[:last], ", ") + " and " + only
 		}
-		return usageError{fmt.Errorf("%s: --tier %s has no such flag, only --tier %s; leave it out, or choose another tier", strings.Join(foreign, ", "), c.Tier, only)}
+		return usageError{fmt.Errorf("%s: --tier %s has no such flag, only --tier %s; leave it out, or choose another tier",
+			strings.Join(foreign, ", "), c.Tier, only)}
 	}
 	replays := []string{"log", "policies", "out", "json", "tier"}
 	for _, f := range given {
@@ -66,6 +67,14 @@ func given(k *kong.Context) (flags []*kong.Flag) {
 		}
 	}
 	return flags
+}
+
+// namesOf are the names of flags.
+func namesOf(flags []*kong.Flag) (names []string) {
+	for _, f := range flags {
+		names = append(names, f.Name)
+	}
+	return names
 }
 
 // prefillFlags are those of --tier prefill alone. Trace, policies, seeds, load,

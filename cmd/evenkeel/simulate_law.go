@@ -11,20 +11,26 @@ import (
 
 	"evenkeel/bench/lab/laws"
 	"evenkeel/bench/lab/report"
+	"evenkeel/dispatcher/step"
 )
 
 const (
 	lawList  = "list" // in place of a law's name
 	lawSlots = 64     // of a rank, unless --slots says another number
 
-	engineItself = "engine" // in place of a policy: requests go to the engine, which balances its ranks itself
+	// In place of a policy, what engines do by themselves.
+	engineItself = "engine"  // requests go to the engine, which balances its ranks
+	delayer      = "delayer" // ranks hold prompts until each of them has one,
+	delayerSteps = 30        // or so many steps are over
 )
 
 // pricedBy says what a law was made of.
-const pricedBy = "The law of a step is made of times of kernels that NVIDIA measured, and of how the engine pads its ranks. Nobody has measured whole steps of uneven ranks for it."
+const pricedBy = "The law of a step is made of times of kernels that NVIDIA measured or estimated, and of how the engine pads its ranks. " +
+	"Nobody has measured whole steps of uneven ranks for it."
 
 // priced is what it was made of besides, where ranks compute prompts, too.
-var priced = fmt.Sprintf(" The part of a prompt that all ranks compute together is %g of that, as in whole steps that were published.", laws.Published)
+var priced = fmt.Sprintf(" The part of a prompt that all ranks compute together is %g of that, as in whole steps that were published.",
+	laws.Published)
 
 // listLaws prints all laws, and looks at no other flag.
 func listLaws(std streams, k *kong.Context) error {
@@ -35,12 +41,9 @@ func listLaws(std streams, k *kong.Context) error {
 }
 
 // become takes the number of ranks from the law that is named, and what else is not given then.
-func (c *simulateCmd) become(given []*kong.Flag) (err error) {
-	is := func(name string) bool {
-		return slices.ContainsFunc(given, func(f *kong.Flag) bool { return f.Name == name })
-	}
+func (c *simulateCmd) become(given []string) (err error) {
 	switch {
-	case c.Law == "" && is("law"):
+	case c.Law == "" && slices.Contains(given, "law"):
 		return usageError{errNoLaw}
 	case c.Law == "":
 		return nil
@@ -49,7 +52,7 @@ func (c *simulateCmd) become(given []*kong.Flag) (err error) {
 		return err
 	}
 	c.Law, c.Workers = c.deployment.Name(), c.deployment.Ranks
-	if !is("slots") {
+	if !slices.Contains(given, "slots") {
 		c.Slots = lawSlots
 	}
 	return nil
@@ -60,14 +63,10 @@ var errNoLaw = errors.New("--law is empty; write MODEL,ENGINE,GPU,RANKS, or list
 // namedLaw is the law of a flag.
 func namedLaw(name string) (*laws.Entry, error) {
 	e, err := laws.Find(name)
-	if err == nil {
-		return e, nil
+	if err != nil {
+		return nil, usageError{fmt.Errorf("--law: %w", err)}
 	}
-	hint := ""
-	if name == "told" || name == "learned" {
-		hint = "; whether policies are told what a step takes, --tell-law says"
-	}
-	return nil, usageError{fmt.Errorf("--law: %w%s", err, hint)}
+	return e, nil
 }
 
 // model is what a step takes, for plots.
@@ -75,10 +74,16 @@ func (c *simulateCmd) model() report.StepModel {
 	if c.deployment == nil {
 		return report.StepModel{C0: c.C0, C1: float64(c.C1)}
 	}
-	ms := func(x float64) time.Duration { return time.Duration(x * float64(time.Millisecond)) }
-	law := c.deployment.Law()
+	return modelOf(c.deployment.Law())
+}
+
+// modelOf is a law as reports have it, where ranks are level.
+func modelOf(law step.Law) report.StepModel {
+	ns := func(ms float64) time.Duration { return time.Duration(ms * float64(time.Millisecond)) }
 	l := law.Level()
-	return report.StepModel{C0: ms(l.C0Ms), C1: l.C1Ms * 1e6, Request: ms(l.RequestMs)}
+	return report.StepModel{
+		C0: ns(l.C0Ms), C1: l.C1Ms * 1e6, Request: ns(l.RequestMs), Own: ns(l.OwnMs), Shared: ns(l.SharedMs), Prefill: ns(l.PrefillMs),
+	}
 }
 
 // decodePolicies are those that are compared unless others are given. With a law, what its engine does by itself is first.

@@ -97,19 +97,10 @@ func (c *simulateCmd) prefillPlan() (*prefill.Plan, string, error) {
 		plan.Policies = namedargs.List(c.Policies)
 	}
 	source := "Mooncake's conversation trace"
-	switch name, synth := strings.CutPrefix(c.Trace, trace.SynthPrefix); {
-	case synth:
-		source = c.Trace
+	plan.Trace = trace.Mooncake()
+	if c.Trace != "" {
 		var err error
-		if plan.Trace, err = trace.Synth(name, cmp.Or(c.Requests, 12_000), 1); err != nil {
-			return nil, "", err
-		}
-	case c.Trace == "":
-		plan.Trace = trace.Mooncake()
-	default:
-		source = c.Trace
-		var err error
-		if plan.Trace, err = trace.Read(c.Trace, trace.Options{Format: trace.Format(c.Format)}); err != nil {
+		if plan.Trace, source, err = c.readTrace(cmp.Or(c.Requests, 12_000)); err != nil {
 			return nil, "", err
 		}
 	}

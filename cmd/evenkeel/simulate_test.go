@@ -119,7 +119,6 @@ func TestSimulateSaysWhatIsWrong(t *testing.T) {
 		{"so many slots ahead as nobody counts", "--bind arrival --ahead all", 1, `--ahead "all"`},
 		{"no engine that prefills", "--prefills 0", 1, "--prefills 0"},
 		{"a law nobody knows", "--law mine", 2, `--law: "mine" is no law of the table`},
-		{"what was told by another flag", "--law told", 2, "--tell-law says"},
 		{"a law of no name", "--law=", 2, "--law is empty"},
 		{"the list of laws as JSON", "--law list --json", 2, "--law list prints all laws and looks at no other flag"},
 		{"less than no room", "--tier aggregated --law gpt-oss-120b,vllm,H200,4 --capacity=-5", 1, "--capacity -5: a number of KV tokens"},

@@ -18,7 +18,9 @@ const reported = "reported"
 // claims holds every claim of the policies against what was simulated, also those
 // that do not come out.
 func (b *book) claims() string {
-	items := []func() string{b.shortestQueueLoses, b.lookingAheadHelps, b.imbalanceGrows, b.weightsMatterLittle, baselinesStand, b.defaultHolds, b.lookingAheadAsPublished}
+	items := []func() string{
+		b.shortestQueueLoses, b.lookingAheadHelps, b.imbalanceGrows, b.weightsMatterLittle, baselinesStand, b.defaultHolds, b.lookingAheadAsPublished,
+	}
 	return page.Joined(items, func(item func() string) string { return item() })
 }
 
@@ -244,10 +246,12 @@ var published = []struct {
 
 // lookingAheadAsPublished is line 6: what looking ahead brings in the paper's own forms of both policies.
 func (b *book) lookingAheadAsPublished() string {
-	t := page.Markdown{Head: []string{"closed loop", "lengths are told by", "imbalance of `brh:paper` / `br0:paper`", "paper", "tokens/s, %", "verdict"}, Text: 2}
+	t := page.Markdown{Head: []string{
+		"closed loop", "lengths are told by", "imbalance of `brh:paper` / `br0:paper`", "paper", "tokens/s, %", "verdict",
+	}, Text: 2}
 	recurs := func(s *policytables.Source) bool { return s.Name == trace.SynthPrefix+"recurrent" }
 	for _, on := range slices.Concat(b.Traces.Drawn, b.Traces.Real) {
-		if on == b.Traces.Mooncake || slices.Contains(b.Traces.Drawn, on) && !recurs(on) {
+		if on != b.Traces.Azure && !recurs(on) {
 			continue
 		}
 		for _, p := range published {
@@ -266,12 +270,17 @@ func (b *book) lookingAheadAsPublished() string {
 			case x >= 1:
 				verdict = policytables.Verdict(false)
 			case x > claimed+0.05:
-				verdict = "weaker than published"
+				verdict = policytables.Weaker
 			}
-			t.Add(sc.String(), p.by, page.Ratio(x), page.Ratio(claimed), fmt.Sprintf("%+.1f", 100*(o.Ratio(name, "br0:paper", report.TokensPerS)-1)), verdict)
+			t.Add(sc.String(), p.by, page.Ratio(x), page.Ratio(claimed),
+				fmt.Sprintf("%+.1f", 100*(o.Ratio(name, "br0:paper", report.TokensPerS)-1)), verdict)
 		}
 	}
-	return "**6. BR-H has less imbalance than BR-0 by as much as the paper says**, both in the paper's forms, on 8 ranks. The paper has a proprietary trace whose prompts recur, in whose " +
+	if len(t.Rows) == 0 {
+		return "**6.** " + notAsked
+	}
+	return "**6. BR-H has less imbalance than BR-0 by as much as the paper says**, both in the paper's forms, on 8 ranks. " +
+		"The paper has a proprietary trace whose prompts recur, in whose " +
 		"place `synth:recurrent` stands, and Azure's of 2024. More than 0.05 above its figure is weaker.\n\n" + t.String()
 }
 

@@ -35,13 +35,7 @@ type options struct {
 }
 
 func main() {
-	testbed.Main("deployments", testbed.Page(func(ctx context.Context, args []string, out io.Writer) error {
-		o, err := parse(args)
-		if err != nil {
-			return err
-		}
-		return o.run(ctx, out)
-	}, []string{"-out", document, "-readme", readme}))
+	testbed.Main("deployments", testbed.Page(testbed.Parsed(parse, options.run), []string{"-out", document, "-readme", readme}))
 }
 
 func parse(args []string) (o options, err error) {
@@ -174,14 +168,10 @@ func prefillsToo(ctx context.Context, seed uint64, number int, e *laws.Entry, ti
 	l := mixed.Served(seed, number, e)
 	l.Stays *= times
 	p := pair{number: number, load: l}
-	theirs := mixed.Contender{Name: e.Engine, Spec: e.Balances()}
-	if e.Engine == "vllm" {
-		theirs = mixed.Contender{Name: e.Engine, Route: mixed.VLLM}
-	}
 	for _, side := range []struct {
 		mixed.Contender
 		into *report.Sample
-	}{{theirs, &p.theirs}, {mixed.Contender{Name: ours, Spec: ours, Learn: true}, &p.ours}} {
+	}{{mixed.Own(e.Engine), &p.theirs}, {mixed.Contender{Name: ours, Spec: ours, Learn: true}, &p.ours}} {
 		got, err := mixed.Serve(ctx, l, side.Contender)
 		if err != nil {
 			return p, fmt.Errorf("%s: %w", l, err)

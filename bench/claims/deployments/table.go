@@ -47,20 +47,6 @@ func (j *judged) worst() *pair {
 	return least
 }
 
-// percent is by how much some ratios are above 1 in the geometric mean.
-func percent(ratios []float64) float64 { return 100 * (stats.GeometricMean(ratios) - 1) }
-
-func interval(ratios []float64) string {
-	low, high := stats.Bootstrap(len(ratios), 0.95, func(drawn []int) float64 {
-		some := make([]float64, len(drawn))
-		for i, k := range drawn {
-			some[i] = ratios[k]
-		}
-		return percent(some)
-	})
-	return fmt.Sprintf("%+.1f (%+.1f to %+.1f)", percent(ratios), low, high)
-}
-
 // names of a row: the model with its engine and GPUs, and what its ranks do.
 func (j *judged) names() (deployment, ranks string) {
 	if j.both {
@@ -103,22 +89,25 @@ func tables(all []judged, seed uint64) string {
 	fmt.Fprintf(&b, "Seed %d, %d loads for each deployment. A level step has %d requests with %d KV tokens in all on each rank.\n\n",
 		seed, len(all[0].pairs), levelRequests, levelKV)
 	m := page.Markdown{Head: []string{
-		"deployment", "a level step, ms", "tokens/s, %", "median", "loads with over 2 % fewer", "mean TTFT, %", "median", "loads with over 20 % longer",
-		"TPOT p95, %", "its ranks", "form",
+		"deployment", "a level step, ms", "tokens/s, %", "median", "loads with over 2 % fewer",
+		"mean TTFT, %", "median", "loads with over 20 % longer", "TPOT p95, %", "its ranks", "form",
 	}, Text: 2}
 	for i := range all {
 		j := &all[i]
 		deployment, ranks := j.names()
 		tokens, ttft := j.ratios(report.TokensPerS), j.ratios(report.TTFTMean)
-		m.Add(deployment, fmt.Sprintf("%.1f", j.law.Level(levelRequests, levelKV)), interval(tokens), median(tokens, 1),
-			j.fewer(), interval(ttft), median(ttft, 0), j.longer(), interval(j.ratios(report.TPOTP95)), ranks, j.law.Form().String())
+		m.Add(deployment, fmt.Sprintf("%.1f", j.law.Level(levelRequests, levelKV)), page.Percents(tokens), median(tokens, 1),
+			j.fewer(), page.Percents(ttft), median(ttft, 0), j.longer(), page.Percents(j.ratios(report.TPOTP95)), ranks, j.law.Form().String())
 	}
 	fmt.Fprintf(&b, "%v\n", &m)
-	w := page.Markdown{Head: []string{"where it gains least", "tokens/s, %", "played again: tokens/s, %", "how", "its ranks", "the load"}, Text: 3}
+	w := page.Markdown{
+		Head: []string{"where it gains least", "tokens/s, %", "played again: tokens/s, %", "how", "its ranks", "the load"}, Text: 3,
+	}
 	for i := range all {
 		deployment, ranks := all[i].names()
 		least := all[i].worst()
-		w.Add(deployment, fmt.Sprintf("%+.1f", least.gain()), fmt.Sprintf("%+.1f", all[i].again.gain()), all[i].changed, ranks, least.load.String())
+		w.Add(deployment, fmt.Sprintf("%+.1f", least.gain()), fmt.Sprintf("%+.1f", all[i].again.gain()), all[i].changed, ranks,
+			least.load.String())
 	}
 	fmt.Fprintf(&b, "%v", &w)
 	return b.String()
@@ -126,12 +115,14 @@ func tables(all []judged, seed uint64) string {
 
 // short is the table of README.
 func short(all []judged) string {
-	m := page.Markdown{Head: []string{"model, engine, GPUs", "tokens/s, %", "TTFT, median, %", "loads where TTFT is over 20 % longer", "TPOT p95, %", "its ranks"}, Text: 1}
+	m := page.Markdown{Head: []string{
+		"model, engine, GPUs", "tokens/s, %", "TTFT, median, %", "loads where TTFT is over 20 % longer", "TPOT p95, %", "its ranks",
+	}, Text: 1}
 	for i := range all {
 		j := &all[i]
 		deployment, ranks := j.names()
-		m.Add(deployment, interval(j.ratios(report.TokensPerS)), median(j.ratios(report.TTFTMean), 0), j.longer()+fmt.Sprintf(" of %d", len(j.pairs)),
-			interval(j.ratios(report.TPOTP95)), ranks)
+		m.Add(deployment, page.Percents(j.ratios(report.TokensPerS)), median(j.ratios(report.TTFTMean), 0),
+			j.longer()+fmt.Sprintf(" of %d", len(j.pairs)), page.Percents(j.ratios(report.TPOTP95)), ranks)
 	}
 	return m.String()
 }

@@ -252,11 +252,12 @@ func (b *book) headline(t *page.Markdown) {
 		case most <= 0:
 			verdict = policytables.Verdict(false)
 		case most < h.percent:
-			verdict = "weaker than published"
+			verdict = policytables.Weaker
 		case least < h.percent:
-			verdict = "weaker than published, but for the best row"
+			verdict = policytables.Weaker + ", but for the best row"
 		}
-		t.Add(fmt.Sprintf("engines that also decode, LMetric's paper: %s of `lmetric` %.0f %% less than that of `%s`", h.what, h.percent, h.rival),
+		t.Add(fmt.Sprintf("engines that also decode, LMetric's paper: %s of `lmetric` %.0f %% less than that of `%s`",
+			h.what, h.percent, h.rival),
 			fmt.Sprintf("%.0f to %.0f %% less", least, most), verdict)
 	}
 }

@@ -67,8 +67,8 @@ func (o options) ahead(ctx context.Context) (string, error) {
 		for _, x := range tokens {
 			least, most = min(least, x), max(most, x)
 		}
-		m.Add(spareName(spare), percents(tokens), fmt.Sprintf("%+.1f", 100*(least-1)), fmt.Sprintf("%+.1f", 100*(most-1)),
-			fmt.Sprintf("%.2f", geomean(times(first, 0, 1, s), all(len(loads)))), percents(times(pace, 0, 1, s)), percents(times(throughput, 0, 0, 0)))
+		m.Add(spareName(spare), page.Percents(tokens), fmt.Sprintf("%+.1f", 100*(least-1)), fmt.Sprintf("%+.1f", 100*(most-1)),
+			fmt.Sprintf("%.2f", geomean(times(first, 0, 1, s), all(len(loads)))), page.Percents(times(pace, 0, 1, s)), page.Percents(times(throughput, 0, 0, 0)))
 	}
 	var b strings.Builder
 	fmt.Fprintf(&b, "`go run ./bench/claims/regret -ahead -seed %d -loads %d`: the first %d loads whose KV takes a step or more to a rank, "+

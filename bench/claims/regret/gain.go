@@ -7,7 +7,6 @@ import (
 	"evenkeel/bench/lab/report"
 	"evenkeel/bench/sim/draw"
 	"evenkeel/bench/tools/page"
-	"evenkeel/internal/stats"
 )
 
 // rivals are whom people ask about: what they run today. Of the first one more is shown.
@@ -74,7 +73,7 @@ func (t *trials) gain(m *page.Markdown, name string, loads []int) {
 		for k, at := range loads {
 			some[k] = values[at]
 		}
-		return percents(some)
+		return page.Percents(some)
 	}
 	for k, name := range rivals {
 		rival := slices.Index(t.policies, name)
@@ -95,12 +94,6 @@ func (t *trials) gain(m *page.Markdown, name string, loads []int) {
 		row = append(row, fmt.Sprint(fewer))
 	}
 	m.Add(row...)
-}
-
-// percents is by how much values are more than 1 in the geometric mean, with the 95 % interval.
-func percents(values []float64) string {
-	low, high := stats.Bootstrap(len(values), 0.95, func(drawn []int) float64 { return geomean(values, drawn) })
-	return fmt.Sprintf("%+.1f (%+.1f to %+.1f)", 100*(geomean(values, all(len(values)))-1), 100*(low-1), 100*(high-1))
 }
 
 // lost is the share of the tokens/s by which the default must be behind on a load, to have lost there. Two runs of one policy differ by

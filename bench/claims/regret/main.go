@@ -50,13 +50,7 @@ type options struct {
 }
 
 func main() {
-	testbed.Main("regret", testbed.Page(func(ctx context.Context, args []string, out io.Writer) error {
-		o, err := parse(args)
-		if err != nil {
-			return err
-		}
-		return o.run(ctx, out)
-	}, []string{"-out", document}, []string{"-ahead", "-loads", "48", "-out", document}))
+	testbed.Main("regret", testbed.Page(testbed.Parsed(parse, options.run), []string{"-out", document}, []string{"-ahead", "-loads", "48", "-out", document}))
 }
 
 const document = "docs/results/regret.md"

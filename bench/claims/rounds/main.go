@@ -28,13 +28,7 @@ type options struct {
 }
 
 func main() {
-	testbed.Main("rounds", testbed.Page(func(ctx context.Context, args []string, out io.Writer) error {
-		o, err := parse(args)
-		if err != nil {
-			return err
-		}
-		return o.run(ctx, out)
-	}, []string{"-out", "docs/results/rounds.md"}))
+	testbed.Main("rounds", testbed.Page(testbed.Parsed(parse, options.run), []string{"-out", "docs/results/rounds.md"}))
 }
 
 func parse(args []string) (o options, err error) {
@@ -59,7 +53,7 @@ func parse(args []string) (o options, err error) {
 	return o, nil
 }
 
-func (o *options) run(ctx context.Context, out io.Writer) error {
+func (o options) run(ctx context.Context, out io.Writer) error {
 	if o.only >= 0 {
 		return o.one(ctx, out)
 	}
@@ -83,7 +77,7 @@ type book []*trials
 func (book) Err() error { return nil }
 
 // one prints what each policy makes of one load.
-func (o *options) one(ctx context.Context, out io.Writer) error {
+func (o options) one(ctx context.Context, out io.Writer) error {
 	l := mixed.Draw(o.seeds[0], o.only)
 	fmt.Fprintf(out, "load %s\n", l)
 	for _, p := range policies() {

@@ -152,7 +152,7 @@ func (t *trials) worstLoads() string {
 		say(slowest), say(least))
 }
 
-func (o *options) tables(all []*trials) string {
+func (o options) tables(all []*trials) string {
 	m := page.Markdown{Head: []string{"what", "at least, at most", "seed", "got", ""}, Text: 4}
 	var b strings.Builder
 	for _, t := range all {

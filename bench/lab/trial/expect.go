@@ -68,17 +68,16 @@ const seeds = 5
 
 // own is who balances without evenkeel.
 func own(e *Engine) mixed.Contender {
-	c := mixed.Contender{Name: "the engine's own", Every: e.Interval, Route: mixed.VLLM}
-	if e.Kind != sglang {
-		return c
+	c := mixed.Own(e.Kind)
+	if e.Kind == sglang {
+		switch e.Settings["load_balance_method"] {
+		case "total_tokens":
+			c.Spec, c.Route = "", mixed.LeastTokens
+		case "total_requests":
+			c.Spec, c.Route = "", mixed.VLLM
+		}
 	}
-	switch e.Settings["load_balance_method"] {
-	case "total_tokens":
-		c.Route = mixed.LeastTokens
-	case "total_requests":
-	default: // it takes the ranks in turn
-		c.Route, c.Spec = nil, "rr"
-	}
+	c.Every = e.Interval
 	return c
 }
 

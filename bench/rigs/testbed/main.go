@@ -41,6 +41,18 @@ func Page(run func(ctx context.Context, args []string, out io.Writer) error, par
 	}
 }
 
+// Parsed is for Page: each part has its arguments parsed, and is run.
+func Parsed[O any](parse func(args []string) (O, error), run func(o O, ctx context.Context, out io.Writer) error,
+) func(context.Context, []string, io.Writer) error {
+	return func(ctx context.Context, args []string, out io.Writer) error {
+		o, err := parse(args)
+		if err != nil {
+			return err
+		}
+		return run(o, ctx, out)
+	}
+}
+
 var errBreach = errors.New("something was not held, as was told")
 
 // Judged is for Main: it also exits with 1 where ok says that something was not held.

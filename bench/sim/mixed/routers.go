@@ -54,6 +54,14 @@ func VLLM(s *Run, _ []policy.Worker, _ *policy.Entry, _ []policy.Hit) int {
 	return best
 }
 
+// Own is how an engine, vllm or sglang, balances its ranks by itself, for requests to one address.
+func Own(engine string) Contender {
+	if engine == "sglang" {
+		return Contender{Name: "SGLang's own", Spec: "rr"} // it takes the ranks in turn
+	}
+	return Contender{Name: "vLLM's own", Route: VLLM}
+}
+
 // LeastTokens sends a request to the rank that would have the fewest tokens to read and to compute.
 func LeastTokens(_ *Run, ranks []policy.Worker, e *policy.Entry, hits []policy.Hit) int {
 	best, least := 0, int64(0)

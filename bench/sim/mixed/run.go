@@ -100,9 +100,9 @@ func New(l *Load, p Contender) (*Run, error) {
 	s.Driver = virtual.NewDriver(b, time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC), model)
 	s.Mixes.Token, s.Mixes.Finished = s.token, s.finished
 	s.Bound, s.Other = s.send, s.other
-	s.Refused = func(e *board.Effect) {
+	s.Refused = func(e *board.Effect) { // length makes each request fit, unless a policy keeps much free
 		s.err = cmp.Or(s.err, fmt.Errorf("%s: a request fits no rank: %w", p.Name, e.Err))
-	} // length makes it fit, unless a policy keeps much free
+	}
 	s.fleet()
 	if l.Rho == 0 { // the first ones come over a mean stay, the others when one has left
 		for i := range s.requests {

@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"evenkeel/bench/lab/report"
+	"evenkeel/internal/stats"
 )
 
 // Markdown is a table for a document: the first column is text, the others are
@@ -121,3 +122,16 @@ func Rounded(x float64, digits int) float64 {
 
 // Ratio is how ratios are written.
 func Ratio(x float64) string { return fmt.Sprintf("%.2f", x) }
+
+// Percents is by how much values are more than 1 in the geometric mean, with the 95 % interval that other values would give.
+func Percents(values []float64) string {
+	percent := func(values []float64) float64 { return 100 * (stats.GeometricMean(values) - 1) }
+	low, high := stats.Bootstrap(len(values), 0.95, func(drawn []int) float64 {
+		some := make([]float64, len(drawn))
+		for i, k := range drawn {
+			some[i] = values[k]
+		}
+		return percent(some)
+	})
+	return fmt.Sprintf("%+.1f (%+.1f to %+.1f)", percent(values), low, high)
+}

@@ -43,8 +43,9 @@ func LeftOut(title fmt.Stringer, why string) string {
 
 // Verdicts on a claim.
 const (
-	Pass  = "PASS"
-	Fails = "does not reproduce"
+	Pass   = "PASS"
+	Fails  = "does not reproduce"
+	Weaker = "weaker than published"
 )
 
 // Verdict is a verdict in words.
