@@ -47,10 +47,11 @@ type options struct {
 	csv   string
 	with  []string // policies beside the set
 	lead  bool     // what sending ahead gains is judged, and nothing else
+	rule  bool     // the rule of docs/fit.md is judged, and nothing else
 }
 
 func main() {
-	testbed.Main("regret", testbed.Page(testbed.Parsed(parse, options.run), []string{"-out", document}, []string{"-ahead", "-loads", "48", "-out", document}))
+	testbed.Main("regret", testbed.Page(testbed.Parsed(parse, options.run), []string{"-out", document}, []string{"-ahead", "-loads", "48", "-out", document}, []string{"-rule", "-out", document}))
 }
 
 const document = "docs/results/regret.md"
@@ -64,6 +65,7 @@ func parse(args []string) (o options, err error) {
 	f.StringVar(&o.csv, "csv", "", "file for what each policy made of each load")
 	with := f.String("with", "", "more policies to judge beside the set, separated by blanks; none of them counts for what is best")
 	f.BoolVar(&o.lead, "ahead", false, "only: what sending ahead gains on engines that pull KV as vLLM does, with more or fewer requests than slots")
+	f.BoolVar(&o.rule, "rule", false, "only: how far the lowest of three rows is from what a load gains")
 	if err := f.Parse(args); err != nil {
 		return o, err
 	}
@@ -88,25 +90,26 @@ func (o outcome) of(m report.Metric) float64 {
 type trials struct {
 	seed     uint64
 	policies []string
+	shifts   []string // the policies that are run once more on each load, begun elsewhere
 	loads    []*draw.Load
 	of       [][]outcome // by load, then by policy
 	shifted  [][]outcome // the same requests, begun elsewhere, under those
 	known    map[share][]float64
 }
 
-// shifts are the policies that are run once more on each load, begun elsewhere.
-var shifts = []string{"jsq-kv", "evenkeel"}
+// begunElsewhere are the policies that the page tells how much chance does to.
+var begunElsewhere = []string{"jsq-kv", "evenkeel"}
 
 func (o options) run(ctx context.Context, out io.Writer) error {
-	if o.lead {
+	switch {
+	case o.lead:
 		table, err := o.ahead(ctx)
-		if err != nil || o.out == "" {
-			_, said := fmt.Fprintln(out, table)
-			return errors.Join(err, said)
-		}
-		return page.Write(o.out, "claim NAME=regret", "ahead", "Sending ahead", table)
+		return o.print(out, "ahead", "Sending ahead", table, err)
+	case o.rule:
+		table, err := o.lowest(ctx)
+		return o.print(out, "rule", "The lowest of three rows", table, err)
 	}
-	t := &trials{known: map[share][]float64{}, seed: o.seed, policies: slices.Concat(set, beside, o.with)}
+	t := &trials{known: map[share][]float64{}, seed: o.seed, policies: slices.Concat(set, beside, o.with), shifts: begunElsewhere}
 	for i := range o.loads {
 		t.loads = append(t.loads, draw.Judged(o.seed, o.from+i))
 	}
@@ -128,6 +131,15 @@ func (o options) run(ctx context.Context, out io.Writer) error {
 	return err
 }
 
+// print writes a table into its place in the document, or prints it where there is no document.
+func (o options) print(out io.Writer, marker, title, table string, err error) error {
+	if err != nil || o.out == "" {
+		_, said := fmt.Fprintln(out, table)
+		return errors.Join(err, said)
+	}
+	return page.Write(o.out, "claim NAME=regret", marker, title, table)
+}
+
 // try runs all, as many at once as there are processors.
 func (t *trials) try(ctx context.Context, progress io.Writer) error {
 	t.of, t.shifted = make([][]outcome, len(t.loads)), make([][]outcome, len(t.loads))
@@ -147,7 +159,7 @@ func (t *trials) tryLoad(ctx context.Context, i int) error {
 		policies []string
 		shift    float64
 		to       *[]outcome
-	}{{t.policies, 0, &t.of[i]}, {shifts, 0.5, &t.shifted[i]}} {
+	}{{t.policies, 0, &t.of[i]}, {t.shifts, 0.5, &t.shifted[i]}} {
 		plan := t.loads[i].Plan(run.policies, run.shift)
 		for _, p := range run.policies {
 			one := plan

@@ -21,7 +21,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 func TestTheTablesOfALoad(t *testing.T) {
 	small := draw.Judged(1, 41) // answers of 34 tokens
 	small.Ranks, small.Slots, small.Tokens = 4, 8, 0
-	tr := &trials{known: map[share][]float64{}, seed: 1, policies: slices.Concat(set, beside), loads: []*draw.Load{small}}
+	tr := &trials{known: map[share][]float64{}, seed: 1, policies: slices.Concat(set, beside), shifts: begunElsewhere, loads: []*draw.Load{small}}
 	require.NoError(t, tr.try(context.Background(), io.Discard))
 	text := tr.tables()
 	for _, p := range set {
@@ -72,4 +72,24 @@ func TestShares(t *testing.T) {
 	require.False(t, met("NaN", "1.15", false))
 	_, err := parse([]string{"-loads", "0"})
 	require.Error(t, err)
+}
+
+func TestTheLowestOfThreeRows(t *testing.T) {
+	tr := &trials{policies: []string{"jsq", "evenkeel"}}
+	for i, gain := range []float64{1.10, 1.20, 1.02} { // all have the same kind of prompts, as many ranks and the same share of KV
+		l := draw.Judged(1, 41)
+		l.Number = i
+		tr.loads = append(tr.loads, l)
+		tr.of = append(tr.of, []outcome{
+			{report.TokensPerS: {Mean: 100}, report.KVShare: {Mean: 0.2}}, {report.TokensPerS: {Mean: 100 * gain}, report.KVShare: {Mean: 0.2}},
+		})
+	}
+	told, really := tr.expected("jsq")
+	require.InDeltaSlice(t, []float64{1.10, 1.20, 1.02}, really, 1e-9)
+	require.InDeltaSlice(t, []float64{math.Sqrt(1.20 * 1.02), math.Sqrt(1.10 * 1.02), math.Sqrt(1.10 * 1.20)}, told, 1e-9, "a load does not count in its own rows")
+
+	tr.of[1][0][report.KVShare] = report.Value{Mean: 0.05} // alone in its row of KV, which tells nothing of it
+	told, _ = tr.expected("jsq")
+	require.InDelta(t, 1.02, told[0], 1e-9, "the row of KV has only the last load besides")
+	require.InDelta(t, math.Sqrt(1.10*1.02), told[1], 1e-9)
 }

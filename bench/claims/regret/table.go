@@ -303,12 +303,12 @@ func (t *trials) spread() string {
 		m.Add(name, fmt.Sprintf("%.2f", stats.Median(d)), fmt.Sprintf("%.2f", twentieth), fmt.Sprintf("%.2f", most), fmt.Sprint(t.loads[at].Number))
 	}
 	ratio := func(k, load int) float64 {
-		return t.shifted[load][k].of(report.TokensPerS) / t.of[load][slices.Index(t.policies, shifts[k])].of(report.TokensPerS)
+		return t.shifted[load][k].of(report.TokensPerS) / t.of[load][slices.Index(t.policies, t.shifts[k])].of(report.TokensPerS)
 	}
-	for k, name := range shifts {
+	for k, name := range t.shifts {
 		diffs("`"+name+"`", func(load int) float64 { return ratio(k, load) })
 	}
-	diffs("`"+shifts[1]+"` over `"+shifts[0]+"`", func(load int) float64 { return ratio(1, load) / ratio(0, load) })
+	diffs("`"+t.shifts[1]+"` over `"+t.shifts[0]+"`", func(load int) float64 { return ratio(1, load) / ratio(0, load) })
 	steps := make([]float64, len(t.loads))
 	for i := range steps {
 		steps[i] = t.of[i][theDefault].of(report.Steps)

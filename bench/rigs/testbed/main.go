@@ -32,12 +32,13 @@ func Page(run func(ctx context.Context, args []string, out io.Writer) error, par
 		if len(args) > 0 {
 			return run(ctx, args, out)
 		}
+		var errs []error
 		for _, part := range parts {
-			if err := run(ctx, part, out); err != nil {
-				return err
+			if ctx.Err() == nil { // a part that found less than was claimed does not keep the others from their tables
+				errs = append(errs, run(ctx, part, out))
 			}
 		}
-		return nil
+		return errors.Join(errs...)
 	}
 }
 
