@@ -45,7 +45,7 @@ func TestStatusAndMetrics(t *testing.T) {
 		}}}, s)
 		loads, ok := d.Loads(t.Context())
 		require.True(t, ok)
-		require.ElementsMatch(t, []board.Load{{Worker: 0, KVTokens: 320}, {Worker: 1, KVTokens: 100}, {Worker: 2}}, loads.Ranks)
+		require.ElementsMatch(t, []board.Load{{Worker: 0, KVTokens: 320, Running: 1, Output: 20}, {Worker: 1, KVTokens: 100}, {Worker: 2}}, loads.Ranks)
 		loads.Ranks = nil
 		require.Equal(t, board.Loads{Pool: 1, OutputTokens: 20}, loads)
 

@@ -33,6 +33,7 @@ import (
 	"evenkeel/gateway/reload"
 	"evenkeel/gateway/request"
 	"evenkeel/gateway/service"
+	"evenkeel/gateway/watch"
 	"evenkeel/pool"
 	"evenkeel/prefill"
 	"evenkeel/prefill/local"
@@ -116,6 +117,7 @@ func New(cfg *config.Config, log *zap.Logger) (g *Gateway, err error) {
 		Settings: func() *config.Advice { return &g.conf().Advice }, Fleet: g.fleet, Tier: g.tier, Dispatcher: g.dispatcher, Places: g.places,
 	})
 	g.reg.MustRegister(g.advice)
+	g.watch = watch.New(watch.Host{Sample: g.look, Facts: g.Facts, Registerer: g.reg})
 	sources, err := g.fleet.Sources()
 	if err != nil {
 		return nil, err
@@ -175,10 +177,6 @@ func (g *Gateway) publish(candidates []prefill.Candidate, locals []local.Rank, w
 	g.dispatcher.SetWorkers(workers)
 }
 
-// Beside has f run next to the proxy, from Start until its last stream has
-// ended. Call it before Start.
-func (g *Gateway) Beside(f func(context.Context)) { g.beside = append(g.beside, f) }
-
 // Start opens both listeners and begins to watch the engines. It returns once
 // clients can connect; /readyz tells when they can be served.
 func (g *Gateway) Start(admin http.Handler) error {
@@ -228,10 +226,8 @@ func (g *Gateway) Start(admin http.Handler) error {
 	})
 	g.background.Go(func() { g.config.Watch(g.ctx) })
 	g.background.Go(func() { g.advice.Run(g.ctx) })
+	g.background.Go(func() { g.watch.Run(g.ctx) })
 	g.background.Go(func() { g.tellReadiness(g.ctx) })
-	for _, f := range g.beside {
-		g.background.Go(func() { f(g.ctx) })
-	}
 	if g.discovery != nil {
 		g.background.Go(func() { g.discovery.Run(g.ctx) })
 	}

@@ -15,6 +15,7 @@ import (
 
 	"evenkeel/bench/lab/refengine"
 	"evenkeel/gateway/config"
+	"evenkeel/gateway/detect"
 	"evenkeel/gateway/live"
 )
 
@@ -89,7 +90,7 @@ func TestTheLiveDocumentTellsTheProxy(t *testing.T) {
 	})
 	c.eventually("an incident tells of both engines", func() bool {
 		return slices.ContainsFunc(see().Incidents, func(i live.Incident) bool {
-			return i.Severity == live.Bad && i.Panel == "engines" && strings.HasPrefix(i.What, "2 decode engines on host 127.0.0.1 are down: ")
+			return i.Severity == detect.Bad && i.Panel == "engines" && strings.HasPrefix(i.What, "2 decode engines on host 127.0.0.1 are down: ")
 		})
 	})
 }

@@ -23,6 +23,7 @@ import (
 	"evenkeel/gateway/receipt"
 	"evenkeel/gateway/reload"
 	"evenkeel/gateway/service"
+	"evenkeel/gateway/watch"
 	"evenkeel/geo"
 	"evenkeel/mooncake"
 	"evenkeel/prefill"
@@ -109,20 +110,8 @@ func (g *Gateway) Receipts() *receipt.Ring { return g.journal.Receipts }
 // Recent tells what clients got over the last minute.
 func (g *Gateway) Recent() journal.Recent { return g.journal.Recent() }
 
-// Sample is the little that is worth keeping of every second.
-type Sample struct {
-	board.Loads
-	journal.Recent
-}
-
-// Sample tells how things stand; ok is false when ctx ends first.
-func (g *Gateway) Sample(ctx context.Context) (s Sample, ok bool) {
-	if s.Loads, ok = g.dispatcher.Loads(ctx); !ok {
-		return s, false
-	}
-	s.Recent = g.Recent()
-	return s, true
-}
+// Watch is what looks at this proxy.
+func (g *Gateway) Watch() *watch.Watch { return g.watch }
 
 // Gauges are what an engine says of one of its ranks.
 type Gauges = engine.Gauges

@@ -29,6 +29,7 @@ import (
 	"evenkeel/gateway/request"
 	"evenkeel/gateway/selftest"
 	"evenkeel/gateway/service"
+	"evenkeel/gateway/watch"
 	"evenkeel/pool"
 	"evenkeel/prefill"
 	"evenkeel/prefill/local"
@@ -57,6 +58,7 @@ type Gateway struct {
 	loops      loop.Set // that carry streamed answers
 	requests   *request.Server
 	advice     *adviser.Adviser
+	watch      *watch.Watch
 	seats      atomic.Uint64 // how many were asked for; their ids have the highest bit, and no request's id has it
 
 	door     *admission.Handler
@@ -65,8 +67,7 @@ type Gateway struct {
 	listener *edge.Listener
 	admin    net.Listener
 
-	beside     []func(context.Context) // run from Start on
-	ctx        context.Context         // ends when the last stream has
+	ctx        context.Context // ends when the last stream has
 	stop       context.CancelFunc
 	background sync.WaitGroup // loops that end with ctx
 }

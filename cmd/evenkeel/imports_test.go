@@ -76,7 +76,7 @@ var mayImport = map[string][]string{
 	"gateway/pump":        {"gateway/edge", "gateway/loop", "engine", "sse"},
 	"gateway/files":       {},
 	"gateway/fleet":       {"gateway/cluster", "gateway/config", "gateway/upstream", "gateway/metaserver", "gateway/owner", "gateway/selftest", "engine", "engine/discover", "engine/discover/dns", "engine/discover/kube", "geo", "prefill", "prefill/kvevents", "prefill/local", "dispatcher/board", "mooncake"},
-	"gateway/journal":     {"gateway/config", "gateway/openai", "gateway/receipt", "gateway/timeline", "gateway/tracing", "geo", "prefill", "prefill/policy", "dispatcher", "dispatcher/board", "engine", "mooncake"},
+	"gateway/journal":     {"gateway/config", "gateway/openai", "gateway/detect", "gateway/receipt", "gateway/tracing", "geo", "prefill", "prefill/policy", "dispatcher", "dispatcher/board", "engine", "mooncake"},
 	"gateway/keys":        {},
 	"gateway/reload":      {"gateway/certs", "gateway/config", "gateway/files", "gateway/fleet", "gateway/keys", "gateway/openai", "geo", "dispatcher/board", "predictor"},
 	"gateway/service":     {},
@@ -86,7 +86,7 @@ var mayImport = map[string][]string{
 	"gateway/tracing":     {},
 	"gateway/config":      {"gateway/certs", "gateway/keys", "gateway/tracing", "geo", "mooncake", "engine", "prefill", "prefill/policy", "dispatcher", "dispatcher/board", "dispatcher/verdict", "internal/spelling"},
 	"gateway/owner":       {"gateway/certs", "gateway/cluster", "gateway/config", "gateway/owner", "geo", "engine", "lease", "lease/kube", "lease/etcd"}, // ownertest is below it
-	"gateway":             {"dispatcher", "dispatcher/board", "engine", "engine/discover", "gateway/peerserver", "gateway/advice", "gateway/adviser", "gateway/config", "gateway/admission", "gateway/edge", "gateway/fleet", "gateway/journal", "gateway/loop", "gateway/metaserver", "gateway/openai", "gateway/owner", "gateway/receipt", "gateway/reload", "gateway/request", "gateway/selftest", "gateway/service", "gateway/passthrough", "geo", "mooncake", "pool", "predictor", "prefill", "prefill/local"},
+	"gateway":             {"dispatcher", "dispatcher/board", "engine", "engine/discover", "gateway/peerserver", "gateway/advice", "gateway/adviser", "gateway/config", "gateway/admission", "gateway/detect", "gateway/edge", "gateway/fleet", "gateway/journal", "gateway/loop", "gateway/metaserver", "gateway/openai", "gateway/owner", "gateway/receipt", "gateway/reload", "gateway/request", "gateway/selftest", "gateway/service", "gateway/passthrough", "gateway/watch", "geo", "mooncake", "pool", "predictor", "prefill", "prefill/local"},
 	"gateway/lifecycle":   {"mooncake", "sse"},
 	"gateway/recording":   {"gateway/lifecycle"},
 	"gateway/upstream":    {"gateway/failure", "gateway/lifecycle", "gateway/owner", "engine", "mooncake", "sse"},
@@ -95,9 +95,9 @@ var mayImport = map[string][]string{
 	"gateway/failure":     {"gateway/journal", "gateway/lifecycle", "gateway/openai", "geo", "prefill", "dispatcher/board", "pool", "engine", "sse"},
 	"gateway/request":     {"gateway/edge", "gateway/failure", "gateway/fleet", "gateway/handoff", "gateway/journal", "gateway/upstream", "gateway/lifecycle", "gateway/loop", "gateway/metaserver", "gateway/openai", "gateway/owner", "gateway/prompt", "gateway/pump", "gateway/recording", "gateway/service", "geo", "prefill", "prefill/local", "dispatcher", "dispatcher/board", "pool", "engine", "sse", "mooncake", "gateway/couple"},
 	"gateway/selftest":    {"gateway/config", "gateway/failure", "gateway/upstream", "gateway/lifecycle", "gateway/metaserver", "gateway/owner", "engine", "sse", "mooncake"},
-	"gateway/live":        {"gateway", "gateway/advice", "gateway/fleet", "gateway/incident", "gateway/journal", "gateway/live", "gateway/openai", "gateway/receipt", "gateway/timeline", "dispatcher/board", "dispatcher/policy", "dispatcher/verdict", "docs", "engine/discover", "prefill", "internal/stats"}, // livetest is below it
-	"gateway/incident":    {},
-	"gateway/timeline":    {},
+	"gateway/live":        {"gateway/advice", "gateway/detect", "gateway/fleet", "gateway/live", "gateway/openai", "gateway/receipt", "gateway/watch", "dispatcher/board", "dispatcher/policy", "dispatcher/verdict", "docs", "internal/stats"}, // livetest is below it
+	"gateway/watch":       {"gateway/detect"},
+	"gateway/detect":      {"gateway/advice", "dispatcher/board", "dispatcher/verdict", "internal/stats"},
 	"gateway/top":         {"gateway/live"},
 	"gateway/admin":       {"gateway", "gateway/owner", "geo", "gateway/config", "gateway/live", "gateway/openai", "gateway/receipt", "prefill"},
 	"bench":               {"bench", "geo", "geo/policy", "prefill", "prefill/policy", "prefill/index", "dispatcher", "dispatcher/board", "dispatcher/policy", "dispatcher/step", "dispatcher/subset", "dispatcher/twin", "pool", "predictor", "engine", "sse", "mooncake", "internal/rawjson", "internal/namedargs", "internal/spelling", "internal/stats"},
@@ -116,7 +116,7 @@ var mayImport = map[string][]string{
 }
 
 // pure packages are functions of their arguments: no clock, no I/O, no network.
-var pure = []string{"internal/rawjson", "internal/namedargs", "internal/spelling", "internal/stats", "sse", "mooncake", "predictor", "geo/policy", "prefill/queue", "prefill/ledger", "prefill/cache", "prefill/fit", "prefill/steer", "prefill/policy", "prefill/index", "dispatcher/ahead", "dispatcher/board", "dispatcher/effort", "dispatcher/forecast", "dispatcher/decision", "dispatcher/policy", "dispatcher/rounds", "dispatcher/step", "dispatcher/subset", "dispatcher/twin", "dispatcher/verdict", "dispatcher/virtual", "engine/circuit", "gateway/advice", "gateway/incident", "gateway/lifecycle", "gateway/timeline"}
+var pure = []string{"internal/rawjson", "internal/namedargs", "internal/spelling", "internal/stats", "sse", "mooncake", "predictor", "geo/policy", "prefill/queue", "prefill/ledger", "prefill/cache", "prefill/fit", "prefill/steer", "prefill/policy", "prefill/index", "dispatcher/ahead", "dispatcher/board", "dispatcher/effort", "dispatcher/forecast", "dispatcher/decision", "dispatcher/policy", "dispatcher/rounds", "dispatcher/step", "dispatcher/subset", "dispatcher/twin", "dispatcher/verdict", "dispatcher/virtual", "engine/circuit", "gateway/advice", "gateway/detect", "gateway/lifecycle"}
 
 var impure = []string{"os", "net", "net/http", "log", "log/slog", "time/tzdata", "os/exec", "syscall", "sync", "github.com/valyala/fasthttp", "go.uber.org/zap"}
 

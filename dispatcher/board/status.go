@@ -174,10 +174,13 @@ type Loads struct {
 	OutputTokens int64  // of all that left and of those that run
 }
 
-// Load is what one decode rank holds.
+// Load is what one decode rank holds, and what it has done since it came.
 type Load struct {
-	Worker   int32
-	KVTokens int64
+	Worker         int32
+	Running        int
+	KVTokens       int64
+	Output         int64  // tokens of all its answers
+	Answers, Empty uint64 // those that were whole, and of them those that the engine ended without any text
 }
 
 // Status is a copy of what the boards hold, by the Counts that came before it.
@@ -208,15 +211,27 @@ func (l *Boards) Loads() Loads {
 			b.refresh(r)
 		}
 		for _, r := range b.ranks {
+			output := int64(0)
 			for i := range r.running {
-				all.OutputTokens += int64(r.running[i].Generated)
+				output += int64(r.running[i].Generated)
 			}
+			all.OutputTokens += output
 			if r.present && !r.Down {
-				all.Ranks = append(all.Ranks, Load{r.ID, r.kv})
+				all.Ranks = append(all.Ranks, Load{r.ID, b.streams(r), r.kv, r.output + output, r.answers, r.empty})
 			}
 		}
 	}
 	return all
+}
+
+// streams is how many answers of a rank have begun.
+func (b *board) streams(r *rank) (n int) {
+	for _, slot := range r.slots {
+		if b.started(slot) {
+			n++
+		}
+	}
+	return n
 }
 
 func (b *board) status(now time.Time) ModelStatus {

@@ -41,8 +41,9 @@ func New(g *gateway.Gateway, opt Options) (http.Handler, error) {
 			return nil, err
 		}
 	}
-	shown := live.New(g, live.Options{Version: opt.Version, Log: opt.Log})
-	g.Beside(shown.Run)
+	shown := live.New(g.Watch(), live.Options{Version: opt.Version, Log: opt.Log, Decisions: func(now time.Time) []live.Decision {
+		return live.Decisions(g.Receipts().Latest(live.MostDecisions), now)
+	}})
 	mux := http.NewServeMux()
 	for pattern, f := range h.open() {
 		mux.Handle(pattern, f)

@@ -37,8 +37,6 @@ func schemaName(t reflect.Type) string {
 		part = "gateway"
 	case "board", "verdict":
 		part = "dispatcher"
-	case "incident", "timeline":
-		part = "live"
 	}
 	return upper(part) + upper(t.Name())
 }

@@ -8,8 +8,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"evenkeel/gateway/detect"
 	"evenkeel/gateway/openai"
-	"evenkeel/gateway/timeline"
 )
 
 // recent is what the requests of the last minute came to, for people who look at the
@@ -18,9 +18,10 @@ type recent struct {
 	ttft, tpot    minute
 	ended, failed atomic.Uint64
 
-	mu       sync.Mutex // only requests that failed take it
-	failures map[timeline.Outcome]uint64
-	whys     map[timeline.Outcome]timeline.Why
+	mu       sync.Mutex // only requests that failed take it, and who asks
+	failures map[detect.Outcome]uint64
+	whys     map[detect.Outcome]detect.Why
+	given    bool // to somebody, so that they stay as they are
 }
 
 // shared is how long a limit of one key hides no limit of all.
@@ -36,14 +37,17 @@ func (r *recent) end(fail *openai.Error) {
 		r.failed.Add(1)
 		r.mu.Lock()
 		defer r.mu.Unlock()
-		if r.failures == nil {
-			r.failures, r.whys = map[timeline.Outcome]uint64{}, map[timeline.Outcome]timeline.Why{}
+		switch {
+		case r.failures == nil:
+			r.failures, r.whys = map[detect.Outcome]uint64{}, map[detect.Outcome]detect.Why{}
+		case r.given:
+			r.failures, r.whys, r.given = maps.Clone(r.failures), maps.Clone(r.whys), false
 		}
-		f := timeline.Outcome{Name: Outcome(fail), Status: fail.Status}
+		f := detect.Outcome{Name: Outcome(fail), Status: fail.Status}
 		r.failures[f]++
 		was, now := r.whys[f], time.Now()
 		if fail.Why != "" && !(fail.Own && was.Text != "" && !was.Own && now.Sub(was.At) < shared) {
-			r.whys[f] = timeline.Why{Text: fail.Why, Own: fail.Own, At: now}
+			r.whys[f] = detect.Why{Text: fail.Why, Own: fail.Own, At: now}
 		}
 	}
 }
@@ -53,12 +57,13 @@ func failed(fail *openai.Error) bool {
 	return fail != nil && (fail.Status/100 == 5 || fail.Status == http.StatusTooManyRequests)
 }
 
-// fails are the failures since the start, and why the last one of each was; what it
-// returns is the caller's.
-func (r *recent) fails() (map[timeline.Outcome]uint64, map[timeline.Outcome]timeline.Why) {
+// fails are the failures since the start, and why the last one of each was. Nobody writes to what it returns: the next request that
+// fails makes copies.
+func (r *recent) fails() (map[detect.Outcome]uint64, map[detect.Outcome]detect.Why) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return maps.Clone(r.failures), maps.Clone(r.whys)
+	r.given = true
+	return r.failures, r.whys
 }
 
 // A minute is a histogram of the last minute, in parts that are forgotten one by
@@ -101,13 +106,7 @@ func (m *minute) add(seconds float64, now time.Time) {
 	p.classes[class]++
 }
 
-// Latency is how long something took over the last minute.
-type Latency struct {
-	P50, P99 time.Duration
-	Samples  int // 0: nothing is known
-}
-
-func (m *minute) latency(now time.Time) Latency {
+func (m *minute) latency(now time.Time) detect.Latency {
 	var sum [classes]uint32
 	n := now.UnixNano() / int64(partLength)
 	m.mu.Lock()
@@ -119,20 +118,20 @@ func (m *minute) latency(now time.Time) Latency {
 		}
 	}
 	m.mu.Unlock()
-	var l Latency
+	var l detect.Latency
 	for _, k := range sum {
 		l.Samples += int(k)
 	}
-	l.P50, l.P99 = quantile(&sum, l.Samples, 0.5), quantile(&sum, l.Samples, 0.99)
+	l.P50Ms, l.P99Ms = quantile(&sum, l.Samples, 0.5), quantile(&sum, l.Samples, 0.99)
 	return l
 }
 
-// quantile is the middle of the class that the quantile falls into.
-func quantile(sum *[classes]uint32, samples int, q float64) time.Duration {
+// quantile is the middle of the class that the quantile falls into, in ms.
+func quantile(sum *[classes]uint32, samples int, q float64) float64 {
 	left := int(math.Ceil(q * float64(samples)))
 	for c, k := range sum {
 		if left -= int(k); left <= 0 && k > 0 {
-			return time.Duration(leastSeconds * math.Pow(classGrowth, float64(c)-0.5) * float64(time.Second))
+			return 1000 * leastSeconds * math.Pow(classGrowth, float64(c)-0.5)
 		}
 	}
 	return 0
@@ -140,10 +139,10 @@ func quantile(sum *[classes]uint32, samples int, q float64) time.Duration {
 
 // Recent is what clients got over the last minute.
 type Recent struct {
-	TTFT, TPOT    Latency
-	Ended, Failed uint64                            // requests since the start; failed: 5xx and 429
-	Failures      map[timeline.Outcome]uint64       // those that failed, by how
-	Whys          map[timeline.Outcome]timeline.Why // of the last one of each, where somebody told it
+	TTFT, TPOT    detect.Latency
+	Ended, Failed uint64                        // requests since the start; failed: 5xx and 429
+	Failures      map[detect.Outcome]uint64     // those that failed, by how
+	Whys          map[detect.Outcome]detect.Why // of the last one of each, where somebody told it
 }
 
 // Recent tells what clients got lately.

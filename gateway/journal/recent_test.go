@@ -10,8 +10,8 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/zap"
 
+	"evenkeel/gateway/detect"
 	"evenkeel/gateway/openai"
-	"evenkeel/gateway/timeline"
 )
 
 func TestAMinuteRemembersTheLastOne(t *testing.T) {
@@ -24,8 +24,8 @@ func TestAMinuteRemembersTheLastOne(t *testing.T) {
 	end := now.Add(40 * time.Second)
 	l := m.latency(end)
 	require.Equal(t, 100, l.Samples)
-	require.InEpsilon(t, 0.5, l.P50.Seconds(), 0.06)
-	require.InEpsilon(t, 0.99, l.P99.Seconds(), 0.06)
+	require.InEpsilon(t, 0.5, l.P50Ms/1000, 0.06)
+	require.InEpsilon(t, 0.99, l.P99Ms/1000, 0.06)
 
 	l = m.latency(end.Add(35 * time.Second))
 	require.Less(t, l.Samples, 90, "the first ones are over a minute old")
@@ -52,9 +52,9 @@ func TestFailuresAreKeptByTheirOutcome(t *testing.T) {
 		r.end(fail)
 	}
 	counts, whys := r.fails()
-	want := map[timeline.Outcome]uint64{{Name: "queue_full", Status: 429}: 2, {Name: "engine_error", Status: 503}: 1}
+	want := map[detect.Outcome]uint64{{Name: "queue_full", Status: 429}: 2, {Name: "engine_error", Status: 503}: 1}
 	require.Equal(t, want, counts, "the client's own mistakes are none")
-	require.Equal(t, "it takes 40", whys[timeline.Outcome{Name: "queue_full", Status: 429}].Text)
+	require.Equal(t, "it takes 40", whys[detect.Outcome{Name: "queue_full", Status: 429}].Text)
 	require.Len(t, whys, 1)
 	require.Equal(t, uint64(5), r.ended.Load())
 }
@@ -71,7 +71,7 @@ func TestMistakesOfStrangersAreNoRequestsThatEnded(t *testing.T) {
 	g.Refused(&openai.Error{Status: http.StatusTooManyRequests, Code: "rate_limit_exceeded"})
 	r := g.Recent()
 	require.Equal(t, []uint64{2, 2}, []uint64{r.Ended, r.Failed})
-	require.Equal(t, map[timeline.Outcome]uint64{{Name: "overloaded", Status: 503}: 1, {Name: "rate_limit_exceeded", Status: 429}: 1}, r.Failures)
+	require.Equal(t, map[detect.Outcome]uint64{{Name: "overloaded", Status: 503}: 1, {Name: "rate_limit_exceeded", Status: 429}: 1}, r.Failures)
 }
 
 // A key at its own limit must not hide which queue is full for all.
@@ -81,7 +81,7 @@ func TestALimitOfAllIsToldBeforeThatOfOneKey(t *testing.T) {
 		own := &openai.Error{Status: http.StatusTooManyRequests, Code: "queue_full", Why: "key a has all its answers", Own: true}
 		of := func() (string, bool) {
 			_, whys := r.fails()
-			why := whys[timeline.Outcome{Name: "queue_full", Status: 429}]
+			why := whys[detect.Outcome{Name: "queue_full", Status: 429}]
 			return why.Text, why.Own
 		}
 		told := func(text string, own bool) {

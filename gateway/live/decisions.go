@@ -11,8 +11,8 @@ import (
 	"evenkeel/internal/stats"
 )
 
-// mostDecisions are in a document.
-const mostDecisions = 24
+// MostDecisions are in a document.
+const MostDecisions = 24
 
 // Decisions are the receipts of the last requests in short, as of now. A request
 // that still runs lacks the fields that are not known yet.

@@ -12,11 +12,8 @@ package live
 import (
 	"evenkeel/dispatcher/board"
 	"evenkeel/dispatcher/verdict"
-	"evenkeel/gateway"
 	"evenkeel/gateway/advice"
-	"evenkeel/gateway/incident"
-	"evenkeel/gateway/timeline"
-	"evenkeel/prefill"
+	"evenkeel/gateway/detect"
 )
 
 // Form is the number of this form of a Document. Fields may be added under it;
@@ -45,13 +42,40 @@ type Document struct {
 }
 
 // Incident is everything that one cause made wrong.
-type Incident = incident.Incident
+type Incident struct {
+	ID       int         `json:"id"`   // while the process lives
+	Kind     detect.Kind `json:"kind"` // also of evenkeel_incident
+	Severity string      `json:"severity"`
+	Panel    string      `json:"panel"`    // that shows more
+	Headline string      `json:"headline"` // the cause in a few words
+	What     string      `json:"what"`     // the cause, a sentence
+	Where    []string    `json:"where"`    // names of engines, ranks, groups or models, the first ones; empty: the proxy
+	Named    string      `json:"named"`    // the same with what they are, as sentences; empty: What names them
+	Count    int         `json:"count"`    // of them in all
+	SinceMs  int64       `json:"since_ms"`
+	UntilMs  int64       `json:"until_ms"`          // 0: it lasts
+	LastMs   int64       `json:"last_ms"`           // when it was found last, of what comes and goes and is away for the moment; 0: it is so now
+	Times    int         `json:"times"`             // how often it was: equal ones that are over and worth a look only are told as one, the last
+	FirstMs  int64       `json:"first_ms"`          // since_ms of the first of them
+	Clients  string      `json:"clients"`           // what they see of it
+	Next     string      `json:"next"`              // what to do
+	Command  string      `json:"command"`           // to copy; empty: there is none
+	Runbook  string      `json:"runbook"`           // entry of the runbook; empty: there is none
+	Crowded  bool        `json:"crowded,omitempty"` // many requests wait, as its cause or its effect
+}
 
 // Failed is how many requests failed in one way.
-type Failed = timeline.Failed
-
-// Strip is the last quarter of an hour in bins.
-type Strip = timeline.Strip
+type Failed struct {
+	Outcome    string `json:"outcome"`
+	Status     int    `json:"status"`    // of the answer
+	Last10S    uint64 `json:"last_10_s"` // of the last 10 s
+	LastMinute uint64 `json:"last_minute"`
+	Last5Min   uint64 `json:"last_5_min"`
+	LastHour   uint64 `json:"last_hour"`
+	SinceStart uint64 `json:"since_start"`
+	Why        string `json:"why,omitempty"` // of the last one, for operators
+	Own        bool   `json:"-"`             // that is a limit of one key: others are served
+}
 
 // Waiting is how many requests of a key wait.
 type Waiting struct {
@@ -162,8 +186,6 @@ type Group struct {
 	Twin            Twin             `json:"twin"`
 	Counterfactuals []Counterfactual `json:"ghosts"` // where other policies would have the line, the lowest first; empty while there is no verdict that claims a difference
 	Ranks           []Rank           `json:"ranks"`
-
-	law law
 }
 
 // Differs is a gauge of a rank's engine that is far above that of the middle rank of its group.
@@ -204,12 +226,12 @@ type Counterfactual struct {
 
 // States of a rank.
 const (
-	RankUp       = "up"
-	RankDraining = "draining" // takes no new requests, an operator said so
-	RankOut      = "out"      // its engine answers, but what was sent there failed
-	RankDown     = "down"     // its engine does not answer
-	RankRemoved  = "removed"  // gone from the fleet, not all its requests ended yet
-	RankForeign  = "foreign"  // another dispatcher serves it
+	RankUp       = detect.RankUp
+	RankDraining = detect.RankDraining
+	RankOut      = detect.RankOut
+	RankDown     = detect.RankDown
+	RankRemoved  = detect.RankRemoved
+	RankForeign  = detect.RankForeign
 )
 
 // Rank is one data-parallel worker. It takes requests when it is up.
@@ -232,8 +254,6 @@ type Rank struct {
 	Lately   Lately  `json:"lately"`
 	Backlog  int64   `json:"backlog_tokens,omitempty"` // prompt tokens that it has yet to compute, where it prefills
 	Prompts  uint64  `json:"prompts,omitempty"`        // that were sent to it so far, where it prefills
-
-	gauges *gateway.Gauges // that its engine told of it; nil: not known, or not asked for
 }
 
 // Prefill is the prefill tier.
@@ -252,7 +272,11 @@ type Prefill struct {
 }
 
 // BatchStatus is what became of requests that take only what others leave.
-type BatchStatus = prefill.BatchStatus
+type BatchStatus struct {
+	Waiting int     `json:"waiting_requests"`
+	Ran     uint64  `json:"ran_requests"` // so far
+	HeldS   float64 `json:"held_s"`       // that these waited, all of them together
+}
 
 // PrefillGroup is a group of ranks that prefill and decode, as the arrival queue sees it.
 type PrefillGroup struct {

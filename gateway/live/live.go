@@ -1,6 +1,7 @@
 package live
 
 import (
+	"bytes"
 	"compress/gzip"
 	"context"
 	"encoding/json"
@@ -13,41 +14,26 @@ import (
 
 	"go.uber.org/zap"
 
-	"evenkeel/gateway"
-	"evenkeel/gateway/fleet"
-	"evenkeel/gateway/incident"
+	"evenkeel/gateway/detect"
 	"evenkeel/gateway/openai"
-	"evenkeel/gateway/timeline"
+	"evenkeel/gateway/watch"
 )
 
 // Options of a Live.
 type Options struct {
-	Version string // of the program
-	Log     *zap.Logger
+	Version   string                         // of the program
+	Decisions func(now time.Time) []Decision // the last ones, latest first
+	Log       *zap.Logger
 }
 
-// Live tells watchers how a proxy is. While nobody watches it costs a sample a
-// second, and a document every five: incidents begin and end then, too.
+// Live tells watchers how a proxy is: it shows what a Watch saw, and judges nothing.
 type Live struct {
-	subject Subject
-	log     *zap.Logger
-	history history
-	past    past
-	turns   int // samples so far; Run's own
+	watch *watch.Watch
+	opt   Options
+	zip   *gzip.Writer // of what is kept; it is large
 
 	mu       sync.Mutex
 	watchers map[*watcher]struct{}
-
-	judging  sync.Mutex // guards what is made of documents
-	book     incident.Book
-	paces    paces
-	timeline timeline.Timeline
-}
-
-// Subject is what is shown: a proxy, or what a test makes up.
-type Subject interface {
-	Sample(context.Context) (s gateway.Sample, ok bool)
-	Document(context.Context) Document
 }
 
 // watcher is somebody who reads the stream.
@@ -67,154 +53,58 @@ const (
 	watchAtLeast = time.Minute     // before a watcher gives way to another one
 )
 
-// New prepares the view of a proxy; Run has to run beside it.
-func New(g *gateway.Gateway, opt Options) *Live {
-	return Of(&proxy{g, opt.Version, hostname()}, opt.Log)
+// New shows what a Watch sees from now on. Call it before the Watch runs.
+func New(w *watch.Watch, opt Options) *Live {
+	l := &Live{watch: w, opt: opt, watchers: map[*watcher]struct{}{}}
+	l.zip, _ = gzip.NewWriterLevel(nil, gzip.BestSpeed) // the level is one that there is
+	w.OnLook(l.watched, l.show)
+	return l
 }
 
-// Of prepares the view of a subject.
-func Of(s Subject, log *zap.Logger) *Live {
-	return &Live{subject: s, log: log, watchers: map[*watcher]struct{}{}}
-}
-
-// Run samples the proxy, and sends documents while somebody watches, until ctx
-// ends.
-func (l *Live) Run(ctx context.Context) {
-	tick := time.NewTicker(sampleEvery)
-	defer tick.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-tick.C:
-			l.sample(ctx)
-		}
-	}
-}
-
-// sample is one second. Parts that do not answer within it leave a gap, which
-// watchers see as age.
-func (l *Live) sample(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(ctx, sampleEvery)
-	defer cancel()
-	s, ok := l.subject.Sample(ctx)
-	if !ok {
-		return
-	}
-	l.history.add(&s, time.Now())
-	turn := l.turns%judgeEvery == 0
-	l.turns++
-	watched := l.watched()
-	if !watched && !turn {
-		return
-	}
-	d := l.subject.Document(ctx)
-	if ctx.Err() != nil {
-		return
-	}
-	l.note(&d, &s, time.Now())
-	l.judge(&d, true)
-	data, err := json.Marshal(d)
+// show keeps what was seen for those who ask for a moment of the past, and sends it to those who watch.
+func (l *Live) show(look *watch.Look) {
+	data, err := json.Marshal(l.document(look))
 	if err != nil { // a number that JSON has not: a bug in whoever told it
-		l.log.Error("live: the document for the live page cannot be written", zap.Error(err))
+		l.opt.Log.Error("live: the document for the live page cannot be written", zap.Error(err))
 		return
 	}
-	l.past.keep(d.AtMs, data)
-	if !watched {
+	var b bytes.Buffer
+	l.zip.Reset(&b)
+	if _, err := l.zip.Write(data); err == nil && l.zip.Close() == nil { // memory takes all
+		l.watch.With(func(d *detect.Watch) { d.Keep(b.Bytes(), look.Facts.At) })
+	}
+	if !l.watched() {
 		return
 	}
 	n := news{document: data}
-	if turn {
+	if look.Bin {
 		n.strip, _ = json.Marshal(l.strip()) // whole numbers and names
 	}
 	l.send(n)
 }
 
-// Add adds a second of the past to the history and to the timeline, so that a test need not wait for them.
-func (l *Live) Add(d *Document, s *gateway.Sample, at time.Time) {
-	l.history.add(s, at)
-	l.note(d, s, at)
+func (l *Live) document(look *watch.Look) Document {
+	d := documentOf(look, l.opt.Version)
+	if l.opt.Decisions != nil {
+		d.Decisions = l.opt.Decisions(look.Facts.At)
+	}
+	return d
 }
 
-// note adds a second to the timeline.
-func (l *Live) note(d *Document, s *gateway.Sample, at time.Time) {
-	now := timeline.Now{
-		Ended: s.Ended, Failures: s.Failures, Whys: s.Whys, Engines: map[timeline.Engine]string{},
-		Drains: d.Proxy.Draining, Policy: d.Proxy.Policy, Reload: time.UnixMilli(d.Proxy.ReloadedMs), Started: at.Add(-seconds(d.Proxy.UptimeS)),
-	}
-	for i := range d.Engines {
-		e := &d.Engines[i]
-		at := timeline.Engine{Role: e.Role, Name: e.ID}
-		now.Engines[at] = e.State
-		if e.State == "up" && e.Draining {
-			now.Engines[at] = "drain"
-		}
-	}
-	for i := range d.Models {
-		m := &d.Models[i]
-		for j := range m.Groups {
-			g := &m.Groups[j]
-			now.Lines = append(now.Lines, timeline.Line{Model: m.Name, Group: g.Name, Tokens: g.MostTokens})
-			ranksThatDrain(g, m.role(), now.Engines)
-		}
-	}
-	l.judging.Lock()
-	defer l.judging.Unlock()
-	l.timeline.Add(now, at)
+func (l *Live) strip() (s Strip) {
+	l.watch.With(func(d *detect.Watch) { s = stripOf(d.Bins()) })
+	return s
 }
 
-// ranksThatDrain adds ranks that drain without their engine.
-func ranksThatDrain(g *Group, role string, states map[timeline.Engine]string) {
-	for i := range g.Ranks {
-		r := &g.Ranks[i]
-		if engine, _, several := strings.Cut(r.Name, "/"); several && states[timeline.Engine{Role: role, Name: engine}] != "drain" {
-			at := timeline.Engine{Role: role, Name: r.Name}
-			states[at] = "up"
-			if r.State == RankDraining {
-				states[at] = "drain"
-			}
-		}
-	}
-}
-
-// role is that of the engines behind a board.
-func (m *Model) role() string {
-	if m.Aggregated {
-		return fleet.Aggregated
-	}
-	return fleet.Decode
-}
-
-func (l *Live) strip() Strip {
-	l.judging.Lock()
-	defer l.judging.Unlock()
-	return l.timeline.Strip()
-}
-
-// judge says what is wrong, and what was. Only Run has the book observe: a document that
-// somebody else asked for may be cut short when they leave.
-func (l *Live) judge(d *Document, observe bool) {
-	l.history.rate(&d.Traffic)
-	l.judging.Lock()
-	defer l.judging.Unlock()
-	d.Failures = l.timeline.Failures()
-	if observe {
-		l.paces.add(d, time.Now())
-	}
-	l.paces.tell(d)
-	if observe {
-		l.book.Observe(time.Now(), findingsOf(d, l.timeline.LastMinute()))
-	}
-	d.Incidents = l.book.Incidents()
+func (l *Live) history() (h History) {
+	l.watch.With(func(d *detect.Watch) { h = historyOf(d.Seconds()) })
+	return h
 }
 
 // Document is how the proxy is now.
 func (l *Live) Document(ctx context.Context) Document {
-	d := l.subject.Document(ctx)
-	if ctx.Err() == nil {
-		l.judge(&d, false)
-	}
-	return d
+	look, _ := l.watch.Now(ctx) // who leaves reads nothing
+	return l.document(&look)
 }
 
 func (l *Live) watched() bool {
@@ -290,7 +180,7 @@ func (l *Live) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	defer l.unwatch(watcher)
 	s := newSender(w, r)
 	defer s.close()
-	if s.event("history", l.history.copy()) != nil || s.event("document", l.Document(r.Context())) != nil || s.event("strip", l.strip()) != nil {
+	if s.event("history", l.history()) != nil || s.event("document", l.Document(r.Context())) != nil || s.event("strip", l.strip()) != nil {
 		return // the watcher left
 	}
 	for {
@@ -312,12 +202,14 @@ func (l *Live) then(w http.ResponseWriter, r *http.Request, at string) {
 		w.WriteHeader(status)
 		_, _ = w.Write(openai.NewError(status, code, message).JSON())
 	}
+	var ok bool
 	ms, err := strconv.ParseInt(at, 10, 64)
 	if err != nil {
 		refuse(http.StatusBadRequest, "bad_query", "at is a moment in Unix ms, as at_ms of a document")
 		return
 	}
-	data, ok := l.past.find(ms)
+	var data []byte
+	l.watch.With(func(d *detect.Watch) { data, ok = d.Page(time.UnixMilli(ms)) })
 	if !ok {
 		refuse(http.StatusNotFound, "not_found", "no document of that moment is kept; those of the last 15 minutes are")
 		return
@@ -328,7 +220,9 @@ func (l *Live) then(w http.ResponseWriter, r *http.Request, at string) {
 		_, _ = w.Write(data) // the operator left
 		return
 	}
-	_ = unzip(data, w) // likewise
+	if clear, err := gzip.NewReader(bytes.NewReader(data)); err == nil {
+		_, _ = io.Copy(w, clear) //nolint:gosec // it is our own
+	}
 }
 
 // sender writes events to one watcher. Each document is much like the last one,

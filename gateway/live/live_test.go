@@ -14,32 +14,39 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
-	"go.uber.org/zap"
 
-	"evenkeel/gateway/timeline"
+	"evenkeel/gateway/detect"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// serve runs a view of a fake without its clock: a test calls turn.
-func serve(t *testing.T, f Fake) (l *Live, url string) {
-	l = Of(f, zap.NewNop())
+// serve shows a fake without its clock: a test has seconds pass.
+func serve(t *testing.T, f Fake) (l *Live, second func(), url string) {
+	w := f.Watch()
+	l = f.Live(w)
 	server := httptest.NewServer(l)
 	t.Cleanup(func() {
 		server.CloseClientConnections()
 		server.Close()
 		http.DefaultClient.CloseIdleConnections()
 	})
-	return l, server.URL
+	return l, func() { f.Pass(time.Second); w.Second(t.Context()) }, server.URL
 }
 
-// events reads a stream of them.
-type events struct {
+var noon = time.Date(2026, 1, 1, 12, 0, 0, 0, time.UTC)
+
+var (
+	full   = detect.Outcome{Name: "queue_full", Status: 429}
+	broken = detect.Outcome{Name: "upstream_broken", Status: 502}
+)
+
+// reader reads a stream of events.
+type reader struct {
 	*bufio.Reader
 	body io.Closer
 }
 
-func watch(t *testing.T, url, encoding string) *events {
+func stream(t *testing.T, url, encoding string) *reader {
 	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url, nil)
 	require.NoError(t, err)
 	req.Header.Set("Accept-Encoding", encoding)
@@ -52,11 +59,11 @@ func watch(t *testing.T, url, encoding string) *events {
 		body, err = gzip.NewReader(body)
 		require.NoError(t, err)
 	}
-	return &events{bufio.NewReaderSize(body, 1<<20), resp.Body}
+	return &reader{bufio.NewReaderSize(body, 1<<20), resp.Body}
 }
 
 // next reads an event into v and returns its name.
-func (e *events) next(t *testing.T, v any) (name string) {
+func (e *reader) next(t *testing.T, v any) (name string) {
 	for {
 		line, err := e.ReadString('\n')
 		require.NoError(t, err)
@@ -73,45 +80,45 @@ func (e *events) next(t *testing.T, v any) (name string) {
 func TestAWatcherGetsTheHistoryAndThenEveryDocument(t *testing.T) {
 	for _, encoding := range []string{"identity", "gzip"} {
 		f := NewFake(144)
-		l, url := serve(t, f)
+		l, second, url := serve(t, f)
 		for range 5 {
-			l.sample(t.Context())
+			second()
 		}
-		require.Equal(t, 1, f.Documents(), "nobody watches: one every five seconds is judged")
-		stream := watch(t, url, encoding)
+		require.Equal(t, 1, f.Asked(), "nobody watches: one every five seconds is judged")
+		read := stream(t, url, encoding)
 		var h History
-		require.Equal(t, "history", stream.next(t, &h))
+		require.Equal(t, "history", read.next(t, &h))
 		require.Len(t, h.AtMs, 5)
 		require.Len(t, h.Ranks, 144)
 		var d Document
-		require.Equal(t, "document", stream.next(t, &d))
+		require.Equal(t, "document", read.next(t, &d))
 		require.Len(t, d.Models[0].Groups[0].Ranks, 144)
 		var strip Strip
-		require.Equal(t, "strip", stream.next(t, &strip))
+		require.Equal(t, "strip", read.next(t, &strip))
 		require.NotEmpty(t, strip.AtMs)
 		for i := range 6 {
 			before := d.AtMs
-			f.Change(func(d *Document) { d.AtMs = before + 1000 })
-			l.sample(t.Context())
-			require.Equal(t, "document", stream.next(t, &d))
-			if i%judgeEvery == 0 {
-				require.Equal(t, "strip", stream.next(t, &strip))
+			f.Change(func(f *detect.Facts) { f.At = time.UnixMilli(before + 1000) })
+			second()
+			require.Equal(t, "document", read.next(t, &d))
+			if i%5 == 0 {
+				require.Equal(t, "strip", read.next(t, &strip))
 			}
 			require.Equal(t, before+1000, d.AtMs)
 		}
-		require.NoError(t, stream.body.Close())
+		require.NoError(t, read.body.Close())
 		require.Eventually(t, func() bool { return !l.watched() }, time.Minute, time.Millisecond)
-		made := f.Documents()
-		for range judgeEvery {
-			l.sample(t.Context())
+		made := f.Asked()
+		for range 5 {
+			second()
 		}
-		require.Equal(t, made+1, f.Documents(), "nobody watches any more")
+		require.Equal(t, made+1, f.Asked(), "nobody watches any more")
 	}
 }
 
 func TestOnceIsOneDocumentWithoutNulls(t *testing.T) {
 	f := NewFake(2)
-	_, url := serve(t, f)
+	_, _, url := serve(t, f)
 	resp, err := http.Get(url + "?once")
 	require.NoError(t, err)
 	defer func() { _ = resp.Body.Close() }()
@@ -124,14 +131,14 @@ func TestOnceIsOneDocumentWithoutNulls(t *testing.T) {
 }
 
 func TestAWatcherThatReadsNothingIsLetGo(t *testing.T) {
-	l, _ := serve(t, NewFake(1))
+	l, second, _ := serve(t, NewFake(1))
 	slow, ok := l.join(time.Now())
 	require.True(t, ok)
 	fast, ok := l.join(time.Now())
 	require.True(t, ok)
-	l.sample(t.Context())
+	second()
 	<-fast.news
-	l.sample(t.Context())
+	second()
 	<-slow.news
 	_, open := <-slow.news
 	require.False(t, open, "it had not read the first when the second came")
@@ -143,28 +150,28 @@ func TestAWatcherThatReadsNothingIsLetGo(t *testing.T) {
 
 // Watchers that never read look like others until their connections' buffers are full.
 func TestTheOldestWatcherGivesWay(t *testing.T) {
-	l, url := serve(t, NewFake(1))
+	l, _, url := serve(t, NewFake(1))
 	var all []*watcher
 	for i := range mostWatchers {
 		w, ok := l.join(time.Now().Add(-watchAtLeast - time.Duration(mostWatchers-i)*time.Second))
 		require.True(t, ok)
 		all = append(all, w)
 	}
-	stream := watch(t, url, "")
+	read := stream(t, url, "")
 	var h History
-	require.Equal(t, "history", stream.next(t, &h))
+	require.Equal(t, "history", read.next(t, &h))
 	_, open := <-all[0].news
 	require.False(t, open, "the oldest one is let go")
 	for _, w := range all[1:] {
 		require.Contains(t, l.watchers, w)
 		l.unwatch(w)
 	}
-	require.NoError(t, stream.body.Close())
+	require.NoError(t, read.body.Close())
 	require.Eventually(t, func() bool { return !l.watched() }, time.Minute, time.Millisecond)
 }
 
 func TestThereAreSoManyWatchersAndNoMore(t *testing.T) {
-	l, url := serve(t, NewFake(1))
+	l, _, url := serve(t, NewFake(1))
 	for range mostWatchers {
 		_, ok := l.join(time.Now())
 		require.True(t, ok)
@@ -180,10 +187,9 @@ func TestThereAreSoManyWatchersAndNoMore(t *testing.T) {
 
 func TestDocumentsOf144RanksStaySmall(t *testing.T) {
 	f := NewFake(144)
-	l, url := serve(t, f)
-	for range samples {
-		f.Pass(time.Second)
-		l.sample(t.Context())
+	_, second, url := serve(t, f)
+	for range 300 {
+		second()
 	}
 	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url, nil)
 	require.NoError(t, err)
@@ -194,19 +200,18 @@ func TestDocumentsOf144RanksStaySmall(t *testing.T) {
 	counted := &counter{Reader: resp.Body}
 	zip, err := gzip.NewReader(counted)
 	require.NoError(t, err)
-	stream := &events{bufio.NewReaderSize(zip, 1<<20), resp.Body}
+	read := &reader{bufio.NewReaderSize(zip, 1<<20), resp.Body}
 	var event json.RawMessage
-	stream.next(t, &event)
+	read.next(t, &event)
 	t.Logf("history: %d bytes, %d on the wire", len(event), counted.n)
-	stream.next(t, &event)
-	stream.next(t, &event)
+	read.next(t, &event)
+	read.next(t, &event)
 	before := counted.n
 	const seconds = 5
 	for range seconds {
-		f.Pass(time.Second)
-		l.sample(t.Context())
-		if name := stream.next(t, &event); name == "strip" {
-			stream.next(t, &event)
+		second()
+		if name := read.next(t, &event); name == "strip" {
+			read.next(t, &event)
 		}
 	}
 	t.Logf("document: %d bytes, %d a second on the wire", len(event), (counted.n-before)/seconds)
@@ -227,10 +232,10 @@ func (c *counter) Read(p []byte) (int, error) {
 // What was to be seen at a moment of the last minutes can be seen again.
 func TestTheDocumentOfAMoment(t *testing.T) {
 	f := NewFake(3)
-	l, url := serve(t, f)
+	_, second, url := serve(t, f)
 	for i := range 7 { // at 0 and 5 one is made
-		f.Change(func(d *Document) { d.AtMs = int64(1000 * (i + 1)) })
-		l.sample(t.Context())
+		f.Change(func(f *detect.Facts) { f.At = time.UnixMilli(int64(1000 * (i + 1))) })
+		second()
 	}
 	for query, want := range map[string]int64{"5999": 1000, "6000": 6000, "99999": 6000} {
 		for _, encoding := range []string{"identity", "gzip"} {
@@ -262,24 +267,23 @@ func TestTheDocumentOfAMoment(t *testing.T) {
 // Incidents and failures are judged whether anybody watches or not.
 func TestIncidentsAreNotedThoughNobodyWatches(t *testing.T) {
 	f := NewFake(16)
-	l, _ := serve(t, f)
+	l, second, _ := serve(t, f)
 	turn := func(seconds int) Document {
 		for range seconds {
-			f.Pass(time.Second)
-			l.sample(t.Context())
+			second()
 		}
 		return l.Document(t.Context())
 	}
 	require.Empty(t, turn(1).Incidents)
-	f.Change(func(d *Document) { d.Engines[12].State, d.Engines[12].Why = "down", "connection refused" })
-	f.Fail(map[timeline.Outcome]uint64{{Name: "upstream_broken", Status: 502}: 7}, nil, 0)
+	f.Change(func(d *detect.Facts) { d.Engines[12].State, d.Engines[12].Why = "down", "connection refused" })
+	f.Fail(map[detect.Outcome]uint64{{Name: "upstream_broken", Status: 502}: 7}, nil, 0)
 	turn(5)
 	f.Change(nil)
 	d := turn(10)
 	require.Len(t, d.Incidents, 1)
 	require.Equal(t, "Decode engine 10.0.3.10:8000 is down: connection refused", d.Incidents[0].What)
 	require.Positive(t, d.Incidents[0].UntilMs)
-	require.Equal(t, []Failed{{Outcome: "upstream_broken", Status: 502, Last10S: 7, LastMinute: 7, Last5Min: 7, LastHour: 7, SinceStart: 7}}, d.Failures)
+	require.Equal(t, []Failed{{Outcome: "upstream_broken", Status: 502, LastMinute: 7, Last5Min: 7, LastHour: 7, SinceStart: 7}}, d.Failures)
 	var kinds []string
 	for _, e := range l.strip().Events {
 		kinds = append(kinds, e.Kind)
@@ -290,13 +294,13 @@ func TestIncidentsAreNotedThoughNobodyWatches(t *testing.T) {
 // A reader that leaves gets a document without models, and nothing follows from it.
 func TestAReaderThatLeavesEndsNoIncident(t *testing.T) {
 	f := NewFake(16)
-	l, _ := serve(t, f)
-	f.Change(func(d *Document) { d.Engines[12].State = "down" })
-	l.sample(t.Context())
-	f.Change(func(d *Document) { d.Models, d.Engines = []Model{}, []Engine{} })
+	l, second, _ := serve(t, f)
+	f.Change(func(d *detect.Facts) { d.Engines[12].State = "down" })
+	second()
+	f.Change(func(d *detect.Facts) { d.Models, d.Engines = nil, nil })
 	gone, leave := context.WithCancel(t.Context())
 	leave()
-	require.Empty(t, l.Document(gone).Incidents)
+	l.Document(gone)
 	d := l.Document(t.Context())
 	require.Len(t, d.Incidents, 1)
 	require.Zero(t, d.Incidents[0].UntilMs, "only Run says that it is over")

@@ -3,11 +3,11 @@ package live
 import (
 	"fmt"
 
-	"evenkeel/dispatcher/board"
+	"evenkeel/gateway/detect"
 )
 
 // roundsOf tells how a group gets its prompts; nil where its ranks do not prefill.
-func roundsOf(g *board.GroupStatus) *Rounds {
+func roundsOf(g *detect.Group) *Rounds {
 	t := g.Rounds
 	if t == nil {
 		return nil

@@ -6,6 +6,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"evenkeel/dispatcher/board"
+	"evenkeel/gateway/detect"
 )
 
 func TestRoundsInWords(t *testing.T) {
@@ -23,7 +24,7 @@ func TestRoundsInWords(t *testing.T) {
 			"Since the start 31 % of steps had a prefill, and 26 % of ranks were empty in them. 1 request is held for a round now, for 720 ms at most."},
 		{"several are", 3, board.RoundStatus{HeldS: 4}, "No step is known yet. 3 requests are held for a round now, for 4.0 s at most."},
 	} {
-		require.Equal(t, tt.want, roundsOf(&board.GroupStatus{Held: tt.held, Rounds: &tt.status}).Says, tt.name)
+		require.Equal(t, tt.want, roundsOf(&detect.Group{Held: tt.held, Rounds: &tt.status}).Says, tt.name)
 	}
-	require.Nil(t, roundsOf(&board.GroupStatus{}), "ranks that only decode get no prompts")
+	require.Nil(t, roundsOf(&detect.Group{}), "ranks that only decode get no prompts")
 }

@@ -6,11 +6,11 @@ import (
 	"slices"
 	"strings"
 
-	"evenkeel/dispatcher/board"
+	"evenkeel/gateway/detect"
 )
 
 // twinOf puts the verdict of the twin into words, or says why there is none; on says whether it replays at all.
-func twinOf(m *board.ModelStatus, g *board.GroupStatus, on bool) Twin {
+func twinOf(m *detect.Model, g *detect.Group, on bool) Twin {
 	t := Twin{Says: []string{}, Verdict: g.Twin}
 	switch v := g.Twin; {
 	case !g.Barrier:
@@ -23,17 +23,17 @@ func twinOf(m *board.ModelStatus, g *board.GroupStatus, on bool) Twin {
 		t.Note = fmt.Sprintf("Replayed: the %s until %s ago; error %.1f %% of a step.", span(v.WindowSeconds), span(v.AgeSeconds), 100*v.ErrorRatio)
 	case !on:
 		t.Note = "The twin is off: dispatch.twin lists no policy."
-	case slices.ContainsFunc(m.Groups, func(o board.GroupStatus) bool { return !o.Barrier }):
+	case slices.ContainsFunc(m.Groups, func(o detect.Group) bool { return !o.Barrier }):
 		t.Note = "The twin replays only models all of whose ranks step in groups."
-	case g.Step == nil || g.Step.Source == "":
+	case g.Source == "":
 		t.Note = "The twin has replayed nothing yet: how long a step takes is not known."
-		if g.Step != nil && g.Step.Why != "" {
-			t.Note = "The twin has replayed nothing yet, because there is no step model: " + g.Step.Why
+		if g.ModelWhy != "" {
+			t.Note = "The twin has replayed nothing yet, because there is no step model: " + g.ModelWhy
 			if !strings.HasSuffix(t.Note, "?") {
 				t.Note += "."
 			}
 		}
-	case g.Rounds != nil && g.Step.OwnMs == 0:
+	case g.Rounds != nil && g.OwnMs == 0:
 		t.Note = "The twin has replayed nothing yet: what a prompt costs is not known."
 	default:
 		t.Note = "The twin has replayed nothing yet."
@@ -52,14 +52,14 @@ func span(seconds float64) string {
 // counterfactuals are the lines that other policies would have. The twin tells how much longer
 // their steps are, and the step model what a KV token of the fullest rank costs. Where ranks
 // prefill, prompts make the difference, and there are none.
-func counterfactuals(g *board.GroupStatus) []Counterfactual {
+func counterfactuals(g *detect.Group) []Counterfactual {
 	list := []Counterfactual{}
-	if g.Twin == nil || g.Rounds != nil || g.Step == nil || g.Step.C1Ms <= 0 || g.SteppingRanks == 0 {
+	if g.Twin == nil || g.Rounds != nil || g.Law.C1 <= 0 || g.SteppingRanks == 0 {
 		return list
 	}
 	for _, a := range g.Twin.Against {
 		if a.Claimed && a.StepMs > 0 {
-			list = append(list, Counterfactual{a.Policy, max(0, g.MostTokens+int64(a.SavedMs/g.Step.C1Ms)), a.SavedMs})
+			list = append(list, Counterfactual{a.Policy, max(0, g.MostTokens+int64(a.SavedMs/g.Law.C1)), a.SavedMs})
 		}
 	}
 	slices.SortStableFunc(list, func(a, b Counterfactual) int { return cmp.Compare(a.MostTokens, b.MostTokens) })

@@ -7,52 +7,52 @@ import (
 
 	"evenkeel/dispatcher/board"
 	"evenkeel/dispatcher/verdict"
+	"evenkeel/gateway/detect"
 )
 
 func TestTheTwinInWords(t *testing.T) {
 	said := func(against ...verdict.Against) *verdict.Twin {
 		return &verdict.Twin{AgeSeconds: 12.4, WindowSeconds: 240, Policy: "evenkeel", StepMs: 44, TwinStepMs: 43.6, ErrorRatio: 0.008, Against: against}
 	}
-	learned := &board.StepStatus{Source: "learned"}
 	for name, c := range map[string]struct {
-		g    board.GroupStatus
+		g    detect.Group
 		off  bool
 		says []string
 		note string
 	}{
 		"a verdict": {
-			board.GroupStatus{Step: learned, Twin: said(verdict.Against{Says: "against jsq-kv: 3.1 ms"}, verdict.Against{Says: "against br0: none"})}, false,
+			detect.Group{Source: "learned", Twin: said(verdict.Against{Says: "against jsq-kv: 3.1 ms"}, verdict.Against{Says: "against br0: none"})}, false,
 			[]string{"against jsq-kv: 3.1 ms", "against br0: none"}, "Replayed: the 4.0 min until 12 s ago; error 0.8 % of a step.",
 		},
 		"only the policy in force is listed": {
-			board.GroupStatus{Step: learned, Twin: said()}, false, []string{}, "The twin replayed no other policy: dispatch.twin lists only evenkeel, which is in force.",
+			detect.Group{Source: "learned", Twin: said()}, false, []string{}, "The twin replayed no other policy: dispatch.twin lists only evenkeel, which is in force.",
 		},
-		"nothing was replayed yet":    {board.GroupStatus{Step: learned}, false, []string{}, "The twin has replayed nothing yet."},
-		"the step is not learned yet": {board.GroupStatus{Step: &board.StepStatus{}}, false, []string{}, "The twin has replayed nothing yet: how long a step takes is not known."},
+		"nothing was replayed yet":    {detect.Group{Source: "learned"}, false, []string{}, "The twin has replayed nothing yet."},
+		"the step is not learned yet": {detect.Group{}, false, []string{}, "The twin has replayed nothing yet: how long a step takes is not known."},
 		"steps do not follow the load": {
-			board.GroupStatus{Step: &board.StepStatus{Why: "step time does not follow the fullest rank: are these one group?"}}, false, []string{},
+			detect.Group{ModelWhy: "step time does not follow the fullest rank: are these one group?"}, false, []string{},
 			"The twin has replayed nothing yet, because there is no step model: step time does not follow the fullest rank: are these one group?",
 		},
 		"what a prompt costs is not known yet": {
-			board.GroupStatus{Step: learned, Rounds: &board.RoundStatus{}}, false, []string{}, "The twin has replayed nothing yet: what a prompt costs is not known.",
+			detect.Group{Source: "learned", Rounds: &board.RoundStatus{}}, false, []string{}, "The twin has replayed nothing yet: what a prompt costs is not known.",
 		},
-		"it is off": {board.GroupStatus{Step: learned}, true, []string{}, "The twin is off: dispatch.twin lists no policy."},
+		"it is off": {detect.Group{Source: "learned"}, true, []string{}, "The twin is off: dispatch.twin lists no policy."},
 	} {
 		t.Run(name, func(t *testing.T) {
 			c.g.Barrier = true
-			m := &board.ModelStatus{Model: "m", Groups: []board.GroupStatus{c.g}}
+			m := &detect.Model{Name: "m", Groups: []detect.Group{c.g}}
 			require.Equal(t, Twin{c.says, c.note, c.g.Twin}, twinOf(m, &m.Groups[0], !c.off))
 		})
 	}
-	m := &board.ModelStatus{Model: "m", Groups: []board.GroupStatus{{GroupLoads: board.GroupLoads{Barrier: true}}, {}}}
+	m := &detect.Model{Name: "m", Groups: []detect.Group{{GroupLoads: board.GroupLoads{Barrier: true}}, {}}}
 	require.Equal(t, "The twin replays only models all of whose ranks step in groups.", twinOf(m, &m.Groups[0], true).Note)
 	require.Equal(t, Twin{Says: []string{}}, twinOf(m, &m.Groups[1], true), "without barrier there is no step to save")
 	require.Equal(t, Twin{Says: []string{}}, twinOf(m, &m.Groups[1], false))
 }
 
 func TestGhosts(t *testing.T) {
-	g := board.GroupStatus{
-		GroupLoads: board.GroupLoads{SteppingRanks: 4, MostTokens: 100_000}, Step: &board.StepStatus{C1Ms: 0.0001},
+	g := detect.Group{
+		GroupLoads: board.GroupLoads{SteppingRanks: 4, MostTokens: 100_000}, Law: detect.Law{C1: 0.0001},
 		Twin: &verdict.Twin{Against: []verdict.Against{
 			{Policy: "jsq-kv", StepMs: 47, SavedMs: 3, Claimed: true}, {Policy: "brh", StepMs: 44.1, SavedMs: 0.1}, {Policy: "none", Claimed: true}, {Policy: "better", StepMs: 43, SavedMs: -1, Claimed: true},
 		}},
@@ -60,7 +60,7 @@ func TestGhosts(t *testing.T) {
 	require.Equal(t, []Counterfactual{{"better", 90_000, -1}, {"jsq-kv", 130_000, 3}}, counterfactuals(&g), "what is not claimed has no line")
 	g.Rounds = &board.RoundStatus{}
 	require.Empty(t, counterfactuals(&g), "prompts make the difference")
-	g.Rounds, g.Step.C1Ms = nil, 0
+	g.Rounds, g.Law.C1 = nil, 0
 	require.Empty(t, counterfactuals(&g), "what a token costs is not known")
-	require.Empty(t, counterfactuals(&board.GroupStatus{}))
+	require.Empty(t, counterfactuals(&detect.Group{}))
 }

@@ -8,13 +8,14 @@ import (
 	"sync"
 	"time"
 
+	"go.uber.org/zap"
+
 	"evenkeel/dispatcher/board"
 	"evenkeel/dispatcher/policy"
 	"evenkeel/dispatcher/verdict"
-	"evenkeel/gateway"
-	"evenkeel/gateway/journal"
+	"evenkeel/gateway/detect"
 	"evenkeel/gateway/live"
-	"evenkeel/gateway/timeline"
+	"evenkeel/gateway/watch"
 )
 
 // Proxy is a proxy that a test makes up: one group of ranks whose loads move, and
@@ -23,26 +24,26 @@ type Proxy struct {
 	mu     sync.Mutex
 	began  time.Time
 	ranks  int
-	asked  int           // documents made
+	asked  int           // times that facts were asked for
 	ahead  time.Duration // of the clock
-	failed map[timeline.Outcome]uint64
-	whys   map[timeline.Outcome]timeline.Why
+	failed map[detect.Outcome]uint64
+	whys   map[detect.Outcome]detect.Why
 	fails  uint64 // requests in all, of which rates are made
-	change func(*live.Document)
+	change func(*detect.Facts)
 }
 
 // New has so many ranks.
 func New(ranks int) *Proxy { return &Proxy{began: time.Now(), ranks: ranks} }
 
-// Change has a function change each document from now on; nil: none does.
-func (p *Proxy) Change(change func(*live.Document)) {
+// Change has a function change all facts from now on; nil: none does.
+func (p *Proxy) Change(change func(*detect.Facts)) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.change = change
 }
 
 // Fail has requests fail: so many by their outcome since the start, why, and so many in all, of which rates are made.
-func (p *Proxy) Fail(by map[timeline.Outcome]uint64, whys map[timeline.Outcome]timeline.Why, all uint64) {
+func (p *Proxy) Fail(by map[detect.Outcome]uint64, whys map[detect.Outcome]detect.Why, all uint64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.failed, p.whys, p.fails = by, whys, all
@@ -58,8 +59,16 @@ func (p *Proxy) Pass(d time.Duration) {
 // seconds since it began; called with p.mu held.
 func (p *Proxy) seconds() float64 { return (time.Since(p.began) + p.ahead).Seconds() }
 
-// Documents is how many were made.
-func (p *Proxy) Documents() int {
+// Watch looks at it.
+func (p *Proxy) Watch() *watch.Watch { return watch.New(watch.Host{Sample: p.Sample, Facts: p.Facts}) }
+
+// Live shows what a Watch sees of it.
+func (p *Proxy) Live(w *watch.Watch) *live.Live {
+	return live.New(w, live.Options{Version: "dev", Log: zap.NewNop(), Decisions: p.Decisions})
+}
+
+// Asked is how often facts were asked for.
+func (p *Proxy) Asked() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.asked
@@ -75,92 +84,100 @@ func (p *Proxy) load(i int, s float64) int64 {
 }
 
 // Sample is how it is now.
-func (p *Proxy) Sample(context.Context) (s gateway.Sample, ok bool) {
+func (p *Proxy) Sample(context.Context) (s detect.Sample, ok bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.at(p.seconds()), true
+	s = p.at(p.seconds())
+	s.At = p.now()
+	return s, true
 }
 
+// now is its clock; called with p.mu held.
+func (p *Proxy) now() time.Time { return time.Now().Add(p.ahead) }
+
 // At is the sample of another second, so that a test need not wait for a history.
-func (p *Proxy) At(seconds float64) gateway.Sample {
+func (p *Proxy) At(seconds float64) detect.Sample {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.at(seconds)
 }
 
-func (p *Proxy) at(seconds float64) (s gateway.Sample) {
+func (p *Proxy) at(seconds float64) (s detect.Sample) {
 	for i := range p.ranks {
-		s.Ranks = append(s.Ranks, board.Load{Worker: int32(i), KVTokens: p.load(i, seconds)})
+		s.Ranks = append(s.Ranks, detect.RankAt{ID: int32(i), KVTokens: p.load(i, seconds)})
 	}
-	s.TTFT = journal.Latency{P50: ms(310 + 40*math.Sin(seconds/11)), P99: ms(1450 + 300*math.Sin(seconds/8)), Samples: 900}
-	s.TPOT = journal.Latency{P50: ms(31 + 2*math.Sin(seconds/12)), P99: ms(48 + 5*math.Sin(seconds/6)), Samples: 880}
-	s.OutputTokens, s.Ended, s.Pool = int64(150_000*(seconds+1000)), uint64(410*(seconds+1000)), int(12+10*math.Sin(seconds/10))
+	s.TTFT = detect.Latency{P50Ms: 310 + 40*math.Sin(seconds/11), P99Ms: 1450 + 300*math.Sin(seconds/8), Samples: 900}
+	s.TPOT = detect.Latency{P50Ms: 31 + 2*math.Sin(seconds/12), P99Ms: 48 + 5*math.Sin(seconds/6), Samples: 880}
+	s.Tokens, s.Ended, s.Pool = int64(150_000*(seconds+1000)), uint64(410*(seconds+1000)), int(12+10*math.Sin(seconds/10))
 	s.Failures, s.Whys, s.Failed = p.failed, p.whys, p.fails
 	return s
 }
 
-func ms(v float64) time.Duration { return time.Duration(v * float64(time.Millisecond)) }
-
-func latency(l journal.Latency) live.Latency {
-	return live.Latency{P50Ms: float64(l.P50.Microseconds()) / 1000, P99Ms: float64(l.P99.Microseconds()) / 1000, Samples: l.Samples}
-}
-
-// Document is all that is known of it now.
-func (p *Proxy) Document(context.Context) live.Document {
+// Facts are all that is known of it now.
+func (p *Proxy) Facts(context.Context) detect.Facts {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.asked++
 	seconds := p.seconds()
 	s := p.at(seconds)
-	g := live.Group{GroupLoads: board.GroupLoads{Name: "dp", Barrier: true, Policy: "evenkeel"}, StepMs: 31.4, ModelMs: 30.6, LostShare: 0.062, LostMs: 1.9, Held: 3}
-	g.Twin = live.Twin{
-		Says: []string{"against jsq-kv: 3.1 ms of every 31 ms step saved, 2.6 rank-hours saved today; over 52 min: 3.0 ms saved, with an error of 0.4 ms", "against brh: no difference beyond the twin's error of 0.8 % of a step"},
-		Note: "Replayed: the 4.0 min until 12 s ago; error 0.8 % of a step.",
-		Verdict: &verdict.Twin{
-			AgeSeconds: 12, WindowSeconds: 240, Policy: "evenkeel", StepMs: 31.4, TwinStepMs: 31.2, ErrorRatio: 0.008,
-			Against: []verdict.Against{{Policy: "jsq-kv", StepMs: 34.3, SavedMs: 3.1, Claimed: true, Hour: &verdict.Hour{Seconds: 3120, StepMs: 34.2, SavedMs: 3, ErrorRatio: 0.012}, Says: "against jsq-kv: 3.1 ms of every 31 ms step saved, 2.6 rank-hours saved today; over 52 min: 3.0 ms saved, with an error of 0.4 ms"}, {Policy: "brh", StepMs: 31.3, SavedMs: 0.1}},
+	g := detect.Group{GroupLoads: board.GroupLoads{Name: "dp", Barrier: true, Policy: "evenkeel"}, StepMs: 31.4, ModelMs: 30.6, LostShare: 0.062, LostMs: 1.9, Held: 3}
+	g.Source, g.Law = "learned", detect.Law{C0: 20, C1: 1.3e-4}
+	g.Twin = &verdict.Twin{
+		AgeSeconds: 12, WindowSeconds: 240, Policy: "evenkeel", StepMs: 31.4, TwinStepMs: 31.2, ErrorRatio: 0.008,
+		Against: []verdict.Against{
+			{
+				Policy: "jsq-kv", StepMs: 34.3, SavedMs: 3.1, Claimed: true, Hour: &verdict.Hour{Seconds: 3120, StepMs: 34.2, SavedMs: 3, ErrorRatio: 0.012},
+				Says: "against jsq-kv: 3.1 ms of every 31 ms step saved, 2.6 rank-hours saved today; over 52 min: 3.0 ms saved, with an error of 0.4 ms",
+			},
+			{Policy: "brh", StepMs: 31.3, SavedMs: 0.1, Says: "against brh: no difference beyond the twin's error of 0.8 % of a step"},
 		},
 	}
 	var loads policy.Balance
 	for i, r := range s.Ranks {
 		loads.Add(r.KVTokens)
-		g.Ranks = append(g.Ranks, live.Rank{
-			ID: r.Worker, Name: fmt.Sprintf("10.0.3.%d:8000/%d", 10+i/16, i%16), State: live.RankUp, Steps: true, KVTokens: r.KVTokens, Capacity: 320_000,
+		g.Ranks = append(g.Ranks, detect.Rank{
+			ID: r.ID, Name: fmt.Sprintf("10.0.3.%d:8000/%d", 10+i/16, i%16), State: detect.RankUp, Steps: true, KVTokens: r.KVTokens, Capacity: 320_000,
 			Used: 30 + i%11, Slots: 48, Running: 29 + i%11,
 		})
 	}
 	g.SteppingRanks, g.KVTokens, g.MeanTokens, g.LeastTokens, g.MostTokens = loads.Ranks, loads.Sum, loads.Mean(), loads.Min, loads.Max
 	g.ImbalanceTokens, g.IdleShare = loads.Imbalance(), loads.IdleShare()
-	g.Counterfactuals = []live.Counterfactual{{Policy: "jsq-kv", MostTokens: g.MostTokens + 24_000, SavedMs: 3.1}}
-	d := live.Document{
-		Form: live.Form, AtMs: time.Now().UnixMilli(), EveryMs: 1000,
-		Proxy:   live.Proxy{ID: "eu-1", Version: "dev", UptimeS: 90_000 + seconds, Ready: true, Policy: "evenkeel", PrefillPolicy: "finish", Open: 5012, Places: 400, PlacesUsed: 37},
-		Traffic: live.Traffic{TTFT: latency(s.TTFT), TPOT: latency(s.TPOT)},
-		Models: []live.Model{{Name: "deepseek-r1", Groups: []live.Group{g}, Pool: live.Pool{
+	f := detect.Facts{
+		At: p.now(), Twin: true,
+		Proxy:   detect.Proxy{ID: "eu-1", UptimeS: 90_000 + seconds, Ready: true, Policy: "evenkeel", PrefillPolicy: "finish", Open: 5012, Places: 400, PlacesUsed: 37},
+		Traffic: detect.Traffic{TTFT: s.TTFT, TPOT: s.TPOT},
+		Models: []detect.Model{{Name: "deepseek-r1", Groups: []detect.Group{g}, Pool: detect.Pool{
 			Entries: s.Pool, OldestS: 0.74, TTLS: 60, UpToS: board.PoolAgeSeconds, Ages: []int{s.Pool / 2, s.Pool / 3, s.Pool - s.Pool/2 - s.Pool/3, 0, 0, 0, 0},
 		}}},
-		Prefill: live.Prefill{Policy: "finish", Waiting: 4, QueueMax: 1000, HitShare: 0.41, Groups: []live.PrefillGroup{}},
-		Waiting: []live.Waiting{}, Incidents: []live.Incident{}, Failures: []live.Failed{}, Advice: []live.Advice{}, Decisions: []live.Decision{}, Sources: []live.Source{}, Scopes: []live.Scope{},
+		Prefill: detect.Prefill{Policy: "finish", Waiting: 4, QueueMax: 1000, HitShare: 0.41},
 	}
 	for i := range 12 {
 		used := int64(400_000 + 30_000*i + int(20_000*math.Sin(seconds/9+float64(i))))
-		d.Prefill.Engines = append(d.Prefill.Engines, live.PrefillEngine{
+		f.Prefill.Engines = append(f.Prefill.Engines, detect.PrefillEngine{
 			ID: fmt.Sprintf("10.0.1.%d:8000/0", 10+i), State: "open", KVTokens: used, Budget: 900_000, KVShare: float64(used) / 1e6, GateShare: 0.9,
 			Inflight: i % 4, NewTokens: int64(i%4) * 6100, Waiting: float64(i % 3), Pooled: i % 5, Dispatched: i % 2, HitShare: 0.3 + 0.02*float64(i), ScrapeAgeMs: 120,
 		})
-		d.Engines = append(d.Engines, live.Engine{ID: fmt.Sprintf("10.0.1.%d:8000", 10+i), Role: "prefill", Models: []string{"deepseek-r1"}, State: "up", SinceS: 86_000, Share: 1, Ranks: 1, Version: "0.11.0"})
+		f.Engines = append(f.Engines, detect.Engine{ID: fmt.Sprintf("10.0.1.%d:8000", 10+i), Role: "prefill", Models: []string{"deepseek-r1"}, State: "up", SinceS: 86_000, Share: 1, Ranks: 1, Version: "0.11.0"})
 	}
 	for i := range (p.ranks + 15) / 16 {
-		d.Engines = append(d.Engines, live.Engine{ID: fmt.Sprintf("10.0.3.%d:8000", 10+i), Role: "decode", Models: []string{"deepseek-r1"}, Group: "dp", State: "up", SinceS: 86_000, Share: 1, Ranks: 16, Version: "0.11.0"})
+		f.Engines = append(f.Engines, detect.Engine{ID: fmt.Sprintf("10.0.3.%d:8000", 10+i), Role: "decode", Models: []string{"deepseek-r1"}, Group: "dp", State: "up", SinceS: 86_000, Share: 1, Ranks: 16, Version: "0.11.0"})
 	}
+	if p.change != nil {
+		p.change(&f)
+	}
+	return f
+}
+
+// Decisions are the last ones.
+func (p *Proxy) Decisions(now time.Time) (list []live.Decision) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	seconds := p.seconds()
 	for i := range 12 {
-		d.Decisions = append(d.Decisions, live.Decision{
-			ID: fmt.Sprintf("%016x%016x", uint64(int(seconds)-i)*0x9e3779b97f4a7c15, uint64(i)*0xbf58476d1ce4e5b9), AtMs: d.AtMs - int64(i)*130, Model: "deepseek-r1", Prompt: 900 + 517*i, Prefill: fmt.Sprintf("10.0.1.%d:8000/0", 10+i),
+		list = append(list, live.Decision{
+			ID: fmt.Sprintf("%016x%016x", uint64(int(seconds)-i)*0x9e3779b97f4a7c15, uint64(i)*0xbf58476d1ce4e5b9), AtMs: now.UnixMilli() - int64(i)*130, Model: "deepseek-r1", Prompt: 900 + 517*i, Prefill: fmt.Sprintf("10.0.1.%d:8000/0", 10+i),
 			Rank: fmt.Sprintf("10.0.3.%d:8000/%d", 10+i%9, i), WaitMs: 2.1 * float64(i), Outcome: []string{"", "ok", "ok"}[i%3], Why: "evenkeel: least imbalance over 40 steps",
 		})
 	}
-	if p.change != nil {
-		p.change(&d)
-	}
-	return d
+	return list
 }

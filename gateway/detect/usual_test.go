@@ -1,4 +1,4 @@
-package live
+package detect
 
 import (
 	"math/rand/v2"
@@ -8,31 +8,28 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"evenkeel/dispatcher/board"
-	"evenkeel/gateway"
-	"evenkeel/gateway/incident"
-	"evenkeel/gateway/timeline"
 )
 
 // fleet is ranks of a group, in seconds that a test lets pass.
 type fleetOf struct {
 	t       *testing.T
-	paces   paces
+	watch   Watch
 	barrier bool
 	now     time.Time
 	outputs []float64
 	running []int
 	tokenMs []float64 // of each rank
 	stepMs  float64
-	law     law
+	law     Law
 	tokens  int64 // of the fullest rank
-	said    func(i int) *gateway.Gauges
+	said    func(i int) *Gauges
 	unknown bool // there is no step model
 	length  int  // tokens of an answer; 0: none ends
 	answers []float64
 }
 
 func ranksOf(t *testing.T, n int, barrier bool) *fleetOf {
-	f := &fleetOf{t: t, barrier: barrier, now: time.Unix(1e9, 0), stepMs: 43, law: law{c0: 40, c1: 1e-4}, tokens: 30_000}
+	f := &fleetOf{t: t, barrier: barrier, now: time.Unix(1e9, 0), stepMs: 43, law: Law{C0: 40, C1: 1e-4}, tokens: 30_000}
 	for range n {
 		f.outputs, f.running, f.tokenMs, f.answers = append(f.outputs, 1000), append(f.running, 8), append(f.tokenMs, 43), append(f.answers, 0)
 	}
@@ -40,15 +37,15 @@ func ranksOf(t *testing.T, n int, barrier bool) *fleetOf {
 }
 
 // pass lets seconds go by, and returns what is found in the end.
-func (f *fleetOf) pass(seconds int, each func(s int)) (kinds []incident.Kind, d Document) {
+func (f *fleetOf) pass(seconds int, each func(s int)) (kinds []Kind, d Facts) {
 	for s := range seconds {
 		if each != nil {
 			each(s)
 		}
 		f.now = f.now.Add(time.Second)
-		g := Group{GroupLoads: board.GroupLoads{Barrier: f.barrier, Name: "main", MostTokens: f.tokens}, StepMs: f.stepMs, ModelMs: f.stepMs, law: f.law}
+		g := Group{GroupLoads: board.GroupLoads{Barrier: f.barrier, Name: "main", MostTokens: f.tokens}, StepMs: f.stepMs, ModelMs: f.stepMs, Law: f.law}
 		if f.unknown {
-			g.ModelMs, g.law = 0, law{}
+			g.ModelMs, g.Law = 0, Law{}
 		}
 		for i := range f.outputs {
 			later := 1000 / f.tokenMs[i] * float64(f.running[i])
@@ -59,19 +56,29 @@ func (f *fleetOf) pass(seconds int, each func(s int)) (kinds []incident.Kind, d 
 			}
 			g.Ranks = append(g.Ranks, Rank{ID: int32(i), Name: "d:" + string(rune('0'+i)), State: RankUp, Steps: true, Running: f.running[i], Output: int64(f.outputs[i]), Answers: uint64(f.answers[i])})
 			if f.said != nil {
-				g.Ranks[i].gauges = f.said(i)
+				g.Said = append(g.Said, f.said(i))
 			}
 		}
-		d = Document{Models: []Model{{Name: "m", Groups: []Group{g}}}}
+		d = Facts{At: f.now, Models: []Model{{Name: "m", Groups: []Group{g}}}}
 		d.Proxy.Ready = true
-		f.paces.add(&d, f.now)
-		f.paces.tell(&d)
+		f.watch.Look(&d, sampleOf(&d))
 		kinds = nil
-		for _, x := range findingsOf(&d, timeline.Ended{}) {
+		for _, x := range Find(&d, Ended{}) {
 			kinds = append(kinds, x.Kind)
 		}
 	}
 	return kinds, d
+}
+
+// sampleOf is the sample of the same moment.
+func sampleOf(f *Facts) Sample {
+	s := Sample{At: f.At}
+	for _, g := range f.groups() {
+		for _, r := range g.Ranks {
+			s.Ranks = append(s.Ranks, RankAt{r.ID, r.Running, r.KVTokens, r.Output - int64(r.Answers), Lately{r.Answers, r.Empty}})
+		}
+	}
+	return s
 }
 
 func TestASlowRankIsFound(t *testing.T) {
@@ -81,14 +88,32 @@ func TestASlowRankIsFound(t *testing.T) {
 	require.InDelta(t, 43, d.Models[0].Groups[0].TokenMs, 1)
 	f.tokenMs[5] = 205
 	kinds, d = f.pass(30, nil)
-	require.Equal(t, []incident.Kind{incident.RankSlow}, kinds)
-	require.Equal(t, "Rank d:5 gives a token in 205 ms, and the middle one of group main in 43 ms", findingsOf(&d, timeline.Ended{})[0].What)
+	require.Equal(t, []Kind{RankSlow}, kinds)
+	require.Equal(t, "Rank d:5 gives a token in 205 ms, and the middle one of group main in 43 ms", Find(&d, Ended{})[0].What)
 	f.tokenMs[6] = 180
 	_, d = f.pass(30, nil)
-	require.Contains(t, findingsOf(&d, timeline.Ended{})[0].What, "2 decode ranks of group main give a token in up to 205 ms, and the middle one in 43 ms: d:5")
+	require.Contains(t, Find(&d, Ended{})[0].What, "2 decode ranks of group main give a token in up to 205 ms, and the middle one in 43 ms: d:5")
 	f.tokenMs[5], f.tokenMs[6] = 43, 43
-	kinds, _ = f.pass(30, nil)
+	kinds, _ = f.pass(50, nil)
 	require.Empty(t, kinds)
+}
+
+// What the config says of a barrier does not matter: the rank's own pace does. One that is slow only while it has long prompts is slow at
+// times.
+func TestARankThatIsSlowAtTimesIsFound(t *testing.T) {
+	for _, barrier := range []bool{false, true} {
+		f := ranksOf(t, 6, barrier)
+		kinds, _ := f.pass(90, nil)
+		require.Empty(t, kinds)
+		kinds, d := f.pass(60, func(s int) {
+			f.tokenMs[2] = 55
+			if s%20 < 8 { // two fifths of the time
+				f.tokenMs[2] = 300
+			}
+		})
+		require.Equal(t, []Kind{RankSlow}, kinds)
+		require.Equal(t, "Rank d:2 gives a token in 300 ms, and the middle one of group main in 43 ms", Find(&d, Ended{})[0].What)
+	}
 }
 
 // Behind a barrier all ranks are slow together, so their law as it was tells.
@@ -98,7 +123,7 @@ func TestSlowStepsAreFoundByTheLawOfTheHourBefore(t *testing.T) {
 	require.Empty(t, kinds)
 	slow := func(factor float64) {
 		f.stepMs *= factor
-		f.law.c0, f.law.c1 = f.law.c0*factor, f.law.c1*factor // it is learned at once
+		f.law.C0, f.law.C1 = f.law.C0*factor, f.law.C1*factor // it is learned at once
 		for i := range f.tokenMs {
 			f.tokenMs[i] *= factor
 		}
@@ -107,11 +132,11 @@ func TestSlowStepsAreFoundByTheLawOfTheHourBefore(t *testing.T) {
 	kinds, _ = f.pass(10, nil)
 	require.Empty(t, kinds, "not yet")
 	kinds, d := f.pass(20, nil)
-	require.Equal(t, []incident.Kind{incident.StepsSlow}, kinds)
-	require.Equal(t, 29*time.Second, findingsOf(&d, timeline.Ended{})[0].For)
-	require.Equal(t, "Steps of group main, all on host d, take 215 ms, and took 43 ms at such a load before", findingsOf(&d, timeline.Ended{})[0].What)
+	require.Equal(t, []Kind{StepsSlow}, kinds)
+	require.Equal(t, 29*time.Second, Find(&d, Ended{})[0].For)
+	require.Equal(t, "Steps of group main, all on host d, take 215 ms, and took 43 ms at such a load before", Find(&d, Ended{})[0].What)
 	kinds, _ = f.pass(3600, nil)
-	require.Equal(t, []incident.Kind{incident.StepsSlow}, kinds, "still, though the law of now explains it")
+	require.Equal(t, []Kind{StepsSlow}, kinds, "still, though the law of now explains it")
 	slow(1. / 5)
 	kinds, _ = f.pass(30, nil)
 	require.Empty(t, kinds)
@@ -144,7 +169,7 @@ func TestAHealthyFleetIsQuiet(t *testing.T) {
 					}
 				}
 				f.tokens = int64(20_000 + rng.IntN(100_000))
-				f.stepMs = f.law.c0 + f.law.c1*float64(f.tokens) + 3*rng.Float64()
+				f.stepMs = f.law.C0 + f.law.C1*float64(f.tokens) + 3*rng.Float64()
 				if rng.IntN(30) == 0 {
 					f.stepMs *= 3 // one step in which a prompt is computed
 				}
@@ -159,7 +184,7 @@ func TestPacesOfRanksThatAreGoneAreForgotten(t *testing.T) {
 	f.pass(30, nil)
 	f.outputs, f.running, f.tokenMs = f.outputs[:2], f.running[:2], f.tokenMs[:2]
 	f.pass(1, nil)
-	require.Len(t, f.paces.ranks, 2)
+	require.Len(t, f.watch.paces, 2)
 }
 
 // Where the load hardly changes, no law can be learned. What steps took at such a load tells, too.
@@ -177,8 +202,8 @@ func TestSlowStepsAreFoundWithoutALaw(t *testing.T) {
 	f.running[3] = 8
 	f.tokens, f.stepMs = 33_000, 215
 	kinds, d := f.pass(30, nil)
-	require.Equal(t, []incident.Kind{incident.StepsSlow}, kinds)
-	require.Contains(t, findingsOf(&d, timeline.Ended{})[0].What, "take 215 ms, and took 43 ms")
+	require.Equal(t, []Kind{StepsSlow}, kinds)
+	require.Contains(t, Find(&d, Ended{})[0].What, "take 215 ms, and took 43 ms")
 }
 
 func TestStepsThatGiveFewerTokensAreFound(t *testing.T) {
@@ -196,12 +221,12 @@ func TestStepsThatGiveFewerTokensAreFound(t *testing.T) {
 	kinds, _ = f.pass(20, nil)
 	require.Empty(t, kinds, "not yet")
 	kinds, d = f.pass(30, nil)
-	require.Equal(t, []incident.Kind{incident.TokensFew}, kinds)
-	require.Contains(t, findingsOf(&d, timeline.Ended{})[0].What, "A step of group main, all on host d, gives 1.0 tokens to an answer, and gave 3.0 before, so that a token takes 43 ms")
+	require.Equal(t, []Kind{TokensFew}, kinds)
+	require.Contains(t, Find(&d, Ended{})[0].What, "A step of group main, all on host d, gives 1.0 tokens to an answer, and gave 3.0 before, so that a token takes 43 ms")
 	pace(43. / 3)
 	kinds, _ = f.pass(60, nil)
 	require.Empty(t, kinds)
-	f.stepMs, f.law = 43./3, law{c0: 40. / 3, c1: 1e-4 / 3} // the engine sends each token by itself
+	f.stepMs, f.law = 43./3, Law{C0: 40. / 3, C1: 1e-4 / 3} // the engine sends each token by itself
 	kinds, _ = f.pass(60, nil)
 	require.Empty(t, kinds, "the tokens are as fast as before")
 }
@@ -251,16 +276,16 @@ func TestLongerAnswersAreNotFewerTokens(t *testing.T) {
 }
 
 func TestOneLongPromptIsNoBacklog(t *testing.T) {
-	var p paces
+	var w Watch
 	now := noon
 	look := func(seconds, waiting int, backlog float64) float64 {
-		d := &Document{Prefill: Prefill{Waiting: waiting, BacklogS: backlog}}
+		f := &Facts{Prefill: Prefill{Waiting: waiting, BacklogS: backlog}}
 		for range seconds {
 			now = now.Add(time.Second)
-			p.add(d, now)
+			f.At = now
+			w.Look(f, sampleOf(f))
 		}
-		p.tell(d)
-		return d.Prefill.BusyS
+		return f.Prefill.BusyS
 	}
 	require.Zero(t, look(12, 1, 15), "it is computed in 12 s")
 	require.Zero(t, look(60, 0, 15), "nothing waits")

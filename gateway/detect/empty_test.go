@@ -1,4 +1,4 @@
-package live
+package detect
 
 import (
 	"fmt"
@@ -7,37 +7,34 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
-
-	"evenkeel/gateway/incident"
-	"evenkeel/gateway/timeline"
 )
 
 // answering plays a fleet for so many seconds: each rank ends so many whole answers in each of them, of which so many are empty.
-func answering(p *paces, d *Document, start time.Time, seconds int, each func(rank int) (answers, empty uint64)) time.Time {
+func answering(w *Watch, f *Facts, start time.Time, seconds int, each func(rank int) (answers, empty uint64)) time.Time {
 	for range seconds {
 		start = start.Add(time.Second)
-		for i := range d.Models[0].Groups[0].Ranks {
-			r := &d.Models[0].Groups[0].Ranks[i]
+		for i := range f.Models[0].Groups[0].Ranks {
+			r := &f.Models[0].Groups[0].Ranks[i]
 			answers, empty := each(i)
 			r.Answers, r.Empty = r.Answers+answers, r.Empty+empty
 		}
-		p.add(d, start)
+		f.At = start
+		w.Look(f, sampleOf(f))
 	}
-	p.tell(d)
 	return start
 }
 
-func six() *Document {
-	d := &Document{Models: []Model{{Name: "m", Groups: []Group{{}}}}}
+func six() *Facts {
+	d := &Facts{Models: []Model{{Name: "m", Groups: []Group{{}}}}}
 	for i := range 6 {
-		d.Models[0].Groups[0].Ranks = append(d.Models[0].Groups[0].Ranks, Rank{ID: int32(i), Name: fmt.Sprintf("h:%d", i), Steps: true, State: RankUp})
+		d.Models[0].Groups[0].Ranks = append(d.Models[0].Groups[0].Ranks, Rank{ID: int32(i), Output: 1, Name: fmt.Sprintf("h:%d", i), Steps: true, State: RankUp})
 	}
 	return d
 }
 
-func emptyFound(d *Document) (said []string) {
-	for _, f := range findingsOf(d, timeline.Ended{}) {
-		if f.Kind == incident.RankEmpty {
+func emptyFound(d *Facts) (said []string) {
+	for _, f := range Find(d, Ended{}) {
+		if f.Kind == RankEmpty {
 			said = append(said, f.What)
 		}
 	}
@@ -45,7 +42,7 @@ func emptyFound(d *Document) (said []string) {
 }
 
 func TestARankThatGivesEmptyAnswersIsFound(t *testing.T) {
-	p, d, rng := paces{}, six(), rand.New(rand.NewPCG(1, 2))
+	p, d, rng := Watch{}, six(), rand.New(rand.NewPCG(1, 2))
 	healthy := func(i int) (uint64, uint64) { return 2, uint64(i%2) * uint64(rng.IntN(4)/3) }
 	now := answering(&p, d, noon, 120, healthy)
 	require.Empty(t, emptyFound(d))
@@ -56,14 +53,14 @@ func TestARankThatGivesEmptyAnswersIsFound(t *testing.T) {
 		return 1, 0
 	}
 	now = answering(&p, d, now, 60, broken)
-	require.Equal(t, []string{"Rank h:3 gives empty answers: 661 of its last 678 answers ended without any text, " +
-		"and 0 % of those of the other ranks; of the last 1,068 answers, 63 % were its"}, emptyFound(d))
+	require.Equal(t, []string{"Rank h:3 gives empty answers: 660 of its last 660 answers ended without any text, " +
+		"and 0 % of those of the other ranks; of the last 960 answers, 69 % were its"}, emptyFound(d))
 	answering(&p, d, now, 70, healthy)
 	require.Empty(t, emptyFound(d), "it is over a minute after it was mended")
 }
 
 func TestEmptyAnswersOfAllRanksAreNoFault(t *testing.T) {
-	p, d := paces{}, six()
+	p, d := Watch{}, six()
 	now := answering(&p, d, noon, 120, func(int) (uint64, uint64) { return 5, 5 }) // clients whose prompts are answered by a stop
 	require.Empty(t, emptyFound(d))
 	answering(&p, d, now, 120, func(i int) (uint64, uint64) { return 5, uint64(i) }) // some more than others
@@ -71,7 +68,7 @@ func TestEmptyAnswersOfAllRanksAreNoFault(t *testing.T) {
 }
 
 func TestFewAnswersProveNothing(t *testing.T) {
-	p, d := paces{}, six()
+	p, d := Watch{}, six()
 	n := 0
 	answering(&p, d, noon, 240, func(i int) (uint64, uint64) { // an answer in 20 seconds
 		if n++; n/6%20 != 0 {
@@ -86,8 +83,8 @@ func TestFewAnswersProveNothing(t *testing.T) {
 }
 
 func TestSeveralRanksThatGiveEmptyAnswersAreOneFinding(t *testing.T) {
-	p, d := paces{}, six()
+	p, d := Watch{}, six()
 	answering(&p, d, noon, 90, func(i int) (uint64, uint64) { return 2, uint64(2 * (i / 4)) })
-	require.Equal(t, []string{"2 ranks of model m give empty answers: 276 of their last 276 answers ended without any text, " +
+	require.Equal(t, []string{"2 ranks of model m give empty answers: 240 of their last 240 answers ended without any text, " +
 		"and 0 % of those of the other ranks: h:4, h:5"}, emptyFound(d))
 }

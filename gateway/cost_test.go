@@ -1,7 +1,8 @@
-package live
+package gateway
 
 import (
 	"compress/gzip"
+	"context"
 	"encoding/json"
 	"io"
 	"math/rand/v2"
@@ -13,12 +14,16 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"go.uber.org/zap"
 
 	"evenkeel/dispatcher"
 	"evenkeel/dispatcher/board"
-	"evenkeel/gateway/incident"
+	"evenkeel/gateway/detect"
+	"evenkeel/gateway/fleet"
+	"evenkeel/gateway/journal"
+	"evenkeel/gateway/live"
 	"evenkeel/gateway/receipt"
-	"evenkeel/gateway/timeline"
+	"evenkeel/gateway/watch"
 	"evenkeel/pool"
 )
 
@@ -56,7 +61,7 @@ func BenchmarkCost(b *testing.B) {
 	for i := range 5000 {
 		ring.Open(&receipt.Receipt{ID: strconv.Itoa(i), Arrival: time.Now()})
 	}
-	b.ReportMetric(timed(func() { Decisions(ring.Latest(mostDecisions), time.Now()) }), "decisions-µs")
+	b.ReportMetric(timed(func() { live.Decisions(ring.Latest(live.MostDecisions), time.Now()) }), "decisions-µs")
 }
 
 // floor is a dispatcher with its streams.
@@ -67,8 +72,8 @@ type floor struct {
 	told  []int // tokens
 	ids   uint64
 	zip   *gzip.Writer
-	book  incident.Book
-	past  past
+	watch *watch.Watch
+	live  *live.Live
 	looks atomic.Bool // somebody watches
 	stop  func()      // nobody does any more
 }
@@ -77,6 +82,8 @@ func newFloor(b *testing.B) *floor {
 	d, err := dispatcher.Start(b.Context(), dispatcher.Config{Config: board.Config{TickLimit: time.Hour}})
 	require.NoError(b, err)
 	f := &floor{B: b, d: d, zip: gzip.NewWriter(io.Discard)}
+	f.watch = watch.New(watch.Host{Sample: f.sample, Facts: f.facts})
+	f.live = live.New(f.watch, live.Options{Log: zap.NewNop()})
 	ws := make([]board.Worker, 144)
 	for i := range ws {
 		ws[i] = board.Worker{ID: int32(i), Name: "10.0.3.10:8000/" + strconv.Itoa(i), Model: "m", Group: "dp", Barrier: true, Slots: 48, Capacity: 400_000, Up: true}
@@ -97,7 +104,6 @@ func newFloor(b *testing.B) *floor {
 				return
 			case <-tick.C:
 				if f.looks.Load() {
-					f.d.Loads(b.Context())
 					f.document()
 				}
 			}
@@ -137,20 +143,29 @@ func (f *floor) step() {
 	f.admit(end)
 }
 
-// document is what a turn of Live does with what it was told.
-func (f *floor) document() {
-	s := f.d.Status(f.Context())
-	var d Document
+// facts are those of the dispatcher.
+func (f *floor) facts(ctx context.Context) detect.Facts {
+	s, g := f.d.Status(ctx), &Gateway{fleet: &fleet.Fleet{}}
+	facts := detect.Facts{At: time.Now()}
 	for i := range s.Models {
-		d.Models = append(d.Models, model(&s.Models[i], rankStates{}, 0, true))
+		facts.Models = append(facts.Models, g.modelFacts(&s.Models[i], rankStates{}, 0))
 	}
-	f.book.Observe(time.Now(), findingsOf(&d, timeline.Ended{}))
-	d.Incidents = f.book.Incidents()
-	data, err := json.Marshal(&d)
+	return facts
+}
+
+// sample is what is kept of a second.
+func (f *floor) sample(ctx context.Context) (detect.Sample, bool) {
+	l, ok := f.d.Loads(ctx)
+	return sampleOf(&l, &journal.Recent{}), ok
+}
+
+// document is what is done in a second in which somebody watches.
+func (f *floor) document() {
+	f.watch.Second(f.Context())
+	data, err := json.Marshal(f.live.Document(f.Context()))
 	if err != nil {
 		f.Error(err)
 	}
-	f.past.keep(time.Now().UnixMilli(), data)
 	_, _ = f.zip.Write(data) // to nobody
 	_ = f.zip.Flush()
 }

@@ -1,10 +1,25 @@
-package incident
+package detect
 
 import (
 	"fmt"
 	"slices"
 	"strings"
 	"time"
+)
+
+// Commands that an operator may copy. TOKEN and ADMIN are the token and the address of the admin listener.
+const (
+	workers = `curl -s -H "Authorization: Bearer $TOKEN" "$ADMIN/workers" | jq '.engines[] | {id, role, state, since, error}'`
+	logs    = "journalctl -u evenkeel --since -1h -o cat | tail -50"
+	undrain = `curl -s -H "Authorization: Bearer $TOKEN" -X DELETE "$ADMIN/workers/{where}/drain"`
+	drains  = `curl -s -H "Authorization: Bearer $TOKEN" "$ADMIN/workers" | jq .drains`
+	tight   = `curl -s -H "Authorization: Bearer $TOKEN" "$ADMIN/status" | jq '.dispatch.models[].workers[] | select(.tight) | {name, slots, used, kv_tokens, capacity}'`
+	held    = `curl -s -H "Authorization: Bearer $TOKEN" "$ADMIN/status" | jq '.dispatch.models[].groups[] | {name, policy, held, rounds}'`
+	receipt = `curl -s -H "Authorization: Bearer $TOKEN" "$ADMIN/decisions?outcome=failed&n=20" | jq '.receipts[] | {id, outcome, attempts}'`
+	flood   = `curl -s -H "Authorization: Bearer $TOKEN" "$ADMIN/decisions?running=1&key={key}&n=20" | ` +
+		`jq '.receipts[] | {id, state, arrival, prompt_tokens}'`
+	certEnd = `curl -s -H "Authorization: Bearer $TOKEN" "$ADMIN/metrics" | grep -E "certificate_expiry|reloads_total.*tls"`
+	advised = `curl -s -H "Authorization: Bearer $TOKEN" "$ADMIN/status" | jq '.advice[] | {model, says, prefill, decode}'`
 )
 
 // say tells of an incident as it was now.
@@ -15,7 +30,7 @@ func (o *open) say(now time.Time) Incident {
 	}
 	lead := &members[0]
 	k := kinds[lead.Kind]
-	in := Incident{ID: o.id, Severity: Warn, Panel: lead.Panel, Headline: k.headline, Where: []string{}, Clients: k.clients, Next: k.next, Runbook: k.runbook}
+	in := Incident{ID: o.id, Kind: lead.Kind, Severity: Warn, Panel: lead.Panel, Headline: k.headline, Where: []string{}, Clients: k.clients, Next: k.next, Runbook: k.runbook}
 	in.SinceMs, in.Times, in.FirstMs = o.since.UnixMilli(), 1, o.since.UnixMilli()
 	if !o.lasts() {
 		in.UntilMs = o.until.UnixMilli()
@@ -237,4 +252,13 @@ func reasonOf(why, host string) string {
 		}
 	}
 	return strings.Join(kept, " ")
+}
+
+// say tells of several findings of a kind.
+func (d *Detector) say(which, reason string) string {
+	s := which + " " + d.many
+	if reason != "" {
+		s += ": " + reason
+	}
+	return s
 }

@@ -1,11 +1,10 @@
-package live
+package detect
 
 import (
 	"cmp"
 	"fmt"
 	"slices"
 
-	"evenkeel/gateway"
 	"evenkeel/internal/stats"
 )
 
@@ -14,24 +13,24 @@ import (
 type gauge struct {
 	name  string
 	least float64
-	of    func(*gateway.Gauges) float64
+	of    func(*Gauges) float64
 	says  func(value, middle float64) string
 }
 
 var gauges = []gauge{
-	{"running", 8, func(g *gateway.Gauges) float64 { return g.Running }, func(v, m float64) string {
+	{"running", 8, func(g *Gauges) float64 { return g.Running }, func(v, m float64) string {
 		return fmt.Sprintf("runs %s requests, and the middle one of the group %s", whole(v), whole(m))
 	}},
-	{"waiting", 4, func(g *gateway.Gauges) float64 { return g.Waiting }, func(v, m float64) string {
+	{"waiting", 4, func(g *Gauges) float64 { return g.Waiting }, func(v, m float64) string {
 		return fmt.Sprintf("has %s requests in its queue, and the middle one of the group %s", whole(v), whole(m))
 	}},
-	{"kv_share", 0.15, func(g *gateway.Gauges) float64 { return g.KVShare }, func(v, m float64) string {
+	{"kv_share", 0.15, func(g *Gauges) float64 { return g.KVShare }, func(v, m float64) string {
 		return fmt.Sprintf("uses %.0f %% of its KV memory, and the middle one of the group %.0f %%", 100*v, 100*m)
 	}},
-	{"preempted", 3, func(g *gateway.Gauges) float64 { return g.Preempted }, func(v, m float64) string {
+	{"preempted", 3, func(g *Gauges) float64 { return g.Preempted }, func(v, m float64) string {
 		return fmt.Sprintf("preempted %s requests between the last two readings, and the middle one of the group %s", whole(v), whole(m))
 	}},
-	{"computed_tokens", 1000, func(g *gateway.Gauges) float64 { return g.Computed }, func(v, m float64) string {
+	{"computed_tokens", 1000, func(g *Gauges) float64 { return g.Computed }, func(v, m float64) string {
 		return fmt.Sprintf("computed %s prompt tokens between the last two readings, because it got no KV for them, and the middle one of the group %s",
 			whole(v), whole(m))
 	}},
@@ -45,7 +44,7 @@ const (
 func whole(v float64) string { return stats.Grouped(int(v)) }
 
 // differing lists what ranks say of themselves that is far above the others, the farthest first.
-func differing(ranks []Rank) []Differs {
+func differing(g *Group) []Differs {
 	type far struct {
 		Differs
 		times float64
@@ -53,8 +52,8 @@ func differing(ranks []Rank) []Differs {
 	var all []far
 	for _, gauge := range gauges {
 		var values, apart []float64
-		for i := range ranks {
-			if v := saysOf(&ranks[i], gauge); v >= 0 {
+		for i := range g.Ranks {
+			if v := g.saysOf(i, gauge); v >= 0 {
 				values = append(values, v)
 			}
 		}
@@ -68,9 +67,9 @@ func differing(ranks []Rank) []Differs {
 		}
 		slices.Sort(apart)
 		least := max(gauge.least, differShare*middle, differApart*stats.Median(apart))
-		for i := range ranks {
-			if v := saysOf(&ranks[i], gauge); v-middle > least {
-				all = append(all, far{Differs{ranks[i].Name, gauge.name, v, middle, gauge.says(v, middle)}, (v - middle) / least})
+		for i := range g.Ranks {
+			if v := g.saysOf(i, gauge); v-middle > least {
+				all = append(all, far{Differs{g.Ranks[i].Name, gauge.name, v, middle, gauge.says(v, middle)}, (v - middle) / least})
 			}
 		}
 	}
@@ -83,9 +82,9 @@ func differing(ranks []Rank) []Differs {
 }
 
 // saysOf is a gauge of a rank that steps with its group; below 0: it is not known.
-func saysOf(r *Rank, g gauge) float64 {
-	if r.gauges == nil || !r.Steps {
+func (g *Group) saysOf(rank int, is gauge) float64 {
+	if rank >= len(g.Said) || g.Said[rank] == nil || !g.Ranks[rank].Steps {
 		return -1
 	}
-	return g.of(r.gauges)
+	return is.of(g.Said[rank])
 }

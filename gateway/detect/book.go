@@ -1,7 +1,4 @@
-// Package incident groups what is wrong with a proxy by its cause: what began at the
-// same moment on the same host, or for the same reason, is one incident. It is a value
-// without a clock.
-package incident
+package detect
 
 import (
 	"cmp"
@@ -11,45 +8,37 @@ import (
 	"time"
 )
 
-// Severities of a Finding.
 const (
-	Bad  = "bad"  // requests fail or wait because of it, or will
-	Warn = "warn" // worth a look
+	moment     = 30 * time.Second // what begins within it has begun together
+	follow     = 2 * time.Minute  // what clients see may follow its cause so late
+	flap       = time.Minute      // what is back so soon never went
+	keep       = 15 * time.Minute // resolved incidents stay so long
+	mostKept   = 64               // incidents, open and resolved
+	mostFound  = 2000             // findings that are looked at
+	mostListed = 48               // names in Incident.Where
 )
-
-// Finding is one thing that is wrong now.
-type Finding struct {
-	Kind     Kind
-	Severity string
-	Panel    string        // of the page that shows more
-	Of       string        // what Where names: "prefill engine", "group"
-	Where    string        // name of the engine, rank, group or model; empty: the proxy
-	What     string        // a whole sentence with what Where names and all numbers, without a full stop
-	Key      string        // of the caller that most of it is of; empty: there is none
-	Reason   string        // why, as an engine or a file told it; empty: there is no more to say
-	For      time.Duration // it has been so, as far as somebody else knows; 0: since it is told
-}
 
 // Incident is everything that one cause made wrong.
 type Incident struct {
-	ID       int      `json:"id"` // while the process lives
-	Severity string   `json:"severity"`
-	Panel    string   `json:"panel"`    // that shows more
-	Headline string   `json:"headline"` // the cause in a few words
-	What     string   `json:"what"`     // the cause, a sentence
-	Where    []string `json:"where"`    // names of engines, ranks, groups or models, the first ones; empty: the proxy
-	Named    string   `json:"named"`    // the same with what they are, as sentences; empty: What names them
-	Count    int      `json:"count"`    // of them in all
-	SinceMs  int64    `json:"since_ms"`
-	UntilMs  int64    `json:"until_ms"`          // 0: it lasts
-	LastMs   int64    `json:"last_ms"`           // when it was found last, of what comes and goes and is away for the moment; 0: it is so now
-	Times    int      `json:"times"`             // how often it was: equal ones that are over and worth a look only are told as one, the last
-	FirstMs  int64    `json:"first_ms"`          // since_ms of the first of them
-	Clients  string   `json:"clients"`           // what they see of it
-	Next     string   `json:"next"`              // what to do
-	Command  string   `json:"command"`           // to copy; empty: there is none
-	Runbook  string   `json:"runbook"`           // entry of the runbook; empty: there is none
-	Crowded  bool     `json:"crowded,omitempty"` // many requests wait, as its cause or its effect
+	ID       int // while the process lives
+	Kind     Kind
+	Severity string
+	Panel    string   // that shows more
+	Headline string   // the cause in a few words
+	What     string   // the cause, a sentence
+	Where    []string // names of engines, ranks, groups or models, the first ones; empty: the proxy
+	Named    string   // the same with what they are, as sentences; empty: What names them
+	Count    int      // of them in all
+	SinceMs  int64
+	UntilMs  int64  // 0: it lasts
+	LastMs   int64  // when it was found last, of what comes and goes and is away for the moment; 0: it is so now
+	Times    int    // how often it was: equal ones that are over and worth a look only are told as one, the last
+	FirstMs  int64  // since_ms of the first of them
+	Clients  string // what they see of it
+	Next     string // what to do
+	Command  string // to copy; empty: there is none
+	Runbook  string // entry of the runbook; empty: there is none
+	Crowded  bool   // many requests wait, as its cause or its effect
 }
 
 // Book is the incidents of the last minutes. The zero value is an empty one.
@@ -119,7 +108,7 @@ func (b *Book) Observe(now time.Time, found []Finding) {
 	away, seen := map[string]bool{}, map[subject]bool{}   // engines that get nothing now, and all that is found now
 	for i := range found {
 		seen[found[i].subject()] = true
-		if gone[found[i].Kind] {
+		if kinds[found[i].Kind].gone {
 			away[engineOf(found[i].Where)] = true
 		}
 	}
@@ -132,7 +121,7 @@ func (b *Book) Observe(now time.Time, found []Finding) {
 			if was := home[s]; was == nil || o.after(was) {
 				home[s] = o
 			}
-			if o.lasts() && gone[s.kind] {
+			if o.lasts() && kinds[s.kind].gone {
 				lost[engineOf(s.where)] = o
 			}
 		}
@@ -142,7 +131,7 @@ func (b *Book) Observe(now time.Time, found []Finding) {
 	for i := range found {
 		f := &member{Finding: found[i], host: hostOf(found[i].Where), why: reasonOf(found[i].Reason, hostOf(found[i].Where)), found: now}
 		o := home[f.subject()]
-		if is := lost[engineOf(f.Where)]; is != nil && gone[f.Kind] && (o == nil || !o.lasts()) {
+		if is := lost[engineOf(f.Where)]; is != nil && kinds[f.Kind].gone && (o == nil || !o.lasts()) {
 			o = is
 		}
 		if o != nil && o.stage(now) == over {
@@ -478,10 +467,13 @@ func (b *Book) Incidents() []Incident {
 	return list
 }
 
+// tooMuch is the kind of what has no room.
+const tooMuch Kind = "too_much"
+
 // rest tells of what lasts and found no room. Its id is that of no other.
 func (b *Book) rest() Incident {
 	return Incident{
-		Severity: Warn, Panel: "problems", Headline: "Too much is wrong", Where: []string{},
+		Kind: tooMuch, Severity: Warn, Panel: "problems", Headline: "Too much is wrong", Where: []string{},
 		SinceMs: b.beyondSince.UnixMilli(), Times: 1, FirstMs: b.beyondSince.UnixMilli(),
 		What:    fmt.Sprintf("There are %d more findings than are told one by one", len(b.beyond)),
 		Named:   "The first ones: " + strings.Join(b.beyond[:min(mostListed, len(b.beyond))], ". ") + ".",

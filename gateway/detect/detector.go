@@ -1,0 +1,214 @@
+package detect
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"evenkeel/internal/stats"
+)
+
+// Kind is what sort of thing is wrong.
+type Kind string
+
+// Severities of a Finding.
+const (
+	Bad  = "bad"  // requests fail or wait because of it, or will
+	Warn = "warn" // worth a look
+)
+
+// How much clients see.
+type harm int
+
+const (
+	nothing harm = iota
+	slower
+	waiting
+	failing
+)
+
+// Detector is a kind of thing that may be wrong: how it is found, how it goes together with others, and what is said of it.
+type Detector struct {
+	Kind    Kind
+	find    func(v *view, say say)
+	harm    harm
+	urgent  bool          // it is bad, though clients see nothing of it yet
+	effect  bool          // it follows from something else, where there is something else
+	load    bool          // an effect of what harms as much, and else the cause of what clients see
+	crowded bool          // many requests wait
+	gone    bool          // the engine gets nothing: one of these may follow the other
+	vague   bool          // others that harm as much say more
+	family  string        // kinds of one say the same of engines and of ranks
+	alone   bool          // somebody wants it so, or it is told of a group already: nothing else shares its cause
+	rests   time.Duration // it comes and goes: it lasts until it was not found for so long
+
+	headline string // the first words of the verdict
+	many     string // what several of them do, after their number and noun; empty where there is one at most
+	clients  string // what they see of it
+	prefill  string // the same where all of these are prefill engines; empty: clients
+	first    string // as an effect, what clients see of it is said before its cause, with these words
+	next     string // what to do
+	command  string // to copy; {where} and {engine} are put in
+	runbook  string // the entry
+}
+
+// detectors are all of them, in the order in which they look.
+var detectors = slices.Concat(proxyDetectors, loadDetectors, requestDetectors, engineDetectors, prefillDetectors, groupDetectors, rankDetectors, ownerDetectors)
+
+// kinds are the detectors by what they find.
+var kinds = func() map[Kind]*Detector {
+	all := make(map[Kind]*Detector, len(detectors))
+	for i := range detectors {
+		all[detectors[i].Kind] = &detectors[i]
+	}
+	return all
+}()
+
+// again is how long what comes and goes may be away: a busy engine answers late, then in time while it rests, then late again.
+const again = 2 * time.Minute
+
+// severity follows from the harm.
+func (d *Detector) severity() string {
+	if d.harm >= waiting || d.urgent {
+		return Bad
+	}
+	return Warn
+}
+
+// order has causes first, those that say most before the others.
+func (d *Detector) order() int {
+	n := 10 * int(failing-d.harm)
+	if d.vague {
+		n++
+	}
+	if d.effect {
+		n += 1000
+	}
+	if d.load {
+		n -= 500 // the cause of other effects
+	}
+	return n
+}
+
+// Finding is one thing that is wrong now.
+type Finding struct {
+	Kind     Kind
+	Severity string
+	Panel    string        // of the page that shows more
+	Of       string        // what Where names: "prefill engine", "group"
+	Where    string        // name of the engine, rank, group or model; empty: the proxy
+	What     string        // a whole sentence with what Where names and all numbers, without a full stop
+	Key      string        // of the caller that most of it is of; empty: there is none
+	Reason   string        // why, as an engine or a file told it; empty: there is no more to say
+	For      time.Duration // it has been so, as far as somebody else knows; 0: since it is told
+}
+
+// view is what detectors see: the facts, and what several of them ask of these.
+type view struct {
+	*Facts
+	last    Ended  // in the last minute
+	fails   bool   // requests fail, more than a few
+	loads   []load // of each model
+	drained map[string]bool
+	several bool // groups are named with their model
+}
+
+// Find says what is wrong, the bad before what is worth a look. last is what ended in the last minute.
+func Find(f *Facts, last Ended) (all []Finding) {
+	v := &view{Facts: f, last: last, fails: f.Traffic.FailuresPerS > failShare*f.Traffic.RequestsPerS}
+	v.several = len(f.Models) > 1 || len(f.Models) == 1 && len(f.Models[0].Groups) > 1
+	for i := range f.Models {
+		v.loads = append(v.loads, v.load(&f.Models[i]))
+	}
+	v.drained = drainedEngines(f)
+	for i := range detectors {
+		d := &detectors[i]
+		d.find(v, func(where at, reason, format string, args ...any) *Finding {
+			all = append(all, Finding{
+				Kind: d.Kind, Severity: d.severity(), Panel: where.panel, Of: where.of, Where: where.where, Reason: reason, What: fmt.Sprintf(format, args...),
+			})
+			return &all[len(all)-1]
+		})
+	}
+	slices.SortStableFunc(all, func(a, b Finding) int { return cmp.Compare(a.Severity, b.Severity) }) // bad before warn
+	return all
+}
+
+// say notes a finding, in a whole sentence.
+type say func(where at, reason, format string, args ...any) *Finding
+
+// at is where something is wrong: what it is, its name, and the panel that shows more.
+type at struct{ of, where, panel string }
+
+// proxyAt is the proxy as a whole.
+func proxyAt(panel string) at { return at{panel: panel} }
+
+func (a at) String() string { return a.of + " " + a.where }
+
+// begin is its name at the begin of a sentence.
+func (a at) begin() string { return capital(a.String()) }
+
+// firstLine is what an error says; below it a file's lines may follow.
+func firstLine(text string) string {
+	line, _, _ := strings.Cut(text, "\n")
+	return line
+}
+
+// waits says how many requests wait.
+func waits(n int) string {
+	if n == 1 {
+		return "1 request waits"
+	}
+	return requests(n) + " wait"
+}
+
+// requests says how many there are.
+func requests(n int) string {
+	switch n {
+	case 0:
+		return "no requests"
+	case 1:
+		return "1 request"
+	}
+	return stats.Grouped(max(0, n)) + " requests"
+}
+
+func count(n int, what string) string {
+	if n == 1 {
+		return "1 " + what
+	}
+	return stats.Grouped(n) + " " + what + "s"
+}
+
+func are(n int) string {
+	if n == 1 {
+		return "is"
+	}
+	return "are"
+}
+
+// firstOf names the first few.
+func firstOf(names []string) (s string) {
+	const most = 3
+	for i, n := range names[:min(most, len(names))] {
+		if i > 0 {
+			s += ", "
+		}
+		s += n
+	}
+	if len(names) > most {
+		s += fmt.Sprintf(" and %d more", len(names)-most)
+	}
+	return s
+}
+
+func capital(s string) string {
+	if s == "" {
+		return s
+	}
+	return strings.ToUpper(s[:1]) + s[1:]
+}
+
+func seconds(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }

@@ -1,0 +1,187 @@
+package detect
+
+import (
+	"cmp"
+	"fmt"
+	"strings"
+)
+
+// Kinds.
+const (
+	EngineHangs  Kind = "engine_hangs"
+	EngineDown   Kind = "engine_down"
+	EngineOut    Kind = "engine_out"
+	EngineHalted Kind = "engine_halted"
+	EngineDrains Kind = "engine_drains"
+	EngineAmiss  Kind = "engine_amiss"
+	SourceFails  Kind = "source_fails"
+	EnginesUnfit Kind = "engines_unfit"
+)
+
+var engineDetectors = []Detector{
+	{
+		Kind: EngineHangs, find: findEngineHangs, gone: true,
+		harm: waiting, headline: "Engine hangs", many: "take connections, but do not answer their health checks", runbook: "EvenkeelEngineDown",
+		prefill: "Clients whose prompts were sent there wait until the engine goes on, until it counts as down, or until " +
+			"limits.probe_timeout is over. Then other engines compute their prompts.",
+		clients: "Clients whose requests ran there get no tokens for now. If the engine goes on, so do these requests. " +
+			"Else they go on elsewhere when limits.event_timeout is over, or end with an error.",
+		next: "Look whether the process is stopped, its host pages, or its core or its GPU stands still. " +
+			"Keep its log and its stacks before you restart it. It may come back by itself.",
+		command: `curl -sm 10 -o /dev/null -w '%{http_code}, connected after %{time_connect} s, %{time_total} s in all\n' http://{engine}/health`,
+	},
+	{
+		Kind: EngineDown, find: findEngineDown, gone: true,
+		harm: waiting, headline: "Engine outage", many: "are down", runbook: "EvenkeelEngineDown", command: "curl -sm 3 -i http://{engine}/health",
+		clients: "Clients whose requests ran there get the rest from other engines where that is possible, and else an error.",
+		prefill: "Clients wait longer for their first token. Prompts that were computed there are computed again on other engines.",
+		next:    "Look whether the machine and the process are alive, and restart the engine. Its own log says why it ended.",
+	},
+	{
+		Kind: EngineOut, find: findEngineOut, gone: true,
+		harm: waiting, headline: "Failing engine", many: "get no requests, because earlier ones failed", runbook: "EvenkeelBreakerOpen", command: workers,
+		clients: "Clients wait longer. Requests that failed there were tried elsewhere, as long as the retry budget lasted.",
+		next:    "Read the engine's own log. You may restart it at any time, because nothing new is sent there.",
+	},
+	{
+		Kind: EngineHalted, find: findEngineHalted, gone: true,
+		harm: waiting, headline: "Halted engine", many: "take no requests for now", runbook: "EvenkeelEngineHalted", command: workers,
+		clients: "Clients wait, and get a 503 when the time limit of their queue is over. Answers that run there stand still meanwhile, or go on elsewhere.",
+		next:    "Look who changes the number of ranks, or begin the recovery of a group that has met a fault. Do not restart an engine that re-forms.",
+	},
+	{
+		Kind: EngineDrains, find: findEngineDrains,
+		harm: nothing, family: "drains", headline: "Drain", many: "drain", runbook: "Drains", command: undrain,
+		clients: "Clients notice nothing, as long as the other engines can take the load.",
+		next:    "Restart the engine when nothing runs there any more, then take the drain back.",
+	},
+	{
+		Kind: EngineAmiss, find: findEngineAmiss,
+		harm: slower, vague: true, family: "late", rests: again, headline: "Engine trouble", many: "are up, but something is amiss", command: workers, runbook: "EvenkeelScrapeStale",
+		clients: "Clients may wait longer.",
+		next:    "Read what is amiss, and the engine's own log.",
+	},
+	{
+		Kind: SourceFails, find: findSourceFails,
+		harm: nothing, alone: true, headline: "Discovery fails", runbook: "EvenkeelDiscoveryStale", command: logs,
+		clients: "Clients notice nothing until engines come or go.",
+		next:    "Mend the source. Its last list stays in force until then.",
+	},
+	{
+		Kind: EnginesUnfit, find: findEnginesUnfit,
+		harm: nothing, alone: true, headline: "Unfit engines", runbook: "EvenkeelEnginesUnfit", command: workers,
+		clients: "Clients notice nothing, because these engines get no requests.",
+		next:    "Read why each engine is unfit, and start it with the connector of its profile.",
+	},
+}
+
+// is says what is wrong with an engine; empty: nothing.
+func (e *Engine) is() Kind {
+	switch {
+	case e.Hangs && e.State != "odd":
+		return EngineHangs
+	case e.State == "down":
+		return EngineDown
+	case e.State == "halted":
+		return EngineHalted
+	case e.State != "up":
+		return EngineOut
+	case e.Draining:
+		return EngineDrains
+	case e.Why != "":
+		return EngineAmiss
+	}
+	return ""
+}
+
+// drainedEngines are those with ranks that are told to drain and answer: their ranks are told of with them.
+func drainedEngines(f *Facts) map[string]bool {
+	all := map[string]bool{}
+	for i := range f.Engines {
+		if e := &f.Engines[i]; e.Draining && e.State == "up" && e.Role != prefillRole {
+			all[e.ID] = true
+		}
+	}
+	return all
+}
+
+// each has a function tell of the engines that have something wrong. why is what is known of the cause, without the engine's address.
+func (v *view) each(is Kind, tell func(e *Engine, where at, why string)) {
+	for i := range v.Engines {
+		if e := &v.Engines[i]; e.is() == is {
+			tell(e, at{e.Role + " engine", e.ID, "engines"}, WithoutAddress(e.Why, e.ID))
+		}
+	}
+}
+
+const unknownWhy = "no reason is known"
+
+func findEngineHangs(v *view, say say) {
+	v.each(EngineHangs, func(e *Engine, where at, why string) {
+		cause, _, _ := strings.Cut(why, ":")
+		f := say(where, "", "%s hangs: its port takes connections, but %s", where.begin(), cause)
+		if e.State != "up" { // else it is known for how long it is up
+			f.For = seconds(e.SinceS)
+		}
+	})
+}
+
+func findEngineDown(v *view, say say) {
+	v.each(EngineDown, func(e *Engine, where at, why string) {
+		say(where, e.Why, "%s is down: %s", where.begin(), cmp.Or(why, unknownWhy)).For = seconds(e.SinceS)
+	})
+}
+
+func findEngineOut(v *view, say say) {
+	v.each(EngineOut, func(e *Engine, where at, why string) {
+		says := fmt.Sprintf("is %s and gets no requests: %s", e.State, cmp.Or(why, unknownWhy))
+		switch e.State {
+		case "odd":
+			says = "is not used: " + why
+		case "wedged":
+			says = "answers, but computes nothing: " + cmp.Or(why, unknownWhy)
+		}
+		say(where, e.Why, "%s %s", where.begin(), says).For = seconds(e.SinceS)
+	})
+}
+
+func findEngineHalted(v *view, say say) {
+	v.each(EngineHalted, func(e *Engine, where at, why string) {
+		say(where, e.Why, "%s takes no requests for now, and they wait for it: %s", where.begin(), why).For = seconds(e.SinceS)
+	})
+}
+
+func findEngineDrains(v *view, say say) {
+	v.each(EngineDrains, func(_ *Engine, where at, _ string) {
+		say(where, "", "%s drains: it takes no new requests", where.begin())
+	})
+}
+
+func findEngineAmiss(v *view, say say) {
+	v.each(EngineAmiss, func(e *Engine, where at, why string) {
+		say(where, e.Why, "%s is up, but something is amiss: %s", where.begin(), why)
+	})
+}
+
+func findSourceFails(v *view, say say) {
+	for i := range v.Sources {
+		if s := &v.Sources[i]; s.Error != "" {
+			say(at{"source", s.Name, "engines"}, "", "Discovery by %s fails, and its last list of %s stays in force: %s", s.Name, count(s.Engines, "engine"), firstLine(s.Error))
+		}
+	}
+}
+
+func findEnginesUnfit(v *view, say say) {
+	for i := range v.Sources {
+		s := &v.Sources[i]
+		n := len(s.Unfit)
+		if n == 0 {
+			continue
+		}
+		names := make([]string, n)
+		for i, e := range s.Unfit {
+			names[i] = e.Role + " engine " + e.ID
+		}
+		say(at{"source", s.Name, "engines"}, "", "%s of %s %s not used: %s. The first one is unfit: %s", count(n, "engine"), s.Name, are(n), firstOf(names), firstLine(s.Unfit[0].Why))
+	}
+}

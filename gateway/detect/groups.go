@@ -1,0 +1,195 @@
+package detect
+
+import (
+	"fmt"
+)
+
+// Kinds.
+const (
+	PoolLate   Kind = "pool_late"
+	RoundStuck Kind = "round_stuck"
+	PolicySlow Kind = "policy_slow"
+	Imbalance  Kind = "imbalance"
+	StepsSlow  Kind = "steps_slow"
+	TokensFew  Kind = "tokens_few"
+)
+
+var groupDetectors = []Detector{
+	{
+		Kind: PoolLate, find: findPoolLate,
+		harm: waiting, effect: true, crowded: true, headline: "Long waits", many: "have requests in the pool that wait too long for a rank", runbook: "EvenkeelDecodeBacklog", command: workers,
+		clients: "Clients wait for their first token. Those that wait too long get an error.",
+		next:    "Look which decode ranks are down, drain or are full, and add decode ranks.",
+	},
+	{
+		Kind: RoundStuck, find: findRoundStuck,
+		harm: waiting, headline: "Stuck round", many: "hold requests for a round for longer than they may", runbook: "EvenkeelRoundStuck", command: held,
+		clients: "Clients wait for their first token, although ranks have free slots.",
+		next:    "Write patience=0 into the policy, so that nothing is held, and report the bug.",
+	},
+	{
+		Kind: PolicySlow, find: findPolicySlow,
+		harm: slower, alone: true, headline: "Slow policy", runbook: "EvenkeelTickFallback", command: logs,
+		clients: "Clients get their tokens a little later, because a simpler policy decides.",
+		next:    "Look what else uses the cores of this machine, or choose a simpler policy.",
+	},
+	{
+		Kind: Imbalance, find: findImbalance,
+		harm: slower, alone: true, headline: "Imbalance", runbook: "EvenkeelStepLost",
+		clients: "Clients of this group get every token later.",
+		next:    "Look which rank is the fullest, and what another policy would have cost.", command: `curl -s -H "Authorization: Bearer $TOKEN" "$ADMIN/live?once" | jq '.models[].groups[].twin.says'`,
+	},
+	{
+		Kind: StepsSlow, find: findStepsSlow,
+		harm: slower, alone: true, headline: "Slow steps", runbook: "EvenkeelStepsSlow",
+		clients: "Clients of this group get every token later.",
+		next: "One rank is enough to make all of them slow. If a rank is named, look for who else uses its engine. " +
+			"If no rank is named, compare the GPUs' clocks and the network between the ranks, host by host.",
+		command: `curl -s -H "Authorization: Bearer $TOKEN" "$ADMIN/live?once" | ` +
+			`jq '.models[].groups[] | {name,step_ms,usual_ms,slow_s,most_tokens,differ}'`,
+	},
+	{
+		Kind: TokensFew, find: findTokensFew,
+		harm: slower, alone: true, headline: "Fewer tokens in each step", runbook: "EvenkeelStepTokensFew",
+		clients: "Clients of this group get every token later. All clients may wait longer for their first token, because slots are taken for longer.",
+		next: "Look whether speculative decoding is on in all engines of the group, and what share of its draft tokens is accepted. " +
+			"The steps themselves are as fast as before, so no GPU is slow, and more prefill engines do not help.",
+		command: `curl -s -H "Authorization: Bearer $TOKEN" "$ADMIN/live?once" | ` +
+			`jq '.models[].groups[] | {name,step_ms,token_ms,step_tokens,usual_step_tokens,few_s}'`,
+	},
+}
+
+// At which a number of a group becomes a finding.
+const (
+	lateShare = 0.5  // of the time an entry may wait, of the oldest
+	lostShare = 0.15 // of a step, to imbalance
+	heldSlack = 5.0  // s that a round may be late, in a process that gets no CPU time
+)
+
+func findPoolLate(v *view, say say) {
+	for i := range v.Models {
+		m := &v.Models[i]
+		late := lateSeconds
+		if m.Pool.TTLS > 0 {
+			late = lateShare * m.Pool.TTLS
+		}
+		if m.Pool.OldestS > late {
+			what := "finished prefill"
+			if m.Aggregated {
+				what = "request"
+			}
+			_, rank := m.words()
+			say(at{"model", m.Name, "pool"}, "", "A %s of model %s has waited %.1f s for a %s, and %s in the pool", what, m.Name, m.Pool.OldestS, rank, waits(m.Pool.Entries))
+		}
+	}
+}
+
+// ofGroup has a function tell of each group. The default group of every model has the same name, so groups are named with their model where
+// there are several.
+func (v *view) ofGroup(panel string, tell func(m *Model, g *Group, where at)) {
+	for i := range v.Models {
+		m := &v.Models[i]
+		for j := range m.Groups {
+			g := &m.Groups[j]
+			where := at{"group", g.Name, panel}
+			switch {
+			case g.Name == "":
+				where.of, where.where = "model", m.Name
+			case v.several:
+				where.where = m.Name + " · " + g.Name
+			}
+			tell(m, g, where)
+		}
+	}
+}
+
+func findRoundStuck(v *view, say say) {
+	v.ofGroup("ranks", func(_ *Model, g *Group, where at) {
+		if r := g.Rounds; r != nil && r.HeldS > r.MaxHoldS+heldSlack {
+			say(where, "", "%s of %s %s held for a round for %.0f s, although none may be held for longer than %.3g s", capital(requests(g.Held)), where, are(g.Held), r.HeldS, r.MaxHoldS)
+		}
+	})
+}
+
+func findPolicySlow(v *view, say say) {
+	v.ofGroup("balance", func(_ *Model, g *Group, where at) {
+		if g.FallbackRounds > 0 {
+			say(where, "", "The decode policy of %s is too slow at times, and %s decides instead", where, g.Policy)
+		}
+	})
+}
+
+func findImbalance(v *view, say say) {
+	v.ofGroup("balance", func(_ *Model, g *Group, where at) {
+		if g.LostShare > lostShare {
+			say(where, "", "Imbalance costs %s %.0f %% of every step", where, 100*g.LostShare)
+		}
+	})
+}
+
+func findStepsSlow(v *view, say say) {
+	v.ofGroup("balance", func(_ *Model, g *Group, where at) {
+		if g.SlowS > 0 {
+			say(where, "", "Steps of %s%s take %.0f ms, and took %.0f ms at such a load before%s", where, g.allOn(), g.StepMs, g.UsualMs, whatDiffers(g)).For = seconds(g.SlowS)
+		}
+	})
+}
+
+func findTokensFew(v *view, say say) {
+	v.ofGroup("balance", func(_ *Model, g *Group, where at) {
+		if g.FewS > 0 {
+			say(where, "", "A step of %s%s gives %.1f tokens to an answer, and gave %.1f before, so that a token takes %.0f ms",
+				where, g.allOn(), g.StepTokens, g.UsualTokens, g.TokenMs).For = seconds(g.FewS)
+		}
+	})
+}
+
+// allOn says behind its name on which host all ranks of the group are; empty: on several.
+func (g *Group) allOn() string {
+	on := ""
+	for i := range g.Ranks {
+		host := hostOf(g.Ranks[i].Name)
+		if host == "" || on != "" && host != on {
+			return ""
+		}
+		on = host
+	}
+	if on == "" {
+		return ""
+	}
+	return ", all on host " + on + ","
+}
+
+const (
+	differRanks = 3 // that tell a gauge, before one of them can differ
+	differSaid  = 2 // that the sentence has
+)
+
+// whatDiffers says behind a sentence about slow steps what the ranks say of themselves; empty where too few do.
+func whatDiffers(g *Group) string {
+	tell := 0
+	for i := range g.Ranks {
+		if i < len(g.Said) && g.Said[i] != nil && g.Ranks[i].Steps {
+			tell++
+		}
+	}
+	switch {
+	case tell < differRanks:
+		return ""
+	case len(g.Differ) == 0:
+		return fmt.Sprintf(". The metrics of the engines name none of the %d ranks that has much more to do than the others", tell)
+	}
+	says := "."
+	for i, d := range g.Differ[:min(differSaid, len(g.Differ))] {
+		if i > 0 {
+			says += "; rank"
+		} else {
+			says += " Rank"
+		}
+		says += " " + d.Rank + " says that it " + d.Says
+	}
+	if more := len(g.Differ) - differSaid; more > 0 {
+		says += fmt.Sprintf("; and %d more (differ in /live?once)", more)
+	}
+	return says
+}

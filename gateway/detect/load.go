@@ -1,0 +1,158 @@
+package detect
+
+import (
+	"fmt"
+
+	"evenkeel/internal/stats"
+)
+
+// Kinds.
+const (
+	Overload Kind = "overload"
+	KVFull   Kind = "kv_full"
+)
+
+var loadDetectors = []Detector{
+	{
+		Kind: Overload, find: findOverload,
+		harm: failing, effect: true, load: true, crowded: true, rests: moment, headline: "Overload", many: "are overloaded: their slots are taken, and many requests wait", runbook: "Overload", command: advised,
+		clients: "Clients wait for their first token until a slot is free. Those that wait too long get a 503, and new ones get a 429 while a queue is full.",
+		next:    "Add decode ranks, or find the caller that sends too much and limit its key. A larger pool.size or prefill.queue.max only lets more clients wait.",
+	},
+	{
+		Kind: KVFull, find: findKVFull,
+		harm: failing, effect: true, load: true, crowded: true, rests: moment, headline: "Full KV caches", runbook: "Overload", command: advised,
+		many: "have full KV caches, and many requests wait",
+		clients: "Clients wait for their first token until an answer ends and frees KV memory. " +
+			"Those that wait too long get a 503, and new ones get a 429 while a queue is full.",
+		next: "Add decode ranks. More slots do not help. " +
+			"Look whether prompts are longer than usual, and whether the capacity of a rank is what its engine logs.",
+	},
+}
+
+// At which a load becomes a finding.
+const (
+	takenShare = 0.95 // of the slots: one that was just given back is taken in the next round
+	roomShare  = 0.85 // of the KV tokens of all ranks: what waits finds no room beside answers that grow
+)
+
+// load is that of a model where it has no free slot or no KV memory, and so many wait for one that each has to wait for about one
+// answer, or others are refused.
+type load struct {
+	is                 Kind // empty: none
+	used, slots        int
+	kvTokens, capacity int64
+	waiting            int
+	where              string // they wait
+}
+
+func (v *view) load(m *Model) (l load) {
+	for i := range m.Groups {
+		for j := range m.Groups[i].Ranks {
+			if r := &m.Groups[i].Ranks[j]; r.State == RankUp {
+				l.used, l.slots, l.kvTokens, l.capacity = l.used+r.Used, l.slots+r.Slots, l.kvTokens+r.KVTokens, l.capacity+r.Capacity
+			}
+		}
+	}
+	l.waiting, l.where = m.Pool.Entries, "in the pool"
+	if len(v.Models) == 1 && v.Prefill.Waiting > 0 && (l.waiting > 0 || v.Proxy.PlacesUsed >= v.Proxy.Places) { // else they wait for prefill
+		l.where = "in the arrival queue"
+		if l.waiting > 0 {
+			l.where = "in the pool and in the arrival queue"
+		}
+		l.waiting += v.Prefill.Waiting
+	}
+	full := l.capacity > 0 && float64(l.kvTokens) >= roomShare*float64(l.capacity)
+	free := float64(l.used) < takenShare*float64(l.slots)
+	enough := l.waiting >= min(l.used, l.slots) || full && free && 2*l.waiting >= l.used || // KV memory comes free in large pieces
+		v.fails && v.refused() != nil
+	switch {
+	case l.slots == 0 || l.waiting == 0 || free && !full || !enough:
+	case free:
+		l.is = KVFull
+	default: // more KV memory would not help
+		l.is = Overload
+	}
+	return l
+}
+
+func findOverload(v *view, say say) {
+	key, floods := v.floods()
+	for i, l := range v.loads {
+		m := &v.Models[i]
+		if l.is != Overload {
+			continue
+		}
+		slot, _ := m.words()
+		taken := fmt.Sprintf("All %s %ss of model %s are", stats.Grouped(l.slots), slot, m.Name)
+		switch {
+		case l.used < l.slots:
+			taken = fmt.Sprintf("%s of the %s %ss of model %s are", stats.Grouped(l.used), stats.Grouped(l.slots), slot, m.Name)
+		case l.slots == 1:
+			taken = fmt.Sprintf("The only %s of model %s is", slot, m.Name)
+		}
+		say(at{"model", m.Name, "pool"}, "", "%s taken, and %s %s%s%s", taken, waits(l.waiting), l.where, floods, slowed(m)).Key = key
+	}
+}
+
+func findKVFull(v *view, say say) {
+	key, floods := v.floods()
+	for i, l := range v.loads {
+		m := &v.Models[i]
+		if l.is != KVFull {
+			continue
+		}
+		slot, rank := m.words()
+		say(at{"model", m.Name, "ranks"}, "", "The KV caches of the %ss of model %s are %.0f %% full, so that %s of %s %ss stay free, and %s %s%s",
+			rank, m.Name, 100*float64(l.kvTokens)/float64(l.capacity), stats.Grouped(l.slots-l.used), stats.Grouped(l.slots), slot,
+			waits(l.waiting), l.where, floods).Key = key
+	}
+}
+
+// words are what a slot and a rank of a model are called.
+func (m *Model) words() (slot, rank string) {
+	if m.Aggregated {
+		return "slot", "rank"
+	}
+	return "decode slot", "decode rank"
+}
+
+// slowed says behind an overload that slots are taken for longer than before; empty: they are not.
+func slowed(m *Model) string {
+	for i := range m.Groups {
+		g := &m.Groups[i]
+		switch {
+		case g.FewS > 0:
+			return fmt.Sprintf(". Answers of group %s hold their slots for longer, because a step gives %.1f tokens and gave %.1f before", g.Name, g.StepTokens, g.UsualTokens)
+		case g.SlowS > 0:
+			return fmt.Sprintf(". Answers of group %s hold their slots for longer, because a step takes %.0f ms and took %.0f ms before", g.Name, g.StepMs, g.UsualMs)
+		}
+	}
+	return ""
+}
+
+// floods names the key of most of the requests that wait, and says so behind a sentence. Both are empty where there is none.
+func (f *Facts) floods() (key, says string) {
+	all := 0
+	for _, w := range f.Waiting {
+		all += w.Requests
+	}
+	if len(f.Waiting) == 0 || f.Waiting[0].Key == "" || 2*f.Waiting[0].Requests <= all {
+		return "", ""
+	}
+	key = f.Waiting[0].Key
+	if f.Waiting[0].Requests == all {
+		return key, ", all of API key " + key
+	}
+	return key, fmt.Sprintf(": %s of the %s that wait are of API key %s", stats.Grouped(f.Waiting[0].Requests), stats.Grouped(all), key)
+}
+
+// refused is how requests are refused because a queue is full; nil: none is lately, or only by the limit of a key.
+func (f *Facts) refused() *Failed {
+	for i := range f.Failures {
+		if f := &f.Failures[i]; f.Outcome == "queue_full" && f.Last10S > 0 && !f.Own {
+			return f
+		}
+	}
+	return nil
+}

@@ -1,0 +1,173 @@
+package detect
+
+import (
+	"slices"
+	"time"
+
+	"evenkeel/internal/stats"
+)
+
+const (
+	paceWindow = 20 * time.Second // of which a rank's pace is told
+	paceTokens = 50               // that came in it, at least
+	fewAnswers = 20               // that prove something
+
+	span       = 2 * time.Second // by which ranks are compared
+	spans      = 30
+	spanTokens = 6 // that a rank gave in one, for its pace to be known
+
+	// A rank is slow in a span where it takes so many times as long for a token as the middle one of its group, and so much longer. It is
+	// told of if it was slow in so many spans; where ranks prefill, prompts make them slow for a while, so in more.
+	slowRank      = 3
+	slowRankMs    = 20
+	slowRanksOf   = 3 // ranks that have a pace
+	slowSpans     = 8
+	slowSpansBoth = 16
+)
+
+// pace is what the answers of a rank were like lately.
+type pace struct {
+	ms     float64 // between two tokens of an answer; 0: too few came to tell
+	lately Lately
+	spans  [spans]float64 // ms in each of the last spans, the newest first; 0: too few came to tell
+}
+
+// stretch is what the streams of a rank got in some time.
+type stretch struct {
+	ms     float64 // summed over the streams that ran
+	tokens int64
+}
+
+func (s stretch) pace(least int64) float64 {
+	if s.tokens < least {
+		return 0
+	}
+	return s.ms / float64(s.tokens)
+}
+
+// follow tells the paces of the ranks of the last sample.
+func (w *Watch) follow() {
+	list := w.fine.list
+	now := &list[len(list)-1]
+	w.paces = make(map[int32]pace, len(now.Ranks))
+	minute, minutes := w.secondsSince(time.Minute), w.secondsSince(FineFor)
+	for k := range now.Ranks {
+		x := &now.Ranks[k]
+		p := pace{lately: x.since(minute.rank(k, x.ID))}
+		if p.lately.Answers < fewAnswers {
+			p.lately = x.since(minutes.rank(k, x.ID))
+		}
+		var each [spans]stretch
+		var all stretch
+		later := x
+		for i := len(list) - 2; i >= 0; i-- {
+			age := now.At.Sub(list[i].At)
+			at := int((age - 1) / span)
+			before := list[i].rank(k, x.ID)
+			if at >= spans || before == nil || before.Output <= 0 || later.Output < before.Output {
+				break // it began anew, and what was before is not its
+			}
+			ms := float64(list[i+1].At.Sub(list[i].At).Milliseconds()) * float64(before.Running+later.Running) / 2
+			each[at].ms, each[at].tokens = each[at].ms+ms, each[at].tokens+later.Output-before.Output
+			if age <= paceWindow {
+				all.ms, all.tokens = all.ms+ms, all.tokens+later.Output-before.Output
+			}
+			later = before
+		}
+		p.ms = all.pace(paceTokens)
+		for i := range each {
+			p.spans[i] = each[i].pace(spanTokens)
+		}
+		w.paces[x.ID] = p
+	}
+}
+
+// secondsSince is the oldest of the seconds that is at most so old.
+func (w *Watch) secondsSince(age time.Duration) *Sample {
+	list := w.fine.list
+	now := list[len(list)-1].At
+	return &list[slices.IndexFunc(list, func(s Sample) bool { return now.Sub(s.At) <= age })]
+}
+
+// rank finds a rank that stands at a place in most samples; nil: it was not there.
+func (s *Sample) rank(place int, id int32) *RankAt {
+	if place < len(s.Ranks) && s.Ranks[place].ID == id {
+		return &s.Ranks[place]
+	}
+	if i := slices.IndexFunc(s.Ranks, func(r RankAt) bool { return r.ID == id }); i >= 0 {
+		return &s.Ranks[i]
+	}
+	return nil
+}
+
+// since are the answers since a sample; nil, or one with more of them, is of another rank.
+func (x *RankAt) since(before *RankAt) Lately {
+	if before == nil || before.Answers > x.Answers || before.Empty > x.Empty {
+		return Lately{}
+	}
+	return Lately{x.Answers - before.Answers, x.Empty - before.Empty}
+}
+
+// pace fills in what is known of a group's ranks.
+func (g *Group) pace(ranks map[int32]pace) {
+	var all []float64
+	slow := make([]stretches, len(g.Ranks))
+	for k := range g.Ranks {
+		r := &g.Ranks[k]
+		x, known := ranks[r.ID]
+		if known && r.Steps {
+			r.TokenMs, r.Lately = x.ms, x.lately
+		}
+		if r.TokenMs > 0 {
+			all = append(all, r.TokenMs)
+		}
+	}
+	g.TokenMs = median(all)
+	for i := range spans {
+		all = all[:0]
+		for k := range g.Ranks {
+			if ms := ranks[g.Ranks[k].ID].spans[i]; ms > 0 && g.Ranks[k].Steps {
+				all = append(all, ms)
+			}
+		}
+		middle := median(all)
+		for k := range g.Ranks {
+			ms := ranks[g.Ranks[k].ID].spans[i]
+			if len(all) >= slowRanksOf && g.Ranks[k].Steps && ms > slowRank*middle && ms-middle > slowRankMs {
+				slow[k].add(ms, middle)
+			}
+		}
+	}
+	least := slowSpans
+	if g.Rounds != nil {
+		least = slowSpansBoth
+	}
+	for k := range g.Ranks {
+		g.Ranks[k].SlowMs, g.Ranks[k].OthersMs = slow[k].told(least)
+	}
+}
+
+// stretches are the spans in which a rank was slow.
+type stretches struct {
+	n          int
+	ms, middle float64 // summed
+}
+
+func (s *stretches) add(ms, middle float64) { s.n, s.ms, s.middle = s.n+1, s.ms+ms, s.middle+middle }
+
+// told is how long a token took in them, and for the middle one; 0: there are too few.
+func (s *stretches) told(least int) (ms, others float64) {
+	if s.n < least {
+		return 0, 0
+	}
+	return s.ms / float64(s.n), s.middle / float64(s.n)
+}
+
+// median is the middle one of some numbers, which it sorts; 0: there are none.
+func median(all []float64) float64 {
+	if len(all) == 0 {
+		return 0
+	}
+	slices.Sort(all)
+	return stats.Median(all)
+}

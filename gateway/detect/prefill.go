@@ -1,0 +1,228 @@
+package detect
+
+import (
+	"fmt"
+	"strings"
+
+	"evenkeel/internal/stats"
+)
+
+// Kinds.
+const (
+	GateClosed  Kind = "gate_closed"
+	PrefillOut  Kind = "prefill_out"
+	MetricsOld  Kind = "metrics_old"
+	NoPrefill   Kind = "no_prefill"
+	QueueFull   Kind = "queue_full"
+	PrefillBusy Kind = "prefill_busy"
+	QueueWaits  Kind = "queue_waits"
+)
+
+var prefillDetectors = []Detector{
+	{
+		Kind: GateClosed, find: findGateClosed,
+		harm: slower, headline: "Full prefill engines", many: "take no prompts, because their KV caches are full", runbook: "EvenkeelGateClosed", command: workers,
+		clients: "Clients wait longer for their first token.",
+		next:    "Look whether finished prefills wait in the pool. If so, add decode ranks, else add prefill ranks.",
+	},
+	{
+		Kind: PrefillOut, find: findPrefillOut, gone: true,
+		harm: waiting, headline: "Failing prefill engine", many: "take no prompts, because earlier ones failed", runbook: "EvenkeelBreakerOpen", command: workers,
+		clients: "Clients wait longer for their first token. Prompts that failed there were tried elsewhere.",
+		next:    "Mend what failed there; the engine's own log may say more. Others take its prompts meanwhile.",
+	},
+	{
+		Kind: MetricsOld, find: findMetricsOld,
+		harm: slower, family: "late", rests: again, headline: "Slow prefill metrics", many: "answer too late when they are asked for their metrics", runbook: "EvenkeelScrapeStale",
+		clients: "Clients notice nothing yet. Prompts are placed by older figures of these engines and by the proxy's own accounts.",
+		next:    "Look how long /metrics of each engine takes, and what keeps its API server busy. If it is only slow, raise prefill.scrape.timeout.",
+		command: "curl -sm 20 -o /dev/null -w '%{time_total} s\\n' http://{engine}/metrics",
+	},
+	{
+		Kind: NoPrefill, find: findNoPrefill,
+		harm: failing, effect: true, headline: "No prefill", runbook: "EvenkeelSideDown", command: workers,
+		clients: "Clients wait, and get a 503 when prefill.queue.timeout is over.",
+		next:    "Start a prefill engine, or one that does both, or free the KV memory of one that is full.",
+	},
+	{
+		Kind: QueueFull, find: findQueueFull,
+		harm: failing, effect: true, crowded: true, headline: "Full queue", runbook: "EvenkeelRefuses", command: receipt,
+		clients: "Clients get a 429 for new requests, and are told to try again.",
+		next:    "Add ranks to the side that is short, or find the caller that sends too much. A larger limit helps against short peaks only.",
+	},
+	{
+		Kind: PrefillBusy, find: findPrefillBusy,
+		harm: waiting, effect: true, load: true, crowded: true, rests: moment, headline: "Prefill backlog", runbook: "EvenkeelPrefillBacklog", command: advised,
+		clients: "All clients wait for their first token, whether their own prompts are long or short.",
+		next: "Limit the key that sends most, or add prefill engines. If its prompts were in the prefix caches before, " +
+			"ask its owner what changed at their beginning: a time or an id there makes each prompt a new one. More decode ranks do not help.",
+	},
+	{
+		Kind: QueueWaits, find: findQueueWaits,
+		harm: waiting, effect: true, headline: "No prefill", runbook: "EvenkeelPrefillBacklog", command: workers,
+		clients: "Clients wait for their first token.",
+		next:    "Bring prefill engines back, or free the KV memory of one that is full.",
+	},
+}
+
+// lateSeconds is how long a request may wait where it may wait forever, before that is a finding.
+const lateSeconds = 10.0
+
+// Late says that a prompt that comes now begins late.
+func (p *Prefill) Late() bool { return p.BacklogS > lateSeconds }
+
+// Metrics of an engine are old after so many intervals without an answer, and at least so long.
+const (
+	oldScrapes = 3
+	oldMs      = 5000
+)
+
+// candidates are the prefill engines with where they are. An engine of one rank is named without the rank.
+func (v *view) candidates(tell func(e *PrefillEngine, where at)) {
+	alone := map[string]bool{}
+	for i := range v.Engines {
+		if e := &v.Engines[i]; e.Role == prefillRole && e.Ranks == 1 {
+			alone[e.ID] = true
+		}
+	}
+	for i := range v.Prefill.Engines {
+		e := &v.Prefill.Engines[i]
+		name := e.ID
+		if engine, found := strings.CutSuffix(e.ID, "/0"); found && alone[engine] {
+			name = engine
+		}
+		tell(e, at{"prefill engine", name, "prefill"})
+	}
+}
+
+func findGateClosed(v *view, say say) {
+	v.candidates(func(e *PrefillEngine, where at) {
+		if e.State == "closed" {
+			say(where, "", "%s takes no prompts, because its KV cache is %.0f %% full", where.begin(), 100*e.KVShare)
+		}
+	})
+}
+
+func findPrefillOut(v *view, say say) {
+	const says = " takes no prompts, because earlier ones failed"
+	v.candidates(func(e *PrefillEngine, where at) {
+		if e.State != "out" {
+			return
+		}
+		why, _, _ := strings.Cut(strings.Replace(WithoutAddress(e.Why, e.ID), "prefill "+e.ID+" answered", "it answered", 1), "; ")
+		if why != "" {
+			why = ": " + why
+		}
+		say(where, e.Why, "%s%s%s", where.begin(), says, why)
+	})
+	for i := range v.Prefill.Groups {
+		if g := &v.Prefill.Groups[i]; g.State == "out" {
+			where := at{"group", g.ID, "ranks"}
+			say(where, "", "%s%s", where.begin(), says)
+		}
+	}
+}
+
+func findMetricsOld(v *view, say say) {
+	every := v.Prefill.ScrapeEveryMs
+	v.candidates(func(e *PrefillEngine, where at) {
+		if (e.State == "open" || e.State == "closed") && every > 0 && e.ScrapeAgeMs > max(oldMs, oldScrapes*every) {
+			say(where, "", "%s answers too late when it is asked for its metrics", where.begin())
+		}
+	})
+}
+
+// open is how many take prompts, and what they are called.
+func (p *Prefill) open() (n int, called string) {
+	for i := range p.Engines {
+		if p.Engines[i].State == "open" {
+			n++
+		}
+	}
+	for i := range p.Groups {
+		if p.Groups[i].State == "open" {
+			n++
+		}
+	}
+	if len(p.Groups) > 0 && len(p.Engines) == 0 {
+		return n, "aggregated"
+	}
+	return n, "prefill"
+}
+
+func findNoPrefill(v *view, say say) {
+	if open, called := v.Prefill.open(); open == 0 && len(v.Prefill.Engines)+len(v.Prefill.Groups) > 0 {
+		say(proxyAt("prefill"), "", "No %s engine takes prompts", called)
+	}
+}
+
+// queue says what is wrong with the queue of prompts; empty: nothing.
+func (v *view) queue() Kind {
+	p := &v.Prefill
+	open, _ := p.open()
+	switch f := v.refused(); {
+	case v.fails && f != nil && f.Why != "", p.QueueMax > 0 && p.Waiting >= p.QueueMax && len(v.Models) == 1: // it is the sum over all models
+		return QueueFull
+	case p.BusyS > 0 && !v.overloaded():
+		return PrefillBusy
+	case p.Waiting > 0 && open == 0:
+		return QueueWaits
+	}
+	return ""
+}
+
+// overloaded says that some model has no free slot or no KV memory.
+func (v *view) overloaded() bool {
+	for _, l := range v.loads {
+		if l.is != "" {
+			return true
+		}
+	}
+	return false
+}
+
+func findQueueFull(v *view, say say) {
+	if v.queue() != QueueFull {
+		return
+	}
+	p := &v.Prefill
+	if f := v.refused(); v.fails && f != nil && f.Why != "" {
+		say(proxyAt("prefill"), "", "Requests are refused, because %s. At the last look %s waited in the arrival queue, and %s of %s places of the pool were taken",
+			f.Why, requests(p.Waiting), stats.Grouped(max(0, v.Proxy.PlacesUsed)), stats.Grouped(max(0, v.Proxy.Places)))
+		return
+	}
+	say(proxyAt("prefill"), "", "The arrival queue is full: %s in it, and its limit is %s (prefill.queue.max)", waits(p.Waiting), stats.Grouped(p.QueueMax))
+}
+
+func findPrefillBusy(v *view, say say) {
+	if v.queue() == PrefillBusy {
+		key, floods := v.floods()
+		say(proxyAt("prefill"), "", "Prompts come faster than the prefill engines compute them: %s, and a prompt that comes now begins in about %.0f s%s%s",
+			waits(v.Prefill.Waiting), v.Prefill.BacklogS, floods, lostHits(v.Prefill.Hits)).Key = key
+	}
+}
+
+func findQueueWaits(v *view, say say) {
+	if v.queue() == QueueWaits {
+		an := "a prefill"
+		if _, called := v.Prefill.open(); called == "aggregated" {
+			an = "an aggregated"
+		}
+		say(proxyAt("prefill"), "", "%s for %s engine", capital(waits(v.Prefill.Waiting)), an)
+	}
+}
+
+// hitsLost is how many of a key's prompt tokens less are in a prefix cache, for that to be said.
+const hitsLost = 0.3
+
+// lostHits says behind a sentence that prompts of a key are no longer in the caches; empty: they are.
+func lostHits(h *Hits) string {
+	if h == nil || h.Before-h.Share < hitsLost {
+		return ""
+	}
+	whose := "these prompts"
+	if h.Key != "" {
+		whose = "the prompts of API key " + h.Key
+	}
+	return fmt.Sprintf(". Prefix caches had %.0f %% of the tokens of %s, and have %.0f %% since a minute ago: these prompts may begin differently now", 100*h.Before, whose, 100*h.Share)
+}

@@ -1,0 +1,118 @@
+package detect
+
+import (
+	"strings"
+	"time"
+
+	"evenkeel/internal/stats"
+)
+
+// Kinds.
+const (
+	Drains        Kind = "drains"
+	NotReady      Kind = "not_ready"
+	AuditDrift    Kind = "audit_drift"
+	ConfigRefused Kind = "config_refused"
+	CertEnds      Kind = "certificate_ends"
+	CertEndsNow   Kind = "certificate_ends_now"
+)
+
+var proxyDetectors = []Detector{
+	{
+		Kind: Drains, find: findDrains,
+		harm: nothing, alone: true, headline: "The proxy drains", runbook: "Drains", command: `curl -s -H "Authorization: Bearer $TOKEN" -X DELETE "$ADMIN/drain"`,
+		clients: "Clients that are served get their answers to the end. New requests go to other proxies.",
+		next:    "Wait until the last request has ended, or take the drain back.",
+	},
+	{
+		Kind: NotReady, find: findNotReady,
+		harm: failing, effect: true, headline: "The proxy is not ready", runbook: "EvenkeelSideDown", command: workers,
+		first:   "All new requests get a 503",
+		clients: "Clients get a 503 for new requests.",
+		next:    "Look which side has no engine that answers, and start one.",
+	},
+	{
+		Kind: AuditDrift, find: findAuditDrift,
+		harm: waiting, alone: true, headline: "The accounts are wrong", runbook: "EvenkeelAuditDrift", command: logs,
+		clients: "Clients may wait longer, because ranks may look fuller or emptier to the proxy than they are.",
+		next:    "Keep the log and report the bug. Restart the proxy after a drain.",
+	},
+	{
+		Kind: ConfigRefused, find: findConfigRefused,
+		harm: nothing, alone: true, headline: "The config was refused", runbook: "EvenkeelReloadFailed", command: "evenkeel check --config FILE",
+		clients: "Clients notice nothing, because the config before is in force.",
+		next:    "Mend the file. The proxy reads it again by itself. Do not restart the proxy before: it would not start with this file.",
+	},
+	{
+		Kind: CertEnds, find: findCertEnds,
+		harm: nothing, alone: true, headline: "A certificate ends soon", runbook: "EvenkeelCertificateEnds", command: certEnd,
+		clients: "Clients notice nothing yet.",
+		next:    "Renew the certificate. The proxy reads the new files by itself.",
+	},
+	{
+		Kind: CertEndsNow, find: findCertEndsNow, urgent: true,
+		harm: nothing, alone: true, headline: "A certificate ends", runbook: "EvenkeelCertificateEndsNow", command: certEnd,
+		clients: "Clients notice nothing before it ends. After that, they cannot connect to this listener.",
+		next:    "Replace the files of the certificate now. The proxy reads them by itself.",
+	},
+}
+
+func findDrains(v *view, say say) {
+	if v.Proxy.Draining {
+		say(proxyAt("proxy"), "", "The proxy drains: it is being taken out of service")
+	}
+}
+
+func findNotReady(v *view, say say) {
+	if p := &v.Proxy; !p.Ready && !p.Draining {
+		say(proxyAt("proxy"), p.Why, "The proxy is not ready: %s", p.Why)
+	}
+}
+
+func findAuditDrift(v *view, say say) {
+	if p := &v.Proxy; p.DriftSlots != 0 || p.DriftTokens != 0 {
+		say(proxyAt("proxy"), "", "The proxy's accounts are off by %s and %s KV tokens, which is a bug that you should report",
+			count(int(p.DriftSlots), "slot"), stats.Grouped(p.DriftTokens))
+	}
+}
+
+func findConfigRefused(v *view, say say) {
+	if v.Proxy.ConfigError != "" {
+		say(proxyAt("proxy"), "", "The config file was refused and is not in force: %s", mistake(v.Proxy.ConfigError))
+	}
+}
+
+// mistake is what is wrong with a config: without the keys that there are, which `evenkeel check` lists.
+func mistake(text string) string {
+	what, _, _ := strings.Cut(firstLine(text), "; the keys here are ")
+	return what
+}
+
+// How long before its end a certificate is told of.
+const (
+	certSoon = 14 * day
+	certNow  = day
+	day      = 24 * time.Hour
+)
+
+func findCertEnds(v *view, say say) {
+	for _, c := range v.Certificates {
+		if left := seconds(c.EndsS); left >= certNow && left < certSoon {
+			say(at{"listener", c.Key, "proxy"}, "", "The certificate of %s ends in %s", c.Key, count(int(left/day), "day"))
+		}
+	}
+}
+
+func findCertEndsNow(v *view, say say) {
+	for _, c := range v.Certificates {
+		switch left, where := seconds(c.EndsS), (at{"listener", c.Key, "proxy"}); {
+		case left >= certNow:
+		case left >= 2*time.Hour:
+			say(where, "", "The certificate of %s ends in %d hours", c.Key, int(left.Hours()))
+		case left > 0:
+			say(where, "", "The certificate of %s ends in less than two hours", c.Key)
+		default:
+			say(where, "", "The certificate of %s has ended, and nobody who checks it can connect", c.Key)
+		}
+	}
+}

@@ -1,0 +1,172 @@
+package detect
+
+import (
+	"strings"
+
+	"evenkeel/internal/stats"
+)
+
+// Kinds.
+const (
+	RankEmpty  Kind = "rank_empty"
+	RankSlow   Kind = "rank_slow"
+	RanksFull  Kind = "ranks_full"
+	RanksTight Kind = "ranks_tight"
+	RanksDrain Kind = "ranks_drain"
+)
+
+var rankDetectors = []Detector{
+	{
+		Kind: RankEmpty, find: findRankEmpty,
+		harm: failing, alone: true, headline: "Empty answers", runbook: "EvenkeelRankEmpty",
+		clients: "Clients whose requests go there get an empty answer with status 200. No error is counted, and nothing is tried again.",
+		next: "Drain the rank now: it is free so soon that it gets more requests than any other. " +
+			"Then look at its weights, its GPU's memory errors and its last restart. Tell those who use the answers.",
+		command: `curl -s -H "Authorization: Bearer $TOKEN" -X POST -H "Content-Type: application/json" -d '{"deadline": "10s"}' "$ADMIN/workers/{where}/drain"`,
+	},
+	{
+		Kind: RankSlow, find: findRankSlow,
+		harm: slower, alone: true, headline: "Slow rank", runbook: "EvenkeelRankSlow",
+		clients: "Clients whose answers are there get every token later.",
+		next:    "Look at the rank's GPU and its host (clock, temperature, other processes), and drain the rank meanwhile.",
+		command: `curl -s -H "Authorization: Bearer $TOKEN" "$ADMIN/live?once" | ` +
+			`jq -r '.models[].groups[].ranks[] | "\(.token_ms // "-") ms \(.running) running \(.name)"' | sort -rn | head`,
+	},
+	{
+		Kind: RanksFull, find: findRanksFull,
+		harm: slower, alone: true, headline: "Full decode ranks", runbook: "EvenkeelDecodeBacklog", command: workers,
+		clients: "Clients may wait for a decode rank.",
+		next:    "Add decode ranks, or lower the slots of a rank.",
+	},
+	{
+		Kind: RanksTight, find: findRanksTight,
+		harm: slower, alone: true, headline: "Too little KV memory", runbook: "Preemptions", command: tight,
+		clients: "Clients wait longer, because answers there were stopped and go on elsewhere. Answers that cannot go on end with an error.",
+		next:    "Compare the capacity with what the engine logs, and set kv_tokens. If it is right, lower slots or add decode ranks.",
+	},
+	{
+		Kind: RanksDrain, find: findRanksDrain,
+		harm: nothing, family: "drains", headline: "Drain", many: "have ranks that drain", runbook: "Drains", command: drains,
+		clients: "Clients notice nothing, as long as the other ranks can take the load.",
+		next:    "Wait until the ranks are empty. They still take part in the steps of their group.",
+	},
+}
+
+const (
+	fullShare  = 0.95 // of a rank's KV tokens
+	emptyShare = 0.8  // of the answers of a rank, at least
+	wholeShare = 0.2  // of those of the others, at most
+)
+
+// share is that of empty answers, with as many others as prove something.
+func (l Lately) share() (share float64, known bool) {
+	return float64(l.Empty) / float64(max(1, l.Answers)), l.Answers >= fewAnswers
+}
+
+// findRankEmpty says which ranks of a model give nearly nothing but empty answers, where the others give few. No request fails by them,
+// and such a rank is the fastest one, so it gets ever more requests.
+func findRankEmpty(v *view, say say) {
+	for i := range v.Models {
+		m := &v.Models[i]
+		bad, sum, rest := []string{}, Lately{}, Lately{}
+		for j := range m.Groups {
+			for k := range m.Groups[j].Ranks {
+				r := &m.Groups[j].Ranks[k]
+				of := &rest
+				if share, known := r.Lately.share(); known && share >= emptyShare {
+					bad, of = append(bad, r.Name), &sum
+				}
+				of.Answers, of.Empty = of.Answers+r.Lately.Answers, of.Empty+r.Lately.Empty
+			}
+		}
+		others, known := rest.share()
+		if len(bad) == 0 || !known || others > wholeShare {
+			continue
+		}
+		where := at{"rank", bad[0], "ranks"} // the command drains it; the others follow
+		if all := sum.Answers + rest.Answers; len(bad) == 1 {
+			say(where, "", "Rank %s gives empty answers: %s of its last %s answers ended without any text, and %.0f %% of those of the other ranks; "+
+				"of the last %s answers, %.0f %% were its", bad[0], stats.Grouped(sum.Empty), stats.Grouped(sum.Answers), 100*others, stats.Grouped(all),
+				100*float64(sum.Answers)/float64(all))
+			continue
+		}
+		say(where, "", "%d ranks of model %s give empty answers: %s of their last %s answers ended without any text, and %.0f %% of those of the other ranks: %s",
+			len(bad), m.Name, stats.Grouped(sum.Empty), stats.Grouped(sum.Answers), 100*others, firstOf(bad))
+	}
+}
+
+// findRankSlow goes by the ranks' own pace, whatever the config says of a barrier: behind a real one all are as slow as the slowest.
+func findRankSlow(v *view, say say) {
+	v.ofGroup("ranks", func(m *Model, g *Group, where at) {
+		slow, worst := []string{}, &Rank{}
+		for i := range g.Ranks {
+			if r := &g.Ranks[i]; r.SlowMs > 0 {
+				if slow = append(slow, r.Name); r.SlowMs > worst.SlowMs {
+					worst = r
+				}
+			}
+		}
+		switch n := len(slow); n {
+		case 0:
+		case 1:
+			say(at{"rank", slow[0], where.panel}, "", "Rank %s gives a token in %.0f ms, and the middle one of %s in %.0f ms", slow[0], worst.SlowMs, where, worst.OthersMs)
+		default:
+			say(where, "", "%d %s ranks of %s give a token in up to %.0f ms, and the middle one in %.0f ms: %s", n, m.role(), where, worst.SlowMs, worst.OthersMs, firstOf(slow))
+		}
+	})
+}
+
+// role is that of the engines behind a board.
+func (m *Model) role() string {
+	if m.Aggregated {
+		return aggregatedRole
+	}
+	return decodeRole
+}
+
+// these says which ranks of each group something is true of.
+func (v *view) these(say say, one, many string, is func(model int, r *Rank) bool) {
+	models := 0
+	v.ofGroup("ranks", func(m *Model, g *Group, where at) {
+		for &v.Models[models] != m {
+			models++
+		}
+		names := []string{}
+		for i := range g.Ranks {
+			if r := &g.Ranks[i]; is(models, r) {
+				names = append(names, r.Name)
+			}
+		}
+		switch _, rank := m.words(); len(names) {
+		case 0:
+		case 1:
+			say(where, "", "%s %s of %s %s", capital(rank), names[0], where, one)
+		default:
+			say(where, "", "%d %ss of %s %s: %s", len(names), rank, where, many, firstOf(names))
+		}
+	})
+}
+
+func (r *Rank) full() bool {
+	return r.State == RankUp && r.Capacity > 0 && float64(r.KVTokens) >= fullShare*float64(r.Capacity)
+}
+
+func findRanksFull(v *view, say say) {
+	v.these(say, "has a full KV cache", "have full KV caches", func(model int, r *Rank) bool {
+		return r.full() && v.loads[model].is != KVFull // else it is told of the model
+	})
+}
+
+func findRanksTight(v *view, say say) {
+	v.these(say, "ran out of KV memory and is kept emptier", "ran out of KV memory and are kept emptier", func(_ int, r *Rank) bool {
+		return r.Tight && !r.full() && r.State != RankDraining
+	})
+}
+
+// findRanksDrain leaves out the ranks of engines that drain, which are told of with those.
+func findRanksDrain(v *view, say say) {
+	v.these(say, "drains: it takes no new requests", "drain and take no new requests", func(_ int, r *Rank) bool {
+		engine, _, _ := strings.Cut(r.Name, "/")
+		return r.State == RankDraining && !v.drained[engine]
+	})
+}

@@ -1,0 +1,56 @@
+package detect
+
+import (
+	"fmt"
+
+	"evenkeel/internal/stats"
+)
+
+// Kinds.
+const (
+	RequestsFail Kind = "requests_fail"
+)
+
+var requestDetectors = []Detector{
+	{
+		Kind: RequestsFail, find: findRequestsFail,
+		harm: failing, effect: true, vague: true, headline: "Requests fail", runbook: "EvenkeelErrorBudgetBurnsFast", command: receipt,
+		clients: "The clients of these requests get an error.",
+		next: "Read the receipts of such requests: they have the engines of each attempt, and what these answered. " +
+			"If a host is named, drain its engines.",
+	},
+}
+
+const failShare = 0.01 // of requests, at which they are said to fail
+
+// findRequestsFail counts over the last minute, as the strip and the table of failures do over longer times: a rate of ten seconds
+// would agree with neither.
+func findRequestsFail(v *view, say say) {
+	if !v.fails || v.Traffic.Recovered {
+		return
+	}
+	how, most := "", &Failed{}
+	for i := range v.Failures {
+		if f := &v.Failures[i]; f.LastMinute > most.LastMinute {
+			most = f
+		}
+	}
+	switch {
+	case most.LastMinute == 0:
+	case v.last.Failed == 1:
+		how = " with " + most.Outcome
+	case most.LastMinute >= v.last.Failed:
+		how = ", all of them with " + most.Outcome
+	case 2*most.LastMinute > v.last.Failed:
+		how = ", most of them with " + most.Outcome
+	default:
+		how = fmt.Sprintf(", %s of them with %s", stats.Grouped(most.LastMinute), most.Outcome)
+	}
+	if most.Own && most.LastMinute > 0 {
+		how += ", the last one because " + most.Why
+	}
+	if host := v.Traffic.FailedOn; host != "" {
+		how += ", and attempts of nearly all of them failed on host " + host
+	}
+	say(proxyAt("traffic"), "", "%s of the %s requests that ended in the last minute failed%s", stats.Grouped(v.last.Failed), stats.Grouped(v.last.All), how)
+}

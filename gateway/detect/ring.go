@@ -1,0 +1,275 @@
+package detect
+
+import (
+	"cmp"
+	"slices"
+	"time"
+)
+
+// Sample is what is kept of a moment: the little that is worth it each second, and more of those at which the proxy was looked at as
+// a whole. Ended, Failed, Tokens and Failures are totals since the start, so that rates and sums are differences of two samples.
+type Sample struct {
+	At       time.Time
+	Ended    uint64
+	Failed   uint64
+	Tokens   int64
+	Failures map[Outcome]uint64 // nobody writes to it
+	Whys     map[Outcome]Why    // of the last request that failed so, where somebody told it; nobody writes to it
+	TTFT     Latency
+	TPOT     Latency
+	Pool     int
+	Ranks    []RankAt
+	Rates    // (found)
+
+	Looked  bool // the proxy was looked at as a whole, and what follows is known
+	Groups  []GroupAt
+	Engines map[EngineName]string // up, drain, or a state of those that get nothing; with ranks that drain without their engine
+	Drains  bool                  // the proxy
+	Policy  string
+	Reload  time.Time // last one that was used; zero: none
+	Started time.Time // the proxy
+	Page    []byte    // what was shown, compressed; nil: nothing was
+	PageAt  time.Time
+}
+
+// Rates are of the last ten seconds.
+type Rates struct {
+	RequestsPerS float64 // that ended
+	FailuresPerS float64 // of them, with a 5xx, a 429 or an error event
+	TokensPerS   float64 // generated
+	Recovered    bool    // none failed for 3 s, and so many went well since then that some of them would have failed if it went on
+}
+
+// RankAt is what a rank held, and what it had done so far.
+type RankAt struct {
+	ID       int32
+	Running  int
+	KVTokens int64
+	Output   int64 // tokens after the first one of each whole answer, which is not waited for in a stream
+	Lately         // of all its answers
+}
+
+// GroupAt is how a group stood, and how its steps were.
+type GroupAt struct {
+	GroupName
+	MostTokens int64
+	Law        Law
+	Usual      bool // its steps may be taken for usual ones
+	gives      gives
+}
+
+// EngineName is that of an engine, or of a rank of it; a prefill engine and a decode engine may share one.
+type EngineName struct{ Role, Name string }
+
+// How long samples are kept: one for each second, then one for each bin of five, then one for each minute.
+const (
+	Every    = time.Second
+	Bin      = 5 * time.Second
+	FineFor  = 5 * time.Minute
+	BinsFor  = 15 * time.Minute
+	keptFor  = time.Hour
+	rateOver = 10 // samples that a rate is taken over
+
+	mostRanks = 200_000  // over all samples
+	mostPages = 16 << 20 // bytes
+)
+
+// Ring keeps samples, the oldest first, with ever longer steps between them.
+type Ring struct {
+	fine, bins, minutes tier
+}
+
+// tier has the last sample of each step.
+type tier struct {
+	step, keep time.Duration
+	list       []Sample
+}
+
+// Add takes in a sample. A clock that was set back a little fills the step there is. If it was set back further, what is kept is of times
+// to come, and is forgotten.
+func (r *Ring) Add(s Sample) {
+	if last := r.Last(); last != nil && s.At.Before(last.At) {
+		if last.At.Sub(s.At) > Bin {
+			*r = Ring{}
+		} else {
+			s.At = last.At
+		}
+	}
+	if r.fine.step == 0 {
+		r.fine, r.bins, r.minutes = tier{Every, FineFor, nil}, tier{Bin, BinsFor + Bin, nil}, tier{time.Minute, keptFor, nil}
+	}
+	r.fine.add(s)
+	s.Rates = r.rates()
+	second := r.fine.last()
+	second.Rates, second.Looked, second.Groups, second.Engines = s.Rates, false, nil, nil
+	r.fine.bound()
+	s.Ranks, s.Whys = nil, nil
+	r.bins.add(s)
+	r.bins.bound()
+	s.Page = nil
+	r.minutes.add(s)
+}
+
+// add has a sample take the place of the one in its step, if there is one.
+func (t *tier) add(s Sample) {
+	if n := len(t.list); n > 0 && t.list[n-1].At.Truncate(t.step).Equal(s.At.Truncate(t.step)) {
+		s.goOn(&t.list[n-1])
+		t.list = t.list[:n-1]
+	}
+	t.list = append(t.list, s)
+	old := 0
+	for old < len(t.list)-1 && s.At.Truncate(t.step).Sub(t.list[old].At.Truncate(t.step)) >= t.keep {
+		t.list[old] = Sample{}
+		old++
+	}
+	t.list = t.list[old:]
+}
+
+// goOn takes from the sample before what this one, in the same step, does not know, the largest loads, and steps that were usual.
+func (s *Sample) goOn(before *Sample) {
+	if s.Page == nil {
+		s.Page, s.PageAt = before.Page, before.PageAt
+	}
+	if !before.Looked {
+		return
+	}
+	if !s.Looked {
+		s.Looked, s.Groups, s.Engines = true, before.Groups, before.Engines
+		s.Drains, s.Policy, s.Reload, s.Started = before.Drains, before.Policy, before.Reload, before.Started
+		return
+	}
+	s.Groups = slices.Clone(s.Groups) // another tier may have them
+	for i := range before.Groups {
+		was := &before.Groups[i]
+		k := slices.IndexFunc(s.Groups, func(g GroupAt) bool { return g.GroupName == was.GroupName })
+		if k < 0 {
+			continue
+		}
+		g := &s.Groups[k]
+		if g.MostTokens = max(g.MostTokens, was.MostTokens); was.Usual && !g.Usual {
+			g.Usual, g.Law, g.gives = true, was.Law, was.gives
+		}
+	}
+}
+
+// bound forgets the ranks and the pages of the oldest samples, where there are too many.
+func (t *tier) bound() {
+	ranks, pages := 0, 0
+	for i := len(t.list) - 1; i >= 0; i-- {
+		s := &t.list[i]
+		if ranks += len(s.Ranks); ranks > mostRanks {
+			s.Ranks = nil
+		}
+		if pages += len(s.Page); pages > mostPages {
+			s.Page = nil
+		}
+	}
+}
+
+// Last is the newest sample; nil: there is none.
+func (r *Ring) Last() *Sample { return r.fine.last() }
+
+func (t *tier) last() *Sample {
+	if len(t.list) == 0 {
+		return nil
+	}
+	return &t.list[len(t.list)-1]
+}
+
+// Seconds are the samples of the last minutes, and Bins those of the last quarter of an hour. Nobody writes to them.
+func (r *Ring) Seconds() []Sample { return r.fine.list }
+func (r *Ring) Bins() []Sample    { return r.bins.list }
+
+// since is the oldest sample that is at most so old; nil: there is none.
+func (r *Ring) since(age time.Duration) (oldest *Sample) {
+	for _, t := range []*tier{&r.fine, &r.bins, &r.minutes} {
+		i := slices.IndexFunc(t.list, func(s Sample) bool { return r.Last().At.Sub(s.At) <= age })
+		if i >= 0 && (oldest == nil || t.list[i].At.Before(oldest.At)) {
+			oldest = &t.list[i]
+		}
+	}
+	return oldest
+}
+
+// Keep keeps what is shown now.
+func (r *Ring) Keep(page []byte, at time.Time) {
+	if s := r.bins.last(); s != nil {
+		s.Page, s.PageAt = page, at
+		r.bins.bound()
+	}
+}
+
+// Page is what was shown last up to a moment.
+func (r *Ring) Page(at time.Time) (page []byte, ok bool) {
+	for i := len(r.bins.list) - 1; i >= 0; i-- {
+		if s := &r.bins.list[i]; s.Page != nil && !s.PageAt.After(at) {
+			return s.Page, true
+		}
+	}
+	return nil, false
+}
+
+// rates are of the last samples.
+func (r *Ring) rates() (t Rates) {
+	n := len(r.fine.list)
+	if n < 2 {
+		return t
+	}
+	window := r.fine.list[max(0, n-1-rateOver):]
+	first, last := &window[0], &window[len(window)-1]
+	if s := last.At.Sub(first.At).Seconds(); s > 0 {
+		t.RequestsPerS = float64(last.Ended-min(last.Ended, first.Ended)) / s
+		t.FailuresPerS = float64(last.Failed-min(last.Failed, first.Failed)) / s
+		t.TokensPerS = float64(max(0, last.Tokens-first.Tokens)) / s
+		t.Recovered = recovered(window)
+	}
+	return t
+}
+
+const (
+	surely = 5               // so many requests would have failed since the last failure, if it had gone on, for it to be over
+	calmly = 3 * time.Second // and none has failed for so long: at high rates some may go well between two failures
+)
+
+// recovered says that what failed in a window is over: rates of ten seconds would tell of it for as long. Requests that went well since
+// then count by how large a share of them failed before.
+func recovered(window []Sample) bool {
+	first, last := &window[0], &window[len(window)-1]
+	for i := len(window) - 1; i > 0; i-- {
+		if at := &window[i]; at.Failed > window[i-1].Failed {
+			return last.At.Sub(at.At) >= calmly && (last.Ended-at.Ended)*(at.Failed-first.Failed) >= surely*(at.Ended-first.Ended)
+		}
+	}
+	return false
+}
+
+// Ended is how many requests ended, and how many of them failed.
+type Ended struct{ All, Failed uint64 }
+
+// lastMinute is what ended in it.
+func (r *Ring) lastMinute() (e Ended) {
+	last, first := r.Last(), r.since(time.Minute)
+	if last == nil {
+		return e
+	}
+	return Ended{last.Ended - min(last.Ended, first.Ended), last.Failed - min(last.Failed, first.Failed)}
+}
+
+// failures are all ways in which requests failed, those of the last seconds first.
+func (r *Ring) failures() []Failed {
+	last := r.Last()
+	if last == nil {
+		return []Failed{}
+	}
+	seconds, minute, minutes, hour := r.since(2*Bin), r.since(time.Minute), r.since(FineFor), r.since(keptFor)
+	list := make([]Failed, 0, len(last.Failures))
+	for o, n := range last.Failures {
+		in := func(first *Sample) uint64 { return n - min(n, first.Failures[o]) }
+		list = append(list, Failed{o.Name, o.Status, in(seconds), in(minute), in(minutes), in(hour), n, last.Whys[o].Text, last.Whys[o].Own})
+	}
+	slices.SortFunc(list, func(a, b Failed) int {
+		return cmp.Or(cmp.Compare(b.Last10S, a.Last10S), cmp.Compare(b.LastMinute, a.LastMinute), cmp.Compare(b.Last5Min, a.Last5Min), cmp.Compare(b.LastHour, a.LastHour),
+			cmp.Compare(b.SinceStart, a.SinceStart), cmp.Compare(a.Outcome, b.Outcome), cmp.Compare(a.Status, b.Status))
+	})
+	return list
+}

@@ -1,0 +1,46 @@
+package detect
+
+import "time"
+
+// spell is for how long something has been amiss. It is told of after it lasted for a while, and over after it was away for as long.
+type spell struct {
+	state spellState
+	since time.Time // amiss; zero where it is well
+	away  time.Time // spellEnding: since when it is not amiss
+}
+
+type spellState int
+
+const (
+	spellWell    spellState = iota
+	spellBegun              // amiss for less than spellLasts
+	spellLasting            // amiss for longer
+	spellEnding             // it was lasting, and is not amiss for less than spellLasts
+)
+
+const spellLasts = 20 * time.Second
+
+// look takes in how it is now, and says for how long it has been amiss; 0: it is not, or not for long enough.
+func (s *spell) look(amiss bool, now time.Time) time.Duration {
+	switch {
+	case amiss && s.state == spellWell:
+		*s = spell{state: spellBegun, since: now}
+	case amiss && s.state == spellEnding:
+		s.state = spellLasting
+	case amiss && s.state == spellBegun && now.Sub(s.since) >= spellLasts:
+		s.state = spellLasting
+	case !amiss && s.state == spellLasting:
+		s.state, s.away = spellEnding, now
+	case !amiss && (s.state == spellBegun || s.state == spellEnding && now.Sub(s.away) >= spellLasts):
+		*s = spell{}
+	}
+	return s.lasts(now)
+}
+
+// lasts says for how long it has been amiss, if it is so now and was told of.
+func (s *spell) lasts(now time.Time) time.Duration {
+	if s.state != spellLasting {
+		return 0
+	}
+	return now.Sub(s.since)
+}

@@ -1,0 +1,200 @@
+package detect
+
+import (
+	"iter"
+	"slices"
+	"time"
+
+	"evenkeel/internal/stats"
+)
+
+// usual compares the steps of a group with those of the last hour. A law that is learned on line follows steps that become longer, so
+// the law of now would soon take them for usual.
+type usual struct {
+	from      time.Time // steps before are not compared with
+	slow, few spell     // steps take too long, and give too few tokens
+
+	list []GroupAt // the usual steps of the hour before it became amiss
+
+	before float64 // ms; while steps are slow, what one at the present loads took before
+	gave   float64 // tokens; while steps give too few, what one gave to an answer before
+}
+
+const (
+	usualLeast = 5             // minutes of usual steps, for others to be compared with
+	slowTimes  = 1.6           // as long as the law says, at least
+	slowMs     = 5             // longer than that, at least
+	slowEver   = 2 * time.Hour // after that, what is slow is what is usual
+	fewShare   = 0.6           // of the tokens that a step gave, at most
+	fewTimes   = 1.3           // as long as a token took, at least: else only the engine's chunks changed
+)
+
+// Law is what a step takes: ms; a KV token and a request of the fullest rank. Where none could be learned, because steps hardly follow
+// the load, it is what a step took at a load.
+type Law struct {
+	C0, C1, Each float64
+	Tokens       int64 // of the fullest rank at the time, where there was no law; 0: there was one
+	Running      int   // likewise
+}
+
+// ms is what a step takes by the law, and at most. A step that was timed once takes longer where the load is larger, but no more so
+// than the load is.
+func (l Law) ms(tokens int64, running int) (ms, most float64) {
+	ms = l.C0 + l.C1*float64(tokens) + l.Each*float64(running)
+	if l.Tokens == 0 {
+		return ms, ms
+	}
+	return ms, ms * max(1, float64(tokens)/float64(l.Tokens), float64(running)/float64(max(1, l.Running)))
+}
+
+// gives is what a step gives to an answer.
+type gives struct{ tokens, tokenMs float64 }
+
+// groups are all groups with their names.
+func (f *Facts) groups() iter.Seq2[GroupName, *Group] {
+	return func(yield func(GroupName, *Group) bool) {
+		for i := range f.Models {
+			m := &f.Models[i]
+			for j := range m.Groups {
+				if !yield(GroupName{m.Name, m.Groups[j].Name}, &m.Groups[j]) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// OnlyDecodes says that a group's steps can be compared with a law: where ranks prefill, a prompt makes a step longer, and that is no fault.
+func (g *Group) OnlyDecodes() bool { return g.Barrier && g.Rounds == nil }
+
+// compare looks at the steps of all groups. What is usual is noted for the hour to come.
+func (w *Watch) compare(f *Facts) {
+	groups := map[GroupName]*usual{}
+	for name, g := range f.groups() {
+		g.pace(w.paces)
+		if !g.OnlyDecodes() {
+			continue
+		}
+		u := w.groups[name]
+		if u == nil {
+			u = &usual{}
+		}
+		if u.well() {
+			u.list = w.usually(name, u.from)
+		}
+		u.look(g, f.At)
+		groups[name] = u
+		if u.well() && g.StepMs > 0 {
+			at := w.minutes.last().group(name)
+			at.Usual, at.Law, at.gives = true, g.lawNow(), gives{g.perStep(), g.TokenMs}
+		}
+	}
+	w.groups = groups
+}
+
+// well says that its steps may be taken for usual ones.
+func (u *usual) well() bool { return u.slow.state == spellWell && u.few.state == spellWell }
+
+func (s *Sample) group(name GroupName) *GroupAt {
+	return &s.Groups[slices.IndexFunc(s.Groups, func(g GroupAt) bool { return g.GroupName == name })]
+}
+
+// usually are the usual steps of a group in the last hour, one for each minute.
+func (w *Watch) usually(name GroupName, from time.Time) (list []GroupAt) {
+	for i := range w.minutes.list {
+		s := &w.minutes.list[i]
+		k := slices.IndexFunc(s.Groups, func(g GroupAt) bool { return g.GroupName == name && g.Usual })
+		if k >= 0 && !s.At.Before(from) {
+			list = append(list, s.Groups[k])
+		}
+	}
+	return list
+}
+
+// look compares the steps of now with usual ones, at the loads of now.
+func (u *usual) look(g *Group, now time.Time) {
+	u.before, u.gave = 0, 0
+	usually, most, known := usualStep(g, u.list)
+	if u.slow.lasts(now) > 0 {
+		most = usually // what is longer because of the load began with slow steps: the same requests stay for longer
+	}
+	lasts := u.slow.look(known && g.StepMs > slowTimes*most && g.StepMs-most > slowMs, now)
+	if known && lasts > 0 {
+		u.before = usually
+	}
+	tokens, before := g.perStep(), typical(u.list)
+	few := u.few.look(tokens > 0 && tokens < fewShare*before.tokens && g.TokenMs > fewTimes*before.tokenMs, now)
+	if tokens > 0 && few > 0 {
+		u.gave = before.tokens
+	}
+	if lasts > slowEver || few > slowEver {
+		*u = usual{from: now}
+	}
+}
+
+// tell fills in what was found.
+func (u *usual) tell(g *Group, now time.Time) {
+	g.StepTokens = g.perStep()
+	if g.UsualMs = u.before; u.before > 0 {
+		g.SlowS, g.Differ = u.slow.lasts(now).Seconds(), differing(g)
+	}
+	if g.UsualTokens = u.gave; u.gave > 0 {
+		g.FewS = u.few.lasts(now).Seconds()
+	}
+}
+
+// perStep is how many tokens a step gives to an answer; 0: unknown.
+func (g *Group) perStep() float64 {
+	if g.StepMs <= 0 || g.TokenMs <= 0 {
+		return 0
+	}
+	return g.StepMs / g.TokenMs
+}
+
+// lawNow is how steps are now.
+func (g *Group) lawNow() Law {
+	if g.ModelMs <= 0 {
+		return Law{C0: g.StepMs, Tokens: max(1, g.MostTokens), Running: g.mostRunning()}
+	}
+	return g.Law
+}
+
+// usualStep is what a step takes at the loads of now by the middle one of the laws, and at most; false: there are too few, or nothing runs,
+// so no step ends.
+func usualStep(g *Group, list []GroupAt) (ms, most float64, known bool) {
+	running := g.mostRunning()
+	if len(list) < usualLeast || running == 0 || g.StepMs <= 0 {
+		return 0, 0, false
+	}
+	all, mosts := make([]float64, len(list)), make([]float64, len(list))
+	for i := range list {
+		all[i], mosts[i] = list[i].Law.ms(g.MostTokens, running)
+	}
+	slices.Sort(all)
+	slices.Sort(mosts)
+	return stats.Median(all), stats.Median(mosts), true
+}
+
+// mostRunning is how many requests the rank runs that runs the most.
+func (g *Group) mostRunning() (most int) {
+	for i := range g.Ranks {
+		most = max(most, g.Ranks[i].Running)
+	}
+	return most
+}
+
+// typical is the middle of what steps gave; zero: too few are known.
+func typical(list []GroupAt) (m gives) {
+	var tokens, ms []float64
+	for _, g := range list {
+		if g.gives.tokens > 0 {
+			tokens, ms = append(tokens, g.gives.tokens), append(ms, g.gives.tokenMs)
+		}
+	}
+	if len(tokens) < usualLeast {
+		return m
+	}
+	slices.Sort(tokens)
+	slices.Sort(ms)
+	return gives{stats.Median(tokens), stats.Median(ms)}
+}

@@ -1,0 +1,83 @@
+package detect
+
+import (
+	"strings"
+	"time"
+)
+
+// Watch is what is known of a proxy: the last samples, and what is wrong. The zero value knows nothing yet.
+type Watch struct {
+	Ring
+	book    Book
+	at      time.Time // it was looked at last
+	paces   map[int32]pace
+	groups  map[GroupName]*usual
+	backlog spell // prompts come faster than prefill engines compute them
+}
+
+// GroupName is that of a group of ranks.
+type GroupName struct{ Model, Group string }
+
+// Look takes in how the proxy is as a whole, with the sample of the same moment. It completes the facts, and judges them.
+func (w *Watch) Look(f *Facts, s Sample) {
+	s.looked(f)
+	w.Add(s)
+	w.at = f.At
+	w.follow()
+	w.compare(f)
+	w.backlog.look(f.Prefill.Waiting > 0 && f.Prefill.Late(), f.At)
+	w.Complete(f)
+	w.book.Observe(f.At, Find(f, w.lastMinute()))
+}
+
+// Complete fills in what is found out of the samples.
+func (w *Watch) Complete(f *Facts) {
+	if last := w.Last(); last != nil {
+		f.Traffic.Rates = last.Rates
+	}
+	f.Failures = w.failures()
+	f.Prefill.BusyS = w.backlog.lasts(w.at).Seconds()
+	for name, g := range f.groups() {
+		g.pace(w.paces)
+		if u := w.groups[name]; u != nil && g.OnlyDecodes() {
+			u.tell(g, w.at)
+		}
+	}
+}
+
+// Incidents are what is wrong, by its cause: those that last, the most harmful first, then those that were resolved in the last
+// 15 minutes.
+func (w *Watch) Incidents() []Incident { return w.book.Incidents() }
+
+// looked adds to a sample what facts say.
+func (s *Sample) looked(f *Facts) {
+	s.Looked, s.Drains, s.Policy = true, f.Proxy.Draining, f.Proxy.Policy
+	s.Reload, s.Started = time.UnixMilli(f.Proxy.ReloadedMs), f.At.Add(-seconds(f.Proxy.UptimeS))
+	s.Engines = make(map[EngineName]string, len(f.Engines))
+	for i := range f.Engines {
+		e := &f.Engines[i]
+		state := e.State
+		if e.State == "up" && e.Draining {
+			state = "drain"
+		}
+		s.Engines[EngineName{e.Role, e.ID}] = state
+	}
+	for i := range f.Models {
+		m := &f.Models[i]
+		for j := range m.Groups {
+			g := &m.Groups[j]
+			s.Groups = append(s.Groups, GroupAt{GroupName: GroupName{m.Name, g.Name}, MostTokens: g.MostTokens})
+			for k := range g.Ranks {
+				r := &g.Ranks[k]
+				engine, _, several := strings.Cut(r.Name, "/") // ranks that drain without their engine
+				if several && s.Engines[EngineName{m.role(), engine}] != "drain" {
+					state := "up"
+					if r.State == RankDraining {
+						state = "drain"
+					}
+					s.Engines[EngineName{m.role(), r.Name}] = state
+				}
+			}
+		}
+	}
+}

@@ -1,0 +1,331 @@
+package gateway
+
+import (
+	"cmp"
+	"context"
+	"net"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"evenkeel/dispatcher/board"
+	"evenkeel/engine/discover"
+	"evenkeel/gateway/detect"
+	"evenkeel/gateway/fleet"
+	"evenkeel/gateway/journal"
+	"evenkeel/prefill"
+)
+
+// Facts asks all parts of the proxy how they are.
+func (g *Gateway) Facts(ctx context.Context) detect.Facts {
+	s, tier, now := g.Status(ctx), g.tier.Overview(), time.Now()
+	recent, conf := g.Recent(), g.Config()
+	f := detect.Facts{
+		At: now,
+		Proxy: detect.Proxy{
+			ID: cmp.Or(conf.Geo.Self.ID, hostname()), Region: conf.Geo.Self.Region, UptimeS: now.Sub(s.Started).Seconds(),
+			Ready: s.Ready, Why: s.Why, Draining: s.Drain != nil, Policy: s.Dispatch.Policy, PrefillPolicy: tier.Policy,
+			ReloadedMs: reloaded(s.Config.Since, s.Started),
+			Open:       s.Open, Places: s.PoolPlaces, PlacesUsed: s.PoolUsed, DriftSlots: s.Dispatch.Drift.Slots, DriftTokens: s.Dispatch.Drift.KVTokens,
+		},
+		Traffic: detect.Traffic{TTFT: recent.TTFT, TPOT: recent.TPOT},
+		Prefill: detect.Prefill{
+			Policy: tier.Policy, Waiting: tier.Waiting, Batch: detect.Batch(s.Batch), QueueMax: conf.Prefill.Queue.Max,
+			ScrapeEveryMs: float64(conf.Prefill.Scrape.Interval.Milliseconds()), HitShare: share(float64(tier.Index.ActualTokens), float64(tier.Index.PromptTokens)),
+		},
+		Advice: s.Advice, Sources: sources(s.Discovery), Twin: len(conf.Dispatch.Twin) > 0,
+	}
+	if s.Config.Last != nil {
+		f.Proxy.ConfigError = s.Config.Last.Error
+	}
+	for key, ends := range g.config.Certificates() {
+		f.Certificates = append(f.Certificates, detect.Certificate{Key: key, EndsS: ends.Sub(now).Seconds()})
+	}
+	ranks := newRankStates(&s)
+	for i := range s.Dispatch.Models {
+		f.Models = append(f.Models, g.modelFacts(&s.Dispatch.Models[i], ranks, conf.Pool.TTL.Seconds()))
+	}
+	for i := range tier.Candidates {
+		if c := &tier.Candidates[i]; c.Aggregated {
+			id, _ := fleet.Called(c.ID)
+			f.Prefill.Groups = append(f.Prefill.Groups, detect.PrefillGroup{ID: id, State: c.State, Inflight: c.Inflight})
+		} else {
+			f.Prefill.Engines = append(f.Prefill.Engines, prefillFacts(c, conf.Prefill.KVThreshold))
+		}
+	}
+	for _, e := range s.Engines {
+		f.Engines = append(f.Engines, detect.Engine{
+			ID: e.ID, Role: e.Role, Models: named(e.Models), Group: e.Group, State: e.State, Why: e.Error, SinceS: age(now, e.Since), Draining: e.Draining,
+			Hangs: e.Hangs, Share: e.Share, Ranks: e.Ranks, Version: e.Version,
+		})
+	}
+	g.callers(&f, now)
+	g.regionFacts(&f)
+	return f
+}
+
+// callers fills in what is known of requests and their keys.
+func (g *Gateway) callers(f *detect.Facts, now time.Time) {
+	if pooled := slices.ContainsFunc(f.Models, func(m detect.Model) bool { return m.Pool.Entries > 0 }); pooled || f.Prefill.Waiting > 0 {
+		f.Waiting = waitingOf(g.Receipts().Waiting())
+	}
+	if host, most, all := g.Receipts().FailedOn(now); all >= failedLeast && float64(most) >= failedShare*float64(all) && elsewhere(f.Engines, host) {
+		f.Traffic.FailedOn = host
+	}
+	for i := range f.Advice {
+		f.Prefill.BacklogS = max(f.Prefill.BacklogS, f.Advice[i].Prefill.BacklogSeconds)
+	}
+	if f.Prefill.Late() && len(f.Waiting) > 0 {
+		key := f.Waiting[0].Key
+		lately, before := g.Receipts().Hits(key, now)
+		if lately.Prompt > 0 && before.Prompt > 0 {
+			f.Prefill.Hits = &detect.Hits{Key: key, Share: share(float64(lately.Cached), float64(lately.Prompt)), Before: share(float64(before.Cached), float64(before.Prompt))}
+		}
+	}
+}
+
+// mostKeys is how many keys of callers are named.
+const mostKeys = 5
+
+// waitingOf sorts who waits.
+func waitingOf(keys map[string]int) []detect.Waiting {
+	list := make([]detect.Waiting, 0, len(keys))
+	for key, n := range keys {
+		list = append(list, detect.Waiting{Key: key, Requests: n})
+	}
+	slices.SortFunc(list, func(a, b detect.Waiting) int {
+		return cmp.Or(cmp.Compare(b.Requests, a.Requests), cmp.Compare(a.Key, b.Key))
+	})
+	if len(list) > mostKeys {
+		rest := detect.Waiting{}
+		for _, w := range list[mostKeys:] {
+			rest.Requests += w.Requests
+		}
+		list = append(list[:mostKeys], rest)
+	}
+	return list
+}
+
+// regionFacts fills in other regions, and whose engines are ours.
+func (g *Gateway) regionFacts(f *detect.Facts) {
+	if n := g.Geo(); n != nil {
+		s := n.Status()
+		f.Geo = &detect.Geo{Policy: s.Policy}
+		for _, o := range s.Peers {
+			f.Geo.Peers = append(f.Geo.Peers, detect.Peer{
+				ID: o.ID, Region: o.Region, Up: o.Up, Draining: o.Draining, Fault: o.Fault, RTTMs: o.RTTMs, InFlight: o.InFlight, Circuit: o.Circuit,
+			})
+		}
+	}
+	for _, a := range g.Owners() {
+		f.Scopes = append(f.Scopes, detect.Scope{Region: a.Region, Home: a.Home, Phase: a.Phase, Admits: a.Admits, Holder: a.Holder, Epoch: a.Epoch})
+	}
+	if ha := g.HA(); ha != nil {
+		f.Proxy.Role = ha.Role
+		for _, a := range ha.Groups {
+			f.Scopes = append(f.Scopes, detect.Scope{Region: f.Proxy.Region, Group: a.Group, Home: true, Phase: a.Phase, Admits: a.Admits, Holder: a.Holder, Epoch: a.Epoch})
+		}
+	}
+}
+
+func sources(s *discover.Status) (all []detect.Source) {
+	if s == nil {
+		return nil
+	}
+	for _, one := range s.Sources {
+		source := detect.Source{Name: one.Name, Engines: one.Engines, Error: one.Error}
+		for _, e := range s.Engines {
+			if e.Source == one.Name && e.State == discover.Unfit {
+				source.Unfit = append(source.Unfit, detect.Unfit{ID: e.ID, Role: e.Role, Why: e.Why})
+			}
+		}
+		all = append(all, source)
+	}
+	return all
+}
+
+// mostNamed is how many models of an engine are named. LoRA adapters are models, too, and there may be thousands.
+const mostNamed = 16
+
+// named are the first of an engine's models, which begin with the base model, and "other" for the rest.
+func named(models []string) []string {
+	if len(models) <= mostNamed {
+		return models
+	}
+	return append(slices.Clone(models[:mostNamed]), "other")
+}
+
+func (g *Gateway) modelFacts(m *board.ModelStatus, states rankStates, ttl float64) detect.Model {
+	out := detect.Model{
+		Pool: detect.Pool{Entries: m.Pool, OldestS: m.OldestSeconds, TTLS: ttl, UpToS: board.PoolAgeSeconds, Ages: m.PoolAges},
+	}
+	out.Name, out.Aggregated = fleet.Called(m.Model)
+	for i := range m.Groups {
+		from := &m.Groups[i]
+		group := detect.Group{GroupLoads: from.GroupLoads, Held: from.Held, Rounds: from.Rounds, Twin: from.Twin}
+		if step := from.Step; step != nil {
+			group.Law = detect.Law{C0: step.C0Ms, C1: step.C1Ms, Each: step.RequestMs}
+			group.StepMs, group.ModelMs, group.ModelWhy, group.Source, group.OwnMs = float64(step.MeanMs), step.ModelMs, step.Why, step.Source, step.OwnMs
+			group.LostShare, group.LostMs, group.SyncWaitMs = step.LostShare, step.LostMs, step.SyncWaitMs
+		}
+		for _, w := range m.Workers {
+			if w.Barrier != from.Barrier || from.Barrier && w.Group != from.Name {
+				continue
+			}
+			group.Ranks = append(group.Ranks, detect.Rank{
+				ID: w.ID, Name: w.Name, State: states.of(&w), Steps: !w.Down && !w.Removed, KVTokens: w.KVTokens, Unread: w.Unread, Capacity: w.Capacity,
+				Used: w.Used, Slots: w.Limit, Running: w.Running, Output: w.Output, Answers: w.Answers, Empty: w.Empty, Tight: w.Tight, Backlog: w.Backlog, Prompts: w.Prompts,
+			})
+		}
+		if group.OnlyDecodes() {
+			group.Said = g.gaugesOf(group.Ranks)
+		}
+		out.Groups = append(out.Groups, group)
+	}
+	return out
+}
+
+// gaugesOf is what engines say of ranks.
+func (g *Gateway) gaugesOf(ranks []detect.Rank) []*detect.Gauges {
+	list := make([]*detect.Gauges, len(ranks))
+	for i := range ranks {
+		if said, ok := g.Gauges(ranks[i].ID); ok {
+			list[i] = &detect.Gauges{Running: said.Running, Waiting: said.Waiting, KVShare: said.KVShare, Preempted: said.Preempted, Computed: said.Computed}
+		}
+	}
+	return list
+}
+
+// rankStates say why a rank is not up: engines and drains by their name.
+type rankStates struct {
+	engines map[string]string // state, of engines with ranks
+	drains  map[string]bool
+}
+
+func newRankStates(s *Status) rankStates {
+	all := rankStates{map[string]string{}, map[string]bool{}}
+	for _, e := range s.Engines {
+		if e.Role != fleet.Prefill {
+			all.engines[e.ID] = e.State
+		}
+	}
+	for _, d := range s.Drains {
+		if d.Role != fleet.Prefill {
+			all.drains[d.ID] = true
+		}
+	}
+	return all
+}
+
+func (r rankStates) of(w *board.WorkerStatus) string {
+	engine, _, _ := strings.Cut(w.Name, "/")
+	switch state := r.engines[engine]; {
+	case w.Removed:
+		return detect.RankRemoved
+	case w.Up:
+		return detect.RankUp
+	case state == "down", w.Down && state == "up": // the engine goes on without it
+		return detect.RankDown
+	case state == "out" || state == "wedged" || state == "halted":
+		return detect.RankOut
+	case r.drains[w.Name] || r.drains[engine]:
+		return detect.RankDraining
+	default:
+		return detect.RankForeign
+	}
+}
+
+func prefillFacts(c *prefill.CandidateStatus, gate float64) detect.PrefillEngine {
+	p := detect.PrefillEngine{
+		ID: c.ID, State: c.State, KVTokens: c.KVTokens, Budget: int64(gate * float64(c.CapacityTokens)), KVShare: c.OwnUsage, GateShare: gate,
+		Inflight: c.Inflight, NewTokens: c.QueuedNewTokens, Waiting: c.Waiting, Pooled: c.Pooled, Dispatched: c.Dispatched,
+		HitShare: c.HitShare, ScrapeAgeMs: -1,
+	}
+	if c.State == "out" {
+		p.Why, _, _ = strings.Cut(c.Fault, "\n")
+	}
+	if c.ScrapedUsage != nil {
+		p.KVShare = max(p.KVShare, *c.ScrapedUsage)
+	}
+	if c.ScrapeAgeMs != nil {
+		p.ScrapeAgeMs = *c.ScrapeAgeMs
+	}
+	return p
+}
+
+// reloaded is since when the config is in force; 0: since the start.
+func reloaded(since, started time.Time) int64 {
+	if !since.After(started) {
+		return 0
+	}
+	return since.UnixMilli()
+}
+
+func share(part, of float64) float64 {
+	if of == 0 {
+		return 0
+	}
+	return part / of
+}
+
+func age(now, then time.Time) float64 {
+	if then.IsZero() {
+		return 0
+	}
+	return max(0, now.Sub(then).Seconds())
+}
+
+func hostname() string {
+	name, err := os.Hostname()
+	if err != nil {
+		return "evenkeel"
+	}
+	return name
+}
+
+const (
+	failedLeast = 5   // requests that failed in the last minute, for a host to be named
+	failedShare = 0.9 // of them had an attempt on the host that failed
+)
+
+// elsewhere says that engines of other hosts may take over what those of a host do.
+func elsewhere(engines []detect.Engine, host string) bool {
+	at := func(e *detect.Engine) string {
+		h, _, _ := net.SplitHostPort(e.ID)
+		return h
+	}
+	known := false
+	for i := range engines {
+		e := &engines[i]
+		if known = known || at(e) == host; at(e) == host && !slices.ContainsFunc(engines, func(o detect.Engine) bool {
+			return at(&o) != host && o.Role == e.Role && o.State == "up" && !o.Draining
+		}) {
+			return false
+		}
+	}
+	return known
+}
+
+// look is the little that is worth keeping of every second; ok is false when ctx ends first.
+func (g *Gateway) look(ctx context.Context) (s detect.Sample, ok bool) {
+	loads, ok := g.dispatcher.Loads(ctx)
+	if !ok {
+		return s, false
+	}
+	r := g.Recent()
+	return sampleOf(&loads, &r), true
+}
+
+func sampleOf(loads *board.Loads, r *journal.Recent) detect.Sample {
+	s := detect.Sample{
+		At: time.Now(), Ended: r.Ended, Failed: r.Failed, Tokens: loads.OutputTokens, Failures: r.Failures, Whys: r.Whys, TTFT: r.TTFT, TPOT: r.TPOT,
+		Pool: loads.Pool, Ranks: make([]detect.RankAt, len(loads.Ranks)),
+	}
+	for i, l := range loads.Ranks {
+		s.Ranks[i] = detect.RankAt{
+			ID: l.Worker, Running: l.Running, KVTokens: l.KVTokens, Output: l.Output - int64(l.Answers), Lately: detect.Lately{Answers: l.Answers, Empty: l.Empty},
+		}
+	}
+	return s
+}

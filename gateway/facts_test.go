@@ -1,0 +1,61 @@
+package gateway
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"evenkeel/gateway/detect"
+)
+
+func TestTheConfigOfTheStartIsNoReload(t *testing.T) {
+	began := time.UnixMilli(5000)
+	require.Zero(t, reloaded(began, began))
+	require.Equal(t, int64(7000), reloaded(time.UnixMilli(7000), began))
+}
+
+// A host is named where its engines may be drained: others do the same, and take requests now.
+func TestAHostThatFailsIsNamedIfOthersMayTakeOver(t *testing.T) {
+	p, d := detect.Engine{ID: "a:7000", Role: "prefill", State: "up"}, detect.Engine{ID: "a:8000", Role: "decode", State: "up"}
+	other := func(id, role, state string, drains bool) detect.Engine {
+		return detect.Engine{ID: id, Role: role, State: state, Draining: drains}
+	}
+	for name, tt := range map[string]struct {
+		engines []detect.Engine
+		want    bool
+	}{
+		"another host has both":                       {[]detect.Engine{p, d, other("b:7000", "prefill", "up", false), other("b:8000", "decode", "up", false)}, true},
+		"others on two hosts":                         {[]detect.Engine{p, d, other("b:7000", "prefill", "up", false), other("c:8000", "decode", "up", false)}, true},
+		"it has gone":                                 {[]detect.Engine{other("b:8000", "decode", "up", false)}, false},
+		"one host":                                    {[]detect.Engine{p, d, other("a:8001", "decode", "up", false)}, false},
+		"the other host prefills only":                {[]detect.Engine{d, other("b:7000", "prefill", "up", false)}, false},
+		"nobody else prefills":                        {[]detect.Engine{p, d, other("b:8000", "decode", "up", false)}, false},
+		"the other is down":                           {[]detect.Engine{d, other("b:8000", "decode", "down", false)}, false},
+		"the other drains":                            {[]detect.Engine{d, other("b:8000", "decode", "up", true)}, false},
+		"one other is down and another one is not":    {[]detect.Engine{d, other("b:8000", "decode", "down", false), other("c:8000", "decode", "up", false)}, true},
+		"the others of the same host are down anyway": {[]detect.Engine{d, other("a:8001", "decode", "down", false), other("b:8000", "decode", "up", false)}, true},
+	} {
+		t.Run(name, func(t *testing.T) { require.Equal(t, tt.want, elsewhere(tt.engines, "a")) })
+	}
+}
+
+func TestAnEngineWithManyAdaptersHasFewNames(t *testing.T) {
+	many := make([]string, 3000)
+	for i := range many {
+		many[i] = strings.Repeat("x", 20)
+	}
+	many[0] = "base"
+	got := named(many)
+	require.Len(t, got, mostNamed+1)
+	require.Equal(t, "base", got[0])
+	require.Equal(t, "other", got[mostNamed])
+	require.Equal(t, many[:mostNamed], named(many[:mostNamed]))
+}
+
+func TestWhoWaitsIsSortedAndBounded(t *testing.T) {
+	want := []detect.Waiting{{Key: "f", Requests: 6}, {Key: "e", Requests: 5}, {Requests: 4}, {Key: "a", Requests: 3}, {Key: "b", Requests: 3}, {Requests: 2}}
+	require.Equal(t, want, waitingOf(map[string]int{"a": 3, "b": 3, "c": 1, "d": 1, "e": 5, "f": 6, "": 4}))
+	require.Empty(t, waitingOf(nil))
+}

@@ -1,0 +1,174 @@
+package live
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"evenkeel/gateway/detect"
+)
+
+// Strip is the last quarter of an hour in bins, oldest first. Every list of numbers is as long as AtMs.
+type Strip struct {
+	Form     int           `json:"form"`
+	EveryMs  int64         `json:"every_ms"` // length of a bin; the last one still fills
+	AtMs     []int64       `json:"at_ms"`    // Unix, begin of each bin
+	Requests []int64       `json:"requests"` // that ended in it
+	Failures []FailureLine `json:"failures"` // a line for each outcome that there was
+	Lines    []GroupLine   `json:"lines"`
+	Events   []Event       `json:"events"` // oldest first
+}
+
+// FailureLine is the requests that failed in one way.
+type FailureLine struct {
+	Outcome string  `json:"outcome"`
+	Status  int     `json:"status"`
+	Counts  []int64 `json:"counts"`
+}
+
+// GroupLine is the fullest rank of a group; -1 where nothing is known.
+type GroupLine struct {
+	Model  string  `json:"model"`
+	Group  string  `json:"group"`
+	Tokens []int64 `json:"most_tokens"`
+}
+
+// Event is something that happened at one moment.
+type Event struct {
+	AtMs int64  `json:"at_ms"`
+	Kind string `json:"kind"` // start, down, up, drain, reload, policy or refused
+	What string `json:"what"`
+}
+
+const (
+	mostFlags = 64
+	mostLines = 32 // groups that have a line
+
+	burstLeast = 10  // refusals with a 429 in a bin that are a burst
+	burstShare = 0.1 // of the requests that ended in it
+)
+
+// stripOf is made of the bins of the ring, of which the first one is only what the second one is compared with.
+func stripOf(bins []detect.Sample) Strip {
+	s := Strip{Form: 1, EveryMs: detect.Bin.Milliseconds(), AtMs: []int64{}, Requests: []int64{}, Failures: []FailureLine{}, Lines: []GroupLine{}, Events: []Event{}}
+	begins := func(b *detect.Sample) int64 { return b.At.Truncate(detect.Bin).UnixMilli() }
+	from := 0
+	if n := len(bins); n > 0 && begins(&bins[n-1])-begins(&bins[0]) >= detect.BinsFor.Milliseconds() {
+		from = 1
+	}
+	n, burst := len(bins)-from, false
+	var looked *detect.Sample // the last one that was
+	if from == 1 && bins[0].Looked {
+		looked = &bins[0]
+	}
+	for i := range n {
+		b := &bins[from+i]
+		s.AtMs = append(s.AtMs, begins(b))
+		before := b
+		if from+i > 0 {
+			before = &bins[from+i-1]
+		}
+		s.Requests = append(s.Requests, int64(b.Ended-min(b.Ended, before.Ended)))
+		refused := int64(0)
+		for o, all := range b.Failures {
+			more := int64(all - min(all, before.Failures[o]))
+			if more == 0 {
+				continue
+			}
+			if o.Status == 429 {
+				refused += more
+			}
+			at := slices.IndexFunc(s.Failures, func(l FailureLine) bool { return l.Outcome == o.Name && l.Status == o.Status })
+			if at < 0 {
+				at = len(s.Failures)
+				s.Failures = append(s.Failures, FailureLine{o.Name, o.Status, make([]int64, n)})
+			}
+			s.Failures[at].Counts[i] = more
+		}
+		for _, g := range b.Groups[:min(mostLines, len(b.Groups))] {
+			at := slices.IndexFunc(s.Lines, func(l GroupLine) bool { return l.Model == g.Model && l.Group == g.GroupName.Group })
+			if at < 0 {
+				at = len(s.Lines)
+				s.Lines = append(s.Lines, GroupLine{g.Model, g.GroupName.Group, slices.Repeat([]int64{-1}, n)})
+			}
+			s.Lines[at].Tokens[i] = g.MostTokens
+		}
+		if b.Looked {
+			s.Events = append(s.Events, events(looked, b)...)
+			looked = b
+		}
+		bursts := refused >= burstLeast && float64(refused) >= burstShare*float64(s.Requests[i])
+		if bursts && !burst {
+			s.Events = append(s.Events, Event{b.At.UnixMilli(), "refused", "A burst of requests was refused with a 429"})
+		}
+		burst = bursts || burst && refused >= burstLeast
+	}
+	slices.SortFunc(s.Failures, func(a, b FailureLine) int {
+		return cmp.Or(cmp.Compare(a.Outcome, b.Outcome), cmp.Compare(a.Status, b.Status))
+	})
+	slices.SortFunc(s.Lines, func(a, b GroupLine) int {
+		return cmp.Or(cmp.Compare(a.Model, b.Model), cmp.Compare(a.Group, b.Group))
+	})
+	s.Events = s.Events[max(0, len(s.Events)-mostFlags):]
+	return s
+}
+
+// events are what happened between two samples; before is nil for the first one.
+func events(before, now *detect.Sample) (list []Event) {
+	say := func(kind, format string, args ...any) {
+		list = append(list, Event{now.At.UnixMilli(), kind, fmt.Sprintf(format, args...)})
+	}
+	if before == nil {
+		if !now.Started.IsZero() && now.At.Sub(now.Started) < 15*time.Minute {
+			return []Event{{now.Started.UnixMilli(), "start", "The proxy started"}}
+		}
+		return nil
+	}
+	came := map[string][]detect.EngineName{}
+	for _, e := range slices.SortedFunc(maps.Keys(now.Engines), func(a, b detect.EngineName) int {
+		return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.Role, b.Role))
+	}) {
+		if was, ok := before.Engines[e]; ok && event(was) != event(now.Engines[e]) {
+			to := event(now.Engines[e])
+			came[to] = append(came[to], e)
+		}
+	}
+	for _, k := range []struct{ kind, one string }{{"down", "went down"}, {"up", "came back"}, {"drain", "began to drain"}} {
+		switch list := came[k.kind]; {
+		case len(list) == 1:
+			say(k.kind, "%s %s", called(list[0]), k.one)
+		case len(list) > 1:
+			say(k.kind, "%s and %d more %s", called(list[0]), len(list)-1, k.one)
+		}
+	}
+	if now.Drains && !before.Drains {
+		say("drain", "The proxy began to drain")
+	}
+	if now.Policy != before.Policy {
+		say("policy", "Policy %s took over from %s", now.Policy, before.Policy)
+	}
+	if now.Reload.After(before.Reload) {
+		list = append(list, Event{now.Reload.UnixMilli(), "reload", "Another config came into force"})
+	}
+	return list
+}
+
+// event is the kind of the event that brings a state.
+func event(state string) string {
+	if state == "up" || state == "drain" {
+		return state
+	}
+	return "down"
+}
+
+// called is an engine or a rank, at the begin of a sentence.
+func called(e detect.EngineName) string {
+	is := e.Role + " engine "
+	if strings.Contains(e.Name, "/") {
+		is = e.Role + " rank "
+	}
+	return capital(is) + e.Name
+}
