@@ -10,10 +10,12 @@ import (
 	"time"
 
 	"evenkeel/dispatcher/board"
+	"evenkeel/engine"
 	"evenkeel/engine/discover"
 	"evenkeel/gateway/detect"
 	"evenkeel/gateway/fleet"
 	"evenkeel/gateway/journal"
+	"evenkeel/gateway/receipt"
 	"evenkeel/prefill"
 )
 
@@ -57,7 +59,7 @@ func (g *Gateway) Facts(ctx context.Context) detect.Facts {
 	for _, e := range s.Engines {
 		f.Engines = append(f.Engines, detect.Engine{
 			ID: e.ID, Role: e.Role, Models: named(e.Models), Group: e.Group, State: e.State, Why: e.Error, SinceS: age(now, e.Since), Draining: e.Draining,
-			Hangs: e.Hangs, Share: e.Share, Ranks: e.Ranks, Version: e.Version,
+			Hangs: e.Hangs, Moved: moved(e.Moved, now), Share: e.Share, Ranks: e.Ranks, Version: e.Version,
 		})
 	}
 	g.callers(&f, now)
@@ -65,10 +67,22 @@ func (g *Gateway) Facts(ctx context.Context) detect.Facts {
 	return f
 }
 
+func moved(m *engine.Moved, now time.Time) *detect.Moved {
+	if m == nil {
+		return nil
+	}
+	return &detect.Moved{From: m.From, To: m.To, AgoS: age(now, m.At)}
+}
+
 // callers fills in what is known of requests and their keys.
 func (g *Gateway) callers(f *detect.Facts, now time.Time) {
-	if pooled := slices.ContainsFunc(f.Models, func(m detect.Model) bool { return m.Pool.Entries > 0 }); pooled || f.Prefill.Waiting > 0 {
-		f.Waiting = waitingOf(g.Receipts().Waiting())
+	waits := f.Prefill.Waiting > 0 || slices.ContainsFunc(f.Models, func(m detect.Model) bool { return m.Pool.Entries > 0 })
+	if waits || slices.ContainsFunc(f.Prefill.Engines, func(e detect.PrefillEngine) bool { return e.State == "closed" }) {
+		loads := g.Receipts().Loads()
+		f.Prefill.Heaviest = heaviest(loads)
+		if waits {
+			f.Waiting = waitingOf(loads)
+		}
 	}
 	if host, most, all := g.Receipts().FailedOn(now); all >= failedLeast && float64(most) >= failedShare*float64(all) && elsewhere(f.Engines, host) {
 		f.Traffic.FailedOn = host
@@ -89,10 +103,12 @@ func (g *Gateway) callers(f *detect.Facts, now time.Time) {
 const mostKeys = 5
 
 // waitingOf sorts who waits.
-func waitingOf(keys map[string]int) []detect.Waiting {
+func waitingOf(keys map[string]receipt.Load) []detect.Waiting {
 	list := make([]detect.Waiting, 0, len(keys))
-	for key, n := range keys {
-		list = append(list, detect.Waiting{Key: key, Requests: n})
+	for key, l := range keys {
+		if l.Waiting > 0 {
+			list = append(list, detect.Waiting{Key: key, Requests: l.Waiting})
+		}
 	}
 	slices.SortFunc(list, func(a, b detect.Waiting) int {
 		return cmp.Or(cmp.Compare(b.Requests, a.Requests), cmp.Compare(a.Key, b.Key))
@@ -105,6 +121,21 @@ func waitingOf(keys map[string]int) []detect.Waiting {
 		list = append(list[:mostKeys], rest)
 	}
 	return list
+}
+
+// heaviest is the key with the most prompt tokens; nil: none has any.
+func heaviest(keys map[string]receipt.Load) *detect.Heaviest {
+	all, most, name := 0, receipt.Load{}, ""
+	for key, l := range keys {
+		all += l.Tokens
+		if l.Tokens > most.Tokens || l.Tokens == most.Tokens && key < name {
+			most, name = l, key
+		}
+	}
+	if most.Prompts == 0 || all == 0 {
+		return nil
+	}
+	return &detect.Heaviest{Key: name, Share: float64(most.Tokens) / float64(all), Mean: most.Tokens / most.Prompts}
 }
 
 // regionFacts fills in other regions, and whose engines are ours.

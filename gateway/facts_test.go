@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"evenkeel/gateway/detect"
+	"evenkeel/gateway/receipt"
 )
 
 func TestTheConfigOfTheStartIsNoReload(t *testing.T) {
@@ -56,6 +57,14 @@ func TestAnEngineWithManyAdaptersHasFewNames(t *testing.T) {
 
 func TestWhoWaitsIsSortedAndBounded(t *testing.T) {
 	want := []detect.Waiting{{Key: "f", Requests: 6}, {Key: "e", Requests: 5}, {Requests: 4}, {Key: "a", Requests: 3}, {Key: "b", Requests: 3}, {Requests: 2}}
-	require.Equal(t, want, waitingOf(map[string]int{"a": 3, "b": 3, "c": 1, "d": 1, "e": 5, "f": 6, "": 4}))
+	require.Equal(t, want, waitingOf(map[string]receipt.Load{
+		"a": {Waiting: 3}, "b": {Waiting: 3}, "c": {Waiting: 1}, "d": {Waiting: 1}, "e": {Waiting: 5}, "f": {Waiting: 6}, "": {Waiting: 4}, "g": {Prompts: 1},
+	}))
 	require.Empty(t, waitingOf(nil))
+}
+
+func TestTheHeaviestKey(t *testing.T) {
+	require.Nil(t, heaviest(nil))
+	require.Nil(t, heaviest(map[string]receipt.Load{"a": {Waiting: 3}}))
+	require.Equal(t, &detect.Heaviest{Key: "b", Share: 0.75, Mean: 30_000}, heaviest(map[string]receipt.Load{"a": {Prompts: 20, Tokens: 20_000}, "b": {Prompts: 2, Tokens: 60_000}}))
 }

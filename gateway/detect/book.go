@@ -22,10 +22,12 @@ const (
 type Incident struct {
 	ID       int // while the process lives
 	Kind     Kind
+	State    State
 	Severity string
 	Panel    string   // that shows more
 	Headline string   // the cause in a few words
 	What     string   // the cause, a sentence
+	Harm     string   // what clients have had since it began, in numbers, a sentence; empty: they notice nothing, or it is not known yet
 	Where    []string // names of engines, ranks, groups or models, the first ones; empty: the proxy
 	Named    string   // the same with what they are, as sentences; empty: What names them
 	Count    int      // of them in all
@@ -58,28 +60,35 @@ type open struct {
 	again        time.Time // since when it lasts, without the times before it was over
 	closed       time.Time // when it was over the last time; zero: it never was
 	members      []member  // those that last; when none does, the last ones that did
+	measured     string    // that clients had, in numbers; empty: none was measured
 	ever         []member  // all that it was made of, as they were found last: causes first, then in the order they came
 }
 
-// stage is how far an incident is.
-type stage int
+// State is how far an incident is.
+type State string
 
+// The states there are.
 const (
-	lasting stage = iota
-	paused        // it ended a moment ago: what was found may be found again, and then it goes on
-	over
+	New     State = "new"     // it began a moment ago: what begins now may be of it
+	Lasting State = "lasting" // it is found, and began longer ago
+	Paused  State = "paused"  // it is not found now; if it is found again soon, it goes on
+	Over    State = "over"
 )
 
-func (o *open) stage(now time.Time) stage {
+// state is how far it is now.
+func (o *open) state(now time.Time) State {
 	switch {
-	case o.lasts():
-		return lasting
-	case now.Sub(o.until) > flap:
-		return over
+	case !o.lasts() && now.Sub(o.until) > flap:
+		return Over
+	case !o.lasts() || o.found().Before(now):
+		return Paused
+	case now.Sub(o.again) <= moment:
+		return New
 	}
-	return paused
+	return Lasting
 }
 
+// lasts says that it is found, or that it comes and goes, and was found lately.
 func (o *open) lasts() bool { return o.until.IsZero() }
 
 type member struct {
@@ -126,18 +135,20 @@ func (b *Book) Observe(now time.Time, found []Finding) {
 			}
 		}
 	}
+	parted := b.parted(now, found, home)
 	b.beyond = nil
 	next := map[*open][]member{}
 	for i := range found {
-		f := &member{Finding: found[i], host: hostOf(found[i].Where), why: reasonOf(found[i].Reason, hostOf(found[i].Where)), found: now}
+		it := memberOf(&found[i], now)
+		f := &it
 		o := home[f.subject()]
 		if is := lost[engineOf(f.Where)]; is != nil && kinds[f.Kind].gone && (o == nil || !o.lasts()) {
 			o = is
 		}
-		if o != nil && o.stage(now) == over {
+		if o != nil && (o.state(now) == Over || parted[o]) {
 			o = nil
 		}
-		if o == nil || o.stage(now) == paused && kinds[f.Kind].effect { // clients see the same of another cause
+		if o == nil || !o.lasts() && kinds[f.Kind].effect { // clients see the same of another cause
 			o = b.place(f, o, now, home, next, ends)
 		}
 		if o == nil {
@@ -163,6 +174,45 @@ func (b *Book) Observe(now time.Time, found []Finding) {
 		}
 	}
 	b.forget(now)
+}
+
+// parted are the incidents that ended a moment ago, and do not go on although something of them is found again: it is found together with
+// something that was never of them, so that it is another outage of the same host, with a time between in which all was well.
+func (b *Book) parted(now time.Time, found []Finding, home map[subject]*open) map[*open]bool {
+	back, all := map[*open]bool{}, map[*open]bool{}
+	for i := range found {
+		if o := home[found[i].subject()]; o != nil && !o.lasts() && o.state(now) == Paused {
+			back[o] = true
+		}
+	}
+	if len(back) == 0 {
+		return all
+	}
+	for i := range found {
+		f := memberOf(&found[i], now)
+		if home[f.subject()] != nil || kinds[f.Kind].effect {
+			continue
+		}
+		for o := range back {
+			all[o] = all[o] || sharesCause(o.ever, &f)
+		}
+	}
+	return all
+}
+
+// measure notes what clients have had of each incident that lasts.
+func (b *Book) measure(harm func(since time.Time) string) {
+	for _, o := range b.list {
+		if o.lasts() && mostHarm(o.members) > 1 {
+			o.measured = harm(o.since)
+		}
+	}
+}
+
+// memberOf is a finding with what is asked of it when others are compared with it.
+func memberOf(f *Finding, now time.Time) member {
+	host := hostOf(f.Where)
+	return member{Finding: *f, host: host, why: reasonOf(f.Reason, host), found: now}
 }
 
 // goesOn says that a cause of it is found now, or rests.
@@ -280,18 +330,11 @@ func (b *Book) place(f *member, before *open, now time.Time, home map[subject]*o
 		if len(members) == 0 {
 			members = o.members
 		}
-		apart := since.Sub(o.again).Abs()
-		switch {
-		case kinds[f.Kind].effect:
-			lead, late := kinds[members[0].Kind], since.Sub(o.again)
-			if lead.alone || lead.harm == nothing || lead.load && f.Kind == NotReady || // of engines that are gone, not of many requests
-				late < -moment || late > follow && !lead.load || lead.effect && !lead.load && !kinds[f.Kind].load && late > moment || kinds[f.Kind].load && lead.harm < waiting {
-				continue
-			}
-		case apart > moment && (kinds[f.Kind].rests > 0 && kinds[members[0].Kind].rests == 0 || kinds[f.Kind].rests == 0) || !joins(members, f):
-			continue // what comes and goes joins at any time what does so, too
+		late := since.Sub(o.again)
+		if !mayJoin(members, f, late) && !o.had(f) {
+			continue
 		}
-		if h := members[0].harm(); best == nil || h > most || h == most && apart < since.Sub(best.again).Abs() {
+		if h := members[0].harm(); best == nil || h > most || h == most && late.Abs() < since.Sub(best.again).Abs() {
 			best, most = o, h
 		}
 	}
@@ -311,6 +354,11 @@ func (b *Book) place(f *member, before *open, now time.Time, home map[subject]*o
 		best.since = since
 	}
 	return best
+}
+
+// had says that it lasts, and was made of this effect before.
+func (o *open) had(f *member) bool {
+	return o.lasts() && kinds[f.Kind].effect && !kinds[f.Kind].load && slices.ContainsFunc(o.ever, func(m member) bool { return m.subject() == f.subject() })
 }
 
 // has says that one of its members is of the same engine.
@@ -342,8 +390,8 @@ func (b *Book) claim(o *open, cause Kind, home map[subject]*open, next map[*open
 	})
 }
 
-// joins says that a finding has the cause of one of these.
-func joins(members []member, f *member) bool {
+// sharesCause says that a finding has the cause of one of these.
+func sharesCause(members []member, f *member) bool {
 	for i := range members {
 		if m := &members[i]; !m.effect && together(m, f) {
 			return true
@@ -473,7 +521,7 @@ const tooMuch Kind = "too_much"
 // rest tells of what lasts and found no room. Its id is that of no other.
 func (b *Book) rest() Incident {
 	return Incident{
-		Kind: tooMuch, Severity: Warn, Panel: "problems", Headline: "Too much is wrong", Where: []string{},
+		Kind: tooMuch, State: Lasting, Severity: Warn, Panel: "problems", Headline: "Too much is wrong", Where: []string{},
 		SinceMs: b.beyondSince.UnixMilli(), Times: 1, FirstMs: b.beyondSince.UnixMilli(),
 		What:    fmt.Sprintf("There are %d more findings than are told one by one", len(b.beyond)),
 		Named:   "The first ones: " + strings.Join(b.beyond[:min(mostListed, len(b.beyond))], ". ") + ".",

@@ -138,7 +138,7 @@ func TestAnIncidentSaysWhatToDo(t *testing.T) {
 	old.For = time.Minute
 	b.Observe(noon, []Finding{old, failing2()})
 	require.Equal(t, []Incident{{
-		ID: 1, Kind: EngineDown, Severity: Bad, Panel: "engines", Headline: "Engine outage", What: "Decode engine 10.0.0.1:8000/3 is down: " + refused, Where: []string{"10.0.0.1:8000/3"}, Count: 1,
+		ID: 1, Kind: EngineDown, State: Lasting, Severity: Bad, Panel: "engines", Headline: "Engine outage", What: "Decode engine 10.0.0.1:8000/3 is down: " + refused, Where: []string{"10.0.0.1:8000/3"}, Count: 1,
 		SinceMs: noon.Add(-time.Minute).UnixMilli(), Times: 1, FirstMs: noon.Add(-time.Minute).UnixMilli(),
 		Clients: kinds[EngineDown].clients + " Also: 20 of the 300 requests that ended in the last minute failed.", Next: kinds[EngineDown].next, Command: "curl -sm 3 -i http://10.0.0.1:8000/health", Runbook: "EvenkeelEngineDown",
 	}}, b.Incidents())
@@ -478,7 +478,7 @@ func TestOverloadIsTheCauseOfWhatClientsSee(t *testing.T) {
 // Who floods is in what to do, and a command finds the requests.
 func TestAnOverloadNamesTheKey(t *testing.T) {
 	for key, want := range map[string]string{
-		"": kinds[Overload].command, "$(reboot)": kinds[Overload].command, "batch": strings.ReplaceAll(flood, "{key}", "batch"),
+		"": kinds[Overload].command, "$(reboot)": kinds[Overload].command, "batch": strings.ReplaceAll(ofKey, "{key}", "batch"),
 	} {
 		var b Book
 		b.Observe(noon, []Finding{{Kind: Overload, Severity: Bad, Of: "model", Where: "m", Key: key, What: "All slots are taken"}})

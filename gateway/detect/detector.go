@@ -39,6 +39,7 @@ type Detector struct {
 	load    bool          // an effect of what harms as much, and else the cause of what clients see
 	crowded bool          // many requests wait
 	gone    bool          // the engine gets nothing: one of these may follow the other
+	spare   bool          // other engines may take over: it is bad while requests fail or wait, or most engines of the role are away
 	vague   bool          // others that harm as much say more
 	family  string        // kinds of one say the same of engines and of ranks
 	alone   bool          // somebody wants it so, or it is told of a group already: nothing else shares its cause
@@ -50,6 +51,7 @@ type Detector struct {
 	prefill  string // the same where all of these are prefill engines; empty: clients
 	first    string // as an effect, what clients see of it is said before its cause, with these words
 	next     string // what to do
+	sender   string // the same where most of it is of one key; {key} is put in
 	command  string // to copy; {where} and {engine} are put in
 	runbook  string // the entry
 }
@@ -132,8 +134,34 @@ func Find(f *Facts, last Ended) (all []Finding) {
 			return &all[len(all)-1]
 		})
 	}
+	v.spared(all)
 	slices.SortStableFunc(all, func(a, b Finding) int { return cmp.Compare(a.Severity, b.Severity) }) // bad before warn
 	return all
+}
+
+// spared lowers the severity of engines that are away where the others do their work.
+func (v *view) spared(all []Finding) {
+	away := map[string]map[string]bool{} // names by what they are
+	for i := range all {
+		switch f, d := &all[i], kinds[all[i].Kind]; {
+		case d.spare:
+			if away[f.Of] == nil {
+				away[f.Of] = map[string]bool{}
+			}
+			away[f.Of][engineOf(f.Where)] = true
+		case d.effect && f.Severity == Bad:
+			return // requests fail or wait
+		}
+	}
+	there := map[string]int{}
+	for i := range v.Engines {
+		there[v.Engines[i].Role+" engine"]++
+	}
+	for i := range all {
+		if f := &all[i]; kinds[f.Kind].spare && 2*len(away[f.Of]) <= there[f.Of] {
+			f.Severity = Warn
+		}
+	}
 }
 
 // say notes a finding, in a whole sentence.

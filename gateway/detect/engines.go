@@ -8,6 +8,7 @@ import (
 
 // Kinds.
 const (
+	EngineMoved  Kind = "engine_moved"
 	EngineHangs  Kind = "engine_hangs"
 	EngineDown   Kind = "engine_down"
 	EngineOut    Kind = "engine_out"
@@ -20,6 +21,15 @@ const (
 
 var engineDetectors = []Detector{
 	{
+		Kind: EngineMoved, find: findEngineMoved, gone: true, spare: true,
+		harm: waiting, headline: "Moved name", many: "have names that lead to other addresses, where nothing answers", runbook: "EvenkeelEngineDown",
+		command: "getent ahosts {host}; " + workers,
+		clients: "Clients whose requests ran at the old address get the rest from other engines where that is possible, and else an error.",
+		prefill: "Clients wait longer for their first token. Prompts that were computed at the old address are computed again on other engines.",
+		next: "Look why the name leads elsewhere: at its DNS record, or at the endpoints of its service. The engine at the old address may be alive, so do not restart it. " +
+			"Requests go to the new address once something answers there.",
+	},
+	{
 		Kind: EngineHangs, find: findEngineHangs, gone: true,
 		harm: waiting, headline: "Engine hangs", many: "take connections, but do not answer their health checks", runbook: "EvenkeelEngineDown",
 		prefill: "Clients whose prompts were sent there wait until the engine goes on, until it counts as down, or until " +
@@ -31,14 +41,14 @@ var engineDetectors = []Detector{
 		command: `curl -sm 10 -o /dev/null -w '%{http_code}, connected after %{time_connect} s, %{time_total} s in all\n' http://{engine}/health`,
 	},
 	{
-		Kind: EngineDown, find: findEngineDown, gone: true,
+		Kind: EngineDown, find: findEngineDown, gone: true, spare: true,
 		harm: waiting, headline: "Engine outage", many: "are down", runbook: "EvenkeelEngineDown", command: "curl -sm 3 -i http://{engine}/health",
 		clients: "Clients whose requests ran there get the rest from other engines where that is possible, and else an error.",
 		prefill: "Clients wait longer for their first token. Prompts that were computed there are computed again on other engines.",
 		next:    "Look whether the machine and the process are alive, and restart the engine. Its own log says why it ended.",
 	},
 	{
-		Kind: EngineOut, find: findEngineOut, gone: true,
+		Kind: EngineOut, find: findEngineOut, gone: true, spare: true,
 		harm: waiting, headline: "Failing engine", many: "get no requests, because earlier ones failed", runbook: "EvenkeelBreakerOpen", command: workers,
 		clients: "Clients wait longer. Requests that failed there were tried elsewhere, as long as the retry budget lasted.",
 		next:    "Read the engine's own log. You may restart it at any time, because nothing new is sent there.",
@@ -78,6 +88,8 @@ var engineDetectors = []Detector{
 // is says what is wrong with an engine; empty: nothing.
 func (e *Engine) is() Kind {
 	switch {
+	case e.Moved != nil && e.Moved.AgoS < movedS && (e.State == "down" || e.State == "out" || e.State == "wedged" || e.Hangs):
+		return EngineMoved
 	case e.Hangs && e.State != "odd":
 		return EngineHangs
 	case e.State == "down":
@@ -92,6 +104,28 @@ func (e *Engine) is() Kind {
 		return EngineAmiss
 	}
 	return ""
+}
+
+// movedS is how long ago a name got another address, for that to be why nothing answers there.
+const movedS = 3600
+
+func findEngineMoved(v *view, say say) {
+	v.each(EngineMoved, func(e *Engine, where at, why string) {
+		says := "nothing answers there"
+		if e.State != "down" {
+			says = "what answers there is not the engine"
+		}
+		say(where, "", "%s has another address: its name leads to %s since %s ago, and led to %s before; and %s: %s",
+			where.begin(), e.Moved.To, ago(e.Moved.AgoS), e.Moved.From, says, cmp.Or(why, unknownWhy)).For = seconds(e.Moved.AgoS)
+	})
+}
+
+// ago says a time as people do.
+func ago(s float64) string {
+	if s < 120 {
+		return fmt.Sprintf("%.0f s", s)
+	}
+	return fmt.Sprintf("%.0f minutes", s/60)
 }
 
 // drainedEngines are those with ranks that are told to drain and answer: their ranks are told of with them.

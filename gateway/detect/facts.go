@@ -208,7 +208,8 @@ type Prefill struct {
 	BacklogS      float64
 	BusyS         float64 // (found) for how long prompts have come faster than they are computed
 	Batch         Batch
-	Hits          *Hits // of the key with the most requests that wait, while the backlog is long
+	Hits          *Hits     // of the key with the most requests that wait, while the backlog is long
+	Heaviest      *Heaviest // nil: no prompt is computed, or no receipts are kept
 	Engines       []PrefillEngine
 	Groups        []PrefillGroup
 }
@@ -225,6 +226,13 @@ type Hits struct {
 	Key    string
 	Share  float64
 	Before float64
+}
+
+// Heaviest is the key of which most prompt tokens are that are computed now.
+type Heaviest struct {
+	Key   string  // its name; empty: callers without a key
+	Share float64 // of these tokens
+	Mean  int     // tokens of its prompts, in the mean
 }
 
 // PrefillGroup is a group of ranks that prefill and decode, as the arrival queue sees it.
@@ -274,11 +282,18 @@ type Engine struct {
 	State    string
 	Why      string
 	Hangs    bool
+	Moved    *Moved // nil: its name has always had the same address
 	SinceS   float64
 	Draining bool
 	Share    float64
 	Ranks    int
 	Version  string
+}
+
+// Moved says that the name of an engine has other addresses than before.
+type Moved struct {
+	From, To string
+	AgoS     float64
 }
 
 // Source is one that engines are discovered by.

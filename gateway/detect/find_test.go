@@ -174,8 +174,40 @@ func TestFindingsSayWhatIsWrongAndWhere(t *testing.T) {
 		"a prefiller gives out what cannot be used": {func(d *detect.Facts) {
 			e := &d.Prefill.Engines[1]
 			e.State, e.Why = "out", "prefill "+e.ID+" answered without a usable hand-off: 100% wrong; do that"
-		}, []told{{detect.Bad, "prefill", "10.0.1.11:8000", "Prefill engine 10.0.1.11:8000 takes no prompts, because earlier ones failed: " +
+		}, []told{{detect.Warn, "prefill", "10.0.1.11:8000", "Prefill engine 10.0.1.11:8000 takes no prompts, because earlier ones failed: " +
 			"it answered without a usable hand-off: 100% wrong"}}},
+		"most prefill engines are gone": {func(d *detect.Facts) {
+			for i := range 7 {
+				d.Engines[i].State, d.Engines[i].Why = "down", "refused"
+			}
+			d.Engines = d.Engines[5:] // two of seven prefill engines are gone
+		}, []told{
+			{detect.Warn, "engines", "10.0.1.15:8000", "Prefill engine 10.0.1.15:8000 is down: refused"},
+			{detect.Warn, "engines", "10.0.1.16:8000", "Prefill engine 10.0.1.16:8000 is down: refused"},
+		}},
+		"one is gone, and requests fail": {func(d *detect.Facts) {
+			d.Engines[1].State, d.Engines[1].Why = "down", "refused"
+			d.Traffic.RequestsPerS, d.Traffic.FailuresPerS = 100, 2
+		}, []told{
+			{detect.Bad, "traffic", "", "1,200 of the 6,000 requests that ended in the last minute failed"},
+			{detect.Bad, "engines", "10.0.1.11:8000", "Prefill engine 10.0.1.11:8000 is down: refused"},
+		}},
+		"the name of an engine leads elsewhere": {func(d *detect.Facts) {
+			e := &d.Engines[12]
+			e.ID, e.State, e.Why = "decode-0.svc:8000", "down", "no connection: i/o timeout"
+			e.Moved = &detect.Moved{From: "10.0.3.10", To: "10.0.9.9", AgoS: 40}
+		}, []told{{detect.Bad, "engines", "decode-0.svc:8000", "Decode engine decode-0.svc:8000 has another address: its name leads to 10.0.9.9 since 40 s ago, and led to 10.0.3.10 before; " +
+			"and nothing answers there: no connection: i/o timeout"}}},
+		"it has moved, and is up": {func(d *detect.Facts) {
+			d.Engines[12].Moved = &detect.Moved{From: "10.0.3.10", To: "10.0.9.9", AgoS: 40}
+		}, []told{}},
+		"it moved long ago, and is down": {func(d *detect.Facts) {
+			d.Engines[12].Moved, d.Engines[12].State = &detect.Moved{From: "10.0.3.10", To: "10.0.9.9", AgoS: 7200}, "down"
+		}, []told{{detect.Bad, "engines", "10.0.3.10:8000", "Decode engine 10.0.3.10:8000 is down: no reason is known"}}},
+		"a key fills the prefill engines": {func(d *detect.Facts) {
+			d.Prefill.Engines[1].State, d.Prefill.Engines[1].KVShare, d.Prefill.Heaviest = "closed", 0.93, &detect.Heaviest{Key: "batch", Share: 0.84, Mean: 98_000}
+		}, []told{{detect.Warn, "prefill", "10.0.1.11:8000", "Prefill engine 10.0.1.11:8000 takes no prompts, because its KV cache is 93 % full: " +
+			"84 % of the prompt tokens in prefill are of API key batch, whose prompts have 98,000 tokens in the mean"}}},
 		"nobody prefills": {func(d *detect.Facts) {
 			d.Prefill.Engines = d.Prefill.Engines[:1]
 			d.Prefill.Engines[0].State = "down"

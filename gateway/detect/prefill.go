@@ -21,12 +21,12 @@ const (
 var prefillDetectors = []Detector{
 	{
 		Kind: GateClosed, find: findGateClosed,
-		harm: slower, headline: "Full prefill engines", many: "take no prompts, because their KV caches are full", runbook: "EvenkeelGateClosed", command: workers,
+		harm: slower, rests: moment, sender: flood, headline: "Full prefill engines", many: "take no prompts, because their KV caches are full", runbook: "EvenkeelGateClosed", command: workers,
 		clients: "Clients wait longer for their first token.",
 		next:    "Look whether finished prefills wait in the pool. If so, add decode ranks, else add prefill ranks.",
 	},
 	{
-		Kind: PrefillOut, find: findPrefillOut, gone: true,
+		Kind: PrefillOut, find: findPrefillOut, gone: true, spare: true, vague: true,
 		harm: waiting, headline: "Failing prefill engine", many: "take no prompts, because earlier ones failed", runbook: "EvenkeelBreakerOpen", command: workers,
 		clients: "Clients wait longer for their first token. Prompts that failed there were tried elsewhere.",
 		next:    "Mend what failed there; the engine's own log may say more. Others take its prompts meanwhile.",
@@ -52,6 +52,8 @@ var prefillDetectors = []Detector{
 	},
 	{
 		Kind: PrefillBusy, find: findPrefillBusy,
+		sender: "Ask who uses API key {key} what changed, and lower its max_concurrent or rpm in the key file. A time or an id at the beginning " +
+			"makes each prompt a new one for every prefix cache. Else add prefill engines.",
 		harm: waiting, effect: true, load: true, crowded: true, rests: moment, headline: "Prefill backlog", runbook: "EvenkeelPrefillBacklog", command: advised,
 		clients: "All clients wait for their first token, whether their own prompts are long or short.",
 		next: "Limit the key that sends most, or add prefill engines. If its prompts were in the prefix caches before, " +
@@ -98,7 +100,11 @@ func (v *view) candidates(tell func(e *PrefillEngine, where at)) {
 func findGateClosed(v *view, say say) {
 	v.candidates(func(e *PrefillEngine, where at) {
 		if e.State == "closed" {
-			say(where, "", "%s takes no prompts, because its KV cache is %.0f %% full", where.begin(), 100*e.KVShare)
+			key, says := v.Prefill.heaviest()
+			f := say(where, says, "%s takes no prompts, because its KV cache is %.0f %% full", where.begin(), 100*e.KVShare)
+			if f.Key = key; key != "" {
+				f.What += ": " + says
+			}
 		}
 	})
 }
@@ -214,6 +220,14 @@ func findQueueWaits(v *view, say say) {
 
 // hitsLost is how many of a key's prompt tokens less are in a prefix cache, for that to be said.
 const hitsLost = 0.3
+
+// heaviest names the key of which most prompt tokens are that are computed now, and says so. Both are empty where there is none.
+func (p *Prefill) heaviest() (key, says string) {
+	if h := p.Heaviest; h != nil && h.Key != "" && h.Share > 0.5 {
+		return h.Key, fmt.Sprintf("%.0f %% of the prompt tokens in prefill are of API key %s, whose prompts have %s tokens in the mean", 100*h.Share, h.Key, stats.Grouped(h.Mean))
+	}
+	return "", ""
+}
 
 // lostHits says behind a sentence that prompts of a key are no longer in the caches; empty: they are.
 func lostHits(h *Hits) string {

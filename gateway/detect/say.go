@@ -16,10 +16,17 @@ const (
 	tight   = `curl -s -H "Authorization: Bearer $TOKEN" "$ADMIN/status" | jq '.dispatch.models[].workers[] | select(.tight) | {name, slots, used, kv_tokens, capacity}'`
 	held    = `curl -s -H "Authorization: Bearer $TOKEN" "$ADMIN/status" | jq '.dispatch.models[].groups[] | {name, policy, held, rounds}'`
 	receipt = `curl -s -H "Authorization: Bearer $TOKEN" "$ADMIN/decisions?outcome=failed&n=20" | jq '.receipts[] | {id, outcome, attempts}'`
-	flood   = `curl -s -H "Authorization: Bearer $TOKEN" "$ADMIN/decisions?running=1&key={key}&n=20" | ` +
+	ofKey   = `curl -s -H "Authorization: Bearer $TOKEN" "$ADMIN/decisions?running=1&key={key}&n=20" | ` +
 		`jq '.receipts[] | {id, state, arrival, prompt_tokens}'`
 	certEnd = `curl -s -H "Authorization: Bearer $TOKEN" "$ADMIN/metrics" | grep -E "certificate_expiry|reloads_total.*tls"`
 	advised = `curl -s -H "Authorization: Bearer $TOKEN" "$ADMIN/status" | jq '.advice[] | {model, says, prefill, decode}'`
+)
+
+// What to do where most of it is of one key.
+const (
+	askKey = "Ask who uses API key {key}, and lower its max_concurrent or rpm in the key file. Else add "
+	flood  = askKey + "prefill engines."
+	floods = askKey + "decode ranks."
 )
 
 // say tells of an incident as it was now.
@@ -30,7 +37,7 @@ func (o *open) say(now time.Time) Incident {
 	}
 	lead := &members[0]
 	k := kinds[lead.Kind]
-	in := Incident{ID: o.id, Kind: lead.Kind, Severity: Warn, Panel: lead.Panel, Headline: k.headline, Where: []string{}, Clients: k.clients, Next: k.next, Runbook: k.runbook}
+	in := Incident{ID: o.id, Kind: lead.Kind, State: o.state(now), Severity: Warn, Harm: o.measured, Panel: lead.Panel, Headline: k.headline, Where: []string{}, Clients: k.clients, Next: k.next, Runbook: k.runbook}
 	in.SinceMs, in.Times, in.FirstMs = o.since.UnixMilli(), 1, o.since.UnixMilli()
 	if !o.lasts() {
 		in.UntilMs = o.until.UnixMilli()
@@ -94,14 +101,9 @@ func (o *open) say(now time.Time) Incident {
 	}
 	in.Command = command(k.command, lead.Where)
 	if lead.Key != "" {
-		in.Next = fmt.Sprintf("Ask who uses API key %s, and lower its max_concurrent or rpm in the key file. "+
-			"Else add decode ranks.", lead.Key)
-		if lead.Kind == PrefillBusy {
-			in.Next = fmt.Sprintf("Ask who uses API key %s what changed, and lower its max_concurrent or rpm in the key file. A time or an id at the beginning "+
-				"makes each prompt a new one for every prefix cache. Else add prefill engines.", lead.Key)
-		}
+		in.Next = strings.ReplaceAll(k.sender, "{key}", lead.Key)
 		if plain(lead.Key) {
-			in.Command = strings.ReplaceAll(flood, "{key}", lead.Key)
+			in.Command = strings.ReplaceAll(ofKey, "{key}", lead.Key)
 		}
 	}
 	return in
@@ -210,10 +212,10 @@ func WithoutAddress(why, where string) string {
 // command is what an operator may copy into a shell, so an odd name has none.
 func command(text, where string) string {
 	engine := engineOf(where)
-	if strings.Contains(text, "{where}") && !plain(where) || strings.Contains(text, "{engine}") && !plain(engine) {
+	if strings.Contains(text, "{where}") && !plain(where) || (strings.Contains(text, "{engine}") || strings.Contains(text, "{host}")) && !plain(engine) {
 		return ""
 	}
-	return strings.NewReplacer("{where}", where, "{engine}", engine).Replace(text)
+	return strings.NewReplacer("{where}", where, "{engine}", engine, "{host}", strings.Trim(hostOf(where), "[]")).Replace(text)
 }
 
 // plain says that a name means nothing to a shell.

@@ -28,6 +28,7 @@ func (w *Watch) Look(f *Facts, s Sample) {
 	w.backlog.look(f.Prefill.Waiting > 0 && f.Prefill.Late(), f.At)
 	w.Complete(f)
 	w.book.Observe(f.At, Find(f, w.lastMinute()))
+	w.book.measure(w.harm)
 }
 
 // Complete fills in what is found out of the samples.

@@ -43,25 +43,27 @@ type Document struct {
 
 // Incident is everything that one cause made wrong.
 type Incident struct {
-	ID       int         `json:"id"`   // while the process lives
-	Kind     detect.Kind `json:"kind"` // also of evenkeel_incident
-	Severity string      `json:"severity"`
-	Panel    string      `json:"panel"`    // that shows more
-	Headline string      `json:"headline"` // the cause in a few words
-	What     string      `json:"what"`     // the cause, a sentence
-	Where    []string    `json:"where"`    // names of engines, ranks, groups or models, the first ones; empty: the proxy
-	Named    string      `json:"named"`    // the same with what they are, as sentences; empty: What names them
-	Count    int         `json:"count"`    // of them in all
-	SinceMs  int64       `json:"since_ms"`
-	UntilMs  int64       `json:"until_ms"`          // 0: it lasts
-	LastMs   int64       `json:"last_ms"`           // when it was found last, of what comes and goes and is away for the moment; 0: it is so now
-	Times    int         `json:"times"`             // how often it was: equal ones that are over and worth a look only are told as one, the last
-	FirstMs  int64       `json:"first_ms"`          // since_ms of the first of them
-	Clients  string      `json:"clients"`           // what they see of it
-	Next     string      `json:"next"`              // what to do
-	Command  string      `json:"command"`           // to copy; empty: there is none
-	Runbook  string      `json:"runbook"`           // entry of the runbook; empty: there is none
-	Crowded  bool        `json:"crowded,omitempty"` // many requests wait, as its cause or its effect
+	ID       int          `json:"id"`    // while the process lives
+	Kind     detect.Kind  `json:"kind"`  // also of evenkeel_incident
+	State    detect.State `json:"state"` // new, lasting, paused or over
+	Severity string       `json:"severity"`
+	Panel    string       `json:"panel"`          // that shows more
+	Headline string       `json:"headline"`       // the cause in a few words
+	What     string       `json:"what"`           // the cause, a sentence
+	Harm     string       `json:"harm,omitempty"` // what clients have had since it began, in numbers, a sentence; empty: they notice nothing, or it is not known yet
+	Where    []string     `json:"where"`          // names of engines, ranks, groups or models, the first ones; empty: the proxy
+	Named    string       `json:"named"`          // the same with what they are, as sentences; empty: What names them
+	Count    int          `json:"count"`          // of them in all
+	SinceMs  int64        `json:"since_ms"`
+	UntilMs  int64        `json:"until_ms"`          // 0: it lasts
+	LastMs   int64        `json:"last_ms"`           // when it was found last, of what comes and goes and is away for the moment; 0: it is so now
+	Times    int          `json:"times"`             // how often it was: equal ones that are over and worth a look only are told as one, the last
+	FirstMs  int64        `json:"first_ms"`          // since_ms of the first of them
+	Clients  string       `json:"clients"`           // what they see of it
+	Next     string       `json:"next"`              // what to do
+	Command  string       `json:"command"`           // to copy; empty: there is none
+	Runbook  string       `json:"runbook"`           // entry of the runbook; empty: there is none
+	Crowded  bool         `json:"crowded,omitempty"` // many requests wait, as its cause or its effect
 }
 
 // Failed is how many requests failed in one way.

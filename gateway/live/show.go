@@ -26,7 +26,9 @@ func documentOf(look *watch.Look, version string) Document {
 		Models:    each(f.Models, func(m *detect.Model) Model { return modelOf(m, f.Twin) }),
 		Prefill:   prefillOf(&f.Prefill),
 		Waiting:   each(f.Waiting, func(w *detect.Waiting) Waiting { return Waiting(*w) }),
-		Engines:   each(f.Engines, func(e *detect.Engine) Engine { return Engine(*e) }),
+		Engines: each(f.Engines, func(e *detect.Engine) Engine {
+			return Engine{e.ID, e.Role, e.Models, e.Group, e.State, e.Why, e.Hangs, e.SinceS, e.Draining, e.Share, e.Ranks, e.Version}
+		}),
 		Advice:    each(f.Advice, func(a *Advice) Advice { return *a }),
 		Decisions: []Decision{},
 		Sources: each(f.Sources, func(s *detect.Source) Source {

@@ -12,10 +12,11 @@ import (
 // added.
 const Ended = "ended"
 
-// States of a request that waits: for prefill, and for a decode rank.
+// States of a request that waits for prefill, whose prompt is computed, and that waits for a decode rank.
 const (
-	Queued = "queued"
-	Pooled = "pooled"
+	Queued     = "queued"
+	Prefilling = "prefill"
+	Pooled     = "pooled"
 )
 
 // A Receipt is the account of one client's request, as GET /decisions shows it.

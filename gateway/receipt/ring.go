@@ -213,17 +213,30 @@ func (g *Ring) open() []*Live {
 	return slices.Collect(maps.Values(g.running))
 }
 
-// Waiting counts the requests that wait for prefill or for a decode rank, by the name of the caller's key.
-func (g *Ring) Waiting() map[string]int {
-	keys := map[string]int{}
+// Load is what the requests of a key ask for now.
+type Load struct {
+	Waiting int // requests that wait for prefill or for a decode rank
+	Prompts int // requests whose prompts are computed
+	Tokens  int // of these prompts, those that were not thought to be cached
+}
+
+// Loads is what those who have requests ask for, by the name of their key.
+func (g *Ring) Loads() map[string]Load {
+	keys := map[string]Load{}
 	if g == nil {
 		return keys
 	}
 	for _, l := range g.open() {
 		l.mu.Lock()
-		if l.r.State == Queued || l.r.State == Pooled {
-			keys[l.r.Key]++
+		key := keys[l.r.Key]
+		switch n := len(l.r.Attempts); {
+		case l.r.State == Queued || l.r.State == Pooled:
+			key.Waiting++
+		case l.r.State == Prefilling && n > 0 && l.r.Attempts[n-1].Prefill != nil:
+			p := l.r.Attempts[n-1].Prefill
+			key.Prompts, key.Tokens = key.Prompts+1, key.Tokens+max(0, p.Prompt-p.Hit)
 		}
+		keys[l.r.Key] = key
 		l.mu.Unlock()
 	}
 	return keys

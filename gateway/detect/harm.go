@@ -1,0 +1,73 @@
+package detect
+
+import (
+	"fmt"
+	"strings"
+	"time"
+
+	"evenkeel/internal/stats"
+)
+
+// A latency is longer than before where it is so many times as long, and so many ms longer.
+const (
+	longerTimes  = 1.3
+	longerTTFTMs = 50
+	longerTPOTMs = 5
+	beforeIt     = 10 * time.Second // an incident began, latencies were what they were before
+)
+
+// harm says in numbers what clients have had since a moment, as a sentence without a full stop.
+func (r *Ring) harm(since time.Time) string {
+	began, before, now := r.atLast(since), r.atLast(since.Add(-beforeIt)), r.Last()
+	if now == nil {
+		return ""
+	}
+	failed, ended := now.Failed-min(now.Failed, began.Failed), now.Ended-min(now.Ended, began.Ended)
+	says := []string{}
+	if failed > 0 {
+		says = append(says, fmt.Sprintf("%s of %s requests failed", stats.Grouped(failed), stats.Grouped(ended)))
+	} else {
+		says = append(says, "no request failed")
+	}
+	if was, is := before.TTFT, now.TTFT; longer(was, is, longerTTFTMs) {
+		says = append(says, fmt.Sprintf("the median time to the first token is %s, and was %s", spoken(is.P50Ms), spoken(was.P50Ms)))
+	}
+	if was, is := before.TPOT, now.TPOT; longer(was, is, longerTPOTMs) {
+		says = append(says, fmt.Sprintf("a token takes %s in the median, and took %s", spoken(is.P50Ms), spoken(was.P50Ms)))
+	}
+	if len(says) == 1 && failed == 0 {
+		says = append(says, "answers are as fast as before")
+	}
+	last := len(says) - 1
+	if last == 0 {
+		return "Since then " + says[0]
+	}
+	return "Since then " + strings.Join(says[:last], "; ") + "; and " + says[last]
+}
+
+func longer(was, is Latency, ms float64) bool {
+	return was.Samples > 0 && is.Samples > 0 && is.P50Ms > longerTimes*was.P50Ms && is.P50Ms-was.P50Ms > ms
+}
+
+func spoken(ms float64) string {
+	if ms < 1000 {
+		return fmt.Sprintf("%.0f ms", ms)
+	}
+	return fmt.Sprintf("%.1f s", ms/1000)
+}
+
+// atLast is the last sample up to a moment, or the oldest one; nil: there is none.
+func (r *Ring) atLast(at time.Time) (found *Sample) {
+	oldest := r.since(keptFor)
+	for _, t := range []*tier{&r.fine, &r.bins, &r.minutes} {
+		for i := range t.list {
+			if s := &t.list[i]; !s.At.After(at) && (found == nil || s.At.After(found.At)) {
+				found = s
+			}
+		}
+	}
+	if found == nil {
+		return oldest
+	}
+	return found
+}
