@@ -19,8 +19,11 @@ import (
 	"evenkeel/prefill"
 )
 
+// observer looks at a proxy for those who judge it.
+type observer struct{ *Gateway }
+
 // Facts asks all parts of the proxy how they are.
-func (g *Gateway) Facts(ctx context.Context) detect.Facts {
+func (g observer) Facts(ctx context.Context) detect.Facts {
 	s, tier, now := g.Status(ctx), g.tier.Overview(), time.Now()
 	recent, conf := g.Recent(), g.Config()
 	f := detect.Facts{
@@ -75,7 +78,7 @@ func moved(m *engine.Moved, now time.Time) *detect.Moved {
 }
 
 // callers fills in what is known of requests and their keys.
-func (g *Gateway) callers(f *detect.Facts, now time.Time) {
+func (g observer) callers(f *detect.Facts, now time.Time) {
 	waits := f.Prefill.Waiting > 0 || slices.ContainsFunc(f.Models, func(m detect.Model) bool { return m.Pool.Entries > 0 })
 	if waits || slices.ContainsFunc(f.Prefill.Engines, func(e detect.PrefillEngine) bool { return e.State == "closed" }) {
 		loads := g.Receipts().Loads()
@@ -139,7 +142,7 @@ func heaviest(keys map[string]receipt.Load) *detect.Heaviest {
 }
 
 // regionFacts fills in other regions, and whose engines are ours.
-func (g *Gateway) regionFacts(f *detect.Facts) {
+func (g observer) regionFacts(f *detect.Facts) {
 	if n := g.Geo(); n != nil {
 		s := n.Status()
 		f.Geo = &detect.Geo{Policy: s.Policy}
@@ -187,7 +190,7 @@ func named(models []string) []string {
 	return append(slices.Clone(models[:mostNamed]), "other")
 }
 
-func (g *Gateway) modelFacts(m *board.ModelStatus, states rankStates, ttl float64) detect.Model {
+func (g observer) modelFacts(m *board.ModelStatus, states rankStates, ttl float64) detect.Model {
 	out := detect.Model{
 		Pool: detect.Pool{Entries: m.Pool, OldestS: m.OldestSeconds, TTLS: ttl, UpToS: board.PoolAgeSeconds, Ages: m.PoolAges},
 	}
@@ -218,7 +221,7 @@ func (g *Gateway) modelFacts(m *board.ModelStatus, states rankStates, ttl float6
 }
 
 // gaugesOf is what engines say of ranks.
-func (g *Gateway) gaugesOf(ranks []detect.Rank) []*detect.Gauges {
+func (g observer) gaugesOf(ranks []detect.Rank) []*detect.Gauges {
 	list := make([]*detect.Gauges, len(ranks))
 	for i := range ranks {
 		if said, ok := g.Gauges(ranks[i].ID); ok {
@@ -338,8 +341,8 @@ func elsewhere(engines []detect.Engine, host string) bool {
 	return known
 }
 
-// look is the little that is worth keeping of every second; ok is false when ctx ends first.
-func (g *Gateway) look(ctx context.Context) (s detect.Sample, ok bool) {
+// Sample is the little that is worth keeping of every second; ok is false when ctx ends first.
+func (g observer) Sample(ctx context.Context) (s detect.Sample, ok bool) {
 	loads, ok := g.dispatcher.Loads(ctx)
 	if !ok {
 		return s, false

@@ -117,7 +117,7 @@ func New(cfg *config.Config, log *zap.Logger) (g *Gateway, err error) {
 		Settings: func() *config.Advice { return &g.conf().Advice }, Fleet: g.fleet, Tier: g.tier, Dispatcher: g.dispatcher, Places: g.places,
 	})
 	g.reg.MustRegister(g.advice)
-	g.watch = watch.New(watch.Host{Sample: g.look, Facts: g.Facts, Registerer: g.reg})
+	g.watch = watch.New(watch.Host{Sample: observer{g}.Sample, Facts: observer{g}.Facts, Registerer: g.reg})
 	sources, err := g.fleet.Sources()
 	if err != nil {
 		return nil, err
@@ -344,40 +344,4 @@ func (g *Gateway) abandon() {
 	_ = g.journal.Close() // it has no request log
 	g.owner.Close()
 	g.client.Close()
-}
-
-// Ready says whether a request could be served now, and if not why.
-func (g *Gateway) Ready() (ok bool, why string) {
-	unowned := g.owner.Unready(time.Now())
-	switch p, d := g.fleet.Up(); {
-	case g.service.Draining():
-		return false, "draining"
-	case unowned != "":
-		return false, unowned
-	case !g.meta.Listening():
-		return false, "nothing listens for callbacks of decode engines at bind.listen"
-	case (p == 0 || d == 0) && g.peers != nil && len(g.peers.Node().Models()) > 0: // another region serves
-	case p == 0 && d > 0 && g.passesOnly():
-	case p == 0:
-		return false, "no healthy " + g.fleet.Kind(fleet.Prefill) + " engine" + g.discovery.Failure()
-	case d == 0:
-		return false, "no healthy " + g.fleet.Kind(fleet.Decode) + " engine" + g.discovery.Failure()
-	}
-	return true, ""
-}
-
-// Missing has a line for each engine that takes no requests, with the reason, while no engine of
-// some role takes any.
-func (g *Gateway) Missing() []string {
-	if p, d := g.fleet.Up(); p > 0 && d > 0 {
-		return nil
-	}
-	return g.fleet.Missing()
-}
-
-// passesOnly says whether prefill engines are not wanted: requests are passed through to one engine each, as those
-// for embeddings are.
-func (g *Gateway) passesOnly() bool {
-	known, _ := g.fleet.Count()
-	return known == 0 && len(g.conf().Engines.Prefill) == 0 && g.discovery == nil
 }

@@ -2,9 +2,7 @@ package detect
 
 import (
 	"cmp"
-	"fmt"
 	"slices"
-	"strings"
 	"time"
 )
 
@@ -390,6 +388,18 @@ func (b *Book) claim(o *open, cause Kind, home map[subject]*open, next map[*open
 	})
 }
 
+// mayJoin says whether a finding joins the members of an incident that began so long before it.
+func mayJoin(members []member, f *member, late time.Duration) bool {
+	lead, kind := kinds[members[0].Kind], kinds[f.Kind]
+	switch {
+	case kind.load && lead.harm < waiting: // it harms less than so many requests that wait
+		return false
+	case lead.load && f.Kind == NotReady: // that is of engines that are gone
+		return false
+	}
+	return joinWhen[lead.class()][kind.class()].allows(late, sharesCause(members, f))
+}
+
 // sharesCause says that a finding has the cause of one of these.
 func sharesCause(members []member, f *member) bool {
 	for i := range members {
@@ -468,65 +478,6 @@ func (o *open) before(other *open) bool {
 		return over && (other.lasts() || o.until.Before(other.until))
 	}
 	return cmp.Or(cmp.Compare(o.harm(), other.harm()), cmp.Compare(other.id, o.id)) < 0
-}
-
-// Incidents lists them: those that last first, the one that harms clients most before
-// the others, then those that are over, the last one first. Of equal ones that are worth a look
-// only, the last one stands for those that are over.
-func (b *Book) Incidents() []Incident {
-	sorted := slices.Clone(b.list)
-	slices.SortStableFunc(sorted, func(x, y *open) int {
-		if over := !x.lasts(); over != !y.lasts() {
-			if over {
-				return 1
-			}
-			return -1
-		} else if over {
-			return y.until.Compare(x.until)
-		}
-		return cmp.Or(cmp.Compare(y.harm(), x.harm()), cmp.Compare(len(y.members), len(x.members)), x.since.Compare(y.since))
-	})
-	list := make([]Incident, 0, len(sorted))
-	told := len(b.beyond) == 0
-	equal := map[string]int{} // in list
-	for _, o := range sorted {
-		if !told && !o.lasts() {
-			list, told = append(list, b.rest()), true
-		}
-		in := o.say(b.now)
-		if b.away && o.lasts() && kinds[o.members[0].Kind].crowded {
-			in.Next = "Bring back the engines that are down. " + in.Next
-		}
-		if in.Severity == Warn {
-			name := in.Headline + "\n" + strings.Join(in.Where, "\n")
-			if i, ok := equal[name]; ok && in.UntilMs > 0 {
-				list[i].Times++
-				list[i].FirstMs = min(list[i].FirstMs, in.SinceMs)
-				continue
-			} else if !ok {
-				equal[name] = len(list)
-			}
-		}
-		list = append(list, in)
-	}
-	if !told {
-		list = append(list, b.rest())
-	}
-	return list
-}
-
-// tooMuch is the kind of what has no room.
-const tooMuch Kind = "too_much"
-
-// rest tells of what lasts and found no room. Its id is that of no other.
-func (b *Book) rest() Incident {
-	return Incident{
-		Kind: tooMuch, State: Lasting, Severity: Warn, Panel: "problems", Headline: "Too much is wrong", Where: []string{},
-		SinceMs: b.beyondSince.UnixMilli(), Times: 1, FirstMs: b.beyondSince.UnixMilli(),
-		What:    fmt.Sprintf("There are %d more findings than are told one by one", len(b.beyond)),
-		Named:   "The first ones: " + strings.Join(b.beyond[:min(mostListed, len(b.beyond))], ". ") + ".",
-		Clients: "Clients see no more of these than of those that are told.", Next: "Look at those that are told first.",
-	}
 }
 
 // harm is how much clients see of it.

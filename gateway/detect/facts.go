@@ -64,6 +64,14 @@ type Traffic struct {
 	TPOT     Latency
 }
 
+// Rates are of the last ten seconds.
+type Rates struct {
+	RequestsPerS float64 // that ended
+	FailuresPerS float64 // of them, with a 5xx, a 429 or an error event
+	TokensPerS   float64 // generated
+	Recovered    bool    // none failed for 3 s, and so many went well since then that some of them would have failed if it went on
+}
+
 // Latency of the last minute.
 type Latency struct {
 	P50Ms   float64
@@ -139,6 +147,24 @@ type Group struct {
 	StepTokens  float64   // (found) that a step gives to an answer
 	UsualTokens float64   // (found) while that is much less than in the last hour: what it was then
 	FewS        float64   // (found) and for how long that has been so
+}
+
+// Law is what a step takes: ms; a KV token and a request of the fullest rank. Where none could be learned, because steps hardly follow
+// the load, it is what a step took at a load.
+type Law struct {
+	C0, C1, Each float64
+	Tokens       int64 // of the fullest rank at the time, where there was no law; 0: there was one
+	Running      int   // likewise
+}
+
+// ms is what a step takes by the law, and at most. A step that was timed once takes longer where the load is larger, but no more so
+// than the load is.
+func (l Law) ms(tokens int64, running int) (ms, most float64) {
+	ms = l.C0 + l.C1*float64(tokens) + l.Each*float64(running)
+	if l.Tokens == 0 {
+		return ms, ms
+	}
+	return ms, ms * max(1, float64(tokens)/float64(l.Tokens), float64(running)/float64(max(1, l.Running)))
 }
 
 // Gauges are what an engine tells of one of its ranks. One that is not known is below 0.

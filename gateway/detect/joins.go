@@ -71,15 +71,3 @@ func (w window) allows(late time.Duration, shares bool) bool {
 		return false
 	}
 }
-
-// mayJoin says whether a finding joins the members of an incident that began so long before it.
-func mayJoin(members []member, f *member, late time.Duration) bool {
-	lead, kind := kinds[members[0].Kind], kinds[f.Kind]
-	switch {
-	case kind.load && lead.harm < waiting: // it harms less than so many requests that wait
-		return false
-	case lead.load && f.Kind == NotReady: // that is of engines that are gone
-		return false
-	}
-	return joinWhen[lead.class()][kind.class()].allows(late, sharesCause(members, f))
-}

@@ -45,12 +45,12 @@ func (s stretch) pace(least int64) float64 {
 	return s.ms / float64(s.tokens)
 }
 
-// follow tells the paces of the ranks of the last sample.
-func (w *Watch) follow() {
-	list := w.fine.list
+// paces are those of the ranks of the last sample.
+func (r *Ring) paces() map[int32]pace {
+	list := r.fine.list
 	now := &list[len(list)-1]
-	w.paces = make(map[int32]pace, len(now.Ranks))
-	minute, minutes := w.secondsSince(time.Minute), w.secondsSince(FineFor)
+	paces := make(map[int32]pace, len(now.Ranks))
+	minute, minutes := r.secondsSince(time.Minute), r.secondsSince(FineFor)
 	for k := range now.Ranks {
 		x := &now.Ranks[k]
 		p := pace{lately: x.since(minute.rank(k, x.ID))}
@@ -78,13 +78,14 @@ func (w *Watch) follow() {
 		for i := range each {
 			p.spans[i] = each[i].pace(spanTokens)
 		}
-		w.paces[x.ID] = p
+		paces[x.ID] = p
 	}
+	return paces
 }
 
 // secondsSince is the oldest of the seconds that is at most so old.
-func (w *Watch) secondsSince(age time.Duration) *Sample {
-	list := w.fine.list
+func (r *Ring) secondsSince(age time.Duration) *Sample {
+	list := r.fine.list
 	now := list[len(list)-1].At
 	return &list[slices.IndexFunc(list, func(s Sample) bool { return now.Sub(s.At) <= age })]
 }

@@ -32,14 +32,6 @@ type Sample struct {
 	PageAt  time.Time
 }
 
-// Rates are of the last ten seconds.
-type Rates struct {
-	RequestsPerS float64 // that ended
-	FailuresPerS float64 // of them, with a 5xx, a 429 or an error event
-	TokensPerS   float64 // generated
-	Recovered    bool    // none failed for 3 s, and so many went well since then that some of them would have failed if it went on
-}
-
 // RankAt is what a rank held, and what it had done so far.
 type RankAt struct {
 	ID       int32
@@ -49,6 +41,9 @@ type RankAt struct {
 	Lately         // of all its answers
 }
 
+// GroupName is that of a group of ranks.
+type GroupName struct{ Model, Group string }
+
 // GroupAt is how a group stood, and how its steps were.
 type GroupAt struct {
 	GroupName
@@ -57,6 +52,9 @@ type GroupAt struct {
 	Usual      bool // its steps may be taken for usual ones
 	gives      gives
 }
+
+// gives is what a step gives to an answer.
+type gives struct{ tokens, tokenMs float64 }
 
 // EngineName is that of an engine, or of a rank of it; a prefill engine and a decode engine may share one.
 type EngineName struct{ Role, Name string }

@@ -1,6 +1,7 @@
 package detect
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -202,13 +203,6 @@ func nounOf(same []*member) string {
 	return noun
 }
 
-// WithoutAddress is a reason without the address of the engine that it is told of.
-func WithoutAddress(why, where string) string {
-	engine := engineOf(where)
-	why = strings.NewReplacer("engine "+engine+": ", "", "dial tcp "+engine+": ", "").Replace(why)
-	return strings.Replace(why, "connect: connect: ", "", 1)
-}
-
 // command is what an operator may copy into a shell, so an odd name has none.
 func command(text, where string) string {
 	engine := engineOf(where)
@@ -218,44 +212,6 @@ func command(text, where string) string {
 	return strings.NewReplacer("{where}", where, "{engine}", engine, "{host}", strings.Trim(hostOf(where), "[]")).Replace(text)
 }
 
-// plain says that a name means nothing to a shell.
-func plain(name string) bool {
-	return name != "" && !strings.ContainsFunc(name, func(r rune) bool {
-		return (r < 'a' || r > 'z') && (r < 'A' || r > 'Z') && (r < '0' || r > '9') && !strings.ContainsRune(".:_[]/-", r)
-	})
-}
-
-// engineOf is the host:port of an engine or of a rank of it.
-func engineOf(where string) string {
-	engine, _, _ := strings.Cut(where, "/")
-	return engine
-}
-
-// hostOf is the machine of an engine or a rank; empty where the name has none.
-func hostOf(where string) string {
-	engine := engineOf(where)
-	i := strings.LastIndexByte(engine, ':')
-	if i <= 0 || i == len(engine)-1 || strings.Trim(engine[i+1:], "0123456789") != "" {
-		return ""
-	}
-	return engine[:i]
-}
-
-// reasonOf is a reason without what differs from one engine to the next: its own host,
-// addresses and numbers.
-func reasonOf(why, host string) string {
-	host = strings.ToLower(host)
-	words := strings.Fields(strings.ToLower(why))
-	kept := words[:0]
-	for _, w := range words {
-		name := strings.Trim(w, `:;,."'()`)
-		if !strings.ContainsAny(w, "0123456789") && (host == "" || name != host && !strings.HasPrefix(name, host+".") && !strings.HasPrefix(name, host+":")) {
-			kept = append(kept, w)
-		}
-	}
-	return strings.Join(kept, " ")
-}
-
 // say tells of several findings of a kind.
 func (d *Detector) say(which, reason string) string {
 	s := which + " " + d.many
@@ -263,4 +219,63 @@ func (d *Detector) say(which, reason string) string {
 		s += ": " + reason
 	}
 	return s
+}
+
+// Incidents lists them: those that last first, the one that harms clients most before
+// the others, then those that are over, the last one first. Of equal ones that are worth a look
+// only, the last one stands for those that are over.
+func (b *Book) Incidents() []Incident {
+	sorted := slices.Clone(b.list)
+	slices.SortStableFunc(sorted, func(x, y *open) int {
+		if over := !x.lasts(); over != !y.lasts() {
+			if over {
+				return 1
+			}
+			return -1
+		} else if over {
+			return y.until.Compare(x.until)
+		}
+		return cmp.Or(cmp.Compare(y.harm(), x.harm()), cmp.Compare(len(y.members), len(x.members)), x.since.Compare(y.since))
+	})
+	list := make([]Incident, 0, len(sorted))
+	told := len(b.beyond) == 0
+	equal := map[string]int{} // in list
+	for _, o := range sorted {
+		if !told && !o.lasts() {
+			list, told = append(list, b.rest()), true
+		}
+		in := o.say(b.now)
+		if b.away && o.lasts() && kinds[o.members[0].Kind].crowded {
+			in.Next = "Bring back the engines that are down. " + in.Next
+		}
+		if in.Severity == Warn {
+			name := in.Headline + "\n" + strings.Join(in.Where, "\n")
+			if i, ok := equal[name]; ok && in.UntilMs > 0 {
+				list[i].Times++
+				list[i].FirstMs = min(list[i].FirstMs, in.SinceMs)
+				continue
+			} else if !ok {
+				equal[name] = len(list)
+			}
+		}
+		list = append(list, in)
+	}
+	if !told {
+		list = append(list, b.rest())
+	}
+	return list
+}
+
+// tooMuch is the kind of what has no room.
+const tooMuch Kind = "too_much"
+
+// rest tells of what lasts and found no room. Its id is that of no other.
+func (b *Book) rest() Incident {
+	return Incident{
+		Kind: tooMuch, State: Lasting, Severity: Warn, Panel: "problems", Headline: "Too much is wrong", Where: []string{},
+		SinceMs: b.beyondSince.UnixMilli(), Times: 1, FirstMs: b.beyondSince.UnixMilli(),
+		What:    fmt.Sprintf("There are %d more findings than are told one by one", len(b.beyond)),
+		Named:   "The first ones: " + strings.Join(b.beyond[:min(mostListed, len(b.beyond))], ". ") + ".",
+		Clients: "Clients see no more of these than of those that are told.", Next: "Look at those that are told first.",
+	}
 }

@@ -29,27 +29,6 @@ const (
 	fewTimes   = 1.3           // as long as a token took, at least: else only the engine's chunks changed
 )
 
-// Law is what a step takes: ms; a KV token and a request of the fullest rank. Where none could be learned, because steps hardly follow
-// the load, it is what a step took at a load.
-type Law struct {
-	C0, C1, Each float64
-	Tokens       int64 // of the fullest rank at the time, where there was no law; 0: there was one
-	Running      int   // likewise
-}
-
-// ms is what a step takes by the law, and at most. A step that was timed once takes longer where the load is larger, but no more so
-// than the load is.
-func (l Law) ms(tokens int64, running int) (ms, most float64) {
-	ms = l.C0 + l.C1*float64(tokens) + l.Each*float64(running)
-	if l.Tokens == 0 {
-		return ms, ms
-	}
-	return ms, ms * max(1, float64(tokens)/float64(l.Tokens), float64(running)/float64(max(1, l.Running)))
-}
-
-// gives is what a step gives to an answer.
-type gives struct{ tokens, tokenMs float64 }
-
 // groups are all groups with their names.
 func (f *Facts) groups() iter.Seq2[GroupName, *Group] {
 	return func(yield func(GroupName, *Group) bool) {
@@ -67,31 +46,6 @@ func (f *Facts) groups() iter.Seq2[GroupName, *Group] {
 // OnlyDecodes says that a group's steps can be compared with a law: where ranks prefill, a prompt makes a step longer, and that is no fault.
 func (g *Group) OnlyDecodes() bool { return g.Barrier && g.Rounds == nil }
 
-// compare looks at the steps of all groups. What is usual is noted for the hour to come.
-func (w *Watch) compare(f *Facts) {
-	groups := map[GroupName]*usual{}
-	for name, g := range f.groups() {
-		g.pace(w.paces)
-		if !g.OnlyDecodes() {
-			continue
-		}
-		u := w.groups[name]
-		if u == nil {
-			u = &usual{}
-		}
-		if u.well() {
-			u.list = w.usually(name, u.from)
-		}
-		u.look(g, f.At)
-		groups[name] = u
-		if u.well() && g.StepMs > 0 {
-			at := w.minutes.last().group(name)
-			at.Usual, at.Law, at.gives = true, g.lawNow(), gives{g.perStep(), g.TokenMs}
-		}
-	}
-	w.groups = groups
-}
-
 // well says that its steps may be taken for usual ones.
 func (u *usual) well() bool { return u.slow.state == spellWell && u.few.state == spellWell }
 
@@ -100,9 +54,9 @@ func (s *Sample) group(name GroupName) *GroupAt {
 }
 
 // usually are the usual steps of a group in the last hour, one for each minute.
-func (w *Watch) usually(name GroupName, from time.Time) (list []GroupAt) {
-	for i := range w.minutes.list {
-		s := &w.minutes.list[i]
+func (r *Ring) usually(name GroupName, from time.Time) (list []GroupAt) {
+	for i := range r.minutes.list {
+		s := &r.minutes.list[i]
 		k := slices.IndexFunc(s.Groups, func(g GroupAt) bool { return g.GroupName == name && g.Usual })
 		if k >= 0 && !s.At.Before(from) {
 			list = append(list, s.Groups[k])

@@ -9,26 +9,48 @@ import (
 type Watch struct {
 	Ring
 	book    Book
-	at      time.Time // it was looked at last
-	paces   map[int32]pace
+	at      time.Time      // it was looked at last
+	follow  map[int32]pace // how the ranks are
 	groups  map[GroupName]*usual
 	backlog spell // prompts come faster than prefill engines compute them
 }
-
-// GroupName is that of a group of ranks.
-type GroupName struct{ Model, Group string }
 
 // Look takes in how the proxy is as a whole, with the sample of the same moment. It completes the facts, and judges them.
 func (w *Watch) Look(f *Facts, s Sample) {
 	s.looked(f)
 	w.Add(s)
 	w.at = f.At
-	w.follow()
+	w.follow = w.paces()
 	w.compare(f)
 	w.backlog.look(f.Prefill.Waiting > 0 && f.Prefill.Late(), f.At)
 	w.Complete(f)
 	w.book.Observe(f.At, Find(f, w.lastMinute()))
 	w.book.measure(w.harm)
+}
+
+// compare looks at the steps of all groups. What is usual is noted for the hour to come.
+func (w *Watch) compare(f *Facts) {
+	groups := map[GroupName]*usual{}
+	for name, g := range f.groups() {
+		g.pace(w.follow)
+		if !g.OnlyDecodes() {
+			continue
+		}
+		u := w.groups[name]
+		if u == nil {
+			u = &usual{}
+		}
+		if u.well() {
+			u.list = w.usually(name, u.from)
+		}
+		u.look(g, f.At)
+		groups[name] = u
+		if u.well() && g.StepMs > 0 {
+			at := w.minutes.last().group(name)
+			at.Usual, at.Law, at.gives = true, g.lawNow(), gives{g.perStep(), g.TokenMs}
+		}
+	}
+	w.groups = groups
 }
 
 // Complete fills in what is found out of the samples.
@@ -39,7 +61,7 @@ func (w *Watch) Complete(f *Facts) {
 	f.Failures = w.failures()
 	f.Prefill.BusyS = w.backlog.lasts(w.at).Seconds()
 	for name, g := range f.groups() {
-		g.pace(w.paces)
+		g.pace(w.follow)
 		if u := w.groups[name]; u != nil && g.OnlyDecodes() {
 			u.tell(g, w.at)
 		}

@@ -1,0 +1,48 @@
+package detect
+
+import "strings"
+
+// WithoutAddress is a reason without the address of the engine that it is told of.
+func WithoutAddress(why, where string) string {
+	engine := engineOf(where)
+	why = strings.NewReplacer("engine "+engine+": ", "", "dial tcp "+engine+": ", "").Replace(why)
+	return strings.Replace(why, "connect: connect: ", "", 1)
+}
+
+// plain says that a name means nothing to a shell.
+func plain(name string) bool {
+	return name != "" && !strings.ContainsFunc(name, func(r rune) bool {
+		return (r < 'a' || r > 'z') && (r < 'A' || r > 'Z') && (r < '0' || r > '9') && !strings.ContainsRune(".:_[]/-", r)
+	})
+}
+
+// engineOf is the host:port of an engine or of a rank of it.
+func engineOf(where string) string {
+	engine, _, _ := strings.Cut(where, "/")
+	return engine
+}
+
+// hostOf is the machine of an engine or a rank; empty where the name has none.
+func hostOf(where string) string {
+	engine := engineOf(where)
+	i := strings.LastIndexByte(engine, ':')
+	if i <= 0 || i == len(engine)-1 || strings.Trim(engine[i+1:], "0123456789") != "" {
+		return ""
+	}
+	return engine[:i]
+}
+
+// reasonOf is a reason without what differs from one engine to the next: its own host,
+// addresses and numbers.
+func reasonOf(why, host string) string {
+	host = strings.ToLower(host)
+	words := strings.Fields(strings.ToLower(why))
+	kept := words[:0]
+	for _, w := range words {
+		name := strings.Trim(w, `:;,."'()`)
+		if !strings.ContainsAny(w, "0123456789") && (host == "" || name != host && !strings.HasPrefix(name, host+".") && !strings.HasPrefix(name, host+":")) {
+			kept = append(kept, w)
+		}
+	}
+	return strings.Join(kept, " ")
+}
