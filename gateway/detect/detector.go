@@ -37,7 +37,7 @@ type Detector struct {
 	load    bool          // an effect of what harms as much, and else the cause of what clients see
 	crowded bool          // many requests wait
 	gone    bool          // the engine gets nothing: one of these may follow the other
-	spare   bool          // other engines may take over: it is bad while requests fail or wait, or most engines of the role are away
+	spare   bool          // other engines may take over: it is bad while requests fail or wait, or half of the engines of the role are away
 	vague   bool          // others that harm as much say more
 	family  string        // kinds of one say the same of engines and of ranks
 	alone   bool          // somebody wants it so, or it is told of a group already: nothing else shares its cause

@@ -59,7 +59,7 @@ func (v *view) spared(all []Finding) {
 		there[v.Engines[i].Role+" engine"]++
 	}
 	for i := range all {
-		if f := &all[i]; kinds[f.Kind].spare && 2*len(away[f.Of]) <= there[f.Of] {
+		if f := &all[i]; kinds[f.Kind].spare && 2*len(away[f.Of]) < there[f.Of] {
 			f.Severity = Warn
 		}
 	}

@@ -3,6 +3,7 @@ package detect
 import (
 	"fmt"
 	"strings"
+	"time"
 
 	"evenkeel/internal/stats"
 )
@@ -21,7 +22,7 @@ const (
 var prefillDetectors = []Detector{
 	{
 		Kind: GateClosed, find: findGateClosed,
-		harm: slower, rests: moment, sender: flood, headline: "Full prefill engines", many: "take no prompts, because their KV caches are full", runbook: "EvenkeelGateClosed", command: workers,
+		harm: slower, rests: gates, sender: flood, headline: "Full prefill engines", many: "take no prompts, because their KV caches are full", runbook: "EvenkeelGateClosed", command: workers,
 		clients: "Clients wait longer for their first token.",
 		next:    "Look whether finished prefills wait in the pool. If so, add decode ranks, else add prefill ranks.",
 	},
@@ -72,6 +73,9 @@ const lateSeconds = 10.0
 
 // Late says that a prompt that comes now begins late.
 func (p *Prefill) Late() bool { return p.BacklogS > lateSeconds }
+
+// gates is how long a gate may be open between two prompts that fill its engine.
+const gates = 15 * time.Second
 
 // Metrics of an engine are old after so many intervals without an answer, and at least so long.
 const (

@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -20,7 +21,8 @@ import (
 	"evenkeel/bench/rigs/testbed"
 )
 
-// outages are staged in this order. The first five and the last one are from people who did not know the page.
+// outages are staged in this order. The first five and the eleventh are from people who did not know the page; so are the next four, in
+// other words.
 var outages = []outage{
 	{
 		title: "A prefill engine gives out a wrong address",
@@ -121,18 +123,7 @@ var outages = []outage{
 		staged: "The process of a group of six ranks is stopped for four fifths of every second, as beside a neighbour that takes the cores.",
 		steady: 6*time.Minute + 30*time.Second, look: 90 * time.Second, build: oneGroup(clients{concurrency: 40, prompt: 600, answer: 150}),
 		begin: func(ctx context.Context, s *stage) error {
-			e := s.engines["decode"]
-			for end := time.Now().Add(85 * time.Second); time.Now().Before(end); {
-				_ = e.Signal(syscall.SIGSTOP)
-				if err := testbed.Pause(ctx, 200*time.Millisecond); err != nil {
-					return err
-				}
-				_ = e.Signal(syscall.SIGCONT)
-				if err := testbed.Pause(ctx, 50*time.Millisecond); err != nil {
-					return err
-				}
-			}
-			return nil
+			return slowed(ctx, s.engines["decode"], 85*time.Second)
 		},
 		mend: func(context.Context, *stage) error { return nil },
 	},
@@ -140,24 +131,7 @@ var outages = []outage{
 		title:  "A host hangs, comes back, and half a minute later another process of it is killed",
 		staged: "Group b stands still for 20 seconds and goes on. Then group c on the same host is killed.",
 		look:   75 * time.Second,
-		build: func(ctx context.Context, s *stage) error {
-			if err := s.prefillTwo(ctx, prefills); err != nil {
-				return err
-			}
-			var decode []string
-			for name, host := range map[string]string{"a": "127.0.0.11", "b": "127.0.0.12", "c": "127.0.0.12"} {
-				if err := s.start(ctx, name, host, 2, append(slices.Clone(decodes), "--group", name)...); err != nil {
-					return err
-				}
-				decode = append(decode, s.ranks(name, 2, ", slots: 16, group: "+name)...)
-			}
-			slices.Sort(decode)
-			if err := s.serve(ctx, s.configure(append(s.ranks("prefill1", 1, ""), s.ranks("prefill2", 1, "")...), decode, "")); err != nil {
-				return err
-			}
-			s.ask(ctx, clients{concurrency: 30, prompt: 600, answer: 150})
-			return nil
-		},
+		build:  threeOnTwoHosts,
 		begin: func(ctx context.Context, s *stage) error {
 			_ = s.engines["b"].Signal(syscall.SIGSTOP)
 			if err := testbed.Pause(ctx, 20*time.Second); err != nil {
@@ -245,12 +219,191 @@ var outages = []outage{
 			return s.again(ctx, "b", 3, append(slices.Clone(decodes), "--group=b")...)
 		},
 	},
+	{
+		title: "The name of a prefill engine leads to a host that is not there",
+		staged: "One of two prefill engines is known by a name. Its DNS record is changed to an address at which nothing answers, and the engine goes on at the old one. " +
+			"Somebody who had not read the list of outages met it.",
+		build: func(ctx context.Context, s *stage) error {
+			if err := s.fleet(ctx, prefills, nil, 6); err != nil {
+				return err
+			}
+			e := s.engines["prefill2"]
+			if err := s.resolves("prefill2.test", e.host); err != nil {
+				return err
+			}
+			if err := s.serve(ctx, strings.ReplaceAll(s.usual(6, ""), e.url(0), "http://"+net.JoinHostPort("prefill2.test", strconv.Itoa(e.port)))); err != nil {
+				return err
+			}
+			s.ask(ctx, clients{rate: 6, prompt: 1500, answer: 150})
+			return nil
+		},
+		begin: func(_ context.Context, s *stage) error { return s.resolves("prefill2.test", "127.0.0.99") },
+		mend: func(_ context.Context, s *stage) error {
+			return s.resolves("prefill2.test", s.engines["prefill2"].host)
+		},
+	},
+	{
+		title: "One of several addresses of a group is slow",
+		staged: "One of four decode engines, which are a group with barrier: dp in the config, comes back from a restart with tokens of 300 ms in place of 55. " +
+			"The engines do not really step together.",
+		look: 90 * time.Second,
+		build: func(ctx context.Context, s *stage) error {
+			if err := s.prefillTwo(ctx, prefills); err != nil {
+				return err
+			}
+			var decode []string
+			for i := range 4 {
+				name := "d" + strconv.Itoa(i+1)
+				if err := s.start(ctx, name, "127.0.0.1"+strconv.Itoa(i+1), 1, steady55...); err != nil {
+					return err
+				}
+				decode = append(decode, s.ranks(name, 1, ", slots: 16, group: main, barrier: dp")...)
+			}
+			if err := s.serve(ctx, s.configure(append(s.ranks("prefill1", 1, ""), s.ranks("prefill2", 1, "")...), decode, "")); err != nil {
+				return err
+			}
+			s.ask(ctx, clients{concurrency: 30, prompt: 600, answer: 150})
+			return nil
+		},
+		begin: func(ctx context.Context, s *stage) error {
+			return s.again(ctx, "d3", 1, "--role=decode", "--c0=300ms", "--c1=0ns", "--slots=16")
+		},
+		mend: func(ctx context.Context, s *stage) error { return s.again(ctx, "d3", 1, steady55...) },
+	},
+	{
+		title:  "One key sends only prompts of 100,000 tokens",
+		staged: "The key batch sends prompts of 100,000 tokens to two prefill engines whose KV caches hold 262,144, beside 20 calm requests of the key chat.",
+		build: func(ctx context.Context, s *stage) error {
+			if err := s.key("batch", "chat"); err != nil {
+				return err
+			}
+			if err := s.fleet(ctx, append(slices.Clone(prefills), "--kv-tokens=262144"), []string{"--kv-tokens=2000000"}, 6); err != nil {
+				return err
+			}
+			if err := s.serve(ctx, s.usual(6, ", kv_tokens: 2000000")); err != nil {
+				return err
+			}
+			s.ask(ctx, clients{key: "chat", concurrency: 20, prompt: 400, answer: 100})
+			return nil
+		},
+		begin: func(ctx context.Context, s *stage) error {
+			s.calm = s.ask(ctx, clients{key: "batch", concurrency: 12, prompt: 100_000, answer: 20})
+			return nil
+		},
+		mend: func(_ context.Context, s *stage) error { s.calm(); return nil },
+	},
+	{
+		title:  "A certificate ends within a day",
+		staged: "The certificate of the listener of clients ends in 20 hours.",
+		steady: time.Second, look: 10 * time.Second,
+		build: func(ctx context.Context, s *stage) error {
+			if err := s.certificate(30 * 24 * time.Hour); err != nil {
+				return err
+			}
+			if err := s.fleet(ctx, prefills, nil, 2); err != nil {
+				return err
+			}
+			return s.serve(ctx, s.usual(2, "")+fmt.Sprintf("tls: {cert_file: %q, key_file: %q}\n", s.world.File(s.name+".crt"), s.world.File(s.name+".key")))
+		},
+		begin: func(_ context.Context, s *stage) error { return s.certificate(20 * time.Hour) },
+		mend:  func(_ context.Context, s *stage) error { return s.certificate(30 * 24 * time.Hour) },
+	},
+	{
+		title:  "A host hangs, is well for 40 seconds, and hangs again with a second engine",
+		staged: "Group b stands still for 20 seconds. After 40 seconds in which all is well, groups b and c of the same host stand still together.",
+		look:   90 * time.Second, build: threeOnTwoHosts,
+		begin: func(ctx context.Context, s *stage) error {
+			_ = s.engines["b"].Signal(syscall.SIGSTOP)
+			if err := testbed.Pause(ctx, 20*time.Second); err != nil {
+				return err
+			}
+			_ = s.engines["b"].Signal(syscall.SIGCONT)
+			if err := testbed.Pause(ctx, 40*time.Second); err != nil {
+				return err
+			}
+			_, _ = s.engines["b"].Signal(syscall.SIGSTOP), s.engines["c"].Signal(syscall.SIGSTOP)
+			return nil
+		},
+		mend: func(_ context.Context, s *stage) error {
+			return errors.Join(s.engines["b"].Signal(syscall.SIGCONT), s.engines["c"].Signal(syscall.SIGCONT))
+		},
+	},
+	{
+		title:  "An engine comes and goes every 20 seconds for five minutes",
+		staged: "A group of two ranks is killed, started 20 seconds later, killed again 20 seconds after that, and so on.",
+		look:   5 * time.Minute, build: threeOnTwoHosts,
+		begin: func(ctx context.Context, s *stage) error {
+			for range 7 {
+				s.engines["c"].Kill()
+				if err := testbed.Pause(ctx, 20*time.Second); err != nil {
+					return err
+				}
+				if err := s.again(ctx, "c", 2, append(slices.Clone(decodes), "--group", "c")...); err != nil {
+					return err
+				}
+				if err := testbed.Pause(ctx, 20*time.Second); err != nil {
+					return err
+				}
+			}
+			return nil
+		},
+		mend: func(context.Context, *stage) error { return nil },
+	},
+	{
+		title:  "Each of two groups has an outage of its own at once",
+		staged: "The engines of group a are killed in the moment in which those of group b get a fifth of their time.",
+		steady: 6*time.Minute + 30*time.Second, look: 90 * time.Second,
+		build: func(ctx context.Context, s *stage) error { return s.twoGroups(ctx, nil) },
+		begin: func(ctx context.Context, s *stage) error {
+			s.engines["a"].Kill()
+			return slowed(ctx, s.engines["b"], 85*time.Second)
+		},
+		mend: func(ctx context.Context, s *stage) error {
+			return s.again(ctx, "a", 3, append(slices.Clone(decodes), "--group=a")...)
+		},
+	},
 }
 
 var (
 	prefills = []string{"--role=prefill", "--prefill-per-token=25us"}
 	decodes  = []string{"--role=decode", "--c0=30ms", "--c1=300ns", "--slots=16"}
+	steady55 = []string{"--role=decode", "--c0=55ms", "--c1=0ns", "--slots=16"} // tokens take as long whatever runs
 )
+
+// threeOnTwoHosts are three groups of two ranks each, of which b and c are on the same host.
+func threeOnTwoHosts(ctx context.Context, s *stage) error {
+	if err := s.prefillTwo(ctx, prefills); err != nil {
+		return err
+	}
+	var decode []string
+	for name, host := range map[string]string{"a": "127.0.0.11", "b": "127.0.0.12", "c": "127.0.0.12"} {
+		if err := s.start(ctx, name, host, 2, append(slices.Clone(decodes), "--group", name)...); err != nil {
+			return err
+		}
+		decode = append(decode, s.ranks(name, 2, ", slots: 16, group: "+name)...)
+	}
+	slices.Sort(decode)
+	if err := s.serve(ctx, s.configure(append(s.ranks("prefill1", 1, ""), s.ranks("prefill2", 1, "")...), decode, "")); err != nil {
+		return err
+	}
+	s.ask(ctx, clients{concurrency: 30, prompt: 600, answer: 150})
+	return nil
+}
+
+// slowed gives an engine a fifth of its time for so long.
+func slowed(ctx context.Context, e *engine, lasts time.Duration) error {
+	for end := time.Now().Add(lasts); time.Now().Before(end); {
+		_ = e.Signal(syscall.SIGSTOP)
+		if err := testbed.Pause(ctx, 200*time.Millisecond); err != nil {
+			return err
+		}
+		_ = e.Signal(syscall.SIGCONT)
+		if err := testbed.Pause(ctx, 50*time.Millisecond); err != nil {
+			return err
+		}
+	}
+	return nil
+}
 
 func (s *stage) prefillTwo(ctx context.Context, flags []string) error {
 	for i := range 2 {

@@ -40,6 +40,7 @@ type incident struct {
 	ID       int    `json:"id"`
 	Headline string `json:"headline"`
 	What     string `json:"what"`
+	Harm     string `json:"harm"`
 	UntilMs  int64  `json:"until_ms"`
 	Clients  string `json:"clients"`
 	Next     string `json:"next"`
@@ -308,7 +309,11 @@ func (e *ear) hear(at time.Duration, incidents []incident) {
 		if e.frozen {
 			continue
 		}
-		says := strings.ReplaceAll(fmt.Sprintf("**%s.** %s. %s %s", i.Headline, strings.TrimSuffix(i.What, "."), italic(i.Clients), i.Next), "|", "\\|")
+		harm := ""
+		if i.Harm != "" {
+			harm = " " + i.Harm + "."
+		}
+		says := strings.ReplaceAll(fmt.Sprintf("**%s.** %s.%s %s %s", i.Headline, strings.TrimSuffix(i.What, "."), harm, italic(i.Clients), i.Next), "|", "\\|")
 		known := false
 		for k := range e.outage.heard {
 			if h := &e.outage.heard[k]; h.id == i.ID && h.headline == i.Headline {

@@ -30,13 +30,13 @@ import (
 	"github.com/chromedp/chromedp/kb"
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
-	"go.uber.org/zap"
 
-	"evenkeel/dispatcher/board"
+	"evenkeel/dispatcher/verdict"
+	"evenkeel/gateway/detect"
 	"evenkeel/gateway/live"
 	"evenkeel/gateway/live/livetest"
 	"evenkeel/gateway/receipt"
-	"evenkeel/gateway/timeline"
+	"evenkeel/gateway/watch"
 	"evenkeel/internal/stats"
 )
 
@@ -49,6 +49,7 @@ var shots = flag.String("shots", "", "folder to write pictures of the page to")
 type site struct {
 	t      *testing.T
 	fake   *livetest.Proxy
+	watch  *watch.Watch
 	live   *live.Live
 	addr   string
 	token  string
@@ -62,33 +63,34 @@ type site struct {
 
 func newSite(t *testing.T, ranks int) *site {
 	s := &site{t: t, fake: livetest.New(ranks), addr: "127.0.0.1:0"}
-	s.fake.Pass(time.Hour)
+	s.fake.Age(time.Hour)
 	t.Cleanup(func() { s.close() })
 	return s
 }
 
 // open starts the server with a quarter of an hour behind it.
 func (s *site) open() *site {
-	s.live = live.Of(s.fake, zap.NewNop())
+	s.watch = s.fake.Watch()
+	s.live = s.fake.Live(s.watch)
 	for i := range 900 { // a quarter of an hour, with a bad time in it
-		at := time.Now().Add(time.Duration(i-900) * time.Second)
-		d := live.Document{Proxy: live.Proxy{Policy: "evenkeel"}, Engines: []live.Engine{{ID: "10.0.3.13:8000", Role: "decode", State: "up"}}}
-		if i > 300 {
-			d.Proxy.Policy = "br0"
-		}
 		if bad := uint64(max(0, min(120, i-500))); bad > 0 {
-			s.fake.Fail(map[timeline.Outcome]uint64{{Name: "queue_full", Status: 429}: 60 * bad, {Name: "upstream_broken", Status: 502}: 9 * bad}, nil, 0)
-		}
-		if i > 500 && i < 620 {
-			d.Engines[0].State = "down"
+			s.fake.Fail(map[detect.Outcome]uint64{{Name: "queue_full", Status: 429}: 60 * bad, {Name: "upstream_broken", Status: 502}: 9 * bad}, nil, 0)
 		}
 		sample := s.fake.At(3600 - float64(900-i))
-		var most int64
-		for _, r := range sample.Ranks {
-			most = max(most, r.KVTokens)
+		sample.At, sample.Looked, sample.Policy = time.Now().Add(time.Duration(i-900)*time.Second), true, "evenkeel"
+		sample.Engines = map[detect.EngineName]string{{Role: "decode", Name: "10.0.3.13:8000"}: "up"}
+		if i <= 300 {
+			sample.Policy = "br0"
 		}
-		d.Models = []live.Model{{Name: "deepseek-r1", Groups: []live.Group{{GroupLoads: board.GroupLoads{Name: "dp", MostTokens: most}}}}}
-		s.live.Add(&d, &sample, at)
+		if i > 500 && i < 620 {
+			sample.Engines = map[detect.EngineName]string{{Role: "decode", Name: "10.0.3.13:8000"}: "down"}
+		}
+		group := detect.GroupAt{GroupName: detect.GroupName{Model: "deepseek-r1", Group: "dp"}}
+		for _, r := range sample.Ranks {
+			group.MostTokens = max(group.MostTokens, r.KVTokens)
+		}
+		sample.Groups = []detect.GroupAt{group}
+		s.watch.With(func(w *detect.Watch) { w.Add(sample) })
 	}
 	mux := http.NewServeMux()
 	for path, page := range live.Page() {
@@ -121,7 +123,7 @@ func (s *site) open() *site {
 	s.done = make(chan struct{})
 	go func() {
 		defer close(s.done)
-		s.live.Run(ctx)
+		s.watch.Run(ctx)
 	}()
 	return s
 }
@@ -291,7 +293,7 @@ func TestPageShows144RanksAndKeepsUp(t *testing.T) {
 
 	before := b.eval("evenkeel.document.at_ms")
 	b.eventually("another document", "evenkeel.document.at_ms > "+before)
-	s.fake.Change(func(d *live.Document) { d.Proxy.Open = 777_123 })
+	s.fake.Change(func(d *detect.Facts) { d.Proxy.Open = 777_123 })
 	b.eventually("what changed", text+`.includes('777,123')`)
 	s.fake.Change(nil)
 	b.scheme("light")
@@ -322,14 +324,14 @@ func TestPageSaysWhatIsWrong(t *testing.T) {
 }
 
 // troubled is a bad night.
-func troubled(d *live.Document) {
+func troubled(d *detect.Facts) {
 	g := &d.Models[0].Groups[0]
 	for i := range g.Ranks {
 		switch r := &g.Ranks[i]; {
 		case i/16 == 3:
-			r.State, r.KVTokens, r.Used, r.Running = live.RankOut, 0, 0, 0
+			r.State, r.KVTokens, r.Used, r.Running = detect.RankOut, 0, 0, 0
 		case i == 70 || i == 71:
-			r.State = live.RankDraining
+			r.State = detect.RankDraining
 		case i == 100:
 			r.KVTokens, r.Tight = r.Capacity, true
 		}
@@ -343,8 +345,8 @@ func troubled(d *live.Document) {
 	p.Engines[4].State, p.Engines[4].KVShare, p.Engines[4].KVTokens = "closed", 0.94, 940_000
 	pool := &d.Models[0].Pool
 	pool.Entries, pool.OldestS, pool.Ages = 212, 33, []int{4, 9, 30, 60, 61, 40, 8}
-	d.Scopes = []live.Scope{{Region: "eu", Home: true, Phase: "holding", Admits: true, Holder: "eu-1", Epoch: 4}}
-	d.Geo = &live.Geo{Policy: "sp-p", Peers: []live.Peer{{ID: "us-1", Region: "us", Up: true, RTTMs: 84, InFlight: 3, Circuit: "closed"}}}
+	d.Scopes = []detect.Scope{{Region: "eu", Home: true, Phase: "holding", Admits: true, Holder: "eu-1", Epoch: 4}}
+	d.Geo = &detect.Geo{Policy: "sp-p", Peers: []detect.Peer{{ID: "us-1", Region: "us", Up: true, RTTMs: 84, InFlight: 3, Circuit: "closed"}}}
 }
 
 func TestPageFitsANarrowScreen(t *testing.T) {
@@ -361,8 +363,8 @@ func TestPageFitsANarrowScreen(t *testing.T) {
 	b.calm(s)
 }
 
-func troubledFew(d *live.Document) {
-	d.Models[0].Groups[0].Ranks[5].State = live.RankDraining
+func troubledFew(d *detect.Facts) {
+	d.Models[0].Groups[0].Ranks[5].State = detect.RankDraining
 	d.Engines[2].State, d.Engines[2].Why = "down", "dial tcp 10.0.1.12:8000: connection refused"
 	d.Prefill.Engines[2].State = "down"
 }
@@ -428,12 +430,12 @@ func TestPageSpeaksOnlyOfWhatChanged(t *testing.T) {
 	b.eval(`(window.spoken = [], new MutationObserver((l) => l.forEach((m) => { const r = (m.target.parentElement || document.body).closest('[role=status], [aria-live]'); if (r) spoken.push(r.textContent); })).observe(document.body, { subtree: true, childList: true, characterData: true }))`)
 	for i := range 3 {
 		open := int64(1000 + i)
-		s.fake.Change(func(d *live.Document) { d.Proxy.Open = open })
+		s.fake.Change(func(d *detect.Facts) { d.Proxy.Open = open })
 		b.eventually("another document", fmt.Sprintf("evenkeel.document.proxy.open_requests === %d && document.getElementById('problems-title').textContent.includes('%s')", open, stats.Grouped(open)))
 	}
 	require.Equal(t, "0", b.eval("spoken.length"), "%s", b.eval("spoken.join(' | ')"))
 	s.fake.Change(troubledFew)
-	b.eventually("the verdict is said", `document.getElementById('said').textContent.startsWith('Engine outage: 1 thing is wrong, and 1 is worth a look. Prefill engine 10.0.1.12:8000 is down')`)
+	b.eventually("the verdict is said", `document.getElementById('said').textContent.startsWith('Engine outage: 2 things are worth a look. Prefill engine 10.0.1.12:8000 is down')`)
 	b.calm(s)
 }
 
@@ -441,7 +443,7 @@ func TestPageSpeaksOnlyOfWhatChanged(t *testing.T) {
 // so is the step they are of.
 func TestPageTellsOfOneStep(t *testing.T) {
 	b, s := chromium(t), newSite(t, 16)
-	s.fake.Change(func(d *live.Document) {
+	s.fake.Change(func(d *detect.Facts) {
 		g := &d.Models[0].Groups[0]
 		g.StepMs, g.ModelMs, g.LostShare, g.LostMs = 50, 20, 0.1, 2
 	})
@@ -449,9 +451,9 @@ func TestPageTellsOfOneStep(t *testing.T) {
 	b.visit(s)
 	b.eventually("the tile", text+`.includes('2.0 ms of 20.0 ms, by the step model')`)
 	require.Equal(t, "false", b.eval(text+`.includes('engines count')`), "no engine tells how long its ranks wait")
-	s.fake.Change(func(d *live.Document) { d.Models[0].Groups[0].SyncWaitMs = 1.84 })
+	s.fake.Change(func(d *detect.Facts) { d.Models[0].Groups[0].SyncWaitMs = 1.84 })
 	b.eventually("what the engines tell", text+`.includes("1.9 ms of 30.6 ms, by the step model; engines count 1.8 ms")`)
-	s.fake.Change(func(d *live.Document) {
+	s.fake.Change(func(d *detect.Facts) {
 		g := &d.Models[0].Groups[0]
 		g.StepMs, g.ModelMs, g.LostShare, g.LostMs = 50, 0, 0, 0
 	})
@@ -468,8 +470,8 @@ func TestPageTellsWhatAnotherPolicyWouldHaveCost(t *testing.T) {
 	for _, says := range []string{"Replayed: the 4.0 min until 12 s ago; error 0.8 % of a step. Requests are replayed as they came: ", "evenkeel: imbalance "} {
 		require.Contains(t, b.eval("document.getElementById('balances').innerText"), says)
 	}
-	s.fake.Change(func(d *live.Document) {
-		d.Models[0].Groups[0].Twin = live.Twin{Says: []string{}, Note: "The twin has replayed nothing yet."}
+	s.fake.Change(func(d *detect.Facts) {
+		d.Models[0].Groups[0].Twin = nil
 	})
 	b.eventually("there is none", `document.querySelectorAll('.twin li').length === 0 && document.querySelector('.twin').innerText.endsWith('The twin has replayed nothing yet.')`)
 	b.calm(s)
@@ -478,12 +480,12 @@ func TestPageTellsWhatAnotherPolicyWouldHaveCost(t *testing.T) {
 // A rank that is dead enters neither the mean nor the emptiest.
 func TestPageLeavesDeadRanksOutOfTheMean(t *testing.T) {
 	b, s := chromium(t), newSite(t, 4)
-	s.fake.Change(func(d *live.Document) {
+	s.fake.Change(func(d *detect.Facts) {
 		g := &d.Models[0].Groups[0]
 		for i := range g.Ranks {
 			g.Ranks[i].KVTokens = int64(100_000 + i)
 		}
-		g.Ranks[0].State, g.Ranks[0].Steps, g.Ranks[0].KVTokens, g.Ranks[0].Slots = live.RankDown, false, 0, 0
+		g.Ranks[0].State, g.Ranks[0].Steps, g.Ranks[0].KVTokens, g.Ranks[0].Slots = detect.RankDown, false, 0, 0
 		g.SteppingRanks, g.KVTokens, g.MeanTokens, g.LeastTokens, g.MostTokens = 3, 300_006, 100_002, 100_001, 100_003
 	})
 	s.open()
@@ -548,10 +550,10 @@ func TestPageAsksForTheTokenOnce(t *testing.T) {
 func TestPageTakesNamesAsText(t *testing.T) {
 	const evil = `<img src=x onerror="window.hit=1"><script>window.hit=1</script>"'&\u202e` + "\x00"
 	b, s := chromium(t), newSite(t, 3)
-	s.fake.Change(func(d *live.Document) {
+	s.fake.Change(func(d *detect.Facts) {
 		m := &d.Models[0]
 		m.Name, m.Groups[0].Name, m.Groups[0].Policy = evil, evil, evil
-		m.Groups[0].Twin = live.Twin{Says: []string{evil}, Note: evil}
+		m.Groups[0].Twin = &verdict.Twin{Policy: evil, Against: []verdict.Against{{Policy: evil, Says: evil}}}
 		for i := range m.Groups[0].Ranks {
 			m.Groups[0].Ranks[i].Name, m.Groups[0].Ranks[i].State = fmt.Sprint(evil, i), evil
 		}
@@ -559,10 +561,12 @@ func TestPageTakesNamesAsText(t *testing.T) {
 		e := &d.Engines[0]
 		e.ID, e.Role, e.State, e.Why, e.Version = evil, evil, evil, evil, evil
 		d.Prefill.Policy, d.Prefill.Engines[0].ID, d.Prefill.Engines[0].State = evil, evil, evil
-		c := &d.Decisions[0]
+		d.Geo = &detect.Geo{Policy: evil, Peers: []detect.Peer{{ID: evil, Region: evil, Fault: evil}}}
+		d.Scopes = []detect.Scope{{Region: evil, Phase: evil, Holder: evil}}
+	})
+	s.fake.Decide(func(list []live.Decision) {
+		c := &list[0]
 		c.ID, c.Model, c.Prefill, c.Rank, c.Outcome, c.Why = evil, evil, evil, evil, evil, evil
-		d.Geo = &live.Geo{Policy: evil, Peers: []live.Peer{{ID: evil, Region: evil, Fault: evil}}}
-		d.Scopes = []live.Scope{{Region: evil, Phase: evil, Holder: evil}}
 	})
 	s.open()
 	b.visit(s)

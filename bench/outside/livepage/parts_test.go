@@ -13,8 +13,9 @@ import (
 	"github.com/chromedp/chromedp/kb"
 	"github.com/stretchr/testify/require"
 
-	"evenkeel/gateway/live"
-	"evenkeel/gateway/timeline"
+	"evenkeel/dispatcher/board"
+	"evenkeel/gateway/advice"
+	"evenkeel/gateway/detect"
 )
 
 var soak = flag.Duration("soak", 0, "how long a page is kept open to see whether it grows")
@@ -128,15 +129,15 @@ func TestIncidentsSayWhatToDo(t *testing.T) {
 // Who drags on the strip sees the whole page as it was.
 func TestStripMovesThePage(t *testing.T) {
 	b, s := chromium(t), newSite(t, 16).open()
-	s.fake.Change(func(d *live.Document) { d.Proxy.Open = 111_111 })
+	s.fake.Change(func(d *detect.Facts) { d.Proxy.Open = 111_111 })
 	b.visit(s)
 	wait := func(what, script string, ms int) {
 		b.eventually(what, script)
 		b.eventually("some more", fmt.Sprintf("evenkeel.document.at_ms > %d + %s", ms, b.eval("evenkeel.document.at_ms")))
 	}
-	wait("then", text+".includes('111,111')", 3500)
-	s.fake.Change(func(d *live.Document) { d.Proxy.Open = 222_222 })
-	wait("now", text+".includes('222,222')", 2500)
+	wait("then", text+".includes('111,111')", 11_000)
+	s.fake.Change(func(d *detect.Facts) { d.Proxy.Open = 222_222 })
+	wait("now", text+".includes('222,222')", 2500) // pages are kept in steps of five seconds
 	b.press("7")
 	require.Equal(t, "strip", b.eval("document.activeElement.id"))
 	b.press(kb.ArrowLeft)
@@ -215,13 +216,13 @@ func TestPictureCanBeCopied(t *testing.T) {
 }
 
 // hurt are what a fleet may be in.
-var hurt = map[string]func(*live.Document){
-	"well": func(*live.Document) {},
-	"half-dead": func(d *live.Document) {
+var hurt = map[string]func(*detect.Facts){
+	"well": func(*detect.Facts) {},
+	"half-dead": func(d *detect.Facts) {
 		g := &d.Models[0].Groups[0]
 		for i := range g.Ranks {
 			if r := &g.Ranks[i]; i < len(g.Ranks)/2 {
-				r.State, r.Steps, r.KVTokens, r.Used, r.Slots, r.Running = live.RankDown, false, 0, 0, 0, 0
+				r.State, r.Steps, r.KVTokens, r.Used, r.Slots, r.Running = detect.RankDown, false, 0, 0, 0, 0
 			}
 		}
 		g.SteppingRanks = len(g.Ranks) - len(g.Ranks)/2
@@ -234,7 +235,7 @@ var hurt = map[string]func(*live.Document){
 		}
 		d.Traffic.RequestsPerS, d.Traffic.FailuresPerS = 410, 37
 	},
-	"flood": func(d *live.Document) {
+	"flood": func(d *detect.Facts) {
 		d.Prefill.Waiting = 1000
 		for i := range d.Prefill.Engines {
 			d.Prefill.Engines[i].State, d.Prefill.Engines[i].KVShare, d.Prefill.Engines[i].ScrapeAgeMs = "closed", 0.97, 9000
@@ -246,17 +247,14 @@ var hurt = map[string]func(*live.Document){
 		}
 		d.Traffic.RequestsPerS, d.Traffic.FailuresPerS = 2100, 1500
 		d.Models[0].Pool.Entries = 9000
-		d.Advice = []live.Advice{{Model: "deepseek-r1", Says: "Prefill has 12 ranks, and 16 are advised. Decode has 32 ranks, and 32 are advised."}}
-		d.Advice[0].Steps = append(d.Advice[0].Steps, struct {
-			Kind   string `json:"kind"`
-			Reason string `json:"reason"`
-		}{"add_prefill", "backlog"})
+		d.Advice = []advice.Advice{{Model: "deepseek-r1", Says: "Prefill has 12 ranks, and 16 are advised. Decode has 32 ranks, and 32 are advised."}}
+		d.Advice[0].Steps = append(d.Advice[0].Steps, advice.Step{Kind: "add_prefill", Reason: "backlog"})
 	},
-	"draining": func(d *live.Document) {
+	"draining": func(d *detect.Facts) {
 		g := &d.Models[0].Groups[0]
 		for i := range g.Ranks {
 			if i%4 == 1 {
-				g.Ranks[i].State, g.Ranks[i].Slots = live.RankDraining, 0
+				g.Ranks[i].State, g.Ranks[i].Slots = detect.RankDraining, 0
 			}
 		}
 	},
@@ -367,8 +365,8 @@ func TestPageTellsOfAFlood(t *testing.T) {
 	b.visit(s)
 	b.eventually("history", `document.getElementById('problems').className === 'ok' && document.getElementById('failures-now').textContent === 'No request fails now. These numbers are history.'`)
 	require.Equal(t, "0", b.eval(`document.querySelectorAll('#failure-rows .bad').length`), "nothing is red while nothing fails")
-	s.fake.Fail(map[timeline.Outcome]uint64{{Name: "queue_full", Status: 429}: 90_000, {Name: "upstream_broken", Status: 502}: 1080},
-		map[timeline.Outcome]timeline.Why{{Name: "queue_full", Status: 429}: {Text: "the arrival queue of model deepseek-r1 is full (prefill.queue.max: 1000)"}}, 82_800)
+	s.fake.Fail(map[detect.Outcome]uint64{{Name: "queue_full", Status: 429}: 90_000, {Name: "upstream_broken", Status: 502}: 1080},
+		map[detect.Outcome]detect.Why{{Name: "queue_full", Status: 429}: {Text: "the arrival queue of model deepseek-r1 is full (prefill.queue.max: 1000)"}}, 82_800)
 	s.fake.Change(hurt["flood"])
 	b.eventually("the verdict", `document.getElementById('problems-title').textContent.startsWith('✕ Overload: ')`)
 	first := func() string { return b.eval("document.getElementById('problem-list').children[0].innerText") }
@@ -399,8 +397,8 @@ func TestPageShowsWhatDrains(t *testing.T) {
 	})()`
 	require.Equal(t, "0", b.eval(orange))
 	height := b.eval("document.querySelector('canvas.map').clientHeight")
-	s.fake.Change(func(d *live.Document) {
-		d.Models[0].Groups[0].Ranks[3].State, d.Models[0].Groups[0].Ranks[3].KVTokens = live.RankDraining, 9000
+	s.fake.Change(func(d *detect.Facts) {
+		d.Models[0].Groups[0].Ranks[3].State, d.Models[0].Groups[0].Ranks[3].KVTokens = detect.RankDraining, 9000
 	})
 	b.eventually("it is drawn", orange+" > 400")
 	require.Equal(t, height, b.eval("document.querySelector('canvas.map').clientHeight"), "the legend has room for it")
@@ -409,14 +407,14 @@ func TestPageShowsWhatDrains(t *testing.T) {
 }
 
 // together makes the ranks of a document prefill and decode: with every document rounds are sent to half of them.
-func together() func(*live.Document) {
+func together() func(*detect.Facts) {
 	documents := uint64(0)
-	return func(d *live.Document) {
+	return func(d *detect.Facts) {
 		documents++
 		m := &d.Models[0]
 		m.Name, m.Aggregated = m.Name+" (aggregated)", true
 		g := &m.Groups[0]
-		g.Rounds = &live.Rounds{Sent: 3 * documents, MaxHoldS: 5, Says: "Since the start 31 % of steps had a prefill, and 26 % of ranks were empty in them."}
+		g.Held, g.Rounds = 0, &board.RoundStatus{Sent: 3 * documents, MaxHoldS: 5, Steps: 100, PrefillSteps: 31, EmptyShare: 0.26}
 		for i := range g.Ranks {
 			r := &g.Ranks[i]
 			r.Prompts, r.Backlog, r.Unread = 7, int64(300*i), int64(1500*i)
@@ -424,7 +422,7 @@ func together() func(*live.Document) {
 				r.Prompts += documents
 			}
 		}
-		d.Prefill.Engines, d.Prefill.Groups = []live.PrefillEngine{}, []live.PrefillGroup{{ID: "dp", State: "open"}}
+		d.Prefill.Engines, d.Prefill.Groups = []detect.PrefillEngine{}, []detect.PrefillGroup{{ID: "dp", State: "open"}}
 	}
 }
 

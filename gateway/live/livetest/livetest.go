@@ -30,6 +30,7 @@ type Proxy struct {
 	whys   map[detect.Outcome]detect.Why
 	fails  uint64 // requests in all, of which rates are made
 	change func(*detect.Facts)
+	decide func([]live.Decision)
 }
 
 // New has so many ranks.
@@ -40,6 +41,20 @@ func (p *Proxy) Change(change func(*detect.Facts)) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.change = change
+}
+
+// Decide has a function change all decisions from now on.
+func (p *Proxy) Decide(decide func([]live.Decision)) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.decide = decide
+}
+
+// Age makes it older.
+func (p *Proxy) Age(d time.Duration) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.began = p.began.Add(-d)
 }
 
 // Fail has requests fail: so many by their outcome since the start, why, and so many in all, of which rates are made.
@@ -169,7 +184,8 @@ func (p *Proxy) Facts(context.Context) detect.Facts {
 }
 
 // Decisions are the last ones.
-func (p *Proxy) Decisions(now time.Time) (list []live.Decision) {
+func (p *Proxy) Decisions(now time.Time) []live.Decision {
+	list := []live.Decision{}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	seconds := p.seconds()
@@ -178,6 +194,9 @@ func (p *Proxy) Decisions(now time.Time) (list []live.Decision) {
 			ID: fmt.Sprintf("%016x%016x", uint64(int(seconds)-i)*0x9e3779b97f4a7c15, uint64(i)*0xbf58476d1ce4e5b9), AtMs: now.UnixMilli() - int64(i)*130, Model: "deepseek-r1", Prompt: 900 + 517*i, Prefill: fmt.Sprintf("10.0.1.%d:8000/0", 10+i),
 			Rank: fmt.Sprintf("10.0.3.%d:8000/%d", 10+i%9, i), WaitMs: 2.1 * float64(i), Outcome: []string{"", "ok", "ok"}[i%3], Why: "evenkeel: least imbalance over 40 steps",
 		})
+	}
+	if p.decide != nil {
+		p.decide(list)
 	}
 	return list
 }
