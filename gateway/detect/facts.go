@@ -31,23 +31,17 @@ type Facts struct {
 
 // Proxy is the process itself.
 type Proxy struct {
-	ID            string
-	Region        string
-	Role          string
-	Version       string
-	UptimeS       float64
-	Ready         bool
-	Why           string
-	Draining      bool
-	ConfigError   string
-	ReloadedMs    int64
-	Policy        string
-	PrefillPolicy string
-	Open          int64
-	Places        int
-	PlacesUsed    int
-	DriftSlots    int64
-	DriftTokens   int64
+	ID, Region, Role        string
+	UptimeS                 float64
+	Ready                   bool
+	Why                     string
+	Draining                bool
+	ConfigError             string
+	ReloadedMs              int64
+	Policy, PrefillPolicy   string
+	Open                    int64
+	Places, PlacesUsed      int
+	DriftSlots, DriftTokens int64
 }
 
 // Certificate is what a listener presents to those who connect.
@@ -58,10 +52,9 @@ type Certificate struct {
 
 // Traffic is what clients get. Rates are of the last ten seconds, latencies of the last minute.
 type Traffic struct {
-	Rates           // (found)
-	FailedOn string // the host on which an attempt of nearly all requests failed that failed in the last minute
-	TTFT     Latency
-	TPOT     Latency
+	Rates             // (found)
+	FailedOn   string // the host on which an attempt of nearly all requests failed that failed in the last minute
+	TTFT, TPOT Latency
 }
 
 // Rates are of the last ten seconds.
@@ -74,9 +67,8 @@ type Rates struct {
 
 // Latency of the last minute.
 type Latency struct {
-	P50Ms   float64
-	P99Ms   float64
-	Samples int // 0: nothing is known
+	P50Ms, P99Ms float64
+	Samples      int // 0: nothing is known
 }
 
 // Outcome is how requests fail: with a name of a fixed set, and a status.
@@ -94,15 +86,11 @@ type Why struct {
 
 // Failed is how many requests failed in one way.
 type Failed struct {
-	Outcome    string
-	Status     int
-	Last10S    uint64
-	LastMinute uint64
-	Last5Min   uint64
-	LastHour   uint64
-	SinceStart uint64
-	Why        string
-	Own        bool // Why is a limit of one key: others are served
+	Outcome                                             string
+	Status                                              int
+	Last10S, LastMinute, Last5Min, LastHour, SinceStart uint64
+	Why                                                 string
+	Own                                                 bool // Why is a limit of one key: others are served
 }
 
 // Model is one board: the ranks that serve a model and the pool in front of them.
@@ -115,30 +103,26 @@ type Model struct {
 
 // Pool is what waits for a rank.
 type Pool struct {
-	Entries int
-	OldestS float64
-	TTLS    float64
-	UpToS   []float64
-	Ages    []int
+	Entries       int
+	OldestS, TTLS float64
+	UpToS         []float64
+	Ages          []int
 }
 
 // Group is the ranks that step together, or all of a model that have no barrier.
 type Group struct {
 	board.GroupLoads
-	Held       int
-	StepMs     float64
-	ModelMs    float64
-	ModelWhy   string // there is no step model
-	LostShare  float64
-	LostMs     float64
-	SyncWaitMs float64
-	Law        Law
-	Rounds     *board.RoundStatus // nil where the ranks do not prefill
-	Twin       *verdict.Twin
-	Source     string  // of the step model; empty: there is none
-	OwnMs      float64 // by the step model, a token of a prompt that the slowest rank computes; 0: unknown
-	Ranks      []Rank
-	Said       []*Gauges // of each of Ranks, by its engine; nil where it is not known
+	Held                          int
+	StepMs, ModelMs               float64
+	ModelWhy                      string // there is no step model
+	LostShare, LostMs, SyncWaitMs float64
+	Law                           Law
+	Rounds                        *board.RoundStatus // nil where the ranks do not prefill
+	Twin                          *verdict.Twin
+	Source                        string  // of the step model; empty: there is none
+	OwnMs                         float64 // by the step model, a token of a prompt that the slowest rank computes; 0: unknown
+	Ranks                         []Rank
+	Said                          []*Gauges // of each of Ranks, by its engine; nil where it is not known
 
 	TokenMs     float64   // (found) the median of the ranks' TokenMs; 0: none has one
 	UsualMs     float64   // (found) while steps take much longer than in the last hour: what a step at the present loads took then
@@ -177,11 +161,9 @@ type Gauges struct {
 
 // Differs is a gauge of a rank's engine that is far above that of the middle rank of its group.
 type Differs struct {
-	Rank   string
-	Gauge  string
-	Value  float64
-	Median float64
-	Says   string
+	Rank, Gauge   string
+	Value, Median float64
+	Says          string
 }
 
 // Lately are the whole answers of a rank in the last minute, or in the last five where those are few.
@@ -202,42 +184,35 @@ const (
 
 // Rank is one data-parallel worker.
 type Rank struct {
-	ID       int32
-	Name     string // host:port, of several ranks with /rank behind it
-	State    string
-	Steps    bool // with its group; false: it counts in no sum or mean
-	KVTokens int64
-	Unread   int64
-	Capacity int64 // 0: not known, or without limit
-	Used     int
-	Slots    int
-	Running  int
-	Output   int64
-	Answers  uint64
-	Empty    uint64
-	TokenMs  float64 // (found) between two tokens of an answer, in the mean of the last 20 seconds; 0: too few came to tell
-	SlowMs   float64 // (found) the same in those of the last minute's spans in which it was much slower than the others, if they are many; 0: they are few
-	OthersMs float64 // (found) and what the middle one of its group took in these
-	Tight    bool
-	Lately   Lately // (found)
-	Backlog  int64
-	Prompts  uint64
+	ID                   int32
+	Name                 string // host:port, of several ranks with /rank behind it
+	State                string
+	Steps                bool // with its group; false: it counts in no sum or mean
+	KVTokens, Unread     int64
+	Capacity             int64 // 0: not known, or without limit
+	Used, Slots, Running int
+	Output               int64
+	Answers, Empty       uint64
+	TokenMs              float64 // (found) between two tokens of an answer, in the mean of the last 20 seconds; 0: too few came to tell
+	SlowMs               float64 // (found) the same in those of the last minute's spans in which it was much slower than the others, if they are many; 0: they are few
+	OthersMs             float64 // (found) and what the middle one of its group took in these
+	Tight                bool
+	Lately               Lately // (found)
+	Backlog              int64
+	Prompts              uint64
 }
 
 // Prefill is the prefill tier.
 type Prefill struct {
-	Policy        string
-	Waiting       int
-	QueueMax      int
-	ScrapeEveryMs float64
-	HitShare      float64
-	BacklogS      float64
-	BusyS         float64 // (found) for how long prompts have come faster than they are computed
-	Batch         Batch
-	Hits          *Hits     // of the key with the most requests that wait, while the backlog is long
-	Heaviest      *Heaviest // nil: no prompt is computed, or no receipts are kept
-	Engines       []PrefillEngine
-	Groups        []PrefillGroup
+	Policy                            string
+	Waiting, QueueMax                 int
+	ScrapeEveryMs, HitShare, BacklogS float64
+	BusyS                             float64 // (found) for how long prompts have come faster than they are computed
+	Batch                             Batch
+	Hits                              *Hits     // of the key with the most requests that wait, while the backlog is long
+	Heaviest                          *Heaviest // nil: no prompt is computed, or no receipts are kept
+	Engines                           []PrefillEngine
+	Groups                            []PrefillGroup
 }
 
 // Batch is what became of requests that take only what others leave.
@@ -249,9 +224,8 @@ type Batch struct {
 
 // Hits are the shares of a key's prompt tokens that were in a prefix cache.
 type Hits struct {
-	Key    string
-	Share  float64
-	Before float64
+	Key           string
+	Share, Before float64
 }
 
 // Heaviest is the key of which most prompt tokens are that are computed now.
@@ -263,27 +237,20 @@ type Heaviest struct {
 
 // PrefillGroup is a group of ranks that prefill and decode, as the arrival queue sees it.
 type PrefillGroup struct {
-	ID       string
-	State    string
-	Inflight int
+	ID, State string
+	Inflight  int
 }
 
 // PrefillEngine is one prefill candidate: an engine, or a rank of one.
 type PrefillEngine struct {
-	ID          string
-	State       string
-	Why         string
-	KVTokens    int64
-	Budget      int64
-	KVShare     float64
-	GateShare   float64
-	Inflight    int
-	NewTokens   int64
-	Waiting     float64
-	Pooled      int
-	Dispatched  int
-	HitShare    float64
-	ScrapeAgeMs float64
+	ID, State, Why        string
+	KVTokens, Budget      int64
+	KVShare, GateShare    float64
+	Inflight              int
+	NewTokens             int64
+	Waiting               float64
+	Pooled, Dispatched    int
+	HitShare, ScrapeAgeMs float64
 }
 
 // Waiting is how many requests of a key wait.
@@ -301,19 +268,17 @@ const (
 
 // Engine is an engine's health.
 type Engine struct {
-	ID       string // host:port
-	Role     string
-	Models   []string
-	Group    string
-	State    string
-	Why      string
-	Hangs    bool
-	Moved    *Moved // nil: its name has always had the same address
-	SinceS   float64
-	Draining bool
-	Share    float64
-	Ranks    int
-	Version  string
+	ID                string // host:port
+	Role              string
+	Models            []string
+	Group, State, Why string
+	Hangs             bool
+	Moved             *Moved // nil: its name has always had the same address
+	SinceS            float64
+	Draining          bool
+	Share             float64
+	Ranks             int
+	Version           string
 }
 
 // Moved says that the name of an engine has other addresses than before.
@@ -332,9 +297,7 @@ type Source struct {
 
 // Unfit is an engine that failed the request it was tried with before its first.
 type Unfit struct {
-	ID   string
-	Role string
-	Why  string
+	ID, Role, Why string
 }
 
 // Geo is this proxy among those of other regions.
@@ -345,23 +308,20 @@ type Geo struct {
 
 // Peer is another region's proxy.
 type Peer struct {
-	ID       string
-	Region   string
-	Up       bool
-	Draining bool
-	Fault    string
-	RTTMs    float64
-	InFlight int
-	Circuit  string
+	ID, Region   string
+	Up, Draining bool
+	Fault        string
+	RTTMs        float64
+	InFlight     int
+	Circuit      string
 }
 
 // Scope is a region, or a decode group of our own, whose engines this proxy may own.
 type Scope struct {
-	Region string
-	Group  string
-	Home   bool
-	Phase  string
-	Admits bool
-	Holder string
-	Epoch  int64
+	Region, Group string
+	Home          bool
+	Phase         string
+	Admits        bool
+	Holder        string
+	Epoch         int64
 }
