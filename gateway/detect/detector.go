@@ -97,7 +97,6 @@ type Finding struct {
 type view struct {
 	*Facts
 	last    Ended  // in the last minute
-	fails   bool   // requests fail, more than a few
 	loads   []load // of each model
 	drained map[string]bool
 	several bool // groups are named with their model

@@ -96,7 +96,8 @@ type Failed struct {
 // Model is one board: the ranks that serve a model and the pool in front of them.
 type Model struct {
 	Name       string
-	Aggregated bool // its ranks prefill and decode
+	Aggregated bool    // its ranks prefill and decode
+	CrowdedS   float64 // (found) for how long it has had no free slot or no KV memory, while so many wait that each waits for about one answer
 	Pool       Pool
 	Groups     []Group
 }

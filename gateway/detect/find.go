@@ -20,7 +20,7 @@ var kinds = func() map[Kind]*Detector {
 
 // Find says what is wrong, the bad before what is worth a look. last is what ended in the last minute.
 func Find(f *Facts, last Ended) (all []Finding) {
-	v := &view{Facts: f, last: last, fails: f.Traffic.FailuresPerS > failShare*f.Traffic.RequestsPerS}
+	v := &view{Facts: f, last: last}
 	v.several = len(f.Models) > 1 || len(f.Models) == 1 && len(f.Models[0].Groups) > 1
 	for i := range f.Models {
 		v.loads = append(v.loads, v.load(&f.Models[i]))

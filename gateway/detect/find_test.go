@@ -282,7 +282,7 @@ func taken(d *detect.Facts, waiting int) {
 	for i := range g.Ranks {
 		g.Ranks[i].Used = g.Ranks[i].Slots
 	}
-	d.Models[0].Pool.Entries = waiting
+	d.Models[0].Pool.Entries, d.Models[0].CrowdedS = waiting, 20
 }
 
 // The default group of every model has the same name.

@@ -37,8 +37,9 @@ const (
 )
 
 // load is that of a model where it has no free slot or no KV memory, and so many wait for one that each has to wait for about one
-// answer, or others are refused.
+// answer. A burst that is over soon is none, unless others are refused.
 type load struct {
+	crowded, free      bool
 	is                 Kind // empty: none
 	used, slots        int
 	kvTokens, capacity int64
@@ -46,7 +47,8 @@ type load struct {
 	where              string // they wait
 }
 
-func (v *view) load(m *Model) (l load) {
+// load is what a model has, and what waits for it.
+func (f *Facts) load(m *Model) (l load) {
 	for i := range m.Groups {
 		for j := range m.Groups[i].Ranks {
 			if r := &m.Groups[i].Ranks[j]; r.State == RankUp {
@@ -55,26 +57,32 @@ func (v *view) load(m *Model) (l load) {
 		}
 	}
 	l.waiting, l.where = m.Pool.Entries, "in the pool"
-	if len(v.Models) == 1 && v.Prefill.Waiting > 0 && (l.waiting > 0 || v.Proxy.PlacesUsed >= v.Proxy.Places) { // else they wait for prefill
+	if len(f.Models) == 1 && f.Prefill.Waiting > 0 && (l.waiting > 0 || f.Proxy.PlacesUsed >= f.Proxy.Places) { // else they wait for prefill
 		l.where = "in the arrival queue"
 		if l.waiting > 0 {
 			l.where = "in the pool and in the arrival queue"
 		}
-		l.waiting += v.Prefill.Waiting
+		l.waiting += f.Prefill.Waiting
 	}
 	full := l.capacity > 0 && float64(l.kvTokens) >= roomShare*float64(l.capacity)
-	free := float64(l.used) < takenShare*float64(l.slots)
-	enough := l.waiting >= min(l.used, l.slots) || full && free && 2*l.waiting >= l.used || // KV memory comes free in large pieces
-		v.fails && v.refused() != nil
+	l.free = float64(l.used) < takenShare*float64(l.slots)
+	if l.slots == 0 || l.waiting == 0 || l.free && !full {
+		return l
+	}
+	l.crowded = l.waiting >= min(l.used, l.slots) || l.free && 2*l.waiting >= l.used // KV memory comes free in large pieces
+	refused := f.fails() && f.refused() != nil
 	switch {
-	case l.slots == 0 || l.waiting == 0 || free && !full || !enough:
-	case free:
+	case !refused && (!l.crowded || m.CrowdedS == 0):
+	case l.free:
 		l.is = KVFull
 	default: // more KV memory would not help
 		l.is = Overload
 	}
 	return l
 }
+
+// fails says that requests fail, more than a few.
+func (f *Facts) fails() bool { return f.Traffic.FailuresPerS > failShare*f.Traffic.RequestsPerS }
 
 func findOverload(v *view, say say) {
 	key, floods := v.floods()

@@ -171,7 +171,7 @@ func (v *view) queue() Kind {
 	p := &v.Prefill
 	open, _ := p.open()
 	switch f := v.refused(); {
-	case v.fails && f != nil && f.Why != "", p.QueueMax > 0 && p.Waiting >= p.QueueMax && len(v.Models) == 1: // it is the sum over all models
+	case v.fails() && f != nil && f.Why != "", p.QueueMax > 0 && p.Waiting >= p.QueueMax && len(v.Models) == 1: // it is the sum over all models
 		return QueueFull
 	case p.BusyS > 0 && !v.overloaded():
 		return PrefillBusy
@@ -196,7 +196,7 @@ func findQueueFull(v *view, say say) {
 		return
 	}
 	p := &v.Prefill
-	if f := v.refused(); v.fails && f != nil && f.Why != "" {
+	if f := v.refused(); v.fails() && f != nil && f.Why != "" {
 		say(proxyAt("prefill"), "", "Requests are refused, because %s. At the last look %s waited in the arrival queue, and %s of %s places of the pool were taken",
 			f.Why, requests(p.Waiting), stats.Grouped(max(0, v.Proxy.PlacesUsed)), stats.Grouped(max(0, v.Proxy.Places)))
 		return

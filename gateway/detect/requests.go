@@ -26,7 +26,7 @@ const failShare = 0.01 // of requests, at which they are said to fail
 // findRequestsFail counts over the last minute, as the strip and the table of failures do over longer times: a rate of ten seconds
 // would agree with neither.
 func findRequestsFail(v *view, say say) {
-	if !v.fails || v.Traffic.Recovered {
+	if !v.fails() || v.Traffic.Recovered {
 		return
 	}
 	how, most := "", &Failed{}

@@ -1,9 +1,13 @@
 package detect
 
-import "time"
+import (
+	"cmp"
+	"time"
+)
 
 // spell is for how long something has been amiss. It is told of after it lasted for a while, and over after it was away for as long.
 type spell struct {
+	least time.Duration // it lasts, to be told of; 0: spellLasts
 	state spellState
 	since time.Time // amiss; zero where it is well
 	away  time.Time // spellEnding: since when it is not amiss
@@ -22,17 +26,18 @@ const spellLasts = 20 * time.Second
 
 // look takes in how it is now, and says for how long it has been amiss; 0: it is not, or not for long enough.
 func (s *spell) look(amiss bool, now time.Time) time.Duration {
+	least := cmp.Or(s.least, spellLasts)
 	switch {
 	case amiss && s.state == spellWell:
-		*s = spell{state: spellBegun, since: now}
+		*s = spell{least: s.least, state: spellBegun, since: now}
 	case amiss && s.state == spellEnding:
 		s.state = spellLasting
-	case amiss && s.state == spellBegun && now.Sub(s.since) >= spellLasts:
+	case amiss && s.state == spellBegun && now.Sub(s.since) >= least:
 		s.state = spellLasting
 	case !amiss && s.state == spellLasting:
 		s.state, s.away = spellEnding, now
-	case !amiss && (s.state == spellBegun || s.state == spellEnding && now.Sub(s.away) >= spellLasts):
-		*s = spell{}
+	case !amiss && (s.state == spellBegun || s.state == spellEnding && now.Sub(s.away) >= least):
+		*s = spell{least: s.least}
 	}
 	return s.lasts(now)
 }

@@ -12,7 +12,8 @@ type Watch struct {
 	at      time.Time      // it was looked at last
 	follow  map[int32]pace // how the ranks are
 	groups  map[GroupName]*usual
-	backlog spell // prompts come faster than prefill engines compute them
+	backlog spell             // prompts come faster than prefill engines compute them
+	crowded map[string]*spell // by model: so many requests wait that each waits for about one answer
 }
 
 // Look takes in how the proxy is as a whole, with the sample of the same moment. It completes the facts, and judges them.
@@ -22,6 +23,7 @@ func (w *Watch) Look(f *Facts, s Sample) {
 	w.at = f.At
 	w.follow = w.paces()
 	w.compare(f)
+	w.crowd(f)
 	w.backlog.look(f.Prefill.Waiting > 0 && f.Prefill.Late(), f.At)
 	w.Complete(f)
 	w.book.Observe(f.At, Find(f, w.lastMinute()))
@@ -53,6 +55,25 @@ func (w *Watch) compare(f *Facts) {
 	w.groups = groups
 }
 
+// crowdedLasts is how long many requests may wait in a burst.
+const crowdedLasts = 10 * time.Second
+
+// crowd looks for how long each model has been crowded.
+func (w *Watch) crowd(f *Facts) {
+	all := map[string]*spell{}
+	for i := range f.Models {
+		m := &f.Models[i]
+		s := w.crowded[m.Name]
+		if s == nil {
+			s = &spell{least: crowdedLasts}
+		}
+		l := f.load(m)
+		s.look(l.crowded, f.At)
+		all[m.Name] = s
+	}
+	w.crowded = all
+}
+
 // Complete fills in what is found out of the samples.
 func (w *Watch) Complete(f *Facts) {
 	if last := w.Last(); last != nil {
@@ -60,6 +81,11 @@ func (w *Watch) Complete(f *Facts) {
 	}
 	f.Failures = w.failures()
 	f.Prefill.BusyS = w.backlog.lasts(w.at).Seconds()
+	for i := range f.Models {
+		if s := w.crowded[f.Models[i].Name]; s != nil {
+			f.Models[i].CrowdedS = s.lasts(w.at).Seconds()
+		}
+	}
 	for name, g := range f.groups() {
 		g.pace(w.follow)
 		if u := w.groups[name]; u != nil && g.OnlyDecodes() {
