@@ -274,7 +274,7 @@ func TestAKeyThatFillsPrefillEnginesIsOneIncident(t *testing.T) {
 	})
 	require.Len(t, list, 1)
 	require.Equal(t, GateClosed, list[0].Kind)
-	require.Contains(t, list[0].What, "90 % of the prompt tokens in prefill are of API key batch, whose prompts have 100,000 tokens in the mean")
+	require.Contains(t, list[0].What, "90 % of the prompt tokens that prefill engines hold are of API key batch, whose prompts have 100,000 tokens in the mean")
 	require.Equal(t, "Ask who uses API key batch, and lower its max_concurrent or rpm in the key file. Else add prefill engines.", list[0].Next)
 }
 

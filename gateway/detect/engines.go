@@ -111,6 +111,7 @@ const movedS = 3600
 
 func findEngineMoved(v *view, say say) {
 	v.each(EngineMoved, func(e *Engine, where at, why string) {
+		why, _, _ = strings.Cut(why, "; its name has another address")
 		says := "nothing answers there"
 		if e.State != "down" {
 			says = "what answers there is not the engine"

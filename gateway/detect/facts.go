@@ -211,7 +211,7 @@ type Prefill struct {
 	BusyS                             float64 // (found) for how long prompts have come faster than they are computed
 	Batch                             Batch
 	Hits                              *Hits     // of the key with the most requests that wait, while the backlog is long
-	Heaviest                          *Heaviest // nil: no prompt is computed, or no receipts are kept
+	Heaviest                          *Heaviest // nil: they have no prompt, or no receipts are kept
 	Engines                           []PrefillEngine
 	Groups                            []PrefillGroup
 }
@@ -229,7 +229,7 @@ type Hits struct {
 	Share, Before float64
 }
 
-// Heaviest is the key of which most prompt tokens are that are computed now.
+// Heaviest is the key of which most prompt tokens are that prefill engines compute or hold.
 type Heaviest struct {
 	Key   string  // its name; empty: callers without a key
 	Share float64 // of these tokens

@@ -95,6 +95,11 @@ func TestFindingsSayWhatIsWrongAndWhere(t *testing.T) {
 			d.Prefill.Hits = &detect.Hits{"agents", 0.012, 0.97}
 		}, []told{{detect.Bad, "prefill", "", "Prompts come faster than the prefill engines compute them: 114 requests wait, and a prompt that comes now begins in about 34 s: " +
 			"110 of the 114 that wait are of API key agents. Prefix caches had 97 % of the tokens of the prompts of API key agents, and have 1 % since a minute ago: these prompts may begin differently now"}}},
+		"a few long prompts hold up the short ones": {func(d *detect.Facts) {
+			d.Prefill.Waiting, d.Prefill.BacklogS, d.Prefill.BusyS, d.Prefill.Heaviest = 16, 13, 25, &detect.Heaviest{Key: "batch", Share: 0.97, Mean: 100_000}
+			d.Waiting = []detect.Waiting{{"chat", 9}, {"batch", 7}}
+		}, []told{{detect.Bad, "prefill", "", "Prompts come faster than the prefill engines compute them: 16 requests wait, and a prompt that comes now begins in about 13 s. " +
+			"97 % of the prompt tokens that prefill engines hold are of API key batch, whose prompts have 100,000 tokens in the mean"}}},
 		"prompts wait for prefill, and the caches are as warm as before": {func(d *detect.Facts) {
 			d.Prefill.Waiting, d.Prefill.BacklogS, d.Prefill.BusyS, d.Prefill.Hits = 114, 34.4, 25, &detect.Hits{"", 0.5, 0.6}
 		}, []told{{detect.Bad, "prefill", "", "Prompts come faster than the prefill engines compute them: 114 requests wait, and a prompt that comes now begins in about 34 s"}}},
@@ -207,7 +212,7 @@ func TestFindingsSayWhatIsWrongAndWhere(t *testing.T) {
 		"a key fills the prefill engines": {func(d *detect.Facts) {
 			d.Prefill.Engines[1].State, d.Prefill.Engines[1].KVShare, d.Prefill.Heaviest = "closed", 0.93, &detect.Heaviest{Key: "batch", Share: 0.84, Mean: 98_000}
 		}, []told{{detect.Warn, "prefill", "10.0.1.11:8000", "Prefill engine 10.0.1.11:8000 takes no prompts, because its KV cache is 93 % full: " +
-			"84 % of the prompt tokens in prefill are of API key batch, whose prompts have 98,000 tokens in the mean"}}},
+			"84 % of the prompt tokens that prefill engines hold are of API key batch, whose prompts have 98,000 tokens in the mean"}}},
 		"nobody prefills": {func(d *detect.Facts) {
 			d.Prefill.Engines = d.Prefill.Engines[:1]
 			d.Prefill.Engines[0].State = "down"

@@ -207,6 +207,9 @@ func findQueueFull(v *view, say say) {
 func findPrefillBusy(v *view, say say) {
 	if v.queue() == PrefillBusy {
 		key, floods := v.floods()
+		if heavy, says := v.Prefill.heaviest(); heavy != "" {
+			key, floods = heavy, ". "+capital(says)
+		}
 		say(proxyAt("prefill"), "", "Prompts come faster than the prefill engines compute them: %s, and a prompt that comes now begins in about %.0f s%s%s",
 			waits(v.Prefill.Waiting), v.Prefill.BacklogS, floods, lostHits(v.Prefill.Hits)).Key = key
 	}
@@ -225,10 +228,10 @@ func findQueueWaits(v *view, say say) {
 // hitsLost is how many of a key's prompt tokens less are in a prefix cache, for that to be said.
 const hitsLost = 0.3
 
-// heaviest names the key of which most prompt tokens are that are computed now, and says so. Both are empty where there is none.
+// heaviest names the key of which most prompt tokens are that prefill engines hold, and says so. Both are empty where there is none.
 func (p *Prefill) heaviest() (key, says string) {
 	if h := p.Heaviest; h != nil && h.Key != "" && h.Share > 0.5 {
-		return h.Key, fmt.Sprintf("%.0f %% of the prompt tokens in prefill are of API key %s, whose prompts have %s tokens in the mean", 100*h.Share, h.Key, stats.Grouped(h.Mean))
+		return h.Key, fmt.Sprintf("%.0f %% of the prompt tokens that prefill engines hold are of API key %s, whose prompts have %s tokens in the mean", 100*h.Share, h.Key, stats.Grouped(h.Mean))
 	}
 	return "", ""
 }

@@ -7,11 +7,11 @@ type Phase string
 
 // The phases of a request, in their order.
 const (
-	Queued    Phase = receipt.Queued     // it waits for prefill
-	Prefill   Phase = receipt.Prefilling // from the probe's sending to its answer
-	Pooled    Phase = receipt.Pooled     // it waits for a slot
-	Transfer  Phase = "transfer"         // from the decode request to its first event
-	Streaming Phase = "streaming"        // from the first event on
+	Queued    Phase = receipt.Queued       // it waits for prefill
+	Prefill   Phase = receipt.Prefilling   // from the probe's sending to its answer
+	Pooled    Phase = receipt.Pooled       // it waits for a slot
+	Transfer  Phase = receipt.Transferring // from the decode request to its first event
+	Streaming Phase = "streaming"          // from the first event on
 )
 
 var phases = []Phase{Queued, Prefill, Pooled, Transfer, Streaming}

@@ -12,11 +12,12 @@ import (
 // added.
 const Ended = "ended"
 
-// States of a request that waits for prefill, whose prompt is computed, and that waits for a decode rank.
+// States of a request that waits for prefill, whose prompt is computed, that waits for a decode rank, and whose KV goes there.
 const (
-	Queued     = "queued"
-	Prefilling = "prefill"
-	Pooled     = "pooled"
+	Queued       = "queued"
+	Prefilling   = "prefill"
+	Pooled       = "pooled"
+	Transferring = "transfer"
 )
 
 // A Receipt is the account of one client's request, as GET /decisions shows it.

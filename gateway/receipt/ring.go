@@ -216,8 +216,8 @@ func (g *Ring) open() []*Live {
 // Load is what the requests of a key ask for now.
 type Load struct {
 	Waiting int // requests that wait for prefill or for a decode rank
-	Prompts int // requests whose prompts are computed
-	Tokens  int // of these prompts, those that were not thought to be cached
+	Prompts int // prompts that prefill engines compute, or whose KV they hold
+	Tokens  int // of these prompts
 }
 
 // Loads is what those who have requests ask for, by the name of their key.
@@ -229,12 +229,12 @@ func (g *Ring) Loads() map[string]Load {
 	for _, l := range g.open() {
 		l.mu.Lock()
 		key := keys[l.r.Key]
-		switch n := len(l.r.Attempts); {
-		case l.r.State == Queued || l.r.State == Pooled:
+		if l.r.State == Queued || l.r.State == Pooled {
 			key.Waiting++
-		case l.r.State == Prefilling && n > 0 && l.r.Attempts[n-1].Prefill != nil:
-			p := l.r.Attempts[n-1].Prefill
-			key.Prompts, key.Tokens = key.Prompts+1, key.Tokens+max(0, p.Prompt-p.Hit)
+		}
+		holds := l.r.State == Prefilling || l.r.State == Pooled || l.r.State == Transferring
+		if n := len(l.r.Attempts); holds && n > 0 && l.r.Attempts[n-1].Prefill != nil {
+			key.Prompts, key.Tokens = key.Prompts+1, key.Tokens+l.r.Attempts[n-1].Prefill.Prompt
 		}
 		keys[l.r.Key] = key
 		l.mu.Unlock()
