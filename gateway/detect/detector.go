@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"evenkeel/internal/stats"
+	"evenkeel/internal/words"
 )
 
 // Kind is what sort of thing is wrong.
@@ -114,7 +115,7 @@ func proxyAt(panel string) at { return at{panel: panel} }
 func (a at) String() string { return a.of + " " + a.where }
 
 // begin is its name at the begin of a sentence.
-func (a at) begin() string { return capital(a.String()) }
+func (a at) begin() string { return words.Capital(a.String()) }
 
 // firstLine is what an error says; below it a file's lines may follow.
 func firstLine(text string) string {
@@ -141,20 +142,6 @@ func requests(n int) string {
 	return stats.Grouped(max(0, n)) + " requests"
 }
 
-func count(n int, what string) string {
-	if n == 1 {
-		return "1 " + what
-	}
-	return stats.Grouped(n) + " " + what + "s"
-}
-
-func are(n int) string {
-	if n == 1 {
-		return "is"
-	}
-	return "are"
-}
-
 // firstOf names the first few.
 func firstOf(names []string) (s string) {
 	const most = 3
@@ -168,13 +155,6 @@ func firstOf(names []string) (s string) {
 		s += fmt.Sprintf(" and %d more", len(names)-most)
 	}
 	return s
-}
-
-func capital(s string) string {
-	if s == "" {
-		return s
-	}
-	return strings.ToUpper(s[:1]) + s[1:]
 }
 
 func seconds(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }

@@ -4,6 +4,8 @@ import (
 	"cmp"
 	"fmt"
 	"strings"
+
+	"evenkeel/internal/words"
 )
 
 // Kinds.
@@ -201,7 +203,7 @@ func findEngineAmiss(v *view, say say) {
 func findSourceFails(v *view, say say) {
 	for i := range v.Sources {
 		if s := &v.Sources[i]; s.Error != "" {
-			say(at{"source", s.Name, "engines"}, "", "Discovery by %s fails, and its last list of %s stays in force: %s", s.Name, count(s.Engines, "engine"), firstLine(s.Error))
+			say(at{"source", s.Name, "engines"}, "", "Discovery by %s fails, and its last list of %s stays in force: %s", s.Name, words.Count(s.Engines, "engine"), firstLine(s.Error))
 		}
 	}
 }
@@ -217,6 +219,6 @@ func findEnginesUnfit(v *view, say say) {
 		for i, e := range s.Unfit {
 			names[i] = e.Role + " engine " + e.ID
 		}
-		say(at{"source", s.Name, "engines"}, "", "%s of %s %s not used: %s. The first one is unfit: %s", count(n, "engine"), s.Name, are(n), firstOf(names), firstLine(s.Unfit[0].Why))
+		say(at{"source", s.Name, "engines"}, "", "%s of %s %s not used: %s. The first one is unfit: %s", words.Count(n, "engine"), s.Name, words.Are(n), firstOf(names), firstLine(s.Unfit[0].Why))
 	}
 }

@@ -2,6 +2,8 @@ package detect
 
 import (
 	"fmt"
+
+	"evenkeel/internal/words"
 )
 
 // Kinds.
@@ -106,7 +108,7 @@ func (v *view) ofGroup(panel string, tell func(m *Model, g *Group, where at)) {
 func findRoundStuck(v *view, say say) {
 	v.ofGroup("ranks", func(_ *Model, g *Group, where at) {
 		if r := g.Rounds; r != nil && r.HeldS > r.MaxHoldS+heldSlack {
-			say(where, "", "%s of %s %s held for a round for %.0f s, although none may be held for longer than %.3g s", capital(requests(g.Held)), where, are(g.Held), r.HeldS, r.MaxHoldS)
+			say(where, "", "%s of %s %s held for a round for %.0f s, although none may be held for longer than %.3g s", words.Capital(requests(g.Held)), where, words.Are(g.Held), r.HeldS, r.MaxHoldS)
 		}
 	})
 }

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"evenkeel/internal/stats"
+	"evenkeel/internal/words"
 )
 
 // Kinds.
@@ -208,7 +209,7 @@ func findPrefillBusy(v *view, say say) {
 	if v.queue() == PrefillBusy {
 		key, floods := v.floods()
 		if heavy, says := v.Prefill.heaviest(); heavy != "" {
-			key, floods = heavy, ". "+capital(says)
+			key, floods = heavy, ". "+words.Capital(says)
 		}
 		say(proxyAt("prefill"), "", "Prompts come faster than the prefill engines compute them: %s, and a prompt that comes now begins in about %.0f s%s%s",
 			waits(v.Prefill.Waiting), v.Prefill.BacklogS, floods, lostHits(v.Prefill.Hits)).Key = key
@@ -221,7 +222,7 @@ func findQueueWaits(v *view, say say) {
 		if _, called := v.Prefill.open(); called == "aggregated" {
 			an = "an aggregated"
 		}
-		say(proxyAt("prefill"), "", "%s for %s engine", capital(waits(v.Prefill.Waiting)), an)
+		say(proxyAt("prefill"), "", "%s for %s engine", words.Capital(waits(v.Prefill.Waiting)), an)
 	}
 }
 

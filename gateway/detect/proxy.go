@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"evenkeel/internal/stats"
+	"evenkeel/internal/words"
 )
 
 // Kinds.
@@ -72,7 +73,7 @@ func findNotReady(v *view, say say) {
 func findAuditDrift(v *view, say say) {
 	if p := &v.Proxy; p.DriftSlots != 0 || p.DriftTokens != 0 {
 		say(proxyAt("proxy"), "", "The proxy's accounts are off by %s and %s KV tokens, which is a bug that you should report",
-			count(int(p.DriftSlots), "slot"), stats.Grouped(p.DriftTokens))
+			words.Count(int(p.DriftSlots), "slot"), stats.Grouped(p.DriftTokens))
 	}
 }
 
@@ -98,7 +99,7 @@ const (
 func findCertEnds(v *view, say say) {
 	for _, c := range v.Certificates {
 		if left := seconds(c.EndsS); left >= certNow && left < certSoon {
-			say(at{"listener", c.Key, "proxy"}, "", "The certificate of %s ends in %s", c.Key, count(int(left/day), "day"))
+			say(at{"listener", c.Key, "proxy"}, "", "The certificate of %s ends in %s", c.Key, words.Count(int(left/day), "day"))
 		}
 	}
 }

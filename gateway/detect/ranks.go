@@ -4,6 +4,7 @@ import (
 	"strings"
 
 	"evenkeel/internal/stats"
+	"evenkeel/internal/words"
 )
 
 // Kinds.
@@ -140,7 +141,7 @@ func (v *view) these(say say, one, many string, is func(model int, r *Rank) bool
 		switch _, rank := m.words(); len(names) {
 		case 0:
 		case 1:
-			say(where, "", "%s %s of %s %s", capital(rank), names[0], where, one)
+			say(where, "", "%s %s of %s %s", words.Capital(rank), names[0], where, one)
 		default:
 			say(where, "", "%d %ss of %s %s: %s", len(names), rank, where, many, firstOf(names))
 		}

@@ -9,6 +9,7 @@ import (
 	"evenkeel/gateway/fleet"
 	"evenkeel/gateway/receipt"
 	"evenkeel/internal/stats"
+	"evenkeel/internal/words"
 )
 
 // MostDecisions are in a document.
@@ -64,7 +65,7 @@ func why(r *receipt.Receipt) string {
 			}
 			switch p.Reason {
 			case "", "policy":
-				say("Prefill policy %s chose among %s", p.Policy, count(p.Eligible, one))
+				say("Prefill policy %s chose among %s", p.Policy, words.Count(p.Eligible, one))
 			case "only":
 				say("The %s was the only one left", what)
 			default:
@@ -99,7 +100,7 @@ func decoded(d *receipt.Decode) []string {
 	if d.Able == 0 { // nobody asked for the trace
 		return []string{fmt.Sprintf("Decode policy %s chose the rank in its stage %s.", d.Policy, cmp.Or(d.Stage, "bound"))}
 	}
-	s := []string{fmt.Sprintf("Decode policy %s chose among %s with room. This one held %s KV tokens, the fullest %s.", d.Policy, count(d.Able, "rank"), stats.Grouped(max(0, d.KVTokens)), stats.Grouped(max(0, d.Fullest)))}
+	s := []string{fmt.Sprintf("Decode policy %s chose among %s with room. This one held %s KV tokens, the fullest %s.", d.Policy, words.Count(d.Able, "rank"), stats.Grouped(max(0, d.KVTokens)), stats.Grouped(max(0, d.Fullest)))}
 	if d.Stage == "guard" {
 		s = append([]string{"It had waited longest."}, s...)
 	}

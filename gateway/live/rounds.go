@@ -4,6 +4,7 @@ import (
 	"fmt"
 
 	"evenkeel/gateway/detect"
+	"evenkeel/internal/words"
 )
 
 // roundsOf tells how a group gets its prompts; nil where its ranks do not prefill.
@@ -29,7 +30,7 @@ func roundsOf(g *detect.Group) *Rounds {
 		if r.HeldS < 1 {
 			long = fmt.Sprintf("%.0f ms", 1000*r.HeldS)
 		}
-		r.Says += fmt.Sprintf(" %s %s held for a round now, for %s at most.", capital(requests(g.Held)), are(g.Held), long)
+		r.Says += fmt.Sprintf(" %s %s held for a round now, for %s at most.", words.Capital(words.Count(g.Held, "request")), words.Are(g.Held), long)
 	}
 	return r
 }

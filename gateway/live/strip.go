@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"evenkeel/gateway/detect"
+	"evenkeel/internal/words"
 )
 
 // Strip is the last quarter of an hour in bins, oldest first. Every list of numbers is as long as AtMs.
@@ -170,5 +171,5 @@ func called(e detect.EngineName) string {
 	if strings.Contains(e.Name, "/") {
 		is = e.Role + " rank "
 	}
-	return capital(is) + e.Name
+	return words.Capital(is) + e.Name
 }

@@ -1,0 +1,32 @@
+// Package words has the few words of English sentences that depend on a number or on their place.
+package words
+
+import (
+	"strings"
+
+	"evenkeel/internal/stats"
+)
+
+// Count says how many there are of something that gets an s.
+func Count(n int, what string) string {
+	if n == 1 {
+		return "1 " + what
+	}
+	return stats.Grouped(n) + " " + what + "s"
+}
+
+// Are is the verb behind a number.
+func Are(n int) string {
+	if n == 1 {
+		return "is"
+	}
+	return "are"
+}
+
+// Capital has the first letter of a sentence large.
+func Capital(s string) string {
+	if s == "" {
+		return s
+	}
+	return strings.ToUpper(s[:1]) + s[1:]
+}

@@ -1,0 +1,13 @@
+package words
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+func TestWords(t *testing.T) {
+	require.Equal(t, []string{"0 ranks", "1 rank", "1,200 ranks"}, []string{Count(0, "rank"), Count(1, "rank"), Count(1200, "rank")})
+	require.Equal(t, []string{"are", "is"}, []string{Are(0), Are(1)})
+	require.Equal(t, []string{"", "Rank a"}, []string{Capital(""), Capital("rank a")})
+}
