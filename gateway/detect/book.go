@@ -123,8 +123,12 @@ func (b *Book) Observe(now time.Time, found []Finding) {
 	ends := map[*open]bool{} // the causes of these were there until now
 	for _, o := range b.list {
 		ends[o] = !o.goesOn(now, seen)
-		for i := range o.members {
-			s := o.members[i].subject()
+		members := o.members
+		if o.state(now) == Paused && !o.lasts() { // all that it was made of may come back
+			members = o.ever
+		}
+		for i := range members {
+			s := members[i].subject()
 			if was := home[s]; was == nil || o.after(was) {
 				home[s] = o
 			}
@@ -336,6 +340,9 @@ func (b *Book) place(f *member, before *open, now time.Time, home map[subject]*o
 			best, most = o, h
 		}
 	}
+	if best != nil && best.came(f) {
+		best = b.split(best, home, next)
+	}
 	if best == nil && before != nil {
 		return before
 	}
@@ -352,6 +359,25 @@ func (b *Book) place(f *member, before *open, now time.Time, home map[subject]*o
 		best.since = since
 	}
 	return best
+}
+
+// came says that an incident was over, came back a moment ago, and that this cause was never of it: so what came back is another outage.
+func (o *open) came(f *member) bool {
+	return !o.closed.IsZero() && o.lasts() && !kinds[f.Kind].effect && !slices.ContainsFunc(o.ever, func(m member) bool { return m.subject() == f.subject() })
+}
+
+// split makes another incident of what came back, and leaves the first one as it was when it was over.
+func (b *Book) split(o *open, home map[subject]*open, next map[*open][]member) *open {
+	b.last++
+	other := &open{id: b.last, since: o.again, again: o.again, members: o.members}
+	b.list = append(b.list, other)
+	for _, m := range next[o] {
+		home[m.subject()] = other
+	}
+	next[other] = next[o]
+	delete(next, o)
+	o.until = o.closed
+	return other
 }
 
 // had says that it lasts, and was made of this effect before.

@@ -175,6 +175,24 @@ func TestOutagesWithAHealthyGap(t *testing.T) {
 			}
 			return f
 		}, [][]string{{"h:1"}, {"h:1", "h:2"}}},
+		{"the same, and the second one is found a moment later", func(s int) (f []Finding) {
+			if during(s, 0, 20) || during(s, 50, 70) {
+				f = append(f, hangs("h:1"))
+			}
+			if during(s, 53, 70) {
+				f = append(f, hangs("h:2"))
+			}
+			return f
+		}, [][]string{{"h:1"}, {"h:1", "h:2"}}},
+		{"two engines of a process come and go for five minutes, never both in the same moment", func(s int) (f []Finding) {
+			if s/20%2 == 0 && s%20 < 18 {
+				f = append(f, down("h:1", refused))
+			}
+			if s/20%2 == 0 && s%20 > 1 {
+				f = append(f, down("h:2", refused))
+			}
+			return f
+		}, [][]string{{"h:2"}}}, // of the last second
 		{"an engine comes and goes for five minutes", func(s int) (f []Finding) {
 			if s/20%2 == 0 {
 				f = append(f, down("h:1", refused))

@@ -32,8 +32,11 @@ func (r *Ring) harm(since time.Time) string {
 	if was, is := before.TTFT, now.TTFT; longer(was, is, longerTTFTMs) {
 		says = append(says, fmt.Sprintf("the median time to the first token is %s, and was %s", spoken(is.P50Ms), spoken(was.P50Ms)))
 	}
-	if was, is := before.TPOT, now.TPOT; longer(was, is, longerTPOTMs) {
+	switch was, is := before.TPOT, now.TPOT; {
+	case longer(was, is, longerTPOTMs):
 		says = append(says, fmt.Sprintf("a token takes %s in the median, and took %s", spoken(is.P50Ms), spoken(was.P50Ms)))
+	case longer(Latency{was.P99Ms, 0, was.Samples}, Latency{is.P99Ms, 0, is.Samples}, longerTPOTMs):
+		says = append(says, fmt.Sprintf("in the slowest of 100 answers a token takes %s, and took %s", spoken(is.P99Ms), spoken(was.P99Ms)))
 	}
 	if len(says) == 1 && failed == 0 {
 		says = append(says, "answers are as fast as before")

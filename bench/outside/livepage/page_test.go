@@ -557,7 +557,7 @@ func TestPageTakesNamesAsText(t *testing.T) {
 		for i := range m.Groups[0].Ranks {
 			m.Groups[0].Ranks[i].Name, m.Groups[0].Ranks[i].State = fmt.Sprint(evil, i), evil
 		}
-		d.Proxy.ID, d.Proxy.Version, d.Proxy.Ready, d.Proxy.Why = evil, evil, false, evil
+		d.Proxy.ID, d.Proxy.Ready, d.Proxy.Why = evil, false, evil
 		e := &d.Engines[0]
 		e.ID, e.Role, e.State, e.Why, e.Version = evil, evil, evil, evil, evil
 		d.Prefill.Policy, d.Prefill.Engines[0].ID, d.Prefill.Engines[0].State = evil, evil, evil
