@@ -98,7 +98,7 @@ var mayImport = map[string][]string{
 	"gateway/live":        {"gateway", "gateway/advice", "gateway/fleet", "gateway/incident", "gateway/journal", "gateway/live", "gateway/openai", "gateway/receipt", "gateway/timeline", "dispatcher/board", "dispatcher/policy", "dispatcher/verdict", "docs", "engine/discover", "prefill", "internal/stats"}, // livetest is below it
 	"gateway/incident":    {},
 	"gateway/timeline":    {},
-	"gateway/top":         {"gateway/live"},
+	"gateway/top":         {},
 	"gateway/admin":       {"gateway", "gateway/owner", "geo", "gateway/config", "gateway/live", "gateway/openai", "gateway/receipt", "prefill"},
 	"bench":               {"bench", "geo", "geo/policy", "prefill", "prefill/policy", "prefill/index", "dispatcher", "dispatcher/board", "dispatcher/policy", "dispatcher/step", "dispatcher/subset", "dispatcher/twin", "pool", "predictor", "engine", "sse", "mooncake", "internal/rawjson", "internal/namedargs", "internal/spelling", "internal/stats"},
 	"bench/sim/mixed":     {"bench", "dispatcher/board", "dispatcher/policy", "dispatcher/step", "dispatcher/virtual", "internal/stats"},
