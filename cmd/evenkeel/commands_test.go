@@ -212,7 +212,7 @@ func TestTop(t *testing.T) {
 	proxy := serve(t, flags...)
 	status, out, errs := line("top", "--once", "--admin", strings.TrimPrefix(proxy.admin, "http://"))
 	require.Zero(t, status, errs)
-	for _, want := range []string{"ready", "main  2 ranks  evenkeel", "prefill", "last decisions"} {
+	for _, want := range []string{": ready\n", "group main: 2 ranks, policy evenkeel", "prefill policy finish: ", "engines: "} {
 		require.Contains(t, out, want)
 	}
 	status, _, errs = line("top", "--once", "--admin", proxy.public)

@@ -99,7 +99,7 @@ var mayImport = map[string][]string{
 	"gateway/live":        {"gateway/advice", "gateway/detect", "gateway/fleet", "gateway/live", "gateway/openai", "gateway/receipt", "gateway/watch", "dispatcher/board", "dispatcher/policy", "dispatcher/verdict", "docs", "internal/stats", "internal/words"}, // livetest is below it
 	"gateway/watch":       {"gateway/detect"},
 	"gateway/detect":      {"gateway/advice", "dispatcher/board", "dispatcher/verdict", "internal/stats", "internal/words"},
-	"gateway/top":         {"gateway/live"},
+	"gateway/top":         {},
 	"gateway/admin":       {"gateway", "gateway/owner", "geo", "gateway/config", "gateway/live", "gateway/openai", "gateway/receipt", "prefill"},
 	"bench":               {"bench", "geo", "geo/policy", "prefill", "prefill/policy", "prefill/index", "dispatcher", "dispatcher/board", "dispatcher/policy", "dispatcher/step", "dispatcher/subset", "dispatcher/twin", "pool", "predictor", "engine", "sse", "mooncake", "internal/rawjson", "internal/namedargs", "internal/spelling", "internal/stats"},
 	"bench/sim/mixed":     {"bench", "dispatcher/board", "dispatcher/policy", "dispatcher/step", "dispatcher/virtual", "internal/stats"},

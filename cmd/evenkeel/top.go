@@ -2,11 +2,13 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"fmt"
-	"net/http"
 	"os"
+	"os/signal"
 	"strings"
+	"syscall"
 
 	"golang.org/x/term"
 
@@ -17,47 +19,52 @@ import (
 type topCmd struct {
 	Admin     string `default:"http://127.0.0.1:9090" placeholder:"URL" help:"Read from this admin listener of the proxy (default: ${default})."`
 	TokenFile string `placeholder:"FILE" help:"Read the listener's token from FILE, which is admin.token_file of its config."`
-	Once      bool   `help:"Print the present state once, without colours, and end."`
+	Once      bool   `help:"Print the present state once, and end."`
 }
 
 // Help is the page of `evenkeel top --help`.
 func (topCmd) Help() string {
-	return `top shows the ranks' KV load, the pool, the prefill engines, the engines that are out of service and why, and the last decisions, anew every second. It works over ssh and in 80 columns; ? lists its keys.
+	return `top prints the state of a proxy once per second: incidents with what to do, what clients get, the KV load of each rank, the pool, the prefill engines, the engines that are out of service and why, and the last decisions. It works over ssh and in 80 columns. Ctrl-C ends it. If its output is no terminal, it prints the state once and ends.
 
     evenkeel top
     evenkeel top --admin http://10.0.0.9:9090 --token-file /etc/evenkeel/admin-token
     evenkeel top --once | head -3
 
+The proxy itself writes this text, so a host without evenkeel shows the same:
+
+    watch -t -n1 -x curl -s -H "Authorization: Bearer $TOKEN" "$ADMIN/live?once&text"
+
 If the listener has a certificate of your own authority: SSL_CERT_FILE=ca.pem evenkeel top --admin https://HOST:9090`
 }
 
 func (c topCmd) Run(std streams) error {
-	s := &top.Source{URL: c.Admin, Client: http.DefaultClient}
-	if !strings.Contains(s.URL, "://") {
-		s.URL = "http://" + s.URL
+	if !strings.Contains(c.Admin, "://") {
+		c.Admin = "http://" + c.Admin
 	}
+	token := ""
 	if c.TokenFile != "" {
 		text, err := os.ReadFile(c.TokenFile)
 		if err != nil {
 			return fmt.Errorf("--token-file: %w", err)
 		}
-		s.Token = string(bytes.TrimSpace(text))
+		token = string(bytes.TrimSpace(text))
 	}
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	source, size := top.NewSource(c.Admin, token), func() (width, height int) { return 100, 0 }
 	file, ok := std.out.(*os.File)
 	screen := ok && term.IsTerminal(int(file.Fd()))
-	if c.Once || !screen {
-		d, err := s.Once(context.Background())
-		if err != nil {
-			return err
+	if screen {
+		size = func() (width, height int) {
+			width, height, _ = term.GetSize(int(file.Fd())) // 0: it does not tell
+			return cmp.Or(width, 80), cmp.Or(height, 24)
 		}
-		width := 100
-		if screen {
-			if w, _, err := term.GetSize(int(file.Fd())); err == nil {
-				width = w
-			}
-		}
-		_, err = fmt.Fprint(std.out, top.Once(d, width))
-		return err
 	}
-	return top.Run(context.Background(), s)
+	if screen && !c.Once {
+		return top.Run(ctx, source, file, size)
+	}
+	width, _ := size()
+	page, err := source.Page(ctx, width)
+	fmt.Fprint(std.out, page)
+	return err
 }

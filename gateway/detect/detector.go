@@ -1,7 +1,6 @@
 package detect
 
 import (
-	"fmt"
 	"strings"
 	"time"
 
@@ -140,21 +139,6 @@ func requests(n int) string {
 		return "1 request"
 	}
 	return stats.Grouped(max(0, n)) + " requests"
-}
-
-// firstOf names the first few.
-func firstOf(names []string) (s string) {
-	const most = 3
-	for i, n := range names[:min(most, len(names))] {
-		if i > 0 {
-			s += ", "
-		}
-		s += n
-	}
-	if len(names) > most {
-		s += fmt.Sprintf(" and %d more", len(names)-most)
-	}
-	return s
 }
 
 func seconds(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }

@@ -219,6 +219,6 @@ func findEnginesUnfit(v *view, say say) {
 		for i, e := range s.Unfit {
 			names[i] = e.Role + " engine " + e.ID
 		}
-		say(at{"source", s.Name, "engines"}, "", "%s of %s %s not used: %s. The first one is unfit: %s", words.Count(n, "engine"), s.Name, words.Are(n), firstOf(names), firstLine(s.Unfit[0].Why))
+		say(at{"source", s.Name, "engines"}, "", "%s of %s %s not used: %s. The first one is unfit: %s", words.Count(n, "engine"), s.Name, words.Are(n), words.FirstOf(names), firstLine(s.Unfit[0].Why))
 	}
 }

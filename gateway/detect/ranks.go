@@ -92,7 +92,7 @@ func findRankEmpty(v *view, say say) {
 			continue
 		}
 		say(where, "", "%d ranks of model %s give empty answers: %s of their last %s answers ended without any text, and %.0f %% of those of the other ranks: %s",
-			len(bad), m.Name, stats.Grouped(sum.Empty), stats.Grouped(sum.Answers), 100*others, firstOf(bad))
+			len(bad), m.Name, stats.Grouped(sum.Empty), stats.Grouped(sum.Answers), 100*others, words.FirstOf(bad))
 	}
 }
 
@@ -112,7 +112,7 @@ func findRankSlow(v *view, say say) {
 		case 1:
 			say(at{"rank", slow[0], where.panel}, "", "Rank %s gives a token in %.0f ms, and the middle one of %s in %.0f ms", slow[0], worst.SlowMs, where, worst.OthersMs)
 		default:
-			say(where, "", "%d %s ranks of %s give a token in up to %.0f ms, and the middle one in %.0f ms: %s", n, m.role(), where, worst.SlowMs, worst.OthersMs, firstOf(slow))
+			say(where, "", "%d %s ranks of %s give a token in up to %.0f ms, and the middle one in %.0f ms: %s", n, m.role(), where, worst.SlowMs, worst.OthersMs, words.FirstOf(slow))
 		}
 	})
 }
@@ -143,7 +143,7 @@ func (v *view) these(say say, one, many string, is func(model int, r *Rank) bool
 		case 1:
 			say(where, "", "%s %s of %s %s", words.Capital(rank), names[0], where, one)
 		default:
-			say(where, "", "%d %ss of %s %s: %s", len(names), rank, where, many, firstOf(names))
+			say(where, "", "%d %ss of %s %s: %s", len(names), rank, where, many, words.FirstOf(names))
 		}
 	})
 }

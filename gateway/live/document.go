@@ -6,7 +6,7 @@
 // a History; from then on one `document` a second, a Document, whole each time,
 // so that a reader keeps the last one and nothing else, and every five seconds a
 // `strip`, a Strip, whole each time, too. GET /live?once answers with one Document,
-// GET /live?at= with the Document of a moment of the last 15 minutes.
+// GET /live?at= with the Document of a moment of the last 15 minutes. With text, both answer with a page of text.
 package live
 
 import (

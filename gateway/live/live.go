@@ -5,6 +5,7 @@ import (
 	"compress/gzip"
 	"context"
 	"encoding/json"
+	"fmt"
 	"io"
 	"net/http"
 	"strconv"
@@ -157,10 +158,14 @@ func (l *Live) unwatch(w *watcher) {
 	delete(l.watchers, w)
 }
 
-// ServeHTTP answers GET /live, with one document for ?once and else with a
+// ServeHTTP answers GET /live: with one document for ?once, with one as a page of text for ?text, and else with a
 // stream of them.
 func (l *Live) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Cache-Control", "no-store")
+	if r.URL.Query().Has("text") {
+		l.text(w, r)
+		return
+	}
 	if at := r.URL.Query().Get("at"); at != "" {
 		l.then(w, r, at)
 		return
@@ -172,9 +177,7 @@ func (l *Live) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	watcher, ok := l.join(time.Now())
 	if !ok {
-		w.Header().Set("Content-Type", "application/json")
-		w.WriteHeader(http.StatusServiceUnavailable)
-		_, _ = w.Write(openai.NewError(http.StatusServiceUnavailable, "too_many_watchers", "too many callers watch already; close another page, come back in a minute, or use /live?once").JSON())
+		refuse(w, openai.NewError(http.StatusServiceUnavailable, "too_many_watchers", "too many callers watch already; close another page, come back in a minute, or use /live?once"))
 		return
 	}
 	defer l.unwatch(watcher)
@@ -195,33 +198,72 @@ func (l *Live) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// then answers with the document of a moment.
-func (l *Live) then(w http.ResponseWriter, r *http.Request, at string) {
-	w.Header().Set("Content-Type", "application/json")
-	refuse := func(status int, code, message string) {
-		w.WriteHeader(status)
-		_, _ = w.Write(openai.NewError(status, code, message).JSON())
+// text answers with one document as a page of text: with the present one, or with that of a moment.
+func (l *Live) text(w http.ResponseWriter, r *http.Request) {
+	query, width := r.URL.Query(), usualWidth
+	if query.Has("width") {
+		var err error
+		if width, err = strconv.Atoi(query.Get("width")); err != nil || width < leastWidth || width > mostWidth {
+			refuse(w, openai.NewError(http.StatusBadRequest, "bad_query", fmt.Sprintf("width is a number of columns from %d to %d", leastWidth, mostWidth)))
+			return
+		}
 	}
+	var d Document
+	if at := query.Get("at"); at == "" {
+		d = l.Document(r.Context())
+	} else if data, refusal := l.kept(at); refusal != nil {
+		refuse(w, refusal)
+		return
+	} else {
+		var document bytes.Buffer
+		unzip(data, &document)
+		_ = json.Unmarshal(document.Bytes(), &d) // it is our own
+	}
+	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+	_, _ = io.WriteString(w, textOf(&d, width)) // the operator left
+}
+
+// kept is the document of a moment, compressed.
+func (l *Live) kept(at string) (data []byte, refusal *openai.Error) {
 	var ok bool
 	ms, err := strconv.ParseInt(at, 10, 64)
 	if err != nil {
-		refuse(http.StatusBadRequest, "bad_query", "at is a moment in Unix ms, as at_ms of a document")
-		return
+		return nil, openai.NewError(http.StatusBadRequest, "bad_query", "at is a moment in Unix ms, as at_ms of a document")
 	}
-	var data []byte
 	l.watch.With(func(d *detect.Watch) { data, ok = d.Page(time.UnixMilli(ms)) })
 	if !ok {
-		refuse(http.StatusNotFound, "not_found", "no document of that moment is kept; those of the last 15 minutes are")
+		return nil, openai.NewError(http.StatusNotFound, "not_found", "no document of that moment is kept; those of the last 15 minutes are")
+	}
+	return data, nil
+}
+
+func refuse(w http.ResponseWriter, e *openai.Error) {
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(e.Status)
+	_, _ = w.Write(e.JSON()) // the operator left
+}
+
+// then answers with the document of a moment.
+func (l *Live) then(w http.ResponseWriter, r *http.Request, at string) {
+	data, refusal := l.kept(at)
+	if refusal != nil {
+		refuse(w, refusal)
 		return
 	}
+	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("Vary", "Accept-Encoding")
 	if strings.Contains(r.Header.Get("Accept-Encoding"), "gzip") {
 		w.Header().Set("Content-Encoding", "gzip")
 		_, _ = w.Write(data) // the operator left
 		return
 	}
+	unzip(data, w)
+}
+
+// unzip is for those who do not take gzip.
+func unzip(data []byte, to io.Writer) {
 	if clear, err := gzip.NewReader(bytes.NewReader(data)); err == nil {
-		_, _ = io.Copy(w, clear) //nolint:gosec // it is our own
+		_, _ = io.Copy(to, clear) //nolint:gosec // it is our own, and the operator may have left
 	}
 }
 

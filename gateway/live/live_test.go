@@ -36,8 +36,8 @@ func serve(t *testing.T, f Fake) (l *Live, second func(), url string) {
 var noon = time.Date(2026, 1, 1, 12, 0, 0, 0, time.UTC)
 
 var (
-	full   = detect.Outcome{Name: "queue_full", Status: 429}
-	broken = detect.Outcome{Name: "upstream_broken", Status: 502}
+	refused = detect.Outcome{Name: "queue_full", Status: 429}
+	broken  = detect.Outcome{Name: "upstream_broken", Status: 502}
 )
 
 // reader reads a stream of events.

@@ -55,8 +55,8 @@ func TestEvents(t *testing.T) {
 	engine := func(role, name, state string) detect.Sample {
 		return change(func(n *detect.Sample) { n.Engines[detect.EngineName{Role: role, Name: name}] = state })
 	}
-	failing := func(ended, refused uint64) detect.Sample {
-		return change(func(n *detect.Sample) { n.Ended, n.Failures = ended, map[detect.Outcome]uint64{full: refused} })
+	failing := func(ended, count uint64) detect.Sample {
+		return change(func(n *detect.Sample) { n.Ended, n.Failures = ended, map[detect.Outcome]uint64{refused: count} })
 	}
 	for name, tt := range map[string]struct {
 		then []detect.Sample

@@ -2,6 +2,7 @@
 package words
 
 import (
+	"fmt"
 	"strings"
 
 	"evenkeel/internal/stats"
@@ -29,4 +30,19 @@ func Capital(s string) string {
 		return s
 	}
 	return strings.ToUpper(s[:1]) + s[1:]
+}
+
+// FirstOf names the first few.
+func FirstOf(names []string) (s string) {
+	const most = 3
+	for i, n := range names[:min(most, len(names))] {
+		if i > 0 {
+			s += ", "
+		}
+		s += n
+	}
+	if len(names) > most {
+		s += fmt.Sprintf(" and %d more", len(names)-most)
+	}
+	return s
 }

@@ -145,6 +145,8 @@ func TestOpenAPIAnswersAreAsDocumented(t *testing.T) {
 		{"GET /page/{module}", "/page/live.css", "", 404, ""},
 		{"GET /runbook.md", "", "", 200, ""},
 		{"GET /live", "/live?once", "", 200, ""},
+		{"GET /live", "/live?once&text&width=80", "", 200, ""},
+		{"GET /live", "/live?once&text&width=1", "", 400, "bad_query"},
 		{"GET /live", "/live?at=1", "", 404, "not_found"},
 		{"GET /live", "/live?at=noon", "", 400, "bad_query"},
 		{"GET /metrics", "", "", 200, ""},

@@ -1,0 +1,288 @@
+package live
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"evenkeel/internal/words"
+)
+
+// The page of text that GET /live?text answers with: how wide it may be, and how many lines it has at most.
+const (
+	usualWidth  = 100
+	leastWidth  = 40
+	mostWidth   = 400
+	linesOfText = 200
+)
+
+// How much the page has of each list, so that the rest of it stays on the screen. GET /live?once has everything.
+const (
+	incidentsInFull   = 3
+	incidentsNamed    = 10
+	incidentsOver     = 3
+	mostListed        = 8 // prefill engines, engines that are not up, peers, scopes
+	decisionsListed   = 5
+	replaysOfAGroup   = 4
+	ranksWithTheirBar = 16
+)
+
+// textOf is a document as a page of text: what an operator needs first comes first.
+func textOf(d *Document, width int) string {
+	s := &sheet{width: width}
+	s.proxy(d)
+	s.incidents(d)
+	s.traffic(d)
+	for i := range d.Models {
+		s.model(&d.Models[i], d)
+	}
+	s.prefill(&d.Prefill)
+	s.engines(d.Engines)
+	s.regions(d)
+	s.over(d)
+	s.decisions(d.Decisions)
+	if more := len(s.lines) - linesOfText + 1; more > 1 {
+		s.lines = s.lines[:linesOfText-1]
+		s.row("%d more lines are left out", more)
+	}
+	return strings.Join(s.lines, "\n") + "\n"
+}
+
+// proxy is one line: which proxy it is, and whether it serves.
+func (s *sheet) proxy(d *Document) {
+	p, state := &d.Proxy, "ready"
+	switch {
+	case p.Draining:
+		state = "DRAINS"
+	case !p.Ready:
+		state = "NOT READY: " + p.Why
+	}
+	who := strings.Join(slices.DeleteFunc([]string{p.ID + " " + p.Version, p.Region, p.Role}, func(word string) bool { return word == "" }), ", ")
+	s.say(0, fmt.Sprintf("%s, up %s, %s: %s", who, lasted(p.UptimeS), clock(d.AtMs), state))
+}
+
+// incidents are those that last: the most harmful ones with what to do, and the others by name.
+func (s *sheet) incidents(d *Document) {
+	n := 0
+	for i := range d.Incidents {
+		in := &d.Incidents[i]
+		if in.UntilMs > 0 {
+			continue
+		}
+		n++
+		title := fmt.Sprintf("! %s, for %s", in.Severity, since(d, in.SinceMs))
+		if in.LastMs > 0 { // it comes and goes
+			title += ", seen last " + since(d, in.LastMs) + " ago"
+		}
+		title += ": " + cmp.Or(in.Headline, "incident")
+		switch {
+		case n <= incidentsInFull:
+			s.row("%s", title)
+			s.say(4, strings.TrimSpace(full(in.What)+" "+full(in.Harm))+" "+in.Named)
+			s.say(4, in.Clients)
+			next := "Next: " + in.Next
+			if in.Runbook != "" {
+				next += " Runbook: " + in.Runbook + "."
+			}
+			s.say(4, next)
+			if in.Command != "" {
+				s.run(in.Command)
+			}
+		case n <= incidentsNamed:
+			s.row("%s: %s", title, in.What)
+		}
+	}
+	switch {
+	case n == 0:
+		s.row("No incident: nothing is wrong that can be seen from here.")
+	case n > incidentsNamed:
+		s.row("! %d more incidents", n-incidentsNamed)
+	}
+}
+
+// over are the incidents that were resolved last.
+func (s *sheet) over(d *Document) {
+	n := 0
+	for i := range d.Incidents {
+		if in := &d.Incidents[i]; in.UntilMs > 0 && n < incidentsOver {
+			n++
+			times := ""
+			if in.Times > 1 {
+				times = fmt.Sprintf(" (%d times)", in.Times)
+			}
+			s.row("ended %s ago after %s%s: %s", since(d, in.UntilMs), lasted(float64(in.UntilMs-in.SinceMs)/1000), times, in.What)
+		}
+	}
+}
+
+// traffic is what clients get.
+func (s *sheet) traffic(d *Document) {
+	t, p := &d.Traffic, &d.Proxy
+	s.say(0, fmt.Sprintf("%.1f requests/s (%.1f/s fail), %s open, %s tokens/s, policy %s", t.RequestsPerS, t.FailuresPerS, short(p.Open), short(int64(t.TokensPerS)), cmp.Or(p.Policy, "–")))
+	s.say(0, fmt.Sprintf("TTFT %s; TPOT %s (last minute)", percentiles(t.TTFT), percentiles(t.TPOT)))
+	for _, f := range d.Failures {
+		if f.LastHour == 0 {
+			continue
+		}
+		s.row("failed with %s: %s in 10 s, %s in 5 min, %s in 1 h, %s in all", f.Outcome, short(f.Last10S), short(f.Last5Min), short(f.LastHour), short(f.SinceStart))
+	}
+	for _, a := range d.Advice {
+		s.say(0, "advice for "+a.Model+": "+advised(&a, d.Incidents))
+	}
+}
+
+// advised is what an advice says. It is of the last minute, and so it does not say that there are enough ranks while many requests wait.
+func advised(a *Advice, incidents []Incident) string {
+	waits := slices.ContainsFunc(incidents, func(in Incident) bool { return in.UntilMs == 0 && in.Crowded })
+	if waits && len(a.Steps) > 0 && a.Steps[0].Reason == "balanced" {
+		return "not known: many requests wait now, though the ranks were not too busy in the mean of the last minute"
+	}
+	return a.Says
+}
+
+// prefill is a line for each prefill engine, those that take no prompts first.
+func (s *sheet) prefill(p *Prefill) {
+	text := fmt.Sprintf("prefill policy %s: %d of at most %d requests wait, hits %.0f %% of tokens", cmp.Or(p.Policy, "–"), p.Waiting, p.QueueMax, 100*p.HitShare)
+	if b := p.Batch; b.Waiting > 0 || b.Ran > 0 {
+		text += fmt.Sprintf("; batch: %s, %s ran", words.Count(b.Waiting, "request")+" wait", short(int64(b.Ran)))
+		if b.Ran > 0 {
+			text += ", held back for " + lasted(b.HeldS/float64(b.Ran)) + " on average"
+		}
+	}
+	s.lines = append(s.lines, "")
+	s.say(0, text)
+	list := slices.Clone(p.Engines)
+	slices.SortStableFunc(list, func(a, b PrefillEngine) int { return cmp.Compare(rankOfState(a.State), rankOfState(b.State)) })
+	name := 0
+	for i := range list {
+		name = max(name, columns(clean(list[i].ID)))
+	}
+	name = min(name, s.width/3)
+	for i, e := range list {
+		if i == mostListed {
+			s.row("  %d more prefill engines", len(list)-i)
+			break
+		}
+		s.row("  %s %-6s KV %3.0f %% of %.0f %%, %d probes, %s new, hits %.0f %%  %s", padded(tail(e.ID, name), name), e.State, 100*e.KVShare, 100*e.GateShare, e.Inflight, short(e.NewTokens), 100*e.HitShare, e.Why)
+	}
+}
+
+func rankOfState(state string) int {
+	if state == "open" {
+		return 1
+	}
+	return 0
+}
+
+// engines are those that are not up, or up with something amiss.
+func (s *sheet) engines(all []Engine) {
+	n, up := 0, 0
+	for _, e := range all {
+		if e.State == "up" {
+			up++
+		}
+	}
+	s.row("engines: %d of %d are up", up, len(all))
+	for _, e := range all {
+		if e.State == "up" && !e.Draining && e.Why == "" {
+			continue
+		}
+		if n++; n > mostListed {
+			continue
+		}
+		state := e.State
+		if e.Draining {
+			state += ", draining"
+		}
+		s.row("  %s %s: %s for %s  %s", e.Role, e.ID, state, lasted(e.SinceS), e.Why)
+	}
+	if n > mostListed {
+		s.row("  %d more engines are not well", n-mostListed)
+	}
+}
+
+// regions are the other proxies, and who owns which engines.
+func (s *sheet) regions(d *Document) {
+	if d.Geo != nil {
+		for _, p := range d.Geo.Peers[:min(mostListed, len(d.Geo.Peers))] {
+			state := "up"
+			switch {
+			case !p.Up:
+				state = "down: " + p.Fault
+			case p.Draining:
+				state = "draining"
+			}
+			s.row("peer %s in %s, round trip %.1f ms, %d requests in flight: %s", p.ID, p.Region, p.RTTMs, p.InFlight, state)
+		}
+	}
+	for _, a := range d.Scopes[:min(mostListed, len(d.Scopes))] {
+		s.row("engines of %s: %s, owner %s, epoch %d", cmp.Or(a.Group, a.Region), a.Phase, cmp.Or(a.Holder, "none"), a.Epoch)
+	}
+}
+
+// decisions are the last ones, the latest first.
+func (s *sheet) decisions(all []Decision) {
+	for i, d := range all[:min(decisionsListed, len(all))] {
+		if i == 0 {
+			s.row("last decisions:")
+		}
+		prompt, waited := "", ""
+		if d.Prompt > 0 { // it is known
+			prompt = short(int64(d.Prompt)) + " tokens, "
+		}
+		if d.Rank != "" || d.WaitMs > 0 {
+			waited = "waited " + lasted(d.WaitMs/1000) + ", "
+		}
+		s.row("  %s %s%s → %s, %s%s  %s", clock(d.AtMs), prompt, cmp.Or(d.Prefill, "–"), cmp.Or(d.Rank, "–"), waited, cmp.Or(d.Outcome, "runs"), d.Why)
+	}
+}
+
+// full ends a sentence.
+func full(sentence string) string {
+	if sentence == "" || strings.HasSuffix(sentence, ".") || strings.HasSuffix(sentence, "?") {
+		return sentence
+	}
+	return sentence + "."
+}
+
+func clock(ms int64) string { return time.UnixMilli(ms).UTC().Format("15:04:05 UTC") }
+
+// since is how long ago a moment was when the document was made.
+func since(d *Document, ms int64) string { return lasted(float64(max(0, d.AtMs-ms)) / 1000) }
+
+// lasted shortens a time.
+func lasted(seconds float64) string {
+	switch {
+	case seconds < 1:
+		return fmt.Sprintf("%.0f ms", 1000*seconds)
+	case seconds < 120:
+		return fmt.Sprintf("%.0f s", seconds)
+	case seconds < 2*3600:
+		return fmt.Sprintf("%.0f min", seconds/60)
+	case seconds < 48*3600:
+		return fmt.Sprintf("%.0f h", seconds/3600)
+	}
+	return fmt.Sprintf("%.0f d", seconds/86400)
+}
+
+// short shortens a count to five characters.
+func short[N int64 | uint64](n N) string {
+	switch {
+	case n >= 10_000_000:
+		return fmt.Sprintf("%dM", n/1_000_000)
+	case n >= 1_000_000:
+		return fmt.Sprintf("%.1fM", float64(n)/1e6)
+	case n >= 10_000:
+		return fmt.Sprintf("%dk", n/1000)
+	}
+	return fmt.Sprint(n)
+}
+
+func percentiles(l Latency) string {
+	if l.Samples == 0 {
+		return "–"
+	}
+	return fmt.Sprintf("p50 %.1f, p99 %.1f ms", l.P50Ms, l.P99Ms)
+}

@@ -1,0 +1,212 @@
+package live
+
+import (
+	"fmt"
+
+	"evenkeel/internal/words"
+)
+
+// model is the pool of a model and the groups of its ranks.
+func (s *sheet) model(m *Model, d *Document) {
+	s.lines = append(s.lines, "")
+	pool := "the pool is empty"
+	if m.Pool.Entries > 0 {
+		pool = fmt.Sprintf("%d in the pool, the oldest for %.1f s", m.Pool.Entries, m.Pool.OldestS)
+	}
+	s.say(0, fmt.Sprintf("model %s: %s; %d of %d places taken", m.Name, pool, d.Proxy.PlacesUsed, d.Proxy.Places))
+	for i := range m.Groups {
+		s.group(&m.Groups[i], &d.Traffic)
+	}
+}
+
+// group is how level its ranks are, what the others wait for, and what another policy would have cost.
+func (s *sheet) group(g *Group, t *Traffic) {
+	name := "group " + g.Name
+	if g.Name == "" {
+		name = "ranks without barrier"
+	}
+	ranks := words.Count(len(g.Ranks), "rank")
+	if g.SteppingRanks < len(g.Ranks) {
+		ranks = fmt.Sprintf("%d of %s step", g.SteppingRanks, ranks)
+	}
+	text := fmt.Sprintf("%s: %s, policy %s, imbalance %s tokens, idle %.1f %%", name, ranks, g.Policy, short(g.ImbalanceTokens), 100*g.IdleShare)
+	if g.ModelMs > 0 {
+		text += fmt.Sprintf(", %.1f %% of %.1f ms lost", 100*g.LostShare, g.ModelMs)
+	}
+	if g.StepMs > 0 && (t.TPOT.Samples == 0 || t.TPOT.P50Ms <= 3*g.StepMs) { // else the streams did not come in common steps
+		text += fmt.Sprintf(", step %.1f ms", g.StepMs)
+	}
+	if g.Held > 0 {
+		text += fmt.Sprintf(", %d held", g.Held)
+	}
+	if g.FallbackRounds > 0 {
+		text += "; the policy was too slow, so that another one decides"
+	}
+	s.say(2, text)
+	s.ranks(g)
+	if g.Rounds != nil {
+		s.say(4, g.Rounds.Says)
+	}
+	if g.ModelWhy != "" { // what other policies would save is known by the step model only
+		s.say(4, "There is no step model: "+full(g.ModelWhy))
+		return
+	}
+	for i, says := range g.Twin.Says {
+		if i < replaysOfAGroup {
+			s.say(4, says)
+		}
+	}
+	s.say(4, g.Twin.Note)
+}
+
+// ranks are the KV tokens of each rank beside the mean, and the names of those that are not up.
+func (s *sheet) ranks(g *Group) {
+	var fullest, emptiest *Rank
+	for i := range g.Ranks {
+		r := &g.Ranks[i]
+		if !r.Steps {
+			continue
+		}
+		if fullest == nil || r.load() > fullest.load() {
+			fullest = r
+		}
+		if emptiest == nil || r.load() < emptiest.load() {
+			emptiest = r
+		}
+	}
+	if fullest == nil {
+		return
+	}
+	if len(g.Ranks) <= ranksWithTheirBar {
+		s.bars(g)
+	} else {
+		s.picture(g)
+	}
+	s.say(4, fmt.Sprintf("KV tokens: mean %s, most %s (%s), least %s (%s)", short(int64(g.MeanTokens)), short(fullest.load()), fullest.Name, short(emptiest.load()), emptiest.Name))
+	for _, state := range []string{RankDown, RankOut, RankDraining, RankForeign, RankRemoved} {
+		var names []string
+		for i := range g.Ranks {
+			if g.Ranks[i].State == state {
+				names = append(names, g.Ranks[i].Name)
+			}
+		}
+		if len(names) > 0 {
+			s.say(4, fmt.Sprintf("%c %s: %s", markOf(state), state, words.FirstOf(names)))
+		}
+	}
+}
+
+// load is what a step reads.
+func (r *Rank) load() int64 { return r.KVTokens - r.Unread }
+
+// markOf is the letter of a state in the picture; a space for a rank that is up.
+func markOf(state string) rune {
+	switch state {
+	case RankUp:
+		return ' '
+	case RankOut:
+		return 'O'
+	case RankDraining:
+		return 'D'
+	case RankForeign:
+		return 'F'
+	case RankRemoved:
+		return 'R'
+	}
+	return 'x'
+}
+
+// bars is a line for each rank, as long as its load is beside the fullest one.
+func (s *sheet) bars(g *Group) {
+	name := 0
+	for i := range g.Ranks {
+		name = max(name, columns(clean(g.Ranks[i].Name)))
+	}
+	name = min(name, s.width/3)
+	wide := max(6, min(40, s.width-name-50))
+	for i := range g.Ranks {
+		r := &g.Ranks[i]
+		line := fmt.Sprintf("    %s %c ", padded(tail(r.Name, name), name), markOf(r.State))
+		if !r.Steps {
+			s.row("%s%s", line, r.State)
+			continue
+		}
+		line += fmt.Sprintf("%s %5s", bar(r, g, wide), short(r.KVTokens))
+		if r.Capacity > 0 {
+			line += fmt.Sprintf(" %3.0f %%", 100*float64(r.KVTokens)/float64(r.Capacity))
+		}
+		line += fmt.Sprintf(" %3d/%d slots", r.Used, r.Slots)
+		if r.TokenMs > 0 {
+			line += fmt.Sprintf(" %.0f ms/token", r.TokenMs)
+		}
+		if g.Rounds != nil {
+			line += fmt.Sprintf(" %s new", short(r.Backlog))
+		}
+		if r.Tight {
+			line += " tight"
+		}
+		s.row("%s", line)
+	}
+}
+
+// bar has a | at the mean.
+func bar(r *Rank, g *Group, wide int) string {
+	most, cells := float64(max(1, g.MostTokens)), make([]rune, wide)
+	for i := range cells {
+		cells[i] = []rune("·▏▎▍▌▋▊▉█")[eighths(float64(r.load())/most, wide, i)]
+	}
+	cells[max(0, min(wide-1, int(g.MeanTokens/most*float64(wide))))] = '|'
+	return string(cells)
+}
+
+// eighths is how much of a cell a share of all cells fills.
+func eighths(share float64, cells, cell int) int {
+	return max(0, min(8, int(share*float64(8*cells)+0.5)-8*cell))
+}
+
+// A picture is bands of columns. It has at most so many bands, and each is so many lines high.
+const (
+	mostBands = 8
+	bandLines = 2
+)
+
+// picture is a column for each rank, as high as its load is beside the fullest one. At the foot of those that are not up stands the letter of their state.
+func (s *sheet) picture(g *Group) {
+	const axis = 6 // its labels
+	bands := (len(g.Ranks) + s.width - axis - 1) / (s.width - axis)
+	each := (len(g.Ranks) + bands - 1) / bands
+	most, backlog := float64(max(1, g.MostTokens)), int64(1)
+	for i := range g.Ranks {
+		backlog = max(backlog, g.Ranks[i].Backlog)
+	}
+	heights := []rune(" ▁▂▃▄▅▆▇█")
+	for band := range min(bands, mostBands) {
+		ranks := g.Ranks[band*each : min(len(g.Ranks), (band+1)*each)]
+		draw := func(label string, cell func(*Rank) rune) {
+			line := make([]rune, len(ranks))
+			for i := range ranks {
+				line[i] = cell(&ranks[i])
+			}
+			s.row("%5s %s", label, string(line))
+		}
+		for row := bandLines - 1; row >= 0; row-- {
+			label := map[int]string{0: "0", bandLines - 1: short(g.MostTokens)}[row]
+			draw(label, func(r *Rank) rune {
+				mark := markOf(r.State)
+				switch {
+				case row == 0 && mark != ' ':
+					return mark
+				case !r.Steps:
+					return ' '
+				}
+				return heights[eighths(float64(r.load())/most, bandLines, row)]
+			})
+		}
+		if g.Rounds != nil {
+			draw("new", func(r *Rank) rune { return heights[eighths(float64(r.Backlog)/float64(backlog), 1, 0)] })
+		}
+	}
+	if bands > mostBands {
+		s.row("    %d more ranks are not drawn", len(g.Ranks)-mostBands*each)
+	}
+}

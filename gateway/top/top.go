@@ -1,0 +1,165 @@
+// Package top prints the state of a running proxy in a terminal: the page of text that its admin listener writes.
+package top
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"mime"
+	"net/http"
+	"net/url"
+	"strings"
+	"time"
+	"unicode"
+)
+
+// Source is the admin listener of a proxy.
+type Source struct {
+	URL    string
+	Token  string // of admin.token_file; empty: none is asked for
+	Client *http.Client
+}
+
+const (
+	patience  = 3 * time.Second
+	mostBytes = 1 << 20 // of a page, which has 200 lines of at most 400 columns
+
+	leastWidth, mostWidth = 40, 400 // that the listener takes
+)
+
+// NewSource asks a listener, which sends nobody elsewhere.
+func NewSource(url, token string) *Source {
+	stay := func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
+	return &Source{URL: strings.TrimSuffix(url, "/"), Token: token, Client: &http.Client{Timeout: patience, CheckRedirect: stay}}
+}
+
+// Page is the state of the proxy in lines of so many columns.
+func (s *Source) Page(ctx context.Context, width int) (string, error) {
+	path := fmt.Sprintf("/live?once&text&width=%d", max(leastWidth, min(mostWidth, width)))
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, s.URL+path, nil)
+	if err != nil {
+		return "", err
+	}
+	if s.Token != "" {
+		req.Header.Set("Authorization", "Bearer "+s.Token)
+	}
+	resp, err := s.Client.Do(req)
+	if err != nil {
+		if asked := (*url.Error)(nil); errors.As(err, &asked) { // it repeats the address
+			if err = asked.Err; asked.Timeout() {
+				err = fmt.Errorf("nothing came within %s", patience)
+			}
+		}
+		return "", fmt.Errorf("%s does not answer: %w; --admin is the address of evenkeel's admin listener (admin.listen)", s.URL, err)
+	}
+	defer func() { _ = resp.Body.Close() }()
+	body, err := io.ReadAll(io.LimitReader(resp.Body, mostBytes+1))
+	kind, _, _ := mime.ParseMediaType(resp.Header.Get("Content-Type"))
+	switch {
+	case err != nil:
+		return "", fmt.Errorf("%s ended its answer too early: %w", s.URL, err)
+	case resp.StatusCode == http.StatusUnauthorized && s.Token != "":
+		return "", fmt.Errorf("%s has another token (admin.token_file) than the one in --token-file", s.URL)
+	case resp.StatusCode == http.StatusUnauthorized:
+		return "", fmt.Errorf("%s asks for its token (admin.token_file); name the file with --token-file", s.URL)
+	case resp.StatusCode == http.StatusNotFound:
+		return "", fmt.Errorf("%s has no %s; --admin is the address of evenkeel's admin listener (admin.listen)", s.URL, path)
+	case resp.StatusCode != http.StatusOK:
+		return "", fmt.Errorf("%s answers %s: %s", s.URL, resp.Status, bytes.TrimSpace(body[:min(512, len(body))]))
+	case kind != "text/plain" || len(body) > mostBytes:
+		return "", fmt.Errorf("%s has no page of text; --admin is the address of evenkeel's admin listener (admin.listen), of this version or a later one", s.URL)
+	}
+	return harmless(string(body)), nil
+}
+
+// harmless replaces all but lines of text: a terminal obeys the rest.
+func harmless(text string) string {
+	return strings.Map(func(r rune) rune {
+		if r != '\n' && !unicode.IsPrint(r) {
+			return unicode.ReplacementChar
+		}
+		return r
+	}, text)
+}
+
+// What is written to the terminal. A line that is too long for it is cut and does not go on in the next one. A line is cleared
+// before it is written: when it fills the width, the cursor stands on its last character.
+const (
+	begin = "\x1b[?7l"
+	end   = "\x1b[?7h\n"
+	home  = "\x1b[H\x1b[K"
+	next  = "\r\n\x1b[K"
+	below = "\x1b[J" // clears the rest of the screen
+)
+
+// Run prints the page once a second until ctx ends.
+func Run(ctx context.Context, s *Source, out io.Writer, size func() (width, height int)) error {
+	tick := time.NewTicker(time.Second)
+	defer tick.Stop()
+	return run(ctx, s, out, size, tick.C)
+}
+
+func run(ctx context.Context, s *Source, out io.Writer, size func() (width, height int), tick <-chan time.Time) error {
+	_, height := size()
+	fmt.Fprint(out, begin, strings.Repeat("\n", height)) // what was on the screen can still be scrolled to
+	defer fmt.Fprint(out, end)
+	var last screen
+	for {
+		width, height := size()
+		page, err := s.Page(ctx, width)
+		if ctx.Err() != nil {
+			return nil
+		}
+		last.see(page, err, time.Now())
+		lines := last.lines(width, height, time.Now())
+		if len(lines) < height {
+			lines = append(lines, below)
+		}
+		if _, err := io.WriteString(out, home+strings.Join(lines, next)); err != nil {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick:
+		}
+	}
+}
+
+// screen is the last page, and why there is no newer one.
+type screen struct {
+	page string
+	at   time.Time // of page; zero: there was none yet
+	err  error     // nil: page is the answer to the last question
+}
+
+func (s *screen) see(page string, err error, now time.Time) {
+	if s.err = err; err == nil {
+		s.page, s.at = page, now
+	}
+}
+
+// lines are as many as a terminal has.
+func (s *screen) lines(width, height int, now time.Time) (all []string) {
+	if s.err != nil {
+		says := "There is no page yet; evenkeel top asks again every second: "
+		if !s.at.IsZero() {
+			says = fmt.Sprintf("OLD: this page is %.0f s old; evenkeel top asks again every second: ", now.Sub(s.at).Seconds())
+		}
+		says += harmless(strings.ReplaceAll(s.err.Error(), "\n", " "))
+		for runes := []rune(says); len(runes) > 0; {
+			n := min(max(1, width), len(runes))
+			all, runes = append(all, string(runes[:n])), runes[n:]
+		}
+		all = append(all, "")
+	}
+	if s.page != "" {
+		all = append(all, strings.Split(strings.TrimSuffix(s.page, "\n"), "\n")...)
+	}
+	if more := len(all) - height + 1; more > 1 && height > 0 {
+		all = append(all[:height-1], fmt.Sprintf("%d more lines: use a higher terminal, or evenkeel top --once | less", more))
+	}
+	return all
+}
