@@ -18,10 +18,10 @@ export function showTiles(d) {
   const tiles = [
     ['Time to first token', ...latency(t.ttft, 'ttft')],
     ['Time per token', ...latency(t.tpot, 'tpot')],
-    ['Requests, mean of 10 s', short(t.requests_per_s), '/s', `${failsNow(t) ? '✕ ' : ''}${short(t.failures_per_s)} /s fail, ${whole(d.proxy.open_requests)} open`, [line('requests_per_ks', 'l0')], failsNow(t)],
+    ['Requests, 10 s mean', short(t.requests_per_s), '/s', `${failsNow(t) ? '✕ ' : ''}${short(t.failures_per_s)} /s fail, ${whole(d.proxy.open_requests)} open`, [line('requests_per_ks', 'l0')], failsNow(t)],
     ['Tokens out', short(t.tokens_per_s), '/s', worst && stepTime(worst, t) || 'step time not known', [line('tokens_per_s', 'l0')]],
-    ['Pool', whole(pool), 'wait', pool ? `the oldest for ${span(oldest)}` : `${whole(d.proxy.pool_places_used)} of ${whole(d.proxy.pool_places)} places taken`, [line('pool_entries', 'l0')]],
-    ['Arrival queue', whole(d.prefill.waiting_requests), 'wait', (d.prefill.queue_max ? `of ${whole(d.prefill.queue_max)} per model` : '') + batch(d.prefill.batch), []],
+    ['Pool', whole(pool), 'wait for a rank', pool ? `the oldest for ${span(oldest)}` : `${whole(d.proxy.pool_places_used)} of ${whole(d.proxy.pool_places)} places taken`, [line('pool_entries', 'l0')]],
+    ['Arrival queue', whole(d.prefill.waiting_requests), 'wait for prefill', (d.prefill.queue_max ? `of ${whole(d.prefill.queue_max)} per model` : '') + batch(d.prefill.batch), []],
     ['Lost to imbalance', worst && worst.model_ms ? percent(worst.lost_share, 1) : '–', 'of a step', (worst && worst.model_ms ? `${worst.lost_ms.toFixed(1)} ms of ${worst.model_ms.toFixed(1)} ms, by the step model` : worst?.model_why ? 'no step model: ' + worst.model_why : 'step model not known') + own(worst), []],
   ];
   keyed($('tiles'), tiles, (x) => x[0],
