@@ -72,7 +72,7 @@ func (l *Live) show(look *watch.Look) {
 	var b bytes.Buffer
 	l.zip.Reset(&b)
 	if _, err := l.zip.Write(data); err == nil && l.zip.Close() == nil { // memory takes all
-		l.watch.With(func(d *detect.Watch) { d.Keep(b.Bytes(), look.Facts.At) })
+		l.watch.With(func(d *detect.Watch) { d.Keep(b.Bytes(), look.Facts.At.Truncate(time.Millisecond)) })
 	}
 	if !l.watched() {
 		return

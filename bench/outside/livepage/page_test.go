@@ -280,7 +280,7 @@ func TestPageShows144RanksAndKeepsUp(t *testing.T) {
 	b, s := chromium(t), newSite(t, 144).open()
 	b.visit(s)
 	b.eventually("the verdict", `document.getElementById('problems-title').textContent.startsWith('✓ Nothing is wrong: 21 of 21 engines are up')`)
-	for _, says := range []string{"144 of 144 ranks up", "deepseek-r1 · dp", "eu-1", "decode evenkeel", "prefill finish", "evenkeel: imbalance ", "10.0.1.10:8000/0", "10.0.3.18:8000"} {
+	for _, says := range []string{"144 of 144 ranks up", "deepseek-r1 · dp", "eu-1", "decode policy evenkeel", "prefill policy finish", "evenkeel: imbalance ", "10.0.1.10:8000/0", "10.0.3.18:8000"} {
 		require.Equal(t, "true", b.eval(text+`.includes(`+fmt.Sprintf("%q", says)+`)`), says)
 	}
 	require.Equal(t, "300", b.eval("evenkeel.document && document.querySelectorAll('canvas.map').length && 300"))

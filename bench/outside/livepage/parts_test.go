@@ -52,6 +52,11 @@ func TestModulesOfThePage(t *testing.T) {
 		{"layout.js", "m.ceiling({ most_tokens: 100, ranks: [], ghosts: [{ most_tokens: 150 }, { most_tokens: 900 }] }).toFixed(0)", `"171"`},
 		{"strip.js", "[[44, 1044, 900000], [540, 1044, 900000], [1036, 1044, 900000], [0, 1044, 900000]].map((a) => m.momentAt(...a))", `[0,450000,null,0]`},
 		{"strip.js", "[m.stepped(null, -5000, 1e6), m.stepped(999000, 5000, 1e6), m.stepped(101000, -5000, 1e6)]", `[995000,null,100000]`},
+		{"marks.js", "((m) => ['a:1/0', 'a:1/1', 'a:1', 'b:1/0', 'c:1/0', 'd:1/0'].map((n) => m.of(n)?.text ?? ''))(m.marksOf([{ where: ['a:1'], severity: 'warn', headline: 'Slow' }, { where: ['a:1/1', 'b:1/0'], severity: 'bad', headline: 'Empty' }, { where: ['c:1'], severity: 'warn', headline: 'Away', last_ms: 5 }, { where: ['d:1'], severity: 'bad', until_ms: 7 }]))", `["! Slow","✕ Empty, Slow","! Slow","✕ Empty","! Away (paused)",""]`},
+		{"marks.js", "m.legendOf([{ name: 'a:1/0' }, { name: 'b:1/0' }, { name: 'b:1/1' }, { name: 'c:1/0' }], m.marksOf([{ where: ['b:1'], severity: 'bad', headline: 'Out' }, { where: ['a:1/0'], severity: 'warn', headline: 'Slow' }])).map((k) => k.words)", `["wrong: Out","worth a look: Slow"]`},
+		{"verdict.js", "[{ severity: 'bad' }, { severity: 'warn' }, { severity: 'bad', last_ms: 5 }, { severity: 'warn', last_ms: 5 }, { severity: 'bad', until_ms: 5, last_ms: 5 }].map((i) => m.signOf(i).join('|'))", `["✕ bad|sev bad","! look|sev warn","✕ paused|sev bad","! paused|sev warn","✓ over|sev soft"]`},
+		{"verdict.js", "[{ since_ms: 1000 }, { since_ms: 1000, last_ms: 9000, times: 3, first_ms: 0 }, { since_ms: 1000, until_ms: 5000, last_ms: 4000 }].map((i) => m.timesOf(i, 181000).replace(/\\d\\d:\\d\\d:\\d\\d/g, 'T'))", `["since T, 3 min","since T, 3 min; seen last at T; 3 times since T","T to T"]`},
+		{"words.js", "[new Date(2026, 10, 26, 7, 44, 9), new Date(2026, 10, 27, 7, 44, 9)].map((at) => m.dated(at.getTime(), new Date(2026, 10, 27, 8).getTime()))", `["Nov 26 07:44:09","07:44:09"]`},
 		{"verdict.js", "[m.entryOf('# R\\n\\n## A\\n\\none\\n\\n## B\\ntwo', 'A'), m.entryOf('\\n## B\\ntwo', 'B'), m.entryOf('', 'C')]", `["one","two",""]`},
 		{"verdict.js", "m.blocks('**Means** a `code` [link](x.md).\\n\\n1. one\\n   more\\n2. *two*').map((e) => e.tagName + e.textContent)", `["PMeans a code link.","OLone moretwo"]`},
 		{"requests.js", "[m.query({ find: '', outcome: '' }), m.query({ find: ' ab ', outcome: 'failed', slow: '500' }), m.query({ outcome: 'running' }), m.query({ find: '  ', key: ' ' })]", `["","/decisions?brief=1&n=200&find=ab&outcome=failed&slow_ms=500","/decisions?brief=1&n=200&running=1",""]`},
@@ -374,6 +379,7 @@ func TestPageTellsOfAFlood(t *testing.T) {
 	require.Contains(t, first(), "All 1,536 decode slots of model deepseek-r1 are taken, and 10,000 requests wait in the pool and in the arrival queue")
 	require.Contains(t, first(), "Requests are refused, because the arrival queue of model deepseek-r1 is full (prefill.queue.max: 1000). At the last look 1,000 requests waited in the arrival queue, and 37 of 400 places of the pool were taken.")
 	b.eventually("they are marked", `document.querySelectorAll('#failure-rows .bad').length === 1 && document.getElementById('failures-now').textContent === 'Requests fail now.'`)
+	require.Equal(t, "true", b.eval(`[...document.querySelectorAll('#tiles .bad')].map((e) => e.textContent).join().startsWith('✕ ')`), "so is their rate")
 	require.Equal(t, "true", b.eval(`!document.getElementById('problems').contains(document.getElementById('gain')) && document.getElementById('gain').textContent !== ''`), "what the policy gains is no alert")
 	b.calm(s)
 }

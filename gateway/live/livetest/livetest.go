@@ -31,6 +31,7 @@ type Proxy struct {
 	fails  uint64 // requests in all, of which rates are made
 	change func(*detect.Facts)
 	decide func([]live.Decision)
+	next   *detect.Facts // those of the last sample, which the next look gets
 }
 
 // New has so many ranks.
@@ -103,7 +104,16 @@ func (p *Proxy) Sample(context.Context) (s detect.Sample, ok bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	s = p.at(p.seconds())
-	s.At = p.now()
+	f := p.facts()
+	s.At, p.next = f.At, &f
+	s.Ranks = s.Ranks[:0]
+	for i := range f.Models {
+		for j := range f.Models[i].Groups {
+			for _, r := range f.Models[i].Groups[j].Ranks {
+				s.Ranks = append(s.Ranks, detect.RankAt{ID: r.ID, Running: r.Running, KVTokens: r.KVTokens, Output: r.Output - int64(r.Answers), Lately: detect.Lately{Answers: r.Answers, Empty: r.Empty}})
+			}
+		}
+	}
 	return s, true
 }
 
@@ -133,6 +143,15 @@ func (p *Proxy) Facts(context.Context) detect.Facts {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.asked++
+	if f := p.next; f != nil {
+		p.next = nil
+		return *f
+	}
+	return p.facts()
+}
+
+// facts are those of now; called with p.mu held.
+func (p *Proxy) facts() detect.Facts {
 	seconds := p.seconds()
 	s := p.at(seconds)
 	g := detect.Group{GroupLoads: board.GroupLoads{Name: "dp", Barrier: true, Policy: "evenkeel"}, StepMs: 31.4, ModelMs: 30.6, LostShare: 0.062, LostMs: 1.9, Held: 3}

@@ -29,7 +29,7 @@ function draw() {
     due = false;
     const began = performance.now();
     const d = shown, p = d.proxy;
-    put($('who'), [p.id, p.region, p.role, p.version, 'up ' + span(p.uptime_s), 'decode ' + p.policy, 'prefill ' + p.prefill_policy].filter(Boolean).join(' · '));
+    put($('who'), [p.id, p.region, p.role, p.version, 'up ' + span(p.uptime_s), 'decode policy ' + p.policy, 'prefill policy ' + p.prefill_policy].filter(Boolean).join(' · '));
     showVerdict(d);
     showGroups(d, draw);
     for (const show of [showTiles, showFailures, showAdvice, showRequests, showBalance, showPools, showPrefill, showEngines, showGeo]) show(d);

@@ -2,6 +2,7 @@
 import { $, cells, el, fill, keyed, put } from './dom.js';
 import { drawLine, ink, sparkline } from './charts.js';
 import { past } from './history.js';
+import { markRow, marksOf } from './marks.js';
 import { groupKey, groupName, stepTime } from './picture.js';
 import { inMs, percent, short, span, whole } from './words.js';
 
@@ -17,20 +18,23 @@ export function showTiles(d) {
   const tiles = [
     ['Time to first token', ...latency(t.ttft, 'ttft')],
     ['Time per token', ...latency(t.tpot, 'tpot')],
-    ['Requests, mean of 10 s', short(t.requests_per_s), '/s', `${short(t.failures_per_s)} /s fail, ${whole(d.proxy.open_requests)} open`, [line('requests_per_ks', 'l0')]],
+    ['Requests, 10 s mean', short(t.requests_per_s), '/s', `${failsNow(t) ? '✕ ' : ''}${short(t.failures_per_s)} /s fail, ${whole(d.proxy.open_requests)} open`, [line('requests_per_ks', 'l0')], failsNow(t)],
     ['Tokens out', short(t.tokens_per_s), '/s', worst && stepTime(worst, t) || 'step time not known', [line('tokens_per_s', 'l0')]],
-    ['Pool', whole(pool), 'wait', pool ? `the oldest for ${span(oldest)}` : `${whole(d.proxy.pool_places_used)} of ${whole(d.proxy.pool_places)} places taken`, [line('pool_entries', 'l0')]],
-    ['Arrival queue', whole(d.prefill.waiting_requests), 'wait', (d.prefill.queue_max ? `of ${whole(d.prefill.queue_max)} per model` : '') + batch(d.prefill.batch), []],
+    ['Pool', whole(pool), 'wait for a rank', pool ? `the oldest for ${span(oldest)}` : `${whole(d.proxy.pool_places_used)} of ${whole(d.proxy.pool_places)} places taken`, [line('pool_entries', 'l0')]],
+    ['Arrival queue', whole(d.prefill.waiting_requests), 'wait for prefill', (d.prefill.queue_max ? `of ${whole(d.prefill.queue_max)} per model` : '') + batch(d.prefill.batch), []],
     ['Lost to imbalance', worst && worst.model_ms ? percent(worst.lost_share, 1) : '–', 'of a step', (worst && worst.model_ms ? `${worst.lost_ms.toFixed(1)} ms of ${worst.model_ms.toFixed(1)} ms, by the step model` : worst?.model_why ? 'no step model: ' + worst.model_why : 'step model not known') + own(worst), []],
   ];
   keyed($('tiles'), tiles, (x) => x[0],
     (x) => el('div', null, el('dt', null, x[0]), el('dd', null, el('span'), el('small')), el('dd', { class: 'note' }), el('canvas', { 'aria-hidden': 'true' })),
-    (e, [, value, unit, note, all]) => {
-      put(e.children[1].children[0], value); put(e.children[1].children[1], unit); put(e.children[2], note);
+    (e, [, value, unit, note, all, bad]) => {
+      put(e.children[1].children[0], value); put(e.children[1].children[1], unit); put(e.children[2], note, bad ? 'note bad' : 'note');
       e.children[2].title = note;
       sparkline(e.children[3], all);
     });
 }
+
+// failsNow says that requests fail, and as many as the verdict counts as wrong.
+const failsLately = (t) => t.failures_per_s > 0.01 * t.requests_per_s, failsNow = (t) => failsLately(t) && !t.recovered;
 
 // own is how long ranks wait for each other by what their engines count; empty where no engine tells it.
 const own = (g) => (g?.sync_wait_ms ? `; engines count ${g.sync_wait_ms.toFixed(1)} ms` : '');
@@ -90,10 +94,11 @@ function batch(b) {
 }
 
 export function showPrefill(d) {
-  const p = d.prefill;
+  const p = d.prefill, marks = marksOf(d.incidents);
+  const engines = [...p.engines.filter((e) => marks.of(e.id)), ...p.engines.filter((e) => !marks.of(e.id))]; // those that are named stand first
   $('prefill').hidden = !p.engines.length && p.groups.length > 0; // the ranks above prefill
   put($('prefill-note'), `policy ${p.policy} · ${whole(p.waiting_requests)} in the arrival queue · ${percent(p.hit_share, 1)} of all prompt tokens found in caches`);
-  keyed($('prefill-rows'), p.engines, (e) => e.id,
+  keyed($('prefill-rows'), engines, (e) => e.id,
     () => {
       const row = cells('id', '', '', 'n', 'n', 'n', 'n', 'n', 'n', 'n');
       row.children[2].append(el('span', { class: 'gauge', role: 'img' }, el('i'), el('s')));
@@ -102,6 +107,7 @@ export function showPrefill(d) {
     (row, e) => {
       fill(row, e.id, null, null, e.budget_tokens ? `${short(e.kv_tokens)} of ${short(e.budget_tokens)}` : short(e.kv_tokens), String(e.inflight_requests), whole(e.queued_new_tokens), e.scrape_age_ms < 0 ? '–' : e.waiting.toFixed(0), String(e.pooled + e.dispatched), percent(e.hit_share), e.scrape_age_ms < 0 ? 'none' : span(e.scrape_age_ms / 1000));
       put(row.children[1], ...gates[e.state] || [e.state, '']);
+      markRow(row, marks.of(e.id));
       const gauge = row.children[2].firstElementChild;
       gauge.className = e.kv_share >= e.gate_share ? 'gauge over' : 'gauge';
       gauge.children[0].style.width = 100 * Math.min(1, e.kv_share) + '%';
@@ -114,12 +120,13 @@ export function showPrefill(d) {
 const states = { up: ['● up', 'good'], out: ['✕ out', 'bad'], wedged: ['✕ wedged', 'bad'], halted: ['■ halted', 'warn'], down: ['✕ down', 'bad'] };
 
 export function showEngines(d) {
-  const rank = (e) => (e.state !== 'up' ? 0 : e.draining || e.why ? 1 : 2);
+  const marks = marksOf(d.incidents), rank = (e) => (e.state !== 'up' ? 0 : e.draining || e.why || marks.of(e.id) ? 1 : 2);
   const sorted = d.engines.map((e, i) => [rank(e), i, e]).sort((a, b) => a[0] - b[0] || a[1] - b[1]).map((x) => x[2]); // who is not well stands first
   put($('engines-note'), `${d.engines.filter((e) => e.state === 'up').length} of ${d.engines.length} up`);
   keyed($('engine-rows'), sorted, (e) => e.role + ' ' + e.id, () => cells('id', '', '', 'n', 'n', '', 'why'), (row, e) => {
     const [word, tone] = states[e.state] || [e.state, ''];
     fill(row, e.id, e.role, null, span(e.since_s), String(e.ranks), e.version || '', e.why || (e.share < 1 ? `fresh in service: ${percent(e.share)} of its slots` : ''));
+    markRow(row, marks.of(e.id));
     put(row.children[2], e.draining && e.state === 'up' ? 'D draining' : word, e.draining && e.state === 'up' ? 'warn' : tone);
   });
 }
@@ -128,20 +135,21 @@ export function showGeo(d) {
   const peers = d.geo ? d.geo.peers : [];
   $('geo').hidden = !d.geo && !d.areas.length;
   put($('geo-note'), d.geo ? `policy ${d.geo.policy}` : '');
-  const rows = [
-    ...peers.map((p) => ['peer ' + p.id, p.region, p.up ? (p.draining ? ['D draining', 'warn'] : p.circuit === 'open' ? ['✕ out', 'bad'] : ['● up', 'good']) : ['✕ not up', 'bad'], p.rtt_ms.toFixed(1) + ' ms', String(p.in_flight), p.fault || '']),
-    ...d.areas.map((a) => [a.group ? 'group ' + a.group : 'region ' + a.region, a.region, a.admits ? ['● ours', 'good'] : ['– ' + a.phase, 'soft'], '', '', a.holder ? `held by ${a.holder}, epoch ${a.epoch}` : 'held by nobody']),
+  const marks = marksOf(d.incidents), rows = [ // each with the name that an incident would have for it first
+    ...peers.map((p) => [p.id, 'peer ' + p.id, p.region, p.up ? (p.draining ? ['D draining', 'warn'] : p.circuit === 'open' ? ['✕ out', 'bad'] : ['● up', 'good']) : ['✕ not up', 'bad'], p.rtt_ms.toFixed(1) + ' ms', String(p.in_flight), p.fault || '']),
+    ...d.areas.map((a) => [a.group || a.region, a.group ? 'group ' + a.group : 'region ' + a.region, a.region, a.admits ? ['● ours', 'good'] : ['– ' + a.phase, 'soft'], '', '', a.holder ? `held by ${a.holder}, epoch ${a.epoch}` : 'no proxy owns it']),
   ];
-  keyed($('geo-rows'), rows, (r) => r[0], () => cells('id', '', '', 'n', 'n', 'why'), (row, r) => {
-    fill(row, r[0], r[1], null, r[3], r[4], r[5]);
-    put(row.children[2], ...r[2]);
+  keyed($('geo-rows'), rows, (r) => r[1], () => cells('id', '', '', 'n', 'n', 'why'), (row, [name, what, region, state, trip, flying, why]) => {
+    fill(row, what, region, null, trip, flying, why);
+    put(row.children[2], ...state);
+    markRow(row, marks.of(name));
   });
 }
 
 // showFailures has every way in which requests failed; none is forgotten. Only what fails
 // now, and as often as the verdict counts as wrong, is marked: the rest is history.
 export function showFailures(d) {
-  const t = d.traffic, lately = t.failures_per_s > 0.01 * t.requests_per_s, now = lately && !t.recovered;
+  const t = d.traffic, lately = failsLately(t), now = failsNow(t);
   $('failures-none').hidden = d.failures.length > 0;
   $('failures-table').hidden = !d.failures.length;
   put($('failures-now'), !d.failures.length ? '' : now ? 'Requests fail now.' : lately ? 'Requests failed some seconds ago, and those that ended since then went well.' : d.failures.some((f) => f.last_10_s) ? 'Less than 1 % of the requests fail now. The other columns are history.' : 'No request fails now. These numbers are history.');

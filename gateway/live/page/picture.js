@@ -3,6 +3,7 @@
 import { $, el, keyed, put, say, cells, fill } from './dom.js';
 import { ink, canvasFor, fit, font, sparkline } from './charts.js';
 import { past } from './history.js';
+import { drawMarks, legendOf, markRow, marksOf } from './marks.js';
 import { byHost, ceiling, place, runs } from './layout.js';
 import { inMs, percent, short, span, whole } from './words.js';
 
@@ -62,7 +63,7 @@ function hatch(x, colour) {
 function paint(x, g, engines, w, chosen) {
   const axis = w > 700 ? 52 : 38, right = 4;
   const bands = place(g.ranks, axis, w - axis - right), top = 22 + 13 * Math.min(3, g.ghosts.length), lane = g.rounds ? 34 : 0, slots = 20 + lane, names = 16;
-  const high = bands.length > 1 ? 120 : w > 700 ? 230 : 190, each = high + slots + names + 10, map = [];
+  const high = bands.length > 1 ? 120 : w > 700 ? 230 : 190, each = high + slots + names + (bands.length > 1 && g.ranks.some((r) => marks.of(r.name)) ? 20 : 10), map = [];
   const keys = legend(g, w - axis - right), scale = ceiling(g), total = top + bands.length * each + (keys[keys.length - 1].row + 1) * keyRow;
   if (!x) return { height: total };
   x.font = font; x.lineJoin = 'round';
@@ -85,7 +86,7 @@ function paint(x, g, engines, w, chosen) {
         if (brim < level) { x.fillStyle = ink.panel; x.fillRect(c.x, brim, c.w, level - brim); x.fillStyle = dots(x, ink.fill); x.fillRect(c.x, brim, c.w, level - brim); x.strokeStyle = ink.fill; x.lineWidth = 1; x.strokeRect(c.x + 0.5, brim + 0.5, Math.max(1, c.w - 1), level - brim); }
         if (r.capacity_tokens && r.capacity_tokens <= scale) {
           x.fillStyle = ink.ink; x.fillRect(c.x, y(r.capacity_tokens), c.w, 1);
-          if (c === columns[0]) { x.textAlign = 'right'; x.fillStyle = ink.soft; x.fillText(w > 700 ? 'capacity' : 'full', axis - 4, y(r.capacity_tokens)); }
+          if (c === columns[0]) { x.textAlign = 'right'; x.fillStyle = ink.soft; x.fillText(w > 700 ? 'capacity' : 'full', axis - 4, beside(y(r.capacity_tokens), g.barrier && g.stepping_ranks ? line : -99)); }
         }
         if (kvFull(r)) { x.fillStyle = ink.warn; x.fillRect(c.x, brim, c.w, 4); }
         tickSlots(x, r, c, base + 3, slots - lane - 4);
@@ -111,9 +112,10 @@ function paint(x, g, engines, w, chosen) {
       x.fillStyle = ink.soft;
       if (Math.abs(mean - line) > 12 || !g.barrier) { x.textAlign = 'right'; x.fillText(short(g.mean_tokens), axis - 7, mean); x.fillRect(axis - 4, mean, 4, 1); }
       if (g.barrier) ghosts(x, g, y, axis, end, base - high, b);
-      if (b === 0 && lost(g)) tellLost(x, g, columns, line, y, axis, end);
+      if (b === 0 && lost(g)) tellLost(x, g, columns, line, axis, w - right);
     }
     for (const h of hosts) for (const run of runs(h.columns, (r) => cause(r, engines))) tellDead(x, { ...run, what: why(run.columns[0].rank, engines) }, base - high, high);
+    drawMarks(x, columns, marks, base - high, w - right);
     const pick = map.find((m) => m.id === chosen);
     if (pick && pick.bottom === base + slots) { x.strokeStyle = ink.ink; x.lineWidth = 1.5; x.strokeRect(pick.x - 1, base - high - 1, pick.w + 2, high + slots + 2); }
   });
@@ -122,6 +124,9 @@ function paint(x, g, engines, w, chosen) {
   x.textBaseline = 'alphabetic';
   return { height: total, map };
 }
+
+// beside is where a word of the axis stands, so that it is not written over the number at the line.
+const beside = (y, line) => (Math.abs(y - line) >= 12 ? y : y <= line ? line - 12 : line + 12);
 
 // drains is the look of a rank that drains: an outline and dots, and the word where there
 // is room. What is empty above it is meant to be.
@@ -153,6 +158,7 @@ const box = (fill) => (x, at, y, waste, dead) => { x.fillStyle = ink.faint; x.fi
 function legend(g, wide) {
   const has = (s) => g.ranks.some((r) => r.state === s);
   const list = [
+    ...legendOf(g.ranks, marks),
     { words: 'KV tokens', draw: box(() => ink.fill) },
     ...(g.barrier && g.stepping_ranks ? [{ words: 'the fullest rank, which every step waits for', draw: (x, at, y) => { x.fillStyle = ink.accent; x.fillRect(at, y + 5, 12, 2); } }, { words: 'time lost to waiting for it', draw: box((waste) => waste) }] : []),
     ...(g.ranks.some((r) => r.unread_kv_tokens) ? [{ words: 'KV of prompts that are not computed yet', draw: (x, at, y) => { x.fillStyle = dots(x, ink.fill); x.fillRect(at, y, 12, 12); x.strokeStyle = ink.fill; x.lineWidth = 1; x.strokeRect(at + 0.5, y + 0.5, 11, 11); } }] : []),
@@ -245,8 +251,9 @@ function ghosts(x, g, y, axis, end, top, band) {
 }
 
 // tellLost writes what the waste costs into it, where there is most of it.
-function tellLost(x, g, columns, line, y, axis, end) {
-  const words = fit(x, end - axis < 500 ? lost(g).replace('spent waiting for the fullest rank', 'lost') : lost(g), end - axis - 12, true), wide = x.measureText(words).width + 10;
+function tellLost(x, g, columns, line, axis, end) {
+  const says = end - axis < 500 ? lost(g).replace('spent waiting for the fullest rank', 'lost').replace('of what the ranks could hold is empty below the line', 'of the room below the line is empty') : lost(g);
+  const words = fit(x, says, end - axis - 12, true), wide = x.measureText(words).width + 10;
   let best = axis, most = -1;
   for (const c of columns) {
     const from = Math.min(Math.max(axis, c.x), Math.max(axis, end - wide));
@@ -291,39 +298,55 @@ function tellDead(x, run, top, high) {
 const maps = new WeakMap(); // canvas -> where its columns are
 let chosen = null; // id of the rank that is read out
 let now = null; // the document that is shown
+let marks = marksOf([]); // of its incidents
+
+const few = 16; // ranks: groups of so many stand side by side
 
 export function showGroups(d, redraw) {
   if (d !== now) compare(d, now);
   now = d;
+  marks = marksOf(d.incidents);
   const groups = d.models.flatMap((m) => m.groups.map((g) => ({ m, g })));
   const engines = new Map(d.engines.filter((e) => e.role !== 'prefill').map((e) => [e.id, e]));
-  keyed($('groups'), groups, ({ m, g }) => groupKey(m, g), () => makeGroup(redraw), (e, { m, g }) => {
-    const head = e.children[0], up = g.ranks.filter((r) => r.state === 'up').length, used = g.ranks.reduce((n, r) => n + r.slots_used, 0), slots = g.ranks.reduce((n, r) => n + r.slots, 0), c = e.children[1];
-    put(head.children[0], groupName(m, g));
-    const not = Object.entries(letters).filter(([s]) => s !== 'up').map(([s, l]) => [l, s, g.ranks.filter((r) => r.state === s).length]).filter(([, , k]) => k).map(([l, s, k]) => `${l}: ${k} ${s}`);
-    put(head.children[1], [`${up} of ${g.ranks.length} ranks up`, ...not, `${whole(Math.min(used, slots))} of ${whole(slots)} slots`, used > slots && slots ? `${whole(used - slots)} more in engines' queues` : '', `${short(g.kv_tokens)} KV tokens`, up ? stepTime(g, d.traffic) : ''].filter(Boolean).join(' · '));
-    const { height } = paint(null, g, engines, c.clientWidth);
-    const [x, w] = canvasFor(c, height);
-    maps.set(c, paint(x, g, engines, w, chosen).map);
-    c.setAttribute('aria-label', describe(m, g, up));
-    e.children[2].onclick = () => copyImage(e.children[2], m, g, engines);
-    showRead(e.children[3], g, engines);
-    put(e.children[4], [roundsOf(g), noModel(g)].filter(Boolean).join(' '));
-    e.children[4].classList.toggle('soft', !roundsOf(g)); // why there is no step model is no fault
-  });
+  keyed($('groups'), groups, ({ m, g }) => groupKey(m, g), () => makeGroup(redraw), tellGroup);
+  groups.forEach(({ m, g }, i) => drawGroup($('groups').children[i], m, g, engines)); // once all stand side by side, and are as wide as they stay
   if ($('rank-details').open) {
     keyed($('rank-rows'), groups.flatMap(({ g }) => byHost(g.ranks).flatMap((h) => h.ranks)), (r) => r.id, () => cells('id', '', 'n', 'n', 'n', 'n', 'n', 'n'), (row, r) => {
       fill(row, r.name, (r.state === 'up' ? 'up' : why(r, engines)) + (r.tight ? ', kept emptier' : ''), whole(r.kv_tokens), r.capacity_tokens ? percent(r.kv_tokens / r.capacity_tokens) : '–', `${r.slots_used} / ${r.slots}`, String(r.running), r.token_ms ? inMs(r.token_ms).join(' ') : '–', r.prompts ? whole(backlog(r)) : '–');
       row.children[1].className = r.state === 'up' ? '' : r.state === 'draining' ? 'warn' : 'bad';
+      markRow(row, marks.of(r.name));
     });
   }
 }
 
+const upOf = (g) => g.ranks.filter((r) => r.state === 'up').length;
+
+// tellGroup writes the name and the numbers of a group above its picture.
+function tellGroup(e, { m, g }) {
+  const [name, facts] = e.children[0].children, up = upOf(g), used = g.ranks.reduce((n, r) => n + r.slots_used, 0), slots = g.ranks.reduce((n, r) => n + r.slots, 0);
+  e.className = g.ranks.length <= few ? 'group small' : 'group';
+  const mark = marks.of(g.name, groupName(m, g), m.name);
+  put(name.firstChild, groupName(m, g));
+  put(name.lastChild, mark ? mark.text : '', mark ? mark.severity : '');
+  const not = Object.entries(letters).filter(([s]) => s !== 'up').map(([s, l]) => [l, s, g.ranks.filter((r) => r.state === s).length]).filter(([, , k]) => k).map(([l, s, k]) => `${l}: ${k} ${s}`);
+  put(facts, [`${up} of ${g.ranks.length} ranks up`, ...not, `${whole(Math.min(used, slots))} of ${whole(slots)} slots`, used > slots && slots ? `${whole(used - slots)} more in engines' queues` : '', `${short(g.kv_tokens)} KV tokens`, up ? stepTime(g, now.traffic) : ''].filter(Boolean).join(' · '));
+}
+
+function drawGroup(e, m, g, engines) {
+  const c = e.children[1], { height } = paint(null, g, engines, c.clientWidth), [x, w] = canvasFor(c, height);
+  maps.set(c, paint(x, g, engines, w, chosen).map);
+  c.setAttribute('aria-label', describe(m, g));
+  e.children[2].onclick = () => copyImage(e.children[2], m, g, engines);
+  showRead(e.children[3], g, engines);
+  put(e.children[4], [roundsOf(g), noModel(g)].filter(Boolean).join(' '));
+  e.children[4].classList.toggle('soft', !roundsOf(g)); // why there is no step model is no fault
+}
+
 // describe is the picture for those who do not see it.
-function describe(m, g, up) {
+function describe(m, g) {
   const ghost = g.ghosts[0];
-  return `${groupName(m, g)}: ${up} of ${g.ranks.length} ranks up, KV tokens from ${short(g.least_tokens)} to ${short(g.most_tokens)}, mean ${short(g.mean_tokens)}.` +
-    (lost(g) ? ` ${lost(g)}.` : '') + (g.rounds ? ` ${g.rounds.says}` : '') + (ghost ? ` With ${ghost.policy} the line would be at ${short(ghost.most_tokens)}.` : '') + ' Arrow keys read out a rank.';
+  return `${groupName(m, g)}: ${upOf(g)} of ${g.ranks.length} ranks up, KV tokens from ${short(g.least_tokens)} to ${short(g.most_tokens)}, mean ${short(g.mean_tokens)}.` +
+    (lost(g) ? ` ${lost(g)}.` : '') + (g.rounds ? ` ${g.rounds.says}` : '') + legendOf(g.ranks, marks).map((k) => ` Marked as ${k.words}.`).join('') + (ghost ? ` With ${ghost.policy} the line would be at ${short(ghost.most_tokens)}.` : '') + ' Arrow keys read out a rank.';
 }
 
 function makeGroup(redraw) {
@@ -340,15 +363,18 @@ function makeGroup(redraw) {
     if (to !== undefined) { choose(ids[Math.max(0, Math.min(ids.length - 1, to))]); e.preventDefault(); }
     if (e.key === 'Escape') choose(null);
   };
-  return el('div', { class: 'group' }, el('div', { class: 'say' }, el('h3'), el('span', { class: 'soft' })), c, el('button', { type: 'button', class: 'copy' }, 'Copy as image'),
+  return el('div', { class: 'group' }, el('div', { class: 'say' }, el('h3', null, '', el('span')), el('span', { class: 'soft' })), c, el('button', { type: 'button', class: 'copy' }, 'Copy as image'),
     el('div', { class: 'read' }, el('span'), el('canvas', { class: 'spark', 'aria-hidden': 'true', hidden: '' })), el('p', { class: 'rounds' }));
 }
+
+// named tells by which incidents a rank is named.
+const named = (r) => (marks.of(r.name) ? ` · ${marks.of(r.name).text}` : '');
 
 const toCompute = (r) => (r.prompts ? `, ${whole(backlog(r))} prompt tokens to compute` : '');
 
 function speak() {
   const r = now.models.flatMap((m) => m.groups.flatMap((g) => g.ranks)).find((o) => o.id === chosen);
-  if (r) say('rank', `${r.name} ${r.state}, ${whole(r.kv_tokens)} KV tokens, ${r.slots_used} of ${r.slots} slots${toCompute(r)}`);
+  if (r) say('rank', `${r.name} ${r.state}, ${whole(r.kv_tokens)} KV tokens, ${r.slots_used} of ${r.slots} slots${toCompute(r)}${named(r)}`);
 }
 
 function showRead(out, g, engines) {
@@ -360,7 +386,7 @@ function showRead(out, g, engines) {
     return;
   }
   const fullness = r.capacity_tokens ? ` of ${whole(r.capacity_tokens)} (${percent(r.kv_tokens / r.capacity_tokens)})` : '';
-  words.replaceChildren(el('b', null, r.name), ` ${r.state === 'up' ? 'up' : why(r, engines)}${r.tight ? ', kept emptier' : ''} · ${whole(r.kv_tokens)}${fullness} KV tokens · ${r.slots_used} of ${r.slots} slots, ${r.running} running${r.token_ms ? `, a token takes ${inMs(r.token_ms).join(' ')}` : ''}${toCompute(r)} · `);
+  words.replaceChildren(el('b', null, r.name), ` ${r.state === 'up' ? 'up' : why(r, engines)}${r.tight ? ', kept emptier' : ''} · ${whole(r.kv_tokens)}${fullness} KV tokens · ${r.slots_used} of ${r.slots} slots, ${r.running} running${r.token_ms ? `, a token takes ${inMs(r.token_ms).join(' ')}` : ''}${toCompute(r)}${named(r)} · `);
   sparkline(spark, [{ values: past.rank(r.id), colour: ink.l0 }]);
 }
 

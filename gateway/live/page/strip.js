@@ -6,6 +6,7 @@ import { clock, nice, short, span, whole } from './words.js';
 
 const length = 15 * 60 * 1000;
 const flags = { down: '▼', up: '▲', drain: 'D', reload: 'R', policy: 'P', refused: '429' };
+const flagWords = { down: 'an engine went down', up: 'it came back', drain: 'a drain', reload: 'another config', policy: 'another policy', refused: 'many were refused' };
 const tones = { down: 'bad', up: 'l2', drain: 'warn', reload: 'accent', policy: 'accent', refused: 'bad' };
 const left = 44, right = 8, top = 20, bottom = 16;
 
@@ -114,8 +115,9 @@ export function showStrip(latest, moment) {
   const ago = seen === null ? 0 : Math.round((end - seen) / 1000);
   c.setAttribute('aria-valuenow', String(-ago));
   c.setAttribute('aria-valuetext', seen === null ? 'now' : `${clock(seen)}, ${span(ago)} ago`);
+  const happened = Object.keys(flags).filter((kind) => strip.events.some((e) => e.kind === kind)).map((kind) => `${flags[kind]} ${flagWords[kind]}`);
   const sums = strip.failures.map((f) => [f, inside.reduce((n, i) => n + f.counts[i], 0)]).filter(([, n]) => n);
-  put($('strip-note'), [strip.lines.length ? 'line: the fullest rank' : '', `grey: requests that ended in 5 s, ${short(most)} at most`, sums.length ? 'failed in these 15 minutes: ' + sums.map(([f, n]) => `${f.outcome} ${whole(n)}`).join(', ') : ''].filter(Boolean).join(' · '));
+  put($('strip-note'), [strip.lines.length ? 'line: the fullest rank' : '', `grey: requests that ended in 5 s, ${short(most)} at most`, sums.length ? 'bars: those that failed, ' + sums.map(([f, n]) => `${whole(n)} with ${f.outcome}`).join(', ') : '', happened.join(', ')].filter(Boolean).join(' · '));
   keyed($('events'), strip.events.slice().reverse(), (e) => e.at_ms + e.what, (e) => el('li', null, el('button', { type: 'button', class: 'link', onclick: () => go(e.at_ms) })),
     (li, e) => put(li.firstElementChild, `${flags[e.kind] || '•'} ${clock(e.at_ms)} ${e.what}`));
   put($('events-title'), strip.events.length ? `Events: ${strip.events.length}` : 'Events: none');

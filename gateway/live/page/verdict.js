@@ -1,8 +1,21 @@
 // The verdict: nothing is wrong, or incidents, each with what to do about it.
 import { $, copyButton, el, keyed, put, say } from './dom.js';
-import { clock, span, whole } from './words.js';
+import { signs } from './marks.js';
+import { dated, span, whole } from './words.js';
 
-const marks = { bad: ['✕ bad', 'sev bad'], warn: ['! look', 'sev warn'], over: ['✓ over', 'sev soft'] };
+// signOf is the sign of an incident, and its class. One that comes and goes is paused while it is not found.
+export function signOf(i) {
+  if (i.until_ms) return ['✓ over', 'sev soft'];
+  if (!signs[i.severity]) return [i.severity, 'sev'];
+  return [`${signs[i.severity]} ${i.last_ms ? 'paused' : { bad: 'bad', warn: 'look' }[i.severity]}`, 'sev ' + i.severity];
+}
+
+// timesOf says when an incident was, and how often.
+export function timesOf(i, now) {
+  const at = (ms) => dated(ms, now), often = i.times > 1 ? `; ${i.times} times since ${at(i.first_ms)}` : '';
+  if (i.until_ms) return `${at(i.since_ms)} to ${at(i.until_ms)}${often}`;
+  return `since ${at(i.since_ms)}, ${span(Math.max(0, now - i.since_ms) / 1000)}${i.last_ms ? `; seen last at ${at(i.last_ms)}` : ''}${often}`;
+}
 
 // verdictOf is the title: its words, its tone, and what is said aloud, which has no
 // number that changes with every document. The first words name the worst cause.
@@ -73,10 +86,9 @@ function update(li, i, now) {
   const [summary, where, command, buttons] = li.firstElementChild.children;
   li.className = i.until_ms ? 'over' : '';
   li.dataset.runbook = i.runbook;
-  put(summary.children[0], ...marks[i.until_ms ? 'over' : i.severity] || [i.severity, 'sev']);
-  put(summary.children[1], i.what);
-  const often = i.times > 1 ? `; ${i.times} times since ${clock(i.first_ms)}` : '';
-  put(summary.children[2], (i.until_ms ? `${clock(i.since_ms)} to ${clock(i.until_ms)}` : `since ${clock(i.since_ms)}, ${span(Math.max(0, now - i.since_ms) / 1000)}${i.last_ms ? `; seen last at ${clock(i.last_ms)}` : ''}`) + often);
+  put(summary.children[0], ...signOf(i));
+  put(summary.children[1], i.harm ? `${i.what}. ${i.harm}` : i.what);
+  put(summary.children[2], timesOf(i, now));
   put(summary.children[3], i.clients);
   where.hidden = !i.named;
   put(where, i.named);

@@ -19,6 +19,9 @@ export function span(s) {
 }
 export const clock = (ms) => { const d = new Date(ms); return [d.getHours(), d.getMinutes(), d.getSeconds()].map((n) => String(n).padStart(2, '0')).join(':'); };
 
+// dated is a time of day, with the day before it where that is not today.
+export const dated = (ms, now) => { const day = new Date(ms).toDateString(); return (day === new Date(now).toDateString() ? '' : day.slice(4, 10) + ' ') + clock(ms); };
+
 // nice rounds a largest value up to one that reads well.
 export function nice(v, steps = [1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10]) {
   if (v <= 0) return 1;
