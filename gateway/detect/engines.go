@@ -24,7 +24,7 @@ const (
 var engineDetectors = []Detector{
 	{
 		Kind: EngineMoved, find: findEngineMoved, gone: true, spare: true,
-		harm: waiting, headline: "Moved name", many: "have names that lead to other addresses, where nothing answers", runbook: "EvenkeelEngineDown",
+		harm: waiting, headline: "Moved name", many: "have names that lead to other addresses, where nothing answers", runbook: "engine_moved",
 		command: "getent ahosts {host}; " + workers,
 		clients: "Clients whose requests ran at the old address get the rest from other engines where that is possible, and else an error.",
 		prefill: "Clients wait longer for their first token. Prompts that were computed at the old address are computed again on other engines.",
@@ -33,7 +33,7 @@ var engineDetectors = []Detector{
 	},
 	{
 		Kind: EngineHangs, find: findEngineHangs, gone: true,
-		harm: waiting, headline: "Engine hangs", many: "take connections, but do not answer their health checks", runbook: "EvenkeelEngineDown",
+		harm: waiting, headline: "Engine hangs", many: "take connections, but do not answer their health checks", runbook: "engine_hangs",
 		prefill: "Clients whose prompts were sent there wait until the engine goes on, until it counts as down, or until " +
 			"limits.probe_timeout is over. Then other engines compute their prompts.",
 		clients: "Clients whose requests ran there get no tokens for now. If the engine goes on, so do these requests. " +
@@ -44,44 +44,44 @@ var engineDetectors = []Detector{
 	},
 	{
 		Kind: EngineDown, find: findEngineDown, gone: true, spare: true,
-		harm: waiting, headline: "Engine outage", many: "are down", runbook: "EvenkeelEngineDown", command: "curl -sm 3 -i http://{engine}/health",
+		harm: waiting, headline: "Engine outage", many: "are down", runbook: "engine_down", command: "curl -sm 3 -i http://{engine}/health",
 		clients: "Clients whose requests ran there get the rest from other engines where that is possible, and else an error.",
 		prefill: "Clients wait longer for their first token. Prompts that were computed there are computed again on other engines.",
 		next:    "Look whether the machine and the process are alive, and restart the engine. Its own log says why it ended.",
 	},
 	{
 		Kind: EngineOut, find: findEngineOut, gone: true, spare: true,
-		harm: waiting, headline: "Failing engine", many: "get no requests, because earlier ones failed", runbook: "EvenkeelBreakerOpen", command: workers,
+		harm: waiting, headline: "Failing engine", many: "get no requests, because earlier ones failed", runbook: "engine_out", command: workers,
 		clients: "Clients wait longer. Requests that failed there were tried elsewhere, as long as the retry budget lasted.",
 		next:    "Read the engine's own log. You may restart it at any time, because nothing new is sent there.",
 	},
 	{
 		Kind: EngineHalted, find: findEngineHalted, gone: true,
-		harm: waiting, headline: "Halted engine", many: "take no requests for now", runbook: "EvenkeelEngineHalted", command: workers,
+		harm: waiting, headline: "Halted engine", many: "take no requests for now", runbook: "engine_halted", command: workers,
 		clients: "Clients wait, and get a 503 when the time limit of their queue is over. Answers that run there stand still meanwhile, or go on elsewhere.",
 		next:    "Look who changes the number of ranks, or begin the recovery of a group that has met a fault. Do not restart an engine that re-forms.",
 	},
 	{
 		Kind: EngineDrains, find: findEngineDrains,
-		harm: nothing, family: "drains", headline: "Drain", many: "drain", runbook: "Drains", command: undrain,
+		harm: nothing, family: "drains", headline: "Drain", many: "drain", runbook: "drains", command: undrain,
 		clients: "Clients notice nothing, as long as the other engines can take the load.",
 		next:    "Restart the engine when nothing runs there any more, then take the drain back.",
 	},
 	{
 		Kind: EngineAmiss, find: findEngineAmiss,
-		harm: slower, vague: true, family: "late", rests: again, headline: "Engine trouble", many: "are up, but something is amiss", command: workers, runbook: "EvenkeelScrapeStale",
+		harm: slower, vague: true, family: "late", rests: again, headline: "Engine trouble", many: "are up, but something is amiss", command: workers, runbook: "engine_amiss",
 		clients: "Clients may wait longer.",
 		next:    "Read what is amiss, and the engine's own log.",
 	},
 	{
 		Kind: SourceFails, find: findSourceFails,
-		harm: nothing, alone: true, headline: "Discovery fails", runbook: "EvenkeelDiscoveryStale", command: logs,
+		harm: nothing, alone: true, headline: "Discovery fails", runbook: "source_fails", command: logs,
 		clients: "Clients notice nothing until engines come or go.",
 		next:    "Mend the source. Its last list stays in force until then.",
 	},
 	{
 		Kind: EnginesUnfit, find: findEnginesUnfit,
-		harm: nothing, alone: true, headline: "Unfit engines", runbook: "EvenkeelEnginesUnfit", command: workers,
+		harm: nothing, alone: true, headline: "Unfit engines", runbook: "engines_unfit", command: workers,
 		clients: "Clients notice nothing, because these engines get no requests.",
 		next:    "Read why each engine is unfit, and start it with the connector of its profile.",
 	},

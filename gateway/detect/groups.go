@@ -19,31 +19,31 @@ const (
 var groupDetectors = []Detector{
 	{
 		Kind: PoolLate, find: findPoolLate,
-		harm: waiting, effect: true, crowded: true, headline: "Long waits", many: "have requests in the pool that wait too long for a rank", runbook: "EvenkeelDecodeBacklog", command: workers,
+		harm: waiting, effect: true, crowded: true, headline: "Long waits", many: "have requests in the pool that wait too long for a rank", runbook: "pool_late", command: workers,
 		clients: "Clients wait for their first token. Those that wait too long get an error.",
 		next:    "Look which decode ranks are down, drain or are full, and add decode ranks.",
 	},
 	{
 		Kind: RoundStuck, find: findRoundStuck,
-		harm: waiting, headline: "Stuck round", many: "hold requests for a round for longer than they may", runbook: "EvenkeelRoundStuck", command: held,
+		harm: waiting, headline: "Stuck round", many: "hold requests for a round for longer than they may", runbook: "round_stuck", command: held,
 		clients: "Clients wait for their first token, although ranks have free slots.",
 		next:    "Write patience=0 into the policy, so that nothing is held, and report the bug.",
 	},
 	{
 		Kind: PolicySlow, find: findPolicySlow,
-		harm: slower, alone: true, headline: "Slow policy", runbook: "EvenkeelTickFallback", command: logs,
+		harm: slower, alone: true, headline: "Slow policy", runbook: "policy_slow", command: logs,
 		clients: "Clients get their tokens a little later, because a simpler policy decides.",
 		next:    "Look what else uses the cores of this machine, or choose a simpler policy.",
 	},
 	{
 		Kind: Imbalance, find: findImbalance,
-		harm: slower, alone: true, headline: "Imbalance", runbook: "EvenkeelStepLost",
+		harm: slower, alone: true, headline: "Imbalance", runbook: "imbalance",
 		clients: "Clients of this group get every token later.",
 		next:    "Look which rank is the fullest, and what another policy would have cost.", command: `curl -s -H "Authorization: Bearer $TOKEN" "$ADMIN/live?once" | jq '.models[].groups[].twin.says'`,
 	},
 	{
 		Kind: StepsSlow, find: findStepsSlow,
-		harm: slower, alone: true, headline: "Slow steps", runbook: "EvenkeelStepsSlow",
+		harm: slower, alone: true, headline: "Slow steps", runbook: "steps_slow",
 		clients: "Clients of this group get every token later.",
 		next: "One rank is enough to make all of them slow. If a rank is named, look for who else uses its engine. " +
 			"If no rank is named, compare the GPUs' clocks and the network between the ranks, host by host.",
@@ -52,7 +52,7 @@ var groupDetectors = []Detector{
 	},
 	{
 		Kind: TokensFew, find: findTokensFew,
-		harm: slower, alone: true, headline: "Fewer tokens in each step", runbook: "EvenkeelStepTokensFew",
+		harm: slower, alone: true, headline: "Fewer tokens in each step", runbook: "tokens_few",
 		clients: "Clients of this group get every token later. All clients may wait longer for their first token, because slots are taken for longer.",
 		next: "Look whether speculative decoding is on in all engines of the group, and what share of its draft tokens is accepted. " +
 			"The steps themselves are as fast as before, so no GPU is slow, and more prefill engines do not help.",

@@ -15,13 +15,13 @@ const (
 var loadDetectors = []Detector{
 	{
 		Kind: Overload, find: findOverload, sender: floods,
-		harm: failing, effect: true, load: true, crowded: true, rests: moment, headline: "Overload", many: "are overloaded: their slots are taken, and many requests wait", runbook: "Overload", command: advised,
+		harm: failing, effect: true, load: true, crowded: true, rests: moment, headline: "Overload", many: "are overloaded: their slots are taken, and many requests wait", runbook: "overload", command: advised,
 		clients: "Clients wait for their first token until a slot is free. Those that wait too long get a 503, and new ones get a 429 while a queue is full.",
 		next:    "Add decode ranks, or find the caller that sends too much and limit its key. A larger pool.size or prefill.queue.max only lets more clients wait.",
 	},
 	{
 		Kind: KVFull, find: findKVFull, sender: floods,
-		harm: failing, effect: true, load: true, crowded: true, rests: moment, headline: "Full KV caches", runbook: "Overload", command: advised,
+		harm: failing, effect: true, load: true, crowded: true, rests: moment, headline: "Full KV caches", runbook: "kv_full", command: advised,
 		many: "have full KV caches, and many requests wait",
 		clients: "Clients wait for their first token until an answer ends and frees KV memory. " +
 			"Those that wait too long get a 503, and new ones get a 429 while a queue is full.",

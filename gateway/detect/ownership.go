@@ -13,13 +13,13 @@ const (
 var ownerDetectors = []Detector{
 	{
 		Kind: PeerDown, find: findPeerDown,
-		harm: nothing, headline: "Peer outage", many: "are not up", runbook: "EvenkeelPeerDown", command: `curl -s -H "Authorization: Bearer $TOKEN" "$ADMIN/geo" | jq .peers`,
+		harm: nothing, headline: "Peer outage", many: "are not up", runbook: "peer_down", command: `curl -s -H "Authorization: Bearer $TOKEN" "$ADMIN/geo" | jq .peers`,
 		clients: "Clients notice nothing, as long as this region has room.",
 		next:    "Look whether the other proxy is alive, and then at the link.",
 	},
 	{
 		Kind: NoOwner, find: findNoOwner,
-		harm: failing, headline: "No owner", many: "have no owner, so that their engines get no requests", runbook: "EvenkeelNoOwner", command: `curl -s -H "Authorization: Bearer $TOKEN" "$ADMIN/live?once" | jq .areas`,
+		harm: failing, headline: "No owner", many: "have no owner, so that their engines get no requests", runbook: "no_owner", command: `curl -s -H "Authorization: Bearer $TOKEN" "$ADMIN/live?once" | jq .areas`,
 		clients: "Clients of these engines wait or are refused.",
 		next:    "Look whether the lease store answers, and which proxies are alive.",
 	},

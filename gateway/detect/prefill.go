@@ -23,32 +23,32 @@ const (
 var prefillDetectors = []Detector{
 	{
 		Kind: GateClosed, find: findGateClosed,
-		harm: slower, rests: gates, sender: flood, headline: "Full prefill engines", many: "take no prompts, because their KV caches are full", runbook: "EvenkeelGateClosed", command: workers,
+		harm: slower, rests: gates, sender: flood, headline: "Full prefill engines", many: "take no prompts, because their KV caches are full", runbook: "gate_closed", command: workers,
 		clients: "Clients wait longer for their first token.",
 		next:    "Look whether finished prefills wait in the pool. If so, add decode ranks, else add prefill ranks.",
 	},
 	{
 		Kind: PrefillOut, find: findPrefillOut, gone: true, spare: true, vague: true,
-		harm: waiting, headline: "Failing prefill engine", many: "take no prompts, because earlier ones failed", runbook: "EvenkeelBreakerOpen", command: workers,
+		harm: waiting, headline: "Failing prefill engine", many: "take no prompts, because earlier ones failed", runbook: "engine_out", command: workers,
 		clients: "Clients wait longer for their first token. Prompts that failed there were tried elsewhere.",
 		next:    "Mend what failed there; the engine's own log may say more. Others take its prompts meanwhile.",
 	},
 	{
 		Kind: MetricsOld, find: findMetricsOld,
-		harm: slower, family: "late", rests: again, headline: "Slow prefill metrics", many: "answer too late when they are asked for their metrics", runbook: "EvenkeelScrapeStale",
+		harm: slower, family: "late", rests: again, headline: "Slow prefill metrics", many: "answer too late when they are asked for their metrics", runbook: "metrics_old",
 		clients: "Clients notice nothing yet. Prompts are placed by older figures of these engines and by the proxy's own accounts.",
 		next:    "Look how long /metrics of each engine takes, and what keeps its API server busy. If it is only slow, raise prefill.scrape.timeout.",
 		command: "curl -sm 20 -o /dev/null -w '%{time_total} s\\n' http://{engine}/metrics",
 	},
 	{
 		Kind: NoPrefill, find: findNoPrefill,
-		harm: failing, effect: true, headline: "No prefill", runbook: "EvenkeelSideDown", command: workers,
+		harm: failing, effect: true, headline: "No prefill", runbook: "no_prefill", command: workers,
 		clients: "Clients wait, and get a 503 when prefill.queue.timeout is over.",
 		next:    "Start a prefill engine, or one that does both, or free the KV memory of one that is full.",
 	},
 	{
 		Kind: QueueFull, find: findQueueFull,
-		harm: failing, effect: true, crowded: true, headline: "Full queue", runbook: "EvenkeelRefuses", command: receipt,
+		harm: failing, effect: true, crowded: true, headline: "Full queue", runbook: "queue_full", command: receipt,
 		clients: "Clients get a 429 for new requests, and are told to try again.",
 		next:    "Add ranks to the side that is short, or find the caller that sends too much. A larger limit helps against short peaks only.",
 	},
@@ -56,14 +56,14 @@ var prefillDetectors = []Detector{
 		Kind: PrefillBusy, find: findPrefillBusy,
 		sender: "Ask who uses API key {key} what changed, and lower its max_concurrent or rpm in the key file. A time or an id at the beginning " +
 			"makes each prompt a new one for every prefix cache. Else add prefill engines.",
-		harm: waiting, effect: true, load: true, crowded: true, rests: moment, headline: "Prefill backlog", runbook: "EvenkeelPrefillBacklog", command: advised,
+		harm: waiting, effect: true, load: true, crowded: true, rests: moment, headline: "Prefill backlog", runbook: "prefill_busy", command: advised,
 		clients: "All clients wait for their first token, whether their own prompts are long or short.",
 		next: "Limit the key that sends most, or add prefill engines. If its prompts were in the prefix caches before, " +
 			"ask its owner what changed at their beginning: a time or an id there makes each prompt a new one. More decode ranks do not help.",
 	},
 	{
 		Kind: QueueWaits, find: findQueueWaits,
-		harm: waiting, effect: true, headline: "No prefill", runbook: "EvenkeelPrefillBacklog", command: workers,
+		harm: waiting, effect: true, headline: "No prefill", runbook: "no_prefill", command: workers,
 		clients: "Clients wait for their first token.",
 		next:    "Bring prefill engines back, or free the KV memory of one that is full.",
 	},

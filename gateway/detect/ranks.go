@@ -19,7 +19,7 @@ const (
 var rankDetectors = []Detector{
 	{
 		Kind: RankEmpty, find: findRankEmpty,
-		harm: failing, alone: true, headline: "Empty answers", runbook: "EvenkeelRankEmpty",
+		harm: failing, alone: true, headline: "Empty answers", runbook: "rank_empty",
 		clients: "Clients whose requests go there get an empty answer with status 200. No error is counted, and nothing is tried again.",
 		next: "Drain the rank now: it is free so soon that it gets more requests than any other. " +
 			"Then look at its weights, its GPU's memory errors and its last restart. Tell those who use the answers.",
@@ -27,7 +27,7 @@ var rankDetectors = []Detector{
 	},
 	{
 		Kind: RankSlow, find: findRankSlow,
-		harm: slower, alone: true, headline: "Slow rank", runbook: "EvenkeelRankSlow",
+		harm: slower, alone: true, headline: "Slow rank", runbook: "rank_slow",
 		clients: "Clients whose answers are there get every token later.",
 		next:    "Look at the rank's GPU and its host (clock, temperature, other processes), and drain the rank meanwhile.",
 		command: `curl -s -H "Authorization: Bearer $TOKEN" "$ADMIN/live?once" | ` +
@@ -35,19 +35,19 @@ var rankDetectors = []Detector{
 	},
 	{
 		Kind: RanksFull, find: findRanksFull,
-		harm: slower, alone: true, headline: "Full decode ranks", runbook: "EvenkeelDecodeBacklog", command: workers,
+		harm: slower, alone: true, headline: "Full decode ranks", runbook: "ranks_full", command: workers,
 		clients: "Clients may wait for a decode rank.",
 		next:    "Add decode ranks, or lower the slots of a rank.",
 	},
 	{
 		Kind: RanksTight, find: findRanksTight,
-		harm: slower, alone: true, headline: "Too little KV memory", runbook: "Preemptions", command: tight,
+		harm: slower, alone: true, headline: "Too little KV memory", runbook: "ranks_tight", command: tight,
 		clients: "Clients wait longer, because answers there were stopped and go on elsewhere. Answers that cannot go on end with an error.",
 		next:    "Compare the capacity with what the engine logs, and set kv_tokens. If it is right, lower slots or add decode ranks.",
 	},
 	{
 		Kind: RanksDrain, find: findRanksDrain,
-		harm: nothing, family: "drains", headline: "Drain", many: "have ranks that drain", runbook: "Drains", command: drains,
+		harm: nothing, family: "drains", headline: "Drain", many: "have ranks that drain", runbook: "drains", command: drains,
 		clients: "Clients notice nothing, as long as the other ranks can take the load.",
 		next:    "Wait until the ranks are empty. They still take part in the steps of their group.",
 	},

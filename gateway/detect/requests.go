@@ -14,7 +14,7 @@ const (
 var requestDetectors = []Detector{
 	{
 		Kind: RequestsFail, find: findRequestsFail,
-		harm: failing, effect: true, vague: true, headline: "Requests fail", runbook: "EvenkeelErrorBudgetBurnsFast", command: receipt,
+		harm: failing, effect: true, vague: true, headline: "Requests fail", runbook: "requests_fail", command: receipt,
 		clients: "The clients of these requests get an error.",
 		next: "Read the receipts of such requests: they have the engines of each attempt, and what these answered. " +
 			"If a host is named, drain its engines.",

@@ -27,6 +27,7 @@ import (
 // they rose.
 var measured = []string{
 	"evenkeel_kv_events_lag_seconds", // of the last batch
+	"evenkeel_incident",              // of what is wrong
 }
 
 // fresh are the series that built proxies export before their first request:

@@ -65,8 +65,10 @@ var overview = dashboard{
 			{title: "Double releases", kind: stat, unit: "short", lines: one(`sum(evenkeel_double_releases_total) + sum(evenkeel_prefill_double_releases_total)`, ""), zero: true},
 			{title: "Late pulls", says: "Answers withheld because they could have been made of somebody else's KV.", kind: stat, unit: "short",
 				lines: one(`sum(increase(evenkeel_late_pulls_total[1h]))`, ""), zero: true},
-			{title: "Engines not up", kind: stat, unit: "short", lines: one(`count(evenkeel_engine_up) - sum(evenkeel_engine_state{state="up"})`, ""), zero: true},
-			{title: "Config refused", kind: stat, unit: "short", lines: one(`count(evenkeel_config_last_reload_successful == 0) or vector(0)`, ""), zero: true},
+			{title: "Incidents, bad", says: "Requests fail or wait because of them. The live page says more.", kind: stat, unit: "short",
+				lines: one(`count(evenkeel_incident{severity="bad"}) or vector(0)`, ""), zero: true},
+			{title: "Incidents, others", says: "They are worth a look.", kind: stat, unit: "short",
+				lines: one(`count(evenkeel_incident{severity="warn"}) or vector(0)`, ""), zero: true},
 		}},
 		{"What clients see", []panel{
 			{title: "Requests by outcome", kind: graph, unit: "reqps", lines: one(`sum by (outcome) (rate(evenkeel_requests_total[$rate])) > 0`, "{{outcome}}")},
@@ -98,7 +100,13 @@ var overview = dashboard{
 			{title: "Prefill ranks for a decode rank", kind: graph, unit: "short", lines: one(`max by (instance, model) (evenkeel_pd_ratio_advice)`, "{{instance}} {{model}}")},
 		}},
 		{"What goes wrong", []panel{
+			{title: "Incidents", says: "How long each has lasted. Its kind is the title of its entry in the runbook.", kind: graph, unit: "s",
+				lines: one(`time() - evenkeel_incident`, "{{instance}} {{severity}} {{kind}} {{subject}}"), idle: "nothing is wrong"},
 			{title: "Engines by state", kind: graph, unit: "short", lines: one(`sum by (role, state) (evenkeel_engine_state) > 0`, "{{role}} {{state}}")},
+			{title: "Engines that sources list", kind: graph, unit: "short", lines: []line{
+				{`sum by (instance, source, state) (evenkeel_discovery_engines) > 0`, "{{instance}} {{source}} {{state}}"},
+				{`evenkeel_discovery_stale > 0`, "{{instance}} {{source}} fails"},
+			}, idle: "only with discovery"},
 			{title: "Clients that left", kind: graph, unit: "reqps", lines: one(`sum by (phase) (rate(evenkeel_cancels_total[$rate]))`, "{{phase}}")},
 			{title: "Answers that went on elsewhere", says: "Tier 4: not at all.", kind: graph, unit: "reqps", lines: []line{
 				{`sum by (tier) (rate(evenkeel_recomputes_total[$rate])) > 0`, "given back, tier {{tier}}"},
@@ -126,6 +134,8 @@ var decodeBoard = dashboard{
 				{`evenkeel_rank_running`, "{{rank}}"}, {`evenkeel_rank_beyond_slots > 0`, "{{rank}} in its engine's queue"}}},
 			{title: "A token takes", says: "By rank, in the mean. Behind a barrier all ranks are as slow as the slowest.", kind: graph, unit: "s",
 				lines: one(`avg_over_time(evenkeel_rank_running[$rate]) / rate(evenkeel_rank_output_tokens_total[$rate])`, "{{rank}}")},
+			{title: "Empty answers", says: "Share of a rank's answers that the engine ended without any text.", kind: graph, unit: "percentunit",
+				lines: one(`rate(evenkeel_rank_empty_answers_total[$rate]) / rate(evenkeel_rank_answers_total[$rate])`, "{{rank}}")},
 			{title: "Pool", kind: graph, unit: "short", lines: []line{{`sum(evenkeel_pool_entries)`, "entries"}, {`max(evenkeel_pool_oldest_seconds)`, "oldest, seconds"}}},
 			{title: "Wait in the pool", kind: graph, unit: "s", lines: []line{
 				{`histogram_quantile(0.5, sum by (le) (rate(evenkeel_stage_seconds_bucket{stage="pool_wait"}[$rate])))`, "p50"},
@@ -143,6 +153,9 @@ var decodeBoard = dashboard{
 				}, idle: "it comes with the first verdicts, after some minutes"},
 			{title: "Time of a step", kind: graph, unit: "s", lines: quantiles("evenkeel_step_seconds", "group")},
 			{title: "Step model", kind: graph, unit: "short", lines: one(`evenkeel_step_model_r2_ratio`, "{{group}} R²")},
+			{title: "What a step takes by it", says: "A step without load, and what a million KV tokens of the fullest rank add.", kind: graph, unit: "s", lines: []line{
+				{`evenkeel_step_model_c0_seconds`, "{{group}} without load"}, {`1e6 * evenkeel_step_model_c1_seconds`, "{{group}} a million KV tokens"},
+			}},
 		}},
 		{"Deciding", []panel{
 			{title: "Time of a tick", kind: graph, unit: "s", lines: quantiles("evenkeel_tick_seconds", "group")},
