@@ -174,9 +174,11 @@ func (t *tier) last() *Sample {
 	return &t.list[len(t.list)-1]
 }
 
-// Seconds are the samples of the last minutes, and Bins those of the last quarter of an hour. Nobody writes to them.
+// Seconds are the samples of the last minutes. Nobody writes to them.
 func (r *Ring) Seconds() []Sample { return r.fine.list }
-func (r *Ring) Bins() []Sample    { return r.bins.list }
+
+// Bins are those of the last quarter of an hour. Nobody writes to them.
+func (r *Ring) Bins() []Sample { return r.bins.list }
 
 // since is the oldest sample that is at most so old; nil: there is none.
 func (r *Ring) since(age time.Duration) (oldest *Sample) {

@@ -262,8 +262,8 @@ func (l *Live) then(w http.ResponseWriter, r *http.Request, at string) {
 
 // unzip is for those who do not take gzip.
 func unzip(data []byte, to io.Writer) {
-	if clear, err := gzip.NewReader(bytes.NewReader(data)); err == nil {
-		_, _ = io.Copy(to, clear) //nolint:gosec // it is our own, and the operator may have left
+	if text, err := gzip.NewReader(bytes.NewReader(data)); err == nil {
+		_, _ = io.Copy(to, text) //nolint:gosec // it is our own, and the operator may have left
 	}
 }
 
