@@ -166,6 +166,11 @@ func TestFindingsSayWhatIsWrongAndWhere(t *testing.T) {
 		}},
 		"the metrics of a prefill engine are slow": {func(d *detect.Facts) { d.Prefill.ScrapeEveryMs, d.Prefill.Engines[1].ScrapeAgeMs = 500, 5200 },
 			[]told{{detect.Warn, "prefill", "10.0.1.11:8000", "Prefill engine 10.0.1.11:8000 answers too late when it is asked for its metrics"}}},
+		"a prefill engine has never told its load": {func(d *detect.Facts) { d.Prefill.ScrapeEveryMs, d.Prefill.Engines[1].ScrapeAgeMs = 500, -1 },
+			[]told{{detect.Warn, "prefill", "10.0.1.11:8000", "Prefill engine 10.0.1.11:8000 has not told its load since it is up: its metrics cannot be read, or lack it"}}},
+		"it is up since a moment ago": {func(d *detect.Facts) {
+			d.Prefill.ScrapeEveryMs, d.Prefill.Engines[1].ScrapeAgeMs, d.Engines[1].SinceS = 500, -1, 3
+		}, []told{}},
 		"an engine hangs, and is not down yet": {func(d *detect.Facts) { d.Engines[12].Hangs, d.Engines[12].Why = true, hung },
 			[]told{{detect.Bad, "engines", "10.0.3.10:8000", "Decode engine 10.0.3.10:8000 hangs: its port takes connections, but it does not answer its health check (5 s)"}}},
 		"a hang has its own words when the engine is down": {func(d *detect.Facts) {

@@ -82,6 +82,7 @@ const gates = 15 * time.Second
 const (
 	oldScrapes = 3
 	oldMs      = 5000
+	silentS    = 60 // that an engine is up, and has never told its load
 )
 
 // candidates are the prefill engines with where they are. An engine of one rank is named without the rank.
@@ -135,10 +136,20 @@ func findPrefillOut(v *view, say say) {
 }
 
 func findMetricsOld(v *view, say say) {
+	up := map[string]float64{} // s
+	for i := range v.Engines {
+		if e := &v.Engines[i]; e.Role == prefillRole && e.State == "up" {
+			up[e.ID] = e.SinceS
+		}
+	}
 	every := v.Prefill.ScrapeEveryMs
 	v.candidates(func(e *PrefillEngine, where at) {
-		if (e.State == "open" || e.State == "closed") && every > 0 && e.ScrapeAgeMs > max(oldMs, oldScrapes*every) {
+		switch {
+		case every <= 0 || e.State != "open" && e.State != "closed":
+		case e.ScrapeAgeMs > max(oldMs, oldScrapes*every):
 			say(where, "", "%s answers too late when it is asked for its metrics", where.begin())
+		case e.ScrapeAgeMs < 0 && up[engineOf(e.ID)] > silentS:
+			say(where, "", "%s has not told its load since it is up: its metrics cannot be read, or lack it", where.begin())
 		}
 	})
 }
