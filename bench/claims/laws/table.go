@@ -105,10 +105,16 @@ func lawTable(all []laws.Entry) string {
 		return "There are no laws."
 	}
 	slices.Sort(off)
+	others := ""
+	for i, share := range promptShares(all) {
+		if i > 0 {
+			others += fmt.Sprintf(" (by the next one %.0f %%)", 100*share)
+		}
+	}
 	return fmt.Sprintf("%d laws of aiconfigurator %s (wheels with SHA-256 %s… and %s…), which measured %s. These are the %d with 8 and 32 ranks on H200 and B200; "+
 		"`bench/lab/laws/laws.json` has all of them, with 4, 16 and 64 ranks and with H100, GB200 and B300. Half of the laws are less than %.1f %% off in the mean of their steps; the worst step is %.0f %% off. "+
-		"What was published of prompts is faster than the law, so the ranges begin with %.0f %% of experts and sending, which would be left if that is true.\n\n",
-		len(all), aiconfigurator, wheels[0].sha256[:12], wheels[1].sha256[:12], versions(all), shown, 100*off[len(off)/2], 100*worst, 100*low) + t.String()
+		"What was published of prompts is faster than the law, so the ranges begin with %.0f %% of experts and sending: so much would be left if the first such row below is true%s.\n\n",
+		len(all), aiconfigurator, wheels[0].sha256[:12], wheels[1].sha256[:12], versions(all), shown, 100*off[len(off)/2], 100*worst, 100*low, others) + t.String()
 }
 
 // versions are those of the engines whose kernels were measured.
@@ -135,15 +141,18 @@ type published struct {
 	what      string
 	of        deployment
 	low, high float64 // ms of a step, or µs of a prompt's token
-	prompt    bool
+	requests  float64 // of a rank in the step; 0: a prompt's token
+	context   float64 // KV tokens of each
 }
+
+func (s *published) prompt() bool { return s.requests == 0 }
 
 // by is what the law says of it.
 func (s *published) by(e *laws.Entry) float64 {
-	if s.prompt {
+	if s.prompt() {
 		return 1000 * e.Prompt.Level(chunk) / chunk
 	}
-	return e.Level(256, 256*2000)
+	return e.Level(s.requests, s.requests*s.context)
 }
 
 // chunk is how many tokens of prompts each rank computes at once.
@@ -151,32 +160,44 @@ const chunk = 8192
 
 const deepSeek = "deepseek-ai/DeepSeek-V3"
 
-// Sources stand in the page.
+// Sources stand in the page. Where no law has as many ranks as the step that was published, those with fewer and with more stand.
 var steps = []published{
-	{"a step of 256 requests with 2,000 tokens, ms", deployment{deepSeek, "sglang", "H100", 32}, 92, 92, false},
-	{"the same, by the law of H200", deployment{deepSeek, "sglang", "H200", 32}, 92, 92, false},
-	{"a token of prompts, µs", deployment{deepSeek, "sglang", "H100", 32}, 139, 159, true},
-	{"a token of prompts, µs", deployment{deepSeek, "sglang", "GB200", 32}, 38, 54, true},
+	{what: "a step of 72 H100, 256 requests with 2,000 tokens, ms", of: deployment{deepSeek, "sglang", "H100", 32}, low: 92, high: 92, requests: 256, context: 2000},
+	{what: "the same", of: deployment{deepSeek, "sglang", "H100", 64}, low: 92, high: 92, requests: 256, context: 2000},
+	{what: "the same", of: deployment{deepSeek, "sglang", "H200", 32}, low: 92, high: 92, requests: 256, context: 2000},
+	{what: "a step of 48 GB200, 1,408 requests with 2,000 tokens, ms", of: deployment{deepSeek, "sglang", "GB200", 32}, low: 105, high: 105, requests: 1408, context: 2000},
+	{what: "the same", of: deployment{deepSeek, "sglang", "GB200", 64}, low: 105, high: 105, requests: 1408, context: 2000},
+	{what: "a step of 128 H800, 128 requests with 4,096 tokens, ms", of: deployment{deepSeek, "sglang", "H100", 64}, low: 55, high: 55, requests: 128, context: 4096},
+	{what: "a token of prompts, 32 H100, µs", of: deployment{deepSeek, "sglang", "H100", 32}, low: 139, high: 159},
+	{what: "a token of prompts, GB200, µs", of: deployment{deepSeek, "sglang", "GB200", 32}, low: 38, high: 54},
 }
 
 // differ is by how much a law may be off what is published before the page prints a range.
 const differ = 0.2
 
-// promptShare is how much of experts and sending is left of a prompt where what was published is true, by the first of the published
+// promptShares are how much of experts and sending is left of a prompt where what was published is true, by each of the published
 // tokens; 1 where the law is near enough.
-func promptShare(all []laws.Entry) float64 {
+func promptShares(all []laws.Entry) (shares []float64) {
 	for i := range steps {
 		s := &steps[i]
 		e := find(all, s.of)
-		if e == nil || !s.prompt || e.Prompt.Fit.Steps == 0 {
+		if e == nil || !s.prompt() || e.Prompt.Fit.Steps == 0 {
 			continue
 		}
 		really, by := (s.low+s.high)/2, s.by(e)
-		if by/really-1 <= differ {
-			return 1
+		share := 1.0
+		if by/really-1 > differ {
+			share = max(0, 1-(by-really)/(1000*(e.Prompt.MostMs+e.Prompt.MeanMs)))
 		}
-		shared := 1000 * (e.Prompt.MostMs + e.Prompt.MeanMs)
-		return max(0, 1-(by-really)/shared)
+		shares = append(shares, share)
+	}
+	return shares
+}
+
+// promptShare is that of the first published token.
+func promptShare(all []laws.Entry) float64 {
+	if shares := promptShares(all); len(shares) > 0 {
+		return shares[0]
 	}
 	return 1
 }
@@ -191,11 +212,11 @@ func find(all []laws.Entry, d deployment) *laws.Entry {
 }
 
 func againstTable(all []laws.Entry) string {
-	t := page.Markdown{Head: []string{"DeepSeek-V3", "what", "published", "by the law", "law / published"}}
+	t := page.Markdown{Head: []string{"law of DeepSeek-V3", "what was published", "published", "by the law", "law / published"}}
 	for i := range steps {
 		s := &steps[i]
 		e := find(all, s.of)
-		if e == nil || s.prompt && e.Prompt.Fit.Steps == 0 {
+		if e == nil || s.prompt() && e.Prompt.Fit.Steps == 0 {
 			continue
 		}
 		by := s.by(e)
