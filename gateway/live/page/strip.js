@@ -5,8 +5,8 @@ import { ink, canvasFor, dashes } from './charts.js';
 import { clock, nice, short, span, whole } from './words.js';
 
 const length = 15 * 60 * 1000;
-const flags = { down: '▼', up: '▲', drain: 'D', reload: 'R', policy: 'P', refused: '429' };
-const flagWords = { down: 'an engine went down', up: 'it came back', drain: 'a drain', reload: 'another config', policy: 'another policy', refused: 'many were refused' };
+const flags = { start: '•', down: '▼', up: '▲', drain: 'D', reload: 'R', policy: 'P', refused: '429' };
+const flagWords = { start: 'the proxy started', down: 'an engine went down', up: 'it came back', drain: 'a drain', reload: 'another config', policy: 'another policy', refused: 'many were refused' };
 const tones = { down: 'bad', up: 'l2', drain: 'warn', reload: 'accent', policy: 'accent', refused: 'bad' };
 const left = 44, right = 8, top = 20, bottom = 16;
 
