@@ -28,6 +28,7 @@ type Incident struct {
 	Harm     string   // what clients have had since it began, in numbers, a sentence; empty: they notice nothing, or it is not known yet
 	Where    []string // names of engines, ranks, groups or models, the first ones; empty: the proxy
 	Named    string   // the same with what they are, as sentences; empty: What names them
+	Ranks    []string // that What names beside Where, the first ones
 	Count    int      // of them in all
 	SinceMs  int64
 	UntilMs  int64  // 0: it lasts

@@ -132,7 +132,11 @@ func findImbalance(v *view, say say) {
 func findStepsSlow(v *view, say say) {
 	v.ofGroup("balance", func(_ *Model, g *Group, where at) {
 		if g.SlowS > 0 {
-			say(where, "", "Steps of %s%s take %.0f ms, and took %.0f ms at such a load before%s", where, g.allOn(), g.StepMs, g.UsualMs, whatDiffers(g)).For = seconds(g.SlowS)
+			f := say(where, "", "Steps of %s%s take %.0f ms, and took %.0f ms at such a load before%s", where, g.allOn(), g.StepMs, g.UsualMs, whatDiffers(g))
+			f.For = seconds(g.SlowS)
+			for _, d := range g.Differ[:min(differSaid, len(g.Differ))] {
+				f.Ranks = append(f.Ranks, d.Rank)
+			}
 		}
 	})
 }

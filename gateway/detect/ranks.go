@@ -92,7 +92,7 @@ func findRankEmpty(v *view, say say) {
 			continue
 		}
 		say(where, "", "%d ranks of model %s give empty answers: %s of their last %s answers ended without any text, and %.0f %% of those of the other ranks: %s",
-			len(bad), m.Name, stats.Grouped(sum.Empty), stats.Grouped(sum.Answers), 100*others, words.FirstOf(bad))
+			len(bad), m.Name, stats.Grouped(sum.Empty), stats.Grouped(sum.Answers), 100*others, words.FirstOf(bad)).Ranks = bad
 	}
 }
 
@@ -141,9 +141,9 @@ func (v *view) these(say say, one, many string, is func(model int, r *Rank) bool
 		switch _, rank := m.words(); len(names) {
 		case 0:
 		case 1:
-			say(where, "", "%s %s of %s %s", words.Capital(rank), names[0], where, one)
+			say(where, "", "%s %s of %s %s", words.Capital(rank), names[0], where, one).Ranks = names
 		default:
-			say(where, "", "%d %ss of %s %s: %s", len(names), rank, where, many, words.FirstOf(names))
+			say(where, "", "%d %ss of %s %s: %s", len(names), rank, where, many, words.FirstOf(names)).Ranks = names
 		}
 	})
 }

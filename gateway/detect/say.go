@@ -67,6 +67,7 @@ func (o *open) say(now time.Time) Incident {
 		if m.host != host {
 			host = ""
 		}
+		in.Ranks = append(in.Ranks, m.Ranks[:min(len(m.Ranks), mostListed-len(in.Ranks))]...)
 		if m.Where != "" && !names[m.Where] {
 			if names[m.Where] = true; len(in.Where) < mostListed {
 				in.Where, told = append(in.Where, m.Where), append(told, m)

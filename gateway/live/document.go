@@ -47,13 +47,14 @@ type Incident struct {
 	Kind     detect.Kind  `json:"kind"`  // also of evenkeel_incident
 	State    detect.State `json:"state"` // new, lasting, paused or over
 	Severity string       `json:"severity"`
-	Panel    string       `json:"panel"`          // that shows more
-	Headline string       `json:"headline"`       // the cause in a few words
-	What     string       `json:"what"`           // the cause, a sentence
-	Harm     string       `json:"harm,omitempty"` // what clients have had since it began, in numbers, a sentence; empty: they notice nothing, or it is not known yet
-	Where    []string     `json:"where"`          // names of engines, ranks, groups or models, the first ones; empty: the proxy
-	Named    string       `json:"named"`          // the same with what they are, as sentences; empty: What names them
-	Count    int          `json:"count"`          // of them in all
+	Panel    string       `json:"panel"`           // that shows more
+	Headline string       `json:"headline"`        // the cause in a few words
+	What     string       `json:"what"`            // the cause, a sentence
+	Harm     string       `json:"harm,omitempty"`  // what clients have had since it began, in numbers, a sentence; empty: they notice nothing, or it is not known yet
+	Where    []string     `json:"where"`           // names of engines, ranks, groups or models, the first ones; empty: the proxy
+	Named    string       `json:"named"`           // the same with what they are, as sentences; empty: What names them
+	Ranks    []string     `json:"ranks,omitempty"` // that What names beside Where, the first ones
+	Count    int          `json:"count"`           // of them in all
 	SinceMs  int64        `json:"since_ms"`
 	UntilMs  int64        `json:"until_ms"`          // 0: it lasts
 	LastMs   int64        `json:"last_ms"`           // when it was found last, of what comes and goes and is away for the moment; 0: it is so now

@@ -9,7 +9,7 @@ const engineOf = (rank) => rank.split('/')[0];
 // marksOf returns what is marked: of(name, ...) is the mark of names together, {severity, says, text}, or null.
 // A rank is marked if it is named, or if its engine is.
 export function marksOf(incidents) {
-  const lasting = incidents.filter((i) => !i.until_ms).map((i) => ({ bad: i.severity === 'bad', names: new Set(i.where), says: i.headline + (i.last_ms ? ' (paused)' : '') }));
+  const lasting = incidents.filter((i) => !i.until_ms).map((i) => ({ bad: i.severity === 'bad', names: new Set([...i.where, ...(i.ranks || [])]), says: i.headline + (i.last_ms ? ' (paused)' : '') }));
   lasting.sort((a, b) => b.bad - a.bad);
   const of = (...names) => {
     const named = lasting.filter((i) => names.some((n) => i.names.has(n) || i.names.has(engineOf(n))));
