@@ -353,7 +353,7 @@ func (g observer) Sample(ctx context.Context) (s detect.Sample, ok bool) {
 
 func sampleOf(loads *board.Loads, r *journal.Recent) detect.Sample {
 	s := detect.Sample{
-		At: time.Now(), Ended: r.Ended, Failed: r.Failed, Tokens: loads.OutputTokens, Failures: r.Failures, Whys: r.Whys, TTFT: r.TTFT, TPOT: r.TPOT,
+		At: time.Now(), Ended: r.Ended, Failed: r.Failed, Own: r.Own, Tokens: loads.OutputTokens, Failures: r.Failures, Whys: r.Whys, TTFT: r.TTFT, TPOT: r.TPOT,
 		Pool: loads.Pool, Ranks: make([]detect.RankAt, len(loads.Ranks)),
 	}
 	for i, l := range loads.Ranks {

@@ -219,6 +219,6 @@ func (r *caller) GiveBack(tokens int) {
 // tooFast is the answer to a key that is over a rate.
 func tooFast(message string, wait time.Duration) *openai.Error {
 	e := openai.NewError(http.StatusTooManyRequests, "rate_limit_exceeded", message)
-	e.RetryAfter = max(1, int(math.Ceil(wait.Seconds())))
+	e.RetryAfter, e.Own = max(1, int(math.Ceil(wait.Seconds()))), true
 	return e
 }

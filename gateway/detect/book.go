@@ -21,6 +21,7 @@ type Incident struct {
 	ID       int // while the process lives
 	Kind     Kind
 	State    State
+	Subject  string // what it was of first; empty: the proxy. It stays the same
 	Severity string
 	Panel    string   // that shows more
 	Headline string   // the cause in a few words
@@ -50,6 +51,7 @@ type Book struct {
 	list        []*open
 	beyond      []string  // sentences of the findings that found no room among those that harm more
 	beyondSince time.Time // zero: all did
+	beyondBad   bool      // one of them is bad
 }
 
 // open is an incident and what it is made of.
@@ -59,8 +61,12 @@ type open struct {
 	again        time.Time // since when it lasts, without the times before it was over
 	closed       time.Time // when it was over the last time; zero: it never was
 	members      []member  // those that last; when none does, the last ones that did
-	measured     string    // that clients had, in numbers; empty: none was measured
-	ever         []member  // all that it was made of, as they were found last: causes first, then in the order they came
+	subject      string    // what it was of first
+	bad          time.Time // when something of it was bad last
+	base         *baseline // how things were when it began
+	baseAt       time.Time
+	measured     string   // that clients had, in numbers; empty: none was measured
+	ever         []member // all that it was made of, as they were found last: causes first, then in the order they came
 }
 
 // State is how far an incident is.
@@ -139,7 +145,7 @@ func (b *Book) Observe(now time.Time, found []Finding) {
 		}
 	}
 	parted := b.parted(now, found, home)
-	b.beyond = nil
+	b.beyond, b.beyondBad = nil, false
 	next := map[*open][]member{}
 	for i := range found {
 		it := memberOf(&found[i], now)
@@ -155,7 +161,7 @@ func (b *Book) Observe(now time.Time, found []Finding) {
 			o = b.place(f, o, now, home, next, ends)
 		}
 		if o == nil {
-			b.beyond = append(b.beyond, f.What)
+			b.beyond, b.beyondBad = append(b.beyond, f.What), b.beyondBad || f.Severity == Bad
 			continue
 		}
 		if !o.lasts() {
@@ -169,6 +175,12 @@ func (b *Book) Observe(now time.Time, found []Finding) {
 		case len(m) > 0:
 			o.members = m
 			o.remember()
+			if o.subject == "" {
+				o.subject = m[0].Where
+			}
+			if slices.ContainsFunc(m, func(m member) bool { return m.Severity == Bad }) {
+				o.bad = now
+			}
 		case o.lasts():
 			o.until = now
 			if at := o.found(); len(o.members) > 0 && kinds[o.members[0].Kind].rests > 0 {
@@ -203,12 +215,16 @@ func (b *Book) parted(now time.Time, found []Finding, home map[subject]*open) ma
 	return all
 }
 
-// measure notes what clients have had of each incident that lasts.
-func (b *Book) measure(harm func(since time.Time) string) {
+// measure notes what clients have had of each incident that lasts, compared with how things were when it began.
+func (b *Book) measure(r *Ring) {
 	for _, o := range b.list {
-		if o.lasts() && mostHarm(o.members) > 1 {
-			o.measured = harm(o.since)
+		if !o.lasts() || mostHarm(o.members) <= 1 {
+			continue
 		}
+		if o.base == nil || o.since.Before(o.baseAt) {
+			o.base, o.baseAt = r.baseline(o.since), o.since
+		}
+		o.measured = r.harm(o.base)
 	}
 }
 
@@ -487,7 +503,7 @@ func (b *Book) forget(now time.Time) {
 		}
 		if o := b.list[least]; o.lasts() {
 			for i := range o.members {
-				b.beyond = append(b.beyond, o.members[i].What)
+				b.beyond, b.beyondBad = append(b.beyond, o.members[i].What), b.beyondBad || o.members[i].Severity == Bad
 			}
 		}
 		b.list = slices.Delete(b.list, least, least+1)

@@ -138,7 +138,7 @@ func TestAnIncidentSaysWhatToDo(t *testing.T) {
 	old.For = time.Minute
 	b.Observe(noon, []Finding{old, failing2()})
 	require.Equal(t, []Incident{{
-		ID: 1, Kind: EngineDown, State: Lasting, Severity: Bad, Panel: "engines", Headline: "Engine outage", What: "Decode engine 10.0.0.1:8000/3 is down: " + refused, Where: []string{"10.0.0.1:8000/3"}, Count: 1,
+		ID: 1, Kind: EngineDown, State: Lasting, Subject: "10.0.0.1:8000/3", Severity: Bad, Panel: "engines", Headline: "Engine outage", What: "Decode engine 10.0.0.1:8000/3 is down: " + refused, Where: []string{"10.0.0.1:8000/3"}, Count: 1,
 		SinceMs: noon.Add(-time.Minute).UnixMilli(), Times: 1, FirstMs: noon.Add(-time.Minute).UnixMilli(),
 		Clients: kinds[EngineDown].clients + " Also: 20 of the 300 requests that ended in the last minute failed.", Next: kinds[EngineDown].next, Command: "curl -sm 3 -i http://10.0.0.1:8000/health", Runbook: "engine_down",
 	}}, b.Incidents())

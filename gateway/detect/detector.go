@@ -88,6 +88,7 @@ type Finding struct {
 	Of       string        // what Where names: "prefill engine", "group"
 	Where    string        // name of the engine, rank, group or model; empty: the proxy
 	What     string        // a whole sentence with what Where names and all numbers, without a full stop
+	Rest     string        // said behind What, and behind what several of a kind do; it tells no causes apart
 	Ranks    []string      // that What names, beside Where
 	Key      string        // of the caller that most of it is of; empty: there is none
 	Reason   string        // why, as an engine or a file told it; empty: there is no more to say

@@ -32,7 +32,7 @@ var engineDetectors = []Detector{
 			"Requests go to the new address once something answers there.",
 	},
 	{
-		Kind: EngineHangs, find: findEngineHangs, gone: true,
+		Kind: EngineHangs, find: findEngineHangs, gone: true, spare: true,
 		harm: waiting, headline: "Engine hangs", many: "take connections, but do not answer their health checks", runbook: "engine_hangs",
 		prefill: "Clients whose prompts were sent there wait until the engine goes on, until it counts as down, or until " +
 			"limits.probe_timeout is over. Then other engines compute their prompts.",
@@ -56,7 +56,7 @@ var engineDetectors = []Detector{
 		next:    "Read the engine's own log. You may restart it at any time, because nothing new is sent there.",
 	},
 	{
-		Kind: EngineHalted, find: findEngineHalted, gone: true,
+		Kind: EngineHalted, find: findEngineHalted, gone: true, spare: true,
 		harm: waiting, headline: "Halted engine", many: "take no requests for now", runbook: "engine_halted", command: workers,
 		clients: "Clients wait, and get a 503 when the time limit of their queue is over. Answers that run there stand still meanwhile, or go on elsewhere.",
 		next:    "Look who changes the number of ranks, or begin the recovery of a group that has met a fault. Do not restart an engine that re-forms.",
@@ -119,7 +119,7 @@ func findEngineMoved(v *view, say say) {
 			says = "what answers there is not the engine"
 		}
 		say(where, "", "%s has another address: its name leads to %s since %s ago, and led to %s before; and %s: %s",
-			where.begin(), e.Moved.To, ago(e.Moved.AgoS), e.Moved.From, says, cmp.Or(why, unknownWhy)).For = seconds(e.Moved.AgoS)
+			where.begin(), e.Moved.To, ago(e.Moved.AgoS), e.Moved.From, says, cmp.Or(why, unknownWhy)).For = seconds(min(e.Moved.AgoS, e.SinceS))
 	})
 }
 

@@ -61,6 +61,7 @@ type Traffic struct {
 type Rates struct {
 	RequestsPerS float64 // that ended
 	FailuresPerS float64 // of them, with a 5xx, a 429 or an error event
+	OwnPerS      float64 // of these, by a limit of the caller's key
 	TokensPerS   float64 // generated
 	Recovered    bool    // none failed for 3 s, and so many went well since then that some of them would have failed if it went on
 }

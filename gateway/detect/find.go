@@ -40,26 +40,41 @@ func Find(f *Facts, last Ended) (all []Finding) {
 	return all
 }
 
-// spared lowers the severity of engines that are away where the others do their work.
+// spared lowers the severity of engines that are away where the others do their work: fewer than half of those of their role that serve the
+// model are away. One that hangs and does not count as down yet has requests.
 func (v *view) spared(all []Finding) {
-	away := map[string]map[string]bool{} // names by what they are
+	type tier struct{ of, model string }
+	of := map[[2]string]tier{} // by what it is, and its name
+	there, away := map[tier]int{}, map[tier]map[string]bool{}
+	for i := range v.Engines {
+		e := &v.Engines[i]
+		t := tier{of: e.Role + " engine"}
+		if len(e.Models) > 0 {
+			t.model = e.Models[0]
+		}
+		of[[2]string{t.of, e.ID}] = t
+		there[t]++
+	}
+	for i := range v.Prefill.Groups {
+		there[tier{of: "group"}]++
+		of[[2]string{"group", v.Prefill.Groups[i].ID}] = tier{of: "group"}
+	}
 	for i := range all {
 		switch f, d := &all[i], kinds[all[i].Kind]; {
 		case d.spare:
-			if away[f.Of] == nil {
-				away[f.Of] = map[string]bool{}
+			t := of[[2]string{f.Of, engineOf(f.Where)}]
+			if away[t] == nil {
+				away[t] = map[string]bool{}
 			}
-			away[f.Of][engineOf(f.Where)] = true
+			away[t][engineOf(f.Where)] = true
 		case d.effect && f.Severity == Bad:
 			return // requests fail or wait
 		}
 	}
-	there := map[string]int{}
-	for i := range v.Engines {
-		there[v.Engines[i].Role+" engine"]++
-	}
 	for i := range all {
-		if f := &all[i]; kinds[f.Kind].spare && 2*len(away[f.Of]) < there[f.Of] {
+		f := &all[i]
+		t, known := of[[2]string{f.Of, engineOf(f.Where)}]
+		if known && kinds[f.Kind].spare && 2*len(away[t]) < there[t] && !(f.Kind == EngineHangs && f.For == 0) {
 			f.Severity = Warn
 		}
 	}

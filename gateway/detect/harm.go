@@ -16,23 +16,38 @@ const (
 	beforeIt     = 10 * time.Second // an incident began, latencies were what they were before
 )
 
-// harm says in numbers what clients have had since a moment, as a sentence without a full stop.
-func (r *Ring) harm(since time.Time) string {
-	began, before, now := r.atLast(since), r.atLast(since.Add(-beforeIt)), r.Last()
-	if now == nil {
+// baseline is how things were when an incident began, and shortly before.
+type baseline struct {
+	ended, failed uint64
+	ttft, tpot    Latency
+}
+
+// baseline is that of a moment; nil: there is no sample.
+func (r *Ring) baseline(since time.Time) *baseline {
+	began, before := r.atLast(since), r.atLast(since.Add(-beforeIt))
+	if began == nil {
+		return nil
+	}
+	return &baseline{began.Ended, began.Failed, before.TTFT, before.TPOT}
+}
+
+// harm says in numbers what clients have had since then, as a sentence without a full stop.
+func (r *Ring) harm(base *baseline) string {
+	now := r.Last()
+	if now == nil || base == nil {
 		return ""
 	}
-	failed, ended := now.Failed-min(now.Failed, began.Failed), now.Ended-min(now.Ended, began.Ended)
+	failed, ended := now.Failed-min(now.Failed, base.failed), now.Ended-min(now.Ended, base.ended)
 	says := []string{}
 	if failed > 0 {
 		says = append(says, fmt.Sprintf("%s of %s requests failed", stats.Grouped(failed), stats.Grouped(ended)))
 	} else {
 		says = append(says, "no request failed")
 	}
-	if was, is := before.TTFT, now.TTFT; longer(was, is, longerTTFTMs) {
+	if was, is := base.ttft, now.TTFT; longer(was, is, longerTTFTMs) {
 		says = append(says, fmt.Sprintf("the median time to the first token is %s, and was %s", spoken(is.P50Ms), spoken(was.P50Ms)))
 	}
-	switch was, is := before.TPOT, now.TPOT; {
+	switch was, is := base.tpot, now.TPOT; {
 	case longer(was, is, longerTPOTMs):
 		says = append(says, fmt.Sprintf("a token takes %s in the median, and took %s", spoken(is.P50Ms), spoken(was.P50Ms)))
 	case longer(Latency{was.P99Ms, 0, was.Samples}, Latency{is.P99Ms, 0, is.Samples}, longerTPOTMs):

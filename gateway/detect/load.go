@@ -84,6 +84,11 @@ func (f *Facts) load(m *Model) (l load) {
 // fails says that requests fail, more than a few.
 func (f *Facts) fails() bool { return f.Traffic.FailuresPerS > failShare*f.Traffic.RequestsPerS }
 
+// ownLimits says that hardly any of them fail but by a limit of their own key.
+func (f *Facts) ownLimits() bool {
+	return f.Traffic.FailuresPerS-f.Traffic.OwnPerS <= failShare*f.Traffic.RequestsPerS
+}
+
 func findOverload(v *view, say say) {
 	key, floods := v.floods()
 	for i, l := range v.loads {

@@ -50,12 +50,11 @@ func (r *Ring) paces() map[int32]pace {
 	list := r.fine.list
 	now := &list[len(list)-1]
 	paces := make(map[int32]pace, len(now.Ranks))
-	minute, minutes := r.secondsSince(time.Minute), r.secondsSince(FineFor)
 	for k := range now.Ranks {
 		x := &now.Ranks[k]
-		p := pace{lately: x.since(minute.rank(k, x.ID))}
+		p := pace{lately: x.since(r.oldest(x.ID, time.Minute))}
 		if p.lately.Answers < fewAnswers {
-			p.lately = x.since(minutes.rank(k, x.ID))
+			p.lately = x.since(r.oldest(x.ID, FineFor))
 		}
 		var each [spans]stretch
 		var all stretch
@@ -63,7 +62,7 @@ func (r *Ring) paces() map[int32]pace {
 		for i := len(list) - 2; i >= 0; i-- {
 			age := now.At.Sub(list[i].At)
 			at := int((age - 1) / span)
-			before := list[i].rank(k, x.ID)
+			before := list[i].rank(x.ID)
 			if at >= spans || before == nil || before.Output <= 0 || later.Output < before.Output {
 				break // it began anew, and what was before is not its
 			}
@@ -75,27 +74,37 @@ func (r *Ring) paces() map[int32]pace {
 			later = before
 		}
 		p.ms = all.pace(paceTokens)
+		whole := stretch{}
 		for i := range each {
 			p.spans[i] = each[i].pace(spanTokens)
+			whole.ms, whole.tokens = whole.ms+each[i].ms, whole.tokens+each[i].tokens
+		}
+		for i := range each { // so few tokens come that a span tells nothing, though streams run
+			if p.spans[i] == 0 && each[i].ms >= float64(span.Milliseconds()) {
+				p.spans[i] = whole.ms / float64(max(1, whole.tokens))
+			}
 		}
 		paces[x.ID] = p
 	}
 	return paces
 }
 
-// secondsSince is the oldest of the seconds that is at most so old.
-func (r *Ring) secondsSince(age time.Duration) *Sample {
+// oldest is how a rank was in the oldest of the seconds that are at most so old and have it.
+func (r *Ring) oldest(id int32, age time.Duration) *RankAt {
 	list := r.fine.list
 	now := list[len(list)-1].At
-	return &list[slices.IndexFunc(list, func(s Sample) bool { return now.Sub(s.At) <= age })]
+	from, _ := slices.BinarySearchFunc(list, now.Add(-age), func(s Sample, at time.Time) int { return s.At.Compare(at) })
+	for i := from; i < len(list); i++ {
+		if x := list[i].rank(id); x != nil {
+			return x
+		}
+	}
+	return nil
 }
 
-// rank finds a rank that stands at a place in most samples; nil: it was not there.
-func (s *Sample) rank(place int, id int32) *RankAt {
-	if place < len(s.Ranks) && s.Ranks[place].ID == id {
-		return &s.Ranks[place]
-	}
-	if i := slices.IndexFunc(s.Ranks, func(r RankAt) bool { return r.ID == id }); i >= 0 {
+// rank finds a rank; nil: it was not there.
+func (s *Sample) rank(id int32) *RankAt {
+	if i, ok := s.places[id]; ok {
 		return &s.Ranks[i]
 	}
 	return nil

@@ -2,6 +2,7 @@ package detect
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -107,9 +108,9 @@ func findGateClosed(v *view, say say) {
 	v.candidates(func(e *PrefillEngine, where at) {
 		if e.State == "closed" {
 			key, says := v.Prefill.heaviest()
-			f := say(where, says, "%s takes no prompts, because its KV cache is %.0f %% full", where.begin(), 100*e.KVShare)
+			f := say(where, "", "%s takes no prompts, because its KV cache is %.0f %% full", where.begin(), 100*e.KVShare)
 			if f.Key = key; key != "" {
-				f.What += ": " + says
+				f.Rest = ": " + says
 			}
 		}
 	})
@@ -174,7 +175,10 @@ func (p *Prefill) open() (n int, called string) {
 
 func findNoPrefill(v *view, say say) {
 	if open, called := v.Prefill.open(); open == 0 && len(v.Prefill.Engines)+len(v.Prefill.Groups) > 0 {
-		say(proxyAt("prefill"), "", "No %s engine takes prompts", called)
+		f := say(proxyAt("prefill"), "", "No %s engine takes prompts", called)
+		if v.Prefill.Waiting == 0 && slices.ContainsFunc(v.Prefill.Engines, func(e PrefillEngine) bool { return e.State == "closed" }) {
+			f.Severity = Warn // their caches are full for the moment, and nobody waits
+		}
 	}
 }
 

@@ -23,7 +23,7 @@ var rankDetectors = []Detector{
 		clients: "Clients whose requests go there get an empty answer with status 200. No error is counted, and nothing is tried again.",
 		next: "Drain the rank now: it is free so soon that it gets more requests than any other. " +
 			"Then look at its weights, its GPU's memory errors and its last restart. Tell those who use the answers.",
-		command: `curl -s -H "Authorization: Bearer $TOKEN" -X POST -H "Content-Type: application/json" -d '{"deadline": "10s"}' "$ADMIN/workers/{where}/drain"`,
+		command: `curl -s -H "Authorization: Bearer $TOKEN" -X POST -H "Content-Type: application/json" -d '{"deadline": "10s"}' "$ADMIN/workers/{rank}/drain"`,
 	},
 	{
 		Kind: RankSlow, find: findRankSlow,
@@ -67,6 +67,12 @@ func (l Lately) share() (share float64, known bool) {
 // findRankEmpty says which ranks of a model give nearly nothing but empty answers, where the others give few. No request fails by them,
 // and such a rank is the fastest one, so it gets ever more requests.
 func findRankEmpty(v *view, say say) {
+	all := Lately{}
+	for _, g := range v.groups() {
+		for i := range g.Ranks {
+			all.Answers, all.Empty = all.Answers+g.Ranks[i].Lately.Answers, all.Empty+g.Ranks[i].Lately.Empty
+		}
+	}
 	for i := range v.Models {
 		m := &v.Models[i]
 		bad, sum, rest := []string{}, Lately{}, Lately{}
@@ -80,15 +86,18 @@ func findRankEmpty(v *view, say say) {
 				of.Answers, of.Empty = of.Answers+r.Lately.Answers, of.Empty+r.Lately.Empty
 			}
 		}
+		if _, known := rest.share(); !known { // too few of this model: those of other models tell, too
+			rest = Lately{all.Answers - sum.Answers, all.Empty - sum.Empty}
+		}
 		others, known := rest.share()
 		if len(bad) == 0 || !known || others > wholeShare {
 			continue
 		}
-		where := at{"rank", bad[0], "ranks"} // the command drains it; the others follow
+		where := at{"model", m.Name, "ranks"}
 		if all := sum.Answers + rest.Answers; len(bad) == 1 {
 			say(where, "", "Rank %s gives empty answers: %s of its last %s answers ended without any text, and %.0f %% of those of the other ranks; "+
 				"of the last %s answers, %.0f %% were its", bad[0], stats.Grouped(sum.Empty), stats.Grouped(sum.Answers), 100*others, stats.Grouped(all),
-				100*float64(sum.Answers)/float64(all))
+				100*float64(sum.Answers)/float64(all)).Ranks = bad
 			continue
 		}
 		say(where, "", "%d ranks of model %s give empty answers: %s of their last %s answers ended without any text, and %.0f %% of those of the other ranks: %s",
@@ -110,7 +119,7 @@ func findRankSlow(v *view, say say) {
 		switch n := len(slow); n {
 		case 0:
 		case 1:
-			say(at{"rank", slow[0], where.panel}, "", "Rank %s gives a token in %.0f ms, and the middle one of %s in %.0f ms", slow[0], worst.SlowMs, where, worst.OthersMs)
+			say(where, "", "Rank %s gives a token in %.0f ms, and the middle one of %s in %.0f ms", slow[0], worst.SlowMs, where, worst.OthersMs).Ranks = slow
 		default:
 			say(where, "", "%d %s ranks of %s give a token in up to %.0f ms, and the middle one in %.0f ms: %s", n, m.role(), where, worst.SlowMs, worst.OthersMs, words.FirstOf(slow))
 		}

@@ -12,6 +12,7 @@ type Sample struct {
 	At       time.Time
 	Ended    uint64
 	Failed   uint64
+	Own      uint64 // of Failed, by a limit of the caller's key
 	Tokens   int64
 	Failures map[Outcome]uint64 // nobody writes to it
 	Whys     map[Outcome]Why    // of the last request that failed so, where somebody told it; nobody writes to it
@@ -19,10 +20,12 @@ type Sample struct {
 	TPOT     Latency
 	Pool     int
 	Ranks    []RankAt
-	Rates    // (found)
+	places   map[int32]int // of these; samples of the same ranks share it
+	Rates                  // (found)
 
 	Looked  bool // the proxy was looked at as a whole, and what follows is known
 	Groups  []GroupAt
+	at      map[GroupName]int     // where each of them stands
 	Engines map[EngineName]string // up, drain, or a state of those that get nothing; with ranks that drain without their engine
 	Drains  bool                  // the proxy
 	Policy  string
@@ -68,7 +71,7 @@ const (
 	keptFor  = time.Hour
 	rateOver = 10 // samples that a rate is taken over
 
-	mostRanks = 200_000  // over all samples
+	mostRanks = 400_000  // over all samples
 	mostPages = 16 << 20 // bytes
 )
 
@@ -86,6 +89,7 @@ type tier struct {
 // Add takes in a sample. A clock that was set back a little fills the step there is. If it was set back further, what is kept is of times
 // to come, and is forgotten.
 func (r *Ring) Add(s Sample) {
+	s.At = s.At.Round(0) // by the wall: all steps are
 	if last := r.Last(); last != nil && s.At.Before(last.At) {
 		if last.At.Sub(s.At) > Bin {
 			*r = Ring{}
@@ -96,12 +100,13 @@ func (r *Ring) Add(s Sample) {
 	if r.fine.step == 0 {
 		r.fine, r.bins, r.minutes = tier{Every, FineFor, nil}, tier{Bin, BinsFor + Bin, nil}, tier{time.Minute, keptFor, nil}
 	}
+	s.index(r.Last())
 	r.fine.add(s)
 	s.Rates = r.rates()
 	second := r.fine.last()
 	second.Rates, second.Looked, second.Groups, second.Engines = s.Rates, false, nil, nil
 	r.fine.bound()
-	s.Ranks, s.Whys = nil, nil
+	s.Ranks, s.places, s.Whys = nil, nil, nil
 	r.bins.add(s)
 	r.bins.bound()
 	s.Page = nil
@@ -123,6 +128,18 @@ func (t *tier) add(s Sample) {
 	t.list = t.list[old:]
 }
 
+// index notes where each rank stands.
+func (s *Sample) index(before *Sample) {
+	if before != nil && before.places != nil && slices.EqualFunc(s.Ranks, before.Ranks, func(a, b RankAt) bool { return a.ID == b.ID }) {
+		s.places = before.places
+		return
+	}
+	s.places = make(map[int32]int, len(s.Ranks))
+	for i := range s.Ranks {
+		s.places[s.Ranks[i].ID] = i
+	}
+}
+
 // goOn takes from the sample before what this one, in the same step, does not know, the largest loads, and steps that were usual.
 func (s *Sample) goOn(before *Sample) {
 	if s.Page == nil {
@@ -132,15 +149,15 @@ func (s *Sample) goOn(before *Sample) {
 		return
 	}
 	if !s.Looked {
-		s.Looked, s.Groups, s.Engines = true, before.Groups, before.Engines
+		s.Looked, s.Groups, s.at, s.Engines = true, before.Groups, before.at, before.Engines
 		s.Drains, s.Policy, s.Reload, s.Started = before.Drains, before.Policy, before.Reload, before.Started
 		return
 	}
 	s.Groups = slices.Clone(s.Groups) // another tier may have them
 	for i := range before.Groups {
 		was := &before.Groups[i]
-		k := slices.IndexFunc(s.Groups, func(g GroupAt) bool { return g.GroupName == was.GroupName })
-		if k < 0 {
+		k, ok := s.at[was.GroupName]
+		if !ok {
 			continue
 		}
 		g := &s.Groups[k]
@@ -156,7 +173,7 @@ func (t *tier) bound() {
 	for i := len(t.list) - 1; i >= 0; i-- {
 		s := &t.list[i]
 		if ranks += len(s.Ranks); ranks > mostRanks {
-			s.Ranks = nil
+			s.Ranks, s.places = nil, nil
 		}
 		if pages += len(s.Page); pages > mostPages {
 			s.Page = nil
@@ -220,6 +237,7 @@ func (r *Ring) rates() (t Rates) {
 	if s := last.At.Sub(first.At).Seconds(); s > 0 {
 		t.RequestsPerS = float64(last.Ended-min(last.Ended, first.Ended)) / s
 		t.FailuresPerS = float64(last.Failed-min(last.Failed, first.Failed)) / s
+		t.OwnPerS = float64(last.Own-min(last.Own, first.Own)) / s
 		t.TokensPerS = float64(max(0, last.Tokens-first.Tokens)) / s
 		t.Recovered = recovered(window)
 	}

@@ -38,12 +38,15 @@ func (o *open) say(now time.Time) Incident {
 	}
 	lead := &members[0]
 	k := kinds[lead.Kind]
-	in := Incident{ID: o.id, Kind: lead.Kind, State: o.state(now), Severity: Warn, Harm: o.measured, Panel: lead.Panel, Headline: k.headline, Where: []string{}, Clients: k.clients, Next: k.next, Runbook: k.runbook}
+	in := Incident{ID: o.id, Subject: o.subject, Kind: lead.Kind, State: o.state(now), Severity: Warn, Harm: o.measured, Panel: lead.Panel, Headline: k.headline, Where: []string{}, Clients: k.clients, Next: k.next, Runbook: k.runbook}
 	in.SinceMs, in.Times, in.FirstMs = o.since.UnixMilli(), 1, o.since.UnixMilli()
 	if !o.lasts() {
 		in.UntilMs = o.until.UnixMilli()
 	} else if at := o.found(); k.rests > 0 && at.Before(now) {
 		in.LastMs = at.UnixMilli()
+	}
+	if o.lasts() && now.Sub(o.bad) <= moment { // it does not change with every look
+		in.Severity = Bad
 	}
 	host := lead.host
 	names := map[string]bool{}
@@ -101,7 +104,7 @@ func (o *open) say(now time.Time) Incident {
 	if o.lasts() && k.effect {
 		in.Clients += before(o.ever, members)
 	}
-	in.Command = command(k.command, lead.Where)
+	in.Command = command(k.command, lead)
 	if lead.Key != "" {
 		in.Next = strings.ReplaceAll(k.sender, "{key}", lead.Key)
 		if plain(lead.Key) {
@@ -134,12 +137,12 @@ func title(same []*member, host string) string {
 		if reason != "" && slices.ContainsFunc(same, func(m *member) bool { return m.why != lead.why }) {
 			reason += " (at the first one)"
 		}
-		return k.say(whichOf(same, host), reason)
+		return k.say(whichOf(same, host), reason) + lead.Rest
 	}
 	if more := len(same) - 1; more > 0 {
 		return fmt.Sprintf("%s, and %d more of this kind", lead.What, more)
 	}
-	return lead.What
+	return lead.What + lead.Rest
 }
 
 // whichOf says which several are: by their names where they are two of different hosts.
@@ -205,12 +208,18 @@ func nounOf(same []*member) string {
 }
 
 // command is what an operator may copy into a shell, so an odd name has none.
-func command(text, where string) string {
-	engine := engineOf(where)
-	if strings.Contains(text, "{where}") && !plain(where) || (strings.Contains(text, "{engine}") || strings.Contains(text, "{host}")) && !plain(engine) {
-		return ""
+func command(text string, lead *member) string {
+	names := map[string]string{"{where}": lead.Where, "{engine}": engineOf(lead.Where), "{host}": strings.Trim(hostOf(lead.Where), "[]"), "{rank}": ""}
+	if len(lead.Ranks) > 0 {
+		names["{rank}"] = lead.Ranks[0]
 	}
-	return strings.NewReplacer("{where}", where, "{engine}", engine, "{host}", strings.Trim(hostOf(where), "[]")).Replace(text)
+	for at, name := range names {
+		if strings.Contains(text, at) && !plain(name) {
+			return ""
+		}
+		text = strings.ReplaceAll(text, at, name)
+	}
+	return text
 }
 
 // say tells of several findings of a kind.
@@ -267,13 +276,21 @@ func (b *Book) Incidents() []Incident {
 	return list
 }
 
+// beyondSeverity is that of the worst of what has no room.
+func (b *Book) beyondSeverity() string {
+	if b.beyondBad {
+		return Bad
+	}
+	return Warn
+}
+
 // tooMuch is the kind of what has no room.
 const tooMuch Kind = "too_much"
 
 // rest tells of what lasts and found no room. Its id is that of no other.
 func (b *Book) rest() Incident {
 	return Incident{
-		Kind: tooMuch, State: Lasting, Severity: Warn, Panel: "problems", Headline: "Too much is wrong", Where: []string{},
+		Kind: tooMuch, State: Lasting, Severity: b.beyondSeverity(), Panel: "problems", Headline: "Too much is wrong", Where: []string{},
 		SinceMs: b.beyondSince.UnixMilli(), Times: 1, FirstMs: b.beyondSince.UnixMilli(),
 		What:    fmt.Sprintf("There are %d more findings than are told one by one", len(b.beyond)),
 		Named:   "The first ones: " + strings.Join(b.beyond[:min(mostListed, len(b.beyond))], ". ") + ".",

@@ -22,11 +22,19 @@ const (
 	spellEnding             // it was lasting, and is not amiss for less than spellLasts
 )
 
-const spellLasts = 20 * time.Second
+const (
+	spellLasts = 20 * time.Second
+	spellGap   = 4 * time.Second // that it may be away before it is told of: less than a bin, so that one look in between does not count
+)
 
 // look takes in how it is now, and says for how long it has been amiss; 0: it is not, or not for long enough.
 func (s *spell) look(amiss bool, now time.Time) time.Duration {
 	least := cmp.Or(s.least, spellLasts)
+	if amiss {
+		s.away = time.Time{}
+	} else if s.away.IsZero() {
+		s.away = now
+	}
 	switch {
 	case amiss && s.state == spellWell:
 		*s = spell{least: s.least, state: spellBegun, since: now}
@@ -35,8 +43,8 @@ func (s *spell) look(amiss bool, now time.Time) time.Duration {
 	case amiss && s.state == spellBegun && now.Sub(s.since) >= least:
 		s.state = spellLasting
 	case !amiss && s.state == spellLasting:
-		s.state, s.away = spellEnding, now
-	case !amiss && (s.state == spellBegun || s.state == spellEnding && now.Sub(s.away) >= least):
+		s.state = spellEnding
+	case s.state == spellBegun && !amiss && now.Sub(s.away) >= spellGap, s.state == spellEnding && !amiss && now.Sub(s.away) >= least:
 		*s = spell{least: s.least}
 	}
 	return s.lasts(now)

@@ -15,7 +15,8 @@ func TestASpellIsToldAfterAWhileAndEndsAfterAWhile(t *testing.T) {
 		lasts  time.Duration
 	}{
 		{"it is well", "...", []spellState{spellWell, spellWell, spellWell}, 0},
-		{"for a moment", "x.", []spellState{spellBegun, spellWell}, 0},
+		{"for a moment", "x..", []spellState{spellBegun, spellBegun, spellWell}, 0},
+		{"one look in between does not count", "x.xxx", []spellState{spellBegun, spellBegun, spellBegun, spellBegun, spellLasting}, 20 * time.Second},
 		{"for a while", "xxxxx", []spellState{spellBegun, spellBegun, spellBegun, spellBegun, spellLasting}, 20 * time.Second},
 		{"it is away for a moment", "xxxxx.x", []spellState{spellBegun, spellBegun, spellBegun, spellBegun, spellLasting, spellEnding, spellLasting}, 30 * time.Second},
 		{"it is over", "xxxxx.....", []spellState{

@@ -50,15 +50,14 @@ func (g *Group) OnlyDecodes() bool { return g.Barrier && g.Rounds == nil }
 func (u *usual) well() bool { return u.slow.state == spellWell && u.few.state == spellWell }
 
 func (s *Sample) group(name GroupName) *GroupAt {
-	return &s.Groups[slices.IndexFunc(s.Groups, func(g GroupAt) bool { return g.GroupName == name })]
+	return &s.Groups[s.at[name]]
 }
 
 // usually are the usual steps of a group in the last hour, one for each minute.
 func (r *Ring) usually(name GroupName, from time.Time) (list []GroupAt) {
 	for i := range r.minutes.list {
 		s := &r.minutes.list[i]
-		k := slices.IndexFunc(s.Groups, func(g GroupAt) bool { return g.GroupName == name && g.Usual })
-		if k >= 0 && !s.At.Before(from) {
+		if k, ok := s.at[name]; ok && s.Groups[k].Usual && !s.At.Before(from) {
 			list = append(list, s.Groups[k])
 		}
 	}

@@ -27,7 +27,7 @@ func (w *Watch) Look(f *Facts, s Sample) {
 	w.backlog.look(f.Prefill.Waiting > 0 && f.Prefill.Late(), f.At)
 	w.Complete(f)
 	w.book.Observe(f.At, Find(f, w.lastMinute()))
-	w.book.measure(w.harm)
+	w.book.measure(&w.Ring)
 }
 
 // compare looks at the steps of all groups. What is usual is noted for the hour to come.
@@ -94,6 +94,9 @@ func (w *Watch) Complete(f *Facts) {
 	}
 }
 
+// LookedAt is when the proxy was looked at last; zero: it never was.
+func (w *Watch) LookedAt() time.Time { return w.at }
+
 // Incidents are what is wrong, by its cause: those that last, the most harmful first, then those that were resolved in the last
 // 15 minutes.
 func (w *Watch) Incidents() []Incident { return w.book.Incidents() }
@@ -102,7 +105,7 @@ func (w *Watch) Incidents() []Incident { return w.book.Incidents() }
 func (s *Sample) looked(f *Facts) {
 	s.Looked, s.Drains, s.Policy = true, f.Proxy.Draining, f.Proxy.Policy
 	s.Reload, s.Started = time.UnixMilli(f.Proxy.ReloadedMs), f.At.Add(-seconds(f.Proxy.UptimeS))
-	s.Engines = make(map[EngineName]string, len(f.Engines))
+	s.Engines, s.at = make(map[EngineName]string, len(f.Engines)), map[GroupName]int{}
 	for i := range f.Engines {
 		e := &f.Engines[i]
 		state := e.State
@@ -115,7 +118,9 @@ func (s *Sample) looked(f *Facts) {
 		m := &f.Models[i]
 		for j := range m.Groups {
 			g := &m.Groups[j]
-			s.Groups = append(s.Groups, GroupAt{GroupName: GroupName{m.Name, g.Name}, MostTokens: g.MostTokens})
+			name := GroupName{m.Name, g.Name}
+			s.at[name] = len(s.Groups)
+			s.Groups = append(s.Groups, GroupAt{GroupName: name, MostTokens: g.MostTokens})
 			for k := range g.Ranks {
 				r := &g.Ranks[k]
 				engine, _, several := strings.Cut(r.Name, "/") // ranks that drain without their engine

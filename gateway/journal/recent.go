@@ -17,6 +17,7 @@ import (
 type recent struct {
 	ttft, tpot    minute
 	ended, failed atomic.Uint64
+	own           atomic.Uint64 // of those that failed, by a limit of the caller's key
 
 	mu       sync.Mutex // only requests that failed take it, and who asks
 	failures map[detect.Outcome]uint64
@@ -35,6 +36,9 @@ func (r *recent) end(fail *openai.Error) {
 	r.ended.Add(1)
 	if failed(fail) {
 		r.failed.Add(1)
+		if fail.Own {
+			r.own.Add(1)
+		}
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		switch {
@@ -141,6 +145,7 @@ func quantile(sum *[classes]uint32, samples int, q float64) float64 {
 type Recent struct {
 	TTFT, TPOT    detect.Latency
 	Ended, Failed uint64                        // requests since the start; failed: 5xx and 429
+	Own           uint64                        // of Failed, by a limit of the caller's key
 	Failures      map[detect.Outcome]uint64     // those that failed, by how
 	Whys          map[detect.Outcome]detect.Why // of the last one of each, where somebody told it
 }
@@ -149,5 +154,5 @@ type Recent struct {
 func (g *Journal) Recent() Recent {
 	r, now := &g.recent, time.Now()
 	failures, whys := r.fails()
-	return Recent{r.ttft.latency(now), r.tpot.latency(now), r.ended.Load(), r.failed.Load(), failures, whys}
+	return Recent{r.ttft.latency(now), r.tpot.latency(now), r.ended.Load(), r.failed.Load(), r.own.Load(), failures, whys}
 }

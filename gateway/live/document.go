@@ -43,9 +43,10 @@ type Document struct {
 
 // Incident is everything that one cause made wrong.
 type Incident struct {
-	ID       int          `json:"id"`    // while the process lives
-	Kind     detect.Kind  `json:"kind"`  // also of evenkeel_incident
-	State    detect.State `json:"state"` // new, lasting, paused or over
+	ID       int          `json:"id"`      // while the process lives
+	Kind     detect.Kind  `json:"kind"`    // also of evenkeel_incident
+	State    detect.State `json:"state"`   // new, lasting, paused or over
+	Subject  string       `json:"subject"` // what it was of first, as in evenkeel_incident; empty: the proxy
 	Severity string       `json:"severity"`
 	Panel    string       `json:"panel"`           // that shows more
 	Headline string       `json:"headline"`        // the cause in a few words

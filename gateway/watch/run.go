@@ -23,6 +23,7 @@ type Host struct {
 // Watch looks at a proxy, from Run on.
 type Watch struct {
 	host   Host
+	began  time.Time
 	turns  int // seconds so far; Run's own
 	wanted func() bool
 	show   func(*Look)
@@ -41,9 +42,12 @@ type Look struct {
 // lookEvery is how many seconds lie between two looks at the whole while nobody wants to see it: incidents begin and end then, too.
 const lookEvery = int(detect.Bin / detect.Every)
 
+// looksFor is how long the whole proxy may take to say how it is. A machine that is short of CPU time is looked at all the same.
+const looksFor = 10 * time.Second
+
 // New prepares to look at a proxy.
 func New(h Host) *Watch {
-	w := &Watch{host: h}
+	w := &Watch{host: h, began: time.Now()}
 	if h.Registerer != nil {
 		h.Registerer.MustRegister((*incidents)(w))
 	}
@@ -68,8 +72,8 @@ func (w *Watch) Run(ctx context.Context) {
 }
 
 // Second is what is done each second. Parts of the proxy that do not answer within it leave a gap.
-func (w *Watch) Second(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(ctx, detect.Every)
+func (w *Watch) Second(parent context.Context) {
+	ctx, cancel := context.WithTimeout(parent, detect.Every)
 	defer cancel()
 	s, ok := w.host.Sample(ctx)
 	if !ok {
@@ -81,8 +85,10 @@ func (w *Watch) Second(ctx context.Context) {
 		w.With(func(d *detect.Watch) { d.Add(s) })
 		return
 	}
-	look := Look{Facts: w.host.Facts(ctx), Bin: bin}
-	if ctx.Err() != nil {
+	slow, end := context.WithTimeout(parent, looksFor)
+	defer end()
+	look := Look{Facts: w.host.Facts(slow), Bin: bin}
+	if slow.Err() != nil {
 		w.With(func(d *detect.Watch) { d.Add(s) })
 		return
 	}
@@ -118,23 +124,31 @@ type incidents Watch
 
 var incidentDesc = prometheus.NewDesc("evenkeel_incident",
 	"An incident that lasts, as the live page tells it: the value is the Unix time at which it began. severity is bad if requests fail or wait because of it, "+
-		"and else warn. subject is the first engine, rank, group or model that it names; it is empty for the proxy itself.",
+		"and else warn. subject is the first engine, group or model that it was of; it is empty for the proxy itself.",
 	[]string{"kind", "severity", "subject"}, nil)
 
+var lookDesc = prometheus.NewDesc("evenkeel_incident_look_timestamp_seconds",
+	"Unix time at which the proxy was looked at last to see what is wrong, or at which it started. It is at most some seconds old.", nil, nil)
+
 // Describe implements prometheus.Collector.
-func (*incidents) Describe(to chan<- *prometheus.Desc) { to <- incidentDesc }
+func (*incidents) Describe(to chan<- *prometheus.Desc) {
+	to <- incidentDesc
+	to <- lookDesc
+}
 
 // Collect implements prometheus.Collector. There are as many series as the book keeps incidents.
 func (i *incidents) Collect(to chan<- prometheus.Metric) {
 	var list []detect.Incident
-	(*Watch)(i).With(func(d *detect.Watch) { list = d.Incidents() })
+	var looked time.Time
+	(*Watch)(i).With(func(d *detect.Watch) { list, looked = d.Incidents(), d.LookedAt() })
+	if looked.IsZero() {
+		looked = i.began
+	}
+	to <- prometheus.MustNewConstMetric(lookDesc, prometheus.GaugeValue, float64(looked.UnixMilli())/1000)
 	told := map[[3]string]bool{}
 	for k := range list {
 		in := &list[k]
-		subject := ""
-		if len(in.Where) > 0 {
-			subject = strings.ToValidUTF8(in.Where[0], "?")
-		}
+		subject := strings.ToValidUTF8(in.Subject, "?")
 		labels := [3]string{string(in.Kind), in.Severity, subject}
 		if in.UntilMs > 0 || told[labels] {
 			continue

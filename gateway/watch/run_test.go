@@ -40,6 +40,9 @@ func series(t *testing.T, reg *prometheus.Registry) map[string]float64 {
 	require.NoError(t, err)
 	all := map[string]float64{}
 	for _, f := range families {
+		if f.GetName() != "evenkeel_incident" {
+			continue
+		}
 		for _, m := range f.GetMetric() {
 			labels := ""
 			for _, l := range m.GetLabel() {
