@@ -316,14 +316,14 @@ func (d *chooser) reserve(c *candidate, p *policy.Policy, r *Request, v *policy.
 		Candidate: c.Candidate,
 		Policy:    p.Name(),
 		Wait:      d.now.Sub(since),
-		HitTokens: int(v.HitTokens),
-		Others:    c.account.Leases[ledger.Probing],
-		tier:      d.tier,
-		c:         c,
-		number:    d.lastLease,
-		canary:    canary,
-		model:     r.Model,
-		crowded:   c.account.Crowded(c.Decodes, d.now),
+		Prompt:    int(v.PromptTokens), HitTokens: int(v.HitTokens),
+		Others:  c.account.Leases[ledger.Probing],
+		tier:    d.tier,
+		c:       c,
+		number:  d.lastLease,
+		canary:  canary,
+		model:   r.Model,
+		crowded: c.account.Crowded(c.Decodes, d.now),
 	}
 	if _, known := d.fit.Law(r.Model, c.Hardware); known {
 		l.predicted = float64(weight.PredictedUs) / 1000

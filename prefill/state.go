@@ -115,7 +115,8 @@ type Lease struct {
 	Candidate Candidate     // as it was when it was chosen
 	Policy    string        // that chose it
 	Wait      time.Duration // in the arrival queue
-	HitTokens int           // of the prompt thought to be in the candidate's prefix cache
+	Prompt    int           // tokens, as counted or guessed
+	HitTokens int           // of them, thought to be in the candidate's prefix cache
 	Trace     *Trace        // what it was chosen on; nil without Config.Explain
 	Others    int           // probes of ours the candidate had not answered when this one was charged
 

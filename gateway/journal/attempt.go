@@ -146,7 +146,7 @@ func (r *Request) toSpans(e *Event) {
 }
 
 func prefillOf(l *prefill.Lease) *receipt.Prefill {
-	p := &receipt.Prefill{Candidate: l.Candidate.ID, Policy: l.Policy, Hit: l.HitTokens, Ahead: l.Others}
+	p := &receipt.Prefill{Candidate: l.Candidate.ID, Policy: l.Policy, Prompt: l.Prompt, Hit: l.HitTokens, Ahead: l.Others}
 	if g := l.Trace; g != nil {
 		p.Reason, p.Eligible, p.Best = g.Reason, g.Eligible, make([]receipt.Choice, len(g.Best))
 		for i, c := range g.Best {

@@ -98,10 +98,10 @@ type Attempt struct {
 type Prefill struct {
 	Candidate string   `json:"candidate"`
 	Policy    string   `json:"policy"`
-	Reason    string   `json:"reason,omitempty"`   // policy, only, affinity, canary or fallback
-	Eligible  int      `json:"eligible,omitempty"` // candidates it was chosen from
-	Hit       int      `json:"hit_tokens"`         // of the prompt thought to be in its prefix cache
-	Prompt    int      `json:"prompt_tokens,omitempty"`
+	Reason    string   `json:"reason,omitempty"`        // policy, only, affinity, canary or fallback
+	Eligible  int      `json:"eligible,omitempty"`      // candidates it was chosen from
+	Hit       int      `json:"hit_tokens"`              // of the prompt thought to be in its prefix cache
+	Prompt    int      `json:"prompt_tokens,omitempty"` // as counted or guessed when it was chosen, until its engine tells
 	Cached    int      `json:"cached_tokens,omitempty"` // of the prompt, found there
 	Ahead     int      `json:"probes_ahead"`            // not answered when this one was sent
 	Best      []Choice `json:"best,omitempty"`          // least score first
