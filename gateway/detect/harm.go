@@ -13,6 +13,7 @@ const (
 	longerTimes  = 1.3
 	longerTTFTMs = 50
 	longerTPOTMs = 5
+	fewerTokens  = 0.7
 	beforeIt     = 10 * time.Second // an incident began, latencies were what they were before
 )
 
@@ -20,6 +21,7 @@ const (
 type baseline struct {
 	ended, failed uint64
 	ttft, tpot    Latency
+	tokensPerS    float64
 }
 
 // baseline is that of a moment; nil: there is no sample.
@@ -28,7 +30,7 @@ func (r *Ring) baseline(since time.Time) *baseline {
 	if began == nil {
 		return nil
 	}
-	return &baseline{began.Ended, began.Failed, before.TTFT, before.TPOT}
+	return &baseline{began.Ended, began.Failed, before.TTFT, before.TPOT, before.TokensPerS}
 }
 
 // harm says in numbers what clients have had since then, as a sentence without a full stop.
@@ -53,8 +55,8 @@ func (r *Ring) harm(base *baseline) string {
 	case longer(Latency{was.P99Ms, 0, was.Samples}, Latency{is.P99Ms, 0, is.Samples}, longerTPOTMs):
 		says = append(says, fmt.Sprintf("in the slowest of 100 answers a token takes %s, and took %s", spoken(is.P99Ms), spoken(was.P99Ms)))
 	}
-	if len(says) == 1 && failed == 0 {
-		says = append(says, "answers are as fast as before")
+	if was, is := base.tokensPerS, now.TokensPerS; is < fewerTokens*was {
+		says = append(says, fmt.Sprintf("engines give %.0f tokens per second, and gave %.0f", is, was))
 	}
 	last := len(says) - 1
 	if last == 0 {
