@@ -3,6 +3,7 @@ package watch
 import (
 	"context"
 	"fmt"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -18,6 +19,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // proxy is one that a test makes up.
 type proxy struct {
+	mu      sync.Mutex
 	asked   int
 	silent  bool // its dispatcher does not answer
 	engines []detect.Engine
@@ -27,11 +29,21 @@ func (p *proxy) host(reg prometheus.Registerer) Host {
 	return Host{
 		Sample: func(context.Context) (detect.Sample, bool) { return detect.Sample{At: time.Now()}, !p.silent },
 		Facts: func(context.Context) detect.Facts {
+			p.mu.Lock()
+			defer p.mu.Unlock()
 			p.asked++
 			return detect.Facts{At: time.Now(), Proxy: detect.Proxy{Ready: true}, Engines: p.engines}
 		},
 		Registerer: reg,
 	}
+}
+
+// have has it have these engines, and says how often facts were asked for.
+func (p *proxy) have(engines ...detect.Engine) (asked int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.engines = engines
+	return p.asked
 }
 
 // series are those of evenkeel_incident, with their values.
@@ -64,14 +76,14 @@ func TestIncidentsAreCountedThoughNobodyWatches(t *testing.T) {
 		go func() { defer close(done); w.Run(ctx) }()
 		time.Sleep(20 * time.Second)
 		require.Empty(t, series(t, reg))
-		require.Equal(t, 4, p.asked, "one look in five seconds")
 		began := time.Now()
-		p.engines = []detect.Engine{{ID: "d:1\xff", Role: "decode", State: "down", Why: "refused", SinceS: 3}}
+		asked := p.have(detect.Engine{ID: "d:1\xff", Role: "decode", State: "down", Why: "refused", SinceS: 3})
+		require.Equal(t, 4, asked, "one look in five seconds")
 		time.Sleep(10 * time.Second)
 		got := series(t, reg)
 		require.Len(t, got, 1)
 		require.InDelta(t, float64(began.Unix()), got["kind=engine_down severity=bad subject=d:1? "], 5)
-		p.engines = nil
+		p.have()
 		time.Sleep(10 * time.Second)
 		require.Empty(t, series(t, reg))
 		cancel()

@@ -74,7 +74,7 @@ func TestPageMarksWhatIncidentsName(t *testing.T) {
 	s.fake.Change(func(d *detect.Facts) {
 		empty(d)
 		e := &d.Engines[13] // its ranks are 16 to 31
-		e.State, e.Hangs, e.Why = "down", true, "it does not answer its health check (5 s)"
+		e.Hangs, e.Why = true, "it does not answer its health check (5 s)"
 		p := &d.Engines[3]
 		p.Why = "its clock is slow"
 	})
@@ -97,7 +97,7 @@ func TestPageMarksWhatIncidentsName(t *testing.T) {
 	b.eventually("the ranks in the table", "document.querySelectorAll('#rank-rows tr[data-named=bad]').length === 17")
 	require.Equal(t, "✕ Engine hangs", b.eval("document.querySelector('#rank-rows tr:nth-child(17)').title"))
 	require.Equal(t, "10.0.1.13:8000/0 ! Engine trouble", b.eval("[...document.querySelectorAll('#prefill-rows tr[data-named=warn]')].map((r) => r.children[0].textContent + ' ' + r.title).join()"))
-	require.Equal(t, "10.0.3.11:8000 bad,10.0.1.13:8000 warn", b.eval("[...document.querySelectorAll('#engine-rows tr')].filter((r) => r.dataset.named).map((r) => r.children[0].textContent + ' ' + r.dataset.named).join()"), "what is named stands first")
+	require.Equal(t, "10.0.1.13:8000 warn,10.0.3.11:8000 bad", b.eval("[...document.querySelectorAll('#engine-rows tr')].filter((r) => r.dataset.named).map((r) => r.children[0].textContent + ' ' + r.dataset.named).join()"), "what is named stands first")
 	b.shoot("marks")
 	s.fake.Change(nil)
 	b.eventually("no mark is left", "document.querySelectorAll('tr[data-named=bad]').length === 0 && !document.querySelector('canvas.map').getAttribute('aria-label').includes('wrong:')")
