@@ -17,9 +17,9 @@ type spellState int
 
 const (
 	spellWell    spellState = iota
-	spellBegun              // amiss for less than spellLasts
+	spellBegun              // amiss for less than its least time
 	spellLasting            // amiss for longer
-	spellEnding             // it was lasting, and is not amiss for less than spellLasts
+	spellEnding             // it was lasting, and is not amiss for less than its least time
 )
 
 const (

@@ -25,7 +25,7 @@ func (w *Watch) Look(f *Facts, s Sample) {
 	w.compare(f)
 	w.crowd(f)
 	w.backlog.look(f.Prefill.Waiting > 0 && f.Prefill.Late(), f.At)
-	w.Complete(f)
+	w.tell(f)
 	w.book.Observe(f.At, Find(f, w.lastMinute()))
 	w.book.measure(&w.Ring)
 }
@@ -76,6 +76,14 @@ func (w *Watch) crowd(f *Facts) {
 
 // Complete fills in what is found out of the samples.
 func (w *Watch) Complete(f *Facts) {
+	for _, g := range f.groups() {
+		g.pace(w.follow)
+	}
+	w.tell(f)
+}
+
+// tell completes facts whose groups have the pace of their ranks.
+func (w *Watch) tell(f *Facts) {
 	if last := w.Last(); last != nil {
 		f.Traffic.Rates = last.Rates
 	}
@@ -87,7 +95,6 @@ func (w *Watch) Complete(f *Facts) {
 		}
 	}
 	for name, g := range f.groups() {
-		g.pace(w.follow)
 		if u := w.groups[name]; u != nil && g.OnlyDecodes() {
 			u.tell(g, w.at)
 		}
