@@ -37,7 +37,7 @@ type Detector struct {
 	load    bool          // an effect of what harms as much, and else the cause of what clients see
 	crowded bool          // many requests wait
 	gone    bool          // the engine gets nothing: one of these may follow the other
-	spare   bool          // other engines may take over: it is bad while requests fail or wait, or half of the engines of the role are away
+	spare   bool          // other engines may take over: it is bad while requests fail or wait, or more than half of the engines of the role are away
 	vague   bool          // others that harm as much say more
 	family  string        // kinds of one say the same of engines and of ranks
 	alone   bool          // somebody wants it so, or it is told of a group already: nothing else shares its cause
@@ -101,6 +101,7 @@ type view struct {
 	last    Ended  // in the last minute
 	loads   []load // of each model
 	drained map[string]bool
+	running int  // requests, on all ranks
 	several bool // groups are named with their model
 }
 

@@ -26,6 +26,9 @@ func Find(f *Facts, last Ended) (all []Finding) {
 		v.loads = append(v.loads, v.load(&f.Models[i]))
 	}
 	v.drained = drainedEngines(f)
+	for _, g := range f.groups() {
+		v.running += g.running()
+	}
 	for i := range detectors {
 		d := &detectors[i]
 		d.find(v, func(where at, reason, format string, args ...any) *Finding {
@@ -40,8 +43,35 @@ func Find(f *Facts, last Ended) (all []Finding) {
 	return all
 }
 
-// spared lowers the severity of engines that are away where the others do their work: fewer than half of those of their role that serve the
-// model are away. One that hangs and does not count as down yet has requests.
+// Answers that are much slower harm like requests that wait, where many clients have them.
+const (
+	wideTimes = 2.0 // as long as before, or as elsewhere
+	wideShare = 0.1 // of the requests that run
+)
+
+// wide says that what takes so many times as long harms a large part of the clients: so many requests run there.
+func (v *view) wide(running int, times float64) bool {
+	return times >= wideTimes && float64(running) >= wideShare*float64(max(1, v.running))
+}
+
+// widely makes a finding bad if it is wide.
+func (f *Finding) widely(wide bool) *Finding {
+	if wide {
+		f.Severity = Bad
+	}
+	return f
+}
+
+// running is how many requests run on the ranks of a group.
+func (g *Group) running() (n int) {
+	for i := range g.Ranks {
+		n += g.Ranks[i].Running
+	}
+	return n
+}
+
+// spared lowers the severity of engines that are away where the others do their work: no request fails or waits, and at most half of those of
+// their role that serve the model are away. One that hangs and does not count as down yet has requests.
 func (v *view) spared(all []Finding) {
 	type tier struct{ of, model string }
 	of := map[[2]string]tier{} // by what it is, and its name
@@ -74,7 +104,7 @@ func (v *view) spared(all []Finding) {
 	for i := range all {
 		f := &all[i]
 		t, known := of[[2]string{f.Of, engineOf(f.Where)}]
-		if known && kinds[f.Kind].spare && 2*len(away[t]) < there[t] && !(f.Kind == EngineHangs && f.For == 0) {
+		if known && kinds[f.Kind].spare && 2*len(away[t]) <= there[t] && !(f.Kind == EngineHangs && f.For == 0) {
 			f.Severity = Warn
 		}
 	}

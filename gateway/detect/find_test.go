@@ -110,8 +110,28 @@ func TestFindingsSayWhatIsWrongAndWhere(t *testing.T) {
 		}, []told{
 			{detect.Bad, "pool", "deepseek-r1", "All 768 decode slots of model deepseek-r1 are taken, and 1,408 requests wait in the pool and in the arrival queue. " +
 				"Answers of group dp hold their slots for longer, because a step gives 1.0 tokens and gave 3.1 before"},
-			{detect.Warn, "balance", "dp", "A step of group dp, all on host 10.0.3.10, gives 1.0 tokens to an answer, and gave 3.1 before, so that a token takes 32 ms"},
+			{detect.Bad, "balance", "dp", "A step of group dp, all on host 10.0.3.10, gives 1.0 tokens to an answer, and gave 3.1 before, so that a token takes 32 ms"},
 		}},
+		"a slow rank is worth a look": {func(d *detect.Facts) {
+			rank(d, 1).SlowMs, rank(d, 1).OthersMs = 304, 58
+		}, []told{{detect.Warn, "ranks", "dp", "Rank 10.0.3.10:8000/1 gives a token in 304 ms, and the middle one of group dp in 58 ms"}}},
+		"and is bad where a tenth of all that runs is there": {func(d *detect.Facts) {
+			rank(d, 1).SlowMs, rank(d, 1).OthersMs, rank(d, 1).Running = 304, 58, 10_000
+		}, []told{{detect.Bad, "ranks", "dp", "Rank 10.0.3.10:8000/1 gives a token in 304 ms, and the middle one of group dp in 58 ms"}}},
+		"steps that take half as long again are worth a look": {func(d *detect.Facts) {
+			g := &d.Models[0].Groups[0]
+			g.SlowS, g.StepMs, g.UsualMs = 60, 99, 50
+		}, []told{{detect.Warn, "balance", "dp", "Steps of group dp, all on host 10.0.3.10, take 99 ms, and took 50 ms at such a load before"}}},
+		"and are bad where they take twice as long": {func(d *detect.Facts) {
+			g := &d.Models[0].Groups[0]
+			g.SlowS, g.StepMs, g.UsualMs = 60, 100, 50
+		}, []told{{detect.Bad, "balance", "dp", "Steps of group dp, all on host 10.0.3.10, take 100 ms, and took 50 ms at such a load before"}}},
+		"one of two prefill engines is away, and nobody waits": {func(d *detect.Facts) {
+			two := d.Engines[:2]
+			d.Engines = append(two[:2:2], d.Engines[12:]...) // decode engines
+			d.Prefill.Engines = d.Prefill.Engines[:2]
+			d.Engines[0].State, d.Engines[0].Why = "down", "connection refused"
+		}, []told{{detect.Warn, "engines", "10.0.1.10:8000", "Prefill engine 10.0.1.10:8000 is down: connection refused"}}},
 		"a config is refused": {func(d *detect.Facts) {
 			d.Proxy.ConfigError = "e.yaml:15:10: limits.x: no such key; the keys here are a, b, c"
 		}, []told{

@@ -133,7 +133,7 @@ func findStepsSlow(v *view, say say) {
 	v.ofGroup("balance", func(_ *Model, g *Group, where at) {
 		if g.SlowS > 0 {
 			f := say(where, "", "Steps of %s%s take %.0f ms, and took %.0f ms at such a load before%s", where, g.allOn(), g.StepMs, g.UsualMs, whatDiffers(g))
-			f.For = seconds(g.SlowS)
+			f.widely(v.wide(g.running(), g.StepMs/g.UsualMs)).For = seconds(g.SlowS)
 			for _, d := range g.Differ[:min(differSaid, len(g.Differ))] {
 				f.Ranks = append(f.Ranks, d.Rank)
 			}
@@ -145,7 +145,7 @@ func findTokensFew(v *view, say say) {
 	v.ofGroup("balance", func(_ *Model, g *Group, where at) {
 		if g.FewS > 0 {
 			say(where, "", "A step of %s%s gives %.1f tokens to an answer, and gave %.1f before, so that a token takes %.0f ms",
-				where, g.allOn(), g.StepTokens, g.UsualTokens, g.TokenMs).For = seconds(g.FewS)
+				where, g.allOn(), g.StepTokens, g.UsualTokens, g.TokenMs).widely(v.wide(g.running(), g.UsualTokens/g.StepTokens)).For = seconds(g.FewS)
 		}
 	})
 }

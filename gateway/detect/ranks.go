@@ -108,20 +108,23 @@ func findRankEmpty(v *view, say say) {
 // findRankSlow goes by the ranks' own pace, whatever the config says of a barrier: behind a real one all are as slow as the slowest.
 func findRankSlow(v *view, say say) {
 	v.ofGroup("ranks", func(m *Model, g *Group, where at) {
-		slow, worst := []string{}, &Rank{}
+		slow, worst, running := []string{}, &Rank{}, 0
 		for i := range g.Ranks {
 			if r := &g.Ranks[i]; r.SlowMs > 0 {
+				running += r.Running
 				if slow = append(slow, r.Name); r.SlowMs > worst.SlowMs {
 					worst = r
 				}
 			}
 		}
+		wide := v.wide(running, worst.SlowMs/worst.OthersMs)
 		switch n := len(slow); n {
 		case 0:
 		case 1:
-			say(where, "", "Rank %s gives a token in %.0f ms, and the middle one of %s in %.0f ms", slow[0], worst.SlowMs, where, worst.OthersMs).Ranks = slow
+			say(where, "", "Rank %s gives a token in %.0f ms, and the middle one of %s in %.0f ms", slow[0], worst.SlowMs, where, worst.OthersMs).widely(wide).Ranks = slow
 		default:
-			say(where, "", "%d %s ranks of %s give a token in up to %.0f ms, and the middle one in %.0f ms: %s", n, m.role(), where, worst.SlowMs, worst.OthersMs, words.FirstOf(slow))
+			say(where, "", "%d %s ranks of %s give a token in up to %.0f ms, and the middle one in %.0f ms: %s",
+				n, m.role(), where, worst.SlowMs, worst.OthersMs, words.FirstOf(slow)).widely(wide)
 		}
 	})
 }

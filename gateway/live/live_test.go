@@ -46,7 +46,7 @@ type reader struct {
 	body io.Closer
 }
 
-func stream(t *testing.T, url, encoding string) *reader {
+func stream(t testing.TB, url, encoding string) *reader {
 	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url, nil)
 	require.NoError(t, err)
 	req.Header.Set("Accept-Encoding", encoding)
@@ -63,7 +63,7 @@ func stream(t *testing.T, url, encoding string) *reader {
 }
 
 // next reads an event into v and returns its name.
-func (e *reader) next(t *testing.T, v any) (name string) {
+func (e *reader) next(t testing.TB, v any) (name string) {
 	for {
 		line, err := e.ReadString('\n')
 		require.NoError(t, err)

@@ -74,7 +74,7 @@ func (s *sheet) incidents(d *Document) {
 		n++
 		title := fmt.Sprintf("! %s, for %s", in.Severity, since(d, in.SinceMs))
 		if in.LastMs > 0 { // it comes and goes
-			title += ", seen last " + since(d, in.LastMs) + " ago"
+			title += ", not found for " + since(d, in.LastMs) + " and over if it stays so"
 		}
 		title += ": " + cmp.Or(in.Headline, "incident")
 		switch {
@@ -112,7 +112,7 @@ func (s *sheet) over(d *Document) {
 			if in.Times > 1 {
 				times = fmt.Sprintf(" (%d times)", in.Times)
 			}
-			s.row("ended %s ago after %s%s: %s", since(d, in.UntilMs), lasted(float64(in.UntilMs-in.SinceMs)/1000), times, in.What)
+			s.row("over %s ago, after %s%s: “%s”", since(d, in.UntilMs), lasted(float64(in.UntilMs-in.SinceMs)/1000), times, in.What)
 		}
 	}
 }

@@ -93,7 +93,7 @@ engines: 1 of 2 are up
   prefill p2:8100: down for 12 s  connection refused
 peer us-1 in us, round trip 81.2 ms, 3 requests in flight: up
 engines of main: owns, owner proxy-a, epoch 7
-ended 10 min ago after 30 s: Decode rank d0:8200/1 of group main drained
+over 10 min ago, after 30 s: “Decode rank d0:8200/1 of group main drained”
 last decisions:
   00:00:00 UTC 20 tokens, – → –, runs  queue
   00:00:00 UTC 4000 tokens, p1:8100 → d0:8200/0, waited 120 ms, ok  best F 12
@@ -208,8 +208,8 @@ func TestIncidentsOfThePageOfText(t *testing.T) {
 		d.Incidents = append(d.Incidents, Incident{Severity: "bad", Headline: "Outage " + strconv.Itoa(i), What: "A thing is wrong", SinceMs: d.AtMs - 9000, LastMs: d.AtMs - 3000})
 	}
 	page := textOf(d, 100)
-	require.Contains(t, page, "\n! bad, for 9 s, seen last 3 s ago: Outage 2\n    A thing is wrong.\n")
-	require.Contains(t, page, "\n! bad, for 9 s, seen last 3 s ago: Outage 3: A thing is wrong\n")
+	require.Contains(t, page, "\n! bad, for 9 s, not found for 3 s and over if it stays so: Outage 2\n    A thing is wrong.\n")
+	require.Contains(t, page, "\n! bad, for 9 s, not found for 3 s and over if it stays so: Outage 3: A thing is wrong\n")
 	require.Contains(t, page, "\n! 2 more incidents\n")
 	require.Less(t, strings.Index(page, "! 2 more"), strings.Index(page, "requests/s"), "what is wrong comes first")
 

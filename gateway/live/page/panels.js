@@ -22,7 +22,7 @@ export function showTiles(d) {
     ['Tokens out', short(t.tokens_per_s), '/s', worst && stepTime(worst, t) || 'step time not known', [line('tokens_per_s', 'l0')]],
     ['Pool', whole(pool), 'wait for a rank', pool ? `the oldest for ${span(oldest)}` : `${whole(d.proxy.pool_places_used)} of ${whole(d.proxy.pool_places)} places taken`, [line('pool_entries', 'l0')]],
     ['Arrival queue', whole(d.prefill.waiting_requests), 'wait for prefill', (d.prefill.queue_max ? `of ${whole(d.prefill.queue_max)} per model` : '') + batch(d.prefill.batch), []],
-    ['Lost to imbalance', worst && worst.model_ms ? percent(worst.lost_share, 1) : '–', 'of a step', (worst && worst.model_ms ? `${worst.lost_ms.toFixed(1)} ms of ${worst.model_ms.toFixed(1)} ms, by the step model` : worst?.model_why ? 'no step model: ' + worst.model_why : 'step model not known') + own(worst), []],
+    ['Lost to imbalance', worst && worst.model_ms ? percent(worst.lost_share, 1) : '–', 'of a step', (worst && worst.model_ms ? `${worst.lost_ms.toFixed(1)} ms of each step, by the step model` : worst?.model_why ? 'no step model: ' + worst.model_why : 'step model not known') + own(worst), []],
   ];
   keyed($('tiles'), tiles, (x) => x[0],
     (x) => el('div', null, el('dt', null, x[0]), el('dd', null, el('span'), el('small')), el('dd', { class: 'note' }), el('canvas', { 'aria-hidden': 'true' })),

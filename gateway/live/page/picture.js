@@ -43,7 +43,7 @@ export const stepTime = (g, t) => (g.step_ms && !(t.tpot.samples && t.tpot.p50_m
 // lost is what the waste costs, in words; empty while that is not known.
 function lost(g) {
   if (!g.barrier || g.stepping_ranks < 2) return '';
-  if (g.model_ms > 0) return `${g.lost_ms.toFixed(1)} ms of every ${g.model_ms.toFixed(0)} ms step are spent waiting for the fullest rank`;
+  if (g.model_ms > 0) return `${g.lost_ms.toFixed(1)} ms of each step are spent waiting for the fullest rank`;
   const taking = g.ranks.filter((r) => r.steps && r.state !== 'draining'); // a rank that drains is meant to be empty
   const held = taking.reduce((sum, r) => sum + read(r), 0), most = taking.length * g.most_tokens;
   return most ? `${percent(Math.max(0, 1 - held / most), 1)} of what the ranks could hold is empty below the line` : '';

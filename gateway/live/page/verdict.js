@@ -14,7 +14,7 @@ export function signOf(i) {
 export function timesOf(i, now) {
   const at = (ms) => dated(ms, now), often = i.times > 1 ? `; ${i.times} times since ${at(i.first_ms)}` : '';
   if (i.until_ms) return `${at(i.since_ms)} to ${at(i.until_ms)}${often}`;
-  return `since ${at(i.since_ms)}, ${span(Math.max(0, now - i.since_ms) / 1000)}${i.last_ms ? `; seen last at ${at(i.last_ms)}` : ''}${often}`;
+  return `since ${at(i.since_ms)}, ${span(Math.max(0, now - i.since_ms) / 1000)}${i.last_ms ? `; not found since ${at(i.last_ms)}, and over if it stays so` : ''}${often}`;
 }
 
 // verdictOf is the title: its words, its tone, and what is said aloud, which has no
@@ -87,8 +87,10 @@ function update(li, i, now) {
   li.className = i.until_ms ? 'over' : '';
   li.dataset.runbook = i.runbook;
   put(summary.children[0], ...signOf(i));
-  put(summary.children[1], i.harm ? `${i.what}. ${i.harm}` : i.what);
+  const says = i.harm ? `${i.what}. ${i.harm}` : i.what; // of what is over, it is what was said then
+  put(summary.children[1], i.until_ms ? `It was: “${says}”` : says);
   put(summary.children[2], timesOf(i, now));
+  for (const line of [summary.children[3], summary.children[4]]) line.hidden = !!i.until_ms;
   put(summary.children[3], i.clients);
   where.hidden = !i.named;
   put(where, i.named);
