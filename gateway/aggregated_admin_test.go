@@ -14,6 +14,7 @@ import (
 	"evenkeel/bench/lab/refengine"
 	"evenkeel/engine/discover"
 	"evenkeel/gateway/config"
+	"evenkeel/gateway/detect"
 	"evenkeel/gateway/live"
 )
 
@@ -82,18 +83,18 @@ func TestTheLiveDocumentOfEnginesThatDoBoth(t *testing.T) {
 	require.True(t, d.Models[0].Aggregated)
 	require.Len(t, d.Models[0].Groups[0].Ranks, 2)
 	require.Empty(t, d.Prefill.Engines)
-	require.Equal(t, []live.PrefillGroup{{ID: "main of " + model + " (aggregated)", State: "open"}}, d.Prefill.Groups)
+	require.Equal(t, []detect.PrefillGroup{{ID: "main of " + model + " (aggregated)", State: "open"}}, d.Prefill.Groups)
 	require.Empty(t, d.Advice)
 	require.Empty(t, d.Incidents)
 	require.Empty(t, d.Decisions[0].Prefill)
 	require.NotEmpty(t, d.Decisions[0].Rank)
 	c.decode[0].Kill()
 	c.eventually("no engine is left, and it says so", func() bool {
-		return slices.ContainsFunc(see().Incidents, func(i live.Incident) bool {
+		return slices.ContainsFunc(see().Incidents, func(i detect.Incident) bool {
 			return strings.Contains(strings.ToLower(i.What+i.Clients), "no aggregated engine takes prompts")
 		})
 	})
-	require.Equal(t, live.RankDown, see().Models[0].Groups[0].Ranks[0].State)
+	require.Equal(t, detect.RankDown, see().Models[0].Groups[0].Ranks[0].State)
 }
 
 // A discovered engine that prefills and decodes is tried alone, and then gets requests.

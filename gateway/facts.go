@@ -36,7 +36,7 @@ func (g observer) Facts(ctx context.Context) detect.Facts {
 		},
 		Traffic: detect.Traffic{TTFT: recent.TTFT, TPOT: recent.TPOT},
 		Prefill: detect.Prefill{
-			Policy: tier.Policy, Waiting: tier.Waiting, Batch: detect.Batch(s.Batch), QueueMax: conf.Prefill.Queue.Max,
+			Policy: tier.Policy, Waiting: tier.Waiting, Batch: detect.BatchStatus(s.Batch), QueueMax: conf.Prefill.Queue.Max,
 			ScrapeEveryMs: float64(conf.Prefill.Scrape.Interval.Milliseconds()), HitShare: share(float64(tier.Index.ActualTokens), float64(tier.Index.PromptTokens)),
 		},
 		Advice: s.Advice, Sources: sources(s.Discovery), Twin: len(conf.Dispatch.Twin) > 0,
@@ -45,7 +45,7 @@ func (g observer) Facts(ctx context.Context) detect.Facts {
 		f.Proxy.ConfigError = s.Config.Last.Error
 	}
 	for key, ends := range g.config.Certificates() {
-		f.Certificates = append(f.Certificates, detect.Certificate{Key: key, EndsS: ends.Sub(now).Seconds()})
+		f.Proxy.Certificates = append(f.Proxy.Certificates, detect.Certificate{Key: key, EndsS: ends.Sub(now).Seconds()})
 	}
 	ranks := newRankStates(&s)
 	for i := range s.Dispatch.Models {

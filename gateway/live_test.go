@@ -64,7 +64,7 @@ func TestTheLiveDocumentTellsTheProxy(t *testing.T) {
 	for _, g := range d.Models[0].Groups {
 		ranks += len(g.Ranks)
 		for _, r := range g.Ranks {
-			require.Equal(t, live.RankUp, r.State)
+			require.Equal(t, detect.RankUp, r.State)
 			require.Equal(t, 16, r.Slots)
 			said, ok := c.gw.Gauges(r.ID)
 			require.True(t, ok, "what the engine says of %s is known", r.Name)
@@ -86,10 +86,10 @@ func TestTheLiveDocumentTellsTheProxy(t *testing.T) {
 				states[r.State]++
 			}
 		}
-		return states[live.RankDraining] == 1 && states[live.RankDown] == 2 && states[live.RankUp] == 1
+		return states[detect.RankDraining] == 1 && states[detect.RankDown] == 2 && states[detect.RankUp] == 1
 	})
 	c.eventually("an incident tells of both engines", func() bool {
-		return slices.ContainsFunc(see().Incidents, func(i live.Incident) bool {
+		return slices.ContainsFunc(see().Incidents, func(i detect.Incident) bool {
 			return i.Severity == detect.Bad && i.Panel == "engines" && strings.HasPrefix(i.What, "2 decode engines on host 127.0.0.1 are down: ")
 		})
 	})
@@ -124,7 +124,7 @@ func TestARankThatIsDeadEntersNoMeanAndNoSum(t *testing.T) {
 	var g live.Group
 	c.eventually("one rank is down and empty", func() bool {
 		g = group()
-		return g.Ranks[0].State == live.RankDown && g.Ranks[0].Used == 0
+		return g.Ranks[0].State == detect.RankDown && g.Ranks[0].Used == 0
 	})
 	require.False(t, g.Ranks[0].Steps)
 	require.Zero(t, g.Ranks[0].Slots, "nothing may be sent there")

@@ -37,6 +37,8 @@ func schemaName(t reflect.Type) string {
 		part = "gateway"
 	case "board", "verdict":
 		part = "dispatcher"
+	case "detect":
+		part = "live"
 	}
 	return upper(part) + upper(t.Name())
 }
@@ -61,15 +63,15 @@ func (s *schemas) add(of reflect.Type, loose bool) {
 	s.done[name] = body
 }
 
-func (s *schemas) fields(of reflect.Type, loose bool) (lines, required []string) {
+func (s *schemas) fields(of reflect.Type, loose bool, hidden ...string) (lines, required []string) {
 	for f := range of.Fields() {
 		tag, options, _ := strings.Cut(f.Tag.Get("json"), ",")
 		switch {
 		case f.Anonymous && tag == "":
-			more, must := s.fields(f.Type, loose)
+			more, must := s.fields(f.Type, loose, slices.Concat(hidden, named(of))...) // encoding/json takes the outer one
 			lines, required = append(lines, more...), append(required, must...)
 			continue
-		case !f.IsExported() || tag == "-":
+		case !f.IsExported() || tag == "-" || slices.Contains(hidden, tag):
 			continue
 		case tag == "":
 			tag = f.Name
@@ -88,6 +90,16 @@ func (s *schemas) fields(of reflect.Type, loose bool) (lines, required []string)
 		lines = append(lines, tag+": {"+what+"}")
 	}
 	return lines, required
+}
+
+// named are the names of a type's own fields, without those of embedded ones.
+func named(of reflect.Type) (all []string) {
+	for f := range of.Fields() {
+		if tag, _, _ := strings.Cut(f.Tag.Get("json"), ","); tag != "" && tag != "-" {
+			all = append(all, tag)
+		}
+	}
+	return all
 }
 
 var (
@@ -156,7 +168,7 @@ func comments(t *testing.T, dir string) map[string]string {
 	text := func(groups ...*ast.CommentGroup) string {
 		for _, g := range groups {
 			if s := strings.Join(strings.Fields(g.Text()), " "); s != "" {
-				return s
+				return strings.TrimSpace(strings.TrimPrefix(s, "(found)")) // that is for those who judge
 			}
 		}
 		return ""

@@ -18,29 +18,29 @@ const (
 
 // Incident is everything that one cause made wrong.
 type Incident struct {
-	ID       int // while the process lives
-	Kind     Kind
-	State    State
-	Subject  string // what it was of first; empty: the proxy. It stays the same
-	Severity string
-	Panel    string   // that shows more
-	Headline string   // the cause in a few words
-	What     string   // the cause, a sentence
-	Harm     string   // what clients have had since it began, in numbers, a sentence; empty: they notice nothing, or it is not known yet
-	Where    []string // names of engines, ranks, groups or models, the first ones; empty: the proxy
-	Named    string   // the same with what they are, as sentences; empty: What names them
-	Ranks    []string // that What names beside Where, the first ones
-	Count    int      // of them in all
-	SinceMs  int64
-	UntilMs  int64  // 0: it lasts
-	LastMs   int64  // when it was found last, of what comes and goes and is away for the moment; 0: it is so now
-	Times    int    // how often it was: equal ones that are over and worth a look only are told as one, the last
-	FirstMs  int64  // since_ms of the first of them
-	Clients  string // what they see of it
-	Next     string // what to do
-	Command  string // to copy; empty: there is none
-	Runbook  string // entry of the runbook; empty: there is none
-	Crowded  bool   // many requests wait, as its cause or its effect
+	ID       int      `json:"id"`      // while the process lives
+	Kind     Kind     `json:"kind"`    // also of evenkeel_incident
+	State    State    `json:"state"`   // new, lasting, paused or over
+	Subject  string   `json:"subject"` // what it was of first, as in evenkeel_incident; empty: the proxy
+	Severity string   `json:"severity"`
+	Panel    string   `json:"panel"`           // that shows more
+	Headline string   `json:"headline"`        // the cause in a few words
+	What     string   `json:"what"`            // the cause, a sentence
+	Harm     string   `json:"harm,omitempty"`  // what clients have had since it began, in numbers, a sentence; empty: they notice nothing, or it is not known yet
+	Where    []string `json:"where"`           // names of engines, ranks, groups or models, the first ones; empty: the proxy
+	Named    string   `json:"named"`           // the same with what they are, as sentences; empty: What names them
+	Ranks    []string `json:"ranks,omitempty"` // that What names beside Where, the first ones
+	Count    int      `json:"count"`           // of them in all
+	SinceMs  int64    `json:"since_ms"`
+	UntilMs  int64    `json:"until_ms"`          // 0: it lasts
+	LastMs   int64    `json:"last_ms"`           // when it was found last, of what comes and goes and is away for the moment; 0: it is so now
+	Times    int      `json:"times"`             // how often it was: equal ones that are over and worth a look only are told as one, the last
+	FirstMs  int64    `json:"first_ms"`          // since_ms of the first of them
+	Clients  string   `json:"clients"`           // what they see of it
+	Next     string   `json:"next"`              // what to do
+	Command  string   `json:"command"`           // to copy; empty: there is none
+	Runbook  string   `json:"runbook"`           // entry of the runbook; empty: there is none
+	Crowded  bool     `json:"crowded,omitempty"` // many requests wait, as its cause or its effect
 }
 
 // Book is the incidents of the last minutes. The zero value is an empty one.

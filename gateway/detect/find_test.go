@@ -139,9 +139,9 @@ func TestFindingsSayWhatIsWrongAndWhere(t *testing.T) {
 		}},
 		"certificates end": {func(d *detect.Facts) {
 			for key, left := range map[string]time.Duration{"a": 14 * (24 * time.Hour), "b": 14*(24*time.Hour) - time.Minute, "c": (24 * time.Hour), "d": (24 * time.Hour) - time.Minute, "e": time.Hour, "f": -time.Hour} {
-				d.Certificates = append(d.Certificates, detect.Certificate{key, left.Seconds()})
+				d.Proxy.Certificates = append(d.Proxy.Certificates, detect.Certificate{key, left.Seconds()})
 			}
-			slices.SortFunc(d.Certificates, func(x, y detect.Certificate) int { return strings.Compare(x.Key, y.Key) })
+			slices.SortFunc(d.Proxy.Certificates, func(x, y detect.Certificate) int { return strings.Compare(x.Key, y.Key) })
 		}, []told{
 			{detect.Bad, "proxy", "d", "The certificate of d ends in 23 hours"},
 			{detect.Bad, "proxy", "e", "The certificate of e ends in less than two hours"},

@@ -97,7 +97,7 @@ const (
 )
 
 func findCertEnds(v *view, say say) {
-	for _, c := range v.Certificates {
+	for _, c := range v.Proxy.Certificates {
 		if left := seconds(c.EndsS); left >= certNow && left < certSoon {
 			say(at{"listener", c.Key, "proxy"}, "", "The certificate of %s ends in %s", c.Key, words.Count(int(left/day), "day"))
 		}
@@ -105,7 +105,7 @@ func findCertEnds(v *view, say say) {
 }
 
 func findCertEndsNow(v *view, say say) {
-	for _, c := range v.Certificates {
+	for _, c := range v.Proxy.Certificates {
 		switch left, where := seconds(c.EndsS), (at{"listener", c.Key, "proxy"}); {
 		case left >= certNow:
 		case left >= 2*time.Hour:

@@ -7,6 +7,8 @@ import (
 	"strings"
 	"time"
 
+	"evenkeel/gateway/advice"
+	"evenkeel/gateway/detect"
 	"evenkeel/internal/words"
 )
 
@@ -134,8 +136,8 @@ func (s *sheet) traffic(d *Document) {
 }
 
 // advised is what an advice says. It is of the last minute, and so it does not say that there are enough ranks while many requests wait.
-func advised(a *Advice, incidents []Incident) string {
-	waits := slices.ContainsFunc(incidents, func(in Incident) bool { return in.UntilMs == 0 && in.Crowded })
+func advised(a *advice.Advice, incidents []detect.Incident) string {
+	waits := slices.ContainsFunc(incidents, func(in detect.Incident) bool { return in.UntilMs == 0 && in.Crowded })
 	if waits && len(a.Steps) > 0 && a.Steps[0].Reason == "balanced" {
 		return "not known: many requests wait now, though the ranks were not too busy in the mean of the last minute"
 	}
@@ -143,7 +145,7 @@ func advised(a *Advice, incidents []Incident) string {
 }
 
 // prefill is a line for each prefill engine, those that take no prompts first.
-func (s *sheet) prefill(p *Prefill) {
+func (s *sheet) prefill(p *detect.Prefill) {
 	text := fmt.Sprintf("prefill policy %s: %d of at most %d requests wait, hits %.0f %% of tokens", cmp.Or(p.Policy, "–"), p.Waiting, p.QueueMax, 100*p.HitShare)
 	if b := p.Batch; b.Waiting > 0 || b.Ran > 0 {
 		text += fmt.Sprintf("; batch: %s, %s ran", words.Count(b.Waiting, "request")+" wait", short(int64(b.Ran)))
@@ -154,7 +156,7 @@ func (s *sheet) prefill(p *Prefill) {
 	s.lines = append(s.lines, "")
 	s.say(0, text)
 	list := slices.Clone(p.Engines)
-	slices.SortStableFunc(list, func(a, b PrefillEngine) int { return cmp.Compare(rankOfState(a.State), rankOfState(b.State)) })
+	slices.SortStableFunc(list, func(a, b detect.PrefillEngine) int { return cmp.Compare(rankOfState(a.State), rankOfState(b.State)) })
 	name := 0
 	for i := range list {
 		name = max(name, columns(clean(list[i].ID)))
@@ -177,7 +179,7 @@ func rankOfState(state string) int {
 }
 
 // engines are those that are not up, or up with something amiss.
-func (s *sheet) engines(all []Engine) {
+func (s *sheet) engines(all []detect.Engine) {
 	n, up := 0, 0
 	for _, e := range all {
 		if e.State == "up" {
@@ -280,7 +282,7 @@ func short[N int64 | uint64](n N) string {
 	return fmt.Sprint(n)
 }
 
-func percentiles(l Latency) string {
+func percentiles(l detect.Latency) string {
 	if l.Samples == 0 {
 		return "–"
 	}

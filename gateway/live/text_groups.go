@@ -3,6 +3,7 @@ package live
 import (
 	"fmt"
 
+	"evenkeel/gateway/detect"
 	"evenkeel/internal/words"
 )
 
@@ -20,7 +21,7 @@ func (s *sheet) model(m *Model, d *Document) {
 }
 
 // group is how level its ranks are, what the others wait for, and what another policy would have cost.
-func (s *sheet) group(g *Group, t *Traffic) {
+func (s *sheet) group(g *Group, t *detect.Traffic) {
 	name := "group " + g.Name
 	if g.Name == "" {
 		name = "ranks without barrier"
@@ -61,16 +62,16 @@ func (s *sheet) group(g *Group, t *Traffic) {
 
 // ranks are the KV tokens of each rank beside the mean, and the names of those that are not up.
 func (s *sheet) ranks(g *Group) {
-	var fullest, emptiest *Rank
+	var fullest, emptiest *detect.Rank
 	for i := range g.Ranks {
 		r := &g.Ranks[i]
 		if !r.Steps {
 			continue
 		}
-		if fullest == nil || r.load() > fullest.load() {
+		if fullest == nil || load(r) > load(fullest) {
 			fullest = r
 		}
-		if emptiest == nil || r.load() < emptiest.load() {
+		if emptiest == nil || load(r) < load(emptiest) {
 			emptiest = r
 		}
 	}
@@ -82,8 +83,8 @@ func (s *sheet) ranks(g *Group) {
 	} else {
 		s.picture(g)
 	}
-	s.say(4, fmt.Sprintf("KV tokens: mean %s, most %s (%s), least %s (%s)", short(int64(g.MeanTokens)), short(fullest.load()), fullest.Name, short(emptiest.load()), emptiest.Name))
-	for _, state := range []string{RankDown, RankOut, RankDraining, RankForeign, RankRemoved} {
+	s.say(4, fmt.Sprintf("KV tokens: mean %s, most %s (%s), least %s (%s)", short(int64(g.MeanTokens)), short(load(fullest)), fullest.Name, short(load(emptiest)), emptiest.Name))
+	for _, state := range []string{detect.RankDown, detect.RankOut, detect.RankDraining, detect.RankForeign, detect.RankRemoved} {
 		var names []string
 		for i := range g.Ranks {
 			if g.Ranks[i].State == state {
@@ -96,21 +97,21 @@ func (s *sheet) ranks(g *Group) {
 	}
 }
 
-// load is what a step reads.
-func (r *Rank) load() int64 { return r.KVTokens - r.Unread }
+// load is what a step of a rank reads.
+func load(r *detect.Rank) int64 { return r.KVTokens - r.Unread }
 
 // markOf is the letter of a state in the picture; a space for a rank that is up.
 func markOf(state string) rune {
 	switch state {
-	case RankUp:
+	case detect.RankUp:
 		return ' '
-	case RankOut:
+	case detect.RankOut:
 		return 'O'
-	case RankDraining:
+	case detect.RankDraining:
 		return 'D'
-	case RankForeign:
+	case detect.RankForeign:
 		return 'F'
-	case RankRemoved:
+	case detect.RankRemoved:
 		return 'R'
 	}
 	return 'x'
@@ -150,10 +151,10 @@ func (s *sheet) bars(g *Group) {
 }
 
 // bar has a | at the mean.
-func bar(r *Rank, g *Group, wide int) string {
+func bar(r *detect.Rank, g *Group, wide int) string {
 	most, cells := float64(max(1, g.MostTokens)), make([]rune, wide)
 	for i := range cells {
-		cells[i] = []rune("·▏▎▍▌▋▊▉█")[eighths(float64(r.load())/most, wide, i)]
+		cells[i] = []rune("·▏▎▍▌▋▊▉█")[eighths(float64(load(r))/most, wide, i)]
 	}
 	cells[max(0, min(wide-1, int(g.MeanTokens/most*float64(wide))))] = '|'
 	return string(cells)
@@ -182,7 +183,7 @@ func (s *sheet) picture(g *Group) {
 	heights := []rune(" ▁▂▃▄▅▆▇█")
 	for band := range min(bands, mostBands) {
 		ranks := g.Ranks[band*each : min(len(g.Ranks), (band+1)*each)]
-		draw := func(label string, cell func(*Rank) rune) {
+		draw := func(label string, cell func(*detect.Rank) rune) {
 			line := make([]rune, len(ranks))
 			for i := range ranks {
 				line[i] = cell(&ranks[i])
@@ -191,7 +192,7 @@ func (s *sheet) picture(g *Group) {
 		}
 		for row := bandLines - 1; row >= 0; row-- {
 			label := map[int]string{0: "0", bandLines - 1: short(g.MostTokens)}[row]
-			draw(label, func(r *Rank) rune {
+			draw(label, func(r *detect.Rank) rune {
 				mark := markOf(r.State)
 				switch {
 				case row == 0 && mark != ' ':
@@ -199,11 +200,11 @@ func (s *sheet) picture(g *Group) {
 				case !r.Steps:
 					return ' '
 				}
-				return heights[eighths(float64(r.load())/most, bandLines, row)]
+				return heights[eighths(float64(load(r))/most, bandLines, row)]
 			})
 		}
 		if g.Rounds != nil {
-			draw("new", func(r *Rank) rune { return heights[eighths(float64(r.Backlog)/float64(backlog), 1, 0)] })
+			draw("new", func(r *detect.Rank) rune { return heights[eighths(float64(r.Backlog)/float64(backlog), 1, 0)] })
 		}
 	}
 	if bands > mostBands {

@@ -449,10 +449,10 @@ func TestPageTellsOfOneStep(t *testing.T) {
 	})
 	s.open()
 	b.visit(s)
-	b.eventually("the tile", text+`.includes('2.0 ms of 20.0 ms, by the step model')`)
+	b.eventually("the tile", text+`.includes('2.0 ms of each step, by the step model')`)
 	require.Equal(t, "false", b.eval(text+`.includes('engines count')`), "no engine tells how long its ranks wait")
 	s.fake.Change(func(d *detect.Facts) { d.Models[0].Groups[0].SyncWaitMs = 1.84 })
-	b.eventually("what the engines tell", text+`.includes("1.9 ms of 30.6 ms, by the step model; engines count 1.8 ms")`)
+	b.eventually("what the engines tell", text+`.includes("1.9 ms of each step, by the step model; engines count 1.8 ms")`)
 	s.fake.Change(func(d *detect.Facts) {
 		g := &d.Models[0].Groups[0]
 		g.StepMs, g.ModelMs, g.LostShare, g.LostMs = 50, 0, 0, 0
