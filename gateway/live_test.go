@@ -90,7 +90,7 @@ func TestTheLiveDocumentTellsTheProxy(t *testing.T) {
 	})
 	c.eventually("an incident tells of both engines", func() bool {
 		return slices.ContainsFunc(see().Incidents, func(i detect.Incident) bool {
-			return i.Severity == detect.Bad && i.Panel == "engines" && strings.HasPrefix(i.What, "2 decode engines on host 127.0.0.1 are down: ")
+			return i.Severity == detect.Warn && i.Panel == "engines" && strings.HasPrefix(i.What, "2 decode engines on host 127.0.0.1 are down: ")
 		})
 	})
 }
