@@ -38,6 +38,7 @@ type Detector struct {
 	crowded bool          // many requests wait
 	gone    bool          // the engine gets nothing: one of these may follow the other
 	spare   bool          // other engines may take over: it is bad while requests fail or wait, or more than half of the engines of the role are away
+	wide    bool          // it makes tokens slower: it is bad where it is much and for many
 	vague   bool          // others that harm as much say more
 	family  string        // kinds of one say the same of engines and of ranks
 	alone   bool          // somebody wants it so, or it is told of a group already: nothing else shares its cause
@@ -90,6 +91,8 @@ type Finding struct {
 	What     string        // a whole sentence with what Where names and all numbers, without a full stop
 	Rest     string        // said behind What, and behind what several of a kind do; it tells no causes apart
 	Ranks    []string      // that What names, beside Where
+	running  int           // requests whose tokens it makes slower
+	times    float64       // and how many times as long these take
 	Key      string        // of the caller that most of it is of; empty: there is none
 	Reason   string        // why, as an engine or a file told it; empty: there is no more to say
 	For      time.Duration // it has been so, as far as somebody else knows; 0: since it is told

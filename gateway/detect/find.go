@@ -38,6 +38,12 @@ func Find(f *Facts, last Ended) (all []Finding) {
 			return &all[len(all)-1]
 		})
 	}
+	for i := range all {
+		f := &all[i]
+		if kinds[f.Kind].wide && f.times >= wideTimes && float64(f.running) >= wideShare*float64(max(1, v.running)) {
+			f.Severity = Bad
+		}
+	}
 	v.spared(all)
 	slices.SortStableFunc(all, func(a, b Finding) int { return cmp.Compare(a.Severity, b.Severity) }) // bad before warn
 	return all
@@ -49,16 +55,9 @@ const (
 	wideShare = 0.1 // of the requests that run
 )
 
-// wide says that what takes so many times as long harms a large part of the clients: so many requests run there.
-func (v *view) wide(running int, times float64) bool {
-	return times >= wideTimes && float64(running) >= wideShare*float64(max(1, v.running))
-}
-
-// widely makes a finding bad if it is wide.
-func (f *Finding) widely(wide bool) *Finding {
-	if wide {
-		f.Severity = Bad
-	}
+// slows says how many requests a finding makes slower, and how many times as long their tokens take.
+func (f *Finding) slows(running int, times float64) *Finding {
+	f.running, f.times = running, times
 	return f
 }
 

@@ -42,7 +42,7 @@ var groupDetectors = []Detector{
 		next:    "Look which rank is the fullest, and what another policy would have cost.", command: `curl -s -H "Authorization: Bearer $TOKEN" "$ADMIN/live?once" | jq '.models[].groups[].twin.says'`,
 	},
 	{
-		Kind: StepsSlow, find: findStepsSlow,
+		Kind: StepsSlow, find: findStepsSlow, wide: true,
 		harm: slower, alone: true, headline: "Slow steps", runbook: "steps_slow",
 		clients: "Clients of this group get every token later.",
 		next: "One rank is enough to make all of them slow. If a rank is named, look for who else uses its engine. " +
@@ -51,7 +51,7 @@ var groupDetectors = []Detector{
 			`jq '.models[].groups[] | {name,step_ms,usual_ms,slow_s,most_tokens,differ}'`,
 	},
 	{
-		Kind: TokensFew, find: findTokensFew,
+		Kind: TokensFew, find: findTokensFew, wide: true,
 		harm: slower, alone: true, headline: "Fewer tokens in each step", runbook: "tokens_few",
 		clients: "Clients of this group get every token later. All clients may wait longer for their first token, because slots are taken for longer.",
 		next: "Look whether speculative decoding is on in all engines of the group, and what share of its draft tokens is accepted. " +
@@ -133,7 +133,7 @@ func findStepsSlow(v *view, say say) {
 	v.ofGroup("balance", func(_ *Model, g *Group, where at) {
 		if g.SlowS > 0 {
 			f := say(where, "", "Steps of %s%s take %.0f ms, and took %.0f ms at such a load before%s", where, g.allOn(), g.StepMs, g.UsualMs, whatDiffers(g))
-			f.widely(v.wide(g.running(), g.StepMs/g.UsualMs)).For = seconds(g.SlowS)
+			f.slows(g.running(), g.StepMs/g.UsualMs).For = seconds(g.SlowS)
 			for _, d := range g.Differ[:min(differSaid, len(g.Differ))] {
 				f.Ranks = append(f.Ranks, d.Rank)
 			}
@@ -145,7 +145,7 @@ func findTokensFew(v *view, say say) {
 	v.ofGroup("balance", func(_ *Model, g *Group, where at) {
 		if g.FewS > 0 {
 			say(where, "", "A step of %s%s gives %.1f tokens to an answer, and gave %.1f before, so that a token takes %.0f ms",
-				where, g.allOn(), g.StepTokens, g.UsualTokens, g.TokenMs).widely(v.wide(g.running(), g.UsualTokens/g.StepTokens)).For = seconds(g.FewS)
+				where, g.allOn(), g.StepTokens, g.UsualTokens, g.TokenMs).slows(g.running(), g.UsualTokens/g.StepTokens).For = seconds(g.FewS)
 		}
 	})
 }

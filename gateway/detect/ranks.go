@@ -26,7 +26,7 @@ var rankDetectors = []Detector{
 		command: `curl -s -H "Authorization: Bearer $TOKEN" -X POST -H "Content-Type: application/json" -d '{"deadline": "10s"}' "$ADMIN/workers/{rank}/drain"`,
 	},
 	{
-		Kind: RankSlow, find: findRankSlow,
+		Kind: RankSlow, find: findRankSlow, wide: true,
 		harm: slower, alone: true, headline: "Slow rank", runbook: "rank_slow",
 		clients: "Clients whose answers are there get every token later.",
 		next:    "Look at the rank's GPU and its host (clock, temperature, other processes), and drain the rank meanwhile.",
@@ -117,14 +117,14 @@ func findRankSlow(v *view, say say) {
 				}
 			}
 		}
-		wide := v.wide(running, worst.SlowMs/worst.OthersMs)
+		times := worst.SlowMs / worst.OthersMs
 		switch n := len(slow); n {
 		case 0:
 		case 1:
-			say(where, "", "Rank %s gives a token in %.0f ms, and the middle one of %s in %.0f ms", slow[0], worst.SlowMs, where, worst.OthersMs).widely(wide).Ranks = slow
+			say(where, "", "Rank %s gives a token in %.0f ms, and the middle one of %s in %.0f ms", slow[0], worst.SlowMs, where, worst.OthersMs).slows(running, times).Ranks = slow
 		default:
 			say(where, "", "%d %s ranks of %s give a token in up to %.0f ms, and the middle one in %.0f ms: %s",
-				n, m.role(), where, worst.SlowMs, worst.OthersMs, words.FirstOf(slow)).widely(wide)
+				n, m.role(), where, worst.SlowMs, worst.OthersMs, words.FirstOf(slow)).slows(running, times)
 		}
 	})
 }
