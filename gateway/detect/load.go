@@ -89,13 +89,18 @@ func (f *Facts) ownLimits() bool {
 	return f.Traffic.FailuresPerS-f.Traffic.OwnPerS <= failShare*f.Traffic.RequestsPerS
 }
 
-func findOverload(v *view, say say) {
+// loaded has a function tell of each model with such a load: who floods it, as a key and as words behind a sentence.
+func (v *view) loaded(is Kind, tell func(m *Model, l *load, key, floods string)) {
 	key, floods := v.floods()
-	for i, l := range v.loads {
-		m := &v.Models[i]
-		if l.is != Overload {
-			continue
+	for i := range v.loads {
+		if v.loads[i].is == is {
+			tell(&v.Models[i], &v.loads[i], key, floods)
 		}
+	}
+}
+
+func findOverload(v *view, say say) {
+	v.loaded(Overload, func(m *Model, l *load, key, floods string) {
 		slot, _ := m.words()
 		taken := fmt.Sprintf("All %s %ss of model %s are", stats.Grouped(l.slots), slot, m.Name)
 		switch {
@@ -105,21 +110,16 @@ func findOverload(v *view, say say) {
 			taken = fmt.Sprintf("The only %s of model %s is", slot, m.Name)
 		}
 		say(at{"model", m.Name, "pool"}, "", "%s taken, and %s %s%s%s", taken, waits(l.waiting), l.where, floods, slowed(m)).Key = key
-	}
+	})
 }
 
 func findKVFull(v *view, say say) {
-	key, floods := v.floods()
-	for i, l := range v.loads {
-		m := &v.Models[i]
-		if l.is != KVFull {
-			continue
-		}
+	v.loaded(KVFull, func(m *Model, l *load, key, floods string) {
 		slot, rank := m.words()
 		say(at{"model", m.Name, "ranks"}, "", "The KV caches of the %ss of model %s are %.0f %% full, so that %s of %s %ss stay free, and %s %s%s",
 			rank, m.Name, 100*float64(l.kvTokens)/float64(l.capacity), stats.Grouped(l.slots-l.used), stats.Grouped(l.slots), slot,
 			waits(l.waiting), l.where, floods).Key = key
-	}
+	})
 }
 
 // words are what a slot and a rank of a model are called.

@@ -283,7 +283,10 @@ func (r *Ring) failures() []Failed {
 	list := make([]Failed, 0, len(last.Failures))
 	for o, n := range last.Failures {
 		in := func(first *Sample) uint64 { return n - min(n, first.Failures[o]) }
-		list = append(list, Failed{o.Name, o.Status, in(seconds), in(minute), in(minutes), in(hour), n, last.Whys[o].Text, last.Whys[o].Own})
+		list = append(list, Failed{
+			Outcome: o.Name, Status: o.Status, Last10S: in(seconds), LastMinute: in(minute), Last5Min: in(minutes), LastHour: in(hour), SinceStart: n,
+			Why: last.Whys[o].Text, Own: last.Whys[o].Own,
+		})
 	}
 	slices.SortFunc(list, func(a, b Failed) int {
 		return cmp.Or(cmp.Compare(b.Last10S, a.Last10S), cmp.Compare(b.LastMinute, a.LastMinute), cmp.Compare(b.Last5Min, a.Last5Min), cmp.Compare(b.LastHour, a.LastHour),

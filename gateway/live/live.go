@@ -104,7 +104,7 @@ func (l *Live) history() (h History) {
 
 // Document is how the proxy is now.
 func (l *Live) Document(ctx context.Context) Document {
-	look, _ := l.watch.Now(ctx) // who leaves reads nothing
+	look := l.watch.Now(ctx)
 	return l.document(&look)
 }
 

@@ -101,15 +101,14 @@ func (w *Watch) Second(parent context.Context) {
 	}
 }
 
-// Now is how the proxy is now. Nothing is judged anew, because somebody who leaves may cut it short; then ok is false.
-func (w *Watch) Now(ctx context.Context) (look Look, ok bool) {
+// Now is how the proxy is now. Nothing is judged anew, because somebody who leaves may cut it short.
+func (w *Watch) Now(ctx context.Context) (look Look) {
 	look.Facts = w.host.Facts(ctx)
-	ok = ctx.Err() == nil
 	w.With(func(d *detect.Watch) {
 		d.Complete(&look.Facts)
 		look.Incidents = d.Incidents()
 	})
-	return look, ok
+	return look
 }
 
 // With has a function read what is known. It must not keep any of it.
