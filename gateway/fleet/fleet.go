@@ -7,12 +7,14 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"syscall"
 	"time"
 
 	"go.uber.org/zap"
 
 	"evenkeel/engine"
 	"evenkeel/gateway/config"
+	"evenkeel/gateway/fleet/roster"
 	"evenkeel/mooncake"
 )
 
@@ -89,7 +91,7 @@ func (f *Fleet) build(role string, e config.Engine, set *Settings) (*instance, e
 	if err != nil {
 		return nil, fmt.Errorf("%s %w", role, err)
 	}
-	in := &instance{id: id, role: role, engine: target, conf: e, profile: profileOf(role, profile)}
+	in := &instance{id: id, role: role, engine: target, conf: e, profile: profileOf(role, profile), processes: &roster.Processes{}}
 	if in.decodes() && e.Slots == 0 {
 		in.conf.Slots = defaultSlots
 		f.host.Log.Warn(fmt.Sprintf("the slots of %s engine are not set, and engines do not tell them; set engines.%s[].slots to its --max-num-seqs", aOrAn(role), role),
@@ -183,11 +185,13 @@ func (f *Fleet) OnStatus(key string, s engine.Status) {
 	f.mu.Lock()
 	in, ok := f.instances[key]
 	if ok {
-		f.away(in, s)
+		if in.role == Prefill {
+			f.another(in)(in.processes.Reached(s.Moved != in.status.Moved && !s.Moved.At.IsZero(), errors.Is(s.Err, syscall.ECONNREFUSED)))
+			f.another(in)(in.processes.Started(s.StartTime, s.Up && s.Err == nil))
+		}
 		in.status = s
 	}
 	f.mu.Unlock()
-	f.started(key, s.StartTime, s.Up && s.Err == nil)
 	if ok {
 		f.Publish()
 	}

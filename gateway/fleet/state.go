@@ -18,6 +18,7 @@ import (
 	"evenkeel/dispatcher/board"
 	"evenkeel/engine"
 	"evenkeel/gateway/config"
+	"evenkeel/gateway/fleet/roster"
 	"evenkeel/gateway/metaserver"
 	"evenkeel/gateway/owner"
 	"evenkeel/mooncake"
@@ -94,8 +95,8 @@ type instance struct {
 	found
 	own bool // stands in the config, and is discovery's no more
 	standing
-	processes processes // seen at its address
-	gaveBack  *float64  // when the process was started that gave an answer back, though its profile says that none does; 0: not known; nil: none did
+	processes *roster.Processes // seen at its address
+	gaveBack  *float64          // when the process was started that gave an answer back, though its profile says that none does; 0: not known; nil: none did
 }
 
 func (i *instance) key() string { return i.role + " " + i.id }
@@ -293,36 +294,6 @@ type found struct {
 	source      string
 	incarnation string // empty: host:port is all the identity there is
 	away        string // why it gets no new work: not ready, leaving; empty: it does
-}
-
-// processes counts the processes that were seen at an engine's address. Its start
-// time tells of a new one, and a refused connection does, because then no process
-// listens there. A new engine id in its hand-offs may also be that of another engine
-// behind the same address. So it raises a doubt: what older processes made is not
-// used, as if they were gone, and is not taken for free either, as if they were there.
-type processes struct {
-	number  int       // of the newest
-	gone    int       // those before it are gone
-	doubted int       // those before it may be gone; at least gone
-	since   time.Time // when the last doubt arose
-	start   float64   // in Unix seconds, as its metrics say; 0: not told
-	ahead   bool      // a refused connection told of the process whose start time is not read yet
-	away    bool      // the last connection was refused
-	names   map[string]*names
-}
-
-// names are the engine ids in a candidate's hand-offs.
-type names struct {
-	ids     []name // in the order in which they came first
-	several bool   // ids come back: several engines answer there, so that they tell of no restart
-}
-
-// name is one engine id.
-type name struct {
-	id    string
-	first int     // process that it was seen of
-	last  int     // process that was known to have it
-	start float64 // that was known when it came last
 }
 
 // runs are the calls under way.
