@@ -155,75 +155,53 @@ func (p *Processes) Lives(start float64, asked time.Time) (next *Processes, sign
 	return next, sign
 }
 
-// says is what an engine id says of the process that made a hand-off.
-type says int
-
-const (
-	nothing   says = iota // several engines answer at the address
-	another               // a process that was not known
-	tooMany               // there are more ids than are remembered, so it is not one process after another
-	theNewest             // the newest process, which the probe perhaps met before it was known
-	there                 // an older process, asked after a newer one was seen: so it is there still
-	before                // an older process, asked before a newer one was seen
-)
-
-// tells says what an id means that comes with a hand-off of a process, and where it stands among the ids; -1: nowhere.
-func (n names) tells(id string, process int) (at int, is says) {
-	newest := len(n.ids) - 1
-	at = slices.IndexFunc(n.ids, func(x name) bool { return x.id == id })
-	switch {
-	case n.several:
-		return at, nothing
-	case at < 0 && len(n.ids) == mostNames:
-		return at, tooMany
-	case at < 0:
-		return at, another
-	case at == newest:
-		return at, theNewest
-	case process >= n.ids[newest].last:
-		return at, there
-	}
-	return at, before
-}
-
 // Made takes the engine id of a candidate's hand-off, whose probe was sent when process was the newest. by is the process that made it.
 // sign says why another process may be there; it is empty if none may.
 func (p *Processes) Made(process int, candidate, id string, now time.Time) (next *Processes, by int, sign string) {
 	id = withoutRank(id)
 	n := p.names[candidate]
-	at, is := n.tells(id, process)
+	at, newest := slices.IndexFunc(n.ids, func(x name) bool { return x.id == id }), len(n.ids)-1
+	x := name{id: id, first: process, last: process}
+	if at >= 0 {
+		x = n.ids[at]
+	}
+	x.start = p.start
+	several, full, doubt := n.several, at < 0 && len(n.ids) == mostNames, false
 	switch {
-	case is == before, is == nothing && (at < 0 || n.ids[at].start == p.start):
-		return p, process, ""
-	case is == theNewest:
-		process = max(process, n.ids[at].last)
-		if n.ids[at].last == process && n.ids[at].start == p.start {
-			return p, process, ""
+	case n.several: // it tells nothing
+	case full: // so it is not one process after another
+		several = true
+	case at < 0 && newest < 0: // the first one that is seen
+	case at < 0: // a process that was not known
+		if process, doubt = p.Newest(), n.ids[newest].last == p.Newest(); doubt {
+			process++
 		}
+		x.first, x.last = process, process
+	case at == newest: // the newest process, which the probe perhaps met before it was known
+		process = max(process, x.last)
+		x.last = process
+	case process >= n.ids[newest].last: // an older process, asked after a newer one was seen: so it is there still
+		several = true
+	default: // an older process, asked before a newer one was seen
+		return p, process, ""
+	}
+	if several == n.several && (at < 0 && n.several || at >= 0 && x == n.ids[at]) {
+		return p, process, ""
 	}
 	next = new(*p)
-	n.ids = slices.Clone(n.ids)
-	switch is {
-	case another:
-		if last := len(n.ids) - 1; last >= 0 {
-			if n.ids[last].last == p.Newest() {
-				next.doubt(now)
-				sign = signName
-			}
-			process = next.Newest()
-		}
-		n.ids = append(n.ids, name{id: id, first: process, last: process, start: p.start})
-	case tooMany:
-		n.several = true
-	case theNewest:
-		n.ids[at].last, n.ids[at].start = process, p.start
-	case there:
-		n.several = true
-		n.ids[at].start = p.start
-		next = next.livesSince(n.ids[at].first)
-	default:
-		n.ids[at].start = p.start
+	if doubt {
+		next.doubt(now)
+		sign = signName
 	}
+	if n.ids = slices.Clone(n.ids); at >= 0 {
+		n.ids[at] = x
+	} else if !full {
+		n.ids = append(n.ids, x)
+	}
+	if several && !n.several && at >= 0 {
+		next = next.livesSince(x.first)
+	}
+	n.several = several
 	if next.names = maps.Clone(p.names); next.names == nil {
 		next.names = map[string]names{}
 	}
