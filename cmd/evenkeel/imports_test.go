@@ -77,7 +77,7 @@ var mayImport = map[string][]string{
 	"gateway/pump":         {"gateway/edge", "gateway/loop", "engine", "sse"},
 	"gateway/files":        {},
 	"gateway/fleet/roster": {"dispatcher/board", "engine", "gateway/config", "gateway/owner", "mooncake", "prefill", "prefill/kvevents", "prefill/local"},
-	"gateway/fleet":        {"gateway/cluster", "gateway/config", "gateway/fleet/roster", "gateway/upstream", "gateway/metaserver", "gateway/owner", "gateway/selftest", "engine", "engine/discover", "engine/discover/dns", "engine/discover/kube", "geo", "prefill", "prefill/kvevents", "prefill/local", "dispatcher/board", "mooncake"},
+	"gateway/fleet":        {"gateway/cluster", "gateway/config", "gateway/fleet/roster", "gateway/recording", "gateway/upstream", "gateway/metaserver", "gateway/owner", "gateway/selftest", "engine", "engine/discover", "engine/discover/dns", "engine/discover/kube", "geo", "prefill", "prefill/kvevents", "prefill/local", "dispatcher/board", "mooncake"},
 	"gateway/journal":      {"gateway/config", "gateway/openai", "gateway/detect", "gateway/receipt", "gateway/tracing", "geo", "prefill", "prefill/policy", "dispatcher", "dispatcher/board", "engine", "mooncake"},
 	"gateway/keys":         {},
 	"gateway/reload":       {"gateway/certs", "gateway/config", "gateway/files", "gateway/fleet", "gateway/keys", "gateway/openai", "geo", "dispatcher/board", "predictor"},
@@ -90,7 +90,7 @@ var mayImport = map[string][]string{
 	"gateway/owner":        {"gateway/certs", "gateway/cluster", "gateway/config", "gateway/owner", "geo", "engine", "lease", "lease/kube", "lease/etcd"}, // ownertest is below it
 	"gateway":              {"dispatcher", "dispatcher/board", "engine", "engine/discover", "gateway/peerserver", "gateway/advice", "gateway/adviser", "gateway/config", "gateway/admission", "gateway/detect", "gateway/edge", "gateway/fleet", "gateway/fleet/roster", "gateway/journal", "gateway/loop", "gateway/metaserver", "gateway/openai", "gateway/owner", "gateway/receipt", "gateway/reload", "gateway/request", "gateway/selftest", "gateway/service", "gateway/passthrough", "gateway/watch", "geo", "mooncake", "pool", "predictor", "prefill", "prefill/local"},
 	"gateway/lifecycle":    {"mooncake", "sse"},
-	"gateway/recording":    {"gateway/lifecycle"},
+	"gateway/recording":    {"gateway/config", "gateway/fleet/roster", "gateway/lifecycle", "engine", "mooncake"},
 	"gateway/upstream":     {"gateway/failure", "gateway/lifecycle", "gateway/owner", "engine", "mooncake", "sse"},
 	"gateway/handoff":      {"gateway/failure", "gateway/fleet", "gateway/upstream", "gateway/lifecycle", "gateway/service", "dispatcher", "dispatcher/board", "pool", "prefill", "engine", "mooncake"},
 	"gateway/couple":       {"dispatcher", "gateway/failure", "gateway/fleet", "gateway/handoff", "gateway/upstream", "gateway/lifecycle", "gateway/metaserver", "gateway/openai", "gateway/recording", "gateway/service", "engine", "mooncake", "prefill"},

@@ -18,6 +18,7 @@ import (
 	"evenkeel/gateway/fleet/roster"
 	"evenkeel/gateway/metaserver"
 	"evenkeel/gateway/owner"
+	"evenkeel/gateway/recording"
 	"evenkeel/prefill"
 	"evenkeel/prefill/kvevents"
 	"evenkeel/prefill/local"
@@ -32,6 +33,7 @@ type Fleet struct {
 	mu      sync.Mutex // held until all that binds requests is told, so that the picture that is published last is the newest one
 	roster  *roster.Roster
 	again   *time.Timer // applies a Tick when something changes by itself
+	tape    recording.Roster
 	current atomic.Pointer[Published]
 
 	asked atomic.Int64 // times a prefill engine was asked for token ids
@@ -98,6 +100,7 @@ func (f *Fleet) apply(events ...roster.Event) {
 	do = f.roster.Apply(owners, now, do)
 	do = f.roster.Apply(roster.Tick{}, now, do)
 	next := roster.Derive(f.roster)
+	f.tape.Step(now, append(events, owners), do, next)
 	f.current.Store(next.Heralds(f.Now()))
 	f.carryOut(do, next)
 	f.host.Publish(next.Candidates, next.Locals, next.Workers)
