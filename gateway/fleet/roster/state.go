@@ -12,8 +12,17 @@ type RankState uint8
 // States. Where several reasons hold, the one further down in this list counts, but no reason of a single rank or of its group counts
 // for an engine that takes nothing anyway.
 //
-// Legal moves: an engine comes in as Down, Draining or Unowned, because it has not answered yet; any state may become Absent, because
-// engines are removed at any time; and all states but Absent may become each other, for one health check tells of several changes.
+// Legal moves in one Tick (TestOnlyLegalMoves); "any" is any state but Absent. What is Odd may show one Tick later, because it depends on
+// what served at the last one:
+//
+//	what happens                 its own ranks                      ranks of other engines
+//	an engine comes in           Absent -> Down, Draining, Unowned  as after a health check
+//	it leaves                    any -> Absent                      as after a health check
+//	a health check               any -> any, but Draining -> Odd    Down, Out <-> Late, Up and what hides these (Unowned, Lost); Up <-> Paused; any <-> Broken, Odd
+//	a drain begins               any but Odd -> Draining            none
+//	it ends                      Draining -> any but Odd            none
+//	another proxy admits         any but Draining, Odd -> Unowned   the same, because a scope is more than one engine
+//	this proxy admits            Unowned -> any but Draining, Odd   the same
 const (
 	Absent   RankState = iota // its engine is not there any more
 	Down                      // its engine does not answer
