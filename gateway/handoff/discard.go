@@ -130,12 +130,13 @@ const discardTries = 3
 // the hold timeout.
 func (d *Discarder) discardNow(h *Handoff) (outcome string, err error) {
 	for try := 1; ; try++ {
-		if gone, _ := d.Engines().Outlived(h.Born); gone {
+		engines := d.Engines()
+		if gone, _ := engines.Outlived(h.Born); gone {
 			return discardExpired, errors.Join(ErrOutlived, err)
 		}
 		c := h.Lease.Candidate
 		r := <-d.Dispatcher.Enqueue(&pool.Entry{
-			ID: d.NextID(), Model: d.Engines().BoardFor(c, h.Model.Name, d.Engines().RegionFor(c.Instance)), Name: h.Model.Name, Prompt: h.Prompt, Arrival: h.Arrival, Entered: time.Now(),
+			ID: d.NextID(), Model: engines.BoardFor(c, h.Model.Name, engines.RegionFor(c.Instance)), Name: h.Model.Name, Prompt: h.Prompt, Arrival: h.Arrival, Entered: time.Now(),
 			Deadline:  h.PulledBy(),
 			Prefiller: c.Instance,
 			Avoid:     h.Avoid,

@@ -184,7 +184,8 @@ func (r *Peers) Look(ctx context.Context) {
 		boards[m.Model] = byLists(m.Workers)
 	}
 	all := map[string]decoding{}
-	for _, route := range r.host.Fleet.Now().Models() {
+	engines := r.host.Fleet.Now()
+	for _, route := range engines.Models() {
 		d, free := decodingFor(boards[route.Board], route.Name)
 		both, _ := decodingFor(boards[route.Board+roster.AggregatedMark], route.Name)
 		d.add(both)
@@ -200,7 +201,7 @@ func (r *Peers) Look(ctx context.Context) {
 				d.add(of)
 			}
 		}
-		if !r.host.Fleet.Now().Begins(route.Board, route.Name) {
+		if !engines.Begins(route.Board, route.Name) {
 			d.slots = 0
 		}
 		all[route.Name] = d
@@ -337,7 +338,8 @@ func (r *Peers) finish(ctx context.Context, group string) {
 	ctx, cancel := context.WithTimeout(ctx, r.host.Config.Settings().HA.Lease/6) // who asks waits for twice as long
 	defer cancel()
 	r.Look(ctx) // from here on what comes waits, or goes elsewhere
-	boards := slices.DeleteFunc(r.host.Fleet.Now().BoardsOf(group), func(board string) bool { return r.host.Fleet.Now().Begins(board, "") })
+	engines := r.host.Fleet.Now()
+	boards := slices.DeleteFunc(engines.BoardsOf(group), func(board string) bool { return engines.Begins(board, "") })
 	for len(boards) > 0 && ctx.Err() == nil && r.underWay(boards) {
 		time.Sleep(finishEvery)
 	}

@@ -39,8 +39,9 @@ func (s *stream) judge(x lifecycle.Effect) {
 		around, others := s.job.srv.Engines().Around(s.rank.Worker, slices.Concat(s.job.avoid.ranks(), s.job.avoid.last))
 		s.job.avoid.refuse(s.rank.Worker, around, others)
 	case x.Do == lifecycle.Shun && s.fault != nil && s.fault.Why == lifecycle.Stuck: // and the ranks that step with it
-		around, _ := s.job.srv.Engines().Around(s.rank.Worker, nil)
-		s.job.avoid.decode = append(s.job.srv.Engines().Beside(s.rank.Worker, false, s.job.avoid.decode), around...)
+		engines := s.job.srv.Engines()
+		around, _ := engines.Around(s.rank.Worker, nil)
+		s.job.avoid.decode = append(engines.Beside(s.rank.Worker, false, s.job.avoid.decode), around...)
 		s.job.avoid.halted++
 	case full:
 	case x.Do == lifecycle.Acclaim:

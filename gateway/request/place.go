@@ -45,11 +45,12 @@ func (j *job) place(c prefill.Candidate, tokens int, enqueue func(*pool.Entry) <
 		}
 	})
 	j.enter(journal.Pooled, "")
-	region, at := j.srv.Engines().RegionFor(c.Instance), c.Instance
+	engines := j.srv.Engines()
+	region, at := engines.RegionFor(c.Instance), c.Instance
 	if c.Mixed { // the candidate is the ranks themselves
 		region, at = c.Region, ""
 	}
-	on := j.srv.Engines().BoardFor(c, j.model.Name, region)
+	on := engines.BoardFor(c, j.model.Name, region)
 	scope := on
 	if !c.Mixed {
 		scope = strings.TrimSuffix(on, roster.BoardIn("", region))
