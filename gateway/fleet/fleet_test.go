@@ -17,7 +17,7 @@ import (
 )
 
 // empty is a fleet without engines that no one reads from.
-func empty(t *testing.T, set func() *Settings) *Fleet {
+func empty(t testing.TB, set func() *Settings) *Fleet {
 	reg := prometheus.NewRegistry()
 	client := engine.NewClient(engine.Options{})
 	t.Cleanup(client.Close)
