@@ -69,7 +69,8 @@ func New(h Host) *Fleet {
 	return f
 }
 
-// Now is the picture that is in force. One question is asked of one picture: what several answers have in common is only true of the same one.
+// Now is the picture that is in force. Several questions of one step are to be asked of the same picture, because answers of two need not
+// fit each other.
 func (f *Fleet) Now() *Published { return f.current.Load() }
 
 // Publish takes up what has changed around the roster: settings, owners, and the time.
@@ -101,7 +102,7 @@ func (f *Fleet) apply(events ...roster.Event) {
 	do = f.roster.Apply(roster.Tick{}, now, do)
 	next := roster.Derive(f.roster)
 	f.tape.Step(now, append(events, owners), do, next)
-	f.current.Store(next.Heralds(f.Now()))
+	f.current.Store(next.WithRoutes(f.Now()))
 	f.carryOut(do, next)
 	f.host.Publish(next.Candidates, next.Locals, next.Workers)
 	f.current.Store(next)
@@ -205,27 +206,27 @@ func (f *Fleet) carryOut(do []roster.Effect, next *Published) {
 		switch e.What {
 		case roster.Watched:
 			f.host.Monitor.Set(watched(next.Engines()))
-		case roster.Restarted, roster.Suspected:
+		case roster.Restarted, roster.MayHaveRestarted:
 			what := "a prefill engine has restarted; prompts whose KV no decode engine has fetched yet are prefilled again"
-			if e.What == roster.Suspected {
+			if e.What == roster.MayHaveRestarted {
 				what = "a prefill engine may have restarted; prompts whose KV no decode engine has fetched yet are prefilled again, unless the earlier process answers once more"
 			}
 			f.learned.forget(in.ID)
 			log.Warn(what, zap.String("engine", in.Key()), zap.String("sign", e.Text))
 		case roster.Forgotten:
 			f.learned.forget(in.ID)
-		case roster.Warming:
+		case roster.StartsSlowly:
 			log.Info("an engine is back or new; its share of the load grows step by step", zap.String("engine", in.Key()), zap.Duration("over", f.host.Settings().Health.SlowStart))
 		case roster.GroupBroke:
 			log.Warn("an engine is down; the other ranks of its group get no requests until it is back, because the ranks of a group step together; if these ranks do not, give them groups of their own, or write barrier: none",
 				zap.String("engine", in.ID), zap.String("group", in.Conf.Group))
 		case roster.Refused:
 			log.Error("an engine is refused: "+e.Text, zap.String("engine", in.Key()), zap.String("beside", e.Beside))
-		case roster.Betrayed:
+		case roster.GaveBackAnyway:
 			log.Error("ALARM: a decode engine gave a request back, although its profile has gives_back: false; its responses and messages may have been "+
 				"cut short, and it gets none any more; start the engine without recompute_scheduler_enable, or remove gives_back",
 				zap.String("decode", in.ID))
-		case roster.Overran:
+		case roster.DrainOverdue:
 			n := f.Move(e.Stop.Covers)
 			log.Info("the drain's deadline has passed; answers that still run go on elsewhere, or end",
 				zap.String("engine", e.Stop.ID), zap.String("role", e.Stop.Role), zap.Int("calls", n))
@@ -267,7 +268,7 @@ func (f *Fleet) DownSince(key string, at time.Time) bool {
 
 // GaveBack says that a decode engine gave an answer back.
 func (f *Fleet) GaveBack(decode string) {
-	if e := f.Now().Engine(decode); e != nil && e.Betrays() {
+	if e := f.Now().Engine(decode); e != nil && e.MustNotGiveBack() {
 		f.apply(roster.GaveBack{Key: decode})
 	}
 }

@@ -180,7 +180,8 @@ func (d *deriving) eventsOf(e *Engine, rank int) prefill.EventSource {
 	return s
 }
 
-// EventsOf is where a rank says what its prefix cache holds, by the config. Without an entry of its own an engine has the ports that all have.
+// EventsOf is where a rank says what its prefix cache holds, by the config. Without an entry of its own an engine has the ports that
+// all have.
 func EventsOf(e *Engine, rank int, all prefill.KVEventsConfig) kvevents.Place {
 	host, rank := e.Target.URL.Hostname(), max(0, rank)
 	p := kvevents.Place{Events: kvevents.Endpoint(host, cmp.Or(e.Conf.KVEventsPort, all.Port), rank)}
@@ -279,7 +280,8 @@ func desert(engines []*Engine, candidates []prefill.Candidate) {
 		}
 	}
 	for _, e := range engines {
-		e.Deserted = e.Role == Prefill && (!e.Status.Up || e.Status.Halted()) && slices.ContainsFunc(e.Status.Models, func(m engine.Model) bool { return live[m.ID] })
+		e.Deserted = e.Role == Prefill && (!e.Status.Up || e.Status.Halted()) &&
+			slices.ContainsFunc(e.Status.Models, func(m engine.Model) bool { return live[m.ID] })
 	}
 }
 

@@ -39,7 +39,7 @@ type Engine struct {
 	named     []engine.Model // what lists follows from
 	number    int            // in the order of arrival
 	processes *Processes     // seen at its address
-	gaveBack  *float64       // when the process was started that gave an answer back, though its profile says that none does; 0: not known; nil: none did
+	gaveBack  *float64       // start of the process that gave an answer back in spite of its profile; 0: not known; nil: none did
 }
 
 // Found is what discovery says of an engine; the zero value: it found none.
@@ -142,7 +142,8 @@ func (e *Engine) base() string {
 
 // decodesFor says whether some proxy may own it, and it decodes on a board for requests for a model; model empty: for some model.
 func (e *Engine) decodesFor(board, model string) bool {
-	return e.fence != nil && e.Decodes() && len(e.Status.Models) > 0 && (e.base() == board || e.onBoard() == board) && (model == "" || e.has(model))
+	return e.fence != nil && e.Decodes() && len(e.Status.Models) > 0 && (e.base() == board || e.onBoard() == board) &&
+		(model == "" || e.has(model))
 }
 
 // Serves says whether it takes requests now, or is about to.
@@ -243,8 +244,8 @@ func (e *Engine) mayGiveBack() bool {
 	return e.Role == Decode && (e.Profile.MayGiveBack() || same)
 }
 
-// Betrays says whether it must not give an answer back, by its profile and by what is known.
-func (e *Engine) Betrays() bool {
+// MustNotGiveBack says whether it must not give an answer back, by its profile and by what is known.
+func (e *Engine) MustNotGiveBack() bool {
 	return e.Role == Decode && e.Profile.Ascend() && !e.mayGiveBack()
 }
 

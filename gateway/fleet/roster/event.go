@@ -16,7 +16,7 @@ type applying struct {
 	do  []Effect
 }
 
-func (a *applying) must(e Effect) { a.do = append(a.do, e) }
+func (a *applying) add(e Effect) { a.do = append(a.do, e) }
 
 // Apply changes the roster by one event and appends to dst what must be done now.
 func (r *Roster) Apply(e Event, now time.Time, dst []Effect) []Effect {
@@ -30,15 +30,15 @@ type What uint8
 
 // Effects.
 const (
-	Restarted  What = iota // tell that a prefill engine has another process, and forget what was learned of the one before
-	Suspected              // tell that it may have, and forget that, too
-	Forgotten              // forget it, because the engine left
-	Watched                // have the monitor watch the engines that there are now
-	Warming                // tell that an engine's share of the load grows step by step
-	GroupBroke             // tell that the ranks of a group get nothing because of an engine that is down
-	Refused                // tell that an engine is refused because of its connector
-	Betrayed               // tell that an engine gave an answer back although its profile says that none does
-	Overran                // end the calls that a drain is of: its deadline has passed
+	Restarted        What = iota // tell that a prefill engine has another process, and forget what was learned of the one before
+	MayHaveRestarted             // tell that it may have, and forget that, too
+	Forgotten                    // forget it, because the engine left
+	Watched                      // have the monitor watch the engines that there are now
+	StartsSlowly                 // tell that an engine's share of the load grows step by step
+	GroupBroke                   // tell that the ranks of a group get nothing because of an engine that is down
+	Refused                      // tell that an engine is refused because of its connector
+	GaveBackAnyway               // tell that an engine gave an answer back although its profile says that none does
+	DrainOverdue                 // end the calls that a drain is of: its deadline has passed
 )
 
 // Effect is what the runner must do.
@@ -68,7 +68,7 @@ func (v Entered) apply(r *Roster, a *applying) {
 		}
 	}
 	r.put(v.Engine, a.now)
-	a.must(Effect{What: Watched})
+	a.add(Effect{What: Watched})
 }
 
 // Planned is what a reload does.
@@ -102,7 +102,7 @@ func (v Planned) apply(r *Roster, a *applying) {
 		r.order = append(r.order, key)
 	}
 	slices.SortFunc(r.order, func(a, b string) int { return place[a] - place[b] })
-	a.must(Effect{What: Watched})
+	a.add(Effect{What: Watched})
 }
 
 // Removed has an operator take an engine out: its requests finish, and it gets no new ones.
@@ -111,7 +111,7 @@ type Removed struct{ Key string }
 func (v Removed) apply(r *Roster, a *applying) {
 	if e := r.engines[v.Key]; e != nil {
 		r.drop(e, false, a.now)
-		a.must(Effect{What: Watched})
+		a.add(Effect{What: Watched})
 	}
 }
 
@@ -121,8 +121,8 @@ type Left struct{ Key, Incarnation string }
 func (v Left) apply(r *Roster, a *applying) {
 	if e := r.engines[v.Key]; e != nil && e.Incarnation == v.Incarnation {
 		r.drop(e, v.Incarnation != "", a.now)
-		a.must(Effect{What: Forgotten, Engine: e})
-		a.must(Effect{What: Watched})
+		a.add(Effect{What: Forgotten, Engine: e})
+		a.add(Effect{What: Watched})
 	}
 }
 
@@ -182,14 +182,14 @@ type Handed struct {
 func (v Handed) apply(r *Roster, a *applying) {
 	if e := r.engines[v.Key]; e != nil && e.Incarnation == v.Incarnation {
 		next, _, sign := e.processes.Made(v.Process, v.Candidate, v.ID, a.now)
-		e.learn(a, Suspected, next, sign)
+		e.learn(a, MayHaveRestarted, next, sign)
 	}
 }
 
 // learn keeps what is known of an engine's processes. A sign tells of a new one.
 func (e *Engine) learn(a *applying, what What, next *Processes, sign string) {
 	if e.processes = next; sign != "" {
-		a.must(Effect{What: what, Engine: e, Text: sign})
+		a.add(Effect{What: what, Engine: e, Text: sign})
 	}
 }
 
@@ -198,9 +198,9 @@ func (e *Engine) learn(a *applying, what What, next *Processes, sign string) {
 type GaveBack struct{ Key string }
 
 func (v GaveBack) apply(r *Roster, a *applying) {
-	if e := r.engines[v.Key]; e != nil && e.Betrays() {
+	if e := r.engines[v.Key]; e != nil && e.MustNotGiveBack() {
 		e.gaveBack = new(e.Status.StartTime)
-		a.must(Effect{What: Betrayed, Engine: e})
+		a.add(Effect{What: GaveBackAnyway, Engine: e})
 	}
 }
 

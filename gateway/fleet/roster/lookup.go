@@ -275,12 +275,14 @@ func (p *Published) BoardsOf(name string) (boards []string) {
 
 // Owned says whether some decode group with a board's ranks that list a model is ours.
 func (p *Published) Owned(board, model string) bool {
-	return p.owners.Kind != owner.Groups || slices.ContainsFunc(p.order, func(e *Engine) bool { return e.decodesFor(board, model) && e.fence.Admits() })
+	return p.owners.Kind != owner.Groups ||
+		slices.ContainsFunc(p.order, func(e *Engine) bool { return e.decodesFor(board, model) && e.fence.Admits() })
 }
 
 // Begins says whether requests for a model may begin here that a board's ranks will decode; model empty: for some model.
 func (p *Published) Begins(board, model string) bool {
-	return p.owners.Kind != owner.Groups || slices.ContainsFunc(p.order, func(e *Engine) bool { return e.decodesFor(board, model) && e.fence.Begins() })
+	return p.owners.Kind != owner.Groups ||
+		slices.ContainsFunc(p.order, func(e *Engine) bool { return e.decodesFor(board, model) && e.fence.Begins() })
 }
 
 // Admits says whether the owner of a worker's region is this proxy.

@@ -32,9 +32,9 @@ type Published struct {
 // tally is how many engines there are of each role.
 type tally struct{ prefills, decodes int }
 
-// Heralds returns the picture with the ranks and engines of this one, and what the one before says of the requests that are let in. It
-// is in force until tier and dispatcher know of this one: a request that is let in finds there what it was let in for.
-func (p *Published) Heralds(before *Published) *Published {
+// WithRoutes returns this picture with the routes of the one before it, which say what requests are let in. It is in force until the tier
+// and the dispatcher know this one, so that a request that is let in finds there what it was let in for.
+func (p *Published) WithRoutes(before *Published) *Published {
 	next := *p
 	next.routes, next.ready = before.routes, before.ready
 	return &next

@@ -38,13 +38,13 @@ func somewhere(t *rapid.T, outer testing.TB) *scene {
 	s := begin(outer, "p1 p2~sglang d3/2 d4+g a5 a6 d7@eu")
 	s.tell(Terms{SlowStart: 10 * time.Second, ProbeTimeout: time.Minute, Prefer: "pd", Started: s.now.Add(-time.Hour)})
 	for range rapid.IntRange(0, 30).Draw(t, "before") {
-		s.tell(drawn(t, s, rapid.SampledFrom(names7).Draw(t, "engine")))
+		s.tell(drawn(t, s, rapid.SampledFrom(allNames).Draw(t, "engine")))
 		s.now = s.now.Add(time.Second)
 	}
 	return s
 }
 
-var names7 = []string{"p1", "p2", "d3", "d4", "a5", "a6", "d7"}
+var allNames = []string{"p1", "p2", "d3", "d4", "a5", "a6", "d7"}
 
 // Whatever happens, a rank is in one state, which came about legally, and nothing is published that its state forbids.
 func TestNothingIsPublishedThatItsStateForbids(t *testing.T) {
@@ -52,7 +52,7 @@ func TestNothingIsPublishedThatItsStateForbids(t *testing.T) {
 		s := somewhere(rt, t)
 		for range rapid.IntRange(1, 20).Draw(rt, "steps") {
 			before, was, text := s.states(), s.Published, s.Text()
-			name := rapid.SampledFrom(names7).Draw(rt, "engine")
+			name := rapid.SampledFrom(allNames).Draw(rt, "engine")
 			switch rapid.IntRange(0, 9).Draw(rt, "kind") {
 			case 0:
 				s.tell(Removed{key(name)})
@@ -101,7 +101,7 @@ func TestTheOrderOfIndependentEventsDoesNotMatter(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		s := somewhere(rt, t)
 		var events []Event
-		for _, name := range rapid.SliceOfNDistinct(rapid.SampledFrom(names7), 2, 5, rapid.ID).Draw(rt, "engines") {
+		for _, name := range rapid.SliceOfNDistinct(rapid.SampledFrom(allNames), 2, 5, rapid.ID).Draw(rt, "engines") {
 			events = append(events, drawn(rt, s, name))
 		}
 		other := s.copied()
@@ -202,7 +202,7 @@ func TestWhatIsToldOfProcesses(t *testing.T) {
 	made, known = s.Made(b, "p1:80/0", "a")
 	require.True(t, known && made == b)
 	s.tell(Handed{b, "p1:80/0", "b"})
-	require.Equal(t, []What{Suspected}, s.whats())
+	require.Equal(t, []What{MayHaveRestarted}, s.whats())
 	gone, sure := s.Outlived(made)
 	require.True(t, gone && !sure)
 	require.True(t, s.Engine(key("p1")).Learns(2, s.now))

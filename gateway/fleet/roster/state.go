@@ -18,7 +18,8 @@ type RankState uint8
 //	what happens                 its own ranks                      ranks of other engines
 //	an engine comes in           Absent -> Down, Draining, Unowned  as after a health check
 //	it leaves                    any -> Absent                      as after a health check
-//	a health check               any -> any, but Draining -> Odd    Down, Out <-> Late, Up and what hides these (Unowned, Lost); Up <-> Paused; any <-> Broken, Odd
+//	a health check               any -> any, but Draining -> Odd    Down, Out <-> Late, Up, or what hides these (Unowned, Lost);
+//	                                                                Up <-> Paused; any <-> Broken, Odd
 //	a drain begins               any but Odd -> Draining            none
 //	it ends                      Draining -> any but Odd            none
 //	another proxy admits         any but Draining, Odd -> Unowned   the same, because a scope is more than one engine

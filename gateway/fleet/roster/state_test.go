@@ -52,7 +52,7 @@ func TestOnlyLegalMoves(t *testing.T) {
 			s.tell() // which connector a model has depends on what served at the last Tick
 			s.tell()
 			before := s.states()
-			name := rapid.SampledFrom(names7).Draw(rt, "engine")
+			name := rapid.SampledFrom(allNames).Draw(rt, "engine")
 			event := rapid.OneOf(
 				rapid.Just[Event](Removed{key(name)}), rapid.Just[Event](Entered{Engine: described(name)}),
 				rapid.Map(rapid.Bool(), func(ours bool) Event {

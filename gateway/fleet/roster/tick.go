@@ -19,7 +19,7 @@ type Tick struct{}
 
 func (Tick) apply(r *Roster, a *applying) {
 	for _, key := range r.order {
-		r.list(r.engines[key])
+		r.locate(r.engines[key])
 	}
 	r.refuseOdd(a)
 	r.appraise(a)
@@ -31,7 +31,7 @@ func (Tick) apply(r *Roster, a *applying) {
 			if r.stops[s.Key()] = &late; r.engines[s.At.Instance] == nil {
 				delete(r.stops, s.Key())
 			}
-			a.must(Effect{What: Overran, Stop: &late})
+			a.add(Effect{What: DrainOverdue, Stop: &late})
 		}
 	}
 	maps.DeleteFunc(r.left, func(_ int32, l leftRank) bool { return a.now.Sub(l.at) > rankMemory })
@@ -54,8 +54,8 @@ func (r *Roster) Next(now time.Time) (wait time.Duration) {
 	return wait
 }
 
-// list keeps where an engine stands, and what it lists. Engines that list the same share the value.
-func (r *Roster) list(e *Engine) {
+// locate keeps where an engine stands, and what it lists. Engines that list the same share the value.
+func (r *Roster) locate(e *Engine) {
 	e.abroad, e.Scope = e.Conf.Region, r.scopeOf(e, r.owners.Kind)
 	if e.abroad == r.terms.Region {
 		e.abroad = ""
@@ -106,7 +106,7 @@ func (r *Roster) refuseOdd(a *applying) {
 				e.Profile.Connector, e.Conf.Profile, one.Role, one.ID, e.base(), one.Profile.Connector, one.Conf.Profile)
 		}
 		if why != "" && e.odd == "" {
-			a.must(Effect{What: Refused, Engine: e, Text: why, Beside: one.Key()})
+			a.add(Effect{What: Refused, Engine: e, Text: why, Beside: one.Key()})
 		}
 		e.odd = why
 	}
@@ -134,7 +134,7 @@ func (r *Roster) appraise(a *applying) {
 			s.fresh = time.Time{}
 		case returned && (s.served || a.now.Sub(r.terms.Started) > slow) && r.relieved(e):
 			s.fresh = a.now
-			a.must(Effect{What: Warming, Engine: e})
+			a.add(Effect{What: StartsSlowly, Engine: e})
 		}
 		if serving {
 			s.served, s.start = true, e.Status.StartTime
@@ -172,7 +172,7 @@ func (r *Roster) breakGroups(a *applying) {
 			continue
 		}
 		if now[group] = true; !r.broken[group] {
-			a.must(Effect{What: GroupBroke, Engine: e})
+			a.add(Effect{What: GroupBroke, Engine: e})
 		}
 	}
 	r.broken = now
