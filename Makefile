@@ -73,7 +73,7 @@ lives: ## 10,000 random lives of requests for each CONNECTOR; 20 minutes
 	  go run ./bench/rigs/chaos -scenario lives -connector $$c $(if $(SEED),-seed $(SEED)) || exit 1; done
 
 .PHONY: recording
-recording: ## gateway/lifecycle/testdata/recording.txt anew; 15 minutes
+recording: ## gateway/lifecycle/testdata/recording.txt and gateway/recording/testdata/rosters.jsonl.gz anew; 15 minutes
 	rm -rf out/recording && mkdir -p out/recording
 	for c in ascend-layerwise sglang nixl-push nixl-pull ascend-mooncake-v1; do \
 	  go run ./bench/rigs/chaos -seed 7 -connector $$c -scenario lives -count 2000 -record out/recording/$$c-lives.jsonl || exit 1; \
@@ -81,6 +81,7 @@ recording: ## gateway/lifecycle/testdata/recording.txt anew; 15 minutes
 	go test ./gateway -count=1 -timeout 20m -skip TestARequestOfOneTokenAllocatesLittle -ldflags "-X 'evenkeel/gateway/recording.file=$(CURDIR)/out/recording/gateway-tests.jsonl'"
 	go test ./bench/outside/api -count=1 -ldflags "-X 'evenkeel/gateway/recording.file=$(CURDIR)/out/recording/api-tests.jsonl'"
 	go test ./gateway/lifecycle -count=1 -run TestRecordedLives -v -recording '$(CURDIR)/out/recording/*.jsonl' -update
+	go test ./gateway/recording -count=1 -run TestRecordedRosters -rosters '$(CURDIR)/out/recording/*-mixed.jsonl.rosters' -update
 
 .PHONY: regions
 regions: ## three regions in network namespaces: loss, kill, take-over, cut; 3 minutes

@@ -91,7 +91,7 @@ func New(cfg *config.Config, log *zap.Logger) (g *Gateway, err error) {
 	decision.Predictor.Fit, decision.TTL, decision.Explain = fit, g.conf().PoolTTL(), cfg.Explains()
 	decision.Registerer, decision.Places, decision.OnRoom, decision.Log = g.reg, g.places, g.tier.Wake, log
 	decision.EngineMetrics = func(worker int32) (dispatcher.EngineMetrics, bool) {
-		r := g.fleet.Rank(worker)
+		r := g.fleet.Now().Rank(worker)
 		if r == nil {
 			return dispatcher.EngineMetrics{}, false
 		}
@@ -104,7 +104,7 @@ func New(cfg *config.Config, log *zap.Logger) (g *Gateway, err error) {
 	g.bodies = edge.NewBodies(int64(cfg.Limits.Bodies))
 	if g.owner, err = owner.New(cfg, owner.Host{
 		Context: g.ctx, Log: log, Registerer: g.reg, Buckets: secondsBuckets, Hold: func() time.Duration { return g.conf().HoldTimeout() }, Leaving: g.service.Draining,
-		Engines: g.fleet.Scopes, Load: g.fleet.LoadOf, Publish: g.publishOwners,
+		Engines: func() map[string]owner.Reach { return g.fleet.Now().Scopes() }, Load: g.fleet.LoadOf, Publish: g.publishOwners,
 	}); err != nil {
 		return nil, err
 	}
@@ -127,7 +127,7 @@ func New(cfg *config.Config, log *zap.Logger) (g *Gateway, err error) {
 		Started: g.started, Ready: g.Ready, Loads: g.modelLoads, Config: g.config, Service: g.service, Fleet: g.fleet, Requests: g.requests,
 		Through: passthrough.New(passthrough.Env{
 			Log: log, Registerer: g.reg, Buckets: secondsBuckets, Settings: func() *fleet.Settings { return g.conf().Settings }, Serving: g.service.Context,
-			Client: g.client, Monitor: g.monitor, Fleet: g.fleet, Requests: g.requests, Bodies: g.bodies,
+			Client: g.client, Monitor: g.monitor, Fleet: g.fleet, Engines: func() passthrough.Engines { return g.fleet.Now() }, Requests: g.requests, Bodies: g.bodies,
 		}),
 	})
 	g.registerMetrics()
@@ -145,7 +145,7 @@ func (g *Gateway) env() request.Env {
 	return request.Env{
 		Context: g.ctx, Log: g.log, Registerer: g.reg, Buckets: secondsBuckets,
 		Settings: func() *fleet.Settings { return g.conf().Settings }, Serving: g.service.Context, PromptKey: g.config.PromptKey,
-		Client: g.client, Monitor: g.monitor, Fleet: g.fleet, Tier: g.tier, Locals: g.locals, Places: g.places, Dispatcher: g.dispatcher, Journal: g.journal,
+		Client: g.client, Monitor: g.monitor, Fleet: g.fleet, Engines: func() request.Engines { return g.fleet.Now() }, Tier: g.tier, Locals: g.locals, Places: g.places, Dispatcher: g.dispatcher, Journal: g.journal,
 		Owner: g.owner, Node: g.peers.Node(), Meta: g.meta, Loops: &g.loops,
 	}
 }
@@ -164,7 +164,7 @@ func (g *Gateway) metaserver() *metaserver.Server {
 			if b := &g.conf().Bind; len(b.Allow) > 0 {
 				return b.Allows(a)
 			}
-			return g.fleet.CallsBack(a)
+			return g.fleet.Now().CallsBack(a)
 		},
 		Registerer: g.reg, Log: g.log,
 	})

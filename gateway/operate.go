@@ -63,11 +63,11 @@ func (g *Gateway) Status(ctx context.Context) Status {
 	ready, why := g.Ready()
 	s := Status{
 		Ready: ready, Why: why, Started: g.started, Open: g.requests.Open(), PoolPlaces: g.places.Size(), PoolUsed: g.places.Used(), Config: *g.config.Status(), Drain: g.service.State(), HA: g.HA(),
-		Engines: g.fleet.Statuses(), Prefill: g.tier.Status(), Batch: g.tier.Batch(), Dispatch: g.dispatcher.Status(ctx),
+		Engines: g.fleet.Now().Statuses(), Prefill: g.tier.Status(), Batch: g.tier.Batch(), Dispatch: g.dispatcher.Status(ctx),
 		Advice: g.advice.Latest(),
 	}
 	readClocks(&s.Dispatch, g.Gauges)
-	s.Drains, s.Discovery = g.fleet.Drains(s.Dispatch, s.Prefill), g.discovery.State()
+	s.Drains, s.Discovery = g.fleet.Now().DrainStatuses(s.Dispatch, s.Prefill), g.discovery.State()
 	return s
 }
 
@@ -118,7 +118,7 @@ type Gauges = engine.Gauges
 
 // Gauges is what an engine said of a decode rank when its metrics were last read; ok is false where it is not known lately.
 func (g *Gateway) Gauges(worker int32) (said Gauges, ok bool) {
-	r := g.fleet.Rank(worker)
+	r := g.fleet.Now().Rank(worker)
 	if r == nil {
 		return said, false
 	}
@@ -183,7 +183,7 @@ func (g *Gateway) ScorePrefill(raw []byte) ([]prefill.Scored, error) {
 	if fail != nil {
 		return nil, errors.New(fail.Message)
 	}
-	m, _, _ := g.fleet.Lookup(req.Model)
+	m, _, _ := g.fleet.Now().Lookup(req.Model)
 	m.Name = req.Model
 	return g.requests.Score(req, m)
 }

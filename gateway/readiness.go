@@ -17,7 +17,7 @@ const (
 // Ready says whether a request could be served now, and if not why.
 func (g *Gateway) Ready() (ok bool, why string) {
 	unowned := g.owner.Unready(time.Now())
-	switch p, d := g.fleet.Up(); {
+	switch p, d := g.fleet.Now().Up(); {
 	case g.service.Draining():
 		return false, "draining"
 	case unowned != "":
@@ -27,9 +27,9 @@ func (g *Gateway) Ready() (ok bool, why string) {
 	case (p == 0 || d == 0) && g.peers != nil && len(g.peers.Node().Models()) > 0: // another region serves
 	case p == 0 && d > 0 && g.passesOnly():
 	case p == 0:
-		return false, "no healthy " + g.fleet.Kind(fleet.Prefill) + " engine" + g.discovery.Failure()
+		return false, "no healthy " + g.fleet.Now().Kind(fleet.Prefill) + " engine" + g.discovery.Failure()
 	case d == 0:
-		return false, "no healthy " + g.fleet.Kind(fleet.Decode) + " engine" + g.discovery.Failure()
+		return false, "no healthy " + g.fleet.Now().Kind(fleet.Decode) + " engine" + g.discovery.Failure()
 	}
 	return true, ""
 }
@@ -37,16 +37,16 @@ func (g *Gateway) Ready() (ok bool, why string) {
 // Missing has a line for each engine that takes no requests, with the reason, while no engine of
 // some role takes any.
 func (g *Gateway) Missing() []string {
-	if p, d := g.fleet.Up(); p > 0 && d > 0 {
+	if p, d := g.fleet.Now().Up(); p > 0 && d > 0 {
 		return nil
 	}
-	return g.fleet.Missing()
+	return g.fleet.Now().Missing()
 }
 
 // passesOnly says whether prefill engines are not wanted: requests are passed through to one engine each, as those
 // for embeddings are.
 func (g *Gateway) passesOnly() bool {
-	known, _ := g.fleet.Count()
+	known, _ := g.fleet.Now().Count()
 	return known == 0 && len(g.conf().Engines.Prefill) == 0 && g.discovery == nil
 }
 
@@ -71,7 +71,7 @@ func (g *Gateway) tellReadiness(ctx context.Context) {
 		case ok:
 		case why != said || time.Since(at) >= readyAgain:
 			said, at = why, time.Now()
-			g.log.Warn("not ready: "+why, zap.Strings("engines", g.fleet.Missing()))
+			g.log.Warn("not ready: "+why, zap.Strings("engines", g.fleet.Now().Missing()))
 		}
 	}
 }

@@ -84,7 +84,7 @@ func (g *Gateway) Seat(ctx context.Context, name string, tokens int) (selftest.S
 	look := time.NewTicker(seatLook)
 	defer look.Stop()
 	for end := time.Now().Add(seatPatience); ; {
-		rank, serves := g.fleet.Named(name)
+		rank, serves := g.fleet.Now().Named(name)
 		switch {
 		case rank == nil:
 			return selftest.Seat{}, fmt.Errorf("rank %s serves no requests now", name)

@@ -65,8 +65,8 @@ var mayImport = map[string][]string{
 	"geo":                 {"lease", "geo/policy", "prefill", "prefill/fit", "prefill/index", "prefill/policy", "engine", "engine/circuit", "sse"},
 	"geo/policy":          {"internal/namedargs", "prefill/policy"},
 	"gateway/advice":      {},
-	"gateway/peerserver":  {"gateway/certs", "gateway/edge", "gateway/fleet", "gateway/openai", "gateway/owner", "gateway/reload", "gateway/service", "geo", "prefill", "dispatcher", "dispatcher/board", "engine", "mooncake"},
-	"gateway/adviser":     {"gateway/advice", "gateway/config", "gateway/fleet", "dispatcher", "dispatcher/board", "pool", "prefill"},
+	"gateway/peerserver":  {"gateway/certs", "gateway/edge", "gateway/fleet", "gateway/fleet/roster", "gateway/openai", "gateway/owner", "gateway/reload", "gateway/service", "geo", "prefill", "dispatcher", "dispatcher/board", "engine", "mooncake"},
+	"gateway/adviser":     {"gateway/advice", "gateway/config", "gateway/fleet", "gateway/fleet/roster", "dispatcher", "dispatcher/board", "pool", "prefill"},
 	"gateway/certs":       {"gateway/certs"}, // certtest is below it
 	"gateway/cluster":     {},
 	"gateway/admission":   {"gateway/edge", "gateway/failure", "gateway/fleet", "gateway/journal", "gateway/keys", "gateway/openai", "gateway/owner", "gateway/prompt", "gateway/receipt", "gateway/reload", "gateway/request", "gateway/service", "gateway/passthrough", "geo", "mooncake", "prefill"},
@@ -76,7 +76,7 @@ var mayImport = map[string][]string{
 	"gateway/loop":        {"internal/socket"},
 	"gateway/pump":        {"gateway/edge", "gateway/loop", "engine", "sse"},
 	"gateway/files":       {},
-	"gateway/fleet":       {"gateway/cluster", "gateway/config", "gateway/upstream", "gateway/metaserver", "gateway/owner", "gateway/selftest", "engine", "engine/discover", "engine/discover/dns", "engine/discover/kube", "geo", "prefill", "prefill/kvevents", "prefill/local", "dispatcher/board", "mooncake"},
+	"gateway/fleet":       {"gateway/cluster", "gateway/config", "gateway/fleet/roster", "gateway/recording", "gateway/upstream", "gateway/metaserver", "gateway/owner", "gateway/selftest", "engine", "engine/discover", "engine/discover/dns", "engine/discover/kube", "geo", "prefill", "prefill/kvevents", "prefill/local", "dispatcher/board", "mooncake"},
 	"gateway/journal":     {"gateway/config", "gateway/openai", "gateway/detect", "gateway/receipt", "gateway/tracing", "geo", "prefill", "prefill/policy", "dispatcher", "dispatcher/board", "engine", "mooncake"},
 	"gateway/keys":        {},
 	"gateway/reload":      {"gateway/certs", "gateway/config", "gateway/files", "gateway/fleet", "gateway/keys", "gateway/openai", "geo", "dispatcher/board", "predictor"},
@@ -87,14 +87,14 @@ var mayImport = map[string][]string{
 	"gateway/tracing":     {},
 	"gateway/config":      {"gateway/certs", "gateway/keys", "gateway/tracing", "geo", "mooncake", "engine", "prefill", "prefill/policy", "dispatcher", "dispatcher/board", "dispatcher/verdict", "internal/spelling"},
 	"gateway/owner":       {"gateway/certs", "gateway/cluster", "gateway/config", "gateway/owner", "geo", "engine", "lease", "lease/kube", "lease/etcd"}, // ownertest is below it
-	"gateway":             {"dispatcher", "dispatcher/board", "engine", "engine/discover", "gateway/peerserver", "gateway/advice", "gateway/adviser", "gateway/config", "gateway/admission", "gateway/detect", "gateway/edge", "gateway/fleet", "gateway/journal", "gateway/loop", "gateway/metaserver", "gateway/openai", "gateway/owner", "gateway/receipt", "gateway/reload", "gateway/request", "gateway/selftest", "gateway/service", "gateway/passthrough", "gateway/watch", "geo", "mooncake", "pool", "predictor", "prefill", "prefill/local"},
+	"gateway":             {"dispatcher", "dispatcher/board", "engine", "engine/discover", "gateway/peerserver", "gateway/advice", "gateway/adviser", "gateway/config", "gateway/admission", "gateway/detect", "gateway/edge", "gateway/fleet", "gateway/fleet/roster", "gateway/journal", "gateway/loop", "gateway/metaserver", "gateway/openai", "gateway/owner", "gateway/receipt", "gateway/reload", "gateway/request", "gateway/selftest", "gateway/service", "gateway/passthrough", "gateway/watch", "geo", "mooncake", "pool", "predictor", "prefill", "prefill/local"},
 	"gateway/lifecycle":   {"mooncake", "sse"},
-	"gateway/recording":   {"gateway/lifecycle"},
+	"gateway/recording":   {"gateway/config", "gateway/fleet/roster", "gateway/lifecycle", "engine", "mooncake"},
 	"gateway/upstream":    {"gateway/failure", "gateway/lifecycle", "gateway/owner", "engine", "mooncake", "sse"},
 	"gateway/handoff":     {"gateway/failure", "gateway/fleet", "gateway/upstream", "gateway/lifecycle", "gateway/service", "dispatcher", "dispatcher/board", "pool", "prefill", "engine", "mooncake"},
 	"gateway/couple":      {"dispatcher", "gateway/failure", "gateway/fleet", "gateway/handoff", "gateway/upstream", "gateway/lifecycle", "gateway/metaserver", "gateway/openai", "gateway/recording", "gateway/service", "engine", "mooncake", "prefill"},
 	"gateway/failure":     {"gateway/journal", "gateway/lifecycle", "gateway/openai", "geo", "prefill", "dispatcher/board", "pool", "engine", "sse"},
-	"gateway/request":     {"gateway/edge", "gateway/failure", "gateway/fleet", "gateway/handoff", "gateway/journal", "gateway/upstream", "gateway/lifecycle", "gateway/loop", "gateway/metaserver", "gateway/openai", "gateway/owner", "gateway/prompt", "gateway/pump", "gateway/recording", "gateway/service", "geo", "prefill", "prefill/local", "dispatcher", "dispatcher/board", "pool", "engine", "sse", "mooncake", "gateway/couple"},
+	"gateway/request":     {"gateway/edge", "gateway/failure", "gateway/fleet", "gateway/fleet/roster", "gateway/handoff", "gateway/journal", "gateway/upstream", "gateway/lifecycle", "gateway/loop", "gateway/metaserver", "gateway/openai", "gateway/owner", "gateway/prompt", "gateway/pump", "gateway/recording", "gateway/service", "geo", "prefill", "prefill/local", "dispatcher", "dispatcher/board", "pool", "engine", "sse", "mooncake", "gateway/couple"},
 	"gateway/selftest":    {"gateway/config", "gateway/failure", "gateway/upstream", "gateway/lifecycle", "gateway/metaserver", "gateway/owner", "engine", "sse", "mooncake"},
 	"gateway/live":        {"gateway/advice", "gateway/detect", "gateway/fleet", "gateway/live", "gateway/openai", "gateway/receipt", "gateway/watch", "dispatcher/board", "dispatcher/policy", "dispatcher/verdict", "docs", "internal/stats", "internal/words"}, // livetest is below it
 	"gateway/watch":       {"gateway/detect"},
@@ -113,11 +113,13 @@ var mayImport = map[string][]string{
 
 	"gateway/metaserver": {"gateway/edge", "mooncake"},
 
+	"gateway/fleet/roster": {"dispatcher/board", "engine", "gateway/config", "gateway/owner", "mooncake", "prefill", "prefill/kvevents", "prefill/local"},
+
 	"bench/lab/refengine/group": {"bench", "dispatcher/step", "dispatcher/virtual"}, // it schedules as the simulator does
 }
 
 // pure packages are functions of their arguments: no clock, no I/O, no network.
-var pure = []string{"internal/words", "internal/rawjson", "internal/namedargs", "internal/spelling", "internal/stats", "sse", "mooncake", "predictor", "geo/policy", "prefill/queue", "prefill/ledger", "prefill/cache", "prefill/fit", "prefill/steer", "prefill/policy", "prefill/index", "dispatcher/ahead", "dispatcher/board", "dispatcher/effort", "dispatcher/forecast", "dispatcher/decision", "dispatcher/policy", "dispatcher/rounds", "dispatcher/step", "dispatcher/subset", "dispatcher/twin", "dispatcher/verdict", "dispatcher/virtual", "engine/circuit", "gateway/advice", "gateway/detect", "gateway/lifecycle"}
+var pure = []string{"internal/words", "internal/rawjson", "internal/namedargs", "internal/spelling", "internal/stats", "sse", "mooncake", "predictor", "geo/policy", "prefill/queue", "prefill/ledger", "prefill/cache", "prefill/fit", "prefill/steer", "prefill/policy", "prefill/index", "dispatcher/ahead", "dispatcher/board", "dispatcher/effort", "dispatcher/forecast", "dispatcher/decision", "dispatcher/policy", "dispatcher/rounds", "dispatcher/step", "dispatcher/subset", "dispatcher/twin", "dispatcher/verdict", "dispatcher/virtual", "engine/circuit", "gateway/advice", "gateway/detect", "gateway/fleet/roster", "gateway/lifecycle"}
 
 var impure = []string{"os", "net", "net/http", "log", "log/slog", "time/tzdata", "os/exec", "syscall", "sync", "github.com/valyala/fasthttp", "go.uber.org/zap"}
 

@@ -33,7 +33,7 @@ func schemaName(t reflect.Type) string {
 	upper := func(s string) string { return strings.ToUpper(s[:1]) + s[1:] }
 	part := t.PkgPath()[strings.LastIndexByte(t.PkgPath(), '/')+1:]
 	switch part {
-	case "fleet", "journal", "reload", "service":
+	case "roster", "journal", "reload", "service":
 		part = "gateway"
 	case "board", "verdict":
 		part = "dispatcher"

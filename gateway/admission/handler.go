@@ -91,12 +91,13 @@ func (d *Handler) Accept() openai.Limits {
 
 // sole is the only model that is served here and in other regions; empty: there is another one, or none.
 func (d *Handler) sole() string {
-	name := d.host.Fleet.Sole()
+	engines := d.host.Fleet.Now()
+	name := engines.Sole()
 	if d.host.Requests.Node == nil {
 		return name
 	}
 	for _, offered := range d.host.Requests.Node.Models() {
-		switch r, ok, _ := d.host.Fleet.Lookup(offered); {
+		switch r, ok, _ := engines.Lookup(offered); {
 		case ok && r.Board == name: // it, or an adapter of it
 		case name == "":
 			name = offered
@@ -229,7 +230,8 @@ func (d *Handler) admit(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, in *inco
 	if fail != nil {
 		return nil, fleet.Route{}, fail
 	}
-	m, ok, known := d.host.Fleet.Lookup(req.Model)
+	engines := d.host.Fleet.Now() // one picture for all that is asked of it here
+	m, ok, known := engines.Lookup(req.Model)
 	ok = ok && !m.Half
 	if !ep.Common() {
 		if fail := d.here(ep.Path(), req.Model); fail != nil {
@@ -272,7 +274,7 @@ func (d *Handler) admit(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, in *inco
 		return req, m, failure.Unserved("prefill", req.Model, m.Alone)
 	case !m.Decode:
 		return req, m, failure.Unserved("decode", req.Model, m.Alone)
-	case !ep.Common() && !d.host.Fleet.Owned(m.Board, m.Name): // before a prefill whose KV no rank of ours would fetch
+	case !ep.Common() && !engines.Owned(m.Board, m.Name): // before a prefill whose KV no rank of ours would fetch
 		return req, m, failure.NotOurs()
 	case in.Whole && !d.host.Requests.Locals.Serve(m.Board): // no retry could help
 		return req, m, openai.NewError(http.StatusNotFound, "no_such_route", "an engine of "+strconv.Quote(req.Model)+" takes no hand-off at "+ep.Path()+", and no decode engine may compute a prompt alone; use /v1/chat/completions, or ask the operator for allow_local_prefill")
@@ -408,7 +410,7 @@ func (d *Handler) mayAskForModels(ctx *fasthttp.RequestCtx) bool {
 
 func (d *Handler) servedModels() []servedModel {
 	list := []servedModel{}
-	for _, r := range d.host.Fleet.Models() {
+	for _, r := range d.host.Fleet.Now().Models() {
 		list = append(list, d.newServedModel(r.Name, r.Board, r.MaxLen))
 	}
 	if d.host.Requests.Node != nil {
@@ -430,7 +432,7 @@ func (d *Handler) health(ctx *fasthttp.RequestCtx) {
 
 // healthcheck is the vllm-ascend proxy's dialect.
 func (d *Handler) healthcheck(ctx *fasthttp.RequestCtx) {
-	prefillers, decoders := d.host.Fleet.Count()
+	prefillers, decoders := d.host.Fleet.Now().Count()
 	ok, _ := d.host.Ready()
 	status, word := http.StatusOK, "ok"
 	if !ok {
@@ -485,7 +487,7 @@ func (d *Handler) admitWhole(ctx *fasthttp.RequestCtx, path string, in *incoming
 // here refuses a request of an endpoint that is served here or not at all, if no engine of
 // this region has its model.
 func (d *Handler) here(path, model string) *openai.Error {
-	_, ok, known := d.host.Fleet.Lookup(model)
+	_, ok, known := d.host.Fleet.Now().Lookup(model)
 	switch {
 	case ok:
 	case d.host.Requests.Node != nil && d.host.Requests.Node.Offered(model):

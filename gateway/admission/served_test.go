@@ -96,14 +96,14 @@ func build(t *testing.T) *house {
 	told, err := journal.New(journal.Config{Registerer: reg, Log: log, Receipts: h.receipts})
 	require.NoError(t, err)
 	requests := request.New(request.Env{
-		Context: t.Context(), Log: log, Registerer: reg, Settings: settings, Serving: t.Context, Client: client, Fleet: h.fleet,
+		Context: t.Context(), Log: log, Registerer: reg, Settings: settings, Serving: t.Context, Client: client, Fleet: h.fleet, Engines: func() request.Engines { return h.fleet.Now() },
 		Tier: tier, Locals: locals, Journal: told,
 	})
 	h.Handler = New(Host{
 		Started: h.now, Ready: func() (bool, string) { return h.ready, "" }, Loads: func(context.Context) []ModelLoad { return nil }, Config: conf, Fleet: h.fleet, Requests: requests,
 		Service: service.New(service.Host{Context: t.Context(), Log: log, Grace: func() time.Duration { return 0 }, EndAll: func() int { return 0 }}),
 		Through: passthrough.New(passthrough.Env{
-			Log: log, Registerer: reg, Settings: settings, Serving: t.Context, Client: client, Fleet: h.fleet, Requests: requests,
+			Log: log, Registerer: reg, Settings: settings, Serving: t.Context, Client: client, Fleet: h.fleet, Engines: func() passthrough.Engines { return h.fleet.Now() }, Requests: requests,
 		}),
 	})
 	return h
@@ -339,7 +339,7 @@ func (h *house) wishes(body string, headers ...string) (*incoming, string) {
 		if fail = h.checkSender(ctx, mooncake.Chat.Path(), in); fail == nil {
 			parsed, err := mooncake.ScanBody([]byte(body), 0)
 			require.NoError(h.t, err)
-			m, _, _ := h.fleet.Lookup("m")
+			m, _, _ := h.fleet.Now().Lookup("m")
 			fail = h.steer(ctx, in, m, &parsed)
 			in.locate(ctx, false)
 		}
@@ -401,7 +401,7 @@ func TestOnlyATrustedCallerSteers(t *testing.T) {
 }
 
 func (h *house) rank() int32 {
-	worker, ok := h.fleet.RankOf(decoder, "m", "m")
+	worker, ok := h.fleet.Now().RankOf(decoder, "m", "m")
 	require.True(h.t, ok)
 	return worker
 }

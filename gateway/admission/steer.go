@@ -104,13 +104,14 @@ func (d *Handler) aim(ctx *fasthttp.RequestCtx, in *incoming, m fleet.Route) *op
 		}
 	}
 	if name := ctx.Request.Header.Peek(targetDecodeHeader); len(name) > 0 && in.key.Trusted {
-		worker, ok := d.host.Fleet.RankOf(string(name), m.Board, m.Name)
+		engines := d.host.Fleet.Now()
+		worker, ok := engines.RankOf(string(name), m.Board, m.Name)
 		if !ok {
 			return openai.NewError(http.StatusBadRequest, "bad_target",
 				strconv.Quote(string(name))+" is no decode rank for the model; GET /workers lists them; or leave "+targetDecodeHeader+" out")
 		}
 		in.ToDecode = []int32{worker}
-		if r := d.host.Fleet.Rank(worker); r != nil && r.Group != "" { // its turn is one at its group
+		if r := engines.Rank(worker); r != nil && r.Group != "" { // its turn is one at its group
 			in.ToPrefill = r.Group
 		}
 	}

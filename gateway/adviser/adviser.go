@@ -16,6 +16,7 @@ import (
 	"evenkeel/gateway/advice"
 	"evenkeel/gateway/config"
 	"evenkeel/gateway/fleet"
+	"evenkeel/gateway/fleet/roster"
 	"evenkeel/pool"
 	"evenkeel/prefill"
 )
@@ -99,7 +100,7 @@ func (a *Adviser) samples(now time.Time, boards []board.ModelStatus) map[string]
 		if _, together := fleet.Called(boards[i].Model); together {
 			continue
 		}
-		if slices.ContainsFunc(boards[i].Workers, func(w board.WorkerStatus) bool { return a.host.Fleet.Admits(w.ID) }) {
+		if slices.ContainsFunc(boards[i].Workers, func(w board.WorkerStatus) bool { return a.host.Fleet.Now().Admits(w.ID) }) {
 			all[boards[i].Model] = &advice.Sample{At: now, Decode: decodeSide(&boards[i])}
 		}
 		pooled += boards[i].Pool
@@ -121,7 +122,7 @@ func (a *Adviser) samples(now time.Time, boards []board.ModelStatus) map[string]
 	full := a.host.Places.Used() >= a.host.Places.Size() && pooled > inflight
 	for model, waiting := range a.host.Tier.Backlogs() {
 		board := model
-		if r, ok, _ := a.host.Fleet.Lookup(model); ok {
+		if r, ok, _ := a.host.Fleet.Now().Lookup(model); ok {
 			board = r.Board
 		}
 		if s := all[board]; s != nil {
@@ -176,10 +177,10 @@ func addPrefill(p *advice.Prefill, c *prefill.CandidateStatus) {
 func (a *Adviser) boardOfCandidate(c *prefill.CandidateStatus, boards map[string]*advice.Sample) string {
 	for _, model := range c.Models {
 		board := model
-		if r, ok, _ := a.host.Fleet.Lookup(model); ok {
+		if r, ok, _ := a.host.Fleet.Now().Lookup(model); ok {
 			board = r.Board
 		}
-		if board = fleet.BoardIn(board, a.host.Fleet.RegionFor(c.Instance)); boards[board] != nil {
+		if board = roster.BoardIn(board, a.host.Fleet.Now().RegionFor(c.Instance)); boards[board] != nil {
 			return board
 		}
 	}

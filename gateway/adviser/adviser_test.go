@@ -18,6 +18,7 @@ import (
 	"evenkeel/gateway/advice"
 	"evenkeel/gateway/config"
 	"evenkeel/gateway/fleet"
+	"evenkeel/gateway/fleet/roster"
 	"evenkeel/gateway/owner"
 	"evenkeel/mooncake"
 	"evenkeel/pool"
@@ -83,8 +84,8 @@ func (a *advised) ask(model string, n int) {
 
 func TestASampleIsBothSidesOfAModel(t *testing.T) {
 	a := start(t)
-	d3, _ := a.host.Fleet.RankOf("127.0.0.1:3", "m", "m")
-	d4, _ := a.host.Fleet.RankOf("127.0.0.1:4", "m", "m")
+	d3, _ := a.host.Fleet.Now().RankOf("127.0.0.1:3", "m", "m")
+	d4, _ := a.host.Fleet.Now().RankOf("127.0.0.1:4", "m", "m")
 	m := board.ModelStatus{Model: "m", Pool: 3, OldestSeconds: 1.5, Finished: 5, Cancelled: 6, Failed: 7, Workers: []board.WorkerStatus{
 		{ID: d3, Up: true, Slots: 8, Used: 2, KVTokens: 100, Capacity: 1000}, {ID: d4, Down: true, Slots: 8, Used: 1, KVTokens: 50, Capacity: 1000},
 	}}
@@ -115,12 +116,12 @@ func TestASampleIsBothSidesOfAModel(t *testing.T) {
 func TestRanksThatDoBothAreLeftOut(t *testing.T) {
 	a := start(t, config.Engine{URL: "http://127.0.0.1:5", Slots: 8, Ranks: 2})
 	a.says("aggregated 127.0.0.1:5", true)
-	d3, _ := a.host.Fleet.RankOf("127.0.0.1:3", "m", "m")
-	both, ok := a.host.Fleet.RankOf("127.0.0.1:5/0", "m", "m")
+	d3, _ := a.host.Fleet.Now().RankOf("127.0.0.1:3", "m", "m")
+	both, ok := a.host.Fleet.Now().RankOf("127.0.0.1:5/0", "m", "m")
 	require.True(t, ok)
 	all := a.samples(time.Now(), []board.ModelStatus{
 		{Model: "m", Workers: []board.WorkerStatus{{ID: d3, Up: true, Slots: 8}}},
-		{Model: "m" + fleet.AggregatedMark, Pool: 9, Workers: []board.WorkerStatus{{ID: both, Up: true, Slots: 8}}},
+		{Model: "m" + roster.AggregatedMark, Pool: 9, Workers: []board.WorkerStatus{{ID: both, Up: true, Slots: 8}}},
 	})
 	require.Len(t, all, 1)
 	require.Equal(t, 2, all["m"].Prefill.Live)
@@ -129,7 +130,7 @@ func TestRanksThatDoBothAreLeftOut(t *testing.T) {
 // What waits for a prefill engine because hand-offs have all places needs decode ranks, not prefill ranks.
 func TestAFullPoolIsTold(t *testing.T) {
 	a := start(t)
-	d3, _ := a.host.Fleet.RankOf("127.0.0.1:3", "m", "m")
+	d3, _ := a.host.Fleet.Now().RankOf("127.0.0.1:3", "m", "m")
 	full := func(pooled int) bool {
 		return a.samples(time.Now(), []board.ModelStatus{{Model: "m", Pool: pooled, Workers: []board.WorkerStatus{{ID: d3, Up: true}}}})["m"].PoolFull
 	}

@@ -30,6 +30,7 @@ type Config struct {
 	Client     *engine.Client
 	Monitor    Monitor
 	Fleet      Fleet
+	Engines    func() Engines // as they are now
 	Dispatcher Dispatcher
 	Meta       *metaserver.Server // nil: no decode engine calls back
 	Registerer prometheus.Registerer
@@ -42,14 +43,18 @@ type Monitor interface {
 	Report(instance string, err error)
 }
 
-// Fleet says where engines reach each other, and keeps the calls that may have to end.
-type Fleet interface {
+// Engines is what is known of engines at a moment.
+type Engines interface {
 	Ranks(instance string) int
 	HostsOf(instance string) func(host string) bool
+	Born(instance string) fleet.Birth
+}
+
+// Fleet says where engines reach each other, and keeps the calls that may have to end.
+type Fleet interface {
 	KnownHost(host string) bool
 	Coordinates(c prefill.Candidate) *mooncake.Coordinates
 	Learn(c prefill.Candidate, b fleet.Birth, at *mooncake.Coordinates)
-	Born(instance string) fleet.Birth
 	TrackProbe(c *prefill.Candidate, call *engine.Call) *fleet.Run
 	Untrack(r *fleet.Run)
 }

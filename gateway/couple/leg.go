@@ -28,12 +28,12 @@ func ID(request string, attempt int) string {
 
 func (p *Partner) meet() error {
 	m, c, rank, longest := p.maker, p.lease.Candidate, p.Rank, p.Rank.Context
-	p.Meeting = upstream.Meet(p.ID, p.Endpoint, c.Profile, c.Target, m.Fleet.Ranks(c.Instance), rank.Profile, rank.Target)
+	p.Meeting = upstream.Meet(p.ID, p.Endpoint, c.Profile, c.Target, m.Engines().Ranks(c.Instance), rank.Profile, rank.Target)
 	switch {
 	case p.dialect.CallsBack && m.Meta == nil:
 		return ErrUnheard
 	case p.dialect.CallsBack:
-		known := m.Fleet.HostsOf(rank.Instance)
+		known := m.Engines().HostsOf(rank.Instance)
 		p.expect = m.Meta.Expect(metaserver.Wanted{Rank: rank.Target.ID, Limit: mooncake.MaxCallback(longest, leastBlock), Read: func(body []byte) (mooncake.Callback, error) {
 			return rank.Profile.ReadCallback(body, p.Meeting.RequestID, longest, leastBlock, known)
 		}})
@@ -132,7 +132,7 @@ func (p *Partner) probe() (again bool) {
 	defer m.Fleet.Untrack(run)
 	call.Run = run
 	began := time.Now()
-	p.born = m.Fleet.Born(c.Instance)
+	p.born = m.Engines().Born(c.Instance)
 	lease.Send()
 	answer, f := call.Whole(p.Headers, p.Body(c.Profile, p.Meeting), nil, mooncake.MaxProbeAnswer, began.Add(limits.ProbeTimeout))
 	answered := time.Now()

@@ -104,7 +104,7 @@ func newPair(t *testing.T, connector string, change func(*config.Config)) *pair 
 	t.Cleanup(c.meta.Close)
 	at := none{at: &mooncake.Coordinates{EngineID: "e1", Host: "10.0.0.5", Port: 5600, TPSize: 1}}
 	c.maker = NewMaker(Config{
-		Settings: func() *fleet.Settings { return set }, Serving: t.Context, Client: client, Monitor: at, Fleet: at, Dispatcher: at, Meta: c.meta,
+		Settings: func() *fleet.Settings { return set }, Serving: t.Context, Client: client, Monitor: at, Fleet: at, Engines: func() Engines { return at }, Dispatcher: at, Meta: c.meta,
 		Registerer: reg, Log: zap.NewNop(),
 	})
 	prefills := cfg.Prefill

@@ -64,15 +64,13 @@ func TestTheRanksOfARegionStandBehindItsFence(t *testing.T) {
 	enter, err := f.Load()
 	require.NoError(t, err)
 	enter()
-	for _, in := range f.instances {
-		in.status.Models, in.serving = []engine.Model{{ID: "m"}}, true
-	}
-	f.Publish()
+	f.up("decode 10.0.0.1:80", "m")
+	f.up("decode 10.0.0.2:80", "m")
 
 	for id, region := range map[string]string{"10.0.0.1:80": "us", "10.0.0.2:80": "eu"} {
-		worker, ok := f.RankOf(f.instances["decode "+id].target(-1).ID, "m", "m")
+		worker, ok := f.Now().RankOf(id, "m", "m")
 		require.True(t, ok, id)
-		rank := f.Rank(worker)
+		rank := f.Now().Rank(worker)
 		written, ok := rank.Scope.Enter()
 		require.True(t, ok, region)
 		written()

@@ -1,10 +1,9 @@
 package fleet
 
 import (
-	"slices"
-
 	"evenkeel/engine/discover"
 	"evenkeel/gateway/config"
+	"evenkeel/gateway/fleet/roster"
 )
 
 // EngineOf writes a found engine as the config would.
@@ -28,58 +27,27 @@ func (d Discovered) Put(e discover.Engine) error {
 	if err != nil {
 		return err
 	}
-	in, err := f.build(e.Role, conf, set)
+	in, err := f.host.build(e.Role, conf, set)
 	if err != nil {
 		return err
 	}
-	in.found = found{source: e.Source, incarnation: e.Incarnation, away: e.Away}
-	f.mu.RLock()
-	known := f.instances[in.key()] != nil
-	f.mu.RUnlock()
-	if !known { // a drain was of another
-		f.resume(func(s *stopped) bool { return s.at.Instance == in.key() })
-	}
-	f.enter(in)
+	in.Found = roster.Found{Source: e.Source, Incarnation: e.Incarnation, Away: e.Away}
+	f.enter(roster.Entered{Engine: in})
 	return nil
 }
 
 // Turn has an engine get new work, or none. What an operator said of it stays,
 // also that it is removed.
 func (d Discovered) Turn(e discover.Engine) {
-	f := d.Fleet
-	f.mu.Lock()
-	in := f.instances[e.Key()]
-	there := in != nil && in.incarnation == e.Incarnation
-	if there {
-		in.found = found{source: e.Source, incarnation: e.Incarnation, away: e.Away}
-	}
-	f.mu.Unlock()
-	if there {
-		f.Publish()
-	}
+	d.apply(roster.Turned{Key: e.Key(), Found: roster.Found{Source: e.Source, Incarnation: e.Incarnation, Away: e.Away}})
 }
 
 // Remove takes an engine out that is not there any more, unless somebody else
 // has put another in its place.
 func (d Discovered) Remove(e discover.Engine) {
-	f := d.Fleet
-	if d.Listed(e) {
-		return
+	if !d.Listed(e) {
+		d.apply(roster.Left{Key: e.Key(), Incarnation: e.Incarnation})
 	}
-	f.mu.Lock()
-	in := f.instances[e.Key()]
-	gone := in != nil && in.incarnation == e.Incarnation
-	if gone {
-		f.drop(in, e.Incarnation != "")
-		f.order = slices.DeleteFunc(f.order, func(k string) bool { return k == e.Key() })
-	}
-	f.mu.Unlock()
-	if !gone {
-		return
-	}
-	f.forgetExchanges(e.Address)
-	f.watch()
-	f.Publish()
 }
 
 // Listed says whether an engine stands in the config.

@@ -127,13 +127,18 @@ func (f *Fleet) tryOut(ctx context.Context, e discover.Engine) error {
 	if err != nil {
 		return err
 	}
-	partners := f.partners(e.Role)
+	var partners []config.Engine // of the other side; an engine that prefills and decodes has none
+	for _, other := range f.Now().Engines() {
+		if e.Role != Aggregated && other.Role != Aggregated && other.Role != e.Role && other.Serves() {
+			partners = append(partners, other.Conf)
+		}
+	}
 	if e.Role != Prefill {
-		if err := f.awaitSlot(ctx, conf); err != nil {
+		if err := f.host.awaitSlot(ctx, conf); err != nil {
 			return err
 		}
 	} else {
-		full := f.full(ctx)
+		full := f.host.full(ctx)
 		partners = slices.DeleteFunc(partners, func(d config.Engine) bool { return full[triedRank(d)] })
 	}
 	findings, err := selftest.One(ctx, set.Config, e.Role, conf, partners, f.host.Callbacks)
@@ -151,10 +156,10 @@ const slotPatience = 10 * time.Second
 
 // awaitSlot waits until the rank of an engine on which it is tried has a free
 // slot, by our own accounts: they outlive the engine's absence.
-func (f *Fleet) awaitSlot(ctx context.Context, e config.Engine) error {
+func (h *Host) awaitSlot(ctx context.Context, e config.Engine) error {
 	look := time.NewTicker(100 * time.Millisecond)
 	defer look.Stop()
-	for end := time.Now().Add(slotPatience); f.full(ctx)[triedRank(e)]; {
+	for end := time.Now().Add(slotPatience); h.full(ctx)[triedRank(e)]; {
 		if time.Now().After(end) {
 			return fmt.Errorf("rank %s has no free slot to try it with: requests from before it left still run there", triedRank(e))
 		}
@@ -168,9 +173,9 @@ func (f *Fleet) awaitSlot(ctx context.Context, e config.Engine) error {
 }
 
 // full are the ranks without a free slot.
-func (f *Fleet) full(ctx context.Context) map[string]bool {
+func (h *Host) full(ctx context.Context) map[string]bool {
 	full := map[string]bool{}
-	for _, m := range f.host.Dispatch(ctx).Models {
+	for _, m := range h.Dispatch(ctx).Models {
 		for _, w := range m.Workers {
 			if w.Used >= w.Slots {
 				full[w.Name] = true

@@ -1,7 +1,6 @@
 package fleet
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"net"
@@ -11,33 +10,9 @@ import (
 	"time"
 
 	"evenkeel/engine"
-	"evenkeel/prefill"
+	"evenkeel/gateway/fleet/roster"
 	"evenkeel/prefill/kvevents"
 )
-
-// eventsOf is where a rank says what its prefix cache holds. Without an entry of
-// its own an engine has the ports that all have.
-func (f *Fleet) eventsOf(in *instance, r int, all prefill.KVEventsConfig) prefill.EventSource {
-	if !all.Enabled {
-		return prefill.EventSource{}
-	}
-	host, rank := in.engine.URL.Hostname(), max(0, r)
-	s := prefill.EventSource{
-		Place:  kvevents.Place{Events: kvevents.Endpoint(host, cmp.Or(in.conf.KVEventsPort, all.Port), rank)},
-		Finder: publisher{f, in.key(), rank}, Model: boardOf(in.status.Models), ReplayTimeout: all.ReplayTimeout,
-	}
-	if port := cmp.Or(in.conf.KVReplayPort, all.ReplayPort); port != 0 {
-		s.Replay = kvevents.Endpoint(host, port, rank)
-	}
-	return s
-}
-
-// publisher finds where a rank of an engine publishes its KV events.
-type publisher struct {
-	fleet *Fleet
-	key   string
-	rank  int
-}
 
 // publisherPatience bounds the wait for an engine that is asked where it publishes.
 const publisherPatience = 2 * time.Second
@@ -45,16 +20,12 @@ const publisherPatience = 2 * time.Second
 // Places asks the engine, which may have been restarted with other ports. A port that the config gives this engine alone goes before the
 // engine's word, because an engine does not know how its ports are mapped; one that all engines have goes after it.
 func (p publisher) Places(ctx context.Context) ([]kvevents.Place, error) {
-	p.fleet.mu.RLock()
-	in := p.fleet.instances[p.key]
+	in := p.fleet.Now().Engine(p.key)
 	if in == nil {
-		p.fleet.mu.RUnlock()
 		return nil, fmt.Errorf("engine %s is gone", p.key)
 	}
-	configured, own := p.fleet.eventsOf(in, p.rank, p.fleet.host.Settings().Prefill.KVEvents).Place, in.conf.KVEventsPort != 0
-	target, ranks, hosts := in.target(-1), max(1, in.conf.Ranks), append([]string{in.engine.URL.Hostname()}, in.profile.KVHosts...)
-	p.fleet.mu.RUnlock()
-
+	configured, own := roster.EventsOf(in, p.rank, p.fleet.host.Settings().Prefill.KVEvents), in.Conf.KVEventsPort != 0
+	target, ranks, hosts := in.At(-1), max(1, in.Conf.Ranks), append([]string{in.Target.URL.Hostname()}, in.Profile.KVHosts...)
 	ctx, stop := context.WithTimeout(ctx, publisherPatience)
 	defer stop()
 	places := []kvevents.Place{configured}

@@ -1,7 +1,6 @@
 package fleet
 
 import (
-	"net/url"
 	"testing"
 	"time"
 
@@ -13,13 +12,12 @@ import (
 	"evenkeel/engine"
 	"evenkeel/gateway/config"
 	"evenkeel/gateway/owner"
-	"evenkeel/mooncake"
 	"evenkeel/prefill"
 	"evenkeel/prefill/local"
 )
 
 // empty is a fleet without engines that no one reads from.
-func empty(t *testing.T, set func() *Settings) *Fleet {
+func empty(t testing.TB, set func() *Settings) *Fleet {
 	reg := prometheus.NewRegistry()
 	client := engine.NewClient(engine.Options{})
 	t.Cleanup(client.Close)
@@ -39,28 +37,14 @@ func of(t *testing.T, cfg *config.Config) *Fleet {
 	return empty(t, func() *Settings { return set })
 }
 
-// What a process did in spite of its profile counts until another process is there, whatever the config says meanwhile.
-func TestAnAnswerThatWasGivenBackCountsUntilTheEngineStartsAnew(t *testing.T) {
-	f := of(t, config.Default())
-	one := func() *instance {
-		return &instance{id: "d", role: Decode, engine: &engine.Target{ID: "d", URL: &url.URL{Scheme: "http", Host: "127.0.0.1:1"}}, profile: &mooncake.Profile{Connector: mooncake.AscendMooncakeV1, GivesBack: new(false)}}
+// worker is the number of a rank.
+func (f *Fleet) worker(rank string) int32 {
+	for _, e := range f.Now().Engines() {
+		for _, r := range e.Ranks() {
+			if at, _ := f.Now().Named(e.At(r).ID); at != nil && e.At(r).ID == rank {
+				return at.Worker
+			}
+		}
 	}
-	f.mu.Lock()
-	f.put(one())
-	f.instances["decode d"].status.StartTime = 5
-	f.mu.Unlock()
-	require.False(t, f.instances["decode d"].mayGiveBack())
-	f.GaveBack("decode d")
-	require.True(t, f.instances["decode d"].mayGiveBack())
-	f.mu.Lock()
-	f.put(one())
-	f.mu.Unlock()
-	require.True(t, f.instances["decode d"].mayGiveBack(), "a reload is no start")
-	f.instances["decode d"].status.StartTime = 6
-	require.False(t, f.instances["decode d"].mayGiveBack())
-	f.mu.Lock()
-	f.put(&instance{id: "m", role: Aggregated, engine: one().engine, profile: one().profile})
-	f.mu.Unlock()
-	f.GaveBack("aggregated m")
-	require.Nil(t, f.instances["aggregated m"].gaveBack)
+	return -1
 }

@@ -4,9 +4,9 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
-	"slices"
 
 	"evenkeel/gateway/config"
+	"evenkeel/gateway/fleet/roster"
 )
 
 // A reload speaks of the engines whose entry, or whose profile, it changes, and
@@ -15,26 +15,9 @@ import (
 
 // Plan is what a reload does to the fleet, found possible.
 type Plan struct {
-	set    []*instance
+	set    []*roster.Engine
 	remove []string // keys
 	order  []string // of the file
-}
-
-// Listed is an engine as a config has it.
-type Listed struct {
-	role string
-	conf config.Engine
-}
-
-// enginesOf lists the engines of a config by role and host:port.
-func enginesOf(s *Settings) (all map[string]Listed, order []string) {
-	all = map[string]Listed{}
-	for role, e := range s.Engines.All() {
-		id, _ := config.InstanceID(e.URL) // validated
-		all[role+" "+id] = Listed{role, e}
-		order = append(order, role+" "+id)
-	}
-	return all, order
 }
 
 // Plan compares two configs and builds what the second needs.
@@ -44,12 +27,12 @@ func (f *Fleet) Plan(old, next *Settings) (*Plan, error) {
 	p := &Plan{order: order}
 	var errs []error
 	build := func(role string, e config.Engine, own bool) {
-		in, err := f.build(role, e, next)
+		in, err := f.host.build(role, e, next)
 		if err != nil {
 			errs = append(errs, err)
 			return
 		}
-		in.own = own
+		in.Own = own
 		p.set = append(p.set, in)
 	}
 	spoken := map[string]bool{}
@@ -66,18 +49,15 @@ func (f *Fleet) Plan(old, next *Settings) (*Plan, error) {
 			p.remove = append(p.remove, key)
 		}
 	}
-	f.mu.RLock()
-	defer f.mu.RUnlock()
-	for _, key := range f.order {
-		in := f.instances[key]
-		profile, ok := next.Profiles[in.conf.Profile]
+	for _, in := range f.Now().Engines() {
+		profile, ok := next.Profiles[in.Conf.Profile]
 		switch {
-		case spoken[key]:
+		case spoken[in.Key()]:
 		case !ok:
 			errs = append(errs, fmt.Errorf("profiles.%s is missing, but %s engine %s, which was added while the proxy runs, uses it; remove the engine first, or keep the profile",
-				in.conf.Profile, in.role, in.id))
-		case !reflect.DeepEqual(*profileOf(in.role, profile), *in.profile):
-			build(in.role, in.conf, false)
+				in.Conf.Profile, in.Role, in.ID))
+		case !reflect.DeepEqual(*profileOf(in.Role, profile), *in.Profile):
+			build(in.Role, in.Conf, false)
 		}
 	}
 	return p, errors.Join(errs...)
@@ -85,40 +65,7 @@ func (f *Fleet) Plan(old, next *Settings) (*Plan, error) {
 
 // Apply makes the fleet what was planned. Engines that are gone finish what they
 // run; those that stay keep their state, load and drains.
-func (f *Fleet) Apply(p *Plan) {
-	for _, in := range p.set {
-		f.learnHosts(in) // before its hand-offs come
-	}
-	var fresh []string
-	f.mu.Lock()
-	for _, key := range p.remove {
-		if in := f.instances[key]; in != nil {
-			f.drop(in, false)
-		}
-	}
-	for _, in := range p.set {
-		if f.instances[in.key()] == nil {
-			fresh = append(fresh, in.key())
-		}
-		f.put(in)
-	}
-	f.order = f.order[:0]
-	place := map[string]int{}
-	for i, key := range p.order {
-		place[key] = i
-	}
-	for key := range f.instances {
-		if _, ok := place[key]; !ok {
-			place[key] = len(p.order) + f.instances[key].number
-		}
-		f.order = append(f.order, key)
-	}
-	slices.SortFunc(f.order, func(a, b string) int { return place[a] - place[b] })
-	f.mu.Unlock()
-	f.resume(func(s *stopped) bool { return slices.Contains(fresh, s.at.Instance) })
-	f.watch()
-	f.Publish()
-}
+func (f *Fleet) Apply(p *Plan) { f.enter(roster.Planned{Set: p.set, Remove: p.remove, Order: p.order}) }
 
 // ReloadTrust takes up a ca_file that changed; other says whether a file did.
 func (f *Fleet) ReloadTrust(other func(file string) bool) (changed bool, err error) {
@@ -135,16 +82,11 @@ func (f *Fleet) ReloadTrust(other func(file string) bool) (changed bool, err err
 	if !changed {
 		return false, nil
 	}
-	f.mu.RLock()
-	var list []*instance
-	for _, in := range f.instances {
-		if in.profile.CAFile != "" && in.engine.TLS != nil {
-			list = append(list, in)
+	for _, in := range f.Now().Engines() {
+		if in.Profile.CAFile == "" || in.Target.TLS == nil {
+			continue
 		}
-	}
-	f.mu.RUnlock()
-	for _, in := range list {
-		again, err := f.build(in.role, in.conf, set)
+		again, err := f.host.build(in.Role, in.Conf, set)
 		if err != nil {
 			return false, err
 		}

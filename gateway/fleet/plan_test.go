@@ -3,7 +3,6 @@ package fleet
 import (
 	"fmt"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
@@ -39,9 +38,8 @@ func drawConfig(t *rapid.T, name string) *config.Config {
 
 // described is all of a fleet that a config decides.
 func (f *Fleet) described() (list []string) {
-	for _, key := range f.order {
-		in := f.instances[key]
-		list = append(list, fmt.Sprintf("%s %+v %v %d", key, in.conf, in.engine.URL, in.profile.MaxModelLen))
+	for _, e := range f.Now().Engines() {
+		list = append(list, fmt.Sprintf("%s %+v %v %d", e.Key(), e.Conf, e.Target.URL, e.Profile.MaxModelLen))
 	}
 	return list
 }
@@ -61,6 +59,9 @@ func TestAReloadLeavesTheFleetThatAStartWould(t *testing.T) {
 			for _, e := range cfg.Engines.Decode {
 				require.NoError(t, f.Add(Decode, e))
 			}
+			for _, e := range f.Now().Engines() {
+				f.up(e.Key(), "m")
+			}
 			return f
 		}
 		next := drawConfig(t, "next")
@@ -68,8 +69,12 @@ func TestAReloadLeavesTheFleetThatAStartWould(t *testing.T) {
 		running := drawConfig(t, "running")
 		f := begin(running)
 		ids := map[string]int32{}
-		for rank, id := range f.ids {
-			ids[rank] = id
+		for _, e := range f.Now().Engines() {
+			for _, r := range e.Ranks() {
+				if rank := e.At(r).ID; e.Decodes() {
+					ids[rank] = f.worker(rank)
+				}
+			}
 		}
 		merged, changes, err := running.Succeed(next)
 		require.NoError(t, err)
@@ -80,7 +85,9 @@ func TestAReloadLeavesTheFleetThatAStartWould(t *testing.T) {
 		f.Apply(plan)
 		require.Equal(t, want, f.described(), "%v", changes)
 		for rank, id := range ids {
-			require.Equal(t, id, f.ids[rank], rank)
+			if is, _ := f.Now().Named(rank); is != nil {
+				require.Equal(t, id, is.Worker, rank)
+			}
 		}
 		again, err := f.Plan(set, set)
 		require.NoError(t, err)
@@ -88,19 +95,4 @@ func TestAReloadLeavesTheFleetThatAStartWould(t *testing.T) {
 		require.Empty(t, again.remove)
 		require.Empty(t, config.Diff(merged, next))
 	})
-}
-
-func TestRanksOfEnginesThatAreGoneAreForgotten(t *testing.T) {
-	f := empty(t, nil)
-	f.instances["decode stays"] = &instance{}
-	f.ranks[1], f.ranks[2] = &Rank{Instance: "decode stays"}, &Rank{Instance: "decode gone"}
-	now := time.Now()
-	f.forgetRanks(now)
-	f.forgetRanks(now.Add(rankMemory))
-	require.NotNil(t, f.Rank(2), "an assignment may be on its way")
-	require.Equal(t, []int32{2}, f.Beside(2, true, nil))
-	f.forgetRanks(now.Add(rankMemory + 1))
-	require.Nil(t, f.Rank(2))
-	require.NotNil(t, f.Rank(1))
-	require.Empty(t, f.Beside(2, true, nil))
 }

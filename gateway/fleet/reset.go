@@ -13,20 +13,20 @@ import (
 // ResetPrefixCaches asks every engine to forget its prefix cache and returns what each
 // that failed answered.
 func (f *Fleet) ResetPrefixCaches(ctx context.Context) error {
-	targets := f.targets()
-	failed := make([]error, len(targets))
+	engines := f.Now().Engines()
+	failed := make([]error, len(engines))
 	var all sync.WaitGroup
-	for i, t := range targets {
-		all.Go(func() { failed[i] = f.reset(ctx, t) })
+	for i, e := range engines {
+		all.Go(func() { failed[i] = f.host.reset(ctx, e.At(-1)) })
 	}
 	all.Wait()
 	return errors.Join(failed...)
 }
 
-func (f *Fleet) reset(ctx context.Context, t *engine.Target) error {
-	call := f.host.Client.NewCall(t).Repeat()
+func (h *Host) reset(ctx context.Context, t *engine.Target) error {
+	call := h.Client.NewCall(t).Repeat()
 	defer context.AfterFunc(ctx, call.Abort)()
-	limit := f.host.Settings().Limits.ConnectTimeout
+	limit := h.Settings().Limits.ConnectTimeout
 	resp, err := call.Do(http.MethodPost, "/reset_prefix_cache", nil, nil, engine.Deadlines{Connect: limit, FirstByte: 10 * limit, Idle: limit})
 	if err != nil {
 		return err

@@ -10,6 +10,7 @@ import (
 
 	"evenkeel/engine"
 	"evenkeel/gateway/config"
+	"evenkeel/gateway/fleet/roster"
 	"evenkeel/mooncake"
 )
 
@@ -21,16 +22,16 @@ func TestAnEngineThatHangsHoldsNobodyUp(t *testing.T) {
 	defer page.Close()
 	defer close(hangs)
 	f := empty(t, nil)
-	var all []*instance
+	var all []*roster.Engine
 	for range 8 {
 		profile := &mooncake.Profile{}
 		target, err := config.Target(config.Engine{URL: page.URL}, profile)
 		require.NoError(t, err)
-		all = append(all, &instance{id: target.ID, role: Decode, engine: target, profile: profile})
+		all = append(all, &roster.Engine{ID: target.ID, Role: Decode, Target: target, Profile: profile})
 	}
 	done := make(chan int)
 	go func() {
-		_, silent := f.residents(t.Context(), all)
+		_, silent := f.host.residents(t.Context(), all)
 		done <- len(silent)
 	}()
 	select {

@@ -1,13 +1,23 @@
 package fleet
 
 import (
+	"context"
 	"errors"
-	"slices"
+	"sync"
+	"sync/atomic"
 
 	"evenkeel/engine"
 	"evenkeel/gateway/upstream"
 	"evenkeel/prefill"
 )
+
+// runs are the calls under way.
+type runs struct {
+	now     func() *Published
+	serving func() context.Context // ends when what has no answer yet must end
+	mu      sync.Mutex
+	all     map[*Run]struct{}
+}
 
 // Why a call has to go on elsewhere.
 const (
@@ -15,6 +25,15 @@ const (
 	drained        // its engine was taken out of service, or is halted beside one that is up
 	died           // its engine was declared down, beside one that is up
 )
+
+// Run is a call to an engine. A drain's deadline may end it. A probe also ends when its engine is declared down.
+type Run struct {
+	at     Place
+	call   *engine.Call
+	probe  bool
+	leaves atomic.Uint32 // why it has to go on elsewhere
+	safe   atomic.Bool   // it may be aborted: no pull of KV is under way
+}
 
 // Moved says whether the call has to go on elsewhere because its engine was taken out of service.
 func (r *Run) Moved() bool { return r.leaves.Load() == drained }
@@ -51,47 +70,45 @@ func (r *Run) Settle() {
 
 // Track keeps a call among those that may be moved, until Untrack. The deadline of its
 // place, or the proxy's own, may have passed since the place was chosen.
-func (f *Fleet) Track(at Place, call *engine.Call, safe bool) *Run {
+func (a *runs) Track(at Place, call *engine.Call, safe bool) *Run {
 	r := &Run{at: at, call: call}
 	r.safe.Store(safe)
-	f.keep(r)
+	a.keep(r)
 	return r
 }
 
 // TrackProbe is Track for a probe. A probe may always be aborted, because its engine then keeps nothing. It also ends when
 // its engine is declared down and another engine could prefill the prompt.
-func (f *Fleet) TrackProbe(c *prefill.Candidate, call *engine.Call) *Run {
+func (a *runs) TrackProbe(c *prefill.Candidate, call *engine.Call) *Run {
 	r := &Run{at: Place{Instance: c.Instance, Rank: c.Target.Rank}, call: call, probe: true}
 	r.safe.Store(true)
-	f.keep(r)
-	if why := f.deserted(c.Instance); why != stays {
-		r.move(why)
-	}
+	a.keep(r)
+	r.rescue(a.now())
 	return r
 }
 
-func (f *Fleet) keep(r *Run) {
-	f.runs.mu.Lock()
-	f.runs.all[r] = struct{}{}
-	f.runs.mu.Unlock()
-	if f.host.Serving().Err() != nil || f.overdue(r.at) { // after it was kept, so that either side sees the other
+func (a *runs) keep(r *Run) {
+	a.mu.Lock()
+	a.all[r] = struct{}{}
+	a.mu.Unlock()
+	if a.serving().Err() != nil || a.now().Overdue(r.at) { // after it was kept, so that either side sees the other
 		r.move(drained)
 	}
 }
 
 // Untrack forgets a call that has ended.
-func (f *Fleet) Untrack(r *Run) {
-	f.runs.mu.Lock()
-	delete(f.runs.all, r)
-	f.runs.mu.Unlock()
+func (a *runs) Untrack(r *Run) {
+	a.mu.Lock()
+	delete(a.all, r)
+	a.mu.Unlock()
 }
 
 // Move ends every call at a place that is meant, and returns how many. Their answers go
 // on elsewhere where they can.
-func (f *Fleet) Move(meant func(Place) bool) (n int) {
-	f.runs.mu.Lock()
-	defer f.runs.mu.Unlock()
-	for r := range f.runs.all {
+func (a *runs) Move(meant func(Place) bool) (n int) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for r := range a.all {
 		if meant(r.at) {
 			r.move(drained)
 			n++
@@ -100,48 +117,24 @@ func (f *Fleet) Move(meant func(Place) bool) (n int) {
 	return n
 }
 
-// desert finds the prefill engines that are down, or halted, while another one serves one of their models. It is called with f.mu held.
-func (f *Fleet) desert(candidates []prefill.Candidate) {
-	live := map[string]bool{}
-	for i := range candidates {
-		for _, m := range candidates[i].Models {
-			live[m] = live[m] || candidates[i].Live
-		}
-	}
-	for _, in := range f.instances {
-		in.deserted = stays
-		if in.role != Prefill || !slices.ContainsFunc(in.status.Models, func(m engine.Model) bool { return live[m.ID] }) {
-			continue
-		}
-		switch {
-		case !in.status.Up:
-			in.deserted = died
-		case in.status.Halted():
-			in.deserted = drained
-		}
-	}
-}
-
-// deserted is why a probe has to leave an engine.
-func (f *Fleet) deserted(instance string) uint32 {
-	f.mu.RLock()
-	defer f.mu.RUnlock()
-	if in := f.instances[instance]; in != nil {
-		return in.deserted
-	}
-	return stays
-}
-
 // rescue ends the probes at engines that are down or halted, so that other engines are asked.
-func (f *Fleet) rescue() {
-	f.runs.mu.Lock()
-	defer f.runs.mu.Unlock()
-	for r := range f.runs.all {
-		if !r.probe {
-			continue
+func (a *runs) rescue() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for r := range a.all {
+		if r.probe {
+			r.rescue(a.now())
 		}
-		if why := f.deserted(r.at.Instance); why != stays {
-			r.move(why)
-		}
+	}
+}
+
+// rescue ends a probe at an engine that another one can stand in for.
+func (r *Run) rescue(now *Published) {
+	switch e := now.Engine(r.at.Instance); {
+	case e == nil || !e.Deserted:
+	case e.Status.Up:
+		r.move(drained)
+	default:
+		r.move(died)
 	}
 }

@@ -8,24 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"evenkeel/engine"
-	"evenkeel/prefill"
 )
-
-// A probe at an engine that is halted goes on elsewhere, where there is another engine.
-func TestWhichPrefillEnginesAreDeserted(t *testing.T) {
-	up := engine.Status{Up: true, Models: []engine.Model{{ID: "m"}}}
-	down, halted := up, up
-	down.Up, halted.Halt = false, engine.ErrReforming
-	for _, row := range []struct {
-		is, other engine.Status
-		want      uint32
-	}{{up, up, stays}, {down, up, died}, {halted, up, drained}, {halted, down, stays}, {halted, halted, stays}} {
-		f := empty(t, nil)
-		f.instances = map[string]*instance{"a": {role: Prefill, status: row.is}, "b": {role: Prefill, status: row.other}}
-		f.desert([]prefill.Candidate{{Models: []string{"m"}, Live: row.other.Up && !row.other.Halted()}})
-		require.Equal(t, row.want, f.instances["a"].deserted, "%+v", row)
-	}
-}
 
 // A pull that is cut leaks KV on both sides, so a call that has to go waits for
 // its first event, and goes then.

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"evenkeel/engine"
+	"evenkeel/gateway/fleet/roster"
 	"evenkeel/prefill"
 )
 
@@ -31,7 +32,9 @@ func (f *Fleet) Scrape(ctx context.Context, c prefill.Candidate) (prefill.Sample
 		p.at = time.Now()
 		if p.err == nil {
 			f.host.Monitor.Answered(c.Instance)
-			f.lives(c.Instance, p.sample.StartTime, asked)
+			if e := f.Now().Engine(c.Instance); e != nil && e.Learns(p.sample.StartTime, asked) {
+				f.apply(roster.Lived{Key: c.Instance, Start: p.sample.StartTime, Asked: asked})
+			}
 		}
 	}
 	if p.err != nil {

@@ -6,9 +6,18 @@ import (
 	"time"
 
 	"evenkeel/gateway/config"
+	"evenkeel/gateway/fleet/roster"
 	"evenkeel/mooncake"
 	"evenkeel/prefill"
 )
+
+// Settings are a config with what follows from it for engines. They never change: a
+// reload puts others in their place.
+type Settings struct {
+	*config.Config
+	Profiles map[string]*mooncake.Profile
+	Listed   map[string]bool // the config's own engines, by role and host:port
+}
 
 // NewSettings works out what follows from a config.
 func NewSettings(cfg *config.Config) *Settings {
@@ -52,7 +61,7 @@ func (s *Settings) PoolTTL() time.Duration {
 		return s.Pool.TTL
 	}
 	shortest := time.Duration(math.MaxInt64)
-	for _, name := range s.ProfilesInUse(Prefill) {
+	for _, name := range s.ProfilesInUse(roster.Prefill) {
 		p := s.Profiles[name]
 		if p.Early() {
 			shortest = min(shortest, s.Prefill.Queue.Timeout)
@@ -66,4 +75,21 @@ func (s *Settings) PoolTTL() time.Duration {
 		return 0
 	}
 	return shortest
+}
+
+// Listed is an engine as a config has it.
+type Listed struct {
+	role string
+	conf config.Engine
+}
+
+// enginesOf lists the engines of a config by role and host:port.
+func enginesOf(s *Settings) (all map[string]Listed, order []string) {
+	all = map[string]Listed{}
+	for role, e := range s.Engines.All() {
+		id, _ := config.InstanceID(e.URL) // validated
+		all[role+" "+id] = Listed{role, e}
+		order = append(order, role+" "+id)
+	}
+	return all, order
 }

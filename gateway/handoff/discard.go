@@ -40,7 +40,7 @@ type Config struct {
 	Settings   func() *fleet.Settings
 	Client     *engine.Client
 	Monitor    Monitor
-	Fleet      Fleet
+	Engines    func() Engines // as they are now
 	Places     *pool.Places
 	Dispatcher Dispatcher
 	NextID     func() uint64 // of an entry of the pool
@@ -56,8 +56,8 @@ type Monitor interface {
 	ExpiredNow(ctx context.Context, instance string) (n float64, known bool)
 }
 
-// Fleet says where hand-offs can be decoded.
-type Fleet interface {
+// Engines says where hand-offs can be decoded.
+type Engines interface {
 	Rank(worker int32) *fleet.Rank
 	Beside(worker int32, host bool, list []int32) []int32
 	RegionFor(prefiller string) string
@@ -130,12 +130,13 @@ const discardTries = 3
 // the hold timeout.
 func (d *Discarder) discardNow(h *Handoff) (outcome string, err error) {
 	for try := 1; ; try++ {
-		if gone, _ := d.Fleet.Outlived(h.Born); gone {
+		engines := d.Engines()
+		if gone, _ := engines.Outlived(h.Born); gone {
 			return discardExpired, errors.Join(ErrOutlived, err)
 		}
 		c := h.Lease.Candidate
 		r := <-d.Dispatcher.Enqueue(&pool.Entry{
-			ID: d.NextID(), Model: d.Fleet.BoardFor(c, h.Model.Name, d.Fleet.RegionFor(c.Instance)), Name: h.Model.Name, Prompt: h.Prompt, Arrival: h.Arrival, Entered: time.Now(),
+			ID: d.NextID(), Model: engines.BoardFor(c, h.Model.Name, engines.RegionFor(c.Instance)), Name: h.Model.Name, Prompt: h.Prompt, Arrival: h.Arrival, Entered: time.Now(),
 			Deadline:  h.PulledBy(),
 			Prefiller: c.Instance,
 			Avoid:     h.Avoid,
@@ -167,7 +168,7 @@ func (d *Discarder) discardOn(slot *dispatcher.Slot, h *Handoff, try int) (outco
 	if !now.Before(h.PulledBy()) { // the pull needs some time before the prefiller frees the blocks by itself; so does one that comes back from another rank
 		return discardExpired, false, mooncake.ErrExpired
 	}
-	rank := d.Fleet.Rank(slot.Worker)
+	rank := d.Engines().Rank(slot.Worker)
 	if h.kv == nil {
 		if h.kv, err = h.Discard(now); err != nil {
 			return discardExpired, false, err
@@ -189,7 +190,7 @@ func (d *Discarder) discardOn(slot *dispatcher.Slot, h *Handoff, try int) (outco
 	headers := h.Identify(engine.JSONHeaders(fmt.Sprintf("ek-%s-x%d-%d", h.ID, h.Attempt, try)))
 	_, f := call.Whole(headers, rank.Profile.DiscardBody(&h.Body, h.Endpoint, h.Leg, h.kv, rand.Text(), nil), nil, d.Settings().Limits.EventBytes, now.Add(silence))
 	if f != nil {
-		h.Avoid = d.Fleet.Beside(slot.Worker, f.Why == lifecycle.Failed, h.Avoid)
+		h.Avoid = d.Engines().Beside(slot.Worker, f.Why == lifecycle.Failed, h.Avoid)
 	}
 	if f != nil && (f.Status == 0 && f.Why != lifecycle.NotOurs || f.Why == lifecycle.Withheld || f.Why == lifecycle.Unlisted) {
 		d.Monitor.Report(f.Engine, f.Err)
@@ -206,7 +207,7 @@ func (d *Discarder) discardOn(slot *dispatcher.Slot, h *Handoff, try int) (outco
 		return discardFailed, f.Why != lifecycle.Silent, f.Err
 	case f.Why == lifecycle.Withheld:
 		return discardRefused, true, f.Err
-	case !d.Fleet.RejectionFrees(rank):
+	case !d.Engines().RejectionFrees(rank):
 		return discardRefused, true, f.Err
 	}
 	h.Lease.Release()

@@ -23,6 +23,7 @@ import (
 	"evenkeel/engine"
 	"evenkeel/gateway/config"
 	"evenkeel/gateway/fleet"
+	"evenkeel/gateway/fleet/roster"
 	"evenkeel/mooncake"
 	"evenkeel/pool"
 	"evenkeel/prefill"
@@ -66,7 +67,7 @@ func (r *ranks) Beside(worker int32, host bool, list []int32) []int32 {
 
 func (r *ranks) RegionFor(string) string { return "" }
 func (r *ranks) BoardFor(_ prefill.Candidate, _, region string) string {
-	return fleet.BoardIn("m", region)
+	return roster.BoardIn("m", region)
 }
 func (r *ranks) Outlived(fleet.Birth) (gone, sure bool) { return r.gone, r.gone }
 func (r *ranks) RejectionFrees(*fleet.Rank) bool        { return r.frees }
@@ -242,7 +243,7 @@ func TestWhatBecomesOfADiscardedHandOff(t *testing.T) {
 			r := &ranks{rank: &fleet.Rank{Target: &engine.Target{ID: "d", URL: at, Rank: -1}, Profile: &profile, Traffic: &engine.Traffic{}}}
 			id := uint64(0)
 			d := NewDiscarder(Config{
-				Context: t.Context(), Settings: func() *fleet.Settings { return set }, Client: client, Monitor: &monitor, Fleet: r,
+				Context: t.Context(), Settings: func() *fleet.Settings { return set }, Client: client, Monitor: &monitor, Engines: func() Engines { return r },
 				Places: pool.NewPlaces(1), Dispatcher: s,
 				NextID: func() uint64 { id++; return id }, Registerer: prometheus.NewRegistry(), Log: zap.NewNop(),
 			})

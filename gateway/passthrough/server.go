@@ -29,13 +29,18 @@ type Env struct {
 	Client     *engine.Client
 	Monitor    *engine.Monitor
 	Fleet      Fleet
+	Engines    func() Engines  // as they are now
 	Requests   *request.Server // which settles with callers, and writes errors
 	Bodies     *edge.Account   // of requests, and of answers in one piece
 }
 
-// Fleet is what these requests need of the fleet.
-type Fleet interface {
+// Engines is what is known of engines at a moment.
+type Engines interface {
 	Wholes(model string, computes bool) (list []fleet.Whole, paired bool)
+}
+
+// Fleet keeps the calls that may have to end.
+type Fleet interface {
 	Track(at fleet.Place, call *engine.Call, safe bool) *fleet.Run
 	Untrack(r *fleet.Run)
 }
@@ -114,7 +119,7 @@ var errNoEngine = openai.Unavailable("engine_unavailable", "no healthy engine of
 // choose takes the engine with the fewest calls of ours that may have the endpoint and was
 // not tried, if there is one in a group of which none was: one limit may stand before them all. The caller gives it back.
 func (s *Server) choose(model, path string, tried []string) (fleet.Whole, *openai.Error) {
-	all, paired := s.Fleet.Wholes(model, computes(path))
+	all, paired := s.Engines().Wholes(model, computes(path))
 	switch {
 	case paired:
 		return fleet.Whole{}, errPaired

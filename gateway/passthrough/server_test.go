@@ -147,7 +147,7 @@ func start(t *testing.T, change func(*config.Config), all ...*odd) *proxy {
 	require.NoError(t, err)
 	requests := &request.Server{Env: request.Env{Log: log, Settings: settings, Journal: told}}
 	bodies := edge.NewBodies(int64(cfg.Limits.Bodies))
-	p.Server = New(Env{Log: log, Registerer: reg, Settings: settings, Serving: t.Context, Client: client, Monitor: monitor, Fleet: p.engines, Requests: requests, Bodies: bodies})
+	p.Server = New(Env{Log: log, Registerer: reg, Settings: settings, Serving: t.Context, Client: client, Monitor: monitor, Fleet: p.engines, Engines: func() Engines { return p.engines }, Requests: requests, Bodies: bodies})
 
 	ln, err := edge.Listen("127.0.0.1:0", edge.ListenOptions{})
 	require.NoError(t, err)

@@ -25,6 +25,7 @@ import (
 	"evenkeel/engine"
 	"evenkeel/gateway/edge"
 	"evenkeel/gateway/fleet"
+	"evenkeel/gateway/fleet/roster"
 	"evenkeel/gateway/openai"
 	"evenkeel/gateway/owner"
 	"evenkeel/gateway/reload"
@@ -183,23 +184,24 @@ func (r *Peers) Look(ctx context.Context) {
 		boards[m.Model] = byLists(m.Workers)
 	}
 	all := map[string]decoding{}
-	for _, route := range r.host.Fleet.Models() {
+	engines := r.host.Fleet.Now()
+	for _, route := range engines.Models() {
 		d, free := decodingFor(boards[route.Board], route.Name)
-		both, _ := decodingFor(boards[route.Board+fleet.AggregatedMark], route.Name)
+		both, _ := decodingFor(boards[route.Board+roster.AggregatedMark], route.Name)
 		d.add(both)
 		for board, kinds := range boards { // of other regions whose engines are ours
 			of, freeThere := decodingFor(kinds, route.Name)
-			if strings.HasPrefix(board, route.Board+fleet.AggregatedMark+fleet.RegionMark) {
+			if strings.HasPrefix(board, route.Board+roster.AggregatedMark+roster.RegionMark) {
 				d.add(of)
-			} else if strings.HasPrefix(board, route.Board+fleet.RegionMark) {
+			} else if strings.HasPrefix(board, route.Board+roster.RegionMark) {
 				if d.free == nil {
 					d.free = map[string]int{"": free}
 				}
-				d.free[strings.TrimPrefix(board, route.Board+fleet.RegionMark)] = freeThere
+				d.free[strings.TrimPrefix(board, route.Board+roster.RegionMark)] = freeThere
 				d.add(of)
 			}
 		}
-		if !r.host.Fleet.Begins(route.Board, route.Name) {
+		if !engines.Begins(route.Board, route.Name) {
 			d.slots = 0
 		}
 		all[route.Name] = d
@@ -336,7 +338,8 @@ func (r *Peers) finish(ctx context.Context, group string) {
 	ctx, cancel := context.WithTimeout(ctx, r.host.Config.Settings().HA.Lease/6) // who asks waits for twice as long
 	defer cancel()
 	r.Look(ctx) // from here on what comes waits, or goes elsewhere
-	boards := slices.DeleteFunc(r.host.Fleet.BoardsOf(group), func(board string) bool { return r.host.Fleet.Begins(board, "") })
+	engines := r.host.Fleet.Now()
+	boards := slices.DeleteFunc(engines.BoardsOf(group), func(board string) bool { return engines.Begins(board, "") })
 	for len(boards) > 0 && ctx.Err() == nil && r.underWay(boards) {
 		time.Sleep(finishEvery)
 	}
@@ -349,7 +352,7 @@ const finishEvery = 5 * time.Millisecond
 func (r *Peers) underWay(boards []string) bool {
 	return slices.ContainsFunc(r.host.Tier.Status(), func(c prefill.CandidateStatus) bool {
 		return c.Inflight+c.Pooled > 0 && slices.ContainsFunc(c.Models, func(m string) bool {
-			route, _, _ := r.host.Fleet.Lookup(m)
+			route, _, _ := r.host.Fleet.Now().Lookup(m)
 			return slices.Contains(boards, route.Board)
 		})
 	})

@@ -1,5 +1,5 @@
-// Package recording writes down what happens to each request, as gateway/lifecycle is told of it, and what gateway/lifecycle says to that. So a
-// test can drive the lives of a real run again. A program does so only if it was linked with the name of a file, as
+// Package recording writes down what happens to each request, as gateway/lifecycle is told of it, and what gateway/lifecycle says to that. Beside
+// it, it writes down what gateway/fleet/roster is told, and what is published for that. So a test can drive the lives of a real run again, and its fleets. A program does so only if it was linked with the name of a file, as
 // `go run ./bench/rigs/chaos -record FILE` does it. In every other program a recording is one comparison.
 package recording
 
@@ -82,9 +82,14 @@ func (t *Tape) write(l line) {
 		t.id = lives.Add(1)
 	}
 	l.ID = t.id
-	text, err := json.Marshal(l)
+	put(out, l)
+}
+
+// put appends a line to a file.
+func put(to *os.File, line any) {
+	text, err := json.Marshal(line)
 	if err == nil && written.Add(int64(len(text)+1)) <= limit {
-		_, err = out.Write(append(text, '\n'))
+		_, err = to.Write(append(text, '\n'))
 	}
 	if err != nil {
 		panic(err)

@@ -36,18 +36,19 @@ func (s *stream) judge(x lifecycle.Effect) {
 	full := s.rank.Group != "" && s.fault != nil && s.fault.Refused()
 	switch {
 	case full && x.Do == lifecycle.Shun: // the queue of one rank is, or that of all beside it
-		around, others := s.job.srv.Fleet.Around(s.rank.Worker, slices.Concat(s.job.avoid.ranks(), s.job.avoid.last))
+		around, others := s.job.srv.Engines().Around(s.rank.Worker, slices.Concat(s.job.avoid.ranks(), s.job.avoid.last))
 		s.job.avoid.refuse(s.rank.Worker, around, others)
 	case x.Do == lifecycle.Shun && s.fault != nil && s.fault.Why == lifecycle.Stuck: // and the ranks that step with it
-		around, _ := s.job.srv.Fleet.Around(s.rank.Worker, nil)
-		s.job.avoid.decode = append(s.job.srv.Fleet.Beside(s.rank.Worker, false, s.job.avoid.decode), around...)
+		engines := s.job.srv.Engines()
+		around, _ := engines.Around(s.rank.Worker, nil)
+		s.job.avoid.decode = append(engines.Beside(s.rank.Worker, false, s.job.avoid.decode), around...)
 		s.job.avoid.halted++
 	case full:
 	case x.Do == lifecycle.Acclaim:
 		monitor.Judge(id, engine.Served, nil)
 	case x.Do == lifecycle.Shun:
 		answered := s.fault != nil && s.fault.Why == lifecycle.Failed // one that has crashed says nothing of the others of its host
-		s.job.avoid.decode = s.job.srv.Fleet.Beside(s.rank.Worker, answered, s.job.avoid.decode)
+		s.job.avoid.decode = s.job.srv.Engines().Beside(s.rank.Worker, answered, s.job.avoid.decode)
 	case whom == lifecycle.Disputed:
 		err, settle := s.fault.Err, monitor.Accuse(id)
 		s.job.charges = append(s.job.charges, func(f lifecycle.Finding) {

@@ -47,7 +47,7 @@ func (j *job) open(h *handoff.Handoff, s *stream) *failure.Fault {
 	if h == nil {
 		j.client.OnGone(func() { s.call.Leave(upstream.Notice) }) // no pull of KV is under way
 	} else {
-		if gone, sure := j.srv.Fleet.Outlived(h.Born); gone {
+		if gone, sure := j.srv.Engines().Outlived(h.Born); gone {
 			why := lifecycle.MayOutlive
 			if sure {
 				why = lifecycle.Outlived
@@ -124,7 +124,7 @@ func (s *stream) send(headers []engine.Header, body [][]byte, silence time.Durat
 		Limits: engine.Deadlines{Connect: j.srv.Settings().Limits.ConnectTimeout, FirstByte: silence, Idle: silence}, Log: j.srv.Log,
 	}
 	if s.resp, f = call.Open(j.record.Carry(headers), body); f != nil && f.Status != 0 {
-		f.Frees = j.srv.Fleet.RejectionFrees(s.rank)
+		f.Frees = j.srv.Engines().RejectionFrees(s.rank)
 	}
 	return f
 }

@@ -42,6 +42,7 @@ type Env struct {
 	Client     *engine.Client
 	Monitor    Monitor
 	Fleet      Fleet
+	Engines    func() Engines // as they are now
 	Tier       *prefill.Tier
 	Locals     *local.Ranks
 	Places     *pool.Places
@@ -60,16 +61,21 @@ type Monitor interface {
 	Accuse(instance string) (settle func())
 }
 
-// Fleet is which engines there are, and what is known of them.
-type Fleet interface {
-	couple.Fleet
-	handoff.Fleet
-	AnyPrefill(model string) *engine.Target
+// Engines is which engines there are, and what is known of them at a moment.
+type Engines interface {
+	couple.Engines
+	handoff.Engines
 	Around(worker int32, list []int32) (around []int32, others bool)
 	Owned(board, model string) bool
-	DownSince(instance string, at time.Time) bool
 	Context(instance string) int
 	NamesRequests(c prefill.Candidate) bool
+}
+
+// Fleet keeps the calls, and is told of engines.
+type Fleet interface {
+	couple.Fleet
+	AnyPrefill(model string) *engine.Target
+	DownSince(instance string, at time.Time) bool
 	GaveBack(decode string)
 	Exchange(c prefill.Candidate) (*mooncake.Exchange, error)
 	Made(b fleet.Birth, c prefill.Candidate, id string) fleet.Birth
@@ -105,11 +111,12 @@ func New(env Env) *Server {
 	srv := &Server{Env: env}
 	srv.Prompts = prompt.NewReader(prompt.Config{Client: env.Client, Fleet: env.Fleet, Tier: env.Tier, Settings: env.Settings, Registerer: env.Registerer, Log: env.Log})
 	srv.discards = handoff.NewDiscarder(handoff.Config{
-		Context: env.Context, Settings: env.Settings, Client: env.Client, Monitor: env.Monitor, Fleet: env.Fleet, Places: env.Places, Dispatcher: env.Dispatcher,
+		Context: env.Context, Settings: env.Settings, Client: env.Client, Monitor: env.Monitor, Engines: func() handoff.Engines { return env.Engines() }, Places: env.Places, Dispatcher: env.Dispatcher,
 		NextID: srv.nextID, Registerer: env.Registerer, Log: env.Log,
 	})
 	srv.couples = couple.NewMaker(couple.Config{
-		Settings: env.Settings, Serving: env.Serving, Client: env.Client, Monitor: env.Monitor, Fleet: env.Fleet, Dispatcher: env.Dispatcher, Meta: env.Meta, Registerer: env.Registerer, Log: env.Log,
+		Settings: env.Settings, Serving: env.Serving, Client: env.Client, Monitor: env.Monitor, Fleet: env.Fleet, Engines: func() couple.Engines { return env.Engines() },
+		Dispatcher: env.Dispatcher, Meta: env.Meta, Registerer: env.Registerer, Log: env.Log,
 	})
 	srv.metrics = newMetrics(env.Registerer, env.Buckets, &srv.open)
 	return srv

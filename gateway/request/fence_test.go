@@ -36,8 +36,9 @@ func at(t *testing.T, s *httptest.Server) *url.URL {
 func opened(t *testing.T, to *fleet.Rank) *failure.Fault {
 	to.Target.ID, to.Target.Rank = "d", -1
 	set := fleet.NewSettings(config.Default())
+	engines := &engines{frees: true, calls: calls(t)}
 	srv := &Server{Env: Env{
-		Log: zap.NewNop(), Client: engine.NewClient(engine.Options{}), Monitor: &monitor{}, Fleet: &engines{frees: true, calls: calls(t)},
+		Log: zap.NewNop(), Client: engine.NewClient(engine.Options{}), Monitor: &monitor{}, Fleet: engines, Engines: func() Engines { return engines },
 		Settings: func() *fleet.Settings { return set },
 	}}
 	defer srv.Client.Close()

@@ -9,7 +9,7 @@ import (
 	"evenkeel/dispatcher"
 	"evenkeel/dispatcher/board"
 	"evenkeel/gateway/failure"
-	"evenkeel/gateway/fleet"
+	"evenkeel/gateway/fleet/roster"
 	"evenkeel/gateway/handoff"
 	"evenkeel/gateway/journal"
 	"evenkeel/gateway/lifecycle"
@@ -45,14 +45,15 @@ func (j *job) place(c prefill.Candidate, tokens int, enqueue func(*pool.Entry) <
 		}
 	})
 	j.enter(journal.Pooled, "")
-	region, at := j.srv.Fleet.RegionFor(c.Instance), c.Instance
+	engines := j.srv.Engines()
+	region, at := engines.RegionFor(c.Instance), c.Instance
 	if c.Mixed { // the candidate is the ranks themselves
 		region, at = c.Region, ""
 	}
-	on := j.srv.Fleet.BoardFor(c, j.model.Name, region)
+	on := engines.BoardFor(c, j.model.Name, region)
 	scope := on
 	if !c.Mixed {
-		scope = strings.TrimSuffix(on, fleet.BoardIn("", region))
+		scope = strings.TrimSuffix(on, roster.BoardIn("", region))
 	}
 	arrival := j.arrive
 	if j.in.Batch && !j.life.Resumed() { // what it was held back for puts it before nobody, and takes nothing of its time here
@@ -78,7 +79,7 @@ func (j *job) place(c prefill.Candidate, tokens int, enqueue func(*pool.Entry) <
 	}
 	defer onPanic(func() { withdraw(lifecycle.Leaving, nil) })
 	for waits {
-		if unowned = !j.srv.Fleet.Owned(scope, j.model.Name); unowned || region != "" && !j.srv.Owner.Admits(region) {
+		if unowned = !j.srv.Engines().Owned(scope, j.model.Name); unowned || region != "" && !j.srv.Owner.Admits(region) {
 			j.srv.Dispatcher.Withdraw(e)
 			r, waits = <-got, false // the slot may have come first, so it is checked again before it is used
 			continue

@@ -45,7 +45,7 @@ func (j *job) probe(lease *prefill.Lease) (*handoff.Handoff, *failure.Fault) {
 	if x != nil {
 		x.TransferID = j.legID("t", j.record.Attempts)
 	}
-	born := j.srv.Fleet.Born(c.Instance)
+	born := j.srv.Engines().Born(c.Instance)
 	limits := &j.srv.Settings().Limits
 	call, run := toPrefill(j, lease)
 	defer j.srv.Fleet.Untrack(run)
@@ -109,13 +109,13 @@ func answeredBy(j *job, call *upstream.Call, run *fleet.Run, began time.Time, f 
 func (j *job) accept(lease *prefill.Lease, born fleet.Birth, x *mooncake.Exchange, answer []byte, answered time.Time) (*handoff.Handoff, *failure.Fault) {
 	c := lease.Candidate
 	got, err := c.Profile.ReadProbe(answer, x, j.srv.Fleet.KnownHost)
-	if err == nil && !prompt.Credible(got.PromptTokens, 0, j.srv.Fleet.Context(c.Instance)) {
+	if err == nil && !prompt.Credible(got.PromptTokens, 0, j.srv.Engines().Context(c.Instance)) {
 		err = fmt.Errorf("it counts %d tokens in the prompt, more than the context of its model has", got.PromptTokens)
 	}
 	if err == nil && got.PromptTokens == 0 {
 		got.PromptTokens = j.estimate()
 	}
-	if err == nil && got.ByProbeID && j.srv.Fleet.NamesRequests(c) {
+	if err == nil && got.ByProbeID && j.srv.Engines().NamesRequests(c) {
 		err = fmt.Errorf("%w: remote_request_id is missing, which decode engines of its version wait for", mooncake.ErrBadHandoff)
 	}
 	if got.CachedTokens > got.PromptTokens {

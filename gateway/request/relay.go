@@ -22,7 +22,7 @@ import (
 
 // newStream prepares the answer on the rank of a slot.
 func (j *job) newStream(slot *dispatcher.Slot) *stream {
-	rank := j.srv.Fleet.Rank(slot.Worker)
+	rank := j.srv.Engines().Rank(slot.Worker)
 	call := j.srv.call(&j.life, rank.Profile, rank.Target)
 	s := &stream{job: j, source: source{
 		slot: slot, rank: rank, call: call, began: time.Now(), local: slot.NewTokens > 0, mayHave: j.mayHave(rank.Context),

@@ -18,6 +18,7 @@ import (
 	"evenkeel/engine"
 	"evenkeel/gateway/config"
 	"evenkeel/gateway/fleet"
+	"evenkeel/gateway/fleet/roster"
 	"evenkeel/gateway/journal"
 	"evenkeel/gateway/receipt"
 	"evenkeel/mooncake"
@@ -47,7 +48,7 @@ func newServer(t *testing.T, changes ...func(*config.Config, *Env)) *server {
 	s := &server{engines: &engines{calls: calls(t)}, monitor: &monitor{}, registry: reg, logs: logs}
 	env := Env{
 		Context: t.Context(), Log: log, Registerer: reg, Serving: t.Context, PromptKey: func() []byte { return nil },
-		Client: client, Monitor: s.monitor, Fleet: s.engines,
+		Client: client, Monitor: s.monitor, Fleet: s.engines, Engines: func() Engines { return s.engines },
 	}
 	for _, change := range changes {
 		change(cfg, &env)
@@ -124,7 +125,7 @@ func (f *engines) BoardFor(c prefill.Candidate, model, region string) string {
 	if c.Mixed {
 		return c.Board
 	}
-	return fleet.BoardIn(cmp.Or(model, "m"), region)
+	return roster.BoardIn(cmp.Or(model, "m"), region)
 }
 
 func (f *engines) Context(string) int                                            { return f.context }

@@ -45,7 +45,7 @@ func watchCore(s *stream) (stop func()) {
 		if heard := s.rank.Signs.Last(); heard.After(s.began) && time.Since(heard) < quiet {
 			return quiet - time.Since(heard)
 		}
-		if _, others := j.srv.Fleet.Around(s.rank.Worker, avoided); !others {
+		if _, others := j.srv.Engines().Around(s.rank.Worker, avoided); !others {
 			return quiet
 		}
 		if !halted.Load() {

@@ -90,6 +90,11 @@ func TestLivesOfBoundRequests(t *testing.T) {
 				for _, begins := range []string{`"Value":`, `"Event":`, `"Dialect":`, `"Leg":`} {
 					require.Greater(t, bytes.Count(text, []byte(begins)), s.count, "lines with %s", begins)
 				}
+				text, err = os.ReadFile(o.record + ".rosters")
+				require.NoError(t, err)
+				for _, has := range []string{"roster.Entered", "roster.Health", `"Lists":`} {
+					require.Positive(t, bytes.Count(text, []byte(has)), "lines with %s", has)
+				}
 			}
 		})
 	}

@@ -1,4 +1,4 @@
-package fleet
+package roster
 
 import (
 	"cmp"
@@ -36,31 +36,21 @@ type EngineStatus struct {
 }
 
 // Statuses tells how every engine is.
-func (f *Fleet) Statuses() []EngineStatus {
-	f.mu.RLock()
-	defer f.mu.RUnlock()
-	list := make([]EngineStatus, 0, len(f.order))
-	for _, k := range f.order {
-		in := f.instances[k]
+func (p *Published) Statuses() []EngineStatus {
+	list := make([]EngineStatus, 0, len(p.order))
+	for _, e := range p.order {
 		s := EngineStatus{
-			ID: in.id, Role: in.role, URL: in.engine.URL.String(), Group: in.conf.Group, Profile: in.conf.Profile,
-			Up: in.status.Up, State: in.status.State(), Share: in.share, Draining: !f.accepts(in, -1), Source: in.source, Away: in.away, Since: in.status.Changed, Version: in.status.Version,
-			Hangs: in.status.Hangs, Ranks: len(ranksOf(in)), Slots: in.conf.Slots, Models: []string{},
+			ID: e.ID, Role: e.Role, URL: e.Target.URL.String(), Group: e.Conf.Group, Profile: e.Conf.Profile,
+			Up: e.Status.Up, State: e.Status.State(), Share: e.share, Draining: e.state.in(Draining, Unowned), Error: e.why(), Source: e.Source, Away: e.Away, Since: e.Status.Changed, Version: e.Status.Version,
+			Hangs: e.Status.Hangs, Ranks: len(e.Ranks()), Slots: e.Conf.Slots, Models: []string{},
 		}
-		why := cmp.Or(in.status.Halt, in.status.Out, in.status.Accused, in.status.LostRanks(), in.status.Err)
-		if !in.status.Up || in.status.Hangs { // that it cannot be reached says more than what failed because of it
-			why = cmp.Or(in.status.Err, why)
-		}
-		if why != nil {
-			s.Error = why.Error()
-		}
-		if moved := in.status.Moved; !moved.At.IsZero() {
+		if moved := e.Status.Moved; !moved.At.IsZero() {
 			s.Moved = &moved
 		}
-		if in.odd != "" && in.status.Up {
-			s.State, s.Error, s.Draining = "odd", in.odd, false
+		if e.odd != "" && e.Status.Up {
+			s.State = e.state.String()
 		}
-		for _, m := range in.status.Models {
+		for _, m := range e.Status.Models {
 			s.Models = append(s.Models, m.ID)
 		}
 		list = append(list, s)
@@ -68,21 +58,25 @@ func (f *Fleet) Statuses() []EngineStatus {
 	return list
 }
 
-// targets addresses every engine.
-func (f *Fleet) targets() []*engine.Target {
-	f.mu.RLock()
-	defer f.mu.RUnlock()
-	list := make([]*engine.Target, 0, len(f.order))
-	for _, k := range f.order {
-		list = append(list, f.instances[k].target(-1))
+// why is the reason of an engine's state, as far as there is more to say than the state; empty: there is not.
+func (e *Engine) why() string {
+	if e.odd != "" && e.Status.Up {
+		return e.odd
 	}
-	return list
+	why := cmp.Or(e.Status.Halt, e.Status.Out, e.Status.Accused, e.Status.LostRanks(), e.Status.Err)
+	if !e.Status.Up || e.Status.Hangs { // that it cannot be reached says more than what failed because of it
+		why = cmp.Or(e.Status.Err, why)
+	}
+	if why == nil {
+		return ""
+	}
+	return why.Error()
 }
 
 // Missing are the engines that take no requests, each with its reason.
-func (f *Fleet) Missing() []string {
+func (p *Published) Missing() []string {
 	var all []string
-	for _, s := range f.Statuses() {
+	for _, s := range p.Statuses() {
 		why := s.Error
 		switch {
 		case s.State != "up":

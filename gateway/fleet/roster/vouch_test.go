@@ -1,4 +1,4 @@
-package fleet
+package roster
 
 import (
 	"crypto/tls"

@@ -1,45 +1,16 @@
-package fleet
+package roster
 
 import (
 	"cmp"
 	"slices"
 
 	"evenkeel/dispatcher/board"
-	"evenkeel/engine"
 	"evenkeel/prefill"
 )
 
 // Names. An engine lists its base model, perhaps by several names, and the LoRA adapters that it has loaded. Adapters come and go engine
 // by engine, so lists that differ are a normal state. A request goes only to engines that list the name that it asks for. Here it
 // is decided which these are: for boards, for the prefill tier, and for requests that one engine serves alone.
-
-// name keeps what an engine lists. Engines that list the same share the value. It is called with f.mu held.
-func (f *Fleet) name(in *instance) {
-	if slices.Equal(in.named, in.status.Models) {
-		return
-	}
-	in.named, in.lists = in.status.Models, nil
-	if len(in.named) == 0 {
-		return
-	}
-	all := make([]string, len(in.named))
-	for i, m := range in.named {
-		all[i] = m.ID
-	}
-	lists := board.NewNames(all)
-	for _, other := range f.instances {
-		if other != in && other.lists != nil && other.lists.Same(lists) {
-			lists = other.lists
-			break
-		}
-	}
-	in.lists = lists
-}
-
-// has says whether an engine lists a model, as far as is known.
-func (i *instance) has(model string) bool {
-	return slices.ContainsFunc(i.status.Models, func(m engine.Model) bool { return m.ID == model })
-}
 
 // reach is what the ranks list that requests can go to from a candidate.
 type reach struct {
@@ -96,19 +67,19 @@ func onlyWhereListed(candidates []prefill.Candidate, regions, groups map[string]
 
 // halves marks the routes of models that engines of one side list and none of the other side has, although that side has engines of
 // their base model, and all of its engines have told what they list. A model whose base no engine of the other side has, such as
-// one for embeddings, is no half: one engine alone may serve it. It is called with f.mu held.
-func (f *Fleet) halves(routes map[string]Route) {
+// one for embeddings, is no half: one engine alone may serve it. It is called with p.mu held.
+func halves(routes map[string]Route, engines []*Engine) {
 	there := map[string][2]bool{} // by base model: engines that prefill, engines that decode
 	var unknown [2]bool
-	for _, in := range f.instances {
-		for side, of := range [2]bool{in.role != Decode, in.decodes()} {
+	for _, e := range engines {
+		for side, of := range [2]bool{e.Role != Decode, e.Decodes()} {
 			if !of {
 				continue
 			}
-			if unknown[side] = unknown[side] || len(in.status.Models) == 0; len(in.status.Models) > 0 {
-				sides := there[boardOf(in.status.Models)]
+			if unknown[side] = unknown[side] || len(e.Status.Models) == 0; len(e.Status.Models) > 0 {
+				sides := there[e.base()]
 				sides[side] = true
-				there[boardOf(in.status.Models)] = sides
+				there[e.base()] = sides
 			}
 		}
 	}
@@ -122,23 +93,19 @@ func (f *Fleet) halves(routes map[string]Route) {
 
 // BoardFor is the one whose ranks decode for a model what a prefill engine of a region computed: that of its own base
 // model, if ranks of it list the model.
-func (f *Fleet) BoardFor(c prefill.Candidate, model, region string) string {
+func (p *Published) BoardFor(c prefill.Candidate, model, region string) string {
 	if c.Mixed { // the candidate is the ranks themselves
 		return c.Board
 	}
-	f.mu.RLock()
-	defer f.mu.RUnlock()
 	found := ""
-	for _, k := range f.order {
-		in := f.instances[k]
-		if in.role != Decode || !in.lists.Has(model) || f.abroad(in) != region || len(in.status.Models) == 0 {
+	for _, e := range p.order {
+		if e.Role != Decode || !e.lists.Has(model) || e.abroad != region || len(e.Status.Models) == 0 {
 			continue
 		}
-		b := f.boardOf(in)
-		if b == c.Board {
-			return b
+		if e.board == c.Board {
+			return e.board
 		}
-		found = cmp.Or(found, b)
+		found = cmp.Or(found, e.board)
 	}
 	return cmp.Or(found, c.Board)
 }

@@ -1,0 +1,299 @@
+package roster
+
+import (
+	"cmp"
+	"maps"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+
+	"evenkeel/dispatcher/board"
+	"evenkeel/engine"
+	"evenkeel/gateway/config"
+	"evenkeel/mooncake"
+	"evenkeel/prefill"
+	"evenkeel/prefill/kvevents"
+	"evenkeel/prefill/local"
+)
+
+// Derive returns what follows from the roster as the last Tick left it.
+func Derive(r *Roster) *Published {
+	d := &deriving{r: r, regions: map[string]*reach{}, groups: map[string]*reach{}, p: &Published{
+		owners: r.owners, engines: make(map[string]*Engine, len(r.order)), ranks: map[int32]*Rank{}, workers: map[string]int32{},
+		stops: maps.Clone(r.stops), hosts: maps.Clone(r.hosts), dead: maps.Clone(r.dead), routes: map[string]Route{},
+	}}
+	p := d.p
+	for id, l := range r.left {
+		p.ranks[id] = d.rank(l.of, l.rank, id, Absent)
+	}
+	for _, k := range r.order {
+		e := new(*r.engines[k])
+		p.engines[k], p.order = e, append(p.order, e)
+		d.route(e, e.state.serves() || e.state == Late)
+		for _, rank := range e.Ranks() {
+			state := r.stateOfRank(e, rank)
+			if e.Decodes() {
+				d.decodes(e, rank, state)
+			} else {
+				p.Candidates = append(p.Candidates, d.candidate(e, rank, state))
+			}
+		}
+	}
+	halves(p.routes, p.order)
+	onlyWhereListed(p.Candidates, d.regions, d.groups)
+	onlyWhereDecoded(p.Candidates, p.Workers)
+	prefer(r.terms.Prefer, p.Candidates, p.Workers)
+	desert(p.order, p.Candidates)
+	p.ready = count(p.order, func(e *Engine) bool { return e.state.serves() && len(e.Status.Models) > 0 })
+	return p
+}
+
+// deriving is a picture that is being made.
+type deriving struct {
+	r               *Roster
+	p               *Published
+	regions, groups map[string]*reach // of ranks that decode, of ranks that do both
+}
+
+// decodes publishes a rank with slots, once its board is known.
+func (d *deriving) decodes(e *Engine, rank int, state RankState) {
+	name := e.At(rank).ID
+	id := d.r.ids[name]
+	d.p.workers[name] = id
+	if e.board != "" {
+		d.p.ranks[id] = d.rank(e, rank, id, state)
+	}
+	region := e.abroad
+	if len(e.Status.Models) == 0 {
+		if e.Role == Decode {
+			reachIn(d.regions, region).unknown = true
+		}
+		return
+	}
+	w := d.worker(e, rank, d.p.ranks[id])
+	d.p.Workers = append(d.p.Workers, w)
+	if w.Mixed {
+		reachIn(d.groups, e.groupID()).add(e.lists, w.Up || w.Awaited)
+		d.joins(e, w)
+	} else {
+		reachIn(d.regions, region).add(e.lists, w.Up || w.Awaited)
+	}
+	if computes := e.Profile.AllowLocalPrefill || w.Mixed; computes || e.Profile.PullsLacking() {
+		l := local.Rank{ID: w.ID, Name: w.Name, Model: w.Model, Engine: w.Engine, Capacity: w.Capacity, Up: w.Up, Computes: computes}
+		if w.Mixed {
+			l.Events = d.eventsOf(e, rank)
+		}
+		d.p.Locals = append(d.p.Locals, l)
+	}
+}
+
+// joins lists the group of a rank that prefills and decodes as one candidate: it takes a request when a rank of it does, and
+// requests wait for it when a rank is awaited.
+func (d *deriving) joins(e *Engine, w board.Worker) {
+	id := e.groupID()
+	at := slices.IndexFunc(d.p.Candidates, func(c prefill.Candidate) bool { return c.ID == id })
+	if at < 0 {
+		at = len(d.p.Candidates)
+		d.p.Candidates = append(d.p.Candidates, prefill.Candidate{
+			ID: id, Instance: id, Target: e.At(-1), Profile: e.Profile, Hardware: e.Conf.Profile, Region: e.abroad, Board: e.board, Mixed: true,
+		})
+	}
+	c := &d.p.Candidates[at]
+	c.Live, c.Late = c.Live || w.Up, c.Late || w.Awaited
+	for _, m := range e.Status.Models {
+		if !slices.Contains(c.Models, m.ID) {
+			c.Models = append(c.Models, m.ID)
+		}
+	}
+}
+
+func (d *deriving) candidate(e *Engine, rank int, state RankState) prefill.Candidate {
+	c := prefill.Candidate{
+		ID: e.ID + "/" + strconv.Itoa(max(0, rank)), Instance: e.Key(), Target: e.At(rank), Profile: e.Profile,
+		Hardware: e.Conf.Profile, CapacityTokens: cmp.Or(e.Profile.KVTokensPerRank, e.Capacity(rank)), Region: e.abroad, Limit: e.limit(slowProbes),
+		Live: state.in(Up, Starting), Late: state.awaited(),
+	}
+	_, c.Decodes = d.r.engines[Decode+" "+e.ID]
+	for _, m := range e.Status.Models {
+		c.Models = append(c.Models, m.ID)
+	}
+	if len(c.Models) > 0 {
+		c.Board = BoardIn(e.base(), c.Region)
+		c.Events = d.eventsOf(e, rank)
+	}
+	return c
+}
+
+func (d *deriving) rank(e *Engine, rank int, id int32, state RankState) *Rank {
+	t := e.At(rank)
+	to := &Rank{
+		Worker: id, Instance: e.Key(), Target: t, Profile: e.Profile, Traffic: e.Traffic, Signs: e.Traffic.Signs(t.Rank), Region: e.abroad, Board: e.board,
+		Context: e.context(), Scope: e.fence, Pins: e.Profile.Connector == mooncake.SGLang || e.reaches(pinsMinor, false), state: state,
+	}
+	if e.Role == Aggregated {
+		to.Group = e.groupID()
+	}
+	return to
+}
+
+func (d *deriving) worker(e *Engine, r int, rank *Rank) board.Worker {
+	w := board.Worker{
+		ID: rank.Worker, Name: rank.Target.ID, Model: e.board, Group: e.Conf.Group, Barrier: e.Conf.Barrier == config.BarrierDP,
+		Engine: e.ID, Lists: e.lists, Slots: e.Slots(), Limit: e.limit(e.Conf.Slots), Capacity: cmp.Or(e.Conf.KV, e.Capacity(r)), Cost: e.Conf.Cost,
+		Up: rank.state == Up, Awaited: rank.state == Halted,
+		Strays:  !rank.Heeds(mooncake.Responses),
+		Down:    !e.Status.Up || e.Status.Wedged && !e.Status.Halted() || e.Status.Lost[max(0, r)] != "",
+		Process: math.Float64bits(e.Status.StartTime), Early: e.Profile.Early(), AtOnce: e.Profile.Early() && e.Profile.Connector == mooncake.NIXLPush,
+	}
+	if e.Role == Aggregated {
+		w.Mixed, w.Budget, w.Interval, w.Early, w.AtOnce = true, e.Conf.Budget, e.Conf.Interval, false, false
+	} else if e.Profile.Renews() {
+		w.Beyond = d.r.terms.Beyond
+	}
+	room := d.r.owners.Rooms[w.Name]
+	if w.Others = room.Others; room.Limit > 0 && (w.Limit == 0 || room.Limit < w.Limit) {
+		w.Limit = room.Limit
+	}
+	return w
+}
+
+// Slots are how many requests a rank may run. With enable_balance_scheduling, all ranks of vllm-ascend stop admitting while one has no
+// free slot.
+func (e *Engine) Slots() int {
+	if e.Role == Aggregated && e.Profile.Ascend() && e.Conf.Slots > 1 {
+		return e.Conf.Slots - 1
+	}
+	return e.Conf.Slots
+}
+
+// eventsOf is where a rank says what its prefix cache holds.
+func (d *deriving) eventsOf(e *Engine, rank int) prefill.EventSource {
+	all := d.r.terms.KVEvents
+	if !all.Enabled {
+		return prefill.EventSource{}
+	}
+	s := prefill.EventSource{Place: EventsOf(e, rank, all), Model: e.base(), ReplayTimeout: all.ReplayTimeout}
+	if e.Finder != nil {
+		s.Finder = e.Finder(max(0, rank))
+	}
+	return s
+}
+
+// EventsOf is where a rank says what its prefix cache holds, by the config. Without an entry of its own an engine has the ports that
+// all have.
+func EventsOf(e *Engine, rank int, all prefill.KVEventsConfig) kvevents.Place {
+	host, rank := e.Target.URL.Hostname(), max(0, rank)
+	p := kvevents.Place{Events: kvevents.Endpoint(host, cmp.Or(e.Conf.KVEventsPort, all.Port), rank)}
+	if port := cmp.Or(e.Conf.KVReplayPort, all.ReplayPort); port != 0 {
+		p.Replay = kvevents.Endpoint(host, port, rank)
+	}
+	return p
+}
+
+func (d *deriving) route(e *Engine, up bool) {
+	for _, m := range e.Status.Models {
+		r, ok := d.p.routes[m.ID]
+		if !ok {
+			r = Route{Name: m.ID, Board: e.base(), Alone: true, Rows: true}
+		}
+		r.Alone = r.Alone && e.Role == Aggregated
+		for ep := range r.Whole {
+			r.Whole[ep] = r.Whole[ep] || up && e.Role != Aggregated && !e.takesHandOff(mooncake.Endpoint(ep))
+		}
+		r.SGLang = r.SGLang || e.Profile.Connector == mooncake.SGLang
+		r.Blind = r.Blind || e.mayGiveBack() // one that is down now may be up when the request gets there
+		if e.Role == Decode {
+			r.Rows = r.Rows && e.computesRows()
+		} else {
+			r.listed[0] = true
+			r.Prefill = r.Prefill || up
+		}
+		if e.Decodes() {
+			r.listed[1] = true
+			r.Decode = r.Decode || up
+			r.Board = e.base()
+			if n := e.maxLen(m); n > 0 && (r.MaxLen == 0 || n < r.MaxLen) {
+				r.MaxLen = n
+			}
+			r.Clamps = r.Clamps || e.clamps()
+		}
+		d.p.routes[m.ID] = r
+	}
+}
+
+// onlyWhereDecoded takes out of service the prefillers of other regions in
+// whose region nothing decodes: their KV could go nowhere. Where all decode ranks
+// are only awaited, prompts wait before their prefill, because KV is not held for so long.
+func onlyWhereDecoded(candidates []prefill.Candidate, workers []board.Worker) {
+	for i := range candidates {
+		c := &candidates[i]
+		if !c.Live && !c.Late || c.Mixed {
+			continue
+		}
+		up, awaited := false, false
+		for _, w := range workers {
+			if base, there := strings.CutSuffix(w.Model, BoardIn("", c.Region)); there && slices.Contains(c.Models, base) {
+				up, awaited = up || w.Up, awaited || w.Awaited
+			}
+		}
+		switch {
+		case c.Region != "":
+			c.Live, c.Late = up && c.Live, up && c.Late || !up && awaited
+		case awaited && !up && !c.Profile.Early():
+			c.Live, c.Late = false, true
+		}
+	}
+}
+
+// prefer says which candidates come second where a model has engines of both kinds. Prefill engines whose KV no rank
+// would fetch always do.
+func prefer(kind string, candidates []prefill.Candidate, workers []board.Worker) {
+	mixed := func(c prefill.Candidate) bool { return c.Mixed }
+	if !slices.ContainsFunc(candidates, mixed) {
+		return
+	}
+	decodes := map[string]bool{}
+	for i := range workers {
+		decodes[workers[i].Model] = decodes[workers[i].Model] || workers[i].Up
+	}
+	serves := func(c *prefill.Candidate) bool { return c.Live && (c.Mixed || decodes[c.Board]) }
+	first := func(model string) bool { // some engine of the preferred kind does
+		return slices.ContainsFunc(candidates, func(c prefill.Candidate) bool {
+			return c.Mixed == (kind == config.PreferAggregated) && serves(&c) && slices.Contains(c.Models, model)
+		})
+	}
+	for i := range candidates {
+		c := &candidates[i]
+		preferred := c.Mixed == (kind == config.PreferAggregated)
+		c.Idle = !serves(c)
+		c.Second = c.Idle || !preferred && slices.ContainsFunc(c.Models, first)
+	}
+}
+
+// desert finds the prefill engines that are down, or halted, while another engine serves one of their models.
+func desert(engines []*Engine, candidates []prefill.Candidate) {
+	live := map[string]bool{}
+	for i := range candidates {
+		for _, m := range candidates[i].Models {
+			live[m] = live[m] || candidates[i].Live
+		}
+	}
+	for _, e := range engines {
+		e.Deserted = e.Role == Prefill && (!e.Status.Up || e.Status.Halted()) &&
+			slices.ContainsFunc(e.Status.Models, func(m engine.Model) bool { return live[m.ID] })
+	}
+}
+
+// count counts the engines that are meant.
+func count(engines []*Engine, of func(*Engine) bool) (t tally) {
+	for _, e := range engines {
+		if of(e) && e.Role != Decode {
+			t.prefills++
+		}
+		if of(e) && e.Decodes() {
+			t.decodes++
+		}
+	}
+	return t
+}

@@ -1,0 +1,113 @@
+package roster
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"evenkeel/dispatcher/board"
+	"evenkeel/prefill"
+)
+
+// ErrNoSuchEngine is the answer where an operator names an engine or a rank that is unknown.
+var ErrNoSuchEngine = errors.New("no such engine")
+
+// Stop reads an id as operators write it; role may be empty where only one side
+// has the engine, and means decode where both do.
+func (p *Published) Stop(role, id string, now time.Time) (Stop, error) {
+	engine, number, ofRank := strings.Cut(id, "/")
+	if role == "" {
+		role = Decode
+		for _, other := range []string{Prefill, Aggregated} {
+			if p.engines[role+" "+engine] == nil && p.engines[other+" "+engine] != nil {
+				role = other
+			}
+		}
+	}
+	e := p.engines[role+" "+engine]
+	if e == nil {
+		return Stop{}, fmt.Errorf("%w: %s %s", ErrNoSuchEngine, role, engine)
+	}
+	s := Stop{Role: role, ID: engine, At: Place{e.Key(), -1}, Since: now}
+	if !ofRank {
+		return s, nil
+	}
+	ranks := e.Ranks()
+	at := slices.IndexFunc(ranks, func(r int) bool { return fmt.Sprint(max(0, r)) == number })
+	if at < 0 {
+		return Stop{}, fmt.Errorf("%w: %s %s has ranks 0 to %d", ErrNoSuchEngine, role, engine, len(ranks)-1)
+	}
+	if len(ranks) > 1 { // else it is the engine
+		s.ID, s.At.Rank = id, at
+	}
+	return s, nil
+}
+
+// Drains says whether there is a drain of that key.
+func (p *Published) Drains(key string) bool { return p.stops[key] != nil }
+
+// Overdue says whether the deadline of a drain has passed that covers a place.
+func (p *Published) Overdue(at Place) bool {
+	for _, s := range p.stops {
+		if s.Passed && s.Covers(at) {
+			return true
+		}
+	}
+	return false
+}
+
+// DrainStatus is what is left on an engine or rank that drains.
+type DrainStatus struct {
+	ID       string     `json:"id"` // host:port, or host:port/rank
+	Role     string     `json:"role"`
+	Since    time.Time  `json:"since"`
+	Deadline *time.Time `json:"deadline,omitempty"`
+	State    string     `json:"state"`     // draining; done; deadline: past it, and something is left all the same
+	Requests int        `json:"requests"`  // that it works on
+	KVTokens int64      `json:"kv_tokens"` // that they hold
+	Handoffs int        `json:"handoffs"`  // finished prefills that wait here for decode
+}
+
+// States of a drain.
+const (
+	drainRuns    = "draining"
+	drainEnded   = "done"
+	drainOverdue = "deadline"
+)
+
+// DrainStatuses reports every engine and rank that drains, oldest first.
+func (p *Published) DrainStatuses(decode board.Status, tier []prefill.CandidateStatus) []DrainStatus {
+	list := make([]DrainStatus, 0, len(p.stops))
+	for _, s := range p.stops {
+		d := DrainStatus{ID: s.ID, Role: s.Role, Since: s.Since, State: drainRuns}
+		if !s.Deadline.IsZero() {
+			d.Deadline = new(s.Deadline)
+		}
+		for _, c := range tier {
+			if s.Role == Prefill && (c.ID == s.ID || s.At.Rank < 0 && c.Instance == s.At.Instance) {
+				d.Requests += c.Inflight
+				d.KVTokens += c.KVTokens
+				d.Handoffs += c.Pooled + c.Dispatched
+			}
+		}
+		for _, m := range decode.Models {
+			for _, w := range m.Workers {
+				if s.Role != Prefill && (w.Name == s.ID || s.At.Rank < 0 && strings.HasPrefix(w.Name, s.ID+"/")) {
+					d.Requests += w.Used
+					d.KVTokens += w.KVTokens
+				}
+			}
+		}
+		switch {
+		case d.Requests+d.Handoffs == 0:
+			d.State = drainEnded
+		case s.Passed:
+			d.State = drainOverdue
+		}
+		list = append(list, d)
+	}
+	slices.SortFunc(list, func(a, b DrainStatus) int { return a.Since.Compare(b.Since) })
+	return list
+}

@@ -1,0 +1,221 @@
+package roster
+
+import (
+	"slices"
+	"time"
+
+	"evenkeel/engine"
+)
+
+// Event is what the roster is told.
+type Event interface{ apply(r *Roster, a *applying) }
+
+// applying is the work on one event.
+type applying struct {
+	now time.Time
+	do  []Effect
+}
+
+func (a *applying) add(e Effect) { a.do = append(a.do, e) }
+
+// Apply changes the roster by one event and appends to dst what must be done now.
+func (r *Roster) Apply(e Event, now time.Time, dst []Effect) []Effect {
+	a := applying{now, dst}
+	e.apply(r, &a)
+	return a.do
+}
+
+// What is a kind of effect.
+type What uint8
+
+// Effects.
+const (
+	Restarted        What = iota // tell that a prefill engine has another process, and forget what was learned of the one before
+	MayHaveRestarted             // tell that it may have, and forget that, too
+	Forgotten                    // forget it, because the engine left
+	Watched                      // have the monitor watch the engines that there are now
+	StartsSlowly                 // tell that an engine's share of the load grows step by step
+	GroupBroke                   // tell that the ranks of a group get nothing because of an engine that is down
+	Refused                      // tell that an engine is refused because of its connector
+	GaveBackAnyway               // tell that an engine gave an answer back although its profile says that none does
+	DrainOverdue                 // end the calls that a drain is of: its deadline has passed
+)
+
+// Effect is what the runner must do.
+type Effect struct {
+	What   What
+	Engine *Engine
+	Text   string // the sign of another process, or why an engine is refused
+	Beside string // the engine that it cannot serve beside
+	Stop   *Stop
+}
+
+func (t Terms) apply(r *Roster, _ *applying)  { r.terms = t }
+func (o Owners) apply(r *Roster, _ *applying) { r.owners = o }
+
+// Entered has an engine come in, in the place of the one that it was before. Anew: an operator wants it, so that it drains no more.
+type Entered struct {
+	Engine *Engine
+	Anew   bool
+}
+
+func (v Entered) apply(r *Roster, a *applying) {
+	key := v.Engine.Key()
+	if known := r.engines[key] != nil; !known || v.Anew {
+		r.resume(func(s *Stop) bool { return s.At.Instance == key }) // a drain was of another
+		if !known {
+			r.order = append(r.order, key)
+		}
+	}
+	r.put(v.Engine, a.now)
+	a.add(Effect{What: Watched})
+}
+
+// Planned is what a reload does.
+type Planned struct {
+	Set    []*Engine
+	Remove []string // keys
+	Order  []string // keys of the file
+}
+
+func (v Planned) apply(r *Roster, a *applying) {
+	for _, key := range v.Remove {
+		if e := r.engines[key]; e != nil {
+			r.drop(e, false, a.now)
+		}
+	}
+	for _, e := range v.Set {
+		if key := e.Key(); r.engines[key] == nil {
+			r.resume(func(s *Stop) bool { return s.At.Instance == key })
+		}
+		r.put(e, a.now)
+	}
+	place := map[string]int{}
+	for i, key := range v.Order {
+		place[key] = i
+	}
+	r.order = r.order[:0]
+	for key, e := range r.engines {
+		if _, ok := place[key]; !ok {
+			place[key] = len(v.Order) + e.number
+		}
+		r.order = append(r.order, key)
+	}
+	slices.SortFunc(r.order, func(a, b string) int { return place[a] - place[b] })
+	a.add(Effect{What: Watched})
+}
+
+// Removed has an operator take an engine out: its requests finish, and it gets no new ones.
+type Removed struct{ Key string }
+
+func (v Removed) apply(r *Roster, a *applying) {
+	if e := r.engines[v.Key]; e != nil {
+		r.drop(e, false, a.now)
+		a.add(Effect{What: Watched})
+	}
+}
+
+// Left is the word of a source of discovery that an engine is not there any more. If another one is in its place by now, it stays.
+type Left struct{ Key, Incarnation string }
+
+func (v Left) apply(r *Roster, a *applying) {
+	if e := r.engines[v.Key]; e != nil && e.Incarnation == v.Incarnation {
+		r.drop(e, v.Incarnation != "", a.now)
+		a.add(Effect{What: Forgotten, Engine: e})
+		a.add(Effect{What: Watched})
+	}
+}
+
+// Turned is another word of a source about an engine.
+type Turned struct {
+	Key string
+	Found
+}
+
+func (v Turned) apply(r *Roster, _ *applying) {
+	if e := r.engines[v.Key]; e != nil && e.Incarnation == v.Incarnation {
+		e.Found = v.Found
+	}
+}
+
+// Health is how an engine is. IsRefused: the last connection to it was refused.
+type Health struct {
+	Key       string
+	Status    engine.Status
+	IsRefused bool
+}
+
+func (v Health) apply(r *Roster, a *applying) {
+	e := r.engines[v.Key]
+	if e == nil {
+		return
+	}
+	if e.Role == Prefill {
+		next, sign := e.processes.Reached(v.Status.Moved != e.Status.Moved && !v.Status.Moved.At.IsZero(), v.IsRefused)
+		e.learn(a, Restarted, next, sign)
+		next, sign = e.processes.Started(v.Status.StartTime, v.Status.Up && v.Status.Err == nil)
+		e.learn(a, Restarted, next, sign)
+	}
+	e.Status = v.Status
+}
+
+// Lived is a start time of a prefill engine's process that was asked for at a moment and read just now.
+type Lived struct {
+	Key   string
+	Start float64
+	Asked time.Time
+}
+
+func (v Lived) apply(r *Roster, a *applying) {
+	if e := r.engines[v.Key]; e != nil && e.Role == Prefill {
+		next, sign := e.processes.Lives(v.Start, v.Asked)
+		e.learn(a, Restarted, next, sign)
+	}
+}
+
+// Handed is a hand-off with the engine id of who made it, and what its engine was when its probe was sent.
+type Handed struct {
+	Birth
+	Candidate, ID string
+}
+
+func (v Handed) apply(r *Roster, a *applying) {
+	if e := r.engines[v.Key]; e != nil && e.Incarnation == v.Incarnation {
+		next, _, sign := e.processes.Made(v.Process, v.Candidate, v.ID, a.now)
+		e.learn(a, MayHaveRestarted, next, sign)
+	}
+}
+
+// learn keeps what is known of an engine's processes. A sign tells of a new one.
+func (e *Engine) learn(a *applying, what What, next *Processes, sign string) {
+	if e.processes = next; sign != "" {
+		a.add(Effect{What: what, Engine: e, Text: sign})
+	}
+}
+
+// GaveBack is an answer that a decode engine gave back. If its profile says that it never does, responses and messages that it gave
+// back were taken for whole. It gets none of them any more, until it starts anew, which its metrics tell.
+type GaveBack struct{ Key string }
+
+func (v GaveBack) apply(r *Roster, a *applying) {
+	if e := r.engines[v.Key]; e != nil && e.MustNotGiveBack() {
+		e.gaveBack = new(e.Status.StartTime)
+		a.add(Effect{What: GaveBackAnyway, Engine: e})
+	}
+}
+
+// Stopped begins a drain, or gives it another deadline.
+type Stopped struct{ Stop }
+
+func (v Stopped) apply(r *Roster, _ *applying) {
+	s := v.Stop
+	if old := r.stops[s.Key()]; old != nil {
+		s.Since = old.Since
+	}
+	r.stops[s.Key()] = &s
+}
+
+// Resumed ends a drain.
+type Resumed struct{ Key string }
+
+func (v Resumed) apply(r *Roster, _ *applying) { delete(r.stops, v.Key) }

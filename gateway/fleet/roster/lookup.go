@@ -1,0 +1,377 @@
+package roster
+
+import (
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	"evenkeel/engine"
+	"evenkeel/gateway/owner"
+	"evenkeel/mooncake"
+	"evenkeel/prefill"
+)
+
+// Lookup finds a model's route. known is false while no engine has told which
+// models it serves, when an unknown name proves nothing. Of one that no engine has told, the route says what engines there are.
+func (p *Published) Lookup(model string) (r Route, ok, known bool) {
+	if r, ok = p.routes[model]; !ok {
+		r.Alone = len(p.order) > 0
+		for _, e := range p.order {
+			r.Alone = r.Alone && e.Role == Aggregated
+		}
+	}
+	return r, ok, len(p.routes) > 0
+}
+
+// Models are the names that some healthy engine serves.
+func (p *Published) Models() []Route {
+	var list []Route
+	for _, r := range p.routes {
+		if (r.Prefill || r.Decode) && !r.Half {
+			list = append(list, r)
+		}
+	}
+	slices.SortFunc(list, func(a, b Route) int { return strings.Compare(a.Name, b.Name) })
+	return list
+}
+
+// Sole is the base model that all engines have, those that are down included; empty: there are several, or none is known.
+func (p *Published) Sole() (name string) {
+	for _, r := range p.routes {
+		if name != "" && r.Board != name {
+			return ""
+		}
+		name = r.Board
+	}
+	return name
+}
+
+// Rank finds where a worker is. Assignments name only workers the fleet has
+// published.
+func (p *Published) Rank(worker int32) *Rank { return p.ranks[worker] }
+
+// Named finds the decode rank of a name, and the board that it serves; nil: there is none that serves one.
+func (p *Published) Named(name string) (r *Rank, board string) {
+	id, ok := p.workers[name]
+	if r = p.ranks[id]; !ok || r == nil {
+		return nil, ""
+	}
+	e := p.engines[r.Instance]
+	if e == nil || len(e.Status.Models) == 0 {
+		return nil, ""
+	}
+	return r, e.board
+}
+
+// RankOf finds the decode rank of a name that serves a board and lists a model.
+func (p *Published) RankOf(name, board, model string) (worker int32, ok bool) {
+	r, _ := p.Named(name)
+	if r == nil {
+		return 0, false
+	}
+	e := p.engines[r.Instance]
+	return r.Worker, e.has(model) && e.base() == board
+}
+
+// Beside adds to list the workers that may fail as one of them did, itself included: those behind the same API server. host:
+// those on the same host, too, while another host has a rank that takes requests. A host with a broken driver or disk has
+// many ranks, all of them free because they fail at once.
+func (p *Published) Beside(worker int32, host bool, list []int32) []int32 {
+	one := p.ranks[worker]
+	if one == nil { // gone, and nobody is sent there
+		return list
+	}
+	besides := func(r *Rank) bool { return r.Instance == one.Instance }
+	if at := one.host(); host && at != "" {
+		near := func(r *Rank) bool { return r.Instance == one.Instance || r.host() == at }
+		for id, r := range p.ranks {
+			if r.state == Up && r.Board == one.Board && !near(r) && !slices.Contains(list, id) {
+				besides = near
+				break
+			}
+		}
+	}
+	for id, r := range p.ranks {
+		if besides(r) && !slices.Contains(list, id) {
+			list = append(list, id)
+		}
+	}
+	return list
+}
+
+// Around returns the ranks that may refuse requests when one of them does, because one limit or one proxy stands in front of them all:
+// those of its group, or if no rank of another group takes requests, those of its engine. It returns none if no rank takes requests
+// but these. others says that one does that is not in list either.
+func (p *Published) Around(worker int32, list []int32) (around []int32, others bool) {
+	one := p.ranks[worker]
+	if one == nil { // gone, and nobody is sent there
+		return nil, false
+	}
+	for _, beside := range [...]func(*Rank) bool{
+		func(r *Rank) bool { return r.Group == one.Group },
+		func(r *Rank) bool { return r.Instance == one.Instance },
+	} {
+		apart := false
+		around = around[:0]
+		for id, r := range p.ranks {
+			switch {
+			case r.Board != one.Board:
+			case beside(r):
+				around = append(around, id)
+			case r.state == Up:
+				apart, others = true, others || !slices.Contains(list, id)
+			}
+		}
+		if apart {
+			return around, others
+		}
+	}
+	return nil, false
+}
+
+// host is where its engine runs; empty: nobody knows.
+func (r *Rank) host() string {
+	if r.Target == nil || r.Target.URL == nil {
+		return ""
+	}
+	return r.Target.URL.Hostname()
+}
+
+// RejectionFrees tells whether a decode engine that answers a request with an
+// error status is known to tell the prefiller to free the hand-off: the profile
+// says so, or its version does it.
+func (p *Published) RejectionFrees(r *Rank) bool {
+	if says := r.Profile.RejectReleases; says != nil {
+		return *says
+	}
+	e := p.engines[r.Instance]
+	return e != nil && e.reaches(rejectReleasesMinor, false)
+}
+
+// NamesRequests tells whether hand-offs of an engine's version name the request
+// that made them. A hand-off of such a version that lacks the name is faulty, and a
+// decode engine would wait for its KV for ever.
+func (p *Published) NamesRequests(c prefill.Candidate) bool {
+	e := p.engines[c.Instance]
+	return e != nil && c.Profile.Connector == mooncake.AscendMooncakeV1 && e.reaches(requestIDsMinor, false)
+}
+
+// Up counts the engines that take requests now, and of which tier and dispatcher know it.
+func (p *Published) Up() (prefills, decodes int) { return p.ready.prefills, p.ready.decodes }
+
+// Count counts the engines that there are.
+func (p *Published) Count() (prefills, decodes int) {
+	t := count(p.order, func(*Engine) bool { return true })
+	return t.prefills, t.decodes
+}
+
+// Kind is a role as people read it in what they lack: engines that prefill and decode may stand in for one that has it.
+func (p *Published) Kind(role string) string {
+	both, apart := false, len(p.order) == 0
+	for _, e := range p.order {
+		both, apart = both || e.Role == Aggregated, apart || e.Role != Aggregated
+	}
+	switch {
+	case !both:
+		return role
+	case !apart:
+		return Aggregated
+	}
+	return role + " or " + Aggregated
+}
+
+// AnyPrefill is a prefill engine that serves a model, nil if none is up. Another turn returns another one.
+func (p *Published) AnyPrefill(model string, turn int) *engine.Target {
+	for i := range p.order {
+		e := p.order[(i+turn)%len(p.order)]
+		if e.Role != Decode && e.healthy.serves() && e.has(model) {
+			return e.At(-1)
+		}
+	}
+	return nil
+}
+
+// Whole is an engine that may serve a request of a model alone.
+type Whole struct {
+	Instance string // the monitor's id
+	ID       string // host:port
+	Group    string // of ranks that prefill and decode; empty: it has none
+	Target   *engine.Target
+	Traffic  *engine.Traffic
+}
+
+// Wholes returns the engines of this region, of either side, that serve a model now. computes
+// says that the model runs for the request; paired says that all engines of the model work in
+// pairs, so that no engine may serve such a request, now or later.
+func (p *Published) Wholes(model string, computes bool) (list []Whole, paired bool) {
+	known, may := false, false
+	for _, e := range p.order {
+		if !e.has(model) || e.abroad != "" {
+			continue
+		}
+		known = true
+		if computes && !e.computesAlone(p.order, model) {
+			continue
+		}
+		may = true
+		if e.state.in(Up, Starting) {
+			w := Whole{Instance: e.Key(), ID: e.ID, Target: e.At(-1), Traffic: e.Traffic}
+			if e.Role == Aggregated {
+				w.Group = e.groupID()
+			}
+			list = append(list, w)
+		}
+	}
+	return list, known && !may
+}
+
+// computesAlone says whether an engine may compute a request of a model without another one. An
+// engine that is half of a pair may not, unless its profile says so: it was started for its
+// half, and some wait for their counterpart. One of SGLang never may: its server ends when its
+// DP controller gets a request without a room.
+func (e *Engine) computesAlone(engines []*Engine, model string) bool {
+	switch {
+	case e.Role == Aggregated:
+		return true
+	case e.Profile.Connector == mooncake.SGLang:
+		return false
+	case e.Profile.PassThrough:
+		return true
+	case e.Role == Prefill:
+		return false
+	}
+	return !slices.ContainsFunc(engines, func(other *Engine) bool { return other.Role == Prefill && other.has(model) })
+}
+
+// Scopes counts the engines of every scope, and those that answer.
+func (p *Published) Scopes() map[string]owner.Reach {
+	all := map[string]owner.Reach{}
+	for _, e := range p.order {
+		if !e.Decodes() && p.owners.Kind != owner.Regions { // a group is one of engines that decode, a region is all that is there
+			continue
+		}
+		r := all[e.Scope]
+		if r.All++; e.Status.Up {
+			r.Up++
+		}
+		all[e.Scope] = r
+	}
+	return all
+}
+
+// BoardsOf are the boards with a group's ranks.
+func (p *Published) BoardsOf(name string) (boards []string) {
+	for _, e := range p.order {
+		if !e.Decodes() || e.Conf.Group != name || len(e.Status.Models) == 0 {
+			continue
+		}
+		if b := e.base(); !slices.Contains(boards, b) {
+			boards = append(boards, b)
+		}
+	}
+	return boards
+}
+
+// Owned says whether some decode group with a board's ranks that list a model is ours.
+func (p *Published) Owned(board, model string) bool {
+	return p.owners.Kind != owner.Groups ||
+		slices.ContainsFunc(p.order, func(e *Engine) bool { return e.decodesFor(board, model) && e.fence.Admits() })
+}
+
+// Begins says whether requests for a model may begin here that a board's ranks will decode; model empty: for some model.
+func (p *Published) Begins(board, model string) bool {
+	return p.owners.Kind != owner.Groups ||
+		slices.ContainsFunc(p.order, func(e *Engine) bool { return e.decodesFor(board, model) && e.fence.Begins() })
+}
+
+// Admits says whether the owner of a worker's region is this proxy.
+func (p *Published) Admits(worker int32) bool {
+	r := p.Rank(worker)
+	return r == nil || p.owners.Kind != owner.Regions || r.Scope.Admits()
+}
+
+// RegionFor is where a hand-off of a prefill engine is decoded, empty for ours.
+func (p *Published) RegionFor(prefiller string) string {
+	if e := p.engines[prefiller]; e != nil {
+		return e.abroad
+	}
+	return ""
+}
+
+// Context is the longest context of an engine's models, by its key; 0 where one is unknown.
+func (p *Published) Context(key string) int {
+	if e := p.engines[key]; e != nil {
+		return e.context()
+	}
+	return 0
+}
+
+// Ranks is how many data-parallel ranks an engine has behind its address.
+func (p *Published) Ranks(instance string) int {
+	if e := p.engines[instance]; e != nil {
+		return max(1, e.Conf.Ranks)
+	}
+	return 1
+}
+
+// Engine finds an engine by its key; nil: there is none.
+func (p *Published) Engine(key string) *Engine { return p.engines[key] }
+
+// Engines are all engines, in order.
+func (p *Published) Engines() []*Engine { return p.order }
+
+// Born names the engine and the process that have an address now.
+func (p *Published) Born(key string) Birth {
+	if e := p.engines[key]; e != nil {
+		return Birth{e.Incarnation, key, e.processes.Newest()}
+	}
+	return Birth{Key: key}
+}
+
+// Made is the birth of a hand-off with that engine id, from a candidate that was born when its probe was sent. known is false where the
+// hand-off tells something that the roster does not know: then it is to be told.
+func (p *Published) Made(b Birth, candidate, id string) (made Birth, known bool) {
+	e := p.engines[b.Key]
+	if e == nil || e.Incarnation != b.Incarnation || id == "" {
+		return b, true
+	}
+	next, by, _ := e.processes.Made(b.Process, candidate, id, time.Time{})
+	b.Process = by
+	return b, next == e.processes
+}
+
+// Outlived says whether the process that made a hand-off is gone, or may be: sure tells which. The process that has its address now would
+// be asked for blocks that it never made.
+func (p *Published) Outlived(b Birth) (gone, sure bool) {
+	if _, dead := p.dead[b.Incarnation]; dead && b.Incarnation != "" {
+		return true, true
+	}
+	e := p.engines[b.Key]
+	if e == nil || e.Incarnation != b.Incarnation {
+		return false, false
+	}
+	fate := e.processes.Fate(b.Process)
+	return fate != Known, fate == Gone
+}
+
+// HostsOf returns which hosts are those of an engine: what it calls back may name no other.
+func (p *Published) HostsOf(key string) func(host string) bool {
+	e := p.engines[key]
+	if e == nil {
+		return func(string) bool { return false }
+	}
+	return func(host string) bool { return slices.Contains(e.Hosts, host) }
+}
+
+// CallsBack says whether a decode engine that calls back has an address.
+func (p *Published) CallsBack(a netip.Addr) bool {
+	address := a.Unmap().WithZone("").String()
+	return slices.ContainsFunc(p.order, func(e *Engine) bool { return e.CallsBack() && slices.Contains(e.Hosts, address) })
+}
+
+// KnownHost says whether a hand-off may point decode engines at a host.
+func (p *Published) KnownHost(host string, now time.Time) bool {
+	t := p.hosts[host]
+	return t.by > 0 || now.Before(t.until)
+}

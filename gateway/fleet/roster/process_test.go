@@ -1,0 +1,150 @@
+package roster
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
+)
+
+// step is one thing that an engine's address shows.
+type step struct {
+	id      string  // a hand-off of that engine
+	early   bool    // whose probe was sent before anything else happened
+	start   float64 // a start time that was read
+	listens bool    // a connection was taken
+	refuses bool    // it was refused
+	moves   bool    // its name led to another address
+}
+
+// take applies a step. by is the process that made the hand-off; -1: it is none.
+func take(p *Processes, s step, now time.Time) (next *Processes, by int, sign string) {
+	switch {
+	case s.id != "":
+		sent := p.Newest()
+		if s.early {
+			sent = 0
+		}
+		return p.Made(sent, "candidate", s.id, now)
+	case s.start != 0:
+		next, sign = p.Lives(s.start, now.Add(time.Millisecond))
+	default:
+		next, sign = p.Reached(s.moves, s.refuses)
+	}
+	return next, -1, sign
+}
+
+// Several engines may answer behind one address, each with an engine id of its own. A new id alone is then no restart: the hand-offs
+// before it are kept from decode engines as long as that is not clear, and stay on the engine's account.
+func TestWhatBecomesOfHandOffs(t *testing.T) {
+	refused, taken, moved := step{refuses: true}, step{listens: true}, step{moves: true}
+	for name, row := range map[string]struct {
+		steps []step
+		want  []Fate // of the processes that made the hand-offs
+	}{
+		"ranks of one server":                            {[]step{{id: "e_dp0"}, {id: "e_dp1"}, {id: "e_dp11"}}, []Fate{Known, Known, Known}},
+		"another server":                                 {[]step{{id: "e_dp0"}, {id: "f_dp0"}}, []Fate{Doubted, Known}},
+		"a name that ends like a rank's":                 {[]step{{id: "_dp"}, {id: "x_dp"}}, []Fate{Doubted, Known}},
+		"ids that alternate":                             {[]step{{id: "a"}, {id: "b"}, {id: "a"}, {id: "b"}, {id: "c"}}, []Fate{Known, Known, Known, Known, Known}},
+		"an old id in an answer that was on its way":     {[]step{{id: "a"}, {id: "b"}, {id: "a", early: true}}, []Fate{Doubted, Known, Doubted}},
+		"alternating after a restart":                    {[]step{{id: "a"}, {id: "b"}, {id: "c"}, {id: "b"}}, []Fate{Doubted, Known, Known, Known}},
+		"the same start time after both":                 {[]step{{start: 1}, {id: "a"}, {id: "b"}, {start: 1}}, []Fate{Known, Known}},
+		"a start time that was not read before":          {[]step{{id: "a"}, {start: 2}, {id: "b"}, {start: 2}}, []Fate{Doubted, Known}},
+		"an older start time, which was read before":     {[]step{{start: 2}, {id: "a"}, {start: 1}}, []Fate{Known}},
+		"another start time, then another id":            {[]step{{start: 1}, {id: "a"}, {start: 2}, {id: "b"}}, []Fate{Gone, Known}},
+		"another id, then another start time":            {[]step{{start: 1}, {id: "a"}, {id: "b"}, {start: 2}, {start: 2}}, []Fate{Gone, Doubted}},
+		"and the id once more":                           {[]step{{start: 1}, {id: "a"}, {id: "b"}, {start: 2}, {id: "b"}, {start: 2}}, []Fate{Gone, Known, Known}},
+		"alternating ids, then another start time":       {[]step{{start: 1}, {id: "a"}, {id: "b"}, {id: "a"}, {start: 2}, {id: "c"}}, []Fate{Gone, Gone, Gone, Known}},
+		"a refused connection":                           {[]step{{id: "a"}, refused, {id: "b"}}, []Fate{Gone, Known}},
+		"one outage refuses several":                     {[]step{refused, {id: "a"}, refused, refused}, []Fate{Known}},
+		"the start time of what a refusal told of":       {[]step{{start: 1}, {id: "a"}, refused, taken, {id: "b"}, {start: 2}}, []Fate{Gone, Known}},
+		"a start time that was read during the outage":   {[]step{{start: 1}, refused, {start: 2}, refused, {id: "a"}, taken, {id: "a"}}, []Fate{Known, Known}},
+		"two outages":                                    {[]step{{id: "a"}, refused, taken, {id: "b"}, refused}, []Fate{Gone, Gone}},
+		"another address":                                {[]step{{start: 1}, {id: "a"}, moved, {id: "b"}, {start: 2}}, []Fate{Gone, Known}},
+		"another address, where nothing listens yet":     {[]step{{id: "a"}, {moves: true, refuses: true}, {id: "b"}, refused}, []Fate{Gone, Known}},
+		"more ids than one process after another can be": {append(ids(mostNames), step{id: "last"}, step{id: "0"}), append(doubts(mostNames-1), Known, Known, Known)},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p, now := &Processes{}, time.Unix(100, 0)
+			var made []int
+			for _, s := range row.steps {
+				var by int
+				if p, by, _ = take(p, s, now); by >= 0 {
+					made = append(made, by)
+				}
+			}
+			var got []Fate
+			for _, by := range made {
+				got = append(got, p.Fate(by))
+			}
+			require.Equal(t, row.want, got)
+		})
+	}
+}
+
+func ids(n int) (all []step) {
+	for i := range n {
+		all = append(all, step{id: fmt.Sprint(i)})
+	}
+	return all
+}
+
+func doubts(n int) []Fate {
+	all := make([]Fate, n)
+	for i := range all {
+		all[i] = Doubted
+	}
+	return all
+}
+
+func TestFatesOfProcesses(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		p, now := &Processes{}, time.Unix(100, 0)
+		for range rapid.IntRange(1, 40).Draw(t, "steps") {
+			s := step{early: rapid.Bool().Draw(t, "early")}
+			switch rapid.IntRange(0, 3).Draw(t, "kind") {
+			case 0, 1:
+				s.id = rapid.SampledFrom([]string{"a", "b", "c", "d_dp0", "d_dp1"}).Draw(t, "id")
+			case 2:
+				s.start = float64(rapid.IntRange(1, 4).Draw(t, "start"))
+			default:
+				s.refuses, s.moves = rapid.Bool().Draw(t, "refused"), rapid.IntRange(0, 4).Draw(t, "moved") == 0
+			}
+			now = now.Add(time.Second)
+			was, before := p, fmt.Sprintf("%+v", *p)
+			next, by, sign := take(p, s, now)
+			require.Equal(t, before, fmt.Sprintf("%+v", *was), "a value does not change")
+			require.Equal(t, next != was, fmt.Sprintf("%+v", *next) != before, "it is another pointer if something was learned")
+			require.Equal(t, Known, next.Fate(next.Newest()), "the newest is there")
+			require.Equal(t, sign != "", next.Newest() == was.Newest()+1, "a sign tells of one more process")
+			for i := range next.Newest() + 1 {
+				if was.Fate(i) == Gone {
+					require.Equal(t, Gone, next.Fate(i), "none comes back")
+				}
+				if i > 0 && next.Fate(i) == Gone {
+					require.Equal(t, Gone, next.Fate(i-1), "an older one is gone before")
+				}
+				if i < next.Newest() && (sign == signAddress || sign == signRefused) {
+					require.Equal(t, Gone, next.Fate(i), "nothing is there but the newest")
+				}
+			}
+			if s.id != "" {
+				again, by2, sign2 := next.Made(by, "candidate", s.id, now)
+				require.True(t, again == next && by2 == by && sign2 == "", "the same hand-off tells nothing more")
+			}
+			p = next
+		}
+	})
+}
+
+// What a probe asks of these costs it no memory.
+func TestAHandOffOfAKnownProcessAllocatesNothing(t *testing.T) {
+	p, _, _ := new(Processes).Made(0, "c", "engine_dp3", time.Unix(1, 0))
+	require.Zero(t, testing.AllocsPerRun(100, func() {
+		if next, by, _ := p.Made(0, "c", "engine_dp3", time.Unix(1, 0)); next != p || p.Fate(by) != Known {
+			t.Fatal("it is not known")
+		}
+	}))
+}

@@ -1,0 +1,292 @@
+package roster
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
+
+	"evenkeel/engine"
+	"evenkeel/gateway/owner"
+	"evenkeel/mooncake"
+	"evenkeel/prefill"
+	"evenkeel/prefill/kvevents"
+)
+
+// drawn is an event about an engine of a drawn scene.
+func drawn(t *rapid.T, s *scene, name string) Event {
+	switch rapid.IntRange(0, 7).Draw(t, "event") {
+	case 0:
+		return Stopped{Stop{Role: roleOf(name), ID: name + ":80", At: Place{key(name), -1}, Since: s.now, Deadline: s.now.Add(time.Duration(rapid.IntRange(1, 30).Draw(t, "seconds")) * time.Second)}}
+	case 1:
+		return Resumed{key(name)}
+	case 2:
+		return Turned{key(name), Found{Away: rapid.SampledFrom([]string{"", "not ready"}).Draw(t, "away")}}
+	}
+	words := rapid.SampledFrom([]string{"up", "down", "late", "late,accused", "halted", "out", "wedged", "accused", "retired", "up,lost0", "restarted"}).Draw(t, "health")
+	return Health{Key: key(name), Status: health(words, rapid.SampledFrom([][]string{nil, {"m"}, {"m", "x"}, {"n"}}).Draw(t, "lists")...), IsRefused: words == "down"}
+}
+
+func roleOf(name string) string { return described(name).Role }
+
+// somewhere is a scene after events that were drawn.
+func somewhere(t *rapid.T, outer testing.TB) *scene {
+	s := begin(outer, "p1 p2~sglang d3/2 d4+g a5 a6 d7@eu")
+	s.tell(Terms{SlowStart: 10 * time.Second, ProbeTimeout: time.Minute, Prefer: "pd", Started: s.now.Add(-time.Hour)})
+	for range rapid.IntRange(0, 30).Draw(t, "before") {
+		s.tell(drawn(t, s, rapid.SampledFrom(allNames).Draw(t, "engine")))
+		s.now = s.now.Add(time.Second)
+	}
+	return s
+}
+
+var allNames = []string{"p1", "p2", "d3", "d4", "a5", "a6", "d7"}
+
+// Whatever happens, a rank is in one state, which came about legally, and nothing is published that its state forbids.
+func TestNothingIsPublishedThatItsStateForbids(t *testing.T) {
+	rapid.Check(t, func(rt *rapid.T) {
+		s := somewhere(rt, t)
+		for range rapid.IntRange(1, 20).Draw(rt, "steps") {
+			before, was, text := s.states(), s.Published, s.Text()
+			name := rapid.SampledFrom(allNames).Draw(rt, "engine")
+			switch rapid.IntRange(0, 9).Draw(rt, "kind") {
+			case 0:
+				s.tell(Removed{key(name)})
+			case 1:
+				s.tell(Entered{Engine: described(name)})
+			case 2:
+				s.tell(Owners{Kind: owner.Groups, Scopes: map[string]Owned{"main": {Admits: rapid.Bool().Draw(rt, "admits")}}})
+			case 3:
+				s.tell(Owners{})
+			default:
+				s.tell(drawn(rt, s, name))
+			}
+			s.now = s.now.Add(time.Duration(rapid.IntRange(0, 10).Draw(rt, "seconds")) * time.Second)
+			require.Equal(rt, text, was.Text(), "what was published never changes")
+			for rank, state := range s.states() {
+				if _, there := before[rank]; !there {
+					require.Contains(rt, []RankState{Down, Draining, Unowned}, state, "%s comes in", rank)
+				}
+			}
+			for _, w := range s.Workers {
+				state := s.Rank(w.ID).state
+				require.Equal(rt, state == Up, w.Up, "%s is %s", w.Name, state)
+				require.Equal(rt, state == Halted, w.Awaited, "%s is %s", w.Name, state)
+				require.False(rt, w.Up && w.Down, "%s is %s", w.Name, state)
+			}
+			for id, rank := range s.ranks {
+				now, there := s.workers[rank.Target.ID]
+				require.Equal(rt, !there || now != id, rank.state == Absent, "%s is %s", rank.Target.ID, rank.state)
+			}
+			for _, c := range s.Candidates {
+				require.False(rt, c.Live && c.Late && !c.Mixed, c.ID)
+				if e := s.engines[c.Instance]; e != nil {
+					require.True(rt, !c.Live || e.state.in(Up, Starting), "%s is %s", c.ID, e.state)
+					require.True(rt, !c.Late || e.state.awaited() || e.state == Up, "%s is %s", c.ID, e.state)
+				}
+			}
+			prefills, decodes := s.Up()
+			all, those := s.Count()
+			require.True(rt, prefills <= all && decodes <= those)
+		}
+	})
+}
+
+// Events about different engines that come at one moment lead to the same lists, in whatever order they come.
+func TestTheOrderOfIndependentEventsDoesNotMatter(t *testing.T) {
+	rapid.Check(t, func(rt *rapid.T) {
+		s := somewhere(rt, t)
+		var events []Event
+		for _, name := range rapid.SliceOfNDistinct(rapid.SampledFrom(allNames), 2, 5, rapid.ID).Draw(rt, "engines") {
+			events = append(events, drawn(rt, s, name))
+		}
+		other := s.copied()
+		s.tell(events...)
+		slices.Reverse(events)
+		other.tell(events...)
+		require.Equal(rt, s.Text(), other.Text())
+	})
+}
+
+// copied is a scene that goes on by itself.
+func (s *scene) copied() *scene {
+	r := *s.r
+	r.engines, r.stops, r.hosts, r.ids, r.bygone, r.left, r.dead = map[string]*Engine{}, map[string]*Stop{}, map[string]trust{}, map[string]int32{}, map[string]bygone{}, map[int32]leftRank{}, map[string]time.Time{}
+	for k, e := range s.r.engines {
+		r.engines[k] = new(*e)
+	}
+	for k, stop := range s.r.stops {
+		r.stops[k] = stop
+	}
+	for k, id := range s.r.ids {
+		r.ids[k] = id
+	}
+	r.order = slices.Clone(s.r.order)
+	return &scene{t: s.t, r: &r, now: s.now}
+}
+
+// Hand-offs may point only at hosts of engines that are there, and for as long as an answer of one that was there may be on its way.
+func TestHostsAreTrustedWhileAnEngineStandsForThem(t *testing.T) {
+	s := begin(t, "p1 d2~ascend-layerwise")
+	later := s.now.Add(time.Minute)
+	s.steps("p1 enters; p1 leaves")
+	require.True(t, s.KnownHost("p1", s.now), "a probe of it may still be answered")
+	require.False(t, s.KnownHost("p1", later))
+	require.False(t, s.KnownHost("d2", s.now), "no hand-off may point there")
+	require.True(t, s.HostsOf("decode d2:80")("d2"))
+	require.False(t, s.HostsOf("decode d2:80")("p1") || s.HostsOf("nobody")("nobody"))
+	numbered := described("d4~ascend-layerwise")
+	numbered.Hosts = []string{"10.0.0.4"}
+	s.tell(Entered{Engine: numbered})
+	require.True(t, s.CallsBack(netip.MustParseAddr("::ffff:10.0.0.4")))
+	require.False(t, s.CallsBack(netip.MustParseAddr("10.0.0.5")))
+	s.now = later
+	pod := described("p4")
+	pod.Found = Found{Source: "kubernetes", Incarnation: "u1"}
+	s.tell(Entered{Engine: pod})
+	require.True(t, s.KnownHost("p4", s.now))
+	s.tell(Left{pod.Key(), "u0"}, Turned{pod.Key(), Found{Incarnation: "u0", Away: "leaving"}})
+	require.Equal(t, "", s.Engine(pod.Key()).Away, "what is said of another one")
+	born := s.Born(pod.Key())
+	s.tell(Left{pod.Key(), "u1"})
+	require.Equal(t, []What{Forgotten}, s.whats())
+	require.Empty(t, s.r.hosts, "a pod that is no more answers nothing")
+	for birth, want := range map[Birth]bool{born: true, {Incarnation: "u2"}: false, {}: false} {
+		gone, sure := s.Outlived(birth)
+		require.Equal(t, []bool{want, want}, []bool{gone, sure})
+	}
+	s.tell(Entered{Engine: described("p4")})
+	gone, _ := s.Outlived(Birth{Incarnation: "u2", Key: pod.Key()})
+	require.False(t, gone, "nothing is known of it")
+	s.now = s.now.Add(time.Hour)
+	s.steps("p4 leaves")
+	require.Empty(t, s.r.dead, "its time is over")
+}
+
+// An incarnation that comes back has its number, and another one at the same address has another.
+func TestNumbersOfRanks(t *testing.T) {
+	s := begin(t, "")
+	is := func(incarnation string) int32 {
+		e := described("d2")
+		e.Incarnation = incarnation
+		s.tell(Entered{Engine: e})
+		id := s.workers["d2:80"]
+		s.tell(Left{e.Key(), incarnation})
+		return id
+	}
+	require.Equal(t, []int32{0, 1, 0, 1, 2}, []int32{is("u1"), is("u2"), is("u1"), is("u2"), is("u3")})
+	s.now = s.now.Add(rankMemory + 1)
+	is("u3")
+	require.EqualValues(t, 3, is("u1"), "it was away for too long")
+}
+
+// A reload leaves what it does not speak of as it is.
+func TestAPlan(t *testing.T) {
+	s := begin(t, "p1 d2 d3").steps("d2 up m; d3 up m; d2 drains 10s; d3 drains")
+	s.tell(Removed{key("d2")}, Planned{Set: []*Engine{described("d4"), described("d3"), described("d2")}, Remove: []string{key("p1"), "nobody"}, Order: []string{key("d4"), key("d2")}})
+	require.Equal(t, []string{key("d4"), key("d2"), key("d3")}, s.r.order)
+	require.True(t, s.Drains(key("d3")) && !s.Drains(key("d2")), "one that comes in does not drain")
+	require.Contains(t, s.shows("decode"), "d3:80 #1 m draining")
+}
+
+func TestWhatIsToldOfProcesses(t *testing.T) {
+	s := begin(t, "p1 d2").steps("p1 up m")
+	b := s.Born(key("p1"))
+	made, known := s.Made(b, "p1:80/0", "a")
+	require.False(t, known)
+	s.tell(Handed{b, "p1:80/0", "a"})
+	made, known = s.Made(b, "p1:80/0", "a")
+	require.True(t, known && made == b)
+	s.tell(Handed{b, "p1:80/0", "b"})
+	require.Equal(t, []What{MayHaveRestarted}, s.whats())
+	gone, sure := s.Outlived(made)
+	require.True(t, gone && !sure)
+	require.True(t, s.Engine(key("p1")).Learns(2, s.now))
+	s.tell(Lived{key("p1"), 2, s.now})
+	require.Equal(t, []What{Restarted}, s.whats())
+	require.False(t, s.Engine(key("p1")).Learns(2, s.now) || s.Engine(key("d2")).Learns(2, s.now))
+	gone, sure = s.Outlived(made)
+	require.True(t, gone && sure)
+	s.tell(Health{Key: key("p1"), Status: engine.Status{StartTime: 2, Moved: engine.Moved{To: "10.0.0.2", At: s.now}}}, Health{Key: "nobody"}, Lived{"nobody", 1, s.now}, Handed{Birth: Birth{Key: "nobody"}})
+	require.Equal(t, []What{Restarted}, s.whats())
+	require.Equal(t, "10.0.0.2", s.Statuses()[0].Moved.To)
+	made, known = s.Made(Birth{Key: "nobody"}, "", "a")
+	require.True(t, known && made == s.Born("nobody"))
+}
+
+func TestWhatEnginesMissRequests(t *testing.T) {
+	s := begin(t, "p1 d2 d3 d4 d5~sglang p6").steps("p1 up m; d2 up m; d2 drains; d3 up; d4 up m; d4 away; d5 up m; p6 down m")
+	require.Equal(t, []string{
+		"decode d2:80 is up: it drains, or another proxy owns it", "decode d3:80 is up: it has not named its models yet",
+		"decode d4:80 is up: where it was discovered, it is said to be not ready",
+		"decode d5:80 is odd: its connector is sglang (profile a), and prefill engine p1:80, which has model m too, has nixl-pull (profile a); all engines of a model share one connector",
+		"prefill p6:80 is down: 500",
+	}, s.Missing())
+	s = begin(t, "d1 d2 d3 d4 d5 d6 d7 d8 d9 d0")
+	require.Equal(t, "and 2 more", s.Missing()[mostWhy])
+	for _, e := range begin(t, "d1 d2").steps("d1 up,lost0 m; d2 halted m").Statuses() {
+		require.NotEmpty(t, e.Error)
+	}
+}
+
+func TestWhatIsAskedOfEngines(t *testing.T) {
+	s := begin(t, "p1/2 d2 d3@eu")
+	_, ok, known := s.Lookup("m")
+	require.False(t, ok || known)
+	require.Equal(t, "prefill", s.Kind(Prefill))
+	s.steps("p1 up m x; d2 up m; d3 up m")
+	for _, e := range s.r.engines {
+		for i := range e.Status.Models {
+			e.Status.Models[i].MaxModelLen = 100
+		}
+	}
+	s.tell()
+	require.Equal(t, "m", s.Sole())
+	require.Equal(t, []int{100, 0}, []int{s.Context(key("p1")), s.Context("nobody")})
+	require.Equal(t, []int{2, 1, 1}, []int{s.Ranks(key("p1")), s.Ranks(key("d2")), s.Ranks("nobody")})
+	require.Equal(t, []string{"eu", "", ""}, []string{s.RegionFor(key("d3")), s.RegionFor(key("p1")), s.RegionFor("nobody")})
+	require.Len(t, s.Engines(), 3)
+	require.Len(t, s.Models(), 1, "x is half")
+	require.Equal(t, "p1:80", s.AnyPrefill("x", 7).ID)
+	require.Nil(t, s.AnyPrefill("n", 1))
+	require.True(t, s.Engine(key("p1")).Serves())
+	rank, _ := s.Named("d2:80")
+	require.False(t, s.RejectionFrees(rank))
+	rank = &Rank{Profile: &mooncake.Profile{RejectReleases: new(true)}}
+	require.True(t, s.RejectionFrees(rank))
+	require.False(t, s.NamesRequests(s.Candidates[0]))
+	list, paired := s.Wholes("m", true)
+	require.True(t, list == nil && paired)
+	list, paired = s.Wholes("m", false)
+	require.True(t, len(list) == 2 && !paired, "not the one of another region")
+	s.steps("a4 enters; a4 up m; d5~sglang enters; d5 up n; d6 enters; d6 up o; d7 enters; d7 up p; d7 drains")
+	list, _ = s.Wholes("m", true)
+	require.Equal(t, "main of m+aggregated", list[0].Group)
+	for model, want := range map[string][2]bool{"n": {false, true}, "o": {true, false}, "p": {false, false}, "q": {false, false}} {
+		list, paired = s.Wholes(model, true)
+		require.Equal(t, want, [2]bool{len(list) > 0, paired}, model)
+	}
+	require.Equal(t, []string{"prefill or aggregated", "", "aggregated"}, []string{s.Kind(Prefill), s.Sole(), begin(t, "a1").Kind(Decode)})
+	r, ok, _ := begin(t, "a1").Lookup("m")
+	require.True(t, r.Alone && !ok)
+}
+
+// noFinder finds nothing.
+type noFinder struct{ kvevents.Finder }
+
+func TestWhereKVEventsArePublished(t *testing.T) {
+	s := begin(t, "a2")
+	e := described("p1")
+	e.Conf.KVReplayPort = 9
+	e.Finder = func(int) kvevents.Finder { return noFinder{} }
+	s.tell(Terms{KVEvents: prefill.KVEventsConfig{Enabled: true, Port: 5, ReplayPort: 6}, Beyond: 4}, Entered{Engine: e})
+	s.steps("p1 up m; a2 up m; d3 enters; d3 up m")
+	require.Equal(t, kvevents.Place{Events: "p1:5", Replay: "p1:9"}, s.Candidates[1].Events.Place)
+	require.Equal(t, noFinder{}, s.Candidates[1].Events.Finder)
+	require.Equal(t, kvevents.Place{Events: "a2:5", Replay: "a2:6"}, s.Locals[0].Events.Place)
+	require.Equal(t, fmt.Sprint(4), fmt.Sprint(s.Workers[1].Beyond))
+}

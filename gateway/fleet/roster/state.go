@@ -1,0 +1,91 @@
+package roster
+
+import (
+	"math"
+	"time"
+)
+
+// RankState is whether a rank takes requests, and if not, the one reason that counts. An engine has a state, too: what holds for all of
+// its ranks, whoever admits to their group.
+type RankState uint8
+
+// States. Where several reasons hold, the one further down in this list counts, but no reason of a single rank or of its group counts
+// for an engine that takes nothing anyway.
+//
+// Legal moves in one Tick (TestOnlyLegalMoves); "any" is any state but Absent. What is Odd may show one Tick later, because it depends on
+// what served at the last one:
+//
+//	what happens                 its own ranks                      ranks of other engines
+//	an engine comes in           Absent -> Down, Draining, Unowned  as after a health check
+//	it leaves                    any -> Absent                      as after a health check
+//	a health check               any -> any, but Draining -> Odd    Down, Out <-> Late, Up, or what hides these (Unowned, Lost);
+//	                                                                Up <-> Paused; any <-> Broken, Odd
+//	a drain begins               any but Odd -> Draining            none
+//	it ends                      Draining -> any but Odd            none
+//	another proxy admits         any but Draining, Odd -> Unowned   the same, because a scope is more than one engine
+//	this proxy admits            Unowned -> any but Draining, Odd   the same
+const (
+	Absent   RankState = iota // its engine is not there any more
+	Down                      // its engine does not answer
+	Late                      // its engine's answers do not come just now, and requests wait for it
+	Out                       // its engine answers, but requests failed there, and other engines serve its model
+	Starting                  // its engine has not named its models yet
+	Up                        // it takes requests
+	Paused                    // requests failed there, and whether that is its engine's fault is open; another engine serves meanwhile
+	Halted                    // its group re-forms or waits for its recovery, and requests wait for it
+	Unowned                   // another proxy admits to it
+	Broken                    // an engine of its group is down, and its ranks step together
+	Lost                      // it is out of its group, as its engine says
+	Draining                  // an operator or a source of discovery wants it to get nothing new
+	Odd                       // its engine has another connector than the others of its model
+)
+
+func (s RankState) String() string {
+	return [...]string{"absent", "down", "late", "out", "starting", "up", "paused", "halted", "unowned", "broken", "lost", "draining", "odd"}[s]
+}
+
+// in says whether it is one of these.
+func (s RankState) in(all ...RankState) bool {
+	for _, one := range all {
+		if s == one {
+			return true
+		}
+	}
+	return false
+}
+
+// serves says whether an engine in that state is in service, if perhaps for nothing new at this moment.
+func (s RankState) serves() bool { return s.in(Starting, Up, Paused, Halted) }
+
+// awaited says whether requests wait for a rank in that state.
+func (s RankState) awaited() bool { return s.in(Late, Halted) }
+
+// standing is an engine's place in the service. What runs on it and what is charged for that depends on none of it.
+type standing struct {
+	healthy RankState // as its answers say
+	state   RankState // with drains and owners
+	served  bool      // it was in service once
+	start   float64   // of the process that serves
+	fresh   time.Time // when it came into service, while its share grows; else zero
+	share   float64   // of its slots that may be used now; below 1 while it is fresh
+	odd     string    // why it cannot serve beside the others of its model; empty: it can
+}
+
+// limit is how much of n the engine gets now; 0: all.
+func (s *standing) limit(n int) int {
+	if s.share >= 1 {
+		return 0
+	}
+	return max(1, int(math.Ceil(s.share*float64(n))))
+}
+
+// shareAt is the share of an engine that is in service for so long.
+func shareAt(age, slow time.Duration) float64 {
+	return min(1, firstShare+(1-firstShare)*max(0, age.Seconds())/slow.Seconds())
+}
+
+const (
+	firstShare = 0.1 // of its slots an engine gets at once
+	slowSteps  = 30  // of a slow start
+	slowProbes = 8   // unanswered probes a prefill engine may have at the end of one
+)

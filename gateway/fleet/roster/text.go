@@ -1,0 +1,43 @@
+package roster
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+)
+
+// Text writes the lists that are published, a line for each prefill candidate, rank that decodes, local rank and model.
+func (p *Published) Text() (lines []string) {
+	for i := range p.Candidates {
+		c := &p.Candidates[i]
+		lines = append(lines, words("prefill", c.ID, c.Board, list(c.Models), is("live", c.Live), is("late", c.Late), is("second", c.Second), is("idle", c.Idle),
+			is("behind="+list(c.Behind), len(c.Behind) > 0), is(fmt.Sprint("limit=", c.Limit), c.Limit > 0)))
+	}
+	for i := range p.Workers {
+		w := &p.Workers[i]
+		lines = append(lines, words("decode", w.Name, fmt.Sprint("#", w.ID), w.Model, p.ranks[w.ID].state.String(), is("limit="+fmt.Sprint(w.Limit), w.Limit > 0),
+			is("down", w.Down), is("others="+fmt.Sprint(w.Others), w.Others > 0)))
+	}
+	for _, l := range p.Locals {
+		lines = append(lines, words("local", l.Name, is("up", l.Up), is("computes", l.Computes)))
+	}
+	for _, name := range slices.Sorted(maps.Keys(p.routes)) {
+		r := p.routes[name]
+		lines = append(lines, words("model", name, r.Board, is("prefill", r.Prefill), is("decode", r.Decode), is("half", r.Half), is("alone", r.Alone)))
+	}
+	return lines
+}
+
+func words(all ...string) string {
+	return strings.Join(slices.DeleteFunc(all, func(w string) bool { return w == "" }), " ")
+}
+
+func is(word string, true bool) string {
+	if !true {
+		return ""
+	}
+	return word
+}
+
+func list(names []string) string { return strings.Join(names, ",") }

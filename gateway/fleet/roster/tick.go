@@ -1,0 +1,237 @@
+package roster
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"evenkeel/dispatcher/board"
+	"evenkeel/engine"
+	"evenkeel/gateway/config"
+	"evenkeel/gateway/owner"
+)
+
+// Tick comes after the events of a moment, and whenever Next is over. It decides in which state each engine is.
+type Tick struct{}
+
+func (Tick) apply(r *Roster, a *applying) {
+	for _, key := range r.order {
+		r.locate(r.engines[key])
+	}
+	r.refuseOdd(a)
+	r.appraise(a)
+	r.breakGroups(a)
+	for _, s := range r.stops {
+		if !s.Passed && !s.Deadline.IsZero() && !a.now.Before(s.Deadline) {
+			late := *s
+			late.Passed = true
+			if r.stops[s.Key()] = &late; r.engines[s.At.Instance] == nil {
+				delete(r.stops, s.Key())
+			}
+			a.add(Effect{What: DrainOverdue, Stop: &late})
+		}
+	}
+	maps.DeleteFunc(r.left, func(_ int32, l leftRank) bool { return a.now.Sub(l.at) > rankMemory })
+}
+
+// Next is how long nothing changes by itself; 0: for ever.
+func (r *Roster) Next(now time.Time) (wait time.Duration) {
+	for _, e := range r.engines {
+		if e.share < 1 && !e.fresh.IsZero() {
+			wait = r.terms.SlowStart / slowSteps
+		}
+	}
+	for _, s := range r.stops {
+		if !s.Passed && !s.Deadline.IsZero() {
+			if left := max(1, s.Deadline.Sub(now)); wait == 0 || left < wait {
+				wait = left
+			}
+		}
+	}
+	return wait
+}
+
+// locate keeps where an engine stands, and what it lists. Engines that list the same share the value.
+func (r *Roster) locate(e *Engine) {
+	e.abroad, e.Scope = e.Conf.Region, r.scopeOf(e, r.owners.Kind)
+	if e.abroad == r.terms.Region {
+		e.abroad = ""
+	}
+	if e.fence = r.owners.Scopes[e.Scope].Fence; len(e.Status.Models) > 0 {
+		e.board = BoardIn(e.onBoard(), e.abroad)
+	}
+	if slices.Equal(e.named, e.Status.Models) {
+		return
+	}
+	e.named, e.lists = e.Status.Models, nil
+	if len(e.named) == 0 {
+		return
+	}
+	all := make([]string, len(e.named))
+	for i, m := range e.named {
+		all[i] = m.ID
+	}
+	e.lists = board.NewNames(all)
+	for _, other := range r.engines {
+		if other != e && other.lists != nil && other.lists.Same(e.lists) {
+			e.lists = other.lists
+			break
+		}
+	}
+}
+
+// refuseOdd finds engines whose connector is another one than that of the other engines of
+// their model: no KV could get from one to the other, or the decode rank would be chosen too
+// late. Those that serve already say which connector a model has, and after them the first
+// that is up.
+func (r *Roster) refuseOdd(a *applying) {
+	first := map[string]*Engine{} // by board
+	find := func(is func(*Engine) bool) {
+		for _, k := range r.order {
+			if e := r.engines[k]; e.Status.Up && len(e.Status.Models) > 0 && is(e) {
+				first[e.board] = cmp.Or(first[e.board], e)
+			}
+		}
+	}
+	find(func(e *Engine) bool { return e.healthy.serves() })
+	find(func(*Engine) bool { return true })
+	for _, k := range r.order {
+		e := r.engines[k]
+		why, one := "", first[e.board]
+		if one != nil && len(e.Status.Models) > 0 && config.Manner(e.Profile) != config.Manner(one.Profile) {
+			why = fmt.Sprintf("its connector is %s (profile %s), and %s engine %s, which has model %s too, has %s (profile %s); all engines of a model share one connector",
+				e.Profile.Connector, e.Conf.Profile, one.Role, one.ID, e.base(), one.Profile.Connector, one.Conf.Profile)
+		}
+		if why != "" && e.odd == "" {
+			a.add(Effect{What: Refused, Engine: e, Text: why, Beside: one.Key()})
+		}
+		e.odd = why
+	}
+}
+
+// appraise decides for every engine in which state it is and how many requests it takes.
+func (r *Roster) appraise(a *applying) {
+	others := map[string]int{} // engines in full service by role and model
+	for _, e := range r.engines {
+		if e.odd == "" && e.Status.Up && e.Status.Out == nil && e.Status.Accused == nil && !e.Status.Halted() && len(e.Status.Models) > 0 {
+			others[e.kind()]++
+		}
+	}
+	slow := r.terms.SlowStart
+	for _, k := range r.order {
+		e := r.engines[k]
+		s := &e.standing
+		healthy := e.health(others[e.kind()])
+		serving := healthy.serves()
+		returned := serving && (!s.healthy.serves() || s.start != 0 && e.Status.StartTime != s.start)
+		s.healthy, s.share = healthy, 1
+		s.state = r.stateOf(e)
+		switch {
+		case !serving || slow == 0:
+			s.fresh = time.Time{}
+		case returned && (s.served || a.now.Sub(r.terms.Started) > slow) && r.relieved(e):
+			s.fresh = a.now
+			a.add(Effect{What: StartsSlowly, Engine: e})
+		}
+		if serving {
+			s.served, s.start = true, e.Status.StartTime
+		}
+		if !s.fresh.IsZero() {
+			if s.share = shareAt(a.now.Sub(s.fresh), slow); s.share == 1 {
+				s.fresh = time.Time{}
+			}
+		}
+	}
+}
+
+// relieved says whether another engine carries the load meanwhile: without one
+// a slow start would only be slow.
+func (r *Roster) relieved(e *Engine) bool {
+	for _, o := range r.engines {
+		if o != e && o.kind() == e.kind() && o.healthy.serves() && o.fresh.IsZero() {
+			return true
+		}
+	}
+	return false
+}
+
+// breakGroups finds the groups of which an engine has served and is down now. The other engines of such a group say that
+// they are well, and their ranks wait in vain for its ranks. They do not wait for one that was taken out of the group.
+func (r *Roster) breakGroups(a *applying) {
+	now := map[string]bool{}
+	for _, k := range r.order {
+		e := r.engines[k]
+		if errors.Is(e.Status.Err, engine.ErrRetired) { // nobody waits for it, even once its process has ended
+			e.served = false
+		}
+		group := e.together()
+		if group == "" || !e.served || e.Status.Up && (e.Status.Halted() || !e.Status.Wedged) {
+			continue
+		}
+		if now[group] = true; !r.broken[group] {
+			a.add(Effect{What: GroupBroke, Engine: e})
+		}
+	}
+	r.broken = now
+}
+
+// health is the state of an engine as far as it follows from its answers. others is how many other engines are in full service for its
+// model and role.
+//
+// An engine that is out only because requests failed there stays where no other serves its model: a request that may fail beats one
+// that must, and the canary will tell which it is. One that is halted is in service, and gets nothing until it goes on.
+func (e *Engine) health(others int) RankState {
+	s := &e.Status
+	switch {
+	case e.odd != "":
+		return Odd
+	case !s.Up && s.Late && (s.Accused == nil || others == 0):
+		return Late
+	case !s.Up:
+		return Down
+	case s.Halted():
+		return Halted
+	case s.Out != nil && (s.Wedged || len(s.Models) == 0 || others > 0):
+		return Out
+	case s.Accused != nil && others > 0:
+		return Paused
+	case len(s.Models) == 0:
+		return Starting
+	}
+	return Up
+}
+
+// stateOf is the state of an engine.
+func (r *Roster) stateOf(e *Engine) RankState {
+	switch {
+	case e.healthy == Odd:
+		return Odd
+	case e.Away != "" || r.stops[e.Key()] != nil || r.stopped(e):
+		return Draining
+	case r.owners.Kind == owner.Regions && !r.owners.admits(e.Scope):
+		return Unowned
+	}
+	return e.healthy
+}
+
+// stateOfRank is the state of one rank of an engine, -1 being its only one.
+func (r *Roster) stateOfRank(e *Engine, rank int) RankState {
+	switch {
+	case !e.state.serves() && e.state != Late:
+		return e.state
+	case r.stops[e.rankKey(rank)] != nil:
+		return Draining
+	case e.Status.Lost[max(0, rank)] != "":
+		return Lost
+	case !e.Decodes():
+		return e.state
+	case r.broken[e.together()]:
+		return Broken
+	case !r.owners.admits(e.Scope):
+		return Unowned
+	}
+	return e.state
+}

@@ -1,0 +1,277 @@
+package fleet
+
+import (
+	"context"
+	"errors"
+	"net"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"go.uber.org/zap"
+
+	"evenkeel/dispatcher/board"
+	"evenkeel/engine"
+	"evenkeel/gateway/fleet/roster"
+	"evenkeel/gateway/metaserver"
+	"evenkeel/gateway/owner"
+	"evenkeel/gateway/recording"
+	"evenkeel/prefill"
+	"evenkeel/prefill/kvevents"
+	"evenkeel/prefill/local"
+)
+
+// A Fleet keeps the roster. It tells the roster what happens, and publishes what follows from that. What a request wants
+// to know of engines it asks of Now.
+type Fleet struct {
+	host      *Host
+	Admission *owner.Set // who admits to scopes of engines, regions or decode groups; set before the first engine enters
+
+	mu      sync.Mutex // held until all that binds requests is told, so that the picture that is published last is the newest one
+	roster  *roster.Roster
+	again   *time.Timer // applies a Tick when something changes by itself
+	tape    recording.Roster
+	current atomic.Pointer[Published]
+
+	asked atomic.Int64 // times a prefill engine was asked for token ids
+	pages sync.Map     // of *page: the last metric page of each prefill engine, by instance
+	learned
+	runs
+}
+
+// Host is the proxy as its fleet sees it.
+type Host struct {
+	Context    context.Context        // ends with the proxy
+	Serving    func() context.Context // ends when what has no answer yet must end
+	Started    time.Time
+	Log        *zap.Logger
+	Registerer prometheus.Registerer
+	Settings   func() *Settings // those in force
+	Client     *engine.Client
+	Monitor    *engine.Monitor
+	Dispatch   func(context.Context) board.Status
+	Publish    func([]prefill.Candidate, []local.Rank, []board.Worker) // to all that bind requests
+	Callbacks  *metaserver.Server                                      // hears decode engines that call back; nil: none does
+	Gauged     func(worker int32, kvTokens int64, at time.Time)        // hears what is in use on ranks that bind early; it must not block
+}
+
+// New returns a fleet without engines.
+func New(h Host) *Fleet {
+	f := &Fleet{host: &h, roster: roster.New()}
+	f.learned.host, f.learned.now = &h, f.Now
+	f.runs.now, f.runs.serving, f.runs.all = f.Now, h.Serving, map[*Run]struct{}{}
+	f.current.Store(&Published{})
+	f.again = time.AfterFunc(time.Hour, f.Publish)
+	f.again.Stop()
+	return f
+}
+
+// Now is the picture that is in force. Several questions of one step are to be asked of the same picture, because answers of two need not
+// fit each other.
+func (f *Fleet) Now() *Published { return f.current.Load() }
+
+// Publish takes up what has changed around the roster: settings, owners, and the time.
+func (f *Fleet) Publish() { f.apply() }
+
+// OnStatus is the monitor's callback.
+func (f *Fleet) OnStatus(key string, s engine.Status) {
+	f.apply(roster.Health{Key: key, Status: s, IsRefused: errors.Is(s.Err, syscall.ECONNREFUSED)})
+}
+
+// apply tells the roster of events, and publishes what follows. The tier and the dispatcher hear first: a request that the API lets
+// in finds there what it was let in for.
+func (f *Fleet) apply(events ...roster.Event) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	now := time.Now()
+	var do []roster.Effect
+	events = slices.Insert(events, 0, roster.Event(termsOf(f.host.Settings(), f.host.Started)))
+	for _, e := range events {
+		for _, in := range enters(e) {
+			key := in.Key()
+			in.Traffic = f.host.Monitor.Traffic(key)
+			in.Finder = func(rank int) kvevents.Finder { return publisher{f, key, rank} }
+		}
+		do = f.roster.Apply(e, now, do)
+	}
+	owners := ownersOf(f.Admission, f.roster)
+	do = f.roster.Apply(owners, now, do)
+	do = f.roster.Apply(roster.Tick{}, now, do)
+	next := roster.Derive(f.roster)
+	f.tape.Step(now, append(events, owners), do, next)
+	f.current.Store(next.WithRoutes(f.Now()))
+	f.carryOut(do, next)
+	f.host.Publish(next.Candidates, next.Locals, next.Workers)
+	f.current.Store(next)
+	f.runs.rescue()
+	if wait := f.roster.Next(now); wait > 0 && f.host.Context.Err() == nil {
+		f.again.Reset(wait)
+	} else {
+		f.again.Stop()
+	}
+}
+
+// termsOf are the settings that the roster goes by.
+func termsOf(s *Settings, started time.Time) roster.Terms {
+	return roster.Terms{
+		Region: s.Geo.Self.Region, Started: started, SlowStart: s.Health.SlowStart, ProbeTimeout: s.Limits.ProbeTimeout,
+		KVEvents: s.Prefill.KVEvents, Beyond: s.Dispatch.Beyond, Prefer: s.Engines.Prefer,
+	}
+}
+
+// ownersOf are who admits to which engines now.
+func ownersOf(a *owner.Set, r *roster.Roster) (o roster.Owners) {
+	switch {
+	case a.Has(owner.Regions):
+		o.Kind = owner.Regions
+	case a.Has(owner.Groups):
+		o.Kind = owner.Groups
+	default:
+		return o
+	}
+	o.Scopes, o.Rooms = map[string]roster.Owned{}, map[string]roster.Room{}
+	r.Scopes(o.Kind, func(scope string, e *roster.Engine) {
+		if _, asked := o.Scopes[scope]; !asked {
+			o.Scopes[scope] = roster.Owned{Admits: a.Admits(scope), Fence: a.Of(scope)}
+		}
+		if !e.Decodes() {
+			return
+		}
+		for _, rank := range e.Ranks() {
+			name := e.At(rank).ID
+			if limit, others := a.Room(scope, name, e.Slots()); limit > 0 || others > 0 {
+				o.Rooms[name] = roster.Room{Limit: limit, Others: others}
+			}
+		}
+	})
+	return o
+}
+
+// enter has engines come in.
+func (f *Fleet) enter(events ...roster.Event) {
+	for _, e := range events {
+		for _, in := range enters(e) {
+			f.host.learnHosts(in) // before its hand-offs come
+		}
+	}
+	f.apply(events...)
+}
+
+// learnHosts finds the names and addresses a prefiller's hand-offs may point
+// decode engines at, which are trusted while the engine is there. Any other host
+// in a hand-off is refused. What a decode engine tells may name its own hosts.
+func (h *Host) learnHosts(in *roster.Engine) {
+	if in.Decodes() && !in.CallsBack() {
+		return
+	}
+	hosts := append([]string{in.Target.URL.Hostname()}, in.Profile.KVHosts...)
+	ctx, cancel := context.WithTimeout(h.Context, 2*time.Second)
+	defer cancel()
+	for _, name := range slices.Clone(hosts) {
+		addrs, err := net.DefaultResolver.LookupHost(ctx, name)
+		if err != nil {
+			h.Log.Warn("the name of an engine does not resolve; hand-offs may name it only by this name, and its callbacks are refused unless bind.allow has its address", zap.String("engine", in.Key()), zap.String("host", name), zap.Error(err))
+		}
+		hosts = append(hosts, addrs...)
+	}
+	slices.Sort(hosts)
+	in.Hosts = slices.Compact(hosts)
+}
+
+// publisher finds where a rank of an engine publishes its KV events.
+type publisher struct {
+	fleet *Fleet
+	key   string
+	rank  int
+}
+
+// enters are the engines that come in with an event.
+func enters(e roster.Event) []*roster.Engine {
+	switch e := e.(type) {
+	case roster.Entered:
+		return []*roster.Engine{e.Engine}
+	case roster.Planned:
+		return e.Set
+	}
+	return nil
+}
+
+// carryOut does what the roster wants done. It is called with f.mu held.
+func (f *Fleet) carryOut(do []roster.Effect, next *Published) {
+	for _, e := range do {
+		log, in := f.host.Log, e.Engine
+		switch e.What {
+		case roster.Watched:
+			f.host.Monitor.Set(watched(next.Engines()))
+		case roster.Restarted, roster.MayHaveRestarted:
+			what := "a prefill engine has restarted; prompts whose KV no decode engine has fetched yet are prefilled again"
+			if e.What == roster.MayHaveRestarted {
+				what = "a prefill engine may have restarted; prompts whose KV no decode engine has fetched yet are prefilled again, unless the earlier process answers once more"
+			}
+			f.learned.forget(in.ID)
+			log.Warn(what, zap.String("engine", in.Key()), zap.String("sign", e.Text))
+		case roster.Forgotten:
+			f.learned.forget(in.ID)
+		case roster.StartsSlowly:
+			log.Info("an engine is back or new; its share of the load grows step by step", zap.String("engine", in.Key()), zap.Duration("over", f.host.Settings().Health.SlowStart))
+		case roster.GroupBroke:
+			log.Warn("an engine is down; the other ranks of its group get no requests until it is back, because the ranks of a group step together; if these ranks do not, give them groups of their own, or write barrier: none",
+				zap.String("engine", in.ID), zap.String("group", in.Conf.Group))
+		case roster.Refused:
+			log.Error("an engine is refused: "+e.Text, zap.String("engine", in.Key()), zap.String("beside", e.Beside))
+		case roster.GaveBackAnyway:
+			log.Error("ALARM: a decode engine gave a request back, although its profile has gives_back: false; its responses and messages may have been "+
+				"cut short, and it gets none any more; start the engine without recompute_scheduler_enable, or remove gives_back",
+				zap.String("decode", in.ID))
+		case roster.DrainOverdue:
+			n := f.Move(e.Stop.Covers)
+			log.Info("the drain's deadline has passed; answers that still run go on elsewhere, or end",
+				zap.String("engine", e.Stop.ID), zap.String("role", e.Stop.Role), zap.Int("calls", n))
+		}
+	}
+}
+
+// watched are engines as the monitor wants to know them.
+func watched(engines []*roster.Engine) (list []engine.Instance) {
+	for _, in := range engines {
+		watched := engine.Instance{ID: in.Key(), Role: in.Role, Target: in.At(-1), Ready: in.Profile.Ready(), Version: in.Profile.VersionPath(), Ranks: len(in.Ranks())}
+		if in.Decodes() { // the prefill tier tries its own with requests
+			watched.Slots = in.Conf.Slots
+			watched.Canary = in.Profile.Canary()
+			for _, r := range in.Ranks() {
+				watched.Canaries = append(watched.Canaries, in.At(r))
+			}
+		}
+		list = append(list, watched)
+	}
+	return list
+}
+
+// Made is the birth of a hand-off with that engine id, from a candidate that was born when its probe was sent.
+func (f *Fleet) Made(b Birth, c prefill.Candidate, id string) Birth {
+	made, known := f.Now().Made(b, c.ID, id)
+	if !known {
+		f.apply(roster.Handed{Birth: b, Candidate: c.ID, ID: id})
+		made, _ = f.Now().Made(b, c.ID, id)
+	}
+	return made
+}
+
+// DownSince tells whether an engine is down, or was down after a moment.
+func (f *Fleet) DownSince(key string, at time.Time) bool {
+	s := f.host.Monitor.Status(key)
+	return !s.Up || s.Since.After(at)
+}
+
+// GaveBack says that a decode engine gave an answer back.
+func (f *Fleet) GaveBack(decode string) {
+	if e := f.Now().Engine(decode); e != nil && e.MustNotGiveBack() {
+		f.apply(roster.GaveBack{Key: decode})
+	}
+}
+
+// KnownHost says whether a hand-off may point decode engines at a host.
+func (f *Fleet) KnownHost(host string) bool { return f.Now().KnownHost(host, time.Now()) }

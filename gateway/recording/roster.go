@@ -1,0 +1,139 @@
+package recording
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"evenkeel/engine"
+	"evenkeel/gateway/config"
+	"evenkeel/gateway/fleet/roster"
+	"evenkeel/mooncake"
+)
+
+// rosters is the file beside that of lives.
+var rosters = openBeside(file)
+
+func openBeside(name string) *os.File {
+	if name == "" {
+		return nil
+	}
+	return open(name + ".rosters")
+}
+
+// A Roster records what the roster of a fleet is told, and the lists that are published for it. Whoever has the value has the tape.
+type Roster struct {
+	id   int64
+	said map[string]string // the last settings and owners
+	text string            // of the last lists
+}
+
+// told is what was told at one moment, before a Tick. Lists are left out where they are what they were before.
+type told struct {
+	ID     int64
+	At     time.Time
+	Events []event  `json:",omitempty"`
+	Do     []string `json:",omitempty"` // kinds of effects
+	Lists  []string `json:",omitempty"`
+}
+
+// event is a kind of event with its JSON.
+type event struct {
+	Kind string
+	Of   json.RawMessage
+}
+
+// described is what an operator, the config or discovery says of an engine.
+type described struct {
+	ID, Role string
+	Conf     config.Engine
+	Profile  *mooncake.Profile
+	Hosts    []string
+	Found    roster.Found
+	Own      bool
+}
+
+// health is a roster.Health with the texts of its errors.
+type health struct {
+	Key                string
+	IsRefused, Retired bool
+	engine.Status
+	Err, Out, Accused, Halt string // in place of those of the status
+}
+
+// entered is a roster.Entered.
+type entered struct {
+	Engine described
+	Anew   bool
+}
+
+// planned is a roster.Planned.
+type planned struct {
+	Set           []described
+	Remove, Order []string
+}
+
+// Step records what the roster was told at a moment, what had to be done, and what was published then.
+func (t *Roster) Step(now time.Time, events []roster.Event, do []roster.Effect, p *roster.Published) {
+	if rosters == nil {
+		return
+	}
+	if t.id == 0 {
+		t.id, t.said = lives.Add(1), map[string]string{}
+		put(rosters, told{ID: t.id, At: now, Events: []event{{Kind: "begun"}}})
+	}
+	line := told{ID: t.id, At: now}
+	for _, e := range events {
+		kind := fmt.Sprintf("%T", e)
+		text, err := json.Marshal(plain(e))
+		if err != nil {
+			panic(err)
+		}
+		switch e.(type) {
+		case roster.Terms, roster.Owners: // they are told each time
+			if t.said[kind] == string(text) {
+				continue
+			}
+			t.said[kind] = string(text)
+		}
+		line.Events = append(line.Events, event{kind, text})
+	}
+	for _, e := range do {
+		line.Do = append(line.Do, fmt.Sprint(e.What))
+	}
+	if text := fmt.Sprint(p.Text()); text != t.text {
+		t.text, line.Lists = text, p.Text()
+	}
+	put(rosters, line)
+}
+
+// plain is an event as JSON can have it.
+func plain(e roster.Event) any {
+	switch e := e.(type) {
+	case roster.Entered:
+		return entered{describe(e.Engine), e.Anew}
+	case roster.Planned:
+		p := planned{Remove: e.Remove, Order: e.Order}
+		for _, one := range e.Set {
+			p.Set = append(p.Set, describe(one))
+		}
+		return p
+	case roster.Health:
+		return health{e.Key, e.IsRefused, errors.Is(e.Status.Err, engine.ErrRetired), e.Status, why(e.Status.Err), why(e.Status.Out), why(e.Status.Accused), why(e.Status.Halt)}
+	}
+	return e
+}
+
+// describe is what a roster is told of an engine.
+func describe(e *roster.Engine) described {
+	return described{e.ID, e.Role, e.Conf, e.Profile, e.Hosts, e.Found, e.Own}
+}
+
+func why(err error) string {
+	if err == nil {
+		return ""
+	}
+	return err.Error()
+}
