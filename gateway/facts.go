@@ -14,6 +14,7 @@ import (
 	"evenkeel/engine/discover"
 	"evenkeel/gateway/detect"
 	"evenkeel/gateway/fleet"
+	"evenkeel/gateway/fleet/roster"
 	"evenkeel/gateway/journal"
 	"evenkeel/gateway/receipt"
 	"evenkeel/prefill"
@@ -47,9 +48,9 @@ func (g observer) Facts(ctx context.Context) detect.Facts {
 	for key, ends := range g.config.Certificates() {
 		f.Proxy.Certificates = append(f.Proxy.Certificates, detect.Certificate{Key: key, EndsS: ends.Sub(now).Seconds()})
 	}
-	ranks := newRankStates(&s)
+	engines := g.fleet.Now()
 	for i := range s.Dispatch.Models {
-		f.Models = append(f.Models, g.modelFacts(&s.Dispatch.Models[i], ranks, conf.Pool.TTL.Seconds()))
+		f.Models = append(f.Models, g.modelFacts(&s.Dispatch.Models[i], engines, conf.Pool.TTL.Seconds()))
 	}
 	for i := range tier.Candidates {
 		if c := &tier.Candidates[i]; c.Aggregated {
@@ -190,7 +191,7 @@ func named(models []string) []string {
 	return append(slices.Clone(models[:mostNamed]), "other")
 }
 
-func (g observer) modelFacts(m *board.ModelStatus, states rankStates, ttl float64) detect.Model {
+func (g observer) modelFacts(m *board.ModelStatus, engines *fleet.Published, ttl float64) detect.Model {
 	out := detect.Model{
 		Pool: detect.Pool{Entries: m.Pool, OldestS: m.OldestSeconds, TTLS: ttl, UpToS: board.PoolAgeSeconds, Ages: m.PoolAges},
 	}
@@ -207,8 +208,9 @@ func (g observer) modelFacts(m *board.ModelStatus, states rankStates, ttl float6
 			if w.Barrier != from.Barrier || from.Barrier && w.Group != from.Name {
 				continue
 			}
+			state, why := rankState(engines, &w)
 			group.Ranks = append(group.Ranks, detect.Rank{
-				ID: w.ID, Name: w.Name, State: states.of(&w), Steps: !w.Down && !w.Removed, KVTokens: w.KVTokens, Unread: w.Unread, Capacity: w.Capacity,
+				ID: w.ID, Name: w.Name, State: state, Why: why, Steps: !w.Down && !w.Removed, KVTokens: w.KVTokens, Unread: w.Unread, Capacity: w.Capacity,
 				Used: w.Used, Slots: w.Limit, Running: w.Running, Output: w.Output, Answers: w.Answers, Empty: w.Empty, Tight: w.Tight, Backlog: w.Backlog, Prompts: w.Prompts,
 			})
 		}
@@ -231,43 +233,23 @@ func (g observer) gaugesOf(ranks []detect.Rank) []*detect.Gauges {
 	return list
 }
 
-// rankStates say why a rank is not up: engines and drains by their name.
-type rankStates struct {
-	engines map[string]string // state, of engines with ranks
-	drains  map[string]bool
-}
-
-func newRankStates(s *Status) rankStates {
-	all := rankStates{map[string]string{}, map[string]bool{}}
-	for _, e := range s.Engines {
-		if e.Role != fleet.Prefill {
-			all.engines[e.ID] = e.State
-		}
+// rankState is a rank's state as people see it, and why it takes nothing.
+func rankState(engines *fleet.Published, w *board.WorkerStatus) (state, why string) {
+	r := engines.Rank(w.ID)
+	if w.Removed || r == nil || r.State == roster.Absent {
+		return detect.RankRemoved, roster.Absent.Why()
 	}
-	for _, d := range s.Drains {
-		if d.Role != fleet.Prefill {
-			all.drains[d.ID] = true
-		}
+	switch why = r.State.Why(); r.State {
+	case roster.Up:
+		return detect.RankUp, ""
+	case roster.Draining:
+		return detect.RankDraining, why
+	case roster.Unowned:
+		return detect.RankForeign, why
+	case roster.Down, roster.Late, roster.Lost:
+		return detect.RankDown, why
 	}
-	return all
-}
-
-func (r rankStates) of(w *board.WorkerStatus) string {
-	engine, _, _ := strings.Cut(w.Name, "/")
-	switch state := r.engines[engine]; {
-	case w.Removed:
-		return detect.RankRemoved
-	case w.Up:
-		return detect.RankUp
-	case state == "down", w.Down && state == "up": // the engine goes on without it
-		return detect.RankDown
-	case state == "out" || state == "wedged" || state == "halted":
-		return detect.RankOut
-	case r.drains[w.Name] || r.drains[engine]:
-		return detect.RankDraining
-	default:
-		return detect.RankForeign
-	}
+	return detect.RankOut, why
 }
 
 func prefillFacts(c *prefill.CandidateStatus, gate float64) detect.PrefillEngine {

@@ -61,13 +61,15 @@ type DrainStatus = fleet.DrainStatus
 // Status copies what all parts know.
 func (g *Gateway) Status(ctx context.Context) Status {
 	ready, why := g.Ready()
+	engines := g.fleet.Now()
 	s := Status{
 		Ready: ready, Why: why, Started: g.started, Open: g.requests.Open(), PoolPlaces: g.places.Size(), PoolUsed: g.places.Used(), Config: *g.config.Status(), Drain: g.service.State(), HA: g.HA(),
-		Engines: g.fleet.Now().Statuses(), Prefill: g.tier.Status(), Batch: g.tier.Batch(), Dispatch: g.dispatcher.Status(ctx),
+		Engines: engines.Statuses(), Prefill: g.tier.Status(), Batch: g.tier.Batch(), Dispatch: g.dispatcher.Status(ctx),
 		Advice: g.advice.Latest(),
 	}
 	readClocks(&s.Dispatch, g.Gauges)
-	s.Drains, s.Discovery = g.fleet.Now().DrainStatuses(s.Dispatch, s.Prefill), g.discovery.State()
+	tellStates(&s.Dispatch, engines)
+	s.Drains, s.Discovery = engines.DrainStatuses(s.Dispatch, s.Prefill), g.discovery.State()
 	return s
 }
 
@@ -83,6 +85,19 @@ func readClocks(s *board.Status, of func(rank int32) (Gauges, bool)) {
 			if ms, told := waited(m.Workers, g.Name, of); told && g.Step != nil {
 				step := *g.Step
 				step.SyncWaitMs, g.Step = ms, &step
+			}
+		}
+	}
+}
+
+// tellStates fills in why ranks take nothing, into copies, too.
+func tellStates(s *board.Status, engines *fleet.Published) {
+	for i := range s.Models {
+		m := &s.Models[i]
+		m.Workers = slices.Clone(m.Workers)
+		for j := range m.Workers {
+			if r := engines.Rank(m.Workers[j].ID); r != nil {
+				m.Workers[j].State = r.State.String()
 			}
 		}
 	}

@@ -90,7 +90,7 @@ func TestReadinessTellsTheReasonByEngine(t *testing.T) {
 	})
 	require.Equal(t, "no healthy prefill engine", got[0])
 	require.Len(t, got, 3, "%q: one for each that is missing", got)
-	for _, want := range []string{"prefill " + dead + " is down: ", "decode " + drained + " is up: it drains, or another proxy owns it"} {
+	for _, want := range []string{"prefill " + dead + " is down: ", "decode " + drained + " is draining: it drains"} {
 		require.True(t, slices.ContainsFunc(got, func(line string) bool { return strings.HasPrefix(line, want) }), "%q: %s", got, want)
 	}
 	require.NotContains(t, strings.Join(got, " "), decode)

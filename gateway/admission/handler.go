@@ -271,9 +271,9 @@ func (d *Handler) admit(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, in *inco
 	case !ok && known:
 		return req, m, failure.NoSuchModel(req.Model)
 	case !ok || !m.Prefill:
-		return req, m, failure.Unserved("prefill", req.Model, m.Alone)
+		return req, m, failure.Unserved("prefill", req.Model, m.Alone, engines.Lack(req.Model, false))
 	case !m.Decode:
-		return req, m, failure.Unserved("decode", req.Model, m.Alone)
+		return req, m, failure.Unserved("decode", req.Model, m.Alone, engines.Lack(req.Model, true))
 	case !ep.Common() && !engines.Owned(m.Board, m.Name): // before a prefill whose KV no rank of ours would fetch
 		return req, m, failure.NotOurs()
 	case in.Whole && !d.host.Requests.Locals.Serve(m.Board): // no retry could help

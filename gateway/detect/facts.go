@@ -198,8 +198,8 @@ type Lately struct {
 const (
 	RankUp       = "up"
 	RankDraining = "draining" // takes no new requests, an operator said so
-	RankOut      = "out"      // its engine answers, but what was sent there failed
-	RankDown     = "down"     // its engine does not answer
+	RankOut      = "out"      // its engine answers, and all the same it takes nothing
+	RankDown     = "down"     // its engine does not answer, or goes on without it
 	RankRemoved  = "removed"  // gone from the fleet, not all its requests ended yet
 	RankForeign  = "foreign"  // another dispatcher serves it
 )
@@ -209,7 +209,8 @@ type Rank struct {
 	ID       int32   `json:"id"`   // while the process lives; the history of the live page names it so
 	Name     string  `json:"name"` // host:port, of several ranks with /rank behind it
 	State    string  `json:"state"`
-	Steps    bool    `json:"steps"` // it steps with its group; false: its engine is down or it is removed, and it counts in no sum or mean
+	Why      string  `json:"why,omitempty"` // it takes nothing
+	Steps    bool    `json:"steps"`         // it steps with its group; false: its engine is down or it is removed, and it counts in no sum or mean
 	KVTokens int64   `json:"kv_tokens"`
 	Unread   int64   `json:"unread_kv_tokens,omitempty"` // of KVTokens, those of prompts that are not computed yet: no step reads them, and they are not in the loads of the group but its sum
 	Capacity int64   `json:"capacity_tokens"`            // 0: not known, or without limit

@@ -63,14 +63,17 @@ func BadGateway(side, why string) *openai.Error {
 // Engine is the side of an engine that serves a request alone.
 const Engine = "engine"
 
-// Unserved says that no engine of a side is up for a model. If alone is set, each engine of the model computes prompts and writes
-// answers, so there are no sides.
-func Unserved(side, model string, alone bool) *openai.Error {
+// Unserved says that no engine of a side is up for a model, and in which states they are. If alone is set, each engine of the model computes
+// prompts and writes answers, so there are no sides.
+func Unserved(side, model string, alone bool, states string) *openai.Error {
 	who := side + " engine"
 	if alone {
 		side, who = Engine, "engine"
 	}
-	return openai.Unavailable(side+"_unavailable", "no healthy "+who+" serves "+strconv.Quote(model), 1)
+	if states != "" {
+		states = " (" + states + ")"
+	}
+	return openai.Unavailable(side+"_unavailable", "no healthy "+who+" serves "+strconv.Quote(model)+states, 1)
 }
 
 // the names a side in a sentence.
@@ -249,7 +252,7 @@ func Queue(err error, model string, alone bool) *openai.Error {
 	case errors.Is(err, prefill.ErrElsewhere):
 		return NotOurs()
 	}
-	return Unserved("prefill", model, alone)
+	return Unserved("prefill", model, alone, "")
 }
 
 // Deadline ends a request before its prefill is spent in vain.
@@ -275,7 +278,7 @@ func Pool(err error, prompt int, model string, alone bool) *openai.Error {
 	case errors.Is(err, board.ErrDraining):
 		return Leaving()
 	}
-	return Unserved("decode", model, alone)
+	return Unserved("decode", model, alone, "")
 }
 
 // RetryAfter reads an engine's Retry-After in seconds; a date counts as none. A

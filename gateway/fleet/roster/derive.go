@@ -129,7 +129,7 @@ func (d *deriving) rank(e *Engine, rank int, id int32, state RankState) *Rank {
 	t := e.At(rank)
 	to := &Rank{
 		Worker: id, Instance: e.Key(), Target: t, Profile: e.Profile, Traffic: e.Traffic, Signs: e.Traffic.Signs(t.Rank), Region: e.abroad, Board: e.board,
-		Context: e.context(), Scope: e.fence, Pins: e.Profile.Connector == mooncake.SGLang || e.reaches(pinsMinor, false), state: state,
+		Context: e.context(), Scope: e.fence, Pins: e.Profile.Connector == mooncake.SGLang || e.reaches(pinsMinor, false), State: state,
 	}
 	if e.Role == Aggregated {
 		to.Group = e.groupID()
@@ -141,7 +141,7 @@ func (d *deriving) worker(e *Engine, r int, rank *Rank) board.Worker {
 	w := board.Worker{
 		ID: rank.Worker, Name: rank.Target.ID, Model: e.board, Group: e.Conf.Group, Barrier: e.Conf.Barrier == config.BarrierDP,
 		Engine: e.ID, Lists: e.lists, Slots: e.Slots(), Limit: e.limit(e.Conf.Slots), Capacity: cmp.Or(e.Conf.KV, e.Capacity(r)), Cost: e.Conf.Cost,
-		Up: rank.state == Up, Awaited: rank.state == Halted,
+		Up: rank.State == Up, Awaited: rank.State == Halted,
 		Strays:  !rank.Heeds(mooncake.Responses),
 		Down:    !e.Status.Up || e.Status.Wedged && !e.Status.Halted() || e.Status.Lost[max(0, r)] != "",
 		Process: math.Float64bits(e.Status.StartTime), Early: e.Profile.Early(), AtOnce: e.Profile.Early() && e.Profile.Connector == mooncake.NIXLPush,

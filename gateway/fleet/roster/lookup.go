@@ -86,7 +86,7 @@ func (p *Published) Beside(worker int32, host bool, list []int32) []int32 {
 	if at := one.host(); host && at != "" {
 		near := func(r *Rank) bool { return r.Instance == one.Instance || r.host() == at }
 		for id, r := range p.ranks {
-			if r.state == Up && r.Board == one.Board && !near(r) && !slices.Contains(list, id) {
+			if r.State == Up && r.Board == one.Board && !near(r) && !slices.Contains(list, id) {
 				besides = near
 				break
 			}
@@ -119,7 +119,7 @@ func (p *Published) Around(worker int32, list []int32) (around []int32, others b
 			case r.Board != one.Board:
 			case beside(r):
 				around = append(around, id)
-			case r.state == Up:
+			case r.State == Up:
 				apart, others = true, others || !slices.Contains(list, id)
 			}
 		}

@@ -323,7 +323,7 @@ func TestRanksOfEnginesThatAreGoneAreForgotten(t *testing.T) {
 	s.now = s.now.Add(rankMemory)
 	s.tell()
 	require.NotNil(t, s.Rank(1), "an assignment may be on its way")
-	require.Equal(t, Absent, s.Rank(1).state)
+	require.Equal(t, Absent, s.Rank(1).State)
 	require.Equal(t, []int32{1}, s.Beside(1, true, nil))
 	s.now = s.now.Add(1)
 	s.tell()

@@ -55,7 +55,7 @@ type Rank struct {
 	Pins     bool          // its engine runs a response on the rank that it names
 	Scope    *owner.Scope  // who admits to it; nil: this proxy, which is alone
 
-	state RankState
+	State RankState
 }
 
 // Heeds says whether a request at an endpoint runs on the rank that it names. Before 0.33 vLLM does not read the name at

@@ -73,14 +73,14 @@ func TestNothingIsPublishedThatItsStateForbids(t *testing.T) {
 				}
 			}
 			for _, w := range s.Workers {
-				state := s.Rank(w.ID).state
+				state := s.Rank(w.ID).State
 				require.Equal(rt, state == Up, w.Up, "%s is %s", w.Name, state)
 				require.Equal(rt, state == Halted, w.Awaited, "%s is %s", w.Name, state)
 				require.False(rt, w.Up && w.Down, "%s is %s", w.Name, state)
 			}
 			for id, rank := range s.ranks {
 				now, there := s.workers[rank.Target.ID]
-				require.Equal(rt, !there || now != id, rank.state == Absent, "%s is %s", rank.Target.ID, rank.state)
+				require.Equal(rt, !there || now != id, rank.State == Absent, "%s is %s", rank.Target.ID, rank.State)
 			}
 			for _, c := range s.Candidates {
 				require.False(rt, c.Live && c.Late && !c.Mixed, c.ID)
@@ -221,11 +221,15 @@ func TestWhatIsToldOfProcesses(t *testing.T) {
 func TestWhatEnginesMissRequests(t *testing.T) {
 	s := begin(t, "p1 d2 d3 d4 d5~sglang p6").steps("p1 up m; d2 up m; d2 drains; d3 up; d4 up m; d4 away; d5 up m; p6 down m")
 	require.Equal(t, []string{
-		"decode d2:80 is up: it drains, or another proxy owns it", "decode d3:80 is up: it has not named its models yet",
-		"decode d4:80 is up: where it was discovered, it is said to be not ready",
+		"decode d2:80 is draining: it drains", "decode d3:80 is starting: its engine has not named its models yet",
+		"decode d4:80 is draining: where it was discovered, it is said to be not ready",
 		"decode d5:80 is odd: its connector is sglang (profile a), and prefill engine p1:80, which has model m too, has nixl-pull (profile a); all engines of a model share one connector",
 		"prefill p6:80 is down: 500",
 	}, s.Missing())
+	require.Equal(t, []string{"up, draining, odd", "up", "starting, up, draining, odd"}, []string{s.Lack("m", true), s.Lack("m", false), s.Lack("n", true)})
+	for state := Absent; state <= Odd; state++ {
+		require.Equal(t, state == Up, state.Why() == "", state)
+	}
 	s = begin(t, "d1 d2 d3 d4 d5 d6 d7 d8 d9 d0")
 	require.Equal(t, "and 2 more", s.Missing()[mostWhy])
 	for _, e := range begin(t, "d1 d2").steps("d1 up,lost0 m; d2 halted m").Statuses() {

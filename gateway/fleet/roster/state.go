@@ -40,9 +40,27 @@ const (
 	Odd                       // its engine has another connector than the others of its model
 )
 
-func (s RankState) String() string {
-	return [...]string{"absent", "down", "late", "out", "starting", "up", "paused", "halted", "unowned", "broken", "lost", "draining", "odd"}[s]
+// states has a state's name, and why a rank in it takes nothing.
+var states = [...]struct{ name, why string }{
+	Absent:   {"absent", "its engine is not there any more"},
+	Down:     {"down", "its engine does not answer"},
+	Late:     {"late", "its engine's answers do not come just now, and requests wait for it"},
+	Out:      {"out", "requests failed there"},
+	Starting: {"starting", "its engine has not named its models yet"},
+	Up:       {"up", ""},
+	Paused:   {"paused", "requests failed there, and whose fault that is will be known in a moment"},
+	Halted:   {"halted", "its group re-forms or waits for its recovery, and requests wait for it"},
+	Unowned:  {"unowned", "another proxy owns it"},
+	Broken:   {"broken", "an engine of its group is down, and all ranks of the group step together"},
+	Lost:     {"lost", "its engine goes on without it"},
+	Draining: {"draining", "it drains"},
+	Odd:      {"odd", "its engine has another connector than the others of its model"},
 }
+
+func (s RankState) String() string { return states[s].name }
+
+// Why says why a rank in that state takes nothing; empty: it does.
+func (s RankState) Why() string { return states[s].why }
 
 // in says whether it is one of these.
 func (s RankState) in(all ...RankState) bool {

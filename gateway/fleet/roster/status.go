@@ -3,7 +3,9 @@ package roster
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	"evenkeel/engine"
@@ -76,23 +78,42 @@ func (e *Engine) why() string {
 // Missing are the engines that take no requests, each with its reason.
 func (p *Published) Missing() []string {
 	var all []string
-	for _, s := range p.Statuses() {
-		why := s.Error
-		switch {
-		case s.State != "up":
-		case s.Away != "":
-			why = "where it was discovered, it is said to be " + s.Away
-		case s.Draining:
-			why = "it drains, or another proxy owns it"
-		case len(s.Models) == 0:
-			why = cmp.Or(why, "it has not named its models yet")
-		default:
+	for _, e := range p.order {
+		if e.state == Up {
 			continue
 		}
-		all = append(all, fmt.Sprintf("%s %s is %s: %s", s.Role, s.ID, s.State, why))
+		why := cmp.Or(e.why(), e.state.Why())
+		switch {
+		case e.state == Draining && e.Away != "":
+			why = "where it was discovered, it is said to be " + e.Away
+		case e.state.in(Draining, Unowned):
+			why = e.state.Why()
+		}
+		all = append(all, fmt.Sprintf("%s %s is %s: %s", e.Role, e.ID, e.state, why))
 	}
 	if more := len(all) - mostWhy; more > 0 {
 		all = append(slices.Clip(all[:mostWhy]), fmt.Sprintf("and %d more", more))
 	}
 	return all
+}
+
+// Lack names the states of the engines of one side that list a model, or where none does, of all of that side.
+func (p *Published) Lack(model string, decodes bool) string {
+	listed, all := map[RankState]bool{}, map[RankState]bool{}
+	for _, e := range p.order {
+		if e.Role == Aggregated || e.Decodes() == decodes {
+			all[e.state] = true
+			if e.has(model) {
+				listed[e.state] = true
+			}
+		}
+	}
+	if len(listed) == 0 {
+		listed = all
+	}
+	var names []string
+	for _, s := range slices.Sorted(maps.Keys(listed)) {
+		names = append(names, s.String())
+	}
+	return strings.Join(names, ", ")
 }

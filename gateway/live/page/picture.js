@@ -11,13 +11,10 @@ export const groupKey = (m, g) => m.name + '\0' + g.name + '\0' + g.barrier;
 export const groupName = (m, g) => (g.name ? `${m.name} · ${g.name}` : `${m.name} · without barrier`);
 export const letters = { up: '', draining: 'D', out: 'O', down: 'X', removed: 'R', foreign: 'F' };
 
-// why is what is known of the engine of a rank that is not up.
+// why is what is known of a rank that is not up, and of its engine if that is not up either.
 function why(r, engines) {
-  const e = engines.get(r.name.split('/')[0]);
-  if (r.state === 'removed') return 'removed from the fleet';
-  if (r.state === 'foreign') return 'served by another dispatcher';
-  if (r.state === 'draining') return 'drains';
-  return e && e.state !== 'up' ? `${e.state} for ${span(e.since_s)}: ${reasonOf(e)}` : r.state;
+  const e = engines.get(r.name.split('/')[0]), engine = ['down', 'out'].includes(r.state) && e && e.state !== 'up';
+  return engine ? `${e.state} for ${span(e.since_s)}: ${reasonOf(e)}` : r.why ? `${r.state}: ${r.why}` : r.state;
 }
 
 // reasonOf leaves the engine's own address out of its reason.
