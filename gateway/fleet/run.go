@@ -103,7 +103,10 @@ func (f *Fleet) apply(events ...roster.Event) {
 	next := roster.Derive(f.roster)
 	f.tape.Step(now, append(events, owners), do, next)
 	f.current.Store(next.WithRoutes(f.Now()))
-	f.carryOut(do, next)
+	if slices.ContainsFunc(do, func(e roster.Effect) bool { return e.What == roster.Watched }) {
+		f.host.Monitor.Set(watched(next.Engines()))
+	}
+	f.carryOut(do)
 	f.host.Publish(next.Candidates, next.Locals, next.Workers)
 	f.current.Store(next)
 	f.runs.rescue()
@@ -200,12 +203,10 @@ func enters(e roster.Event) []*roster.Engine {
 }
 
 // carryOut does what the roster wants done. It is called with f.mu held.
-func (f *Fleet) carryOut(do []roster.Effect, next *Published) {
+func (f *Fleet) carryOut(do []roster.Effect) {
 	for _, e := range do {
 		log, in := f.host.Log, e.Engine
 		switch e.What {
-		case roster.Watched:
-			f.host.Monitor.Set(watched(next.Engines()))
 		case roster.Restarted, roster.MayHaveRestarted:
 			what := "a prefill engine has restarted; prompts whose KV no decode engine has fetched yet are prefilled again"
 			if e.What == roster.MayHaveRestarted {

@@ -1,0 +1,278 @@
+package fleet
+
+import (
+	"context"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
+
+	"evenkeel/dispatcher/board"
+	"evenkeel/engine"
+	"evenkeel/engine/discover"
+	"evenkeel/gateway/config"
+	"evenkeel/gateway/fleet/roster"
+	"evenkeel/mooncake"
+	"evenkeel/prefill"
+)
+
+// fielded is a fleet of two prefill and two decode engines that are up, and what it logs.
+func fielded(t *testing.T, profile mooncake.Profile) (*Fleet, *observer.ObservedLogs) {
+	cfg := config.Default()
+	cfg.Profiles = map[string]mooncake.Profile{"a": profile}
+	cfg.Health.SlowStart = 0
+	for i, port := range []string{"1", "2", "3", "4"} {
+		e := config.Engine{URL: "http://127.0.0.1:" + port, Profile: "a"}
+		if i < 2 {
+			cfg.Engines.Prefill = append(cfg.Engines.Prefill, e)
+		} else {
+			cfg.Engines.Decode = append(cfg.Engines.Decode, e)
+		}
+	}
+	f := of(t, cfg)
+	core, logs := observer.New(zap.InfoLevel)
+	f.host.Log = zap.New(core)
+	enter, err := f.Load()
+	require.NoError(t, err)
+	enter()
+	for _, key := range []string{p1, p2, d3, d4} {
+		f.up(key, "m")
+	}
+	return f, logs
+}
+
+const p1, p2, d3, d4 = "prefill 127.0.0.1:1", "prefill 127.0.0.1:2", "decode 127.0.0.1:3", "decode 127.0.0.1:4"
+
+// call is one that is tracked at an engine and that has not been sent.
+func call(f *Fleet, key string, probe bool) *Run {
+	target := f.Now().Engine(key).At(-1)
+	if probe {
+		return f.TrackProbe(&prefill.Candidate{Instance: key, Target: target}, f.host.Client.NewCall(target))
+	}
+	return f.Track(Place{Instance: key, Rank: -1}, f.host.Client.NewCall(target), true)
+}
+
+func TestTheDeadlineOfADrainEndsWhatRuns(t *testing.T) {
+	f, logs := fielded(t, mooncake.Profile{})
+	runs, elsewhere := call(f, d3, false), call(f, d4, false)
+	require.NoError(t, f.Drain(Decode, "127.0.0.1:3", time.Millisecond))
+	require.Eventually(t, runs.Moved, time.Minute, time.Millisecond)
+	require.False(t, elsewhere.Moved())
+	require.True(t, call(f, d3, false).Moved(), "what comes late goes on elsewhere at once")
+	require.Equal(t, 1, logs.FilterMessageSnippet("the drain's deadline has passed").Len())
+	require.NoError(t, f.Undrain("", "127.0.0.1:3"))
+	require.False(t, call(f, d3, false).Moved())
+	require.ErrorIs(t, f.Undrain("", "127.0.0.1:3"), ErrNoSuchEngine, "it does not drain")
+	require.ErrorIs(t, f.Undrain("", "127.0.0.1:9"), ErrNoSuchEngine)
+	require.ErrorIs(t, f.Drain("", "127.0.0.1:9", 0), ErrNoSuchEngine)
+	f.Untrack(elsewhere)
+	require.Equal(t, 3, f.Move(func(Place) bool { return true }), "three are left")
+	require.False(t, elsewhere.Moved())
+	f.StopTimers()
+}
+
+// A probe leaves an engine that is down or halted once another one serves its model.
+func TestAProbeLeavesAnEngineThatAnotherOneCanStandInFor(t *testing.T) {
+	f, _ := fielded(t, mooncake.Profile{})
+	models := []engine.Model{{ID: "m"}}
+	probe := call(f, p1, true)
+	require.False(t, probe.Moved())
+	f.OnStatus(p1, engine.Status{Up: true, Halt: engine.ErrReforming, Models: models})
+	require.True(t, probe.Moved())
+	f.OnStatus(p1, engine.Status{Models: models})
+	late := call(f, p1, true)
+	aborted := &engine.Error{Aborted: true}
+	var broke *engine.Error
+	require.ErrorAs(t, late.Cause(aborted), &broke)
+	require.True(t, !broke.Aborted && !late.Moved(), "its engine broke the call")
+	require.Equal(t, error(aborted), probe.Cause(aborted), "that one was moved")
+	f.OnStatus(p2, engine.Status{Models: models})
+	alone := call(f, p1, true)
+	require.Equal(t, error(aborted), alone.Cause(aborted), "no other engine is up")
+}
+
+// A restart that shows in metrics or hand-offs is told of once, and what was learned of the process before is forgotten.
+func TestARestartIsToldOfOnce(t *testing.T) {
+	f, logs := fielded(t, mooncake.Profile{})
+	c := prefill.Candidate{ID: "127.0.0.1:1/0", Instance: p1}
+	f.exchanges.Store(c.ID, exchange{})
+	born := f.Made(f.Now().Born(p1), c, "a")
+	f.Learn(c, born, &mooncake.Coordinates{Host: "h"})
+	require.NotNil(t, f.Coordinates(c))
+	require.Equal(t, born, f.Made(born, c, "a"))
+	f.Made(f.Now().Born(p1), c, "b")
+	require.Equal(t, 1, logs.FilterMessageSnippet("may have restarted").Len())
+	require.Nil(t, f.Coordinates(c), "another process may have others")
+	_, known := f.exchanges.Load(c.ID)
+	require.False(t, known)
+	f.OnStatus(p1, engine.Status{Err: syscall.ECONNREFUSED})
+	f.OnStatus(p1, engine.Status{Err: syscall.ECONNREFUSED})
+	require.Equal(t, 1, logs.FilterMessageSnippet("a prefill engine has restarted").Len())
+	require.Nil(t, f.Coordinates(prefill.Candidate{ID: "x", Instance: p1}), "nobody has told them")
+	require.True(t, f.DownSince(p1, time.Now()), "the monitor does not run")
+	require.Equal(t, "127.0.0.1:2", f.AnyPrefill("m").ID)
+}
+
+func TestWhatIsLoggedOfEngines(t *testing.T) {
+	f, logs := fielded(t, mooncake.Profile{Connector: mooncake.AscendMooncakeV1, GivesBack: new(false)})
+	f.GaveBack(d3)
+	f.GaveBack(d3)
+	require.Equal(t, 1, logs.FilterMessageSnippet("ALARM: a decode engine gave a request back").Len())
+	set := *f.host.Settings()
+	cfg := *set.Config
+	cfg.Health.SlowStart = time.Hour
+	cfg.Profiles = map[string]mooncake.Profile{"a": set.Config.Profiles["a"], "b": mooncake.Profile{Connector: mooncake.SGLang}.WithDefaults()}
+	next := NewSettings(&cfg)
+	f.host.Settings, f.host.Started = func() *Settings { return next }, time.Now().Add(-2*time.Hour)
+	f.OnStatus(d4, engine.Status{})
+	f.up(d4, "m")
+	require.Equal(t, 1, logs.FilterMessageSnippet("its share of the load grows step by step").Len())
+	require.NoError(t, f.Add(Decode, config.Engine{URL: "http://127.0.0.1:5", Profile: "b", Slots: 1}))
+	f.up("decode 127.0.0.1:5", "m")
+	require.Equal(t, 1, logs.FilterMessageSnippet("an engine is refused: its connector is sglang").Len())
+	for _, port := range []string{"6", "7"} {
+		require.NoError(t, f.Add(Aggregated, config.Engine{URL: "http://127.0.0.1:" + port, Profile: "a", Slots: 1, Group: "g", Barrier: config.BarrierDP}))
+		f.up("aggregated 127.0.0.1:"+port, "m")
+	}
+	f.OnStatus("aggregated 127.0.0.1:6", engine.Status{})
+	require.Equal(t, 1, logs.FilterMessageSnippet("the other ranks of its group get no requests").Len())
+}
+
+// A scrape reads the page of an engine once for all of its ranks, and tells of its process.
+func TestAScrapeTellsOfTheProcess(t *testing.T) {
+	start, reads := "1", 0
+	page := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		reads++
+		_, _ = w.Write([]byte("process_start_time_seconds " + start + "\nvllm:kv_cache_usage_perc{engine=\"0\"} 0.25\nvllm:num_requests_running{engine=\"0\"} 3\n"))
+	}))
+	defer page.Close()
+	cfg := config.Default()
+	cfg.Profiles = map[string]mooncake.Profile{"a": {}}
+	cfg.Engines.Prefill = []config.Engine{{URL: page.URL, Profile: "a"}}
+	cfg.Prefill.Scrape.Interval = time.Hour
+	f := of(t, cfg)
+	enter, err := f.Load()
+	require.NoError(t, err)
+	enter()
+	e := f.Now().Engines()[0]
+	c := prefill.Candidate{ID: e.ID + "/0", Instance: e.Key(), Target: e.At(-1), Profile: e.Profile}
+	s, err := f.Scrape(t.Context(), c)
+	require.NoError(t, err)
+	require.Equal(t, []float64{0.25, 3, 1}, []float64{s.KVUsage, s.Running, s.StartTime})
+	born := f.Now().Born(e.Key())
+	start = "2"
+	_, err = f.Scrape(t.Context(), c)
+	require.NoError(t, err)
+	require.Equal(t, 1, reads, "the page is fresh")
+	f.pages.Clear()
+	_, err = f.Scrape(t.Context(), c)
+	require.NoError(t, err)
+	gone, sure := f.Now().Outlived(born)
+	require.True(t, gone && sure)
+	page.Close()
+	f.pages.Clear()
+	_, err = f.Scrape(t.Context(), c)
+	require.Error(t, err)
+	require.Error(t, f.ResetPrefixCaches(t.Context()))
+}
+
+func TestDiscoveryTurnsAndRemovesItsOwnEngines(t *testing.T) {
+	f, _ := fielded(t, mooncake.Profile{})
+	d := Discovered{f}
+	pod := discover.Engine{Role: Decode, Address: "127.0.0.1:8", URL: "http://127.0.0.1:8", Source: "s", Attributes: discover.Attributes{Profile: "a", Slots: 3}}
+	require.NoError(t, d.Put(pod))
+	require.Equal(t, "s", f.Now().Engine(pod.Key()).Source)
+	pod.Away = "not ready"
+	d.Turn(pod)
+	require.Equal(t, "not ready", f.Now().Engine(pod.Key()).Away)
+	d.Remove(discover.Engine{Role: Decode, Address: "127.0.0.1:3"})
+	require.NotNil(t, f.Now().Engine(d3), "it stands in the config")
+	d.Remove(pod)
+	require.Nil(t, f.Now().Engine(pod.Key()))
+	pod.Attributes.Profile = "unknown"
+	require.Error(t, d.Put(pod))
+	f.host.Dispatch = func(context.Context) board.Status {
+		return board.Status{Models: []board.ModelStatus{{Workers: []board.WorkerStatus{{Name: "127.0.0.1:8/0", Used: 3, Slots: 3}}}}}
+	}
+	conf := config.Engine{URL: "http://127.0.0.1:8", Ranks: 2}
+	ctx, stop := context.WithTimeout(t.Context(), 150*time.Millisecond)
+	defer stop()
+	require.ErrorIs(t, f.host.awaitSlot(ctx, conf), context.DeadlineExceeded, "its rank is full")
+	require.NoError(t, f.host.awaitSlot(t.Context(), config.Engine{URL: "http://127.0.0.1:9"}))
+	require.Error(t, f.tryOut(t.Context(), pod), "its profile is unknown")
+	ours, all, silent := f.LoadOf(t.Context(), "main", false)
+	require.True(t, ours == nil && all == nil && silent == nil)
+}
+
+func TestAFileThatListsEngines(t *testing.T) {
+	f, _ := fielded(t, mooncake.Profile{})
+	path := filepath.Join(t.TempDir(), "engines.yaml")
+	cfg := *f.host.Settings().Config
+	cfg.Discovery.Files = []string{path}
+	set := NewSettings(&cfg)
+	f.host.Settings = func() *Settings { return set }
+	sources, err := f.Sources()
+	require.NoError(t, err)
+	d := NewDiscovery(f, sources...)
+	require.Equal(t, "file:"+path, sources[0].Name())
+	told := make(chan int)
+	ctx, stop := context.WithCancel(t.Context())
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		sources[0].Run(ctx, func(list []discover.Engine, err error) {
+			if err != nil {
+				told <- -1
+				return
+			}
+			told <- len(list)
+		})
+	}()
+	require.Equal(t, -1, <-told, "it is not there yet")
+	require.NoError(t, os.WriteFile(path, []byte("decode: [{url: http://127.0.0.1:8, profile: a}]"), 0o600))
+	d.Reloaded()
+	require.Equal(t, 1, <-told)
+	stop()
+	<-ended
+	var none *Discovery
+	none.Reloaded()
+	require.Nil(t, none.State())
+	require.Empty(t, none.Failure())
+	require.NotNil(t, d.State())
+	require.Empty(t, d.Failure(), "nothing has run")
+	require.Nil(t, NewDiscovery(f))
+}
+
+// Requests may ask while engines change, and what they hear fits together.
+func TestRequestsAskWhileEnginesChange(t *testing.T) {
+	f, _ := fielded(t, mooncake.Profile{})
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for range 200 {
+			f.OnStatus(d3, engine.Status{})
+			f.up(d3, "m")
+		}
+	}()
+	for {
+		now := f.Now()
+		for _, w := range now.Workers {
+			rank, _ := now.Named(w.Name)
+			require.Equal(t, w.ID, rank.Worker)
+			require.Equal(t, w.Up, now.Engine(rank.Instance).Serves())
+		}
+		select {
+		case <-done:
+			require.Equal(t, roster.Decode, f.Now().Engine(d3).Role)
+			return
+		default:
+		}
+	}
+}
