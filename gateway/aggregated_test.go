@@ -226,7 +226,7 @@ func TestWithoutPairsNobodyIsToldOfThem(t *testing.T) {
 					require.Equal(t, http.StatusNotFound, r.status, r.body)
 					continue
 				}
-				if told(r, http.StatusServiceUnavailable, "no healthy engine serves"); path != messagesPath {
+				if told(r, http.StatusServiceUnavailable, "(down)"); path != messagesPath {
 					require.Contains(t, r.body, `"engine_unavailable"`)
 				}
 			}

@@ -226,7 +226,7 @@ func TestWhatEnginesMissRequests(t *testing.T) {
 		"decode d5:80 is odd: its connector is sglang (profile a), and prefill engine p1:80, which has model m too, has nixl-pull (profile a); all engines of a model share one connector",
 		"prefill p6:80 is down: 500",
 	}, s.Missing())
-	require.Equal(t, []string{"up, draining, odd", "up", "starting, up, draining, odd"}, []string{s.Lack("m", true), s.Lack("m", false), s.Lack("n", true)})
+	require.Equal(t, []string{"draining, odd", "down, up", "starting, draining, odd"}, []string{s.Lack("m", true), s.Lack("m", false), s.Lack("n", true)})
 	for state := Absent; state <= Odd; state++ {
 		require.Equal(t, state == Up, state.Why() == "", state)
 	}
