@@ -322,7 +322,7 @@ func (p *Published) Born(key string) Birth {
 }
 
 // Made is the birth of a hand-off with that engine id, from a candidate that was born when its probe was sent. known is false where the
-// hand-off tells something that the roster does not know: then it is to be told.
+// hand-off shows something that the roster does not know. The runner then applies Handed.
 func (p *Published) Made(b Birth, candidate, id string) (made Birth, known bool) {
 	e := p.engines[b.Key]
 	if e == nil || e.Incarnation != b.Incarnation || id == "" {
