@@ -13,7 +13,7 @@ import (
 	"evenkeel/prefill"
 )
 
-// learned is what prefill engines have told of how decode engines reach them.
+// learned is how decode engines reach prefill engines, as these have reported it.
 type learned struct {
 	host        *Host
 	now         func() *Published

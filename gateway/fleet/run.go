@@ -24,13 +24,13 @@ import (
 	"evenkeel/prefill/local"
 )
 
-// A Fleet keeps the roster. It tells the roster what happens, and publishes what follows from that. What a request wants
-// to know of engines it asks of Now.
+// A Fleet keeps the roster. It applies what happens, and publishes what follows from that. A request asks Now what it wants to
+// know of engines.
 type Fleet struct {
 	host      *Host
 	Admission *owner.Set // who admits to scopes of engines, regions or decode groups; set before the first engine enters
 
-	mu      sync.Mutex // held until all that binds requests is told, so that the picture that is published last is the newest one
+	mu      sync.Mutex // held until all that binds requests has the lists, so that the picture that is published last is the newest one
 	roster  *roster.Roster
 	again   *time.Timer // applies a Tick when something changes by itself
 	tape    recording.Roster
@@ -81,7 +81,7 @@ func (f *Fleet) OnStatus(key string, s engine.Status) {
 	f.apply(roster.Health{Key: key, Status: s, IsRefused: errors.Is(s.Err, syscall.ECONNREFUSED)})
 }
 
-// apply tells the roster of events, and publishes what follows. The tier and the dispatcher hear first: a request that the API lets
+// apply applies events, and publishes what follows. The tier and the dispatcher receive it first: a request that the API lets
 // in finds there what it was let in for.
 func (f *Fleet) apply(events ...roster.Event) {
 	f.mu.Lock()
@@ -125,7 +125,7 @@ func termsOf(s *Settings, started time.Time) roster.Terms {
 	}
 }
 
-// ownersOf are who admits to which engines now.
+// ownersOf says which proxy may admit to which engines now.
 func ownersOf(a *owner.Set, r *roster.Roster) (o roster.Owners) {
 	switch {
 	case a.Has(owner.Regions):

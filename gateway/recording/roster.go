@@ -23,15 +23,15 @@ func openBeside(name string) *os.File {
 	return open(name + ".rosters")
 }
 
-// A Roster records what the roster of a fleet is told, and the lists that are published for it. Whoever has the value has the tape.
+// A Roster records the events of a fleet's roster, and the lists that are published for them. A Fleet has one, which is its tape.
 type Roster struct {
 	id   int64
 	said map[string]string // the last settings and owners
 	text string            // of the last lists
 }
 
-// told is what was told at one moment, before a Tick. Lists are left out where they are what they were before.
-type told struct {
+// moment is the events of one moment, before a Tick. Lists are left out where they are what they were before.
+type moment struct {
 	ID     int64
 	At     time.Time
 	Events []event  `json:",omitempty"`
@@ -75,16 +75,16 @@ type planned struct {
 	Remove, Order []string
 }
 
-// Step records what the roster was told at a moment, what had to be done, and what was published then.
+// Step records the events of a moment, what had to be done, and what was published then.
 func (t *Roster) Step(now time.Time, events []roster.Event, do []roster.Effect, p *roster.Published) {
 	if rosters == nil {
 		return
 	}
 	if t.id == 0 {
 		t.id, t.said = lives.Add(1), map[string]string{}
-		put(rosters, told{ID: t.id, At: now, Events: []event{{Kind: "begun"}}})
+		put(rosters, moment{ID: t.id, At: now, Events: []event{{Kind: "begun"}}})
 	}
-	line := told{ID: t.id, At: now}
+	line := moment{ID: t.id, At: now}
 	for _, e := range events {
 		kind := fmt.Sprintf("%T", e)
 		text, err := json.Marshal(plain(e))
@@ -92,7 +92,7 @@ func (t *Roster) Step(now time.Time, events []roster.Event, do []roster.Effect, 
 			panic(err)
 		}
 		switch e.(type) {
-		case roster.Terms, roster.Owners: // they are told each time
+		case roster.Terms, roster.Owners: // they come each time
 			if t.said[kind] == string(text) {
 				continue
 			}
@@ -126,7 +126,7 @@ func plain(e roster.Event) any {
 	return e
 }
 
-// describe is what a roster is told of an engine.
+// describe is what a roster gets of an engine.
 func describe(e *roster.Engine) described {
 	return described{e.ID, e.Role, e.Conf, e.Profile, e.Hosts, e.Found, e.Own}
 }

@@ -72,7 +72,7 @@ func replay(t *testing.T, text []byte) (kinds map[string]int, lists int) {
 	kinds = map[string]int{}
 	all, last := map[int64]*roster.Roster{}, map[int64][]string{}
 	for line := range bytes.Lines(text) {
-		var l told
+		var l moment
 		require.NoError(t, json.Unmarshal(line, &l), "%s", line)
 		if len(l.Events) > 0 && l.Events[0].Kind == "begun" {
 			all[l.ID], last[l.ID] = roster.New(), nil

@@ -20,7 +20,7 @@ import (
 // Derive returns what follows from the roster as the last Tick left it.
 func Derive(r *Roster) *Published {
 	d := &deriving{r: r, regions: map[string]*reach{}, groups: map[string]*reach{}, p: &Published{
-		owners: r.owners, engines: make(map[string]*Engine, len(r.order)), ranks: map[int32]*Rank{}, workers: map[string]int32{},
+		owners: r.owners, engines: make(map[string]*Engine, len(r.order)), ranks: map[int32]*Rank{}, workers: map[string]int32{}, order: make([]*Engine, 0, len(r.order)),
 		stops: maps.Clone(r.stops), hosts: maps.Clone(r.hosts), dead: maps.Clone(r.dead), routes: map[string]Route{},
 	}}
 	p := d.p
@@ -288,11 +288,14 @@ func desert(engines []*Engine, candidates []prefill.Candidate) {
 // count counts the engines that are meant.
 func count(engines []*Engine, of func(*Engine) bool) (t tally) {
 	for _, e := range engines {
-		if of(e) && e.Role != Decode {
-			t.prefills++
+		if !of(e) {
+			continue
 		}
-		if of(e) && e.Decodes() {
+		if e.Decodes() {
 			t.decodes++
+		}
+		if e.Role != Decode {
+			t.prefills++
 		}
 	}
 	return t

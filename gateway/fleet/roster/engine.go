@@ -149,7 +149,7 @@ func (e *Engine) decodesFor(board, model string) bool {
 // Serves says whether it takes requests now, or is about to.
 func (e *Engine) Serves() bool { return e.state.serves() }
 
-// Learns says whether a start time that was asked for at a moment, and read just now, tells something new of its processes.
+// Learns says whether a start time that was asked for at a moment, and read just now, shows something new about its processes.
 func (e *Engine) Learns(start float64, asked time.Time) bool {
 	next, _ := e.processes.Lives(start, asked)
 	return e.Role == Prefill && next != e.processes

@@ -7,7 +7,7 @@ import (
 	"evenkeel/engine"
 )
 
-// Event is what the roster is told.
+// Event is something that happens to engines, or around them.
 type Event interface{ apply(r *Roster, a *applying) }
 
 // applying is the work on one event.
@@ -30,14 +30,14 @@ type What uint8
 
 // Effects.
 const (
-	Restarted        What = iota // tell that a prefill engine has another process, and forget what was learned of the one before
-	MayHaveRestarted             // tell that it may have, and forget that, too
+	Restarted        What = iota // report that a prefill engine has another process, and forget what was learned of the one before
+	MayHaveRestarted             // report that it may have, and forget that, too
 	Forgotten                    // forget it, because the engine left
 	Watched                      // have the monitor watch the engines that there are now
-	StartsSlowly                 // tell that an engine's share of the load grows step by step
-	GroupBroke                   // tell that the ranks of a group get nothing because of an engine that is down
-	Refused                      // tell that an engine is refused because of its connector
-	GaveBackAnyway               // tell that an engine gave an answer back although its profile says that none does
+	StartsSlowly                 // report that an engine's share of the load grows step by step
+	GroupBroke                   // report that the ranks of a group get nothing because of an engine that is down
+	Refused                      // report that an engine is refused because of its connector
+	GaveBackAnyway               // report that an engine gave an answer back although its profile says that none does
 	DrainOverdue                 // end the calls that a drain is of: its deadline has passed
 )
 
@@ -173,7 +173,7 @@ func (v Lived) apply(r *Roster, a *applying) {
 	}
 }
 
-// Handed is a hand-off with the engine id of who made it, and what its engine was when its probe was sent.
+// Handed is a hand-off: the engine id that it names, and the process that was the newest when its probe was sent.
 type Handed struct {
 	Birth
 	Candidate, ID string
@@ -186,7 +186,7 @@ func (v Handed) apply(r *Roster, a *applying) {
 	}
 }
 
-// learn keeps what is known of an engine's processes. A sign tells of a new one.
+// learn keeps what is known of an engine's processes. sign is not empty if there is a new one, or may be.
 func (e *Engine) learn(a *applying, what What, next *Processes, sign string) {
 	if e.processes = next; sign != "" {
 		a.add(Effect{What: what, Engine: e, Text: sign})

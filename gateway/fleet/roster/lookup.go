@@ -57,8 +57,8 @@ func (p *Published) Named(name string) (r *Rank, board string) {
 	if r = p.ranks[id]; !ok || r == nil {
 		return nil, ""
 	}
-	e := p.engines[r.Instance]
-	if e == nil || len(e.Status.Models) == 0 {
+	e := p.at(r.Instance)
+	if len(e.Status.Models) == 0 {
 		return nil, ""
 	}
 	return r, e.board
@@ -70,7 +70,7 @@ func (p *Published) RankOf(name, board, model string) (worker int32, ok bool) {
 	if r == nil {
 		return 0, false
 	}
-	e := p.engines[r.Instance]
+	e := p.at(r.Instance)
 	return r.Worker, e.has(model) && e.base() == board
 }
 
@@ -145,16 +145,14 @@ func (p *Published) RejectionFrees(r *Rank) bool {
 	if says := r.Profile.RejectReleases; says != nil {
 		return *says
 	}
-	e := p.engines[r.Instance]
-	return e != nil && e.reaches(rejectReleasesMinor, false)
+	return p.at(r.Instance).reaches(rejectReleasesMinor, false)
 }
 
 // NamesRequests tells whether hand-offs of an engine's version name the request
 // that made them. A hand-off of such a version that lacks the name is faulty, and a
 // decode engine would wait for its KV for ever.
 func (p *Published) NamesRequests(c prefill.Candidate) bool {
-	e := p.engines[c.Instance]
-	return e != nil && c.Profile.Connector == mooncake.AscendMooncakeV1 && e.reaches(requestIDsMinor, false)
+	return c.Profile.Connector == mooncake.AscendMooncakeV1 && p.at(c.Instance).reaches(requestIDsMinor, false)
 }
 
 // Up counts the engines that take requests now, and of which tier and dispatcher know it.
@@ -292,27 +290,23 @@ func (p *Published) Admits(worker int32) bool {
 }
 
 // RegionFor is where a hand-off of a prefill engine is decoded, empty for ours.
-func (p *Published) RegionFor(prefiller string) string {
-	if e := p.engines[prefiller]; e != nil {
-		return e.abroad
-	}
-	return ""
-}
+func (p *Published) RegionFor(prefiller string) string { return p.at(prefiller).abroad }
 
 // Context is the longest context of an engine's models, by its key; 0 where one is unknown.
-func (p *Published) Context(key string) int {
-	if e := p.engines[key]; e != nil {
-		return e.context()
-	}
-	return 0
-}
+func (p *Published) Context(key string) int { return p.at(key).context() }
 
 // Ranks is how many data-parallel ranks an engine has behind its address.
-func (p *Published) Ranks(instance string) int {
-	if e := p.engines[instance]; e != nil {
-		return max(1, e.Conf.Ranks)
+func (p *Published) Ranks(instance string) int { return max(1, p.at(instance).Conf.Ranks) }
+
+// nowhere stands for an engine that is not there.
+var nowhere = &Engine{Profile: &mooncake.Profile{}, processes: &Processes{}}
+
+// at finds an engine, or nowhere.
+func (p *Published) at(key string) *Engine {
+	if e := p.engines[key]; e != nil {
+		return e
 	}
-	return 1
+	return nowhere
 }
 
 // Engine finds an engine by its key; nil: there is none.
@@ -323,14 +317,12 @@ func (p *Published) Engines() []*Engine { return p.order }
 
 // Born names the engine and the process that have an address now.
 func (p *Published) Born(key string) Birth {
-	if e := p.engines[key]; e != nil {
-		return Birth{e.Incarnation, key, e.processes.Newest()}
-	}
-	return Birth{Key: key}
+	e := p.at(key)
+	return Birth{e.Incarnation, key, e.processes.Newest()}
 }
 
 // Made is the birth of a hand-off with that engine id, from a candidate that was born when its probe was sent. known is false where the
-// hand-off tells something that the roster does not know: then it is to be told.
+// hand-off shows something that the roster does not know. The runner then applies Handed.
 func (p *Published) Made(b Birth, candidate, id string) (made Birth, known bool) {
 	e := p.engines[b.Key]
 	if e == nil || e.Incarnation != b.Incarnation || id == "" {
@@ -357,11 +349,8 @@ func (p *Published) Outlived(b Birth) (gone, sure bool) {
 
 // HostsOf returns which hosts are those of an engine: what it calls back may name no other.
 func (p *Published) HostsOf(key string) func(host string) bool {
-	e := p.engines[key]
-	if e == nil {
-		return func(string) bool { return false }
-	}
-	return func(host string) bool { return slices.Contains(e.Hosts, host) }
+	hosts := p.at(key).Hosts
+	return func(host string) bool { return slices.Contains(hosts, host) }
 }
 
 // CallsBack says whether a decode engine that calls back has an address.

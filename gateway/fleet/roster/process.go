@@ -1,5 +1,3 @@
-// Package roster is the fleet as a value: which engines, ranks and models there are, and which of them take requests. It has no
-// clock, no lock and no log. The runner beside it, gateway/fleet, tells it what happens.
 package roster
 
 import (
@@ -228,7 +226,7 @@ func (p *Processes) replaced(doubt bool) {
 	}
 }
 
-// doubt adds a process that nothing tells of but the engine id of a hand-off.
+// doubt adds a process of which only the engine id of a hand-off is a sign.
 func (p *Processes) doubt(now time.Time) {
 	fates := make([]Fate, max(1, len(p.fates))+1)
 	for i := range fates[:len(fates)-1] {

@@ -1,3 +1,6 @@
+// Package roster is the fleet as a value: which engines, ranks and models there are, and which of them take requests. It has no
+// clock, no lock and no log. The runner beside it, gateway/fleet, applies an Event for each thing that happens, then a Tick, and
+// publishes what Derive returns.
 package roster
 
 import (
@@ -40,7 +43,7 @@ type Terms struct {
 	Prefer       string // which kind of engines, where a model has both
 }
 
-// Owners are who admits to scopes of engines.
+// Owners says which proxy may admit requests to scopes of engines.
 type Owners struct {
 	Kind   owner.Kind       // of scopes; empty: this proxy is alone
 	Scopes map[string]Owned // by name

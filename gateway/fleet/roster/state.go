@@ -2,6 +2,7 @@ package roster
 
 import (
 	"math"
+	"slices"
 	"time"
 )
 
@@ -63,14 +64,7 @@ func (s RankState) String() string { return states[s].name }
 func (s RankState) Why() string { return states[s].why }
 
 // in says whether it is one of these.
-func (s RankState) in(all ...RankState) bool {
-	for _, one := range all {
-		if s == one {
-			return true
-		}
-	}
-	return false
-}
+func (s RankState) in(all ...RankState) bool { return slices.Contains(all, s) }
 
 // serves says whether an engine in that state is in service, if perhaps for nothing new at this moment.
 func (s RankState) serves() bool { return s.in(Starting, Up, Paused, Halted) }
