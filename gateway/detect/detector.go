@@ -98,6 +98,12 @@ type Finding struct {
 	For      time.Duration // it has been so, as far as somebody else knows; 0: since it is told
 }
 
+// slows says how many requests a finding makes slower, and how many times as long their tokens take.
+func (f *Finding) slows(running int, times float64) *Finding {
+	f.running, f.times = running, times
+	return f
+}
+
 // view is what detectors see: the facts, and what several of them ask of these.
 type view struct {
 	*Facts

@@ -3,6 +3,7 @@
 package detect
 
 import (
+	"iter"
 	"time"
 
 	"evenkeel/dispatcher/board"
@@ -369,6 +370,28 @@ type Scope struct {
 	Admits bool   `json:"admits"` // we send its engines requests
 	Holder string `json:"holder"` // id of the proxy that owns it; empty: no proxy does
 	Epoch  int64  `json:"epoch"`
+}
+
+// groups are all groups with their names.
+func (f *Facts) groups() iter.Seq2[GroupName, *Group] {
+	return func(yield func(GroupName, *Group) bool) {
+		for i := range f.Models {
+			m := &f.Models[i]
+			for j := range m.Groups {
+				if !yield(GroupName{m.Name, m.Groups[j].Name}, &m.Groups[j]) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// running is how many requests run on the ranks of a group.
+func (g *Group) running() (n int) {
+	for i := range g.Ranks {
+		n += g.Ranks[i].Running
+	}
+	return n
 }
 
 // Listed makes lists of what is shown that are nil empty: JSON writes null for the former.

@@ -55,20 +55,6 @@ const (
 	wideShare = 0.1 // of the requests that run
 )
 
-// slows says how many requests a finding makes slower, and how many times as long their tokens take.
-func (f *Finding) slows(running int, times float64) *Finding {
-	f.running, f.times = running, times
-	return f
-}
-
-// running is how many requests run on the ranks of a group.
-func (g *Group) running() (n int) {
-	for i := range g.Ranks {
-		n += g.Ranks[i].Running
-	}
-	return n
-}
-
 // spared lowers the severity of engines that are away where the others do their work: no request fails or waits, and at most half of those of
 // their role that serve the model are away. One that hangs and does not count as down yet has requests.
 func (v *view) spared(all []Finding) {

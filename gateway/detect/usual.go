@@ -1,7 +1,6 @@
 package detect
 
 import (
-	"iter"
 	"slices"
 	"time"
 
@@ -28,20 +27,6 @@ const (
 	fewShare   = 0.6           // of the tokens that a step gave, at most
 	fewTimes   = 1.3           // as long as a token took, at least: else only the engine's chunks changed
 )
-
-// groups are all groups with their names.
-func (f *Facts) groups() iter.Seq2[GroupName, *Group] {
-	return func(yield func(GroupName, *Group) bool) {
-		for i := range f.Models {
-			m := &f.Models[i]
-			for j := range m.Groups {
-				if !yield(GroupName{m.Name, m.Groups[j].Name}, &m.Groups[j]) {
-					return
-				}
-			}
-		}
-	}
-}
 
 // OnlyDecodes says that a group's steps can be compared with a law: where ranks prefill, a prompt makes a step longer, and that is no fault.
 func (g *Group) OnlyDecodes() bool { return g.Barrier && g.Rounds == nil }

@@ -101,7 +101,7 @@ func (p *Published) Missing() []string {
 func (p *Published) Lack(model string, decodes bool) string {
 	listed, all := map[RankState]bool{}, map[RankState]bool{}
 	for _, e := range p.order {
-		if e.Role == Aggregated || e.Decodes() == decodes {
+		if decodes && e.Decodes() || !decodes && e.Role != Decode {
 			all[e.state] = true
 			if e.has(model) {
 				listed[e.state] = true
