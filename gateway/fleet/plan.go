@@ -2,16 +2,11 @@ package fleet
 
 import (
 	"errors"
-	"fmt"
-	"reflect"
 
 	"evenkeel/gateway/config"
 	"evenkeel/gateway/fleet/roster"
+	"evenkeel/mooncake"
 )
-
-// A reload speaks of the engines whose entry, or whose profile, it changes, and
-// of no other: what an operator added, described anew, removed or drained since
-// stays so. About one engine the last word counts, whoever said it.
 
 // Plan is what a reload does to the fleet, found possible.
 type Plan struct {
@@ -24,43 +19,27 @@ type Plan struct {
 func (f *Fleet) Plan(old, next *Settings) (*Plan, error) {
 	before, _ := enginesOf(old)
 	after, order := enginesOf(next)
-	p := &Plan{order: order}
-	var errs []error
+	changes, err := f.Now().Compare(before, after, order, func(e *roster.Engine) *mooncake.Profile {
+		if profile, ok := next.Profiles[e.Conf.Profile]; ok {
+			return profileOf(e.Role, profile)
+		}
+		return nil
+	})
+	p := &Plan{order: order, remove: changes.Removed}
 	build := func(role string, e config.Engine, own bool) {
-		in, err := f.host.build(role, e, next)
-		if err != nil {
-			errs = append(errs, err)
-			return
-		}
-		in.Own = own
-		p.set = append(p.set, in)
-	}
-	spoken := map[string]bool{}
-	for _, key := range order {
-		was, known := before[key]
-		if now := after[key]; !known || !reflect.DeepEqual(was, now) {
-			spoken[key] = true
-			build(now.role, now.conf, true)
+		in, wrong := f.host.build(role, e, next)
+		if err = errors.Join(err, wrong); wrong == nil {
+			in.Own = own
+			p.set = append(p.set, in)
 		}
 	}
-	for key := range before {
-		if _, ok := after[key]; !ok {
-			spoken[key] = true
-			p.remove = append(p.remove, key)
-		}
+	for _, one := range changes.Listed {
+		build(one.Role, one.Conf, true)
 	}
-	for _, in := range f.Now().Engines() {
-		profile, ok := next.Profiles[in.Conf.Profile]
-		switch {
-		case spoken[in.Key()]:
-		case !ok:
-			errs = append(errs, fmt.Errorf("profiles.%s is missing, but %s engine %s, which was added while the proxy runs, uses it; remove the engine first, or keep the profile",
-				in.Conf.Profile, in.Role, in.ID))
-		case !reflect.DeepEqual(*profileOf(in.Role, profile), *in.Profile):
-			build(in.Role, in.Conf, false)
-		}
+	for _, e := range changes.Again {
+		build(e.Role, e.Conf, false)
 	}
-	return p, errors.Join(errs...)
+	return p, err
 }
 
 // Apply makes the fleet what was planned. Engines that are gone finish what they

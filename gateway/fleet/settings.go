@@ -77,18 +77,12 @@ func (s *Settings) PoolTTL() time.Duration {
 	return shortest
 }
 
-// Listed is an engine as a config has it.
-type Listed struct {
-	role string
-	conf config.Engine
-}
-
 // enginesOf lists the engines of a config by role and host:port.
-func enginesOf(s *Settings) (all map[string]Listed, order []string) {
-	all = map[string]Listed{}
+func enginesOf(s *Settings) (all map[string]roster.Listed, order []string) {
+	all = map[string]roster.Listed{}
 	for role, e := range s.Engines.All() {
 		id, _ := config.InstanceID(e.URL) // validated
-		all[role+" "+id] = Listed{role, e}
+		all[role+" "+id] = roster.Listed{Role: role, Conf: e}
 		order = append(order, role+" "+id)
 	}
 	return all, order

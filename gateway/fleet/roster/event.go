@@ -1,7 +1,6 @@
 package roster
 
 import (
-	"slices"
 	"time"
 
 	"evenkeel/engine"
@@ -68,40 +67,6 @@ func (v Entered) apply(r *Roster, a *applying) {
 		}
 	}
 	r.put(v.Engine, a.now)
-	a.add(Effect{What: Watched})
-}
-
-// Planned is what a reload does.
-type Planned struct {
-	Set    []*Engine
-	Remove []string // keys
-	Order  []string // keys of the file
-}
-
-func (v Planned) apply(r *Roster, a *applying) {
-	for _, key := range v.Remove {
-		if e := r.engines[key]; e != nil {
-			r.drop(e, false, a.now)
-		}
-	}
-	for _, e := range v.Set {
-		if key := e.Key(); r.engines[key] == nil {
-			r.resume(func(s *Stop) bool { return s.At.Instance == key })
-		}
-		r.put(e, a.now)
-	}
-	place := map[string]int{}
-	for i, key := range v.Order {
-		place[key] = i
-	}
-	r.order = r.order[:0]
-	for key, e := range r.engines {
-		if _, ok := place[key]; !ok {
-			place[key] = len(v.Order) + e.number
-		}
-		r.order = append(r.order, key)
-	}
-	slices.SortFunc(r.order, func(a, b string) int { return place[a] - place[b] })
 	a.add(Effect{What: Watched})
 }
 

@@ -294,3 +294,33 @@ func TestWhereKVEventsArePublished(t *testing.T) {
 	require.Equal(t, kvevents.Place{Events: "a2:5", Replay: "a2:6"}, s.Locals[0].Events.Place)
 	require.Equal(t, fmt.Sprint(4), fmt.Sprint(s.Workers[1].Beyond))
 }
+
+func TestWhatAReloadSpeaksOf(t *testing.T) {
+	s := begin(t, "p1 d2 d3")
+	listed := func(names ...string) (all map[string]Listed, order []string) {
+		all = map[string]Listed{}
+		for _, name := range names {
+			e := described(name)
+			all[e.Key()] = Listed{e.Role, e.Conf}
+			order = append(order, e.Key())
+		}
+		return all, order
+	}
+	before, _ := listed("p1", "d2")
+	after, order := listed("d4", "d2+other")
+	kept := *s.Engine(key("d3")).Profile
+	same := func(*Engine) *mooncake.Profile { return &kept }
+	c, err := s.Compare(before, after, order, same)
+	require.NoError(t, err)
+	require.Equal(t, Changes{Listed: []Listed{after[key("d4")], after[key("d2")]}, Removed: []string{key("p1")}}, c)
+	c, err = s.Compare(before, before, nil, same)
+	require.NoError(t, err)
+	require.Equal(t, Changes{}, c, "nothing is another one")
+	kept.MaxModelLen = 9
+	c, err = s.Compare(before, before, nil, same)
+	require.NoError(t, err)
+	require.Len(t, c.Again, 3, "the profile is")
+	_, err = s.Compare(before, after, order, func(*Engine) *mooncake.Profile { return nil })
+	require.ErrorContains(t, err, "profiles.a is missing, but decode engine d3:80")
+	require.NotContains(t, err.Error(), "d2:80", "the config speaks of it")
+}
