@@ -6,7 +6,7 @@ import (
 	"evenkeel/gateway/fleet/roster"
 )
 
-// Values of the roster.
+// Published and the others are types of the roster.
 type (
 	Published    = roster.Published
 	Rank         = roster.Rank

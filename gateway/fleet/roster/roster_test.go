@@ -196,10 +196,10 @@ func TestAPlan(t *testing.T) {
 func TestWhatIsToldOfProcesses(t *testing.T) {
 	s := begin(t, "p1 d2").steps("p1 up m")
 	b := s.Born(key("p1"))
-	made, known := s.Made(b, "p1:80/0", "a")
+	_, known := s.Made(b, "p1:80/0", "a")
 	require.False(t, known)
 	s.tell(Handed{b, "p1:80/0", "a"})
-	made, known = s.Made(b, "p1:80/0", "a")
+	made, known := s.Made(b, "p1:80/0", "a")
 	require.True(t, known && made == b)
 	s.tell(Handed{b, "p1:80/0", "b"})
 	require.Equal(t, []What{MayHaveRestarted}, s.whats())

@@ -33,8 +33,8 @@ func words(all ...string) string {
 	return strings.Join(slices.DeleteFunc(all, func(w string) bool { return w == "" }), " ")
 }
 
-func is(word string, true bool) string {
-	if !true {
+func is(word string, so bool) string {
+	if !so {
 		return ""
 	}
 	return word
