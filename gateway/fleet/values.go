@@ -6,16 +6,23 @@ import (
 	"evenkeel/gateway/fleet/roster"
 )
 
-// Published and the others are types of the roster.
 type (
-	Published    = roster.Published
-	Rank         = roster.Rank
-	Route        = roster.Route
-	Whole        = roster.Whole
-	Birth        = roster.Birth
-	Place        = roster.Place
+	// Published is the picture that is in force.
+	Published = roster.Published
+	// Rank is a place that a decode leg can be sent to.
+	Rank = roster.Rank
+	// Route is where a model's requests go.
+	Route = roster.Route
+	// Whole is an engine that serves a request alone.
+	Whole = roster.Whole
+	// Birth is what made a hand-off.
+	Birth = roster.Birth
+	// Place is where a call to an engine runs.
+	Place = roster.Place
+	// EngineStatus is what is known of one engine.
 	EngineStatus = roster.EngineStatus
-	DrainStatus  = roster.DrainStatus
+	// DrainStatus is what is left on an engine or rank that drains.
+	DrainStatus = roster.DrainStatus
 )
 
 // Roles of an engine.
