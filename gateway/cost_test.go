@@ -148,7 +148,7 @@ func (f *floor) facts(ctx context.Context) detect.Facts {
 	s, g := f.d.Status(ctx), observer{&Gateway{fleet: fleet.New(fleet.Host{Context: ctx})}}
 	facts := detect.Facts{At: time.Now()}
 	for i := range s.Models {
-		facts.Models = append(facts.Models, g.modelFacts(&s.Models[i], &fleet.Published{}, 0))
+		facts.Models = append(facts.Models, g.modelFacts(&s.Models[i], 0))
 	}
 	return facts
 }

@@ -48,9 +48,8 @@ func (g observer) Facts(ctx context.Context) detect.Facts {
 	for key, ends := range g.config.Certificates() {
 		f.Proxy.Certificates = append(f.Proxy.Certificates, detect.Certificate{Key: key, EndsS: ends.Sub(now).Seconds()})
 	}
-	engines := g.fleet.Now()
 	for i := range s.Dispatch.Models {
-		f.Models = append(f.Models, g.modelFacts(&s.Dispatch.Models[i], engines, conf.Pool.TTL.Seconds()))
+		f.Models = append(f.Models, g.modelFacts(&s.Dispatch.Models[i], conf.Pool.TTL.Seconds()))
 	}
 	for i := range tier.Candidates {
 		if c := &tier.Candidates[i]; c.Aggregated {
@@ -191,7 +190,7 @@ func named(models []string) []string {
 	return append(slices.Clone(models[:mostNamed]), "other")
 }
 
-func (g observer) modelFacts(m *board.ModelStatus, engines *fleet.Published, ttl float64) detect.Model {
+func (g observer) modelFacts(m *board.ModelStatus, ttl float64) detect.Model {
 	out := detect.Model{
 		Pool: detect.Pool{Entries: m.Pool, OldestS: m.OldestSeconds, TTLS: ttl, UpToS: board.PoolAgeSeconds, Ages: m.PoolAges},
 	}
@@ -208,10 +207,9 @@ func (g observer) modelFacts(m *board.ModelStatus, engines *fleet.Published, ttl
 			if w.Barrier != from.Barrier || from.Barrier && w.Group != from.Name {
 				continue
 			}
-			state, why := rankState(engines, &w)
 			group.Ranks = append(group.Ranks, detect.Rank{
-				ID: w.ID, Name: w.Name, State: state, Why: why, Steps: !w.Down && !w.Removed, KVTokens: w.KVTokens, Unread: w.Unread, Capacity: w.Capacity,
-				Used: w.Used, Slots: w.Limit, Running: w.Running, Output: w.Output, Answers: w.Answers, Empty: w.Empty, Tight: w.Tight, Backlog: w.Backlog, Prompts: w.Prompts,
+				ID: w.ID, Name: w.Name, State: shown(w.State), Why: w.Why, Steps: !w.Down && !w.Removed,
+				KVTokens: w.KVTokens, Unread: w.Unread, Capacity: w.Capacity, Used: w.Used, Slots: w.Limit, Running: w.Running, Output: w.Output, Answers: w.Answers, Empty: w.Empty, Tight: w.Tight, Backlog: w.Backlog, Prompts: w.Prompts,
 			})
 		}
 		if group.OnlyDecodes() {
@@ -233,23 +231,21 @@ func (g observer) gaugesOf(ranks []detect.Rank) []*detect.Gauges {
 	return list
 }
 
-// rankState is a rank's state as people see it, and why it takes nothing.
-func rankState(engines *fleet.Published, w *board.WorkerStatus) (state, why string) {
-	r := engines.Rank(w.ID)
-	if w.Removed || r == nil || r.State == roster.Absent {
-		return detect.RankRemoved, roster.Absent.Why()
+// shown is a rank's state as the page has it, which tells fewer of them apart.
+func shown(state string) string {
+	switch state {
+	case roster.Up.String():
+		return detect.RankUp
+	case roster.Draining.String():
+		return detect.RankDraining
+	case roster.Unowned.String():
+		return detect.RankForeign
+	case roster.Absent.String():
+		return detect.RankRemoved
+	case roster.Down.String(), roster.Late.String(), roster.Lost.String():
+		return detect.RankDown
 	}
-	switch why = r.State.Why(); r.State {
-	case roster.Up:
-		return detect.RankUp, ""
-	case roster.Draining:
-		return detect.RankDraining, why
-	case roster.Unowned:
-		return detect.RankForeign, why
-	case roster.Down, roster.Late, roster.Lost:
-		return detect.RankDown, why
-	}
-	return detect.RankOut, why
+	return detect.RankOut
 }
 
 func prefillFacts(c *prefill.CandidateStatus, gate float64) detect.PrefillEngine {

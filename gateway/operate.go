@@ -17,6 +17,7 @@ import (
 	"evenkeel/gateway/advice"
 	"evenkeel/gateway/config"
 	"evenkeel/gateway/fleet"
+	"evenkeel/gateway/fleet/roster"
 	"evenkeel/gateway/journal"
 	"evenkeel/gateway/openai"
 	"evenkeel/gateway/owner"
@@ -61,10 +62,11 @@ type DrainStatus = fleet.DrainStatus
 // Status copies what all parts know.
 func (g *Gateway) Status(ctx context.Context) Status {
 	ready, why := g.Ready()
-	engines := g.fleet.Now()
+	dispatch := g.dispatcher.Status(ctx)
+	engines := g.fleet.Now() // it knows all ranks that the dispatcher has
 	s := Status{
 		Ready: ready, Why: why, Started: g.started, Open: g.requests.Open(), PoolPlaces: g.places.Size(), PoolUsed: g.places.Used(), Config: *g.config.Status(), Drain: g.service.State(), HA: g.HA(),
-		Engines: engines.Statuses(), Prefill: g.tier.Status(), Batch: g.tier.Batch(), Dispatch: g.dispatcher.Status(ctx),
+		Engines: engines.Statuses(), Prefill: g.tier.Status(), Batch: g.tier.Batch(), Dispatch: dispatch,
 		Advice: g.advice.Latest(),
 	}
 	readClocks(&s.Dispatch, g.Gauges)
@@ -90,15 +92,17 @@ func readClocks(s *board.Status, of func(rank int32) (Gauges, bool)) {
 	}
 }
 
-// tellStates fills in why ranks take nothing, into copies, too.
+// tellStates fills in which ranks take nothing, and why, into copies, too.
 func tellStates(s *board.Status, engines *fleet.Published) {
 	for i := range s.Models {
 		m := &s.Models[i]
 		m.Workers = slices.Clone(m.Workers)
 		for j := range m.Workers {
-			if r := engines.Rank(m.Workers[j].ID); r != nil {
-				m.Workers[j].State = r.State.String()
+			w, state := &m.Workers[j], roster.Absent
+			if r := engines.Rank(w.ID); r != nil && !w.Removed {
+				state = r.State
 			}
+			w.State, w.Why = state.String(), state.Why()
 		}
 	}
 }

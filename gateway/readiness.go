@@ -16,8 +16,8 @@ const (
 
 // Ready says whether a request could be served now, and if not why.
 func (g *Gateway) Ready() (ok bool, why string) {
-	unowned := g.owner.Unready(time.Now())
-	switch p, d := g.fleet.Now().Up(); {
+	unowned, engines := g.owner.Unready(time.Now()), g.fleet.Now()
+	switch p, d := engines.Up(); {
 	case g.service.Draining():
 		return false, "draining"
 	case unowned != "":
@@ -27,9 +27,9 @@ func (g *Gateway) Ready() (ok bool, why string) {
 	case (p == 0 || d == 0) && g.peers != nil && len(g.peers.Node().Models()) > 0: // another region serves
 	case p == 0 && d > 0 && g.passesOnly():
 	case p == 0:
-		return false, "no healthy " + g.fleet.Now().Kind(fleet.Prefill) + " engine" + g.discovery.Failure()
+		return false, "no healthy " + engines.Kind(fleet.Prefill) + " engine" + g.discovery.Failure()
 	case d == 0:
-		return false, "no healthy " + g.fleet.Now().Kind(fleet.Decode) + " engine" + g.discovery.Failure()
+		return false, "no healthy " + engines.Kind(fleet.Decode) + " engine" + g.discovery.Failure()
 	}
 	return true, ""
 }
@@ -37,10 +37,11 @@ func (g *Gateway) Ready() (ok bool, why string) {
 // Missing has a line for each engine that takes no requests, with the reason, while no engine of
 // some role takes any.
 func (g *Gateway) Missing() []string {
-	if p, d := g.fleet.Now().Up(); p > 0 && d > 0 {
+	engines := g.fleet.Now()
+	if p, d := engines.Up(); p > 0 && d > 0 {
 		return nil
 	}
-	return g.fleet.Now().Missing()
+	return engines.Missing()
 }
 
 // passesOnly says whether prefill engines are not wanted: requests are passed through to one engine each, as those

@@ -140,7 +140,8 @@ type WorkerStatus struct {
 	Name         string `json:"name"`
 	Group        string `json:"group"`
 	Barrier      bool   `json:"barrier"`
-	State        string `json:"state,omitempty"` // up, or why it takes nothing: absent, down, late, out, starting, paused, halted, unowned, broken, lost, draining, odd; the fleet fills it in
+	State        string `json:"state,omitempty"` // absent, down, late, out, starting, up, paused, halted, unowned, broken, lost, draining or odd; the fleet fills it in
+	Why          string `json:"why,omitempty"`   // it takes nothing; the fleet fills it in
 	Up           bool   `json:"up"`
 	Down         bool   `json:"down"`    // its engine does not answer or goes on without it, so it does not step with its group
 	Removed      bool   `json:"removed"` // no longer in the fleet, but some of its slots are not released yet

@@ -27,11 +27,12 @@ func (f *Fleet) Drain(role, id string, limit time.Duration) error {
 
 // Undrain has an engine or rank take work again.
 func (f *Fleet) Undrain(role, id string) error {
-	s, err := f.Now().Stop(role, id, time.Now())
+	engines := f.Now()
+	s, err := engines.Stop(role, id, time.Now())
 	if err != nil {
 		return err
 	}
-	if !f.Now().Drains(s.Key()) {
+	if !engines.Drains(s.Key()) {
 		return fmt.Errorf("%w: %s %s does not drain", ErrNoSuchEngine, s.Role, s.ID)
 	}
 	f.apply(roster.Resumed{Key: s.Key()})

@@ -37,9 +37,10 @@ type exchange struct {
 // yet, or it is another process now.
 func (l *learned) Coordinates(c prefill.Candidate) *mooncake.Coordinates {
 	known, _ := l.coordinates.Load(c.ID)
-	if p, ok := known.(placed); ok && p.born == l.now().Born(c.Instance) {
+	engines := l.now()
+	if p, ok := known.(placed); ok && p.born == engines.Born(c.Instance) {
 		return p.at
-	} else if e := l.now().Engine(c.Instance); e != nil && !ok { // what was configured is true of the first process that is seen
+	} else if e := engines.Engine(c.Instance); e != nil && !ok { // what was configured is true of the first process that is seen
 		return e.Conf.Coordinates()
 	}
 	return nil
@@ -63,7 +64,7 @@ func (l *learned) forget(engine string) {
 const exchangeLife = 5 * time.Second
 
 // Exchange is what the proxy brings to a probe itself: nothing for connectors whose
-// prefiller answers with the hand-ofl. The caller gives it a new TransferID.
+// prefiller answers with the hand-off. The caller gives it a new TransferID.
 func (l *learned) Exchange(c prefill.Candidate) (*mooncake.Exchange, error) {
 	if c.Profile.Connector != mooncake.VLLMMooncake {
 		return nil, nil

@@ -9,11 +9,7 @@ import (
 )
 
 // Plan is what a reload does to the fleet, found possible.
-type Plan struct {
-	set    []*roster.Engine
-	remove []string // keys
-	order  []string // of the file
-}
+type Plan = roster.Planned
 
 // Plan compares two configs and builds what the second needs.
 func (f *Fleet) Plan(old, next *Settings) (*Plan, error) {
@@ -25,12 +21,12 @@ func (f *Fleet) Plan(old, next *Settings) (*Plan, error) {
 		}
 		return nil
 	})
-	p := &Plan{order: order, remove: changes.Removed}
+	p := &Plan{Order: order, Remove: changes.Removed}
 	build := func(role string, e config.Engine, own bool) {
 		in, wrong := f.host.build(role, e, next)
 		if err = errors.Join(err, wrong); wrong == nil {
 			in.Own = own
-			p.set = append(p.set, in)
+			p.Set = append(p.Set, in)
 		}
 	}
 	for _, one := range changes.Listed {
@@ -44,13 +40,13 @@ func (f *Fleet) Plan(old, next *Settings) (*Plan, error) {
 
 // Apply makes the fleet what was planned. Engines that are gone finish what they
 // run; those that stay keep their state, load and drains.
-func (f *Fleet) Apply(p *Plan) { f.enter(roster.Planned{Set: p.set, Remove: p.remove, Order: p.order}) }
+func (f *Fleet) Apply(p *Plan) { f.enter(*p) }
 
 // ReloadTrust takes up a ca_file that changed; other says whether a file did.
 func (f *Fleet) ReloadTrust(other func(file string) bool) (changed bool, err error) {
 	set := f.host.Settings()
 	p := &Plan{}
-	_, p.order = enginesOf(set)
+	_, p.Order = enginesOf(set)
 	files := map[string]bool{}
 	for _, profile := range set.Profiles {
 		if file := profile.CAFile; file != "" && !files[file] {
@@ -69,7 +65,7 @@ func (f *Fleet) ReloadTrust(other func(file string) bool) (changed bool, err err
 		if err != nil {
 			return false, err
 		}
-		p.set = append(p.set, again)
+		p.Set = append(p.Set, again)
 	}
 	f.Apply(p)
 	return true, nil

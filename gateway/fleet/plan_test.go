@@ -91,8 +91,8 @@ func TestAReloadLeavesTheFleetThatAStartWould(t *testing.T) {
 		}
 		again, err := f.Plan(set, set)
 		require.NoError(t, err)
-		require.Empty(t, again.set)
-		require.Empty(t, again.remove)
+		require.Empty(t, again.Set)
+		require.Empty(t, again.Remove)
 		require.Empty(t, config.Diff(merged, next))
 	})
 }

@@ -20,6 +20,7 @@ func TestTheDispatcherKnowsAnEngineBeforeARequestIsLetIn(t *testing.T) {
 	heard := 0
 	f.host.Publish = func(_ []prefill.Candidate, _ []local.Rank, workers []board.Worker) {
 		for _, w := range workers {
+			require.NotNil(t, f.Now().Rank(w.ID), "what is bound there at once finds it")
 			if _, before := f.Now().Up(); w.Up && before == 0 {
 				heard++
 				route, _, _ := f.Now().Lookup("one")

@@ -84,11 +84,19 @@ func (f *Fleet) OnStatus(key string, s engine.Status) {
 // apply applies events, and publishes what follows. The tier and the dispatcher receive it first: a request that the API lets
 // in finds there what it was let in for.
 func (f *Fleet) apply(events ...roster.Event) {
+	f.applyUnless(func() bool { return false }, events...)
+}
+
+// applyUnless does so unless the events tell nothing new by the time when it is their turn: many requests may meet the same.
+func (f *Fleet) applyUnless(known func() bool, events ...roster.Event) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	if known() {
+		return
+	}
 	now := time.Now()
 	var do []roster.Effect
-	events = slices.Insert(events, 0, roster.Event(termsOf(f.host.Settings(), f.host.Started)))
+	events = append([]roster.Event{termsOf(f.host.Settings(), f.host.Started)}, events...)
 	for _, e := range events {
 		for _, in := range enters(e) {
 			key := in.Key()
@@ -155,11 +163,13 @@ func ownersOf(a *owner.Set, r *roster.Roster) (o roster.Owners) {
 
 // enter has engines come in.
 func (f *Fleet) enter(events ...roster.Event) {
+	var all sync.WaitGroup
 	for _, e := range events {
 		for _, in := range enters(e) {
-			f.host.learnHosts(in) // before its hand-offs come
+			all.Go(func() { f.host.learnHosts(in) }) // before its hand-offs come
 		}
 	}
+	all.Wait()
 	f.apply(events...)
 }
 
@@ -176,7 +186,8 @@ func (h *Host) learnHosts(in *roster.Engine) {
 	for _, name := range slices.Clone(hosts) {
 		addrs, err := net.DefaultResolver.LookupHost(ctx, name)
 		if err != nil {
-			h.Log.Warn("the name of an engine does not resolve; hand-offs may name it only by this name, and its callbacks are refused unless bind.allow has its address", zap.String("engine", in.Key()), zap.String("host", name), zap.Error(err))
+			h.Log.Warn("the name of an engine does not resolve; hand-offs may name it only by this name, and its callbacks are refused "+
+				"unless bind.allow has its address", zap.String("engine", in.Key()), zap.String("host", name), zap.Error(err))
 		}
 		hosts = append(hosts, addrs...)
 	}
@@ -210,16 +221,19 @@ func (f *Fleet) carryOut(do []roster.Effect) {
 		case roster.Restarted, roster.MayHaveRestarted:
 			what := "a prefill engine has restarted; prompts whose KV no decode engine has fetched yet are prefilled again"
 			if e.What == roster.MayHaveRestarted {
-				what = "a prefill engine may have restarted; prompts whose KV no decode engine has fetched yet are prefilled again, unless the earlier process answers once more"
+				what = "a prefill engine may have restarted; prompts whose KV no decode engine has fetched yet are prefilled again, " +
+					"unless the earlier process answers once more"
 			}
 			f.learned.forget(in.ID)
 			log.Warn(what, zap.String("engine", in.Key()), zap.String("sign", e.Text))
 		case roster.Forgotten:
 			f.learned.forget(in.ID)
 		case roster.StartsSlowly:
-			log.Info("an engine is back or new; its share of the load grows step by step", zap.String("engine", in.Key()), zap.Duration("over", f.host.Settings().Health.SlowStart))
+			log.Info("an engine is back or new; its share of the load grows step by step",
+				zap.String("engine", in.Key()), zap.Duration("over", f.host.Settings().Health.SlowStart))
 		case roster.GroupBroke:
-			log.Warn("an engine is down; the other ranks of its group get no requests until it is back, because the ranks of a group step together; if these ranks do not, give them groups of their own, or write barrier: none",
+			log.Warn("an engine is down; the other ranks of its group get no requests until it is back, because the ranks of a group step together; "+
+				"if these ranks do not, give them groups of their own, or write barrier: none",
 				zap.String("engine", in.ID), zap.String("group", in.Conf.Group))
 		case roster.Refused:
 			log.Error("an engine is refused: "+e.Text, zap.String("engine", in.Key()), zap.String("beside", e.Beside))
@@ -238,7 +252,9 @@ func (f *Fleet) carryOut(do []roster.Effect) {
 // watched are engines as the monitor wants to know them.
 func watched(engines []*roster.Engine) (list []engine.Instance) {
 	for _, in := range engines {
-		watched := engine.Instance{ID: in.Key(), Role: in.Role, Target: in.At(-1), Ready: in.Profile.Ready(), Version: in.Profile.VersionPath(), Ranks: len(in.Ranks())}
+		watched := engine.Instance{
+			ID: in.Key(), Role: in.Role, Target: in.At(-1), Ready: in.Profile.Ready(), Version: in.Profile.VersionPath(), Ranks: len(in.Ranks()),
+		}
 		if in.Decodes() { // the prefill tier tries its own with requests
 			watched.Slots = in.Conf.Slots
 			watched.Canary = in.Profile.Canary()
@@ -255,7 +271,10 @@ func watched(engines []*roster.Engine) (list []engine.Instance) {
 func (f *Fleet) Made(b Birth, c prefill.Candidate, id string) Birth {
 	made, known := f.Now().Made(b, c.ID, id)
 	if !known {
-		f.apply(roster.Handed{Birth: b, Candidate: c.ID, ID: id})
+		f.applyUnless(func() bool {
+			_, known := f.Now().Made(b, c.ID, id)
+			return known
+		}, roster.Handed{Birth: b, Candidate: c.ID, ID: id})
 		made, _ = f.Now().Made(b, c.ID, id)
 	}
 	return made

@@ -6,6 +6,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -21,6 +22,7 @@ import (
 	"evenkeel/gateway/fleet/roster"
 	"evenkeel/mooncake"
 	"evenkeel/prefill"
+	"evenkeel/prefill/local"
 )
 
 // fielded is a fleet of two prefill and two decode engines that are up, and what it logs.
@@ -118,6 +120,20 @@ func TestARestartIsToldOfOnce(t *testing.T) {
 	require.Nil(t, f.Coordinates(prefill.Candidate{ID: "x", Instance: p1}), "nobody has told them")
 	require.True(t, f.DownSince(p1, time.Now()), "the monitor does not run")
 	require.Equal(t, "127.0.0.1:2", f.AnyPrefill("m").ID)
+}
+
+// What many requests meet at once is told once.
+func TestANewIDIsToldOnceByHoweverManyHandOffs(t *testing.T) {
+	f, _ := fielded(t, mooncake.Profile{})
+	published := 0
+	f.host.Publish = func([]prefill.Candidate, []local.Rank, []board.Worker) { published++ }
+	c, born := prefill.Candidate{ID: "127.0.0.1:1/0", Instance: p1}, f.Now().Born(p1)
+	var all sync.WaitGroup
+	for range 100 {
+		all.Go(func() { f.Made(born, c, "a") })
+	}
+	all.Wait()
+	require.Equal(t, 1, published)
 }
 
 func TestWhatIsLoggedOfEngines(t *testing.T) {

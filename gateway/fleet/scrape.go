@@ -32,8 +32,12 @@ func (f *Fleet) Scrape(ctx context.Context, c prefill.Candidate) (prefill.Sample
 		p.at = time.Now()
 		if p.err == nil {
 			f.host.Monitor.Answered(c.Instance)
-			if e := f.Now().Engine(c.Instance); e != nil && e.Learns(p.sample.StartTime, asked) {
-				f.apply(roster.Lived{Key: c.Instance, Start: p.sample.StartTime, Asked: asked})
+			known := func() bool {
+				e := f.Now().Engine(c.Instance)
+				return e == nil || !e.Learns(p.sample.StartTime, asked)
+			}
+			if !known() {
+				f.applyUnless(known, roster.Lived{Key: c.Instance, Start: p.sample.StartTime, Asked: asked})
 			}
 		}
 	}

@@ -1,5 +1,6 @@
-// Package recording writes down what happens to each request, as gateway/lifecycle is told of it, and what gateway/lifecycle says to that. Beside
-// it, it writes down what gateway/fleet/roster is told, and what is published for that. So a test can drive the lives of a real run again, and its fleets. A program does so only if it was linked with the name of a file, as
+// Package recording writes down what happens to each request, as gateway/lifecycle is told of it, and what gateway/lifecycle says to
+// that. It also writes down what gateway/fleet/roster is told, and what is published for that. So a test can drive the lives and the
+// rosters of a real run again. A program does so only if it was linked with the name of a file, as
 // `go run ./bench/rigs/chaos -record FILE` does it. In every other program a recording is one comparison.
 package recording
 

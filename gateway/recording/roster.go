@@ -121,7 +121,11 @@ func plain(e roster.Event) any {
 		}
 		return p
 	case roster.Health:
-		return health{e.Key, e.IsRefused, errors.Is(e.Status.Err, engine.ErrRetired), e.Status, why(e.Status.Err), why(e.Status.Out), why(e.Status.Accused), why(e.Status.Halt)}
+		s := &e.Status
+		return health{
+			Key: e.Key, IsRefused: e.IsRefused, Retired: errors.Is(s.Err, engine.ErrRetired), Status: *s,
+			Err: why(s.Err), Out: why(s.Out), Accused: why(s.Accused), Halt: why(s.Halt),
+		}
 	}
 	return e
 }

@@ -11,6 +11,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 	"time"
 
@@ -28,7 +29,7 @@ var rostersOf = flag.String("rosters", "", "a pattern of files that `go run ./be
 var update = flag.Bool("update", false, "write the recording that is kept")
 
 // What real rosters were told, in chaos runs of each connector, leads to the same effects and lists once more. testdata/rosters.jsonl.gz is
-// what was recorded; `make recording` makes it anew.
+// what was recorded; `make recording` makes it anew, and -update without -rosters writes what rosters do now, which is to be read then.
 func TestRecordedRostersPublishAgainWhatTheyDid(t *testing.T) {
 	const kept = "testdata/rosters.jsonl.gz"
 	var text []byte
@@ -39,18 +40,13 @@ func TestRecordedRostersPublishAgainWhatTheyDid(t *testing.T) {
 		for _, file := range files {
 			one, err := os.ReadFile(file)
 			require.NoError(t, err)
-			replay(t, one)
+			replay(t, one, false)
 			text = append(text, one...)
 		}
 		if !*update {
 			return
 		}
-		var b bytes.Buffer
-		z := gzip.NewWriter(&b)
-		_, err = z.Write(text)
-		require.NoError(t, err)
-		require.NoError(t, z.Close())
-		require.NoError(t, os.WriteFile(kept, b.Bytes(), 0o644)) //nolint:gosec // test data
+		keep(t, kept, text)
 	}
 	f, err := os.Open(kept)
 	require.NoError(t, err)
@@ -59,7 +55,10 @@ func TestRecordedRostersPublishAgainWhatTheyDid(t *testing.T) {
 	require.NoError(t, err)
 	text, err = io.ReadAll(z)
 	require.NoError(t, err)
-	kinds, states := replay(t, text)
+	kinds, states, now := replay(t, text, *update)
+	if *update {
+		keep(t, kept, now)
+	}
 	for _, kind := range []string{"roster.Terms", "roster.Entered", "roster.Health", "roster.Handed", "roster.Lived"} {
 		require.Positive(t, kinds[kind], kind)
 	}
@@ -67,8 +66,18 @@ func TestRecordedRostersPublishAgainWhatTheyDid(t *testing.T) {
 	t.Log(kinds, states)
 }
 
+func keep(t *testing.T, name string, text []byte) {
+	var b bytes.Buffer
+	z := gzip.NewWriter(&b)
+	_, err := z.Write(text)
+	require.NoError(t, err)
+	require.NoError(t, z.Close())
+	require.NoError(t, os.WriteFile(name, b.Bytes(), 0o644)) //nolint:gosec // test data
+}
+
 // replay tells rosters what was told then. The files of several runs may follow each other, in each of which tapes are numbered from 1.
-func replay(t *testing.T, text []byte) (kinds map[string]int, lists int) {
+// If it is to change them, what rosters do now takes the place of what they did.
+func replay(t *testing.T, text []byte, change bool) (kinds map[string]int, lists int, now []byte) {
 	kinds = map[string]int{}
 	all, last := map[int64]*roster.Roster{}, map[int64][]string{}
 	for line := range bytes.Lines(text) {
@@ -76,6 +85,7 @@ func replay(t *testing.T, text []byte) (kinds map[string]int, lists int) {
 		require.NoError(t, json.Unmarshal(line, &l), "%s", line)
 		if len(l.Events) > 0 && l.Events[0].Kind == "begun" {
 			all[l.ID], last[l.ID] = roster.New(), nil
+			now = append(now, line...)
 			continue
 		}
 		r := all[l.ID]
@@ -89,14 +99,24 @@ func replay(t *testing.T, text []byte) (kinds map[string]int, lists int) {
 		for _, e := range r.Apply(roster.Tick{}, l.At, do) {
 			did = append(did, fmt.Sprint(e.What))
 		}
+		published := roster.Derive(r).Text()
+		if change {
+			l.Do, l.Lists = did, nil
+			if !slices.Equal(last[l.ID], published) {
+				l.Lists = published
+			}
+		}
 		require.Equal(t, l.Do, did, "%s", line)
 		if l.Lists != nil {
 			lists++
 			last[l.ID] = l.Lists
 		}
-		require.Equal(t, last[l.ID], roster.Derive(r).Text(), "%s", line)
+		require.Equal(t, last[l.ID], published, "%s", line)
+		again, err := json.Marshal(l)
+		require.NoError(t, err)
+		now = append(append(now, again...), '\n')
 	}
-	return kinds, lists
+	return kinds, lists, now
 }
 
 // eventOf reads an event.
@@ -191,7 +211,8 @@ func TestARosterIsRecordedSoThatItCanBeToldAgain(t *testing.T) {
 	}
 	text, err := os.ReadFile(name + ".rosters")
 	require.NoError(t, err)
-	kinds, lists := replay(t, text)
+	kinds, lists, again := replay(t, text, false)
+	require.Equal(t, string(text), string(again))
 	require.Len(t, kinds, 13, "kinds of events")
 	require.Equal(t, 1, kinds["roster.Terms"], "what is said again is not written again")
 	require.Equal(t, 6, lists, "lists that are others than before")

@@ -111,12 +111,13 @@ func New(env Env) *Server {
 	srv := &Server{Env: env}
 	srv.Prompts = prompt.NewReader(prompt.Config{Client: env.Client, Fleet: env.Fleet, Tier: env.Tier, Settings: env.Settings, Registerer: env.Registerer, Log: env.Log})
 	srv.discards = handoff.NewDiscarder(handoff.Config{
-		Context: env.Context, Settings: env.Settings, Client: env.Client, Monitor: env.Monitor, Engines: func() handoff.Engines { return env.Engines() }, Places: env.Places, Dispatcher: env.Dispatcher,
+		Context: env.Context, Settings: env.Settings, Client: env.Client, Monitor: env.Monitor,
+		Engines: func() handoff.Engines { return env.Engines() }, Places: env.Places, Dispatcher: env.Dispatcher,
 		NextID: srv.nextID, Registerer: env.Registerer, Log: env.Log,
 	})
 	srv.couples = couple.NewMaker(couple.Config{
-		Settings: env.Settings, Serving: env.Serving, Client: env.Client, Monitor: env.Monitor, Fleet: env.Fleet, Engines: func() couple.Engines { return env.Engines() },
-		Dispatcher: env.Dispatcher, Meta: env.Meta, Registerer: env.Registerer, Log: env.Log,
+		Settings: env.Settings, Serving: env.Serving, Client: env.Client, Monitor: env.Monitor, Fleet: env.Fleet,
+		Engines: func() couple.Engines { return env.Engines() }, Dispatcher: env.Dispatcher, Meta: env.Meta, Registerer: env.Registerer, Log: env.Log,
 	})
 	srv.metrics = newMetrics(env.Registerer, env.Buckets, &srv.open)
 	return srv

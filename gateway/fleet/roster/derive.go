@@ -59,7 +59,7 @@ type deriving struct {
 // decodes publishes a rank with slots, once its board is known.
 func (d *deriving) decodes(e *Engine, rank int, state RankState) {
 	name := e.At(rank).ID
-	id := d.r.ids[name]
+	id := d.r.ids[e.nameOf(rank)]
 	d.p.workers[name] = id
 	if e.board != "" {
 		d.p.ranks[id] = d.rank(e, rank, id, state)

@@ -40,6 +40,12 @@ const (
 	DrainOverdue                 // end the calls that a drain is of: its deadline has passed
 )
 
+func (w What) String() string {
+	return [...]string{
+		"restarted", "may have restarted", "forgotten", "watched", "starts slowly", "group broke", "refused", "gave back anyway", "drain overdue",
+	}[w]
+}
+
 // Effect is what the runner must do.
 type Effect struct {
 	What   What

@@ -67,7 +67,7 @@ func onlyWhereListed(candidates []prefill.Candidate, regions, groups map[string]
 
 // halves marks the routes of models that engines of one side list and none of the other side has, although that side has engines of
 // their base model, and all of its engines have told what they list. A model whose base no engine of the other side has, such as
-// one for embeddings, is no half: one engine alone may serve it. It is called with p.mu held.
+// one for embeddings, is no half: one engine alone may serve it.
 func halves(routes map[string]Route, engines []*Engine) {
 	there := map[string][2]bool{} // by base model: engines that prefill, engines that decode
 	var unknown [2]bool

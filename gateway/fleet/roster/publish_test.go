@@ -389,7 +389,12 @@ func TestTheDeadlineOfADrain(t *testing.T) {
 	at := Place{"decode d2:80", 1}
 	require.Equal(t, 10*time.Second, s.r.Next(s.now))
 	require.False(t, s.Overdue(at))
+	s.steps("p1 drains 3s")
+	require.Equal(t, 3*time.Second, s.r.Next(s.now), "the first deadline")
+	s.steps("p1 resumes")
+	began := s.now
 	s.steps("wait 4s; d2/1 drains 10s; wait 9s")
+	require.Equal(t, began, s.DrainStatuses(board.Status{}, nil)[0].Since)
 	require.False(t, s.Overdue(at), "the second one counts")
 	s.steps("wait 1s")
 	require.Equal(t, []What{DrainOverdue}, s.whats())
@@ -417,4 +422,10 @@ func TestTheDeadlineOfADrain(t *testing.T) {
 	stop, err := s.Stop("", "p1:80/0", s.now)
 	require.NoError(t, err)
 	require.Equal(t, "prefill p1:80", stop.Key(), "its only rank is the engine")
+}
+
+// With balance scheduling all ranks of vllm-ascend admit nothing while one of them has no free slot, so one slot stays free.
+func TestASlotStaysFreeOnRanksOfAscendThatDoBoth(t *testing.T) {
+	s := begin(t, "a1~ascend-mooncake-v1 a2").steps("a1 up m; a2 up n")
+	require.Equal(t, []int{19, 20}, []int{s.Workers[0].Slots, s.Workers[1].Slots})
 }

@@ -24,7 +24,7 @@ type Roster struct {
 	stops   map[string]*Stop     // engines and ranks that drain, by role and id
 	broken  map[string]bool      // groups of ranks that prefill and decode of which an engine is down
 	hosts   map[string]trust     // from which a prefiller's KV may be pulled
-	ids     map[string]int32     // rank name → worker id, never reused
+	ids     map[string]int32     // role and rank name → worker id, never reused: engines of two roles may share an address
 	numbers int32                // given out
 	bygone  map[string]bygone    // ids of ranks whose engine may come back, by incarnation and name
 	left    map[int32]leftRank   // ranks of engines that are gone for a while: assignments may be on their way
@@ -137,6 +137,7 @@ func (r *Roster) put(e *Engine, now time.Time) {
 		}
 		r.distrust(old, false, now)
 		r.leave(old, now) // it may have had more ranks
+		r.fitDrains(e)
 	} else {
 		r.added++
 		e.number, e.processes, e.healthy, e.state = r.added, &Processes{}, Down, Down
@@ -144,7 +145,22 @@ func (r *Roster) put(e *Engine, now time.Time) {
 	r.engines[e.Key()] = e
 	if e.Decodes() {
 		for _, rank := range e.Ranks() { // numbered as configured, whoever comes up first
-			delete(r.left, r.numberOf(e, e.At(rank).ID))
+			delete(r.left, r.numberOf(e, rank))
+		}
+	}
+}
+
+// fitDrains has the drains of an engine's ranks fit the ranks that it has now: the only rank is the engine itself.
+func (r *Roster) fitDrains(e *Engine) {
+	ranks := len(e.Ranks())
+	for key, s := range r.stops {
+		if s.At.Instance != e.Key() || s.At.Rank < 0 || ranks > 1 && s.At.Rank < ranks {
+			continue
+		}
+		if delete(r.stops, key); s.At.Rank == 0 {
+			whole := *s
+			whole.ID, whole.At.Rank = e.ID, -1
+			r.stops[whole.Key()] = &whole
 		}
 	}
 }
@@ -163,8 +179,8 @@ func (r *Roster) drop(e *Engine, dead bool, now time.Time) {
 	r.distrust(e, dead, now)
 	r.leave(e, now)
 	for _, rank := range e.Ranks() {
-		name := e.At(rank).ID
-		if id, ok := r.ids[name]; ok && e.Decodes() && e.Incarnation != "" {
+		name := e.nameOf(rank)
+		if id, ok := r.ids[name]; ok && e.Incarnation != "" {
 			delete(r.ids, name)
 			r.bygone[e.Incarnation+" "+name] = bygone{id, now}
 		}
@@ -179,27 +195,31 @@ func (r *Roster) drop(e *Engine, dead bool, now time.Time) {
 // leave keeps the ranks of an engine for the assignments that are on their way.
 func (r *Roster) leave(e *Engine, now time.Time) {
 	for _, rank := range e.Ranks() {
-		if id, ok := r.ids[e.At(rank).ID]; ok && e.Decodes() {
+		if id, ok := r.ids[e.nameOf(rank)]; ok {
 			r.left[id] = leftRank{e, rank, now}
 		}
 	}
 }
 
 // numberOf is a rank's identity on the board.
-func (r *Roster) numberOf(e *Engine, rank string) int32 {
-	id, ok := r.ids[rank]
+func (r *Roster) numberOf(e *Engine, rank int) int32 {
+	name := e.nameOf(rank)
+	id, ok := r.ids[name]
 	if !ok {
-		was := e.Incarnation + " " + rank
+		was := e.Incarnation + " " + name
 		b, back := r.bygone[was]
 		if id = b.id; !back {
 			id = r.numbers
 			r.numbers++
 		}
 		delete(r.bygone, was)
-		r.ids[rank] = id
+		r.ids[name] = id
 	}
 	return id
 }
+
+// nameOf is a rank's role and name.
+func (e *Engine) nameOf(rank int) string { return e.Role + " " + e.At(rank).ID }
 
 // trusted are the hosts from which decode engines may pull because of an engine.
 func (e *Engine) trusted() []string {

@@ -69,7 +69,7 @@ func TestNothingIsPublishedThatItsStateForbids(t *testing.T) {
 			require.Equal(rt, text, was.Text(), "what was published never changes")
 			for rank, state := range s.states() {
 				if _, there := before[rank]; !there {
-					require.Contains(rt, []RankState{Down, Draining, Unowned}, state, "%s comes in", rank)
+					require.Equal(rt, Down, state, "%s comes in", rank)
 				}
 			}
 			for _, w := range s.Workers {
@@ -77,6 +77,7 @@ func TestNothingIsPublishedThatItsStateForbids(t *testing.T) {
 				require.Equal(rt, state == Up, w.Up, "%s is %s", w.Name, state)
 				require.Equal(rt, state == Halted, w.Awaited, "%s is %s", w.Name, state)
 				require.False(rt, w.Up && w.Down, "%s is %s", w.Name, state)
+				require.Equal(rt, w.Name, s.Rank(w.ID).Target.ID)
 			}
 			for id, rank := range s.ranks {
 				now, there := s.workers[rank.Target.ID]
@@ -184,11 +185,76 @@ func TestNumbersOfRanks(t *testing.T) {
 	require.EqualValues(t, 3, is("u1"), "it was away for too long")
 }
 
+// Engines of two roles may share an address, one after the other or at once. No rank is taken for another one.
+func TestEnginesAtOneAddressHaveRanksOfTheirOwn(t *testing.T) {
+	s := begin(t, "d1")
+	pod, both := described("d2"), described("a2")
+	pod.Incarnation, both.ID, both.Target.ID = "u1", pod.ID, pod.ID
+	s.tell(Entered{Engine: pod}, Entered{Engine: both})
+	up := health("up", "m")
+	s.tell(Health{Key: key("d1"), Status: up}, Health{Key: pod.Key(), Status: up}, Health{Key: both.Key(), Status: up})
+	numbers := func() (all []int32) {
+		for _, w := range s.Workers {
+			all = append(all, w.ID)
+			require.Equal(t, w.Model, s.Rank(w.ID).Board)
+			require.Equal(t, w.Name, s.Rank(w.ID).Target.ID)
+		}
+		return all
+	}
+	require.Equal(t, []int32{0, 1, 2}, numbers())
+	s.tell(Left{pod.Key(), "u1"})
+	require.Equal(t, []int32{0, 2}, numbers())
+	require.Equal(t, Absent, s.Rank(1).State, "an assignment may be on its way there")
+	s.tell(Entered{Engine: pod})
+	require.Equal(t, []int32{0, 2, 1}, numbers())
+}
+
+// An engine that is described anew keeps what is known of it, and ranks that it has no more are remembered for a while.
+func TestAnEngineIsDescribedAnew(t *testing.T) {
+	s := begin(t, "p1 d2/3").steps("p1 up m; d2 up m; d2 drains; d2/0 drains; d2/2 drains")
+	again := func(e *Engine, anew bool) { s.tell(Entered{Engine: e, Anew: anew}) }
+	again(described("d2/2"), false)
+	require.Equal(t, Absent, s.Rank(2).State, "an assignment may be on its way there")
+	require.Equal(t, []bool{true, true, false}, []bool{s.Drains(key("d2")), s.Drains(key("d2") + "/0"), s.Drains(key("d2") + "/2")})
+	s.steps("d2 resumes")
+	again(described("d2"), false)
+	require.True(t, s.Drains(key("d2")) && !s.Drains(key("d2")+"/0"), "its only rank is the engine itself")
+	require.Equal(t, []string{"d2:80 #3 m draining"}, s.shows("decode"))
+	again(described("d2"), true)
+	require.Equal(t, []string{"d2:80 #3 m up"}, s.shows("decode"), "an operator who adds it wants it")
+	s.steps("d2 drains; d2 leaves")
+	require.False(t, s.Drains(key("d2")), "there is nothing to drain")
+
+	pod := described("p3")
+	pod.Found = Found{Source: "kubernetes", Incarnation: "u1", Away: "leaving"}
+	again(pod, false)
+	s.steps("p3 up m")
+	again(described("p3"), true)
+	require.Equal(t, pod.Found, s.Engine(pod.Key()).Found, "a source goes on speaking of it")
+	own := described("p3")
+	own.Own = true
+	again(own, false)
+	require.Zero(t, s.Engine(pod.Key()).Found, "it is the config's now")
+}
+
+// An engine that is down is said to be down, whatever else holds.
+func TestAnEngineThatIsDownIsDown(t *testing.T) {
+	s := begin(t, "p1 d2 d3~sglang").steps("p1 up m; d2 up m; d3 up m; d2 away; d2 down m; d3 down m")
+	require.Equal(t, []string{"decode d2:80 is down: 500", "decode d3:80 is down: 500"}, s.Missing())
+	require.True(t, s.Statuses()[1].Draining, "and it drains besides")
+	s.tell(Owners{Kind: owner.Regions})
+	require.Equal(t, []string{"d2:80 #0 m down down", "d3:80 #1 m down down"}, s.shows("decode"))
+	s.steps("d2 up m")
+	require.Equal(t, "d2:80 #0 m draining", s.shows("decode")[0])
+}
+
 // A reload leaves what it does not speak of as it is.
 func TestAPlan(t *testing.T) {
 	s := begin(t, "p1 d2 d3").steps("d2 up m; d3 up m; d2 drains 10s; d3 drains")
 	s.tell(Removed{key("d2")}, Planned{Set: []*Engine{described("d4"), described("d3"), described("d2")}, Remove: []string{key("p1"), "nobody"}, Order: []string{key("d4"), key("d2")}})
 	require.Equal(t, []string{key("d4"), key("d2"), key("d3")}, s.r.order)
+	s.tell(Entered{Engine: described("d9")}, Entered{Engine: described("d1")}, Planned{Order: []string{key("d3")}})
+	require.Equal(t, []string{key("d3"), key("d4"), key("d2"), key("d9"), key("d1")}, s.r.order, "those of the file, then as they came")
 	require.True(t, s.Drains(key("d3")) && !s.Drains(key("d2")), "one that comes in does not drain")
 	require.Contains(t, s.shows("decode"), "d3:80 #1 m draining")
 }
@@ -226,8 +292,8 @@ func TestWhatEnginesMissRequests(t *testing.T) {
 		"decode d5:80 is odd: its connector is sglang (profile a), and prefill engine p1:80, which has model m too, has nixl-pull (profile a); all engines of a model share one connector",
 		"prefill p6:80 is down: 500",
 	}, s.Missing())
-	require.Equal(t, []string{"draining, odd", "down, up", "starting, draining, odd"}, []string{s.Lack("m", true), s.Lack("m", false), s.Lack("n", true)})
-	for state := Absent; state <= Odd; state++ {
+	require.Equal(t, []string{"draining, odd", "up, down", "starting, draining, odd"}, []string{s.Lack("m", true), s.Lack("m", false), s.Lack("n", true)})
+	for state := range RankState(len(states)) {
 		require.Equal(t, state == Up, state.Why() == "", state)
 	}
 	s = begin(t, "d1 d2 d3 d4 d5 d6 d7 d8 d9 d0")

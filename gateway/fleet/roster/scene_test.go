@@ -124,8 +124,8 @@ func health(word string, names ...string) engine.Status {
 	return s
 }
 
-// do takes steps in words, each ended by a semicolon: "d2 up m x" is a health and what is listed; "d2 drains", "d2/1 drains", "d2 resumes",
-// "d2 leaves", "d2 enters", "d2 away", "d2 back", "d2 gave"; "wait 10s".
+// steps takes steps in words, each ended by a semicolon: "d2 up m x" is a health and what is listed; "d2 drains", "d2/1 drains", "d2 resumes",
+// "d2 leaves", "d2 enters", "d2 away", "d2 back"; "wait 10s".
 func (s *scene) steps(all string) *scene {
 	for step := range strings.SplitSeq(all, ";") {
 		f := strings.Fields(step)

@@ -16,18 +16,17 @@ type RankState uint8
 // Legal moves in one Tick (TestOnlyLegalMoves); "any" is any state but Absent. What is Odd may show one Tick later, because it depends on
 // what served at the last one:
 //
-//	what happens                 its own ranks                      ranks of other engines
-//	an engine comes in           Absent -> Down, Draining, Unowned  as after a health check
-//	it leaves                    any -> Absent                      as after a health check
-//	a health check               any -> any, but Draining -> Odd    Down, Out <-> Late, Up, or what hides these (Unowned, Lost);
-//	                                                                Up <-> Paused; any <-> Broken, Odd
-//	a drain begins               any but Odd -> Draining            none
-//	it ends                      Draining -> any but Odd            none
-//	another proxy admits         any but Draining, Odd -> Unowned   the same, because a scope is more than one engine
-//	this proxy admits            Unowned -> any but Draining, Odd   the same
+//	what happens           its own ranks                                  ranks of other engines
+//	an engine comes in     Absent -> Down                                 as after a health check
+//	it leaves              any -> Absent                                  as after a health check
+//	a health check         any -> any, but Draining -> Odd, Down          Down, Out <-> Late, Up, or what hides these (Unowned, Lost,
+//	                                                                      Draining); Up <-> Paused; any <-> Broken, Odd
+//	a drain begins         any but Odd, Down -> Draining                  none
+//	it ends                Draining -> any but Odd, Down                  none
+//	another proxy admits   any but Draining, Odd, Down -> Unowned         the same, because a scope is more than one engine
+//	this proxy admits      Unowned -> any but Draining, Odd, Down         the same
 const (
 	Absent   RankState = iota // its engine is not there any more
-	Down                      // its engine does not answer
 	Late                      // its engine's answers do not come just now, and requests wait for it
 	Out                       // its engine answers, but requests failed there, and other engines serve its model
 	Starting                  // its engine has not named its models yet
@@ -39,12 +38,12 @@ const (
 	Lost                      // it is out of its group, as its engine says
 	Draining                  // an operator or a source of discovery wants it to get nothing new
 	Odd                       // its engine has another connector than the others of its model
+	Down                      // its engine does not answer
 )
 
 // states has a state's name, and why a rank in it takes nothing.
 var states = [...]struct{ name, why string }{
 	Absent:   {"absent", "its engine is not there any more"},
-	Down:     {"down", "its engine does not answer"},
 	Late:     {"late", "its engine's answers do not come just now, and requests wait for it"},
 	Out:      {"out", "requests failed there"},
 	Starting: {"starting", "its engine has not named its models yet"},
@@ -56,6 +55,7 @@ var states = [...]struct{ name, why string }{
 	Lost:     {"lost", "its engine goes on without it"},
 	Draining: {"draining", "it drains"},
 	Odd:      {"odd", "its engine has another connector than the others of its model"},
+	Down:     {"down", "its engine does not answer"},
 }
 
 func (s RankState) String() string { return states[s].name }
@@ -75,7 +75,8 @@ func (s RankState) awaited() bool { return s.in(Late, Halted) }
 // standing is an engine's place in the service. What runs on it and what is charged for that depends on none of it.
 type standing struct {
 	healthy RankState // as its answers say
-	state   RankState // with drains and owners
+	kept    RankState // Draining or Unowned, if something else keeps new work from it; else Up
+	state   RankState // with that
 	served  bool      // it was in service once
 	start   float64   // of the process that serves
 	fresh   time.Time // when it came into service, while its share grows; else zero

@@ -25,21 +25,21 @@ func legal(what Event, own bool, from, to RankState) bool {
 	switch what.(type) {
 	case Health:
 		if own {
-			return move(but(Draining), anyState) || move([]RankState{Draining}, []RankState{Odd})
+			return move(but(Draining), anyState) || move([]RankState{Draining}, []RankState{Odd, Down})
 		}
-		return both([]RankState{Down, Out}, []RankState{Late, Up, Unowned, Lost}) || both([]RankState{Up}, []RankState{Paused}) || both(anyState, []RankState{Broken, Odd})
+		return both([]RankState{Down, Out}, []RankState{Late, Up, Unowned, Lost, Draining}) || both([]RankState{Up}, []RankState{Paused}) || both(anyState, []RankState{Broken, Odd})
 	case Entered:
-		return own && from == Absent && to.in(Down, Draining, Unowned) || own && from != Absent || legal(Health{}, false, from, to)
+		return own && from == Absent && to == Down || own && from != Absent || legal(Health{}, false, from, to)
 	case Removed:
 		return own && to == Absent || legal(Health{}, false, from, to)
 	case Stopped:
-		return own && move(but(Odd), []RankState{Draining})
+		return own && move(but(Odd, Down), []RankState{Draining})
 	case Resumed:
-		return own && move([]RankState{Draining}, but(Odd))
+		return own && move([]RankState{Draining}, but(Odd, Down))
 	case Turned:
-		return own && both([]RankState{Draining}, but(Odd))
+		return own && both([]RankState{Draining}, but(Odd, Down))
 	case Owners:
-		return both([]RankState{Unowned}, but(Draining, Odd))
+		return both([]RankState{Unowned}, but(Draining, Odd, Down))
 	}
 	return false
 }

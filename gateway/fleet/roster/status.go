@@ -43,7 +43,8 @@ func (p *Published) Statuses() []EngineStatus {
 	for _, e := range p.order {
 		s := EngineStatus{
 			ID: e.ID, Role: e.Role, URL: e.Target.URL.String(), Group: e.Conf.Group, Profile: e.Conf.Profile,
-			Up: e.Status.Up, State: e.Status.State(), Share: e.share, Draining: e.state.in(Draining, Unowned), Error: e.why(), Source: e.Source, Away: e.Away, Since: e.Status.Changed, Version: e.Status.Version,
+			Up: e.Status.Up, State: e.Status.State(), Share: e.share, Draining: e.kept != Up,
+			Error: e.why(), Source: e.Source, Away: e.Away, Since: e.Status.Changed, Version: e.Status.Version,
 			Hangs: e.Status.Hangs, Ranks: len(e.Ranks()), Slots: e.Conf.Slots, Models: []string{},
 		}
 		if moved := e.Status.Moved; !moved.At.IsZero() {
@@ -83,11 +84,11 @@ func (p *Published) Missing() []string {
 			continue
 		}
 		why := cmp.Or(e.why(), e.state.Why())
-		switch {
-		case e.state == Draining && e.Away != "":
-			why = "where it was discovered, it is said to be " + e.Away
-		case e.state.in(Draining, Unowned):
+		if e.state == e.kept {
 			why = e.state.Why()
+		}
+		if e.state == Draining && e.Away != "" {
+			why = "where it was discovered, it is said to be " + e.Away
 		}
 		all = append(all, fmt.Sprintf("%s %s is %s: %s", e.Role, e.ID, e.state, why))
 	}

@@ -16,8 +16,8 @@ func (p *Published) Text() (lines []string) {
 	}
 	for i := range p.Workers {
 		w := &p.Workers[i]
-		lines = append(lines, words("decode", w.Name, fmt.Sprint("#", w.ID), w.Model, p.ranks[w.ID].State.String(), is("limit="+fmt.Sprint(w.Limit), w.Limit > 0),
-			is("down", w.Down), is("others="+fmt.Sprint(w.Others), w.Others > 0)))
+		lines = append(lines, words("decode", w.Name, fmt.Sprint("#", w.ID), w.Model, p.ranks[w.ID].State.String(), is(fmt.Sprint("limit=", w.Limit), w.Limit > 0),
+			is("down", w.Down), is(fmt.Sprint("others=", w.Others), w.Others > 0)))
 	}
 	for _, l := range p.Locals {
 		lines = append(lines, words("local", l.Name, is("up", l.Up), is("computes", l.Computes)))

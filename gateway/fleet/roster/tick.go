@@ -37,7 +37,7 @@ func (Tick) apply(r *Roster, a *applying) {
 	maps.DeleteFunc(r.left, func(_ int32, l leftRank) bool { return a.now.Sub(l.at) > rankMemory })
 }
 
-// Next is how long nothing changes by itself; 0: for ever.
+// Next is how long it is until a drain's deadline or the next step of a slow start; 0: there is none.
 func (r *Roster) Next(now time.Time) (wait time.Duration) {
 	for _, e := range r.engines {
 		if e.share < 1 && !e.fresh.IsZero() {
@@ -127,8 +127,10 @@ func (r *Roster) appraise(a *applying) {
 		healthy := e.health(others[e.kind()])
 		serving := healthy.serves()
 		returned := serving && (!s.healthy.serves() || s.start != 0 && e.Status.StartTime != s.start)
-		s.healthy, s.share = healthy, 1
-		s.state = r.stateOf(e)
+		s.healthy, s.kept, s.share = healthy, r.keptFrom(e), 1
+		if s.state = healthy; s.kept != Up {
+			s.state = max(healthy, s.kept)
+		}
 		switch {
 		case !serving || slow == 0:
 			s.fresh = time.Time{}
@@ -186,12 +188,12 @@ func (r *Roster) breakGroups(a *applying) {
 func (e *Engine) health(others int) RankState {
 	s := &e.Status
 	switch {
+	case !s.Up && (!s.Late || s.Accused != nil && others > 0):
+		return Down
 	case e.odd != "":
 		return Odd
-	case !s.Up && s.Late && (s.Accused == nil || others == 0):
-		return Late
 	case !s.Up:
-		return Down
+		return Late
 	case s.Halted():
 		return Halted
 	case s.Out != nil && (s.Wedged || len(s.Models) == 0 || others > 0):
@@ -204,17 +206,15 @@ func (e *Engine) health(others int) RankState {
 	return Up
 }
 
-// stateOf is the state of an engine.
-func (r *Roster) stateOf(e *Engine) RankState {
+// keptFrom says what but its health keeps new work from an engine: Draining, Unowned, or Up if nothing does.
+func (r *Roster) keptFrom(e *Engine) RankState {
 	switch {
-	case e.healthy == Odd:
-		return Odd
 	case e.Away != "" || r.stops[e.Key()] != nil || r.stopped(e):
 		return Draining
 	case r.owners.Kind == owner.Regions && !r.owners.admits(e.Scope):
 		return Unowned
 	}
-	return e.healthy
+	return Up
 }
 
 // stateOfRank is the state of one rank of an engine, -1 being its only one.
