@@ -122,11 +122,10 @@ func TestARankThatIsDeadEntersNoMeanAndNoSum(t *testing.T) {
 		}
 	}
 	var g live.Group
-	c.eventually("one rank is down and empty", func() bool {
+	c.eventually("one rank is down and empty, and the dispatcher knows", func() bool {
 		g = group()
-		return g.Ranks[0].State == detect.RankDown && g.Ranks[0].Used == 0
+		return g.Ranks[0].State == detect.RankDown && g.Ranks[0].Used == 0 && !g.Ranks[0].Steps
 	})
-	require.False(t, g.Ranks[0].Steps)
 	require.Zero(t, g.Ranks[0].Slots, "nothing may be sent there")
 	require.Equal(t, 2, g.SteppingRanks)
 	least, most := g.Ranks[1].KVTokens, g.Ranks[2].KVTokens
