@@ -33,7 +33,7 @@ var capabilities = []capability{
 	{"aggregated", []string{"dispatcher/rounds", "dispatcher/board/mixed.go", "dispatcher/virtual/mixed.go", "dispatcher/virtual/mixes.go", "dispatcher/twin/mixing.go", "gateway/request/mixed.go", "cmd/evenkeel/demo_aggregated.go", "cmd/evenkeel/simulate_aggregated.go"}, `^(M|.+M)ixed|^(A|.+A)ggregated`},
 	{"batch class", []string{"prefill/batch.go"}, `^(B|.+B)atch(es|Class|Status)?$`},
 	{"discovery", []string{"engine/discover"}, ""},
-	{"early binding", []string{"gateway/couple", "gateway/metaserver", "gateway/request/together.go", "mooncake/early.go", "prefill/early.go"}, ""},
+	{"early binding", []string{"gateway/metaserver", "gateway/lifecycle/legs.go", "gateway/request/partner.go", "mooncake/early.go", "prefill/early.go"}, ""},
 	{"geo", []string{"geo", "geo/policy", "gateway/peerserver", "gateway/peers.go", "gateway/request/forward.go", "cmd/evenkeel/simulate_geo.go"}, ""},
 	{"KV events", []string{"prefill/kvevents", "engine/publishers.go", "prefill/cache/events.go"}, ""},
 	{"ownership", []string{"gateway/owner", "lease", "lease/kube", "lease/etcd"}, ""},

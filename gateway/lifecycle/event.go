@@ -18,6 +18,14 @@ type Event struct {
 	Breach Breach   // its connection
 	Down   []string // of the engines whose connections broke before: those that went down since
 	Rooms  int      // how often an engine may give a request back for want of KV memory
+
+	// Of the legs of an attempt whose decode rank was bound before its prefill.
+	Dialect Dialect   // of Turn
+	Pair    int       // of CalledBack and those behind it: which of the request's pairs it happened to. The first one is 1
+	Prompt  int       // tokens of it, as an engine has counted them; 0: it did not say so
+	Expired bool      // of Began: the KV may have been given away by then
+	Again   bool      // of PrefillFell: one more prefill engine may be asked
+	Reason  EndReason // of DecodeFell
 }
 
 // What has happened.
@@ -46,6 +54,28 @@ const (
 	Offered                    // another dispatcher may have it
 	NotOffered                 // none may
 	Panicked                   // the code that carries effects out did
+
+	// To one of two legs that are under way at once. Any goroutine may tell of these, at any time.
+	CalledBack   // the decode engine says where the KV goes
+	NeedsNothing // the decode engine has the whole prompt already
+	Miscalled    // what the decode engine says names no place for KV
+	Overdue      // it did not say anything in time
+	CalledLate   // it says where the KV goes, of a request that is over
+	Uncallable   // nor does it say anything then that is of use
+	ProbeDue     // the prefill leg is about to be sent
+	PrefillFell  // the prefill leg ended without an answer
+	Found        // another prefill engine takes the place of one that took nothing
+	NotFound     // none does
+	PrefillDone  // the prefill engine has answered well
+	Began        // the first event of the answer came
+	Confirmed    // the wait for the prefill engine's answer is over, after the first event or after the last
+	Quiet        // the time for the first event is over
+	DecodeFell   // the decode leg ended without a first event
+	DecodeOver   // it ended after it
+	ClientGone   // the client left
+	ClientWaited // and what it left may be ended now
+	NotSent      // neither leg was sent
+	Unwanted     // the prefill engine's answer is not waited for any longer, though the decode leg has ended
 )
 
 // Script is in which order an attempt goes through the same legs.
@@ -63,30 +93,43 @@ type Do uint8
 
 // What is to be done. Those from TryAlone on are waited for: the next event tells how they ended.
 const (
-	Question   Do = iota // it is asked about, whether another dispatcher should have it, with its next turn
-	Attempt              // an attempt begins
-	Settle               // a thing is given back
-	Restart              // engines that failed before may be tried again
-	Drop                 // what another dispatcher was to be sent is not
-	Shun                 // next attempts keep off the decode rank
-	Condemn              // an engine's failure is held against it; of a prefill engine, which answers for itself with its lease, only a 500 until it is known whose it is
-	Acclaim              // the decode engine served the request
-	Find                 // it is known whose a 500 was
-	TryAlone             // Placing
-	Queue                // Queued
-	Forward              // Forwarded
-	SendProbe            // Probing
-	Enqueue              // Pooled
-	SendDecode           // Opening
-	SendBoth             // Coupled
-	Pause                // Pausing
-	Offer                // Offering
-	AnswerIt             // Answering: the client gets the answer
-	Confirm              // Confirming
-	GoOn                 // Lost
-	Fail                 // the client gets an error
-	EndWhole             // the client gets the end of its answer
-	BreakOff             // its answer ends with an error
+	Question     Do = iota // it is asked about, whether another dispatcher should have it, with its next turn
+	Attempt                // an attempt begins
+	Settle                 // a thing is given back
+	Restart                // engines that failed before may be tried again
+	Drop                   // what another dispatcher was to be sent is not
+	Shun                   // next attempts keep off the decode rank
+	Condemn                // an engine's failure is held against it; of a prefill engine, which answers for itself with its lease, only a 500 until it is known whose it is
+	Acclaim                // the decode engine served the request
+	Find                   // it is known whose a 500 was
+	EndDecode              // the call of the decode leg is ended
+	AbortDecode            // the decode engine is told to abort the request
+	AbortPrefill           // the prefill engine is
+	HangUp                 // the call of the prefill leg is ended, if there is one
+	SendBeside             // the prefill leg is sent, beside the decode leg
+	Seek                   // another prefill engine is looked for
+	AwaitFirst             // the time for the first event begins
+	StopWaiting            // and ends
+	Forget                 // no callback is expected any more
+	DrainBeside            // a prefill is run only because its end frees blocks
+	CountLoss              // the rank was lost before the first event
+	Strand                 // the decode engine may keep blocks for ever
+	WaitGone               // ClientWaited comes a moment after the abort, or after the grace
+	TryAlone               // Placing
+	Queue                  // Queued
+	Forward                // Forwarded
+	SendProbe              // Probing
+	Enqueue                // Pooled
+	SendDecode             // Opening
+	SendBoth               // Coupled
+	Pause                  // Pausing
+	Offer                  // Offering
+	AnswerIt               // Answering: the client gets the answer
+	Confirm                // Confirming
+	GoOn                   // Lost
+	Fail                   // the client gets an error
+	EndWhole               // the client gets the end of its answer
+	BreakOff               // its answer ends with an error
 )
 
 // An Effect is something to do.
@@ -102,6 +145,7 @@ type Effect struct {
 	Place   bool    // of Enqueue: a place in the pool is to be reserved, because the request has none
 	Group   bool    // of Offer: because its decode group is another proxy's now. Else because every attempt here failed
 	Error   Error   // of Fail
+	Pair    int     // of SendBoth, and of what is done for an event of a pair; 0: of the settled lease no pair has it
 }
 
 // Error is which error the client gets.

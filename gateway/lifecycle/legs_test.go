@@ -6,17 +6,29 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
+
+	"evenkeel/mooncake"
 )
 
-var dialects = map[string]Dialect{
-	"layerwise": {CallsBack: true, Strands: true, Retries: true},
-	"sglang":    {Aborts: true},
-	"push":      {Keeps: true, Strands: true},
+// dialects are all of them, by short names.
+var dialects = map[string]Dialect{"layerwise": Dialects[mooncake.AscendLayerwise], "sglang": Dialects[mooncake.SGLang], "push": Dialects[mooncake.NIXLPush]}
+
+// Each connector with two engines that may bind before the prefill has a dialect, and no other.
+func TestConnectorsThatHaveADialect(t *testing.T) {
+	for _, name := range mooncake.Connectors() {
+		p := mooncake.Profile{Connector: name}.WithDefaults()
+		_, has := Dialects[name]
+		require.Equal(t, p.Early() && name != mooncake.None || name == mooncake.NIXLPush, has, name)
+	}
+	for name, d := range Dialects {
+		require.False(t, d.Aborts && d.Strands, "%s: what ends with an abort keeps nothing for ever", name)
+		require.False(t, d.Retries && !d.CallsBack, "%s: another prefill engine can only be named to one that has not been named yet", name)
+	}
 }
 
 // mayCome are the events that the world may send to legs now. asked are effects that are waited for.
-func (w *twoLegs) mayCome() []LegWhat {
-	var all []LegWhat
+func (w *twoLegs) mayCome() []What {
+	var all []What
 	switch l := &w.legs; l.prefill {
 	case uncalled:
 		if w.asksLate {
@@ -63,7 +75,7 @@ func (w *twoLegs) mayCome() []LegWhat {
 
 // twoLegs is what a model of the world knows of two legs.
 type twoLegs struct {
-	legs          Legs
+	legs          Pair
 	leases        int  // that are not settled
 	overdue       bool // the time for the callback is over
 	asksLate      bool // and the decode leg, so that only the grace is left
@@ -72,32 +84,25 @@ type twoLegs struct {
 	closed        bool
 }
 
-func (w *twoLegs) tell(t require.TestingT, e LegEvent) []LegEffect {
+// happened is an event, and what was to be done for it.
+type happened struct {
+	Event
+	do []Effect
+}
+
+// tell has something happen, and what follows from that at once.
+func (w *twoLegs) tell(t require.TestingT, e Event) (all []happened) {
 	twin := w.legs
-	dst := w.legs.Step(e, nil)
-	require.Equal(t, dst, twin.Step(e, nil), "equal events give equal effects")
+	dst := w.legs.step(e, nil)
+	require.Equal(t, dst, twin.step(e, nil), "equal events give equal effects")
 	require.Equal(t, w.legs, twin)
+	all = append(all, happened{e, dst})
 	for _, x := range dst {
-		switch x.Do {
-		case GiveBack:
-			w.leases--
-			require.Contains(t, settles[Lease], x.How)
-		case EndDecode:
-			require.False(t, w.closed, "a decode leg is ended that has ended")
-			w.ended++
-		case AwaitFirst:
-			w.quiet = true
-		case StopWaiting:
-			w.quiet = false
-		case WaitGone:
-			w.waits = true
-		case HangUp:
-			w.hungUp++
-		}
+		w.follow(t, x)
 	}
 	switch e.What {
 	case Began: // the wait for the prefill engine's answer follows, and has an end
-		w.tell(t, LegEvent{What: Confirmed, Prompt: e.Prompt})
+		all = append(all, w.tell(t, Event{What: Confirmed, Prompt: e.Prompt})...)
 	case Overdue:
 		w.overdue = true
 	case Found:
@@ -112,13 +117,55 @@ func (w *twoLegs) tell(t require.TestingT, e LegEvent) []LegEffect {
 	if w.closed && w.legs.prefill == uncalled {
 		w.asksLate = true
 	}
-	require.GreaterOrEqual(t, w.leases, 0, "a lease is settled twice")
-	require.LessOrEqual(t, w.ended, 1)
-	return dst
+	return all
 }
 
-func (w *twoLegs) drawn(t *rapid.T) LegEvent {
-	e := LegEvent{What: rapid.SampledFrom(w.mayCome()).Draw(t, "what"), Prompt: rapid.SampledFrom([]int{0, 5, 10}).Draw(t, "prompt"), Again: rapid.Bool().Draw(t, "again"), Late: rapid.IntRange(0, 5).Draw(t, "late") == 0}
+// follow takes an effect in.
+func (w *twoLegs) follow(t require.TestingT, x Effect) {
+	switch x.Do {
+	case Settle:
+		w.leases--
+		require.Equal(t, Lease, x.Thing)
+		require.Contains(t, settles[Lease], x.How)
+	case EndDecode:
+		require.False(t, w.closed, "a decode leg is ended that has ended")
+		w.ended++
+	case AwaitFirst:
+		w.quiet = true
+	case StopWaiting:
+		w.quiet = false
+	case WaitGone:
+		w.waits = true
+	case HangUp:
+		w.hungUp++
+	}
+	require.GreaterOrEqual(t, w.leases, 0, "a lease is settled twice")
+	require.LessOrEqual(t, w.ended, 1)
+}
+
+// last is what happens next if both legs only come to their ends; false: they have.
+func (w *twoLegs) last() (e Event, more bool) {
+	switch may := w.mayCome(); {
+	case slices.Contains(may, DecodeOver):
+		e.What = DecodeOver
+	case slices.Contains(may, DecodeFell):
+		e = Event{What: DecodeFell, Reason: Died}
+	case slices.Contains(may, Uncallable):
+		e.What = Uncallable
+	case slices.Contains(may, ProbeDue):
+		e.What = ProbeDue
+	case slices.Contains(may, PrefillDone):
+		e = Event{What: PrefillDone, Prompt: 10}
+	case slices.Contains(may, NotFound):
+		e = Event{What: NotFound, End: Ended{Far: Headed, Why: Busy}}
+	default:
+		return e, false
+	}
+	return e, true
+}
+
+func (w *twoLegs) drawn(t *rapid.T) Event {
+	e := Event{What: rapid.SampledFrom(w.mayCome()).Draw(t, "what"), Prompt: rapid.SampledFrom([]int{0, 5, 10}).Draw(t, "prompt"), Again: rapid.Bool().Draw(t, "again"), Expired: rapid.IntRange(0, 5).Draw(t, "late") == 0}
 	e.Reason = rapid.SampledFrom([]EndReason{Refused, Declined, Died}).Draw(t, "parting")
 	switch e.What {
 	case PrefillFell, NotFound:
@@ -151,28 +198,15 @@ var probeEnds = func() (all []Ended) {
 func TestTwoLegsOweNothingAtTheEnd(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		name := rapid.SampledFrom([]string{"layerwise", "push", "sglang"}).Draw(t, "dialect")
-		w := twoLegs{legs: NewLegs(dialects[name]), leases: 1}
+		w := twoLegs{legs: newPair(dialects[name]), leases: 1}
 		for range rapid.IntRange(0, 15).Draw(t, "events") {
 			if len(w.mayCome()) == 0 {
 				break
 			}
 			w.tell(t, w.drawn(t))
 		}
-		for range 20 { // then both legs come to their ends
-			switch may := w.mayCome(); {
-			case slices.Contains(may, DecodeOver):
-				w.tell(t, LegEvent{What: DecodeOver})
-			case slices.Contains(may, DecodeFell):
-				w.tell(t, LegEvent{What: DecodeFell, Reason: Died})
-			case slices.Contains(may, Uncallable):
-				w.tell(t, LegEvent{What: Uncallable})
-			case slices.Contains(may, ProbeDue):
-				w.tell(t, LegEvent{What: ProbeDue})
-			case slices.Contains(may, PrefillDone):
-				w.tell(t, LegEvent{What: PrefillDone, Prompt: 10})
-			case slices.Contains(may, NotFound):
-				w.tell(t, LegEvent{What: NotFound, End: Ended{Far: Headed, Why: Busy}})
-			}
+		for e, more := w.last(); more; e, more = w.last() {
+			w.tell(t, e)
 		}
 		require.Zero(t, w.leases, "%s: %+v", name, w.legs)
 	})
@@ -182,7 +216,7 @@ func TestTwoLegsOweNothingAtTheEnd(t *testing.T) {
 func TestAClientThatLeavesEndsBothLegs(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		name := rapid.SampledFrom([]string{"layerwise", "push", "sglang"}).Draw(t, "dialect")
-		w := twoLegs{legs: NewLegs(dialects[name]), leases: 1}
+		w := twoLegs{legs: newPair(dialects[name]), leases: 1}
 		for range rapid.IntRange(0, 6).Draw(t, "events") {
 			if w.legs.decode != opens {
 				return
@@ -192,9 +226,9 @@ func TestAClientThatLeavesEndsBothLegs(t *testing.T) {
 		if w.legs.decode != opens {
 			return
 		}
-		w.tell(t, LegEvent{What: ClientGone, End: Ended{Why: Left}})
+		w.tell(t, Event{What: ClientGone, End: Ended{Why: Left}})
 		if w.waits {
-			w.tell(t, LegEvent{What: ClientWaited, End: Ended{Why: Left}})
+			w.tell(t, Event{What: ClientWaited, End: Ended{Why: Left}})
 		}
 		require.True(t, w.legs.Failed(), "%s: %+v", name, w.legs)
 		require.Equal(t, 1, w.ended)
@@ -204,9 +238,9 @@ func TestAClientThatLeavesEndsBothLegs(t *testing.T) {
 // An answer whose prompt was not prefilled to its end is never believed.
 func TestAnAnswerOfHalfAPromptIsNotBelieved(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		w := twoLegs{legs: NewLegs(dialects["sglang"]), leases: 1}
-		w.tell(t, LegEvent{What: ProbeDue})
-		steps := []LegEvent{{What: Began, Prompt: 10}, {What: PrefillDone, Prompt: 5}, {What: DecodeOver}, {What: Confirmed, Prompt: 10}}
+		w := twoLegs{legs: newPair(dialects["sglang"]), leases: 1}
+		w.tell(t, Event{What: ProbeDue})
+		steps := []Event{{What: Began, Prompt: 10}, {What: PrefillDone, Prompt: 5}, {What: DecodeOver}, {What: Confirmed, Prompt: 10}}
 		if rapid.Bool().Draw(t, "the prefill's answer comes first") {
 			steps[0], steps[1] = steps[1], steps[0]
 		}
@@ -219,37 +253,37 @@ func TestAnAnswerOfHalfAPromptIsNotBelieved(t *testing.T) {
 
 // KV whose first event came, and was not believed, was read.
 func TestKVOfAFirstEventThatIsNotBelievedIsFree(t *testing.T) {
-	l := NewLegs(dialects["push"])
-	for _, e := range []LegEvent{{What: ProbeDue}, {What: ClientGone, End: Ended{Why: Left}}, {What: ClientWaited, End: Ended{Why: Left}}, {What: Began}, {What: Confirmed}, {What: DecodeFell, Reason: Died}} {
-		l.Step(e, nil)
+	l := newPair(dialects["push"])
+	for _, e := range []Event{{What: ProbeDue}, {What: ClientGone, End: Ended{Why: Left}}, {What: ClientWaited, End: Ended{Why: Left}}, {What: Began}, {What: Confirmed}, {What: DecodeFell, Reason: Died}} {
+		l.step(e, nil)
 	}
-	require.Contains(t, l.Step(LegEvent{What: PrefillDone}, nil), LegEffect{Do: GiveBack, How: Free})
+	require.Contains(t, l.step(Event{What: PrefillDone}, nil), Effect{Do: Settle, Thing: Lease, How: Free})
 }
 
 // What stays on a decode rank when its leg ends by itself, by connector and phase.
 func TestWhatAnEndedDecodeStrands(t *testing.T) {
-	called := []LegEvent{{What: CalledBack}, {What: ProbeDue}}
+	called := []Event{{What: CalledBack}, {What: ProbeDue}}
 	for _, row := range []struct {
 		name, dialect string
-		before        []LegEvent
+		before        []Event
 		how           EndReason
 		strands       bool
 	}{
 		{"a layerwise decode that broke while its prefill runs", "layerwise", called, Died, true},
-		{"one whose KV is written", "layerwise", append(slices.Clone(called), LegEvent{What: PrefillDone}), Died, false},
+		{"one whose KV is written", "layerwise", append(slices.Clone(called), Event{What: PrefillDone}), Died, false},
 		{"one that refused", "layerwise", nil, Refused, false},
 		{"one that broke before its callback", "layerwise", nil, Died, false},
-		{"a layerwise one that broke while its prompt goes to another engine", "layerwise", append(slices.Clone(called), LegEvent{What: PrefillFell, Again: true, End: Ended{Far: Headed, Why: Busy}}, LegEvent{What: Found}), Died, true},
-		{"one that says then that it needs nothing", "layerwise", []LegEvent{{What: ClientGone, End: Ended{Why: Left}}, {What: Began}, {What: NeedsNothing}}, Died, false},
-		{"a pushed one that broke while its prefill runs", "push", []LegEvent{{What: ProbeDue}}, Died, true},
-		{"a pushed one whose prefill has answered", "push", []LegEvent{{What: ProbeDue}, {What: PrefillDone}}, Died, false},
-		{"a pushed one that refused", "push", []LegEvent{{What: ProbeDue}}, Refused, false},
+		{"a layerwise one that broke while its prompt goes to another engine", "layerwise", append(slices.Clone(called), Event{What: PrefillFell, Again: true, End: Ended{Far: Headed, Why: Busy}}, Event{What: Found}), Died, true},
+		{"one that says then that it needs nothing", "layerwise", []Event{{What: ClientGone, End: Ended{Why: Left}}, {What: Began}, {What: NeedsNothing}}, Died, false},
+		{"a pushed one that broke while its prefill runs", "push", []Event{{What: ProbeDue}}, Died, true},
+		{"a pushed one whose prefill has answered", "push", []Event{{What: ProbeDue}, {What: PrefillDone}}, Died, false},
+		{"a pushed one that refused", "push", []Event{{What: ProbeDue}}, Refused, false},
 	} {
-		l := NewLegs(dialects[row.dialect])
+		l := newPair(dialects[row.dialect])
 		for _, e := range row.before {
-			l.Step(e, nil)
+			l.step(e, nil)
 		}
-		got := l.Step(LegEvent{What: DecodeFell, Reason: row.how}, nil)
-		require.Equal(t, row.strands, slices.Contains(got, LegEffect{Do: Strand}), row.name)
+		got := l.step(Event{What: DecodeFell, Reason: row.how}, nil)
+		require.Equal(t, row.strands, slices.Contains(got, Effect{Do: Strand}), row.name)
 	}
 }

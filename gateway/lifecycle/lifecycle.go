@@ -42,10 +42,12 @@ type Lifecycle struct {
 	state   State
 	history history
 	script  Script
-	last    Next // what the last attempt came to
+	dialect Dialect // of the engines of an early attempt
+	last    Next    // what the last attempt came to
 	tries   tries
 	blame   blame
 	owed    owed
+	pairs   []Pair // one for each attempt that was bound before its prefill
 }
 
 // Open says whether another dispatcher may still get the request.
@@ -89,8 +91,11 @@ func (l *Lifecycle) Moved(whole *Lifecycle) { l.history = whole.history }
 
 // Step takes an event in and appends to dst what is to be done, in this order. What is waited for is the last.
 func (l *Lifecycle) Step(e Event, dst []Effect) []Effect {
-	if e.What == Panicked {
+	switch {
+	case e.What == Panicked:
 		return l.panicked(dst)
+	case e.What >= CalledBack:
+		return l.stepPair(e, dst)
 	}
 	switch l.state {
 	case Fresh:
@@ -139,8 +144,9 @@ func (l *Lifecycle) Step(e Event, dst []Effect) []Effect {
 			l.owed.take(Slot)
 			if l.script == Early {
 				l.state = Coupled
-				dst = l.owed.settle(dst, Lease, Pass)
-				return append(dst, Effect{Do: SendBoth})
+				l.owed.has[Lease] = false // the pair has it
+				l.pairs = append(l.pairs, newPair(l.dialect))
+				return append(dst, Effect{Do: SendBoth, Pair: len(l.pairs)})
 			}
 			l.state = Opening
 			return append(dst, Effect{Do: SendDecode})
@@ -178,6 +184,19 @@ func (l *Lifecycle) Step(e Event, dst []Effect) []Effect {
 	return dst
 }
 
+// Pair is one of the request's pairs, the first of which is 1.
+func (l *Lifecycle) Pair(n int) *Pair { return &l.pairs[n-1] }
+
+// stepPair takes an event of a pair in. It changes nothing else of the life: the pair may be that of an attempt that is over.
+func (l *Lifecycle) stepPair(e Event, dst []Effect) []Effect {
+	before := len(dst)
+	dst = l.Pair(e.Pair).step(e, dst)
+	for i := range dst[before:] {
+		dst[before+i].Pair = e.Pair
+	}
+	return dst
+}
+
 func (l *Lifecycle) begin(dst []Effect) []Effect {
 	l.script = Late
 	if !l.Bound && l.history.open() {
@@ -205,7 +224,7 @@ func (l *Lifecycle) queued(e Event, dst []Effect) []Effect {
 		l.history.moves(turned) // it stays here: no retry leaves
 		l.owed.take(Place)
 		l.owed.take(Lease)
-		if l.script = e.Script; l.script != Late {
+		if l.script, l.dialect = e.Script, e.Dialect; l.script != Late {
 			return l.enqueue(dst)
 		}
 		l.state = Probing
@@ -362,5 +381,14 @@ func (l *Lifecycle) panicked(dst []Effect) []Effect {
 	dst = l.owed.settle(dst, Slot, Failing)
 	dst = l.owed.settle(dst, Lease, Orphan)
 	dst = l.owed.settle(dst, KV, Orphan)
+	for i := range l.pairs {
+		switch p := &l.pairs[i]; {
+		case p.Closed():
+		case p.prefill == uncalled || p.prefill == due:
+			dst = l.stepPair(Event{What: NotSent, Pair: i + 1}, dst)
+		default:
+			dst = l.stepPair(Event{What: DecodeFell, Reason: Died, Pair: i + 1}, dst)
+		}
+	}
 	return l.owed.conclude(l.blame.find(Unclear, dst), true)
 }

@@ -60,10 +60,28 @@ type engines struct {
 	ends    int  // of the answer, and errors
 	charged int  // 500s of which it is open whose they are
 	awaited int  // effects that are waited for, of one step
+	pairs   []twoLegs
+}
+
+// tellPair has something happen to the legs of an attempt.
+func (w *engines) tellPair(t require.TestingT, l *Lifecycle, n int, e Event) {
+	w.pairs[n].legs = l.pairs[n]
+	for _, was := range w.pairs[n].tell(t, e) {
+		was.Pair = n + 1
+		for i := range was.do {
+			was.do[i].Pair = n + 1
+		}
+		require.Equal(t, was.do, l.Step(was.Event, nil))
+	}
+	require.Equal(t, w.pairs[n].legs, l.pairs[n])
 }
 
 // follow takes an effect in.
 func (w *engines) follow(t require.TestingT, x Effect) {
+	if x.Pair > 0 && x.Do != SendBoth { // of legs that a panic has left
+		w.pairs[x.Pair-1].follow(t, x)
+		return
+	}
 	if x.Do == Settle {
 		require.Contains(t, settles[x.Thing], x.How, "%d of thing %d", x.How, x.Thing)
 		require.Positive(t, w.held[x.Thing], "thing %d is settled, and is not held", x.Thing)
@@ -148,8 +166,13 @@ func TestWhatIsTakenIsSettledOnce(t *testing.T) {
 			state := l.state
 			w.happens(state, e)
 			events = append(events, e)
-			twin := l
-			twin.owed.doubts, twin.tries.broke = slices.Clone(l.owed.doubts), slices.Clone(l.tries.broke)
+			for n := range w.pairs {
+				if rapid.Bool().Draw(t, "of the legs") && len(w.pairs[n].mayCome()) > 0 {
+					w.tellPair(t, &l, n, w.pairs[n].drawn(t))
+				}
+			}
+			require.Equal(t, state, l.state, "what happens to a leg that runs beside is no step of its request")
+			twin := twinOf(&l)
 			dst := l.Step(e, nil)
 			require.Equal(t, dst, twin.Step(e, nil), "equal events give equal effects")
 			require.Equal(t, l.state, twin.state)
@@ -157,7 +180,22 @@ func TestWhatIsTakenIsSettledOnce(t *testing.T) {
 			for _, x := range dst {
 				w.follow(t, x)
 			}
+			for range len(l.pairs) - len(w.pairs) {
+				w.held[Lease]--
+				w.pairs = append(w.pairs, twoLegs{legs: l.pairs[len(w.pairs)], leases: 1})
+			}
 			if l.state == Done {
+				for n := range w.pairs {
+					pair := &w.pairs[n]
+					pair.legs, pair.closed = l.pairs[n], l.pairs[n].Closed() // of a panic, it is
+					pair.asksLate = pair.asksLate || pair.closed && pair.legs.prefill == uncalled
+				}
+				for n := range w.pairs { // the request is over, and its legs come to their ends
+					for e, more := w.pairs[n].last(); more; e, more = w.pairs[n].last() {
+						w.tellPair(t, &l, n, e)
+					}
+					require.Zero(t, w.pairs[n].leases, "%+v", l.pairs[n])
+				}
 				require.Zero(t, w.held[Place]+w.held[Lease]+w.held[KV]+w.held[Doubted]+w.held[Slot]+w.charged, "after %v", events)
 				if e.What != Panicked && e.What != PeerAnswers {
 					require.Equal(t, 1, w.ends, "after %v", events)

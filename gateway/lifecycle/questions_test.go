@@ -141,7 +141,7 @@ func TestWhatHappensIf(t *testing.T) {
 		for told := range strings.SplitSeq(q.told, "; ") {
 			var e Event
 			w.set(t, told, &e)
-			did = w.done(l.Step(e, nil), nil)
+			did = w.done(l.Step(e, nil))
 		}
 		require.Equal(t, q.done, did, q.question)
 	}
@@ -159,32 +159,32 @@ func TestWhatHappensToTwoLegsIf(t *testing.T) {
 		{
 			"that prefill leg then ends",
 			"sglang", "ProbeDue; Began Prompt=5; Confirmed; DecodeOver; Unwanted; PrefillFell End.Far=Sent End.Why=HungUp",
-			"GiveBack How=Free",
+			"Settle Thing=Lease How=Free",
 		},
 		{
 			"the prefill engine goes down meanwhile",
 			"sglang", "ProbeDue; Began Prompt=5; Confirmed; DecodeOver; PrefillFell End.Far=Sent End.Why=Broke",
-			"GiveBack How=Refuse",
+			"Settle Thing=Lease How=Refuse",
 		},
 		{
 			"a prefill engine is full that decode engines know by name: no other one may take its place",
 			"push", "ProbeDue; PrefillFell End.Far=Headed End.Why=Busy End.Kept Again",
-			"GiveBack How=Refuse, EndDecode",
+			"Settle Thing=Lease How=Refuse, EndDecode",
 		},
 		{
 			"one is full that was not named yet",
 			"layerwise", "CalledBack; ProbeDue; PrefillFell End.Far=Headed End.Why=Busy Again",
-			"GiveBack How=Refuse, Seek",
+			"Settle Thing=Lease How=Refuse, Seek",
 		},
 		{
 			"the prefill engine refuses",
 			"sglang", "ProbeDue; PrefillFell End.Far=Headed End.Why=Rejected",
-			"GiveBack How=Free, AbortDecode, EndDecode",
+			"Settle Thing=Lease How=Free, AbortDecode, EndDecode",
 		},
 		{
 			"it refuses, and the decode engine keeps blocks for the KV",
 			"layerwise", "CalledBack; ProbeDue; PrefillFell End.Far=Headed End.Why=Rejected",
-			"GiveBack How=Free, EndDecode",
+			"Settle Thing=Lease How=Free, EndDecode",
 		},
 		{
 			"the decode leg ends for that",
@@ -194,7 +194,7 @@ func TestWhatHappensToTwoLegsIf(t *testing.T) {
 		{
 			"the prefill engine breaks after the decode engine did: the decode engine's failure is the one that counts",
 			"sglang", "ProbeDue; DecodeFell Reason=Died; PrefillFell End.Far=Sent End.Why=Broke",
-			"GiveBack How=Refuse",
+			"Settle Thing=Lease How=Refuse",
 		},
 		{
 			"the callback never comes",
@@ -209,20 +209,20 @@ func TestWhatHappensToTwoLegsIf(t *testing.T) {
 		{
 			"the callback comes after the client has left",
 			"layerwise", "ClientGone End.Why=Left; DecodeFell Reason=Died; CalledLate",
-			"Drain",
+			"DrainBeside",
 		},
 		{
 			"it comes after the grace, or never",
 			"layerwise", "ClientGone End.Why=Left; DecodeFell Reason=Died; Uncallable",
-			"GiveBack How=Free",
+			"Settle Thing=Lease How=Free",
 		},
 	} {
-		l := NewLegs(dialects[q.dialect])
+		l := newPair(dialects[q.dialect])
 		var did string
 		for told := range strings.SplitSeq(q.told, "; ") {
-			var e LegEvent
+			var e Event
 			w.set(t, told, &e)
-			did = w.done(nil, l.Step(e, nil))
+			did = w.done(l.step(e, nil))
 		}
 		require.Equal(t, q.done, did, q.question)
 	}

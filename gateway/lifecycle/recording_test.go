@@ -44,7 +44,7 @@ func TestRecordedLivesDoAgainWhatTheyDid(t *testing.T) {
 	}
 }
 
-// played is a life, or the two legs of an attempt, as it was recorded, and how often it came.
+// played is a life as it was recorded, and how often it came.
 type played struct {
 	times int
 	steps []step
@@ -53,11 +53,8 @@ type played struct {
 // A step is how a value begins, or a life goes on, or else what it was told, and what it said to that.
 type step struct {
 	begin *beginning
-	legs  *Dialect
 	event *Event
-	leg   *LegEvent
 	do    []Effect
-	legDo []LegEffect
 }
 
 // beginning is how a life stands when its request begins, or when its answer was lost and is to go on.
@@ -66,69 +63,63 @@ type beginning struct {
 	History      history
 }
 
-// told is a value that is driven.
-type told struct {
-	life Lifecycle
-	legs Legs
+// take drives a life by one step.
+func take(t *testing.T, l *Lifecycle, s step, first bool) (do []Effect) {
+	if s.begin == nil {
+		return l.Step(*s.event, nil)
+	}
+	if l.Bound, l.Alone = s.begin.Bound, s.begin.Alone; first {
+		l.history = s.begin.History
+	}
+	require.Equal(t, l.history, s.begin.History)
+	return nil
 }
 
-// take drives it by one step.
-func (v *told) take(t *testing.T, s step, first bool) (do []Effect, legDo []LegEffect) {
-	switch {
-	case s.begin != nil:
-		if v.life.Bound, v.life.Alone = s.begin.Bound, s.begin.Alone; first {
-			v.life.history = s.begin.History
-		}
-		require.Equal(t, v.life.history, s.begin.History)
-	case s.legs != nil:
-		v.legs = NewLegs(*s.legs)
-	case s.event != nil:
-		do = v.life.Step(*s.event, nil)
-	default:
-		legDo = v.legs.Step(*s.leg, nil)
-	}
-	return do, legDo
+// twinOf is a copy of a life that shares nothing with it.
+func twinOf(l *Lifecycle) Lifecycle {
+	twin := *l
+	twin.owed.doubts, twin.tries.broke, twin.pairs = slices.Clone(l.owed.doubts), slices.Clone(l.tries.broke), slices.Clone(l.pairs)
+	return twin
 }
 
 // drive holds what a value says against what it said then. It returns each step as a text.
 func (w *words) drive(t *testing.T, p played, seen *met) (texts []string) {
-	var v, twin told
+	var l, twin Lifecycle
 	half := len(p.steps) / 2
 	for i, s := range p.steps {
 		if i == half {
-			twin = v
-			twin.life.owed.doubts, twin.life.tries.broke = slices.Clone(v.life.owed.doubts), slices.Clone(v.life.tries.broke)
+			twin = twinOf(&l)
 		}
-		where := w.where(&v, s)
-		do, legDo := v.take(t, s, i == 0)
+		where := w.where(&l, s)
 		did := s
-		s.do, s.legDo = do, legDo
+		s.do = take(t, &l, s, i == 0)
 		text := where + " | " + w.step(s)
-		if !slices.Equal(do, did.do) || !slices.Equal(legDo, did.legDo) {
+		if !slices.Equal(s.do, did.do) {
 			require.True(t, *update && *recordings == "", "a life does not do what it did\nafter  %s\nit did %s\nnow    %s", strings.Join(texts, "\n       "), w.step(did), w.step(s))
 		}
 		if i >= half {
-			again, legAgain := twin.take(t, s, i == 0)
-			require.Equal(t, do, again, "a copy from the middle")
-			require.Equal(t, legDo, legAgain, "a copy from the middle")
+			require.Equal(t, s.do, take(t, &twin, s, i == 0), "a copy from the middle")
 		}
 		texts = append(texts, text)
 		seen.note(where, w, s, p.times)
 	}
-	require.Equal(t, v.legs, twin.legs)
-	require.Equal(t, fmt.Sprint(v.life), fmt.Sprint(twin.life))
+	require.Equal(t, fmt.Sprint(l), fmt.Sprint(twin))
 	return texts
 }
 
 // where is the state in which something is told.
-func (w *words) where(v *told, s step) string {
-	if s.legs != nil || s.leg != nil {
-		return w.of("prefilling", int(v.legs.prefill)) + " " + w.of("decoding", int(v.legs.decode))
+func (w *words) where(l *Lifecycle, s step) string {
+	if s.event != nil && s.event.Pair > 0 {
+		return w.whereOf(l.Pair(s.event.Pair))
 	}
-	return w.of("State", int(v.life.state))
+	return w.of("State", int(l.state))
 }
 
-// fromRuns reads what runs have written. A count of tokens becomes its rank among those of the same legs, for only what is more matters,
+func (w *words) whereOf(p *Pair) string {
+	return w.of("prefilling", int(p.prefill)) + " " + w.of("decoding", int(p.decode))
+}
+
+// fromRuns reads what runs have written. A count of tokens becomes its rank among those of the same life, for only what is more matters,
 // and engines become numbers of their life.
 func (w *words) fromRuns(t *testing.T, pattern string) (head []string, lives []played) {
 	if pattern == "" {
@@ -141,19 +132,15 @@ func (w *words) fromRuns(t *testing.T, pattern string) (head []string, lives []p
 		text, err := os.ReadFile(file)
 		require.NoError(t, err)
 		tapes := map[int64]*played{}
-		begun, legs := 0, 0
 		for line := range bytes.Lines(text) {
 			var l struct {
-				ID      int64
-				Value   string
-				Dialect *Dialect
-				Event   *Event
-				Leg     *LegEvent
-				Do      []Effect
-				LegDo   []LegEffect
+				ID    int64
+				Value string
+				Event *Event
+				Do    []Effect
 			}
 			require.NoError(t, json.Unmarshal(line, &l), "%s: %s", file, line)
-			s := step{legs: l.Dialect, event: l.Event, leg: l.Leg, do: l.Do, legDo: l.LegDo}
+			s := step{event: l.Event, do: l.Do}
 			if l.Value != "" {
 				s.begin = new(beginning)
 				_, err := fmt.Sscanf(l.Value, "{%t %t %d %d ", &s.begin.Bound, &s.begin.Alone, new(State), &s.begin.History)
@@ -161,11 +148,6 @@ func (w *words) fromRuns(t *testing.T, pattern string) (head []string, lives []p
 			}
 			if tapes[l.ID] == nil {
 				tapes[l.ID] = &played{times: 1}
-				if l.Dialect != nil {
-					legs++
-				} else {
-					begun++
-				}
 			}
 			tapes[l.ID].steps = append(tapes[l.ID].steps, s)
 		}
@@ -174,7 +156,7 @@ func (w *words) fromRuns(t *testing.T, pattern string) (head []string, lives []p
 			rename(tapes[id].steps)
 			lives = append(lives, *tapes[id])
 		}
-		head = append(head, fmt.Sprintf("%s: %d lives, %d pairs of legs", strings.TrimSuffix(filepath.Base(file), filepath.Ext(file)), begun, legs))
+		head = append(head, fmt.Sprintf("%s: %d lives", strings.TrimSuffix(filepath.Base(file), filepath.Ext(file)), len(tapes)))
 	}
 	return head, lives
 }
@@ -182,15 +164,15 @@ func (w *words) fromRuns(t *testing.T, pattern string) (head []string, lives []p
 func rank(steps []step) {
 	counts := []int{0}
 	for _, s := range steps {
-		if s.leg != nil {
-			counts = append(counts, s.leg.Prompt)
+		if s.event != nil {
+			counts = append(counts, s.event.Prompt)
 		}
 	}
 	slices.Sort(counts)
 	counts = slices.Compact(counts)
 	for _, s := range steps {
-		if s.leg != nil {
-			s.leg.Prompt = slices.Index(counts, s.leg.Prompt)
+		if s.event != nil {
+			s.event.Prompt = slices.Index(counts, s.event.Prompt)
 		}
 	}
 }
@@ -277,16 +259,10 @@ type met struct {
 
 func (m *met) note(where string, w *words, s step, times int) {
 	var end *Ended
-	switch {
-	case s.event != nil:
+	if s.event != nil {
 		m.states[where+" "+w.of("What", int(s.event.What))] += times
-		if s.event.What == Fell {
+		if s.event.What == Fell || s.event.What == PrefillFell {
 			end = &s.event.End
-		}
-	case s.leg != nil:
-		m.states[where+" "+w.of("LegWhat", int(s.leg.What))] += times
-		if s.leg.What == PrefillFell {
-			end = &s.leg.End
 		}
 	}
 	if end != nil {
@@ -343,13 +319,13 @@ func (m *met) report(w *words) []string {
 func (w *words) pairsOfLegs() (all []string) {
 	pairs := map[string]bool{}
 	for _, d := range dialects {
-		begin := twoLegs{legs: NewLegs(d), leases: 1}
+		begin := twoLegs{legs: newPair(d), leases: 1}
 		known, todo := map[twoLegs]bool{begin: true}, []twoLegs{begin}
 		for len(todo) > 0 {
 			at := todo[0]
 			todo = todo[1:]
 			for _, what := range at.mayCome() {
-				pairs[w.where(&told{legs: at.legs}, step{leg: new(LegEvent)})+" "+w.of("LegWhat", int(what))] = true
+				pairs[w.whereOf(&at.legs)+" "+w.of("What", int(what))] = true
 				for _, e := range variants(what, d) {
 					next := at
 					next.tell(panics{}, e)
@@ -366,18 +342,18 @@ func (w *words) pairsOfLegs() (all []string) {
 }
 
 // variants are events of a kind that differ in what they lead to.
-func variants(what LegWhat, d Dialect) (all []LegEvent) {
+func variants(what What, d Dialect) (all []Event) {
 	switch what {
 	case PrefillFell, NotFound:
 		for _, why := range []Why{Busy, Broke} {
-			all = append(all, LegEvent{What: what, Again: true, End: Ended{Far: Headed, Why: why, Kept: d.Keeps}})
+			all = append(all, Event{What: what, Again: true, End: Ended{Far: Headed, Why: why, Kept: d.Keeps}})
 		}
 	case Began, PrefillDone, Confirmed:
-		all = append(all, LegEvent{What: what, Prompt: 5}, LegEvent{What: what, Prompt: 10, Late: d.Keeps})
+		all = append(all, Event{What: what, Prompt: 5}, Event{What: what, Prompt: 10, Expired: d.Keeps})
 	case DecodeFell:
-		all = append(all, LegEvent{What: what, Reason: Died}, LegEvent{What: what, Reason: Refused})
+		all = append(all, Event{What: what, Reason: Died}, Event{What: what, Reason: Refused})
 	default:
-		all = append(all, LegEvent{What: what})
+		all = append(all, Event{What: what})
 	}
 	return all
 }

@@ -1,6 +1,6 @@
 // Package lifecycle is the life of a request as a value: how far it has come, what it holds, what becomes of that when an attempt
 // to serve it fails, whether it is tried again, and whose fault the failure is. It knows no clock, socket or engine; gateway/request
-// and gateway/couple tell it what happens and carry out what it says. lifecycle.go is the place to start reading.
+// tells it what happens and carries out what it says. lifecycle.go is the place to start reading.
 package lifecycle
 
 // A Leg is one half of an attempt to serve a request, or all of it.

@@ -69,7 +69,7 @@ func (w *words) of(typ string, value int) string {
 // toldAlways are fields that are written although they have their type's first value, by what happens or is done.
 var toldAlways = map[string][]string{
 	"Fell": {"End.Leg", "End.Far", "End.Why"}, "PrefillFell": {"End.Far", "End.Why"}, "NotFound": {"End.Far", "End.Why"}, "DecodeFell": {"Reason"},
-	"Settle": {"Thing", "How"}, "GiveBack": {"How"}, "Fail": {"Error"}, "Find": {"Finding"}, "Condemn": {"Blame", "Leg"}, "Pause": {"Retry.Budget"},
+	"Settle": {"Thing", "How"}, "Fail": {"Error"}, "Find": {"Finding"}, "Condemn": {"Blame", "Leg"}, "Pause": {"Retry.Budget"},
 }
 
 // text writes a struct: what it says first by its name alone, then each field that is not zero.
@@ -145,26 +145,19 @@ func (w *words) step(s step) string {
 	switch {
 	case s.begin != nil:
 		return strings.TrimSpace("begin " + w.text(*s.begin))
-	case s.legs != nil:
-		return strings.TrimSpace("legs " + w.text(*s.legs))
-	case s.event != nil:
-		all = append(all, w.text(*s.event))
 	default:
-		all = append(all, w.text(*s.leg))
+		all = append(all, w.text(*s.event))
 	}
-	if done := w.done(s.do, s.legDo); done != "" {
+	if done := w.done(s.do); done != "" {
 		all = append(all, done)
 	}
 	return strings.Join(all, " | ")
 }
 
 // done writes what is to be done.
-func (w *words) done(do []Effect, legDo []LegEffect) string {
+func (w *words) done(do []Effect) string {
 	var all []string
 	for _, x := range do {
-		all = append(all, w.text(x))
-	}
-	for _, x := range legDo {
 		all = append(all, w.text(x))
 	}
 	return strings.Join(all, ", ")
@@ -178,25 +171,18 @@ func (w *words) parse(t *testing.T, text string) (s step) {
 	case what == "begin":
 		s.begin = new(beginning)
 		w.set(t, rest, s.begin)
-	case what == "legs":
-		s.legs = new(Dialect)
-		w.set(t, rest, s.legs)
-	case strings.Contains(parts[0], " "):
-		s.leg = new(LegEvent)
-		w.set(t, parts[1], s.leg)
-		s.legDo = parseAll[LegEffect](t, w, parts[2:])
 	default:
 		s.event = new(Event)
 		w.set(t, parts[1], s.event)
-		s.do = parseAll[Effect](t, w, parts[2:])
+		s.do = parseAll(t, w, parts[2:])
 	}
 	return s
 }
 
-func parseAll[E any](t *testing.T, w *words, text []string) (all []E) {
+func parseAll(t *testing.T, w *words, text []string) (all []Effect) {
 	for _, part := range text {
 		for one := range strings.SplitSeq(part, ", ") {
-			var e E
+			var e Effect
 			w.set(t, one, &e)
 			all = append(all, e)
 		}

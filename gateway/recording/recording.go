@@ -34,18 +34,15 @@ func open(name string) *os.File {
 	return f
 }
 
-// A Tape is the recording of one life, or of the two legs of one attempt. Whoever has the value has the tape.
+// A Tape is the recording of one life. Whoever has the value has the tape.
 type Tape struct{ id int64 }
 
 // A line is one step. The lines of a tape have its ID, and stand in their order.
 type line struct {
-	ID      int64
-	Value   string                `json:",omitempty"` // of a life that is about to be told that it begins, or goes on: all of it
-	Dialect *lifecycle.Dialect    `json:",omitempty"` // of legs that begin
-	Event   *lifecycle.Event      `json:",omitempty"`
-	Leg     *lifecycle.LegEvent   `json:",omitempty"`
-	Do      []lifecycle.Effect    `json:",omitempty"`
-	LegDo   []lifecycle.LegEffect `json:",omitempty"`
+	ID    int64
+	Value string             `json:",omitempty"` // of a life that is about to be told that it begins, or goes on: all of it
+	Event *lifecycle.Event   `json:",omitempty"`
+	Do    []lifecycle.Effect `json:",omitempty"`
 }
 
 // Begin records how a life stands before it is told that the request begins, or that its answer is to go on.
@@ -59,20 +56,6 @@ func (t *Tape) Begin(l *lifecycle.Lifecycle) {
 func (t *Tape) Step(e lifecycle.Event, todo []lifecycle.Effect) {
 	if out != nil {
 		t.write(line{Event: new(e), Do: slices.Clone(todo)})
-	}
-}
-
-// BeginLegs records what the connector of two legs is like.
-func (t *Tape) BeginLegs(d lifecycle.Dialect) {
-	if out != nil {
-		t.write(line{Dialect: new(d)})
-	}
-}
-
-// StepLegs records an event of two legs, and what is to be done.
-func (t *Tape) StepLegs(e lifecycle.LegEvent, todo []lifecycle.LegEffect) {
-	if out != nil {
-		t.write(line{Leg: new(e), LegDo: slices.Clone(todo)})
 	}
 }
 

@@ -44,19 +44,15 @@ func TestALineForEachStepInTheOrderOfEachLife(t *testing.T) {
 	begun := lifecycle.Event{What: lifecycle.Begun}
 	todo := l.Step(begun, nil)
 	one.Step(begun, todo)
-	d := lifecycle.Dialect{Aborts: true}
-	other.BeginLegs(d)
-	due := lifecycle.LegEvent{What: lifecycle.ProbeDue}
-	sent := new(lifecycle.NewLegs(d)).Step(due, nil)
-	other.StepLegs(due, sent)
+	var second lifecycle.Lifecycle
+	other.Begin(&second)
 	none := lifecycle.Event{What: lifecycle.NoRankTakes}
 	one.Step(none, nil)
 	id := one.id
 	require.Equal(t, []line{
 		{ID: id, Value: value},
 		{ID: id, Event: &begun, Do: todo},
-		{ID: id + 1, Dialect: &d},
-		{ID: id + 1, Leg: &due, LegDo: sent},
+		{ID: id + 1, Value: fmt.Sprint(second)},
 		{ID: id, Event: &none},
 	}, lines())
 }
@@ -64,9 +60,9 @@ func TestALineForEachStepInTheOrderOfEachLife(t *testing.T) {
 func TestAFileIsBounded(t *testing.T) {
 	lines := records(t)
 	var tape Tape
-	tape.BeginLegs(lifecycle.Dialect{})
+	tape.Begin(new(lifecycle.Lifecycle))
 	written.Store(limit - 10)
-	tape.BeginLegs(lifecycle.Dialect{})
+	tape.Begin(new(lifecycle.Lifecycle))
 	require.Len(t, lines(), 1)
 }
 
@@ -83,11 +79,7 @@ func TestWhatIsNotRecordedAllocatesNothing(t *testing.T) {
 	var tape Tape
 	require.Zero(t, testing.AllocsPerRun(100, func() {
 		var room [8]lifecycle.Effect
-		var legRoom [8]lifecycle.LegEffect
-		legs := lifecycle.NewLegs(lifecycle.Dialect{})
 		tape.Begin(&l)
 		tape.Step(lifecycle.Event{}, l.Step(lifecycle.Event{What: lifecycle.Begun}, room[:0]))
-		tape.BeginLegs(lifecycle.Dialect{})
-		tape.StepLegs(lifecycle.LegEvent{}, legs.Step(lifecycle.LegEvent{What: lifecycle.ProbeDue}, legRoom[:0]))
 	}))
 }

@@ -9,7 +9,6 @@ import (
 
 	"evenkeel/engine"
 	"evenkeel/gateway/failure"
-	"evenkeel/gateway/fleet"
 	"evenkeel/gateway/journal"
 	"evenkeel/gateway/lifecycle"
 	"evenkeel/gateway/prompt"
@@ -75,23 +74,6 @@ func (j *job) backoff(retry lifecycle.Retry, f *failure.Fault) (wait time.Durati
 // maxRetryAfter bounds how long an engine's Retry-After holds up a request that
 // another engine may take.
 const maxRetryAfter = 5 * time.Second
-
-// probeFailed settles a probe whose call broke. An engine aborts with the connection, unless its answer had begun.
-func (j *job) probeFailed(run *fleet.Run, f *failure.Fault) *failure.Fault {
-	ended := f.Why == lifecycle.HungUp || f.Far == lifecycle.Unsent
-	switch {
-	case ended && j.client.Left():
-		f.Why, f.Answer, f.Err = lifecycle.Left, failure.Gone(), nil
-	case ended && run.Moved():
-		f.Why = lifecycle.Moved
-	case f.Why != lifecycle.HungUp:
-		j.srv.Monitor.Report(f.Engine, f.Err)
-	}
-	if f.Why == lifecycle.Moved || f.Why == lifecycle.HungUp {
-		f.Answer, f.Err, f.Engine = j.srv.movedOut(), failure.ErrMoved, ""
-	}
-	return f
-}
 
 // call prepares one to an engine, for a request with this life.
 func (srv *Server) call(l *lifecycle.Lifecycle, p *mooncake.Profile, t *engine.Target) *engine.Call {

@@ -37,8 +37,8 @@ func TestAProbeThatIsCutInItsAnswerIsNoFailure(t *testing.T) {
 		require.NoError(t, err)
 		srv.Places.Release()
 		j := &job{srv: srv.Server, client: reader{kid}}
-		call := upstream.Call{Engine: "prefill p"}
-		fault := j.probeFailed(&fleet.Run{}, call.Broke(&engine.Error{Sent: true, Answered: true, Aborted: true, Err: errors.New("cut")}))
+		call := &prefillCall{Call: upstream.Call{Engine: "prefill p"}, srv: srv.Server, run: &fleet.Run{}}
+		fault := call.answered(j, call.Broke(&engine.Error{Sent: true, Answered: true, Aborted: true, Err: errors.New("cut")}))
 		fault.Kept = true
 		v := fault.Verdict()
 		require.Equal(t, lifecycle.Over, v.Next, "its client has left")

@@ -69,13 +69,13 @@ func (s *stream) judge(x lifecycle.Effect) {
 }
 
 // failedOn is the name of the engine or rank that its source failed on; empty: none did, or it is not known which.
-func (s *stream) failedOn() string {
+func (s *source) failedOn() string {
 	switch {
 	case !s.fault.OfEngine():
 	case s.fault.Leg == lifecycle.Decode:
 		return s.rank.Target.ID
 	case s.partner != nil:
-		return s.partner.Prefiller().ID
+		return s.partner.prefiller().ID
 	}
 	return ""
 }

@@ -71,7 +71,7 @@ func finishBody(resp *engine.Response, b *buffers) {
 const mostTails = 1024
 
 // limits are what the source's engine may send.
-func (s *stream) limits(first time.Duration) sse.Limits {
+func (s *source) limits(first time.Duration) sse.Limits {
 	l := &s.job.srv.Settings().Limits
 	gap := l.EventTimeout
 	if s.muffled {

@@ -44,7 +44,7 @@ func (l *leaving) stop() {
 
 // part leaves the decode engine and returns when it has noticed, so that the
 // slot is never another's while the engine still has this request in it.
-func (s *stream) part() {
+func (s *source) part() {
 	if s.resp == nil || s.resp.Ended() {
 		return
 	}

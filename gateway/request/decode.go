@@ -1,7 +1,11 @@
 package request
 
 import (
+	"cmp"
 	"encoding/json"
+	"errors"
+	"math"
+	"strconv"
 	"time"
 
 	"evenkeel/engine"
@@ -9,38 +13,72 @@ import (
 	"evenkeel/gateway/handoff"
 	"evenkeel/gateway/journal"
 	"evenkeel/gateway/lifecycle"
+	"evenkeel/gateway/metaserver"
 	"evenkeel/gateway/openai"
 	"evenkeel/gateway/upstream"
+	"evenkeel/mooncake"
+	"evenkeel/prefill"
 )
 
-// decode consumes the hand-off, if there is one, and returns with the first data event in hand:
-// the engine has the KV then, and only then the client sees a status line.
-func (s *stream) decode(h *handoff.Handoff) *failure.Fault {
+// decode has the rank decode a hand-off, or the whole request if there is none. It returns with the first data event in hand: the engine has
+// the KV then, and only then the client sees a status line. quit: the client has left, which has ended the call, and no engine uses the
+// slot any more.
+func (s *stream) decode(h *handoff.Handoff) (_ *failure.Fault, quit bool) {
 	j, slot, next := s.job, s.slot, journal.Transfer
 	if h == nil {
 		next = journal.Prefill
 	}
 	j.enter(next, "decode")
 	s.computes()
-	if f := j.open(h, s); f != nil {
+	if f := s.open(h); f != nil {
 		if h == nil {
 			j.client.OnGone(nil)
 		}
 		if f.Verdict().KV == lifecycle.DoubtOn {
 			s.overdue(h)
 		}
-		return f
+		return f, (h == nil || s.whole) && j.client.Left()
 	}
 	slot.Started()
 	j.arrived(h, s)
 	s.opened()
-	return nil
+	return nil, false
+}
+
+// decodeBeside is decode for a request whose prompt is prefilled at the same time, under a lease for which nothing was sent yet. The end
+// of one leg ends the other one. quit: the client has left, and the prefill leg has ended, or the engine keeps blocks for it.
+func (s *stream) decodeBeside(lease *prefill.Lease, pair int) (f *failure.Fault, quit bool) {
+	j, slot := s.job, s.slot
+	j.record.Report(journal.Event{What: journal.Entered, Phase: journal.Transfer, Left: j.client.Left(), Call: "decode", Early: true})
+	s.computes()
+	if f = s.meet(lease, pair); f != nil {
+		return f, false
+	}
+	j.client.OnGone(s.partner.clientLeft)
+	f = s.openBeside()
+	j.client.OnGone(nil)
+	if f != nil {
+		s.hear()
+		if quit = f.Why != lifecycle.NotOurs && j.client.Left(); quit { // its prefill leg may still write to the rank
+			s.stranded = s.partner.outlived() || s.stranded
+		}
+		return f, quit
+	}
+	slot.Started()
+	j.arrived(nil, s)
+	j.record.Report(journal.Event{What: journal.Coupled, Took: s.hear(), Slot: slot})
+	s.opened()
+	if s.slot == nil { // all of it came at once
+		s.partner.close(false)
+	}
+	return nil, false
 }
 
 // open sends the decode request and reads up to the first data event. The
 // connection stays until then even if the client left, for a pull that is cut
 // leaks blocks on both sides.
-func (j *job) open(h *handoff.Handoff, s *stream) *failure.Fault {
+func (s *stream) open(h *handoff.Handoff) *failure.Fault {
+	j := s.job
 	s.wait = h.Await(s.rank, s.began, s.whole)
 	defer s.wait.End()
 	var kv json.RawMessage
@@ -110,7 +148,7 @@ func (j *job) open(h *handoff.Handoff, s *stream) *failure.Fault {
 }
 
 // send sends a decode request and returns once the head of its answer has come.
-func (s *stream) send(headers []engine.Header, body [][]byte, silence time.Duration) (f *failure.Fault) {
+func (s *source) send(headers []engine.Header, body [][]byte, silence time.Duration) (f *failure.Fault) {
 	j := s.job
 	if s.slot.Beyond {
 		s.beyond = true
@@ -141,3 +179,159 @@ func ignored(leg lifecycle.Leg, fail *openai.Error) *failure.Fault {
 	}
 	return failure.Of(lifecycle.Ended{Leg: leg, Far: lifecycle.Through, Why: lifecycle.Ignored}, fail, nil)
 }
+
+// openBeside sends the decode leg of a request whose prefill leg runs beside it, and reads up to its first data event.
+func (s *stream) openBeside() *failure.Fault {
+	j := s.job
+	s.wait = (*handoff.Handoff)(nil).Await(s.rank, s.began, s.whole) // its partner limits this wait
+	defer s.wait.End()
+	// The legs' partner ends the wait: how long it may take depends on the prefill.
+	body := s.rank.Profile.EarlyDecode(&j.body, j.leg, s.partner.meeting, s.wait.Salt(), !s.whole, nil)
+	if f := s.send(upstream.Headers(s.partner.id, j.req.Endpoint, s.rank.Profile), body, handoff.Forever); f != nil {
+		how := lifecycle.Died
+		switch {
+		case f.Status != 0 && f.Verdict().Next == lifecycle.Over:
+			how = lifecycle.Declined
+		case f.Status != 0 || f.Why == lifecycle.NotOurs || f.Why == lifecycle.Unreachable:
+			how = lifecycle.Refused
+		}
+		return s.lostBeside(how, f)
+	}
+	if err := s.firstBeside(); err != nil {
+		f := s.failure(err)
+		how := lifecycle.Died
+		if next := f.Verdict().Next; s.broken != nil && (next == lifecycle.Over || next == lifecycle.Room) {
+			how = lifecycle.Declined
+		}
+		return s.lostBeside(how, f)
+	}
+	if !s.believed(nil) {
+		return s.lostBeside(lifecycle.Died, disbelieved())
+	}
+	f := s.partner.started(s.Mirror.Prompt())
+	if s.stage == ended {
+		f = s.partner.believe(s.Mirror.Prompt(), j.client.Gone())
+	}
+	if f != nil {
+		return s.lostBeside(lifecycle.Died, f)
+	}
+	if f = ignored(lifecycle.Decode, j.verify(j.resume.atD, s.Mirror.Prompt())); f != nil {
+		s.partner.close(false)
+	}
+	return f
+}
+
+// firstBeside reads up to the first event; where an aborted transfer is known by how much of the prompt the prefill
+// engine counts, up to the decode engine's count, which its first event may lack.
+func (s *stream) firstBeside() error {
+	err := s.first(time.Now().Add(handoff.Forever))
+	for err == nil && s.rank.Profile.Connector == mooncake.SGLang && s.tokenFrom.IsZero() && s.Mirror.Prompt() == 0 && s.stage == flows {
+		err = s.fill()
+	}
+	if err == nil && s.broken != nil {
+		err = errRefusal
+	}
+	return err
+}
+
+// lostBeside is the fault of a decode leg without a first event: its own, or that of the prefill leg that has
+// ended it.
+func (s *source) lostBeside(how lifecycle.EndReason, f *failure.Fault) *failure.Fault {
+	j := s.job
+	other, stranded := s.partner.decodeEnded(how)
+	s.stranded = stranded
+	if other == nil {
+		if f.Err != nil && (how == lifecycle.Died || f.Status != 0 && f.Engine != "") {
+			j.srv.Monitor.Report(s.rank.Instance, f.Err)
+		}
+		return f
+	}
+	if errors.Is(other.Err, errLate) {
+		s.wait.Lose()
+		j.srv.metrics.latePulls.Inc()
+	}
+	why := *other
+	return &why
+}
+
+// hear copies what the prefill engine has said so far into the request. called is how long the decode engine took to call back.
+func (s *source) hear() (called time.Duration) {
+	j, p := s.job, s.partner
+	j.mu.Lock()
+	answered, got, took, called, id := p.legs().Answered(), p.got, p.took, p.called, p.last.Candidate.ID
+	j.mu.Unlock()
+	if !answered {
+		return called
+	}
+	j.record.Report(journal.Event{What: journal.Probed, Took: took})
+	j.record.Prefill = id
+	j.prompt = cmp.Or(got.PromptTokens, j.prompt)
+	j.record.Report(journal.Event{What: journal.Prefilled, Tokens: got.PromptTokens, Cached: got.CachedTokens, Resumed: j.life.Resumed()})
+	if j.life.Resumed() {
+		return called
+	}
+	j.resume.alone = j.prompt
+	if s.rank.Profile.Connector != mooncake.SGLang { // there the decode engine tells it, too
+		j.cached = got.CachedTokens
+		s.Mirror.Found(j.cached)
+	}
+	if wantsIDs(j.req, s.rank.Profile) && got.PromptTokenIDs != nil {
+		j.resume.ids = got.PromptTokenIDs
+	}
+	return called
+}
+
+// meet sends the prefill leg of an attempt, or has it wait for the decode engine's callback. With a fault nothing was sent.
+func (s *source) meet(lease *prefill.Lease, pair int) *failure.Fault {
+	j, c := s.job, lease.Candidate
+	p := &partner{
+		job: j, pair: pair, endpoint: j.req.Endpoint, dialect: lifecycle.Dialects[c.Profile.Connector], decode: s.call, rank: s.rank, slot: s.slot, body: j.body, half: j.leg,
+		id: pairID(j.id, j.record.Attempts), prompt: j.estimate(), most: s.mayHave, whole: s.whole || s.muffled, streamed: !s.whole, dials: j.life.Dials(),
+		lease: lease, last: lease, dead: make(chan struct{}), over: make(chan struct{}), tried: []string{c.ID},
+	}
+	p.headers = j.record.Carry(upstream.Headers(p.id, p.endpoint, c.Profile))
+	s.partner = p
+	f := p.arrange()
+	if f == nil {
+		lease.PassOn()
+		if err := j.srv.legs.Run(math.MaxInt, p.serve); err != nil {
+			f = failure.Of(lifecycle.Ended{Leg: lifecycle.Decode, Why: lifecycle.Leaving}, failure.Leaving(), err)
+		}
+	}
+	if f != nil {
+		p.tell(lifecycle.Event{What: lifecycle.NotSent}, nil)
+		s.partner = nil
+	}
+	return f
+}
+
+// pairID is the X-Request-Id of both legs of an attempt. None begins another one, not even the tenth attempt's the first one's: SGLang ends
+// every request whose id begins with the one that it is told to abort.
+func pairID(request string, attempt int) string {
+	return "ek-" + request + "-" + strconv.Itoa(attempt) + "b"
+}
+
+// arrange says how the legs will meet, as far as that is known beforehand.
+func (p *partner) arrange() *failure.Fault {
+	srv, c, rank, longest := p.job.srv, p.lease.Candidate, p.rank, p.rank.Context
+	engines := srv.Engines()
+	p.meeting = upstream.Meet(p.id, p.endpoint, c.Profile, c.Target, engines.Ranks(c.Instance), rank.Profile, rank.Target)
+	switch {
+	case p.dialect.CallsBack && srv.Meta == nil:
+		return failure.Of(lifecycle.Ended{Leg: lifecycle.Decode, Why: lifecycle.Unready}, failure.BadGateway("decode", errUnheard.Error()), errUnheard)
+	case p.dialect.CallsBack:
+		known := engines.HostsOf(rank.Instance)
+		p.expect = srv.Meta.Expect(metaserver.Wanted{Rank: rank.Target.ID, Limit: mooncake.MaxCallback(longest, leastBlock), Read: func(body []byte) (mooncake.Callback, error) {
+			return rank.Profile.ReadCallback(body, p.meeting.RequestID, longest, leastBlock, known)
+		}})
+		p.meeting.Metaserver = p.expect.URL
+	case p.dialect.Keeps:
+		if p.meeting.Coordinates = srv.Fleet.Coordinates(c); p.meeting.Coordinates == nil {
+			return failure.Of(lifecycle.Ended{Leg: lifecycle.Decode, Why: lifecycle.Unlearned}, failure.Leaving(), errUnknown)
+		}
+	}
+	return nil
+}
+
+// leastBlock is the least that a KV block of any engine may hold, in tokens. It bounds the blocks of a prompt.
+const leastBlock = 1

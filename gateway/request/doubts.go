@@ -24,7 +24,7 @@ func (s *stream) overdue(h *handoff.Handoff) {
 }
 
 // late counts an answer whose KV may have been another prompt's.
-func (s *stream) late() {
+func (s *source) late() {
 	s.job.srv.metrics.latePulls.Inc()
 	s.rank.Lost(s.job.req.Endpoint)
 }

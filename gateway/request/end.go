@@ -62,7 +62,7 @@ func (s *stream) step(e lifecycle.Event) {
 		switch x.Do {
 		case lifecycle.Confirm: // the decode engine is done with it, whatever the prefill engine says
 			e := lifecycle.Event{What: lifecycle.Believed}
-			if f := s.partner.Believe(s.Mirror.Prompt(), j.client.Gone()); f != nil {
+			if f := s.partner.believe(s.Mirror.Prompt(), j.client.Gone()); f != nil {
 				s.fault, e.What = f, lifecycle.Fell
 			}
 			s.step(e)
@@ -247,10 +247,7 @@ func (s *stream) release(kind board.Kind) {
 		}
 	}
 	if s.partner != nil && !s.firstAt.IsZero() {
-		if kind == board.Cancelled {
-			s.partner.Abandon()
-		}
-		s.partner.Close()
+		s.partner.close(kind == board.Cancelled)
 	}
 	s.job.srv.Dispatcher.Release(s.slot, s.outcome(kind))
 	s.slot = nil

@@ -11,7 +11,6 @@ import (
 	"evenkeel/dispatcher"
 	"evenkeel/dispatcher/board"
 	"evenkeel/engine"
-	"evenkeel/gateway/couple"
 	"evenkeel/gateway/fleet"
 	"evenkeel/gateway/handoff"
 	"evenkeel/gateway/journal"
@@ -56,15 +55,17 @@ type Env struct {
 
 // Monitor is told how engines did.
 type Monitor interface {
-	couple.Monitor
 	handoff.Monitor
+	Answered(instance string)
 	Accuse(instance string) (settle func())
 }
 
 // Engines is which engines there are, and what is known of them at a moment.
 type Engines interface {
-	couple.Engines
 	handoff.Engines
+	Ranks(instance string) int
+	HostsOf(instance string) func(host string) bool
+	Born(instance string) fleet.Birth
 	Around(worker int32, list []int32) (around []int32, others bool)
 	Owned(board, model string) bool
 	Context(instance string) int
@@ -73,7 +74,11 @@ type Engines interface {
 
 // Fleet keeps the calls, and is told of engines.
 type Fleet interface {
-	couple.Fleet
+	KnownHost(host string) bool
+	Coordinates(c prefill.Candidate) *mooncake.Coordinates
+	Learn(c prefill.Candidate, b fleet.Birth, at *mooncake.Coordinates)
+	TrackProbe(c *prefill.Candidate, call *engine.Call) *fleet.Run
+	Untrack(r *fleet.Run)
 	AnyPrefill(model string) *engine.Target
 	DownSince(instance string, at time.Time) bool
 	GaveBack(decode string)
@@ -84,8 +89,10 @@ type Fleet interface {
 
 // Dispatcher gives slots on decode ranks.
 type Dispatcher interface {
-	couple.Dispatcher
 	handoff.Dispatcher
+	Blocked(board string) (prefillers []string)       // from which KV lately did not arrive at every decode engine
+	Shunned(s *dispatcher.Slot) (prefillers []string) // from which it did not arrive at this one
+	Rerouted(s *dispatcher.Slot, prefiller string)    // another one prefills for a slot
 	EnqueueMixed(e *pool.Entry, hits []board.Hit) <-chan dispatcher.Result
 	EnqueueLocal(e *pool.Entry, l *board.Local) <-chan dispatcher.Result
 	Withdraw(e *pool.Entry)
@@ -99,7 +106,7 @@ type Server struct {
 	metrics     *metrics
 	Prompts     *prompt.Reader
 	discards    *handoff.Discarder
-	couples     *couple.Maker
+	legs        service.Leftovers // prefill legs that run beside a decode leg
 	tails       service.Leftovers // of engines whose client has its answer: ends of bodies, legs beside one that failed
 	open        atomic.Int64      // client requests being served
 	ids         atomic.Uint64
@@ -115,10 +122,6 @@ func New(env Env) *Server {
 		Engines: func() handoff.Engines { return env.Engines() }, Places: env.Places, Dispatcher: env.Dispatcher,
 		NextID: srv.nextID, Registerer: env.Registerer, Log: env.Log,
 	})
-	srv.couples = couple.NewMaker(couple.Config{
-		Settings: env.Settings, Serving: env.Serving, Client: env.Client, Monitor: env.Monitor, Fleet: env.Fleet,
-		Engines: func() couple.Engines { return env.Engines() }, Dispatcher: env.Dispatcher, Meta: env.Meta, Registerer: env.Registerer, Log: env.Log,
-	})
 	srv.metrics = newMetrics(env.Registerer, env.Buckets, &srv.open)
 	return srv
 }
@@ -130,7 +133,7 @@ func (srv *Server) Open() int64 { return srv.open.Load() }
 // them has ended, or ctx has. The returned function waits for the rest.
 func (srv *Server) Finish(ctx context.Context) (wait func()) {
 	var all []<-chan struct{}
-	for _, g := range []*service.Leftovers{&srv.tails, &srv.discards.Leftovers, &srv.couples.Leftovers} {
+	for _, g := range []*service.Leftovers{&srv.tails, &srv.discards.Leftovers, &srv.legs} {
 		over := g.Close()
 		select {
 		case <-over:

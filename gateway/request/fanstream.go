@@ -4,8 +4,11 @@ import (
 	"bytes"
 	"cmp"
 	"io"
+	"runtime/debug"
+	"sync"
 
 	"github.com/valyala/fasthttp"
+	"go.uber.org/zap"
 
 	"evenkeel/gateway/edge"
 	"evenkeel/gateway/failure"
@@ -171,4 +174,86 @@ func (m *merged) Close() {
 		m.fail = failure.Gone()
 	}
 	m.part(m.fail)
+}
+
+// A fanned is a client's request that became several PD requests, because an
+// engine's answer carries one hand-off only: n above 1, or a list of prompts. Its legs run side by side, their choices renumbered; the
+// first failure ends all.
+type fanned struct {
+	srv    *Server
+	conn   client
+	req    *openai.Request
+	in     *Incoming
+	id     []byte // of the whole answer
+	legs   []branch
+	wg     sync.WaitGroup
+	cancel sync.Once
+	stop   chan struct{} // closed by leave
+}
+
+// A branch is one of the PD requests.
+type branch struct {
+	*job
+	kid    *edge.Disconnect // its share of the client's connection: gone when the client is, or when a sibling failed
+	prompt int              // index of its prompt
+}
+
+// letters numbers legs in a request id: aa, ab, ..., zz, baa, ...
+func letters(i int) string {
+	name := string(rune('a' + i%26))
+	for i /= 26; i >= 26; i /= 26 {
+		name = string(rune('a'+i%26)) + name
+	}
+	return string(rune('a'+i)) + name
+}
+
+// endLegs ends every leg. It never blocks: the connection's watcher calls it.
+func (f *fanned) endLegs() {
+	f.cancel.Do(func() { close(f.stop) })
+	for _, l := range f.legs {
+		l.kid.Leave()
+	}
+}
+
+// part ends the legs and settles the request once they have let go of their
+// engines. After a failure that may take until the first event of each leg, so the
+// client does not wait for it.
+func (f *fanned) part(fail *openai.Error) {
+	f.endLegs()
+	f.conn.OnGone(nil)
+	last := func() {
+		f.wg.Wait()
+		f.settle(fail)
+	}
+	if fail == nil || f.srv.tails.Run(mostTails, last) != nil {
+		last()
+	}
+}
+
+// guard serves a leg. The edge cannot recover a panic on a leg's own goroutine, and it
+// would end the process; it ends the request instead.
+func (f *fanned) guard(serve func() *openai.Error) (fail *openai.Error) {
+	defer func() {
+		if v := recover(); v != nil {
+			f.srv.Log.Error("a leg of a request ended with a panic, which is a bug", zap.Any("panic", v), zap.ByteString("stack", debug.Stack()))
+			fail = failure.Broken()
+		}
+	}()
+	return serve()
+}
+
+// mark tells the client, or another dispatcher, where the request was served.
+func (f *fanned) mark(ctx *fasthttp.RequestCtx, fail *openai.Error) {
+	f.srv.markRoute(ctx, f.in)
+	if f.in.From != nil {
+		f.srv.explain(ctx, f.in, fail)
+	}
+}
+
+// settle sums the legs' facts into those of the client's request.
+func (f *fanned) settle(fail *openai.Error) {
+	for _, l := range f.legs {
+		f.in.Record.Sum(&l.record.Facts)
+	}
+	f.srv.Account(f.in, fail)
 }

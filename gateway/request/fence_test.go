@@ -46,7 +46,8 @@ func opened(t *testing.T, to *fleet.Rank) *failure.Fault {
 	require.NoError(t, err)
 	j := &job{srv: srv, req: &openai.Request{Endpoint: mooncake.Chat}, body: body, client: reader{edge.NewDisconnect(zap.NewNop())}, in: &Incoming{}}
 	j.record = new(journal.Journal).Request(journal.Facts{})
-	return j.open(nil, &stream{job: j, source: source{rank: to, slot: new(dispatcher.Slot), call: srv.Client.NewCall(to.Target), began: time.Now()}})
+	s := &stream{source: source{job: j, rank: to, slot: new(dispatcher.Slot), call: srv.Client.NewCall(to.Target), began: time.Now()}}
+	return s.open(nil)
 }
 
 // A request whose group goes while its connection is made is not written.

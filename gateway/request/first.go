@@ -96,10 +96,10 @@ func mostBytes(set *fleet.Settings, whole bool) int {
 
 // tooLong tells whether a whole answer is larger than allowed: as it was asked
 // for, so that no other engine would answer otherwise.
-func (s *stream) tooLong(err error) bool { return s.whole && errors.Is(err, engine.ErrTooLarge) }
+func (s *source) tooLong(err error) bool { return s.whole && errors.Is(err, engine.ErrTooLarge) }
 
 // side is what the stream's engine is called in errors.
-func (s *stream) side() string {
+func (s *source) side() string {
 	if s.rank.Group != "" {
 		return failure.Engine
 	}

@@ -7,6 +7,7 @@ package request
 import (
 	"encoding/json"
 	"fmt"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -47,6 +48,7 @@ type job struct {
 	cached int // of these, found in its prefix cache; -1 unknown
 	stay   stay
 
+	mu       sync.Mutex // held while the life is told something: a prefill leg beside a decode leg has a goroutine of its own
 	life     lifecycle.Lifecycle
 	tape     recording.Tape
 	question *geo.Question // where it goes, if there are other regions and that is open
@@ -187,7 +189,15 @@ func onPanic(giveBack func()) {
 	}
 }
 
+// tell has the life take an event in, and returns what is to be done.
 func (j *job) tell(e lifecycle.Event, dst []lifecycle.Effect) []lifecycle.Effect {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return j.stepped(e, dst)
+}
+
+// stepped is tell for those that hold the mutex.
+func (j *job) stepped(e lifecycle.Event, dst []lifecycle.Effect) []lifecycle.Effect {
 	dst = j.life.Step(e, dst)
 	j.tape.Step(e, dst)
 	return dst

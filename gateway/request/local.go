@@ -20,14 +20,6 @@ import (
 	"evenkeel/prefill/local"
 )
 
-// Why a prompt was computed whole by a decode rank, as metrics label it.
-const (
-	localShort = "short"    // little of it is new there
-	localAsked = "asked"    // a trusted caller wants no hand-off
-	localWhole = "endpoint" // its endpoint takes no hand-off
-	localEnded = "ended"    // its probes end with the answer's end and hand nothing off
-)
-
 // Values of Wishes.Disaggregate.
 const (
 	DisaggregateAuto   = "auto"

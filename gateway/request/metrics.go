@@ -6,6 +6,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promauto"
 
+	"evenkeel/gateway/failure"
 	"evenkeel/gateway/lifecycle"
 )
 
@@ -14,6 +15,8 @@ type metrics struct {
 	itl                             prometheus.Observer
 	recomputes, losses, moves       *prometheus.CounterVec // by tier
 	heedless, latePulls, miscounted prometheus.Counter
+
+	drains, rebinds *prometheus.CounterVec // of requests that were bound before their prefill
 
 	localRequests                *prometheus.CounterVec
 	localFailures, localDeclined prometheus.Counter
@@ -48,6 +51,11 @@ func newMetrics(reg prometheus.Registerer, buckets []float64, open *atomic.Int64
 			"Answers that were withheld because they had not begun when the prefill engine may have freed their KV. A later answer could be made of another request's KV."),
 		miscounted: counter("evenkeel_miscounted_answers_total",
 			"Answers whose tokens, as counted while the answer came, differ by more than 1 % from the engine's final usage. This count is the load of decode ranks."),
+		drains: counters("evenkeel_bind_drains_total",
+			"Prefills that ran although no client waits for the answer any more, because only the end of the prefill frees the blocks of the decode engine that the request was bound to. client_left: the client left. late_callback: the request was given up before its callback came.", "cause", []string{drainLeft, drainLate}),
+		rebinds: counters("evenkeel_bind_rebinds_total",
+			"Requests that were bound to a decode rank before their prefill and lost it before their first token. decode: the decode engine refused or broke off. prefill: the prefill engine did. callback: no callback came, or a bad one. silent: the prefill ended, and no event came.", "cause",
+			[]string{causeDecode, causePrefill, causeCallback, causeSilent}),
 		localRequests: counters("evenkeel_local_prefill_requests_total",
 			"Requests that a decode rank got without a hand-off. short: little of the prompt was new there. asked: a trusted caller wanted it. ended: probes return no hand-off. endpoint: an engine takes no hand-off at this endpoint.", "reason", []string{localShort, localAsked, localEnded, localWhole}),
 		localFailures: counter("evenkeel_local_prefill_failures_total",
@@ -56,3 +64,42 @@ func newMetrics(reg prometheus.Registerer, buckets []float64, open *atomic.Int64
 			"Requests that were short enough for a decode rank to compute, but no rank had room or could be reached."),
 	}
 }
+
+// Why a prefill was run to its end although nobody wants its answer, as drains are labelled.
+const (
+	drainLeft = "client_left"
+	drainLate = "late_callback"
+)
+
+// Why a rank is lost again before the first token, as rebinds are labelled.
+const (
+	causeDecode   = "decode"   // its engine took nothing, or broke off
+	causePrefill  = "prefill"  // the prefill engine did
+	causeCallback = "callback" // none came, or one that names no place for the KV
+	causeSilent   = "silent"   // the prefill has ended, and no event came
+)
+
+// rebound counts a rank that a request was bound to and has lost; f is why the prefill leg ended the decode leg, nil if that has ended by
+// itself.
+func (m *metrics) rebound(f *failure.Fault) {
+	cause := causePrefill
+	switch {
+	case f == nil:
+		cause = causeDecode
+	case f.Verdict().Next == lifecycle.Over:
+		return
+	case f.Why == lifecycle.Unbegun:
+		cause = causeSilent
+	case f.Leg == lifecycle.Decode:
+		cause = causeCallback
+	}
+	m.rebinds.WithLabelValues(cause).Inc()
+}
+
+// Why a prompt was computed whole by a decode rank, as metrics label it.
+const (
+	localShort = "short"    // little of it is new there
+	localAsked = "asked"    // a trusted caller wants no hand-off
+	localWhole = "endpoint" // its endpoint takes no hand-off
+	localEnded = "ended"    // its probes end with the answer's end and hand nothing off
+)

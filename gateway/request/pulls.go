@@ -11,7 +11,7 @@ const anyPrompt = 1 << 40
 // computes tells the engine's monitor, right before the request is sent, how much of
 // the prompt the engine may compute itself. Tokens that it computes beyond that were
 // handed over and not pulled.
-func (s *stream) computes() {
+func (s *source) computes() {
 	if s.may = handoff.BlockTokens; s.local {
 		s.may = anyPrompt // the answer tells how long the prompt is
 	}
@@ -20,7 +20,7 @@ func (s *stream) computes() {
 
 // computed settles what computes told, once: the engine has counted the prompt by
 // its first event, or the request is over.
-func (s *stream) computed() {
+func (s *source) computed() {
 	if s.may == 0 {
 		return
 	}

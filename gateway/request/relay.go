@@ -24,7 +24,7 @@ import (
 func (j *job) newStream(slot *dispatcher.Slot) *stream {
 	rank := j.srv.Engines().Rank(slot.Worker)
 	call := j.srv.call(&j.life, rank.Profile, rank.Target)
-	s := &stream{job: j, source: source{
+	s := &stream{source: source{job: j,
 		slot: slot, rank: rank, call: call, began: time.Now(), local: slot.NewTokens > 0, mayHave: j.mayHave(rank.Context),
 		buffers: buffersPool.Get().(*buffers),
 	}}
@@ -129,7 +129,7 @@ func (s *stream) arrived(p []byte, now time.Time) {
 func (s *stream) broke(err error) {
 	s.out = s.Mend(s.out) // the error or the end must be an event of its own
 	whole := errors.Is(err, io.EOF) && s.Closed() == sse.Whole
-	switch wrong := s.partner.Lost(); {
+	switch wrong := s.partner.lost(); {
 	case s.TooMuch():
 		s.fails(lifecycle.Unusable, failure.Stream("upstream_broken", err), err)
 	case whole:

@@ -23,7 +23,7 @@ var errIgnoredResume = errors.New("the engine did not go on with the answer so f
 func (s *stream) goOn() {
 	j, f, moved := s.job, s.fault, s.run.Moved()
 	if !j.client.Left() {
-		if wrong := s.partner.Believe(s.Mirror.Prompt(), j.client.Gone()); wrong != nil { // nothing is built on wrong text
+		if wrong := s.partner.believe(s.Mirror.Prompt(), j.client.Gone()); wrong != nil { // nothing is built on wrong text
 			s.fault, f = wrong, nil
 		}
 	}

@@ -31,7 +31,9 @@ import (
 // is sent to another dispatcher.
 func (j *job) serve(ctx *fasthttp.RequestCtx) (*stream, *openai.Error) {
 	j.life.Bound, j.life.Alone = ctx == nil, j.in.Whole
+	j.mu.Lock() // prefill legs of attempts before a lost answer may be under way
 	j.tape.Begin(&j.life)
+	j.mu.Unlock()
 	j.avoid.prefill = nil
 	defer func() {
 		j.question = nil
@@ -69,7 +71,11 @@ func (r *runner) run(e lifecycle.Event) (*stream, *openai.Error) {
 			defer r.stream.settle(board.Failed)
 		}
 		for _, x := range slices.Concat(todo, j.tell(lifecycle.Event{What: lifecycle.Panicked}, nil)) {
-			if x.Do == lifecycle.Settle || x.Do == lifecycle.Find {
+			switch {
+			case x.Do == lifecycle.SendBoth:
+			case x.Pair > 0 && r.stream != nil && r.stream.partner != nil:
+				r.stream.partner.carryOut(x)
+			case x.Do == lifecycle.Settle || x.Do == lifecycle.Find:
 				r.do(x)
 			}
 		}
@@ -129,7 +135,7 @@ func (r *runner) do(x lifecycle.Effect) lifecycle.Event {
 	case lifecycle.SendProbe:
 		if j.req.PrefillOnly {
 			var f *failure.Fault
-			if r.stream, f = r.prefillOnly(); f != nil {
+			if r.stream, f = j.prefillOnly(r.lease); f != nil {
 				return r.fell(f)
 			}
 			return lifecycle.Event{What: lifecycle.First}
@@ -144,14 +150,14 @@ func (r *runner) do(x lifecycle.Effect) lifecycle.Event {
 		return r.enqueue(x)
 	case lifecycle.SendDecode:
 		r.stream = j.newStream(r.slot)
-		f := r.stream.decode(r.held)
+		f, quit := r.stream.decode(r.held)
 		if f == nil && r.mixed() {
 			r.lease.Answered(prefill.Usage{PromptTokens: j.prompt, CachedTokens: -1}, time.Time{}) // nothing is kept for anybody
 		}
-		return r.began(f, (r.held == nil || r.stream.whole) && j.client.Left())
+		return r.began(f, quit)
 	case lifecycle.SendBoth:
 		r.stream = j.newStream(r.slot)
-		return r.began(bound{r.stream}.decode(r.lease))
+		return r.began(r.stream.decodeBeside(r.lease, x.Pair))
 	case lifecycle.Pause:
 		if j.again(x.Retry, r.fault) {
 			return lifecycle.Event{What: lifecycle.Retried}
@@ -181,7 +187,7 @@ func (r *runner) queue() lifecycle.Event {
 	if j.req.PrefillOnly && script == lifecycle.Early {
 		script = lifecycle.Late // no decode rank has a part in it
 	}
-	return lifecycle.Event{What: lifecycle.Turn, Script: script}
+	return lifecycle.Event{What: lifecycle.Turn, Script: script, Dialect: lifecycle.Dialects[lease.Candidate.Profile.Connector]}
 }
 
 func (r *runner) enqueue(x lifecycle.Effect) lifecycle.Event {
@@ -254,7 +260,7 @@ func (r *runner) fell(f *failure.Fault) lifecycle.Event {
 // prefiller is the engine that was to prefill last.
 func (r *runner) prefiller() prefill.Candidate {
 	if r.stream != nil && r.stream.partner != nil {
-		return r.stream.partner.Prefiller()
+		return r.stream.partner.prefiller()
 	}
 	return r.lease.Candidate
 }

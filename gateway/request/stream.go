@@ -7,7 +7,6 @@ import (
 
 	"evenkeel/dispatcher"
 	"evenkeel/engine"
-	"evenkeel/gateway/couple"
 	"evenkeel/gateway/failure"
 	"evenkeel/gateway/fleet"
 	"evenkeel/gateway/openai"
@@ -19,9 +18,7 @@ import (
 // the bytes on. The connection's own goroutine reads it: one Read is one
 // arrival, so backpressure is the client's own.
 type stream struct {
-	job *job
 	source
-	whole bool // the engine's own answer in one piece, no events
 
 	unread    []byte     // events the client has not taken yet
 	now       time.Time  // of the last arrival
@@ -47,6 +44,8 @@ const (
 // source is the decode call that an answer comes from at the moment. One that
 // is lost in the middle is followed by another.
 type source struct {
+	job   *job
+	whole bool             // the engine's own answer in one piece, no events
 	slot  *dispatcher.Slot // nil once released
 	rank  *fleet.Rank
 	call  *engine.Call
@@ -55,8 +54,8 @@ type source struct {
 	began time.Time
 	local bool // it computes the prompt itself
 
-	partner  *couple.Partner // the prefill leg that runs beside it; nil: its prompt was prefilled before
-	stranded bool            // its engine may keep blocks for ever
+	partner  *partner // the prefill leg that runs beside it; nil: its prompt was prefilled before
+	stranded bool     // its engine may keep blocks for ever
 
 	wait *engine.Wait   // for the first event
 	came engine.Arrival // the last one, of a source that has begun

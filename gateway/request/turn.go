@@ -4,13 +4,16 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"slices"
 	"time"
 
 	"evenkeel/gateway/failure"
 	"evenkeel/gateway/journal"
+	"evenkeel/gateway/lifecycle"
 	"evenkeel/gateway/openai"
 	"evenkeel/gateway/prompt"
 	"evenkeel/geo"
+	"evenkeel/mooncake"
 	"evenkeel/prefill"
 )
 
@@ -59,7 +62,7 @@ func (j *job) acquire() (*prefill.Lease, error) {
 			j.srv.Places.Release()
 		}
 	})
-	lease = j.srv.couples.Prefer(lease)
+	lease = j.srv.prefer(lease)
 	j.record.Report(journal.Event{What: journal.Chose, Lease: lease})
 	if j.life.Open() {
 		j.avoid.prefill = nil // of attempts before its question
@@ -69,6 +72,21 @@ func (j *job) acquire() (*prefill.Lease, error) {
 	}
 	j.question = nil
 	return lease, nil
+}
+
+// prefer returns the lease of another prefill engine that ends the prefill at most bind.lead later, where KV from the chosen one lately did
+// not arrive at every decode engine: the best rank may be of one that it does not reach.
+func (srv *Server) prefer(lease *prefill.Lease) *prefill.Lease {
+	if !lease.Candidate.Profile.Early() {
+		return lease
+	}
+	blocked := srv.Dispatcher.Blocked(lease.Candidate.Board)
+	if slices.Contains(blocked, lease.Candidate.Instance) {
+		if other := lease.Sooner(-srv.Settings().Bind.Lead, blocked); other != nil {
+			return other
+		}
+	}
+	return lease
 }
 
 // awaitTurn waits for the request's turn. Most have it at once, and need nobody who ends the wait.
@@ -134,4 +152,17 @@ func (s *stay) end(tier *prefill.Tier) {
 		tier.Ended(s.holder)
 		s.holder = nil
 	}
+}
+
+// script is how a request goes on whose turn has come. As long as
+// nobody knows where decode engines reach a prefill engine, requests to it are bound after their prefill,
+// whose answer says where.
+func (srv *Server) script(c prefill.Candidate) lifecycle.Script {
+	switch {
+	case c.Mixed:
+		return lifecycle.Mixed
+	case c.Profile.Early() && (c.Profile.Connector != mooncake.NIXLPush || srv.Fleet.Coordinates(c) != nil):
+		return lifecycle.Early
+	}
+	return lifecycle.Late
 }

@@ -1,7 +1,8 @@
-package couple
+package request
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -13,56 +14,39 @@ import (
 	"testing"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"github.com/stretchr/testify/require"
 	"go.uber.org/zap"
-	"go.uber.org/zap/zapcore"
 
 	"evenkeel/dispatcher"
 	"evenkeel/engine"
 	"evenkeel/gateway/config"
+	"evenkeel/gateway/edge"
 	"evenkeel/gateway/failure"
 	"evenkeel/gateway/fleet"
+	"evenkeel/gateway/journal"
 	"evenkeel/gateway/lifecycle"
 	"evenkeel/gateway/metaserver"
+	"evenkeel/gateway/openai"
 	"evenkeel/mooncake"
-	"evenkeel/pool"
 	"evenkeel/prefill"
 )
 
-// none is the fleet, the monitor and the dispatcher of legs of which nothing is known yet.
-type none struct{ at *mooncake.Coordinates }
+// deaf is a dispatcher that hears of no slot.
+type deaf struct{ Dispatcher }
 
-func (none) Ranks(string) int                                            { return 1 }
-func (none) HostsOf(string) func(string) bool                            { return none{}.KnownHost }
-func (none) KnownHost(host string) bool                                  { return host == "10.0.0.5" }
-func (n none) Coordinates(prefill.Candidate) *mooncake.Coordinates       { return n.at }
-func (none) Learn(prefill.Candidate, fleet.Birth, *mooncake.Coordinates) {}
-func (none) Born(string) fleet.Birth                                     { return fleet.Birth{} }
-func (none) TrackProbe(*prefill.Candidate, *engine.Call) *fleet.Run {
-	return &fleet.Run{}
-}
-func (none) Untrack(*fleet.Run)                           {}
-func (none) Answered(string)                              {}
-func (none) Report(string, error)                         {}
-func (none) Blocked(string) []string                      { return nil }
-func (none) Shunned(*dispatcher.Slot) []string            { return nil }
-func (none) Rerouted(*dispatcher.Slot, string)            {}
-func (none) MarshalLogObject(zapcore.ObjectEncoder) error { return nil }
+func (deaf) Shunned(*dispatcher.Slot) []string { return nil }
+func (deaf) Rerouted(*dispatcher.Slot, string) {}
 
 // A pair is two legs: a prefill leg as it is, to an engine that does what the test says, and a decode leg that is the test itself.
 type pair struct {
 	t      *testing.T
-	maker  *Maker
-	meta   *metaserver.Server
-	tier   *prefill.Tier
-	reg    *prometheus.Registry           // of the tier's metrics
+	srv    *server
 	answer chan func(http.ResponseWriter) // the prefill engine's, to its next request
 	gone   chan struct{}                  // closed at the end of the test
 
-	*Partner
-	ended chan struct{} // the decode leg was ended
+	*partner
+	ended chan struct{} // closed when the call of the decode leg has ended
 
 	mu      sync.Mutex
 	aborted []string // engines that were told to abort the request
@@ -71,16 +55,20 @@ type pair struct {
 
 func newPair(t *testing.T, connector string, change func(*config.Config)) *pair {
 	t.Helper()
-	cfg := config.Default()
-	cfg.Bind.Grace, cfg.Bind.Confirm = 50*time.Millisecond, 50*time.Millisecond
-	if change != nil {
-		change(cfg)
-	}
-	set, client, reg := fleet.NewSettings(cfg), engine.NewClient(engine.Options{}), prometheus.NewRegistry()
-	c := &pair{
-		t: t, reg: prometheus.NewRegistry(), answer: make(chan func(http.ResponseWriter), 2),
-		gone: make(chan struct{}), ended: make(chan struct{}, 9),
-	}
+	c := &pair{t: t, answer: make(chan func(http.ResponseWriter), 2), gone: make(chan struct{}), ended: make(chan struct{})}
+	c.srv = newServer(t, func(cfg *config.Config, env *Env) {
+		cfg.Bind.Grace, cfg.Bind.Confirm = 50*time.Millisecond, 50*time.Millisecond
+		if change != nil {
+			change(cfg)
+		}
+		env.Meta = metaserver.New(metaserver.Config{
+			Listen: "127.0.0.1:0", Advertise: func() string { return "" }, Connections: 10, Allowed: func(netip.Addr) bool { return true },
+			Registerer: env.Registerer, Log: zap.NewNop(),
+		})
+		require.NoError(t, env.Meta.Start())
+		t.Cleanup(env.Meta.Close)
+	})
+	c.srv.Env.Dispatcher = deaf{c.srv.Dispatcher}
 	serve := func(name string) *engine.Target {
 		e := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { c.serve(name, w, r) }))
 		t.Cleanup(e.Close)
@@ -94,42 +82,38 @@ func newPair(t *testing.T, connector string, change func(*config.Config)) *pair 
 	}
 	profile = profile.WithDefaults()
 	p, d := serve("prefill"), serve("decode")
-	t.Cleanup(client.Close)
 	t.Cleanup(func() { close(c.gone) })
-	c.meta = metaserver.New(metaserver.Config{
-		Listen: "127.0.0.1:0", Advertise: func() string { return "" }, Connections: 10, Allowed: func(netip.Addr) bool { return true },
-		Registerer: reg, Log: zap.NewNop(),
-	})
-	require.NoError(t, c.meta.Start())
-	t.Cleanup(c.meta.Close)
-	at := none{at: &mooncake.Coordinates{EngineID: "e1", Host: "10.0.0.5", Port: 5600, TPSize: 1}}
-	c.maker = NewMaker(Config{
-		Settings: func() *fleet.Settings { return set }, Serving: t.Context, Client: client, Monitor: at, Fleet: at, Engines: func() Engines { return at }, Dispatcher: at, Meta: c.meta,
-		Registerer: reg, Log: zap.NewNop(),
-	})
-	prefills := cfg.Prefill
-	prefills.Scrape.Interval = 0
-	prefills.Registerer, prefills.Log, prefills.Places = c.reg, zap.NewNop(), pool.NewPlaces(10)
-	prefills.Decode = func(string, string, time.Duration) (int, bool) { return 1, false }
-	var err error
-	c.tier, err = prefill.New(prefills)
-	require.NoError(t, err)
 	var all []prefill.Candidate
+	c.srv.engines.at = map[string]*mooncake.Coordinates{}
 	for _, id := range []string{"a", "b"} {
 		all = append(all, prefill.Candidate{ID: id + "/0", Instance: "prefill " + id, Target: p, Models: []string{"m"}, Live: true, Profile: &profile})
+		c.srv.engines.at[id+"/0"] = &mooncake.Coordinates{EngineID: "e1", Host: "127.0.0.1", Port: 5600, TPSize: 1}
 	}
-	c.tier.SetCandidates(all)
-	lease, err := c.tier.Acquire(t.Context(), prefill.Request{Model: "m", PromptTokens: 7})
+	c.srv.Tier.SetCandidates(all)
+	lease, err := c.srv.Tier.Acquire(t.Context(), prefill.Request{Model: "m", PromptTokens: 7})
 	require.NoError(t, err)
+	c.srv.Places.Release()
 	body, err := mooncake.ScanBody([]byte(`{"model":"m","messages":[]}`), 10)
 	require.NoError(t, err)
-	c.Partner, err = c.maker.Start(Plan{
-		Request: none{}, ID: "ek-1", Lease: lease, Rank: &fleet.Rank{Instance: "decode d", Target: d, Profile: &profile}, Slot: &dispatcher.Slot{},
-		Endpoint: mooncake.Chat,
-		Headers:  engine.JSONHeaders("ek-1"), Prompt: 7, EndDecode: func() { c.ended <- struct{}{} },
-		Body: func(p *mooncake.Profile, m *mooncake.Meeting) [][]byte { return p.EarlyProbe(&body, nil, m, true, nil) },
-	})
-	require.NoError(t, err)
+	j := &job{
+		srv: c.srv.Server, req: &openai.Request{Endpoint: mooncake.Chat, Stream: true, PromptTokens: 7}, body: body, id: "1", record: c.srv.Journal.Request(journal.Facts{}),
+		client: reader{edge.NewDisconnect(zap.NewNop())},
+	}
+	for _, e := range []lifecycle.Event{
+		{What: lifecycle.Begun}, {What: lifecycle.NoRankTakes}, {What: lifecycle.Turn, Script: lifecycle.Early, Dialect: lifecycle.Dialects[connector]}, {What: lifecycle.Bound},
+	} {
+		j.tell(e, nil)
+	}
+	s := &stream{source: source{job: j, slot: &dispatcher.Slot{}, rank: &fleet.Rank{Instance: "decode d", Target: d, Profile: &profile}, call: c.srv.Client.NewCall(d)}}
+	require.Nil(t, s.meet(lease, 1))
+	c.partner = s.partner
+	go func() {
+		defer close(c.ended)
+		if resp, err := s.call.Do(http.MethodPost, "/v1/chat/completions", engine.JSONHeaders("d"), nil, engine.Deadlines{}); err == nil {
+			resp.Close()
+		}
+	}()
+	t.Cleanup(func() { s.call.Abort(); <-c.ended })
 	return c
 }
 
@@ -142,10 +126,15 @@ func (c *pair) serve(name string, w http.ResponseWriter, r *http.Request) {
 		c.mu.Unlock()
 		return
 	}
-	c.asked++
+	answers := c.answer
+	if name == "decode" {
+		answers = nil
+	} else {
+		c.asked++
+	}
 	c.mu.Unlock()
 	select {
-	case answer := <-c.answer:
+	case answer := <-answers:
 		answer(w)
 	case <-r.Context().Done():
 	case <-c.gone:
@@ -157,7 +146,7 @@ func says(prompt int) func(http.ResponseWriter) {
 	return func(w http.ResponseWriter) {
 		_, _ = fmt.Fprintf(w, `{"choices":[{"finish_reason":"length"}],"usage":{"prompt_tokens":%d,"completion_tokens":1},`+
 			`"kv_transfer_params":{"do_remote_prefill":true,"do_remote_decode":false,"remote_engine_id":"e1","remote_block_ids":[[1]],`+
-			`"remote_host":"10.0.0.5","remote_port":5600,"remote_request_id":"x","tp_size":1}}`, prompt)
+			`"remote_host":"127.0.0.1","remote_port":5600,"remote_request_id":"x","tp_size":1}}`, prompt)
 	}
 }
 
@@ -168,7 +157,7 @@ func saysAborted(w http.ResponseWriter) {
 
 // attempts is how many prefill legs have ended so.
 func (c *pair) attempts(outcome string) (n float64) {
-	families, err := c.reg.Gather()
+	families, err := c.srv.registry.Gather()
 	require.NoError(c.t, err)
 	for _, f := range families {
 		for _, m := range f.Metric {
@@ -205,9 +194,9 @@ func (c *pair) requests() int {
 // calls is what the decode engine says of where the KV goes.
 func (c *pair) calls(change ...string) {
 	c.t.Helper()
-	body := `{"token_ids":[],"request_id":"chatcmpl-ek-1","do_remote_prefill":false,"do_remote_decode":true,"remote_block_ids":[[7,8,9]],"remote_block_size":[128],` +
-		`"remote_engine_id":"d1","remote_host":"10.0.0.5","remote_port":31000,"remote_tp_size":1,"remote_pcp_size":1,"remote_dcp_size":1,"remote_cached_tokens":0}`
-	resp, err := http.Post(c.Meeting.Metaserver, "application/json", strings.NewReader(strings.NewReplacer(change...).Replace(body)))
+	body := `{"token_ids":[],"request_id":"chatcmpl-ek-1-0b","do_remote_prefill":false,"do_remote_decode":true,"remote_block_ids":[[7,8,9]],"remote_block_size":[128],` +
+		`"remote_engine_id":"d1","remote_host":"127.0.0.1","remote_port":31000,"remote_tp_size":1,"remote_pcp_size":1,"remote_dcp_size":1,"remote_cached_tokens":0}`
+	resp, err := http.Post(c.meeting.Metaserver, "application/json", strings.NewReader(strings.NewReplacer(change...).Replace(body)))
 	require.NoError(c.t, err)
 	_ = resp.Body.Close()
 }
@@ -220,7 +209,7 @@ func (c *pair) isEnded() *failure.Fault {
 	case <-time.After(time.Minute):
 		c.t.Fatal("the decode leg goes on")
 	}
-	f, _ := c.Ended(lifecycle.Died)
+	f, _ := c.decodeEnded(lifecycle.Died)
 	return f
 }
 
@@ -244,9 +233,9 @@ func TestWhatOneLegDoesToTheOther(t *testing.T) {
 			do: func(c *pair) *failure.Fault {
 				c.answer <- says(7)
 				<-c.over
-				require.Nil(c.t, c.Started(7))
-				f := c.Believe(7, nil)
-				c.Close()
+				require.Nil(c.t, c.started(7))
+				f := c.believe(7, nil)
+				c.close(false)
 				return f
 			},
 		},
@@ -256,29 +245,29 @@ func TestWhatOneLegDoesToTheOther(t *testing.T) {
 			do: func(c *pair) *failure.Fault {
 				c.answer <- says(5)
 				<-c.over
-				f := c.Started(7)
-				_, _ = c.Ended(lifecycle.Died)
+				f := c.started(7)
+				_, _ = c.decodeEnded(lifecycle.Died)
 				return f
 			},
 		},
 		{
 			name: "it says so after the first event", connector: sglang, why: lifecycle.Incomplete, aborted: "decode",
 			do: func(c *pair) *failure.Fault {
-				require.Nil(c.t, c.Started(7), "the first event is held back for a moment only")
+				require.Nil(c.t, c.started(7), "the first event is held back for a moment only")
 				c.answer <- says(5)
 				<-c.over
-				require.NotNil(c.t, c.Lost())
-				defer c.Close()
-				return c.Believe(7, nil)
+				require.NotNil(c.t, c.lost())
+				defer c.close(false)
+				return c.believe(7, nil)
 			},
 		},
 		{
 			name: "it never says so", connector: sglang, why: lifecycle.Unconfirmed, aborted: "prefill",
 			do: func(c *pair) *failure.Fault {
 				c.sent()
-				require.Nil(c.t, c.Started(7))
-				c.Close()
-				f := c.Believe(7, nil)
+				require.Nil(c.t, c.started(7))
+				c.close(false)
+				f := c.believe(7, nil)
 				<-c.over
 				return f
 			},
@@ -288,11 +277,11 @@ func TestWhatOneLegDoesToTheOther(t *testing.T) {
 			why: lifecycle.Left, aborted: "prefill", change: func(c *config.Config) { c.Bind.Grace = time.Hour },
 			do: func(c *pair) *failure.Fault {
 				c.sent()
-				require.Nil(c.t, c.Started(7))
-				c.Close()
+				require.Nil(c.t, c.started(7))
+				c.close(false)
 				gone := make(chan struct{})
 				close(gone)
-				f := c.Believe(7, gone)
+				f := c.believe(7, gone)
 				<-c.over
 				return f
 			},
@@ -318,7 +307,7 @@ func TestWhatOneLegDoesToTheOther(t *testing.T) {
 			name: "the decode engine dies", connector: sglang, fine: true, aborted: "prefill", rebind: "decode",
 			do: func(c *pair) *failure.Fault {
 				c.sent()
-				f, stranded := c.Ended(lifecycle.Died)
+				f, stranded := c.decodeEnded(lifecycle.Died)
 				require.False(c.t, stranded, "it gives blocks of what was aborted away at once")
 				<-c.over
 				return f
@@ -329,7 +318,7 @@ func TestWhatOneLegDoesToTheOther(t *testing.T) {
 			fine: true, aborted: "prefill", rebind: "decode",
 			do: func(c *pair) *failure.Fault {
 				c.sent()
-				f, _ := c.Ended(lifecycle.Died)
+				f, _ := c.decodeEnded(lifecycle.Died)
 				c.answer <- saysAborted
 				<-c.over
 				require.EqualValues(c.t, 1, c.attempts("dropped"))
@@ -341,7 +330,7 @@ func TestWhatOneLegDoesToTheOther(t *testing.T) {
 			name: "the client leaves before the first event", connector: sglang, why: lifecycle.HungUp, aborted: "decode prefill",
 			do: func(c *pair) *failure.Fault {
 				c.sent()
-				c.ClientLeft()
+				c.clientLeft()
 				<-c.over // its engine has answered what it was told to abort
 				return c.isEnded()
 			},
@@ -352,13 +341,11 @@ func TestWhatOneLegDoesToTheOther(t *testing.T) {
 				c.calls()
 				c.answer <- says(7)
 				<-c.over
-				require.Nil(c.t, c.Started(7))
-				got, times, answered := c.Told()
-				require.True(c.t, answered)
-				require.Equal(c.t, 7, got.PromptTokens)
-				require.Positive(c.t, times.Callback)
-				c.Close()
-				return c.Believe(7, nil)
+				require.Nil(c.t, c.started(7))
+				require.Equal(c.t, 7, c.got.PromptTokens)
+				require.Positive(c.t, c.called)
+				c.close(false)
+				return c.believe(7, nil)
 			},
 		},
 		{
@@ -380,22 +367,26 @@ func TestWhatOneLegDoesToTheOther(t *testing.T) {
 		{
 			name: "it names a host that is not known", connector: layerwise, why: lifecycle.Misplaced, leg: lifecycle.Decode,
 			do: func(c *pair) *failure.Fault {
-				c.calls("10.0.0.5", "10.0.0.6")
+				c.calls("127.0.0.1", "10.0.0.6")
 				defer func() { <-c.over }()
 				return c.isEnded()
 			},
 		},
 		{
 			name: "it names another request", connector: layerwise, why: lifecycle.Garbled, leg: lifecycle.Decode, rebind: "callback",
-			do: func(c *pair) *failure.Fault { c.calls("ek-1", "ek-2"); defer func() { <-c.over }(); return c.isEnded() },
+			do: func(c *pair) *failure.Fault {
+				c.calls("ek-1-0b", "ek-2")
+				defer func() { <-c.over }()
+				return c.isEnded()
+			},
 		},
 		{
 			name: "the decode engine has the whole prompt", connector: layerwise, fine: true,
 			do: func(c *pair) *failure.Fault {
 				c.calls("[[7,8,9]]", "[]")
 				<-c.over
-				require.Nil(c.t, c.Started(7))
-				c.Close()
+				require.Nil(c.t, c.started(7))
+				c.close(false)
 				require.Zero(c.t, c.requests(), "nothing is prefilled")
 				return nil
 			},
@@ -407,10 +398,10 @@ func TestWhatOneLegDoesToTheOther(t *testing.T) {
 				c.answer <- says(7)
 				c.calls()
 				<-c.over
-				require.Nil(c.t, c.Started(7))
+				require.Nil(c.t, c.started(7))
 				require.Equal(c.t, 2, c.requests())
-				require.Equal(c.t, c.tried[1], c.Prefiller().ID)
-				c.Close()
+				require.Equal(c.t, c.tried[1], c.prefiller().ID)
+				c.close(false)
 				return nil
 			},
 		},
@@ -427,7 +418,7 @@ func TestWhatOneLegDoesToTheOther(t *testing.T) {
 		{
 			name: "the decode engine refuses before it calls back", connector: layerwise, fine: true, rebind: "decode",
 			do: func(c *pair) *failure.Fault {
-				f, stranded := c.Ended(lifecycle.Refused)
+				f, stranded := c.decodeEnded(lifecycle.Refused)
 				require.False(c.t, stranded)
 				<-c.over
 				return f
@@ -438,7 +429,7 @@ func TestWhatOneLegDoesToTheOther(t *testing.T) {
 			do: func(c *pair) *failure.Fault {
 				c.calls()
 				c.sent()
-				f, stranded := c.Ended(lifecycle.Died)
+				f, stranded := c.decodeEnded(lifecycle.Died)
 				require.True(c.t, stranded)
 				<-c.over
 				return f
@@ -446,7 +437,7 @@ func TestWhatOneLegDoesToTheOther(t *testing.T) {
 		},
 		{
 			name: "the client leaves before the callback", connector: layerwise, why: lifecycle.Left,
-			do: func(c *pair) *failure.Fault { c.ClientLeft(); defer func() { <-c.over }(); return c.isEnded() },
+			do: func(c *pair) *failure.Fault { c.clientLeft(); defer func() { <-c.over }(); return c.isEnded() },
 		},
 		{
 			name: "the client leaves while its KV is on its way, which is let come to its end", connector: layerwise,
@@ -454,10 +445,10 @@ func TestWhatOneLegDoesToTheOther(t *testing.T) {
 			do: func(c *pair) *failure.Fault {
 				c.calls()
 				c.sent()
-				c.ClientLeft()
+				c.clientLeft()
 				c.answer <- says(7)
-				require.False(c.t, c.Wait(), "the prefill has ended, and nothing writes any more")
-				f, _ := c.Ended(lifecycle.Died)
+				require.False(c.t, c.outlived(), "the prefill has ended, and nothing writes any more")
+				f, _ := c.decodeEnded(lifecycle.Died)
 				return f
 			},
 		},
@@ -466,8 +457,8 @@ func TestWhatOneLegDoesToTheOther(t *testing.T) {
 			do: func(c *pair) *failure.Fault {
 				c.answer <- says(7)
 				<-c.over
-				require.Nil(c.t, c.Started(7))
-				c.Close()
+				require.Nil(c.t, c.started(7))
+				c.close(false)
 				return nil
 			},
 		},
@@ -475,7 +466,7 @@ func TestWhatOneLegDoesToTheOther(t *testing.T) {
 			name: "the prefill engine restarted after the decode engine had got its address", connector: push,
 			why: lifecycle.Restarted, rebind: "prefill", orphan: true,
 			do: func(c *pair) *failure.Fault {
-				c.Meeting.Coordinates = &mooncake.Coordinates{EngineID: "e0"}
+				c.meeting.Coordinates = &mooncake.Coordinates{EngineID: "e0"}
 				c.answer <- says(7)
 				return c.isEnded()
 			},
@@ -484,7 +475,7 @@ func TestWhatOneLegDoesToTheOther(t *testing.T) {
 			name: "the decode engine dies before it has the KV", connector: push, fine: true, rebind: "decode", orphan: true,
 			do: func(c *pair) *failure.Fault {
 				c.sent()
-				f, stranded := c.Ended(lifecycle.Died)
+				f, stranded := c.decodeEnded(lifecycle.Died)
 				require.True(c.t, stranded)
 				c.answer <- says(7)
 				<-c.over
@@ -504,26 +495,83 @@ func TestWhatOneLegDoesToTheOther(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 			defer cancel()
 			select {
-			case <-c.maker.Leftovers.Close():
+			case <-c.srv.legs.Close():
 			case <-ctx.Done():
 				t.Fatal("a leg goes on")
 			}
 			orphans := 0
-			for _, s := range c.tier.Status() {
+			for _, s := range c.srv.Tier.Status() {
 				require.Zero(t, s.Inflight+s.Pooled+s.Dispatched)
 				orphans += s.Orphans
 			}
 			require.Equal(t, row.orphan, orphans == 1)
-			require.Eventually(t, func() bool { return c.meta.Expected() == 0 }, time.Minute, time.Millisecond)
+			require.Eventually(t, func() bool { return c.srv.Meta.Expected() == 0 }, time.Minute, time.Millisecond)
 			c.mu.Lock()
 			defer c.mu.Unlock()
 			require.ElementsMatch(t, strings.Fields(row.aborted), c.aborted)
-			for _, cause := range causes {
-				require.EqualValues(t, map[bool]int{true: 1}[cause == row.rebind], testutil.ToFloat64(c.maker.rebinds.WithLabelValues(cause)), cause)
+			for _, cause := range []string{causeDecode, causePrefill, causeCallback, causeSilent} {
+				require.EqualValues(t, map[bool]int{true: 1}[cause == row.rebind], testutil.ToFloat64(c.srv.metrics.rebinds.WithLabelValues(cause)), cause)
 			}
 			for _, cause := range []string{drainLeft, drainLate} {
-				require.EqualValues(t, map[bool]int{true: 1}[cause == row.drain], testutil.ToFloat64(c.maker.drains.WithLabelValues(cause)), cause)
+				require.EqualValues(t, map[bool]int{true: 1}[cause == row.drain], testutil.ToFloat64(c.srv.metrics.drains.WithLabelValues(cause)), cause)
 			}
 		})
+	}
+}
+
+// An answer that is lost before its end was as wrong as one that is whole, if its prefill was aborted.
+func TestALostAnswerIsNotBelievedEither(t *testing.T) {
+	for _, row := range []struct {
+		name      string
+		prefilled int
+		lost      bool
+		wrong     bool
+	}{{"whole", 10, false, false}, {"lost", 10, true, false}, {"lost, and its prefill aborted", 5, true, true}} {
+		t.Run(row.name, func(t *testing.T) {
+			c := newPair(t, mooncake.SGLang, nil)
+			c.sent()
+			require.Nil(t, c.started(0))
+			c.answer <- says(row.prefilled)
+			<-c.over
+			if row.lost {
+				c.close(false)
+			}
+			f := c.believe(10, nil)
+			require.Equal(t, row.wrong, f != nil)
+			if f != nil {
+				require.ErrorIs(t, f.Err, errBroken)
+			}
+			c.close(false)
+		})
+	}
+}
+
+// A callback and the end of the answer may come at the same moment, and be seen in either order. Its token is forgotten then.
+func TestACallbackAtTheEndIsForgotten(t *testing.T) {
+	for name, late := range map[string]bool{"the callback first": false, "the end first": true} {
+		t.Run(name, func(t *testing.T) {
+			c := newPair(t, mooncake.AscendLayerwise, nil)
+			require.Nil(t, c.started(7))
+			if late {
+				c.close(false)
+			}
+			require.False(t, c.calledBack(metaserver.Callback{Err: errors.New("bad")}, 0))
+			c.close(false)
+			<-c.over
+			require.Zero(t, c.srv.Meta.Expected())
+		})
+	}
+}
+
+// SGLang ends every request whose id begins with the one that it is told to abort. prefill.retry.attempts is at most 100.
+func TestNoIDBeginsAnotherOne(t *testing.T) {
+	var all []string
+	for attempt := 1; attempt <= 120; attempt++ {
+		all = append(all, pairID("r", attempt), pairID("r-1", attempt))
+	}
+	for i, id := range all {
+		for k, other := range all {
+			require.False(t, i != k && strings.HasPrefix(other, id), "an abort of %s would end %s", id, other)
+		}
 	}
 }

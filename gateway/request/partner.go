@@ -1,0 +1,448 @@
+package request
+
+import (
+	"context"
+	"errors"
+	"math"
+	"net/http"
+	"time"
+
+	"go.uber.org/zap"
+
+	"evenkeel/dispatcher"
+	"evenkeel/engine"
+	"evenkeel/gateway/failure"
+	"evenkeel/gateway/fleet"
+	"evenkeel/gateway/handoff"
+	"evenkeel/gateway/lifecycle"
+	"evenkeel/gateway/metaserver"
+	"evenkeel/gateway/openai"
+	"evenkeel/gateway/upstream"
+	"evenkeel/mooncake"
+	"evenkeel/prefill"
+)
+
+// A partner is the prefill leg that runs beside the decode leg of an attempt. It has a goroutine of its own, which may outlive the attempt.
+// What becomes of both legs is decided by the request's life.
+type partner struct {
+	job      *job
+	pair     int    // which one of the life's
+	id       string // X-Request-Id of both legs, never used before
+	endpoint mooncake.Endpoint
+	dialect  lifecycle.Dialect
+	decode   *engine.Call
+	rank     *fleet.Rank // that decodes
+	slot     *dispatcher.Slot
+	meeting  *mooncake.Meeting
+	headers  []engine.Header // of the prefill leg
+	body     mooncake.Body
+	half     *mooncake.Leg
+	prompt   int  // tokens, as estimated
+	most     int  // tokens that the answer may have
+	whole    bool // the answer comes in one piece, or may say nothing before its end
+	streamed bool
+	dials    bool                    // its calls take new connections only
+	expect   *metaserver.Expectation // nil: nothing is called back
+	dead     chan struct{}           // closed when the decode leg has ended
+	over     chan struct{}           // closed when the prefill leg has
+	born     fleet.Birth             // of the prefill engine that has the leg
+	tried    []string                // prefill engines
+
+	// These are guarded by the job's mutex.
+	lease    *prefill.Lease // nil once it is settled
+	last     *prefill.Lease // the same, settled or not
+	refusal  *failure.Fault // of the last engine that took nothing
+	failed   *failure.Fault // why one leg has ended the other
+	call     *engine.Call   // the prefill leg's; nil: there is none now
+	closed   bool           // so is dead
+	stranded bool           // the decode engine may keep blocks for ever
+	ended    time.Time      // when the prefill engine has answered
+	got      mooncake.ProbeAnswer
+	called   time.Duration // until the decode engine had called back
+	took     time.Duration // the prefill leg
+	silence  *time.Timer
+}
+
+// Why the legs of a request did not come together.
+var (
+	errUnknown     = errors.New("it is not known yet at which address decode engines reach the prefill engine")
+	errUnheard     = errors.New("evenkeel does not listen for callbacks of decode engines yet; bind.listen takes effect with a restart")
+	errNoCallback  = errors.New("the decode engine did not say in time where the KV goes")
+	errRestarted   = errors.New("the prefill engine restarted after the decode engine had got its address")
+	errSilent      = errors.New("the prompt was prefilled, but the decode engine did not begin its answer")
+	errLate        = errors.New("the decode engine did not begin its answer while the prefill engine certainly kept the KV; a later answer could be made of another prompt's KV")
+	errUnconfirmed = errors.New("the prefill engine did not say in time whether the KV is complete")
+	errBroken      = errors.New("the prefill engine broke off while it handed the KV over")
+	errLeft        = errors.New("the client left")
+)
+
+// awaitCallback waits until the decode engine has said where the KV goes. It returns whether there is something to prefill.
+func (p *partner) awaitCallback() bool {
+	began := time.Now()
+	select {
+	case came := <-p.expect.Came():
+		return p.calledBack(came, time.Since(began))
+	case <-time.After(p.job.srv.Settings().Bind.CallbackTimeout):
+		why := failure.Of(lifecycle.Ended{Leg: lifecycle.Decode, Far: lifecycle.Sent, Why: lifecycle.Uncalled}, failure.Transport("decode", errNoCallback), errNoCallback)
+		p.tell(lifecycle.Event{What: lifecycle.Overdue}, why)
+		<-p.dead // of an answer that has begun although nobody called back, its end
+	case <-p.dead:
+	}
+	return p.lateCallback()
+}
+
+// calledBack takes in a callback that came in time.
+func (p *partner) calledBack(came metaserver.Callback, took time.Duration) bool {
+	p.job.mu.Lock()
+	defer p.job.mu.Unlock()
+	p.called, p.meeting.Callback = took, came.KV
+	if came.Err == nil {
+		p.last.CalledBack(took)
+	}
+	e := lifecycle.Event{What: lifecycle.CalledBack}
+	var f *failure.Fault
+	switch {
+	case came.Err != nil:
+		e.What = lifecycle.Miscalled
+		f = failure.Of(lifecycle.Ended{Leg: lifecycle.Decode, Far: lifecycle.Sent, Why: lifecycle.Garbled}, failure.BadGateway("decode", "it named no place for the KV"), came.Err)
+		if errors.Is(came.Err, mooncake.ErrUnknownHost) {
+			f.Why = lifecycle.Misplaced
+		}
+	case came.Empty: // it has the whole prompt
+		e.What = lifecycle.NeedsNothing
+	}
+	p.step(e, f)
+	return p.legs().Due()
+}
+
+// lateCallback waits a little longer for the callback of a request that is over. If it comes, the decode engine has allocated blocks,
+// and only the end of a prefill frees them: so it returns true, and one is run.
+func (p *partner) lateCallback() bool {
+	grace := p.job.srv.Settings().Bind.Grace
+	p.forget(grace)
+	e := lifecycle.Event{What: lifecycle.Uncallable}
+	select {
+	case came := <-p.expect.Came():
+		if came.Err == nil && !came.Empty {
+			p.meeting.Callback = came.KV
+			e.What = lifecycle.CalledLate
+		}
+	case <-time.After(grace):
+	case <-p.expect.Forgotten():
+	}
+	return p.tell(e, nil)
+}
+
+// anew has another engine prefill for the same decode leg.
+func (p *partner) anew() bool {
+	srv := p.job.srv
+	ctx, cancel := context.WithTimeout(srv.Serving(), srv.Settings().Limits.ProbeTimeout)
+	defer cancel()
+	lease, err := p.last.Another(ctx, p.tried)
+	p.job.mu.Lock()
+	defer p.job.mu.Unlock()
+	if err != nil {
+		return p.step(lifecycle.Event{What: lifecycle.NotFound}, p.refusal)
+	}
+	p.tried = append(p.tried, lease.Candidate.ID)
+	p.step(lifecycle.Event{What: lifecycle.Found}, nil)
+	p.goTo(lease)
+	return true
+}
+
+// lookAgain has another engine prefill if it is a step sooner to end, now that the decode engine has room: while that was waited for,
+// other prefills may have ended earlier than predicted, or later.
+func (p *partner) lookAgain() {
+	shunned := p.job.srv.Dispatcher.Shunned(p.slot)
+	p.job.mu.Lock()
+	defer p.job.mu.Unlock()
+	if p.lease == nil {
+		return
+	}
+	step := time.Duration(p.slot.StepMs * float32(time.Millisecond))
+	if lease := p.lease.Sooner(step, shunned); lease != nil {
+		p.tried[len(p.tried)-1] = lease.Candidate.ID // the other one was not
+		p.goTo(lease)
+	}
+}
+
+// goTo has another engine prefill. It is called with the job's mutex held.
+func (p *partner) goTo(lease *prefill.Lease) {
+	lease.PassOn()
+	p.job.srv.Dispatcher.Rerouted(p.slot, lease.Candidate.Instance)
+	p.lease, p.last = lease, lease
+}
+
+// legs is what the life knows of both. It is called with the job's mutex held.
+func (p *partner) legs() *lifecycle.Pair { return p.job.life.Pair(p.pair) }
+
+// tell is step for those that do not hold the job's mutex.
+func (p *partner) tell(e lifecycle.Event, f *failure.Fault) (on bool) {
+	p.job.mu.Lock()
+	defer p.job.mu.Unlock()
+	return p.step(e, f)
+}
+
+// step tells the life what happens to a leg, and carries out what is to be done. f is why a leg ends, if that ends the other one. It is
+// called with the job's mutex held, and returns whether the prefill leg goes on.
+func (p *partner) step(e lifecycle.Event, f *failure.Fault) (on bool) {
+	if f != nil {
+		e.End = f.Ended
+	}
+	e.Pair = p.pair
+	was := p.legs().Failed()
+	var room [8]lifecycle.Effect
+	todo := p.job.stepped(e, room[:0])
+	if !was && p.legs().Failed() {
+		if p.failed = f; f == nil {
+			p.failed = failure.Of(lifecycle.Ended{Far: lifecycle.Through, Why: lifecycle.Incomplete}, failure.BadGateway("prefill", errBroken.Error()), errBroken)
+		}
+	}
+	for _, x := range todo {
+		on = p.do(x, f) || on
+	}
+	p.notice()
+	return on
+}
+
+// notice ends what waits for the end of the decode leg, if it has ended. It is called with the job's mutex held.
+func (p *partner) notice() {
+	if p.legs().Closed() && !p.closed {
+		p.closed = true
+		close(p.dead)
+	}
+}
+
+// carryOut does what is to be done for a pair after a panic.
+func (p *partner) carryOut(x lifecycle.Effect) {
+	p.job.mu.Lock()
+	defer p.job.mu.Unlock()
+	p.do(x, nil)
+	p.notice()
+}
+
+// do carries an effect out, and says whether it has the prefill leg go on. It does not block.
+func (p *partner) do(x lifecycle.Effect, f *failure.Fault) (on bool) {
+	set := p.job.srv.Settings()
+	switch x.Do {
+	case lifecycle.EndDecode:
+		p.decode.Leave(upstream.Notice)
+	case lifecycle.AbortDecode:
+		p.abort(p.rank.Target)
+	case lifecycle.AbortPrefill:
+		p.abort(p.last.Candidate.Target)
+	case lifecycle.HangUp:
+		if p.call != nil {
+			p.call.Leave(upstream.Notice)
+		}
+	case lifecycle.Settle:
+		handoff.Settle(p.lease, x.How, f)
+		p.lease = nil
+	case lifecycle.AwaitFirst:
+		p.awaitFirst()
+	case lifecycle.StopWaiting:
+		if p.silence != nil {
+			p.silence.Stop()
+		}
+	case lifecycle.Forget:
+		p.forget(0)
+	case lifecycle.DrainBeside:
+		cause := drainLate
+		if p.legs().Left() {
+			cause = drainLeft
+		}
+		p.job.srv.metrics.drains.WithLabelValues(cause).Inc()
+		return true
+	case lifecycle.CountLoss:
+		p.job.srv.metrics.rebound(p.failed)
+	case lifecycle.Strand:
+		p.stranded = true
+	case lifecycle.WaitGone:
+		wait := set.Bind.Grace
+		if p.dialect.Aborts {
+			wait = p.abortDelay()
+		}
+		time.AfterFunc(wait, func() { p.tell(lifecycle.Event{What: lifecycle.ClientWaited}, left()) })
+	case lifecycle.SendBeside, lifecycle.Seek:
+		return true
+	default: // nothing else is done for a pair
+	}
+	return false
+}
+
+// forget ends the callback's token after a time.
+func (p *partner) forget(grace time.Duration) {
+	if p.expect != nil {
+		p.expect.Forget(grace)
+	}
+}
+
+// abort has an engine of SGLang end the leg. Nobody waits for the answer.
+func (p *partner) abort(t *engine.Target) {
+	srv := p.job.srv
+	_ = srv.legs.Run(math.MaxInt, func() { // else the proxy is about to end, and engines notice that
+		if err := upstream.Abort(srv.Client, t, p.id, srv.Log); err != nil {
+			srv.Log.Warn("an engine did not accept an abort, so it ends the request at its own timeout", zap.Inline(p.job), zap.String("engine", t.ID), zap.Error(err))
+		}
+	})
+}
+
+// awaitFirst begins the time for the first event. It is called with the job's mutex held.
+func (p *partner) awaitFirst() {
+	limit, why := p.rank.Profile.FirstEventTimeout, errSilent
+	if p.whole { // it has no event before its end
+		limit = p.job.srv.Settings().Limits.ProbeTimeout
+	}
+	if kept := p.kept(); kept < limit {
+		limit, why = kept, errLate
+	}
+	p.silence = time.AfterFunc(limit, func() {
+		if p.whole && p.waitsOn() {
+			return
+		}
+		p.tell(lifecycle.Event{What: lifecycle.Quiet}, unbegun(why))
+	})
+}
+
+// waitsOn has an answer in one piece waited for as long as its rank goes on, if that is still so.
+func (p *partner) waitsOn() bool {
+	p.job.mu.Lock()
+	defer p.job.mu.Unlock()
+	left := handoff.Patience(p.rank, p.job.srv.Settings(), p.ended, p.most, time.Now())
+	if left > 0 {
+		p.silence.Reset(left)
+	}
+	return left > 0
+}
+
+// kept is for how long after its answer the prefill engine certainly keeps the KV. It has no limit if nothing is kept, or if the answer
+// comes in one piece and does not show when the KV was read. No decode engine renews this time: a heartbeat has to name the request as
+// the prefill engine does, and that name was not known when the decode leg was sent.
+func (p *partner) kept() time.Duration {
+	if !p.dialect.Keeps || p.whole {
+		return math.MaxInt64
+	}
+	return p.last.Candidate.Profile.PulledWithin()
+}
+
+// unbegun is the end of a decode leg whose first event did not come in time.
+func unbegun(why error) *failure.Fault {
+	return failure.Of(lifecycle.Ended{Leg: lifecycle.Decode, Far: lifecycle.Sent, Why: lifecycle.Unbegun}, openai.NewError(http.StatusGatewayTimeout, "decode_timeout", why.Error()), why)
+}
+
+// left is the end of legs whose client has left.
+func left() *failure.Fault {
+	return failure.Of(lifecycle.Ended{Why: lifecycle.Left}, failure.Gone(), errLeft)
+}
+
+// started is told of the decode leg's first event. prompt is how many tokens of the prompt the decode engine has counted, 0 if it has not
+// said so. Where the KV may be incomplete all the same, started waits a moment for the prefill engine's answer. It returns why the answer
+// cannot be believed, or nil.
+func (p *partner) started(prompt int) *failure.Fault {
+	p.job.mu.Lock()
+	p.step(lifecycle.Event{What: lifecycle.Began, Prompt: prompt, Expired: time.Since(p.ended) > p.kept()}, unbegun(errLate))
+	confirm := p.failed == nil && p.dialect.Aborts && !p.legs().Answered()
+	p.job.mu.Unlock()
+	if confirm {
+		p.awaitOver(p.job.srv.Settings().Bind.Confirm)
+	}
+	p.tell(lifecycle.Event{What: lifecycle.Confirmed}, nil)
+	return p.lost()
+}
+
+// awaitOver waits for the end of the prefill leg, for at most so long.
+func (p *partner) awaitOver(limit time.Duration) (ended bool) {
+	select {
+	case <-p.over:
+		return true
+	case <-time.After(limit):
+		return false
+	}
+}
+
+// believe returns why an answer that has ended must not go out as whole; nil: nothing speaks against it. With a connector whose KV may be
+// broken although both legs go on, it waits for the prefill engine's answer, for at most the grace, because the client could not tell a
+// wrong answer that ends like a right one. The wait also ends when the client leaves. The decode leg needs no slot meanwhile. prompt is
+// the number of prompt tokens that the decode engine has counted by now.
+func (p *partner) believe(prompt int, gone <-chan struct{}) *failure.Fault {
+	if p == nil {
+		return nil
+	}
+	if p.dialect.Aborts {
+		select {
+		case <-p.over:
+		case <-gone:
+			p.tell(lifecycle.Event{What: lifecycle.Unwanted}, left())
+		case <-time.After(p.job.srv.Settings().Bind.Grace):
+			answer := openai.NewError(http.StatusGatewayTimeout, "prefill_timeout", errUnconfirmed.Error())
+			p.tell(lifecycle.Event{What: lifecycle.Unwanted}, failure.Of(lifecycle.Ended{Far: lifecycle.Sent, Why: lifecycle.Unconfirmed}, answer, errUnconfirmed))
+		}
+	}
+	p.tell(lifecycle.Event{What: lifecycle.Confirmed, Prompt: prompt}, nil)
+	return p.lost()
+}
+
+// decodeEnded is told that the decode leg has ended without a first event, and ends the prefill leg where that is of use. f is why the
+// prefill leg has ended the decode leg, nil if that has ended by itself. stranded says that the decode engine may keep blocks for ever.
+func (p *partner) decodeEnded(how lifecycle.EndReason) (f *failure.Fault, stranded bool) {
+	p.job.mu.Lock()
+	p.step(lifecycle.Event{What: lifecycle.DecodeFell, Reason: how}, nil)
+	f, stranded = p.failed, p.stranded
+	p.job.mu.Unlock()
+	if f == nil && how == lifecycle.Died && p.dialect.Aborts { // whoever calls closes the decode leg, and its pages must not be given away while they are written
+		p.awaitOver(p.abortDelay())
+	}
+	return f, stranded
+}
+
+// unheard says that an engine may not heed an abort, and notices only after some seconds that we have left: SGLang looks every 4 s who
+// still waits for an answer in one piece (0.5.23, SGLANG_REQUEST_STATE_WAIT_TIMEOUT in environ.py).
+func (p *partner) unheard() bool { return p.whole && p.rank.Profile.Nameless(p.endpoint) }
+
+// abortDelay is how long the decode leg outlives an abort of the prefill leg.
+func (p *partner) abortDelay() time.Duration {
+	if p.unheard() {
+		return p.job.srv.Settings().Bind.Grace
+	}
+	return 200 * time.Millisecond
+}
+
+// clientLeft is told that the client has left; after the first event it does nothing. It does not block, and may be called from any goroutine.
+func (p *partner) clientLeft() { p.tell(lifecycle.Event{What: lifecycle.ClientGone}, left()) }
+
+// outlived waits for the end of the prefill leg of a client that has left, for at most the grace. It says whether the leg may still
+// write to blocks that the decode engine keeps for it. An engine of SGLang keeps none, and ends a leg that was aborted.
+func (p *partner) outlived() bool {
+	if p.awaitOver(p.job.srv.Settings().Bind.Grace) {
+		return false
+	}
+	p.job.mu.Lock()
+	defer p.job.mu.Unlock()
+	return p.legs().Stranded()
+}
+
+// prefiller is the last engine that was to prefill.
+func (p *partner) prefiller() prefill.Candidate {
+	p.job.mu.Lock()
+	defer p.job.mu.Unlock()
+	return p.last.Candidate
+}
+
+// lost is why an answer that has begun cannot be believed any more; nil: it can be.
+func (p *partner) lost() *failure.Fault {
+	if p == nil {
+		return nil
+	}
+	p.job.mu.Lock()
+	defer p.job.mu.Unlock()
+	return p.failed
+}
+
+// close is told that the decode leg has ended after its first event. If its client does not wait for the answer any more, nor does
+// anybody for what an engine that may abort it has to say.
+func (p *partner) close(abandoned bool) {
+	if abandoned && p.dialect.Aborts {
+		p.tell(lifecycle.Event{What: lifecycle.Unwanted}, left())
+	}
+	p.tell(lifecycle.Event{What: lifecycle.DecodeOver}, nil)
+}
