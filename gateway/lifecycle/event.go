@@ -9,6 +9,7 @@ type Event struct {
 	Script Script // of Turn
 	Open   bool   // of NoTurn: for want of engines, so that another region may have some
 	Named  bool   // of HandedOver: a decode request must have the probe's id
+	Whole  bool   // of RankTakes and Bound: the answer comes in one piece, so that nothing shows before its end how far it is
 	Left   bool   // the client has left
 
 	// Of Fell.
@@ -21,6 +22,7 @@ type Event struct {
 
 	// Of the legs of an attempt whose decode rank was bound before its prefill.
 	Dialect Dialect   // of Turn
+	Deaf    bool      // of Bound: the decode engine may not heed an abort, and notices only after a while that we have left
 	Pair    int       // of CalledBack and those behind it: which of the request's pairs it happened to. The first one is 1
 	Prompt  int       // tokens of it, as an engine has counted them; 0: it did not say so
 	Expired bool      // of Began: the KV may have been given away by then
@@ -109,6 +111,7 @@ const (
 	SendBeside             // the prefill leg is sent, beside the decode leg
 	Seek                   // another prefill engine is looked for
 	AwaitFirst             // the time for the first event begins
+	AwaitPrefill           // whoever told of the event waits for the end of the prefill leg before anything else is done
 	StopWaiting            // and ends
 	Forget                 // no callback is expected any more
 	DrainBeside            // a prefill is run only because its end frees blocks
@@ -145,8 +148,36 @@ type Effect struct {
 	Place   bool    // of Enqueue: a place in the pool is to be reserved, because the request has none
 	Group   bool    // of Offer: because its decode group is another proxy's now. Else because every attempt here failed
 	Error   Error   // of Fail
+	Until   Limit   // of what is waited for: how long at most
 	Pair    int     // of SendBoth, and of what is done for an event of a pair; 0: of the settled lease no pair has it
 }
+
+// A Limit is how long something is waited for at most, where the code that carries effects out bounds it. The arrival queue, the pool,
+// other dispatchers and the client's connection have bounds of their own.
+type Limit uint8
+
+// The limits.
+const (
+	NotHere      Limit = iota // another component bounds the wait
+	ByProbe                   // an engine computes a prompt
+	ByFirstEvent              // an engine has a prompt, and is to begin its answer
+	ByHold                    // as ByFirstEvent, but only while the prefill engine certainly keeps the KV
+	ByWhole                   // an engine makes an answer in one piece: as ByProbe, and then for as long as its rank gives signs of life
+	ByCallback                // a decode engine says where the KV goes
+	ByGrace                   // an engine says how a leg went that nobody needs any more, or whose answer is here
+	ByConfirm                 // a first event is held back until the prefill engine has answered
+	ByAbort                   // an engine ends what it was told to abort
+	limits
+)
+
+// limitKeys are the keys of the config that have the limits, as the docs name them, or the limits themselves.
+var limitKeys = [limits]string{
+	ByProbe: "`limits.probe_timeout`", ByFirstEvent: "`first_event_timeout`", ByHold: "`first_event_timeout`, but only until the lease ends",
+	ByWhole:    "`limits.probe_timeout`, then as long as its rank gives signs of life within `limits.event_timeout`; in all 1 s more for each token that it may have",
+	ByCallback: "`bind.callback_timeout`", ByGrace: "5 s", ByConfirm: "100 ms", ByAbort: "200 ms",
+}
+
+func (l Limit) String() string { return limitKeys[l] }
 
 // Error is which error the client gets.
 type Error uint8

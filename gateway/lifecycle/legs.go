@@ -65,6 +65,8 @@ type Pair struct {
 	prefill prefilling
 	decode  decoding
 	blocks  blocks
+	whole   bool  // the answer comes in one piece, or may say nothing before its end
+	deaf    bool  // the decode engine may not heed an abort
 	leased  bool  // the prefill's lease is not settled
 	left    bool  // the client left before the first event
 	counted int   // tokens of the prompt, by the decode engine
@@ -74,8 +76,8 @@ type Pair struct {
 }
 
 // newPair is that of an attempt that begins. It has the lease of the prompt.
-func newPair(d Dialect) Pair {
-	p := Pair{dialect: d, prefill: due, leased: true}
+func newPair(d Dialect, whole, deaf bool) Pair {
+	p := Pair{dialect: d, prefill: due, whole: whole, deaf: deaf, leased: true}
 	if d.CallsBack {
 		p.prefill = uncalled
 	}
@@ -132,7 +134,7 @@ func (p *Pair) step(e Event, dst []Effect) []Effect {
 			return dst
 		}
 		p.blocks, p.prefill = waiting, due
-		return append(dst, Effect{Do: DrainBeside})
+		return append(dst, Effect{Do: DrainBeside, Until: ByProbe})
 	case Uncallable:
 		p.prefill = gone
 		return p.settle(Free, dst)
@@ -142,12 +144,12 @@ func (p *Pair) step(e Event, dst []Effect) []Effect {
 			return p.settle(Free, dst)
 		}
 		p.prefill = running
-		return append(dst, Effect{Do: SendBeside})
+		return append(dst, Effect{Do: SendBeside, Until: ByProbe})
 	case PrefillFell:
 		dst = p.settle(e.End.Verdict().KV, dst)
 		if e.Again && p.dialect.Retries && e.End.Untaken() {
 			p.prefill = seeking
-			return append(dst, Effect{Do: Seek})
+			return append(dst, Effect{Do: Seek, Until: ByProbe})
 		}
 		p.prefill = gone
 		return p.fail(e.End, dst)
@@ -254,10 +256,33 @@ func (p *Pair) called(e Event, dst []Effect) []Effect {
 }
 
 func (p *Pair) await(dst []Effect) []Effect {
-	if p.decode == opens {
-		return append(dst, Effect{Do: AwaitFirst})
+	if p.decode != opens {
+		return dst
 	}
-	return dst
+	x := Effect{Do: AwaitFirst, Until: ByFirstEvent}
+	switch {
+	case p.whole: // it has no event before its end
+		x.Until = ByWhole
+	case p.dialect.Keeps:
+		x.Until = ByHold
+	}
+	return append(dst, x)
+}
+
+// first is how long the first thing is waited for that must happen before anything is prefilled.
+func (p *Pair) first() Limit {
+	if p.dialect.CallsBack {
+		return ByCallback
+	}
+	return NotHere
+}
+
+// aborted is how long the decode leg outlives an abort of the prefill leg.
+func (p *Pair) aborted() Limit {
+	if p.deaf {
+		return ByGrace
+	}
+	return ByAbort
 }
 
 // done takes in the prefill engine's answer.
@@ -281,7 +306,11 @@ func (p *Pair) began(e Event, dst []Effect) []Effect {
 	if p.dialect.CallsBack && p.blocks == unknown { // it needed nothing, and has not said so
 		dst = p.settle(Free, dst)
 	}
-	return append(dst, Effect{Do: StopWaiting})
+	dst = append(dst, Effect{Do: StopWaiting})
+	if !p.failed && p.dialect.Aborts && p.prefill != answered {
+		dst = append(dst, Effect{Do: AwaitPrefill, Until: ByConfirm})
+	}
+	return dst
 }
 
 // compare ends a decode leg that has more of the prompt than was prefilled.
@@ -314,6 +343,9 @@ func (p *Pair) fell(how EndReason, dst []Effect) []Effect {
 	}
 	if how != Declined && !p.left {
 		dst = append(dst, Effect{Do: CountLoss})
+	}
+	if !p.failed && how == Died && p.dialect.Aborts { // the decode leg is closed then, and its pages must not be given away while they are written
+		dst = append(dst, Effect{Do: AwaitPrefill, Until: p.aborted()})
 	}
 	if p.prefill == answered {
 		dst = p.settle(Orphan, dst)
@@ -349,12 +381,12 @@ func (p *Pair) clientLeft(e Event, dst []Effect) []Effect {
 	case p.dialect.CallsBack && p.blocks == unknown: // no engine has blocks yet, as far as is known
 		dst = p.fail(e.End, dst)
 	case p.dialect.Aborts: // the prefill engine first: the decode engine must not give blocks away that are written
-		return append(p.abort(dst), Effect{Do: WaitGone})
+		return append(p.abort(dst), Effect{Do: WaitGone, Until: p.aborted()})
 	}
 	// Only the first event says that both engines' blocks can be freed; the reader of the decode leg ends it then. If no
 	// event comes for too long, because a prefill engine stands still, the blocks are left to the engines.
 	if !p.failed {
-		dst = append(dst, Effect{Do: WaitGone})
+		dst = append(dst, Effect{Do: WaitGone, Until: ByGrace})
 	}
 	return dst
 }

@@ -198,7 +198,7 @@ var probeEnds = func() (all []Ended) {
 func TestTwoLegsOweNothingAtTheEnd(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		name := rapid.SampledFrom([]string{"layerwise", "push", "sglang"}).Draw(t, "dialect")
-		w := twoLegs{legs: newPair(dialects[name]), leases: 1}
+		w := twoLegs{legs: newPair(dialects[name], false, false), leases: 1}
 		for range rapid.IntRange(0, 15).Draw(t, "events") {
 			if len(w.mayCome()) == 0 {
 				break
@@ -216,7 +216,7 @@ func TestTwoLegsOweNothingAtTheEnd(t *testing.T) {
 func TestAClientThatLeavesEndsBothLegs(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		name := rapid.SampledFrom([]string{"layerwise", "push", "sglang"}).Draw(t, "dialect")
-		w := twoLegs{legs: newPair(dialects[name]), leases: 1}
+		w := twoLegs{legs: newPair(dialects[name], false, false), leases: 1}
 		for range rapid.IntRange(0, 6).Draw(t, "events") {
 			if w.legs.decode != opens {
 				return
@@ -238,7 +238,7 @@ func TestAClientThatLeavesEndsBothLegs(t *testing.T) {
 // An answer whose prompt was not prefilled to its end is never believed.
 func TestAnAnswerOfHalfAPromptIsNotBelieved(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		w := twoLegs{legs: newPair(dialects["sglang"]), leases: 1}
+		w := twoLegs{legs: newPair(dialects["sglang"], false, false), leases: 1}
 		w.tell(t, Event{What: ProbeDue})
 		steps := []Event{{What: Began, Prompt: 10}, {What: PrefillDone, Prompt: 5}, {What: DecodeOver}, {What: Confirmed, Prompt: 10}}
 		if rapid.Bool().Draw(t, "the prefill's answer comes first") {
@@ -253,7 +253,7 @@ func TestAnAnswerOfHalfAPromptIsNotBelieved(t *testing.T) {
 
 // KV whose first event came, and was not believed, was read.
 func TestKVOfAFirstEventThatIsNotBelievedIsFree(t *testing.T) {
-	l := newPair(dialects["push"])
+	l := newPair(dialects["push"], false, false)
 	for _, e := range []Event{{What: ProbeDue}, {What: ClientGone, End: Ended{Why: Left}}, {What: ClientWaited, End: Ended{Why: Left}}, {What: Began}, {What: Confirmed}, {What: DecodeFell, Reason: Died}} {
 		l.step(e, nil)
 	}
@@ -279,7 +279,7 @@ func TestWhatAnEndedDecodeStrands(t *testing.T) {
 		{"a pushed one whose prefill has answered", "push", []Event{{What: ProbeDue}, {What: PrefillDone}}, Died, false},
 		{"a pushed one that refused", "push", []Event{{What: ProbeDue}}, Refused, false},
 	} {
-		l := newPair(dialects[row.dialect])
+		l := newPair(dialects[row.dialect], false, false)
 		for _, e := range row.before {
 			l.step(e, nil)
 		}

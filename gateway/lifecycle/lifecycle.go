@@ -107,8 +107,7 @@ func (l *Lifecycle) Step(e Event, dst []Effect) []Effect {
 		case e.What == RankTakes:
 			l.history.moves(turned)
 			l.owed.take(Slot)
-			l.state = Opening
-			return append(dst, Effect{Do: SendDecode})
+			return l.sendDecode(&e, dst)
 		case l.Alone:
 			return l.fail(e, OfRanks, dst)
 		}
@@ -145,11 +144,10 @@ func (l *Lifecycle) Step(e Event, dst []Effect) []Effect {
 			if l.script == Early {
 				l.state = Coupled
 				l.owed.has[Lease] = false // the pair has it
-				l.pairs = append(l.pairs, newPair(l.dialect))
-				return append(dst, Effect{Do: SendBoth, Pair: len(l.pairs)})
+				l.pairs = append(l.pairs, newPair(l.dialect, e.Whole, e.Deaf))
+				return append(dst, Effect{Do: SendBoth, Until: l.Pair(len(l.pairs)).first(), Pair: len(l.pairs)})
 			}
-			l.state = Opening
-			return append(dst, Effect{Do: SendDecode})
+			return l.sendDecode(&e, dst)
 		}
 	case Opening, Coupled: // only of a mixed one there is a lease still
 		switch e.What {
@@ -210,6 +208,27 @@ func (l *Lifecycle) begin(dst []Effect) []Effect {
 	return append(dst, Effect{Do: TryAlone})
 }
 
+// sendDecode has the rank that was bound decode, or all of it if the request has no KV.
+func (l *Lifecycle) sendDecode(e *Event, dst []Effect) []Effect {
+	l.state = Opening
+	x := Effect{Do: SendDecode, Until: ByFirstEvent}
+	switch {
+	case e.Whole:
+		x.Until = ByWhole
+	case l.script == Mixed: // it computes the prompt first, after others
+		x.Until = ByProbe
+	}
+	return append(dst, x)
+}
+
+// confirms is how long the prefill engine's word is waited for that the KV of an answer was whole.
+func (l *Lifecycle) confirms() Limit {
+	if l.script == Early && l.dialect.Aborts {
+		return ByGrace
+	}
+	return NotHere
+}
+
 // enqueue has the pool find a rank. The pool's entry has the request's place from then on.
 func (l *Lifecycle) enqueue(dst []Effect) []Effect {
 	l.state = Pooled
@@ -228,7 +247,7 @@ func (l *Lifecycle) queued(e Event, dst []Effect) []Effect {
 			return l.enqueue(dst)
 		}
 		l.state = Probing
-		return append(dst, Effect{Do: SendProbe})
+		return append(dst, Effect{Do: SendProbe, Until: ByProbe})
 	case Directed:
 		if l.Bound { // its question was settled before
 			return l.fail(e, OfOwner, append(dst, Effect{Do: Drop}))
@@ -309,7 +328,7 @@ func (l *Lifecycle) answered(e Event, dst []Effect) []Effect {
 			dst = l.owed.settle(append(dst, Effect{Do: Acclaim}), Slot, Finish)
 			if l.script == Early { // its prefill engine may have more to say
 				l.state = Confirming
-				return append(dst, Effect{Do: Confirm})
+				return append(dst, Effect{Do: Confirm, Until: l.confirms()})
 			}
 		}
 		fallthrough
@@ -338,7 +357,7 @@ func (l *Lifecycle) broke(e Event, dst []Effect) []Effect {
 	if v.Next != Room {
 		dst = append(dst, Effect{Do: Shun})
 	}
-	return append(dst, Effect{Do: GoOn})
+	return append(dst, Effect{Do: GoOn, Until: l.confirms()})
 }
 
 // givenUp goes on when there is no other attempt here.

@@ -78,7 +78,7 @@ func TestWhatHappensIf(t *testing.T) {
 		{
 			"the same hand-off then waits for another slot",
 			opening + "Fell End.Leg=Decode End.Far=Unsent End.Why=NotOurs; Retried; Bound",
-			"SendDecode",
+			"SendDecode Until=ByFirstEvent",
 		},
 		{
 			"the first event comes: the hand-off is not held from then on, and so it cannot be used again",
@@ -174,7 +174,7 @@ func TestWhatHappensToTwoLegsIf(t *testing.T) {
 		{
 			"one is full that was not named yet",
 			"layerwise", "CalledBack; ProbeDue; PrefillFell End.Far=Headed End.Why=Busy Again",
-			"Settle Thing=Lease How=Refuse, Seek",
+			"Settle Thing=Lease How=Refuse, Seek Until=ByProbe",
 		},
 		{
 			"the prefill engine refuses",
@@ -209,7 +209,7 @@ func TestWhatHappensToTwoLegsIf(t *testing.T) {
 		{
 			"the callback comes after the client has left",
 			"layerwise", "ClientGone End.Why=Left; DecodeFell Reason=Died; CalledLate",
-			"DrainBeside",
+			"DrainBeside Until=ByProbe",
 		},
 		{
 			"it comes after the grace, or never",
@@ -217,7 +217,7 @@ func TestWhatHappensToTwoLegsIf(t *testing.T) {
 			"Settle Thing=Lease How=Free",
 		},
 	} {
-		l := newPair(dialects[q.dialect])
+		l := newPair(dialects[q.dialect], false, false)
 		var did string
 		for told := range strings.SplitSeq(q.told, "; ") {
 			var e Event

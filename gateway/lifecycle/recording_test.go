@@ -319,7 +319,7 @@ func (m *met) report(w *words) []string {
 func (w *words) pairsOfLegs() (all []string) {
 	pairs := map[string]bool{}
 	for _, d := range dialects {
-		begin := twoLegs{legs: newPair(d), leases: 1}
+		begin := twoLegs{legs: newPair(d, false, false), leases: 1}
 		known, todo := map[twoLegs]bool{begin: true}, []twoLegs{begin}
 		for len(todo) > 0 {
 			at := todo[0]

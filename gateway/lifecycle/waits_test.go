@@ -18,7 +18,14 @@ func TestEveryWaitHasABound(t *testing.T) {
 	bounded := map[State]bool{Fresh: true} // nothing is waited for
 	var b strings.Builder
 	b.WriteString("| state | where | waits for | at most | what ends it earlier | what follows |\n|---|---|---|---|---|---|\n")
-	for _, w := range waits {
+	limited := map[State][]Limit{}
+	for i := range waits {
+		w := &waits[i]
+		for _, l := range w.Until {
+			require.Contains(t, w.Most, "{}", "%+v", w)
+			w.Most = strings.Replace(w.Most, "{}", l.String(), 1)
+			limited[w.State] = append(limited[w.State], l)
+		}
 		bounded[w.State] = true
 		for _, s := range []string{w.For, w.Most, w.Early, w.Then} {
 			assert.NotEmpty(t, s, "%+v", w)
@@ -28,6 +35,14 @@ func TestEveryWaitHasABound(t *testing.T) {
 	for s := range states {
 		assert.True(t, bounded[s], "state %d has no bound", s)
 		assert.NotEmpty(t, stateNames[s])
+	}
+	for state, said := range saidLimits(t) {
+		for l := range said {
+			assert.Contains(t, limited[state], l, "the table does not have %s of state %s", l, stateNames[state])
+		}
+		for _, l := range limited[state] {
+			assert.True(t, said[l], "nothing is limited by %s in state %s", l, stateNames[state])
+		}
 	}
 	var passed Passed
 	for _, e := range []PassedEvent{{What: Arrived}, {What: Chosen}, {What: Streams}} { // all that is waited for after an engine is chosen
@@ -61,7 +76,8 @@ type wait struct {
 	State State
 	When  string // where only some requests wait in this state
 	For   string
-	Most  string
+	Most  string  // {} stands for a limit
+	Until []Limit // those that the life says, in their order in Most
 	Early string
 	Then  string
 }
@@ -92,30 +108,75 @@ var passing = map[PassedDo][]wait{
 
 // waits are all waits of a request, in the order in which it comes to them.
 var waits = []wait{
-	{Placing, "where decode ranks may compute prompts", "the dispatcher's answer", "one round of decisions", "shutdown", "its turn at a prefill engine is waited for"},
-	{Queued, "", "its turn at a prefill engine", "`prefill.queue.timeout`", "client, shutdown, no engine left for its model", "503 `queue_timeout`, or the reason"},
-	{Forwarded, "", "the answer of another dispatcher", "that dispatcher's waits, and `limits.event_timeout` between events", "client", "it is served here, or gets an error"},
-	{Probing, "", "the answer of the prefill engine", "`limits.probe_timeout`", "client (after `limits.probe_grace`), the engine is declared down, halted or drained", "another engine"},
-	{Pooled, "for a rank that prefills and decodes", "a slot, and others to share the step of its prompt with", "`pool.ttl`, or `prefill.queue.timeout`; for others `max_hold` of the policy", "client, shutdown, no rank left, another proxy owns the group", "503 `pool_timeout`, or the reason"},
-	{Pooled, "", "a slot", "the hold of its hand-off, or `pool.ttl`", "client, shutdown, no rank left, another proxy owns the group", "503 `pool_timeout`, or the reason"},
-	{Opening, "", "the first event", "`first_event_timeout`, counted from its slot, and only while its KV is certainly kept ([above](#an-engine-that-stands-still))", "the connection breaks; of a request that pulls nothing, the client", "another prefill, another rank"},
-	{Opening, "on a rank that prefills and decodes", "the first event", "`limits.probe_timeout`", "client, the connection breaks, the engine is drained; after `first_event_timeout` and 16 times the predicted time: its core gives no sign of life for `first_event_timeout`, and another group can take the request", "another rank"},
-	{Opening, "in one piece, as in coupled", "the whole answer", "`limits.probe_timeout`, then as long as its rank gives signs of life within `limits.event_timeout`; in all 1 s more for each token that it may have", "the connection breaks; of a request that pulls nothing, the client", "another prefill, another rank"},
-	{Coupled, "`ascend-layerwise`, before the callback", "the address for the KV, from the decode engine", "`bind.callback_timeout`", "client, the decode leg ends", "bound anew"},
-	{Coupled, "", "the first event", "`limits.probe_timeout` for the prefill, then `first_event_timeout`, with `nixl-push` only until the lease ends", "one leg ends the other; the client, at once or after 5 s", "bound anew"},
-	{Coupled, "`ascend-layerwise`, left by its client before the callback", "a late callback", "5 s", "the callback", "a prefill that nobody waits for, because only its end frees the decode engine's blocks"},
-	{Coupled, "left by its client", "the end of the prefill leg", "5 s", "the leg ends", "the slot is free; where the engine keeps blocks, their room counts as lost"},
-	{Coupled, "`sglang`, after the first token", "the prefill engine's answer", "100 ms", "the answer comes", "the token goes out"},
-	{Pausing, "", "the pause before another attempt", "the engine's `Retry-After`, up to 5 s, and `prefill.retry.base`, doubled with each failure", "client", "the next attempt"},
-	{Offering, "where there are other dispatchers", "the answer whether one of them should have it", "no time: what is known of them decides", "–", "it goes there, or gets its error"},
-	{Answering, "", "the next event", "`limits.event_timeout`", "client, a drain's deadline, the connection breaks", "the answer goes on elsewhere, or ends with an error event"},
-	{Answering, "", "a client that reads", "`limits.write_timeout`", "client", "the answer is ended"},
-	{Confirming, "`sglang`, with the whole answer; its slot is free", "the prefill engine's confirmation", "5 s", "client, the prefill leg ends, its engine is declared down or drained", "an error in place of the end"},
-	{Lost, "", "a client that takes what came so far", "`limits.write_timeout`", "client", "it goes on elsewhere, or ends with an error event"},
-	{Lost, "`sglang`", "the prefill engine's confirmation of what came so far", "5 s", "client, the prefill leg ends, its engine is declared down or drained", "an error event"},
-	{Done, "left by its client", "the decode engine to close its side", "250 ms", "the engine closes it", "the slot is free"},
-	{Done, "", "the end of the engine's body", "the limits of the stream", "that", "the connection is used again, or closed"},
-	{Done, "with a hand-off that is not used", "a rank that pulls it and throws it away", "the hold", "shutdown", "the engine frees it at the hold timeout"},
+	{State: Placing, When: "where decode ranks may compute prompts", For: "the dispatcher's answer", Most: "one round of decisions", Early: "shutdown", Then: "its turn at a prefill engine is waited for"},
+	{State: Queued, For: "its turn at a prefill engine", Most: "`prefill.queue.timeout`", Early: "client, shutdown, no engine left for its model", Then: "503 `queue_timeout`, or the reason"},
+	{State: Forwarded, For: "the answer of another dispatcher", Most: "that dispatcher's waits, and `limits.event_timeout` between events", Early: "client", Then: "it is served here, or gets an error"},
+	{State: Probing, For: "the answer of the prefill engine", Most: "{}", Until: []Limit{ByProbe}, Early: "client (after `limits.probe_grace`), the engine is declared down, halted or drained", Then: "another engine"},
+	{State: Pooled, When: "for a rank that prefills and decodes", For: "a slot, and others to share the step of its prompt with", Most: "`pool.ttl`, or `prefill.queue.timeout`; for others `max_hold` of the policy", Early: "client, shutdown, no rank left, another proxy owns the group", Then: "503 `pool_timeout`, or the reason"},
+	{State: Pooled, For: "a slot", Most: "the hold of its hand-off, or `pool.ttl`", Early: "client, shutdown, no rank left, another proxy owns the group", Then: "503 `pool_timeout`, or the reason"},
+	{State: Opening, For: "the first event", Most: "{}, counted from its slot, and only while its KV is certainly kept ([above](#an-engine-that-stands-still))", Until: []Limit{ByFirstEvent}, Early: "the connection breaks; of a request that pulls nothing, the client", Then: "another prefill, another rank"},
+	{State: Opening, When: "on a rank that prefills and decodes", For: "the first event", Most: "{}", Until: []Limit{ByProbe}, Early: "client, the connection breaks, the engine is drained; after `first_event_timeout` and 16 times the predicted time: its core gives no sign of life for `first_event_timeout`, and another group can take the request", Then: "another rank"},
+	{State: Opening, When: "in one piece, as in coupled", For: "the whole answer", Most: "{}", Until: []Limit{ByWhole}, Early: "the connection breaks; of a request that pulls nothing, the client", Then: "another prefill, another rank"},
+	{State: Coupled, When: "`ascend-layerwise`, before the callback", For: "the address for the KV, from the decode engine", Most: "{}", Until: []Limit{ByCallback}, Early: "client, the decode leg ends", Then: "bound anew"},
+	{State: Coupled, For: "the first event", Most: "{} for the prefill, then {}, with `nixl-push` {}; in one piece {}", Until: []Limit{ByProbe, ByFirstEvent, ByHold, ByWhole}, Early: "one leg ends the other; the client, at once or after 5 s", Then: "bound anew"},
+	{State: Coupled, When: "`ascend-layerwise`, left by its client before the callback", For: "a late callback", Most: "5 s", Early: "the callback", Then: "a prefill that nobody waits for, because only its end frees the decode engine's blocks"},
+	{State: Coupled, When: "left by its client", For: "the end of the prefill leg", Most: "{}", Until: []Limit{ByGrace}, Early: "the leg ends", Then: "the slot is free; where the engine keeps blocks, their room counts as lost"},
+	{State: Coupled, When: "`sglang`, after the first token", For: "the prefill engine's answer", Most: "{}", Until: []Limit{ByConfirm}, Early: "the answer comes", Then: "the token goes out"},
+	{State: Coupled, When: "`sglang`, whose decode engine has died", For: "the end of the prefill leg, which was told to end", Most: "{}, or {} for an answer in one piece that has no name for the engine", Until: []Limit{ByAbort, ByGrace}, Early: "the leg ends", Then: "bound anew"},
+	{State: Pausing, For: "the pause before another attempt", Most: "the engine's `Retry-After`, up to 5 s, and `prefill.retry.base`, doubled with each failure", Early: "client", Then: "the next attempt"},
+	{State: Offering, When: "where there are other dispatchers", For: "the answer whether one of them should have it", Most: "no time: what is known of them decides", Early: "–", Then: "it goes there, or gets its error"},
+	{State: Answering, For: "the next event", Most: "`limits.event_timeout`", Early: "client, a drain's deadline, the connection breaks", Then: "the answer goes on elsewhere, or ends with an error event"},
+	{State: Answering, For: "a client that reads", Most: "`limits.write_timeout`", Early: "client", Then: "the answer is ended"},
+	{State: Confirming, When: "`sglang`, with the whole answer; its slot is free", For: "the prefill engine's confirmation", Most: "{}", Until: []Limit{ByGrace}, Early: "client, the prefill leg ends, its engine is declared down or drained", Then: "an error in place of the end"},
+	{State: Lost, For: "a client that takes what came so far", Most: "`limits.write_timeout`", Early: "client", Then: "it goes on elsewhere, or ends with an error event"},
+	{State: Lost, When: "`sglang`", For: "the prefill engine's confirmation of what came so far", Most: "{}", Until: []Limit{ByGrace}, Early: "client, the prefill leg ends, its engine is declared down or drained", Then: "an error event"},
+	{State: Done, When: "left by its client", For: "the decode engine to close its side", Most: "250 ms", Early: "the engine closes it", Then: "the slot is free"},
+	{State: Done, For: "the end of the engine's body", Most: "the limits of the stream", Early: "that", Then: "the connection is used again, or closed"},
+	{State: Done, When: "with a hand-off that is not used", For: "a rank that pulls it and throws it away", Most: "the hold", Early: "shutdown", Then: "the engine frees it at the hold timeout"},
 }
 
 var stateNames = [states]string{"fresh", "placing", "queued", "abroad", "probing", "pooled", "opening", "coupled", "pausing", "offering", "answering", "confirming", "lost", "done"}
+
+// saidLimits are the limits that lives say of each script, dialect and shape of an answer, by the state in which they wait. What legs that
+// run beside each other wait for counts as the state in which both are under way.
+func saidLimits(t *testing.T) map[State]map[Limit]bool {
+	said := map[State]map[Limit]bool{}
+	w := readWords(t)
+	for _, script := range []string{"Late", "Early Dialect.CallsBack Dialect.Strands Dialect.Retries", "Early Dialect.Aborts", "Early Dialect.Keeps Dialect.Strands", "Mixed"} {
+		for _, whole := range []string{"", " Whole", " Whole Deaf"} {
+			turn := "Begun; NoRankTakes; Turn Script=" + script
+			for _, rest := range []string{
+				"HandedOver; Bound; First; Fell End.Leg=Decode End.Far=Through End.Why=Broke",
+				"Bound; First; Ends",
+				"Bound; First; Fell End.Leg=Decode End.Far=Through End.Why=Broke",
+				"Bound; CalledBack Pair=1; ProbeDue Pair=1; PrefillFell Pair=1 Again End.Far=Headed End.Why=Busy",
+				"Bound; ProbeDue Pair=1; PrefillDone Pair=1; Began Pair=1",
+				"Bound; ProbeDue Pair=1; Began Pair=1; ClientGone Pair=1",
+				"Bound; ProbeDue Pair=1; ClientGone Pair=1",
+				"Bound; ProbeDue Pair=1; DecodeFell Pair=1 Reason=Died",
+				"Bound; ClientGone Pair=1; DecodeFell Pair=1 Reason=Died; CalledLate Pair=1",
+			} {
+				var l Lifecycle
+				for text := range strings.SplitSeq(turn+"; "+strings.ReplaceAll(rest, "Bound", "Bound"+whole), "; ") {
+					var e Event
+					if w.set(t, text, &e); e.Pair > len(l.pairs) {
+						break
+					}
+					for _, x := range l.Step(e, nil) {
+						at := l.state
+						if x.Pair > 0 {
+							at = Coupled
+						}
+						if x.Until != NotHere {
+							if said[at] == nil {
+								said[at] = map[Limit]bool{}
+							}
+							said[at][x.Until] = true
+						}
+					}
+				}
+			}
+		}
+	}
+	return said
+}

@@ -23,14 +23,14 @@ import (
 // decode has the rank decode a hand-off, or the whole request if there is none. It returns with the first data event in hand: the engine has
 // the KV then, and only then the client sees a status line. quit: the client has left, which has ended the call, and no engine uses the
 // slot any more.
-func (s *stream) decode(h *handoff.Handoff) (_ *failure.Fault, quit bool) {
+func (s *stream) decode(h *handoff.Handoff, until lifecycle.Limit) (_ *failure.Fault, quit bool) {
 	j, slot, next := s.job, s.slot, journal.Transfer
 	if h == nil {
 		next = journal.Prefill
 	}
 	j.enter(next, "decode")
 	s.computes()
-	if f := s.open(h); f != nil {
+	if f := s.open(h, until); f != nil {
 		if h == nil {
 			j.client.OnGone(nil)
 		}
@@ -77,7 +77,7 @@ func (s *stream) decodeBeside(lease *prefill.Lease, pair int) (f *failure.Fault,
 // open sends the decode request and reads up to the first data event. The
 // connection stays until then even if the client left, for a pull that is cut
 // leaks blocks on both sides.
-func (s *stream) open(h *handoff.Handoff) *failure.Fault {
+func (s *stream) open(h *handoff.Handoff, until lifecycle.Limit) *failure.Fault {
 	j := s.job
 	s.wait = h.Await(s.rank, s.began, s.whole)
 	defer s.wait.End()
@@ -98,11 +98,11 @@ func (s *stream) open(h *handoff.Handoff) *failure.Fault {
 		}
 		h.Lease.Dispatched()
 	}
-	profile, limits := s.rank.Profile, &j.srv.Settings().Limits
-	silence := profile.FirstEventTimeout
-	if profile.Aggregated() { // it computes the whole prompt first, after others
-		silence = limits.ProbeTimeout
+	profile := s.rank.Profile
+	if s.whole { // its pull was over when its first event would have come, and then its own limit holds
+		until = lifecycle.ByFirstEvent
 	}
+	silence := waitAtMost(until, j.srv.Settings(), profile)
 	switch {
 	case h != nil && profile.Renews():
 		h.Lease.Renewed()
@@ -286,7 +286,7 @@ func (s *source) meet(lease *prefill.Lease, pair int) *failure.Fault {
 	j, c := s.job, lease.Candidate
 	p := &partner{
 		job: j, pair: pair, endpoint: j.req.Endpoint, dialect: lifecycle.Dialects[c.Profile.Connector], decode: s.call, rank: s.rank, slot: s.slot, body: j.body, half: j.leg,
-		id: pairID(j.id, j.record.Attempts), prompt: j.estimate(), most: s.mayHave, whole: s.whole || s.muffled, streamed: !s.whole, dials: j.life.Dials(),
+		id: pairID(j.id, j.record.Attempts), prompt: j.estimate(), most: s.mayHave, whole: s.whole || s.muffled, deaf: s.deaf(), streamed: !s.whole, dials: j.life.Dials(),
 		lease: lease, last: lease, dead: make(chan struct{}), over: make(chan struct{}), tried: []string{c.ID},
 	}
 	p.headers = j.record.Carry(upstream.Headers(p.id, p.endpoint, c.Profile))
@@ -303,6 +303,12 @@ func (s *source) meet(lease *prefill.Lease, pair int) *failure.Fault {
 		s.partner = nil
 	}
 	return f
+}
+
+// deaf says that an engine may not heed an abort, and notices only after some seconds that we have left: SGLang looks every 4 s who still
+// waits for an answer in one piece (0.5.23, SGLANG_REQUEST_STATE_WAIT_TIMEOUT in environ.py).
+func (s *source) deaf() bool {
+	return (s.whole || s.muffled) && s.rank.Profile.Nameless(s.job.req.Endpoint)
 }
 
 // pairID is the X-Request-Id of both legs of an attempt. None begins another one, not even the tenth attempt's the first one's: SGLang ends

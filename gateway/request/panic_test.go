@@ -48,16 +48,30 @@ func TestAPanicGivesBackWhatAStepHasTaken(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, 1, srv.Tier.Status()[0].Inflight)
 
+	s := j.newStream(bound.Slot)
 	srv.Settings = func() *fleet.Settings { panic("on purpose") } // both steps ask it for their deadlines
 	j.life.Step(lifecycle.Event{What: lifecycle.Begun}, nil)
 	j.life.Step(lifecycle.Event{What: lifecycle.NoRankTakes}, nil)
 	require.PanicsWithValue(t, "on purpose", func() { _, _ = (&runner{job: j, lease: lease}).run(lifecycle.Event{What: lifecycle.Turn}) })
 	j.life = lifecycle.Lifecycle{}
 	j.life.Step(lifecycle.Event{What: lifecycle.Begun}, nil)
-	require.PanicsWithValue(t, "on purpose", func() { _, _ = (&runner{job: j, slot: bound.Slot}).run(lifecycle.Event{What: lifecycle.RankTakes}) })
+	require.PanicsWithValue(t, "on purpose", func() { _, _ = (&runner{job: j, slot: bound.Slot, stream: s}).run(lifecycle.Event{What: lifecycle.RankTakes}) })
 	require.Zero(t, srv.Places.Used())
 	require.Zero(t, srv.Tier.Status()[0].Inflight)
 	require.Equal(t, 1, srv.Tier.Status()[0].Orphans, "its engine may hold the prompt")
+	require.Zero(t, srv.Dispatcher.Status(t.Context()).Models[0].Workers[0].Used)
+}
+
+// A slot whose answer cannot be prepared goes back, although the request's life does not know of it yet.
+func TestAPanicOnASlotGivesItBack(t *testing.T) {
+	srv := withEngines(t)
+	kid, in := edge.NewDisconnect(zap.NewNop()), &Incoming{Record: srv.Journal.Request(journal.Facts{ID: "x"})}
+	j := &job{srv: srv.Server, req: &openai.Request{}, client: reader{kid}, in: in, record: in.Record}
+	bound := <-srv.Dispatcher.EnqueueLocal(&pool.Entry{ID: 1, Model: "m", Prompt: 7, Arrival: time.Now(), Entered: time.Now()},
+		&board.Local{Threshold: 100, InFlight: 100, Ranks: []board.LocalRank{{Worker: 0, Tokens: 7}}})
+	require.NoError(t, bound.Err)
+	srv.engines.ranks = nil // its rank is not known
+	require.Panics(t, (&runner{job: j, slot: bound.Slot}).begin)
 	require.Zero(t, srv.Dispatcher.Status(t.Context()).Models[0].Workers[0].Used)
 }
 

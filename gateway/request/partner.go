@@ -40,6 +40,7 @@ type partner struct {
 	prompt   int  // tokens, as estimated
 	most     int  // tokens that the answer may have
 	whole    bool // the answer comes in one piece, or may say nothing before its end
+	deaf     bool // its engine may not heed an abort
 	streamed bool
 	dials    bool                    // its calls take new connections only
 	expect   *metaserver.Expectation // nil: nothing is called back
@@ -61,6 +62,8 @@ type partner struct {
 	called   time.Duration // until the decode engine had called back
 	took     time.Duration // the prefill leg
 	silence  *time.Timer
+
+	waits time.Duration // of the goroutine that has the decode leg: for the end of the prefill leg, before anything else; 0: it does not
 }
 
 // Why the legs of a request did not come together.
@@ -82,7 +85,7 @@ func (p *partner) awaitCallback() bool {
 	select {
 	case came := <-p.expect.Came():
 		return p.calledBack(came, time.Since(began))
-	case <-time.After(p.job.srv.Settings().Bind.CallbackTimeout):
+	case <-time.After(p.limit(lifecycle.ByCallback)):
 		why := failure.Of(lifecycle.Ended{Leg: lifecycle.Decode, Far: lifecycle.Sent, Why: lifecycle.Uncalled}, failure.Transport("decode", errNoCallback), errNoCallback)
 		p.tell(lifecycle.Event{What: lifecycle.Overdue}, why)
 		<-p.dead // of an answer that has begun although nobody called back, its end
@@ -118,7 +121,7 @@ func (p *partner) calledBack(came metaserver.Callback, took time.Duration) bool 
 // lateCallback waits a little longer for the callback of a request that is over. If it comes, the decode engine has allocated blocks,
 // and only the end of a prefill frees them: so it returns true, and one is run.
 func (p *partner) lateCallback() bool {
-	grace := p.job.srv.Settings().Bind.Grace
+	grace := p.limit(lifecycle.ByGrace)
 	p.forget(grace)
 	e := lifecycle.Event{What: lifecycle.Uncallable}
 	select {
@@ -223,7 +226,6 @@ func (p *partner) carryOut(x lifecycle.Effect) {
 
 // do carries an effect out, and says whether it has the prefill leg go on. It does not block.
 func (p *partner) do(x lifecycle.Effect, f *failure.Fault) (on bool) {
-	set := p.job.srv.Settings()
 	switch x.Do {
 	case lifecycle.EndDecode:
 		p.decode.Leave(upstream.Notice)
@@ -239,7 +241,9 @@ func (p *partner) do(x lifecycle.Effect, f *failure.Fault) (on bool) {
 		handoff.Settle(p.lease, x.How, f)
 		p.lease = nil
 	case lifecycle.AwaitFirst:
-		p.awaitFirst()
+		p.awaitFirst(x.Until)
+	case lifecycle.AwaitPrefill:
+		p.waits = p.limit(x.Until)
 	case lifecycle.StopWaiting:
 		if p.silence != nil {
 			p.silence.Stop()
@@ -258,16 +262,21 @@ func (p *partner) do(x lifecycle.Effect, f *failure.Fault) (on bool) {
 	case lifecycle.Strand:
 		p.stranded = true
 	case lifecycle.WaitGone:
-		wait := set.Bind.Grace
-		if p.dialect.Aborts {
-			wait = p.abortDelay()
-		}
-		time.AfterFunc(wait, func() { p.tell(lifecycle.Event{What: lifecycle.ClientWaited}, left()) })
+		time.AfterFunc(p.limit(x.Until), func() { p.tell(lifecycle.Event{What: lifecycle.ClientWaited}, left()) })
 	case lifecycle.SendBeside, lifecycle.Seek:
 		return true
 	default: // nothing else is done for a pair
 	}
 	return false
+}
+
+// limit is how long something is waited for at most.
+func (p *partner) limit(l lifecycle.Limit) time.Duration {
+	most := waitAtMost(l, p.job.srv.Settings(), p.rank.Profile)
+	if l == lifecycle.ByHold {
+		most = min(most, p.kept())
+	}
+	return most
 }
 
 // forget ends the callback's token after a time.
@@ -288,16 +297,13 @@ func (p *partner) abort(t *engine.Target) {
 }
 
 // awaitFirst begins the time for the first event. It is called with the job's mutex held.
-func (p *partner) awaitFirst() {
-	limit, why := p.rank.Profile.FirstEventTimeout, errSilent
-	if p.whole { // it has no event before its end
-		limit = p.job.srv.Settings().Limits.ProbeTimeout
+func (p *partner) awaitFirst(l lifecycle.Limit) {
+	most, why := p.limit(l), errSilent
+	if most == p.kept() {
+		why = errLate
 	}
-	if kept := p.kept(); kept < limit {
-		limit, why = kept, errLate
-	}
-	p.silence = time.AfterFunc(limit, func() {
-		if p.whole && p.waitsOn() {
+	p.silence = time.AfterFunc(most, func() {
+		if l == lifecycle.ByWhole && p.waitsOn() {
 			return
 		}
 		p.tell(lifecycle.Event{What: lifecycle.Quiet}, unbegun(why))
@@ -341,13 +347,18 @@ func left() *failure.Fault {
 func (p *partner) started(prompt int) *failure.Fault {
 	p.job.mu.Lock()
 	p.step(lifecycle.Event{What: lifecycle.Began, Prompt: prompt, Expired: time.Since(p.ended) > p.kept()}, unbegun(errLate))
-	confirm := p.failed == nil && p.dialect.Aborts && !p.legs().Answered()
 	p.job.mu.Unlock()
-	if confirm {
-		p.awaitOver(p.job.srv.Settings().Bind.Confirm)
-	}
+	p.awaitPrefill()
 	p.tell(lifecycle.Event{What: lifecycle.Confirmed}, nil)
 	return p.lost()
+}
+
+// awaitPrefill waits for the end of the prefill leg, if the last step has said so.
+func (p *partner) awaitPrefill() {
+	if p.waits > 0 {
+		p.awaitOver(p.waits)
+	}
+	p.waits = 0
 }
 
 // awaitOver waits for the end of the prefill leg, for at most so long.
@@ -373,7 +384,7 @@ func (p *partner) believe(prompt int, gone <-chan struct{}) *failure.Fault {
 		case <-p.over:
 		case <-gone:
 			p.tell(lifecycle.Event{What: lifecycle.Unwanted}, left())
-		case <-time.After(p.job.srv.Settings().Bind.Grace):
+		case <-time.After(p.limit(lifecycle.ByGrace)):
 			answer := openai.NewError(http.StatusGatewayTimeout, "prefill_timeout", errUnconfirmed.Error())
 			p.tell(lifecycle.Event{What: lifecycle.Unwanted}, failure.Of(lifecycle.Ended{Far: lifecycle.Sent, Why: lifecycle.Unconfirmed}, answer, errUnconfirmed))
 		}
@@ -389,22 +400,8 @@ func (p *partner) decodeEnded(how lifecycle.EndReason) (f *failure.Fault, strand
 	p.step(lifecycle.Event{What: lifecycle.DecodeFell, Reason: how}, nil)
 	f, stranded = p.failed, p.stranded
 	p.job.mu.Unlock()
-	if f == nil && how == lifecycle.Died && p.dialect.Aborts { // whoever calls closes the decode leg, and its pages must not be given away while they are written
-		p.awaitOver(p.abortDelay())
-	}
+	p.awaitPrefill()
 	return f, stranded
-}
-
-// unheard says that an engine may not heed an abort, and notices only after some seconds that we have left: SGLang looks every 4 s who
-// still waits for an answer in one piece (0.5.23, SGLANG_REQUEST_STATE_WAIT_TIMEOUT in environ.py).
-func (p *partner) unheard() bool { return p.whole && p.rank.Profile.Nameless(p.endpoint) }
-
-// abortDelay is how long the decode leg outlives an abort of the prefill leg.
-func (p *partner) abortDelay() time.Duration {
-	if p.unheard() {
-		return p.job.srv.Settings().Bind.Grace
-	}
-	return 200 * time.Millisecond
 }
 
 // clientLeft is told that the client has left; after the first event it does nothing. It does not block, and may be called from any goroutine.
@@ -413,7 +410,7 @@ func (p *partner) clientLeft() { p.tell(lifecycle.Event{What: lifecycle.ClientGo
 // outlived waits for the end of the prefill leg of a client that has left, for at most the grace. It says whether the leg may still
 // write to blocks that the decode engine keeps for it. An engine of SGLang keeps none, and ends a leg that was aborted.
 func (p *partner) outlived() bool {
-	if p.awaitOver(p.job.srv.Settings().Bind.Grace) {
+	if p.awaitOver(p.limit(lifecycle.ByGrace)) {
 		return false
 	}
 	p.job.mu.Lock()

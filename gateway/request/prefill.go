@@ -37,7 +37,7 @@ func (srv *Server) toPrefill(lease *prefill.Lease, e mooncake.Endpoint, dials bo
 	p, limits := lease.Candidate, &srv.Settings().Limits
 	c := &prefillCall{srv: srv, born: srv.Engines().Born(p.Instance), began: time.Now(), Call: upstream.Call{
 		Call: upstream.New(srv.Client, p.Profile, p.Target), Engine: p.Instance, Path: e.Path(), Log: srv.Log,
-		Limits: engine.Deadlines{Connect: limits.ConnectTimeout, FirstByte: limits.ProbeTimeout, Idle: limits.EventTimeout},
+		Limits: engine.Deadlines{Connect: limits.ConnectTimeout, FirstByte: waitAtMost(lifecycle.ByProbe, srv.Settings(), p.Profile), Idle: limits.EventTimeout},
 	}}
 	if dials {
 		c.Fresh()
@@ -54,7 +54,7 @@ func (c *prefillCall) track(lease *prefill.Lease) {
 func (c *prefillCall) untrack() { c.srv.Fleet.Untrack(c.run) }
 
 // by is until when the engine may answer.
-func (c *prefillCall) by() time.Time { return c.began.Add(c.srv.Settings().Limits.ProbeTimeout) }
+func (c *prefillCall) by() time.Time { return c.began.Add(c.Limits.FirstByte) }
 
 // ended takes note of how the call has ended; f is nil if it has brought an answer. An engine aborts with the connection, unless its
 // answer had begun. stopped says that nobody wanted the call to go on, and left that this was so because the client left.
@@ -243,9 +243,9 @@ func (p *partner) probe() (again bool) {
 	answer, f := call.Whole(p.headers, c.Profile.EarlyProbe(&p.body, p.half, p.meeting, p.streamed, nil), nil, mooncake.MaxProbeAnswer, call.by())
 	answered := time.Now()
 	hungUp := f != nil && f.Why == lifecycle.HungUp
-	if hungUp && p.unheard() { // the engine may write all the same, and the end of this leg ends the decode leg
+	if hungUp && p.deaf { // the engine may write all the same, and the end of this leg ends the decode leg
 		select {
-		case <-time.After(p.abortDelay()):
+		case <-time.After(p.limit(lifecycle.ByGrace)):
 		case <-j.srv.Serving().Done():
 		}
 	}

@@ -125,7 +125,8 @@ func (r *runner) do(x lifecycle.Effect) lifecycle.Event {
 		if r.slot = j.bindLocal(); r.slot == nil {
 			return lifecycle.Event{What: lifecycle.NoRankTakes}
 		}
-		return lifecycle.Event{What: lifecycle.RankTakes}
+		r.begin()
+		return lifecycle.Event{What: lifecycle.RankTakes, Whole: r.stream.whole}
 	case lifecycle.Queue:
 		return r.queue()
 	case lifecycle.Forward:
@@ -149,14 +150,12 @@ func (r *runner) do(x lifecycle.Effect) lifecycle.Event {
 	case lifecycle.Enqueue:
 		return r.enqueue(x)
 	case lifecycle.SendDecode:
-		r.stream = j.newStream(r.slot)
-		f, quit := r.stream.decode(r.held)
+		f, quit := r.stream.decode(r.held, x.Until)
 		if f == nil && r.mixed() {
 			r.lease.Answered(prefill.Usage{PromptTokens: j.prompt, CachedTokens: -1}, time.Time{}) // nothing is kept for anybody
 		}
 		return r.began(f, quit)
 	case lifecycle.SendBoth:
-		r.stream = j.newStream(r.slot)
 		return r.began(r.stream.decodeBeside(r.lease, x.Pair))
 	case lifecycle.Pause:
 		if j.again(x.Retry, r.fault) {
@@ -210,7 +209,14 @@ func (r *runner) enqueue(x lifecycle.Effect) lifecycle.Event {
 	if f != nil {
 		return r.fell(f)
 	}
-	return lifecycle.Event{What: lifecycle.Bound}
+	r.begin()
+	return lifecycle.Event{What: lifecycle.Bound, Whole: r.stream.whole || x.Script == lifecycle.Early && r.stream.muffled, Deaf: r.stream.deaf()}
+}
+
+// begin prepares the answer on the rank that was bound.
+func (r *runner) begin() {
+	defer onPanic(func() { r.srv.Dispatcher.Release(r.slot, board.Outcome{Kind: board.Cancelled}) }) // before the request's life knows of it
+	r.stream = r.newStream(r.slot)
 }
 
 // mixed says whether the attempt is one of a rank that prefills and decodes.
