@@ -24,7 +24,7 @@ var (
 
 // bound sends one prompt through two engines that work on it at the same time. The error of the engine that failed
 // first is returned, and only that: the other one was told to end.
-func (t *tester) bound(ctx context.Context, p, d subject, q *query, id string) (answer mooncake.ProbeAnswer, prompt int, prefill, decode error) {
+func (t *tester) bound(ctx context.Context, p, d subject, q *query, id string) (got pairAnswer, prefill, decode error) {
 	m := upstream.Meet(id, q.endpoint, p.profile, p.target, p.ranks, d.profile, d.target)
 	var callback <-chan metaserver.Callback
 	if p.profile.Connector != mooncake.SGLang {
@@ -39,11 +39,11 @@ func (t *tester) bound(ctx context.Context, p, d subject, q *query, id string) (
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		if answer, prefill = t.boundPrefill(ctx, p, d, q, m, callback); prefill != nil {
+		if got.ProbeAnswer, prefill = t.boundPrefill(ctx, p, d, q, m, callback); prefill != nil {
 			cancel(errLeg)
 		}
 	}()
-	prompt, decode = t.answer(ctx, d, q, id, d.profile.EarlyDecode(&q.body, q.leg, m, "", true, nil))
+	got.decoded, decode = t.answer(ctx, d, q, id, d.profile.EarlyDecode(&q.body, q.leg, m, "", true, nil))
 	if decode != nil {
 		cancel(errLeg)
 	}
@@ -60,7 +60,7 @@ func (t *tester) bound(ctx context.Context, p, d subject, q *query, id string) (
 		_ = upstream.Abort(t.client, p.target, id, zap.NewNop())
 		_ = upstream.Abort(t.client, d.target, id, zap.NewNop())
 	}
-	return answer, prompt, prefill, decode
+	return got, prefill, decode
 }
 
 // boundPrefill sends the prefill leg, once the decode engine has called back if it does, and reads its answer to the end.

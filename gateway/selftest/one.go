@@ -82,16 +82,12 @@ func (t *tester) oneWith(ctx context.Context, role string, s subject, partners [
 			continue
 		}
 		t.learnHosts(ctx, p)
-		var answer mooncake.ProbeAnswer
-		var prefill, decode error
 		got := "hand-off"
 		if together {
 			got = "KV"
 			t.learnHosts(ctx, d)
-			_, _, prefill, decode = t.bound(ctx, p, d, q, id)
-		} else if answer, prefill = t.prefill(ctx, p, q, id); prefill == nil {
-			_, decode = t.decode(ctx, d, q, answer, id)
 		}
+		_, prefill, decode := t.through(ctx, p, d, q, id)
 		switch {
 		case role == "prefill" && prefill != nil:
 			return prefill

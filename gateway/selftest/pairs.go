@@ -191,13 +191,17 @@ func (t *tester) pair(ctx context.Context, p, d subject, n int) {
 		return
 	}
 	defer d.seat.leave()
-	var prefill, decode error
+	got, prefill, decode := t.through(ctx, p, d, q, id)
 	with := "with the hand-off of %s: %v"
-	if together, _ := meets(p, d); together {
-		with = "with the KV of %s: %v"
-		prefill, decode = t.together(ctx, p, d, q, id)
-	} else {
-		prefill, decode = t.inTurn(ctx, p, d, q, id)
+	switch together, _ := meets(p, d); {
+	case together:
+		if with = "with the KV of %s: %v"; prefill == nil && decode == nil {
+			t.report(p.name, OK, "prefilled %d tokens for a decode engine that was there before", got.PromptTokens)
+			t.counts(p, got.CachedTokens)
+		}
+	case prefill == nil:
+		t.report(p.name, OK, "a probe of %d tokens returned a usable hand-off", got.PromptTokens)
+		t.counts(p, got.CachedTokens)
 	}
 	switch {
 	case prefill != nil:
@@ -254,26 +258,4 @@ func (t *tester) counts(p subject, cached int) {
 	if cached < 0 {
 		t.report(p.name, Warn, "cached_tokens are not reported; start it with %s", flag)
 	}
-}
-
-// inTurn prefills first and has the hand-off decoded.
-func (t *tester) inTurn(ctx context.Context, p, d subject, q *query, id string) (prefill, decode error) {
-	answer, err := t.prefill(ctx, p, q, id)
-	if err != nil {
-		return err, nil
-	}
-	t.report(p.name, OK, "a probe of %d tokens returned a usable hand-off", answer.PromptTokens)
-	t.counts(p, answer.CachedTokens)
-	_, err = t.decode(ctx, d, q, answer, id)
-	return nil, err
-}
-
-// together has both work on the request at the same time.
-func (t *tester) together(ctx context.Context, p, d subject, q *query, id string) (prefill, decode error) {
-	answer, _, prefill, decode := t.bound(ctx, p, d, q, id)
-	if prefill == nil && decode == nil {
-		t.report(p.name, OK, "prefilled %d tokens for a decode engine that was there before", answer.PromptTokens)
-		t.counts(p, answer.CachedTokens)
-	}
-	return prefill, decode
 }

@@ -48,8 +48,8 @@ func (t *tester) resume(ctx context.Context, p, d subject, id string) {
 		t.report(d.name, Bad, "%v", err)
 		return
 	}
-	first, err := t.through(ctx, p, d, q, id+"-0")
-	if err != nil {
+	first, prefill, decode := t.through(ctx, p, d, q, id+"-0")
+	if err := cmp.Or(prefill, decode); err != nil {
 		t.report(d.name, OK, "does not answer a chat (%v), so chat_resume was not tried", err)
 		return
 	}
@@ -100,26 +100,26 @@ func ways(p *mooncake.Profile) (list []string) {
 }
 
 // goesOn sends the chat with a part of its answer. first is what the engines told of the chat alone.
-func (t *tester) goesOn(ctx context.Context, p, d subject, q *query, how string, first counted, id string) error {
+func (t *tester) goesOn(ctx context.Context, p, d subject, q *query, how string, first pairAnswer, id string) error {
 	longer := *q
 	resume := &mooncake.Resume{How: how, Text: json.RawMessage(soFar), Tokens: soFarTokens}
 	longer.leg = &mooncake.Leg{Resume: resume}
 	byIDs := !mooncake.ByText(how)
 	if byIDs {
 		var own []int32
-		if json.Unmarshal(first.ids, &own) != nil || len(own) < soFarTokens {
+		if json.Unmarshal(first.PromptTokenIDs, &own) != nil || len(own) < soFarTokens {
 			return errors.New("the prefill engine does not tell the prompt's token ids (vLLM has them since 0.10.2)")
 		}
-		resume.IDs = mooncake.JoinIDs(first.ids, own[:soFarTokens])
+		resume.IDs = mooncake.JoinIDs(first.PromptTokenIDs, own[:soFarTokens])
 	}
-	now, err := t.through(ctx, p, d, &longer, id)
-	if err != nil {
+	now, prefill, decode := t.through(ctx, p, d, &longer, id)
+	if err := cmp.Or(prefill, decode); err != nil {
 		return err
 	}
 	for _, side := range []struct {
 		name       string
 		alone, now int
-	}{{"prefill", first.atP, now.atP}, {"decode", first.atD, now.atD}} {
+	}{{"prefill", first.PromptTokens, now.PromptTokens}, {"decode", first.decoded, now.decoded}} {
 		more := side.now - side.alone
 		if side.alone > 0 && side.now > 0 && (more <= 0 || byIDs && more != soFarTokens) { // 0: it does not tell
 			return fmt.Errorf("the %s engine overlooked the answer so far: it counted %d prompt tokens, and %d without it", side.name, side.now, side.alone)
@@ -132,23 +132,4 @@ func (t *tester) goesOn(ctx context.Context, p, d subject, q *query, how string,
 func chat(model, id string) (*query, error) {
 	body, err := mooncake.ScanBody(fmt.Appendf(nil, `{"model":%q,"messages":[{"role":"user","content":%q}],"max_tokens":%d,"temperature":0}`, model, id+" evenkeel self test", tokens), 0)
 	return &query{body: body, endpoint: mooncake.Chat}, err
-}
-
-// counted is what a pair tells of a prompt.
-type counted struct {
-	ids      json.RawMessage // nil: the prefill engine does not tell them
-	atP, atD int             // tokens, as each engine counts them; 0: it does not tell
-}
-
-// through sends a request through a pair.
-func (t *tester) through(ctx context.Context, p, d subject, q *query, id string) (counted, error) {
-	var answer mooncake.ProbeAnswer
-	var prompt int
-	var prefill, decode error
-	if together, _ := meets(p, d); together {
-		answer, prompt, prefill, decode = t.bound(ctx, p, d, q, id)
-	} else if answer, prefill = t.prefill(ctx, p, q, id); prefill == nil {
-		prompt, decode = t.decode(ctx, d, q, answer, id)
-	}
-	return counted{answer.PromptTokenIDs, answer.PromptTokens, prompt}, cmp.Or(prefill, decode)
 }
