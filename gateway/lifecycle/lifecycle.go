@@ -18,6 +18,9 @@ const (
 	Answering               // the end of its answer, or its loss
 	Confirming              // the prefill engine's word that the KV was whole
 	Lost                    // the answer was lost: its client takes what came so far, and then it is known whether it goes on
+	Choosing                // nothing: an engine is looked for that was not tried
+	Calling                 // that engine's answer, or the first event of it
+	Redialing               // the same, over a new connection
 	Done
 	states
 )
@@ -89,8 +92,11 @@ func (l *Lifecycle) Moved(whole *Lifecycle) { l.history = whole.history }
 
 // Step takes an event in and appends to dst what is to be done, in this order. What is waited for is the last.
 func (l *Lifecycle) Step(e Event, dst []Effect) []Effect {
-	if e.What == Panicked {
+	switch {
+	case e.What == Panicked:
 		return l.panicked(dst)
+	case e.Script == Passed || l.script == Passed:
+		return l.pass(e, dst)
 	}
 	switch l.state {
 	case Fresh:
@@ -362,5 +368,6 @@ func (l *Lifecycle) panicked(dst []Effect) []Effect {
 	dst = l.owed.settle(dst, Slot, Failing)
 	dst = l.owed.settle(dst, Lease, Orphan)
 	dst = l.owed.settle(dst, KV, Orphan)
+	dst = l.letGo(Pass, Back, dst)
 	return l.owed.conclude(l.blame.find(Unclear, dst), true)
 }

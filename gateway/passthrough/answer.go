@@ -271,8 +271,12 @@ func (a *answer) Ended() bool { return a.ended }
 
 // Close settles the request of a stream, however it ended.
 func (a *answer) Close() {
-	if !a.ended { // the client's side ended first
+	e := lifecycle.Event{What: lifecycle.Ends}
+	if !a.ended && a.whole == nil { // the client's side ended first
 		a.fail = failure.Gone()
 	}
-	_ = a.job.run(lifecycle.PassedEvent{What: lifecycle.StreamEnded})
+	if a.fail != nil {
+		e.What = lifecycle.Fell
+	}
+	_ = a.job.run(e)
 }

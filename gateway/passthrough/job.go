@@ -30,7 +30,7 @@ type job struct {
 	raw  []byte
 	kind string       // Content-Type of a form
 	seat *edge.Charge // among the requests that are passed through at once
-	life lifecycle.Passed
+	life lifecycle.Lifecycle
 
 	tried  []string
 	to     fleet.Whole // the engine that was chosen last
@@ -42,13 +42,13 @@ type job struct {
 
 // run tells the request's life of an event, and carries out what is to be done then. It returns once the answer has begun, or has
 // ended. An error is for the client.
-func (j *job) run(e lifecycle.PassedEvent) *openai.Error {
-	var room [8]lifecycle.PassedEffect
+func (j *job) run(e lifecycle.Event) *openai.Error {
+	var room [8]lifecycle.Effect
 	todo := room[:0]
 	defer func() { // what was to be given up when something panicked, and what is held still
 		if v := recover(); v != nil {
-			for _, x := range slices.Concat(todo, j.life.Step(lifecycle.PassedEvent{What: lifecycle.PassPanicked}, nil)) {
-				if x.Do == lifecycle.GiveUp {
+			for _, x := range slices.Concat(todo, j.life.Step(lifecycle.Event{What: lifecycle.Panicked}, nil)) {
+				if x.Do == lifecycle.Settle {
 					j.do(x)
 				}
 			}
@@ -63,17 +63,17 @@ func (j *job) run(e lifecycle.PassedEvent) *openai.Error {
 		for len(todo) > 0 {
 			x := todo[0]
 			switch todo = todo[1:]; {
-			case x.Do == lifecycle.TurnAway && x.Error == lifecycle.OfClient:
+			case x.Do == lifecycle.Fail && x.Error == lifecycle.OfClient:
 				j.in.Record.EndAttempt(failure.Gone())
 				return failure.Gone()
-			case x.Do == lifecycle.TurnAway && x.Error == lifecycle.OfAttempt:
+			case x.Do == lifecycle.Fail && x.Error == lifecycle.OfAttempt:
 				return j.fault.Answer
-			case x.Do == lifecycle.TurnAway:
+			case x.Do == lifecycle.Fail:
 				return cmp.Or(j.none, errNoRoute) // no engine was looked for if as many were asked as may be
-			case x.Do == lifecycle.Account:
+			case x.Do == lifecycle.EndWhole, x.Do == lifecycle.BreakOff:
 				j.settle(j.answer.fail)
 				return nil
-			case x.Do == lifecycle.Hand:
+			case x.Do == lifecycle.AnswerIt:
 				return nil
 			}
 			e = j.do(x)
@@ -82,10 +82,10 @@ func (j *job) run(e lifecycle.PassedEvent) *openai.Error {
 }
 
 // do carries an effect out. Of one that is waited for, it returns how it ended.
-func (j *job) do(x lifecycle.PassedEffect) (e lifecycle.PassedEvent) {
+func (j *job) do(x lifecycle.Effect) (e lifecycle.Event) {
 	told := j.in.Record
 	switch x.Do {
-	case lifecycle.GiveUp:
+	case lifecycle.Settle:
 		j.giveUp(x.Thing, x.How)
 	case lifecycle.Remember:
 		j.srv.without(j.to.Instance, j.path)
@@ -110,13 +110,13 @@ func (j *job) do(x lifecycle.PassedEffect) (e lifecycle.PassedEvent) {
 		return j.call(true)
 	case lifecycle.SendOver:
 		return j.call(false)
-	case lifecycle.Hand, lifecycle.Account, lifecycle.TurnAway:
+	default: // run does the others, and some are not of this script
 	}
 	return e
 }
 
 // call sends the request to the engine that was chosen, over a new connection if anew is set, and says what came of it.
-func (j *job) call(anew bool) lifecycle.PassedEvent {
+func (j *job) call(anew bool) lifecycle.Event {
 	j.answer = &answer{job: j}
 	told := j.in.Record
 	if told.Attempts > 0 {
@@ -126,10 +126,8 @@ func (j *job) call(anew bool) lifecycle.PassedEvent {
 	told.Report(journal.Event{What: journal.Entered, Phase: journal.Transfer, Left: j.conn.Left(), Call: "pass", Engine: j.to.ID})
 	f := j.open(anew)
 	switch {
-	case f == nil && j.answer.whole != nil:
-		return lifecycle.PassedEvent{What: lifecycle.CameWhole}
 	case f == nil:
-		return lifecycle.PassedEvent{What: lifecycle.Streams}
+		return lifecycle.Event{What: lifecycle.First}
 	case j.answer.run.Moved() && !j.conn.Left():
 		f = failure.Of(f.Ended, j.drained(), failure.ErrMoved)
 		f.Moved = true
@@ -140,7 +138,7 @@ func (j *job) call(anew bool) lifecycle.PassedEvent {
 	}
 	told.Report(journal.Event{What: journal.Failed, Cause: f.Cause(), On: on, Status: f.Status, Answer: f.Answer})
 	j.before, j.fault = j.fault, f
-	return lifecycle.PassedEvent{What: lifecycle.CallFell, End: f.Ended}
+	return lifecycle.Event{What: lifecycle.Fell, End: f.Ended}
 }
 
 // open sends the request, and reads its answer or the beginning of it.
@@ -176,7 +174,7 @@ func (j *job) open(anew bool) (f *failure.Fault) {
 	return a.broke(f)
 }
 
-func (j *job) giveUp(t lifecycle.PassedThing, how lifecycle.How) {
+func (j *job) giveUp(t lifecycle.Thing, how lifecycle.How) {
 	a, told := j.answer, j.in.Record
 	switch {
 	case t == lifecycle.Seat:

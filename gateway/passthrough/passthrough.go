@@ -39,7 +39,7 @@ func (s *Server) Serve(ctx *fasthttp.RequestCtx, in *request.Incoming, req *open
 		return s.full()
 	}
 	j := &job{srv: s, in: in, req: req, path: path, conn: conn, raw: raw, kind: string(ctx.Request.Header.ContentType()), seat: seat}
-	if fail := j.run(lifecycle.PassedEvent{What: lifecycle.Arrived}); fail != nil {
+	if fail := j.run(lifecycle.Event{What: lifecycle.Begun, Script: lifecycle.Passed}); fail != nil {
 		return fail
 	}
 	a, h := j.answer, &ctx.Response.Header
@@ -55,7 +55,7 @@ func (s *Server) Serve(ctx *fasthttp.RequestCtx, in *request.Incoming, req *open
 		s.Requests.Stream(ctx, []byte(a.kind), a, 0)
 		return nil
 	}
-	j.settle(nil)
+	a.Close()
 	request.Piece(ctx, a.kind, a.whole, a.room)
 	return nil
 }
