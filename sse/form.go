@@ -65,11 +65,12 @@ func (m *Mirror) ReadUsage(b []byte) (failed bool) {
 			failed = !rawjson.IsNull(v)
 		case string(o.Key) == "usage" && v[0] == '{':
 			for c := rawjson.ObjectAt(b, o.Val); c.NextValue(); {
-				switch string(c.Key) {
-				case "prompt_tokens":
-					u.Prompt = credible(countOf(&c))
-				case "completion_tokens":
-					u.Completion = credible(countOf(&c))
+				switch n := countOf(&c); {
+				case n > mostCounted:
+				case string(c.Key) == "prompt_tokens":
+					u.Prompt = n
+				case string(c.Key) == "completion_tokens":
+					u.Completion = n
 				}
 			}
 		}
@@ -83,15 +84,8 @@ func (m *Mirror) ReadUsage(b []byte) (failed bool) {
 	return failed
 }
 
-// credible drops a count that no model could have. A request may have many prompts, but not so many.
-func credible(n int) int {
-	if n > mostCounted {
-		return 0
-	}
-	return n
-}
-
-const mostCounted = 64 << 20 // tokens
+// mostCounted is how many tokens an engine is believed to count: a request may have many prompts, but not so many.
+const mostCounted = 64 << 20
 
 // maxHeld is how many events may come before the answer begins.
 const maxHeld = 4

@@ -35,6 +35,7 @@ type job struct {
 	req    *openai.Request
 	body   mooncake.Body // dropped once a decode engine has it
 	leg    *mooncake.Leg // what a leg of a fan-out changes in the body
+	passed *Passed       // nil: prompts are prefilled and decoded
 	client reader
 	id     string // request id, the stem of the engines' ids
 	model  fleet.Route

@@ -130,6 +130,8 @@ func (s *stream) broke(err error) {
 	s.out = s.Mend(s.out) // the error or the end must be an event of its own
 	whole := errors.Is(err, io.EOF) && s.Closed() == sse.Whole
 	switch wrong := s.partner.Lost(); {
+	case s.job.passed != nil:
+		passing{s}.cut(err)
 	case s.TooMuch():
 		s.fails(lifecycle.Unusable, failure.Stream("upstream_broken", err), err)
 	case whole:

@@ -1,6 +1,7 @@
 package request
 
 import (
+	"cmp"
 	"errors"
 	"slices"
 	"time"
@@ -38,7 +39,11 @@ func (j *job) serve(ctx *fasthttp.RequestCtx) (*stream, *openai.Error) {
 		j.stay.end(j.srv.Tier)
 	}()
 	r := runner{job: j, ctx: ctx}
-	s, fail := r.run(lifecycle.Event{What: lifecycle.Begun})
+	begun := lifecycle.Event{What: lifecycle.Begun}
+	if j.passed != nil {
+		begun.Script = lifecycle.Passed
+	}
+	s, fail := r.run(begun)
 	if fail != nil {
 		j.record.EndAttempt(fail)
 	}
@@ -159,6 +164,8 @@ func (r *runner) do(x lifecycle.Effect) lifecycle.Event {
 		return lifecycle.Event{What: lifecycle.GivenUp}
 	case lifecycle.Offer:
 		return r.offer(x.Group)
+	case lifecycle.Remember, lifecycle.Recall, lifecycle.Complain, lifecycle.Choose, lifecycle.SendOver, lifecycle.SendAnew:
+		return r.pass(x)
 	case lifecycle.Acclaim, lifecycle.AnswerIt, lifecycle.Fail, lifecycle.Confirm, lifecycle.GoOn, lifecycle.EndWhole, lifecycle.BreakOff: // run does these, or the stream of an answer
 	}
 	return lifecycle.Event{}
@@ -297,7 +304,11 @@ func (r *runner) answer() *stream {
 	if s != nil {
 		s.shed()
 		if s.stage == ended { // all of it came at once
-			s.step(lifecycle.Event{What: lifecycle.Ends})
+			e := lifecycle.Event{What: lifecycle.Ends}
+			if s.fault != nil {
+				e = r.job.fell(s.fault)
+			}
+			s.step(e)
 		}
 	}
 	return s
@@ -309,6 +320,9 @@ func (r *runner) error(which lifecycle.Error) *openai.Error {
 	case lifecycle.OfClient:
 		return failure.Gone()
 	case lifecycle.OfRanks:
+		if r.passed != nil {
+			return cmp.Or(r.passed.none, failure.NoRoute) // no engine was looked for if as many were asked as may be
+		}
 		return failure.Alone(r.client.Left(), r.fail)
 	case lifecycle.OfOwner:
 		return failure.NotOurs()
@@ -359,6 +373,10 @@ func (r *runner) settle(t lifecycle.Thing, how lifecycle.How) {
 		}
 	case lifecycle.Slot:
 		r.giveSlotBack(how)
+	case lifecycle.Seat, lifecycle.Body, lifecycle.Call, lifecycle.Memory:
+		if r.passed.giveUp(j, r.stream, t, how); t == lifecycle.Call && r.stream != nil {
+			r.drop(board.Failed)
+		}
 	}
 }
 
