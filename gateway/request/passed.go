@@ -142,13 +142,8 @@ func (r *runner) sendOver(anew bool) lifecycle.Event {
 // openPassed sends the request, and reads its answer or the beginning of it.
 func (r *runner) openPassed(anew bool) (f *failure.Fault) {
 	j, p, limits := r.job, r.passed, &r.srv.Settings().Limits
-	s := &stream{job: j, source: source{
-		rank: &fleet.Rank{Worker: -1, Instance: p.to.Instance, Target: p.to.Target, Traffic: p.to.Traffic}, began: time.Now(), buffers: buffersPool.Get().(*buffers),
-	}}
+	s := slotless(j, &fleet.Rank{Instance: p.to.Instance, Target: p.to.Target, Traffic: p.to.Traffic}, sse.Ask{Form: sse.Verbatim, Choice: -1, Cached: sse.OwnCached})
 	r.stream = s
-	s.Trail.Reset(false)
-	s.Answer.Reset(sse.Ask{Form: sse.Verbatim, Choice: -1, Cached: sse.OwnCached})
-	s.out = s.out[:0]
 	call := &upstream.Call{
 		Call: j.srv.Client.NewCall(p.to.Target), Leg: lifecycle.Sole, Engine: p.to.Instance, Path: p.Path,
 		Limits: engine.Deadlines{Connect: limits.ConnectTimeout, FirstByte: limits.ProbeTimeout, Idle: limits.EventTimeout}, Log: j.srv.Log,

@@ -40,10 +40,12 @@ func (r *runner) prefillOnly() (*stream, *failure.Fault) {
 	if f = answeredBy(j, call, run, began, f); f != nil {
 		return nil, f
 	}
-	s := &stream{job: j, whole: !j.req.Stream, source: source{
-		rank:  &fleet.Rank{Worker: -1, Instance: c.Instance, Target: c.Target, Profile: c.Profile, Traffic: &engine.Traffic{}, Signs: engine.NewSigns()},
-		began: began, mayHave: j.mayHave(j.model.MaxLen), buffers: buffersPool.Get().(*buffers),
-	}}
+	ask := j.ask
+	ask.Cached, ask.MaxTokens = sse.OwnCached, j.mayHave(j.model.MaxLen)
+	if !j.req.Stream {
+		ask.ContinuousUsage, ask.Whole = true, true
+	}
+	s := slotless(j, &fleet.Rank{Instance: c.Instance, Target: c.Target, Profile: c.Profile, Traffic: &engine.Traffic{}, Signs: engine.NewSigns()}, ask)
 	if err := takeAll(s, answer); err != nil {
 		s.settle(0)
 		return nil, failure.Useless(lifecycle.Prefill, lifecycle.Garbled, failure.BadGateway("prefill", "its answer cannot be used"), fmt.Errorf("prefill %s: %w", c.ID, err))
@@ -60,14 +62,6 @@ func (r *runner) prefillOnly() (*stream, *failure.Fault) {
 
 // takeAll takes an answer of which all is here.
 func takeAll(s *stream, answer []byte) error {
-	ask := s.job.ask
-	ask.Cached, ask.MaxTokens = sse.OwnCached, s.mayHave
-	if s.whole {
-		ask.ContinuousUsage, ask.Whole = true, true
-	}
-	s.Trail.Reset(false)
-	s.Answer.Reset(ask)
-	s.out = s.out[:0]
 	if s.whole {
 		return takeWhole(s, answer)
 	}

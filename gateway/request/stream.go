@@ -97,3 +97,13 @@ func (b *buffers) putBack() {
 		buffersPool.Put(b)
 	}
 }
+
+// slotless is the stream of an answer whose engine has no slot for it.
+func slotless(j *job, rank *fleet.Rank, ask sse.Ask) *stream {
+	rank.Worker = -1
+	s := &stream{job: j, whole: ask.Whole, source: source{rank: rank, began: time.Now(), mayHave: ask.MaxTokens, buffers: buffersPool.Get().(*buffers)}}
+	s.Trail.Reset(false)
+	s.Answer.Reset(ask)
+	s.out = s.out[:0]
+	return s
+}
