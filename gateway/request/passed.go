@@ -26,13 +26,14 @@ import (
 	"evenkeel/sse"
 )
 
-// Passed is a request that goes to one engine as it came. It has no slot, so that its own account of seats bounds it.
+// Passed is a request that goes to one engine as it came. It has no slot, so it takes a seat, of which there are not more than may run
+// at once.
 type Passed struct {
 	Engines  Choice
 	Path     string
 	Kind     string   // Content-Type of the body
 	Body     [][]byte // dropped once no engine is sent it any more
-	Most     int64    // tokens that an engine computes at most; 0: it does not run its model
+	Most     int64    // tokens that the engine computes at most; 0: it does not run its model
 	Estimate int      // tokens that the request costs if no engine counts them
 	Seat     *edge.Charge
 	Memory   *edge.Charge // for an answer in one piece
@@ -49,8 +50,10 @@ type Passed struct {
 type Choice interface {
 	// Choose looks for an engine that was not tried: Chosen, NoneLeft or NoRoute. One that was chosen has one call more.
 	Choose(model, path string, tried []string) (fleet.Whole, lifecycle.What, *openai.Error)
+	// Count adds to the calls that an engine has.
 	Count(instance string, calls int)
-	Without(instance, path string) // the engine does not have the endpoint
+	// Without notes that an engine does not have an endpoint.
+	Without(instance, path string)
 }
 
 // metadataHeader is where vLLM says what the bytes of an answer are that is not JSON.
@@ -207,7 +210,7 @@ func (s passing) begins(call *upstream.Call) *failure.Fault {
 	}
 	s.Reader.Reset(sse.Limits{Event: limits.EventBytes, Bytes: int64(limits.AnswerBytes), First: limits.ProbeTimeout, Gap: limits.EventTimeout})
 	for !s.Mirror.Started() && s.stage == flows {
-		_ = s.fill() // it is the stream's fault, too
+		_ = s.fill() // its error is in s.fault, too
 	}
 	switch {
 	case s.Mirror.Started():
