@@ -126,8 +126,8 @@ func New(cfg *config.Config, log *zap.Logger) (g *Gateway, err error) {
 	g.door = admission.New(admission.Host{
 		Started: g.started, Ready: g.Ready, Loads: g.modelLoads, Config: g.config, Service: g.service, Fleet: g.fleet, Requests: g.requests,
 		Through: passthrough.New(passthrough.Env{
-			Log: log, Registerer: g.reg, Buckets: secondsBuckets, Settings: func() *fleet.Settings { return g.conf().Settings }, Serving: g.service.Context,
-			Client: g.client, Monitor: g.monitor, Fleet: g.fleet, Engines: func() passthrough.Engines { return g.fleet.Now() }, Requests: g.requests, Bodies: g.bodies,
+			Registerer: g.reg, Buckets: secondsBuckets, Settings: func() *fleet.Settings { return g.conf().Settings },
+			Engines: func() passthrough.Engines { return g.fleet.Now() }, Requests: g.requests, Bodies: g.bodies,
 		}),
 	})
 	g.registerMetrics()

@@ -177,7 +177,7 @@ func (a *Answer) Err() error {
 // TooMuch says that the engine sent more bytes than its answer may have.
 func (a *Answer) TooMuch() bool { return errors.Is(a.Reader.Err(), ErrTooMuch) }
 
-// forms are what differs between the forms that are not chunks. Each reads an event, or a whole
+// forms are what differs between the forms that are not chunks. Each but Verbatim reads an event, or a whole
 // answer, and writes what ends a stream for its client.
 var forms = [...]struct {
 	read   func(b []byte, cached int) told
@@ -186,4 +186,5 @@ var forms = [...]struct {
 }{
 	Responses: {read: readResponse, failed: failedResponse},
 	Messages:  {read: readMessage, failed: failedMessage, end: messageStop},
+	Verbatim:  {},
 }

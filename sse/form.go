@@ -15,6 +15,7 @@ const (
 	Chunks    Form = iota
 	Responses      // of /v1/responses
 	Messages       // of /v1/messages
+	Verbatim       // any events: the client gets them as they came, and no finish_reason is wanted
 )
 
 // FormOf is the form of a path's events.
@@ -43,6 +44,49 @@ type told struct {
 	cuts    []cut
 }
 
+// verbatim takes the next event of an answer that goes to the client as it came. Only an error among its members ends it.
+func (m *Mirror) verbatim(e Event) ([]byte, Verdict) {
+	if e.Kind == KindData && m.ReadUsage(e.Data) {
+		m.failure = Failure{Message: "the engine ended its answer with an error; its log says why", Type: "server_error", Code: "engine_failed", Status: 502}
+		return e.Raw, Failed
+	}
+	m.started, m.over, m.finish = true, e.Kind == KindDone, "stop" // the end of the body is its end, too
+	return e.Raw, Forward
+}
+
+// ReadUsage takes over what an object says of tokens: an event, or an answer in one piece. It says whether the object tells of an error
+// instead.
+func (m *Mirror) ReadUsage(b []byte) (failed bool) {
+	u := Usage{Cached: -1}
+	o := rawjson.ObjectAt(b, rawjson.Space(b, 0))
+	for o.NextValue() {
+		switch v := o.Value(); {
+		case string(o.Key) == "error":
+			failed = !rawjson.IsNull(v)
+		case string(o.Key) == "usage" && v[0] == '{':
+			for c := rawjson.ObjectAt(b, o.Val); c.NextValue(); {
+				switch n := countOf(&c); {
+				case n > mostCounted:
+				case string(c.Key) == "prompt_tokens":
+					u.Prompt = n
+				case string(c.Key) == "completion_tokens":
+					u.Completion = n
+				}
+			}
+		}
+	}
+	if o.Pos <= 0 || rawjson.Space(b, o.Pos) < len(b) {
+		return false // it is no object
+	}
+	if u.Total = u.Prompt + u.Completion; u.Total > 0 && !failed {
+		m.usage, m.usageSeen = u, true
+	}
+	return failed
+}
+
+// mostCounted is how many tokens an engine is believed to count: a request may have many prompts, but not so many.
+const mostCounted = 64 << 20
+
 // maxHeld is how many events may come before the answer begins.
 const maxHeld = 4
 
@@ -51,6 +95,9 @@ const maxHeld = 4
 // that one: until then the engine may not have the KV, and the client no status. If the engine fails
 // meanwhile, another can answer, because the client has nothing yet.
 func (m *Mirror) take(e Event, dst []byte) (out []byte, v Verdict) {
+	if m.ask.Form == Verbatim {
+		return m.verbatim(e)
+	}
 	if e.Kind == KindOpaque {
 		if m.ask.Form == Responses { // it may be one that opens the response, or the last, with what is not for the client
 			m.fault = ErrLargeEvent
@@ -191,7 +238,7 @@ func (a *Answer) Ending(dst []byte, failed bool, message, typ, code string) []by
 	m := &a.Mirror
 	form := &forms[m.ask.Form]
 	switch {
-	case m.ask.Form == Chunks && failed:
+	case failed && form.failed == nil:
 		return append(ErrorEvent(dst, message, typ, code), Done...)
 	case m.ask.Form == Chunks:
 		return append(dst, Done...)

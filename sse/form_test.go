@@ -26,3 +26,42 @@ func TestWhatComesBeforeAnEvent(t *testing.T) {
 		require.Equal(t, want, string(OnlyFailure(nil, form, "no engine", "server_error", "prefill_unavailable")), path)
 	}
 }
+
+// An answer that is passed on as it came may be anything. Its end is the end of the body, or [DONE]; an error among its members ends it
+// with an error of ours.
+func TestAnAnswerIsPassedOnAsItCame(t *testing.T) {
+	const one, done = "id: 7\r\ndata: {\"x\": 1}\r\n\r\n", "data:[DONE]\n\n"
+	for _, row := range []struct {
+		name, stream, out string
+		end               End // where the body ends then
+		usage             Usage
+	}{
+		{"nothing came", "", "", Short, Usage{}},
+		{"comments before the first event are withheld, and later ones are not", ": a\n\n" + one + ": b\n\n", one + ": b\n\n", Whole, Usage{}},
+		{"what is no JSON is passed on", "data: hello\n\ndata: {\"a\n\n", "data: hello\n\ndata: {\"a\n\n", Whole, Usage{}},
+		{"behind [DONE] comes nothing", one + done + one, one + done, Whole, Usage{}},
+		{"it is cut", one + "data: {", one, Short, Usage{}},
+		{"it begins with an error", "data: {\"error\": \"secret\"}\n\n" + one, "", Refused, Usage{}},
+		{"it ends with one", one + "data: {\"error\": {\"message\": \"secret\"}}\n\n", one, Refused, Usage{}},
+		{"no error is none", "data: {\"error\": null}\n\n", "data: {\"error\": null}\n\n", Whole, Usage{}},
+		{
+			"the last usage counts", "data: {\"usage\": {\"prompt_tokens\": 3}}\n\ndata: {\"usage\": {\"prompt_tokens\": 4, \"completion_tokens\": 5}}\n\ndata: {\"usage\": null}\n\n",
+			"data: {\"usage\": {\"prompt_tokens\": 3}}\n\ndata: {\"usage\": {\"prompt_tokens\": 4, \"completion_tokens\": 5}}\n\ndata: {\"usage\": null}\n\n",
+			Whole, Usage{Prompt: 4, Completion: 5, Total: 9, Cached: -1},
+		},
+		{
+			"a count that cannot be does not", "data: {\"usage\": {\"prompt_tokens\": 99999999999, \"completion_tokens\": 2}}\n\n",
+			"data: {\"usage\": {\"prompt_tokens\": 99999999999, \"completion_tokens\": 2}}\n\n", Whole, Usage{Completion: 2, Total: 2, Cached: -1},
+		},
+	} {
+		for pieces := 1; pieces < 5; pieces++ {
+			out, end, a := feed(row.stream, Verbatim, Ask{Choice: -1, Cached: OwnCached}, pieces)
+			require.Equal(t, row.out, out, row.name)
+			require.Equal(t, row.end, end, row.name)
+			usage, told := a.Mirror.Usage()
+			require.Equal(t, row.usage, usage, row.name)
+			require.Equal(t, row.usage != Usage{}, told, row.name)
+			require.Zero(t, a.Mirror.Tokens(), "%s: no token is told of", row.name)
+		}
+	}
+}

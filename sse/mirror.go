@@ -106,6 +106,9 @@ func (m *Mirror) Event(e Event, dst []byte) (out []byte, v Verdict) {
 		if m.ask.DropDone {
 			return nil, Ended
 		}
+		if m.ask.Form == Verbatim {
+			return m.verbatim(e)
+		}
 		return e.Raw, Ended
 	}
 	if m.ask.Form != Chunks {

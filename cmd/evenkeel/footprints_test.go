@@ -37,7 +37,7 @@ var capabilities = []capability{
 	{"geo", []string{"geo", "geo/policy", "gateway/peerserver", "gateway/peers.go", "gateway/request/forward.go", "cmd/evenkeel/simulate_geo.go"}, ""},
 	{"KV events", []string{"prefill/kvevents", "engine/publishers.go", "prefill/cache/events.go"}, ""},
 	{"ownership", []string{"gateway/owner", "lease", "lease/kube", "lease/etcd"}, ""},
-	{"passthrough", []string{"gateway/passthrough"}, ""},
+	{"passthrough", []string{"gateway/passthrough", "gateway/request/passed.go"}, ""},
 	{"predictor", []string{"predictor", "dispatcher/forecast", "dispatcher/board/predict.go", "dispatcher/board/learner.go", "dispatcher/learner.go"}, ""},
 	{"prefix index", []string{"prefill/index", "prefill/cache", "prefill/local", "gateway/prompt"}, ""},
 	{"receipts", []string{"gateway/receipt"}, ""},

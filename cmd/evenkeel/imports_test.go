@@ -70,7 +70,7 @@ var mayImport = map[string][]string{
 	"gateway/certs":       {"gateway/certs"}, // certtest is below it
 	"gateway/cluster":     {},
 	"gateway/admission":   {"gateway/edge", "gateway/failure", "gateway/fleet", "gateway/journal", "gateway/keys", "gateway/openai", "gateway/owner", "gateway/prompt", "gateway/receipt", "gateway/reload", "gateway/request", "gateway/service", "gateway/passthrough", "geo", "mooncake", "prefill"},
-	"gateway/passthrough": {"gateway/edge", "gateway/failure", "gateway/fleet", "gateway/journal", "gateway/upstream", "gateway/lifecycle", "gateway/openai", "gateway/request", "engine", "mooncake", "sse"},
+	"gateway/passthrough": {"gateway/edge", "gateway/failure", "gateway/fleet", "gateway/lifecycle", "gateway/openai", "gateway/request", "mooncake"},
 	"gateway/draft":       {"engine", "gateway/config", "mooncake"},
 	"gateway/edge":        {"internal/socket"},
 	"gateway/loop":        {"internal/socket"},

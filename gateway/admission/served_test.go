@@ -103,7 +103,7 @@ func build(t *testing.T) *house {
 		Started: h.now, Ready: func() (bool, string) { return h.ready, "" }, Loads: func(context.Context) []ModelLoad { return nil }, Config: conf, Fleet: h.fleet, Requests: requests,
 		Service: service.New(service.Host{Context: t.Context(), Log: log, Grace: func() time.Duration { return 0 }, EndAll: func() int { return 0 }}),
 		Through: passthrough.New(passthrough.Env{
-			Log: log, Registerer: reg, Settings: settings, Serving: t.Context, Client: client, Fleet: h.fleet, Engines: func() passthrough.Engines { return h.fleet.Now() }, Requests: requests,
+			Registerer: reg, Settings: settings, Engines: func() passthrough.Engines { return h.fleet.Now() }, Requests: requests,
 		}),
 	})
 	return h

@@ -25,6 +25,9 @@ import (
 	"evenkeel/sse"
 )
 
+// NoRoute is the answer to a request that is passed through and whose endpoint no engine has.
+var NoRoute = openai.NewError(http.StatusNotFound, "no_such_route", "no engine that serves the model has this endpoint; it is one of another kind of model")
+
 // None stands for the error of an answer that was whole.
 var None = new(openai.Error)
 

@@ -6,7 +6,7 @@ import "time"
 type Event struct {
 	What   What
 	End    Ended  // of Fell
-	Script Script // of Turn
+	Script Script // of Turn, and of Begun if it is Passed
 	Open   bool   // of NoTurn: for want of engines, so that another region may have some
 	Named  bool   // of HandedOver: a decode request must have the probe's id
 	Whole  bool   // of RankTakes and Bound: the answer comes in one piece, so that nothing shows before its end how far it is
@@ -57,6 +57,11 @@ const (
 	NotOffered                 // none may
 	Panicked                   // the code that carries effects out did
 
+	// Of a request that is passed through. The end of its call is Fell, and its answer is First, also one that comes in one piece.
+	Chosen   // there is an engine for it
+	NoneLeft // no engine is left that takes it
+	NoRoute  // no engine has the endpoint
+
 	// To one of two legs that are under way at once. Any goroutine may tell of these, at any time.
 	CalledBack   // the decode engine says where the KV goes
 	NeedsNothing // the decode engine has the whole prompt already
@@ -80,14 +85,15 @@ const (
 	Unwanted     // the prefill engine's answer is not waited for any longer, though the decode leg has ended
 )
 
-// Script is in which order an attempt goes through the same legs.
+// Script is in which order an attempt goes through the same legs, or that there are none.
 type Script uint8
 
 // The scripts.
 const (
-	Late  Script = iota // the prompt is prefilled, then its decode rank is bound
-	Early               // the decode rank is bound before the prefill, and both legs are under way at once
-	Mixed               // the rank that is bound prefills and decodes: the attempt has a lease, and no KV is handed over
+	Late   Script = iota // the prompt is prefilled, then its decode rank is bound
+	Early                // the decode rank is bound before the prefill, and both legs are under way at once
+	Mixed                // the rank that is bound prefills and decodes: the attempt has a lease, and no KV is handed over
+	Passed               // the request goes to one engine as it came, and is not split into prefill and decode: see passed.go
 )
 
 // Do is what an effect has to do.
@@ -104,6 +110,9 @@ const (
 	Condemn                // an engine's failure is held against it; of a prefill engine, which answers for itself with its lease, only a 500 until it is known whose it is
 	Acclaim                // the decode engine served the request
 	Find                   // it is known whose a 500 was
+	Remember               // the engine does not have the endpoint, and is not asked for it for a while
+	Recall                 // the failure that counts is the one before
+	Complain               // the log tells of an engine that did not answer
 	EndDecode              // the call of the decode leg is ended
 	AbortDecode            // the decode engine is told to abort the request
 	AbortPrefill           // the prefill engine is
@@ -130,6 +139,9 @@ const (
 	AnswerIt               // Answering: the client gets the answer
 	Confirm                // Confirming
 	GoOn                   // Lost
+	Choose                 // Choosing
+	SendOver               // Calling
+	SendAnew               // Redialing
 	Fail                   // the client gets an error
 	EndWhole               // the client gets the end of its answer
 	BreakOff               // its answer ends with an error
@@ -186,7 +198,7 @@ type Error uint8
 const (
 	OfAttempt Error = iota // what the last attempt came to, or its turn
 	OfClient               // it has left
-	OfRanks                // no rank computes the prompt alone
+	OfRanks                // no rank computes the prompt alone, or no engine was found for a request that is passed through
 	OfOwner                // another dispatcher should have it, and it cannot go there
 	OfPeer                 // that of the other dispatcher
 )
@@ -201,13 +213,17 @@ const (
 	KV                   // a hand-off that may be sent to a decode engine
 	Doubted              // a hand-off that an engine may have read, and from which no answer may be made
 	Slot                 // on a decode rank
+	Seat                 // among the requests that are passed through at once
+	Body                 // of such a request; one that gets an error passes it on to those who answer with that
+	Call                 // to an engine, which counts it and is expected to compute its tokens: Free or Spent
+	Memory               // for an answer in one piece, which has it until it is written
 	things
 )
 
 // More ways to settle a thing, beside those of verdict.go.
 const (
 	Back      How = Spent + 1 + iota // a place is free again
-	Pass                             // somebody else has it now, and settles it: the pool's entry a place, the legs of an early attempt a lease
+	Pass                             // somebody else has it now, and settles it: the pool's entry a place, the legs of an early attempt a lease, an answer its memory
 	Failing                          // the slot of an answer that its engine did not begin, or broke
 	Cancelled                        // the slot of an answer that is not wanted any more, or that was never sent
 	Finish                           // the slot of an answer that is whole
@@ -246,4 +262,30 @@ const (
 	Unclear  Finding = iota // no other engine had the request
 	Guilty                  // another engine answered it
 	Innocent                // another engine failed at it, too
+)
+
+// Dialect is what the connectors differ in that bind a decode rank before the prefill.
+type Dialect struct {
+	CallsBack bool // the decode engine says where the KV goes, and before that there is nothing to prefill
+	Aborts    bool // engines are told to abort a request by its id, and give its blocks away at once. And KV may be incomplete although both legs answer well
+	Keeps     bool // the prefill engine keeps the KV until the decode engine has it, or until the lease on it ends
+	// Strands: the decode engine keeps blocks for a prefill that never comes, and nobody can free them. vLLM's watchdog for
+	// registrations only writes a log line (nixl/push_scheduler.py, vLLM issue 46283). A request of vllm-ascend that was aborted
+	// while it waited keeps its blocks until a prefill ends (vllm-ascend issue 16662). That a decode engine which is told of a
+	// failed prefill waits for ever is inferred from mooncake_layerwise_connector.py and vLLM pull request 50984.
+	Strands bool
+	// Retries: a prefill engine that has not taken the request may be replaced by another. If it has taken the request, a
+	// layerwise decode engine would count the ends of both prefills together, and begin too early (vllm-ascend 182b75ea,
+	// mooncake_layerwise_connector.py).
+	Retries bool
+}
+
+// EndReason is how a decode leg ends without a first event.
+type EndReason uint8
+
+// The ways.
+const (
+	Refused  EndReason = iota // its engine took nothing
+	Declined                  // it is the request's fault
+	Died                      // it is not known what its engine does
 )

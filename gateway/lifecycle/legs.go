@@ -9,22 +9,6 @@ var Dialects = map[string]Dialect{
 	mooncake.NIXLPush:        {Keeps: true, Strands: true},
 }
 
-// Dialect is what the connectors differ in that bind a decode rank before the prefill.
-type Dialect struct {
-	CallsBack bool // the decode engine says where the KV goes, and before that there is nothing to prefill
-	Aborts    bool // engines are told to abort a request by its id, and give its blocks away at once. And KV may be incomplete although both legs answer well
-	Keeps     bool // the prefill engine keeps the KV until the decode engine has it, or until the lease on it ends
-	// Strands: the decode engine keeps blocks for a prefill that never comes, and nobody can free them. vLLM's watchdog for
-	// registrations only writes a log line (nixl/push_scheduler.py, vLLM issue 46283). A request of vllm-ascend that was aborted
-	// while it waited keeps its blocks until a prefill ends (vllm-ascend issue 16662). That a decode engine which is told of a
-	// failed prefill waits for ever is inferred from mooncake_layerwise_connector.py and vLLM pull request 50984.
-	Strands bool
-	// Retries: a prefill engine that has not taken the request may be replaced by another. If it has taken the request, a
-	// layerwise decode engine would count the ends of both prefills together, and begin too early (vllm-ascend 182b75ea,
-	// mooncake_layerwise_connector.py).
-	Retries bool
-}
-
 // prefilling is where the prefill leg stands.
 type prefilling uint8
 
@@ -86,16 +70,6 @@ func newPair(d Dialect, whole, deaf bool) Pair {
 	}
 	return p
 }
-
-// EndReason is how a decode leg ends without a first event.
-type EndReason uint8
-
-// The ways.
-const (
-	Refused  EndReason = iota // its engine took nothing
-	Declined                  // it is the request's fault
-	Died                      // it is not known what its engine does
-)
 
 // Failed says whether one leg has ended the other, or the answer may not be believed.
 func (p *Pair) Failed() bool { return p.failed }

@@ -18,6 +18,9 @@ const (
 	Answering               // the end of its answer, or its loss
 	Confirming              // the prefill engine's word that the KV was whole
 	Lost                    // the answer was lost: its client takes what came so far, and then it is known whether it goes on
+	Choosing                // nothing: an engine is looked for that was not tried
+	Calling                 // that engine's answer, or the first event of it
+	Redialing               // the same, over a new connection
 	Done
 	states
 )
@@ -96,6 +99,8 @@ func (l *Lifecycle) Step(e Event, dst []Effect) []Effect {
 		return l.panicked(dst)
 	case e.What >= CalledBack:
 		return l.stepPair(e, dst)
+	case e.Script == Passed || l.script == Passed:
+		return l.pass(e, dst)
 	}
 	switch l.state {
 	case Fresh:
@@ -409,5 +414,6 @@ func (l *Lifecycle) panicked(dst []Effect) []Effect {
 			dst = l.stepPair(Event{What: DecodeFell, Reason: Died, Pair: i + 1}, dst)
 		}
 	}
+	dst = l.letGo(Pass, Back, dst)
 	return l.owed.conclude(l.blame.find(Unclear, dst), true)
 }

@@ -24,6 +24,9 @@ var answers = map[State][]What{
 	Answering:  {Ends, Fell},
 	Confirming: {Believed, Fell},
 	Lost:       {Begun, Ends, GivenUp, Fell},
+	Choosing:   {Chosen, NoneLeft, NoRoute},
+	Calling:    {First, Fell, Ends},
+	Redialing:  {First, Fell, Ends},
 }
 
 // legs are the ends that a leg may have in a state: those for which the tables have an entry.

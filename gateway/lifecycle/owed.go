@@ -7,6 +7,10 @@ var settles = [things][]How{
 	KV:      {Free, Orphan, Discard, Doubt, DoubtOn},
 	Doubted: {Discard, Orphan},
 	Slot:    {Failing, Cancelled, Finish},
+	Seat:    {Back},
+	Body:    {Back, Pass},
+	Call:    {Free, Spent},
+	Memory:  {Back, Pass},
 }
 
 // doubt is a hand-off that an engine may have read.

@@ -10,22 +10,6 @@ import (
 	"pgregory.net/rapid"
 )
 
-// mayPass are the events that may follow what is waited for in a state. A panic may follow anything.
-var mayPass = map[PassedDo][]PassedWhat{
-	Choose:   {Chosen, NoneLeft, NoRoute},
-	SendOver: {CallFell, CameWhole, Streams},
-	SendAnew: {CallFell, CameWhole, Streams},
-	Hand:     {StreamEnded},
-}
-
-// settlesPassed are the ways in which each thing may be settled.
-var settlesPassed = [passedThings][]How{
-	Seat:   {Back},
-	Body:   {Back, Pass},
-	Call:   {Free, Spent},
-	Memory: {Back, Pass},
-}
-
 // soleEnds are the ends that a Sole leg may have.
 var soleEnds = func() (all []Ended) {
 	for why, far := range map[Why][]Far{
@@ -47,17 +31,21 @@ func spent(e Ended) bool {
 	return e.Open || e.Far > Unsent && e.Why != Stale && e.Why < Lacks
 }
 
+// begins is how such a request does.
+var begins = Event{What: Begun, Script: Passed}
+
 // onePassed is what a model of the world knows of a request that is passed through, by the effects alone.
 type onePassed struct {
-	life                  Passed
-	held                  [passedThings]int
+	life                  Lifecycle
+	held                  [things]int
 	engines, calls, ended int
 	failures              int // that the log tells of
 }
 
-func (w *onePassed) tell(t require.TestingT, e PassedEvent) []PassedEffect {
+func (w *onePassed) tell(t require.TestingT, e Event) []Effect {
 	require.False(t, w.over())
-	if e.What == Arrived {
+	state := w.life.state
+	if e.What == Begun {
 		w.held[Seat]++
 		w.held[Body]++
 	}
@@ -68,8 +56,8 @@ func (w *onePassed) tell(t require.TestingT, e PassedEvent) []PassedEffect {
 	for _, x := range dst {
 		require.Zero(t, w.ended, "something follows the end")
 		switch x.Do {
-		case GiveUp:
-			require.Contains(t, settlesPassed[x.Thing], x.How, "%d of thing %d", x.How, x.Thing)
+		case Settle:
+			require.Contains(t, settles[x.Thing], x.How, "%d of thing %d", x.How, x.Thing)
 			require.Positive(t, w.held[x.Thing], "thing %d is settled, and is not held", x.Thing)
 			w.held[x.Thing]--
 		case Choose:
@@ -85,26 +73,33 @@ func (w *onePassed) tell(t require.TestingT, e PassedEvent) []PassedEffect {
 			}
 		case Complain:
 			w.failures++
-		case Account, TurnAway:
+		case EndWhole, BreakOff, Fail:
 			w.ended++
 		}
+	}
+	if e.What != Panicked && len(dst) > 0 && !w.over() {
+		require.Equal(t, TryAlone, dst[len(dst)-1].Do-Do(w.life.state-Placing), "the last effect is what the state waits for")
+	}
+	if e.What == Ends && state < Done && state != Answering { // all of the answer came at once
+		require.Empty(t, dst)
+		require.Equal(t, state, w.life.state)
 	}
 	return dst
 }
 
 // over says whether the life is.
-func (w *onePassed) over() bool { return w.life.waits != GiveUp && !w.life.holds[Seat] }
+func (w *onePassed) over() bool { return w.life.state == Done }
 
 // drawn is an event that may come now; of no use when the life is over.
-func (w *onePassed) drawn(t *rapid.T) PassedEvent {
+func (w *onePassed) drawn(t *rapid.T) Event {
 	if w.over() {
-		return PassedEvent{}
+		return Event{}
 	}
-	e := PassedEvent{What: rapid.SampledFrom(mayPass[w.life.waits]).Draw(t, "what"), Left: rapid.IntRange(0, 9).Draw(t, "left") == 0}
+	e := Event{What: rapid.SampledFrom(answers[w.life.state]).Draw(t, "what"), Left: rapid.IntRange(0, 9).Draw(t, "left") == 0}
 	if rapid.IntRange(0, 99).Draw(t, "panic") == 0 {
-		e.What = PassPanicked
+		e.What = Panicked
 	}
-	if e.What == CallFell {
+	if e.What == Fell {
 		e.End = rapid.SampledFrom(soleEnds).Draw(t, "end")
 	}
 	return e
@@ -115,21 +110,22 @@ func (w *onePassed) drawn(t *rapid.T) PassedEvent {
 func TestWhatAPassedRequestTakesIsSettledOnce(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		var w onePassed
-		e := PassedEvent{What: Arrived}
-		for steps := 0; !w.over(); steps++ {
+		e := begins
+		for steps := 0; !w.over(); {
 			require.Less(t, steps, 40, "it comes to an end")
 			dst := w.tell(t, e)
+			steps += min(1, len(dst)) // all of an answer may come at once
 			require.LessOrEqual(t, w.failures, mostFailed)
 			require.LessOrEqual(t, w.engines, mostAsked)
 			require.LessOrEqual(t, w.calls, 2*w.engines)
 			if w.over() {
-				require.True(t, e.What == PassPanicked || w.ended == 1 || e.What == CameWhole && slices.Contains(dst, PassedEffect{Do: Hand}), "%+v", dst)
+				require.True(t, e.What == Panicked || w.ended == 1, "%+v", dst)
 				break
 			}
 			e = w.drawn(t)
 		}
 		require.Zero(t, w.held)
-		require.Empty(t, w.life.Step(PassedEvent{What: StreamEnded}, nil), "an end is told once")
+		require.Empty(t, w.life.Step(Event{What: Ends}, nil), "an end is told once")
 	})
 }
 
@@ -138,18 +134,18 @@ func TestWhatAPassedRequestTakesIsSettledOnce(t *testing.T) {
 func TestWhatMayHaveKilledAnEngineGoesToNoOther(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		var w onePassed
-		e := PassedEvent{What: Arrived}
+		e := begins
 		for !w.over() {
-			second := w.life.waits == SendAnew
+			second, answered := w.life.state == Redialing, w.life.state == Answering
 			dst := w.tell(t, e)
-			if e.What == CallFell {
+			if e.What == Fell && !answered {
 				killed := e.End.Far > Unsent && slices.Contains([]Why{HungUp, Broke, Silent, Garbled}, e.End.Why) || second && e.End.Far < Headed
 				if killed && !e.End.Moved || e.Left {
-					require.Equal(t, TurnAway, dst[len(dst)-1].Do, "%+v", e.End)
+					require.Equal(t, Fail, dst[len(dst)-1].Do, "%+v", e.End)
 				}
-				again := slices.Contains(dst, PassedEffect{Do: SendAnew})
+				again := slices.Contains(dst, Effect{Do: SendAnew})
 				require.Equal(t, e.End.Why == Stale && !e.End.Moved && !second && !e.Left, again, "%+v", e.End)
-				require.Contains(t, dst, PassedEffect{Do: GiveUp, Thing: Call, How: map[bool]How{true: Spent, false: Free}[spent(e.End)]}, "%+v", e.End)
+				require.Contains(t, dst, Effect{Do: Settle, Thing: Call, How: map[bool]How{true: Spent, false: Free}[spent(e.End)]}, "%+v", e.End)
 			}
 			e = w.drawn(t)
 		}
@@ -158,14 +154,14 @@ func TestWhatMayHaveKilledAnEngineGoesToNoOther(t *testing.T) {
 
 // The client may leave in any state: what it waits for ends, and then nothing is tried any more.
 func TestAPassedRequestWhoseClientLeavesEnds(t *testing.T) {
-	for _, before := range [][]PassedEvent{
+	for _, before := range [][]Event{
 		{},
-		{{What: CallFell, End: Ended{Leg: Sole, Why: Unreachable}}, {What: Chosen}},
-		{{What: CallFell, End: Ended{Leg: Sole, Far: Sent, Why: Stale}}},
+		{{What: Fell, End: Ended{Leg: Sole, Why: Unreachable}}, {What: Chosen}},
+		{{What: Fell, End: Ended{Leg: Sole, Far: Sent, Why: Stale}}},
 	} {
 		for _, end := range soleEnds {
 			var w onePassed
-			for _, e := range slices.Concat([]PassedEvent{{What: Arrived}, {What: Chosen}}, before, []PassedEvent{{What: CallFell, End: end, Left: true}}) {
+			for _, e := range slices.Concat([]Event{begins, {What: Chosen}}, before, []Event{{What: Fell, End: end, Left: true}}) {
 				w.tell(t, e)
 			}
 			require.True(t, w.over())
@@ -176,61 +172,61 @@ func TestAPassedRequestWhoseClientLeavesEnds(t *testing.T) {
 
 // What the client gets and what is tried, by what the engines do in turn.
 func TestWhatBecomesOfAPassedRequest(t *testing.T) {
-	fell := func(far Far, why Why) PassedEvent {
-		return PassedEvent{What: CallFell, End: Ended{Leg: Sole, Far: far, Why: why}}
+	fell := func(far Far, why Why) Event {
+		return Event{What: Fell, End: Ended{Leg: Sole, Far: far, Why: why}}
 	}
-	moved := PassedEvent{What: CallFell, End: Ended{Leg: Sole, Far: Sent, Why: HungUp, Moved: true}}
+	moved := Event{What: Fell, End: Ended{Leg: Sole, Far: Sent, Why: HungUp, Moved: true}}
 	unlisted := fell(Headed, Unlisted)
 	busy, lacks, stale, unreached := fell(Headed, Busy), fell(Headed, Lacks), fell(Sent, Stale), fell(Unsent, Unreachable)
-	chosen, none, noRoute := PassedEvent{What: Chosen}, PassedEvent{What: NoneLeft}, PassedEvent{What: NoRoute}
-	times := func(n int, all ...PassedEvent) []PassedEvent { return slices.Repeat(all, n) }
+	chosen, none, noRoute := Event{What: Chosen}, Event{What: NoneLeft}, Event{What: NoRoute}
+	times := func(n int, all ...Event) []Event { return slices.Repeat(all, n) }
 	const goesOn = Error(99)
 	for _, row := range []struct {
 		name     string
-		events   []PassedEvent
+		events   []Event
 		with     Error // of the client; goesOn: it has none yet
 		engines  int
 		calls    int
 		failures int
 	}{
-		{"no engine takes it", []PassedEvent{none}, OfRanks, 0, 0, 0},
-		{"no engine has the endpoint", []PassedEvent{noRoute}, OfRanks, 0, 0, 0},
-		{"an engine is busy, and another is chosen", []PassedEvent{chosen, busy, chosen}, goesOn, 2, 2, 1},
-		{"an engine has too many requests", []PassedEvent{chosen, fell(Headed, Throttled), chosen}, goesOn, 2, 2, 1},
-		{"an engine cannot be reached", []PassedEvent{chosen, unreached, chosen}, goesOn, 2, 2, 1},
-		{"a connection ended before a byte was sent", []PassedEvent{chosen, fell(Unsent, Broke), chosen}, goesOn, 2, 2, 1},
-		{"an engine is busy, and no other is left", []PassedEvent{chosen, busy, none}, OfAttempt, 1, 1, 1},
-		{"an engine is busy, and the others lack the endpoint by now", []PassedEvent{chosen, busy, noRoute}, OfRanks, 1, 1, 1},
+		{"no engine takes it", []Event{none}, OfRanks, 0, 0, 0},
+		{"no engine has the endpoint", []Event{noRoute}, OfRanks, 0, 0, 0},
+		{"an engine is busy, and another is chosen", []Event{chosen, busy, chosen}, goesOn, 2, 2, 1},
+		{"an engine has too many requests", []Event{chosen, fell(Headed, Throttled), chosen}, goesOn, 2, 2, 1},
+		{"an engine cannot be reached", []Event{chosen, unreached, chosen}, goesOn, 2, 2, 1},
+		{"a connection ended before a byte was sent", []Event{chosen, fell(Unsent, Broke), chosen}, goesOn, 2, 2, 1},
+		{"an engine is busy, and no other is left", []Event{chosen, busy, none}, OfAttempt, 1, 1, 1},
+		{"an engine is busy, and the others lack the endpoint by now", []Event{chosen, busy, noRoute}, OfRanks, 1, 1, 1},
 		{"three engines are busy", times(3, chosen, busy), OfAttempt, 3, 3, 3},
 		{"two engines are busy, and one drains", append(times(2, chosen, busy), chosen, moved), OfAttempt, 3, 3, 3},
-		{"an engine refuses the request", []PassedEvent{chosen, fell(Headed, Rejected)}, OfAttempt, 1, 1, 0},
-		{"an engine does not have the model any more", []PassedEvent{chosen, unlisted, chosen}, goesOn, 2, 2, 0},
-		{"no engine does", []PassedEvent{chosen, unlisted, chosen, unlisted, none}, OfAttempt, 2, 2, 0},
+		{"an engine refuses the request", []Event{chosen, fell(Headed, Rejected)}, OfAttempt, 1, 1, 0},
+		{"an engine does not have the model any more", []Event{chosen, unlisted, chosen}, goesOn, 2, 2, 0},
+		{"no engine does", []Event{chosen, unlisted, chosen, unlisted, none}, OfAttempt, 2, 2, 0},
 		{"as many were asked as may be", times(8, chosen, unlisted), OfAttempt, 8, 8, 0},
-		{"an engine fails", []PassedEvent{chosen, fell(Headed, Erred)}, OfAttempt, 1, 1, 1},
-		{"an engine cannot do what it asks for", []PassedEvent{chosen, fell(Headed, Unable)}, OfAttempt, 1, 1, 1},
-		{"an engine breaks off", []PassedEvent{chosen, fell(Sent, Broke)}, OfAttempt, 1, 1, 1},
-		{"an engine breaks off in its answer", []PassedEvent{chosen, fell(Headed, Broke)}, OfAttempt, 1, 1, 1},
-		{"an engine is silent", []PassedEvent{chosen, fell(Sent, Silent)}, OfAttempt, 1, 1, 1},
-		{"an engine is drained", []PassedEvent{chosen, moved, chosen}, goesOn, 2, 2, 1},
-		{"an engine lacks the endpoint", []PassedEvent{chosen, lacks, chosen}, goesOn, 2, 2, 0},
+		{"an engine fails", []Event{chosen, fell(Headed, Erred)}, OfAttempt, 1, 1, 1},
+		{"an engine cannot do what it asks for", []Event{chosen, fell(Headed, Unable)}, OfAttempt, 1, 1, 1},
+		{"an engine breaks off", []Event{chosen, fell(Sent, Broke)}, OfAttempt, 1, 1, 1},
+		{"an engine breaks off in its answer", []Event{chosen, fell(Headed, Broke)}, OfAttempt, 1, 1, 1},
+		{"an engine is silent", []Event{chosen, fell(Sent, Silent)}, OfAttempt, 1, 1, 1},
+		{"an engine is drained", []Event{chosen, moved, chosen}, goesOn, 2, 2, 1},
+		{"an engine lacks the endpoint", []Event{chosen, lacks, chosen}, goesOn, 2, 2, 0},
 		{"eight engines lack the endpoint", times(8, chosen, lacks), OfRanks, 8, 8, 0},
 		{"seven do, and one is busy", append(times(7, chosen, lacks), chosen, busy), OfAttempt, 8, 8, 1},
-		{"a kept-alive connection ended", []PassedEvent{chosen, stale}, goesOn, 1, 2, 0},
-		{"the new one ends, too", []PassedEvent{chosen, stale, fell(Sent, Broke)}, OfAttempt, 1, 2, 1},
-		{"no new one can be made", []PassedEvent{chosen, stale, unreached}, OfAttempt, 1, 2, 1},
-		{"over the new one the engine says that it is busy", []PassedEvent{chosen, stale, busy, chosen}, goesOn, 2, 3, 1},
-		{"over the new one it drains", []PassedEvent{chosen, stale, moved, chosen}, goesOn, 2, 3, 1},
-		{"another engine's connection ended, too", []PassedEvent{chosen, stale, busy, chosen, stale}, goesOn, 2, 4, 1},
+		{"a kept-alive connection ended", []Event{chosen, stale}, goesOn, 1, 2, 0},
+		{"the new one ends, too", []Event{chosen, stale, fell(Sent, Broke)}, OfAttempt, 1, 2, 1},
+		{"no new one can be made", []Event{chosen, stale, unreached}, OfAttempt, 1, 2, 1},
+		{"over the new one the engine says that it is busy", []Event{chosen, stale, busy, chosen}, goesOn, 2, 3, 1},
+		{"over the new one it drains", []Event{chosen, stale, moved, chosen}, goesOn, 2, 3, 1},
+		{"another engine's connection ended, too", []Event{chosen, stale, busy, chosen, stale}, goesOn, 2, 4, 1},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			var w onePassed
-			last := w.tell(t, PassedEvent{What: Arrived})
+			last := w.tell(t, begins)
 			for _, e := range row.events {
 				last = w.tell(t, e)
 			}
 			got := goesOn
-			if x := last[len(last)-1]; x.Do == TurnAway {
+			if x := last[len(last)-1]; x.Do == Fail {
 				got = x.Error
 			}
 			require.Equal(t, row.with, got, "%+v", last)
@@ -251,13 +247,13 @@ func TestWhichFailureCounts(t *testing.T) {
 		"another engine that is busy":               {Ended{Far: Headed, Why: Busy}, Ended{Far: Headed, Why: Busy}, false},
 	} {
 		var w onePassed
-		w.tell(t, PassedEvent{What: Arrived})
-		w.tell(t, PassedEvent{What: Chosen})
+		w.tell(t, begins)
+		w.tell(t, Event{What: Chosen})
 		row.first.Leg, row.second.Leg = Sole, Sole
-		w.tell(t, PassedEvent{What: CallFell, End: row.first})
-		if w.life.waits == Choose {
-			w.tell(t, PassedEvent{What: Chosen})
+		w.tell(t, Event{What: Fell, End: row.first})
+		if w.life.state == Choosing {
+			w.tell(t, Event{What: Chosen})
 		}
-		require.Equal(t, row.recalls, slices.Contains(w.tell(t, PassedEvent{What: CallFell, End: row.second}), PassedEffect{Do: Recall}), name)
+		require.Equal(t, row.recalls, slices.Contains(w.tell(t, Event{What: Fell, End: row.second}), Effect{Do: Recall}), name)
 	}
 }

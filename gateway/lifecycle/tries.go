@@ -16,6 +16,7 @@ type tries struct {
 	unlisted      int32 // by engines that did not have the model, attempts that do not count
 	resumed       int32 // lost answers that went on
 	suspect       int32 // engines that the request may have broken
+	asked         int32 // engines, by a request that is passed through
 	broke         []Breach
 }
 

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"flag"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 
@@ -15,12 +16,11 @@ var update = flag.Bool("update", false, "write the table of waits into docs/fail
 
 // Every state in which a request waits has a bound, and the docs show all of them.
 func TestEveryWaitHasABound(t *testing.T) {
-	bounded := map[State]bool{Fresh: true} // nothing is waited for
+	bounded := map[State]bool{Fresh: true, Choosing: true, Redialing: true} // nothing is waited for, or the same as in Calling
 	var b strings.Builder
 	b.WriteString("| state | where | waits for | at most | what ends it earlier | what follows |\n|---|---|---|---|---|---|\n")
 	limited := map[State][]Limit{}
-	for i := range waits {
-		w := &waits[i]
+	for i, w := range slices.Concat(waits, passing) {
 		for _, l := range w.Until {
 			require.Contains(t, w.Most, "{}", "%+v", w)
 			w.Most = strings.Replace(w.Most, "{}", l.String(), 1)
@@ -30,7 +30,11 @@ func TestEveryWaitHasABound(t *testing.T) {
 		for _, s := range []string{w.For, w.Most, w.Early, w.Then} {
 			assert.NotEmpty(t, s, "%+v", w)
 		}
-		b.WriteString(w.row(stateNames[w.State]))
+		name := stateNames[w.State]
+		if i >= len(waits) {
+			name = "passed through"
+		}
+		b.WriteString(w.row(name))
 	}
 	for s := range states {
 		assert.True(t, bounded[s], "state %d has no bound", s)
@@ -42,17 +46,6 @@ func TestEveryWaitHasABound(t *testing.T) {
 		}
 		for _, l := range limited[state] {
 			assert.True(t, said[l], "nothing is limited by %s in state %s", l, stateNames[state])
-		}
-	}
-	var passed Passed
-	for _, e := range []PassedEvent{{What: Arrived}, {What: Chosen}, {What: Streams}} { // all that is waited for after an engine is chosen
-		if passed.Step(e, nil); passed.waits == Choose {
-			continue
-		}
-		list := passing[passed.waits]
-		assert.NotEmpty(t, list, "%d has no bound", passed.waits)
-		for _, w := range list {
-			b.WriteString(w.row("passed through"))
 		}
 	}
 	const file, begin, end = "../../docs/failures.md", "<!-- waits -->\n", "<!-- end of waits -->\n"
@@ -86,24 +79,19 @@ func (w wait) row(state string) string {
 	return "| " + strings.Join([]string{state, cmp.Or(w.When, "always"), w.For, w.Most, w.Early, w.Then}, " | ") + " |\n"
 }
 
-// passing are the waits of a request that one engine serves alone, by what was done last. A second call to the same engine waits as
-// the first one did.
-var passing = map[PassedDo][]wait{
-	SendOver: {
-		{For: "the connection", Most: "`limits.connect_timeout`", Early: "client, the engine is drained, shutdown", Then: "another engine"},
-		{
-			When: "answered in one piece", For: "the whole answer", Most: "`limits.probe_timeout`, and `limits.event_timeout` between two arrivals",
-			Early: "client, the engine is drained, shutdown, the connection breaks", Then: "an error: the engine may have died of the request",
-		},
-		{
-			When: "streamed", For: "the first event", Most: "`limits.probe_timeout`",
-			Early: "client, the engine is drained, shutdown, the connection breaks", Then: "an error: the engine may have died of the request",
-		},
+// passing are the waits of a request that one engine serves alone.
+var passing = []wait{
+	{State: Calling, For: "the connection", Most: "`limits.connect_timeout`", Early: "client, the engine is drained, shutdown", Then: "another engine"},
+	{
+		State: Calling, When: "answered in one piece", For: "the whole answer", Most: "{}, and `limits.event_timeout` between two arrivals", Until: []Limit{ByProbe},
+		Early: "client, the engine is drained, shutdown, the connection breaks", Then: "an error: the engine may have died of the request",
 	},
-	Hand: {
-		{When: "streamed", For: "the next event", Most: "`limits.event_timeout`", Early: "client, the engine is drained, shutdown, the connection breaks", Then: "an error event"},
-		{When: "streamed", For: "a client that reads", Most: "`limits.write_timeout`", Early: "client", Then: "the answer is ended"},
+	{
+		State: Calling, When: "streamed", For: "the first event", Most: "{}", Until: []Limit{ByProbe},
+		Early: "client, the engine is drained, shutdown, the connection breaks", Then: "an error: the engine may have died of the request",
 	},
+	{State: Answering, When: "streamed", For: "the next event", Most: "`limits.event_timeout`", Early: "client, the engine is drained, shutdown, the connection breaks", Then: "an error event"},
+	{State: Answering, When: "streamed", For: "a client that reads", Most: "`limits.write_timeout`", Early: "client", Then: "the answer is ended"},
 }
 
 // waits are all waits of a request, in the order in which it comes to them.
@@ -135,12 +123,17 @@ var waits = []wait{
 	{State: Done, When: "with a hand-off that is not used", For: "a rank that pulls it and throws it away", Most: "the hold", Early: "shutdown", Then: "the engine frees it at the hold timeout"},
 }
 
-var stateNames = [states]string{"fresh", "placing", "queued", "abroad", "probing", "pooled", "opening", "coupled", "pausing", "offering", "answering", "confirming", "lost", "done"}
+var stateNames = [states]string{"fresh", "placing", "queued", "abroad", "probing", "pooled", "opening", "coupled", "pausing", "offering", "answering", "confirming", "lost", "choosing", "calling", "redialing", "done"}
 
 // saidLimits are the limits that lives say of each script, dialect and shape of an answer, by the state in which they wait. What legs that
 // run beside each other wait for counts as the state in which both are under way.
 func saidLimits(t *testing.T) map[State]map[Limit]bool {
-	said := map[State]map[Limit]bool{}
+	said := map[State]map[Limit]bool{Calling: {}}
+	var passed Lifecycle
+	passed.Step(Event{What: Begun, Script: Passed}, nil)
+	for _, x := range passed.Step(Event{What: Chosen}, nil) {
+		said[Calling][x.Until] = true
+	}
 	w := readWords(t)
 	for _, script := range []string{"Late", "Early Dialect.CallsBack Dialect.Strands Dialect.Retries", "Early Dialect.Aborts", "Early Dialect.Keeps Dialect.Strands", "Mixed"} {
 		for _, whole := range []string{"", " Whole", " Whole Deaf"} {

@@ -1,19 +1,17 @@
-// Package passthrough serves requests that are not split into prefill and decode: token counts,
+// Package passthrough has the requests that are not split into prefill and decode: token counts,
 // embeddings, scores, what is heard. Each goes as it came to one engine that has its model
-// and its endpoint, and the engine's answer goes to the client as it comes.
+// and its endpoint. This package says which one; gateway/request sends it there, and relays the answer.
 package passthrough
 
 import (
 	"fmt"
 	"net/http"
-	"strconv"
 
 	"github.com/valyala/fasthttp"
 
-	"evenkeel/gateway/edge"
-	"evenkeel/gateway/lifecycle"
 	"evenkeel/gateway/openai"
 	"evenkeel/gateway/request"
+	"evenkeel/mooncake"
 )
 
 // Parse reads and checks the body of a request to one of the endpoints.
@@ -30,34 +28,22 @@ func Parse(path string, raw []byte, contentType string, lim openai.Limits) (*ope
 // Serve has an engine answer a request. raw is its body. An error it returns has not been
 // answered yet.
 func (s *Server) Serve(ctx *fasthttp.RequestCtx, in *request.Incoming, req *openai.Request, path string, raw []byte) *openai.Error {
-	conn, ok := edge.ConnOf(ctx)
-	if !ok {
-		return openai.NewError(http.StatusInternalServerError, "internal_error", "the connection is not watched")
-	}
 	seat := s.seats.For(in.Body)
 	if !seat.Acquire(1) {
 		return s.full()
 	}
-	j := &job{srv: s, in: in, req: req, path: path, conn: conn, raw: raw, kind: string(ctx.Request.Header.ContentType()), seat: seat}
-	if fail := j.run(lifecycle.PassedEvent{What: lifecycle.Arrived}); fail != nil {
-		return fail
+	p := &request.Passed{
+		Engines: s, Path: path, Kind: "application/json", Estimate: Estimate(path, req), Seat: seat, Memory: s.Bodies.For(in.Body), Took: s.took.WithLabelValues(path),
 	}
-	a, h := j.answer, &ctx.Response.Header
-	if a.metadata != "" {
-		h.Set(metadataHeader, a.metadata)
+	if hears(path) {
+		p.Kind, p.Body = string(ctx.Request.Header.ContentType()), [][]byte{raw}
+	} else {
+		p.Body = req.Body.Splice(nil, mooncake.Reserved, nil)
 	}
-	if s.Settings().ExposeRoute || in.Explain {
-		h.Set("X-Evenkeel-Route", in.Record.Route)
-		h.Set("X-Evenkeel-Engine", in.Record.Engine)
-		h.Set("X-Evenkeel-Attempts", strconv.Itoa(in.Record.Attempts))
+	if computes(path) {
+		p.Most = int64(len(raw)) // no token has less than a byte
 	}
-	if a.whole == nil {
-		s.Requests.Stream(ctx, []byte(a.kind), a, 0)
-		return nil
-	}
-	j.settle(nil)
-	request.Piece(ctx, a.kind, a.whole, a.room)
-	return nil
+	return s.Requests.Pass(ctx, in, req, p)
 }
 
 // full refuses a request for which there is no seat.

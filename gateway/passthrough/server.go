@@ -1,7 +1,6 @@
 package passthrough
 
 import (
-	"context"
 	"math/rand/v2"
 	"net/http"
 	"slices"
@@ -10,39 +9,28 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-	"go.uber.org/zap"
 
-	"evenkeel/engine"
 	"evenkeel/gateway/edge"
+	"evenkeel/gateway/failure"
 	"evenkeel/gateway/fleet"
+	"evenkeel/gateway/lifecycle"
 	"evenkeel/gateway/openai"
 	"evenkeel/gateway/request"
 )
 
 // Env is what these requests need of the proxy.
 type Env struct {
-	Log        *zap.Logger
 	Registerer prometheus.Registerer
 	Buckets    []float64 // of histograms of seconds
 	Settings   func() *fleet.Settings
-	Serving    func() context.Context // ends when what has no answer yet must end
-	Client     *engine.Client
-	Monitor    *engine.Monitor
-	Fleet      Fleet
 	Engines    func() Engines  // as they are now
-	Requests   *request.Server // which settles with callers, and writes errors
+	Requests   *request.Server // which serves them, once it is known which engine they go to
 	Bodies     *edge.Account   // of requests, and of answers in one piece
 }
 
 // Engines is what is known of engines at a moment.
 type Engines interface {
 	Wholes(model string, computes bool) (list []fleet.Whole, paired bool)
-}
-
-// Fleet keeps the calls that may have to end.
-type Fleet interface {
-	Track(at fleet.Place, call *engine.Call, safe bool) *fleet.Run
-	Untrack(r *fleet.Run)
 }
 
 // A Server passes requests through.
@@ -111,20 +99,17 @@ const (
 	bytesPerHeard = 1 << 10
 )
 
-// metadataHeader is where vLLM says what the bytes of an answer are that is not JSON.
-const metadataHeader = "Metadata"
-
 var errNoEngine = openai.Unavailable("engine_unavailable", "no healthy engine of this proxy serves the model; retry later", 1)
 
-// choose takes the engine with the fewest calls of ours that may have the endpoint and was
+// Choose takes the engine with the fewest calls of ours that may have the endpoint and was
 // not tried, if there is one in a group of which none was: one limit may stand before them all. The caller gives it back.
-func (s *Server) choose(model, path string, tried []string) (fleet.Whole, *openai.Error) {
+func (s *Server) Choose(model, path string, tried []string) (fleet.Whole, lifecycle.What, *openai.Error) {
 	all, paired := s.Engines().Wholes(model, computes(path))
 	switch {
 	case paired:
-		return fleet.Whole{}, errPaired
+		return fleet.Whole{}, lifecycle.NoneLeft, errPaired
 	case len(all) == 0:
-		return fleet.Whole{}, errNoEngine
+		return fleet.Whole{}, lifecycle.NoneLeft, errNoEngine
 	}
 	now := time.Now()
 	s.mu.Lock()
@@ -158,15 +143,15 @@ func (s *Server) choose(model, path string, tried []string) (fleet.Whole, *opena
 	switch {
 	case found >= 0:
 		s.busy[all[found].Instance]++
-		return all[found], nil
+		return all[found], lifecycle.Chosen, nil
 	case lacking == len(all):
-		return fleet.Whole{}, errNoRoute
+		return fleet.Whole{}, lifecycle.NoRoute, failure.NoRoute
 	}
-	return fleet.Whole{}, errNoEngine
+	return fleet.Whole{}, lifecycle.NoneLeft, errNoEngine
 }
 
-// count adds to the calls of ours to an engine.
-func (s *Server) count(instance string, n int) {
+// Count adds to the calls of ours to an engine.
+func (s *Server) Count(instance string, n int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.busy[instance] += n; s.busy[instance] <= 0 {
@@ -174,8 +159,8 @@ func (s *Server) count(instance string, n int) {
 	}
 }
 
-// without notes that an engine does not have an endpoint.
-func (s *Server) without(instance, path string) {
+// Without notes that an engine does not have an endpoint.
+func (s *Server) Without(instance, path string) {
 	now := time.Now()
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -186,15 +171,6 @@ func (s *Server) without(instance, path string) {
 	}
 	s.lacks[lack{instance, path}] = now
 }
-
-// lacksRoute says whether an engine's refusal is the one of its router, which does not have the
-// endpoint. All other words are about one request, a 404 of a model for example.
-func lacksRoute(status int, body []byte) bool {
-	return status == http.StatusNotFound && string(body) == `{"detail":"Not Found"}` ||
-		status == http.StatusMethodNotAllowed && string(body) == `{"detail":"Method Not Allowed"}`
-}
-
-var errNoRoute = openai.NewError(http.StatusNotFound, "no_such_route", "no engine that serves the model has this endpoint; it is one of another kind of model")
 
 var errPaired = &openai.Error{
 	Status: http.StatusNotFound, Type: "invalid_request_error", Code: "no_such_route",

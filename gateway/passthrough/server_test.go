@@ -145,9 +145,9 @@ func start(t *testing.T, change func(*config.Config), all ...*odd) *proxy {
 	}
 	told, err := journal.New(journal.Config{Registerer: reg, Log: log, Receipts: p.receipts})
 	require.NoError(t, err)
-	requests := &request.Server{Env: request.Env{Log: log, Settings: settings, Journal: told}}
+	requests := &request.Server{Env: request.Env{Log: log, Settings: settings, Serving: t.Context, Journal: told, Client: client, Monitor: monitor, Fleet: p.engines}}
 	bodies := edge.NewBodies(int64(cfg.Limits.Bodies))
-	p.Server = New(Env{Log: log, Registerer: reg, Settings: settings, Serving: t.Context, Client: client, Monitor: monitor, Fleet: p.engines, Engines: func() Engines { return p.engines }, Requests: requests, Bodies: bodies})
+	p.Server = New(Env{Registerer: reg, Settings: settings, Engines: func() Engines { return p.engines }, Requests: requests, Bodies: bodies})
 
 	ln, err := edge.Listen("127.0.0.1:0", edge.ListenOptions{})
 	require.NoError(t, err)

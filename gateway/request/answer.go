@@ -38,6 +38,9 @@ const (
 	waitsHeader    = "X-Evenkeel-Waits"
 )
 
+// metadataHeader is where vLLM says what the bytes of an answer are that is not JSON.
+const metadataHeader = "Metadata"
+
 // Ways of a request, as x-evenkeel-route names them.
 const (
 	wayLocal     = "local"

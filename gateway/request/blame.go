@@ -72,7 +72,7 @@ func (s *stream) judge(x lifecycle.Effect) {
 func (s *source) failedOn() string {
 	switch {
 	case !s.fault.OfEngine():
-	case s.fault.Leg == lifecycle.Decode:
+	case s.fault.Leg != lifecycle.Prefill:
 		return s.rank.Target.ID
 	case s.partner != nil:
 		return s.partner.prefiller().ID

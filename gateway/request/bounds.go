@@ -4,36 +4,10 @@ import (
 	"time"
 
 	"evenkeel/engine"
-	"evenkeel/gateway/fleet"
-	"evenkeel/gateway/handoff"
-	"evenkeel/gateway/lifecycle"
 	"evenkeel/gateway/openai"
 	"evenkeel/gateway/prompt"
-	"evenkeel/mooncake"
 	"evenkeel/sse"
 )
-
-// waitAtMost is the time that a limit stands for.
-func waitAtMost(l lifecycle.Limit, set *fleet.Settings, p *mooncake.Profile) time.Duration {
-	switch l {
-	case lifecycle.ByProbe, lifecycle.ByWhole:
-		return set.Limits.ProbeTimeout
-	case lifecycle.ByFirstEvent, lifecycle.ByHold:
-		return p.FirstEventTimeout
-	case lifecycle.ByCallback:
-		return set.Bind.CallbackTimeout
-	case lifecycle.ByGrace:
-		return set.Bind.Grace
-	case lifecycle.ByConfirm:
-		return set.Bind.Confirm
-	case lifecycle.ByAbort:
-		return abortTime
-	case lifecycle.NotHere:
-	}
-	return handoff.Forever
-}
-
-const abortTime = 200 * time.Millisecond
 
 // tokenBytes is how much of a stream one token may take, beside what each of the likeliest tokens in its place takes as text
 // and as bytes: with twenty of them, it is some 3 KiB.

@@ -14,7 +14,6 @@ import (
 	"evenkeel/gateway/journal"
 	"evenkeel/gateway/lifecycle"
 	"evenkeel/gateway/metaserver"
-	"evenkeel/gateway/openai"
 	"evenkeel/gateway/upstream"
 	"evenkeel/mooncake"
 	"evenkeel/prefill"
@@ -172,14 +171,6 @@ func disbelieved() *failure.Fault {
 	return failure.Of(lifecycle.Ended{Leg: lifecycle.Decode, Far: lifecycle.Through, Why: lifecycle.Disbelieved}, failure.Late(), handoff.ErrLate)
 }
 
-// ignored is the end of a leg whose engine did not take up the answer so far; nil if fail is.
-func ignored(leg lifecycle.Leg, fail *openai.Error) *failure.Fault {
-	if fail == nil {
-		return nil
-	}
-	return failure.Of(lifecycle.Ended{Leg: leg, Far: lifecycle.Through, Why: lifecycle.Ignored}, fail, nil)
-}
-
 // openBeside sends the decode leg of a request whose prefill leg runs beside it, and reads up to its first data event.
 func (s *stream) openBeside() *failure.Fault {
 	j := s.job
@@ -285,11 +276,11 @@ func (s *source) hear() (called time.Duration) {
 func (s *source) meet(lease *prefill.Lease, pair int) *failure.Fault {
 	j, c := s.job, lease.Candidate
 	p := &partner{
-		job: j, pair: pair, endpoint: j.req.Endpoint, dialect: lifecycle.Dialects[c.Profile.Connector], decode: s.call, rank: s.rank, slot: s.slot, body: j.body, half: j.leg,
+		job: j, pair: pair, dialect: lifecycle.Dialects[c.Profile.Connector], decode: s.call, rank: s.rank, slot: s.slot, body: j.body, half: j.leg,
 		id: pairID(j.id, j.record.Attempts), prompt: j.estimate(), most: s.mayHave, whole: s.whole || s.muffled, deaf: s.deaf(), streamed: !s.whole, dials: j.life.Dials(),
 		lease: lease, last: lease, dead: make(chan struct{}), over: make(chan struct{}), tried: []string{c.ID},
 	}
-	p.headers = j.record.Carry(upstream.Headers(p.id, p.endpoint, c.Profile))
+	p.headers = j.record.Carry(upstream.Headers(p.id, j.req.Endpoint, c.Profile))
 	s.partner = p
 	f := p.arrange()
 	if f == nil {
@@ -321,7 +312,7 @@ func pairID(request string, attempt int) string {
 func (p *partner) arrange() *failure.Fault {
 	srv, c, rank, longest := p.job.srv, p.lease.Candidate, p.rank, p.rank.Context
 	engines := srv.Engines()
-	p.meeting = upstream.Meet(p.id, p.endpoint, c.Profile, c.Target, engines.Ranks(c.Instance), rank.Profile, rank.Target)
+	p.meeting = upstream.Meet(p.id, p.job.req.Endpoint, c.Profile, c.Target, engines.Ranks(c.Instance), rank.Profile, rank.Target)
 	switch {
 	case p.dialect.CallsBack && srv.Meta == nil:
 		return failure.Of(lifecycle.Ended{Leg: lifecycle.Decode, Why: lifecycle.Unready}, failure.BadGateway("decode", errUnheard.Error()), errUnheard)

@@ -14,6 +14,7 @@ import (
 	"evenkeel/gateway/journal"
 	"evenkeel/gateway/lifecycle"
 	"evenkeel/gateway/openai"
+	"evenkeel/mooncake"
 )
 
 // fails ends the source before the answer was whole. Where the answer has begun, its life says what follows.
@@ -24,16 +25,23 @@ func (s *stream) fails(why lifecycle.Why, answer *openai.Error, err error) {
 	if s.job.client.Left() { // that is why it broke
 		why, answer = lifecycle.Left, failure.Gone()
 	}
-	begun := !s.firstAt.IsZero()
+	begun, leg := !s.firstAt.IsZero(), lifecycle.Decode
+	if s.job.passed != nil {
+		leg = lifecycle.Sole
+	}
 	switch {
 	case begun && why == lifecycle.Throttled:
 		why = lifecycle.Rejected
 	case begun && why == lifecycle.Rejected && answer.Status/100 == 5: // it refuses our own credential
 		why = lifecycle.Erred
 	}
-	s.fault = failure.Of(lifecycle.Ended{Leg: lifecycle.Decode, Far: lifecycle.Through, Why: why, Open: true, Moved: begun && s.run.Moved()}, answer, err)
+	s.fault = failure.Of(lifecycle.Ended{Leg: leg, Far: lifecycle.Through, Why: why, Open: true, Moved: begun && s.run.Moved()}, answer, err)
 	s.fault.Status, s.fault.Engine = s.Mirror.Failure().Status, s.rank.Instance
-	if !begun {
+	switch {
+	case !begun && leg == lifecycle.Sole && s.Mirror.Started(): // its first event came with the end, and is for the client
+		s.finish(answer)
+		return
+	case !begun:
 		s.stage, s.broken = ended, answer
 		return
 	}
@@ -73,7 +81,11 @@ func (s *stream) step(e lifecycle.Event) {
 		case lifecycle.BreakOff:
 			s.finish(s.fault.Answer)
 		case lifecycle.Settle:
-			s.release(kinds[x.How])
+			if j.passed != nil {
+				j.passed.giveUp(j, s, x.Thing, x.How)
+			} else {
+				s.release(kinds[x.How])
+			}
 		case lifecycle.Find:
 			j.find(x.Finding)
 		default:
@@ -101,6 +113,7 @@ func (s *stream) finish(fail *openai.Error) {
 		s.out = s.Owed(s.out)
 	case fail.Status == journal.StatusClientClosed:
 		return
+	case s.job.passed != nil: // its receipt tells of it
 	default:
 		s.job.srv.Log.Warn("an answer broke off", zap.Inline(s.job), zap.String("engine", s.rank.Target.ID),
 			zap.Int("tokens", s.tokens()), zap.String("outcome", journal.Outcome(fail)), zap.String("cause", s.forLog(fail)))
@@ -130,10 +143,15 @@ var (
 // movedOut is the end of an answer that a drain's deadline cut and that no other
 // engine takes up.
 func (srv *Server) movedOut() *openai.Error {
+	return srv.drained("its engine was taken out of service and the answer cannot go on elsewhere; send the request again")
+}
+
+// drained is the end of a request whose engine was taken out of service, unless the proxy shuts down.
+func (srv *Server) drained(why string) *openai.Error {
 	if srv.Serving().Err() != nil {
 		return failure.Leaving()
 	}
-	return openai.Unavailable("engine_drained", "its engine was taken out of service and the answer cannot go on elsewhere; send the request again", 1)
+	return openai.Unavailable("engine_drained", why, 1)
 }
 
 // close settles the request, however it ended. A late FIN of the client must not reach a connection that is somebody else's by then,
@@ -153,6 +171,12 @@ func (s *stream) close() {
 // account fills in the job's record and observes the whole answer.
 func (s *stream) account() {
 	now, j, tokens := time.Now(), s.job, s.tokens()
+	if j.passed != nil {
+		j.passed.Took.Observe(now.Sub(j.arrive).Seconds())
+		j.record.EndAttempt(s.broken)
+		j.srv.Account(j.in, s.broken)
+		return
+	}
 	j.record.Report(journal.Event{What: journal.Relayed, Took: now.Sub(s.firstAt), Tokens: tokens})
 	if tokens > 1 && s.broken == nil && !s.whole && !s.muffled {
 		j.record.Report(journal.Event{What: journal.Paced, Took: s.tokenAt.Sub(s.tokenFrom), Tokens: tokens})
@@ -280,4 +304,45 @@ func (srv *Server) Account(in *Incoming, fail *openai.Error) {
 		srv.Node.Received(in.Record.Origin, journal.Outcome(fail))
 	}
 	in.Record.End(fail)
+}
+
+// giveUp settles a thing of a request that is passed through. Its last call is that of s, which is nil if something panicked before.
+func (p *Passed) giveUp(j *job, s *stream, t lifecycle.Thing, how lifecycle.How) {
+	switch {
+	case t == lifecycle.Seat:
+		p.Seat.Give()
+	case t == lifecycle.Body && how == lifecycle.Back: // no engine is sent it any more
+		p.Body, j.req.Body = nil, mooncake.Body{}
+		j.in.Body.Give()
+	case t == lifecycle.Memory && how == lifecycle.Back:
+		p.Memory.Give()
+	case t == lifecycle.Call:
+		j.client.OnGone(nil)
+		if p.Engines.Count(p.to.Instance, -1); s != nil {
+			accountFor(s, how)
+		}
+		j.freed()
+	}
+}
+
+// accountFor takes note of what the engine has computed. What no engine counts is not free.
+func accountFor(s *stream, how lifecycle.How) {
+	told, p := s.job.record, s.job.passed
+	u, counted := s.Mirror.Usage()
+	if counted {
+		told.PromptTokens, told.OutputTokens = u.Prompt, u.Completion
+	}
+	if how == lifecycle.Spent && told.PromptTokens+told.OutputTokens == 0 {
+		told.PromptTokens = p.Estimate
+	}
+	s.job.srv.Fleet.Untrack(s.run)
+	if s.beyond {
+		computed := cmp.Or(int64(u.Prompt), s.may)
+		if how == lifecycle.Free {
+			computed = 0
+		}
+		s.rank.Traffic.Settles(s.may, computed)
+		s.rank.Traffic.Beyond(-1)
+		s.beyond = false
+	}
 }

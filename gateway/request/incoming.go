@@ -4,6 +4,7 @@ import (
 	"crypto/rand"
 	"encoding/hex"
 	"net/http"
+	"strconv"
 
 	"github.com/valyala/fasthttp"
 
@@ -80,6 +81,36 @@ func (srv *Server) Serve(ctx *fasthttp.RequestCtx, in *Incoming, req *openai.Req
 		return nil
 	}
 	Piece(ctx, "application/json", answer, nil)
+	return nil
+}
+
+// Pass has an engine answer a request. An error it returns has not been answered yet.
+func (srv *Server) Pass(ctx *fasthttp.RequestCtx, in *Incoming, req *openai.Request, p *Passed) *openai.Error {
+	conn, ok := edge.ConnOf(ctx)
+	if !ok {
+		p.Seat.Give()
+		return openai.NewError(http.StatusInternalServerError, "internal_error", "the connection is not watched")
+	}
+	j := &job{srv: srv, req: req, client: reader{conn}, id: in.Record.ID, arrive: in.Record.Arrival, in: in, record: in.Record, passed: p}
+	s, fail := j.serve(ctx)
+	if fail != nil {
+		return fail
+	}
+	h := &ctx.Response.Header
+	if srv.Settings().ExposeRoute || in.Explain {
+		h.Set(routeHeader, in.Record.Route)
+		h.Set("X-Evenkeel-Engine", in.Record.Engine)
+		h.Set(attemptsHeader, strconv.Itoa(in.Record.Attempts))
+	}
+	if !s.whole {
+		srv.Stream(ctx, s.resp.ContentType(), flow{s}, 0)
+		return nil
+	}
+	if meta := s.resp.Header(metadataHeader); len(meta) > 0 {
+		h.SetBytesV(metadataHeader, meta)
+	}
+	Piece(ctx, string(s.resp.ContentType()), p.piece, p.Memory)
+	s.close()
 	return nil
 }
 

@@ -11,10 +11,12 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/zap/zapcore"
 
 	"evenkeel/dispatcher"
 	"evenkeel/gateway/edge"
+	"evenkeel/gateway/failure"
 	"evenkeel/gateway/fleet"
 	"evenkeel/gateway/handoff"
 	"evenkeel/gateway/journal"
@@ -36,6 +38,7 @@ type job struct {
 	req    *openai.Request
 	body   mooncake.Body // dropped once a decode engine has it
 	leg    *mooncake.Leg // what a leg of a fan-out changes in the body
+	passed *Passed       // nil: prompts are prefilled and decoded
 	client reader
 	id     string // request id, the stem of the engines' ids
 	model  fleet.Route
@@ -80,6 +83,36 @@ func (j *job) MarshalLogObject(enc zapcore.ObjectEncoder) error {
 		enc.AddString("trace_id", j.record.TraceID)
 	}
 	return nil
+}
+
+// Passed is a request that goes to one engine as it came. It has no slot, so it takes a seat, of which there are not more than may run
+// at once.
+type Passed struct {
+	Engines  Choice
+	Path     string
+	Kind     string   // Content-Type of the body
+	Body     [][]byte // dropped once no engine is sent it any more
+	Most     int64    // tokens that the engine computes at most; 0: it does not run its model
+	Estimate int      // tokens that the request costs if no engine counts them
+	Seat     *edge.Charge
+	Memory   *edge.Charge // for an answer in one piece
+	Took     prometheus.Observer
+
+	tried  []string
+	to     fleet.Whole    // the engine that was chosen last
+	before *failure.Fault // the last but one
+	none   *openai.Error  // why there is no engine
+	piece  []byte         // the answer, if it comes in one
+}
+
+// Choice is which engine gets a request that is passed through.
+type Choice interface {
+	// Choose looks for an engine that was not tried: Chosen, NoneLeft or NoRoute. One that was chosen has one call more.
+	Choose(model, path string, tried []string) (fleet.Whole, lifecycle.What, *openai.Error)
+	// Count adds to the calls that an engine has.
+	Count(instance string, calls int)
+	// Without notes that an engine does not have an endpoint.
+	Without(instance, path string)
 }
 
 // parts are what of the request make its prompt.

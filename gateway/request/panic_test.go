@@ -55,7 +55,9 @@ func TestAPanicGivesBackWhatAStepHasTaken(t *testing.T) {
 	require.PanicsWithValue(t, "on purpose", func() { _, _ = (&runner{job: j, lease: lease}).run(lifecycle.Event{What: lifecycle.Turn}) })
 	j.life = lifecycle.Lifecycle{}
 	j.life.Step(lifecycle.Event{What: lifecycle.Begun}, nil)
-	require.PanicsWithValue(t, "on purpose", func() { _, _ = (&runner{job: j, slot: bound.Slot, stream: s}).run(lifecycle.Event{What: lifecycle.RankTakes}) })
+	require.PanicsWithValue(t, "on purpose", func() {
+		_, _ = (&runner{job: j, slot: bound.Slot, stream: s}).run(lifecycle.Event{What: lifecycle.RankTakes})
+	})
 	require.Zero(t, srv.Places.Used())
 	require.Zero(t, srv.Tier.Status()[0].Inflight)
 	require.Equal(t, 1, srv.Tier.Status()[0].Orphans, "its engine may hold the prompt")

@@ -28,7 +28,6 @@ type partner struct {
 	job      *job
 	pair     int    // which one of the life's
 	id       string // X-Request-Id of both legs, never used before
-	endpoint mooncake.Endpoint
 	dialect  lifecycle.Dialect
 	decode   *engine.Call
 	rank     *fleet.Rank // that decodes

@@ -16,6 +16,7 @@ import (
 	"evenkeel/gateway/handoff"
 	"evenkeel/gateway/journal"
 	"evenkeel/gateway/lifecycle"
+	"evenkeel/gateway/openai"
 	"evenkeel/gateway/prompt"
 	"evenkeel/gateway/upstream"
 	"evenkeel/mooncake"
@@ -199,6 +200,14 @@ func (j *job) accept(lease *prefill.Lease, born fleet.Birth, x *mooncake.Exchang
 	return h, ignored(lifecycle.Prefill, j.verify(j.resume.atP, got.PromptTokens))
 }
 
+// ignored is the end of a leg whose engine did not take up the answer so far; nil if fail is.
+func ignored(leg lifecycle.Leg, fail *openai.Error) *failure.Fault {
+	if fail == nil {
+		return nil
+	}
+	return failure.Of(lifecycle.Ended{Leg: leg, Far: lifecycle.Through, Why: lifecycle.Ignored}, fail, nil)
+}
+
 // endsAtOnce notes that the first token was the end of the answer.
 // Later probes mask the end-of-sequence token; where that does not help, a decode
 // rank may do without a hand-off.
@@ -228,7 +237,7 @@ func (p *partner) serve() {
 // probe sends the prefill leg that runs beside its decode leg, and reads its answer. It returns whether another engine is to be tried.
 func (p *partner) probe() (again bool) {
 	j, lease := p.job, p.lease
-	c, call := lease.Candidate, j.srv.toPrefill(lease, p.endpoint, p.dials)
+	c, call := lease.Candidate, j.srv.toPrefill(lease, j.req.Endpoint, p.dials)
 	j.mu.Lock()
 	if !p.step(lifecycle.Event{What: lifecycle.ProbeDue}, nil) {
 		j.mu.Unlock()
@@ -322,10 +331,12 @@ func (j *job) prefillOnly(lease *prefill.Lease) (*stream, *failure.Fault) {
 	if f = call.answered(j, f); f != nil {
 		return nil, f
 	}
-	s := &stream{source: source{job: j, whole: !j.req.Stream,
-		rank:  &fleet.Rank{Worker: -1, Instance: c.Instance, Target: c.Target, Profile: c.Profile, Traffic: &engine.Traffic{}, Signs: engine.NewSigns()},
-		began: call.began, mayHave: j.mayHave(j.model.MaxLen), buffers: buffersPool.Get().(*buffers),
-	}}
+	ask := j.ask
+	ask.Cached, ask.MaxTokens = sse.OwnCached, j.mayHave(j.model.MaxLen)
+	if !j.req.Stream {
+		ask.ContinuousUsage, ask.Whole = true, true
+	}
+	s := slotless(j, &fleet.Rank{Instance: c.Instance, Target: c.Target, Profile: c.Profile, Traffic: &engine.Traffic{}, Signs: engine.NewSigns()}, ask)
 	if err := takeAll(s, answer); err != nil {
 		s.settle(0)
 		return nil, failure.Useless(lifecycle.Prefill, lifecycle.Garbled, failure.BadGateway("prefill", "its answer cannot be used"), fmt.Errorf("prefill %s: %w", c.ID, err))
@@ -342,14 +353,6 @@ func (j *job) prefillOnly(lease *prefill.Lease) (*stream, *failure.Fault) {
 
 // takeAll takes an answer of which all is here.
 func takeAll(s *stream, answer []byte) error {
-	ask := s.job.ask
-	ask.Cached, ask.MaxTokens = sse.OwnCached, s.mayHave
-	if s.whole {
-		ask.ContinuousUsage, ask.Whole = true, true
-	}
-	s.Trail.Reset(false)
-	s.Answer.Reset(ask)
-	s.out = s.out[:0]
 	if s.whole {
 		return takeWhole(s, answer)
 	}

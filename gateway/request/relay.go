@@ -2,6 +2,7 @@ package request
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -130,6 +131,8 @@ func (s *stream) broke(err error) {
 	s.out = s.Mend(s.out) // the error or the end must be an event of its own
 	whole := errors.Is(err, io.EOF) && s.Closed() == sse.Whole
 	switch wrong := s.partner.lost(); {
+	case s.job.passed != nil:
+		cutPassed(s, err)
 	case s.TooMuch():
 		s.fails(lifecycle.Unusable, failure.Stream("upstream_broken", err), err)
 	case whole:
@@ -152,6 +155,39 @@ func (s *stream) broke(err error) {
 		s.fails(why, failure.Stream("upstream_broken", err), err)
 	}
 }
+
+// cutPassed ends an answer that is passed on, whose body ended with err or is not read any further. What that means before the first event,
+// beginsPassed says.
+func cutPassed(s *stream, err error) {
+	err = cmp.Or(s.Err(), err) // whatever else came, not all of it was read
+	begun, over := s.Mirror.Started(), errors.Is(err, io.EOF)
+	switch {
+	case over && s.Closed() == sse.Whole: // engines differ in whether they send [DONE]
+		s.ends()
+		return
+	case over && s.Reader.Buffered() > 0:
+		err = errCut
+	case over:
+		err = errNoData
+	}
+	answer := openai.NewError(http.StatusBadGateway, "upstream_broken", failure.Transport(failure.Engine, err).Message)
+	switch {
+	case begun && s.run.Moved():
+		answer = s.job.srv.drained(notAnswered)
+	case begun && !s.job.client.Left():
+		s.job.srv.Monitor.Report(s.rank.Instance, err)
+	}
+	s.fails(lifecycle.Broke, answer, err)
+}
+
+// Why an answer that is passed on is not whole.
+var (
+	errCut    = errors.New("the engine's stream ended in the middle of an event")
+	errNoData = errors.New("the engine's stream ended without an event")
+)
+
+// notAnswered is what becomes of a request whose engine was taken out of service.
+const notAnswered = "its engine was taken out of service; send the request again"
 
 // event takes in one event that comes from no socket.
 func (s *stream) event(e sse.Event) {

@@ -1,6 +1,7 @@
 package request
 
 import (
+	"cmp"
 	"errors"
 	"slices"
 	"time"
@@ -11,6 +12,7 @@ import (
 	"evenkeel/dispatcher"
 	"evenkeel/dispatcher/board"
 	"evenkeel/gateway/failure"
+	"evenkeel/gateway/fleet"
 	"evenkeel/gateway/handoff"
 	"evenkeel/gateway/journal"
 	"evenkeel/gateway/lifecycle"
@@ -18,6 +20,7 @@ import (
 	"evenkeel/geo"
 	"evenkeel/pool"
 	"evenkeel/prefill"
+	"evenkeel/sse"
 )
 
 // serve runs a request up to the first event of its answer. It tells the request's life what happens, and carries out what is
@@ -40,7 +43,11 @@ func (j *job) serve(ctx *fasthttp.RequestCtx) (*stream, *openai.Error) {
 		j.stay.end(j.srv.Tier)
 	}()
 	r := runner{job: j, ctx: ctx}
-	s, fail := r.run(lifecycle.Event{What: lifecycle.Begun})
+	begun := lifecycle.Event{What: lifecycle.Begun}
+	if j.passed != nil {
+		begun.Script = lifecycle.Passed
+	}
+	s, fail := r.run(begun)
 	if fail != nil {
 		j.record.EndAttempt(fail)
 	}
@@ -164,6 +171,8 @@ func (r *runner) do(x lifecycle.Effect) lifecycle.Event {
 		return lifecycle.Event{What: lifecycle.GivenUp}
 	case lifecycle.Offer:
 		return r.offer(x.Group)
+	case lifecycle.Remember, lifecycle.Recall, lifecycle.Complain, lifecycle.Choose, lifecycle.SendOver, lifecycle.SendAnew:
+		return r.pass(x)
 	case lifecycle.Acclaim, lifecycle.AnswerIt, lifecycle.Fail, lifecycle.Confirm, lifecycle.GoOn, lifecycle.EndWhole, lifecycle.BreakOff: // run does these, or the stream of an answer
 	}
 	return lifecycle.Event{}
@@ -309,7 +318,11 @@ func (r *runner) answer() *stream {
 	if s != nil {
 		s.shed()
 		if s.stage == ended { // all of it came at once
-			s.step(lifecycle.Event{What: lifecycle.Ends})
+			e := lifecycle.Event{What: lifecycle.Ends}
+			if s.fault != nil {
+				e = r.job.fell(s.fault)
+			}
+			s.step(e)
 		}
 	}
 	return s
@@ -321,6 +334,9 @@ func (r *runner) error(which lifecycle.Error) *openai.Error {
 	case lifecycle.OfClient:
 		return failure.Gone()
 	case lifecycle.OfRanks:
+		if r.passed != nil {
+			return cmp.Or(r.passed.none, failure.NoRoute) // no engine was looked for if as many were asked as may be
+		}
 		return failure.Alone(r.client.Left(), r.fail)
 	case lifecycle.OfOwner:
 		return failure.NotOurs()
@@ -371,6 +387,10 @@ func (r *runner) settle(t lifecycle.Thing, how lifecycle.How) {
 		}
 	case lifecycle.Slot:
 		r.giveSlotBack(how)
+	case lifecycle.Seat, lifecycle.Body, lifecycle.Call, lifecycle.Memory:
+		if r.passed.giveUp(j, r.stream, t, how); t == lifecycle.Call && r.stream != nil {
+			r.drop(board.Failed)
+		}
 	}
 }
 
@@ -394,4 +414,51 @@ func (r *runner) drop(kind board.Kind) {
 	if !r.life.Resumed() {
 		r.forget()
 	}
+}
+
+// pass carries out what only a request has that is passed through.
+func (r *runner) pass(x lifecycle.Effect) (e lifecycle.Event) {
+	p := r.passed
+	switch x.Do {
+	case lifecycle.Remember:
+		p.Engines.Without(p.to.Instance, p.Path)
+	case lifecycle.Recall:
+		if r.fault = p.before; r.fault != nil {
+			r.fail = r.fault.Answer
+		}
+	case lifecycle.Complain:
+		r.srv.Log.Warn("an engine did not answer a request that was passed through to it", zap.String("request_id", r.id), zap.String("endpoint", p.Path),
+			zap.String("engine", p.to.Instance), zap.Int("attempt", r.record.Attempts), zap.Int("status", r.fault.Status), zap.Error(r.fault.Err))
+	case lifecycle.Choose:
+		if p.to, e.What, p.none = p.Engines.Choose(r.req.Model, p.Path, p.tried); p.none == nil {
+			p.tried = append(p.tried, p.to.Instance)
+		}
+	default:
+		return r.sendOver(x.Do == lifecycle.SendAnew, x.Until)
+	}
+	return e
+}
+
+// sendOver sends the request to the engine that was chosen, over a new connection if anew is set, and says what came of it.
+func (r *runner) sendOver(anew bool, until lifecycle.Limit) lifecycle.Event {
+	if r.stream = nil; anew {
+		r.passed.Engines.Count(r.passed.to.Instance, 1)
+	}
+	if r.record.Attempts > 0 {
+		r.record.Report(journal.Event{What: journal.Retried})
+	}
+	r.record.Report(journal.Event{What: journal.Attempted})
+	r.record.Report(journal.Event{What: journal.Entered, Phase: journal.Transfer, Left: r.client.Left(), Call: "pass", Engine: r.passed.to.ID})
+	to := &fleet.Rank{Instance: r.passed.to.Instance, Target: r.passed.to.Target, Traffic: r.passed.to.Traffic}
+	r.stream = slotless(r.job, to, sse.Ask{Form: sse.Verbatim, Choice: -1, Cached: sse.OwnCached})
+	f := openPassed(r.stream, anew, until)
+	if f == nil {
+		return lifecycle.Event{What: lifecycle.First}
+	}
+	if r.stream.run.Moved() && !r.client.Left() {
+		f = failure.Of(f.Ended, r.srv.drained(notAnswered), failure.ErrMoved)
+		f.Moved = true
+	}
+	r.passed.before = r.fault
+	return r.fell(f)
 }

@@ -96,3 +96,13 @@ func (b *buffers) putBack() {
 		buffersPool.Put(b)
 	}
 }
+
+// slotless is the stream of an answer whose engine has no slot for it.
+func slotless(j *job, rank *fleet.Rank, ask sse.Ask) *stream {
+	rank.Worker = -1
+	s := &stream{source: source{job: j, whole: ask.Whole, rank: rank, began: time.Now(), mayHave: ask.MaxTokens, buffers: buffersPool.Get().(*buffers)}}
+	s.Trail.Reset(false)
+	s.Answer.Reset(ask)
+	s.out = s.out[:0]
+	return s
+}

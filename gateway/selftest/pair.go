@@ -18,10 +18,7 @@ import (
 	"evenkeel/sse"
 )
 
-const (
-	answerBytes = 1 << 20
-	tokens      = 4 // asked for
-)
+const tokens = 4 // asked for
 
 // A query is a request of a test.
 type query struct {
@@ -141,23 +138,6 @@ func (t *tester) answer(ctx context.Context, d subject, q *query, id string, bod
 		return 0, context.Cause(ctx)
 	}
 	return s.mirror.Prompt(), err
-}
-
-// pairAnswer is what a pair tells of a request.
-type pairAnswer struct {
-	mooncake.ProbeAnswer
-	decoded int // tokens of the prompt, as the decode engine counts them; 0: it does not tell
-}
-
-// through sends a request through a pair: one engine after the other, or both at the same time if they do so. It says which side failed.
-func (t *tester) through(ctx context.Context, p, d subject, q *query, id string) (got pairAnswer, prefill, decode error) {
-	if together, _ := meets(p, d); together {
-		return t.bound(ctx, p, d, q, id)
-	}
-	if got.ProbeAnswer, prefill = t.prefill(ctx, p, q, id); prefill == nil {
-		got.decoded, decode = t.decode(ctx, d, q, got.ProbeAnswer, id)
-	}
-	return got, prefill, decode
 }
 
 // stream is what one answer brought.

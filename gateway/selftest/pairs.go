@@ -259,3 +259,14 @@ func (t *tester) counts(p subject, cached int) {
 		t.report(p.name, Warn, "cached_tokens are not reported; start it with %s", flag)
 	}
 }
+
+// through sends a request through a pair: one engine after the other, or both at the same time if they do so. It says which side failed.
+func (t *tester) through(ctx context.Context, p, d subject, q *query, id string) (got pairAnswer, prefill, decode error) {
+	if together, _ := meets(p, d); together {
+		return t.bound(ctx, p, d, q, id)
+	}
+	if got.ProbeAnswer, prefill = t.prefill(ctx, p, q, id); prefill == nil {
+		got.decoded, decode = t.decode(ctx, d, q, got.ProbeAnswer, id)
+	}
+	return got, prefill, decode
+}

@@ -36,6 +36,8 @@ type Finding struct {
 // stepTimeout bounds each question to an engine.
 const stepTimeout = 30 * time.Second
 
+const answerBytes = 1 << 20
+
 type tester struct {
 	cfg       *config.Config
 	client    *engine.Client
@@ -136,4 +138,10 @@ type pair struct{ prefill, decode subject }
 func meets(p, d subject) (together, ever bool) {
 	together = !p.profile.HasHandoff()
 	return together, together != d.profile.HasHandoff() && (!together || p.profile.Connector == d.profile.Connector)
+}
+
+// pairAnswer is what a pair tells of a request.
+type pairAnswer struct {
+	mooncake.ProbeAnswer
+	decoded int // tokens of the prompt, as the decode engine counts them; 0: it does not tell
 }
