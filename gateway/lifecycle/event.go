@@ -9,6 +9,7 @@ type Event struct {
 	Script Script // of Turn, and of Begun if it is Passed
 	Open   bool   // of NoTurn: for want of engines, so that another region may have some
 	Named  bool   // of HandedOver: a decode request must have the probe's id
+	Kept   bool   // of RankTakes, Bound and First: bytes of the request stay in memory so that a lost answer can go on
 	Whole  bool   // of RankTakes and Bound: the answer comes in one piece, so that nothing shows before its end how far it is
 	Left   bool   // the client has left
 
@@ -212,7 +213,9 @@ const (
 	Lease                // of a prompt on a prefill engine that has not handed its KV over, or on a group whose ranks prefill and decode
 	KV                   // a hand-off that may be sent to a decode engine
 	Doubted              // a hand-off that an engine may have read, and from which no answer may be made
-	Slot                 // on a decode rank
+	Slot                 // on a decode rank, with the call to its engine, which expects the tokens of that call until it is over
+	Holder               // of leases: what the audit of leases knows the request by
+	Kept                 // the account of bytes that are kept so that a lost answer can go on
 	Seat                 // among the requests that are passed through at once
 	Body                 // of such a request; one that gets an error passes it on to those who answer with that
 	Call                 // to an engine, which counts it and is expected to compute its tokens: Free or Spent

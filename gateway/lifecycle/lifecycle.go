@@ -112,11 +112,13 @@ func (l *Lifecycle) Step(e Event, dst []Effect) []Effect {
 		case e.What == RankTakes:
 			l.history.moves(turned)
 			l.owed.take(Slot)
+			l.keep(&e)
 			return l.sendDecode(&e, dst)
 		case l.Alone:
 			return l.fail(e, OfRanks, dst)
 		}
 		l.state = Queued
+		l.owed.take(Holder)
 		return append(dst, Effect{Do: Queue})
 	case Queued:
 		return l.queued(e, dst)
@@ -146,6 +148,7 @@ func (l *Lifecycle) Step(e Event, dst []Effect) []Effect {
 	case Pooled:
 		if e.What == Bound {
 			l.owed.take(Slot)
+			l.keep(&e)
 			if l.script == Early {
 				l.state = Coupled
 				l.owed.has[Lease] = false // the pair has it
@@ -160,6 +163,7 @@ func (l *Lifecycle) Step(e Event, dst []Effect) []Effect {
 			return l.owed.settle(append(dst, Effect{Do: Acclaim}), Slot, Finish)
 		case First:
 			l.state = Answering
+			l.keep(&e)
 			dst = l.owed.settle(dst, KV, Free) // the prefill engine has its blocks back
 			dst = l.owed.settle(dst, Lease, Free)
 			dst = l.owed.conclude(dst, l.tries.poisons())
@@ -234,6 +238,13 @@ func (l *Lifecycle) confirms() Limit {
 	return NotHere
 }
 
+// keep takes note of what is kept for a lost answer.
+func (l *Lifecycle) keep(e *Event) {
+	if e.Kept {
+		l.owed.take(Kept)
+	}
+}
+
 // enqueue has the pool find a rank. The pool's entry has the request's place from then on.
 func (l *Lifecycle) enqueue(dst []Effect) []Effect {
 	l.state = Pooled
@@ -295,6 +306,9 @@ func (l *Lifecycle) fell(e Event, dst []Effect) []Effect {
 		how = Cancelled
 	}
 	dst = l.owed.settle(dst, Slot, how)
+	if !l.Resumed() { // else they are of the whole answer
+		dst = l.owed.settle(dst, Kept, Back)
+	}
 	if e.End.Leg == Decode && !idle && e.End.Why != GivenBack && e.End.Why != Stale && !comes {
 		dst = append(dst, Effect{Do: Shun})
 	}
@@ -396,6 +410,7 @@ func (l *Lifecycle) fail(e Event, with Error, dst []Effect) []Effect {
 
 // conclude settles what is left when the attempts are over.
 func (l *Lifecycle) conclude(dst []Effect) []Effect {
+	dst = l.owed.settle(dst, Kept, Back)
 	return l.owed.conclude(l.blame.find(Unclear, dst), l.tries.poisons())
 }
 
@@ -415,5 +430,6 @@ func (l *Lifecycle) panicked(dst []Effect) []Effect {
 		}
 	}
 	dst = l.letGo(Pass, Back, dst)
+	dst = l.owed.settle(dst, Kept, Back)
 	return l.owed.conclude(l.blame.find(Unclear, dst), true)
 }

@@ -116,7 +116,13 @@ func (w *engines) follow(t require.TestingT, x Effect) {
 }
 
 // happens takes an event in, before it is told.
-func (w *engines) happens(state State, e Event) {
+func (w *engines) happens(state State, alone bool, e Event) {
+	if e.Kept && w.held[Kept] == 0 && (e.What == RankTakes || e.What == Bound || e.What == First && state != Probing) {
+		w.held[Kept]++
+	}
+	if state == Placing && e.What != RankTakes && e.What != Panicked && !alone && w.held[Holder] == 0 {
+		w.held[Holder]++
+	}
 	switch e.What {
 	case RankTakes, Bound:
 		w.held[Slot]++
@@ -145,6 +151,7 @@ func drawn(t *rapid.T, l *Lifecycle) Event {
 		e.What = Panicked
 	}
 	e.Script = rapid.SampledFrom([]Script{Late, Early, Mixed}).Draw(t, "script")
+	e.Kept = rapid.Bool().Draw(t, "kept")
 	e.Open, e.Named, e.Quit = rapid.Bool().Draw(t, "open"), rapid.Bool().Draw(t, "named"), rapid.Bool().Draw(t, "quit")
 	if e.What == Fell {
 		e.End = rapid.SampledFrom(legs(l)).Draw(t, "end")
@@ -167,7 +174,7 @@ func TestWhatIsTakenIsSettledOnce(t *testing.T) {
 		e := Event{What: Begun}
 		for range 200 {
 			state := l.state
-			w.happens(state, e)
+			w.happens(state, l.Alone, e)
 			events = append(events, e)
 			for n := range w.pairs {
 				if rapid.Bool().Draw(t, "of the legs") && len(w.pairs[n].mayCome()) > 0 {
@@ -199,7 +206,8 @@ func TestWhatIsTakenIsSettledOnce(t *testing.T) {
 					}
 					require.Zero(t, w.pairs[n].leases, "%+v", l.pairs[n])
 				}
-				require.Zero(t, w.held[Place]+w.held[Lease]+w.held[KV]+w.held[Doubted]+w.held[Slot]+w.charged, "after %v", events)
+				require.Equal(t, [things]int{}, w.held, "after %v", events)
+				require.Zero(t, w.charged, "after %v", events)
 				if e.What != Panicked && e.What != PeerAnswers {
 					require.Equal(t, 1, w.ends, "after %v", events)
 				}
@@ -209,7 +217,7 @@ func TestWhatIsTakenIsSettledOnce(t *testing.T) {
 			require.Zero(t, w.ends, "after %v", events)
 			if l.state == Answering {
 				require.LessOrEqual(t, w.held[Slot], 1, "after %v", events)
-				require.Zero(t, w.held[Place]+w.held[Lease]+w.held[KV]+w.held[Doubted], "after %v", events)
+				require.Zero(t, w.held[Place]+w.held[Lease]+w.held[KV]+w.held[Doubted]+w.held[Holder], "after %v", events)
 			}
 			if e.What == Ends && state < Answering { // all of it came at once, and the wait goes on
 				require.Equal(t, state, l.state, "after %v", events)
@@ -305,7 +313,7 @@ func mixed() Lifecycle {
 // engine's failure where that is held against it. No KV is left anywhere, so that nothing is doubted, orphaned or discarded.
 func TestTheLeaseOfAMixedRequest(t *testing.T) {
 	l := mixed()
-	require.Equal(t, []Effect{{Do: Settle, Thing: Lease, How: Free}, {Do: AnswerIt}}, l.Step(Event{What: First}, nil))
+	require.Equal(t, []Effect{{Do: Settle, Thing: Lease, How: Free}, {Do: Settle, Thing: Holder, How: Back}, {Do: AnswerIt}}, l.Step(Event{What: First}, nil))
 	ends(func(e Ended, said How) {
 		if e.Leg != Decode || said == unsaid {
 			return
@@ -314,7 +322,7 @@ func TestTheLeaseOfAMixedRequest(t *testing.T) {
 		var how []How
 		for _, x := range l.Step(Event{What: Fell, End: e}, nil) {
 			if x.Do == Settle {
-				require.Contains(t, []Thing{Lease, Slot}, x.Thing, "%+v", e)
+				require.Contains(t, []Thing{Lease, Slot, Holder}, x.Thing, "%+v", e)
 				if x.Thing == Lease {
 					how = append(how, x.How)
 				}
@@ -393,7 +401,7 @@ func TestAPrefillEngineMayAnswerAlone(t *testing.T) {
 	step(Event{What: NoRankTakes})
 	require.Contains(t, step(Event{What: Turn}), SendProbe)
 	require.True(t, l.Reserved())
-	require.Equal(t, []Effect{{Do: Settle, Thing: Lease, How: Free}, {Do: Settle, Thing: Place, How: Back}, {Do: AnswerIt}}, l.Step(Event{What: First}, nil))
+	require.Equal(t, []Effect{{Do: Settle, Thing: Lease, How: Free}, {Do: Settle, Thing: Place, How: Back}, {Do: Settle, Thing: Holder, How: Back}, {Do: AnswerIt}}, l.Step(Event{What: First}, nil))
 	require.False(t, l.Reserved())
 	require.Equal(t, []Do{EndWhole}, step(Event{What: Ends}))
 }

@@ -7,6 +7,8 @@ var settles = [things][]How{
 	KV:      {Free, Orphan, Discard, Doubt, DoubtOn},
 	Doubted: {Discard, Orphan},
 	Slot:    {Failing, Cancelled, Finish},
+	Holder:  {Back},
+	Kept:    {Back},
 	Seat:    {Back},
 	Body:    {Back, Pass},
 	Call:    {Free, Spent},
@@ -51,5 +53,5 @@ func (o *owed) conclude(dst []Effect, poison bool) []Effect {
 		dst = append(dst, Effect{Do: Settle, Thing: Doubted, How: how})
 	}
 	o.doubts = nil
-	return o.settle(dst, Place, Back)
+	return o.settle(o.settle(dst, Place, Back), Holder, Back)
 }

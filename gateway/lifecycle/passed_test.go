@@ -143,7 +143,7 @@ func TestWhatMayHaveKilledAnEngineGoesToNoOther(t *testing.T) {
 				if killed && !e.End.Moved || e.Left {
 					require.Equal(t, Fail, dst[len(dst)-1].Do, "%+v", e.End)
 				}
-				again := slices.Contains(dst, Effect{Do: SendAnew})
+				again := slices.ContainsFunc(dst, func(x Effect) bool { return x.Do == SendAnew })
 				require.Equal(t, e.End.Why == Stale && !e.End.Moved && !second && !e.Left, again, "%+v", e.End)
 				require.Contains(t, dst, Effect{Do: Settle, Thing: Call, How: map[bool]How{true: Spent, false: Free}[spent(e.End)]}, "%+v", e.End)
 			}

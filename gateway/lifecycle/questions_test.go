@@ -23,22 +23,22 @@ func TestWhatHappensIf(t *testing.T) {
 		{
 			"the decode engine resets after its 200, and the client is leaving",
 			opening + "Fell End.Leg=Decode End.Far=Headed End.Why=Broke End.Open Left",
-			"Condemn Blame=Engine Leg=Decode, Settle Thing=KV How=DoubtOn, Settle Thing=Slot How=Failing, Shun, Settle Thing=Doubted How=Discard, Fail Error=OfClient",
+			"Condemn Blame=Engine Leg=Decode, Settle Thing=KV How=DoubtOn, Settle Thing=Slot How=Failing, Shun, Settle Thing=Doubted How=Discard, Settle Thing=Holder How=Back, Fail Error=OfClient",
 		},
 		{
 			"the same, where a second request for the hand-off would have the id of the first",
 			probing + "HandedOver Named; Bound; Fell End.Leg=Decode End.Far=Headed End.Why=Broke End.Open Left",
-			"Condemn Blame=Engine Leg=Decode, Settle Thing=KV How=DoubtOn, Settle Thing=Slot How=Failing, Shun, Settle Thing=Doubted How=Orphan, Fail Error=OfClient",
+			"Condemn Blame=Engine Leg=Decode, Settle Thing=KV How=DoubtOn, Settle Thing=Slot How=Failing, Shun, Settle Thing=Doubted How=Orphan, Settle Thing=Holder How=Back, Fail Error=OfClient",
 		},
 		{
 			"the client leaves while the prefill engine computes",
 			probing + "Fell End.Leg=Prefill End.Far=Sent End.Why=Left End.Kept Left",
-			"Settle Thing=Lease How=Free, Settle Thing=Place How=Back, Fail Error=OfClient",
+			"Settle Thing=Lease How=Free, Settle Thing=Place How=Back, Settle Thing=Holder How=Back, Fail Error=OfClient",
 		},
 		{
 			"it leaves while the hand-off waits in the pool",
 			pooled + "Fell End.Leg=Prefill End.Far=Through End.Why=Left End.Kept Left",
-			"Settle Thing=KV How=Discard, Fail Error=OfClient",
+			"Settle Thing=KV How=Discard, Settle Thing=Holder How=Back, Fail Error=OfClient",
 		},
 		{
 			"a decode engine answers 503",
@@ -58,7 +58,7 @@ func TestWhatHappensIf(t *testing.T) {
 		{
 			"the prefill engine refuses a request whose decode leg is under way",
 			both + "Fell End.Leg=Prefill End.Far=Headed End.Why=Rejected",
-			"Settle Thing=Slot How=Failing, Fail Error=OfAttempt",
+			"Settle Thing=Slot How=Failing, Settle Thing=Holder How=Back, Fail Error=OfAttempt",
 		},
 		{
 			"the prefill engine is declared down during the probe, which is as if its connection broke",
@@ -83,7 +83,7 @@ func TestWhatHappensIf(t *testing.T) {
 		{
 			"the first event comes: the hand-off is not held from then on, and so it cannot be used again",
 			opening + "First",
-			"Settle Thing=KV How=Free, AnswerIt",
+			"Settle Thing=KV How=Free, Settle Thing=Holder How=Back, AnswerIt",
 		},
 		{
 			"the connection breaks in the middle of an answer",
@@ -118,7 +118,7 @@ func TestWhatHappensIf(t *testing.T) {
 		{
 			"the hand-off's hold ends in the pool",
 			pooled + "Fell End.Leg=Prefill End.Far=Through End.Why=NoRank End.Kept",
-			"Settle Thing=KV How=Discard, Fail Error=OfAttempt",
+			"Settle Thing=KV How=Discard, Settle Thing=Holder How=Back, Fail Error=OfAttempt",
 		},
 		{
 			"its slot comes after its deadline",

@@ -81,10 +81,13 @@ func (s *stream) step(e lifecycle.Event) {
 		case lifecycle.BreakOff:
 			s.finish(s.fault.Answer)
 		case lifecycle.Settle:
-			if j.passed != nil {
-				j.passed.giveUp(j, s, x.Thing, x.How)
-			} else {
+			switch x.Thing {
+			case lifecycle.Slot:
 				s.release(kinds[x.How])
+			case lifecycle.Kept:
+				j.forget()
+			default: // of a request that is passed through
+				j.passed.giveUp(j, s, x.Thing, x.How)
 			}
 		case lifecycle.Find:
 			j.find(x.Finding)
@@ -164,7 +167,6 @@ func (s *stream) close() {
 	s.fails(lifecycle.Left, failure.Gone(), nil) // where the client's side ended first
 	s.finish(failure.Gone())                     // and where the life is over, because something panicked
 	s.account()
-	s.job.forget()
 	s.settle(board.Cancelled)
 }
 

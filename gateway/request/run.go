@@ -38,10 +38,7 @@ func (j *job) serve(ctx *fasthttp.RequestCtx) (*stream, *openai.Error) {
 	j.tape.Begin(&j.life)
 	j.mu.Unlock()
 	j.avoid.prefill = nil
-	defer func() {
-		j.question = nil
-		j.stay.end(j.srv.Tier)
-	}()
+	defer func() { j.question = nil }()
 	r := runner{job: j, ctx: ctx}
 	begun := lifecycle.Event{What: lifecycle.Begun}
 	if j.passed != nil {
@@ -120,7 +117,6 @@ func (r *runner) do(x lifecycle.Effect) lifecycle.Event {
 	case lifecycle.Settle:
 		r.settle(x.Thing, x.How)
 	case lifecycle.Restart:
-		j.stay.end(j.srv.Tier)
 		j.question = r.asks
 	case lifecycle.Drop:
 		r.away.Drop()
@@ -133,7 +129,7 @@ func (r *runner) do(x lifecycle.Effect) lifecycle.Event {
 			return lifecycle.Event{What: lifecycle.NoRankTakes}
 		}
 		r.begin()
-		return lifecycle.Event{What: lifecycle.RankTakes, Whole: r.stream.whole}
+		return lifecycle.Event{What: lifecycle.RankTakes, Kept: j.resume.charged > 0, Whole: r.stream.whole}
 	case lifecycle.Queue:
 		return r.queue()
 	case lifecycle.Forward:
@@ -219,7 +215,7 @@ func (r *runner) enqueue(x lifecycle.Effect) lifecycle.Event {
 		return r.fell(f)
 	}
 	r.begin()
-	return lifecycle.Event{What: lifecycle.Bound, Whole: r.stream.whole || x.Script == lifecycle.Early && r.stream.muffled, Deaf: r.stream.deaf()}
+	return lifecycle.Event{What: lifecycle.Bound, Kept: j.resume.charged > 0, Whole: r.stream.whole || x.Script == lifecycle.Early && r.stream.muffled, Deaf: r.stream.deaf()}
 }
 
 // begin prepares the answer on the rank that was bound.
@@ -238,11 +234,11 @@ func (r *runner) began(f *failure.Fault, quit bool) lifecycle.Event {
 		e := r.fell(f)
 		e.Quit = quit
 		if r.stream.slot == nil { // all of its answer had come, so that its slot is free
-			r.drop(board.Failed)
+			r.stream.settle(board.Failed)
 		}
 		return e
 	}
-	return lifecycle.Event{What: lifecycle.First}
+	return lifecycle.Event{What: lifecycle.First, Kept: r.resume.charged > 0}
 }
 
 func (r *runner) fell(f *failure.Fault) lifecycle.Event {
@@ -387,9 +383,13 @@ func (r *runner) settle(t lifecycle.Thing, how lifecycle.How) {
 		}
 	case lifecycle.Slot:
 		r.giveSlotBack(how)
+	case lifecycle.Holder:
+		j.stay.end(j.srv.Tier)
+	case lifecycle.Kept:
+		j.forget()
 	case lifecycle.Seat, lifecycle.Body, lifecycle.Call, lifecycle.Memory:
 		if r.passed.giveUp(j, r.stream, t, how); t == lifecycle.Call && r.stream != nil {
-			r.drop(board.Failed)
+			r.stream.settle(board.Failed)
 		}
 	}
 }
@@ -405,15 +405,7 @@ func (r *runner) giveSlotBack(how lifecycle.How) {
 	if s.local && how == lifecycle.Failing && r.fault != nil && !r.mixed() {
 		j.localFailed(s, r.fault)
 	}
-	r.drop(kind)
-}
-
-// drop ends the stream of an attempt that failed.
-func (r *runner) drop(kind board.Kind) {
-	r.stream.settle(kind)
-	if !r.life.Resumed() {
-		r.forget()
-	}
+	s.settle(kind)
 }
 
 // pass carries out what only a request has that is passed through.
