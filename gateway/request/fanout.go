@@ -57,7 +57,7 @@ func (f *fanned) goElsewhere(ctx *fasthttp.RequestCtx, whole *job) (answered boo
 			return
 		}
 		for _, l := range f.legs {
-			if s := l.local.slot; s != nil {
+			if s := l.job.local.slot; s != nil {
 				f.srv.Dispatcher.Release(s, board.Outcome{Kind: board.Cancelled})
 			}
 		}
@@ -82,7 +82,7 @@ func (f *fanned) goElsewhere(ctx *fasthttp.RequestCtx, whole *job) (answered boo
 		}
 		whole.life.CameBack(what)
 		for _, l := range f.legs {
-			l.life.Moved(&whole.life)
+			l.job.life.Moved(&whole.life)
 		}
 	}
 }
@@ -94,8 +94,8 @@ func (f *fanned) enter() (away *geo.Forward, err error) {
 	rest := f.legs
 	if !f.srv.Settings().Geo.Follows() {
 		rest = slices.DeleteFunc(slices.Clone(rest), func(l branch) bool {
-			l.local.slot = l.bindLocal()
-			return l.local.slot != nil
+			l.job.local.slot = l.job.bindLocal()
+			return l.job.local.slot != nil
 		})
 	}
 	if len(rest) == 0 {
@@ -104,7 +104,7 @@ func (f *fanned) enter() (away *geo.Forward, err error) {
 	head := f.ask(rest)
 	turns := make([]prefill.Request, len(rest))
 	for i, l := range rest {
-		turns[i] = l.arrival()
+		turns[i] = l.job.arrival()
 	}
 	tickets, err := f.srv.Tier.EnterAll(turns)
 	if err == nil && head != nil && f.goes(&tickets[0]) || errors.Is(err, prefill.ErrElsewhere) {
@@ -115,7 +115,7 @@ func (f *fanned) enter() (away *geo.Forward, err error) {
 	}
 	for i, l := range rest {
 		if err == nil {
-			l.stay.ticket = &tickets[i]
+			l.job.stay.ticket = &tickets[i]
 		}
 	}
 	return nil, err
@@ -125,13 +125,13 @@ func (f *fanned) enter() (away *geo.Forward, err error) {
 // regions.
 func (f *fanned) ask(legs []branch) (head *geo.Question) {
 	first := legs[0]
-	if head = first.elsewhere(first.life.Stays() || len(legs) < len(f.legs)); head == nil {
+	if head = first.job.elsewhere(first.job.life.Stays() || len(legs) < len(f.legs)); head == nil {
 		return nil
 	}
 	head.Legs(len(legs))
-	first.question = head
+	first.job.question = head
 	for _, l := range legs[1:] {
-		l.question = head.Leg(l.id, l.recognize())
+		l.job.question = head.Leg(l.job.id, l.job.recognize())
 	}
 	return head
 }
@@ -152,7 +152,7 @@ func (f *fanned) collect(ctx *fasthttp.RequestCtx) {
 	for i, l := range f.legs {
 		f.wg.Go(func() {
 			ends <- f.guard(func() *openai.Error {
-				s, fail := l.serve(nil)
+				s, fail := l.job.serve(nil)
 				if fail == nil {
 					parts[i].PromptIndex = l.prompt
 					parts[i].JSON, fail = s.collect()

@@ -33,7 +33,7 @@ func TestAClientThatLeavesBeforeTheLegsBegin(t *testing.T) {
 	for i := range 2 {
 		f.legs = append(f.legs, branch{kid: kid, job: &job{srv: srv.Server, req: whole.req, client: reader{kid}, model: whole.model, in: in, record: in.Record.Leg(letters(i))}})
 	}
-	f.legs[0].local.slot = r.Slot
+	f.legs[0].job.local.slot = r.Slot
 
 	answered, fail := f.goElsewhere(&fasthttp.RequestCtx{}, whole) // no engine serves the model
 	require.False(t, answered)

@@ -20,7 +20,7 @@ import (
 // merged is the body of a streamed fan-out: the events of its legs as they
 // come, whole, and one end.
 type merged struct {
-	*fanned
+	whole *fanned
 	pieces  chan piece
 	pending []byte
 	over    int // legs that ended
@@ -41,7 +41,7 @@ type piece struct {
 // stream answers a streamed fan-out. The status is decided by the first leg
 // that has an event, or fails.
 func (f *fanned) stream(ctx *fasthttp.RequestCtx) {
-	m := &merged{fanned: f, pieces: make(chan piece, len(f.legs)), usage: make([]sse.Usage, len(f.legs)), details: make([]map[string]int, len(f.legs))}
+	m := &merged{whole: f, pieces: make(chan piece, len(f.legs)), usage: make([]sse.Usage, len(f.legs)), details: make([]map[string]int, len(f.legs))}
 	for i, l := range f.legs {
 		f.wg.Go(func() {
 			if fail := f.guard(func() *openai.Error { return m.run(i, l) }); fail != nil {
@@ -71,7 +71,7 @@ func (f *fanned) stream(ctx *fasthttp.RequestCtx) {
 // run serves one leg to its end and sends what it has. That nobody reads any
 // more is told by stop. An error is that of a leg that has no answer.
 func (m *merged) run(i int, l branch) *openai.Error {
-	s, fail := l.serve(nil)
+	s, fail := l.job.serve(nil)
 	if fail != nil {
 		return fail
 	}
@@ -95,7 +95,7 @@ func (m *merged) send(p piece) bool {
 	select {
 	case m.pieces <- p:
 		return true
-	case <-m.stop:
+	case <-m.whole.stop:
 		return false
 	}
 }
@@ -108,7 +108,7 @@ func (m *merged) put(p piece) {
 	}
 	m.over++
 	m.fail = p.fail
-	if m.fail != nil || m.over == len(m.legs) {
+	if m.fail != nil || m.over == len(m.whole.legs) {
 		m.finish()
 	}
 }
@@ -119,9 +119,9 @@ func (m *merged) finish() {
 	m.ended = true
 	if m.fail != nil {
 		m.pending = sse.ErrorEvent(m.pending, m.fail.Message, cmp.Or(m.fail.Type, "server_error"), m.fail.Code)
-	} else if m.req.IncludeUsage {
+	} else if m.whole.req.IncludeUsage {
 		usage, details := m.sumUsage()
-		m.pending = sse.UsageEvent(m.pending, m.id, []byte(m.req.Model), m.in.Record.Arrival.Unix(), m.req.Endpoint == mooncake.Chat, usage, details)
+		m.pending = sse.UsageEvent(m.pending, m.whole.id, []byte(m.whole.req.Model), m.whole.in.Record.Arrival.Unix(), m.whole.req.Endpoint == mooncake.Chat, usage, details)
 	}
 	m.pending = append(m.pending, sse.Done...)
 }
@@ -131,7 +131,7 @@ func (m *merged) sumUsage() (sum sse.Usage, details map[string]int) {
 	sum, details = sse.Usage{Cached: -1}, map[string]int{}
 	seen := map[int]bool{}
 	for i, u := range m.usage {
-		if prompt := m.legs[i].prompt; !seen[prompt] {
+		if prompt := m.whole.legs[i].prompt; !seen[prompt] {
 			seen[prompt] = true
 			sum.Prompt += u.Prompt
 			if u.Cached >= 0 {
@@ -156,7 +156,7 @@ func (m *merged) Read(p []byte) (int, error) {
 		select {
 		case next := <-m.pieces:
 			m.put(next)
-		case <-m.stop:
+		case <-m.whole.stop:
 			return 0, io.ErrClosedPipe
 		}
 	}
@@ -173,7 +173,7 @@ func (m *merged) Close() {
 	if m.fail == nil && !m.ended {
 		m.fail = failure.Gone()
 	}
-	m.part(m.fail)
+	m.whole.part(m.fail)
 }
 
 // A fanned is a client's request that became several PD requests, because an
@@ -193,7 +193,7 @@ type fanned struct {
 
 // A branch is one of the PD requests.
 type branch struct {
-	*job
+	job *job
 	kid    *edge.Disconnect // its share of the client's connection: gone when the client is, or when a sibling failed
 	prompt int              // index of its prompt
 }
@@ -253,7 +253,7 @@ func (f *fanned) mark(ctx *fasthttp.RequestCtx, fail *openai.Error) {
 // settle sums the legs' facts into those of the client's request.
 func (f *fanned) settle(fail *openai.Error) {
 	for _, l := range f.legs {
-		f.in.Record.Sum(&l.record.Facts)
+		f.in.Record.Sum(&l.job.record.Facts)
 	}
 	f.srv.Account(f.in, fail)
 }

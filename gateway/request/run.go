@@ -53,7 +53,7 @@ func (j *job) serve(ctx *fasthttp.RequestCtx) (*stream, *openai.Error) {
 
 // A runner has the things that a life only knows of.
 type runner struct {
-	*job
+	job *job
 	ctx *fasthttp.RequestCtx
 
 	away   *geo.Forward  // to another dispatcher
@@ -220,8 +220,8 @@ func (r *runner) enqueue(x lifecycle.Effect) lifecycle.Event {
 
 // begin prepares the answer on the rank that was bound.
 func (r *runner) begin() {
-	defer onPanic(func() { r.srv.Dispatcher.Release(r.slot, board.Outcome{Kind: board.Cancelled}) }) // before the request's life knows of it
-	r.stream = r.newStream(r.slot)
+	defer onPanic(func() { r.job.srv.Dispatcher.Release(r.slot, board.Outcome{Kind: board.Cancelled}) }) // before the request's life knows of it
+	r.stream = r.job.newStream(r.slot)
 }
 
 // mixed says whether the attempt is one of a rank that prefills and decodes.
@@ -238,13 +238,13 @@ func (r *runner) began(f *failure.Fault, quit bool) lifecycle.Event {
 		}
 		return e
 	}
-	return lifecycle.Event{What: lifecycle.First, Kept: r.resume.charged > 0}
+	return lifecycle.Event{What: lifecycle.First, Kept: r.job.resume.charged > 0}
 }
 
 func (r *runner) fell(f *failure.Fault) lifecycle.Event {
 	r.fault, r.fail = f, f.Answer
 	if f.Why == lifecycle.Unlisted {
-		r.unlisted = f.Answer
+		r.job.unlisted = f.Answer
 	}
 	on := ""
 	switch {
@@ -255,9 +255,9 @@ func (r *runner) fell(f *failure.Fault) lifecycle.Event {
 		on = r.lease.Candidate.ID
 	}
 	if f.Why == lifecycle.Stale && r.lease != nil { // it says nothing about the prefill engine of this attempt
-		r.avoid.prefill = r.avoid.prefill[:len(r.avoid.prefill)-1]
+		r.job.avoid.prefill = r.job.avoid.prefill[:len(r.job.avoid.prefill)-1]
 	}
-	r.record.Report(journal.Event{What: journal.Failed, Cause: f.Cause(), On: on, Status: f.Status, Answer: f.Answer})
+	r.job.record.Report(journal.Event{What: journal.Failed, Cause: f.Cause(), On: on, Status: f.Status, Answer: f.Answer})
 	e := r.job.fell(f)
 	if r.stream != nil {
 		e.Engine = r.stream.rank.Instance
@@ -279,8 +279,8 @@ func (r *runner) prefiller() prefill.Candidate {
 // judge takes note of an engine that failed. A prefill engine's 500 may be forgiven.
 func (r *runner) judge(x lifecycle.Effect) {
 	if x.Do == lifecycle.Condemn && x.Leg == lifecycle.Prefill {
-		tier, id := r.srv.Tier, r.prefiller().ID
-		r.charges = append(r.charges, func(f lifecycle.Finding) {
+		tier, id := r.job.srv.Tier, r.prefiller().ID
+		r.job.charges = append(r.job.charges, func(f lifecycle.Finding) {
 			if f == lifecycle.Innocent {
 				tier.Forgive(id)
 			}
@@ -293,7 +293,7 @@ func (r *runner) judge(x lifecycle.Effect) {
 // offer asks whether a request that cannot be served here should go to its decode group's owner, or to a region where attempts
 // have not failed yet.
 func (r *runner) offer(group bool) lifecycle.Event {
-	j, node := r.job, r.srv.Node
+	j, node := r.job, r.job.srv.Node
 	no := lifecycle.Event{What: lifecycle.NotOffered}
 	if node == nil || !j.req.Endpoint.Common() || j.client.Left() || group && j.in.aimed() || !group && !node.Offered(j.model.Name) {
 		return no
@@ -330,10 +330,10 @@ func (r *runner) error(which lifecycle.Error) *openai.Error {
 	case lifecycle.OfClient:
 		return failure.Gone()
 	case lifecycle.OfRanks:
-		if r.passed != nil {
-			return cmp.Or(r.passed.none, failure.NoRoute) // no engine was looked for if as many were asked as may be
+		if r.job.passed != nil {
+			return cmp.Or(r.job.passed.none, failure.NoRoute) // no engine was looked for if as many were asked as may be
 		}
-		return failure.Alone(r.client.Left(), r.fail)
+		return failure.Alone(r.job.client.Left(), r.fail)
 	case lifecycle.OfOwner:
 		return failure.NotOurs()
 	case lifecycle.OfAttempt, lifecycle.OfPeer:
@@ -388,7 +388,7 @@ func (r *runner) settle(t lifecycle.Thing, how lifecycle.How) {
 	case lifecycle.Kept:
 		j.forget()
 	case lifecycle.Seat, lifecycle.Body, lifecycle.Call, lifecycle.Memory:
-		if r.passed.giveUp(j, r.stream, t, how); t == lifecycle.Call && r.stream != nil {
+		if r.job.passed.giveUp(j, r.stream, t, how); t == lifecycle.Call && r.stream != nil {
 			r.stream.settle(board.Failed)
 		}
 	}
@@ -410,7 +410,7 @@ func (r *runner) giveSlotBack(how lifecycle.How) {
 
 // pass carries out what only a request has that is passed through.
 func (r *runner) pass(x lifecycle.Effect) (e lifecycle.Event) {
-	p := r.passed
+	p := r.job.passed
 	switch x.Do {
 	case lifecycle.Remember:
 		p.Engines.Without(p.to.Instance, p.Path)
@@ -419,10 +419,10 @@ func (r *runner) pass(x lifecycle.Effect) (e lifecycle.Event) {
 			r.fail = r.fault.Answer
 		}
 	case lifecycle.Complain:
-		r.srv.Log.Warn("an engine did not answer a request that was passed through to it", zap.String("request_id", r.id), zap.String("endpoint", p.Path),
-			zap.String("engine", p.to.Instance), zap.Int("attempt", r.record.Attempts), zap.Int("status", r.fault.Status), zap.Error(r.fault.Err))
+		r.job.srv.Log.Warn("an engine did not answer a request that was passed through to it", zap.String("request_id", r.job.id), zap.String("endpoint", p.Path),
+			zap.String("engine", p.to.Instance), zap.Int("attempt", r.job.record.Attempts), zap.Int("status", r.fault.Status), zap.Error(r.fault.Err))
 	case lifecycle.Choose:
-		if p.to, e.What, p.none = p.Engines.Choose(r.req.Model, p.Path, p.tried); p.none == nil {
+		if p.to, e.What, p.none = p.Engines.Choose(r.job.req.Model, p.Path, p.tried); p.none == nil {
 			p.tried = append(p.tried, p.to.Instance)
 		}
 	default:
@@ -434,23 +434,23 @@ func (r *runner) pass(x lifecycle.Effect) (e lifecycle.Event) {
 // sendOver sends the request to the engine that was chosen, over a new connection if anew is set, and says what came of it.
 func (r *runner) sendOver(anew bool, until lifecycle.Limit) lifecycle.Event {
 	if r.stream = nil; anew {
-		r.passed.Engines.Count(r.passed.to.Instance, 1)
+		r.job.passed.Engines.Count(r.job.passed.to.Instance, 1)
 	}
-	if r.record.Attempts > 0 {
-		r.record.Report(journal.Event{What: journal.Retried})
+	if r.job.record.Attempts > 0 {
+		r.job.record.Report(journal.Event{What: journal.Retried})
 	}
-	r.record.Report(journal.Event{What: journal.Attempted})
-	r.record.Report(journal.Event{What: journal.Entered, Phase: journal.Transfer, Left: r.client.Left(), Call: "pass", Engine: r.passed.to.ID})
-	to := &fleet.Rank{Instance: r.passed.to.Instance, Target: r.passed.to.Target, Traffic: r.passed.to.Traffic}
+	r.job.record.Report(journal.Event{What: journal.Attempted})
+	r.job.record.Report(journal.Event{What: journal.Entered, Phase: journal.Transfer, Left: r.job.client.Left(), Call: "pass", Engine: r.job.passed.to.ID})
+	to := &fleet.Rank{Instance: r.job.passed.to.Instance, Target: r.job.passed.to.Target, Traffic: r.job.passed.to.Traffic}
 	r.stream = slotless(r.job, to, sse.Ask{Form: sse.Verbatim, Choice: -1, Cached: sse.OwnCached})
 	f := openPassed(r.stream, anew, until)
 	if f == nil {
 		return lifecycle.Event{What: lifecycle.First}
 	}
-	if r.stream.run.Moved() && !r.client.Left() {
-		f = failure.Of(f.Ended, r.srv.drained(notAnswered), failure.ErrMoved)
+	if r.stream.run.Moved() && !r.job.client.Left() {
+		f = failure.Of(f.Ended, r.job.srv.drained(notAnswered), failure.ErrMoved)
 		f.Moved = true
 	}
-	r.passed.before = r.fault
+	r.job.passed.before = r.fault
 	return r.fell(f)
 }
