@@ -91,9 +91,9 @@ func (j *job) find(f lifecycle.Finding) {
 // outcome of a request whose KV did or did not come.
 func (s *stream) outcome(kind board.Kind) board.Outcome {
 	unheard := s.fault != nil && s.firstAt.IsZero() && s.fault.Unheard()
-	empty := kind == board.Finished && s.Mirror.Empty() && s.Mirror.FinishReason() == "stop" && !s.job.life.Resumed()
+	empty := kind == board.Finished && s.answer.Mirror.Empty() && s.answer.Mirror.FinishReason() == "stop" && !s.job.life.Resumed()
 	refused := s.fault != nil && s.firstAt.IsZero() && s.fault.Refused()
-	_, told := s.Mirror.Usage()
+	_, told := s.answer.Mirror.Usage()
 	unsaid := kind == board.Finished && (s.untold || !told)
-	return board.Outcome{Kind: kind, Generated: s.Mirror.Tokens(), Empty: empty, Unsaid: unsaid, Refused: refused, Lost: unheard, Orphaned: s.stranded}
+	return board.Outcome{Kind: kind, Generated: s.answer.Mirror.Tokens(), Empty: empty, Unsaid: unsaid, Refused: refused, Lost: unheard, Orphaned: s.stranded}
 }

@@ -143,7 +143,7 @@ func (s *stream) open(h *handoff.Handoff, until lifecycle.Limit) *failure.Fault 
 	if !s.believed(h) {
 		return disbelieved()
 	}
-	return ignored(lifecycle.Decode, j.verify(j.resume.atD, s.Mirror.Prompt()))
+	return ignored(lifecycle.Decode, j.verify(j.resume.atD, s.answer.Mirror.Prompt()))
 }
 
 // send sends a decode request and returns once the head of its answer has come.
@@ -199,14 +199,14 @@ func (s *stream) openBeside() *failure.Fault {
 	if !s.believed(nil) {
 		return s.lostBeside(lifecycle.Died, disbelieved())
 	}
-	f := s.partner.started(s.Mirror.Prompt())
+	f := s.partner.started(s.answer.Mirror.Prompt())
 	if s.stage == ended {
-		f = s.partner.believe(s.Mirror.Prompt(), j.client.Gone())
+		f = s.partner.believe(s.answer.Mirror.Prompt(), j.client.Gone())
 	}
 	if f != nil {
 		return s.lostBeside(lifecycle.Died, f)
 	}
-	if f = ignored(lifecycle.Decode, j.verify(j.resume.atD, s.Mirror.Prompt())); f != nil {
+	if f = ignored(lifecycle.Decode, j.verify(j.resume.atD, s.answer.Mirror.Prompt())); f != nil {
 		s.partner.close(false)
 	}
 	return f
@@ -216,7 +216,7 @@ func (s *stream) openBeside() *failure.Fault {
 // engine counts, up to the decode engine's count, which its first event may lack.
 func (s *stream) firstBeside() error {
 	err := s.first(time.Now().Add(handoff.Forever))
-	for err == nil && s.rank.Profile.Connector == mooncake.SGLang && s.tokenFrom.IsZero() && s.Mirror.Prompt() == 0 && s.stage == flows {
+	for err == nil && s.rank.Profile.Connector == mooncake.SGLang && s.tokenFrom.IsZero() && s.answer.Mirror.Prompt() == 0 && s.stage == flows {
 		err = s.fill()
 	}
 	if err == nil && s.broken != nil {
@@ -264,7 +264,7 @@ func (s *source) hear() (called time.Duration) {
 	j.resume.alone = j.prompt
 	if s.rank.Profile.Connector != mooncake.SGLang { // there the decode engine tells it, too
 		j.cached = got.CachedTokens
-		s.Mirror.Found(j.cached)
+		s.answer.Mirror.Found(j.cached)
 	}
 	if wantsIDs(j.req, s.rank.Profile) && got.PromptTokenIDs != nil {
 		j.resume.ids = got.PromptTokenIDs

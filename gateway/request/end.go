@@ -36,9 +36,9 @@ func (s *stream) fails(why lifecycle.Why, answer *openai.Error, err error) {
 		why = lifecycle.Erred
 	}
 	s.fault = failure.Of(lifecycle.Ended{Leg: leg, Far: lifecycle.Through, Why: why, Open: true, Moved: begun && s.run.Moved()}, answer, err)
-	s.fault.Status, s.fault.Engine = s.Mirror.Failure().Status, s.rank.Instance
+	s.fault.Status, s.fault.Engine = s.answer.Mirror.Failure().Status, s.rank.Instance
 	switch {
-	case !begun && leg == lifecycle.Sole && s.Mirror.Started(): // its first event came with the end, and is for the client
+	case !begun && leg == lifecycle.Sole && s.answer.Mirror.Started(): // its first event came with the end, and is for the client
 		s.finish(answer)
 		return
 	case !begun:
@@ -70,7 +70,7 @@ func (s *stream) step(e lifecycle.Event) {
 		switch x.Do {
 		case lifecycle.Confirm: // the decode engine is done with it, whatever the prefill engine says
 			e := lifecycle.Event{What: lifecycle.Believed}
-			if f := s.partner.believe(s.Mirror.Prompt(), j.client.Gone()); f != nil {
+			if f := s.partner.believe(s.answer.Mirror.Prompt(), j.client.Gone()); f != nil {
 				s.fault, e.What = f, lifecycle.Fell
 			}
 			s.step(e)
@@ -109,11 +109,11 @@ func (s *stream) finish(fail *openai.Error) {
 		fail = failure.Gone()
 	}
 	if s.stage, s.broken = ended, fail; fail != nil {
-		s.out = s.Unend(s.out)
+		s.answer.out = s.answer.Unend(s.answer.out)
 	}
 	switch {
 	case fail == nil:
-		s.out = s.Owed(s.out)
+		s.answer.out = s.answer.Owed(s.answer.out)
 	case fail.Status == journal.StatusClientClosed:
 		return
 	case s.job.passed != nil: // its receipt tells of it
@@ -121,17 +121,17 @@ func (s *stream) finish(fail *openai.Error) {
 		s.job.srv.Log.Warn("an answer broke off", zap.Inline(s.job), zap.String("engine", s.rank.Target.ID),
 			zap.Int("tokens", s.tokens()), zap.String("outcome", journal.Outcome(fail)), zap.String("cause", s.forLog(fail)))
 	}
-	if s.Assembler != nil || s.whole || s.job.client.isLeg() {
+	if s.answer.Assembler != nil || s.whole || s.job.client.isLeg() {
 		return // whoever puts the answer together says how it ended
 	}
 	fail = cmp.Or(fail, failure.None)
-	s.out = s.Ending(s.out, s.broken != nil, fail.Message, fail.TypeIn(s.job.req.Endpoint.Path()), fail.Code)
+	s.answer.out = s.answer.Ending(s.answer.out, s.broken != nil, fail.Message, fail.TypeIn(s.job.req.Endpoint.Path()), fail.Code)
 }
 
 // forLog is why a stream failed, without the words of the engine. Only the client
 // may get those, because many engines repeat what they were sent.
 func (s *stream) forLog(fail *openai.Error) string {
-	if said := s.Mirror.Failure(); said.Status != 0 && said.Message == fail.Message {
+	if said := s.answer.Mirror.Failure(); said.Status != 0 && said.Message == fail.Message {
 		return fmt.Sprintf("an error event of status %d; the engine's log has its text", said.Status)
 	}
 	return fail.Message
@@ -200,9 +200,9 @@ func (s *stream) reconcile() {
 	if s.broken != nil || s.whole || s.muffled {
 		return
 	}
-	s.rank.Traffic.Learn(s.Mirror.TokensPerChunk)
-	u, _ := s.Mirror.Usage()
-	if drift, ok := s.Mirror.Drift(); ok && max(drift, -drift)*100 > u.Completion {
+	s.rank.Traffic.Learn(s.answer.Mirror.TokensPerChunk)
+	u, _ := s.answer.Mirror.Usage()
+	if drift, ok := s.answer.Mirror.Drift(); ok && max(drift, -drift)*100 > u.Completion {
 		s.job.srv.metrics.miscounted.Inc()
 	}
 }
@@ -220,9 +220,9 @@ func (s *stream) collect() ([]byte, *openai.Error) {
 	case s.broken != nil:
 		return nil, s.broken
 	case s.whole: // as readWhole framed it
-		return bytes.TrimSpace(bytes.TrimPrefix(bytes.Clone(s.out), []byte("data:"))), nil
+		return bytes.TrimSpace(bytes.TrimPrefix(bytes.Clone(s.answer.out), []byte("data:"))), nil
 	}
-	body, err := s.Assembler.JSON(nil)
+	body, err := s.answer.Assembler.JSON(nil)
 	if err != nil {
 		s.broken = failure.Stream("upstream_broken", err)
 		return nil, s.broken
@@ -243,8 +243,8 @@ func (s *stream) settle(kind board.Kind) {
 // detach gives back the source's connection and buffers. If the end of the body has
 // not come yet, another goroutine waits for it, so that the client does not.
 func (s *stream) detach() {
-	resp, b := s.resp, s.buffers
-	s.buffers = nil
+	resp, b := s.resp, s.answer
+	s.answer = nil
 	if resp != nil && b.Reader.Done() && !resp.Ended() {
 		finish := func() {
 			finishBody(resp, b)
@@ -330,7 +330,7 @@ func (p *Passed) giveUp(j *job, s *stream, t lifecycle.Thing, how lifecycle.How)
 // accountFor takes note of what the engine has computed. What no engine counts is not free.
 func accountFor(s *stream, how lifecycle.How) {
 	told, p := s.job.record, s.job.passed
-	u, counted := s.Mirror.Usage()
+	u, counted := s.answer.Mirror.Usage()
 	if counted {
 		told.PromptTokens, told.OutputTokens = u.Prompt, u.Completion
 	}

@@ -20,7 +20,7 @@ import (
 // merged is the body of a streamed fan-out: the events of its legs as they
 // come, whole, and one end.
 type merged struct {
-	whole *fanned
+	whole   *fanned
 	pieces  chan piece
 	pending []byte
 	over    int // legs that ended
@@ -83,8 +83,8 @@ func (m *merged) run(i int, l branch) *openai.Error {
 			return nil
 		}
 		if err != nil {
-			m.usage[i], _ = s.Mirror.Usage()
-			m.details[i] = s.Mirror.PromptDetails()
+			m.usage[i], _ = s.answer.Mirror.Usage()
+			m.details[i] = s.answer.Mirror.PromptDetails()
 			m.send(piece{contentType: contentType, fail: s.broken, done: true})
 			return nil
 		}
@@ -193,7 +193,7 @@ type fanned struct {
 
 // A branch is one of the PD requests.
 type branch struct {
-	job *job
+	job    *job
 	kid    *edge.Disconnect // its share of the client's connection: gone when the client is, or when a sibling failed
 	prompt int              // index of its prompt
 }

@@ -25,8 +25,8 @@ func (s *stream) first(deadline time.Time) error {
 		s.resp.SetDeadline(deadline)
 		return s.notAStream(ct)
 	}
-	s.Reader.Reset(s.limits(time.Until(deadline)))
-	for !s.Mirror.Started() && s.stage == flows {
+	s.answer.Reader.Reset(s.limits(time.Until(deadline)))
+	for !s.answer.Mirror.Started() && s.stage == flows {
 		if err := s.fill(); err != nil {
 			return err
 		}
@@ -78,7 +78,7 @@ func takeWhole(s *stream, body []byte) error {
 	switch {
 	case s.broken != nil:
 		return errRefusal
-	case !s.Mirror.Finished():
+	case !s.answer.Mirror.Finished():
 		s.fails(lifecycle.Garbled, failure.Stream("upstream_incomplete", errNotWhole), errNotWhole)
 		return errRefusal
 	}
@@ -110,14 +110,14 @@ func (s *source) side() string {
 // late is the client's to see, all else the engine's failure.
 func (s *stream) failure(err error) *failure.Fault {
 	f := s.fault
-	if f == nil || s.tooLong(err) || errors.Is(s.Err(), sse.ErrLargeEvent) {
+	if f == nil || s.tooLong(err) || errors.Is(s.answer.Err(), sse.ErrLargeEvent) {
 		f = (&upstream.Call{Leg: lifecycle.Decode, Engine: s.rank.Instance, Alone: s.rank.Group != ""}).Broke(err)
 	}
-	if f.Far, f.Open = lifecycle.Headed, true; s.Mirror.Started() || s.tooLong(err) {
+	if f.Far, f.Open = lifecycle.Headed, true; s.answer.Mirror.Started() || s.tooLong(err) {
 		f.Far = lifecycle.Through // the KV had been read when it broke
 	}
 	switch {
-	case s.tooLong(err) || errors.Is(s.Err(), sse.ErrLargeEvent):
+	case s.tooLong(err) || errors.Is(s.answer.Err(), sse.ErrLargeEvent):
 		f.Why, f.Engine = lifecycle.TooLarge, ""
 		f.Answer = failure.BadGateway(s.side(), "the event that begins its answer is larger than limits.event_bytes; ask for less")
 		if s.whole {
@@ -132,7 +132,7 @@ func (s *stream) failure(err error) *failure.Fault {
 	if errors.Is(err, errRefusal) {
 		err = fmt.Errorf("engine %s: %w: %s", s.rank.Target.ID, err, s.forLog(s.broken))
 	}
-	f.Err, f.Rooms = failure.Undelivered(err, s.Mirror.Failure().Message), recomputeMax(s.rank.Profile)
+	f.Err, f.Rooms = failure.Undelivered(err, s.answer.Mirror.Failure().Message), recomputeMax(s.rank.Profile)
 	switch {
 	case f.Answer.Status/100 == 4:
 	case f.Why == lifecycle.Silent:

@@ -21,19 +21,19 @@ func (s flow) Next() ([]byte, error) { return s.next() }
 
 func (s flow) Close() { s.close() }
 
-func (s flow) Wait(now time.Time) time.Duration { return s.Reader.Wait(now) }
+func (s flow) Wait(now time.Time) time.Duration { return s.answer.Reader.Wait(now) }
 
 func (s flow) Flow() *engine.Response {
-	if s.stage != flows || s.slot == nil || s.Assembler != nil || s.resp.Arrived() {
+	if s.stage != flows || s.slot == nil || s.answer.Assembler != nil || s.resp.Arrived() {
 		return nil
 	}
-	s.out = nil
+	s.answer.out = nil
 	return s.resp
 }
 
 func (s flow) Arrive(dst, data []byte, now time.Time) ([]byte, sse.End) {
 	s.now = now
-	dst, fx := s.Feed(dst, data, now)
+	dst, fx := s.answer.Feed(dst, data, now)
 	s.rank.Vouch(&s.came, s.job.req.Endpoint, len(data), false, fx.Events > 0, now)
 	if fx.Events > 0 {
 		s.progress(fx.Tokens, fx.Events)
@@ -42,8 +42,8 @@ func (s flow) Arrive(dst, data []byte, now time.Time) ([]byte, sse.End) {
 }
 
 func (s flow) GoBack(events []byte, end sse.End) {
-	s.out = events
-	switch err := s.Err(); {
+	s.answer.out = events
+	switch err := s.answer.Err(); {
 	case end != sse.Runs:
 		s.effect(sse.Effects{End: end})
 	case err != nil:

@@ -38,10 +38,10 @@ func (j *job) forget() {
 // stay for a long answer.
 func (s *stream) shed() {
 	j := s.job
-	if s.firstAt.IsZero() || j.resume.keeping == lifecycle.KeepAll || j.resume.keeping == lifecycle.KeepStart && s.Mirror.Tokens() == 0 {
+	if s.firstAt.IsZero() || j.resume.keeping == lifecycle.KeepAll || j.resume.keeping == lifecycle.KeepStart && s.answer.Mirror.Tokens() == 0 {
 		return
 	}
-	s.Mirror.Untrack()
+	s.answer.Mirror.Untrack()
 	j.body, j.leg, j.resume.ids, j.resume.keeping = mooncake.Body{}, nil, nil, lifecycle.KeepNothing
 }
 

@@ -189,15 +189,15 @@ func (j *job) arrived(h *handoff.Handoff, s *stream) {
 // countLocal takes the prompt's length, and its token ids, from the rank that
 // computed it.
 func (j *job) countLocal(s *stream) {
-	j.prompt = cmp.Or(s.Mirror.Prompt(), prompt.Tokens(j.req, j.leg))
+	j.prompt = cmp.Or(s.answer.Mirror.Prompt(), prompt.Tokens(j.req, j.leg))
 	if s.slot != nil { // else all of the answer came at once
 		j.srv.Dispatcher.Counted(s.slot, j.prompt)
 	}
 	j.resume.alone, j.cached = j.prompt, -1
 	j.record.PromptTokens = j.prompt
 	if !s.whole {
-		if wantsIDs(j.req, s.rank.Profile) && len(s.Trail.PromptIDs) > 0 {
-			j.resume.ids = slices.Clone(s.Trail.PromptIDs)
+		if wantsIDs(j.req, s.rank.Profile) && len(s.answer.Trail.PromptIDs) > 0 {
+			j.resume.ids = slices.Clone(s.answer.Trail.PromptIDs)
 		}
 		j.keep(s.rank) // what it could not know before
 	}
@@ -209,7 +209,7 @@ func (s *stream) reportLocal() {
 	if !s.local || s.broken != nil {
 		return
 	}
-	u, ok := s.Mirror.Usage()
+	u, ok := s.answer.Mirror.Usage()
 	if !ok {
 		u.Cached = -1
 	}

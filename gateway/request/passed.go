@@ -86,16 +86,16 @@ func beginsPassed(s *stream, call *upstream.Call) *failure.Fault {
 		s.resp.SetDeadline(s.began.Add(call.Limits.FirstByte))
 		return takePiece(s, call, limits.AnswerBytes)
 	}
-	s.Reader.Reset(sse.Limits{Event: limits.EventBytes, Bytes: int64(limits.AnswerBytes), First: call.Limits.FirstByte, Gap: limits.EventTimeout})
-	for !s.Mirror.Started() && s.stage == flows {
+	s.answer.Reader.Reset(sse.Limits{Event: limits.EventBytes, Bytes: int64(limits.AnswerBytes), First: call.Limits.FirstByte, Gap: limits.EventTimeout})
+	for !s.answer.Mirror.Started() && s.stage == flows {
 		_ = s.fill() // its error is in s.fault, too
 	}
 	switch {
-	case s.Mirror.Started():
+	case s.answer.Mirror.Started():
 		s.firstAt = time.Now()
 		s.job.enter(journal.Streaming, "")
 		return nil
-	case s.Mirror.Failure().Status > 0:
+	case s.answer.Mirror.Failure().Status > 0:
 		return failure.Useless(lifecycle.Sole, lifecycle.Erred, s.fault.Answer, errTold)
 	}
 	return call.Broke(s.fault.Err)
@@ -122,7 +122,7 @@ func takePiece(s *stream, call *upstream.Call, limit int) *failure.Fault {
 	}
 	switch _, err = mooncake.ScanBody(says, 0); {
 	case err == nil:
-		s.Mirror.ReadUsage(says)
+		s.answer.Mirror.ReadUsage(says)
 	case isJSON && !json.Valid(whole):
 		return failure.Useless(lifecycle.Sole, lifecycle.Garbled, failure.BadGateway(failure.Engine, "its answer is not JSON"), err)
 	}

@@ -341,7 +341,7 @@ func (j *job) prefillOnly(lease *prefill.Lease) (*stream, *failure.Fault) {
 		s.settle(0)
 		return nil, failure.Useless(lifecycle.Prefill, lifecycle.Garbled, failure.BadGateway("prefill", "its answer cannot be used"), fmt.Errorf("prefill %s: %w", c.ID, err))
 	}
-	u, _ := s.Mirror.Usage()
+	u, _ := s.answer.Mirror.Usage()
 	j.prompt = u.Prompt
 	j.record.Report(journal.Event{What: journal.Prefilled, Tokens: u.Prompt, Cached: u.Cached})
 	lease.Answered(prefill.Usage{PromptTokens: u.Prompt, CachedTokens: u.Cached}, time.Time{})
@@ -359,10 +359,10 @@ func takeAll(s *stream, answer []byte) error {
 	if !bytes.HasPrefix(bytes.TrimLeft(answer, "\r\n"), []byte("data:")) {
 		return errNotJSON
 	}
-	s.Reader.Reset(s.limits(time.Hour))
+	s.answer.Reader.Reset(s.limits(time.Hour))
 	var fx sse.Effects
 	s.now = time.Now()
-	s.out, fx = s.Feed(s.out, answer, s.now)
+	s.answer.out, fx = s.answer.Feed(s.answer.out, answer, s.now)
 	s.effect(fx)
 	if s.broken == nil && s.stage < ended {
 		s.fails(lifecycle.Garbled, failure.Stream("upstream_incomplete", errNotWhole), errNotWhole)

@@ -27,7 +27,7 @@ func (s *source) computed() {
 	computed := s.may
 	if s.local {
 		computed = int64(prompt.Bytes(s.job.req, s.job.leg)) + handoff.BlockTokens
-		if u, ok := s.Mirror.Usage(); ok {
+		if u, ok := s.answer.Mirror.Usage(); ok {
 			computed = int64(u.Prompt)
 		}
 	}

@@ -27,7 +27,7 @@ func (j *job) newStream(slot *dispatcher.Slot) *stream {
 	call := j.srv.call(&j.life, rank.Profile, rank.Target)
 	s := &stream{source: source{job: j,
 		slot: slot, rank: rank, call: call, began: time.Now(), local: slot.NewTokens > 0, mayHave: j.mayHave(rank.Context),
-		buffers: buffersPool.Get().(*buffers),
+		answer: buffersPool.Get().(*buffers),
 	}}
 	resumed := j.life.Resumed()
 	s.whole = !resumed && !j.req.Stream && (j.req.Passthrough || rank.Profile.NonStream == mooncake.NonStreamPassthrough)
@@ -48,13 +48,13 @@ func (j *job) newStream(slot *dispatcher.Slot) *stream {
 	}
 	at, safe := fleet.Place{Instance: rank.Instance, Rank: rank.Target.Rank}, s.whole || s.local // the first event of a whole answer is its last
 	s.run = j.srv.Fleet.Track(at, call, safe)
-	if s.Trail.Reset(mooncake.ByText(j.resume.how)); !s.whole && j.resume.keeping != lifecycle.KeepNothing {
-		s.Trail.KeepPrompt = s.local || rank.Profile.Early()
-		ask.Trail = &s.Trail
+	if s.answer.Trail.Reset(mooncake.ByText(j.resume.how)); !s.whole && j.resume.keeping != lifecycle.KeepNothing {
+		s.answer.Trail.KeepPrompt = s.local || rank.Profile.Early()
+		ask.Trail = &s.answer.Trail
 	}
-	s.Answer.Reset(ask)
-	s.Assembler = assembler
-	s.out = s.out[:0]
+	s.answer.Answer.Reset(ask)
+	s.answer.Assembler = assembler
+	s.answer.out = s.answer.out[:0]
 	return s
 }
 
@@ -97,7 +97,7 @@ func (s *stream) fill() error {
 		s.goOn()
 		return nil
 	}
-	if wait := s.Reader.Wait(time.Now()); wait != s.idle {
+	if wait := s.answer.Reader.Wait(time.Now()); wait != s.idle {
 		s.idle = max(wait, 1)
 		s.resp.SetIdle(s.idle)
 	}
@@ -106,12 +106,12 @@ func (s *stream) fill() error {
 	s.arrived(read[:n], time.Now())
 	readPool.Put(read)
 	if err == nil {
-		err = s.Err()
+		err = s.answer.Err()
 	}
 	if err == nil || s.stage != flows {
 		return nil //nolint:nilerr // the end of the stream is not part of the answer
 	}
-	if s.broke(err); s.fault == nil || s.fault.Why == lifecycle.Unusable || s.Mirror.Started() {
+	if s.broke(err); s.fault == nil || s.fault.Why == lifecycle.Unusable || s.answer.Mirror.Started() {
 		return nil
 	}
 	return err
@@ -121,23 +121,23 @@ func (s *stream) fill() error {
 func (s *stream) arrived(p []byte, now time.Time) {
 	var fx sse.Effects
 	s.now = now
-	s.out, fx = s.Feed(s.out, p, now)
+	s.answer.out, fx = s.answer.Feed(s.answer.out, p, now)
 	s.rank.Vouch(&s.came, s.job.req.Endpoint, len(p), s.resp.Arrived(), fx.Events > 0, now)
 	s.effect(fx)
 }
 
 // broke ends the source, whose body ended with err or is not read any further.
 func (s *stream) broke(err error) {
-	s.out = s.Mend(s.out) // the error or the end must be an event of its own
-	whole := errors.Is(err, io.EOF) && s.Closed() == sse.Whole
+	s.answer.out = s.answer.Mend(s.answer.out) // the error or the end must be an event of its own
+	whole := errors.Is(err, io.EOF) && s.answer.Closed() == sse.Whole
 	switch wrong := s.partner.lost(); {
 	case s.job.passed != nil:
 		cutPassed(s, err)
-	case s.TooMuch():
+	case s.answer.TooMuch():
 		s.fails(lifecycle.Unusable, failure.Stream("upstream_broken", err), err)
 	case whole:
-		if s.Mirror.LacksUsage() && max(s.Mirror.Prompt(), s.job.prompt) > 0 {
-			s.conclude(s.Trail.Head, "")
+		if s.answer.Mirror.LacksUsage() && max(s.answer.Mirror.Prompt(), s.job.prompt) > 0 {
+			s.conclude(s.answer.Trail.Head, "")
 		}
 		s.ends()
 	case wrong != nil:
@@ -159,13 +159,13 @@ func (s *stream) broke(err error) {
 // cutPassed ends an answer that is passed on, whose body ended with err or is not read any further. What that means before the first event,
 // beginsPassed says.
 func cutPassed(s *stream, err error) {
-	err = cmp.Or(s.Err(), err) // whatever else came, not all of it was read
-	begun, over := s.Mirror.Started(), errors.Is(err, io.EOF)
+	err = cmp.Or(s.answer.Err(), err) // whatever else came, not all of it was read
+	begun, over := s.answer.Mirror.Started(), errors.Is(err, io.EOF)
 	switch {
-	case over && s.Closed() == sse.Whole: // engines differ in whether they send [DONE]
+	case over && s.answer.Closed() == sse.Whole: // engines differ in whether they send [DONE]
 		s.ends()
 		return
-	case over && s.Reader.Buffered() > 0:
+	case over && s.answer.Reader.Buffered() > 0:
 		err = errCut
 	case over:
 		err = errNoData
@@ -192,7 +192,7 @@ const notAnswered = "its engine was taken out of service; send the request again
 // event takes in one event that comes from no socket.
 func (s *stream) event(e sse.Event) {
 	var fx sse.Effects
-	s.out, fx = s.Event(s.out, e)
+	s.answer.out, fx = s.answer.Event(s.answer.out, e)
 	s.effect(fx)
 }
 
@@ -208,11 +208,11 @@ func (s *stream) effect(fx sse.Effects) {
 	case sse.Short:
 		s.fails(lifecycle.Garbled, failure.Stream("upstream_incomplete", errNotWhole), errNotWhole)
 	case sse.Garbled:
-		s.fails(lifecycle.Garbled, failure.Stream("upstream_broken", s.Err()), s.Err())
+		s.fails(lifecycle.Garbled, failure.Stream("upstream_broken", s.answer.Err()), s.answer.Err())
 	case sse.Broken:
-		s.fails(lifecycle.Unusable, failure.Stream("upstream_broken", s.Err()), s.Err())
+		s.fails(lifecycle.Unusable, failure.Stream("upstream_broken", s.answer.Err()), s.answer.Err())
 	case sse.Refused:
-		said := s.Mirror.Failure()
+		said := s.answer.Mirror.Failure()
 		s.fails(lifecycle.ByStatus(said.Status), failure.FromStream(said), fmt.Errorf("its event was an error of status %d", said.Status))
 	case sse.GivenBack:
 		if s.firstAt.IsZero() { // serve begins anew
@@ -265,7 +265,7 @@ func (s *stream) Read(p []byte) (int, error) {
 }
 
 // Pending is how much more Read has without waiting.
-func (s *stream) Pending() int { return len(s.unread) + len(s.out) }
+func (s *stream) Pending() int { return len(s.unread) + len(s.answer.out) }
 
 // Ended says that behind what Read has nothing comes.
 func (s *stream) Ended() bool { return s.stage >= ended }
@@ -273,7 +273,7 @@ func (s *stream) Ended() bool { return s.stage >= ended }
 // next returns the whole events that have arrived, waiting for the first; they
 // are valid until the next call. io.EOF ends the answer, whole or not.
 func (s *stream) next() ([]byte, error) {
-	for len(s.out) == 0 || s.more() {
+	for len(s.answer.out) == 0 || s.more() {
 		if s.stage >= ended {
 			return nil, io.EOF
 		}
@@ -281,14 +281,14 @@ func (s *stream) next() ([]byte, error) {
 			return nil, err
 		}
 	}
-	events := s.out
-	s.out = s.out[:0]
+	events := s.answer.out
+	s.answer.out = s.answer.out[:0]
 	return events, nil
 }
 
 // more says that more of the arrival is left, which the client is to get at once.
 func (s *stream) more() bool {
-	return s.stage == flows && len(s.out) < mostAtOnce && s.resp.Arrived()
+	return s.stage == flows && len(s.answer.out) < mostAtOnce && s.resp.Arrived()
 }
 
 const mostAtOnce = 64 << 10

@@ -23,7 +23,7 @@ var errIgnoredResume = errors.New("the engine did not go on with the answer so f
 func (s *stream) goOn() {
 	j, f, moved := s.job, s.fault, s.run.Moved()
 	if !j.client.Left() {
-		if wrong := s.partner.believe(s.Mirror.Prompt(), j.client.Gone()); wrong != nil { // nothing is built on wrong text
+		if wrong := s.partner.believe(s.answer.Mirror.Prompt(), j.client.Gone()); wrong != nil { // nothing is built on wrong text
 			s.fault, f = wrong, nil
 		}
 	}
@@ -75,11 +75,11 @@ func (s *stream) plan() lifecycle.Tier {
 		s.sofar = &sse.Trail{}
 	}
 	if s.sofar.Head.ID == nil { // of the first source that is part of the answer
-		s.sofar.Head, s.sofar.Prompt = s.Trail.Head, s.Trail.Prompt
+		s.sofar.Head, s.sofar.Prompt = s.answer.Trail.Head, s.answer.Trail.Prompt
 	}
-	s.sofar.Join(&s.Trail)
+	s.sofar.Join(&s.answer.Trail)
 	loss := lifecycle.Loss{
-		Said: s.sofar, Finished: s.Mirror.Finished(), Keeping: r.keeping, Streamed: j.req.Stream,
+		Said: s.sofar, Finished: s.answer.Mirror.Finished(), Keeping: r.keeping, Streamed: j.req.Stream,
 		May: j.life.Losses() < recomputeMax(s.rank.Profile) && j.req.Endpoint.Common(),
 		How: r.how, IDs: r.ids, Alone: r.alone, Most: j.most(), Limit: j.req.Limit, LimitKey: cmp.Or(j.req.MaxTokensKey, "max_tokens"),
 	}
@@ -102,7 +102,7 @@ func (s *stream) plan() lifecycle.Tier {
 		s.conclude(p.Said.Head, "")
 		return p.Tier
 	case p.Unseen:
-		s.Assembler = sse.NewAssembler(j.req.Endpoint == mooncake.Chat, j.srv.Settings().Limits.AnswerBytes)
+		s.answer.Assembler = sse.NewAssembler(j.req.Endpoint == mooncake.Chat, j.srv.Settings().Limits.AnswerBytes)
 	}
 	s.sofar, j.ask.Seam = p.Said, p.Seam
 	r.before, r.atP, r.atD = p.Said.Completed, p.AtP, p.AtD
@@ -131,26 +131,26 @@ func (j *job) most() int {
 
 // adopt goes on reading from next, whose first events are here.
 func (s *stream) adopt(next *stream) {
-	assembler := s.Assembler
+	assembler := s.answer.Assembler
 	s.detach()
 	s.source = next.source
-	s.Assembler = assembler
+	s.answer.Assembler = assembler
 	s.stage, s.broken, next.stage = next.stage, next.broken, settled // what it held is ours
 	s.earlier = s.job.resume.before
 	if !next.tokenAt.IsZero() {
 		s.tokenAt = next.tokenAt
 	}
-	if s.Assembler == nil {
+	if s.answer.Assembler == nil {
 		return
 	}
 	frames := sse.NewFramer(0)
-	frames.Feed(s.out)
+	frames.Feed(s.answer.out)
 	for e, ok := frames.Next(); ok; e, ok = frames.Next() {
-		if err := s.Assembler.Add(e.Raw); err != nil {
+		if err := s.answer.Assembler.Add(e.Raw); err != nil {
 			s.fails(lifecycle.Unusable, failure.Stream("upstream_broken", err), err)
 		}
 	}
-	s.out = s.out[:0]
+	s.answer.out = s.answer.out[:0]
 }
 
 // before makes the mirror ready for an end that follows so many tokens.
@@ -158,15 +158,15 @@ func (s *stream) before(tokens int) {
 	ask := s.job.ask
 	ask.Cached = s.job.cached
 	s.earlier = tokens
-	s.Mirror.Reset(ask)
-	s.Trail.Reset(false)
+	s.answer.Mirror.Reset(ask)
+	s.answer.Trail.Reset(false)
 }
 
 // conclude ends an answer in the engine's place: with its usage, and before
 // that with the finish_reason if none came. Its tokens may be estimated, so no more are told than the answer may have.
 func (s *stream) conclude(head sse.Head, finish string) {
 	j := s.job
-	u := sse.Usage{Prompt: cmp.Or(s.Mirror.Prompt(), j.prompt), Completion: min(s.Mirror.Tokens(), s.mayHave), Cached: j.cached}
+	u := sse.Usage{Prompt: cmp.Or(s.answer.Mirror.Prompt(), j.prompt), Completion: min(s.answer.Mirror.Tokens(), s.mayHave), Cached: j.cached}
 	if s.rank.Context > 0 {
 		u.Completion = min(u.Completion, max(0, s.rank.Context-u.Prompt))
 	}
@@ -174,7 +174,7 @@ func (s *stream) conclude(head sse.Head, finish string) {
 		u.Cached = -1
 	}
 	u.Total = u.Prompt + u.Completion
-	_, told := s.Mirror.Usage()
+	_, told := s.answer.Mirror.Usage()
 	s.untold = !told
 	frames := sse.NewFramer(0)
 	frames.Feed(sse.Ending(nil, j.req.Endpoint == mooncake.Chat, head, finish, u))

@@ -69,7 +69,7 @@ type source struct {
 	untold  bool           // its usage is told in the engine's place
 	heard   bool           // its first event; the engine's traffic counts it until release
 	fault   *failure.Fault // why it ended before the answer was whole; nil: it has not, or the answer was
-	*buffers
+	answer  *buffers
 }
 
 // buffers are what a stream needs while it runs, reused by the next one.
@@ -84,7 +84,7 @@ var readPool = sync.Pool{New: func() any { return new([4 << 10]byte) }}
 
 // tokens is how many the answer has, of all its sources.
 func (s *stream) tokens() int {
-	return s.earlier + s.Mirror.Tokens()
+	return s.earlier + s.answer.Mirror.Tokens()
 }
 
 func (b *buffers) putBack() {
@@ -100,9 +100,9 @@ func (b *buffers) putBack() {
 // slotless is the stream of an answer whose engine has no slot for it.
 func slotless(j *job, rank *fleet.Rank, ask sse.Ask) *stream {
 	rank.Worker = -1
-	s := &stream{source: source{job: j, whole: ask.Whole, rank: rank, began: time.Now(), mayHave: ask.MaxTokens, buffers: buffersPool.Get().(*buffers)}}
-	s.Trail.Reset(false)
-	s.Answer.Reset(ask)
-	s.out = s.out[:0]
+	s := &stream{source: source{job: j, whole: ask.Whole, rank: rank, began: time.Now(), mayHave: ask.MaxTokens, answer: buffersPool.Get().(*buffers)}}
+	s.answer.Trail.Reset(false)
+	s.answer.Answer.Reset(ask)
+	s.answer.out = s.answer.out[:0]
 	return s
 }
