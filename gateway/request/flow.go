@@ -7,6 +7,7 @@ import (
 	"go.uber.org/zap"
 
 	"evenkeel/engine"
+	"evenkeel/gateway/pump"
 	"evenkeel/sse"
 )
 
@@ -17,11 +18,15 @@ type flow struct{ *stream }
 // To pass the sockets to a loop and back costs as much as a few arrivals.
 const shortAnswer = 8
 
+var _ pump.Stream = flow{} // else no loop would carry an answer, and nothing would say so
+
 func (s flow) Next() ([]byte, error) { return s.next() }
 
 func (s flow) Close() { s.close() }
 
 func (s flow) Wait(now time.Time) time.Duration { return s.answer.Reader.Wait(now) }
+
+func (s flow) Err() error { return s.answer.Err() }
 
 func (s flow) Flow() *engine.Response {
 	if s.stage != flows || s.slot == nil || s.answer.Assembler != nil || s.resp.Arrived() {
