@@ -96,7 +96,7 @@ func (l *Lifecycle) Moved(whole *Lifecycle) { l.history = whole.history }
 func (l *Lifecycle) Step(e Event, dst []Effect) []Effect {
 	switch {
 	case e.What == Panicked:
-		return l.panicked(dst)
+		return l.panicked(e, dst)
 	case e.What >= CalledBack:
 		return l.stepPair(e, dst)
 	case e.Script == Passed || l.script == Passed:
@@ -415,7 +415,7 @@ func (l *Lifecycle) conclude(dst []Effect) []Effect {
 }
 
 // panicked settles all at once.
-func (l *Lifecycle) panicked(dst []Effect) []Effect {
+func (l *Lifecycle) panicked(e Event, dst []Effect) []Effect {
 	l.state = Done
 	dst = l.owed.settle(dst, Slot, Failing)
 	dst = l.owed.settle(dst, Lease, Orphan)
@@ -423,7 +423,7 @@ func (l *Lifecycle) panicked(dst []Effect) []Effect {
 	for i := range l.pairs {
 		switch p := &l.pairs[i]; {
 		case p.Closed():
-		case p.prefill == uncalled || p.prefill == due:
+		case e.Quit:
 			dst = l.stepPair(Event{What: NotSent, Pair: i + 1}, dst)
 		default:
 			dst = l.stepPair(Event{What: DecodeFell, Reason: Died, Pair: i + 1}, dst)

@@ -282,10 +282,17 @@ func (s *source) meet(lease *prefill.Lease, pair int) *failure.Fault {
 	}
 	p.headers = j.record.Carry(upstream.Headers(p.id, j.req.Endpoint, c.Profile))
 	s.partner = p
+	begun := false
+	defer onPanic(func() {
+		if !begun {
+			p.tell(lifecycle.Event{What: lifecycle.NotSent}, nil)
+		}
+	})
 	f := p.arrange()
 	if f == nil {
 		lease.PassOn()
-		if err := j.srv.legs.Run(math.MaxInt, p.serve); err != nil {
+		err := j.srv.legs.Run(math.MaxInt, p.serve)
+		if begun = err == nil; !begun {
 			f = failure.Of(lifecycle.Ended{Leg: lifecycle.Decode, Why: lifecycle.Leaving}, failure.Leaving(), err)
 		}
 	}

@@ -66,34 +66,50 @@ func (s *stream) step(e lifecycle.Event) {
 	j := s.job
 	e.Left, e.Engine = j.client.Left(), s.rank.Instance
 	var room [6]lifecycle.Effect
-	for _, x := range j.tell(e, room[:0]) {
-		switch x.Do {
-		case lifecycle.Confirm: // the decode engine is done with it, whatever the prefill engine says
-			e := lifecycle.Event{What: lifecycle.Believed}
-			if f := s.partner.believe(s.answer.Mirror.Prompt(), j.client.Gone()); f != nil {
-				s.fault, e.What = f, lifecycle.Fell
+	todo := j.tell(e, room[:0])
+	defer onPanic(func() { // what was to be given back when something panicked
+		for _, x := range todo {
+			if x.Do == lifecycle.Settle || x.Do == lifecycle.Find {
+				s.do(x)
 			}
-			s.step(e)
-		case lifecycle.GoOn: // fill does, once the client has what came so far
-			s.stage = lost
-		case lifecycle.EndWhole:
-			s.finish(nil)
-		case lifecycle.BreakOff:
-			s.finish(s.fault.Answer)
-		case lifecycle.Settle:
-			switch x.Thing {
-			case lifecycle.Slot:
-				s.release(kinds[x.How])
-			case lifecycle.Kept:
-				j.forget()
-			default: // of a request that is passed through
-				j.passed.giveUp(j, s, x.Thing, x.How)
-			}
-		case lifecycle.Find:
-			j.find(x.Finding)
-		default:
-			s.judge(x)
 		}
+	})
+	for len(todo) > 0 {
+		x := todo[0]
+		todo = todo[1:]
+		s.do(x)
+	}
+}
+
+// do carries an effect out.
+func (s *stream) do(x lifecycle.Effect) {
+	j := s.job
+	switch x.Do {
+	case lifecycle.Confirm: // the decode engine is done with it, whatever the prefill engine says
+		e := lifecycle.Event{What: lifecycle.Believed}
+		if f := s.partner.believe(s.answer.Mirror.Prompt(), j.client.Gone()); f != nil {
+			s.fault, e.What = f, lifecycle.Fell
+		}
+		s.step(e)
+	case lifecycle.GoOn: // fill does, once the client has what came so far
+		s.stage = lost
+	case lifecycle.EndWhole:
+		s.finish(nil)
+	case lifecycle.BreakOff:
+		s.finish(s.fault.Answer)
+	case lifecycle.Settle:
+		switch x.Thing {
+		case lifecycle.Slot:
+			s.release(kinds[x.How])
+		case lifecycle.Kept:
+			j.forget()
+		default: // of a request that is passed through
+			j.passed.giveUp(j, s, x.Thing, x.How)
+		}
+	case lifecycle.Find:
+		j.find(x.Finding)
+	default:
+		s.judge(x)
 	}
 }
 
@@ -167,6 +183,7 @@ func (s *stream) close() {
 	s.fails(lifecycle.Left, failure.Gone(), nil) // where the client's side ended first
 	s.finish(failure.Gone())                     // and where the life is over, because something panicked
 	s.account()
+	s.job.forget() // where something panicked before the life knew of it
 	s.settle(board.Cancelled)
 }
 

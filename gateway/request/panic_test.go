@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/require"
 	"go.uber.org/zap"
 
@@ -21,6 +22,7 @@ import (
 	"evenkeel/mooncake"
 	"evenkeel/pool"
 	"evenkeel/prefill"
+	"evenkeel/sse"
 )
 
 // withEngines is a server with a prefill engine and a decode rank, which nothing answers for.
@@ -117,4 +119,101 @@ func TestAPanicInThePoolGivesThePlaceBack(t *testing.T) {
 	srv.Serving = func() context.Context { panic("on purpose") }
 	waits(func(e *pool.Entry) <-chan dispatcher.Result { return srv.Dispatcher.Enqueue(e) })
 	srv.Serving = serving
+}
+
+// breaks is a client whose connection cannot be watched.
+type breaks struct{ client }
+
+func (b breaks) OnGone(f func()) {
+	if f != nil {
+		panic("on purpose")
+	}
+}
+
+// early is a request whose turn has come, and whose decode rank is bound before its prefill.
+func early(t *testing.T, to client) (*server, *runner) {
+	srv := newServer(t)
+	p := (&mooncake.Profile{Connector: mooncake.NIXLPush, Bind: mooncake.BindArrival}).WithDefaults()
+	target := &engine.Target{ID: "d", URL: &url.URL{Scheme: "http", Host: "127.0.0.1:9"}, Rank: -1}
+	srv.engines.ranks = map[int32]*fleet.Rank{0: {Instance: "decode d", Target: target, Profile: &p, Traffic: &engine.Traffic{}, Signs: engine.NewSigns()}}
+	srv.Tier.SetCandidates([]prefill.Candidate{{ID: "p/0", Instance: "p", Target: target, Profile: &p, Models: []string{"m"}, Live: true}})
+	srv.engines.at = map[string]*mooncake.Coordinates{"p/0": {EngineID: "e1", Host: "127.0.0.1", Port: 5600, TPSize: 1}}
+	srv.Dispatcher.SetWorkers([]board.Worker{{Name: "d/0", Model: "m", Engine: "d", Slots: 1, Up: true}})
+	in := &Incoming{Record: srv.Journal.Request(journal.Facts{ID: "x"})}
+	body, err := mooncake.ScanBody([]byte(`{"model":"m","messages":[]}`), 10)
+	require.NoError(t, err)
+	j := &job{
+		srv: srv.Server, body: body, leg: &mooncake.Leg{}, req: &openai.Request{Endpoint: mooncake.Chat, Stream: true, PromptTokens: 7}, client: reader{to},
+		model: fleet.Route{Name: "m", Board: "m"}, in: in, record: in.Record,
+	}
+	bound := <-srv.Dispatcher.EnqueueLocal(&pool.Entry{ID: 1, Model: "m", Prompt: 7, Arrival: time.Now(), Entered: time.Now()},
+		&board.Local{Threshold: 100, InFlight: 100, Ranks: []board.LocalRank{{Worker: 0, Tokens: 7}}})
+	require.NoError(t, bound.Err)
+	lease, err := srv.Tier.Acquire(t.Context(), prefill.Request{ID: "x", Model: "m", PromptTokens: 7})
+	require.NoError(t, err)
+	for _, e := range []lifecycle.Event{{What: lifecycle.Begun}, {What: lifecycle.NoRankTakes}, {What: lifecycle.Turn, Script: lifecycle.Early, Dialect: lifecycle.Dialects[mooncake.NIXLPush]}} {
+		j.life.Step(e, nil)
+	}
+	return srv, &runner{job: j, lease: lease, slot: bound.Slot, stream: j.newStream(bound.Slot)}
+}
+
+// A prefill leg that runs beside a decode leg ends as it would without its panic: nothing recovers that goroutine.
+func TestAPanicLeavesThePrefillLegToItself(t *testing.T) {
+	for range 20 {
+		srv, r := early(t, breaks{edge.NewDisconnect(zap.NewNop())})
+		require.PanicsWithValue(t, "on purpose", func() { _, _ = r.run(lifecycle.Event{What: lifecycle.Bound}) })
+		<-srv.legs.Close()
+		require.Zero(t, srv.Tier.Status()[0].Inflight)
+		require.Zero(t, srv.Dispatcher.Status(t.Context()).Models[0].Workers[0].Used)
+	}
+}
+
+// The leg that nobody began has the lease back, too.
+func TestAPanicBeforeThePrefillLegGivesTheLeaseBack(t *testing.T) {
+	srv, r := early(t, edge.NewDisconnect(zap.NewNop()))
+	srv.engines.at = nil
+	srv.Fleet = nil // the legs cannot be arranged
+	require.Panics(t, func() { _, _ = r.run(lifecycle.Event{What: lifecycle.Bound}) })
+	require.Zero(t, srv.Tier.Status()[0].Inflight)
+}
+
+// What cleans up after a panic must tell the life of it, and so the panic may not keep the life for itself.
+func TestAPanicInAStepOfAPairDoesNotHangItsRequest(t *testing.T) {
+	_, r := early(t, edge.NewDisconnect(zap.NewNop()))
+	j, s := r.job, r.stream
+	j.tell(lifecycle.Event{What: lifecycle.Bound}, nil)
+	p := &partner{job: j, pair: 1, rank: s.rank, slot: s.slot, dead: make(chan struct{}), over: make(chan struct{}), last: r.lease} // without a lease to settle
+	p.tell(lifecycle.Event{What: lifecycle.ProbeDue}, nil)
+	require.Panics(t, func() { p.tell(lifecycle.Event{What: lifecycle.PrefillFell, End: lifecycle.Ended{Why: lifecycle.Broke}}, nil) })
+	require.Panics(t, func() {
+		p.locked(func() { panic("on purpose") })
+	})
+	j.tell(lifecycle.Event{What: lifecycle.Panicked}, nil)
+	r.lease.Release()
+	s.settle(board.Failed)
+}
+
+// miscounts cannot count calls.
+type miscounts struct{ Choice }
+
+func (miscounts) Count(string, int) { panic("on purpose") }
+
+// What stands behind the effect that panics is given back all the same, at the end of an answer, too.
+func TestAPanicAtTheEndOfAnAnswerGivesTheSeatBack(t *testing.T) {
+	srv := newServer(t)
+	seats := edge.NewPlaces(5)
+	seat := seats.For(nil)
+	require.True(t, seat.Acquire(1))
+	in := &Incoming{Record: srv.Journal.Request(journal.Facts{ID: "x"}), Limits: unlimited{}}
+	srv.open.Add(1)
+	p := &Passed{Engines: miscounts{}, Seat: seat, Memory: edge.NewBodies(0).For(nil), Took: prometheus.NewHistogram(prometheus.HistogramOpts{})}
+	j := &job{srv: srv.Server, req: &openai.Request{}, client: reader{edge.NewDisconnect(zap.NewNop())}, in: in, record: in.Record, passed: p}
+	for _, e := range []lifecycle.Event{{What: lifecycle.Begun, Script: lifecycle.Passed}, {What: lifecycle.Chosen}, {What: lifecycle.First}} {
+		j.tell(e, nil)
+	}
+	s := slotless(j, &fleet.Rank{Target: &engine.Target{}, Traffic: &engine.Traffic{}}, sse.Ask{Form: sse.Verbatim})
+	s.firstAt = s.began
+	require.PanicsWithValue(t, "on purpose", s.ends)
+	flow{s}.Panicked("on purpose")
+	require.Zero(t, seats.Held())
 }

@@ -185,6 +185,13 @@ func (p *partner) tell(e lifecycle.Event, f *failure.Fault) (on bool) {
 	return p.step(e, f)
 }
 
+// locked has f hold the job's mutex. It is free again even if f panics, because what cleans up then needs it.
+func (p *partner) locked(f func()) {
+	p.job.mu.Lock()
+	defer p.job.mu.Unlock()
+	f()
+}
+
 // step tells the life what happens to a leg, and carries out what is to be done. f is why a leg ends, if that ends the other one. It is
 // called with the job's mutex held, and returns whether the prefill leg goes on.
 func (p *partner) step(e lifecycle.Event, f *failure.Fault) (on bool) {
@@ -217,10 +224,10 @@ func (p *partner) notice() {
 
 // carryOut does what is to be done for a pair after a panic.
 func (p *partner) carryOut(x lifecycle.Effect) {
-	p.job.mu.Lock()
-	defer p.job.mu.Unlock()
-	p.do(x, nil)
-	p.notice()
+	p.locked(func() {
+		p.do(x, nil)
+		p.notice()
+	})
 }
 
 // do carries an effect out, and says whether it has the prefill leg go on. It does not block.
@@ -298,7 +305,7 @@ func (p *partner) abort(t *engine.Target) {
 // awaitFirst begins the time for the first event. It is called with the job's mutex held.
 func (p *partner) awaitFirst(l lifecycle.Limit) {
 	most, why := p.limit(l), errSilent
-	if most == p.kept() {
+	if l == lifecycle.ByHold && most < p.rank.Profile.FirstEventTimeout {
 		why = errLate
 	}
 	p.silence = time.AfterFunc(most, func() {
@@ -344,9 +351,9 @@ func left() *failure.Fault {
 // said so. Where the KV may be incomplete all the same, started waits a moment for the prefill engine's answer. It returns why the answer
 // cannot be believed, or nil.
 func (p *partner) started(prompt int) *failure.Fault {
-	p.job.mu.Lock()
-	p.step(lifecycle.Event{What: lifecycle.Began, Prompt: prompt, Expired: time.Since(p.ended) > p.kept()}, unbegun(errLate))
-	p.job.mu.Unlock()
+	p.locked(func() {
+		p.step(lifecycle.Event{What: lifecycle.Began, Prompt: prompt, Expired: time.Since(p.ended) > p.kept()}, unbegun(errLate))
+	})
 	p.awaitPrefill()
 	p.tell(lifecycle.Event{What: lifecycle.Confirmed}, nil)
 	return p.lost()
@@ -395,10 +402,10 @@ func (p *partner) believe(prompt int, gone <-chan struct{}) *failure.Fault {
 // decodeEnded is told that the decode leg has ended without a first event, and ends the prefill leg where that is of use. f is why the
 // prefill leg has ended the decode leg, nil if that has ended by itself. stranded says that the decode engine may keep blocks for ever.
 func (p *partner) decodeEnded(how lifecycle.EndReason) (f *failure.Fault, stranded bool) {
-	p.job.mu.Lock()
-	p.step(lifecycle.Event{What: lifecycle.DecodeFell, Reason: how}, nil)
-	f, stranded = p.failed, p.stranded
-	p.job.mu.Unlock()
+	p.locked(func() {
+		p.step(lifecycle.Event{What: lifecycle.DecodeFell, Reason: how}, nil)
+		f, stranded = p.failed, p.stranded
+	})
 	p.awaitPrefill()
 	return f, stranded
 }

@@ -98,7 +98,7 @@ func (j *job) probe(lease *prefill.Lease) (*handoff.Handoff, *failure.Fault) {
 		return nil, failure.Of(lifecycle.Ended{Why: lifecycle.Left}, failure.Gone(), nil)
 	}
 	j.enter(journal.Prefill, "")
-	c := lease.Candidate
+	c, began := lease.Candidate, time.Now()
 	x, err := j.srv.Fleet.Exchange(c)
 	if err != nil {
 		f := failure.Of(lifecycle.Ended{Why: lifecycle.Unnamed}, failure.BadGateway("prefill", "its bootstrap server does not answer"), err)
@@ -111,6 +111,7 @@ func (j *job) probe(lease *prefill.Lease) (*handoff.Handoff, *failure.Fault) {
 		x.TransferID = j.legID("t", j.record.Attempts)
 	}
 	call := j.srv.toPrefill(lease, j.req.Endpoint, j.life.Dials())
+	call.began = began
 	call.track(lease)
 	defer call.untrack()
 	if c.Profile.Early() { // nobody can name it to a decode engine yet
@@ -236,7 +237,7 @@ func (p *partner) serve() {
 
 // probe sends the prefill leg that runs beside its decode leg, and reads its answer. It returns whether another engine is to be tried.
 func (p *partner) probe() (again bool) {
-	j, lease := p.job, p.lease
+	j, lease := p.job, p.last // not p.lease, which the other leg may have settled
 	c, call := lease.Candidate, j.srv.toPrefill(lease, j.req.Endpoint, p.dials)
 	j.mu.Lock()
 	if !p.step(lifecycle.Event{What: lifecycle.ProbeDue}, nil) {

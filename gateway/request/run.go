@@ -74,10 +74,14 @@ func (r *runner) run(e lifecycle.Event) (*stream, *openai.Error) {
 		if r.stream != nil { // it has the slot
 			defer r.stream.settle(board.Failed)
 		}
-		for _, x := range slices.Concat(todo, j.tell(lifecycle.Event{What: lifecycle.Panicked}, nil)) {
+		if !j.life.Resumed() { // it may be kept, and the life does not know
+			j.forget()
+		}
+		met := r.stream != nil && r.stream.partner != nil
+		for _, x := range slices.Concat(todo, j.tell(lifecycle.Event{What: lifecycle.Panicked, Quit: !met}, nil)) {
 			switch {
 			case x.Do == lifecycle.SendBoth:
-			case x.Pair > 0 && r.stream != nil && r.stream.partner != nil:
+			case x.Pair > 0 && met:
 				r.stream.partner.carryOut(x)
 			case x.Do == lifecycle.Settle || x.Do == lifecycle.Find:
 				r.do(x)
