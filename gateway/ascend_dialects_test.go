@@ -13,7 +13,6 @@ import (
 	"evenkeel/bench/lab/reftext"
 	"evenkeel/gateway/config"
 	"evenkeel/gateway/openai/answertest"
-	"evenkeel/mooncake"
 )
 
 // keeps are engines of vllm-ascend that run without the recompute scheduler.
@@ -80,16 +79,6 @@ func TestFullRanksOfAscendThatGiveNothingBack(t *testing.T) {
 	require.Positive(t, c.decode[0].Stats().Preemptions)
 }
 
-// Before 0.27 vLLM reads no cache_salt of a message.
-func TestAnOlderAscendServesResponsesOnly(t *testing.T) {
-	t.Parallel()
-	c := start(t, keeps(options{prefill: []refengine.Config{{Version: "0.26.0"}}, decode: []refengine.Config{{Version: "0.26.0"}}}))
-	r := c.post(messagesPath, wordsOf("a", ""))
-	require.Equal(t, http.StatusNotFound, r.status, r.body)
-	require.Contains(t, r.body, "takes no hand-off at /v1/messages")
-	require.Equal(t, http.StatusOK, c.post(responsesPath, respond("a", "")).status)
-}
-
 // The engine's word counts more than the profile's.
 func TestAnAnswerThatIsGivenBackAgainstTheProfilesWord(t *testing.T) {
 	t.Parallel()
@@ -115,17 +104,4 @@ func TestAnAnswerThatIsGivenBackAgainstTheProfilesWord(t *testing.T) {
 		require.Contains(t, r.body, "decode engines of vllm-ascend")
 	}
 	require.Equal(t, http.StatusOK, c.post(chatPath, chat("a", "")).status)
-}
-
-// The profile of prefill engines may say what it likes: they write no answers.
-func TestOnlyDecodeEnginesGiveBack(t *testing.T) {
-	t.Parallel()
-	mayNot := mooncake.Profile{Connector: mooncake.AscendMooncakeV1, GivesBack: new(false)}
-	c := start(t, options{configure: func(cfg *config.Config) {
-		cfg.Profiles["decode"] = mayNot
-		for i := range cfg.Engines.Decode {
-			cfg.Engines.Decode[i].Profile = "decode"
-		}
-	}})
-	require.Equal(t, http.StatusOK, c.post(messagesPath, wordsOf("a", "")).status)
 }

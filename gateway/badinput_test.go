@@ -1,14 +1,8 @@
 package gateway_test
 
 import (
-	"crypto/sha256"
-	"encoding/hex"
 	"encoding/json"
-	"fmt"
 	"net/http"
-	"os"
-	"path/filepath"
-	"strings"
 	"testing"
 	"time"
 
@@ -17,7 +11,6 @@ import (
 
 	"evenkeel/bench/lab/refengine"
 	"evenkeel/bench/lab/reftext"
-	"evenkeel/gateway"
 	"evenkeel/gateway/config"
 )
 
@@ -43,115 +36,6 @@ func failure(t *testing.T, r reply) (code, param, kind string) {
 		param = *e.Error.Param
 	}
 	return e.Error.Code, param, e.Error.Type
-}
-
-func TestRequestsThatAreNotAnswered(t *testing.T) {
-	t.Parallel()
-	c := start(t, options{configure: func(cfg *config.Config) { cfg.Limits.Body = 100_000 }})
-	message := `"model":"ref","messages":[{"role":"user","content":"a"}]`
-	for name, row := range map[string]struct {
-		path, body  string
-		status      int
-		code, param string
-	}{
-		"a model nobody serves":               {chatPath, strings.Replace(chat("a", ""), `"ref"`, `"gpt-9"`, 1), 404, "model_not_found", "model"},
-		"malformed JSON":                      {chatPath, `{` + message, 400, "invalid_json", ""},
-		"no JSON at all":                      {completionPath, `hello`, 400, "invalid_json", ""},
-		"an empty body":                       {completionPath, ``, 400, "invalid_json", ""},
-		"a list":                              {chatPath, `[]`, 400, "invalid_json", ""},
-		"bytes behind the object":             {chatPath, `{` + message + `} x`, 400, "invalid_json", ""},
-		"NaN":                                 {chatPath, `{"temperature":NaN,` + message + `}`, 400, "invalid_json", ""},
-		"too deep":                            {chatPath, `{"x":` + strings.Repeat("[", 70) + strings.Repeat("]", 70) + `,` + message + `}`, 400, "invalid_json", ""},
-		"a key twice":                         {chatPath, `{"max_tokens":3,"max_tokens":4,` + message + `}`, 400, "duplicate_key", "max_tokens"},
-		"a key twice, once escaped":           {chatPath, `{"stream":false,"str\u0065am":true,` + message + `}`, 400, "duplicate_key", "stream"},
-		"our own key twice":                   {chatPath, `{"kv_transfer_params":{},"kv_transfer_params":{"a":1},` + message + `}`, 400, "duplicate_key", "kv_transfer_params"},
-		"a string for a number":               {chatPath, `{"max_tokens":"3",` + message + `}`, 400, "invalid_type", "max_tokens"},
-		"a fraction for a number":             {chatPath, `{"n":1.5,` + message + `}`, 400, "invalid_type", "n"},
-		"a number for a flag":                 {chatPath, `{"stream":1,` + message + `}`, 400, "invalid_type", "stream"},
-		"a string for messages":               {chatPath, `{"model":"ref","messages":"a"}`, 400, "invalid_type", "messages"},
-		"n of 0":                              {chatPath, `{"n":0,` + message + `}`, 400, "invalid_value", "n"},
-		"n of 9":                              {chatPath, `{"n":9,` + message + `}`, 400, "invalid_value", "n"},
-		"max_tokens of 0":                     {chatPath, `{"max_tokens":0,` + message + `}`, 400, "invalid_value", "max_tokens"},
-		"too many logprobs":                   {chatPath, `{"logprobs":true,"top_logprobs":-2,` + message + `}`, 400, "invalid_value", "top_logprobs"},
-		"too many stop strings":               {chatPath, `{"stop":["1","2","3","4","5","6","7","8","9","a","b","c","d","e","f","g","h"],` + message + `}`, 400, "invalid_value", "stop"},
-		"a priority":                          {chatPath, `{"priority":-5,` + message + `}`, 400, "invalid_value", "priority"},
-		"stream_options without a stream":     {chatPath, `{"stream_options":{"include_usage":true},` + message + `}`, 400, "invalid_value", "stream_options"},
-		"beam search":                         {chatPath, `{"use_beam_search":true,` + message + `}`, 400, "unsupported_parameter", "use_beam_search"},
-		"a media URL that engines would load": {chatPath, `{"model":"ref","messages":[{"role":"user","content":[{"type":"image_url","image_url":{"url":"http://10.0.0.1/x"}}]}]}`, 400, "", ""},
-		"an empty prompt":                     {completionPath, `{"model":"ref","prompt":[]}`, 400, "invalid_value", "prompt"},
-		"a prompt of mixed kinds":             {completionPath, `{"model":"ref","prompt":["a",1]}`, 400, "invalid_type", "prompt"},
-		"too large":                           {chatPath, chat(strings.Repeat("a", 100_000), ""), 413, "body_too_large", ""},
-		"an unknown path":                     {"/v1/nothing", `{}`, 404, "not_found", ""},
-	} {
-		t.Run(name, func(t *testing.T) {
-			r := c.post(row.path, row.body)
-			require.Equal(t, row.status, r.status, r.body)
-			code, param, kind := failure(t, r)
-			if row.code != "" {
-				require.Equal(t, row.code, code, r.body)
-				require.Equal(t, row.param, param, r.body)
-			}
-			require.Equal(t, "invalid_request_error", kind)
-		})
-	}
-
-	for method, path := range map[string]string{http.MethodGet: chatPath, http.MethodDelete: completionPath, http.MethodPost: "/v1/models"} {
-		r := c.ask(method, c.url+path, "")
-		require.Equal(t, http.StatusMethodNotAllowed, r.status)
-		code, _, _ := failure(t, r)
-		require.Equal(t, "method_not_allowed", code)
-		require.NotEmpty(t, r.header.Get("Allow"))
-	}
-	require.Zero(t, c.prefill[0].Stats().Requests, "none of it reached an engine")
-	require.Zero(t, c.decode[0].Stats().Requests)
-}
-
-func TestKeys(t *testing.T) {
-	t.Parallel()
-	sum := sha256.Sum256([]byte("ek-secret"))
-	file := filepath.Join(t.TempDir(), "keys.yaml")
-	require.NoError(t, os.WriteFile(file, fmt.Appendf(nil, "keys:\n  - {name: team, sha256: %s, max_concurrent: 1}\n", hex.EncodeToString(sum[:])), 0o600))
-	c := start(t, options{configure: func(cfg *config.Config) { cfg.KeysFile = file }})
-	for _, header := range []string{"", "Bearer wrong", "Basic ek-secret"} {
-		for _, ask := range []func() reply{
-			func() reply { return c.post(chatPath, chat("a", ""), "Authorization", header) },
-			func() reply { return c.ask("GET", c.url+"/v1/models", "", "Authorization", header) },
-		} {
-			r := ask()
-			require.Equal(t, http.StatusUnauthorized, r.status)
-			code, _, kind := failure(t, r)
-			require.Equal(t, "invalid_api_key", code)
-			require.Equal(t, "authentication_error", kind)
-			require.NotEmpty(t, r.header.Get("WWW-Authenticate"))
-		}
-	}
-	require.EqualValues(t, 6, c.metric(`evenkeel_requests_total{outcome="invalid_api_key"}`))
-	const key = "Bearer ek-secret"
-	require.Equal(t, 200, c.post(chatPath, chat("a", ""), "Authorization", key).status)
-	require.Equal(t, 200, c.ask("GET", c.url+"/v1/models", "", "Authorization", key).status)
-	require.Equal(t, 200, c.ask("GET", c.url+"/health", "").status, "health asks for no key")
-
-	require.NoError(t, c.prefill[0].SetFaults(refengine.Rule{Fault: refengine.Slow, DelayMS: 300}))
-	first := make(chan reply, 1)
-	go func() { first <- c.post(chatPath, chat("b", ""), "Authorization", key) }()
-	c.eventually("the first runs", func() bool { return c.metric("evenkeel_requests_open") == 1 })
-	r := c.post(chatPath, chat("c", ""), "Authorization", key)
-	require.Equal(t, http.StatusTooManyRequests, r.status, "the key's limit")
-	code, _, _ := failure(t, r)
-	require.Equal(t, "queue_full", code)
-	require.Equal(t, "1", r.header.Get("Retry-After"))
-	require.Equal(t, 200, (<-first).status)
-	c.settled(false)
-	require.Equal(t, 200, c.post(chatPath, chat("d", ""), "Authorization", key).status, "the place of the refused one is free")
-}
-
-func TestTheRequestIDIsTheClients(t *testing.T) {
-	t.Parallel()
-	c := start(t, options{})
-	for path, body := range map[string]string{chatPath: chat("a", ""), completionPath: completion("a", `"stream":true,`), chatPath + "?": `{`} {
-		require.Equal(t, "mine-7", c.post(path, body, "X-Request-Id", "mine-7").header.Get("X-Request-Id"), path)
-		require.Regexp(t, `^[0-9a-f]{32}$`, c.post(path, body).header.Get("X-Request-Id"), path)
-	}
 }
 
 func TestNobodyToServe(t *testing.T) {
@@ -180,26 +64,6 @@ func TestNobodyToServe(t *testing.T) {
 			c.eventually("all is well again", func() bool { return c.judge("one two", "") == "right" })
 		})
 	}
-}
-
-// Before any engine has been seen no model can be called unknown.
-func TestNobodyHasEverBeenThere(t *testing.T) {
-	t.Parallel()
-	cfg := config.Default()
-	cfg.Listen, cfg.Admin.Listen = "127.0.0.1:0", "127.0.0.1:0"
-	cfg.Engines = config.Engines{Prefill: []config.Engine{{URL: "http://127.0.0.1:1"}}, Decode: []config.Engine{{URL: "http://127.0.0.1:1", Slots: 1}}}
-	require.NoError(t, cfg.Validate())
-	g, err := gateway.New(cfg, zap.NewNop())
-	require.NoError(t, err)
-	require.NoError(t, g.Start(http.NotFoundHandler()))
-	defer func() { require.NoError(t, g.Shutdown(t.Context())) }()
-	c := &cluster{T: t, url: "http://" + g.Addr(), http: &http.Client{Transport: &http.Transport{}}}
-	defer c.http.CloseIdleConnections()
-	r := c.post(chatPath, chat("a", ""))
-	require.Equal(t, http.StatusServiceUnavailable, r.status, r.body)
-	code, _, _ := failure(t, r)
-	require.Equal(t, "prefill_unavailable", code)
-	require.NotEmpty(t, r.header.Get("Retry-After"))
 }
 
 // Hand-offs that nobody fetches fill a prefill engine's KV cache: new prompts

@@ -68,33 +68,3 @@ func TestAnOperatorSaysWhatARequestMayAskFor(t *testing.T) {
 	require.NotContains(t, r.body, `"invalid_value"`)
 	require.Equal(t, decodes, c.decode[0].Stats().Requests, "the prefill engine says it, before it computes anything")
 }
-
-// Engines take a whole number in each form that JSON has for it, and a request without a model for one of theirs. So does evenkeel.
-func TestWhatEnginesTakeIsTaken(t *testing.T) {
-	t.Parallel()
-	c := start(t, takesMessages(options{}))
-	for _, row := range []struct{ path, body string }{
-		{chatPath, `{"messages":[{"role":"user","content":"one two"}],"max_tokens":4.0,"n":2.0,"seed":7.0}`},
-		{chatPath, `{"model":"","messages":[{"role":"user","content":"one two"}],"max_completion_tokens":4e0,"stream":true}`},
-		{completionPath, `{"model":null,"prompt":"one two","max_tokens":40e-1,"seed":7.0,"logprobs":1.0}`},
-		{completionPath, `{"prompt":["one","two"],"max_tokens":4.0,"n":1.0}`},
-		{responsesPath, `{"input":"one two","max_output_tokens":4.0}`},
-		{messagesPath, `{"max_tokens":4.0,"messages":[{"role":"user","content":"one two"}]}`},
-		{messagesPath + "/count_tokens", `{"messages":[{"role":"user","content":"one two"}]}`},
-		{"/tokenize", `{"prompt":"one two"}`},
-	} {
-		r := c.post(row.path, row.body)
-		require.Equal(t, http.StatusOK, r.status, "%s %s: %s", row.path, row.body, r.body)
-		require.NotContains(t, r.body, `"error":{`)
-	}
-	several := start(t, options{decode: []refengine.Config{{}, pooling()}})
-	several.served("emb", 1)
-	for _, path := range []string{chatPath, completionPath, "/v1/embeddings"} {
-		r := several.post(path, `{"messages":[{"role":"user","content":"a"}],"prompt":"a","input":"a"}`)
-		require.Equal(t, http.StatusBadRequest, r.status, r.body)
-		require.Contains(t, r.body, `"missing_required_parameter"`)
-	}
-	several.decode[1].Kill() // which of two is meant is not known because one is away
-	several.eventually("it is down", func() bool { return several.sum("evenkeel_engine_up") == 2 })
-	require.Equal(t, http.StatusBadRequest, several.post(chatPath, `{"messages":[{"role":"user","content":"a"}]}`).status)
-}

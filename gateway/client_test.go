@@ -1,7 +1,6 @@
 package gateway_test
 
 import (
-	"encoding/json"
 	"net/http"
 	"strings"
 	"testing"
@@ -62,20 +61,4 @@ func TestAFanOutIsRefusedAtOnce(t *testing.T) {
 			require.Equal(t, []string{"engine_refused"}, c.outcomes())
 		})
 	}
-}
-
-func TestOneModel(t *testing.T) {
-	t.Parallel()
-	c := start(t, options{prefill: []refengine.Config{{Model: "org/ref"}}, decode: []refengine.Config{{Model: "org/ref"}}})
-	r := c.ask(http.MethodGet, c.url+"/v1/models/org/ref", "")
-	require.Equal(t, 200, r.status, r.body)
-	var list struct{ Data []json.RawMessage }
-	require.NoError(t, json.Unmarshal([]byte(c.ask(http.MethodGet, c.url+"/v1/models", "").body), &list))
-	require.Len(t, list.Data, 1)
-	require.JSONEq(t, string(list.Data[0]), r.body)
-	r = c.ask(http.MethodGet, c.url+"/v1/models/gone", "")
-	require.Equal(t, 404, r.status)
-	require.Contains(t, r.body, `"model_not_found"`)
-	require.Equal(t, 404, c.ask(http.MethodGet, c.url+"/v1/models/", "").status)
-	require.Equal(t, 405, c.post("/v1/models/org/ref", "{}").status)
 }

@@ -3,7 +3,6 @@ package gateway_test
 import (
 	"fmt"
 	"net/http"
-	"path/filepath"
 	"strings"
 	"testing"
 
@@ -120,66 +119,6 @@ func TestMessages(t *testing.T) {
 	})
 }
 
-func TestMessagesThatAreRefused(t *testing.T) {
-	t.Parallel()
-	c := start(t, takesMessages(options{}))
-	turn := func(content string) string {
-		return `{"model":"ref","max_tokens":5,"messages":[{"role":"user","content":` + content + `}]}`
-	}
-	for name, row := range map[string]struct{ body, says string }{
-		"no JSON":                         {`{`, "not acceptable"},
-		"no messages":                     {`{"model":"ref","max_tokens":5}`, `no "messages"`},
-		"no turn":                         {`{"model":"ref","max_tokens":5,"messages":[]}`, "at least one"},
-		"no length":                       {`{"model":"ref","messages":[{"role":"user","content":"a"}]}`, `no "max_tokens"`},
-		"a length of nothing":             {strings.Replace(turn(`"a"`), "5", "0", 1), "an integer"},
-		"a length twice":                  {strings.Replace(turn(`"a"`), `"max_tokens":5`, `"max_tokens":5,"max_tokens":6`, 1), "once"},
-		"a budget above the length":       {strings.Replace(turn(`"a"`), `"max_tokens"`, `"thinking":{"type":"enabled","budget_tokens":1024},"max_tokens"`, 1), "below"},
-		"a budget of little":              {strings.Replace(turn(`"a"`), `"max_tokens"`, `"thinking":{"type":"enabled","budget_tokens":4},"max_tokens"`, 1), "1024"},
-		"two ways to think":               {strings.Replace(turn(`"a"`), `"max_tokens"`, `"thinking":{"type":"enabled","type":"disabled"},"max_tokens"`, 1), "thinking.type"},
-		"a system of a number":            {strings.Replace(turn(`"a"`), `"max_tokens"`, `"system":5,"max_tokens"`, 1), "a list of blocks"},
-		"a template":                      {strings.Replace(turn(`"a"`), `"max_tokens"`, `"chat_template_kwargs":{"chat_template":"x"},"max_tokens"`, 1), "not allowed"},
-		"a block of no type":              {turn(`[{"text":"a"}]`), `no "type"`},
-		"a block that nobody knows":       {turn(`[{"type":"hologram"}]`), "hologram"},
-		"a picture from anywhere":         {turn(`[{"type":"image","source":{"type":"url","url":"http://10.0.0.1/"}}]`), "messages[0].content[0].source.url: media must come"},
-		"a picture of two places":         {turn(`[{"type":"image","source":{"type":"base64","data":"AA","url":"http://10.0.0.1/"}}]`), "source.url"},
-		"a picture that a tool found":     {turn(`[{"type":"tool_result","tool_use_id":"1","content":[{"type":"text","text":"x"},{"type":"image","source":{"type":"url","url":"http://10.0.0.1/"}}]}]`), "content[0].content[1].source.url"},
-		"a picture before it":             {strings.Replace(turn(`"a"`), `"max_tokens"`, `"system":[{"type":"image","source":{"type":"url","url":"http://10.0.0.1/"}}],"max_tokens"`, 1), "system[0].source.url"},
-		"a picture whose tokens to count": {`count` + turn(`[{"type":"image","source":{"type":"url","url":"http://10.0.0.1/"}}]`), "source.url"},
-		"a count of nothing":              {`count{"messages":[]}`, "at least one"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			path := messagesPath
-			body, count := strings.CutPrefix(row.body, "count")
-			if count {
-				path += "/count_tokens"
-			}
-			r := c.post(path, body)
-			require.Equal(t, http.StatusBadRequest, r.status, r.body)
-			kind, says := answertest.Refused(t, r.body)
-			require.Equal(t, "invalid_request_error", kind)
-			require.Contains(t, says, row.says)
-		})
-	}
-	for name, row := range map[string]struct {
-		r    reply
-		want int
-		kind string
-	}{
-		"another model":   {c.post(messagesPath, strings.Replace(wordsOf("a", ""), model, "nope", 1)), http.StatusNotFound, "not_found_error"},
-		"another method":  {c.ask(http.MethodGet, c.url+messagesPath, ""), http.StatusMethodNotAllowed, "invalid_request_error"},
-		"a packed body":   {c.post(messagesPath, wordsOf("a", ""), "Content-Encoding", "br"), http.StatusUnsupportedMediaType, "invalid_request_error"},
-		"a body too long": {c.post(messagesPath, strings.Repeat(" ", 33<<20)), http.StatusRequestEntityTooLarge, "request_too_large"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			require.NoError(t, row.r.err)
-			require.Equal(t, row.want, row.r.status, row.r.body)
-			kind, _ := answertest.Refused(t, row.r.body)
-			require.Equal(t, row.kind, kind)
-		})
-	}
-	require.Zero(t, c.prefill[0].Stats().Requests)
-}
-
 // An engine before vLLM 0.27 knows no cache_salt at /v1/messages: what is discarded would stay in its prefix cache.
 func TestAMessageGoesWholeToAnEngineThatTakesNoHandOffForIt(t *testing.T) {
 	t.Parallel()
@@ -196,45 +135,4 @@ func TestAMessageGoesWholeToAnEngineThatTakesNoHandOffForIt(t *testing.T) {
 	r = c.post(responsesPath, respond(prompt, ""))
 	require.Equal(t, http.StatusOK, r.status, r.body)
 	require.Equal(t, "disaggregated", r.header.Get("X-Evenkeel-Route"), "a response is split as before")
-}
-
-// Anthropic's clients send their key as x-api-key.
-func TestTheKeyOfAMessage(t *testing.T) {
-	t.Parallel()
-	file := filepath.Join(t.TempDir(), "keys.yaml")
-	keyFile(t, file, "team ek-team , rpm: 4")
-	c := start(t, takesMessages(options{configure: func(cfg *config.Config) { cfg.KeysFile = file }}))
-	for name, header := range map[string][]string{
-		"no key": nil, "an unknown one": {"X-Api-Key", "ek-teat"}, "none of it": {"X-Api-Key", ""}, "with a scheme": {"X-Api-Key", "Bearer ek-team"},
-		"another Authorization counts": {"X-Api-Key", "ek-team", "Authorization", "Bearer wrong"},
-	} {
-		for _, body := range []string{wordsOf("a", ""), wordsOf(strings.Repeat("a", 10<<10), "")} { // a long one is refused by its head
-			r := c.post(messagesPath, body, header...)
-			require.Equal(t, http.StatusUnauthorized, r.status, name)
-			kind, _ := answertest.Refused(t, r.body)
-			require.Equal(t, "authentication_error", kind)
-		}
-	}
-	require.Equal(t, http.StatusOK, c.post(messagesPath, wordsOf("a", ""), "X-Api-Key", "ek-team").status)
-	require.Equal(t, http.StatusOK, c.post(messagesPath, wordsOf("a", ""), "Authorization", "Bearer ek-team", "X-Api-Key", "anything").status)
-	require.Equal(t, http.StatusOK, c.post(chatPath, chat("a", ""), "X-Api-Key", "ek-team").status)
-	require.Equal(t, http.StatusOK, c.post(messagesPath+"/count_tokens", wordsOf("a", ""), "X-Api-Key", "ek-team").status)
-	r := c.post(messagesPath, wordsOf("a", ""), "X-Api-Key", "ek-team")
-	require.Equal(t, http.StatusTooManyRequests, r.status, r.body)
-	kind, _ := answertest.Refused(t, r.body)
-	require.Equal(t, "rate_limit_error", kind)
-	require.NotEmpty(t, r.header.Get("Retry-After"))
-}
-
-// A message that vllm-ascend gives back for want of memory cannot be told from a whole one.
-func TestEnginesOfAscendDoNotServeMessages(t *testing.T) {
-	t.Parallel()
-	c := start(t, options{})
-	r := c.post(messagesPath, wordsOf("a", ""))
-	require.Equal(t, http.StatusNotFound, r.status, r.body)
-	kind, says := answertest.Refused(t, r.body)
-	require.Equal(t, "not_found_error", kind)
-	require.Equal(t, `/v1/messages is not served for "ref": this model has decode engines of vllm-ascend, which may end an answer early when they `+
-		"have no memory left, and this endpoint would not say so; use /v1/chat/completions, or ask the operator whether the connector of the engines is right, and for gives_back: false", says)
-	require.Zero(t, c.prefill[0].Stats().Requests)
 }

@@ -147,21 +147,6 @@ func TestThePickersMetrics(t *testing.T) {
 	c.settled(false)
 }
 
-func TestAPriorityThatIsNone(t *testing.T) {
-	t.Parallel()
-	file := filepath.Join(t.TempDir(), "keys.yaml")
-	keyFile(t, file, "ops ek-ops , trusted: true", "team ek-team")
-	c := start(t, options{configure: func(cfg *config.Config) { cfg.KeysFile = file }})
-	for _, value := range []string{"high", "101", "-101", "1.5", "99999999999999999999", "0x1"} {
-		r := c.post(chatPath, chat("a", ""), "Authorization", "Bearer ek-ops", "X-Evenkeel-Priority", value)
-		require.Equal(t, http.StatusBadRequest, r.status, value)
-		code, _, _ := failure(t, r)
-		require.Equal(t, "bad_priority", code)
-		require.Equal(t, 200, c.post(chatPath, chat("a", ""), "Authorization", "Bearer ek-team", "X-Evenkeel-Priority", value).status, "dropped")
-	}
-	require.EqualValues(t, 6, c.metric(`evenkeel_requests_total{outcome="bad_priority"}`))
-}
-
 // The earliest deadline is served first, and a request whose deadline passes ends before anything is computed for it.
 func TestDeadlines(t *testing.T) {
 	t.Parallel()
@@ -288,42 +273,6 @@ func TestLegsAreRefusedTogether(t *testing.T) {
 	c.eventually("each leg takes a place", func() bool { return c.metric(`evenkeel_prefill_queue_requests{priority="0"}`) == 3 })
 	free()
 	require.Equal(t, 200, (<-three).status)
-}
-
-func TestRatesOfAKey(t *testing.T) {
-	t.Parallel()
-	file := filepath.Join(t.TempDir(), "keys.yaml")
-	keyFile(t, file, "rare ek-rare , rpm: 2", "short ek-short , tpm: 600", "free ek-free")
-	c := start(t, options{configure: func(cfg *config.Config) { cfg.KeysFile = file }})
-	status := func(key, body string) (int, string, string) {
-		r := c.post(chatPath, body, "Authorization", "Bearer "+key)
-		code := ""
-		if r.status != 200 {
-			code, _, _ = failure(t, r)
-		}
-		return r.status, code, r.header.Get("Retry-After")
-	}
-	began := time.Now() // the bucket fills all the while
-	for _, body := range []string{chat("a", ""), `{`} {
-		got, _, _ := status("ek-rare", body)
-		require.Contains(t, []int{200, 400}, got)
-	}
-	got, code, after := status("ek-rare", chat("a", ""))
-	require.Equal(t, 429, got)
-	require.Equal(t, "rate_limit_exceeded", code)
-	require.LessOrEqual(t, number(t, after), 31.0, "when the bucket has room for one")
-	require.GreaterOrEqual(t, number(t, after), 28-time.Since(began).Seconds())
-
-	long := chat(strings.Repeat("word ", 400), `"max_tokens":8,`)
-	got, _, _ = status("ek-short", long)
-	require.Equal(t, 200, got)
-	got, code, after = status("ek-short", long)
-	require.Equal(t, 429, got)
-	require.Equal(t, "rate_limit_exceeded", code)
-	require.Positive(t, number(t, after))
-	got, _, _ = status("ek-free", long)
-	require.Equal(t, 200, got, "others are not concerned")
-	require.EqualValues(t, 2, c.metric(`evenkeel_requests_total{outcome="rate_limit_exceeded"}`))
 }
 
 func number(t *testing.T, text string) float64 {

@@ -101,51 +101,6 @@ func TestStreamsOfVLLM33(t *testing.T) {
 	require.NotContains(t, r.body, "kv_transfer_params")
 }
 
-func TestResponsesThatAreRefused(t *testing.T) {
-	t.Parallel()
-	c := start(t, nixl(options{}))
-	for name, row := range map[string]struct{ more, code, param, says string }{
-		"a stored response":      {`"store":true,`, "unsupported_parameter", "store", "no engine keeps responses"},
-		"background mode":        {`"background":true,`, "unsupported_parameter", "background", "wait for the answer"},
-		"a response before":      {`"previous_response_id":"resp_1",`, "unsupported_parameter", "previous_response_id", "send the whole conversation"},
-		"a conversation":         {`"conversation":"conv_1",`, "unsupported_parameter", "conversation", "send the whole conversation"},
-		"a template":             {`"prompt":{"id":"p"},`, "unsupported_parameter", "prompt", "send"},
-		"a prompt that is cut":   {`"truncation":"auto",`, "unsupported_parameter", "truncation", "each in its own way"},
-		"a tool of the engine's": {`"tools":[{"type":"web_search"}],`, "unsupported_parameter", "tools[0].type", "which the client runs"},
-		"a tool twice over":      {`"tools":[{"type":"function","type":"mcp"}],`, "unsupported_parameter", "tools[0].type", "which the client runs"},
-		"no tokens":              {`"max_output_tokens":0,`, "invalid_value", "max_output_tokens", "integer"},
-		"a model twice":          {`"model":"ref",`, "duplicate_key", "model", "once"},
-		"instructions of a list": {`"instructions":[],`, "invalid_type", "instructions", "a text"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			r := c.post(responsesPath, respond("a", row.more))
-			require.Equal(t, http.StatusBadRequest, r.status, r.body)
-			code, param, _ := failure(t, r)
-			require.Equal(t, row.code, code)
-			require.Equal(t, row.param, param)
-			require.Contains(t, r.body, row.says)
-		})
-	}
-	for name, row := range map[string]struct{ input, code string }{
-		"no input":               {``, "missing_required_parameter"},
-		"an empty input":         {`,"input":[]`, "invalid_value"},
-		"an input of a number":   {`,"input":5`, "invalid_type"},
-		"an item that is kept":   {`,"input":[{"type":"item_reference","id":"msg_1"}]`, "unsupported_parameter"},
-		"a medium from anywhere": {`,"input":[{"role":"user","content":[{"type":"input_image","image_url":"http://10.0.0.1/"}]}]`, "invalid_value"},
-		"a medium of a tool's":   {`,"input":[{"type":"function_call_output","call_id":"1","output":[{"type":"input_image","image_url":"http://10.0.0.1/"}]}]`, "invalid_value"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			r := c.post(responsesPath, `{"model":"ref"`+row.input+`}`)
-			require.Equal(t, http.StatusBadRequest, r.status, r.body)
-			code, _, _ := failure(t, r)
-			require.Equal(t, row.code, code)
-		})
-	}
-	require.Zero(t, c.prefill[0].Stats().Requests)
-	require.Equal(t, http.StatusNotFound, c.ask(http.MethodGet, c.url+responsesPath+"/resp_1", "").status)
-	require.Equal(t, http.StatusOK, c.post(responsesPath, respond("a", `"background":false,"store":null,"previous_response_id":null,`)).status)
-}
-
 // An engine that does not know hand-offs at /v1/responses would drop them without a word.
 func TestAResponseGoesWholeToAnEngineThatTakesNoHandOffForIt(t *testing.T) {
 	t.Parallel()
@@ -234,18 +189,6 @@ func TestAnEventOfAResponseThatIsTooLarge(t *testing.T) {
 	require.Equal(t, "upstream_broken", got.Fail)
 	rightText(t, reftext.OfUser(prompt).Answer, got.Text)
 	require.Contains(t, r.body, "limits.event_bytes")
-}
-
-// A response that vllm-ascend gives back for want of memory cannot be told from a whole one.
-func TestEnginesOfAscendDoNotServeResponses(t *testing.T) {
-	t.Parallel()
-	c := start(t, options{})
-	r := c.post(responsesPath, respond("a", ""))
-	require.Equal(t, http.StatusNotFound, r.status, r.body)
-	code, _, _ := failure(t, r)
-	require.Equal(t, "no_such_route", code)
-	require.Contains(t, r.body, "decode engines of vllm-ascend, which may end an answer early")
-	require.Zero(t, c.prefill[0].Stats().Requests)
 }
 
 // vLLM before 0.33 runs a response on a rank of its own choice, where several are behind one address: its KV is charged to

@@ -158,25 +158,6 @@ func TestAClientOfSGLangLeaves(t *testing.T) {
 	}
 }
 
-// SGLang before 0.5.23 may not read the room of a message or of a response, and its server may end without one.
-func TestAnOlderSGLangServesChatsOnly(t *testing.T) {
-	t.Parallel()
-	for _, version := range []string{"0.5.22", "0.4.9.post6", "main"} {
-		t.Run(version, func(t *testing.T) {
-			t.Parallel()
-			c := early(t, refengine.SGLang, options{decode: []refengine.Config{{Version: version}}})
-			for path, body := range map[string]string{messagesPath: wordsOf("a", ""), responsesPath: respond("a", "")} {
-				r := c.post(path, body)
-				require.Equal(t, http.StatusNotFound, r.status, r.body)
-				require.Contains(t, r.body, "it needs SGLang 0.5.23 or later")
-			}
-			require.Zero(t, c.prefill[0].Stats().Requests+c.decode[0].Stats().Requests)
-			require.Equal(t, "right", c.judge("one two three", `"stream":true,`))
-			require.Equal(t, http.StatusOK, c.post(messagesPath+"/count_tokens", wordsOf("a", "")).status)
-		})
-	}
-}
-
 // SGLang answers 400 to a response that failed for want of KV. It is not the client's fault.
 func TestAResponseOfSGLangThatFails(t *testing.T) {
 	t.Parallel()

@@ -340,6 +340,12 @@ func TestWhatIsAskedOfEngines(t *testing.T) {
 		list, paired = s.Wholes(model, true)
 		require.Equal(t, want, [2]bool{len(list) > 0, paired}, model)
 	}
+	half := described("p8")
+	half.Profile.PassThrough = true
+	s.tell(Entered{Engine: half})
+	s.steps("d9 enters; d9 up r; p8 up r")
+	list, paired = s.Wholes("r", true)
+	require.True(t, len(list) == 1 && list[0].ID == "p8:80" && !paired, "the one whose profile says that it may")
 	require.Equal(t, []string{"prefill or aggregated", "", "aggregated"}, []string{s.Kind(Prefill), s.Sole(), begin(t, "a1").Kind(Decode)})
 	r, ok, _ := begin(t, "a1").Lookup("m")
 	require.True(t, r.Alone && !ok)
