@@ -233,7 +233,11 @@ func (b *bed) judgeAll(n int) (done chan map[string]int) {
 	done = make(chan map[string]int, 1)
 	verdicts := make(chan string, n)
 	for i := range n {
-		go func() { verdicts <- b.judge(fmt.Sprintf("prompt %d of many", i), `"stream":true,`) }()
+		go func() {
+			got := "no verdict" // if judge fails
+			defer func() { verdicts <- got }()
+			got = b.judge(fmt.Sprintf("prompt %d of many", i), `"stream":true,`)
+		}()
 	}
 	go func() {
 		got := map[string]int{}

@@ -113,9 +113,10 @@ type engines struct {
 
 	calls *fleet.Fleet // keeps the calls, and knows no engine
 
-	mu      sync.Mutex
-	shunned []string                         // ranks, or the hosts of ranks
-	at      map[string]*mooncake.Coordinates // of prefill engines that have told theirs
+	mu       sync.Mutex
+	shunned  []string                         // ranks, or the hosts of ranks
+	gaveBack []string                         // engines that gave an answer back
+	at       map[string]*mooncake.Coordinates // of prefill engines that have told theirs
 }
 
 func (f *engines) Rank(worker int32) *fleet.Rank { return f.ranks[worker] }
@@ -156,7 +157,11 @@ func (f *engines) Learn(c prefill.Candidate, _ fleet.Birth, at *mooncake.Coordin
 	f.at[c.ID] = at
 }
 
-func (f *engines) GaveBack(string) {}
+func (f *engines) GaveBack(decode string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.gaveBack = append(f.gaveBack, decode)
+}
 
 func (f *engines) Beside(worker int32, host bool, list []int32) []int32 {
 	f.mu.Lock()
@@ -168,7 +173,26 @@ func (f *engines) Beside(worker int32, host bool, list []int32) []int32 {
 	return append(list, worker)
 }
 
-func (f *engines) Around(int32, []int32) (around []int32, others bool) { return nil, false }
+// Around knows the ranks of a group and those of an engine, and not whether they take requests.
+func (f *engines) Around(worker int32, list []int32) (around []int32, others bool) {
+	one := f.ranks[worker]
+	for _, beside := range []func(*fleet.Rank) bool{
+		func(r *fleet.Rank) bool { return r.Group == one.Group }, func(r *fleet.Rank) bool { return r.Instance == one.Instance },
+	} {
+		around, others = nil, false
+		for id, r := range f.ranks {
+			if beside(r) {
+				around = append(around, id)
+			} else {
+				others = others || !slices.Contains(list, id)
+			}
+		}
+		if len(around) < len(f.ranks) && one.Group != "" {
+			return around, others
+		}
+	}
+	return nil, false
+}
 
 func (f *engines) Track(at fleet.Place, call *engine.Call, safe bool) *fleet.Run {
 	return f.calls.Track(at, call, safe)
