@@ -3,7 +3,6 @@ package gateway_test
 import (
 	"fmt"
 	"math/rand/v2"
-	"net/http"
 	"net/url"
 	"strconv"
 	"strings"
@@ -87,61 +86,6 @@ func (c *cluster) judgeAll(n int, more string) (verdicts map[string]int) {
 	}
 	wg.Wait()
 	return verdicts
-}
-
-func TestARequestIsBoundBeforeItsPrefill(t *testing.T) {
-	t.Parallel()
-	for _, connector := range earlyConnectors {
-		t.Run(string(connector), func(t *testing.T) {
-			t.Parallel()
-			var health atomic.Int64
-			told := func(path string, _ http.Header) {
-				if path == "/health" {
-					health.Add(1)
-				}
-			}
-			c := early(t, connector, options{prefill: []refengine.Config{{OnRequest: told}}, decode: []refengine.Config{{DPSize: 2, OnRequest: told}}})
-			for _, more := range []string{`"stream":true,`, ``, `"stream":true,"n":2,"seed":5,`, `"n":2,"seed":5,`} {
-				require.Equal(t, "right", c.judge("one two three "+more, more))
-			}
-			require.EqualValues(t, 6, c.decode[0].Stats().Decodes)
-			require.Equal(t, map[string]int{"right": 60}, c.judgeAll(60, `"stream":true,`))
-			r := c.post(chatPath, chat("a b", `"stop_regex":"(a+)+$","max_tokens":2,`))
-			if connector != refengine.SGLang {
-				require.Equal(t, http.StatusOK, r.status, r.body)
-				return
-			}
-			require.Equal(t, http.StatusBadRequest, r.status, r.body)
-			require.Contains(t, r.body, `"param":"stop_regex","code":"unsupported_parameter"`)
-			require.Zero(t, health.Load(), "GET /health of SGLang generates a token and takes a second at least")
-		})
-	}
-}
-
-// Ranks of SGLang meet in rooms: the room belongs to the prefill rank, and the decode rank is told it.
-func TestRoomsBelongToRanks(t *testing.T) {
-	t.Parallel()
-	for name, prefill := range map[string]refengine.Config{
-		"with DP attention":        {},
-		"of replicas":              {Replicas: true},             // each checks the room as if it were the first one
-		"that share requests out":  {LoadBalance: "round_robin"}, // each tells its bootstrap server first whose room it is
-		"of replicas that do both": {LoadBalance: "round_robin", Replicas: true},
-	} {
-		t.Run("ranks "+name, func(t *testing.T) {
-			t.Parallel()
-			prefill.DPSize, prefill.DPMode = 4, "internal"
-			c := early(t, refengine.SGLang, options{
-				prefill: []refengine.Config{prefill}, decode: []refengine.Config{{DPSize: 8, DPMode: "internal", Slots: 4}},
-				configure: func(cfg *config.Config) { cfg.Engines.Prefill[0].Ranks = 4 },
-			})
-			require.Equal(t, map[string]int{"right": 100}, c.judgeAll(100, `"stream":true,`))
-			p, d := c.prefill[0].Stats(), c.decode[0].Stats()
-			require.EqualValues(t, 100, p.Requests, "no attempt is refused")
-			require.EqualValues(t, 100, d.Requests)
-			require.EqualValues(t, 100, d.Pushes)
-			require.Zero(t, p.RankPosts, "no rank waits for its bootstrap server")
-		})
-	}
 }
 
 // A prefill engine that restarts is another one to decode engines.

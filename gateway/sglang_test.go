@@ -2,7 +2,9 @@ package gateway_test
 
 import (
 	"fmt"
+	"net/http"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -13,29 +15,6 @@ import (
 	"evenkeel/gateway"
 	"evenkeel/gateway/config"
 )
-
-// With elastic EP a server of SGLang goes on without a rank whose GPU has failed, and ends when a request names it.
-func TestRanksThatAreNotNamedMayFail(t *testing.T) {
-	t.Parallel()
-	never := false
-	c := early(t, refengine.SGLang, options{
-		dirty:   true, // one rank may get more than its part, because SGLang chooses
-		prefill: []refengine.Config{{DPSize: 2, DPMode: "internal", LoadBalance: "round_robin"}}, decode: []refengine.Config{{DPSize: 2, DPMode: "internal"}},
-		configure: func(cfg *config.Config) {
-			cfg.Engines.Prefill[0].Ranks = 2
-			p := cfg.Profiles[config.DefaultProfile]
-			p.NameRanks = &never
-			cfg.Profiles[config.DefaultProfile] = p
-		},
-	})
-	for _, e := range append(c.prefill, c.decode...) {
-		require.NoError(t, e.SetFaults(refengine.Rule{Fault: refengine.MaskedRank, Rank: new(1)}))
-	}
-	require.Equal(t, map[string]int{"right": 40}, c.judgeAll(40, `"stream":true,`))
-	for _, e := range append(c.prefill, c.decode...) {
-		require.Zero(t, e.Stats().Crashes)
-	}
-}
 
 // Whether a rank of SGLang computes is tried with SGLang's fake host: a request without a room is refused whatever the
 // rank does, or ends the whole server.
@@ -76,8 +55,13 @@ func TestACanaryOfSGLangIsComputed(t *testing.T) {
 // the other.
 func TestTheStatusTellsHowLongRanksWaitByTheirOwnCount(t *testing.T) {
 	t.Parallel()
+	var health atomic.Int64
 	c := early(t, refengine.SGLang, options{
-		decode:    []refengine.Config{{DPSize: 2, DPMode: "internal", C1: 20 * time.Microsecond, BarrierMetrics: true}},
+		decode: []refengine.Config{{DPSize: 2, DPMode: "internal", C1: 20 * time.Microsecond, BarrierMetrics: true, OnRequest: func(path string, _ http.Header) {
+			if path == "/health" {
+				health.Add(1)
+			}
+		}}},
 		configure: func(cfg *config.Config) { cfg.Health.Interval = 50 * time.Millisecond }, // metrics are read every ten of them
 	})
 	c.eventually("a wait is told", func() bool {
@@ -85,6 +69,7 @@ func TestTheStatusTellsHowLongRanksWaitByTheirOwnCount(t *testing.T) {
 		const told = `"sync_wait_ms":`
 		return strings.Contains(c.get("/status").body, told) && strings.Contains(c.get("/live?once").body, told)
 	})
+	require.Zero(t, health.Load(), "GET /health of SGLang generates a token and takes a second at least")
 }
 
 // After the end, the dispatcher has one status for everybody who asks. Waits are told in a copy of it.

@@ -134,15 +134,22 @@ func start(t *testing.T, o setup) *bed {
 	var candidates []prefill.Candidate
 	for i, e := range b.p {
 		p := profile
-		if p.Connector == mooncake.SGLang { // a reference engine's rooms are at its own port
+		if p.Connector == mooncake.SGLang || p.Connector == mooncake.VLLMMooncake { // a reference engine is met at its own port
 			_, port, _ := strings.Cut(strings.TrimPrefix(e.URLs()[0], "http://"), ":")
 			p.BootstrapPort, _ = strconv.Atoi(port)
 		}
 		id := fmt.Sprintf("p%d", i)
-		candidates = append(candidates, prefill.Candidate{
-			ID: id + "/0", Instance: "prefill " + id, Target: b.target(id, e.URLs()[0], o.front), Profile: &p, Models: []string{refModel}, Board: refModel, Live: true,
-			Second: o.second == config.PreferPD,
-		})
+		b.engines.prefills = e.Config().DPSize
+		for rank := range b.engines.prefills {
+			c := prefill.Candidate{
+				ID: fmt.Sprintf("%s/%d", id, rank), Instance: "prefill " + id, Target: b.target(id, e.URLs()[0], o.front), Profile: &p, Models: []string{refModel}, Board: refModel, Live: true,
+				Second: o.second == config.PreferPD,
+			}
+			if e.Config().DPSize > 1 {
+				c.Target.Rank = rank
+			}
+			candidates = append(candidates, c)
+		}
 	}
 	b.engines.ranks = map[int32]*fleet.Rank{}
 	for i, e := range b.d {

@@ -110,6 +110,7 @@ type engines struct {
 	nameless   error  // why a prefill engine cannot be named
 	down       []string
 	frees      bool
+	prefills   int // ranks of each prefill engine; 0: one
 
 	calls *fleet.Fleet // keeps the calls, and knows no engine
 
@@ -133,14 +134,24 @@ func (f *engines) Context(string) int                                           
 func (f *engines) NamesRequests(prefill.Candidate) bool                          { return f.named }
 func (f *engines) KnownHost(host string) bool                                    { return host == "127.0.0.1" }
 func (f *engines) HostsOf(string) func(string) bool                              { return f.KnownHost }
-func (f *engines) Ranks(string) int                                              { return 1 }
+func (f *engines) Ranks(string) int                                              { return max(1, f.prefills) }
 func (f *engines) Born(string) fleet.Birth                                       { return fleet.Birth{} }
 func (f *engines) Outlived(fleet.Birth) (gone, sure bool)                        { return f.gone, f.sure }
 func (f *engines) RejectionFrees(*fleet.Rank) bool                               { return f.frees }
 func (f *engines) AnyPrefill(string) *engine.Target                              { return nil }
 func (f *engines) DownSince(engine string, _ time.Time) bool                     { return slices.Contains(f.down, engine) }
-func (f *engines) Exchange(prefill.Candidate) (*mooncake.Exchange, error)        { return nil, f.nameless }
 func (f *engines) Made(b fleet.Birth, _ prefill.Candidate, _ string) fleet.Birth { return b }
+
+// Exchange asks a prefill engine anew each time.
+func (f *engines) Exchange(c prefill.Candidate) (*mooncake.Exchange, error) {
+	if c.Profile == nil || c.Profile.Connector != mooncake.VLLMMooncake || f.nameless != nil {
+		return nil, f.nameless
+	}
+	client := engine.NewClient(engine.Options{})
+	defer client.Close()
+	x, err := engine.Bootstrap(context.Background(), client, c.Target, c.Profile.BootstrapPort)
+	return &x, err
+}
 
 func (f *engines) Coordinates(c prefill.Candidate) *mooncake.Coordinates {
 	f.mu.Lock()

@@ -396,3 +396,14 @@ func TestWhatAReloadSpeaksOf(t *testing.T) {
 	require.ErrorContains(t, err, "profiles.a is missing, but decode engine d3:80")
 	require.NotContains(t, err.Error(), "d2:80", "the config speaks of it")
 }
+
+// From vllm-ascend 0.14 on, hand-offs name the request that made them. Of a version that cannot be read, nothing is known.
+func TestWhichHandOffsNameTheirRequest(t *testing.T) {
+	for version, want := range map[string]bool{"0.13.0": false, "0.14.0rc1": true, "0.23.0": true, "main": false, "": false} {
+		s := begin(t, "p1~ascend-mooncake-v1")
+		status := health("up", "m")
+		status.Version = version
+		s.tell(Health{Key: key("p1"), Status: status})
+		require.Equal(t, want, s.NamesRequests(s.Candidates[0]), version)
+	}
+}
