@@ -2,7 +2,6 @@ package gateway_test
 
 import (
 	"net/http"
-	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -77,31 +76,4 @@ func TestFullRanksOfAscendThatGiveNothingBack(t *testing.T) {
 	}
 	wg.Wait()
 	require.Positive(t, c.decode[0].Stats().Preemptions)
-}
-
-// The engine's word counts more than the profile's.
-func TestAnAnswerThatIsGivenBackAgainstTheProfilesWord(t *testing.T) {
-	t.Parallel()
-	c := start(t, keeps(options{decode: []refengine.Config{{DPSize: 1}, {DPSize: 1}}}))
-	require.Equal(t, http.StatusOK, c.post(messagesPath, wordsOf("a", "")).status)
-	for _, e := range c.decode {
-		require.NoError(t, e.SetFaults(refengine.Rule{Fault: refengine.Recomputed, AfterTokens: 2, Count: 1}))
-	}
-	prompt := reftext.MakePrompt(2, 40)
-	r := c.post(completionPath, completion(prompt, `"ignore_eos":true,`))
-	require.Equal(t, http.StatusOK, r.status, r.body)
-	const alarm = "ALARM: a decode engine gave a request back, although its profile has gives_back: false"
-	said := 0
-	for _, l := range c.logs.All() {
-		if strings.HasPrefix(l.Message, alarm) {
-			said++
-		}
-	}
-	require.Positive(t, said)
-	for path, body := range map[string]string{messagesPath: wordsOf("a", ""), responsesPath: respond("a", "")} {
-		r := c.post(path, body)
-		require.Equal(t, http.StatusNotFound, r.status, r.body)
-		require.Contains(t, r.body, "decode engines of vllm-ascend")
-	}
-	require.Equal(t, http.StatusOK, c.post(chatPath, chat("a", "")).status)
 }

@@ -233,48 +233,6 @@ func TestBatchBesideOnline(t *testing.T) {
 	}
 }
 
-func TestAFullQueueMakesRoom(t *testing.T) {
-	t.Parallel()
-	c, free := jam(t, 3, "crowd ek-crowd", "one ek-one", "ops ek-ops , priority: 5")
-	body := chat("a", `"max_tokens":2,`)
-	refused := func(r reply) {
-		t.Helper()
-		require.Equal(t, http.StatusTooManyRequests, r.status)
-		code, _, _ := failure(t, r)
-		require.Equal(t, "queue_full", code)
-		require.Equal(t, "1", r.header.Get("Retry-After"))
-	}
-	first, second, third := c.queued("ek-crowd", body), c.queued("ek-crowd", body), c.queued("ek-crowd", body)
-	refused(c.post(chatPath, body, "Authorization", "Bearer ek-crowd"))
-	one := c.queued("ek-one", body)
-	refused(<-third)
-	ops := c.queued("ek-ops", body)
-	refused(<-second)
-	refused(c.post(chatPath, chat("a", `"n":3,`), "Authorization", "Bearer ek-ops")) // two could make room
-	require.EqualValues(t, 2, c.metric("evenkeel_prefill_queue_displaced_total"))
-	free()
-	for _, r := range []<-chan reply{first, one, ops} {
-		require.Equal(t, 200, (<-r).status)
-	}
-}
-
-func TestLegsAreRefusedTogether(t *testing.T) {
-	t.Parallel()
-	c, free := jam(t, 3, "team ek-team")
-	for _, more := range []string{`"n":4,`, `"n":4,"stream":true,`} {
-		r := c.post(chatPath, chat("a", more), "Authorization", "Bearer ek-team")
-		require.Equal(t, http.StatusTooManyRequests, r.status)
-		code, _, _ := failure(t, r)
-		require.Equal(t, "queue_full", code)
-	}
-	require.Zero(t, c.metric(`evenkeel_prefill_queue_requests{priority="0"}`), "no leg stays")
-	require.EqualValues(t, 0, c.prefill[0].Stats().Finished)
-	three := c.queued("ek-team", chat("a", `"n":3,"max_tokens":2,`))
-	c.eventually("each leg takes a place", func() bool { return c.metric(`evenkeel_prefill_queue_requests{priority="0"}`) == 3 })
-	free()
-	require.Equal(t, 200, (<-three).status)
-}
-
 func number(t *testing.T, text string) float64 {
 	t.Helper()
 	n, err := strconv.ParseFloat(strings.TrimSpace(text), 64)

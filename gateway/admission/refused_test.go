@@ -321,6 +321,32 @@ func TestWhatIsServedAtWhichEndpoint(t *testing.T) {
 	}
 }
 
+// Beam search is one answer of one engine, and SGLang knows neither it nor prompt_logprobs. No pair of its engines tells logprobs of a
+// prompt.
+func TestWhatAPairOfSGLangDoesNotCompute(t *testing.T) {
+	h := open(t, func(c *config.Config) {
+		c.Profiles = map[string]mooncake.Profile{"pull": {Connector: mooncake.SGLang, BootstrapPort: 8998}}
+	})
+	for more, want := range map[string]string{
+		`"use_beam_search":true,"n":1,"max_tokens":4`:          "400 unsupported_parameter",
+		`"prompt_logprobs":1`:                                  "400 unsupported_parameter",
+		`"prompt":"a","echo":true,"logprobs":1,"max_tokens":1`: "400 unsupported_parameter echo",
+		`"prompt":"a","echo":true,"logprobs":1,"max_tokens":5`: "400 unsupported_parameter echo",
+		`"echo":true,"max_tokens":4`:                           letIn, // it does not know it there
+	} {
+		path, body := chatPath, strings.Replace(chat, "{", "{"+more+",", 1)
+		if strings.Contains(more, "prompt\"") {
+			path, body = completionPath, `{"model":"m",`+more+`}`
+		}
+		ctx := asking("POST", path, body, by("plain"))
+		got := h.got(ctx)
+		if f := faultOf(t, ctx); f.param == "echo" {
+			got += " echo"
+		}
+		require.Equal(t, want, got, more)
+	}
+}
+
 // An engine's own word that it gives answers back counts more than the profile's.
 func TestAnEngineThatGivesBackAgainstTheProfilesWord(t *testing.T) {
 	h := open(t, func(c *config.Config) {

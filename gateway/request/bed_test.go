@@ -57,7 +57,8 @@ type bed struct {
 	ln    *edge.Listener
 	drain func() error // ends the listener, and the server behind it
 
-	workers []board.Worker // the decode ranks
+	fill    []*engine.Target // the ranks that prefill
+	workers []board.Worker   // the decode ranks
 
 	late bool // as in setup
 
@@ -143,18 +144,19 @@ func start(t *testing.T, o setup) *bed {
 		for rank := range b.engines.prefills {
 			c := prefill.Candidate{
 				ID: fmt.Sprintf("%s/%d", id, rank), Instance: "prefill " + id, Target: b.target(id, e.URLs()[0], o.front), Profile: &p, Models: []string{refModel}, Board: refModel, Live: true,
-				Second: o.second == config.PreferPD,
+				Second: o.second == config.PreferPD, CapacityTokens: int64(o.prefill[i].KVTokens),
 			}
 			if e.Config().DPSize > 1 {
 				c.Target.Rank = rank
 			}
+			b.fill = append(b.fill, c.Target)
 			candidates = append(candidates, c)
 		}
 	}
 	b.engines.ranks = map[int32]*fleet.Rank{}
 	for i, e := range b.d {
 		b.ranksOf(e, fleet.Rank{Instance: fmt.Sprintf("decode d%d", i), Profile: &profile, Board: refModel}, board.Worker{
-			Engine: fmt.Sprintf("d%d", i), Early: profile.Early(), Barrier: o.waits,
+			Engine: fmt.Sprintf("d%d", i), Early: profile.Early(), Barrier: o.waits, Capacity: int64(o.decode[i].KVTokens),
 		}, o)
 	}
 	alone := mooncake.Profile{Connector: mooncake.None, ChatResume: profile.ChatResume, FirstEventTimeout: profile.FirstEventTimeout}.WithDefaults()

@@ -110,7 +110,8 @@ type engines struct {
 	nameless   error  // why a prefill engine cannot be named
 	down       []string
 	frees      bool
-	prefills   int // ranks of each prefill engine; 0: one
+	prefills   int            // ranks of each prefill engine; 0: one
+	counts     *engine.Target // is asked how long prompts are; nil: none is
 
 	calls *fleet.Fleet // keeps the calls, and knows no engine
 
@@ -138,7 +139,7 @@ func (f *engines) Ranks(string) int                                             
 func (f *engines) Born(string) fleet.Birth                                       { return fleet.Birth{} }
 func (f *engines) Outlived(fleet.Birth) (gone, sure bool)                        { return f.gone, f.sure }
 func (f *engines) RejectionFrees(*fleet.Rank) bool                               { return f.frees }
-func (f *engines) AnyPrefill(string) *engine.Target                              { return nil }
+func (f *engines) AnyPrefill(string) *engine.Target                              { return f.counts }
 func (f *engines) DownSince(engine string, _ time.Time) bool                     { return slices.Contains(f.down, engine) }
 func (f *engines) Made(b fleet.Birth, _ prefill.Candidate, _ string) fleet.Birth { return b }
 
