@@ -57,6 +57,7 @@ func TestPassedThrough(t *testing.T) {
 	}{
 		{"a text is counted", "/tokenize", `{"model":"ref","prompt":"one two three"}`, `"count":3`, 0},
 		{"a chat is counted", "/tokenize", `{"model":"ref","messages":[{"role":"user","content":"one two"}],"tools":[{"type":"function","function":{"name":"f","parameters":{"properties":{"image_url":{"type":"string"}}}}}]}`, `"count":`, 0},
+		{"a message is counted", "/v1/messages/count_tokens", `{"model":"ref","system":"a b","messages":[{"role":"user","content":"c d e"}],"tools":[]}`, `"input_tokens":`, 0},
 		{"ids become text", "/detokenize", fmt.Sprintf(`{"model":"ref","tokens":[%d]}`, reftext.FirstAnswerID), `"prompt":"`, 0},
 		{"a model without a prefill engine is embedded", "/v1/embeddings", `{"model":"emb","input":"one two"}`, vector("one two"), 2},
 		{"several texts are embedded", "/v1/embeddings", `{"model":"emb","input":["one","two"]}`, vector("two"), 2},
@@ -105,7 +106,7 @@ func TestPassedThrough(t *testing.T) {
 		require.True(t, strings.HasSuffix(r.body, "data: [DONE]\n\n"))
 		require.True(t, c.receipt("streamed").Stream)
 	})
-	c.eventually("each is in the request log", func() bool { return len(c.outcomes()) >= 15 })
+	c.eventually("each is in the request log", func() bool { return len(c.outcomes()) >= 16 })
 	for _, outcome := range c.outcomes() {
 		require.Equal(t, "ok", outcome)
 	}

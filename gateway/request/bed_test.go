@@ -79,9 +79,11 @@ type setup struct {
 	profile         mooncake.Profile
 	configure       func(*config.Config, *Env)
 	route           fleet.Route
+	pins            bool                                                              // ranks behind one address heed their name at each endpoint
 	waits           bool                                                              // requests wait for a free slot; else each goes on to a rank at once
 	late            bool                                                              // decode engines may pull KV that was given away: the test says that no answer is made of it
 	gauged          bool                                                              // the gauges of decode engines are read, all the time
+	address         func(at string) string                                            // where an engine is reached instead; nil: where it is
 	front           func(w http.ResponseWriter, r *http.Request, engine http.Handler) // stands in front of each engine; nil: nothing does
 }
 
@@ -143,7 +145,7 @@ func start(t *testing.T, o setup) *bed {
 		b.engines.prefills = e.Config().DPSize
 		for rank := range b.engines.prefills {
 			c := prefill.Candidate{
-				ID: fmt.Sprintf("%s/%d", id, rank), Instance: "prefill " + id, Target: b.target(id, e.URLs()[0], o.front), Profile: &p, Models: []string{refModel}, Board: refModel, Live: true,
+				ID: fmt.Sprintf("%s/%d", id, rank), Instance: "prefill " + id, Target: b.target(id, e.URLs()[0], o), Profile: &p, Models: []string{refModel}, Board: refModel, Live: true,
 				Second: o.second == config.PreferPD, CapacityTokens: int64(o.prefill[i].KVTokens),
 			}
 			if e.Config().DPSize > 1 {
@@ -211,12 +213,13 @@ func (b *bed) ranksOf(e *refengine.Engine, like fleet.Rank, w board.Worker, o se
 		if e.Config().DPMode != "internal" {
 			at = e.URLs()[i]
 		}
-		r.Worker, r.Target = int32(len(b.workers)), b.target(name, at, o.front)
+		r.Worker, r.Target = int32(len(b.workers)), b.target(name, at, o)
 		if e.Config().DPMode == "internal" && n > 1 {
 			r.Target.Rank = i
 		}
-		r.Traffic, r.Signs = &engine.Traffic{}, engine.NewSigns()
+		r.Traffic, r.Signs, r.Pins = &engine.Traffic{}, engine.NewSigns(), o.pins
 		b.engines.ranks[r.Worker] = &r
+		w.Strays = !r.Heeds(mooncake.Responses)
 		w.ID, w.Name, w.Model, w.Slots, w.Up = r.Worker, name, r.Board, e.Config().Slots, true
 		if r.Profile.Renews() {
 			w.Beyond = b.Settings().Dispatch.Beyond
@@ -240,7 +243,7 @@ func (b *bed) engine(c refengine.Config, p *mooncake.Profile) *refengine.Engine 
 	for _, d := range []*time.Duration{&c.C0, &c.PrefillBase} {
 		*d = cmp.Or(*d, time.Millisecond)
 	}
-	c.C1, c.PrefillPerToken, c.TransferPer = 1, 1, 1
+	c.C1, c.PrefillPerToken, c.TransferPer = cmp.Or(c.C1, 1), cmp.Or(c.PrefillPerToken, 1), 1
 	c.TransferBase = max(c.TransferBase, 100*time.Microsecond)
 	c.PromptTokensDetails = true
 	e, err := refengine.Start(c)
@@ -249,10 +252,13 @@ func (b *bed) engine(c refengine.Config, p *mooncake.Profile) *refengine.Engine 
 	return e
 }
 
-func (b *bed) target(id, at string, front func(http.ResponseWriter, *http.Request, http.Handler)) *engine.Target {
+func (b *bed) target(id, at string, o setup) *engine.Target {
+	if o.address != nil {
+		at = o.address(at)
+	}
 	u, err := url.Parse(at)
 	require.NoError(b.t, err)
-	if front != nil {
+	if front := o.front; front != nil {
 		through := httputil.NewSingleHostReverseProxy(u)
 		through.Transport, through.FlushInterval, through.ErrorLog = &http.Transport{DisableKeepAlives: true}, -1, stdlog.New(io.Discard, "", 0)
 		srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { front(w, r, through) }))
