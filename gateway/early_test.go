@@ -2,12 +2,10 @@ package gateway_test
 
 import (
 	"fmt"
-	"math/rand/v2"
 	"net/url"
 	"strconv"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -106,80 +104,6 @@ func TestAPrefillEngineThatRestartsIsNamedAnew(t *testing.T) {
 }
 
 var earlyConnectors = []refengine.Connector{refengine.AscendLayerwise, refengine.SGLang, refengine.NIXLPush}
-
-// Random lives: engines fail in every way, clients leave in every phase. No answer is wrong, no id or room is used
-// twice, and nothing is held in the end.
-func TestRandomLivesOfBoundRequests(t *testing.T) {
-	t.Parallel()
-	for _, connector := range earlyConnectors {
-		t.Run(string(connector), func(t *testing.T) {
-			t.Parallel()
-			c := early(t, connector, options{
-				prefill: []refengine.Config{{PrefillConcurrency: 8, BootstrapTimeout: time.Second}, {PrefillConcurrency: 8, BootstrapTimeout: time.Second}},
-				decode:  []refengine.Config{{DPSize: 2, WaitingTimeout: time.Second}, {WaitingTimeout: time.Second}}, dirty: true,
-				configure: func(cfg *config.Config) {
-					for name, p := range cfg.Profiles {
-						p.FirstEventTimeout = time.Second
-						cfg.Profiles[name] = p
-					}
-					cfg.Limits.ProbeTimeout = 3 * time.Second
-					cfg.Bind.CallbackTimeout, cfg.Bind.Grace = 500*time.Millisecond, 500*time.Millisecond
-					cfg.Bind.Confirm = patience // on a busy machine a prefill's answer comes late
-					cfg.Prefill.Retry.Attempts = 4
-				},
-			})
-			seed := time.Now().UnixNano()
-			t.Logf("seed %d", seed)
-			r := rand.New(rand.NewPCG(uint64(seed), 0))
-			faults := func(engines []*refengine.Engine, list []refengine.Fault) {
-				for _, e := range engines {
-					var rules []refengine.Rule
-					for _, f := range list {
-						rule := refengine.Rule{Fault: f, Probability: 0.03, AfterTokens: r.IntN(5), DelayMS: r.IntN(100)}
-						if f == refengine.Reset || f == refengine.Hang {
-							rule.Phase = []string{refengine.PhaseBeforeHeaders, refengine.PhaseAfterHeaders, refengine.PhaseMidStream}[r.IntN(3)]
-						}
-						rules = append(rules, rule)
-					}
-					require.NoError(t, e.SetFaults(rules...))
-				}
-			}
-			faults(c.prefill, append([]refengine.Fault{refengine.Internal, refengine.Busy, refengine.Reset, refengine.Reject}, boundFaults[connector]...))
-			faults(c.decode, append([]refengine.Fault{refengine.Internal, refengine.Busy, refengine.Throttle, refengine.Reset, refengine.ErrorEvent, refengine.SilentEnd}, boundFaults[connector]...))
-			lives := 300
-			var wg sync.WaitGroup
-			var next atomic.Int64
-			for range 12 {
-				own := rand.New(rand.NewPCG(r.Uint64(), 0))
-				wg.Go(func() {
-					for i := next.Add(1); i <= int64(lives); i = next.Add(1) {
-						prompt := fmt.Sprintf("life %d of %s", i, strings.Repeat("words ", own.IntN(40)))
-						if own.IntN(4) > 0 {
-							c.judge(prompt, []string{`"stream":true,`, ``, `"stream":true,"n":2,"seed":5,`}[own.IntN(3)])
-							continue
-						}
-						leave, wait := c.send(chat(prompt, `"stream":true,"max_tokens":30,`))
-						time.Sleep(time.Duration(own.IntN(20)) * time.Millisecond) // its client leaves at any moment
-						leave()
-						wait()
-					}
-				})
-			}
-			wg.Wait()
-			for _, e := range append(c.prefill, c.decode...) {
-				require.NoError(t, e.SetFaults())
-			}
-			c.eventually("all is well again", func() bool { return c.judge("and now", `"stream":true,`) == "right" })
-		})
-	}
-}
-
-// boundFaults are what engines of a connector can do wrong besides.
-var boundFaults = map[refengine.Connector][]refengine.Fault{
-	refengine.AscendLayerwise: {refengine.NoCallback, refengine.CallbackTwice, refengine.CallbackLate, refengine.CallbackBadHost, refengine.CallbackShortID, refengine.CallbackNewKey, refengine.CallbackEmpty, refengine.DoneLost, refengine.FailedSent},
-	refengine.SGLang:          {refengine.PrefillAbort200, refengine.DoneLost, refengine.FailedSent, refengine.TransferFails, refengine.BootstrapSlow},
-	refengine.NIXLPush:        {refengine.DoneLost},
-}
 
 // As long as the address of a prefill engine that pushes is not known, its requests are bound after their prefill. Their KV
 // has a lease then, like that of any hand-off: they wait for a slot in the decode engine's own queue, which renews it.

@@ -5,7 +5,6 @@ import (
 	"io"
 	"net/http"
 	"strings"
-	"testing"
 
 	"github.com/stretchr/testify/require"
 )
@@ -41,20 +40,4 @@ func (c *cluster) sendTo(path, body string) (leave, wait func()) {
 	}
 	c.Cleanup(func() { leave(); wait() })
 	return leave, wait
-}
-
-// A client that is served by a connection of its own leaves between requests:
-// nothing of it may reach the engine's connection, which is another's by then.
-func TestLateLeaversHarmNobody(t *testing.T) {
-	t.Parallel()
-	c := start(t, options{})
-	for range 50 {
-		own := &http.Transport{}
-		resp, err := (&http.Client{Transport: own}).Post(c.url+chatPath, "application/json", strings.NewReader(chat("x", `"max_tokens":2,`)))
-		require.NoError(t, err)
-		require.Equal(t, 200, resp.StatusCode)
-		require.NoError(t, resp.Body.Close())
-		own.CloseIdleConnections()
-		require.Equal(t, 200, c.post(chatPath, chat("y", `"max_tokens":2,`)).status)
-	}
 }

@@ -2,14 +2,8 @@ package gateway_test
 
 import (
 	"fmt"
-	"net/http"
-	"testing"
-
-	"github.com/stretchr/testify/require"
 
 	"evenkeel/bench/lab/refengine"
-	"evenkeel/bench/lab/reftext"
-	"evenkeel/gateway/openai/answertest"
 )
 
 const messagesPath = "/v1/messages"
@@ -30,18 +24,4 @@ func takesMessages(o options) options {
 		}
 	}
 	return o
-}
-
-// handedOff holds that a whole message, the first answer to its prompt, went through both engines and is right.
-func handedOff(t *testing.T, r reply, prompt string) {
-	t.Helper()
-	key := reftext.OfUser(prompt).Answer
-	require.Equal(t, http.StatusOK, r.status, r.body)
-	require.Equal(t, "disaggregated", r.header.Get("X-Evenkeel-Route"))
-	require.NotContains(t, r.body, "kv_transfer_params")
-	got := answertest.ReadWholeMessage(t, r.body)
-	wholeText(t, key, got.Text())
-	require.Equal(t, "end_turn", got.Stop)
-	require.Equal(t, model, got.Model)
-	require.Equal(t, answertest.Spent{Input: 300, Output: reftext.NaturalLength(key)}, got.Usage)
 }

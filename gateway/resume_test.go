@@ -3,17 +3,11 @@ package gateway_test
 import (
 	"encoding/json"
 	"strings"
-	"sync"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"evenkeel/bench/lab/refengine"
-	"evenkeel/bench/lab/reftext"
-	"evenkeel/gateway/config"
-	"evenkeel/internal/race"
-	"evenkeel/mooncake"
 )
 
 // seamless is what a client reads of an answer's parts.
@@ -64,50 +58,3 @@ var (
 	slow    = refengine.Rule{Fault: refengine.Slow, DelayMS: 120, Tokens: 6, Leg: refengine.LegDecode}
 	halting = refengine.Rule{Fault: refengine.Slow, DelayMS: 250, Leg: refengine.LegDecode}
 )
-
-// A decode engine dies under 200 streams. All go on, to the last token.
-func TestADecodeEngineDiesUnderManyStreams(t *testing.T) {
-	t.Parallel()
-	// What the one that dies has begun is far from its end.
-	dies, lives := refengine.Config{Slots: 128, DPSize: 2, C0: time.Second}, refengine.Config{Slots: 256, DPSize: 2, C0: 5 * time.Millisecond}
-	c := start(t, options{
-		decode: []refengine.Config{dies, lives}, dirty: true, profile: mooncake.Profile{ChatResume: mooncake.ChatResumeVLLM},
-		configure: func(cfg *config.Config) {
-			cfg.Pool.Size, cfg.Dispatch.Policy = 1024, "prr"
-			cfg.Prefill.Retry.Base = 50 * time.Millisecond // three attempts must outlast the news that the engine is down
-		},
-	})
-	c.allUp()
-	streams := 200
-	if race.Enabled {
-		streams = 100
-	}
-	var wg sync.WaitGroup
-	t.Cleanup(wg.Wait) // they fail the test, so they end before it
-	for i := range streams {
-		wg.Go(func() {
-			prompt := reftext.MakePrompt(uint64(i), 50)
-			path, body := completionPath, completion(prompt, `"stream":true,"max_tokens":300,`)
-			if i%2 == 1 {
-				path, body = chatPath, chat(prompt, `"stream":true,`)
-			}
-			p, err := reftext.Render(i%2 == 1, []byte(body))
-			if err != nil {
-				t.Error(err)
-				return
-			}
-			r := c.post(path, body)
-			got := read(t, r.body)
-			if n, err := reftext.Check(p.Answer, 0, got.text[0]); r.status != 200 || got.fail != "" || err != nil || n != reftext.NaturalLength(p.Answer) {
-				t.Errorf("%s: %d %s, %d tokens of %d, %v", path, r.status, got.fail, n, reftext.NaturalLength(p.Answer), err)
-			}
-		})
-	}
-	c.eventually("many have begun there", func() bool {
-		dispatched := c.decodes()
-		return c.metric("evenkeel_ttft_seconds_count") >= float64(dispatched) && c.decode[0].Stats().Running > int64(streams/8)
-	})
-	c.decode[0].Kill()
-	wg.Wait()
-	require.Positive(t, c.metric(`evenkeel_decode_losses_total{tier="1"}`))
-}
