@@ -4,10 +4,8 @@ import (
 	"fmt"
 	"net/url"
 	"strconv"
-	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -104,48 +102,3 @@ func TestAPrefillEngineThatRestartsIsNamedAnew(t *testing.T) {
 }
 
 var earlyConnectors = []refengine.Connector{refengine.AscendLayerwise, refengine.SGLang, refengine.NIXLPush}
-
-// As long as the address of a prefill engine that pushes is not known, its requests are bound after their prefill. Their KV
-// has a lease then, like that of any hand-off: they wait for a slot in the decode engine's own queue, which renews it.
-func TestAHandOffOfAPushHasALease(t *testing.T) {
-	t.Parallel()
-	const lease = 8 * time.Second
-	c := early(t, refengine.NIXLPush, options{
-		dirty:   true, // a machine that stands still at a deadline loses a hand-off, not an answer
-		prefill: []refengine.Config{{KVHoldTimeout: lease}, {KVHoldTimeout: lease}}, decode: []refengine.Config{{Slots: 1, KVHoldTimeout: lease}},
-		profile:   mooncake.Profile{KVHoldTimeout: lease},
-		configure: func(cfg *config.Config) { cfg.Dispatch.Beyond, cfg.Prefill.Policy = 4, "round-robin" },
-	})
-	c.allUp()
-	leave := c.endless() // tells where one of the prefill engines is reached
-	got := c.judging(strings.Repeat("waits ", 300), streamed)
-	c.eventually("it is in the decode engine's queue", func() bool { return c.sum("evenkeel_rank_beyond_slots") > 0 })
-	time.Sleep(lease + time.Second) // beyond the lease: that is what is tested
-	require.Positive(t, c.prefill[0].Stats().Renewals+c.prefill[1].Stats().Renewals)
-	leave()
-	require.Equal(t, "right", <-got)
-	require.EqualValues(t, 2, c.prefill[0].Stats().Pulls+c.prefill[1].Stats().Pulls)
-	require.Zero(t, c.sum("evenkeel_bind_orphan_tokens"))
-}
-
-// A prefill engine that broke off may have written: no other one goes on for the same decode leg, whose blocks may be
-// lost.
-func TestNoSecondPrefillForABrokenOne(t *testing.T) {
-	t.Parallel()
-	c := early(t, refengine.AscendLayerwise, options{prefill: []refengine.Config{{}}, decode: []refengine.Config{{}, {}}, dirty: true})
-	require.NoError(t, c.prefill[0].SetFaults(refengine.Rule{Fault: refengine.Reset, Count: 1}))
-	require.Equal(t, "right", c.judge("one two three", streamed))
-	decodes, lost := int64(0), 0.0
-	for _, d := range c.decode {
-		s := d.Stats()
-		decodes += s.Decodes
-		require.Zero(t, s.MixedPushes)
-	}
-	require.EqualValues(t, 2, decodes)
-	c.eventually("the blocks are kept on the rank's account", func() bool { lost = c.sum("evenkeel_bind_orphan_tokens"); return lost > 0 })
-	for _, d := range c.decode {
-		d.Kill()
-		require.NoError(t, d.Revive())
-	}
-	c.eventually("another process has its blocks back", func() bool { return c.sum("evenkeel_bind_orphan_tokens") == 0 })
-}
