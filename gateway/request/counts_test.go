@@ -10,6 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"evenkeel/bench/lab/reftext"
 	"evenkeel/gateway/config"
 	"evenkeel/mooncake"
 )
@@ -157,4 +158,17 @@ func TestAGuessedCountEndsNoAnswer(t *testing.T) {
 	require.Equal(t, 15, strings.Count(string(rest), `"text":"x"`), "14 of the first engine's, and one of the second's")
 	require.EqualValues(t, 3, u.calls.Load())
 	b.settle()
+}
+
+// Events that arrive together are heard as one step: on a busy machine a short answer may not be enough.
+func TestTheBoardHearsTheStepsOfItsEngines(t *testing.T) {
+	t.Parallel()
+	b := start(t, setup{waits: true})
+	seed := uint64(3)
+	b.eventually("steps are heard", func() bool {
+		seed++
+		require.Equal(t, "right", b.judge(reftext.MakePrompt(seed, 40), `"stream":true,`))
+		return b.metric(t, "evenkeel_step_seconds", "") > 5
+	})
+	b.clean()
 }

@@ -195,3 +195,76 @@ func TestOneCallerWhosePrefixOneRankHolds(t *testing.T) {
 		})
 	}
 }
+
+// sum is what the values of a histogram add up to.
+func (b *bed) sum(name string) float64 {
+	b.t.Helper()
+	all, err := b.registry.Gather()
+	require.NoError(b.t, err)
+	for _, family := range all {
+		if family.GetName() == name {
+			return family.GetMetric()[0].GetHistogram().GetSampleSum()
+		}
+	}
+	b.t.Fatalf("no histogram %s", name)
+	return 0
+}
+
+// Whom the default policy holds for a round on ranks that prefill and decode: no client that asks alone, but many that ask together, and
+// none with patience 0. The log says for how long; on a machine with two idle cores 0.1 to 0.6 ms beside two answers, and 13 to 15 ms
+// among 24 users.
+func TestWhoIsHeldForARound(t *testing.T) {
+	t.Parallel()
+	begin := func(t *testing.T, policy string) (b *bed, asks func(client, n int), held func(name string, load func()) float64) {
+		b = start(t, setup{
+			mixed: []refengine.Config{{DPSize: 4, Slots: 8, C0: 5e6, PrefillPerToken: 50e3, PrefillShared: 100e3, MaxBatchedTokens: 512}}, waits: true,
+			configure: func(c *config.Config, _ *Env) {
+				c.Dispatch.Policy, c.Dispatch.Window = policy, config.Default().Dispatch.Window
+				c.Dispatch.TickLimit = time.Minute // on a busy machine no other policy stands in
+			},
+		})
+		asks = func(client, n int) {
+			for i := range n {
+				prompt := reftext.MakePrompt(uint64(1000*client+i), 200+100*(client*7+i*3)%1200)
+				require.Equal(t, http.StatusOK, b.post(mooncake.Chat.Path(), talk(`"stream":true,"max_tokens":24,`, prompt)).status)
+			}
+		}
+		held = func(name string, load func()) float64 {
+			const hold = "evenkeel_round_hold_seconds"
+			sum, n := b.sum(hold), b.metric(t, hold, "")
+			load()
+			placed := b.metric(t, hold, "") - n
+			require.Positive(t, placed)
+			mean := (b.sum(hold) - sum) / placed
+			t.Logf("%s: %.0f requests were held for %.2f ms in the mean", name, placed, 1000*mean)
+			return mean
+		}
+		return b, asks, held
+	}
+	crowd := func(asks func(client, n int), n int) {
+		var all sync.WaitGroup
+		for i := range 24 {
+			all.Go(func() { asks(3+i, n) })
+		}
+		all.Wait()
+	}
+	t.Run("with patience", func(t *testing.T) {
+		t.Parallel()
+		b, asks, held := begin(t, "evenkeel")
+		require.Zero(t, held("one at a time", func() { asks(1, 6) }))
+		held("one at a time, beside two answers", func() {
+			for range 2 {
+				defer b.endless()()
+			}
+			asks(2, 6)
+		})
+		require.Positive(t, held("24 users", func() { crowd(asks, 3) }))
+		b.settle()
+	})
+	t.Run("without patience", func(t *testing.T) {
+		t.Parallel()
+		b, asks, held := begin(t, "evenkeel:patience=0")
+		require.Zero(t, held("24 users with patience 0", func() { crowd(asks, 2) }))
+		b.settle()
+	})
+}
